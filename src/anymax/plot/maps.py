@@ -16,13 +16,14 @@ import numpy as np
 
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
+from .._core.options import spelled
 from .._core.typing import AnyArray, Numbers
 from ..functional import apply
 from ..inspection import jacobian as _jacobian
 from ..losses.verbs import fenchel_young, nll
 from ..mappings import Entmax, NormMax, PerturbMax, Sigsoftmax, Softmax, Sparsemax, Taylor
 from . import style
-from .style import DASHES, DIVERGING, MARKERS, SEQUENTIAL
+from .style import DASHES, DIVERGING, MARKERS, SEQUENTIAL, every_picture
 from .words import title
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def _classes(others: tuple[float, ...]) -> str:
     return f"{words[len(others) - 1]} classes"
 
 
+@spelled(every_picture)
 def curves(mappings: Maps | None = None, *, t: AnyArray | Numbers | None = None, ax: Axes | None = None) -> Axes:
     """The probability of the first of two classes with the scores (t, 0), as curves over t.
 
@@ -129,13 +131,6 @@ def curves(mappings: Maps | None = None, *, t: AnyArray | Numbers | None = None,
         A map or its name, or a list of them; seven usual ones by default.
     t
         The scores of the first class, ascending; 801 from -4 to 4 by default.
-    ax
-        The matplotlib Axes to draw on; new ones by default.
-
-    Returns
-    -------
-    Axes
-        The Axes.
 
     Examples
     --------
@@ -160,6 +155,7 @@ def curves(mappings: Maps | None = None, *, t: AnyArray | Numbers | None = None,
     return style.tidy(ax, len(maps))
 
 
+@spelled(every_picture)
 def bars(mappings: Maps | None = None, x: AnyArray | Numbers | None = None, *, ax: Axes | None = None) -> Axes:
     """The probabilities that maps give to one row of scores, as bars side by side; each exact zero is written as 0.
 
@@ -171,13 +167,6 @@ def bars(mappings: Maps | None = None, x: AnyArray | Numbers | None = None, *, a
         A map or its name, or a list of them; softmax, entmax 1.5 and sparsemax by default.
     x
         The scores, one row of them; (2, 1.4, 0.6, -1) by default.
-    ax
-        The matplotlib Axes to draw on; new ones by default.
-
-    Returns
-    -------
-    Axes
-        The Axes.
 
     Examples
     --------
@@ -205,6 +194,7 @@ def bars(mappings: Maps | None = None, x: AnyArray | Numbers | None = None, *, a
     return style.tidy(ax, len(maps))
 
 
+@spelled(every_picture)
 def losses(
     mappings: Maps | None = None,
     *,
@@ -229,13 +219,6 @@ def losses(
     scaled
         Divide each loss by its value at t = 0, so that all meet there; the sparsemax loss then lies on the modified Huber
         loss, and that of softmax on the logistic loss.
-    ax
-        The matplotlib Axes to draw on; new ones by default.
-
-    Returns
-    -------
-    Axes
-        The Axes.
 
     Examples
     --------
@@ -299,6 +282,7 @@ def _lead_loss(mapping: Mapping, others: tuple[float, ...]) -> Callable[[np.ndar
 SMALLEST_REGION = 0.005  # share of the picture: a smaller region is only a line, and gets no label
 
 
+@spelled(every_picture)
 def simplex(mapping: Mapping | str, *, extent: float = 3.0, resolution: int = 301, ax: Axes | None = None) -> Axes:
     """The largest of three probabilities over the plane of scores that sum to 0, in its true geometry.
 
@@ -313,13 +297,6 @@ def simplex(mapping: Mapping | str, *, extent: float = 3.0, resolution: int = 30
         How far the plane reaches from its centre.
     resolution
         The number of points along each side.
-    ax
-        The matplotlib Axes to draw on; new ones by default.
-
-    Returns
-    -------
-    Axes
-        The Axes.
 
     Examples
     --------
@@ -376,6 +353,7 @@ def _inside(plane: np.ndarray, region: np.ndarray) -> np.ndarray:
     return points[np.argmax(points[:, 0] - 2.0 * np.abs(points[:, 1]))]
 
 
+@spelled(every_picture)
 def jacobian(
     mapping: Mapping | str, x: AnyArray | Numbers, *, bound: float | None = None, ax: Axes | None = None
 ) -> Axes:
@@ -392,13 +370,6 @@ def jacobian(
     bound
         The absolute value with the darkest colour, so that several pictures can share one scale; by default the largest in
         this picture.
-    ax
-        The matplotlib Axes to draw on; new ones by default.
-
-    Returns
-    -------
-    Axes
-        The Axes.
 
     Examples
     --------

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._core.options import spelled
 from .._core.typing import AnyArray, Numbers
 from . import style
-from .style import COLOURS, DASHES
+from .style import COLOURS, DASHES, every_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,6 +80,7 @@ def attention(
     return ax
 
 
+@spelled(every_picture)
 def support_histogram(p: AnyArray | Numbers | dict[str, Any], *, ax: Axes | None = None) -> Axes:
     """How many rows have 1, 2, 3, ... probabilities above 0, as bars.
 
@@ -89,13 +91,6 @@ def support_histogram(p: AnyArray | Numbers | dict[str, Any], *, ax: Axes | None
     ----------
     p
         Probabilities [..., classes]; or a dict of name: probabilities, for bars side by side.
-    ax
-        The matplotlib Axes to draw on; new ones by default.
-
-    Returns
-    -------
-    Axes
-        The Axes.
 
     Examples
     --------
@@ -128,6 +123,7 @@ def support_histogram(p: AnyArray | Numbers | dict[str, Any], *, ax: Axes | None
     return style.tidy(ax, len(sizes))
 
 
+@spelled(every_picture)
 def calibration(
     p: AnyArray | Numbers, y: AnyArray | Sequence[int], *, bins: int = 10, name: str = "", ax: Axes | None = None
 ) -> Axes:
@@ -146,13 +142,6 @@ def calibration(
         The number of equal intervals from 0 to 1 for the confidences.
     name
         The name of the model, for the title.
-    ax
-        The matplotlib Axes to draw on; new ones by default.
-
-    Returns
-    -------
-    Axes
-        The Axes.
 
     Examples
     --------

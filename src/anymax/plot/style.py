@@ -115,3 +115,18 @@ def legend(ax: Axes, entries: int) -> None:
         loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=place, ncols=columns, fontsize="small",
         frameon=False, handlelength=2.6, columnspacing=1.2, labelspacing=0.3, borderaxespad=0.2,
     )  # fmt: skip
+
+
+def every_picture(*, ax: Any = None) -> None:
+    """The parameter and the result that all pictures share; read by `spelled`, and never called.
+
+    Parameters
+    ----------
+    ax
+        The matplotlib Axes to draw on; new ones by default.
+
+    Returns
+    -------
+    Axes
+        The Axes.
+    """

@@ -28,7 +28,7 @@ from .._array import (
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
-from .._core.options import answering
+from .._core.options import answering, spelled
 from .._core.rows import prepare
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, Numbers
@@ -37,6 +37,7 @@ from .._random.noises import draw
 from ..likelihood.terms import log_p_rows
 from ..mappings import Softmax
 from ..transforms.base import put_through, transforms_of
+from .results import every_sampler
 
 
 class TopK(NamedTuple):
@@ -57,6 +58,7 @@ class Accepted(NamedTuple):
 
 
 @answering(logits="x")
+@spelled(every_sampler)
 def topk_log_prob(
     mapping: Mapping | str,
     x: AnyArray | Numbers,
@@ -75,17 +77,11 @@ def topk_log_prob(
     ----------
     mapping
         The map, such as `Softmax()`, or its name, such as "softmax".
-    x
-        The scores; -inf masks a class.
     k
         How many classes to return, from 1 to the number of classes.
     transform
         is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function. Those
         of `anymax.transforms` work along `axis`, whichever it is.
-    axis, dim
-        The axis of the classes, the last by default.
-    mask
-        Boolean, broadcastable to x, True = keep; applied before the transforms.
 
     Returns
     -------
@@ -110,6 +106,7 @@ def topk_log_prob(
 
 
 @answering(logits="x", key="generator")
+@spelled(every_sampler)
 def gumbel_topk(
     x: AnyArray | Numbers,
     k: int,
@@ -128,20 +125,12 @@ def gumbel_topk(
 
     Parameters
     ----------
-    x
-        The scores; -inf masks a class.
     k
         How many classes to draw, from 1 to the number of classes.
     mapping
         The map, or its name; softmax by default.
     transform
         is applied to the scores first, as in `sample`.
-    generator
-        A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
-    axis, dim
-        The axis of the classes, the last by default.
-    mask
-        Boolean, broadcastable to x, True = keep; applied before the transforms.
 
     Returns
     -------

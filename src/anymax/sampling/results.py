@@ -1,4 +1,4 @@
-"""What `sample` returns beside the classes: their log p, and the classes that could be drawn."""
+"""What samplers share: the log p and the support that `sample` returns, and the documentation of their parameters."""
 
 from __future__ import annotations
 
@@ -46,3 +46,19 @@ def support_of(p: Array, xp: Namespace) -> Support:
     size = xp.sum(xp.astype(keep, ids.dtype), axis=-1, dtype=ids.dtype)
     place = {"device": p.device} if is_torch(p) else {}
     return Support(ids, xp.concat([xp.zeros((1,), dtype=ids.dtype, **place), running_sum(size, xp)]))
+
+
+def every_sampler(x: Any, *, axis: Any = None, dim: Any = None, mask: Any = None, generator: Any = None) -> None:
+    """The parameters that samplers share; read by `spelled`, and never called.
+
+    Parameters
+    ----------
+    x
+        The scores; -inf masks a class.
+    axis, dim
+        The axis of the classes, the last by default.
+    mask
+        Boolean, broadcastable to x, True = keep; applied before the transforms.
+    generator
+        A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
+    """

@@ -37,7 +37,7 @@ from .._array import (
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
-from .._core.options import answering
+from .._core.options import answering, spelled
 from .._core.rows import prepare
 from .._core.separable import Separable
 from .._core.shards import refuse as refuse_sharded
@@ -51,7 +51,7 @@ from ..mappings import Softmax
 from ..transforms import noise as noisy
 from ..transforms import temperature as tempered
 from ..transforms.base import cut_and_full, read_steps, transforms_of
-from .results import Sample, support_of
+from .results import Sample, every_sampler, support_of
 
 
 @overload
@@ -73,6 +73,7 @@ def gumbel_max(
     num_samples: int | None = None,
 ) -> ArrayT: ...
 @answering(logits="x", key="generator")
+@spelled(every_sampler)
 def gumbel_max(
     x: Any,
     *,
@@ -87,12 +88,6 @@ def gumbel_max(
 
     Parameters
     ----------
-    x
-        The scores; -inf masks a class.
-    generator
-        A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
-    axis, dim
-        The axis of the classes, the last by default.
     num_samples
         How many to draw from each row, as a new first axis.
 
@@ -133,6 +128,7 @@ def perturb_argmax(
     num_samples: int | None = None,
 ) -> ArrayT: ...
 @answering(logits="x", key="generator")
+@spelled(every_sampler)
 def perturb_argmax(
     x: Any,
     noise: str | Noise = "normal",
@@ -149,16 +145,10 @@ def perturb_argmax(
 
     Parameters
     ----------
-    x
-        The scores; -inf masks a class.
     noise
         "gumbel", "normal", "logistic", "laplace", "exponential", "uniform" on [0, 1], or your own `Noise`.
     scale
         The factor of the noise, a number of at least 0.
-    generator
-        A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
-    axis, dim
-        The axis of the classes, the last by default.
     num_samples
         How many to draw from each row, as a new first axis.
 
@@ -192,6 +182,7 @@ def perturb_argmax(
 
 
 @answering({"eps": "leave it out"}, logits="x", tau="temperature", key="generator")
+@spelled(every_sampler)
 def gumbel_softmax(
     x: ArrayT | Numbers,
     temperature: Parameter = 1.0,
@@ -209,18 +200,12 @@ def gumbel_softmax(
 
     Parameters
     ----------
-    x
-        The scores; -inf masks a class.
     temperature
         A number of at least 0, or an array with one value per row; 0 is one-hot with gradient 0.
     hard
         Return the one-hot vector of the sample's largest entry, with the gradient of the relaxed sample (straight-through).
         For a map with an upper bound on probabilities, the largest entries get the bound until the sum is reached: with
         `Budget(k)` the k largest are 1.
-    generator
-        A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
-    axis, dim
-        The axis of the classes, the last by default.
     mapping
         The map, or its name; softmax by default.
 
@@ -324,6 +309,7 @@ def sample(
     return_support: Literal[True],
 ) -> Sample: ...
 @answering(logits="x", key="generator")
+@spelled(every_sampler)
 def sample(
     mapping: Mapping | str,
     x: Any,
@@ -347,8 +333,6 @@ def sample(
     ----------
     mapping
         The map, such as `Softmax()`, or its name, such as "softmax".
-    x
-        The scores; -inf masks a class.
     transform
         is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function. Those
         of `anymax.transforms` work along `axis`, whichever it is.
@@ -359,10 +343,6 @@ def sample(
         how many are drawn).
     num_samples
         How many to draw from each row, independently, as a new first axis.
-    axis, dim
-        The axis of the classes, the last by default.
-    mask
-        Boolean, broadcastable to x, True = keep; applied before the transforms.
     return_log_prob
         Also return `log_prob` and `full_log_prob` of the classes that were drawn. `log_prob` is over the classes that the
         transform keeps. vLLM calls it processed; a trainer that uses the same support needs it in its importance ratio.

@@ -136,6 +136,21 @@ class Transform(ABC):
         return hash(self._key())
 
 
+def every_transform(*, axis: int | None = None, dim: int | None = None) -> None:
+    """The parameters and the result that all transforms share; read by `spelled`, and never called.
+
+    Parameters
+    ----------
+    axis, dim
+        The axis of the classes, the last by default.
+
+    Returns
+    -------
+    Transform
+        A function scores -> scores.
+    """
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class Composed:
     """Transforms in sequence, applied from left to right.

@@ -25,12 +25,14 @@ from .._array import (
     total,
     upcast,
 )
+from .._core.options import spelled
 from .._core.typing import ArrayT, Numbers, Parameter
 from .._random.generators import listed
 from .._random.noises import Noise, draw, find
-from .base import Transform, cast, check_range, masked, on_kept
+from .base import Transform, cast, check_range, every_transform, masked, on_kept
 
 
+@spelled(every_transform)
 def temperature(T: Parameter, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """`x / T`: T > 1 flattens the distribution, T < 1 sharpens it.
 
@@ -42,13 +44,6 @@ def temperature(T: Parameter, *, axis: int | None = None, dim: int | None = None
         A number of at least 0, or an array with one value per row: [..., 1]. T = 0 is the limit, argmax: the largest scores
         become 1 and the others are masked, so that every map gives equal shares to the largest; the gradient is 0. With an
         infinite T all scores that are not masked become 0.
-    axis, dim
-        The axis of the classes, the last by default.
-
-    Returns
-    -------
-    Transform
-        A function scores -> scores.
 
     Examples
     --------
@@ -86,6 +81,7 @@ def _largest(x: Array, xp: Namespace) -> Array:
     return xp.where(poisoned, x, out)
 
 
+@spelled(every_transform)
 def scalable(
     beta: Parameter = 1.0,
     gamma: Parameter = 1.0,
@@ -112,13 +108,6 @@ def scalable(
     n
         The length, at least 1; by default the number of entries that are not masked: under a causal mask the keys that the
         query sees.
-    axis, dim
-        The axis of the classes, the last by default.
-
-    Returns
-    -------
-    Transform
-        A function scores -> scores.
 
     Examples
     --------
@@ -148,6 +137,7 @@ def _grown(n: float, gamma: Any) -> Any:
     return math.log(n) ** gamma if n > 1 else 0.0
 
 
+@spelled(every_transform)
 def mask(keep: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """-inf where `keep` is False, so that every map gives these entries probability 0.
 
@@ -157,13 +147,6 @@ def mask(keep: Any, *, axis: int | None = None, dim: int | None = None) -> Trans
     ----------
     keep
         A boolean array or list that broadcasts to the scores, True = keep the entry.
-    axis, dim
-        The axis of the classes, the last by default.
-
-    Returns
-    -------
-    Transform
-        A function scores -> scores.
 
     Examples
     --------
@@ -184,6 +167,7 @@ class _Mask(Transform):
         return masked(x, keep, xp)
 
 
+@spelled(every_transform)
 def prior(
     log_p: Parameter | Numbers | None = None,
     scale: Parameter | Numbers | None = None,
@@ -201,13 +185,6 @@ def prior(
         is added to the scores: a number, or an array or list that broadcasts to them; -inf masks a class.
     scale
         Multiplies the scores: a number, or an array or list that broadcasts to them.
-    axis, dim
-        The axis of the classes, the last by default.
-
-    Returns
-    -------
-    Transform
-        A function scores -> scores.
 
     Examples
     --------
@@ -235,6 +212,7 @@ class _Prior(Transform):
         return on_kept(x, move, xp)
 
 
+@spelled(every_transform)
 def normalize(
     kind: Literal["l1", "l2", "max", "standard"] = "l2", *, axis: int | None = None, dim: int | None = None
 ) -> Transform:
@@ -248,13 +226,6 @@ def normalize(
         What to divide by: "l1" is `sum |x|`, "l2" is `sqrt(sum x^2)`. "max" is the largest score if it is positive. If not,
         dividing by it would reverse the order (or divide by 0), so the row is divided by its largest absolute value.
         "standard" gives `(x - mean) / deviation`, with the population deviation (division by the number of entries).
-    axis, dim
-        The axis of the classes, the last by default.
-
-    Returns
-    -------
-    Transform
-        A function scores -> scores.
 
     Examples
     --------
@@ -362,6 +333,7 @@ def _unit(x: Array, eps: float, xp: Namespace) -> Array:
     return xp.where(long, z / norm, x / eps)
 
 
+@spelled(every_transform)
 def noise(
     kind: str | Noise = "gumbel",
     scale: Parameter = 1.0,
@@ -383,13 +355,6 @@ def noise(
     generator
         A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch. A
         NumPy or torch generator advances with each call; a JAX key or an integer seed gives the same noise in each call.
-    axis, dim
-        The axis of the classes, the last by default.
-
-    Returns
-    -------
-    Transform
-        A function scores -> scores.
 
     Examples
     --------

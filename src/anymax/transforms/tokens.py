@@ -26,10 +26,12 @@ from .._array import (
     pick_axis,
     positions,
 )
+from .._core.options import spelled
 from .._core.typing import Parameter
-from .base import Transform, check_range, native, on_kept
+from .base import Transform, check_range, every_transform, native, on_kept
 
 
+@spelled(every_transform)
 def repetition_penalty(
     tokens: Any,
     penalty: Parameter = 1.0,
@@ -58,11 +60,6 @@ def repetition_penalty(
         What a class loses each time that it came; a number, or an array with one value per row.
     axis, dim
         The axis of the classes, the last by default. Tokens are always along their last axis.
-
-    Returns
-    -------
-    Transform
-        A function scores -> scores.
 
     Examples
     --------
@@ -109,6 +106,7 @@ class _RepetitionPenalty(Transform):
         return on_kept(x, move, xp)
 
 
+@spelled(every_transform)
 def logit_bias(bias: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Add a bias to some or all of the scores.
 
@@ -118,13 +116,6 @@ def logit_bias(bias: Any, *, axis: int | None = None, dim: int | None = None) ->
     ----------
     bias
         A dict class -> bias, or an array that broadcasts to the scores, such as [classes]. -inf masks a class.
-    axis, dim
-        The axis of the classes, the last by default.
-
-    Returns
-    -------
-    Transform
-        A function scores -> scores.
 
     Examples
     --------

@@ -19,10 +19,11 @@ from .._array import (
     top,
     total,
 )
+from .._core.options import spelled
 from .._core.typing import Parameter
 from .._random.generators import listed, uniform
 from .._random.truncation import cutoff_keep, topk_keep, topp_keep, typical_keep, xtc_keep
-from .base import Transform, check_range, masked
+from .base import Transform, check_range, every_transform, masked
 
 _MASS = "above 0 and at most 1"
 _INSIDE = "above 0 and below 1"
@@ -42,6 +43,7 @@ class Truncation(Transform):
         return masked(x, self.keep(x, xp, *args, **params), xp)
 
 
+@spelled(every_transform)
 def topk(k: int, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep exactly the k largest scores and mask the others; keep all if there are fewer than k.
 
@@ -53,13 +55,6 @@ def topk(k: int, min_keep: int = 1, *, axis: int | None = None, dim: int | None 
         How many scores to keep, at least 1. Among equal scores the first are kept.
     min_keep
         Keep at least this many, even if k is smaller.
-    axis, dim
-        The axis of the classes, the last by default.
-
-    Returns
-    -------
-    Transform
-        A function scores -> scores.
 
     Examples
     --------
@@ -81,6 +76,7 @@ class _TopK(Truncation):
         return topk_keep(x, k, xp)
 
 
+@spelled(every_transform)
 def topp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the nucleus: the fewest largest scores whose softmax mass reaches p, at least one.
 
@@ -93,13 +89,6 @@ def topp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int |
         at the edge the first are kept.
     min_keep
         Keep at least this many of the largest.
-    axis, dim
-        The axis of the classes, the last by default.
-
-    Returns
-    -------
-    Transform
-        A function scores -> scores.
 
     Examples
     --------
@@ -118,6 +107,7 @@ class _TopP(Truncation):
         return topp_keep(x, p, xp, min_keep)
 
 
+@spelled(every_transform)
 def minp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the scores whose softmax probability is at least p times the largest: `x >= max x + log p`.
 
@@ -130,13 +120,6 @@ def minp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int |
         The share of the largest probability, above 0 and at most 1, or an array with one value per row: [..., 1].
     min_keep
         Keep at least this many of the largest; among equal scores the first.
-    axis, dim
-        The axis of the classes, the last by default.
-
-    Returns
-    -------
-    Transform
-        A function scores -> scores.
 
     Examples
     --------
@@ -158,6 +141,7 @@ class _MinP(Truncation):
         return keep if min_keep == 1 else keep | topk_keep(y, min_keep, xp)
 
 
+@spelled(every_transform)
 def topnsigma(n: Parameter, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the scores within n standard deviations of the largest: `x >= max x - n std x`.
 
@@ -168,13 +152,6 @@ def topnsigma(n: Parameter, *, axis: int | None = None, dim: int | None = None) 
     n
         How many deviations, at least 0, or an array with one value per row: [..., 1]. The standard deviation is the
         population one of the entries that are not masked (division by their number).
-    axis, dim
-        The axis of the classes, the last by default.
-
-    Returns
-    -------
-    Transform
-        A function scores -> scores.
 
     Examples
     --------
@@ -204,6 +181,7 @@ class _TopNSigma(Truncation):
         return ~(z < -(stop_gradient(n) * deviation)) | poisoned
 
 
+@spelled(every_transform)
 def typical(mass: Parameter = 0.9, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the typical classes: the fewest with -log p nearest to the entropy of the row whose softmax mass reaches `mass`.
 
@@ -216,13 +194,6 @@ def typical(mass: Parameter = 0.9, min_keep: int = 1, *, axis: int | None = None
         at the edge are equally near, all of them are kept.
     min_keep
         Keep at least this many of the nearest.
-    axis, dim
-        The axis of the classes, the last by default.
-
-    Returns
-    -------
-    Transform
-        A function scores -> scores.
 
     Examples
     --------
@@ -242,6 +213,7 @@ class _Typical(Truncation):
         return typical_keep(x, mass, xp, min_keep)
 
 
+@spelled(every_transform)
 def epsilon_cutoff(
     epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None
 ) -> Transform:
@@ -256,13 +228,6 @@ def epsilon_cutoff(
         0.0009.
     min_keep
         Keep at least this many of the largest, and all that equal the last of these, so that a flat row stays whole.
-    axis, dim
-        The axis of the classes, the last by default.
-
-    Returns
-    -------
-    Transform
-        A function scores -> scores.
 
     Examples
     --------
@@ -282,6 +247,7 @@ class _EpsilonCutoff(Truncation):
         return cutoff_keep(x, epsilon, xp, min_keep)
 
 
+@spelled(every_transform)
 def eta(epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the classes whose softmax probability is at least `min(epsilon, sqrt(epsilon) exp(-entropy))`.
 
@@ -293,13 +259,6 @@ def eta(epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: 
         A number above 0 and below 1, or an array with one value per row: [..., 1]; usually 0.0003 to 0.002.
     min_keep
         Keep at least this many of the largest, and all that equal the last of these.
-    axis, dim
-        The axis of the classes, the last by default.
-
-    Returns
-    -------
-    Transform
-        A function scores -> scores.
 
     Examples
     --------
@@ -319,6 +278,7 @@ class _Eta(Truncation):
         return cutoff_keep(x, epsilon, xp, min_keep, by_entropy=True)
 
 
+@spelled(every_transform)
 def xtc(
     threshold: Parameter = 0.1,
     probability: Parameter = 0.5,
@@ -344,13 +304,6 @@ def xtc(
         Row i, in C order, is changed if the i-th number from it is at most `probability`. A sampler with the same seed uses
         the same numbers, so give this transform another seed. A seed or a JAX key changes the same rows in each call, so
         give a generator in a loop over tokens.
-    axis, dim
-        The axis of the classes, the last by default.
-
-    Returns
-    -------
-    Transform
-        A function scores -> scores.
 
     Examples
     --------
