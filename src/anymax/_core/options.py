@@ -199,8 +199,8 @@ def joined(own: dict[str, list[str]], home: dict[str, list[str]], parameters: It
     both = dict.fromkeys(
         described[name] for name in parameters if name in described
     )  # once, where two names share their lines
-    parts = {"": own[""], "Parameters": list(both), "Returns": home.get("Returns", []), **own}
-    parts["Parameters"] = list(both)
+    rest = {title: lines for title, lines in own.items() if title not in ("", "Parameters")}
+    parts = {"": own[""], "Parameters": both, "Returns": home.get("Returns", ()), **rest}
     texts = {title: "\n".join(lines).strip("\n") for title, lines in parts.items()}
     return "\n\n".join(
         f"{title}\n{'-' * len(title)}\n{text}" if title else text for title, text in texts.items() if text

@@ -13,7 +13,7 @@ from .. import _array
 from .._array import Array, Namespace, differentiates, dot, is_integer, known_any, namespace, stop_gradient, total
 from ..autodiff import bridge
 from ..losses.options import LossOptions, class_weights
-from ..losses.targets import ask_for_axis, result_dtype, to_spread
+from ..losses.targets import ask_for_axis, refuse_one_class, refuse_strays, result_dtype, to_spread
 from ..losses.verbs import fenchel_young as whole_loss
 from ._agree import Talk
 from ._exponential import size_of
@@ -134,16 +134,9 @@ class Aim:
         xp, n = out.shard.xp, out.met.count
         t = self.t[..., None]
         self.stray = ~self.ignored & ((t < 0) | (t >= n))
-        if known_any(self.stray, xp):
-            raise IndexError(
-                f"target: class indices must be from 0 to {n - 1} (or ignore_index={self.options.ignore_index}), "
-                f"got values from {int(xp.min(t))} to {int(xp.max(t))}"
-            )
-        mass: Any = out.shard.mapping.mass
-        if not self.nll and not _array.is_array(mass) and mass != 1.0:
-            raise ValueError(
-                f"{out.shard.mapping!r} sums to {mass:g}, a class index to 1; give the target as an indicator of {mass:g} classes"
-            )
+        refuse_strays(t, self.stray, n, self.options.ignore_index, xp)
+        if not self.nll:
+            refuse_one_class(out.shard.mapping)
 
     def _check_sums(self, out: Solved) -> None:
         xp, mass = out.shard.xp, out.shard.mapping.mass

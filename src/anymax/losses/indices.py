@@ -45,8 +45,10 @@ def _each_row(mapping: Mapping, rows: Array, target: Array, options: LossOptions
     xp, dtype = namespace(rows), result_dtype(rows)
     index = _array.counts(_array.beside(target, rows, "target", xp), xp)
     index, left_out = _from_zero(index, options.ignore_index, rows.shape[-1], xp)
-    value = None if index is None else bridge(rows).index_loss(mapping, rows, index)
-    if index is None or value is None:
+    if index is None:
+        return None
+    value = bridge(rows).index_loss(mapping, rows, index)
+    if value is None:
         return None
     if options.weight is not None:
         norm = class_weights(options.weight, upcast(rows, xp), xp)[xp.where(index < 0, xp.zeros_like(index), index)]

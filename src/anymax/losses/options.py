@@ -41,7 +41,7 @@ class LossOptions(NamedTuple):
             what = "an integer, which marks samples to leave out"
             ignored = _array.check_integer(who, "ignore_index", ignored, what)
         smoothing = _array.number(given.get("label_smoothing", 0.0))
-        if type(smoothing) is bool or not isinstance(smoothing, (int, float)) or not 0 <= smoothing <= 1:
+        if not _array.is_number(smoothing) or not 0 <= smoothing <= 1:
             raise ValueError(f"label_smoothing must be a number from 0 to 1, got {smoothing!r}")
         neither: Any = None
         axis = _array.pick_axis(given.get("axis"), given.get("dim"), neither)

@@ -98,13 +98,10 @@ class Batch:
     def check_mass(self) -> None:
         """Raise an error if the target is not a distribution that the map can reach, as far as values may be read."""
         xp, mass = self.xp, self.mapping.mass
-        if is_array(mass):
-            return
         if self.indices:
-            if mass != 1.0:
-                raise ValueError(
-                    f"{self.mapping!r} sums to {mass:g}, a class index to 1; give the target as an indicator of {mass:g} classes"
-                )
+            refuse_one_class(self.mapping)
+            return
+        if is_array(mass):
             return
         if known_any(self.y < 0, xp):
             raise ValueError(
@@ -206,6 +203,24 @@ def result_dtype(rows: Array) -> Any:
     return rows.dtype
 
 
+def refuse_strays(t: Array, stray: Array, n: int, ignore_index: int, xp: Any) -> None:
+    """Raise an error if an index is known to be neither a class nor to be ignored."""
+    if known_any(stray, xp):
+        raise IndexError(
+            f"target: class indices must be from 0 to {n - 1} (or ignore_index={ignore_index}), "
+            f"got values from {int(xp.min(t))} to {int(xp.max(t))}"
+        )
+
+
+def refuse_one_class(mapping: Mapping) -> None:
+    """Raise an error if p does not sum to 1, as a class index does; a mass that is an array is not checked."""
+    mass = mapping.mass
+    if not is_array(mass) and mass != 1.0:
+        raise ValueError(
+            f"{mapping!r} sums to {mass:g}, a class index to 1; give the target as an indicator of {mass:g} classes"
+        )
+
+
 def _one_hot(t: Array, x: Array, rows: Array, axis: int, ignore_index: int, xp: Any) -> tuple[Array, Array, Array]:
     n = rows.shape[-1]
     expected = tuple(s for i, s in enumerate(x.shape) if i != axis)
@@ -222,11 +237,7 @@ def _one_hot(t: Array, x: Array, rows: Array, axis: int, ignore_index: int, xp: 
     t = _array.counts(t, xp)  # before any comparison: -100 does not exist in uint8, nor 200 in int8
     ignored = t == ignore_index
     stray = ~ignored & ((t < 0) | (t >= n))  # if values may not be read, such a sample becomes NaN
-    if known_any(stray, xp):
-        raise IndexError(
-            f"target: class indices must be from 0 to {n - 1} (or ignore_index={ignore_index}), "
-            f"got values from {int(xp.min(t))} to {int(xp.max(t))}"
-        )
+    refuse_strays(t, stray, n, ignore_index, xp)
     t = xp.where(ignored, xp.zeros_like(t), t)
     y = xp.astype(t[..., None] == _array.positions(rows, t.dtype, xp), rows.dtype)
     return y, xp.astype(~ignored[..., None], rows.dtype), stray[..., None]
