@@ -204,7 +204,7 @@ def test_a_library_that_is_none_is_said_to_be_none(monkeypatch, tmp_path):
 def test_without_a_library_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(library, "path", lambda: None)
     said = library.load.__wrapped__()
-    for words in ("C++ compiler", "Python's headers", "the reference serves", "install anymax again"):
+    for words in ("C++ compiler", "Python's headers", "the reference is used", "install anymax again"):
         assert words in said
     cmake = read("CMakeLists.txt")
     for words in ("apt install g++", "apt install python3-dev"):

@@ -1161,10 +1161,10 @@ def test_errors_of_partial_fit_on_label_sets():
     model = MultiLabelMappingClassifier().partial_fit(x, many, classes=range(5))
     for y, options, words in (
         (many[:, :4], {}, "a matrix of 5 labels"),
-        (many[:, 0], {}, "y is one class a row; that of the first call was an indicator matrix of 5 labels"),
+        (many[:, 0], {}, "y is one class per row; that of the first call was an indicator matrix of 5 labels"),
         (many, {"classes": [3, 4]}, "the classes of an indicator matrix are its columns, 0 to 4"),
     ):
         with pytest.raises(ValueError, match=words):
             model.partial_fit(x, y, **options)
-    with pytest.raises(ValueError, match="that of the first call was one class a row"):
+    with pytest.raises(ValueError, match="that of the first call was one class per row"):
         MultiLabelMappingClassifier().partial_fit(x, many[:, 0], classes=[0, 1]).partial_fit(x, many)
