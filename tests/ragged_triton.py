@@ -279,10 +279,10 @@ def test_no_entries():
 
 def test_what_it_refuses_is_served_by_padded_rows():
     x, mapping = scores(5), am.PerturbMax("logistic", nodes=16)
-    assert "perturb_max" in ragged.refuse("forward", mapping, x)
-    assert "float64" in ragged.refuse("forward", am.Sparsemax(), x.double())
+    assert "perturb_max" in ragged.RAGGED.refuse("forward", mapping, x)
+    assert "float64" in ragged.RAGGED.refuse("forward", am.Sparsemax(), x.double())
     with am.use("reference"):
-        assert "reference is asked for" in ragged.refuse("forward", am.Sparsemax(), x)
+        assert "reference is asked for" in ragged.RAGGED.refuse("forward", am.Sparsemax(), x)
         want = am.segment_apply(mapping, x.double(), lengths=[3, 2])
     close(am.segment_apply(mapping, x, lengths=[3, 2]), want, 1e-3)
 

@@ -501,7 +501,7 @@ def test_what_is_refused():
 
 def raw(operands, results, **attributes):
     """The handler itself."""
-    known = {"op": link.OPS["forward"], "map": 1, "noise": 0, "nodes": 0, "per_row": 0}
+    known = {"op": link.CODES["forward"], "map": 1, "noise": 0, "nodes": 0, "per_row": 0}
     attributes = {k: np.int64(v) for k, v in (known | attributes).items()}
     attributes = {"param": np.float64(0.0)} | attributes
     call = jax.ffi.ffi_call(xla.TARGET, [jax.ShapeDtypeStruct(s, d) for s, d in results])
@@ -517,7 +517,7 @@ def test_the_handler_refuses_what_it_does_not_know():
     np.testing.assert_allclose(p, exactly(Sparsemax(), x), atol=2e-7)
     form = "anymax: the call does not have the form that this version of the library knows"
     for operands, results, attributes in (
-        ([x], out, {"op": link.OPS["largest"]}),
+        ([x], out, {"op": link.CODES["largest"]}),
         ([x], out, {"op": 99}),
         ([x, x], out, {}),
         ([x], [(x.shape, "float16")], {}),
@@ -525,9 +525,9 @@ def test_the_handler_refuses_what_it_does_not_know():
         ([x], out, {"per_row": 1}),
         ([x, x], out, {"per_row": 1}),
         ([jnp.asarray(1.0)], [((), "float32")], {}),
-        ([x, x[:3]], out, {"op": link.OPS["vjp"]}),
-        ([x, jnp.zeros((4,), "int8")], [row, row], {"op": link.OPS["index_loss"]}),
-        ([x, jnp.zeros((3,), "int32")], [row, row], {"op": link.OPS["index_loss"]}),
+        ([x, x[:3]], out, {"op": link.CODES["vjp"]}),
+        ([x, jnp.zeros((4,), "int8")], [row, row], {"op": link.CODES["index_loss"]}),
+        ([x, jnp.zeros((3,), "int32")], [row, row], {"op": link.CODES["index_loss"]}),
     ):
         with pytest.raises(Exception, match=form):
             raw(operands, results, **attributes)
@@ -546,14 +546,14 @@ def test_the_handlers_other_operations():
     """Thresholds, log p, and the losses of class indices with their gradient."""
     x, t = jnp.asarray(X[0], "float32"), jnp.asarray([3, -1, 36, 7], "int32")
     row = ((4,), "float32")
-    (tau,) = raw([x], [row], op=link.OPS["threshold"])
+    (tau,) = raw([x], [row], op=link.CODES["threshold"])
     np.testing.assert_allclose(tau, A.threshold(Sparsemax(), X[0]).tau, atol=1e-6)
-    (log_p,) = raw([x], [(x.shape, "float32")], op=link.OPS["log_forward"], map=0)
+    (log_p,) = raw([x], [(x.shape, "float32")], op=link.CODES["log_forward"], map=0)
     np.testing.assert_allclose(log_p, A.log_softmax(X[0]), atol=2e-6)
-    value, tau = raw([x, t], [row, row], op=link.OPS["index_loss"])
+    value, tau = raw([x, t], [row, row], op=link.CODES["index_loss"])
     want = A.sparsemax_loss(X[0], np.where(np.asarray(t) < 0, -100, np.asarray(t)), reduction="none")
     np.testing.assert_allclose(value, want, atol=1e-6)
     scale = jnp.asarray([1.0, 2.0, 3.0, 4.0], "float32")
-    (gradient,) = raw([x, tau, t, scale], [(x.shape, "float32")], op=link.OPS["index_loss_grad"])
+    (gradient,) = raw([x, tau, t, scale], [(x.shape, "float32")], op=link.CODES["index_loss_grad"])
     want = np.asarray(scale)[:, None] * (exactly(Sparsemax(), x) - np.eye(37)[np.asarray(t)])
     np.testing.assert_allclose(gradient, np.where(np.asarray(t)[:, None] < 0, 0.0, want), atol=1e-6)

@@ -715,7 +715,7 @@ def test_operations_in_place_are_those_beside(n):
         *itertools.product(("vjp", "log_vjp"), "pg"),
     ]
     for (op, over), (name, param), dtype in itertools.product(ops, maps.items(), (np.float32, np.float64)):
-        code = link.OPS[op]
+        code = link.CODES[op]
         made = []
         for in_place in (False, True):
             call = Call(op=code, map=link.MAPS[name], dtype=native.DTYPES[np.dtype(dtype).name], param=param, nodes=32)

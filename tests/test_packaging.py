@@ -240,8 +240,8 @@ def test_the_codes_of_python_are_those_of_the_header():
     assert [name.replace("perturb_max", "perturb") for name in link.MAPS] == codes("map")
     assert list(link.MAPS.values()) == list(range(len(link.MAPS)))
     assert list(link.NOISES) == codes("noise")
-    assert len(link.OPS) == len(codes("op"))
-    assert list(link.OPS.values()) == list(range(len(link.OPS)))
+    assert len(link.CODES) == len(codes("op"))
+    assert list(link.CODES.values()) == list(range(len(link.CODES)))
     rows = re.findall(r"^    \{ANYMAX_\w+, (.*)\},", read("csrc/maps.hpp"), flags=re.M)
     assert len(rows) == len(link.MAPS)
     for name, row in zip(link.MAPS, rows, strict=True):

@@ -191,12 +191,12 @@ def test_ragged_rows_compile_ahead_of_time(monkeypatch, compiler):
     monkeypatch.setattr(ragged, "_SPARE", 0)
     calls, mapping, rows = recorded(monkeypatch), am.Softmax(), (am.Segments.of(lengths=[9, 0, 40_000]), 0)
     x, t = torch.zeros(40_009, 2, dtype=torch.bfloat16), torch.zeros(3, 2, dtype=torch.int64)
-    ragged.forward(mapping, x, rows)
-    ragged.vjp(mapping, x, x, x, rows)
-    ragged.log_vjp(mapping, x, ragged.log_forward(mapping, x, rows), x, rows)
-    _, kept = ragged.index_loss_keeping(mapping, x, t, rows)
-    ragged.index_loss_grad(mapping, x, t, torch.ones(t.shape), rows, kept)
-    ragged.forward(am.Entmax(torch.full((3, 2), 1.4)), x, rows)
+    ragged.RAGGED.forward(mapping, x, rows)
+    ragged.RAGGED.vjp(mapping, x, x, x, rows)
+    ragged.RAGGED.log_vjp(mapping, x, ragged.RAGGED.log_forward(mapping, x, rows), x, rows)
+    saved = ragged.RAGGED.index_loss(mapping, x, t, rows, save=True).saved
+    ragged.RAGGED.index_loss_grad(mapping, x, t, torch.ones(t.shape), saved, rows)
+    ragged.RAGGED.forward(am.Entmax(torch.full((3, 2), 1.4)), x, rows)
     assert all(one.options["RAGGED"] for one in calls)
     assert {one.options["WHOLE"] for one in calls} == {True, False}
     compile_all(calls, "sm_90", 1_200_000)

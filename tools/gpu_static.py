@@ -377,8 +377,8 @@ def ragged_cases() -> Iterator[Case]:
                 def both(mapping: Any = mapping, lengths: Any = lengths, heads: int = heads) -> None:
                     rows = (am.Segments.of(lengths=lengths), 0)
                     x = torch.zeros((int(lengths.sum()), heads), dtype=torch.bfloat16)
-                    ragged.forward(mapping, x, rows)
-                    ragged.vjp(mapping, x, x, x, rows)
+                    ragged.RAGGED.forward(mapping, x, rows)
+                    ragged.RAGGED.vjp(mapping, x, x, x, rows)
 
                 everywhere = heads > 1 and name in ("softmax", "entmax15")
                 yield Case(f"ragged/{name} up to {longest} x {heads} heads", both, everywhere=everywhere)

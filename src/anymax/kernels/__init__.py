@@ -16,11 +16,13 @@ from .._array import Array, asarray
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.typing import AnyArray, DType, Numbers
-from . import choice, framework, native, reference, triton, xla
+from . import choice, framework, native, ragged, reference, triton, xla
 from .choice import asked
-from .engine import OPS, Engine
+from .engine import OPS, Engine, RaggedEngine
+from .triton import ragged as triton_ragged
 
 ENGINES: tuple[Engine, ...] = (native.ENGINE, triton.ENGINE, framework.ENGINE, xla.ENGINE, reference.ENGINE)
+RAGGED: tuple[RaggedEngine, ...] = (ragged.RAGGED, triton_ragged.RAGGED)
 
 
 def names() -> tuple[str, ...]:
@@ -103,6 +105,11 @@ def compiled(op: str, mapping: Mapping, x: Array) -> Engine | None:
         if engine.compiled and name in (None, engine.name) and engine.refuse(op, mapping, x) is None:
             return engine
     return None
+
+
+def choose_ragged(op: str, mapping: Mapping, x: Array) -> RaggedEngine | None:
+    """The engine that computes an operation on segments of arrays like x; None if there is none, so that rows must be padded."""
+    return next((engine for engine in RAGGED if engine.refuse(op, mapping, x) is None), None)
 
 
 def choose(op: str, mapping: Mapping | str, x: AnyArray) -> Engine:

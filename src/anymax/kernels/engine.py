@@ -1,12 +1,14 @@
-"""The contract of an engine: every operation that a caller may use."""
+"""The contracts of engines: every operation that a caller may use, on rows of one length (`Engine`) and on segments (`RaggedEngine`)."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol
 
 from .._array import Array
 from .._core.mapping import Mapping
+from .choice import asked
 
 # the operations of `choose` and `explain`
 OPS = ("forward", "log_forward", "vjp", "log_vjp", "loss", "index_loss", "threshold")
@@ -126,3 +128,76 @@ class Engine(ABC):
     def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:
         """How the engine computes an operation on rows like x, in a few words, or None."""
         return None
+
+
+class Segments(Protocol):
+    """What an engine needs of `anymax.Segments`."""
+
+    ptr: Any
+    order: Any
+    num_segments: int
+
+    def placed(self, name: str, x: Array) -> Any:
+        """`ptr` or `order` as an array of x's kind, on its device."""
+        ...
+
+    def cached(self, name: Any, x: Array, make: Callable[[], Any]) -> Any:
+        """The result of `make()` as arrays of x's kind, on its device."""
+        ...
+
+
+class Layout(NamedTuple):
+    """The segments of a call, and the axis of their entries."""
+
+    segments: Segments
+    axis: int
+
+
+class RaggedEngine(ABC):
+    """Computes the operations of maps on the segments of an array, without padding. `rows` is its engine for rows of one length.
+
+    A caller first calls `refuse`, or `kernels.choose_ragged`. The parameters of a map are numbers or arrays [segments, heads ...];
+    a result for each segment has this shape, too.
+    """
+
+    rows: ClassVar[Engine]
+
+    def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
+        """Why the engine can't compute an operation on segments of arrays like x; None if it can."""
+        if asked() not in (None, self.rows.name):
+            return f"the engine {asked()} is asked for"
+        return self.rows.refuse(op, mapping, x)
+
+    @abstractmethod
+    def forward(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
+        """p(x)."""
+
+    def forward_saving(self, mapping: Mapping, x: Array, layout: Layout) -> tuple[Array, Any]:
+        """p(x), and the `saved` argument for `vjp`, or None."""
+        return self.forward(mapping, x, layout), None
+
+    @abstractmethod
+    def log_forward(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
+        """log p(x)."""
+
+    @abstractmethod
+    def vjp(self, mapping: Mapping, x: Array | None, p: Array, g: Array, layout: Layout, saved: Any = None) -> Array:
+        """J^T g. Maps with `needs_scores` need x."""
+
+    @abstractmethod
+    def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, layout: Layout) -> Array:
+        """`vjp` of log p."""
+
+    @abstractmethod
+    def index_loss(self, mapping: Mapping, x: Array, index: Array, layout: Layout, *, save: bool) -> IndexLoss:
+        """The loss of each segment for the place of its target within it; 0 for a place below 0. `save` is as in `Engine.index_loss`."""
+
+    @abstractmethod
+    def index_loss_grad(
+        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, layout: Layout
+    ) -> Array:
+        """`scale (p - y)`, with one scale per segment, from what `index_loss` saved."""
+
+    @abstractmethod
+    def threshold(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
+        """tau of each segment, float32 or float64; logsumexp for softmax; -inf for an empty segment, NaN for one with NaN or +inf."""

@@ -8,7 +8,7 @@ from .._array import Array, is_array
 from .._core.mapping import Mapping
 
 # The codes of csrc/anymax.h and csrc/maps.hpp, which a test compares. Engines need them where nothing was compiled, too.
-OPS = {
+CODES = {
     "forward": 0, "log_forward": 1, "vjp": 2, "log_vjp": 3, "index_loss": 4, "index_loss_grad": 5, "threshold": 6, "largest": 7,
 }  # fmt: skip
 MAPS = {

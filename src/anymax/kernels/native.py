@@ -22,7 +22,7 @@ from .engine import BELOW, Engine, IndexLoss
 from .library import get_num_threads as get_num_threads
 from .library import pool
 from .library import set_num_threads as set_num_threads
-from .link import MAPS, MOST_CLASSES, NEED_SCORES, OPS, SPARSE, WITHOUT_LOG, WITHOUT_LOSS, Link, link_of
+from .link import CODES, MAPS, MOST_CLASSES, NEED_SCORES, SPARSE, WITHOUT_LOG, WITHOUT_LOSS, Link, link_of
 
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 _SIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8}
@@ -470,7 +470,7 @@ class Native(Engine):
 
     def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:
         """The plan and the instruction set, such as "tile avx512" (csrc/plan.hpp)."""
-        return engine_for(x).plan(_link(mapping, x), x, OPS[op]) if math.prod(x.shape) else None
+        return engine_for(x).plan(_link(mapping, x), x, CODES[op]) if math.prod(x.shape) else None
 
 
 ENGINE = Native()

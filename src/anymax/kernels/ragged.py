@@ -11,15 +11,10 @@ import numpy as np
 from .._array import Array, from_last, is_torch, namespace
 from .._core.mapping import Mapping
 from . import native
-from .choice import asked
-from .link import NEED_SCORES, OPS, Link, link_of
+from .engine import IndexLoss, Layout, RaggedEngine
+from .link import CODES, NEED_SCORES, Link, link_of
 
-
-def refuse(op: str, mapping: Mapping, x: Array) -> str | None:
-    """Why the engine can't take segments of arrays like x; None if it can."""
-    if asked() not in (None, native.ENGINE.name):
-        return f"the engine {asked()} is asked for"
-    return native.ENGINE.refuse(op, mapping, x)
+MOST = 2**31 - 1  # the most segments: the engine counts them in 32 bits
 
 
 class TooMany(ValueError):
@@ -57,61 +52,9 @@ def sort(index: np.ndarray, segments: int | None, threads_of_torch: bool) -> tup
     return -1, ptr, None if (index[1:] >= index[:-1]).all() else np.argsort(index, kind="stable")
 
 
-MOST = 2**31 - 1  # the most segments: the engine counts them in 32 bits
-Layout = tuple[np.ndarray, np.ndarray | None, int]  # ptr, order, the axis of the entries
-
-
-def forward(mapping: Mapping, x: Array, layout: Layout) -> Array:
-    """p(x) of each segment."""
-    return _entries("forward", mapping, layout, x, None, None)
-
-
-def forward_keeping(mapping: Mapping, x: Array, layout: Layout) -> tuple[Array, Array | None]:
-    """p(x) of each segment; and where the entries have an order, p sorted by segment, [entries, heads], for `vjp`."""
-    kept = None
-    if layout[1] is not None:
-        entries = x.shape[layout[2]]
-        shape = (entries, math.prod(x.shape) // max(entries, 1))
-        kept = native.room_in(native.world_of(x), shape, native.dtype_of(x))
-    return _entries("forward", mapping, layout, x, None, None, kept=kept), kept
-
-
-def log_forward(mapping: Mapping, x: Array, layout: Layout) -> Array:
-    return _entries("log_forward", mapping, layout, x, None, None)
-
-
-def vjp(mapping: Mapping, x: Array | None, p: Array, g: Array, layout: Layout, kept: Array | None = None) -> Array:
-    """J^T g."""
-    return _entries("vjp", mapping, layout, x, p, g, kept=kept)
-
-
-def log_vjp(mapping: Mapping, x: Array | None, log_p: Array, g: Array, layout: Layout) -> Array:
-    return _entries("log_vjp", mapping, layout, x, log_p, g)
-
-
-def index_loss(mapping: Mapping, x: Array, index: Array, layout: Layout) -> Array:
-    """The loss of each segment for the index of its target within the segment; 0 for an index below 0."""
-    return _each("index_loss", mapping, layout, x, index)
-
-
-def index_loss_keeping(mapping: Mapping, x: Array, index: Array, layout: Layout) -> tuple[Array, None]:
-    """`index_loss`, and None, since this engine's gradient needs nothing else."""
-    return index_loss(mapping, x, index, layout), None
-
-
-def index_loss_grad(mapping: Mapping, x: Array, index: Array, scale: Array, layout: Layout, kept: None = None) -> Array:
-    """`scale (p - y)`, scale one per segment."""
-    return _entries("index_loss_grad", mapping, layout, x, None, None, index, scale)
-
-
-def threshold(mapping: Mapping, x: Array, layout: Layout) -> Array:
-    """tau of each segment, float32 or float64; logsumexp for softmax; -inf for an empty segment."""
-    return _each("threshold", mapping, layout, x, None)
-
-
 def _link(mapping: Any, x: Array, segments: int, axis: int) -> Link:
     """The link, with its array of parameters broadcast to one for each segment and head, float64 and contiguous."""
-    link = mapping if isinstance(mapping, Link) else link_of(mapping)
+    link = link_of(mapping)
     assert not isinstance(link, str), link
     if link.params is None:
         return link
@@ -121,14 +64,14 @@ def _link(mapping: Any, x: Array, segments: int, axis: int) -> Link:
 
 
 def _run(
-    op: str, mapping: Any, layout: Layout, operands: list[Any], index: Any, scale: Any, result: Any, kept: Any = None
+    op: str, mapping: Any, layout: Layout, operands: list[Any], index: Any, scale: Any, result: Any, saved: Any = None
 ) -> None:
-    ptr, order, axis = layout
+    segments, axis = layout
     like = next(a for a in operands if a is not None)
-    link = _link(mapping, like, len(ptr) - 1, axis)
+    link = _link(mapping, like, segments.num_segments, axis)
     engine = native.engine_for(like)
     index, scale = (None if a is None else native.world_of(a).contiguous(a) for a in (index, scale))
-    made = engine.segments(link, OPS[op], ptr, order, axis, *operands, index, scale, result, kept)
+    made = engine.segments(link, CODES[op], segments.ptr, segments.order, axis, *operands, index, scale, result, saved)
     if made is None:
         words = ", ".join(f"{native.dtype_of(a)} {tuple(a.shape)}" for a in operands if a is not None)
         raise RuntimeError(f"the native engine does not serve {op} of segments on {words}")
@@ -161,7 +104,7 @@ def _entries(
     g: Any,
     index: Any = None,
     scale: Any = None,
-    kept: Any = None,
+    saved: Any = None,
 ) -> Array:
     """Runs an operation whose result has a number for each entry."""
     lead = x if p is None else p
@@ -172,12 +115,12 @@ def _entries(
     kind = "" if isinstance(link, str) else link.kind
     if p is not None and not (op == "vjp" and kind in NEED_SCORES) and not (op == "log_vjp" and kind == "sigsoftmax"):
         x = None
-    ptr, order, axis = layout
+    segments, axis = layout
     (x, p, g), at = _laid_out([x, p, g], axis)
     lead = x if p is None else p
     out = native.room_in(world, tuple(lead.shape), dtype)
     if math.prod(lead.shape):
-        _run(op, mapping, (ptr, order, at), [x, p, g, out], index, scale, None, kept)
+        _run(op, mapping, Layout(segments, at), [x, p, g, out], index, scale, None, saved)
     return (
         out
         if at == axis
@@ -187,10 +130,50 @@ def _entries(
 
 def _each(op: str, mapping: Any, layout: Layout, x: Array, index: Any) -> Array:
     """Runs an operation whose result has a number for each segment and head: [segments, heads ...]."""
-    ptr, order, axis = layout
-    shape = (len(ptr) - 1, *(n for i, n in enumerate(x.shape) if i != axis))
+    segments, axis = layout
+    shape = (segments.num_segments, *(n for i, n in enumerate(x.shape) if i != axis))
     result = native.room_in(native.world_of(x), shape, native.wide(x))
     if math.prod(shape):
         (x,), axis = _laid_out([x], axis)
-        _run(op, mapping, (ptr, order, axis), [x, None, None, None], index, None, result)
+        _run(op, mapping, Layout(segments, axis), [x, None, None, None], index, None, result)
     return result
+
+
+class NativeRagged(RaggedEngine):
+    """Its `saved` argument is p sorted by segment, [entries, heads], where the entries have an order; losses need none."""
+
+    rows = native.ENGINE
+
+    def forward(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
+        return _entries("forward", mapping, layout, x, None, None)
+
+    def forward_saving(self, mapping: Mapping, x: Array, layout: Layout) -> tuple[Array, Array | None]:
+        saved = None
+        if layout.segments.order is not None:
+            entries = x.shape[layout.axis]
+            shape = (entries, math.prod(x.shape) // max(entries, 1))
+            saved = native.room_in(native.world_of(x), shape, native.dtype_of(x))
+        return _entries("forward", mapping, layout, x, None, None, saved=saved), saved
+
+    def log_forward(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
+        return _entries("log_forward", mapping, layout, x, None, None)
+
+    def vjp(self, mapping: Mapping, x: Array | None, p: Array, g: Array, layout: Layout, saved: Any = None) -> Array:
+        return _entries("vjp", mapping, layout, x, p, g, saved=saved)
+
+    def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, layout: Layout) -> Array:
+        return _entries("log_vjp", mapping, layout, x, log_p, g)
+
+    def index_loss(self, mapping: Mapping, x: Array, index: Array, layout: Layout, *, save: bool) -> IndexLoss:
+        return IndexLoss(_each("index_loss", mapping, layout, x, index), None)
+
+    def index_loss_grad(
+        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, layout: Layout
+    ) -> Array:
+        return _entries("index_loss_grad", mapping, layout, x, None, None, index, scale)
+
+    def threshold(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
+        return _each("threshold", mapping, layout, x, None)
+
+
+RAGGED = NativeRagged()

@@ -15,7 +15,7 @@ from .._core.mapping import Mapping
 from .._random.nodes import node_count
 from . import library, native
 from .engine import BELOW, Engine, IndexLoss
-from .link import OPS, WITHOUT_LOSS, Link, link_of
+from .link import CODES, WITHOUT_LOSS, Link, link_of
 from .reference import ENGINE as reference
 
 
@@ -282,7 +282,7 @@ def _primitive() -> Any:
     def on_cpu(ctx: Any, *operands: Any, op: str, static: Static, link: Link) -> Any:
         if getattr(ctx.module_context.lowering_parameters, "for_export", False):
             return formula(ctx, *operands, op=op, static=static, link=link)
-        numbers = {"op": OPS[op], "map": link.code, "noise": link.noise, "nodes": link.nodes}
+        numbers = {"op": CODES[op], "map": link.code, "noise": link.noise, "nodes": link.nodes}
         attributes = {k: np.int64(v) for k, v in (*numbers.items(), ("per_row", len(static.names)))}
         rule = jax.ffi.ffi_lowering(TARGET, extra_attributes=_by_rows(ctx))
         return rule(ctx, *operands, param=np.float64(link.param), **attributes)

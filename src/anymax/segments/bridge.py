@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from .._array import Array
-from ..kernels import ragged
 from .call import SegmentCall
 
 
@@ -33,22 +32,22 @@ class NumpySegments(SegmentBridge):
     """Arrays without derivatives."""
 
     def apply(self, call: SegmentCall) -> Array | None:
-        return ragged.forward(call.segments_first, call.x, call.layout) if _has("forward", call) else None
+        engine = call.engine("forward")
+        return None if engine is None else engine.forward(call.segments_first, call.x, call.layout)
 
     def log(self, call: SegmentCall) -> Array | None:
-        return ragged.log_forward(call.segments_first, call.x, call.layout) if _has("log_forward", call) else None
+        engine = call.engine("log_forward")
+        return None if engine is None else engine.log_forward(call.segments_first, call.x, call.layout)
 
     def threshold(self, call: SegmentCall) -> Array | None:
-        return ragged.threshold(call.segments_first, call.x, call.layout) if _has("threshold", call) else None
+        engine = call.engine("threshold")
+        return None if engine is None else engine.threshold(call.segments_first, call.x, call.layout)
 
     def index_loss(self, call: SegmentCall, place: Array) -> Array | None:
-        if not _has("index_loss", call):
+        engine = call.engine("index_loss")
+        if engine is None:
             return None
-        return ragged.index_loss(call.segments_first, call.x, place, call.layout)
-
-
-def _has(op: str, call: SegmentCall) -> bool:
-    return call.segments.known and ragged.refuse(op, call.mapping, call.x) is None
+        return engine.index_loss(call.segments_first, call.x, place, call.layout, save=False).value
 
 
 BRIDGE = NumpySegments()

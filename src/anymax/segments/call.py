@@ -10,7 +10,8 @@ from .._array import Array, asarray, check_axis, floating, from_last, namespace,
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.shards import refuse as refuse_sharded
-from ..kernels import ragged
+from ..kernels import choose_ragged
+from ..kernels.engine import Layout, RaggedEngine
 from .layout import Segments, along, read
 from .padded import of_segments
 
@@ -65,9 +66,13 @@ class SegmentCall:
 
     # -- the engine ---------------------------------------------------------------------------------------------------------------
 
+    def engine(self, op: str) -> RaggedEngine | None:
+        """The engine that computes an operation without padding; None if there is none."""
+        return choose_ragged(op, self.mapping, self.x) if self.segments.known else None
+
     @property
-    def layout(self) -> ragged.Layout:
-        return self.segments.ptr, self.segments.order, self.axis
+    def layout(self) -> Layout:
+        return Layout(self.segments, self.axis)
 
     @property
     def segments_first(self) -> Mapping:

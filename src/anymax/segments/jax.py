@@ -21,7 +21,7 @@ from .._random.nodes import node_count
 from ..autodiff.jax import BRIDGE as ROWS
 from ..autodiff.jax import define, is_zero, static_of, with_zeros
 from ..kernels import xla
-from ..kernels.link import OPS, Link, link_of
+from ..kernels.link import CODES, Link, link_of
 from ..kernels.reference import ENGINE as reference
 from ..kernels.xla import Static, alike, outside_of_jit, to_front
 from . import padded, reductions
@@ -78,7 +78,7 @@ def _formula(*operands: Array, op: str, static: Static, link: Link) -> Array:
 def _on_cpu(ctx: Any, *operands: Any, op: str, static: Static, link: Link) -> Any:
     if getattr(ctx.module_context.lowering_parameters, "for_export", False):
         return _lowered_formula(ctx, *operands, op=op, static=static, link=link)
-    numbers = {"op": OPS[op], "map": link.code, "noise": link.noise, "nodes": link.nodes, "segments": 1}
+    numbers = {"op": CODES[op], "map": link.code, "noise": link.noise, "nodes": link.nodes, "segments": 1}
     attributes = {k: np.int64(v) for k, v in (*numbers.items(), ("per_row", len(static.names)))}
     return jax.ffi.ffi_lowering(xla.TARGET)(ctx, *operands, param=np.float64(link.param), **attributes)
 

@@ -19,9 +19,8 @@ from ..autodiff.torch import BRIDGE as ROWS
 from ..autodiff.torch import learns
 from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import mapping_from, spec_of
-from ..kernels import ragged
+from ..kernels import choose_ragged
 from ..kernels.reference import ENGINE as reference
-from ..kernels.triton import ragged as on_gpu
 from . import padded
 from .bridge import SegmentBridge
 from .call import SegmentCall
@@ -39,48 +38,38 @@ class TorchSegments(SegmentBridge):
         mapping, x = call.mapping, call.x
         if _compiled():
             return _opaque(call)
-        engine = None if _plain(call) else _engine("forward", mapping, x)
+        engine = None if _plain(call) else choose_ragged("forward", mapping, x)
         if engine is None:
             return None
         if recorded(x):
             return _Apply.apply(x, call, engine, *params_of(mapping))
-        return engine.forward(call.segments_first, x, _layout(engine, call))
+        return engine.forward(call.segments_first, x, call.layout)
 
     def log(self, call: SegmentCall) -> Tensor | None:
         mapping, x = call.mapping, call.x
-        engine = None if _compiled() or _plain(call) else _engine("log_forward", mapping, x)
+        engine = None if _compiled() or _plain(call) else choose_ragged("log_forward", mapping, x)
         if engine is None:
             return None
         if recorded(x):
             return _Log.apply(x, call, engine, *params_of(mapping))
-        return engine.log_forward(call.segments_first, x, _layout(engine, call))
+        return engine.log_forward(call.segments_first, x, call.layout)
 
     def threshold(self, call: SegmentCall) -> Tensor | None:
         mapping, x = call.mapping, call.x
-        engine = None if _compiled() or _plain(call) else _engine("threshold", mapping, x)
-        return None if engine is None else engine.threshold(call.segments_first, x.detach(), _layout(engine, call))
+        engine = None if _compiled() or _plain(call) else choose_ragged("threshold", mapping, x)
+        return None if engine is None else engine.threshold(call.segments_first, x.detach(), call.layout)
 
     def index_loss(self, call: SegmentCall, place: Tensor) -> Tensor | None:
         mapping, x = call.mapping, call.x
-        engine = None if _compiled() or _plain(call) else _engine("index_loss", mapping, x)
+        engine = None if _compiled() or _plain(call) else choose_ragged("index_loss", mapping, x)
         if engine is None:
             return None
         if recorded(x):
             return _IndexLoss.apply(x, place, call, engine, *params_of(mapping))
-        return engine.index_loss(call.segments_first, x, place, _layout(engine, call))
+        return engine.index_loss(call.segments_first, x, place, call.layout, save=False).value
 
 
 BRIDGE = TorchSegments()
-
-
-def _engine(op: str, mapping: Mapping, x: Tensor) -> Any:
-    """The engine for segments of tensors like x; None if there is none, so that padded rows are used."""
-    return next((engine for engine in (ragged, on_gpu) if engine.refuse(op, mapping, x) is None), None)
-
-
-def _layout(engine: Any, call: SegmentCall) -> Any:
-    """The segments as the engine takes them."""
-    return (call.segments, call.axis) if engine is on_gpu else call.layout
 
 
 def _compiled() -> bool:
@@ -121,7 +110,7 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, call: Any, engine: Any, *params: Tensor) -> Tensor:
-        p, kept = engine.forward_keeping(call.segments_first, x.detach(), _layout(engine, call))
+        p, kept = engine.forward_saving(call.segments_first, x.detach(), call.layout)
         ctx.call = call
         save(ctx, p, x if call.mapping.needs_scores else None, kept, *params)
         return p
@@ -130,10 +119,10 @@ class _Apply(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,), (p, x, kept, *params) = grads, saved(ctx)
         call, none = _with(ctx.call, params), (None,) * (2 + len(params))
-        engine = None if plain_backward(g) else _engine("vjp", call.mapping, g)
+        engine = None if plain_backward(g) else choose_ragged("vjp", call.mapping, g)
         if engine is None:  # this gradient may be differentiated
             return _rows(call, reference.vjp, p if x is None else x, p, g), *none
-        return engine.vjp(call.segments_first, x, p, g, _layout(engine, call), kept), *none
+        return engine.vjp(call.segments_first, x, p, g, call.layout, kept), *none
 
 
 class _Log(torch.autograd.Function):
@@ -141,7 +130,7 @@ class _Log(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, call: Any, engine: Any, *params: Tensor) -> Tensor:
-        log_p = engine.log_forward(call.segments_first, x.detach(), _layout(engine, call))
+        log_p = engine.log_forward(call.segments_first, x.detach(), call.layout)
         ctx.call = call
         save(ctx, log_p, x, *params)
         return log_p
@@ -150,13 +139,13 @@ class _Log(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,), (log_p, x, *params) = grads, saved(ctx)
         call, none = _with(ctx.call, params), (None,) * (2 + len(params))
-        engine = None if plain_backward(g) else _engine("log_vjp", call.mapping, g)
+        engine = None if plain_backward(g) else choose_ragged("log_vjp", call.mapping, g)
         if engine is None:
             with torch.enable_grad():
                 free = x if x.requires_grad else x.detach().requires_grad_()
                 out = _rows(call, reference.log_forward, free)
             return torch.autograd.grad(out, free, g, create_graph=torch.is_grad_enabled())[0], *none
-        return engine.log_vjp(call.segments_first, x, log_p, g, _layout(engine, call)), *none
+        return engine.log_vjp(call.segments_first, x, log_p, g, call.layout), *none
 
 
 class _IndexLoss(torch.autograd.Function):
@@ -165,9 +154,9 @@ class _IndexLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, place: Tensor, call: Any, engine: Any, *params: Tensor) -> Tensor:
         ctx.call = call, engine
-        value, kept = engine.index_loss_keeping(call.segments_first, x.detach(), place, _layout(engine, call))
-        save(ctx, x, place, kept, *params)
-        return value
+        loss = engine.index_loss(call.segments_first, x.detach(), place, call.layout, save=True)
+        save(ctx, x, place, loss.saved, *params)
+        return loss.value
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -176,7 +165,7 @@ class _IndexLoss(torch.autograd.Function):
         if plain_backward(g) or engine.refuse("vjp", call.mapping, g) is not None:
             return _slope(call, x, place, g), *none
         scale = g.to(wide_dtype(x, torch)).contiguous()
-        return engine.index_loss_grad(call.segments_first, x, place, scale, _layout(engine, call), kept), *none
+        return engine.index_loss_grad(call.segments_first, x, place, scale, kept, call.layout), *none
 
 
 # -- opaque operations, for torch.compile -----------------------------------------------------------------------------------------------
@@ -231,8 +220,8 @@ def _of(mapping: Mapping, x: Tensor, ptr: Tensor, order: Tensor | None, axis: in
 def _forward_op(x: Tensor, ptr: Tensor, order: Tensor | None, params: list[Tensor], spec: str, axis: int) -> Tensor:
     call = _of(mapping_from(spec, params), x, ptr, order, axis)
     with torch.no_grad():
-        if (engine := _engine("forward", call.mapping, x)) is not None:
-            return engine.forward(call.segments_first, x, _layout(engine, call))
+        if (engine := choose_ragged("forward", call.mapping, x)) is not None:
+            return engine.forward(call.segments_first, x, call.layout)
         return _rows(call, ROWS.apply, x).contiguous()
 
 
@@ -241,8 +230,8 @@ def _vjp_op(
 ) -> Tensor:
     call = _of(mapping_from(spec, params), x, ptr, order, axis)
     with torch.no_grad():
-        if (engine := _engine("vjp", call.mapping, p)) is not None:
-            return engine.vjp(call.segments_first, x, p, g, _layout(engine, call))
+        if (engine := choose_ragged("vjp", call.mapping, p)) is not None:
+            return engine.vjp(call.segments_first, x, p, g, call.layout)
         return _rows(call, reference.vjp, x, p, g).contiguous()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..._array import Array
 from ..._core.mapping import Mapping
-from ..choice import asked
+from ..engine import IndexLoss, Layout, RaggedEngine
 from ..link import NEED_SCORES, Link
 from . import ENGINE, link_of, prepared
 
@@ -35,22 +35,6 @@ class Launch(NamedTuple):
 
     ids: Any
     longest: int
-
-
-Layout = tuple[Any, int]  # the segments, and the axis of their entries
-
-
-def refuse(op: str, mapping: Mapping, x: Array) -> str | None:
-    """Why these kernels can't take segments of tensors like x; None if they can."""
-    if asked() not in (None, ENGINE.name):
-        return f"the engine {asked()} is asked for"
-    reason = ENGINE.refuse(op, mapping, x)
-    link = link_of(mapping) if reason is None else None
-    if isinstance(link, Link) and link.kind == "perturb_max":
-        return "it has no kernel for segments of perturb_max"
-    if reason is None and x.numel() >= _INTS:
-        return f"it serves less than {_INTS} scores in segments"
-    return reason
 
 
 def launches(ptr: np.ndarray) -> tuple[Launch, ...]:
@@ -120,33 +104,69 @@ class _Entries:
         return torch.empty((*parts, self.segments.num_segments, self.heads), dtype=torch.float32, device=self.device)
 
 
-def forward(mapping: Mapping, x: Array, layout: Layout) -> Array:
-    """p(x) of each segment."""
-    return _forward("p", mapping, x, layout)
+class TritonRagged(RaggedEngine):
+    """Gradients of p need no `saved` argument; those of losses need four numbers for each segment and head."""
 
+    rows = ENGINE
 
-def forward_keeping(mapping: Mapping, x: Array, layout: Layout) -> tuple[Array, None]:
-    """p(x), and None, since these kernels' gradient needs only p."""
-    return forward(mapping, x, layout), None
+    def refuse(self, op: str, mapping: Mapping, x: Array) -> str | None:
+        reason = super().refuse(op, mapping, x)
+        link = link_of(mapping) if reason is None else None
+        if isinstance(link, Link) and link.kind == "perturb_max":
+            return "it has no kernel for segments of perturb_max"
+        if reason is None and x.numel() >= _INTS:
+            return f"it serves less than {_INTS} scores in segments"
+        return reason
 
+    def forward(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
+        return _forward("p", mapping, x, layout)
 
-def log_forward(mapping: Mapping, x: Array, layout: Layout) -> Array:
-    return _forward("log", mapping, x, layout)
+    def log_forward(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
+        return _forward("log", mapping, x, layout)
+
+    def vjp(self, mapping: Mapping, x: Array | None, p: Array, g: Array, layout: Layout, saved: Any = None) -> Array:
+        return _backward(mapping, False, x, p, g, layout)
+
+    def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, layout: Layout) -> Array:
+        return _backward(mapping, True, x, log_p, g, layout)
+
+    def index_loss(self, mapping: Mapping, x: Array, index: Array, layout: Layout, *, save: bool) -> IndexLoss:
+        entries = _Entries(mapping, x, layout)
+        both = entries.numbers(2)
+        state = both.new_empty((*both.shape[1:], 4)) if save else None
+        rows, index = entries.rows(x), index.reshape(-1)
+        run = entries.launch.run
+        if both.numel():
+            entries.each(
+                lambda cut: run("loss", entries.link, rows, index=index, value=both, state=state, ignore=-1, cut=cut),
+                rows,
+            )
+        return IndexLoss(both[0].view(entries.segments.num_segments, *entries.lead), state)
+
+    def index_loss_grad(
+        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, layout: Layout
+    ) -> Array:
+        entries = _Entries(mapping, x, layout)
+        rows, index, scale = entries.rows(x), index.reshape(-1), scale.float().reshape(-1)
+        run = entries.launch.run
+
+        def write(cut: Any, out: Array) -> None:
+            run("grad", entries.link, rows, out=out, index=index, scale=scale, state=saved, ignore=-1, cut=cut)
+
+        return entries.written(write, rows)
+
+    def threshold(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
+        entries = _Entries(mapping, x, layout)
+        tau, rows = entries.numbers(), entries.rows(x)
+        if tau.numel():
+            entries.each(lambda cut: entries.launch.run("tau", entries.link, rows, value=tau, cut=cut), rows)
+        return tau.view(entries.segments.num_segments, *entries.lead)
 
 
 def _forward(mode: str, mapping: Mapping, x: Array, layout: Layout) -> Array:
     entries = _Entries(mapping, x, layout)
     rows = entries.rows(x)
     return entries.written(lambda cut, out: entries.launch.run(mode, entries.link, rows, out=out, cut=cut), rows)
-
-
-def vjp(mapping: Mapping, x: Array | None, p: Array, g: Array, layout: Layout, kept: None = None) -> Array:
-    """J^T g."""
-    return _backward(mapping, False, x, p, g, layout)
-
-
-def log_vjp(mapping: Mapping, x: Array | None, log_p: Array, g: Array, layout: Layout) -> Array:
-    return _backward(mapping, True, x, log_p, g, layout)
 
 
 def _backward(mapping: Mapping, logs: bool, x: Array | None, p: Array, g: Array, layout: Layout) -> Array:
@@ -157,47 +177,4 @@ def _backward(mapping: Mapping, logs: bool, x: Array | None, p: Array, g: Array,
     return entries.written(lambda cut, out: back(entries.link, logs, scores, rows, slopes, out, cut=cut), rows)
 
 
-def index_loss(mapping: Mapping, x: Array, index: Array, layout: Layout) -> Array:
-    """The loss of each segment for the index of its target within the segment, in fp32; 0 for an index below 0."""
-    return _index_loss(mapping, x, index, layout, False)[0]
-
-
-def index_loss_keeping(mapping: Mapping, x: Array, index: Array, layout: Layout) -> tuple[Array, Array | None]:
-    """`index_loss`, and the four numbers of each row for its gradient."""
-    return _index_loss(mapping, x, index, layout, True)
-
-
-def _index_loss(mapping: Mapping, x: Array, index: Array, layout: Layout, save: bool) -> tuple[Array, Array | None]:
-    entries = _Entries(mapping, x, layout)
-    both = entries.numbers(2)
-    state = both.new_empty((*both.shape[1:], 4)) if save else None
-    rows, index = entries.rows(x), index.reshape(-1)
-    if both.numel():
-        entries.each(
-            lambda cut: entries.launch.run(
-                "loss", entries.link, rows, index=index, value=both, state=state, ignore=-1, cut=cut
-            ),
-            rows,
-        )
-    return both[0].view(entries.segments.num_segments, *entries.lead), state
-
-
-def index_loss_grad(mapping: Mapping, x: Array, index: Array, scale: Array, layout: Layout, kept: Array) -> Array:
-    """`scale (p - y)`, with a scale for each segment, from the numbers of `index_loss_keeping`."""
-    entries = _Entries(mapping, x, layout)
-    rows, index, scale = entries.rows(x), index.reshape(-1), scale.float().reshape(-1)
-    run = entries.launch.run
-
-    def write(cut: Any, out: Array) -> None:
-        run("grad", entries.link, rows, out=out, index=index, scale=scale, state=kept, ignore=-1, cut=cut)
-
-    return entries.written(write, rows)
-
-
-def threshold(mapping: Mapping, x: Array, layout: Layout) -> Array:
-    """tau of each segment in fp32; logsumexp for softmax; -inf for an empty segment, NaN for one with NaN or +inf."""
-    entries = _Entries(mapping, x, layout)
-    tau, rows = entries.numbers(), entries.rows(x)
-    if tau.numel():
-        entries.each(lambda cut: entries.launch.run("tau", entries.link, rows, value=tau, cut=cut), rows)
-    return tau.view(entries.segments.num_segments, *entries.lead)
+RAGGED = TritonRagged()
