@@ -531,12 +531,23 @@ ASKED = {
 
 
 def asked_by_name(path):
-    """The objects on which a file calls `hasattr`, and those of ours on which it calls `getattr` with a default."""
+    """The objects on which a file calls `hasattr` or `dir`, and those of ours on which it calls `vars`, or `getattr` with a default."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            default = node.func.id == "getattr" and len(node.args) == 3 and ast.unparse(node.args[0]) in OURS
-            if node.func.id == "hasattr" or default:
-                yield ast.unparse(node.args[0])
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+            call, what = node.func.id, ast.unparse(node.args[0])
+            of_ours = what in OURS and (call == "vars" or (call == "getattr" and len(node.args) == 3))
+            if call in ("hasattr", "dir") or of_ours:
+                yield what
+
+
+def compared(path):
+    """The comparisons by which a file finds out which map or which engine it has: of `.kernel`, and of an engine with another."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Compare):
+            sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
+            names = {side.split(".")[-1] for side in sides} if "None" not in sides else set()
+            if names & {"kernel", "engine", "ENGINE", "RAGGED"}:
+                yield ast.unparse(node)
 
 
 def test_no_contract_by_name():
@@ -549,8 +560,26 @@ def test_no_contract_by_name():
     assert not stray
 
 
+def test_only_engines_know_which_map_and_which_engine_it_is():
+    stray = [
+        f"{name}: {what}"
+        for name, path in modules().items()
+        if not name.startswith("kernels")
+        for what in compared(path)
+    ]
+    assert not stray
+
+
 def test_a_planted_contract_by_name_is_seen(tmp_path):
     path = tmp_path / "losses.py"
+    path.write_text(
+        "def f(mapping, engine):\n    return mapping.kernel == 'softmax' or engine is native.ENGINE or engine is None\n"
+    )
+    assert list(compared(path)) == ["mapping.kernel == 'softmax'", "engine is native.ENGINE"]
+    path.write_text(
+        "def f(mapping, other):\n    return 'loss' in dir(mapping) or 'loss' in vars(mapping) or vars(other)\n"
+    )
+    assert list(asked_by_name(path)) == ["mapping", "mapping"]
     path.write_text("def f(mapping):\n    return mapping.loss() if hasattr(mapping, 'loss') else None\n")
     assert list(asked_by_name(path)) == ["mapping"]
     path.write_text(

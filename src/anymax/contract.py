@@ -85,7 +85,7 @@ class _Case:
         return [x for x in rows if constant(x)]
 
     def ceiling(self, x: np.ndarray) -> Any:
-        return self.mapping.ceiling(x, np) if isinstance(self.mapping, Separable) else None
+        return self.mapping.ceiling(x, np)
 
     def slopes(self, function: Callable[[np.ndarray], Any], x: np.ndarray, h: float = 1e-5) -> np.ndarray:
         """d function / dx_j by central differences, with the classes last; `function` takes rows."""

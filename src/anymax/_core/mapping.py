@@ -31,6 +31,12 @@ if TYPE_CHECKING:
     from typing import Self
 
 
+# what a subclass may override without changing p
+_NO_FORMULAS = frozenset(
+    {"name", "formula", "kernel", "facts", "instead", "example", "check", "no_potential", "no_constant", "as_written"}
+)
+
+
 class Mapping(ABC):
     """A map from scores to probabilities, the base class of every map. It is frozen data, checked at construction.
 
@@ -50,7 +56,8 @@ class Mapping(ABC):
 
     name: ClassVar[str]
     formula: ClassVar[str] = ""  # p in plain text, for tables and notebooks
-    kernel: ClassVar[str | None] = None  # the name of a scalar link that compiled engines know; see `__init_subclass__`
+    kernel: ClassVar[str | None] = None  # the name of a scalar link that compiled engines know
+    as_written: ClassVar[bool] = True  # False for a subclass that overrides a formula of a map with a kernel
     instead: ClassVar[str] = "nll"  # the loss to use if no Fenchel-Young loss exists
     traced: bool = False  # True if the derivative comes from automatic differentiation of `differentiable` alone
     iterative: bool = False  # True if `forward` iterates; `hold` gives the outcome of the iteration
@@ -59,25 +66,29 @@ class Mapping(ABC):
         None  # the parameter that JAX passes as an array, so that one compiled program fits all its values
     )
     needs_scores: bool = True  # False if `vjp` needs p only, not x
+    loss_from_scores: ClassVar[bool] = False  # True if `loss` uses only the scores, not p
     # parameters to show the map with if none are given; needed for a field without a default
     example: ClassVar[dict[str, Any]] = {}
     # the parameters that may vary along the classes; others have one value per row
     per_class: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Kernel and formula hold for the class that sets them; a subclass that overrides a method loses them and runs its own methods."""
+        """`kernel` and `formula` hold for the class that sets them. A subclass that overrides a formula runs its own methods."""
         super().__init_subclass__(**options)
-        owner = next(c for c in cls.__mro__ if "kernel" in vars(c))
-        fields = [f.name for f in dataclasses.fields(owner)] if dataclasses.is_dataclass(owner) else []
-        free = "name formula kernel facts instead example check no_potential no_constant"
-        spared = {*free.split(), *fields}
-        if owner is not cls and any(
-            not a.startswith("__") and a not in spared and getattr(cls, a, None) is not getattr(owner, a)
-            for a in dir(owner)
-        ):
+        line = cls.__mro__
+        place = next(i for i, c in enumerate(line) if "kernel" in c.__dict__)
+        owner: Any = line[place]
+        compiled = owner.kernel is not None
+        fields = {f.name for f in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
+        before = {a for c in line[place:] for a in c.__dict__ if not a.startswith("__")}
+        changed = before.intersection(a for c in line[:place] for a in c.__dict__)
+        if changed - fields - _NO_FORMULAS:
+            cls.as_written = cls.as_written and not compiled
             cls.kernel, cls.zero_below_threshold = None, False
-            if "formula" not in vars(cls):
+            if "formula" not in cls.__dict__:
                 cls.formula = ""
+        elif place == 0:
+            cls.as_written = True
 
     def __call__(
         self, x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]
@@ -130,6 +141,10 @@ class Mapping(ABC):
         """True if p is the softmax of the scores, with temperature 1."""
         t = self.as_softmax()
         return type(t) is float and t == 1.0
+
+    def ceiling(self, x: Array, xp: Namespace) -> Any:
+        """The upper bound of p for each class: a number, or an array that broadcasts to rows; None if there is none below the sum."""
+        return None
 
     # -- the threshold ---------------------------------------------------------------------------------------------------
 
@@ -219,6 +234,10 @@ class Mapping(ABC):
     def exponents(self, x: Array, xp: Namespace) -> Array | None:
         """a(x) with p = softmax(a), -inf where masked; None if there is no such a, or if it is the scores themselves."""
         return None
+
+    def sums_suffice(self, x: Array, xp: Namespace) -> bool:
+        """True where sums along the classes alone find `threshold` of rows like x: the map has `search`, as `Separable` has it."""
+        return False
 
     def level_to_tau(self, level: Array, xp: Namespace) -> Any:
         """`threshold` of a separable map is `anchor - level` minus this."""

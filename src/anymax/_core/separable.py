@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 from .._array import (
     Array,
@@ -52,6 +52,14 @@ class Separable(Mapping):
     iterative = True
     needs_scores = False
     steep: bool = False  # True if the link has infinite slope at the edge of the support
+    # True where `search` is told how to sum over the classes; a subclass that overrides `solve` or `search` says whether it still is
+    searches_by_sums: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = cls.__dict__
+        if ("solve" in own or "search" in own) and "searches_by_sums" not in own:
+            cls.searches_by_sums = False
 
     @abstractmethod
     def omega_terms(self, q: Array, xp: Namespace) -> Array: ...
@@ -230,10 +238,7 @@ class Separable(Mapping):
         return self.facts.sparse
 
     def sums_suffice(self, x: Array, xp: Namespace) -> bool:
-        """True where `search` finds the level of rows like x from sums along the classes alone."""
-        kind = type(self)
-        generic = kind.search is Separable.search and kind.solve is Separable.solve
-        return generic and self.ceiling(x[..., :1], xp) is None
+        return self.searches_by_sums and self.ceiling(x[..., :1], xp) is None
 
     def constant_terms(self, y: Array, xp: Namespace) -> list[Array] | None:
         return [self.constant(y, xp)]

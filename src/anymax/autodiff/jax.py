@@ -27,7 +27,6 @@ from ..kernels.engine import BELOW, Engine
 from ..kernels.link import Link, link_of
 from ..kernels.reference import ENGINE as reference
 from ..kernels.xla import Static, alike, outside_of_jit, to_front
-from ..mappings import Softmax, SparseSoftmax
 from .bridge import Bridge
 
 
@@ -143,9 +142,9 @@ def _loss(static: Static, params: dict[str, Array], x: Array, y: Array) -> Array
 
 @functools.partial(_loss.defjvp, symbolic_zeros=True)
 def _loss_rule(static: Static, primals: Any, tangents: Any) -> Any:
-    """The gradient is p - y. The losses of softmax and sparse softmax are plain operations on the scores, without p."""
+    """The gradient is p - y, or that of plain operations on the scores where the loss needs no p."""
     (params, x, y), (dparams, dx, dy) = primals, tangents
-    plain = issubclass(static.kind, (Softmax, SparseSoftmax)) or static.mapping(params).traced
+    plain = static.kind.loss_from_scores or static.mapping(params).traced
     if plain or is_zero(dx) or not all(map(is_zero, (*dparams.values(), dy))):
         return jax.jvp(functools.partial(_plain_loss, static), primals, with_zeros(tangents, primals))
     p = _apply(static, params, x)

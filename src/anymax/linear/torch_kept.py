@@ -95,15 +95,16 @@ def _bound(mapping: Mapping, xp: Namespace) -> Callable[..., Array] | None:
     """A function that gives, from any scores of the rows, a lower bound [rows, 1] of the scores that may have p > 0; or None."""
     if isinstance(mapping, SparseSoftmax):
         return None if mapping.k is None or is_array(mapping.k) else _kth
-    if not isinstance(mapping, Separable) or not mapping.facts.sparse or is_array(mapping.mass) or mapping.mass != 1.0:
-        return None
-    if type(mapping).ceiling is not Separable.ceiling:
+    if not isinstance(mapping, Separable) or not mapping.facts.sparse or not mapping.sums_to_one:
         return None
     params = [p for p in mapping.params().values() if not known(p)]
     if params:  # on a GPU, where reading them would wait
         return None
     one = next((xp.ones_like(p) for p in mapping.params().values()), None)
-    reach = _reach(mapping, xp.ones(1) if one is None else one.detach(), xp)
+    one = xp.ones(1) if one is None else one.detach()
+    if mapping.ceiling(one, xp) is not None:
+        return None
+    reach = _reach(mapping, one, xp)
     return _below_threshold if bool(xp.all((reach > 0) & (reach < math.inf))) else None
 
 

@@ -64,6 +64,7 @@ class Entmax(Separable):
     kernel = "entmax"
     zero_below_threshold = True
     array_field = "alpha"
+    searches_by_sums = True  # up to alpha = 2
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -197,13 +198,8 @@ class Entmax(Separable):
         return sharp if not flat else xp.where(c > 1.0, sharp, s)
 
     def sums_suffice(self, x: Array, xp: Namespace) -> bool:
-        kind = type(self)
         alpha: Any = self.alpha
-        if (
-            kind.search is not Entmax.search
-            or kind.solve is not Entmax.solve
-            or self.ceiling(x[..., :1], xp) is not None
-        ):
+        if not super().sums_suffice(x, xp):
             return False
         return not known_any(~(alpha <= 2.0), xp) and known(alpha) if is_array(alpha) else alpha <= 2.0
 
@@ -242,7 +238,7 @@ class Entmax(Separable):
         return not is_array(self.alpha) and self.alpha == 1
 
     def as_softmax(self) -> float | None:
-        return 1.0 if self._at_one() and self.kernel is not None else None
+        return 1.0 if self._at_one() and self.as_written else None
 
 
 def _link(t: Array, c: Any, xp: Namespace) -> Array:

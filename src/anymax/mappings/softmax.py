@@ -29,13 +29,14 @@ class Softmax(Separable):
     kernel = "softmax"
     iterative = False
     needs_scores = False
+    loss_from_scores = True
 
     @property
     def facts(self) -> Facts:
         return Facts(monotone=True, shift_invariant=True, sparse=False, has_potential=True)
 
     def as_softmax(self) -> float | None:
-        return 1.0 if self.kernel is not None else None
+        return 1.0 if self.as_written else None
 
     def omega_terms(self, q: Array, xp: Namespace) -> Array:
         return xlogx(q, xp)

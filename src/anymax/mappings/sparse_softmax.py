@@ -59,6 +59,7 @@ class SparseSoftmax(Mapping):
     name = "sparse_softmax"
     formula = "softmax over the k largest scores, or the fewest of mass p"
     kernel = "sparse_softmax"
+    loss_from_scores = True
     array_field = "p"
     example: ClassVar[dict[str, Any]] = {"k": 2}
     needs_scores = False
@@ -132,7 +133,7 @@ class SparseSoftmax(Mapping):
 
     @property
     def most_kept(self) -> int | None:  # type: ignore[override]
-        return None if self.kernel is None or is_array(self.k) else self.k  # type: ignore[return-value]
+        return None if not self.as_written or is_array(self.k) else self.k  # type: ignore[return-value]
 
     @property
     def zeros_stay(self) -> bool:  # type: ignore[override]
@@ -140,7 +141,7 @@ class SparseSoftmax(Mapping):
 
     @property
     def nucleus(self) -> Any:  # type: ignore[override]
-        return None if self.kernel is None else self.p
+        return self.p if self.as_written else None
 
     def constant_terms(self, y: Array, xp: Namespace) -> list[Array]:
         return [total(xlogx(y, xp), xp), total(xp.astype(y > 0, y.dtype), xp)]

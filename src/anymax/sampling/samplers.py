@@ -39,7 +39,6 @@ from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import answering, spelled
 from .._core.rows import prepare
-from .._core.separable import Separable
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, ArrayT, Numbers, Parameter
 from .._random.draws import at, count_of, invert, uniforms
@@ -239,7 +238,7 @@ def gumbel_softmax(
 def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> Array:
     """The limit of the rows of p as the scores z are scaled up: the largest scores get the whole sum, each up to its upper bound."""
     _, rows, own, _ = prepare(mapping.frozen(), z, axis, None, None)
-    if not isinstance(own, Separable) or (most := own.ceiling(rows, xp)) is None:
+    if (most := own.ceiling(rows, xp)) is None:
         first = xp.expand_dims(xp.argmax(p, axis=-1), axis=-1)
         return xp.astype((positions(p, first.dtype, xp) == first) & ~(p <= 0), p.dtype)
     order = xp.argsort(rows, axis=-1, descending=True, stable=True)
