@@ -58,6 +58,8 @@ def _find(mapping: Mapping) -> Link | str:
     if kind == "sparse_softmax":
         sparse: Any = mapping
         kind = "topk" if sparse.p is None else "topp"
+    elif kind == "entmax" and mapping.is_softmax:
+        kind = "softmax"
     if kind not in MAPS:
         return f"it has no kernel for {mapping.name}"
     if kind == "perturb_max":

@@ -383,7 +383,7 @@ class Native(Engine):
         link = link_of(mapping)
         if isinstance(link, str):
             return link
-        if op in ("log_forward", "log_vjp") and link.kind in WITHOUT_LOG and (link.kind, link.param) != ("entmax", 1.0):
+        if op in ("log_forward", "log_vjp") and link.kind in WITHOUT_LOG:
             return f"it has no log p of {link.kind}; log of p is used"
         if op in ("index_loss", "threshold") and link.kind in WITHOUT_LOSS:
             return f"{link.kind} has no such operation"

@@ -65,8 +65,6 @@ def link_of(mapping: Mapping) -> Link | str:
             return link._replace(kind="softmax", param=0.0)
         if noise not in _NOISES:
             return f"it has no kernel for the noise {noise!r} at scale {link.param:g}; it knows {', '.join(_NOISES)}"
-    if link.kind == "entmax" and link.params is None and link.param == 1.0:
-        return link._replace(kind="softmax")
     if link.kind == "normmax" and link.params is not None:
         return "it takes one alpha of normmax for all rows"
     if link.kind == "topk" and link.params is not None:
