@@ -473,7 +473,7 @@ t = torch.tensor
 WRONG = {
     "implementation": (lambda: A.attention(Q, K, V, implementation="flash"), ValueError, "no implementation 'flash'; there are sdpa,"),
     "refused": (lambda: A.attention(Q, K, V, Sparsemax(), implementation="sdpa"), ValueError, "torch has attention with softmax"),
-    "blocks of numpy": (lambda: A.attention(Q, K, V, implementation="blockwise"), ValueError, "it serves torch tensors"),
+    "blocks of numpy": (lambda: A.attention(Q, K, V, implementation="blockwise"), ValueError, "it takes torch tensors"),
     "blocks, weights": (
         lambda: A.attention(t(Q), t(K), t(V), implementation="blockwise", need_weights=True), ValueError, "the matrix that it never has"),
     "linear": (lambda: A.attention(Q, K, V, implementation="linear"), ValueError, "only Taylor softmax of order 2"),
@@ -519,7 +519,7 @@ def test_a_refusal_is_a_sentence():
 
     assert IMPLEMENTATIONS[-1].name == "reference"
     for one in IMPLEMENTATIONS[:-1]:
-        with pytest.raises(ValueError, match=f"implementation '{one.name}' can't serve this call: ."):
+        with pytest.raises(ValueError, match=f"implementation '{one.name}' can't take this call: ."):
             A.attention(Q, K, V, Entmax(1.5), transform=lambda s: s, implementation=one.name)
     assert dataclasses.is_dataclass(T.scalable())
 
@@ -546,7 +546,7 @@ def test_explain_attention_names_who_serves():
     with A.use("reference"):
         chosen, why = refused(A.explain_attention(long, long, long))
         assert (chosen, why["sdpa"]) == ("reference", "'reference' was asked for")
-    assert refused(A.explain_attention(Q, K, V))[1]["sdpa"] == "it serves torch tensors"
+    assert refused(A.explain_attention(Q, K, V))[1]["sdpa"] == "it takes torch tensors"
 
 
 @pytest.mark.parametrize(
@@ -569,7 +569,7 @@ def test_explain_attention_is_true(mapping, options, monkeypatch):
 
 
 def test_explain_attention_refuses_what_attention_refuses():
-    with pytest.raises(ValueError, match="can't serve this call: torch has attention with softmax"):
+    with pytest.raises(ValueError, match="can't take this call: torch has attention with softmax"):
         A.explain_attention(t(Q), t(K), t(V), Sparsemax(), implementation="sdpa")
     with pytest.raises(ValueError, match="there is no map 'softmin'"):
         A.explain_attention(Q, K, V, "softmin")

@@ -112,7 +112,7 @@ def test_an_engine_that_was_asked_for_and_refuses_is_an_error():
     with (
         A.use("framework"),
         pytest.raises(
-            RuntimeError, match=r"engine 'framework' was asked for and can't serve forward of Sparsemax\(\): "
+            RuntimeError, match=r"engine 'framework' was asked for and can't compute forward of Sparsemax\(\): "
         ),
     ):
         A.sparsemax([0.0, 1.0])

@@ -471,7 +471,7 @@ def test_names_and_errors():
     with pytest.raises(ValueError, match="paged cache"):
         hf.attend("anymax_sparsemax", torch.nn.Module(), q, q, q, None, cache=object())
     for option, words in (("sinks", "Module has sinks for each query"), ("block_indices", "Module has blocks of keys")):
-        with pytest.raises(ValueError, match=f"anymax_sparsemax: {words}, which are not served; use 'eager'"):
+        with pytest.raises(ValueError, match=f"anymax_sparsemax: {words}, which anymax does not support; use 'eager'"):
             hf.attend("anymax_sparsemax", torch.nn.Module(), q, q, q, None, **{option: q})
 
 
@@ -482,7 +482,7 @@ TRIED = {
 
 
 def refused(kind, config, name="anymax_softmax"):
-    words = rf"{name}: {kind.__name__} has attention code of its own; the models that are served"
+    words = rf"{name}: {kind.__name__} has attention code of its own; the models that work"
     with pytest.raises(ValueError, match=words):
         kind._from_config(config, attn_implementation=name)
 

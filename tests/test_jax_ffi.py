@@ -482,7 +482,7 @@ def test_other_devices_and_exported_programs_get_the_formula():
 @needs_library
 def test_what_is_refused():
     x = jnp.asarray(X[0], "float32")
-    assert xla.ENGINE.refuse("forward", Sparsemax(), X) == "it serves JAX arrays, these scores are of numpy"
+    assert xla.ENGINE.refuse("forward", Sparsemax(), X) == "it takes JAX arrays, these scores are of numpy"
     assert xla.ENGINE.refuse("loss", Sparsemax(), x) == "it has forward, vjp, index_loss, index_loss_grad, not loss"
     assert xla.ENGINE.refuse("index_loss", Taylor(2), x) == "taylor has no such operation"
     assert "no kernel for ratio" in xla.ENGINE.refuse("forward", Ratio.sigmoid(), x)
@@ -493,7 +493,7 @@ def test_what_is_refused():
     assert "(xla refuses: it has forward, vjp, index_loss" in str(A.explain(Sparsemax(), x))
     with A.use("xla"):
         A.sparsemax(x)
-        with pytest.raises(RuntimeError, match="engine 'xla' was asked for and can't serve forward of Ratio"):
+        with pytest.raises(RuntimeError, match="engine 'xla' was asked for and can't compute forward of Ratio"):
             A.apply(Ratio.sigmoid(), x)
     with A.use("reference"):
         assert xla.TARGET not in jax.jit(lambda x: A.sparsemax(x)).lower(x).as_text()

@@ -872,7 +872,7 @@ def test_refusals():
         ("forward", am.PerturbMax("normal", scale=np.ones((2, 1))), x, "one scale of the noise"),
         ("log_forward", am.Sparsemax(), x, "log of p is used"),
         ("index_loss", am.Taylor(2), x, "no such operation"),
-        ("forward", am.Sparsemax(), x.astype(np.longdouble), "it serves float32"),
+        ("forward", am.Sparsemax(), x.astype(np.longdouble), "it takes float32"),
         ("forward", am.Sparsemax(), x.astype(">f4"), "byte order"),
         ("forward", am.Sparsemax(), torch.zeros(2, 3).to_sparse(), "dense tensors"),
         ("forward", am.Sparsemax(), torch.zeros(2, 3, device="meta"), "on the CPU"),

@@ -804,7 +804,7 @@ def test_an_index_is_sorted_without_an_engine_too(monkeypatch):
         (
             {"index": [0, 0, 1], "num_segments": 2**62},
             ValueError,
-            r"at most 2147483647 segments are served; number them",
+            r"at most 2147483647 segments are supported; number them",
         ),
         ({"lengths": [2**62, 2**62, 3]}, ValueError, r"the lengths sum to 9.223e\+18, beyond 64 bits"),
         ({"index": [0, 0, 1], "axis": 2}, ValueError, "axis 2 is out of range"),

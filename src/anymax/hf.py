@@ -121,7 +121,7 @@ def _refuse_own_code() -> None:
     def checked(self: Any, requested_attention: str | None, *args: Any, **options: Any) -> str:
         if requested_attention in NAMES and (_own_code(type(self)) or self.config.model_type in _PARTLY_OWN):
             raise ValueError(
-                f"{requested_attention}: {type(self).__name__} has attention code of its own; the models that are served are those "
+                f"{requested_attention}: {type(self).__name__} has attention code of its own; the models that work are those "
                 "whose attention goes through transformers' attention interface, such as Llama, BERT and T5"
             )
         if not (self._supports_sdpa or self._supports_attention_backend):
@@ -215,10 +215,10 @@ def attend(
             [0.3333, 0.3333, 0.3333]]))
     """
     if cache is not None:
-        raise ValueError(f"{name}: the paged cache of continuous batching is not served; use generate() or 'sdpa'")
+        raise ValueError(f"{name}: the paged cache of continuous batching is not supported; use generate() or 'sdpa'")
     for what, given in (("sinks for each query", sinks), ("blocks of keys", block_indices)):
         if given is not None:
-            raise ValueError(f"{name}: {type(module).__name__} has {what}, which are not served; use 'eager'")
+            raise ValueError(f"{name}: {type(module).__name__} has {what}, which anymax does not support; use 'eager'")
     config = getattr(module, "config", None)
     mapping, transform = _of(name, module, config, query)
     length = query.shape[-2]

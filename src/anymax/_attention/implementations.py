@@ -95,7 +95,7 @@ def _refuse_sdpa(call: AttentionCall) -> str | None:
     if not s.mapping.is_softmax:
         return f"torch has attention with softmax, not with {s.mapping.name}"
     if not is_torch(call.q):
-        return "it serves torch tensors"
+        return "it takes torch tensors"
     for what, there in (
         ("soft-capped scores", s.softcap is not None), ("a transform", s.transform is not None), ("a sink", "sink" in s.arrays),
         ("the weights", call.need_weights), ("a generator", call.dropout_p and call.generator is not None),
@@ -144,16 +144,16 @@ def _sdpa(call: AttentionCall) -> tuple[Array, Any]:
 def _refuse_triton(call: AttentionCall) -> str | None:
     s, q = call.scores, call.q
     if not is_torch(q):
-        return "it serves torch tensors on a GPU"
+        return "it takes torch tensors on a GPU"
     if q.device.type != "cuda" and not (q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
-        return f"it serves tensors on a GPU (CUDA, ROCm), these are on {q.device}"
+        return f"it takes tensors on a GPU (CUDA, ROCm), these are on {q.device}"
     if dtype_name(q) not in ("float32", "bfloat16", "float16"):
-        return f"it serves float32, bfloat16 and float16, not {q.dtype}"
+        return f"it takes float32, bfloat16 and float16, not {q.dtype}"
     if call.need_weights:
         return "the weights are the matrix that it never has"
     compiling = sys.modules["torch"].compiler.is_dynamo_compiling()
     if transformed() or not (eager(q) or compiling) or sys.modules["torch"].compiler.is_exporting():
-        return "it serves eager calls and torch.compile; under a transform or export, plain operations are to be seen"
+        return "it takes eager calls and torch.compile; under a transform or export, plain operations are to be seen"
     if reason := kernels.triton.refuse_attention(s.mapping):
         return reason
     if any(is_array(a) and a.ndim and a.shape[-1] != 1 for a in s.mapping.params().values()):
@@ -186,11 +186,11 @@ def _triton(call: AttentionCall) -> tuple[Array, Any]:
 
 def _refuse_blocks(call: AttentionCall) -> str | None:
     if not is_torch(call.q):
-        return "it serves torch tensors; XLA fuses the formula on its own, and NumPy has the reference"
+        return "it takes torch tensors; XLA fuses the formula on its own, and NumPy has the reference"
     if call.need_weights:
         return "the weights are the matrix that it never has"
     if transformed() or not eager(call.q):
-        return "it serves eager calls; under a transform or while tracing, plain operations are to be seen"
+        return "it takes eager calls; under a transform or while tracing, plain operations are to be seen"
     return refuse_tiles(call.scores)
 
 
@@ -287,7 +287,7 @@ def choose(call: AttentionCall, asked: Implementation | None) -> Implementation:
     if asked is not None:
         reason = asked.refuse(call)
         if reason is not None:
-            raise ValueError(f"attention: implementation {asked.name!r} can't serve this call: {reason}")
+            raise ValueError(f"attention: implementation {asked.name!r} can't take this call: {reason}")
     if _empty(call) or (asked is None and eager(call.q) and kernels.asked() == "reference"):
         return IMPLEMENTATIONS[-1]
     if asked is not None:

@@ -243,8 +243,8 @@ def explain_attention(
     Sparsemax()
       attention   reference
                   (sdpa refuses: torch has attention with softmax, not with sparsemax)
-                  (triton refuses: it serves torch tensors on a GPU)
-                  (blockwise refuses: it serves torch tensors; XLA fuses the formula on its own, and NumPy has the reference)
+                  (triton refuses: it takes torch tensors on a GPU)
+                  (blockwise refuses: it takes torch tensors; XLA fuses the formula on its own, and NumPy has the reference)
                   (linear refuses: only Taylor softmax of order 2 has features of finite size, not sparsemax)
     """
     given: dict[str, Any] = dict(locals())

@@ -147,7 +147,7 @@ def choose(op: str, mapping: Mapping | str, x: AnyArray) -> Engine:
     if only is not None:
         reason = only.refuse(op, mapping, x)
         if reason is not None:
-            raise RuntimeError(f"engine {only.name!r} was asked for and can't serve {op} of {mapping!r}: {reason}")
+            raise RuntimeError(f"engine {only.name!r} was asked for and can't compute {op} of {mapping!r}: {reason}")
         return only
     return next(engine for engine in ENGINES if engine.refuse(op, mapping, x) is None)
 
@@ -261,7 +261,7 @@ def warm_up(
     mapping = as_mapping(mapping, "warm_up")
     launch = triton.load()
     if isinstance(launch, str):
-        raise RuntimeError(f"warm_up: the GPU engine can't serve: {launch}")
+        raise RuntimeError(f"warm_up: the GPU engine can't run: {launch}")
     torch = launch.torch
     kinds = [dtypes] if isinstance(dtypes, (str, torch.dtype)) else list(dtypes)
     one = isinstance(shapes, (tuple, list)) and all(type(n) is int for n in shapes)
@@ -277,5 +277,5 @@ def warm_up(
             mapping.check(shape[-1])
             reason = triton.ENGINE.refuse("forward", mapping, torch.empty(1, dtype=dtype, device=device))
             if reason is not None:
-                raise RuntimeError(f"warm_up: the GPU engine can't serve {mapping!r}: {reason}")
+                raise RuntimeError(f"warm_up: the GPU engine can't compute {mapping!r}: {reason}")
             triton.warm_up(mapping, shape, dtype, device)

@@ -53,7 +53,7 @@ def refuse(mapping: Mapping, x: Array, steps: tuple[Step, ...] = ()) -> str | No
         return "it takes one parameter of a map for all rows"
     if len(steps) > MOST or any(step.name not in STEPS for step in steps):
         return f"it has up to {MOST} steps among {', '.join(STEPS)}"
-    return "it serves rows of at least one class" if not x.ndim or not x.shape[-1] else None
+    return "it takes rows of at least one class" if not x.ndim or not x.shape[-1] else None
 
 
 def run(
@@ -106,7 +106,7 @@ def run(
         mapping, x, table.reshape(-1, 3), values, out.keep, *asked, out.entropy, out.left, out.tau
     )
     if made is None:
-        raise RuntimeError(f"the native engine does not serve a pass over {native.dtype_of(x)} {tuple(x.shape)}")
+        raise RuntimeError(f"the native engine can't run a pass over {native.dtype_of(x)} {tuple(x.shape)}")
     return out
 
 

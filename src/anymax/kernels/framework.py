@@ -19,11 +19,11 @@ class Framework(Engine):
             return f"torch has a fused softmax, but no {mapping.name}"
         if not is_torch(x):
             kind = "jax" if is_jax(x) else type(x).__module__.split(".")[0]
-            return f"it serves torch tensors, these scores are of {kind}"
+            return f"it takes torch tensors, these scores are of {kind}"
         if op not in self.ops:
             return f"it has forward and vjp, not {op}"
         if not eager(x):
-            return "it serves eager calls; under tracing the formula is visible to the compiler"
+            return "it takes eager calls; under tracing the formula is visible to the compiler"
         return None
 
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:

@@ -54,5 +54,5 @@ def _run(how: How, q: Array, k: Array, v: Array, out: Array, below: Array | None
     )
     if made is None:
         raise RuntimeError(
-            f"the native engine does not serve linear attention on {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+            f"the native engine can't compute linear attention on {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
         )

@@ -47,7 +47,7 @@ def link_of(mapping: Mapping) -> Link | str:
         return mapping._link
     except AttributeError:
         if not isinstance(mapping, Mapping):
-            return "it serves maps"
+            return "it takes maps"
         found = _find(mapping)
         object.__setattr__(mapping, "_link", found)
         return found

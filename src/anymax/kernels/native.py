@@ -97,17 +97,17 @@ def refuse_array(x: Any) -> str | None:
     if isinstance(lib, str):
         return lib
     if is_jax(x):
-        return "it serves NumPy and torch; JAX calls the same library through XLA, which is the engine xla"
+        return "it takes NumPy and torch; JAX calls the same library through XLA, which is the engine xla"
     if getattr(x, "ndim", 0) > _AXES:
-        return f"it serves arrays of up to {_AXES} axes, not {x.ndim}"
+        return f"it takes arrays of up to {_AXES} axes, not {x.ndim}"
     if reason := refuse_width(x):
         return reason
     if is_torch(x):
         return refuse_tensor(x)
     if type(x) is not np.ndarray:
-        return f"it serves arrays of NumPy, torch (CPU) and JAX, not {type(x).__module__}.{type(x).__name__}"
+        return f"it takes arrays of NumPy, torch (CPU) and JAX, not {type(x).__module__}.{type(x).__name__}"
     if x.dtype.name not in DTYPES or not x.dtype.isnative:
-        return f"it serves float32, float64, float16 and bfloat16 in the machine's byte order, not {x.dtype}"
+        return f"it takes float32, float64, float16 and bfloat16 in the machine's byte order, not {x.dtype}"
     return None
 
 
@@ -115,7 +115,7 @@ def refuse_width(x: Any) -> str | None:
     """Why the library can't take rows with as many classes as x; None if it can."""
     classes = x.shape[-1] if getattr(x, "ndim", 0) else 1
     if isinstance(classes, int) and classes > MOST_CLASSES:
-        return f"it serves rows of up to {MOST_CLASSES} classes, not {classes}"
+        return f"it takes rows of up to {MOST_CLASSES} classes, not {classes}"
     return None
 
 
@@ -123,25 +123,25 @@ def refuse_tensor(x: Any, device: str = "cpu", dtypes: Iterable[str] = DTYPES) -
     """Why an engine for plain tensors on this kind of device can't take x; None if it can."""
     torch = sys.modules["torch"]
     if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
-        return f"it serves plain tensors, not {type(x).__name__}"
+        return f"it takes plain tensors, not {type(x).__name__}"
     if (
         torch._C._are_functorch_transforms_active()
         or torch.compiler.is_compiling()
         or modes()
         or torch._C._get_tracing_state() is not None
     ):
-        return "it serves eager calls; under a transform or while tracing, plain operations are to be seen"
+        return "it takes eager calls; under a transform or while tracing, plain operations are to be seen"
     if x.device.type != device:
-        return f"it serves tensors on the {device.upper()}, these are on {x.device}"
+        return f"it takes tensors on the {device.upper()}, these are on {x.device}"
     if x.layout is not torch.strided:
-        return f"it serves dense tensors, these are {x.layout}"
+        return f"it takes dense tensors, these are {x.layout}"
     if str(x.dtype)[6:] not in dtypes:
-        return f"it serves {', '.join(dtypes)}, not {x.dtype}"
+        return f"it takes {', '.join(dtypes)}, not {x.dtype}"
     try:
         lazy = x.is_neg() or (x.numel() and not x.data_ptr())
     except RuntimeError:  # for example a batch of torch.vmap
         lazy = True
-    return "it serves tensors that own their numbers, not lazy ones" if lazy else None
+    return "it takes tensors that own their numbers, not lazy ones" if lazy else None
 
 
 # -- arrays of both kinds ------------------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def _done(answer: Any, what: str, *arrays: Array | None) -> Any:
     """The engine's answer; an error if it is None, for arrays that `refuse` did not check."""
     if answer is None:
         words = ", ".join(f"{dtype_of(a)} {tuple(a.shape)}" for a in arrays if a is not None)
-        raise RuntimeError(f"the native engine does not serve {what} on {words}")
+        raise RuntimeError(f"the native engine can't compute {what} on {words}")
     return answer
 
 

@@ -74,7 +74,7 @@ def _run(
     made = engine.segments(link, CODES[op], segments.ptr, segments.order, axis, *operands, index, scale, result, saved)
     if made is None:
         words = ", ".join(f"{native.dtype_of(a)} {tuple(a.shape)}" for a in operands if a is not None)
-        raise RuntimeError(f"the native engine does not serve {op} of segments on {words}")
+        raise RuntimeError(f"the native engine can't compute {op} of segments on {words}")
 
 
 def _one_stride(a: Array, axis: int) -> bool:

@@ -63,7 +63,7 @@ class Xla(Engine):
 
     def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
         if not is_jax(x):
-            return f"it serves JAX arrays, these scores are of {type(x).__module__.split('.')[0]}"
+            return f"it takes JAX arrays, these scores are of {type(x).__module__.split('.')[0]}"
         if op not in self.ops:
             return self.lacks(op)
         link = link_of(mapping)
@@ -72,11 +72,11 @@ class Xla(Engine):
         if op.startswith("index_loss") and link.kind in WITHOUT_LOSS:
             return f"{link.kind} has no such operation"
         if dtype_name(x) not in native.DTYPES:
-            return f"it serves float32, float64, float16 and bfloat16, not {dtype_name(x)}"
+            return f"it takes float32, float64, float16 and bfloat16, not {dtype_name(x)}"
         if reason := native.refuse_width(x):
             return reason
         if eager(x) and any(device.platform != "cpu" for device in x.devices()):
-            return "it serves arrays on the CPU, these are on another device"
+            return "it takes arrays on the CPU, these are on another device"
         return problem()
 
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:

@@ -275,7 +275,7 @@ def _known(who: str, name: str, value: Array, num_segments: int | None) -> Segme
             (count,) = error.args
             which = f"num_segments={count}" if num_segments is not None else f"index[{int(a.argmax())}] is {count - 1}"
             raise ValueError(
-                f"{who}: {which}, and at most {ragged.MOST} segments are served; number them from 0 on without gaps, as "
+                f"{who}: {which}, and at most {ragged.MOST} segments are supported; number them from 0 on without gaps, as "
                 "numpy.unique(index, return_inverse=True) does"
             ) from None
         if wrong >= 0:

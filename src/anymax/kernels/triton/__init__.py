@@ -168,10 +168,10 @@ class Triton(Engine):
     def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
         if not is_torch(x):
             if is_jax(x):
-                return "it serves torch; on a GPU, JAX compiles the formula itself"
-            return f"it serves torch tensors on a GPU, these scores are of {type(x).__module__.split('.')[0]}"
+                return "it takes torch; on a GPU, JAX compiles the formula itself"
+            return f"it takes torch tensors on a GPU, these scores are of {type(x).__module__.split('.')[0]}"
         if x.device.type != "cuda" and not (x.device.type == "cpu" and _interpreted()):
-            return f"it serves tensors on a GPU (CUDA, ROCm), these are on {x.device}"
+            return f"it takes tensors on a GPU (CUDA, ROCm), these are on {x.device}"
         if op not in self.ops:
             return self.lacks(op)
         link = link_of(mapping)

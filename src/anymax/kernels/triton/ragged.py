@@ -115,7 +115,7 @@ class TritonRagged(RaggedEngine):
         if isinstance(link, Link) and link.kind == "perturb_max":
             return "it has no kernel for segments of perturb_max"
         if reason is None and x.numel() >= _INTS:
-            return f"it serves less than {_INTS} scores in segments"
+            return f"it takes fewer than {_INTS} scores in segments"
         return reason
 
     def forward(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
