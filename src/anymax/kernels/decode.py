@@ -38,8 +38,8 @@ class Decoded(NamedTuple):
     tau: Any  # float64 [...]: the threshold of the classes that are left, logsumexp for softmax
 
 
-def refuse(mapping: Mapping, x: Array, steps: tuple[Step, ...] = ()) -> str | None:
-    """Why the engine can't run a pass; None if it can."""
+def refuse(mapping: Mapping, x: Array, steps: int = 0) -> str | None:
+    """Why the engine can't run a pass of so many steps; None if it can."""
     if asked() not in (None, native.ENGINE.name):
         return f"the engine {asked()} is asked for"
     if (reason := native.refuse_array(x)) is not None:
@@ -51,8 +51,8 @@ def refuse(mapping: Mapping, x: Array, steps: tuple[Step, ...] = ()) -> str | No
         return f"it samples only maps with a threshold, and {link.kind} has none"
     if link.params is not None:
         return "it takes one parameter of a map for all rows"
-    if len(steps) > MOST or any(step.name not in STEPS for step in steps):
-        return f"it has up to {MOST} steps among {', '.join(STEPS)}"
+    if steps > MOST:
+        return f"it takes up to {MOST} steps, not {steps}"
     return "it takes rows of at least one class" if not x.ndim or not x.shape[-1] else None
 
 

@@ -208,7 +208,7 @@ def _cut(parts: list[Any], y: Array, xp: Namespace) -> Array:
 
 def _in_one_pass(parts: tuple[Transform, ...], rows: Array, axis: int, xp: Namespace) -> Array | None:
     """The engine's result for these truncations; None if it can't run all of them. The classes were at `axis` and are last."""
-    if _compiling() or len(parts) > decode.MOST or decode.refuse(_SOFTMAX, rows) is not None:
+    if _compiling() or decode.refuse(_SOFTMAX, rows, len(parts)) is not None:
         return None
     params = [t.align(rows, axis, xp) for t in parts]
     if not all(t.is_step(rows, given) for t, given in zip(parts, params, strict=True)):
