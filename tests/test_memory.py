@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import anymax as am
-from anymax.kernels import native
+from anymax.kernels import arrays, native
 from anymax.kernels._memory import LARGE, LINE, SMALLEST, Recycler
 
 pytestmark = pytest.mark.skipif(isinstance(native.load(), str), reason="no compiled engine")
@@ -276,7 +276,7 @@ def test_the_environment_says_how_much():
 def test_what_is_too_large_to_be_kept_still_comes_from_numpy():
     torch = pytest.importorskip("torch")
     x = torch.zeros(LARGE // 4 // 512 + 1, 512)
-    p = native.empty_like(x)
+    p = arrays.empty_like(x)
     assert (p.shape, p.dtype) == (x.shape, x.dtype)
     with pytest.raises(RuntimeError, match="not resizable"):  # as memory of NumPy's, which comes in huge pages
         p.resize_(2 * len(x), 512)

@@ -20,7 +20,7 @@ from cases import CASES, each, on
 
 import anymax as am
 from anymax import functional, kernels
-from anymax.kernels import _memory, link, native
+from anymax.kernels import _memory, arrays, link, native
 
 if isinstance(native.load(), str):
     pytest.skip(f"no compiled library: {native.load()}", allow_module_level=True)
@@ -718,7 +718,7 @@ def test_operations_in_place_are_those_beside(n):
         code = link.CODES[op]
         made = []
         for in_place in (False, True):
-            call = Call(op=code, map=link.MAPS[name], dtype=native.DTYPES[np.dtype(dtype).name], param=param, nodes=32)
+            call = Call(op=code, map=link.MAPS[name], dtype=arrays.DTYPES[np.dtype(dtype).name], param=param, nodes=32)
             call.outer, call.inner, call.n, call.pool = 5, 1, n, -1
             x = scores.astype(dtype)
             p = np.exp(x) / np.exp(x).sum(-1, keepdims=True)

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import anymax as A
 from anymax import Entmax, Ratio, Sparsemax
 from anymax._array import modes
-from anymax.kernels import native
+from anymax.kernels import arrays
 
 BEFORE = {"before dispatch": True, "dispatch": False}
 when = pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE.keys())
@@ -64,7 +64,7 @@ def test_the_question_has_one_answer(before):
     heard = []
 
     def f(x):
-        heard.append((modes(), native.refuse_tensor(torch.ones(3))))
+        heard.append((modes(), arrays.refuse_tensor(torch.ones(3))))
         return x + 1
 
     make_fx(f, pre_dispatch=before)(torch.ones(3))
@@ -73,7 +73,7 @@ def test_the_question_has_one_answer(before):
     assert [on for on, _ in heard] == [True, True]
     assert all("plain operations are to be seen" in reason for _, reason in heard)
     assert not modes()
-    assert native.refuse_tensor(torch.ones(3)) is None
+    assert arrays.refuse_tensor(torch.ones(3)) is None
 
 
 @pytest.mark.parametrize("verb", VERBS)

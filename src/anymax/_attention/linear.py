@@ -37,7 +37,7 @@ from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import answering
 from .._core.typing import AnyArray, ArrayT
-from ..kernels import linear, native
+from ..kernels import arrays, linear, native
 from ..mappings import Taylor
 from .operands import check, flag
 from .scores import by_batch
@@ -79,7 +79,7 @@ def _features(x: Array, xp: Namespace, scratch: list[Array] | None = None) -> Ar
         return xp.concat([ones, x, *products], axis=-2)
     shape = (*lead, 1 + d + d * (d + 1) // 2, n)
     if not scratch or scratch[0].shape != shape:
-        scratch[:] = [native.room_beside(x, shape)]
+        scratch[:] = [arrays.room_beside(x, shape)]
     out = scratch[0]
     out[..., :1, :] = 1.0
     out[..., 1 : 1 + d, :] = x

@@ -19,7 +19,7 @@ from .._array import batched, modes, plain_backward, recorded, upcast
 from .._core.mapping import Mapping
 from ..autodiff.saving import hooked, save, saved
 from ..autodiff.torch import BRIDGE as bridge
-from ..kernels import native
+from ..kernels.support import Saved
 from .scores import Scores, outer, tile
 
 Tensor = torch.Tensor
@@ -203,7 +203,7 @@ def _plainly(x: Tensor, t: Scores) -> Tensor:
     return x if seen is None else x.masked_fill_(~seen, -torch.inf)
 
 
-def _probabilities(mapping: Mapping, x: Tensor) -> tuple[Tensor, native.Saved | None]:
+def _probabilities(mapping: Mapping, x: Tensor) -> tuple[Tensor, Saved | None]:
     """p(x), in place where an engine can, and the non-zeros where the engine returns them."""
     if modes():
         return bridge.apply(mapping, x), None
@@ -211,7 +211,7 @@ def _probabilities(mapping: Mapping, x: Tensor) -> tuple[Tensor, native.Saved | 
     return engine.forward_saving(mapping, x, out=x) if engine.takes_mask else (engine.forward(mapping, x), None)
 
 
-def _non_zeros(support: native.Saved, keys: int) -> tuple[Tensor, Tensor] | None:
+def _non_zeros(support: Saved, keys: int) -> tuple[Tensor, Tensor] | None:
     """(index, probability) of the non-zeros, [rows, most], padded with zeros; None where they are not few."""
     most, least = int(support.count.max()), int(support.count.min())
     if least < 0 or most * _FEW > keys:

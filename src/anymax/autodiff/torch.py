@@ -26,6 +26,7 @@ from ..kernels import native
 from ..kernels.engine import BELOW
 from ..kernels.link import WITHOUT_LOSS, Link, link_of
 from ..kernels.reference import ENGINE as reference
+from ..kernels.support import saved_in
 from .bridge import Bridge
 from .saving import As, hooked, params_of, restored, save, saved, with_params
 from .torch_operations import spec_of
@@ -79,7 +80,7 @@ class _Apply(torch.autograd.Function):
         support = None
         if memory is not None:
             memory = restored(memory, ctx.was)
-            support = ctx.rest[0](memory, *ctx.rest[1]) if ctx.rest else native.saved_in(memory, p, axis)
+            support = ctx.rest[0](memory, *ctx.rest[1]) if ctx.rest else saved_in(memory, p, axis)
         x, p, g = (to_last(a, axis % a.ndim, xp) for a in (x, p, g))
         return from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp), *(None,) * (3 + len(params))
 

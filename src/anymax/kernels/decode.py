@@ -10,6 +10,7 @@ import numpy as np
 from .._array import Array, is_array, is_torch
 from .._core.mapping import Mapping
 from . import native
+from .arrays import arrays_of, dtype_of, empty_like
 from .choice import asked
 from .link import NEED_SCORES, link_of
 
@@ -78,8 +79,8 @@ def run(
     given
         Classes to use in place of draws, int64 [..., draws].
     """
-    world = native.world_of(x)
-    x = world.contiguous(x.detach() if is_torch(x) else x)
+    framework = arrays_of(x)
+    x = framework.contiguous(x.detach() if is_torch(x) else x)
     batch = tuple(x.shape[:-1])
     table = np.array([[STEPS[s.name], s.least, math.nan if is_array(s.value) else s.value] for s in steps], np.float64)
     values = None
@@ -88,25 +89,25 @@ def run(
         values = np.ascontiguousarray(np.stack(each, axis=-1), dtype=np.float64)
     asks = u if u is not None else given
     draws = () if asks is None else (*batch, asks.shape[-1])
-    index = world.empty(draws, "int64") if u is not None else None if given is None else world.contiguous(given)
+    index = framework.empty(draws, "int64") if u is not None else None if given is None else framework.contiguous(given)
     out = Decoded(
-        world.empty(tuple(x.shape), "bool") if keep else None,
-        native.empty_like(x) if left else None,
+        framework.empty(tuple(x.shape), "bool") if keep else None,
+        empty_like(x) if left else None,
         index,
-        world.empty(draws, "float64") if asks is not None and (log_p or u is None) else None,
-        world.empty(batch, "float64") if entropy else None,
-        world.empty(batch, "float64") if tau else None,
+        framework.empty(draws, "float64") if asks is not None and (log_p or u is None) else None,
+        framework.empty(batch, "float64") if entropy else None,
+        framework.empty(batch, "float64") if tau else None,
     )
     if not math.prod(batch):
         return out
     asked = (None, None, None)
     if asks is not None and asks.shape[-1]:
-        asked = None if u is None else world.contiguous(u), index, out.log_p
+        asked = None if u is None else framework.contiguous(u), index, out.log_p
     made = native.engine_for(x).decode(
         mapping, x, table.reshape(-1, 3), values, out.keep, *asked, out.entropy, out.left, out.tau
     )
     if made is None:
-        raise RuntimeError(f"the native engine can't run a pass over {native.dtype_of(x)} {tuple(x.shape)}")
+        raise RuntimeError(f"the native engine can't run a pass over {dtype_of(x)} {tuple(x.shape)}")
     return out
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from .._array import Array, is_torch
 from . import native
+from .arrays import arrays_of, dtype_of, room_in
 
 
 class How(NamedTuple):
@@ -22,10 +23,10 @@ class How(NamedTuple):
 
 def attend(q: Array, k: Array, v: Array, how: How, save: bool = False) -> tuple[Array, Array | None]:
     """The output for q [..., heads * groups, L, D], k and v [..., heads, S, D or Dv]; and with `save` the denominators, for `vjp`."""
-    world, dtype = native.world_of(q), native.dtype_of(q)
+    framework, dtype = arrays_of(q), dtype_of(q)
     shape = tuple(q.shape[:-1])
-    out = native.room_in(world, (*shape, v.shape[-1]), dtype)
-    below = native.room_in(world, shape, dtype) if save else None
+    out = room_in(framework, (*shape, v.shape[-1]), dtype)
+    below = room_in(framework, shape, dtype) if save else None
     _run(how, q, k, v, out, below)
     return out, below
 
@@ -34,19 +35,19 @@ def vjp(
     q: Array, k: Array, v: Array, out: Array, below: Array, g: Array, how: How, wants_q: bool, wants_k: bool
 ) -> tuple[Array | None, Array | None, Array | None]:
     """The gradients of q, k and v from the results of `attend`; those of k and v are computed together."""
-    world = native.world_of(q)
-    dq = world.empty_like(world.contiguous(q)) if wants_q else None
-    dk, dv = (world.empty_like(world.contiguous(a)) if wants_k else None for a in (k, v))
-    _run(how, q, k, v, out, below, world.contiguous(g), dq, dk, dv)
+    framework = arrays_of(q)
+    dq = framework.empty_like(framework.contiguous(q)) if wants_q else None
+    dk, dv = (framework.empty_like(framework.contiguous(a)) if wants_k else None for a in (k, v))
+    _run(how, q, k, v, out, below, framework.contiguous(g), dq, dk, dv)
     return dq, dk, dv
 
 
 def _run(how: How, q: Array, k: Array, v: Array, out: Array, below: Array | None, *gradients: Array | None) -> None:
-    engine, world = native.engine_for(q), native.world_of(q)
+    engine, framework = native.engine_for(q), arrays_of(q)
     lengths = None
     if how.lengths is not None:
         lengths = np.ascontiguousarray(np.clip(how.lengths, 0, k.shape[-2]), np.int64)
-    operands = [world.contiguous(a) for a in (q, k, v)]
+    operands = [framework.contiguous(a) for a in (q, k, v)]
     g, dq, dk, dv = gradients or (None,) * 4
     threads = sys.modules["torch"].get_num_threads() if native.pool(is_torch(q)) else native.get_num_threads()
     made = engine.linear(

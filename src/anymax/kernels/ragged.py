@@ -11,6 +11,7 @@ import numpy as np
 from .._array import Array, from_last, is_torch, namespace
 from .._core.mapping import Mapping
 from . import native
+from .arrays import arrays_of, dtype_of, room_in, wide
 from .engine import IndexLoss, Layout, RaggedEngine
 from .link import CODES, NEED_SCORES, Link, link_of
 
@@ -58,9 +59,11 @@ def _link(mapping: Any, x: Array, segments: int, axis: int) -> Link:
     assert not isinstance(link, str), link
     if link.params is None:
         return link
-    world = native.world_of(x)
+    framework = arrays_of(x)
     shape = (segments, *(n for i, n in enumerate(x.shape) if i != axis))
-    return link._replace(params=world.contiguous(world.broadcast(world.cast(link.params, "float64", x), shape)))
+    return link._replace(
+        params=framework.contiguous(framework.broadcast(framework.cast(link.params, "float64", x), shape))
+    )
 
 
 def _run(
@@ -70,10 +73,10 @@ def _run(
     like = next(a for a in operands if a is not None)
     link = _link(mapping, like, segments.num_segments, axis)
     engine = native.engine_for(like)
-    index, scale = (None if a is None else native.world_of(a).contiguous(a) for a in (index, scale))
+    index, scale = (None if a is None else arrays_of(a).contiguous(a) for a in (index, scale))
     made = engine.segments(link, CODES[op], segments.ptr, segments.order, axis, *operands, index, scale, result, saved)
     if made is None:
-        words = ", ".join(f"{native.dtype_of(a)} {tuple(a.shape)}" for a in operands if a is not None)
+        words = ", ".join(f"{dtype_of(a)} {tuple(a.shape)}" for a in operands if a is not None)
         raise RuntimeError(f"the native engine can't compute {op} of segments on {words}")
 
 
@@ -81,7 +84,7 @@ def _one_stride(a: Array, axis: int) -> bool:
     """True if one stride leads through the heads of an entry, and the address is aligned for the dtype."""
     axes = [i for i in range(a.ndim) if i != axis and a.shape[i] != 1]
     steps = a.stride() if is_torch(a) else a.strides
-    return native.world_of(a).aligned(a) and all(steps[i] == steps[j] * a.shape[j] for i, j in itertools.pairwise(axes))
+    return arrays_of(a).aligned(a) and all(steps[i] == steps[j] * a.shape[j] for i, j in itertools.pairwise(axes))
 
 
 def _laid_out(operands: list[Any], axis: int) -> tuple[list[Any], int]:
@@ -91,8 +94,8 @@ def _laid_out(operands: list[Any], axis: int) -> tuple[list[Any], int]:
         xp = namespace(lead)
         axes = (axis, *(i for i in range(lead.ndim) if i != axis))
         operands, axis = [None if a is None else xp.permute_dims(a, axes) for a in operands], 0
-        return [None if a is None else native.world_of(a).contiguous(a) for a in operands], 0
-    return [a if a is None or _one_stride(a, axis) else native.world_of(a).contiguous(a) for a in operands], axis
+        return [None if a is None else arrays_of(a).contiguous(a) for a in operands], 0
+    return [a if a is None or _one_stride(a, axis) else arrays_of(a).contiguous(a) for a in operands], axis
 
 
 def _entries(
@@ -108,9 +111,9 @@ def _entries(
 ) -> Array:
     """Runs an operation whose result has a number for each entry."""
     lead = x if p is None else p
-    world, dtype = native.world_of(lead), native.dtype_of(lead)
-    if g is not None and native.dtype_of(g) != dtype:
-        g = world.cast(g, dtype, lead)
+    framework, dtype = arrays_of(lead), dtype_of(lead)
+    if g is not None and dtype_of(g) != dtype:
+        g = framework.cast(g, dtype, lead)
     link = link_of(mapping)
     kind = "" if isinstance(link, str) else link.kind
     if p is not None and not (op == "vjp" and kind in NEED_SCORES) and not (op == "log_vjp" and kind == "sigsoftmax"):
@@ -118,7 +121,7 @@ def _entries(
     segments, axis = layout
     (x, p, g), at = _laid_out([x, p, g], axis)
     lead = x if p is None else p
-    out = native.room_in(world, tuple(lead.shape), dtype)
+    out = room_in(framework, tuple(lead.shape), dtype)
     if math.prod(lead.shape):
         _run(op, mapping, Layout(segments, at), [x, p, g, out], index, scale, None, saved)
     return (
@@ -132,7 +135,7 @@ def _each(op: str, mapping: Any, layout: Layout, x: Array, index: Any) -> Array:
     """Runs an operation whose result has a number for each segment and head: [segments, heads ...]."""
     segments, axis = layout
     shape = (segments.num_segments, *(n for i, n in enumerate(x.shape) if i != axis))
-    result = native.room_in(native.world_of(x), shape, native.wide(x))
+    result = room_in(arrays_of(x), shape, wide(x))
     if math.prod(shape):
         (x,), axis = _laid_out([x], axis)
         _run(op, mapping, Layout(segments, axis), [x, None, None, None], index, None, result)
@@ -152,7 +155,7 @@ class NativeRagged(RaggedEngine):
         if layout.segments.order is not None:
             entries = x.shape[layout.axis]
             shape = (entries, math.prod(x.shape) // max(entries, 1))
-            saved = native.room_in(native.world_of(x), shape, native.dtype_of(x))
+            saved = room_in(arrays_of(x), shape, dtype_of(x))
         return _entries("forward", mapping, layout, x, None, None, saved=saved), saved
 
     def log_forward(self, mapping: Mapping, x: Array, layout: Layout) -> Array:

@@ -13,7 +13,7 @@ from typing import Any
 from .._array import Array, dtype_name, eager, is_jax, namespace, upcast, wide_name
 from .._core.mapping import Mapping
 from .._random.nodes import node_count
-from . import library, native
+from . import arrays, library, native
 from .engine import BELOW, Engine, IndexLoss
 from .link import CODES, WITHOUT_LOSS, Link, link_of
 from .reference import ENGINE as reference
@@ -71,9 +71,9 @@ class Xla(Engine):
             return link
         if op.startswith("index_loss") and link.kind in WITHOUT_LOSS:
             return f"{link.kind} has no such operation"
-        if dtype_name(x) not in native.DTYPES:
+        if dtype_name(x) not in arrays.DTYPES:
             return f"it takes float32, float64, float16 and bfloat16, not {dtype_name(x)}"
-        if reason := native.refuse_width(x):
+        if reason := arrays.refuse_width(x):
             return reason
         if eager(x) and any(device.platform != "cpu" for device in x.devices()):
             return "it takes arrays on the CPU, these are on another device"

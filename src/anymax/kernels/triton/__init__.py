@@ -18,7 +18,7 @@ from ..._array import Array, is_jax, is_torch
 from ..._core.mapping import Mapping
 from ..._random.nodes import node_count
 from ..._random.noises import find
-from .. import native
+from .. import arrays
 from .._rows import disjoint
 from ..choice import asked
 from ..engine import BELOW, Engine, IndexLoss
@@ -87,7 +87,7 @@ def output_layer(*operands: Array | None) -> Any:
     kind = given[0].device.type
     if asked() not in (None, Triton.name) or (kind != "cuda" and not (kind == "cpu" and _interpreted())):
         return None
-    if isinstance(load(), str) or any(native.refuse_tensor(a, kind, _DTYPES) is not None for a in given):
+    if isinstance(load(), str) or any(arrays.refuse_tensor(a, kind, _DTYPES) is not None for a in given):
         return None
     return importlib.import_module(f"{__name__}.layer")
 
@@ -185,9 +185,9 @@ class Triton(Engine):
             return f"{link.kind} has no such operation in one pass"
         if op == "threshold" and link.kind == "entmax" and link.params is not None:
             return "it gives thresholds of entmax for one alpha only"
-        reason = native.refuse_tensor(x, x.device.type, _DTYPES)
+        reason = arrays.refuse_tensor(x, x.device.type, _DTYPES)
         if reason is None and link.params is not None and is_torch(link.params):
-            reason = native.refuse_tensor(link.params, link.params.device.type, ("float64", "int64", "int32", *_DTYPES))
+            reason = arrays.refuse_tensor(link.params, link.params.device.type, ("float64", "int64", "int32", *_DTYPES))
         if reason is not None:
             return reason
         launch = load()
