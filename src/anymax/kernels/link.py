@@ -41,6 +41,9 @@ class Link(NamedTuple):
     nodes: int  # 0: the default of the dtype
 
 
+SOFTMAX = Link("softmax", MAPS["softmax"], 0.0, None, 0, 0)
+
+
 def link_of(mapping: Mapping) -> Link | str:
     """The link of a mapping, or a sentence that says why it has none. The mapping caches it."""
     try:

@@ -22,7 +22,7 @@ from .engine import BELOW, Engine, IndexLoss
 from .library import get_num_threads as get_num_threads
 from .library import pool
 from .library import set_num_threads as set_num_threads
-from .link import CODES, MAPS, NEED_SCORES, SPARSE, WITHOUT_LOG, WITHOUT_LOSS, Link, link_of
+from .link import CODES, MAPS, NEED_SCORES, SOFTMAX, SPARSE, WITHOUT_LOG, WITHOUT_LOSS, Link, link_of
 from .support import Saved, saved_in
 
 _BY_CODE = (*DTYPES, "int32")  # in the order of the codes of csrc/doors/python/arrays.hpp
@@ -174,7 +174,6 @@ def _backward(op: str, mapping: Mapping, x: Array, p: Array, g: Array, saved: Sa
 
 
 REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
-_SOFTMAX = Link("softmax", 0, 0.0, None, 0, 0)
 
 
 def _numbers(link: Link, x: Array, what: str) -> Array:
@@ -268,7 +267,7 @@ class Native(Engine):
         return _numbers(_link(mapping, x), x, "a threshold")
 
     def logsumexp(self, x: Array) -> Array:
-        tau = _numbers(_SOFTMAX, x, "logsumexp")
+        tau = _numbers(SOFTMAX, x, "logsumexp")
         xp = namespace(x)
         lost = xp.isnan(tau)
         return xp.where(lost, upcast(top(x, xp), xp), tau) if bool(xp.any(lost)) else tau

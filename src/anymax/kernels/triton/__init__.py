@@ -22,7 +22,7 @@ from .. import arrays
 from .._rows import disjoint
 from ..choice import asked
 from ..engine import BELOW, Engine, IndexLoss
-from ..link import SPARSE, Link, noise_of
+from ..link import SOFTMAX, SPARSE, Link, noise_of
 from ..link import link_of as known_link
 
 ATTENTION = ("softmax", "sparsemax", "entmax", "budget")  # the maps of the attention kernels
@@ -292,7 +292,7 @@ class Triton(Engine):
     def logsumexp(self, x: Array) -> Array:
         launch = load()
         assert not isinstance(launch, str), launch
-        return _number(launch, "logsumexp", Link("softmax", 0, 0.0, None, 0, 0), x)
+        return _number(launch, "logsumexp", SOFTMAX, x)
 
 
 ENGINE = Triton()
