@@ -768,3 +768,14 @@ def test_dtypes_that_differ_are_refused():
     _, free, y = torch_operands()
     with pytest.raises(TypeError, match="must have one dtype"):
         A.linear_loss(free[0].float(), free[1], y)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_bound_is_rounded_down(dtype):
+    torch = pytest.importorskip("torch")
+    from anymax.linear import torch_candidates
+
+    x = torch.linspace(-3.0, 3.0, 1001)
+    low = torch_candidates._rounded_down(x, getattr(torch, dtype))
+    above = torch.nextafter(low, torch.full_like(low, math.inf))
+    assert bool(((low.float() <= x) & (x < above.float())).all())

@@ -108,3 +108,15 @@ def test_second_derivatives_and_forward_mode():
     near = [slope(x + e * step).astype("float32") for e in (1e-2, -1e-2)]
     np.testing.assert_allclose(moved, (near[0] - near[1]) / 2e-2, rtol=3e-3, atol=1e-3)
     np.testing.assert_allclose(jax.jvp(f, (x,), (step,))[1], slope(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("mapping", [Softmax(), Entmax(1.5)], ids=repr)
+def test_a_traced_target_of_another_segment_makes_its_loss_nan(mapping):
+    def loss(x, target):
+        return anymax.segment_loss(mapping, x, target, lengths=[2, 3], reduction="none")
+
+    x = np.arange(5.0, dtype=np.float32)
+    good, bad = (jax.jit(loss)(x, np.array(target)) for target in ([1, 4], [3, 4]))
+    assert np.isnan(np.asarray(bad)).tolist() == [True, False]
+    np.testing.assert_allclose(bad[1], good[1], rtol=1e-6)
+    np.testing.assert_allclose(good, loss(x, np.array([1, 4])), rtol=1e-6)

@@ -651,7 +651,7 @@ FAULTS = {
           'full = call.segments.placed("lengths", value) >= 0', "segments"),
     Fault("segments: a target of another segment, traced", "src/anymax/segments/loss.py",
           "stray = stray | apart",
-          "pass", "segments"),
+          "pass", "segments segments_jax"),
     Fault("segments: what is put where a segment has no entries", "src/anymax/segments/padded.py",
           "row[lengths == 0] = rows",
           "row[lengths == 0] = 0", "segments"),
