@@ -417,7 +417,7 @@ def test_backward_is_the_references(case, n, form):
 @pytest.mark.parametrize("sigma", [0.02, 8.0])
 @pytest.mark.parametrize("form", ["few", "parts"])
 def test_backward_from_the_lanes_that_the_forward_found(case, sigma, form):
-    n = LONG if REAL else 600  # a part is not a power of two
+    n = LONG if REAL else 300  # a part is not a power of two
     x, g = rows(n, sigma=sigma, batch=(3,)), rows(n, seed=9, batch=(3,))
     x[1, ::7] = -torch.inf
     x[2, 3] = torch.nan
@@ -471,6 +471,8 @@ LOSSES = tuple(c for c in QUICK if c.mapping.facts.has_potential and c.mass == 1
 @each(LOSSES)
 @pytest.mark.parametrize(("n", "form"), [(2, "whole"), (129, "whole"), (LONG, "few")])
 def test_index_losses(case, n, form):
+    if form == "few" and case not in FEW and not REAL:
+        pytest.skip("a map that takes the steps of another")
     x = rows(n, batch=(6,)).requires_grad_()
     t = torch.arange(6, device=DEVICE) % n
     t[4] = -100
