@@ -779,3 +779,53 @@ def test_a_bound_is_rounded_down(dtype):
     low = torch_candidates._rounded_down(x, getattr(torch, dtype))
     above = torch.nextafter(low, torch.full_like(low, math.inf))
     assert bool(((low.float() <= x) & (x < above.float())).all())
+
+
+def operands(rows):
+    torch = pytest.importorskip("torch")
+    g = torch.Generator().manual_seed(0)
+    x, weight, bias = torch.randn(rows, 4, generator=g), torch.randn(9, 4, generator=g), torch.randn(9, generator=g)
+    return [a.requires_grad_() for a in (x, weight, bias)], torch.randint(9, (rows,), generator=g)
+
+
+@pytest.mark.parametrize("mapping", [Softmax(), Sparsemax()], ids=repr)
+def test_more_rows_than_a_tile(mapping):
+    import torch
+
+    free, target = operands(1500)
+    got = torch.autograd.grad(A.linear_loss(free[0], free[1], target, mapping, linear_bias=free[2], chunk=4), free)
+    want = torch.autograd.grad(A.fenchel_young(mapping, free[0] @ free[1].T + free[2], target), free)
+    for a, b in zip(got, want):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_bias_of_minus_infinity_beside_a_mask():
+    import torch
+
+    (x, weight, bias), _ = operands(6)
+    bias.data[3] = -math.inf
+    keep = torch.arange(9) != 5
+    tau, size = A.linear.linear_threshold(x, weight, "softmax", linear_bias=bias, mask=keep)
+    scores = torch.where(keep, x @ weight.T + bias, -math.inf)
+    torch.testing.assert_close(tau, torch.logsumexp(scores, -1))
+    assert size.tolist() == [7] * 6
+
+
+@pytest.mark.parametrize("mapping", [Softmax(), Sigsoftmax()], ids=repr)
+def test_a_transform_without_a_slope_at_masked_scores(mapping):
+    """Its derivative at -inf is infinite; the gradient of a masked class is 0 all the same."""
+    import torch
+
+    free, target = operands(6)
+    keep = torch.arange(9) != 5
+    target[target == 5] = 0
+
+    def steep(s):
+        return s - s.square()
+
+    got = A.linear_loss(free[0], free[1], target, mapping, linear_bias=free[2], mask=keep, transform=steep)
+    scores = torch.where(keep, free[0] @ free[1].T + free[2], -math.inf)
+    want = A.nll(mapping, steep(scores), target)
+    torch.testing.assert_close(got, want)
+    for a, b in zip(torch.autograd.grad(got, free), torch.autograd.grad(want, free)):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
