@@ -781,7 +781,7 @@ def test_a_bound_is_rounded_down(dtype):
     assert bool(((low.float() <= x) & (x < above.float())).all())
 
 
-def operands(rows):
+def leaves(rows):
     torch = pytest.importorskip("torch")
     g = torch.Generator().manual_seed(0)
     x, weight, bias = torch.randn(rows, 4, generator=g), torch.randn(9, 4, generator=g), torch.randn(9, generator=g)
@@ -792,7 +792,7 @@ def operands(rows):
 def test_more_rows_than_a_tile(mapping):
     import torch
 
-    free, target = operands(1500)
+    free, target = leaves(1500)
     got = torch.autograd.grad(A.linear_loss(free[0], free[1], target, mapping, linear_bias=free[2], chunk=4), free)
     want = torch.autograd.grad(A.fenchel_young(mapping, free[0] @ free[1].T + free[2], target), free)
     for a, b in zip(got, want):
@@ -802,7 +802,7 @@ def test_more_rows_than_a_tile(mapping):
 def test_a_bias_of_minus_infinity_beside_a_mask():
     import torch
 
-    (x, weight, bias), _ = operands(6)
+    (x, weight, bias), _ = leaves(6)
     bias.data[3] = -math.inf
     keep = torch.arange(9) != 5
     tau, size = A.linear.linear_threshold(x, weight, "softmax", linear_bias=bias, mask=keep)
@@ -816,7 +816,7 @@ def test_a_transform_without_a_slope_at_masked_scores(mapping):
     """Its derivative at -inf is infinite; the gradient of a masked class is 0 all the same."""
     import torch
 
-    free, target = operands(6)
+    free, target = leaves(6)
     keep = torch.arange(9) != 5
     target[target == 5] = 0
 
