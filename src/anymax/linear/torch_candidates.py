@@ -189,10 +189,10 @@ def _listed(layer: Layer, bound: Bound, most: int, target: Tensor | None) -> Kep
     lists = gpu.candidates(layer, found, target, low)
     room = lists.value.shape[2]
     held = _Row(layer.rows, 1, most, torch.float32, layer.x.device)
-    there = torch.arange(room, device=layer.x.device) < lists.count[:, :, None]
-    held.value = torch.where(there, lists.value, -math.inf).flatten(1)
-    held.index = lists.index.flatten(1)
     lost = lists.floor.isnan().any(1)
+    there = (torch.arange(room, device=layer.x.device) < lists.count[:, :, None]) & ~lost[:, None, None]
+    held.value = torch.where(there, lists.value, -math.inf).flatten(1)
+    held.index = torch.where(there, lists.index, 0).flatten(1)
     held.full = (lists.count > room).any(1) & ~lost
     held.cut(torch.where((lost | held.full)[:, None], math.inf, bound(held.value, layer, xp)))
     at = None if target is None else _place(held, target, lists.own, False)
