@@ -9,7 +9,7 @@ from . import _array, kernels
 from ._array import Array, is_array, is_number, namespace, pick_axis, quiet, stop_gradient, upcast
 from ._core.mapping import Mapping, one_a_row
 from ._core.names import as_mapping
-from ._core.options import answering, spelled
+from ._core.options import check_keywords, documented_like
 from ._core.rows import aligned, join, like_scores, prepare, restore_axis
 from ._core.shards import over_devices, sharded
 from ._core.typing import ArrayT, Axes, Mask, Numbers, Parameter
@@ -39,8 +39,8 @@ class Threshold(NamedTuple, Generic[ArrayT]):
     support: ArrayT
 
 
-@answering()
-@spelled(apply)
+@check_keywords()
+@documented_like(apply)
 def threshold(
     mapping: Mapping | str,
     x: ArrayT | Numbers,
@@ -118,8 +118,8 @@ def tau_and_support(mapping: Mapping, rows: Array, xp: Any) -> tuple[Array, Arra
     return leaf.threshold(mapping, rows), _support_size(leaf.apply(mapping, rows), xp)
 
 
-@answering({"tau": "say temperature=", "T": "say temperature="})
-@spelled(apply)
+@check_keywords({"tau": "say temperature=", "T": "say temperature="})
+@documented_like(threshold)
 def logsumexp(
     x: ArrayT | Numbers,
     axis: Axes = None,
@@ -141,8 +141,6 @@ def logsumexp(
         T, a number of at least 0, or an array with one value per row; 0 gives the maximum itself.
     mask
         Booleans that broadcast to x, True = keep; a row without classes gives -inf.
-    keepdims, keepdim
-        True to keep the axis of the classes, with size 1.
 
     Returns
     -------

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from .._array import is_number
-from .._core.options import answering
+from .._core.options import check_keywords, documented_like
 from ..transforms import scalable
 from ..transforms.base import Transform
-from .base import check_sizes
+from .base import check_sizes, every_module
 
 
+@documented_like(every_module)
 class AdaptiveScale(nn.Module):
     """The scale `delta + beta log(n)^gamma` of attention scores, with beta and gamma learned as functions of the query, for each head.
 
@@ -41,8 +42,6 @@ class AdaptiveScale(nn.Module):
         The part of the scale that does not depend on the length.
     bias
         Whether the learned functions have biases.
-    device, dtype
-        The device and dtype of the weights.
 
     Examples
     --------
@@ -57,7 +56,7 @@ class AdaptiveScale(nn.Module):
     torch.Size([1, 5, 8])
     """
 
-    @answering({"gamma": "say gamma_range=", "beta": "it is learned; transforms.scalable takes one of your own"})
+    @check_keywords({"gamma": "say gamma_range=", "beta": "it is learned; transforms.scalable takes one of your own"})
     def __init__(
         self,
         embed_dim: int,

@@ -11,16 +11,17 @@ from torch import Tensor, nn
 from .._array import dense, eager, is_ragged
 from .._attention import operands
 from .._core.mapping import Mapping
-from .._core.options import answering
+from .._core.options import check_keywords, documented_like
 from ..mappings import Softmax
 from ..segments import Segments, segment_apply
 from ..segments.layout import read
-from .base import OfMapping, check_sizes
+from .base import OfMapping, check_sizes, every_module
 
 Fill = Literal["add", "sum", "mean", "min", "max", "mul"]
 _REDUCTIONS: dict[str, str] = {"add": "sum", "sum": "sum", "mean": "mean", "min": "amin", "max": "amax", "mul": "prod"}
 
 
+@documented_like(every_module)
 class GraphAttention(OfMapping):
     """Attention of the nodes of a graph to their neighbours, with any map: `GATv2Conv` of PyTorch Geometric with a `mapping`.
 
@@ -45,8 +46,6 @@ class GraphAttention(OfMapping):
         Return the features of all heads, `heads * out_channels`; False returns their mean.
     negative_slope
         The slope of the leaky ReLU below 0.
-    dropout
-        The share of the weights that is set to 0 in training.
     add_self_loops
         Let each node attend to itself too; existing self-loops are replaced.
     edge_dim
@@ -60,12 +59,6 @@ class GraphAttention(OfMapping):
         Use one matrix for sources and targets.
     residual
         Add a linear function of the node's own features to the output.
-    learn
-        The name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
-    bounds
-        The interval (low, high) of the learned number.
-    device, dtype
-        The device and dtype of the weights.
 
     Examples
     --------
@@ -83,7 +76,7 @@ class GraphAttention(OfMapping):
     res: nn.Linear | None
     bias: Tensor | None
 
-    @answering({"activation": "say mapping=", "num_heads": "say heads="})
+    @check_keywords({"activation": "say mapping=", "num_heads": "say heads="})
     def __init__(
         self,
         in_channels: int | tuple[int, int],
@@ -301,6 +294,7 @@ def _summed(x: Tensor, weights: Tensor, index: Tensor, n: int) -> Tensor:
     return weighted.new_zeros((n, *weighted.shape[1:])).index_add(0, index, weighted)
 
 
+@documented_like(every_module)
 class AttentionPool(OfMapping):
     """A weighted sum over each segment, with any map: a set of vectors, of any size, becomes one vector.
 
@@ -315,10 +309,6 @@ class AttentionPool(OfMapping):
         The number of features of an entry, for a learned query; without it `forward` needs scores.
     heads
         How many queries to learn, each with its own sum; None for one query, without an axis of heads.
-    learn
-        The name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
-    bounds
-        The interval (low, high) of the learned number.
     device, dtype
         The device and dtype of the query.
 
@@ -338,7 +328,7 @@ class AttentionPool(OfMapping):
     prefix = "map_"
     query: Tensor | None
 
-    @answering({"dim": "say features=", "embed_dim": "say features=", "gate_nn": "give its results as scores"})
+    @check_keywords({"dim": "say features=", "embed_dim": "say features=", "gate_nn": "give its results as scores"})
     def __init__(
         self,
         mapping: Mapping | str | None = None,

@@ -14,12 +14,12 @@ from .._attention import attention, operands
 from .._attention.scores import transforms_of
 from .._attention.verb import ImplementationName
 from .._core.mapping import Mapping
-from .._core.options import answering
+from .._core.options import check_keywords, documented_like
 from .._core.typing import Axes, Reduction
 from ..mappings import Softmax as _Softmax
 from . import multihead
 from .adaptive_scale import AdaptiveScale
-from .base import OfMapping
+from .base import OfMapping, every_module
 
 
 class Activation(OfMapping):
@@ -53,7 +53,7 @@ class Activation(OfMapping):
     1.5
     """
 
-    @answering({"axis": "say dim="})
+    @check_keywords({"axis": "say dim="})
     def __init__(
         self,
         mapping: Mapping | str,
@@ -77,6 +77,7 @@ class Activation(OfMapping):
         def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor: ...
 
 
+@documented_like(every_module)
 class Loss(OfMapping):
     """The loss of a map as a module, like `nn.CrossEntropyLoss` for softmax, and with its arguments.
 
@@ -93,18 +94,8 @@ class Loss(OfMapping):
         parameter.
     weight
         One factor for each class, a tensor [classes].
-    ignore_index
-        Samples with this target are left out.
-    reduction
-        "mean", "sum" or "none".
-    label_smoothing
-        The share of each target that is spread evenly over all classes, from 0 to 1.
     dim
         The axis of the classes: by default 1, or 0 for a single row, as in torch.
-    learn
-        The name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
-    bounds
-        The interval (low, high) of the learned number.
 
     Examples
     --------
@@ -117,7 +108,7 @@ class Loss(OfMapping):
 
     weight: Tensor | None
 
-    @answering({"axis": "say dim="})
+    @check_keywords({"axis": "say dim="})
     def __init__(
         self,
         mapping: Mapping | str,
@@ -160,6 +151,8 @@ class Loss(OfMapping):
         def __call__(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor: ...
 
 
+@documented_like(every_module)
+@documented_like(operands.every_attention)
 class Attention(OfMapping):
     """Multi-head attention with any map: `nn.MultiheadAttention` with a `mapping`. It loads the weights of `nn.MultiheadAttention`.
 
@@ -174,8 +167,6 @@ class Attention(OfMapping):
         The number of heads.
     mapping
         The map from scores to weights, or its name; softmax by default. An alpha for each head has the shape (heads, 1, 1).
-    dropout
-        The share of the weights that is set to 0 in training.
     bias
         Whether the projections have biases.
     add_bias_kv
@@ -188,11 +179,6 @@ class Attention(OfMapping):
         Inputs are [N, L, E] rather than [L, N, E].
     kv_heads
         The number of heads of keys and values, which must divide num_heads; num_heads by default.
-    window
-        How many keys before and after itself a query attends to: a number, or a pair (before, after) with None for no
-        limit.
-    softcap
-        A number c above 0; the scores become c tanh(scores / c).
     alibi
         True, or a slope for each head, [num_heads]: the slope times the distance between query and key is subtracted from
         the score; True uses the slopes of ALiBi, and a slope of 0 leaves a head without positions.
@@ -201,14 +187,8 @@ class Attention(OfMapping):
     transform
         A function of the masked scores, such as `scalable(beta=nn.Parameter(...))`, whose parameters the module registers;
         or an `AdaptiveScale`, which computes the transform from the queries.
-    learn
-        The name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
-    bounds
-        The interval (low, high) of the learned number.
     implementation
         As in `anymax.attention`.
-    device, dtype
-        The device and dtype of the weights.
 
     Examples
     --------

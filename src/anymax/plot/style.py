@@ -118,7 +118,7 @@ def legend(ax: Axes, entries: int) -> None:
 
 
 def every_picture(*, ax: Any = None) -> None:
-    """The parameter and the result that all pictures share; read by `spelled`, and never called.
+    """The parameter and the result that all pictures share; read by `documented_like`, and never called.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ from .._array import (
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
-from .._core.options import answering, spelled
+from .._core.options import check_keywords, documented_like
 from .._core.rows import prepare
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, Numbers
@@ -57,8 +57,8 @@ class Accepted(NamedTuple):
     token: Any
 
 
-@answering(logits="x")
-@spelled(every_sampler)
+@check_keywords(logits="x")
+@documented_like(every_sampler)
 def topk_log_prob(
     mapping: Mapping | str,
     x: AnyArray | Numbers,
@@ -75,13 +75,8 @@ def topk_log_prob(
 
     Parameters
     ----------
-    mapping
-        The map, such as `Softmax()`, or its name, such as "softmax".
     k
         How many classes to return, from 1 to the number of classes.
-    transform
-        is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function. Those
-        of `anymax.transforms` work along `axis`, whichever it is.
 
     Returns
     -------
@@ -105,8 +100,8 @@ def topk_log_prob(
     return _best(log_p, log_p, check_k("topk_log_prob", k, log_p.shape[-1]), axis, xp)
 
 
-@answering(logits="x", key="generator")
-@spelled(every_sampler)
+@check_keywords(logits="x", key="generator")
+@documented_like(every_sampler)
 def gumbel_topk(
     x: AnyArray | Numbers,
     k: int,
@@ -178,7 +173,7 @@ def _best(key: Array, log_p: Array, k: int, axis: int, xp: Namespace) -> TopK:
     return TopK(from_last(index, axis, xp), from_last(found, axis, xp))
 
 
-@answering(key="generator")
+@check_keywords(key="generator")
 def speculative_accept(
     p_draft: AnyArray | Numbers, p_target: AnyArray | Numbers, tokens: Any, *, generator: Any = None
 ) -> Accepted:

@@ -37,7 +37,7 @@ from .._array import (
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
-from .._core.options import answering, spelled
+from .._core.options import check_keywords, documented_like
 from .._core.rows import prepare
 from .._core.separable import Separable
 from .._core.shards import refuse as refuse_sharded
@@ -72,8 +72,8 @@ def gumbel_max(
     dim: int | None = None,
     num_samples: int | None = None,
 ) -> ArrayT: ...
-@answering(logits="x", key="generator")
-@spelled(every_sampler)
+@check_keywords(logits="x", key="generator")
+@documented_like(every_sampler)
 def gumbel_max(
     x: Any,
     *,
@@ -127,8 +127,8 @@ def perturb_argmax(
     dim: int | None = None,
     num_samples: int | None = None,
 ) -> ArrayT: ...
-@answering(logits="x", key="generator")
-@spelled(every_sampler)
+@check_keywords(logits="x", key="generator")
+@documented_like(gumbel_max)
 def perturb_argmax(
     x: Any,
     noise: str | Noise = "normal",
@@ -149,13 +149,6 @@ def perturb_argmax(
         "gumbel", "normal", "logistic", "laplace", "exponential", "uniform" on [0, 1], or your own `Noise`.
     scale
         The factor of the noise, a number of at least 0.
-    num_samples
-        How many to draw from each row, as a new first axis.
-
-    Returns
-    -------
-    Any
-        Integers, an array of the kind of x without the axis of the classes; -1 where a row has no class.
 
     Examples
     --------
@@ -181,8 +174,8 @@ def perturb_argmax(
     return _samples_first(xp.where(dead, -xp.ones_like(index), index), num_samples, xp)
 
 
-@answering({"eps": "leave it out"}, logits="x", tau="temperature", key="generator")
-@spelled(every_sampler)
+@check_keywords({"eps": "leave it out"}, logits="x", tau="temperature", key="generator")
+@documented_like(every_sampler)
 def gumbel_softmax(
     x: ArrayT | Numbers,
     temperature: Parameter = 1.0,
@@ -308,8 +301,8 @@ def sample(
     return_log_prob: bool = False,
     return_support: Literal[True],
 ) -> Sample: ...
-@answering(logits="x", key="generator")
-@spelled(every_sampler)
+@check_keywords(logits="x", key="generator")
+@documented_like(every_sampler)
 def sample(
     mapping: Mapping | str,
     x: Any,
@@ -331,11 +324,6 @@ def sample(
 
     Parameters
     ----------
-    mapping
-        The map, such as `Softmax()`, or its name, such as "softmax".
-    transform
-        is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function. Those
-        of `anymax.transforms` work along `axis`, whichever it is.
     generator
         A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
         With one generator, row i (in C order of the other axes) takes its i-th number, or with `num_samples` = S the S

@@ -17,6 +17,7 @@ from sklearn.utils.validation import _num_samples, assert_all_finite, check_is_f
 
 from .._array import is_int, number
 from .._core.mapping import Mapping
+from .._core.options import documented_like
 from .classes import MappingClassifier
 from .levels import entering, power_of
 from .losses import pair
@@ -113,6 +114,7 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
         self.calibration = calibration
         self.random_state = random_state
 
+    @documented_like(MappingClassifier.fit)
     def fit(self, X: Rows, y: ArrayLike) -> Self:
         """Train the classifier on part of the rows, and calibrate on the others.
 
@@ -120,13 +122,6 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
         ----------
         X
             The rows, in any form that the classifier accepts.
-        y
-            The class of each row, as numbers or strings; at least two different classes.
-
-        Returns
-        -------
-        Self
-            The classifier itself.
         """
         self.mapping_, c = self._map()
         coverage = _coverage(self.coverage)

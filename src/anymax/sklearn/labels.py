@@ -16,6 +16,7 @@ from sklearn.utils.validation import _check_sample_weight
 
 from .._array import quiet
 from .._core.mapping import Mapping
+from .._core.options import documented_like
 from ..functional import apply, log_apply
 from . import losses
 from .blocks import here, only
@@ -150,22 +151,14 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     # -- training -------------------------------------------------------------------------------------------------------------
 
+    @documented_like(MappingClassifier.fit)
     def fit(self, X: Rows, y: Rows, sample_weight: ArrayLike | None = None) -> Self:
         """Train the classifier, and tune its scale or threshold if that is "cv".
 
         Parameters
         ----------
-        X
-            The features, [rows, features], in fp32 or fp64: an array, a data frame, or a sparse matrix.
         y
             The labels, an indicator matrix [rows, labels] of 0 and 1, dense or sparse; or one class per row.
-        sample_weight
-            A factor of at least 0 for each row, 1 by default.
-
-        Returns
-        -------
-        Self
-            The classifier itself.
         """
         self.mapping_ = self._check()
         rows, target = self._rows(X, y)
@@ -301,6 +294,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     # -- training, a few rows at a time --------------------------------------------------------------------------------------
 
+    @documented_like(MappingClassifier.partial_fit)
     def partial_fit(
         self, X: Rows, y: Rows, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> Self:
@@ -310,20 +304,11 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
         Parameters
         ----------
-        X
-            The features, [rows, features], as for `fit`.
         y
             The labels, an indicator matrix [rows, labels]; or one class per row.
         classes
             For a matrix its column numbers, optional; otherwise all classes that y will ever contain, required in the first
             call.
-        sample_weight
-            A factor of at least 0 for each row, 1 by default.
-
-        Returns
-        -------
-        Self
-            The classifier itself.
         """
         first = not hasattr(self, "classes_")
         self.mapping_ = self._check()

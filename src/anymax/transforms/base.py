@@ -137,7 +137,7 @@ class Transform(ABC):
 
 
 def every_transform(*, axis: int | None = None, dim: int | None = None) -> None:
-    """The parameters and the result that all transforms share; read by `spelled`, and never called.
+    """The parameters and the result that all transforms share; read by `documented_like`, and never called.
 
     Parameters
     ----------

@@ -26,12 +26,12 @@ from .._array import (
     pick_axis,
     positions,
 )
-from .._core.options import spelled
+from .._core.options import documented_like
 from .._core.typing import Parameter
 from .base import Transform, check_range, every_transform, native, on_kept
 
 
-@spelled(every_transform)
+@documented_like(every_transform)
 def repetition_penalty(
     tokens: Any,
     penalty: Parameter = 1.0,
@@ -106,7 +106,7 @@ class _RepetitionPenalty(Transform):
         return on_kept(x, move, xp)
 
 
-@spelled(every_transform)
+@documented_like(every_transform)
 def logit_bias(bias: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Add a bias to some or all of the scores.
 
