@@ -9,12 +9,12 @@ import numpy as np
 
 from . import _array
 from ._array import Array, is_ragged, is_torch, namespace, pick_axis, quiet, to_last, upcast
-from ._core import handed
+from ._core.handed import handed
 from ._core.mapping import Mapping
 from ._core.names import as_mapping
 from ._core.options import check_keywords, check_options, documented_like, option_names
 from ._core.rows import hide, join, like_scores, prepare, restore_axis, split
-from ._core.shards import over_devices, sharded
+from ._core.shards import scores_over_devices, sharded
 from ._core.typing import AnyArray, ApplyOptions, ArrayT, Axes, DType, LogOptions, Mask, Numbers, Parameter
 from ._random.noises import Noise
 from .autodiff import bridge
@@ -80,9 +80,7 @@ def apply(
     if is_ragged(x) and mask is None and out is None and dtype is None and not isinstance(axis, (tuple, list)):
         return handed.apply_to_ragged(mapping, x, axis)
     if sharded(x):
-        whole = lambda m, x, keep: apply(m, x, axis, mask=keep)  # noqa: E731
-        p = over_devices().like_scores("apply", whole, mapping, x, axis, mask, dtype)
-        return _store(p, out)
+        return _store(scores_over_devices("apply", apply, mapping, x, axis, mask, dtype), out)
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = join(mapping, x, axis, mask)
         return _store(joined.restore(apply(mapping, joined.scores, mask=mask, dtype=dtype)), out)
@@ -159,8 +157,7 @@ def log_apply(
     """
     mapping, axis = as_mapping(mapping, "log_apply"), pick_axis(axis, dim)
     if sharded(x):
-        whole = lambda m, x, keep: log_apply(m, x, axis, mask=keep)  # noqa: E731
-        return over_devices().like_scores("log_apply", whole, mapping, x, axis, mask, dtype)
+        return scores_over_devices("log_apply", log_apply, mapping, x, axis, mask, dtype)
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = join(mapping, x, axis, mask)
         return joined.restore(log_apply(mapping, joined.scores, mask=mask, dtype=dtype))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._array import is_array, shown
-from . import handed
+from .handed import handed
 from .mapping import Mapping
 
 ALIASES = {"entmax15": "entmax:alpha=1.5", "taylor_softmax": "taylor"}
