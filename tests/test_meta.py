@@ -536,7 +536,7 @@ def test_kernels_do_not_know_maps():
 OURS = {"mapping", "m", "found", "engine", "bridge", "leaf", "link", "transform", "link_of(mapping)"}
 ASKED = {
     "_array.kinds": {"torch", "x"}, "_array.dtypes": {"xp"}, "_array.tracing": {"jax.lax"}, "contract": {"jax", "m"},
-    "plot.words": {"value"}, "cli.names": {"value"}, "kernels.library": {"threadpoolctl", "os"}, "kernels.xla": {"lax"},
+    "kernels.library": {"threadpoolctl", "os"}, "kernels.xla": {"lax"},
     "sklearn.classes": {"self"}, "sklearn.labels": {"self"}, "sklearn.distributions": {"self"},  # as scikit-learn has it: fitted or not
 }  # fmt: skip
 

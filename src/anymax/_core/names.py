@@ -51,6 +51,17 @@ def _said(given: Any, place: str) -> str:
     return shown(given)
 
 
+def function_name(function: Callable[..., Any]) -> str:
+    """How pictures, tables and pages call a function, such as the u of `Ratio(u)`.
+
+    Examples
+    --------
+    >>> function_name(abs)
+    'abs'
+    """
+    return getattr(function, "__name__", type(function).__name__).lstrip("_")
+
+
 def classes() -> dict[str, type[Mapping]]:
     """The classes of the catalogue by name."""
     return {kind.name: kind for kind in handed.catalogue}

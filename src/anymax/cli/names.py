@@ -60,5 +60,5 @@ def parameters(mapping: Mapping) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for field in dataclasses.fields(mapping):  # type: ignore[arg-type]
         value = getattr(mapping, field.name)
-        out[field.name] = value.__name__.lstrip("_") if callable(value) and hasattr(value, "__name__") else value
+        out[field.name] = names.function_name(value) if callable(value) else value
     return out

@@ -12,6 +12,7 @@ import numpy as np
 
 from .._array import is_array
 from .._core.mapping import Mapping
+from .._core.names import function_name
 from .maps import curve, rivals
 from .style import numbers
 
@@ -97,7 +98,7 @@ def _value(value: Any) -> str:
             return f"{each.item():.4g}{learned}"
         return f"{each.min():.4g} to {each.max():.4g}{learned}, of shape {tuple(value.shape)}"
     if callable(value):
-        return getattr(value, "__name__", type(value).__name__).lstrip("_")
+        return function_name(value)
     text = f"{value:g}" if isinstance(value, float) else str(getattr(value, "name", None) or value)
     return text if len(text) <= 40 else f"{text[:39]}…"
 
