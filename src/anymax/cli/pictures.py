@@ -41,10 +41,10 @@ def draw(kind: str, maps: Sequence[Mapping] | None = None, x: Sequence[float] = 
         return getattr(plot, kind)(maps).figure
     if kind == "bars":
         return plot.bars(maps, x).figure
-    some = list(maps or USUAL)
-    figure, axes = page(len(some))
-    bound = max(float(np.abs(jacobian(mapping, x)).max()) for mapping in some) if kind == "jacobian" else 0.0
-    for mapping, ax in progress.each(zip(some, axes), kind):
+    shown = list(maps or USUAL)
+    figure, axes = page(len(shown))
+    bound = max(float(np.abs(jacobian(mapping, x)).max()) for mapping in shown) if kind == "jacobian" else 0.0
+    for mapping, ax in progress.each(zip(shown, axes), kind):
         if kind == "simplex":
             plot.simplex(mapping, resolution=resolution, ax=ax)
         else:

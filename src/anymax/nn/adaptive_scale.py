@@ -101,9 +101,9 @@ class AdaptiveScale(nn.Module):
 
     def _spread(self, values: Tensor) -> Tensor:
         """The values for all heads, with 0 for heads that are not scaled."""
-        given = dict(zip(self.only or (), values.unbind(-3)))
-        none = torch.zeros_like(values[..., 0, :, :])
-        return torch.stack([given.get(head, none) for head in range(self.num_heads)], -3)
+        of_head = dict(zip(self.only or (), values.unbind(-3)))
+        zeros = torch.zeros_like(values[..., 0, :, :])
+        return torch.stack([of_head.get(head, zeros) for head in range(self.num_heads)], -3)
 
     def extra_repr(self) -> str:
         only = "" if self.only is None else f", only={self.only}"

@@ -125,14 +125,14 @@ class GraphAttention(OfMapping):
         self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
         self.add_self_loops, self.edge_dim, self.fill_value = add_self_loops, edge_dim, fill_value
         self.share_weights, self.residual = share_weights, residual
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         inner, outer = heads * out_channels, out_channels * (heads if concat else 1)
-        self.lin_l = nn.Linear(sides[0], inner, bias=bias, **made)
-        self.lin_r = self.lin_l if share_weights else nn.Linear(sides[1], inner, bias=bias, **made)
-        self.att = nn.Parameter(torch.empty(1, heads, out_channels, **made))
-        self.lin_edge = None if edge_dim is None else nn.Linear(edge_dim, inner, bias=False, **made)
-        self.res = nn.Linear(sides[1], outer, bias=False, **made) if residual else None
-        self.register_parameter("bias", nn.Parameter(torch.empty(outer, **made)) if bias else None)
+        self.lin_l = nn.Linear(sides[0], inner, bias=bias, **factory_kwargs)
+        self.lin_r = self.lin_l if share_weights else nn.Linear(sides[1], inner, bias=bias, **factory_kwargs)
+        self.att = nn.Parameter(torch.empty(1, heads, out_channels, **factory_kwargs))
+        self.lin_edge = None if edge_dim is None else nn.Linear(edge_dim, inner, bias=False, **factory_kwargs)
+        self.res = nn.Linear(sides[1], outer, bias=False, **factory_kwargs) if residual else None
+        self.register_parameter("bias", nn.Parameter(torch.empty(outer, **factory_kwargs)) if bias else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -237,8 +237,8 @@ class GraphAttention(OfMapping):
             return self.fill_value.to(edge_attr).expand(size)
         if not isinstance(self.fill_value, str):
             return edge_attr.new_full(size, self.fill_value)
-        kept = target < nodes  # a bipartite graph may have more targets than sources
-        target, edge_attr = target[kept], edge_attr[kept]
+        inside = target < nodes  # a bipartite graph may have more targets than sources
+        target, edge_attr = target[inside], edge_attr[inside]
         start = edge_attr.new_ones(size) if self.fill_value == "mul" else edge_attr.new_zeros(size)
         index = target[:, None].expand_as(edge_attr)
         return start.scatter_reduce(0, index, edge_attr, _REDUCTIONS[self.fill_value], include_self=False)
@@ -341,8 +341,8 @@ class AttentionPool(OfMapping):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(Softmax() if mapping is None else mapping, learn, bounds)
-        given = {"features": features, "heads": heads}
-        check_sizes("AttentionPool", **{name: size for name, size in given.items() if size is not None})
+        sizes = {"features": features, "heads": heads}
+        check_sizes("AttentionPool", **{name: size for name, size in sizes.items() if size is not None})
         if heads is not None and features is None:
             raise ValueError(
                 "AttentionPool: heads are those of a learned query, which needs features=; scores may have heads"

@@ -80,9 +80,9 @@ class LinearLoss(OfMapping):
     ) -> None:
         check_sizes("LinearLoss", in_features=in_features, num_classes=num_classes)
         super().__init__(_Softmax() if mapping is None else mapping, learn, bounds)
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.weight = nn.Parameter(torch.empty(num_classes, in_features, **made))
-        self.register_parameter("bias", nn.Parameter(torch.empty(num_classes, **made)) if bias else None)
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(torch.empty(num_classes, in_features, **factory_kwargs))
+        self.register_parameter("bias", nn.Parameter(torch.empty(num_classes, **factory_kwargs)) if bias else None)
         if weight is not None and not isinstance(weight, Tensor):
             weight = torch.as_tensor(asarray(weight, "weight"), dtype=torch.get_default_dtype())
         self.register_buffer("class_weight", weight)

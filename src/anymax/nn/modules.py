@@ -262,7 +262,6 @@ class Attention(OfMapping):
         self.dropout, self.batch_first = dropout, batch_first
         self.implementation: ImplementationName | None = implementation
         self.add_zero_attn = add_zero_attn
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.adaptive = transform if isinstance(transform, AdaptiveScale) else None
         if self.adaptive is not None and (self.adaptive.embed_dim, self.adaptive.num_heads) != (embed_dim, num_heads):
             raise ValueError(
@@ -274,7 +273,15 @@ class Attention(OfMapping):
         self.options: dict[str, Any] = {
             "window": window, "softcap": softcap, "transform": transform if self.adaptive is None else None,
         }  # fmt: skip
-        inner = shared * self.head_dim
+        self._register_weights(bias, add_bias_kv, sink, {"device": device, "dtype": dtype})
+        for n, part in enumerate(transforms_of(transform) or ()):
+            for name, value in part.params:
+                if isinstance(value, nn.Parameter):
+                    self.register_parameter(f"transform_{n}_{name}", value)
+        self.reset_parameters()
+
+    def _register_weights(self, bias: bool, add_bias_kv: bool, sink: bool, factory_kwargs: dict[str, Any]) -> None:
+        inner, embed_dim = self.kv_heads * self.head_dim, self.embed_dim
         self._packed = self.kdim == self.vdim == embed_dim
         shapes = {
             "in_proj_weight": (embed_dim + 2 * inner, embed_dim), "q_proj_weight": (embed_dim, embed_dim),
@@ -282,19 +289,16 @@ class Attention(OfMapping):
         }  # fmt: skip
         for name, shape in shapes.items():  # unused names are None, as in torch
             there = self._packed == (name == "in_proj_weight")
-            self.register_parameter(name, nn.Parameter(torch.empty(shape, **made)) if there else None)
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, **factory_kwargs)) if there else None)
         self.register_parameter(
-            "in_proj_bias", nn.Parameter(torch.empty(embed_dim + 2 * inner, **made)) if bias else None
+            "in_proj_bias", nn.Parameter(torch.empty(embed_dim + 2 * inner, **factory_kwargs)) if bias else None
         )
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **made)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **factory_kwargs)
         for name in ("bias_k", "bias_v"):
-            self.register_parameter(name, nn.Parameter(torch.empty(1, 1, inner, **made)) if add_bias_kv else None)
-        self.register_parameter("sink", nn.Parameter(torch.zeros(num_heads, **made)) if sink else None)
-        for n, part in enumerate(transforms_of(transform) or ()):
-            for name, value in part.params:
-                if isinstance(value, nn.Parameter):
-                    self.register_parameter(f"transform_{n}_{name}", value)
-        self.reset_parameters()
+            self.register_parameter(
+                name, nn.Parameter(torch.empty(1, 1, inner, **factory_kwargs)) if add_bias_kv else None
+            )
+        self.register_parameter("sink", nn.Parameter(torch.zeros(self.num_heads, **factory_kwargs)) if sink else None)
 
     def reset_parameters(self) -> None:
         """Initialises the weights again, as `nn.MultiheadAttention` does."""

@@ -185,10 +185,10 @@ def bars(mappings: Maps | None = None, x: AnyArray | Numbers | None = None, *, a
     ax = style.axes(ax)
     width = 0.8 / len(maps)
     for i, (mapping, p) in enumerate(zip(maps, rows, strict=True)):
-        at = np.arange(len(x)) + (i - (len(maps) - 1) / 2) * width
-        ax.bar(at, p, width, label=title(mapping), **style.fill(i, ax))
-        for place in at[p == 0]:
-            ax.annotate("0", (place, 0.0), ha="center", va="bottom", fontsize="small", color=style.colour(i, ax))
+        positions = np.arange(len(x)) + (i - (len(maps) - 1) / 2) * width
+        ax.bar(positions, p, width, label=title(mapping), **style.fill(i, ax))
+        for x_zero in positions[p == 0]:
+            ax.annotate("0", (x_zero, 0.0), ha="center", va="bottom", fontsize="small", color=style.colour(i, ax))
     ax.set_xticks(range(len(x)), [f"{v:g}".replace("-", "−") for v in x])
     ax.set(xlabel="scores", ylabel="probability", title="One row of scores")
     return style.tidy(ax, len(maps))
@@ -410,7 +410,7 @@ def _plain(mapping: Mapping) -> Mapping:
     return mapping.replace(**{name: style.numbers(value) for name, value in mapping.params().items()})
 
 
-def _maps(given: Maps | None, default: Sequence[Mapping]) -> list[Mapping]:
-    several = default if given is None else given
-    some = several if isinstance(several, Iterable) and not isinstance(several, str) else [several]
-    return [_plain(as_mapping(m, "anymax.plot")) for m in some]
+def _maps(mappings: Maps | None, default: Sequence[Mapping]) -> list[Mapping]:
+    mappings = default if mappings is None else mappings
+    several = mappings if isinstance(mappings, Iterable) and not isinstance(mappings, str) else [mappings]
+    return [_plain(as_mapping(m, "anymax.plot")) for m in several]

@@ -152,8 +152,8 @@ def _each(mapping: Mapping) -> list[Mapping]:
         return [mapping]
     rows = np.stack([a.ravel() for a in np.broadcast_arrays(*(numbers(a) for a in arrays.values()))], axis=-1)
     rows = np.unique(rows.astype(float), axis=0)
-    some = rows[np.unique(np.linspace(0, len(rows) - 1, _LINES).round().astype(int))]
-    return [mapping.replace(**dict(zip(arrays, row.tolist()))) for row in some]
+    shown = rows[np.unique(np.linspace(0, len(rows) - 1, _LINES).round().astype(int))]
+    return [mapping.replace(**dict(zip(arrays, row.tolist()))) for row in shown]
 
 
 def _place(t: Any, p: Any) -> tuple[Any, Any]:

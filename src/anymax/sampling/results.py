@@ -44,8 +44,8 @@ def support_of(p: Array, xp: Namespace) -> Support:
     keep = xp.reshape(p > 0, (-1, p.shape[-1]))
     ids = xp.nonzero(keep)[1]
     size = xp.sum(xp.astype(keep, ids.dtype), axis=-1, dtype=ids.dtype)
-    place = {"device": p.device} if is_torch(p) else {}
-    return Support(ids, xp.concat([xp.zeros((1,), dtype=ids.dtype, **place), running_sum(size, xp)]))
+    on_device = {"device": p.device} if is_torch(p) else {}
+    return Support(ids, xp.concat([xp.zeros((1,), dtype=ids.dtype, **on_device), running_sum(size, xp)]))
 
 
 def every_sampler(

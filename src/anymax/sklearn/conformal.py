@@ -219,14 +219,14 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
 
     def _held(self, n: int) -> int:
         """The number of rows that calibrate."""
-        given, words = self.calibration, "a share above 0 and below 1, or a number of rows from 1"
-        share, rows = number_of("calibration", given, 0.0, True, words), is_int(number(given))
+        calibration, words = self.calibration, "a share above 0 and below 1, or a number of rows from 1"
+        share, rows = number_of("calibration", calibration, 0.0, True, words), is_int(number(calibration))
         if share >= 1 and not rows:
-            raise ValueError(f"calibration={given!r}: expected {words}")
-        held = int(given) if rows else max(1, round(n * share))
+            raise ValueError(f"calibration={calibration!r}: expected {words}")
+        held = int(calibration) if rows else max(1, round(n * share))
         if held >= n:
             raise ValueError(
-                f"calibration={given!r} with n_samples={n}: no row is left to train the classifier; give more rows, or a trained "
+                f"calibration={calibration!r} with n_samples={n}: no row is left to train the classifier; give more rows, or a trained "
                 "classifier as sklearn.frozen.FrozenEstimator(model)"
             )
         return held

@@ -401,14 +401,14 @@ def mix(p: ArrayT | Numbers, prior: Any, weight: Parameter) -> ArrayT:
     >>> mix([0.75, 0.25], [0.5, 0.5], 0.5)
     array([0.625, 0.375])
     """
-    given = asarray(p, "p")
-    xp = namespace(given)
-    given = floating(given, xp, "p")
+    probabilities = asarray(p, "p")
+    xp = namespace(probabilities)
+    probabilities = floating(probabilities, xp, "p")
     check_range("mix", "weight", weight, lambda v: (v >= 0) & (v <= 1), "from 0 to 1")
-    q = upcast(given, xp)
+    q = upcast(probabilities, xp)
     other, share = cast(prior if is_torch(prior) else asarray(prior, "prior"), q, xp), cast(weight, q, xp)
     out = (1.0 - share) * q + share * other
-    return out if out.dtype == given.dtype else xp.astype(out, given.dtype)
+    return out if out.dtype == probabilities.dtype else xp.astype(out, probabilities.dtype)
 
 
 # -- helpers ---------------------------------------------------------------------------------------------------------
