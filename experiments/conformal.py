@@ -286,7 +286,7 @@ def _tell(found: Findings, results: dict[str, list[list[dict[str, Any]]]], about
 
 
 def draw(figure: Any, results: dict[str, list[list[dict[str, Any]]]]) -> None:
-    from anymax.plot import COLOURS  # late: an optional extra
+    from anymax.plot.style import COLOURS  # late: an optional extra
 
     panels = figure.subplots(1, len(results), sharey=True, squeeze=False)[0]
     for ax, (name, splits) in zip(panels, results.items()):

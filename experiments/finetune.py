@@ -269,7 +269,7 @@ def _tell(
 
 
 def _draw(figure: Any, figures: Callable[[str, str], list[float]]) -> None:
-    from anymax.plot import COLOURS  # late: an optional extra
+    from anymax.plot.style import COLOURS  # late: an optional extra
 
     left, right = figure.subplots(1, 2)
     for k, way in enumerate(WAYS):

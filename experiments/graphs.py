@@ -247,7 +247,7 @@ def _losses(tried: dict[float, float]) -> str:
 
 
 def draw(figure: Any, results: dict[Any, Any], noises: tuple[int, ...]) -> None:
-    from anymax.plot import COLOURS, DASHES  # late: an optional extra
+    from anymax.plot.style import COLOURS, DASHES  # late: an optional extra
 
     left, right = figure.subplots(1, 2, sharex=True)
     shares = [100 * noise / (noise + TRUE) for noise in noises]

@@ -275,7 +275,7 @@ def run(settings: Settings, found: Findings) -> None:
 
 
 def draw(figure: Any, results: dict[Any, Any], lengths: tuple[int, ...]) -> None:
-    from anymax.plot import COLOURS, DASHES, MARKERS  # late: an optional extra
+    from anymax.plot.style import COLOURS, DASHES, MARKERS  # late: an optional extra
 
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
     for ax, code in zip(panels, CODES):

@@ -293,7 +293,7 @@ def _tell(found: Findings, results: dict[str, list[dict[str, float]]], rows: lis
 
 
 def draw(figure: Any, results: dict[str, list[dict[str, float]]]) -> None:
-    from anymax.plot import COLOURS  # late: an optional extra
+    from anymax.plot.style import COLOURS  # late: an optional extra
 
     parts = {"all": "all classes", "head": "three largest", "middle": "four between", "tail": "three smallest"}
     panels = figure.subplots(1, len(parts), sharey=True, sharex=True)

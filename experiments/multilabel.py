@@ -499,7 +499,7 @@ def _tests(found: Findings, results: dict[str, dict[str, Result]]) -> None:
 
 
 def draw(figure: Any, results: dict[str, dict[str, Result]]) -> None:
-    from anymax.plot import COLOURS  # late: an optional extra
+    from anymax.plot.style import COLOURS  # late: an optional extra
 
     markers = "osD^vX"
     panels = figure.subplots(1, 2, sharey=True)

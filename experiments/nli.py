@@ -202,9 +202,14 @@ def _accuracies(figure: Any, accuracy: dict[str, dict[str, list[float]]], test: 
             values = by[kind]
             interval = over_seeds(values)
             half = interval.high - interval.mean
-            panel.plot(values, [i] * len(values), ".", color=plot.COLOURS[7], alpha=0.7)
+            panel.plot(values, [i] * len(values), ".", color=plot.style.COLOURS[7], alpha=0.7)
             panel.errorbar(
-                interval.mean, i, xerr=half if np.isfinite(half) else None, fmt="o", color=plot.COLOURS[0], capsize=3
+                interval.mean,
+                i,
+                xerr=half if np.isfinite(half) else None,
+                fmt="o",
+                color=plot.style.COLOURS[0],
+                capsize=3,
             )
         panel.set_yticks(range(len(by)), list(reversed(by)))
         panel.set(xlabel=f"accuracy on {test}, % (points: seeds; bars: 95 %)", title=MODELS[model])

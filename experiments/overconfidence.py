@@ -258,7 +258,8 @@ def _tests(found: Findings, results: dict[str, dict[str, list[dict[str, Any]]]],
 
 
 def draw(figure: Any, columns: dict[str, list[dict[str, Any]]]) -> None:
-    from anymax.plot import COLOURS, calibration  # late: an optional extra
+    from anymax.plot import calibration  # late: an optional extra
+    from anymax.plot.style import COLOURS
 
     panels = figure.subplots(2, 4, sharey="row")
     for ax, model in zip(panels[0], DIAGRAMS):

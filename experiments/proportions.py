@@ -152,7 +152,7 @@ def run(settings: Settings, found: Findings) -> None:
 
 
 def draw(figure: Any, results: dict[Any, Any], plan: dict[str, Any]) -> None:
-    from anymax.plot import COLOURS, DASHES  # late: an optional extra
+    from anymax.plot.style import COLOURS, DASHES  # late: an optional extra
 
     panels = figure.subplots(len(plan["topics"]), len(KINDS), squeeze=False, sharex=True, sharey="row")
     for i, topics in enumerate(plan["topics"]):

@@ -247,7 +247,7 @@ def _tell(
 
 
 def _draw(figure: Any, results: dict[tuple[str, str], list[dict[str, float]]], tasks: list[str]) -> None:
-    from anymax.plot import COLOURS  # late: an optional extra
+    from anymax.plot.style import COLOURS  # late: an optional extra
 
     panels = figure.subplots(1, 2)
     width = 0.8 / len(PAIRS)

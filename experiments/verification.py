@@ -22,7 +22,7 @@ import numpy as np
 
 from anymax import Entmax, Mapping, Softmax, Sparsemax
 from anymax.margins import AM, ArcFace, Margin
-from anymax.plot import COLOURS, DASHES
+from anymax.plot.style import COLOURS, DASHES
 
 from ._common import Experiment, Settings, main, walk
 from ._report import Claim, Findings

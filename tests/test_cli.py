@@ -631,7 +631,7 @@ class Sparsegen(anymax.Sparsemax):
 
 @pytest.fixture
 def with_sparsegen(monkeypatch):
-    from anymax._core import handed
+    from anymax._core.handed import handed
     from anymax.cli import commands
 
     with monkeypatch.context() as patch:

@@ -188,7 +188,7 @@ def test_spelled_says_what_the_other_function_says(as_indented):
 
     before = guest
     host.__doc__, guest.__doc__ = as_indented(host.__doc__), as_indented(guest.__doc__)
-    assert options.spelled(host)(guest) is before
+    assert options.documented_like(host)(guest) is before
     assert str(inspect.signature(guest)) == "(x, k, axis=0, *, own=3, mask=None, out=None)"
     head = "Guest.\n\nProse.\n\nParameters\n----------\n"
     said = "x\n    The scores,\n    an array.\naxis\n    Ours.\nmask, out\n    Two at once.\n\n"
@@ -202,7 +202,7 @@ def test_spelled_without_docstrings():
 
     def guest(**options): ...
 
-    assert str(inspect.signature(options.spelled(host)(guest))) == "(*, mask=None)"
+    assert str(inspect.signature(options.documented_like(host)(guest))) == "(*, mask=None)"
     assert guest.__doc__ is None
 
 

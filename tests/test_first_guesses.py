@@ -15,6 +15,7 @@ from kinds import KINDS, back, jax_in_the_whole_battery
 import anymax as am
 from anymax import Entmax, PerturbMax, Ratio, Softmax, Sparsemax, SparseSoftmax
 from anymax._core import names
+from anymax._core.handed import handed
 from anymax.losses import targets
 from anymax.mappings import CATALOGUE
 
@@ -215,7 +216,7 @@ def test_a_map_of_ones_own_in_the_catalogue_has_its_name(monkeypatch):
         def forward(self, x, xp):
             return super().forward(self.by * x, xp)
 
-    monkeypatch.setattr(am._core.handed, "catalogue", (*CATALOGUE, Sharper))
+    monkeypatch.setattr(handed, "catalogue", (*CATALOGUE, Sharper))
     np.testing.assert_allclose(am.apply("sharper:by=2", X), am.sparsemax(2 * X))
     with pytest.raises(ValueError, match="sharper needs by; write sharper:by="):
         am.apply("sharper", X)

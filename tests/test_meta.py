@@ -514,6 +514,17 @@ def test_a_bridge_and_its_parts_have_one_contract(framework):
     assert list(inspect.signature(bridge.terms).parameters)[:5] == ["x", "index", "scale", "entropy", "rest"]
 
 
+def test_what_is_not_handed_down_is_an_internal_error():
+    from anymax._core.handed import HandedDown
+
+    handed = HandedDown()
+    with pytest.raises(RuntimeError, match=r"internal error: call is used before the end of anymax/__init__\.py"):
+        handed.call("softmax", None)
+    handed.call = print
+    with pytest.raises(RuntimeError, match=r"must set handed\.catalogue, handed\.notebook_page"):
+        handed.check()
+
+
 def test_kernels_do_not_know_maps():
     for name, path in modules().items():
         if name.startswith("kernels"):
@@ -525,7 +536,7 @@ def test_kernels_do_not_know_maps():
 OURS = {"mapping", "m", "found", "engine", "bridge", "leaf", "link", "transform", "link_of(mapping)"}
 ASKED = {
     "_array.kinds": {"torch", "x"}, "_array.dtypes": {"xp"}, "_array.tracing": {"jax.lax"}, "contract": {"jax", "m"},
-    "plot.words": {"value"}, "cli.names": {"value"}, "kernels.library": {"threadpoolctl", "os"}, "kernels.xla": {"lax"},
+    "kernels.library": {"threadpoolctl", "os"}, "kernels.xla": {"lax"},
     "sklearn.classes": {"self"}, "sklearn.labels": {"self"}, "sklearn.distributions": {"self"},  # as scikit-learn has it: fitted or not
 }  # fmt: skip
 
@@ -682,7 +693,7 @@ def test_all_is_what_is_public():
     tree = ast.parse((ROOT / "__init__.py").read_text())
     imported = {
         alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    } - {"annotations", "Any", "TYPE_CHECKING", "mappings", "functional", "likelihood", "segments", "hand_down"}
+    } - {"annotations", "Any", "TYPE_CHECKING", "mappings", "functional", "likelihood", "segments", "handed"}
     assert "*" in imported
     imported = imported - {"*"} | set(am.mappings.__all__) | set(am._LATE_NAMES)
     assert imported == set(am.__all__)

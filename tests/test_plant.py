@@ -21,7 +21,7 @@ def test_names_are_of_one_fault_each_and_every_fault_changes_something():
 
 
 def test_a_piece_that_has_moved_is_found_and_one_that_is_gone_is_named(tmp_path):
-    fault = faults.Fault("a sign", "csrc/units/rows.cpp", "return -x;", "return x;", "native")
+    fault = faults.Fault("a sign", "csrc/units/rows.cpp", "return -x;", "return x;", "native_rows")
     (tmp_path / "csrc" / "links").mkdir(parents=True)
     moved = tmp_path / "csrc" / "links" / "other.hpp"
     moved.write_text("double f(double x) { return -x; }\n")

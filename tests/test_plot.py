@@ -190,14 +190,14 @@ def test_colours_are_told_apart_by_everyone(seen):
         apart = np.linalg.norm(at[:, None] - at, axis=-1)
         return apart[~np.eye(len(at), dtype=bool)].min()
 
-    assert nearest(plot.COLOURS) > 15
+    assert nearest(style.COLOURS) > 15
     if seen is SEEN["deutan"]:
         assert nearest(matplotlib.colormaps["tab10"].colors) < 10  # the check can fail
-    for scale in (plot.SEQUENTIAL, style.shades()):
+    for scale in (style.SEQUENTIAL, style.shades()):
         shades = matplotlib.colormaps[scale] if isinstance(scale, str) else scale
         lightness = lab(shades(np.linspace(0, 1, 33))[:, :3], seen)[:, 0]
         assert np.all(np.diff(lightness) > 0) or np.all(np.diff(lightness) < 0)
-    ends = lab(matplotlib.colormaps[plot.DIVERGING]([0.1, 0.5, 0.9])[:, :3], seen)
+    ends = lab(matplotlib.colormaps[style.DIVERGING]([0.1, 0.5, 0.9])[:, :3], seen)
     assert np.linalg.norm(ends[0] - ends[2]) > 40
     assert ends[1, 0] > max(ends[0, 0], ends[2, 0]) + 20
 
@@ -326,3 +326,8 @@ def test_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r"pip install 'anymax\[plot\]'"):
         plot.curves()
+
+
+def test_the_package_holds_public_names_alone():
+    places = {"maps", "models", "notebook", "style", "words"}  # its files
+    assert {name for name in vars(plot) if not name.startswith("_")} - places == set(plot.__all__)

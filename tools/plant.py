@@ -42,7 +42,7 @@ PRELOADED = (
     "scipy.special",
     "mpmath",
 )  # once, for all children; nothing that brings a plugin of pytest
-NOT_FOR_ONE_SET = "tests/test_native.py::test_an_instruction_set_by_the_environment"
+NOT_FOR_ONE_SET = "tests/test_native_library.py::test_an_instruction_set_by_the_environment"
 
 
 # -- where a piece stands ---------------------------------------------------------------------------------------------------

@@ -35,8 +35,8 @@ for i, mapping in enumerate((Softmax(), Entmax(1.5), Sparsemax())):
         lead,
         size,
         label=plot.title(mapping),
-        color=plot.COLOURS[i],
-        linestyle=plot.DASHES[i],
+        color=plot.style.COLOURS[i],
+        linestyle=plot.style.DASHES[i],
         linewidth=2,
     )
 ax.set(xlabel="score of the first class", ylabel="half the L1 norm of the Jacobian")

@@ -21,7 +21,11 @@ for mapping, ax in zip((Softmax(), Entmax(1.5), Sparsemax()), axes):
         mapping, transforms.temperature(temperatures[:, None])(np.broadcast_to(x, (300, 4)))
     )
     for i in range(4):
-        style = {"color": plot.COLOURS[i], "linestyle": plot.DASHES[i], "linewidth": 2}
+        style = {
+            "color": plot.style.COLOURS[i],
+            "linestyle": plot.style.DASHES[i],
+            "linewidth": 2,
+        }
         ax.plot(temperatures, p[:, i], label=f"score {x[i]:g}", **style)
     ax.set(xscale="log", xlabel="temperature", title=plot.title(mapping))
 axes[0].set_ylabel("probability")

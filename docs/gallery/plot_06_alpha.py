@@ -20,9 +20,15 @@ figure, (ax, below) = plt.subplots(
     2, 1, figsize=(6.4, 6), layout="constrained", sharex=True, height_ratios=(3, 1)
 )
 for i in range(5):
-    style = {"color": plot.COLOURS[i], "linestyle": plot.DASHES[i % 4], "linewidth": 2}
+    style = {
+        "color": plot.style.COLOURS[i],
+        "linestyle": plot.style.DASHES[i % 4],
+        "linewidth": 2,
+    }
     ax.plot(alphas, p[:, i], label=f"score {x[i]:g}", **style)
 ax.set(ylabel="probability")
 ax.legend()
-below.step(alphas, anymax.support(p).sum(axis=-1), color=plot.COLOURS[0], where="post")
+below.step(
+    alphas, anymax.support(p).sum(axis=-1), color=plot.style.COLOURS[0], where="post"
+)
 below.set(xlabel=r"$\alpha$", ylabel="classes above 0", yticks=range(1, 6))

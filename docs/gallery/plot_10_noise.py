@@ -32,7 +32,7 @@ for temperature, ax in zip((0.2, 1.0, 5.0), axes):
             *(p[chosen] @ corners).T,
             s=8,
             marker="osD"[i],
-            color=plot.COLOURS[i],
+            color=plot.style.COLOURS[i],
             alpha=0.6,
             label=f"class {i + 1}: {chosen.mean():.0%}",
         )

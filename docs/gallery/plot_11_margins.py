@@ -24,7 +24,11 @@ rules = {
     "SphereFace: 2": margins.SphereFace(2.0),
 }
 for i, (name, rule) in enumerate(rules.items()):
-    style = {"color": plot.COLOURS[i], "linestyle": plot.DASHES[i], "linewidth": 2}
+    style = {
+        "color": plot.style.COLOURS[i],
+        "linestyle": plot.style.DASHES[i],
+        "linewidth": 2,
+    }
     ax.plot(degrees, rule(cosines, target)[:, 0], label=name, **style)
 ax.set(
     xlabel="angle between embedding and class, in degrees",
@@ -47,8 +51,8 @@ for i, mapping in enumerate((Softmax(), Entmax(1.5), Sparsemax())):
         degrees,
         loss,
         label=plot.title(mapping),
-        color=plot.COLOURS[i],
-        linestyle=plot.DASHES[i],
+        color=plot.style.COLOURS[i],
+        linestyle=plot.style.DASHES[i],
         linewidth=2,
     )
 ax.set(

@@ -38,8 +38,8 @@ for noise, ax in zip((0.0, 0.7), axes):
     for i, (name, p) in enumerate(maps.items()):
         share = [p(scores(n, noise))[:, 0].mean() for n in lengths]
         style = {
-            "color": plot.COLOURS[i],
-            "linestyle": plot.DASHES[i],
+            "color": plot.style.COLOURS[i],
+            "linestyle": plot.style.DASHES[i],
             "marker": "osD^"[i],
             "markersize": 4,
         }

@@ -58,8 +58,8 @@ for i, (name, values) in enumerate(found.items()):
         lengths,
         values,
         label=name,
-        color=plot.COLOURS[i],
-        linestyle=plot.DASHES[i],
+        color=plot.style.COLOURS[i],
+        linestyle=plot.style.DASHES[i],
         marker="os"[i],
         linewidth=2,
     )

@@ -71,7 +71,7 @@ for row, context in zip(axes, ("The val", start)):
     for i, (ax, (name, (mapping, transform))) in enumerate(zip(row, ways.items())):
         p = anymax.apply(mapping, transform(x))
         shown = np.where(p[first] > 0, p[first], np.nan)
-        ax.bar(range(16), shown, color=plot.COLOURS[i])
+        ax.bar(range(16), shown, color=plot.style.COLOURS[i])
         ax.set(
             yscale="log",
             xticks=range(16),
@@ -86,7 +86,11 @@ for row, context in zip(axes, ("The val", start)):
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
 for i, name in enumerate(ways):
-    style = {"color": plot.COLOURS[i], "linestyle": plot.DASHES[i], "label": name}
+    style = {
+        "color": plot.style.COLOURS[i],
+        "linestyle": plot.style.DASHES[i],
+        "label": name,
+    }
     left.plot(np.sort(kept[name])[::-1], linewidth=2, **style)
     right.plot(np.cumsum(surprise[name]), linewidth=2, **style)
 left.set(yscale="log", xlabel="steps, sorted", ylabel="characters that could be drawn")

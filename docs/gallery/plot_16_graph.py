@@ -67,7 +67,11 @@ for ax, (name, w) in zip(axes, weights.items()):
         ax.plot(*place[[a, b]].T, zorder=1, **style)
     for c in range(communities):
         ax.scatter(
-            *place[label == c].T, s=42, color=plot.COLOURS[c], edgecolor="white", zorder=2
+            *place[label == c].T,
+            s=42,
+            color=plot.style.COLOURS[c],
+            edgecolor="white",
+            zorder=2,
         )
     ax.set(
         title=f"{names[name]}: {(larger == 0).sum()} of {len(i)} edges pruned",
@@ -85,8 +89,8 @@ for k, (name, w) in enumerate(weights.items()):
     kept = anymax.segment_support(w, index=rows)
     ax.plot(
         np.sort(kept)[::-1],
-        color=plot.COLOURS[k],
-        linestyle=plot.DASHES[k],
+        color=plot.style.COLOURS[k],
+        linestyle=plot.style.DASHES[k],
         linewidth=2,
         label=names[name],
     )

@@ -45,7 +45,7 @@ def one(target: Path, picture: Callable[[Any], Any], **settings: Any) -> None:
     from anymax.cli import pictures
 
     pictures.prepare()
-    plt = plot.pyplot()
+    plt = plot.style.pyplot()
     with plt.rc_context({"svg.hashsalt": target.stem, **settings}):
         figure = picture(plt)
         figure.savefig(target, metadata={"Date": None})

@@ -141,8 +141,10 @@ def _bars(page: Page, plot: Any, plt: Any) -> Any:
     after = anymax.softmax(transform(SIX))
     at = np.arange(len(SIX))
     name = page.prose.keys["example"].split("(")[0].removeprefix("transforms.")
-    ax.bar(at - 0.2, anymax.softmax(SIX), 0.38, label="softmax", color=plot.COLOURS[0])
-    ax.bar(at + 0.2, after, 0.38, label=f"{name}, then softmax", color=plot.COLOURS[1], hatch="//", edgecolor="white")
+    ax.bar(at - 0.2, anymax.softmax(SIX), 0.38, label="softmax", color=plot.style.COLOURS[0])
+    ax.bar(
+        at + 0.2, after, 0.38, label=f"{name}, then softmax", color=plot.style.COLOURS[1], hatch="//", edgecolor="white"
+    )
     for i in np.flatnonzero(after == 0):
         ax.text(i + 0.2, 0.004, "0", ha="center", va="bottom", fontsize=9)
     ax.set_xticks(at, [f"{v:g}".replace("-", "−") for v in SIX])
@@ -162,10 +164,10 @@ def _frequencies(page: Page, plot: Any, plt: Any) -> Any:
             t,
             exact,
             label=f"{kind}: PerturbMax" + " = softmax" * (kind == "gumbel"),
-            color=plot.COLOURS[i],
-            linestyle=plot.DASHES[i],
+            color=plot.style.COLOURS[i],
+            linestyle=plot.style.DASHES[i],
         )
-        ax.plot(t, (drawn.argmax(axis=-1) == 0).mean(axis=0), "osD"[i], color=plot.COLOURS[i], markersize=3.5)
+        ax.plot(t, (drawn.argmax(axis=-1) == 0).mean(axis=0), "osD"[i], color=plot.style.COLOURS[i], markersize=3.5)
     ax.set(xlabel="$t$, with the scores $(t, 0, -1)$", ylabel="how often the first class is largest")
     ax.legend(frameon=False, title="lines: exact; points: 2,000 draws", fontsize=8, title_fontsize=8)
     return figure
@@ -182,7 +184,11 @@ def _angles(page: Page, plot: Any, plt: Any) -> Any:
         ("SphereFace(2)", margins.SphereFace(2)),
     ]
     for i, (name, margin) in enumerate(shown):
-        line = {"color": plot.COLOURS[i], "linestyle": plot.DASHES[i % len(plot.DASHES)], "label": name}
+        line = {
+            "color": plot.style.COLOURS[i],
+            "linestyle": plot.style.DASHES[i % len(plot.style.DASHES)],
+            "label": name,
+        }
         above.plot(np.degrees(ANGLES), margin(cosines, y)[:, 0], **line)
         below.plot(
             np.degrees(ANGLES),
@@ -191,7 +197,7 @@ def _angles(page: Page, plot: Any, plt: Any) -> Any:
         )
     sparse = anymax.margin_loss(anymax.Entmax(1.5), cosines, y, margin=margins.AM(0.35), scale=8.0, reduction="none")
     below.plot(
-        np.degrees(ANGLES), sparse, color=plot.COLOURS[4], linewidth=2.6, alpha=0.8, label="AM(0.35), entmax 1.5"
+        np.degrees(ANGLES), sparse, color=plot.style.COLOURS[4], linewidth=2.6, alpha=0.8, label="AM(0.35), entmax 1.5"
     )
     above.set(ylabel="what the loss takes for its cosine")
     below.set(xlabel="angle to the target's class, degrees", ylabel="loss, two classes, scale 8")

@@ -93,7 +93,7 @@ def _draw_bars(groups: Groups, label: str, plt: Any) -> Any:
         at -= len(bars) + 1.4
     figure, ax = plt.subplots(figsize=(6.6, 0.27 * -at + 0.7), layout="constrained")
     ink = ax.xaxis.label.get_color()
-    for faster, colour, hatch in ((True, plot.COLOURS[0], ""), (False, plot.COLOURS[1], "///")):
+    for faster, colour, hatch in ((True, plot.style.COLOURS[0], ""), (False, plot.style.COLOURS[1], "///")):
         some = [i for i, ratio in enumerate(ratios) if (ratio < 1) is faster]
         ax.barh(
             [places[i] for i in some], [ratios[i] for i in some], 0.72, color=colour, hatch=hatch, edgecolor="white",
@@ -163,7 +163,7 @@ def _dots(found: list[tuple[str, list[Point]]]) -> Callable[[Any], Any]:
         for (title, points), ax in zip(found, axes[:, 0]):
             names, ratios, low, high = zip(*points)
             at = range(len(points), 0, -1)
-            for faster, colour, marker in ((True, plot.COLOURS[0], "o"), (False, plot.COLOURS[1], "D")):
+            for faster, colour, marker in ((True, plot.style.COLOURS[0], "o"), (False, plot.style.COLOURS[1], "D")):
                 some = [i for i, ratio in enumerate(ratios) if (ratio < 1) is faster]
                 ax.errorbar(
                     [ratios[i] for i in some], [at[i] for i in some],

@@ -12,7 +12,7 @@ from . import functional, likelihood, mappings, margins, segments, transforms
 from ._attention import LinearState, attention, explain_attention, linear_attention
 from ._config import show_config
 from ._core.facts import Facts
-from ._core.handed import hand_down
+from ._core.handed import handed
 from ._core.mapping import Mapping
 from ._core.ratio_map import RatioMap
 from ._core.separable import Separable
@@ -113,16 +113,15 @@ def _layer_bridge(framework: str) -> Any:
     return linear.layer_bridge(framework)
 
 
-hand_down(
-    catalogue=mappings.CATALOGUE,
-    call=functional.call,
-    notebook_page=_notebook_page,
-    apply_to_ragged=segments.apply_tensor,
-    over_devices=_over_devices,
-    segment_bridge=segments.segment_bridge,
-    layer_bridge=_layer_bridge,
-    softmax_terms=likelihood.softmax_terms,
-)
+handed.catalogue = mappings.CATALOGUE
+handed.call = functional.call
+handed.notebook_page = _notebook_page
+handed.apply_to_ragged = segments.apply_tensor
+handed.over_devices = _over_devices
+handed.segment_bridge = segments.segment_bridge
+handed.layer_bridge = _layer_bridge
+handed.softmax_terms = likelihood.softmax_terms
+handed.check()
 
 _LATE = (
     "distributed",

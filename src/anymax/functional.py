@@ -9,12 +9,12 @@ import numpy as np
 
 from . import _array
 from ._array import Array, is_ragged, is_torch, namespace, pick_axis, quiet, to_last, upcast
-from ._core import handed
+from ._core.handed import handed
 from ._core.mapping import Mapping
 from ._core.names import as_mapping
-from ._core.options import allowed, answering, names, spelled
+from ._core.options import check_keywords, check_options, documented_like, option_names
 from ._core.rows import hide, join, like_scores, prepare, restore_axis, split
-from ._core.shards import over_devices, sharded
+from ._core.shards import scores_over_devices, sharded
 from ._core.typing import AnyArray, ApplyOptions, ArrayT, Axes, DType, LogOptions, Mask, Numbers, Parameter
 from ._random.noises import Noise
 from .autodiff import bridge
@@ -31,7 +31,7 @@ from .mappings import (
 )
 
 
-@answering()
+@check_keywords()
 def apply(
     mapping: Mapping | str,
     x: ArrayT | Numbers,
@@ -80,9 +80,7 @@ def apply(
     if is_ragged(x) and mask is None and out is None and dtype is None and not isinstance(axis, (tuple, list)):
         return handed.apply_to_ragged(mapping, x, axis)
     if sharded(x):
-        whole = lambda m, x, keep: apply(m, x, axis, mask=keep)  # noqa: E731
-        p = over_devices().like_scores("apply", whole, mapping, x, axis, mask, dtype)
-        return _store(p, out)
+        return _store(scores_over_devices("apply", apply, mapping, x, axis, mask, dtype), out)
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = join(mapping, x, axis, mask)
         return _store(joined.restore(apply(mapping, joined.scores, mask=mask, dtype=dtype)), out)
@@ -126,8 +124,8 @@ def _learned(x: Any) -> Any:
     return quick
 
 
-@answering()
-@spelled(apply)
+@check_keywords()
+@documented_like(apply)
 def log_apply(
     mapping: Mapping | str,
     x: ArrayT | Numbers,
@@ -159,8 +157,7 @@ def log_apply(
     """
     mapping, axis = as_mapping(mapping, "log_apply"), pick_axis(axis, dim)
     if sharded(x):
-        whole = lambda m, x, keep: log_apply(m, x, axis, mask=keep)  # noqa: E731
-        return over_devices().like_scores("log_apply", whole, mapping, x, axis, mask, dtype)
+        return scores_over_devices("log_apply", log_apply, mapping, x, axis, mask, dtype)
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = join(mapping, x, axis, mask)
         return joined.restore(log_apply(mapping, joined.scores, mask=mask, dtype=dtype))
@@ -181,7 +178,7 @@ def log_rows(mapping: Mapping, rows: Array) -> Array:
     return out if out.dtype == rows.dtype else xp.astype(out, rows.dtype)
 
 
-_APPLY, _LOG_APPLY = names(apply), names(log_apply)
+_APPLY, _LOG_APPLY = option_names(apply), option_names(log_apply)
 _SOFTMAX, _SPARSEMAX, _ENTMAX15 = Softmax(), Sparsemax(), Entmax(1.5)
 
 
@@ -207,7 +204,7 @@ def _second(kind: Any, value: Any) -> Mapping:
 def call(name: str, mapping: Mapping, x: Any, axis: Any, out: Any, options: Any) -> Array:
     """`apply` for the function `name`, which errors about options mention."""
     if options:
-        return apply(mapping, x, axis, out=out, **allowed(name, _APPLY, options))
+        return apply(mapping, x, axis, out=out, **check_options(name, _APPLY, options))
     if not _dynamo() and (quick := _QUICK.get(type(x))) is not None:
         p = quick(mapping, x, axis, None, out)
         if p is not None:
@@ -218,7 +215,7 @@ def call(name: str, mapping: Mapping, x: Any, axis: Any, out: Any, options: Any)
 # -- a function for each map ---------------------------------------------------------------------------------------------------
 
 
-@spelled(apply)
+@documented_like(apply)
 def softmax(
     x: ArrayT | Numbers, axis: Axes = None, *, out: ArrayT | None = None, **options: Unpack[LogOptions]
 ) -> ArrayT:
@@ -234,7 +231,7 @@ def softmax(
     return call("softmax", _SOFTMAX, x, axis, out, options)
 
 
-@spelled(log_apply)
+@documented_like(log_apply)
 def log_softmax(x: ArrayT | Numbers, axis: Axes = None, **options: Unpack[LogOptions]) -> ArrayT:
     """The logarithm of the softmax, `x_i - logsumexp(x)`, which never underflows.
 
@@ -245,10 +242,10 @@ def log_softmax(x: ArrayT | Numbers, axis: Axes = None, **options: Unpack[LogOpt
     >>> anymax.log_softmax([2.0, 1.0, -1.0]).round(3)
     array([-0.349, -1.349, -3.349])
     """
-    return log_apply(_SOFTMAX, x, axis, **allowed("log_softmax", _LOG_APPLY, options))
+    return log_apply(_SOFTMAX, x, axis, **check_options("log_softmax", _LOG_APPLY, options))
 
 
-@spelled(apply)
+@documented_like(apply)
 def sparsemax(
     x: ArrayT | Numbers, axis: Axes = None, *, out: ArrayT | None = None, **options: Unpack[LogOptions]
 ) -> ArrayT:
@@ -265,7 +262,7 @@ def sparsemax(
     return call("sparsemax", _SPARSEMAX, x, axis, out, options)
 
 
-@spelled(apply)
+@documented_like(apply)
 def entmax(
     x: ArrayT | Numbers,
     alpha: Parameter = 1.5,
@@ -292,7 +289,7 @@ def entmax(
     return call("entmax", _second(Entmax, alpha), x, axis, out, options)
 
 
-@spelled(apply)
+@documented_like(apply)
 def entmax15(
     x: ArrayT | Numbers, axis: Axes = None, *, out: ArrayT | None = None, **options: Unpack[LogOptions]
 ) -> ArrayT:
@@ -308,7 +305,7 @@ def entmax15(
     return call("entmax15", _ENTMAX15, x, axis, out, options)
 
 
-@spelled(apply)
+@documented_like(apply)
 def taylor_softmax(x: ArrayT | Numbers, order: int = 2, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
     """Softmax with its Taylor polynomial for exp, `1 + x + x^2/2` for order 2: long tails, no exact zeros.
 
@@ -325,10 +322,10 @@ def taylor_softmax(x: ArrayT | Numbers, order: int = 2, axis: Axes = None, **opt
     >>> anymax.taylor_softmax([2.0, 1.0, -1.0]).round(3)
     array([0.625, 0.312, 0.062])
     """
-    return apply(_second(Taylor, order), x, axis, **allowed("taylor_softmax", _APPLY, options))
+    return apply(_second(Taylor, order), x, axis, **check_options("taylor_softmax", _APPLY, options))
 
 
-@spelled(apply)
+@documented_like(apply)
 def sparse_softmax(
     x: ArrayT | Numbers,
     axis: Axes = None,
@@ -357,13 +354,14 @@ def sparse_softmax(
     """
     if type(k) is int and p is None and not options and not _dynamo():  # the common call, from a cache
         return call("sparse_softmax", _kept_map(SparseSoftmax, k), x, axis, out, options)
-    allowed("sparse_softmax", _APPLY, options)  # first, since a misspelt k or p is a better error than a missing one
+    # first, since a misspelt k or p is a better error than a missing one
+    check_options("sparse_softmax", _APPLY, options)
     if k is None and p is None and type(axis) is int:
         raise TypeError(f"sparse_softmax: give k=<number of classes to keep> or p=<mass>; did you mean k={axis}?")
     return call("sparse_softmax", SparseSoftmax(k=k, p=p), x, axis, out, options)
 
 
-@spelled(apply)
+@documented_like(apply)
 def sigsoftmax(x: ArrayT | Numbers, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
     """Probabilities in proportion to `exp(x_i) sigmoid(x_i)`: a softmax whose logarithm is not linear in the scores.
 
@@ -375,10 +373,10 @@ def sigsoftmax(x: ArrayT | Numbers, axis: Axes = None, **options: Unpack[ApplyOp
     >>> anymax.sigsoftmax([2.0, 1.0, -1.0]).round(3)
     array([0.757, 0.231, 0.012])
     """
-    return apply(Sigsoftmax(), x, axis, **allowed("sigsoftmax", _APPLY, options))
+    return apply(Sigsoftmax(), x, axis, **check_options("sigsoftmax", _APPLY, options))
 
 
-@spelled(apply)
+@documented_like(apply)
 def perturb_max(
     x: ArrayT | Numbers,
     noise: str | Noise = "normal",
@@ -408,10 +406,10 @@ def perturb_max(
     array([0.756, 0.237, 0.007])
     """
     mapping = _second(functools.partial(PerturbMax, nodes=nodes, scale=scale), noise)
-    return apply(mapping, x, axis, **allowed("perturb_max", _APPLY, options))
+    return apply(mapping, x, axis, **check_options("perturb_max", _APPLY, options))
 
 
-@spelled(apply)
+@documented_like(apply)
 def normmax(x: ArrayT | Numbers, alpha: Parameter = 2.0, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
     """Normmax, `argmax <p, x> - ||p||_alpha`: exact zeros, and nearly equal shares for the classes that are kept.
 
@@ -428,10 +426,10 @@ def normmax(x: ArrayT | Numbers, alpha: Parameter = 2.0, axis: Axes = None, **op
     >>> anymax.normmax([2.0, 1.8, -1.0], alpha=2.0).round(3)
     array([0.571, 0.429, 0.   ])
     """
-    return apply(_second(NormMax, alpha), x, axis, **allowed("normmax", _APPLY, options))
+    return apply(_second(NormMax, alpha), x, axis, **check_options("normmax", _APPLY, options))
 
 
-@spelled(apply)
+@documented_like(apply)
 def budget(x: ArrayT | Numbers, k: Parameter, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
     """k units of probability shared among the classes, at most 1 for each: `p_i = min(max(x_i - tau, 0), 1)`.
 
@@ -447,7 +445,7 @@ def budget(x: ArrayT | Numbers, k: Parameter, axis: Axes = None, **options: Unpa
     >>> anymax.budget([2.0, 1.0, 0.5, -1.0], k=2)
     array([1.  , 0.75, 0.25, 0.  ])
     """
-    return apply(_second(Budget, k), x, axis, **allowed("budget", _APPLY, options))
+    return apply(_second(Budget, k), x, axis, **check_options("budget", _APPLY, options))
 
 
 def _store(p: Array, out: Any) -> Array:

@@ -216,8 +216,8 @@ def attend(
     """
     if cache is not None:
         raise ValueError(f"{name}: the paged cache of continuous batching is not supported; use generate() or 'sdpa'")
-    for what, given in (("sinks for each query", sinks), ("blocks of keys", block_indices)):
-        if given is not None:
+    for what, argument in (("sinks for each query", sinks), ("blocks of keys", block_indices)):
+        if argument is not None:
             raise ValueError(f"{name}: {type(module).__name__} has {what}, which anymax does not support; use 'eager'")
     config = getattr(module, "config", None)
     mapping, transform = _of(name, module, config, query)
@@ -249,16 +249,16 @@ def _masks(mask: Tensor | None, position_bias: Tensor | None) -> tuple[Tensor | 
 
 def _of(name: str, module: torch.nn.Module, config: Any, query: Tensor) -> tuple[Mapping, Any]:
     """The map and the transform of a layer."""
-    given = getattr(config, "anymax", None)
-    given = {} if given is None else given
-    if not isinstance(given, dict):
+    values = getattr(config, "anymax", None)
+    values = {} if values is None else values
+    if not isinstance(values, dict):
         raise TypeError(
-            f"{name}: the model's config has anymax={given!r}; it must be a dict of the map's parameters, such as {{'alpha': 1.3}}"
+            f"{name}: the model's config has anymax={values!r}; it must be a dict of the map's parameters, such as {{'alpha': 1.3}}"
         )
-    given = dict(given)
+    values = dict(values)
     parts = []
     for key in _TRANSFORMS:
-        value = given.pop(key, None)
+        value = values.pop(key, None)
         if value is None or value is False:
             continue
         options = (
@@ -274,10 +274,10 @@ def _of(name: str, module: torch.nn.Module, config: Any, query: Tensor) -> tuple
     if isinstance(owned, OfMapping):
         return owned.mapping, transform
     kind = name.removeprefix(_PREFIX)
-    if kind == "sparse_softmax" and not given:
+    if kind == "sparse_softmax" and not values:
         raise ValueError(f"{name}: say how many keys to keep in the model's config, as in anymax={{'k': 8}}")
     try:
-        return _KINDS[kind](**{k: _number(v, query) for k, v in given.items()}), transform
+        return _KINDS[kind](**{k: _number(v, query) for k, v in values.items()}), transform
     except TypeError as error:
         raise TypeError(f"{name}: the model's config has anymax={config.anymax!r}, and {error}") from None
 
@@ -433,14 +433,14 @@ def sample(
                 f"anymax.hf.sample draws one token at a time, not num_beams={generation_config.num_beams}; for beams use "
                 "logits_processor=[anymax.hf.LogitsProcessor(...)]"
             )
-        given = sys._getframe(1).f_locals  # the arguments of `generate`, which does not pass these two on
-        mode = generation_config.get_generation_mode(given.get("assistant_model"))
+        arguments = sys._getframe(1).f_locals  # the arguments of `generate`, which does not pass these two on
+        mode = generation_config.get_generation_mode(arguments.get("assistant_model"))
         if mode == GenerationMode.ASSISTED_GENERATION:
             raise ValueError(
                 "anymax.hf.sample draws one token at a time, and takes no drafts; leave assistant_model, prompt_lookup_num_tokens and "
                 "assistant_early_exit out, or use logits_processor=[anymax.hf.LogitsProcessor(...)]"
             )
-        if given.get("streamer") is not None:
+        if arguments.get("streamer") is not None:
             raise ValueError(
                 "anymax.hf.sample: generate does not hand its streamer on; say anymax.hf.sample(..., streamer=...)"
             )

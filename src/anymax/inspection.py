@@ -12,7 +12,7 @@ from ._array import Array, asarray, floating, is_array, known_any, namespace, pi
 from ._core.facts import Facts
 from ._core.mapping import Mapping
 from ._core.names import as_mapping
-from ._core.options import answering, spelled
+from ._core.options import check_keywords, documented_like
 from ._core.rows import prepare
 from ._core.shards import refuse as refuse_sharded
 from ._core.typing import AnyArray, ArrayT, Entropy, Mask, Numbers, Parameter
@@ -20,8 +20,8 @@ from .autodiff import bridge
 from .functional import apply
 
 
-@answering()
-@spelled(apply)
+@check_keywords()
+@documented_like(apply)
 def jacobian(
     mapping: Mapping | str, x: ArrayT | Numbers, axis: int | None = None, *, dim: int | None = None, mask: Mask = None
 ) -> ArrayT:
@@ -64,8 +64,8 @@ def jacobian(
     return out if out.dtype == rows.dtype else xp.astype(out, rows.dtype)
 
 
-@answering()
-@spelled(jacobian)
+@check_keywords()
+@documented_like(jacobian)
 def jacobian_norm(
     mapping: Mapping | str, x: ArrayT | Numbers, axis: int | None = None, *, dim: int | None = None, mask: Mask = None
 ) -> ArrayT:
@@ -89,7 +89,8 @@ def jacobian_norm(
     return 0.5 * xp.sum(xp.abs(j), axis=(-2, -1))
 
 
-@answering()
+@check_keywords()
+@documented_like(jacobian)
 def entropy(
     p: ArrayT | Numbers,
     kind: Entropy = "shannon",
@@ -114,8 +115,6 @@ def entropy(
         at 2.
     alpha
         The order of "renyi" (2 by default) and "tsallis" (1.5), a number above 0 or an array with one value per row.
-    axis, dim
-        The axis of the classes, the last one by default.
 
     Returns
     -------

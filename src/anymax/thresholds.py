@@ -9,9 +9,9 @@ from . import _array, kernels
 from ._array import Array, is_array, is_number, namespace, pick_axis, quiet, stop_gradient, upcast
 from ._core.mapping import Mapping, one_a_row
 from ._core.names import as_mapping
-from ._core.options import answering, spelled
+from ._core.options import check_keywords, documented_like
 from ._core.rows import aligned, join, like_scores, prepare, restore_axis
-from ._core.shards import over_devices, sharded
+from ._core.shards import rows_over_devices, sharded
 from ._core.typing import ArrayT, Axes, Mask, Numbers, Parameter
 from .autodiff import bridge
 from .functional import apply
@@ -39,8 +39,8 @@ class Threshold(NamedTuple, Generic[ArrayT]):
     support: ArrayT
 
 
-@answering()
-@spelled(apply)
+@check_keywords()
+@documented_like(apply)
 def threshold(
     mapping: Mapping | str,
     x: ArrayT | Numbers,
@@ -81,8 +81,7 @@ def threshold(
         raise TypeError(mapping.no_threshold())
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
     if sharded(x):
-        whole = lambda m, x, **given: threshold(m, x, axis, keepdims=keepdims, **given)  # noqa: E731
-        return Threshold(*over_devices().of_rows("threshold", whole, mapping, x, axis, mask, keepdims))
+        return Threshold(*rows_over_devices("threshold", threshold, mapping, x, axis, mask, keepdims))
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = join(mapping, x, axis, mask)
         found = threshold(mapping, joined.scores, mask=mask, keepdims=keepdims)
@@ -118,8 +117,8 @@ def tau_and_support(mapping: Mapping, rows: Array, xp: Any) -> tuple[Array, Arra
     return leaf.threshold(mapping, rows), _support_size(leaf.apply(mapping, rows), xp)
 
 
-@answering({"tau": "say temperature=", "T": "say temperature="})
-@spelled(apply)
+@check_keywords({"tau": "say temperature=", "T": "say temperature="})
+@documented_like(threshold)
 def logsumexp(
     x: ArrayT | Numbers,
     axis: Axes = None,
@@ -141,8 +140,6 @@ def logsumexp(
         T, a number of at least 0, or an array with one value per row; 0 gives the maximum itself.
     mask
         Booleans that broadcast to x, True = keep; a row without classes gives -inf.
-    keepdims, keepdim
-        True to keep the axis of the classes, with size 1.
 
     Returns
     -------
@@ -162,9 +159,8 @@ def logsumexp(
             raise ValueError(f"logsumexp: temperature must not be negative, got {temperature!r}")
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
     if sharded(x):
-        whole = lambda _, x, **given: logsumexp(x, axis, keepdims=keepdims, **given)  # noqa: E731
-        devices = over_devices()
-        return devices.of_rows("logsumexp", whole, Softmax(), x, axis, mask, keepdims, temperature=temperature)[0]
+        verb = lambda _, rows, **given: logsumexp(rows, **given)  # noqa: E731
+        return rows_over_devices("logsumexp", verb, Softmax(), x, axis, mask, keepdims, temperature=temperature)[0]
     if isinstance(axis, (tuple, list)):
         joined, _, mask = join(Softmax(), x, axis, mask)
         temperature = joined.lay_out(temperature, "temperature")

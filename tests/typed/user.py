@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import anymax
 from anymax import Entmax, Facts, Mapping, Sparsemax
+from anymax.sampling import Sample
 from anymax.thresholds import Threshold
 
 
@@ -61,6 +62,8 @@ def of_torch(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
     assert_type(anymax.segment_loss("softmax", x, y, lengths=[3, 4], reduction="none"), torch.Tensor)
     assert_type(anymax.segment_threshold(Sparsemax(), x, ptr=y, axis=1), Threshold[torch.Tensor])
     print(anymax.sample(Sparsemax(), x, return_log_prob=True).log_prob)  # noqa: T201
+    assert_type(anymax.sample(Sparsemax(), x, return_log_prob=bool(x.ndim)), torch.Tensor | Sample)
+    assert_type(anymax.sample(Sparsemax(), x, return_support=True, mask=x > 0), Sample)
 
 
 def of_jax(x: jax.Array, y: jax.Array) -> None:

@@ -35,11 +35,11 @@ from .._array import (
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
-from .._core.options import answering
+from .._core.options import check_keywords, documented_like
 from .._core.typing import AnyArray, ArrayT
 from ..kernels import arrays, linear, native
 from ..mappings import Taylor
-from .operands import check, flag
+from .operands import check, every_attention, flag
 from .scores import by_batch
 
 _CHUNK, _LEAST = 256, 32  # the most and fewest queries or keys of a chunk
@@ -197,7 +197,8 @@ class LinearState(NamedTuple):
         return out if out.dtype == q.dtype else xp.astype(out, q.dtype), LinearState(memory, self.scale)
 
 
-@answering(query="q", key="k", value="v")
+@check_keywords(query="q", key="k", value="v")
+@documented_like(every_attention)
 def linear_attention(
     q: ArrayT,
     k: ArrayT,
@@ -217,22 +218,10 @@ def linear_attention(
 
     Parameters
     ----------
-    q
-        The queries, [..., H, L, D]: floating-point numbers of 16 bits or more, in an array of NumPy, torch or JAX.
-    k
-        The keys, [..., H, S, D], of the same kind and dtype.
-    v
-        The values, [..., H, S, Dv].
     mapping
         `Taylor(2)`, the only map with finitely many features, and the default.
     is_causal
         Query i attends to the keys up to i only.
-    scale
-        The factor of q k^T, a number or an array; 1 / sqrt(D) by default.
-    enable_gqa
-        Let several heads of q share one head of k and v; the number of heads of k must divide that of q.
-    lengths
-        How many keys of each batch are real, as integers; the others are padding and are masked.
 
     Returns
     -------

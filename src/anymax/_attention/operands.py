@@ -90,3 +90,44 @@ def _check_values(who: str, v: Array, shape: tuple[int, ...], groups: int) -> No
     if groups > 1:
         lead[-1] //= groups
     fit_axes(v, (*lead, *v.shape[-2:]), f"{who}: v", f", as scores of shape {shape} need it", "")
+
+
+def every_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    is_causal: Any,
+    scale: Any,
+    enable_gqa: Any,
+    dropout_p: Any,
+    window: Any,
+    softcap: Any,
+    lengths: Any,
+) -> None:
+    """The parameters that kinds of attention share; read by `documented_like`, and never called.
+
+    Parameters
+    ----------
+    q
+        The queries, [..., H, L, D]: floating-point numbers of 16 bits or more, in an array of NumPy, torch or JAX.
+    k
+        The keys, [..., H, S, D], of the same kind and dtype.
+    v
+        The values, [..., H, S, Dv].
+    is_causal
+        Query i attends to the keys up to offset + i only.
+    scale
+        The factor of q k^T, a number or an array; 1 / sqrt(D) by default.
+    enable_gqa
+        Let several heads of q share one head of k and v; the number of heads of k must divide that of q.
+    dropout_p
+        The share of the weights that is set to 0, from 0 to below 1; for training.
+    window
+        How many keys before and after itself a query attends to: a number, or a pair (before, after) with None for no
+        limit.
+    softcap
+        A number c above 0; the scores become c tanh(scores / c).
+    lengths
+        How many keys of each batch are real, as integers; the others are padding and are masked.
+    """

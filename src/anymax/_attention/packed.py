@@ -31,7 +31,7 @@ from .._array import (
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
-from .._core.options import answering
+from .._core.options import check_keywords, documented_like
 from .._core.typing import AnyArray, ArrayT
 from .._random.generators import independent
 from ..mappings import Softmax
@@ -60,8 +60,9 @@ _WORDS = {
 }
 
 
-@answering(_WORDS, query="q", key="k", value="v", cu_seq_q="cu_seqlens_q", cu_seq_k="cu_seqlens_k", max_q="max_seqlen_q",
+@check_keywords(_WORDS, query="q", key="k", value="v", cu_seq_q="cu_seqlens_q", cu_seq_k="cu_seqlens_k", max_q="max_seqlen_q",
            max_k="max_seqlen_k", causal="is_causal", softmax_scale="scale", alibi_slopes="alibi")  # fmt: skip
+@documented_like(operands.every_attention)
 def attention_varlen(
     q: ArrayT,
     k: ArrayT,
@@ -110,24 +111,13 @@ def attention_varlen(
     mapping
         The map from the scores of a query to its weights, such as `Sparsemax()`, or its name; softmax by default. An alpha
         for each head has the shape [heads, 1, 1], one for each sequence [sequences, 1 or heads, 1, 1].
-    is_causal
-        Query i attends to the keys up to offset + i only.
     scale
         The factor of q k^T, a number or an array of the shapes that alpha may have; 1 / sqrt(D) by default.
-    enable_gqa
-        Let several heads of q share one head of k and v; the number of heads of k must divide that of q.
-    dropout_p
-        The share of the weights that is set to 0, from 0 to below 1; for training.
     generator
         The source of dropout's random numbers, as in `attention`.
-    window
-        How many keys before and after itself a query attends to: a number, or a pair (before, after) with None for no
-        limit.
     alibi
         True, or a slope for each head, [heads]: the slope times the distance between query and key is subtracted from the
         score.
-    softcap
-        A number c above 0; the scores become c tanh(scores / c).
     offset
         The position of a sequence's first query among its keys, a number or one for each sequence. By default the last
         query is at the last key, as in FlashAttention; the default of `attention` is 0.

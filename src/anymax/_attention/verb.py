@@ -8,10 +8,11 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 from .. import kernels
 from .._array import Array, Namespace, beside, fit_axes, is_array, is_number, like, namespace, number, upcast
 from .._core.mapping import Mapping
-from .._core.options import answering
+from .._core.options import check_keywords, documented_like
 from .._core.typing import AnyArray, ArrayT
 from . import implementations
 from .call import AttentionCall, checked
+from .operands import every_attention
 from .scores import same_device
 
 _WORDS = {
@@ -64,7 +65,8 @@ def attention(
 ) -> ArrayT | tuple[ArrayT, ArrayT]: ...  # fmt: skip
 
 
-@answering(_WORDS, query="q", key="k", value="v", attn_mask="mask")
+@check_keywords(_WORDS, query="q", key="k", value="v", attn_mask="mask")
+@documented_like(every_attention)
 def attention(
     q: ArrayT,
     k: ArrayT,
@@ -101,40 +103,21 @@ def attention(
 
     Parameters
     ----------
-    q
-        The queries, [..., H, L, D]: floating-point numbers of 16 bits or more, in an array of NumPy, torch or JAX.
-    k
-        The keys, [..., H, S, D], of the same kind and dtype.
-    v
-        The values, [..., H, S, Dv].
     mapping
         The map from the S scores of a query to its weights, such as `Sparsemax()`, or its name, such as "entmax:alpha=1.3";
         softmax by default. An alpha for each head has the shape [H, 1, 1], and may be learned.
     mask
         Boolean, True = keep, or numbers that are added to the scores; it broadcasts to [..., H, L, S].
-    is_causal
-        Query i attends to the keys up to offset + i only.
-    scale
-        The factor of q k^T, a number or an array; 1 / sqrt(D) by default.
-    enable_gqa
-        Let several heads of q share one head of k and v; the number of heads of k must divide that of q.
     bias
         Numbers that are added to the scores, such as the logarithm of a prior.
-    dropout_p
-        The share of the weights that is set to 0, from 0 to below 1; for training.
     generator
         The source of dropout's random numbers: an integer seed, or the framework's own generator or key. NumPy and torch
         use their global generator by default.
-    window
-        How many keys before and after itself a query attends to: a number, or a pair (before, after) with None for no
-        limit.
     alibi
         True, or a slope for each head, [H]: the slope times the distance between query and key is subtracted from the
         score.
     softcap
         A number c above 0; the scores become c tanh(scores / c), before bias and mask.
-    lengths
-        How many keys of each batch are real, as integers; the others are padding and are masked.
     q_lengths
         How many queries of each batch are real; the output of the others is 0.
     offset
@@ -185,7 +168,8 @@ def attention(
     return out, p if p.dtype == dtype else xp.astype(p, dtype)
 
 
-@answering(_WORDS, query="q", key="k", value="v", attn_mask="mask")
+@check_keywords(_WORDS, query="q", key="k", value="v", attn_mask="mask")
+@documented_like(attention)
 def explain_attention(
     q: ArrayT,
     k: ArrayT,
@@ -222,8 +206,6 @@ def explain_attention(
         The queries, [..., H, L, D]; their values don't matter, so zeros of the right shape, dtype and device will do.
     k
         The keys, [..., H, S, D].
-    v
-        The values, [..., H, S, Dv].
     mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator
         As in `attention`.
     window, alibi, softcap, lengths, q_lengths, offset, sink, transform, mix, need_weights, implementation

@@ -1,29 +1,60 @@
-"""What a lower layer needs from a higher one. `anymax/__init__.py` sets it at import, so that imports only point to lower layers."""
+"""What lower layers need from higher ones. `anymax/__init__.py` sets it at import, so that imports only point to lower layers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from .._array import Array
+
+if TYPE_CHECKING:
+    from .mapping import Mapping
 
 
-def _not_yet(*_: Any, **__: Any) -> Any:
-    raise RuntimeError("this part of anymax works once `import anymax` is over")
+class HandedDown:
+    """Fields without a value until they are set; reading one before is an error."""
+
+    catalogue: tuple[type[Mapping], ...]
+    """All maps, for code that looks them up by name."""
+
+    call: Callable[[str, Mapping, Any, Any, Any, Any], Any]
+    """Implements `Mapping.__call__`: (the name for errors, map, scores, axis, out, options)."""
+
+    notebook_page: Callable[[Mapping], str]
+    """The page that a notebook shows for a map."""
+
+    apply_to_ragged: Callable[[Mapping, Any, Any], Array]
+    """p of a nested or sparse tensor: (map, scores, axis)."""
+
+    over_devices: Callable[[], ModuleType]
+    """Loads and returns the module that handles DTensors."""
+
+    segment_bridge: Callable[[str], Any]
+    """The bridge of `segments`, by the name of the framework."""
+
+    layer_bridge: Callable[[str], Any]
+    """The bridge of `linear`, by the name of the framework."""
+
+    softmax_terms: Callable[[str], Any]
+    """The softmax of `likelihood`, by the name of the framework."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name not in type(self).__annotations__:
+                raise AttributeError(f"{type(self).__name__} has no field {name!r}")
+            raise RuntimeError(
+                f"anymax: internal error: {name} is used before the end of anymax/__init__.py, which sets it"
+            )
+
+    def check(self) -> None:
+        """An error if a field has no value."""
+        missing = [name for name in type(self).__annotations__ if name not in self.__dict__]
+        if missing:
+            raise RuntimeError(
+                f"anymax: internal error: anymax/__init__.py must set handed.{', handed.'.join(missing)}"
+            )
 
 
-catalogue: tuple[type[Any], ...] = ()  # the maps, for code that looks them up by name
-call: Callable[..., Any] = _not_yet  # implements `Mapping.__call__`
-notebook_page: Callable[[Any], str] = _not_yet  # the page that a notebook shows for a map
-apply_to_ragged: Callable[..., Any] = _not_yet  # p of a nested or sparse tensor
-over_devices: Callable[[], Any] = _not_yet  # returns the module that handles DTensors
-# the parts of a bridge that live in higher rooms, by the name of the framework
-segment_bridge: Callable[[str], Any] = _not_yet
-layer_bridge: Callable[[str], Any] = _not_yet
-softmax_terms: Callable[[str], Any] = _not_yet
-
-
-def hand_down(**given: Any) -> None:
-    """Set these names of this module; an unknown name is an error."""
-    for name, value in given.items():
-        if name not in globals():
-            raise TypeError(f"there is no place for {name!r} in {__name__}")
-        globals()[name] = value
+handed = HandedDown()

@@ -23,8 +23,8 @@ from .._array import (
     top,
     total,
 )
-from . import handed
 from .facts import Facts
+from .handed import handed
 from .typing import ArrayT, Axes, LogOptions, Numbers
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._array import is_array, shown
-from . import handed
+from .handed import handed
 from .mapping import Mapping
 
 ALIASES = {"entmax15": "entmax:alpha=1.5", "taylor_softmax": "taylor"}
@@ -49,6 +49,17 @@ def _said(given: Any, place: str) -> str:
             return f"the function {name}; give its map, by name: {name!r}"
         return f"the function {name}; a function u of your own, u(x) >= 0, is the map anymax.Ratio(u)"
     return shown(given)
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """How pictures, tables and pages call a function, such as the u of `Ratio(u)`.
+
+    Examples
+    --------
+    >>> function_name(abs)
+    'abs'
+    """
+    return getattr(function, "__name__", type(function).__name__).lstrip("_")
 
 
 def classes() -> dict[str, type[Mapping]]:

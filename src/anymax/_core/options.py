@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -63,59 +62,77 @@ _HINTS = {  # names in other libraries, and what to do here
 }
 
 
-def names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The options of a function of (map, scores, axis). Call it once, since reading a signature takes 20 us."""
-    return "axis", *(p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY)
+def option_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The options of a function of (map, scores, axis). Call it once, since reading a signature takes 20 us.
+
+    Examples
+    --------
+    >>> option_names(anymax.log_apply)
+    ('axis', 'dim', 'mask', 'dtype')
+    """
+    return "axis", *_keywords(function)
 
 
-def allowed(who: str, takes: tuple[str, ...], options: Any, hints: dict[str, str] | None = None) -> Any:
-    """The options, or an error in the name of `who` if one of them is not in `takes`."""
+def check_options(who: str, takes: tuple[str, ...], options: Any, hints: dict[str, str] | None = None) -> Any:
+    """`options`, or an error in the name of `who` if one of them is not in `takes`.
+
+    Examples
+    --------
+    >>> check_options("sparsemax", ("axis", "mask"), {"where": True})
+    Traceback (most recent call last):
+    TypeError: sparsemax has no option 'where' (say mask=, True = keep); its options are axis, mask
+    """
     for name in options:
         if name not in takes:
-            raise TypeError(unknown(who, takes, name, {**_HINTS, **(hints or {})}))
+            raise _unknown_option(who, takes, name, {**_HINTS, **(hints or {})})
     return options
 
 
-def unknown(who: str, takes: tuple[str, ...], name: str, hints: dict[str, str]) -> str:
-    """The error message for an unknown option."""
-    said = hints.get(name)
-    if said is None:
+def _unknown_option(who: str, takes: tuple[str, ...], name: str, hints: dict[str, str]) -> TypeError:
+    hint = hints.get(name)
+    if hint is None:
         import difflib  # late: needed only for this error
 
         near = difflib.get_close_matches(name, takes, 1)
-        said = f"did you mean {near[0]}=?" if near else None
-    return f"{who} has no option {name!r}{f' ({said})' if said else ''}; its options are {', '.join(takes)}"
+        hint = f"did you mean {near[0]}=?" if near else None
+    return TypeError(f"{who} has no option {name!r}{f' ({hint})' if hint else ''}; its options are {', '.join(takes)}")
 
 
-def answering(hints: dict[str, str] | None = None, /, **others: str) -> Callable[[Function], Function]:
+def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Callable[[Function], Function]:
     """Decorate a function so that an unknown keyword raises an error that names the right one.
 
     Parameters
     ----------
-    others
-        The names that other libraries use for its parameters; their values are passed on under our name.
     hints
         Advice for a keyword, in place of the general advice in `_HINTS`.
+    aliases
+        The names that other libraries use for its parameters; their values are passed on under our name.
+
+    Examples
+    --------
+    >>> @check_keywords(key="k")
+    ... def scores(q, k): ...
+    >>> scores(1, query=2)
+    Traceback (most recent call last):
+    TypeError: scores has no option 'query'; its options are q, k
     """
 
-    def wrap(function: Function) -> Function:
+    def decorate(function: Function) -> Function:
+        parameters = inspect.signature(function).parameters
         who, words = function.__qualname__.removesuffix(".__init__"), {**_HINTS, **(hints or {})}
-        spelt, code = vars(function).get("__signature__"), function.__code__  # a signature takes a while to make
-        names = spelt.parameters if spelt else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        takes = tuple(p for p in names if p != "self")
-        bound = int("self" in code.co_varnames[:1])
-        more = not spelt and bool(code.co_flags & inspect.CO_VARKEYWORDS)
-        most = sys.maxsize if code.co_flags & inspect.CO_VARARGS else code.co_argcount
+        bound = int("self" in parameters)
+        takes = tuple(parameters)[bound:]
+        most = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters.values())
 
-        def own(args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+        def renamed(args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
             out = {}
             for name, value in options.items():
-                meant = others.get(name, name)
-                if meant not in takes and not more:
-                    raise TypeError(unknown(who, takes, name, words))
-                if meant in out or (name in others and (meant in options or meant in takes[: len(args)])):
-                    raise TypeError(f"{who}: {name}= is another name of {meant}, which is given too; give only one")
-                out[meant] = value
+                ours = aliases.get(name, name)
+                if ours not in takes:
+                    raise _unknown_option(who, takes, name, words)
+                if ours in out or (name in aliases and (ours in options or ours in takes[: len(args)])):
+                    raise TypeError(f"{who}: {name}= is another name of {ours}, which is given too; give only one")
+                out[ours] = value
             return out
 
         def too_many(given: int) -> TypeError:
@@ -127,40 +144,48 @@ def answering(hints: dict[str, str] | None = None, /, **others: str) -> Callable
         def call(*args: Any, **options: Any) -> Any:
             if len(args) > most:
                 raise too_many(len(args) - bound)
-            return function(*args, **(own(args, options) if options else options))
+            return function(*args, **(renamed(args, options) if options else options))
 
         return call  # type: ignore[return-value]
 
-    return wrap
+    return decorate
 
 
 # -- docstrings and signatures -------------------------------------------------------------------------------------------------
 
 
-def spelled(home: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Copy the documentation and the signature of `home`'s options to this function.
+def documented_like(home: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Decorate a function or class with the documentation of the parameters that it shares with `home`.
 
-    `**options` becomes keywords in its signature. Its docstring gets the parameters that it does not describe itself, and the section
-    on what is returned if it has none. The function is the same object, so a call costs nothing more.
+    Its docstring gets the parameters that it does not describe itself, and the section on what is returned if it has none. `**options`
+    becomes the keywords of `home` in its signature. It is the same object, so a call costs nothing more.
+
+    Examples
+    --------
+    >>> @documented_like(anymax.log_apply)
+    ... def halved(x, **options): ...
+    >>> list(inspect.signature(halved).parameters)
+    ['x', 'dim', 'mask', 'dtype']
     """
 
-    def spell(function: Function) -> Function:
-        code = function.__code__
-        parameters: Iterable[str] = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        if code.co_flags & inspect.CO_VARKEYWORDS:
-            own, theirs, last = inspect.signature(function), _keywords(home), code.co_argcount
-            given = {p.name: p for p in own.parameters.values()}
-            first = [given.pop(name) for name in code.co_varnames[:last]]
-            after = [given.pop(name, p) for name, p in theirs.items() if name not in code.co_varnames[:last]]
-            alone = list(given.values())[:-1]  # the last is `**options`
-            own = inspect.Signature([*first, *alone, *after], return_annotation=own.return_annotation)
-            function.__signature__ = own  # type: ignore[attr-defined]
-            parameters = own.parameters
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        if any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+            signature = _with_options(signature, _keywords(home))
+            function.__signature__ = signature  # type: ignore[attr-defined]
         if function.__doc__ and home.__doc__:  # `python -OO` has none
-            function.__doc__ = joined(sections(function.__doc__), sections(home.__doc__), parameters)
+            function.__doc__ = joined(sections(function.__doc__), sections(home.__doc__), signature.parameters)
         return function
 
-    return spell
+    return decorate
+
+
+def _with_options(own: inspect.Signature, options: dict[str, inspect.Parameter]) -> inspect.Signature:
+    """The signature `own` with these keywords in place of `**options`, after those that it alone has."""
+    mine = {p.name: p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD}
+    last = [name for name in options if name not in mine or mine[name].kind is inspect.Parameter.KEYWORD_ONLY]
+    order = [*(name for name in mine if name not in last), *last]
+    return own.replace(parameters=[{**options, **mine}[name] for name in order])
 
 
 @functools.cache
@@ -220,7 +245,7 @@ def loss(
     reduction: Reduction = "mean",
     label_smoothing: float = 0.0,
 ) -> None:
-    """The parameters of every loss. `spelled` reads this docstring; the function is never called.
+    """The parameters of every loss. `documented_like` reads this docstring; the function is never called.
 
     Parameters
     ----------

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from . import handed
+from .handed import handed
 
 _APART = ("sample", "linear_loss")  # verbs that refuse DTensors but exist in anymax.distributed
 
@@ -33,3 +35,26 @@ def refuse(who: str, x: Any, **others: Any) -> None:
 def over_devices() -> Any:
     """The module that handles DTensors, which is loaded when the first one appears."""
     return handed.over_devices()
+
+
+def scores_over_devices(
+    who: str, verb: Callable[..., Any], mapping: Any, x: Any, axis: Any, mask: Any, dtype: Any
+) -> Any:
+    """`verb(mapping, x, axis, mask=mask)` of a DTensor cast to dtype, with the shape of x: `verb` computes the rows of each device."""
+    on_device = lambda mapping, rows, mask: verb(mapping, rows, axis, mask=mask)  # noqa: E731
+    return over_devices().like_scores(who, on_device, mapping, x, axis, mask, dtype)
+
+
+def rows_over_devices(
+    who: str,
+    verb: Callable[..., Any],
+    mapping: Any,
+    x: Any,
+    axis: Any,
+    mask: Any,
+    keepdims: bool | None = None,
+    **given: Any,
+) -> Any:
+    """The same for results with one number per row, in a list; `given` are further arguments with one value per row."""
+    on_device = functools.partial(verb, axis=axis, **({} if keepdims is None else {"keepdims": keepdims}))
+    return over_devices().of_rows(who, on_device, mapping, x, axis, mask, bool(keepdims), **given)

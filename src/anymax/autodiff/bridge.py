@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import _array, kernels
 from .._array import Array
-from .._core import handed
+from .._core.handed import handed
 from .._core.mapping import Mapping
 from ..kernels.engine import BELOW
 from ..kernels.reference import ENGINE as reference

@@ -76,7 +76,7 @@ def parameters(command: Any) -> Any:
     return command
 
 
-def given(**options: Any) -> dict[str, Any]:
+def chosen_options(**options: Any) -> dict[str, Any]:
     out = {key: value for key, value in options.items() if value is not None}
     if "k" in out and float(out["k"]).is_integer():
         out["k"] = int(out["k"])
@@ -111,8 +111,8 @@ class Program(click.Group):
         except click.UsageError as error:
             if args[0].startswith("-"):
                 raise
-            said = f"{error.format_message()} The commands are {', '.join(self.list_commands(ctx))}."
-            raise click.UsageError(said, ctx) from None
+            message = f"{error.format_message()} The commands are {', '.join(self.list_commands(ctx))}."
+            raise click.UsageError(message, ctx) from None
 
 
 @click.group(cls=Program, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -147,7 +147,7 @@ def compare(
     with plain_errors():
         for vector in vectors:
             x = transforms.temperature(temperature)(np.asarray(vector, dtype=np.float64))
-            maps = names.choose(mappings, given(**options), len(vector))
+            maps = names.choose(mappings, chosen_options(**options), len(vector))
             found.append((x, [(mapping, np.asarray(apply(mapping, x))) for mapping in maps]))
     if as_json:
         documents = [_document(vector, temperature, rows) for vector, (_, rows) in zip(vectors, found)]
@@ -264,7 +264,7 @@ def explain(name: str, scores: tuple[Any, ...], framework: str, **options: Any) 
     if len({len(row) for row in rows}) > 1:
         raise click.UsageError(f"rows of one call have the same length, got {', '.join(str(len(row)) for row in rows)}")
     with plain_errors():
-        mapping = names.choose([name], given(**options))[0]
+        mapping = names.choose([name], chosen_options(**options))[0]
         x = np.asarray(rows if len(rows) > 1 else rows[0], dtype=np.float32)
         console = Console(highlight=False, soft_wrap=True)
         for each in FRAMEWORKS if framework == "all" else (framework,):
@@ -308,7 +308,7 @@ def plot(name: str, scores: tuple[Any, ...], mappings: tuple[str, ...], out: str
 
     kind = name.lower()
     with plain_errors():
-        given_ = given(**options)
+        values = chosen_options(**options)
         rows = rows_of(scores)
         if len(rows) > 1:
             raise ValueError(f"a picture shows one row of scores, got {len(rows)}")
@@ -316,12 +316,12 @@ def plot(name: str, scores: tuple[Any, ...], mappings: tuple[str, ...], out: str
         if kind in PICTURES:
             if scores and kind not in ("bars", "jacobian"):
                 raise ValueError(f"{kind} takes no scores, got {len(x)}; bars, jacobian and the pictures of a map do")
-            maps = names.choose(mappings, given_) if mappings or given_ else None
+            maps = names.choose(mappings, values) if mappings or values else None
             pictures.prepare()
             figure = pictures.draw(kind, maps, x)
         else:
             try:
-                mapping = names.choose([name], {} if mappings else given_)[0]
+                mapping = names.choose([name], {} if mappings else values)[0]
             except names.UnknownMap:
                 raise ValueError(f"{name!r} is neither a picture ({', '.join(PICTURES)}) nor a map") from None
             if mappings:

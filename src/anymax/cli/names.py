@@ -24,32 +24,32 @@ def options() -> dict[str, list[str]]:
     return out
 
 
-def make(name: str, given: Dict[str, Any], n: int = 2) -> Mapping:
+def make(name: str, values: Dict[str, Any], n: int = 2) -> Mapping:
     """The map of this name, for n classes, with the given parameters that it has; if there are none, with its usual parameters."""
     name = names.find(name)
     if name in names.ratios() or name == "ratio":
         return names.make("square" if name == "ratio" else name, {})
-    chosen = {key: value for key, value in given.items() if key in fields(name)}
+    chosen = {key: value for key, value in values.items() if key in fields(name)}
     example = names.classes()[name].example
     return names.make(name, chosen or {key: min(v, n) if type(v) is int else v for key, v in example.items()})
 
 
-def _parsed(spec: str, given: Dict[str, Any], n: int) -> Mapping:
+def _parsed(spec: str, values: Dict[str, Any], n: int) -> Mapping:
     """The map of `NAME` or `NAME:parameter=value,...`; a parameter in the spec overrides its option."""
-    name, own = read(spec)
+    name, in_spec = read(spec)
     try:
-        return make(name, {**given, **own}, n)
+        return make(name, {**values, **in_spec}, n)
     except (TypeError, ValueError) as error:
-        options = [key for key in fields(name) if key in given and key not in own]
+        options = [key for key in fields(name) if key in values and key not in in_spec]
         if not options:
             raise
         raise ValueError(f"{', '.join(f'--{key}' for key in options)}: {error}") from error
 
 
-def choose(specs: Iterable[str], given: Dict[str, Any], n: int = 2) -> list[Mapping]:
+def choose(specs: Iterable[str], values: Dict[str, Any], n: int = 2) -> list[Mapping]:
     """The maps that the specs name, or one of each family; an option that none of them has is an error."""
-    maps = [_parsed(spec, given, n) for spec in list(specs) or names.classes()]
-    for key in given:
+    maps = [_parsed(spec, values, n) for spec in list(specs) or names.classes()]
+    for key in values:
         if not any(key == field.name for mapping in maps for field in dataclasses.fields(mapping)):  # type: ignore[arg-type]
             raise ValueError(f"--{key}: {', '.join(dict.fromkeys(m.name for m in maps))} has no such parameter")
     return maps
@@ -60,5 +60,5 @@ def parameters(mapping: Mapping) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for field in dataclasses.fields(mapping):  # type: ignore[arg-type]
         value = getattr(mapping, field.name)
-        out[field.name] = value.__name__.lstrip("_") if callable(value) and hasattr(value, "__name__") else value
+        out[field.name] = names.function_name(value) if callable(value) else value
     return out

@@ -11,6 +11,8 @@ import numpy as np
 from .. import plot
 from .._core.mapping import Mapping
 from ..inspection import jacobian
+from ..plot import style
+from ..plot.maps import USUAL
 from . import progress
 
 SCORES = (0.8, 0.5, 0.2, -1.0)  # the Jacobian shows three classes that compete, and one that is out
@@ -18,13 +20,13 @@ SCORES = (0.8, 0.5, 0.2, -1.0)  # the Jacobian shows three classes that compete,
 
 def prepare() -> None:
     """Draw to files only, with or without a display; raise a clear error without matplotlib."""
-    plot.pyplot().switch_backend("agg")
+    style.pyplot().switch_backend("agg")
 
 
 def page(panels: int, width: float = 4.6, height: float = 4.0, columns: int = 4) -> tuple[Any, list[Any]]:
     columns = min(panels, columns)
     rows = -(-panels // columns)
-    figure, axes = plot.pyplot().subplots(
+    figure, axes = style.pyplot().subplots(
         rows, columns, figsize=(width * columns, height * rows), layout="constrained", squeeze=False
     )
     flat = list(axes.flat)
@@ -39,10 +41,10 @@ def draw(kind: str, maps: Sequence[Mapping] | None = None, x: Sequence[float] = 
         return getattr(plot, kind)(maps).figure
     if kind == "bars":
         return plot.bars(maps, x).figure
-    some = list(maps or plot.USUAL)
-    figure, axes = page(len(some))
-    bound = max(float(np.abs(jacobian(mapping, x)).max()) for mapping in some) if kind == "jacobian" else 0.0
-    for mapping, ax in progress.each(zip(some, axes), kind):
+    shown = list(maps or USUAL)
+    figure, axes = page(len(shown))
+    bound = max(float(np.abs(jacobian(mapping, x)).max()) for mapping in shown) if kind == "jacobian" else 0.0
+    for mapping, ax in progress.each(zip(shown, axes), kind):
         if kind == "simplex":
             plot.simplex(mapping, resolution=resolution, ax=ax)
         else:
@@ -69,4 +71,4 @@ def save(figure: Any, path: Path) -> None:
     try:
         figure.savefig(path, dpi=150)
     finally:
-        plot.pyplot().close(figure)
+        style.pyplot().close(figure)

@@ -99,16 +99,16 @@ def _line(line: str, i: int) -> list[float]:
     return _numbers(words, f"line {i}")
 
 
-def _numbers(words: Sequence[str], place: str) -> list[float]:
+def _numbers(words: Sequence[str], source: str) -> list[float]:
     if not words:
-        raise ValueError(f"{place}: it is empty; a row has one score or more")
+        raise ValueError(f"{source}: it is empty; a row has one score or more")
     for word in words:
         if not _is_number(word):
             raise ValueError(
-                f"{place}: {word!r} is not a number; scores are numbers such as 2 or -1.5, without a header"
+                f"{source}: {word!r} is not a number; scores are numbers such as 2 or -1.5, without a header"
             )
         if not is_score(float(word)):
             raise ValueError(
-                f"{place}: {word!r} is not a score; only finite numbers are, and -inf, which masks its entry"
+                f"{source}: {word!r} is not a score; only finite numbers are, and -inf, which masks its entry"
             )
     return [float(word) for word in words]

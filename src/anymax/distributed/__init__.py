@@ -13,7 +13,7 @@ from typing import Any
 
 from .._array import torch_loaded
 from .._core.mapping import Mapping
-from .._core.options import spelled
+from .._core.options import documented_like
 from .._core.typing import ArrayT, Mask, Reduction
 from ..thresholds import Threshold
 from . import _layer, _losses, _rows
@@ -96,7 +96,7 @@ def apply(
     return _eagerly(_probabilities, asked, False)
 
 
-@spelled(apply)
+@documented_like(apply)
 def log_apply(
     mapping: Mapping | str,
     x: ArrayT,
@@ -130,7 +130,7 @@ def log_apply(
     return _eagerly(_probabilities, asked, True)
 
 
-@spelled(apply)
+@documented_like(apply)
 def threshold(
     mapping: Mapping | str,
     x: ArrayT,
@@ -170,7 +170,7 @@ def threshold(
     return _eagerly(_rows.threshold, asked, keepdims)
 
 
-@spelled(apply)
+@documented_like(threshold)
 def logsumexp(
     x: ArrayT,
     axis: int | None = None,
@@ -192,8 +192,6 @@ def logsumexp(
     ----------
     temperature
         T, a number above 0 or an array with one value per row.
-    keepdims
-        True to keep the axis of the classes, with size 1.
 
     Returns
     -------
@@ -213,7 +211,7 @@ def logsumexp(
     return _eagerly(_rows.logsumexp, asked, temperature, keepdims)
 
 
-@spelled(apply)
+@documented_like(apply)
 def fenchel_young(
     mapping: Mapping | str,
     scores: ArrayT,
@@ -272,7 +270,7 @@ def fenchel_young(
     return _eagerly(_losses.loss, asked, target, weight, given)
 
 
-@spelled(fenchel_young)
+@documented_like(fenchel_young)
 def nll(
     mapping: Mapping | str,
     scores: ArrayT,
@@ -298,17 +296,6 @@ def nll(
     ----------
     mapping
         The map, such as `anymax.Softmax()`, or its name; the same on every process.
-    mask
-        Booleans that broadcast to this process's scores, True = keep.
-    group
-        The processes that share the classes, for torch: a `ProcessGroup`, a `DeviceMesh` of one dimension, or a pair (mesh,
-        dimension); None is all processes.
-    axis_name
-        The same for JAX: the name of a mesh axis, inside `jax.shard_map`.
-    class_start
-        The index of this process's first class; by default the processes have their classes in the order of their ranks.
-    class_count
-        The number of classes on all processes; checked if given.
 
     Examples
     --------
@@ -323,7 +310,7 @@ def nll(
     return _eagerly(_losses.loss, asked, target, weight, given)
 
 
-@spelled(fenchel_young)
+@documented_like(fenchel_young)
 def linear_loss(
     x: ArrayT,
     linear_weight: Any,
@@ -359,15 +346,6 @@ def linear_loss(
         One number for each class of this process, added to the scores.
     mask
         Booleans that broadcast to this process's scores, [..., classes of this process], True = keep.
-    group
-        The processes that share the classes, for torch: a `ProcessGroup`, a `DeviceMesh` of one dimension, or a pair (mesh,
-        dimension); None is all processes.
-    axis_name
-        The same for JAX: the name of a mesh axis, inside `jax.shard_map`.
-    class_start
-        The index of this process's first class; by default the processes have their classes in the order of their ranks.
-    class_count
-        The number of classes on all processes; checked if given.
     chunk
         How many rows to compute at a time; by default as many as have 4 million scores per process.
 
@@ -385,7 +363,7 @@ def linear_loss(
     return _eagerly(_layer.linear_loss, asked, linear_weight, linear_bias, chunk, target, weight, given)
 
 
-@spelled(apply)
+@documented_like(apply)
 def log_prob_entropy(
     mapping: Mapping | str,
     x: ArrayT,
@@ -427,7 +405,7 @@ def log_prob_entropy(
     return _eagerly(_rows.log_prob_entropy, asked, y)
 
 
-@spelled(apply)
+@documented_like(apply)
 def sample(
     mapping: Mapping | str,
     x: ArrayT,

@@ -31,7 +31,7 @@ from .._array import (
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.rows import hide
-from .._core.shards import over_devices, sharded
+from .._core.shards import rows_over_devices, sharded
 from .._core.typing import ArrayT, Axes, Numbers
 from ..mappings import Softmax
 from .softmax_plain import named
@@ -164,9 +164,7 @@ def _on_devices(
     """log p and entropy of a DTensor; support, transform and temperature are errors."""
     if support is not None or transform is not None or temperature is not None:
         raise TypeError(f"{who}: a DTensor goes without support, transform and temperature; change the scores first")
-    whole = lambda m, x, **given: log_prob_entropy(m, x, axis=axis, **given)  # noqa: E731
-    log_p, h = over_devices().of_rows("log_prob_entropy", whole, as_mapping(mapping, who), x, axis, mask, y=y)
-    return log_p, h
+    return tuple(rows_over_devices("log_prob_entropy", log_prob_entropy, as_mapping(mapping, who), x, axis, mask, y=y))
 
 
 def kl(

@@ -14,7 +14,7 @@ from typing import Any
 from .. import _array
 from .._array import Array, Namespace, is_array, is_integer, is_number, namespace, quiet, upcast
 from .._core.mapping import Mapping
-from .._core.options import answering, spelled
+from .._core.options import check_keywords, documented_like
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
 from ..autodiff import bridge
@@ -38,7 +38,7 @@ _HINTS = {
 }
 
 
-@answering(_HINTS, bias="linear_bias")
+@check_keywords(_HINTS, bias="linear_bias")
 def linear_loss(
     x: ArrayT | Numbers,
     linear_weight: Any,
@@ -236,8 +236,8 @@ def linear_threshold(
     return Threshold(xp.reshape(tau, layer.lead), xp.reshape(size, layer.lead))
 
 
-linear_log_prob = answering(_HINTS, bias="linear_bias")(spelled(linear_loss)(linear_log_prob))
-linear_threshold = answering(_HINTS, bias="linear_bias")(spelled(linear_loss)(linear_threshold))
+linear_log_prob = check_keywords(_HINTS, bias="linear_bias")(documented_like(linear_loss)(linear_log_prob))
+linear_threshold = check_keywords(_HINTS, bias="linear_bias")(documented_like(linear_loss)(linear_threshold))
 
 
 # -- what the caller says ---------------------------------------------------------------------------------------------------------------

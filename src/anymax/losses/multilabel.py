@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, asarray, is_integer, known_any, namespace, quiet, stop_gradient, total, upcast
-from .._core.options import answering, spelled
+from .._core.options import check_keywords, documented_like
 from .._core.options import loss as every_loss
 from .._core.rows import prepare
 from .._core.shards import refuse as refuse_sharded
@@ -17,8 +17,8 @@ from .options import LossOptions, class_weights
 from .targets import result_dtype
 
 
-@answering()
-@spelled(every_loss)
+@check_keywords()
+@documented_like(every_loss)
 def multilabel_softmax_loss(
     scores: ArrayT | Numbers,
     target: Target,

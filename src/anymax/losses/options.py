@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from .. import _array
 from .._array import Array, Namespace, namespace, quiet
-from .._core.options import allowed
+from .._core.options import check_options
 from .._core.typing import Axes, Mask, Reduction, Weight
 
 _NAMES = ("weight", "ignore_index", "reduction", "label_smoothing", "axis", "dim", "mask")
@@ -31,7 +31,7 @@ class LossOptions(NamedTuple):
         """The options from a caller's keywords; an error that begins with `who` if one is unknown or wrong."""
         if not given:
             return _USUAL if weight is None else cls(weight)
-        allowed(who, _NAMES, given, _HINTS)
+        check_options(who, _NAMES, given, _HINTS)
         reduction = given.get("reduction", "mean")
         if reduction not in ("mean", "sum", "none"):
             hint = "; it is called 'mean' here" if reduction == "elementwise_mean" else ""

@@ -29,8 +29,8 @@ from .._array import (
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
+from .._core.options import documented_like
 from .._core.options import loss as every_loss
-from .._core.options import spelled
 from .._core.shards import over_devices, sharded
 from .._core.typing import AnyArray, ArrayT, LossKeywords, Numbers, Parameter, Target, Weight
 from .._random.noises import Noise
@@ -45,7 +45,7 @@ from .targets import Batch, ask_for_axis, one_axis, result_dtype
 _SOFTMAX, _SPARSEMAX, _ENTMAX15 = Softmax(), Sparsemax(), Entmax(1.5)
 
 
-@spelled(every_loss)
+@documented_like(every_loss)
 def fenchel_young(
     mapping: Mapping | str,
     scores: ArrayT | Numbers,
@@ -66,7 +66,7 @@ def fenchel_young(
     return _loss("fenchel_young", _fenchel_young, mapping, scores, target, weight, options)
 
 
-@spelled(every_loss)
+@documented_like(every_loss)
 def nll(
     mapping: Mapping | str,
     scores: ArrayT | Numbers,
@@ -86,7 +86,7 @@ def nll(
     return _loss("nll", _nll, mapping, scores, target, weight, options)
 
 
-@spelled(every_loss)
+@documented_like(every_loss)
 def smoothed_nll(
     mapping: Mapping | str,
     scores: ArrayT | Numbers,
@@ -124,7 +124,7 @@ def smoothed_nll(
     return _loss("smoothed_nll", formula, mapping, scores, target, weight, options)
 
 
-@spelled(every_loss)
+@documented_like(every_loss)
 def accuracy_loss(
     mapping: Mapping | str,
     scores: ArrayT | Numbers,
@@ -145,7 +145,7 @@ def accuracy_loss(
     return _loss("accuracy_loss", formula, mapping, scores, target, weight, options)
 
 
-@spelled(every_loss)
+@documented_like(every_loss)
 def stop_gradient_loss(
     mapping: Mapping | str,
     scores: ArrayT | Numbers,
@@ -173,7 +173,7 @@ def stop_gradient_loss(
     return _loss("stop_gradient_loss", formula, mapping, scores, target, weight, options)
 
 
-@spelled(every_loss)
+@documented_like(every_loss)
 def margin_loss(
     mapping: Mapping | str,
     cosines: ArrayT | Numbers,
@@ -211,7 +211,7 @@ def margin_loss(
 # -- sugar -------------------------------------------------------------------------------------------------------------------
 
 
-@spelled(every_loss)
+@documented_like(every_loss)
 def cross_entropy(
     scores: ArrayT | Numbers, target: Target, weight: Weight = None, **options: Unpack[LossKeywords]
 ) -> ArrayT:
@@ -227,7 +227,7 @@ def cross_entropy(
     return nll(_SOFTMAX, scores, target, weight, **options)
 
 
-@spelled(every_loss)
+@documented_like(every_loss)
 def sparsemax_loss(
     scores: ArrayT | Numbers, target: Target, weight: Weight = None, **options: Unpack[LossKeywords]
 ) -> ArrayT:
@@ -244,7 +244,7 @@ def sparsemax_loss(
     return fenchel_young(_SPARSEMAX, scores, target, weight, **options)
 
 
-@spelled(every_loss)
+@documented_like(every_loss)
 def entmax_loss(
     scores: ArrayT | Numbers,
     target: Target,
@@ -270,7 +270,7 @@ def entmax_loss(
     return fenchel_young(Entmax(alpha), scores, target, weight, **options)
 
 
-@spelled(every_loss)
+@documented_like(every_loss)
 def entmax15_loss(
     scores: ArrayT | Numbers, target: Target, weight: Weight = None, **options: Unpack[LossKeywords]
 ) -> ArrayT:
@@ -286,7 +286,7 @@ def entmax15_loss(
     return fenchel_young(_ENTMAX15, scores, target, weight, **options)
 
 
-@spelled(every_loss)
+@documented_like(every_loss)
 def sparse_softmax_loss(
     scores: ArrayT | Numbers,
     target: Target,
@@ -315,7 +315,7 @@ def sparse_softmax_loss(
     return _loss("sparse_softmax_loss", _without_constant, SparseSoftmax(k=k, p=p), scores, target, weight, options)
 
 
-@spelled(every_loss)
+@documented_like(every_loss)
 def taylor_softmax_loss(
     scores: ArrayT | Numbers, target: Target, weight: Weight = None, *, order: int = 2, **options: Unpack[LossKeywords]
 ) -> ArrayT:
@@ -336,7 +336,7 @@ def taylor_softmax_loss(
     return nll(Taylor(order), scores, target, weight, **options)
 
 
-@spelled(every_loss)
+@documented_like(every_loss)
 def normmax_loss(
     scores: ArrayT | Numbers,
     target: Target,
@@ -362,7 +362,7 @@ def normmax_loss(
     return fenchel_young(NormMax(alpha), scores, target, weight, **options)
 
 
-@spelled(every_loss)
+@documented_like(every_loss)
 def perturb_max_loss(
     scores: ArrayT | Numbers,
     target: Target,

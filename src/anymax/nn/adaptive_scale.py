@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from .._array import is_number
-from .._core.options import answering
+from .._core.options import check_keywords, documented_like
 from ..transforms import scalable
 from ..transforms.base import Transform
-from .base import check_sizes
+from .base import check_sizes, every_module
 
 
+@documented_like(every_module)
 class AdaptiveScale(nn.Module):
     """The scale `delta + beta log(n)^gamma` of attention scores, with beta and gamma learned as functions of the query, for each head.
 
@@ -41,8 +42,6 @@ class AdaptiveScale(nn.Module):
         The part of the scale that does not depend on the length.
     bias
         Whether the learned functions have biases.
-    device, dtype
-        The device and dtype of the weights.
 
     Examples
     --------
@@ -57,7 +56,7 @@ class AdaptiveScale(nn.Module):
     torch.Size([1, 5, 8])
     """
 
-    @answering({"gamma": "say gamma_range=", "beta": "it is learned; transforms.scalable takes one of your own"})
+    @check_keywords({"gamma": "say gamma_range=", "beta": "it is learned; transforms.scalable takes one of your own"})
     def __init__(
         self,
         embed_dim: int,
@@ -102,9 +101,9 @@ class AdaptiveScale(nn.Module):
 
     def _spread(self, values: Tensor) -> Tensor:
         """The values for all heads, with 0 for heads that are not scaled."""
-        given = dict(zip(self.only or (), values.unbind(-3)))
-        none = torch.zeros_like(values[..., 0, :, :])
-        return torch.stack([given.get(head, none) for head in range(self.num_heads)], -3)
+        of_head = dict(zip(self.only or (), values.unbind(-3)))
+        zeros = torch.zeros_like(values[..., 0, :, :])
+        return torch.stack([of_head.get(head, zeros) for head in range(self.num_heads)], -3)
 
     def extra_repr(self) -> str:
         only = "" if self.only is None else f", only={self.only}"

@@ -11,16 +11,17 @@ from torch import Tensor, nn
 from .._array import dense, eager, is_ragged
 from .._attention import operands
 from .._core.mapping import Mapping
-from .._core.options import answering
+from .._core.options import check_keywords, documented_like
 from ..mappings import Softmax
 from ..segments import Segments, segment_apply
 from ..segments.layout import read
-from .base import OfMapping, check_sizes
+from .base import OfMapping, check_sizes, every_module
 
 Fill = Literal["add", "sum", "mean", "min", "max", "mul"]
 _REDUCTIONS: dict[str, str] = {"add": "sum", "sum": "sum", "mean": "mean", "min": "amin", "max": "amax", "mul": "prod"}
 
 
+@documented_like(every_module)
 class GraphAttention(OfMapping):
     """Attention of the nodes of a graph to their neighbours, with any map: `GATv2Conv` of PyTorch Geometric with a `mapping`.
 
@@ -45,8 +46,6 @@ class GraphAttention(OfMapping):
         Return the features of all heads, `heads * out_channels`; False returns their mean.
     negative_slope
         The slope of the leaky ReLU below 0.
-    dropout
-        The share of the weights that is set to 0 in training.
     add_self_loops
         Let each node attend to itself too; existing self-loops are replaced.
     edge_dim
@@ -60,12 +59,6 @@ class GraphAttention(OfMapping):
         Use one matrix for sources and targets.
     residual
         Add a linear function of the node's own features to the output.
-    learn
-        The name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
-    bounds
-        The interval (low, high) of the learned number.
-    device, dtype
-        The device and dtype of the weights.
 
     Examples
     --------
@@ -83,7 +76,7 @@ class GraphAttention(OfMapping):
     res: nn.Linear | None
     bias: Tensor | None
 
-    @answering({"activation": "say mapping=", "num_heads": "say heads="})
+    @check_keywords({"activation": "say mapping=", "num_heads": "say heads="})
     def __init__(
         self,
         in_channels: int | tuple[int, int],
@@ -132,14 +125,14 @@ class GraphAttention(OfMapping):
         self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
         self.add_self_loops, self.edge_dim, self.fill_value = add_self_loops, edge_dim, fill_value
         self.share_weights, self.residual = share_weights, residual
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         inner, outer = heads * out_channels, out_channels * (heads if concat else 1)
-        self.lin_l = nn.Linear(sides[0], inner, bias=bias, **made)
-        self.lin_r = self.lin_l if share_weights else nn.Linear(sides[1], inner, bias=bias, **made)
-        self.att = nn.Parameter(torch.empty(1, heads, out_channels, **made))
-        self.lin_edge = None if edge_dim is None else nn.Linear(edge_dim, inner, bias=False, **made)
-        self.res = nn.Linear(sides[1], outer, bias=False, **made) if residual else None
-        self.register_parameter("bias", nn.Parameter(torch.empty(outer, **made)) if bias else None)
+        self.lin_l = nn.Linear(sides[0], inner, bias=bias, **factory_kwargs)
+        self.lin_r = self.lin_l if share_weights else nn.Linear(sides[1], inner, bias=bias, **factory_kwargs)
+        self.att = nn.Parameter(torch.empty(1, heads, out_channels, **factory_kwargs))
+        self.lin_edge = None if edge_dim is None else nn.Linear(edge_dim, inner, bias=False, **factory_kwargs)
+        self.res = nn.Linear(sides[1], outer, bias=False, **factory_kwargs) if residual else None
+        self.register_parameter("bias", nn.Parameter(torch.empty(outer, **factory_kwargs)) if bias else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -244,8 +237,8 @@ class GraphAttention(OfMapping):
             return self.fill_value.to(edge_attr).expand(size)
         if not isinstance(self.fill_value, str):
             return edge_attr.new_full(size, self.fill_value)
-        kept = target < nodes  # a bipartite graph may have more targets than sources
-        target, edge_attr = target[kept], edge_attr[kept]
+        inside = target < nodes  # a bipartite graph may have more targets than sources
+        target, edge_attr = target[inside], edge_attr[inside]
         start = edge_attr.new_ones(size) if self.fill_value == "mul" else edge_attr.new_zeros(size)
         index = target[:, None].expand_as(edge_attr)
         return start.scatter_reduce(0, index, edge_attr, _REDUCTIONS[self.fill_value], include_self=False)
@@ -301,6 +294,7 @@ def _summed(x: Tensor, weights: Tensor, index: Tensor, n: int) -> Tensor:
     return weighted.new_zeros((n, *weighted.shape[1:])).index_add(0, index, weighted)
 
 
+@documented_like(every_module)
 class AttentionPool(OfMapping):
     """A weighted sum over each segment, with any map: a set of vectors, of any size, becomes one vector.
 
@@ -315,10 +309,6 @@ class AttentionPool(OfMapping):
         The number of features of an entry, for a learned query; without it `forward` needs scores.
     heads
         How many queries to learn, each with its own sum; None for one query, without an axis of heads.
-    learn
-        The name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
-    bounds
-        The interval (low, high) of the learned number.
     device, dtype
         The device and dtype of the query.
 
@@ -338,7 +328,7 @@ class AttentionPool(OfMapping):
     prefix = "map_"
     query: Tensor | None
 
-    @answering({"dim": "say features=", "embed_dim": "say features=", "gate_nn": "give its results as scores"})
+    @check_keywords({"dim": "say features=", "embed_dim": "say features=", "gate_nn": "give its results as scores"})
     def __init__(
         self,
         mapping: Mapping | str | None = None,
@@ -351,8 +341,8 @@ class AttentionPool(OfMapping):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(Softmax() if mapping is None else mapping, learn, bounds)
-        given = {"features": features, "heads": heads}
-        check_sizes("AttentionPool", **{name: size for name, size in given.items() if size is not None})
+        sizes = {"features": features, "heads": heads}
+        check_sizes("AttentionPool", **{name: size for name, size in sizes.items() if size is not None})
         if heads is not None and features is None:
             raise ValueError(
                 "AttentionPool: heads are those of a learned query, which needs features=; scores may have heads"

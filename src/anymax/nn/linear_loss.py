@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from .. import linear
 from .._array import asarray
 from .._core.mapping import Mapping
+from .._core.options import documented_like
 from .._core.typing import Reduction
 from ..mappings import Softmax as _Softmax
-from .base import OfMapping, check_sizes
+from .base import OfMapping, check_sizes, every_module
 
 
+@documented_like(every_module)
 class LinearLoss(OfMapping):
     """An output layer with the loss of a map, which never holds all scores: `linear_loss` as a module with a weight.
 
@@ -39,22 +41,10 @@ class LinearLoss(OfMapping):
         Whether to add a learned number to the scores of each class.
     weight
         One factor for each class, a tensor [classes]; the module stores it as `class_weight`.
-    ignore_index
-        Samples with this target are left out.
-    reduction
-        "mean", "sum" or "none".
-    label_smoothing
-        The share of each target that is spread evenly over all classes, from 0 to 1.
     chunk
         For how many classes scores are computed at a time; None lets the library choose.
     least
         For softmax, classes with a probability below this number get no gradient; 0 leaves out none. See `linear_loss`.
-    learn
-        The name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
-    bounds
-        The interval (low, high) of the learned number.
-    device, dtype
-        The device and dtype of the weights.
 
     Examples
     --------
@@ -90,9 +80,9 @@ class LinearLoss(OfMapping):
     ) -> None:
         check_sizes("LinearLoss", in_features=in_features, num_classes=num_classes)
         super().__init__(_Softmax() if mapping is None else mapping, learn, bounds)
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.weight = nn.Parameter(torch.empty(num_classes, in_features, **made))
-        self.register_parameter("bias", nn.Parameter(torch.empty(num_classes, **made)) if bias else None)
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(torch.empty(num_classes, in_features, **factory_kwargs))
+        self.register_parameter("bias", nn.Parameter(torch.empty(num_classes, **factory_kwargs)) if bias else None)
         if weight is not None and not isinstance(weight, Tensor):
             weight = torch.as_tensor(asarray(weight, "weight"), dtype=torch.get_default_dtype())
         self.register_buffer("class_weight", weight)

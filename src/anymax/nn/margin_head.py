@@ -12,15 +12,17 @@ from torch import Tensor, nn
 from .. import distributed, functional, linear, losses, transforms
 from .._array import eager, is_integer, is_number
 from .._core.mapping import Mapping
+from .._core.options import documented_like
 from .._core.typing import Reduction
 from ..distributed import Group, as_group
 from ..losses import margins
 from ..mappings import Softmax as _Softmax
-from .base import OfMapping, check_sizes
+from .base import OfMapping, check_sizes, every_module
 
 _MANY = 1 << 22  # from so many cosines on, they are not stored
 
 
+@documented_like(every_module)
 class MarginHead(OfMapping):
     """A classifier on the sphere: cosines of embeddings and class centres, a margin for the target, and the loss of a map.
 
@@ -44,10 +46,6 @@ class MarginHead(OfMapping):
         A number m, which means `margins.AM(m)`, or a margin such as `margins.ArcFace(0.5)`.
     scale
         The factor of the cosines, since scores from -1 to 1 are too small for most maps.
-    ignore_index
-        Samples with this target are left out.
-    reduction
-        "mean", "sum" or "none".
     group
         The processes that share the classes, as in `anymax.distributed.apply`; each has about an equal part of the centres.
         Each passes its own batch, of any size, as in data-parallel training. Processes exchange the embeddings but not the

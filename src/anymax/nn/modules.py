@@ -14,12 +14,12 @@ from .._attention import attention, operands
 from .._attention.scores import transforms_of
 from .._attention.verb import ImplementationName
 from .._core.mapping import Mapping
-from .._core.options import answering
+from .._core.options import check_keywords, documented_like
 from .._core.typing import Axes, Reduction
 from ..mappings import Softmax as _Softmax
 from . import multihead
 from .adaptive_scale import AdaptiveScale
-from .base import OfMapping
+from .base import OfMapping, every_module
 
 
 class Activation(OfMapping):
@@ -53,7 +53,7 @@ class Activation(OfMapping):
     1.5
     """
 
-    @answering({"axis": "say dim="})
+    @check_keywords({"axis": "say dim="})
     def __init__(
         self,
         mapping: Mapping | str,
@@ -77,6 +77,7 @@ class Activation(OfMapping):
         def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor: ...
 
 
+@documented_like(every_module)
 class Loss(OfMapping):
     """The loss of a map as a module, like `nn.CrossEntropyLoss` for softmax, and with its arguments.
 
@@ -93,18 +94,8 @@ class Loss(OfMapping):
         parameter.
     weight
         One factor for each class, a tensor [classes].
-    ignore_index
-        Samples with this target are left out.
-    reduction
-        "mean", "sum" or "none".
-    label_smoothing
-        The share of each target that is spread evenly over all classes, from 0 to 1.
     dim
         The axis of the classes: by default 1, or 0 for a single row, as in torch.
-    learn
-        The name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
-    bounds
-        The interval (low, high) of the learned number.
 
     Examples
     --------
@@ -117,7 +108,7 @@ class Loss(OfMapping):
 
     weight: Tensor | None
 
-    @answering({"axis": "say dim="})
+    @check_keywords({"axis": "say dim="})
     def __init__(
         self,
         mapping: Mapping | str,
@@ -160,6 +151,8 @@ class Loss(OfMapping):
         def __call__(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor: ...
 
 
+@documented_like(every_module)
+@documented_like(operands.every_attention)
 class Attention(OfMapping):
     """Multi-head attention with any map: `nn.MultiheadAttention` with a `mapping`. It loads the weights of `nn.MultiheadAttention`.
 
@@ -174,8 +167,6 @@ class Attention(OfMapping):
         The number of heads.
     mapping
         The map from scores to weights, or its name; softmax by default. An alpha for each head has the shape (heads, 1, 1).
-    dropout
-        The share of the weights that is set to 0 in training.
     bias
         Whether the projections have biases.
     add_bias_kv
@@ -188,11 +179,6 @@ class Attention(OfMapping):
         Inputs are [N, L, E] rather than [L, N, E].
     kv_heads
         The number of heads of keys and values, which must divide num_heads; num_heads by default.
-    window
-        How many keys before and after itself a query attends to: a number, or a pair (before, after) with None for no
-        limit.
-    softcap
-        A number c above 0; the scores become c tanh(scores / c).
     alibi
         True, or a slope for each head, [num_heads]: the slope times the distance between query and key is subtracted from
         the score; True uses the slopes of ALiBi, and a slope of 0 leaves a head without positions.
@@ -201,14 +187,8 @@ class Attention(OfMapping):
     transform
         A function of the masked scores, such as `scalable(beta=nn.Parameter(...))`, whose parameters the module registers;
         or an `AdaptiveScale`, which computes the transform from the queries.
-    learn
-        The name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
-    bounds
-        The interval (low, high) of the learned number.
     implementation
         As in `anymax.attention`.
-    device, dtype
-        The device and dtype of the weights.
 
     Examples
     --------
@@ -282,7 +262,6 @@ class Attention(OfMapping):
         self.dropout, self.batch_first = dropout, batch_first
         self.implementation: ImplementationName | None = implementation
         self.add_zero_attn = add_zero_attn
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.adaptive = transform if isinstance(transform, AdaptiveScale) else None
         if self.adaptive is not None and (self.adaptive.embed_dim, self.adaptive.num_heads) != (embed_dim, num_heads):
             raise ValueError(
@@ -294,7 +273,15 @@ class Attention(OfMapping):
         self.options: dict[str, Any] = {
             "window": window, "softcap": softcap, "transform": transform if self.adaptive is None else None,
         }  # fmt: skip
-        inner = shared * self.head_dim
+        self._register_weights(bias, add_bias_kv, sink, {"device": device, "dtype": dtype})
+        for n, part in enumerate(transforms_of(transform) or ()):
+            for name, value in part.params:
+                if isinstance(value, nn.Parameter):
+                    self.register_parameter(f"transform_{n}_{name}", value)
+        self.reset_parameters()
+
+    def _register_weights(self, bias: bool, add_bias_kv: bool, sink: bool, factory_kwargs: dict[str, Any]) -> None:
+        inner, embed_dim = self.kv_heads * self.head_dim, self.embed_dim
         self._packed = self.kdim == self.vdim == embed_dim
         shapes = {
             "in_proj_weight": (embed_dim + 2 * inner, embed_dim), "q_proj_weight": (embed_dim, embed_dim),
@@ -302,19 +289,16 @@ class Attention(OfMapping):
         }  # fmt: skip
         for name, shape in shapes.items():  # unused names are None, as in torch
             there = self._packed == (name == "in_proj_weight")
-            self.register_parameter(name, nn.Parameter(torch.empty(shape, **made)) if there else None)
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, **factory_kwargs)) if there else None)
         self.register_parameter(
-            "in_proj_bias", nn.Parameter(torch.empty(embed_dim + 2 * inner, **made)) if bias else None
+            "in_proj_bias", nn.Parameter(torch.empty(embed_dim + 2 * inner, **factory_kwargs)) if bias else None
         )
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **made)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **factory_kwargs)
         for name in ("bias_k", "bias_v"):
-            self.register_parameter(name, nn.Parameter(torch.empty(1, 1, inner, **made)) if add_bias_kv else None)
-        self.register_parameter("sink", nn.Parameter(torch.zeros(num_heads, **made)) if sink else None)
-        for n, part in enumerate(transforms_of(transform) or ()):
-            for name, value in part.params:
-                if isinstance(value, nn.Parameter):
-                    self.register_parameter(f"transform_{n}_{name}", value)
-        self.reset_parameters()
+            self.register_parameter(
+                name, nn.Parameter(torch.empty(1, 1, inner, **factory_kwargs)) if add_bias_kv else None
+            )
+        self.register_parameter("sink", nn.Parameter(torch.zeros(self.num_heads, **factory_kwargs)) if sink else None)
 
     def reset_parameters(self) -> None:
         """Initialises the weights again, as `nn.MultiheadAttention` does."""

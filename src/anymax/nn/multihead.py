@@ -37,22 +37,22 @@ def slopes(alibi: bool | Tensor | Sequence[float], heads: int) -> bool | nn.Para
     """The slope of each head, as numbers, which a cast of the module does not round, or as a parameter; or True for those of ALiBi."""
     if isinstance(alibi, bool):
         return alibi
-    given = alibi if isinstance(alibi, Tensor) else torch.tensor(alibi, dtype=torch.float64, device="cpu")
-    if tuple(given.shape) != (heads,) or not given.is_floating_point():
+    values = alibi if isinstance(alibi, Tensor) else torch.tensor(alibi, dtype=torch.float64, device="cpu")
+    if tuple(values.shape) != (heads,) or not values.is_floating_point():
         raise ValueError(
-            f"Attention: alibi must be True, False or a real slope for each of the {heads} heads, got {given.dtype} "
-            f"of the shape {tuple(given.shape)}"
+            f"Attention: alibi must be True, False or a real slope for each of the {heads} heads, got {values.dtype} "
+            f"of the shape {tuple(values.shape)}"
         )
-    return given if isinstance(given, nn.Parameter) else tuple(given.tolist())
+    return values if isinstance(values, nn.Parameter) else tuple(values.tolist())
 
 
-def masks(q: Tensor, k: Tensor, *given: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def masks(q: Tensor, k: Tensor, *torch_masks: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """(boolean mask with True = keep, numbers to add) from attn_mask and key_padding_mask, where True hides. q and k are
     [..., heads, length, features]."""
     keep = added = None
     heads = q.shape[-3]
     shapes = ((q.shape[-2], k.shape[-2]), (*q.shape[:-3], k.shape[-2]))
-    for name, mask, shape in zip(("attn_mask", "key_padding_mask"), given, shapes):
+    for name, mask, shape in zip(("attn_mask", "key_padding_mask"), torch_masks, shapes):
         if mask is None:
             continue
         if not isinstance(mask, Tensor):

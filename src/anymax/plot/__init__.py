@@ -4,34 +4,14 @@ matplotlib is imported at the first call (extra `plot`). `maps` draws maps and l
 colours, and `notebook` is the page that a notebook shows for a map.
 """
 
-from __future__ import annotations
-
-from .maps import CLASSIC as CLASSIC
-from .maps import USUAL as USUAL
-from .maps import bars, curves, jacobian, losses, simplex
-from .maps import curve as curve
-from .maps import rivals as rivals
+from .maps import bars, curve, curves, jacobian, losses, rivals, simplex
 from .models import attention, calibration, reliability, support_histogram
-from .style import COLOURS as COLOURS
-from .style import DASHES as DASHES
-from .style import DIVERGING as DIVERGING
-from .style import MARKERS as MARKERS
-from .style import SEQUENTIAL as SEQUENTIAL
-from .style import pyplot as pyplot
-from .words import label as label
-from .words import title as title
+from .words import label, title
 
 __all__ = [
-    "attention",
-    "bars",
-    "calibration",
-    "curves",
-    "jacobian",
-    "losses",
-    "reliability",
-    "simplex",
-    "support_histogram",
-]
+    "attention", "bars", "calibration", "curve", "curves", "jacobian", "label", "losses", "reliability", "rivals", "simplex",
+    "support_histogram", "title",
+]  # fmt: skip
 
 for _picture in (attention, bars, calibration, curves, jacobian, losses, reliability, simplex, support_histogram):
     _picture.__module__ = __name__  # the public path

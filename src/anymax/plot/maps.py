@@ -16,7 +16,7 @@ import numpy as np
 
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
-from .._core.options import spelled
+from .._core.options import documented_like
 from .._core.typing import AnyArray, Numbers
 from ..functional import apply
 from ..inspection import jacobian as _jacobian
@@ -118,7 +118,7 @@ def _classes(others: tuple[float, ...]) -> str:
     return f"{words[len(others) - 1]} classes"
 
 
-@spelled(every_picture)
+@documented_like(every_picture)
 def curves(mappings: Maps | None = None, *, t: AnyArray | Numbers | None = None, ax: Axes | None = None) -> Axes:
     """The probability of the first of two classes with the scores (t, 0), as curves over t.
 
@@ -155,7 +155,7 @@ def curves(mappings: Maps | None = None, *, t: AnyArray | Numbers | None = None,
     return style.tidy(ax, len(maps))
 
 
-@spelled(every_picture)
+@documented_like(every_picture)
 def bars(mappings: Maps | None = None, x: AnyArray | Numbers | None = None, *, ax: Axes | None = None) -> Axes:
     """The probabilities that maps give to one row of scores, as bars side by side; each exact zero is written as 0.
 
@@ -185,16 +185,16 @@ def bars(mappings: Maps | None = None, x: AnyArray | Numbers | None = None, *, a
     ax = style.axes(ax)
     width = 0.8 / len(maps)
     for i, (mapping, p) in enumerate(zip(maps, rows, strict=True)):
-        at = np.arange(len(x)) + (i - (len(maps) - 1) / 2) * width
-        ax.bar(at, p, width, label=title(mapping), **style.fill(i, ax))
-        for place in at[p == 0]:
-            ax.annotate("0", (place, 0.0), ha="center", va="bottom", fontsize="small", color=style.colour(i, ax))
+        positions = np.arange(len(x)) + (i - (len(maps) - 1) / 2) * width
+        ax.bar(positions, p, width, label=title(mapping), **style.fill(i, ax))
+        for x_zero in positions[p == 0]:
+            ax.annotate("0", (x_zero, 0.0), ha="center", va="bottom", fontsize="small", color=style.colour(i, ax))
     ax.set_xticks(range(len(x)), [f"{v:g}".replace("-", "−") for v in x])
     ax.set(xlabel="scores", ylabel="probability", title="One row of scores")
     return style.tidy(ax, len(maps))
 
 
-@spelled(every_picture)
+@documented_like(every_picture)
 def losses(
     mappings: Maps | None = None,
     *,
@@ -282,7 +282,7 @@ def _lead_loss(mapping: Mapping, others: tuple[float, ...]) -> Callable[[np.ndar
 SMALLEST_REGION = 0.005  # share of the picture: a smaller region is only a line, and gets no label
 
 
-@spelled(every_picture)
+@documented_like(every_picture)
 def simplex(mapping: Mapping | str, *, extent: float = 3.0, resolution: int = 301, ax: Axes | None = None) -> Axes:
     """The largest of three probabilities over the plane of scores that sum to 0, in its true geometry.
 
@@ -353,7 +353,8 @@ def _inside(plane: np.ndarray, region: np.ndarray) -> np.ndarray:
     return points[np.argmax(points[:, 0] - 2.0 * np.abs(points[:, 1]))]
 
 
-@spelled(every_picture)
+@documented_like(every_picture)
+@documented_like(simplex)
 def jacobian(
     mapping: Mapping | str, x: AnyArray | Numbers, *, bound: float | None = None, ax: Axes | None = None
 ) -> Axes:
@@ -363,8 +364,6 @@ def jacobian(
 
     Parameters
     ----------
-    mapping
-        The map, or its name.
     x
         The scores, one row of them.
     bound
@@ -411,7 +410,7 @@ def _plain(mapping: Mapping) -> Mapping:
     return mapping.replace(**{name: style.numbers(value) for name, value in mapping.params().items()})
 
 
-def _maps(given: Maps | None, default: Sequence[Mapping]) -> list[Mapping]:
-    several = default if given is None else given
-    some = several if isinstance(several, Iterable) and not isinstance(several, str) else [several]
-    return [_plain(as_mapping(m, "anymax.plot")) for m in some]
+def _maps(mappings: Maps | None, default: Sequence[Mapping]) -> list[Mapping]:
+    mappings = default if mappings is None else mappings
+    several = mappings if isinstance(mappings, Iterable) and not isinstance(mappings, str) else [mappings]
+    return [_plain(as_mapping(m, "anymax.plot")) for m in several]

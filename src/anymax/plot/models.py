@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._core.options import spelled
+from .._core.options import documented_like
 from .._core.typing import AnyArray, Numbers
 from . import style
 from .style import COLOURS, DASHES, every_picture
@@ -80,7 +80,7 @@ def attention(
     return ax
 
 
-@spelled(every_picture)
+@documented_like(every_picture)
 def support_histogram(p: AnyArray | Numbers | dict[str, Any], *, ax: Axes | None = None) -> Axes:
     """How many rows have 1, 2, 3, ... probabilities above 0, as bars.
 
@@ -123,7 +123,7 @@ def support_histogram(p: AnyArray | Numbers | dict[str, Any], *, ax: Axes | None
     return style.tidy(ax, len(sizes))
 
 
-@spelled(every_picture)
+@documented_like(every_picture)
 def calibration(
     p: AnyArray | Numbers, y: AnyArray | Sequence[int], *, bins: int = 10, name: str = "", ax: Axes | None = None
 ) -> Axes:
@@ -171,19 +171,11 @@ def calibration(
     return style.tidy(ax, 1)
 
 
+@documented_like(calibration)
 def reliability(
     p: AnyArray | Numbers, y: AnyArray | Sequence[int], bins: int = 10
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """The numbers of `calibration`: confidence and accuracy in bins, and the expected calibration error.
-
-    Parameters
-    ----------
-    p
-        Probabilities [rows, classes].
-    y
-        The class of each row, [rows].
-    bins
-        The number of equal intervals from 0 to 1 for the confidences.
 
     Returns
     -------

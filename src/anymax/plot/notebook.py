@@ -12,6 +12,7 @@ import numpy as np
 
 from .._array import is_array
 from .._core.mapping import Mapping
+from .._core.names import function_name
 from .maps import curve, rivals
 from .style import numbers
 
@@ -97,7 +98,7 @@ def _value(value: Any) -> str:
             return f"{each.item():.4g}{learned}"
         return f"{each.min():.4g} to {each.max():.4g}{learned}, of shape {tuple(value.shape)}"
     if callable(value):
-        return getattr(value, "__name__", type(value).__name__).lstrip("_")
+        return function_name(value)
     text = f"{value:g}" if isinstance(value, float) else str(getattr(value, "name", None) or value)
     return text if len(text) <= 40 else f"{text[:39]}…"
 
@@ -151,8 +152,8 @@ def _each(mapping: Mapping) -> list[Mapping]:
         return [mapping]
     rows = np.stack([a.ravel() for a in np.broadcast_arrays(*(numbers(a) for a in arrays.values()))], axis=-1)
     rows = np.unique(rows.astype(float), axis=0)
-    some = rows[np.unique(np.linspace(0, len(rows) - 1, _LINES).round().astype(int))]
-    return [mapping.replace(**dict(zip(arrays, row.tolist()))) for row in some]
+    shown = rows[np.unique(np.linspace(0, len(rows) - 1, _LINES).round().astype(int))]
+    return [mapping.replace(**dict(zip(arrays, row.tolist()))) for row in shown]
 
 
 def _place(t: Any, p: Any) -> tuple[Any, Any]:

@@ -110,15 +110,15 @@ def legend(ax: Axes, entries: int) -> None:
     down += sum(mpl.rcParams[key] for key in ("xtick.major.size", "xtick.major.pad", "axes.labelpad"))
     wide = ax.bbox.width / ax.figure.dpi  # inches, also in a subfigure
     columns = min(entries, max(1, int(wide / (0.15 * points("small")))))  # a name has about a dozen letters
-    place = ax.transAxes + ScaledTranslation(0.0, -down / 72.0, ax.figure.dpi_scale_trans)
+    below_axes = ax.transAxes + ScaledTranslation(0.0, -down / 72.0, ax.figure.dpi_scale_trans)
     ax.legend(
-        loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=place, ncols=columns, fontsize="small",
+        loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=below_axes, ncols=columns, fontsize="small",
         frameon=False, handlelength=2.6, columnspacing=1.2, labelspacing=0.3, borderaxespad=0.2,
     )  # fmt: skip
 
 
 def every_picture(*, ax: Any = None) -> None:
-    """The parameter and the result that all pictures share; read by `spelled`, and never called.
+    """The parameter and the result that all pictures share; read by `documented_like`, and never called.
 
     Parameters
     ----------

@@ -8,6 +8,7 @@ import numpy as np
 
 from .._array import is_array
 from .._core.mapping import Mapping
+from .._core.names import function_name
 from . import style
 
 
@@ -37,7 +38,7 @@ def label(mapping: Mapping) -> str:
         if is_array(value):
             words.append(f"{field.name}={np.round(style.numbers(value), 3).tolist()}")
         elif callable(value):
-            words += [f"{value.__name__.lstrip('_')}"] if field.name == "u" and hasattr(value, "__name__") else []
+            words += [function_name(value)] if field.name == "u" else []
         elif value is not None and (i == 0 or value != field.default):
             words.append(f"{field.name}={value:g}" if isinstance(value, float) else f"{field.name}={value}")
     return " ".join(words)

@@ -28,7 +28,7 @@ from .._array import (
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
-from .._core.options import answering, spelled
+from .._core.options import check_keywords, documented_like
 from .._core.rows import prepare
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, Numbers
@@ -57,8 +57,8 @@ class Accepted(NamedTuple):
     token: Any
 
 
-@answering(logits="x")
-@spelled(every_sampler)
+@check_keywords(logits="x")
+@documented_like(every_sampler)
 def topk_log_prob(
     mapping: Mapping | str,
     x: AnyArray | Numbers,
@@ -75,13 +75,8 @@ def topk_log_prob(
 
     Parameters
     ----------
-    mapping
-        The map, such as `Softmax()`, or its name, such as "softmax".
     k
         How many classes to return, from 1 to the number of classes.
-    transform
-        is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function. Those
-        of `anymax.transforms` work along `axis`, whichever it is.
 
     Returns
     -------
@@ -105,8 +100,8 @@ def topk_log_prob(
     return _best(log_p, log_p, check_k("topk_log_prob", k, log_p.shape[-1]), axis, xp)
 
 
-@answering(logits="x", key="generator")
-@spelled(every_sampler)
+@check_keywords(logits="x", key="generator")
+@documented_like(every_sampler)
 def gumbel_topk(
     x: AnyArray | Numbers,
     k: int,
@@ -178,7 +173,7 @@ def _best(key: Array, log_p: Array, k: int, axis: int, xp: Namespace) -> TopK:
     return TopK(from_last(index, axis, xp), from_last(found, axis, xp))
 
 
-@answering(key="generator")
+@check_keywords(key="generator")
 def speculative_accept(
     p_draft: AnyArray | Numbers, p_target: AnyArray | Numbers, tokens: Any, *, generator: Any = None
 ) -> Accepted:
@@ -248,30 +243,32 @@ def _accept(q: Array, p: Array, tokens: Array, generator: Any, xp: Namespace) ->
     u = uniforms(p[..., 0, :], length + 1, generator, xp)
     drafted = tokens >= 0
     each = xp.expand_dims(tokens, axis=-1)
-    here = at(p[..., :length, :], each, xp)[..., 0]
-    there = at(q, each, xp)[..., 0]
-    refused = ~(drafted & (u[..., :length] * xp.astype(there, u.dtype) < xp.astype(here, u.dtype)))
+    target_p = at(p[..., :length, :], each, xp)[..., 0]
+    draft_p = at(q, each, xp)[..., 0]
+    refused = ~(drafted & (u[..., :length] * xp.astype(draft_p, u.dtype) < xp.astype(target_p, u.dtype)))
     end = length * xp.ones_like(tokens)
     count = xp.min(xp.where(refused, positions(tokens, tokens.dtype, xp), end), axis=-1, keepdims=True)
-    stood = count == length
-    last = count - xp.astype(stood, count.dtype)  # a valid place in the draft
-    wanted = _row(p, count if p.shape[-2] > length else last, xp)
-    had = _row(q, last, xp)
+    all_accepted = count == length
+    last = count - xp.astype(all_accepted, count.dtype)  # a valid place in the draft
+    target_row = _row(p, count if p.shape[-2] > length else last, xp)
+    draft_row = _row(q, last, xp)
     # after the end of the draft the token is drawn from the target's probabilities: subtract nothing
-    had = xp.where(stood | (xp.take_along_axis(tokens, last, axis=-1) < 0), xp.zeros_like(had), had)
-    rest = wanted - had
+    draft_row = xp.where(
+        all_accepted | (xp.take_along_axis(tokens, last, axis=-1) < 0), xp.zeros_like(draft_row), draft_row
+    )
+    rest = target_row - draft_row
     rest = xp.where(rest < 0, xp.zeros_like(rest), rest)
-    rest = xp.where(total(rest, xp) == 0, wanted, rest)
+    rest = xp.where(total(rest, xp) == 0, target_row, rest)
     token = invert(rest, u[..., length:], xp)
     if p.shape[-2] == length:
-        token = xp.where(stood, -xp.ones_like(token), token)
+        token = xp.where(all_accepted, -xp.ones_like(token), token)
     return Accepted(count[..., 0], token[..., 0])
 
 
-def _row(table: Array, place: Array, xp: Namespace) -> Array:
-    """table[..., place, :], for `place` [..., 1]."""
-    index = xp.broadcast_to(xp.expand_dims(place, axis=-1), (*place.shape[:-1], 1, table.shape[-1]))
-    return xp.take_along_axis(table, index, axis=-2)[..., 0, :]
+def _row(table: Array, index: Array, xp: Namespace) -> Array:
+    """table[..., index, :], for `index` [..., 1]."""
+    wide = xp.broadcast_to(xp.expand_dims(index, axis=-1), (*index.shape[:-1], 1, table.shape[-1]))
+    return xp.take_along_axis(table, wide, axis=-2)[..., 0, :]
 
 
 def _table(p: Any, name: str) -> tuple[Array, Namespace]:

@@ -44,21 +44,35 @@ def support_of(p: Array, xp: Namespace) -> Support:
     keep = xp.reshape(p > 0, (-1, p.shape[-1]))
     ids = xp.nonzero(keep)[1]
     size = xp.sum(xp.astype(keep, ids.dtype), axis=-1, dtype=ids.dtype)
-    place = {"device": p.device} if is_torch(p) else {}
-    return Support(ids, xp.concat([xp.zeros((1,), dtype=ids.dtype, **place), running_sum(size, xp)]))
+    on_device = {"device": p.device} if is_torch(p) else {}
+    return Support(ids, xp.concat([xp.zeros((1,), dtype=ids.dtype, **on_device), running_sum(size, xp)]))
 
 
-def every_sampler(x: Any, *, axis: Any = None, dim: Any = None, mask: Any = None, generator: Any = None) -> None:
-    """The parameters that samplers share; read by `spelled`, and never called.
+def every_sampler(
+    mapping: Any,
+    x: Any,
+    *,
+    axis: Any = None,
+    dim: Any = None,
+    mask: Any = None,
+    transform: Any = None,
+    generator: Any = None,
+) -> None:
+    """The parameters that samplers share; read by `documented_like`, and never called.
 
     Parameters
     ----------
+    mapping
+        The map, such as `Softmax()`, or its name, such as "softmax".
     x
         The scores; -inf masks a class.
     axis, dim
         The axis of the classes, the last by default.
     mask
         Boolean, broadcastable to x, True = keep; applied before the transforms.
+    transform
+        is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function. Those
+        of `anymax.transforms` work along `axis`, whichever it is.
     generator
         A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
     """

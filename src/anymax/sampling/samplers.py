@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from .._array import (
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
-from .._core.options import answering, spelled
+from .._core.options import check_keywords, documented_like
 from .._core.rows import prepare
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, ArrayT, Numbers, Parameter
@@ -53,26 +53,28 @@ from ..transforms.base import cut_and_full, read_steps, transforms_of
 from .results import Sample, every_sampler, support_of
 
 
+class DrawOptions(TypedDict, total=False):
+    """The keyword-only options of `gumbel_max` and `perturb_argmax`."""
+
+    generator: Any
+    axis: int | None
+    dim: int | None
+    num_samples: int | None
+
+
+class SampleOptions(DrawOptions, total=False):
+    """The keyword-only options of `sample` on which its result's type does not depend."""
+
+    transform: Callable[[Any], Any] | None
+    mask: Any
+
+
 @overload
-def gumbel_max(
-    x: np.ndarray[Any, Any] | Numbers,
-    *,
-    generator: Any = None,
-    axis: int | None = None,
-    dim: int | None = None,
-    num_samples: int | None = None,
-) -> np.ndarray[Any, Any]: ...
+def gumbel_max(x: np.ndarray[Any, Any] | Numbers, **options: Unpack[DrawOptions]) -> np.ndarray[Any, Any]: ...
 @overload
-def gumbel_max(
-    x: ArrayT,
-    *,
-    generator: Any = None,
-    axis: int | None = None,
-    dim: int | None = None,
-    num_samples: int | None = None,
-) -> ArrayT: ...
-@answering(logits="x", key="generator")
-@spelled(every_sampler)
+def gumbel_max(x: ArrayT, **options: Unpack[DrawOptions]) -> ArrayT: ...
+@check_keywords(logits="x", key="generator")
+@documented_like(every_sampler)
 def gumbel_max(
     x: Any,
     *,
@@ -106,28 +108,14 @@ def gumbel_max(
 
 @overload
 def perturb_argmax(
-    x: np.ndarray[Any, Any] | Numbers,
-    noise: str | Noise = "normal",
-    scale: float = 1.0,
-    *,
-    generator: Any = None,
-    axis: int | None = None,
-    dim: int | None = None,
-    num_samples: int | None = None,
+    x: np.ndarray[Any, Any] | Numbers, noise: str | Noise = "normal", scale: float = 1.0, **options: Unpack[DrawOptions]
 ) -> np.ndarray[Any, Any]: ...
 @overload
 def perturb_argmax(
-    x: ArrayT,
-    noise: str | Noise = "normal",
-    scale: float = 1.0,
-    *,
-    generator: Any = None,
-    axis: int | None = None,
-    dim: int | None = None,
-    num_samples: int | None = None,
+    x: ArrayT, noise: str | Noise = "normal", scale: float = 1.0, **options: Unpack[DrawOptions]
 ) -> ArrayT: ...
-@answering(logits="x", key="generator")
-@spelled(every_sampler)
+@check_keywords(logits="x", key="generator")
+@documented_like(gumbel_max)
 def perturb_argmax(
     x: Any,
     noise: str | Noise = "normal",
@@ -148,13 +136,6 @@ def perturb_argmax(
         "gumbel", "normal", "logistic", "laplace", "exponential", "uniform" on [0, 1], or your own `Noise`.
     scale
         The factor of the noise, a number of at least 0.
-    num_samples
-        How many to draw from each row, as a new first axis.
-
-    Returns
-    -------
-    Any
-        Integers, an array of the kind of x without the axis of the classes; -1 where a row has no class.
 
     Examples
     --------
@@ -180,8 +161,8 @@ def perturb_argmax(
     return _samples_first(xp.where(dead, -xp.ones_like(index), index), num_samples, xp)
 
 
-@answering({"eps": "leave it out"}, logits="x", tau="temperature", key="generator")
-@spelled(every_sampler)
+@check_keywords({"eps": "leave it out"}, logits="x", tau="temperature", key="generator")
+@documented_like(every_sampler)
 def gumbel_softmax(
     x: ArrayT | Numbers,
     temperature: Parameter = 1.0,
@@ -237,15 +218,15 @@ def gumbel_softmax(
 
 def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> Array:
     """The limit of the rows of p as the scores z are scaled up: the largest scores get the whole sum, each up to its upper bound."""
-    _, rows, own, _ = prepare(mapping.frozen(), z, axis, None, None)
-    if (most := own.ceiling(rows, xp)) is None:
+    _, rows, aligned, _ = prepare(mapping.frozen(), z, axis, None, None)
+    if (most := aligned.ceiling(rows, xp)) is None:
         first = xp.expand_dims(xp.argmax(p, axis=-1), axis=-1)
         return xp.astype((positions(p, first.dtype, xp) == first) & ~(p <= 0), p.dtype)
     order = xp.argsort(rows, axis=-1, descending=True, stable=True)
     room = xp.take_along_axis(
         xp.where(rows > -math.inf, most * xp.ones_like(rows), xp.zeros_like(rows)), order, axis=-1
     )
-    left = like(own.mass, rows, xp) - (running_sum(room, xp) - room)  # the mass that the classes before leave
+    left = like(aligned.mass, rows, xp) - (running_sum(room, xp) - room)  # the mass that the classes before leave
     share = xp.where(left < room, left, room)
     share = xp.where(share > 0, share, xp.zeros_like(share))
     return xp.take_along_axis(share, xp.argsort(order, axis=-1), axis=-1)
@@ -256,59 +237,48 @@ def sample(
     mapping: Mapping | str,
     x: np.ndarray[Any, Any] | Numbers,
     *,
-    transform: Callable[[Any], Any] | None = None,
-    generator: Any = None,
-    num_samples: int | None = None,
-    axis: int | None = None,
-    dim: int | None = None,
-    mask: Any = None,
     return_log_prob: Literal[False] = False,
     return_support: Literal[False] = False,
+    **options: Unpack[SampleOptions],
 ) -> np.ndarray[Any, Any]: ...
 @overload
 def sample(
     mapping: Mapping | str,
     x: ArrayT,
     *,
-    transform: Callable[[Any], Any] | None = None,
-    generator: Any = None,
-    num_samples: int | None = None,
-    axis: int | None = None,
-    dim: int | None = None,
-    mask: Any = None,
     return_log_prob: Literal[False] = False,
     return_support: Literal[False] = False,
+    **options: Unpack[SampleOptions],
 ) -> ArrayT: ...
 @overload
 def sample(
     mapping: Mapping | str,
     x: AnyArray | Numbers,
     *,
-    transform: Callable[[Any], Any] | None = None,
-    generator: Any = None,
-    num_samples: int | None = None,
-    axis: int | None = None,
-    dim: int | None = None,
-    mask: Any = None,
     return_log_prob: Literal[True],
     return_support: bool = False,
+    **options: Unpack[SampleOptions],
 ) -> Sample: ...
 @overload
 def sample(
     mapping: Mapping | str,
     x: AnyArray | Numbers,
     *,
-    transform: Callable[[Any], Any] | None = None,
-    generator: Any = None,
-    num_samples: int | None = None,
-    axis: int | None = None,
-    dim: int | None = None,
-    mask: Any = None,
     return_log_prob: bool = False,
     return_support: Literal[True],
+    **options: Unpack[SampleOptions],
 ) -> Sample: ...
-@answering(logits="x", key="generator")
-@spelled(every_sampler)
+@overload
+def sample(
+    mapping: Mapping | str,
+    x: ArrayT | Numbers,
+    *,
+    return_log_prob: bool = False,
+    return_support: bool = False,
+    **options: Unpack[SampleOptions],
+) -> ArrayT | Sample: ...
+@check_keywords(logits="x", key="generator")
+@documented_like(every_sampler)
 def sample(
     mapping: Mapping | str,
     x: Any,
@@ -330,11 +300,6 @@ def sample(
 
     Parameters
     ----------
-    mapping
-        The map, such as `Softmax()`, or its name, such as "softmax".
-    transform
-        is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function. Those
-        of `anymax.transforms` work along `axis`, whichever it is.
     generator
         A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
         With one generator, row i (in C order of the other axes) takes its i-th number, or with `num_samples` = S the S
@@ -415,14 +380,14 @@ def _in_one_pass(
     """Samples from the engine, [..., size]; the engine runs the transforms as steps."""
     xp = namespace(cut)
     every = tuple(step for step, _ in steps)
-    made = decode.run(mapping, cut, every, u=uniforms(cut, size, generator, xp), log_p=log_prob)
+    drawn = decode.run(mapping, cut, every, u=uniforms(cut, size, generator, xp), log_p=log_prob)
     if not log_prob:
-        return Sample(made.index)
-    moved = tuple(step for step, truncates in steps if not truncates)
-    same = full is cut and len(moved) == len(every)
-    whole = made.log_p if same else decode.run(mapping, full, moved, given=made.index).log_p
+        return Sample(drawn.index)
+    without_cuts = tuple(step for step, truncates in steps if not truncates)
+    same = full is cut and len(without_cuts) == len(every)
+    full_log_p = drawn.log_p if same else decode.run(mapping, full, without_cuts, given=drawn.index).log_p
     wide = upcast(cut[..., :0], xp).dtype
-    return Sample(made.index, xp.astype(made.log_p, wide), xp.astype(whole, wide))
+    return Sample(drawn.index, xp.astype(drawn.log_p, wide), xp.astype(full_log_p, wide))
 
 
 def _log_prob(mapping: Mapping, rows: Array, index: Array, xp: Namespace) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import _array
 from .._array import Array, asarray, check_axis, compiling, eager, is_integer, is_jax, is_torch, namespace, shown
-from .._core.options import answering
+from .._core.options import check_keywords
 from ..kernels import ragged, xla_segments
 
 
@@ -74,7 +74,9 @@ class Segments:
         self._as: dict[Any, Any] = {}  # what `cached` returned, by name and place
 
     @staticmethod
-    @answering(batch="index", segment_ids="index", offsets="ptr", cu_seqlens="ptr", splits="lengths", n_node="lengths")
+    @check_keywords(
+        batch="index", segment_ids="index", offsets="ptr", cu_seqlens="ptr", splits="lengths", n_node="lengths"
+    )
     def of(index: Any = None, *, ptr: Any = None, lengths: Any = None, num_segments: int | None = None) -> Segments:
         """Create segments, which several calls can use in place of an index.
 

@@ -9,7 +9,7 @@ import numpy as np
 from .. import _array
 from .._array import Array, counts, is_integer, known_any, upcast
 from .._core.mapping import Mapping
-from .._core.options import answering, spelled
+from .._core.options import check_keywords, documented_like
 from .._core.typing import ArrayT, Numbers, Reduction
 from ..autodiff import bridge
 from ..losses.options import LossOptions
@@ -21,14 +21,14 @@ from .padded import Bucket, each_row, mapping_of, of_bucket, rows_of, segments_o
 from .verbs import HINTS, SegmentOptions, opened, segment_apply
 
 
-@answering(
+@check_keywords(
     HINTS
     | {
         "weight": "weigh the losses that reduction='none' gives",
         "label_smoothing": "give the target as a distribution, smoothed",
     }
 )
-@spelled(segment_apply)
+@documented_like(segment_apply)
 def segment_loss(
     mapping: Mapping | str,
     x: ArrayT | Numbers,

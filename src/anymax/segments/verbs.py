@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack
 from .. import _array
 from .._array import Array, is_array, is_jax, is_ragged, is_torch, namespace, quiet, stop_gradient, upcast
 from .._core.mapping import Mapping
-from .._core.options import answering, spelled
+from .._core.options import check_keywords, documented_like
 from .._core.typing import ArrayT, Entropy, Numbers, Parameter
 from .._random.draws import count_of, invert
 from .._random.generators import uniform
@@ -48,7 +48,7 @@ HINTS = {
 }
 
 
-@answering(HINTS)
+@check_keywords(HINTS)
 def segment_apply(
     mapping: Mapping | str,
     x: ArrayT | Numbers,
@@ -123,8 +123,8 @@ def apply_rows(call: SegmentCall) -> Array:
     return by_rows(call.segments, x, verb, least=call.mapping.least_classes)
 
 
-@answering(HINTS)
-@spelled(segment_apply)
+@check_keywords(HINTS)
+@documented_like(segment_apply)
 def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> ArrayT:
     """The logarithms of the probabilities of each segment, -inf where p is exactly 0.
 
@@ -157,8 +157,8 @@ def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Un
     return call.back(by_rows(call.segments, x, verb, least=call.mapping.least_classes))
 
 
-@answering(HINTS)
-@spelled(segment_apply)
+@check_keywords(HINTS)
+@documented_like(segment_apply)
 def segment_logsumexp(
     x: ArrayT | Numbers, *, temperature: Parameter = 1.0, **options: Unpack[SegmentOptions]
 ) -> ArrayT:
@@ -209,8 +209,8 @@ def _narrowed(out: Array, call: SegmentCall) -> Array:
         return out if out.dtype == call.x.dtype else call.xp.astype(out, call.x.dtype)
 
 
-@answering(HINTS)
-@spelled(segment_apply)
+@check_keywords(HINTS)
+@documented_like(segment_apply)
 def segment_threshold(
     mapping: Mapping | str, x: ArrayT | Numbers, **options: Unpack[SegmentOptions]
 ) -> Threshold[ArrayT]:
@@ -265,8 +265,8 @@ def _counted(segments: Segments, p: Array) -> Array:
     return each_row(segments, p, verb, 0, fill=0.0)
 
 
-@answering(HINTS)
-@spelled(segment_apply)
+@check_keywords(HINTS)
+@documented_like(segment_apply)
 def segment_support(p: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> ArrayT:
     """How many entries of each segment have a probability above 0.
 
@@ -293,8 +293,8 @@ def segment_support(p: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> A
     return _array.from_last(_counted(call.segments, stop_gradient(call.rows)), call.axis, call.xp)
 
 
-@answering(HINTS)
-@spelled(segment_apply)
+@check_keywords(HINTS)
+@documented_like(segment_apply)
 def segment_entropy(
     p: ArrayT | Numbers,
     kind: Entropy = "shannon",
@@ -334,8 +334,8 @@ def segment_entropy(
     return call.back(each_row(call.segments, call.rows, verb, 0.0, fill=0.0))
 
 
-@answering(HINTS, key="generator", seed="generator")
-@spelled(segment_apply)
+@check_keywords(HINTS, key="generator", seed="generator")
+@documented_like(segment_apply)
 def segment_sample(
     mapping: Mapping | str,
     x: ArrayT | Numbers,

@@ -21,6 +21,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from .._array import quiet
 from .._core.mapping import Mapping
+from .._core.options import documented_like
 from ..functional import apply, log_apply
 from . import losses
 from .blocks import Blocks, here, is_dask, lazily, names_of, parts
@@ -286,6 +287,7 @@ class MappingClassifier(ClassifierMixin, MapParameters):
 
     # -- training, a few rows at a time --------------------------------------------------------------------------------------
 
+    @documented_like(fit)
     def partial_fit(
         self, X: Rows, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> Self:
@@ -304,13 +306,6 @@ class MappingClassifier(ClassifierMixin, MapParameters):
             The class of each row.
         classes
             All classes that y will ever contain; required in the first call, optional later.
-        sample_weight
-            A factor of at least 0 for each row, 1 by default.
-
-        Returns
-        -------
-        Self
-            The classifier itself.
         """
         first = not hasattr(self, "classes_")
         self.mapping_ = self._check()

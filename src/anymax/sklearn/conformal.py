@@ -17,6 +17,7 @@ from sklearn.utils.validation import _num_samples, assert_all_finite, check_is_f
 
 from .._array import is_int, number
 from .._core.mapping import Mapping
+from .._core.options import documented_like
 from .classes import MappingClassifier
 from .levels import entering, power_of
 from .losses import pair
@@ -113,6 +114,7 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
         self.calibration = calibration
         self.random_state = random_state
 
+    @documented_like(MappingClassifier.fit)
     def fit(self, X: Rows, y: ArrayLike) -> Self:
         """Train the classifier on part of the rows, and calibrate on the others.
 
@@ -120,13 +122,6 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
         ----------
         X
             The rows, in any form that the classifier accepts.
-        y
-            The class of each row, as numbers or strings; at least two different classes.
-
-        Returns
-        -------
-        Self
-            The classifier itself.
         """
         self.mapping_, c = self._map()
         coverage = _coverage(self.coverage)
@@ -224,14 +219,14 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
 
     def _held(self, n: int) -> int:
         """The number of rows that calibrate."""
-        given, words = self.calibration, "a share above 0 and below 1, or a number of rows from 1"
-        share, rows = number_of("calibration", given, 0.0, True, words), is_int(number(given))
+        calibration, words = self.calibration, "a share above 0 and below 1, or a number of rows from 1"
+        share, rows = number_of("calibration", calibration, 0.0, True, words), is_int(number(calibration))
         if share >= 1 and not rows:
-            raise ValueError(f"calibration={given!r}: expected {words}")
-        held = int(given) if rows else max(1, round(n * share))
+            raise ValueError(f"calibration={calibration!r}: expected {words}")
+        held = int(calibration) if rows else max(1, round(n * share))
         if held >= n:
             raise ValueError(
-                f"calibration={given!r} with n_samples={n}: no row is left to train the classifier; give more rows, or a trained "
+                f"calibration={calibration!r} with n_samples={n}: no row is left to train the classifier; give more rows, or a trained "
                 "classifier as sklearn.frozen.FrozenEstimator(model)"
             )
         return held

@@ -8,6 +8,7 @@ import numpy as np
 from scipy import sparse
 from sklearn.utils.validation import _check_sample_weight
 
+from .._core.options import documented_like
 from . import losses
 from .blocks import here
 from .classes import MappingClassifier
@@ -56,6 +57,7 @@ class LabelDistributionClassifier(MappingClassifier):
     True
     """
 
+    @documented_like(MappingClassifier.fit)
     def fit(self, X: Rows, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train the classifier.
 
@@ -65,13 +67,6 @@ class LabelDistributionClassifier(MappingClassifier):
             The features, [rows, features], as for `MappingClassifier.fit`.
         y
             The proportions Q, [rows, classes], at least 0 and with rows that sum to 1, dense or sparse; or one class per row.
-        sample_weight
-            A factor of at least 0 for each row, 1 by default.
-
-        Returns
-        -------
-        Self
-            The classifier itself.
         """
         self.mapping_ = self._check()
         rows, target = self._rows(X, y)
@@ -88,6 +83,7 @@ class LabelDistributionClassifier(MappingClassifier):
         self._descend(rows, loss, l2, 1 if one else k, losses.bend(self.mapping_, k), share)
         return self
 
+    @documented_like(MappingClassifier.partial_fit)
     def partial_fit(
         self, X: Rows, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> Self:
@@ -95,20 +91,11 @@ class LabelDistributionClassifier(MappingClassifier):
 
         Parameters
         ----------
-        X
-            The features, [rows, features], as for `fit`.
         y
             The proportions, [rows, classes]; or one class per row.
         classes
             For proportions the column numbers, optional; otherwise all classes that y will ever contain, required in the first
             call.
-        sample_weight
-            A factor of at least 0 for each row, 1 by default.
-
-        Returns
-        -------
-        Self
-            The classifier itself.
         """
         first = not hasattr(self, "classes_")
         self.mapping_ = self._check()

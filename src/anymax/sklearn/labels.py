@@ -16,6 +16,7 @@ from sklearn.utils.validation import _check_sample_weight
 
 from .._array import quiet
 from .._core.mapping import Mapping
+from .._core.options import documented_like
 from ..functional import apply, log_apply
 from . import losses
 from .blocks import here, only
@@ -150,22 +151,14 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     # -- training -------------------------------------------------------------------------------------------------------------
 
+    @documented_like(MappingClassifier.fit)
     def fit(self, X: Rows, y: Rows, sample_weight: ArrayLike | None = None) -> Self:
         """Train the classifier, and tune its scale or threshold if that is "cv".
 
         Parameters
         ----------
-        X
-            The features, [rows, features], in fp32 or fp64: an array, a data frame, or a sparse matrix.
         y
             The labels, an indicator matrix [rows, labels] of 0 and 1, dense or sparse; or one class per row.
-        sample_weight
-            A factor of at least 0 for each row, 1 by default.
-
-        Returns
-        -------
-        Self
-            The classifier itself.
         """
         self.mapping_ = self._check()
         rows, target = self._rows(X, y)
@@ -179,13 +172,13 @@ class MultiLabelMappingClassifier(MappingClassifier):
         weights = _check_sample_weight(here(sample_weight), rows, dtype=np.float64, ensure_non_negative=True)
         if self.class_weight is not None:
             weights = weights * label_weights(self.class_weight, labels, weights)
-        some = np.diff(labels.indptr) > 0
-        self.none_ = self._has_none(not some.all())
+        labelled = np.diff(labels.indptr) > 0
+        self.none_ = self._has_none(not labelled.all())
         if self.mapping_ not in NO_MAP:
-            if not some.any():
+            if not labelled.any():
                 raise ValueError("y has no label in any row; at least one row must have one")
-            if not (some.all() or self.none_):
-                rows, labels, weights = only(rows, some), labels[some], weights[some]
+            if not (labelled.all() or self.none_):
+                rows, labels, weights = only(rows, labelled), labels[labelled], weights[labelled]
         self.decision_ = self._decision()
         self._tune(rows, labels, weights)
         self._fit_labels(rows, labels, weights)
@@ -259,7 +252,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         if getattr(self, name) != "cv":
             setattr(self, f"{name}_", float(getattr(self, name)))
             return
-        given = self._given(name)
+        to_try = self._levels_to_try(name)
         if isinstance(self.cv, Integral):
             n = len(weights)
             if self.cv < 2 or n < 2:
@@ -281,17 +274,17 @@ class MultiLabelMappingClassifier(MappingClassifier):
             parts.append((test, np.asarray(only(X, test) @ part.coef_.T) + part.intercept_))
         rows = np.concatenate([test for test, _ in parts])
         z = np.concatenate([z for _, z in parts])
-        self._choose(name, z, labels[rows].toarray() > 0, given)
+        self._choose(name, z, labels[rows].toarray() > 0, to_try)
 
-    def _choose(self, name: str, z: np.ndarray, truth: np.ndarray, given: list[float] | None) -> None:
+    def _choose(self, name: str, z: np.ndarray, truth: np.ndarray, to_try: list[float] | None) -> None:
         """Set `threshold_` or `scale_` from the scores of rows that the model did not see."""
         ranks = self._of_labels(lambda z: lasting(self.mapping_, z), z) if name == "scale" else self._probabilities(z)
         ranks = np.where(self._empty(z), 0.0, ranks)
-        level, found = best(ranks, truth, self.scoring, given, name == "scale")
+        level, found = best(ranks, truth, self.scoring, to_try, name == "scale")
         setattr(self, f"{name}_", float(level))
         self.cv_results_ = {name: found["level"], "score": found["score"]}
 
-    def _given(self, name: str) -> list[float] | None:
+    def _levels_to_try(self, name: str) -> list[float] | None:
         if self.grid is None:
             return None
         grid = [number_of("grid", g, 0.0, name == "scale", "numbers that a " + name + " can be") for g in self.grid]
@@ -301,6 +294,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     # -- training, a few rows at a time --------------------------------------------------------------------------------------
 
+    @documented_like(MappingClassifier.partial_fit)
     def partial_fit(
         self, X: Rows, y: Rows, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> Self:
@@ -310,20 +304,11 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
         Parameters
         ----------
-        X
-            The features, [rows, features], as for `fit`.
         y
             The labels, an indicator matrix [rows, labels]; or one class per row.
         classes
             For a matrix its column numbers, optional; otherwise all classes that y will ever contain, required in the first
             call.
-        sample_weight
-            A factor of at least 0 for each row, 1 by default.
-
-        Returns
-        -------
-        Self
-            The classifier itself.
         """
         first = not hasattr(self, "classes_")
         self.mapping_ = self._check()
@@ -367,8 +352,8 @@ class MultiLabelMappingClassifier(MappingClassifier):
                 last.pop(0)
 
         def loss_of(rows: np.ndarray, share: np.ndarray) -> Any:
-            kept = share > 0  # a row without labels may have no loss, and then has the weight 0
-            return _Some(kept, self._loss(labels[rows[kept]], share[kept]))
+            counted = share > 0  # a row without labels may have no loss, and then has the weight 0
+            return _LossOfSomeRows(counted, self._loss(labels[rows[counted]], share[counted]))
 
         self._stream(X, weights, loss_of, labels.shape[1], seen)
         self.last_ = last
@@ -377,7 +362,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
             setattr(self, f"{name}_", float(getattr(self, name)))
         elif last:
             z, truth = (np.concatenate(part) for part in zip(*last))
-            self._choose(name, z, truth, self._given(name))
+            self._choose(name, z, truth, self._levels_to_try(name))
 
     # -- use ------------------------------------------------------------------------------------------------------------------
 
@@ -457,19 +442,19 @@ class MultiLabelMappingClassifier(MappingClassifier):
         return tags
 
 
-class _Some:
-    """The loss of the rows in `kept`; the other rows have the loss 0."""
+class _LossOfSomeRows:
+    """The loss of the rows that are True in `counted`; the other rows have the loss 0."""
 
-    def __init__(self, kept: np.ndarray, loss: losses.Loss) -> None:
-        self.kept, self.loss = kept, loss
+    def __init__(self, counted: np.ndarray, loss: losses.Loss) -> None:
+        self.counted, self.loss = counted, loss
 
     def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
-        value, some = self.loss(z[self.kept])
+        value, part = self.loss(z[self.counted])
         residual = np.zeros_like(z)
-        residual[self.kept] = some
+        residual[self.counted] = part
         return value, residual
 
     def curvature(self, z: np.ndarray) -> np.ndarray:
         out = np.zeros_like(z)
-        out[self.kept] = self.loss.curvature(z[self.kept])
+        out[self.counted] = self.loss.curvature(z[self.counted])
         return out

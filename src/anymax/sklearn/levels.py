@@ -78,21 +78,21 @@ def lasting(mapping: Mapping, z: np.ndarray) -> np.ndarray:
 
 
 def best(
-    ranks: np.ndarray, truth: np.ndarray, scoring: Any, given: list[float] | None, scales: bool
+    ranks: np.ndarray, truth: np.ndarray, scoring: Any, to_try: list[float] | None, scales: bool
 ) -> tuple[float, dict[str, np.ndarray]]:
-    """The level with the best score, and the levels tried. `given`: the levels to try, None for all that change a decision."""
+    """The level with the best score, and the levels tried. `to_try`: the levels to try, None for all that change a decision."""
     score: Callable[[Any, Any], Any] = scoring if callable(scoring) else SCORES[scoring].score
-    if given is None:
+    if to_try is None:
         levels, where, order = _cuts(ranks, scales)
         if not callable(scoring):
             scores = SCORES[scoring].along(truth, order)[where]
             top = int(np.argmax(scores))
             shown = np.unique(np.r_[_spread(len(levels)), top])
             return float(levels[top]), {"level": levels[shown], "score": scores[shown]}
-        given = list(levels[_spread(len(levels))])
+        to_try = list(levels[_spread(len(levels))])
     exact = sparse.csr_matrix(truth.astype(np.int64))
-    scores = [float(score(exact, sparse.csr_matrix((ranks > level).astype(np.int64)))) for level in given]
-    return given[int(np.argmax(scores))], {"level": np.asarray(given), "score": np.asarray(scores)}
+    scores = [float(score(exact, sparse.csr_matrix((ranks > level).astype(np.int64)))) for level in to_try]
+    return to_try[int(np.argmax(scores))], {"level": np.asarray(to_try), "score": np.asarray(scores)}
 
 
 def _spread(count: int) -> np.ndarray:
@@ -109,11 +109,11 @@ def _cuts(ranks: np.ndarray, scales: bool) -> tuple[np.ndarray, np.ndarray, np.n
     inner = inner[(inner > always) & (inner < len(fall) - never)]
     between = np.sqrt(fall[inner - 1] * fall[inner]) if scales else 0.5 * (fall[inner - 1] + fall[inner])
     between = np.where(between < fall[inner - 1], between, fall[inner])  # where rounding gave the upper neighbour
-    some = fall[always : len(fall) - never]
-    if not len(some):  # nothing depends on the level
+    open_ranks = fall[always : len(fall) - never]
+    if not len(open_ranks):  # nothing depends on the level
         return np.array([1.0 if scales else 0.5]), np.array([always]), order
-    first = 2.0 * some[0] if scales else min(0.5 * (1.0 + some[0]), 1.0)
-    levels = np.r_[first, between, 0.5 * some[-1]]
+    first = 2.0 * open_ranks[0] if scales else min(0.5 * (1.0 + open_ranks[0]), 1.0)
+    levels = np.r_[first, between, 0.5 * open_ranks[-1]]
     return levels, np.r_[always, inner, len(fall) - never], order
 
 

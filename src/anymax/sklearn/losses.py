@@ -83,10 +83,10 @@ class IndexLoss:
         if c is not None and z.shape[1] <= _NARROW:
             return self.from_p(z, c)
         engine = kernels.compiled("index_loss", mapping, z)
-        made = engine and engine.index_loss(mapping, z, target, save=True)
-        gradient = engine and made and engine.index_loss_grad(mapping, z, target, weights, made.saved)
-        if made is not None and gradient is not None:
-            return made.value, gradient
+        found = engine and engine.index_loss(mapping, z, target, save=True)
+        gradient = engine and found and engine.index_loss_grad(mapping, z, target, weights, found.saved)
+        if found is not None and gradient is not None:
+            return found.value, gradient
         p = apply(mapping, z)
         p[self.each, target] -= 1
         return fenchel_young(mapping, z, target, reduction="none", axis=-1), p * weights[:, None]
@@ -235,9 +235,9 @@ def _entropies(mapping: Mapping, shares: Any) -> np.ndarray:
     uneven[rows[np.abs(shares.data * count[rows] - 1) > 1e-12]] = True
     sizes, where = np.unique(count, return_inverse=True)
     out = np.asarray([float(mapping.constant(np.full((1, k), 1.0 / k), np).item()) for k in sizes])[where]
-    for some in np.array_split(np.flatnonzero(uneven), 1 + uneven.sum() * shares.shape[1] // _ENTRIES):
-        if len(some):
-            out[some] = mapping.constant(shares[some].toarray().astype(np.float64), np)[:, 0]
+    for part in np.array_split(np.flatnonzero(uneven), 1 + uneven.sum() * shares.shape[1] // _ENTRIES):
+        if len(part):
+            out[part] = mapping.constant(shares[part].toarray().astype(np.float64), np)[:, 0]
     return out
 
 
@@ -273,13 +273,13 @@ class ZlprLoss:
         return [np.concatenate([np.zeros((len(z), 1), z.dtype), a], axis=1) for a in sides]
 
     def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
-        rest, own = self.sides(z)
-        value = (logsumexp(rest, -1) + logsumexp(own, -1)) @ self.wide
-        return float(value), (softmax(rest)[:, 1:] - softmax(own)[:, 1:]) * self.weights[:, None]
+        others, labels = self.sides(z)
+        value = (logsumexp(others, -1) + logsumexp(labels, -1)) @ self.wide
+        return float(value), (softmax(others)[:, 1:] - softmax(labels)[:, 1:]) * self.weights[:, None]
 
     def curvature(self, z: np.ndarray) -> np.ndarray:
-        rest, own = (softmax(side)[:, 1:] for side in self.sides(z))
-        p = rest + own
+        others, labels = (softmax(side)[:, 1:] for side in self.sides(z))
+        p = others + labels
         return p * (1 - p)
 
 

@@ -170,8 +170,8 @@ def second_rounding(x: Any, weights: np.ndarray, curvature: np.ndarray, l2: floa
         return None
     mass = curvature.sum(axis=1)
     pick = np.sort(np.argpartition(-mass, count - 1)[:count])
-    kept = float(mass[pick].sum())
-    factor = float(mass.sum()) / kept if kept > 0 else 1.0
+    picked_mass = float(mass[pick].sum())
+    factor = float(mass.sum()) / picked_mass if picked_mass > 0 else 1.0
     rows, parts = x[pick], (factor * curvature[pick]).astype(np.float64)
     all_full = [_whiten(rows, parts[:, j], l2, intercept) for j in range(k)]
     if any(full is None for full in all_full):

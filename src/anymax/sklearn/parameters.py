@@ -33,14 +33,14 @@ def mapping_of(mapping: Any, alpha: Any, others: tuple[str, ...] = ()) -> Mappin
                 )
             return mapping
         try:
-            name, own = names.read(mapping)
-            found = names.make(name, own)
+            name, in_name = names.read(mapping)
+            found = names.make(name, in_name)
         except names.UnknownMap as error:
             more = f", or {' and '.join(others)}" if others else ""
             raise ValueError(f"mapping={mapping!r}: {error}{more}; or give a map") from None
         except (TypeError, ValueError) as error:
             raise ValueError(f"mapping={mapping!r}: {error}") from None
-        if alpha is not None and "alpha" in own:
+        if alpha is not None and "alpha" in in_name:
             raise ValueError(f"alpha={alpha!r}: {mapping!r} says its alpha already; choose mapping={name!r}")
     else:
         found = names.as_mapping(mapping, "mapping")
@@ -106,8 +106,12 @@ class MapParameters(BaseEstimator):
         dict[str, Any]
             A dict.
         """
-        own = super().get_params(deep=deep)
-        return own | {f"mapping__{name}": value for name, value in parameters_of(self.mapping).items()} if deep else own
+        params = super().get_params(deep=deep)
+        return (
+            params | {f"mapping__{name}": value for name, value in parameters_of(self.mapping).items()}
+            if deep
+            else params
+        )
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters by name; `mapping__alpha=1.3` replaces the map by one with this alpha.

@@ -117,9 +117,9 @@ class Transform(ABC):
         return dataclasses.replace(self, params=tuple((k, params.get(k, v)) for k, v in self.params))
 
     def __repr__(self) -> str:
-        given = [f"{k}={brief(v)}" for k, v in self.params if v is not None]
-        given += [f"axis={self.axis}"] if self.axis != -1 else []
-        return f"{self.name}({', '.join(given)})"
+        words = [f"{k}={brief(v)}" for k, v in self.params if v is not None]
+        words += [f"axis={self.axis}"] if self.axis != -1 else []
+        return f"{self.name}({', '.join(words)})"
 
     @property
     def by_rows(self) -> bool:
@@ -137,7 +137,7 @@ class Transform(ABC):
 
 
 def every_transform(*, axis: int | None = None, dim: int | None = None) -> None:
-    """The parameters and the result that all transforms share; read by `spelled`, and never called.
+    """The parameters and the result that all transforms share; read by `documented_like`, and never called.
 
     Parameters
     ----------
@@ -211,9 +211,9 @@ def _in_one_pass(parts: tuple[Transform, ...], rows: Array, axis: int, xp: Names
     if _compiling() or decode.refuse(_SOFTMAX, rows, len(parts)) is not None:
         return None
     params = [t.align(rows, axis, xp) for t in parts]
-    if not all(t.is_step(rows, given) for t, given in zip(parts, params, strict=True)):
+    if not all(t.is_step(rows, values) for t, values in zip(parts, params, strict=True)):
         return None
-    steps = tuple(t.as_step(rows, given) for t, given in zip(parts, params, strict=True))
+    steps = tuple(t.as_step(rows, values) for t, values in zip(parts, params, strict=True))
     if differentiates(rows):  # masked_fill passes on gradients
         return rows.masked_fill(~decode.run(_SOFTMAX, rows, steps, keep=True).keep, -math.inf)
     return decode.run(_SOFTMAX, rows, steps, left=True).left

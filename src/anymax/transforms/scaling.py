@@ -25,14 +25,14 @@ from .._array import (
     total,
     upcast,
 )
-from .._core.options import spelled
+from .._core.options import documented_like
 from .._core.typing import ArrayT, Numbers, Parameter
 from .._random.generators import listed
 from .._random.noises import Noise, draw, find
 from .base import Transform, cast, check_range, every_transform, masked, on_kept
 
 
-@spelled(every_transform)
+@documented_like(every_transform)
 def temperature(T: Parameter, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """`x / T`: T > 1 flattens the distribution, T < 1 sharpens it.
 
@@ -81,7 +81,7 @@ def _largest(x: Array, xp: Namespace) -> Array:
     return xp.where(poisoned, x, out)
 
 
-@spelled(every_transform)
+@documented_like(every_transform)
 def scalable(
     beta: Parameter = 1.0,
     gamma: Parameter = 1.0,
@@ -137,7 +137,7 @@ def _grown(n: float, gamma: Any) -> Any:
     return math.log(n) ** gamma if n > 1 else 0.0
 
 
-@spelled(every_transform)
+@documented_like(every_transform)
 def mask(keep: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """-inf where `keep` is False, so that every map gives these entries probability 0.
 
@@ -167,7 +167,7 @@ class _Mask(Transform):
         return masked(x, keep, xp)
 
 
-@spelled(every_transform)
+@documented_like(every_transform)
 def prior(
     log_p: Parameter | Numbers | None = None,
     scale: Parameter | Numbers | None = None,
@@ -212,7 +212,7 @@ class _Prior(Transform):
         return on_kept(x, move, xp)
 
 
-@spelled(every_transform)
+@documented_like(every_transform)
 def normalize(
     kind: Literal["l1", "l2", "max", "standard"] = "l2", *, axis: int | None = None, dim: int | None = None
 ) -> Transform:
@@ -333,7 +333,7 @@ def _unit(x: Array, eps: float, xp: Namespace) -> Array:
     return xp.where(long, z / norm, x / eps)
 
 
-@spelled(every_transform)
+@documented_like(every_transform)
 def noise(
     kind: str | Noise = "gumbel",
     scale: Parameter = 1.0,
@@ -401,14 +401,14 @@ def mix(p: ArrayT | Numbers, prior: Any, weight: Parameter) -> ArrayT:
     >>> mix([0.75, 0.25], [0.5, 0.5], 0.5)
     array([0.625, 0.375])
     """
-    given = asarray(p, "p")
-    xp = namespace(given)
-    given = floating(given, xp, "p")
+    probabilities = asarray(p, "p")
+    xp = namespace(probabilities)
+    probabilities = floating(probabilities, xp, "p")
     check_range("mix", "weight", weight, lambda v: (v >= 0) & (v <= 1), "from 0 to 1")
-    q = upcast(given, xp)
+    q = upcast(probabilities, xp)
     other, share = cast(prior if is_torch(prior) else asarray(prior, "prior"), q, xp), cast(weight, q, xp)
     out = (1.0 - share) * q + share * other
-    return out if out.dtype == given.dtype else xp.astype(out, given.dtype)
+    return out if out.dtype == probabilities.dtype else xp.astype(out, probabilities.dtype)
 
 
 # -- helpers ---------------------------------------------------------------------------------------------------------

@@ -26,12 +26,12 @@ from .._array import (
     pick_axis,
     positions,
 )
-from .._core.options import spelled
+from .._core.options import documented_like
 from .._core.typing import Parameter
 from .base import Transform, check_range, every_transform, native, on_kept
 
 
-@spelled(every_transform)
+@documented_like(every_transform)
 def repetition_penalty(
     tokens: Any,
     penalty: Parameter = 1.0,
@@ -106,7 +106,7 @@ class _RepetitionPenalty(Transform):
         return on_kept(x, move, xp)
 
 
-@spelled(every_transform)
+@documented_like(every_transform)
 def logit_bias(bias: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Add a bias to some or all of the scores.
 
@@ -179,18 +179,18 @@ def _sums(index: Array, weight: Array | None, n: int, x: Array, xp: Namespace) -
     rows = math.prod(lead)
     if not (is_torch(x) or is_jax(x) or isinstance(x, np.ndarray)):  # the standard has no scatter-add
         ones = xp.ones(index.shape, dtype=x.dtype) if weight is None else weight
-        out, place = xp.zeros((*lead, n), dtype=x.dtype), positions(xp.zeros((*lead, n)), index.dtype, xp)
+        out, classes = xp.zeros((*lead, n), dtype=x.dtype), positions(xp.zeros((*lead, n)), index.dtype, xp)
         for i in range(index.shape[-1]):
-            out = out + xp.where(place == index[..., i : i + 1], ones[..., i : i + 1], xp.zeros_like(out))
+            out = out + xp.where(classes == index[..., i : i + 1], ones[..., i : i + 1], xp.zeros_like(out))
         return out
     flat = xp.reshape(index, (rows, index.shape[-1]))
-    place = {"device": x.device} if is_torch(x) else {}
-    start = (n + 1) * xp.arange(rows, dtype=index.dtype, **place)
+    on_device = {"device": x.device} if is_torch(x) else {}
+    start = (n + 1) * xp.arange(rows, dtype=index.dtype, **on_device)
     flat = xp.reshape(start[:, None] + xp.where((flat >= 0) & (flat < n), flat, n * xp.ones_like(flat)), (-1,))
-    ones = xp.ones(flat.shape, dtype=x.dtype, **place) if weight is None else weight
+    ones = xp.ones(flat.shape, dtype=x.dtype, **on_device) if weight is None else weight
     size = rows * (n + 1)
     if is_torch(x):
-        out = xp.zeros(size, dtype=x.dtype, **place).index_add(0, flat, ones)
+        out = xp.zeros(size, dtype=x.dtype, **on_device).index_add(0, flat, ones)
     elif is_jax(x):
         out = sys.modules["jax"].numpy.zeros(size, x.dtype).at[flat].add(ones)
     else:

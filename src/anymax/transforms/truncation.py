@@ -19,7 +19,7 @@ from .._array import (
     top,
     total,
 )
-from .._core.options import spelled
+from .._core.options import documented_like
 from .._core.typing import Parameter
 from .._random.generators import listed, uniform
 from .._random.truncation import cutoff_keep, topk_keep, topp_keep, typical_keep, xtc_keep
@@ -43,7 +43,7 @@ class Truncation(Transform):
         return masked(x, self.keep(x, xp, *args, **params), xp)
 
 
-@spelled(every_transform)
+@documented_like(every_transform)
 def topk(k: int, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep exactly the k largest scores and mask the others; keep all if there are fewer than k.
 
@@ -76,7 +76,7 @@ class _TopK(Truncation):
         return topk_keep(x, k, xp)
 
 
-@spelled(every_transform)
+@documented_like(every_transform)
 def topp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the nucleus: the fewest largest scores whose softmax mass reaches p, at least one.
 
@@ -107,7 +107,7 @@ class _TopP(Truncation):
         return topp_keep(x, p, xp, min_keep)
 
 
-@spelled(every_transform)
+@documented_like(every_transform)
 def minp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the scores whose softmax probability is at least p times the largest: `x >= max x + log p`.
 
@@ -141,7 +141,7 @@ class _MinP(Truncation):
         return keep if min_keep == 1 else keep | topk_keep(y, min_keep, xp)
 
 
-@spelled(every_transform)
+@documented_like(every_transform)
 def topnsigma(n: Parameter, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the scores within n standard deviations of the largest: `x >= max x - n std x`.
 
@@ -181,7 +181,7 @@ class _TopNSigma(Truncation):
         return ~(z < -(stop_gradient(n) * deviation)) | poisoned
 
 
-@spelled(every_transform)
+@documented_like(every_transform)
 def typical(mass: Parameter = 0.9, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the typical classes: the fewest with -log p nearest to the entropy of the row whose softmax mass reaches `mass`.
 
@@ -213,7 +213,7 @@ class _Typical(Truncation):
         return typical_keep(x, mass, xp, min_keep)
 
 
-@spelled(every_transform)
+@documented_like(every_transform)
 def epsilon_cutoff(
     epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None
 ) -> Transform:
@@ -247,7 +247,7 @@ class _EpsilonCutoff(Truncation):
         return cutoff_keep(x, epsilon, xp, min_keep)
 
 
-@spelled(every_transform)
+@documented_like(every_transform)
 def eta(epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the classes whose softmax probability is at least `min(epsilon, sqrt(epsilon) exp(-entropy))`.
 
@@ -278,7 +278,7 @@ class _Eta(Truncation):
         return cutoff_keep(x, epsilon, xp, min_keep, by_entropy=True)
 
 
-@spelled(every_transform)
+@documented_like(every_transform)
 def xtc(
     threshold: Parameter = 0.1,
     probability: Parameter = 0.5,

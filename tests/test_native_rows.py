@@ -1,0 +1,415 @@
+"""The compiled engine's probabilities against the reference: every map, dtype, layout and length of rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cases import each
+from native_cases import (
+    DTYPES,
+    SERVED,
+    SPARSE,
+    bound,
+    each_served,
+    layouts,
+    mapped,
+    reference,
+    rows,
+    tensor,
+    torch,
+)
+
+import anymax as am
+from anymax import kernels
+from anymax.kernels import native
+
+
+@pytest.mark.thin(4)
+@each_served
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 17, 33, 128, 129, 1000, 2049, 5000])
+def test_forward_is_the_references(case, dtype, n):
+    if case.mass > n:
+        pytest.skip("fewer classes than the budget")
+    x = rows(case, n, dtype)
+    got = native.ENGINE.forward(mapped(case, dtype), x)
+    want = reference(lambda t: am.apply(mapped(case, dtype), t), x)
+    assert got.dtype == x.dtype
+    assert float((got.double() - want).abs().max()) <= bound(case, want, dtype)
+
+
+@pytest.mark.thin(2)
+@each_served
+@pytest.mark.parametrize("sigma", [0.02, 8.0])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_forward_of_flat_and_of_peaked_rows(case, dtype, sigma):
+    x = tensor(np.random.default_rng(1).normal(size=(3, 3000)) * sigma, dtype)
+    got = native.ENGINE.forward(mapped(case, dtype), x)
+    want = reference(lambda t: am.apply(mapped(case, dtype), t), x)
+    assert float((got.double() - want).abs().max()) <= bound(case, want, dtype)
+
+
+ALIKE = {
+    "flat": lambda z: z * 0.02,
+    "nearly flat": lambda z: z * 1e-4,
+    "the same": lambda z: z * 0.0,
+    "two kinds": lambda z: (z > 0).astype(float) * 0.1,
+    "a ramp": lambda z: np.linspace(0.0, 0.1, z.size).reshape(z.shape),
+    "one above a shelf": lambda z: z * 0.01 + (np.arange(z.shape[-1]) == 7),
+}
+
+
+@pytest.mark.thin(4)
+@each(SPARSE)
+@pytest.mark.parametrize("scores", ALIKE)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n", [100, 1500, 20_000])
+def test_many_classes_that_are_much_alike(case, dtype, scores, n):
+    """What the maxima of parts of a row say of its threshold leaves nothing out."""
+    x = tensor(ALIKE[scores](np.random.default_rng(n).normal(size=(2, n))), dtype)
+    got = native.ENGINE.forward(mapped(case, dtype), x)
+    want = reference(lambda t: am.apply(mapped(case, dtype), t), x)
+    allowed = bound(case, want, dtype) if dtype == "float32" else 1e-14  # the reference is no more exact than that here
+    assert float((got.double() - want).abs().max()) <= allowed
+    if case.row in ("Entmax", "NormMax", "Sparsemax"):
+        torch.testing.assert_close(got.double().sum(-1), torch.ones(2, dtype=torch.float64), atol=2e-6, rtol=0)
+
+
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "every other row": lambda x: x.repeat_interleave(2, 0)[::2],
+    "padded": lambda x: torch.nn.functional.pad(x, (3, 4))[..., 3:-4],
+    "every other class": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    "classes first": lambda x: x.movedim(-1, 0).contiguous().movedim(0, -1),
+    "classes in the middle": lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2),
+    "outer axes swapped": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "one row for all": lambda x: x[:1].expand_as(x),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@each(
+    tuple(c for c in SERVED if c.id in ("softmax", "entmax-1.5", "taylor-2", "sparse_softmax-k2", "perturb_max-normal"))
+)
+def test_layouts(case, dtype, layout):
+    plain = rows(case, 40, dtype, batch=(3, 20))
+    x = LAYOUTS[layout](plain)
+    before = x.clone()
+    want = native.ENGINE.forward(case.mapping, x.contiguous())
+    got = native.ENGINE.forward(case.mapping, x)
+    assert torch.equal(x, before)
+    assert torch.equal(got, want) or float((got.double() - want.double()).abs().max()) <= bound(case, want, dtype)
+    p, g = LAYOUTS[layout](want.clone()), LAYOUTS[layout](rows(case, 40, dtype, batch=(3, 20), seed=5))
+    want = native.ENGINE.vjp(case.mapping, x.contiguous(), p.contiguous(), g.contiguous())
+    got = native.ENGINE.vjp(case.mapping, x, p, g)
+    torch.testing.assert_close(got, want, rtol=0, atol=4 * bound(case, want, dtype))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@each(tuple(c for c in SERVED if c.id in ("softmax", "sparsemax", "sparse_softmax-k2")))
+def test_axes_of_numpy(case, axis):
+    x = np.random.default_rng(2).normal(size=(5, 33, 7)).astype(np.float32)
+    for view in (x, x[::-1, ::2], np.asfortranarray(x), x.transpose(2, 0, 1)):
+        with am.use("reference"):
+            want = am.apply(case.mapping, view.astype(np.float64), axis)
+        view = view.copy() if view is x else view
+        view.setflags(write=False)
+        with am.use("native"):
+            got = am.apply(case.mapping, view, axis)
+        np.testing.assert_allclose(got, want, rtol=0, atol=6e-7)
+
+
+@each_served
+def test_masks_without_a_copy(case):
+    x = rows(case, 50, "float32", batch=(4, 3))
+    keep = torch.rand(3, 50, generator=torch.Generator().manual_seed(0)) > 0.4
+    keep[1] = False
+    keep[2, 10:] = True
+    got = am.apply(mapped(case), x, mask=keep)
+    want = reference(lambda t: am.apply(mapped(case), t, mask=keep), x)
+    assert float((got.double() - want).abs().max()) <= bound(case, want, "float32")
+    assert not bool(got[:, 1].any())
+    assert not bool(got[~keep.expand_as(got)].any())
+
+
+@pytest.mark.parametrize("n", [3, 100, 3000])
+@pytest.mark.parametrize(
+    "case", [c for c in SERVED if c.row in ("Softmax", "Sigsoftmax", "SparseSoftmax")], ids=lambda c: c.id
+)
+def test_logarithms_and_their_backward(case, n):
+    x = rows(case, n, "float64", sigma=1.0)
+    x[0, 0] = -torch.inf
+    got, want = native.ENGINE.log_forward(case.mapping, x), kernels.reference.ENGINE.log_forward(case.mapping, x)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    g = rows(case, n, "float64", seed=4)
+    free = x.clone().requires_grad_()
+    with am.use("reference"):
+        lp = am.log_apply(case.mapping, free)
+        want = torch.autograd.grad(torch.where(torch.isfinite(lp), lp, 0.0), free, g)[0]
+    got = native.ENGINE.log_vjp(
+        case.mapping, x, native.ENGINE.log_forward(case.mapping, x), torch.where(torch.isfinite(lp), g, 0.0)
+    )
+    torch.testing.assert_close(got, torch.nan_to_num(want), rtol=1e-9, atol=1e-9)
+
+
+@each(tuple(c for c in SERVED if c.mapping.has_threshold and c.row != "PerturbMax"))
+def test_thresholds(case):
+    x = rows(case, 60, "float64")
+    got = native.ENGINE.threshold(mapped(case), x)
+    with am.use("reference"):
+        want = am.threshold(mapped(case), x, keepdims=True).tau
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 3), (100, 100), (1000, 50), (5000, 4000), (40000, 10)])
+def test_largest(dtype, n, k):
+    x = rows(None, n, dtype, batch=(4,))
+    value, index = native.ENGINE.largest(x, k)
+    order = torch.argsort(x.double(), dim=-1, descending=True, stable=True)[:, :k]
+    assert torch.equal(index, order)
+    assert torch.equal(value, x.gather(-1, order))
+
+
+def test_largest_of_masked_rows():
+    x = torch.tensor([[-torch.inf, 1.0, -torch.inf, 2.0], [-torch.inf] * 4])
+    value, index = native.ENGINE.largest(x, 3)
+    assert index.tolist() == [[3, 1, 0], [0, 1, 2]]
+    assert value[0].tolist() == [2.0, 1.0, -torch.inf]
+
+
+@each_served
+def test_strange_rows_touch_no_other(case):
+    x = rows(case, 300, "float32", batch=(8,))
+    want = native.ENGINE.forward(mapped(case), x)
+    y = x.clone()
+    y[1, 5] = torch.nan
+    y[3, 299] = torch.inf
+    y[5] = -torch.inf
+    got = native.ENGINE.forward(mapped(case), y)
+    assert bool(got[1].isnan().all())
+    assert bool(got[3].isnan().all())
+    assert not bool(got[5].any())
+    assert torch.equal(got[[0, 2, 4, 6, 7]], want[[0, 2, 4, 6, 7]])
+
+
+@each_served
+def test_huge_tiny_and_equal_scores(case):
+    big, tiny = torch.finfo(torch.float32).max, 1e-45
+    for row in (
+        [big, -big, 0.0],
+        [2.9e33],
+        [big, big, big],
+        [tiny, -tiny, 0.0],
+        [-big, -big, -big],
+        [1e4, 1e4 - 1, 1e4 - 2],
+    ):
+        x = torch.tensor([row])
+        if case.mass > len(row):
+            continue
+        p = native.ENGINE.forward(mapped(case), x)
+        assert bool(p.isfinite().all()), row
+        mass = 0.0 if case.positive_row and max(row) <= 0.0 else case.mass
+        assert abs(float(p.double().sum()) - mass) < 1e-6, row
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [1.0, 1e15, 1e17, -1e17, 1e30, -1e30])
+def test_a_budget_of_tied_scores_of_any_size(size, dtype):
+    for n in (1, 2, 5, 9, 31, 40, 200):
+        x = np.full((17, n), size, dtype)
+        x[3] = np.linspace(-1, 1, n)
+        for k in (0.1, 0.97, 2.5):
+            if k <= n:
+                total = native.ENGINE.forward(am.Budget(k), x).astype(float).sum(-1)
+                np.testing.assert_allclose(total, k, rtol=1e-5)
+
+
+@pytest.mark.parametrize("isa", native.load().isas())
+@pytest.mark.parametrize("mapping", [am.Softmax(), am.SparseSoftmax(k=60)], ids=repr)
+def test_no_probability_is_subnormal_far_below_the_largest(mapping, isa):
+    """Numbers that are not normal cost most processors a hundred cycles each; 2 ^ -127 is exp(-88.03)."""
+    lib, before = native.load(), native.isa()
+    assert lib.set_isa(isa)
+    try:
+        for n in (10, 64, 700):
+            x = torch.linspace(-88.1, -104.0, n).repeat(6, 1)
+            x[:, 0] = 0.0
+            p = native.ENGINE.forward(mapping, x)
+            assert torch.equal(p, torch.eye(n)[:1].expand(6, n)), n
+    finally:
+        lib.set_isa(before)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("shape", [(0, 5), (4, 0, 6)])
+def test_no_rows_with_a_parameter_each(shape, kind):
+    make = torch.from_numpy if kind == "torch" else np.asarray
+    x = make(np.zeros(shape, np.float32))
+    for mapping in (
+        lambda a: am.Entmax(a + 0.5),
+        am.NormMax,
+        lambda a: am.Budget(a),
+        lambda a: am.SparseSoftmax(k=a),
+        lambda a: am.SparseSoftmax(p=a / 4),
+    ):
+        for size in ((1,) * len(shape), (*shape[:-1], 1)):
+            m = mapping(make(np.full(size, 2.0)))
+            assert native.ENGINE.forward(m, x).shape == shape
+            assert native.ENGINE.vjp(m, x, x, x).shape == shape
+            assert native.ENGINE.threshold(m, x).shape == (*shape[:-1], 1)
+    assert native.ENGINE.logsumexp(x).shape == (*shape[:-1], 1)
+
+
+def test_tiny_rows_in_great_number():
+    x = torch.randn(200_003, 4)
+    with am.use("reference"):
+        want = am.sparsemax(x[-1000:])
+    got = am.sparsemax(x)
+    torch.testing.assert_close(got[-1000:], want, rtol=0, atol=3e-7)
+    assert float((got.sum(-1) - 1).abs().max()) < 3e-7
+
+
+def test_a_row_of_a_million():
+    x = torch.randn(1, 1_000_003, generator=torch.Generator().manual_seed(0))
+    for f in (am.softmax, am.sparsemax, am.entmax15, lambda t: am.sparse_softmax(t, k=100)):
+        with am.use("reference"):
+            want = f(x.double())
+        assert float((f(x).double() - want).abs().sum()) < 3e-7
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logsumexp(dtype):
+    x = rows(None, 700, dtype, batch=(3, 4))
+    x[0, 0] = -torch.inf
+    got, want = am.logsumexp(x, 1), torch.logsumexp(x.double(), 1)
+    torch.testing.assert_close(got.double(), want, rtol=2 * torch.finfo(x.dtype).eps, atol=1e-6)
+    free = x.clone().requires_grad_()
+    am.logsumexp(free).sum().backward()  # plain operations, with their gradient
+    torch.testing.assert_close(free.grad, am.softmax(x), rtol=1e-2, atol=1e-2)
+
+
+def test_bfloat16_of_numpy():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = np.random.default_rng(0).normal(size=(4, 30)).astype(ml_dtypes.bfloat16)
+    want = am.sparsemax(torch.tensor(x.astype(np.float32)).bfloat16()).float().numpy()
+    for scores, axis in ((x, -1), (x.T.copy(), 0), (x.T, 0)):
+        p = native.load().forward(am.Sparsemax(), scores, axis, None, None)
+        assert p.dtype == x.dtype
+        assert p.shape == scores.shape
+        np.testing.assert_array_equal(np.moveaxis(p, axis, -1).astype(np.float32), want)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize(
+    "mapping", [am.Softmax(), am.Sparsemax(), am.Entmax(1.3), am.Taylor(2), am.Budget(2)], ids=repr
+)
+def test_any_axis_layout_mask_and_out(kind, mapping):
+    """Masks that are broadcast, five axes of rows that no two strides can say, results with any strides: all as in C order, by rows."""
+    g = np.random.default_rng(0)
+    make = torch.from_numpy if kind == "torch" else np.asarray
+    x = g.normal(size=(2, 3, 4, 5, 6)).astype(np.float32)
+    for axis in (-1, 0, 2, -2):
+        rows_ = np.ascontiguousarray(np.moveaxis(x, axis, -1))
+        for mask in (None, g.random((4, 1, 6)) < 0.9, g.random(x.shape) < 0.9, np.array(True)):
+            keep = None if mask is None else np.moveaxis(np.broadcast_to(mask, x.shape), axis, -1)
+            if isinstance(mapping, am.Budget) and mask is not None and keep.sum(-1).min() < 2:
+                continue
+            want = am.apply(mapping, rows_ if keep is None else np.where(keep, rows_, np.float32(-np.inf)))
+            for scores in layouts(x):
+                if kind == "torch" and min(scores.strides) < 0:
+                    continue
+                masked = None if mask is None else make(mask)
+                p = native.load().forward(mapping, make(scores), axis, masked, None)
+                np.testing.assert_allclose(np.moveaxis(np.asarray(p), axis, -1), want, rtol=1e-6, atol=1e-7)
+                for place in layouts(np.empty_like(x)):
+                    if kind == "torch" and min(place.strides) < 0:
+                        continue
+                    out = make(place)
+                    assert native.load().forward(mapping, make(scores), axis, masked, out) is out
+                    np.testing.assert_array_equal(np.asarray(out), np.asarray(p))
+
+
+@pytest.mark.parametrize("low", [-50.0, -1000.0, -9000.0, -20000.0])
+def test_a_budget_in_doubles_is_as_good_beside_a_score_far_below(low):
+    x = np.random.default_rng(0).normal(size=(20, 32)) * 0.3
+    x[:, 0] = low
+    p = am.budget(x, 2.0)
+    with am.use("reference"):
+        assert abs(p - am.budget(x, 2.0)).max() < 2e-15
+
+
+@pytest.mark.parametrize("n", [2, 20, 128, 1000, 5000])
+@pytest.mark.parametrize("p", [1e-6, 0.3, 0.9, 0.999])
+def test_of_ties_at_the_end_of_a_nucleus_the_first_are_kept(n, p):
+    x = torch.cat([torch.zeros(3, n), (torch.randn(20, n) * 3).round()])
+    got = am.sparse_softmax(x, p=p)
+    saved = am.sparse_softmax(x.requires_grad_(), p=p)
+    with am.use("reference"):
+        less, want, more = (am.sparse_softmax(x.detach().double(), p=q) for q in (p * (1 - 3e-7), p, p * (1 + 3e-7)))
+    firm = ((less > 0) == (more > 0)).all(-1)  # rounding does not move the end
+    assert firm.any()
+    assert torch.equal(got[firm] > 0, want[firm] > 0)
+    assert torch.equal(saved[firm] > 0, want[firm] > 0)
+    torch.testing.assert_close(got[firm].double(), want[firm], atol=2e-7, rtol=0)
+
+
+@pytest.mark.thin(2)
+@pytest.mark.parametrize("n", [33, 100, 128, 1000, 32001])
+def test_results_written_past_the_caches_are_those_of_their_pieces(n):
+    rows = (36 << 20) // (4 * n)  # more than the cache of most machines, three quarters of which is enough
+    x = torch.randn(rows * n + 3)[3:].view(rows, n)  # rows that begin anywhere
+    out = torch.empty(rows * n + 1)[1:].view(rows, n)
+    for mapping in (
+        am.Softmax(),
+        am.Sparsemax(),
+        am.Entmax(4 / 3),
+        am.Budget(5),
+        am.SparseSoftmax(k=3),
+        am.SparseSoftmax(k=30),
+    ):
+        am.apply(mapping, x, out=out)
+        for piece in torch.arange(rows).tensor_split(5):
+            assert torch.equal(out[piece], am.apply(mapping, x[piece])), mapping
+
+
+MIDDLING = (
+    *(am.Entmax(alpha) for alpha in (4 / 3, 1.25, 1.2, 1.1, 1.45, 1.7, 1.95)),
+    *(am.NormMax(alpha) for alpha in (2.0, 1.3, 40.0)),
+    *(am.Budget(k) for k in (1, 2.5, 16, 1e-3)),
+    *(am.SparseSoftmax(k=k) for k in (5, 15, 32)),
+)
+
+
+@pytest.mark.parametrize("n", [33, 64, 100, 128, 129, 256, 500, 1000, 2048])
+@pytest.mark.parametrize("mapping", MIDDLING, ids=repr)
+def test_rows_of_middling_length_are_right_to_the_last_digits(mapping, n):
+    g = np.random.default_rng(n)
+    for size in (0.02, 0.5, 1.0, 8.0, 100.0):
+        x = (g.normal(size=(37, n)) * size).astype("float32")
+        x[3] = -np.inf
+        x[4, : n // 2 - 1] = -np.inf  # one score more than half is left
+        x[5] = 5.0
+        x[6, 1] = np.nan
+        x[7, n // 2 :] = -1e30
+        x[8] += 1000.0
+        x[9, 3] = np.inf
+        x[10] = g.standard_cauchy(n) * size
+        x[11] = np.round(x[11] * 4) / 4  # ties
+        p = am.apply(mapping, x)
+        want = am.apply(mapping, x.astype("float64"))
+        np.testing.assert_array_equal(np.isnan(p), np.isnan(want))
+        np.testing.assert_allclose(p, want, rtol=2e-6, atol=4e-7)
+        for row in (0, 2, 8, 10, 11, 17, 30):  # whatever is beside it
+            np.testing.assert_array_equal(am.apply(mapping, x[row : row + 1])[0], p[row])
+        out = x.copy()
+        np.testing.assert_array_equal(am.apply(mapping, out, out=out), p)
+
+
+@pytest.mark.parametrize("offset", [1e8, 1e17, -1e20, 3e38])
+@pytest.mark.parametrize("k", [1e-6, 0.1, 1.0, 2.5, 30.0])
+def test_a_budget_of_scores_of_any_size_is_spent(k, offset):
+    for n in (100, 165, 1000):
+        x = (np.random.default_rng(n).normal(size=(3, n)) + offset).astype("float32")
+        np.testing.assert_allclose(am.budget(x, k).sum(-1), k, rtol=1e-5)
