@@ -6,11 +6,12 @@ import dataclasses
 from typing import Any
 
 from .. import _array
-from .._array import Array, is_integer, namespace, upcast
+from .._array import Array, namespace, upcast
 from ..autodiff import bridge
 from ..linear.ask import loss_of
 from ..linear.layer import Layer
 from ..losses.options import LossOptions, class_weights
+from ..losses.targets import holds_indices
 from ._agree import Talk, agreeing
 from ._group import Group
 from ._losses import columns, loss_of_call, say_options, target_is
@@ -30,12 +31,7 @@ def linear_loss(
         raise ValueError(f"{_WHO}: chunk must be at least 1, the number of rows at a time, got {chunk}")
     xp, lead, n, rows, shared = namespace(layer.x), layer.lead, layer.classes, layer.rows, talk.group
     target = _array.beside(target, layer.x, "target", xp)
-    soft = not is_integer(target)
-    if tuple(target.shape) != ((*lead, n) if soft else lead):
-        raise ValueError(
-            f"{_WHO}: target of shape {tuple(target.shape)}: expected class indices (integers) of shape {lead}, or this process's part of "
-            f"distributions (floating point), {(*lead, n)}"
-        )
+    soft = not holds_indices(target, (*lead, n), -1, f"{_WHO}: target", part=True)
     call = ShardedCall.of(talk, layer.mapping, layer.x, -1, None, asked.start, asked.count)
     sizes = [n] * shared.size
     if shared.strict:

@@ -10,15 +10,29 @@ import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, Namespace, differentiates, dot, is_integer, known_any, namespace, stop_gradient, total
+from .._array import Array, Namespace, differentiates, dot, is_integer, namespace, stop_gradient, total
 from ..autodiff import bridge
 from ..losses.options import LossOptions, class_weights
-from ..losses.targets import ask_for_axis, refuse_one_class, refuse_strays, result_dtype, to_spread
+from ..losses.targets import (
+    holds_indices,
+    not_below_zero,
+    of_target,
+    reduce_rows,
+    refuse_negative,
+    refuse_one_class,
+    refuse_strays,
+    refuse_sums,
+    result_dtype,
+    rounding,
+    to_spread,
+)
 from ..losses.verbs import fenchel_young as whole_loss
 from ._agree import Talk
 from ._exponential import size_of
 from ._shard import Asked, Shard, ShardedCall, place_of
 from ._ways import Solved, solve
+
+_EVERYWHERE = " over all processes"
 
 
 def columns(options: LossOptions) -> int:
@@ -48,6 +62,7 @@ class Aim:
             self.weight = w = w if shard.n else xp.zeros((1,), dtype=a.dtype, **place_of(a))
         keep, inside = a != -math.inf, w if self.nll else None
         t = self.t
+        holds_indices(t, x.shape, shard.axis, part=True)
         one = xp.ones_like(anchor)
         if self.indices:
             y, own, at = self._index(shard, t, x)
@@ -73,14 +88,6 @@ class Aim:
     def _index(self, shard: Shard, t: Array, x: Any) -> tuple[Array, Array, Array]:
         """(1 if the class is on this process, the same as a boolean, its place), each [..., 1]."""
         xp = shard.xp
-        expected = tuple(s for i, s in enumerate(x.shape) if i != shard.axis)
-        if tuple(t.shape) != expected:
-            raise ValueError(
-                f"target of shape {tuple(t.shape)}: for a shard of scores of shape {tuple(x.shape)} with the classes along axis "
-                f"{shard.axis}, expected class indices, counted over all processes, of shape {expected}, or this process's part of a "
-                f"distribution (floating point) of shape {tuple(x.shape)}"
-            )
-        ask_for_axis(x, t, self.call.axis)
         self.t = t = _array.counts(t, xp)
         self.ignored = (t == self.options.ignore_index)[..., None]
         at = t[..., None] - self.call.first(shard)
@@ -90,15 +97,7 @@ class Aim:
 
     def _shares(self, shard: Shard, t: Array, x: Any) -> Array:
         xp = shard.xp
-        if not _array.is_floating(t) or tuple(t.shape) != tuple(x.shape):
-            raise ValueError(
-                f"target of shape {tuple(t.shape)} and {t.dtype}: expected class indices (integers), or this process's part of a "
-                f"distribution (floating point) of the shape of its scores, {tuple(x.shape)}"
-            )
-        if known_any(t < 0, xp):
-            raise ValueError(
-                f"target: expected rows of non-negative numbers; the smallest number is {float(xp.min(t)):g}"
-            )
+        refuse_negative(t, shard.mapping.mass, xp, _EVERYWHERE)
         y = _array.to_last(t if t.dtype == shard.rows.dtype else xp.astype(t, shard.rows.dtype), shard.axis, xp)
         lead = (*shard.rows.shape[:-1], 1)
         self.ignored = xp.zeros(lead, dtype=xp.bool, **place_of(shard.rows))  # common: it does not depend on the rows
@@ -133,20 +132,14 @@ class Aim:
     def _check_range(self, out: Solved) -> None:
         xp, n = out.shard.xp, out.met.count
         t = self.t[..., None]
-        self.stray = ~self.ignored & ((t < 0) | (t >= n))
-        refuse_strays(t, self.stray, n, self.options.ignore_index, xp)
+        self.stray = refuse_strays("target", t, n, self.options.ignore_index, xp)
         if not self.nll:
             refuse_one_class(out.shard.mapping)
 
     def _check_sums(self, out: Solved) -> None:
         xp, mass = out.shard.xp, out.shard.mapping.mass
-        if self.nll or _array.is_array(mass):
-            return
-        if known_any(xp.abs(self.whole - mass) > 1e-2 * mass, xp):
-            raise ValueError(
-                f"target: expected rows of non-negative numbers that sum to {mass:g} over all processes; the sums go from "
-                f"{float(xp.min(self.whole)):g} to {float(xp.max(self.whole)):g}"
-            )
+        if not self.nll and not _array.is_array(mass):
+            refuse_sums(self.whole, mass, xp, _EVERYWHERE)
 
     # -- Omega(y) ----------------------------------------------------------------------------------------------------------------
 
@@ -202,15 +195,20 @@ class Aim:
 
     def reduce(self, out: Solved, value: Array) -> Array:
         xp, shard = out.shard.xp, out.shard
-        value = _array.poison(value, out.poisoned | self.stray, xp)
-        value = xp.where(self.ignored, xp.zeros_like(value), value)
-        weighted = self.options.weight is not None
-        if weighted and not self.nll:
-            value = xp.where(self.sample == 0, xp.zeros_like(value), value * self.sample)
-        counted = xp.astype(~self.ignored, value.dtype)
-        norm = counted if not self.indices or not weighted else counted * self.sample
         dtype = result_dtype(xp.astype(shard.rows[..., :1], shard.dtype))
-        return self.options.reduce(xp.squeeze(value, axis=-1), xp.squeeze(norm, axis=-1), dtype, xp)
+        poisoned = out.poisoned | self.stray
+        return reduce_rows(self.options, value, poisoned, self.ignored, self.sample, self.indices, self.nll, dtype, xp)
+
+    def not_below_zero(self, out: Solved, value: Array) -> Array:
+        """Set losses that rounding made negative to 0; see `not_below_zero`."""
+        xp, gap, mass = out.shard.xp, stop_gradient(self.gap), stop_gradient(self.mass)
+
+        def bound() -> Array:  # the size of the terms, since |x - centre| <= (maximum - x) + (maximum - centre)
+            size = 1.0 + gap / xp.where(mass == 0, xp.ones_like(mass), mass) + 2.0 * gap
+            size = 1.0 + size * size_of(out.shard.common, out.shard.rows[..., :1], xp)  # `gap` is that of the exponents
+            return rounding(size, mass, out.shard.common, out.met.count, xp)
+
+        return not_below_zero(out.shard.common, value, ~(out.poisoned | self.stray | self.ignored), bound, xp)
 
 
 # -- the two losses --------------------------------------------------------------------------------------------------------------------
@@ -251,7 +249,9 @@ def loss_of_call(call: ShardedCall, target: Any, options: LossOptions) -> Array:
         return aim.constants(out)
 
     def finish(out: Solved) -> Array:
-        value = _log_loss(out, aim) if aim.nll else _not_below(out, _fenchel_young(out, aim) + aim.constant(out))
+        value = (
+            _log_loss(out, aim) if aim.nll else aim.not_below_zero(out, _fenchel_young(out, aim) + aim.constant(out))
+        )
         return aim.reduce(out, value)
 
     return solve(call, finish, columns(options), aim.read, later)
@@ -272,9 +272,8 @@ def _log_terms(out: Solved, aim: Aim, log_p: Array) -> Array:
     """-<w y, log p> of this process's classes."""
     xp, y = out.shard.xp, aim.smoothed(out)
     y = y if aim.weight is None else y * aim.weight
-    asked = (y != 0) | (log_p > -math.inf)
-    log_p = xp.where(out.poisoned, xp.zeros_like(log_p), log_p)
-    return -total(xp.where(asked, y * xp.where(asked, log_p, xp.zeros_like(log_p)), xp.zeros_like(y)), xp)
+    finite = log_p > -math.inf
+    return -of_target(y, xp.where(out.poisoned, xp.zeros_like(log_p), log_p), finite, xp)
 
 
 def _fenchel_young(out: Solved, aim: Aim) -> Array:
@@ -306,10 +305,3 @@ def _fenchel_young(out: Solved, aim: Aim) -> Array:
     value = whole_loss(mapping, z, first, axis=-1, reduction="none")[..., None]
     value = xp.where(dead, xp.zeros_like(value), value)
     return value + (top - stop_gradient(top)) + aim.gap
-
-
-def _not_below(out: Solved, value: Array) -> Array:
-    """Set losses that rounding made negative to 0."""
-    xp = out.shard.xp
-    below = value < 0
-    return value + stop_gradient(xp.where(below, -value, xp.zeros_like(value)))

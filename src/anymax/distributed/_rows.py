@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, is_integer, is_number, known_any, namespace, stop_gradient, total
+from .._array import Array, is_integer, is_number, namespace, stop_gradient, total
 from .._random.draws import count_of, invert, uniforms
 from ..functional import apply
+from ..losses.targets import refuse_strays
 from ..thresholds import Threshold
 from ..thresholds import threshold as whole_threshold
 from ._agree import Talk
@@ -102,13 +103,7 @@ def log_prob_entropy(asked: Asked, talk: Talk, y: Any) -> tuple[Array, Array]:
 
 def _found(out: Solved, state: dict[str, Any], many: int, shape: tuple[int, ...]) -> tuple[Array, Array]:
     xp, given, extra = out.shard.xp, state["given"], out.extra
-    n = out.met.count
-    stray = (given < -1) | (given >= n)
-    if known_any(stray, xp):
-        raise IndexError(
-            f"log_prob_entropy: y: class indices must be from 0 to {n - 1}, or -1 for none, got values from {int(xp.min(given))} to "
-            f"{int(xp.max(given))}"
-        )
+    stray = refuse_strays("log_prob_entropy: y", given, out.met.count, None, xp)
     if out.way == "sums":
         log_p, h = _of_sums(out, extra, many)
     else:

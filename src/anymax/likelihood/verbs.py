@@ -33,9 +33,10 @@ from .._core.names import as_mapping
 from .._core.rows import hide
 from .._core.shards import over_devices, sharded
 from .._core.typing import ArrayT, Axes, Numbers
+from ..losses.targets import refuse_strays
 from ..mappings import Softmax
 from .softmax_plain import named
-from .terms import check_classes, divergences, kl_rows, read, terms_of
+from .terms import divergences, kl_rows, read, terms_of
 
 _SOFTMAX = Softmax()
 
@@ -296,7 +297,7 @@ def topk_kl(
         raise ValueError(
             f"topk_kl: ids of shape {tuple(ids.shape)} (k last) does not belong to scores of shape {tuple(rows.shape)} (classes last)"
         )
-    check_classes("topk_kl: ids", ids, rows.shape[-1], xp)
+    refuse_strays("topk_kl: ids", ids, rows.shape[-1], None, xp)
     _check_twice(ids, xp)
     rest = tail == "one class"
     log_p, _, log_rest = terms_of(_SOFTMAX, rows, ids, xp, scale=scale, rest=rest)
@@ -332,7 +333,7 @@ def _classes(who: str, y: Any, rows: Array, xp: Namespace) -> tuple[Array, tuple
             f"{who}: y of shape {shape}: expected one class for each row, of shape {lead}, or with axes of samples before these"
         )
     y = counts(y, xp)
-    check_classes(f"{who}: y", y, rows.shape[-1], xp)
+    refuse_strays(f"{who}: y", y, rows.shape[-1], None, xp)
     if not first:
         return y[..., None], shape
     y = xp.reshape(y, (math.prod(shape[:first]), *lead))

@@ -16,7 +16,6 @@ from .._array import (
     is_array,
     is_jax,
     is_torch,
-    known_any,
     namespace,
     stop_gradient,
     upcast,
@@ -179,30 +178,6 @@ def _kept(who: str, mask: Any, x: Array, shape: tuple[int, ...], xp: Namespace) 
     if all(size == 1 for size in mask.shape[:-1]):
         return xp.broadcast_to(xp.reshape(mask, (1, mask.shape[-1])), (1, shape[-1]))
     return xp.reshape(xp.broadcast_to(mask, shape), (math.prod(shape[:-1]), shape[-1]))
-
-
-def class_indices(
-    who: str, target: Array, layer: Layer, ignore_index: int | None, xp: Namespace
-) -> tuple[Array, Array]:
-    """(the classes [rows], True where to leave them out); raise if an index is out of range."""
-    if tuple(target.shape) != layer.lead:
-        either = (
-            f", or a distribution (floating point) of shape {(*layer.lead, layer.classes)}"
-            if ignore_index is not None
-            else ""
-        )
-        raise ValueError(
-            f"{who}: target of shape {tuple(target.shape)}: expected class indices (integers) of shape {layer.lead}{either}"
-        )
-    index = xp.reshape(_array.counts(target, xp), (layer.rows,))
-    out = index == ignore_index if ignore_index is not None else index == -1
-    stray = ~out & ((index < 0) | (index >= layer.classes))
-    if known_any(stray, xp):
-        raise IndexError(
-            f"{who}: class indices must be from 0 to {layer.classes - 1} (or {-1 if ignore_index is None else ignore_index} for none), got "
-            f"values from {int(xp.min(index))} to {int(xp.max(index))}"
-        )
-    return index, out
 
 
 def rows_at_a_time(layer: Layer, chunk: int | None, group: int = _GROUP) -> int:

@@ -22,11 +22,12 @@ from ..likelihood.terms import terms_of
 from ..likelihood.verbs import places_of, support_of
 from ..losses.margins import as_margin
 from ..losses.options import LossOptions, class_weights
+from ..losses.targets import holds_indices, refuse_strays
 from ..mappings import Softmax
 from ..thresholds import Threshold
 from ..transforms.base import Transform, transforms_of
 from .ask import Ask
-from .layer import Layer, class_indices
+from .layer import Layer
 
 _SOFTMAX = Softmax()
 _HINTS = {
@@ -182,7 +183,11 @@ def linear_log_prob(
     target = _array.beside(target, layer.x, "target", xp)
     if not is_integer(target):
         raise TypeError(f"{who}: target must be class indices (integers), got {target.dtype}")
-    index, none = class_indices(who, target, layer, None, xp)
+    if tuple(target.shape) != layer.lead:
+        raise ValueError(
+            f"{who}: target of shape {tuple(target.shape)}: expected class indices (integers) of shape {layer.lead}"
+        )
+    index, none = _class_indices(who, target, layer, None, xp)
     ask = Ask(who, transforms=_transforms(who, transform), log_prob=True)
     chunk = _checked(who, chunk)
     if support is not None:
@@ -279,8 +284,8 @@ def _loss(layer: Layer, target: Any, options: LossOptions, ask: Ask, chunk: int 
     if weight is not None:
         weight = class_weights(weight, xp.broadcast_to(one, (1, layer.classes)), xp)
     with quiet(layer.x):
-        if is_integer(target):
-            index, out = class_indices(who, target, layer, options.ignore_index, xp)
+        if holds_indices(target, (*layer.lead, layer.classes), -1, f"{who}: target"):
+            index, out = _class_indices(who, target, layer, options.ignore_index, xp)
             counted = xp.where(out, -xp.ones_like(index), index)
             value = bridge(layer.x).layers.values(layer, counted, out, weight, ask, chunk)
             norm = xp.astype(~out, value.dtype)
@@ -288,16 +293,6 @@ def _loss(layer: Layer, target: Any, options: LossOptions, ask: Ask, chunk: int 
                 inside = (index >= 0) & (index < layer.classes)
                 norm = norm * xp.astype(weight[xp.where(inside, index, xp.zeros_like(index))], value.dtype)
         else:
-            shape = (*layer.lead, layer.classes)
-            if not _array.is_floating(target):
-                raise TypeError(
-                    f"{who}: target: expected class indices (integers) or a distribution (floating point), got {target.dtype}"
-                )
-            if tuple(target.shape) != shape:
-                raise ValueError(
-                    f"{who}: target of shape {tuple(target.shape)} is a distribution (floating point) and must have the shape of the "
-                    f"scores, {shape}; class indices must be integers"
-                )
             if ask.margin is not None:
                 raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
             y = xp.reshape(target, (layer.rows, layer.classes))
@@ -305,6 +300,15 @@ def _loss(layer: Layer, target: Any, options: LossOptions, ask: Ask, chunk: int 
             norm = xp.ones_like(value)
     norm = xp.reshape(norm, layer.lead)
     return options.reduce(xp.reshape(value, layer.lead), norm, layer.dtype, xp)
+
+
+def _class_indices(
+    who: str, target: Array, layer: Layer, ignore_index: int | None, xp: Namespace
+) -> tuple[Array, Array]:
+    """(the classes [rows], True where a row has none); raise if an index is out of range."""
+    index = xp.reshape(_array.counts(target, xp), (layer.rows,))
+    refuse_strays(who, index, layer.classes, ignore_index, xp)
+    return index, index == (-1 if ignore_index is None else ignore_index)
 
 
 def _of_support(who: str, layer: Layer, index: Array, support: Any, xp: Namespace) -> Array:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from .. import distributed, functional, linear, losses, transforms
-from .._array import eager, is_integer, is_number
+from .._array import is_integer, is_number, namespace
 from .._core.mapping import Mapping
 from .._core.typing import Reduction
 from ..distributed import Group, as_group
 from ..losses import margins
+from ..losses.targets import refuse_strays
 from ..mappings import Softmax as _Softmax
 from .base import OfMapping, check_sizes
 
@@ -137,8 +138,10 @@ class MarginHead(OfMapping):
         target = self._integers(embeddings, target)
         if self.group is not None:
             embeddings, target = _exchanged(self.group, embeddings, target)
-        self._check_range(target)  # after the exchange, so that every process raises the error
-        ignored, options = target == self.options["ignore_index"], {**self.options, "ignore_index": -1}
+        left_out = self.options["ignore_index"]
+        # after the exchange, so that every process raises the error
+        refuse_strays("MarginHead", target, self.num_classes, left_out, namespace(target), waits=True)
+        ignored, options = target == left_out, {**self.options, "ignore_index": -1}
         # ignored rows become -1, since other classes may get the index `ignore_index` below
         target = torch.where(ignored, -1, torch.where(target < 0, self.num_classes, target))
         weight, starts = self.weight, self.starts
@@ -168,14 +171,6 @@ class MarginHead(OfMapping):
                 f"got {tuple(target.shape)}"
             )
         return target.long()
-
-    def _check_range(self, target: Tensor) -> None:
-        stray = (target != self.options["ignore_index"]) & ((target < 0) | (target >= self.num_classes))
-        if eager(stray) and bool(stray.any()):
-            raise IndexError(
-                f"MarginHead: class indices must be from 0 to {self.num_classes - 1} (or ignore_index={self.options['ignore_index']}), "
-                f"got values from {int(target.min())} to {int(target.max())}"
-            )
 
     def _sampled(self, target: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         """(this process's classes in this step, the targets as indices among the classes of all processes in this step, where those of
