@@ -16,12 +16,12 @@ from .._core.mapping import Mapping
 from .._core.options import spelled
 from .._core.typing import ArrayT, Mask, Reduction
 from ..thresholds import Threshold
-from . import _layer, _losses, _rows
-from ._agree import Talk, agreeing
+from . import _linear_loss, _losses, _per_row
+from ._agreement import Talk, agreeing
 from ._choose_group import Group as Group
 from ._choose_group import as_group
+from ._methods import solve
 from ._shard import Asked
-from ._ways import solve
 
 __all__ = [
     "apply",
@@ -167,7 +167,7 @@ def threshold(
     >>> dist.destroy_process_group()
     """
     asked = Asked("threshold", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
-    return _eagerly(_rows.threshold, asked, keepdims)
+    return _eagerly(_per_row.threshold, asked, keepdims)
 
 
 @spelled(apply)
@@ -210,7 +210,7 @@ def logsumexp(
     >>> dist.destroy_process_group()
     """
     asked = Asked("logsumexp", "softmax", x, axis, dim, mask, group, axis_name, class_start, class_count)
-    return _eagerly(_rows.logsumexp, asked, temperature, keepdims)
+    return _eagerly(_per_row.logsumexp, asked, temperature, keepdims)
 
 
 @spelled(apply)
@@ -382,7 +382,7 @@ def linear_loss(
     """
     asked = Asked("linear_loss", mapping, x, None, None, mask, group, axis_name, class_start, class_count)
     given = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
-    return _eagerly(_layer.linear_loss, asked, linear_weight, linear_bias, chunk, target, weight, given)
+    return _eagerly(_linear_loss.linear_loss, asked, linear_weight, linear_bias, chunk, target, weight, given)
 
 
 @spelled(apply)
@@ -424,7 +424,7 @@ def log_prob_entropy(
     >>> dist.destroy_process_group()
     """
     asked = Asked("log_prob_entropy", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
-    return _eagerly(_rows.log_prob_entropy, asked, y)
+    return _eagerly(_per_row.log_prob_entropy, asked, y)
 
 
 @spelled(apply)
@@ -470,7 +470,7 @@ def sample(
     >>> dist.destroy_process_group()
     """
     asked = Asked("sample", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
-    return _eagerly(_rows.sample, asked, generator, num_samples)
+    return _eagerly(_per_row.sample, asked, generator, num_samples)
 
 
 def without_constant(
@@ -483,7 +483,7 @@ def without_constant(
 
 
 def _probabilities(asked: Asked, talk: Talk, logs: bool) -> Any:
-    return solve(asked.call(talk), lambda out: out.shard.back(out.log_p() if logs else out.p()))
+    return solve(asked.call(talk), lambda out: out.met.shard.back(out.log_p() if logs else out.p()))
 
 
 def _eagerly(verb: Callable[..., Any], asked: Asked, *given: Any) -> Any:

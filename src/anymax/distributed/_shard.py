@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import _array
@@ -19,6 +18,7 @@ from .._array import (
     is_torch,
     namespace,
     pick_axis,
+    stop_gradient,
     to_last,
     upcast,
 )
@@ -26,7 +26,7 @@ from .._core.mapping import Mapping, one_a_row
 from .._core.names import as_mapping
 from .._core.rows import align_mask, aligned, hide, restore_axis
 from ..losses.options import LossOptions
-from ._agree import HERE, Head, Talk
+from ._agreement import HERE, Head, Talk
 from ._group import Form, Group
 
 
@@ -89,7 +89,7 @@ class ShardedCall:
         """The index of this process's first class, for a call that is `counted`."""
         return shard.n * self.group.rank if self.start is None else self.start
 
-    def rows(self) -> Shard:
+    def _rows(self) -> Shard:
         who, x = f"anymax.distributed.{self.who}", asarray(self.x)
         xp = namespace(x)
         x = floating(x, xp)
@@ -120,26 +120,25 @@ class ShardedCall:
             rows = divided(rows, self.group.owned(temperature), xp)
         return Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n, _array.narrow(x))
 
-    def meet(self, columns: int, make: Callable[[Shard], tuple[list[Array], int]]) -> Met:
-        """The first collective: each process sends columns [..., 1], and how many candidates its fullest row has."""
+    def shard(self, columns: int) -> Shard:
+        """This process's rows; `columns` are so many [..., 1] that it sends in the first collective."""
+        if self.group.strict:
+            self._say()
+            if self.counted and self.start is None:
+                self._place(columns)
+        return self._rows()
+
+    def meet(self, shard: Shard, head: list[Array], extra: list[Array], most: int) -> Met:
+        """The first collective: columns [..., 1], those of the method and those of the verb, and the candidates of the fullest row."""
+        columns = shard.xp.concat([*head, *extra], axis=-1)
         if not self.group.strict:
-            shard = self.rows()
-            made, _ = make(shard)
-            columns = len(made)
-            stacked = self.group.stack(shard.xp.concat(made, axis=-1))
+            stacked = self.group.stack(columns)
             sizes = [shard.n] * self.group.size
             starts = [shard.n * i for i in range(self.group.size)]
-            return Met(shard, [stacked[..., i : i + 1] for i in range(columns)], sizes, starts, None, None, 0)
-        self._say()
-        if self.counted and self.start is None:
-            self._place(columns)
-        shard = self.rows()
-        made, most = make(shard)
-        assert len(made) == columns
-        payload = shard.xp.concat(made, axis=-1)
-        stacked, heads = self.talk.exchange(payload, self._head(shard.n, most))
+            return Met(shard, stacked, len(head), sizes, starts, None, None, 0)
+        stacked, heads = self.talk.exchange(columns, self._head(shard.n, most))
         assert stacked is not None
-        return self._told(shard, stacked, heads, columns)
+        return self._met(shard, stacked, len(head), heads)
 
     def _say(self) -> None:
         """Record what all calls must have in common: the map, its parameters and the rows."""
@@ -174,7 +173,8 @@ class ShardedCall:
         self.start = sum(sizes[: self.group.rank])
         self.talk.form = form_of(math.prod(self.lead), columns, self.x)
 
-    def _told(self, shard: Shard, stacked: Array, heads: list[Head], columns: int) -> Met:
+    def _met(self, shard: Shard, stacked: Array, width: int, heads: list[Head]) -> Met:
+        """The result of the first collective; an error if the shards do not follow each other."""
         who = f"anymax.distributed.{self.who}"
         sizes = [head.size for head in heads]
         starts = [sum(sizes[:i]) if head.start is None else head.start for i, head in enumerate(heads)]
@@ -197,15 +197,7 @@ class ShardedCall:
         shard.mapping.check(at)
         stacked = stacked if order == sorted(order) else stacked[order]
         most = max(head.most for head in heads)
-        return Met(
-            shard,
-            [stacked[..., i : i + 1] for i in range(columns)],
-            sizes,
-            starts,
-            order,
-            order.index(self.group.rank),
-            most,
-        )
+        return Met(shard, stacked, width, sizes, starts, order, order.index(self.group.rank), most)
 
 
 def described(value: Any) -> str:
@@ -246,6 +238,10 @@ class Shard:
     n: int  # 0 where the one class of `rows` represents no classes
     narrow: bool
 
+    def high(self) -> Array:
+        """The maximum of each row, [..., 1], a constant."""
+        return stop_gradient(self.xp.max(self.rows, axis=-1, keepdims=True))
+
     def back(self, p: Array) -> Array:
         """A result with the shape of the rows, in the axis order and dtype of the scores."""
         p = p if self.n else p[..., :0]
@@ -261,21 +257,31 @@ class Shard:
         return value if keepdims else self.xp.squeeze(value, axis=self.axis)
 
 
-@dataclasses.dataclass
 class Met:
-    """The results of the first collective."""
+    """The results of the first collective: columns [size, ..., 1], common, in the order of the classes."""
 
-    shard: Shard
-    columns: list[Array]  # each [size, ..., 1], common, in the order of the classes
-    sizes: list[int]
-    starts: list[int]
-    order: list[int] | None  # the processes in the order of their classes; None: by rank
-    block: int | None  # the place of this process in that order
-    most: int
-
-    @property
-    def count(self) -> int:
-        return sum(self.sizes)
+    def __init__(
+        self, shard: Shard, stacked: Array, width: int, sizes: list[int], starts: list[int], order: list[int] | None, block: int | None,
+        most: int,
+    ) -> None:  # fmt: skip
+        self.shard, self.xp = shard, shard.xp
+        columns = [stacked[..., i : i + 1] for i in range(stacked.shape[-1])]
+        self.head, self.extra = columns[:width], columns[width:]  # of the method, and of the verb
+        self.sizes, self.starts = sizes, starts  # the number of classes of each process, and its first one, by rank
+        self.count = sum(sizes)
+        self.order = order  # the processes in the order of their classes; None: by rank
+        self.block = block  # the place of this process in that order
+        self.most = most  # candidates in the fullest row of any process
+        xp, highs = shard.xp, self.head[0]
+        self.highs = highs  # the maximum of each process, which may be infinite or NaN
+        self.finite = xp.isfinite(highs)
+        self.anchors = stop_gradient(xp.where(self.finite, highs, xp.zeros_like(highs)))
+        self.poisoned = xp.any(xp.isnan(highs) | (highs == math.inf), axis=0)  # [..., 1]
+        high = stop_gradient(xp.max(xp.where(self.finite, highs, -math.inf * xp.ones_like(highs)), axis=0))
+        self.empty = high == -math.inf  # [..., 1]: True for a row without classes
+        self.high = xp.where(
+            self.empty, xp.zeros_like(high), high
+        )  # [..., 1]: the maximum, 0 where it is not finite; a constant
 
     @property
     def start(self) -> Any:
@@ -290,6 +296,13 @@ class Met:
         """A further collective: [size, ...] in the order of the classes."""
         out = self.shard.group.stack(a)
         return out if self.order is None or self.order == sorted(self.order) else out[self.order]
+
+    def collect(self, columns: list[Array]) -> list[Array]:
+        """`stack` of columns [..., 1] at once, each [size, ..., 1]; none if there are none."""
+        if not columns:
+            return []
+        stacked = self.stack(self.xp.concat(columns, axis=-1))
+        return [stacked[..., i : i + 1] for i in range(len(columns))]
 
     def mine(self, stacked: Array) -> Array:
         return self.shard.group.mine(stacked, self.block)

@@ -12,9 +12,9 @@ from ..linear.ask import loss_of
 from ..linear.layer import Layer
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import holds_indices
-from ._agree import Talk, agreeing
+from ._agreement import Talk, agreeing
 from ._group import Group
-from ._losses import columns, loss_of_call, say_options, target_is
+from ._losses import loss_of_call, say_options, target_is, width
 from ._shard import Asked, ShardedCall, described, form_of, place_of
 
 _WHO = "linear_loss"
@@ -49,7 +49,7 @@ def linear_loss(
 
     def some(begin: int) -> Array:
         where = slice(begin, min(begin + step, rows))
-        form = form_of(where.stop - begin, 2 + columns(options), layer.x) if shared.strict else None
+        form = form_of(where.stop - begin, 2 + width(options), layer.x) if shared.strict else None
         part = Talk(loss_of(layer.mapping), shared, layer.x, form)
 
         def loss() -> Array:
