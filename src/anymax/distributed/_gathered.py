@@ -33,11 +33,11 @@ class Gathered(Solution):
         )  # the same for this process's classes: its gradients add up over the processes
 
     def p(self) -> Array:
-        out = self._spread(apply(self.mapping, self.met.shard.group.own(self.z)), 0.0)
+        out = self._spread(apply(self.mapping, self.met.shard.group.vary(self.z)), 0.0)
         return self.met.xp.where(self.met.poisoned, math.nan, out)
 
     def log_p(self) -> Array:
-        out = self._spread(log_apply(self.mapping, self.met.shard.group.own(self.z)), -math.inf)
+        out = self._spread(log_apply(self.mapping, self.met.shard.group.vary(self.z)), -math.inf)
         return self.met.xp.where(self.met.poisoned, math.nan, out)
 
     @functools.cached_property

@@ -15,7 +15,7 @@ from ..losses.targets import holds_indices
 from ._agreement import Talk, agreeing
 from ._group import Group
 from ._losses import loss_of_call, say_options, target_is, width
-from ._shard import Asked, ShardedCall, described, form_of, place_of
+from ._shard import Arguments, ShardedCall, described, form_of, place_of
 
 _WHO = "linear_loss"
 _SCORES = 1 << 22  # scores that a process holds at a time
@@ -23,27 +23,27 @@ _PARTS = 16  # parts in a JAX program, which contains the code of each part
 
 
 def linear_loss(
-    asked: Asked, talk: Talk, linear_weight: Any, linear_bias: Any, chunk: Any, target: Any, weight: Any, given: dict[str, Any]
+    arguments: Arguments, talk: Talk, linear_weight: Any, linear_bias: Any, chunk: Any, target: Any, weight: Any, given: dict[str, Any]
 ) -> Any:  # fmt: skip
     options = LossOptions.read(_WHO, weight, given)
-    layer = Layer.of(_WHO, asked.x, linear_weight, asked.mapping, linear_bias, asked.mask, part=True)
+    layer = Layer.of(_WHO, arguments.x, linear_weight, arguments.mapping, linear_bias, arguments.mask, part=True)
     if chunk is not None and _array.check_integer(_WHO, "chunk", chunk, "an integer, the number of rows at a time") < 1:
         raise ValueError(f"{_WHO}: chunk must be at least 1, the number of rows at a time, got {chunk}")
     xp, lead, n, rows, shared = namespace(layer.x), layer.lead, layer.classes, layer.rows, talk.group
     target = _array.beside(target, layer.x, "target", xp)
     soft = not holds_indices(target, (*lead, n), -1, f"{_WHO}: target", part=True)
-    call = ShardedCall.of(talk, layer.mapping, layer.x, -1, None, asked.start, asked.count)
+    call = ShardedCall.of(talk, layer.mapping, layer.x, -1, None, arguments.class_start, arguments.class_count)
     sizes = [n] * shared.size
     if shared.strict:
         say_options(talk, options)
         target_is(talk, target, xp)
         talk.say(chunk=chunk, x=f"{layer.x.shape[-1]} features, {described(layer.x)}")
         sizes = call.agree(n)
-    start = sum(sizes[: shared.rank]) if asked.start is None and shared.strict else asked.start
-    if asked.count is not None and asked.count != sum(sizes):
-        raise ValueError(f"{_WHO}: class_count={asked.count}, but the processes have {sum(sizes)} classes")
+    start = sum(sizes[: shared.rank]) if arguments.class_start is None and shared.strict else arguments.class_start
+    if arguments.class_count is not None and arguments.class_count != sum(sizes):
+        raise ValueError(f"{_WHO}: class_count={arguments.class_count}, but the processes have {sum(sizes)} classes")
     step = chunk or _rows_at_a_time(rows, max(sizes), shared)
-    layer = dataclasses.replace(layer, x=shared.own(layer.x))
+    layer = dataclasses.replace(layer, x=shared.vary(layer.x))
     target = xp.reshape(target, (rows, n) if soft else (rows,))
     each = options._replace(reduction="none")
 

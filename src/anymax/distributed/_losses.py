@@ -28,7 +28,7 @@ from ..losses.targets import (
 )
 from ._agreement import Talk
 from ._methods import solve
-from ._shard import Asked, Met, Shard, ShardedCall, place_of
+from ._shard import Arguments, Met, Shard, ShardedCall, place_of
 from ._softmax import size_of
 from ._solution import Columns, Solution
 
@@ -133,7 +133,7 @@ class Target(Columns, ABC):
         if not s:
             return y
         free = xp.astype(shard.rows != -math.inf, y.dtype)
-        whole = shard.group.own(self.whole) if differentiates(y) else stop_gradient(self.whole)
+        whole = shard.group.vary(self.whole) if differentiates(y) else stop_gradient(self.whole)
         spread = s * to_spread(shard.mapping, whole)
         return (1.0 - s) * y + spread * free / xp.where(self.free > 0, self.free, xp.ones_like(self.free))
 
@@ -270,9 +270,9 @@ def target_is(talk: Talk, t: Array, xp: Namespace) -> None:
         talk.say(target=f"a part of distributions in {len(t.shape)} dimensions")
 
 
-def loss(asked: Asked, talk: Talk, target: Any, weight: Any, given: dict[str, Any]) -> Array:
-    call = asked.call(talk, classes_last=False)
-    return loss_of_call(call, target, LossOptions.read(asked.who, weight, given))
+def loss(arguments: Arguments, talk: Talk, target: Any, weight: Any, given: dict[str, Any]) -> Array:
+    call = arguments.call(talk, classes_last=False)
+    return loss_of_call(call, target, LossOptions.read(arguments.who, weight, given))
 
 
 def loss_of_call(call: ShardedCall, target: Any, options: LossOptions) -> Array:

@@ -12,15 +12,15 @@ from ..losses.targets import refuse_strays
 from ..thresholds import Threshold
 from ._agreement import Talk
 from ._methods import solve
-from ._shard import Asked, Shard, ShardedCall, place_of
+from ._shard import Arguments, Shard, ShardedCall, place_of
 from ._softmax import Sums
 from ._solution import Columns, Solution
 
 # -- thresholds ------------------------------------------------------------------------------------------------------------------
 
 
-def threshold(asked: Asked, talk: Talk, keepdims: bool) -> Threshold:
-    call = asked.call(talk)
+def threshold(arguments: Arguments, talk: Talk, keepdims: bool) -> Threshold:
+    call = arguments.call(talk)
     if not call.mapping.has_threshold:
         raise TypeError(call.mapping.no_threshold())
     call.mapping, call.x = call.mapping.frozen(), stop_gradient(call.x)
@@ -34,8 +34,8 @@ def threshold(asked: Asked, talk: Talk, keepdims: bool) -> Threshold:
     return solve(call, finish)
 
 
-def logsumexp(asked: Asked, talk: Talk, temperature: Any, keepdims: bool) -> Array:
-    call = asked.call(talk)
+def logsumexp(arguments: Arguments, talk: Talk, temperature: Any, keepdims: bool) -> Array:
+    call = arguments.call(talk)
     temperature = _array.number(temperature)
     if not _array.is_array(temperature) and (not is_number(temperature) or not temperature > 0):
         raise ValueError(f"logsumexp: temperature must be a number above 0 or an array of them, got {temperature!r}")
@@ -53,8 +53,8 @@ def logsumexp(asked: Asked, talk: Talk, temperature: Any, keepdims: bool) -> Arr
 # -- log p of given classes ----------------------------------------------------------------------------------------------------------
 
 
-def log_prob_entropy(asked: Asked, talk: Talk, y: Any) -> tuple[Array, Array]:
-    call = asked.call(talk)
+def log_prob_entropy(arguments: Arguments, talk: Talk, y: Any) -> tuple[Array, Array]:
+    call = arguments.call(talk)
     classes = GivenClasses(call, y)
     talk.say(y=f"of shape {classes.shape}")
     talk.same, call.counted = ("y", classes.y), True
@@ -114,8 +114,8 @@ def _columns(a: Array) -> list[Array]:
 # -- samples -------------------------------------------------------------------------------------------------------------------------
 
 
-def sample(asked: Asked, talk: Talk, generator: Any, num_samples: int | None) -> Array:
-    call = asked.call(talk)
+def sample(arguments: Arguments, talk: Talk, generator: Any, num_samples: int | None) -> Array:
+    call = arguments.call(talk)
     call.mapping, call.x = call.mapping.frozen(), stop_gradient(call.x)
     size = count_of(num_samples)
     talk.say(num_samples=num_samples)

@@ -52,11 +52,11 @@ class Weights(Solution):
         self.v, self.z = v, z
 
     def p(self) -> Array:
-        return self.met.xp.where(self.met.poisoned, math.nan, self.v / self.met.shard.group.own(self.z))
+        return self.met.xp.where(self.met.poisoned, math.nan, self.v / self.met.shard.group.vary(self.z))
 
     def log_p(self) -> Array:
         xp = self.met.xp
-        out = _array.log(self.v, xp) - xp.log(self.met.shard.group.own(self.z))
+        out = _array.log(self.v, xp) - xp.log(self.met.shard.group.vary(self.z))
         return xp.where(self.met.poisoned, math.nan, out)
 
     def tau(self) -> Array:

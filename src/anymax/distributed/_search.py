@@ -62,5 +62,5 @@ class Level(Solution):
     def _summed(self, parts: list[Array], xp: Namespace) -> list[Array]:
         """Sums over the classes of all processes, several in one collective."""
         both = xp.concat([total(a, xp) for a in parts], axis=-1)
-        sums = self.met.shard.group.own(xp.sum(self.met.stack(both), axis=0))
+        sums = self.met.shard.group.vary(xp.sum(self.met.stack(both), axis=0))
         return [sums[..., i : i + 1] for i in range(len(parts))]

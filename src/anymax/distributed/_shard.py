@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from .. import _array
 from .._array import (
@@ -30,7 +30,16 @@ from ._agreement import HERE, Head, Talk
 from ._group import Form, Group
 
 
-class Asked(NamedTuple):
+class ShardKeywords(TypedDict, total=False):
+    """The keywords that say which classes this process has; `anymax.distributed.apply` describes them."""
+
+    group: Any
+    axis_name: Any
+    class_start: int | None
+    class_count: int | None
+
+
+class Arguments(NamedTuple):
     """The arguments of a verb, as given."""
 
     who: str
@@ -39,15 +48,15 @@ class Asked(NamedTuple):
     axis: Any
     dim: Any
     mask: Any
-    group: Any
-    axis_name: Any
-    start: Any
-    count: Any
+    group: Any = None
+    axis_name: Any = None
+    class_start: Any = None
+    class_count: Any = None
 
     def call(self, talk: Talk, classes_last: bool = True) -> ShardedCall:
         default: Any = -1 if classes_last else None
         axis = LossOptions(axis=pick_axis(self.axis, self.dim, default)).class_axis(self.x)
-        return ShardedCall.of(talk, self.mapping, self.x, axis, self.mask, self.start, self.count)
+        return ShardedCall.of(talk, self.mapping, self.x, axis, self.mask, self.class_start, self.class_count)
 
 
 @dataclasses.dataclass
@@ -114,10 +123,10 @@ class ShardedCall:
         for name, value in common.params().items():
             common.check_width(name, value)
         temperature = one_a_row(aligned(self.temperature, rows, axis, "temperature"), "temperature")
-        # `own` is applied to parameters here, and nowhere else; from here on only what is named common is common
-        mapping = common.replace(**{k: self.group.owned(v) for k, v in params.items()})
+        # parameters vary from here on; only those of `common` are common
+        mapping = common.replace(**{k: self.group.vary_parameter(v) for k, v in params.items()})
         if is_array(temperature) or temperature != 1.0:
-            rows = divided(rows, self.group.owned(temperature), xp)
+            rows = divided(rows, self.group.vary_parameter(temperature), xp)
         return Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n, _array.narrow(x))
 
     def shard(self, columns: int) -> Shard:

@@ -74,11 +74,11 @@ class Sums(Solution):
         part, met, xp = self.part, self.met, self.met.xp
         here = xp.any(part.keep, axis=-1, keepdims=True)
         share = part.e * xp.exp(xp.where(here, part.anchor - met.high, xp.zeros_like(part.anchor)))
-        return xp.where(met.poisoned, math.nan, share / met.shard.group.own(self.z))
+        return xp.where(met.poisoned, math.nan, share / met.shard.group.vary(self.z))
 
     def log_p(self) -> Array:
         part, met, xp = self.part, self.met, self.met.xp
-        out = xp.where(part.keep, part.a - met.high, xp.zeros_like(part.a)) - met.shard.group.own(self.log_z)
+        out = xp.where(part.keep, part.a - met.high, xp.zeros_like(part.a)) - met.shard.group.vary(self.log_z)
         out = xp.where(part.keep, out, -math.inf * xp.ones_like(out))
         return xp.where(met.poisoned, math.nan, out)
 

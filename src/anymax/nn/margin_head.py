@@ -13,7 +13,7 @@ from .. import distributed, functional, linear, losses, transforms
 from .._array import is_integer, is_number, namespace
 from .._core.mapping import Mapping
 from .._core.typing import Reduction
-from ..distributed import Group, as_group
+from ..distributed import Group, ShardKeywords, as_group
 from ..losses import margins
 from ..losses.targets import refuse_strays
 from ..mappings import Softmax as _Softmax
@@ -157,8 +157,8 @@ class MarginHead(OfMapping):
             return losses.margin_loss(mapping, wide, target, margin=self.margin, scale=self.scale, axis=-1, **options)
         scores = self.margin(wide, mine, -1) * self.scale if weight.shape[0] else wide
         loss = distributed.fenchel_young if mapping.facts.has_potential else distributed.nll
-        split: dict[str, Any] = {"class_start": start, "class_count": starts[-1], "group": self.group}
-        return loss(mapping, scores, target, axis=-1, **split, **options)
+        shard = ShardKeywords(group=self.group, class_start=start, class_count=starts[-1])
+        return loss(mapping, scores, target, axis=-1, **shard, **options)
 
     def _integers(self, embeddings: Tensor, target: Tensor) -> Tensor:
         """The targets as 64-bit integers; an error unless there is one for each embedding."""
@@ -213,7 +213,7 @@ def _exchanged(group: Group, embeddings: Tensor, target: Tensor) -> tuple[Tensor
     sizes = group.stack(torch.tensor([embeddings.shape[0]], device=embeddings.device))[:, 0].tolist()
     more = max(sizes) - embeddings.shape[0]
     padded = torch.cat([embeddings, embeddings.new_zeros(more, embeddings.shape[1])])
-    rows = group.own(group.stack(padded))
+    rows = group.vary(group.stack(padded))
     targets = group.stack(torch.cat([target, target.new_zeros(more)]))
     every = [(rows[i][:n], targets[i][:n]) for i, n in enumerate(sizes)]
     return torch.cat([e for e, _ in every]), torch.cat([t for _, t in every])
