@@ -298,17 +298,6 @@ def nll(
     ----------
     mapping
         The map, such as `anymax.Softmax()`, or its name; the same on every process.
-    mask
-        Booleans that broadcast to this process's scores, True = keep.
-    group
-        The processes that share the classes, for torch: a `ProcessGroup`, a `DeviceMesh` of one dimension, or a pair (mesh,
-        dimension); None is all processes.
-    axis_name
-        The same for JAX: the name of a mesh axis, inside `jax.shard_map`.
-    class_start
-        The index of this process's first class; by default the processes have their classes in the order of their ranks.
-    class_count
-        The number of classes on all processes; checked if given.
 
     Examples
     --------
@@ -358,15 +347,6 @@ def linear_loss(
         One number for each class of this process, added to the scores.
     mask
         Booleans that broadcast to this process's scores, [..., classes of this process], True = keep.
-    group
-        The processes that share the classes, for torch: a `ProcessGroup`, a `DeviceMesh` of one dimension, or a pair (mesh,
-        dimension); None is all processes.
-    axis_name
-        The same for JAX: the name of a mesh axis, inside `jax.shard_map`.
-    class_start
-        The index of this process's first class; by default the processes have their classes in the order of their ranks.
-    class_count
-        The number of classes on all processes; checked if given.
     chunk
         How many rows to compute at a time; by default as many as have 4 million scores per process.
 
@@ -380,16 +360,8 @@ def linear_loss(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments("linear_loss", mapping, x, None, None, mask, group, axis_name, class_start, class_count)
-    return _eagerly(
-        _linear_loss.linear_loss,
-        arguments,
-        linear_weight,
-        linear_bias,
-        chunk,
-        target,
-        weight,
-        _options(ignore_index, reduction, label_smoothing),
-    )
+    options = _options(ignore_index, reduction, label_smoothing)
+    return _eagerly(_linear_loss.linear_loss, arguments, linear_weight, linear_bias, chunk, target, weight, options)
 
 
 @spelled(apply)
