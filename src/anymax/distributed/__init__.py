@@ -17,12 +17,12 @@ from .._core.options import spelled
 from .._core.typing import ArrayT, Mask, Reduction
 from ..thresholds import Threshold
 from . import _linear_loss, _losses, _per_row
-from ._agreement import Talk, agreeing
+from ._agreement import Agreement, fail_together
+from ._call import Arguments
+from ._call import ShardKeywords as ShardKeywords
 from ._choose_group import Group as Group
 from ._choose_group import as_group
 from ._methods import solve
-from ._shard import Arguments
-from ._shard import ShardKeywords as ShardKeywords
 
 __all__ = [
     "apply",
@@ -465,14 +465,16 @@ def _options(ignore_index: int, reduction: Reduction, label_smoothing: float) ->
     return {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
 
 
-def _probabilities(arguments: Arguments, talk: Talk, logs: bool) -> Any:
-    return solve(arguments.call(talk), lambda out: out.met.shard.back(out.log_p() if logs else out.p()))
+def _probabilities(arguments: Arguments, agreement: Agreement, logs: bool) -> Any:
+    return solve(arguments.call(agreement), lambda out: out.shards.shard.per_class(out.log_p() if logs else out.p()))
 
 
 def _eagerly(verb: Callable[..., Any], arguments: Arguments, *given: Any) -> Any:
     """Run a verb outside of torch.compile's graphs, since the scores decide how much is sent; if one process fails, all do."""
-    talk = Talk(arguments.who, as_group(arguments.who, arguments.group, arguments.axis_name, arguments.x), arguments.x)
-    return agreeing(talk, lambda: verb(arguments, talk, *given))
+    agreement = Agreement(
+        arguments.who, as_group(arguments.who, arguments.group, arguments.axis_name, arguments.x), arguments.x
+    )
+    return fail_together(agreement, lambda: verb(arguments, agreement, *given))
 
 
 if torch := torch_loaded():

@@ -20,7 +20,7 @@ from ..mappings import Softmax
 from ._gathered import Gathered, gather
 from ._group import jax
 from ._search import MANY, Level, searchable
-from ._shard import Met, Shard
+from ._shard import Shard, Shards
 from ._softmax import Part, log_sum
 from ._solution import Columns, Method, Solution
 
@@ -33,36 +33,36 @@ class ByCandidates(Method):
 
     def __init__(self, shard: Shard) -> None:
         self.shard, self.a = shard, shard.rows
-        tau, self.some = candidates(shard)
+        tau, self.candidates = find_candidates(shard)
         self.head = [shard.high(), tau]
         if shard.group.strict:
-            self.most = int(fullest(self.some, shard.xp))
+            self.most = int(fullest(self.candidates, shard.xp))
         else:  # one more column, which decides how many are gathered
-            self.head.append(total(shard.xp.astype(self.some, tau.dtype), shard.xp))
+            self.head.append(total(shard.xp.astype(self.candidates, tau.dtype), shard.xp))
 
-    def solve(self, met: Met, columns: Columns, finish: Callable[[Any], Any]) -> Any:
+    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
         group, n, most_kept = self.shard.group, self.shard.rows.shape[-1], self.shard.mapping.most_kept
-        some = self.some & above(self.shard.rows, bound(met), met.xp)
+        chosen = self.candidates & above(self.shard.rows, bound(shards), shards.xp)
         if group.strict:
-            k = max(1, met.most)
-            k = k if k <= COUNT else largest(met, some)
-            return finish(self._of_some(met, some, k, k * group.size > MANY, columns))
+            k = max(1, shards.most)
+            k = k if k <= COUNT else largest(shards, chosen)
+            return finish(self._gathered_or_searched(shards, chosen, k, k * group.size > MANY, columns))
         k = min(FIXED if most_kept is None else most_kept, n)
         if k >= n or most_kept is not None:  # a row never has more
-            return finish(self._of_some(met, some, k, False, columns))
+            return finish(self._gathered_or_searched(shards, chosen, k, False, columns))
         return jax().lax.cond(
-            met.xp.max(met.head[2]) <= k,
-            lambda: finish(self._of_some(met, some, k, False, columns)),
-            lambda: finish(self._of_some(met, some, n, True, columns)),
+            shards.xp.max(shards.head[2]) <= k,
+            lambda: finish(self._gathered_or_searched(shards, chosen, k, False, columns)),
+            lambda: finish(self._gathered_or_searched(shards, chosen, n, True, columns)),
         )
 
-    def _of_some(self, met: Met, some: Array, k: int, many: bool, columns: Columns) -> Solution:
+    def _gathered_or_searched(self, shards: Shards, chosen: Array, k: int, many: bool, columns: Columns) -> Solution:
         """With k classes of each process; if these are `many`, the level is searched instead, if it can be."""
         if not many or not searchable(self.shard):
-            return gather(met, some, k, columns)
-        tau = bound(met)
-        shift = self.shard.mapping.frozen().level_to_tau(tau, met.xp)
-        return Level(met, met.collect(columns.second(met)), None if _array.is_array(shift) else tau + shift)
+            return gather(shards, chosen, k, columns)
+        tau = bound(shards)
+        shift = self.shard.mapping.frozen().level_to_tau(tau, shards.xp)
+        return Level(shards, shards.collect(columns.second(shards)), None if _array.is_array(shift) else tau + shift)
 
 
 class ByLevel(Method):
@@ -76,10 +76,10 @@ class ByLevel(Method):
         known = xp.any(keep, axis=-1, keepdims=True) & xp.isfinite(level)
         self.head = [shard.high(), xp.where(known, anchor - level, -math.inf * xp.ones_like(rows[..., :1]))]
 
-    def solve(self, met: Met, columns: Columns, finish: Callable[[Any], Any]) -> Any:
-        if met.count > MANY:
-            return finish(Level(met, met.collect(columns.second(met)), bound(met)))
-        return finish(gather_all(met, columns))
+    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
+        if shards.count > MANY:
+            return finish(Level(shards, shards.collect(columns.second(shards)), bound(shards)))
+        return finish(gather_all(shards, columns))
 
 
 class ByAll(Method):
@@ -89,8 +89,8 @@ class ByAll(Method):
         self.shard, self.a = shard, shard.rows
         self.head = [shard.high(), -math.inf * shard.xp.ones_like(shard.rows[..., :1])]
 
-    def solve(self, met: Met, columns: Columns, finish: Callable[[Any], Any]) -> Any:
-        return finish(gather_all(met, columns))
+    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
+        return finish(gather_all(shards, columns))
 
 
 class ByNucleus(Method):
@@ -101,25 +101,25 @@ class ByNucleus(Method):
         self.part = Part.of(shard.rows, shard.xp)
         self.head = [self.part.high, self.part.rest]
 
-    def solve(self, met: Met, columns: Columns, finish: Callable[[Any], Any]) -> Any:
-        shard, xp, part = self.shard, met.xp, self.part
+    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
+        shard, xp, part = self.shard, shards.xp, self.part
         nucleus = shard.mapping.nucleus
-        share = stop_gradient(part.e) * xp.exp(part.anchor - met.high)
-        z, level = stop_gradient(log_sum(met)[1]), stop_gradient(like(nucleus, shard.rows, xp))
-        some = (share * met.count >= 0.99 * (1.0 - level) * z) & (share > 0)
-        some = some | ((share >= 0) & xp.isfinite(shard.rows) & (level >= 1.0 + 0.0 * z))
-        k = largest(met, some) if shard.group.strict else shard.rows.shape[-1]
-        out = gather(met, some, k, columns)
+        share = stop_gradient(part.e) * xp.exp(part.anchor - shards.high)
+        z, level = stop_gradient(log_sum(shards)[1]), stop_gradient(like(nucleus, shard.rows, xp))
+        chosen = (share * shards.count >= 0.99 * (1.0 - level) * z) & (share > 0)
+        chosen = chosen | ((share >= 0) & xp.isfinite(shard.rows) & (level >= 1.0 + 0.0 * z))
+        k = largest(shards, chosen) if shard.group.strict else shard.rows.shape[-1]
+        out = gather(shards, chosen, k, columns)
         out.common = out.mapping = Softmax()
         out.z = xp.where(topp_keep(out.z, nucleus, xp, mass=z), out.z, -math.inf * xp.ones_like(out.z))
         return finish(out)
 
 
-def gather_all(met: Met, columns: Columns) -> Gathered:
-    return gather(met, met.xp.ones_like(met.shard.rows) > 0, max(1, *met.sizes), columns, whole=True)
+def gather_all(shards: Shards, columns: Columns) -> Gathered:
+    return gather(shards, shards.xp.ones_like(shards.shard.rows) > 0, max(1, *shards.sizes), columns, whole=True)
 
 
-def candidates(shard: Shard) -> tuple[Array, Array]:
+def find_candidates(shard: Shard) -> tuple[Array, Array]:
     """(the threshold of this process's classes alone, -inf if it bounds nothing; the classes above it)."""
     mapping, xp, rows = shard.mapping.frozen(), shard.xp, stop_gradient(shard.rows)
     nothing = -math.inf * xp.ones_like(rows[..., :1])
@@ -128,8 +128,8 @@ def candidates(shard: Shard) -> tuple[Array, Array]:
         if not _array.is_array(k) and k >= rows.shape[-1]:
             return nothing, xp.isfinite(rows)
         tau = bridge(rows).threshold(mapping, rows)
-        some = total(xp.astype(xp.isfinite(rows), rows.dtype), xp) > k  # else each gets 1, and tau is arbitrary
-        tau = xp.where(xp.isfinite(tau) & some, tau, nothing)
+        enough = total(xp.astype(xp.isfinite(rows), rows.dtype), xp) > k  # else each gets 1, and tau is arbitrary
+        tau = xp.where(xp.isfinite(tau) & enough, tau, nothing)
         return tau, above(rows, tau, xp)
     if mapping.most_kept is not None:
         return nothing, topk_keep(rows, mapping.most_kept, xp) & xp.isfinite(rows)
@@ -142,18 +142,18 @@ def above(rows: Array, tau: Array, xp: Namespace) -> Array:
     return (rows > tau - 32.0 * float(xp.finfo(rows.dtype).eps) * size) & (rows < math.inf)
 
 
-def fullest(some: Array, xp: Namespace) -> Array:
+def fullest(chosen: Array, xp: Namespace) -> Array:
     """The largest number of True classes in a row."""
-    number = total(xp.astype(some, xp.float32), xp)
+    number = total(xp.astype(chosen, xp.float32), xp)
     return xp.max(xp.reshape(number, (-1,))) if math.prod(number.shape) else 0 * xp.sum(number)
 
 
-def largest(met: Met, some: Array) -> int:
+def largest(shards: Shards, chosen: Array) -> int:
     """The largest number of True classes in a row of any process, at least 1, by a collective."""
-    mine = met.xp.astype(fullest(some, met.xp), met.shard.rows.dtype)
-    return max(1, int(met.xp.max(met.stack(met.xp.reshape(mine, (1,))))))
+    mine = shards.xp.astype(fullest(chosen, shards.xp), shards.shard.rows.dtype)
+    return max(1, int(shards.xp.max(shards.stack(shards.xp.reshape(mine, (1,))))))
 
 
-def bound(met: Met) -> Array:
+def bound(shards: Shards) -> Array:
     """The largest of the processes' thresholds, [..., 1]: no class below it has a probability."""
-    return stop_gradient(met.xp.max(met.head[1], axis=0))
+    return stop_gradient(shards.xp.max(shards.head[1], axis=0))

@@ -15,30 +15,30 @@ from ..functional import apply, log_apply
 from ..losses.verbs import fenchel_young
 from ..thresholds import Threshold, threshold
 from ._group import jax
-from ._shard import Met, place_of
+from ._shard import Shards, device_of
 from ._solution import Columns, Solution
 
 
 class Gathered(Solution):
     """The scores of the gathered classes are the same on every process."""
 
-    def __init__(self, met: Met, later: list[Array], z: Array, places: Array, k: int) -> None:
-        super().__init__(met, later)
+    def __init__(self, shards: Shards, later: list[Array], z: Array, places: Array, k: int) -> None:
+        super().__init__(shards, later)
         self.z = z  # [..., processes * k], common; -inf where a process has fewer classes than k
         self.places = places  # [..., k], where this process's gathered classes lie in its rows
         self.k = k  # 0 if z has all classes in place
-        self.common: Mapping = met.shard.common  # the map of z, for what all processes compute
+        self.common: Mapping = shards.shard.common  # the map of z, for what all processes compute
         self.mapping: Mapping = (
-            met.shard.mapping
+            shards.shard.mapping
         )  # the same for this process's classes: its gradients add up over the processes
 
     def p(self) -> Array:
-        out = self._spread(apply(self.mapping, self.met.shard.group.vary(self.z)), 0.0)
-        return self.met.xp.where(self.met.poisoned, math.nan, out)
+        out = self._spread(apply(self.mapping, self.shards.shard.group.vary(self.z)), 0.0)
+        return self.shards.xp.where(self.shards.poisoned, math.nan, out)
 
     def log_p(self) -> Array:
-        out = self._spread(log_apply(self.mapping, self.met.shard.group.vary(self.z)), -math.inf)
-        return self.met.xp.where(self.met.poisoned, math.nan, out)
+        out = self._spread(log_apply(self.mapping, self.shards.shard.group.vary(self.z)), -math.inf)
+        return self.shards.xp.where(self.shards.poisoned, math.nan, out)
 
     @functools.cached_property
     def _threshold(self) -> Threshold[Array]:
@@ -51,7 +51,7 @@ class Gathered(Solution):
         return self._threshold.support
 
     def fenchel_young(self, gap: Array, mass: Array) -> Array:
-        mapping, z, high, xp = self.common, self.z, self.met.high, self.met.xp
+        mapping, z, high, xp = self.common, self.z, self.shards.high, self.shards.xp
         total: Any = mapping.mass
         if _array.is_array(total) or total != 1.0:  # a class index sums to 1, p does not: Omega*(x - M) itself
             shifted = z - high
@@ -68,7 +68,7 @@ class Gathered(Solution):
         return value + (top - stop_gradient(top)) + gap
 
     def draw(self, u: Array) -> Array:
-        xp = self.met.xp
+        xp = self.shards.xp
         index = invert(apply(self.common, self.z), u, xp)
         ids = _array.counts(self._ids(), xp)
         found = xp.take_along_axis(ids, xp.where(index < 0, xp.zeros_like(index), index), axis=-1)
@@ -76,13 +76,13 @@ class Gathered(Solution):
 
     def _spread(self, value: Array, fill: float) -> Array:
         """Results for the gathered classes as rows of this process; `fill` for all other classes."""
-        shard, group = self.met.shard, self.met.shard.group
+        shard, group = self.shards.shard, self.shards.shard.group
         xp = shard.xp
         if not self.k:
-            mine = value[..., self.met.start : self.met.start + shard.n]
+            mine = value[..., self.shards.start : self.shards.start + shard.n]
             return mine if shard.n else xp.sum(value, axis=-1, keepdims=True) * 0.0  # an entry that stands for no class
         blocks = xp.reshape(value, (*value.shape[:-1], group.size, self.k))
-        mine = self.met.mine(xp.moveaxis(blocks, -2, 0))
+        mine = self.shards.mine(xp.moveaxis(blocks, -2, 0))
         n = shard.rows.shape[-1]
         if self.k > n:
             mine = mine[..., :n]
@@ -91,48 +91,48 @@ class Gathered(Solution):
 
     def _ids(self) -> Array:
         """The class indices of the gathered classes."""
-        xp = self.met.shard.xp
+        xp = self.shards.shard.xp
         if not self.k:
             every = _array.positions(self.z, xp.int64, xp)
             return xp.broadcast_to(every, self.z.shape)
-        mine = _array.counts(self.places, xp) + self.met.start
-        return _side_by_side(self.met.stack(mine), xp)
+        mine = _array.counts(self.places, xp) + self.shards.start
+        return _side_by_side(self.shards.stack(mine), xp)
 
 
-def gather(met: Met, some: Array, k: int, columns: Columns, whole: bool = False) -> Gathered:
-    """The second collective: k classes of this process, those of `some` among them, with the verb's columns.
+def gather(shards: Shards, chosen: Array, k: int, columns: Columns, whole: bool = False) -> Gathered:
+    """The second collective: k classes of this process, those of `chosen` among them, with the verb's columns.
 
-    whole: `some` and k stand for all classes of every process.
+    whole: `chosen` and k stand for all classes of every process.
     """
-    xp = met.xp
-    places, values = _chosen(met, some, k)
-    added = columns.second(met)
-    stacked = met.stack(xp.concat([values, *added], axis=-1))
+    xp = shards.xp
+    places, values = _places_of(shards, chosen, k)
+    added = columns.second(shards)
+    stacked = shards.stack(xp.concat([values, *added], axis=-1))
     later = [stacked[..., k + i : k + i + 1] for i in range(len(added))]
-    if whole and met.order is not None:  # no padding, since a map may ask how many classes there are
-        parts = [stacked[i][..., : met.sizes[rank]] for i, rank in enumerate(met.order)]
-        return Gathered(met, later, xp.concat(parts, axis=-1), places, 0)
-    return Gathered(met, later, _side_by_side(stacked[..., :k], xp), places, k)
+    if whole and shards.order is not None:  # no padding, since a map may ask how many classes there are
+        parts = [stacked[i][..., : shards.sizes[rank]] for i, rank in enumerate(shards.order)]
+        return Gathered(shards, later, xp.concat(parts, axis=-1), places, 0)
+    return Gathered(shards, later, _side_by_side(stacked[..., :k], xp), places, k)
 
 
-def _chosen(met: Met, some: Array, k: int) -> tuple[Array, Array]:
-    """(places [..., k] in rising order, the scores there, -inf for places that are not among `some`)."""
-    shard = met.shard
+def _places_of(shards: Shards, chosen: Array, k: int) -> tuple[Array, Array]:
+    """(places [..., k] in rising order, the scores there, -inf for places that are not among `chosen`)."""
+    shard = shards.shard
     xp, rows, n = shard.xp, shard.rows, shard.rows.shape[-1]
     masked = -math.inf * xp.ones_like(rows[..., :1])
     if k >= n:
         places = xp.broadcast_to(_array.positions(rows, xp.int64 if _array.is_torch(rows) else None, xp), rows.shape)
-        values = xp.where(some, rows, masked)
+        values = xp.where(chosen, rows, masked)
         if k > n:
             values = xp.concat([values, xp.broadcast_to(masked, (*rows.shape[:-1], k - n))], axis=-1)
             places = xp.concat(
-                [places, xp.zeros((*rows.shape[:-1], k - n), dtype=places.dtype, **place_of(rows))], axis=-1
+                [places, xp.zeros((*rows.shape[:-1], k - n), dtype=places.dtype, **device_of(rows))], axis=-1
             )
         return places, values
-    key = xp.where(some, stop_gradient(rows), masked)
+    key = xp.where(chosen, stop_gradient(rows), masked)
     places = key.topk(k, dim=-1).indices if _array.is_torch(rows) else _array_top(key, k)
     places = xp.sort(places, axis=-1)
-    there = xp.take_along_axis(some, places, axis=-1)
+    there = xp.take_along_axis(chosen, places, axis=-1)
     return places, xp.where(there, xp.take_along_axis(rows, places, axis=-1), masked)
 
 

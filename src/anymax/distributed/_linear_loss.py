@@ -12,10 +12,11 @@ from ..linear.ask import loss_of
 from ..linear.layer import Layer
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import holds_indices
-from ._agreement import Talk, agreeing
+from ._agreement import Agreement, fail_together
+from ._call import Arguments, ShardedCall, described, form_of
 from ._group import Group
 from ._losses import loss_of_call, say_options, target_is, width
-from ._shard import Arguments, ShardedCall, described, form_of, place_of
+from ._shard import device_of
 
 _WHO = "linear_loss"
 _SCORES = 1 << 22  # scores that a process holds at a time
@@ -23,21 +24,29 @@ _PARTS = 16  # parts in a JAX program, which contains the code of each part
 
 
 def linear_loss(
-    arguments: Arguments, talk: Talk, linear_weight: Any, linear_bias: Any, chunk: Any, target: Any, weight: Any, given: dict[str, Any]
-) -> Any:  # fmt: skip
+    arguments: Arguments,
+    agreement: Agreement,
+    linear_weight: Any,
+    linear_bias: Any,
+    chunk: Any,
+    target: Any,
+    weight: Any,
+    given: dict[str, Any],
+) -> Any:
+    """The loss of the scores `x @ linear_weight.T`."""
     options = LossOptions.read(_WHO, weight, given)
     layer = Layer.of(_WHO, arguments.x, linear_weight, arguments.mapping, linear_bias, arguments.mask, part=True)
     if chunk is not None and _array.check_integer(_WHO, "chunk", chunk, "an integer, the number of rows at a time") < 1:
         raise ValueError(f"{_WHO}: chunk must be at least 1, the number of rows at a time, got {chunk}")
-    xp, lead, n, rows, shared = namespace(layer.x), layer.lead, layer.classes, layer.rows, talk.group
+    xp, lead, n, rows, shared = namespace(layer.x), layer.lead, layer.classes, layer.rows, agreement.group
     target = _array.beside(target, layer.x, "target", xp)
     soft = not holds_indices(target, (*lead, n), -1, f"{_WHO}: target", part=True)
-    call = ShardedCall.of(talk, layer.mapping, layer.x, -1, None, arguments.class_start, arguments.class_count)
+    call = ShardedCall.of(agreement, layer.mapping, layer.x, -1, None, arguments.class_start, arguments.class_count)
     sizes = [n] * shared.size
     if shared.strict:
-        say_options(talk, options)
-        target_is(talk, target, xp)
-        talk.say(chunk=chunk, x=f"{layer.x.shape[-1]} features, {described(layer.x)}")
+        say_options(agreement, options)
+        target_is(agreement, target, xp)
+        agreement.say(chunk=chunk, x=f"{layer.x.shape[-1]} features, {described(layer.x)}")
         sizes = call.agree(n)
     start = sum(sizes[: shared.rank]) if arguments.class_start is None and shared.strict else arguments.class_start
     if arguments.class_count is not None and arguments.class_count != sum(sizes):
@@ -50,7 +59,7 @@ def linear_loss(
     def some(begin: int) -> Array:
         where = slice(begin, min(begin + step, rows))
         form = form_of(where.stop - begin, 2 + width(options), layer.x) if shared.strict else None
-        part = Talk(loss_of(layer.mapping), shared, layer.x, form)
+        part = Agreement(loss_of(layer.mapping), shared, layer.x, form)
 
         def loss() -> Array:
             these = layer.part(where)
@@ -59,7 +68,7 @@ def linear_loss(
             )
             return loss_of_call(call, target[where, ...], each)
 
-        return agreeing(part, loss)
+        return fail_together(part, loss)
 
     again = bridge(layer.x).recomputed(some) if rows > step else some
     # without rows too, so that every parameter has a gradient, of zeros
@@ -85,7 +94,7 @@ def _norm(
     if options.weight is None:
         return counts
     first = n * group.rank if start is None else start
-    w = class_weights(options.weight, xp.zeros((1, n), dtype=value.dtype, **place_of(value)), xp)
+    w = class_weights(options.weight, xp.zeros((1, n), dtype=value.dtype, **device_of(value)), xp)
     at = index - first
     own = (at >= 0) & (at < n) & (index != options.ignore_index)
     mine = xp.where(own, w[xp.where(own, at, xp.zeros_like(at))], xp.zeros_like(value)) if n else xp.zeros_like(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 from .. import _array
 from .._array import Array, Namespace, differentiates, dot, is_integer, namespace, stop_gradient, total
@@ -26,9 +26,10 @@ from ..losses.targets import (
     rounding,
     to_spread,
 )
-from ._agreement import Talk
+from ._agreement import Agreement
+from ._call import Arguments, ShardedCall
 from ._methods import solve
-from ._shard import Arguments, Met, Shard, ShardedCall, place_of
+from ._shard import Shard, Shards, device_of
 from ._softmax import size_of
 from ._solution import Columns, Solution
 
@@ -46,10 +47,11 @@ class Target(Columns, ABC):
     y is the part of this process's classes, w their weights. The class weights belong inside the sums of `nll`; they multiply other losses.
     """
 
+    indices: ClassVar[bool]
     ignored: Array  # [..., 1], common
     stray: Array  # [..., 1], common: True for an index that is not a class
     w: Array | None = None  # [n]
-    met: Met
+    shards: Shards
     gap: Array  # <w y, M - a>, with M the maximum of the exponents (or scores) a; y is smoothed in this and the next
     mass: Array  # <w y, 1>
     whole: Array  # <y, 1>
@@ -65,9 +67,9 @@ class Target(Columns, ABC):
         xp = namespace(call.x)
         t = _array.beside(target, call.x, "target", xp)
         call.counted = is_integer(t)
-        if call.group.strict and not call.talk.agreed:
-            say_options(call.talk, options)
-            target_is(call.talk, t, xp)
+        if call.group.strict and not call.agreement.agreed:
+            say_options(call.agreement, options)
+            target_is(call.agreement, t, xp)
         return (ClassIndices if call.counted else Distributions)(call, t, options)
 
     @abstractmethod
@@ -75,7 +77,7 @@ class Target(Columns, ABC):
         """This process's <w y, anchor - a>, <w y, 1>, <y, 1> and <y, w>, [..., 1]; `inside` is w where these are inside the loss."""
 
     @abstractmethod
-    def _check(self, met: Met) -> None:
+    def _check(self, shards: Shards) -> None:
         """Refuse a target that is out of range over all processes; set `stray`."""
 
     @abstractmethod
@@ -87,7 +89,7 @@ class Target(Columns, ABC):
         xp, options = shard.xp, self.options
         if options.weight is not None:
             w = class_weights(options.weight, shard.rows[..., : shard.n], xp)
-            self.w = w if shard.n else xp.zeros((1,), dtype=a.dtype, **place_of(a))
+            self.w = w if shard.n else xp.zeros((1,), dtype=a.dtype, **device_of(a))
         keep, inside = a != -math.inf, self.w if self.nll else None
         holds_indices(self.t, self.call.x.shape, shard.axis, part=True)
         columns = self._sums(shard, a, anchor, keep, inside)
@@ -98,29 +100,29 @@ class Target(Columns, ABC):
             columns += [total(wf * xp.where(keep, gap, xp.zeros_like(gap)), xp), total(wf, xp), total(free, xp)]
         return columns
 
-    def second(self, met: Met) -> list[Array]:
+    def second(self, shards: Shards) -> list[Array]:
         """Take the sums; then this process's part of Omega(y)."""
-        self._read(met)
+        self._read(shards)
         return [] if self.nll else self._constants()
 
-    def second_of_ratio(self, met: Met, v: Array) -> list[Array]:
-        self._read(met)
-        return [self.terms(_array.log(v, met.xp))]  # a ratio map has no loss but `nll`
+    def second_of_ratio(self, shards: Shards, v: Array) -> list[Array]:
+        self._read(shards)
+        return [self.terms(_array.log(v, shards.xp))]  # a ratio map has no loss but `nll`
 
-    def _read(self, met: Met) -> None:
-        xp, s, extra, self.met = met.xp, self.options.label_smoothing, met.extra, met
-        below = met.high[None, ...] - met.anchors
+    def _read(self, shards: Shards) -> None:
+        xp, s, extra, self.shards = shards.xp, self.options.label_smoothing, shards.extra, shards
+        below = shards.high[None, ...] - shards.anchors
 
         def summed(i: int) -> tuple[Array, Array]:
             return xp.sum(extra[i] + extra[i + 1] * below, axis=0), xp.sum(extra[i + 1], axis=0)
 
         self.gap, self.mass = summed(0)
         self.whole, self.sample = xp.sum(extra[2], axis=0), xp.sum(extra[3], axis=0)
-        self._check(met)
+        self._check(shards)
         if s:
             gap, mass = summed(4)
             self.free = stop_gradient(xp.sum(extra[6], axis=0))
-            spread = s * to_spread(met.shard.mapping, self.whole)
+            spread = s * to_spread(shards.shard.mapping, self.whole)
             share = spread / xp.where(self.free > 0, self.free, xp.ones_like(self.free))
             self.gap = (1.0 - s) * self.gap + share * gap
             self.mass = (1.0 - s) * self.mass + share * mass
@@ -128,7 +130,7 @@ class Target(Columns, ABC):
     # -- the target of this process's classes as a distribution ------------------------------------------------------------------
 
     def _smoothed(self) -> Array:
-        shard, xp, s = self.met.shard, self.met.xp, self.options.label_smoothing
+        shard, xp, s = self.shards.shard, self.shards.xp, self.options.label_smoothing
         y = self._here(shard)
         if not s:
             return y
@@ -139,16 +141,16 @@ class Target(Columns, ABC):
 
     def terms(self, log_p: Array) -> Array:
         """-<w y, log p> of this process's classes."""
-        xp, y = self.met.xp, self._smoothed()
+        xp, y = self.shards.xp, self._smoothed()
         y = y if self.w is None else y * self.w
         finite = log_p > -math.inf
-        return -of_target(y, xp.where(self.met.poisoned, xp.zeros_like(log_p), log_p), finite, xp)
+        return -of_target(y, xp.where(self.shards.poisoned, xp.zeros_like(log_p), log_p), finite, xp)
 
     def _constants(self) -> list[Array]:
         """This process's part of Omega(y), as columns for the second collective."""
         smooth = bool(self.options.label_smoothing)
-        shard, xp = self.met.shard, self.met.xp
-        if (isinstance(self, ClassIndices) and not smooth) or self.call.who != "fenchel_young":
+        shard, xp = self.shards.shard, self.shards.xp
+        if (self.indices and not smooth) or self.call.who != "fenchel_young":
             return []
         refused = shard.mapping.no_constant(smooth)
         if refused is not None:
@@ -158,8 +160,8 @@ class Target(Columns, ABC):
         self.by_terms = terms is not None
         if terms is not None:
             return terms
-        most, n = max(self.met.sizes), shard.n
-        none = xp.zeros((*y.shape[:-1], most - n), dtype=y.dtype, **place_of(y))
+        most, n = max(self.shards.sizes), shard.n
+        none = xp.zeros((*y.shape[:-1], most - n), dtype=y.dtype, **device_of(y))
         y = xp.concat([y[..., :n], none], axis=-1)
         return [y[..., i : i + 1] for i in range(most)]
 
@@ -167,39 +169,42 @@ class Target(Columns, ABC):
 
     def _constant(self, later: list[Array]) -> Any:
         """Omega(y) from the parts of all processes."""
-        met, mapping, xp = self.met, self.met.shard.common, self.met.xp
+        shards, mapping, xp = self.shards, self.shards.shard.common, self.shards.xp
         if not later:
             return 0.0
         if self.by_terms:
             return mapping.constant_of(later, xp)
         stacked = xp.concat(later, axis=-1)  # of the processes, in the order of the classes
-        parts = [stacked[i][..., : met.sizes[rank]] for i, rank in enumerate(met.order or range(len(met.sizes)))]
+        parts = [
+            stacked[i][..., : shards.sizes[rank]] for i, rank in enumerate(shards.order or range(len(shards.sizes)))
+        ]
         return mapping.constant(xp.concat(parts, axis=-1), xp)
 
     def _rounding(self) -> Array:
         """A bound of the terms' rounding, since |x - centre| <= (maximum - x) + (maximum - centre)."""
-        shard, xp = self.met.shard, self.met.xp
+        shard, xp = self.shards.shard, self.shards.xp
         gap, mass = stop_gradient(self.gap), stop_gradient(self.mass)
         size = 1.0 + gap / xp.where(mass == 0, xp.ones_like(mass), mass) + 2.0 * gap
         size = 1.0 + size * size_of(shard.common, shard.rows[..., :1], xp)  # `gap` is that of the exponents
-        return rounding(size, mass, shard.common, self.met.count, xp)
+        return rounding(size, mass, shard.common, self.shards.count, xp)
 
     def loss(self, out: Solution) -> Array:
         """The loss of each row, reduced."""
-        met, shard, xp = self.met, self.met.shard, self.met.xp
-        poisoned = met.poisoned | self.stray
+        shards, shard, xp = self.shards, self.shards.shard, self.shards.xp
+        poisoned = shards.poisoned | self.stray
         if self.nll:
             value = out.nll(self.gap, self.mass, self.terms)
         else:
             value = out.fenchel_young(self.gap, self.mass) + self._constant(out.later)
             value = not_below_zero(shard.common, value, ~(poisoned | self.ignored), self._rounding, xp)
         dtype = result_dtype(xp.astype(shard.rows[..., :1], shard.dtype))
-        indices = isinstance(self, ClassIndices)
-        return reduce_rows(self.options, value, poisoned, self.ignored, self.sample, indices, self.nll, dtype, xp)
+        return reduce_rows(self.options, value, poisoned, self.ignored, self.sample, self.indices, self.nll, dtype, xp)
 
 
 class ClassIndices(Target):
     """One class for each row, counted over all processes, and the same on each."""
+
+    indices = True
 
     def _sums(self, shard: Shard, a: Array, anchor: Array, keep: Array, inside: Array | None) -> list[Array]:
         xp, one, w = shard.xp, shard.xp.ones_like(anchor), self.w
@@ -214,11 +219,11 @@ class ClassIndices(Target):
         gap = xp.where(here & ~kept & (wy > 0), math.inf * one, gap * wy)
         return [gap, wy, y, y if w is None else y * w[at]]
 
-    def _check(self, met: Met) -> None:
+    def _check(self, shards: Shards) -> None:
         t = self.t[..., None]
-        self.stray = refuse_strays("target", t, met.count, self.options.ignore_index, met.xp)
+        self.stray = refuse_strays("target", t, shards.count, self.options.ignore_index, shards.xp)
         if not self.nll:
-            refuse_one_class(met.shard.mapping)
+            refuse_one_class(shards.shard.mapping)
 
     def _here(self, shard: Shard) -> Array:
         xp, t = shard.xp, self.t[..., None] - self.call.first(shard)
@@ -229,22 +234,24 @@ class ClassIndices(Target):
 class Distributions(Target):
     """The part of a distribution for this process's classes."""
 
+    indices = False
+
     def _sums(self, shard: Shard, a: Array, anchor: Array, keep: Array, inside: Array | None) -> list[Array]:
         xp, t, w = shard.xp, self.t, self.w
         refuse_negative(t, shard.mapping.mass, xp, _EVERYWHERE)
         y = _array.to_last(t if t.dtype == shard.rows.dtype else xp.astype(t, shard.rows.dtype), shard.axis, xp)
         lead = (*shard.rows.shape[:-1], 1)
-        self.ignored = xp.zeros(lead, dtype=xp.bool, **place_of(shard.rows))  # common: it does not depend on the rows
+        self.ignored = xp.zeros(lead, dtype=xp.bool, **device_of(shard.rows))  # common: it does not depend on the rows
         self.y = y = y if shard.n else xp.zeros_like(shard.rows)
         wy = y if inside is None else y * inside
         gap = xp.where(keep, anchor - xp.where(keep, a, anchor), math.inf * xp.ones_like(a))
         return [dot(wy, gap, xp), total(wy, xp), total(y, xp), total(y, xp) if w is None else dot(y, w, xp)]
 
-    def _check(self, met: Met) -> None:
-        mass = met.shard.mapping.mass
-        self.stray = met.xp.zeros_like(self.ignored)
+    def _check(self, shards: Shards) -> None:
+        mass = shards.shard.mapping.mass
+        self.stray = shards.xp.zeros_like(self.ignored)
         if not self.nll and not _array.is_array(mass):
-            refuse_sums(self.whole, mass, met.xp, _EVERYWHERE)
+            refuse_sums(self.whole, mass, shards.xp, _EVERYWHERE)
 
     def _here(self, shard: Shard) -> Array:
         return self.y
@@ -253,25 +260,25 @@ class Distributions(Target):
 # -- the two losses --------------------------------------------------------------------------------------------------------------------
 
 
-def say_options(talk: Talk, options: LossOptions) -> None:
+def say_options(agreement: Agreement, options: LossOptions) -> None:
     """The options that must be the same on every process."""
-    talk.say(
+    agreement.say(
         weight="not given" if options.weight is None else "given", ignore_index=options.ignore_index,
         reduction=repr(options.reduction), label_smoothing=options.label_smoothing,
     )  # fmt: skip
 
 
-def target_is(talk: Talk, t: Array, xp: Namespace) -> None:
+def target_is(agreement: Agreement, t: Array, xp: Namespace) -> None:
     """The part of the target that must be the same on every process: all class indices, or the fact that it holds distributions."""
     if is_integer(t):
-        talk.say(target=f"class indices of shape {tuple(t.shape)}")
-        talk.same = "target", _array.counts(t, xp)
+        agreement.say(target=f"class indices of shape {tuple(t.shape)}")
+        agreement.same = "target", _array.counts(t, xp)
     else:
-        talk.say(target=f"a part of distributions in {len(t.shape)} dimensions")
+        agreement.say(target=f"a part of distributions in {len(t.shape)} dimensions")
 
 
-def loss(arguments: Arguments, talk: Talk, target: Any, weight: Any, given: dict[str, Any]) -> Array:
-    call = arguments.call(talk, classes_last=False)
+def loss(arguments: Arguments, agreement: Agreement, target: Any, weight: Any, given: dict[str, Any]) -> Array:
+    call = arguments.call(agreement, classes_last=False)
     return loss_of_call(call, target, LossOptions.read(arguments.who, weight, given))
 
 

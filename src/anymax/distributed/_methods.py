@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from .._core.ratio_map import RatioMap
+from ._call import ShardedCall
 from ._candidates import ByAll, ByCandidates, ByLevel, ByNucleus
 from ._ratio import ByWeights
 from ._search import searchable
-from ._shard import Shard, ShardedCall
+from ._shard import Shard
 from ._softmax import BySums, exponents
 from ._solution import Columns, Method
 
@@ -37,5 +38,5 @@ def solve(call: ShardedCall, finish: Callable[[Any], Any], columns: Columns = _N
     method, xp = choose(shard), shard.xp
     high = method.head[0]
     anchor = xp.where(xp.isfinite(high), high, xp.zeros_like(high))
-    met = call.meet(shard, method.head, columns.first(shard, method.a, anchor), method.most)
-    return method.solve(met, columns, finish)
+    shards = call.first_collective(shard, method.head, columns.first(shard, method.a, anchor), method.most)
+    return method.solve(shards, columns, finish)

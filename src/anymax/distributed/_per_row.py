@@ -10,42 +10,43 @@ from .._array import Array, is_integer, is_number, namespace, stop_gradient, tot
 from .._random.draws import count_of, uniforms
 from ..losses.targets import refuse_strays
 from ..thresholds import Threshold
-from ._agreement import Talk
+from ._agreement import Agreement
+from ._call import Arguments, ShardedCall
 from ._methods import solve
-from ._shard import Arguments, Shard, ShardedCall, place_of
+from ._shard import Shard, device_of
 from ._softmax import Sums
 from ._solution import Columns, Solution
 
 # -- thresholds ------------------------------------------------------------------------------------------------------------------
 
 
-def threshold(arguments: Arguments, talk: Talk, keepdims: bool) -> Threshold:
-    call = arguments.call(talk)
+def threshold(arguments: Arguments, agreement: Agreement, keepdims: bool) -> Threshold:
+    call = arguments.call(agreement)
     if not call.mapping.has_threshold:
         raise TypeError(call.mapping.no_threshold())
     call.mapping, call.x = call.mapping.frozen(), stop_gradient(call.x)
 
     def finish(out: Solution) -> Threshold:
-        met, shard, xp = out.met, out.met.shard, out.met.xp
-        tau, size = _array.poison(out.tau(), met.poisoned, xp), out.support()
-        size = xp.where(met.poisoned, xp.zeros_like(size), size)
-        return Threshold(shard.one(tau, keepdims), shard.one(size, keepdims))
+        shards, shard, xp = out.shards, out.shards.shard, out.shards.xp
+        tau, size = _array.poison(out.tau(), shards.poisoned, xp), out.support()
+        size = xp.where(shards.poisoned, xp.zeros_like(size), size)
+        return Threshold(shard.per_row(tau, keepdims), shard.per_row(size, keepdims))
 
     return solve(call, finish)
 
 
-def logsumexp(arguments: Arguments, talk: Talk, temperature: Any, keepdims: bool) -> Array:
-    call = arguments.call(talk)
+def logsumexp(arguments: Arguments, agreement: Agreement, temperature: Any, keepdims: bool) -> Array:
+    call = arguments.call(agreement)
     temperature = _array.number(temperature)
     if not _array.is_array(temperature) and (not is_number(temperature) or not temperature > 0):
         raise ValueError(f"logsumexp: temperature must be a number above 0 or an array of them, got {temperature!r}")
     call.temperature = temperature
 
     def finish(out: Sums) -> Array:
-        met, shard, xp = out.met, out.met.shard, out.met.xp
-        strange = xp.max(met.highs, axis=0)  # NaN, +inf, or -inf for a row without classes
-        value = shard.temperature * (met.high + out.log_z)
-        return shard.one(xp.where(met.poisoned | met.empty, strange, value), keepdims)
+        shards, shard, xp = out.shards, out.shards.shard, out.shards.xp
+        strange = xp.max(shards.highs, axis=0)  # NaN, +inf, or -inf for a row without classes
+        value = shard.temperature * (shards.high + out.log_z)
+        return shard.per_row(xp.where(shards.poisoned | shards.empty, strange, value), keepdims)
 
     return solve(call, finish)
 
@@ -53,19 +54,19 @@ def logsumexp(arguments: Arguments, talk: Talk, temperature: Any, keepdims: bool
 # -- log p of given classes ----------------------------------------------------------------------------------------------------------
 
 
-def log_prob_entropy(arguments: Arguments, talk: Talk, y: Any) -> tuple[Array, Array]:
-    call = arguments.call(talk)
+def log_prob_entropy(arguments: Arguments, agreement: Agreement, y: Any) -> tuple[Array, Array]:
+    call = arguments.call(agreement)
     classes = GivenClasses(call, y)
-    talk.say(y=f"of shape {classes.shape}")
-    talk.same, call.counted = ("y", classes.y), True
+    agreement.say(y=f"of shape {classes.shape}")
+    agreement.same, call.counted = ("y", classes.y), True
 
     def finish(out: Solution) -> tuple[Array, Array]:
-        met, xp, index = out.met, out.met.xp, classes.index
-        stray = refuse_strays("log_prob_entropy: y", index, met.count, None, xp)
+        shards, xp, index = out.shards, out.shards.xp, classes.index
+        stray = refuse_strays("log_prob_entropy: y", index, shards.count, None, xp)
         log_p, h = out.log_prob_entropy(classes.here, classes.at)
         log_p = xp.where(index < 0, xp.zeros_like(log_p), log_p)
-        log_p = _array.poison(log_p, met.poisoned | stray, xp)
-        h = _array.poison(h, met.poisoned, xp)
+        log_p = _array.poison(log_p, shards.poisoned | stray, xp)
+        h = _array.poison(h, shards.poisoned, xp)
         return xp.reshape(xp.moveaxis(log_p, -1, 0), classes.shape), h[..., 0]
 
     return solve(call, finish, classes)
@@ -114,20 +115,20 @@ def _columns(a: Array) -> list[Array]:
 # -- samples -------------------------------------------------------------------------------------------------------------------------
 
 
-def sample(arguments: Arguments, talk: Talk, generator: Any, num_samples: int | None) -> Array:
-    call = arguments.call(talk)
+def sample(arguments: Arguments, agreement: Agreement, generator: Any, num_samples: int | None) -> Array:
+    call = arguments.call(agreement)
     call.mapping, call.x = call.mapping.frozen(), stop_gradient(call.x)
     size = count_of(num_samples)
-    talk.say(num_samples=num_samples)
+    agreement.say(num_samples=num_samples)
 
     def finish(out: Solution) -> Array:
-        met, shard, xp = out.met, out.met.shard, out.met.xp
+        shards, shard, xp = out.shards, out.shards.shard, out.shards.xp
         wide = uniforms(shard.rows[..., :1][:0], 0, 0, xp).dtype
-        u = [xp.astype(met.extra[i][0], wide) + xp.astype(met.extra[size + i][0], wide) for i in range(size)]
-        u = xp.concat(u, axis=-1) if u else xp.zeros((*shard.rows.shape[:-1], 0), dtype=wide, **place_of(shard.rows))
+        u = [xp.astype(shards.extra[i][0], wide) + xp.astype(shards.extra[size + i][0], wide) for i in range(size)]
+        u = xp.concat(u, axis=-1) if u else xp.zeros((*shard.rows.shape[:-1], 0), dtype=wide, **device_of(shard.rows))
         u = xp.where(u < 1.0, u, (1.0 - float(xp.finfo(wide).eps)) * xp.ones_like(u))
         index = out.draw(u)
-        index = xp.where(met.poisoned, -xp.ones_like(index), index)
+        index = xp.where(shards.poisoned, -xp.ones_like(index), index)
         return index[..., 0] if num_samples is None else xp.moveaxis(index, -1, 0)
 
     return solve(call, finish, Uniforms(size, generator))

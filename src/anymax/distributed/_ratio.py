@@ -9,7 +9,7 @@ from typing import Any
 from .. import _array
 from .._array import Array, stop_gradient, total
 from .._core.ratio_map import RatioMap
-from ._shard import Met, Shard
+from ._shard import Shard, Shards
 from ._solution import Columns, Method, Solution
 
 
@@ -28,10 +28,10 @@ class ByWeights(Method):
         self.head = [shard.high(), best]
         self.mapping = mapping
 
-    def solve(self, met: Met, columns: Columns, finish: Callable[[Any], Any]) -> Any:
+    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
         """`weights` may scale a row freely, so the row gets the best score of each process added, and the weights are relative to those."""
-        xp, rows = met.xp, self.shard.rows
-        best = xp.moveaxis(stop_gradient(met.head[1])[..., 0], 0, -1)  # [..., size]
+        xp, rows = shards.xp, self.shard.rows
+        best = xp.moveaxis(stop_gradient(shards.head[1])[..., 0], 0, -1)  # [..., size]
         both = xp.concat([rows, xp.broadcast_to(best, (*rows.shape[:-1], best.shape[-1]))], axis=-1)
         keep = xp.isfinite(both)
         u = self.mapping.weights(xp.where(keep, both, xp.zeros_like(both)), keep, xp)[0]
@@ -39,31 +39,31 @@ class ByWeights(Method):
         n = rows.shape[-1]
         largest = stop_gradient(xp.max(u[..., n:], axis=-1, keepdims=True))
         v = u[..., :n] / xp.where(largest > 0, largest, xp.ones_like(largest))
-        z, *later = met.collect([total(v, xp), *columns.second_of_ratio(met, v)])
+        z, *later = shards.collect([total(v, xp), *columns.second_of_ratio(shards, v)])
         z = xp.sum(z, axis=0)
-        return finish(Weights(met, later, v, xp.where(z == 0, xp.ones_like(z), z)))
+        return finish(Weights(shards, later, v, xp.where(z == 0, xp.ones_like(z), z)))
 
 
 class Weights(Solution):
     """p is v / z; the columns of the second collective are the `terms` of v, if the loss is `nll`."""
 
-    def __init__(self, met: Met, later: list[Array], v: Array, z: Array) -> None:
-        super().__init__(met, later)
+    def __init__(self, shards: Shards, later: list[Array], v: Array, z: Array) -> None:
+        super().__init__(shards, later)
         self.v, self.z = v, z
 
     def p(self) -> Array:
-        return self.met.xp.where(self.met.poisoned, math.nan, self.v / self.met.shard.group.vary(self.z))
+        return self.shards.xp.where(self.shards.poisoned, math.nan, self.v / self.shards.shard.group.vary(self.z))
 
     def log_p(self) -> Array:
-        xp = self.met.xp
-        out = _array.log(self.v, xp) - xp.log(self.met.shard.group.vary(self.z))
-        return xp.where(self.met.poisoned, math.nan, out)
+        xp = self.shards.xp
+        out = _array.log(self.v, xp) - xp.log(self.shards.shard.group.vary(self.z))
+        return xp.where(self.shards.poisoned, math.nan, out)
 
     def tau(self) -> Array:
-        raise TypeError(self.met.shard.mapping.no_threshold())
+        raise TypeError(self.shards.shard.mapping.no_threshold())
 
     def fenchel_young(self, gap: Array, mass: Array) -> Array:
-        raise TypeError(self.met.shard.mapping.no_potential())
+        raise TypeError(self.shards.shard.mapping.no_potential())
 
     def nll(self, gap: Array, mass: Array, terms: Callable[[Array], Array]) -> Array:
-        return self.met.xp.sum(self.later[0], axis=0) + self.met.xp.log(self.z) * mass
+        return self.shards.xp.sum(self.later[0], axis=0) + self.shards.xp.log(self.z) * mass

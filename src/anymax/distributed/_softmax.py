@@ -9,7 +9,7 @@ from typing import Any
 
 from .._array import Array, Namespace, like, positions, stop_gradient, top, total
 from .._core.mapping import Mapping
-from ._shard import Met, Shard, divided, place_of
+from ._shard import Shard, Shards, device_of, divided
 from ._solution import Columns, Method, Solution
 
 
@@ -58,67 +58,69 @@ class BySums(Method):
         self.part = Part.of(a, shard.xp)
         self.head = [self.part.high, self.part.rest]
 
-    def solve(self, met: Met, columns: Columns, finish: Callable[[Any], Any]) -> Any:
-        return finish(Sums(met, met.collect(columns.second(met)), self.part))
+    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
+        return finish(Sums(shards, shards.collect(columns.second(shards)), self.part))
 
 
 class Sums(Solution):
     """p is the softmax of exponents; the sum of `exp(a - maximum)` is known."""
 
-    def __init__(self, met: Met, later: list[Array], part: Part) -> None:
-        super().__init__(met, later)
+    def __init__(self, shards: Shards, later: list[Array], part: Part) -> None:
+        super().__init__(shards, later)
         self.part = part
-        self.log_z, self.z = log_sum(met)
+        self.log_z, self.z = log_sum(shards)
 
     def p(self) -> Array:
-        part, met, xp = self.part, self.met, self.met.xp
+        part, shards, xp = self.part, self.shards, self.shards.xp
         here = xp.any(part.keep, axis=-1, keepdims=True)
-        share = part.e * xp.exp(xp.where(here, part.anchor - met.high, xp.zeros_like(part.anchor)))
-        return xp.where(met.poisoned, math.nan, share / met.shard.group.vary(self.z))
+        share = part.e * xp.exp(xp.where(here, part.anchor - shards.high, xp.zeros_like(part.anchor)))
+        return xp.where(shards.poisoned, math.nan, share / shards.shard.group.vary(self.z))
 
     def log_p(self) -> Array:
-        part, met, xp = self.part, self.met, self.met.xp
-        out = xp.where(part.keep, part.a - met.high, xp.zeros_like(part.a)) - met.shard.group.vary(self.log_z)
+        part, shards, xp = self.part, self.shards, self.shards.xp
+        out = xp.where(part.keep, part.a - shards.high, xp.zeros_like(part.a)) - shards.shard.group.vary(self.log_z)
         out = xp.where(part.keep, out, -math.inf * xp.ones_like(out))
-        return xp.where(met.poisoned, math.nan, out)
+        return xp.where(shards.poisoned, math.nan, out)
 
     def tau(self) -> Array:
-        met, xp = self.met, self.met.xp
-        return xp.where(met.empty, -math.inf * xp.ones_like(self.z), met.high + self.log_z)
+        shards, xp = self.shards, self.shards.xp
+        return xp.where(shards.empty, -math.inf * xp.ones_like(self.z), shards.high + self.log_z)
 
     def fenchel_young(self, gap: Array, mass: Array) -> Array:
-        shard = self.met.shard
+        shard = self.shards.shard
         return (self.log_z * mass + gap) * size_of(shard.common, shard.rows[..., :1], shard.xp)
 
     def nll(self, gap: Array, mass: Array, terms: Callable[[Array], Array]) -> Array:
         return self.log_z * mass + gap
 
     def log_prob_entropy(self, here: Array, at: Array) -> tuple[Array, Array]:
-        met, xp, m = self.met, self.met.xp, at.shape[-1]
-        *columns, parts = met.extra
-        below = met.high[None, ...] - met.anchors
+        shards, xp, m = self.shards, self.shards.xp, at.shape[-1]
+        *columns, parts = shards.extra
+        below = shards.high[None, ...] - shards.anchors
         gaps = [xp.sum(columns[i] + columns[m + i] * below, axis=0) for i in range(m)]
         log_p = -(self.log_z + xp.concat(gaps, axis=-1))
-        rests, finite = met.head[1], met.finite
+        rests, finite = shards.head[1], shards.finite
         share = xp.where(finite, xp.exp(xp.where(finite, -below, xp.zeros_like(below))), xp.zeros_like(below))
         spread = xp.sum(share * (parts + (1.0 + rests) * below), axis=0)
         h = self.log_z + spread / self.z
-        return log_p, xp.where(met.empty, xp.zeros_like(h), h)
+        return log_p, xp.where(shards.empty, xp.zeros_like(h), h)
 
     def masses(self, p: Array, dtype: Any) -> Array:
-        met, xp = self.met, self.met.xp
-        share = xp.exp(stop_gradient(xp.where(met.finite, met.highs, -math.inf) - met.high))
-        return xp.astype(share * (1.0 + met.head[1]), dtype)
+        shards, xp = self.shards, self.shards.xp
+        share = xp.exp(stop_gradient(xp.where(shards.finite, shards.highs, -math.inf) - shards.high))
+        return xp.astype(share * (1.0 + shards.head[1]), dtype)
 
 
-def log_sum(met: Met) -> tuple[Array, Array]:
+def log_sum(shards: Shards) -> tuple[Array, Array]:
     """(log z, z), the sum of `exp(a - maximum)` over all processes, from the maximum and the rest of each."""
-    xp, highs, finite = met.xp, met.highs, met.finite
+    xp, highs, finite = shards.xp, shards.highs, shards.finite
     share = xp.where(
-        finite, xp.exp(xp.where(finite, highs - met.high[None, ...], xp.zeros_like(highs))), xp.zeros_like(highs)
+        finite, xp.exp(xp.where(finite, highs - shards.high[None, ...], xp.zeros_like(highs))), xp.zeros_like(highs)
     )
     first = xp.argmax(xp.where(finite, highs, -math.inf * xp.ones_like(highs)), axis=0, keepdims=True)
-    place = xp.reshape(xp.arange(highs.shape[0], dtype=first.dtype, **place_of(highs)), (-1,) + (1,) * (highs.ndim - 1))
+    place = xp.reshape(
+        xp.arange(highs.shape[0], dtype=first.dtype, **device_of(highs)), (-1,) + (1,) * (highs.ndim - 1)
+    )
     one = xp.where(place == first, xp.zeros_like(share), share)
-    rest = xp.sum(xp.where(finite, one + share * met.head[1], xp.zeros_like(share)), axis=0)
+    rest = xp.sum(xp.where(finite, one + share * shards.head[1], xp.zeros_like(share)), axis=0)
     return xp.log1p(rest), 1.0 + rest

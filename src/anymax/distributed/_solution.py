@@ -10,7 +10,7 @@ from typing import Any
 from .. import _array
 from .._array import Array, stop_gradient, total
 from .._random.draws import invert
-from ._shard import Met, Shard
+from ._shard import Shard, Shards
 
 
 class Columns:
@@ -25,13 +25,13 @@ class Columns:
         """
         return []
 
-    def second(self, met: Met) -> list[Array]:
-        """The columns of the second collective; those of the first of all processes are in `met.extra`."""
+    def second(self, shards: Shards) -> list[Array]:
+        """The columns of the second collective; those of the first of all processes are in `shards.extra`."""
         return []
 
-    def second_of_ratio(self, met: Met, v: Array) -> list[Array]:
+    def second_of_ratio(self, shards: Shards, v: Array) -> list[Array]:
         """`second` for a ratio map, whose p is v / sum v over all processes."""
-        return self.second(met)
+        return self.second(shards)
 
 
 class Method(ABC):
@@ -43,15 +43,15 @@ class Method(ABC):
     most: int = 0  # how many candidates the fullest row has, if the method counts them
 
     @abstractmethod
-    def solve(self, met: Met, columns: Columns, finish: Callable[[Any], Any]) -> Any:
+    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
         """`finish(solution)`, after the further collectives."""
 
 
 class Solution(ABC):
     """What all processes know about each row after the collectives, with the classes of this one."""
 
-    def __init__(self, met: Met, later: list[Array]) -> None:
-        self.met = met
+    def __init__(self, shards: Shards, later: list[Array]) -> None:
+        self.shards = shards
         self.later = later  # the columns of the second collective, each [size, ..., 1] in the order of the classes
 
     @abstractmethod
@@ -72,22 +72,22 @@ class Solution(ABC):
 
     def support(self) -> Array:
         """How many classes have a probability above 0, [..., 1]."""
-        here = total(_array.counts(self.p() > 0, self.met.xp), self.met.xp)
-        return self.met.xp.sum(self.met.stack(here), axis=0)
+        here = total(_array.counts(self.p() > 0, self.shards.xp), self.shards.xp)
+        return self.shards.xp.sum(self.shards.stack(here), axis=0)
 
     def nll(self, gap: Array, mass: Array, terms: Callable[[Array], Array]) -> Array:
         """`-<y, log p>`, [..., 1]; gap and mass as in `fenchel_young`. `terms(log_p)` is the part of this process."""
-        return self.met.xp.sum(self.met.stack(terms(self.log_p())), axis=0)
+        return self.shards.xp.sum(self.shards.stack(terms(self.log_p())), axis=0)
 
     def log_prob_entropy(self, here: Array, at: Array) -> tuple[Array, Array]:
         """log p of classes [..., m] and the entropy [..., 1] of each row. here: True where a class is on this process; at: its place.
 
-        A class with p = 0 has -inf, with the gradient e_y - p. `met.extra` has the columns of `GivenClasses`; here log p of each process's
-        classes is used instead.
+        A class with p = 0 has -inf, with the gradient e_y - p. `shards.extra` has the columns of `GivenClasses`, which are enough for
+        softmax; for all other maps log p of each process's classes is used, by one more collective.
         """
-        met, shard, xp, m = self.met, self.met.shard, self.met.xp, at.shape[-1]
+        shards, shard, xp, m = self.shards, self.shards.shard, self.shards.xp, at.shape[-1]
         log_p = self.log_p()
-        log_p = xp.where(met.poisoned, xp.zeros_like(log_p), log_p)
+        log_p = xp.where(shards.poisoned, xp.zeros_like(log_p), log_p)
         positive = log_p > -math.inf
         logs = xp.where(positive, log_p, xp.zeros_like(log_p))
         p = xp.where(positive, xp.exp(logs), xp.zeros_like(log_p))
@@ -98,7 +98,7 @@ class Solution(ABC):
         pull = xp.where(here, xp.take_along_axis(x, at, axis=-1), zero)
         parts = [xp.where(here & inside, found, zero), xp.astype(here & ~inside, found.dtype), pull]
         parts += [total(stop_gradient(p) * x, xp), total(p * logs, xp), total(p, xp)]
-        sums = xp.sum(met.stack(xp.concat(parts, axis=-1)), axis=0)
+        sums = xp.sum(shards.stack(xp.concat(parts, axis=-1)), axis=0)
         found, lost, pull = (sums[..., i * m : (i + 1) * m] for i in range(3))
         mean, entropy, mass = (sums[..., 3 * m + i : 3 * m + i + 1] for i in range(3))
         given: Any = shard.mapping.mass
@@ -113,21 +113,23 @@ class Solution(ABC):
 
         First choose the process by its mass; that process then finds the class.
         """
-        met, xp = self.met, self.met.xp
-        p = xp.where(met.poisoned, xp.zeros_like(met.shard.rows), self.p())
+        shards, xp = self.shards, self.shards.xp
+        p = xp.where(shards.poisoned, xp.zeros_like(shards.shard.rows), self.p())
         masses = self.masses(p, u.dtype)
         upto = xp.cumulative_sum(masses, axis=0) if not _array.is_torch(masses) else masses.cumsum(0)
         level, whole = u * upto[-1], upto[-1]
-        before = met.mine(upto) - met.mine(masses)
-        here = (level >= before) & (level < met.mine(upto)) & (whole > 0)
-        mass = met.mine(masses)
+        before = shards.mine(upto) - shards.mine(masses)
+        here = (level >= before) & (level < shards.mine(upto)) & (whole > 0)
+        mass = shards.mine(masses)
         inside = (level - before) / xp.where(mass > 0, mass, xp.ones_like(mass))
         one = 1.0 - float(xp.finfo(u.dtype).eps)
         inside = xp.where(inside < 0, xp.zeros_like(inside), xp.where(inside < one, inside, one * xp.ones_like(inside)))
         index = _array.counts(invert(p, inside, xp), xp)
-        number = xp.where(here & (index >= 0), index + met.start + 1, xp.zeros_like(index))  # 0 on all other processes
-        return xp.max(met.stack(number), axis=0) - 1
+        number = xp.where(
+            here & (index >= 0), index + shards.start + 1, xp.zeros_like(index)
+        )  # 0 on all other processes
+        return xp.max(shards.stack(number), axis=0) - 1
 
     def masses(self, p: Array, dtype: Any) -> Array:
         """The sum of p on each process, [size, ..., 1] in the order of the classes."""
-        return self.met.stack(total(self.met.xp.astype(p, dtype), self.met.xp))
+        return self.shards.stack(total(self.shards.xp.astype(p, dtype), self.shards.xp))

@@ -21,7 +21,7 @@ from .._core.mapping import Mapping
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import result_dtype
 from . import apply, fenchel_young, log_apply, log_prob_entropy, logsumexp, nll, threshold, without_constant
-from ._shard import ShardKeywords
+from ._call import ShardKeywords
 
 Tensor = torch.Tensor
 # the verbs for classes that are split over devices; for all other verbs the classes are gathered
@@ -111,11 +111,11 @@ class Layout:
             **{k: self.local_part(v, f"{mapping.name}: {k}", learns=True) for k, v in params.items()}
         )
 
-    def like(self, p: Tensor) -> DTensor:
+    def per_class(self, p: Tensor) -> DTensor:
         """A result with the shape of the scores."""
         return self._dtensor(p, self.places, tuple(self.shape))
 
-    def one(self, value: Tensor, keepdims: bool = False, first: tuple[int, ...] = ()) -> DTensor:
+    def per_row(self, value: Tensor, keepdims: bool = False, first: tuple[int, ...] = ()) -> DTensor:
         """A result with one number per row, or with more axes before the rows."""
         if keepdims:
             shape = tuple(1 if i in self.axes else n for i, n in enumerate(self.shape))
@@ -187,8 +187,8 @@ def _like_scores(
     layout = Layout(who, cast, axes, True)
     mapping, keep = layout.mapping(mapping), layout.mask(mask)
     if layout.along is None:
-        return layout.like(whole(mapping, layout.local, keep))
-    return layout.like(BY_SHARDS[who](mapping, layout.local, layout.axes[0], mask=keep, **layout.shard))
+        return layout.per_class(whole(mapping, layout.local, keep))
+    return layout.per_class(BY_SHARDS[who](mapping, layout.local, layout.axes[0], mask=keep, **layout.shard))
 
 
 def _of_rows(
@@ -209,7 +209,7 @@ def _of_rows(
     else:
         found = BY_SHARDS[who](mapping, layout.local, axis=layout.axes[0], keepdims=keepdims, **given, **layout.shard)
     found = found if isinstance(found, tuple) else (found,)
-    return [layout.one(v, keepdims, first if i == 0 else ()) for i, v in enumerate(found)]
+    return [layout.per_row(v, keepdims, first if i == 0 else ()) for i, v in enumerate(found)]
 
 
 def _samples(layout: Layout, y: Tensor, first: int) -> Tensor:
@@ -242,7 +242,7 @@ def _loss(
             w = class_weights(w, like, _array.namespace(like))
             each = each._replace(weight=w[layout.start : layout.start + layout.local.shape[axis]])
         value = verb(mapping, layout.local, t, **each._asdict(), **layout.shard)
-    return layout.one(value) if options.reduction == "none" else _reduced(layout, value, t, w, indices, options)
+    return layout.per_row(value) if options.reduction == "none" else _reduced(layout, value, t, w, indices, options)
 
 
 def _reduced(layout: Layout, value: Tensor, t: Tensor, w: Any, indices: bool, options: LossOptions) -> DTensor:
