@@ -8,8 +8,8 @@ from typing import Any
 from .. import _array
 from .._array import Array, namespace, upcast
 from ..autodiff import bridge
-from ..linear.ask import loss_of
 from ..linear.layer import Layer
+from ..linear.per_row import loss_of
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import holds_indices
 from ._agreement import Agreement, fail_together

@@ -238,7 +238,7 @@ class Distributions(Target):
 
     def _sums(self, shard: Shard, a: Array, anchor: Array, keep: Array, inside: Array | None) -> list[Array]:
         xp, t, w = shard.xp, self.t, self.w
-        refuse_negative(t, shard.mapping.mass, xp, _EVERYWHERE)
+        refuse_negative(t, None if self.nll else shard.mapping.mass, xp, _EVERYWHERE)
         y = _array.to_last(t if t.dtype == shard.rows.dtype else xp.astype(t, shard.rows.dtype), shard.axis, xp)
         lead = (*shard.rows.shape[:-1], 1)
         self.ignored = xp.zeros(lead, dtype=xp.bool, **device_of(shard.rows))  # common: it does not depend on the rows

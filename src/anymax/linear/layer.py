@@ -90,7 +90,13 @@ class Layer:
         }
         mapping = mapping.replace(**params) if params else mapping
         return cls(
-            xp.reshape(x, (rows, features)), weight, bias, _kept(who, mask, x, (*lead, n), xp), mapping, lead, dtype
+            xp.reshape(x, (rows, features)),
+            weight,
+            bias,
+            _mask_of_rows(who, mask, x, (*lead, n), xp),
+            mapping,
+            lead,
+            dtype,
         )
 
     def by_row(self) -> dict[str, Array]:
@@ -165,7 +171,7 @@ def _one_a_row(value: Any, lead: tuple[int, ...], name: str, xp: Namespace) -> A
     return xp.reshape(xp.broadcast_to(value, (*lead, 1)), (-1, 1))
 
 
-def _kept(who: str, mask: Any, x: Array, shape: tuple[int, ...], xp: Namespace) -> Array | None:
+def _mask_of_rows(who: str, mask: Any, x: Array, shape: tuple[int, ...], xp: Namespace) -> Array | None:
     """The mask as [1 or rows, classes]."""
     if mask is None:
         return None
@@ -182,8 +188,8 @@ def _kept(who: str, mask: Any, x: Array, shape: tuple[int, ...], xp: Namespace) 
 
 def rows_at_a_time(layer: Layer, chunk: int | None, group: int = _GROUP) -> int:
     """How many rows to compute at a time: those with `chunk` scores per row of the layer, or with `group` scores."""
-    room = layer.rows * chunk if chunk is not None else group
-    return max(1, min(layer.rows, room // layer.classes))
+    scores = layer.rows * chunk if chunk is not None else group
+    return max(1, min(layer.rows, scores // layer.classes))
 
 
 def dots(layer: Layer, classes: Array, xp: Any) -> Array:

@@ -99,7 +99,7 @@ def refuse_one_class(mapping: Mapping) -> None:
 
 
 def refuse_negative(y: Array, mass: Any, xp: Namespace, where: str = "") -> None:
-    """Raise an error if a distribution has an entry that is known to be below 0."""
+    """Raise an error if a distribution has an entry that is known to be below 0. mass: what it must sum to, or None."""
     if known_any(y < 0, xp):
         raise ValueError(f"{_expected(mass, where)}; the smallest number is {float(xp.min(stop_gradient(y))):g}")
 
@@ -115,7 +115,9 @@ def refuse_sums(sums: Array, mass: float, xp: Namespace, where: str = "") -> Non
 
 
 def _expected(mass: Any, where: str) -> str:
-    return "target: expected rows of non-negative numbers" + ("" if is_array(mass) else f" that sum to {mass:g}{where}")
+    return "target: expected rows of non-negative numbers" + (
+        "" if mass is None or is_array(mass) else f" that sum to {mass:g}{where}"
+    )
 
 
 _warned = False
@@ -193,7 +195,8 @@ def reduce_rows(
     value = _array.poison(value, poisoned, xp)
     value = xp.where(ignored, xp.zeros_like(value), value)
     if options.weight is not None and not weighted:
-        value = xp.where(sample == 0, xp.zeros_like(value), value * sample)  # also where the loss is infinite
+        # a weight of 0 leaves out an infinite loss too
+        value = xp.where((sample == 0) & ~xp.isfinite(value), xp.zeros_like(value), value * sample)
     counts = xp.astype(~ignored, value.dtype)
     norm = sample if indices and options.weight is not None else counts
     return options.reduce(xp.squeeze(value, axis=-1), xp.squeeze(norm, axis=-1), dtype, xp)
