@@ -16,7 +16,6 @@ from .._array import Array, Namespace, like, stop_gradient, total
 from .._random.truncation import topk_keep, topp_keep
 from ..autodiff import bridge
 from ..functional import apply
-from ..mappings import Softmax
 from ._gathered import Gathered, gather
 from ._group import jax
 from ._search import MANY, Level, searchable
@@ -110,9 +109,7 @@ class ByNucleus(Method):
         chosen = chosen | ((share >= 0) & xp.isfinite(shard.rows) & (level >= 1.0 + 0.0 * z))
         k = largest(shards, chosen) if shard.group.strict else shard.rows.shape[-1]
         out = gather(shards, chosen, k, columns)
-        out.common = out.mapping = Softmax()
-        out.z = xp.where(topp_keep(out.z, nucleus, xp, mass=z), out.z, -math.inf * xp.ones_like(out.z))
-        return finish(out)
+        return finish(out.softmax_over(topp_keep(out.z, nucleus, xp, mass=z)))
 
 
 def gather_all(shards: Shards, columns: Columns) -> Gathered:

@@ -13,6 +13,7 @@ from .._random.draws import invert
 from ..autodiff import bridge
 from ..functional import apply, log_apply
 from ..losses.verbs import fenchel_young
+from ..mappings import Softmax
 from ..thresholds import Threshold, threshold
 from ._group import jax
 from ._shard import Shards, device_of
@@ -28,17 +29,22 @@ class Gathered(Solution):
         self.places = places  # [..., k], where this process's gathered classes lie in its rows
         self.k = k  # 0 if z has all classes in place
         self.common: Mapping = shards.shard.common  # the map of z, for what all processes compute
-        self.mapping: Mapping = (
-            shards.shard.mapping
-        )  # the same for this process's classes: its gradients add up over the processes
+        # the same for this process's classes: the gradients of its parameters add up over the processes
+        self.mapping: Mapping = shards.shard.mapping
+
+    def softmax_over(self, keep: Array) -> Gathered:
+        """The problem of the softmax over some of the gathered classes instead."""
+        self.common = self.mapping = Softmax()
+        self.z = self.xp.where(keep, self.z, -math.inf * self.xp.ones_like(self.z))
+        return self
 
     def p(self) -> Array:
-        out = self._spread(apply(self.mapping, self.shards.shard.group.vary(self.z)), 0.0)
-        return self.shards.xp.where(self.shards.poisoned, math.nan, out)
+        out = self._spread(apply(self.mapping, self.shard.group.vary(self.z)), 0.0)
+        return self.xp.where(self.shards.poisoned, math.nan, out)
 
     def log_p(self) -> Array:
-        out = self._spread(log_apply(self.mapping, self.shards.shard.group.vary(self.z)), -math.inf)
-        return self.shards.xp.where(self.shards.poisoned, math.nan, out)
+        out = self._spread(log_apply(self.mapping, self.shard.group.vary(self.z)), -math.inf)
+        return self.xp.where(self.shards.poisoned, math.nan, out)
 
     @functools.cached_property
     def _threshold(self) -> Threshold[Array]:
@@ -51,7 +57,7 @@ class Gathered(Solution):
         return self._threshold.support
 
     def fenchel_young(self, gap: Array, mass: Array) -> Array:
-        mapping, z, high, xp = self.common, self.z, self.shards.high, self.shards.xp
+        mapping, z, high, xp = self.common, self.z, self.shards.high, self.xp
         total: Any = mapping.mass
         if _array.is_array(total) or total != 1.0:  # a class index sums to 1, p does not: Omega*(x - M) itself
             shifted = z - high
@@ -68,7 +74,7 @@ class Gathered(Solution):
         return value + (top - stop_gradient(top)) + gap
 
     def draw(self, u: Array) -> Array:
-        xp = self.shards.xp
+        xp = self.xp
         index = invert(apply(self.common, self.z), u, xp)
         ids = _array.counts(self._ids(), xp)
         found = xp.take_along_axis(ids, xp.where(index < 0, xp.zeros_like(index), index), axis=-1)
@@ -76,7 +82,7 @@ class Gathered(Solution):
 
     def _spread(self, value: Array, fill: float) -> Array:
         """Results for the gathered classes as rows of this process; `fill` for all other classes."""
-        shard, group = self.shards.shard, self.shards.shard.group
+        shard, group = self.shard, self.shard.group
         xp = shard.xp
         if not self.k:
             mine = value[..., self.shards.start : self.shards.start + shard.n]
@@ -91,7 +97,7 @@ class Gathered(Solution):
 
     def _ids(self) -> Array:
         """The class indices of the gathered classes."""
-        xp = self.shards.shard.xp
+        xp = self.shard.xp
         if not self.k:
             every = _array.positions(self.z, xp.int64, xp)
             return xp.broadcast_to(every, self.z.shape)

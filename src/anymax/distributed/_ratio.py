@@ -52,18 +52,18 @@ class Weights(Solution):
         self.v, self.z = v, z
 
     def p(self) -> Array:
-        return self.shards.xp.where(self.shards.poisoned, math.nan, self.v / self.shards.shard.group.vary(self.z))
+        return self.xp.where(self.shards.poisoned, math.nan, self.v / self.shard.group.vary(self.z))
 
     def log_p(self) -> Array:
-        xp = self.shards.xp
-        out = _array.log(self.v, xp) - xp.log(self.shards.shard.group.vary(self.z))
+        xp = self.xp
+        out = _array.log(self.v, xp) - xp.log(self.shard.group.vary(self.z))
         return xp.where(self.shards.poisoned, math.nan, out)
 
     def tau(self) -> Array:
-        raise TypeError(self.shards.shard.mapping.no_threshold())
+        raise TypeError(self.shard.mapping.no_threshold())
 
     def fenchel_young(self, gap: Array, mass: Array) -> Array:
-        raise TypeError(self.shards.shard.mapping.no_potential())
+        raise TypeError(self.shard.mapping.no_potential())
 
     def nll(self, gap: Array, mass: Array, terms: Callable[[Array], Array]) -> Array:
-        return self.shards.xp.sum(self.later[0], axis=0) + self.shards.xp.log(self.z) * mass
+        return self.xp.sum(self.later[0], axis=0) + self.xp.log(self.z) * mass

@@ -34,7 +34,7 @@ class Level(Solution):
         self.level = mapping.search(y, keep, xp, start, self._summed)
 
     def p(self) -> Array:
-        shard, shards, xp = self.shards.shard, self.shards, self.shards.xp
+        shard, shards, xp = self.shard, self.shards, self.xp
         mapping: Any = shard.mapping
         y, keep, _ = _array.finite_scores(shard.rows, xp)
         keep = keep & xp.isfinite(shard.rows)
@@ -46,13 +46,13 @@ class Level(Solution):
         return xp.where(shards.poisoned, math.nan, out)
 
     def log_p(self) -> Array:
-        return _array.log(self.p(), self.shards.xp)
+        return _array.log(self.p(), self.xp)
 
     def tau(self) -> Array:
-        return self.shards.high - self.level - self.shards.shard.mapping.level_to_tau(self.level, self.shards.xp)
+        return self.shards.high - self.level - self.shard.mapping.level_to_tau(self.level, self.xp)
 
     def fenchel_young(self, gap: Array, mass: Array) -> Array:
-        shard, shards, xp = self.shards.shard, self.shards, self.shards.xp
+        shard, shards, xp = self.shard, self.shards, self.xp
         p = self.p()
         x = xp.where(xp.isfinite(shard.rows), shard.rows - shards.high, xp.zeros_like(shard.rows))
         p = xp.where(shards.poisoned, xp.zeros_like(p), p)
@@ -62,5 +62,5 @@ class Level(Solution):
     def _summed(self, parts: list[Array], xp: Namespace) -> list[Array]:
         """Sums over the classes of all processes, several in one collective."""
         both = xp.concat([total(a, xp) for a in parts], axis=-1)
-        sums = self.shards.shard.group.vary(xp.sum(self.shards.stack(both), axis=0))
+        sums = self.shard.group.vary(xp.sum(self.shards.stack(both), axis=0))
         return [sums[..., i : i + 1] for i in range(len(parts))]

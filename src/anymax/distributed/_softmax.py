@@ -71,30 +71,30 @@ class Sums(Solution):
         self.log_z, self.z = log_sum(shards)
 
     def p(self) -> Array:
-        part, shards, xp = self.part, self.shards, self.shards.xp
+        part, shards, xp = self.part, self.shards, self.xp
         here = xp.any(part.keep, axis=-1, keepdims=True)
         share = part.e * xp.exp(xp.where(here, part.anchor - shards.high, xp.zeros_like(part.anchor)))
         return xp.where(shards.poisoned, math.nan, share / shards.shard.group.vary(self.z))
 
     def log_p(self) -> Array:
-        part, shards, xp = self.part, self.shards, self.shards.xp
+        part, shards, xp = self.part, self.shards, self.xp
         out = xp.where(part.keep, part.a - shards.high, xp.zeros_like(part.a)) - shards.shard.group.vary(self.log_z)
         out = xp.where(part.keep, out, -math.inf * xp.ones_like(out))
         return xp.where(shards.poisoned, math.nan, out)
 
     def tau(self) -> Array:
-        shards, xp = self.shards, self.shards.xp
+        shards, xp = self.shards, self.xp
         return xp.where(shards.empty, -math.inf * xp.ones_like(self.z), shards.high + self.log_z)
 
     def fenchel_young(self, gap: Array, mass: Array) -> Array:
-        shard = self.shards.shard
+        shard = self.shard
         return (self.log_z * mass + gap) * size_of(shard.common, shard.rows[..., :1], shard.xp)
 
     def nll(self, gap: Array, mass: Array, terms: Callable[[Array], Array]) -> Array:
         return self.log_z * mass + gap
 
     def log_prob_entropy(self, here: Array, at: Array) -> tuple[Array, Array]:
-        shards, xp, m = self.shards, self.shards.xp, at.shape[-1]
+        shards, xp, m = self.shards, self.xp, at.shape[-1]
         *columns, parts = shards.extra
         below = shards.high[None, ...] - shards.anchors
         gaps = [xp.sum(columns[i] + columns[m + i] * below, axis=0) for i in range(m)]
@@ -106,7 +106,7 @@ class Sums(Solution):
         return log_p, xp.where(shards.empty, xp.zeros_like(h), h)
 
     def masses(self, p: Array, dtype: Any) -> Array:
-        shards, xp = self.shards, self.shards.xp
+        shards, xp = self.shards, self.xp
         share = xp.exp(stop_gradient(xp.where(shards.finite, shards.highs, -math.inf) - shards.high))
         return xp.astype(share * (1.0 + shards.head[1]), dtype)
 

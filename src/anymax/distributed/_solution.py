@@ -51,7 +51,7 @@ class Solution(ABC):
     """What all processes know about each row after the collectives, with the classes of this one."""
 
     def __init__(self, shards: Shards, later: list[Array]) -> None:
-        self.shards = shards
+        self.shards, self.shard, self.xp = shards, shards.shard, shards.xp
         self.later = later  # the columns of the second collective, each [size, ..., 1] in the order of the classes
 
     @abstractmethod
@@ -72,12 +72,12 @@ class Solution(ABC):
 
     def support(self) -> Array:
         """How many classes have a probability above 0, [..., 1]."""
-        here = total(_array.counts(self.p() > 0, self.shards.xp), self.shards.xp)
-        return self.shards.xp.sum(self.shards.stack(here), axis=0)
+        here = total(_array.counts(self.p() > 0, self.xp), self.xp)
+        return self.xp.sum(self.shards.stack(here), axis=0)
 
     def nll(self, gap: Array, mass: Array, terms: Callable[[Array], Array]) -> Array:
         """`-<y, log p>`, [..., 1]; gap and mass as in `fenchel_young`. `terms(log_p)` is the part of this process."""
-        return self.shards.xp.sum(self.shards.stack(terms(self.log_p())), axis=0)
+        return self.xp.sum(self.shards.stack(terms(self.log_p())), axis=0)
 
     def log_prob_entropy(self, here: Array, at: Array) -> tuple[Array, Array]:
         """log p of classes [..., m] and the entropy [..., 1] of each row. here: True where a class is on this process; at: its place.
@@ -85,7 +85,7 @@ class Solution(ABC):
         A class with p = 0 has -inf, with the gradient e_y - p. `shards.extra` has the columns of `GivenClasses`, which are enough for
         softmax; for all other maps log p of each process's classes is used, by one more collective.
         """
-        shards, shard, xp, m = self.shards, self.shards.shard, self.shards.xp, at.shape[-1]
+        shards, shard, xp, m = self.shards, self.shard, self.xp, at.shape[-1]
         log_p = self.log_p()
         log_p = xp.where(shards.poisoned, xp.zeros_like(log_p), log_p)
         positive = log_p > -math.inf
@@ -113,7 +113,7 @@ class Solution(ABC):
 
         First choose the process by its mass; that process then finds the class.
         """
-        shards, xp = self.shards, self.shards.xp
+        shards, xp = self.shards, self.xp
         p = xp.where(shards.poisoned, xp.zeros_like(shards.shard.rows), self.p())
         masses = self.masses(p, u.dtype)
         upto = xp.cumulative_sum(masses, axis=0) if not _array.is_torch(masses) else masses.cumsum(0)
@@ -132,4 +132,4 @@ class Solution(ABC):
 
     def masses(self, p: Array, dtype: Any) -> Array:
         """The sum of p on each process, [size, ..., 1] in the order of the classes."""
-        return self.shards.stack(total(self.shards.xp.astype(p, dtype), self.shards.xp))
+        return self.shards.stack(total(self.xp.astype(p, dtype), self.xp))
