@@ -198,7 +198,9 @@ class Target(Columns, ABC):
             value = out.fenchel_young(self.gap, self.mass) + self._constant(out.later)
             value = not_below_zero(shard.common, value, ~(poisoned | self.ignored), self._rounding, xp)
         dtype = result_dtype(xp.astype(shard.rows[..., :1], shard.dtype))
-        return reduce_rows(self.options, value, poisoned, self.ignored, self.sample, self.indices, self.nll, dtype, xp)
+        by_weight = self.indices and self.options.weight is not None
+        norm = self.sample if by_weight else xp.astype(~self.ignored, value.dtype)
+        return reduce_rows(self.options, value, poisoned, self.ignored, self.sample, norm, self.nll, dtype, xp)
 
 
 class ClassIndices(Target):

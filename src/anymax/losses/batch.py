@@ -129,6 +129,7 @@ class Batch:
 
     def reduce(self, value: Array, weighted: bool = False) -> Array:
         """Reduce `value`, [..., 1]; `weighted` means that it includes the class weights already."""
+        norm = self.sample_weight if self.indices else self.counted
         return reduce_rows(
-            self.options, value, self.poisoned, self.counted == 0, self.sample_weight, self.indices, weighted, self.dtype, self.xp
+            self.options, value, self.poisoned, self.counted == 0, self.sample_weight, norm, weighted, self.dtype, self.xp
         )  # fmt: skip

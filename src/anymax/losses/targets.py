@@ -80,8 +80,12 @@ def refuse_strays(
     ignore_index: None for -1, which means no class. waits: read the indices also where that waits for a GPU.
     """
     none = -1 if ignore_index is None else ignore_index
-    stray = (index != none) & ((index < 0) | (index >= n))
-    if (eager(stray) if waits else known(stray)) and bool(xp.any(stray)):
+    outside = (index < 0) | (index >= n)
+    readable = eager(outside) if waits else known(outside)
+    if readable and not bool(xp.any(outside)):
+        return outside
+    stray = outside & (index != none)
+    if readable and bool(xp.any(stray)):
         either = "-1 for none" if ignore_index is None else f"ignore_index={none}"
         raise IndexError(
             f"{what}: class indices must be from 0 to {n - 1}, or {either}, got values from {int(xp.min(index))} to {int(xp.max(index))}"
@@ -185,20 +189,18 @@ def not_below_zero(
 
 
 def reduce_rows(
-    options: LossOptions, value: Array, poisoned: Array, ignored: Array, sample: Array, indices: bool, weighted: bool, dtype: Any,
+    options: LossOptions, value: Array, poisoned: Array, ignored: Array, sample: Array, norm: Array, weighted: bool, dtype: Any,
     xp: Namespace,
 ) -> Array:  # fmt: skip
     """Reduce the losses of all samples, [..., 1].
 
-    sample: the class weights of their targets, 0 where ignored. weighted: `value` includes these already.
+    sample: the class weights of their targets, 0 where ignored. norm: what a mean counts. weighted: `value` includes the weights already.
     """
     value = _array.poison(value, poisoned, xp)
     value = xp.where(ignored, xp.zeros_like(value), value)
     if options.weight is not None and not weighted:
         # a weight of 0 leaves out an infinite loss too
         value = xp.where((sample == 0) & ~xp.isfinite(value), xp.zeros_like(value), value * sample)
-    counts = xp.astype(~ignored, value.dtype)
-    norm = sample if indices and options.weight is not None else counts
     return options.reduce(xp.squeeze(value, axis=-1), xp.squeeze(norm, axis=-1), dtype, xp)
 
 
