@@ -507,13 +507,47 @@ def test_sampled_classes_are_not_taken_for_the_ignored_one(ignored):
         same(found, want.repeat(2))
 
 
+class Unfit(A.Entmax):
+    """Another map's regulariser."""
+
+    def omega(self, q, xp):
+        return 4.0 * super().omega(q, xp)
+
+
+@pytest.mark.parametrize("n", [3, 5000], ids=["gathered", "searched"])
+def test_a_negative_loss_is_an_error_on_every_process(n):
+    """As on one; it was shown as 0."""
+    x = torch.cat([torch.tensor([[1.0, 0.9, 0.8], [5.0, 0.0, 0.0]]), torch.zeros(2, n - 3)], -1)
+    y = torch.cat([torch.tensor([[0.4, 0.3, 0.3], [1.0, 0.0, 0.0]]), torch.zeros(2, n - 3)], -1)
+    sizes = (n - 1, 1)
+
+    def said(group):
+        with pytest.raises(ValueError, match=r"Unfit\(alpha=2\.0\): its Fenchel-Young loss is -.*check_mapping"):
+            D.fenchel_young(Unfit(2.0), cut(x, sizes, group.rank), cut(y, sizes, group.rank), group=group)
+        return True
+
+    assert together(2, said) == [True, True]
+
+
+def test_a_weight_of_0_leaves_out_an_infinite_loss():
+    x, y, w = torch.tensor([[-torch.inf, 1.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([0.0, 1.0, 1.0])
+    for target in (y, torch.tensor([0])):
+        assert A.sparsemax_loss(x, target, w, reduction="none") == 0
+
+    def one(group):
+        part = [cut(a, (2, 1), group.rank) for a in (x, y, w)]
+        return D.fenchel_young("sparsemax", *part, group=group, reduction="none")
+
+    assert together(2, one) == [0, 0]
+
+
 @pytest.mark.parametrize("rate", [1.0, 0.4])
 def test_a_margin_head_says_which_targets_are_none_of_its_classes(rate):
     """On every process, since all of them have all targets."""
     rows = numbers(11, 4, 6)
 
     def said(group, t):
-        with pytest.raises(IndexError, match=r"from 0 to 10 \(or ignore_index=-100\), got values from -1 to 11"):
+        with pytest.raises(IndexError, match="from 0 to 10, or ignore_index=-100, got values from -1 to 11"):
             heads(group, sample_rate=rate)(rows, t)
         return True
 

@@ -86,6 +86,14 @@ def test_values_and_derivatives(name, x64):
     np.testing.assert_allclose(hessian, want, atol=1e-6)
 
 
+def test_ignored_samples_of_a_constant_target_under_jit(x64):
+    """A mean counted them."""
+    x, t = jnp.asarray(X), jnp.asarray([0, -100, 2])
+    for mapping in (Softmax(), Sparsemax()):
+        want = A.fenchel_young(mapping, x, t)
+        np.testing.assert_allclose(jax.jit(lambda x, m=mapping: A.fenchel_young(m, x, t))(x), want, rtol=1e-12)
+
+
 @pytest.mark.parametrize("name", FENCHEL)
 def test_the_loss(name, x64):
     mapping, t = MAPS[name], jnp.asarray([0, 4, 2])

@@ -9,19 +9,20 @@ group make the same calls in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 from .._array import torch_loaded
 from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .._core.typing import ArrayT, Mask, Reduction
 from ..thresholds import Threshold
-from . import _layer, _losses, _rows
-from ._agree import Talk, agreeing
+from . import _linear_loss, _losses, _per_row
+from ._agreement import Agreement, fail_together
+from ._call import Arguments
+from ._call import ShardKeywords as ShardKeywords
 from ._choose_group import Group as Group
 from ._choose_group import as_group
-from ._shard import Asked
-from ._ways import solve
+from ._methods import solve
 
 __all__ = [
     "apply",
@@ -92,8 +93,8 @@ def apply(
     tensor([0.7500, 0.2500, 0.0000])
     >>> dist.destroy_process_group()
     """
-    asked = Asked("apply", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
-    return _eagerly(_probabilities, asked, False)
+    arguments = Arguments("apply", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
+    return _eagerly(_probabilities, arguments, False)
 
 
 @documented_like(apply)
@@ -126,8 +127,8 @@ def log_apply(
     tensor([    0., -1000.])
     >>> dist.destroy_process_group()
     """
-    asked = Asked("log_apply", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
-    return _eagerly(_probabilities, asked, True)
+    arguments = Arguments("log_apply", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
+    return _eagerly(_probabilities, arguments, True)
 
 
 @documented_like(apply)
@@ -166,8 +167,8 @@ def threshold(
     Threshold(tau=tensor(1.2500), support=tensor(2))
     >>> dist.destroy_process_group()
     """
-    asked = Asked("threshold", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
-    return _eagerly(_rows.threshold, asked, keepdims)
+    arguments = Arguments("threshold", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
+    return _eagerly(_per_row.threshold, arguments, keepdims)
 
 
 @documented_like(threshold)
@@ -207,8 +208,8 @@ def logsumexp(
     tensor(2.3490)
     >>> dist.destroy_process_group()
     """
-    asked = Asked("logsumexp", "softmax", x, axis, dim, mask, group, axis_name, class_start, class_count)
-    return _eagerly(_rows.logsumexp, asked, temperature, keepdims)
+    arguments = Arguments("logsumexp", "softmax", x, axis, dim, mask, group, axis_name, class_start, class_count)
+    return _eagerly(_per_row.logsumexp, arguments, temperature, keepdims)
 
 
 @documented_like(apply)
@@ -265,9 +266,8 @@ def fenchel_young(
     tensor(0.0625)
     >>> dist.destroy_process_group()
     """
-    asked = Asked("fenchel_young", mapping, scores, axis, dim, mask, group, axis_name, class_start, class_count)
-    given = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
-    return _eagerly(_losses.loss, asked, target, weight, given)
+    arguments = Arguments("fenchel_young", mapping, scores, axis, dim, mask, group, axis_name, class_start, class_count)
+    return _eagerly(_losses.loss, arguments, target, weight, _options(ignore_index, reduction, label_smoothing))
 
 
 @documented_like(fenchel_young)
@@ -305,9 +305,8 @@ def nll(
     tensor(0.3490)
     >>> dist.destroy_process_group()
     """
-    asked = Asked("nll", mapping, scores, axis, dim, mask, group, axis_name, class_start, class_count)
-    given = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
-    return _eagerly(_losses.loss, asked, target, weight, given)
+    arguments = Arguments("nll", mapping, scores, axis, dim, mask, group, axis_name, class_start, class_count)
+    return _eagerly(_losses.loss, arguments, target, weight, _options(ignore_index, reduction, label_smoothing))
 
 
 @documented_like(fenchel_young)
@@ -358,9 +357,9 @@ def linear_loss(
     tensor(0.0625)
     >>> dist.destroy_process_group()
     """
-    asked = Asked("linear_loss", mapping, x, None, None, mask, group, axis_name, class_start, class_count)
-    given = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
-    return _eagerly(_layer.linear_loss, asked, linear_weight, linear_bias, chunk, target, weight, given)
+    arguments = Arguments("linear_loss", mapping, x, None, None, mask, group, axis_name, class_start, class_count)
+    options = _options(ignore_index, reduction, label_smoothing)
+    return _eagerly(_linear_loss.linear_loss, arguments, linear_weight, linear_bias, chunk, target, weight, options)
 
 
 @documented_like(apply)
@@ -401,8 +400,8 @@ def log_prob_entropy(
     (tensor([-0.6931]), tensor([0.6931]))
     >>> dist.destroy_process_group()
     """
-    asked = Asked("log_prob_entropy", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
-    return _eagerly(_rows.log_prob_entropy, asked, y)
+    arguments = Arguments("log_prob_entropy", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
+    return _eagerly(_per_row.log_prob_entropy, arguments, y)
 
 
 @documented_like(apply)
@@ -447,27 +446,33 @@ def sample(
     tensor(0)
     >>> dist.destroy_process_group()
     """
-    asked = Asked("sample", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
-    return _eagerly(_rows.sample, asked, generator, num_samples)
+    arguments = Arguments("sample", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
+    return _eagerly(_per_row.sample, arguments, generator, num_samples)
 
 
 def without_constant(
-    mapping: Any, scores: Any, target: Any, weight: Any = None, *, axis: int, mask: Any, group: Any, class_start: int, class_count: int,
-    **given: Any,
+    mapping: Any, scores: Any, target: Any, weight: Any = None, *, axis: int, mask: Any, ignore_index: int, reduction: Reduction,
+    label_smoothing: float, **shard: Unpack[ShardKeywords],
 ) -> Any:  # fmt: skip
     """`fenchel_young` without the constant of the target, which `sparse_softmax_loss` leaves out; for DTensors."""
-    asked = Asked("sparse_softmax_loss", mapping, scores, axis, None, mask, group, None, class_start, class_count)
-    return _eagerly(_losses.loss, asked, target, weight, given)
+    arguments = Arguments("sparse_softmax_loss", mapping, scores, axis, None, mask, **shard)
+    return _eagerly(_losses.loss, arguments, target, weight, _options(ignore_index, reduction, label_smoothing))
 
 
-def _probabilities(asked: Asked, talk: Talk, logs: bool) -> Any:
-    return solve(asked.call(talk), lambda out: out.shard.back(out.log_p() if logs else out.p()))
+def _options(ignore_index: int, reduction: Reduction, label_smoothing: float) -> dict[str, Any]:
+    return {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
 
 
-def _eagerly(verb: Callable[..., Any], asked: Asked, *given: Any) -> Any:
+def _probabilities(arguments: Arguments, agreement: Agreement, logs: bool) -> Any:
+    return solve(arguments.call(agreement), lambda out: out.shards.shard.per_class(out.log_p() if logs else out.p()))
+
+
+def _eagerly(verb: Callable[..., Any], arguments: Arguments, *given: Any) -> Any:
     """Run a verb outside of torch.compile's graphs, since the scores decide how much is sent; if one process fails, all do."""
-    talk = Talk(asked.who, as_group(asked.who, asked.group, asked.axis_name, asked.x), asked.x)
-    return agreeing(talk, lambda: verb(asked, talk, *given))
+    agreement = Agreement(
+        arguments.who, as_group(arguments.who, arguments.group, arguments.axis_name, arguments.x), arguments.x
+    )
+    return fail_together(agreement, lambda: verb(arguments, agreement, *given))
 
 
 if torch := torch_loaded():

@@ -1,8 +1,8 @@
 """The processes that share the classes, as two operations with correct derivatives.
 
-A value that is the same on every process is *common*: thresholds, sums, losses. A value that differs between processes is *own*: scores,
-probabilities. `stack` collects own values into a common one, and is the only operation that communicates in a forward pass. `own` lets
-each process use a common value by itself; its backward pass adds up the gradients of all processes.
+A value that is the same on every process is *common*: thresholds, sums, losses. A value that differs between processes *varies*: scores,
+probabilities. `stack` collects varying values into a common one, and is the only operation that communicates in a forward pass. `vary`
+lets each process use a common value by itself, as `jax.lax.pvary` does; its backward pass adds up the gradients of all processes.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class Group(ABC):
         """The values of all processes as a common array, [size, ...]; each process gets the gradient of its part."""
 
     @abstractmethod
-    def own(self, a: Array) -> Array:
+    def vary(self, a: Array) -> Array:
         """A common value, which each process uses by itself; the gradients of all processes are added up."""
 
-    def owned(self, value: Any) -> Any:
-        """`own` for a parameter; one without a gradient is returned unchanged."""
-        return self.own(value) if differentiates(value) else value
+    def vary_parameter(self, value: Any) -> Any:
+        """`vary` for a parameter; one without a gradient is returned unchanged."""
+        return self.vary(value) if differentiates(value) else value
 
     def gathered(self, a: Array) -> Array:
         """`stack` without a derivative; only a strict group has it."""

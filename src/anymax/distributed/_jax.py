@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ._group import Group
 
-_MADE_COMMON = "to" in inspect.signature(jax.lax.all_gather).parameters
+_GATHERS_COMMON = "to" in inspect.signature(jax.lax.all_gather).parameters
 
 
 class JaxGroup(Group):
@@ -30,12 +30,12 @@ class JaxGroup(Group):
     def stack(self, a: Any) -> Any:
         if not self.checked:
             return jax.lax.all_gather(a, self.axis)
-        if _MADE_COMMON:
+        if _GATHERS_COMMON:
             return jax.lax.all_gather(a, self.axis, to="invarying")
         here = jnp.arange(self.size).reshape((self.size,) + (1,) * a.ndim) == self.rank
         return jax.lax.psum(jnp.where(here, a[None], jnp.zeros_like(a)[None]), self.axis)
 
-    def own(self, a: Any) -> Any:
+    def vary(self, a: Any) -> Any:
         return a
 
     def mine(self, stacked: Any, block: Any) -> Any:

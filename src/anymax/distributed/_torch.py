@@ -29,8 +29,8 @@ class TorchGroup(Group):
     def stack(self, a: Tensor) -> Tensor:
         return _Stack.apply(a, self)
 
-    def own(self, a: Tensor) -> Tensor:
-        return _Own.apply(a, self)
+    def vary(self, a: Tensor) -> Tensor:
+        return _Vary.apply(a, self)
 
     def mine(self, stacked: Tensor, block: Any) -> Tensor:
         return stacked[block]
@@ -87,7 +87,7 @@ class _OfGroup(torch.autograd.Function):
 
 
 class _Stack(_OfGroup):
-    """Own to common: every process gets the values of all. The adjoint takes the part of this process."""
+    """Varying to common: every process gets the values of all. The adjoint takes the part of this process."""
 
     @staticmethod
     def forward(a: Tensor, group: TorchGroup) -> Tensor:
@@ -99,7 +99,7 @@ class _Stack(_OfGroup):
 
 
 class _Part(_OfGroup):
-    """Common to own: takes this process's part of a common value."""
+    """Common to varying: takes this process's part of a common value."""
 
     @staticmethod
     def forward(a: Tensor, group: TorchGroup) -> Tensor:
@@ -110,8 +110,8 @@ class _Part(_OfGroup):
         return _Stack.apply(grads[0], ctx.group), None
 
 
-class _Own(_OfGroup):
-    """Common to own, unchanged. The adjoint is the sum over the processes."""
+class _Vary(_OfGroup):
+    """Common to varying, unchanged. The adjoint is the sum over the processes."""
 
     @staticmethod
     def forward(a: Tensor, group: TorchGroup) -> Tensor:
@@ -123,7 +123,7 @@ class _Own(_OfGroup):
 
 
 class _Sum(_OfGroup):
-    """Own to common: the sum over the processes."""
+    """Varying to common: the sum over the processes."""
 
     @staticmethod
     def forward(a: Tensor, group: TorchGroup) -> Tensor:
@@ -131,7 +131,7 @@ class _Sum(_OfGroup):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return _Own.apply(grads[0], ctx.group), None
+        return _Vary.apply(grads[0], ctx.group), None
 
 
 def torch_group(who: str, group: Any) -> TorchGroup:

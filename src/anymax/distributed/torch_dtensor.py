@@ -21,10 +21,11 @@ from .._core.mapping import Mapping
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import result_dtype
 from . import apply, fenchel_young, log_apply, log_prob_entropy, logsumexp, nll, threshold, without_constant
+from ._call import ShardKeywords
 
 Tensor = torch.Tensor
 # the verbs for classes that are split over devices; for all other verbs the classes are gathered
-APART: dict[str, Callable[..., Any]] = {
+BY_SHARDS: dict[str, Callable[..., Any]] = {
     "apply": apply,
     "log_apply": log_apply,
     "threshold": threshold,
@@ -63,13 +64,17 @@ class Layout:
         self.local = x.redistribute(placements=self.places).to_local()
 
     @property
-    def split(self) -> dict[str, Any]:
-        """The arguments of `anymax.distributed` that say which classes this device has."""
-        assert self.along is not None
+    def shard(self) -> ShardKeywords:
+        """The classes of this device, as keywords of `anymax.distributed`."""
+        group, count = (self.mesh, self.along), self.shape[self.axes[0]]
+        return ShardKeywords(group=group, class_start=self.start, class_count=count)
+
+    @property
+    def start(self) -> int:
+        """The index of this device's first class."""
         axis = self.axes[0]
         _, offset = compute_local_shape_and_global_offset(self.shape, self.mesh, self.places)
-        start = min(offset[axis], self.shape[axis])
-        return {"group": (self.mesh, self.along), "class_start": start, "class_count": self.shape[axis]}
+        return min(offset[axis], self.shape[axis])
 
     def local_part(self, a: Any, name: str, dropped: bool = False, learns: bool = False) -> Any:
         """This device's part of `a`, a DTensor or the same on every device, which broadcasts to the scores (`dropped`: to the rows).
@@ -93,8 +98,8 @@ class Layout:
             # an axis of size 1 broadcasts, but is split like that of the scores if that also has size 1
             varies = at is not None and at >= 0 and (a.shape[at] != 1 or self.shape[place.dim] == 1)
             there.append(Shard(at) if varies else WHOLE)
-            own = isinstance(place, Shard) and not varies and not (learns and dim == self.along)
-            back.append(Partial() if own else there[-1])
+            summed = isinstance(place, Shard) and not varies and not (learns and dim == self.along)
+            back.append(Partial() if summed else there[-1])
         return a.redistribute(placements=there).to_local(grad_placements=back)
 
     def mask(self, mask: Any) -> Any:
@@ -106,17 +111,17 @@ class Layout:
             **{k: self.local_part(v, f"{mapping.name}: {k}", learns=True) for k, v in params.items()}
         )
 
-    def like(self, p: Tensor) -> DTensor:
+    def per_class(self, p: Tensor) -> DTensor:
         """A result with the shape of the scores."""
-        return self._made(p, self.places, tuple(self.shape))
+        return self._dtensor(p, self.places, tuple(self.shape))
 
-    def one(self, value: Tensor, keepdims: bool = False, first: tuple[int, ...] = ()) -> DTensor:
+    def per_row(self, value: Tensor, keepdims: bool = False, first: tuple[int, ...] = ()) -> DTensor:
         """A result with one number per row, or with more axes before the rows."""
         if keepdims:
             shape = tuple(1 if i in self.axes else n for i, n in enumerate(self.shape))
         else:
             shape = tuple(n for i, n in enumerate(self.shape) if i not in self.axes)
-        return self._made(value, self.of_rows(keepdims, len(first)), (*first, *shape))
+        return self._dtensor(value, self.of_rows(keepdims, len(first)), (*first, *shape))
 
     def of_rows(self, keepdims: bool = False, first: int = 0) -> list[Any]:
         """The placements of a result with one number per row."""
@@ -129,7 +134,7 @@ class Layout:
                 out.append(WHOLE)
         return out
 
-    def _made(self, local: Tensor, places: Any, shape: tuple[int, ...]) -> DTensor:
+    def _dtensor(self, local: Tensor, places: Any, shape: tuple[int, ...]) -> DTensor:
         stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
         return DTensor.from_local(
             local.contiguous(), self.mesh, places, run_check=False, shape=torch.Size(shape), stride=stride
@@ -140,7 +145,7 @@ def like_scores(
     who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, axes: Any, *given: Any
 ) -> DTensor:
     """p or log p, by `whole(mapping, rows, mask)` if each device has all classes. given: mask, dtype."""
-    return _in_its_place(_like_scores, x, axes)(who, whole, mapping, x, axes, *given)
+    return _outside_graphs(_like_scores, x, axes)(who, whole, mapping, x, axes, *given)
 
 
 def of_rows(
@@ -156,7 +161,7 @@ def of_rows(
     parameters
         Values with one number per row.
     """
-    return _in_its_place(_of_rows, x, axes)(who, whole, mapping, x, axes, mask, keepdims, y, **parameters)
+    return _outside_graphs(_of_rows, x, axes)(who, whole, mapping, x, axes, mask, keepdims, y, **parameters)
 
 
 def loss(
@@ -164,15 +169,15 @@ def loss(
 ) -> DTensor:
     """A loss: each device computes its rows, then they are reduced. With class indices a mean divides by the sum of their weights."""
     options = options._replace(axis=options.class_axis(x))
-    return _in_its_place(_loss, x, options.axis)(who, whole, mapping, x, target, options)
+    return _outside_graphs(_loss, x, options.axis)(who, whole, mapping, x, target, options)
 
 
-def _in_its_place(f: Callable[..., Any], x: DTensor, axes: Any) -> Callable[..., Any]:
+def _outside_graphs(f: Callable[..., Any], x: DTensor, axes: Any) -> Callable[..., Any]:
     """`f`, outside of torch.compile's graphs if the classes are split over devices."""
     given = axes if isinstance(axes, (tuple, list)) else (-1 if axes is None else axes,)
     classes = [a % x.ndim for a in given if isinstance(a, int)]
-    apart = any(isinstance(p, Shard) and p.dim % x.ndim in classes for p in x.placements)
-    return _EAGERLY[f.__name__] if apart else f
+    split = any(isinstance(p, Shard) and p.dim % x.ndim in classes for p in x.placements)
+    return _EAGERLY[f.__name__] if split else f
 
 
 def _like_scores(
@@ -182,8 +187,8 @@ def _like_scores(
     layout = Layout(who, cast, axes, True)
     mapping, keep = layout.mapping(mapping), layout.mask(mask)
     if layout.along is None:
-        return layout.like(whole(mapping, layout.local, keep))
-    return layout.like(APART[who](mapping, layout.local, layout.axes[0], mask=keep, **layout.split))
+        return layout.per_class(whole(mapping, layout.local, keep))
+    return layout.per_class(BY_SHARDS[who](mapping, layout.local, layout.axes[0], mask=keep, **layout.shard))
 
 
 def _of_rows(
@@ -202,9 +207,9 @@ def _of_rows(
     if layout.along is None:
         found = whole(mapping, layout.local, **given)
     else:
-        found = APART[who](mapping, layout.local, axis=layout.axes[0], keepdims=keepdims, **given, **layout.split)
+        found = BY_SHARDS[who](mapping, layout.local, axis=layout.axes[0], keepdims=keepdims, **given, **layout.shard)
     found = found if isinstance(found, tuple) else (found,)
-    return [layout.one(v, keepdims, first if i == 0 else ()) for i, v in enumerate(found)]
+    return [layout.per_row(v, keepdims, first if i == 0 else ()) for i, v in enumerate(found)]
 
 
 def _samples(layout: Layout, y: Tensor, first: int) -> Tensor:
@@ -216,8 +221,8 @@ def _samples(layout: Layout, y: Tensor, first: int) -> Tensor:
 def _loss(
     who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, target: Any, options: LossOptions
 ) -> DTensor:
-    apart, w = APART.get(who), options.weight
-    layout = Layout(who, x, options.axis, apart is not None)
+    verb, w = BY_SHARDS.get(who), options.weight
+    layout = Layout(who, x, options.axis, verb is not None)
     target = target if is_torch(target) else torch.as_tensor(np.asarray(target), device=x.device)
     indices = is_integer(target)
     t = layout.local_part(target, "target", dropped=indices)
@@ -231,15 +236,13 @@ def _loss(
     if layout.along is None:
         value = whole(mapping, layout.local, t, each)
     else:
-        assert apart is not None
-        split = layout.split
+        assert verb is not None
         if w is not None:
             like = layout.local.new_empty(layout.shape[axis])
             w = class_weights(w, like, _array.namespace(like))
-            start = split["class_start"]
-            each = each._replace(weight=w[start : start + layout.local.shape[axis]])
-        value = apart(mapping, layout.local, t, **each._asdict(), **split)
-    return layout.one(value) if options.reduction == "none" else _reduced(layout, value, t, w, indices, options)
+            each = each._replace(weight=w[layout.start : layout.start + layout.local.shape[axis]])
+        value = verb(mapping, layout.local, t, **each._asdict(), **layout.shard)
+    return layout.per_row(value) if options.reduction == "none" else _reduced(layout, value, t, w, indices, options)
 
 
 def _reduced(layout: Layout, value: Tensor, t: Tensor, w: Any, indices: bool, options: LossOptions) -> DTensor:

@@ -88,14 +88,6 @@ def terms_of(
     return out._replace(log_p=log_p)
 
 
-def check_classes(what: str, index: Array, n: int, xp: Namespace) -> None:
-    """Raise an error if an index is known to be neither a class nor -1."""
-    if known_any((index < -1) | (index >= n), xp):
-        raise IndexError(
-            f"{what}: class indices must be from 0 to {n - 1}, or -1 for none, got values from {int(xp.min(index))} to {int(xp.max(index))}"
-        )
-
-
 def _by_loss(mapping: Mapping, rows: Array, index: Array) -> Terms | None:
     """By an engine that computes softmax's loss of class indices in one pass; not if a class may be masked: there a loss has a gradient.
 

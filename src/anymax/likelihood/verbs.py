@@ -33,9 +33,10 @@ from .._core.names import as_mapping
 from .._core.rows import hide
 from .._core.shards import rows_over_devices, sharded
 from .._core.typing import ArrayT, Axes, Numbers
+from ..losses.targets import refuse_strays
 from ..mappings import Softmax
 from .softmax_plain import named
-from .terms import check_classes, divergences, kl_rows, read, terms_of
+from .terms import divergences, kl_rows, read, terms_of
 
 _SOFTMAX = Softmax()
 
@@ -294,7 +295,7 @@ def topk_kl(
         raise ValueError(
             f"topk_kl: ids of shape {tuple(ids.shape)} (k last) does not belong to scores of shape {tuple(rows.shape)} (classes last)"
         )
-    check_classes("topk_kl: ids", ids, rows.shape[-1], xp)
+    refuse_strays("topk_kl: ids", ids, rows.shape[-1], None, xp)
     _check_twice(ids, xp)
     rest = tail == "one class"
     log_p, _, log_rest = terms_of(_SOFTMAX, rows, ids, xp, scale=scale, rest=rest)
@@ -330,7 +331,7 @@ def _classes(who: str, y: Any, rows: Array, xp: Namespace) -> tuple[Array, tuple
             f"{who}: y of shape {shape}: expected one class for each row, of shape {lead}, or with axes of samples before these"
         )
     y = counts(y, xp)
-    check_classes(f"{who}: y", y, rows.shape[-1], xp)
+    refuse_strays(f"{who}: y", y, rows.shape[-1], None, xp)
     if not first:
         return y[..., None], shape
     y = xp.reshape(y, (math.prod(shape[:first]), *lead))
@@ -367,8 +368,8 @@ def _supported(
     ids, offsets = support_of(who, rows, math.prod(lead), n, support, xp)
     if not eager(ids) or any(v.ndim and v.shape[-1] != 1 for v in mapping.params().values()):
         return mapping, hide(rows, _member(ids, offsets, tuple(rows.shape), xp)), index
-    kept, there, spot = places_of(who, tuple(lead), n, index, ids, offsets, xp)
-    scores = take(rows, kept, xp)
+    classes, there, spot = places_of(who, tuple(lead), n, index, ids, offsets, xp)
+    scores = take(rows, classes, xp)
     return mapping, xp.where(there, scores, -math.inf * xp.ones_like(scores)), spot
 
 
@@ -408,21 +409,21 @@ def places_of(
     step = xp.reshape(xp.arange(wide + 1, dtype=ids.dtype, **place), (1, wide + 1))
     there = step < size[:, None]
     at = xp.where(there, offsets[:-1][:, None] + step, xp.zeros_like(step))
-    kept = xp.take(ids, xp.reshape(at, (-1,)), axis=0) if ids.shape[0] else xp.zeros_like(at)
+    classes = xp.take(ids, xp.reshape(at, (-1,)), axis=0) if ids.shape[0] else xp.zeros_like(at)
     shape = (*lead, wide + 1)
-    kept, there = xp.reshape(kept, shape), xp.reshape(there, shape)
+    classes, there = xp.reshape(classes, shape), xp.reshape(there, shape)
     if wide > 1:
-        ordered = xp.sort(xp.where(there, kept, n + step), axis=-1)
+        ordered = xp.sort(xp.where(there, classes, n + step), axis=-1)
         if known_any(ordered[..., 1:] == ordered[..., :-1], xp):
             raise ValueError(f"{who}: support: a row has a class twice")
     # the place of each class of `index`; `wide`, the empty place, if it is not in the support
-    hit = (xp.expand_dims(kept, axis=-2) == xp.expand_dims(index, axis=-1)) & xp.expand_dims(there, axis=-2)
+    hit = (xp.expand_dims(classes, axis=-2) == xp.expand_dims(index, axis=-1)) & xp.expand_dims(there, axis=-2)
     spot = xp.sum(
-        xp.where(hit, xp.reshape(step, (1,) * len(lead) + (1, wide + 1)), xp.zeros_like(kept[..., None, :])), axis=-1
+        xp.where(hit, xp.reshape(step, (1,) * len(lead) + (1, wide + 1)), xp.zeros_like(classes[..., None, :])), axis=-1
     )
     found = xp.where(xp.any(hit, axis=-1), spot, wide * xp.ones_like(index))
     stray = xp.where(index < 0, index, (wide + 1) * xp.ones_like(index))
-    return kept, there, xp.where((index < 0) | (index >= n), stray, found)
+    return classes, there, xp.where((index < 0) | (index >= n), stray, found)
 
 
 def _member(ids: Array, offsets: Array, shape: tuple[int, ...], xp: Namespace) -> Array:

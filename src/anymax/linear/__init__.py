@@ -1,8 +1,8 @@
 """Output layers: losses, log-probabilities and thresholds of `x @ weight.T + bias`, whose scores are never held all at once.
 
-`layer` holds the operands and computes scores for some rows at a time; `ask` says what to compute from them; `bridge` loops over the
+`layer` holds the operands and computes scores for some rows at a time; `per_row` says what to compute from them; `bridge` loops over the
 rows, `torch` and `jax` with a gradient. torch has three methods: groups of rows, for any map (`torch_groups`); the few scores that each
-row keeps (`torch_kept`, `torch_candidates`, `torch_backward`); and opaque operations inside torch.compile (`torch_compiled`).
+row keeps (`torch_values`, `torch_candidates`, `torch_backward`); and opaque operations inside torch.compile (`torch_compiled`).
 """
 
 from .bridge import BRIDGE as _PLAIN

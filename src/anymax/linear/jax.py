@@ -19,7 +19,7 @@ from .layer import Layer, dots, rows_at_a_time
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _run(
-    ask: Any, static: Static, step: int, by_row: dict[str, Array], shared: dict[str, Any], target: Array | None
+    per_row: Any, static: Static, step: int, by_row: dict[str, Array], shared: dict[str, Any], target: Array | None
 ) -> Any:
     @jax.checkpoint
     def group(by_row: dict[str, Array], target: Array | None, shared: dict[str, Any]) -> Any:
@@ -27,7 +27,7 @@ def _run(
         mapping = static.mapping({k: params[k] for k in static.names})
         keep = by_row.get("keep", shared.get("keep"))
         part = Layer(by_row["x"], shared["weight"], shared["bias"], keep, mapping, (), by_row["x"].dtype)
-        return ask(part, part.scores(), target, shared["of_class"])
+        return per_row(part, part.scores(), target, shared["of_class"])
 
     rows = by_row["x"].shape[0]
     given = by_row, target
@@ -53,13 +53,13 @@ def _gathered(step: int, x: Array, weight: Array, bias: Array | None, classes: A
 
 
 class JaxLayers(LayerBridge):
-    def by_rows(self, layer: Layer, ask: Any, target: Array | None, weight: Array | None, chunk: int | None) -> Any:
+    def by_rows(self, layer: Layer, per_row: Any, target: Array | None, weight: Array | None, chunk: int | None) -> Any:
         shared = {"weight": layer.weight, "bias": layer.bias, "of_class": weight}
         if layer.keep is not None and layer.keep.shape[0] == 1:
             shared["keep"] = layer.keep
         params = layer.mapping.params()
         shared["numbers"] = {k: v for k, v in params.items() if not v.ndim}
-        return _run(ask, static_of(layer.mapping), rows_at_a_time(layer, chunk), layer.by_row(), shared, target)
+        return _run(per_row, static_of(layer.mapping), rows_at_a_time(layer, chunk), layer.by_row(), shared, target)
 
     def gathered(self, layer: Layer, classes: Array) -> Array:
         step = max(1, min(layer.rows, PIECE // max(1, classes.shape[1] * layer.x.shape[1])))

@@ -16,7 +16,6 @@ from .._array import (
     is_array,
     is_jax,
     is_torch,
-    known_any,
     namespace,
     stop_gradient,
     upcast,
@@ -91,7 +90,13 @@ class Layer:
         }
         mapping = mapping.replace(**params) if params else mapping
         return cls(
-            xp.reshape(x, (rows, features)), weight, bias, _kept(who, mask, x, (*lead, n), xp), mapping, lead, dtype
+            xp.reshape(x, (rows, features)),
+            weight,
+            bias,
+            _mask_of_rows(who, mask, x, (*lead, n), xp),
+            mapping,
+            lead,
+            dtype,
         )
 
     def by_row(self) -> dict[str, Array]:
@@ -166,7 +171,7 @@ def _one_a_row(value: Any, lead: tuple[int, ...], name: str, xp: Namespace) -> A
     return xp.reshape(xp.broadcast_to(value, (*lead, 1)), (-1, 1))
 
 
-def _kept(who: str, mask: Any, x: Array, shape: tuple[int, ...], xp: Namespace) -> Array | None:
+def _mask_of_rows(who: str, mask: Any, x: Array, shape: tuple[int, ...], xp: Namespace) -> Array | None:
     """The mask as [1 or rows, classes]."""
     if mask is None:
         return None
@@ -181,34 +186,10 @@ def _kept(who: str, mask: Any, x: Array, shape: tuple[int, ...], xp: Namespace) 
     return xp.reshape(xp.broadcast_to(mask, shape), (math.prod(shape[:-1]), shape[-1]))
 
 
-def class_indices(
-    who: str, target: Array, layer: Layer, ignore_index: int | None, xp: Namespace
-) -> tuple[Array, Array]:
-    """(the classes [rows], True where to leave them out); raise if an index is out of range."""
-    if tuple(target.shape) != layer.lead:
-        either = (
-            f", or a distribution (floating point) of shape {(*layer.lead, layer.classes)}"
-            if ignore_index is not None
-            else ""
-        )
-        raise ValueError(
-            f"{who}: target of shape {tuple(target.shape)}: expected class indices (integers) of shape {layer.lead}{either}"
-        )
-    index = xp.reshape(_array.counts(target, xp), (layer.rows,))
-    out = index == ignore_index if ignore_index is not None else index == -1
-    stray = ~out & ((index < 0) | (index >= layer.classes))
-    if known_any(stray, xp):
-        raise IndexError(
-            f"{who}: class indices must be from 0 to {layer.classes - 1} (or {-1 if ignore_index is None else ignore_index} for none), got "
-            f"values from {int(xp.min(index))} to {int(xp.max(index))}"
-        )
-    return index, out
-
-
 def rows_at_a_time(layer: Layer, chunk: int | None, group: int = _GROUP) -> int:
     """How many rows to compute at a time: those with `chunk` scores per row of the layer, or with `group` scores."""
-    room = layer.rows * chunk if chunk is not None else group
-    return max(1, min(layer.rows, room // layer.classes))
+    scores = layer.rows * chunk if chunk is not None else group
+    return max(1, min(layer.rows, scores // layer.classes))
 
 
 def dots(layer: Layer, classes: Array, xp: Any) -> Array:

@@ -36,7 +36,7 @@ _PIECE = {"cpu": 1 << 18}  # features gathered at a time for a sparse product
 _MANY = 1 << 25
 
 
-def serves(layer: Layer, *others: Any) -> bool:
+def runs_eagerly(layer: Layer, *others: Any) -> bool:
     """True for eager calls on plain tensors, without tracing, if none of `others` requires a gradient."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or modes() or transformed():
         return False
@@ -339,14 +339,14 @@ def _others_back(
     scores = [Scores(layer.part(tile), blocks, target[tile] if gpu is None else None) for tile in every[:1]]
     for tile in every[1:]:  # all share one buffer
         scores.append(Scores(layer.part(tile), blocks, target[tile] if gpu is None else None))
-        scores[-1].room = scores[0].room
+        scores[-1].buffer = scores[0].buffer
     at_once = _ROWS.get(x.device.type, _MANY) if half else _MANY
     for a, b in blocks.parts(layer):
         sums = None
         for tile, of in zip(every, scores):
             if gpu is not None:
                 even = None if g_even is None else g_even[tile]
-                d = gpu.slopes(of.layer, target[tile], level[tile, 0], g[tile], u, even, a, b, of.room)
+                d = gpu.slopes(of.layer, target[tile], level[tile, 0], g[tile], u, even, a, b, of.buffer)
             else:
                 d = of.block(a, b)
                 row, place = of.targets(a, b)
@@ -397,7 +397,7 @@ def _plain_others(layer: Layer, target: Tensor, u: Tensor | None) -> tuple[Tenso
 
 def gathered(layer: Layer, classes: Tensor) -> Tensor:
     """The scores of these classes of each row, [rows, width], fp32 or fp64."""
-    free = layer.constant() if serves(layer) else layer
+    free = layer.constant() if runs_eagerly(layer) else layer
     step = _at_a_time(layer.x, classes.shape[1]) if free is not layer else max(1, layer.rows)
     parts = [dots(free.part(slice(i, i + step)), classes[i : i + step], xp) for i in range(0, max(layer.rows, 1), step)]
     value = torch.cat(parts)

@@ -68,7 +68,7 @@ class Scores:
     """The scores of some rows, block by block, in a buffer that all blocks share."""
 
     def __init__(self, layer: Layer, blocks: Blocks, target: Tensor | None = None) -> None:
-        self.layer, self.room = layer, layer.x.new_empty(layer.rows * blocks.classes)
+        self.layer, self.buffer = layer, layer.x.new_empty(layer.rows * blocks.classes)
         self.order = self.sorted = torch.empty(0)
         if target is not None:
             self.sorted, self.order = target.sort()
@@ -82,7 +82,7 @@ class Scores:
     def block(self, a: int, b: int) -> Tensor:
         """The scores of the classes a to b, in the dtype of the product."""
         layer = self.layer
-        s = self.room[: layer.rows * (b - a)].view(layer.rows, b - a)
+        s = self.buffer[: layer.rows * (b - a)].view(layer.rows, b - a)
         torch.mm(layer.x, layer.weight[a:b].t(), out=s)
         if layer.bias is not None:
             s += layer.bias[a:b]
@@ -106,7 +106,7 @@ class Kept(NamedTuple):
     others: Tensor | None = None  # [rows, 1], logsumexp of all scores but the target's, if requested
 
 
-class _Row:
+class _KeptRows:
     """The kept scores of some rows, in a buffer that grows up to a limit."""
 
     def __init__(self, rows: int, width: int, most: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -187,13 +187,13 @@ def _listed(layer: Layer, bound: Bound, most: int, target: Tensor | None) -> Kep
             nan=-math.inf, neginf=-math.inf
         )
     lists = gpu.candidates(layer, found, target, low)
-    room = lists.value.shape[2]
-    held = _Row(layer.rows, 1, most, torch.float32, layer.x.device)
+    width = lists.value.shape[2]
+    held = _KeptRows(layer.rows, 1, most, torch.float32, layer.x.device)
     lost = lists.floor.isnan().any(1)
-    there = (torch.arange(room, device=layer.x.device) < lists.count[:, :, None]) & ~lost[:, None, None]
+    there = (torch.arange(width, device=layer.x.device) < lists.count[:, :, None]) & ~lost[:, None, None]
     held.value = torch.where(there, lists.value, -math.inf).flatten(1)
     held.index = torch.where(there, lists.index, 0).flatten(1)
-    held.full = (lists.count > room).any(1) & ~lost
+    held.full = (lists.count > width).any(1) & ~lost
     held.cut(torch.where((lost | held.full)[:, None], math.inf, bound(held.value, layer, xp)))
     at = None if target is None else _place(held, target, lists.own, False)
     held.value[lost] = math.nan
@@ -213,7 +213,7 @@ def _collect(
     rows, device = layer.rows, layer.x.device
     wide = wide_dtype(layer.x, torch)
     scores = Scores(layer, blocks, target)
-    held = _Row(rows, min(64, most), most, wide, device)
+    held = _KeptRows(rows, min(64, most), most, wide, device)
     of_target = torch.full((rows,), -math.inf, dtype=wide, device=device)
     lost = torch.zeros(rows, dtype=torch.bool, device=device)  # rows with NaN
     low = torch.empty(0)
@@ -298,10 +298,10 @@ def _above(s: Tensor, low: Tensor) -> Tensor:
     if n % _FEW:
         return (~(s <= low)).view(-1).nonzero()[:, 0]
     few = s.view(rows, n // _FEW, _FEW)
-    some = (~(few.amax(2) <= low)).view(-1).nonzero()[:, 0]
-    inside = ~(few.view(-1, _FEW)[some] <= low[some // (n // _FEW)])
+    groups = (~(few.amax(2) <= low)).view(-1).nonzero()[:, 0]
+    inside = ~(few.view(-1, _FEW)[groups] <= low[groups // (n // _FEW)])
     part, place = inside.nonzero(as_tuple=True)
-    return some[part] * _FEW + place
+    return groups[part] * _FEW + place
 
 
 def _rounded_down(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -311,13 +311,13 @@ def _rounded_down(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(y.to(x.dtype) > x, torch.nextafter(y, torch.full_like(y, -math.inf)), y)
 
 
-def _place(held: _Row, target: Tensor, value: Tensor, last: bool) -> Tensor:
+def _place(held: _KeptRows, target: Tensor, value: Tensor, last: bool) -> Tensor:
     """The place of each row's target among the kept scores; it is appended if it is not there, or if `last`."""
     there = (held.index == target[:, None]) & (held.value != -math.inf)
     there &= torch.arange(held.value.shape[1], device=target.device) < held.count[:, None]
-    some = there.any(1) & (not last)
-    at = torch.where(some, there.int().argmax(1), held.count)
-    row = (~some).nonzero()[:, 0]
+    found = there.any(1) & (not last)
+    at = torch.where(found, there.int().argmax(1), held.count)
+    row = (~found).nonzero()[:, 0]
     if row.shape[0]:
         held.append(row, target[row], value[row])
     return at

@@ -14,9 +14,9 @@ import torch
 from .._array import recorded, wide_dtype
 from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import mapping_from, spec_of
-from . import torch_kept
-from .ask import Ask
+from . import torch_values
 from .layer import Layer
+from .per_row import PerRow
 from .torch_groups import by_rows
 
 Tensor = torch.Tensor
@@ -46,39 +46,49 @@ class _Layer(torch.autograd.Function):
         return dx, dw, None if bias is None else db, *(None,) * 7
 
 
-def values(layer: Layer, index: Tensor, of_class: Tensor | None, ask: Any, chunk: int | None) -> Tensor | None:
+def values(layer: Layer, index: Tensor, of_class: Tensor | None, per_row: Any, chunk: int | None) -> Tensor | None:
     """One number for each row; None for a user's map, or one with tensors, which need plain operations."""
     spec = None if layer.mapping.params() else spec_of(layer.mapping)
     if spec is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
         return None
     operands = layer.x, layer.weight, layer.bias
-    call = *operands, layer.keep, index, of_class, spec, ask.smoothing, ask.log_prob, -1 if chunk is None else chunk
+    call = (
+        *operands,
+        layer.keep,
+        index,
+        of_class,
+        spec,
+        per_row.smoothing,
+        per_row.log_prob,
+        -1 if chunk is None else chunk,
+    )
     if recorded(*operands):
         return _Layer.apply(*call)
     return torch.ops.anymax.layer(*call)  # torch.compile can't trace an autograd function without a gradient
 
 
-def _made(
+def _values(
     x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, index: Tensor, of_class: Tensor | None, spec: str,
     smoothing: float, log_prob: bool, chunk: int,
 ) -> Tensor:  # fmt: skip
     layer = Layer(x, weight, bias, keep, mapping_from(spec, []), (x.shape[0],), x.dtype)
-    asked, some = Ask("a compiled output layer", smoothing, log_prob=log_prob), None if chunk < 0 else chunk
-    found = torch_kept.values(layer, index, index < 0, of_class, asked, some, xp)
-    return by_rows(layer, asked, index, of_class, some) if found is None else found
+    per_row = PerRow("a compiled output layer", smoothing, log_prob=log_prob)
+    step = None if chunk < 0 else chunk
+    found = torch_values.values(layer, index, index < 0, of_class, per_row, step, xp)
+    return by_rows(layer, per_row, index, of_class, step) if found is None else found
 
 
 def _forward(*given: Any) -> Tensor:
     with torch.no_grad():
-        return _made(*given).contiguous()
+        return _values(*given).contiguous()
 
 
 def _vjp(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     with torch.enable_grad():
         free: list[Any] = [None if a is None else a.detach().requires_grad_() for a in (x, weight, bias)]
-        value = _made(*free, *others)
-        made = torch.autograd.grad(value, [a for a in free if a is not None], g)
-    return made[0].contiguous(), made[1].contiguous(), made[2].contiguous() if bias is not None else x.new_empty(0)
+        value = _values(*free, *others)
+        grads = torch.autograd.grad(value, [a for a in free if a is not None], g)
+    return grads[0].contiguous(), grads[1].contiguous(), grads[2].contiguous() if bias is not None else x.new_empty(0)
 
 
 def _forward_fake(x: Tensor, *others: Any) -> Tensor:

@@ -1,6 +1,6 @@
 """PyTorch: an output layer of any map by groups of rows, whose scores are computed again for the gradient.
 
-`Ask` lists the tensors that it uses. The backward pass takes them from the graph, so that a change in between is an error. Tensors
+`PerRow` lists the tensors that it uses. The backward pass takes them from the graph, so that a change in between is an error. Tensors
 that a user's function reads are not seen.
 """
 
@@ -16,7 +16,7 @@ from .._array import plain_backward, upcast, wide_dtype
 from ..autodiff.saving import params_of, save, saved, with_params
 from .bridge import in_turn
 from .layer import Layer, rows_at_a_time
-from .torch_backward import plain_grads, serves, wants_gradient
+from .torch_backward import plain_grads, runs_eagerly, wants_gradient
 
 Tensor = torch.Tensor
 
@@ -28,28 +28,28 @@ class _Groups(torch.autograd.Function):
     """One number for each row, a group of rows at a time; the gradient computes the scores of each group again."""
 
     @staticmethod
-    def forward(ctx: Any, layer: Layer, ask: Any, step: int, *tensors: Tensor | None) -> Tensor:
+    def forward(ctx: Any, layer: Layer, per_row: Any, step: int, *tensors: Tensor | None) -> Tensor:
         """tensors: the result of `_tensors`."""
-        ctx.call = layer, ask, step
+        ctx.call = layer, per_row, step
         save(ctx, *tensors)
-        layer, ask, target, of_class = _with(layer, ask, tensors)
-        parts = [_value(part, part.scores(), where, ask, target, of_class) for part, where in _groups(layer, step)]
+        layer, per_row, target, of_class = _with(layer, per_row, tensors)
+        parts = [_value(part, part.scores(), where, per_row, target, of_class) for part, where in _groups(layer, step)]
         return torch.cat(parts)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (layer, ask, step), tensors, (g,) = ctx.call, saved(ctx), grads
+        (layer, per_row, step), tensors, (g,) = ctx.call, saved(ctx), grads
         none = (None,) * 3
         if plain_backward(g):
 
             def plain(*free: Tensor | None) -> tuple[Tensor]:
-                whole, own, target, of_class = _with(layer, ask, (*free, *tensors[len(free) :]))
-                return (_value(whole, whole.scores(), slice(0, whole.rows), own, target, of_class),)
+                whole, again, target, of_class = _with(layer, per_row, (*free, *tensors[len(free) :]))
+                return (_value(whole, whole.scores(), slice(0, whole.rows), again, target, of_class),)
 
             count = 3 + len(params_of(layer.mapping))
             found = plain_grads(plain, tuple(tensors[:count]), grads)
             return *none, *found, *(None,) * (len(tensors) - count)
-        layer, ask, target, of_class = _with(layer, ask, tensors)
+        layer, per_row, target, of_class = _with(layer, per_row, tensors)
         x, weight, bias, params = layer.x, layer.weight, layer.bias, params_of(layer.mapping)
         wide = wide_dtype(x, torch)
         wants = ctx.needs_input_grad[3:]
@@ -60,10 +60,10 @@ class _Groups(torch.autograd.Function):
         for part, where in _groups(layer, step):
             with torch.enable_grad():
                 s = part.scores().detach().requires_grad_()
-                own = [value.detach().requires_grad_() for value in params_of(part.mapping)]
-                part = dataclasses.replace(part, mapping=with_params(part.mapping, own))
-                value = _value(part, s, where, ask, target, of_class)
-                ds, *rest = torch.autograd.grad(value, [s, *own], g[where].to(value.dtype), allow_unused=True)
+                free = [value.detach().requires_grad_() for value in params_of(part.mapping)]
+                part = dataclasses.replace(part, mapping=with_params(part.mapping, free))
+                value = _value(part, s, where, per_row, target, of_class)
+                ds, *rest = torch.autograd.grad(value, [s, *free], g[where].to(value.dtype), allow_unused=True)
             ds = torch.zeros_like(s) if ds is None else ds
             if part.keep is not None:
                 ds = ds.masked_fill(~part.keep, 0)
@@ -76,33 +76,34 @@ class _Groups(torch.autograd.Function):
                     dw += ds.t() @ part.x
             if db is not None:
                 db += ds.sum(0, dtype=db.dtype)
-            for whole, d in zip(dparams, rest):
+            for dparam, d in zip(dparams, rest):
                 if d is not None:
-                    (whole[where] if whole.ndim and whole.shape[0] == x.shape[0] else whole).add_(d)
-        made = [None if dw is None else dw.to(weight.dtype), None if db is None or bias is None else db.to(bias.dtype)]
-        return *none, dx, *made, *dparams, *(None,) * (len(tensors) - 3 - len(params))
+                    (dparam[where] if dparam.ndim and dparam.shape[0] == x.shape[0] else dparam).add_(d)
+        dw = None if dw is None else dw.to(weight.dtype)
+        db = None if db is None or bias is None else db.to(bias.dtype)
+        return *none, dx, dw, db, *dparams, *(None,) * (len(tensors) - 3 - len(params))
 
 
-def _tensors(layer: Layer, ask: Any, target: Tensor | None, of_class: Tensor | None) -> tuple[Tensor | None, ...]:
+def _tensors(layer: Layer, per_row: Any, target: Tensor | None, of_class: Tensor | None) -> tuple[Tensor | None, ...]:
     """All tensors that the result depends on, those that may have a gradient first."""
     free = layer.x, layer.weight, layer.bias, *params_of(layer.mapping)
-    return *free, layer.keep, target, of_class, *ask.arrays()
+    return *free, layer.keep, target, of_class, *per_row.arrays()
 
 
-def _with(layer: Layer, ask: Any, tensors: Any) -> tuple[Layer, Any, Tensor | None, Tensor | None]:
-    """The layer, `ask`, the target and the class weights, from the result of `_tensors`."""
+def _with(layer: Layer, per_row: Any, tensors: Any) -> tuple[Layer, Any, Tensor | None, Tensor | None]:
+    """The layer, `per_row`, the target and the class weights, from the result of `_tensors`."""
     x, weight, bias, *rest = tensors
     count = len(params_of(layer.mapping))
     keep, target, of_class, *arrays = rest[count:]
     mapping = with_params(layer.mapping, rest[:count])
     layer = dataclasses.replace(layer, x=x, weight=weight, bias=bias, keep=keep, mapping=mapping)
-    return layer, ask.with_arrays(arrays), target, of_class
+    return layer, per_row.with_arrays(arrays), target, of_class
 
 
 def _value(
-    part: Layer, scores: Tensor, where: slice, ask: Any, target: Tensor | None, of_class: Tensor | None
+    part: Layer, scores: Tensor, where: slice, per_row: Any, target: Tensor | None, of_class: Tensor | None
 ) -> Tensor:
-    return ask(part, scores, None if target is None else target[where], of_class)
+    return per_row(part, scores, None if target is None else target[where], of_class)
 
 
 def _groups(layer: Layer, step: int) -> Any:
@@ -111,23 +112,23 @@ def _groups(layer: Layer, step: int) -> Any:
         yield layer.part(where), where
 
 
-def by_rows(layer: Layer, ask: Any, target: Tensor | None, weight: Tensor | None, chunk: int | None) -> Any:
-    """`ask(part of the layer, its scores, their target, weight)` for all rows, with its gradient.
+def by_rows(layer: Layer, per_row: Any, target: Tensor | None, weight: Tensor | None, chunk: int | None) -> Any:
+    """`per_row(part of the layer, its scores, their target, weight)` for all rows, with its gradient.
 
     If something traces the calls, all scores are computed at once, in plain operations.
     """
-    if not serves(layer, target, weight):
-        return ask(layer, layer.scores(), target, weight)
+    if not runs_eagerly(layer, target, weight):
+        return per_row(layer, layer.scores(), target, weight)
     if not wants_gradient(layer):
-        return in_turn(layer, ask, target, weight, chunk)
-    if not layer.rows or _learns(ask, layer):
-        return ask(layer, layer.scores(), target, weight)
+        return in_turn(layer, per_row, target, weight, chunk)
+    if not layer.rows or _learns(per_row, layer):
+        return per_row(layer, layer.scores(), target, weight)
     step = rows_at_a_time(layer, chunk, _GROUP.get(layer.x.device.type, _MANY))
-    return _Groups.apply(layer, ask, step, *_tensors(layer, ask, target, weight))
+    return _Groups.apply(layer, per_row, step, *_tensors(layer, per_row, target, weight))
 
 
-def _learns(ask: Any, layer: Layer) -> bool:
+def _learns(per_row: Any, layer: Layer) -> bool:
     """True if the transforms, or functions among them, have tensors that require a gradient; one row shows it."""
-    if not ask.transforms:
+    if not per_row.transforms:
         return False
-    return ask.transformed(upcast(layer.constant().part(slice(0, 1)).scores(), xp)).requires_grad
+    return per_row.transformed(upcast(layer.constant().part(slice(0, 1)).scores(), xp)).requires_grad

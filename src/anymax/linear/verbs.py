@@ -22,11 +22,12 @@ from ..likelihood.terms import terms_of
 from ..likelihood.verbs import places_of, support_of
 from ..losses.margins import as_margin
 from ..losses.options import LossOptions, class_weights
+from ..losses.targets import holds_indices, refuse_strays
 from ..mappings import Softmax
 from ..thresholds import Threshold
 from ..transforms.base import Transform, transforms_of
-from .ask import Ask
-from .layer import Layer, class_indices
+from .layer import Layer
+from .per_row import PerRow
 
 _SOFTMAX = Softmax()
 _HINTS = {
@@ -118,8 +119,8 @@ def linear_loss(
         raise ValueError(f"{who}: least must be a probability, from 0 to below 1, got {least!r}")
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
-    ask = Ask(who, float(options.label_smoothing), _transforms(who, transform), least=float(least))
-    return _loss(layer, target, options, ask, _checked(who, chunk))
+    per_row = PerRow(who, float(options.label_smoothing), _transforms(who, transform), least=float(least))
+    return _loss(layer, target, options, per_row, _checked(who, chunk))
 
 
 def margin_linear_loss(
@@ -134,8 +135,8 @@ def margin_linear_loss(
     """`margin_loss` of the cosines `x @ centres.T` of rows of length 1."""
     options = LossOptions.read("margin_loss", None, given)
     layer = Layer.of("margin_loss", scale * x, centres, mapping, None, None)
-    ask = Ask("margin_loss", margin=as_margin(margin), scale=scale)
-    return _loss(layer, target, options, ask, None)
+    per_row = PerRow("margin_loss", margin=as_margin(margin), scale=scale)
+    return _loss(layer, target, options, per_row, None)
 
 
 def linear_log_prob(
@@ -182,17 +183,21 @@ def linear_log_prob(
     target = _array.beside(target, layer.x, "target", xp)
     if not is_integer(target):
         raise TypeError(f"{who}: target must be class indices (integers), got {target.dtype}")
-    index, none = class_indices(who, target, layer, None, xp)
-    ask = Ask(who, transforms=_transforms(who, transform), log_prob=True)
+    if tuple(target.shape) != layer.lead:
+        raise ValueError(
+            f"{who}: target of shape {tuple(target.shape)}: expected class indices (integers) of shape {layer.lead}"
+        )
+    index, none = _class_indices(who, target, layer, None, xp)
+    per_row = PerRow(who, transforms=_transforms(who, transform), log_prob=True)
     chunk = _checked(who, chunk)
     if support is not None:
-        if ask.transforms or mask is not None:
+        if per_row.transforms or mask is not None:
             raise ValueError(
                 f"{who}: with a support neither mask nor transform has a meaning; give the classes that they leave"
             )
         return xp.reshape(_of_support(who, layer, index, support, xp), layer.lead)
     index = xp.where(none, -xp.ones_like(index), index)
-    return xp.reshape(bridge(layer.x).layers.values(layer, index, none, None, ask, chunk), layer.lead)
+    return xp.reshape(bridge(layer.x).layers.values(layer, index, none, None, per_row, chunk), layer.lead)
 
 
 def linear_threshold(
@@ -271,40 +276,39 @@ def _transforms(who: str, transform: Any) -> tuple[Callable[[Any], Any], ...]:
 # -- the loss of all rows ------------------------------------------------------------------------------------------------------------
 
 
-def _loss(layer: Layer, target: Any, options: LossOptions, ask: Ask, chunk: int | None) -> Any:
-    who, xp, weight = ask.who, namespace(layer.x), options.weight
+def _loss(layer: Layer, target: Any, options: LossOptions, per_row: PerRow, chunk: int | None) -> Any:
+    who, xp, weight = per_row.who, namespace(layer.x), options.weight
     refuse_sharded(who, None, target=target)
     target = _array.beside(target, layer.x, "target", xp)
     one = upcast(layer.weight[:1, :1], xp)
     if weight is not None:
         weight = class_weights(weight, xp.broadcast_to(one, (1, layer.classes)), xp)
     with quiet(layer.x):
-        if is_integer(target):
-            index, out = class_indices(who, target, layer, options.ignore_index, xp)
+        if holds_indices(target, (*layer.lead, layer.classes), -1, f"{who}: target"):
+            index, out = _class_indices(who, target, layer, options.ignore_index, xp)
             counted = xp.where(out, -xp.ones_like(index), index)
-            value = bridge(layer.x).layers.values(layer, counted, out, weight, ask, chunk)
+            value = bridge(layer.x).layers.values(layer, counted, out, weight, per_row, chunk)
             norm = xp.astype(~out, value.dtype)
             if weight is not None:
                 inside = (index >= 0) & (index < layer.classes)
                 norm = norm * xp.astype(weight[xp.where(inside, index, xp.zeros_like(index))], value.dtype)
         else:
-            shape = (*layer.lead, layer.classes)
-            if not _array.is_floating(target):
-                raise TypeError(
-                    f"{who}: target: expected class indices (integers) or a distribution (floating point), got {target.dtype}"
-                )
-            if tuple(target.shape) != shape:
-                raise ValueError(
-                    f"{who}: target of shape {tuple(target.shape)} is a distribution (floating point) and must have the shape of the "
-                    f"scores, {shape}; class indices must be integers"
-                )
-            if ask.margin is not None:
+            if per_row.margin is not None:
                 raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
             y = xp.reshape(target, (layer.rows, layer.classes))
-            value = bridge(layer.x).layers.by_rows(layer, ask, y, weight, chunk)
+            value = bridge(layer.x).layers.by_rows(layer, per_row, y, weight, chunk)
             norm = xp.ones_like(value)
     norm = xp.reshape(norm, layer.lead)
     return options.reduce(xp.reshape(value, layer.lead), norm, layer.dtype, xp)
+
+
+def _class_indices(
+    who: str, target: Array, layer: Layer, ignore_index: int | None, xp: Namespace
+) -> tuple[Array, Array]:
+    """(the classes [rows], True where a row has none); raise if an index is out of range."""
+    index = xp.reshape(_array.counts(target, xp), (layer.rows,))
+    refuse_strays(who, index, layer.classes, ignore_index, xp)
+    return index, index == (-1 if ignore_index is None else ignore_index)
 
 
 def _of_support(who: str, layer: Layer, index: Array, support: Any, xp: Namespace) -> Array:

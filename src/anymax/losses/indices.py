@@ -6,13 +6,13 @@ import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, is_array, is_integer, is_torch, known, known_any, namespace, quiet, upcast
+from .._array import Array, is_array, is_integer, is_torch, known, namespace, quiet, upcast
 from .._core.mapping import Mapping
 from .._core.rows import prepare
 from ..autodiff import bridge
 from ..kernels.link import link_of
 from .options import LossOptions, cast, class_weights
-from .targets import ask_for_axis, result_dtype
+from .targets import ask_for_axis, refuse_strays, result_dtype
 
 
 def index_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array | None:
@@ -45,8 +45,6 @@ def _each_row(mapping: Mapping, rows: Array, target: Array, options: LossOptions
     xp, dtype = namespace(rows), result_dtype(rows)
     index = _array.counts(_array.beside(target, rows, "target", xp), xp)
     index, left_out = _from_zero(index, options.ignore_index, rows.shape[-1], xp)
-    if index is None:
-        return None
     value = bridge(rows).index_loss(mapping, rows, index)
     if value is None:
         return None
@@ -64,19 +62,16 @@ def _each_row(mapping: Mapping, rows: Array, target: Array, options: LossOptions
     return options.reduce(value, norm, dtype, xp)
 
 
-def _from_zero(index: Array, ignored: int, n: int, xp: Any) -> tuple[Array | None, Array | None]:
-    """(the indices with -1 for ignored samples, a mask of ignored samples or None if there are none).
+def _from_zero(index: Array, ignored: int, n: int, xp: Any) -> tuple[Array, Array | None]:
+    """(the indices, -1 for ignored samples; a mask of ignored samples, or None if there are none).
 
-    The indices are None if one is not a class.
+    Where values may not be read, an index that is not a class is n, above all classes, which makes the loss NaN.
     """
-    left_out = index == ignored
-    traced = not known(index)  # or on a GPU, where reading would wait
-    if not traced and not known_any(left_out, xp):
-        left_out = None
-    stray = (index < 0) | (index >= n)
-    stray = stray if left_out is None else stray & ~left_out
-    if known_any(stray, xp):
-        return None, None
-    if traced:  # an index above all classes makes the loss NaN
+    left_out, stray = index == ignored, refuse_strays("target", index, n, ignored, xp)
+    if not known(
+        left_out
+    ):  # it is traced, as also for a constant index under jax.jit, or on a GPU, where reading would wait
         index = xp.where(stray, n * xp.ones_like(index), index)
-    return index if left_out is None else xp.where(left_out, -xp.ones_like(index), index), left_out
+    elif not bool(xp.any(left_out)):
+        return index, None
+    return xp.where(left_out, -xp.ones_like(index), index), left_out

@@ -37,10 +37,11 @@ from .._random.noises import Noise
 from ..autodiff import bridge
 from ..functional import log_rows
 from ..mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
+from .batch import Batch, one_axis
 from .indices import index_loss
 from .margins import as_margin
 from .options import LossOptions, cast
-from .targets import Batch, ask_for_axis, one_axis, result_dtype
+from .targets import ask_for_axis, result_dtype
 
 _SOFTMAX, _SPARSEMAX, _ENTMAX15 = Softmax(), Sparsemax(), Entmax(1.5)
 

@@ -14,7 +14,8 @@ from torch.distributions.kl import register_kl
 from torch.distributions.utils import lazy_property
 
 from .._core.mapping import Mapping
-from ..likelihood.terms import check_classes, kl_rows, log_p_rows, p_rows, read, terms_of
+from ..likelihood.terms import kl_rows, log_p_rows, p_rows, read, terms_of
+from ..losses.targets import refuse_strays
 from ..mappings import Softmax
 from ..sampling import samplers
 
@@ -147,7 +148,7 @@ class Categorical(TorchCategorical):
         """
         if self._validate_args:
             self._validate_sample(value)
-        check_classes("Categorical.log_prob: value", value, self._num_events, xp)
+        refuse_strays("Categorical.log_prob: value", value, self._num_events, None, xp)
         shape = torch.broadcast_shapes(value.shape, self._batch_shape)
         extra = len(shape) - len(self._batch_shape)
         index = value.long().expand(shape).flatten(0, extra - 1) if extra else value.long().expand(shape)[None]

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import distributed, functional, linear, losses, transforms
-from .._array import eager, is_integer, is_number
+from .._array import is_integer, is_number, namespace
 from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .._core.typing import Reduction
-from ..distributed import Group, as_group
+from ..distributed import Group, ShardKeywords, as_group
 from ..losses import margins
+from ..losses.targets import refuse_strays
 from ..mappings import Softmax as _Softmax
 from .base import OfMapping, check_sizes, every_module
 
@@ -135,8 +136,10 @@ class MarginHead(OfMapping):
         target = self._integers(embeddings, target)
         if self.group is not None:
             embeddings, target = _exchanged(self.group, embeddings, target)
-        self._check_range(target)  # after the exchange, so that every process raises the error
-        ignored, options = target == self.options["ignore_index"], {**self.options, "ignore_index": -1}
+        left_out = self.options["ignore_index"]
+        # after the exchange, so that every process raises the error
+        refuse_strays("MarginHead", target, self.num_classes, left_out, namespace(target), waits=True)
+        ignored, options = target == left_out, {**self.options, "ignore_index": -1}
         # ignored rows become -1, since other classes may get the index `ignore_index` below
         target = torch.where(ignored, -1, torch.where(target < 0, self.num_classes, target))
         weight, starts = self.weight, self.starts
@@ -152,8 +155,8 @@ class MarginHead(OfMapping):
             return losses.margin_loss(mapping, wide, target, margin=self.margin, scale=self.scale, axis=-1, **options)
         scores = self.margin(wide, mine, -1) * self.scale if weight.shape[0] else wide
         loss = distributed.fenchel_young if mapping.facts.has_potential else distributed.nll
-        split: dict[str, Any] = {"class_start": start, "class_count": starts[-1], "group": self.group}
-        return loss(mapping, scores, target, axis=-1, **split, **options)
+        shard = ShardKeywords(group=self.group, class_start=start, class_count=starts[-1])
+        return loss(mapping, scores, target, axis=-1, **shard, **options)
 
     def _integers(self, embeddings: Tensor, target: Tensor) -> Tensor:
         """The targets as 64-bit integers; an error unless there is one for each embedding."""
@@ -166,14 +169,6 @@ class MarginHead(OfMapping):
                 f"got {tuple(target.shape)}"
             )
         return target.long()
-
-    def _check_range(self, target: Tensor) -> None:
-        stray = (target != self.options["ignore_index"]) & ((target < 0) | (target >= self.num_classes))
-        if eager(stray) and bool(stray.any()):
-            raise IndexError(
-                f"MarginHead: class indices must be from 0 to {self.num_classes - 1} (or ignore_index={self.options['ignore_index']}), "
-                f"got values from {int(target.min())} to {int(target.max())}"
-            )
 
     def _sampled(self, target: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         """(this process's classes in this step, the targets as indices among the classes of all processes in this step, where those of
@@ -216,7 +211,7 @@ def _exchanged(group: Group, embeddings: Tensor, target: Tensor) -> tuple[Tensor
     sizes = group.stack(torch.tensor([embeddings.shape[0]], device=embeddings.device))[:, 0].tolist()
     more = max(sizes) - embeddings.shape[0]
     padded = torch.cat([embeddings, embeddings.new_zeros(more, embeddings.shape[1])])
-    rows = group.own(group.stack(padded))
+    rows = group.vary(group.stack(padded))
     targets = group.stack(torch.cat([target, target.new_zeros(more)]))
     every = [(rows[i][:n], targets[i][:n]) for i, n in enumerate(sizes)]
     return torch.cat([e for e, _ in every]), torch.cat([t for _, t in every])

@@ -19,9 +19,8 @@ from ._group import Expected, Form, Group
 
 _BASE = 1 << 12  # of the two digits by which a number is sent: exact in fp32 up to 2^36
 _MARKS = 1 << 24  # fp32 holds all integers up to this
-FAILED, NOTHING, HERE, FOLLOWS = range(
-    4
-)  # `Head.sends`: failed, no data, data in this collective, data in the next one
+# `Head.sends`: failed, no data, data in this collective, data in the next one
+FAILED, NOTHING, HERE, FOLLOWS = range(4)
 _ERRORS = {e.__name__: e for e in (TypeError, ValueError, IndexError, RuntimeError, NotImplementedError, KeyError)}
 
 
@@ -53,7 +52,7 @@ class Head(NamedTuple):
 WIDTH = len(Head(FAILED).coded()) + 1
 
 
-class Talk:
+class Agreement:
     """One call: what its processes must agree on, and the collective in which they do."""
 
     def __init__(self, who: str, group: Group, x: Any, form: Form | None = None) -> None:
@@ -75,12 +74,12 @@ class Talk:
         """The payloads of all processes, [size, *shape of the payload], and their heads; raise if the calls differ."""
         group, xp = self.group, namespace(self.x)
         expected: Expected = group.expected
-        own = None if payload is None else Form(payload.numel(), payload.dtype)
-        form = own if own is not None and group.size == 1 else self.form or expected.next()
-        sends = NOTHING if own is None else HERE if own == form else FOLLOWS
+        actual = None if payload is None else Form(payload.numel(), payload.dtype)
+        form = actual if actual is not None and group.size == 1 else self.form or expected.next()
+        sends = NOTHING if actual is None else HERE if actual == form else FOLLOWS
         head = head._replace(sends=sends, digest=zlib.crc32(json.dumps(self.words).encode()))
         marked = None if self.agreed or self.same is None else mark(self.same[1])
-        stacked, heads = self._told(payload if sends == HERE else None, form, head, marked)
+        stacked, heads = self._send(payload if sends == HERE else None, form, head, marked)
         self._failures(heads, None)
         if len({h.start is None for h in heads}) > 1:
             raise ValueError(
@@ -93,8 +92,8 @@ class Talk:
         if payload is None:
             return None, heads
         self.open = False
-        if own is not None and own != self.form:
-            expected.came(own)
+        if actual is not None and actual != self.form:
+            expected.came(actual)
         if sends == FOLLOWS:
             stacked = group.stack(xp.reshape(payload, (-1,)))
         return xp.reshape(stacked, (group.size, *payload.shape)), heads
@@ -104,16 +103,16 @@ class Talk:
         if not self.open:
             return
         self.open = False
-        _, heads = self._told(None, self.form or self.group.expected.next(), Head(FAILED), None)
+        _, heads = self._send(None, self.form or self.group.expected.next(), Head(FAILED), None)
         self._failures(heads, error)
 
-    def _told(self, payload: Array | None, form: Form, head: Head, marked: Any) -> tuple[Array, list[Head]]:
+    def _send(self, payload: Array | None, form: Form, head: Head, marked: Any) -> tuple[Array, list[Head]]:
         xp, here = namespace(self.x), {"device": self.x.device}
-        told = xp.asarray(head.coded(), dtype=form.dtype, **here)
+        numbers = xp.asarray(head.coded(), dtype=form.dtype, **here)
         last = xp.zeros((1,), dtype=form.dtype, **here) if marked is None else xp.astype(marked, form.dtype)
         body = xp.zeros((form.count,), dtype=form.dtype, **here) if payload is None else xp.reshape(payload, (-1,))
-        both = self.group.stack(xp.concat([body, told, xp.reshape(last, (1,))]))
-        return both[:, :-WIDTH], [Head.read(row) for row in both[:, -WIDTH:].tolist()]
+        sent = self.group.stack(xp.concat([body, numbers, xp.reshape(last, (1,))]))
+        return sent[:, :-WIDTH], [Head.read(row) for row in sent[:, -WIDTH:].tolist()]
 
     # -- errors, the same on every process ---------------------------------------------------------------------------------------
 
@@ -157,12 +156,12 @@ class Talk:
         )
 
 
-def agreeing(talk: Talk, verb: Callable[[], Any]) -> Any:
+def fail_together(agreement: Agreement, verb: Callable[[], Any]) -> Any:
     """`verb()`; if it fails on one process before all have agreed, it fails on all, with the same message."""
     try:
         return verb()
     except Exception as error:
-        talk.failed(error)
+        agreement.failed(error)
         raise
 
 

@@ -19,7 +19,7 @@ _SOFTMAX = Softmax()
 
 
 @dataclasses.dataclass(frozen=True)
-class Ask:
+class PerRow:
     """Computes one number for each row of scores; hashable, so that a program is compiled once."""
 
     who: str
@@ -50,7 +50,7 @@ class Ask:
         """The arrays among the parameters of the transforms; those of a user's function are not known."""
         return [v for t in self.transforms if isinstance(t, Transform) for _, v in t.params if is_array(v)]
 
-    def with_arrays(self, arrays: list[Array]) -> Ask:
+    def with_arrays(self, arrays: list[Array]) -> PerRow:
         """A copy with these arrays in place of those that `arrays` returns."""
         if not arrays:
             return self

@@ -14,44 +14,44 @@ from ..likelihood.terms import terms_of
 from ..mappings import Softmax, SparseSoftmax
 from ..thresholds import tau_and_support
 from . import torch_backward
-from .ask import Thresholds, loss_of
 from .layer import Layer
+from .per_row import Thresholds, loss_of
 from .torch_groups import by_rows
 
 _SOFTMAX = Softmax()
 
 
 def values(
-    layer: Layer, index: Array, out: Array, weight: Array | None, ask: Any, chunk: int | None, xp: Namespace
+    layer: Layer, index: Array, out: Array, weight: Array | None, per_row: Any, chunk: int | None, xp: Namespace
 ) -> Array | None:
     """One number for each row, 0 for rows in `out`; None if these ways do not apply, as when all scores of a row are needed at once."""
-    if not torch_backward.serves(layer, weight):
+    if not torch_backward.runs_eagerly(layer, weight):
         return None
     of = _of_softmax if layer.mapping.is_softmax else _of_kept if _bound(layer.mapping, xp) is not None else None
     if of is None:
         return None
-    if ask.smoothing and layer.keep is not None and layer.keep.shape[0] != 1:
+    if per_row.smoothing and layer.keep is not None and layer.keep.shape[0] != 1:
         return None
     if not bool(out.any()):
-        return of(layer, index, weight, ask, chunk, xp) if layer.rows else None
+        return of(layer, index, weight, per_row, chunk, xp) if layer.rows else None
     rows = xp.nonzero(~out)[0]
     if not rows.shape[0]:
         return None
-    value = of(layer.part(rows), index[rows], weight, ask, chunk, xp)
+    value = of(layer.part(rows), index[rows], weight, per_row, chunk, xp)
     return xp.zeros(layer.rows, dtype=value.dtype, device=value.device).index_copy(0, rows, value)
 
 
 def thresholds(layer: Layer, chunk: int | None, xp: Namespace) -> tuple[Array, Array] | None:
     """(tau, the size of the support) of each row; None as in `values`."""
-    if not torch_backward.serves(layer) or not layer.rows:
+    if not torch_backward.runs_eagerly(layer) or not layer.rows:
         return None
     if layer.mapping.is_softmax:
         first = xp.zeros(layer.rows, dtype=xp.int64, device=layer.x.device)
         two = torch_backward.of_softmax(layer, first, None, chunk)[0]
         size = xp.full_like(first, layer.classes)
-        some = layer.kept_classes(xp)
-        return xp.logaddexp(two[:, 0], two[:, 1]), size if some is None else xp.sum(
-            xp.broadcast_to(some, (layer.rows, layer.classes)), axis=1
+        keep = layer.kept_classes(xp)
+        return xp.logaddexp(two[:, 0], two[:, 1]), size if keep is None else xp.sum(
+            xp.broadcast_to(keep, (layer.rows, layer.classes)), axis=1
         )
     bound = _bound(layer.mapping, xp)
     if bound is None:
@@ -68,24 +68,26 @@ def thresholds(layer: Layer, chunk: int | None, xp: Namespace) -> tuple[Array, A
 # -- softmax -------------------------------------------------------------------------------------------------------------------------
 
 
-def _of_softmax(layer: Layer, index: Array, weight: Array | None, ask: Any, chunk: int | None, xp: Namespace) -> Array:
+def _of_softmax(
+    layer: Layer, index: Array, weight: Array | None, per_row: Any, chunk: int | None, xp: Namespace
+) -> Array:
     cross_entropy = loss_of(layer.mapping) == "nll"
-    u = _spread(layer, weight if cross_entropy else None, ask, xp)
-    two, even = torch_backward.of_softmax(layer, index, u, chunk, ask.least)
+    u = _spread(layer, weight if cross_entropy else None, per_row, xp)
+    two, even = torch_backward.of_softmax(layer, index, u, chunk, per_row.least)
     place = xp.zeros_like(index)
-    if ask.margin is not None:
-        moved = _moved(two[:, :1], ask)
+    if per_row.margin is not None:
+        moved = _moved(two[:, :1], per_row)
         two = xp.concat([moved, two[:, 1:]], axis=1)
-    if ask.log_prob:
+    if per_row.log_prob:
         return terms_of(_SOFTMAX, two, place[:, None], xp).log_p[:, 0]
-    value = ask.loss(_SOFTMAX, two, place)
+    value = per_row.loss(_SOFTMAX, two, place)
     if u is None:
         return value if weight is None else _times(value, weight[index], xp)
     if not cross_entropy:
-        return _smoothed(layer, value, two[:, 0], even, index, weight, ask, xp)
+        return _smoothed(layer, value, two[:, 0], even, index, weight, per_row, xp)
     level = two[:, 0] + value  # logsumexp of the row
-    own = 1.0 - ask.smoothing if weight is None else (1.0 - ask.smoothing) * weight[index]
-    return own * value + ask.smoothing * (xp.sum(u) * level - even)
+    share = 1.0 - per_row.smoothing if weight is None else (1.0 - per_row.smoothing) * weight[index]
+    return share * value + per_row.smoothing * (xp.sum(u) * level - even)
 
 
 # -- sparse maps ---------------------------------------------------------------------------------------------------------------------
@@ -135,34 +137,34 @@ def _kth(s: Array, layer: Layer, xp: Namespace) -> Array:
     return low - _slack(low, xp)
 
 
-def _of_kept(layer: Layer, index: Array, weight: Array | None, ask: Any, chunk: int | None, xp: Namespace) -> Array:
+def _of_kept(layer: Layer, index: Array, weight: Array | None, per_row: Any, chunk: int | None, xp: Namespace) -> Array:
     bound = _bound(layer.mapping, xp)
     assert bound is not None
-    held: Any = torch_backward.kept(layer, index, bound, ask.margin is not None, chunk)
+    held: Any = torch_backward.kept(layer, index, bound, per_row.margin is not None, chunk)
     if not bool(held.full.any()):
-        return _of_held(layer, held, index, weight, ask, xp)
+        return _of_scores(layer, held, index, weight, per_row, xp)
     full, rest = (xp.nonzero(part)[0] for part in (held.full, ~held.full))
-    dense = by_rows(layer.part(full), ask, index[full], weight, chunk)
+    dense = by_rows(layer.part(full), per_row, index[full], weight, chunk)
     if not rest.shape[0]:
         return dense
-    some = type(held)(held.value[rest], held.index[rest], held.at[rest], held.full[rest])
-    sparse = _of_held(layer.part(rest), some, index[rest], weight, ask, xp)
+    sparse_rows = type(held)(held.value[rest], held.index[rest], held.at[rest], held.full[rest])
+    sparse = _of_scores(layer.part(rest), sparse_rows, index[rest], weight, per_row, xp)
     value = xp.zeros(layer.rows, dtype=sparse.dtype, device=sparse.device)
     return value.index_copy(0, full, dense).index_copy(0, rest, sparse)
 
 
-def _of_held(layer: Layer, held: Any, index: Array, weight: Array | None, ask: Any, xp: Namespace) -> Array:
-    u = _spread(layer, None, ask, xp)
+def _of_scores(layer: Layer, held: Any, index: Array, weight: Array | None, per_row: Any, xp: Namespace) -> Array:
+    u = _spread(layer, None, per_row, xp)
     s, even = torch_backward.scores_of(layer, held, u)
     at = held.at[:, None]
     own = s.gather(1, at)
-    if ask.margin is not None:
-        s = s.scatter(1, at, _moved(own, ask))
-    if ask.log_prob:
+    if per_row.margin is not None:
+        s = s.scatter(1, at, _moved(own, per_row))
+    if per_row.log_prob:
         return terms_of(layer.mapping, s, at, xp).log_p[:, 0]
-    value = ask.loss(layer.mapping, s, held.at)
+    value = per_row.loss(layer.mapping, s, held.at)
     if u is not None:
-        return _smoothed(layer, value, own[:, 0], even, index, weight, ask, xp)
+        return _smoothed(layer, value, own[:, 0], even, index, weight, per_row, xp)
     return value if weight is None else _times(value, weight[index], xp)
 
 
@@ -174,15 +176,15 @@ def _times(value: Array, factor: Array, xp: Namespace) -> Array:
     return xp.where(factor == 0, xp.zeros_like(value), value * factor)
 
 
-def _moved(own: Array, ask: Any) -> Array:
+def _moved(own: Array, per_row: Any) -> Array:
     """The target's score with its margin."""
-    cosines = own / ask.scale
-    return ask.scale * ask.margin(cosines, (cosines[:, 0] * 0).to(int), -1)
+    cosines = own / per_row.scale
+    return per_row.scale * per_row.margin(cosines, (cosines[:, 0] * 0).to(int), -1)
 
 
-def _spread(layer: Layer, weight: Array | None, ask: Any, xp: Namespace) -> Array | None:
+def _spread(layer: Layer, weight: Array | None, per_row: Any, xp: Namespace) -> Array | None:
     """The share that label smoothing gives to each class, times the class weights."""
-    if not ask.smoothing:
+    if not per_row.smoothing:
         return None
     wide = wide_dtype(layer.x, xp)
     free = layer.kept_classes(xp)
@@ -192,10 +194,10 @@ def _spread(layer: Layer, weight: Array | None, ask: Any, xp: Namespace) -> Arra
 
 
 def _smoothed(
-    layer: Layer, value: Array, own: Array, even: Array, index: Array, weight: Array | None, ask: Any, xp: Namespace
+    layer: Layer, value: Array, own: Array, even: Array, index: Array, weight: Array | None, per_row: Any, xp: Namespace
 ) -> Array:
     """The Fenchel-Young loss of the smoothed target from that of a class: <scores, y> is linear in y, and Omega has two kinds of terms."""
-    e = ask.smoothing
+    e = per_row.smoothing
     value = value + e * (own - even)
     if not isinstance(layer.mapping, SparseSoftmax):
         free = layer.kept_classes(xp)

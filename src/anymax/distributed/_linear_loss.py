@@ -6,15 +6,17 @@ import dataclasses
 from typing import Any
 
 from .. import _array
-from .._array import Array, is_integer, namespace, upcast
+from .._array import Array, namespace, upcast
 from ..autodiff import bridge
-from ..linear.ask import loss_of
 from ..linear.layer import Layer
+from ..linear.per_row import loss_of
 from ..losses.options import LossOptions, class_weights
-from ._agree import Talk, agreeing
+from ..losses.targets import holds_indices
+from ._agreement import Agreement, fail_together
+from ._call import Arguments, ShardedCall, described, form_of
 from ._group import Group
-from ._losses import columns, loss_of_call, say_options, target_is
-from ._shard import Asked, ShardedCall, described, form_of, place_of
+from ._losses import loss_of_call, say_options, target_is, width
+from ._shard import device_of
 
 _WHO = "linear_loss"
 _SCORES = 1 << 22  # scores that a process holds at a time
@@ -22,39 +24,42 @@ _PARTS = 16  # parts in a JAX program, which contains the code of each part
 
 
 def linear_loss(
-    asked: Asked, talk: Talk, linear_weight: Any, linear_bias: Any, chunk: Any, target: Any, weight: Any, given: dict[str, Any]
-) -> Any:  # fmt: skip
+    arguments: Arguments,
+    agreement: Agreement,
+    linear_weight: Any,
+    linear_bias: Any,
+    chunk: Any,
+    target: Any,
+    weight: Any,
+    given: dict[str, Any],
+) -> Any:
+    """The loss of the scores `x @ linear_weight.T`."""
     options = LossOptions.read(_WHO, weight, given)
-    layer = Layer.of(_WHO, asked.x, linear_weight, asked.mapping, linear_bias, asked.mask, part=True)
+    layer = Layer.of(_WHO, arguments.x, linear_weight, arguments.mapping, linear_bias, arguments.mask, part=True)
     if chunk is not None and _array.check_integer(_WHO, "chunk", chunk, "an integer, the number of rows at a time") < 1:
         raise ValueError(f"{_WHO}: chunk must be at least 1, the number of rows at a time, got {chunk}")
-    xp, lead, n, rows, shared = namespace(layer.x), layer.lead, layer.classes, layer.rows, talk.group
+    xp, lead, n, rows, shared = namespace(layer.x), layer.lead, layer.classes, layer.rows, agreement.group
     target = _array.beside(target, layer.x, "target", xp)
-    soft = not is_integer(target)
-    if tuple(target.shape) != ((*lead, n) if soft else lead):
-        raise ValueError(
-            f"{_WHO}: target of shape {tuple(target.shape)}: expected class indices (integers) of shape {lead}, or this process's part of "
-            f"distributions (floating point), {(*lead, n)}"
-        )
-    call = ShardedCall.of(talk, layer.mapping, layer.x, -1, None, asked.start, asked.count)
+    soft = not holds_indices(target, (*lead, n), -1, f"{_WHO}: target", part=True)
+    call = ShardedCall.of(agreement, layer.mapping, layer.x, -1, None, arguments.class_start, arguments.class_count)
     sizes = [n] * shared.size
     if shared.strict:
-        say_options(talk, options)
-        target_is(talk, target, xp)
-        talk.say(chunk=chunk, x=f"{layer.x.shape[-1]} features, {described(layer.x)}")
+        say_options(agreement, options)
+        target_is(agreement, target, xp)
+        agreement.say(chunk=chunk, x=f"{layer.x.shape[-1]} features, {described(layer.x)}")
         sizes = call.agree(n)
-    start = sum(sizes[: shared.rank]) if asked.start is None and shared.strict else asked.start
-    if asked.count is not None and asked.count != sum(sizes):
-        raise ValueError(f"{_WHO}: class_count={asked.count}, but the processes have {sum(sizes)} classes")
+    start = sum(sizes[: shared.rank]) if arguments.class_start is None and shared.strict else arguments.class_start
+    if arguments.class_count is not None and arguments.class_count != sum(sizes):
+        raise ValueError(f"{_WHO}: class_count={arguments.class_count}, but the processes have {sum(sizes)} classes")
     step = chunk or _rows_at_a_time(rows, max(sizes), shared)
-    layer = dataclasses.replace(layer, x=shared.own(layer.x))
+    layer = dataclasses.replace(layer, x=shared.vary(layer.x))
     target = xp.reshape(target, (rows, n) if soft else (rows,))
     each = options._replace(reduction="none")
 
     def some(begin: int) -> Array:
         where = slice(begin, min(begin + step, rows))
-        form = form_of(where.stop - begin, 2 + columns(options), layer.x) if shared.strict else None
-        part = Talk(loss_of(layer.mapping), shared, layer.x, form)
+        form = form_of(where.stop - begin, 2 + width(options), layer.x) if shared.strict else None
+        part = Agreement(loss_of(layer.mapping), shared, layer.x, form)
 
         def loss() -> Array:
             these = layer.part(where)
@@ -63,7 +68,7 @@ def linear_loss(
             )
             return loss_of_call(call, target[where, ...], each)
 
-        return agreeing(part, loss)
+        return fail_together(part, loss)
 
     again = bridge(layer.x).recomputed(some) if rows > step else some
     # without rows too, so that every parameter has a gradient, of zeros
@@ -89,7 +94,7 @@ def _norm(
     if options.weight is None:
         return counts
     first = n * group.rank if start is None else start
-    w = class_weights(options.weight, xp.zeros((1, n), dtype=value.dtype, **place_of(value)), xp)
+    w = class_weights(options.weight, xp.zeros((1, n), dtype=value.dtype, **device_of(value)), xp)
     at = index - first
     own = (at >= 0) & (at < n) & (index != options.ignore_index)
     mine = xp.where(own, w[xp.where(own, at, xp.zeros_like(at))], xp.zeros_like(value)) if n else xp.zeros_like(value)

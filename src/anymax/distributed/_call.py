@@ -1,0 +1,224 @@
+"""The arguments of a verb, and the first collective, in which the processes also check that their calls agree."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple, TypedDict
+
+from .. import _array
+from .._array import (
+    Array,
+    asarray,
+    check_axis,
+    differentiates,
+    floating,
+    is_array,
+    is_torch,
+    namespace,
+    pick_axis,
+    to_last,
+    upcast,
+)
+from .._core.mapping import Mapping, one_a_row
+from .._core.names import as_mapping
+from .._core.rows import align_mask, aligned, hide
+from ..losses.options import LossOptions
+from ._agreement import HERE, Agreement, Head
+from ._group import Form, Group
+from ._shard import Shard, Shards, device_of, divided
+
+
+class ShardKeywords(TypedDict, total=False):
+    """The keywords that say which classes this process has; `anymax.distributed.apply` describes them."""
+
+    group: Any
+    axis_name: Any
+    class_start: int | None
+    class_count: int | None
+
+
+class Arguments(NamedTuple):
+    """The arguments of a verb, as given."""
+
+    who: str
+    mapping: Any
+    x: Any
+    axis: Any
+    dim: Any
+    mask: Any
+    group: Any = None
+    axis_name: Any = None
+    class_start: Any = None
+    class_count: Any = None
+
+    def call(self, agreement: Agreement, classes_last: bool = True) -> ShardedCall:
+        default: Any = -1 if classes_last else None
+        axis = LossOptions(axis=pick_axis(self.axis, self.dim, default)).class_axis(self.x)
+        return ShardedCall.of(agreement, self.mapping, self.x, axis, self.mask, self.class_start, self.class_count)
+
+
+@dataclasses.dataclass
+class ShardedCall:
+    """The arguments of a verb, checked; nothing is computed yet."""
+
+    agreement: Agreement
+    mapping: Mapping
+    x: Any
+    axis: int
+    mask: Any
+    start: int | None
+    count: int | None
+    temperature: Any = 1.0  # divides the scores: a number above 0, or an array with one value per row
+    counted: bool = False  # True if the caller gives classes by their index over all processes
+
+    @classmethod
+    def of(
+        cls, agreement: Agreement, mapping: Any, x: Any, axis: int, mask: Any, start: Any, count: Any
+    ) -> ShardedCall:
+        who, group = agreement.who, agreement.group
+        mapping = as_mapping(mapping, who)
+        for name, value in (("class_start", start), ("class_count", count)):
+            if value is not None:
+                _array.check_integer(who, name, value, "a number of classes, or None")
+                if value < 0:
+                    raise ValueError(f"{who}({name}={value}): expected a number from 0 on")
+        if not group.strict and not is_torch(x) and start is not None:
+            raise TypeError(f"{who}: in JAX the classes lie in the order of the axis; leave class_start= out")
+        return cls(agreement, mapping, x, check_axis(axis, x.ndim), mask, start, count)
+
+    @property
+    def who(self) -> str:
+        return self.agreement.who
+
+    @property
+    def group(self) -> Group:
+        return self.agreement.group
+
+    def first(self, shard: Shard) -> Any:
+        """The index of this process's first class, for a call that is `counted`."""
+        return shard.n * self.group.rank if self.start is None else self.start
+
+    def _rows(self) -> Shard:
+        """This process's scores and the map, aligned to each other."""
+        who, x = f"anymax.distributed.{self.who}", asarray(self.x)
+        xp = namespace(x)
+        x = floating(x, xp)
+        axis = self.axis
+        for name in self.mapping.per_class:
+            value = getattr(self.mapping, name)
+            if is_array(value) and value.ndim and value.shape[-1] != 1:
+                raise ValueError(
+                    f"{who}: {name} of {self.mapping.name} varies along the classes, which are on several processes here"
+                )
+        rows = to_last(x, axis, xp)
+        dtype, rows = rows.dtype, upcast(rows, xp)
+        n = rows.shape[-1]
+        if self.mask is not None and n:
+            rows = hide(rows, align_mask(rows, _array.beside(self.mask, x, "mask", xp), axis, xp))
+        if not n:  # one masked class represents no classes
+            rows = xp.concat(
+                [rows, -xp.inf * xp.ones((*rows.shape[:-1], 1), dtype=rows.dtype, **device_of(rows))], axis=-1
+            )
+        params = {k: aligned(v, rows, axis, f"{self.mapping.name}: {k}") for k, v in self.mapping.params().items()}
+        common = self.mapping.replace(**params)
+        for name, value in common.params().items():
+            common.check_width(name, value)
+        temperature = one_a_row(aligned(self.temperature, rows, axis, "temperature"), "temperature")
+        # parameters vary from here on; only those of `common` are common
+        mapping = common.replace(**{k: self.group.vary_parameter(v) for k, v in params.items()})
+        if is_array(temperature) or temperature != 1.0:
+            rows = divided(rows, self.group.vary_parameter(temperature), xp)
+        return Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n)
+
+    def shard(self, columns: int) -> Shard:
+        """This process's rows; `columns` are so many [..., 1] that it sends in the first collective."""
+        if self.group.strict:
+            self._describe()
+            if self.counted and self.start is None:
+                self._place(columns)
+        return self._rows()
+
+    def first_collective(self, shard: Shard, head: list[Array], extra: list[Array], most: int) -> Shards:
+        """The first collective: columns [..., 1], those of the method and those of the verb, and the candidates of the fullest row."""
+        columns = shard.xp.concat([*head, *extra], axis=-1)
+        if not self.group.strict:
+            stacked = self.group.stack(columns)
+            sizes = [shard.n] * self.group.size
+            starts = [shard.n * i for i in range(self.group.size)]
+            return Shards(shard, stacked, len(head), sizes, starts, None, None, 0)
+        stacked, heads = self.agreement.exchange(columns, self._head(shard.n, most))
+        assert stacked is not None
+        return self._shards(shard, stacked, len(head), heads)
+
+    def _describe(self) -> None:
+        """Record what all calls must have in common: the map, its parameters and the rows."""
+        x, mapping = self.x, self.mapping
+        fixed = {k: v for k, v in mapping.constants().items() if isinstance(v, (int, float, str, type(None)))}
+        self.agreement.say(map=f"{mapping.name}({', '.join(f'{k}={v!r}' for k, v in fixed.items())})")
+        self.agreement.say(**{f"{mapping.name}'s_{k}": described(v) for k, v in mapping.params().items()})
+        self.agreement.say(rows=f"of shape {self.lead}", dtype=str(x.dtype), temperature=described(self.temperature))
+
+    def _sizes(self, size: int) -> list[int]:
+        """How many classes each process has, by a collective that also compares the calls."""
+        return [head.size for head in self.agreement.exchange(None, self._head(size))[1]]
+
+    def agree(self, size: int) -> list[int]:
+        """Compare the calls and return `_sizes`, if there is nothing else to agree on."""
+        self._describe()
+        sizes = self._sizes(size)
+        self.agreement.open = False
+        return sizes
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The shape of the rows, without the axis of the classes."""
+        return tuple(s for i, s in enumerate(self.x.shape) if i != self.axis % self.x.ndim)
+
+    def _head(self, size: int, most: int = 0) -> Head:
+        return Head(HERE, size, self.start, self.count or 0, most)
+
+    def _place(self, columns: int) -> None:
+        """Find this process's first class, if the caller does not give it, by a collective, after which all calls are known."""
+        sizes = self._sizes(self.x.shape[self.axis])
+        self.start = sum(sizes[: self.group.rank])
+        self.agreement.form = form_of(math.prod(self.lead), columns, self.x)
+
+    def _shards(self, shard: Shard, stacked: Array, width: int, heads: list[Head]) -> Shards:
+        """The result of the first collective; an error if the shards do not follow each other."""
+        who = f"anymax.distributed.{self.who}"
+        sizes = [head.size for head in heads]
+        starts = [sum(sizes[:i]) if head.start is None else head.start for i, head in enumerate(heads)]
+        # empty shards come first among those that start together
+        order = sorted(range(len(heads)), key=lambda i: (starts[i], sizes[i]))
+        at = 0
+        for i in order:
+            if starts[i] != at and sizes[i]:
+                raise ValueError(
+                    f"{who}: the shards must follow each other; they start at {starts} and have {sizes} classes"
+                )
+            at += sizes[i]
+        counts = {head.count for head in heads} - {0}
+        if counts - {at}:
+            raise ValueError(
+                f"{who}: class_count={min(counts - {at})}, and the shards have {at} classes together: {sizes}"
+            )
+        if not at:
+            raise ValueError(f"{who}: there are no classes on any process; at least one is needed")
+        shard.mapping.check(at)
+        stacked = stacked if order == sorted(order) else stacked[order]
+        most = max(head.most for head in heads)
+        return Shards(shard, stacked, width, sizes, starts, order, order.index(self.group.rank), most)
+
+
+def described(value: Any) -> str:
+    """A parameter, as the processes compare it."""
+    if not is_array(value):
+        return repr(value)
+    return f"{'a learned' if differentiates(value) else 'an'} array of shape {tuple(value.shape)}"
+
+
+def form_of(rows: int, columns: int, x: Array) -> Form:
+    """The form of so many columns of so many rows, in the dtype to compute in."""
+    xp = namespace(x)
+    return Form(rows * columns, _array.wide_dtype(x, xp))

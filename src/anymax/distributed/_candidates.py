@@ -1,0 +1,156 @@
+"""Methods that gather classes: the candidates of a sparse map, those of a nucleus, or all of them.
+
+A class without a probability among the classes of its process has none among all classes, since more classes raise the threshold. The
+same is true of a class below the largest threshold of any process. The remaining classes keep their order, so the result does not
+depend on the number of processes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from .. import _array
+from .._array import Array, Namespace, like, stop_gradient, total
+from .._random.truncation import topk_keep, topp_keep
+from ..autodiff import bridge
+from ..functional import apply
+from ._gathered import Gathered, gather
+from ._group import jax
+from ._search import MANY, Level, searchable
+from ._shard import Shard, Shards
+from ._softmax import Part, log_sum
+from ._solution import Columns, Method, Solution
+
+COUNT = 128  # with more candidates, a collective that counts those above the common bound pays
+FIXED = 128  # candidates per device in JAX, where shapes can't depend on values
+
+
+class ByCandidates(Method):
+    """A class with p = 0 keeps it when classes are added. `head` has the threshold of this process's classes; in JAX also their number."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard, self.a = shard, shard.rows
+        tau, self.candidates = find_candidates(shard)
+        self.head = [shard.high(), tau]
+        if shard.group.strict:
+            self.most = int(fullest(self.candidates, shard.xp))
+        else:  # one more column, which decides how many are gathered
+            self.head.append(total(shard.xp.astype(self.candidates, tau.dtype), shard.xp))
+
+    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
+        group, n, most_kept = self.shard.group, self.shard.rows.shape[-1], self.shard.mapping.most_kept
+        chosen = self.candidates & above(self.shard.rows, bound(shards), shards.xp)
+        if group.strict:
+            k = max(1, shards.most)
+            k = k if k <= COUNT else largest(shards, chosen)
+            return finish(self._gathered_or_searched(shards, chosen, k, k * group.size > MANY, columns))
+        k = min(FIXED if most_kept is None else most_kept, n)
+        if k >= n or most_kept is not None:  # a row never has more
+            return finish(self._gathered_or_searched(shards, chosen, k, False, columns))
+        return jax().lax.cond(
+            shards.xp.max(shards.head[2]) <= k,
+            lambda: finish(self._gathered_or_searched(shards, chosen, k, False, columns)),
+            lambda: finish(self._gathered_or_searched(shards, chosen, n, True, columns)),
+        )
+
+    def _gathered_or_searched(self, shards: Shards, chosen: Array, k: int, many: bool, columns: Columns) -> Solution:
+        """With k classes of each process; if these are `many`, the level is searched instead, if it can be."""
+        if not many or not searchable(self.shard):
+            return gather(shards, chosen, k, columns)
+        tau = bound(shards)
+        shift = self.shard.mapping.frozen().level_to_tau(tau, shards.xp)
+        return Level(shards, shards.collect(columns.second(shards)), None if _array.is_array(shift) else tau + shift)
+
+
+class ByLevel(Method):
+    """All classes, or a search if these are many. `head` has the threshold of this process's classes, in terms of the level."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard, self.a = shard, shard.rows
+        xp, rows, mapping = shard.xp, stop_gradient(shard.rows), shard.mapping.frozen()
+        y, keep, _ = _array.finite_scores(rows, xp)
+        anchor, level = mapping.solve(y, keep, xp)  # type: ignore[attr-defined]
+        known = xp.any(keep, axis=-1, keepdims=True) & xp.isfinite(level)
+        self.head = [shard.high(), xp.where(known, anchor - level, -math.inf * xp.ones_like(rows[..., :1]))]
+
+    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
+        if shards.count > MANY:
+            return finish(Level(shards, shards.collect(columns.second(shards)), bound(shards)))
+        return finish(gather_all(shards, columns))
+
+
+class ByAll(Method):
+    """All classes are gathered, for a map of which nothing else is known."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard, self.a = shard, shard.rows
+        self.head = [shard.high(), -math.inf * shard.xp.ones_like(shard.rows[..., :1])]
+
+    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
+        return finish(gather_all(shards, columns))
+
+
+class ByNucleus(Method):
+    """The classes that can be in the nucleus: a class qualifies if n such classes would hold at least 1 - p of the mass."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard, self.a = shard, shard.rows
+        self.part = Part.of(shard.rows, shard.xp)
+        self.head = [self.part.high, self.part.rest]
+
+    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
+        shard, xp, part = self.shard, shards.xp, self.part
+        nucleus = shard.mapping.nucleus
+        share = stop_gradient(part.e) * xp.exp(part.anchor - shards.high)
+        z, level = stop_gradient(log_sum(shards)[1]), stop_gradient(like(nucleus, shard.rows, xp))
+        chosen = (share * shards.count >= 0.99 * (1.0 - level) * z) & (share > 0)
+        chosen = chosen | ((share >= 0) & xp.isfinite(shard.rows) & (level >= 1.0 + 0.0 * z))
+        k = largest(shards, chosen) if shard.group.strict else shard.rows.shape[-1]
+        out = gather(shards, chosen, k, columns)
+        return finish(out.softmax_over(topp_keep(out.z, nucleus, xp, mass=z)))
+
+
+def gather_all(shards: Shards, columns: Columns) -> Gathered:
+    return gather(shards, shards.xp.ones_like(shards.shard.rows) > 0, max(1, *shards.sizes), columns, whole=True)
+
+
+def find_candidates(shard: Shard) -> tuple[Array, Array]:
+    """(the threshold of this process's classes alone, -inf if it bounds nothing; the classes above it)."""
+    mapping, xp, rows = shard.mapping.frozen(), shard.xp, stop_gradient(shard.rows)
+    nothing = -math.inf * xp.ones_like(rows[..., :1])
+    if mapping.zero_below_threshold:
+        k = mapping.full_up_to
+        if not _array.is_array(k) and k >= rows.shape[-1]:
+            return nothing, xp.isfinite(rows)
+        tau = bridge(rows).threshold(mapping, rows)
+        enough = total(xp.astype(xp.isfinite(rows), rows.dtype), xp) > k  # else each gets 1, and tau is arbitrary
+        tau = xp.where(xp.isfinite(tau) & enough, tau, nothing)
+        return tau, above(rows, tau, xp)
+    if mapping.most_kept is not None:
+        return nothing, topk_keep(rows, mapping.most_kept, xp) & xp.isfinite(rows)
+    return nothing, apply(mapping, rows) > 0
+
+
+def above(rows: Array, tau: Array, xp: Namespace) -> Array:
+    """Scores above the threshold, or below it by no more than rounding."""
+    size = 1.0 + xp.where(tau == -math.inf, xp.zeros_like(tau), xp.abs(tau))
+    return (rows > tau - 32.0 * float(xp.finfo(rows.dtype).eps) * size) & (rows < math.inf)
+
+
+def fullest(chosen: Array, xp: Namespace) -> Array:
+    """The largest number of True classes in a row."""
+    number = total(xp.astype(chosen, xp.float32), xp)
+    return xp.max(xp.reshape(number, (-1,))) if math.prod(number.shape) else 0 * xp.sum(number)
+
+
+def largest(shards: Shards, chosen: Array) -> int:
+    """The largest number of True classes in a row of any process, at least 1, by a collective."""
+    mine = shards.xp.astype(fullest(chosen, shards.xp), shards.shard.rows.dtype)
+    return max(1, int(shards.xp.max(shards.stack(shards.xp.reshape(mine, (1,))))))
+
+
+def bound(shards: Shards) -> Array:
+    """The largest of the processes' thresholds, [..., 1]: no class below it has a probability."""
+    return stop_gradient(shards.xp.max(shards.head[1], axis=0))

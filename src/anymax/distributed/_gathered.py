@@ -1,0 +1,159 @@
+"""The solution of a map whose classes, all or a few of each process, are gathered: every process solves the same problem."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+from .. import _array
+from .._array import Array, Namespace, stop_gradient
+from .._core.mapping import Mapping
+from .._random.draws import invert
+from ..autodiff import bridge
+from ..functional import apply, log_apply
+from ..losses.verbs import fenchel_young
+from ..mappings import Softmax
+from ..thresholds import Threshold, threshold
+from ._group import jax
+from ._shard import Shards, device_of
+from ._solution import Columns, Solution
+
+
+class Gathered(Solution):
+    """The scores of the gathered classes are the same on every process."""
+
+    def __init__(self, shards: Shards, later: list[Array], z: Array, places: Array, k: int) -> None:
+        super().__init__(shards, later)
+        self.z = z  # [..., processes * k], common; -inf where a process has fewer classes than k
+        self.places = places  # [..., k], where this process's gathered classes lie in its rows
+        self.k = k  # 0 if z has all classes in place
+        self.common: Mapping = shards.shard.common  # the map of z, for what all processes compute
+        # the same for this process's classes: the gradients of its parameters add up over the processes
+        self.mapping: Mapping = shards.shard.mapping
+
+    def softmax_over(self, keep: Array) -> Gathered:
+        """The problem of the softmax over some of the gathered classes instead."""
+        self.common = self.mapping = Softmax()
+        self.z = self.xp.where(keep, self.z, -math.inf * self.xp.ones_like(self.z))
+        return self
+
+    def p(self) -> Array:
+        out = self._spread(apply(self.mapping, self.shard.group.vary(self.z)), 0.0)
+        return self.xp.where(self.shards.poisoned, math.nan, out)
+
+    def log_p(self) -> Array:
+        out = self._spread(log_apply(self.mapping, self.shard.group.vary(self.z)), -math.inf)
+        return self.xp.where(self.shards.poisoned, math.nan, out)
+
+    @functools.cached_property
+    def _threshold(self) -> Threshold[Array]:
+        return threshold(self.common, self.z, keepdims=True)
+
+    def tau(self) -> Array:
+        return self._threshold.tau
+
+    def support(self) -> Array:
+        return self._threshold.support
+
+    def fenchel_young(self, gap: Array, mass: Array) -> Array:
+        mapping, z, high, xp = self.common, self.z, self.shards.high, self.xp
+        total: Any = mapping.mass
+        if _array.is_array(total) or total != 1.0:  # a class index sums to 1, p does not: Omega*(x - M) itself
+            shifted = z - high
+            value = bridge(shifted).loss(mapping, shifted, xp.zeros_like(shifted)) + gap
+            # `M total - M <y, 1>` is 0, but its derivative in a learned total is not
+            return value if not _array.is_array(total) else value + high * (_array.like(total, z, xp) - mass)
+        first = xp.argmax(stop_gradient(z), axis=-1)
+        top = xp.take_along_axis(z, first[..., None], axis=-1)
+        dead = ~xp.isfinite(stop_gradient(top))
+        z = xp.where(dead, xp.zeros_like(z), z)  # a row without classes, or with NaN, gets its value at the end
+        top = xp.where(dead, xp.zeros_like(top), top)
+        value = fenchel_young(mapping, z, first, axis=-1, reduction="none")[..., None]
+        value = xp.where(dead, xp.zeros_like(value), value)
+        return value + (top - stop_gradient(top)) + gap
+
+    def draw(self, u: Array) -> Array:
+        xp = self.xp
+        index = invert(apply(self.common, self.z), u, xp)
+        ids = _array.counts(self._ids(), xp)
+        found = xp.take_along_axis(ids, xp.where(index < 0, xp.zeros_like(index), index), axis=-1)
+        return xp.where(index < 0, -xp.ones_like(found), found)
+
+    def _spread(self, value: Array, fill: float) -> Array:
+        """Results for the gathered classes as rows of this process; `fill` for all other classes."""
+        shard, group = self.shard, self.shard.group
+        xp = shard.xp
+        if not self.k:
+            mine = value[..., self.shards.start : self.shards.start + shard.n]
+            return mine if shard.n else xp.sum(value, axis=-1, keepdims=True) * 0.0  # an entry that stands for no class
+        blocks = xp.reshape(value, (*value.shape[:-1], group.size, self.k))
+        mine = self.shards.mine(xp.moveaxis(blocks, -2, 0))
+        n = shard.rows.shape[-1]
+        if self.k > n:
+            mine = mine[..., :n]
+        out = fill * xp.ones_like(shard.rows) if fill else xp.zeros_like(shard.rows)
+        return _put(stop_gradient(out), self.places[..., :n], mine, xp)
+
+    def _ids(self) -> Array:
+        """The class indices of the gathered classes."""
+        xp = self.shard.xp
+        if not self.k:
+            every = _array.positions(self.z, xp.int64, xp)
+            return xp.broadcast_to(every, self.z.shape)
+        mine = _array.counts(self.places, xp) + self.shards.start
+        return _side_by_side(self.shards.stack(mine), xp)
+
+
+def gather(shards: Shards, chosen: Array, k: int, columns: Columns, whole: bool = False) -> Gathered:
+    """The second collective: k classes of this process, those of `chosen` among them, with the verb's columns.
+
+    whole: `chosen` and k stand for all classes of every process.
+    """
+    xp = shards.xp
+    places, values = _places_of(shards, chosen, k)
+    added = columns.second(shards)
+    stacked = shards.stack(xp.concat([values, *added], axis=-1))
+    later = [stacked[..., k + i : k + i + 1] for i in range(len(added))]
+    if whole and shards.order is not None:  # no padding, since a map may ask how many classes there are
+        parts = [stacked[i][..., : shards.sizes[rank]] for i, rank in enumerate(shards.order)]
+        return Gathered(shards, later, xp.concat(parts, axis=-1), places, 0)
+    return Gathered(shards, later, _side_by_side(stacked[..., :k], xp), places, k)
+
+
+def _places_of(shards: Shards, chosen: Array, k: int) -> tuple[Array, Array]:
+    """(places [..., k] in rising order, the scores there, -inf for places that are not among `chosen`)."""
+    shard = shards.shard
+    xp, rows, n = shard.xp, shard.rows, shard.rows.shape[-1]
+    masked = -math.inf * xp.ones_like(rows[..., :1])
+    if k >= n:
+        places = xp.broadcast_to(_array.positions(rows, xp.int64 if _array.is_torch(rows) else None, xp), rows.shape)
+        values = xp.where(chosen, rows, masked)
+        if k > n:
+            values = xp.concat([values, xp.broadcast_to(masked, (*rows.shape[:-1], k - n))], axis=-1)
+            places = xp.concat(
+                [places, xp.zeros((*rows.shape[:-1], k - n), dtype=places.dtype, **device_of(rows))], axis=-1
+            )
+        return places, values
+    key = xp.where(chosen, stop_gradient(rows), masked)
+    places = key.topk(k, dim=-1).indices if _array.is_torch(rows) else _array_top(key, k)
+    places = xp.sort(places, axis=-1)
+    there = xp.take_along_axis(chosen, places, axis=-1)
+    return places, xp.where(there, xp.take_along_axis(rows, places, axis=-1), masked)
+
+
+def _array_top(key: Array, k: int) -> Array:
+    return jax().lax.top_k(key, k)[1]
+
+
+def _put(out: Array, places: Array, values: Array, xp: Namespace) -> Array:
+    """`out` with the values at their places along the last axis."""
+    if _array.is_torch(out):
+        return out.scatter(-1, places, values)
+    return xp.put_along_axis(out, places, values, axis=-1, inplace=False)
+
+
+def _side_by_side(stacked: Array, xp: Namespace) -> Array:
+    """[size, ..., k] as [..., size * k]."""
+    blocks = xp.moveaxis(stacked, 0, -2)
+    return xp.reshape(blocks, (*blocks.shape[:-2], blocks.shape[-2] * blocks.shape[-1]))

@@ -1,0 +1,42 @@
+"""The choice of the method by which a map is computed over the processes, and the call of a verb by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .._core.ratio_map import RatioMap
+from ._call import ShardedCall
+from ._candidates import ByAll, ByCandidates, ByLevel, ByNucleus
+from ._ratio import ByWeights
+from ._search import searchable
+from ._shard import Shard
+from ._softmax import BySums, exponents
+from ._solution import Columns, Method
+
+_NONE = Columns()
+
+
+def choose(shard: Shard) -> Method:
+    """The first method that applies, from the one that communicates least."""
+    mapping = shard.mapping
+    a = exponents(mapping, shard.rows, shard.xp)
+    if a is not None:
+        return BySums(shard, a)
+    if isinstance(mapping, RatioMap):
+        return ByWeights(shard, mapping)
+    if mapping.nucleus is not None:
+        return ByNucleus(shard)
+    if mapping.zeros_stay:
+        return ByCandidates(shard)
+    return ByLevel(shard) if searchable(shard) else ByAll(shard)
+
+
+def solve(call: ShardedCall, finish: Callable[[Any], Any], columns: Columns = _NONE) -> Any:
+    """`finish(solution)` for the rows of a call; `columns` are what the verb adds to the collectives."""
+    shard = call.shard(2 + columns.count)
+    method, xp = choose(shard), shard.xp
+    high = method.head[0]
+    anchor = xp.where(xp.isfinite(high), high, xp.zeros_like(high))
+    shards = call.first_collective(shard, method.head, columns.first(shard, method.a, anchor), method.most)
+    return method.solve(shards, columns, finish)

@@ -1,0 +1,147 @@
+"""Results with one or a few numbers per row: thresholds, smooth maxima, log p of given classes with the entropy, and samples."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .. import _array
+from .._array import Array, is_integer, is_number, namespace, stop_gradient, total
+from .._random.draws import count_of, uniforms
+from ..losses.targets import refuse_strays
+from ..thresholds import Threshold
+from ._agreement import Agreement
+from ._call import Arguments, ShardedCall
+from ._methods import solve
+from ._shard import Shard, device_of
+from ._softmax import Sums
+from ._solution import Columns, Solution
+
+# -- thresholds ------------------------------------------------------------------------------------------------------------------
+
+
+def threshold(arguments: Arguments, agreement: Agreement, keepdims: bool) -> Threshold:
+    call = arguments.call(agreement)
+    if not call.mapping.has_threshold:
+        raise TypeError(call.mapping.no_threshold())
+    call.mapping, call.x = call.mapping.frozen(), stop_gradient(call.x)
+
+    def finish(out: Solution) -> Threshold:
+        shards, shard, xp = out.shards, out.shards.shard, out.shards.xp
+        tau, size = _array.poison(out.tau(), shards.poisoned, xp), out.support()
+        size = xp.where(shards.poisoned, xp.zeros_like(size), size)
+        return Threshold(shard.per_row(tau, keepdims), shard.per_row(size, keepdims))
+
+    return solve(call, finish)
+
+
+def logsumexp(arguments: Arguments, agreement: Agreement, temperature: Any, keepdims: bool) -> Array:
+    call = arguments.call(agreement)
+    temperature = _array.number(temperature)
+    if not _array.is_array(temperature) and (not is_number(temperature) or not temperature > 0):
+        raise ValueError(f"logsumexp: temperature must be a number above 0 or an array of them, got {temperature!r}")
+    call.temperature = temperature
+
+    def finish(out: Sums) -> Array:
+        shards, shard, xp = out.shards, out.shards.shard, out.shards.xp
+        strange = xp.max(shards.highs, axis=0)  # NaN, +inf, or -inf for a row without classes
+        value = shard.temperature * (shards.high + out.log_z)
+        return shard.per_row(xp.where(shards.poisoned | shards.empty, strange, value), keepdims)
+
+    return solve(call, finish)
+
+
+# -- log p of given classes ----------------------------------------------------------------------------------------------------------
+
+
+def log_prob_entropy(arguments: Arguments, agreement: Agreement, y: Any) -> tuple[Array, Array]:
+    call = arguments.call(agreement)
+    classes = GivenClasses(call, y)
+    agreement.say(y=f"of shape {classes.shape}")
+    agreement.same, call.counted = ("y", classes.y), True
+
+    def finish(out: Solution) -> tuple[Array, Array]:
+        shards, xp, index = out.shards, out.shards.xp, classes.index
+        stray = refuse_strays("log_prob_entropy: y", index, shards.count, None, xp)
+        log_p, h = out.log_prob_entropy(classes.here, classes.at)
+        log_p = xp.where(index < 0, xp.zeros_like(log_p), log_p)
+        log_p = _array.poison(log_p, shards.poisoned | stray, xp)
+        h = _array.poison(h, shards.poisoned, xp)
+        return xp.reshape(xp.moveaxis(log_p, -1, 0), classes.shape), h[..., 0]
+
+    return solve(call, finish, classes)
+
+
+class GivenClasses(Columns):
+    """Classes of each row; for each its distance from the maximum, and 1, on its process; then this process's part of the entropy."""
+
+    def __init__(self, call: ShardedCall, y: Any) -> None:
+        shape, lead = tuple(getattr(y, "shape", ())), call.lead
+        first = len(shape) - len(lead)
+        if first < 0 or shape[first:] != lead:
+            raise ValueError(
+                f"log_prob_entropy: y of shape {shape}: expected one class for each row, of shape {lead}, or with axes of samples before "
+                "these"
+            )
+        xp = namespace(call.x)
+        y = _array.beside(y, call.x, "y", xp)
+        if not is_integer(y):
+            raise TypeError(f"log_prob_entropy: y must be class indices (integers), got {y.dtype}")
+        self.call, self.shape, self.y = call, shape, _array.counts(y, xp)
+        self.many = math.prod(shape[:first])
+        self.count = 2 * self.many + 1
+
+    def first(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
+        xp = shard.xp
+        self.index = index = xp.moveaxis(xp.reshape(self.y, (self.many, *self.call.lead)), 0, -1)  # [..., many]
+        at = index - self.call.first(shard)
+        self.here = here = (at >= 0) & (at < shard.n) & (index >= 0)
+        self.at = at = xp.where(here, at, xp.zeros_like(at))
+        score = xp.take_along_axis(a, at, axis=-1)
+        there = here & (score != -math.inf)
+        gap = xp.where(
+            there, anchor - xp.where(there, score, anchor), xp.where(here, math.inf, 0.0) * xp.ones_like(score)
+        )
+        keep = xp.isfinite(a)
+        below = xp.where(keep, anchor - xp.where(keep, a, anchor), xp.zeros_like(a))
+        part = total(xp.where(keep, xp.exp(-below), xp.zeros_like(a)) * below, xp)
+        return [*_columns(gap), *_columns(xp.astype(here, a.dtype)), part]
+
+
+def _columns(a: Array) -> list[Array]:
+    return [a[..., i : i + 1] for i in range(a.shape[-1])]
+
+
+# -- samples -------------------------------------------------------------------------------------------------------------------------
+
+
+def sample(arguments: Arguments, agreement: Agreement, generator: Any, num_samples: int | None) -> Array:
+    call = arguments.call(agreement)
+    call.mapping, call.x = call.mapping.frozen(), stop_gradient(call.x)
+    size = count_of(num_samples)
+    agreement.say(num_samples=num_samples)
+
+    def finish(out: Solution) -> Array:
+        shards, shard, xp = out.shards, out.shards.shard, out.shards.xp
+        wide = uniforms(shard.rows[..., :1][:0], 0, 0, xp).dtype
+        u = [xp.astype(shards.extra[i][0], wide) + xp.astype(shards.extra[size + i][0], wide) for i in range(size)]
+        u = xp.concat(u, axis=-1) if u else xp.zeros((*shard.rows.shape[:-1], 0), dtype=wide, **device_of(shard.rows))
+        u = xp.where(u < 1.0, u, (1.0 - float(xp.finfo(wide).eps)) * xp.ones_like(u))
+        index = out.draw(u)
+        index = xp.where(shards.poisoned, -xp.ones_like(index), index)
+        return index[..., 0] if num_samples is None else xp.moveaxis(index, -1, 0)
+
+    return solve(call, finish, Uniforms(size, generator))
+
+
+class Uniforms(Columns):
+    """Uniform numbers, each as two parts that the dtype of the scores can hold; those of the first process are used."""
+
+    def __init__(self, size: int, generator: Any) -> None:
+        self.size, self.generator, self.count = size, generator, 2 * size
+
+    def first(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
+        u = uniforms(shard.rows, self.size, self.generator, shard.xp)
+        high = shard.xp.astype(u, a.dtype)
+        low = shard.xp.astype(u - shard.xp.astype(high, u.dtype), a.dtype)
+        return [*_columns(high), *_columns(low)]

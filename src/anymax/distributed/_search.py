@@ -1,0 +1,66 @@
+"""The level of a separable map by Newton's method, where each step needs one sum over the processes, instead of gathered classes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .. import _array
+from .._array import Array, Namespace, differentiates, stop_gradient, total
+from .._core.separable import Separable
+from ._shard import Shard, Shards
+from ._solution import Solution
+
+MANY = 4096  # candidates per row over all processes, above which thresholds are searched by sums over the processes
+
+
+def searchable(shard: Shard) -> bool:
+    """True if sums alone find the level: no ceiling, no steep edge, no other kind of search."""
+    return isinstance(shard.mapping, Separable) and shard.mapping.sums_suffice(shard.rows, shard.xp)
+
+
+class Level(Solution):
+    """The level of each row, from which p follows: its threshold is `shards.high - level`, for a map with a shift minus this."""
+
+    def __init__(self, shards: Shards, later: list[Array], tau: Array | None) -> None:
+        """tau: a bound from the processes' own thresholds, in terms of the level; the largest of them is below the common one."""
+        super().__init__(shards, later)
+        shard, xp = shards.shard, shards.xp
+        mapping: Any = shard.mapping.frozen()
+        rows = stop_gradient(shard.rows)
+        keep = xp.isfinite(rows)
+        y = xp.where(keep, rows - shards.high, xp.zeros_like(rows))
+        start = None if tau is None else xp.where(tau > -math.inf, shards.high - tau, xp.zeros_like(shards.high))
+        self.level = mapping.search(y, keep, xp, start, self._summed)
+
+    def p(self) -> Array:
+        shard, shards, xp = self.shard, self.shards, self.xp
+        mapping: Any = shard.mapping
+        y, keep, _ = _array.finite_scores(shard.rows, xp)
+        keep = keep & xp.isfinite(shard.rows)
+        if differentiates(shard.rows) or any(differentiates(v) for v in mapping.params().values()):
+            out = mapping.on_level(y, keep, shards.poisoned, shards.high, self.level, xp, self._summed)
+        else:
+            out = xp.where(keep, mapping.at(y, shards.high, self.level, xp), xp.zeros_like(y))
+            out = out + mapping.remainder(out, self.level, xp, self._summed)
+        return xp.where(shards.poisoned, math.nan, out)
+
+    def log_p(self) -> Array:
+        return _array.log(self.p(), self.xp)
+
+    def tau(self) -> Array:
+        return self.shards.high - self.level - self.shard.mapping.level_to_tau(self.level, self.xp)
+
+    def fenchel_young(self, gap: Array, mass: Array) -> Array:
+        shard, shards, xp = self.shard, self.shards, self.xp
+        p = self.p()
+        x = xp.where(xp.isfinite(shard.rows), shard.rows - shards.high, xp.zeros_like(shard.rows))
+        p = xp.where(shards.poisoned, xp.zeros_like(p), p)
+        part = shard.mapping.loss(x, p, xp.zeros_like(p), xp)
+        return xp.sum(shards.stack(part), axis=0) + gap
+
+    def _summed(self, parts: list[Array], xp: Namespace) -> list[Array]:
+        """Sums over the classes of all processes, several in one collective."""
+        both = xp.concat([total(a, xp) for a in parts], axis=-1)
+        sums = self.shard.group.vary(xp.sum(self.shards.stack(both), axis=0))
+        return [sums[..., i : i + 1] for i in range(len(parts))]

@@ -1,0 +1,126 @@
+"""Softmax, and maps that are a softmax of other scores: one collective combines the maximum and the sum of each process."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+from .._array import Array, Namespace, like, positions, stop_gradient, top, total
+from .._core.mapping import Mapping
+from ._shard import Shard, Shards, device_of, divided
+from ._solution import Columns, Method, Solution
+
+
+def exponents(mapping: Mapping, rows: Array, xp: Namespace) -> Array | None:
+    """The a with p = softmax(a), -inf for a masked class; None if the map is not a softmax."""
+    temperature = mapping.as_softmax()
+    if temperature is not None:
+        return rows if mapping.is_softmax else divided(rows, like(temperature, rows, xp), xp)
+    return mapping.exponents(rows, xp)
+
+
+def size_of(mapping: Mapping, rows: Array, xp: Namespace) -> Any:
+    """The factor of the loss: the temperature."""
+    temperature = mapping.as_softmax()
+    return 1.0 if temperature is None else like(temperature, rows, xp)
+
+
+@dataclasses.dataclass
+class Part:
+    """The exponents of this process, and the numbers that it sends about them."""
+
+    a: Array
+    keep: Array
+    high: Array  # [..., 1], a constant: the maximum, which may be infinite or NaN
+    anchor: Array  # `high`, or 0 where that is not finite
+    e: Array  # exp(a - anchor)
+    rest: Array  # [..., 1]: the sum of e minus 1, computed without the 1 of the largest
+
+    @classmethod
+    def of(cls, a: Array, xp: Namespace) -> Part:
+        high = stop_gradient(top(a, xp))
+        sound = xp.isfinite(high)
+        keep = (a != -math.inf) & sound
+        anchor = xp.where(sound, high, xp.zeros_like(high))
+        e = xp.where(keep, xp.exp(xp.where(keep, a - anchor, xp.zeros_like(a))), xp.zeros_like(a))
+        first = xp.argmax(stop_gradient(a), axis=-1, keepdims=True)
+        rest = total(xp.where((positions(a, first.dtype, xp) == first) & keep, e - 1.0, e), xp)
+        return cls(a, keep, high, anchor, e, rest)
+
+
+class BySums(Method):
+    """The maximum and the sum of each process are combined."""
+
+    def __init__(self, shard: Shard, a: Array) -> None:
+        self.shard, self.a = shard, a
+        self.part = Part.of(a, shard.xp)
+        self.head = [self.part.high, self.part.rest]
+
+    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
+        return finish(Sums(shards, shards.collect(columns.second(shards)), self.part))
+
+
+class Sums(Solution):
+    """p is the softmax of exponents; the sum of `exp(a - maximum)` is known."""
+
+    def __init__(self, shards: Shards, later: list[Array], part: Part) -> None:
+        super().__init__(shards, later)
+        self.part = part
+        self.log_z, self.z = log_sum(shards)
+
+    def p(self) -> Array:
+        part, shards, xp = self.part, self.shards, self.xp
+        here = xp.any(part.keep, axis=-1, keepdims=True)
+        share = part.e * xp.exp(xp.where(here, part.anchor - shards.high, xp.zeros_like(part.anchor)))
+        return xp.where(shards.poisoned, math.nan, share / shards.shard.group.vary(self.z))
+
+    def log_p(self) -> Array:
+        part, shards, xp = self.part, self.shards, self.xp
+        out = xp.where(part.keep, part.a - shards.high, xp.zeros_like(part.a)) - shards.shard.group.vary(self.log_z)
+        out = xp.where(part.keep, out, -math.inf * xp.ones_like(out))
+        return xp.where(shards.poisoned, math.nan, out)
+
+    def tau(self) -> Array:
+        shards, xp = self.shards, self.xp
+        return xp.where(shards.empty, -math.inf * xp.ones_like(self.z), shards.high + self.log_z)
+
+    def fenchel_young(self, gap: Array, mass: Array) -> Array:
+        shard = self.shard
+        return (self.log_z * mass + gap) * size_of(shard.common, shard.rows[..., :1], shard.xp)
+
+    def nll(self, gap: Array, mass: Array, terms: Callable[[Array], Array]) -> Array:
+        return self.log_z * mass + gap
+
+    def log_prob_entropy(self, here: Array, at: Array) -> tuple[Array, Array]:
+        shards, xp, m = self.shards, self.xp, at.shape[-1]
+        *columns, parts = shards.extra
+        below = shards.high[None, ...] - shards.anchors
+        gaps = [xp.sum(columns[i] + columns[m + i] * below, axis=0) for i in range(m)]
+        log_p = -(self.log_z + xp.concat(gaps, axis=-1))
+        rests, finite = shards.head[1], shards.finite
+        share = xp.where(finite, xp.exp(xp.where(finite, -below, xp.zeros_like(below))), xp.zeros_like(below))
+        spread = xp.sum(share * (parts + (1.0 + rests) * below), axis=0)
+        h = self.log_z + spread / self.z
+        return log_p, xp.where(shards.empty, xp.zeros_like(h), h)
+
+    def masses(self, p: Array, dtype: Any) -> Array:
+        shards, xp = self.shards, self.xp
+        share = xp.exp(stop_gradient(xp.where(shards.finite, shards.highs, -math.inf) - shards.high))
+        return xp.astype(share * (1.0 + shards.head[1]), dtype)
+
+
+def log_sum(shards: Shards) -> tuple[Array, Array]:
+    """(log z, z), the sum of `exp(a - maximum)` over all processes, from the maximum and the rest of each."""
+    xp, highs, finite = shards.xp, shards.highs, shards.finite
+    share = xp.where(
+        finite, xp.exp(xp.where(finite, highs - shards.high[None, ...], xp.zeros_like(highs))), xp.zeros_like(highs)
+    )
+    first = xp.argmax(xp.where(finite, highs, -math.inf * xp.ones_like(highs)), axis=0, keepdims=True)
+    place = xp.reshape(
+        xp.arange(highs.shape[0], dtype=first.dtype, **device_of(highs)), (-1,) + (1,) * (highs.ndim - 1)
+    )
+    one = xp.where(place == first, xp.zeros_like(share), share)
+    rest = xp.sum(xp.where(finite, one + share * shards.head[1], xp.zeros_like(share)), axis=0)
+    return xp.log1p(rest), 1.0 + rest

@@ -1,0 +1,135 @@
+"""The contract of a method by which a map is computed over the processes, and of its result, from which the verbs take theirs."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from .. import _array
+from .._array import Array, stop_gradient, total
+from .._random.draws import invert
+from ._shard import Shard, Shards
+
+
+class Columns:
+    """The numbers per row that a verb adds to the collectives, as columns [..., 1]; the class itself adds none."""
+
+    count: int = 0  # in the first collective
+
+    def first(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
+        """The columns of the first collective.
+
+        a: the exponents if p is a softmax of them, else the scores. anchor: its maximum on this process, 0 where that is not finite.
+        """
+        return []
+
+    def second(self, shards: Shards) -> list[Array]:
+        """The columns of the second collective; those of the first of all processes are in `shards.extra`."""
+        return []
+
+    def second_of_ratio(self, shards: Shards, v: Array) -> list[Array]:
+        """`second` for a ratio map, whose p is v / sum v over all processes."""
+        return self.second(shards)
+
+
+class Method(ABC):
+    """A method for one call, before the first collective."""
+
+    shard: Shard
+    a: Array  # the exponents if p is a softmax of them, else the scores
+    head: list[Array]  # the columns that the method itself sends first: the maximum of `a`, then what each method says
+    most: int = 0  # how many candidates the fullest row has, if the method counts them
+
+    @abstractmethod
+    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
+        """`finish(solution)`, after the further collectives."""
+
+
+class Solution(ABC):
+    """What all processes know about each row after the collectives, with the classes of this one."""
+
+    def __init__(self, shards: Shards, later: list[Array]) -> None:
+        self.shards, self.shard, self.xp = shards, shards.shard, shards.xp
+        self.later = later  # the columns of the second collective, each [size, ..., 1] in the order of the classes
+
+    @abstractmethod
+    def p(self) -> Array:
+        """The probabilities of this process's classes."""
+
+    @abstractmethod
+    def log_p(self) -> Array:
+        """Their logarithms, -inf where p is 0."""
+
+    @abstractmethod
+    def tau(self) -> Array:
+        """The threshold, [..., 1]."""
+
+    @abstractmethod
+    def fenchel_young(self, gap: Array, mass: Array) -> Array:
+        """`Omega*(x) - <x, y>`, [..., 1]. gap is <y, M - a>, with M the maximum of the exponents a (or scores) of a row; mass is <y, 1>."""
+
+    def support(self) -> Array:
+        """How many classes have a probability above 0, [..., 1]."""
+        here = total(_array.counts(self.p() > 0, self.xp), self.xp)
+        return self.xp.sum(self.shards.stack(here), axis=0)
+
+    def nll(self, gap: Array, mass: Array, terms: Callable[[Array], Array]) -> Array:
+        """`-<y, log p>`, [..., 1]; gap and mass as in `fenchel_young`. `terms(log_p)` is the part of this process."""
+        return self.xp.sum(self.shards.stack(terms(self.log_p())), axis=0)
+
+    def log_prob_entropy(self, here: Array, at: Array) -> tuple[Array, Array]:
+        """log p of classes [..., m] and the entropy [..., 1] of each row. here: True where a class is on this process; at: its place.
+
+        A class with p = 0 has -inf, with the gradient e_y - p. `shards.extra` has the columns of `GivenClasses`, which are enough for
+        softmax; for all other maps log p of each process's classes is used, by one more collective.
+        """
+        shards, shard, xp, m = self.shards, self.shard, self.xp, at.shape[-1]
+        log_p = self.log_p()
+        log_p = xp.where(shards.poisoned, xp.zeros_like(log_p), log_p)
+        positive = log_p > -math.inf
+        logs = xp.where(positive, log_p, xp.zeros_like(log_p))
+        p = xp.where(positive, xp.exp(logs), xp.zeros_like(log_p))
+        found, inside = xp.take_along_axis(logs, at, axis=-1), xp.take_along_axis(positive, at, axis=-1)
+        zero = xp.zeros_like(found)
+        x = xp.where(xp.isfinite(shard.rows), shard.rows, xp.zeros_like(shard.rows))
+        x = x - stop_gradient(x)  # 0, with a gradient
+        pull = xp.where(here, xp.take_along_axis(x, at, axis=-1), zero)
+        parts = [xp.where(here & inside, found, zero), xp.astype(here & ~inside, found.dtype), pull]
+        parts += [total(stop_gradient(p) * x, xp), total(p * logs, xp), total(p, xp)]
+        sums = xp.sum(shards.stack(xp.concat(parts, axis=-1)), axis=0)
+        found, lost, pull = (sums[..., i * m : (i + 1) * m] for i in range(3))
+        mean, entropy, mass = (sums[..., 3 * m + i : 3 * m + i + 1] for i in range(3))
+        given: Any = shard.mapping.mass
+        if _array.is_array(given) or given != 1.0:  # probabilities that sum to k, but one class is drawn
+            mass = xp.where(mass > 0, mass, xp.ones_like(mass))
+            found, entropy, mean = found - xp.log(mass), entropy / mass - xp.log(mass), mean / stop_gradient(mass)
+        lost = lost > 0
+        return xp.where(lost, -math.inf + pull - mean, found), -entropy
+
+    def draw(self, u: Array) -> Array:
+        """The class of each uniform number u [..., m], -1 in a row without classes.
+
+        First choose the process by its mass; that process then finds the class.
+        """
+        shards, xp = self.shards, self.xp
+        p = xp.where(shards.poisoned, xp.zeros_like(shards.shard.rows), self.p())
+        masses = self.masses(p, u.dtype)
+        upto = xp.cumulative_sum(masses, axis=0) if not _array.is_torch(masses) else masses.cumsum(0)
+        level, whole = u * upto[-1], upto[-1]
+        before = shards.mine(upto) - shards.mine(masses)
+        here = (level >= before) & (level < shards.mine(upto)) & (whole > 0)
+        mass = shards.mine(masses)
+        inside = (level - before) / xp.where(mass > 0, mass, xp.ones_like(mass))
+        one = 1.0 - float(xp.finfo(u.dtype).eps)
+        inside = xp.where(inside < 0, xp.zeros_like(inside), xp.where(inside < one, inside, one * xp.ones_like(inside)))
+        index = _array.counts(invert(p, inside, xp), xp)
+        number = xp.where(
+            here & (index >= 0), index + shards.start + 1, xp.zeros_like(index)
+        )  # 0 on all other processes
+        return xp.max(shards.stack(number), axis=0) - 1
+
+    def masses(self, p: Array, dtype: Any) -> Array:
+        """The sum of p on each process, [size, ..., 1] in the order of the classes."""
+        return self.shards.stack(total(self.xp.astype(p, dtype), self.xp))

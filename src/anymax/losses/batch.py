@@ -1,0 +1,135 @@
+"""Scores and targets as rows, for the formulas of all losses."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from .. import _array
+from .._array import Array, asarray, dot, is_array, namespace, quiet, stop_gradient, total, upcast
+from .._core.axes import Joined
+from .._core.mapping import Mapping, row_top
+from .._core.rows import join, prepare
+from ..autodiff import bridge
+from .options import LossOptions, class_weights
+from .targets import (
+    ask_for_axis,
+    holds_indices,
+    not_below_zero,
+    of_target,
+    reduce_rows,
+    refuse_negative,
+    refuse_one_class,
+    refuse_strays,
+    refuse_sums,
+    result_dtype,
+    rounding,
+    to_spread,
+)
+
+
+def one_axis(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> tuple[Mapping, Any, Any, LossOptions]:
+    """The map, scores and target with several class axes joined into the last axis."""
+    axes: Any = options.axis
+    joined, mapping, mask = join(mapping, scores, axes, options.mask)
+    target = _array.beside(target, joined.scores, "target", namespace(joined.scores))
+    if not holds_indices(target, asarray(scores).shape, axes):
+        target = Joined.of(target, axes).scores
+    return mapping, joined.scores, target, options._replace(axis=-1, mask=mask)
+
+
+@dataclasses.dataclass
+class Batch:
+    """Scores and targets as rows, with the options applied."""
+
+    xp: Any
+    mapping: Mapping
+    rows: Array  # [..., n], in the dtype of the computation
+    keep: Array  # [..., n], False where masked
+    poisoned: Array  # [..., 1], True for scores with NaN or +inf and for an impossible target
+    y: Array  # [..., n], the target as a distribution, smoothed
+    soft: bool  # the target is a distribution, as given or by smoothing
+    indices: bool
+    counted: Array  # [..., 1], 1 for a sample that counts, 0 for an ignored one
+    sample_weight: Array  # [..., 1]
+    class_weight: Array | None  # [n]
+    options: LossOptions
+    dtype: Any  # of the result
+
+    @classmethod
+    def of(cls, mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Batch:
+        x, smoothing = asarray(scores), options.label_smoothing
+        x, rows, mapping, axis = prepare(mapping, x, options.class_axis(x), options.mask, None)
+        xp = namespace(rows)
+        dtype, rows = result_dtype(rows), upcast(rows, xp)
+        with quiet(rows):
+            _, keep, poisoned = _array.finite_scores(rows, xp)
+        n = rows.shape[-1]
+        class_weight = None if options.weight is None else class_weights(options.weight, rows, xp)
+        t = _array.beside(target, rows, "target", xp)
+        ask_for_axis(x, t, options.axis)
+        indices = holds_indices(t, x.shape, axis)
+        if indices:
+            t = _array.counts(t, xp)  # before any comparison: -100 does not exist in uint8, nor 200 in int8
+            ignored = t == options.ignore_index
+            stray = refuse_strays("target", t, n, options.ignore_index, xp)
+            poisoned = poisoned | stray[..., None]  # if values may not be read, such a sample becomes NaN
+            t = xp.where(ignored, xp.zeros_like(t), t)
+            y = xp.astype(t[..., None] == _array.positions(rows, t.dtype, xp), rows.dtype)
+            counted = xp.astype(~ignored[..., None], rows.dtype)
+        else:
+            y = _array.to_last(t if t.dtype == rows.dtype else xp.astype(t, rows.dtype), axis, xp)
+            counted = xp.ones_like(rows[..., :1])
+        with quiet(rows):
+            sample = counted if class_weight is None else counted * dot(y, class_weight, xp)
+        if smoothing:
+            free = xp.astype(keep, rows.dtype)
+            count = total(free, xp)
+            uniform = free / xp.where(count > 0, count, xp.ones_like(count))
+            y = (1.0 - smoothing) * y + smoothing * to_spread(mapping, total(y, xp)) * uniform
+        assert n == y.shape[-1]
+        return cls(
+            xp, mapping, rows, keep, poisoned, y, bool(smoothing) or not indices, indices, counted, sample,
+            class_weight, options, dtype,
+        )  # fmt: skip
+
+    def check_mass(self) -> None:
+        """Raise an error if the target is not a distribution that the map can reach, as far as values may be read."""
+        xp, mass = self.xp, self.mapping.mass
+        if self.indices:
+            refuse_one_class(self.mapping)
+            return
+        if not is_array(mass):
+            refuse_negative(self.y, mass, xp)
+            refuse_sums(total(self.y, xp), mass, xp)
+
+    def not_below_zero(self, value: Array, masked: Array) -> Array:
+        """Set losses that rounding made negative to 0; see `not_below_zero`. `masked`: a class with a target is."""
+        checked = ~masked & ~self.poisoned & (self.counted != 0)
+        return not_below_zero(self.mapping, value, checked, self._rounding, self.xp)
+
+    def _rounding(self) -> Array:
+        xp, rows = self.xp, stop_gradient(self.rows)
+        x, _, _ = _array.finite_scores(rows, xp)
+        y = stop_gradient(self.y)
+        mass = total(y, xp)
+        centre = dot(y, x, xp) / xp.where(mass == 0, xp.ones_like(mass), mass)
+        # below the centre only scores of targets count: elsewhere p makes the terms small
+        size = 1.0 + xp.abs(row_top(x, self.keep, xp) - centre) + dot(y, xp.abs(x - centre), xp)
+        return rounding(size, mass, self.mapping, x.shape[-1], xp)
+
+    def p(self) -> Array:
+        """The probabilities [..., n]."""
+        return bridge(self.rows).apply(self.mapping, self.rows)
+
+    def of_target(self, per_class: Array, finite: Array) -> Array:
+        """<y, per_class> with the class weights, [..., 1]; see `of_target`."""
+        factor = self.y if self.class_weight is None else self.y * self.class_weight
+        return of_target(factor, per_class, finite, self.xp)
+
+    def reduce(self, value: Array, weighted: bool = False) -> Array:
+        """Reduce `value`, [..., 1]; `weighted` means that it includes the class weights already."""
+        norm = self.sample_weight if self.indices else self.counted
+        return reduce_rows(
+            self.options, value, self.poisoned, self.counted == 0, self.sample_weight, norm, weighted, self.dtype, self.xp
+        )  # fmt: skip
