@@ -449,3 +449,52 @@ def test_the_gradient_of_a_poisoned_row_of_one_class(mapping):
     (gradient,) = torch.autograd.grad(value, x, torch.ones_like(value))
     np.testing.assert_array_equal(gradient[:, 0], [np.nan, 0.0, -1.0, np.nan])
     np.testing.assert_array_equal(value.detach(), [np.nan, 0.0, np.inf, np.nan])
+
+
+@pytest.mark.parametrize("n", [3, 21, 70, 1000])
+@pytest.mark.parametrize("order", [2, 4])
+def test_taylors_gradient_of_large_scores(n, order):
+    """Scores beyond 4 are scaled down, by a power of two."""
+    g = torch.Generator().manual_seed(n)
+    x, v = 30.0 * torch.randn(4, n, generator=g), torch.randn(4, n, generator=g)
+    mapping = am.Taylor(order)
+    p = am.apply(mapping, x)
+    want = reference(lambda *t: kernels.reference.ENGINE.vjp(mapping, *t), x, p, v)
+    got = native.ENGINE.vjp(mapping, x, p, v)
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("n", [3, 7, 21, 70, 333])
+@pytest.mark.parametrize("mapping", [am.Sparsemax(), am.Entmax(1.5), am.Entmax(1.2), am.NormMax(2.0)], ids=repr)
+def test_an_infinite_gradient_outside_of_the_support(mapping, n):
+    g = torch.Generator().manual_seed(n)
+    x, v = 4.0 * torch.randn(5, n, generator=g), torch.randn(5, n, generator=g)
+    p = am.apply(mapping, x)
+    assert bool((p == 0).any())
+    want = native.ENGINE.vjp(mapping, x, p, torch.where(p == 0, 0.0, v))
+    got = native.ENGINE.vjp(mapping, x, p, torch.where(p == 0, torch.inf, v))
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("n", [70, 300])
+def test_the_support_of_halves_has_all_that_is_above_0(n):
+    """Also probabilities that float16 holds without all their digits: the link's slope there is not small."""
+    x = torch.linspace(0.0, 1.0, n).half().expand(40, n) * torch.linspace(0.2, 3.0, 40).half()[:, None]
+    p, saved = native.ENGINE.forward_saving(am.Entmax(1.5), x, capacity=n)
+    assert bool(((p > 0) & (p < 2.0**-20)).any())
+    assert saved.count.tolist() == (p > 0).sum(-1).tolist()
+
+
+@pytest.mark.parametrize("n", [10, 100, 1000, 5000])
+@pytest.mark.parametrize("mapping", [am.Softmax(), am.Entmax(1.5), am.SparseSoftmax(k=3)], ids=repr)
+def test_losses_of_rows_with_two_strides(mapping, n):
+    wide = torch.randn(3, 5, n, generator=torch.Generator().manual_seed(n))
+    x, t = wide[:, :4], torch.arange(12).view(3, 4) % n
+    got = native.ENGINE.index_loss(mapping, x, t, save=True)
+    want = native.ENGINE.index_loss(mapping, x.contiguous(), t, save=True)
+    torch.testing.assert_close(got.value, want.value)
+    scale = torch.linspace(0.5, 2.0, 12).view(3, 4)
+    grads = [
+        native.ENGINE.index_loss_grad(mapping, a, t, scale, of.saved) for a, of in ((x, got), (x.contiguous(), want))
+    ]
+    torch.testing.assert_close(*grads)

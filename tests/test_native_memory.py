@@ -466,3 +466,17 @@ def test_a_large_result_is_a_tensor_like_any_other():
     assert am.sparsemax(x.detach(), out=out) is out
     assert torch.equal(out, p)
     assert am.sparsemax(x.detach().numpy()).sum() == pytest.approx(1100, rel=1e-5)
+
+
+@pytest.mark.parametrize("n", [1001, 100_003, 1 << 20])
+def test_each_number_of_a_result_that_bypasses_the_caches_is_written(n):
+    """Rows that begin anywhere, in memory full of NaN."""
+    count = (40 << 20) // (4 * n)
+    x = torch.randn(count, n, generator=torch.Generator().manual_seed(0)) * 3
+    x[1] = -torch.inf  # a row of zeros
+    for mapping in (am.Softmax(), am.Sparsemax(), am.SparseSoftmax(k=2)):
+        out = torch.full((count * n + 1,), torch.nan)[1:].view(count, n)
+        am.apply(mapping, x, out=out)
+        assert torch.equal(out[:3], am.apply(mapping, x[:3]))
+        assert torch.equal(out[-3:], am.apply(mapping, x[-3:]))
+        assert not bool(out.isnan().any())

@@ -108,3 +108,15 @@ def test_rows_converge_each_by_itself():
     targets = np.array([[0.0], [1e-12], [0.5], [1.0], [np.nan]])
     t = root(lambda t: (t - targets, 0.1 * (targets - t)), np.zeros((5, 1)), np.ones((5, 1)), np)
     laws.close(t[:4], targets[:4], 4e-15)
+
+
+@pytest.mark.parametrize("alpha", [4.0, 10.0])
+def test_flat_rows_of_a_steep_link(alpha):
+    """Powers of probabilities are small numbers there, whose differences are those of the scores."""
+    x = np.asarray([0.0, 1e-7, 2e-7, 3e-7, 7e-7])
+    with am.use("reference"):
+        p = am.entmax(x, alpha)
+    c = alpha - 1.0
+    assert p.sum() == pytest.approx(1.0, abs=1e-14)
+    levels = p**c / c - x
+    np.testing.assert_allclose(levels, levels[0], atol=1e-12)

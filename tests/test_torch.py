@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 import anymax as A
 from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor
+from anymax.kernels.support import Saved
 
 pytestmark = [
     pytest.mark.filterwarnings(
@@ -685,10 +686,21 @@ def test_floats_that_came_back_as_another_kind_or_shape_are_refused(f, wrong):
             p.backward()
 
 
+def with_index(memory, place, value):
+    """A saved support whose first row has another class at a place."""
+    saved = Saved(memory.clone(), len(ROWS_OF_SCORES), 1)
+    assert int(saved.count[0]) >= 2
+    saved.index[0, place(int(saved.count[0]))] = value(saved.index[0])
+    return saved.memory
+
+
+WRONG = [torch.Tensor.float, lambda t: t.flip(0), lambda t: t + 1000, lambda t: t.int() * 0 - 7, lambda t: t[:-1]]
+TWICE = lambda t: with_index(t, lambda count: 1, lambda index: index[0])  # noqa: E731
+BEYOND = lambda t: with_index(t, lambda count: count - 1, lambda index: ROWS_OF_SCORES.shape[1])  # noqa: E731
+
+
 @pytest.mark.parametrize("f", [A.sparsemax, lambda x: A.sparsemax_loss(x, CLASSES)])
-@pytest.mark.parametrize(
-    "wrong", [torch.Tensor.float, lambda t: t.flip(0), lambda t: t + 1000, lambda t: t.int() * 0 - 7, lambda t: t[:-1]]
-)
+@pytest.mark.parametrize("wrong", [*WRONG, TWICE, BEYOND])
 def test_a_support_that_came_back_as_another_is_refused(f, wrong):
     out = f(ROWS_OF_SCORES.clone().requires_grad_())
     memory = out.grad_fn._raw_saved_tensors[-1]

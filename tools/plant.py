@@ -117,7 +117,11 @@ def table() -> str:
         ("neither", "Neither sees"),
         ("open", "Not yet asked of the whole battery"),
     ):
-        names = [f.name for f in every() if known.get(f.name, {}).get("seen") == seen]
+        names = [
+            f.name + (f" ({f.reason})" if f.reason and seen == "neither" else "")
+            for f in every()
+            if known.get(f.name, {}).get("seen") == seen
+        ]
         lines += ["", f"{said}: {'; '.join(names)}."] if names else []
     return "\n".join(lines)
 

@@ -58,7 +58,7 @@ TARGET = f"anymax_{library.ABI}"
 
 class Xla(Engine):
     name = "xla"
-    ops = ("forward", "vjp", "index_loss", "index_loss_grad")
+    ops = ("forward", "vjp", "index_loss")
     compiled = True
 
     def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
@@ -69,7 +69,7 @@ class Xla(Engine):
         link = link_of(mapping)
         if isinstance(link, str):
             return link
-        if op.startswith("index_loss") and link.kind in WITHOUT_LOSS:
+        if op == "index_loss" and link.kind in WITHOUT_LOSS:
             return f"{link.kind} has no such operation"
         if dtype_name(x) not in arrays.DTYPES:
             return f"it takes float32, float64, float16 and bfloat16, not {dtype_name(x)}"
