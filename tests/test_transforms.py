@@ -988,3 +988,11 @@ def test_a_transform_in_place_has_a_gradient():
     A.log_prob("softmax", x, [0], transform=lambda s: s.mul_(2)).sum().backward()
     want = 2 * (np.eye(3)[0] - scipy_softmax([0.0, 2.0, 6.0]))
     np.testing.assert_allclose(x.grad[0], want, atol=1e-6)
+
+
+@every_kind
+def test_a_nucleus_of_a_flat_row_without_the_engine(kind):
+    """Half of equal scores, all of which are candidates."""
+    with A.use("reference"):
+        left = back(A.topp(0.5)(KINDS[kind](np.zeros((3, 8)))))
+    assert np.isfinite(left).sum(-1).tolist() == [4, 4, 4]
