@@ -36,7 +36,7 @@ from .._core.shards import rows_over_devices, sharded
 from .._core.typing import ArrayT, Axes, Numbers
 from ..losses.targets import refuse_strays
 from ..mappings import Softmax
-from .softmax_plain import named
+from .softmax_plain import at_classes
 from .terms import divergences, kl_rows, read, terms_of
 
 _SOFTMAX = Softmax()
@@ -443,4 +443,4 @@ def _member(ids: Array, offsets: Array, shape: tuple[int, ...], xp: Namespace) -
     row = xp.searchsorted(offsets[1:], xp.arange(ids.shape[0], dtype=ids.dtype, **place), side="right")
     flat = xp.reshape(row * n + ids, (1, -1))
     like = xp.zeros((1, count * n), **place)
-    return xp.reshape(named(xp.astype(flat, ids.dtype), like, xp), shape)
+    return xp.reshape(at_classes(xp.astype(flat, ids.dtype), like, xp), shape)
