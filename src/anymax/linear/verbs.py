@@ -92,8 +92,8 @@ def linear_loss(
         A transform of the scores, such as `anymax.temperature(2.0)`. It gets all scores of a group of rows, so a random
         one, or one whose parameters differ between rows, is refused.
     chunk
-        How many classes to compute at a time; for a map that needs all scores of a row, how many rows: as many as have the
-        same number of scores. The default is a small part of all scores.
+        How many classes to compute at a time (in `anymax.distributed.linear_loss` it counts rows); for a map that needs all
+        scores of a row, how many rows: as many as have the same number of scores. The default is a small part of all scores.
     least
         For softmax, a probability below which a class gets no gradient; 0, the default, keeps all. If no row has more than a
         few hundred classes above it, the backward pass is as fast as that of a sparse map: 0.004 helps, 1e-4 does not. The
