@@ -17,7 +17,9 @@ class LayerBridge(ABC):
     """How a framework computes an output layer; a `PerRow` says what to compute."""
 
     @abstractmethod
-    def by_rows(self, layer: Layer, per_row: PerRow, target: Array | None, class_weight: Array | None, chunk: int | None) -> Any:
+    def by_rows(
+        self, layer: Layer, per_row: PerRow, target: Array | None, class_weight: Array | None, chunk: int | None
+    ) -> Any:
         """`per_row` for all rows, a group at a time, with its gradient."""
 
     @abstractmethod
@@ -54,7 +56,9 @@ def in_turn(layer: Layer, per_row: PerRow, target: Array | None, class_weight: A
 class NumpyLayers(LayerBridge):
     """Arrays without derivatives."""
 
-    def by_rows(self, layer: Layer, per_row: PerRow, target: Array | None, class_weight: Array | None, chunk: int | None) -> Any:
+    def by_rows(
+        self, layer: Layer, per_row: PerRow, target: Array | None, class_weight: Array | None, chunk: int | None
+    ) -> Any:
         return in_turn(layer, per_row, target, class_weight, chunk)
 
     def gathered(self, layer: Layer, classes: Array) -> Array:

@@ -54,7 +54,9 @@ def _gathered(step: int, x: Array, weight: Array, bias: Array | None, classes: A
 
 
 class JaxLayers(LayerBridge):
-    def by_rows(self, layer: Layer, per_row: PerRow, target: Array | None, class_weight: Array | None, chunk: int | None) -> Any:
+    def by_rows(
+        self, layer: Layer, per_row: PerRow, target: Array | None, class_weight: Array | None, chunk: int | None
+    ) -> Any:
         shared = {"weight": layer.weight, "bias": layer.bias, "class_weight": class_weight}
         if layer.keep is not None and layer.keep.shape[0] == 1:
             shared["keep"] = layer.keep

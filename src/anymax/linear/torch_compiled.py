@@ -45,7 +45,9 @@ class _Layer(torch.autograd.Function):
         return dx, dw, None if bias is None else db, *(None,) * 7
 
 
-def values(layer: Layer, index: Tensor, class_weight: Tensor | None, per_row: RowLoss, chunk: int | None) -> Tensor | None:
+def values(
+    layer: Layer, index: Tensor, class_weight: Tensor | None, per_row: RowLoss, chunk: int | None
+) -> Tensor | None:
     """One number for each row; None for a user's map, or one with tensors, which need plain operations."""
     spec = None if layer.mapping.params() else spec_of(layer.mapping)
     if spec is None or type(layer.x) not in (Tensor, torch.nn.Parameter):

@@ -34,7 +34,9 @@ class _Groups(torch.autograd.Function):
         ctx.call = layer, per_row, step
         save(ctx, *tensors)
         layer, per_row, target, class_weight = _with(layer, per_row, tensors)
-        parts = [_value(part, part.scores(), where, per_row, target, class_weight) for part, where in _groups(layer, step)]
+        parts = [
+            _value(part, part.scores(), where, per_row, target, class_weight) for part, where in _groups(layer, step)
+        ]
         return torch.cat(parts)
 
     @staticmethod
@@ -85,7 +87,9 @@ class _Groups(torch.autograd.Function):
         return *none, dx, dw, db, *dparams, *(None,) * (len(tensors) - 3 - len(params))
 
 
-def _tensors(layer: Layer, per_row: PerRow, target: Tensor | None, class_weight: Tensor | None) -> tuple[Tensor | None, ...]:
+def _tensors(
+    layer: Layer, per_row: PerRow, target: Tensor | None, class_weight: Tensor | None
+) -> tuple[Tensor | None, ...]:
     """All tensors that the result depends on, those that may have a gradient first."""
     free = layer.x, layer.weight, layer.bias, *params_of(layer.mapping)
     return *free, layer.keep, target, class_weight, *per_row.arrays()
@@ -113,7 +117,9 @@ def _groups(layer: Layer, step: int) -> Any:
         yield layer.part(where), where
 
 
-def by_rows(layer: Layer, per_row: PerRow, target: Tensor | None, class_weight: Tensor | None, chunk: int | None) -> Any:
+def by_rows(
+    layer: Layer, per_row: PerRow, target: Tensor | None, class_weight: Tensor | None, chunk: int | None
+) -> Any:
     """`per_row(part of the layer, its scores, their target, class_weight)` for all rows, with its gradient.
 
     If something traces the calls, all scores are computed at once, in plain operations.

@@ -186,7 +186,7 @@ def _moved(own: Tensor, per_row: RowLoss) -> Tensor:
     """The target's score with its margin."""
     margin: Any = per_row.margin
     cosines = own / per_row.scale
-    return per_row.scale * margin(cosines, (cosines[:, 0] * 0).to(int), -1)
+    return per_row.scale * margin(cosines, (cosines[:, 0] * 0).to(torch.int64), -1)
 
 
 def _spread(layer: Layer, class_weight: Tensor | None, per_row: RowLoss) -> Tensor | None:
