@@ -387,7 +387,7 @@ def test_rows_whose_support_is_large_are_served_in_groups(name):
     from anymax.linear.layer import Layer
 
     layer = Layer.of("test", *free[:2], mapping, None, None)
-    held = torch_backward.kept(layer, y, torch_values._bound(mapping, A._array.namespace(y)), False, None)
+    held = torch_backward.kept(layer, y, torch_values._bound(mapping), False, None)
     assert held.full.any()
     assert name == "topk" or not held.full.all()
     got = A.linear_loss(*free[:2], y, mapping, linear_bias=free[2])

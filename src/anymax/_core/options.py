@@ -7,8 +7,6 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from .typing import Axes, Mask, Reduction
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _HINTS = {  # names in other libraries, and what to do here
@@ -230,49 +228,3 @@ def joined(own: dict[str, list[str]], home: dict[str, list[str]], parameters: It
     return "\n\n".join(
         f"{title}\n{'-' * len(title)}\n{text}" if title else text for title, text in texts.items() if text
     )
-
-
-def loss(
-    mapping: Any,
-    scores: Any,
-    target: Any,
-    weight: Any = None,
-    *,
-    axis: Axes = None,
-    dim: Axes = None,
-    mask: Mask = None,
-    ignore_index: int = -100,
-    reduction: Reduction = "mean",
-    label_smoothing: float = 0.0,
-) -> None:
-    """The parameters of every loss. `documented_like` reads this docstring; the function is never called.
-
-    Parameters
-    ----------
-    mapping
-        The map, such as `anymax.Sparsemax()` or `anymax.Entmax(alpha=1.3)`.
-    scores
-        The scores, an array of NumPy, torch or JAX, or lists of numbers; -inf marks a masked class.
-    target
-        Class indices (integers, of the shape of the scores without the axis of the classes), or distributions over the
-        classes (floating point, of the shape of the scores).
-    weight
-        One factor for each class; a mean is then weighted by the factor of each sample's target, as in torch.
-    axis, dim
-        The axis of the classes: by default 1, as in torch, and 0 for a vector of scores; a tuple of axes is read as one row
-        of all their entries.
-    mask
-        Booleans that broadcast to the scores, True = keep. A masked class has probability 0; if it is the target, a loss
-        without an upper bound is +inf.
-    ignore_index
-        The class index of samples that are left out; a mean does not count them.
-    reduction
-        "mean" over the samples, their "sum", or "none" for one value per sample.
-    label_smoothing
-        The share of the target, from 0 to 1, that is spread evenly over the unmasked classes.
-
-    Returns
-    -------
-    None
-        The loss, one number of the kind and dtype of the scores; with `reduction="none"` one for each sample.
-    """

@@ -93,7 +93,8 @@ def apply(
     tensor([0.7500, 0.2500, 0.0000])
     >>> dist.destroy_process_group()
     """
-    arguments = Arguments("apply", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
+    shard = ShardKeywords(group=group, axis_name=axis_name, class_start=class_start, class_count=class_count)
+    arguments = Arguments("apply", mapping, x, axis, dim, mask, **shard)
     return _eagerly(_probabilities, arguments, False)
 
 
@@ -127,7 +128,8 @@ def log_apply(
     tensor([    0., -1000.])
     >>> dist.destroy_process_group()
     """
-    arguments = Arguments("log_apply", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
+    shard = ShardKeywords(group=group, axis_name=axis_name, class_start=class_start, class_count=class_count)
+    arguments = Arguments("log_apply", mapping, x, axis, dim, mask, **shard)
     return _eagerly(_probabilities, arguments, True)
 
 
@@ -167,7 +169,8 @@ def threshold(
     Threshold(tau=tensor(1.2500), support=tensor(2))
     >>> dist.destroy_process_group()
     """
-    arguments = Arguments("threshold", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
+    shard = ShardKeywords(group=group, axis_name=axis_name, class_start=class_start, class_count=class_count)
+    arguments = Arguments("threshold", mapping, x, axis, dim, mask, **shard)
     return _eagerly(_per_row.threshold, arguments, keepdims)
 
 
@@ -208,7 +211,8 @@ def logsumexp(
     tensor(2.3490)
     >>> dist.destroy_process_group()
     """
-    arguments = Arguments("logsumexp", "softmax", x, axis, dim, mask, group, axis_name, class_start, class_count)
+    shard = ShardKeywords(group=group, axis_name=axis_name, class_start=class_start, class_count=class_count)
+    arguments = Arguments("logsumexp", "softmax", x, axis, dim, mask, **shard)
     return _eagerly(_per_row.logsumexp, arguments, temperature, keepdims)
 
 
@@ -266,7 +270,8 @@ def fenchel_young(
     tensor(0.0625)
     >>> dist.destroy_process_group()
     """
-    arguments = Arguments("fenchel_young", mapping, scores, axis, dim, mask, group, axis_name, class_start, class_count)
+    shard = ShardKeywords(group=group, axis_name=axis_name, class_start=class_start, class_count=class_count)
+    arguments = Arguments("fenchel_young", mapping, scores, axis, dim, mask, **shard)
     return _eagerly(_losses.loss, arguments, target, weight, _options(ignore_index, reduction, label_smoothing))
 
 
@@ -305,7 +310,8 @@ def nll(
     tensor(0.3490)
     >>> dist.destroy_process_group()
     """
-    arguments = Arguments("nll", mapping, scores, axis, dim, mask, group, axis_name, class_start, class_count)
+    shard = ShardKeywords(group=group, axis_name=axis_name, class_start=class_start, class_count=class_count)
+    arguments = Arguments("nll", mapping, scores, axis, dim, mask, **shard)
     return _eagerly(_losses.loss, arguments, target, weight, _options(ignore_index, reduction, label_smoothing))
 
 
@@ -346,7 +352,8 @@ def linear_loss(
     mask
         Booleans that broadcast to this process's scores, [..., classes of this process], True = keep.
     chunk
-        How many rows to compute at a time; by default as many as have 4 million scores per process.
+        How many rows to compute at a time (in `anymax.linear_loss` it counts classes); by default as many as have 4 million
+        scores per process.
 
     Examples
     --------
@@ -357,7 +364,8 @@ def linear_loss(
     tensor(0.0625)
     >>> dist.destroy_process_group()
     """
-    arguments = Arguments("linear_loss", mapping, x, None, None, mask, group, axis_name, class_start, class_count)
+    shard = ShardKeywords(group=group, axis_name=axis_name, class_start=class_start, class_count=class_count)
+    arguments = Arguments("linear_loss", mapping, x, None, None, mask, **shard)
     options = _options(ignore_index, reduction, label_smoothing)
     return _eagerly(_linear_loss.linear_loss, arguments, linear_weight, linear_bias, chunk, target, weight, options)
 
@@ -400,7 +408,8 @@ def log_prob_entropy(
     (tensor([-0.6931]), tensor([0.6931]))
     >>> dist.destroy_process_group()
     """
-    arguments = Arguments("log_prob_entropy", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
+    shard = ShardKeywords(group=group, axis_name=axis_name, class_start=class_start, class_count=class_count)
+    arguments = Arguments("log_prob_entropy", mapping, x, axis, dim, mask, **shard)
     return _eagerly(_per_row.log_prob_entropy, arguments, y)
 
 
@@ -446,7 +455,8 @@ def sample(
     tensor(0)
     >>> dist.destroy_process_group()
     """
-    arguments = Arguments("sample", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
+    shard = ShardKeywords(group=group, axis_name=axis_name, class_start=class_start, class_count=class_count)
+    arguments = Arguments("sample", mapping, x, axis, dim, mask, **shard)
     return _eagerly(_per_row.sample, arguments, generator, num_samples)
 
 

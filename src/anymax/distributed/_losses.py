@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from .. import _array
 from .._array import Array, Namespace, differentiates, dot, is_integer, namespace, stop_gradient, total
@@ -41,6 +41,18 @@ def width(options: LossOptions) -> int:
     return 4 + 3 * bool(options.label_smoothing)
 
 
+class TargetSums(NamedTuple):
+    """What all processes know of the targets of their rows after the first collective, [..., 1]."""
+
+    shards: Shards
+    gap: Array  # <w y, M - a>, with M the maximum of the exponents (or scores) a; y is smoothed in this and the next
+    mass: Array  # <w y, 1>
+    whole: Array  # <y, 1>
+    sample: Array  # <y, w>, or <y, 1> without weights
+    stray: Array  # True for an index that is not a class
+    free: Any = None  # the number of unmasked classes, with label smoothing
+
+
 class Target(Columns, ABC):
     """The target of a loss as this process knows it, and after the first collective its sums over all processes.
 
@@ -48,15 +60,10 @@ class Target(Columns, ABC):
     """
 
     indices: ClassVar[bool]
-    ignored: Array  # [..., 1], common
-    stray: Array  # [..., 1], common: True for an index that is not a class
-    w: Array | None = None  # [n]
-    shards: Shards
-    gap: Array  # <w y, M - a>, with M the maximum of the exponents (or scores) a; y is smoothed in this and the next
-    mass: Array  # <w y, 1>
-    whole: Array  # <y, 1>
-    sample: Array  # <y, w>, or <y, 1> without weights
-    free: Array  # the number of unmasked classes, with label smoothing
+    ignored: Array  # [..., 1], common; set by `first`
+    w: Array | None = None  # [n]; set by `first`
+    sums: TargetSums  # set by `second`
+    by_terms: bool = False  # set by `second`: it sends the terms of Omega(y), of which a sum suffices, and not y
 
     def __init__(self, call: ShardedCall, t: Array, options: LossOptions) -> None:
         self.call, self.t, self.options = call, t, options
@@ -77,8 +84,8 @@ class Target(Columns, ABC):
         """This process's <w y, anchor - a>, <w y, 1>, <y, 1> and <y, w>, [..., 1]; `inside` is w where these are inside the loss."""
 
     @abstractmethod
-    def _check(self, shards: Shards) -> None:
-        """Refuse a target that is out of range over all processes; set `stray`."""
+    def _check(self, shards: Shards, whole: Array) -> Array:
+        """Refuse a target that is out of range over all processes; return `stray`."""
 
     @abstractmethod
     def _here(self, shard: Shard) -> Array:
@@ -102,54 +109,58 @@ class Target(Columns, ABC):
 
     def second(self, shards: Shards) -> list[Array]:
         """Take the sums; then this process's part of Omega(y)."""
-        self._read(shards)
+        self.sums = self._summed(shards)
         return [] if self.nll else self._constants()
 
     def second_of_ratio(self, shards: Shards, v: Array) -> list[Array]:
-        self._read(shards)
+        self.sums = self._summed(shards)
         return [self.terms(_array.log(v, shards.xp))]  # a ratio map has no loss but `nll`
 
-    def _read(self, shards: Shards) -> None:
-        xp, s, extra, self.shards = shards.xp, self.options.label_smoothing, shards.extra, shards
+    def _summed(self, shards: Shards) -> TargetSums:
+        xp, s, extra = shards.xp, self.options.label_smoothing, shards.extra
         below = shards.high[None, ...] - shards.anchors
 
         def summed(i: int) -> tuple[Array, Array]:
             return xp.sum(extra[i] + extra[i + 1] * below, axis=0), xp.sum(extra[i + 1], axis=0)
 
-        self.gap, self.mass = summed(0)
-        self.whole, self.sample = xp.sum(extra[2], axis=0), xp.sum(extra[3], axis=0)
-        self._check(shards)
-        if s:
-            gap, mass = summed(4)
-            self.free = stop_gradient(xp.sum(extra[6], axis=0))
-            spread = s * to_spread(shards.shard.mapping, self.whole)
-            share = spread / xp.where(self.free > 0, self.free, xp.ones_like(self.free))
-            self.gap = (1.0 - s) * self.gap + share * gap
-            self.mass = (1.0 - s) * self.mass + share * mass
+        gap, mass = summed(0)
+        whole, sample = xp.sum(extra[2], axis=0), xp.sum(extra[3], axis=0)
+        stray = self._check(shards, whole)
+        if not s:
+            return TargetSums(shards, gap, mass, whole, sample, stray)
+        even_gap, even_mass = summed(4)
+        free = stop_gradient(xp.sum(extra[6], axis=0))
+        spread = s * to_spread(shards.shard.mapping, whole)
+        share = spread / xp.where(free > 0, free, xp.ones_like(free))
+        gap = (1.0 - s) * gap + share * even_gap
+        mass = (1.0 - s) * mass + share * even_mass
+        return TargetSums(shards, gap, mass, whole, sample, stray, free)
 
     # -- the target of this process's classes as a distribution ------------------------------------------------------------------
 
     def _smoothed(self) -> Array:
-        shard, xp, s = self.shards.shard, self.shards.xp, self.options.label_smoothing
+        sums, s = self.sums, self.options.label_smoothing
+        shard, xp = sums.shards.shard, sums.shards.xp
         y = self._here(shard)
         if not s:
             return y
         free = xp.astype(shard.rows != -math.inf, y.dtype)
-        whole = shard.group.vary(self.whole) if differentiates(y) else stop_gradient(self.whole)
+        whole = shard.group.vary(sums.whole) if differentiates(y) else stop_gradient(sums.whole)
         spread = s * to_spread(shard.mapping, whole)
-        return (1.0 - s) * y + spread * free / xp.where(self.free > 0, self.free, xp.ones_like(self.free))
+        return (1.0 - s) * y + spread * free / xp.where(sums.free > 0, sums.free, xp.ones_like(sums.free))
 
     def terms(self, log_p: Array) -> Array:
         """-<w y, log p> of this process's classes."""
-        xp, y = self.shards.xp, self._smoothed()
+        shards, y = self.sums.shards, self._smoothed()
+        xp = shards.xp
         y = y if self.w is None else y * self.w
         finite = log_p > -math.inf
-        return -of_target(y, xp.where(self.shards.poisoned, xp.zeros_like(log_p), log_p), finite, xp)
+        return -of_target(y, xp.where(shards.poisoned, xp.zeros_like(log_p), log_p), finite, xp)
 
     def _constants(self) -> list[Array]:
         """This process's part of Omega(y), as columns for the second collective."""
-        smooth = bool(self.options.label_smoothing)
-        shard, xp = self.shards.shard, self.shards.xp
+        smooth, shards = bool(self.options.label_smoothing), self.sums.shards
+        shard, xp = shards.shard, shards.xp
         if (self.indices and not smooth) or self.call.who != "fenchel_young":
             return []
         refused = shard.mapping.no_constant(smooth)
@@ -160,7 +171,7 @@ class Target(Columns, ABC):
         self.by_terms = terms is not None
         if terms is not None:
             return terms
-        most, n = max(self.shards.sizes), shard.n
+        most, n = max(shards.sizes), shard.n
         none = xp.zeros((*y.shape[:-1], most - n), dtype=y.dtype, **device_of(y))
         y = xp.concat([y[..., :n], none], axis=-1)
         return [y[..., i : i + 1] for i in range(most)]
@@ -169,7 +180,8 @@ class Target(Columns, ABC):
 
     def _constant(self, later: list[Array]) -> Any:
         """Omega(y) from the parts of all processes."""
-        shards, mapping, xp = self.shards, self.shards.shard.common, self.shards.xp
+        shards = self.sums.shards
+        mapping, xp = shards.shard.common, shards.xp
         if not later:
             return 0.0
         if self.by_terms:
@@ -182,25 +194,25 @@ class Target(Columns, ABC):
 
     def _rounding(self) -> Array:
         """A bound of the terms' rounding, since |x - centre| <= (maximum - x) + (maximum - centre)."""
-        shard, xp = self.shards.shard, self.shards.xp
-        gap, mass = stop_gradient(self.gap), stop_gradient(self.mass)
+        shards, gap, mass = self.sums.shards, stop_gradient(self.sums.gap), stop_gradient(self.sums.mass)
+        shard, xp = shards.shard, shards.xp
         size = 1.0 + gap / xp.where(mass == 0, xp.ones_like(mass), mass) + 2.0 * gap
         size = 1.0 + size * size_of(shard.common, shard.rows[..., :1], xp)  # `gap` is that of the exponents
-        return rounding(size, mass, shard.common, self.shards.count, xp)
+        return rounding(size, mass, shard.common, shards.count, xp)
 
     def loss(self, out: Solution) -> Array:
         """The loss of each row, reduced."""
-        shards, shard, xp = self.shards, self.shards.shard, self.shards.xp
-        poisoned = shards.poisoned | self.stray
+        sums, shards, shard, xp = self.sums, self.sums.shards, self.sums.shards.shard, self.sums.shards.xp
+        poisoned = shards.poisoned | sums.stray
         if self.nll:
-            value = out.nll(self.gap, self.mass, self.terms)
+            value = out.nll(sums.gap, sums.mass, self.terms)
         else:
-            value = out.fenchel_young(self.gap, self.mass) + self._constant(out.later)
+            value = out.fenchel_young(sums.gap, sums.mass) + self._constant(out.later)
             value = not_below_zero(shard.common, value, ~(poisoned | self.ignored), self._rounding, xp)
         dtype = result_dtype(xp.astype(shard.rows[..., :1], shard.dtype))
         by_weight = self.indices and self.options.weight is not None
-        norm = self.sample if by_weight else xp.astype(~self.ignored, value.dtype)
-        return reduce_rows(self.options, value, poisoned, self.ignored, self.sample, norm, self.nll, dtype, xp)
+        norm = sums.sample if by_weight else xp.astype(~self.ignored, value.dtype)
+        return reduce_rows(self.options, value, poisoned, self.ignored, sums.sample, norm, self.nll, dtype, xp)
 
 
 class ClassIndices(Target):
@@ -221,11 +233,12 @@ class ClassIndices(Target):
         gap = xp.where(here & ~kept & (wy > 0), math.inf * one, gap * wy)
         return [gap, wy, y, y if w is None else y * w[at]]
 
-    def _check(self, shards: Shards) -> None:
+    def _check(self, shards: Shards, whole: Array) -> Array:
         t = self.t[..., None]
-        self.stray = refuse_strays("target", t, shards.count, self.options.ignore_index, shards.xp)
+        stray = refuse_strays("target", t, shards.count, self.options.ignore_index, shards.xp)
         if not self.nll:
             refuse_one_class(shards.shard.mapping)
+        return stray
 
     def _here(self, shard: Shard) -> Array:
         xp, t = shard.xp, self.t[..., None] - self.call.first(shard)
@@ -249,11 +262,11 @@ class Distributions(Target):
         gap = xp.where(keep, anchor - xp.where(keep, a, anchor), math.inf * xp.ones_like(a))
         return [dot(wy, gap, xp), total(wy, xp), total(y, xp), total(y, xp) if w is None else dot(y, w, xp)]
 
-    def _check(self, shards: Shards) -> None:
+    def _check(self, shards: Shards, whole: Array) -> Array:
         mass = shards.shard.mapping.mass
-        self.stray = shards.xp.zeros_like(self.ignored)
         if not self.nll and not _array.is_array(mass):
-            refuse_sums(self.whole, mass, shards.xp, _EVERYWHERE)
+            refuse_sums(whole, mass, shards.xp, _EVERYWHERE)
+        return shards.xp.zeros_like(self.ignored)
 
     def _here(self, shard: Shard) -> Array:
         return self.y

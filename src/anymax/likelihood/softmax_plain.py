@@ -49,7 +49,7 @@ def plain(x: Array, index: Array, scale: float, entropy: bool, rest: bool, xp: N
         log_p = take(xp.where(keep, y, -math.inf * xp.ones_like(y)), at, xp) - log_z
         out = [log_p, log_z - total(e * y, xp) / z if entropy else None, None]  # a sum of two that are not negative
         if rest:
-            others = keep & ~named(index, x, xp)
+            others = keep & ~at_classes(index, x, xp)
             below = stop_gradient(row_top(y, others, xp))
             e = xp.where(others, xp.exp(xp.where(others, y - below, xp.zeros_like(y))), xp.zeros_like(y))
             some = total(e, xp) > 0
@@ -74,7 +74,7 @@ def terms(x: Array, index: Array, scale: float, entropy: bool, rest: bool) -> Te
     return Terms(out[0], out[1] if entropy else None, out[2] if rest else None)
 
 
-def named(index: Array, x: Array, xp: Namespace) -> Array:
+def at_classes(index: Array, x: Array, xp: Namespace) -> Array:
     """True at the classes of an index [..., m]; n means no class."""
     n = x.shape[-1]
     shape = (*x.shape[:-1], n + 1)

@@ -19,7 +19,7 @@ from ..autodiff.saving import save, saved
 from ..autodiff.torch import KINDS, traced
 from ..kernels import decode
 from ..mappings import Softmax
-from .softmax_plain import Terms, blocks, named, plain
+from .softmax_plain import Terms, at_classes, blocks, plain
 
 Tensor = torch.Tensor
 
@@ -91,7 +91,7 @@ def _levels(s: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _others(s: Tensor, index: Tensor) -> Tensor:
-    return s.masked_fill(named(index, s, xp), -math.inf)
+    return s.masked_fill(at_classes(index, s, xp), -math.inf)
 
 
 def _in_one_pass(x: Tensor, index: Tensor, scale: float, entropy: bool) -> list[Tensor]:

@@ -37,7 +37,7 @@ _SOFTMAX = Softmax()
 
 
 def read(
-    who: str, mapping: Mapping, x: Any, transform: Any, temperature: Any, axis: Any, mask: Any
+    who: str, mapping: Mapping | str, x: Any, transform: Any, temperature: Any, axis: Any, mask: Any
 ) -> tuple[Array, Mapping, float]:
     """(rows after the transforms, classes last; the mapping aligned to them; a factor by which the caller must multiply them)."""
     mapping = as_mapping(mapping, who)

@@ -30,19 +30,29 @@ from .._array import (
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
+from .._core.options import check_keywords, documented_like
 from .._core.rows import hide
 from .._core.shards import rows_over_devices, sharded
 from .._core.typing import ArrayT, Axes, Numbers
 from ..losses.targets import refuse_strays
 from ..mappings import Softmax
-from .softmax_plain import named
+from .softmax_plain import at_classes
 from .terms import divergences, kl_rows, read, terms_of
 
 _SOFTMAX = Softmax()
+_HINTS = {
+    "tau": "say temperature=",
+    "T": "say temperature=",
+    "target": "say y=",
+    "labels": "say y=",
+    "top_k": "give it as transform=",
+    "top_p": "give it as transform=",
+}
 
 
+@check_keywords(_HINTS)
 def log_prob(
-    mapping: Mapping,
+    mapping: Mapping | str,
     x: ArrayT | Numbers,
     y: Any,
     *,
@@ -99,8 +109,10 @@ def log_prob(
     return _log_prob("log_prob", mapping, x, y, support, transform, temperature, pick_axis(axis, dim), mask, False)[0]
 
 
+@check_keywords(_HINTS)
+@documented_like(log_prob)
 def log_prob_entropy(
-    mapping: Mapping,
+    mapping: Mapping | str,
     x: ArrayT | Numbers,
     y: Any,
     *,
@@ -115,11 +127,6 @@ def log_prob_entropy(
 
     Use it for a policy's loss with an entropy bonus. For softmax on torch the forward pass allocates no array of the size of the scores,
     and the backward pass only the gradient.
-
-    Parameters
-    ----------
-    mapping, x, y, support, transform, temperature, axis, dim, mask
-        As in `log_prob`.
 
     Returns
     -------
@@ -141,7 +148,7 @@ def log_prob_entropy(
 
 
 def _log_prob(
-    who: str, mapping: Mapping, x: Any, y: Any, support: Any, transform: Any, temperature: Any, axis: Any, mask: Any,
+    who: str, mapping: Mapping | str, x: Any, y: Any, support: Any, transform: Any, temperature: Any, axis: Any, mask: Any,
     entropy: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     if sharded(x):
@@ -168,10 +175,11 @@ def _on_devices(
     return tuple(rows_over_devices("log_prob_entropy", log_prob_entropy, as_mapping(mapping, who), x, axis, mask, y=y))
 
 
+@check_keywords()
 def kl(
-    mapping_p: Mapping,
+    mapping_p: Mapping | str,
     x: ArrayT | Numbers,
-    mapping_q: Mapping,
+    mapping_q: Mapping | str,
     y: Any,
     *,
     axis: Axes = None,
@@ -224,6 +232,7 @@ def kl(
     return kl_rows(mapping_p, rows, mapping_q, others, xp)
 
 
+@check_keywords({"tau": "say temperature=", "T": "say temperature="})
 def topk_kl(
     x: ArrayT | Numbers,
     ids: Any,
@@ -434,4 +443,4 @@ def _member(ids: Array, offsets: Array, shape: tuple[int, ...], xp: Namespace) -
     row = xp.searchsorted(offsets[1:], xp.arange(ids.shape[0], dtype=ids.dtype, **place), side="right")
     flat = xp.reshape(row * n + ids, (1, -1))
     like = xp.zeros((1, count * n), **place)
-    return xp.reshape(named(xp.astype(flat, ids.dtype), like, xp), shape)
+    return xp.reshape(at_classes(xp.astype(flat, ids.dtype), like, xp), shape)

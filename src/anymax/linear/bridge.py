@@ -8,16 +8,18 @@ from typing import Any
 
 from .._array import Array, namespace
 from .layer import Layer, dots, rows_at_a_time
-from .per_row import PerRow, Thresholds
+from .per_row import PerRow, RowLoss, Thresholds
 
 PIECE = 1 << 20  # features gathered at once
 
 
 class LayerBridge(ABC):
-    """`per_row(part of a layer, its scores, their target, class weights)` returns one number per row, or a tuple of such numbers."""
+    """How a framework computes an output layer; a `PerRow` says what to compute."""
 
     @abstractmethod
-    def by_rows(self, layer: Layer, per_row: Any, target: Array | None, weight: Array | None, chunk: int | None) -> Any:
+    def by_rows(
+        self, layer: Layer, per_row: PerRow, target: Array | None, class_weight: Array | None, chunk: int | None
+    ) -> Any:
         """`per_row` for all rows, a group at a time, with its gradient."""
 
     @abstractmethod
@@ -25,24 +27,24 @@ class LayerBridge(ABC):
         """The scores of the given classes of each row, [rows, width], fp32 or fp64; no other row of the weight is read."""
 
     def values(
-        self, layer: Layer, index: Array, out: Array, weight: Array | None, per_row: PerRow, chunk: int | None
+        self, layer: Layer, index: Array, out: Array, class_weight: Array | None, per_row: RowLoss, chunk: int | None
     ) -> Array:
         """`per_row` for the target class of each row; 0 where `out` is True and the class is -1."""
-        return self.by_rows(layer, per_row, index, weight, chunk)
+        return self.by_rows(layer, per_row, index, class_weight, chunk)
 
     def thresholds(self, layer: Layer, chunk: int | None) -> tuple[Array, Array]:
         """tau of each row, and the number of classes with a probability above 0; without a derivative."""
         return self.by_rows(layer, Thresholds(), None, None, chunk)
 
 
-def in_turn(layer: Layer, per_row: Any, target: Array | None, weight: Array | None, chunk: int | None) -> Any:
+def in_turn(layer: Layer, per_row: PerRow, target: Array | None, class_weight: Array | None, chunk: int | None) -> Any:
     """`per_row` for all rows, one group after another, in plain operations."""
     step = rows_at_a_time(layer, chunk)
     parts = []
     for i in range(0, layer.rows, step) if layer.rows else (0,):
         where = slice(i, min(i + step, layer.rows))
         part = layer.part(where)
-        parts.append(per_row(part, part.scores(), None if target is None else target[where, ...], weight))
+        parts.append(per_row(part, part.scores(), None if target is None else target[where, ...], class_weight))
     if len(parts) == 1:
         return parts[0]
     xp = namespace(layer.x)
@@ -54,8 +56,10 @@ def in_turn(layer: Layer, per_row: Any, target: Array | None, weight: Array | No
 class NumpyLayers(LayerBridge):
     """Arrays without derivatives."""
 
-    def by_rows(self, layer: Layer, per_row: Any, target: Array | None, weight: Array | None, chunk: int | None) -> Any:
-        return in_turn(layer, per_row, target, weight, chunk)
+    def by_rows(
+        self, layer: Layer, per_row: PerRow, target: Array | None, class_weight: Array | None, chunk: int | None
+    ) -> Any:
+        return in_turn(layer, per_row, target, class_weight, chunk)
 
     def gathered(self, layer: Layer, classes: Array) -> Array:
         xp = namespace(layer.x)

@@ -15,11 +15,12 @@ from ..autodiff.jax import static_of
 from ..kernels.xla import Static
 from .bridge import PIECE, LayerBridge
 from .layer import Layer, dots, rows_at_a_time
+from .per_row import PerRow
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _run(
-    per_row: Any, static: Static, step: int, by_row: dict[str, Array], shared: dict[str, Any], target: Array | None
+    per_row: PerRow, static: Static, step: int, by_row: dict[str, Array], shared: dict[str, Any], target: Array | None
 ) -> Any:
     @jax.checkpoint
     def group(by_row: dict[str, Array], target: Array | None, shared: dict[str, Any]) -> Any:
@@ -27,7 +28,7 @@ def _run(
         mapping = static.mapping({k: params[k] for k in static.names})
         keep = by_row.get("keep", shared.get("keep"))
         part = Layer(by_row["x"], shared["weight"], shared["bias"], keep, mapping, (), by_row["x"].dtype)
-        return per_row(part, part.scores(), target, shared["of_class"])
+        return per_row(part, part.scores(), target, shared["class_weight"])
 
     rows = by_row["x"].shape[0]
     given = by_row, target
@@ -53,8 +54,10 @@ def _gathered(step: int, x: Array, weight: Array, bias: Array | None, classes: A
 
 
 class JaxLayers(LayerBridge):
-    def by_rows(self, layer: Layer, per_row: Any, target: Array | None, weight: Array | None, chunk: int | None) -> Any:
-        shared = {"weight": layer.weight, "bias": layer.bias, "of_class": weight}
+    def by_rows(
+        self, layer: Layer, per_row: PerRow, target: Array | None, class_weight: Array | None, chunk: int | None
+    ) -> Any:
+        shared = {"weight": layer.weight, "bias": layer.bias, "class_weight": class_weight}
         if layer.keep is not None and layer.keep.shape[0] == 1:
             shared["keep"] = layer.keep
         params = layer.mapping.params()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +19,31 @@ from .layer import Layer
 _SOFTMAX = Softmax()
 
 
+class PerRow(ABC):
+    """Computes one number for each row, or a tuple of such numbers; hashable, so that a program is compiled once."""
+
+    transforms: tuple[Callable[[Any], Any], ...] = ()  # of the scores
+
+    @abstractmethod
+    def __call__(self, layer: Layer, scores: Array, target: Array | None, class_weight: Array | None) -> Any:
+        """Compute them from all scores of the rows; a class index of -1 means no class."""
+
+    def transformed(self, s: Array) -> Array:
+        """The scores after the transforms."""
+        return s
+
+    def arrays(self) -> list[Array]:
+        """The arrays among the parameters of the transforms; those of a user's function are not known."""
+        return []
+
+    def with_arrays(self, arrays: list[Array]) -> PerRow:
+        """A copy with these arrays in place of those that `arrays` returns."""
+        return self
+
+
 @dataclasses.dataclass(frozen=True)
-class PerRow:
-    """Computes one number for each row of scores; hashable, so that a program is compiled once."""
+class RowLoss(PerRow):
+    """The loss of each row, or log p of its target."""
 
     who: str
     smoothing: float = 0.0
@@ -30,28 +53,24 @@ class PerRow:
     scale: float = 1.0
     least: float = 0.0  # softmax may leave out the gradient of classes below this probability
 
-    def __call__(self, layer: Layer, scores: Array, target: Array, weight: Array | None) -> Array:
-        """One number for each row, from all of its scores; a class index of -1 means no class."""
+    def __call__(self, layer: Layer, scores: Array, target: Any, class_weight: Array | None) -> Array:
         xp = namespace(scores)
         s = self.transformed(upcast(scores, xp))
         if self.margin is not None:
             s = self.scale * self.margin(s / self.scale, target, -1)
         if self.log_prob:
             return terms_of(layer.mapping, s, target[:, None], xp).log_p[:, 0]
-        return self.loss(layer.mapping, s, target, weight, self.smoothing)
+        return self.loss(layer.mapping, s, target, class_weight, self.smoothing)
 
     def transformed(self, s: Array) -> Array:
-        """The scores after the transforms."""
         for t in self.transforms:
             s = put_through(self.who, t, s, own=True)
         return s
 
     def arrays(self) -> list[Array]:
-        """The arrays among the parameters of the transforms; those of a user's function are not known."""
         return [v for t in self.transforms if isinstance(t, Transform) for _, v in t.params if is_array(v)]
 
-    def with_arrays(self, arrays: list[Array]) -> PerRow:
-        """A copy with these arrays in place of those that `arrays` returns."""
+    def with_arrays(self, arrays: list[Array]) -> RowLoss:
         if not arrays:
             return self
         left = iter(arrays)
@@ -62,7 +81,7 @@ class PerRow:
         return dataclasses.replace(self, transforms=transforms)
 
     def loss(
-        self, mapping: Mapping, s: Array, target: Array, weight: Array | None = None, smoothing: float = 0.0
+        self, mapping: Mapping, s: Array, target: Array, class_weight: Array | None = None, smoothing: float = 0.0
     ) -> Array:
         """The loss of each row."""
         options: dict[str, Any] = {
@@ -70,8 +89,8 @@ class PerRow:
         }  # fmt: skip
         kind = loss_of(mapping)
         if kind == "sparse_softmax_loss":
-            return sparse_softmax_loss(s, target, weight, k=mapping.k, p=mapping.p, **options)  # type: ignore[attr-defined]
-        return (fenchel_young if kind == "fenchel_young" else nll)(mapping, s, target, weight, **options)
+            return sparse_softmax_loss(s, target, class_weight, k=mapping.k, p=mapping.p, **options)  # type: ignore[attr-defined]
+        return (fenchel_young if kind == "fenchel_young" else nll)(mapping, s, target, class_weight, **options)
 
 
 def loss_of(mapping: Mapping) -> str:
@@ -82,10 +101,10 @@ def loss_of(mapping: Mapping) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Thresholds:
+class Thresholds(PerRow):
     """Computes tau and the size of the support for each row of scores."""
 
-    def __call__(self, layer: Layer, scores: Array, target: None, weight: None) -> tuple[Array, Array]:
+    def __call__(self, layer: Layer, scores: Array, target: Any, class_weight: Any) -> tuple[Array, Array]:
         xp = namespace(scores)
         tau, size = tau_and_support(layer.mapping, upcast(scores, xp), xp)
         return tau[:, 0], size[:, 0]

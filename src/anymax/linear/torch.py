@@ -4,41 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
-import array_api_compat.torch as xp
 import torch
 
 from .._array import compiling, exporting
 from . import torch_backward, torch_groups, torch_values
 from .bridge import LayerBridge
 from .layer import Layer
-from .per_row import PerRow
+from .per_row import PerRow, RowLoss
 
 Tensor = torch.Tensor
 
 
 class TorchLayers(LayerBridge):
     def by_rows(
-        self, layer: Layer, per_row: Any, target: Tensor | None, weight: Tensor | None, chunk: int | None
+        self, layer: Layer, per_row: PerRow, target: Tensor | None, class_weight: Tensor | None, chunk: int | None
     ) -> Any:
-        return torch_groups.by_rows(layer, per_row, target, weight, chunk)
+        return torch_groups.by_rows(layer, per_row, target, class_weight, chunk)
 
     def gathered(self, layer: Layer, classes: Tensor) -> Tensor:
         return torch_backward.gathered(layer, classes)
 
     def values(
-        self, layer: Layer, index: Tensor, out: Tensor, weight: Tensor | None, per_row: PerRow, chunk: int | None
+        self, layer: Layer, index: Tensor, out: Tensor, class_weight: Tensor | None, per_row: RowLoss, chunk: int | None
     ) -> Tensor:
         found = None
         if not per_row.transforms and not compiling():
-            found = torch_values.values(layer, index, out, weight, per_row, chunk, xp)
+            found = torch_values.values(layer, index, out, class_weight, per_row, chunk)
         elif not per_row.transforms and not exporting(layer.x) and per_row.margin is None:
             from . import torch_compiled  # late: it registers operations, which takes 10 ms
 
-            found = torch_compiled.values(layer, index, weight, per_row, chunk)
-        return self.by_rows(layer, per_row, index, weight, chunk) if found is None else found
+            found = torch_compiled.values(layer, index, class_weight, per_row, chunk)
+        return self.by_rows(layer, per_row, index, class_weight, chunk) if found is None else found
 
     def thresholds(self, layer: Layer, chunk: int | None) -> tuple[Tensor, Tensor]:
-        found = torch_values.thresholds(layer, chunk, xp)
+        found = torch_values.thresholds(layer, chunk)
         return super().thresholds(layer, chunk) if found is None else found
 
 

@@ -415,7 +415,7 @@ def of_softmax(
     """The target's score and logsumexp of all others, [rows, 2], and <scores, u>; classes below `least` may have no gradient."""
     if least and wants_gradient(layer):
         wide = wide_dtype(layer.x, torch)
-        bound = lambda s, layer, xp: logsumexp(s, wide) + (math.log(least) - 1e-4)  # noqa: E731
+        bound = lambda s, layer: logsumexp(s, wide) + (math.log(least) - 1e-4)  # noqa: E731
         held = kept(layer, target, bound, False, chunk, others=True)
         if not bool(held.full.any()):
             return _Likely.apply(layer.x, layer.weight, layer.bias, layer, target, held, u)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import array_api_compat.torch as xp
 import torch
 
 from .. import kernels
@@ -35,7 +34,7 @@ _SMALL = 1 << 18  # scores that need no blocks
 _SHARE = 48  # a block has at most 1 / _SHARE of the scores
 
 
-Bound = Callable[[Tensor, Layer, Any], Tensor]
+Bound = Callable[[Tensor, Layer], Tensor]
 
 
 class Blocks(NamedTuple):
@@ -183,7 +182,7 @@ def _listed(layer: Layer, bound: Bound, most: int, target: Tensor | None) -> Kep
         return None
     low = None
     if target is not None:
-        low = bound(_below_target(layer, target, torch.float32), layer, xp)[:, 0].nan_to_num(
+        low = bound(_below_target(layer, target, torch.float32), layer)[:, 0].nan_to_num(
             nan=-math.inf, neginf=-math.inf
         )
     lists = gpu.candidates(layer, found, target, low)
@@ -194,7 +193,7 @@ def _listed(layer: Layer, bound: Bound, most: int, target: Tensor | None) -> Kep
     held.value = torch.where(there, lists.value, -math.inf).flatten(1)
     held.index = torch.where(there, lists.index, 0).flatten(1)
     held.full = (lists.count > width).any(1) & ~lost
-    held.cut(torch.where((lost | held.full)[:, None], math.inf, bound(held.value, layer, xp)))
+    held.cut(torch.where((lost | held.full)[:, None], math.inf, bound(held.value, layer)))
     at = None if target is None else _place(held, target, lists.own, False)
     held.value[lost] = math.nan
     width = max(int(held.count.max()), 1)
@@ -226,7 +225,7 @@ def _collect(
         return torch.where((lost | held.full)[:, None], math.inf, found)
 
     def tighter() -> Tensor:
-        found = checked(torch.maximum(low, bound(held.value, layer, xp).to(wide)))
+        found = checked(torch.maximum(low, bound(held.value, layer).to(wide)))
         held.cut(found)
         return checked(found)
 
@@ -241,9 +240,9 @@ def _collect(
                 sums.append(logsumexp(s, wide))
                 s[row, place] = of_target[row].to(s.dtype)
         if not count:
-            low = bound(s, layer, xp).to(wide)
+            low = bound(s, layer).to(wide)
             if target is not None and not without_target:
-                low = torch.fmax(low, bound(_below_target(layer, target, wide), layer, xp))
+                low = torch.fmax(low, bound(_below_target(layer, target, wide), layer))
             low = checked(low)
         place = _above(s, _rounded_down(low, s.dtype))
         if place.shape[0]:
@@ -257,7 +256,7 @@ def _collect(
     low = tighter()
     rest = torch.cat(sums, 1).logsumexp(1, keepdim=True) if others else None
     if rest is not None:
-        held.cut(checked(torch.maximum(low, bound(torch.cat([of_target[:, None], rest], 1), layer, xp))))
+        held.cut(checked(torch.maximum(low, bound(torch.cat([of_target[:, None], rest], 1), layer))))
     at = None
     if target is not None:
         at = _place(held, target, of_target, without_target)

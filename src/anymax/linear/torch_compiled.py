@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import array_api_compat.torch as xp
 import torch
 
 from .._array import recorded, wide_dtype
@@ -16,12 +15,12 @@ from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import mapping_from, spec_of
 from . import torch_values
 from .layer import Layer
-from .per_row import PerRow
+from .per_row import RowLoss
 from .torch_groups import by_rows
 
 Tensor = torch.Tensor
 
-_OPERANDS = "Tensor x, Tensor weight, Tensor? bias, Tensor? keep, Tensor index, Tensor? of_class"
+_OPERANDS = "Tensor x, Tensor weight, Tensor? bias, Tensor? keep, Tensor index, Tensor? class_weight"
 _ARGUMENTS = f"{_OPERANDS}, str spec, float smoothing, bool log_prob, int chunk"
 _LIBRARY = library(__name__)
 _LIBRARY.define(f"layer({_ARGUMENTS}) -> Tensor")
@@ -46,7 +45,9 @@ class _Layer(torch.autograd.Function):
         return dx, dw, None if bias is None else db, *(None,) * 7
 
 
-def values(layer: Layer, index: Tensor, of_class: Tensor | None, per_row: Any, chunk: int | None) -> Tensor | None:
+def values(
+    layer: Layer, index: Tensor, class_weight: Tensor | None, per_row: RowLoss, chunk: int | None
+) -> Tensor | None:
     """One number for each row; None for a user's map, or one with tensors, which need plain operations."""
     spec = None if layer.mapping.params() else spec_of(layer.mapping)
     if spec is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
@@ -56,7 +57,7 @@ def values(layer: Layer, index: Tensor, of_class: Tensor | None, per_row: Any, c
         *operands,
         layer.keep,
         index,
-        of_class,
+        class_weight,
         spec,
         per_row.smoothing,
         per_row.log_prob,
@@ -68,14 +69,14 @@ def values(layer: Layer, index: Tensor, of_class: Tensor | None, per_row: Any, c
 
 
 def _values(
-    x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, index: Tensor, of_class: Tensor | None, spec: str,
+    x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, index: Tensor, class_weight: Tensor | None, spec: str,
     smoothing: float, log_prob: bool, chunk: int,
 ) -> Tensor:  # fmt: skip
     layer = Layer(x, weight, bias, keep, mapping_from(spec, []), (x.shape[0],), x.dtype)
-    per_row = PerRow("a compiled output layer", smoothing, log_prob=log_prob)
+    per_row = RowLoss("a compiled output layer", smoothing, log_prob=log_prob)
     step = None if chunk < 0 else chunk
-    found = torch_values.values(layer, index, index < 0, of_class, per_row, step, xp)
-    return by_rows(layer, per_row, index, of_class, step) if found is None else found
+    found = torch_values.values(layer, index, index < 0, class_weight, per_row, step)
+    return by_rows(layer, per_row, index, class_weight, step) if found is None else found
 
 
 def _forward(*given: Any) -> Tensor:

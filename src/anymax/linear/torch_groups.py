@@ -16,6 +16,7 @@ from .._array import plain_backward, upcast, wide_dtype
 from ..autodiff.saving import params_of, save, saved, with_params
 from .bridge import in_turn
 from .layer import Layer, rows_at_a_time
+from .per_row import PerRow
 from .torch_backward import plain_grads, runs_eagerly, wants_gradient
 
 Tensor = torch.Tensor
@@ -28,12 +29,14 @@ class _Groups(torch.autograd.Function):
     """One number for each row, a group of rows at a time; the gradient computes the scores of each group again."""
 
     @staticmethod
-    def forward(ctx: Any, layer: Layer, per_row: Any, step: int, *tensors: Tensor | None) -> Tensor:
+    def forward(ctx: Any, layer: Layer, per_row: PerRow, step: int, *tensors: Tensor | None) -> Tensor:
         """tensors: the result of `_tensors`."""
         ctx.call = layer, per_row, step
         save(ctx, *tensors)
-        layer, per_row, target, of_class = _with(layer, per_row, tensors)
-        parts = [_value(part, part.scores(), where, per_row, target, of_class) for part, where in _groups(layer, step)]
+        layer, per_row, target, class_weight = _with(layer, per_row, tensors)
+        parts = [
+            _value(part, part.scores(), where, per_row, target, class_weight) for part, where in _groups(layer, step)
+        ]
         return torch.cat(parts)
 
     @staticmethod
@@ -43,13 +46,13 @@ class _Groups(torch.autograd.Function):
         if plain_backward(g):
 
             def plain(*free: Tensor | None) -> tuple[Tensor]:
-                whole, again, target, of_class = _with(layer, per_row, (*free, *tensors[len(free) :]))
-                return (_value(whole, whole.scores(), slice(0, whole.rows), again, target, of_class),)
+                whole, again, target, class_weight = _with(layer, per_row, (*free, *tensors[len(free) :]))
+                return (_value(whole, whole.scores(), slice(0, whole.rows), again, target, class_weight),)
 
             count = 3 + len(params_of(layer.mapping))
             found = plain_grads(plain, tuple(tensors[:count]), grads)
             return *none, *found, *(None,) * (len(tensors) - count)
-        layer, per_row, target, of_class = _with(layer, per_row, tensors)
+        layer, per_row, target, class_weight = _with(layer, per_row, tensors)
         x, weight, bias, params = layer.x, layer.weight, layer.bias, params_of(layer.mapping)
         wide = wide_dtype(x, torch)
         wants = ctx.needs_input_grad[3:]
@@ -62,7 +65,7 @@ class _Groups(torch.autograd.Function):
                 s = part.scores().detach().requires_grad_()
                 free = [value.detach().requires_grad_() for value in params_of(part.mapping)]
                 part = dataclasses.replace(part, mapping=with_params(part.mapping, free))
-                value = _value(part, s, where, per_row, target, of_class)
+                value = _value(part, s, where, per_row, target, class_weight)
                 ds, *rest = torch.autograd.grad(value, [s, *free], g[where].to(value.dtype), allow_unused=True)
             ds = torch.zeros_like(s) if ds is None else ds
             if part.keep is not None:
@@ -84,26 +87,28 @@ class _Groups(torch.autograd.Function):
         return *none, dx, dw, db, *dparams, *(None,) * (len(tensors) - 3 - len(params))
 
 
-def _tensors(layer: Layer, per_row: Any, target: Tensor | None, of_class: Tensor | None) -> tuple[Tensor | None, ...]:
+def _tensors(
+    layer: Layer, per_row: PerRow, target: Tensor | None, class_weight: Tensor | None
+) -> tuple[Tensor | None, ...]:
     """All tensors that the result depends on, those that may have a gradient first."""
     free = layer.x, layer.weight, layer.bias, *params_of(layer.mapping)
-    return *free, layer.keep, target, of_class, *per_row.arrays()
+    return *free, layer.keep, target, class_weight, *per_row.arrays()
 
 
-def _with(layer: Layer, per_row: Any, tensors: Any) -> tuple[Layer, Any, Tensor | None, Tensor | None]:
+def _with(layer: Layer, per_row: PerRow, tensors: Any) -> tuple[Layer, PerRow, Tensor | None, Tensor | None]:
     """The layer, `per_row`, the target and the class weights, from the result of `_tensors`."""
     x, weight, bias, *rest = tensors
     count = len(params_of(layer.mapping))
-    keep, target, of_class, *arrays = rest[count:]
+    keep, target, class_weight, *arrays = rest[count:]
     mapping = with_params(layer.mapping, rest[:count])
     layer = dataclasses.replace(layer, x=x, weight=weight, bias=bias, keep=keep, mapping=mapping)
-    return layer, per_row.with_arrays(arrays), target, of_class
+    return layer, per_row.with_arrays(arrays), target, class_weight
 
 
 def _value(
-    part: Layer, scores: Tensor, where: slice, per_row: Any, target: Tensor | None, of_class: Tensor | None
+    part: Layer, scores: Tensor, where: slice, per_row: PerRow, target: Tensor | None, class_weight: Tensor | None
 ) -> Tensor:
-    return per_row(part, scores, None if target is None else target[where], of_class)
+    return per_row(part, scores, None if target is None else target[where], class_weight)
 
 
 def _groups(layer: Layer, step: int) -> Any:
@@ -112,22 +117,24 @@ def _groups(layer: Layer, step: int) -> Any:
         yield layer.part(where), where
 
 
-def by_rows(layer: Layer, per_row: Any, target: Tensor | None, weight: Tensor | None, chunk: int | None) -> Any:
-    """`per_row(part of the layer, its scores, their target, weight)` for all rows, with its gradient.
+def by_rows(
+    layer: Layer, per_row: PerRow, target: Tensor | None, class_weight: Tensor | None, chunk: int | None
+) -> Any:
+    """`per_row(part of the layer, its scores, their target, class_weight)` for all rows, with its gradient.
 
     If something traces the calls, all scores are computed at once, in plain operations.
     """
-    if not runs_eagerly(layer, target, weight):
-        return per_row(layer, layer.scores(), target, weight)
+    if not runs_eagerly(layer, target, class_weight):
+        return per_row(layer, layer.scores(), target, class_weight)
     if not wants_gradient(layer):
-        return in_turn(layer, per_row, target, weight, chunk)
+        return in_turn(layer, per_row, target, class_weight, chunk)
     if not layer.rows or _learns(per_row, layer):
-        return per_row(layer, layer.scores(), target, weight)
+        return per_row(layer, layer.scores(), target, class_weight)
     step = rows_at_a_time(layer, chunk, _GROUP.get(layer.x.device.type, _MANY))
-    return _Groups.apply(layer, per_row, step, *_tensors(layer, per_row, target, weight))
+    return _Groups.apply(layer, per_row, step, *_tensors(layer, per_row, target, class_weight))
 
 
-def _learns(per_row: Any, layer: Layer) -> bool:
+def _learns(per_row: PerRow, layer: Layer) -> bool:
     """True if the transforms, or functions among them, have tensors that require a gradient; one row shows it."""
     if not per_row.transforms:
         return False

@@ -27,7 +27,7 @@ from ..mappings import Softmax
 from ..thresholds import Threshold
 from ..transforms.base import Transform, transforms_of
 from .layer import Layer
-from .per_row import PerRow
+from .per_row import RowLoss
 
 _SOFTMAX = Softmax()
 _HINTS = {
@@ -92,8 +92,8 @@ def linear_loss(
         A transform of the scores, such as `anymax.temperature(2.0)`. It gets all scores of a group of rows, so a random
         one, or one whose parameters differ between rows, is refused.
     chunk
-        How many classes to compute at a time; for a map that needs all scores of a row, how many rows: as many as have the
-        same number of scores. The default is a small part of all scores.
+        How many classes to compute at a time (in `anymax.distributed.linear_loss` it counts rows); for a map that needs all
+        scores of a row, how many rows: as many as have the same number of scores. The default is a small part of all scores.
     least
         For softmax, a probability below which a class gets no gradient; 0, the default, keeps all. If no row has more than a
         few hundred classes above it, the backward pass is as fast as that of a sparse map: 0.004 helps, 1e-4 does not. The
@@ -119,7 +119,7 @@ def linear_loss(
         raise ValueError(f"{who}: least must be a probability, from 0 to below 1, got {least!r}")
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
-    per_row = PerRow(who, float(options.label_smoothing), _transforms(who, transform), least=float(least))
+    per_row = RowLoss(who, float(options.label_smoothing), _transforms(who, transform), least=float(least))
     return _loss(layer, target, options, per_row, _checked(who, chunk))
 
 
@@ -135,10 +135,12 @@ def margin_linear_loss(
     """`margin_loss` of the cosines `x @ centres.T` of rows of length 1."""
     options = LossOptions.read("margin_loss", None, given)
     layer = Layer.of("margin_loss", scale * x, centres, mapping, None, None)
-    per_row = PerRow("margin_loss", margin=as_margin(margin), scale=scale)
+    per_row = RowLoss("margin_loss", margin=as_margin(margin), scale=scale)
     return _loss(layer, target, options, per_row, None)
 
 
+@check_keywords(_HINTS, bias="linear_bias")
+@documented_like(linear_loss)
 def linear_log_prob(
     x: ArrayT | Numbers,
     linear_weight: Any,
@@ -188,7 +190,7 @@ def linear_log_prob(
             f"{who}: target of shape {tuple(target.shape)}: expected class indices (integers) of shape {layer.lead}"
         )
     index, none = _class_indices(who, target, layer, None, xp)
-    per_row = PerRow(who, transforms=_transforms(who, transform), log_prob=True)
+    per_row = RowLoss(who, transforms=_transforms(who, transform), log_prob=True)
     chunk = _checked(who, chunk)
     if support is not None:
         if per_row.transforms or mask is not None:
@@ -200,6 +202,8 @@ def linear_log_prob(
     return xp.reshape(bridge(layer.x).layers.values(layer, index, none, None, per_row, chunk), layer.lead)
 
 
+@check_keywords(_HINTS, bias="linear_bias")
+@documented_like(linear_loss)
 def linear_threshold(
     x: ArrayT | Numbers,
     linear_weight: Any,
@@ -241,10 +245,6 @@ def linear_threshold(
     return Threshold(xp.reshape(tau, layer.lead), xp.reshape(size, layer.lead))
 
 
-linear_log_prob = check_keywords(_HINTS, bias="linear_bias")(documented_like(linear_loss)(linear_log_prob))
-linear_threshold = check_keywords(_HINTS, bias="linear_bias")(documented_like(linear_loss)(linear_threshold))
-
-
 # -- what the caller says ---------------------------------------------------------------------------------------------------------------
 
 
@@ -276,27 +276,27 @@ def _transforms(who: str, transform: Any) -> tuple[Callable[[Any], Any], ...]:
 # -- the loss of all rows ------------------------------------------------------------------------------------------------------------
 
 
-def _loss(layer: Layer, target: Any, options: LossOptions, per_row: PerRow, chunk: int | None) -> Any:
-    who, xp, weight = per_row.who, namespace(layer.x), options.weight
+def _loss(layer: Layer, target: Any, options: LossOptions, per_row: RowLoss, chunk: int | None) -> Any:
+    who, xp, class_weight = per_row.who, namespace(layer.x), options.weight
     refuse_sharded(who, None, target=target)
     target = _array.beside(target, layer.x, "target", xp)
     one = upcast(layer.weight[:1, :1], xp)
-    if weight is not None:
-        weight = class_weights(weight, xp.broadcast_to(one, (1, layer.classes)), xp)
+    if class_weight is not None:
+        class_weight = class_weights(class_weight, xp.broadcast_to(one, (1, layer.classes)), xp)
     with quiet(layer.x):
         if holds_indices(target, (*layer.lead, layer.classes), -1, f"{who}: target"):
             index, out = _class_indices(who, target, layer, options.ignore_index, xp)
             counted = xp.where(out, -xp.ones_like(index), index)
-            value = bridge(layer.x).layers.values(layer, counted, out, weight, per_row, chunk)
+            value = bridge(layer.x).layers.values(layer, counted, out, class_weight, per_row, chunk)
             norm = xp.astype(~out, value.dtype)
-            if weight is not None:
+            if class_weight is not None:
                 inside = (index >= 0) & (index < layer.classes)
-                norm = norm * xp.astype(weight[xp.where(inside, index, xp.zeros_like(index))], value.dtype)
+                norm = norm * xp.astype(class_weight[xp.where(inside, index, xp.zeros_like(index))], value.dtype)
         else:
             if per_row.margin is not None:
                 raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
             y = xp.reshape(target, (layer.rows, layer.classes))
-            value = bridge(layer.x).layers.by_rows(layer, per_row, y, weight, chunk)
+            value = bridge(layer.x).layers.by_rows(layer, per_row, y, class_weight, chunk)
             norm = xp.ones_like(value)
     norm = xp.reshape(norm, layer.lead)
     return options.reduce(xp.reshape(value, layer.lead), norm, layer.dtype, xp)

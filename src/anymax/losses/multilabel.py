@@ -8,12 +8,11 @@ from typing import Any
 from .. import _array
 from .._array import Array, asarray, is_integer, known_any, namespace, quiet, stop_gradient, total, upcast
 from .._core.options import check_keywords, documented_like
-from .._core.options import loss as every_loss
 from .._core.rows import prepare
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
 from ..mappings import Softmax
-from .options import LossOptions, class_weights
+from .options import LossOptions, class_weights, every_loss
 from .targets import result_dtype
 
 

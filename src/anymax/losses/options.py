@@ -1,4 +1,4 @@
-"""The options of every loss, read and checked once, then passed on."""
+"""The options of every loss: documented for all of them, read and checked once, then passed on."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from .. import _array
 from .._array import Array, Namespace, namespace, quiet
 from .._core.options import check_options
-from .._core.typing import Axes, Mask, Reduction, Weight
+from .._core.typing import Axes, LossKeywords, Mask, Reduction, Weight
 
-_NAMES = ("weight", "ignore_index", "reduction", "label_smoothing", "axis", "dim", "mask")
+_NAMES = "weight", *LossKeywords.__annotations__
 _HINTS = {
     "alpha": "it belongs to the map, as in anymax.Entmax(alpha=1.3)",
     "k": "it belongs to the map, as in anymax.SparseSoftmax(k=8)",
@@ -28,7 +28,7 @@ class LossOptions(NamedTuple):
 
     @classmethod
     def read(cls, who: str, weight: Any, given: dict[str, Any]) -> LossOptions:
-        """The options from a caller's keywords; an error that begins with `who` if one is unknown or wrong."""
+        """The options from a caller's keywords, checked; an error for an unknown one begins with `who`."""
         if not given:
             return _USUAL if weight is None else cls(weight)
         check_options(who, _NAMES, given, _HINTS)
@@ -81,3 +81,49 @@ def cast(value: Array, dtype: Any) -> Array:
         return value
     with quiet(value):
         return namespace(value).astype(value, dtype)
+
+
+def every_loss(
+    mapping: Any,
+    scores: Any,
+    target: Any,
+    weight: Any = None,
+    *,
+    axis: Axes = None,
+    dim: Axes = None,
+    mask: Mask = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+) -> None:
+    """The parameters of every loss. `documented_like` reads this docstring; the function is never called.
+
+    Parameters
+    ----------
+    mapping
+        The map, such as `anymax.Sparsemax()` or `anymax.Entmax(alpha=1.3)`.
+    scores
+        The scores, an array of NumPy, torch or JAX, or lists of numbers; -inf marks a masked class.
+    target
+        Class indices (integers, of the shape of the scores without the axis of the classes), or distributions over the
+        classes (floating point, of the shape of the scores).
+    weight
+        One factor for each class; a mean is then weighted by the factor of each sample's target, as in torch.
+    axis, dim
+        The axis of the classes: by default 1, as in torch, and 0 for a vector of scores; a tuple of axes is read as one row
+        of all their entries.
+    mask
+        Booleans that broadcast to the scores, True = keep. A masked class has probability 0; if it is the target, a loss
+        without an upper bound is +inf.
+    ignore_index
+        The class index of samples that are left out; a mean does not count them.
+    reduction
+        "mean" over the samples, their "sum", or "none" for one value per sample.
+    label_smoothing
+        The share of the target, from 0 to 1, that is spread evenly over the unmasked classes.
+
+    Returns
+    -------
+    None
+        The loss, one number of the kind and dtype of the scores; with `reduction="none"` one for each sample.
+    """

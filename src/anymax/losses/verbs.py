@@ -1,6 +1,6 @@
 """Losses of every map: Fenchel-Young losses and others, with the signature of `torch.nn.functional.cross_entropy`.
 
-`_core/options.py` documents the shared options, and `options.py` reads them. The classes are axis 1, as in torch, while maps use the last
+`options.py` documents and reads the shared options. The classes are axis 1, as in torch, while maps use the last
 axis. Class indices for scores of shape (N, T, C) with T = C fit both, so a call without `axis` then warns, once. A tuple of axes is read
 as one axis, as if the scores were reshaped in that order. A masked class (-inf) that is not the target changes nothing; a mean over
 nothing is 0. Label smoothing by epsilon over the n - 1 other classes, another convention, is `label_smoothing=epsilon * n / (n - 1)`.
@@ -30,7 +30,6 @@ from .._array import (
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import documented_like
-from .._core.options import loss as every_loss
 from .._core.shards import over_devices, sharded
 from .._core.typing import AnyArray, ArrayT, LossKeywords, Numbers, Parameter, Target, Weight
 from .._random.noises import Noise
@@ -40,7 +39,7 @@ from ..mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSo
 from .batch import Batch, one_axis
 from .indices import index_loss
 from .margins import as_margin
-from .options import LossOptions, cast
+from .options import LossOptions, cast, every_loss
 from .targets import ask_for_axis, result_dtype
 
 _SOFTMAX, _SPARSEMAX, _ENTMAX15 = Softmax(), Sparsemax(), Entmax(1.5)
@@ -402,6 +401,7 @@ def _loss(
     who: str, formula: Callable[..., Array], mapping: Any, scores: Any, target: Any, weight: Any, given: Any
 ) -> Any:
     """`formula(mapping, scores, target, options)` with the options of the caller. All losses pass DTensors on here."""
+    # "a loss": `sparsemax_loss` calls `fenchel_young`, so `who` may be a name that the caller did not use
     mapping, options = as_mapping(mapping, who), LossOptions.read("a loss", weight, given)
     if sharded(scores):
         return over_devices().loss(who, functools.partial(_along, formula), mapping, scores, target, options)

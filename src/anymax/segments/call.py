@@ -27,8 +27,10 @@ class SegmentCall:
     segments: Segments
 
     @classmethod
-    def of(cls, who: str, mapping: Mapping | str, x: Any, given: Any) -> SegmentCall:
-        index, ptr, lengths, num_segments, axis, dim = given
+    def of(
+        cls, who: str, mapping: Mapping | str, x: Any, *, index: Any = None, ptr: Any = None, lengths: Any = None,
+        num_segments: Any = None, axis: Any = None, dim: Any = None,
+    ) -> SegmentCall:  # fmt: skip
         refuse_sharded(who, x, index=index, ptr=ptr, lengths=lengths)
         mapping, x = as_mapping(mapping, who), asarray(x)
         xp = namespace(x)

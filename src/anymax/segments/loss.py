@@ -18,7 +18,7 @@ from ..losses.verbs import fenchel_young
 from . import tensors
 from .call import SegmentCall
 from .padded import Bucket, each_row, mapping_of, of_bucket, rows_of, segments_of
-from .verbs import HINTS, SegmentOptions, opened, segment_apply
+from .verbs import HINTS, SegmentOptions, segment_apply
 
 
 @check_keywords(
@@ -67,7 +67,7 @@ def segment_loss(
     tensors.refuse("segment_loss", x)
     given = {"ignore_index": ignore_index, "reduction": reduction}
     wanted = LossOptions.read("segment_loss", None, given)
-    call = SegmentCall.of("segment_loss", mapping, x, opened("segment_loss", options))
+    call = SegmentCall.of("segment_loss", mapping, x, **options)
     if not call.mapping.facts.has_potential:
         raise TypeError(call.mapping.no_potential())
     target = _array.beside(target, call.x, "target", call.xp)

@@ -20,9 +20,11 @@ def refuse(who: str, x: Any) -> None:
         )
 
 
-def apply(who: str, verb: Callable[..., Any], mapping: Any, x: Any, given: Any, axis: Any, dim: Any) -> Array:
+def apply(
+    who: str, verb: Callable[..., Any], mapping: Any, x: Any, *, axis: Any = None, dim: Any = None, **segments: Any
+) -> Array:
     """The verb on the values and the segments of x, as a tensor like x."""
-    if any(a is not None for a in given):
+    if any(a is not None for a in segments.values()):
         raise TypeError(
             f"{who}: a {'nested' if x.is_nested else 'sparse'} tensor knows its segments; leave out index, ptr and lengths"
         )

@@ -97,9 +97,12 @@ def segment_apply(
     >>> anymax.segment_apply("softmax", [0.0, 5.0, 0.0], index=[1, 0, 1])
     array([0.5, 1. , 0.5])
     """
+    given: SegmentOptions = {
+        "index": index, "ptr": ptr, "lengths": lengths, "num_segments": num_segments, "axis": axis, "dim": dim,
+    }  # fmt: skip
     if is_ragged(x):
-        return tensors.apply("segment_apply", segment_apply, mapping, x, (index, ptr, lengths, num_segments), axis, dim)
-    call = SegmentCall.of("segment_apply", mapping, x, (index, ptr, lengths, num_segments, axis, dim))
+        return tensors.apply("segment_apply", segment_apply, mapping, x, **given)
+    call = SegmentCall.of("segment_apply", mapping, x, **given)
     out = bridge(call.x).segments.apply(call)
     if out is not None:
         return out if out.dtype == call.x.dtype else call.xp.astype(out, call.x.dtype)
@@ -140,10 +143,9 @@ def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Un
     >>> anymax.segment_log_apply("softmax", [0.0, -1000.0, 3.0], lengths=[2, 1])
     array([    0., -1000.,     0.])
     """
-    given = opened("segment_log_apply", options)
     if is_ragged(x):
-        return tensors.apply("segment_log_apply", segment_log_apply, mapping, x, given[:4], *given[4:])
-    call = SegmentCall.of("segment_log_apply", mapping, x, given)
+        return tensors.apply("segment_log_apply", segment_log_apply, mapping, x, **options)
+    call = SegmentCall.of("segment_log_apply", mapping, x, **options)
     out = bridge(call.x).segments.log(call)
     if out is not None:
         return out if out.dtype == call.x.dtype else call.xp.astype(out, call.x.dtype)
@@ -182,7 +184,7 @@ def segment_logsumexp(
     array([ 2.313,   -inf, -1.   ])
     """
     tensors.refuse("segment_logsumexp", x)
-    call = SegmentCall.of("segment_logsumexp", _SOFTMAX, x, opened("segment_logsumexp", options))
+    call = SegmentCall.of("segment_logsumexp", _SOFTMAX, x, **options)
     t: Any = call.one_each(_array.number(temperature), "temperature")
     plain = not is_array(t) and t == 1 and type(t) is not bool and not _array.differentiates(call.x)
     out = bridge(call.x).segments.threshold(call) if plain else None
@@ -235,7 +237,7 @@ def segment_threshold(
     (array([1.25, 8.  ]), array([2, 1]))
     """
     tensors.refuse("segment_threshold", x)
-    call = SegmentCall.of("segment_threshold", mapping, x, opened("segment_threshold", options))
+    call = SegmentCall.of("segment_threshold", mapping, x, **options)
     if not call.mapping.has_threshold:
         raise TypeError(call.mapping.no_threshold())
     call.x, call.mapping = stop_gradient(call.x), call.mapping.frozen()
@@ -289,7 +291,7 @@ def segment_support(p: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> A
     array([2, 1])
     """
     tensors.refuse("segment_support", p)
-    call = SegmentCall.of("segment_support", _SOFTMAX, p, opened("segment_support", options))
+    call = SegmentCall.of("segment_support", _SOFTMAX, p, **options)
     return _array.from_last(_counted(call.segments, stop_gradient(call.rows)), call.axis, call.xp)
 
 
@@ -325,7 +327,7 @@ def segment_entropy(
     array([0.6931, 0.    ])
     """
     tensors.refuse("segment_entropy", p)
-    call = SegmentCall.of("segment_entropy", _SOFTMAX, p, opened("segment_entropy", options))
+    call = SegmentCall.of("segment_entropy", _SOFTMAX, p, **options)
     order = call.one_each(alpha, "alpha")
 
     def verb(bucket: Bucket, rows: Array) -> Array:
@@ -369,7 +371,7 @@ def segment_sample(
     """
     tensors.refuse("segment_sample", x)
     size = count_of(num_samples)
-    call = SegmentCall.of("segment_sample", mapping, x, opened("segment_sample", options))
+    call = SegmentCall.of("segment_sample", mapping, x, **options)
     xp = call.xp
     call.x, call.mapping = upcast(stop_gradient(call.x), xp), call.mapping.frozen()
     p = bridge(call.x).segments.apply(call)
@@ -395,8 +397,3 @@ def segment_sample(
     if num_samples is None:
         return _array.from_last(out[..., 0], call.axis, xp)
     return _array.from_last(xp.permute_dims(out, (last, *range(last))), call.axis + 1, xp)
-
-
-def opened(who: str, options: Any) -> tuple[Any, ...]:
-    names = ("index", "ptr", "lengths", "num_segments", "axis", "dim")
-    return tuple(options.get(name) for name in names)
