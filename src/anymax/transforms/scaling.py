@@ -274,9 +274,8 @@ def _centred(y: Array, keep: Array, xp: Namespace) -> Array:
     weight = xp.astype(keep, y.dtype)
     count = total(weight, xp)
     high = stop_gradient(top(xp.where(keep, y, -math.inf * xp.ones_like(y)), xp))
-    y = xp.where(
-        keep, y - xp.where(high > -math.inf, high, xp.zeros_like(high)), xp.zeros_like(y)
-    )  # equal scores: exactly 0
+    # equal scores: exactly 0
+    y = xp.where(keep, y - xp.where(high > -math.inf, high, xp.zeros_like(high)), xp.zeros_like(y))
     mean = total(y, xp) / xp.where(count > 0, count, xp.ones_like(count))
     return xp.where(keep, y - mean, xp.zeros_like(y))
 
