@@ -49,7 +49,7 @@ from ..likelihood.terms import log_p_rows
 from ..mappings import Softmax
 from ..transforms import noise as noisy
 from ..transforms import temperature as tempered
-from ..transforms.base import cut_and_full, read_steps, transforms_of
+from ..transforms.applying import cut_and_full, read_steps, transforms_along
 from .results import Sample, every_sampler, support_of
 
 
@@ -340,7 +340,7 @@ def sample(
     _rows(x, axis)
     scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
     mapping, xp = mapping.frozen(), namespace(rows)
-    parts = transforms_of(transform, axis, scores.ndim, "sample")
+    parts = transforms_along(transform, axis, scores.ndim, "sample")
     read = None if return_support else read_steps(parts, rows, axis, mapping)
     parts, steps = (parts, ()) if read is None else read
     cut, full = stop_gradient(rows), None
