@@ -83,11 +83,13 @@ class Case:
 
 
 def need(condition: Any, words: str) -> None:
+    """An error unless the condition holds everywhere."""
     if not bool(np.all(condition)):
         raise BrokenLaw(words)
 
 
 def near(a: Any, b: Any, atol: float, words: str) -> None:
+    """An error unless a and b are equal to `atol`."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     worst = float(np.max(np.abs(a - b), initial=0.0)) if a.shape == b.shape else math.inf
     need(worst <= atol, f"{words} (off by {worst:.3g}, allowed {atol:.3g})")
