@@ -54,7 +54,8 @@ class _Terms(torch.autograd.Function):
         if all(g is None for g in grads):
             return None, *none
         if plain_backward(*grads):
-            return *plain_grads(lambda a: plain(a, index, *ctx.call, xp), (x,), grads), *none
+            scale, entropy, rest = ctx.call
+            return *plain_grads(lambda a: plain(a, index, scale, entropy, rest, xp), (x,), grads), *none
         return _backward(x, index, held, grads, ctx.call[0]), *none
 
 
