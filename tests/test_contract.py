@@ -15,7 +15,8 @@ from kinds import KINDS, back, every_kind
 
 import anymax as am
 from anymax._array import like, stop_gradient, total
-from anymax.contract import LAWS, BrokenLaw, _Case
+from anymax.contract import LAWS, BrokenLaw
+from anymax.contract.case import Case
 
 torch = pytest.importorskip("torch")
 
@@ -168,7 +169,7 @@ def test_every_law_has_a_fault():
 def test_a_planted_fault_turns_its_law_red(law):
     said = "the gradient of the loss in u .* needs a loss of its own" if law.__name__ == "parameters" else "."
     with pytest.raises(BrokenLaw, match=said):
-        law(_Case(FAULTS[law.__name__], 7, 0))
+        law(Case(FAULTS[law.__name__], 7, 0))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,7 @@ class Kinked(am.RatioMap):
 
 def test_a_kink_in_a_parameter_is_no_wrong_gradient():
     """A gradient at a kink is one of the two derivatives, or between them; beside it there is one, which a map that lacks it shows."""
-    parameters, case = LAWS[11], lambda share: _Case(Kinked(0.0, share), 7, 0)
+    parameters, case = LAWS[11], lambda share: Case(Kinked(0.0, share), 7, 0)
     assert parameters.__name__ == "parameters"
     parameters(case(1.0))
     with pytest.raises(BrokenLaw, match="the gradient of p in s is its derivative"):

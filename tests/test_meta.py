@@ -535,8 +535,8 @@ def test_kernels_do_not_know_maps():
 # defaults, so neither hasattr nor getattr with a default is called on them.
 OURS = {"mapping", "m", "found", "engine", "bridge", "leaf", "link", "transform", "link_of(mapping)"}
 ASKED = {
-    "_array.kinds": {"torch", "x"}, "_array.dtypes": {"xp"}, "_array.tracing": {"jax.lax"}, "contract": {"jax", "m"},
-    "kernels.library": {"threadpoolctl", "os"}, "kernels.xla": {"lax"},
+    "_array.kinds": {"torch", "x"}, "_array.dtypes": {"xp"}, "_array.tracing": {"jax.lax"},
+    "contract.on_numpy": {"m"}, "contract.on_frameworks": {"jax"}, "kernels.library": {"threadpoolctl", "os"}, "kernels.xla": {"lax"},
     "sklearn.classes": {"self"}, "sklearn.labels": {"self"}, "sklearn.distributions": {"self"},  # as scikit-learn has it: fitted or not
 }  # fmt: skip
 

@@ -37,7 +37,7 @@ from .mappings import CATALOGUE, Entmax, Softmax
 from .nn.base import OfMapping
 from .nn.categorical import global_generator
 from .sampling import samplers
-from .transforms.base import unseeded
+from .transforms.applying import unseeded
 
 try:
     import transformers

@@ -18,6 +18,7 @@ from ._core.shards import refuse as refuse_sharded
 from ._core.typing import AnyArray, ArrayT, Entropy, Mask, Numbers, Parameter
 from .autodiff import bridge
 from .functional import apply
+from .mappings.entmax import tsallis_terms
 
 
 @check_keywords()
@@ -155,10 +156,7 @@ def entropy(
         if not is_array(order) and order == 1:
             h = -total(_array.xlogx(q, xp), xp)
         elif kind == "tsallis":
-            inside = q > 0
-            s = _array.safe(q, inside, 1.0, xp)
-            terms = s * _array.expm1_over(order - 1.0, xp.log(s), xp) / order
-            h = -total(xp.where(inside, terms, xp.zeros_like(q)), xp)
+            h = -total(tsallis_terms(q, order, xp), xp)
         else:
             h = xp.log(total(_array.power(q, order, xp), xp)) / (1.0 - order)
             if is_array(order):

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from ._core.mapping import Mapping
-from .kernels.xla import Static
+from ._core.static import Static
 from .likelihood.terms import kl_rows, log_p_rows, p_rows, read, terms_of
 from .mappings import Softmax
 from .sampling import samplers

@@ -9,6 +9,7 @@ import torch
 
 from .._array import plain_backward
 from ..autodiff.saving import save, saved
+from ..autodiff.torch import plain_grads
 from ..kernels import linear, native
 
 Tensor = torch.Tensor
@@ -29,12 +30,8 @@ class _Linear(torch.autograd.Function):
         q, k, v, out, below = saved(ctx)
         (g,) = grads
         wants = ctx.needs_input_grad
-        create_graph = torch.is_grad_enabled()
         if plain_backward(g) or native.refuse_array(g) is not None:
-            leaves = [a if a.requires_grad else a.detach().requires_grad_() for a in (q, k, v)]
-            with torch.enable_grad():
-                again = ctx.plain(*leaves)
-            return *torch.autograd.grad(again, leaves, g, create_graph=create_graph), None, None
+            return *plain_grads(lambda *free: (ctx.plain(*free),), (q, k, v), grads), None, None
         return *linear.vjp(q, k, v, out, below, g, ctx.how, wants[0], wants[1] or wants[2]), None, None
 
 

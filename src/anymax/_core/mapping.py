@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-# what a subclass may override without changing p
+# a subclass that overrides only these has the p of its base, and keeps its kernel; anything else counts as a formula of p
 _NO_FORMULAS = frozenset(
     {"name", "formula", "kernel", "facts", "instead", "example", "check", "no_potential", "no_constant", "as_written"}
 )
@@ -62,9 +62,8 @@ class Mapping(ABC):
     traced: bool = False  # True if the derivative comes from automatic differentiation of `differentiable` alone
     iterative: bool = False  # True if `forward` iterates; `hold` gives the outcome of the iteration
     mass: Any = 1.0  # what p sums to: a number, or an array with one value per row
-    array_field: ClassVar[str | None] = (
-        None  # the parameter that JAX passes as an array, so that one compiled program fits all its values
-    )
+    # the parameter that JAX passes as an array, so that one compiled program fits all its values
+    array_field: ClassVar[str | None] = None
     needs_scores: bool = True  # False if `vjp` needs p only, not x
     loss_from_scores: ClassVar[bool] = False  # True if `loss` uses only the scores, not p
     # parameters to show the map with if none are given; needed for a field without a default

@@ -94,9 +94,8 @@ def below_one_ceiling(
     end, edge = slope(one, xp), slope(xp.zeros_like(each), xp)  # at the edge the sum is below the mass
     opened, n = end == math.inf, x.shape[-1] + 1
     ratio = mass / each
-    more = (
-        xp.floor(ratio * (1.0 + 8.0 * xp.finfo(x.dtype).eps)) + 1.0
-    )  # mass / more is below the ceiling, even after rounding
+    # mass / more is below the ceiling, even after rounding
+    more = xp.floor(ratio * (1.0 + 8.0 * xp.finfo(x.dtype).eps)) + 1.0
     needed = xp.where(opened, more, xp.ceil(ratio))
     rank = counts(xp.where(needed < n, needed, n * xp.ones_like(needed)), xp) - 1
     rank = xp.where(rank > 0, rank, xp.zeros_like(rank))

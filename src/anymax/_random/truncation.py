@@ -142,14 +142,10 @@ def _probabilities(x: Array, xp: Namespace) -> _Probabilities:
     return _Probabilities(e / z, xp.where(live, y - xp.log(z), zero), live, strange)
 
 
-def _wide(mass: Array, xp: Namespace) -> Any:
-    """The dtype of sums. NumPy adds one by one: fp64 keeps the rounding of 100,000 terms from moving the end of the nucleus."""
-    return mass.dtype if is_torch(mass) or is_jax(mass) else xp.float64
-
-
 def _mass(mass: Array, xp: Namespace) -> Array:
-    """The row's sum, [..., 1]."""
-    return xp.sum(mass, axis=-1, keepdims=True, dtype=_wide(mass, xp))
+    """The row's sum, [..., 1]. NumPy adds one by one: fp64 keeps the rounding of 100,000 terms from moving the end of the nucleus."""
+    dtype = mass.dtype if is_torch(mass) or is_jax(mass) else xp.float64
+    return xp.sum(mass, axis=-1, keepdims=True, dtype=dtype)
 
 
 def _before(mass: Array, level: Any, whole: Array, xp: Namespace) -> Array:

@@ -22,11 +22,12 @@ from jax.interpreters import ad, batching, mlir
 from .. import kernels
 from .._array import Array, upcast
 from .._core.mapping import Mapping
+from .._core.static import Static
 from ..kernels import xla
 from ..kernels.engine import BELOW, Engine
 from ..kernels.link import Link, link_of
 from ..kernels.reference import ENGINE as reference
-from ..kernels.xla import Static, alike, outside_of_jit, to_front
+from ..kernels.xla import alike, outside_of_jit, to_front
 from .bridge import Bridge
 
 

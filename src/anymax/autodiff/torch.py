@@ -12,8 +12,8 @@ Each call takes one of four paths:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import array_api_compat.torch as xp
 import torch
@@ -92,6 +92,23 @@ def _vjp(mapping: Mapping, x: Tensor, p: Tensor, g: Tensor, support: Any = None)
     return engine.vjp(mapping, x, p, g, support if g.shape == p.shape else None)
 
 
+def plain_grads(
+    function: Callable[..., Iterable[Tensor | None]], given: Iterable[Tensor | None], grads: Iterable[Tensor | None]
+) -> list[Tensor | None]:
+    """The gradients of `function` by the tensors `given`; they can be differentiated again, and `grads` may be batched."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        free = [a if a is None or a.requires_grad else a.detach().requires_grad_() for a in given]
+        out = function(*free)
+        pairs = [(a, g) for a, g in zip(out, grads) if a is not None and g is not None and a.requires_grad]
+        wanted = [a for a in free if a is not None]
+        found = torch.autograd.grad(
+            [a for a, _ in pairs], wanted, [g for _, g in pairs], create_graph=again, allow_unused=True
+        )
+    left = iter(found)
+    return [None if a is None else next(left) for a in free]
+
+
 class _Log(torch.autograd.Function):
     """log p(x), computed by a compiled engine."""
 
@@ -108,10 +125,7 @@ class _Log(torch.autograd.Function):
         (g,), mapping, none = grads, with_params(ctx.mapping, params), (None,) * (2 + len(params))
         engine = None if plain_backward(g) else kernels.compiled("log_vjp", mapping, g)
         if engine is None:
-            with torch.enable_grad():
-                free = x if x.requires_grad else x.detach().requires_grad_()
-                out = reference.log_forward(mapping, free)
-            return torch.autograd.grad(cast(Tensor, out), free, g, create_graph=torch.is_grad_enabled())[0], *none
+            return *plain_grads(lambda a: (reference.log_forward(mapping, a),), (x,), grads), *none
         return engine.log_vjp(mapping, x, log_p, g), *none
 
 

@@ -7,9 +7,8 @@ import os
 from collections.abc import Callable
 
 forced: contextvars.ContextVar[str | None] = contextvars.ContextVar("anymax_engine", default=None)
-environment: str | None = (
-    os.environ.get("ANYMAX_ENGINE") or None
-)  # read once: os.environ is slow compared with a call of 1 us
+# read once: os.environ is slow compared with a call of 1 us
+environment: str | None = os.environ.get("ANYMAX_ENGINE") or None
 
 
 def asked() -> str | None:

@@ -11,21 +11,40 @@ from .._core.mapping import Mapping
 CODES = {
     "forward": 0, "log_forward": 1, "vjp": 2, "log_vjp": 3, "index_loss": 4, "index_loss_grad": 5, "threshold": 6, "largest": 7,
 }  # fmt: skip
-MAPS = {
-    "softmax": 0, "sparsemax": 1, "entmax": 2, "budget": 3, "normmax": 4, "topk": 5, "topp": 6,
-    "taylor": 7, "sigsoftmax": 8, "perturb_max": 9, "relu": 10,
-}  # fmt: skip
+
+
+class Kind(NamedTuple):
+    """What engines know of a kind of map. A test compares it with csrc/maps.hpp, whose ranges are as wide or wider."""
+
+    parameter: str | None = None  # the field of the map that gives its number
+    range: tuple[float, float] = (0.0, 0.0)  # the numbers that the library takes; the reference computes the others
+    sparse: bool = False  # its gradient needs nothing but its non-zeros
+    needs_scores: bool = False  # its gradient needs the scores beside p
+    log: bool = False  # the library has its log p
+    loss: bool = True  # the library has its loss and threshold
+
+
+KINDS = {  # in the order of their codes
+    "softmax": Kind(log=True),
+    "sparsemax": Kind(sparse=True),
+    "entmax": Kind("alpha", (1e-300, 1e300), sparse=True),
+    # thresholds are found to the rounding of 1, which is too coarse for a budget below 1e-6
+    "budget": Kind("k", (1e-6, 1e300), sparse=True),
+    "normmax": Kind("alpha", (1.0, 9e299), sparse=True),
+    "topk": Kind("k", (1, 9e15), sparse=True, log=True),
+    "topp": Kind("p", (1e-300, 1.0), sparse=True, log=True),
+    "taylor": Kind("order", (2, 64), needs_scores=True, loss=False),
+    "sigsoftmax": Kind(needs_scores=True, log=True, loss=False),
+    "perturb_max": Kind("scale", (1e-300, 1e300), needs_scores=True),
+    "relu": Kind(needs_scores=True, loss=False),
+}
+MAPS = {name: code for code, name in enumerate(KINDS)}
+SPARSE = tuple(name for name, kind in KINDS.items() if kind.sparse)
+NEED_SCORES = tuple(name for name, kind in KINDS.items() if kind.needs_scores)
+WITHOUT_LOG = tuple(name for name, kind in KINDS.items() if not kind.log)
+WITHOUT_LOSS = tuple(name for name, kind in KINDS.items() if not kind.loss)
+RANGES = {name: kind.range for name, kind in KINDS.items() if kind.parameter}
 NOISES = {"normal": 0, "logistic": 1, "uniform": 2, "laplace": 3, "gumbel": 4}
-NEED_SCORES = ("taylor", "sigsoftmax", "perturb_max", "relu")
-SPARSE = ("sparsemax", "entmax", "budget", "normmax", "topk", "topp")
-WITHOUT_LOG = ("sparsemax", "entmax", "budget", "normmax", "taylor", "perturb_max", "relu")
-WITHOUT_LOSS = ("taylor", "sigsoftmax", "relu")
-_PARAMETERS = {"entmax": "alpha", "budget": "k", "normmax": "alpha", "topk": "k", "topp": "p", "taylor": "order"}
-# the parameters that the library takes (csrc/maps.hpp has its own ranges); the reference computes the others
-RANGES = {  # thresholds are found to the rounding of 1, which is too coarse for a budget below 1e-6
-    "entmax": (1e-300, 1e300), "budget": (1e-6, 1e300), "normmax": (1.0, 9e299), "topk": (1, 9e15), "topp": (1e-300, 1.0),
-    "perturb_max": (1e-300, 1e300), "taylor": (2, 64),
-}  # fmt: skip
 _NODES = 4096
 MOST_CLASSES = 2**31 - 1025  # the longest row: ANYMAX_MOST_CLASSES of csrc/core/unit.h, which a test compares
 
@@ -73,14 +92,14 @@ def _find(mapping: Mapping) -> Link | str:
             return "it takes one scale of the noise for all rows"
         if (nodes or 0) > _NODES:
             return f"it takes up to {_NODES} nodes, not {nodes}"
-        if reason := _out_of_range(kind, "scale", scale):
+        if reason := _out_of_range(kind, scale):
             return reason
         return Link(kind, MAPS[kind], float(scale), None, NOISES[noise], nodes or 0)
-    attribute = _PARAMETERS.get(kind)
+    attribute = KINDS[kind].parameter
     value: Any = getattr(mapping, attribute) if attribute else 0.0
     if is_array(value):
         return Link(kind, MAPS[kind], 0.0, value, 0, 0)
-    if attribute and (reason := _out_of_range(kind, attribute, value)):
+    if attribute and (reason := _out_of_range(kind, value)):
         return reason
     return Link(kind, MAPS[kind], float(value), None, 0, 0)
 
@@ -90,6 +109,6 @@ def noise_of(link: Link) -> str:
     return tuple(NOISES)[link.noise]
 
 
-def _out_of_range(kind: str, attribute: str, value: float) -> str | None:
-    low, high = RANGES[kind]
+def _out_of_range(kind: str, value: float) -> str | None:
+    attribute, (low, high) = KINDS[kind][:2]
     return None if low <= value <= high else f"it takes {attribute} of {kind} from {low:g} to {high:g}, not {value:g}"

@@ -239,7 +239,7 @@ class Native(Engine):
     ) -> IndexLoss | None:
         if type(axis) is not int or not -x.ndim <= axis < x.ndim:
             return None
-        if axis != -1 and link_of(mapping)[3] is not None:
+        if axis != -1 and (isinstance(link := link_of(mapping), str) or link.params is not None):
             return None
         arrays = arrays_of(x)
         index = arrays.cast(index, "int64", x) if dtype_of(index) != "int64" else index

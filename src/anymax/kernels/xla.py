@@ -12,28 +12,12 @@ from typing import Any
 
 from .._array import Array, dtype_name, eager, is_jax, namespace, upcast, wide_name
 from .._core.mapping import Mapping
+from .._core.static import Static
 from .._random.nodes import node_count
 from . import arrays, library, native
 from .engine import BELOW, Engine, IndexLoss
 from .link import CODES, WITHOUT_LOSS, Link, link_of
 from .reference import ENGINE as reference
-
-
-class Static:
-    """A mapping without its arrays: the part that a compiled program depends on."""
-
-    def __init__(self, mapping: Mapping, *more: Any) -> None:
-        self.kind, self.constants, self.names = type(mapping), mapping.constants(), tuple(mapping.params())
-        self.key = (self.kind, self.names, *more, *self.constants.items())
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Static) and self.key == other.key
-
-    def mapping(self, params: dict[str, Array]) -> Mapping:
-        return self.kind(**self.constants, **params)
 
 
 @functools.cache

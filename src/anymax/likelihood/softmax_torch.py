@@ -16,7 +16,7 @@ import torch
 from .. import kernels
 from .._array import plain_backward, recorded, wide_dtype
 from ..autodiff.saving import save, saved
-from ..autodiff.torch import KINDS, traced
+from ..autodiff.torch import KINDS, plain_grads, traced
 from ..kernels import decode
 from ..mappings import Softmax
 from .softmax_plain import Terms, at_classes, blocks, plain
@@ -54,13 +54,8 @@ class _Terms(torch.autograd.Function):
         if all(g is None for g in grads):
             return None, *none
         if plain_backward(*grads):
-            with torch.enable_grad():
-                free = x if x.requires_grad else x.detach().requires_grad_()
-                scale, entropy, rest = ctx.call
-                out = plain(free, index, scale, entropy, rest, xp)
-            pairs = [(a, g) for a, g in zip(out, grads) if a is not None and g is not None]
-            values, given = [a for a, _ in pairs], [g for _, g in pairs]
-            return torch.autograd.grad(values, free, given, create_graph=torch.is_grad_enabled())[0], *none
+            scale, entropy, rest = ctx.call
+            return *plain_grads(lambda a: plain(a, index, scale, entropy, rest, xp), (x,), grads), *none
         return _backward(x, index, held, grads, ctx.call[0]), *none
 
 

@@ -30,7 +30,8 @@ from ..functional import log_rows
 from ..inspection import entropy as entropy_of
 from ..mappings import Softmax
 from ..transforms import temperature as tempered
-from ..transforms.base import put_through, transforms_of
+from ..transforms.applying import transforms_along
+from ..transforms.base import put_through
 from .softmax_plain import Terms
 
 _SOFTMAX = Softmax()
@@ -55,7 +56,7 @@ def read(
         value = one_a_row(aligned(temperature, rows, axis, "temperature"), "temperature")
         rows = tempered(value)(upcast(rows, xp))
     if transform is not None:
-        parts = transforms_of(transform, axis, scores.ndim, who)
+        parts = transforms_along(transform, axis, scores.ndim, who)
         y = from_last(upcast(rows, xp), axis, xp)
         for t in parts:
             y = put_through(who, t, y)

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 
 from .._array import Array
+from .._core.static import Static
 from ..autodiff.jax import static_of
-from ..kernels.xla import Static
 from .bridge import PIECE, LayerBridge
 from .layer import Layer, dots, rows_at_a_time
 from .per_row import PerRow

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -22,7 +22,7 @@ import torch
 
 from .._array import modes, plain_backward, recorded, transformed, wide_dtype
 from ..autodiff.saving import save, saved
-from ..autodiff.torch import KINDS
+from ..autodiff.torch import KINDS, plain_grads
 from ..kernels import triton
 from ..mappings import Softmax
 from .layer import Layer, dots
@@ -208,23 +208,6 @@ def _plain_kept(
         return value, value.new_zeros(0)
     even = x @ (u @ weight)
     return value, even if bias is None else even + (torch.where(u == 0, 0, bias.to(wide)) * u).sum()
-
-
-def plain_grads(
-    function: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor | None, ...], grads: tuple[Tensor | None, ...]
-) -> list[Tensor | None]:
-    """The gradients of `function` by the tensors `given`; they can be differentiated again, and `grads` may be batched."""
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        free = [a if a is None or a.requires_grad else a.detach().requires_grad_() for a in given]
-        out = function(*free)
-        pairs = [(a, g) for a, g in zip(out, grads) if g is not None and a.requires_grad]
-        wanted = [a for a in free if a is not None]
-        found = torch.autograd.grad(
-            [a for a, _ in pairs], wanted, [g for _, g in pairs], create_graph=again, allow_unused=True
-        )
-    left = iter(found)
-    return [None if a is None else next(left) for a in free]
 
 
 # -- softmax ------------------------------------------------------------------------------------------------------------------------

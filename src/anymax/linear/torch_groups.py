@@ -14,10 +14,11 @@ import torch
 
 from .._array import plain_backward, upcast, wide_dtype
 from ..autodiff.saving import params_of, save, saved, with_params
+from ..autodiff.torch import plain_grads
 from .bridge import in_turn
 from .layer import Layer, rows_at_a_time
 from .per_row import PerRow
-from .torch_backward import plain_grads, runs_eagerly, wants_gradient
+from .torch_backward import runs_eagerly, wants_gradient
 
 Tensor = torch.Tensor
 

@@ -25,7 +25,8 @@ from ..losses.options import LossOptions, class_weights
 from ..losses.targets import holds_indices, refuse_strays
 from ..mappings import Softmax
 from ..thresholds import Threshold
-from ..transforms.base import Transform, transforms_of
+from ..transforms.applying import transforms_along
+from ..transforms.base import Transform
 from .layer import Layer
 from .per_row import RowLoss
 
@@ -258,7 +259,7 @@ def _checked(who: str, chunk: Any) -> int | None:
 
 
 def _transforms(who: str, transform: Any) -> tuple[Callable[[Any], Any], ...]:
-    parts = transforms_of(transform, 1, 2, who)
+    parts = transforms_along(transform, 1, 2, who)
     for t in parts:
         if isinstance(t, Transform) and t.random:
             raise ValueError(

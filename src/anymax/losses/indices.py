@@ -68,9 +68,8 @@ def _from_zero(index: Array, ignored: int, n: int, xp: Any) -> tuple[Array, Arra
     Where values may not be read, an index that is not a class is n, above all classes, which makes the loss NaN.
     """
     left_out, stray = index == ignored, refuse_strays("target", index, n, ignored, xp)
-    if not known(
-        left_out
-    ):  # it is traced, as also for a constant index under jax.jit, or on a GPU, where reading would wait
+    # not known: traced, as also for a constant index under jax.jit, or on a GPU, where reading would wait
+    if not known(left_out):
         index = xp.where(stray, n * xp.ones_like(index), index)
     elif not bool(xp.any(left_out)):
         return index, None

@@ -98,9 +98,8 @@ class Budget(Separable):
         tau = total(xp.where(inside, x, xp.zeros_like(x)), xp) + total(xp.astype(full, x.dtype), xp) - k
         tau = xp.where(count > 0, tau / xp.where(count > 0, count, xp.ones_like(count)), lowest - 1.0)
         price = tau + 0.5
-        aim = total(
-            y, xp
-        )  # the generic loss is centred for targets that sum to k; those of a difference quotient in k do not
+        # the generic loss is centred for targets that sum to k; those of a difference quotient in k do not
+        aim = total(y, xp)
         centre = dot(y, x, xp) / xp.where(aim == 0, xp.ones_like(aim), aim)
         value = value + stop_gradient(centre * (k - aim))
         # half of the mixed second derivative in k and x comes from here, the other half from the generic loss

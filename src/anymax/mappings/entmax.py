@@ -112,11 +112,7 @@ class Entmax(Separable):
         return xp.where(inside, safe(p, inside, 1.0, xp) ** (1.0 - c), xp.zeros_like(p))
 
     def omega_terms(self, q: Array, xp: Namespace) -> Array:
-        """`(q^alpha - q) / (alpha (alpha-1))`, as `q expm1((alpha-1) log q) / ((alpha-1) alpha)`."""
-        alpha = like(self.alpha, q, xp)
-        inside = q > 0
-        s = safe(q, inside, 1.0, xp)
-        return xp.where(inside, s * expm1_over(alpha - 1.0, xp.log(s), xp) / alpha, xp.zeros_like(q))
+        return tsallis_terms(q, like(self.alpha, q, xp), xp)
 
     # -- the threshold ----------------------------------------------------------------------------------------------------
 
@@ -239,6 +235,13 @@ class Entmax(Separable):
 
     def as_softmax(self) -> float | None:
         return 1.0 if self._at_one() and self.as_written else None
+
+
+def tsallis_terms(q: Array, alpha: Any, xp: Namespace) -> Array:
+    """`(q^alpha - q) / (alpha (alpha-1))`, as `q expm1((alpha-1) log q) / ((alpha-1) alpha)`; 0 where q is not above 0."""
+    inside = q > 0
+    s = safe(q, inside, 1.0, xp)
+    return xp.where(inside, s * expm1_over(alpha - 1.0, xp.log(s), xp) / alpha, xp.zeros_like(q))
 
 
 def _link(t: Array, c: Any, xp: Namespace) -> Array:

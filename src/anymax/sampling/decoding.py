@@ -36,7 +36,8 @@ from .._random.draws import at, check_k, invert, largest, uniforms
 from .._random.noises import draw
 from ..likelihood.terms import log_p_rows
 from ..mappings import Softmax
-from ..transforms.base import put_through, transforms_of
+from ..transforms.applying import transforms_along
+from ..transforms.base import put_through
 from .results import every_sampler
 
 
@@ -158,7 +159,7 @@ def _log_p(
     scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
     xp = namespace(rows)
     y = from_last(upcast(rows, xp), axis, xp)
-    for t in transforms_of(transform, axis, scores.ndim, who):
+    for t in transforms_along(transform, axis, scores.ndim, who):
         y = put_through(who, t, y)
     return log_p_rows(mapping, to_last(y, axis, xp), xp), axis, xp
 

@@ -49,7 +49,7 @@ from ..likelihood.terms import log_p_rows
 from ..mappings import Softmax
 from ..transforms import noise as noisy
 from ..transforms import temperature as tempered
-from ..transforms.base import cut_and_full, read_steps, transforms_of
+from ..transforms.applying import cut_and_full, read_steps, transforms_along
 from .results import Sample, every_sampler, support_of
 
 
@@ -148,8 +148,8 @@ def perturb_argmax(
         raise TypeError(f"perturb_argmax: scale must be a number, got {scale!r}")
     if not 0 <= scale < math.inf:
         raise ValueError(f"perturb_argmax: scale must be at least 0 and finite, got {scale}")
-    rows, xp = _rows(x, pick_axis(axis, dim))
-    y, keep, poisoned = finite_scores(stop_gradient(upcast(rows, xp)), xp)
+    x, axis, xp = _check_classes(x, pick_axis(axis, dim))
+    y, keep, poisoned = finite_scores(stop_gradient(upcast(to_last(x, axis, xp), xp)), xp)
     lead, n = tuple(y.shape[:-1]), y.shape[-1]
     size = count_of(num_samples)
     with quiet(y):
@@ -337,10 +337,10 @@ def sample(
     """
     mapping, axis = as_mapping(mapping, "sample"), pick_axis(axis, dim)
     refuse_sharded("sample", x)
-    _rows(x, axis)
+    _check_classes(x, axis)
     scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
     mapping, xp = mapping.frozen(), namespace(rows)
-    parts = transforms_of(transform, axis, scores.ndim, "sample")
+    parts = transforms_along(transform, axis, scores.ndim, "sample")
     read = None if return_support else read_steps(parts, rows, axis, mapping)
     parts, steps = (parts, ()) if read is None else read
     cut, full = stop_gradient(rows), None
@@ -403,7 +403,8 @@ def _samples_first(index: Array, num_samples: int | None, xp: Namespace) -> Arra
     return xp.permute_dims(index, (last, *range(last)))
 
 
-def _rows(x: Any, axis: int) -> tuple[Array, Namespace]:
+def _check_classes(x: Any, axis: int) -> tuple[Array, int, Namespace]:
+    """The scores as an array of floats, the axis of their classes from 0 on, and the namespace; an error if there is no class."""
     x = asarray(x)
     xp = namespace(x)
     x = floating(x, xp)
@@ -412,4 +413,4 @@ def _rows(x: Any, axis: int) -> tuple[Array, Namespace]:
         raise ValueError(
             f"axis {axis} of the scores is empty: there is no class to draw; got the shape {tuple(x.shape)}"
         )
-    return to_last(x, axis, xp), xp
+    return x, axis, xp

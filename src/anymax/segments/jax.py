@@ -17,13 +17,14 @@ from jax.interpreters import ad, batching, mlir
 from .. import kernels
 from .._array import Array, wide_name
 from .._core.mapping import Mapping
+from .._core.static import Static
 from .._random.nodes import node_count
 from ..autodiff.jax import BRIDGE as ROWS
 from ..autodiff.jax import define, is_zero, static_of, with_zeros
 from ..kernels import xla
 from ..kernels.link import CODES, Link, link_of
 from ..kernels.reference import ENGINE as reference
-from ..kernels.xla import Static, alike, outside_of_jit, to_front
+from ..kernels.xla import alike, outside_of_jit, to_front
 from . import padded, reductions
 from .bridge import SegmentBridge
 from .call import SegmentCall, segments_first

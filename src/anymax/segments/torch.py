@@ -16,7 +16,7 @@ from .._array import modes, plain_backward, recorded, transformed, wide_dtype
 from .._core.mapping import Mapping
 from ..autodiff.saving import params_of, save, saved, with_params
 from ..autodiff.torch import BRIDGE as ROWS
-from ..autodiff.torch import learns
+from ..autodiff.torch import learns, plain_grads
 from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import mapping_from, spec_of
 from ..kernels import choose_ragged
@@ -141,10 +141,7 @@ class _Log(torch.autograd.Function):
         call, none = _with(ctx.call, params), (None,) * (2 + len(params))
         engine = None if plain_backward(g) else choose_ragged("log_vjp", call.mapping, g)
         if engine is None:
-            with torch.enable_grad():
-                free = x if x.requires_grad else x.detach().requires_grad_()
-                out = _rows(call, reference.log_forward, free)
-            return torch.autograd.grad(out, free, g, create_graph=torch.is_grad_enabled())[0], *none
+            return *plain_grads(lambda a: (_rows(call, reference.log_forward, a),), (x,), grads), *none
         return engine.log_vjp(call.segments_first, x, log_p, g, call.layout), *none
 
 

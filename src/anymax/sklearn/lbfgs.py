@@ -172,9 +172,8 @@ class _Pairs:
             return out, -float(np.dot(g, g))
         order = self.order
         upper, yy = np.triu(self.sy[order][:, order]), self.yy[order][:, order]
-        a = np.linalg.solve(
-            upper, self.sg[order]
-        )  # the first loop, a_i = s_i . (g - sum over newer j of a_j y_j) / s_i . y_i
+        # the first loop, a_i = s_i . (g - sum over newer j of a_j y_j) / s_i . y_i
+        a = np.linalg.solve(upper, self.sg[order])
         scale = upper[-1, -1] / yy[-1, -1]
         b = upper.diagonal() * a - scale * (self.yg[order] - yy @ a)
         along = np.linalg.solve(upper.T[::-1, ::-1], b[::-1])[::-1]  # the second loop, a_i - b_i: the coefficients of s

@@ -44,9 +44,7 @@ from .._array import (
     upcast,
 )
 from .._array import compiling as _compiling
-from .._core.mapping import Mapping
 from .._core.typing import ArrayT, Numbers
-from .._random.generators import going_on
 from ..kernels import decode
 from ..mappings import Softmax
 
@@ -219,9 +217,6 @@ def _in_one_pass(parts: tuple[Transform, ...], rows: Array, axis: int, xp: Names
     return decode.run(_SOFTMAX, rows, steps, left=True).left
 
 
-# -- the transforms of a verb --------------------------------------------------------------------------------------------------
-
-
 def put_through(who: str, t: Callable[[Array], Array], x: Array, *, own: bool = False, reshapes: bool = False) -> Array:
     """t(x), checked to have the shape and kind of x, in the dtype of x. Every verb applies transforms with this function.
 
@@ -243,66 +238,6 @@ def _kind(x: Array) -> tuple[bool, bool, bool]:
     return is_torch(x), is_jax(x), isinstance(x, np.ndarray)
 
 
-def transforms_of(transform: Any, axis: int, ndim: int, who: str) -> tuple[Callable[[Array], Array], ...]:
-    """The transforms that a verb applies in sequence, each along the axis of the verb's classes."""
-    if transform is not None and (not callable(transform) or isinstance(transform, (type, Mapping))):
-        raise TypeError(
-            f"{who}: transform must be a function scores -> scores such as anymax.topk(50), or several of them, as in "
-            f"anymax.compose(anymax.temperature(0.7), anymax.topk(50)); got {transform!r}"
-        )
-    parts = () if transform is None else transform.transforms if isinstance(transform, Composed) else (transform,)
-    return tuple(_along(t, axis, ndim, who) for t in parts)
-
-
-def _along(t: Any, axis: int, ndim: int, who: str) -> Callable[[Array], Array]:
-    if not isinstance(t, Transform) or t.axis in (axis, axis - ndim):
-        return t
-    if t.axis != -1:
-        raise ValueError(f"{who}: {t!r} goes along axis {t.axis} and the classes are axis {axis}; leave its axis out")
-    return dataclasses.replace(t, axis=axis)
-
-
-def read_steps(
-    parts: tuple[Any, ...], rows: Array, axis: int, mapping: Any
-) -> tuple[tuple[Any, ...], tuple[tuple[decode.Step, bool], ...]] | None:
-    """The transforms to call, and the ones after them as pairs (step of the engine, whether it truncates); None if the engine can't run."""
-    if _compiling() or decode.refuse(mapping, rows) is not None:
-        return None
-    xp = namespace(rows)
-    one, readable = upcast(rows[..., :1], xp), []
-    for t in reversed(parts[-decode.MOST :]):
-        params = t.align(one, axis, xp) if isinstance(t, Transform) else {}
-        if not isinstance(t, Transform) or not t.is_step(one, params):
-            break
-        readable.insert(0, (t, params))
-    return parts[: len(parts) - len(readable)], tuple((t.as_step(one, params), t.truncates) for t, params in readable)
-
-
-def cut_and_full(who: str, parts: tuple[Any, ...], x: Array, both: bool) -> tuple[Array, Array]:
-    """Scores after all transforms, and with `both` also after all but the truncations, with the same random numbers."""
-    cut = full = x
-    for t in parts:
-        if both and isinstance(t, Transform) and t.truncates:
-            cut = put_through(who, t, cut)
-        elif cut is full:
-            cut = full = put_through(who, t, full)
-        elif isinstance(t, Transform) and t.random:
-            added = put_through(who, t, namespace(x).zeros_like(x))
-            cut, full = cut + added, full + added
-        else:
-            cut, full = put_through(who, t, cut), put_through(who, t, full)
-    return cut, full
-
-
-def unseeded(transform: Any, like: Array) -> Any:
-    """The transform with a generator of torch instead of each seed, so that each call gets new random numbers."""
-    if isinstance(transform, Composed):
-        return Composed(tuple(unseeded(t, like) for t in transform.transforms))
-    if not isinstance(transform, Transform):
-        return transform
-    return transform.replace(**{k: going_on(v, like) for k, v in transform.params if k == "generator"})
-
-
 # -- rows ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -320,12 +255,12 @@ def on_kept(x: Array, function: Callable[[Array], Array], xp: Namespace) -> Arra
 # -- parameters ------------------------------------------------------------------------------------------------------------
 
 
-def cast(value: Any, x: Array, xp: Namespace) -> Any:
+def as_parameter(value: Any, x: Array, xp: Namespace) -> Any:
     """A parameter as an array of the kind, device and dtype of `x`; numbers are returned unchanged."""
-    return like(native(value, x, xp), x, xp)
+    return like(from_numpy(value, x, xp), x, xp)
 
 
-def native(value: Any, x: Array, xp: Namespace) -> Any:
+def from_numpy(value: Any, x: Array, xp: Namespace) -> Any:
     """A NumPy parameter as an array of the kind and device of `x`."""
     if isinstance(value, (np.ndarray, np.generic)) and not isinstance(x, np.ndarray):
         return adopt(value, x, xp)
@@ -338,10 +273,9 @@ def _align(value: Any, x: Array, axis: int, xp: Namespace) -> Any:
         return math.copysign(math.inf, value)  # as in an array that is cast
     if value is None or isinstance(value, (int, float, tuple)):
         return value
-    with (
-        contextlib.nullcontext() if _compiling() else quiet(value)
-    ):  # a value that overflows the dtype of the scores becomes infinite
-        value = native(value, x, xp)
+    # a value that overflows the dtype of the scores becomes infinite
+    with contextlib.nullcontext() if _compiling() else quiet(value):
+        value = from_numpy(value, x, xp)
         value = value if "bool" in dtype_name(value) else like(value, x, xp)
     if value.ndim < 2 or axis == x.ndim - 1:
         return value

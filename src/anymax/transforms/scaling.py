@@ -29,7 +29,7 @@ from .._core.options import documented_like
 from .._core.typing import ArrayT, Numbers, Parameter
 from .._random.generators import listed
 from .._random.noises import Noise, draw, find
-from .base import Transform, cast, check_range, every_transform, masked, on_kept
+from .base import Transform, as_parameter, check_range, every_transform, masked, on_kept
 
 
 @documented_like(every_transform)
@@ -274,9 +274,8 @@ def _centred(y: Array, keep: Array, xp: Namespace) -> Array:
     weight = xp.astype(keep, y.dtype)
     count = total(weight, xp)
     high = stop_gradient(top(xp.where(keep, y, -math.inf * xp.ones_like(y)), xp))
-    y = xp.where(
-        keep, y - xp.where(high > -math.inf, high, xp.zeros_like(high)), xp.zeros_like(y)
-    )  # equal scores: exactly 0
+    # equal scores: exactly 0
+    y = xp.where(keep, y - xp.where(high > -math.inf, high, xp.zeros_like(high)), xp.zeros_like(y))
     mean = total(y, xp) / xp.where(count > 0, count, xp.ones_like(count))
     return xp.where(keep, y - mean, xp.zeros_like(y))
 
@@ -323,7 +322,7 @@ class _Cosine(Transform):
                 f"cosine: the embeddings have {x.shape[-1]} features and weight has {weight.shape[1]}; "
                 "weight must be [classes, features] and axis the embeddings' axis of features"
             )
-        return xp.matmul(_unit(x, eps, xp), xp.matrix_transpose(_unit(cast(weight, x, xp), eps, xp)))
+        return xp.matmul(_unit(x, eps, xp), xp.matrix_transpose(_unit(as_parameter(weight, x, xp), eps, xp)))
 
 
 def _unit(x: Array, eps: float, xp: Namespace) -> Array:
@@ -406,7 +405,8 @@ def mix(p: ArrayT | Numbers, prior: Any, weight: Parameter) -> ArrayT:
     probabilities = floating(probabilities, xp, "p")
     check_range("mix", "weight", weight, lambda v: (v >= 0) & (v <= 1), "from 0 to 1")
     q = upcast(probabilities, xp)
-    other, share = cast(prior if is_torch(prior) else asarray(prior, "prior"), q, xp), cast(weight, q, xp)
+    other = as_parameter(prior if is_torch(prior) else asarray(prior, "prior"), q, xp)
+    share = as_parameter(weight, q, xp)
     out = (1.0 - share) * q + share * other
     return out if out.dtype == probabilities.dtype else xp.astype(out, probabilities.dtype)
 

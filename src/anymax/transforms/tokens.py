@@ -28,7 +28,7 @@ from .._array import (
 )
 from .._core.options import documented_like
 from .._core.typing import Parameter
-from .base import Transform, check_range, every_transform, native, on_kept
+from .base import Transform, check_range, every_transform, from_numpy, on_kept
 
 
 @documented_like(every_transform)
@@ -90,7 +90,7 @@ class _RepetitionPenalty(Transform):
 
     def rows(self, x: Array, xp: Namespace, tokens: Array, penalty: Any, presence: Any, frequency: Any) -> Array:
         n = x.shape[-1]
-        tokens = beside(native(tokens, x, xp), x, "tokens", xp)
+        tokens = beside(from_numpy(tokens, x, xp), x, "tokens", xp)
         _fits(tuple(tokens.shape), tuple(x.shape))
         if known_any((tokens < -1) | (tokens >= n), xp):
             raise ValueError(

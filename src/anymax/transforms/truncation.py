@@ -27,7 +27,7 @@ from .base import Transform, check_range, every_transform, masked
 
 _MASS = "above 0 and at most 1"
 _INSIDE = "above 0 and below 1"
-_MOST = 2**31 - 1  # the longest row that the engine takes
+_MOST = 2**31 - 1  # positions are counted in 32 bits
 
 
 class Truncation(Transform):

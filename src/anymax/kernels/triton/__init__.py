@@ -22,14 +22,13 @@ from .. import arrays
 from .._rows import disjoint
 from ..choice import asked
 from ..engine import BELOW, Engine, IndexLoss
-from ..link import SOFTMAX, SPARSE, Link, noise_of
+from ..link import SOFTMAX, SPARSE, WITHOUT_LOG, WITHOUT_LOSS, Link, noise_of
 from ..link import link_of as known_link
 
 ATTENTION = ("softmax", "sparsemax", "entmax", "budget")  # the maps of the attention kernels
 _DTYPES = ("float32", "bfloat16", "float16")
 _NOISES = ("normal", "logistic")
-_WITHOUT_LOSS = ("taylor", "sigsoftmax", "perturb_max")
-_WITH_LOG = ("softmax", "topk", "topp", "sigsoftmax")
+_WITHOUT_LOSS = ("perturb_max", *WITHOUT_LOSS)
 _TAIL = 1e-9  # the mass that the quadrature of perturb max leaves out at either end
 
 
@@ -177,7 +176,7 @@ class Triton(Engine):
         link = link_of(mapping)
         if isinstance(link, str):
             return link
-        if op in ("log_forward", "log_vjp") and link.kind not in _WITH_LOG:
+        if op in ("log_forward", "log_vjp") and link.kind in WITHOUT_LOG:
             return f"it has no log p of {link.kind}; log of p is used"
         if op == "log_vjp" and link.kind == "sigsoftmax":
             return "it has no backward of log p for sigsoftmax"
@@ -311,7 +310,7 @@ def warm_up(mapping: Mapping, shape: tuple[int, ...], dtype: Any, device: Any) -
             p, saved = ENGINE.forward_saving(mapping, x, mask)
         ENGINE.vjp(mapping, x, p, x, saved)
         ENGINE.vjp(mapping, x, p, x)
-        if link.kind in _WITH_LOG:
+        if link.kind not in WITHOUT_LOG:
             log_p = ENGINE.log_forward(mapping, x)
             if link.kind != "sigsoftmax":
                 ENGINE.log_vjp(mapping, x, log_p, x)

@@ -114,9 +114,8 @@ class _Segments:
         self.count, self.all = cut.ids.shape[0] * heads, (cut.ptr.shape[0] - 1) * heads
         self.held = {"x": x, **operands}
         self.sizes, self.unit, self.shift, self.bounds = (1, heads), 1, 0, (cut.ptr, cut.ids)
-        self.n = self.classes = self.columns = triton.next_power_of_2(
-            max(cut.longest, 1)
-        )  # a power of two, so that few kernels are compiled
+        # a power of two, so that few kernels are compiled
+        self.n = self.classes = self.columns = triton.next_power_of_2(max(cut.longest, 1))
         self.strides = {key: (0, 0, a.stride(1), a.stride(0)) for key, a in self.held.items()}
         self.far = any(self.n * abs(s[-1]) >= 2**31 for s in self.strides.values())
         self.sideways = False  # the heads of a segment are in one program or in the next ones, so the cache has them

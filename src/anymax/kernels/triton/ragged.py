@@ -18,14 +18,8 @@ from ..engine import IndexLoss, Layout, RaggedEngine
 from ..link import NEED_SCORES, Link
 from . import ENGINE, link_of, prepared
 
-_LENGTHS = (
-    16,
-    64,
-    256,
-    1024,
-    4096,
-    16384,
-)  # the longest segments of each launch; one more launch is for longer ones
+# the longest segments of each launch; one more launch is for longer ones
+_LENGTHS = (16, 64, 256, 1024, 4096, 16384)
 _SPARE = 1 << 18  # scores: a launch costs as much as reading so many places of padding
 _INTS = 2**31
 

@@ -1,0 +1,73 @@
+"""How verbs apply the transforms that a caller gives: along the axis of the classes, and as steps of the engine where it has them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from .._array import Array, compiling, namespace, upcast
+from .._core.mapping import Mapping
+from .._random.generators import going_on
+from ..kernels import decode
+from .base import Composed, Transform, put_through
+
+
+def transforms_along(transform: Any, axis: int, ndim: int, who: str) -> tuple[Callable[[Array], Array], ...]:
+    """The transforms that a verb applies in sequence, each along the axis of the verb's classes."""
+    if transform is not None and (not callable(transform) or isinstance(transform, (type, Mapping))):
+        raise TypeError(
+            f"{who}: transform must be a function scores -> scores such as anymax.topk(50), or several of them, as in "
+            f"anymax.compose(anymax.temperature(0.7), anymax.topk(50)); got {transform!r}"
+        )
+    parts = () if transform is None else transform.transforms if isinstance(transform, Composed) else (transform,)
+    return tuple(_along(t, axis, ndim, who) for t in parts)
+
+
+def _along(t: Any, axis: int, ndim: int, who: str) -> Callable[[Array], Array]:
+    if not isinstance(t, Transform) or t.axis in (axis, axis - ndim):
+        return t
+    if t.axis != -1:
+        raise ValueError(f"{who}: {t!r} goes along axis {t.axis} and the classes are axis {axis}; leave its axis out")
+    return dataclasses.replace(t, axis=axis)
+
+
+def read_steps(
+    parts: tuple[Any, ...], rows: Array, axis: int, mapping: Any
+) -> tuple[tuple[Any, ...], tuple[tuple[decode.Step, bool], ...]] | None:
+    """The transforms to call, and the ones after them as pairs (step of the engine, whether it truncates); None if the engine can't run."""
+    if compiling() or decode.refuse(mapping, rows) is not None:
+        return None
+    xp = namespace(rows)
+    one, readable = upcast(rows[..., :1], xp), []
+    for t in reversed(parts[-decode.MOST :]):
+        params = t.align(one, axis, xp) if isinstance(t, Transform) else {}
+        if not isinstance(t, Transform) or not t.is_step(one, params):
+            break
+        readable.insert(0, (t, params))
+    return parts[: len(parts) - len(readable)], tuple((t.as_step(one, params), t.truncates) for t, params in readable)
+
+
+def cut_and_full(who: str, parts: tuple[Any, ...], x: Array, both: bool) -> tuple[Array, Array]:
+    """Scores after all transforms, and with `both` also after all but the truncations, with the same random numbers."""
+    cut = full = x
+    for t in parts:
+        if both and isinstance(t, Transform) and t.truncates:
+            cut = put_through(who, t, cut)
+        elif cut is full:
+            cut = full = put_through(who, t, full)
+        elif isinstance(t, Transform) and t.random:
+            added = put_through(who, t, namespace(x).zeros_like(x))
+            cut, full = cut + added, full + added
+        else:
+            cut, full = put_through(who, t, cut), put_through(who, t, full)
+    return cut, full
+
+
+def unseeded(transform: Any, like: Array) -> Any:
+    """The transform with a generator of torch instead of each seed, so that each call gets new random numbers."""
+    if isinstance(transform, Composed):
+        return Composed(tuple(unseeded(t, like) for t in transform.transforms))
+    if not isinstance(transform, Transform):
+        return transform
+    return transform.replace(**{k: going_on(v, like) for k, v in transform.params if k == "generator"})
