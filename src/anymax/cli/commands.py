@@ -181,7 +181,8 @@ def _document(scores: list[float], temperature: float, rows: list[tuple[Any, np.
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def inventory(as_json: bool) -> None:
     """List all maps and their properties."""
-    maps, rows = names.choose((), {}), []
+    maps = names.choose((), {})
+    rows = []
     for mapping in maps:
         facts = mapping.facts
         rows.append(
