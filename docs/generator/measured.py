@@ -166,7 +166,7 @@ def gpu_run() -> Run | None:
 
 
 def gpu() -> str:
-    """The newest run on a GPU: a row for each pass, map and shape, with its share of copy speed and its speed against a peer; then attention."""
+    """The newest run on a GPU: for each pass, map and shape its share of copy speed and its speed against a peer; then attention."""
     run = gpu_run()
     if run is None:
         return "No benchmark on a GPU has been saved yet."

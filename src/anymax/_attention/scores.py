@@ -33,7 +33,7 @@ from ..transforms import Composed, Transform
 from ..transforms.base import put_through
 
 MASKED = -math.inf
-ADDED = ("bias", "additive")  # names of arrays that are added to the scores, in this order; "additive" is a mask of numbers
+ADDED = ("bias", "additive")  # arrays that are added to the scores, in this order; the second is a mask of numbers
 
 
 @dataclasses.dataclass(frozen=True)

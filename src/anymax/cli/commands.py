@@ -212,7 +212,11 @@ def inventory(as_json: bool) -> None:
         Console(highlight=False),
         ["map", "monotone", "shift-inv.", "sparse", "margin", "loss"],
         [
-            [label(mapping), *(say(row[key]) for key in ("monotone", "shift_invariant", "sparse", "margin")), row["loss"]]
+            [
+                label(mapping),
+                *(say(row[key]) for key in ("monotone", "shift_invariant", "sparse", "margin")),
+                row["loss"],
+            ]
             for mapping, row in zip(maps, rows, strict=True)
         ],
         numeric=None,

@@ -1,4 +1,4 @@
-"""Pictures of maps at one row of scores, and over three classes, and the pictures of one map; each function draws on `ax` and returns it."""
+"""Pictures of maps at one row of scores, over three classes, and the pictures of one map; each function draws on `ax` and returns it."""
 
 from __future__ import annotations
 

@@ -159,7 +159,9 @@ def first_preconditioner(x: Any, weights: np.ndarray, curvature: float, l2: floa
     return _scaling(x, (curvature * weights)[:, None], l2, intercept)
 
 
-def second_preconditioner(x: Any, weights: np.ndarray, curvature: np.ndarray, l2: float, intercept: bool) -> Preconditioner | None:
+def second_preconditioner(
+    x: Any, weights: np.ndarray, curvature: np.ndarray, l2: float, intercept: bool
+) -> Preconditioner | None:
     """One T for each class, from its curvature at the current point; None where that is too expensive or fails."""
     n, d, k = x.shape[0], x.shape[1] + intercept, curvature.shape[1]
     curvature = curvature * weights[:, None]
@@ -181,7 +183,9 @@ def second_preconditioner(x: Any, weights: np.ndarray, curvature: np.ndarray, l2
     return lambda v, transposed: np.matmul(transposes if transposed else stack, v.T[:, :, None])[:, :, 0].T
 
 
-def late_preconditioner(x: Any, weights: np.ndarray, curvature: np.ndarray, l2: float, intercept: bool) -> Preconditioner | None:
+def late_preconditioner(
+    x: Any, weights: np.ndarray, curvature: np.ndarray, l2: float, intercept: bool
+) -> Preconditioner | None:
     """One matrix T for all classes, from the mean of their curvatures."""
     step = max(1, x.shape[0] // (_ROWS * (x.shape[1] + intercept)))
     share = (weights * curvature.mean(axis=1))[::step].astype(np.float64)
