@@ -225,7 +225,7 @@ def test_pictures_are_those_of_python(ask, maps):
             assert (np.sort(p.reshape(-1, 3)[apart], -1)[:, :2].min(-1, initial=1) < 1e-12).all(), key
     t = np.linspace(-3, 3, 61)
     for name in ("hinge", "logistic", "modified Huber"):
-        assert np.allclose(answers.pop(0), plot.maps.CLASSIC[name](t), atol=1e-14)
+        assert np.allclose(answers.pop(0), plot.two_classes.CLASSIC[name](t), atol=1e-14)
     assert np.allclose(answers.pop(0), anymax.sparsemax(np.stack([t, 0 * t], -1))[:, 0], atol=1e-14)
 
 

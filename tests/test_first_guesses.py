@@ -99,9 +99,9 @@ def test_a_map_is_no_transform_no_margin_and_no_function_of_a_score():
     ):
         with pytest.raises(TypeError, match=words):
             call()
-    from anymax.plot import maps
+    from anymax.plot import inputs
 
-    assert [m.name for m in maps._maps(Sparsemax(), ())] == ["sparsemax"]
+    assert [m.name for m in inputs.maps_of(Sparsemax(), ())] == ["sparsemax"]
 
 
 def test_a_map_in_sequential_is_an_activation():

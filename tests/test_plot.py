@@ -329,5 +329,5 @@ def test_without_matplotlib(monkeypatch):
 
 
 def test_the_package_holds_public_names_alone():
-    places = {"maps", "models", "notebook", "style", "words"}  # its files
+    places = {"inputs", "maps", "models", "notebook", "style", "two_classes", "words"}  # its files
     assert {name for name in vars(plot) if not name.startswith("_")} - places == set(plot.__all__)

@@ -34,14 +34,14 @@ PAGES = {
     "decoding": ("Decoding", "For language models; {doc}`/decoding` says how, and in which order."),
     "distributions": (
         "Distributions",
-        "What a policy and a trainer ask of a distribution; `anymax.nn.Categorical` is it as torch has it.",
+        "What policies and trainers compute from a distribution; `anymax.nn.Categorical` is a `torch.distributions.Distribution`.",
     ),
     "output_layers": (
         "Output layers",
         "Many classes, whose scores are never all held; {doc}`/large_vocabularies` says when.",
     ),
     "attention": ("Attention", "Any map in attention, on NumPy, PyTorch and JAX."),
-    "inspection": ("Inspection", "What a map promises, its derivatives, and which engine serves it."),
+    "inspection": ("Inspection", "What a map promises, its derivatives, and which engine computes it."),
     "distributed": (
         "Classes on several processes",
         "`anymax.distributed`, for torch and JAX; {doc}`/many_machines` says how.",

@@ -19,7 +19,7 @@ def write(folder: Path, pictures: bool = True) -> None:
         "errors": measured.errors(),
         "verdicts": evidence.verdicts(),
         "evidence-toc": evidence.contents(),
-        "performance-runs": measured.fared(),
+        "performance-runs": measured.outcomes(),
         "performance-gpu": measured.gpu(),
         "speed-cpu": speed.overview(folder) if pictures else "",
         "speed-gpu": speed.overview(folder, gpu=True) if pictures else "",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -215,15 +214,8 @@ def portrait(page: Page) -> str:
 def draw(page: Page, folder: Path) -> None:
     """Drawn anew where the code of the pictures or of the map is newer."""
     from anymax import plot
-    from anymax.cli.pictures import SCORES
 
-    mapping = page.mapping
-    panels: dict[str, Callable[[Any], Any]] = {
-        "curves": lambda ax: plot.curves(mapping, ax=ax),
-        "simplex": lambda ax: plot.simplex(mapping, ax=ax).set_title("Three classes"),
-        "losses": lambda ax: plot.losses(mapping, ax=ax).set_title(f"Loss: {ax.get_title().lower()}"),
-        "jacobian": lambda ax: plot.jacobian(mapping, SCORES, ax=ax).set_title("Jacobian"),
-    }
+    panels = plot.maps.panels(page.mapping)
 
     def panel(plt: Any, name: str) -> Any:
         figure, ax = plt.subplots(figsize=(4.6, 3.9), layout="constrained")

@@ -1,4 +1,4 @@
-"""Tables from `benchmarks/results/`: of each machine the newest run. `speed.py` draws them."""
+"""Tables of the newest run on each machine, from `benchmarks/results/`; `speed.py` draws pictures of them."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def main_run() -> Run | None:
 
 
 def costs() -> str:
-    """One row a map: our time over the peer's, for the three passes and two shapes."""
+    """A row for each map: our time over the peer's, for the three passes and two shapes."""
     run = main_run()
     if run is None:
         return "No benchmark has been saved yet."
@@ -144,8 +144,8 @@ def costs() -> str:
     return text.table(titles, rows, tuple(range(1, len(titles)))) + f"\n\n{run.machine}. Empty: not measured."
 
 
-def fared() -> str:
-    """How each run fared, one line each."""
+def outcomes() -> str:
+    """A row for each run: how many of its figures met their bars, and how many did not."""
     rows = []
     for run in runs():
         count = {v: sum(r["verdict"] == v for r in run.readings) for v in ("pass", "miss", "wrong", "error")}
@@ -166,7 +166,7 @@ def gpu_run() -> Run | None:
 
 
 def gpu() -> str:
-    """Of the newest run on a GPU: shares of copy speed and ratios, a row a map and shape, a column a pass; attention beside its peers."""
+    """The newest run on a GPU: for each pass, map and shape its share of copy speed and its speed against a peer; then attention."""
     run = gpu_run()
     if run is None:
         return "No benchmark on a GPU has been saved yet."

@@ -31,6 +31,11 @@ class Page:
     def made(self) -> Any:
         return eval(self.prose.keys["example"], vars(anymax).copy())
 
+    @property
+    def takes_scores(self) -> bool:
+        """False where the example makes scores from an embedding."""
+        return self.made(np.array(VECTOR)).shape == (len(VECTOR),)
+
 
 def pages() -> list[Page]:
     found = {path.stem for path in PROSE.glob("*.md")}
@@ -89,7 +94,7 @@ def markdown(page: Page) -> str:
     ]
     for title in SECTIONS[:-1]:
         parts.append(f"## {title}\n\n{page.prose.sections[title]}")
-        if title == "Definition" and kind == "transform" and page.name != "cosine":
+        if title == "Definition" and kind == "transform" and page.takes_scores:
             parts.append(on_one_vector(page))
     template = {"margin": MARGIN, "noise": TRANSFORM, "transform": TRANSFORM}[kind]
     parts += ["## In three frameworks", examples.tabs(templates=template, make=keys["example"])]

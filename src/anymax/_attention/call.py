@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from .._array import Array, in_memory, is_array, is_jax, is_torch, namespace, nu
 from .._core.names import as_mapping
 from ..mappings import Softmax
 from . import operands
-from .scores import Scores, prepare
+from .scores import Options, Scores, prepare
 
 
 class AttentionCall(NamedTuple):
@@ -26,29 +27,22 @@ class AttentionCall(NamedTuple):
     need_weights: bool
 
 
-def checked(
-    q: Array, k: Array, v: Array, mapping: Any, *, enable_gqa: bool, dropout_p: float, generator: Any, need_weights: bool,
-    **options: Any,
-) -> tuple[AttentionCall, Any]:  # fmt: skip
+def checked(q: Array, k: Array, v: Array, options: Options) -> tuple[AttentionCall, Any]:
     """The checked call, and the context manager to run it in."""
-    if is_array(mapping):
+    if is_array(options.mapping):
         raise TypeError("attention: after q, k and v comes the map; give a mask as mask=")
-    mapping = Softmax() if mapping is None else as_mapping(mapping, "attention")
-    for name, value in (
-        ("is_causal", options["is_causal"]),
-        ("enable_gqa", enable_gqa),
-        ("need_weights", need_weights),
-    ):
-        operands.flag("attention", name, value)
-    dropout_p = operands.check_dropout("attention", "dropout_p", number(dropout_p))
+    mapping = Softmax() if options.mapping is None else as_mapping(options.mapping, "attention")
+    for name in ("is_causal", "enable_gqa", "need_weights"):
+        operands.flag("attention", name, getattr(options, name))
+    dropout_p = operands.check_dropout("attention", "dropout_p", number(options.dropout_p))
     q, k, v, plain = _lower(*(in_memory(a, name) for a, name in ((q, "q"), (k, "k"), (v, "v"))))
-    groups, shape = operands.check("attention", q, k, v, enable_gqa)
-    if is_causal_bias(options["mask"]):
-        options |= _of_causal_bias(options, q, shape)
-    scores = prepare(q, shape, mapping, xp=namespace(q), **options)
+    groups, shape = operands.check("attention", q, k, v, options.enable_gqa)
+    if is_causal_bias(options.mask):
+        options = _without_causal_bias(options, q, shape)
+    scores = prepare(q, shape, mapping, options, namespace(q))
     if shape[-1]:
-        mapping.check(shape[-1] + (options["sink"] is not None))
-    return AttentionCall(q, k, v, scores, groups, float(dropout_p), generator, need_weights), plain
+        mapping.check(shape[-1] + (options.sink is not None))
+    return AttentionCall(q, k, v, scores, groups, float(dropout_p), options.generator, options.need_weights), plain
 
 
 # -- torch's causal biases and autocast -------------------------------------------------------------------------------------
@@ -72,17 +66,18 @@ def kept_by(mask: Any, device: Any) -> Array:
     return seen.tril(offset_of(mask))
 
 
-def _of_causal_bias(options: dict[str, Any], q: Array, shape: tuple[int, ...]) -> dict[str, Any]:
-    """The options of `attention` that do what the causal bias does."""
-    mask = options["mask"]
+def _without_causal_bias(options: Options, q: Array, shape: tuple[int, ...]) -> Options:
+    """The options without the causal bias: other options, or a boolean mask, do what it does."""
+    mask = options.mask
     rows, keys = mask.seq_len_q, mask.seq_len_kv
     if (rows, keys) != shape[-2:]:
         raise ValueError(
             f"attention: the mask is a causal bias for {rows} queries and {keys} keys, and there are {shape[-2]} and {shape[-1]}"
         )
-    if not options["is_causal"] and options["window"] is None and options["alibi"] in (None, False):
-        return {"mask": None, "is_causal": True, "offset": offset_of(mask)}
-    return {"mask": kept_by(mask, q.device)}  # the caller's window or ALiBi counts positions from the caller's offset
+    if not options.is_causal and options.window is None and options.alibi in (None, False):
+        return dataclasses.replace(options, mask=None, is_causal=True, offset=offset_of(mask))
+    # a mask, since the caller's window or ALiBi counts positions from the caller's offset
+    return dataclasses.replace(options, mask=kept_by(mask, q.device))
 
 
 def _lower(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array, Any]:

@@ -125,7 +125,7 @@ def _sdpa(call: AttentionCall) -> tuple[Array, Any]:
     xp = namespace(q)
     causal = s.causal and not _window_of(s)
     rest = dataclasses.replace(s, causal=s.causal and not causal)
-    added = [a for a in (s.arrays.get("bias"), s.arrays.get("additive")) if a is not None]
+    added = s.added
     keep = rest.visible(q, xp)
     mask = keep
     if added:

@@ -33,6 +33,7 @@ from ..transforms import Composed, Transform
 from ..transforms.base import put_through
 
 MASKED = -math.inf
+ADDED = ("bias", "additive")  # arrays that are added to the scores, in this order; the second is a mask of numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Scores:
     left: int | None  # how many keys before itself a query sees; None: no limit
     right: int | None
     offset: int  # the position of the first query among the keys (an array of offsets is in `arrays`)
-    arrays: dict[str, Array]  # scale, bias, additive, keep, slopes, sink, offset, lengths, q_lengths; see `prepare`
+    arrays: dict[str, Array]  # scale, ADDED, keep, slopes, sink, offset, lengths, q_lengths; see `prepare`
     first_key: int = 0  # of a tile, whose `offset` is the position of the tile's first query
 
     def of(self, products: Array, xp: Namespace) -> Array:
@@ -58,9 +59,8 @@ class Scores:
             s = s * self.arrays["scale"]
         if self.softcap is not None:
             s = self.softcap * xp.tanh(s / self.softcap)
-        for name in ("bias", "additive"):
-            if name in self.arrays:
-                s = s + self.arrays[name]
+        for term in self.added:
+            s = s + term
         if "slopes" in self.arrays:
             i, j = self.positions(s, xp)
             s = s - self.arrays["slopes"] * xp.astype(xp.abs(i - j), s.dtype)
@@ -106,11 +106,14 @@ class Scores:
     def attended(self, near: Array, xp: Namespace) -> Array | None:
         """`visible`, without the keys that a bias or a mask of numbers sets to -inf."""
         out = self.visible(near, xp)
-        for name in ("bias", "additive"):
-            if name in self.arrays:
-                there = self.arrays[name] != MASKED
-                out = there if out is None else out & there
+        for term in self.added:
+            out = term != MASKED if out is None else out & (term != MASKED)
         return out
+
+    @property
+    def added(self) -> list[Array]:
+        """The numbers that are added to the scores, in this order."""
+        return [self.arrays[name] for name in ADDED if name in self.arrays]
 
     @property
     def structured(self) -> bool:
@@ -138,29 +141,37 @@ class Scores:
 # -- the options of a call ---------------------------------------------------------------------------------------------------
 
 
-def prepare(
-    q: Array,
-    shape: tuple[int, ...],
-    mapping: Mapping,
-    *,
-    mask: Any,
-    is_causal: bool,
-    scale: Any,
-    bias: Any,
-    window: Any,
-    alibi: Any,
-    softcap: Any,
-    lengths: Any,
-    q_lengths: Any,
-    offset: Any,
-    sink: Any,
-    transform: Any,
-    xp: Namespace,
-) -> Scores:
-    """The options of `attention`, checked, their arrays with the axes of the scores."""
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The arguments of `attention` beside q, k and v, as the caller gave them."""
+
+    mapping: Any = None
+    mask: Any = None
+    is_causal: Any = False
+    scale: Any = None
+    enable_gqa: Any = False
+    bias: Any = None
+    dropout_p: Any = 0.0
+    generator: Any = None
+    window: Any = None
+    alibi: Any = None
+    softcap: Any = None
+    lengths: Any = None
+    q_lengths: Any = None
+    offset: Any = 0
+    sink: Any = None
+    transform: Any = None
+    mix: Any = None
+    need_weights: Any = False
+    implementation: Any = None
+
+
+def prepare(q: Array, shape: tuple[int, ...], mapping: Mapping, options: Options, xp: Namespace) -> Scores:
+    """The options that make the scores, checked, their arrays with the axes of the scores."""
     arrays: dict[str, Array] = {}
     factor = 1.0
-    scale = number(scale)
+    scale, softcap, offset = (number(value) for value in (options.scale, options.softcap, options.offset))
+    transform = options.transform
     if scale is None:
         factor = 1.0 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
     elif is_array(scale):
@@ -169,10 +180,10 @@ def prepare(
         factor = float(scale)
     else:
         raise TypeError(f"attention: scale must be a number or an array, got {scale!r}")
-    if bias is not None:
-        arrays["bias"] = _real(bias, q, shape, "bias", xp)
-    if mask is not None:
-        given = beside(mask, q, "mask", xp)
+    if options.bias is not None:
+        arrays["bias"] = _real(options.bias, q, shape, "bias", xp)
+    if options.mask is not None:
+        given = beside(options.mask, q, "mask", xp)
         if "bool" in dtype_name(given):
             same_device(given, q, "mask")
             arrays["keep"] = fit_axes(given, shape, "attention: mask")
@@ -182,26 +193,24 @@ def prepare(
             raise TypeError(
                 f"attention: mask must be boolean (True = keep) or real (added to the scores), got {dtype_name(given)}"
             )
-    if alibi is not None and alibi is not False:
+    if options.alibi is not None and options.alibi is not False:
         place = {"device": q.device} if is_torch(q) else {}
-        slopes = xp.asarray(alibi_slopes(_heads(shape)), **place) if alibi is True else alibi
+        slopes = xp.asarray(alibi_slopes(_heads(shape)), **place) if options.alibi is True else options.alibi
         arrays["slopes"] = _by_head(slopes, q, shape, "alibi", xp)
-    if sink is not None:
-        arrays["sink"] = _by_head(sink, q, shape, "sink", xp)
-    for name, value in (("lengths", lengths), ("q_lengths", q_lengths)):
+    if options.sink is not None:
+        arrays["sink"] = _by_head(options.sink, q, shape, "sink", xp)
+    for name, value in (("lengths", options.lengths), ("q_lengths", options.q_lengths)):
         if value is not None:
             arrays[name] = by_batch("attention", value, q, shape, name, xp)
             _in_range(name, arrays[name], shape, xp)
-    if is_array(number(offset)):
+    if is_array(offset):
         arrays["offset"] = by_batch("attention", offset, q, shape, "offset", xp)
         offset = 0
-    elif not is_int(number(offset)):
-        raise TypeError(f"attention: offset must be an integer or an array of integers, got {offset!r}")
-    if softcap is not None:
-        softcap = number(softcap)
-        if not is_number(softcap) or not 0 < softcap < math.inf:
-            raise ValueError(f"attention: softcap must be a finite number above 0, got {softcap!r}")
-    left, right = _window(window)
+    elif not is_int(offset):
+        raise TypeError(f"attention: offset must be an integer or an array of integers, got {options.offset!r}")
+    if softcap is not None and not (is_number(softcap) and 0 < softcap < math.inf):
+        raise ValueError(f"attention: softcap must be a finite number above 0, got {softcap!r}")
+    left, right = _window(options.window)
     if transform is not None and (not callable(transform) or isinstance(transform, (type, Mapping))):
         hint = "; a map is given as mapping=" if isinstance(transform, Mapping) else ""
         raise TypeError(
@@ -212,7 +221,7 @@ def prepare(
         if value.ndim:  # torch accepts a single number from any device
             same_device(value, q, name)
         mapping.check_width(name, fit_axes(value, shape, f"attention: {mapping.name}: {name}"))
-    return Scores(shape, mapping, transform, factor, softcap, bool(is_causal), left, right, int(number(offset)), arrays)
+    return Scores(shape, mapping, transform, factor, softcap, bool(options.is_causal), left, right, int(offset), arrays)
 
 
 def _window(window: Any) -> tuple[int | None, int | None]:
@@ -343,16 +352,12 @@ def tile(scores: Scores, arrays: dict[str, Array], shape: tuple[int, ...], row: 
         own["offset"] = own["offset"] + row
     if "q_lengths" in own:
         own["q_lengths"] = own["q_lengths"] - row
-    return Scores(
-        shape,
-        scores.mapping.replace(**{k[8:]: v for k, v in arrays.items() if k.startswith("mapping.")}),
-        Composed(tuple(parts)) if parts else None,
-        scores.scale,
-        scores.softcap,
-        scores.causal,
-        scores.left,
-        scores.right,
-        scores.offset + row,
-        own,
-        key,
+    return dataclasses.replace(
+        scores,
+        shape=shape,
+        mapping=scores.mapping.replace(**{k[8:]: v for k, v in arrays.items() if k.startswith("mapping.")}),
+        transform=Composed(tuple(parts)) if parts else None,
+        offset=scores.offset + row,
+        arrays=own,
+        first_key=key,
     )

@@ -20,7 +20,8 @@ from .._core.mapping import Mapping
 from ..autodiff.saving import hooked, save, saved
 from ..autodiff.torch import BRIDGE as bridge
 from ..kernels.support import Saved
-from .scores import Scores, outer, tile
+from .call import AttentionCall
+from .scores import ADDED, Scores, outer, tile
 
 Tensor = torch.Tensor
 
@@ -28,7 +29,7 @@ _BLOCK = 1 << 20  # scores in a block: 4 MB
 _ROWS = 32  # the fewest in a block: fewer would not be faster
 _KEYS = 256  # the fewest in a block
 _FEW = 8  # a block is sparse where each query keeps at most one key in 8
-_PLAIN = {"bias", "additive", "keep", "lengths", "q_lengths", "offset"}  # added or masking, in place
+_PLAIN = {*ADDED, "keep", "lengths", "q_lengths", "offset"}  # added or masking, in place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +71,9 @@ class _Block:
     keys: slice
 
 
-def attend(call: Any, source: Any) -> Tensor:
+def attend(call: AttentionCall, source: Any) -> Tensor:
     """The output of a call of `attention` that `_refuse_blocks` accepts."""
-    scores: Scores = call.scores
+    scores = call.scores
     q, k, v = (upcast(a, xp) for a in (call.q, call.k, call.v))
     shape = scores.shape if len(scores.shape) > 2 else (1, *scores.shape)
     batch, heads = shape[:-3], shape[-3]
@@ -188,9 +189,8 @@ def _forward(
 
 def _plainly(x: Tensor, t: Scores) -> Tensor:
     """`Scores.of` in place, for scaled scores with only biases and masks."""
-    for name in ("bias", "additive"):
-        if name in t.arrays:
-            x += t.arrays[name]
+    for term in t.added:
+        x += term
     arrays = t.arrays.keys() & {"keep", "lengths", "q_lengths", "offset"}
     if t.left is None and not arrays and t.reach is not None:  # every query sees what the first one sees: mask the rest
         start = max(0, min(t.shape[-1], t.offset + t.reach + 1 - t.first_key))

@@ -7,7 +7,6 @@ array, lengths and offset of each batch in another. Second derivatives go throug
 from __future__ import annotations
 
 import math
-import types
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -19,7 +18,8 @@ from ..autodiff.torch_library import library
 from ..kernels import triton as engine
 from ..kernels.triton import attention as kernels
 from . import torch_blockwise
-from .scores import Scores
+from .call import AttentionCall
+from .scores import ADDED, Scores
 
 Tensor = torch.Tensor
 
@@ -141,7 +141,7 @@ def _again(job: Any, mapping: Any, inputs: dict[str, Tensor], g: Tensor, wants: 
             "ask for 'reference'"
         )
     q, k, v = (inputs[n] for n in "qkv")
-    arrays = {n: inputs[n] for n in ("bias", "additive", "keep") if n in inputs}
+    arrays = {n: inputs[n] for n in (*ADDED, "keep") if n in inputs}
     if "heads" in inputs:
         slopes, sink = inputs["heads"].unbind(-1)
         arrays |= {"slopes": slopes[:, None, None]} if job.alibi else {}
@@ -154,7 +154,7 @@ def _again(job: Any, mapping: Any, inputs: dict[str, Tensor], g: Tensor, wants: 
     left, right = (None if n < 0 else n for n in (job.left, job.right))
     shape = (*q.shape[:-1], k.shape[-2])
     scores = Scores(shape, mapping, None, job.scale, job.softcap or None, job.causal, left, right, job.offset, arrays)
-    call = types.SimpleNamespace(q=q, k=k, v=v, scores=scores, groups=q.shape[1] // k.shape[1], dropout_p=0.0)
+    call = AttentionCall(q, k, v, scores, q.shape[1] // k.shape[1], 0.0, None, False)
     leaves, create_graph = [inputs[n] for n in wants], torch.is_grad_enabled()
     with torch.enable_grad():
         out = torch_blockwise.attend(call, None)
@@ -175,7 +175,7 @@ def _four(a: Tensor, batch: tuple[int, ...]) -> Tensor:
 
 
 def _packed(s: Scores, q: Tensor, batch: tuple[int, ...], heads: int, count: int) -> dict[str, Tensor]:
-    arrays = {n: _four(s.arrays[n], batch) for n in ("bias", "additive", "keep") if n in s.arrays}
+    arrays = {n: _four(s.arrays[n], batch) for n in (*ADDED, "keep") if n in s.arrays}
     if "slopes" in s.arrays or "sink" in s.arrays:
         each = [
             s.arrays[n].reshape(-1).float().expand(heads) if n in s.arrays else q.new_zeros(heads, dtype=torch.float32)
@@ -200,9 +200,9 @@ def _even(a: Tensor) -> Tensor:
     return a if a.element_size() > 2 or a.shape[-1] % 16 == 0 else torch.nn.functional.pad(a, (0, -a.shape[-1] % 16))
 
 
-def attend(call: Any, seed: Tensor | None) -> Tensor:
+def attend(call: AttentionCall, seed: Tensor | None) -> Tensor:
     """The output of a call of `attention` that `_refuse_triton` accepts."""
-    s: Scores = call.scores
+    s = call.scores
     shape = s.shape if len(s.shape) > 2 else (1, *s.shape)
     batch, heads = shape[:-3], shape[-3]
     shared = heads // call.groups

@@ -13,7 +13,7 @@ from .._core.typing import AnyArray, ArrayT
 from . import implementations
 from .call import AttentionCall, checked
 from .operands import every_attention
-from .scores import same_device
+from .scores import Options, same_device
 
 _WORDS = {
     "temperature": "say scale=1 / (T * sqrt(features)), or transform=anymax.temperature(T)",
@@ -151,12 +151,13 @@ def attention(
     array([[1.],
            [5.]])
     """
-    asked = implementations.named(implementation)
-    call, plain = checked(
-        q, k, v, mapping, mask=mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, bias=bias, dropout_p=dropout_p,
-        generator=generator, window=window, alibi=alibi, softcap=softcap, lengths=lengths, q_lengths=q_lengths, offset=offset,
-        sink=sink, transform=transform, need_weights=need_weights,
+    options = Options(
+        mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator, window=window, alibi=alibi, softcap=softcap,
+        lengths=lengths, q_lengths=q_lengths, offset=offset, sink=sink, transform=transform, mix=mix, need_weights=need_weights,
+        implementation=implementation,
     )  # fmt: skip
+    asked = implementations.named(implementation)
+    call, plain = checked(q, k, v, options)
     xp, dtype = namespace(call.q), call.q.dtype
     with plain:
         out, p = implementations.choose(call, asked).run(call)
@@ -183,17 +184,8 @@ def explain_attention(
     dropout_p: float = 0.0,
     generator: Any = None,
     *,
-    window: int | tuple[int | None, int | None] | None = None,
-    alibi: bool | AnyArray | None = None,
-    softcap: float | None = None,
-    lengths: AnyArray | None = None,
-    q_lengths: AnyArray | None = None,
-    offset: int | AnyArray = 0,
-    sink: AnyArray | None = None,
-    transform: Callable[[Any], Any] | None = None,
-    mix: tuple[AnyArray, float | AnyArray] | None = None,
     need_weights: bool = False,
-    implementation: ImplementationName | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> kernels.Explanation:
     """Which implementation computes a call of `attention`, and why those before it do not.
 
@@ -229,10 +221,11 @@ def explain_attention(
                   (blockwise refuses: it takes torch tensors; XLA fuses the formula on its own, and NumPy has the reference)
                   (linear refuses: only Taylor softmax of order 2 has features of finite size, not sparsemax)
     """
-    given: dict[str, Any] = dict(locals())
-    del given["mix"]  # it does not depend on the implementation
-    asked = implementations.named(given.pop("implementation"))
-    call, plain = checked(**given)
+    given = Options(
+        mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator, need_weights=need_weights, **options
+    )
+    asked = implementations.named(given.implementation)
+    call, plain = checked(q, k, v, given)
     with plain:
         chosen, refusals = implementations.explained(call, asked)
     return kernels.Explanation(call.scores.mapping, (("attention", chosen.name, refusals),))

@@ -1,4 +1,4 @@
-"""The command-line program `anymax`: tour, compare, inventory, plot, explain (extra `cli`)."""
+"""The command-line program `anymax` (extra `cli`): tour, compare, inventory, plot, explain, explore, show-config."""
 
 from __future__ import annotations
 

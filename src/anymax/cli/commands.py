@@ -181,8 +181,9 @@ def _document(scores: list[float], temperature: float, rows: list[tuple[Any, np.
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def inventory(as_json: bool) -> None:
     """List all maps and their properties."""
+    maps = names.choose((), {})
     rows = []
-    for mapping in names.choose((), {}):
+    for mapping in maps:
         facts = mapping.facts
         rows.append(
             {
@@ -213,15 +214,12 @@ def inventory(as_json: bool) -> None:
         [
             [
                 label(mapping),
-                say(row["monotone"]),
-                say(row["shift_invariant"]),
-                say(row["sparse"]),
-                say(row["margin"]),
+                *(say(row[key]) for key in ("monotone", "shift_invariant", "sparse", "margin")),
                 row["loss"],
             ]
-            for mapping, row in zip(names.choose((), {}), rows)
+            for mapping, row in zip(maps, rows, strict=True)
         ],
-        numeric=99,
+        numeric=None,
     )
 
 

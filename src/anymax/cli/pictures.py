@@ -12,10 +12,9 @@ from .. import plot
 from .._core.mapping import Mapping
 from ..inspection import jacobian
 from ..plot import style
-from ..plot.maps import USUAL
+from ..plot.inputs import SCORES, USUAL
+from ..plot.maps import panels
 from . import progress
-
-SCORES = (0.8, 0.5, 0.2, -1.0)  # the Jacobian shows three classes that compete, and one that is out
 
 
 def prepare() -> None:
@@ -23,16 +22,16 @@ def prepare() -> None:
     style.pyplot().switch_backend("agg")
 
 
-def page(panels: int, width: float = 4.6, height: float = 4.0, columns: int = 4) -> tuple[Any, list[Any]]:
-    columns = min(panels, columns)
-    rows = -(-panels // columns)
+def page(count: int, width: float = 4.6, height: float = 4.0, columns: int = 4) -> tuple[Any, list[Any]]:
+    columns = min(count, columns)
+    rows = -(-count // columns)
     figure, axes = style.pyplot().subplots(
         rows, columns, figsize=(width * columns, height * rows), layout="constrained", squeeze=False
     )
     flat = list(axes.flat)
-    for spare in flat[panels:]:
+    for spare in flat[count:]:
         spare.set_axis_off()
-    return figure, flat[:panels]
+    return figure, flat[:count]
 
 
 def draw(kind: str, maps: Sequence[Mapping] | None = None, x: Sequence[float] = SCORES, resolution: int = 301) -> Any:
@@ -54,15 +53,9 @@ def draw(kind: str, maps: Sequence[Mapping] | None = None, x: Sequence[float] = 
 
 def portrait(mapping: Mapping, x: Sequence[float]) -> Any:
     """The four pictures of one map."""
-    figure, (a, b, c, d) = page(4, width=5.4, height=4.4, columns=2)
-    parts = (
-        lambda: plot.curves(mapping, ax=a),
-        lambda: plot.simplex(mapping, ax=b).set_title("Three classes"),
-        lambda: plot.losses(mapping, ax=c).set_title("Loss: " + c.get_title().lower()),
-        lambda: plot.jacobian(mapping, x, ax=d).set_title("Jacobian"),
-    )
-    for draw_part in progress.each(parts, mapping.name):
-        draw_part()
+    figure, axes = page(4, width=5.4, height=4.4, columns=2)
+    for panel, ax in progress.each(zip(panels(mapping, x).values(), axes), mapping.name):
+        panel(ax)
     figure.suptitle(plot.title(mapping))
     return figure
 

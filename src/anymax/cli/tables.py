@@ -70,8 +70,8 @@ def _cell(v: float, width: int, colour: str, unicode: bool) -> Text:
     return text.append(bar(v, width - 6, unicode), style=colour)
 
 
-def grid(console: Console, header: Sequence[str], rows: Sequence[Sequence[Any]], numeric: int = 1) -> None:
-    """A plain table; columns from `numeric` on are right-aligned. Narrow terminals get one block per row."""
+def grid(console: Console, header: Sequence[str], rows: Sequence[Sequence[Any]], numeric: int | None) -> None:
+    """A plain table; columns from `numeric` on are right-aligned, none if it is None. Narrow terminals get one block per row."""
     cells = [[str(value) for value in row] for row in rows]
     need = sum(max(len(row[i]) for row in [list(header), *cells]) + 2 for i in range(len(header)))
     if need > console.width:
@@ -83,7 +83,7 @@ def grid(console: Console, header: Sequence[str], rows: Sequence[Sequence[Any]],
         return
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for i, name in enumerate(header):
-        table.add_column(name, no_wrap=True, justify="right" if i >= numeric else "left")
+        table.add_column(name, no_wrap=True, justify="left" if numeric is None or i < numeric else "right")
     for row in cells:
         table.add_row(*(Text(value) for value in row))
     console.print(table)

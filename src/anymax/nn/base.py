@@ -10,6 +10,7 @@ from torch import nn
 from .._array import is_int
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
+from ..mappings import Softmax
 
 
 class OfMapping(nn.Module):
@@ -69,11 +70,21 @@ class OfMapping(nn.Module):
         return f"{self._kind.__name__}({', '.join(words)})"
 
 
+def or_softmax(mapping: Mapping | str | None) -> Mapping | str:
+    """The map of a module whose map is softmax by default."""
+    return Softmax() if mapping is None else mapping
+
+
+def check_integer(who: str, name: str, size: Any) -> None:
+    """An error in the name of `who` unless the size is an integer."""
+    if not is_int(size):
+        raise TypeError(f"{who}: {name} must be an integer, got {size!r}")
+
+
 def check_sizes(who: str, **sizes: Any) -> None:
     """An error in the name of `who` for the first that is not an integer from 1 on."""
     for name, size in sizes.items():
-        if not is_int(size):
-            raise TypeError(f"{who}: {name} must be an integer, got {size!r}")
+        check_integer(who, name, size)
         if size < 1:
             raise ValueError(f"{who}: {name} must be at least 1, got {size}")
 

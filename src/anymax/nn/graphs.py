@@ -12,10 +12,9 @@ from .._array import dense, eager, is_ragged
 from .._attention import operands
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
-from ..mappings import Softmax
 from ..segments import Segments, segment_apply
 from ..segments.layout import read
-from .base import OfMapping, check_sizes, every_module
+from .base import OfMapping, check_sizes, every_module, or_softmax
 
 Fill = Literal["add", "sum", "mean", "min", "max", "mul"]
 _REDUCTIONS: dict[str, str] = {"add": "sum", "sum": "sum", "mean": "mean", "min": "amin", "max": "amax", "mul": "prod"}
@@ -98,7 +97,7 @@ class GraphAttention(OfMapping):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(Softmax() if mapping is None else mapping, learn, bounds)
+        super().__init__(or_softmax(mapping), learn, bounds)
         sides = in_channels if isinstance(in_channels, (tuple, list)) else (in_channels, in_channels)
         if len(sides) != 2:
             raise ValueError(f"GraphAttention: in_channels must be an integer or a pair of them, got {in_channels!r}")
@@ -340,7 +339,7 @@ class AttentionPool(OfMapping):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(Softmax() if mapping is None else mapping, learn, bounds)
+        super().__init__(or_softmax(mapping), learn, bounds)
         sizes = {"features": features, "heads": heads}
         check_sizes("AttentionPool", **{name: size for name, size in sizes.items() if size is not None})
         if heads is not None and features is None:

@@ -13,8 +13,7 @@ from .._array import asarray
 from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .._core.typing import Reduction
-from ..mappings import Softmax as _Softmax
-from .base import OfMapping, check_sizes, every_module
+from .base import OfMapping, check_sizes, every_module, or_softmax
 
 
 @documented_like(every_module)
@@ -79,7 +78,7 @@ class LinearLoss(OfMapping):
         dtype: torch.dtype | None = None,
     ) -> None:
         check_sizes("LinearLoss", in_features=in_features, num_classes=num_classes)
-        super().__init__(_Softmax() if mapping is None else mapping, learn, bounds)
+        super().__init__(or_softmax(mapping), learn, bounds)
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         self.weight = nn.Parameter(torch.empty(num_classes, in_features, **factory_kwargs))
         self.register_parameter("bias", nn.Parameter(torch.empty(num_classes, **factory_kwargs)) if bias else None)

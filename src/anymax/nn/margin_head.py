@@ -17,8 +17,7 @@ from .._core.typing import Reduction
 from ..distributed import Group, ShardKeywords, as_group
 from ..losses import margins
 from ..losses.targets import refuse_strays
-from ..mappings import Softmax as _Softmax
-from .base import OfMapping, check_sizes, every_module
+from .base import OfMapping, check_sizes, every_module, or_softmax
 
 _MANY = 1 << 22  # from so many cosines on, they are not stored
 
@@ -81,7 +80,7 @@ class MarginHead(OfMapping):
         sample_rate: float = 1.0,
     ) -> None:
         check_sizes("MarginHead", in_features=in_features, num_classes=num_classes)
-        super().__init__(_Softmax() if mapping is None else mapping, None, (1.0, 2.0))
+        super().__init__(or_softmax(mapping), None, (1.0, 2.0))
         self.margin = margins.as_margin(margin)
         self.scale = scale
         self.options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction}

@@ -9,17 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional, losses
-from .._array import asarray, is_int
+from .._array import asarray
 from .._attention import attention, operands
 from .._attention.scores import transforms_of
 from .._attention.verb import ImplementationName
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
 from .._core.typing import Axes, Reduction
-from ..mappings import Softmax as _Softmax
 from . import multihead
 from .adaptive_scale import AdaptiveScale
-from .base import OfMapping, every_module
+from .base import OfMapping, check_integer, every_module, or_softmax
 
 
 class Activation(OfMapping):
@@ -238,14 +237,13 @@ class Attention(OfMapping):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(_Softmax() if mapping is None else mapping, learn, bounds)
+        super().__init__(or_softmax(mapping), learn, bounds)
         shared = num_heads if kv_heads is None else kv_heads
         sizes = {
             "embed_dim": embed_dim, "num_heads": num_heads, "kv_heads": shared, "kdim": kdim or 1, "vdim": vdim or 1,
         }  # fmt: skip
         for name, size in sizes.items():
-            if not is_int(size):
-                raise TypeError(f"Attention: {name} must be an integer, got {size!r}")
+            check_integer("Attention", name, size)
         operands.check_dropout("Attention", "dropout", dropout)
         slopes = multihead.slopes(alibi, num_heads)
         if (add_bias_kv or add_zero_attn) and (window is not None or slopes is not False):

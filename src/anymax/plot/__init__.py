@@ -1,11 +1,12 @@
 """Pictures of maps, of their losses and of the results of models; each function draws on `ax` and returns it.
 
-matplotlib is imported at the first call (extra `plot`). `maps` draws maps and losses, `models` draws results of models, `style` has the
-colours, and `notebook` is the page that a notebook shows for a map.
+matplotlib is imported at the first call (extra `plot`). `two_classes` and `maps` draw maps and losses, `models` draws results of models,
+`style` has the colours, and `notebook` is the page that a notebook shows for a map.
 """
 
-from .maps import bars, curve, curves, jacobian, losses, rivals, simplex
+from .maps import bars, jacobian, simplex
 from .models import attention, calibration, reliability, support_histogram
+from .two_classes import curve, curves, losses, rivals
 from .words import label, title
 
 __all__ = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import itertools
 import re
@@ -13,8 +12,9 @@ import numpy as np
 from .._array import is_array
 from .._core.mapping import Mapping
 from .._core.names import function_name
-from .maps import curve, rivals
 from .style import numbers
+from .two_classes import curve, rivals
+from .words import distinguishing
 
 _LINES = 5  # at most this many numbers of a parameter that is an array have a curve
 _LETTERS = {"alpha": "α"}
@@ -79,11 +79,8 @@ def typeset(formula: str) -> str:
 def _parameters(mapping: Mapping) -> list[str]:
     """The first parameter and those that differ from their default, as `α = 1.5`."""
     words = []
-    for i, field in enumerate(dataclasses.fields(mapping)):  # type: ignore[arg-type]
-        value = getattr(mapping, field.name)
-        if value is None or field.name == "du" or (i and not is_array(value) and value == field.default):
-            continue
-        letter = _LETTERS.get(field.name, field.name)
+    for name, value in distinguishing(mapping):
+        letter = _LETTERS.get(name, name)
         words.append(f"<i>{html.escape(letter)}</i> = {html.escape(_value(value))}")
     return words
 

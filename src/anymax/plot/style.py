@@ -1,7 +1,8 @@
 """How the pictures of `plot` look: colours, dashes, axes, legends.
 
 The colours are those of Okabe and Ito, which colour-blind readers can tell apart; no line relies on its colour alone. Neutral parts have
-the colour of the labels, so that dark styles work too.
+the colour of the labels, so that dark styles work too. Sizes of figures and fonts are those of matplotlib's `rcParams`, so that a picture
+for a column of 3.3 inches stays readable.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -33,15 +35,22 @@ def label(mapping: Mapping) -> str:
     ('entmax alpha=1.5', 'softmax', 'perturb_max noise=gumbel')
     """
     words = [mapping.name]
+    for name, value in distinguishing(mapping):
+        if is_array(value):
+            words.append(f"{name}={np.round(style.numbers(value), 3).tolist()}")
+        elif callable(value):
+            words += [function_name(value)] if name == "u" else []
+        else:
+            words.append(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}")
+    return " ".join(words)
+
+
+def distinguishing(mapping: Mapping) -> Iterator[tuple[str, Any]]:
+    """The names and values of the parameters that distinguish a map: the first, arrays, and those that differ from their default."""
     for i, field in enumerate(dataclasses.fields(mapping)):  # type: ignore[arg-type]
         value = getattr(mapping, field.name)
-        if is_array(value):
-            words.append(f"{field.name}={np.round(style.numbers(value), 3).tolist()}")
-        elif callable(value):
-            words += [function_name(value)] if field.name == "u" else []
-        elif value is not None and (i == 0 or value != field.default):
-            words.append(f"{field.name}={value:g}" if isinstance(value, float) else f"{field.name}={value}")
-    return " ".join(words)
+        if value is not None and field.name != "du" and (i == 0 or is_array(value) or value != field.default):
+            yield field.name, value
 
 
 SYMBOLS = {"alpha": r"\alpha"}  # of parameters that mathematics writes differently

@@ -19,8 +19,8 @@ from .._array import is_int, number
 from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .classes import MappingClassifier
-from .levels import entering, power_of
-from .losses import pair
+from .levels import entering
+from .losses import exponent_of, pair
 from .parameters import MapParameters, mapping_of, number_of
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
         """
         check_is_fitted(self)
         known = self.temperature_ if coverage is None else self._temperature(_coverage(coverage))
-        c = power_of(self.mapping_)
+        c = exponent_of(self.mapping_)
         assert c is not None
         return entering(c, self._checked(X)) <= known
 
@@ -209,8 +209,8 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
     def _map(self) -> tuple[Mapping, float]:
         found = mapping_of(self.mapping, self.alpha)
         assert isinstance(found, Mapping)
-        c = power_of(found)
-        if c is None:
+        c = exponent_of(found)
+        if c is None or c <= 0:
             raise ValueError(
                 f"mapping={self.mapping!r}: expected sparsemax, or entmax with alpha above 1 ('entmax15', Entmax(1.3)); the support of "
                 "another map is not known in closed form, or is always all classes"

@@ -174,7 +174,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
             weights = weights * label_weights(self.class_weight, labels, weights)
         labelled = np.diff(labels.indptr) > 0
         self.none_ = self._has_none(not labelled.all())
-        if self.mapping_ not in NO_MAP:
+        if self._has_map:
             if not labelled.any():
                 raise ValueError("y has no label in any row; at least one row must have one")
             if not (labelled.all() or self.none_):
@@ -186,7 +186,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     def _one_a_row(self, target: Any) -> bool:
         one = not sparse.issparse(target) and (target.ndim == 1 or target.shape[1] == 1)
-        if one and self.mapping_ in NO_MAP:
+        if one and not self._has_map:
             raise ValueError(
                 f"mapping={self.mapping_!r} is for an indicator matrix [rows, labels]; y is one class per row"
             )
@@ -209,27 +209,32 @@ class MultiLabelMappingClassifier(MappingClassifier):
                 f"none={self.none!r}: expected True, False or 'auto', which is True where a row has no label"
             )
         mapping = mapping_of(self.mapping, self.alpha, NO_MAP)
-        if self.none is True and mapping in NO_MAP:
+        if self.none is True and not isinstance(mapping, Mapping):
             raise ValueError(f"none=True: {self.mapping!r} predicts the empty set as it is; leave none='auto'")
-        if self.decision == "support" and (mapping in NO_MAP or not mapping.facts.sparse):  # type: ignore[union-attr]
+        if self.decision == "support" and not (isinstance(mapping, Mapping) and mapping.facts.sparse):
             raise ValueError(
                 f"decision='support': {self.mapping!r} is never 0; use decision='threshold' or a sparse map"
             )
         return mapping
 
+    @property
+    def _has_map(self) -> bool:
+        """False for "sigmoid" and "zlpr"."""
+        return isinstance(self.mapping_, Mapping)
+
     def _decision(self) -> str:
         if self.decision != "auto":
             return self.decision
-        return "support" if self.mapping_ not in NO_MAP and self.mapping_.facts.sparse else "threshold"
+        return "support" if self._has_map and self.mapping_.facts.sparse else "threshold"
 
     def _has_none(self, wanted: bool) -> bool:
-        return self.mapping_ not in NO_MAP and bool(wanted if self.none == "auto" else self.none)
+        return self._has_map and bool(wanted if self.none == "auto" else self.none)
 
     def _shifts(self) -> bool:
-        return self.mapping_ not in NO_MAP and not self.none_ and super()._shifts()
+        return self._has_map and not self.none_ and super()._shifts()
 
     def _loss(self, labels: Any, share: np.ndarray) -> Any:
-        if self.mapping_ in NO_MAP:
+        if not self._has_map:
             return (losses.SigmoidLoss if self.mapping_ == "sigmoid" else losses.ZlprLoss)(labels, share)
         kind = losses.NoneLoss if self.none_ else losses.SharesLoss
         return kind(self.mapping_, losses.evenly(labels, self.none_), share)
@@ -237,7 +242,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
     def _fit_labels(self, X: Any, labels: Any, weights: np.ndarray) -> None:
         share, l2 = self._shares(weights, X.dtype)
         k = labels.shape[1]
-        if self.mapping_ in NO_MAP:
+        if not self._has_map:
             curvature = 0.25 if self.mapping_ == "sigmoid" else 1.0 / (k + 1)
         else:
             curvature = losses.bend(self.mapping_, k + self.none_)
@@ -338,7 +343,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         self._no_balance()
         if self.class_weight is not None:
             weights = weights * label_weights(self.class_weight, labels, weights)
-        if self.mapping_ not in NO_MAP and not self.none_:
+        if self._has_map and not self.none_:
             weights = np.where(np.diff(labels.indptr) > 0, weights, 0.0)
         self._stream_labels(rows, labels, weights)
         return self
@@ -387,7 +392,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         return best.max(axis=1, keepdims=True) <= none
 
     def _probabilities(self, z: np.ndarray) -> np.ndarray:
-        if self.mapping_ in NO_MAP:
+        if not self._has_map:
             return losses.sigmoid(z)
         return self._of_labels(lambda z: apply(self.mapping_, z), z)
 
@@ -418,12 +423,12 @@ class MultiLabelMappingClassifier(MappingClassifier):
     def _probable(self, z: np.ndarray) -> np.ndarray:
         if self.indicator_ is None:
             return super()._probable(z)
-        return self._smooth(self._probabilities(z), 2 if self.mapping_ in NO_MAP else z.shape[1] + self.none_)
+        return self._smooth(self._probabilities(z), z.shape[1] + self.none_ if self._has_map else 2)
 
     def _log_probable(self, z: np.ndarray) -> np.ndarray:
         if self.smoothing:
             return np.log(self._probable(z))
-        if self.indicator_ is not None and self.mapping_ in NO_MAP:
+        if self.indicator_ is not None and not self._has_map:
             return -np.logaddexp(0, -z)
         if self.indicator_ is None:
             return super()._log_probable(z)

@@ -16,16 +16,10 @@ from sklearn.metrics import f1_score, precision_score, recall_score
 
 from .._core.mapping import Mapping
 from ..functional import apply
-from ..mappings import Entmax, Sparsemax
+from .losses import exponent_of
 
 _MOST = 200  # levels tried with a user's function, and levels kept in `cv_results_`
 _CHUNK = 1 << 22  # differences between scores computed at a time
-
-
-def power_of(mapping: Mapping) -> float | None:
-    """c = alpha - 1 for sparsemax and for entmax with alpha above 1, whose supports `entering` knows; None for other maps."""
-    alpha: Any = 2.0 if type(mapping) is Sparsemax else mapping.alpha if type(mapping) is Entmax else 1.0
-    return float(alpha) - 1.0 if float(alpha) > 1.0 else None
 
 
 def entering(c: float, z: np.ndarray) -> np.ndarray:
@@ -65,8 +59,8 @@ def lasting(mapping: Mapping, z: np.ndarray) -> np.ndarray:
 
     For maps other than entmax, 64 scales from 0.1 to 100 are tried.
     """
-    c = power_of(mapping)
-    if c is not None:
+    c = exponent_of(mapping)
+    if c is not None and c > 0:
         with np.errstate(divide="ignore"):
             return 1.0 / entering(c, z)
     z = z.astype(np.float64)

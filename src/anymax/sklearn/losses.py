@@ -51,7 +51,7 @@ class IndexLoss:
 
         For fp64 only, where the cancellation stays below the error of a mean. None unless alpha is 1, 1.5 or 2, and where p_t underflows.
         """
-        c = _exponent(self.mapping)
+        c = exponent_of(self.mapping)
         if c not in (0.0, 0.5, 1.0):
             return None
         if self.p.shape != z.shape:
@@ -79,7 +79,7 @@ class IndexLoss:
             y = np.zeros_like(z)
             y[self.each, target] = weights
             return nll(mapping, z, target, reduction="none", axis=-1), _pull_log(mapping, z, y)
-        c = _exponent(mapping)
+        c = exponent_of(mapping)
         if c is not None and z.shape[1] <= _NARROW:
             return self.from_p(z, c)
         engine = kernels.compiled("index_loss", mapping, z)
@@ -112,7 +112,7 @@ class IndexLoss:
         return bends(z)
 
 
-def _exponent(mapping: Mapping) -> float | None:
+def exponent_of(mapping: Mapping) -> float | None:
     """alpha - 1 for entmax, softmax and sparsemax; None for other maps."""
     if type(mapping) is Entmax:
         alpha: Any = mapping.alpha

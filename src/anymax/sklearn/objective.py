@@ -41,7 +41,7 @@ class Linear:
         self.order: Any = "F" if self.dense else "C"
         self.d = x.shape[1]
         self.ones = np.ones(x.shape[0], x.dtype) if intercept else None
-        self.round = first_rounding(x, weights, curvature, l2, intercept)
+        self.precondition = first_preconditioner(x, weights, curvature, l2, intercept)
         self.put(start)
         self.worst, self.refits = np.inf, 0
 
@@ -97,14 +97,14 @@ class Linear:
         return g
 
     def gradient(self) -> np.ndarray:
-        return _flat(np.asarray(self.round(self.slope(), True), order=self.order))
+        return _flat(np.asarray(self.precondition(self.slope(), True), order=self.order))
 
     def steepest(self) -> float:
         return self.worst
 
     def aim(self, direction: np.ndarray) -> None:
         direction = direction.reshape(self.w.shape, order=self.order)
-        self.dw = np.asarray(self.round(direction, False), order=self.order)
+        self.dw = np.asarray(self.precondition(direction, False), order=self.order)
         self.dz = self.times(self.dw)
         self.cross, self.stride = self.product(self.w, self.dw), self.product(self.dw, self.dw)
 
@@ -129,12 +129,12 @@ class Linear:
         self.refits += 1
         curvature = self.loss.curvature(self.z)
         if self.refits > 1 and _FULL < self.d + (self.ones is not None) <= _LATE:
-            found = late_rounding(self.x, self.weights, curvature, self.l2, self.ones is not None)
+            found = late_preconditioner(self.x, self.weights, curvature, self.l2, self.ones is not None)
         else:
-            found = second_rounding(self.x, self.weights, curvature, self.l2, self.ones is not None)
+            found = second_preconditioner(self.x, self.weights, curvature, self.l2, self.ones is not None)
         if found is None:
             return False
-        self.round = found
+        self.precondition = found
         return True
 
 
@@ -143,10 +143,10 @@ def _flat(a: np.ndarray) -> np.ndarray:
     return a.T.reshape(-1) if a.flags.f_contiguous else a.reshape(-1)
 
 
-Rounding = Callable[[np.ndarray, bool], np.ndarray]  # `f(v, transposed)`: T v, or T^t v
+Preconditioner = Callable[[np.ndarray, bool], np.ndarray]  # `f(v, transposed)`: T v, or T^t v
 
 
-def first_rounding(x: Any, weights: np.ndarray, curvature: float, l2: float, intercept: bool) -> Rounding:
+def first_preconditioner(x: Any, weights: np.ndarray, curvature: float, l2: float, intercept: bool) -> Preconditioner:
     """One T for all classes, from the curvature at equal scores."""
     n, d = x.shape[0], x.shape[1] + intercept
     if d <= _FULL:
@@ -159,7 +159,9 @@ def first_rounding(x: Any, weights: np.ndarray, curvature: float, l2: float, int
     return _scaling(x, (curvature * weights)[:, None], l2, intercept)
 
 
-def second_rounding(x: Any, weights: np.ndarray, curvature: np.ndarray, l2: float, intercept: bool) -> Rounding | None:
+def second_preconditioner(
+    x: Any, weights: np.ndarray, curvature: np.ndarray, l2: float, intercept: bool
+) -> Preconditioner | None:
     """One T for each class, from its curvature at the current point; None where that is too expensive or fails."""
     n, d, k = x.shape[0], x.shape[1] + intercept, curvature.shape[1]
     curvature = curvature * weights[:, None]
@@ -181,7 +183,9 @@ def second_rounding(x: Any, weights: np.ndarray, curvature: np.ndarray, l2: floa
     return lambda v, transposed: np.matmul(transposes if transposed else stack, v.T[:, :, None])[:, :, 0].T
 
 
-def late_rounding(x: Any, weights: np.ndarray, curvature: np.ndarray, l2: float, intercept: bool) -> Rounding | None:
+def late_preconditioner(
+    x: Any, weights: np.ndarray, curvature: np.ndarray, l2: float, intercept: bool
+) -> Preconditioner | None:
     """One matrix T for all classes, from the mean of their curvatures."""
     step = max(1, x.shape[0] // (_ROWS * (x.shape[1] + intercept)))
     share = (weights * curvature.mean(axis=1))[::step].astype(np.float64)
@@ -190,7 +194,7 @@ def late_rounding(x: Any, weights: np.ndarray, curvature: np.ndarray, l2: float,
     return None if full is None else lambda v, transposed: (v.T @ (full if transposed else full.T)).T
 
 
-def _scaling(x: Any, curvature: np.ndarray, l2: float, intercept: bool) -> Rounding:
+def _scaling(x: Any, curvature: np.ndarray, l2: float, intercept: bool) -> Preconditioner:
     """A diagonal T, from the diagonal of `x^t curvature x + l2` for each column of curvature."""
     d = x.shape[1]
     square = (x * x if isinstance(x, np.ndarray) else x.multiply(x)).T @ curvature
