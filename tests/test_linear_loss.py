@@ -585,8 +585,8 @@ def test_torch_compile(name, monkeypatch):
     torch, free, y = torch_operands("float32")
     from anymax.linear import torch_compiled
 
-    calls, made = [], torch_compiled._made
-    monkeypatch.setattr(torch_compiled, "_made", lambda *given: calls.append(1) or made(*given))
+    calls, made = [], torch_compiled._values
+    monkeypatch.setattr(torch_compiled, "_values", lambda *given: calls.append(1) or made(*given))
     y[2] = -100
     torch.compiler.reset()
 
