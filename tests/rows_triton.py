@@ -74,6 +74,12 @@ FEW = tuple(
 )  # fmt: skip
 
 
+def of_few_maps(case):
+    """In the interpreter, which is slow, one map of each kernel and parameter goes through a form that all of them share."""
+    if case not in FEW and not REAL:
+        pytest.skip("a map that takes the steps of another")
+
+
 def mapped(case):
     mapping = on(case.mapping, lambda a: torch.as_tensor(a, device=DEVICE))
     return mapping.replace(nodes=32) if case.row == "PerturbMax" else mapping
@@ -134,8 +140,10 @@ def test_forward_is_the_references(case, n):
 @each(QUICK)
 @pytest.mark.parametrize(("n", "form"), [(LONG, "few"), (LONG, "steps"), (LONG, "parts")])
 def test_forward_of_a_row_in_steps(case, n, form):
-    if case.mass > n or (form == "steps" and case not in FEW and not REAL):
-        pytest.skip("fewer classes than the budget, or a map that takes the steps of another")
+    if case.mass > n:
+        pytest.skip("fewer classes than the budget")
+    if form == "steps":
+        of_few_maps(case)
     x = rows(n, batch=(2,))
     want = wide(lambda t: am.apply(mapped(case), t), x)
     with planned(form):
@@ -403,8 +411,8 @@ def test_perturb_max_is_as_near_the_truth_as_the_reference(case):
 @each(QUICK)
 @pytest.mark.parametrize(("n", "form"), [(3, "whole"), (129, "whole"), (LONG, "steps"), (LONG, "parts")])
 def test_backward_is_the_references(case, n, form):
-    if form == "steps" and case not in FEW and not REAL:
-        pytest.skip("a map that takes the steps of another")
+    if form == "steps":
+        of_few_maps(case)
     x, g = rows(n, sigma=1.0, batch=(3,)), rows(n, seed=9, batch=(3,))
     p = wide(lambda t: am.apply(mapped(case), t), x).float()
     with planned(form):
@@ -471,8 +479,8 @@ LOSSES = tuple(c for c in QUICK if c.mapping.facts.has_potential and c.mass == 1
 @each(LOSSES)
 @pytest.mark.parametrize(("n", "form"), [(2, "whole"), (129, "whole"), (LONG, "few")])
 def test_index_losses(case, n, form):
-    if form == "few" and case not in FEW and not REAL:
-        pytest.skip("a map that takes the steps of another")
+    if form == "few":
+        of_few_maps(case)
     x = rows(n, batch=(6,)).requires_grad_()
     t = torch.arange(6, device=DEVICE) % n
     t[4] = -100

@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 
 
 # a subclass that overrides only these has the p of its base, and keeps its kernel; anything else counts as a formula of p
-_NO_FORMULAS = frozenset(
-    {"name", "formula", "kernel", "facts", "instead", "example", "check", "no_potential", "no_constant", "as_written"}
-)
+_NO_FORMULAS = frozenset({"name", "formula", "facts", "instead", "example", "check", "no_potential", "no_constant"})
 
 
 class Mapping(ABC):

@@ -7,7 +7,6 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, differentiates, stop_gradient, total
-from .._core.separable import Separable
 from ._shard import Shard, Shards
 from ._solution import Solution
 
@@ -16,7 +15,7 @@ MANY = 4096  # candidates per row over all processes, above which thresholds are
 
 def searchable(shard: Shard) -> bool:
     """True if sums alone find the level: no ceiling, no steep edge, no other kind of search."""
-    return isinstance(shard.mapping, Separable) and shard.mapping.sums_suffice(shard.rows, shard.xp)
+    return shard.mapping.sums_suffice(shard.rows, shard.xp)
 
 
 class Level(Solution):

@@ -101,8 +101,7 @@ class Solution(ABC):
         sums = xp.sum(shards.stack(xp.concat(parts, axis=-1)), axis=0)
         found, lost, pull = (sums[..., i * m : (i + 1) * m] for i in range(3))
         mean, entropy, mass = (sums[..., 3 * m + i : 3 * m + i + 1] for i in range(3))
-        given: Any = shard.mapping.mass
-        if _array.is_array(given) or given != 1.0:  # probabilities that sum to k, but one class is drawn
+        if not shard.mapping.sums_to_one:  # probabilities that sum to k, but one class is drawn
             mass = xp.where(mass > 0, mass, xp.ones_like(mass))
             found, entropy, mean = found - xp.log(mass), entropy / mass - xp.log(mass), mean / stop_gradient(mass)
         lost = lost > 0

@@ -33,10 +33,12 @@ def values(
     """One number for each row, 0 for rows in `out`; None if these ways do not apply, as when all scores of a row are needed at once."""
     if not torch_backward.runs_eagerly(layer, class_weight):
         return None
-    bound = None if layer.mapping.is_softmax else _bound(layer.mapping)
-    if bound is None and not layer.mapping.is_softmax:
-        return None
-    of = _of_softmax if bound is None else functools.partial(_of_kept, bound)
+    of: Any = _of_softmax
+    if not layer.mapping.is_softmax:
+        bound = _bound(layer.mapping)
+        if bound is None:
+            return None
+        of = functools.partial(_of_kept, bound)
     if per_row.smoothing and layer.keep is not None and layer.keep.shape[0] != 1:
         return None
     if not bool(out.any()):
