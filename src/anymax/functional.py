@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from . import _array
-from ._array import Array, is_ragged, is_torch, namespace, pick_axis, quiet, to_last, upcast
+from ._array import Array, as_dtype, is_ragged, is_torch, namespace, pick_axis, quiet, to_last, upcast
 from ._core.handed import handed
 from ._core.mapping import Mapping
 from ._core.names import as_mapping
@@ -175,7 +175,7 @@ def log_rows(mapping: Mapping, rows: Array) -> Array:
     p = leaf.apply(mapping, upcast(rows, xp))
     with quiet(p):
         out = _array.log(p, xp)
-    return out if out.dtype == rows.dtype else xp.astype(out, rows.dtype)
+    return as_dtype(out, rows.dtype, xp)
 
 
 _APPLY, _LOG_APPLY = option_names(apply), option_names(log_apply)

@@ -8,7 +8,20 @@ from typing import Any, overload
 import numpy as np
 
 from . import _array
-from ._array import Array, asarray, floating, is_array, known_any, namespace, pick_axis, quiet, shown, total, upcast
+from ._array import (
+    Array,
+    as_dtype,
+    asarray,
+    floating,
+    is_array,
+    known_any,
+    namespace,
+    pick_axis,
+    quiet,
+    shown,
+    total,
+    upcast,
+)
 from ._core.facts import Facts
 from ._core.mapping import Mapping
 from ._core.names import as_mapping
@@ -62,7 +75,7 @@ def jacobian(
     params = {k: v[..., None, :] if is_array(v) and v.ndim else v for k, v in mapping.params().items()}
     with quiet(s):
         out = mapping.replace(**params).vjp(wide, p, xp.broadcast_to(eye, wide.shape), xp) + 0.0  # no -0
-    return out if out.dtype == rows.dtype else xp.astype(out, rows.dtype)
+    return as_dtype(out, rows.dtype, xp)
 
 
 @check_keywords()
@@ -163,7 +176,7 @@ def entropy(
                 h = xp.where(order == 1, -total(_array.xlogx(q, xp), xp), h)
         h = xp.where(xp.any(xp.isnan(q), axis=-1, keepdims=True), math.nan * xp.ones_like(h), h)
     h = xp.squeeze(h, axis=-1) + 0.0  # no -0
-    return h if h.dtype == given.dtype else xp.astype(h, given.dtype)
+    return as_dtype(h, given.dtype, xp)
 
 
 @overload

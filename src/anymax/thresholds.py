@@ -6,7 +6,7 @@ import math
 from typing import Any, Generic, NamedTuple
 
 from . import _array, kernels
-from ._array import Array, is_array, is_number, namespace, pick_axis, quiet, stop_gradient, upcast
+from ._array import Array, as_dtype, is_array, is_number, namespace, pick_axis, quiet, stop_gradient, upcast
 from ._core.mapping import Mapping, one_a_row
 from ._core.names import as_mapping
 from ._core.options import check_keywords, documented_like
@@ -89,7 +89,7 @@ def threshold(
     x, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
     xp = namespace(rows)
     tau, size = tau_and_support(mapping.frozen(), stop_gradient(rows), xp)
-    tau = tau if tau.dtype == rows.dtype else xp.astype(tau, rows.dtype)
+    tau = as_dtype(tau, rows.dtype, xp)
     tau, size = like_scores(restore_axis(tau, axis), x), restore_axis(size, axis)
     return Threshold(tau, size) if keepdims else Threshold(xp.squeeze(tau, axis=axis), xp.squeeze(size, axis=axis))
 
@@ -179,7 +179,7 @@ def logsumexp(
     if out is None:
         with quiet(rows):
             out = _smooth_max(s, one_a_row(aligned(temperature, s, axis, "temperature"), "temperature"), xp)
-    out = like_scores(restore_axis(out if out.dtype == rows.dtype else xp.astype(out, rows.dtype), axis), x)
+    out = like_scores(restore_axis(as_dtype(out, rows.dtype, xp), axis), x)
     return out if keepdims else xp.squeeze(out, axis=axis)
 
 

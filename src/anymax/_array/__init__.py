@@ -17,6 +17,7 @@ from .convert import (
     shown,
 )
 from .dtypes import (
+    as_dtype,
     asked_for,
     counts,
     default_float,
@@ -30,7 +31,7 @@ from .dtypes import (
     wide_dtype,
     wide_name,
 )
-from .kinds import Array, Namespace, is_array, is_jax, is_ragged, is_torch, namespace, torch_loaded
+from .kinds import Array, Namespace, device_of, is_array, is_jax, is_ragged, is_torch, namespace, torch_loaded
 from .rows import (
     check_axis,
     descending,

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from .dtypes import dtype_name, is_floating, is_integer
+from .dtypes import as_dtype, dtype_name, is_floating, is_integer
 from .kinds import Array, Namespace, is_array, is_jax, is_ragged, is_torch
 from .tracing import compiling
 
@@ -119,7 +119,7 @@ def like(value: Any, x: Array, xp: Namespace) -> Any:
         raise TypeError(f"a torch parameter needs torch scores, got scores of {type(x).__name__}")
     if (is_torch(x) and not is_torch(value)) or (is_jax(x) and not is_jax(value)):
         value = adopt(value, x, xp)
-    return value if value.dtype == x.dtype else xp.astype(value, x.dtype)
+    return as_dtype(value, x.dtype, xp)
 
 
 def beside(value: Any, rows: Array, name: str, xp: Namespace) -> Array:

@@ -90,6 +90,11 @@ def wide_dtype(x: Array, xp: Namespace) -> Any:
     return xp.float64 if x.dtype == xp.float64 else xp.float32
 
 
+def as_dtype(x: Array, dtype: Any, xp: Namespace) -> Array:
+    """`x` in the dtype; unchanged if it has it."""
+    return x if x.dtype == dtype else xp.astype(x, dtype)
+
+
 def narrow(x: Array) -> bool:
     """True for floats of at most 8 bits. Many of these have no infinity, so nothing is masked or summed in them."""
     return getattr(x.dtype, "itemsize", 4) == 1 and is_floating(x)

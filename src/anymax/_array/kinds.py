@@ -42,6 +42,11 @@ def is_array(x: Any) -> bool:
     return is_torch(x) or (hasattr(x, "dtype") and hasattr(x, "shape") and not isinstance(x, np.generic))
 
 
+def device_of(x: Array) -> dict[str, Any]:
+    """Keywords that create an array beside `x`. Only torch has to be told: NumPy has one device, and JAX moves what is not committed."""
+    return {"device": x.device} if is_torch(x) else {}
+
+
 def namespace(x: Array) -> Namespace:
     """The array-API namespace of `x`."""
     if is_torch(x):

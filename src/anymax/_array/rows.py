@@ -6,7 +6,7 @@ import math
 from typing import Any, TypeVar
 
 from .convert import is_int, number, shown
-from .kinds import Array, Namespace, is_jax, is_torch, namespace
+from .kinds import Array, Namespace, device_of, is_jax, is_torch, namespace
 
 _T = TypeVar("_T")
 
@@ -56,7 +56,7 @@ def from_last(x: Array, axis: int, xp: Namespace) -> Array:
 def positions(x: Array, dtype: Any, xp: Namespace) -> Array:
     """0, 1, ... along the last axis, [1, ..., n], with the rank of `x`, since JAX may be set to forbid rank promotion."""
     n = x.shape[-1]
-    place = {"device": x.device} if is_torch(x) else {}
+    place = device_of(x)
     return xp.reshape(xp.arange(n, dtype=dtype, **place), (1,) * (x.ndim - 1) + (n,))
 
 

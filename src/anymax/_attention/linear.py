@@ -18,7 +18,9 @@ from .. import kernels
 from .._array import (
     Array,
     Namespace,
+    as_dtype,
     beside,
+    device_of,
     eager,
     in_memory,
     is_array,
@@ -194,7 +196,7 @@ class LinearState(NamedTuple):
         _agree(q, k)
         keys, values = _keys(k, v, None, xp)
         out, memory = _causal(self.memory, upcast(q, xp) * self.scale, keys, values, xp)
-        return out if out.dtype == q.dtype else xp.astype(out, q.dtype), LinearState(memory, self.scale)
+        return as_dtype(out, q.dtype, xp), LinearState(memory, self.scale)
 
 
 @check_keywords(query="q", key="k", value="v")
@@ -265,7 +267,7 @@ def _plain(q: Array, k: Array, v: Array, scale: Any, causal: bool, lengths: Arra
         return LinearState.of(k, v, scale, lengths).attend(q)
     keys, values = _keys(k, v, lengths, xp)
     out, _ = _causal(_nothing(keys, values, xp), upcast(q, xp) * scale, keys, values, xp)
-    return out if out.dtype == q.dtype else xp.astype(out, q.dtype)
+    return as_dtype(out, q.dtype, xp)
 
 
 def _scale(q: Array) -> float:
@@ -311,7 +313,7 @@ def _compiled(
         out = torch_linear.attend(q, k, v, how, plain)
     else:
         out, _ = linear.attend(q, k, v, how)
-    return out if out.dtype == dtype else xp.astype(out, dtype)
+    return as_dtype(out, dtype, xp)
 
 
 def refuse(mapping: Mapping) -> str | None:
@@ -340,7 +342,7 @@ def _keys(k: Array, v: Array, lengths: Any, xp: Namespace) -> tuple[Array, Array
     lengths = beside(lengths, k, "lengths", xp)
     if not is_integer(lengths):
         raise TypeError(f"linear_attention: lengths must be integers, got {lengths.dtype}")
-    place = {"device": k.device} if is_torch(k) else {}
+    place = device_of(k)
     there = xp.arange(k.shape[-2], **place)[:, None] < xp.reshape(lengths, (*lengths.shape, *(1,) * min(3, k.ndim)))
     return xp.where(there, k, xp.zeros_like(k)), xp.where(there, values, xp.zeros_like(values))
 
@@ -348,7 +350,7 @@ def _keys(k: Array, v: Array, lengths: Any, xp: Namespace) -> tuple[Array, Array
 def _nothing(k: Array, values: Array, xp: Namespace) -> Array:
     """An empty memory."""
     d = k.shape[-1]
-    place = {"device": k.device} if is_torch(k) else {}
+    place = device_of(k)
     return xp.zeros((*k.shape[:-2], values.shape[-1], 1 + d + d * (d + 1) // 2), dtype=k.dtype, **place)
 
 
@@ -372,7 +374,7 @@ def _finished(out: Array, q: Array, shape: tuple[int, ...], xp: Namespace) -> Ar
     out = _divided(out, xp)
     if out.shape[-2] != shape[-2]:
         out = xp.reshape(out, (*shape[:-1], out.shape[-1]))
-    return out if out.dtype == q.dtype else xp.astype(out, q.dtype)
+    return as_dtype(out, q.dtype, xp)
 
 
 def _divided(sums: Array, xp: Namespace) -> Array:
@@ -412,7 +414,7 @@ def _causal(memory: Array, q: Array, k: Array, values: Array, xp: Namespace) -> 
         n = k.shape[-2]
         flat = q if groups == 1 else xp.reshape(q, (*q.shape[:-3], groups * n, q.shape[-1]))
         s = flat @ xp.matrix_transpose(k)
-        place = {"device": k.device} if is_torch(k) else {}
+        place = device_of(k)
         at = xp.arange(n, **place)
         seen = at[None, :] <= at[:, None]
         if groups > 1:

@@ -18,6 +18,7 @@ from .._array import (
     Namespace,
     beside,
     dense,
+    device_of,
     eager,
     in_memory,
     is_array,
@@ -281,7 +282,7 @@ class _Job:
         batch = _Batch(q, k, v, self.mapping, self.scale, k_lengths, offset)
 
         def place(out: Array) -> Array:
-            own = {"device": out.device} if is_torch(out) else {}
+            own = device_of(out)
             each = xp.arange(self.q.shape[0], dtype=at_q.dtype, **own)
             owner = xp.searchsorted(at_q[1:], each, side="right")
             inside = owner < q_lengths.shape[0]
@@ -391,7 +392,7 @@ def _places(starts: np.ndarray, lengths: np.ndarray, width: int) -> tuple[np.nda
 
 def _gathered(a: Array, starts: Array, lengths: Array, width: int, xp: Namespace) -> Array:
     """`_Job._rows` for traced bounds."""
-    own = {"device": a.device} if is_torch(a) else {}
+    own = device_of(a)
     at = xp.arange(width, dtype=starts.dtype, **own)
     valid = at[None, :] < lengths[:, None]
     none = a.shape[0] * xp.ones_like(starts[:1])

@@ -14,7 +14,9 @@ from typing import Any
 from .._array import (
     Array,
     Namespace,
+    as_dtype,
     beside,
+    device_of,
     dtype_name,
     fit_axes,
     is_array,
@@ -71,12 +73,12 @@ class Scores:
             s = put_through("attention", self.transform, s, own=True)
         if "sink" in self.arrays:
             sink = xp.broadcast_to(self.arrays["sink"], (*s.shape[:-1], 1))
-            s = xp.concat([s, sink if sink.dtype == s.dtype else xp.astype(sink, s.dtype)], axis=-1)
+            s = xp.concat([s, as_dtype(sink, s.dtype, xp)], axis=-1)
         return s
 
     def positions(self, near: Array, xp: Namespace) -> tuple[Array, Array]:
         """The positions of queries, [..., L, 1], and keys, [S], counted in keys."""
-        place = {"device": near.device} if is_torch(near) else {}
+        place = device_of(near)
         rows, columns = self.shape[-2:]
         offset = self.arrays.get("offset", self.offset)
         return xp.arange(rows, **place)[:, None] + offset, xp.arange(columns, **place) + self.first_key
@@ -194,7 +196,7 @@ def prepare(q: Array, shape: tuple[int, ...], mapping: Mapping, options: Options
                 f"attention: mask must be boolean (True = keep) or real (added to the scores), got {dtype_name(given)}"
             )
     if options.alibi is not None and options.alibi is not False:
-        place = {"device": q.device} if is_torch(q) else {}
+        place = device_of(q)
         slopes = xp.asarray(alibi_slopes(_heads(shape)), **place) if options.alibi is True else options.alibi
         arrays["slopes"] = _by_head(slopes, q, shape, "alibi", xp)
     if options.sink is not None:

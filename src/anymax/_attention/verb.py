@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from .. import kernels
-from .._array import Array, Namespace, beside, fit_axes, is_array, is_number, like, namespace, number, upcast
+from .._array import Array, Namespace, as_dtype, beside, fit_axes, is_array, is_number, like, namespace, number, upcast
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
 from .._core.typing import AnyArray, ArrayT
@@ -163,10 +163,10 @@ def attention(
         out, p = implementations.choose(call, asked).run(call)
         if mix is not None:
             out, p = _mixed(call, out, p, mix, xp)
-    out = out if out.dtype == dtype else xp.astype(out, dtype)
+    out = as_dtype(out, dtype, xp)
     if not need_weights:
         return out
-    return out, p if p.dtype == dtype else xp.astype(p, dtype)
+    return out, as_dtype(p, dtype, xp)
 
 
 @check_keywords(_WORDS, query="q", key="k", value="v", attn_mask="mask")

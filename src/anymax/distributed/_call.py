@@ -11,6 +11,7 @@ from .._array import (
     Array,
     asarray,
     check_axis,
+    device_of,
     differentiates,
     floating,
     is_array,
@@ -26,7 +27,7 @@ from .._core.rows import align_mask, aligned, hide
 from ..losses.options import LossOptions
 from ._agreement import HERE, Agreement, Head
 from ._group import Form, Group
-from ._shard import Shard, Shards, device_of, divided
+from ._shard import Shard, Shards, divided
 
 
 class ShardKeywords(TypedDict, total=False):

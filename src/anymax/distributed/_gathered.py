@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, Namespace, stop_gradient
+from .._array import Array, Namespace, device_of, stop_gradient
 from .._core.mapping import Mapping
 from .._random.draws import invert
 from ..autodiff import bridge
@@ -16,7 +16,7 @@ from ..losses.verbs import fenchel_young
 from ..mappings import Softmax
 from ..thresholds import Threshold, threshold
 from ._group import jax
-from ._shard import Shards, device_of
+from ._shard import Shards
 from ._solution import Columns, Solution
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from .. import _array
-from .._array import Array, namespace, upcast
+from .._array import Array, device_of, namespace, upcast
 from ..autodiff import bridge
 from ..linear.layer import Layer
 from ..linear.per_row import loss_of
@@ -16,7 +16,6 @@ from ._agreement import Agreement, fail_together
 from ._call import Arguments, ShardedCall, described, form_of
 from ._group import Group
 from ._losses import loss_of_call, say_options, target_is, width
-from ._shard import device_of
 
 _WHO = "linear_loss"
 _SCORES = 1 << 22  # scores that a process holds at a time

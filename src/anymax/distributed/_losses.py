@@ -11,7 +11,18 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 from .. import _array
-from .._array import Array, Namespace, differentiates, dot, is_integer, namespace, stop_gradient, total
+from .._array import (
+    Array,
+    Namespace,
+    as_dtype,
+    device_of,
+    differentiates,
+    dot,
+    is_integer,
+    namespace,
+    stop_gradient,
+    total,
+)
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import (
     holds_indices,
@@ -29,7 +40,7 @@ from ..losses.targets import (
 from ._agreement import Agreement
 from ._call import Arguments, ShardedCall
 from ._methods import solve
-from ._shard import Shard, Shards, device_of
+from ._shard import Shard, Shards
 from ._softmax import size_of
 from ._solution import Columns, Solution
 
@@ -254,7 +265,7 @@ class Distributions(Target):
     def _sums(self, shard: Shard, a: Array, anchor: Array, keep: Array, inside: Array | None) -> list[Array]:
         xp, t, w = shard.xp, self.t, self.w
         refuse_negative(t, None if self.nll else shard.mapping.mass, xp, _EVERYWHERE)
-        y = _array.to_last(t if t.dtype == shard.rows.dtype else xp.astype(t, shard.rows.dtype), shard.axis, xp)
+        y = _array.to_last(as_dtype(t, shard.rows.dtype, xp), shard.axis, xp)
         lead = (*shard.rows.shape[:-1], 1)
         self.ignored = xp.zeros(lead, dtype=xp.bool, **device_of(shard.rows))  # common: it does not depend on the rows
         self.y = y = y if shard.n else xp.zeros_like(shard.rows)

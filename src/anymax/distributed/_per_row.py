@@ -6,14 +6,14 @@ import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, is_integer, is_number, namespace, stop_gradient, total
+from .._array import Array, device_of, is_integer, is_number, namespace, stop_gradient, total
 from .._random.draws import count_of, uniforms
 from ..losses.targets import refuse_strays
 from ..thresholds import Threshold
 from ._agreement import Agreement
 from ._call import Arguments, ShardedCall
 from ._methods import solve
-from ._shard import Shard, device_of
+from ._shard import Shard
 from ._softmax import Sums
 from ._solution import Columns, Solution
 

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, Namespace, is_torch, stop_gradient
+from .._array import Array, Namespace, as_dtype, stop_gradient
 from .._core.mapping import Mapping
 from .._core.rows import restore_axis
 from ._group import Group
@@ -34,7 +34,7 @@ class Shard:
     def per_class(self, p: Array) -> Array:
         """A result with the shape of the rows, in the axis order and dtype of the scores."""
         p = p if self.n else p[..., :0]
-        p = p if p.dtype == self.dtype else self.xp.astype(p, self.dtype)
+        p = as_dtype(p, self.dtype, self.xp)
         return restore_axis(p, self.axis)
 
     def per_row(self, value: Array, keepdims: bool) -> Array:
@@ -91,10 +91,6 @@ class Shards:
 
     def mine(self, stacked: Array) -> Array:
         return self.shard.group.mine(stacked, self.block)
-
-
-def device_of(x: Array) -> dict[str, Any]:
-    return {"device": x.device} if is_torch(x) else {}
 
 
 def divided(rows: Array, by: Any, xp: Namespace) -> Array:

@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .._array import Array, Namespace, like, positions, stop_gradient, top, total
+from .._array import Array, Namespace, device_of, like, positions, stop_gradient, top, total
 from .._core.mapping import Mapping
-from ._shard import Shard, Shards, device_of, divided
+from ._shard import Shard, Shards, divided
 from ._solution import Columns, Method, Solution
 
 

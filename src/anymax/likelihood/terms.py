@@ -9,6 +9,7 @@ from .. import _array
 from .._array import (
     Array,
     Namespace,
+    as_dtype,
     dot,
     from_last,
     known,
@@ -130,7 +131,7 @@ def _of_map(mapping: Mapping, rows: Array, at: Array, entropy: bool, xp: Namespa
 def kl_rows(mapping_p: Mapping, x: Array, mapping_q: Mapping, y: Array, xp: Namespace) -> Array:
     """`sum p (log p - log q)` of rows, without the axis of the classes."""
     x, y = upcast(x, xp), upcast(y, xp)
-    y = y if y.dtype == x.dtype else xp.astype(y, x.dtype)
+    y = as_dtype(y, x.dtype, xp)
     with quiet(x):
         log_p, log_q = log_p_rows(mapping_p, x, xp), log_p_rows(mapping_q, y, xp)
         each = divergences(log_p, log_q, xp)

@@ -13,11 +13,12 @@ from .. import _array
 from .._array import (
     Array,
     Namespace,
+    as_dtype,
     counts,
+    device_of,
     eager,
     is_floating,
     is_integer,
-    is_torch,
     known,
     known_any,
     namespace,
@@ -310,7 +311,7 @@ def topk_kl(
     log_p, _, log_rest = terms_of(_SOFTMAX, rows, ids, xp, scale=scale, rest=rest)
     given = t.dtype
     with quiet(rows):
-        t = t if t.dtype == log_p.dtype else xp.astype(t, log_p.dtype)
+        t = as_dtype(t, log_p.dtype, xp)
         t = xp.where(ids < 0, -math.inf * xp.ones_like(t), t)
         sums, noise = total(xp.exp(t), xp), _noise_of_sum(t, given, xp)
         if known_any((t > 1e-3) | (sums > 1.01 + noise), xp):
@@ -414,7 +415,7 @@ def places_of(
     The last place is always empty; it is the place of a class that is not in the support."""
     size, count = offsets[1:] - offsets[:-1], math.prod(lead)
     wide = int(xp.max(size)) if count else 0
-    place = {"device": ids.device} if is_torch(ids) else {}
+    place = device_of(ids)
     step = xp.reshape(xp.arange(wide + 1, dtype=ids.dtype, **place), (1, wide + 1))
     there = step < size[:, None]
     at = xp.where(there, offsets[:-1][:, None] + step, xp.zeros_like(step))
@@ -439,7 +440,7 @@ def _member(ids: Array, offsets: Array, shape: tuple[int, ...], xp: Namespace) -
     """The support as a mask of the rows, for traces, in which shapes can't depend on values."""
     *lead, n = shape
     count = math.prod(lead)
-    place = {"device": ids.device} if is_torch(ids) else {}
+    place = device_of(ids)
     row = xp.searchsorted(offsets[1:], xp.arange(ids.shape[0], dtype=ids.dtype, **place), side="right")
     flat = xp.reshape(row * n + ids, (1, -1))
     like = xp.zeros((1, count * n), **place)

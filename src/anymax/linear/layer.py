@@ -11,6 +11,7 @@ from .. import _array
 from .._array import (
     Array,
     Namespace,
+    as_dtype,
     asarray,
     floating,
     is_array,
@@ -156,7 +157,7 @@ def _one_dtype(
         return x, weight, bias
     parts = [a if is_jax(a) else _array.upcast(a, xp) for a in (x, weight, bias) if a is not None]
     dtype = xp.result_type(*parts)
-    parts = [a if a.dtype == dtype else xp.astype(a, dtype) for a in parts]
+    parts = [as_dtype(a, dtype, xp) for a in parts]
     return parts[0], parts[1], parts[2] if bias is not None else None
 
 

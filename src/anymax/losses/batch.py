@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from .. import _array
-from .._array import Array, asarray, dot, is_array, namespace, quiet, stop_gradient, total, upcast
+from .._array import Array, as_dtype, asarray, dot, is_array, namespace, quiet, stop_gradient, total, upcast
 from .._core.axes import Joined
 from .._core.mapping import Mapping, row_top
 from .._core.rows import join, prepare
@@ -78,7 +78,7 @@ class Batch:
             y = xp.astype(t[..., None] == _array.positions(rows, t.dtype, xp), rows.dtype)
             counted = xp.astype(~ignored[..., None], rows.dtype)
         else:
-            y = _array.to_last(t if t.dtype == rows.dtype else xp.astype(t, rows.dtype), axis, xp)
+            y = _array.to_last(as_dtype(t, rows.dtype, xp), axis, xp)
             counted = xp.ones_like(rows[..., :1])
         with quiet(rows):
             sample = counted if class_weight is None else counted * dot(y, class_weight, xp)

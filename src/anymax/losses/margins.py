@@ -19,6 +19,7 @@ from .._array import (
     Array,
     Namespace,
     adopt,
+    as_dtype,
     asarray,
     check_axis,
     dtype_name,
@@ -121,7 +122,7 @@ class Margin(ABC):
             _check(chosen, index, valid, rows.shape[-1], xp)
         with quiet(x):
             moved = _psi(chosen, *self.parts, xp)
-        moved = moved if moved.dtype == x.dtype else xp.astype(moved, x.dtype)
+        moved = as_dtype(moved, x.dtype, xp)
         return from_last(xp.where(positions(rows, index.dtype, xp) == index, moved, rows), axis, xp)
 
 

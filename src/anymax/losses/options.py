@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .. import _array
-from .._array import Array, Namespace, namespace, quiet
+from .._array import Array, Namespace, as_dtype, namespace, quiet
 from .._core.options import check_options
 from .._core.typing import Axes, LossKeywords, Mask, Reduction, Weight
 
@@ -72,7 +72,7 @@ def class_weights(weight: Any, rows: Array, xp: Namespace) -> Array:
         raise ValueError(
             f"weight of shape {tuple(weight.shape)}: expected one factor for each of the {rows.shape[-1]} classes{hint}"
         )
-    return weight if weight.dtype == rows.dtype else xp.astype(weight, rows.dtype)
+    return as_dtype(weight, rows.dtype, xp)
 
 
 def cast(value: Array, dtype: Any) -> Array:

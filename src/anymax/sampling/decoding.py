@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from .._array import (
     Array,
     Namespace,
+    as_dtype,
     asarray,
     beside,
     counts,
@@ -215,7 +216,7 @@ def speculative_accept(
     p, xp = _table(p_target, "p_target")
     q, _ = _table(beside(p_draft, p, "p_draft", xp), "p_draft")
     p, q = (stop_gradient(upcast(a, xp)) for a in (p, q))
-    q = q if q.dtype == p.dtype else xp.astype(q, p.dtype)
+    q = as_dtype(q, p.dtype, xp)
     tokens = beside(tokens, p, "tokens", xp)
     if not is_integer(tokens):
         raise TypeError(f"speculative_accept: tokens must be integers, the draft, got {tokens.dtype}")

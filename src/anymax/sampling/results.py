@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .._array import Array, Namespace, eager, is_torch, running_sum
+from .._array import Array, Namespace, device_of, eager, running_sum
 
 
 class Support(NamedTuple):
@@ -44,7 +44,7 @@ def support_of(p: Array, xp: Namespace) -> Support:
     keep = xp.reshape(p > 0, (-1, p.shape[-1]))
     ids = xp.nonzero(keep)[1]
     size = xp.sum(xp.astype(keep, ids.dtype), axis=-1, dtype=ids.dtype)
-    on_device = {"device": p.device} if is_torch(p) else {}
+    on_device = device_of(p)
     return Support(ids, xp.concat([xp.zeros((1,), dtype=ids.dtype, **on_device), running_sum(size, xp)]))
 
 

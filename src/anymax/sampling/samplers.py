@@ -18,6 +18,7 @@ import numpy as np
 from .._array import (
     Array,
     Namespace,
+    as_dtype,
     asarray,
     check_axis,
     finite_scores,
@@ -213,7 +214,7 @@ def gumbel_softmax(
     if hard:
         corner = _corner(chosen, stop_gradient(z), to_last(stop_gradient(p), axis, xp), axis, xp)
         p = from_last(corner, axis, xp) + (p - stop_gradient(p))  # the bracket is exactly 0
-    return p if p.dtype == scores.dtype else xp.astype(p, scores.dtype)
+    return as_dtype(p, scores.dtype, xp)
 
 
 def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> Array:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from .. import _array
-from .._array import Array, asarray, check_axis, floating, from_last, namespace, pick_axis, to_last, upcast
+from .._array import Array, as_dtype, asarray, check_axis, floating, from_last, namespace, pick_axis, to_last, upcast
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.shards import refuse as refuse_sharded
@@ -64,7 +64,7 @@ class SegmentCall:
     def back(self, out: Array) -> Array:
         """Move the last axis back to that of the entries; convert to the dtype of the scores."""
         out = from_last(out, self.axis, self.xp)
-        return out if out.dtype == self.x.dtype else self.xp.astype(out, self.x.dtype)
+        return as_dtype(out, self.x.dtype, self.xp)
 
     # -- the engine ---------------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, fit_axes, from_last, is_array, is_torch, namespace, to_last
+from .._array import Array, device_of, fit_axes, from_last, is_array, is_torch, namespace, to_last
 from .._core.mapping import Mapping
 from .layout import Bucket, Rows, Segments
 
@@ -56,7 +56,7 @@ def _no_rows(entry: Any, ids: Any) -> Bucket:
 def _traced(segments: Segments) -> Rows:
     ptr, n, count = segments.ptr, segments.num_entries, segments.num_segments
     xp = namespace(ptr)
-    place_of = {"device": ptr.device} if is_torch(ptr) else {}
+    place_of = device_of(ptr)
 
     def upto(size: int) -> Array:
         return xp.arange(size, dtype=ptr.dtype, **place_of)
@@ -140,7 +140,7 @@ def entries_of(rows: Rows, parts: list[Array], x: Array, traced: bool) -> Array:
 def segments_of(rows: Rows, parts: list[Array], empty: Any, x: Array) -> Array:
     """Numbers [..., rows] of each bucket as [..., segments]; `empty` for a segment without entries."""
     xp = namespace(x)
-    place = {"device": x.device} if is_torch(x) else {}
+    place = device_of(x)
     none = xp.full((*x.shape[:-1], 1), empty, dtype=parts[0].dtype, **place)
     return _take(xp.concat([*parts, none], axis=-1), rows.row)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .._array import Array, from_last, namespace, stop_gradient, upcast
+from .._array import Array, as_dtype, from_last, namespace, stop_gradient, upcast
 from .layout import Segments
 
 
@@ -41,4 +41,4 @@ def _terms(segments: Segments, x: Array) -> tuple[Array, Array, Array, Any]:
 def _back(out: Array, segments: Segments, x: Array) -> Array:
     xp = namespace(x)
     out = xp.permute_dims(out, (*range(1, out.ndim), 0))
-    return out if out.dtype == x.dtype else xp.astype(out, x.dtype)
+    return as_dtype(out, x.dtype, xp)

@@ -6,7 +6,7 @@ import math
 from typing import Any, TypedDict, Unpack
 
 from .. import _array
-from .._array import Array, is_array, is_jax, is_ragged, is_torch, namespace, quiet, stop_gradient, upcast
+from .._array import Array, as_dtype, is_array, is_jax, is_ragged, is_torch, namespace, quiet, stop_gradient, upcast
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
 from .._core.typing import ArrayT, Entropy, Numbers, Parameter
@@ -105,7 +105,7 @@ def segment_apply(
     call = SegmentCall.of("segment_apply", mapping, x, **given)
     out = bridge(call.x).segments.apply(call)
     if out is not None:
-        return out if out.dtype == call.x.dtype else call.xp.astype(out, call.x.dtype)
+        return as_dtype(out, call.x.dtype, call.xp)
     return call.back(apply_rows(call))
 
 
@@ -148,7 +148,7 @@ def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Un
     call = SegmentCall.of("segment_log_apply", mapping, x, **options)
     out = bridge(call.x).segments.log(call)
     if out is not None:
-        return out if out.dtype == call.x.dtype else call.xp.astype(out, call.x.dtype)
+        return as_dtype(out, call.x.dtype, call.xp)
     x = upcast(call.rows, call.xp)
     if is_jax(x) and call.mapping.is_softmax:
         return call.back(reductions.log_softmax(call.segments, x))
@@ -208,7 +208,7 @@ def _one_of(value: Any, bucket: Bucket) -> Any:
 
 def _narrowed(out: Array, call: SegmentCall) -> Array:
     with quiet(out):
-        return out if out.dtype == call.x.dtype else call.xp.astype(out, call.x.dtype)
+        return as_dtype(out, call.x.dtype, call.xp)
 
 
 @check_keywords(HINTS)

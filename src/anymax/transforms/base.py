@@ -18,6 +18,7 @@ from .._array import (
     Array,
     Namespace,
     adopt,
+    as_dtype,
     asarray,
     check_axis,
     differentiates,
@@ -231,7 +232,7 @@ def put_through(who: str, t: Callable[[Array], Array], x: Array, *, own: bool = 
             f"{who}: transform must give back scores of the shape and kind that it got, {tuple(x.shape)} of {dtype_name(x)}, but "
             f"gave {type(out).__name__}{got}"
         )
-    return out if out.dtype == x.dtype else xp.astype(out, x.dtype)
+    return as_dtype(out, x.dtype, xp)
 
 
 def _kind(x: Array) -> tuple[bool, bool, bool]:

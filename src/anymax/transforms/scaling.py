@@ -8,6 +8,7 @@ from typing import Any, Literal
 from .._array import (
     Array,
     Namespace,
+    as_dtype,
     asarray,
     dtype_name,
     finish,
@@ -408,7 +409,7 @@ def mix(p: ArrayT | Numbers, prior: Any, weight: Parameter) -> ArrayT:
     other = as_parameter(prior if is_torch(prior) else asarray(prior, "prior"), q, xp)
     share = as_parameter(weight, q, xp)
     out = (1.0 - share) * q + share * other
-    return out if out.dtype == probabilities.dtype else xp.astype(out, probabilities.dtype)
+    return as_dtype(out, probabilities.dtype, xp)
 
 
 # -- helpers ---------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from .._array import (
     asarray,
     beside,
     counts,
+    device_of,
     dtype_name,
     is_int,
     is_integer,
@@ -184,7 +185,7 @@ def _sums(index: Array, weight: Array | None, n: int, x: Array, xp: Namespace) -
             out = out + xp.where(classes == index[..., i : i + 1], ones[..., i : i + 1], xp.zeros_like(out))
         return out
     flat = xp.reshape(index, (rows, index.shape[-1]))
-    on_device = {"device": x.device} if is_torch(x) else {}
+    on_device = device_of(x)
     start = (n + 1) * xp.arange(rows, dtype=index.dtype, **on_device)
     flat = xp.reshape(start[:, None] + xp.where((flat >= 0) & (flat < n), flat, n * xp.ones_like(flat)), (-1,))
     ones = xp.ones(flat.shape, dtype=x.dtype, **on_device) if weight is None else weight
