@@ -18,7 +18,7 @@ from .._core.typing import ArrayT, Mask, Reduction
 from ..thresholds import Threshold
 from . import _linear_loss, _losses, _per_row
 from ._agreement import Agreement, fail_together
-from ._call import Arguments
+from ._call import Arguments, every_verb
 from ._call import ShardKeywords as ShardKeywords
 from ._choose_group import Group as Group
 from ._choose_group import as_group
@@ -41,6 +41,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
+@documented_like(every_verb)
 def apply(
     mapping: Mapping | str,
     x: ArrayT,
@@ -48,10 +49,7 @@ def apply(
     *,
     dim: int | None = None,
     mask: Mask = None,
-    group: Any = None,
-    axis_name: Any = None,
-    class_start: int | None = None,
-    class_count: int | None = None,
+    **options: Unpack[ShardKeywords],
 ) -> ArrayT:
     """The probabilities of this process's classes, from the scores of all processes.
 
@@ -69,15 +67,6 @@ def apply(
         The axis of the classes, the last one by default.
     mask
         Booleans that broadcast to this process's scores, True = keep.
-    group
-        The processes that share the classes, for torch: a `ProcessGroup`, a `DeviceMesh` of one dimension, or a pair (mesh,
-        dimension); None is all processes.
-    axis_name
-        The same for JAX: the name of a mesh axis, inside `jax.shard_map`.
-    class_start
-        The index of this process's first class; by default the processes have their classes in the order of their ranks.
-    class_count
-        The number of classes on all processes; checked if given.
 
     Returns
     -------
@@ -93,8 +82,7 @@ def apply(
     tensor([0.7500, 0.2500, 0.0000])
     >>> dist.destroy_process_group()
     """
-    shard = ShardKeywords(group=group, axis_name=axis_name, class_start=class_start, class_count=class_count)
-    arguments = Arguments("apply", mapping, x, axis, dim, mask, **shard)
+    arguments = Arguments.of("apply", mapping, x, axis, dim, mask, options)
     return _eagerly(_probabilities, arguments, False)
 
 
@@ -106,10 +94,7 @@ def log_apply(
     *,
     dim: int | None = None,
     mask: Mask = None,
-    group: Any = None,
-    axis_name: Any = None,
-    class_start: int | None = None,
-    class_count: int | None = None,
+    **options: Unpack[ShardKeywords],
 ) -> ArrayT:
     """The logarithms of the probabilities of this process's classes, -inf where p is exactly 0.
 
@@ -128,8 +113,7 @@ def log_apply(
     tensor([    0., -1000.])
     >>> dist.destroy_process_group()
     """
-    shard = ShardKeywords(group=group, axis_name=axis_name, class_start=class_start, class_count=class_count)
-    arguments = Arguments("log_apply", mapping, x, axis, dim, mask, **shard)
+    arguments = Arguments.of("log_apply", mapping, x, axis, dim, mask, options)
     return _eagerly(_probabilities, arguments, True)
 
 
@@ -142,10 +126,7 @@ def threshold(
     dim: int | None = None,
     mask: Mask = None,
     keepdims: bool = False,
-    group: Any = None,
-    axis_name: Any = None,
-    class_start: int | None = None,
-    class_count: int | None = None,
+    **options: Unpack[ShardKeywords],
 ) -> Threshold[ArrayT]:
     """The threshold tau of each row over the classes of all processes, and how many of these classes have a probability above 0.
 
@@ -169,8 +150,7 @@ def threshold(
     Threshold(tau=tensor(1.2500), support=tensor(2))
     >>> dist.destroy_process_group()
     """
-    shard = ShardKeywords(group=group, axis_name=axis_name, class_start=class_start, class_count=class_count)
-    arguments = Arguments("threshold", mapping, x, axis, dim, mask, **shard)
+    arguments = Arguments.of("threshold", mapping, x, axis, dim, mask, options)
     return _eagerly(_per_row.threshold, arguments, keepdims)
 
 
@@ -183,10 +163,7 @@ def logsumexp(
     temperature: Any = 1.0,
     mask: Mask = None,
     keepdims: bool = False,
-    group: Any = None,
-    axis_name: Any = None,
-    class_start: int | None = None,
-    class_count: int | None = None,
+    **options: Unpack[ShardKeywords],
 ) -> ArrayT:
     """The smooth maximum `T log sum_i exp(x_i / T)` over the classes of all processes.
 
@@ -211,8 +188,7 @@ def logsumexp(
     tensor(2.3490)
     >>> dist.destroy_process_group()
     """
-    shard = ShardKeywords(group=group, axis_name=axis_name, class_start=class_start, class_count=class_count)
-    arguments = Arguments("logsumexp", "softmax", x, axis, dim, mask, **shard)
+    arguments = Arguments.of("logsumexp", "softmax", x, axis, dim, mask, options)
     return _eagerly(_per_row.logsumexp, arguments, temperature, keepdims)
 
 
@@ -229,10 +205,7 @@ def fenchel_young(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
     label_smoothing: float = 0.0,
-    group: Any = None,
-    axis_name: Any = None,
-    class_start: int | None = None,
-    class_count: int | None = None,
+    **options: Unpack[ShardKeywords],
 ) -> ArrayT:
     """The Fenchel-Young loss of a map, `Omega*(x) + Omega(y) - <x, y>`, over the classes of all processes.
 
@@ -270,9 +243,8 @@ def fenchel_young(
     tensor(0.0625)
     >>> dist.destroy_process_group()
     """
-    shard = ShardKeywords(group=group, axis_name=axis_name, class_start=class_start, class_count=class_count)
-    arguments = Arguments("fenchel_young", mapping, scores, axis, dim, mask, **shard)
-    return _eagerly(_losses.loss, arguments, target, weight, _options(ignore_index, reduction, label_smoothing))
+    arguments = Arguments.of("fenchel_young", mapping, scores, axis, dim, mask, options)
+    return _eagerly(_losses.loss, arguments, target, weight, _loss_options(ignore_index, reduction, label_smoothing))
 
 
 @documented_like(fenchel_young)
@@ -288,10 +260,7 @@ def nll(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
     label_smoothing: float = 0.0,
-    group: Any = None,
-    axis_name: Any = None,
-    class_start: int | None = None,
-    class_count: int | None = None,
+    **options: Unpack[ShardKeywords],
 ) -> ArrayT:
     """The negative log-likelihood of a map, `-log p_t` of the target, over the classes of all processes.
 
@@ -310,12 +279,12 @@ def nll(
     tensor(0.3490)
     >>> dist.destroy_process_group()
     """
-    shard = ShardKeywords(group=group, axis_name=axis_name, class_start=class_start, class_count=class_count)
-    arguments = Arguments("nll", mapping, scores, axis, dim, mask, **shard)
-    return _eagerly(_losses.loss, arguments, target, weight, _options(ignore_index, reduction, label_smoothing))
+    arguments = Arguments.of("nll", mapping, scores, axis, dim, mask, options)
+    return _eagerly(_losses.loss, arguments, target, weight, _loss_options(ignore_index, reduction, label_smoothing))
 
 
 @documented_like(fenchel_young)
+@documented_like(every_verb)
 def linear_loss(
     x: ArrayT,
     linear_weight: Any,
@@ -328,11 +297,8 @@ def linear_loss(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     mask: Mask = None,
-    group: Any = None,
-    axis_name: Any = None,
-    class_start: int | None = None,
-    class_count: int | None = None,
     chunk: int | None = None,
+    **options: Unpack[ShardKeywords],
 ) -> ArrayT:
     """The loss of a map on the scores `x @ linear_weight.T` of an output layer whose classes are split over processes.
 
@@ -364,10 +330,9 @@ def linear_loss(
     tensor(0.0625)
     >>> dist.destroy_process_group()
     """
-    shard = ShardKeywords(group=group, axis_name=axis_name, class_start=class_start, class_count=class_count)
-    arguments = Arguments("linear_loss", mapping, x, None, None, mask, **shard)
-    options = _options(ignore_index, reduction, label_smoothing)
-    return _eagerly(_linear_loss.linear_loss, arguments, linear_weight, linear_bias, chunk, target, weight, options)
+    arguments = Arguments.of("linear_loss", mapping, x, None, None, mask, options)
+    given = _loss_options(ignore_index, reduction, label_smoothing)
+    return _eagerly(_linear_loss.linear_loss, arguments, linear_weight, linear_bias, chunk, target, weight, given)
 
 
 @documented_like(apply)
@@ -379,10 +344,7 @@ def log_prob_entropy(
     axis: int | None = None,
     dim: int | None = None,
     mask: Mask = None,
-    group: Any = None,
-    axis_name: Any = None,
-    class_start: int | None = None,
-    class_count: int | None = None,
+    **options: Unpack[ShardKeywords],
 ) -> tuple[ArrayT, ArrayT]:
     """log p of given classes and the entropy of each row, over the classes of all processes.
 
@@ -408,8 +370,7 @@ def log_prob_entropy(
     (tensor([-0.6931]), tensor([0.6931]))
     >>> dist.destroy_process_group()
     """
-    shard = ShardKeywords(group=group, axis_name=axis_name, class_start=class_start, class_count=class_count)
-    arguments = Arguments("log_prob_entropy", mapping, x, axis, dim, mask, **shard)
+    arguments = Arguments.of("log_prob_entropy", mapping, x, axis, dim, mask, options)
     return _eagerly(_per_row.log_prob_entropy, arguments, y)
 
 
@@ -423,10 +384,7 @@ def sample(
     axis: int | None = None,
     dim: int | None = None,
     mask: Mask = None,
-    group: Any = None,
-    axis_name: Any = None,
-    class_start: int | None = None,
-    class_count: int | None = None,
+    **options: Unpack[ShardKeywords],
 ) -> ArrayT:
     """Classes drawn with the probabilities of a map, over the classes of all processes.
 
@@ -455,21 +413,20 @@ def sample(
     tensor(0)
     >>> dist.destroy_process_group()
     """
-    shard = ShardKeywords(group=group, axis_name=axis_name, class_start=class_start, class_count=class_count)
-    arguments = Arguments("sample", mapping, x, axis, dim, mask, **shard)
+    arguments = Arguments.of("sample", mapping, x, axis, dim, mask, options)
     return _eagerly(_per_row.sample, arguments, generator, num_samples)
 
 
 def without_constant(
     mapping: Any, scores: Any, target: Any, weight: Any = None, *, axis: int, mask: Any, ignore_index: int, reduction: Reduction,
-    label_smoothing: float, **shard: Unpack[ShardKeywords],
+    label_smoothing: float, **options: Unpack[ShardKeywords],
 ) -> Any:  # fmt: skip
     """`fenchel_young` without the constant of the target, which `sparse_softmax_loss` leaves out; for DTensors."""
-    arguments = Arguments("sparse_softmax_loss", mapping, scores, axis, None, mask, **shard)
-    return _eagerly(_losses.loss, arguments, target, weight, _options(ignore_index, reduction, label_smoothing))
+    arguments = Arguments.of("sparse_softmax_loss", mapping, scores, axis, None, mask, options)
+    return _eagerly(_losses.loss, arguments, target, weight, _loss_options(ignore_index, reduction, label_smoothing))
 
 
-def _options(ignore_index: int, reduction: Reduction, label_smoothing: float) -> dict[str, Any]:
+def _loss_options(ignore_index: int, reduction: Reduction, label_smoothing: float) -> dict[str, Any]:
     return {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
 
 

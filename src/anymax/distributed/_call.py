@@ -23,6 +23,7 @@ from .._array import (
 )
 from .._core.mapping import Mapping, one_a_row
 from .._core.names import as_mapping
+from .._core.options import check_options
 from .._core.rows import align_mask, aligned, hide
 from ..losses.options import LossOptions
 from ._agreement import HERE, Agreement, Head
@@ -31,12 +32,31 @@ from ._shard import Shard, Shards, divided
 
 
 class ShardKeywords(TypedDict, total=False):
-    """The keywords that say which classes this process has; `anymax.distributed.apply` describes them."""
+    """The keywords that say which classes this process has; `every_verb` describes them."""
 
     group: Any
     axis_name: Any
     class_start: int | None
     class_count: int | None
+
+
+def every_verb(
+    *, group: Any = None, axis_name: Any = None, class_start: int | None = None, class_count: int | None = None
+) -> None:
+    """The keywords of every verb. `documented_like` reads this docstring and signature; the function is never called.
+
+    Parameters
+    ----------
+    group
+        The processes that share the classes, for torch: a `ProcessGroup`, a `DeviceMesh` of one dimension, or a pair (mesh,
+        dimension); None is all processes.
+    axis_name
+        The same for JAX: the name of a mesh axis, inside `jax.shard_map`.
+    class_start
+        The index of this process's first class; by default the processes have their classes in the order of their ranks.
+    class_count
+        The number of classes on all processes; checked if given.
+    """
 
 
 class Arguments(NamedTuple):
@@ -52,6 +72,13 @@ class Arguments(NamedTuple):
     axis_name: Any = None
     class_start: Any = None
     class_count: Any = None
+
+    @classmethod
+    def of(cls, who: str, mapping: Any, x: Any, axis: Any, dim: Any, mask: Any, options: ShardKeywords) -> Arguments:
+        """The same, with the keywords of `every_verb` as a dict, which are checked."""
+        return cls(
+            who, mapping, x, axis, dim, mask, **check_options(who, tuple(ShardKeywords.__annotations__), options)
+        )
 
     def call(self, agreement: Agreement, classes_last: bool = True) -> ShardedCall:
         default: Any = -1 if classes_last else None

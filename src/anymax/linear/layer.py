@@ -18,6 +18,7 @@ from .._array import (
     is_jax,
     is_torch,
     namespace,
+    recorded,
     stop_gradient,
     upcast,
 )
@@ -122,6 +123,10 @@ class Layer:
         """The layer as a constant of differentiation."""
         x, weight, bias = (stop_gradient(a) for a in (self.x, self.weight, self.bias))
         return dataclasses.replace(self, x=x, weight=weight, bias=bias, mapping=self.mapping.frozen())
+
+    def recorded(self) -> bool:
+        """True if autograd of torch records operations on the layer."""
+        return recorded(self.x, self.weight, self.bias, *self.mapping.params().values())
 
     def kept_classes(self, xp: Namespace) -> Array | None:
         """Which classes are not masked, [1 or rows, classes]; None: all of them."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .._array import compiling, exporting
-from . import torch_backward, torch_groups, torch_values
+from . import torch_groups, torch_kept, torch_values
 from .bridge import LayerBridge
 from .layer import Layer
 from .per_row import PerRow, RowLoss
@@ -22,7 +22,7 @@ class TorchLayers(LayerBridge):
         return torch_groups.by_rows(layer, per_row, target, class_weight, chunk)
 
     def gathered(self, layer: Layer, classes: Tensor) -> Tensor:
-        return torch_backward.gathered(layer, classes)
+        return torch_kept.gathered(layer, classes)
 
     def values(
         self, layer: Layer, index: Tensor, out: Tensor, class_weight: Tensor | None, per_row: RowLoss, chunk: int | None

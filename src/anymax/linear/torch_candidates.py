@@ -58,6 +58,10 @@ class Blocks(NamedTuple):
         for i in range(0, layer.rows, self.rows):
             yield slice(i, min(i + self.rows, layer.rows))
 
+    def buffer(self, layer: Layer) -> Tensor:
+        """Memory for one block of the layer's scores."""
+        return layer.x.new_empty(min(layer.rows, self.rows) * self.classes)
+
     def parts(self, layer: Layer) -> Iterator[tuple[int, int]]:
         for a in range(0, layer.classes, self.classes):
             yield a, min(a + self.classes, layer.classes)
@@ -66,8 +70,10 @@ class Blocks(NamedTuple):
 class Scores:
     """The scores of some rows, block by block, in a buffer that all blocks share."""
 
-    def __init__(self, layer: Layer, blocks: Blocks, target: Tensor | None = None) -> None:
-        self.layer, self.buffer = layer, layer.x.new_empty(layer.rows * blocks.classes)
+    def __init__(
+        self, layer: Layer, blocks: Blocks, target: Tensor | None = None, buffer: Tensor | None = None
+    ) -> None:
+        self.layer, self.buffer = layer, blocks.buffer(layer) if buffer is None else buffer
         self.order = self.sorted = torch.empty(0)
         if target is not None:
             self.sorted, self.order = target.sort()
@@ -103,6 +109,10 @@ class Kept(NamedTuple):
     at: Tensor | None  # [rows], the place of the target
     full: Tensor  # [rows], True if there were too many scores to keep: the row has no result
     others: Tensor | None = None  # [rows, 1], logsumexp of all scores but the target's, if requested
+
+    def part(self, rows: Tensor) -> Kept:
+        """The same for some of the rows, given by their indices."""
+        return Kept(*(None if a is None else a[rows] for a in self))  # type: ignore[arg-type]
 
 
 class _KeptRows:

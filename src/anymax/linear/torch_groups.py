@@ -12,13 +12,12 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from .._array import plain_backward, upcast, wide_dtype
+from .._array import modes, plain_backward, recorded, transformed, upcast, wide_dtype
 from ..autodiff.saving import params_of, save, saved, with_params
-from ..autodiff.torch import plain_grads
+from ..autodiff.torch import KINDS, plain_grads
 from .bridge import in_turn
 from .layer import Layer, rows_at_a_time
 from .per_row import PerRow
-from .torch_backward import runs_eagerly, wants_gradient
 
 Tensor = torch.Tensor
 
@@ -118,6 +117,16 @@ def _groups(layer: Layer, step: int) -> Any:
         yield layer.part(where), where
 
 
+def runs_eagerly(layer: Layer, *others: Any) -> bool:
+    """True for eager calls on plain tensors, without tracing, if none of `others` requires a gradient."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or modes() or transformed():
+        return False
+    tensors = [a for a in (layer.x, layer.weight, layer.bias, layer.keep, *others) if a is not None]
+    if any(type(a) not in KINDS or a.layout is not torch.strided or a.is_meta for a in tensors):
+        return False
+    return not recorded(*others)
+
+
 def by_rows(
     layer: Layer, per_row: PerRow, target: Tensor | None, class_weight: Tensor | None, chunk: int | None
 ) -> Any:
@@ -127,7 +136,7 @@ def by_rows(
     """
     if not runs_eagerly(layer, target, class_weight):
         return per_row(layer, layer.scores(), target, class_weight)
-    if not wants_gradient(layer):
+    if not layer.recorded():
         return in_turn(layer, per_row, target, class_weight, chunk)
     if not layer.rows or _learns(per_row, layer):
         return per_row(layer, layer.scores(), target, class_weight)

@@ -16,11 +16,12 @@ from ..autodiff.torch import BRIDGE
 from ..likelihood.terms import terms_of
 from ..mappings import Softmax, SparseSoftmax
 from ..thresholds import tau_and_support
-from . import torch_backward
 from .layer import Layer
 from .per_row import RowLoss, Thresholds, loss_of
-from .torch_candidates import Bound
-from .torch_groups import by_rows
+from .torch_candidates import Bound, Kept
+from .torch_groups import by_rows, runs_eagerly
+from .torch_kept import kept, scores_of
+from .torch_softmax import of_softmax
 
 Tensor = torch.Tensor
 
@@ -31,7 +32,7 @@ def values(
     layer: Layer, index: Tensor, out: Tensor, class_weight: Tensor | None, per_row: RowLoss, chunk: int | None
 ) -> Tensor | None:
     """One number for each row, 0 for rows in `out`; None if these ways do not apply, as when all scores of a row are needed at once."""
-    if not torch_backward.runs_eagerly(layer, class_weight):
+    if not runs_eagerly(layer, class_weight):
         return None
     of: Any = _of_softmax
     if not layer.mapping.is_softmax:
@@ -52,11 +53,11 @@ def values(
 
 def thresholds(layer: Layer, chunk: int | None) -> tuple[Tensor, Tensor] | None:
     """(tau, the size of the support) of each row; None as in `values`."""
-    if not torch_backward.runs_eagerly(layer) or not layer.rows:
+    if not runs_eagerly(layer) or not layer.rows:
         return None
     if layer.mapping.is_softmax:
         first = torch.zeros(layer.rows, dtype=torch.int64, device=layer.x.device)
-        two = torch_backward.of_softmax(layer, first, None, chunk)[0]
+        two = of_softmax(layer, first, None, chunk)[0]
         size = torch.full_like(first, layer.classes)
         keep = layer.kept_classes(xp)
         size = size if keep is None else keep.expand(layer.rows, -1).sum(1)
@@ -64,7 +65,7 @@ def thresholds(layer: Layer, chunk: int | None) -> tuple[Tensor, Tensor] | None:
     bound = _bound(layer.mapping)
     if bound is None:
         return None
-    held = torch_backward.kept(layer, None, bound, False, chunk)
+    held = kept(layer, None, bound, False, chunk)
     tau, size = tau_and_support(layer.mapping, held.value, xp)
     full = held.full.nonzero(as_tuple=True)[0]
     tau, size = tau[:, 0], size[:, 0]
@@ -81,7 +82,7 @@ def _of_softmax(
 ) -> Tensor:
     cross_entropy = loss_of(layer.mapping) == "nll"
     u = _spread(layer, class_weight if cross_entropy else None, per_row)
-    two, even = torch_backward.of_softmax(layer, index, u, chunk, per_row.least)
+    two, even = of_softmax(layer, index, u, chunk, per_row.least)
     place = torch.zeros_like(index)
     if per_row.margin is not None:
         moved = _moved(two[:, :1], per_row)
@@ -148,22 +149,21 @@ def _kth(s: Tensor, layer: Layer) -> Tensor:
 def _of_kept(
     bound: Bound, layer: Layer, index: Tensor, class_weight: Tensor | None, per_row: RowLoss, chunk: int | None
 ) -> Tensor:
-    held: Any = torch_backward.kept(layer, index, bound, per_row.margin is not None, chunk)
+    held = kept(layer, index, bound, per_row.margin is not None, chunk)
     if not bool(held.full.any()):
         return _of_scores(layer, held, index, class_weight, per_row)
     full, rest = (part.nonzero(as_tuple=True)[0] for part in (held.full, ~held.full))
     dense = by_rows(layer.part(full), per_row, index[full], class_weight, chunk)
     if not rest.shape[0]:
         return dense
-    sparse_rows = type(held)(held.value[rest], held.index[rest], held.at[rest], held.full[rest])
-    sparse = _of_scores(layer.part(rest), sparse_rows, index[rest], class_weight, per_row)
+    sparse = _of_scores(layer.part(rest), held.part(rest), index[rest], class_weight, per_row)
     value = torch.zeros(layer.rows, dtype=sparse.dtype, device=sparse.device)
     return value.index_copy(0, full, dense).index_copy(0, rest, sparse)
 
 
-def _of_scores(layer: Layer, held: Any, index: Tensor, class_weight: Tensor | None, per_row: RowLoss) -> Tensor:
+def _of_scores(layer: Layer, held: Kept, index: Tensor, class_weight: Tensor | None, per_row: RowLoss) -> Tensor:
     u = _spread(layer, None, per_row)
-    s, even = torch_backward.scores_of(layer, held, u)
+    s, even = scores_of(layer, held, u)
     at = held.at[:, None]
     own = s.gather(1, at)
     if per_row.margin is not None:
