@@ -18,6 +18,7 @@ from .._array import (
     is_torch,
     namespace,
     pick_axis,
+    stop_gradient,
     to_last,
     upcast,
 )
@@ -98,7 +99,6 @@ class ShardedCall:
     start: int | None
     count: int | None
     temperature: Any = 1.0  # divides the scores: a number above 0, or an array with one value per row
-    counted: bool = False  # True if the caller gives classes by their index over all processes
 
     @classmethod
     def of(
@@ -115,6 +115,10 @@ class ShardedCall:
             raise TypeError(f"{who}: in JAX the classes lie in the order of the axis; leave class_start= out")
         return cls(agreement, mapping, x, check_axis(axis, x.ndim), mask, start, count)
 
+    def constant(self) -> ShardedCall:
+        """The call as a constant of differentiation."""
+        return dataclasses.replace(self, mapping=self.mapping.frozen(), x=stop_gradient(self.x))
+
     @property
     def who(self) -> str:
         return self.agreement.who
@@ -124,7 +128,7 @@ class ShardedCall:
         return self.agreement.group
 
     def first(self, shard: Shard) -> Any:
-        """The index of this process's first class, for a call that is `counted`."""
+        """The index of this process's first class, for columns with `indices`."""
         return shard.n * self.group.rank if self.start is None else self.start
 
     def _rows(self) -> Shard:
@@ -159,11 +163,11 @@ class ShardedCall:
             rows = divided(rows, self.group.vary_parameter(temperature), xp)
         return Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n)
 
-    def shard(self, columns: int) -> Shard:
-        """This process's rows; `columns` are so many [..., 1] that it sends in the first collective."""
+    def shard(self, columns: int, indices: bool) -> Shard:
+        """This process's rows. columns: how many [..., 1] it sends in the first collective. indices: `first` will be called."""
         if self.group.strict:
             self._describe()
-            if self.counted and self.start is None:
+            if indices and self.start is None:
                 self._place(columns)
         return self._rows()
 

@@ -16,7 +16,7 @@ from ..losses.verbs import fenchel_young
 from ..mappings import Softmax
 from ..thresholds import Threshold, threshold
 from ._group import jax
-from ._shard import Shards
+from ._shard import Shards, columns_of
 from ._solution import Columns, Solution
 
 
@@ -114,7 +114,7 @@ def gather(shards: Shards, chosen: Array, k: int, columns: Columns, whole: bool 
     places, values = _places_of(shards, chosen, k)
     added = columns.second(shards)
     stacked = shards.stack(xp.concat([values, *added], axis=-1))
-    later = [stacked[..., k + i : k + i + 1] for i in range(len(added))]
+    later = columns_of(stacked[..., k:])
     if whole and shards.order is not None:  # no padding, since a map may ask how many classes there are
         parts = [stacked[i][..., : shards.sizes[rank]] for i, rank in enumerate(shards.order)]
         return Gathered(shards, later, xp.concat(parts, axis=-1), places, 0)
@@ -136,14 +136,10 @@ def _places_of(shards: Shards, chosen: Array, k: int) -> tuple[Array, Array]:
             )
         return places, values
     key = xp.where(chosen, stop_gradient(rows), masked)
-    places = key.topk(k, dim=-1).indices if _array.is_torch(rows) else _array_top(key, k)
+    places = key.topk(k, dim=-1).indices if _array.is_torch(rows) else jax().lax.top_k(key, k)[1]
     places = xp.sort(places, axis=-1)
     there = xp.take_along_axis(chosen, places, axis=-1)
     return places, xp.where(there, xp.take_along_axis(rows, places, axis=-1), masked)
-
-
-def _array_top(key: Array, k: int) -> Array:
-    return jax().lax.top_k(key, k)[1]
 
 
 def _put(out: Array, places: Array, values: Array, xp: Namespace) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 from .. import _array
 from .._array import Array, device_of, namespace, upcast
 from ..autodiff import bridge
-from ..linear.layer import Layer
+from ..linear.layer import Layer, check_chunk
 from ..linear.per_row import loss_of
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import holds_indices
@@ -35,8 +35,7 @@ def linear_loss(
     """The loss of the scores `x @ linear_weight.T`."""
     options = LossOptions.read(_WHO, weight, given)
     layer = Layer.of(_WHO, arguments.x, linear_weight, arguments.mapping, linear_bias, arguments.mask, part=True)
-    if chunk is not None and _array.check_integer(_WHO, "chunk", chunk, "an integer, the number of rows at a time") < 1:
-        raise ValueError(f"{_WHO}: chunk must be at least 1, the number of rows at a time, got {chunk}")
+    chunk = check_chunk(_WHO, chunk, "rows")
     xp, lead, n, rows, shared = namespace(layer.x), layer.lead, layer.classes, layer.rows, agreement.group
     target = _array.beside(target, layer.x, "target", xp)
     soft = not holds_indices(target, (*lead, n), -1, f"{_WHO}: target", part=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from .. import _array
 from .._array import (
@@ -40,7 +40,7 @@ from ..losses.targets import (
 from ._agreement import Agreement
 from ._call import Arguments, ShardedCall
 from ._methods import solve
-from ._shard import Shard, Shards
+from ._shard import Shard, Shards, columns_of
 from ._softmax import size_of
 from ._solution import Columns, Solution
 
@@ -70,7 +70,6 @@ class Target(Columns, ABC):
     y is the part of this process's classes, w their weights. The class weights belong inside the sums of `nll`; they multiply other losses.
     """
 
-    indices: ClassVar[bool]
     ignored: Array  # [..., 1], common; set by `first`
     w: Array | None = None  # [n]; set by `first`
     sums: TargetSums  # set by `second`
@@ -84,11 +83,10 @@ class Target(Columns, ABC):
     def of(call: ShardedCall, target: Any, options: LossOptions) -> Target:
         xp = namespace(call.x)
         t = _array.beside(target, call.x, "target", xp)
-        call.counted = is_integer(t)
         if call.group.strict and not call.agreement.agreed:
             say_options(call.agreement, options)
             target_is(call.agreement, t, xp)
-        return (ClassIndices if call.counted else Distributions)(call, t, options)
+        return (ClassIndices if is_integer(t) else Distributions)(call, t, options)
 
     @abstractmethod
     def _sums(self, shard: Shard, a: Array, anchor: Array, keep: Array, inside: Array | None) -> list[Array]:
@@ -184,8 +182,8 @@ class Target(Columns, ABC):
             return terms
         most, n = max(shards.sizes), shard.n
         none = xp.zeros((*y.shape[:-1], most - n), dtype=y.dtype, **device_of(y))
-        y = xp.concat([y[..., :n], none], axis=-1)
-        return [y[..., i : i + 1] for i in range(most)]
+        y = xp.concat([y[..., :n], none], axis=-1)  # all processes send as many
+        return columns_of(y)
 
     # -- the results of a solution -----------------------------------------------------------------------------------------------
 
@@ -259,8 +257,6 @@ class ClassIndices(Target):
 
 class Distributions(Target):
     """The part of a distribution for this process's classes."""
-
-    indices = False
 
     def _sums(self, shard: Shard, a: Array, anchor: Array, keep: Array, inside: Array | None) -> list[Array]:
         xp, t, w = shard.xp, self.t, self.w

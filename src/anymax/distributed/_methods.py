@@ -34,7 +34,7 @@ def choose(shard: Shard) -> Method:
 
 def solve(call: ShardedCall, finish: Callable[[Any], Any], columns: Columns = _NONE) -> Any:
     """`finish(solution)` for the rows of a call; `columns` are what the verb adds to the collectives."""
-    shard = call.shard(2 + columns.count)
+    shard = call.shard(2 + columns.count, columns.indices)
     method, xp = choose(shard), shard.xp
     high = method.head[0]
     anchor = xp.where(xp.isfinite(high), high, xp.zeros_like(high))

@@ -33,15 +33,11 @@ class Shard:
 
     def per_class(self, p: Array) -> Array:
         """A result with the shape of the rows, in the axis order and dtype of the scores."""
-        p = p if self.n else p[..., :0]
-        p = as_dtype(p, self.dtype, self.xp)
-        return restore_axis(p, self.axis)
+        return restore_axis(as_dtype(p if self.n else p[..., :0], self.dtype, self.xp), self.axis)
 
     def per_row(self, value: Array, keepdims: bool) -> Array:
         """A result with one number per row."""
-        value = (
-            value if value.dtype == self.dtype or not _array.is_floating(value) else self.xp.astype(value, self.dtype)
-        )
+        value = as_dtype(value, self.dtype, self.xp) if _array.is_floating(value) else value
         value = restore_axis(value, self.axis)
         return value if keepdims else self.xp.squeeze(value, axis=self.axis)
 
@@ -54,7 +50,7 @@ class Shards:
         most: int,
     ) -> None:  # fmt: skip
         self.shard, self.xp = shard, shard.xp
-        columns = [stacked[..., i : i + 1] for i in range(stacked.shape[-1])]
+        columns = columns_of(stacked)
         self.head, self.extra = columns[:width], columns[width:]  # of the method, and of the verb
         self.sizes, self.starts = sizes, starts  # the number of classes of each process, and its first one, by rank
         self.count = sum(sizes)
@@ -86,11 +82,15 @@ class Shards:
         """`stack` of columns [..., 1] at once, each [size, ..., 1]; none if there are none."""
         if not columns:
             return []
-        stacked = self.stack(self.xp.concat(columns, axis=-1))
-        return [stacked[..., i : i + 1] for i in range(len(columns))]
+        return columns_of(self.stack(self.xp.concat(columns, axis=-1)))
 
     def mine(self, stacked: Array) -> Array:
         return self.shard.group.mine(stacked, self.block)
+
+
+def columns_of(a: Array) -> list[Array]:
+    """The entries of the last axis, each [..., 1]."""
+    return [a[..., i : i + 1] for i in range(a.shape[-1])]
 
 
 def divided(rows: Array, by: Any, xp: Namespace) -> Array:

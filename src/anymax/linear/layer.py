@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from .. import _array
@@ -119,6 +120,12 @@ class Layer:
         """Some of the rows: a slice, or their indices."""
         return self.with_rows({k: v[where, ...] for k, v in self.by_row().items()})
 
+    def groups(self, step: int) -> Iterator[tuple[Layer, slice]]:
+        """The layer `step` rows at a time, and where these rows are; one group without rows if there are none."""
+        for i in range(0, max(self.rows, 1), step):
+            where = slice(i, min(i + step, self.rows))
+            yield self.part(where), where
+
     def constant(self) -> Layer:
         """The layer as a constant of differentiation."""
         x, weight, bias = (stop_gradient(a) for a in (self.x, self.weight, self.bias))
@@ -192,14 +199,23 @@ def _mask_of_rows(who: str, mask: Any, x: Array, shape: tuple[int, ...], xp: Nam
     return xp.reshape(xp.broadcast_to(mask, shape), (math.prod(shape[:-1]), shape[-1]))
 
 
+def check_chunk(who: str, chunk: Any, of: str = "classes") -> int | None:
+    """The option `chunk`, checked: how many classes, or rows, to compute at a time."""
+    if chunk is None:
+        return None
+    chunk = _array.check_integer(who, "chunk", chunk, f"an integer, the number of {of} at a time")
+    if chunk < 1:
+        raise ValueError(f"{who}: chunk must be at least 1, the number of {of} at a time, got {chunk}")
+    return chunk
+
+
 def rows_at_a_time(layer: Layer, chunk: int | None, group: int = _GROUP) -> int:
     """How many rows to compute at a time: those with `chunk` scores per row of the layer, or with `group` scores."""
     scores = layer.rows * chunk if chunk is not None else group
     return max(1, min(layer.rows, scores // layer.classes))
 
 
-def dots(layer: Layer, classes: Array, xp: Any) -> Array:
+def dots(x: Array, weight: Array, bias: Array | None, classes: Array, xp: Any) -> Array:
     """The scores of these classes of each row, all rows at once, in plain operations."""
-    x, weight = upcast(layer.x, xp), upcast(layer.weight[classes], xp)
-    s = xp.matmul(weight, x[:, :, None])[:, :, 0]
-    return s if layer.bias is None else s + upcast(layer.bias[classes], xp)
+    s = xp.matmul(upcast(weight[classes], xp), upcast(x, xp)[:, :, None])[:, :, 0]
+    return s if bias is None else s + upcast(bias[classes], xp)

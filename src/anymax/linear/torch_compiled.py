@@ -46,7 +46,7 @@ class _Layer(torch.autograd.Function):
 
 
 def values(
-    layer: Layer, index: Tensor, class_weight: Tensor | None, per_row: RowLoss, chunk: int | None
+    layer: Layer, per_row: RowLoss, index: Tensor, class_weight: Tensor | None, chunk: int | None
 ) -> Tensor | None:
     """One number for each row; None for a user's map, or one with tensors, which need plain operations."""
     spec = None if layer.mapping.params() else spec_of(layer.mapping)
@@ -75,7 +75,7 @@ def _values(
     layer = Layer(x, weight, bias, keep, mapping_from(spec, []), (x.shape[0],), x.dtype)
     per_row = RowLoss("a compiled output layer", smoothing, log_prob=log_prob)
     step = None if chunk < 0 else chunk
-    found = torch_values.values(layer, index, index < 0, class_weight, per_row, step)
+    found = torch_values.values(layer, per_row, index, index < 0, class_weight, step)
     return by_rows(layer, per_row, index, class_weight, step) if found is None else found
 
 

@@ -35,7 +35,7 @@ class _Groups(torch.autograd.Function):
         save(ctx, *tensors)
         layer, per_row, target, class_weight = _with(layer, per_row, tensors)
         parts = [
-            _value(part, part.scores(), where, per_row, target, class_weight) for part, where in _groups(layer, step)
+            _value(part, part.scores(), where, per_row, target, class_weight) for part, where in layer.groups(step)
         ]
         return torch.cat(parts)
 
@@ -60,7 +60,7 @@ class _Groups(torch.autograd.Function):
         dw = torch.zeros(weight.shape, dtype=wide, device=x.device) if wants[1] else None
         db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
         dparams: list[Tensor] = [torch.zeros_like(p) for p in params]
-        for part, where in _groups(layer, step):
+        for part, where in layer.groups(step):
             with torch.enable_grad():
                 s = part.scores().detach().requires_grad_()
                 free = [value.detach().requires_grad_() for value in params_of(part.mapping)]
@@ -109,12 +109,6 @@ def _value(
     part: Layer, scores: Tensor, where: slice, per_row: PerRow, target: Tensor | None, class_weight: Tensor | None
 ) -> Tensor:
     return per_row(part, scores, None if target is None else target[where], class_weight)
-
-
-def _groups(layer: Layer, step: int) -> Any:
-    for i in range(0, layer.rows, step):
-        where = slice(i, min(i + step, layer.rows))
-        yield layer.part(where), where
 
 
 def runs_eagerly(layer: Layer, *others: Any) -> bool:

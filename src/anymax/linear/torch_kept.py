@@ -5,6 +5,7 @@ The gradient of the gradient holds all scores: it uses plain operations.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -44,14 +45,13 @@ def gathered(layer: Layer, classes: Tensor) -> Tensor:
     """The scores of these classes of each row, [rows, width], fp32 or fp64."""
     free = layer.constant() if runs_eagerly(layer) else layer
     step = _at_a_time(layer.x, classes.shape[1]) if free is not layer else max(1, layer.rows)
-    parts = [dots(free.part(slice(i, i + step)), classes[i : i + step], xp) for i in range(0, max(layer.rows, 1), step)]
-    value = torch.cat(parts)
+    value = torch.cat([dots(free.x[at], free.weight, free.bias, classes[at], xp) for _, at in free.groups(step)])
     if free is layer or not layer.recorded():
         return value
     return _Kept.apply(layer.x, layer.weight, layer.bias, value, classes, None)[0]
 
 
-# -- the gradient ----
+# -- the gradient ----------------------------------------------------------------------------------------------------------------------
 
 
 class _Kept(torch.autograd.Function):
@@ -68,27 +68,21 @@ class _Kept(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        x, weight, bias, index, u, mean = saved(ctx)
-        g, g_even = grads
+        (x, weight, bias, index, u, mean), (g, g_even), none = saved(ctx), grads, (None,) * 3
         if plain_backward(*grads):
-            return (
-                *plain_grads(lambda x, w, b: _plain_kept(x, w, b, index, u), (x, weight, bias), grads),
-                None,
-                None,
-                None,
-            )
-        return *few_back(ctx.needs_input_grad, g, g_even, index, x, weight, bias, u, mean), None, None, None
+            plain = functools.partial(_plain_kept, index=index, u=u)
+            return *plain_grads(plain, (x, weight, bias), grads), *none
+        return *few_back(ctx.needs_input_grad, g, g_even, index, x, weight, bias, u, mean), *none
 
 
 def few_back(
     wants: Any, g: Tensor | None, g_even: Tensor | None, index: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None,
     u: Tensor | None, mean: Tensor | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """The gradients of the scores of the classes `index`, and of <scores, u>, by x, weight and bias."""
-    wide = wide_dtype(x, torch)
+    """The gradients by x, weight and bias: g is that of the scores of the classes `index`, most of it 0, g_even that of <scores, u>."""
     dx = None
     dw = torch.zeros_like(weight) if wants[1] else None
-    db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
+    db = torch.zeros(weight.shape[0], dtype=wide_dtype(x, torch), device=x.device) if wants[2] else None
     if u is not None and mean is not None and g_even is not None:
         dx = torch.outer(g_even, mean) if wants[0] else None
         if dw is not None:
@@ -96,7 +90,15 @@ def few_back(
         if db is not None:
             db.add_(u, alpha=float(g_even.sum()))
     if g is not None:
-        dx = _sparse(g, index, x, weight, wants[0], dx, dw, db)
+        row, place = (~(g == 0)).nonzero(as_tuple=True)
+        value, cls = g[row, place], index[row, place].to(torch.int64)
+        gpu = triton.output_layer(x, weight)
+        if db is not None:
+            db.index_add_(0, cls, value.to(db.dtype))
+        if wants[0]:
+            dx = _added_to_rows(dx, row, cls, value, x, weight, gpu)
+        if dw is not None:
+            _add_to_classes(dw, row, cls, value, x, gpu)
     return None if dx is None else dx.to(x.dtype), dw, None if db is None or bias is None else db.to(bias.dtype)
 
 
@@ -136,43 +138,31 @@ def _add_outer(dw: Tensor, u: Tensor, v: Tensor) -> None:
         dw[a : a + step] += torch.outer(u[a : a + step], v).to(dw.dtype)
 
 
-def _sparse(
-    g: Tensor,
-    index: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    wants_x: bool,
-    dx: Tensor | None,
-    dw: Tensor | None,
-    db: Tensor | None,
-) -> Tensor | None:
-    """Add the gradients g of the scores [rows, width] of the classes `index`, most of them 0, to dx, dw and db; return dx."""
-    row, place = (~(g == 0)).nonzero(as_tuple=True)
-    value, cls = g[row, place], index[row, place].to(torch.int64)
-    if db is not None:
-        db.index_add_(0, cls, value.to(db.dtype))
-    gpu = triton.output_layer(x, weight)
-    if gpu is not None and wants_x:
+def _added_to_rows(
+    dx: Tensor | None, row: Tensor, cls: Tensor, value: Tensor, x: Tensor, weight: Tensor, gpu: Any
+) -> Tensor:
+    """dx, if there is one, plus the sparse matrix (row, cls, value) times the weight; the rows ascend."""
+    if gpu is not None:
         dx = torch.zeros(x.shape, dtype=x.dtype, device=x.device) if dx is None else dx
-        gpu.add_products(dx, _starts(row, g.shape[0]), cls, value, weight)
-    elif wants_x:
-        starts = torch.searchsorted(row, torch.arange(g.shape[0], device=row.device))
-        own = _bags(weight, cls, starts, value)
-        dx = own if dx is None else dx.add_(own)
-    if dw is None:
+        gpu.add_products(dx, _starts(row, x.shape[0]), cls, value, weight)
         return dx
+    own = _bags(weight, cls, _starts(row, x.shape[0])[:-1], value)
+    return own if dx is None else dx.add_(own)
+
+
+def _add_to_classes(dw: Tensor, row: Tensor, cls: Tensor, value: Tensor, x: Tensor, gpu: Any) -> None:
+    """Add the transpose of the sparse matrix (row, cls, value) times the features to dw."""
     order = cls.argsort(stable=True)
     row, cls, value = row[order], cls[order], value[order]
     if gpu is not None:
         gpu.add_products(dw, _starts(cls, dw.shape[0]), row, value, x)
-        return dx
+        return
     for a, b in _whole(cls, _at_a_time(x)):
         if dw.dtype == value.dtype:
             dw.index_add_(0, cls[a:b], x[row[a:b]].mul_(value[a:b, None]))
         else:  # summed before rounding
             own, sizes = torch.unique_consecutive(cls[a:b], return_counts=True)
             dw[own] += _bags(x, row[a:b], sizes.cumsum(0) - sizes, value[a:b])
-    return dx
 
 
 def _starts(ordered: Tensor, count: int) -> Tensor:

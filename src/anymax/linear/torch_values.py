@@ -29,7 +29,7 @@ _SOFTMAX = Softmax()
 
 
 def values(
-    layer: Layer, index: Tensor, out: Tensor, class_weight: Tensor | None, per_row: RowLoss, chunk: int | None
+    layer: Layer, per_row: RowLoss, index: Tensor, out: Tensor, class_weight: Tensor | None, chunk: int | None
 ) -> Tensor | None:
     """One number for each row, 0 for rows in `out`; None if these ways do not apply, as when all scores of a row are needed at once."""
     if not runs_eagerly(layer, class_weight):
@@ -43,11 +43,11 @@ def values(
     if per_row.smoothing and layer.keep is not None and layer.keep.shape[0] != 1:
         return None
     if not bool(out.any()):
-        return of(layer, index, class_weight, per_row, chunk) if layer.rows else None
+        return of(layer, per_row, index, class_weight, chunk) if layer.rows else None
     rows = (~out).nonzero(as_tuple=True)[0]
     if not rows.shape[0]:
         return None
-    value = of(layer.part(rows), index[rows], class_weight, per_row, chunk)
+    value = of(layer.part(rows), per_row, index[rows], class_weight, chunk)
     return torch.zeros(layer.rows, dtype=value.dtype, device=value.device).index_copy(0, rows, value)
 
 
@@ -78,7 +78,7 @@ def thresholds(layer: Layer, chunk: int | None) -> tuple[Tensor, Tensor] | None:
 
 
 def _of_softmax(
-    layer: Layer, index: Tensor, class_weight: Tensor | None, per_row: RowLoss, chunk: int | None
+    layer: Layer, per_row: RowLoss, index: Tensor, class_weight: Tensor | None, chunk: int | None
 ) -> Tensor:
     cross_entropy = loss_of(layer.mapping) == "nll"
     u = _spread(layer, class_weight if cross_entropy else None, per_row)
@@ -147,21 +147,22 @@ def _kth(s: Tensor, layer: Layer) -> Tensor:
 
 
 def _of_kept(
-    bound: Bound, layer: Layer, index: Tensor, class_weight: Tensor | None, per_row: RowLoss, chunk: int | None
+    bound: Bound, layer: Layer, per_row: RowLoss, index: Tensor, class_weight: Tensor | None, chunk: int | None
 ) -> Tensor:
     held = kept(layer, index, bound, per_row.margin is not None, chunk)
     if not bool(held.full.any()):
-        return _of_scores(layer, held, index, class_weight, per_row)
+        return _of_scores(layer, per_row, held, index, class_weight)
     full, rest = (part.nonzero(as_tuple=True)[0] for part in (held.full, ~held.full))
     dense = by_rows(layer.part(full), per_row, index[full], class_weight, chunk)
     if not rest.shape[0]:
         return dense
-    sparse = _of_scores(layer.part(rest), held.part(rest), index[rest], class_weight, per_row)
+    sparse = _of_scores(layer.part(rest), per_row, held.part(rest), index[rest], class_weight)
     value = torch.zeros(layer.rows, dtype=sparse.dtype, device=sparse.device)
     return value.index_copy(0, full, dense).index_copy(0, rest, sparse)
 
 
-def _of_scores(layer: Layer, held: Kept, index: Tensor, class_weight: Tensor | None, per_row: RowLoss) -> Tensor:
+def _of_scores(layer: Layer, per_row: RowLoss, held: Kept, index: Tensor, class_weight: Tensor | None) -> Tensor:
+    assert held.at is not None
     u = _spread(layer, None, per_row)
     s, even = scores_of(layer, held, u)
     at = held.at[:, None]
