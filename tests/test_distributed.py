@@ -17,7 +17,7 @@ from processes import ended, started, together
 
 import anymax as A
 from anymax import distributed as D
-from anymax.distributed._call import Arguments, ShardKeywords
+from anymax.distributed.call import Arguments, ShardKeywords
 
 MAPS = [
     A.Softmax(), A.Sparsemax(), A.Entmax(1.5), A.Entmax(3.0), A.Entmax(0.7), A.Budget(k=7), A.Entmax(1.0), A.NormMax(2.0),

@@ -21,8 +21,8 @@ from .._array import check_axis, is_array, is_integer, is_torch
 from .._core.mapping import Mapping
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import result_dtype
-from . import apply, fenchel_young, log_apply, log_prob_entropy, logsumexp, nll, threshold, without_constant
-from ._call import ShardKeywords
+from .call import ShardKeywords
+from .verbs import apply, fenchel_young, log_apply, log_prob_entropy, logsumexp, nll, threshold, without_constant
 
 Tensor = torch.Tensor
 # the verbs for classes that are split over devices; for all other verbs the classes are gathered

@@ -152,20 +152,18 @@ class _KeptRows:
 
 
 def collect(
-    layer: Layer,
-    blocks: Blocks,
-    bound: Bound,
-    most: int,
-    target: Tensor | None,
-    without_target: bool,
-    others: bool = False,
+    layer: Layer, blocks: Blocks, bound: Bound, most: int, target: Tensor | None, without_target: bool, others: bool
 ) -> Kept:
     """The scores that each row keeps; `bound` computes, from any scores of the rows, a bound [rows, 1] up to which scores can be dropped.
 
     Parameters
     ----------
+    most
+        How many scores a row may keep.
     without_target
         No bound uses the target's score, since a margin will lower it; it is kept as the last of its row.
+    others
+        Also compute logsumexp of all scores but the target's; the last bound is that of the target and this.
     """
     parts = []
     for tile in blocks.tiles(layer):
@@ -211,14 +209,9 @@ def _listed(layer: Layer, bound: Bound, most: int, target: Tensor | None) -> Kep
 
 
 def _collect(
-    layer: Layer,
-    blocks: Blocks,
-    bound: Bound,
-    most: int,
-    target: Tensor | None,
-    without_target: bool,
-    others: bool,
+    layer: Layer, blocks: Blocks, bound: Bound, most: int, target: Tensor | None, without_target: bool, others: bool
 ) -> Kept:
+    """`collect` for a few rows, block by block."""
     rows, device = layer.rows, layer.x.device
     wide = wide_dtype(layer.x, torch)
     scores = Scores(layer, blocks, target)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .._array import recorded, wide_dtype
+from .._array import wide_dtype
 from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import mapping_from, spec_of
 from . import torch_values
@@ -52,18 +52,9 @@ def values(
     spec = None if layer.mapping.params() else spec_of(layer.mapping)
     if spec is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
         return None
-    operands = layer.x, layer.weight, layer.bias
-    call = (
-        *operands,
-        layer.keep,
-        index,
-        class_weight,
-        spec,
-        per_row.smoothing,
-        per_row.log_prob,
-        -1 if chunk is None else chunk,
-    )
-    if recorded(*operands):
+    tensors = layer.x, layer.weight, layer.bias, layer.keep, index, class_weight
+    call = *tensors, spec, per_row.smoothing, per_row.log_prob, -1 if chunk is None else chunk
+    if layer.recorded():
         return _Layer.apply(*call)
     return torch.ops.anymax.layer(*call)  # torch.compile can't trace an autograd function without a gradient
 

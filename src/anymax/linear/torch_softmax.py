@@ -71,15 +71,8 @@ class _Likely(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        layer: Layer,
-        target: Tensor,
-        held: Kept,
-        u: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer, target: Tensor, held: Kept, u: Tensor | None
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         assert held.at is not None
         assert held.others is not None
         ctx.set_materialize_grads(False)
@@ -126,15 +119,9 @@ def _level(two: Tensor) -> Tensor:
 
 
 def _others_back(
-    layer: Layer,
-    target: Tensor,
-    value: Tensor,
-    g: Tensor,
-    u: Tensor | None,
-    g_even: Tensor | None,
-    blocks: Blocks,
-    wants: Any,
-) -> list[Tensor | None]:
+    layer: Layer, target: Tensor, value: Tensor, g: Tensor, u: Tensor | None, g_even: Tensor | None, blocks: Blocks, wants: Any
+) -> list[Tensor | None]:  # fmt: skip
+    """The gradients of `_Others` by x, weight and bias, a block of scores at a time; u and g_even are those of <scores, u>."""
     x, weight, bias, wide = layer.x, layer.weight, layer.bias, value.dtype
     half = x.dtype is not wide
     dx = torch.zeros(x.shape, dtype=wide, device=x.device) if wants[0] else None

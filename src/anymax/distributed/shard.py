@@ -10,7 +10,7 @@ from .. import _array
 from .._array import Array, Namespace, as_dtype, stop_gradient
 from .._core.mapping import Mapping
 from .._core.rows import restore_axis
-from ._group import Group
+from .group import Group
 
 
 @dataclasses.dataclass

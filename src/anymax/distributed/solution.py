@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from .. import _array
 from .._array import Array, stop_gradient, total
 from .._random.draws import invert
-from ._shard import Shard, Shards
+from .shard import Shard, Shards
 
 
 class Columns:

@@ -7,8 +7,8 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, differentiates, stop_gradient, total
-from ._shard import Shard, Shards, columns_of
-from ._solution import Solution
+from .shard import Shard, Shards, columns_of
+from .solution import Solution
 
 MANY = 4096  # candidates per row over all processes, above which thresholds are searched by sums over the processes
 

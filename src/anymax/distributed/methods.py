@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from .._core.ratio_map import RatioMap
-from ._call import ShardedCall
-from ._candidates import ByAll, ByCandidates, ByLevel, ByNucleus
-from ._ratio import ByWeights
-from ._search import searchable
-from ._shard import Shard
-from ._softmax import BySums, exponents
-from ._solution import Columns, Method
+from .call import ShardedCall
+from .candidates import ByAll, ByCandidates, ByLevel, ByNucleus
+from .ratio import ByWeights
+from .search import searchable
+from .shard import Shard
+from .softmax import BySums, exponents
+from .solution import Columns, Method
 
 _NONE = Columns()
 

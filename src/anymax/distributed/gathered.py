@@ -15,9 +15,9 @@ from ..functional import apply, log_apply
 from ..losses.verbs import fenchel_young
 from ..mappings import Softmax
 from ..thresholds import Threshold, threshold
-from ._group import jax
-from ._shard import Shards, columns_of
-from ._solution import Columns, Solution
+from .group import jax
+from .shard import Shards, columns_of
+from .solution import Columns, Solution
 
 
 class Gathered(Solution):

@@ -9,8 +9,8 @@ from typing import Any
 from .. import _array
 from .._array import Array, stop_gradient, total
 from .._core.ratio_map import RatioMap
-from ._shard import Shard, Shards
-from ._solution import Columns, Method, Solution
+from .shard import Shard, Shards
+from .solution import Columns, Method, Solution
 
 
 class ByWeights(Method):

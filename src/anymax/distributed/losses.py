@@ -37,12 +37,12 @@ from ..losses.targets import (
     rounding,
     to_spread,
 )
-from ._agreement import Agreement
-from ._call import Arguments, ShardedCall
-from ._methods import solve
-from ._shard import Shard, Shards, columns_of
-from ._softmax import size_of
-from ._solution import Columns, Solution
+from .agreement import Agreement
+from .call import Arguments, ShardedCall
+from .methods import solve
+from .shard import Shard, Shards, columns_of
+from .softmax import size_of
+from .solution import Columns, Solution
 
 _EVERYWHERE = " over all processes"
 

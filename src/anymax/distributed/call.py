@@ -27,9 +27,9 @@ from .._core.names import as_mapping
 from .._core.options import check_options
 from .._core.rows import align_mask, aligned, hide
 from ..losses.options import LossOptions
-from ._agreement import HERE, Agreement, Head
-from ._group import Form, Group
-from ._shard import Shard, Shards, divided
+from .agreement import HERE, Agreement, Head
+from .group import Form, Group
+from .shard import Shard, Shards, divided
 
 
 class ShardKeywords(TypedDict, total=False):

@@ -11,12 +11,12 @@ from .._array import Array, device_of, is_integer, is_number, namespace, total
 from .._random.draws import count_of, uniforms
 from ..losses.targets import refuse_strays
 from ..thresholds import Threshold
-from ._agreement import Agreement
-from ._call import Arguments, ShardedCall
-from ._methods import solve
-from ._shard import Shard, columns_of
-from ._softmax import Sums
-from ._solution import Columns, Solution
+from .agreement import Agreement
+from .call import Arguments, ShardedCall
+from .methods import solve
+from .shard import Shard, columns_of
+from .softmax import Sums
+from .solution import Columns, Solution
 
 # -- thresholds ------------------------------------------------------------------------------------------------------------------
 
