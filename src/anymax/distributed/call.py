@@ -175,10 +175,9 @@ class ShardedCall:
         """The first collective: columns [..., 1], those of the method and those of the verb, and the candidates of the fullest row."""
         columns = shard.xp.concat([*head, *extra], axis=-1)
         if not self.group.strict:
-            stacked = self.group.stack(columns)
-            sizes = [shard.n] * self.group.size
-            starts = [shard.n * i for i in range(self.group.size)]
-            return Shards(shard, stacked, len(head), sizes, starts, None, None, 0)
+            ranks = list(range(self.group.size))
+            sizes, starts = [shard.n for _ in ranks], [shard.n * i for i in ranks]
+            return Shards(shard, self.group.stack(columns), len(head), sizes, starts, ranks, self.group.rank, 0)
         stacked, heads = self.agreement.exchange(columns, self._head(shard.n, most))
         assert stacked is not None
         return self._shards(shard, stacked, len(head), heads)

@@ -196,9 +196,7 @@ class Target(Columns, ABC):
         if self.by_terms:
             return mapping.constant_of(later, xp)
         stacked = xp.concat(later, axis=-1)  # of the processes, in the order of the classes
-        parts = [
-            stacked[i][..., : shards.sizes[rank]] for i, rank in enumerate(shards.order or range(len(shards.sizes)))
-        ]
+        parts = [stacked[i][..., : shards.sizes[rank]] for i, rank in enumerate(shards.order)]
         return mapping.constant(xp.concat(parts, axis=-1), xp)
 
     def _rounding(self) -> Array:

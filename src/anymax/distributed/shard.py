@@ -46,16 +46,14 @@ class Shards:
     """The results of the first collective: columns [size, ..., 1], common, in the order of the classes."""
 
     def __init__(
-        self, shard: Shard, stacked: Array, width: int, sizes: list[int], starts: list[int], order: list[int] | None, block: int | None,
-        most: int,
+        self, shard: Shard, stacked: Array, width: int, sizes: list[int], starts: list[int], order: list[int], block: Any, most: int
     ) -> None:  # fmt: skip
         self.shard, self.xp = shard, shard.xp
         columns = columns_of(stacked)
         self.head, self.extra = columns[:width], columns[width:]  # of the method, and of the verb
         self.sizes, self.starts = sizes, starts  # the number of classes of each process, and its first one, by rank
         self.count = sum(sizes)
-        self.order = order  # the processes in the order of their classes; None: by rank
-        self.block = block  # the place of this process in that order
+        self.order, self.block = order, block  # the processes in the order of their classes, and the place of this one
         self.most = most  # candidates in the fullest row of any process
         xp, highs = shard.xp, self.head[0]
         self.highs = highs  # the maximum of each process, which may be infinite or NaN
@@ -70,13 +68,13 @@ class Shards:
     @property
     def start(self) -> Any:
         """The index of this process's first class."""
-        rank = self.shard.group.rank
-        return self.starts[0] + rank * self.sizes[0] if self.block is None else self.starts[rank]
+        group = self.shard.group  # a rank in JAX is traced, and all devices have as many classes
+        return self.starts[group.rank] if group.strict else group.rank * self.sizes[0]
 
     def stack(self, a: Array) -> Array:
         """A further collective: [size, ...] in the order of the classes."""
         out = self.shard.group.stack(a)
-        return out if self.order is None or self.order == sorted(self.order) else out[self.order]
+        return out if self.order == sorted(self.order) else out[self.order]
 
     def collect(self, columns: list[Array]) -> list[Array]:
         """`stack` of columns [..., 1] at once, each [size, ..., 1]; none if there are none."""
