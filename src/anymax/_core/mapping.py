@@ -230,6 +230,7 @@ class Mapping(ABC):
     full_up_to: Any = 0.0  # a row of at most so many classes gives each the most; its `threshold` is arbitrary
     most_kept: int | None = None  # only so many classes, those with the largest scores, have p > 0
     nucleus: Any = None  # if p is softmax over a nucleus: the softmax mass of the nucleus
+    by_weights: bool = False  # True if p is `weights` divided by their sum, as `RatioMap` has it
 
     def exponents(self, x: Array, xp: Namespace) -> Array | None:
         """a(x) with p = softmax(a), -inf where masked; None if there is no such a, or if it is the scores themselves."""

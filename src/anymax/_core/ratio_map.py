@@ -32,6 +32,8 @@ class RatioMap(Mapping):
     array([0.722, 0.235, 0.043])
     """
 
+    by_weights = True
+
     @property
     def may_vanish(self) -> bool:
         return self.facts.sparse

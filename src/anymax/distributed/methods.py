@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .._core.ratio_map import RatioMap
 from .call import ShardedCall
 from .candidates import ByAll, ByCandidates, ByLevel, ByNucleus
 from .ratio import ByWeights
@@ -23,8 +22,8 @@ def choose(shard: Shard) -> Method:
     a = exponents(mapping, shard.rows, shard.xp)
     if a is not None:
         return BySums(shard, a)
-    if isinstance(mapping, RatioMap):
-        return ByWeights(shard, mapping)
+    if mapping.by_weights:
+        return ByWeights(shard)
     if mapping.nucleus is not None:
         return ByNucleus(shard)
     if mapping.zeros_stay:

@@ -57,43 +57,19 @@ class Layer:
         """part: other processes have more classes, so that this one may have few or none."""
         mapping = as_mapping(mapping, who, "the mapping belongs here; a bias is linear_bias=")
         refuse_sharded(who, x, linear_weight=weight, linear_bias=bias)
-        x = asarray(x, "x")
-        xp = namespace(x)
-        x = floating(x, xp, "x")
-        weight = floating(_array.beside(weight, x, "linear_weight", xp), xp, "linear_weight")
-        if x.ndim < 1 or weight.ndim != 2 or weight.shape[-1] != x.shape[-1]:
-            whose = "this process's part of " if part else ""
-            raise ValueError(
-                f"{who}: expected features [..., features] and {whose}a linear_weight [classes, features], got {tuple(x.shape)} and "
-                f"{tuple(weight.shape)}"
-            )
-        n, features = weight.shape
-        if n == 0 and not part:
-            raise ValueError(
-                f"{who}: a linear_weight of shape {tuple(weight.shape)} has no classes; at least one is needed"
-            )
+        x, weight, bias = _operands(who, x, weight, bias, part)
+        xp, lead, (n, features) = namespace(x), tuple(x.shape[:-1]), weight.shape
         if not part:
             mapping.check(n)
-        if bias is not None:
-            bias = floating(_array.beside(bias, x, "linear_bias", xp), xp, "linear_bias")
-            if tuple(bias.shape) != (n,):
-                raise ValueError(
-                    f"{who}: a linear_bias of shape {tuple(bias.shape)}: expected one number per class, ({n},)"
-                )
-        for name, a in (("linear_weight", weight), ("linear_bias", bias)):
-            if a is not None and is_torch(a) and a.device != x.device:
-                raise ValueError(f"{who}: {name} is on {a.device} and x on {x.device}; move one of them")
         dtype = result_dtype(x) if is_torch(x) else xp.result_type(x, weight)
         x, weight, bias = _one_dtype(who, x, weight, bias, xp)
-        lead = tuple(x.shape[:-1])
-        rows = math.prod(lead)
         params = {
             k: _one_a_row(aligned(v, x[..., :1], x.ndim - 1, f"{mapping.name}: {k}"), lead, f"{mapping.name}: {k}", xp)
             for k, v in mapping.params().items()
         }
         mapping = mapping.replace(**params) if params else mapping
         return cls(
-            xp.reshape(x, (rows, features)),
+            xp.reshape(x, (math.prod(lead), features)),
             weight,
             bias,
             _mask_of_rows(who, mask, x, (*lead, n), xp),
@@ -150,6 +126,35 @@ class Layer:
         s = xp.matmul(self.x, self.weight.T)
         s = s if self.bias is None else s + self.bias
         return s if self.keep is None else xp.where(self.keep, s, -math.inf * xp.ones_like(s))
+
+
+def _operands(who: str, x: Any, weight: Any, bias: Any, part: bool) -> tuple[Array, Array, Array | None]:
+    """x, weight and bias as arrays of one kind and device, and of shapes that fit each other."""
+    x = asarray(x, "x")
+    xp = namespace(x)
+    x = floating(x, xp, "x")
+    weight = floating(_array.beside(weight, x, "linear_weight", xp), xp, "linear_weight")
+    if x.ndim < 1 or weight.ndim != 2 or weight.shape[-1] != x.shape[-1]:
+        whose = "this process's part of " if part else ""
+        raise ValueError(
+            f"{who}: expected features [..., features] and {whose}a linear_weight [classes, features], got {tuple(x.shape)} and "
+            f"{tuple(weight.shape)}"
+        )
+    n = weight.shape[0]
+    if n == 0 and not part:
+        raise ValueError(
+            f"{who}: a linear_weight of shape {tuple(weight.shape)} has no classes; at least one is needed"
+        )
+    if bias is not None:
+        bias = floating(_array.beside(bias, x, "linear_bias", xp), xp, "linear_bias")
+        if tuple(bias.shape) != (n,):
+            raise ValueError(
+                f"{who}: a linear_bias of shape {tuple(bias.shape)}: expected one number per class, ({n},)"
+            )
+    for name, a in (("linear_weight", weight), ("linear_bias", bias)):
+        if a is not None and is_torch(a) and a.device != x.device:
+            raise ValueError(f"{who}: {name} is on {a.device} and x on {x.device}; move one of them")
+    return x, weight, bias
 
 
 def _one_dtype(

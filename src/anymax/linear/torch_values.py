@@ -9,7 +9,7 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from .._array import is_array, known, wide_dtype
+from .._array import known, wide_dtype
 from .._core.mapping import Mapping
 from .._core.separable import Separable
 from ..autodiff.torch import BRIDGE
@@ -105,7 +105,7 @@ def _of_softmax(
 def _bound(mapping: Mapping) -> Bound | None:
     """A function that gives, from any scores of the rows, a lower bound [rows, 1] of the scores that may have p > 0; or None."""
     if isinstance(mapping, SparseSoftmax):
-        return None if mapping.k is None or is_array(mapping.k) else _kth
+        return None if mapping.most_kept is None else _kth
     if not isinstance(mapping, Separable) or not mapping.facts.sparse or not mapping.sums_to_one:
         return None
     params = [p for p in mapping.params().values() if not known(p)]
@@ -138,7 +138,7 @@ def _below_threshold(value: Tensor, layer: Layer) -> Tensor:
 
 def _kth(s: Tensor, layer: Layer) -> Tensor:
     """A bound just below the k-th largest, so that all scores equal to it stay: the map keeps the first of them."""
-    k = layer.mapping.k  # type: ignore[attr-defined]
+    k: Any = layer.mapping.most_kept
     if s.shape[1] < k:
         return torch.full((s.shape[0], 1), -math.inf, device=s.device)
     low = s.topk(k, dim=1).values[:, -1:]
