@@ -116,8 +116,7 @@ def gather(shards: Shards, chosen: Array, k: int, columns: Columns, whole: bool 
     stacked = shards.stack(xp.concat([values, *added], axis=-1))
     later = columns_of(stacked[..., k:])
     if whole and shards.shard.group.strict:  # no padding, since a map may ask how many classes there are
-        parts = [stacked[i][..., : shards.sizes[rank]] for i, rank in enumerate(shards.order)]
-        return Gathered(shards, later, xp.concat(parts, axis=-1), places, 0)
+        return Gathered(shards, later, shards.joined(stacked), places, 0)
     return Gathered(shards, later, _side_by_side(stacked[..., :k], xp), places, k)
 
 

@@ -113,7 +113,7 @@ class Target(Columns, ABC):
             free = xp.astype(keep, a.dtype)
             wf = free if inside is None else free * inside
             gap = xp.where(keep, anchor - a, xp.zeros_like(a))
-            columns += [total(wf * xp.where(keep, gap, xp.zeros_like(gap)), xp), total(wf, xp), total(free, xp)]
+            columns += [total(wf * gap, xp), total(wf, xp), total(free, xp)]
         return columns
 
     def second(self, shards: Shards) -> list[Array]:
@@ -195,9 +195,7 @@ class Target(Columns, ABC):
             return 0.0
         if self.by_terms:
             return mapping.constant_of(later, xp)
-        stacked = xp.concat(later, axis=-1)  # of the processes, in the order of the classes
-        parts = [stacked[i][..., : shards.sizes[rank]] for i, rank in enumerate(shards.order)]
-        return mapping.constant(xp.concat(parts, axis=-1), xp)
+        return mapping.constant(shards.joined(xp.concat(later, axis=-1)), xp)
 
     def _rounding(self) -> Array:
         """A bound of the terms' rounding, since |x - centre| <= (maximum - x) + (maximum - centre)."""

@@ -82,6 +82,11 @@ class Shards:
             return []
         return columns_of(self.stack(self.xp.concat(columns, axis=-1)))
 
+    def joined(self, stacked: Array) -> Array:
+        """Entries of all classes, [size, ..., most], as rows [..., count]."""
+        parts = [stacked[i][..., : self.sizes[rank]] for i, rank in enumerate(self.order)]
+        return self.xp.concat(parts, axis=-1)
+
     def mine(self, stacked: Array) -> Array:
         return self.shard.group.mine(stacked, self.block)
 
