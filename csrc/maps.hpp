@@ -62,6 +62,9 @@ enum Link {
     NO_LINK       // a parameter of a row out of range: NaN
 };
 
+static constexpr const char *LINK_NAMES[] = {"exponential", "power 1", "power 2", "power 3", "power 4", "curve", "any power", "steep", "norm",
+                                             "capped", "largest", "nucleus", "taylor", "sigmoid", "perturbed", "relu", "each row its own"};
+
 static inline Link link_of(int32_t map, double param) {
     const double c = param - 1.0;
     switch (map) {

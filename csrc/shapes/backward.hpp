@@ -1,4 +1,4 @@
-// J^T g from p or from its saved support, and the gradients of losses whose supports were saved.
+// J^T g from p or from its saved support.
 #pragma once
 
 #include "links/weights.hpp"
@@ -150,14 +150,14 @@ inline int64_t clear_rows(const anymax_call &call, int64_t r, int64_t end, const
     return after;
 }
 
-// J^T g of rows of floats side by side, from their saved supports; `other` serves a row whose support was too large to be saved.
-template <class F, class G>
-inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, int64_t end, bool bypass, Scratch &scratch, const Team &team, G other) {
+// J^T g of rows of floats side by side, from their saved supports.
+template <class F>
+inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, int64_t end, bool bypass, Scratch &scratch, const Team &team) {
     constexpr int64_t W = width<float>;
     const anymax_support &s = call.support;
     const int64_t n = call.n;
     const bool clear = call.fresh == 2;
-    float *weight = scratch.take<float>(BATCH_IN, s.capacity + W), *h = scratch.take<float>(BATCH_OUT, s.capacity + W);  // pieces that `other` has no use for
+    float *weight = scratch.take<float>(BATCH_IN, s.capacity + W), *h = scratch.take<float>(BATCH_OUT, s.capacity + W);  // pieces that `by_rows` has no use for
     if (scratch.failed) return;
     for (int64_t r = begin, cleared = begin; r < end; r++) {
         saved_ahead<float>(call, r, end);
@@ -169,7 +169,7 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
             continue;
         }
         if (count < 0) {
-            other(r);
+            by_rows<float>(call, r, r + 1, bypass, team, scratch);  // its support was too large to be saved
             continue;
         }
         if (!bypass && !clear && r >= cleared) cleared = clear_rows(call, r, end, team);
@@ -193,33 +193,6 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
             spread_bypass(out, n, index, h, count, team);
         else
             for (int64_t i = 0; i < count; i++) out[index[i]] = h[i];
-    }
-}
-
-// scale (p - y) of such rows, for class indices.
-template <class G>
-inline void gradient_saved(const anymax_call &call, int64_t begin, int64_t end, bool bypass, Scratch &scratch, const Team &team, G other) {
-    const anymax_support &s = call.support;
-    const bool clear = call.fresh == 2;
-    float *h = scratch.take<float>(BATCH_OUT, s.capacity + width<float>);
-    if (scratch.failed) return;
-    for (int64_t r = begin, cleared = begin; r < end; r++) {
-        const int64_t count = s.count[r], t = call.index[r];
-        if (count < 0 || t < 0 || t >= call.n) {
-            other(r);
-            continue;
-        }
-        if (!bypass && !clear && r >= cleared) cleared = clear_rows(call, r, end, team);
-        float *out = (float *)call.out.data + r * call.out.outer;
-        const float *p = (const float *)s.value + r * s.capacity, scale = ((const float *)call.scale)[r];
-        const int32_t *index = s.index + r * s.capacity;
-        if (bypass && !clear) {
-            for (int64_t i = 0; i < count; i++) h[i] = p[i] * scale;
-            spread_bypass(out, call.n, index, h, count, team);
-        } else {
-            for (int64_t i = 0; i < count; i++) out[index[i]] = p[i] * scale;
-        }
-        out[t] = (float)((value_at(index, p, count, t) - 1.0) * (double)scale);
     }
 }
 

@@ -197,9 +197,9 @@ ANYMAX_INLINE vf curve_level(const Curve &curve, const vf *v, int64_t n, vf leve
     return level;
 }
 
-// From such levels to the rows', in doubles, of half the lanes: the terms there, and what makes p of them (finished).
-ANYMAX_INLINE void curve_finish(const Curve &curve, const vf *x, vd top_, int64_t n, bool upper, vd level, Finish finish, vd *value, vd *rate, vd &lost,
-                                vd &share) {
+// From such levels to the rows', in doubles, of half the lanes: the terms there, and what makes p of them (finished). Returns the level.
+ANYMAX_INLINE vd curve_finish(const Curve &curve, const vf *x, vd top_, int64_t n, bool upper, vd level, Finish finish, vd *value, vd *rate, vd &lost,
+                              vd &share) {
     const double enough = finish == NORMMAX_FINISH ? 1e-11 : ENOUGH;
     CurveTerms s{};
     for (int turn = 0; turn < 40; turn++) {
@@ -211,6 +211,7 @@ ANYMAX_INLINE void curve_finish(const Curve &curve, const vf *x, vd top_, int64_
         level = go ? next : level;
     }
     lost = (s.s0 - 1.0) / s.s1, share = 1.0 / s.s1;
+    return level - lost / curve.r;
 }
 
 }  // namespace ANYMAX_UNIT
