@@ -1,4 +1,5 @@
-// How the rows of a call are taken: one table of rules, the first that holds. What each rule gains over the next one is in csrc/README.md.
+// How the rows of a call are taken: one table of rules, the first that holds. Every length at which something changes stands here: no other file of the
+// shapes compares n with a number (tests/test_plan.py). What each rule gains over the next one is in csrc/README.md.
 #pragma once
 
 #include <stdio.h>
@@ -31,6 +32,21 @@ constexpr int64_t COUNT_MOST = 128 * width<C>;  // the k largest among all of a 
 constexpr int64_t BATCH_CANDIDATES = 1024;
 constexpr int64_t BATCH_CANDIDATES_SWEPT = 512;  // of entmax 4/3 and 5/4, which a sweep serves as well
 constexpr int64_t BATCH_CANDIDATES_FEW = 256;    // of sparsemax, entmax 3/2 and the k largest
+
+// Inside of the ways.
+constexpr int64_t CELLS_FROM = 33;        // a tile begins at a level that the maxima of its cells give
+constexpr int64_t WORTH_SEEKING = 17;     // the zeros of p in one row,
+constexpr int64_t WORTH_SEEKING_WIDE = 1024;  // of entmax below 3/2, which leaves more,
+constexpr int64_t many_nonzeros(int64_t n) { return n / 32 + 8; }  // unless there are more non-zeros than this
+constexpr int64_t SAVED_SHARE = 16;       // a row whose support was too large to be saved is more than this part of it
+constexpr int64_t BACKWARD_BLOCK = 128;   // beyond, p, g and results of 16 rows leave the first cache, and there are 8 in turn
+template <class C>
+constexpr int64_t BLOCKS_OF_16_FROM = 512 * width<C> + 1;  // a scan's cells are of 16 vectors in place of 4
+template <class C>
+constexpr int64_t COUNTED_IN_BITS = 32 * width<C>;  // beyond, in lanes
+constexpr int64_t SPEAKS_FROM = 16 * width<float>;  // the beginning of a row tells whether it has too many candidates for a batch
+constexpr int64_t APART_FROM = 24 * width<float> + 1;  // a batch notes which vectors have candidates
+constexpr int64_t EXPONENTIALS_KEPT = 262144;       // bytes of a row's exponentials that are kept rather than computed twice
 
 // -- what a plan is: a grouping and a source; the output is the operation of the call --------------------------------------------------------------
 
@@ -161,7 +177,7 @@ inline const char *plan_name(const anymax_call &call) {
     static thread_local char text[96];
     const Plan plan = plan_of(call);
     const Rule &rule = plan.rule;
-    const char *const way = GROUPING_NAMES[rule.grouping], *const source = SOURCE_NAMES[rule.source], *const link = LINK_NAMES[plan.link];
+    const char *const way = GROUPING_NAMES[rule.grouping], *const source = SOURCE_NAMES[rule.source], *const link = LINKS[plan.link].name;
     if (rule.most == ANY)
         snprintf(text, sizeof text, "%s: %s (%s)", way, source, link);
     else
@@ -222,11 +238,11 @@ inline int64_t worth_saving(int32_t op, int32_t map, double param, int64_t rows,
     auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
     auto most = [](int64_t a, int64_t b) { return a > b ? a : b; };
     if (op == ANYMAX_LOSS) {
-        if (n <= TILE_MOST && (bit(link) & (bit(EXPONENTIAL) | POWERS))) return 0;  // TILE_LOSS is as quick to do again
-        return MAPS[map].sparse ? least(n, most(128, n / 32)) : link == EXPONENTIAL ? 1 : 0;
+        if (n <= TILE_MOST && (bit(link) & (bit(EXPONENTIAL) | POWERS))) return 0;  // a tile is as quick to do again
+        return is_sparse(map) ? least(n, most(128, n / 32)) : link == EXPONENTIAL ? 1 : 0;
     }
     const bool entmax = map == ANYMAX_ENTMAX;
-    if (op != ANYMAX_FORWARD || !MAPS[map].sparse || rows * n < 16384 || (entmax && param < 1.22)) return 0;
+    if (op != ANYMAX_FORWARD || !is_sparse(map) || rows * n < 16384 || (entmax && param < 1.22)) return 0;
     // of 1,000 normal scores entmax 1.25 leaves 230, 4/3 75 and 3/2 18
     const bool wide = entmax && param < 1.45, wider = entmax && param < 1.3;
     if (n < (wider ? 4096 : wide ? 768 : 256)) return 0;

@@ -4,7 +4,7 @@
 
 #include "core/unit.h"
 
-constexpr int64_t ALONE_MOST = 32768;      // elements that are not worth a second thread
+constexpr int64_t ALONE_MOST = 32768;      // work (maps.hpp) that is not worth a second thread
 constexpr int64_t SHARED_ROW = 4 * 65536;  // a row that is worth more than one thread
 
 // Codes of core/unit.h: of all but the operands; and of these, for a call that has rows.

@@ -18,16 +18,16 @@ struct Batch {
     int64_t most;           // the largest of these counts, in eights
     uint32_t apart;         // one bit a row, 1 where few of its vectors have candidates: `hit` then says which
     uint64_t hit[W][BATCH_MOST / W / 64];  // of each row: one bit a vector, 1 where it has candidates, in the end where it may have probabilities
+    uint32_t wanted;        // one bit a row, 0: a loss or gradient whose target is no class
+    const int64_t *target;
+    const float *scale;
+    alignas(64) float aim[W];            // the targets' scores
+    alignas(64) double loss[W], tau[W];  // losses and thresholds, where they are wanted
     int64_t step;                      // from one row of candidates to the next
     alignas(64) float side[W * (BATCH_CANDIDATES + 4 * W)];  // rows of cells, rows of candidates, rows of their probabilities
     alignas(64) vf transposed[BATCH_CANDIDATES];                 // cells and candidates, one row a lane
     alignas(64) vf other[BATCH_CANDIDATES];                  // and what is found of them
     alignas(64) vd value[BATCH_CANDIDATES + 1], rate[BATCH_CANDIDATES + 1];
-    uint32_t wanted;  // one bit a row, 0: a loss or gradient whose target is no class
-    const int64_t *target;
-    const float *scale;
-    alignas(64) float aim[W];             // the targets' scores
-    alignas(64) double loss[W], tau[W];
 };
 
 // What a batch gives: probabilities, with what their supports are saved from or without; losses and thresholds, the probabilities of the candidates then lie
@@ -114,7 +114,7 @@ template <Keeping K>
 ANYMAX_INLINE int64_t keep_all(const float *x, int64_t n, vf high, vf edge, float *to, int64_t at, int64_t limit) {
     constexpr int64_t W = width<float>;
     int64_t i = 0;
-    if (K == SCORES && n >= 16 * W) {  // the beginning of a row speaks for it
+    if (K == SCORES && n >= SPEAKS_FROM) {  // the beginning of a row speaks for it
         for (; i < 8 * W; i += W) at += keep<K>(load(x + i), high, edge, to + at);
         if (at * n > (limit + limit / 8) * 8 * W) return limit + 1;
     }
@@ -210,7 +210,7 @@ ANYMAX_INLINE void transform(float *to, const float *x, int64_t n, bool bypass, 
 
 // Of each row one bit: 1 where few of its vectors have entries above the edge, by its cells.
 ANYMAX_INLINE uint32_t few_vectors(const vf *cell, int64_t cells, vf edge, int64_t n) {
-    if (n <= 24 * width<float>) return 0;
+    if (n < APART_FROM) return 0;
     vi above{};
     for (int64_t j = 0; j < cells; j++) above -= cell[j] > edge;
     return bits(above < (int32_t)(cells / 2));
@@ -221,7 +221,7 @@ template <Keeping K, Output OUT>
 ANYMAX_INLINE void write_candidates(Batch &b, int64_t r, bool bypass, const float *from) {
     const vf high = splat(b.top[r]), edge = splat(b.edge[r]);
     Marker<OUT == SUPPORTS> marker{b.hit[r]};
-    transform<OUT != SUPPORTS>(b.out[r], b.x[r], b.n[r], bypass, [&](vf v) {
+    transform<OUT != SUPPORTS>(b.out[r], b.x[r], b.n[r], bypass, [&](vf v) ANYMAX_EACH {
         const uint32_t some = candidates<K>(v, high, edge);
         const vf p = unpack(K == SCORES_FROM ? v >= edge : v - high > edge, some, from);
         from += __builtin_popcount(some);

@@ -142,7 +142,7 @@ static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool
     vf low;
     const uint32_t exact = bits(batch_kth(b, rows, n, k, low));
     const vf high = load(b.top), aims = load(b.aim);
-    if (OUT == LOSS) {
+    if constexpr (OUT == LOSS) {
         vd l[2];
         lanes_log_sum<float>(b.most, [&](int64_t i) ANYMAX_EACH { return b.transposed[i] >= low ? b.transposed[i] - high : splat(-inf32); }, l);
         for (int h = 0; h < 2; h++) {

@@ -9,7 +9,7 @@ namespace ANYMAX_UNIT {
 template <int R>
 __attribute__((noinline)) static void write_few(float *to, const float *x, int64_t n, vf high, vf level, vf lost, const uint64_t *hits) {
     constexpr int64_t W = width<float>;
-    auto value = [&](vf v) { return power_value<float, R>(v - high, level, lost); };
+    auto value = [&](vf v) ANYMAX_EACH { return power_value<float, R>(v - high, level, lost); };
     for (int64_t i = 0; i < n; i += 64 * W) {
         const int64_t end = i + 64 * W < n ? i + 64 * W : n;
         uint64_t hit = hits[i / (64 * W)];
@@ -69,7 +69,7 @@ template <int R, Output OUT>
 static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool bypass) {
     constexpr int64_t W = width<float>;
     const Rooted s = batch_root<R, OUT == LOSS ? SCORES : BELOW_TOP>(b, rows, n);
-    if (OUT == LOSS) {
+    if constexpr (OUT == LOSS) {
         for (int h = 0; h < 2; h++)
             power_loss<float, R>(b.transposed, b.most, s.high, s.level, load(b.aim), h, b.value, b.loss, b.tau, (float *)b.other + h * width<double>);
         return keep_found(b, rows);
@@ -77,7 +77,7 @@ static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool bypass) {
     float at[W], less[W], own[W];
     store(at, s.level);
     store(less, s.lost);
-    if (OUT == GRADIENT) store(own, sum_of_others<R>(b, s));
+    if constexpr (OUT == GRADIENT) store(own, sum_of_others<R>(b, s));
     uint32_t done = 0;
     for (int64_t r = 0; r < rows; r++) {
         if (b.cached) ask_ahead(b, r, n);
@@ -85,26 +85,26 @@ static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool bypass) {
         done |= 1u << r;
         const float *x = b.x[r];
         const vf m = splat(b.top[r]), l = splat(at[r]), off = splat(less[r]);
-        if (OUT == GRADIENT) {
+        if constexpr (OUT == GRADIENT) {
             const vf by = splat(b.scale[r]);
-            transform<true>(b.out[r], x, n, false, [&](vf v) {  // not around the caches: the target's own is written once more
+            transform<true>(b.out[r], x, n, false, [&](vf v) ANYMAX_EACH {  // not around the caches: the target's own is written once more
                 const vf p = power_value<float, R>(v - m, l, off);
                 return p == vf{} ? vf{} : p * by;
             });
             b.out[r][b.target[r]] = -own[r] * b.scale[r];
-            continue;
-        }
+        } else {
         if (!bypass && x != b.out[r] && (b.apart >> r & 1)) {  // the candidates' vectors are hardly more than the probabilities'
             write_few<R>(b.out[r], x, b.n[r], m, l, off, b.hit[r]);
             continue;
         }
         Marker<OUT == SUPPORTS> marker{b.hit[r]};
-        transform<OUT != SUPPORTS>(b.out[r], x, b.n[r], bypass, [&](vf v) {
+        transform<OUT != SUPPORTS>(b.out[r], x, b.n[r], bypass, [&](vf v) ANYMAX_EACH {
             const vf p = power_value<float, R>(v - m, l, off);
             marker.take(p);
             return p;
         });
         marker.end();
+        }
     }
     return done;
 }

@@ -108,7 +108,7 @@ template <class C, int R>
 ANYMAX_INLINE TileSums<C, R> tile_sums(const vec<C> *v, int64_t n, vec<C> level) {
     TileSums<C, R> s{};
     int64_t i = 0;
-    auto term = [&](vec<C> y, vec<C> &s0, vec<C> &s1) {
+    auto term = [&](vec<C> y, vec<C> &s0, vec<C> &s1) ANYMAX_EACH {
         const vec<C> u = larger(y * C(Power<R>::slope) + level, vec<C>{}), rate = Power<R>::rate(u);
         s0 += Power<R>::value(u, rate), s1 += rate;
     };

@@ -178,7 +178,7 @@ static double loss_row(const anymax_call &call, int64_t row, Source source, Link
         save_support(call, row, found);
         if (call.tau) ((C *)call.tau)[row] = (C)found.tau;
         if (!found.sound) return not_a_number<double>;
-        if (aim == -inf64 || !found.any) return inf64;
+        if (!found.any) return inf64;
         if (link == LARGEST || link == NUCLEUS) {
             C high = -infinity<C>;
             for (int64_t i = 0; i < found.count; i++) high = larger(high, x[found.index[i]]);
@@ -275,7 +275,7 @@ template <class C>
 static void vjp_any(const anymax_call &call, int64_t row, Link link, double param, const C *x, const C *p, const void *g, const Sink<C> &out, Scratch &scratch,
                     const Team &team) {
     const int64_t n = call.n;
-    if (MAPS[call.map].scores) {
+    if (needs_scores(call.map)) {
         const auto [high, sound] = scan_top(x, n);
         if (!sound) return fill(out, not_a_number<C>);
         if (high == -infinity<C>) return zeros(out, team);
