@@ -42,7 +42,7 @@ static uint32_t batch_curve(Batch &b, int64_t rows, int64_t n, const Curve &curv
         }
         if (OUT != LOSS) continue;
         if (finish == NORMMAX_FINISH) loss -= exp(log(power) * (1.0 / alpha)) * share - 1.0;
-        store(b.loss + h * width<double>, aim == -inf64 ? all<vd>(inf64) : larger(loss, vd{}));
+        store(b.loss + h * width<double>, larger(loss, vd{}));  // infinite where the target's score is -inf
         store(b.tau + h * width<double>, top_ - root / curve.slope);
     }
     if (OUT != LOSS) return write_found<SCORES, OUT>(b, rows, n, bypass);

@@ -177,7 +177,7 @@ inline void power_loss(const vec<C> *x, int64_t n, vec<C> high, vec<C> level, ve
         sum += p > vd{} ? p * ((part(x[i], h) - target) + Power<R>::own(p)) : vd{};
         if (to) store_narrow(to + i * width<C>, p);
     }
-    store(value + h * width<double>, target == -inf64 ? all<vd>(inf64) : larger(sum, vd{}));
+    store(value + h * width<double>, larger(sum, vd{}));  // infinite where the target's score is -inf
     store(tau + h * width<double>, top_ - (at - lost / R) * R);
 }
 

@@ -4,11 +4,12 @@
 #define ANYMAX_PYTHON_CALLS_HPP
 
 #include "doors/python/arrays.hpp"
+#include "maps.hpp"
 
 constexpr int64_t SMALL = 4096;  // the work (maps.hpp) of a call that is over before another thread would have had the interpreter
 
 // A mapping in the engine's words: the tuple `Link` of kernels/link.py.
-struct Link {
+struct GivenMap {
     Ref tuple;
     int32_t map = 0, noise = 0;
     double param = 0.0;

@@ -123,7 +123,7 @@ bool Rows::save(int64_t capacity, PyObject *x, Array &array, Ref &memory) {
     return true;
 }
 
-bool Rows::link(const Link &l, int op, Array &params) {
+bool Rows::link(const GivenMap &l, int op, Array &params) {
     call.op = op, call.map = l.map, call.noise = l.noise, call.param = l.param, call.nodes = nodes_of(l.nodes, dtype);
     if (l.params == Py_None) return !(l.map == ANYMAX_BUDGET && !(l.param <= (double)n));  // the caller's mistake, which `Mapping.check` words
     if (!l.chosen) return false;  // Python is to cast it, and a gradient may be asked for

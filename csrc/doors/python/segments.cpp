@@ -46,7 +46,7 @@ ANYMAX_CALL(call_segments) {
     if (!integer(args[1], op) || !integer(args[4], axis)) return nullptr;
     PyObject *const first = args[5] != Py_None ? args[5] : args[6];
     const Kind kind = kind_of(first);
-    Link link;
+    GivenMap link;
     Entries x, p, g, out;
     Array ptr, order, params, index, scale, result, kept;
     if (kind == NEITHER || axis < 0 || !link.read(args[0]) || !ptr.read(NUMPY, args[2]) || ptr.dtype != LONGS || !ptr.dense() || ptr.count < 1) return none();
