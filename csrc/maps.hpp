@@ -33,7 +33,7 @@ static constexpr MapRow MAPS[ANYMAX_MAPS] = {
     {ANYMAX_BUDGET, "budget", THRESHOLDS, 1e-300, 1e300, 0, true, false, 2},
     {ANYMAX_NORMMAX, "normmax", THRESHOLDS, 1.0000000000000002, 1e300, 0, true, false, 3},
     {ANYMAX_TOPK, "topk", TRUNCATIONS, 1.0, 9e15, 1, true, true, 2},
-    {ANYMAX_TOPP, "topp", TRUNCATIONS, 1e-300, 1.0, 0, true, true, 3},
+    {ANYMAX_TOPP, "topp", TRUNCATIONS, 1e-300, 1.0, 0, true, true, 5},
     {ANYMAX_TAYLOR, "taylor", RATIOS, 2.0, 64.0, 2, false, false, 1},
     {ANYMAX_SIGSOFTMAX, "sigsoftmax", RATIOS, 1.0, 0.0, 0, false, true, 2},
     {ANYMAX_PERTURB, "perturb", NOISES, 1e-300, 1e300, 0, false, false, 4},

@@ -139,13 +139,10 @@ int execute(const anymax_call *call, anymax_parallel run) {
     const Entry *e = entry();
     const int64_t rows = call->outer * call->inner, n = call->n, size = call->dtype == ANYMAX_F64 ? 8 : call->dtype == ANYMAX_F32 ? 4 : 2;
     const int64_t elements = rows * n;
-    // around the caches; not of short gradients, where to write the target's own once more would cost more than is saved
-    const int64_t least = call->op == ANYMAX_LOSS_GRAD ? 16384 : 256;
+    const int64_t least = call->op == ANYMAX_LOSS_GRAD ? BYPASS_GRADIENT_FROM : BYPASS_FROM;
     const int bypass = !call->fresh && writes_rows(call->op) && elements * size >= cache_size() / 4 * 3 && n * size >= least;
     if (!run || work_of(call, elements) < ALONE_MOST) return rows_of(e->unit, call, 0, rows, bypass, nullptr);
-    if (rows < 8 && n >= SHARED_ROW) {  // few long rows: the threads share each of them
-        return rows_of(e->unit, call, 0, rows, bypass, run);
-    }
+    if (n >= (rows == 1 ? SHARED_ALONE : SHARED_ROW) && rows < ROWS_FEW) return rows_of(e->unit, call, 0, rows, bypass, run);  // the threads share each row
     Work w{call, e->unit, bypass, {0}};
     int64_t grain = ALONE_MOST / 2 / work_of(call, n) + 1;
     if (call->inner > 1 || grain > 8) grain = grain < 24 ? 16 : (grain + 8) / 16 * 16;  // transposed, or solved, so many at once
