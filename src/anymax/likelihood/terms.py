@@ -11,14 +11,12 @@ from .._array import (
     Namespace,
     as_dtype,
     dot,
-    from_last,
     known,
     known_any,
     namespace,
     quiet,
     stop_gradient,
     take,
-    to_last,
     total,
     upcast,
 )
@@ -31,8 +29,7 @@ from ..functional import log_rows
 from ..inspection import entropy as entropy_of
 from ..mappings import Softmax
 from ..transforms import temperature as tempered
-from ..transforms.applying import transforms_along
-from ..transforms.base import put_through
+from ..transforms.applying import transformed
 from .softmax_plain import Terms
 
 _SOFTMAX = Softmax()
@@ -48,8 +45,8 @@ def read(
         joined, mapping, mask = join(mapping, x, axis, mask)
         temperature = joined.lay_out(temperature, "temperature")
         x, axis = joined.scores, -1
-    scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
-    xp, scale = namespace(rows), 1.0
+    _, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
+    xp = namespace(rows)
     temperature = _array.number(temperature)
     if type(temperature) in (int, float) and temperature > 1e-30 and mapping.is_softmax and transform is None:
         return rows, mapping, 1.0 / temperature
@@ -57,12 +54,8 @@ def read(
         value = one_a_row(aligned(temperature, rows, axis, "temperature"), "temperature")
         rows = tempered(value)(upcast(rows, xp))
     if transform is not None:
-        parts = transforms_along(transform, axis, scores.ndim, who)
-        y = from_last(upcast(rows, xp), axis, xp)
-        for t in parts:
-            y = put_through(who, t, y)
-        rows = to_last(y, axis, xp)
-    return rows, mapping, scale
+        rows = transformed(who, transform, rows, axis, xp)
+    return rows, mapping, 1.0
 
 
 def terms_of(

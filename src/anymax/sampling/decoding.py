@@ -12,6 +12,7 @@ from .._array import (
     as_dtype,
     asarray,
     beside,
+    check_axis,
     counts,
     floating,
     from_last,
@@ -22,23 +23,18 @@ from .._array import (
     positions,
     quiet,
     stop_gradient,
-    to_last,
     top,
     total,
     upcast,
 )
 from .._core.mapping import Mapping
-from .._core.names import as_mapping
 from .._core.options import check_keywords, documented_like
-from .._core.rows import prepare
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, Numbers
 from .._random.draws import at, check_k, invert, largest, uniforms
 from .._random.noises import draw
-from ..likelihood.terms import log_p_rows
+from ..likelihood.terms import log_p_rows, read
 from ..mappings import Softmax
-from ..transforms.applying import transforms_along
-from ..transforms.base import put_through
 from .results import every_sampler
 
 
@@ -155,14 +151,9 @@ def _log_p(
     who: str, mapping: Mapping | str, x: Any, transform: Any, axis: int, mask: Any
 ) -> tuple[Array, int, Namespace]:
     """(log p of the transformed rows, classes last; the axis of the classes in x; the namespace)."""
-    mapping = as_mapping(mapping, who)
-    refuse_sharded(who, x)
-    scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
+    rows, mapping, _ = read(who, mapping, x, transform, None, axis, mask)
     xp = namespace(rows)
-    y = from_last(upcast(rows, xp), axis, xp)
-    for t in transforms_along(transform, axis, scores.ndim, who):
-        y = put_through(who, t, y)
-    return log_p_rows(mapping, to_last(y, axis, xp), xp), axis, xp
+    return log_p_rows(mapping, upcast(rows, xp), xp), check_axis(axis, rows.ndim), xp
 
 
 def _best(key: Array, log_p: Array, k: int, axis: int, xp: Namespace) -> TopK:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from .._array import Array, compiling, namespace, upcast
+from .._array import Array, Namespace, compiling, from_last, namespace, to_last, upcast
 from .._core.mapping import Mapping
 from .._random.generators import going_on
 from ..kernels import decode
@@ -22,6 +22,14 @@ def transforms_along(transform: Any, axis: int, ndim: int, who: str) -> tuple[Ca
         )
     parts = () if transform is None else transform.transforms if isinstance(transform, Composed) else (transform,)
     return tuple(_along(t, axis, ndim, who) for t in parts)
+
+
+def transformed(who: str, transform: Any, rows: Array, axis: int, xp: Namespace) -> Array:
+    """Rows, classes last, after the transforms that a verb applies to scores with the classes along `axis`."""
+    y = from_last(upcast(rows, xp), axis, xp)
+    for t in transforms_along(transform, axis, rows.ndim, who):
+        y = put_through(who, t, y)
+    return to_last(y, axis, xp)
 
 
 def _along(t: Any, axis: int, ndim: int, who: str) -> Callable[[Array], Array]:
