@@ -10,7 +10,11 @@ from .._array import Array, dense, fit_axes, is_array, is_floating, is_jax, is_n
 def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int, tuple[int, ...]]:
     """The number of heads of q that share one head of k and v, and the shape of the scores."""
     for name, a in (("q", q), ("k", k), ("v", v)):
-        _alone(who, name, a)
+        dense_array(who, name, a, "pad it and say lengths=")
+        if a.ndim < 2:
+            raise ValueError(
+                f"{who}: {name} needs at least two dimensions, [..., length, features], got {tuple(a.shape)}"
+            )
     one_framework(who, q, k, v)
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"{who}: q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
@@ -20,10 +24,8 @@ def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int
         )
     if is_torch(q) and not q.device == k.device == v.device:
         raise ValueError(f"{who}: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"{who}: q has {q.shape[-1]} features and k has {k.shape[-1]}; they must agree")
-    if k.shape[-2] != v.shape[-2]:
-        raise ValueError(f"{who}: k has length {k.shape[-2]} and v has {v.shape[-2]}; they must agree")
+    same_features(who, q, k)
+    same_length(who, k, v)
     groups = _groups(who, q, k, v) if enable_gqa else 1
     shape = _scores_shape(who, q, k, groups)
     _check_values(who, v, shape, groups)
@@ -36,6 +38,16 @@ def one_framework(who: str, q: Array, k: Array, v: Array) -> None:
         raise TypeError(
             f"{who}: q, k and v must be of one framework, got arrays of {kinds[0]}, {kinds[1]} and {kinds[2]}"
         )
+
+
+def same_features(who: str, q: Array, k: Array) -> None:
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"{who}: q has {q.shape[-1]} features and k has {k.shape[-1]}; they must agree")
+
+
+def same_length(who: str, k: Array, v: Array) -> None:
+    if k.shape[-2] != v.shape[-2]:
+        raise ValueError(f"{who}: k has length {k.shape[-2]} and v has {v.shape[-2]}; they must agree")
 
 
 def flag(who: str, name: str, value: Any) -> bool:
@@ -54,13 +66,12 @@ def check_dropout(who: str, name: str, value: Any) -> float:
     return value
 
 
-def _alone(who: str, name: str, a: Any) -> None:
+def dense_array(who: str, name: str, a: Any, instead: str) -> Array:
+    """An operand, if it is an array; an error that says what to do `instead` if it is sparse or nested."""
     if not is_array(a):
         hint = f"; give numpy.asarray({name})" if isinstance(a, (list, tuple)) else ""
         raise TypeError(f"{who}: {name} must be an array, got {type(a).__name__}{hint}")
-    dense(a, f"{who}: {name}", "pad it and say lengths=")
-    if a.ndim < 2:
-        raise ValueError(f"{who}: {name} needs at least two dimensions, [..., length, features], got {tuple(a.shape)}")
+    return dense(a, f"{who}: {name}", instead)
 
 
 def _groups(who: str, q: Array, k: Array, v: Array) -> int:

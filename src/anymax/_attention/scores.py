@@ -78,10 +78,8 @@ class Scores:
 
     def positions(self, near: Array, xp: Namespace) -> tuple[Array, Array]:
         """The positions of queries, [..., L, 1], and keys, [S], counted in keys."""
-        place = device_of(near)
-        rows, columns = self.shape[-2:]
-        offset = self.arrays.get("offset", self.offset)
-        return xp.arange(rows, **place)[:, None] + offset, xp.arange(columns, **place) + self.first_key
+        i, j = (xp.arange(n, **device_of(near)) for n in self.shape[-2:])
+        return i[:, None] + self.arrays.get("offset", self.offset), j + self.first_key
 
     def visible(self, near: Array, xp: Namespace) -> Array | None:
         """True where a query may attend, broadcastable to the scores; None if it may everywhere."""
@@ -196,8 +194,8 @@ def prepare(q: Array, shape: tuple[int, ...], mapping: Mapping, options: Options
                 f"attention: mask must be boolean (True = keep) or real (added to the scores), got {dtype_name(given)}"
             )
     if options.alibi is not None and options.alibi is not False:
-        place = device_of(q)
-        slopes = xp.asarray(alibi_slopes(_heads(shape)), **place) if options.alibi is True else options.alibi
+        own = options.alibi is True
+        slopes = xp.asarray(alibi_slopes(_heads(shape)), **device_of(q)) if own else options.alibi
         arrays["slopes"] = _by_head(slopes, q, shape, "alibi", xp)
     if options.sink is not None:
         arrays["sink"] = _by_head(options.sink, q, shape, "sink", xp)

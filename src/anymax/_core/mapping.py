@@ -63,6 +63,7 @@ class Mapping(ABC):
     # the parameter that JAX passes as an array, so that one compiled program fits all its values
     array_field: ClassVar[str | None] = None
     needs_scores: bool = True  # False if `vjp` needs p only, not x
+    may_vanish: bool = False  # True if p may be 0 in all classes of a row that has unmasked ones
     loss_from_scores: ClassVar[bool] = False  # True if `loss` uses only the scores, not p
     # parameters to show the map with if none are given; needed for a field without a default
     example: ClassVar[dict[str, Any]] = {}
