@@ -168,15 +168,12 @@ def logsumexp(
         return joined.restore(out, summed=True) if keepdims else out
     x, rows, _, axis = prepare(Softmax(), x, axis, mask, None)
     xp = namespace(rows)
-    s = upcast(rows, xp)
-    plain = (
-        not is_array(temperature) and temperature == 1 and not _array.differentiates(rows) and not _array.compiling()
-    )
     out = None
-    engine = kernels.compiled("threshold", Softmax(), rows) if plain else None
-    if engine is not None:
-        out = engine.logsumexp(rows)
+    if not is_array(temperature) and temperature == 1 and not _array.differentiates(rows) and not _array.compiling():
+        engine = kernels.compiled("threshold", Softmax(), rows)
+        out = None if engine is None else engine.logsumexp(rows)
     if out is None:
+        s = upcast(rows, xp)
         with quiet(rows):
             out = _smooth_max(s, one_a_row(aligned(temperature, s, axis, "temperature"), "temperature"), xp)
     out = like_scores(restore_axis(as_dtype(out, rows.dtype, xp), axis), x)

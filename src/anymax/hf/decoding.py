@@ -45,7 +45,7 @@ def _chosen(who: str, transform: Any, mapping: Mapping | None) -> tuple[Any, Map
 
 
 def _log_p(who: str, transform: Any, mapping: Mapping, scores: Tensor) -> Tensor:
-    rows, mapping, _ = read(who, mapping, scores, transform, None, -1, None)
+    rows, mapping = read(who, mapping, scores, transform=transform)
     return log_p_rows(mapping, rows, xp)
 
 
@@ -216,7 +216,7 @@ class _Draw(transformers.LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         mapping, rows, transform = self.mapping, scores, self.transform
         if self.keep:
-            rows, mapping, _ = read("sample", mapping, rows, transform, None, -1, None)
+            rows, mapping = read("sample", mapping, rows, transform=transform)
             transform = None
         token: Tensor = samplers.sample(mapping, rows, transform=transform, generator=self.generator)
         if bool((token < 0).any()):

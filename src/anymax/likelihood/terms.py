@@ -36,9 +36,16 @@ _SOFTMAX = Softmax()
 
 
 def read(
-    who: str, mapping: Mapping | str, x: Any, transform: Any, temperature: Any, axis: Any, mask: Any
+    who: str, mapping: Mapping | str, x: Any, axis: Any = -1, mask: Any = None, transform: Any = None
+) -> tuple[Array, Mapping]:
+    """(rows after the transforms, classes last; the mapping aligned to them)."""
+    return read_scaled(who, mapping, x, axis, mask, transform, None)[:2]
+
+
+def read_scaled(
+    who: str, mapping: Mapping | str, x: Any, axis: Any, mask: Any, transform: Any, temperature: Any
 ) -> tuple[Array, Mapping, float]:
-    """(rows after the transforms, classes last; the mapping aligned to them; a factor by which the caller must multiply them)."""
+    """The same for scores that a temperature divides, and the factor by which the caller must still multiply the rows."""
     mapping = as_mapping(mapping, who)
     refuse_sharded(who, x)
     if isinstance(axis, (tuple, list)):

@@ -34,7 +34,7 @@ from .._core.typing import ArrayT, Axes, Numbers
 from ..losses.targets import refuse_strays
 from ..mappings import Softmax
 from .support import on_support
-from .terms import divergences, kl_rows, read, terms_of
+from .terms import divergences, kl_rows, read, read_scaled, terms_of
 
 _SOFTMAX = Softmax()
 _HINTS = {
@@ -154,7 +154,7 @@ def _log_prob(
             )
         mapping = as_mapping(mapping, who)
         return tuple(rows_over_devices("log_prob_entropy", log_prob_entropy, mapping, x, axis, mask, y=y))
-    rows, mapping, scale = read(who, mapping, x, transform, temperature, axis, mask)
+    rows, mapping, scale = read_scaled(who, mapping, x, axis, mask, transform, temperature)
     xp = namespace(rows)
     index, shape = _classes(who, y, rows, xp)
     if support is not None:
@@ -213,9 +213,9 @@ def kl(
     array([inf])
     """
     axis = pick_axis(axis, dim)
-    rows, mapping_p, _ = read("kl", mapping_p, x, None, None, axis, mask)
+    rows, mapping_p = read("kl", mapping_p, x, axis, mask)
     xp = namespace(rows)
-    others, mapping_q, _ = read("kl", mapping_q, _array.beside(y, rows, "y", xp), None, None, axis, mask)
+    others, mapping_q = read("kl", mapping_q, _array.beside(y, rows, "y", xp), axis, mask)
     if tuple(rows.shape) != tuple(others.shape):
         raise ValueError(
             f"kl: the two scores must have one shape, got {tuple(rows.shape)} and {tuple(others.shape)} (classes last)"
@@ -277,7 +277,7 @@ def topk_kl(
     if tail not in ("ignore", "one class"):
         raise ValueError(f"topk_kl: tail must be 'ignore' or 'one class', got {tail!r}")
     axis = pick_axis(axis, dim)
-    rows, _, scale = read("topk_kl", _SOFTMAX, x, None, temperature, axis, mask)
+    rows, _, scale = read_scaled("topk_kl", _SOFTMAX, x, axis, mask, None, temperature)
     xp = namespace(rows)
     ids, t = (_array.beside(a, rows, name, xp) for a, name in ((ids, "ids"), (teacher_log_p, "teacher_log_p")))
     if not is_integer(ids) or not is_floating(t):

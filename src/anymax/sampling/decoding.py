@@ -151,7 +151,7 @@ def _log_p(
     who: str, mapping: Mapping | str, x: Any, transform: Any, axis: int, mask: Any
 ) -> tuple[Array, int, Namespace]:
     """(log p of the transformed rows, classes last; the axis of the classes in x; the namespace)."""
-    rows, mapping, _ = read(who, mapping, x, transform, None, axis, mask)
+    rows, mapping = read(who, mapping, x, axis, mask, transform)
     xp = namespace(rows)
     return log_p_rows(mapping, upcast(rows, xp), xp), check_axis(axis, rows.ndim), xp
 

@@ -338,35 +338,33 @@ def sample(
     """
     mapping, axis = as_mapping(mapping, "sample"), pick_axis(axis, dim)
     refuse_sharded("sample", x)
-    _check_classes(x, axis)
-    scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
-    mapping, xp = mapping.frozen(), namespace(rows)
-    parts = transforms_along(transform, axis, scores.ndim, "sample")
+    x, axis, xp = _check_classes(x, axis)
+    _, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
+    mapping, size = mapping.frozen(), count_of(num_samples)
+    parts = transforms_along(transform, axis, rows.ndim, "sample")
     read = None if return_support else read_steps(parts, rows, axis, mapping)
     parts, steps = (parts, ()) if read is None else read
-    cut, full = stop_gradient(rows), None
+    cut = full = stop_gradient(rows)
     if parts:
-        cut, full = cut_and_full("sample", parts, from_last(upcast(cut, xp), axis, xp), return_log_prob)
-        cut, full = (
-            stop_gradient(to_last(cut, axis, xp)),
-            None if full is cut else stop_gradient(to_last(full, axis, xp)),
-        )
-    size = count_of(num_samples)
-    if read is not None:
-        drawn = _in_one_pass(mapping, cut, cut if full is None else full, steps, size, generator, return_log_prob)
-        drawn = Sample(*(None if v is None else _samples_first(v, num_samples, xp) for v in drawn))
-        return drawn if return_log_prob else drawn.index
-    cut = upcast(cut, xp)
-    p = stop_gradient(apply(mapping, cut))
+        cut, full = cut_and_full("sample", parts, upcast(cut, xp), axis, return_log_prob)
+    if read is None:
+        drawn = _by_inversion(mapping, cut, full, size, generator, return_log_prob, return_support)
+    else:
+        drawn = _in_one_pass(mapping, cut, full, steps, size, generator, return_log_prob)
+    index, *log_p = (None if v is None else _samples_first(v, num_samples, xp) for v in drawn[:3])
+    return Sample(index, *log_p, drawn.support) if return_log_prob or return_support else index
+
+
+def _by_inversion(
+    mapping: Mapping, cut: Array, full: Array, size: int, generator: Any, log_prob: bool, support: bool
+) -> Sample:
+    """Samples by the inverse of the distribution function, [..., size]."""
+    xp = namespace(cut)
+    p = stop_gradient(apply(mapping, upcast(cut, xp)))
     index = invert(p, uniforms(p, size, generator, xp), xp)
-    drawn = Sample(_samples_first(index, num_samples, xp))
-    if return_log_prob:
-        log_prob = _samples_first(_log_prob(mapping, cut, index, xp), num_samples, xp)
-        whole = log_prob if full is None else _samples_first(_log_prob(mapping, full, index, xp), num_samples, xp)
-        drawn = drawn._replace(log_prob=log_prob, full_log_prob=whole)
-    if return_support:
-        drawn = drawn._replace(support=support_of(p, xp))
-    return drawn if return_log_prob or return_support else drawn.index
+    log_p = _log_prob(mapping, cut, index, xp) if log_prob else None
+    full_log_p = log_p if full is cut or not log_prob else _log_prob(mapping, full, index, xp)
+    return Sample(index, log_p, full_log_p, support_of(p, xp) if support else None)
 
 
 def _in_one_pass(
@@ -393,7 +391,7 @@ def _in_one_pass(
 
 def _log_prob(mapping: Mapping, rows: Array, index: Array, xp: Namespace) -> Array:
     """log p at the indices, a constant for differentiation."""
-    return at(stop_gradient(log_p_rows(mapping, rows, xp)), index, xp)
+    return at(stop_gradient(log_p_rows(mapping, upcast(rows, xp), xp)), index, xp)
 
 
 def _samples_first(index: Array, num_samples: int | None, xp: Namespace) -> Array:
