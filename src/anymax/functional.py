@@ -456,7 +456,7 @@ def _store(p: Array, out: Any) -> Array:
         raise TypeError(f"out: expected a writable {type(p).__name__}, got {type(out).__name__}")
     if tuple(out.shape) != tuple(p.shape) or out.dtype != p.dtype:
         raise ValueError(f"out: expected shape {tuple(p.shape)} and {p.dtype}, got {tuple(out.shape)} and {out.dtype}")
-    if not is_torch(p):
+    if isinstance(p, np.ndarray):
         out[...] = p
         return out
     if p.requires_grad:

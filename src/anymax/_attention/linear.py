@@ -41,8 +41,7 @@ from .._core.options import check_keywords, documented_like
 from .._core.typing import AnyArray, ArrayT
 from ..kernels import arrays, linear, native
 from ..mappings import Taylor
-from .operands import check, every_attention, flag, same_features, same_length
-from .scores import by_batch
+from .operands import Fitting, check, every_attention, flag, same_features, same_length
 
 _CHUNK, _LEAST = 256, 32  # the most and fewest queries or keys of a chunk
 _FEATURES = 1 << 20  # numbers in a chunk's features, all heads together, so that they fit in the cache
@@ -250,7 +249,7 @@ def linear_attention(
     groups, shape = check("linear_attention", q, k, v, enable_gqa)
     xp = namespace(q)
     if lengths is not None:
-        real = by_batch("linear_attention", lengths, q, shape, "lengths", xp)
+        real = Fitting("linear_attention", q, shape).by_batch(lengths, "lengths")
         lengths = xp.reshape(real, real.shape[:-3])
     if scale is not None and not is_array(scale) and not isinstance(number(scale), (int, float)):
         raise TypeError(f"linear_attention: scale must be a number or an array, got {scale!r}")

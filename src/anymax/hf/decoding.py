@@ -186,7 +186,7 @@ class _TokenByToken:
         return out
 
 
-_GENERATE = inspect.signature(transformers.GenerationMixin.generate)
+_GENERATE = inspect.signature(transformers.GenerationMixin.generate)  # type: ignore[attr-defined]
 _NO_DRAFTS = (
     "anymax.hf.sample draws one token at a time, and takes no drafts; leave assistant_model, prompt_lookup_num_tokens and "
     "assistant_early_exit out, or use logits_processor=[anymax.hf.LogitsProcessor(...)]"
