@@ -325,7 +325,7 @@ FAULTS = {
           "high = xp.where(above, middle, high)",
           "high = xp.where(above, middle - 1, high)", "plain_ways samplers"),
     Fault("Gumbel's argmax over masked classes", "src/anymax/sampling/samplers.py",
-          "index = xp.argmax(xp.where(keep, z, -math.inf * xp.ones_like(z)), axis=-1)",
+          "index = xp.argmax(hide(z, keep), axis=-1)",
           "index = xp.argmax(z, axis=-1)", "samplers"),
     Fault("how many classes count for a mean", "src/anymax/transforms/scaling.py",
           "n = total(xp.astype(x != -math.inf, x.dtype), xp)",

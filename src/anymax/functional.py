@@ -73,7 +73,7 @@ def apply(
     array([[0.75, 0.25, 0.  ],
            [0.5 , 0.5 , 0.  ]])
     """
-    named = axis if dim is None else dim if axis is None else ()
+    named = axis if dim is None else dim if axis is None else ()  # () is no axis: `pick_axis` refuses two of them
     if dtype is None and (p := _quickly(mapping, x, named, mask, out)) is not None:
         return p
     mapping, axis = as_mapping(mapping, "apply"), pick_axis(axis, dim)

@@ -12,9 +12,9 @@ from ._array import (
     Array,
     Namespace,
     as_dtype,
-    asarray,
     device_of,
     floating,
+    floats,
     is_array,
     known_any,
     namespace,
@@ -142,9 +142,7 @@ def entropy(
     >>> anymax.entropy([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]).round(4)
     array([0.6931, 0.    ])
     """
-    given, order = _probabilities("entropy", p), _order(kind, _array.number(alpha))
-    xp = namespace(given)
-    given = floating(given, xp, "p")
+    (given, xp), order = _probabilities("entropy", p), _order(kind, _array.number(alpha))
     axis = _array.check_axis(pick_axis(axis, dim), given.ndim)
     q = upcast(_array.to_last(given, axis, xp), xp)
     with quiet(q):
@@ -217,16 +215,16 @@ def support(p: Any) -> Any:
     >>> anymax.support(anymax.sparsemax([2.0, 1.5, -1.0]))
     array([ True,  True, False])
     """
-    p = _probabilities("support", p)
-    return floating(p, namespace(p), "p") > 0
+    p, _ = _probabilities("support", p)
+    return p > 0
 
 
-def _probabilities(who: str, p: Any) -> Array:
+def _probabilities(who: str, p: Any) -> tuple[Array, Namespace]:
     if isinstance(p, (Mapping, str)):
         raise TypeError(
             f"{who}: expected probabilities, got {p!r}; a map gives them: anymax.{who}(anymax.apply({p!r}, x))"
         )
-    return asarray(p, "p")
+    return floats(p, "p")
 
 
 def facts(mapping: Mapping | str) -> Facts:

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 
 # a subclass that overrides only these has the p of its base, and keeps its kernel; anything else counts as a formula of p
-_NO_FORMULAS = frozenset({"name", "formula", "facts", "instead", "example", "check", "no_potential", "no_constant"})
+_NO_FORMULAS = frozenset(
+    {"name", "formula", "facts", "instead", "example", "may_vanish", "check", "no_potential", "no_constant"}
+)
 
 
 class Mapping(ABC):
@@ -60,10 +62,10 @@ class Mapping(ABC):
     traced: bool = False  # True if the derivative comes from automatic differentiation of `differentiable` alone
     iterative: bool = False  # True if `forward` iterates; `hold` gives the outcome of the iteration
     mass: Any = 1.0  # what p sums to: a number, or an array with one value per row
+    may_vanish: bool = False  # True if a row of finite scores may have no probabilities at all, and p sums to 0
     # the parameter that JAX passes as an array, so that one compiled program fits all its values
     array_field: ClassVar[str | None] = None
     needs_scores: bool = True  # False if `vjp` needs p only, not x
-    may_vanish: bool = False  # True if p may be 0 in all classes of a row that has unmasked ones
     loss_from_scores: ClassVar[bool] = False  # True if `loss` uses only the scores, not p
     # parameters to show the map with if none are given; needed for a field without a default
     example: ClassVar[dict[str, Any]] = {}

@@ -80,6 +80,7 @@ def align_mask(rows: Array, mask: Array, axis: int, xp: Any) -> Array:
 
 
 def hide(rows: Array, keep: Array) -> Array:
+    """-inf where not `keep`."""
     xp = namespace(rows)
     return xp.where(keep, rows, -xp.inf * xp.ones_like(rows))
 

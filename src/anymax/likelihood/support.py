@@ -24,7 +24,7 @@ def on_support(
         return mapping, hide(rows, _as_mask(ids, offsets, tuple(rows.shape), xp)), index
     classes, there, spot = places_of(who, tuple(lead), n, index, ids, offsets, xp)
     scores = take(rows, classes, xp)
-    return mapping, xp.where(there, scores, -math.inf * xp.ones_like(scores)), spot
+    return mapping, hide(scores, there), spot
 
 
 def read_support(who: str, rows: Array, count: int, n: int, support: Any, xp: Namespace) -> tuple[Array, Array]:

@@ -29,6 +29,7 @@ from .._array import (
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import check_keywords, documented_like
+from .._core.rows import hide
 from .._core.shards import rows_over_devices, sharded
 from .._core.typing import ArrayT, Axes, Numbers
 from ..losses.targets import refuse_strays
@@ -300,7 +301,7 @@ def topk_kl(
     log_p, _, log_rest = terms_of(_SOFTMAX, rows, ids, xp, scale=scale, rest=tail == "one class")
     with quiet(rows):
         given, t = t.dtype, as_dtype(t, log_p.dtype, xp)
-        t = xp.where(ids < 0, -math.inf * xp.ones_like(t), t)
+        t = hide(t, ids >= 0)
         sums, noise = total(xp.exp(t), xp), _noise_of_sum(t, given, xp)
         if known_any((t > 1e-3) | (sums > 1.01 + noise), xp):
             raise ValueError(

@@ -8,7 +8,7 @@ from typing import Any
 from .. import _array
 from .._array import Array, asarray, is_integer, known_any, namespace, quiet, stop_gradient, total, upcast
 from .._core.options import check_keywords, documented_like
-from .._core.rows import prepare
+from .._core.rows import hide, prepare
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
 from ..mappings import Softmax
@@ -76,7 +76,7 @@ def multilabel_softmax_loss(
 def _log1p_sum_exp(s: Array, factor: Array, valid: Array, xp: Any) -> Array:
     """log(1 + sum factor exp(s)), [..., 1]; entries with factor 0 do not count, whatever their score."""
     counts = valid & (factor > 0)
-    s = xp.where(counts, s + xp.log(xp.where(counts, factor, xp.ones_like(factor))), -math.inf * xp.ones_like(s))
+    s = hide(s + xp.log(xp.where(counts, factor, xp.ones_like(factor))), counts)
     high = _array.top(s, xp)
     anchor = stop_gradient(xp.where((high > 0) & (high < math.inf), high, xp.zeros_like(high)))
     seen = s != -math.inf

@@ -16,12 +16,10 @@ from typing import Any, Unpack
 from .. import _array
 from .._array import (
     Array,
-    asarray,
     dot,
     is_array,
     is_integer,
     is_number,
-    namespace,
     quiet,
     stop_gradient,
     total,
@@ -30,6 +28,7 @@ from .._array import (
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import documented_like
+from .._core.rows import hide
 from .._core.shards import over_devices, sharded
 from .._core.typing import AnyArray, ArrayT, LossKeywords, Numbers, Parameter, Target, Weight
 from .._random.noises import Noise
@@ -415,7 +414,7 @@ def _smoothed_nll(epsilon: float, batch: Batch) -> Array:
     xp, p = batch.xp, batch.p()
     n = total(xp.astype(batch.keep, p.dtype), xp)
     log_p = xp.log((p + epsilon) / (1.0 + n * epsilon))
-    return -batch.of_target(xp.where(batch.keep, log_p, -math.inf * xp.ones_like(p)), batch.keep)
+    return -batch.of_target(hide(log_p, batch.keep), batch.keep)
 
 
 def _accuracy_loss(batch: Batch) -> Array:
@@ -473,9 +472,8 @@ _nll_by_row = _by_row(_minus_log_p, weighted=True)
 
 def _margin_loss(margin: Any, scale: Any, mapping: Mapping, cosines: Any, target: Any, options: LossOptions) -> Array:
     """The loss of `scale * margin(cosines, target)`."""
-    cosines = asarray(cosines, "cosines")
-    axis, xp = options.class_axis(cosines), namespace(cosines)
-    cosines = _array.floating(cosines, xp, "cosines")
+    cosines, xp = _array.floats(cosines, "cosines")
+    axis = options.class_axis(cosines)
     dtype, wide = result_dtype(cosines), upcast(cosines, xp)  # no rounding between the margin and the loss
     target = _array.beside(target, wide, "target", xp)
     ask_for_axis(cosines, target, options.axis)

@@ -10,11 +10,10 @@ from .._array import (
     Array,
     Namespace,
     as_dtype,
-    asarray,
     beside,
     check_axis,
     counts,
-    floating,
+    floats,
     from_last,
     is_integer,
     known_any,
@@ -265,10 +264,9 @@ def _row(table: Array, index: Array, xp: Namespace) -> Array:
 
 
 def _table(p: Any, name: str) -> tuple[Array, Namespace]:
-    p = asarray(p, name)
-    xp = namespace(p)
+    p, xp = floats(p, name)
     if p.ndim < 2:
         raise ValueError(f"speculative_accept: {name} must be [..., T, classes], got the shape {tuple(p.shape)}")
     if not p.shape[-1]:
         raise ValueError(f"speculative_accept: {name} of shape {tuple(p.shape)} has no classes; at least one is needed")
-    return floating(p, xp, name), xp
+    return p, xp

@@ -19,10 +19,9 @@ from .._array import (
     Array,
     Namespace,
     as_dtype,
-    asarray,
     check_axis,
     finite_scores,
-    floating,
+    floats,
     from_last,
     is_number,
     like,
@@ -39,7 +38,7 @@ from .._array import (
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import check_keywords, documented_like
-from .._core.rows import prepare
+from .._core.rows import hide, prepare
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, ArrayT, Numbers, Parameter
 from .._random.draws import at, count_of, invert, uniforms
@@ -157,7 +156,7 @@ def perturb_argmax(
         added = xp.reshape(draw(noise, (*lead, size * n), y, generator), (*lead, size, n))
         z = xp.expand_dims(y, axis=-2) + scale * added
     keep = xp.expand_dims(keep, axis=-2)
-    index = xp.argmax(xp.where(keep, z, -math.inf * xp.ones_like(z)), axis=-1)
+    index = xp.argmax(hide(z, keep), axis=-1)
     dead = poisoned | ~xp.any(keep, axis=-1)
     return _samples_first(xp.where(dead, -xp.ones_like(index), index), num_samples, xp)
 
@@ -204,9 +203,7 @@ def gumbel_softmax(
     if not isinstance(hard, bool):
         raise TypeError(f"gumbel_softmax: hard must be True or False, got {hard!r}")
     axis = pick_axis(axis, dim)
-    scores = asarray(x)
-    xp = namespace(scores)
-    scores = floating(scores, xp)
+    scores, xp = floats(x)
     axis = check_axis(axis, scores.ndim)
     z = tempered(temperature)(noisy("gumbel", generator=generator, axis=axis)(upcast(scores, xp)))
     chosen = Softmax() if mapping is None else as_mapping(mapping, "gumbel_softmax")
@@ -351,8 +348,8 @@ def sample(
         drawn = _by_inversion(mapping, cut, full, size, generator, return_log_prob, return_support)
     else:
         drawn = _in_one_pass(mapping, cut, full, steps, size, generator, return_log_prob)
-    index, *log_p = (None if v is None else _samples_first(v, num_samples, xp) for v in drawn[:3])
-    return Sample(index, *log_p, drawn.support) if return_log_prob or return_support else index
+    index, log_prob, full_log_prob = (None if v is None else _samples_first(v, num_samples, xp) for v in drawn[:3])
+    return Sample(index, log_prob, full_log_prob, drawn.support) if return_log_prob or return_support else index
 
 
 def _by_inversion(
@@ -404,9 +401,7 @@ def _samples_first(index: Array, num_samples: int | None, xp: Namespace) -> Arra
 
 def _check_classes(x: Any, axis: int) -> tuple[Array, int, Namespace]:
     """The scores as an array of floats, the axis of their classes from 0 on, and the namespace; an error if there is no class."""
-    x = asarray(x)
-    xp = namespace(x)
-    x = floating(x, xp)
+    x, xp = floats(x)
     axis = check_axis(axis, x.ndim)
     if x.shape[axis] == 0:
         raise ValueError(
