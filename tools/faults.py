@@ -213,7 +213,7 @@ FAULTS = {
           "return as_dtype(out, rows.dtype, xp)",
           "return out", "plain_ways law_arrays law_loss losses torch"),
     Fault("tau in the dtype of the scores", "src/anymax/thresholds.py",
-          "tau = as_dtype(tau, rows.dtype, xp)",
+          "tau = like_scores(as_dtype(tau, rows.dtype, xp), given.scores)",
           "tau = tau", "plain_ways law_arrays inspection law_kkt"),
     Fault("floats of 8 bits come back", "src/anymax/_core/rows.py",
           "return namespace(x).astype(out, x.dtype) if _array.narrow(x) else out",

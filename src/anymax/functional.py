@@ -13,7 +13,7 @@ from ._core.handed import handed
 from ._core.mapping import Mapping
 from ._core.names import as_mapping
 from ._core.options import check_keywords, check_options, documented_like, option_names
-from ._core.rows import hide, join, like_scores, prepare, restore_axis, split
+from ._core.rows import hide, join, like_scores, prepare_axes, restore_axis, split
 from ._core.shards import scores_over_devices, sharded
 from ._core.typing import AnyArray, ApplyOptions, ArrayT, Axes, DType, LogOptions, Mask, Numbers, Parameter
 from ._random.noises import Noise
@@ -158,11 +158,8 @@ def log_apply(
     mapping, axis = as_mapping(mapping, "log_apply"), pick_axis(axis, dim)
     if sharded(x):
         return scores_over_devices("log_apply", log_apply, mapping, x, axis, mask, dtype)
-    if isinstance(axis, (tuple, list)):
-        joined, mapping, mask = join(mapping, x, axis, mask)
-        return joined.restore(log_apply(mapping, joined.scores, mask=mask, dtype=dtype))
-    x, rows, mapping, axis = prepare(mapping, x, axis, mask, dtype)
-    return like_scores(restore_axis(log_rows(mapping, rows), axis), x)
+    given = prepare_axes(mapping, x, axis, mask, dtype)
+    return given.restore(log_rows(given.mapping, given.rows))
 
 
 def log_rows(mapping: Mapping, rows: Array) -> Array:

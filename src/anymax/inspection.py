@@ -66,7 +66,7 @@ def jacobian(
            [ 0. ,  0. ,  0. ]])
     """
     refuse_sharded("jacobian", x)
-    x, rows, mapping, axis = prepare(as_mapping(mapping, "jacobian"), x, pick_axis(axis, dim), mask, None)
+    _, rows, mapping, *_ = prepare(as_mapping(mapping, "jacobian"), x, pick_axis(axis, dim), mask)
     xp = namespace(rows)
     s = upcast(rows, xp)
     n = rows.shape[-1]

@@ -20,9 +20,9 @@ from .._array import (
     total,
     upcast,
 )
-from .._core.mapping import Mapping, one_a_row
+from .._core.mapping import Mapping
 from .._core.names import as_mapping
-from .._core.rows import aligned, join, prepare
+from .._core.rows import prepare_axes
 from .._core.shards import refuse as refuse_sharded
 from ..autodiff import bridge
 from ..functional import log_rows
@@ -48,20 +48,15 @@ def read_scaled(
     """The same for scores that a temperature divides, and the factor by which the caller must still multiply the rows."""
     mapping = as_mapping(mapping, who)
     refuse_sharded(who, x)
-    if isinstance(axis, (tuple, list)):
-        joined, mapping, mask = join(mapping, x, axis, mask)
-        temperature = joined.lay_out(temperature, "temperature")
-        x, axis = joined.scores, -1
-    _, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
-    xp = namespace(rows)
+    given = prepare_axes(mapping, x, axis, mask)
+    rows, mapping, xp = given.rows, given.mapping, namespace(given.rows)
     temperature = _array.number(temperature)
     if type(temperature) in (int, float) and temperature > 1e-30 and mapping.is_softmax and transform is None:
         return rows, mapping, 1.0 / temperature
     if temperature is not None:
-        value = one_a_row(aligned(temperature, rows, axis, "temperature"), "temperature")
-        rows = tempered(value)(upcast(rows, xp))
+        rows = tempered(given.parameter(temperature, "temperature"))(upcast(rows, xp))
     if transform is not None:
-        rows = transformed(who, transform, rows, axis, xp)
+        rows = transformed(who, transform, rows, given.axis, xp)
     return rows, mapping, 1.0
 
 

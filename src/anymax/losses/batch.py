@@ -59,7 +59,7 @@ class Batch:
     @classmethod
     def of(cls, mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Batch:
         x, smoothing = asarray(scores), options.label_smoothing
-        x, rows, mapping, axis = prepare(mapping, x, options.class_axis(x), options.mask, None)
+        x, rows, mapping, axis, _ = prepare(mapping, x, options.class_axis(x), options.mask)
         xp = namespace(rows)
         dtype, rows = result_dtype(rows), upcast(rows, xp)
         with quiet(rows):

@@ -52,7 +52,7 @@ def multilabel_softmax_loss(
     refuse_sharded("multilabel_softmax_loss", scores)
     given = {"reduction": reduction, "axis": axis, "dim": dim, "mask": mask}
     options, x = LossOptions.read("multilabel_softmax_loss", weight, given), asarray(scores)
-    x, rows, _, axis = prepare(Softmax(), x, options.class_axis(x), options.mask, None)
+    x, rows, _, axis, _ = prepare(Softmax(), x, options.class_axis(x), options.mask)
     xp = namespace(rows)
     dtype, s = result_dtype(rows), upcast(rows, xp)
     t = _array.beside(target, rows, "target", xp)
