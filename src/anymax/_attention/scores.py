@@ -41,7 +41,7 @@ class Scores:
     left: int | None  # how many keys before itself a query sees; None: no limit
     right: int | None
     offset: int  # the position of the first query among the keys (an array of offsets is in `arrays`)
-    arrays: dict[str, Array]  # scale, ADDED, keep, slopes, sink, offset, lengths, q_lengths; see `prepare`
+    arrays: dict[str, Array]  # scale, ADDED, keep, slopes, sink, offset, lengths, q_lengths, as `call.py` reads them
     first_key: int = 0  # of a tile, whose `offset` is the position of the tile's first query
 
     def of(self, products: Array, xp: Namespace) -> Array:
