@@ -66,8 +66,8 @@ def jacobian(
            [ 0. ,  0. ,  0. ]])
     """
     refuse_sharded("jacobian", x)
-    _, rows, mapping, *_ = prepare(as_mapping(mapping, "jacobian"), x, pick_axis(axis, dim), mask)
-    xp = namespace(rows)
+    given = prepare(as_mapping(mapping, "jacobian"), x, pick_axis(axis, dim), mask)
+    rows, mapping, xp = given.rows, given.mapping, namespace(given.rows)
     s = upcast(rows, xp)
     n = rows.shape[-1]
     p = bridge(s).apply(mapping, s)

@@ -59,15 +59,15 @@ class Batch:
     @classmethod
     def of(cls, mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Batch:
         x, smoothing = asarray(scores), options.label_smoothing
-        x, rows, mapping, axis, _ = prepare(mapping, x, options.class_axis(x), options.mask)
-        xp = namespace(rows)
-        dtype, rows = result_dtype(rows), upcast(rows, xp)
+        given = prepare(mapping, x, options.class_axis(x), options.mask)
+        x, mapping, xp = given.scores, given.mapping, namespace(given.rows)
+        dtype, rows = result_dtype(given.rows), upcast(given.rows, xp)
         with quiet(rows):
             _, keep, poisoned = _array.finite_scores(rows, xp)
         class_weight = None if options.weight is None else class_weights(options.weight, rows, xp)
         t = _array.beside(target, rows, "target", xp)
         ask_for_axis(x, t, options.axis)
-        indices = holds_indices(t, x.shape, axis)
+        indices = holds_indices(t, x.shape, given.axis)
         if indices:
             t = _array.counts(t, xp)  # before any comparison: -100 does not exist in uint8, nor 200 in int8
             stray = refuse_strays("target", t, rows.shape[-1], options.ignore_index, xp)
@@ -77,7 +77,7 @@ class Batch:
             t = xp.where(ignored, xp.zeros_like(t), t)
             y = xp.astype(t == _array.positions(rows, t.dtype, xp), rows.dtype)
         else:
-            y = _array.to_last(as_dtype(t, rows.dtype, xp), axis, xp)
+            y = _array.to_last(as_dtype(t, rows.dtype, xp), given.axis, xp)
             ignored = xp.zeros_like(poisoned)
         sample_weight = None
         if class_weight is not None:

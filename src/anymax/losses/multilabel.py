@@ -52,8 +52,8 @@ def multilabel_softmax_loss(
     refuse_sharded("multilabel_softmax_loss", scores)
     given = {"reduction": reduction, "axis": axis, "dim": dim, "mask": mask}
     options, x = LossOptions.read("multilabel_softmax_loss", weight, given), asarray(scores)
-    x, rows, _, axis, _ = prepare(Softmax(), x, options.class_axis(x), options.mask)
-    xp = namespace(rows)
+    given = prepare(Softmax(), x, options.class_axis(x), options.mask)
+    x, rows, xp = given.scores, given.rows, namespace(given.rows)
     dtype, s = result_dtype(rows), upcast(rows, xp)
     t = _array.beside(target, rows, "target", xp)
     t = _array.counts(t, xp) if is_integer(t) else t
@@ -61,7 +61,7 @@ def multilabel_softmax_loss(
         raise ValueError(
             f"target of shape {tuple(t.shape)}: expected one number for each score, shape {tuple(x.shape)}, 1 for a label and 0 for none"
         )
-    t = _array.to_last(t, axis, xp)
+    t = _array.to_last(t, given.axis, xp)
     valid = t != ignore_index
     y = xp.where(valid, xp.astype(t, s.dtype), xp.zeros_like(s))
     if known_any((y < 0) | (y > 1), xp):

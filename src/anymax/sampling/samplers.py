@@ -216,7 +216,8 @@ def gumbel_softmax(
 
 def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> Array:
     """The limit of the rows of p as the scores z are scaled up: the largest scores get the whole sum, each up to its upper bound."""
-    _, rows, aligned, *_ = prepare(mapping.frozen(), z, axis)
+    given = prepare(mapping.frozen(), z, axis)
+    rows, aligned = given.rows, given.mapping
     if (most := aligned.ceiling(rows, xp)) is None:
         first = xp.expand_dims(xp.argmax(p, axis=-1), axis=-1)
         return xp.astype((positions(p, first.dtype, xp) == first) & ~(p <= 0), p.dtype)
@@ -336,8 +337,8 @@ def sample(
     mapping, axis = as_mapping(mapping, "sample"), pick_axis(axis, dim)
     refuse_sharded("sample", x)
     x, axis, xp = _check_classes(x, axis)
-    _, rows, mapping, *_ = prepare(mapping, x, axis, mask)
-    mapping, size = mapping.frozen(), count_of(num_samples)
+    given = prepare(mapping, x, axis, mask)
+    rows, mapping, size = given.rows, given.mapping.frozen(), count_of(num_samples)
     parts = transforms_along(transform, axis, rows.ndim, "sample")
     read = None if return_support else read_steps(parts, rows, axis, mapping)
     parts, steps = (parts, ()) if read is None else read
