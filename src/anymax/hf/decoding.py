@@ -24,6 +24,12 @@ from ..sampling import samplers
 from ..transforms.applying import unseeded
 from .checks import check_first
 
+_GENERATE = inspect.signature(transformers.GenerationMixin.generate)  # type: ignore[attr-defined]
+_NO_DRAFTS = (
+    "anymax.hf.sample draws one token at a time, and takes no drafts; leave assistant_model, prompt_lookup_num_tokens and "
+    "assistant_early_exit out, or use logits_processor=[anymax.hf.LogitsProcessor(...)]"
+)
+
 
 def _chosen(who: str, transform: Any, mapping: Mapping | None) -> tuple[Any, Mapping]:
     """The transform and the map; a map may be given as the transform."""
@@ -42,11 +48,6 @@ def _chosen(who: str, transform: Any, mapping: Mapping | None) -> tuple[Any, Map
             f"{transform!r}"
         )
     return transform, mapping
-
-
-def _log_p(who: str, transform: Any, mapping: Mapping, scores: Tensor) -> Tensor:
-    rows, mapping = read(who, mapping, scores, transform=transform)
-    return log_p_rows(mapping, rows, xp)
 
 
 class LogitsProcessor(transformers.LogitsProcessor):
@@ -84,7 +85,8 @@ class LogitsProcessor(transformers.LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         if self._applied is None or self._applied[0] != scores.device:
             self._applied = scores.device, unseeded(self.transform, scores)
-        return _log_p("LogitsProcessor", self._applied[1], self.mapping, scores)
+        rows, mapping = read("LogitsProcessor", self.mapping, scores, transform=self._applied[1])
+        return log_p_rows(mapping, rows, xp)
 
     def __repr__(self) -> str:
         return f"LogitsProcessor(transform={self.transform!r}, mapping={self.mapping!r})"
@@ -142,7 +144,7 @@ def sample(
     return _TokenByToken(transform, mapping, generator, streamer)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _TokenByToken:
     """What `sample` returns: `generate` calls it with the scores' processors and the stopping criteria."""
 
@@ -184,13 +186,6 @@ class _TokenByToken:
         if keep:
             out.scores = tuple(draw.scores[: len(out.scores)])
         return out
-
-
-_GENERATE = inspect.signature(transformers.GenerationMixin.generate)  # type: ignore[attr-defined]
-_NO_DRAFTS = (
-    "anymax.hf.sample draws one token at a time, and takes no drafts; leave assistant_model, prompt_lookup_num_tokens and "
-    "assistant_early_exit out, or use logits_processor=[anymax.hf.LogitsProcessor(...)]"
-)
 
 
 def _refuse_drafts_and_streamer(model: Any, *args: Any, **options: Any) -> None:
