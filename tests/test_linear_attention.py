@@ -95,6 +95,13 @@ def test_without_heads_and_without_keys():
     assert linear_attention(q[:0], k, v, is_causal=True).shape == (0, 3)
 
 
+def test_shared_heads_without_keys():
+    q, k, v = np.ones((3, 4, 5, 2)), np.ones((3, 2, 0, 2)), np.ones((3, 2, 0, 3))
+    with A.use("reference"):
+        for causal in (False, True):
+            assert np.array_equal(linear_attention(q, k, v, is_causal=causal, enable_gqa=True), np.zeros((3, 4, 5, 3)))
+
+
 @pytest.mark.thin(4)
 @every_kind
 def test_a_state_decodes_token_by_token(kind, chunk):

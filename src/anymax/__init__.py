@@ -123,15 +123,8 @@ handed.layer_bridge = _layer_bridge
 handed.softmax_terms = likelihood.softmax_terms
 handed.check()
 
-_LATE = (
-    "distributed",
-    "hf",
-    "linear",
-    "nn",
-    "numpyro",
-    "plot",
-    "sklearn",
-)  # these need a framework, matplotlib or scikit-learn
+# these need a framework, matplotlib or scikit-learn
+_LATE = ("distributed", "hf", "linear", "nn", "numpyro", "plot", "sklearn")
 _LATE_NAMES = {  # functions whose modules are slow to load, and those modules
     "attention_varlen": "_attention.packed",
     "linear_log_prob": "linear",

@@ -13,7 +13,7 @@ from ._core.handed import handed
 from ._core.mapping import Mapping
 from ._core.names import as_mapping
 from ._core.options import check_keywords, check_options, documented_like, option_names
-from ._core.rows import hide, join, like_scores, prepare, restore_axis, split
+from ._core.rows import hide, join, like_scores, prepare_axes, restore_axis, split
 from ._core.shards import scores_over_devices, sharded
 from ._core.typing import AnyArray, ApplyOptions, ArrayT, Axes, DType, LogOptions, Mask, Numbers, Parameter
 from ._random.noises import Noise
@@ -73,7 +73,7 @@ def apply(
     array([[0.75, 0.25, 0.  ],
            [0.5 , 0.5 , 0.  ]])
     """
-    named = axis if dim is None else dim if axis is None else ()
+    named = axis if dim is None else dim if axis is None else ()  # () is no axis: `pick_axis` refuses two of them
     if dtype is None and (p := _quickly(mapping, x, named, mask, out)) is not None:
         return p
     mapping, axis = as_mapping(mapping, "apply"), pick_axis(axis, dim)
@@ -158,11 +158,8 @@ def log_apply(
     mapping, axis = as_mapping(mapping, "log_apply"), pick_axis(axis, dim)
     if sharded(x):
         return scores_over_devices("log_apply", log_apply, mapping, x, axis, mask, dtype)
-    if isinstance(axis, (tuple, list)):
-        joined, mapping, mask = join(mapping, x, axis, mask)
-        return joined.restore(log_apply(mapping, joined.scores, mask=mask, dtype=dtype))
-    x, rows, mapping, axis = prepare(mapping, x, axis, mask, dtype)
-    return like_scores(restore_axis(log_rows(mapping, rows), axis), x)
+    given = prepare_axes(mapping, x, axis, mask, dtype)
+    return given.restore(log_rows(given.mapping, given.rows))
 
 
 def log_rows(mapping: Mapping, rows: Array) -> Array:
@@ -183,19 +180,17 @@ _SOFTMAX, _SPARSEMAX, _ENTMAX15 = Softmax(), Sparsemax(), Entmax(1.5)
 
 
 @functools.lru_cache(maxsize=256, typed=True)  # typed, since Taylor accepts 2 and rejects 2.0
-def _kept_map(kind: Any, value: Any) -> Mapping:
+def _cached_map(kind: Any, value: Any) -> Mapping:
     return kind(value)
 
 
-def _made(kind: Any, value: Any) -> Mapping:
-    """kind(value), from a cache if value is a Python number, since calls repeat it."""
-    return _kept_map(kind, value) if type(value) in (float, int) and not _dynamo() else kind(value)
+def _map_of(kind: Any, value: Any) -> Mapping:
+    """kind(value), from a cache if value is a Python number, since calls repeat it.
 
-
-def _second(kind: Any, value: Any) -> Mapping:
-    """Like `_made`, for a parameter in second place. Functions without a parameter have the axis there, so an error hints at it."""
+    Functions without a parameter have the axis where the others have `value`, so an error hints at it.
+    """
     try:
-        return _made(kind, value)
+        return _cached_map(kind, value) if type(value) in (float, int) and not _dynamo() else kind(value)
     except (TypeError, ValueError) as error:
         hint = f"; did you mean axis={value}?" if type(value) is int and value < 2 else ""
         raise type(error)(f"{error}{hint}") from None
@@ -286,7 +281,7 @@ def entmax(
     >>> anymax.entmax([2.0, 1.0, -1.0], alpha=1.5).round(3)
     array([0.831, 0.169, 0.   ])
     """
-    return call("entmax", _second(Entmax, alpha), x, axis, out, options)
+    return call("entmax", _map_of(Entmax, alpha), x, axis, out, options)
 
 
 @documented_like(apply)
@@ -322,7 +317,7 @@ def taylor_softmax(x: ArrayT | Numbers, order: int = 2, axis: Axes = None, **opt
     >>> anymax.taylor_softmax([2.0, 1.0, -1.0]).round(3)
     array([0.625, 0.312, 0.062])
     """
-    return apply(_second(Taylor, order), x, axis, **check_options("taylor_softmax", _APPLY, options))
+    return apply(_map_of(Taylor, order), x, axis, **check_options("taylor_softmax", _APPLY, options))
 
 
 @documented_like(apply)
@@ -353,7 +348,7 @@ def sparse_softmax(
     array([0.731, 0.269, 0.   ])
     """
     if type(k) is int and p is None and not options and not _dynamo():  # the common call, from a cache
-        return call("sparse_softmax", _kept_map(SparseSoftmax, k), x, axis, out, options)
+        return call("sparse_softmax", _cached_map(SparseSoftmax, k), x, axis, out, options)
     # first, since a misspelt k or p is a better error than a missing one
     check_options("sparse_softmax", _APPLY, options)
     if k is None and p is None and type(axis) is int:
@@ -405,7 +400,7 @@ def perturb_max(
     >>> anymax.perturb_max([2.0, 1.0, -1.0], noise="normal").round(3)
     array([0.756, 0.237, 0.007])
     """
-    mapping = _second(functools.partial(PerturbMax, nodes=nodes, scale=scale), noise)
+    mapping = _map_of(functools.partial(PerturbMax, nodes=nodes, scale=scale), noise)
     return apply(mapping, x, axis, **check_options("perturb_max", _APPLY, options))
 
 
@@ -426,7 +421,7 @@ def normmax(x: ArrayT | Numbers, alpha: Parameter = 2.0, axis: Axes = None, **op
     >>> anymax.normmax([2.0, 1.8, -1.0], alpha=2.0).round(3)
     array([0.571, 0.429, 0.   ])
     """
-    return apply(_second(NormMax, alpha), x, axis, **check_options("normmax", _APPLY, options))
+    return apply(_map_of(NormMax, alpha), x, axis, **check_options("normmax", _APPLY, options))
 
 
 @documented_like(apply)
@@ -445,22 +440,22 @@ def budget(x: ArrayT | Numbers, k: Parameter, axis: Axes = None, **options: Unpa
     >>> anymax.budget([2.0, 1.0, 0.5, -1.0], k=2)
     array([1.  , 0.75, 0.25, 0.  ])
     """
-    return apply(_second(Budget, k), x, axis, **check_options("budget", _APPLY, options))
+    return apply(_map_of(Budget, k), x, axis, **check_options("budget", _APPLY, options))
 
 
 def _store(p: Array, out: Any) -> Array:
+    """p in `out`, if there is one."""
     if out is None:
         return p
-    tensor = p if is_torch(p) else None
-    if tensor is None and not isinstance(p, np.ndarray):
+    if not is_torch(p) and not isinstance(p, np.ndarray):
         raise TypeError(f"out: {type(p).__name__} is immutable; out= is for NumPy arrays and torch tensors")
     if type(_array.in_memory(out, "out")) is not type(p):
         raise TypeError(f"out: expected a writable {type(p).__name__}, got {type(out).__name__}")
     if tuple(out.shape) != tuple(p.shape) or out.dtype != p.dtype:
         raise ValueError(f"out: expected shape {tuple(p.shape)} and {p.dtype}, got {tuple(out.shape)} and {out.dtype}")
-    if tensor is not None:
-        if tensor.requires_grad:
-            raise ValueError("out= can't be used where a gradient is asked for; call it under torch.no_grad()")
-        return out.copy_(tensor)
-    out[...] = p
-    return out
+    if isinstance(p, np.ndarray):
+        out[...] = p
+        return out
+    if p.requires_grad:
+        raise ValueError("out= can't be used where a gradient is asked for; call it under torch.no_grad()")
+    return out.copy_(p)

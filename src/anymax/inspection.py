@@ -10,9 +10,11 @@ import numpy as np
 from . import _array
 from ._array import (
     Array,
+    Namespace,
     as_dtype,
-    asarray,
+    device_of,
     floating,
+    floats,
     is_array,
     known_any,
     namespace,
@@ -64,12 +66,12 @@ def jacobian(
            [ 0. ,  0. ,  0. ]])
     """
     refuse_sharded("jacobian", x)
-    x, rows, mapping, axis = prepare(as_mapping(mapping, "jacobian"), x, pick_axis(axis, dim), mask, None)
-    xp = namespace(rows)
+    given = prepare(as_mapping(mapping, "jacobian"), x, pick_axis(axis, dim), mask)
+    rows, mapping, xp = given.rows, given.mapping, namespace(given.rows)
     s = upcast(rows, xp)
     n = rows.shape[-1]
     p = bridge(s).apply(mapping, s)
-    eye = xp.eye(n, dtype=s.dtype, device=s.device) if _array.is_torch(s) else xp.eye(n, dtype=s.dtype)
+    eye = xp.eye(n, dtype=s.dtype, **device_of(s))
     wide = xp.broadcast_to(s[..., None, :], (*s.shape[:-1], n, n))
     p = xp.broadcast_to(p[..., None, :], (*s.shape[:-1], n, n))
     params = {k: v[..., None, :] if is_array(v) and v.ndim else v for k, v in mapping.params().items()}
@@ -140,24 +142,7 @@ def entropy(
     >>> anymax.entropy([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]).round(4)
     array([0.6931, 0.    ])
     """
-    alpha = _array.number(alpha)
-    kinds = {
-        "shannon": 1.0,
-        "renyi": 2.0 if alpha is None else alpha,
-        "renyi2": 2.0,
-        "tsallis": 1.5 if alpha is None else alpha,
-    }
-    given = _probabilities("entropy", p)
-    if not isinstance(kind, str) or kind not in kinds:
-        hint = f"; did you mean axis={kind}?" if type(kind) is int else ""
-        raise ValueError(f"entropy: kind must be one of {', '.join(sorted(kinds))}, got {shown(kind)}{hint}")
-    if alpha is not None and kind in ("shannon", "renyi2"):
-        raise TypeError(f"entropy: {kind!r} takes no alpha; use 'renyi' or 'tsallis'")
-    order = kinds[kind]
-    if not is_array(order) and (not _array.is_number(order) or not 0 < order < math.inf):
-        raise ValueError(f"entropy: alpha must be a positive number, got {order!r}")
-    xp = namespace(given)
-    given = floating(given, xp, "p")
+    (given, xp), order = _probabilities("entropy", p), _order(kind, _array.number(alpha))
     axis = _array.check_axis(pick_axis(axis, dim), given.ndim)
     q = upcast(_array.to_last(given, axis, xp), xp)
     with quiet(q):
@@ -166,17 +151,44 @@ def entropy(
                 f"entropy: expected probabilities, from 0 to 1, got numbers from {float(xp.min(q)):g} to {float(xp.max(q)):g}; for scores, "
                 "apply a map first: anymax.entropy(anymax.softmax(x))"
             )
-        if not is_array(order) and order == 1:
-            h = -total(_array.xlogx(q, xp), xp)
-        elif kind == "tsallis":
-            h = -total(tsallis_terms(q, order, xp), xp)
-        else:
-            h = xp.log(total(_array.power(q, order, xp), xp)) / (1.0 - order)
-            if is_array(order):
-                h = xp.where(order == 1, -total(_array.xlogx(q, xp), xp), h)
+        h = _tsallis(q, order, xp) if kind == "tsallis" else _renyi(q, order, xp)
         h = xp.where(xp.any(xp.isnan(q), axis=-1, keepdims=True), math.nan * xp.ones_like(h), h)
     h = xp.squeeze(h, axis=-1) + 0.0  # no -0
     return as_dtype(h, given.dtype, xp)
+
+
+_ORDERS = {"shannon": 1.0, "renyi": 2.0, "renyi2": 2.0, "tsallis": 1.5}  # by default
+
+
+def _order(kind: Any, alpha: Any) -> Any:
+    """The order of an entropy, checked."""
+    if not isinstance(kind, str) or kind not in _ORDERS:
+        hint = f"; did you mean axis={kind}?" if type(kind) is int else ""
+        raise ValueError(f"entropy: kind must be one of {', '.join(sorted(_ORDERS))}, got {shown(kind)}{hint}")
+    if alpha is None:
+        return _ORDERS[kind]
+    if kind in ("shannon", "renyi2"):
+        raise TypeError(f"entropy: {kind!r} takes no alpha; use 'renyi' or 'tsallis'")
+    if not is_array(alpha) and (not _array.is_number(alpha) or not 0 < alpha < math.inf):
+        raise ValueError(f"entropy: alpha must be a positive number, got {alpha!r}")
+    return alpha
+
+
+def _shannon(q: Array, xp: Namespace) -> Array:
+    return -total(_array.xlogx(q, xp), xp)
+
+
+def _renyi(q: Array, order: Any, xp: Namespace) -> Array:
+    if not is_array(order) and order == 1:
+        return _shannon(q, xp)
+    h = xp.log(total(_array.power(q, order, xp), xp)) / (1.0 - order)
+    return xp.where(order == 1, _shannon(q, xp), h) if is_array(order) else h
+
+
+def _tsallis(q: Array, order: Any, xp: Namespace) -> Array:
+    if not is_array(order) and order == 1:
+        return _shannon(q, xp)
+    return -total(tsallis_terms(q, order, xp), xp)
 
 
 @overload
@@ -203,16 +215,16 @@ def support(p: Any) -> Any:
     >>> anymax.support(anymax.sparsemax([2.0, 1.5, -1.0]))
     array([ True,  True, False])
     """
-    p = _probabilities("support", p)
-    return floating(p, namespace(p), "p") > 0
+    p, _ = _probabilities("support", p)
+    return p > 0
 
 
-def _probabilities(who: str, p: Any) -> Array:
+def _probabilities(who: str, p: Any) -> tuple[Array, Namespace]:
     if isinstance(p, (Mapping, str)):
         raise TypeError(
             f"{who}: expected probabilities, got {p!r}; a map gives them: anymax.{who}(anymax.apply({p!r}, x))"
         )
-    return asarray(p, "p")
+    return floats(p, "p")
 
 
 def facts(mapping: Mapping | str) -> Facts:

@@ -84,7 +84,7 @@ class Categorical(Distribution):
         transform: Any = None,
         validate_args: bool | None = None,
     ) -> None:
-        self.scores, mapping, _ = read("Categorical", mapping, jnp.asarray(scores), transform, None, -1, mask)
+        self.scores, mapping = read("Categorical", mapping, jnp.asarray(scores), -1, mask, transform)
         self._static, self._params = Static(mapping, None), mapping.params()
         super().__init__(batch_shape=self.scores.shape[:-1], validate_args=validate_args)
 

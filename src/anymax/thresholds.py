@@ -7,10 +7,10 @@ from typing import Any, Generic, NamedTuple
 
 from . import _array, kernels
 from ._array import Array, as_dtype, is_array, is_number, namespace, pick_axis, quiet, stop_gradient, upcast
-from ._core.mapping import Mapping, one_a_row
+from ._core.mapping import Mapping
 from ._core.names import as_mapping
 from ._core.options import check_keywords, documented_like
-from ._core.rows import aligned, join, like_scores, prepare, restore_axis
+from ._core.rows import like_scores, prepare_axes
 from ._core.shards import rows_over_devices, sharded
 from ._core.typing import ArrayT, Axes, Mask, Numbers, Parameter
 from .autodiff import bridge
@@ -82,16 +82,11 @@ def threshold(
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
     if sharded(x):
         return Threshold(*rows_over_devices("threshold", threshold, mapping, x, axis, mask, keepdims))
-    if isinstance(axis, (tuple, list)):
-        joined, mapping, mask = join(mapping, x, axis, mask)
-        found = threshold(mapping, joined.scores, mask=mask, keepdims=keepdims)
-        return Threshold(*(joined.restore(v, summed=True) for v in found)) if keepdims else found
-    x, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
-    xp = namespace(rows)
-    tau, size = tau_and_support(mapping.frozen(), stop_gradient(rows), xp)
-    tau = as_dtype(tau, rows.dtype, xp)
-    tau, size = like_scores(restore_axis(tau, axis), x), restore_axis(size, axis)
-    return Threshold(tau, size) if keepdims else Threshold(xp.squeeze(tau, axis=axis), xp.squeeze(size, axis=axis))
+    given = prepare_axes(mapping, x, axis, mask)
+    rows, xp = given.rows, namespace(given.rows)
+    tau, size = tau_and_support(given.mapping.frozen(), stop_gradient(rows), xp)
+    tau = like_scores(as_dtype(tau, rows.dtype, xp), given.scores)
+    return Threshold(given.restore_one(tau, keepdims), given.restore_one(size, keepdims))
 
 
 _COUNTED = 1 << 20  # entries to count at a time, since torch and NumPy convert them to integers of 8 bytes
@@ -161,26 +156,16 @@ def logsumexp(
     if sharded(x):
         verb = lambda _, rows, **given: logsumexp(rows, **given)  # noqa: E731
         return rows_over_devices("logsumexp", verb, Softmax(), x, axis, mask, keepdims, temperature=temperature)[0]
-    if isinstance(axis, (tuple, list)):
-        joined, _, mask = join(Softmax(), x, axis, mask)
-        temperature = joined.lay_out(temperature, "temperature")
-        out = logsumexp(joined.scores, temperature=temperature, mask=mask, keepdims=keepdims)
-        return joined.restore(out, summed=True) if keepdims else out
-    x, rows, _, axis = prepare(Softmax(), x, axis, mask, None)
-    xp = namespace(rows)
-    s = upcast(rows, xp)
-    plain = (
-        not is_array(temperature) and temperature == 1 and not _array.differentiates(rows) and not _array.compiling()
-    )
+    given = prepare_axes(Softmax(), x, axis, mask)
+    rows, xp = given.rows, namespace(given.rows)
     out = None
-    engine = kernels.compiled("threshold", Softmax(), rows) if plain else None
-    if engine is not None:
-        out = engine.logsumexp(rows)
+    if not is_array(temperature) and temperature == 1 and not _array.differentiates(rows) and not _array.compiling():
+        engine = kernels.compiled("threshold", Softmax(), rows)
+        out = None if engine is None else engine.logsumexp(rows)
     if out is None:
         with quiet(rows):
-            out = _smooth_max(s, one_a_row(aligned(temperature, s, axis, "temperature"), "temperature"), xp)
-    out = like_scores(restore_axis(as_dtype(out, rows.dtype, xp), axis), x)
-    return out if keepdims else xp.squeeze(out, axis=axis)
+            out = _smooth_max(upcast(rows, xp), given.parameter(temperature, "temperature"), xp)
+    return given.restore_one(like_scores(as_dtype(out, rows.dtype, xp), given.scores), keepdims)
 
 
 def _smooth_max(s: Array, t: Any, xp: Any) -> Array:

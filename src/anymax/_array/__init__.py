@@ -9,6 +9,7 @@ from .convert import (
     check_number,
     dense,
     duplicate,
+    floats,
     in_memory,
     is_int,
     is_number,

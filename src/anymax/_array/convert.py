@@ -8,8 +8,8 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from .dtypes import as_dtype, dtype_name, is_floating, is_integer
-from .kinds import Array, Namespace, is_array, is_jax, is_ragged, is_torch
+from .dtypes import as_dtype, dtype_name, floating, is_floating, is_integer
+from .kinds import Array, Namespace, is_array, is_jax, is_ragged, is_torch, namespace
 from .tracing import compiling
 
 
@@ -59,6 +59,13 @@ def duplicate(x: Array, xp: Namespace) -> Array:
     if is_jax(x):
         return x
     return x.clone() if is_torch(x) else xp.asarray(x, copy=True)
+
+
+def floats(x: Any, name: str = "scores") -> tuple[Array, Namespace]:
+    """`x` as an array of real floating-point numbers, and its namespace."""
+    x = asarray(x, name)
+    xp = namespace(x)
+    return floating(x, xp, name), xp
 
 
 def dense(a: Array, name: str, padding: str = _PADDING) -> Array:

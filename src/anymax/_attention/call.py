@@ -4,14 +4,59 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import sys
 from typing import Any, NamedTuple
 
-from .._array import Array, in_memory, is_array, is_jax, is_torch, namespace, number, quiet, torch_loaded
+from .._array import (
+    Array,
+    beside,
+    device_of,
+    dtype_name,
+    fit_axes,
+    in_memory,
+    is_array,
+    is_floating,
+    is_int,
+    is_jax,
+    is_number,
+    is_torch,
+    known,
+    namespace,
+    number,
+    quiet,
+    torch_loaded,
+)
+from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from ..mappings import Softmax
 from . import operands
-from .scores import Options, Scores, prepare
+from .scores import Scores, alibi_slopes
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The arguments of `attention` beside q, k and v, as the caller gave them."""
+
+    mapping: Any = None
+    mask: Any = None
+    is_causal: Any = False
+    scale: Any = None
+    enable_gqa: Any = False
+    bias: Any = None
+    dropout_p: Any = 0.0
+    generator: Any = None
+    window: Any = None
+    alibi: Any = None
+    softcap: Any = None
+    lengths: Any = None
+    q_lengths: Any = None
+    offset: Any = 0
+    sink: Any = None
+    transform: Any = None
+    mix: Any = None
+    need_weights: Any = False
+    implementation: Any = None
 
 
 class AttentionCall(NamedTuple):
@@ -39,10 +84,93 @@ def checked(q: Array, k: Array, v: Array, options: Options) -> tuple[AttentionCa
     groups, shape = operands.check("attention", q, k, v, options.enable_gqa)
     if is_causal_bias(options.mask):
         options = _without_causal_bias(options, q, shape)
-    scores = prepare(q, shape, mapping, options, namespace(q))
+    scores = _scores(q, shape, mapping, options)
     if shape[-1]:
         mapping.check(shape[-1] + (options.sink is not None))
     return AttentionCall(q, k, v, scores, groups, float(dropout_p), options.generator, options.need_weights), plain
+
+
+def _scores(q: Array, shape: tuple[int, ...], mapping: Mapping, options: Options) -> Scores:
+    """The options that make the scores, checked, their arrays with the axes of the scores."""
+    arrays: dict[str, Array] = {}
+    xp, fitting = namespace(q), operands.Fitting("attention", q, shape)
+    factor = 1.0
+    scale, softcap, offset = (number(value) for value in (options.scale, options.softcap, options.offset))
+    transform = options.transform
+    if scale is None:
+        factor = 1.0 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
+    elif is_array(scale):
+        arrays["scale"] = fitting.real(scale, "scale")
+    elif is_number(scale):
+        factor = float(scale)
+    else:
+        raise TypeError(f"attention: scale must be a number or an array, got {scale!r}")
+    if options.bias is not None:
+        arrays["bias"] = fitting.real(options.bias, "bias")
+    if options.mask is not None:
+        given = beside(options.mask, q, "mask", xp)
+        if "bool" in dtype_name(given):
+            arrays["keep"] = fitting.array(given, "mask")
+        elif is_floating(given):
+            arrays["additive"] = fitting.real(given, "mask")
+        else:
+            raise TypeError(
+                f"attention: mask must be boolean (True = keep) or real (added to the scores), got {dtype_name(given)}"
+            )
+    if options.alibi is not None and options.alibi is not False:
+        own = options.alibi is True
+        slopes = xp.asarray(alibi_slopes(fitting.heads), **device_of(q)) if own else options.alibi
+        arrays["slopes"] = fitting.by_head(slopes, "alibi")
+    if options.sink is not None:
+        arrays["sink"] = fitting.by_head(options.sink, "sink")
+    for name, value in (("lengths", options.lengths), ("q_lengths", options.q_lengths)):
+        if value is not None:
+            arrays[name] = fitting.by_batch(value, name)
+            _in_range(name, arrays[name], shape)
+    if is_array(offset):
+        arrays["offset"] = fitting.by_batch(offset, "offset")
+        offset = 0
+    elif not is_int(offset):
+        raise TypeError(f"attention: offset must be an integer or an array of integers, got {options.offset!r}")
+    if softcap is not None and not (is_number(softcap) and 0 < softcap < math.inf):
+        raise ValueError(f"attention: softcap must be a finite number above 0, got {softcap!r}")
+    left, right = _window(options.window)
+    if transform is not None and (not callable(transform) or isinstance(transform, (type, Mapping))):
+        hint = "; a map is given as mapping=" if isinstance(transform, Mapping) else ""
+        raise TypeError(
+            f"attention: transform must be a function scores -> scores such as anymax.temperature(2.0), got {transform!r}{hint}"
+        )
+    for name, value in mapping.params().items():
+        value = beside(value, q, name, xp)
+        if value.ndim:  # torch accepts a single number from any device
+            operands.same_device(value, q, name)
+        mapping.check_width(name, fit_axes(value, shape, f"attention: {mapping.name}: {name}"))
+    return Scores(shape, mapping, transform, factor, softcap, bool(options.is_causal), left, right, int(offset), arrays)
+
+
+def _window(window: Any) -> tuple[int | None, int | None]:
+    if window is None:
+        return None, None
+    sides = (window, window) if not isinstance(window, (tuple, list)) else tuple(window)
+    ok = len(sides) == 2 and all(s is None or (is_int(number(s)) and s >= 0) for s in sides)
+    if not ok:
+        raise ValueError(
+            f"attention: window must be a number of keys or a pair (left, right) of such numbers, None for no limit, got {window!r}"
+        )
+    left, right = (None if s is None else int(s) for s in sides)
+    return left, right
+
+
+def _in_range(name: str, value: Array, shape: tuple[int, ...]) -> None:
+    xp = namespace(value)
+    if not known(value) or not math.prod(value.shape):
+        return
+    most, whose = (shape[-1], "keys") if name == "lengths" else (shape[-2], "queries")
+    low, high = int(xp.min(value)), int(xp.max(value))
+    if low < 0 or high > most:
+        raise ValueError(
+            f"attention: {name} must be from 0 to {most}, the number of {whose}, got values from {low} to {high}"
+        )
 
 
 # -- torch's causal biases and autocast -------------------------------------------------------------------------------------

@@ -24,10 +24,8 @@ from .scores import MASKED, Scores, refuse_tiles
 
 _MATRIX = 1 << 24  # scores, 64 MB in float32: above it always in blocks
 _FEW = 1 << 19  # scores: up to here never in blocks
-_KEYS, _TRACKED_KEYS = (
-    512,
-    1024,
-)  # measured: from so many keys on, blocks are faster than the matrix, without and with a gradient
+# measured: from so many keys on, blocks are faster than the matrix, without and with a gradient
+_KEYS, _TRACKED_KEYS = 512, 1024
 
 
 class Implementation(NamedTuple):

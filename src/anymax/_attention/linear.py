@@ -41,8 +41,7 @@ from .._core.options import check_keywords, documented_like
 from .._core.typing import AnyArray, ArrayT
 from ..kernels import arrays, linear, native
 from ..mappings import Taylor
-from .operands import check, every_attention, flag
-from .scores import by_batch
+from .operands import Fitting, check, every_attention, flag, same_features, same_length
 
 _CHUNK, _LEAST = 256, 32  # the most and fewest queries or keys of a chunk
 _FEATURES = 1 << 20  # numbers in a chunk's features, all heads together, so that they fit in the cache
@@ -177,11 +176,12 @@ class LinearState(NamedTuple):
         q may have several times as many heads as the keys; groups of heads then share the keys.
         """
         xp = namespace(q)
-        rows, shape = _grouped(upcast(q, xp) * self.scale, self.memory, xp)
+        grouped = _grouped(upcast(q, xp) * self.scale, self.memory, xp)
+        rows = _stacked(grouped, xp)
         scratch = _scratch(self.memory, rows)
         body = lambda memory, q: (memory, _recall(memory, q, xp, scratch))  # noqa: E731
         _, out = _fold(body, self.memory, (rows,), _chunk(self.memory), xp)
-        return _finished(out, q, shape, xp)
+        return as_dtype(_by_head(_unstacked(_divided(out, xp), grouped.shape[-3], xp), xp), q.dtype, xp)
 
     def step(self, q: ArrayT, k: ArrayT, v: ArrayT) -> tuple[ArrayT, LinearState]:
         """A pair: the output for new tokens, and the state after them.
@@ -193,7 +193,7 @@ class LinearState(NamedTuple):
             the state and the new keys up to its own.
         """
         xp = namespace(q)
-        _agree(q, k)
+        same_features("linear_attention", q, k)
         keys, values = _keys(k, v, None, xp)
         out, memory = _causal(self.memory, upcast(q, xp) * self.scale, keys, values, xp)
         return as_dtype(out, q.dtype, xp), LinearState(memory, self.scale)
@@ -249,12 +249,11 @@ def linear_attention(
     groups, shape = check("linear_attention", q, k, v, enable_gqa)
     xp = namespace(q)
     if lengths is not None:
-        real = by_batch("linear_attention", lengths, q, shape, "lengths", xp)
+        real = Fitting("linear_attention", q, shape).by_batch(lengths, "lengths")
         lengths = xp.reshape(real, real.shape[:-3])
     if scale is not None and not is_array(scale) and not isinstance(number(scale), (int, float)):
         raise TypeError(f"linear_attention: scale must be a number or an array, got {scale!r}")
-    near: Any = q
-    scale = _scale(q) if scale is None else like(number(scale), upcast(near[..., :0], xp), xp)
+    scale = _scale(q) if scale is None else like(number(scale), upcast(q[..., :0], xp), xp)  # type: ignore[index]
     out = _compiled(q, k, v, scale, is_causal, groups, shape, lengths, xp)
     if out is not None:
         return out
@@ -326,15 +325,9 @@ def refuse(mapping: Mapping) -> str | None:
 # -- chunks ----------------------------------------------------------------------------------------------------------------------
 
 
-def _agree(q: Array, k: Array) -> None:
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"linear_attention: q has {q.shape[-1]} features and k has {k.shape[-1]}; they must agree")
-
-
 def _keys(k: Array, v: Array, lengths: Any, xp: Namespace) -> tuple[Array, Array]:
     """The keys, and (v, 1), whose last column sums to the denominator; both are 0 at padding."""
-    if k.shape[-2] != v.shape[-2]:
-        raise ValueError(f"linear_attention: k has length {k.shape[-2]} and v has {v.shape[-2]}; they must agree")
+    same_length("linear_attention", k, v)
     k, v = upcast(k, xp), upcast(v, xp)
     values = xp.concat([v, xp.ones_like(v[..., :1])], axis=-1)
     if lengths is None:
@@ -342,16 +335,16 @@ def _keys(k: Array, v: Array, lengths: Any, xp: Namespace) -> tuple[Array, Array
     lengths = beside(lengths, k, "lengths", xp)
     if not is_integer(lengths):
         raise TypeError(f"linear_attention: lengths must be integers, got {lengths.dtype}")
-    place = device_of(k)
-    there = xp.arange(k.shape[-2], **place)[:, None] < xp.reshape(lengths, (*lengths.shape, *(1,) * min(3, k.ndim)))
+    there = xp.arange(k.shape[-2], **device_of(k))[:, None] < xp.reshape(
+        lengths, (*lengths.shape, *(1,) * min(3, k.ndim))
+    )
     return xp.where(there, k, xp.zeros_like(k)), xp.where(there, values, xp.zeros_like(values))
 
 
 def _nothing(k: Array, values: Array, xp: Namespace) -> Array:
     """An empty memory."""
     d = k.shape[-1]
-    place = device_of(k)
-    return xp.zeros((*k.shape[:-2], values.shape[-1], 1 + d + d * (d + 1) // 2), dtype=k.dtype, **place)
+    return xp.zeros((*k.shape[:-2], values.shape[-1], 1 + d + d * (d + 1) // 2), dtype=k.dtype, **device_of(k))
 
 
 def _chunk(memory: Array) -> int:
@@ -359,22 +352,32 @@ def _chunk(memory: Array) -> int:
     return max(_LEAST, min(_CHUNK, _FEATURES // max(1, heads * memory.shape[-1])))
 
 
-def _grouped(q: Array, memory: Array, xp: Namespace) -> tuple[Array, tuple[int, ...]]:
-    """The queries of the heads that share a memory, stacked: [..., heads of the memory, groups * L, D]; and the shape of q."""
-    shape = tuple(q.shape)
-    if q.ndim < 3 or memory.ndim < 3 or q.shape[-3] == memory.shape[-3] or memory.shape[-3] == 1:
-        return q, shape
-    heads, own = q.shape[-3], memory.shape[-3]
+def _grouped(q: Array, memory: Array, xp: Namespace) -> Array:
+    """The queries as [..., heads of the memory, groups, L, D]: the heads of a group share a memory."""
+    heads, own = (a.shape[-3] if q.ndim > 2 and memory.ndim > 2 else 1 for a in (q, memory))
+    if own in (1, heads):
+        return xp.reshape(q, (*q.shape[:-2], 1, *q.shape[-2:]))
     if heads % own:
         raise ValueError(f"linear_attention: {heads} heads of queries can't share {own} heads of keys")
-    return xp.reshape(q, (*q.shape[:-3], own, heads // own * q.shape[-2], q.shape[-1])), shape
+    return xp.reshape(q, (*q.shape[:-3], own, heads // own, *q.shape[-2:]))
 
 
-def _finished(out: Array, q: Array, shape: tuple[int, ...], xp: Namespace) -> Array:
-    out = _divided(out, xp)
-    if out.shape[-2] != shape[-2]:
-        out = xp.reshape(out, (*shape[:-1], out.shape[-1]))
-    return as_dtype(out, q.dtype, xp)
+def _stacked(q: Array, xp: Namespace) -> Array:
+    """[..., groups, L, D] as [..., groups * L, D]."""
+    return xp.reshape(q, (*q.shape[:-3], q.shape[-3] * q.shape[-2], q.shape[-1]))
+
+
+def _unstacked(out: Array, groups: int, xp: Namespace) -> Array:
+    """[..., groups * L, D] as [..., groups, L, D]."""
+    return xp.reshape(out, (*out.shape[:-2], groups, out.shape[-2] // groups, out.shape[-1]))
+
+
+def _by_head(out: Array, xp: Namespace) -> Array:
+    """[..., heads of the memory, groups, L, D] as [..., heads, L, D]."""
+    groups = out.shape[-3]
+    if groups == 1:
+        return out[..., 0, :, :]
+    return xp.reshape(out, (*out.shape[:-4], out.shape[-4] * groups, *out.shape[-2:]))
 
 
 def _divided(sums: Array, xp: Namespace) -> Array:
@@ -402,42 +405,28 @@ def _recall(memory: Array, q: Array, xp: Namespace, scratch: list[Array] | None 
 def _causal(memory: Array, q: Array, k: Array, values: Array, xp: Namespace) -> tuple[Array, Array]:
     """(output, memory): keys of a query's own chunk by the matrix of scores, earlier keys by the memory."""
     scratch = _scratch(memory, q, k, values)
-    rows, count = q.shape[-2], k.shape[-2]
-    both = min(rows, count)
-    groups = 1
-    if q.ndim > 2 and memory.ndim > 2 and memory.shape[-3] not in (1, q.shape[-3]):
-        groups = q.shape[-3] // memory.shape[-3]
-        _grouped(q[..., :0, :], memory, xp)  # an error where they don't fit
-        q = xp.reshape(q, (*q.shape[:-3], q.shape[-3] // groups, groups, rows, q.shape[-1]))
+    rows, both = q.shape[-2], min(q.shape[-2], k.shape[-2])
+    q = _grouped(q, memory, xp)
+    groups = q.shape[-3]
 
     def body(memory: Array, q: Array, k: Array, values: Array) -> tuple[Array, Array]:
-        n = k.shape[-2]
-        flat = q if groups == 1 else xp.reshape(q, (*q.shape[:-3], groups * n, q.shape[-1]))
-        s = flat @ xp.matrix_transpose(k)
-        place = device_of(k)
-        at = xp.arange(n, **place)
-        seen = at[None, :] <= at[:, None]
-        if groups > 1:
-            seen = xp.reshape(xp.broadcast_to(seen, (groups, n, n)), (groups * n, n))
+        n, q = k.shape[-2], _stacked(q, xp)
+        s = q @ xp.matrix_transpose(k)
+        at = xp.arange(n, **device_of(k))
+        seen = xp.reshape(xp.broadcast_to(at[None, :] <= at[:, None], (groups, n, n)), (groups * n, n))
         near = xp.where(seen, 1.0 + s * (1.0 + 0.5 * s), xp.zeros_like(s)) @ values
-        sums = near + _recall(memory, flat, xp, scratch)
-        memory = _added(memory, k, values, xp, scratch)
-        return memory, sums if groups == 1 else xp.reshape(sums, (*q.shape[:-1], sums.shape[-1]))
+        sums = near + _recall(memory, q, xp, scratch)
+        return _added(memory, k, values, xp, scratch), _unstacked(sums, groups, xp)
 
-    inside = (q[..., :both, :], k[..., :both, :], values[..., :both, :])
-    memory, sums = _fold(body, memory, inside, _chunk(memory), xp)
-    parts = [] if sums is None else [sums]
-    if rows > both:  # queries after the last key see them all
-        late = q[..., both:, :]
-        flat = late if groups == 1 else xp.reshape(late, (*late.shape[:-3], groups * (rows - both), late.shape[-1]))
-        out = _recall(memory, flat, xp)
-        parts.append(out if groups == 1 else xp.reshape(out, (*late.shape[:-1], out.shape[-1])))
-    if not parts:
-        parts.append(xp.zeros_like(_recall(memory, q[..., :0, :], xp)))
+    parts = []
+    if both:
+        inside = (q[..., :both, :], k[..., :both, :], values[..., :both, :])
+        memory, sums = _fold(body, memory, inside, _chunk(memory), xp)
+        parts.append(sums)
+    if rows > both or not rows:  # queries after the last key see them all
+        parts.append(_unstacked(_recall(memory, _stacked(q[..., both:, :], xp), xp), groups, xp))
     out = _divided(parts[0] if len(parts) == 1 else xp.concat(parts, axis=-2), xp)
-    if groups > 1:
-        out = xp.reshape(out, (*out.shape[:-4], out.shape[-4] * groups, rows, out.shape[-1]))
-    return out, memory
+    return _by_head(out, xp), memory
 
 
 def _fold(

@@ -1,16 +1,37 @@
-"""Checks that q, k and v fit together, for every kind of attention."""
+"""Checks that q, k and v fit together, and that the other arrays fit them, for every kind of attention."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from .._array import Array, dense, fit_axes, is_array, is_floating, is_jax, is_number, is_torch, narrow, number
+from .._array import (
+    Array,
+    beside,
+    dense,
+    dtype_name,
+    fit_axes,
+    is_array,
+    is_floating,
+    is_integer,
+    is_jax,
+    is_number,
+    is_torch,
+    like,
+    namespace,
+    narrow,
+    number,
+    upcast,
+)
 
 
 def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int, tuple[int, ...]]:
     """The number of heads of q that share one head of k and v, and the shape of the scores."""
     for name, a in (("q", q), ("k", k), ("v", v)):
-        _alone(who, name, a)
+        dense_array(who, name, a, "pad it and say lengths=")
+        if a.ndim < 2:
+            raise ValueError(
+                f"{who}: {name} needs at least two dimensions, [..., length, features], got {tuple(a.shape)}"
+            )
     one_framework(who, q, k, v)
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"{who}: q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
@@ -20,10 +41,8 @@ def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int
         )
     if is_torch(q) and not q.device == k.device == v.device:
         raise ValueError(f"{who}: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"{who}: q has {q.shape[-1]} features and k has {k.shape[-1]}; they must agree")
-    if k.shape[-2] != v.shape[-2]:
-        raise ValueError(f"{who}: k has length {k.shape[-2]} and v has {v.shape[-2]}; they must agree")
+    same_features(who, q, k)
+    same_length(who, k, v)
     groups = _groups(who, q, k, v) if enable_gqa else 1
     shape = _scores_shape(who, q, k, groups)
     _check_values(who, v, shape, groups)
@@ -36,6 +55,16 @@ def one_framework(who: str, q: Array, k: Array, v: Array) -> None:
         raise TypeError(
             f"{who}: q, k and v must be of one framework, got arrays of {kinds[0]}, {kinds[1]} and {kinds[2]}"
         )
+
+
+def same_features(who: str, q: Array, k: Array) -> None:
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"{who}: q has {q.shape[-1]} features and k has {k.shape[-1]}; they must agree")
+
+
+def same_length(who: str, k: Array, v: Array) -> None:
+    if k.shape[-2] != v.shape[-2]:
+        raise ValueError(f"{who}: k has length {k.shape[-2]} and v has {v.shape[-2]}; they must agree")
 
 
 def flag(who: str, name: str, value: Any) -> bool:
@@ -54,13 +83,12 @@ def check_dropout(who: str, name: str, value: Any) -> float:
     return value
 
 
-def _alone(who: str, name: str, a: Any) -> None:
+def dense_array(who: str, name: str, a: Any, instead: str) -> Array:
+    """An operand, if it is an array; an error that says what to do `instead` if it is sparse or nested."""
     if not is_array(a):
         hint = f"; give numpy.asarray({name})" if isinstance(a, (list, tuple)) else ""
         raise TypeError(f"{who}: {name} must be an array, got {type(a).__name__}{hint}")
-    dense(a, f"{who}: {name}", "pad it and say lengths=")
-    if a.ndim < 2:
-        raise ValueError(f"{who}: {name} needs at least two dimensions, [..., length, features], got {tuple(a.shape)}")
+    return dense(a, f"{who}: {name}", instead)
 
 
 def _groups(who: str, q: Array, k: Array, v: Array) -> int:
@@ -90,6 +118,66 @@ def _check_values(who: str, v: Array, shape: tuple[int, ...], groups: int) -> No
     if groups > 1:
         lead[-1] //= groups
     fit_axes(v, (*lead, *v.shape[-2:]), f"{who}: v", f", as scores of shape {shape} need it", "")
+
+
+# -- arrays beside them -----------------------------------------------------------------------------------------------------
+
+
+class Fitting(NamedTuple):
+    """Fits the other arrays of a call to its scores: to the framework and device of q, and to the axes of the scores."""
+
+    who: str
+    q: Array
+    shape: tuple[int, ...]  # [..., heads, queries, keys]
+
+    @property
+    def heads(self) -> int:
+        return self.shape[-3] if len(self.shape) > 2 else 1
+
+    def array(self, value: Any, name: str) -> Array:
+        """`value`, on the device of q, with the axes of the scores."""
+        value = beside(value, self.q, name, namespace(self.q))
+        same_device(value, self.q, name)
+        return fit_axes(value, self.shape, f"{self.who}: {name}")
+
+    def real(self, value: Any, name: str) -> Array:
+        """Real numbers in the dtype of the scores."""
+        xp = namespace(self.q)
+        value = beside(value, self.q, name, xp)
+        if is_integer(value):
+            value = xp.astype(value, self.q.dtype)
+        if not is_floating(value):
+            raise TypeError(f"{self.who}: {name} must be real, got {dtype_name(value)}")
+        return like(self.array(value, name), upcast(self.q[..., :0], xp), xp)
+
+    def by_head(self, value: Any, name: str) -> Array:
+        """One number for each head, as [heads, 1, 1]."""
+        xp = namespace(self.q)
+        value = beside(value, self.q, name, xp)
+        if value.ndim > 1 or (value.ndim and value.shape[0] not in (1, self.heads)):
+            raise ValueError(
+                f"{self.who}: {name} must have one number for each head, shape ({self.heads},), got {tuple(value.shape)}"
+            )
+        return self.real(xp.reshape(value, (*value.shape, 1, 1) if len(self.shape) > 2 else (1, 1)), name)
+
+    def by_batch(self, value: Any, name: str) -> Array:
+        """One integer for each batch, as [..., 1, 1, 1]."""
+        xp = namespace(self.q)
+        value = beside(value, self.q, name, xp)
+        if not is_integer(value):
+            raise TypeError(f"{self.who}: {name} must be integers, got {dtype_name(value)}")
+        batch, given = self.shape[:-3], tuple(value.shape)
+        if len(given) > len(batch) or any(a not in (1, b) for a, b in zip(given, batch[len(batch) - len(given) :])):
+            raise ValueError(
+                f"{self.who}: {name} must have one number for each batch, shape {batch}, or be a single one, got shape {given}"
+            )
+        tail = min(3, len(self.shape)) if given else len(self.shape)
+        return self.array(xp.reshape(value, (*given, *(1,) * tail)), name)
+
+
+def same_device(value: Array, q: Array, name: str) -> None:
+    if is_torch(value) and value.device != q.device:
+        raise ValueError(f"attention: {name} is on {value.device} and q on {q.device}; move one of them")
 
 
 def every_attention(

@@ -17,7 +17,6 @@ from .._array import (
     Array,
     Namespace,
     beside,
-    dense,
     device_of,
     eager,
     in_memory,
@@ -213,9 +212,8 @@ class _Job:
             offset = self.offset.detach().cpu() if is_torch(self.offset) else self.offset
             offsets = np.broadcast_to(np.asarray(offset, dtype=np.int64), q_lengths.shape)
         batches, row, rows = [], np.zeros(self.at_q.num_entries, np.int64), 0
-        many = is_jax(self.q) or (
-            is_torch(self.q) and self.q.device.type != "cpu"
-        )  # here each call, and for JAX each new shape, is expensive
+        # for JAX each new shape is expensive, and on a GPU each call
+        many = is_jax(self.q) or (is_torch(self.q) and self.q.device.type != "cpu")
         alone = (q_lengths * k_lengths >= _ALONE) & (not many)
         for ids in _alike(alone, q_lengths, k_lengths):
             width = int(q_lengths[ids].max())
@@ -282,8 +280,7 @@ class _Job:
         batch = _Batch(q, k, v, self.mapping, self.scale, k_lengths, offset)
 
         def place(out: Array) -> Array:
-            own = device_of(out)
-            each = xp.arange(self.q.shape[0], dtype=at_q.dtype, **own)
+            each = xp.arange(self.q.shape[0], dtype=at_q.dtype, **device_of(out))
             owner = xp.searchsorted(at_q[1:], each, side="right")
             inside = owner < q_lengths.shape[0]
             owner = xp.where(inside, owner, xp.zeros_like(owner))
@@ -322,10 +319,8 @@ class _Job:
 
 
 def _operand(a: Any, name: str) -> Array:
-    if not is_array(a):
-        hint = f"; give numpy.asarray({name})" if isinstance(a, (list, tuple)) else ""
-        raise TypeError(f"attention_varlen: {name} must be an array, got {type(a).__name__}{hint}")
-    a = dense(in_memory(a, name), f"attention_varlen: {name}", "give its values() and, as cu_seqlens, its offsets()")
+    instead = "give its values() and, as cu_seqlens, its offsets()"
+    a = operands.dense_array("attention_varlen", name, in_memory(a, name), instead)
     if a.ndim != 3:
         raise ValueError(
             f"attention_varlen: {name} must have the shape [entries, heads, features], all sequences one after another, "
@@ -392,8 +387,7 @@ def _places(starts: np.ndarray, lengths: np.ndarray, width: int) -> tuple[np.nda
 
 def _gathered(a: Array, starts: Array, lengths: Array, width: int, xp: Namespace) -> Array:
     """`_Job._rows` for traced bounds."""
-    own = device_of(a)
-    at = xp.arange(width, dtype=starts.dtype, **own)
+    at = xp.arange(width, dtype=starts.dtype, **device_of(a))
     valid = at[None, :] < lengths[:, None]
     none = a.shape[0] * xp.ones_like(starts[:1])
     at = xp.where(valid, starts[:-1, None] + at[None, :], none)

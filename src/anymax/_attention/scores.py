@@ -17,18 +17,8 @@ from .._array import (
     as_dtype,
     beside,
     device_of,
-    dtype_name,
     fit_axes,
     is_array,
-    is_floating,
-    is_int,
-    is_integer,
-    is_number,
-    is_torch,
-    known,
-    like,
-    number,
-    upcast,
 )
 from .._core.mapping import Mapping
 from ..transforms import Composed, Transform
@@ -51,7 +41,7 @@ class Scores:
     left: int | None  # how many keys before itself a query sees; None: no limit
     right: int | None
     offset: int  # the position of the first query among the keys (an array of offsets is in `arrays`)
-    arrays: dict[str, Array]  # scale, ADDED, keep, slopes, sink, offset, lengths, q_lengths; see `prepare`
+    arrays: dict[str, Array]  # scale, ADDED, keep, slopes, sink, offset, lengths, q_lengths, as `call.py` reads them
     first_key: int = 0  # of a tile, whose `offset` is the position of the tile's first query
 
     def of(self, products: Array, xp: Namespace) -> Array:
@@ -78,10 +68,8 @@ class Scores:
 
     def positions(self, near: Array, xp: Namespace) -> tuple[Array, Array]:
         """The positions of queries, [..., L, 1], and keys, [S], counted in keys."""
-        place = device_of(near)
-        rows, columns = self.shape[-2:]
-        offset = self.arrays.get("offset", self.offset)
-        return xp.arange(rows, **place)[:, None] + offset, xp.arange(columns, **place) + self.first_key
+        i, j = (xp.arange(n, **device_of(near)) for n in self.shape[-2:])
+        return i[:, None] + self.arrays.get("offset", self.offset), j + self.first_key
 
     def visible(self, near: Array, xp: Namespace) -> Array | None:
         """True where a query may attend, broadcastable to the scores; None if it may everywhere."""
@@ -138,163 +126,6 @@ class Scores:
         if not self.causal:
             return self.right
         return 0 if self.right is None else min(0, self.right)
-
-
-# -- the options of a call ---------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The arguments of `attention` beside q, k and v, as the caller gave them."""
-
-    mapping: Any = None
-    mask: Any = None
-    is_causal: Any = False
-    scale: Any = None
-    enable_gqa: Any = False
-    bias: Any = None
-    dropout_p: Any = 0.0
-    generator: Any = None
-    window: Any = None
-    alibi: Any = None
-    softcap: Any = None
-    lengths: Any = None
-    q_lengths: Any = None
-    offset: Any = 0
-    sink: Any = None
-    transform: Any = None
-    mix: Any = None
-    need_weights: Any = False
-    implementation: Any = None
-
-
-def prepare(q: Array, shape: tuple[int, ...], mapping: Mapping, options: Options, xp: Namespace) -> Scores:
-    """The options that make the scores, checked, their arrays with the axes of the scores."""
-    arrays: dict[str, Array] = {}
-    factor = 1.0
-    scale, softcap, offset = (number(value) for value in (options.scale, options.softcap, options.offset))
-    transform = options.transform
-    if scale is None:
-        factor = 1.0 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
-    elif is_array(scale):
-        arrays["scale"] = _real(scale, q, shape, "scale", xp)
-    elif is_number(scale):
-        factor = float(scale)
-    else:
-        raise TypeError(f"attention: scale must be a number or an array, got {scale!r}")
-    if options.bias is not None:
-        arrays["bias"] = _real(options.bias, q, shape, "bias", xp)
-    if options.mask is not None:
-        given = beside(options.mask, q, "mask", xp)
-        if "bool" in dtype_name(given):
-            same_device(given, q, "mask")
-            arrays["keep"] = fit_axes(given, shape, "attention: mask")
-        elif is_floating(given):
-            arrays["additive"] = _real(given, q, shape, "mask", xp)
-        else:
-            raise TypeError(
-                f"attention: mask must be boolean (True = keep) or real (added to the scores), got {dtype_name(given)}"
-            )
-    if options.alibi is not None and options.alibi is not False:
-        place = device_of(q)
-        slopes = xp.asarray(alibi_slopes(_heads(shape)), **place) if options.alibi is True else options.alibi
-        arrays["slopes"] = _by_head(slopes, q, shape, "alibi", xp)
-    if options.sink is not None:
-        arrays["sink"] = _by_head(options.sink, q, shape, "sink", xp)
-    for name, value in (("lengths", options.lengths), ("q_lengths", options.q_lengths)):
-        if value is not None:
-            arrays[name] = by_batch("attention", value, q, shape, name, xp)
-            _in_range(name, arrays[name], shape, xp)
-    if is_array(offset):
-        arrays["offset"] = by_batch("attention", offset, q, shape, "offset", xp)
-        offset = 0
-    elif not is_int(offset):
-        raise TypeError(f"attention: offset must be an integer or an array of integers, got {options.offset!r}")
-    if softcap is not None and not (is_number(softcap) and 0 < softcap < math.inf):
-        raise ValueError(f"attention: softcap must be a finite number above 0, got {softcap!r}")
-    left, right = _window(options.window)
-    if transform is not None and (not callable(transform) or isinstance(transform, (type, Mapping))):
-        hint = "; a map is given as mapping=" if isinstance(transform, Mapping) else ""
-        raise TypeError(
-            f"attention: transform must be a function scores -> scores such as anymax.temperature(2.0), got {transform!r}{hint}"
-        )
-    for name, value in mapping.params().items():
-        value = beside(value, q, name, xp)
-        if value.ndim:  # torch accepts a single number from any device
-            same_device(value, q, name)
-        mapping.check_width(name, fit_axes(value, shape, f"attention: {mapping.name}: {name}"))
-    return Scores(shape, mapping, transform, factor, softcap, bool(options.is_causal), left, right, int(offset), arrays)
-
-
-def _window(window: Any) -> tuple[int | None, int | None]:
-    if window is None:
-        return None, None
-    sides = (window, window) if not isinstance(window, (tuple, list)) else tuple(window)
-    ok = len(sides) == 2 and all(s is None or (is_int(number(s)) and s >= 0) for s in sides)
-    if not ok:
-        raise ValueError(
-            f"attention: window must be a number of keys or a pair (left, right) of such numbers, None for no limit, got {window!r}"
-        )
-    left, right = (None if s is None else int(s) for s in sides)
-    return left, right
-
-
-def _real(value: Any, q: Array, shape: tuple[int, ...], name: str, xp: Namespace) -> Array:
-    value = beside(value, q, name, xp)
-    if is_integer(value):
-        value = xp.astype(value, q.dtype)
-    if not is_floating(value):
-        raise TypeError(f"attention: {name} must be real, got {dtype_name(value)}")
-    same_device(value, q, name)
-    return like(fit_axes(value, shape, f"attention: {name}"), upcast(q[..., :0], xp), xp)
-
-
-def _by_head(value: Array, q: Array, shape: tuple[int, ...], name: str, xp: Namespace) -> Array:
-    """One number per head, as [heads, 1, 1]."""
-    value = beside(value, q, name, xp)
-    if value.ndim > 1 or (value.ndim and value.shape[0] != 1 and value.shape[0] != _heads(shape)):
-        raise ValueError(
-            f"attention: {name} must have one number for each head, shape ({_heads(shape)},), got {tuple(value.shape)}"
-        )
-    return _real(
-        xp.reshape(value, (*value.shape, 1, 1)) if len(shape) > 2 else xp.reshape(value, (1, 1)), q, shape, name, xp
-    )
-
-
-def by_batch(who: str, value: Any, q: Array, shape: tuple[int, ...], name: str, xp: Namespace) -> Array:
-    """One integer for each batch, as [..., 1, 1, 1]."""
-    value = beside(value, q, name, xp)
-    if not is_integer(value):
-        raise TypeError(f"{who}: {name} must be integers, got {dtype_name(value)}")
-    same_device(value, q, name)
-    batch = shape[:-3]
-    given = tuple(value.shape)
-    if len(given) > len(batch) or any(a != 1 and a != b for a, b in zip(given, batch[len(batch) - len(given) :])):
-        raise ValueError(
-            f"{who}: {name} must have one number for each batch, shape {batch}, or be a single one, got shape {given}"
-        )
-    tail = min(3, len(shape)) if given else len(shape)
-    return fit_axes(xp.reshape(value, (*given, *(1,) * tail)), shape, f"attention: {name}")
-
-
-def _in_range(name: str, value: Array, shape: tuple[int, ...], xp: Namespace) -> None:
-    if not known(value) or not math.prod(value.shape):
-        return
-    most, whose = (shape[-1], "keys") if name == "lengths" else (shape[-2], "queries")
-    low, high = int(xp.min(value)), int(xp.max(value))
-    if low < 0 or high > most:
-        raise ValueError(
-            f"attention: {name} must be from 0 to {most}, the number of {whose}, got values from {low} to {high}"
-        )
-
-
-def same_device(value: Array, q: Array, name: str) -> None:
-    if is_torch(value) and value.device != q.device:
-        raise ValueError(f"attention: {name} is on {value.device} and q on {q.device}; move one of them")
-
-
-def _heads(shape: tuple[int, ...]) -> int:
-    return shape[-3] if len(shape) > 2 else 1
 
 
 def alibi_slopes(heads: int) -> list[float]:

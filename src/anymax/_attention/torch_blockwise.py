@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -45,9 +46,7 @@ class _Job:
 
     def blocks(self) -> list[_Block]:
         rows, keys = self.scores.shape[-2:]
-        heads = 1
-        for n in self.lead:
-            heads *= n
+        heads = math.prod(self.lead)
         whole = self.groups * rows * keys
         together = max(1, min(heads, _BLOCK // max(whole, 1)))
         height = rows if whole <= _BLOCK else max(_ROWS, _BLOCK // (self.groups * keys))
@@ -167,7 +166,7 @@ def _forward(
     for block in job.blocks():
         parts = {n: _pick(a, job, block) for n, a in zip(job.names, arrays)}
         t = _tile(job, block, parts, q)
-        size = t.shape[0] * t.shape[1] * t.shape[2] * t.shape[3]
+        size = math.prod(t.shape)
         if buffer.numel() < size:
             buffer = q.new_empty(size)
         x = buffer[:size].view(t.shape[0], -1, t.shape[3])
@@ -339,9 +338,8 @@ def _again(
             o = _block_output(
                 job, block, q[block.heads, :, block.rows], k[block.heads, block.keys], v[block.heads, block.keys], parts
             )
-        own = g.narrow(0, block.heads.start, o.shape[0]).narrow(
-            2, block.rows.start, o.shape[2]
-        )  # a batch of gradients can't be indexed as g[...]
+        # a batch of gradients can't be indexed as g[...]
+        own = g.narrow(0, block.heads.start, o.shape[0]).narrow(2, block.rows.start, o.shape[2])
         found = torch.autograd.grad(o, inputs, own, create_graph=create_graph, allow_unused=True)
         total = [b if a is None else a if b is None else a + b for a, b in zip(total, found)]
     gradients = iter(total)

@@ -11,9 +11,8 @@ from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
 from .._core.typing import AnyArray, ArrayT
 from . import implementations
-from .call import AttentionCall, checked
-from .operands import every_attention
-from .scores import Options, same_device
+from .call import AttentionCall, Options, checked
+from .operands import every_attention, same_device
 
 _WORDS = {
     "temperature": "say scale=1 / (T * sqrt(features)), or transform=anymax.temperature(T)",

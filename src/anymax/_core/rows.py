@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from .._array import (
     upcast,
 )
 from .axes import Joined
-from .mapping import Mapping
+from .mapping import Mapping, one_a_row
 from .names import as_mapping
 from .shards import refuse as refuse_sharded
 
@@ -35,16 +35,51 @@ def join(mapping: Mapping | str, x: Any, axes: Any, mask: Any) -> tuple[Joined, 
     return joined, mapping, None if mask is None else joined.lay_out(asarray(mask, "mask"), "mask")
 
 
-def prepare(mapping: Mapping | str, x: Any, axis: int, mask: Any, dtype: Any) -> tuple[Array, Array, Mapping, int]:
-    """(scores, rows with the classes last and masked, the mapping aligned to them, axis >= 0)."""
+class Rows(NamedTuple):
+    """The scores of a call as rows, and the way back to their layout."""
+
+    scores: Array  # as given; several axes are joined
+    rows: Array  # [..., n], -inf where masked
+    mapping: Mapping  # aligned to the rows
+    axis: int  # of the classes of `scores`, from 0 on
+    joined: Joined | None = None  # if the classes were along several axes
+
+    def parameter(self, value: Any, name: str) -> Any:
+        """A number, or an array with one value per row, aligned to the rows."""
+        value = value if self.joined is None else self.joined.lay_out(value, name)
+        return one_a_row(aligned(value, self.rows, self.axis, name), name)
+
+    def restore(self, out: Array) -> Array:
+        """A result [..., n] in the layout of the scores, and in their dtype if it has 8 bits."""
+        out = like_scores(restore_axis(out, self.axis), self.scores)
+        return out if self.joined is None else self.joined.restore(out)
+
+    def restore_one(self, out: Array, keepdims: bool) -> Array:
+        """One number per row, [..., 1], in the layout of the scores, with or without the axis of the classes."""
+        if not keepdims:
+            return namespace(out).squeeze(out, axis=-1)
+        out = restore_axis(out, self.axis)
+        return out if self.joined is None else self.joined.restore(out, summed=True)
+
+
+def prepare(mapping: Mapping | str, x: Any, axis: int, mask: Any = None, dtype: Any = None) -> Rows:
+    """The rows of a call whose classes are along one axis."""
     x, rows, mapping, axis, keep = split(mapping, x, axis, mask, dtype)
-    return x, rows if keep is None else hide(rows, keep), mapping, axis
+    return Rows(x, rows if keep is None else hide(rows, keep), mapping, axis)
+
+
+def prepare_axes(mapping: Mapping | str, x: Any, axis: Any, mask: Any = None, dtype: Any = None) -> Rows:
+    """The rows of a call whose classes are along one axis or several."""
+    if not isinstance(axis, (tuple, list)):
+        return prepare(mapping, x, axis, mask, dtype)
+    joined, mapping, mask = join(mapping, x, axis, mask)
+    return prepare(mapping, joined.scores, -1, mask, dtype)._replace(joined=joined)
 
 
 def split(
     mapping: Mapping | str, x: Any, axis: int, mask: Any, dtype: Any
 ) -> tuple[Array, Array, Mapping, int, Array | None]:
-    """Like `prepare`, but the mask is returned last, broadcastable to the rows, and not applied to them."""
+    """(scores, rows, the mapping aligned to them, axis >= 0, the mask): the mask broadcasts to the rows and is not applied to them."""
     mapping = as_mapping(mapping)
     refuse_sharded("a function of rows", x)  # most verbs refuse DTensors earlier, in their own name
     x = asarray(x)
@@ -80,6 +115,7 @@ def align_mask(rows: Array, mask: Array, axis: int, xp: Any) -> Array:
 
 
 def hide(rows: Array, keep: Array) -> Array:
+    """-inf where not `keep`."""
     xp = namespace(rows)
     return xp.where(keep, rows, -xp.inf * xp.ones_like(rows))
 

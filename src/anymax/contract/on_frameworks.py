@@ -30,7 +30,7 @@ def parameters(case: Case) -> None:
     x = torch.as_tensor(np.stack(case.smooth()[:3] or [case.rows(1)[0]]))
     w = torch.as_tensor(case.rows(len(x), 0.7))
     with torch.no_grad():
-        y = apply(m.replace(**{k: torch.as_tensor(v) for k, v in m.params().items()}), x.flip(-1))
+        y = apply(_with_arrays(m, torch.as_tensor), x.flip(-1))
     for name, start in named.items():
         others = {k: torch.as_tensor(v) for k, v in m.params().items() if k != name}
         value = torch.as_tensor(np.asarray(start, np.float64)).clone().requires_grad_()
@@ -71,20 +71,25 @@ def _parameter(verbs: Callable[[Any], dict[str, Any]], value: Any, name: str) ->
     return bent
 
 
+def _with_arrays(mapping: Mapping, asarray: Callable[[Any], Any]) -> Mapping:
+    """The map with its arrays as those of a framework."""
+    return mapping.replace(**{k: asarray(np.asarray(a)) for k, a in mapping.params().items()})
+
+
 def frameworks(case: Case) -> None:
     """If torch or JAX is loaded: p and its gradient agree with NumPy, and on torch the second derivative is right."""
     m, rows = case.mapping, np.stack(case.smooth()[:4] or [case.rows(1)[0]])
     v, w = case.rows(len(rows), 0.7), case.rows(len(rows), 0.9)
     p = case.p(rows)
     back = np.stack([np.asarray(jacobian(m, x)).T @ g for x, g in zip(rows, v)])
+    size = max(1.0, float(np.abs(back).max()))
     torch = sys.modules.get("torch")
     if torch is not None:
-        own = m.replace(**{k: torch.as_tensor(np.asarray(a)) for k, a in m.params().items()})
+        own = _with_arrays(m, torch.as_tensor)
         x, vt, wt = torch.as_tensor(rows).requires_grad_(), torch.as_tensor(v), torch.as_tensor(w)
         out = apply(own, x)
         near(out.detach(), p, 1e-8, "torch gives the p of NumPy")
         (first,) = torch.autograd.grad((out * vt).sum(), x, create_graph=True)
-        size = max(1.0, float(np.abs(back).max()))
         near(first.detach(), back, 1e-6 * size, "the gradient of torch is vjp")
         second = torch.autograd.grad((first * wt).sum(), x)[0] if first.requires_grad else torch.zeros_like(x)
 
@@ -93,18 +98,13 @@ def frameworks(case: Case) -> None:
 
         h, move = 1e-5, case.rows(len(rows), 0.5)
         want = (slope(rows + h * move) - slope(rows - h * move)) / (2 * h)
-        near(
-            float((second * torch.as_tensor(move)).sum()),
-            want,
-            1e-3 * max(1.0, abs(want)),
-            "torch's second derivative is that of p",
-        )
+        got = float((second * torch.as_tensor(move)).sum())
+        near(got, want, 1e-3 * max(1.0, abs(want)), "torch's second derivative is that of p")
     jax = sys.modules.get("jax")
     if jax is not None and hasattr(jax, "numpy"):
-        own = m.replace(**{k: jax.numpy.asarray(a) for k, a in m.params().items()})
+        own = _with_arrays(m, jax.numpy.asarray)
         x = jax.numpy.asarray(rows)
         wide = x.dtype == np.float64
-        size = max(1.0, float(np.abs(back).max()))
 
         def value(x: Any) -> Any:
             out = apply(own, x)
@@ -121,6 +121,7 @@ def traced(case: Case) -> None:
     rows = np.stack([*case.smooth(3)[:3], *case.smooth(3, masked=2)[:3]] or [case.rows(1)[0]])
     weight, p = case.rows(len(rows), 0.7), case.p(rows)
     back = np.stack([np.asarray(jacobian(case.mapping, x)).T @ g for x, g in zip(rows, weight)])
+    size = max(1.0, float(np.abs(back).max()))
 
     def same(how: str, both: Callable[[], tuple[Any, Any]], loose: float = 1e-8) -> None:
         try:
@@ -128,16 +129,11 @@ def traced(case: Case) -> None:
         except Exception as error:
             raise BrokenLaw(f"under {how}: {type(error).__name__}: {error}") from None
         near(out, p, loose, f"the same p under {how}")
-        near(
-            got,
-            back,
-            100 * loose * max(1.0, float(np.abs(back).max())),
-            f"the same gradient under {how}, 0 at masked classes",
-        )
+        near(got, back, 100 * loose * size, f"the same gradient under {how}, 0 at masked classes")
 
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None:
-        own = case.mapping.replace(**{k: torch.as_tensor(np.asarray(a)) for k, a in case.mapping.params().items()})
+        own = _with_arrays(case.mapping, torch.as_tensor)
         x, g = torch.as_tensor(rows), torch.as_tensor(weight)
 
         def product(x: Any, g: Any) -> Any:
@@ -149,7 +145,7 @@ def traced(case: Case) -> None:
         if torch._dynamo.is_dynamo_supported():
             same("torch.compile", lambda: _compiled(torch, own, x, g))
     if jax is not None and hasattr(jax, "numpy"):
-        it = case.mapping.replace(**{k: jax.numpy.asarray(a) for k, a in case.mapping.params().items()})
+        it = _with_arrays(case.mapping, jax.numpy.asarray)
         y, h = jax.numpy.asarray(rows), jax.numpy.asarray(weight)
 
         def pulled(x: Any, g: Any) -> Any:

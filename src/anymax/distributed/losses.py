@@ -215,9 +215,7 @@ class Target(Columns, ABC):
             value = out.fenchel_young(sums.gap, sums.mass) + self._constant(out.later)
             value = not_below_zero(shard.common, value, ~(poisoned | self.ignored), self._rounding, xp)
         dtype = result_dtype(xp.astype(shard.rows[..., :1], shard.dtype))
-        by_weight = self.indices and self.options.weight is not None
-        norm = sums.sample if by_weight else xp.astype(~self.ignored, value.dtype)
-        return reduce_rows(self.options, value, poisoned, self.ignored, sums.sample, norm, self.nll, dtype, xp)
+        return reduce_rows(self.options, value, poisoned, self.ignored, sums.sample, self.indices, self.nll, dtype, xp)
 
 
 class ClassIndices(Target):

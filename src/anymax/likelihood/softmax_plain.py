@@ -25,6 +25,7 @@ from .._array import (
     upcast,
 )
 from .._core.mapping import row_top
+from .._core.rows import hide
 from ..mappings import Softmax
 
 _SOFTMAX = Softmax()
@@ -46,16 +47,17 @@ def plain(x: Array, index: Array, scale: float, entropy: bool, rest: bool, xp: N
         y, e, z, keep, poisoned = _SOFTMAX.shifted(s if scale == 1.0 else s * scale, xp)
         log_z, n = xp.log(z), x.shape[-1]
         at = xp.where(index < n, index, (n - 1) * xp.ones_like(index))
-        log_p = take(xp.where(keep, y, -math.inf * xp.ones_like(y)), at, xp) - log_z
-        out = [log_p, log_z - total(e * y, xp) / z if entropy else None, None]  # a sum of two that are not negative
+        log_p = take(hide(y, keep), at, xp) - log_z
+        h = log_z - total(e * y, xp) / z if entropy else None  # a sum of two that are not negative
+        log_rest = None
         if rest:
             others = keep & ~at_classes(index, x, xp)
             below = stop_gradient(row_top(y, others, xp))
             e = xp.where(others, xp.exp(xp.where(others, y - below, xp.zeros_like(y))), xp.zeros_like(y))
             some = total(e, xp) > 0
             log_e = xp.log(xp.where(some, total(e, xp), xp.ones_like(z)))
-            out[2] = xp.where(some, below + log_e, -math.inf * xp.ones_like(z)) - log_z
-        return Terms(*(None if part is None else poison(part, poisoned, xp) for part in out))
+            log_rest = hide(below + log_e, some) - log_z
+        return Terms(*(None if part is None else poison(part, poisoned, xp) for part in (log_p, h, log_rest)))
 
 
 def terms(x: Array, index: Array, scale: float, entropy: bool, rest: bool) -> Terms:

@@ -8,7 +8,7 @@ which is 0 where p is 0.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import array_api_compat.torch as xp
 import torch
@@ -33,10 +33,20 @@ def terms(x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) -> 
     if type(x) not in KINDS or x.layout is not torch.strided or traced(_SOFTMAX):
         return plain(x, index, scale, entropy, rest, xp)
     if recorded(x):
-        log_p, *others = _Terms.apply(x, index, scale, entropy, rest)
+        log_p, h, others = _Terms.apply(x, index, scale, entropy, rest)
     else:
-        _, _, log_p, *others = _forward(x.detach(), index, scale, entropy, rest)
-    return Terms(log_p, others[0] if entropy else None, others[1] if rest else None)
+        _, _, log_p, h, others = _forward(x.detach(), index, scale, entropy, rest)
+    return Terms(log_p, h if entropy else None, others if rest else None)
+
+
+class _Found(NamedTuple):
+    """What the forward pass computes for each row; a term that was not requested has no columns."""
+
+    high: Tensor  # [..., 1], the maximum
+    log_z: Tensor  # [..., 1], log sum exp(s - high)
+    log_p: Tensor  # [..., m]
+    entropy: Tensor  # [..., 1]
+    rest: Tensor  # [..., 1]
 
 
 class _Terms(torch.autograd.Function):
@@ -44,19 +54,19 @@ class _Terms(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) -> tuple[Tensor, ...]:
         ctx.call = scale, entropy, rest
         ctx.set_materialize_grads(False)
-        high, log_z, *out = _forward(x, index, scale, entropy, rest)
-        save(ctx, x, index, high, log_z, *out)
-        return tuple(out)
+        found = _forward(x, index, scale, entropy, rest)
+        save(ctx, x, index, *found)
+        return found.log_p, found.entropy, found.rest
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        (x, index, *held), none = saved(ctx), (None,) * 4
+        (x, index, *found), none = saved(ctx), (None,) * 4
         if all(g is None for g in grads):
             return None, *none
         if plain_backward(*grads):
             scale, entropy, rest = ctx.call
             return *plain_grads(lambda a: plain(a, index, scale, entropy, rest, xp), (x,), grads), *none
-        return _backward(x, index, held, grads, ctx.call[0]), *none
+        return _backward(x, index, _Found(*found), grads, ctx.call[0]), *none
 
 
 def _parts(x: Tensor) -> Any:
@@ -89,8 +99,8 @@ def _others(s: Tensor, index: Tensor) -> Tensor:
     return s.masked_fill(at_classes(index, s, xp), -math.inf)
 
 
-def _in_one_pass(x: Tensor, index: Tensor, scale: float, entropy: bool) -> list[Tensor]:
-    """The maximum, the log of the sum and the terms, by the engine in one pass."""
+def _in_one_pass(x: Tensor, index: Tensor, scale: float, entropy: bool) -> _Found:
+    """By the engine in one pass."""
     wide, steps = wide_dtype(x, torch), () if scale == 1.0 else (decode.Step("temperature", 1.0 / scale),)
     made = decode.run(_SOFTMAX, x, steps, given=index.clamp(max=x.shape[-1] - 1), entropy=entropy, tau=True)
     tau = made.tau[..., None]
@@ -98,41 +108,40 @@ def _in_one_pass(x: Tensor, index: Tensor, scale: float, entropy: bool) -> list[
     high = torch.where(none, 0.0, tau).to(wide)
     log_z = torch.where(none, 0.0, tau - high).to(wide)
     columns = made.entropy[..., None].to(wide) if entropy else log_z[..., :0]
-    return [high, log_z, made.log_p.to(wide), columns, log_z[..., :0]]
+    return _Found(high, log_z, made.log_p.to(wide), columns, log_z[..., :0])
 
 
-def _forward(x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) -> list[Tensor]:
-    """The maximum, the log of the sum of exponentials below it, and the terms; a term that was not requested has no columns."""
+def _forward(x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) -> _Found:
     lead, n = tuple(x.shape[:-1]), x.shape[-1]
     sizes = (1, 1, index.shape[-1], int(entropy), int(rest))
     if not rest and scale > 0.0 and decode.refuse(_SOFTMAX, x) is None:
         return _in_one_pass(x, index, scale, entropy)
-    out = [torch.empty((*lead, size), dtype=wide_dtype(x, torch), device=x.device) for size in sizes]
+    out = _Found(*(torch.empty((*lead, size), dtype=wide_dtype(x, torch), device=x.device) for size in sizes))
     at_once = scale == 1.0 and x.is_contiguous() and kernels.compiled("index_loss", _SOFTMAX, x) is not None
     levels = _levels(x) if at_once and x.numel() else None
     if levels is not None and not entropy and not rest:
         log_p = x.gather(-1, index.clamp(max=n - 1)) - levels[0] - levels[1]
-        return [*levels, log_p, *out[3:]]
+        return _Found(*levels, log_p, out.entropy, out.rest)
     y = torch.empty(0)
     for part in _parts(x):
         s, i = _scores(x, part, scale), index[part]
         high, log_z = _levels(s) if levels is None else (level[part] for level in levels)
-        values: list[Tensor | None] = [high, log_z, s.gather(-1, i.clamp(max=n - 1)) - high - log_z, None, None]
+        out.high[part], out.log_z[part] = high, log_z
+        out.log_p[part] = s.gather(-1, i.clamp(max=n - 1)) - high - log_z
         if entropy:
             y = y if y.shape == s.shape else torch.empty_like(s)
             below = torch.sub(s, high, out=y).clamp_(min=_LOWEST)
-            values[3] = log_z - below.mul_(_softmax(s)).sum(-1, keepdim=True)  # a sum of two that are not negative
+            # a sum of two that are not negative
+            out.entropy[part] = log_z - below.mul_(_softmax(s)).sum(-1, keepdim=True)
         if rest:
             top, log_e = _levels(t := _others(s, i))
-            values[4] = torch.where((t == -math.inf).all(-1, keepdim=True), -math.inf, (top - high) + log_e - log_z)
-        for whole, piece in zip(out, values):
-            if piece is not None:
-                whole[part] = piece
+            none = (t == -math.inf).all(-1, keepdim=True)
+            out.rest[part] = torch.where(none, -math.inf, (top - high) + log_e - log_z)
     return out
 
 
-def _backward(x: Tensor, index: Tensor, held: list[Tensor], grads: tuple[Tensor | None, ...], scale: float) -> Tensor:
-    (high, log_z, log_p, entropy, rest), (g_log_p, g_entropy, g_rest) = held, grads
+def _backward(x: Tensor, index: Tensor, found: _Found, grads: tuple[Tensor | None, ...], scale: float) -> Tensor:
+    (high, log_z, log_p, entropy, rest), (g_log_p, g_entropy, g_rest) = found, grads
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     direct = out.dtype is wide_dtype(x, torch)
     g_entropy = g_entropy if entropy.shape[-1] else None

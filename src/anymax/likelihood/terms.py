@@ -11,58 +11,53 @@ from .._array import (
     Namespace,
     as_dtype,
     dot,
-    from_last,
     known,
     known_any,
     namespace,
     quiet,
     stop_gradient,
     take,
-    to_last,
     total,
     upcast,
 )
-from .._core.mapping import Mapping, one_a_row
+from .._core.mapping import Mapping
 from .._core.names import as_mapping
-from .._core.rows import aligned, join, prepare
+from .._core.rows import prepare_axes
 from .._core.shards import refuse as refuse_sharded
 from ..autodiff import bridge
 from ..functional import log_rows
 from ..inspection import entropy as entropy_of
 from ..mappings import Softmax
 from ..transforms import temperature as tempered
-from ..transforms.applying import transforms_along
-from ..transforms.base import put_through
+from ..transforms.applying import transformed
 from .softmax_plain import Terms
 
 _SOFTMAX = Softmax()
 
 
 def read(
-    who: str, mapping: Mapping | str, x: Any, transform: Any, temperature: Any, axis: Any, mask: Any
+    who: str, mapping: Mapping | str, x: Any, axis: Any = -1, mask: Any = None, transform: Any = None
+) -> tuple[Array, Mapping]:
+    """(rows after the transforms, classes last; the mapping aligned to them)."""
+    return read_scaled(who, mapping, x, axis, mask, transform, None)[:2]
+
+
+def read_scaled(
+    who: str, mapping: Mapping | str, x: Any, axis: Any, mask: Any, transform: Any, temperature: Any
 ) -> tuple[Array, Mapping, float]:
-    """(rows after the transforms, classes last; the mapping aligned to them; a factor by which the caller must multiply them)."""
+    """The same for scores that a temperature divides, and the factor by which the caller must still multiply the rows."""
     mapping = as_mapping(mapping, who)
     refuse_sharded(who, x)
-    if isinstance(axis, (tuple, list)):
-        joined, mapping, mask = join(mapping, x, axis, mask)
-        temperature = joined.lay_out(temperature, "temperature")
-        x, axis = joined.scores, -1
-    scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
-    xp, scale = namespace(rows), 1.0
+    given = prepare_axes(mapping, x, axis, mask)
+    rows, mapping, xp = given.rows, given.mapping, namespace(given.rows)
     temperature = _array.number(temperature)
     if type(temperature) in (int, float) and temperature > 1e-30 and mapping.is_softmax and transform is None:
         return rows, mapping, 1.0 / temperature
     if temperature is not None:
-        value = one_a_row(aligned(temperature, rows, axis, "temperature"), "temperature")
-        rows = tempered(value)(upcast(rows, xp))
+        rows = tempered(given.parameter(temperature, "temperature"))(upcast(rows, xp))
     if transform is not None:
-        parts = transforms_along(transform, axis, scores.ndim, who)
-        y = from_last(upcast(rows, xp), axis, xp)
-        for t in parts:
-            y = put_through(who, t, y)
-        rows = to_last(y, axis, xp)
-    return rows, mapping, scale
+        rows = transformed(who, transform, rows, given.axis, xp)
+    return rows, mapping, 1.0
 
 
 def terms_of(

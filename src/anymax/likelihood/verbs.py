@@ -15,8 +15,6 @@ from .._array import (
     Namespace,
     as_dtype,
     counts,
-    device_of,
-    eager,
     is_floating,
     is_integer,
     known,
@@ -25,7 +23,6 @@ from .._array import (
     pick_axis,
     quiet,
     stop_gradient,
-    take,
     to_last,
     total,
 )
@@ -37,8 +34,8 @@ from .._core.shards import rows_over_devices, sharded
 from .._core.typing import ArrayT, Axes, Numbers
 from ..losses.targets import refuse_strays
 from ..mappings import Softmax
-from .softmax_plain import at_classes
-from .terms import divergences, kl_rows, read, terms_of
+from .support import on_support
+from .terms import divergences, kl_rows, read, read_scaled, terms_of
 
 _SOFTMAX = Softmax()
 _HINTS = {
@@ -143,9 +140,8 @@ def log_prob_entropy(
     >>> log_p.round(3), h.round(3)
     (array([-0.693]), array([0.693]))
     """
-    who = "log_prob_entropy"
-    log_p, h = _log_prob(who, mapping, x, y, support, transform, temperature, pick_axis(axis, dim), mask, True)
-    return log_p, h
+    axis = pick_axis(axis, dim)
+    return _log_prob("log_prob_entropy", mapping, x, y, support, transform, temperature, axis, mask, True)
 
 
 def _log_prob(
@@ -153,27 +149,22 @@ def _log_prob(
     entropy: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     if sharded(x):
-        return _on_devices(who, mapping, x, y, support, transform, temperature, axis, mask)
-    rows, mapping, scale = read(who, mapping, x, transform, temperature, axis, mask)
+        if support is not None or transform is not None or temperature is not None:
+            raise TypeError(
+                f"{who}: a DTensor goes without support, transform and temperature; change the scores first"
+            )
+        mapping = as_mapping(mapping, who)
+        return tuple(rows_over_devices("log_prob_entropy", log_prob_entropy, mapping, x, axis, mask, y=y))
+    rows, mapping, scale = read_scaled(who, mapping, x, axis, mask, transform, temperature)
     xp = namespace(rows)
     index, shape = _classes(who, y, rows, xp)
     if support is not None:
-        mapping, rows, index = _supported(who, mapping, rows, index, support, xp)
+        mapping, rows, index = on_support(who, mapping, rows, index, support, xp)
     log_p, h, _ = terms_of(mapping, rows, index, xp, scale=scale, entropy=entropy)
     last = log_p.ndim - 1
-    log_p = (
-        log_p[..., 0] if log_p.shape[-1] == 1 and len(shape) == last else xp.permute_dims(log_p, (last, *range(last)))
-    )
+    one = log_p.shape[-1] == 1 and len(shape) == last
+    log_p = log_p[..., 0] if one else xp.permute_dims(log_p, (last, *range(last)))
     return xp.reshape(log_p, shape), None if h is None else h[..., 0]
-
-
-def _on_devices(
-    who: str, mapping: Any, x: Any, y: Any, support: Any, transform: Any, temperature: Any, axis: Any, mask: Any
-) -> tuple[Any, Any]:
-    """log p and entropy of a DTensor; support, transform and temperature are errors."""
-    if support is not None or transform is not None or temperature is not None:
-        raise TypeError(f"{who}: a DTensor goes without support, transform and temperature; change the scores first")
-    return tuple(rows_over_devices("log_prob_entropy", log_prob_entropy, as_mapping(mapping, who), x, axis, mask, y=y))
 
 
 @check_keywords()
@@ -223,9 +214,9 @@ def kl(
     array([inf])
     """
     axis = pick_axis(axis, dim)
-    rows, mapping_p, _ = read("kl", mapping_p, x, None, None, axis, mask)
+    rows, mapping_p = read("kl", mapping_p, x, axis, mask)
     xp = namespace(rows)
-    others, mapping_q, _ = read("kl", mapping_q, _array.beside(y, rows, "y", xp), None, None, axis, mask)
+    others, mapping_q = read("kl", mapping_q, _array.beside(y, rows, "y", xp), axis, mask)
     if tuple(rows.shape) != tuple(others.shape):
         raise ValueError(
             f"kl: the two scores must have one shape, got {tuple(rows.shape)} and {tuple(others.shape)} (classes last)"
@@ -287,7 +278,7 @@ def topk_kl(
     if tail not in ("ignore", "one class"):
         raise ValueError(f"topk_kl: tail must be 'ignore' or 'one class', got {tail!r}")
     axis = pick_axis(axis, dim)
-    rows, _, scale = read("topk_kl", _SOFTMAX, x, None, temperature, axis, mask)
+    rows, _, scale = read_scaled("topk_kl", _SOFTMAX, x, axis, mask, None, temperature)
     xp = namespace(rows)
     ids, t = (_array.beside(a, rows, name, xp) for a, name in ((ids, "ids"), (teacher_log_p, "teacher_log_p")))
     if not is_integer(ids) or not is_floating(t):
@@ -306,13 +297,11 @@ def topk_kl(
             f"topk_kl: ids of shape {tuple(ids.shape)} (k last) does not belong to scores of shape {tuple(rows.shape)} (classes last)"
         )
     refuse_strays("topk_kl: ids", ids, rows.shape[-1], None, xp)
-    _check_twice(ids, xp)
-    rest = tail == "one class"
-    log_p, _, log_rest = terms_of(_SOFTMAX, rows, ids, xp, scale=scale, rest=rest)
-    given = t.dtype
+    _refuse_twice(ids, xp)
+    log_p, _, log_rest = terms_of(_SOFTMAX, rows, ids, xp, scale=scale, rest=tail == "one class")
     with quiet(rows):
-        t = as_dtype(t, log_p.dtype, xp)
-        t = xp.where(ids < 0, -math.inf * xp.ones_like(t), t)
+        given, t = t.dtype, as_dtype(t, log_p.dtype, xp)
+        t = hide(t, ids >= 0)
         sums, noise = total(xp.exp(t), xp), _noise_of_sum(t, given, xp)
         if known_any((t > 1e-3) | (sums > 1.01 + noise), xp):
             raise ValueError(
@@ -360,88 +349,9 @@ def _noise_of_sum(log_p: Array, given: Any, xp: Namespace) -> Array:
     )
 
 
-def _check_twice(ids: Array, xp: Namespace) -> None:
+def _refuse_twice(ids: Array, xp: Namespace) -> None:
     if not known(ids) or ids.shape[-1] < 2 or not math.prod(ids.shape):
         return
     ordered = xp.sort(ids, axis=-1)
     if known_any((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0), xp):
         raise ValueError("ids: a row names a class twice; give each class once, and -1 where a row has fewer")
-
-
-def _supported(
-    who: str, mapping: Mapping, rows: Array, index: Array, support: Any, xp: Namespace
-) -> tuple[Mapping, Array, Array]:
-    """(mapping, scores of each row's support with a masked class at the end, places of the classes).
-
-    The rows are masked instead if they are traced, or if a parameter varies along the classes."""
-    *lead, n = rows.shape
-    ids, offsets = support_of(who, rows, math.prod(lead), n, support, xp)
-    if not eager(ids) or any(v.ndim and v.shape[-1] != 1 for v in mapping.params().values()):
-        return mapping, hide(rows, _member(ids, offsets, tuple(rows.shape), xp)), index
-    classes, there, spot = places_of(who, tuple(lead), n, index, ids, offsets, xp)
-    scores = take(rows, classes, xp)
-    return mapping, xp.where(there, scores, -math.inf * xp.ones_like(scores)), spot
-
-
-def support_of(who: str, rows: Array, count: int, n: int, support: Any, xp: Namespace) -> tuple[Array, Array]:
-    """The ids and the offsets of a support of `count` rows of n classes, as arrays of the kind of `rows`."""
-    if not isinstance(support, (tuple, list)) or len(support) != 2:
-        raise TypeError(
-            f"{who}: support must be (ids, offsets), as sample(return_support=True) gives it, got {type(support).__name__}"
-        )
-    ids, offsets = (_array.beside(a, rows, name, xp) for a, name in zip(support, ("support: ids", "support: offsets")))
-    if not (is_integer(ids) and is_integer(offsets)) or ids.ndim != 1 or tuple(offsets.shape) != (count + 1,):
-        raise ValueError(
-            f"{who}: support must be ids, one axis of class indices (integers), and offsets, {count + 1} integers for {count} rows; got "
-            f"{ids.dtype} {tuple(ids.shape)} and {offsets.dtype} {tuple(offsets.shape)}"
-        )
-    ids, offsets = counts(ids, xp), counts(offsets, xp)
-    size = offsets[1:] - offsets[:-1]
-    if known(offsets) and known(ids):
-        if int(offsets[0]) or int(offsets[-1]) != ids.shape[0] or bool(xp.any(size < 0)):
-            raise ValueError(f"{who}: support: offsets must rise from 0 to {ids.shape[0]}, the number of ids")
-        if known_any((ids < 0) | (ids >= n), xp):
-            raise IndexError(
-                f"{who}: support: ids must be from 0 to {n - 1}, got {int(xp.min(ids))} to {int(xp.max(ids))}"
-            )
-    return ids, offsets
-
-
-def places_of(
-    who: str, lead: tuple[int, ...], n: int, index: Array, ids: Array, offsets: Array, xp: Namespace
-) -> tuple[Array, Array, Array]:
-    """(ids of each row's support, [..., width + 1]; True where there is one; the place of each class of `index` [..., m] among them).
-
-    The last place is always empty; it is the place of a class that is not in the support."""
-    size, count = offsets[1:] - offsets[:-1], math.prod(lead)
-    wide = int(xp.max(size)) if count else 0
-    place = device_of(ids)
-    step = xp.reshape(xp.arange(wide + 1, dtype=ids.dtype, **place), (1, wide + 1))
-    there = step < size[:, None]
-    at = xp.where(there, offsets[:-1][:, None] + step, xp.zeros_like(step))
-    classes = xp.take(ids, xp.reshape(at, (-1,)), axis=0) if ids.shape[0] else xp.zeros_like(at)
-    shape = (*lead, wide + 1)
-    classes, there = xp.reshape(classes, shape), xp.reshape(there, shape)
-    if wide > 1:
-        ordered = xp.sort(xp.where(there, classes, n + step), axis=-1)
-        if known_any(ordered[..., 1:] == ordered[..., :-1], xp):
-            raise ValueError(f"{who}: support: a row has a class twice")
-    # the place of each class of `index`; `wide`, the empty place, if it is not in the support
-    hit = (xp.expand_dims(classes, axis=-2) == xp.expand_dims(index, axis=-1)) & xp.expand_dims(there, axis=-2)
-    spot = xp.sum(
-        xp.where(hit, xp.reshape(step, (1,) * len(lead) + (1, wide + 1)), xp.zeros_like(classes[..., None, :])), axis=-1
-    )
-    found = xp.where(xp.any(hit, axis=-1), spot, wide * xp.ones_like(index))
-    stray = xp.where(index < 0, index, (wide + 1) * xp.ones_like(index))
-    return classes, there, xp.where((index < 0) | (index >= n), stray, found)
-
-
-def _member(ids: Array, offsets: Array, shape: tuple[int, ...], xp: Namespace) -> Array:
-    """The support as a mask of the rows, for traces, in which shapes can't depend on values."""
-    *lead, n = shape
-    count = math.prod(lead)
-    place = device_of(ids)
-    row = xp.searchsorted(offsets[1:], xp.arange(ids.shape[0], dtype=ids.dtype, **place), side="right")
-    flat = xp.reshape(row * n + ids, (1, -1))
-    like = xp.zeros((1, count * n), **place)
-    return xp.reshape(at_classes(xp.astype(flat, ids.dtype), like, xp), shape)

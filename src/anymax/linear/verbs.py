@@ -18,8 +18,8 @@ from .._core.options import check_keywords, documented_like
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
 from ..autodiff import bridge
+from ..likelihood.support import places_of, read_support
 from ..likelihood.terms import terms_of
-from ..likelihood.verbs import places_of, support_of
 from ..losses.margins import as_margin
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import holds_indices, refuse_strays
@@ -305,7 +305,7 @@ def _class_indices(
 
 def _of_support(who: str, layer: Layer, index: Array, support: Any, xp: Namespace) -> Array:
     """log p of each row's class among those of its support."""
-    ids, offsets = support_of(who, layer.x, layer.rows, layer.classes, support, xp)
+    ids, offsets = read_support(who, layer.x, layer.rows, layer.classes, support, xp)
     if not _array.eager(ids) or not _array.eager(offsets):
         raise TypeError(
             f"{who}: the sizes of a support must be known, and this one is traced; make the scores, and use log_prob"

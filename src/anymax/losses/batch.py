@@ -50,47 +50,47 @@ class Batch:
     y: Array  # [..., n], the target as a distribution, smoothed
     soft: bool  # the target is a distribution, as given or by smoothing
     indices: bool
-    counted: Array  # [..., 1], 1 for a sample that counts, 0 for an ignored one
-    sample_weight: Array  # [..., 1]
+    ignored: Array  # [..., 1], True for a sample that is left out
     class_weight: Array | None  # [n]
+    sample_weight: Array | None  # [..., 1], the class weight of the target, 0 where ignored
     options: LossOptions
     dtype: Any  # of the result
 
     @classmethod
     def of(cls, mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Batch:
         x, smoothing = asarray(scores), options.label_smoothing
-        x, rows, mapping, axis = prepare(mapping, x, options.class_axis(x), options.mask, None)
-        xp = namespace(rows)
-        dtype, rows = result_dtype(rows), upcast(rows, xp)
+        given = prepare(mapping, x, options.class_axis(x), options.mask)
+        x, mapping, xp = given.scores, given.mapping, namespace(given.rows)
+        dtype, rows = result_dtype(given.rows), upcast(given.rows, xp)
         with quiet(rows):
             _, keep, poisoned = _array.finite_scores(rows, xp)
-        n = rows.shape[-1]
         class_weight = None if options.weight is None else class_weights(options.weight, rows, xp)
         t = _array.beside(target, rows, "target", xp)
         ask_for_axis(x, t, options.axis)
-        indices = holds_indices(t, x.shape, axis)
+        indices = holds_indices(t, x.shape, given.axis)
         if indices:
             t = _array.counts(t, xp)  # before any comparison: -100 does not exist in uint8, nor 200 in int8
-            ignored = t == options.ignore_index
-            stray = refuse_strays("target", t, n, options.ignore_index, xp)
+            stray = refuse_strays("target", t, rows.shape[-1], options.ignore_index, xp)
             poisoned = poisoned | stray[..., None]  # if values may not be read, such a sample becomes NaN
+            t = t[..., None]
+            ignored = t == options.ignore_index
             t = xp.where(ignored, xp.zeros_like(t), t)
-            y = xp.astype(t[..., None] == _array.positions(rows, t.dtype, xp), rows.dtype)
-            counted = xp.astype(~ignored[..., None], rows.dtype)
+            y = xp.astype(t == _array.positions(rows, t.dtype, xp), rows.dtype)
         else:
-            y = _array.to_last(as_dtype(t, rows.dtype, xp), axis, xp)
-            counted = xp.ones_like(rows[..., :1])
-        with quiet(rows):
-            sample = counted if class_weight is None else counted * dot(y, class_weight, xp)
+            y = _array.to_last(as_dtype(t, rows.dtype, xp), given.axis, xp)
+            ignored = xp.zeros_like(poisoned)
+        sample_weight = None
+        if class_weight is not None:
+            with quiet(rows):
+                sample_weight = xp.astype(~ignored, rows.dtype) * dot(y, class_weight, xp)
         if smoothing:
             free = xp.astype(keep, rows.dtype)
             count = total(free, xp)
             uniform = free / xp.where(count > 0, count, xp.ones_like(count))
             y = (1.0 - smoothing) * y + smoothing * to_spread(mapping, total(y, xp)) * uniform
-        assert n == y.shape[-1]
         return cls(
-            xp, mapping, rows, keep, poisoned, y, bool(smoothing) or not indices, indices, counted, sample,
-            class_weight, options, dtype,
+            xp, mapping, rows, keep, poisoned, y, bool(smoothing) or not indices, indices, ignored, class_weight, sample_weight,
+            options, dtype,
         )  # fmt: skip
 
     def check_mass(self) -> None:
@@ -105,7 +105,7 @@ class Batch:
 
     def not_below_zero(self, value: Array, masked: Array) -> Array:
         """Set losses that rounding made negative to 0; see `not_below_zero`. `masked`: a class with a target is."""
-        checked = ~masked & ~self.poisoned & (self.counted != 0)
+        checked = ~masked & ~self.poisoned & ~self.ignored
         return not_below_zero(self.mapping, value, checked, self._rounding, self.xp)
 
     def _rounding(self) -> Array:
@@ -129,7 +129,6 @@ class Batch:
 
     def reduce(self, value: Array, weighted: bool = False) -> Array:
         """Reduce `value`, [..., 1]; `weighted` means that it includes the class weights already."""
-        norm = self.sample_weight if self.indices else self.counted
         return reduce_rows(
-            self.options, value, self.poisoned, self.counted == 0, self.sample_weight, norm, weighted, self.dtype, self.xp
+            self.options, value, self.poisoned, self.ignored, self.sample_weight, self.indices, weighted, self.dtype, self.xp
         )  # fmt: skip

@@ -31,7 +31,8 @@ def index_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions)
     if plain and options.mask is None and link.params is None and leaf.reduces(scores):
         value = leaf.index_loss(mapping, scores, target, axis, ignored, reduction)  # without moving the axis
         return value if value is None else cast(value, result_dtype(scores))
-    _, rows, mapping, _ = prepare(mapping, scores, axis, options.mask, None)
+    given = prepare(mapping, scores, axis, options.mask)
+    rows, mapping = given.rows, given.mapping
     if tuple(target.shape) != tuple(rows.shape[:-1]) or (is_torch(rows) and target.device != rows.device):
         return None
     if plain and leaf.reduces(rows):

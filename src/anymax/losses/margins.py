@@ -24,7 +24,7 @@ from .._array import (
     check_axis,
     dtype_name,
     eager,
-    floating,
+    floats,
     from_last,
     is_integer,
     is_number,
@@ -110,9 +110,7 @@ class Margin(ABC):
         array([[0.8776, 0.5   ],
                [0.5   , 1.    ]])
         """
-        x = asarray(cosines, "cosines")
-        xp = namespace(x)
-        x = floating(x, xp, "cosines")
+        x, xp = floats(cosines, "cosines")
         axis = check_axis(axis, x.ndim)
         rows = to_last(x, axis, xp)
         index = _indices(target, rows, xp)

@@ -8,7 +8,7 @@ from typing import Any
 from .. import _array
 from .._array import Array, asarray, is_integer, known_any, namespace, quiet, stop_gradient, total, upcast
 from .._core.options import check_keywords, documented_like
-from .._core.rows import prepare
+from .._core.rows import hide, prepare
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
 from ..mappings import Softmax
@@ -52,8 +52,8 @@ def multilabel_softmax_loss(
     refuse_sharded("multilabel_softmax_loss", scores)
     given = {"reduction": reduction, "axis": axis, "dim": dim, "mask": mask}
     options, x = LossOptions.read("multilabel_softmax_loss", weight, given), asarray(scores)
-    x, rows, _, axis = prepare(Softmax(), x, options.class_axis(x), options.mask, None)
-    xp = namespace(rows)
+    given = prepare(Softmax(), x, options.class_axis(x), options.mask)
+    x, rows, xp = given.scores, given.rows, namespace(given.rows)
     dtype, s = result_dtype(rows), upcast(rows, xp)
     t = _array.beside(target, rows, "target", xp)
     t = _array.counts(t, xp) if is_integer(t) else t
@@ -61,7 +61,7 @@ def multilabel_softmax_loss(
         raise ValueError(
             f"target of shape {tuple(t.shape)}: expected one number for each score, shape {tuple(x.shape)}, 1 for a label and 0 for none"
         )
-    t = _array.to_last(t, axis, xp)
+    t = _array.to_last(t, given.axis, xp)
     valid = t != ignore_index
     y = xp.where(valid, xp.astype(t, s.dtype), xp.zeros_like(s))
     if known_any((y < 0) | (y > 1), xp):
@@ -76,7 +76,7 @@ def multilabel_softmax_loss(
 def _log1p_sum_exp(s: Array, factor: Array, valid: Array, xp: Any) -> Array:
     """log(1 + sum factor exp(s)), [..., 1]; entries with factor 0 do not count, whatever their score."""
     counts = valid & (factor > 0)
-    s = xp.where(counts, s + xp.log(xp.where(counts, factor, xp.ones_like(factor))), -math.inf * xp.ones_like(s))
+    s = hide(s + xp.log(xp.where(counts, factor, xp.ones_like(factor))), counts)
     high = _array.top(s, xp)
     anchor = stop_gradient(xp.where((high > 0) & (high < math.inf), high, xp.zeros_like(high)))
     seen = s != -math.inf

@@ -189,18 +189,20 @@ def not_below_zero(
 
 
 def reduce_rows(
-    options: LossOptions, value: Array, poisoned: Array, ignored: Array, sample: Array, norm: Array, weighted: bool, dtype: Any,
+    options: LossOptions, value: Array, poisoned: Array, ignored: Array, sample: Array | None, indices: bool, weighted: bool, dtype: Any,
     xp: Namespace,
 ) -> Array:  # fmt: skip
     """Reduce the losses of all samples, [..., 1].
 
-    sample: the class weights of their targets, 0 where ignored. norm: what a mean counts. weighted: `value` includes the weights already.
+    sample: the class weights of their targets, 0 where ignored. indices: targets are class indices, and a mean divides by these weights.
+    weighted: `value` includes them already.
     """
     value = _array.poison(value, poisoned, xp)
     value = xp.where(ignored, xp.zeros_like(value), value)
     if options.weight is not None and not weighted:
         # a weight of 0 leaves out an infinite loss too
         value = xp.where((sample == 0) & ~xp.isfinite(value), xp.zeros_like(value), value * sample)
+    norm = sample if options.weight is not None and indices else xp.astype(~ignored, value.dtype)
     return options.reduce(xp.squeeze(value, axis=-1), xp.squeeze(norm, axis=-1), dtype, xp)
 
 

@@ -16,12 +16,10 @@ from typing import Any, Unpack
 from .. import _array
 from .._array import (
     Array,
-    asarray,
     dot,
     is_array,
     is_integer,
     is_number,
-    namespace,
     quiet,
     stop_gradient,
     total,
@@ -30,6 +28,7 @@ from .._array import (
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import documented_like
+from .._core.rows import hide
 from .._core.shards import over_devices, sharded
 from .._core.typing import AnyArray, ArrayT, LossKeywords, Numbers, Parameter, Target, Weight
 from .._random.noises import Noise
@@ -113,14 +112,7 @@ def smoothed_nll(
     epsilon = _array.number(epsilon)
     if not is_number(epsilon) or not 0 < epsilon < math.inf:
         raise ValueError(f"smoothed_nll: epsilon must be a positive number, got {epsilon!r}")
-
-    def rows(batch: Batch) -> Array:
-        xp, p = batch.xp, batch.p()
-        n = total(xp.astype(batch.keep, p.dtype), xp)
-        log_p = xp.log((p + epsilon) / (1.0 + n * epsilon))
-        return -batch.of_target(xp.where(batch.keep, log_p, -math.inf * xp.ones_like(p)), batch.keep)
-
-    formula = functools.partial(_of_rows, rows, True)
+    formula = _by_row(functools.partial(_smoothed_nll, epsilon), weighted=True)
     return _loss("smoothed_nll", formula, mapping, scores, target, weight, options)
 
 
@@ -141,8 +133,7 @@ def accuracy_loss(
     >>> anymax.accuracy_loss(anymax.Sparsemax(), [[2.0, 1.5, -1.0]], [0])
     np.float64(-0.75)
     """
-    formula = functools.partial(_of_rows, lambda batch: -dot(batch.y, batch.p(), batch.xp), False)
-    return _loss("accuracy_loss", formula, mapping, scores, target, weight, options)
+    return _loss("accuracy_loss", _by_row(_accuracy_loss), mapping, scores, target, weight, options)
 
 
 @documented_like(every_loss)
@@ -163,14 +154,7 @@ def stop_gradient_loss(
     >>> anymax.stop_gradient_loss(anymax.Taylor(2), [[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(-0.5)
     """
-
-    def rows(batch: Batch) -> Array:
-        p = bridge(batch.rows).apply(batch.mapping, stop_gradient(batch.rows))
-        x = batch.xp.where(batch.keep, batch.rows, batch.xp.zeros_like(batch.rows))
-        return dot(stop_gradient(p) - batch.y, x, batch.xp)
-
-    formula = functools.partial(_of_rows, rows, False)
-    return _loss("stop_gradient_loss", formula, mapping, scores, target, weight, options)
+    return _loss("stop_gradient_loss", _by_row(_stop_gradient_loss), mapping, scores, target, weight, options)
 
 
 @documented_like(every_loss)
@@ -415,13 +399,32 @@ def _along(formula: Callable[..., Array], mapping: Mapping, scores: Any, target:
     return formula(mapping, scores, target, options)
 
 
-def _of_rows(
-    rows: Callable[[Batch], Array], weighted: bool, mapping: Mapping, scores: Any, target: Any, options: LossOptions
-) -> Array:
-    """The loss from `rows(batch)`, one number per row; `weighted` means that it includes the class weights."""
-    batch = Batch.of(mapping, scores, target, options)
-    with quiet(batch.rows):
-        return batch.reduce(rows(batch), weighted)
+def _by_row(rows: Callable[[Batch], Array], weighted: bool = False) -> Callable[..., Array]:
+    """The formula of a loss from the one of each row; `weighted` means that `rows` includes the class weights."""
+
+    def formula(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
+        batch = Batch.of(mapping, scores, target, options)
+        with quiet(batch.rows):
+            return batch.reduce(rows(batch), weighted)
+
+    return formula
+
+
+def _smoothed_nll(epsilon: float, batch: Batch) -> Array:
+    xp, p = batch.xp, batch.p()
+    n = total(xp.astype(batch.keep, p.dtype), xp)
+    log_p = xp.log((p + epsilon) / (1.0 + n * epsilon))
+    return -batch.of_target(hide(log_p, batch.keep), batch.keep)
+
+
+def _accuracy_loss(batch: Batch) -> Array:
+    return -dot(batch.y, batch.p(), batch.xp)
+
+
+def _stop_gradient_loss(batch: Batch) -> Array:
+    p = bridge(batch.rows).apply(batch.mapping, stop_gradient(batch.rows))
+    x = batch.xp.where(batch.keep, batch.rows, batch.xp.zeros_like(batch.rows))
+    return dot(stop_gradient(p) - batch.y, x, batch.xp)
 
 
 def _fenchel_young(
@@ -456,21 +459,21 @@ _without_constant = functools.partial(_fenchel_young, with_constant=False)
 def _nll(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
     """-<y, log p>."""
     out = index_loss(mapping, scores, target, options) if mapping.is_softmax else None  # there it is the same loss
-    if out is not None:
-        return out
+    return _nll_by_row(mapping, scores, target, options) if out is None else out
 
-    def rows(batch: Batch) -> Array:
-        log_p = log_rows(batch.mapping, batch.rows)
-        return -batch.of_target(log_p, log_p > -math.inf)
 
-    return _of_rows(rows, True, mapping, scores, target, options)
+def _minus_log_p(batch: Batch) -> Array:
+    log_p = log_rows(batch.mapping, batch.rows)
+    return -batch.of_target(log_p, log_p > -math.inf)
+
+
+_nll_by_row = _by_row(_minus_log_p, weighted=True)
 
 
 def _margin_loss(margin: Any, scale: Any, mapping: Mapping, cosines: Any, target: Any, options: LossOptions) -> Array:
     """The loss of `scale * margin(cosines, target)`."""
-    cosines = asarray(cosines, "cosines")
-    axis, xp = options.class_axis(cosines), namespace(cosines)
-    cosines = _array.floating(cosines, xp, "cosines")
+    cosines, xp = _array.floats(cosines, "cosines")
+    axis = options.class_axis(cosines)
     dtype, wide = result_dtype(cosines), upcast(cosines, xp)  # no rounding between the margin and the loss
     target = _array.beside(target, wide, "target", xp)
     ask_for_axis(cosines, target, options.axis)

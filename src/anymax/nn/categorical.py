@@ -84,7 +84,7 @@ class Categorical(TorchCategorical):
     ) -> None:
         if not isinstance(scores, Tensor):
             raise TypeError(f"Categorical: scores must be a tensor, got {type(scores).__name__}")
-        self.scores, self.mapping, _ = read("Categorical", mapping, scores, transform, None, -1, mask)
+        self.scores, self.mapping = read("Categorical", mapping, scores, -1, mask, transform)
         self._set(self.scores.shape[:-1], validate_args)
 
     def _set(self, batch_shape: Size, validate_args: bool | None) -> None:

@@ -10,10 +10,10 @@ from .._array import (
     Array,
     Namespace,
     as_dtype,
-    asarray,
     beside,
+    check_axis,
     counts,
-    floating,
+    floats,
     from_last,
     is_integer,
     known_any,
@@ -22,23 +22,18 @@ from .._array import (
     positions,
     quiet,
     stop_gradient,
-    to_last,
     top,
     total,
     upcast,
 )
 from .._core.mapping import Mapping
-from .._core.names import as_mapping
 from .._core.options import check_keywords, documented_like
-from .._core.rows import prepare
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, Numbers
 from .._random.draws import at, check_k, invert, largest, uniforms
 from .._random.noises import draw
-from ..likelihood.terms import log_p_rows
+from ..likelihood.terms import log_p_rows, read
 from ..mappings import Softmax
-from ..transforms.applying import transforms_along
-from ..transforms.base import put_through
 from .results import every_sampler
 
 
@@ -155,14 +150,9 @@ def _log_p(
     who: str, mapping: Mapping | str, x: Any, transform: Any, axis: int, mask: Any
 ) -> tuple[Array, int, Namespace]:
     """(log p of the transformed rows, classes last; the axis of the classes in x; the namespace)."""
-    mapping = as_mapping(mapping, who)
-    refuse_sharded(who, x)
-    scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
+    rows, mapping = read(who, mapping, x, axis, mask, transform)
     xp = namespace(rows)
-    y = from_last(upcast(rows, xp), axis, xp)
-    for t in transforms_along(transform, axis, scores.ndim, who):
-        y = put_through(who, t, y)
-    return log_p_rows(mapping, to_last(y, axis, xp), xp), axis, xp
+    return log_p_rows(mapping, upcast(rows, xp), xp), check_axis(axis, rows.ndim), xp
 
 
 def _best(key: Array, log_p: Array, k: int, axis: int, xp: Namespace) -> TopK:
@@ -274,10 +264,9 @@ def _row(table: Array, index: Array, xp: Namespace) -> Array:
 
 
 def _table(p: Any, name: str) -> tuple[Array, Namespace]:
-    p = asarray(p, name)
-    xp = namespace(p)
+    p, xp = floats(p, name)
     if p.ndim < 2:
         raise ValueError(f"speculative_accept: {name} must be [..., T, classes], got the shape {tuple(p.shape)}")
     if not p.shape[-1]:
         raise ValueError(f"speculative_accept: {name} of shape {tuple(p.shape)} has no classes; at least one is needed")
-    return floating(p, xp, name), xp
+    return p, xp

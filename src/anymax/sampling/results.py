@@ -44,8 +44,7 @@ def support_of(p: Array, xp: Namespace) -> Support:
     keep = xp.reshape(p > 0, (-1, p.shape[-1]))
     ids = xp.nonzero(keep)[1]
     size = xp.sum(xp.astype(keep, ids.dtype), axis=-1, dtype=ids.dtype)
-    on_device = device_of(p)
-    return Support(ids, xp.concat([xp.zeros((1,), dtype=ids.dtype, **on_device), running_sum(size, xp)]))
+    return Support(ids, xp.concat([xp.zeros((1,), dtype=ids.dtype, **device_of(p)), running_sum(size, xp)]))
 
 
 def every_sampler(

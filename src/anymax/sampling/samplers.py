@@ -19,10 +19,9 @@ from .._array import (
     Array,
     Namespace,
     as_dtype,
-    asarray,
     check_axis,
     finite_scores,
-    floating,
+    floats,
     from_last,
     is_number,
     like,
@@ -39,7 +38,7 @@ from .._array import (
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import check_keywords, documented_like
-from .._core.rows import prepare
+from .._core.rows import hide, prepare
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, ArrayT, Numbers, Parameter
 from .._random.draws import at, count_of, invert, uniforms
@@ -157,7 +156,7 @@ def perturb_argmax(
         added = xp.reshape(draw(noise, (*lead, size * n), y, generator), (*lead, size, n))
         z = xp.expand_dims(y, axis=-2) + scale * added
     keep = xp.expand_dims(keep, axis=-2)
-    index = xp.argmax(xp.where(keep, z, -math.inf * xp.ones_like(z)), axis=-1)
+    index = xp.argmax(hide(z, keep), axis=-1)
     dead = poisoned | ~xp.any(keep, axis=-1)
     return _samples_first(xp.where(dead, -xp.ones_like(index), index), num_samples, xp)
 
@@ -204,9 +203,7 @@ def gumbel_softmax(
     if not isinstance(hard, bool):
         raise TypeError(f"gumbel_softmax: hard must be True or False, got {hard!r}")
     axis = pick_axis(axis, dim)
-    scores = asarray(x)
-    xp = namespace(scores)
-    scores = floating(scores, xp)
+    scores, xp = floats(x)
     axis = check_axis(axis, scores.ndim)
     z = tempered(temperature)(noisy("gumbel", generator=generator, axis=axis)(upcast(scores, xp)))
     chosen = Softmax() if mapping is None else as_mapping(mapping, "gumbel_softmax")
@@ -219,7 +216,8 @@ def gumbel_softmax(
 
 def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> Array:
     """The limit of the rows of p as the scores z are scaled up: the largest scores get the whole sum, each up to its upper bound."""
-    _, rows, aligned, _ = prepare(mapping.frozen(), z, axis, None, None)
+    given = prepare(mapping.frozen(), z, axis)
+    rows, aligned = given.rows, given.mapping
     if (most := aligned.ceiling(rows, xp)) is None:
         first = xp.expand_dims(xp.argmax(p, axis=-1), axis=-1)
         return xp.astype((positions(p, first.dtype, xp) == first) & ~(p <= 0), p.dtype)
@@ -338,35 +336,33 @@ def sample(
     """
     mapping, axis = as_mapping(mapping, "sample"), pick_axis(axis, dim)
     refuse_sharded("sample", x)
-    _check_classes(x, axis)
-    scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
-    mapping, xp = mapping.frozen(), namespace(rows)
-    parts = transforms_along(transform, axis, scores.ndim, "sample")
+    x, axis, xp = _check_classes(x, axis)
+    given = prepare(mapping, x, axis, mask)
+    rows, mapping, size = given.rows, given.mapping.frozen(), count_of(num_samples)
+    parts = transforms_along(transform, axis, rows.ndim, "sample")
     read = None if return_support else read_steps(parts, rows, axis, mapping)
     parts, steps = (parts, ()) if read is None else read
-    cut, full = stop_gradient(rows), None
+    cut = full = stop_gradient(rows)
     if parts:
-        cut, full = cut_and_full("sample", parts, from_last(upcast(cut, xp), axis, xp), return_log_prob)
-        cut, full = (
-            stop_gradient(to_last(cut, axis, xp)),
-            None if full is cut else stop_gradient(to_last(full, axis, xp)),
-        )
-    size = count_of(num_samples)
-    if read is not None:
-        drawn = _in_one_pass(mapping, cut, cut if full is None else full, steps, size, generator, return_log_prob)
-        drawn = Sample(*(None if v is None else _samples_first(v, num_samples, xp) for v in drawn))
-        return drawn if return_log_prob else drawn.index
-    cut = upcast(cut, xp)
-    p = stop_gradient(apply(mapping, cut))
+        cut, full = cut_and_full("sample", parts, upcast(cut, xp), axis, return_log_prob)
+    if read is None:
+        drawn = _by_inversion(mapping, cut, full, size, generator, return_log_prob, return_support)
+    else:
+        drawn = _in_one_pass(mapping, cut, full, steps, size, generator, return_log_prob)
+    index, log_prob, full_log_prob = (None if v is None else _samples_first(v, num_samples, xp) for v in drawn[:3])
+    return Sample(index, log_prob, full_log_prob, drawn.support) if return_log_prob or return_support else index
+
+
+def _by_inversion(
+    mapping: Mapping, cut: Array, full: Array, size: int, generator: Any, log_prob: bool, support: bool
+) -> Sample:
+    """Samples by the inverse of the distribution function, [..., size]."""
+    xp = namespace(cut)
+    p = stop_gradient(apply(mapping, upcast(cut, xp)))
     index = invert(p, uniforms(p, size, generator, xp), xp)
-    drawn = Sample(_samples_first(index, num_samples, xp))
-    if return_log_prob:
-        log_prob = _samples_first(_log_prob(mapping, cut, index, xp), num_samples, xp)
-        whole = log_prob if full is None else _samples_first(_log_prob(mapping, full, index, xp), num_samples, xp)
-        drawn = drawn._replace(log_prob=log_prob, full_log_prob=whole)
-    if return_support:
-        drawn = drawn._replace(support=support_of(p, xp))
-    return drawn if return_log_prob or return_support else drawn.index
+    log_p = _log_prob(mapping, cut, index, xp) if log_prob else None
+    full_log_p = log_p if full is cut or not log_prob else _log_prob(mapping, full, index, xp)
+    return Sample(index, log_p, full_log_p, support_of(p, xp) if support else None)
 
 
 def _in_one_pass(
@@ -393,7 +389,7 @@ def _in_one_pass(
 
 def _log_prob(mapping: Mapping, rows: Array, index: Array, xp: Namespace) -> Array:
     """log p at the indices, a constant for differentiation."""
-    return at(stop_gradient(log_p_rows(mapping, rows, xp)), index, xp)
+    return at(stop_gradient(log_p_rows(mapping, upcast(rows, xp), xp)), index, xp)
 
 
 def _samples_first(index: Array, num_samples: int | None, xp: Namespace) -> Array:
@@ -406,9 +402,7 @@ def _samples_first(index: Array, num_samples: int | None, xp: Namespace) -> Arra
 
 def _check_classes(x: Any, axis: int) -> tuple[Array, int, Namespace]:
     """The scores as an array of floats, the axis of their classes from 0 on, and the namespace; an error if there is no class."""
-    x = asarray(x)
-    xp = namespace(x)
-    x = floating(x, xp)
+    x, xp = floats(x)
     axis = check_axis(axis, x.ndim)
     if x.shape[axis] == 0:
         raise ValueError(

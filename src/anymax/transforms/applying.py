@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from .._array import Array, compiling, namespace, upcast
+from .._array import Array, Namespace, compiling, from_last, namespace, stop_gradient, to_last, upcast
 from .._core.mapping import Mapping
 from .._random.generators import going_on
 from ..kernels import decode
@@ -22,6 +22,14 @@ def transforms_along(transform: Any, axis: int, ndim: int, who: str) -> tuple[Ca
         )
     parts = () if transform is None else transform.transforms if isinstance(transform, Composed) else (transform,)
     return tuple(_along(t, axis, ndim, who) for t in parts)
+
+
+def transformed(who: str, transform: Any, rows: Array, axis: int, xp: Namespace) -> Array:
+    """Rows, classes last, after the transforms that a verb applies to scores with the classes along `axis`."""
+    y = from_last(upcast(rows, xp), axis, xp)
+    for t in transforms_along(transform, axis, rows.ndim, who):
+        y = put_through(who, t, y)
+    return to_last(y, axis, xp)
 
 
 def _along(t: Any, axis: int, ndim: int, who: str) -> Callable[[Array], Array]:
@@ -48,20 +56,25 @@ def read_steps(
     return parts[: len(parts) - len(readable)], tuple((t.as_step(one, params), t.truncates) for t, params in readable)
 
 
-def cut_and_full(who: str, parts: tuple[Any, ...], x: Array, both: bool) -> tuple[Array, Array]:
-    """Scores after all transforms, and with `both` also after all but the truncations, with the same random numbers."""
-    cut = full = x
+def cut_and_full(who: str, parts: tuple[Any, ...], rows: Array, axis: int, both: bool) -> tuple[Array, Array]:
+    """Rows after all transforms, and with `both` also after all but the truncations, with the same random numbers.
+
+    They are constants for differentiation, and one array if no transform truncates. The classes were at `axis` and are last.
+    """
+    xp = namespace(rows)
+    cut = full = from_last(rows, axis, xp)
     for t in parts:
         if both and isinstance(t, Transform) and t.truncates:
             cut = put_through(who, t, cut)
         elif cut is full:
             cut = full = put_through(who, t, full)
         elif isinstance(t, Transform) and t.random:
-            added = put_through(who, t, namespace(x).zeros_like(x))
+            added = put_through(who, t, xp.zeros_like(cut))
             cut, full = cut + added, full + added
         else:
             cut, full = put_through(who, t, cut), put_through(who, t, full)
-    return cut, full
+    kept = stop_gradient(to_last(cut, axis, xp))
+    return kept, kept if full is cut else stop_gradient(to_last(full, axis, xp))
 
 
 def unseeded(transform: Any, like: Array) -> Any:

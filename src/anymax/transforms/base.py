@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -19,13 +20,13 @@ from .._array import (
     Namespace,
     adopt,
     as_dtype,
-    asarray,
     check_axis,
     differentiates,
     dtype_name,
     duplicate,
     eager,
     floating,
+    floats,
     from_last,
     is_array,
     is_floating,
@@ -45,6 +46,7 @@ from .._array import (
     upcast,
 )
 from .._array import compiling as _compiling
+from .._core.rows import hide
 from .._core.typing import ArrayT, Numbers
 from ..kernels import decode
 from ..mappings import Softmax
@@ -86,10 +88,8 @@ class Transform(ABC):
         return params[self.params[0][0]]
 
     def __call__(self, x: ArrayT | Numbers) -> ArrayT:
-        scores = asarray(x)
-        xp = namespace(scores)
+        scores, xp = floats(x)
         axis = check_axis(self.axis, scores.ndim)
-        scores = floating(scores, xp)
         y = to_last(upcast(scores, xp), axis, xp)
         with quiet(scores):
             cut = _in_one_pass((self,), y, axis, xp) if self.truncates and self.step else None
@@ -164,9 +164,7 @@ class Composed:
     transforms: tuple[Callable[[Array], Array], ...]
 
     def __call__(self, x: ArrayT | Numbers) -> ArrayT:
-        scores = asarray(x)
-        xp = namespace(scores)
-        scores = floating(scores, xp)
+        scores, xp = floats(x)
         y = upcast(scores, xp)  # once, so that nothing is rounded to half precision in between
         for parts in _together(self.transforms):
             y = _cut(parts, y, xp)
@@ -176,18 +174,10 @@ class Composed:
         return f"compose({', '.join(map(repr, self.transforms))})"
 
 
-def _together(transforms: tuple[Callable[[Array], Array], ...]) -> list[list[Callable[[Array], Array]]]:
+def _together(transforms: tuple[Any, ...]) -> list[list[Any]]:
     """Consecutive truncations along the same axis in one list, which the engine runs in one pass; each other transform alone."""
-    out: list[list[Any]] = []
-    before = False
-    for t in transforms:
-        truncates = _truncates(t)
-        if truncates and before and t.axis == out[-1][-1].axis:  # type: ignore[attr-defined]
-            out[-1].append(t)
-        else:
-            out.append([t])
-        before = truncates
-    return out
+    runs = itertools.groupby(transforms, lambda t: t.axis if _truncates(t) else object())
+    return [list(run) for _, run in runs]
 
 
 def _truncates(t: Any) -> bool:
@@ -242,15 +232,10 @@ def _kind(x: Array) -> tuple[bool, bool, bool]:
 # -- rows ----------------------------------------------------------------------------------------------------------------------
 
 
-def masked(x: Array, keep: Array, xp: Namespace) -> Array:
-    """-inf where not `keep`."""
-    return xp.where(keep, x, -math.inf * xp.ones_like(x))
-
-
 def on_kept(x: Array, function: Callable[[Array], Array], xp: Namespace) -> Array:
     """`function(x)` at entries that are not masked; masked ones stay masked and pass on no derivative."""
     keep = x != -math.inf
-    return masked(function(safe(x, keep, 0.0, xp)), keep, xp)
+    return hide(function(safe(x, keep, 0.0, xp)), keep)
 
 
 # -- parameters ------------------------------------------------------------------------------------------------------------

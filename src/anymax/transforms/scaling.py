@@ -14,6 +14,7 @@ from .._array import (
     finish,
     finite_scores,
     floating,
+    floats,
     is_array,
     is_torch,
     known,
@@ -27,10 +28,11 @@ from .._array import (
     upcast,
 )
 from .._core.options import documented_like
+from .._core.rows import hide
 from .._core.typing import ArrayT, Numbers, Parameter
 from .._random.generators import listed
 from .._random.noises import Noise, draw, find
-from .base import Transform, as_parameter, check_range, every_transform, masked, on_kept
+from .base import Transform, as_parameter, check_range, every_transform, on_kept
 
 
 @documented_like(every_transform)
@@ -77,8 +79,8 @@ class _Temperature(Transform):
 def _largest(x: Array, xp: Namespace) -> Array:
     """1 at the largest scores of a row, -inf elsewhere; not 0, where u of a ratio map may be 0. A row with NaN or +inf is unchanged."""
     y, keep, poisoned = finite_scores(x, xp)
-    high = top(xp.where(keep, y, -math.inf * xp.ones_like(y)), xp)
-    out = xp.where(keep & (y == high), 1.0 + 0.0 * y, -math.inf * xp.ones_like(y))
+    high = top(hide(y, keep), xp)
+    out = hide(1.0 + 0.0 * y, keep & (y == high))
     return xp.where(poisoned, x, out)
 
 
@@ -165,7 +167,7 @@ class _Mask(Transform):
     aligned = ("keep",)
 
     def rows(self, x: Array, xp: Namespace, keep: Array) -> Array:
-        return masked(x, keep, xp)
+        return hide(x, keep)
 
 
 @documented_like(every_transform)
@@ -261,7 +263,7 @@ class _Normalize(Transform):
             square = total(z * z, xp)
             norm = xp.sqrt(safe(square, ~zero, 1.0, xp))
         else:
-            high = top(xp.where(keep, z, -math.inf * xp.ones_like(z)), xp)
+            high = top(hide(z, keep), xp)
             norm = xp.where(high > 0, high, -xp.min(z, axis=-1, keepdims=True))
         out = z / safe(norm, ~zero, 1.0, xp)
         if kind == "max":  # large negative scores over a tiny maximum must not become -inf, which means masked
@@ -274,7 +276,7 @@ def _centred(y: Array, keep: Array, xp: Namespace) -> Array:
     """y minus the mean of the kept entries; 0 elsewhere. A row of equal scores gives exact zeros."""
     weight = xp.astype(keep, y.dtype)
     count = total(weight, xp)
-    high = stop_gradient(top(xp.where(keep, y, -math.inf * xp.ones_like(y)), xp))
+    high = stop_gradient(top(hide(y, keep), xp))
     # equal scores: exactly 0
     y = xp.where(keep, y - xp.where(high > -math.inf, high, xp.zeros_like(high)), xp.zeros_like(y))
     mean = total(y, xp) / xp.where(count > 0, count, xp.ones_like(count))
@@ -401,9 +403,7 @@ def mix(p: ArrayT | Numbers, prior: Any, weight: Parameter) -> ArrayT:
     >>> mix([0.75, 0.25], [0.5, 0.5], 0.5)
     array([0.625, 0.375])
     """
-    probabilities = asarray(p, "p")
-    xp = namespace(probabilities)
-    probabilities = floating(probabilities, xp, "p")
+    probabilities, xp = floats(p, "p")
     check_range("mix", "weight", weight, lambda v: (v >= 0) & (v <= 1), "from 0 to 1")
     q = upcast(probabilities, xp)
     other = as_parameter(prior if is_torch(prior) else asarray(prior, "prior"), q, xp)

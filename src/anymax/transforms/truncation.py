@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 from .._array import (
     Array,
@@ -20,10 +20,11 @@ from .._array import (
     total,
 )
 from .._core.options import documented_like
+from .._core.rows import hide
 from .._core.typing import Parameter
 from .._random.generators import listed, uniform
 from .._random.truncation import cutoff_keep, topk_keep, topp_keep, typical_keep, xtc_keep
-from .base import Transform, check_range, every_transform, masked
+from .base import Transform, check_range, every_transform
 
 _MASS = "above 0 and at most 1"
 _INSIDE = "above 0 and below 1"
@@ -40,7 +41,7 @@ class Truncation(Transform):
         """True where a score is kept; same arguments as `rows`."""
 
     def rows(self, x: Array, xp: Namespace, *args: Any, **params: Any) -> Array:
-        return masked(x, self.keep(x, xp, *args, **params), xp)
+        return hide(x, self.keep(x, xp, *args, **params))
 
 
 @documented_like(every_transform)
@@ -171,7 +172,7 @@ class _TopNSigma(Truncation):
         weight = xp.astype(keep, y.dtype)
         count = total(weight, xp)
         count = xp.where(count > 0, count, xp.ones_like(count))
-        high = top(xp.where(keep, y, -math.inf * xp.ones_like(y)), xp)
+        high = top(hide(y, keep), xp)
         y = y - xp.where(high > -math.inf, high, xp.zeros_like(high))
         size = top(xp.abs(y * weight), xp)
         unit = xp.where(size > 0, size, xp.ones_like(size))  # squares of large scores must not overflow
@@ -242,9 +243,10 @@ def epsilon_cutoff(
 class _EpsilonCutoff(Truncation):
     name = step = "epsilon_cutoff"
     aligned = ("epsilon",)
+    by_entropy: ClassVar[bool] = False  # True if the cutoff is lower for rows with a large entropy
 
     def keep(self, x: Array, xp: Namespace, epsilon: Any, min_keep: int = 1) -> Array:
-        return cutoff_keep(x, epsilon, xp, min_keep)
+        return cutoff_keep(x, epsilon, xp, min_keep, by_entropy=self.by_entropy)
 
 
 @documented_like(every_transform)
@@ -270,12 +272,9 @@ def eta(epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: 
     return _Eta((("epsilon", epsilon), *_min_keep("eta", min_keep)), pick_axis(axis, dim))
 
 
-class _Eta(Truncation):
+class _Eta(_EpsilonCutoff):
     name = step = "eta"
-    aligned = ("epsilon",)
-
-    def keep(self, x: Array, xp: Namespace, epsilon: Any, min_keep: int = 1) -> Array:
-        return cutoff_keep(x, epsilon, xp, min_keep, by_entropy=True)
+    by_entropy = True
 
 
 @documented_like(every_transform)

@@ -1,0 +1,87 @@
+"""The support of rows: the classes of each row that count, as (ids, offsets); all others are masked."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .. import _array
+from .._array import Array, Namespace, counts, device_of, eager, is_integer, known, known_any, take
+from .._core.mapping import Mapping
+from .._core.rows import hide
+from .softmax_plain import at_classes
+
+
+def on_support(
+    who: str, mapping: Mapping, rows: Array, index: Array, support: Any, xp: Namespace
+) -> tuple[Mapping, Array, Array]:
+    """(mapping, scores of each row's support with a masked class at the end, places of the classes).
+
+    The rows are masked instead if they are traced, or if a parameter varies along the classes."""
+    *lead, n = rows.shape
+    ids, offsets = read_support(who, rows, math.prod(lead), n, support, xp)
+    if not eager(ids) or any(v.ndim and v.shape[-1] != 1 for v in mapping.params().values()):
+        return mapping, hide(rows, _as_mask(ids, offsets, tuple(rows.shape), xp)), index
+    classes, there, spot = places_of(who, tuple(lead), n, index, ids, offsets, xp)
+    scores = take(rows, classes, xp)
+    return mapping, hide(scores, there), spot
+
+
+def read_support(who: str, rows: Array, count: int, n: int, support: Any, xp: Namespace) -> tuple[Array, Array]:
+    """The ids and the offsets of a support of `count` rows of n classes, as arrays of the kind of `rows`."""
+    if not isinstance(support, (tuple, list)) or len(support) != 2:
+        raise TypeError(
+            f"{who}: support must be (ids, offsets), as sample(return_support=True) gives it, got {type(support).__name__}"
+        )
+    ids, offsets = (_array.beside(a, rows, name, xp) for a, name in zip(support, ("support: ids", "support: offsets")))
+    if not (is_integer(ids) and is_integer(offsets)) or ids.ndim != 1 or tuple(offsets.shape) != (count + 1,):
+        raise ValueError(
+            f"{who}: support must be ids, one axis of class indices (integers), and offsets, {count + 1} integers for {count} rows; got "
+            f"{ids.dtype} {tuple(ids.shape)} and {offsets.dtype} {tuple(offsets.shape)}"
+        )
+    ids, offsets = counts(ids, xp), counts(offsets, xp)
+    size = offsets[1:] - offsets[:-1]
+    if known(offsets) and known(ids):
+        if int(offsets[0]) or int(offsets[-1]) != ids.shape[0] or bool(xp.any(size < 0)):
+            raise ValueError(f"{who}: support: offsets must rise from 0 to {ids.shape[0]}, the number of ids")
+        if known_any((ids < 0) | (ids >= n), xp):
+            raise IndexError(
+                f"{who}: support: ids must be from 0 to {n - 1}, got {int(xp.min(ids))} to {int(xp.max(ids))}"
+            )
+    return ids, offsets
+
+
+def places_of(
+    who: str, lead: tuple[int, ...], n: int, index: Array, ids: Array, offsets: Array, xp: Namespace
+) -> tuple[Array, Array, Array]:
+    """(ids of each row's support, [..., width + 1]; True where there is one; the place of each class of `index` [..., m] among them).
+
+    The last place is always empty; it is the place of a class that is not in the support."""
+    size, count = offsets[1:] - offsets[:-1], math.prod(lead)
+    wide = int(xp.max(size)) if count else 0
+    step = xp.reshape(xp.arange(wide + 1, dtype=ids.dtype, **device_of(ids)), (1, wide + 1))
+    there = step < size[:, None]
+    at = xp.where(there, offsets[:-1][:, None] + step, xp.zeros_like(step))
+    classes = xp.take(ids, xp.reshape(at, (-1,)), axis=0) if ids.shape[0] else xp.zeros_like(at)
+    shape = (*lead, wide + 1)
+    classes, there = xp.reshape(classes, shape), xp.reshape(there, shape)
+    if wide > 1:
+        ordered = xp.sort(xp.where(there, classes, n + step), axis=-1)
+        if known_any(ordered[..., 1:] == ordered[..., :-1], xp):
+            raise ValueError(f"{who}: support: a row has a class twice")
+    # the place of each class of `index`; `wide`, the empty place, if it is not in the support
+    hit = (xp.expand_dims(classes, axis=-2) == xp.expand_dims(index, axis=-1)) & xp.expand_dims(there, axis=-2)
+    spot = xp.sum(
+        xp.where(hit, xp.reshape(step, (1,) * len(lead) + (1, wide + 1)), xp.zeros_like(classes[..., None, :])), axis=-1
+    )
+    found = xp.where(xp.any(hit, axis=-1), spot, wide * xp.ones_like(index))
+    stray = xp.where(index < 0, index, (wide + 1) * xp.ones_like(index))
+    return classes, there, xp.where((index < 0) | (index >= n), stray, found)
+
+
+def _as_mask(ids: Array, offsets: Array, shape: tuple[int, ...], xp: Namespace) -> Array:
+    """The support as a mask of the rows, for traces, in which shapes can't depend on values."""
+    row = xp.searchsorted(offsets[1:], xp.arange(ids.shape[0], dtype=ids.dtype, **device_of(ids)), side="right")
+    flat = xp.reshape(row * shape[-1] + ids, (1, -1))
+    like = xp.zeros((1, math.prod(shape)), **device_of(ids))
+    return xp.reshape(at_classes(xp.astype(flat, ids.dtype), like, xp), shape)
