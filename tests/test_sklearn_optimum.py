@@ -159,7 +159,7 @@ def _problems():
     yield "entmax", x, losses.IndexLoss(am.Entmax(1.3), y, share), 3
     yield "normmax", x, losses.IndexLoss(am.NormMax(), y, share), 3
     yield "taylor", x, losses.IndexLoss(am.Taylor(), y, share), 3
-    yield "binary", x, losses.BinaryLoss(am.Entmax(1.5), (y > 0).astype(np.int64), share), 1
+    yield "binary", x, losses.ZeroFirst(losses.IndexLoss(am.Entmax(1.5), (y > 0).astype(np.int64), share)), 1
     yield "labels", x, losses.SharesLoss(am.Entmax(1.5), losses.evenly(csr, False), share), 3
     yield "labels taylor", x, losses.SharesLoss(am.Taylor(), losses.evenly(csr, False), share), 3
     yield "labels csr", sparse.csr_matrix(x), losses.SharesLoss(am.Softmax(), losses.evenly(csr, False), share), 3

@@ -20,7 +20,7 @@ from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .classes import MappingClassifier
 from .levels import entering
-from .losses import exponent_of, pair
+from .losses import exponent_of, zero_first
 from .parameters import MapParameters, mapping_of, number_of
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
     def _held(self, n: int) -> int:
         """The number of rows that calibrate."""
         calibration, words = self.calibration, "a share above 0 and below 1, or a number of rows from 1"
-        share, rows = number_of("calibration", calibration, 0.0, True, words), is_int(number(calibration))
+        share, rows = number_of("calibration", calibration, words, zero=False), is_int(number(calibration))
         if share >= 1 and not rows:
             raise ValueError(f"calibration={calibration!r}: expected {words}")
         held = int(calibration) if rows else max(1, round(n * share))
@@ -250,7 +250,7 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
         decide, probable = getattr(model, "decision_function", None), getattr(model, "predict_proba", None)
         if decide is not None:
             z = np.asarray(decide(X))
-            z = pair(z[:, None]) if z.ndim == 1 and len(inner) == 2 else z
+            z = zero_first(z[:, None]) if z.ndim == 1 and len(inner) == 2 else z
         elif probable is not None:
             with np.errstate(divide="ignore"):
                 z = np.log(np.asarray(probable(X)))
