@@ -83,10 +83,11 @@ class IndexLoss:
         if c is not None and z.shape[1] <= _NARROW:
             return self.from_p(z, c)
         engine = kernels.compiled("index_loss", mapping, z)
-        found = engine and engine.index_loss(mapping, z, target, save=True)
-        gradient = engine and found and engine.index_loss_grad(mapping, z, target, weights, found.saved)
-        if found is not None and gradient is not None:
-            return found.value, gradient
+        found = engine.index_loss(mapping, z, target, save=True) if engine else None
+        if engine and found is not None:
+            gradient = engine.index_loss_grad(mapping, z, target, weights, found.saved)
+            if gradient is not None:
+                return found.value, gradient
         p = apply(mapping, z)
         p[self.each, target] -= 1
         return fenchel_young(mapping, z, target, reduction="none", axis=-1), p * weights[:, None]
