@@ -15,6 +15,11 @@ from anymax import Entmax, Softmax, Sparsemax, SparseSoftmax, Taylor, hf
 
 hf.register()
 
+# transformers' own
+its_own_warnings = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:torch"
+)
+
 
 SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 MAPS = {

@@ -6,6 +6,12 @@ import pytest
 from anymax import Budget, Entmax, NormMax, PerturbMax, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor
 from anymax.kernels import native
 
+# torch's own, inside forward AD and Dynamo
+its_own_warnings = pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.script.*is deprecated:DeprecationWarning",
+    "ignore:.*should not be instantiated:DeprecationWarning",
+)
+
 JAX = pytest.param("jax", marks=pytest.mark.whole)
 
 LENGTHS = [4, 0, 5, 1, 3, 17, 0]

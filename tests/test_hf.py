@@ -7,7 +7,21 @@ import inspect
 import sys
 
 import pytest
-from hf_models import DECODERS, MAPS, MODELS, MORE, PAIRS, SMALL, build, in_softmax, inputs, logits, padded, tokens
+from hf_models import (
+    DECODERS,
+    MAPS,
+    MODELS,
+    MORE,
+    PAIRS,
+    SMALL,
+    build,
+    in_softmax,
+    inputs,
+    its_own_warnings,
+    logits,
+    padded,
+    tokens,
+)
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -15,10 +29,7 @@ transformers = pytest.importorskip("transformers")
 import anymax as A
 from anymax import Entmax, Softmax, Sparsemax, Taylor, hf
 
-hf.register()
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:torch"
-)
+pytestmark = its_own_warnings
 
 
 @pytest.mark.thin(2)

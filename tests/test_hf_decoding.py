@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hf_models import build, tokens
+from hf_models import build, its_own_warnings, tokens
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -15,10 +15,7 @@ transformers = pytest.importorskip("transformers")
 import anymax as A
 from anymax import Entmax, Softmax, Sparsemax, SparseSoftmax, Taylor, hf
 
-hf.register()
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:torch"
-)
+pytestmark = its_own_warnings
 
 
 PIPES = {

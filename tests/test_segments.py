@@ -16,6 +16,7 @@ from segment_cases import (
     by_map,
     by_segment,
     compiled,
+    its_own_warnings,
     scores,
 )
 
@@ -38,11 +39,7 @@ jax = pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
 jnp = jax.numpy
 
-# torch's own, inside forward AD and Dynamo
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-]
+pytestmark = its_own_warnings
 
 
 # -- p, and the ways to say which entries belong together ----------------------------------------------------------------------------------

@@ -4,7 +4,19 @@ import math
 
 import numpy as np
 import pytest
-from segment_cases import COUNT, FEW, PTR, SHUFFLED, SORTED, by_few, by_map, by_segment, compiled, scores
+from segment_cases import (
+    COUNT,
+    FEW,
+    PTR,
+    SHUFFLED,
+    SORTED,
+    by_few,
+    by_map,
+    by_segment,
+    compiled,
+    its_own_warnings,
+    scores,
+)
 
 import anymax
 from anymax import (
@@ -20,11 +32,7 @@ from anymax import (
 
 torch = pytest.importorskip("torch")
 
-# torch's own, inside forward AD and Dynamo
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-]
+pytestmark = its_own_warnings
 
 
 @pytest.mark.thin(3)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from segment_cases import COUNT, LENGTHS, PTR, SHUFFLED, by_few, by_map, by_segment, scores, targets
+from segment_cases import COUNT, LENGTHS, PTR, SHUFFLED, by_few, by_map, by_segment, its_own_warnings, scores, targets
 
 import anymax
 from anymax import (
@@ -20,11 +20,7 @@ jax = pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
 jnp = jax.numpy
 
-# torch's own, inside forward AD and Dynamo
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-]
+pytestmark = its_own_warnings
 
 
 @pytest.mark.thin(6)

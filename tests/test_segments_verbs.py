@@ -17,6 +17,7 @@ from segment_cases import (
     by_map,
     by_segment,
     each_segment,
+    its_own_warnings,
     scores,
     targets,
 )
@@ -42,11 +43,7 @@ jax = pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
 jnp = jax.numpy
 
-# torch's own, inside forward AD and Dynamo
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-]
+pytestmark = its_own_warnings
 
 
 # -- a value for each segment -----------------------------------------------------------------------------------------------------------

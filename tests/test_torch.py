@@ -13,6 +13,7 @@ from torch_cases import (
     every_loss,
     every_map,
     every_row_map,
+    its_own_warnings,
     leaf,
     loss_of,
     of,
@@ -24,11 +25,7 @@ torch = pytest.importorskip("torch")
 
 import anymax as A
 
-pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"
-    ),  # torch's own, in forward AD
-]
+pytestmark = its_own_warnings
 autograd, func = torch.autograd, torch.func
 
 

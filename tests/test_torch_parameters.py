@@ -8,17 +8,13 @@ import mpmath
 import numpy as np
 import plainly
 import pytest
-from torch_cases import D, T, leaf, scores
+from torch_cases import D, T, its_own_warnings, leaf, scores
 
 torch = pytest.importorskip("torch")
 
 import anymax as A
 
-pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"
-    ),  # torch's own, in forward AD
-]
+pytestmark = its_own_warnings
 autograd, func = torch.autograd, torch.func
 
 

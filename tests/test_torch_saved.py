@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+from torch_cases import its_own_warnings
 
 torch = pytest.importorskip("torch")
 
@@ -12,11 +13,7 @@ import anymax as A
 from anymax import Sparsemax
 from anymax.kernels.support import Saved
 
-pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"
-    ),  # torch's own, in forward AD
-]
+pytestmark = its_own_warnings
 autograd, func = torch.autograd, torch.func
 
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from torch_cases import MAPS, D, T, every_map, every_row_map, leaf, of, scores, square_of
+from torch_cases import MAPS, D, T, every_map, every_row_map, its_own_warnings, leaf, of, scores, square_of
 
 torch = pytest.importorskip("torch")
 
 import anymax as A
 from anymax import Budget, Entmax, NormMax, PerturbMax, Sparsemax, SparseSoftmax
 
-pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"
-    ),  # torch's own, in forward AD
-]
+pytestmark = its_own_warnings
 
 
 # -- the manners of a tensor -----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,9 @@ torch = pytest.importorskip("torch")
 import anymax as A
 from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor
 
+# torch's own, in forward AD
+its_own_warnings = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning")
+
 D = torch.float64
 
 MAPS = whole(

@@ -29,16 +29,8 @@ __all__ = [
 ]  # fmt: skip
 
 for _kind in (
-    Activation,
-    AdaptiveScale,
-    Attention,
-    AttentionPool,
-    Categorical,
-    GraphAttention,
-    LinearLoss,
-    Loss,
-    MarginHead,
-):
+    Activation, AdaptiveScale, Attention, AttentionPool, Categorical, GraphAttention, LinearLoss, Loss, MarginHead,
+):  # fmt: skip
     _kind.__module__ = __name__  # the public path, by which pickles find them
 
 
