@@ -37,7 +37,6 @@ WITHOUT = {
 MAPS = whole(POTENTIAL | WITHOUT)
 POTENTIAL, WITHOUT = ({n: m for n, m in MAPS.items() if m.facts.has_potential is has} for has in (True, False))
 SOFT = {n: m for n, m in POTENTIAL.items() if m.no_constant(smoothed=False) is None}  # with a loss of distributions
-SHARP = {"taylor": 1e-12}
 
 every_potential = pytest.mark.parametrize("name", POTENTIAL)
 every_map = pytest.mark.parametrize("name", MAPS)

@@ -259,18 +259,9 @@ class MultiLabelMappingClassifier(MappingClassifier):
         if self._take_given_level():
             return
         to_try = self._levels_to_try()
-        if isinstance(self.cv, Integral):
-            n = len(weights)
-            if self.cv < 2 or n < 2:
-                raise ValueError(
-                    f"cv={self.cv!r} with n_samples={n}: cross-validation needs 2 folds and 2 rows at least; "
-                    f"give {self._tuned()}=<number> to do without"
-                )
-            splits = KFold(min(int(self.cv), n), shuffle=True, random_state=self.random_state).split(X)
-        else:
-            splits = check_cv(self.cv).split(X)  # type: ignore[union-attr,call-arg]
         parts = []
-        for train, test in ((np.sort(train), np.sort(test)) for train, test in splits):
+        for split in self._splits(X, len(weights)):
+            train, test = map(np.sort, split)
             part = self.__class__(**{**self.get_params(deep=False), "warm_start": False, "verbose": 0})
             part.mapping_, part.none_ = self.mapping_, self.none_
             with warnings.catch_warnings():  # only the final fit, on all rows, warns
@@ -280,6 +271,17 @@ class MultiLabelMappingClassifier(MappingClassifier):
         rows = np.concatenate([test for test, _ in parts])
         z = np.concatenate([z for _, z in parts])
         self._choose(z, labels[rows].toarray() > 0, to_try)
+
+    def _splits(self, X: Any, n: int) -> Iterable[Any]:
+        """Pairs of rows that train and rows that test."""
+        if not isinstance(self.cv, Integral):
+            return check_cv(self.cv).split(X)  # type: ignore[union-attr,call-arg]
+        if self.cv < 2 or n < 2:
+            raise ValueError(
+                f"cv={self.cv!r} with n_samples={n}: cross-validation needs 2 folds and 2 rows at least; "
+                f"give {self._tuned()}=<number> to do without"
+            )
+        return KFold(min(int(self.cv), n), shuffle=True, random_state=self.random_state).split(X)
 
     def _choose(self, z: np.ndarray, truth: np.ndarray, to_try: list[float] | None) -> None:
         """Set `threshold_` or `scale_` from the scores of rows that the model did not see."""
