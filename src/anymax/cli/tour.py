@@ -137,7 +137,8 @@ def digits(seed: int) -> Digits:
     order = np.random.default_rng(seed).permutation(len(y))
     x, y = (x[order] / 16.0).astype(np.float32), y[order].astype(np.int64)
     held_out = len(y) // 3
-    return Digits(*(torch.from_numpy(a) for a in (x[held_out:], y[held_out:], x[:held_out])), y[:held_out])
+    train_x, train_y, test_x = (torch.from_numpy(a) for a in (x[held_out:], y[held_out:], x[:held_out]))
+    return Digits(train_x, train_y, test_x, y[:held_out])
 
 
 def train(mapping: Mapping, data: Digits, epochs: int, seed: int, tick: Callable[[], Any]) -> Result:
