@@ -32,10 +32,13 @@ enum anymax_map {
     ANYMAX_TOPP = 6,       /* param: p (sparse softmax over the nucleus) */
     ANYMAX_TAYLOR = 7,     /* param: order */
     ANYMAX_SIGSOFTMAX = 8,
-    ANYMAX_PERTURB = 9,    /* param: scale; noise: which; nodes: how many */
+    ANYMAX_PERTURB = 9,    /* param: scale; noise: which; nodes: how many, as ANYMAX_NODES says */
     ANYMAX_RELU = 10,      /* p = max(x, 0) / sum max(x, 0) */
     ANYMAX_MAPS = 11
 };
+
+/* Nodes that the digits of floats and of doubles need. */
+enum { ANYMAX_NODES = 32, ANYMAX_NODES_F64 = 64 };
 
 enum anymax_noise { ANYMAX_NORMAL = 0, ANYMAX_LOGISTIC = 1, ANYMAX_UNIFORM = 2, ANYMAX_LAPLACE = 3, ANYMAX_GUMBEL = 4 };
 

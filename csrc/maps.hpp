@@ -6,32 +6,52 @@
 
 #include "anymax.h"
 
+enum Family {
+    EXPONENTIALS,  // softmax
+    THRESHOLDS,    // p is a function of x - tau, 0 below
+    TRUNCATIONS,   // softmax over some of the classes
+    RATIOS,        // p = u(x) / sum u: the gradient needs the scores beside p; no loss
+    NOISES         // the share of draws of a noise in which a class is the largest: the gradient needs the scores, too
+};
+
 struct MapRow {
     int32_t code;
     const char *name;
+    Family family;
     double least, most;  // the range of its parameter; least > most: it has none
     int step;            // of which it is a multiple; 0: any number
     bool per_row;        // the parameter may differ from row to row (anymax_call.params)
-    bool scores;         // its gradient needs the scores beside p
     bool log;            // has ANYMAX_LOG and ANYMAX_LOG_VJP
-    bool loss;           // has a loss, and with it a threshold
-    bool sparse;         // has zeros, and its non-zeros are all that its gradient needs
+    int cost;            // the work of a class, softmax's is 1; of NOISES that of a node
 };
 
 static constexpr MapRow MAPS[ANYMAX_MAPS] = {
-    // code            name          least                  most   step per row scores log    loss   sparse
-    {ANYMAX_SOFTMAX, "softmax", 1.0, 0.0, 0, false, false, true, true, false},
-    {ANYMAX_SPARSEMAX, "sparsemax", 1.0, 0.0, 0, false, false, false, true, true},
-    {ANYMAX_ENTMAX, "entmax", 1e-300, 1e300, 0, true, false, false, true, true},  // at alpha = 1 it is softmax, and has a log
-    {ANYMAX_BUDGET, "budget", 1e-300, 1e300, 0, true, false, false, true, true},
-    {ANYMAX_NORMMAX, "normmax", 1.0000000000000002, 1e300, 0, true, false, false, true, true},
-    {ANYMAX_TOPK, "topk", 1.0, 9e15, 1, true, false, true, true, true},
-    {ANYMAX_TOPP, "topp", 1e-300, 1.0, 0, true, false, true, true, true},
-    {ANYMAX_TAYLOR, "taylor", 2.0, 64.0, 2, false, true, false, false, false},
-    {ANYMAX_SIGSOFTMAX, "sigsoftmax", 1.0, 0.0, 0, false, true, true, false, false},
-    {ANYMAX_PERTURB, "perturb", 1e-300, 1e300, 0, false, true, false, true, false},
-    {ANYMAX_RELU, "relu", 1.0, 0.0, 0, false, true, false, false, false},
+    // code            name       family         least                  most   step per row log   cost
+    {ANYMAX_SOFTMAX, "softmax", EXPONENTIALS, 1.0, 0.0, 0, false, true, 1},
+    {ANYMAX_SPARSEMAX, "sparsemax", THRESHOLDS, 1.0, 0.0, 0, false, false, 1},
+    {ANYMAX_ENTMAX, "entmax", THRESHOLDS, 1e-300, 1e300, 0, true, false, 2},  // at alpha = 1 it is softmax, and has a log
+    {ANYMAX_BUDGET, "budget", THRESHOLDS, 1e-300, 1e300, 0, true, false, 2},
+    {ANYMAX_NORMMAX, "normmax", THRESHOLDS, 1.0000000000000002, 1e300, 0, true, false, 3},
+    {ANYMAX_TOPK, "topk", TRUNCATIONS, 1.0, 9e15, 1, true, true, 2},
+    {ANYMAX_TOPP, "topp", TRUNCATIONS, 1e-300, 1.0, 0, true, true, 5},
+    {ANYMAX_TAYLOR, "taylor", RATIOS, 2.0, 64.0, 2, false, false, 1},
+    {ANYMAX_SIGSOFTMAX, "sigsoftmax", RATIOS, 1.0, 0.0, 0, false, true, 2},
+    {ANYMAX_PERTURB, "perturb", NOISES, 1e-300, 1e300, 0, false, false, 4},
+    {ANYMAX_RELU, "relu", RATIOS, 1.0, 0.0, 0, false, false, 1},
 };
+
+static inline bool needs_scores(int32_t map) { return MAPS[map].family == RATIOS || MAPS[map].family == NOISES; }
+static inline bool has_loss(int32_t map) { return MAPS[map].family != RATIOS; }
+static inline bool is_sparse(int32_t map) { return MAPS[map].family == THRESHOLDS || MAPS[map].family == TRUNCATIONS; }
+
+// The nodes of perturb max where the caller has no wish.
+static inline int64_t nodes_of(int64_t asked, int32_t dtype) { return asked ? asked : dtype == ANYMAX_F64 ? ANYMAX_NODES_F64 : ANYMAX_NODES; }
+
+// The work of so many classes, softmax's is 1 each.
+static inline int64_t work_of(const anymax_call *call, int64_t classes) {
+    const int64_t nodes = MAPS[call->map].family == NOISES ? call->nodes : 1, each = MAPS[call->map].cost * nodes;
+    return classes > INT64_MAX / each ? INT64_MAX : classes * each;
+}
 
 static inline bool is_multiple(double number, int64_t step) { return number == (double)((int64_t)number / step * step); }
 
@@ -62,6 +82,34 @@ enum Link {
     NO_LINK       // a parameter of a row out of range: NaN
 };
 
+struct LinkRow {
+    Link link;
+    const char *name;
+    Family family;
+};
+
+static constexpr LinkRow LINKS[] = {
+    {EXPONENTIAL, "exponential", EXPONENTIALS},
+    {POWER1, "power 1", THRESHOLDS},
+    {POWER2, "power 2", THRESHOLDS},
+    {POWER3, "power 3", THRESHOLDS},
+    {POWER4, "power 4", THRESHOLDS},
+    {CURVE, "curve", THRESHOLDS},
+    {ANY_POWER, "any power", THRESHOLDS},
+    {STEEP, "steep", THRESHOLDS},
+    {NORM, "norm", THRESHOLDS},
+    {CAPPED, "capped", THRESHOLDS},
+    {LARGEST, "largest", TRUNCATIONS},
+    {NUCLEUS, "nucleus", TRUNCATIONS},
+    {TAYLOR, "Taylor", RATIOS},
+    {SIGMOID, "sigmoid", RATIOS},
+    {PERTURBED, "perturbed", NOISES},
+    {RELU, "relu", RATIOS},
+    {NO_LINK, "one for each row", THRESHOLDS},  // a row without a link has no support
+};
+constexpr bool in_order(int i = 0) { return i > NO_LINK || (LINKS[i].link == i && in_order(i + 1)); }
+static_assert(sizeof(LINKS) / sizeof(LinkRow) == NO_LINK + 1 && in_order(), "each link has its row, in the order of the enumeration");
+
 static inline Link link_of(int32_t map, double param) {
     const double c = param - 1.0;
     switch (map) {
@@ -82,9 +130,10 @@ static inline Link link_of(int32_t map, double param) {
         case ANYMAX_TAYLOR: return TAYLOR;
         case ANYMAX_SIGSOFTMAX: return SIGMOID;
         case ANYMAX_RELU: return RELU;
-        default: return PERTURBED;
+        case ANYMAX_PERTURB: return PERTURBED;
     }
+    return NO_LINK;
 }
 
-// Found as a support: non-zeros and their classes. A row without a link is one without a number.
-static inline bool has_zeros(Link link) { return link != EXPONENTIAL && link != TAYLOR && link != SIGMOID && link != RELU && link != PERTURBED; }
+// Found as a support: non-zeros and their classes.
+static inline bool has_zeros(Link link) { return LINKS[link].family == THRESHOLDS || LINKS[link].family == TRUNCATIONS; }

@@ -1,6 +1,8 @@
-// Which way the rows of a call take: one table of rules, the first that holds. The limits of every way stand here, and nowhere else.
-// What each way gains over the next one is in csrc/README.md.
+// How the rows of a call are taken: one table of rules, the first that holds. Every length at which something changes stands here: no other file of the
+// shapes compares n with a number (tests/test_plan.py). What each rule gains over the next one is in csrc/README.md.
 #pragma once
+
+#include <stdio.h>
 
 #include "core/vec.hpp"
 #include "maps.hpp"
@@ -17,7 +19,8 @@ constexpr bool PACKS = false;
 
 constexpr int64_t TILE_MOST = 128;     // one row a lane,
 constexpr int64_t TILE_SQUARE = 32;    // with k largest that are found in n^2 steps, and budgets: no more than this
-constexpr int64_t BATCH_MOST = 2048;   // many rows at once, the candidates of each solved one row a lane
+constexpr int64_t BATCH_MOST = 2048;   // many rows at once, the candidates of each solved one row a lane,
+constexpr int64_t BATCH_PACKED = PACKS ? BATCH_MOST : 0, TILE_PACKED = PACKS ? TILE_MOST : 0;
 constexpr int64_t BATCH_AHEAD = 512;   // of which the next rows are asked for meanwhile; longer ones come by themselves
 constexpr int64_t SWEEP_MOST = 2048;   // all of a row at each step, whatever its support; beyond, where most of the row is a candidate
 constexpr int64_t DENSE_MOST = 320;    // a gradient from all of p; beyond, the zeros of a sparse map are worth looking for
@@ -30,61 +33,67 @@ constexpr int64_t BATCH_CANDIDATES = 1024;
 constexpr int64_t BATCH_CANDIDATES_SWEPT = 512;  // of entmax 4/3 and 5/4, which a sweep serves as well
 constexpr int64_t BATCH_CANDIDATES_FEW = 256;    // of sparsemax, entmax 3/2 and the k largest
 
-// -- the ways ----------------------------------------------------------------------------------------------------------------------------------
+// Inside of the ways.
+constexpr int64_t CELLS_FROM = 33;        // a tile begins at a level that the maxima of its cells give
+constexpr int64_t WORTH_SEEKING = 17;     // the zeros of p in one row,
+constexpr int64_t WORTH_SEEKING_WIDE = 1024;  // of entmax below 3/2, which leaves more,
+constexpr int64_t many_nonzeros(int64_t n) { return n / 32 + 8; }  // unless there are more non-zeros than this
+constexpr int64_t SAVED_SHARE = 16;       // a row whose support was too large to be saved is more than this part of it
+constexpr int64_t BACKWARD_BLOCK = 128;   // beyond, p, g and results of 16 rows leave the first cache, and there are 8 in turn
+template <class C>
+constexpr int64_t BLOCKS_OF_16_FROM = 512 * width<C> + 1;  // a scan's cells are of 16 vectors in place of 4
+template <class C>
+constexpr int64_t COUNTED_IN_BITS = 32 * width<C>;  // beyond, in lanes
+constexpr int64_t SPEAKS_FROM = 16 * width<float>;  // the beginning of a row tells whether it has too many candidates for a batch
+constexpr int64_t APART_FROM = 24 * width<float> + 1;  // a batch notes which vectors have candidates
+constexpr int64_t EXPONENTIALS_KEPT = 262144;       // bytes of a row's exponentials that are kept rather than computed twice
 
-enum Way {
-    TILE,            // as many rows as a vector has lanes, transposed: one row a lane
-    TILE_LOSS,       // the same for losses, their gradients and thresholds
-    BATCH,           // as many rows, each read along itself; their candidates transposed and solved one row a lane
-    BATCH_LOSS,      // the same for losses and their gradients
-    DENSE_BACKWARD,  // J^T g from all of p, as many rows in turn as a vector has lanes
-    BESIDE_BACKWARD, // the same of short rows side by side, one a lane: the heads of ragged rows
-    SAVED_BACKWARD,  // J^T g from saved supports, row after row in one loop
-    SAVED_GRADIENT,  // the same for the gradient of a loss
-    SWEEP,           // one row: each step over all of it
-    SWEEP_CROWDED,   // one row: the same where most of it is a candidate, else its candidates
-    COUNT,           // one row: the k largest by counting over all of it
-    WEIGH,           // one row: the nucleus by weighing what reaches a level, else its candidates
-    CANDIDATES,      // one row: what is above a bound is copied out and solved in doubles
-    ROW,             // one row: all of it, in one or two passes
-    WAYS
-};
+// -- what a plan is: a grouping and a source; the output is the operation of the call --------------------------------------------------------------
 
-constexpr const char *WAY_NAMES[WAYS] = {
-    "tile", "tile of losses", "batch", "batch of losses", "dense backward", "backward of rows side by side", "saved backward", "saved gradient", "row: sweep",
-    "row: sweep where most of it is a candidate, else candidates", "row: counting", "row: weighing", "row: candidates", "row",
+enum Grouping {
+    TILE,   // as many rows as a vector has lanes, transposed: one row a lane
+    BATCH,  // as many rows, each read along itself; what is left of them is solved one row a lane
+    ROW     // one row after another, in any layout, each with a parameter of its own if the call has them
 };
+enum Source {
+    DENSE,       // all of the row
+    EITHER,      // all of it or its candidates: the row decides
+    CANDIDATES,  // what is above a bound is copied out and solved
+    SAVED        // the support that an earlier call saved
+};
+constexpr const char *GROUPING_NAMES[] = {"tile", "batch", "row"};
+constexpr const char *SOURCE_NAMES[] = {"all classes", "all classes or candidates", "candidates", "saved support"};
+
+// -- traits of a call, one bit each, which a rule needs or refuses ---------------------------------------------------------------------------------
+
+enum Trait : uint32_t {
+    SUPPORT = 1 << 0,  // there is a support, to be read or saved
+    TAU = 1 << 1,      // a loss whose threshold is wanted, too
+    SPACED = 1 << 2,   // classes that do not lie one after another in p, g or the result
+    HEADS = 1 << 3,    // as anymax_run_segments makes them: rows of several heads where they lie
+    MILD = 1 << 4,     // normmax: beyond, the exponent alpha / (alpha - 1) is near to 1
+    MIDDLING = 1 << 5, // normmax: below, 1 / (alpha - 1) times what floats leave out; above, a root
+    // budgets and k beside n
+    WITHIN = 1 << 6,
+    SMALL_BUDGET = 1 << 7,
+    FEW_LARGEST = 1 << 8,
+    MANY_LARGEST = 1 << 9,
+    COUNTED = 1 << 10,  // a normal distribution of the scores leads to the k largest at once
+};
+constexpr uint32_t BY_LENGTH = WITHIN | SMALL_BUDGET | FEW_LARGEST | MANY_LARGEST | COUNTED;
+
+inline uint32_t traits_of(const anymax_call &c) {
+    const double k = c.param, n = (double)c.n;
+    const auto is = [](bool holds, Trait trait) -> uint32_t { return holds ? trait : 0; };
+    const bool spaced = c.out.cls != 1 || c.g.cls != 1 || (c.p.cls != 1 && !c.support.count);
+    return is(c.support.count, SUPPORT) | is(c.op == ANYMAX_LOSS && c.tau, TAU) | is(spaced, SPACED) |
+           is(c.starts && c.inner > 1 && c.p.inner == 1 && c.g.inner == 1 && c.out.inner == 1, HEADS) | is(k < 51.0, MILD) | is(k >= 1.5 && k <= 2.0, MIDDLING) |
+           is(k <= n, WITHIN) | is(k > 0.0 && k * 2.0 <= n && ::ceil(k) <= (double)(8 * width<float>), SMALL_BUDGET) |
+           is(k >= 1.0 && k <= (double)(BATCH_CANDIDATES_FEW / 2) && k * 2.0 <= n, FEW_LARGEST) | is(k < n && k * 8.0 >= n, MANY_LARGEST) |
+           is(k >= 1.0 && k < n && k * 14.0 >= n, COUNTED);
+}
 
 // -- the rules -----------------------------------------------------------------------------------------------------------------------------------
-
-// Budgets and k that leave most of a row out.
-inline bool within_n(const anymax_call &c) { return c.param <= (double)c.n; }
-inline bool small_budget(const anymax_call &c) { return c.param > 0.0 && c.param * 2.0 <= (double)c.n && ::ceil(c.param) <= (double)(8 * width<float>); }
-inline bool few_largest(const anymax_call &c) { return c.param >= 1.0 && c.param <= (double)(BATCH_CANDIDATES_FEW / 2) && c.param * 2 <= (double)c.n; }
-// k of short rows that a normal distribution of their scores leads to at once.
-inline bool counted(double k, int64_t n) { return n <= TILE_MOST && k * 14.0 >= (double)n; }
-inline bool some_largest(const anymax_call &c) { return c.param >= 1.0 && c.param < (double)c.n && (counted(c.param, c.n) || few_largest(c)); }
-inline bool many_largest(const anymax_call &c) { return c.param < (double)c.n && c.param * 8.0 >= (double)c.n; }
-inline bool many_unsaved(const anymax_call &c) { return many_largest(c) && !c.support.count; }
-// Beyond, the exponent alpha / (alpha - 1) of normmax is near to 1.
-inline bool mild_norm(const anymax_call &c) { return c.param < 51.0; }
-
-inline bool unsaved(const anymax_call &c) { return !c.support.count; }
-inline bool unsaved_within_n(const anymax_call &c) { return unsaved(c) && within_n(c); }
-inline bool unsaved_mild(const anymax_call &c) { return unsaved(c) && mild_norm(c); }
-inline bool untold(const anymax_call &c) { return c.op != ANYMAX_LOSS || !c.tau; }
-inline bool plain_scores(const anymax_call &c) { return c.x.cls == 1 && !c.mask.data; }
-inline bool plain_untold(const anymax_call &c) { return plain_scores(c) && !c.tau; }
-inline bool plain_mild(const anymax_call &c) { return plain_untold(c) && mild_norm(c); }
-inline bool plain_few_largest(const anymax_call &c) { return plain_untold(c) && few_largest(c); }
-inline bool plain_gradient(const anymax_call &c) { return plain_scores(c) && unsaved(c) && c.out.cls == 1; }
-inline bool dense_backward(const anymax_call &c) { return unsaved(c) && c.p.cls == 1 && c.g.cls == 1 && c.out.cls == 1; }
-inline bool saved_backward(const anymax_call &c) { return c.support.count && c.g.cls == 1 && c.out.cls == 1; }
-inline bool saved_gradient(const anymax_call &c) { return c.support.count && c.out.cls == 1; }
-inline bool dense_norm(const anymax_call &c) { return dense_backward(c) && c.param >= 1.5 && c.param <= 2.0; }  // below, 1 / (alpha - 1) times what floats leave out
-
-// As anymax_run_segments makes them: rows of several heads where they lie.
-inline bool beside_backward(const anymax_call &c) { return unsaved(c) && c.starts && c.inner > 1 && c.p.inner == 1 && c.g.inner == 1 && c.out.inner == 1; }
 
 constexpr uint32_t bit(int i) { return 1u << i; }
 template <class... R>
@@ -93,10 +102,11 @@ constexpr uint32_t bit(int i, R... rest) {
 }
 
 struct Rule {
-    Way way;
-    uint32_t ops, links, types;         // one bit each
-    int64_t least, most;                // classes
-    bool (*also)(const anymax_call &);  // what else must hold; NULL: nothing
+    Grouping grouping;
+    Source source;
+    uint32_t ops, links, types;  // one bit each
+    int64_t least, most;         // classes
+    uint32_t needs, refuses;     // traits
 };
 
 constexpr int64_t ANY = INT64_MAX;
@@ -108,56 +118,71 @@ constexpr uint32_t WEIGHED = bit(EXPONENTIAL) | POWERS | CURVES | bit(ANY_POWER,
 
 static constexpr Rule RULES[] = {
     // rows of one parameter, several at once
-    {BATCH, FORWARDS, POWERS | CURVES, FLOATS, TILE_SQUARE + 1, BATCH_MOST, nullptr},
-    {BATCH, FORWARDS, bit(NORM), FLOATS, TILE_SQUARE + 1, BATCH_MOST, mild_norm},
-    {BATCH, FORWARDS, bit(LARGEST), FLOATS, TILE_SQUARE + 1, BATCH_MOST, some_largest},
-    {BATCH, FORWARDS, bit(CAPPED), FLOATS, TILE_SQUARE + 1, BATCH_MOST, small_budget},
-    {BATCH_LOSS, LOSSES, POWERS, F32, TILE_SQUARE + 1, BATCH_MOST, plain_scores},
-    {BATCH_LOSS, LOSSES, CURVES, F32, TILE_SQUARE + 1, BATCH_MOST, plain_untold},
-    {BATCH_LOSS, LOSSES, bit(NORM), F32, TILE_SQUARE + 1, BATCH_MOST, plain_mild},
-    {BATCH_LOSS, LOSSES, bit(LARGEST), F32, TILE_SQUARE + 1, BATCH_MOST, plain_few_largest},
-    {BATCH_LOSS, GRADS, POWERS, F32, TILE_SQUARE + 1, TILE_MOST, plain_gradient},
-    {TILE, FORWARDS, bit(EXPONENTIAL, LARGEST) | POWERS, ALL_TYPES, 1, TILE_SQUARE, unsaved},
-    {TILE, FORWARDS, bit(CAPPED), ALL_TYPES, 1, TILE_SQUARE, unsaved_within_n},
-    {TILE, FORWARDS, POWERS | CURVES, FLOATS, 1, TILE_MOST, unsaved},
-    {TILE, FORWARDS, bit(NORM), FLOATS, 1, TILE_MOST, unsaved_mild},
-    {TILE, FORWARDS, bit(LARGEST), FLOATS, 1, TILE_MOST, many_unsaved},
-    {TILE_LOSS, LOSSES | GRADS | TAUS, bit(EXPONENTIAL) | POWERS, ALL_TYPES, 1, TILE_MOST, nullptr},
-    {BESIDE_BACKWARD, VJPS, WEIGHED, F32, 1, BESIDE_MOST, beside_backward},
-    {DENSE_BACKWARD, VJPS, WEIGHED, F32, 1, DENSE_MOST, dense_backward},
-    {DENSE_BACKWARD, VJPS, bit(NORM), F32, 1, DENSE_MOST, dense_norm},
-    {SAVED_BACKWARD, VJPS, WEIGHED, F32, 1, ANY, saved_backward},
-    {SAVED_GRADIENT, GRADS, ~0u, F32, 1, ANY, saved_gradient},
-    // one row at a time, where each may have a parameter of its own
-    {SWEEP, FORWARDS, POWERS, ALL_TYPES, 1, SWEEP_MOST, nullptr},
-    {SWEEP, FORWARDS, bit(POWER3, POWER4), F64, 1, SWEEP_MOST, nullptr},
-    {SWEEP_CROWDED, FORWARDS, POWERS | bit(POWER3, POWER4), ALL_TYPES, 1, ANY, nullptr},
-    {COUNT, FORWARDS, bit(LARGEST), FLOATS, TILE_MOST + 1, COUNT_MOST<float>, many_unsaved},
-    {COUNT, FORWARDS, bit(LARGEST), F64, TILE_MOST + 1, COUNT_MOST<double>, many_unsaved},
-    {WEIGH, FORWARDS | LOSSES | GRADS, bit(NUCLEUS), ALL_TYPES, 1, ANY, untold},
-    {CANDIDATES, FORWARDS | LOSSES | GRADS | TAUS, SOLVED, ALL_TYPES, 1, ANY, nullptr},
+    {BATCH, CANDIDATES, FORWARDS | LOSSES, POWERS | CURVES, FLOATS, TILE_SQUARE + 1, BATCH_PACKED, 0, 0},
+    {BATCH, CANDIDATES, FORWARDS | LOSSES, bit(NORM), FLOATS, TILE_SQUARE + 1, BATCH_PACKED, MILD, 0},
+    {BATCH, DENSE, FORWARDS, bit(LARGEST), FLOATS, TILE_SQUARE + 1, TILE_PACKED, COUNTED, 0},
+    {BATCH, CANDIDATES, FORWARDS | LOSSES, bit(LARGEST), FLOATS, TILE_SQUARE + 1, BATCH_PACKED, FEW_LARGEST, 0},
+    {BATCH, CANDIDATES, FORWARDS, bit(CAPPED), FLOATS, TILE_SQUARE + 1, BATCH_PACKED, SMALL_BUDGET, 0},
+    {BATCH, CANDIDATES, GRADS, POWERS, FLOATS, TILE_SQUARE + 1, TILE_PACKED, 0, SUPPORT},
+    {TILE, DENSE, FORWARDS, bit(EXPONENTIAL, LARGEST) | POWERS, ALL_TYPES, 1, TILE_SQUARE, 0, SUPPORT},
+    {TILE, DENSE, FORWARDS, bit(CAPPED), ALL_TYPES, 1, TILE_SQUARE, WITHIN, SUPPORT},
+    {TILE, DENSE, FORWARDS, POWERS | CURVES, FLOATS, 1, TILE_MOST, 0, SUPPORT},
+    {TILE, DENSE, FORWARDS, bit(NORM), FLOATS, 1, TILE_MOST, MILD, SUPPORT},
+    {TILE, DENSE, FORWARDS, bit(LARGEST), FLOATS, 1, TILE_MOST, MANY_LARGEST, SUPPORT},
+    {TILE, DENSE, LOSSES | GRADS | TAUS, bit(EXPONENTIAL) | POWERS, ALL_TYPES, 1, TILE_MOST, 0, 0},
+    {TILE, DENSE, VJPS, WEIGHED, F32, 1, BESIDE_MOST, HEADS, SUPPORT},
+    {BATCH, DENSE, VJPS, WEIGHED, F32, 1, DENSE_MOST, 0, SUPPORT | SPACED},
+    {BATCH, DENSE, VJPS, bit(NORM), F32, 1, DENSE_MOST, MIDDLING, SUPPORT | SPACED},
+    {BATCH, SAVED, VJPS, WEIGHED, F32, 1, ANY, SUPPORT, SPACED},
+    // one row at a time
+    {ROW, DENSE, FORWARDS, POWERS, ALL_TYPES, 1, SWEEP_MOST, 0, 0},
+    {ROW, DENSE, FORWARDS, bit(POWER3, POWER4), F64, 1, SWEEP_MOST, 0, 0},
+    {ROW, EITHER, FORWARDS, POWERS | bit(POWER3, POWER4), ALL_TYPES, 1, ANY, 0, 0},
+    {ROW, DENSE, FORWARDS, bit(LARGEST), FLOATS, TILE_MOST + 1, COUNT_MOST<float>, MANY_LARGEST, SUPPORT},
+    {ROW, DENSE, FORWARDS, bit(LARGEST), F64, TILE_MOST + 1, COUNT_MOST<double>, MANY_LARGEST, SUPPORT},
+    {ROW, EITHER, FORWARDS | LOSSES | GRADS, bit(NUCLEUS), ALL_TYPES, 1, ANY, 0, TAU},
+    {ROW, SAVED, VJPS | GRADS, SOLVED, ALL_TYPES, 1, ANY, SUPPORT, 0},
+    {ROW, CANDIDATES, FORWARDS | LOSSES | GRADS | TAUS, SOLVED, ALL_TYPES, 1, ANY, 0, 0},
+    {ROW, DENSE, ~0u, ~0u, ALL_TYPES, 1, ANY, 0, 0},
 };
 
-inline Way first_of(int from, const anymax_call &call, Link link) {
-    const int64_t n = call.n;
-    for (const Rule &rule : RULES) {
-        if (!(rule.ops >> call.op & 1) || !(rule.links >> link & 1) || !(rule.types >> call.dtype & 1)) continue;
-        if (rule.way < from || n < rule.least || n > rule.most || (!PACKS && (rule.way == BATCH || rule.way == BATCH_LOSS))) continue;
-        if (!rule.also || rule.also(call)) return rule.way;
-    }
-    return ROW;
+static constexpr const Rule *LAST_RULE = RULES + sizeof(RULES) / sizeof(Rule) - 1;  // holds for any call
+
+// Whether the rule holds for some length of row with these traits.
+inline bool covers(const Rule &rule, const anymax_call &call, Link link, uint32_t traits) {
+    return (rule.ops >> call.op & 1) && (rule.links >> link & 1) && (rule.types >> call.dtype & 1) && !(rule.needs & ~traits) && !(rule.refuses & traits);
+}
+
+inline const Rule &first_of(Grouping from, const anymax_call &call, Link link) {
+    const uint32_t traits = traits_of(call);
+    const Rule *rule = RULES;
+    while (rule->grouping < from || call.n < rule->least || call.n > rule->most || !covers(*rule, call, link, traits)) rule++;
+    return *rule;
 }
 
 struct Plan {
-    Way way;
-    Link link;  // of all rows; NO_LINK where each has a parameter of its own
+    const Rule &rule;
+    Link link;   // of all rows; NO_LINK where each has a parameter of its own
     bool outer;  // the inner rows of each outer one are served as the outer rows of a call of their own: alike, wherever they lie
 };
 
-inline Plan plan(const anymax_call &call) {
+inline Plan plan_of(const anymax_call &call) {
     const Link link = call.params ? NO_LINK : link_of(call.map, call.param);
-    const Way way = first_of(TILE, call, link);
-    return Plan{way, link, call.inner > 1 && (way == BATCH_LOSS || way == DENSE_BACKWARD || way == SAVED_BACKWARD || way == SAVED_GRADIENT)};
+    const Rule &rule = first_of(TILE, call, link);
+    return Plan{rule, link, call.inner > 1 && rule.grouping == BATCH && call.op == ANYMAX_VJP};
+}
+
+// "batch: candidates (power 2, 33 to 2048 classes)"
+inline const char *plan_name(const anymax_call &call) {
+    static thread_local char text[96];
+    const Plan plan = plan_of(call);
+    const Rule &rule = plan.rule;
+    const char *const way = GROUPING_NAMES[rule.grouping], *const source = SOURCE_NAMES[rule.source], *const link = LINKS[plan.link].name;
+    if (rule.most == ANY)
+        snprintf(text, sizeof text, "%s: %s (%s)", way, source, link);
+    else
+        snprintf(text, sizeof text, "%s: %s (%s, %d to %d classes)", way, source, link, (int)rule.least, (int)rule.most);
+    return text;
 }
 
 // Into how many vectors of cells a batch of the links POWERS, CURVES and NORM divides a row.
@@ -167,14 +192,16 @@ constexpr int64_t cell_groups(int64_t n) { return n <= ONE_GROUP ? 1 : n <= TWO_
 // Up to which length rows from n classes on may be served together, each of a length of its own; 0: they may not.
 inline int64_t uneven_from(anymax_call call, int64_t n) {
     call.n = n;
-    const Plan way = plan(call);
-    if (way.way == DENSE_BACKWARD) return DENSE_MOST;
-    if (way.way == BATCH && (bit(way.link) & (POWERS | CURVES | bit(NORM)))) return n <= ONE_GROUP ? ONE_GROUP : n <= TWO_GROUPS ? TWO_GROUPS : BATCH_MOST;
-    if (way.way != ROW) return 0;
-    for (const Rule &rule : RULES) {  // no longer row may take another way
-        const bool here = (rule.ops >> call.op & 1) && (rule.links >> way.link & 1) && (rule.types >> call.dtype & 1) && rule.most >= n;
-        if (here && rule.also != saved_backward && rule.also != saved_gradient) return 0;
+    const Plan plan = plan_of(call);
+    const Rule &rule = plan.rule;
+    if (rule.grouping == BATCH && !(rule.needs & BY_LENGTH) && rule.source != SAVED) {
+        if (call.op == ANYMAX_VJP) return rule.most;
+        if (call.op == ANYMAX_FORWARD) return n <= ONE_GROUP ? ONE_GROUP : n <= TWO_GROUPS ? TWO_GROUPS : rule.most;
     }
+    if (&rule != LAST_RULE) return 0;
+    const uint32_t traits = traits_of(call) | BY_LENGTH;
+    for (const Rule *other = RULES; other != LAST_RULE; other++)
+        if (other->most >= n && covers(*other, call, plan.link, traits)) return 0;  // a longer row may take another way
     return ANY;
 }
 
@@ -199,12 +226,9 @@ inline int uneven(const anymax_call &call, anymax_span *spans) {
 
 // True where the heads of ragged rows are best served where they lie, side by side.
 inline bool beside(const anymax_call &call) {
-    const Way way = plan(call).way;
-    return way == BESIDE_BACKWARD || (way == TILE && call.x.inner == 1 && call.out.inner == 1);
+    if (plan_of(call).rule.grouping != TILE) return false;
+    return call.op == ANYMAX_VJP || (call.op == ANYMAX_FORWARD && call.x.inner == 1 && call.out.inner == 1);
 }
-
-// The way of a single row, which may have a parameter of its own.
-inline Way row_plan(const anymax_call &call, Link link) { return first_of(SWEEP, call, link); }
 
 // -- what is worth saving ------------------------------------------------------------------------------------------------------------------------
 
@@ -214,11 +238,11 @@ inline int64_t worth_saving(int32_t op, int32_t map, double param, int64_t rows,
     auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
     auto most = [](int64_t a, int64_t b) { return a > b ? a : b; };
     if (op == ANYMAX_LOSS) {
-        if (n <= TILE_MOST && (bit(link) & (bit(EXPONENTIAL) | POWERS))) return 0;  // TILE_LOSS is as quick to do again
-        return MAPS[map].sparse ? least(n, most(128, n / 32)) : link == EXPONENTIAL ? 1 : 0;
+        if (n <= TILE_MOST && (bit(link) & (bit(EXPONENTIAL) | POWERS))) return 0;  // a tile is as quick to do again
+        return is_sparse(map) ? least(n, most(128, n / 32)) : link == EXPONENTIAL ? 1 : 0;
     }
     const bool entmax = map == ANYMAX_ENTMAX;
-    if (op != ANYMAX_FORWARD || !MAPS[map].sparse || rows * n < 16384 || (entmax && param < 1.22)) return 0;
+    if (op != ANYMAX_FORWARD || !is_sparse(map) || rows * n < 16384 || (entmax && param < 1.22)) return 0;
     // of 1,000 normal scores entmax 1.25 leaves 230, 4/3 75 and 3/2 18
     const bool wide = entmax && param < 1.45, wider = entmax && param < 1.3;
     if (n < (wider ? 4096 : wide ? 768 : 256)) return 0;

@@ -2,6 +2,7 @@
 # ruff: noqa: B023 (functions of a loop's variables are called before it goes on)
 
 import importlib.util
+import inspect
 import pathlib
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from processes import ended, started, together
 
 import anymax as A
 from anymax import distributed as D
+from anymax.distributed.call import Arguments, ShardKeywords
 
 MAPS = [
     A.Softmax(), A.Sparsemax(), A.Entmax(1.5), A.Entmax(3.0), A.Entmax(0.7), A.Budget(k=7), A.Entmax(1.0), A.NormMax(2.0),
@@ -334,6 +336,19 @@ def test_all_processes_end_with_a_sentence(change, words):
 
         assert len(said) == 2
         assert all(re.search(words, s) for s in said), said
+
+
+def test_the_keywords_of_every_verb():
+    """Their defaults are those in effect, and an unknown one is named."""
+    shown = {
+        p.name: p.default
+        for p in inspect.signature(D.apply).parameters.values()
+        if p.name in ShardKeywords.__annotations__
+    }
+    assert list(shown) == list(ShardKeywords.__annotations__)
+    assert shown.items() <= Arguments("apply", None, None, None, None, None)._asdict().items()
+    with pytest.raises(TypeError, match=r"log_apply has no option 'groups' \(did you mean group=\?\)"):
+        D.log_apply("softmax", torch.zeros(3), groups=None)
 
 
 def test_what_is_no_part_of_scores_is_refused():

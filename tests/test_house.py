@@ -168,8 +168,8 @@ def test_the_benchmarks_have_no_circles():
 
 # A framework is imported by files that are named for it, and by these.
 LEAVES = {
-    "torch": ("nn", "hf", "autodiff.saving", "kernels.triton", "distributed._torch"),
-    "jax": ("kernels.xla", "numpyro", "distributed._jax"),
+    "torch": ("nn", "hf", "autodiff.saving", "kernels.triton"),
+    "jax": ("kernels.xla", "numpyro"),
     "numpyro": ("numpyro",),
     "matplotlib": ("plot",),
     "transformers": ("hf",),
@@ -204,7 +204,7 @@ def test_frameworks_only_in_leaves():
 # Who may load a file of ours that is named for a framework, beside files that are: bridges and their parts, engines, and choices that go
 # by more than the framework (a group of processes, an implementation of attention).
 LOADERS = {
-    "autodiff.__init__", "segments.__init__", "likelihood.__init__", "linear.__init__", "distributed._choose_group", "__init__", "_config",
+    "autodiff.__init__", "segments.__init__", "likelihood.__init__", "linear.__init__", "distributed.choose_group", "__init__", "_config",
     "kernels.__init__", "kernels.triton", "segments.reading", "_attention.implementations", "_attention.linear", "numpyro",
 }  # fmt: skip
 NAMED = re.compile(r"(^|[._])(torch|jax|dtensor|triton|xla)($|_)")

@@ -1,6 +1,8 @@
 """Which way the rows of a call take in the CPU engine (csrc/plan.hpp), asked of the C ABI, and what is worth saving."""
 
 import ctypes
+import re
+from pathlib import Path
 
 import pytest
 from abi import Call, Support, View
@@ -50,52 +52,56 @@ def plan(library, op, name, param, n, dtype="float32", saved=False, tau=False, c
         return None
     way, _, isa = said.decode().rpartition(" ")
     assert isa == library.anymax_isa().decode()
-    return way
+    return way.partition(" (")[0]
 
 
 # (what is asked, its way where lanes can be moved by a mask, its way where they can't)
 TABLE = (
-    ((FORWARD, "softmax", 0, 10), "tile", "tile"),
-    ((FORWARD, "softmax", 0, 33), "row", "row"),
-    ((FORWARD, "sparsemax", 0, 32), "tile", "tile"),
-    ((FORWARD, "sparsemax", 0, 33), "batch", "tile"),
-    ((FORWARD, "entmax", 1.5, 2048), "batch", "row: sweep"),
-    ((FORWARD, "entmax", 1.5, 2048, "bfloat16"), "batch", "row: sweep"),
-    ((FORWARD, "entmax", 1.5, 2048, "float64"), "row: sweep", "row: sweep"),
-    ((FORWARD, "entmax", 1.5, 2049), *2 * ("row: sweep where most of it is a candidate, else candidates",)),
-    ((FORWARD, "entmax", 4 / 3, 500, "float64"), "row: sweep", "row: sweep"),
-    ((FORWARD, "entmax", 1.3, 128), "batch", "tile"),
-    ((FORWARD, "entmax", 1.3, 129), "batch", "row: candidates"),
+    ((FORWARD, "softmax", 0, 10), "tile: all classes", "tile: all classes"),
+    ((FORWARD, "softmax", 0, 33), "row: all classes", "row: all classes"),
+    ((FORWARD, "sparsemax", 0, 32), "tile: all classes", "tile: all classes"),
+    ((FORWARD, "sparsemax", 0, 33), "batch: candidates", "tile: all classes"),
+    ((FORWARD, "entmax", 1.5, 2048), "batch: candidates", "row: all classes"),
+    ((FORWARD, "entmax", 1.5, 2048, "bfloat16"), "batch: candidates", "row: all classes"),
+    ((FORWARD, "entmax", 1.5, 2048, "float64"), "row: all classes", "row: all classes"),
+    ((FORWARD, "entmax", 1.5, 2049), *2 * ("row: all classes or candidates",)),
+    ((FORWARD, "entmax", 4 / 3, 500, "float64"), "row: all classes", "row: all classes"),
+    ((FORWARD, "entmax", 1.3, 128), "batch: candidates", "tile: all classes"),
+    ((FORWARD, "entmax", 1.3, 129), "batch: candidates", "row: candidates"),
     ((FORWARD, "entmax", 1.01, 129), "row: candidates", "row: candidates"),
-    ((FORWARD, "entmax", 1.0, 129), "row", "row"),
+    ((FORWARD, "entmax", 1.0, 129), "row: all classes", "row: all classes"),
     ((FORWARD, "entmax", 3.0, 10), "row: candidates", "row: candidates"),
-    ((FORWARD, "normmax", 50.0, 500), "batch", "row: candidates"),
+    ((FORWARD, "normmax", 50.0, 500), "batch: candidates", "row: candidates"),
     ((FORWARD, "normmax", 60.0, 500), "row: candidates", "row: candidates"),
-    ((FORWARD, "topk", 5, 500), "batch", "row: candidates"),
-    ((FORWARD, "topk", 200, 500), "row: counting", "row: counting"),
-    ((FORWARD, "topp", 0.9, 500), "row: weighing", "row: weighing"),
-    ((FORWARD, "budget", 3.0, 32), "tile", "tile"),
+    ((FORWARD, "topk", 5, 500), "batch: candidates", "row: candidates"),
+    ((FORWARD, "topk", 200, 500), "row: all classes", "row: all classes"),
+    ((FORWARD, "topp", 0.9, 500), "row: all classes or candidates", "row: all classes or candidates"),
+    ((FORWARD, "budget", 3.0, 32), "tile: all classes", "tile: all classes"),
     ((FORWARD, "budget", 300.0, 500), "row: candidates", "row: candidates"),
-    ((FORWARD, "perturb", 1.0, 10), "row", "row"),
-    ((FORWARD, "relu", 0, 10), "row", "row"),
-    ((VJP, "entmax", 1.5, 200), "dense backward", "dense backward"),
-    ((VJP, "entmax", 1.5, 320), "dense backward", "dense backward"),
-    ((VJP, "entmax", 1.5, 321), "row", "row"),
-    ((VJP, "entmax", 1.5, 200, "float64"), "row", "row"),
-    ((VJP, "entmax", 1.5, 200, "float32", True), "saved backward", "saved backward"),
-    ((VJP, "entmax", 1.5, 9000, "float32", True), "saved backward", "saved backward"),
-    ((VJP, "entmax", 3.0, 200, "float32", True), "row", "row"),
-    ((VJP, "entmax", 3.0, 200), "row", "row"),
-    ((VJP, "normmax", 1.4, 200), "row", "row"),
-    ((LOSS, "softmax", 0, 128), "tile of losses", "tile of losses"),
-    ((LOSS, "entmax", 1.5, 128), "batch of losses", "tile of losses"),
+    ((FORWARD, "perturb", 1.0, 10), "row: all classes", "row: all classes"),
+    ((FORWARD, "relu", 0, 10), "row: all classes", "row: all classes"),
+    ((VJP, "entmax", 1.5, 200), "batch: all classes", "batch: all classes"),
+    ((VJP, "entmax", 1.5, 320), "batch: all classes", "batch: all classes"),
+    ((VJP, "entmax", 1.5, 321), "row: all classes", "row: all classes"),
+    ((VJP, "entmax", 1.5, 200, "float64"), "row: all classes", "row: all classes"),
+    ((VJP, "entmax", 1.5, 200, "float32", True), "batch: saved support", "batch: saved support"),
+    ((VJP, "entmax", 1.5, 9000, "float32", True), "batch: saved support", "batch: saved support"),
+    ((VJP, "entmax", 3.0, 200, "float32", True), "row: saved support", "row: saved support"),
+    ((VJP, "entmax", 3.0, 200), "row: all classes", "row: all classes"),
+    ((VJP, "normmax", 1.4, 200), "row: all classes", "row: all classes"),
+    ((LOSS, "softmax", 0, 128), "tile: all classes", "tile: all classes"),
+    ((LOSS, "entmax", 1.5, 128), "batch: candidates", "tile: all classes"),
     ((LOSS, "entmax", 1.5, 129, "float64"), "row: candidates", "row: candidates"),
-    ((LOSS, "entmax", 1.3, 500, "float32", False, True), "row: candidates", "row: candidates"),  # with a threshold
+    ((LOSS, "entmax", 1.3, 500, "float32", False, True), "batch: candidates", "row: candidates"),  # with a threshold
+    ((LOSS, "entmax", 1.5, 500, "bfloat16"), "batch: candidates", "row: candidates"),
+    ((LOSS, "topp", 0.9, 500), *2 * ("row: all classes or candidates",)),
+    ((LOSS, "topp", 0.9, 500, "float32", False, True), *2 * ("row: candidates",)),
+    ((FORWARD, "topk", 20, 100), "batch: all classes", "tile: all classes"),
     ((LOSS_GRAD, "sparsemax", 0, 129), "row: candidates", "row: candidates"),
-    ((LOSS_GRAD, "sparsemax", 0, 129, "float32", True), "saved gradient", "saved gradient"),
-    ((THRESHOLD, "sparsemax", 0, 128), "tile of losses", "tile of losses"),
-    ((LARGEST, "topk", 5, 500), "row", "row"),
-    ((LOG, "softmax", 0, 10), "row", "row"),
+    ((LOSS_GRAD, "sparsemax", 0, 129, "float32", True), "row: saved support", "row: saved support"),
+    ((THRESHOLD, "sparsemax", 0, 128), "tile: all classes", "tile: all classes"),
+    ((LARGEST, "topk", 5, 500), "row: all classes", "row: all classes"),
+    ((LOG, "softmax", 0, 10), "row: all classes", "row: all classes"),
 )
 
 
@@ -108,8 +114,8 @@ def test_each_rule_and_its_limits(library, asked, packs, plain):
 
 
 def test_a_row_goes_alone_where_each_has_its_own_parameter(library):
-    assert plan(library, FORWARD, "entmax", 1.5, 10, params=64) == "row"
-    assert plan(library, FORWARD, "entmax", 1.5, 10) == "tile"
+    assert plan(library, FORWARD, "entmax", 1.5, 10, params=64) == "row: all classes"
+    assert plan(library, FORWARD, "entmax", 1.5, 10) == "tile: all classes"
 
 
 def test_a_call_that_would_be_refused_has_no_plan(library):
@@ -118,7 +124,7 @@ def test_a_call_that_would_be_refused_has_no_plan(library):
     assert plan(library, FORWARD, "normmax", 1.0, 10) is None
     assert plan(library, LOSS, "taylor", 2.0, 10) is None
     assert plan(library, LOG, "sparsemax", 0.0, 10) is None
-    assert plan(library, LOG, "entmax", 1.0, 10) == "row"
+    assert plan(library, LOG, "entmax", 1.0, 10) == "row: all classes"
     assert plan(library, FORWARD, "softmax", 0.0, 0) is None
     assert plan(library, LARGEST, "topk", 11.0, 10) is None
     assert plan(library, FORWARD, "taylor", 2.0, 10, params=64) is None
@@ -147,3 +153,28 @@ def test_what_is_worth_saving(library):
     assert saves(FORWARD, "softmax", 0, 8, 0) == 0
     assert library.anymax_saves(99, 0, 0.0, 8, 8) == -1
     assert library.anymax_saves(FORWARD, 99, 0.0, 8, 8) == -1
+
+
+def test_the_whole_decision_is_told(library):
+    call = Call(op=FORWARD, map=MAPS.index("normmax"), dtype=0, outer=4, inner=1, n=20, param=1.5, nodes=16)
+    call.x = call.out = View(64, 20, 1, 1)
+    isa = library.anymax_isa().decode()
+    assert library.anymax_plan(call).decode() == f"tile: all classes (norm, 1 to 128 classes) {isa}"
+    call.param, call.map = 1.0, MAPS.index("entmax")
+    assert library.anymax_plan(call).decode() == f"tile: all classes (exponential, 1 to 32 classes) {isa}"
+    call.params = 64
+    assert library.anymax_plan(call).decode() == f"row: all classes (one for each row) {isa}"
+
+
+def test_the_limits_stand_in_one_file():
+    """A length at which something changes is a constant of csrc/plan.hpp: nothing else compares n with a number."""
+    limit = re.compile(r"\bn (<|>|<=|>=) \d\d|\bn (<|>|<=|>=) \d+ \* |\bn \* \d+ (<|>)")
+    source = Path(__file__).parents[1] / "csrc"
+    lines = [
+        (f.name, line.strip())
+        for d in ("shapes", "units")
+        for f in sorted((source / d).iterdir())
+        for line in f.read_text().splitlines()
+    ]
+    assert len(lines) > 2000
+    assert [line for line in lines if limit.search(line[1])] == []

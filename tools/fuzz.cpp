@@ -533,10 +533,10 @@ double a_param(Random &random, int32_t map, int64_t n, bool &wild) {
 }
 
 bool takes_params(int32_t map) { return MAPS[map].per_row; }
-bool sparse(int32_t map) { return MAPS[map].sparse; }
+bool sparse(int32_t map) { return is_sparse(map); }
 bool has(int32_t op, int32_t map) {
     if (op == ANYMAX_LOG || op == ANYMAX_LOG_VJP) return MAPS[map].log || map == ANYMAX_ENTMAX;
-    if (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD || op == ANYMAX_THRESHOLD) return MAPS[map].loss;
+    if (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD || op == ANYMAX_THRESHOLD) return has_loss(map);
     return true;
 }
 
@@ -686,11 +686,11 @@ void make(Random &random, Case &c, std::vector<const char *> &said) {
         const bool holes = random.chance(0.3) && !c.g.shared() && !c.junk && !c.reads_support;
         for (int64_t r = 0; r < rows; r++)
             for (int64_t i = 0; i < n; i++) {
-                const bool out = MAPS[c.map].scores ? c.score(r, i) == -INF : c.op == ANYMAX_LOG_VJP ? c.p.get(r, i) == -INF : c.p.get(r, i) == 0.0;
+                const bool out = needs_scores(c.map) ? c.score(r, i) == -INF : c.op == ANYMAX_LOG_VJP ? c.p.get(r, i) == -INF : c.p.get(r, i) == 0.0;
                 const double v = random.normal() * sigma;
                 c.g.set(r, i, holes && out ? random.pick({NaN, INF, -INF}) : v);
             }
-        if (!MAPS[c.map].scores && random.chance(0.8)) c.x.block = Block();
+        if (!needs_scores(c.map) && random.chance(0.8)) c.x.block = Block();
     }
     if (c.op == ANYMAX_LOSS || c.op == ANYMAX_LOSS_GRAD) {
         c.index.make(rows * 8, 0);
@@ -856,7 +856,7 @@ void check_vjp(const Case &c, const Result &got) {
             if (!(fabs(v) < INF)) fail("row %ld, class %ld: a derivative of %g", r, i, v);
             if (c.op == ANYMAX_VJP && c.map < ANYMAX_TAYLOR && !c.reads_support && c.p.get(r, i) == 0.0 && v != 0.0) fail("row %ld, class %ld: %g outside the support", r, i, v);
         }
-        if (MAPS[c.map].scores) continue;
+        if (needs_scores(c.map)) continue;
         double bound = (slack(c, n) + (c.map == ANYMAX_BUDGET ? 0.0 : fabs(mass - 1.0))) * (size + most_g * std::max(sense, 1.0));
         if (c.map == ANYMAX_NORMMAX) bound *= std::max(1.0, 1.0 / (alpha - 1.0)) * 4.0;
         if (c.dtype == ANYMAX_F16) bound += (double)n * 3e-8;  // its numbers end at 6e-8
@@ -1305,7 +1305,7 @@ void ragged(Random &random, const std::string &isa) {
     const MapRow &map = MAPS[c.map];
     std::vector<int32_t> ops = {ANYMAX_FORWARD, ANYMAX_FORWARD, ANYMAX_VJP};
     if (map.log) ops.insert(ops.end(), {ANYMAX_LOG, ANYMAX_LOG_VJP});
-    if (map.loss) ops.insert(ops.end(), {ANYMAX_LOSS, ANYMAX_LOSS_GRAD, ANYMAX_THRESHOLD});
+    if (has_loss(c.map)) ops.insert(ops.end(), {ANYMAX_LOSS, ANYMAX_LOSS_GRAD, ANYMAX_THRESHOLD});
     c.op = ops[(size_t)random.below((int64_t)ops.size())];
     c.param = c.map == ANYMAX_TAYLOR ? 2.0 : c.map == ANYMAX_TOPK ? (double)(1 + random.below(6)) : c.map == ANYMAX_TOPP ? 0.9 : c.map == ANYMAX_BUDGET || c.map == ANYMAX_PERTURB ? 1.0 : random.pick({1.5, 2.0, 1.25, random.real(1.05, 3.0)});
     c.noise = (int32_t)random.below(5), c.nodes = 32;
@@ -1501,7 +1501,7 @@ void refused() {
                 with("too many rows", [](anymax_call &c) { c.outer = INT64_MAX; });
                 with("too many rows, in two", [](anymax_call &c) { c.outer = c.inner = (int64_t)1 << 33; });
                 if (op != ANYMAX_VJP && op != ANYMAX_LOG_VJP) with("no x", [](anymax_call &c) { c.x.data = nullptr; });
-                if (op == ANYMAX_VJP && MAPS[map].scores) with("no x", [](anymax_call &c) { c.x.data = nullptr; });
+                if (op == ANYMAX_VJP && needs_scores(map)) with("no x", [](anymax_call &c) { c.x.data = nullptr; });
                 if (op == ANYMAX_VJP || op == ANYMAX_LOG_VJP) {
                     with("no p", [](anymax_call &c) { c.p.data = nullptr; });
                     with("no g", [](anymax_call &c) { c.g.data = nullptr; });

@@ -139,15 +139,12 @@ int execute(const anymax_call *call, anymax_parallel run) {
     const Entry *e = entry();
     const int64_t rows = call->outer * call->inner, n = call->n, size = call->dtype == ANYMAX_F64 ? 8 : call->dtype == ANYMAX_F32 ? 4 : 2;
     const int64_t elements = rows * n;
-    // around the caches; not of short gradients, where to write the target's own once more would cost more than is saved
-    const int64_t least = call->op == ANYMAX_LOSS_GRAD ? 16384 : 256;
+    const int64_t least = call->op == ANYMAX_LOSS_GRAD ? BYPASS_GRADIENT_FROM : BYPASS_FROM;
     const int bypass = !call->fresh && writes_rows(call->op) && elements * size >= cache_size() / 4 * 3 && n * size >= least;
-    if (!run || elements < ALONE_MOST) return rows_of(e->unit, call, 0, rows, bypass, nullptr);
-    if (rows < 8 && n >= SHARED_ROW) {  // few long rows: the threads share each of them
-        return rows_of(e->unit, call, 0, rows, bypass, run);
-    }
+    if (!run || work_of(call, elements) < ALONE_MOST) return rows_of(e->unit, call, 0, rows, bypass, nullptr);
+    if (n >= (rows == 1 ? SHARED_ALONE : SHARED_ROW) && rows < ROWS_FEW) return rows_of(e->unit, call, 0, rows, bypass, run);  // the threads share each row
     Work w{call, e->unit, bypass, {0}};
-    int64_t grain = ALONE_MOST / 2 / n + 1;
+    int64_t grain = ALONE_MOST / 2 / work_of(call, n) + 1;
     if (call->inner > 1 || grain > 8) grain = grain < 24 ? 16 : (grain + 8) / 16 * 16;  // transposed, or solved, so many at once
     run(0, rows, grain, some_rows, &w);
     return w.code.load();
@@ -172,7 +169,7 @@ int check_map(const anymax_call *c) {
         case ANYMAX_LOG_VJP: return map.log || (!c->params && link_of(c->map, c->param) == EXPONENTIAL) ? ANYMAX_OK : ANYMAX_BAD_MAP;
         case ANYMAX_LOSS:
         case ANYMAX_LOSS_GRAD:
-        case ANYMAX_THRESHOLD: return map.loss ? ANYMAX_OK : ANYMAX_BAD_MAP;
+        case ANYMAX_THRESHOLD: return has_loss(c->map) ? ANYMAX_OK : ANYMAX_BAD_MAP;
         case ANYMAX_LARGEST: return c->param >= 1.0 && c->param <= (double)c->n && is_multiple(c->param, 1) ? ANYMAX_OK : ANYMAX_BAD_PARAM;
         default: return ANYMAX_OK;
     }
@@ -182,7 +179,7 @@ int check_operands(const anymax_call *c) {
     if (c->support.count && c->support.capacity < 0) return ANYMAX_BAD_SHAPE;
     if (c->support.count && c->support.capacity > 0 && (!c->support.index || !c->support.value)) return ANYMAX_BAD_POINTER;
     if (c->sizes || (c->starts && (c->mask.data || c->support.count))) return ANYMAX_BAD_CALL;
-    const bool x = c->x.data, out = c->out.data, given = c->p.data && c->g.data && out && (x || !MAPS[c->map].scores);
+    const bool x = c->x.data, out = c->out.data, given = c->p.data && c->g.data && out && (x || !needs_scores(c->map));
     bool there = x && out;
     switch (c->op) {
         case ANYMAX_VJP:
@@ -272,7 +269,7 @@ static bool fits(int32_t kind, double value) {
 
 static int check(const anymax_decode_call *call) {
     if (!call || !entry() || !entry()->unit->decode) return ANYMAX_BAD_CALL;
-    if (call->map < 0 || call->map >= ANYMAX_MAPS || call->map == ANYMAX_PERTURB || MAPS[call->map].scores) return ANYMAX_BAD_MAP;
+    if (call->map < 0 || call->map >= ANYMAX_MAPS || needs_scores(call->map)) return ANYMAX_BAD_MAP;
     if (!in_range(MAPS[call->map], call->param)) return ANYMAX_BAD_PARAM;
     if (call->dtype < ANYMAX_F32 || call->dtype > ANYMAX_F16) return ANYMAX_BAD_DTYPE;
     if (call->left && call->dtype > ANYMAX_F64) return ANYMAX_BAD_DTYPE;

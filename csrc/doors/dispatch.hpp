@@ -4,8 +4,12 @@
 
 #include "core/unit.h"
 
-constexpr int64_t ALONE_MOST = 32768;      // elements that are not worth a second thread
-constexpr int64_t SHARED_ROW = 4 * 65536;  // a row that is worth more than one thread
+constexpr int64_t ALONE_MOST = 32768;      // work (maps.hpp) that is not worth a second thread
+constexpr int64_t SHARED_ALONE = 2 * 65536;  // classes of a single row that is worth more than one thread,
+constexpr int64_t SHARED_ROW = 4 * 65536;    // and of one among fewer than
+constexpr int64_t ROWS_FEW = 8;
+// Bytes of a row whose results are written around the caches; a gradient of a loss writes the target's own once more, which costs a line.
+constexpr int64_t BYPASS_FROM = 256, BYPASS_GRADIENT_FROM = 16384;
 
 // Codes of core/unit.h: of all but the operands; and of these, for a call that has rows.
 int check_map(const anymax_call *call);

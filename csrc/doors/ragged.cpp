@@ -282,9 +282,10 @@ extern "C" int anymax_run_segments_by(const anymax_call *call, const anymax_segm
         if (w.long_one(s) && (code = segments->order ? serve_apart(w, s, s + 1, stage, run) : serve_in_place(w, s, run))) return code;
     Chunks all{&w, {0}};
     const int64_t chunks = call->n / chunk + 1;
-    if (run && call->n * call->inner >= ALONE_MOST) {
+    if (run && work_of(call, call->n * call->inner) >= ALONE_MOST) {
         // a chunk for each thread at least, where the entries are few
-        if (chunks < 16) w.chunk = (call->n * call->inner / 16 > ALONE_MOST / 2 ? call->n / 16 : ALONE_MOST / 2 / call->inner) + 1;
+        const int64_t few = ALONE_MOST / 2 / work_of(call, call->inner);
+        if (chunks < 16) w.chunk = (call->n / 16 > few ? call->n / 16 : few) + 1;
         run(0, call->n / w.chunk + 1, 1, some_chunks, &all);
     } else {
         some_chunks(0, chunks, &all);

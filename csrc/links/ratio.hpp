@@ -12,9 +12,12 @@ namespace ANYMAX_UNIT {
 // f(the weights of a ratio map on this row, whose largest score is `high`).
 template <class C, class F>
 ANYMAX_INLINE void with_ratio(Link link, double param, const C *x, int64_t n, C high, F f) {
-    if (link == TAYLOR) return f(TaylorWeight<C>(x, n, (int)param));
-    if (link == RELU) return f(ReluWeight<C>(high));
-    return f(SigmoidWeight<C>(high));
+    switch (link) {
+        case TAYLOR: return f(TaylorWeight<C>(x, n, (int)param));
+        case RELU: return f(ReluWeight<C>(high));
+        case SIGMOID: return f(SigmoidWeight<C>(high));
+        default: return;  // no other link is of the family RATIOS
+    }
 }
 
 }  // namespace ANYMAX_UNIT

@@ -1,4 +1,4 @@
-// J^T g from p or from its saved support, and the gradients of losses whose supports were saved.
+// J^T g from p or from its saved support.
 #pragma once
 
 #include "links/weights.hpp"
@@ -150,26 +150,26 @@ inline int64_t clear_rows(const anymax_call &call, int64_t r, int64_t end, const
     return after;
 }
 
-// J^T g of rows of floats side by side, from their saved supports; `other` serves a row whose support was too large to be saved.
-template <class F, class G>
-inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, int64_t end, bool bypass, Scratch &scratch, const Team &team, G other) {
+// J^T g of rows of floats side by side, from their saved supports.
+template <class F>
+inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, int64_t end, bool bypass, Scratch &scratch, const Team &team) {
     constexpr int64_t W = width<float>;
     const anymax_support &s = call.support;
     const int64_t n = call.n;
     const bool clear = call.fresh == 2;
-    float *weight = scratch.take<float>(BATCH_IN, s.capacity + W), *h = scratch.take<float>(BATCH_OUT, s.capacity + W);  // pieces that `other` has no use for
+    float *weight = scratch.take<float>(BATCH_IN, s.capacity + W), *h = scratch.take<float>(BATCH_OUT, s.capacity + W);  // pieces that `by_rows` has no use for
     if (scratch.failed) return;
     for (int64_t r = begin, cleared = begin; r < end; r++) {
         saved_ahead<float>(call, r, end);
         const int64_t count = s.count[r];
         float *out = (float *)call.out.data + r * call.out.outer;
-        if (count < 0 && call.p.cls == 1 && n <= 16 * s.capacity) {  // more than a sixteenth of it: all of it
+        if (count < 0 && call.p.cls == 1 && n <= SAVED_SHARE * s.capacity) {
             const float *q = (const float *)call.p.data + r * call.p.outer, *h = (const float *)call.g.data + r * call.g.outer;
             vjp_dense(weigh, q, h, n, Sink<float>{out, 1, ANYMAX_F32, out, bypass, n, nullptr}, scratch, team);
             continue;
         }
         if (count < 0) {
-            other(r);
+            by_rows<float>(call, r, r + 1, bypass, team, scratch);  // its support was too large to be saved
             continue;
         }
         if (!bypass && !clear && r >= cleared) cleared = clear_rows(call, r, end, team);
@@ -196,33 +196,6 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
     }
 }
 
-// scale (p - y) of such rows, for class indices.
-template <class G>
-inline void gradient_saved(const anymax_call &call, int64_t begin, int64_t end, bool bypass, Scratch &scratch, const Team &team, G other) {
-    const anymax_support &s = call.support;
-    const bool clear = call.fresh == 2;
-    float *h = scratch.take<float>(BATCH_OUT, s.capacity + width<float>);
-    if (scratch.failed) return;
-    for (int64_t r = begin, cleared = begin; r < end; r++) {
-        const int64_t count = s.count[r], t = call.index[r];
-        if (count < 0 || t < 0 || t >= call.n) {
-            other(r);
-            continue;
-        }
-        if (!bypass && !clear && r >= cleared) cleared = clear_rows(call, r, end, team);
-        float *out = (float *)call.out.data + r * call.out.outer;
-        const float *p = (const float *)s.value + r * s.capacity, scale = ((const float *)call.scale)[r];
-        const int32_t *index = s.index + r * s.capacity;
-        if (bypass && !clear) {
-            for (int64_t i = 0; i < count; i++) h[i] = p[i] * scale;
-            spread_bypass(out, call.n, index, h, count, team);
-        } else {
-            for (int64_t i = 0; i < count; i++) out[index[i]] = p[i] * scale;
-        }
-        out[t] = (float)((value_at(index, p, count, t) - 1.0) * (double)scale);
-    }
-}
-
 // The dense form of short rows of floats, as many in turn as a vector has lanes, so that no row waits for its own sums across lanes.
 template <bool NORM, class F>
 inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int64_t begin, int64_t end, bool bypass, Scratch &scratch) {
@@ -230,9 +203,9 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
     const int64_t n = call.n, step = (n + W - 1) / W * W + W;
     float *const weight = F::expensive ? scratch.take<float>(EXTRA, W * step) : nullptr;
     if (scratch.failed) return;
-    auto row = [&](const anymax_view &v, int64_t r) { return (float *)at(call, v, sizeof(float), r, 0); };
-    auto size_of = [&](int64_t r) { return call.sizes ? call.sizes[r] : n; };
-    const int64_t block = n > 128 && W > 8 ? 8 : W;  // rows whose p, g and results stay in the first cache
+    auto row = [&](const anymax_view &v, int64_t r) ANYMAX_EACH { return (float *)at(call, v, sizeof(float), r, 0); };
+    auto size_of = [&](int64_t r) ANYMAX_EACH { return call.sizes ? call.sizes[r] : n; };
+    const int64_t block = n > BACKWARD_BLOCK && W > 8 ? 8 : W;  // rows whose p, g and results stay in the first cache
     for (int64_t first = begin; first < end; first += block) {
         const int64_t count = end - first < block ? end - first : block;
         const bool ahead = bypass && !call.starts && end - first >= 2 * block && call.p.outer == n && call.g.outer == n;  // nearer than memory it would cost more
@@ -294,7 +267,7 @@ inline void vjp_beside(const F &weigh, const anymax_call &call, int64_t begin, i
     constexpr int64_t W = width<float>;
     const int64_t n = call.n;
     vf p[BESIDE_MOST], g[BESIDE_MOST], w[BESIDE_MOST];
-    auto sum_of = [&](vf *lane) {
+    auto sum_of = [&](vf *lane) ANYMAX_EACH {
         for (int64_t half = W / 2; half; half /= 2)
             for (int64_t j = 0; j < half; j++) lane[j] = lane[j] + lane[j + half];
         return lane[0];
@@ -322,11 +295,11 @@ template <class C>
 inline void vjp_row(const Sensitivity &s, const C *p, const void *g, int64_t g_step, int32_t dtype, int64_t n, const Sink<C> &out, Scratch &scratch,
                     const Team &team) {
     const bool may = !s.steep && s.link != NORM;
-    bool dense = may && (s.link == EXPONENTIAL || n <= 16);
+    bool dense = may && (s.link == EXPONENTIAL || n < (bit(s.link) & (CURVES | bit(ANY_POWER)) ? WORTH_SEEKING_WIDE : WORTH_SEEKING));
     Candidates<C> c{nullptr, nullptr, 0};
     if (!dense) {
-        const int64_t many = n / 32 + 8;  // more: all of it
-        c = nonzeros(p, n, C(0), may ? many : n, scratch);
+        const int64_t many = many_nonzeros(n);
+        c = nonzeros(p, n, C(0), may ? many : n, scratch, may);
         if (scratch.failed) return;
         dense = may && c.count > many;
     }

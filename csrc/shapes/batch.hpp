@@ -18,12 +18,21 @@ struct Batch {
     int64_t most;           // the largest of these counts, in eights
     uint32_t apart;         // one bit a row, 1 where few of its vectors have candidates: `hit` then says which
     uint64_t hit[W][BATCH_MOST / W / 64];  // of each row: one bit a vector, 1 where it has candidates, in the end where it may have probabilities
+    uint32_t wanted;        // one bit a row, 0: a loss or gradient whose target is no class
+    const int64_t *target;
+    const float *scale;
+    alignas(64) float aim[W];            // the targets' scores
+    alignas(64) double loss[W], tau[W];  // losses and thresholds, where they are wanted
     int64_t step;                      // from one row of candidates to the next
     alignas(64) float side[W * (BATCH_CANDIDATES + 4 * W)];  // rows of cells, rows of candidates, rows of their probabilities
     alignas(64) vf transposed[BATCH_CANDIDATES];                 // cells and candidates, one row a lane
     alignas(64) vf other[BATCH_CANDIDATES];                  // and what is found of them
     alignas(64) vd value[BATCH_CANDIDATES + 1], rate[BATCH_CANDIDATES + 1];
 };
+
+// What a batch gives: probabilities, with what their supports are saved from or without; losses and thresholds, the probabilities of the candidates then lie
+// in `side`; or the gradients of losses.
+enum Output { PROBABILITIES, SUPPORTS, LOSS, GRADIENT };
 
 // Asks for the scores of a row that comes next, and for the place of a row's results: a few at a time beside work, since no more than a dozen lines
 // are under way at once.
@@ -60,8 +69,8 @@ ANYMAX_INLINE bool cells_of(const float *x, int64_t n, float *to) {
     return fine == full;
 }
 
-// The cells of all rows, transposed, and how many a row has. Rows without a finite maximum are marked, and those without a bit in `left`.
-ANYMAX_INLINE int64_t batch_cells(Batch &b, int64_t rows, int64_t n, int64_t groups, uint32_t left = ~0u) {
+// The cells of all rows, transposed, and how many a row has. Rows without a finite maximum are marked, and those that are not wanted.
+ANYMAX_INLINE int64_t batch_cells(Batch &b, int64_t rows, int64_t n, int64_t groups) {
     constexpr int64_t W = width<float>;
     const int64_t cells = groups * W;
     b.step = (n < BATCH_CANDIDATES ? (n + W - 1) / W * W : BATCH_CANDIDATES) + 4 * W;
@@ -84,7 +93,7 @@ ANYMAX_INLINE int64_t batch_cells(Batch &b, int64_t rows, int64_t n, int64_t gro
     for (int64_t j = 1; j < cells; j++) high = larger(high, b.transposed[j]);
     store(b.top, high);
     for (int64_t r = 0; r < W; r++)
-        if (!(b.top[r] > -inf32) || !(left >> r & 1)) b.count[r] = -1;
+        if (!(b.top[r] > -inf32) || !(b.wanted >> r & 1)) b.count[r] = -1;
     return cells;
 }
 
@@ -105,7 +114,7 @@ template <Keeping K>
 ANYMAX_INLINE int64_t keep_all(const float *x, int64_t n, vf high, vf edge, float *to, int64_t at, int64_t limit) {
     constexpr int64_t W = width<float>;
     int64_t i = 0;
-    if (K == SCORES && n >= 16 * W) {  // the beginning of a row speaks for it
+    if (K == SCORES && n >= SPEAKS_FROM) {  // the beginning of a row speaks for it
         for (; i < 8 * W; i += W) at += keep<K>(load(x + i), high, edge, to + at);
         if (at * n > (limit + limit / 8) * 8 * W) return limit + 1;
     }
@@ -201,18 +210,18 @@ ANYMAX_INLINE void transform(float *to, const float *x, int64_t n, bool bypass, 
 
 // Of each row one bit: 1 where few of its vectors have entries above the edge, by its cells.
 ANYMAX_INLINE uint32_t few_vectors(const vf *cell, int64_t cells, vf edge, int64_t n) {
-    if (n <= 24 * width<float>) return 0;
+    if (n < APART_FROM) return 0;
     vi above{};
     for (int64_t j = 0; j < cells; j++) above -= cell[j] > edge;
     return bits(above < (int32_t)(cells / 2));
 }
 
 // Zeros but for the candidates, whose results lie at `from` in their order.
-template <Keeping K, bool SAVE>
+template <Keeping K, Output OUT>
 ANYMAX_INLINE void write_candidates(Batch &b, int64_t r, bool bypass, const float *from) {
     const vf high = splat(b.top[r]), edge = splat(b.edge[r]);
-    Marker<SAVE> marker{b.hit[r]};
-    transform<!SAVE>(b.out[r], b.x[r], b.n[r], bypass, [&](vf v) {
+    Marker<OUT == SUPPORTS> marker{b.hit[r]};
+    transform<OUT != SUPPORTS>(b.out[r], b.x[r], b.n[r], bypass, [&](vf v) ANYMAX_EACH {
         const uint32_t some = candidates<K>(v, high, edge);
         const vf p = unpack(K == SCORES_FROM ? v >= edge : v - high > edge, some, from);
         from += __builtin_popcount(some);
@@ -226,6 +235,11 @@ ANYMAX_INLINE uint32_t served(const Batch &b, int64_t rows) {
     uint32_t some = 0;
     for (int64_t r = 0; r < rows; r++) some |= (uint32_t)(b.count[r] >= 0) << r;
     return some;
+}
+// The probabilities of the candidates, which lie in `other` one row a lane, to `side`.
+ANYMAX_INLINE uint32_t keep_found(Batch &b, int64_t rows) {
+    scatter_lanes((const float *)b.other, b.side, width<float>, b.most, b.step);
+    return served(b, rows);
 }
 
 // Of the candidates of a row, whose probabilities lie in `side`, those above `least`: how many they are, -1 where there are more than `capacity`.
@@ -286,7 +300,7 @@ __attribute__((noinline)) static void write_few_candidates(float *to, const floa
 }
 
 // The results of all candidates, which lie in `other` one row a lane, to their rows. One bit a row: 0 where it is served by itself.
-template <Keeping K, bool SAVE>
+template <Keeping K, Output OUT>
 ANYMAX_INLINE uint32_t write_found(Batch &b, int64_t rows, int64_t n, bool bypass) {
     scatter_lanes((const float *)b.other, b.side, width<float>, b.most, b.step);
     uint32_t done = 0;
@@ -298,7 +312,7 @@ ANYMAX_INLINE uint32_t write_found(Batch &b, int64_t rows, int64_t n, bool bypas
         if (!bypass && b.x[r] != b.out[r] && (b.apart >> r & 1))
             write_few_candidates<K>(b.out[r], b.x[r], b.n[r], splat(b.top[r]), splat(b.edge[r]), b.hit[r], from);
         else
-            write_candidates<K, SAVE>(b, r, bypass, from);
+            write_candidates<K, OUT>(b, r, bypass, from);
     }
     return done;
 }

@@ -119,9 +119,9 @@ static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool
 }
 
 // The scores from the k-th largest on are those from `low` on; true where there are k of them.
-static vi batch_kth(Batch &b, int64_t rows, int64_t n, int64_t k, uint32_t left, vf &low) {
+static vi batch_kth(Batch &b, int64_t rows, int64_t n, int64_t k, vf &low) {
     constexpr int64_t W = width<float>;
-    const int64_t groups = k <= W / 2 ? 1 : k <= W + W / 2 ? 2 : 4, cells = batch_cells(b, rows, n, groups, left);
+    const int64_t groups = k <= W / 2 ? 1 : k <= W + W / 2 ? 2 : 4, cells = batch_cells(b, rows, n, groups);
     const vf high = load(b.top), want = splat((float)k);
     low = below_largest(b, cells, k, 5);
     store(b.edge, low);
@@ -136,33 +136,28 @@ static vi batch_kth(Batch &b, int64_t rows, int64_t n, int64_t k, uint32_t left,
     return lanes_count<float>(b.transposed, b.most, want, low, load(counts), high, 40);
 }
 
-template <bool SAVE>
+// A loss is the logarithm of the sum of their exponentials, less the target's score.
+template <Output OUT>
 static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool bypass) {
     vf low;
-    const uint32_t exact = bits(batch_kth(b, rows, n, k, ~0u, low));
-    lanes_softmax<float>(b.transposed, b.most, low, load(b.top));
+    const uint32_t exact = bits(batch_kth(b, rows, n, k, low));
+    const vf high = load(b.top), aims = load(b.aim);
+    if constexpr (OUT == LOSS) {
+        vd l[2];
+        lanes_log_sum<float>(b.most, [&](int64_t i) ANYMAX_EACH { return b.transposed[i] >= low ? b.transposed[i] - high : splat(-inf32); }, l);
+        for (int h = 0; h < 2; h++) {
+            store(b.loss + h * width<double>, larger((part(high, h) - part(aims, h)) + l[h], vd{}));
+            store(b.tau + h * width<double>, part(high, h) + l[h]);
+        }
+    }
+    lanes_softmax<float>(b.transposed, b.most, low, high);
     scatter_lanes((const float *)b.transposed, b.side, width<float>, b.most, b.step);
-    uint32_t done = 0;
-    for (int64_t r = 0; r < rows; r++) {
+    const uint32_t done = served(b, rows) & exact;
+    for (int64_t r = 0; OUT != LOSS && r < rows; r++) {
         if (b.cached) ask_ahead(b, r, n);
-        if (b.count[r] < 0 || !(exact >> r & 1)) continue;
-        done |= 1u << r;
-        write_candidates<SCORES_FROM, SAVE>(b, r, bypass, b.side + r * b.step);
+        if (done >> r & 1) write_candidates<SCORES_FROM, OUT>(b, r, bypass, b.side + r * b.step);
     }
     return done;
-}
-
-// The logarithm of the sum of their exponentials, less `aim`.
-static uint32_t batch_largest_loss(Batch &b, int64_t rows, int64_t n, uint32_t left, int64_t k, const float *aim, double *value) {
-    vf low;
-    const uint32_t exact = bits(batch_kth(b, rows, n, k, left, low));
-    const vf top_ = load(b.top), target = load(aim);
-    vd l[2];
-    lanes_log_sum<float>(b.most, [&](int64_t i) ANYMAX_EACH { return b.transposed[i] >= low ? b.transposed[i] - top_ : splat(-inf32); }, l);
-    for (int h = 0; h < 2; h++) store(value + h * width<double>, larger((part(top_, h) - part(target, h)) + l[h], vd{}));
-    lanes_softmax<float>(b.transposed, b.most, low, top_);
-    scatter_lanes((const float *)b.transposed, b.side, width<float>, b.most, b.step);
-    return served(b, rows) & exact;
 }
 
 }  // namespace ANYMAX_UNIT

@@ -9,7 +9,7 @@ namespace ANYMAX_UNIT {
 template <int R>
 __attribute__((noinline)) static void write_few(float *to, const float *x, int64_t n, vf high, vf level, vf lost, const uint64_t *hits) {
     constexpr int64_t W = width<float>;
-    auto value = [&](vf v) { return power_value<float, R>(v - high, level, lost); };
+    auto value = [&](vf v) ANYMAX_EACH { return power_value<float, R>(v - high, level, lost); };
     for (int64_t i = 0; i < n; i += 64 * W) {
         const int64_t end = i + 64 * W < n ? i + 64 * W : n;
         uint64_t hit = hits[i / (64 * W)];
@@ -34,8 +34,8 @@ struct Rooted {
 };
 // The candidates, less the maximum, lie in `transposed`; where K is SCORES in `other`, and in `transposed` as they are.
 template <int R, Keeping K>
-ANYMAX_INLINE Rooted batch_root(Batch &b, int64_t rows, int64_t n, uint32_t left) {
-    const int64_t cells = batch_cells(b, rows, n, cell_groups(n), left);
+ANYMAX_INLINE Rooted batch_root(Batch &b, int64_t rows, int64_t n) {
+    const int64_t cells = batch_cells(b, rows, n, cell_groups(n));
     const vf high = load(b.top);
     for (int64_t j = 0; j < cells; j++) b.transposed[j] = b.transposed[j] - high;
     Rooted s{high, tile_level<float, R>(b.transposed, cells, 3), vf{}};
@@ -47,53 +47,10 @@ ANYMAX_INLINE Rooted batch_root(Batch &b, int64_t rows, int64_t n, uint32_t left
     return s;
 }
 
-// One bit a row: 0 where it is to be served by itself, for its support is most of it, or it is poisoned.
-template <int R, bool SAVE>
-static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool bypass) {
-    constexpr int64_t W = width<float>;
-    const Rooted s = batch_root<R, BELOW_TOP>(b, rows, n, ~0u);
-    float at[W], less[W];
-    store(at, s.level);
-    store(less, s.lost);
-    uint32_t done = 0;
-    for (int64_t r = 0; r < rows; r++) {
-        if (b.cached) ask_ahead(b, r, n);
-        if (b.count[r] < 0) continue;
-        done |= 1u << r;
-        const float *x = b.x[r];
-        const vf m = splat(b.top[r]), l = splat(at[r]), off = splat(less[r]);
-        if (!bypass && x != b.out[r] && (b.apart >> r & 1)) {  // the candidates' vectors are hardly more than the probabilities'
-            write_few<R>(b.out[r], x, b.n[r], m, l, off, b.hit[r]);
-            continue;
-        }
-        Marker<SAVE> marker{b.hit[r]};
-        transform<!SAVE>(b.out[r], x, b.n[r], bypass, [&](vf v) {
-            const vf p = power_value<float, R>(v - m, l, off);
-            marker.take(p);
-            return p;
-        });
-        marker.end();
-    }
-    return done;
-}
-
-// Losses for the classes whose scores are `aim`, and thresholds; the probabilities of the candidates go to `side`. One bit a row, as above.
+// The target's own part of scale (p - y), from 1 - p: the sum of the others' probabilities, which keeps the digits of a small one.
 template <int R>
-static uint32_t batch_loss(Batch &b, int64_t rows, int64_t n, uint32_t left, const float *aim, double *value, double *tau) {
-    constexpr int64_t W = width<float>;
-    const Rooted s = batch_root<R, SCORES>(b, rows, n, left);
-    for (int upper = 0; upper < 2; upper++)
-        power_loss<float, R>(b.transposed, b.most, s.high, s.level, load(aim), upper, b.value, value, tau, (float *)b.other + upper * W / 2);
-    scatter_lanes((const float *)b.other, b.side, W, b.most, b.step);
-    return served(b, rows);
-}
-
-// Their gradients, scale (p - y). A target's own is the sum of the others, which keeps the digits of a small one.
-template <int R>
-static uint32_t batch_gradient(Batch &b, int64_t rows, int64_t n, uint32_t left, const float *aim, const int64_t *target, const float *scale) {
-    constexpr int64_t W = width<float>;
-    const Rooted s = batch_root<R, BELOW_TOP>(b, rows, n, left);
-    const vf below = load(aim) - s.high;
+ANYMAX_INLINE vf sum_of_others(const Batch &b, const Rooted &s) {
+    const vf below = load(b.aim) - s.high;
     vf others{}, tied{};
     for (int64_t i = 0; i < b.most; i += 8) {
         vf sum{};
@@ -104,21 +61,50 @@ static uint32_t batch_gradient(Batch &b, int64_t rows, int64_t n, uint32_t left,
         }
         others += sum;
     }
-    others += larger(tied - 1.0f, vf{}) * power_value<float, R>(below, s.level, s.lost);
+    return others + larger(tied - 1.0f, vf{}) * power_value<float, R>(below, s.level, s.lost);
+}
+
+// One bit a row: 0 where it is to be served by itself, for its support is most of it, or it is poisoned.
+template <int R, Output OUT>
+static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool bypass) {
+    constexpr int64_t W = width<float>;
+    const Rooted s = batch_root<R, OUT == LOSS ? SCORES : BELOW_TOP>(b, rows, n);
+    if constexpr (OUT == LOSS) {
+        for (int h = 0; h < 2; h++)
+            power_loss<float, R>(b.transposed, b.most, s.high, s.level, load(b.aim), h, b.value, b.loss, b.tau, (float *)b.other + h * width<double>);
+        return keep_found(b, rows);
+    }
     float at[W], less[W], own[W];
     store(at, s.level);
     store(less, s.lost);
-    store(own, others);
+    if constexpr (OUT == GRADIENT) store(own, sum_of_others<R>(b, s));
     uint32_t done = 0;
     for (int64_t r = 0; r < rows; r++) {
+        if (b.cached) ask_ahead(b, r, n);
         if (b.count[r] < 0) continue;
         done |= 1u << r;
-        const vf m = splat(b.top[r]), l = splat(at[r]), off = splat(less[r]), by = splat(scale[r]);
-        transform<true>(b.out[r], b.x[r], n, false, [&](vf v) {  // not around the caches: the target's own is written once more
+        const float *x = b.x[r];
+        const vf m = splat(b.top[r]), l = splat(at[r]), off = splat(less[r]);
+        if constexpr (OUT == GRADIENT) {
+            const vf by = splat(b.scale[r]);
+            transform<true>(b.out[r], x, n, false, [&](vf v) ANYMAX_EACH {  // not around the caches: the target's own is written once more
+                const vf p = power_value<float, R>(v - m, l, off);
+                return p == vf{} ? vf{} : p * by;
+            });
+            b.out[r][b.target[r]] = -own[r] * b.scale[r];
+        } else {
+        if (!bypass && x != b.out[r] && (b.apart >> r & 1)) {  // the candidates' vectors are hardly more than the probabilities'
+            write_few<R>(b.out[r], x, b.n[r], m, l, off, b.hit[r]);
+            continue;
+        }
+        Marker<OUT == SUPPORTS> marker{b.hit[r]};
+        transform<OUT != SUPPORTS>(b.out[r], x, b.n[r], bypass, [&](vf v) ANYMAX_EACH {
             const vf p = power_value<float, R>(v - m, l, off);
-            return p == vf{} ? vf{} : p * by;
+            marker.take(p);
+            return p;
         });
-        b.out[r][target[r]] = -own[r] * scale[r];
+        marker.end();
+        }
     }
     return done;
 }

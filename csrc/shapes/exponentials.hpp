@@ -128,8 +128,7 @@ inline void exp_row(const C *x, C high, C factor, const Sink<C> &out, Scratch &s
 
 template <class C>
 inline void softmax_row(const C *x, int64_t n, const Sink<C> &out, bool logarithm, Scratch &scratch, const Team &team) {
-    constexpr int64_t KEPT = 262144 / sizeof(C);  // rows whose exponentials are kept rather than computed twice
-    if (!logarithm && n <= KEPT && n <= PIECE) {
+    if (!logarithm && n * (int64_t)sizeof(C) <= EXPONENTIALS_KEPT && n <= PIECE) {
         const auto [high, sound] = scan_top(x, n);
         if (!sound) return fill(out, not_a_number<C>);
         if (high == -infinity<C>) return zeros(out, team);

@@ -108,7 +108,7 @@ template <class C, int R>
 ANYMAX_INLINE TileSums<C, R> tile_sums(const vec<C> *v, int64_t n, vec<C> level) {
     TileSums<C, R> s{};
     int64_t i = 0;
-    auto term = [&](vec<C> y, vec<C> &s0, vec<C> &s1) {
+    auto term = [&](vec<C> y, vec<C> &s0, vec<C> &s1) ANYMAX_EACH {
         const vec<C> u = larger(y * C(Power<R>::slope) + level, vec<C>{}), rate = Power<R>::rate(u);
         s0 += Power<R>::value(u, rate), s1 += rate;
     };
@@ -177,7 +177,7 @@ inline void power_loss(const vec<C> *x, int64_t n, vec<C> high, vec<C> level, ve
         sum += p > vd{} ? p * ((part(x[i], h) - target) + Power<R>::own(p)) : vd{};
         if (to) store_narrow(to + i * width<C>, p);
     }
-    store(value + h * width<double>, target == -inf64 ? all<vd>(inf64) : larger(sum, vd{}));
+    store(value + h * width<double>, larger(sum, vd{}));  // infinite where the target's score is -inf
     store(tau + h * width<double>, top_ - (at - lost / R) * R);
 }
 
@@ -197,9 +197,9 @@ ANYMAX_INLINE vf curve_level(const Curve &curve, const vf *v, int64_t n, vf leve
     return level;
 }
 
-// From such levels to the rows', in doubles, of half the lanes: the terms there, and what makes p of them (finished).
-ANYMAX_INLINE void curve_finish(const Curve &curve, const vf *x, vd top_, int64_t n, bool upper, vd level, Finish finish, vd *value, vd *rate, vd &lost,
-                                vd &share) {
+// From such levels to the rows', in doubles, of half the lanes: the terms there, and what makes p of them (finished). Returns the level.
+ANYMAX_INLINE vd curve_finish(const Curve &curve, const vf *x, vd top_, int64_t n, bool upper, vd level, Finish finish, vd *value, vd *rate, vd &lost,
+                              vd &share) {
     const double enough = finish == NORMMAX_FINISH ? 1e-11 : ENOUGH;
     CurveTerms s{};
     for (int turn = 0; turn < 40; turn++) {
@@ -211,6 +211,7 @@ ANYMAX_INLINE void curve_finish(const Curve &curve, const vf *x, vd top_, int64_
         level = go ? next : level;
     }
     lost = (s.s0 - 1.0) / s.s1, share = 1.0 / s.s1;
+    return level - lost / curve.r;
 }
 
 }  // namespace ANYMAX_UNIT

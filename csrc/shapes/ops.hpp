@@ -14,16 +14,16 @@ static void perturb_probabilities(const anymax_call &call, const C *x, int64_t n
     if (work) perturb_forward<C>(call.noise, call.param, call.nodes, x, n, p, tau, work);
 }
 
-// Sparsemax and entmax 3/2, 4/3, 5/4 of a row that is short or mostly support. False: the candidates serve it better.
+// Sparsemax and entmax 3/2, 4/3, 5/4 from all of a row that is short, or mostly support. False: its candidates are better.
 template <class C, int R>
-static bool swept_row(const anymax_call &call, int64_t row, Way way, const C *x, Scan<C> &known, const Sink<C> &out, Scratch &scratch, const Team &team) {
+static bool swept(const anymax_call &call, int64_t row, Source source, const C *x, Scan<C> &known, const Sink<C> &out, Scratch &scratch, const Team &team) {
     const int64_t n = call.n;
     const Scan<C> s = scanned(x, n, &known, scratch, team);
     if (scratch.failed || !s.sound || s.top == -infinity<C>) return false;
     double level;
     C bound = bound_of(Power<R>(), s, level);
     known.level = level;
-    if (way == SWEEP_CROWDED && !crowded(s, bound)) return false;
+    if (source == EITHER && !crowded(s, bound)) return false;
     const Edge edge = sweep_root<C, R>(x, n, s.top, Power<R>().tau(level));
     C *to = out.direct && (out.direct != x || !call.support.count) ? out.direct : scratch.take<C>(RESULT, n);
     if (!to) return true;
@@ -39,32 +39,39 @@ static bool swept_row(const anymax_call &call, int64_t row, Way way, const C *x,
 }
 
 template <class C>
-static bool swept(const anymax_call &call, int64_t row, Way way, Link link, const C *x, Scan<C> &known, const Sink<C> &out, Scratch &scratch, const Team &team) {
+static bool weighed(const anymax_call &call, int64_t row, double mass, const C *x, const Sink<C> &out, Scratch &scratch) {
+    NucleusRow<C> nucleus;
+    if (!nucleus_row(x, call.n, mass, nucleus, scratch)) return false;
+    if (scratch.failed) return true;
+    if (!call.support.count) return emit_over(out, nucleus.e, nucleus), true;
+    save_nucleus(call, row, nucleus, scratch);
+    return emit_over(out, nucleus.e, [&](int64_t i) ANYMAX_EACH { return load_or(nucleus.e, i, call.n, C(0)); }), true;
+}
+
+// The row from all of it. False: its candidates are better.
+template <class C>
+static bool forward_dense(const anymax_call &call, int64_t row, Source source, Link link, double param, const C *x, Scan<C> &known, const Sink<C> &out, Scratch &scratch,
+                          const Team &team) {
     switch (link) {
-        case POWER1: return swept_row<C, 1>(call, row, way, x, known, out, scratch, team);
-        case POWER2: return swept_row<C, 2>(call, row, way, x, known, out, scratch, team);
-        case POWER3: return swept_row<C, 3>(call, row, way, x, known, out, scratch, team);
-        default: return swept_row<C, 4>(call, row, way, x, known, out, scratch, team);
+        case POWER1: return swept<C, 1>(call, row, source, x, known, out, scratch, team);
+        case POWER2: return swept<C, 2>(call, row, source, x, known, out, scratch, team);
+        case POWER3: return swept<C, 3>(call, row, source, x, known, out, scratch, team);
+        case POWER4: return swept<C, 4>(call, row, source, x, known, out, scratch, team);
+        case LARGEST: return largest_dense(x, call.n, (int64_t)param, out, scratch);
+        case NUCLEUS: return weighed(call, row, param, x, out, scratch);
+        default: return false;
     }
 }
 
 template <class C>
-static void forward_row(const anymax_call &call, int64_t row, Way way, Link link, double param, const C *x, const Sink<C> &out, Scratch &scratch,
+static void forward_row(const anymax_call &call, int64_t row, Source source, Link link, double param, const C *x, const Sink<C> &out, Scratch &scratch,
                         const Team &team) {
     const int64_t n = call.n;
     if (call.support.count) call.support.count[row] = -1;
     if (link == EXPONENTIAL) return softmax_row(x, n, out, false, scratch, team);
-    Scan<C> known{};
-    if ((way == SWEEP || way == SWEEP_CROWDED) && swept(call, row, way, link, x, known, out, scratch, team)) return;
-    if (way == COUNT && largest_dense(x, n, (int64_t)param, out, scratch)) return;
-    NucleusRow<C> nucleus;
-    if (way == WEIGH && nucleus_row(x, n, param, nucleus, scratch)) {
-        if (scratch.failed) return;
-        if (!call.support.count) return emit_over(out, nucleus.e, nucleus);
-        save_nucleus(call, row, nucleus, scratch);
-        return emit_over(out, nucleus.e, [&](int64_t i) ANYMAX_EACH { return load_or(nucleus.e, i, n, C(0)); });
-    }
     if (has_zeros(link)) {
+        Scan<C> known{};
+        if (source != CANDIDATES && forward_dense(call, row, source, link, param, x, known, out, scratch, team)) return;
         const Support<C> found = support_of(link, param, x, n, scratch, team, &known);
         if (scratch.failed) return;
         save_support(call, row, found);
@@ -145,7 +152,7 @@ static double tau_row(const anymax_call &call, Link link, double param, const C 
 
 // The loss for a target class: Omega*(x) - x_t, as sum p_j (x_j - x_t) - Omega(p), where nothing large cancels.
 template <class C>
-static double loss_row(const anymax_call &call, int64_t row, Way way, Link link, double param, const C *x, int64_t t, Scratch &scratch, const Team &team) {
+static double loss_row(const anymax_call &call, int64_t row, Source source, Link link, double param, const C *x, int64_t t, Scratch &scratch, const Team &team) {
     const int64_t n = call.n;
     const double aim = (double)x[t];
     double value = 0.0;
@@ -159,7 +166,7 @@ static double loss_row(const anymax_call &call, int64_t row, Way way, Link link,
         return ((double)high - aim) + rest;
     }
     NucleusRow<C> nucleus;
-    if (way == WEIGH && nucleus_row(x, n, param, nucleus, scratch)) {
+    if (link == NUCLEUS && source != CANDIDATES && nucleus_row(x, n, param, nucleus, scratch)) {
         if (scratch.failed) return 0.0;
         if (call.support.count) save_nucleus(call, row, nucleus, scratch);
         value = ((double)nucleus.high - aim) + ::log1p(nucleus.mass - 1.0);
@@ -171,7 +178,7 @@ static double loss_row(const anymax_call &call, int64_t row, Way way, Link link,
         save_support(call, row, found);
         if (call.tau) ((C *)call.tau)[row] = (C)found.tau;
         if (!found.sound) return not_a_number<double>;
-        if (aim == -inf64 || !found.any) return inf64;
+        if (!found.any) return inf64;
         if (link == LARGEST || link == NUCLEUS) {
             C high = -infinity<C>;
             for (int64_t i = 0; i < found.count; i++) high = larger(high, x[found.index[i]]);
@@ -209,7 +216,7 @@ static void put_gradient(const Sink<C> &out, const int32_t *index, const P *p, i
 
 // scale (p - y) for a target class.
 template <class C>
-static void loss_gradient_row(const anymax_call &call, int64_t row, Way way, Link link, double param, const C *x, int64_t t, C scale, const Sink<C> &out, Scratch &scratch,
+static void loss_gradient_row(const anymax_call &call, int64_t row, Source source, Link link, double param, const C *x, int64_t t, C scale, const Sink<C> &out, Scratch &scratch,
                               const Team &team) {
     const int64_t n = call.n;
     if (link == EXPONENTIAL) {
@@ -234,7 +241,7 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, Way way, Lin
         return put_gradient(out, call.support.index + at, (const C *)call.support.value + at, call.support.count[row], t, scale, scratch, team);
     }
     NucleusRow<C> nucleus;
-    if (way == WEIGH && nucleus_row(x, n, param, nucleus, scratch)) {
+    if (link == NUCLEUS && source != CANDIDATES && nucleus_row(x, n, param, nucleus, scratch)) {
         if (scratch.failed) return;
         const int64_t first = t / width<C> * width<C>;
         const double own = (double)nucleus(first)[t - first];
@@ -268,7 +275,7 @@ template <class C>
 static void vjp_any(const anymax_call &call, int64_t row, Link link, double param, const C *x, const C *p, const void *g, const Sink<C> &out, Scratch &scratch,
                     const Team &team) {
     const int64_t n = call.n;
-    if (MAPS[call.map].scores) {
+    if (needs_scores(call.map)) {
         const auto [high, sound] = scan_top(x, n);
         if (!sound) return fill(out, not_a_number<C>);
         if (high == -infinity<C>) return zeros(out, team);
@@ -337,11 +344,11 @@ static void largest_of(const anymax_call &call, int64_t row, const C *x, Sink<C>
 
 // Row r, which is (o, i), by its operation; the rows of its task end at `end`.
 template <class C>
-static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, int64_t end, Way way, Link link, double param, const C *x, const Sink<C> &out,
+static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, int64_t end, Source source, Link link, double param, const C *x, const Sink<C> &out,
                     Scratch &scratch, const Team &team) {
     const int64_t n = call.n, size = item(call.dtype);
     switch (call.op) {
-        case ANYMAX_FORWARD: forward_row(call, r, way, link, param, x, out, scratch, team); break;
+        case ANYMAX_FORWARD: forward_row(call, r, source, link, param, x, out, scratch, team); break;
         case ANYMAX_LOG: log_row(call, link, param, x, out, scratch, team); break;
         case ANYMAX_VJP: {
             if (call.support.count) saved_ahead<C>(call, r, end);
@@ -362,7 +369,7 @@ static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, in
             if (t >= n)
                 v = not_a_number<double>;
             else if (t >= 0)
-                v = loss_row(call, r, way, link, param, x, t, scratch, team);
+                v = loss_row(call, r, source, link, param, x, t, scratch, team);
             if ((t < 0 || t >= n) && call.support.count) call.support.count[r] = 0;
             ((C *)call.value)[r] = (C)v;
             break;
@@ -375,7 +382,7 @@ static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, in
             else if (t >= n)
                 fill(out, not_a_number<C>);
             else
-                loss_gradient_row(call, r, way, link, param, x, t, scale, out, scratch, team);
+                loss_gradient_row(call, r, source, link, param, x, t, scale, out, scratch, team);
             break;
         }
         case ANYMAX_THRESHOLD: ((C *)call.tau)[r] = (C)tau_row(call, link, param, x, scratch, team); break;

@@ -2,13 +2,14 @@
 #pragma once
 
 #include "core/rows.hpp"
+#include "plan.hpp"
 
 namespace ANYMAX_UNIT {
 
 // Maxima of blocks: `cells` has one vector a block of `block` vectors, each lane the maximum of its `block` entries.
 template <class C>
 constexpr int64_t block_of(int64_t n) {
-    return n <= 512 * width<C> ? 4 : 16;
+    return n < BLOCKS_OF_16_FROM<C> ? 4 : 16;
 }
 
 template <class C>
@@ -220,9 +221,10 @@ inline Candidates<C> collect_from(const C *x, int64_t n, const Scan<C> &s, C bou
     return c;
 }
 
-// The probabilities above `least` of a row; NaN counts as one. Where there are more than `limit` it stops, with a count above that.
+// The probabilities above `least` of a row; NaN counts as one. Where there are more than `limit` it stops, with a count above that; if `spread`, also
+// where there would be more if they went on as they began.
 template <class C>
-inline Candidates<C> nonzeros(const C *p, int64_t n, C least, int64_t limit, Scratch &scratch) {
+inline Candidates<C> nonzeros(const C *p, int64_t n, C least, int64_t limit, Scratch &scratch, bool spread = false) {
     constexpr int64_t W = width<C>;
     const vec<C> none = splat(least);
     Candidates<C> c{scratch.take<C>(VALUES, n + W), scratch.take<int32_t>(INDICES, n + W), 0};
@@ -237,6 +239,7 @@ inline Candidates<C> nonzeros(const C *p, int64_t n, C least, int64_t limit, Scr
         if (!bits(any)) continue;
         for (int j = 0; j < 8; j++)
             if (bits(m[j])) at = append(load(p + i + j * W), m[j], (int32_t)(i + j * W), c.value, c.index, at);
+        if (spread && at * n > limit * (i + n / 8)) at = limit + 1;
     }
     for (; i < n && at <= limit; i += W) {
         const vec<C> v = load_or(p, i, n, C(0));

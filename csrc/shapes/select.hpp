@@ -10,7 +10,7 @@ inline int64_t count_from(const C *v, int64_t n, C limit) {  // entries >= limit
     constexpr int64_t W = width<C>;
     const vec<C> t = splat(limit);
     int64_t total = 0, i = 0;
-    if (n <= 32 * W) {
+    if (n <= COUNTED_IN_BITS<C>) {
         for (; i + W <= n; i += W) total += __builtin_popcount(bits(load(v + i) >= t));
         if (i < n) total += __builtin_popcount(bits(load_or(v, i, n, -infinity<C>) >= t));
         return total;
@@ -173,7 +173,7 @@ inline double exponentials(Kept<C> &kept) {
 template <class C>
 inline bool largest_dense(const C *x, int64_t n, int64_t k, const Sink<C> &out, Scratch &scratch) {
     constexpr int64_t W = width<C>;
-    if (n > 128 * W || k * 8 < n || k >= n) return false;
+    if (n > COUNT_MOST<C> || k * 8 < n || k >= n) return false;
     const auto [high, sound] = scan_top(x, n);
     if (!sound || high == -infinity<C>) return false;
     C low = lowest_of(x, n);

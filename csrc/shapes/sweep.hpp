@@ -21,7 +21,7 @@ inline Sums2 sweep(const C *x, int64_t n, Ground<C, R> ground) {
     const C s = (C)Power<R>::slope;
     vd wide0{}, wide1{};
     int64_t i = 0;
-    auto term = [&](vec<C> v, vec<C> &s0, vec<C> &s1) {
+    auto term = [&](vec<C> v, vec<C> &s0, vec<C> &s1) ANYMAX_EACH {
         const vec<C> u = larger((v - a) * s + l, vec<C>{}), rate = Power<R>::rate(u);
         s0 += Power<R>::value(u, rate), s1 += rate;
     };
@@ -93,7 +93,7 @@ inline void sweep_write(C *to, const C *x, int64_t begin, int64_t end, int64_t n
     const vec<C> a = splat(ground.near), l = splat(ground.rest), lost = splat((C)edge.lost);
     if constexpr (R > 2 && sizeof(C) == 4) {
         const WideGround<R> wide((double)top_, edge.below);
-        auto half = [&](vd v) { return Power<R>::p(wide.u(v), all<vd>(edge.lost)); };
+        auto half = [&](vd v) ANYMAX_EACH { return Power<R>::p(wide.u(v), all<vd>(edge.lost)); };
         return write(to, begin, end, bypass, [&](int64_t i) ANYMAX_EACH {
             vec<C> v = load_or(x, i, n, -infinity<C>);
             return join(half(low(v)), half(high(v)));

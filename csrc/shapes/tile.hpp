@@ -107,7 +107,7 @@ ANYMAX_INLINE int64_t tile_cells(const Tile<C> &t, int64_t n, vec<C> *cell) {
 
 template <class C, int R>
 ANYMAX_INLINE vec<C> first_level(const Tile<C> &t, int64_t n) {
-    if (n <= 32) return splat(C(1));
+    if (n < CELLS_FROM) return splat(C(1));
     vec<C> cell[TILE_MOST / 8];
     const int64_t cells = tile_cells(t, n, cell);
     return tile_level<C, R>(cell, cells, 3);
@@ -131,7 +131,7 @@ __attribute__((noinline)) inline void tile_curve(Tile<float> &t, int64_t n, cons
     memcpy(x, t.v, (size_t)n * sizeof(vf));
     prepare(t, n);
     vf level = splat(1.0f);
-    if (n > 32) {
+    if (n >= CELLS_FROM) {
         vf cell[TILE_MOST / 8];
         const int64_t cells = tile_cells(t, n, cell);
         level = smaller(curve_level(curve, cell, cells, level, 3) * (1.0f + 2e-5f), splat(1.0f));

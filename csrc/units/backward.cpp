@@ -6,12 +6,10 @@
 namespace ANYMAX_UNIT {
 
 void run_backward(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch) {
-    const auto row = [&](int64_t r) { by_rows<float>(call, r, r + 1, bypass, team, scratch); };
-    if (plan.way == SAVED_GRADIENT) return gradient_saved(call, begin, end, bypass, scratch, team, row);
     Sensitivity(plan.link, call.param, true).with([&](auto weigh) {
-        if (plan.way == SAVED_BACKWARD)
-            vjp_saved(weigh, call, begin, end, bypass, scratch, team, row);
-        else if (plan.way == BESIDE_BACKWARD)
+        if (plan.rule.source == SAVED)
+            vjp_saved(weigh, call, begin, end, bypass, scratch, team);
+        else if (plan.rule.grouping == TILE)
             vjp_beside(weigh, call, begin, end);
         else if (plan.link == NORM)
             vjp_short<true>(weigh, call.param, call, begin, end, bypass, scratch);

@@ -17,14 +17,14 @@ void by_rows(const anymax_call &given, int64_t begin, int64_t end, bool bypass, 
     C *transposed = nullptr, *result = nullptr;
     int64_t first = 0, held = 0;  // the rows that `transposed` and `result` hold
     Link link = call.params ? NO_LINK : link_of(call.map, call.param);
-    Way way = row_plan(call, link);
-    const bool ways = call.params || (given.sizes && way != ROW);  // another row may take another one
+    const Rule *rule = &first_of(ROW, call, link);
+    const bool varies = call.params || (given.sizes && rule != LAST_RULE);  // another row may have another rule
     for (int64_t r = begin; r < end && !scratch.failed; r++) {
         const int64_t o = inner == 1 ? r : r / inner, i = inner == 1 ? 0 : r - o * inner;
         const double param = call.params ? call.params[r] : call.param;
         if (given.sizes) one.n = n = given.sizes[r];
         if (call.params) link = link_of(call.map, param);
-        if (ways) way = row_plan(call, link);
+        if (varies) rule = &first_of(ROW, call, link);
         if ((transpose_x || transpose_result) && r >= first + held) {
             first = r;
             held = GROUP;
@@ -55,7 +55,7 @@ void by_rows(const anymax_call &given, int64_t begin, int64_t end, bool bypass, 
                 out = Sink<C>{to, 1, sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, to, false, n, nullptr};
             }
         }
-        run_row(call, r, o, i, end, way, link, param, x, out, scratch, team);
+        run_row(call, r, o, i, end, rule->source, link, param, x, out, scratch, team);
         if (transpose_result && r == first + held - 1) {
             const int64_t fo = first / inner, fi = first - fo * inner;
             transpose_out(result, held, n, (void *)at(call, call.out, size, fo, fi), call.out.cls, call.dtype);
@@ -76,17 +76,15 @@ template Support<double> row_support<double>(Link, double, const double *, int64
 template <class C>
 static int run_rows(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team) {
     Scratch scratch;
-    switch (plan.way) {
-        case TILE:
-        case TILE_LOSS: run_tiles<C>(call, plan, begin, end, bypass, team, scratch); break;
-        case BATCH: run_batches(call, plan, begin, end, bypass, team, scratch); break;
-        case BATCH_LOSS: run_batch_losses(call, plan, begin, end, bypass, team, scratch); break;
-        case DENSE_BACKWARD:
-        case BESIDE_BACKWARD:
-        case SAVED_BACKWARD:
-        case SAVED_GRADIENT: run_backward(call, plan, begin, end, bypass, team, scratch); break;
-        default: by_rows<C>(call, begin, end, bypass, team, scratch);
-    }
+    const Grouping grouping = plan.rule.grouping;
+    if (grouping == ROW)
+        by_rows<C>(call, begin, end, bypass, team, scratch);
+    else if (call.op == ANYMAX_VJP)
+        run_backward(call, plan, begin, end, bypass, team, scratch);
+    else if (grouping == TILE)
+        run_tiles<C>(call, plan, begin, end, bypass, team, scratch);
+    else
+        run_batches(call, plan, begin, end, bypass, team, scratch);
     if (bypass) fence();
     return scratch.failed ? ANYMAX_NO_MEMORY : 0;
 }
@@ -97,12 +95,12 @@ static int run_plan(const anymax_call &call, const Plan &plan, int64_t begin, in
 }
 
 static int rows(const anymax_call *call, int64_t begin, int64_t end, int bypass, anymax_parallel team) {
-    const Plan way = plan(*call);
-    if (!way.outer) return run_plan(*call, way, begin, end, bypass != 0, Team{team});
+    const Plan plan = plan_of(*call);
+    if (!plan.outer) return run_plan(*call, plan, begin, end, bypass != 0, Team{team});
     int code = 0;
     for (int64_t r = begin; r < end && !code;) {
         const int64_t o = r / call->inner, i = r - o * call->inner, count = call->inner - i < end - r ? call->inner - i : end - r;
-        code = run_plan(inner_rows(*call, o), way, i, i + count, bypass != 0, Team{team});
+        code = run_plan(inner_rows(*call, o), plan, i, i + count, bypass != 0, Team{team});
         r += count;
     }
     return code;
@@ -112,7 +110,7 @@ static int uneven_spans(const anymax_call *call, anymax_span *spans) { return un
 
 static int lies_beside(const anymax_call *call) { return beside(*call); }
 
-static const char *plan_name(const anymax_call *call) { return WAY_NAMES[plan(*call).way]; }
+static const char *name_plan(const anymax_call *call) { return plan_name(*call); }
 
 #if defined(ANYMAX_MAPS_ALONE)
 constexpr decltype(anymax_unit::linear) linear = nullptr, linear_vjp = nullptr;
@@ -123,5 +121,5 @@ constexpr decltype(anymax_unit::decode) decode = nullptr;
 
 #define ANYMAX_JOIN2(a, b) a##b
 #define ANYMAX_JOIN(a, b) ANYMAX_JOIN2(a, b)
-extern "C" const anymax_unit ANYMAX_JOIN(anymax_unit_, ANYMAX_UNIT) = {ANYMAX_UNIT::rows, ANYMAX_UNIT::plan_name, ANYMAX_UNIT::uneven_spans, ANYMAX_UNIT::lies_beside, ANYMAX_UNIT::worth_saving, ANYMAX_UNIT::linear,
+extern "C" const anymax_unit ANYMAX_JOIN(anymax_unit_, ANYMAX_UNIT) = {ANYMAX_UNIT::rows, ANYMAX_UNIT::name_plan, ANYMAX_UNIT::uneven_spans, ANYMAX_UNIT::lies_beside, ANYMAX_UNIT::worth_saving, ANYMAX_UNIT::linear,
                                                                             ANYMAX_UNIT::linear_vjp, ANYMAX_UNIT::decode};

@@ -84,7 +84,7 @@ static void loss_rows(const anymax_call &call, Link link, int64_t begin, int64_t
 
 template <class C>
 void run_tiles(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch) {
-    if (plan.way == TILE_LOSS) return loss_rows<C>(call, plan.link, begin, end);
+    if (call.op != ANYMAX_FORWARD) return loss_rows<C>(call, plan.link, begin, end);
     const Lanes<C> lanes(call);
     Tile<C> t;
     for (int64_t r = begin; r < end; r += width<C>) {

@@ -15,7 +15,6 @@ enum { SQUARE = 16, SIGMOID = 17, RELU = 18 };
 enum { HINGE = 0, LOGISTIC = 1, MODIFIED_HUBER = 2, HARD_SIGMOID = 3 };
 enum { LARGEST = 0, FIRST = 1, ENTROPY = 2 };  // colours of the plane
 enum { NO_LOSS = 100, NO_MAP = 101, NO_MEMORY = 102, NO_CURVE = 103 };
-constexpr int NODES = 64;  // of perturb-max, as many as the Python package takes for float64
 constexpr double INF = __builtin_inf();
 
 struct Map {
@@ -39,7 +38,7 @@ anymax_call call_of(const Map &map, int32_t op, int64_t rows, int64_t n) {
     anymax_call c;
     memset(&c, 0, sizeof c);
     c.op = op, c.map = map.kind, c.dtype = ANYMAX_F64, c.noise = map.noise;
-    c.outer = rows, c.inner = 1, c.n = n, c.param = map.param, c.nodes = NODES, c.pool = -1;
+    c.outer = rows, c.inner = 1, c.n = n, c.param = map.param, c.nodes = ANYMAX_NODES_F64, c.pool = -1;
     return c;
 }
 

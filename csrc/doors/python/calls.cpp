@@ -17,7 +17,7 @@ bool integer(PyObject *object, int64_t &value) {
     return !(value == -1 && PyErr_Occurred());
 }
 
-PyObject *answer(Rows &r, const Link &link, int code) {
+PyObject *answer(Rows &r, const GivenMap &link, int code) {
     if (code < 0) return nullptr;
     if (code) return raise(code, "op", link.kind, r.n);
     return r.result.give();
@@ -35,7 +35,7 @@ namespace {
 // capacity: how many non-zeros of each row `memory` gets; 0: none, less than 0: as many as pay
 PyObject *forward(int op, PyObject *const *args, int64_t capacity, Ref &memory) {
     Rows r(kind_of(args[1]));
-    Link link;
+    GivenMap link;
     Array support, params;
     if (!served(r.kind, args[0]) || !link.read(args[0]) || !r.lead(args[1], args[2], &r.call.x) || !r.link(link, op, params)) return none();
     if ((args[3] != Py_None && !r.mask(args[3])) || (capacity && !r.save(capacity, args[1], support, memory))) return none();
@@ -45,7 +45,7 @@ PyObject *forward(int op, PyObject *const *args, int64_t capacity, Ref &memory) 
 
 PyObject *backward(int op, PyObject *const *args) {
     Rows r(kind_of(args[2]));
-    Link link;
+    GivenMap link;
     Array support, params;
     if (!served(r.kind, args[0]) || !link.read(args[0]) || !r.lead(args[2], args[4], &r.call.p) || !r.link(link, op, params)) return none();
     if (!r.beside(args[3], &r.call.g) || (args[1] != Py_None && !r.beside(args[1], &r.call.x))) return none();
@@ -57,7 +57,7 @@ PyObject *backward(int op, PyObject *const *args) {
 
 // -- the engine's words -------------------------------------------------------------------------------------------------------------
 
-bool Link::read(PyObject *mapping) {
+bool GivenMap::read(PyObject *mapping) {
     static PyObject *const found_before = name_of("_link");
     chosen = PyTuple_Check(mapping);
     if (chosen) {

@@ -4,11 +4,12 @@
 #define ANYMAX_PYTHON_CALLS_HPP
 
 #include "doors/python/arrays.hpp"
+#include "maps.hpp"
 
-constexpr int64_t SMALL = 4096;      // elements of a call that is over before another thread would have had the interpreter
+constexpr int64_t SMALL = 4096;  // the work (maps.hpp) of a call that is over before another thread would have had the interpreter
 
 // A mapping in the engine's words: the tuple `Link` of kernels/link.py.
-struct Link {
+struct GivenMap {
     Ref tuple;
     int32_t map = 0, noise = 0;
     double param = 0.0;
@@ -38,8 +39,8 @@ ANYMAX_CALL(call_plan);
 PyObject *raise(int code, const char *what, PyObject *kind, int64_t n);
 
 // engine(pool) with the interpreter let go where the call is large.
-template <class F> int without_lock(Kind kind, int64_t elements, F engine) {
-    if (elements <= SMALL) return engine(0);
+template <class F> int without_lock(Kind kind, int64_t work, F engine) {
+    if (work <= SMALL) return engine(0);
     const Ref which(PyObject_CallFunctionObjArgs(bound.pool, kind == TORCH ? Py_True : Py_False, nullptr));
     if (!which) return -1;
     const int pool = (int)PyLong_AsLong(which.get());

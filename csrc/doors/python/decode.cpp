@@ -18,7 +18,7 @@ bool beside(Array &array, Kind kind, PyObject *a, int wanted, int64_t count, boo
 ANYMAX_CALL(call_decode) {
     if (!arguments(count, 11)) return nullptr;
     const Kind kind = kind_of(args[1]);
-    Link link;
+    GivenMap link;
     Array x, steps, values, keep, u, index, log_p, entropy, left, tau;
     if (kind == NEITHER || !link.read(args[0]) || link.params != Py_None || !x.read(kind, args[1]) || x.dtype > ANYMAX_F16 || !x.dense() || x.ndim < 1) return none();
     anymax_decode_call call;

@@ -53,7 +53,7 @@ bool classes(const Array &index, int64_t n, int64_t ignored, int64_t &counted) {
 int wide_of(const Rows &r) { return r.dtype == ANYMAX_F64 ? ANYMAX_F64 : ANYMAX_F32; }
 
 struct Loss {
-    Link link;
+    GivenMap link;
     Array index, params, memory;
     Ref copy;
     int64_t counted = 0;
@@ -119,7 +119,7 @@ ANYMAX_CALL(call_loss_grad) {
 ANYMAX_CALL(call_threshold) {
     if (!arguments(count, 3)) return nullptr;
     Rows r(kind_of(args[1]));
-    Link link;
+    GivenMap link;
     Array params, tau;
     if (!link.read(args[0]) || !r.lead(args[1], Py_None, &r.call.x) || !r.link(link, ANYMAX_THRESHOLD, params)) return none();
     if (!tau.read(r.kind, args[2], true) || tau.dtype != wide_of(r) || tau.count != r.rows || !tau.dense()) return none();
@@ -133,7 +133,7 @@ ANYMAX_CALL(call_plan) {
     int64_t op;
     if (!arguments(count, 3) || !integer(args[2], op)) return nullptr;
     Rows r(kind_of(args[1]));
-    Link link;
+    GivenMap link;
     Array params;
     if (!link.read(args[0]) || !r.lead(args[1], Py_None, &r.call.x) || !r.link(link, (int)op, params) || !r.lay_out()) return none();
     r.call.p = r.call.g = r.call.out = r.call.x;

@@ -123,9 +123,8 @@ bool Rows::save(int64_t capacity, PyObject *x, Array &array, Ref &memory) {
     return true;
 }
 
-bool Rows::link(const Link &l, int op, Array &params) {
-    call.op = op, call.map = l.map, call.noise = l.noise, call.param = l.param, call.nodes = l.nodes;
-    if (l.map == ANYMAX_PERTURB && !l.nodes) call.nodes = dtype == ANYMAX_F64 ? 64 : 32;
+bool Rows::link(const GivenMap &l, int op, Array &params) {
+    call.op = op, call.map = l.map, call.noise = l.noise, call.param = l.param, call.nodes = nodes_of(l.nodes, dtype);
     if (l.params == Py_None) return !(l.map == ANYMAX_BUDGET && !(l.param <= (double)n));  // the caller's mistake, which `Mapping.check` words
     if (!l.chosen) return false;  // Python is to cast it, and a gradient may be asked for
     if (!params.read(kind, l.params) || params.dtype != ANYMAX_F64 || params.ndim != ndim || axis != ndim - 1 || !params.dense()) return false;
@@ -202,7 +201,7 @@ int Rows::run() {
     if (!rows) return 0;
     if (!lay_out()) return -1;
     if (scratch) call.fresh = 0;
-    const int code = without_lock(kind, rows * n, [this](int pool) {
+    const int code = without_lock(kind, work_of(&call, rows * n), [this](int pool) {
         call.pool = pool;
         return anymax_run(&call);
     });

@@ -46,7 +46,7 @@ class Rows {
     bool in_order(PyObject *a, Array &array, Ref &copy);  // makes such a copy of what was read where it has to
     bool support(PyObject *memory, Array &array);                // None: there is none
     bool save(int64_t capacity, PyObject *x, Array &array, Ref &memory);  // memory for a support of so many non-zeros a row, or less than 0: of what pays
-    bool link(const Link &l, int op, Array &params);
+    bool link(const GivenMap &l, int op, Array &params);
     bool lay_out();
     int run();
     bool batch_is(const Array &a) const;
@@ -56,8 +56,8 @@ class Rows {
 PyObject *none();  // None, or the error that is set
 bool arguments(Py_ssize_t count, Py_ssize_t wanted);
 bool integer(PyObject *object, int64_t &value);
-// True where the engine may serve arrays of this kind now. A Link was chosen already; a mapping is served where no other engine is asked for.
+// True where the engine may serve arrays of this kind now. A link was chosen already; a mapping is served where no other engine is asked for.
 bool served(Kind kind, PyObject *mapping);
-PyObject *answer(Rows &r, const Link &link, int code);
+PyObject *answer(Rows &r, const GivenMap &link, int code);
 
 #endif

@@ -46,7 +46,7 @@ ANYMAX_CALL(call_segments) {
     if (!integer(args[1], op) || !integer(args[4], axis)) return nullptr;
     PyObject *const first = args[5] != Py_None ? args[5] : args[6];
     const Kind kind = kind_of(first);
-    Link link;
+    GivenMap link;
     Entries x, p, g, out;
     Array ptr, order, params, index, scale, result, kept;
     if (kind == NEITHER || axis < 0 || !link.read(args[0]) || !ptr.read(NUMPY, args[2]) || ptr.dtype != LONGS || !ptr.dense() || ptr.count < 1) return none();
@@ -74,13 +74,12 @@ ANYMAX_CALL(call_segments) {
     if (!each(params, kind, link.params, ANYMAX_F64, rows) || !each(index, kind, args[9], LONGS, rows)) return none();
     if (!each(scale, kind, args[10], wide, rows) || !each(result, kind, args[11], wide, rows, true)) return none();
     if (!each(kept, kind, args[12], like->dtype, entries * heads, true)) return none();
-    call.op = (int32_t)op, call.map = link.map, call.noise = link.noise, call.param = link.param, call.nodes = link.nodes, call.dtype = like->dtype;
-    if (link.map == ANYMAX_PERTURB && !link.nodes) call.nodes = wide == ANYMAX_F64 ? 64 : 32;
+    call.op = (int32_t)op, call.map = link.map, call.noise = link.noise, call.param = link.param, call.nodes = nodes_of(link.nodes, wide), call.dtype = like->dtype;
     call.outer = segments, call.inner = heads, call.n = entries;
     call.params = (const double *)params.data, call.index = (const int64_t *)index.data, call.scale = scale.data;
     (op == ANYMAX_THRESHOLD ? call.tau : call.value) = result.data;
     const anymax_segments from{(const int64_t *)ptr.data, (const int64_t *)order.data, kept.data};
-    const int code = without_lock(kind, entries * heads + rows, [&](int pool) {
+    const int code = without_lock(kind, work_of(&call, entries * heads) + rows, [&](int pool) {
         call.pool = pool;
         return anymax_run_segments(&call, &from);
     });

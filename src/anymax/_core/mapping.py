@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 
 # a subclass that overrides only these has the p of its base, and keeps its kernel; anything else counts as a formula of p
-_NO_FORMULAS = frozenset({"name", "formula", "facts", "instead", "example", "check", "no_potential", "no_constant"})
+_NO_FORMULAS = frozenset(
+    {"name", "formula", "facts", "instead", "example", "may_vanish", "check", "no_potential", "no_constant"}
+)
 
 
 class Mapping(ABC):
@@ -60,6 +62,7 @@ class Mapping(ABC):
     traced: bool = False  # True if the derivative comes from automatic differentiation of `differentiable` alone
     iterative: bool = False  # True if `forward` iterates; `hold` gives the outcome of the iteration
     mass: Any = 1.0  # what p sums to: a number, or an array with one value per row
+    may_vanish: bool = False  # True if a row of finite scores may have no probabilities at all, and p sums to 0
     # the parameter that JAX passes as an array, so that one compiled program fits all its values
     array_field: ClassVar[str | None] = None
     needs_scores: bool = True  # False if `vjp` needs p only, not x
@@ -227,6 +230,7 @@ class Mapping(ABC):
     full_up_to: Any = 0.0  # a row of at most so many classes gives each the most; its `threshold` is arbitrary
     most_kept: int | None = None  # only so many classes, those with the largest scores, have p > 0
     nucleus: Any = None  # if p is softmax over a nucleus: the softmax mass of the nucleus
+    by_weights: bool = False  # True if p is `weights` divided by their sum, as `RatioMap` has it
 
     def exponents(self, x: Array, xp: Namespace) -> Array | None:
         """a(x) with p = softmax(a), -inf where masked; None if there is no such a, or if it is the scores themselves."""

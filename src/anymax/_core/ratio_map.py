@@ -32,6 +32,12 @@ class RatioMap(Mapping):
     array([0.722, 0.235, 0.043])
     """
 
+    by_weights = True
+
+    @property
+    def may_vanish(self) -> bool:
+        return self.facts.sparse
+
     @abstractmethod
     def weights(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
         """(u(x), u'(x)), both times the same positive factor; it is constant in the row and for differentiation."""

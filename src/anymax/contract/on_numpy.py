@@ -15,7 +15,6 @@ from .._core.ratio_map import RatioMap
 from .._core.separable import Separable
 from ..inspection import jacobian
 from ..losses.verbs import fenchel_young, nll
-from ..mappings import Ratio
 from .case import BrokenLaw, Case, near, need
 
 _SPREADS = (0.02, 1.0, 30.0)
@@ -49,8 +48,7 @@ def distribution(case: Case) -> None:
                 most = case.ceiling(x)
                 reachable = n if most is None else np.sum(most * np.ones_like(x), -1)
                 want = np.minimum(np.max(case.mass), reachable) * np.ones(3)
-                # a row in which every u is 0 gives zeros
-                if isinstance(case.mapping, Ratio) or (isinstance(case.mapping, RatioMap) and case.facts.sparse):
+                if case.mapping.may_vanish:
                     want = np.where(sums == 0, 0.0, want)
                 near(sums, want, atol * float(np.max(np.abs(want), initial=1.0)), f"p sums to the mass {where}")
 

@@ -6,6 +6,7 @@ the mesh, they stay split along one, and are gathered along the others first. Pa
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,8 +21,8 @@ from .._array import check_axis, is_array, is_integer, is_torch
 from .._core.mapping import Mapping
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import result_dtype
-from . import apply, fenchel_young, log_apply, log_prob_entropy, logsumexp, nll, threshold, without_constant
-from ._call import ShardKeywords
+from .call import ShardKeywords
+from .verbs import apply, fenchel_young, log_apply, log_prob_entropy, logsumexp, nll, threshold, without_constant
 
 Tensor = torch.Tensor
 # the verbs for classes that are split over devices; for all other verbs the classes are gathered
@@ -38,13 +39,21 @@ BY_SHARDS: dict[str, Callable[..., Any]] = {
 WHOLE = Replicate()
 
 
+def _tuple_of(axes: Any, x: DTensor) -> tuple[int, ...]:
+    """The axes of the classes, from 0 on."""
+    given = axes if isinstance(axes, (tuple, list)) else (-1 if axes is None else axes,)
+    return tuple(check_axis(a, x.ndim) for a in given)
+
+
+def _tensor(a: Any, device: Any) -> Tensor:
+    return a if is_torch(a) else torch.as_tensor(np.asarray(a), device=device)
+
+
 class Layout:
     """The placements of scores, and this device's part of the scores."""
 
     def __init__(self, who: str, x: DTensor, axes: Any, split: bool) -> None:
-        given = axes if isinstance(axes, (tuple, list)) else (-1 if axes is None else axes,)
-        self.who = who
-        self.axes: tuple[int, ...] = tuple(check_axis(a, x.ndim) for a in given)
+        self.who, self.axes = who, _tuple_of(axes, x)
         self.mesh, self.shape, self.places = x.device_mesh, x.shape, []
         self.along: int | None = None  # the dimension of the mesh along which the classes stay split
         for dim, place in enumerate(x.placements):
@@ -83,9 +92,7 @@ class Layout:
         """
         if not is_array(a) or (a.ndim == 0 and not is_torch(a)):
             return a
-        a = a if is_torch(a) else torch.as_tensor(np.asarray(a), device=self.mesh.device_type)
-        if not isinstance(a, DTensor):
-            a = DTensor.from_local(a, self.mesh, [WHOLE] * self.mesh.ndim, run_check=False)
+        a = self.everywhere(_tensor(a, self.mesh.device_type))
         if any(p.is_partial() for p in a.placements):
             raise TypeError(f"{self.who}: {name} is Partial: each device has a summand; redistribute it first")
         shape = [n for i, n in enumerate(self.shape) if i not in self.axes] if dropped else list(self.shape)
@@ -101,6 +108,12 @@ class Layout:
             summed = isinstance(place, Shard) and not varies and not (learns and dim == self.along)
             back.append(Partial() if summed else there[-1])
         return a.redistribute(placements=there).to_local(grad_placements=back)
+
+    def everywhere(self, a: Tensor) -> DTensor:
+        """`a`, which is the same on every device if it is not a DTensor."""
+        if isinstance(a, DTensor):
+            return a
+        return DTensor.from_local(a, self.mesh, [WHOLE] * self.mesh.ndim, run_check=False)
 
     def mask(self, mask: Any) -> Any:
         return None if mask is None else self.local_part(_array.asarray(mask, "mask"), "mask")
@@ -141,13 +154,35 @@ class Layout:
         )
 
 
+def _outside_graphs(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function of (who, whole, mapping, x, axes, ...): outside of torch.compile's graphs if x is split along the axes."""
+    eagerly: Any = torch.compiler.disable(
+        f, reason="classes on several devices: anymax.distributed sends as much as the scores make necessary"
+    )
+
+    @functools.wraps(f)
+    def call(who: str, whole: Any, mapping: Mapping, x: DTensor, axes: Any, *given: Any, **named: Any) -> Any:
+        classes = _tuple_of(axes, x)
+        split = any(isinstance(p, Shard) and p.dim % x.ndim in classes for p in x.placements)
+        return (eagerly if split else f)(who, whole, mapping, x, axes, *given, **named)
+
+    return call
+
+
+@_outside_graphs
 def like_scores(
-    who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, axes: Any, *given: Any
+    who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, axes: Any, mask: Any, dtype: Any
 ) -> DTensor:
-    """p or log p, by `whole(mapping, rows, mask)` if each device has all classes. given: mask, dtype."""
-    return _outside_graphs(_like_scores, x, axes)(who, whole, mapping, x, axes, *given)
+    """p or log p, by `whole(mapping, rows, mask)` if each device has all classes."""
+    cast: Any = x if dtype is None else x.to(_array.asked_for(dtype, x))
+    layout = Layout(who, cast, axes, True)
+    mapping, keep = layout.mapping(mapping), layout.mask(mask)
+    if layout.along is None:
+        return layout.per_class(whole(mapping, layout.local, keep))
+    return layout.per_class(BY_SHARDS[who](mapping, layout.local, layout.axes[0], mask=keep, **layout.shard))
 
 
+@_outside_graphs
 def of_rows(
     who: str, whole: Callable[..., Any], mapping: Mapping, x: DTensor, axes: Any, mask: Any, keepdims: bool = False, y: Any = None,
     **parameters: Any,
@@ -161,48 +196,15 @@ def of_rows(
     parameters
         Values with one number per row.
     """
-    return _outside_graphs(_of_rows, x, axes)(who, whole, mapping, x, axes, mask, keepdims, y, **parameters)
-
-
-def loss(
-    who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, target: Any, options: LossOptions
-) -> DTensor:
-    """A loss: each device computes its rows, then they are reduced. With class indices a mean divides by the sum of their weights."""
-    options = options._replace(axis=options.class_axis(x))
-    return _outside_graphs(_loss, x, options.axis)(who, whole, mapping, x, target, options)
-
-
-def _outside_graphs(f: Callable[..., Any], x: DTensor, axes: Any) -> Callable[..., Any]:
-    """`f`, outside of torch.compile's graphs if the classes are split over devices."""
-    given = axes if isinstance(axes, (tuple, list)) else (-1 if axes is None else axes,)
-    classes = [a % x.ndim for a in given if isinstance(a, int)]
-    split = any(isinstance(p, Shard) and p.dim % x.ndim in classes for p in x.placements)
-    return _EAGERLY[f.__name__] if split else f
-
-
-def _like_scores(
-    who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, axes: Any, mask: Any, dtype: Any
-) -> DTensor:
-    cast: Any = x if dtype is None else x.to(_array.asked_for(dtype, x))
-    layout = Layout(who, cast, axes, True)
-    mapping, keep = layout.mapping(mapping), layout.mask(mask)
-    if layout.along is None:
-        return layout.per_class(whole(mapping, layout.local, keep))
-    return layout.per_class(BY_SHARDS[who](mapping, layout.local, layout.axes[0], mask=keep, **layout.shard))
-
-
-def _of_rows(
-    who: str, whole: Callable[..., Any], mapping: Mapping, x: DTensor, axes: Any, mask: Any, keepdims: bool = False, y: Any = None,
-    **parameters: Any,
-) -> list[DTensor]:  # fmt: skip
     layout = Layout(who, x, axes, True)
     given: dict[str, Any] = {k: layout.local_part(v, k, learns=True) for k, v in parameters.items()}
     given["mask"] = layout.mask(mask)
     first: tuple[int, ...] = ()
     if y is not None:
-        y = y if is_torch(y) else torch.as_tensor(np.asarray(y), device=x.device)
+        y = _tensor(y, x.device)
         first = tuple(y.shape[: max(y.ndim - (x.ndim - len(layout.axes)), 0)])
-        given["y"] = _samples(layout, y, len(first))
+        # those of this device's rows
+        given["y"] = layout.everywhere(y).redistribute(placements=layout.of_rows(first=len(first))).to_local()
     mapping = layout.mapping(mapping)
     if layout.along is None:
         found = whole(mapping, layout.local, **given)
@@ -212,22 +214,24 @@ def _of_rows(
     return [layout.per_row(v, keepdims, first if i == 0 else ()) for i, v in enumerate(found)]
 
 
-def _samples(layout: Layout, y: Tensor, first: int) -> Tensor:
-    """Classes [samples..., rows...] of this device's rows."""
-    y = y if isinstance(y, DTensor) else DTensor.from_local(y, layout.mesh, [WHOLE] * layout.mesh.ndim, run_check=False)
-    return y.redistribute(placements=layout.of_rows(first=first)).to_local()
-
-
-def _loss(
+def loss(
     who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, target: Any, options: LossOptions
 ) -> DTensor:
+    """A loss: each device computes its rows, then they are reduced. With class indices a mean divides by the sum of their weights."""
+    return _loss(who, whole, mapping, x, options.class_axis(x), target, options)
+
+
+@_outside_graphs
+def _loss(
+    who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, axes: Any, target: Any, options: LossOptions
+) -> DTensor:
     verb, w = BY_SHARDS.get(who), options.weight
-    layout = Layout(who, x, options.axis, verb is not None)
-    target = target if is_torch(target) else torch.as_tensor(np.asarray(target), device=x.device)
+    layout = Layout(who, x, axes, verb is not None)
+    target = _tensor(target, x.device)
     indices = is_integer(target)
     t = layout.local_part(target, "target", dropped=indices)
     if w is not None:
-        w = w if is_torch(w) else torch.as_tensor(np.asarray(w), device=x.device)
+        w = _tensor(w, x.device)
         w = w.full_tensor() if isinstance(w, DTensor) else w
     axis: Any = layout.axes
     axis = axis if len(axis) > 1 else axis[0]
@@ -263,7 +267,3 @@ def _reduced(layout: Layout, value: Tensor, t: Tensor, w: Any, indices: bool, op
             norm = torch.full((), float(count), dtype=wide.dtype, device=wide.device)
         out = out / torch.where(norm == 0, torch.ones_like(norm), norm)
     return DTensor.from_local(out.to(result_dtype(value)), mesh, summed, run_check=False)
-
-
-_WHY = "classes on several devices: anymax.distributed sends as much as the scores make necessary"
-_EAGERLY = {f.__name__: torch.compiler.disable(f, reason=_WHY) for f in (_like_scores, _of_rows, _loss)}

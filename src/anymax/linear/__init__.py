@@ -1,8 +1,14 @@
 """Output layers: losses, log-probabilities and thresholds of `x @ weight.T + bias`, whose scores are never held all at once.
 
 `layer` holds the operands and computes scores for some rows at a time; `per_row` says what to compute from them; `bridge` loops over the
-rows, `torch` and `jax` with a gradient. torch has three methods: groups of rows, for any map (`torch_groups`); the few scores that each
-row keeps (`torch_values`, `torch_candidates`, `torch_backward`); and opaque operations inside torch.compile (`torch_compiled`).
+rows, `torch` and `jax` with a gradient. torch has four methods:
+
+- softmax: logsumexp, a block of classes at a time (`torch_softmax`);
+- a sparse separable map, or top-k: each row keeps a few scores (`torch_candidates`), and the gradient is a sparse product (`torch_kept`);
+- any other map: a group of rows at a time (`torch_groups`);
+- inside torch.compile: these three as opaque operations (`torch_compiled`).
+
+`torch_values` computes the results from what the first two give.
 """
 
 from .bridge import BRIDGE as _PLAIN

@@ -27,7 +27,7 @@ class LayerBridge(ABC):
         """The scores of the given classes of each row, [rows, width], fp32 or fp64; no other row of the weight is read."""
 
     def values(
-        self, layer: Layer, index: Array, out: Array, class_weight: Array | None, per_row: RowLoss, chunk: int | None
+        self, layer: Layer, per_row: RowLoss, index: Array, out: Array, class_weight: Array | None, chunk: int | None
     ) -> Array:
         """`per_row` for the target class of each row; 0 where `out` is True and the class is -1."""
         return self.by_rows(layer, per_row, index, class_weight, chunk)
@@ -39,12 +39,10 @@ class LayerBridge(ABC):
 
 def in_turn(layer: Layer, per_row: PerRow, target: Array | None, class_weight: Array | None, chunk: int | None) -> Any:
     """`per_row` for all rows, one group after another, in plain operations."""
-    step = rows_at_a_time(layer, chunk)
-    parts = []
-    for i in range(0, layer.rows, step) if layer.rows else (0,):
-        where = slice(i, min(i + step, layer.rows))
-        part = layer.part(where)
-        parts.append(per_row(part, part.scores(), None if target is None else target[where, ...], class_weight))
+    parts = [
+        per_row(part, part.scores(), None if target is None else target[where, ...], class_weight)
+        for part, where in layer.groups(rows_at_a_time(layer, chunk))
+    ]
     if len(parts) == 1:
         return parts[0]
     xp = namespace(layer.x)
@@ -64,11 +62,9 @@ class NumpyLayers(LayerBridge):
     def gathered(self, layer: Layer, classes: Array) -> Array:
         xp = namespace(layer.x)
         step = max(1, PIECE // max(1, math.prod(classes.shape[1:]) * layer.x.shape[1]))
-        parts = [
-            dots(layer.part(slice(i, end := min(i + step, layer.rows))), classes[i:end, ...], xp)
-            for i in range(0, max(layer.rows, 1), step)
-        ]
-        return xp.concat(parts)
+        return xp.concat(
+            [dots(part.x, part.weight, part.bias, classes[where, ...], xp) for part, where in layer.groups(step)]
+        )
 
 
 BRIDGE = NumpyLayers()

@@ -6,7 +6,7 @@ Second derivatives need the formulas, `anymax.use("reference")`, since `jax.chec
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -18,17 +18,27 @@ from .layer import Layer, dots, rows_at_a_time
 from .per_row import PerRow
 
 
+class _Shared(NamedTuple):
+    """The arrays that all rows share."""
+
+    weight: Array
+    bias: Array | None
+    keep: Array | None
+    params: dict[str, Array]
+    class_weight: Array | None
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _run(
-    per_row: PerRow, static: Static, step: int, by_row: dict[str, Array], shared: dict[str, Any], target: Array | None
+    per_row: PerRow, static: Static, step: int, by_row: dict[str, Array], shared: _Shared, target: Array | None
 ) -> Any:
     @jax.checkpoint
-    def group(by_row: dict[str, Array], target: Array | None, shared: dict[str, Any]) -> Any:
-        params = {k: v for k, v in by_row.items() if k not in ("x", "keep")} | shared["numbers"]
+    def group(by_row: dict[str, Array], target: Array | None, shared: _Shared) -> Any:
+        params = by_row | shared.params
         mapping = static.mapping({k: params[k] for k in static.names})
-        keep = by_row.get("keep", shared.get("keep"))
-        part = Layer(by_row["x"], shared["weight"], shared["bias"], keep, mapping, (), by_row["x"].dtype)
-        return per_row(part, part.scores(), target, shared["class_weight"])
+        keep = by_row.get("keep", shared.keep)
+        part = Layer(by_row["x"], shared.weight, shared.bias, keep, mapping, (), by_row["x"].dtype)
+        return per_row(part, part.scores(), target, shared.class_weight)
 
     rows = by_row["x"].shape[0]
     given = by_row, target
@@ -47,8 +57,7 @@ def _run(
 @functools.partial(jax.jit, static_argnums=(0,))
 def _gathered(step: int, x: Array, weight: Array, bias: Array | None, classes: Array) -> Array:
     def row(part: tuple[Array, Array]) -> Array:
-        one = Layer(part[0][None], weight, bias, None, None, (), x.dtype)  # type: ignore[arg-type]
-        return dots(one, part[1][None], jax.numpy)[0]
+        return dots(part[0][None], weight, bias, part[1][None], jax.numpy)[0]
 
     return jax.lax.map(jax.checkpoint(row), (x, classes), batch_size=step)
 
@@ -57,12 +66,11 @@ class JaxLayers(LayerBridge):
     def by_rows(
         self, layer: Layer, per_row: PerRow, target: Array | None, class_weight: Array | None, chunk: int | None
     ) -> Any:
-        shared = {"weight": layer.weight, "bias": layer.bias, "class_weight": class_weight}
-        if layer.keep is not None and layer.keep.shape[0] == 1:
-            shared["keep"] = layer.keep
-        params = layer.mapping.params()
-        shared["numbers"] = {k: v for k, v in params.items() if not v.ndim}
-        return _run(per_row, static_of(layer.mapping), rows_at_a_time(layer, chunk), layer.by_row(), shared, target)
+        by_row = layer.by_row()
+        params = {k: v for k, v in layer.mapping.params().items() if k not in by_row}
+        keep = None if "keep" in by_row else layer.keep
+        shared = _Shared(layer.weight, layer.bias, keep, params, class_weight)
+        return _run(per_row, static_of(layer.mapping), rows_at_a_time(layer, chunk), by_row, shared, target)
 
     def gathered(self, layer: Layer, classes: Array) -> Array:
         step = max(1, min(layer.rows, PIECE // max(1, classes.shape[1] * layer.x.shape[1])))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from .. import _array
@@ -18,6 +19,7 @@ from .._array import (
     is_jax,
     is_torch,
     namespace,
+    recorded,
     stop_gradient,
     upcast,
 )
@@ -55,43 +57,19 @@ class Layer:
         """part: other processes have more classes, so that this one may have few or none."""
         mapping = as_mapping(mapping, who, "the mapping belongs here; a bias is linear_bias=")
         refuse_sharded(who, x, linear_weight=weight, linear_bias=bias)
-        x = asarray(x, "x")
-        xp = namespace(x)
-        x = floating(x, xp, "x")
-        weight = floating(_array.beside(weight, x, "linear_weight", xp), xp, "linear_weight")
-        if x.ndim < 1 or weight.ndim != 2 or weight.shape[-1] != x.shape[-1]:
-            whose = "this process's part of " if part else ""
-            raise ValueError(
-                f"{who}: expected features [..., features] and {whose}a linear_weight [classes, features], got {tuple(x.shape)} and "
-                f"{tuple(weight.shape)}"
-            )
-        n, features = weight.shape
-        if n == 0 and not part:
-            raise ValueError(
-                f"{who}: a linear_weight of shape {tuple(weight.shape)} has no classes; at least one is needed"
-            )
+        x, weight, bias = _operands(who, x, weight, bias, part)
+        xp, lead, (n, features) = namespace(x), tuple(x.shape[:-1]), weight.shape
         if not part:
             mapping.check(n)
-        if bias is not None:
-            bias = floating(_array.beside(bias, x, "linear_bias", xp), xp, "linear_bias")
-            if tuple(bias.shape) != (n,):
-                raise ValueError(
-                    f"{who}: a linear_bias of shape {tuple(bias.shape)}: expected one number per class, ({n},)"
-                )
-        for name, a in (("linear_weight", weight), ("linear_bias", bias)):
-            if a is not None and is_torch(a) and a.device != x.device:
-                raise ValueError(f"{who}: {name} is on {a.device} and x on {x.device}; move one of them")
         dtype = result_dtype(x) if is_torch(x) else xp.result_type(x, weight)
         x, weight, bias = _one_dtype(who, x, weight, bias, xp)
-        lead = tuple(x.shape[:-1])
-        rows = math.prod(lead)
         params = {
             k: _one_a_row(aligned(v, x[..., :1], x.ndim - 1, f"{mapping.name}: {k}"), lead, f"{mapping.name}: {k}", xp)
             for k, v in mapping.params().items()
         }
         mapping = mapping.replace(**params) if params else mapping
         return cls(
-            xp.reshape(x, (rows, features)),
+            xp.reshape(x, (math.prod(lead), features)),
             weight,
             bias,
             _mask_of_rows(who, mask, x, (*lead, n), xp),
@@ -118,10 +96,20 @@ class Layer:
         """Some of the rows: a slice, or their indices."""
         return self.with_rows({k: v[where, ...] for k, v in self.by_row().items()})
 
+    def groups(self, step: int) -> Iterator[tuple[Layer, slice]]:
+        """The layer `step` rows at a time, and where these rows are; one group without rows if there are none."""
+        for i in range(0, max(self.rows, 1), step):
+            where = slice(i, min(i + step, self.rows))
+            yield self.part(where), where
+
     def constant(self) -> Layer:
         """The layer as a constant of differentiation."""
         x, weight, bias = (stop_gradient(a) for a in (self.x, self.weight, self.bias))
         return dataclasses.replace(self, x=x, weight=weight, bias=bias, mapping=self.mapping.frozen())
+
+    def recorded(self) -> bool:
+        """True if autograd of torch records operations on the layer."""
+        return recorded(self.x, self.weight, self.bias, *self.mapping.params().values())
 
     def kept_classes(self, xp: Namespace) -> Array | None:
         """Which classes are not masked, [1 or rows, classes]; None: all of them."""
@@ -138,6 +126,35 @@ class Layer:
         s = xp.matmul(self.x, self.weight.T)
         s = s if self.bias is None else s + self.bias
         return s if self.keep is None else xp.where(self.keep, s, -math.inf * xp.ones_like(s))
+
+
+def _operands(who: str, x: Any, weight: Any, bias: Any, part: bool) -> tuple[Array, Array, Array | None]:
+    """x, weight and bias as arrays of one kind and device, and of shapes that fit each other."""
+    x = asarray(x, "x")
+    xp = namespace(x)
+    x = floating(x, xp, "x")
+    weight = floating(_array.beside(weight, x, "linear_weight", xp), xp, "linear_weight")
+    if x.ndim < 1 or weight.ndim != 2 or weight.shape[-1] != x.shape[-1]:
+        whose = "this process's part of " if part else ""
+        raise ValueError(
+            f"{who}: expected features [..., features] and {whose}a linear_weight [classes, features], got {tuple(x.shape)} and "
+            f"{tuple(weight.shape)}"
+        )
+    n = weight.shape[0]
+    if n == 0 and not part:
+        raise ValueError(
+            f"{who}: a linear_weight of shape {tuple(weight.shape)} has no classes; at least one is needed"
+        )
+    if bias is not None:
+        bias = floating(_array.beside(bias, x, "linear_bias", xp), xp, "linear_bias")
+        if tuple(bias.shape) != (n,):
+            raise ValueError(
+                f"{who}: a linear_bias of shape {tuple(bias.shape)}: expected one number per class, ({n},)"
+            )
+    for name, a in (("linear_weight", weight), ("linear_bias", bias)):
+        if a is not None and is_torch(a) and a.device != x.device:
+            raise ValueError(f"{who}: {name} is on {a.device} and x on {x.device}; move one of them")
+    return x, weight, bias
 
 
 def _one_dtype(
@@ -187,14 +204,23 @@ def _mask_of_rows(who: str, mask: Any, x: Array, shape: tuple[int, ...], xp: Nam
     return xp.reshape(xp.broadcast_to(mask, shape), (math.prod(shape[:-1]), shape[-1]))
 
 
+def check_chunk(who: str, chunk: Any, of: str = "classes") -> int | None:
+    """The option `chunk`, checked: how many classes, or rows, to compute at a time."""
+    if chunk is None:
+        return None
+    chunk = _array.check_integer(who, "chunk", chunk, f"an integer, the number of {of} at a time")
+    if chunk < 1:
+        raise ValueError(f"{who}: chunk must be at least 1, the number of {of} at a time, got {chunk}")
+    return chunk
+
+
 def rows_at_a_time(layer: Layer, chunk: int | None, group: int = _GROUP) -> int:
     """How many rows to compute at a time: those with `chunk` scores per row of the layer, or with `group` scores."""
     scores = layer.rows * chunk if chunk is not None else group
     return max(1, min(layer.rows, scores // layer.classes))
 
 
-def dots(layer: Layer, classes: Array, xp: Any) -> Array:
+def dots(x: Array, weight: Array, bias: Array | None, classes: Array, xp: Any) -> Array:
     """The scores of these classes of each row, all rows at once, in plain operations."""
-    x, weight = upcast(layer.x, xp), upcast(layer.weight[classes], xp)
-    s = xp.matmul(weight, x[:, :, None])[:, :, 0]
-    return s if layer.bias is None else s + upcast(layer.bias[classes], xp)
+    s = xp.matmul(upcast(weight[classes], xp), upcast(x, xp)[:, :, None])[:, :, 0]
+    return s if bias is None else s + upcast(bias[classes], xp)

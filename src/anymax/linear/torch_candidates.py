@@ -58,6 +58,10 @@ class Blocks(NamedTuple):
         for i in range(0, layer.rows, self.rows):
             yield slice(i, min(i + self.rows, layer.rows))
 
+    def buffer(self, layer: Layer) -> Tensor:
+        """Memory for one block of the layer's scores."""
+        return layer.x.new_empty(min(layer.rows, self.rows) * self.classes)
+
     def parts(self, layer: Layer) -> Iterator[tuple[int, int]]:
         for a in range(0, layer.classes, self.classes):
             yield a, min(a + self.classes, layer.classes)
@@ -66,8 +70,10 @@ class Blocks(NamedTuple):
 class Scores:
     """The scores of some rows, block by block, in a buffer that all blocks share."""
 
-    def __init__(self, layer: Layer, blocks: Blocks, target: Tensor | None = None) -> None:
-        self.layer, self.buffer = layer, layer.x.new_empty(layer.rows * blocks.classes)
+    def __init__(
+        self, layer: Layer, blocks: Blocks, target: Tensor | None = None, buffer: Tensor | None = None
+    ) -> None:
+        self.layer, self.buffer = layer, blocks.buffer(layer) if buffer is None else buffer
         self.order = self.sorted = torch.empty(0)
         if target is not None:
             self.sorted, self.order = target.sort()
@@ -104,6 +110,10 @@ class Kept(NamedTuple):
     full: Tensor  # [rows], True if there were too many scores to keep: the row has no result
     others: Tensor | None = None  # [rows, 1], logsumexp of all scores but the target's, if requested
 
+    def part(self, rows: Tensor) -> Kept:
+        """The same for some of the rows, given by their indices."""
+        return Kept(*(None if a is None else a[rows] for a in self))  # type: ignore[arg-type]
+
 
 class _KeptRows:
     """The kept scores of some rows, in a buffer that grows up to a limit."""
@@ -114,6 +124,7 @@ class _KeptRows:
         self.index = torch.zeros((rows, width), dtype=torch.int32, device=device)
         self.count = torch.zeros(rows, dtype=torch.int64, device=device)
         self.full = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.lost = torch.zeros(rows, dtype=torch.bool, device=device)  # rows with NaN
 
     def append(self, row: Tensor, index: Tensor, value: Tensor) -> None:
         """Append entries, which are sorted by row."""
@@ -140,22 +151,47 @@ class _KeptRows:
         self.count.zero_()
         self.append(row, index, value)
 
+    def checked(self, bound: Tensor) -> Tensor:
+        """The bound, +inf for rows with NaN and for full rows, which take no more scores."""
+        self.lost |= bound.isnan()[:, 0]
+        return torch.where((self.lost | self.full)[:, None], math.inf, bound)
+
+    def tightened(self, low: Tensor, bound: Bound, layer: Layer) -> Tensor:
+        """Cut by the bound that the kept scores give, if it is above `low`; return the larger one."""
+        found = self.checked(torch.maximum(low, bound(self.value, layer).to(self.value.dtype)))
+        self.cut(found)
+        return self.checked(found)
+
+    def place(self, target: Tensor, value: Tensor, last: bool) -> Tensor:
+        """The place of each row's target among the kept scores; it is appended if it is not there, or if `last`."""
+        there = (self.index == target[:, None]) & (self.value != -math.inf)
+        there &= torch.arange(self.value.shape[1], device=target.device) < self.count[:, None]
+        found = there.any(1) & (not last)
+        at = torch.where(found, there.int().argmax(1), self.count)
+        row = (~found).nonzero()[:, 0]
+        if row.shape[0]:
+            self.append(row, target[row], value[row])
+        return at
+
+    def result(self, at: Tensor | None, others: Tensor | None = None) -> Kept:
+        self.value[self.lost] = math.nan
+        width = max(int(self.count.max()) if self.count.shape[0] else 0, 1)
+        return Kept(self.value[:, :width].contiguous(), self.index[:, :width].contiguous(), at, self.full, others)
+
 
 def collect(
-    layer: Layer,
-    blocks: Blocks,
-    bound: Bound,
-    most: int,
-    target: Tensor | None,
-    without_target: bool,
-    others: bool = False,
+    layer: Layer, blocks: Blocks, bound: Bound, most: int, target: Tensor | None, without_target: bool, others: bool
 ) -> Kept:
     """The scores that each row keeps; `bound` computes, from any scores of the rows, a bound [rows, 1] up to which scores can be dropped.
 
     Parameters
     ----------
+    most
+        How many scores a row may keep.
     without_target
         No bound uses the target's score, since a margin will lower it; it is kept as the last of its row.
+    others
+        Also compute logsumexp of all scores but the target's; the last bound is that of the target and this.
     """
     parts = []
     for tile in blocks.tiles(layer):
@@ -188,47 +224,25 @@ def _listed(layer: Layer, bound: Bound, most: int, target: Tensor | None) -> Kep
     lists = gpu.candidates(layer, found, target, low)
     width = lists.value.shape[2]
     held = _KeptRows(layer.rows, 1, most, torch.float32, layer.x.device)
-    lost = lists.floor.isnan().any(1)
-    there = (torch.arange(width, device=layer.x.device) < lists.count[:, :, None]) & ~lost[:, None, None]
+    held.lost = lists.floor.isnan().any(1)
+    there = (torch.arange(width, device=layer.x.device) < lists.count[:, :, None]) & ~held.lost[:, None, None]
     held.value = torch.where(there, lists.value, -math.inf).flatten(1)
     held.index = torch.where(there, lists.index, 0).flatten(1)
-    held.full = (lists.count > width).any(1) & ~lost
-    held.cut(torch.where((lost | held.full)[:, None], math.inf, bound(held.value, layer)))
-    at = None if target is None else _place(held, target, lists.own, False)
-    held.value[lost] = math.nan
-    width = max(int(held.count.max()), 1)
-    return Kept(held.value[:, :width].contiguous(), held.index[:, :width].contiguous(), at, held.full)
+    held.full = (lists.count > width).any(1) & ~held.lost
+    held.cut(held.checked(bound(held.value, layer)))
+    return held.result(None if target is None else held.place(target, lists.own, False))
 
 
 def _collect(
-    layer: Layer,
-    blocks: Blocks,
-    bound: Bound,
-    most: int,
-    target: Tensor | None,
-    without_target: bool,
-    others: bool,
+    layer: Layer, blocks: Blocks, bound: Bound, most: int, target: Tensor | None, without_target: bool, others: bool
 ) -> Kept:
+    """`collect` for a few rows, block by block."""
     rows, device = layer.rows, layer.x.device
     wide = wide_dtype(layer.x, torch)
     scores = Scores(layer, blocks, target)
     held = _KeptRows(rows, min(64, most), most, wide, device)
     of_target = torch.full((rows,), -math.inf, dtype=wide, device=device)
-    lost = torch.zeros(rows, dtype=torch.bool, device=device)  # rows with NaN
-    low = torch.empty(0)
-    next_cut = 1
-    sums = []
-
-    def checked(found: Tensor) -> Tensor:
-        """The bound, +inf for rows with NaN and for full rows, which take no more scores."""
-        lost.logical_or_(found.isnan()[:, 0])
-        return torch.where((lost | held.full)[:, None], math.inf, found)
-
-    def tighter() -> Tensor:
-        found = checked(torch.maximum(low, bound(held.value, layer).to(wide)))
-        held.cut(found)
-        return checked(found)
-
+    low, sums, next_cut = torch.empty(0), [], 1
     for count, (a, b) in enumerate(blocks.parts(layer)):
         s = scores.block(a, b)
         if target is not None:
@@ -243,26 +257,21 @@ def _collect(
             low = bound(s, layer).to(wide)
             if target is not None and not without_target:
                 low = torch.fmax(low, bound(_below_target(layer, target, wide), layer))
-            low = checked(low)
+            low = held.checked(low)
         place = _above(s, _rounded_down(low, s.dtype))
         if place.shape[0]:
             row = place // (b - a)
             held.append(row, place - row * (b - a) + a, s.view(-1)[place])
         if count + 1 >= next_cut or held.value.shape[1] > most:
             next_cut = 2 * next_cut if count + 1 >= next_cut else next_cut
-            low = tighter()
-            if bool((held.full | lost).all()):
+            low = held.tightened(low, bound, layer)
+            if bool((held.full | held.lost).all()):
                 break
-    low = tighter()
+    low = held.tightened(low, bound, layer)
     rest = torch.cat(sums, 1).logsumexp(1, keepdim=True) if others else None
     if rest is not None:
-        held.cut(checked(torch.maximum(low, bound(torch.cat([of_target[:, None], rest], 1), layer))))
-    at = None
-    if target is not None:
-        at = _place(held, target, of_target, without_target)
-    held.value[lost] = math.nan
-    width = max(int(held.count.max()) if rows else 0, 1)
-    return Kept(held.value[:, :width].contiguous(), held.index[:, :width].contiguous(), at, held.full, rest)
+        held.cut(held.checked(torch.maximum(low, bound(torch.cat([of_target[:, None], rest], 1), layer))))
+    return held.result(None if target is None else held.place(target, of_target, without_target), rest)
 
 
 def logsumexp(s: Tensor, wide: torch.dtype) -> Tensor:
@@ -308,15 +317,3 @@ def _rounded_down(x: Tensor, dtype: torch.dtype) -> Tensor:
         return x
     y = x.to(dtype)
     return torch.where(y.to(x.dtype) > x, torch.nextafter(y, torch.full_like(y, -math.inf)), y)
-
-
-def _place(held: _KeptRows, target: Tensor, value: Tensor, last: bool) -> Tensor:
-    """The place of each row's target among the kept scores; it is appended if it is not there, or if `last`."""
-    there = (held.index == target[:, None]) & (held.value != -math.inf)
-    there &= torch.arange(held.value.shape[1], device=target.device) < held.count[:, None]
-    found = there.any(1) & (not last)
-    at = torch.where(found, there.int().argmax(1), held.count)
-    row = (~found).nonzero()[:, 0]
-    if row.shape[0]:
-        held.append(row, target[row], value[row])
-    return at

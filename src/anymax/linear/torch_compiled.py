@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .._array import recorded, wide_dtype
+from .._array import wide_dtype
 from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import mapping_from, spec_of
 from . import torch_values
@@ -46,24 +46,15 @@ class _Layer(torch.autograd.Function):
 
 
 def values(
-    layer: Layer, index: Tensor, class_weight: Tensor | None, per_row: RowLoss, chunk: int | None
+    layer: Layer, per_row: RowLoss, index: Tensor, class_weight: Tensor | None, chunk: int | None
 ) -> Tensor | None:
     """One number for each row; None for a user's map, or one with tensors, which need plain operations."""
     spec = None if layer.mapping.params() else spec_of(layer.mapping)
     if spec is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
         return None
-    operands = layer.x, layer.weight, layer.bias
-    call = (
-        *operands,
-        layer.keep,
-        index,
-        class_weight,
-        spec,
-        per_row.smoothing,
-        per_row.log_prob,
-        -1 if chunk is None else chunk,
-    )
-    if recorded(*operands):
+    tensors = layer.x, layer.weight, layer.bias, layer.keep, index, class_weight
+    call = *tensors, spec, per_row.smoothing, per_row.log_prob, -1 if chunk is None else chunk
+    if layer.recorded():
         return _Layer.apply(*call)
     return torch.ops.anymax.layer(*call)  # torch.compile can't trace an autograd function without a gradient
 
@@ -75,7 +66,7 @@ def _values(
     layer = Layer(x, weight, bias, keep, mapping_from(spec, []), (x.shape[0],), x.dtype)
     per_row = RowLoss("a compiled output layer", smoothing, log_prob=log_prob)
     step = None if chunk < 0 else chunk
-    found = torch_values.values(layer, index, index < 0, class_weight, per_row, step)
+    found = torch_values.values(layer, per_row, index, index < 0, class_weight, step)
     return by_rows(layer, per_row, index, class_weight, step) if found is None else found
 
 

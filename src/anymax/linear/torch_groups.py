@@ -12,13 +12,12 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from .._array import plain_backward, upcast, wide_dtype
+from .._array import modes, plain_backward, recorded, transformed, upcast, wide_dtype
 from ..autodiff.saving import params_of, save, saved, with_params
-from ..autodiff.torch import plain_grads
+from ..autodiff.torch import KINDS, plain_grads
 from .bridge import in_turn
 from .layer import Layer, rows_at_a_time
 from .per_row import PerRow
-from .torch_backward import runs_eagerly, wants_gradient
 
 Tensor = torch.Tensor
 
@@ -36,7 +35,7 @@ class _Groups(torch.autograd.Function):
         save(ctx, *tensors)
         layer, per_row, target, class_weight = _with(layer, per_row, tensors)
         parts = [
-            _value(part, part.scores(), where, per_row, target, class_weight) for part, where in _groups(layer, step)
+            _value(part, part.scores(), where, per_row, target, class_weight) for part, where in layer.groups(step)
         ]
         return torch.cat(parts)
 
@@ -61,7 +60,7 @@ class _Groups(torch.autograd.Function):
         dw = torch.zeros(weight.shape, dtype=wide, device=x.device) if wants[1] else None
         db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
         dparams: list[Tensor] = [torch.zeros_like(p) for p in params]
-        for part, where in _groups(layer, step):
+        for part, where in layer.groups(step):
             with torch.enable_grad():
                 s = part.scores().detach().requires_grad_()
                 free = [value.detach().requires_grad_() for value in params_of(part.mapping)]
@@ -112,10 +111,14 @@ def _value(
     return per_row(part, scores, None if target is None else target[where], class_weight)
 
 
-def _groups(layer: Layer, step: int) -> Any:
-    for i in range(0, layer.rows, step):
-        where = slice(i, min(i + step, layer.rows))
-        yield layer.part(where), where
+def runs_eagerly(layer: Layer, *others: Any) -> bool:
+    """True for eager calls on plain tensors, without tracing, if none of `others` requires a gradient."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or modes() or transformed():
+        return False
+    tensors = [a for a in (layer.x, layer.weight, layer.bias, layer.keep, *others) if a is not None]
+    if any(type(a) not in KINDS or a.layout is not torch.strided or a.is_meta for a in tensors):
+        return False
+    return not recorded(*others)
 
 
 def by_rows(
@@ -127,7 +130,7 @@ def by_rows(
     """
     if not runs_eagerly(layer, target, class_weight):
         return per_row(layer, layer.scores(), target, class_weight)
-    if not wants_gradient(layer):
+    if not layer.recorded():
         return in_turn(layer, per_row, target, class_weight, chunk)
     if not layer.rows or _learns(per_row, layer):
         return per_row(layer, layer.scores(), target, class_weight)

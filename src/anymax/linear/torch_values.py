@@ -9,18 +9,19 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from .._array import is_array, known, wide_dtype
+from .._array import known, wide_dtype
 from .._core.mapping import Mapping
 from .._core.separable import Separable
 from ..autodiff.torch import BRIDGE
 from ..likelihood.terms import terms_of
 from ..mappings import Softmax, SparseSoftmax
 from ..thresholds import tau_and_support
-from . import torch_backward
 from .layer import Layer
 from .per_row import RowLoss, Thresholds, loss_of
-from .torch_candidates import Bound
-from .torch_groups import by_rows
+from .torch_candidates import Bound, Kept
+from .torch_groups import by_rows, runs_eagerly
+from .torch_kept import kept, scores_of
+from .torch_softmax import of_softmax
 
 Tensor = torch.Tensor
 
@@ -28,10 +29,10 @@ _SOFTMAX = Softmax()
 
 
 def values(
-    layer: Layer, index: Tensor, out: Tensor, class_weight: Tensor | None, per_row: RowLoss, chunk: int | None
+    layer: Layer, per_row: RowLoss, index: Tensor, out: Tensor, class_weight: Tensor | None, chunk: int | None
 ) -> Tensor | None:
     """One number for each row, 0 for rows in `out`; None if these ways do not apply, as when all scores of a row are needed at once."""
-    if not torch_backward.runs_eagerly(layer, class_weight):
+    if not runs_eagerly(layer, class_weight):
         return None
     of: Any = _of_softmax
     if not layer.mapping.is_softmax:
@@ -42,21 +43,21 @@ def values(
     if per_row.smoothing and layer.keep is not None and layer.keep.shape[0] != 1:
         return None
     if not bool(out.any()):
-        return of(layer, index, class_weight, per_row, chunk) if layer.rows else None
+        return of(layer, per_row, index, class_weight, chunk) if layer.rows else None
     rows = (~out).nonzero(as_tuple=True)[0]
     if not rows.shape[0]:
         return None
-    value = of(layer.part(rows), index[rows], class_weight, per_row, chunk)
+    value = of(layer.part(rows), per_row, index[rows], class_weight, chunk)
     return torch.zeros(layer.rows, dtype=value.dtype, device=value.device).index_copy(0, rows, value)
 
 
 def thresholds(layer: Layer, chunk: int | None) -> tuple[Tensor, Tensor] | None:
     """(tau, the size of the support) of each row; None as in `values`."""
-    if not torch_backward.runs_eagerly(layer) or not layer.rows:
+    if not runs_eagerly(layer) or not layer.rows:
         return None
     if layer.mapping.is_softmax:
         first = torch.zeros(layer.rows, dtype=torch.int64, device=layer.x.device)
-        two = torch_backward.of_softmax(layer, first, None, chunk)[0]
+        two = of_softmax(layer, first, None, chunk)[0]
         size = torch.full_like(first, layer.classes)
         keep = layer.kept_classes(xp)
         size = size if keep is None else keep.expand(layer.rows, -1).sum(1)
@@ -64,7 +65,7 @@ def thresholds(layer: Layer, chunk: int | None) -> tuple[Tensor, Tensor] | None:
     bound = _bound(layer.mapping)
     if bound is None:
         return None
-    held = torch_backward.kept(layer, None, bound, False, chunk)
+    held = kept(layer, None, bound, False, chunk)
     tau, size = tau_and_support(layer.mapping, held.value, xp)
     full = held.full.nonzero(as_tuple=True)[0]
     tau, size = tau[:, 0], size[:, 0]
@@ -77,11 +78,11 @@ def thresholds(layer: Layer, chunk: int | None) -> tuple[Tensor, Tensor] | None:
 
 
 def _of_softmax(
-    layer: Layer, index: Tensor, class_weight: Tensor | None, per_row: RowLoss, chunk: int | None
+    layer: Layer, per_row: RowLoss, index: Tensor, class_weight: Tensor | None, chunk: int | None
 ) -> Tensor:
     cross_entropy = loss_of(layer.mapping) == "nll"
     u = _spread(layer, class_weight if cross_entropy else None, per_row)
-    two, even = torch_backward.of_softmax(layer, index, u, chunk, per_row.least)
+    two, even = of_softmax(layer, index, u, chunk, per_row.least)
     place = torch.zeros_like(index)
     if per_row.margin is not None:
         moved = _moved(two[:, :1], per_row)
@@ -104,7 +105,7 @@ def _of_softmax(
 def _bound(mapping: Mapping) -> Bound | None:
     """A function that gives, from any scores of the rows, a lower bound [rows, 1] of the scores that may have p > 0; or None."""
     if isinstance(mapping, SparseSoftmax):
-        return None if mapping.k is None or is_array(mapping.k) else _kth
+        return None if mapping.most_kept is None else _kth
     if not isinstance(mapping, Separable) or not mapping.facts.sparse or not mapping.sums_to_one:
         return None
     params = [p for p in mapping.params().values() if not known(p)]
@@ -137,7 +138,7 @@ def _below_threshold(value: Tensor, layer: Layer) -> Tensor:
 
 def _kth(s: Tensor, layer: Layer) -> Tensor:
     """A bound just below the k-th largest, so that all scores equal to it stay: the map keeps the first of them."""
-    k = layer.mapping.k  # type: ignore[attr-defined]
+    k: Any = layer.mapping.most_kept
     if s.shape[1] < k:
         return torch.full((s.shape[0], 1), -math.inf, device=s.device)
     low = s.topk(k, dim=1).values[:, -1:]
@@ -146,24 +147,24 @@ def _kth(s: Tensor, layer: Layer) -> Tensor:
 
 
 def _of_kept(
-    bound: Bound, layer: Layer, index: Tensor, class_weight: Tensor | None, per_row: RowLoss, chunk: int | None
+    bound: Bound, layer: Layer, per_row: RowLoss, index: Tensor, class_weight: Tensor | None, chunk: int | None
 ) -> Tensor:
-    held: Any = torch_backward.kept(layer, index, bound, per_row.margin is not None, chunk)
+    held = kept(layer, index, bound, per_row.margin is not None, chunk)
     if not bool(held.full.any()):
-        return _of_scores(layer, held, index, class_weight, per_row)
+        return _of_scores(layer, per_row, held, index, class_weight)
     full, rest = (part.nonzero(as_tuple=True)[0] for part in (held.full, ~held.full))
     dense = by_rows(layer.part(full), per_row, index[full], class_weight, chunk)
     if not rest.shape[0]:
         return dense
-    sparse_rows = type(held)(held.value[rest], held.index[rest], held.at[rest], held.full[rest])
-    sparse = _of_scores(layer.part(rest), sparse_rows, index[rest], class_weight, per_row)
+    sparse = _of_scores(layer.part(rest), per_row, held.part(rest), index[rest], class_weight)
     value = torch.zeros(layer.rows, dtype=sparse.dtype, device=sparse.device)
     return value.index_copy(0, full, dense).index_copy(0, rest, sparse)
 
 
-def _of_scores(layer: Layer, held: Any, index: Tensor, class_weight: Tensor | None, per_row: RowLoss) -> Tensor:
+def _of_scores(layer: Layer, per_row: RowLoss, held: Kept, index: Tensor, class_weight: Tensor | None) -> Tensor:
+    assert held.at is not None
     u = _spread(layer, None, per_row)
-    s, even = torch_backward.scores_of(layer, held, u)
+    s, even = scores_of(layer, held, u)
     at = held.at[:, None]
     own = s.gather(1, at)
     if per_row.margin is not None:

@@ -27,7 +27,7 @@ from ..mappings import Softmax
 from ..thresholds import Threshold
 from ..transforms.applying import transforms_along
 from ..transforms.base import Transform
-from .layer import Layer
+from .layer import Layer, check_chunk
 from .per_row import RowLoss
 
 _SOFTMAX = Softmax()
@@ -121,7 +121,7 @@ def linear_loss(
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
     per_row = RowLoss(who, float(options.label_smoothing), _transforms(who, transform), least=float(least))
-    return _loss(layer, target, options, per_row, _checked(who, chunk))
+    return _loss(layer, target, options, per_row, check_chunk(who, chunk))
 
 
 def margin_linear_loss(
@@ -192,7 +192,7 @@ def linear_log_prob(
         )
     index, none = _class_indices(who, target, layer, None, xp)
     per_row = RowLoss(who, transforms=_transforms(who, transform), log_prob=True)
-    chunk = _checked(who, chunk)
+    chunk = check_chunk(who, chunk)
     if support is not None:
         if per_row.transforms or mask is not None:
             raise ValueError(
@@ -200,7 +200,7 @@ def linear_log_prob(
             )
         return xp.reshape(_of_support(who, layer, index, support, xp), layer.lead)
     index = xp.where(none, -xp.ones_like(index), index)
-    return xp.reshape(bridge(layer.x).layers.values(layer, index, none, None, per_row, chunk), layer.lead)
+    return xp.reshape(bridge(layer.x).layers.values(layer, per_row, index, none, None, chunk), layer.lead)
 
 
 @check_keywords(_HINTS, bias="linear_bias")
@@ -240,22 +240,13 @@ def linear_threshold(
     layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
     if not layer.mapping.has_threshold:
         raise TypeError(layer.mapping.no_threshold())
-    xp, chunk = namespace(layer.x), _checked(who, chunk)
+    xp, chunk = namespace(layer.x), check_chunk(who, chunk)
     layer = layer.constant()
     tau, size = bridge(layer.x).layers.thresholds(layer, chunk)
     return Threshold(xp.reshape(tau, layer.lead), xp.reshape(size, layer.lead))
 
 
 # -- what the caller says ---------------------------------------------------------------------------------------------------------------
-
-
-def _checked(who: str, chunk: Any) -> int | None:
-    if chunk is None:
-        return None
-    chunk = _array.check_integer(who, "chunk", chunk, "an integer, the number of classes at a time")
-    if chunk < 1:
-        raise ValueError(f"{who}: chunk must be at least 1, the number of classes at a time, got {chunk}")
-    return chunk
 
 
 def _transforms(who: str, transform: Any) -> tuple[Callable[[Any], Any], ...]:
@@ -288,7 +279,7 @@ def _loss(layer: Layer, target: Any, options: LossOptions, per_row: RowLoss, chu
         if holds_indices(target, (*layer.lead, layer.classes), -1, f"{who}: target"):
             index, out = _class_indices(who, target, layer, options.ignore_index, xp)
             counted = xp.where(out, -xp.ones_like(index), index)
-            value = bridge(layer.x).layers.values(layer, counted, out, class_weight, per_row, chunk)
+            value = bridge(layer.x).layers.values(layer, per_row, counted, out, class_weight, chunk)
             norm = xp.astype(~out, value.dtype)
             if class_weight is not None:
                 inside = (index >= 0) & (index < layer.classes)

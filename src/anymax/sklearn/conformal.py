@@ -193,7 +193,8 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
 
     def predict(self, X: Rows) -> np.ndarray:
         """The class with the largest score for each row of X, [rows]; in a tie the first in `classes_`. The set contains it."""
-        return self.classes_[np.argmax(self._checked(X), axis=1)]
+        z = self._checked(X)  # before `classes_`, which only a fitted classifier has
+        return self.classes_[np.argmax(z, axis=1)]
 
     def decision_function(self, X: Rows) -> np.ndarray:
         """The scores behind the sets, [rows, classes]; for two classes the second minus the first, [rows].

@@ -8,25 +8,25 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, stop_gradient, total
-from .._core.ratio_map import RatioMap
-from ._shard import Shard, Shards
-from ._solution import Columns, Method, Solution
+from .shard import Shard, Shards
+from .solution import Columns, Method, Solution
 
 
 class ByWeights(Method):
     """`head` has the score with the largest weight."""
 
-    def __init__(self, shard: Shard, mapping: RatioMap) -> None:
+    mapping: Any
+
+    def __init__(self, shard: Shard) -> None:
         self.shard, self.a = shard, shard.rows
-        xp, rows = shard.xp, shard.rows
+        xp, rows, self.mapping = shard.xp, shard.rows, shard.mapping
         keep = xp.isfinite(rows)
         y = stop_gradient(xp.where(keep, rows, xp.zeros_like(rows)))
-        u = mapping.frozen().weights(y, keep, xp)[0]
+        u = self.mapping.frozen().weights(y, keep, xp)[0]
         u = xp.where(keep, u, -xp.ones_like(u))
         best = xp.take_along_axis(y, xp.argmax(stop_gradient(u), axis=-1, keepdims=True), axis=-1)
         best = xp.where(xp.any(keep, axis=-1, keepdims=True), best, -math.inf * xp.ones_like(best))
         self.head = [shard.high(), best]
-        self.mapping = mapping
 
     def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
         """`weights` may scale a row freely, so the row gets the best score of each process added, and the weights are relative to those."""

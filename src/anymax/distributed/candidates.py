@@ -16,12 +16,12 @@ from .._array import Array, Namespace, like, stop_gradient, total
 from .._random.truncation import topk_keep, topp_keep
 from ..autodiff import bridge
 from ..functional import apply
-from ._gathered import Gathered, gather
-from ._group import jax
-from ._search import MANY, Level, searchable
-from ._shard import Shard, Shards
-from ._softmax import Part, log_sum
-from ._solution import Columns, Method, Solution
+from .gathered import Gathered, gather
+from .group import jax
+from .search import MANY, Level, searchable
+from .shard import Shard, Shards
+from .softmax import Part, log_sum
+from .solution import Columns, Method, Solution
 
 COUNT = 128  # with more candidates, a collective that counts those above the common bound pays
 FIXED = 128  # candidates per device in JAX, where shapes can't depend on values

@@ -8,14 +8,14 @@ from typing import Any
 from .. import _array
 from .._array import Array, device_of, namespace, upcast
 from ..autodiff import bridge
-from ..linear.layer import Layer
+from ..linear.layer import Layer, check_chunk
 from ..linear.per_row import loss_of
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import holds_indices
-from ._agreement import Agreement, fail_together
-from ._call import Arguments, ShardedCall, described, form_of
-from ._group import Group
-from ._losses import loss_of_call, say_options, target_is, width
+from .agreement import Agreement, fail_together
+from .call import Arguments, ShardedCall, described, form_of
+from .group import Group
+from .losses import loss_of_call, say_options, target_is, width
 
 _WHO = "linear_loss"
 _SCORES = 1 << 22  # scores that a process holds at a time
@@ -35,19 +35,18 @@ def linear_loss(
     """The loss of the scores `x @ linear_weight.T`."""
     options = LossOptions.read(_WHO, weight, given)
     layer = Layer.of(_WHO, arguments.x, linear_weight, arguments.mapping, linear_bias, arguments.mask, part=True)
-    if chunk is not None and _array.check_integer(_WHO, "chunk", chunk, "an integer, the number of rows at a time") < 1:
-        raise ValueError(f"{_WHO}: chunk must be at least 1, the number of rows at a time, got {chunk}")
+    chunk = check_chunk(_WHO, chunk, "rows")
     xp, lead, n, rows, shared = namespace(layer.x), layer.lead, layer.classes, layer.rows, agreement.group
     target = _array.beside(target, layer.x, "target", xp)
     soft = not holds_indices(target, (*lead, n), -1, f"{_WHO}: target", part=True)
     call = ShardedCall.of(agreement, layer.mapping, layer.x, -1, None, arguments.class_start, arguments.class_count)
-    sizes = [n] * shared.size
+    sizes, start, count = [n] * shared.size, call.start, None
     if shared.strict:
         say_options(agreement, options)
         target_is(agreement, target, xp)
         agreement.say(chunk=chunk, x=f"{layer.x.shape[-1]} features, {described(layer.x)}")
         sizes = call.agree(n)
-    start = sum(sizes[: shared.rank]) if arguments.class_start is None and shared.strict else arguments.class_start
+        start, count = sum(sizes[: shared.rank]) if start is None else start, sum(sizes)
     if arguments.class_count is not None and arguments.class_count != sum(sizes):
         raise ValueError(f"{_WHO}: class_count={arguments.class_count}, but the processes have {sum(sizes)} classes")
     step = chunk or _rows_at_a_time(rows, max(sizes), shared)
@@ -62,9 +61,7 @@ def linear_loss(
 
         def loss() -> Array:
             these = layer.part(where)
-            call = ShardedCall.of(
-                part, these.mapping, these.scores(), -1, None, start, sum(sizes) if shared.strict else None
-            )
+            call = ShardedCall.of(part, these.mapping, these.scores(), -1, None, start, count)
             return loss_of_call(call, target[where, ...], each)
 
         return fail_together(part, loss)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from .. import _array
 from .._array import Array, stop_gradient, total
 from .._random.draws import invert
-from ._shard import Shard, Shards
+from .shard import Shard, Shards
 
 
 class Columns:
     """The numbers per row that a verb adds to the collectives, as columns [..., 1]; the class itself adds none."""
 
     count: int = 0  # in the first collective
+    indices: ClassVar[bool] = False  # True if the caller gives classes by their index over all processes
 
     def first(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
         """The columns of the first collective.

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from .._array import shown
-from ._group import Expected, Form, Group
+from .group import Expected, Form, Group
 
 Tensor = torch.Tensor
 

@@ -10,7 +10,7 @@ from .. import _array
 from .._array import Array, Namespace, as_dtype, stop_gradient
 from .._core.mapping import Mapping
 from .._core.rows import restore_axis
-from ._group import Group
+from .group import Group
 
 
 @dataclasses.dataclass
@@ -33,15 +33,11 @@ class Shard:
 
     def per_class(self, p: Array) -> Array:
         """A result with the shape of the rows, in the axis order and dtype of the scores."""
-        p = p if self.n else p[..., :0]
-        p = as_dtype(p, self.dtype, self.xp)
-        return restore_axis(p, self.axis)
+        return restore_axis(as_dtype(p if self.n else p[..., :0], self.dtype, self.xp), self.axis)
 
     def per_row(self, value: Array, keepdims: bool) -> Array:
         """A result with one number per row."""
-        value = (
-            value if value.dtype == self.dtype or not _array.is_floating(value) else self.xp.astype(value, self.dtype)
-        )
+        value = as_dtype(value, self.dtype, self.xp) if _array.is_floating(value) else value
         value = restore_axis(value, self.axis)
         return value if keepdims else self.xp.squeeze(value, axis=self.axis)
 
@@ -50,16 +46,14 @@ class Shards:
     """The results of the first collective: columns [size, ..., 1], common, in the order of the classes."""
 
     def __init__(
-        self, shard: Shard, stacked: Array, width: int, sizes: list[int], starts: list[int], order: list[int] | None, block: int | None,
-        most: int,
+        self, shard: Shard, stacked: Array, width: int, sizes: list[int], starts: list[int], order: list[int], block: Any, most: int
     ) -> None:  # fmt: skip
         self.shard, self.xp = shard, shard.xp
-        columns = [stacked[..., i : i + 1] for i in range(stacked.shape[-1])]
+        columns = columns_of(stacked)
         self.head, self.extra = columns[:width], columns[width:]  # of the method, and of the verb
         self.sizes, self.starts = sizes, starts  # the number of classes of each process, and its first one, by rank
         self.count = sum(sizes)
-        self.order = order  # the processes in the order of their classes; None: by rank
-        self.block = block  # the place of this process in that order
+        self.order, self.block = order, block  # the processes in the order of their classes, and the place of this one
         self.most = most  # candidates in the fullest row of any process
         xp, highs = shard.xp, self.head[0]
         self.highs = highs  # the maximum of each process, which may be infinite or NaN
@@ -74,23 +68,32 @@ class Shards:
     @property
     def start(self) -> Any:
         """The index of this process's first class."""
-        rank = self.shard.group.rank
-        return self.starts[0] + rank * self.sizes[0] if self.block is None else self.starts[rank]
+        group = self.shard.group  # a rank in JAX is traced, and all devices have as many classes
+        return self.starts[group.rank] if group.strict else group.rank * self.sizes[0]
 
     def stack(self, a: Array) -> Array:
         """A further collective: [size, ...] in the order of the classes."""
         out = self.shard.group.stack(a)
-        return out if self.order is None or self.order == sorted(self.order) else out[self.order]
+        return out if self.order == sorted(self.order) else out[self.order]
 
     def collect(self, columns: list[Array]) -> list[Array]:
         """`stack` of columns [..., 1] at once, each [size, ..., 1]; none if there are none."""
         if not columns:
             return []
-        stacked = self.stack(self.xp.concat(columns, axis=-1))
-        return [stacked[..., i : i + 1] for i in range(len(columns))]
+        return columns_of(self.stack(self.xp.concat(columns, axis=-1)))
+
+    def joined(self, stacked: Array) -> Array:
+        """Entries of all classes, [size, ..., most], as rows [..., count]."""
+        parts = [stacked[i][..., : self.sizes[rank]] for i, rank in enumerate(self.order)]
+        return self.xp.concat(parts, axis=-1)
 
     def mine(self, stacked: Array) -> Array:
         return self.shard.group.mine(stacked, self.block)
+
+
+def columns_of(a: Array) -> list[Array]:
+    """The entries of the last axis, each [..., 1]."""
+    return [a[..., i : i + 1] for i in range(a.shape[-1])]
 
 
 def divided(rows: Array, by: Any, xp: Namespace) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from .. import _array
 from .._array import (
@@ -37,12 +37,12 @@ from ..losses.targets import (
     rounding,
     to_spread,
 )
-from ._agreement import Agreement
-from ._call import Arguments, ShardedCall
-from ._methods import solve
-from ._shard import Shard, Shards
-from ._softmax import size_of
-from ._solution import Columns, Solution
+from .agreement import Agreement
+from .call import Arguments, ShardedCall
+from .methods import solve
+from .shard import Shard, Shards, columns_of
+from .softmax import size_of
+from .solution import Columns, Solution
 
 _EVERYWHERE = " over all processes"
 
@@ -70,7 +70,6 @@ class Target(Columns, ABC):
     y is the part of this process's classes, w their weights. The class weights belong inside the sums of `nll`; they multiply other losses.
     """
 
-    indices: ClassVar[bool]
     ignored: Array  # [..., 1], common; set by `first`
     w: Array | None = None  # [n]; set by `first`
     sums: TargetSums  # set by `second`
@@ -84,11 +83,10 @@ class Target(Columns, ABC):
     def of(call: ShardedCall, target: Any, options: LossOptions) -> Target:
         xp = namespace(call.x)
         t = _array.beside(target, call.x, "target", xp)
-        call.counted = is_integer(t)
         if call.group.strict and not call.agreement.agreed:
             say_options(call.agreement, options)
             target_is(call.agreement, t, xp)
-        return (ClassIndices if call.counted else Distributions)(call, t, options)
+        return (ClassIndices if is_integer(t) else Distributions)(call, t, options)
 
     @abstractmethod
     def _sums(self, shard: Shard, a: Array, anchor: Array, keep: Array, inside: Array | None) -> list[Array]:
@@ -115,7 +113,7 @@ class Target(Columns, ABC):
             free = xp.astype(keep, a.dtype)
             wf = free if inside is None else free * inside
             gap = xp.where(keep, anchor - a, xp.zeros_like(a))
-            columns += [total(wf * xp.where(keep, gap, xp.zeros_like(gap)), xp), total(wf, xp), total(free, xp)]
+            columns += [total(wf * gap, xp), total(wf, xp), total(free, xp)]
         return columns
 
     def second(self, shards: Shards) -> list[Array]:
@@ -184,8 +182,8 @@ class Target(Columns, ABC):
             return terms
         most, n = max(shards.sizes), shard.n
         none = xp.zeros((*y.shape[:-1], most - n), dtype=y.dtype, **device_of(y))
-        y = xp.concat([y[..., :n], none], axis=-1)
-        return [y[..., i : i + 1] for i in range(most)]
+        y = xp.concat([y[..., :n], none], axis=-1)  # all processes send as many
+        return columns_of(y)
 
     # -- the results of a solution -----------------------------------------------------------------------------------------------
 
@@ -197,11 +195,7 @@ class Target(Columns, ABC):
             return 0.0
         if self.by_terms:
             return mapping.constant_of(later, xp)
-        stacked = xp.concat(later, axis=-1)  # of the processes, in the order of the classes
-        parts = [
-            stacked[i][..., : shards.sizes[rank]] for i, rank in enumerate(shards.order or range(len(shards.sizes)))
-        ]
-        return mapping.constant(xp.concat(parts, axis=-1), xp)
+        return mapping.constant(shards.joined(xp.concat(later, axis=-1)), xp)
 
     def _rounding(self) -> Array:
         """A bound of the terms' rounding, since |x - centre| <= (maximum - x) + (maximum - centre)."""
@@ -259,8 +253,6 @@ class ClassIndices(Target):
 
 class Distributions(Target):
     """The part of a distribution for this process's classes."""
-
-    indices = False
 
     def _sums(self, shard: Shard, a: Array, anchor: Array, keep: Array, inside: Array | None) -> list[Array]:
         xp, t, w = shard.xp, self.t, self.w

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .._core.ratio_map import RatioMap
-from ._call import ShardedCall
-from ._candidates import ByAll, ByCandidates, ByLevel, ByNucleus
-from ._ratio import ByWeights
-from ._search import searchable
-from ._shard import Shard
-from ._softmax import BySums, exponents
-from ._solution import Columns, Method
+from .call import ShardedCall
+from .candidates import ByAll, ByCandidates, ByLevel, ByNucleus
+from .ratio import ByWeights
+from .search import searchable
+from .shard import Shard
+from .softmax import BySums, exponents
+from .solution import Columns, Method
 
 _NONE = Columns()
 
@@ -23,8 +22,8 @@ def choose(shard: Shard) -> Method:
     a = exponents(mapping, shard.rows, shard.xp)
     if a is not None:
         return BySums(shard, a)
-    if isinstance(mapping, RatioMap):
-        return ByWeights(shard, mapping)
+    if mapping.by_weights:
+        return ByWeights(shard)
     if mapping.nucleus is not None:
         return ByNucleus(shard)
     if mapping.zeros_stay:
@@ -34,7 +33,7 @@ def choose(shard: Shard) -> Method:
 
 def solve(call: ShardedCall, finish: Callable[[Any], Any], columns: Columns = _NONE) -> Any:
     """`finish(solution)` for the rows of a call; `columns` are what the verb adds to the collectives."""
-    shard = call.shard(2 + columns.count)
+    shard = call.shard(2 + columns.count, columns.indices)
     method, xp = choose(shard), shard.xp
     high = method.head[0]
     anchor = xp.where(xp.isfinite(high), high, xp.zeros_like(high))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._array import is_jax, is_torch, shown
-from ._group import Group
+from .group import Group
 
 
 def as_group(who: str, group: Any, axis_name: Any, x: Any) -> Group:
@@ -15,7 +15,7 @@ def as_group(who: str, group: Any, axis_name: Any, x: Any) -> Group:
     if is_torch(x):
         if axis_name is not None:
             raise TypeError(f"{who}: axis_name= is for JAX; for torch give group=, a ProcessGroup or a DeviceMesh")
-        from ._torch import torch_group  # late: torch is loaded already, since x is a tensor
+        from .torch import torch_group  # late: torch is loaded already, since x is a tensor
 
         return torch_group(who, group)
     if is_jax(x):
@@ -23,7 +23,7 @@ def as_group(who: str, group: Any, axis_name: Any, x: Any) -> Group:
             raise TypeError(
                 f"{who}: for JAX say axis_name=, the axis of the mesh along which the classes lie, inside jax.shard_map"
             )
-        from ._jax import JaxGroup  # late: as above
+        from .jax import JaxGroup  # late: as above
 
         return JaxGroup(who, axis_name)
     raise TypeError(

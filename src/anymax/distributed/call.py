@@ -18,25 +18,46 @@ from .._array import (
     is_torch,
     namespace,
     pick_axis,
+    stop_gradient,
     to_last,
     upcast,
 )
 from .._core.mapping import Mapping, one_a_row
 from .._core.names import as_mapping
+from .._core.options import check_options
 from .._core.rows import align_mask, aligned, hide
 from ..losses.options import LossOptions
-from ._agreement import HERE, Agreement, Head
-from ._group import Form, Group
-from ._shard import Shard, Shards, divided
+from .agreement import HERE, Agreement, Head
+from .group import Form, Group
+from .shard import Shard, Shards, divided
 
 
 class ShardKeywords(TypedDict, total=False):
-    """The keywords that say which classes this process has; `anymax.distributed.apply` describes them."""
+    """The keywords that say which classes this process has; `every_verb` describes them."""
 
     group: Any
     axis_name: Any
     class_start: int | None
     class_count: int | None
+
+
+def every_verb(
+    *, group: Any = None, axis_name: Any = None, class_start: int | None = None, class_count: int | None = None
+) -> None:
+    """The keywords of every verb. `documented_like` reads this docstring and signature; the function is never called.
+
+    Parameters
+    ----------
+    group
+        The processes that share the classes, for torch: a `ProcessGroup`, a `DeviceMesh` of one dimension, or a pair (mesh,
+        dimension); None is all processes.
+    axis_name
+        The same for JAX: the name of a mesh axis, inside `jax.shard_map`.
+    class_start
+        The index of this process's first class; by default the processes have their classes in the order of their ranks.
+    class_count
+        The number of classes on all processes; checked if given.
+    """
 
 
 class Arguments(NamedTuple):
@@ -52,6 +73,13 @@ class Arguments(NamedTuple):
     axis_name: Any = None
     class_start: Any = None
     class_count: Any = None
+
+    @classmethod
+    def of(cls, who: str, mapping: Any, x: Any, axis: Any, dim: Any, mask: Any, options: ShardKeywords) -> Arguments:
+        """The same, with the keywords of `every_verb` as a dict, which are checked."""
+        return cls(
+            who, mapping, x, axis, dim, mask, **check_options(who, tuple(ShardKeywords.__annotations__), options)
+        )
 
     def call(self, agreement: Agreement, classes_last: bool = True) -> ShardedCall:
         default: Any = -1 if classes_last else None
@@ -71,7 +99,6 @@ class ShardedCall:
     start: int | None
     count: int | None
     temperature: Any = 1.0  # divides the scores: a number above 0, or an array with one value per row
-    counted: bool = False  # True if the caller gives classes by their index over all processes
 
     @classmethod
     def of(
@@ -88,6 +115,10 @@ class ShardedCall:
             raise TypeError(f"{who}: in JAX the classes lie in the order of the axis; leave class_start= out")
         return cls(agreement, mapping, x, check_axis(axis, x.ndim), mask, start, count)
 
+    def constant(self) -> ShardedCall:
+        """The call as a constant of differentiation."""
+        return dataclasses.replace(self, mapping=self.mapping.frozen(), x=stop_gradient(self.x))
+
     @property
     def who(self) -> str:
         return self.agreement.who
@@ -97,7 +128,7 @@ class ShardedCall:
         return self.agreement.group
 
     def first(self, shard: Shard) -> Any:
-        """The index of this process's first class, for a call that is `counted`."""
+        """The index of this process's first class, for columns with `indices`."""
         return shard.n * self.group.rank if self.start is None else self.start
 
     def _rows(self) -> Shard:
@@ -132,11 +163,11 @@ class ShardedCall:
             rows = divided(rows, self.group.vary_parameter(temperature), xp)
         return Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n)
 
-    def shard(self, columns: int) -> Shard:
-        """This process's rows; `columns` are so many [..., 1] that it sends in the first collective."""
+    def shard(self, columns: int, indices: bool) -> Shard:
+        """This process's rows. columns: how many [..., 1] it sends in the first collective. indices: `first` will be called."""
         if self.group.strict:
             self._describe()
-            if self.counted and self.start is None:
+            if indices and self.start is None:
                 self._place(columns)
         return self._rows()
 
@@ -144,10 +175,9 @@ class ShardedCall:
         """The first collective: columns [..., 1], those of the method and those of the verb, and the candidates of the fullest row."""
         columns = shard.xp.concat([*head, *extra], axis=-1)
         if not self.group.strict:
-            stacked = self.group.stack(columns)
-            sizes = [shard.n] * self.group.size
-            starts = [shard.n * i for i in range(self.group.size)]
-            return Shards(shard, stacked, len(head), sizes, starts, None, None, 0)
+            ranks = list(range(self.group.size))
+            sizes, starts = [shard.n for _ in ranks], [shard.n * i for i in ranks]
+            return Shards(shard, self.group.stack(columns), len(head), sizes, starts, ranks, self.group.rank, 0)
         stacked, heads = self.agreement.exchange(columns, self._head(shard.n, most))
         assert stacked is not None
         return self._shards(shard, stacked, len(head), heads)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._group import Group
+from .group import Group
 
 _GATHERS_COMMON = "to" in inspect.signature(jax.lax.all_gather).parameters
 

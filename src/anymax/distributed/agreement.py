@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .._array import Array, is_torch, namespace
-from ._group import Expected, Form, Group
+from .group import Expected, Form, Group
 
 _BASE = 1 << 12  # of the two digits by which a number is sent: exact in fp32 up to 2^36
 _MARKS = 1 << 24  # fp32 holds all integers up to this
@@ -126,8 +126,9 @@ class Agreement:
         if len(said) == len(heads) and len(set(texts)) == 1:
             return
         kind, who, _ = next(iter(said.values()))
-        words = alike({i: message for i, (_, _, message) in said.items()})
-        raise _ERRORS.get(kind, RuntimeError)(f"anymax.distributed.{who}: {words}") from error
+        words = _by_text({i: message for i, (_, _, message) in said.items()})
+        each = "; ".join(f"{ranks}: {text}" for text, ranks in words.items())
+        raise _ERRORS.get(kind, RuntimeError)(f"anymax.distributed.{who}: {each}") from error
 
     def _differences(self) -> None:
         """Raise an error that says how the calls differ."""
@@ -137,9 +138,7 @@ class Agreement:
         names += sorted({name for words in each for name in words if name not in each[0]})
         who = f".{self.who}" if "verb" not in names else ""
         names = names if who else ["verb"]
-        said = [
-            f"{name} is {alike({i: w.get(name, 'not there') for i, w in enumerate(each)}, ' on ')}" for name in names
-        ]
+        said = [f"{name} is {_where([words.get(name, 'not there') for words in each])}" for name in names]
         raise RuntimeError(
             f"anymax.distributed{who}: the processes of the group ask for different things: {'; '.join(said)}"
         )
@@ -150,7 +149,7 @@ class Agreement:
         name, mine = self.same
         each = self.group.gathered(mine).reshape(self.group.size, -1)
         at = int((each != each[:1]).any(0).nonzero()[0, 0])
-        words = alike({i: str(int(row[at])) for i, row in enumerate(each)}, " on ")
+        words = _where([str(int(row[at])) for row in each])
         raise ValueError(
             f"anymax.distributed.{self.who}: {name} must be the same on every process; its entry {at} is {words}"
         )
@@ -165,17 +164,21 @@ def fail_together(agreement: Agreement, verb: Callable[[], Any]) -> Any:
         raise
 
 
-def alike(said: dict[int, str], between: str = ": ") -> str:
-    """The texts of the processes, each text once: "3 on process 0, 4 on processes 1 and 2", or the processes first."""
+def _by_text(said: dict[int, str]) -> dict[str, str]:
+    """The texts of the processes, each once, and who said it: "process 0", "processes 1 and 2"."""
     by: dict[str, list[int]] = {}
     for i, text in said.items():
         by.setdefault(text, []).append(i)
-    parts = []
+    out = {}
     for text, ranks in by.items():
         some = [str(i) for i in ranks[:4]] + ([f"{len(ranks) - 4} more"] if len(ranks) > 4 else [])
-        who = f"process {some[0]}" if len(some) == 1 else f"processes {', '.join(some[:-1])} and {some[-1]}"
-        parts.append(f"{text}{between}{who}" if between == " on " else f"{who}{between}{text}")
-    return ", ".join(parts) if between == " on " else "; ".join(parts)
+        out[text] = f"process {some[0]}" if len(some) == 1 else f"processes {', '.join(some[:-1])} and {some[-1]}"
+    return out
+
+
+def _where(texts: list[str]) -> str:
+    """The texts of all processes, by rank: "3 on process 0, 4 on processes 1 and 2"."""
+    return ", ".join(f"{text} on {ranks}" for text, ranks in _by_text(dict(enumerate(texts))).items())
 
 
 def mark(integers: Array) -> Array:

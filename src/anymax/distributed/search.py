@@ -7,8 +7,8 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, differentiates, stop_gradient, total
-from ._shard import Shard, Shards
-from ._solution import Solution
+from .shard import Shard, Shards, columns_of
+from .solution import Solution
 
 MANY = 4096  # candidates per row over all processes, above which thresholds are searched by sums over the processes
 
@@ -61,5 +61,4 @@ class Level(Solution):
     def _summed(self, parts: list[Array], xp: Namespace) -> list[Array]:
         """Sums over the classes of all processes, several in one collective."""
         both = xp.concat([total(a, xp) for a in parts], axis=-1)
-        sums = self.shard.group.vary(xp.sum(self.shards.stack(both), axis=0))
-        return [sums[..., i : i + 1] for i in range(len(parts))]
+        return columns_of(self.shard.group.vary(xp.sum(self.shards.stack(both), axis=0)))

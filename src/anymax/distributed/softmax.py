@@ -9,8 +9,8 @@ from typing import Any
 
 from .._array import Array, Namespace, device_of, like, positions, stop_gradient, top, total
 from .._core.mapping import Mapping
-from ._shard import Shard, Shards, divided
-from ._solution import Columns, Method, Solution
+from .shard import Shard, Shards, divided
+from .solution import Columns, Method, Solution
 
 
 def exponents(mapping: Mapping, rows: Array, xp: Namespace) -> Array | None:

@@ -15,9 +15,9 @@ from ..functional import apply, log_apply
 from ..losses.verbs import fenchel_young
 from ..mappings import Softmax
 from ..thresholds import Threshold, threshold
-from ._group import jax
-from ._shard import Shards
-from ._solution import Columns, Solution
+from .group import jax
+from .shard import Shards, columns_of
+from .solution import Columns, Solution
 
 
 class Gathered(Solution):
@@ -114,10 +114,9 @@ def gather(shards: Shards, chosen: Array, k: int, columns: Columns, whole: bool 
     places, values = _places_of(shards, chosen, k)
     added = columns.second(shards)
     stacked = shards.stack(xp.concat([values, *added], axis=-1))
-    later = [stacked[..., k + i : k + i + 1] for i in range(len(added))]
-    if whole and shards.order is not None:  # no padding, since a map may ask how many classes there are
-        parts = [stacked[i][..., : shards.sizes[rank]] for i, rank in enumerate(shards.order)]
-        return Gathered(shards, later, xp.concat(parts, axis=-1), places, 0)
+    later = columns_of(stacked[..., k:])
+    if whole and shards.shard.group.strict:  # no padding, since a map may ask how many classes there are
+        return Gathered(shards, later, shards.joined(stacked), places, 0)
     return Gathered(shards, later, _side_by_side(stacked[..., :k], xp), places, k)
 
 
@@ -136,14 +135,10 @@ def _places_of(shards: Shards, chosen: Array, k: int) -> tuple[Array, Array]:
             )
         return places, values
     key = xp.where(chosen, stop_gradient(rows), masked)
-    places = key.topk(k, dim=-1).indices if _array.is_torch(rows) else _array_top(key, k)
+    places = key.topk(k, dim=-1).indices if _array.is_torch(rows) else jax().lax.top_k(key, k)[1]
     places = xp.sort(places, axis=-1)
     there = xp.take_along_axis(chosen, places, axis=-1)
     return places, xp.where(there, xp.take_along_axis(rows, places, axis=-1), masked)
-
-
-def _array_top(key: Array, k: int) -> Array:
-    return jax().lax.top_k(key, k)[1]
 
 
 def _put(out: Array, places: Array, values: Array, xp: Namespace) -> Array:

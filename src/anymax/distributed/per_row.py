@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, device_of, is_integer, is_number, namespace, stop_gradient, total
+from .._array import Array, device_of, is_integer, is_number, namespace, total
 from .._random.draws import count_of, uniforms
 from ..losses.targets import refuse_strays
 from ..thresholds import Threshold
-from ._agreement import Agreement
-from ._call import Arguments, ShardedCall
-from ._methods import solve
-from ._shard import Shard
-from ._softmax import Sums
-from ._solution import Columns, Solution
+from .agreement import Agreement
+from .call import Arguments, ShardedCall
+from .methods import solve
+from .shard import Shard, columns_of
+from .softmax import Sums
+from .solution import Columns, Solution
 
 # -- thresholds ------------------------------------------------------------------------------------------------------------------
 
@@ -24,7 +25,6 @@ def threshold(arguments: Arguments, agreement: Agreement, keepdims: bool) -> Thr
     call = arguments.call(agreement)
     if not call.mapping.has_threshold:
         raise TypeError(call.mapping.no_threshold())
-    call.mapping, call.x = call.mapping.frozen(), stop_gradient(call.x)
 
     def finish(out: Solution) -> Threshold:
         shards, shard, xp = out.shards, out.shards.shard, out.shards.xp
@@ -32,7 +32,7 @@ def threshold(arguments: Arguments, agreement: Agreement, keepdims: bool) -> Thr
         size = xp.where(shards.poisoned, xp.zeros_like(size), size)
         return Threshold(shard.per_row(tau, keepdims), shard.per_row(size, keepdims))
 
-    return solve(call, finish)
+    return solve(call.constant(), finish)
 
 
 def logsumexp(arguments: Arguments, agreement: Agreement, temperature: Any, keepdims: bool) -> Array:
@@ -40,7 +40,6 @@ def logsumexp(arguments: Arguments, agreement: Agreement, temperature: Any, keep
     temperature = _array.number(temperature)
     if not _array.is_array(temperature) and (not is_number(temperature) or not temperature > 0):
         raise ValueError(f"logsumexp: temperature must be a number above 0 or an array of them, got {temperature!r}")
-    call.temperature = temperature
 
     def finish(out: Sums) -> Array:
         shards, shard, xp = out.shards, out.shards.shard, out.shards.xp
@@ -48,7 +47,7 @@ def logsumexp(arguments: Arguments, agreement: Agreement, temperature: Any, keep
         value = shard.temperature * (shards.high + out.log_z)
         return shard.per_row(xp.where(shards.poisoned | shards.empty, strange, value), keepdims)
 
-    return solve(call, finish)
+    return solve(dataclasses.replace(call, temperature=temperature), finish)
 
 
 # -- log p of given classes ----------------------------------------------------------------------------------------------------------
@@ -58,7 +57,7 @@ def log_prob_entropy(arguments: Arguments, agreement: Agreement, y: Any) -> tupl
     call = arguments.call(agreement)
     classes = GivenClasses(call, y)
     agreement.say(y=f"of shape {classes.shape}")
-    agreement.same, call.counted = ("y", classes.y), True
+    agreement.same = "y", classes.y
 
     def finish(out: Solution) -> tuple[Array, Array]:
         shards, xp, index = out.shards, out.shards.xp, classes.index
@@ -74,6 +73,8 @@ def log_prob_entropy(arguments: Arguments, agreement: Agreement, y: Any) -> tupl
 
 class GivenClasses(Columns):
     """Classes of each row; for each its distance from the maximum, and 1, on its process; then this process's part of the entropy."""
+
+    indices = True
 
     def __init__(self, call: ShardedCall, y: Any) -> None:
         shape, lead = tuple(getattr(y, "shape", ())), call.lead
@@ -105,20 +106,14 @@ class GivenClasses(Columns):
         keep = xp.isfinite(a)
         below = xp.where(keep, anchor - xp.where(keep, a, anchor), xp.zeros_like(a))
         part = total(xp.where(keep, xp.exp(-below), xp.zeros_like(a)) * below, xp)
-        return [*_columns(gap), *_columns(xp.astype(here, a.dtype)), part]
-
-
-def _columns(a: Array) -> list[Array]:
-    return [a[..., i : i + 1] for i in range(a.shape[-1])]
+        return [*columns_of(gap), *columns_of(xp.astype(here, a.dtype)), part]
 
 
 # -- samples -------------------------------------------------------------------------------------------------------------------------
 
 
 def sample(arguments: Arguments, agreement: Agreement, generator: Any, num_samples: int | None) -> Array:
-    call = arguments.call(agreement)
-    call.mapping, call.x = call.mapping.frozen(), stop_gradient(call.x)
-    size = count_of(num_samples)
+    call, size = arguments.call(agreement).constant(), count_of(num_samples)
     agreement.say(num_samples=num_samples)
 
     def finish(out: Solution) -> Array:
@@ -144,4 +139,4 @@ class Uniforms(Columns):
         u = uniforms(shard.rows, self.size, self.generator, shard.xp)
         high = shard.xp.astype(u, a.dtype)
         low = shard.xp.astype(u - shard.xp.astype(high, u.dtype), a.dtype)
-        return [*_columns(high), *_columns(low)]
+        return [*columns_of(high), *columns_of(low)]

@@ -1,0 +1,428 @@
+"""The verbs of `anymax.distributed`, and how the files of this room work together.
+
+A call goes this way: `call` reads its arguments; `methods` chooses a `Method` for the map (`softmax`, `ratio`, `candidates`); in the
+first collective each process sends what the method and the verb need, and `agreement` compares the calls; the method then gives a
+`Solution` (also in `gathered` and `search`), from which the verb takes its result (`losses`, `per_row`, `layer`). Both contracts are in
+`solution`. `group` has the two operations that communicate, `torch` and `jax` have them for each framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Unpack
+
+from .._array import torch_loaded
+from .._core.mapping import Mapping
+from .._core.options import documented_like
+from .._core.typing import ArrayT, Mask, Reduction
+from ..thresholds import Threshold
+from . import layer, losses, per_row
+from .agreement import Agreement, fail_together
+from .call import Arguments, ShardKeywords, every_verb
+from .choose_group import as_group
+from .methods import solve
+
+
+@documented_like(every_verb)
+def apply(
+    mapping: Mapping | str,
+    x: ArrayT,
+    axis: int | None = None,
+    *,
+    dim: int | None = None,
+    mask: Mask = None,
+    **options: Unpack[ShardKeywords],
+) -> ArrayT:
+    """The probabilities of this process's classes, from the scores of all processes.
+
+    Like `anymax.apply`, for scores that are split along the classes. Softmax exchanges two numbers per row, a sparse map its few
+    candidates.
+
+    Parameters
+    ----------
+    mapping
+        The map, such as `anymax.Sparsemax()`, or its name; the same on every process.
+    x
+        This process's part of the scores, a torch tensor or a JAX array; in torch the parts may differ in size or be empty.
+        -inf marks a masked class; a NaN or +inf on any process makes the row NaN on all.
+    axis, dim
+        The axis of the classes, the last one by default.
+    mask
+        Booleans that broadcast to this process's scores, True = keep.
+
+    Returns
+    -------
+    Array
+        p of this process's classes, with the shape and dtype of x. Its gradient is correct if every process calls
+        `backward`.
+
+    Examples
+    --------
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun does this for many
+    >>> anymax.distributed.apply("sparsemax", torch.tensor([2.0, 1.5, -1.0]))
+    tensor([0.7500, 0.2500, 0.0000])
+    >>> dist.destroy_process_group()
+    """
+    arguments = Arguments.of("apply", mapping, x, axis, dim, mask, options)
+    return _eagerly(_probabilities, arguments, False)
+
+
+@documented_like(apply)
+def log_apply(
+    mapping: Mapping | str,
+    x: ArrayT,
+    axis: int | None = None,
+    *,
+    dim: int | None = None,
+    mask: Mask = None,
+    **options: Unpack[ShardKeywords],
+) -> ArrayT:
+    """The logarithms of the probabilities of this process's classes, -inf where p is exactly 0.
+
+    Like `anymax.log_apply`, for scores that are split along the classes. For the likelihood of a target use `nll`, which sends less.
+
+    Returns
+    -------
+    Array
+        log p of this process's classes, with the shape and dtype of x.
+
+    Examples
+    --------
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> anymax.distributed.log_apply("softmax", torch.tensor([0.0, -1000.0]))
+    tensor([    0., -1000.])
+    >>> dist.destroy_process_group()
+    """
+    arguments = Arguments.of("log_apply", mapping, x, axis, dim, mask, options)
+    return _eagerly(_probabilities, arguments, True)
+
+
+@documented_like(apply)
+def threshold(
+    mapping: Mapping | str,
+    x: ArrayT,
+    axis: int | None = None,
+    *,
+    dim: int | None = None,
+    mask: Mask = None,
+    keepdims: bool = False,
+    **options: Unpack[ShardKeywords],
+) -> Threshold[ArrayT]:
+    """The threshold tau of each row over the classes of all processes, and how many of these classes have a probability above 0.
+
+    Like `anymax.threshold`. With tau alone a process can compute its p, as `p_i = link(x_i - tau)`.
+
+    Parameters
+    ----------
+    keepdims
+        True to keep the axis of the classes, with size 1.
+
+    Returns
+    -------
+    Threshold[Array]
+        A `Threshold`, the pair (tau, support), the same on every process. Neither has a gradient.
+
+    Examples
+    --------
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> anymax.distributed.threshold("sparsemax", torch.tensor([2.0, 1.5, -1.0]))
+    Threshold(tau=tensor(1.2500), support=tensor(2))
+    >>> dist.destroy_process_group()
+    """
+    arguments = Arguments.of("threshold", mapping, x, axis, dim, mask, options)
+    return _eagerly(per_row.threshold, arguments, keepdims)
+
+
+@documented_like(threshold)
+def logsumexp(
+    x: ArrayT,
+    axis: int | None = None,
+    *,
+    dim: int | None = None,
+    temperature: Any = 1.0,
+    mask: Mask = None,
+    keepdims: bool = False,
+    **options: Unpack[ShardKeywords],
+) -> ArrayT:
+    """The smooth maximum `T log sum_i exp(x_i / T)` over the classes of all processes.
+
+    Like `anymax.logsumexp`. Its gradient, softmax(x / T), needs no communication.
+
+    Parameters
+    ----------
+    temperature
+        T, a number above 0 or an array with one value per row.
+
+    Returns
+    -------
+    Array
+        One number for each row, in the dtype of x, the same on every process. In a backward pass every process must pass it
+        the same gradient, as for a loss.
+
+    Examples
+    --------
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> anymax.distributed.logsumexp(torch.tensor([2.0, 1.0, -1.0]))
+    tensor(2.3490)
+    >>> dist.destroy_process_group()
+    """
+    arguments = Arguments.of("logsumexp", "softmax", x, axis, dim, mask, options)
+    return _eagerly(per_row.logsumexp, arguments, temperature, keepdims)
+
+
+@documented_like(apply)
+def fenchel_young(
+    mapping: Mapping | str,
+    scores: ArrayT,
+    target: Any,
+    weight: Any = None,
+    *,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Mask = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+    **options: Unpack[ShardKeywords],
+) -> ArrayT:
+    """The Fenchel-Young loss of a map, `Omega*(x) + Omega(y) - <x, y>`, over the classes of all processes.
+
+    Like `anymax.fenchel_young`. The gradient by a process's scores is p - y of its classes, and needs no communication.
+
+    Parameters
+    ----------
+    scores
+        This process's part of the scores; see `x` of `anymax.distributed.apply`.
+    target
+        Class indices, counted over all processes and the same on each, or this process's part of distributions (floating
+        point, of the shape of its scores).
+    weight
+        One factor for each class of this process; a mean then weights each sample by the factor of its target, as in torch.
+    axis, dim
+        The axis of the classes: by default 1, as in torch, and 0 for a vector of scores.
+    ignore_index
+        The class index of samples that are left out; a mean does not count them.
+    reduction
+        "mean" over the samples, their "sum", or "none" for one value per sample.
+    label_smoothing
+        The share of the target, from 0 to 1, that is spread evenly over the unmasked classes of all processes.
+
+    Returns
+    -------
+    Array
+        The loss, the same on every process: one number in the dtype of the scores; with `reduction="none"` one for each
+        sample. In a backward pass every process must pass it the same gradient.
+
+    Examples
+    --------
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> anymax.distributed.fenchel_young("sparsemax", torch.tensor([[2.0, 1.5, -1.0]]), torch.tensor([0]))
+    tensor(0.0625)
+    >>> dist.destroy_process_group()
+    """
+    arguments = Arguments.of("fenchel_young", mapping, scores, axis, dim, mask, options)
+    return _eagerly(losses.loss, arguments, target, weight, _loss_options(ignore_index, reduction, label_smoothing))
+
+
+@documented_like(fenchel_young)
+def nll(
+    mapping: Mapping | str,
+    scores: ArrayT,
+    target: Any,
+    weight: Any = None,
+    *,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Mask = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+    **options: Unpack[ShardKeywords],
+) -> ArrayT:
+    """The negative log-likelihood of a map, `-log p_t` of the target, over the classes of all processes.
+
+    Like `anymax.nll`; with softmax it is the cross-entropy, which needs one collective.
+
+    Parameters
+    ----------
+    mapping
+        The map, such as `anymax.Softmax()`, or its name; the same on every process.
+
+    Examples
+    --------
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> anymax.distributed.nll("softmax", torch.tensor([[2.0, 1.0, -1.0]]), torch.tensor([0]))
+    tensor(0.3490)
+    >>> dist.destroy_process_group()
+    """
+    arguments = Arguments.of("nll", mapping, scores, axis, dim, mask, options)
+    return _eagerly(losses.loss, arguments, target, weight, _loss_options(ignore_index, reduction, label_smoothing))
+
+
+@documented_like(fenchel_young)
+@documented_like(every_verb)
+def linear_loss(
+    x: ArrayT,
+    linear_weight: Any,
+    target: Any,
+    mapping: Mapping | str = "softmax",
+    *,
+    linear_bias: Any = None,
+    weight: Any = None,
+    reduction: Reduction = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    mask: Mask = None,
+    chunk: int | None = None,
+    **options: Unpack[ShardKeywords],
+) -> ArrayT:
+    """The loss of a map on the scores `x @ linear_weight.T` of an output layer whose classes are split over processes.
+
+    Like `anymax.linear_loss`, for a vocabulary that is split over processes. Each process computes the scores of its classes for some
+    rows at a time, and again for the gradient, so that it never holds all of them.
+
+    Parameters
+    ----------
+    x
+        The features, [..., features], the same on every process; their gradient is the sum over all processes.
+    linear_weight
+        This process's part of the weight of the layer, [classes of this process, features].
+    mapping
+        The map, such as `anymax.Entmax(1.5)`, or its name; the same on every process.
+    linear_bias
+        One number for each class of this process, added to the scores.
+    mask
+        Booleans that broadcast to this process's scores, [..., classes of this process], True = keep.
+    chunk
+        How many rows to compute at a time (in `anymax.linear_loss` it counts classes); by default as many as have 4 million
+        scores per process.
+
+    Examples
+    --------
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> x, weight = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0], [1.5, 1.0], [0.0, 2.0]])
+    >>> anymax.distributed.linear_loss(x, weight, torch.tensor([0]), "sparsemax")
+    tensor(0.0625)
+    >>> dist.destroy_process_group()
+    """
+    arguments = Arguments.of("linear_loss", mapping, x, None, None, mask, options)
+    given = _loss_options(ignore_index, reduction, label_smoothing)
+    return _eagerly(layer.linear_loss, arguments, linear_weight, linear_bias, chunk, target, weight, given)
+
+
+@documented_like(apply)
+def log_prob_entropy(
+    mapping: Mapping | str,
+    x: ArrayT,
+    y: Any,
+    *,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Mask = None,
+    **options: Unpack[ShardKeywords],
+) -> tuple[ArrayT, ArrayT]:
+    """log p of given classes and the entropy of each row, over the classes of all processes.
+
+    Like `anymax.log_prob_entropy`, for a policy whose vocabulary is split.
+
+    Parameters
+    ----------
+    y
+        Class indices, counted over all processes and the same on each: integers with the shape of x without the class axis,
+        or with more axes before it; -1 means no class and has log p 0.
+
+    Returns
+    -------
+    tuple[Array, Array]
+        (log_prob, entropy), the same on every process: log_prob of the shape of y, -inf where p is 0, and the entropy `-sum
+        p log p` of each row; fp32 for scores of half precision.
+
+    Examples
+    --------
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> anymax.distributed.log_prob_entropy("softmax", torch.tensor([[0.0, 0.0, -torch.inf]]), torch.tensor([0]))
+    (tensor([-0.6931]), tensor([0.6931]))
+    >>> dist.destroy_process_group()
+    """
+    arguments = Arguments.of("log_prob_entropy", mapping, x, axis, dim, mask, options)
+    return _eagerly(per_row.log_prob_entropy, arguments, y)
+
+
+@documented_like(apply)
+def sample(
+    mapping: Mapping | str,
+    x: ArrayT,
+    *,
+    generator: Any = None,
+    num_samples: int | None = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Mask = None,
+    **options: Unpack[ShardKeywords],
+) -> ArrayT:
+    """Classes drawn with the probabilities of a map, over the classes of all processes.
+
+    Like `anymax.sample`, without transforms; for a temperature divide the scores. The draws are those of one process with the same
+    generator.
+
+    Parameters
+    ----------
+    generator
+        A generator or key, an integer seed, or a list of these, one per row; by default torch's global one. The random
+        numbers of the first process are used, so the generators of the others do not matter.
+    num_samples
+        How many to draw from each row, independently, as a new first axis.
+
+    Returns
+    -------
+    Array
+        Class indices, counted over all processes and the same on each, with the shape of x without the class axis; -1 where
+        a row has no class.
+
+    Examples
+    --------
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> anymax.distributed.sample("sparsemax", torch.tensor([3.0, 1.5, -1.0]), generator=0)
+    tensor(0)
+    >>> dist.destroy_process_group()
+    """
+    arguments = Arguments.of("sample", mapping, x, axis, dim, mask, options)
+    return _eagerly(per_row.sample, arguments, generator, num_samples)
+
+
+def without_constant(
+    mapping: Any, scores: Any, target: Any, weight: Any = None, *, axis: int, mask: Any, ignore_index: int, reduction: Reduction,
+    label_smoothing: float, **options: Unpack[ShardKeywords],
+) -> Any:  # fmt: skip
+    """`fenchel_young` without the constant of the target, which `sparse_softmax_loss` leaves out; for DTensors."""
+    arguments = Arguments.of("sparse_softmax_loss", mapping, scores, axis, None, mask, options)
+    return _eagerly(losses.loss, arguments, target, weight, _loss_options(ignore_index, reduction, label_smoothing))
+
+
+def _loss_options(ignore_index: int, reduction: Reduction, label_smoothing: float) -> dict[str, Any]:
+    return {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+
+
+def _probabilities(arguments: Arguments, agreement: Agreement, logs: bool) -> Any:
+    return solve(arguments.call(agreement), lambda out: out.shards.shard.per_class(out.log_p() if logs else out.p()))
+
+
+def _eagerly(verb: Callable[..., Any], arguments: Arguments, *given: Any) -> Any:
+    """Run a verb outside of torch.compile's graphs, since the scores decide how much is sent; if one process fails, all do."""
+    agreement = Agreement(
+        arguments.who, as_group(arguments.who, arguments.group, arguments.axis_name, arguments.x), arguments.x
+    )
+    return fail_together(agreement, lambda: verb(arguments, agreement, *given))
+
+
+if torch := torch_loaded():
+    _eagerly = torch.compiler.disable(_eagerly, reason="anymax.distributed sends as much as the scores make necessary")

@@ -1,0 +1,201 @@
+"""PyTorch: the scores that each row keeps as a function of features, weight and bias, whose gradient is a sparse product.
+
+The gradient of the gradient holds all scores: it uses plain operations.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import array_api_compat.torch as xp
+import torch
+
+from .._array import plain_backward, wide_dtype
+from ..autodiff.saving import save, saved
+from ..autodiff.torch import plain_grads
+from ..kernels import triton
+from .layer import Layer, dots
+from .torch_candidates import Blocks, Bound, Kept, collect
+from .torch_groups import runs_eagerly
+
+Tensor = torch.Tensor
+
+_PIECE = {"cpu": 1 << 18}  # features gathered at a time for a sparse product
+_MANY = 1 << 25
+
+
+def kept(
+    layer: Layer, target: Tensor | None, bound: Bound, without_target: bool, chunk: int | None, others: bool = False
+) -> Kept:
+    """The scores that each row keeps, without a gradient."""
+    blocks, n = Blocks.of(layer, chunk), layer.classes
+    most = n if layer.rows * n <= 1 << 18 else max(64, n * layer.x.element_size() // 160)
+    with torch.no_grad():
+        return collect(layer.constant(), blocks, bound, most, target, without_target, others)
+
+
+def scores_of(layer: Layer, held: Kept, u: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The kept scores, with their gradient, and <scores, u>."""
+    return _Kept.apply(layer.x, layer.weight, layer.bias, held.value, held.index, u)
+
+
+def gathered(layer: Layer, classes: Tensor) -> Tensor:
+    """The scores of these classes of each row, [rows, width], fp32 or fp64."""
+    free = layer.constant() if runs_eagerly(layer) else layer
+    step = _at_a_time(layer.x, classes.shape[1]) if free is not layer else max(1, layer.rows)
+    value = torch.cat([dots(free.x[at], free.weight, free.bias, classes[at], xp) for _, at in free.groups(step)])
+    if free is layer or not layer.recorded():
+        return value
+    return _Kept.apply(layer.x, layer.weight, layer.bias, value, classes, None)[0]
+
+
+# -- the gradient ----------------------------------------------------------------------------------------------------------------------
+
+
+class _Kept(torch.autograd.Function):
+    """The kept scores as a function of features, weight and bias; and <scores, u> for a vector u over all classes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor, index: Tensor, u: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        even, mean = weighted_scores(value, x, weight, bias, u)
+        save(ctx, x, weight, bias, index, u, mean)
+        return value, even
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        (x, weight, bias, index, u, mean), (g, g_even), none = saved(ctx), grads, (None,) * 3
+        if plain_backward(*grads):
+            plain = functools.partial(_plain_kept, index=index, u=u)
+            return *plain_grads(plain, (x, weight, bias), grads), *none
+        return *few_back(ctx.needs_input_grad, g, g_even, index, x, weight, bias, u, mean), *none
+
+
+def few_back(
+    wants: Any, g: Tensor | None, g_even: Tensor | None, index: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None,
+    u: Tensor | None, mean: Tensor | None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """The gradients by x, weight and bias: g is that of the scores of the classes `index`, most of it 0, g_even that of <scores, u>."""
+    dx = None
+    dw = torch.zeros_like(weight) if wants[1] else None
+    db = torch.zeros(weight.shape[0], dtype=wide_dtype(x, torch), device=x.device) if wants[2] else None
+    if u is not None and mean is not None and g_even is not None:
+        dx = torch.outer(g_even, mean) if wants[0] else None
+        if dw is not None:
+            _add_outer(dw, u, g_even @ x.to(u.dtype))
+        if db is not None:
+            db.add_(u, alpha=float(g_even.sum()))
+    if g is not None:
+        row, place = (~(g == 0)).nonzero(as_tuple=True)
+        value, cls = g[row, place], index[row, place].to(torch.int64)
+        gpu = triton.output_layer(x, weight)
+        if db is not None:
+            db.index_add_(0, cls, value.to(db.dtype))
+        if wants[0]:
+            dx = _added_to_rows(dx, row, cls, value, x, weight, gpu)
+        if dw is not None:
+            _add_to_classes(dw, row, cls, value, x, gpu)
+    return None if dx is None else dx.to(x.dtype), dw, None if db is None or bias is None else db.to(bias.dtype)
+
+
+def _at_a_time(rows: Tensor, each: int = 1) -> int:
+    """How many rows of features, or groups of `each` rows, to gather or compute at a time."""
+    return max(1, _PIECE.get(rows.device.type, _MANY) // max(each * rows.shape[1], 1))
+
+
+def weighted_scores(
+    value: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, u: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """<scores, u> of each row, and `u @ weight`; an empty tensor and None if u is None."""
+    if u is None:
+        return value.new_zeros(0), None
+    mean = _mixed(weight, u)
+    even = x.to(mean.dtype) @ mean
+    return even if bias is None else even + torch.where(u == 0, 0, bias.to(u.dtype)) @ u, mean
+
+
+def _mixed(weight: Tensor, u: Tensor) -> Tensor:
+    """`u @ weight`, a part of the classes at a time if the weight is in half precision."""
+    if weight.dtype == u.dtype:
+        return u @ weight
+    out = torch.zeros(weight.shape[1], dtype=u.dtype, device=u.device)
+    step = _at_a_time(weight)
+    for a in range(0, weight.shape[0], step):
+        out += u[a : a + step] @ weight[a : a + step].to(u.dtype)
+    return out
+
+
+def _add_outer(dw: Tensor, u: Tensor, v: Tensor) -> None:
+    if dw.dtype == u.dtype:
+        dw.addr_(u, v)
+        return
+    step = _at_a_time(dw)
+    for a in range(0, dw.shape[0], step):
+        dw[a : a + step] += torch.outer(u[a : a + step], v).to(dw.dtype)
+
+
+def _added_to_rows(
+    dx: Tensor | None, row: Tensor, cls: Tensor, value: Tensor, x: Tensor, weight: Tensor, gpu: Any
+) -> Tensor:
+    """dx, if there is one, plus the sparse matrix (row, cls, value) times the weight; the rows ascend."""
+    if gpu is not None:
+        dx = torch.zeros(x.shape, dtype=x.dtype, device=x.device) if dx is None else dx
+        gpu.add_products(dx, _starts(row, x.shape[0]), cls, value, weight)
+        return dx
+    own = _bags(weight, cls, _starts(row, x.shape[0])[:-1], value)
+    return own if dx is None else dx.add_(own)
+
+
+def _add_to_classes(dw: Tensor, row: Tensor, cls: Tensor, value: Tensor, x: Tensor, gpu: Any) -> None:
+    """Add the transpose of the sparse matrix (row, cls, value) times the features to dw."""
+    order = cls.argsort(stable=True)
+    row, cls, value = row[order], cls[order], value[order]
+    if gpu is not None:
+        gpu.add_products(dw, _starts(cls, dw.shape[0]), row, value, x)
+        return
+    for a, b in _whole(cls, _at_a_time(x)):
+        if dw.dtype == value.dtype:
+            dw.index_add_(0, cls[a:b], x[row[a:b]].mul_(value[a:b, None]))
+        else:  # summed before rounding
+            own, sizes = torch.unique_consecutive(cls[a:b], return_counts=True)
+            dw[own] += _bags(x, row[a:b], sizes.cumsum(0) - sizes, value[a:b])
+
+
+def _starts(ordered: Tensor, count: int) -> Tensor:
+    """Where each number from 0 to `count` begins in ascending numbers below `count`."""
+    return torch.searchsorted(ordered, torch.arange(count + 1, device=ordered.device))
+
+
+def _bags(rows: Tensor, index: Tensor, starts: Tensor, factor: Tensor) -> Tensor:
+    """Sums of rows times factors, over the indices from each start to the next."""
+    return torch.nn.functional.embedding_bag(index, rows, starts, mode="sum", per_sample_weights=factor.to(rows.dtype))
+
+
+def _whole(cls: Tensor, step: int) -> list[tuple[int, int]]:
+    """Pieces of ascending classes, about `step` long, that divide no class."""
+    n = cls.shape[0]
+    if n <= step:
+        return [(0, n)] if n else []
+    starts = torch.arange(step, n, step, device=cls.device)
+    ends = torch.unique(torch.searchsorted(cls, cls[starts])).tolist()
+    edges = [0, *(e for e in ends if e), n]
+    return list(itertools.pairwise(edges))
+
+
+def _plain_kept(
+    x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor, u: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`_Kept` in plain operations, for derivatives of any order."""
+    wide = wide_dtype(x, torch)
+    index = index.to(torch.int64)
+    x, weight = x.to(wide), weight.to(wide)
+    value = (x[:, None, :] * weight[index]).sum(-1)
+    value = value if bias is None else value + bias.to(wide)[index]
+    if u is None:
+        return value, value.new_zeros(0)
+    even = x @ (u @ weight)
+    return value, even if bias is None else even + (torch.where(u == 0, 0, bias.to(wide)) * u).sum()
