@@ -98,20 +98,10 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_sidebars = {
-    page: []
-    for page in (
-        "index",
-        "start",
-        "choose",
-        "zh",
-        "explorer",
-        "performance",
-        "mathematics",
-        "contributing",
-        "changelog",
-    )
-}
+WIDE = (
+    "index start choose zh explorer performance mathematics contributing changelog".split()
+)  # pages without a sidebar
+html_sidebars = {page: [] for page in WIDE}
 
 # One file with all of its extensions, SVG output: no fonts, no network. The menu is off because parts of it load further files.
 mathjax_path = "mathjax/tex-svg-full.js"

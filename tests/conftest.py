@@ -180,6 +180,21 @@ def engine(request):
         yield request.param
 
 
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """Runs the program `anymax`: (exit code, stdout, stderr)."""
+    from anymax.cli import main
+
+    def run(*args, width=100, **environment):
+        monkeypatch.setenv("COLUMNS", str(width))
+        for key, value in environment.items():
+            monkeypatch.setenv(key, value)
+        code = main([str(a) for a in args])
+        return code, *capsys.readouterr()
+
+    return run
+
+
 # -- of the explorer --------------------------------------------------------------------------------------------------
 
 

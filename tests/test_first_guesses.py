@@ -1,4 +1,4 @@
-"""What newcomers try first: a map that is called, names for maps, names of other libraries, odd arguments; and what happens now."""
+"""What newcomers try first: a map that is called, names for maps, names of other libraries, classes along axis 1; and what happens now."""
 
 import copy
 import dataclasses
@@ -454,160 +454,6 @@ def test_classes_at_the_end_are_asked_about():
         am.cross_entropy(np.zeros((2, 4, 5)), np.zeros((2, 4), int))
 
 
-# -- odd arguments: one sentence each, in words of ours --------------------------------------------------------------------------------
-
-
-class Column:
-    """A column of polars or pandas: a dtype and a shape, and no array."""
-
-    dtype, shape, ndim = "Float64", (3,), 1
-
-    def __array__(self, dtype=None, copy=None):
-        return np.array([2.0, 1.0, 0.1])
-
-
-class Words(Column):
-    dtype = "str"
-
-    def __array__(self, dtype=None, copy=None):
-        return np.array(["a", "b", "c"], dtype=object)
-
-
-def test_a_sparse_matrix_of_scipy_says_how_to_make_it_dense():
-    sparse = pytest.importorskip("scipy.sparse")
-    one_sentence(
-        lambda: am.softmax(sparse.csr_matrix(X)), "got csr_matrix of shape (2, 3) and dtype float64; call its toarray()"
-    )
-
-
-def test_columns_and_tables_are_read():
-    want = am.softmax([2.0, 1.0, 0.1])
-    same(am.softmax(Column()), want)
-    pandas = pytest.importorskip("pandas")
-    same(am.softmax(pandas.Series([2.0, 1.0, 0.1])), want)
-    table = pandas.DataFrame(X, columns=["a", "b", "c"])
-    same(am.softmax(table), am.softmax(X))
-    same(am.cross_entropy(table, pandas.Series(Y)), am.cross_entropy(X, Y))
-
-
-ODD = [
-    (lambda: am.softmax("abc"), "scores: expected an array or a list of numbers, got 'abc'"),
-    (lambda: am.softmax({1.0, 2.0}), "got a set, which has no order or length; make a list of it"),
-    (lambda: am.softmax(v for v in [1.0, 2.0]), "got a generator, which has no order or length; make a list of it"),
-    (lambda: am.softmax({"logits": X}), "got a dict; give the numbers in it, as in x['logits']"),
-    (lambda: am.softmax([1.0, "2"]), "got a list with '2' in it"),
-    (lambda: am.softmax([1.0, None]), "got a list with None in it"),
-    (lambda: am.softmax([[1.0, 2.0], [3.0]]), "got rows of different lengths, from 1 to 2; pad them, and say mask="),
-    (lambda: am.softmax([1, [2, 3]]), "got rows of different lengths"),
-    (lambda: am.softmax([10**30, 1]), "got a list with an integer beyond 64 bits; convert it to float"),
-    (lambda: am.softmax([1 + 2j, 2]), "got a list with (1+2j) in it"),
-    (lambda: am.softmax(Model()), "got a value of the type Model, which is called to give numbers; give what it returns"),
-    (lambda: am.softmax(Sparsemax()), "got Sparsemax(), which is called to give numbers; give what it returns"),
-    (lambda: am.softmax(Sparsemax), "got the class Sparsemax"),
-    (lambda: am.softmax(object()), "got a value of the type object"),
-    (lambda: am.softmax(Words()), "got Words of shape (3,) and dtype str"),
-    (lambda: am.softmax(X, X), "axis: expected an integer, got ndarray of shape (2, 3)"),
-    (lambda: am.softmax(X, dtype="nonsense"), "dtype: expected a floating-point dtype such as 'float32', got 'nonsense'"),
-    (lambda: am.softmax(X, dtype=int), "dtype: expected a floating-point dtype such as 'float32', got <class 'int'>"),
-    (lambda: am.softmax(X, dtype="bfloat17"), "dtype: NumPy has no 'bfloat17'"),
-    (lambda: am.cross_entropy(Y, X), "the scores come first, the target after them"),
-    (lambda: am.cross_entropy(X, Y.astype(float)), "class indices must be integers"),
-    (lambda: am.cross_entropy(X, np.eye(3, dtype=int)[Y]), "convert one-hot rows to floating point, or give their argmax"),
-    (lambda: am.cross_entropy(X, np.eye(3, dtype=bool)[Y]), "got bool; convert one-hot rows to floating point"),
-    (lambda: am.cross_entropy(X, Y, ignore_index="a"), "a loss(ignore_index='a'): ignore_index must be an integer"),
-    (lambda: am.cross_entropy(X, Y, ignore_index=None), "ignore_index must be an integer"),
-    (lambda: am.sparsemax_loss(X, [[-0.5, 0.5, 1.0], [0, 0, 1.0]]), "non-negative numbers that sum to 1; the smallest number is -0.5"),
-    (lambda: am.margin_loss(Sparsemax(), X / 9, Y, scale="a"), "margin_loss: scale must be a number or an array, got 'a'"),
-    (lambda: am.entropy(Sparsemax()), "entropy: expected probabilities, got Sparsemax(); a map gives them: anymax.entropy(anymax.apply("),
-    (lambda: am.entropy(Sparsemax(), X), "entropy: expected probabilities, got Sparsemax()"),
-    (lambda: am.entropy("softmax", X), "entropy: expected probabilities, got 'softmax'"),
-    (lambda: am.entropy(X, ["shannon"]), "entropy: kind must be one of renyi, renyi2, shannon, tsallis, got ['shannon']"),
-    (lambda: am.support(Sparsemax()), "support: expected probabilities, got Sparsemax()"),
-    (lambda: am.support(X + 0j), "p: expected real floating-point"),
-    (lambda: am.gumbel_softmax(X, generator=0, hard="yes"), "gumbel_softmax: hard must be True or False, got 'yes'"),
-    (lambda: am.attention([[1.0, 2.0]], X, X), "attention: q must be an array, got list; give numpy.asarray(q)"),
-    (lambda: am.attention(X, X, X, np.eye(2) > 0), "attention: after q, k and v comes the map; give a mask as mask="),
-    (lambda: am.choose("forward", Sparsemax(), "a"), "scores: expected an array or a list of numbers, got 'a'"),
-    (lambda: am.softmax(np.matrix(X)), "scores: a numpy.matrix is not read, since its rows are matrices again; give numpy.asarray(x)"),
-    (lambda: am.entropy(np.matrix(X)), "p: a numpy.matrix is not read"),
-]  # fmt: skip
-
-
-def one_sentence(call, words):
-    """The error is ours: one line, raised by this package, and says what to do."""
-    with pytest.raises((TypeError, ValueError, IndexError), match=re.escape(words)) as raised:
-        call()
-    assert "\n" not in str(raised.value)
-    assert len(str(raised.value)) < 400
-    assert "/anymax/" in str(raised.traceback[-1].path)
-
-
-@pytest.mark.filterwarnings("ignore:the matrix subclass")
-@pytest.mark.parametrize(("call", "words"), ODD)
-def test_an_odd_argument_is_one_sentence(call, words):
-    one_sentence(call, words)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_an_odd_tensor_is_one_sentence():
-    torch = pytest.importorskip("torch")
-    x, y = torch.tensor(X), torch.tensor(Y)
-    ragged = [torch.ones(2), torch.ones(3)]
-    sparse = "must be a dense tensor, got a sparse one; call its to_dense()"
-    nested = "a dense tensor, got a nested one; pad it, and say mask=, or use a verb on segments such as anymax.segment_log_apply"
-    packed = torch.empty(2, dtype=torch.float4_e2m1fn_x2) if hasattr(torch, "float4_e2m1fn_x2") else None
-    verbs = (
-        am.log_softmax, am.logsumexp, am.entropy, am.support, lambda v: am.jacobian("sparsemax", v),
-        lambda v: am.threshold("softmax", v), lambda v: am.sample("softmax", v, generator=0), lambda v: am.cross_entropy(v, y),
-        lambda v: am.sparsemax_loss(v, y), am.temperature(2.0), lambda v: am.explain("softmax", v),
-    )  # fmt: skip
-    for verb in verbs:
-        for given in (x.to_sparse(), x.to_sparse_csr(), x.to_sparse().requires_grad_()):
-            one_sentence(lambda verb=verb, given=given: verb(given), sparse)
-        for options in ({}, {"layout": torch.jagged}):
-            one_sentence(lambda verb=verb, options=options: verb(torch.nested.nested_tensor(ragged, **options)), nested)
-    for call, words in (
-        (lambda: am.cross_entropy(x, y.to_sparse()), f"target {sparse}"),
-        (lambda: am.softmax(torch.nested.nested_tensor(ragged)), "apply takes nested tensors of the layout torch.jagged; make it with"),
-        (lambda: am.softmax(x.to_sparse(), mask=x > 0), sparse),
-        (lambda: am.sparsemax(torch.nested.nested_tensor(ragged, layout=torch.jagged), mask=x > 0), nested),
-        (lambda: am.softmax([x, x]), "got a list of tensors; make one of them: torch.stack(x)"),
-        (lambda: am.softmax([[x[0, 0].requires_grad_()]]), "got a list of tensors"),
-        (lambda: am.softmax(X, mask=x > 0), "mask: got a torch tensor for scores of another framework; convert one of them"),
-        (lambda: am.softmax(x, dtype="nonsense"), "dtype: expected a floating-point dtype such as 'float32', got 'nonsense'"),
-        (lambda: am.softmax(X, dtype=torch.complex64), "dtype: expected a floating-point dtype such as 'float32', got torch.complex64"),
-        (lambda: am.nn.Activation("entmax", learn="alpha", bounds=2), "bounds must be a pair (low, high), got 2"),
-        (lambda: am.nn.MarginHead(3, 0), "MarginHead: num_classes must be at least 1, got 0"),
-        (lambda: am.nn.LinearLoss(-3, 4), "LinearLoss: in_features must be at least 1, got -3"),
-        (lambda: am.nn.MarginHead(3, "a"), "MarginHead: num_classes must be an integer, got 'a'"),
-        (lambda: am.nn.Loss("sparsemax", size_average=True), "Loss has no option 'size_average' (say reduction='mean'"),
-        (lambda: am.nn.Loss("sparsemax", weight="a"), "weight: expected an array or a list of numbers, got 'a'"),
-        (lambda: am.nn.Activation("sparsemax", axis=1), "Activation has no option 'axis' (say dim=)"),
-    ):  # fmt: skip
-        one_sentence(call, words)
-    if packed is not None:
-        one_sentence(
-            lambda: am.softmax(packed), "float4_e2m1fn_x2 holds two numbers in each entry; unpack them to float32 first"
-        )
-    jax = pytest.importorskip("jax")
-    keep = jax.numpy.asarray(X > 0)
-    one_sentence(lambda: am.softmax(x, mask=keep), "mask: got a JAX array for scores of torch; convert one of them")
-    one_sentence(
-        lambda: am.softmax(jax.numpy.asarray(X), mask=x > 0), "mask: got a torch tensor for scores of another framework"
-    )
-
-
-def test_floats_of_eight_bits_are_served():
-    torch = pytest.importorskip("torch")
-    x = torch.tensor([[1.0, 2.0, 0.5]])
-    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-        narrow = x.to(dtype)
-        for verb in (am.softmax, am.sparsemax, am.log_softmax, am.logsumexp):
-            out = verb(narrow)
-            assert out.dtype == dtype
-            torch.testing.assert_close(out.float(), verb(x), rtol=0.13, atol=0.02)
-
-
 @pytest.mark.parametrize("word", ["float32", np.float32, np.dtype("float32"), "torch", "jax"])
 @each_kind
 def test_a_dtype_in_the_words_of_any_framework(kind, word):
@@ -618,14 +464,6 @@ def test_a_dtype_in_the_words_of_any_framework(kind, word):
         pytest.skip("takes its own dtypes")
     p = am.softmax(KINDS[kind](X), dtype=word)
     assert str(p.dtype).endswith("float32")
-
-
-def test_loss_modules_take_weights_as_a_list():
-    torch = pytest.importorskip("torch")
-    x, y = torch.tensor(X), torch.tensor(Y)
-    same(
-        am.nn.Loss("softmax", weight=[1.0, 2.0, 3.0])(x, y), am.nn.Loss("softmax", torch.tensor([1.0, 2.0, 3.0]))(x, y)
-    )
 
 
 @pytest.mark.whole(lambda module: module in ("hf", "sklearn"))

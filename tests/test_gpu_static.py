@@ -28,7 +28,7 @@ pytestmark = [
 if (ROOT / "tools").exists():
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))  # tools are no part of the package
-    from tools import gpu_record, gpu_static
+    from tools import gpu_cases, gpu_code, gpu_record
 
 # -- the record -----------------------------------------------------------------------------------------------------------------------
 
@@ -75,13 +75,13 @@ def test_a_way_home_from_a_block_behind_all_others_is_no_loop():
         "MOV R1, c[0x0][0x28]", "FADD R2, R2, 1", "@P0 BRA `(.L_x_0)", "BSSY B0, `(.L_x_1)", "@!P1 BRA `(.L_x_2)",
         "STG.E [R4.64], R2", "EXIT", "DADD R2, R2, R2", "BRA `(.L_x_1)",
     ]  # fmt: skip
-    follow = gpu_static.flow(code, labels)
+    follow = gpu_code.flow(code, labels)
     assert follow == [[1], [2], [3, 1], [4], [5, 7], [6], [], [8], [5]]
-    assert not gpu_static.reached(follow, 2, 1)  # a loop: its end is come to through its beginning alone
-    assert gpu_static.reached(follow, 8, 5)
+    assert not gpu_code.reached(follow, 2, 1)  # a loop: its end is come to through its beginning alone
+    assert gpu_code.reached(follow, 8, 5)
     code[8] = "BSYNC B0"
-    assert gpu_static.flow(code, labels)[8] == [5]
-    said = gpu_static.flow(["BRA.DIV UR4, `(.L_x_0)", "FADD", "@!UP0 BRA `(.L_x_0)", "EXIT"], labels)
+    assert gpu_code.flow(code, labels)[8] == [5]
+    said = gpu_code.flow(["BRA.DIV UR4, `(.L_x_0)", "FADD", "@!UP0 BRA `(.L_x_0)", "EXIT"], labels)
     assert said == [[1, 1], [2], [3, 1], []]
 
 
@@ -190,8 +190,8 @@ def test_a_key_follows_the_source_the_plan_and_the_types(monkeypatch, uninterpre
 
     def key(shape=(64, 8192), dtype=torch.bfloat16):
         make = lambda: torch.empty(shape, dtype=dtype, device="meta")  # noqa: E731
-        case = gpu_static.Case("", lambda: engine.ENGINE.forward(am.Softmax(), make(), None, make()))
-        (launch,) = gpu_static.launched(case, "sm_90")
+        case = gpu_cases.Case("", lambda: engine.ENGINE.forward(am.Softmax(), make(), None, make()))
+        (launch,) = gpu_cases.launched(case, "sm_90")
         return gpu_record.key_of(launch)
 
     first = key()
@@ -246,9 +246,9 @@ def test_a_loop_is_told_from_its_branch_back():
         /*0060*/ BRA `(.L_x_2);
         /*0070*/ NOP;
 """
-    code, loops = gpu_static.listed(text)
+    code, loops = gpu_code.listed(text)
     assert len(code) == 6
-    assert loops == (gpu_static.Loop(0, 0, True), gpu_static.Loop(1, 1, False))
+    assert loops == (gpu_code.Loop(0, 0, True), gpu_code.Loop(1, 1, False))
     assert [loop.tiles for loop in loops] == [False, True]
     assert gpu_record.Row(**SOUND).per_processor == 8
 

@@ -23,20 +23,20 @@ needs_benchmarks = pytest.mark.skipif(
 
 
 @needs_benchmarks
-@pytest.mark.parametrize("gpu", [False, True], ids=["cpu", "gpu"])
-def test_the_first_picture_of_performance_has_a_dozen_bars_of_the_newest_run(gpu, tmp_path):
+@pytest.mark.parametrize("of", [speed.CPU, speed.GPU], ids=["cpu", "gpu"])
+def test_the_first_picture_of_performance_has_a_dozen_bars_of_the_newest_run(of, tmp_path):
     pytest.importorskip("matplotlib")
-    run = measured.gpu_run() if gpu else measured.main_run()
-    groups = (speed.on_gpu if gpu else speed.on_cpu)(run)
+    run = of.run()
+    groups = of.groups(run)
     bars = [bar for bars in groups.values() for bar in bars]
     assert 6 <= len(bars) <= 12
     measured_ratios = {r["ratio"] for r in run.readings if not r["noisy"]}
     assert {bar.ratio for bar in bars} <= measured_ratios
-    if not gpu:
+    if of is speed.CPU:
         readings = {(r["group"], r["name"].removesuffix(" out="), r["peer"]): r for r in run.readings}
         reading = readings["forward", "sparsemax 64x32000 normal", "torch.softmax"]
         assert reading["noisy"] or speed.Bar("sparsemax", reading["ratio"]) in groups["64 rows of 32,000 classes"]
-    body = speed.overview(tmp_path, gpu=gpu)
+    body = speed.overview(tmp_path, of)
     assert run.machine in body
     for path in sorted(tmp_path.glob("*.svg")):
         assert f"/generated/{path.name}" in body

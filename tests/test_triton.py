@@ -22,8 +22,9 @@ from anymax.kernels.triton import ragged
 ROOT = str(Path(__file__).parents[1])
 if ROOT not in sys.path:
     sys.path.append(ROOT)  # tools are no part of the package
-from tools import gpu_record, gpu_static
-from tools.gpu_static import KERNELS, Recorder, compiled
+from tools import gpu_launches, gpu_record
+from tools.gpu_code import figures
+from tools.gpu_launches import KERNELS, Recorder, compiled, described
 
 needs_triton = pytest.mark.skipif(isinstance(engine.load(), str), reason="triton is not installed")
 
@@ -145,7 +146,7 @@ SOON = {
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", MAPS)
 def test_compiles_ahead_of_time(name, target, monkeypatch, compiler):
-    wave = gpu_static.TARGETS[target][2]
+    wave = gpu_launches.TARGETS[target][2]
     monkeypatch.setattr(engine.load(), "_wave", lambda: wave)
     # one target the rows that fit on chip, another the long ones, the third rows of few classes
     n, dtype = {"sm_80": (1000, torch.float16), "sm_90": (131_072, torch.bfloat16), "gfx942": (8192, torch.float32)}[
@@ -176,7 +177,7 @@ def test_rows_that_begin_anywhere_are_read_in_packs(name, n, rows, monkeypatch, 
     engine.ENGINE.vjp(am.Softmax(), x, x, x)
     for one in calls:
         assert one.options["SHIFT"] == (1 if rows == 8 else 2)
-        found = gpu_static.figures(compiled("sm_90", one), "sm_90")
+        found = figures(compiled("sm_90", one), "sm_90")
         assert found.wide_loads > 0
         if rows == 8 and not one.options.get(
             "PARTS"
@@ -255,7 +256,7 @@ def compile_all(calls, target, most=900_000, shared=64):
 def test_warm_up_makes_every_call(name, n, monkeypatch):
     def kinds(calls):
         """What the compiler would be told: constants, types, and by what numbers can be divided."""
-        return {(one.name, repr(gpu_static.described(one))) for one in calls}
+        return {(one.name, repr(described(one))) for one in calls}
 
     if not hasattr(engine.load().dense_rows, "fn"):
         pytest.skip("the interpreter has replaced the compiler")

@@ -34,29 +34,11 @@ UNITS = (
 )
 NOT_COMPILED = ("xla_ffi.cpp", "xla_ffi_abi.h", "cpu.hpp")
 STYLES = ("style.css", "narrow.css", "print.css")
+# in the order in which they build on each other
 MODULES = (
-    "maps",
-    "formula",
-    "names",
-    "scores",
-    "story",
-    "draws",
-    "state",
-    "history",
-    "kernels",
-    "python",
-    "looks",
-    "draw",
-    "figures",
-    "desk",
-    "board",
-    "entry",
-    "settings",
-    "choice",
-    "closeup",
-    "tour",
-    "app",
-)  # in the order in which they build on each other
+    "maps formula names scores story draws state history "
+    "kernels python looks draw figures desk board entry settings choice closeup tour app"
+).split()
 
 
 def main() -> int:

@@ -21,119 +21,27 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import re
-import select
 import shutil
-import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(ROOT / "tests")]
+
+from tools.gpu_jobs import ONE_BY_ONE, Job, begin, finish, lines_of, run  # noqa: E402
 
 WHEELS = ("array-api-compat", "entmax", "adasplash", "liger-kernel")  # pure Python: any version of it takes them
 STAGES = ("smoke", "parity", "bench", "tune", "check")
 SUITES = ("rows_triton.py", "ragged_triton.py", "layer_triton.py", "attention_triton.py", "test_cuda.py")
 PIECE = 12  # tests of one function that one process runs
-ONE_BY_ONE = ("bench", "tune", "check")  # stages whose cases must not share the device
-
-
-class Job(NamedTuple):
-    """A case: `call` returns what its line says beside name and time."""
-
-    stage: str
-    name: str
-    call: Callable[[], dict[str, Any]]
-    limit: float
-
-
-# -- processes -------------------------------------------------------------------------------------------------------------------
-
-
-class Running(NamedTuple):
-    job: Job
-    pid: int
-    pipe: int
-    start: float
-
-
-def begin(job: Job, log: Path) -> Running:
-    """The case in a child; what it prints goes to the log, what it returns through a pipe."""
-    read, write = os.pipe()
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid:
-        os.close(write)
-        return Running(job, pid, read, time.monotonic())
-    os.setsid()  # what the child starts ends with it
-    os.close(read)
-    said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
-    try:
-        line = job.call()
-    except BaseException as error:  # its line says so; the traceback is in the log
-        print(f"== {job.stage} {job.name}", flush=True)
-        traceback.print_exc()
-        line = {"ok": False, "error": f"{type(error).__name__}: {error}"[:600]}
-    with os.fdopen(write, "w") as pipe:
-        pipe.write(json.dumps(line))
-    sys.stdout.flush()
-    os._exit(0)
-
-
-def finish(one: Running, late: bool) -> dict[str, Any]:
-    """The line of a child that has ended, or is ended."""
-    if late:
-        os.killpg(one.pid, signal.SIGKILL)
-    with os.fdopen(one.pipe) as pipe:
-        text = "" if late else pipe.read()
-    _, status = os.waitpid(one.pid, 0)
-    line = {"stage": one.job.stage, "case": one.job.name, "seconds": round(time.monotonic() - one.start, 2)}
-    if text:
-        return {**line, **json.loads(text)}
-    code = os.waitstatus_to_exitcode(status)
-    why = f"out of time ({one.job.limit:g} s)" if late else f"its process ended with {code}"
-    return {**line, "ok": False, "error": why}
-
-
-def run(jobs: list[Job], folder: Path, width: int, stop: float) -> None:
-    """The cases, `width` at a time, until `stop`; a line each as it ends."""
-    waiting, under_way = list(jobs), {}
-    while waiting or under_way:
-        while waiting and len(under_way) < width and time.monotonic() < stop:
-            one = begin(waiting.pop(0), folder / "log.txt")
-            under_way[one.pipe] = one
-        if not under_way:
-            if waiting:
-                print(f"# out of time: {len(waiting)} cases of {waiting[0].stage} are left", flush=True)
-            return
-        ready, _, _ = select.select(list(under_way), [], [], 0.2)
-        now = time.monotonic()
-        late = [
-            pipe
-            for pipe, one in under_way.items()
-            if pipe not in ready and now > min(one.start + one.job.limit, stop + 5)
-        ]
-        for pipe in (*ready, *late):
-            line = finish(under_way.pop(pipe), pipe in late)
-            with (folder / "cases.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            if not line["ok"] or line["stage"] in ONE_BY_ONE:
-                print(json.dumps({key: value for key, value in line.items() if key != "readings"}), flush=True)
-
-
-def lines_of(folder: Path) -> list[dict[str, Any]]:
-    """What the folder has."""
-    file = folder / "cases.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 # -- the stages -------------------------------------------------------------------------------------------------------------------
@@ -141,10 +49,10 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 def table(only: str) -> list[Any]:
     """Cases of the benchmark whose packages are here; those that compile longest come first."""
+    from benchmarks import gpu
     from benchmarks.__main__ import missing
-    from benchmarks.gpu import table
 
-    cases = [case for case in table() if re.search(only, case.key, re.IGNORECASE) and missing(case) is None]
+    cases = [case for case in gpu.table() if re.search(only, case.key, re.IGNORECASE) and missing(case) is None]
     return sorted(cases, key=lambda case: ("adasplash" not in case.key, not case.group.endswith("attention")))
 
 
@@ -229,8 +137,6 @@ def neighbours(plan: Any, names: tuple[str, ...]) -> Iterator[Any]:
 
 def tune(args: argparse.Namespace) -> Iterator[Job]:
     """The plan of a kernel at a shape beside those around it. A plan that does not compile or does not fit is a line with an error."""
-    import functools
-
     import torch
 
     from anymax.kernels import triton as engine
@@ -289,12 +195,12 @@ def tune(args: argparse.Namespace) -> Iterator[Job]:
                     yield Job("tune", f"output layer {case.name} {panel}{' (in force)' * (panel == now)}", classify, 90)
 
 
-SANITIZED = {
-    "memcheck": "sparsemax and (layouts or halves or parts)",
-    "racecheck": "normmax-2 and (lanes or steps)",
-    "attention": "entmax-1.25 and a_map",
-    "ragged": "entmax-1.5 and (rows or steps)",
-    "layer": "entmax-1.5 and gradients",
+SANITIZED = {  # (tool, file of tests) -> which of them
+    ("memcheck", "rows"): "sparsemax and (layouts or halves or parts)",
+    ("racecheck", "rows"): "normmax-2 and (lanes or steps)",
+    ("memcheck", "attention"): "entmax-1.25 and a_map",
+    ("memcheck", "ragged"): "entmax-1.5 and (rows or steps)",
+    ("memcheck", "layer"): "entmax-1.5 and gradients",
 }
 NCU = "gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__inst_issued.avg.pct_of_peak_sustained_active,sm__warps_active.avg.pct_of_peak_sustained_active"  # noqa: E501
 PROFILED = """
@@ -322,43 +228,16 @@ def check(args: argparse.Namespace) -> Iterator[Job]:
         return {"ok": done.returncode == 0, "said": re.findall(told, done.stdout)[-40:]}
 
     sanitizer, ncu = shutil.which("compute-sanitizer"), shutil.which("ncu")
-    for name, words in SANITIZED.items() if sanitizer else ():
-        file = f"{name if name in ('attention', 'ragged', 'layer') else 'rows'}_triton.py"
-        tool = "racecheck" if name == "racecheck" else "memcheck"
-        command = [
-            str(sanitizer),
-            "--tool",
-            tool,
-            "--error-exitcode",
-            "9",
-            "--target-processes",
-            "all",
-            sys.executable,
-            "-m",
-            "pytest",
-        ]
-        command += ["-q", "-x", "-p", "no:cacheprovider", f"tests/{file}", "-k", words]
-        yield Job(
-            "check",
-            f"{name} {words}",
-            lambda command=command: outside(command, r"(?m)^=+ .*|.* passed.*|.*ERROR SUMMARY.*"),
-            200,
-        )
+    summary = r"(?m)^=+ .*|.* passed.*|.*ERROR SUMMARY.*"
+    pytest = [sys.executable, *"-m pytest -q -x -p no:cacheprovider".split()]
+    for (tool, file), words in SANITIZED.items() if sanitizer else ():
+        how = [str(sanitizer), *f"--tool {tool} --error-exitcode 9 --target-processes all".split()]
+        command = [*how, *pytest, f"tests/{file}_triton.py", "-k", words]
+        yield Job("check", f"{tool} {file} {words}", functools.partial(outside, command, summary), 200)
     if ncu:
-        command = [
-            ncu,
-            "--clock-control",
-            "none",
-            "--csv",
-            "--metrics",
-            NCU,
-            "-k",
-            "regex:_rows",
-            sys.executable,
-            "-c",
-            PROFILED,
-        ]
-        yield Job("check", "ncu", lambda: outside(command, r'(?m)^"\d+".*$'), 120)
+        how = [ncu, *f"--clock-control none --csv --metrics {NCU} -k regex:_rows".split()]
+        command = [*how, sys.executable, "-c", PROFILED]
+        yield Job("check", "ncu", functools.partial(outside, command, r'(?m)^"\d+".*$'), 120)
     if args.dry:  # the crash that a dry run plants: the others go on
         yield Job("check", "crash", lambda: os.abort(), 10)
 
@@ -413,19 +292,8 @@ def parity(args: argparse.Namespace) -> Iterator[Job]:
 
 def pack(folder: Path) -> None:
     """Pure wheels, unpacked: a folder for PYTHONPATH."""
-    words = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-compile",
-        "--target",
-        str(folder),
-        *WHEELS,
-    ]
-    subprocess.run(words, check=True)
+    words = "-m pip install --quiet --no-deps --no-compile --target".split()
+    subprocess.run([sys.executable, *words, str(folder), *WHEELS], check=True)
 
 
 def machine() -> dict[str, Any]:
@@ -433,12 +301,7 @@ def machine() -> dict[str, Any]:
     from benchmarks import report
 
     known = report.facts(os.cpu_count() or 1)
-    words = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    told = (
-        subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
-        if shutil.which(words[0])
-        else ""
-    )
+    told = asked_of_the_device("name,driver_version,memory.total")
     name, driver, memory = (told.splitlines()[0].split(", ") if told else ("no GPU", "", ""))[:3]
     known["hardware"] |= {"host": known["hardware"]["cpu"], "cpu": name, "driver": driver, "gpu_memory": memory}
     return known
@@ -446,12 +309,14 @@ def machine() -> dict[str, Any]:
 
 def state() -> str:
     """Clocks, power and temperature as they are."""
-    words = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu", "--format=csv,noheader"]
-    return (
-        subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
-        if shutil.which(words[0])
-        else ""
-    )
+    return asked_of_the_device("clocks.sm,clocks.mem,power.draw,temperature.gpu")
+
+
+def asked_of_the_device(what: str) -> str:
+    """The answer of nvidia-smi, a line for each GPU; "" where there is none."""
+    words = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"]
+    known = shutil.which(words[0])
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() if known else ""
 
 
 def keep(folder: Path) -> None:
@@ -459,8 +324,7 @@ def keep(folder: Path) -> None:
     from benchmarks import report
 
     known = json.loads((folder / "machine.json").read_text())
-    lines = [json.loads(line) for line in (folder / "cases.jsonl").read_text().splitlines()]
-    rows = [report.Reading(**reading) for line in lines for reading in line.get("readings", ())]
+    rows = [report.Reading(**reading) for line in lines_of(folder) for reading in line.get("readings", ())]
     order = {group: i for i, group in enumerate(report.GROUPS)}
     print(report.save(known, sorted(rows, key=lambda r: order[r.group])), report.render())
 

@@ -20,7 +20,10 @@ import tokenize
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from tools.gpu_static import COLUMNS, ROOT, Case, Figures, Launch, cases, cells, compiled, described, figures, launched
+from tools.gpu_cases import Case, cases, launched
+from tools.gpu_code import Figures, figures
+from tools.gpu_launches import Launch, compiled, described
+from tools.gpu_static import COLUMNS, ROOT, cells
 from tools.gpu_static import lines as lines_of
 from tools.gpu_static import tile as tile_of
 

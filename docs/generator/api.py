@@ -142,13 +142,13 @@ def write(folder: Path) -> None:
         title, words = PAGES[page]
         table = ".. autosummary::\n   :nosignatures:\n\n" + "".join(f"   {name}\n" for name in found)
         entries = "\n".join(_entry(name, page == "contract") for name in found)
-        body = f"# {title}\n\n{words}\n\n```{{eval-rst}}\n{table}\n```\n\n```{{eval-rst}}\n{entries}\n```\n"
-        text.save(folder / f"{page}.md", body)
-    listed = "\n".join(pages)
+        blocks = [f"```{{eval-rst}}\n{block}\n```" for block in (table, entries)]
+        text.save(folder / f"{page}.md", text.page([f"# {title}", words, *blocks]))
     types_ = "\n".join(f"- {', '.join(f'`{n}`' for n in name.split(', '))}: {words}" for name, words in TYPES.items())
-    text.save(
-        folder / "index.md",
-        "# API reference\n\nEvery public name. Arrays in, the same kind of array out: NumPy, PyTorch or JAX.\n\n"
-        f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n\n"
-        f"## Types in signatures\n\n{types_}\n",
-    )
+    parts = [
+        "# API reference",
+        "Every public name. Arrays in, the same kind of array out: NumPy, PyTorch or JAX.",
+        text.toctree(pages, ":maxdepth: 1"),
+        text.section("Types in signatures", types_),
+    ]
+    text.save(folder / "index.md", text.page(parts))

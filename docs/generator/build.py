@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import api, evidence, maps, measured, migrating, project, scores, speed, text
+from . import api, evidence, front, maps, measured, migrating, project, scores, speed, text
 
 
 def write(folder: Path, pictures: bool = True) -> None:
@@ -21,11 +21,11 @@ def write(folder: Path, pictures: bool = True) -> None:
         "evidence-toc": evidence.contents(),
         "performance-runs": measured.outcomes(),
         "performance-gpu": measured.gpu(),
-        "speed-cpu": speed.overview(folder) if pictures else "",
-        "speed-gpu": speed.overview(folder, gpu=True) if pictures else "",
+        "speed-cpu": speed.overview(folder, speed.CPU) if pictures else "",
+        "speed-gpu": speed.overview(folder, speed.GPU) if pictures else "",
         "speed-every": speed.every(folder) if pictures else "",
         "repository": project.links(),
-        "hero": maps.hero(folder / "hero.svg") if pictures else "",
+        "hero": front.hero(folder / "hero.svg") if pictures else "",
     }
     for name, body in parts.items():
         text.save(folder / "parts" / f"{name}.md", body + "\n")

@@ -46,8 +46,8 @@ def verdicts() -> str:
 
 
 def contents() -> str:
-    listed = "\n".join(f"/generated/evidence/{known['name']}" for known in found())
-    return f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```" if listed else ""
+    names = [f"/generated/evidence/{known['name']}" for known in found()]
+    return text.toctree(names, ":maxdepth: 1") if names else ""
 
 
 def _local(page: str, kept: set[str]) -> str:

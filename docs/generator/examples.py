@@ -1,4 +1,7 @@
-"""The same example in three frameworks, run when the page is made: what a page prints is what came out."""
+"""The same example in three frameworks, run when the page is made: what a page prints is what came out.
+
+A page of a map, of a transform and of a margin has the templates of its name.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import io
 import textwrap
 from collections.abc import Mapping
 
-FRAMEWORKS = {
+MAP = {
     "NumPy": """
         import numpy as np
         import anymax
@@ -50,6 +53,80 @@ FRAMEWORKS = {
         print(jax.grad(lambda s: anymax.{loss}(mapping, s, y))(x))
     """,
 }
+TRANSFORM = {
+    "NumPy": """
+        import numpy as np
+        import anymax
+        from anymax import transforms
+
+        transform = {make}
+        x = np.array([[2.0, 1.0, 0.1, -1.0]])
+        print(transform(x).round(3))
+        print(anymax.sparsemax(transform(x)).round(3))
+    """,
+    "PyTorch": """
+        import torch
+        import anymax
+        from anymax import transforms
+
+        transform = {make}
+        x = torch.tensor([[2.0, 1.0, 0.1, -1.0]], requires_grad=True)
+        p = anymax.softmax(transform(x))
+        print(p)
+        print(torch.autograd.grad(p[0, 0], x))
+    """,
+    "JAX": """
+        import jax
+        import jax.numpy as jnp
+        import anymax
+        from anymax import transforms
+
+        transform = {make}
+        x = jnp.array([[2.0, 1.0, 0.1, -1.0]])
+        print(jax.jit(lambda s: anymax.softmax(transform(s)))(x))
+        print(jax.grad(lambda s: anymax.softmax(transform(s))[0, 0])(x))
+    """,
+}
+MARGIN = {
+    "NumPy": """
+        import numpy as np
+        import anymax
+        from anymax import Entmax, margins
+
+        margin = {make}
+        cosines = np.array([[0.9, 0.1, -0.3], [0.2, 0.5, 0.4]])
+        y = np.array([0, 1])
+        print(margin(cosines, y).round(3))
+        loss = anymax.margin_loss(Entmax(1.5), cosines, y, margin=margin, scale=8.0)
+        print(loss.round(3))
+    """,
+    "PyTorch": """
+        import torch
+        import anymax
+        from anymax import Softmax, margins
+
+        torch.manual_seed(0)
+        head = anymax.nn.MarginHead(16, 3, Softmax(), margin={make}, scale=8.0)
+        embeddings = torch.randn(4, 16, requires_grad=True)
+        loss = head(embeddings, torch.tensor([0, 1, 2, 0]))
+        loss.backward()
+        print(loss)
+        print(head.weight.grad.shape)
+    """,
+    "JAX": """
+        import jax
+        import jax.numpy as jnp
+        import anymax
+        from anymax import Softmax, margins
+
+        margin = {make}
+        cosines = jnp.array([[0.9, 0.1, -0.3], [0.2, 0.5, 0.4]])
+        y = jnp.array([0, 1])
+        loss = lambda c: anymax.margin_loss(Softmax(), c, y, margin=margin, scale=8.0)
+        print(loss(cosines))
+        print(jax.jit(jax.grad(loss))(cosines))
+    """,
+}
 
 
 def code(template: str, **words: str) -> str:
@@ -64,7 +141,7 @@ def run(source: str, name: str) -> str:
     return out.getvalue().rstrip()
 
 
-def tabs(templates: Mapping[str, str] = FRAMEWORKS, **words: str) -> str:
+def tabs(templates: Mapping[str, str], **words: str) -> str:
     """A tab for each framework: the code, and what it prints."""
     out = ["`````{tab-set}\n:sync-group: framework"]
     for framework, template in templates.items():

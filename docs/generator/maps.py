@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import anymax
+from anymax._array import is_number
 from anymax.mappings import CATALOGUE
 
 from . import examples, measured, pictures, text
@@ -53,19 +54,14 @@ def pages() -> list[Page]:
 
 def learnable(mapping: anymax.Mapping) -> list[str]:
     """The parameters that may be arrays and then have a gradient."""
-    found = []
-    for field in dataclasses.fields(mapping):  # type: ignore[arg-type]
-        value = getattr(mapping, field.name)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            try:
-                found += (
-                    [field.name]
-                    if field.name in mapping.replace(**{field.name: np.array([float(value)])}).params()
-                    else []
-                )
-            except (TypeError, ValueError):
-                continue
-    return found
+    return [name for name, value in mapping.constants().items() if is_number(value) and _takes_arrays(mapping, name)]
+
+
+def _takes_arrays(mapping: anymax.Mapping, name: str) -> bool:
+    try:
+        return name in mapping.replace(**{name: np.array([float(mapping.constants()[name])])}).params()
+    except (TypeError, ValueError):
+        return False
 
 
 def sugar(name: str) -> str:
@@ -79,16 +75,25 @@ def facts(page: Page) -> str:
     f, mapping = page.mapping.facts, page.mapping
     short = sugar(mapping.name)
     rows = [
-        ("A larger score never gets a smaller probability", "yes" if f.monotone else "no"),
-        ("Adding a constant to all scores changes nothing", "yes" if f.shift_invariant else "no"),
-        ("Exact zeros", "yes" if f.sparse else "no"),
+        ("A larger score never gets a smaller probability", yes(f.monotone)),
+        ("Adding a constant to all scores changes nothing", yes(f.shift_invariant)),
+        ("Exact zeros", yes(f.sparse)),
         ("Fenchel-Young loss (symmetric Jacobian)", "yes" if f.has_potential else f"no: use `{mapping.instead}`"),
-        ("The loss is exactly 0 once the target leads by", "never" if f.margin is None else f"{f.margin:g}"),
+        ("The loss is exactly 0 once the target leads by", lead(f)),
         ("Loss to call", f"`{short}`, or `{page.loss}`" if short else f"`{page.loss}`"),
         ("Parameters with a gradient", ", ".join(f"`{n}`" for n in learnable(mapping)) or "none"),
         ("Compiled kernels", engines(mapping)),
     ]
     return text.table((f"`{page.prose.keys['example']}`", ""), rows)
+
+
+def yes(fact: bool) -> str:
+    return "yes" if fact else "no"
+
+
+def lead(f: anymax.Facts) -> str:
+    """The lead of the target at which the loss is 0."""
+    return "never" if f.margin is None else f"{f.margin:g}"
 
 
 def engines(mapping: Any) -> str:
@@ -115,28 +120,20 @@ def promises() -> str:
     rows = []
     for page in pages():
         f = page.mapping.facts
-        marks = ("yes" if fact else "no" for fact in (f.monotone, f.shift_invariant, f.sparse, f.has_potential))
+        marks = map(yes, (f.monotone, f.shift_invariant, f.sparse, f.has_potential))
         link = f"{{doc}}`{page.prose.keys['example']} </generated/maps/{page.kind.name}>`"
-        rows.append(
-            (link, *marks, "never" if f.margin is None else f"{f.margin:g}", ", ".join(learnable(page.mapping)))
-        )
+        rows.append((link, *marks, lead(f), ", ".join(learnable(page.mapping))))
     head = (
-        "map",
-        "keeps the order",
-        "ignores a common constant",
-        "exact zeros",
-        "convex loss",
-        "loss is 0 at a lead of",
-        "learnable",
-    )
+        "map", "keeps the order", "ignores a common constant", "exact zeros", "convex loss", "loss is 0 at a lead of", "learnable",
+    )  # fmt: skip
     return text.table(head, rows)
 
 
-def write(folder: Path, pictures: bool = True) -> None:
+def write(folder: Path, drawn: bool = True) -> None:
     found = pages()
     for page in found:
         text.save(folder / f"{page.kind.name}.md", markdown(page))
-        if pictures:
+        if drawn:
             draw(page, folder)
     rows = [
         (
@@ -147,19 +144,21 @@ def write(folder: Path, pictures: bool = True) -> None:
         )
         for page in found
     ]
-    listed = "\n".join(page.kind.name for page in found)
-    text.save(
-        folder / "index.md",
-        "# Maps\n\nA map turns a vector of scores into a probability distribution. `anymax.apply`, the losses, `anymax.sample`, "
-        "`anymax.attention` and `anymax.jacobian` work with every one of them. {doc}`Which one should I use? </choose>` compares "
-        "them.\n\n"
-        + text.table(("map", "", "exact zeros", "convex loss"), rows)
-        + f"\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n",
-    )
+    parts = [
+        "# Maps",
+        (
+            "A map turns a vector of scores into a probability distribution. `anymax.apply`, the losses, `anymax.sample`, "
+            "`anymax.attention` and `anymax.jacobian` work with every one of them. {doc}`Which one should I use? </choose>` compares them."
+        ),
+        text.table(("map", "", "exact zeros", "convex loss"), rows),
+        text.toctree([page.kind.name for page in found], ":hidden:"),
+    ]
+    text.save(folder / "index.md", text.page(parts))
 
 
 def markdown(page: Page) -> str:
     prose, name = page.prose, page.kind.name
+    sections = {title: text.section(title, prose.sections[title]) for title in ALLOWED}
     words = {
         "kind": page.kind.__name__,
         "make": prose.keys["example"],
@@ -171,27 +170,17 @@ def markdown(page: Page) -> str:
         text.found_by(prose.keys.get("search", name.replace("_", " "))),
         prose.introduction,
         portrait(page),
-        section(page, "Definition"),
+        sections["Definition"],
         on_one_vector(page),
-        "## Facts",
-        facts(page),
+        text.section("Facts", facts(page)),
         "Each line is checked by numbers in `tests/test_facts.py`.",
-        section(page, "Loss"),
-        section(page, "Gradient"),
-        section(page, "When it helps"),
-        section(page, "When it hurts"),
-        "## In three frameworks",
-        examples.tabs(**words),
-        "## Measured",
-        measured.of_map(name),
-        section(page, "Paper"),
+        *(sections[title] for title in ("Loss", "Gradient", "When it helps", "When it hurts")),
+        text.section("In three frameworks", examples.tabs(examples.MAP, **words)),
+        text.section("Measured", measured.of_map(name)),
+        sections["Paper"],
         f"{{py:class}}`API reference <anymax.{page.kind.__name__}>`",
     ]
-    return "\n\n".join(parts) + "\n"
-
-
-def section(page: Page, title: str) -> str:
-    return f"## {title}\n\n{page.prose.sections[title]}"
+    return text.page(parts)
 
 
 PANELS = {  # what the page shows of its map, with the words for those who don't see it; `anymax plot` has them in one picture
@@ -225,45 +214,5 @@ def draw(page: Page, folder: Path) -> None:
     own = (Path(anymax.__file__).parent / "mappings" / f"{page.kind.name}.py", PROSE / f"{page.kind.name}.md")
     for name in PANELS:
         target = folder / f"{page.kind.name}-{name}.svg"
-        if pictures.old(target, (plot.__file__, anymax.__file__, *SOURCES, *own)):
+        if pictures.old(target, (plot.__file__, anymax.__file__, pictures.__file__, __file__, *own)):
             pictures.save(target, functools.partial(panel, name=name))
-
-
-SOURCES = (__file__, pictures.__file__)
-README = Path(__file__).parents[1] / "_static" / "readme.svg"
-THREE = (anymax.Softmax(), anymax.Entmax(1.5), anymax.Sparsemax())
-
-
-def front(target: Path) -> None:
-    """README's picture, which is kept in the repository: `cd docs && python -m generator.maps` draws it anew."""
-    from anymax import plot
-
-    def picture(plt: Any) -> Any:
-        figure, (left, right) = plt.subplots(1, 2, figsize=(9.0, 3.6), layout="constrained", width_ratios=(1.1, 1))
-        plot.bars(THREE, ax=left)
-        plot.curves(THREE, ax=right)
-        return figure
-
-    pictures.one(target, picture, **{"font.size": 11})
-
-
-def hero(target: Path) -> str:
-    """The picture of the start page: the row of scores of its example under three maps. The Markdown that shows it."""
-    from anymax import plot
-
-    def picture(plt: Any) -> Any:
-        figure, ax = plt.subplots(figsize=(5.2, 3.0), layout="constrained")
-        plot.bars(THREE, ax=ax)
-        return figure
-
-    if pictures.old(target, (plot.__file__, *SOURCES)):
-        pictures.save(target, picture, **{"font.size": 11})
-    words = (
-        "Bars: the probabilities that softmax, entmax and sparsemax give to four scores. Softmax gives every class some, entmax leaves "
-        "one out, sparsemax two."
-    )
-    return pictures.shown(f"/generated/{target.name}", words, "hero")
-
-
-if __name__ == "__main__":
-    front(README)

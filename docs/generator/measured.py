@@ -16,7 +16,7 @@ NAMES = {
     "entmax": ("entmax15", "entmax 4/3", "entmax 1.25"),
     "softmax": ("softmax", "cross_entropy"),
 }  # as the benchmarks call them
-REPOSITORY = "the folder `benchmarks/results/` of the repository"
+NONE = "No benchmark has been saved yet."
 
 
 class Run(NamedTuple):
@@ -32,6 +32,17 @@ class Run(NamedTuple):
         device = self.facts.get("gpu") or hardware["cpu"]
         own = f"anymax {versions['anymax']} ({versions['commit']})"
         return f"{device}, {self.facts['threads']} threads; {packages}; {own}; {self.facts['date']}"
+
+
+def is_sound(reading: dict[str, Any]) -> bool:
+    """Whether the reading has a ratio that a picture may show."""
+    return bool(reading.get("ratio")) and not reading["noisy"]
+
+
+def case_of(reading: dict[str, Any], ending: str = "") -> tuple[str, str]:
+    """(name, shape) of a reading of normal scores, two empty strings of any other."""
+    match = re.fullmatch(rf"(.+?) (\d+x\d+) normal{ending}( out=)?", reading["name"])
+    return (match[1], match[2]) if match else ("", "")
 
 
 @cache
@@ -80,10 +91,10 @@ def speed_of_map(name: str) -> str:
     for run in runs():
         cells: dict[tuple[str, str, str], dict[str, str]] = {}
         for r in run.readings:
-            match = re.fullmatch(rf"(.+?) ({'|'.join(shapes)}) normal( out=)?", r["name"])
-            if match and r["group"] in passes and match[1] in mine and r["peer"] != "copy" and r.get("ratio"):
-                row = cells.setdefault((match[1], passes[r["group"]], r["peer"]), {})
-                row[match[2]] = f"{ms(r['ours_ms'])} ms, {ratio(r)}"
+            kin, shape = case_of(r)
+            if shape in shapes and r["group"] in passes and kin in mine and r["peer"] != "copy" and r.get("ratio"):
+                row = cells.setdefault((kin, passes[r["group"]], r["peer"]), {})
+                row[shape] = f"{ms(r['ours_ms'])} ms, {ratio(r)}"
         if cells:
             some = [s for s in shapes if any(s in row for row in cells.values())]
             rows = [
@@ -121,7 +132,17 @@ COLUMNS = {"forward": ("forward", "softmax"), "backward": ("backward",), "loss":
 
 def main_run() -> Run | None:
     """The newest run on a CPU that has the forward pass."""
-    found = [run for run in runs() if any(r["group"] == "forward" for r in run.readings)]
+    return _newest("forward")
+
+
+def gpu_run() -> Run | None:
+    """The newest run on a GPU."""
+    return _newest("gpu")
+
+
+def _newest(group: str) -> Run | None:
+    """The newest run with a group of this name, or of one that begins with it."""
+    found = [run for run in runs() if any(r["group"].startswith(group) for r in run.readings)]
     return max(found, key=lambda run: run.facts["date"], default=None)
 
 
@@ -129,14 +150,14 @@ def costs() -> str:
     """A row for each map: our time over the peer's, for the three passes and two shapes."""
     run = main_run()
     if run is None:
-        return "No benchmark has been saved yet."
+        return NONE
     cells: dict[str, dict[tuple[str, str], str]] = {}
     for r in run.readings:
-        match = re.fullmatch(r"(.+?) (\d+x\d+) normal( out=)?", r["name"])
+        name, shape = case_of(r)
         column = next((c for c, groups in COLUMNS.items() if r["group"] in groups), None)
-        if match and column and match[2] in MAIN and r["peer"] in ("torch.softmax", "F.cross_entropy"):
-            name = {"cross_entropy": "softmax"}.get(match[1], match[1].removesuffix("_loss"))
-            cells.setdefault(name, {})[column, match[2]] = ratio(r)
+        if column and shape in MAIN and r["peer"] in ("torch.softmax", "F.cross_entropy"):
+            name = {"cross_entropy": "softmax"}.get(name, name.removesuffix("_loss"))
+            cells.setdefault(name, {})[column, shape] = ratio(r)
     heads = [(column, shape) for column in COLUMNS for shape in MAIN]
     heads = [head for head in heads if any(head in row for row in cells.values())]
     rows = [(f"`{name}`", *(row.get(head, "") for head in heads)) for name, row in cells.items()]
@@ -154,15 +175,9 @@ def outcomes() -> str:
             (run.machine, len(run.readings), count["pass"], count["miss"], count["wrong"] + count["error"], noisy)
         )
     if not rows:
-        return "No benchmark has been saved yet."
+        return NONE
     head = ("machine", "figures", "bars met", "missed", "wrong or failed", "too noisy")
     return text.table(head, rows, (1, 2, 3, 4, 5))
-
-
-def gpu_run() -> Run | None:
-    """The newest run on a GPU."""
-    found = [run for run in runs() if any(r["group"].startswith("gpu") for r in run.readings)]
-    return max(found, key=lambda run: run.facts["date"], default=None)
 
 
 def gpu() -> str:
@@ -193,7 +208,7 @@ def all_figures() -> str:
     """Every table of `benchmarks/results/README.md`, which `python -m benchmarks --render` writes."""
     path = RESULTS / "README.md"
     if not path.exists():
-        return "# All benchmark figures\n\nNo benchmark has been saved yet.\n"
+        return text.page(["# All benchmark figures", NONE])
     body = path.read_text(encoding="utf-8").partition("## Older runs")[0]
     body = re.sub(r"^# .*\n", "# All benchmark figures\n", body)
     return re.sub(r"\[([^\]]+)\]\(([^)]+\.json)\)", r"`\2`", body)

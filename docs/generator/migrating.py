@@ -35,16 +35,11 @@ def _version(package: str) -> str:
 
 
 def write(path: Path) -> None:
-    parts = [
-        "# Migrating",
-        text.found_by(SEARCH),
-        INTRODUCTION,
-    ]
+    parts = ["# Migrating", text.found_by(SEARCH), INTRODUCTION]
     for table in tables():
         rows = [(f"`{row['old']}`", f"`{row['new']}`{_note(row)}") for row in table["rows"]]
         parts += [
-            f"## {table['title']}",
-            f"{table['text']}{_version(table['package'])}",
+            text.section(table["title"], table["text"] + _version(table["package"])),
             text.table(("old", "new"), rows),
         ]
-    text.save(path, "\n\n".join(parts) + "\n")
+    text.save(path, text.page(parts))

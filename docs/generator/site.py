@@ -13,27 +13,9 @@ from urllib.parse import unquote, urlsplit
 
 from . import search
 
-_ASSETS = {
-    "img": "src",
-    "script": "src",
-    "iframe": "src",
-    "source": "src",
-    "video": "src",
-    "audio": "src",
-    "embed": "src",
-    "link": "href",
-}
-_NO_ASSETS = {
-    "canonical",
-    "next",
-    "prev",
-    "search",
-    "index",
-    "genindex",
-    "author",
-    "license",
-    "help",
-}  # relations of <link> that load nothing
+_ASSETS = {**dict.fromkeys(("img", "script", "iframe", "source", "video", "audio", "embed"), "src"), "link": "href"}
+# relations of <link> that load nothing
+_NO_ASSETS = set("canonical next prev search index genindex author license help".split())
 _FOREIGN = re.compile(r"""(?:@import\s*|url\()\s*["']?((?:https?:)?//[^"')\s;]+)""")
 
 

@@ -12,7 +12,6 @@ from . import measured, pictures
 MAPS = {"softmax": "softmax", "sparsemax": "sparsemax", "entmax15": "entmax 1.5", "sparse_softmax": "sparse softmax"}
 SHAPES = ("512x1000", "64x32000", "4096x32000")
 GPU_SHAPES = ("65536x128", "4096x1024", "4096x8192")
-NONE = "No benchmark has been saved yet."
 
 
 class Bar(NamedTuple):
@@ -32,9 +31,9 @@ def _bars(run: measured.Run, groups: tuple[str, ...], shapes: tuple[str, ...], e
     """The maps' ratios to `torch.softmax` at these shapes; what was noisy is left out."""
     found: dict[tuple[str, str], float] = {}
     for r in run.readings:
-        match = re.fullmatch(rf"(\w+) (\d+x\d+) normal{ending}( out=)?", r["name"])
-        if match and r["group"] in groups and r["peer"] == "torch.softmax" and r.get("ratio") and not r["noisy"]:
-            found[match[2], match[1]] = r["ratio"]
+        name, shape = measured.case_of(r, ending)
+        if shape and r["group"] in groups and r["peer"] == "torch.softmax" and measured.is_sound(r):
+            found[shape, name] = r["ratio"]
     listed = {
         _rows(s): [Bar(words, found[s, name]) for name, words in MAPS.items() if (s, name) in found] for s in shapes
     }
@@ -52,30 +51,43 @@ def on_gpu(run: measured.Run) -> Groups:
     attention = []
     for r in run.readings:
         match = re.fullmatch(r"entmax15 \d+x\d+x(\d+)x\d+ local bfloat16 reach 1/8", r["name"])
-        if match and "FlashAttention" in r["peer"] and r.get("ratio") and not r["noisy"]:
+        if match and "FlashAttention" in r["peer"] and measured.is_sound(r):
             attention.append(Bar(f"{int(match[1]):,} tokens", r["ratio"]))
     return {**listed, **({"causal attention, entmax 1.5": attention} if attention else {})}
 
 
-def overview(folder: Path, gpu: bool = False) -> str:
-    """A dozen bars, and what they mean."""
-    run = measured.gpu_run() if gpu else measured.main_run()
-    groups = {} if run is None else (on_gpu if gpu else on_cpu)(run)
+class Overview(NamedTuple):
+    """A picture of a dozen bars."""
+
+    name: str
+    run: Callable[[], measured.Run | None]
+    groups: Callable[[measured.Run], Groups]
+    theirs: str
+    words: str
+
+
+CPU = Overview(
+    "cpu", measured.main_run, on_cpu, "time of torch.softmax", "fp32, normal scores, forward pass into a given `out=`."
+)
+GPU = Overview(
+    "gpu", measured.gpu_run, on_gpu, "torch's time",
+    "bf16, normal scores, in CUDA graphs: the maps against `torch.softmax`; attention, in which each query reaches an eighth of the keys, "
+    "against FlashAttention-2.",
+)  # fmt: skip
+
+
+def overview(folder: Path, of: Overview) -> str:
+    """Draw the bars; the Markdown that shows them and says what they mean."""
+    run = of.run()
+    groups = {} if run is None else of.groups(run)
     if run is None or not groups:
-        return NONE
-    target = folder / f"speed-{'gpu' if gpu else 'cpu'}.svg"
-    theirs = "torch's time" if gpu else "time of torch.softmax"
+        return measured.NONE
+    target = folder / f"speed-{of.name}.svg"
     if pictures.old(target, (measured.RESULTS / f"{run.name}.json", pictures.__file__, __file__)):
-        pictures.save(target, lambda plt: _draw_bars(groups, f"our time / {theirs}", plt), **{"font.size": 11})
+        pictures.save(target, lambda plt: _draw_bars(groups, f"our time / {of.theirs}", plt), **{"font.size": 11})
     said = "; ".join(f"{h}: " + ", ".join(f"{b.name} {b.ratio:.2f}" for b in bars) for h, bars in groups.items())
-    words = (
-        "bf16, normal scores, in CUDA graphs: the maps against `torch.softmax`; attention, in which each query reaches an eighth of the "
-        "keys, against FlashAttention-2."
-        if gpu
-        else "fp32, normal scores, forward pass into a given `out=`."
-    )
-    alt = f"Bars of our time divided by the {theirs}. {said}"
-    return f"{pictures.shown(f'/generated/{target.name}', alt, 'speed')}\n\n{{.caption}}\n{words} {run.machine}."
+    alt = f"Bars of our time divided by the {of.theirs}. {said}"
+    return f"{pictures.shown(f'/generated/{target.name}', alt, 'speed')}\n\n{{.caption}}\n{of.words} {run.machine}."
 
 
 def _draw_bars(groups: Groups, label: str, plt: Any) -> Any:
@@ -136,7 +148,7 @@ def every(folder: Path) -> str:
             "`F.cross_entropy`), fp32, normal scores; left of the line we are faster. The whiskers are quartiles; what was noisy is "
             f"left out. {run.machine}."
         )
-    return "\n\n".join(out) or NONE
+    return "\n\n".join(out) or measured.NONE
 
 
 Point = tuple[str, float, float, float]  # a name, the ratio and its quartiles
@@ -146,7 +158,7 @@ def _points(run: measured.Run, groups: tuple[str, ...]) -> list[Point]:
     points = []
     for r in run.readings:
         wanted = r["group"] in groups and r["peer"] in ("torch.softmax", "F.cross_entropy") and " normal" in r["name"]
-        if wanted and not r["name"].startswith("log") and r.get("ratio") and not r["noisy"]:
+        if wanted and not r["name"].startswith("log") and measured.is_sound(r):
             points.append((r["name"].replace(" normal", "").replace(" out=", ""), r["ratio"], r["low"], r["high"]))
     return points
 

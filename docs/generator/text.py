@@ -48,6 +48,19 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], right: Sequen
     return "\n".join(["| " + " | ".join(header) + " |", line, *("| " + " | ".join(row) + " |" for row in cells)])
 
 
+def section(title: str, body: str) -> str:
+    return f"## {title}\n\n{body}"
+
+
+def toctree(names: Iterable[str], option: str) -> str:
+    listed = "\n".join(names)
+    return f"```{{toctree}}\n{option}\n\n{listed}\n```"
+
+
+def page(parts: Iterable[str]) -> str:
+    return "\n\n".join(parts) + "\n"
+
+
 def save(path: Path, text: str) -> None:
     """Only what has changed is written, so that Sphinx reads only that again."""
     path.parent.mkdir(parents=True, exist_ok=True)

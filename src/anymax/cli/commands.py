@@ -63,10 +63,13 @@ class Number(click.ParamType):
         return found
 
 
+OWN_NAMES = ("scores", "mappings", "temperature", "as_json", "json", "out", "name")  # other arguments of the commands
+
+
 def parameters(command: Any) -> Any:
     """Add an option for each parameter of the maps, except names that a command uses itself."""
     for key, maps in reversed(names.options().items()):
-        if key in ("scores", "mappings", "temperature", "as_json", "json", "out", "name"):
+        if key in OWN_NAMES:
             continue
         defaults = [names.fields(name)[key].default for name in maps]
         kind = click.STRING if any(isinstance(d, str) for d in defaults) else Number()
@@ -203,10 +206,9 @@ def inventory(as_json: bool) -> None:
         dump(rows)
         return
 
-    def say(value: Any) -> str:
-        return (
-            {True: "yes", False: "no", None: "-"}[value] if value is None or isinstance(value, bool) else f"{value:g}"
-        )
+    def say(value: bool | float | None) -> str:
+        words = {True: "yes", False: "no", None: "-"}
+        return words[value] if value is None or isinstance(value, bool) else f"{value:g}"
 
     tables.grid(
         Console(highlight=False),
@@ -318,20 +320,25 @@ def plot(name: str, scores: tuple[Any, ...], mappings: tuple[str, ...], out: str
             pictures.prepare()
             figure = pictures.draw(kind, maps, x)
         else:
-            try:
-                mapping = names.choose([name], {} if mappings else values)[0]
-            except names.UnknownMap:
-                raise ValueError(f"{name!r} is neither a picture ({', '.join(PICTURES)}) nor a map") from None
-            if mappings:
-                raise ValueError(
-                    f"a map's name ({name}) and --mapping don't combine; "
-                    f"with --mapping, NAME is one of {', '.join(PICTURES)}"
-                )
+            mapping = _mapping_to_draw(name, mappings, values)
             pictures.prepare()
             figure = pictures.portrait(mapping, x)
         path = destination(out, kind.replace(":", "-"))
         pictures.save(figure, path)
     click.echo(str(path))
+
+
+def _mapping_to_draw(name: str, mappings: tuple[str, ...], values: dict[str, Any]) -> Any:
+    """The map that NAME says in place of a picture."""
+    try:
+        mapping = names.choose([name], {} if mappings else values)[0]
+    except names.UnknownMap:
+        raise ValueError(f"{name!r} is neither a picture ({', '.join(PICTURES)}) nor a map") from None
+    if mappings:
+        raise ValueError(
+            f"a map's name ({name}) and --mapping don't combine; with --mapping, NAME is one of {', '.join(PICTURES)}"
+        )
+    return mapping
 
 
 def destination(out: str | None, name: str) -> Path:

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -37,6 +37,15 @@ class Result:
     calibration_error: float
     seconds: float
     p: np.ndarray
+
+
+class Digits(NamedTuple):
+    """scikit-learn's handwritten digits as tensors; a third is held out."""
+
+    x: Any
+    y: Any
+    test_x: Any
+    test_y: np.ndarray
 
 
 def check(out: Path, pictures: bool) -> None:
@@ -117,11 +126,10 @@ def compare(maps: Sequence[Mapping], *, epochs: int, seed: int) -> tuple[list[Re
             results.append(train(mapping, data, epochs, seed, lambda task=task: bars.advance(task)))
             bars.remove_task(task)
             bars.advance(everything)
-    return results, data[3]
+    return results, data.test_y
 
 
-def digits(seed: int) -> tuple[Any, Any, Any, np.ndarray]:
-    """(train x, train y, test x, test y) of scikit-learn's digits; a third is held out."""
+def digits(seed: int) -> Digits:
     import torch  # late: an optional extra
     from sklearn.datasets import load_digits
 
@@ -130,10 +138,10 @@ def digits(seed: int) -> tuple[Any, Any, Any, np.ndarray]:
     x, y = (x[order] / 16.0).astype(np.float32), y[order].astype(np.int64)
     held_out = len(y) // 3
     train_x, train_y, test_x = (torch.from_numpy(a) for a in (x[held_out:], y[held_out:], x[:held_out]))
-    return train_x, train_y, test_x, y[:held_out]
+    return Digits(train_x, train_y, test_x, y[:held_out])
 
 
-def train(mapping: Mapping, data: tuple, epochs: int, seed: int, tick: Callable[[], Any]) -> Result:
+def train(mapping: Mapping, data: Digits, epochs: int, seed: int, tick: Callable[[], Any]) -> Result:
     import torch  # late: an optional extra
 
     x, y, test_x, test_y = data

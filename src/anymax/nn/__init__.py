@@ -16,27 +16,21 @@ except ModuleNotFoundError as error:
     ) from None
 
 from .adaptive_scale import AdaptiveScale
+from .attention import Attention
+from .attention_pool import AttentionPool
 from .categorical import Categorical
-from .graphs import AttentionPool, GraphAttention
+from .graph_attention import GraphAttention
 from .linear_loss import LinearLoss
 from .margin_head import MarginHead
-from .modules import Activation, Attention, Loss
+from .modules import Activation, Loss
 
 __all__ = [
     "Activation", "AdaptiveScale", "Attention", "AttentionPool", "Categorical", "GraphAttention", "LinearLoss", "Loss", "MarginHead",
 ]  # fmt: skip
 
 for _kind in (
-    Activation,
-    AdaptiveScale,
-    Attention,
-    AttentionPool,
-    Categorical,
-    GraphAttention,
-    LinearLoss,
-    Loss,
-    MarginHead,
-):
+    Activation, AdaptiveScale, Attention, AttentionPool, Categorical, GraphAttention, LinearLoss, Loss, MarginHead,
+):  # fmt: skip
     _kind.__module__ = __name__  # the public path, by which pickles find them
 
 

@@ -88,10 +88,10 @@ class MarginHead(OfMapping):
             raise ValueError(f"MarginHead: sample_rate must be a number above 0 and at most 1, got {sample_rate!r}")
         self.num_classes, self.sample_rate = num_classes, sample_rate
         self.group = None if group is None else as_group("MarginHead", group, None, torch.empty(0))
-        rank, size = (0, 1) if self.group is None else (self.group.rank, self.group.size)
+        self._rank, size = (0, 1) if self.group is None else (self.group.rank, self.group.size)
         self.starts = [num_classes * i // size for i in range(size + 1)]
-        self.class_start = self.starts[rank]
-        self.weight = nn.Parameter(torch.empty(self.starts[rank + 1] - self.class_start, in_features))
+        self.class_start = self.starts[self._rank]
+        self.weight = nn.Parameter(torch.empty(self.starts[self._rank + 1] - self.class_start, in_features))
         nn.init.normal_(self.weight, std=1.0 / math.sqrt(in_features))
 
     def cosines(self, embeddings: Tensor) -> Tensor:
@@ -120,18 +120,21 @@ class MarginHead(OfMapping):
 
         With a group the rows of all processes are one batch; `reduction="none"` returns all losses, in the order of the processes.
         """
-        mapping, sampled = self.mapping, self.training and self.sample_rate < 1
-        if self.group is None and not sampled:
-            if (
-                isinstance(self.margin, margins.Margin)
-                and math.prod(embeddings.shape[:-1]) * self.weight.shape[0] >= _MANY
-            ):
-                x, centres = (nn.functional.normalize(a, dim=-1, eps=1e-8) for a in (embeddings, self.weight))
-                return linear.margin_linear_loss(x, centres, target, mapping, self.margin, self.scale, **self.options)
-            cosines = self.cosines(embeddings)
-            return losses.margin_loss(
-                mapping, cosines, target, margin=self.margin, scale=self.scale, axis=-1, **self.options
-            )
+        if self.group is not None or (self.training and self.sample_rate < 1):
+            return self._loss_of_some_classes(embeddings, target)
+        rows, classes = math.prod(embeddings.shape[:-1]), self.weight.shape[0]
+        if isinstance(self.margin, margins.Margin) and rows * classes >= _MANY:
+            x, centres = (nn.functional.normalize(a, dim=-1, eps=1e-8) for a in (embeddings, self.weight))
+            return linear.margin_linear_loss(x, centres, target, self.mapping, self.margin, self.scale, **self.options)
+        return self._margin_loss(self.cosines(embeddings), target, self.options)
+
+    def _margin_loss(self, cosines: Tensor, target: Tensor, options: dict[str, Any]) -> Tensor:
+        return losses.margin_loss(
+            self.mapping, cosines, target, margin=self.margin, scale=self.scale, axis=-1, **options
+        )
+
+    def _loss_of_some_classes(self, embeddings: Tensor, target: Tensor) -> Tensor:
+        """The loss where this process has a part of the classes, or a step uses a part of them."""
         target = self._integers(embeddings, target)
         if self.group is not None:
             embeddings, target = _exchanged(self.group, embeddings, target)
@@ -142,17 +145,18 @@ class MarginHead(OfMapping):
         # ignored rows become -1, since other classes may get the index `ignore_index` below
         target = torch.where(ignored, -1, torch.where(target < 0, self.num_classes, target))
         weight, starts = self.weight, self.starts
-        if sampled:
+        if self.training and self.sample_rate < 1:
             chosen, target, starts = self._sampled(target)
             weight = weight[chosen]
-        start = starts[0 if self.group is None else self.group.rank]
+        start = starts[self._rank]
         mine = target - start
         mine = torch.where((mine >= 0) & (mine < weight.shape[0]) & ~ignored, mine, -1)
         wide = transforms.cosine(weight)(embeddings)
         wide = wide if wide.dtype == torch.float64 else wide.float()  # no rounding between the margin and the loss
         if self.group is None:
-            return losses.margin_loss(mapping, wide, target, margin=self.margin, scale=self.scale, axis=-1, **options)
+            return self._margin_loss(wide, target, options)
         scores = self.margin(wide, mine, -1) * self.scale if weight.shape[0] else wide
+        mapping = self.mapping
         loss = distributed.fenchel_young if mapping.facts.has_potential else distributed.nll
         shard = ShardKeywords(group=self.group, class_start=start, class_count=starts[-1])
         return loss(mapping, scores, target, axis=-1, **shard, **options)
@@ -183,7 +187,7 @@ class MarginHead(OfMapping):
             shift[edges[r] : edges[r + 1]] = starts[-1] - edges[r]
             size = max(math.ceil(self.sample_rate * (high - low)), edges[r + 1] - edges[r])
             starts.append(starts[-1] + size)
-        rank = 0 if self.group is None else self.group.rank
+        rank = self._rank
         mine = wanted[edges[rank] : edges[rank + 1]] - self.class_start
         order = torch.rand(self.weight.shape[0], device=target.device)
         order[mine] = 2.0

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
 
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
@@ -21,6 +24,22 @@ def maps_of(mappings: Maps | None, default: Sequence[Mapping]) -> list[Mapping]:
     mappings = default if mappings is None else mappings
     several = mappings if isinstance(mappings, Iterable) and not isinstance(mappings, str) else [mappings]
     return [_plain(as_mapping(m, "anymax.plot")) for m in several]
+
+
+def some_maps(who: str, mappings: Maps | None, default: Sequence[Mapping]) -> list[Mapping]:
+    """As `maps_of`; an error in the name of `who` if there are none."""
+    maps = maps_of(mappings, default)
+    if not maps:
+        raise ValueError(f"anymax.plot.{who}: got no mappings; pass at least one, as in [Softmax()]")
+    return maps
+
+
+def row_of(who: str, x: Any) -> np.ndarray:
+    """One row of scores; an error in the name of `who` for more."""
+    x = style.numbers(x).astype(float)
+    if x.ndim != 1:
+        raise ValueError(f"plot.{who} draws one row of scores, got an array of shape {x.shape}; choose a row")
+    return x
 
 
 def _plain(mapping: Mapping) -> Mapping:

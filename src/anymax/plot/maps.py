@@ -13,7 +13,7 @@ from .._core.typing import AnyArray, Numbers
 from ..functional import apply
 from ..inspection import jacobian as _jacobian
 from . import style
-from .inputs import SCORES, THREE, Maps, maps_of
+from .inputs import SCORES, THREE, Maps, maps_of, row_of, some_maps
 from .style import DIVERGING, SEQUENTIAL, every_picture
 from .two_classes import curves, losses
 from .words import title
@@ -42,12 +42,8 @@ def bars(mappings: Maps | None = None, x: AnyArray | Numbers | None = None, *, a
     >>> len(ax.patches), [text.get_text() for text in ax.texts]
     (6, ['0'])
     """
-    maps = maps_of(mappings, THREE)
-    if not maps:
-        raise ValueError("anymax.plot.bars: got no mappings; pass at least one, as in [Softmax()]")
-    x = np.array([2.0, 1.4, 0.6, -1.0]) if x is None else style.numbers(x).astype(float)
-    if x.ndim != 1:
-        raise ValueError(f"plot.bars draws one row of scores, got an array of shape {x.shape}; choose a row")
+    maps = some_maps("bars", mappings, THREE)
+    x = row_of("bars", (2.0, 1.4, 0.6, -1.0) if x is None else x)
     rows = [style.numbers(apply(mapping, x)) for mapping in maps]
     ax = style.axes(ax)
     width = 0.8 / len(maps)
@@ -56,7 +52,7 @@ def bars(mappings: Maps | None = None, x: AnyArray | Numbers | None = None, *, a
         ax.bar(positions, p, width, label=title(mapping), **style.fill(i, ax))
         for x_zero in positions[p == 0]:
             ax.annotate("0", (x_zero, 0.0), ha="center", va="bottom", fontsize="small", color=style.colour(i, ax))
-    ax.set_xticks(range(len(x)), [f"{v:g}".replace("-", "−") for v in x])
+    ax.set_xticks(range(len(x)), [style.shown(v) for v in x])
     ax.set(xlabel="scores", ylabel="probability", title="One row of scores")
     return style.tidy(ax, len(maps))
 
@@ -160,9 +156,7 @@ def jacobian(
     ['0.50', '−0.50', '0']
     """
     (mapping,) = maps_of(mapping, ())
-    x = style.numbers(x).astype(float)
-    if x.ndim != 1:
-        raise ValueError(f"plot.jacobian draws one row of scores, got an array of shape {x.shape}; choose a row")
+    x = row_of("jacobian", x)
     j = style.numbers(_jacobian(mapping, x))
     ax = style.axes(ax)
     bound = float(np.abs(j).max()) or 1.0 if bound is None else bound
@@ -175,7 +169,7 @@ def jacobian(
             dark = abs(value) > 0.6 * bound
             text = "0" if value == 0 else f"{value:.2f}".replace("-0.00", "0.00").replace("-", "−")
             ax.text(k, i, text, ha="center", va="center", fontsize="small", color="white" if dark else "black")
-        names = [f"{v:g}".replace("-", "−") for v in x]
+        names = [style.shown(v) for v in x]
         ax.set_xticks(range(n), names)
         ax.set_yticks(range(n), names)
     else:

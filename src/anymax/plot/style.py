@@ -52,6 +52,11 @@ def grid(n: int) -> Any:
     return pyplot().subplots(rows, columns, figsize=(3.2 * columns, 2.8 * rows), layout="constrained", squeeze=False)[1]
 
 
+def shown(value: float) -> str:
+    """A number on an axis."""
+    return f"{value:g}".replace("-", "−")
+
+
 def ink(ax: Axes) -> Any:
     """The colour of the labels: black, or that of a dark style."""
     return ax.xaxis.label.get_color()

@@ -15,7 +15,7 @@ from .._core.typing import AnyArray, Numbers
 from ..functional import apply
 from ..losses.verbs import fenchel_young, nll
 from . import style
-from .inputs import THREE, USUAL, Maps, maps_of
+from .inputs import THREE, USUAL, Maps, maps_of, some_maps
 from .style import DASHES, MARKERS, every_picture
 from .words import title
 
@@ -128,9 +128,7 @@ def curves(mappings: Maps | None = None, *, t: AnyArray | Numbers | None = None,
     >>> [line.get_label() for line in ax.lines]
     ['softmax', 'sparsemax']
     """
-    maps = maps_of(mappings, USUAL)
-    if not maps:
-        raise ValueError("anymax.plot.curves: got no mappings; pass at least one, as in [Softmax()]")
+    maps = some_maps("curves", mappings, USUAL)
     grid = np.linspace(-4.0, 4.0, 801) if t is None else style.numbers(t).astype(float)
     others = rivals(maps)
     lines = [curve(mapping, grid, others) for mapping in maps]
@@ -183,10 +181,10 @@ def losses(
     found = [_lead_loss(mapping, others) for mapping in maps]
     ax = style.axes(ax)
 
-    def draw(f: Callable[[np.ndarray], np.ndarray], **style: Any) -> None:
+    def draw(f: Callable[[np.ndarray], np.ndarray], **look: Any) -> None:
         with np.errstate(divide="ignore", invalid="ignore"):
             at_zero = float(f(np.zeros(1))[0]) if scaled else 1.0
-            ax.plot(grid, f(grid) / (at_zero if 0 < at_zero < np.inf else 1.0), **style)
+            ax.plot(grid, f(grid) / (at_zero if 0 < at_zero < np.inf else 1.0), **look)
 
     for i, (name, f) in enumerate(CLASSIC.items() if classic else ()):
         draw(f, label=name, color=style.ink(ax), linestyle=DASHES[i], linewidth=1.2, zorder=3)

@@ -26,9 +26,10 @@ from ..functional import apply, log_apply
 from . import losses
 from .blocks import Blocks, here, is_dask, lazily, names_of, parts
 from .objective import Linear
-from .parameters import MapParameters, mapping_of, not_below_zero, number_of, threads
+from .parameters import MapParameters, mapping_of, number_of, threads
 from .solvers import descend
 from .stochastic import Stream
+from .targets import balanced, not_below_zero
 
 if TYPE_CHECKING:
     from typing import Self, TypeAlias
@@ -178,35 +179,36 @@ class MappingClassifier(ClassifierMixin, MapParameters):
             The classifier itself.
         """
         self.mapping_ = self._check()
-        rows, classes = self._rows(X, y)
+        rows, classes = self._data(X, y)
         self._fit_classes(rows, classes, sample_weight)
         return self
 
     def _check(self) -> Any:
         """Check all parameters and return the map."""
-        self._numbers()
+        self._check_training()
         return mapping_of(self.mapping, self.alpha)
 
-    def _numbers(self) -> None:
-        number_of("C", self.C, 0.0, True, "a positive number, or inf for no penalty")
+    def _check_training(self) -> None:
+        number_of("C", self.C, "a positive number, or inf for no penalty", zero=False)
         if self.l2 is not None:
-            number_of("l2", self.l2, 0.0, False, "a number from 0, or None to use C")
+            number_of("l2", self.l2, "a number from 0, or None to use C")
             if self._usual_c != self.C:
                 raise ValueError(f"C={self.C!r} and l2={self.l2!r} say the same thing in two ways; give one of them")
-        number_of("tol", self.tol, 0.0, False, "a number from 0")
+        number_of("tol", self.tol, "a number from 0")
         if self.penalty not in ("l2", None):
             raise ValueError(f"penalty={self.penalty!r}: expected 'l2', or None for no penalty; there is no other here")
         if self.penalty is None and (self._usual_c != self.C or self.l2 is not None):
             raise ValueError(
                 f"penalty=None with C={self.C!r} and l2={self.l2!r}: without a penalty there is no weight of it; leave them out"
             )
-        self._uniform(2)
+        self._uniform_weight()
         if not isinstance(self.max_iter, Integral) or self.max_iter < 0:
             raise ValueError(f"max_iter={self.max_iter!r}: expected an integer from 0")
         if self.solver not in ("lbfgs", "lbfgs-scipy"):
             raise ValueError(f"solver={self.solver!r}: expected 'lbfgs' or 'lbfgs-scipy'")
 
-    def _rows(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Any]:
+    def _data(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Any]:
+        """X as an array, a CSR matrix or `Blocks`, and y in memory."""
         if is_dask(X):
             y = validate_data(self, "no_validation", here(y), multi_output=True)
             validate_data(self, names_of(X), skip_check_array=True, reset=reset)
@@ -228,13 +230,31 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         k = len(self.classes_)
         if k < 2:
             raise ValueError(f"y has one class, {self.classes_[0]!r}; a classifier needs at least 2 classes")
-        weights = _check_sample_weight(here(sample_weight), X, dtype=np.float64, ensure_non_negative=True)
-        weights = weights * _class_weights(self.class_weight, self.classes_, y, index, weights)[index]
-        share, l2 = self._shares(weights, X.dtype)
-        mapping, index = self.mapping_, index.astype(np.int64)
-        one = k == 2 and mapping.facts.shift_invariant
-        loss = (losses.BinaryLoss if one else losses.IndexLoss)(mapping, index, share)
-        self._descend(X, loss, l2, 1 if one else k, losses.bend(mapping, k), share)
+        weights = self._row_weights(X, sample_weight)
+        if isinstance(self.class_weight, str) and self.class_weight == "balanced":
+            factors = balanced(np.bincount(index, weights, k), weights.sum())
+        else:
+            factors = self._factors(y)
+        share, l2 = self._shares(weights * factors[index], X.dtype)
+        loss = self._loss_of(losses.IndexLoss, index.astype(np.int64), share)
+        self._descend(X, loss, l2, self._columns(), losses.bend(self.mapping_, k), share)
+
+    def _row_weights(self, X: Any, sample_weight: Any) -> np.ndarray:
+        return _check_sample_weight(here(sample_weight), X, dtype=np.float64, ensure_non_negative=True)
+
+    def _factors(self, y: np.ndarray) -> np.ndarray:
+        """The factors that a dict gives the classes; y holds each class."""
+        factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
+        return not_below_zero(self.class_weight, factors)
+
+    def _columns(self) -> int:
+        """The number of scores of a row: one for two classes, if the map depends on their difference alone."""
+        k = len(self.classes_)
+        return 1 if k == 2 and self.mapping_.facts.shift_invariant else k
+
+    def _loss_of(self, kind: Callable[..., losses.Loss], target: Any, share: np.ndarray) -> losses.Loss:
+        loss = kind(self.mapping_, target, share)
+        return losses.ZeroFirst(loss) if self._columns() < len(self.classes_) else loss
 
     def _shares(self, weights: np.ndarray, dtype: Any) -> tuple[np.ndarray, float]:
         total = self.weight_ = float(weights.sum())
@@ -309,7 +329,7 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         """
         first = not hasattr(self, "classes_")
         self.mapping_ = self._check()
-        rows, y = self._rows(X, y, reset=first)
+        rows, y = self._data(X, y, reset=first)
         self._stream_classes(rows, y, classes, sample_weight, first)
         return self
 
@@ -324,14 +344,13 @@ class MappingClassifier(ClassifierMixin, MapParameters):
                 "partial_fit(X, y, classes=[...])"
             )
         self.classes_ = known
-        k, index = len(known), np.searchsorted(known, y).astype(np.int64)
-        weights = _check_sample_weight(here(sample_weight), X, dtype=np.float64, ensure_non_negative=True)
+        index = np.searchsorted(known, y).astype(np.int64)
+        weights = self._row_weights(X, sample_weight)
         self._no_balance()
-        weights = weights * _class_weights(self.class_weight, known, known, np.arange(k), np.ones(k))[index]
-        mapping = self.mapping_
-        one = k == 2 and mapping.facts.shift_invariant
-        kind = losses.BinaryLoss if one else losses.IndexLoss
-        self._stream(X, weights, lambda rows, share: kind(mapping, index[rows], share), 1 if one else k)
+        self._stream(
+            X, weights * self._factors(known)[index],
+            lambda rows, share: self._loss_of(losses.IndexLoss, index[rows], share), self._columns(),
+        )  # fmt: skip
 
     def _known_classes(self, classes: Any, first: bool) -> np.ndarray:
         if first and classes is None:
@@ -415,16 +434,17 @@ class MappingClassifier(ClassifierMixin, MapParameters):
             return z[:, 0]
         return z[:, 1] - z[:, 0] if len(self.classes_) == 2 else z
 
-    def _uniform(self, classes: int) -> tuple[float, float]:
-        """The factor of the probabilities, and the number added to each."""
-        weight = number_of("smoothing", self.smoothing, 0.0, False, "a number from 0 to 1")
+    def _uniform_weight(self) -> float:
+        """The weight of the uniform distribution."""
+        weight = number_of("smoothing", self.smoothing, "a number from 0 to 1")
         if weight > 1:
             raise ValueError(f"smoothing={self.smoothing!r}: expected a number from 0 to 1")
-        return 1.0 - weight, weight / classes
+        return weight
 
     def _smooth(self, p: np.ndarray, classes: int) -> np.ndarray:
-        factor, more = self._uniform(classes)
-        return p if factor == 1.0 else p * p.dtype.type(factor) + p.dtype.type(more)
+        weight = self._uniform_weight()
+        factor = 1.0 - weight
+        return p if factor == 1.0 else p * p.dtype.type(factor) + p.dtype.type(weight / classes)
 
     def _probable(self, z: np.ndarray) -> np.ndarray:
         return self._smooth(apply(self.mapping_, _all_classes(z)), len(self.classes_))
@@ -448,14 +468,4 @@ class MappingClassifier(ClassifierMixin, MapParameters):
 
 
 def _all_classes(z: np.ndarray) -> np.ndarray:
-    return losses.pair(z) if z.shape[1] == 1 else z
-
-
-def _class_weights(
-    class_weight: Any, classes: np.ndarray, y: np.ndarray, index: np.ndarray, weights: np.ndarray
-) -> np.ndarray:
-    """One factor for each class; "balanced" counts each row with its weight."""
-    if isinstance(class_weight, str) and class_weight == "balanced":
-        mass = np.bincount(index, weights, len(classes))
-        return weights.sum() / (len(classes) * np.where(mass > 0, mass, 1.0))
-    return not_below_zero(class_weight, compute_class_weight(class_weight, classes=classes, y=y))
+    return losses.zero_first(z) if z.shape[1] == 1 else z

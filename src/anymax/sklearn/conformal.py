@@ -20,7 +20,7 @@ from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .classes import MappingClassifier
 from .levels import entering
-from .losses import exponent_of, pair
+from .losses import exponent_of, zero_first
 from .parameters import MapParameters, mapping_of, number_of
 
 if TYPE_CHECKING:
@@ -135,22 +135,7 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
         x: Any = X
         validate_data(self, x, skip_check_array=True)
         x, target = indexable(x, target)
-        rows = np.arange(len(target))
-        if isinstance(self.estimator, FrozenEstimator):
-            self.estimator_, self.classes_ = self.estimator, np.asarray(self.estimator.classes_)
-            strange = target[~np.isin(target, self.classes_)]
-            if len(strange):
-                raise ValueError(
-                    f"y holds the class {strange[:1].tolist()[0]!r}, which the frozen classifier does not know; leave such rows out, and "
-                    "the coverage is that of the classes that it knows"
-                )
-        else:
-            self.classes_ = np.unique(target)
-            order = check_random_state(self.random_state).permutation(len(target))
-            held = self._held(len(target))
-            rows, train = np.sort(order[:held]), np.sort(order[held:])
-            inner: Any = clone(self._inner())
-            self.estimator_ = inner.fit(_safe_indexing(x, train), target[train])
+        rows = self._trained(x, target)
         reached = entering(c, self._scores(_safe_indexing(x, rows)))
         index = np.searchsorted(self.classes_, target[rows])
         self.calibration_scores_ = np.sort(reached[np.arange(len(rows)), index])
@@ -164,6 +149,25 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
                 stacklevel=2,
             )
         return self
+
+    def _trained(self, x: Any, target: np.ndarray) -> np.ndarray:
+        """Set `estimator_` and `classes_`; return the rows that are left to calibrate, which are all for a frozen classifier."""
+        if isinstance(self.estimator, FrozenEstimator):
+            self.estimator_, self.classes_ = self.estimator, np.asarray(self.estimator.classes_)
+            strange = target[~np.isin(target, self.classes_)]
+            if len(strange):
+                raise ValueError(
+                    f"y holds the class {strange[:1].tolist()[0]!r}, which the frozen classifier does not know; leave such rows out, and "
+                    "the coverage is that of the classes that it knows"
+                )
+            return np.arange(len(target))
+        self.classes_ = np.unique(target)
+        order = check_random_state(self.random_state).permutation(len(target))
+        held = self._held(len(target))
+        train = np.sort(order[held:])
+        inner: Any = clone(self._inner())
+        self.estimator_ = inner.fit(_safe_indexing(x, train), target[train])
+        return np.sort(order[:held])
 
     def predict_set(self, X: Rows, coverage: float | None = None) -> np.ndarray:
         """The set of each row: the best class, and as many others as the coverage needs.
@@ -184,14 +188,13 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
         """
         check_is_fitted(self)
         known = self.temperature_ if coverage is None else self._temperature(_coverage(coverage))
-        c = exponent_of(self.mapping_)
-        assert c is not None
+        c: Any = exponent_of(self.mapping_)  # a number, as `_map` has seen
         return entering(c, self._checked(X)) <= known
 
     def predict(self, X: Rows) -> np.ndarray:
         """The class with the largest score for each row of X, [rows]; in a tie the first in `classes_`. The set contains it."""
-        best = np.argmax(self._checked(X), axis=1)
-        return self.classes_[best]
+        z = self._checked(X)  # before `classes_`, which only a fitted classifier has
+        return self.classes_[np.argmax(z, axis=1)]
 
     def decision_function(self, X: Rows) -> np.ndarray:
         """The scores behind the sets, [rows, classes]; for two classes the second minus the first, [rows].
@@ -220,7 +223,7 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
     def _held(self, n: int) -> int:
         """The number of rows that calibrate."""
         calibration, words = self.calibration, "a share above 0 and below 1, or a number of rows from 1"
-        share, rows = number_of("calibration", calibration, 0.0, True, words), is_int(number(calibration))
+        share, rows = number_of("calibration", calibration, words, zero=False), is_int(number(calibration))
         if share >= 1 and not rows:
             raise ValueError(f"calibration={calibration!r}: expected {words}")
         held = int(calibration) if rows else max(1, round(n * share))
@@ -250,7 +253,7 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
         decide, probable = getattr(model, "decision_function", None), getattr(model, "predict_proba", None)
         if decide is not None:
             z = np.asarray(decide(X))
-            z = pair(z[:, None]) if z.ndim == 1 and len(inner) == 2 else z
+            z = zero_first(z[:, None]) if z.ndim == 1 and len(inner) == 2 else z
         elif probable is not None:
             with np.errstate(divide="ignore"):
                 z = np.log(np.asarray(probable(X)))
@@ -281,8 +284,7 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
 
 def _coverage(value: Any) -> Fraction:
     """The coverage as the decimal number that was written, so that 0.9 * 10 is exactly 9."""
-    ok = isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < 1
-    if not ok:
+    if not (isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < 1):
         raise ValueError(f"coverage={value!r}: expected a number above 0 and below 1")
     return Fraction(repr(float(value)))
 

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import sparse
-from sklearn.utils.validation import _check_sample_weight
 
 from .._core.options import documented_like
 from . import losses
 from .blocks import here
 from .classes import MappingClassifier
-from .parameters import not_below_zero
+from .targets import column_weights, one_a_row, proportions
 
 if TYPE_CHECKING:
     from typing import Self
@@ -69,18 +68,16 @@ class LabelDistributionClassifier(MappingClassifier):
             The proportions Q, [rows, classes], at least 0 and with rows that sum to 1, dense or sparse; or one class per row.
         """
         self.mapping_ = self._check()
-        rows, target = self._rows(X, y)
-        if _one_a_row(target):
+        rows, target = self._data(X, y)
+        if one_a_row(target):
             self._fit_classes(rows, target, sample_weight)
             return self
-        q = _proportions(target)
+        q = proportions(target)
         k = q.shape[1]
         self.classes_ = np.arange(k)
-        weights = self._weights(rows, q, sample_weight)
-        share, l2 = self._shares(weights, rows.dtype)
-        one = k == 2 and self.mapping_.facts.shift_invariant
-        loss = (losses.BinarySharesLoss if one else losses.SharesLoss)(self.mapping_, q, share)
-        self._descend(rows, loss, l2, 1 if one else k, losses.bend(self.mapping_, k), share)
+        share, l2 = self._shares(self._weights(rows, q, sample_weight), rows.dtype)
+        loss = self._loss_of(losses.SharesLoss, q, share)
+        self._descend(rows, loss, l2, self._columns(), losses.bend(self.mapping_, k), share)
         return self
 
     @documented_like(MappingClassifier.partial_fit)
@@ -99,36 +96,30 @@ class LabelDistributionClassifier(MappingClassifier):
         """
         first = not hasattr(self, "classes_")
         self.mapping_ = self._check()
-        rows, target = self._rows(X, y, reset=first)
-        if _one_a_row(target):
+        rows, target = self._data(X, y, reset=first)
+        if one_a_row(target):
             self._stream_classes(rows, target, classes, sample_weight, first)
             return self
-        q = _proportions(target)
+        q = proportions(target)
         k = q.shape[1]
         known = self._known_classes(np.arange(k) if classes is None else classes, first)
         if len(known) != k:
             raise ValueError(f"y has the proportions of {k} classes, and classes={classes!r} has {len(known)}")
         self.classes_ = known
-        one = k == 2 and self.mapping_.facts.shift_invariant
-        kind = losses.BinarySharesLoss if one else losses.SharesLoss
         weights = self._weights(rows, q, sample_weight)
-        self._stream(rows, weights, lambda at, share: kind(self.mapping_, q[at], share), 1 if one else k)
+        loss_of = lambda at, share: self._loss_of(losses.SharesLoss, q[at], share)  # noqa: E731
+        self._stream(rows, weights, loss_of, self._columns())
         return self
 
     def _weights(self, X: Any, q: Any, sample_weight: Any) -> np.ndarray:
-        weights = _check_sample_weight(here(sample_weight), X, dtype=np.float64, ensure_non_negative=True)
+        weights = self._row_weights(X, sample_weight)
         if self.class_weight is None:
             return weights
         if not isinstance(self.class_weight, dict):
             raise ValueError(
                 f"class_weight={self.class_weight!r}: of proportions it is a dict of column: weight, or None"
             )
-        k = q.shape[1]
-        stray = [name for name in self.class_weight if name not in range(k)]
-        if stray:
-            raise ValueError(f"class_weight names the class {stray[0]!r}; the classes are the columns 0 to {k - 1}")
-        factors = np.array([float(self.class_weight.get(name, 1.0)) for name in range(k)])
-        return weights * (q @ not_below_zero(self.class_weight, factors))
+        return weights * (q @ column_weights(self.class_weight, q.shape[1], "class", "classes"))
 
     def score(self, X: Rows, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Minus the mean Jensen-Shannon divergence between `predict_proba(X)` and the proportions y, from -log 2 to 0.
@@ -148,9 +139,9 @@ class LabelDistributionClassifier(MappingClassifier):
             A float; larger is better.
         """
         y, sample_weight = here(y), here(sample_weight)
-        if _one_a_row(y if sparse.issparse(y) else np.asarray(y)):
+        if one_a_row(y if sparse.issparse(y) else np.asarray(y)):
             return super().score(X, y, sample_weight)
-        q, p = _proportions(y).toarray(), np.asarray(here(self.predict_proba(X)), np.float64)
+        q, p = proportions(y).toarray(), np.asarray(here(self.predict_proba(X)), np.float64)
         if p.shape != q.shape:
             raise ValueError(
                 f"y has the shape {q.shape}, and the probabilities have {p.shape}; both are [rows, classes]"
@@ -165,26 +156,3 @@ def divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     safe = np.where(middle > 0, middle, 1.0)
     halves = [r * np.log(np.where(r > 0, r, safe) / safe) for r in (p, q)]
     return np.maximum(0.5 * (halves[0] + halves[1]).sum(axis=1), 0.0)
-
-
-def _one_a_row(target: Any) -> bool:
-    return not sparse.issparse(target) and (target.ndim == 1 or target.shape[1] == 1)
-
-
-def _proportions(target: Any) -> Any:
-    """The targets as CSR, each row divided by its sum."""
-    q = sparse.csr_matrix(target, dtype=np.float64, copy=True)
-    q.sum_duplicates()
-    q.eliminate_zeros()
-    if q.nnz and not (np.isfinite(q.data).all() and q.data.min() > 0):
-        stray = q.data[~(q.data > 0) | ~np.isfinite(q.data)][0]
-        raise ValueError(f"y holds {float(stray)!r}: expected proportions from 0, whose rows sum to 1")
-    sums = np.asarray(q.sum(axis=1)).reshape(-1)
-    wrong = np.flatnonzero(np.abs(sums - 1) > 1e-3)
-    if len(wrong):
-        raise ValueError(
-            f"row {wrong[0]} of y sums to {sums[wrong[0]]:g}: expected proportions that sum to 1; "
-            "y / y.sum(axis=1, keepdims=True) makes them"
-        )
-    q.data /= np.repeat(sums, np.diff(q.indptr))
-    return q

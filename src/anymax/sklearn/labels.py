@@ -12,18 +12,16 @@ import numpy as np
 from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import KFold, check_cv
-from sklearn.utils.validation import _check_sample_weight
 
-from .._array import quiet
 from .._core.mapping import Mapping
 from .._core.options import documented_like
-from ..functional import apply, log_apply
 from . import losses
-from .blocks import here, only
+from .blocks import only
 from .classes import MappingClassifier
-from .indicators import indicator, label_weights
+from .label_models import BASELINES, MapModel, SigmoidModel
 from .levels import SCORES, best, lasting
 from .parameters import NO_MAP, mapping_of, number_of
+from .targets import indicator, label_weights, one_a_row
 
 if TYPE_CHECKING:
     from typing import Self
@@ -161,7 +159,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
             The labels, an indicator matrix [rows, labels] of 0 and 1, dense or sparse; or one class per row.
         """
         self.mapping_ = self._check()
-        rows, target = self._rows(X, y)
+        rows, target = self._data(X, y)
         if self._one_a_row(target):
             self.decision_, self.indicator_, self.none_ = "argmax", None, False
             self._fit_classes(rows, target, sample_weight)
@@ -169,9 +167,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         labels = indicator(target)
         self.indicator_ = "sparse" if sparse.issparse(target) else "dense"
         self.classes_ = np.arange(labels.shape[1])
-        weights = _check_sample_weight(here(sample_weight), rows, dtype=np.float64, ensure_non_negative=True)
-        if self.class_weight is not None:
-            weights = weights * label_weights(self.class_weight, labels, weights)
+        weights = self._label_row_weights(rows, labels, sample_weight)
         labelled = np.diff(labels.indptr) > 0
         self.none_ = self._has_none(not labelled.all())
         if self._has_map:
@@ -185,23 +181,25 @@ class MultiLabelMappingClassifier(MappingClassifier):
         return self
 
     def _one_a_row(self, target: Any) -> bool:
-        one = not sparse.issparse(target) and (target.ndim == 1 or target.shape[1] == 1)
+        one = one_a_row(target)
         if one and not self._has_map:
             raise ValueError(
                 f"mapping={self.mapping_!r} is for an indicator matrix [rows, labels]; y is one class per row"
             )
         return one
 
+    def _label_row_weights(self, X: Any, labels: Any, sample_weight: Any) -> np.ndarray:
+        weights = self._row_weights(X, sample_weight)
+        return weights if self.class_weight is None else weights * label_weights(self.class_weight, labels, weights)
+
     def _check(self) -> Any:
-        self._numbers()
+        self._check_training()
         if self.decision not in ("auto", "support", "threshold"):
             raise ValueError(f"decision={self.decision!r}: expected 'auto', 'support' or 'threshold'")
-        for name, low, open_end, words in (
-            ("threshold", 0.0, False, "a number from 0, or 'cv' to tune it"),
-            ("scale", 0.0, True, "a positive number, or 'cv' to tune it"),
-        ):
-            if getattr(self, name) != "cv":
-                number_of(name, getattr(self, name), low, open_end, words)
+        if self.threshold != "cv":
+            number_of("threshold", self.threshold, "a number from 0, or 'cv' to tune it")
+        if self.scale != "cv":
+            number_of("scale", self.scale, "a positive number, or 'cv' to tune it", zero=False)
         if not callable(self.scoring) and self.scoring not in SCORES:
             raise ValueError(f"scoring={self.scoring!r}: expected {', '.join(map(repr, SCORES))} or a function")
         if self.none not in (True, False, "auto"):
@@ -222,6 +220,10 @@ class MultiLabelMappingClassifier(MappingClassifier):
         """False for "sigmoid" and "zlpr"."""
         return isinstance(self.mapping_, Mapping)
 
+    @property
+    def _model(self) -> MapModel | SigmoidModel:
+        return MapModel(self.mapping_, self.none_) if self._has_map else BASELINES[self.mapping_]
+
     def _decision(self) -> str:
         if self.decision != "auto":
             return self.decision
@@ -233,44 +235,33 @@ class MultiLabelMappingClassifier(MappingClassifier):
     def _shifts(self) -> bool:
         return self._has_map and not self.none_ and super()._shifts()
 
-    def _loss(self, labels: Any, share: np.ndarray) -> Any:
-        if not self._has_map:
-            return (losses.SigmoidLoss if self.mapping_ == "sigmoid" else losses.ZlprLoss)(labels, share)
-        kind = losses.NoneLoss if self.none_ else losses.SharesLoss
-        return kind(self.mapping_, losses.evenly(labels, self.none_), share)
-
     def _fit_labels(self, X: Any, labels: Any, weights: np.ndarray) -> None:
         share, l2 = self._shares(weights, X.dtype)
-        k = labels.shape[1]
-        if not self._has_map:
-            curvature = 0.25 if self.mapping_ == "sigmoid" else 1.0 / (k + 1)
-        else:
-            curvature = losses.bend(self.mapping_, k + self.none_)
-        self._descend(X, self._loss(labels, share), l2, k, curvature, share)
+        k, model = labels.shape[1], self._model
+        self._descend(X, model.loss(labels, share), l2, k, model.curvature(k), share)
+
+    def _tuned(self) -> str:
+        """The parameter that turns scores into sets."""
+        return "scale" if self.decision_ == "support" else "threshold"
+
+    def _take_given_level(self) -> bool:
+        """Set `threshold_` or `scale_` to the number that the user gave; False for "cv"."""
+        name = self._tuned()
+        given = getattr(self, name)
+        if given != "cv":
+            setattr(self, f"{name}_", float(given))
+        return given != "cv"
 
     def _tune(self, X: Any, labels: Any, weights: np.ndarray) -> None:
         """Set `threshold_` or `scale_`."""
-        name = "scale" if self.decision_ == "support" else "threshold"
         for other in ("scale_", "threshold_", "cv_results_"):
-            if hasattr(self, other):
-                delattr(self, other)
-        if getattr(self, name) != "cv":
-            setattr(self, f"{name}_", float(getattr(self, name)))
+            vars(self).pop(other, None)
+        if self._take_given_level():
             return
-        to_try = self._levels_to_try(name)
-        if isinstance(self.cv, Integral):
-            n = len(weights)
-            if self.cv < 2 or n < 2:
-                raise ValueError(
-                    f"cv={self.cv!r} with n_samples={n}: cross-validation needs 2 folds and 2 rows at least; "
-                    f"give {name}=<number> to do without"
-                )
-            state = self.random_state
-            splits = KFold(min(int(self.cv), n), shuffle=True, random_state=state).split(X)
-        else:
-            splits = check_cv(self.cv).split(X)  # type: ignore[union-attr,call-arg]
+        to_try = self._levels_to_try()
         parts = []
-        for train, test in ((np.sort(train), np.sort(test)) for train, test in splits):
+        for split in self._splits(X, len(weights)):
+            train, test = map(np.sort, split)
             part = self.__class__(**{**self.get_params(deep=False), "warm_start": False, "verbose": 0})
             part.mapping_, part.none_ = self.mapping_, self.none_
             with warnings.catch_warnings():  # only the final fit, on all rows, warns
@@ -279,20 +270,36 @@ class MultiLabelMappingClassifier(MappingClassifier):
             parts.append((test, np.asarray(only(X, test) @ part.coef_.T) + part.intercept_))
         rows = np.concatenate([test for test, _ in parts])
         z = np.concatenate([z for _, z in parts])
-        self._choose(name, z, labels[rows].toarray() > 0, to_try)
+        self._choose(z, labels[rows].toarray() > 0, to_try)
 
-    def _choose(self, name: str, z: np.ndarray, truth: np.ndarray, to_try: list[float] | None) -> None:
+    def _splits(self, X: Any, n: int) -> Iterable[Any]:
+        """Pairs of rows that train and rows that test."""
+        if not isinstance(self.cv, Integral):
+            return check_cv(self.cv).split(X)  # type: ignore[union-attr,call-arg]
+        if self.cv < 2 or n < 2:
+            raise ValueError(
+                f"cv={self.cv!r} with n_samples={n}: cross-validation needs 2 folds and 2 rows at least; "
+                f"give {self._tuned()}=<number> to do without"
+            )
+        return KFold(min(int(self.cv), n), shuffle=True, random_state=self.random_state).split(X)
+
+    def _choose(self, z: np.ndarray, truth: np.ndarray, to_try: list[float] | None) -> None:
         """Set `threshold_` or `scale_` from the scores of rows that the model did not see."""
-        ranks = self._of_labels(lambda z: lasting(self.mapping_, z), z) if name == "scale" else self._probabilities(z)
-        ranks = np.where(self._empty(z), 0.0, ranks)
+        name, model = self._tuned(), self._model
+        if name == "scale" and isinstance(model, MapModel):
+            ranks = model.of_labels(lambda z: lasting(model.mapping, z), z)
+        else:
+            ranks = model.p(z)
+        ranks = np.where(model.empty(z), 0.0, ranks)
         level, found = best(ranks, truth, self.scoring, to_try, name == "scale")
         setattr(self, f"{name}_", float(level))
         self.cv_results_ = {name: found["level"], "score": found["score"]}
 
-    def _levels_to_try(self, name: str) -> list[float] | None:
+    def _levels_to_try(self) -> list[float] | None:
         if self.grid is None:
             return None
-        grid = [number_of("grid", g, 0.0, name == "scale", "numbers that a " + name + " can be") for g in self.grid]
+        name = self._tuned()
+        grid = [number_of("grid", g, f"numbers that a {name} can be", zero=name != "scale") for g in self.grid]
         if not grid:
             raise ValueError("grid is empty; give the numbers to try, or None for all that change a decision")
         return grid
@@ -317,7 +324,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         """
         first = not hasattr(self, "classes_")
         self.mapping_ = self._check()
-        rows, target = self._rows(X, y, reset=first)
+        rows, target = self._data(X, y, reset=first)
         if self._one_a_row(target):
             if not first and self.indicator_ is not None:
                 raise ValueError(
@@ -339,10 +346,8 @@ class MultiLabelMappingClassifier(MappingClassifier):
         if first:
             self.classes_, self.none_ = np.arange(labels.shape[1]), self._has_none(True)
         self.indicator_, self.decision_ = "sparse" if sparse.issparse(target) else "dense", self._decision()
-        weights = _check_sample_weight(here(sample_weight), rows, dtype=np.float64, ensure_non_negative=True)
         self._no_balance()
-        if self.class_weight is not None:
-            weights = weights * label_weights(self.class_weight, labels, weights)
+        weights = self._label_row_weights(rows, labels, sample_weight)
         if self._has_map and not self.none_:
             weights = np.where(np.diff(labels.indptr) > 0, weights, 0.0)
         self._stream_labels(rows, labels, weights)
@@ -350,6 +355,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     def _stream_labels(self, X: Any, labels: Any, weights: np.ndarray) -> None:
         last: list[tuple[np.ndarray, np.ndarray]] = [] if "stream_" not in vars(self) else self.last_
+        model = self._model
 
         def seen(rows: np.ndarray, z: np.ndarray) -> None:
             last.append((z, labels[rows].toarray() > 0))
@@ -358,43 +364,24 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
         def loss_of(rows: np.ndarray, share: np.ndarray) -> Any:
             counted = share > 0  # a row without labels may have no loss, and then has the weight 0
-            return _LossOfSomeRows(counted, self._loss(labels[rows[counted]], share[counted]))
+            return _LossOfSomeRows(counted, model.loss(labels[rows[counted]], share[counted]))
 
         self._stream(X, weights, loss_of, labels.shape[1], seen)
         self.last_ = last
-        name = "scale" if self.decision_ == "support" else "threshold"
-        if getattr(self, name) != "cv":
-            setattr(self, f"{name}_", float(getattr(self, name)))
-        elif last:
+        if not self._take_given_level() and last:
             z, truth = (np.concatenate(part) for part in zip(*last))
-            self._choose(name, z, truth, self._levels_to_try(name))
+            self._choose(z, truth, self._levels_to_try())
 
     # -- use ------------------------------------------------------------------------------------------------------------------
 
-    def _of_labels(self, f: Callable[[np.ndarray], np.ndarray], z: np.ndarray) -> np.ndarray:
-        """f of the scores, for the labels alone: a class "none" is added before f, and dropped after it."""
-        return f(losses.with_none(z))[:, 1:] if self.none_ else f(z)
-
     def _chosen(self, z: np.ndarray) -> np.ndarray:
         """True at the labels that the scores select."""
+        model = self._model
         if self.decision_ == "support":
-            chosen = self._probabilities(z * z.dtype.type(self.scale_)) > 0
+            chosen = model.p(z * z.dtype.type(self.scale_)) > 0
         else:
-            chosen = self._probabilities(z) > self.threshold_
-        return chosen & ~self._empty(z)
-
-    def _empty(self, z: np.ndarray) -> np.ndarray:
-        """True where "none" is the most probable class, [rows, 1]."""
-        if not self.none_:
-            return np.zeros((len(z), 1), np.bool_)
-        best = z if self.mapping_.facts.monotone else self._probabilities(z)
-        none = 0.0 if self.mapping_.facts.monotone else 1.0 - best.sum(axis=1, keepdims=True)
-        return best.max(axis=1, keepdims=True) <= none
-
-    def _probabilities(self, z: np.ndarray) -> np.ndarray:
-        if not self._has_map:
-            return losses.sigmoid(z)
-        return self._of_labels(lambda z: apply(self.mapping_, z), z)
+            chosen = model.p(z) > self.threshold_
+        return chosen & ~model.empty(z)
 
     def predict(self, X: Rows) -> Any:
         """The labels of each row of X as an indicator matrix, dense or sparse (CSR) like the y of `fit`."""
@@ -423,17 +410,12 @@ class MultiLabelMappingClassifier(MappingClassifier):
     def _probable(self, z: np.ndarray) -> np.ndarray:
         if self.indicator_ is None:
             return super()._probable(z)
-        return self._smooth(self._probabilities(z), z.shape[1] + self.none_ if self._has_map else 2)
+        return self._smooth(self._model.p(z), self._model.outcomes(z.shape[1]))
 
     def _log_probable(self, z: np.ndarray) -> np.ndarray:
-        if self.smoothing:
-            return np.log(self._probable(z))
-        if self.indicator_ is not None and not self._has_map:
-            return -np.logaddexp(0, -z)
-        if self.indicator_ is None:
+        if self.smoothing or self.indicator_ is None:
             return super()._log_probable(z)
-        with quiet(z):
-            return self._of_labels(lambda z: log_apply(self.mapping_, z), z)
+        return self._model.log_p(z)
 
     def _predicted(self, z: np.ndarray) -> Any:
         if self.indicator_ is None:

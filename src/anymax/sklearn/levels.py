@@ -8,7 +8,7 @@ the F1 of every level.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
@@ -45,9 +45,8 @@ def entering(c: float, z: np.ndarray) -> np.ndarray:
         step = max(1, _CHUNK // z.shape[1] ** 2)
         for at in range(0, len(z), step):
             part, one, gone = lead[at : at + step], unit[at : at + step], below[at : at + step]
-            leads = np.where(
-                gone[:, None, :], 0.0, np.maximum(part[:, :, None] - part[:, None, :], 0.0)
-            )  # the lead of i over j: [j, i]
+            over = np.maximum(part[:, :, None] - part[:, None, :], 0.0)  # the lead of i over j: [j, i]
+            leads = np.where(gone[:, None, :], 0.0, over)
             out[at : at + step] = c * one * ((leads / one[:, :, None]) ** (1.0 / c)).sum(axis=2) ** c
     out[below] = np.inf
     out[z == high] = 0.0
@@ -111,13 +110,13 @@ def _cuts(ranks: np.ndarray, scales: bool) -> tuple[np.ndarray, np.ndarray, np.n
     return levels, np.r_[always, inner, len(fall) - never], order
 
 
-class _Score:
-    """A score of sets of labels: `score` of two indicator matrices, `along` labels that are chosen one by one."""
+class _Score(NamedTuple):
+    """A score of sets of labels."""
 
-    def __init__(
-        self, score: Callable[[Any, Any], float], along: Callable[[np.ndarray, np.ndarray], np.ndarray]
-    ) -> None:
-        self.score, self.along = score, along
+    score: Callable[[Any, Any], float]  # of two indicator matrices
+    along: Callable[
+        [np.ndarray, np.ndarray], np.ndarray
+    ]  # of (truth, order), after each label that is chosen in this order
 
 
 def _running(truth: np.ndarray, order: np.ndarray, axis: int | None) -> tuple[Any, Any, Any, Any]:

@@ -83,10 +83,11 @@ class IndexLoss:
         if c is not None and z.shape[1] <= _NARROW:
             return self.from_p(z, c)
         engine = kernels.compiled("index_loss", mapping, z)
-        found = engine and engine.index_loss(mapping, z, target, save=True)
-        gradient = engine and found and engine.index_loss_grad(mapping, z, target, weights, found.saved)
-        if found is not None and gradient is not None:
-            return found.value, gradient
+        found = engine.index_loss(mapping, z, target, save=True) if engine else None
+        if engine and found is not None:
+            gradient = engine.index_loss_grad(mapping, z, target, weights, found.saved)
+            if gradient is not None:
+                return found.value, gradient
         p = apply(mapping, z)
         p[self.each, target] -= 1
         return fenchel_young(mapping, z, target, reduction="none", axis=-1), p * weights[:, None]
@@ -129,27 +130,25 @@ def bends(z: np.ndarray) -> np.ndarray:
     return p * (1 - p)
 
 
-class BinaryLoss:
-    """`IndexLoss` for two classes with the scores (0, z), where z is one column."""
+class ZeroFirst:
+    """A loss as a function of all scores but the first, which is 0 in all rows."""
 
-    both: Loss
-
-    def __init__(self, mapping: Mapping, target: np.ndarray, weights: np.ndarray) -> None:
-        self.both = IndexLoss(mapping, target, weights)
+    def __init__(self, loss: Loss) -> None:
+        self.loss = loss
 
     def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
-        value, residual = self.both(pair(z))
+        value, residual = self.loss(zero_first(z))
         return value, residual[:, 1:]
 
     def curvature(self, z: np.ndarray) -> np.ndarray:
-        return self.both.curvature(pair(z))[:, 1:]
+        return self.loss.curvature(zero_first(z))[:, 1:]
 
 
-def pair(z: np.ndarray) -> np.ndarray:
-    """The scores (0, z) of two classes."""
-    two = np.zeros((len(z), 2), z.dtype, order="F")
-    two[:, 1] = z.reshape(-1)
-    return two
+def zero_first(z: np.ndarray) -> np.ndarray:
+    """The scores (0, z_1, ..., z_n), in the memory order of z."""
+    out = np.zeros((len(z), z.shape[1] + 1), z.dtype, order="F" if z.flags.f_contiguous else "C")
+    out[:, 1:] = z
+    return out
 
 
 class SharesLoss:
@@ -188,13 +187,6 @@ class SharesLoss:
         return bends(z)
 
 
-class BinarySharesLoss(BinaryLoss):
-    """`SharesLoss` for two classes with the scores (0, z)."""
-
-    def __init__(self, mapping: Mapping, shares: Any, weights: np.ndarray) -> None:
-        self.both = SharesLoss(mapping, shares, weights)
-
-
 def evenly(labels: Any, none: bool) -> Any:
     """Equal shares for the labels of each row; `none` adds a first column, which has the share 1 in rows without labels."""
     count = np.diff(labels.indptr)
@@ -203,25 +195,6 @@ def evenly(labels: Any, none: bool) -> Any:
         labels = sparse.hstack([empty, labels], "csr")
         count = np.maximum(count, 1)
     return sparse.csr_matrix((np.repeat(1.0 / count, count), labels.indices, labels.indptr), labels.shape)
-
-
-class NoneLoss:
-    """`SharesLoss` with a first column, "none", whose score is 0 in all rows."""
-
-    def __init__(self, mapping: Mapping, shares: Any, weights: np.ndarray) -> None:
-        self.all = SharesLoss(mapping, shares, weights)
-
-    def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
-        value, residual = self.all(with_none(z))
-        return value, residual[:, 1:]
-
-    def curvature(self, z: np.ndarray) -> np.ndarray:
-        return self.all.curvature(with_none(z))[:, 1:]
-
-
-def with_none(z: np.ndarray) -> np.ndarray:
-    """The scores (0, z_1, ..., z_n) of "none" and the labels."""
-    return np.concatenate([np.zeros((len(z), 1), z.dtype), z], axis=1)
 
 
 def _entropies(mapping: Mapping, shares: Any) -> np.ndarray:
@@ -269,8 +242,7 @@ class ZlprLoss:
         self.wide = weights.astype(np.float64)
 
     def sides(self, z: np.ndarray) -> list[np.ndarray]:
-        sides = np.where(self.y, -np.inf, z), np.where(self.y, -z, -np.inf)
-        return [np.concatenate([np.zeros((len(z), 1), z.dtype), a], axis=1) for a in sides]
+        return [zero_first(side) for side in (np.where(self.y, -np.inf, z), np.where(self.y, -z, -np.inf))]
 
     def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         others, labels = self.sides(z)

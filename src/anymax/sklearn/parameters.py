@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 from collections.abc import Iterator
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from sklearn.base import BaseEstimator
 
 from .._array import is_int, number
@@ -106,12 +104,8 @@ class MapParameters(BaseEstimator):
         dict[str, Any]
             A dict.
         """
-        params = super().get_params(deep=deep)
-        return (
-            params | {f"mapping__{name}": value for name, value in parameters_of(self.mapping).items()}
-            if deep
-            else params
-        )
+        of_map = parameters_of(self.mapping) if deep else {}
+        return super().get_params(deep=deep) | {f"mapping__{name}": value for name, value in of_map.items()}
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters by name; `mapping__alpha=1.3` replaces the map by one with this alpha.
@@ -149,15 +143,9 @@ def threads(n_jobs: Any) -> Iterator[None]:
         yield
 
 
-def number_of(name: str, value: Any, low: float, open_end: bool, words: str) -> float:
-    ok = isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)  # type: ignore[arg-type]
-    if not ok or value < low or (open_end and value == low):
+def number_of(name: str, value: Any, words: str, zero: bool = True) -> float:
+    """The value as a float; an error that expects `words` unless it is a number from 0, or without `zero` above 0."""
+    ok = isinstance(value, Real) and not isinstance(value, bool) and (value >= 0 if zero else value > 0)  # type: ignore[operator]
+    if not ok:
         raise ValueError(f"{name}={value!r}: expected {words}")
     return float(value)
-
-
-def not_below_zero(class_weight: Any, factors: np.ndarray) -> np.ndarray:
-    """The factors of the classes; raise if one is below 0."""
-    if not (factors >= 0).all():
-        raise ValueError(f"class_weight={class_weight!r}: expected numbers from 0")
-    return factors

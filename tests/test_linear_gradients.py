@@ -1,0 +1,231 @@
+"""Output layers: derivatives of all kinds and orders, dtypes, and what torch traces."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from laws import close
+from linear_cases import CLASSES, INF, MAPS, QUICK, ROWS, SEVERAL, dense, every_map, operands, torch_operands
+
+import anymax as A
+from anymax import Entmax, PerturbMax, Softmax
+
+
+@pytest.mark.parametrize(("name", "options"), [*((name, "all") for name in MAPS), *((name, "plain") for name in QUICK)])
+def test_gradients_by_finite_differences(name, options):
+    torch, (x, weight, bias), y = torch_operands(rows=4, classes=12)
+    mapping = MAPS[name]
+    factors = torch.linspace(0.5, 2.0, 12, dtype=torch.float64)
+    given = {} if options == "plain" else {"weight": factors, "label_smoothing": 0.2}
+    y[1] = -100
+
+    def loss(x, weight, bias):
+        return A.linear_loss(x, weight, y, mapping, linear_bias=bias, reduction="none", chunk=5, **given)
+
+    assert torch.autograd.gradcheck(loss, (x, weight, bias), eps=1e-6, atol=2e-6, fast_mode=True)
+
+
+@pytest.mark.whole(lambda name: name not in ("softmax", "entmax15", "taylor"))
+@pytest.mark.parametrize("name", SEVERAL)
+def test_the_gradient_of_the_gradient(name):
+    torch, (x, weight, bias), y = torch_operands(rows=3, classes=9)
+    mapping = MAPS[name]
+
+    def loss(x, weight, bias):
+        return A.linear_loss(x, weight, y, mapping, linear_bias=bias, label_smoothing=0.1, reduction="none", chunk=4)
+
+    assert torch.autograd.gradgradcheck(loss, (x, weight, bias), eps=1e-6, atol=2e-5, fast_mode=True)
+
+
+@pytest.mark.thin(4)
+@every_map
+def test_gradients_of_log_p(name):
+    """Where p is 0 it is that of the loss, e_y - p."""
+    torch, free, y = torch_operands(rows=5)
+    mapping = MAPS[name]
+    got = torch.autograd.grad(
+        A.linear_log_prob(*free[:2], y, mapping, linear_bias=free[2], chunk=7).clamp(min=-30).sum(), free
+    )
+    scores = free[0] @ free[1].T + free[2]
+    want = torch.autograd.grad(A.log_prob(mapping, scores, y).clamp(min=-30).sum(), free)
+    for a, b in zip(got, want):
+        close(a, b, 1e-9, name)
+    if name in ("sparsemax", "entmax15"):
+        lost = A.log_prob(mapping, scores, y) == -INF
+        assert lost.any()
+        given = lost.double()
+        bias = torch.autograd.grad(
+            A.linear_log_prob(*free[:2], y, mapping, linear_bias=free[2], chunk=7), free[2], given
+        )[0]
+        p = A.apply(mapping, scores.detach())
+        close(bias, (torch.nn.functional.one_hot(y, CLASSES) - p)[lost].sum(0), 1e-9)
+
+
+@pytest.mark.whole(lambda name: name != "entmax15")
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax15", "topk", "taylor"])
+def test_gradients_of_jax(name):
+    jax = pytest.importorskip("jax")
+    torch, free, y = torch_operands("float32")
+    want = torch.autograd.grad(A.linear_loss(*free[:2], y, MAPS[name], linear_bias=free[2], label_smoothing=0.1), free)
+    ours = [jax.numpy.asarray(a.detach().numpy()) for a in free]
+
+    @jax.jit
+    def loss(x, weight, bias):
+        return A.linear_loss(
+            x, weight, jax.numpy.asarray(y.numpy()), MAPS[name], linear_bias=bias, label_smoothing=0.1, chunk=26
+        )
+
+    for a, b in zip(jax.grad(loss, (0, 1, 2))(*ours), want):
+        close(a, b, 1e-5)
+
+
+@pytest.mark.whole
+def test_second_derivatives_of_jax():
+    jax = pytest.importorskip("jax")
+    x, weight, _, y, *_ = (np.asarray(a, np.float32) if a.dtype == float else a for a in operands(rows=3, classes=9))
+    with A.use("reference"):
+        ours = jax.hessian(lambda x: A.linear_loss(x, weight, jax.numpy.asarray(y), Softmax(), chunk=3))(
+            jax.numpy.asarray(x)
+        )
+    want = jax.hessian(lambda x: A.cross_entropy(x @ weight.T, jax.numpy.asarray(y)))(jax.numpy.asarray(x))
+    close(ours, want, 1e-5)
+
+
+def test_alpha_is_learned():
+    torch, free, y = torch_operands()
+    for shape in ((), (ROWS, 1)):
+        alpha = torch.full(shape, 1.4, dtype=torch.float64, requires_grad=True)
+        got = torch.autograd.grad(A.linear_loss(*free[:2], y, Entmax(alpha), chunk=13), [alpha, *free[:2]])
+        want = torch.autograd.grad(dense(Entmax(alpha), free[0] @ free[1].T, y), [alpha, *free[:2]])
+        for a, b in zip(got, want):
+            close(a, b, 1e-9)
+    scale = torch.tensor(1.2, dtype=torch.float64, requires_grad=True)  # of a map that needs whole rows
+    got = torch.autograd.grad(A.linear_loss(*free[:2], y, PerturbMax(scale=scale), chunk=13), [scale, *free[:2]])
+    want = torch.autograd.grad(dense(PerturbMax(scale=scale), free[0] @ free[1].T, y), [scale, *free[:2]])
+    for a, b in zip(got, want):
+        close(a, b, 1e-9)
+
+
+@pytest.mark.thin(4)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["softmax", "entmax15", "sparsemax", "topk", "taylor"])
+def test_dtypes(name, dtype):
+    """Against fp64 on the same rounded operands: scores in half precision carry their own rounding, as those of `x @ weight.T` do."""
+    torch, free, y = torch_operands(dtype, sigma=0.4)
+    wide = [a.detach().double().requires_grad_() for a in free]
+    got = A.linear_loss(*free[:2], y, MAPS[name], linear_bias=free[2], label_smoothing=0.1, chunk=17)
+    want = dense(MAPS[name], wide[0] @ wide[1].T + wide[2], y, label_smoothing=0.1)
+    assert got.dtype is free[0].dtype
+    eps = torch.finfo(free[0].dtype).eps
+    close(got.detach().double(), want.detach(), 16 * eps)
+    for a, b in zip(torch.autograd.grad(got, free), torch.autograd.grad(want, wide)):
+        assert a.dtype is free[0].dtype
+        close(a.double(), b, 16 * eps)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_small_probabilities_may_be_left_out(smoothing):
+    torch, free, y = torch_operands()
+    p = torch.softmax((free[0] @ free[1].T + free[2]).detach(), -1)
+    given = {"linear_bias": free[2], "label_smoothing": smoothing}
+    exact = A.linear_loss(*free[:2], y, **given)
+    for least, chunk in ((0.01, None), (0.05, 13)):
+        got = A.linear_loss(*free[:2], y, least=least, chunk=chunk, **given)
+        close(got.detach(), exact.detach(), 1e-12)
+        target = torch.nn.functional.one_hot(y, CLASSES).double()
+        d = torch.where((p >= least) | (target > 0), p, 0) - (1 - smoothing) * target - smoothing / CLASSES
+        want = d @ free[1].detach() / ROWS, d.T @ free[0].detach() / ROWS, d.sum(0) / ROWS
+        assert 0 < int((p < least).sum()) < p.numel()
+        for a, b in zip(torch.autograd.grad(got, free), want):
+            close(a, b, 1e-10)
+    flat = A.linear_loss(1e-6 * free[0], free[1], y, least=0.001)  # all are kept
+    close(
+        torch.autograd.grad(flat, free[1])[0],
+        torch.autograd.grad(A.linear_loss(1e-6 * free[0], free[1], y), free[1])[0],
+        1e-12,
+    )
+    assert torch.autograd.gradcheck(lambda x: A.linear_loss(x, free[1], y, least=1e-300), free[0], fast_mode=True)
+
+
+def test_autocast_is_that_of_a_linear_layer():
+    torch, free, y = torch_operands("float32")
+    with torch.autocast("cpu", torch.bfloat16):
+        got = A.linear_loss(*free[:2], y, Softmax(), linear_bias=free[2])
+        want = torch.nn.functional.cross_entropy(torch.nn.functional.linear(*free), y)
+    assert got.dtype is want.dtype is torch.float32
+    close(got.detach(), want.detach(), 2e-2)
+    assert torch.autograd.grad(got, free)[1].dtype is torch.float32
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.script.*is deprecated:DeprecationWarning",
+    "ignore:.*should not be instantiated:DeprecationWarning",
+)
+@pytest.mark.whole
+@pytest.mark.parametrize("name", ["softmax", "entmax15", "topk", "taylor"])
+def test_torch_compile(name, monkeypatch):
+    """An operation of ours, forward and backward, which does not hold the scores."""
+    torch, free, y = torch_operands("float32")
+    from anymax.linear import torch_compiled
+
+    calls, made = [], torch_compiled._values
+    monkeypatch.setattr(torch_compiled, "_values", lambda *given: calls.append(1) or made(*given))
+    y[2] = -100
+    torch.compiler.reset()
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def loss(x, weight, bias):
+        return A.linear_loss(x, weight, y, MAPS[name], linear_bias=bias, label_smoothing=0.1)
+
+    got, want = loss(*free), A.linear_loss(*free[:2], y, MAPS[name], linear_bias=free[2], label_smoothing=0.1)
+    close(got.detach(), want.detach(), 1e-5)
+    for a, b in zip(torch.autograd.grad(got, free), torch.autograd.grad(want, free)):
+        close(a, b, 1e-5)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("grad", [pytest.param(True, marks=pytest.mark.whole), False])
+def test_torch_compile_where_no_gradient_is_asked_for(grad):
+    torch, free, y = torch_operands("float32")
+    x, weight, bias = free if grad else (a.detach() for a in free)
+    torch.compiler.reset()
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def evaluate():
+        return (
+            A.linear_loss(x, weight, y, "sparsemax", linear_bias=bias),
+            A.linear_log_prob(x, weight, y, linear_bias=bias),
+        )
+
+    with torch.no_grad():
+        got = evaluate()
+    assert not got[0].requires_grad
+    close(got[0], A.linear_loss(x, weight, y, "sparsemax", linear_bias=bias).detach(), 1e-5)
+    close(got[1], A.linear_log_prob(x, weight, y, linear_bias=bias).detach(), 1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", ["softmax", "entmax15"])
+def test_transforms_of_torch_func(name):
+    torch, free, y = torch_operands()
+    x, weight, _ = (a.detach() for a in free)
+    loss = lambda w, x, y: A.linear_loss(x, w, y, MAPS[name])  # noqa: E731
+    close(torch.func.grad(loss)(weight, x, y), torch.autograd.grad(loss(free[1], x, y), free[1])[0], 1e-10)
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(weight, x, y)
+    close(each.mean(0), torch.autograd.grad(loss(free[1], x, y), free[1])[0], 1e-10)
+    _, change = torch.func.jvp(lambda w: loss(w, x, y), (weight,), (torch.ones_like(weight),))
+    close(change, torch.autograd.grad(loss(free[1], x, y), free[1])[0].sum(), 1e-10)
+
+
+def test_hooks_and_a_graph_that_is_kept():
+    torch, free, y = torch_operands()
+    for name in ("softmax", "entmax15", "taylor"):
+        with torch.autograd.graph.save_on_cpu():
+            value = A.linear_loss(*free[:2], y, MAPS[name], linear_bias=free[2])
+        first = torch.autograd.grad(value, free, retain_graph=True)
+        for a, b in zip(first, torch.autograd.grad(value, free)):
+            close(a, b, 0)
+        only = torch.autograd.grad(
+            A.linear_loss(free[0].detach(), free[1], y, MAPS[name], linear_bias=free[2]), free[1]
+        )[0]
+        close(only, first[1], 1e-12)

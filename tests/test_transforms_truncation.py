@@ -1,0 +1,251 @@
+"""Truncations of scores, against brute force."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from kinds import KINDS, back, every_kind, generator, jax_in_the_whole_battery
+from scipy.special import softmax as scipy_softmax
+from transform_cases import INF, scores
+
+import anymax as A
+from anymax.transforms import epsilon_cutoff, eta, minp, topk, topnsigma, topp, typical, xtc
+
+
+def order(row):
+    return sorted(range(len(row)), key=lambda i: (-row[i], i))
+
+
+def kept(row, chosen):
+    return np.array([v if i in chosen else -INF for i, v in enumerate(row)], dtype=row.dtype)
+
+
+def topk_row(row, k):
+    return kept(row, order(row)[:k])
+
+
+def topp_row(row, p, least=1):
+    if np.all(row == -INF):
+        return row
+    q = scipy_softmax(row.astype(np.float64))
+    chosen, mass = [], 0.0
+    for i in order(row):
+        chosen.append(i)
+        mass += q[i]
+        if mass >= p - 1e-7 and len(chosen) >= least:
+            break
+    return kept(row, chosen)
+
+
+def minp_row(row, p, least=1):
+    if np.all(row == -INF):
+        return row
+    q = scipy_softmax(row.astype(np.float64))
+    chosen = set(np.flatnonzero(q >= p * q.max() * (1 - 1e-6))) | set(order(row)[:least])
+    return kept(row, chosen)
+
+
+def typical_row(row, mass, least=1):
+    if np.all(row == -INF):
+        return row
+    q = scipy_softmax(row.astype(np.float64))
+    live = [i for i in range(len(row)) if row[i] > -INF]
+    entropy = -sum(q[i] * math.log(q[i]) for i in live)
+    far = {i: abs(-math.log(q[i]) - entropy) for i in live}
+    sum_, chosen = 0.0, []
+    for i in sorted(live, key=lambda i: far[i]):
+        chosen.append(i)
+        sum_ += q[i]
+        if sum_ >= mass - 1e-7 and len(chosen) >= least:
+            break
+    edge = far[chosen[-1]]
+    return kept(row, {i for i in live if far[i] <= edge + 1e-9})
+
+
+def cutoff_row(row, bar, least=1):
+    if np.all(row == -INF):
+        return row
+    q = scipy_softmax(row.astype(np.float64))
+    bar = bar(-np.sum(q[q > 0] * np.log(q[q > 0]))) if callable(bar) else bar
+    edge = np.sort(row)[::-1][min(least, len(row)) - 1]
+    return np.where(((q >= bar) | (row >= edge)) & (row > -INF), row, -INF).astype(row.dtype)
+
+
+def xtc_row(row, threshold):
+    if np.all(row == -INF):
+        return row
+    q = scipy_softmax(row.astype(np.float64))
+    tops = [i for i in order(row) if q[i] >= threshold and row[i] > -INF]
+    return kept(row, set(range(len(row))) - set(tops[:-1]))
+
+
+def topnsigma_row(row, n):
+    finite = row[row > -INF].astype(np.float64)
+    if finite.size == 0:
+        return row
+    return np.where(row >= finite.max() - n * finite.std() - 1e-6, row, -INF).astype(row.dtype)
+
+
+TRUNCATIONS = {
+    "topk1": (topk(1), lambda r: topk_row(r, 1)),
+    "topk3": (topk(3), lambda r: topk_row(r, 3)),
+    "topk99": (topk(99), lambda r: topk_row(r, 99)),
+    "topp.05": (topp(0.05), lambda r: topp_row(r, 0.05)),
+    "topp.83": (topp(0.83), lambda r: topp_row(r, 0.83)),
+    "topp1": (topp(1.0), lambda r: topp_row(r, 1.0)),
+    "minp.3": (minp(0.3), lambda r: minp_row(r, 0.3)),
+    "minp1": (minp(1), lambda r: minp_row(r, 1.0)),
+    "topnsigma1": (topnsigma(1.0), lambda r: topnsigma_row(r, 1.0)),
+    "topnsigma0": (topnsigma(0), lambda r: topnsigma_row(r, 0.0)),
+    "topk1,3": (topk(1, min_keep=3), lambda r: topk_row(r, 3)),
+    "topp.05,3": (topp(0.05, min_keep=3), lambda r: topp_row(r, 0.05, 3)),
+    "topp.83,99": (topp(0.83, min_keep=99), lambda r: topp_row(r, 0.83, 99)),
+    "minp.9,4": (minp(0.9, min_keep=4), lambda r: minp_row(r, 0.9, 4)),
+    "typical.31": (typical(0.31), lambda r: typical_row(r, 0.31)),
+    "typical.83": (typical(0.83), lambda r: typical_row(r, 0.83)),
+    "typical1": (typical(1), lambda r: r),
+    "typical.1,4": (typical(0.1, min_keep=4), lambda r: typical_row(r, 0.1, 4)),
+    "epsilon.11": (epsilon_cutoff(0.11), lambda r: cutoff_row(r, 0.11)),
+    "epsilon.9": (epsilon_cutoff(0.9), lambda r: cutoff_row(r, 0.9)),
+    "epsilon.5,3": (epsilon_cutoff(0.5, min_keep=3), lambda r: cutoff_row(r, 0.5, 3)),
+    "eta.11": (eta(0.11), lambda r: cutoff_row(r, lambda h: min(0.11, math.sqrt(0.11) * math.exp(-h)))),
+    "eta.8,2": (eta(0.8, 2), lambda r: cutoff_row(r, lambda h: min(0.8, math.sqrt(0.8) * math.exp(-h)), 2)),
+    "xtc.11": (xtc(0.11, 1, generator=0), lambda r: xtc_row(r, 0.11)),
+    "xtc0": (xtc(0, 1.0, generator=0), lambda r: xtc_row(r, 0.0)),
+    "xtc never": (xtc(0.05, 0, generator=0), lambda r: r),
+}
+truncations = pytest.mark.parametrize("name", TRUNCATIONS)
+
+
+@every_kind
+@truncations
+@pytest.mark.parametrize("ties", [True, False])
+def test_truncation_is_the_brute_force(kind, name, ties):
+    transform, oracle = TRUNCATIONS[name]
+    x = scores(ties=ties)
+    assert np.array_equal(back(transform(KINDS[kind](x))), np.stack([oracle(r) for r in x]))
+
+
+@truncations
+def test_odd_sizes(name):
+    transform, oracle = TRUNCATIONS[name]
+    for n in (1, 2, 63, 507):
+        x = np.random.default_rng(n).normal(0, 2, (2, n))
+        assert np.array_equal(transform(x), np.stack([oracle(r) for r in x])), n
+
+
+def test_topk_keeps_exactly_k_and_the_first_of_equals():
+    y = topk(3)(np.array([0.0, 1.0, 0.0, 0.0, 2.0, 0.0]))
+    assert np.array_equal(y, [0, 1, -INF, -INF, 2, -INF])
+    assert np.isfinite(topk(4)(np.zeros((3, 7)))).sum() == 12
+
+
+def test_topp_keeps_what_huggingface_keeps():
+    """Their rule: ascending order, drop where the cumulative mass is <= 1 - p, but never the last one."""
+    x = np.random.default_rng(3).normal(0, 3, (200, 50))
+    for p in (0.1, 0.5, 0.9, 0.99):
+        index = np.argsort(x, axis=-1)
+        drop = np.cumsum(np.take_along_axis(scipy_softmax(x, axis=-1), index, -1), -1) <= 1 - p
+        drop[:, -1] = False
+        want = x.copy()
+        np.put_along_axis(want, index, np.where(drop, -INF, np.take_along_axis(x, index, -1)), -1)
+        assert np.array_equal(topp(p)(x), want)
+
+
+def test_topp_of_a_long_flat_row_is_not_moved_by_rounding():
+    x = np.zeros((1, 100_000), np.float32)
+    assert abs(int(np.isfinite(topp(0.5)(x)).sum()) - 50_000) <= 1
+    assert np.isfinite(topp(1.0)(x)).all()
+    x = np.random.default_rng(0).normal(0, 0.02, 200_000).astype(np.float32)
+    mass = np.cumsum(np.sort(scipy_softmax(x.astype(np.float64)))[::-1])
+    assert abs(int(np.isfinite(topp(0.9)(x)).sum()) - (np.searchsorted(mass, 0.9) + 1)) <= 1
+
+
+@every_kind
+def test_topp_at_the_edge(kind):
+    """Mass reached exactly is enough; p = 1 keeps even what has no mass in this precision."""
+    c = KINDS[kind]
+    assert np.array_equal(back(topp(0.5)(c(np.zeros(4, np.float32)))), [0, 0, -INF, -INF])
+    assert np.isfinite(back(topp(1.0)(c(np.array([90.0, 0.0, -9.0, 0.0], np.float32))))).all()
+
+
+def test_topp_sorts_by_the_scores_and_not_by_their_rounded_differences():
+    x = np.array([1e-9, 2e-9, 1.0 + 2.0**-20], np.float32)
+    y = topp(0.7)(x)  # 0.576 + 0.212 suffice: the larger of the two tiny ones
+    assert np.array_equal(y, [-INF, x[1], x[2]])
+
+
+@jax_in_the_whole_battery
+@every_kind
+def test_a_level_for_each_row(kind):
+    x = scores(ties=False)
+    p = np.linspace(0.1, 1.0, len(x), dtype=np.float32)[:, None]
+    roots = lambda e: lambda h: min(e, math.sqrt(e) * math.exp(-h))  # noqa: E731
+    for transform, oracle in (
+        (topp, topp_row),
+        (minp, minp_row),
+        (typical, typical_row),
+        (lambda p: epsilon_cutoff(0.9 * p), lambda r, p: cutoff_row(r, 0.9 * p)),
+        (lambda p: eta(0.9 * p), lambda r, p: cutoff_row(r, roots(0.9 * p))),
+        (lambda p: xtc(0.5 * p, 1, generator=0), lambda r, p: xtc_row(r, 0.5 * p)),
+    ):
+        want = np.stack([oracle(r, float(q[0])) for r, q in zip(x, p)])
+        assert np.array_equal(back(transform(KINDS[kind](p))(KINDS[kind](x))), want)
+
+
+@jax_in_the_whole_battery
+@every_kind
+def test_xtc_cuts_as_often_as_it_is_told(kind):
+    x = np.tile(np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32)), (4000, 1))
+    y = back(xtc(0.15, 0.3, generator=generator(kind))(KINDS[kind](x)))
+    cut = np.isneginf(y)
+    assert (cut[:, 0] == cut[:, 1]).all()
+    assert not cut[:, 2:].any()
+    assert abs(cut[:, 0].mean() - 0.3) < 5 * math.sqrt(0.3 * 0.7 / 4000)
+    seeds = list(range(6))
+    rows = back(xtc(0.15, 0.5, generator=seeds)(KINDS[kind](x[:6])))
+    alone = [back(xtc(0.15, 0.5, generator=s)(KINDS[kind](x[0]))) for s in seeds]
+    assert np.array_equal(rows, np.stack(alone))
+    assert 0 < np.isneginf(rows[:, 0]).sum() < 6
+
+
+def test_more_classes_to_keep_than_there_are():
+    x = np.array([3.0, 1.0, 2.0])
+    for cut in (topp(0.5, 10**20), minp(1.0, 2**63), topk(10**20), typical(0.1, 10**20), epsilon_cutoff(0.9, 10**20)):
+        assert np.array_equal(cut(x), x)
+        assert set(A.sample(A.Softmax(), x, transform=cut, generator=0, num_samples=99).tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("kind", ["strict", "torch"])
+def test_a_nucleus_of_equal_scores(kind):
+    if kind not in KINDS:
+        pytest.skip(f"no {kind}")
+    for n, p in ((20, 0.5), (100, 0.11), (1000, 0.999)):
+        kept = back(A.topp(p)(KINDS[kind](np.zeros((1, n))))) > -np.inf
+        assert kept.sum() == math.ceil(round(p * n, 6))
+        assert kept[0, : kept.sum()].all()
+
+
+@every_kind
+def test_a_number_to_keep_beyond_all_classes_keeps_all(kind):
+    x = KINDS[kind](np.array([[0.0, 1.0, 3.0]], np.float32))
+    for many in (2**31, 10**20):
+        for cut in (
+            topk(1, many),
+            topp(0.1, many),
+            minp(1.0, many),
+            typical(0.1, many),
+            epsilon_cutoff(0.9, many),
+            eta(0.9, many),
+        ):
+            assert back(cut(x)).tolist() == [[0.0, 1.0, 3.0]]
+
+
+@every_kind
+def test_a_nucleus_of_a_flat_row_without_the_engine(kind):
+    """Half of equal scores, all of which are candidates."""
+    with A.use("reference"):
+        left = back(A.topp(0.5)(KINDS[kind](np.zeros((3, 8)))))
+    assert np.isfinite(left).sum(-1).tolist() == [4, 4, 4]

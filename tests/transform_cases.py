@@ -1,0 +1,74 @@
+"""Scores and transforms for the transforms' tests."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from kinds import readonly
+
+from anymax.transforms import (
+    compose,
+    cosine,
+    epsilon_cutoff,
+    eta,
+    logit_bias,
+    mask,
+    minp,
+    noise,
+    normalize,
+    prior,
+    repetition_penalty,
+    scalable,
+    temperature,
+    topk,
+    topnsigma,
+    topp,
+    typical,
+    xtc,
+)
+
+INF = math.inf
+
+
+def scores(n=9, rows=60, seed=0, dtype=np.float32, ties=True):
+    """Rows with many ties, masked entries, one masked altogether and one of a single entry."""
+    rng = np.random.default_rng(seed)
+    x = rng.integers(-3, 4, (rows, n)) / 2 if ties else rng.normal(0, 2, (rows, n))
+    x = x.astype(dtype)
+    x[rng.random(x.shape) < 0.2] = -INF
+    x[0] = -INF
+    x[1, 1:] = -INF
+    return readonly(x)
+
+
+ALL = {
+    "temperature": temperature(2.0),
+    "temperature[]": temperature(np.array([[2.0], [1.0], [0.5]])),
+    "mask": mask(np.array([True] * 4 + [False])),
+    "prior": prior(np.linspace(-1, 1, 5), np.linspace(1, 2, 5)),
+    "l1": normalize("l1"),
+    "l2": normalize("l2"),
+    "max": normalize("max"),
+    "standard": normalize("standard"),
+    "temperature 0": temperature(0),
+    "topk": topk(3),
+    "topp": topp(0.8),
+    "minp": minp(0.1),
+    "topnsigma": topnsigma(1.5),
+    "scalable": scalable(0.7, 1.2, 0.1),
+    "cosine": cosine(np.random.default_rng(0).normal(size=(5, 5))),
+    "noise": noise("gumbel", 0.5, generator=7),
+    "topp 3": topp(0.3, min_keep=3),
+    "minp 3": minp(0.9, min_keep=3),
+    "typical": typical(0.6, min_keep=2),
+    "epsilon": epsilon_cutoff(0.2),
+    "eta": eta(0.3, min_keep=2),
+    "xtc": xtc(0.15, 1.0, generator=7),
+    "penalty": repetition_penalty([0, 2, 2, -1], 1.3, 0.2, 0.1),
+    "bias": logit_bias({1: 0.5, 3: -2}),
+    "bias[]": logit_bias(np.linspace(-1, 1, 5)),
+    "compose": compose(temperature(0.7), topk(4), normalize("l2")),
+}
+everyone = pytest.mark.parametrize("name", ALL)

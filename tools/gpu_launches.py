@@ -1,0 +1,112 @@
+"""What the engine for GPUs launches, recorded in the place of its kernels, and compiled ahead of time: no GPU is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+TARGETS = {
+    "sm_80": ("cuda", 80, 32),
+    "sm_90": ("cuda", 90, 32),
+    "sm_100": ("cuda", 100, 32),
+    "gfx942": ("hip", "gfx942", 64),
+}
+POINTERS = {
+    "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64", "int64": "i64", "int32": "i32", "int16": "i16",
+    "int8": "i8", "uint8": "u8", "bool": "i1",
+}  # fmt: skip
+KERNELS = {
+    "launch": (
+        "separable_rows", "truncated_rows", "dense_rows", "perturb_rows", "backward_rows", "backward_parts", "survey_parts", "dense_parts",
+    ),
+    "attention": (
+        "attention_forward", "attention_queries", "attention_keys", "attention_bias", "attention_centres", "attention_parts",
+        "attention_solve", "attention_values", "attention_merge",
+    ),
+    "layer": ("layer_sums", "layer_slopes", "layer_candidates", "layer_products"),
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    kernel: Any
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.kernel.fn.__name__
+
+
+class Recorder:
+    """In the place of a kernel: remembers with what it was launched."""
+
+    def __init__(self, kernel: Any, launches: list[Launch]) -> None:
+        self.kernel: Any = kernel.kernel if isinstance(kernel, Recorder) else kernel
+        self.launches, self.fn = launches, kernel.fn
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        assert all(isinstance(side, int) and side > 0 for side in grid)
+        return lambda *args, **options: self.launches.append(Launch(self.kernel, grid, args, options))
+
+
+@contextlib.contextmanager
+def recorded(wave: int = 32) -> Iterator[list[Launch]]:
+    """The list that all launches of the engine go to meanwhile; `wave`: threads of a warp."""
+    from anymax.kernels.triton import attention, launch, layer
+
+    launches: list[Launch] = []
+    before: list[tuple[Any, str, Any]] = [(launch, "_wave", launch._wave)]
+    launch._wave = lambda: wave
+    for module, names in ((launch, KERNELS["launch"]), (attention, KERNELS["attention"]), (layer, KERNELS["layer"])):
+        for name in names:
+            if (kernel := getattr(module, name, None)) is not None:
+                before.append((module, name, kernel))
+                setattr(module, name, Recorder(kernel, launches))
+    try:
+        yield launches
+    finally:
+        for module, name, kernel in before:
+            setattr(module, name, kernel)
+
+
+def described(launch: Launch) -> tuple[dict[str, str], dict[tuple[int], Any], dict[tuple[int], list], dict[str, Any]]:
+    """What the runtime would tell the compiler of this launch: types, constants, by what numbers can be divided, options."""
+    import torch
+
+    options = dict(launch.options)
+    compiler = {name: options.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in options}
+    names = list(inspect.signature(launch.kernel.fn).parameters)
+    assert set(names) == {*names[: len(launch.args)], *options}
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int], Any] = {}
+    hints: dict[tuple[int], list] = {}
+    for i, name in enumerate(names):
+        value = launch.args[i] if i < len(launch.args) else options[name]
+        if i >= len(launch.args) or (isinstance(value, int) and value == 1):
+            signature[name], constants[(i,)] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name], hints[(i,)] = "*" + POINTERS[str(value.dtype)[6:]], [["tt.divisibility", 16]]
+        elif isinstance(value, int):
+            signature[name] = "i32" if abs(value) < 2**31 else "i64"
+            if value % 16 == 0:
+                hints[(i,)] = [["tt.divisibility", 16]]
+        else:
+            assert isinstance(value, float), (name, value)
+            signature[name] = "fp32"
+    return signature, constants, hints, compiler
+
+
+def compiled(target: str, launch: Launch) -> Any:
+    """What the runtime would compile for this launch on that device."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature, constants, hints, options = described(launch)
+    source = ASTSource(launch.kernel, signature=signature, constexprs=constants, attrs=hints)
+    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
