@@ -154,8 +154,8 @@ def entropy(
     if alpha is not None and kind in ("shannon", "renyi2"):
         raise TypeError(f"entropy: {kind!r} takes no alpha; use 'renyi' or 'tsallis'")
     order = kinds[kind]
-    if not is_array(order) and (not _array.is_number(order) or not 0 < order < math.inf):
-        raise ValueError(f"entropy: alpha must be a positive number, got {order!r}")
+    if not is_array(order):
+        order = _array.check_scalar("entropy: alpha", order, lambda v: 0 < v < math.inf, "a positive number")
     xp = namespace(given)
     given = floating(given, xp, "p")
     axis = _array.check_axis(pick_axis(axis, dim), given.ndim)
@@ -270,8 +270,7 @@ def logit_gap(loss: float | AnyArray, n: int) -> Any:
     if not _array.is_int(n) or n < 2:
         raise ValueError(f"logit_gap: n must be an integer of at least 2, the number of classes, got {n!r}")
     if not is_array(value):
-        if not _array.is_number(value) or not value > 0:
-            raise ValueError(f"logit_gap: loss must be a positive number, got {value!r}")
+        _array.check_scalar("logit_gap: loss", value, lambda v: v > 0, "a positive number")
         # log(exp(l) - 1) = l + log(1 - exp(-l)), which does not overflow
         return math.log(n - 1) - value - math.log(-math.expm1(-value))
     xp = namespace(value)

@@ -7,6 +7,7 @@ from .convert import (
     beside,
     check_integer,
     check_number,
+    check_scalar,
     dense,
     duplicate,
     in_memory,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._array import Array, dense, fit_axes, is_array, is_floating, is_jax, is_number, is_torch, narrow, number
+from .._array import Array, check_scalar, dense, fit_axes, is_array, is_floating, is_jax, is_torch, narrow, number
 
 
 def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int, tuple[int, ...]]:
@@ -49,9 +49,7 @@ def flag(who: str, name: str, value: Any) -> bool:
 
 def check_dropout(who: str, name: str, value: Any) -> float:
     """The share of the weights that are dropped, if it is one."""
-    if not is_number(value) or not 0.0 <= value < 1.0:
-        raise ValueError(f"{who}: {name} must be a number of at least 0 and below 1, got {value!r}")
-    return value
+    return check_scalar(f"{who}: {name}", value, lambda v: 0.0 <= v < 1.0, "a number of at least 0 and below 1")
 
 
 def _alone(who: str, name: str, a: Any) -> None:

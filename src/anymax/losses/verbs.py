@@ -110,9 +110,7 @@ def smoothed_nll(
     >>> anymax.smoothed_nll(anymax.Sparsemax(), [[2.0, 0.0]], [1], epsilon=1e-6).round(2)
     np.float64(13.82)
     """
-    epsilon = _array.number(epsilon)
-    if not is_number(epsilon) or not 0 < epsilon < math.inf:
-        raise ValueError(f"smoothed_nll: epsilon must be a positive number, got {epsilon!r}")
+    epsilon = _array.check_scalar("smoothed_nll: epsilon", epsilon, lambda v: 0 < v < math.inf, "a positive number")
 
     def rows(batch: Batch) -> Array:
         xp, p = batch.xp, batch.p()
