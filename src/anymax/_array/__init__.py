@@ -52,6 +52,7 @@ from .rows import (
 )
 from .safe import expm1_over, log, log1p_over, power, safe, xlogx
 from .tracing import (
+    alike,
     ask_torch,
     batched,
     compiling,

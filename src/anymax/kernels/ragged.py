@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, from_last, is_torch, namespace
+from .._array import Array, from_last, is_torch, namespace, to_last
 from .._core.mapping import Mapping
 from . import native
 from .arrays import arrays_of, dtype_of, room_in, wide
@@ -74,7 +74,10 @@ def _run(
     link = _link(mapping, like, segments.num_segments, axis)
     engine = native.engine_for(like)
     index, scale = (None if a is None else arrays_of(a).contiguous(a) for a in (index, scale))
-    made = engine.segments(link, CODES[op], segments.ptr, segments.order, axis, *operands, index, scale, result, saved)
+    x, p, g, out = operands
+    made = engine.segments(
+        link, CODES[op], segments.ptr, segments.order, axis, x, p, g, out, index, scale, result, saved
+    )
     if made is None:
         words = ", ".join(f"{dtype_of(a)} {tuple(a.shape)}" for a in operands if a is not None)
         raise RuntimeError(f"the native engine can't compute {op} of segments on {words}")
@@ -124,11 +127,8 @@ def _entries(
     out = room_in(framework, tuple(lead.shape), dtype)
     if math.prod(lead.shape):
         _run(op, mapping, Layout(segments, at), [x, p, g, out], index, scale, None, saved)
-    return (
-        out
-        if at == axis
-        else from_last(namespace(out).permute_dims(out, (*range(1, out.ndim), 0)), axis, namespace(out))
-    )
+    xp = namespace(out)
+    return out if at == axis else from_last(to_last(out, at, xp), axis, xp)
 
 
 def _each(op: str, mapping: Any, layout: Layout, x: Array, index: Any) -> Array:

@@ -8,9 +8,10 @@ import torch
 import triton
 
 from ..link import Link
-from .launch import budget_or_alpha, on_device_of
+from .launch import budget_or_alpha
+from .layer_plans import Panel, panel, parts_of
 from .layer_scores import layer_candidates, layer_products, layer_slopes, layer_sums
-from .plans import Panel, panel, parts_of
+from .operands import on_device_of
 
 Tensor = torch.Tensor
 
