@@ -18,7 +18,7 @@ from .._core.mapping import Mapping
 from .._core.static import Static
 from .._random.nodes import node_count
 from . import library, native
-from .link import CODES, Link, link_of
+from .link import CODES, Link, found_link
 
 # JAX's cache of executables on disk refers to the handler by this name, so it changes with the library's interface
 TARGET = f"anymax_{library.ABI}"
@@ -82,8 +82,7 @@ def by_library(
 
 def link_for(mapping: Mapping, x: Array) -> Link:
     """The link of a map as a constant of programs for scores like x; the map's parameters are operands."""
-    link = link_of(mapping)
-    assert not isinstance(link, str), link
+    link = found_link(mapping)
     return link._replace(params=None, nodes=node_count(link.nodes, x))
 
 

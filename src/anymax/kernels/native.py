@@ -23,7 +23,7 @@ from .engine import BELOW, Engine, IndexLoss
 from .library import get_num_threads as get_num_threads
 from .library import pool
 from .library import set_num_threads as set_num_threads
-from .link import CODES, MAPS, NEED_SCORES, SOFTMAX, SPARSE, WITHOUT_LOG, WITHOUT_LOSS, Link, link_of
+from .link import CODES, MAPS, NEED_SCORES, SOFTMAX, SPARSE, WITHOUT_LOG, WITHOUT_LOSS, Link, found_link, link_of
 from .support import Saved, saved_in
 
 _BY_CODE = (*DTYPES, "int32")  # in the order of the codes of csrc/doors/python/arrays.hpp
@@ -144,15 +144,16 @@ def _room(x: Array, count: int, dtype: int) -> Array:
 # -- the engine's operations ------------------------------------------------------------------------------------------------------------
 
 
-def _link(mapping: Mapping, x: Array) -> Link:
-    """The link, with its array of parameters broadcast to one per row, float64 and contiguous."""
-    link = link_of(mapping)
-    assert not isinstance(link, str), link
-    if link.params is None:
-        return link
+def broadcast(link: Link, x: Array, shape: tuple[int, ...]) -> Link:
+    """The link with its array of parameters in this shape, float64 and contiguous."""
     arrays = arrays_of(x)
-    rows = arrays.broadcast(arrays.cast(link.params, "float64", x), (*x.shape[:-1], 1))
-    return link._replace(params=arrays.contiguous(rows))
+    params = arrays.broadcast(arrays.cast(link.params, "float64", x), shape)
+    return link._replace(params=arrays.contiguous(params))
+
+
+def _link(mapping: Mapping, x: Array) -> Link:
+    link = found_link(mapping)
+    return link if link.params is None else broadcast(link, x, (*x.shape[:-1], 1))
 
 
 def _done(answer: Any, what: str, *arrays: Array | None) -> Any:

@@ -248,7 +248,7 @@ def warm_up(mapping: Mapping, shape: tuple[int, ...], dtype: Any, device: Any) -
     """Runs each operation of the mapping once on contiguous scores of this shape, with and without a mask."""
     torch = sys.modules["torch"]
     x = torch.zeros(shape, dtype=dtype, device=device)
-    link = prepared(mapping)[1]
+    has = {op for op in ENGINE.ops if ENGINE.refuse(op, mapping, x) is None}
     with torch.no_grad():
         for mask in (None, torch.ones(shape[-1], dtype=torch.bool, device=device)):
             ENGINE.forward(mapping, x, mask)
@@ -257,18 +257,18 @@ def warm_up(mapping: Mapping, shape: tuple[int, ...], dtype: Any, device: Any) -
             p, saved = ENGINE.forward_saving(mapping, x, mask)
         ENGINE.vjp(mapping, x, p, x, saved)
         ENGINE.vjp(mapping, x, p, x)
-        if link.kind not in WITHOUT_LOG:
+        if "log_forward" in has:
             log_p = ENGINE.log_forward(mapping, x)
-            if link.kind != "sigsoftmax":
+            if "log_vjp" in has:
                 ENGINE.log_vjp(mapping, x, log_p, x)
-        if link.kind == "softmax":
+        if mapping.is_softmax:
             ENGINE.logsumexp(x)
-        if link.kind not in _WITHOUT_LOSS:
+        if "index_loss" in has:
             index = torch.zeros(shape[:-1], dtype=torch.int64, device=device)
             for save in (False, True):
                 made = ENGINE.index_loss(mapping, x, index, save=save, ignored=-100, reduction="mean")
             assert made is not None
             for scale in (made.value, made.value.expand(shape[:-1])):
                 ENGINE.index_loss_grad(mapping, x, index, scale, made.saved, ignored=-100)
-            if not (link.kind == "entmax" and link.params is not None):
-                ENGINE.threshold(mapping, x)
+        if "threshold" in has:
+            ENGINE.threshold(mapping, x)

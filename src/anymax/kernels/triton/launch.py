@@ -30,7 +30,7 @@ _TAIL = 1e-9  # the mass that the quadrature of perturb max leaves out at either
 _wave = 64 if torch.version.hip else 32
 
 
-class Saved(NamedTuple):
+class Lanes(NamedTuple):
     """The live lanes of each row, for the backward of a sparse map: a list of up to `few`, and how many there are."""
 
     memory: Tensor  # int32: [rows, few] lanes, then [rows] counts
@@ -68,23 +68,32 @@ class _Call:
         return torch.empty(self.rows.count * numbers, dtype=dtype, device=self.x.device)
 
 
-def budget_or_alpha(link: Link) -> tuple[str, int, float, bool, float]:
-    """(LINK, P, SLOPE, NORM, param) of a threshold map."""
+class Form(NamedTuple):
+    """A threshold map as the kernels know it: `p = link(slope x - ...)`, where the link may be a power."""
+
+    link: str
+    power: int
+    param: float  # alpha - 1, or the budget
+    slope: float = 1.0
+    norm: bool = False  # True for normmax
+
+
+def form_of(link: Link) -> Form:
     if link.kind == "sparsemax":
-        return "power", 1, 1.0, False, 1.0
+        return Form("power", 1, 1.0)
     if link.kind == "budget":
-        return "budget", 1, 1.0, False, link.param
+        return Form("budget", 1, link.param)
     if link.kind == "normmax":
         if link.param == 2.0:
-            return "power", 2, 1.0, True, 1.0
-        return ("any" if link.param < 2.0 else "edge"), 1, 1.0, True, link.param - 1.0
+            return Form("power", 2, 1.0, norm=True)
+        return Form("any" if link.param < 2.0 else "edge", 1, link.param - 1.0, norm=True)
     if link.params is None:
         r = next((r for alpha, r in POWERS.items() if abs(link.param - alpha) < 1e-15), None)
         if r is not None:
-            return "power", r, 1.0 / r, False, link.param - 1.0
+            return Form("power", r, link.param - 1.0, slope=1.0 / r)
         if link.param > 2.0:
-            return "steep", 1, 1.0, False, link.param - 1.0
-    return "any", 1, 1.0, False, link.param - 1.0
+            return Form("steep", 1, link.param - 1.0)
+    return Form("any", 1, link.param - 1.0)
 
 
 # -- forward passes and losses --------------------------------------------------------------------------------------------------
@@ -115,7 +124,7 @@ def run(
     mode: str, link: Link, x: Tensor, *, mask: Tensor | None = None, out: Tensor | None = None, index: Tensor | None = None,
     scale: Tensor | None = None, value: Tensor | None = None, state: Tensor | None = None, ignore: int = -1, keep_lanes: bool = False,
     cut: Cut | None = None,
-) -> Saved | None:  # fmt: skip
+) -> Lanes | None:  # fmt: skip
     """Runs a forward or a loss kernel: mode "p", "log", "loss", "grad", "tau" or "logsumexp". Returns the live lanes for `keep_lanes`.
 
     `scale`: one number, or one per row; rows whose index is `ignore` are left out. `cut`: the rows are segments of x [entries, heads].
@@ -164,15 +173,14 @@ def _solver(job: _Forward, keep_lanes: bool) -> _Solver:
         return _Solver("truncated", truncated_rows, {"BY": "count", "LOGS": mode == "log"}, link.param)
     if link.kind == "topp":
         return _Solver("nucleus", truncated_rows, {"BY": "exp", "LOGS": mode == "log"}, link.param, parted=False)
-    name, r, slope, norm, param = budget_or_alpha(link)
-    exact = mode not in ("p", "grad") or job.x.dtype == torch.float32
-    short = r > 1 and mode == "p" and not (exact or keep_lanes)
-    family = "logarithmic" if name != "power" else "halves" if short else "separable"
-    options = {"LINK": name, "P": r, "SLOPE": slope, "NORM": norm, "EXACT": exact}
-    return _Solver(family, separable_rows, options, param, link.params is not None and name == "any")
+    form, exact = form_of(link), mode not in ("p", "grad") or job.x.dtype == torch.float32
+    short = form.power > 1 and mode == "p" and not (exact or keep_lanes)
+    family = "logarithmic" if form.link != "power" else "halves" if short else "separable"
+    options = {"LINK": form.link, "P": form.power, "SLOPE": form.slope, "NORM": form.norm, "EXACT": exact}
+    return _Solver(family, separable_rows, options, form.param, link.params is not None and form.link == "any")
 
 
-def _solve(job: _Forward, keep_lanes: bool) -> Saved | None:
+def _solve(job: _Forward, keep_lanes: bool) -> Lanes | None:
     """One program a row; or, for long rows, one program that solves it and then one for each part that writes its many live lanes."""
     solver, rows, link, mode = _solver(job, keep_lanes), job.rows, job.link, job.mode
     x, _, result = job.tensors
@@ -187,7 +195,7 @@ def _solve(job: _Forward, keep_lanes: bool) -> Saved | None:
         lists = call.empty(few + 1, torch.int32)
         counts = lists[rows.count * few :]
         if keep_lanes:
-            saved = Saved(lists, few, depth, call.span, call.plan.L, rows.shift > 0)
+            saved = Lanes(lists, few, depth, call.span, call.plan.L, rows.shift > 0)
     options = {
         **job.options, **solver.options, "PER_ROW": link.params is not None, "FEW": few, "DEPTH": depth, "LATE": late,
         "KEEP": saved is not None, "PARTS": parts, **call.tile,
@@ -230,7 +238,7 @@ def _sense(link: Link, logs: bool) -> tuple[str, float]:
 
 
 def backward(
-    link: Link, logs: bool, x: Tensor | None, p: Tensor, g: Tensor, out: Tensor, saved: Saved | None = None,
+    link: Link, logs: bool, x: Tensor | None, p: Tensor, g: Tensor, out: Tensor, saved: Lanes | None = None,
     cut: Cut | None = None,
 ) -> None:  # fmt: skip
     """J^T g of p, or of log p with `logs`; `cut` as in `run`. `out` must not overlap the other tensors."""
