@@ -36,12 +36,7 @@ Tensor = torch.Tensor
 _compiling = torch.compiler.is_compiling
 _grad, _functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
 KINDS = (torch.Tensor, torch.nn.Parameter)  # the kinds of array that `quick` takes
-_WIDE = {
-    torch.float32: torch.float32,
-    torch.float64: torch.float64,
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-}
+_WIDE = {torch.float64: torch.float64, **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float32)}
 _engine: Any = None if isinstance(native.load(), str) else native.engine_for(torch.empty(0, device="cpu"))
 _forward = _engine and _engine.forward
 
@@ -322,17 +317,10 @@ class TorchBridge(Bridge):
 
     def write(self, mapping: Mapping, x: Tensor, mask: Tensor | None, out: Any) -> bool:
         """Only without a gradient, and only if `out` is not also an input."""
-        if (
-            type(out) is not Tensor
-            or out.dtype != x.dtype
-            or out.shape != x.shape
-            or out.device != x.device
-            or not x.numel()
-        ):
+        alike = type(out) is Tensor and (out.dtype, out.shape, out.device) == (x.dtype, x.shape, x.device)
+        if not alike or not x.numel():
             return False
-        if recorded(x, out) or (out.is_inference() and not torch.is_inference_mode_enabled()):
-            return False
-        if traced(mapping):
+        if recorded(x, out) or traced(mapping) or (out.is_inference() and not torch.is_inference_mode_enabled()):
             return False
         done = kernels.choose("forward", mapping, x).write(mapping, x, mask, out)
         if done:

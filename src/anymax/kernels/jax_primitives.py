@@ -20,6 +20,7 @@ from .._random.nodes import node_count
 from . import library, native
 from .link import CODES, Link, found_link
 
+Function = Callable[..., Any]
 # JAX's cache of executables on disk refers to the handler by this name, so it changes with the library's interface
 TARGET = f"anymax_{library.ABI}"
 
@@ -38,9 +39,7 @@ def problem() -> str | None:
     return None
 
 
-def _define(
-    name: str, shapes: Callable[..., Any], formula: Callable[..., Any], batch: Callable[..., Any] | None
-) -> tuple[Primitive, Any]:
+def _define(name: str, shapes: Function, formula: Function, batch: Function | None) -> tuple[Primitive, Any]:
     """A primitive with several results, and the lowering of its formula. A batch is computed as one more leading axis, unless `batch`
     is given."""
     primitive = Primitive(name)
@@ -59,13 +58,9 @@ def _define(
 
 
 def by_library(
-    name: str,
-    shapes: Callable[..., Any],
-    formula: Callable[..., Any],
-    attributes: Callable[..., dict[str, Any]],
-    batch: Callable[..., Any] | None = None,
-    sharding: Callable[[Any], Any] = lambda ctx: None,
-) -> Primitive:
+    name: str, shapes: Function, formula: Function, attributes: Function, batch: Function | None = None,
+    sharding: Function = lambda ctx: None,
+) -> Primitive:  # fmt: skip
     """A primitive that the library's handler computes on a CPU, with these attributes; the formula does elsewhere, and for `jax.export`,
     whose programs must run without the library."""
     primitive, lowered = _define(name, shapes, formula, batch)
@@ -88,23 +83,13 @@ def link_for(mapping: Mapping, x: Array) -> Link:
 
 def handler_attributes(op: str, static: Static, link: Link) -> dict[str, Any]:
     """The attributes of the handler for an operation of a map; `static` names the parameters that are operands."""
-    numbers = {
-        "op": CODES[op],
-        "map": link.code,
-        "noise": link.noise,
-        "nodes": link.nodes,
-        "per_row": len(static.names),
-    }
+    codes = {"op": CODES[op], "map": link.code, "noise": link.noise}
+    numbers = {**codes, "nodes": link.nodes, "per_row": len(static.names)}
     return {**{key: np.int64(value) for key, value in numbers.items()}, "param": np.float64(link.param)}
 
 
 def linear(
-    name: str,
-    at: int,
-    shape: Callable[..., Any],
-    value: Callable[..., Array],
-    plain: Callable[..., Array],
-    batch: Callable[..., Any] | None = None,
+    name: str, at: int, shape: Function, value: Function, plain: Function, batch: Function | None = None
 ) -> Callable[..., Array]:
     """A function with one result, which is linear in operand `at`. The keyword `transposed` swaps that operand and the result.
 

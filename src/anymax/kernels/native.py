@@ -69,14 +69,8 @@ def tell_of_torch(engine: Compiled) -> None:
     torch = sys.modules["torch"]
     stack, included, before = ask_torch()
     kinds = {
-        "f32": "float32",
-        "f64": "float64",
-        "bf16": "bfloat16",
-        "f16": "float16",
-        "i32": "int32",
-        "i64": "int64",
-        "boolean": "bool",
-    }
+        "f32": "float32", "f64": "float64", "bf16": "bfloat16", "f16": "float16", "i32": "int32", "i64": "int64", "boolean": "bool",
+    }  # fmt: skip
     engine.bind({
         "parameter": torch.nn.Parameter, "torch_empty_like": torch.empty_like, "is_neg": torch.Tensor.is_neg,
         "modes": stack, "functions": torch._C._len_torch_function_stack, "included": included, "before": before,

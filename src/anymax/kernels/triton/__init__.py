@@ -248,7 +248,7 @@ def warm_up(mapping: Mapping, shape: tuple[int, ...], dtype: Any, device: Any) -
     """Runs each operation of the mapping once on contiguous scores of this shape, with and without a mask."""
     torch = sys.modules["torch"]
     x = torch.zeros(shape, dtype=dtype, device=device)
-    has = {op for op in ENGINE.ops if ENGINE.refuse(op, mapping, x) is None}
+    link = prepared(mapping)[1]
     with torch.no_grad():
         for mask in (None, torch.ones(shape[-1], dtype=torch.bool, device=device)):
             ENGINE.forward(mapping, x, mask)
@@ -257,18 +257,18 @@ def warm_up(mapping: Mapping, shape: tuple[int, ...], dtype: Any, device: Any) -
             p, saved = ENGINE.forward_saving(mapping, x, mask)
         ENGINE.vjp(mapping, x, p, x, saved)
         ENGINE.vjp(mapping, x, p, x)
-        if "log_forward" in has:
+        if link.kind not in WITHOUT_LOG:
             log_p = ENGINE.log_forward(mapping, x)
-            if "log_vjp" in has:
+            if link.kind != "sigsoftmax":
                 ENGINE.log_vjp(mapping, x, log_p, x)
-        if mapping.is_softmax:
+        if link.kind == "softmax":
             ENGINE.logsumexp(x)
-        if "index_loss" in has:
+        if link.kind not in _WITHOUT_LOSS:
             index = torch.zeros(shape[:-1], dtype=torch.int64, device=device)
             for save in (False, True):
                 made = ENGINE.index_loss(mapping, x, index, save=save, ignored=-100, reduction="mean")
             assert made is not None
             for scale in (made.value, made.value.expand(shape[:-1])):
                 ENGINE.index_loss_grad(mapping, x, index, scale, made.saved, ignored=-100)
-        if "threshold" in has:
-            ENGINE.threshold(mapping, x)
+            if not (link.kind == "entmax" and link.params is not None):
+                ENGINE.threshold(mapping, x)
