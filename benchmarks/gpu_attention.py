@@ -133,7 +133,7 @@ def cache(case: Case) -> tuple[Any, Any, Any]:
 def decoding(case: Case) -> Workload:
     import torch
 
-    from anymax.kernels.triton import plans
+    from anymax.kernels.triton import attention_plans as plans
 
     q, k, v = cache(case)
 

@@ -16,7 +16,8 @@ torch = pytest.importorskip("torch")
 import anymax as am
 from anymax import Budget, Entmax, Softmax, Sparsemax
 from anymax._attention import torch_flash
-from anymax.kernels.triton import attention, plans
+from anymax.kernels.triton import attention
+from anymax.kernels.triton import attention_plans as plans
 
 pytestmark = WARNINGS
 

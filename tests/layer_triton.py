@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import anymax as am
 from anymax.kernels import triton as engine
 from anymax.kernels.triton import layer as gpu
-from anymax.kernels.triton import plans
+from anymax.kernels.triton import layer_plans
 from anymax.linear import torch_kept
 
 pytestmark = WARNINGS
@@ -38,12 +38,12 @@ def _small():
     if REAL:
         yield
         return
-    plans.forced_panels.append(plans.Panel(16, 32, 32, 4, 1))
+    layer_plans.forced_panels.append(layer_plans.Panel(16, 32, 32, 4, 1))
     try:
         with am.use("triton"):
             yield
     finally:
-        plans.forced_panels.clear()
+        layer_plans.forced_panels.clear()
 
 
 def operands(dtype="float32", seed=0, sigma=1.0):

@@ -20,7 +20,7 @@ from anymax import kernels
 from anymax.kernels import reference
 from anymax.kernels import triton as engine
 from anymax.kernels.link import SPARSE
-from anymax.kernels.triton import launch, plans, policy
+from anymax.kernels.triton import launch, operands, plans, policy
 
 pytestmark = WARNINGS
 
@@ -212,7 +212,7 @@ def test_layouts_of_rows_that_begin_anywhere(case, dtype, batch, form, monkeypat
     with planned(form):
         for least, shift in ((16, 1 if batch == 8 else 2), (1000, 0)):
             monkeypatch.setattr(plans, "SHIFTED", least)
-            assert engine.load()._Rows(x, out=g).shift == shift
+            assert operands.Rows(x, out=g).shift == shift
             p, saved = engine.ENGINE.forward_saving(mapped(case), x)
             over = x.clone()
             engine.ENGINE.forward(mapped(case), over, None, over)
@@ -611,19 +611,19 @@ def test_it_is_chosen():
 @pytest.mark.skipif(REAL, reason="a captured graph is pretended")
 def test_numbers_that_a_captured_graph_reads_stay(monkeypatch):
     x = torch.zeros(2, 3)
-    monkeypatch.setattr(launch, "_numbers", {})
-    monkeypatch.setattr(launch, "_captured", {})
-    launch._per_row([[1.0], [2.0]], x)
-    (first,) = launch._numbers.values()
+    monkeypatch.setattr(operands, "_numbers", {})
+    monkeypatch.setattr(operands, "_captured", {})
+    operands.per_row([[1.0], [2.0]], x)
+    (first,) = operands._numbers.values()
     with monkeypatch.context() as capturing:
-        capturing.setattr(launch, "_capturing", lambda x: True)
-        launch._per_row([[1.0], [2.0]], x)
+        capturing.setattr(operands, "_capturing", lambda x: True)
+        operands.per_row([[1.0], [2.0]], x)
     for i in range(100):
-        launch._per_row([[float(i)], [-1.0]], x)
-    assert [one is first for one in launch._captured.values()] == [True]
-    launch._per_row([[1.0], [2.0]], x)
-    assert any(one is first for one in launch._numbers.values())
-    assert len(launch._numbers) <= 64
+        operands.per_row([[float(i)], [-1.0]], x)
+    assert [one is first for one in operands._captured.values()] == [True]
+    operands.per_row([[1.0], [2.0]], x)
+    assert any(one is first for one in operands._numbers.values())
+    assert len(operands._numbers) <= 64
 
 
 @pytest.mark.parametrize("kernel", plans.LANED)

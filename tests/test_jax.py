@@ -339,8 +339,8 @@ def test_the_gradient_of_a_soft_targets_loss():
 
 
 def test_the_loss_of_a_masked_class_in_plain_operations():
-    from anymax.kernels import xla
+    from anymax.kernels import xla_rows
 
     x = jax.numpy.asarray([[1.0, -np.inf, 0.0], [1.0, 0.0, -np.inf]])
-    value = xla.plain_loss(Sparsemax(), x, A.sparsemax(x), jax.numpy.asarray([1, 1]))
+    value = xla_rows.plain_loss(Sparsemax(), x, A.sparsemax(x), jax.numpy.asarray([1, 1]))
     np.testing.assert_allclose(value, [np.inf, A.sparsemax_loss(x, np.array([0, 1]), reduction="none")[1]], rtol=1e-6)

@@ -18,7 +18,7 @@ jnp = jax.numpy
 
 import anymax as A
 from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor
-from anymax.kernels import link, reference, xla
+from anymax.kernels import jax_primitives, link, reference, xla
 
 REFUSAL = xla.ENGINE.refuse("forward", Softmax(), jnp.ones(2))
 needs_library = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
@@ -50,7 +50,7 @@ G = np.random.default_rng(1).normal(size=X.shape)
 def served(f, *args):
     """What f compiles to, having seen that the kernels are in it."""
     program = jax.jit(f).lower(*args).compile()
-    assert f'custom_call_target="{xla.TARGET}"' in program.as_text()
+    assert f'custom_call_target="{jax_primitives.TARGET}"' in program.as_text()
     return program(*args)
 
 
@@ -302,7 +302,7 @@ def test_options_of_losses_of_class_indices():
         np.testing.assert_allclose(got, A.entmax15_loss(x, t, **options), rtol=1e-5)
     with A.use("reference"):
         f = jax.jit(lambda x, t: A.entmax15_loss(x, t))
-        assert xla.TARGET not in f.lower(jnp.asarray(x), jnp.asarray(t)).as_text()
+        assert jax_primitives.TARGET not in f.lower(jnp.asarray(x), jnp.asarray(t)).as_text()
 
 
 @pytest.mark.whole
@@ -460,18 +460,18 @@ def test_two_devices(what):
 def test_other_devices_and_exported_programs_get_the_formula():
     f = jax.jit(jax.grad(lambda x: (A.sparsemax(x) ** 2).sum()))
     x = jnp.asarray(X[0], "float32")
-    assert xla.TARGET in f.lower(x).as_text()
-    assert xla.TARGET not in f.trace(x).lower(lowering_platforms=("cuda",)).as_text()
+    assert jax_primitives.TARGET in f.lower(x).as_text()
+    assert jax_primitives.TARGET not in f.trace(x).lower(lowering_platforms=("cuda",)).as_text()
     rows = jax.export.symbolic_shape("rows")[0]
     for shape in ((4, 37), (rows, 37)):
         exported = jax.export.export(f)(jax.ShapeDtypeStruct(shape, "float32"))
-        assert xla.TARGET not in exported.mlir_module()
+        assert jax_primitives.TARGET not in exported.mlir_module()
         np.testing.assert_allclose(jax.export.deserialize(exported.serialize()).call(x), f(x), atol=1e-6)
     for mapping in (Softmax(), Entmax(1.5), SparseSoftmax(k=5)):
         loss = jax.jit(jax.value_and_grad(lambda x, t: A.fenchel_young(mapping, x, t)))  # noqa: B023
         t = jnp.asarray([3, -100, 36, 7])
         exported = jax.export.export(loss)(x, t)
-        assert xla.TARGET not in exported.mlir_module()
+        assert jax_primitives.TARGET not in exported.mlir_module()
         for got, want in zip(exported.call(x, t), loss(x, t), strict=True):
             np.testing.assert_allclose(got, want, atol=1e-6, rtol=1e-5)
 
@@ -496,7 +496,7 @@ def test_what_is_refused():
         with pytest.raises(RuntimeError, match="engine 'xla' was asked for and can't compute forward of Ratio"):
             A.apply(Ratio.sigmoid(), x)
     with A.use("reference"):
-        assert xla.TARGET not in jax.jit(lambda x: A.sparsemax(x)).lower(x).as_text()
+        assert jax_primitives.TARGET not in jax.jit(lambda x: A.sparsemax(x)).lower(x).as_text()
 
 
 def raw(operands, results, **attributes):
@@ -504,7 +504,7 @@ def raw(operands, results, **attributes):
     known = {"op": link.CODES["forward"], "map": 1, "noise": 0, "nodes": 0, "per_row": 0}
     attributes = {k: np.int64(v) for k, v in (known | attributes).items()}
     attributes = {"param": np.float64(0.0)} | attributes
-    call = jax.ffi.ffi_call(xla.TARGET, [jax.ShapeDtypeStruct(s, d) for s, d in results])
+    call = jax.ffi.ffi_call(jax_primitives.TARGET, [jax.ShapeDtypeStruct(s, d) for s, d in results])
     return jax.block_until_ready(jax.jit(lambda *a: call(*a, **attributes))(*operands))
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import anymax
 from anymax import Entmax, NormMax, Sigsoftmax, Softmax, SparseSoftmax, segment_apply
-from anymax.kernels import native, xla
+from anymax.kernels import jax_primitives, native
 
 jax = pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
@@ -44,16 +44,16 @@ def test_a_program_gives_what_numpy_and_torch_have(name, traced):
 def test_the_engine_is_in_the_program_and_nothing_is_padded():
     f = jax.jit(lambda x, index: segment_apply("sparsemax", x, index=index, num_segments=COUNT))
     words = f.lower(X, SHUFFLED).as_text()
-    assert words.count(f"custom_call @{xla.TARGET}") == 2  # one sorts
+    assert words.count(f"custom_call @{jax_primitives.TARGET}") == 2  # one sorts
     assert "stablehlo.sort" not in words
     with anymax.use("reference"):
         g = jax.jit(lambda x, index: segment_apply("sparsemax", x, index=index, num_segments=COUNT))
-        assert xla.TARGET not in g.lower(X, SHUFFLED).as_text()
+        assert jax_primitives.TARGET not in g.lower(X, SHUFFLED).as_text()
         np.testing.assert_allclose(g(X, SHUFFLED), f(X, SHUFFLED), atol=2e-6)
     exported = jax.export.export(f)(
         jax.ShapeDtypeStruct(X.shape, X.dtype), jax.ShapeDtypeStruct(SHUFFLED.shape, "int32")
     )
-    assert xla.TARGET not in exported.mlir_module()
+    assert jax_primitives.TARGET not in exported.mlir_module()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

@@ -146,8 +146,7 @@ SOON = {
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", MAPS)
 def test_compiles_ahead_of_time(name, target, monkeypatch, compiler):
-    wave = gpu_launches.TARGETS[target][2]
-    monkeypatch.setattr(engine.load(), "_wave", lambda: wave)
+    monkeypatch.setattr(engine.load(), "_wave", gpu_launches.TARGETS[target][2])
     # one target the rows that fit on chip, another the long ones, the third rows of few classes
     n, dtype = {"sm_80": (1000, torch.float16), "sm_90": (131_072, torch.bfloat16), "gfx942": (8192, torch.float32)}[
         target
@@ -286,15 +285,16 @@ def test_warm_up_refuses():
 
 @needs_triton
 def test_parameters_given_as_numbers_are_copied_once():
-    launch = engine.load()
+    from anymax.kernels.triton import operands
+
     x, alpha = torch.zeros(3, 5), np.array([[1.2], [1.5], [3.0]])
-    first = launch._per_row(alpha, x, 1.0)
-    held = dict(launch._numbers)
-    again = launch._per_row(alpha.copy(), x, 1.0)
-    assert dict(launch._numbers) == held
+    first = operands.per_row(alpha, x, 1.0)
+    held = dict(operands._numbers)
+    again = operands.per_row(alpha.copy(), x, 1.0)
+    assert dict(operands._numbers) == held
     assert any(again.data_ptr() == t.data_ptr() for t in held.values())
     assert first.tolist() == pytest.approx([0.2, 0.5, 2.0])
-    assert launch._per_row(np.float64(1.5), x).tolist() == [1.5] * 3
+    assert operands.per_row(np.float64(1.5), x).tolist() == [1.5] * 3
 
 
 # -- chosen or not ------------------------------------------------------------------------------------------------------------------

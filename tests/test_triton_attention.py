@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from test_triton import compiled, grouped, interpreted, older, recorded
 
 from anymax.kernels import triton as engine
-from anymax.kernels.triton import plans
+from anymax.kernels.triton import attention_plans as plans
 
 needs_triton = pytest.mark.skipif(isinstance(engine.load(), str), reason="triton is not installed")
 

@@ -140,7 +140,7 @@ def tune(args: argparse.Namespace) -> Iterator[Job]:
     import torch
 
     from anymax.kernels import triton as engine
-    from anymax.kernels.triton import plans
+    from anymax.kernels.triton import attention_plans, layer_plans, plans
     from benchmarks.gpu import ring, scores
     from benchmarks.gpu_clock import DEVICE, around, measure
     from benchmarks.measure import Plan
@@ -174,22 +174,22 @@ def tune(args: argparse.Namespace) -> Iterator[Job]:
                     )
                     yield Job("tune", name, functools.partial(row, kernel, mapping, case, plan), 60)
         elif case.group == "gpu attention" and "beside" not in case.note and case.map == "entmax15":
-            now = plans.blocks(case.shape[-1], 2, case.shape[-2], False, False)
+            now = attention_plans.blocks(case.shape[-1], 2, case.shape[-2], False, False)
             for tile in (now, *neighbours(now, ("M", "N", "warps", "stages"))):
 
                 def attend(case: Any = case, tile: Any = tile) -> dict[str, Any]:
                     work = case.setup(case)
-                    return timed(lambda: plans.forced_blocks.append(tile), work.contenders["anymax"])
+                    return timed(lambda: attention_plans.forced_blocks.append(tile), work.contenders["anymax"])
 
                 yield Job("tune", f"attention {case.name} {tile}{' (in force)' * (tile == now)}", attend, 90)
         elif case.group == "gpu output layer" and case.distribution == "trained" and case.map != "sparsemax":
             kernel, size = ("sums" if case.map == "softmax" else "candidates"), 4 if case.dtype == "float32" else 2
-            now = plans.panel(kernel, size)
+            now = layer_plans.panel(kernel, size)
             for panel in (now, *neighbours(now, ("M", "N", "F", "warps", "stages"))):
 
                 def classify(case: Any = case, panel: Any = panel) -> dict[str, Any]:
                     step = torch.enable_grad()(case.setup(case).contenders["anymax"])
-                    return timed(lambda: plans.forced_panels.append(panel), step)
+                    return timed(lambda: layer_plans.forced_panels.append(panel), step)
 
                 if size > 2 or panel.F >= 64:
                     yield Job("tune", f"output layer {case.name} {panel}{' (in force)' * (panel == now)}", classify, 90)

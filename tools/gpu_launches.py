@@ -61,7 +61,7 @@ def recorded(wave: int = 32) -> Iterator[list[Launch]]:
 
     launches: list[Launch] = []
     before: list[tuple[Any, str, Any]] = [(launch, "_wave", launch._wave)]
-    launch._wave = lambda: wave
+    launch._wave = wave
     for module, names in ((launch, KERNELS["launch"]), (attention, KERNELS["attention"]), (layer, KERNELS["layer"])):
         for name in names:
             if (kernel := getattr(module, name, None)) is not None:

@@ -169,9 +169,9 @@ def _order(kind: Any, alpha: Any) -> Any:
         return _ORDERS[kind]
     if kind in ("shannon", "renyi2"):
         raise TypeError(f"entropy: {kind!r} takes no alpha; use 'renyi' or 'tsallis'")
-    if not is_array(alpha) and (not _array.is_number(alpha) or not 0 < alpha < math.inf):
-        raise ValueError(f"entropy: alpha must be a positive number, got {alpha!r}")
-    return alpha
+    if is_array(alpha):
+        return alpha
+    return _array.check_scalar("entropy: alpha", alpha, lambda v: 0 < v < math.inf, "a positive number")
 
 
 def _shannon(q: Array, xp: Namespace) -> Array:
@@ -282,8 +282,7 @@ def logit_gap(loss: float | AnyArray, n: int) -> Any:
     if not _array.is_int(n) or n < 2:
         raise ValueError(f"logit_gap: n must be an integer of at least 2, the number of classes, got {n!r}")
     if not is_array(value):
-        if not _array.is_number(value) or not value > 0:
-            raise ValueError(f"logit_gap: loss must be a positive number, got {value!r}")
+        _array.check_scalar("logit_gap: loss", value, lambda v: v > 0, "a positive number")
         # log(exp(l) - 1) = l + log(1 - exp(-l)), which does not overflow
         return math.log(n - 1) - value - math.log(-math.expm1(-value))
     xp = namespace(value)

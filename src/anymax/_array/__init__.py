@@ -7,6 +7,7 @@ from .convert import (
     beside,
     check_integer,
     check_number,
+    check_scalar,
     dense,
     duplicate,
     floats,
@@ -52,6 +53,7 @@ from .rows import (
 )
 from .safe import expm1_over, log, log1p_over, power, safe, xlogx
 from .tracing import (
+    alike,
     ask_torch,
     batched,
     compiling,

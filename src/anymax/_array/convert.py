@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -190,6 +190,14 @@ def check_number(owner: str, name: str, value: Any, above: float, hint: str) -> 
     # torch.compile(dynamic=True) turns it into a symbol, which math.isfinite rejects
     if not above < value < math.inf:
         raise ValueError(f"{owner}({name}={value!r}): {name} must be finite and above {above:g} ({hint})")
+    return value
+
+
+def check_scalar(subject: str, value: Any, allowed: Callable[[float], bool], words: str) -> Any:
+    """The value as a number of Python, if it is a number that is allowed; else an error that says what it must be."""
+    value = number(value)
+    if not is_number(value) or not allowed(value):
+        raise ValueError(f"{subject} must be {words}, got {value!r}")
     return value
 
 

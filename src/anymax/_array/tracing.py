@@ -150,7 +150,8 @@ def loop(cond: Any, body: Any, state: tuple, limit: int, traced: int) -> tuple:
     x = state[0]
     if is_jax(x):
         jax = sys.modules["jax"]
-        counted = (jax.numpy.asarray(0), _together(state, jax))
+        # JAX before 0.8 needs a state of one type
+        counted = (jax.numpy.asarray(0), state if hasattr(jax.lax, "pcast") else alike(*state))
         return jax.lax.while_loop(
             lambda s: (s[0] < limit) & jax.numpy.any(cond(s[1])), lambda s: (s[0] + 1, body(s[1])), counted
         )[1]
@@ -166,10 +167,20 @@ def loop(cond: Any, body: Any, state: tuple, limit: int, traced: int) -> tuple:
     return state
 
 
-def _together(state: tuple, jax: Any) -> tuple:
-    """The state, with every part varying over the devices of shard_map if one part does. Versions before JAX 0.8 need this."""
-    if hasattr(jax.lax, "pcast"):
-        return state
-    axes = [getattr(jax.typeof(a), "vma", frozenset()) for a in state]
-    every = frozenset().union(*axes)
-    return tuple(jax.lax.pvary(a, tuple(every - own)) if every - own else a for a, own in zip(state, axes))
+def alike(*arrays: Array) -> tuple[Array, ...]:
+    """JAX's arrays with one type: within shard_map, an array that varies over devices has another type than one that does not."""
+    varying = [_varying(a) for a in arrays]
+    every = frozenset().union(*varying)
+    return tuple(_to_vary(a, tuple(every - axes)) if every - axes else a for a, axes in zip(arrays, varying))
+
+
+def _to_vary(a: Array, axes: tuple[Any, ...]) -> Array:
+    lax = sys.modules["jax"].lax
+    return lax.pcast(a, axes, to="varying") if hasattr(lax, "pcast") else lax.pvary(a, axes)  # before JAX 0.8
+
+
+def _varying(a: Array) -> frozenset[Any]:
+    """The axes of the mesh along which shard_map knows that `a` may differ from device to device."""
+    kind = getattr(sys.modules["jax"], "typeof", lambda a: None)(a)
+    axes = getattr(kind, "vma", None)
+    return getattr(getattr(kind, "manual_axis_type", None), "varying", frozenset()) if axes is None else axes

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from .._array import (
     Array,
     beside,
+    check_scalar,
     device_of,
     dtype_name,
     fit_axes,
@@ -132,8 +133,8 @@ def _scores(q: Array, shape: tuple[int, ...], mapping: Mapping, options: Options
         offset = 0
     elif not is_int(offset):
         raise TypeError(f"attention: offset must be an integer or an array of integers, got {options.offset!r}")
-    if softcap is not None and not (is_number(softcap) and 0 < softcap < math.inf):
-        raise ValueError(f"attention: softcap must be a finite number above 0, got {softcap!r}")
+    if softcap is not None:
+        softcap = check_scalar("attention: softcap", softcap, lambda v: 0 < v < math.inf, "a finite number above 0")
     left, right = _window(options.window)
     if transform is not None and (not callable(transform) or isinstance(transform, (type, Mapping))):
         hint = "; a map is given as mapping=" if isinstance(transform, Mapping) else ""

@@ -317,7 +317,7 @@ def _compiled(
 
 def refuse(mapping: Mapping) -> str | None:
     """Why a map has no linear attention; None if it has."""
-    if not isinstance(mapping, Taylor) or not mapping.as_written:
+    if not isinstance(mapping, Taylor) or mapping.kernel is None:
         return f"only Taylor softmax of order 2 has features of finite size, not {mapping.name}"
     return None if mapping.order == 2 else f"only order 2 of Taylor softmax is supported, not {mapping.order}"
 

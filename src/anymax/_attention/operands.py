@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from .._array import (
     Array,
     beside,
+    check_scalar,
     dense,
     dtype_name,
     fit_axes,
@@ -14,7 +15,6 @@ from .._array import (
     is_floating,
     is_integer,
     is_jax,
-    is_number,
     is_torch,
     like,
     namespace,
@@ -78,9 +78,7 @@ def flag(who: str, name: str, value: Any) -> bool:
 
 def check_dropout(who: str, name: str, value: Any) -> float:
     """The share of the weights that are dropped, if it is one."""
-    if not is_number(value) or not 0.0 <= value < 1.0:
-        raise ValueError(f"{who}: {name} must be a number of at least 0 and below 1, got {value!r}")
-    return value
+    return check_scalar(f"{who}: {name}", value, lambda v: 0.0 <= v < 1.0, "a number of at least 0 and below 1")
 
 
 def dense_array(who: str, name: str, a: Any, instead: str) -> Array:

@@ -35,7 +35,7 @@ from .._core.options import check_keywords, documented_like
 from .._core.typing import AnyArray, ArrayT
 from .._random.generators import independent
 from ..mappings import Softmax
-from ..segments.layout import Segments, along, bounds
+from ..segments.layout import Segments, along, read_one
 from . import operands
 from .verb import ImplementationName, attention
 
@@ -330,7 +330,7 @@ def _operand(a: Any, name: str) -> Array:
 
 
 def _bounds(name: str, value: Any, a: Array, what: str) -> Segments:
-    at = bounds("attention_varlen", name, value)
+    at = read_one("attention_varlen", name, value)
     if is_jax(at.ptr) and not is_jax(a):
         raise TypeError(
             f"attention_varlen: {name} is traced by JAX, and {what} is of another framework; make {what} an array of JAX"

@@ -14,6 +14,7 @@ import torch
 
 from .._array import beside, fit_axes, modes, plain_backward, recorded
 from ..autodiff.saving import As, restored, save, saved
+from ..autodiff.torch import plain_grads
 from ..autodiff.torch_library import library
 from ..kernels import triton as engine
 from ..kernels.triton import attention as kernels
@@ -140,6 +141,17 @@ def _again(job: Any, mapping: Any, inputs: dict[str, Tensor], g: Tensor, wants: 
             "attention: there is no second derivative through the dropout of implementation 'triton', and no batch of gradients; "
             "ask for 'reference'"
         )
+
+    def attended(*leaves: Tensor) -> tuple[Tensor]:
+        return (_plainly(job, mapping, {**inputs, **dict(zip(wants, leaves))}),)
+
+    given = [inputs[n] for n in wants]
+    found = zip(given, plain_grads(attended, given, (g,)))
+    return dict(zip(wants, (torch.zeros_like(a) if d is None else d for a, d in found)))
+
+
+def _plainly(job: Any, mapping: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """The output by plain operations."""
     q, k, v = (inputs[n] for n in "qkv")
     arrays = {n: inputs[n] for n in (*ADDED, "keep") if n in inputs}
     if "heads" in inputs:
@@ -155,11 +167,7 @@ def _again(job: Any, mapping: Any, inputs: dict[str, Tensor], g: Tensor, wants: 
     shape = (*q.shape[:-1], k.shape[-2])
     scores = Scores(shape, mapping, None, job.scale, job.softcap or None, job.causal, left, right, job.offset, arrays)
     call = AttentionCall(q, k, v, scores, q.shape[1] // k.shape[1], 0.0, None, False)
-    leaves, create_graph = [inputs[n] for n in wants], torch.is_grad_enabled()
-    with torch.enable_grad():
-        out = torch_blockwise.attend(call, None)
-    gradients = torch.autograd.grad(out, leaves, g, create_graph=create_graph, allow_unused=True)
-    return {n: torch.zeros_like(a) if d is None else d for n, a, d in zip(wants, leaves, gradients)}
+    return torch_blockwise.attend(call, None)
 
 
 # -- a call ------------------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from .. import kernels
-from .._array import Array, Namespace, as_dtype, beside, fit_axes, is_array, is_number, like, namespace, number, upcast
+from .._array import Array, Namespace, as_dtype, beside, check_scalar, fit_axes, is_array, like, namespace, upcast
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
 from .._core.typing import AnyArray, ArrayT
@@ -241,12 +241,14 @@ def _mixed(call: AttentionCall, out: Array, p: Any, mix: Any, xp: Namespace) -> 
     prior = xp.broadcast_to(like(prior, v, xp), call.scores.shape)
     keep = call.scores.attended(prior, xp)
     prior = prior if keep is None else xp.where(keep, prior, xp.zeros_like(prior))
-    weight = number(mix[1])
+    weight = mix[1]
     if is_array(weight):
         weight = beside(weight, call.q, "mix", xp)
         same_device(weight, call.q, "the weight of mix")
         weight = like(fit_axes(weight, (*call.scores.shape[:-1], 1), "attention: the weight of mix"), v, xp)
-    elif not is_number(weight) or not 0 <= weight <= 1:
-        raise ValueError(f"attention: the weight of mix must be a number from 0 to 1 or an array, got {weight!r}")
+    else:
+        weight = check_scalar(
+            "attention: the weight of mix", weight, lambda v: 0 <= v <= 1, "a number from 0 to 1 or an array"
+        )
     out = (1.0 - weight) * upcast(out, xp) + weight * implementations.values(prior, v, call.groups)
     return out, None if p is None else (1.0 - weight) * upcast(p, xp) + weight * prior

@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-# a subclass that overrides only these has the p of its base, and keeps its kernel; anything else counts as a formula of p
+# a subclass that overrides only these has the p of its base, and keeps its kernel; anything else counts as a formula of p,
+# and then the subclass does not inherit what follows from the p of its base
 _NO_FORMULAS = frozenset(
     {"name", "formula", "facts", "instead", "example", "may_vanish", "check", "no_potential", "no_constant"}
 )
+_OF_P = ("formula", "as_softmax", "exponents", "most_kept", "nucleus")
 
 
 class Mapping(ABC):
@@ -57,7 +59,6 @@ class Mapping(ABC):
     name: ClassVar[str]
     formula: ClassVar[str] = ""  # p in plain text, for tables and notebooks
     kernel: ClassVar[str | None] = None  # the name of a scalar link that compiled engines know
-    as_written: ClassVar[bool] = True  # False for a subclass that overrides a formula of a map with a kernel
     instead: ClassVar[str] = "nll"  # the loss to use if no Fenchel-Young loss exists
     traced: bool = False  # True if the derivative comes from automatic differentiation of `differentiable` alone
     iterative: bool = False  # True if `forward` iterates; `hold` gives the outcome of the iteration
@@ -73,22 +74,19 @@ class Mapping(ABC):
     per_class: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """`kernel` and `formula` hold for the class that sets them. A subclass that overrides a formula runs its own methods."""
+        """A subclass that overrides a formula of p runs its own methods: it has no kernel, and no attribute that tells of another p."""
         super().__init_subclass__(**options)
         line = cls.__mro__
         place = next(i for i, c in enumerate(line) if "kernel" in c.__dict__)
         owner: Any = line[place]
-        compiled = owner.kernel is not None
         fields = {f.name for f in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
         before = {a for c in line[place:] for a in c.__dict__ if not a.startswith("__")}
         changed = before.intersection(a for c in line[:place] for a in c.__dict__)
         if changed - fields - _NO_FORMULAS:
-            cls.as_written = cls.as_written and not compiled
             cls.kernel, cls.zero_below_threshold = None, False
-            if "formula" not in cls.__dict__:
-                cls.formula = ""
-        elif place == 0:
-            cls.as_written = True
+            for name in _OF_P:
+                if name not in cls.__dict__:
+                    setattr(cls, name, Mapping.__dict__[name])
 
     def __call__(
         self, x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]

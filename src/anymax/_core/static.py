@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from .._array import Array
@@ -23,3 +24,7 @@ class Static:
 
     def mapping(self, params: dict[str, Array]) -> Mapping:
         return self.kind(**self.constants, **params)
+
+    def mapping_of(self, values: Iterable[Array]) -> Mapping:
+        """The mapping with arrays in the order of `names`."""
+        return self.mapping(dict(zip(self.names, values)))

@@ -15,24 +15,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
 from .. import kernels
-from .._array import Array, upcast
+from .._array import Array, alike, upcast
 from .._core.mapping import Mapping
 from .._core.static import Static
-from ..kernels import xla
+from ..kernels import xla, xla_rows
 from ..kernels.engine import BELOW, Engine
+from ..kernels.jax_primitives import is_zero, linear
 from ..kernels.link import Link, link_of
 from ..kernels.reference import ENGINE as reference
-from ..kernels.xla import alike, outside_of_jit, to_front
 from .bridge import Bridge
-
-
-def is_zero(tangent: Any) -> bool:
-    return isinstance(tangent, (SymbolicZero, ad.Zero))
 
 
 def with_zeros(tangents: Any, primals: Any) -> Any:
@@ -64,24 +57,10 @@ def _apply_rule(static: Static, primals: Any, tangents: Any) -> Any:
     p = _apply(static, params, x)
     engine = kernels.choose("vjp", mapping, x)
     scores = x if mapping.needs_scores else p
-    return p, _product.bind(scores, p, dx, *_beside(x, params), static=static, engine=engine, transposed=False)
-
-
-# -- primitives that are linear in one operand; the transpose is the same primitive ----------------------------------
-
-
-def define(primitive: Primitive, value: Any, shape: Any, jvp: Any, transpose: Any) -> None:
-    primitive.def_impl(outside_of_jit(primitive))
-    primitive.def_abstract_eval(shape)
-    ad.primitive_jvps[primitive] = jvp
-    ad.primitive_transposes[primitive] = transpose
-    batching.primitive_batchers[primitive] = lambda a, dims, **facts: (primitive.bind(*to_front(a, dims), **facts), 0)
-    mlir.register_lowering(primitive, mlir.lower_fun(value, multiple_results=False))
+    return p, _product(scores, p, dx, *_beside(x, params), static=static, engine=engine, transposed=False)
 
 
 # -- the Jacobian times a vector -------------------------------------------------------------------------------------
-
-_product = Primitive("anymax_product")
 
 
 def _beside(x: Array, params: dict[str, Array]) -> list[Array]:
@@ -92,41 +71,24 @@ def _beside(x: Array, params: dict[str, Array]) -> list[Array]:
 def _product_value(
     x: Array, p: Array, v: Array, *params: Array, static: Static, engine: Engine, transposed: bool
 ) -> Array:
-    mapping = static.mapping(dict(zip(static.names, params)))
+    mapping = static.mapping_of(params)
     if transposed or mapping.facts.has_potential:  # its Jacobian is symmetric
         return engine.vjp(mapping, x, p, v)
     return reference.jvp(mapping, x, p, v)
 
 
-def _product_plain(x: Array, p: Array, v: Array, *params: Array, static: Static, transposed: bool) -> Array:
-    mapping = static.mapping(dict(zip(static.names, params)))
+def _product_plain(
+    x: Array, p: Array, v: Array, *params: Array, static: Static, engine: Engine, transposed: bool
+) -> Array:
+    mapping = static.mapping_of(params)
     return (reference.vjp if transposed else reference.jvp)(mapping, x, p, v)
 
 
-def _product_shape(x: Any, p: Any, v: Any, *params: Any, **facts: Any) -> Any:
+def shape_of_vector(x: Any, p: Any, v: Any, *others: Any, **facts: Any) -> Any:
     return v.update(weak_type=False)
 
 
-def _product_jvp(primals: Any, tangents: Any, **facts: Any) -> Any:
-    x, p, v, *params = primals
-    dx, dp, dv, *dparams = tangents
-    out = _product.bind(*primals, **facts)
-    total = dv if is_zero(dv) else _product.bind(x, p, dv, *params, **facts)
-    if not all(map(is_zero, (dx, dp, *dparams))):
-        plain = functools.partial(_product_plain, static=facts["static"], transposed=facts["transposed"])
-        changes = [ad.instantiate_zeros(t) for t in (dx, dp, *dparams)]
-        f = lambda x, p, *params: plain(x, p, v, *params)  # noqa: E731
-        total = ad.add_tangents(total, jax.jvp(f, (x, p, *params), tuple(changes))[1])
-    return out, total
-
-
-def _product_transpose(cotangent: Any, x: Any, p: Any, v: Any, *params: Any, transposed: bool, **facts: Any) -> Any:
-    if not is_zero(cotangent):
-        cotangent = _product.bind(x, p, cotangent, *params, transposed=not transposed, **facts)
-    return [None, None, cotangent, *[None] * len(params)]
-
-
-define(_product, _product_value, _product_shape, _product_jvp, _product_transpose)
+_product = linear("anymax_product", 2, shape_of_vector, _product_value, _product_plain)
 
 
 # -- the loss --------------------------------------------------------------------------------------------------------
@@ -169,7 +131,7 @@ def _index_rule(static: Static, primals: Any, tangents: Any) -> Any:
     (params, x, index), (dparams, dx, _) = primals, tangents
     value, tau = _index(static, params, x, index)
     if all(map(is_zero, dparams.values())):
-        change = _slope.bind(x, tau, index, dx, *_beside(x, params), static=static, transposed=False)
+        change = _slope(x, tau, index, dx, *_beside(x, params), static=static, transposed=False)
     else:
         f = lambda params, x: _composed(static, params, x, index)  # noqa: E731
         change = jax.jvp(f, (params, x), with_zeros((dparams, dx), (params, x)))[1]
@@ -178,18 +140,16 @@ def _index_rule(static: Static, primals: Any, tangents: Any) -> Any:
 
 def _composed(static: Static, params: dict[str, Array], x: Array, index: Array) -> Array:
     loss = lambda mapping, x, p, y: _loss(static, params, x, y)  # noqa: E731
-    return xla.plain_loss(static.mapping(params), x, x, index, loss)
+    return xla_rows.plain_loss(static.mapping(params), x, x, index, loss)
 
 
-# <p - y, v> for each row, transposed v (p - y); the backward kernel recomputes p from the scores
-_slope = Primitive("anymax_slope")
-
-
-def _slope_plain(x: Array, index: Array, v: Array, *params: Array, static: Static, transposed: bool) -> Array:
+def _slope_plain(
+    x: Array, tau: Array, index: Array, v: Array, *params: Array, static: Static, transposed: bool
+) -> Array:
     p = _apply(static, dict(zip(static.names, params)), upcast(x, jnp))
     if transposed:
-        return xla.plain_slope(x, p, index, v)
-    slope = xla.plain_slope(upcast(x, jnp), p, index, jnp.ones_like(p[..., 0]))
+        return xla_rows.plain_slope(x, p, index, v)
+    slope = xla_rows.plain_slope(upcast(x, jnp), p, index, jnp.ones_like(p[..., 0]))
     return jnp.sum(slope * upcast(v, jnp), axis=-1)
 
 
@@ -197,34 +157,16 @@ def _slope_value(
     x: Array, tau: Array, index: Array, v: Array, *params: Array, static: Static, transposed: bool
 ) -> Array:
     if transposed:
-        return xla.ENGINE.index_loss_grad(static.mapping(dict(zip(static.names, params))), x, index, v, tau)
-    return _slope_plain(x, index, v, *params, static=static, transposed=False)
+        return xla.ENGINE.index_loss_grad(static.mapping_of(params), x, index, v, tau)
+    return _slope_plain(x, tau, index, v, *params, static=static, transposed=False)
 
 
-def _slope_shape(x: Any, tau: Any, *others: Any, static: Static, transposed: bool) -> Any:
+def _slope_shape(x: Any, tau: Any, *others: Any, transposed: bool, **facts: Any) -> Any:
     return (x if transposed else tau).update(weak_type=False)
 
 
-def _slope_jvp(primals: Any, tangents: Any, **facts: Any) -> Any:
-    x, tau, index, v, *params = primals
-    dx, _, _, dv, *dparams = tangents
-    total = dv if is_zero(dv) else _slope.bind(x, tau, index, dv, *params, **facts)
-    if not all(map(is_zero, (dx, *dparams))):
-        changes = [ad.instantiate_zeros(t) for t in (dx, *dparams)]
-        f = lambda x, *params: _slope_plain(x, index, v, *params, **facts)  # noqa: E731
-        total = ad.add_tangents(total, jax.jvp(f, (x, *params), tuple(changes))[1])
-    return _slope.bind(*primals, **facts), total
-
-
-def _slope_transpose(cotangent: Any, *operands: Any, transposed: bool, **facts: Any) -> Any:
-    x, tau, index, _, *params = operands
-    if not is_zero(cotangent):
-        cotangent = _slope.bind(x, tau, index, cotangent, *params, transposed=not transposed, **facts)
-    return [None, None, None, cotangent, *[None] * len(params)]
-
-
-define(_slope, _slope_value, _slope_shape, _slope_jvp, _slope_transpose)
-
+# <p - y, v> for each row, transposed v (p - y); the backward kernel recomputes p from the scores
+_slope = linear("anymax_slope", 3, _slope_shape, _slope_value, _slope_plain)
 
 _compiled = jax.jit(_apply, static_argnums=(0,))
 _compiled_loss = jax.jit(_loss, static_argnums=(0,))
@@ -233,6 +175,14 @@ _compiled_index = jax.jit(_index, static_argnums=(0,))
 
 def static_of(mapping: Mapping) -> Static:
     return Static(mapping, kernels.forced())
+
+
+def _run(program: Callable[..., Any], mapping: Mapping, *arrays: Array) -> Any:
+    """The result of a program of (static, parameters, *arrays)."""
+    params = mapping.params()
+    together = alike(*arrays, *params.values())
+    arrays, values = together[: len(arrays)], together[len(arrays) :]
+    return program(static_of(mapping), dict(zip(params, values)), *arrays)
 
 
 def _usual(value: Any) -> bool:
@@ -294,19 +244,13 @@ class JaxBridge(Bridge):
     kinds = _KINDS
 
     def apply(self, mapping: Mapping, x: Array, mask: Array | None = None) -> Array:
-        mapping = _opened(mapping, x)
-        params = mapping.params()
-        x, *values = alike(x, *params.values())
-        return _compiled(static_of(mapping), dict(zip(params, values)), x)
+        return _run(_compiled, _opened(mapping, x), x)
 
     def quick(self) -> Any:
         return _quick
 
     def loss(self, mapping: Mapping, x: Array, y: Array) -> Array:
-        mapping = _opened(mapping, x)
-        params = mapping.params()
-        x, y, *values = alike(x, y, *params.values())
-        return _compiled_loss(static_of(mapping), dict(zip(params, values)), x, y)
+        return _run(_compiled_loss, _opened(mapping, x), x, y)
 
     def index_loss(
         self, mapping: Mapping, x: Array, index: Array, axis: int = -1, ignored: int = BELOW, reduction: str = "none"
@@ -316,9 +260,7 @@ class JaxBridge(Bridge):
         mapping = _opened(mapping, x)
         if not kernels.choose("index_loss", mapping, x).compiled:
             return None
-        params = mapping.params()
-        x, index, *values = alike(x, index, *params.values())
-        return _compiled_index(static_of(mapping), dict(zip(params, values)), x, index)[0]
+        return _run(_compiled_index, mapping, x, index)[0]
 
     def recomputed(self, function: Callable[[int], Array]) -> Callable[[int], Array]:
         return jax.checkpoint(function, static_argnums=0)

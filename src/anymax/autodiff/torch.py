@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import array_api_compat.torch as xp
 import torch
@@ -23,7 +23,7 @@ from .. import kernels
 from .._array import from_last, modes, plain_backward, recorded, to_last, transformed
 from .._core.mapping import Mapping
 from ..kernels import native
-from ..kernels.engine import BELOW
+from ..kernels.engine import BELOW, Engine, IndexLoss
 from ..kernels.link import WITHOUT_LOSS, Link, link_of
 from ..kernels.reference import ENGINE as reference
 from ..kernels.support import saved_in
@@ -36,12 +36,7 @@ Tensor = torch.Tensor
 _compiling = torch.compiler.is_compiling
 _grad, _functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
 KINDS = (torch.Tensor, torch.nn.Parameter)  # the kinds of array that `quick` takes
-_WIDE = {
-    torch.float32: torch.float32,
-    torch.float64: torch.float64,
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-}
+_WIDE = {torch.float64: torch.float64, **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float32)}
 _engine: Any = None if isinstance(native.load(), str) else native.engine_for(torch.empty(0, device="cpu"))
 _forward = _engine and _engine.forward
 
@@ -54,9 +49,10 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, made: tuple[Tensor, Any], mapping: Mapping, axis: int, *params: Tensor) -> Tensor:
         p, support = made
-        memory = support[0] if isinstance(support, tuple) else support
+        memory, ctx.support = support, None  # the C++ engine's memory, in a quick call
+        if support is not None and not isinstance(support, Tensor):
+            memory, ctx.support = support.memory, support._replace(memory=None)
         ctx.call, ctx.kind = (mapping, axis), type(p)
-        ctx.rest = (type(support), support[1:]) if isinstance(support, tuple) else None
         ctx.was = None if memory is None else As.of(memory)
         # a map that needs the scores saves no support
         ctx.save_for_backward(p, x if mapping.needs_scores else memory, *params)
@@ -70,7 +66,7 @@ class _Apply(torch.autograd.Function):
         if params:
             mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
         x, memory = (other, None) if mapping.needs_scores else (None, other)
-        if _engine is not None and ctx.rest is None and not _grad():
+        if _engine is not None and ctx.support is None and not _grad():
             out = _engine.vjp(mapping, x, p, g, axis, memory)
             if out is not None:
                 return out, *(None,) * (3 + len(params))
@@ -80,7 +76,7 @@ class _Apply(torch.autograd.Function):
         support = None
         if memory is not None:
             memory = restored(memory, ctx.was)
-            support = ctx.rest[0](memory, *ctx.rest[1]) if ctx.rest else saved_in(memory, p, axis)
+            support = saved_in(memory, p, axis) if ctx.support is None else ctx.support._replace(memory=memory)
         x, p, g = (to_last(a, axis % a.ndim, xp) for a in (x, p, g))
         return from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp), *(None,) * (3 + len(params))
 
@@ -129,17 +125,27 @@ class _Log(torch.autograd.Function):
         return engine.log_vjp(mapping, x, log_p, g), *none
 
 
+class _LossCall(NamedTuple):
+    """How an engine computed a loss of class indices."""
+
+    mapping: Mapping
+    engine: Engine
+    axis: int
+    ignored: int
+    reduction: str
+
+
 class _IndexLoss(torch.autograd.Function):
     """The loss of class indices, computed by an engine: one pass forward, one backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, made: tuple[Any, ...], *params: Tensor) -> Tensor:
-        """made: the loss, the engine's saved memory, how many rows count (a tensor on a GPU), mapping, engine, axis, ignored, reduction."""
-        value, memory, count, *ctx.call = made
-        ctx.scores, ctx.index = (x.dtype, x.shape), index.dtype
+    def forward(ctx: Any, x: Tensor, index: Tensor, made: IndexLoss, call: _LossCall, *params: Tensor) -> Tensor:
+        value, memory, count = made
+        ctx.call, ctx.scores, ctx.index = call, (x.dtype, x.shape), index.dtype
         ctx.was = None if memory is None else As.of(memory)
-        ctx.count, counts = (None, (count,)) if type(count) is Tensor else (count or 0, ())
-        ctx.save_for_backward(x, index, memory, *counts, *params)
+        ctx.counted = type(count) is Tensor  # on a GPU: the gradient is divided by it
+        ctx.factor = 1.0 / max(count or 0, 1) if call.reduction == "mean" and not ctx.counted else 1.0
+        ctx.save_for_backward(x, index, memory, *((count,) if ctx.counted else ()), *params)
         if params:
             ctx.params_as = [As.of(value) for value in params]
         return value
@@ -147,12 +153,11 @@ class _IndexLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,), (x, index, memory, *params) = grads, ctx.saved_tensors
-        mapping, engine, axis, ignored, reduction = ctx.call
-        g = g if ctx.count is not None else g / params.pop(0)
-        none = (None,) * (2 + len(params))
+        mapping, engine, axis, ignored, _ = ctx.call
+        g, factor = g / params.pop(0) if ctx.counted else g, ctx.factor
+        none = (None,) * (3 + len(params))
         if params:
             mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
-        factor = 1.0 / max(ctx.count, 1) if reduction == "mean" and ctx.count is not None else 1.0
         if engine.takes_strides and not _grad():
             out = _engine.loss_grad(mapping, x, index, g, axis, factor, memory)
             if out is not None:
@@ -166,14 +171,18 @@ class _IndexLoss(torch.autograd.Function):
         if not plain_backward(g) and engine.refuse("vjp", mapping, g) is None:
             out = engine.index_loss_grad(mapping, x, index, g, memory, axis=axis, ignored=ignored, factor=factor)
         if out is None:
-            counted = (index != ignored) & (index >= 0)
-            at = torch.where(counted, index, 0).to(torch.int64).unsqueeze(axis)
-            p = from_last(BRIDGE.apply(mapping, to_last(x, axis, xp)), axis, xp)
-            p_y = torch.where(
-                counted.unsqueeze(axis), p - torch.zeros_like(x).scatter_(axis, at, 1.0), torch.zeros_like(x)
-            )
-            out = ((g * factor).expand(index.shape).unsqueeze(axis) * p_y).to(x.dtype)
+            out = _plain_slope(mapping, x, index, g * factor, axis, ignored)
         return out, *none
+
+
+def _plain_slope(mapping: Mapping, x: Tensor, index: Tensor, g: Tensor, axis: int, ignored: int) -> Tensor:
+    """The gradient g (p - y) of a loss of class indices, in plain operations."""
+    counted = (index != ignored) & (index >= 0)
+    at = torch.where(counted, index, 0).to(torch.int64).unsqueeze(axis)
+    p = from_last(BRIDGE.apply(mapping, to_last(x, axis, xp)), axis, xp)
+    zero = torch.zeros_like(x)
+    p_y = torch.where(counted.unsqueeze(axis), p - torch.zeros_like(x).scatter_(axis, at, 1.0), zero)
+    return (g.expand(index.shape).unsqueeze(axis) * p_y).to(x.dtype)
 
 
 class _Compiled(torch.autograd.Function):
@@ -236,12 +245,6 @@ def _implicit(mapping: Mapping, x: Tensor) -> Tensor:
         return reference.differentiable(mapping, x)
     frozen = [value.detach() for value in mapping.params().values()]
     return reference.differentiable(mapping, x, torch.ops.anymax.hold(x.detach(), frozen, spec))
-
-
-def _recorded(wants: bool, x: Tensor, index: Tensor, made: Any, mapping: Mapping, *call: Any) -> Tensor | None:
-    if made is None or not wants:
-        return made and made[0]
-    return _IndexLoss.apply(x, index, (*made, mapping, *call), *params_of(mapping))
 
 
 def _quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -> Tensor | None:
@@ -314,17 +317,10 @@ class TorchBridge(Bridge):
 
     def write(self, mapping: Mapping, x: Tensor, mask: Tensor | None, out: Any) -> bool:
         """Only without a gradient, and only if `out` is not also an input."""
-        if (
-            type(out) is not Tensor
-            or out.dtype != x.dtype
-            or out.shape != x.shape
-            or out.device != x.device
-            or not x.numel()
-        ):
+        alike = type(out) is Tensor and (out.dtype, out.shape, out.device) == (x.dtype, x.shape, x.device)
+        if not alike or not x.numel():
             return False
-        if recorded(x, out) or (out.is_inference() and not torch.is_inference_mode_enabled()):
-            return False
-        if traced(mapping):
+        if recorded(x, out) or traced(mapping) or (out.is_inference() and not torch.is_inference_mode_enabled()):
             return False
         done = kernels.choose("forward", mapping, x).write(mapping, x, mask, out)
         if done:
@@ -368,15 +364,20 @@ class TorchBridge(Bridge):
                 save = wants and not hooked()
                 value = torch.empty(index.shape if reduction == "none" else (), dtype=_WIDE[x.dtype], device="cpu")
                 made = _engine.loss(mapping, x, index, value, axis, ignored, native.REDUCTIONS[reduction], save)
+                if made is not None and wants:
+                    call = _LossCall(mapping, native.ENGINE, axis, ignored, reduction)
+                    return _IndexLoss.apply(x, index, IndexLoss(value, made[1], made[0]), call)
                 if made is not None or kernels.asked() is None:
-                    made = made and (value, made[1], made[0])
-                    return _recorded(wants, x, index, made, mapping, native.ENGINE, axis, ignored, reduction)
+                    return made and value
         engine = None if traced(mapping) or x.is_nested else kernels.compiled("index_loss", mapping, x)
         if engine is None:
             return None
         save = wants and not (engine.takes_strides and hooked())
         made = engine.index_loss(mapping, x, index, save=save, axis=axis, ignored=ignored, reduction=reduction)
-        return _recorded(wants, x, index, made, mapping, engine, axis, ignored, reduction)
+        if made is None or not wants:
+            return made and made.value
+        call = _LossCall(mapping, engine, axis, ignored, reduction)
+        return _IndexLoss.apply(x, index, made, call, *params_of(mapping))
 
     def recomputed(self, function: Callable[[int], Tensor]) -> Callable[[int], Tensor]:
         return functools.partial(torch.utils.checkpoint.checkpoint, function, use_reentrant=False)

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, device_of, is_integer, is_number, namespace, total
+from .._array import Array, device_of, is_integer, namespace, total
 from .._random.draws import count_of, uniforms
 from ..losses.targets import refuse_strays
 from ..thresholds import Threshold
@@ -38,8 +38,9 @@ def threshold(arguments: Arguments, agreement: Agreement, keepdims: bool) -> Thr
 def logsumexp(arguments: Arguments, agreement: Agreement, temperature: Any, keepdims: bool) -> Array:
     call = arguments.call(agreement)
     temperature = _array.number(temperature)
-    if not _array.is_array(temperature) and (not is_number(temperature) or not temperature > 0):
-        raise ValueError(f"logsumexp: temperature must be a number above 0 or an array of them, got {temperature!r}")
+    if not _array.is_array(temperature):
+        words = "a number above 0 or an array of them"
+        _array.check_scalar("logsumexp: temperature", temperature, lambda v: v > 0, words)
 
     def finish(out: Sums) -> Array:
         shards, shard, xp = out.shards, out.shards.shard, out.shards.xp

@@ -87,24 +87,29 @@ def run(
     if any(is_array(s.value) for s in steps):
         each = [np.broadcast_to(_numbers(s.value), (*batch, 1)).reshape(-1) for s in steps]
         values = np.ascontiguousarray(np.stack(each, axis=-1), dtype=np.float64)
-    asks = u if u is not None else given
-    draws = () if asks is None else (*batch, asks.shape[-1])
-    index = framework.empty(draws, "int64") if u is not None else None if given is None else framework.contiguous(given)
+    index = chances = None
+    draws = (*batch, 0)
+    if u is not None:
+        u, draws = framework.contiguous(u), (*batch, u.shape[-1])
+        index = framework.empty(draws, "int64")
+    elif given is not None:
+        index, draws = framework.contiguous(given), (*batch, given.shape[-1])
+    if index is not None and (log_p or u is None):
+        chances = framework.empty(draws, "float64")
     out = Decoded(
         framework.empty(tuple(x.shape), "bool") if keep else None,
         empty_like(x) if left else None,
         index,
-        framework.empty(draws, "float64") if asks is not None and (log_p or u is None) else None,
+        chances,
         framework.empty(batch, "float64") if entropy else None,
         framework.empty(batch, "float64") if tau else None,
     )
     if not math.prod(batch):
         return out
-    asked = (None, None, None)
-    if asks is not None and asks.shape[-1]:
-        asked = None if u is None else framework.contiguous(u), index, out.log_p
+    if not draws[-1]:
+        u = index = chances = None
     made = native.engine_for(x).decode(
-        mapping, x, table.reshape(-1, 3), values, out.keep, *asked, out.entropy, out.left, out.tau
+        mapping, x, table.reshape(-1, 3), values, out.keep, u, index, chances, out.entropy, out.left, out.tau
     )
     if made is None:
         raise RuntimeError(f"the native engine can't run a pass over {dtype_of(x)} {tuple(x.shape)}")

@@ -81,16 +81,8 @@ class Engine(ABC):
         self._refused("loss")
 
     def index_loss(
-        self,
-        mapping: Mapping,
-        x: Array,
-        index: Array,
-        *,
-        save: bool,
-        axis: int = -1,
-        ignored: int = BELOW,
-        reduction: str = "none",
-    ) -> IndexLoss | None:
+        self, mapping: Mapping, x: Array, index: Array, *, save: bool, axis: int = -1, ignored: int = BELOW, reduction: str = "none",
+    ) -> IndexLoss | None:  # fmt: skip
         """The losses of class indices, or their sum or mean, in one pass; `save`: keep what the gradient needs.
 
         Rows with the index `ignored`, which is below 0, are left out; by default rows with any index below 0. None where the engine
@@ -99,17 +91,9 @@ class Engine(ABC):
         return None
 
     def index_loss_grad(
-        self,
-        mapping: Mapping,
-        x: Array,
-        index: Array,
-        scale: Array,
-        saved: Any,
-        *,
-        axis: int = -1,
-        ignored: int = BELOW,
+        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, *, axis: int = -1, ignored: int = BELOW,
         factor: float = 1.0,
-    ) -> Array | None:
+    ) -> Array | None:  # fmt: skip
         """`factor scale (p - y)`, with one scale or one per row, from what `index_loss` saved; None where it can't."""
         return None
 

@@ -11,6 +11,7 @@ import threading
 from typing import Any
 
 from .._array import torch_loaded
+from .compiled import Compiled
 
 ABI = 9
 _NAME = "anymax._engine"
@@ -35,7 +36,7 @@ def path() -> str | None:
 
 
 @functools.lru_cache(maxsize=1)
-def load() -> Any:
+def load() -> Compiled | str:
     """The engine, or a sentence that says why there is none."""
     file = path()
     if file is None:
@@ -47,7 +48,7 @@ def load() -> Any:
         loader = importlib.machinery.ExtensionFileLoader(_NAME, file)
         spec = importlib.util.spec_from_file_location(_NAME, file, loader=loader)
         assert spec is not None
-        engine = importlib.util.module_from_spec(spec)
+        engine: Any = importlib.util.module_from_spec(spec)
         loader.exec_module(engine)
     except ImportError as error:
         return f"its library {file} can't be loaded ({error})"
@@ -131,6 +132,7 @@ def _borrow() -> None:
     engine, torch = load(), sys.modules["torch"]
     prefix, suffix = {"win32": ("", ".dll"), "darwin": ("lib", ".dylib")}.get(sys.platform, ("lib", ".so"))
     file = os.path.join(os.path.dirname(torch.__file__ or ""), "lib", f"{prefix}torch_cpu{suffix}")
+    assert not isinstance(engine, str), engine
     with _lending:
         _lent = int(engine.borrow_pool(file))  # torch_parallel_for, since torch 2.10
         if not _lent:

@@ -47,12 +47,10 @@ def _run(how: How, q: Array, k: Array, v: Array, out: Array, below: Array | None
     lengths = None
     if how.lengths is not None:
         lengths = np.ascontiguousarray(np.clip(how.lengths, 0, k.shape[-2]), np.int64)
-    operands = [framework.contiguous(a) for a in (q, k, v)]
+    q, k, v = (framework.contiguous(a) for a in (q, k, v))
     g, dq, dk, dv = gradients or (None,) * 4
     threads = sys.modules["torch"].get_num_threads() if native.pool(is_torch(q)) else native.get_num_threads()
-    made = engine.linear(
-        *operands, out, lengths, below, g, dq, dk, dv, how.groups, how.causal, float(how.scale), threads
-    )
+    made = engine.linear(q, k, v, out, lengths, below, g, dq, dk, dv, how.groups, how.causal, float(how.scale), threads)
     if made is None:
         raise RuntimeError(
             f"the native engine can't compute linear attention on {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"

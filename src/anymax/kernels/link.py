@@ -75,6 +75,13 @@ def link_of(mapping: Mapping) -> Link | str:
         return found
 
 
+def found_link(mapping: Mapping) -> Link:
+    """The link of a mapping that an engine has not refused."""
+    link = link_of(mapping)
+    assert not isinstance(link, str), link
+    return link
+
+
 def _find(mapping: Mapping) -> Link | str:
     kind = mapping.kernel
     if kind == "sparse_softmax":

@@ -18,11 +18,12 @@ from .._core.mapping import Mapping
 from . import choice, library
 from ._memory import LARGE, SMALLEST
 from .arrays import DTYPES, MEMORY, SIZES, arrays_of, dtype_of, empty_like, refuse_tensor, refuse_width, room_in, wide
+from .compiled import Compiled
 from .engine import BELOW, Engine, IndexLoss
 from .library import get_num_threads as get_num_threads
 from .library import pool
 from .library import set_num_threads as set_num_threads
-from .link import CODES, MAPS, NEED_SCORES, SOFTMAX, SPARSE, WITHOUT_LOG, WITHOUT_LOSS, Link, link_of
+from .link import CODES, MAPS, NEED_SCORES, SOFTMAX, SPARSE, WITHOUT_LOG, WITHOUT_LOSS, Link, found_link, link_of
 from .support import Saved, saved_in
 
 _BY_CODE = (*DTYPES, "int32")  # in the order of the codes of csrc/doors/python/arrays.hpp
@@ -34,7 +35,7 @@ _AXES = 32  # the most axes of an array
 
 
 @functools.lru_cache(maxsize=1)
-def load() -> Any:
+def load() -> Compiled | str:
     """The engine, or a sentence that says why there is none."""
     engine = library.load()
     if not isinstance(engine, str):
@@ -54,27 +55,22 @@ def isa() -> str | None:
 _knows_torch = False
 
 
-def engine_for(x: Array) -> Any:
+def engine_for(x: Array) -> Compiled:
     """The engine, ready for arrays like x."""
     engine = load()
+    assert not isinstance(engine, str), engine
     if is_torch(x) and not _knows_torch:
         tell_of_torch(engine)
     return engine
 
 
-def tell_of_torch(engine: Any) -> None:
+def tell_of_torch(engine: Compiled) -> None:
     global _knows_torch
     torch = sys.modules["torch"]
     stack, included, before = ask_torch()
     kinds = {
-        "f32": "float32",
-        "f64": "float64",
-        "bf16": "bfloat16",
-        "f16": "float16",
-        "i32": "int32",
-        "i64": "int64",
-        "boolean": "bool",
-    }
+        "f32": "float32", "f64": "float64", "bf16": "bfloat16", "f16": "float16", "i32": "int32", "i64": "int64", "boolean": "bool",
+    }  # fmt: skip
     engine.bind({
         "parameter": torch.nn.Parameter, "torch_empty_like": torch.empty_like, "is_neg": torch.Tensor.is_neg,
         "modes": stack, "functions": torch._C._len_torch_function_stack, "included": included, "before": before,
@@ -142,15 +138,16 @@ def _room(x: Array, count: int, dtype: int) -> Array:
 # -- the engine's operations ------------------------------------------------------------------------------------------------------------
 
 
-def _link(mapping: Mapping, x: Array) -> Link:
-    """The link, with its array of parameters broadcast to one per row, float64 and contiguous."""
-    link = link_of(mapping)
-    assert not isinstance(link, str), link
-    if link.params is None:
-        return link
+def broadcast(link: Link, x: Array, shape: tuple[int, ...]) -> Link:
+    """The link with its array of parameters in this shape, float64 and contiguous."""
     arrays = arrays_of(x)
-    rows = arrays.broadcast(arrays.cast(link.params, "float64", x), (*x.shape[:-1], 1))
-    return link._replace(params=arrays.contiguous(rows))
+    params = arrays.broadcast(arrays.cast(link.params, "float64", x), shape)
+    return link._replace(params=arrays.contiguous(params))
+
+
+def _link(mapping: Mapping, x: Array) -> Link:
+    link = found_link(mapping)
+    return link if link.params is None else broadcast(link, x, (*x.shape[:-1], 1))
 
 
 def _done(answer: Any, what: str, *arrays: Array | None) -> Any:
@@ -161,7 +158,7 @@ def _done(answer: Any, what: str, *arrays: Array | None) -> Any:
     return answer
 
 
-def _backward(op: str, mapping: Mapping, x: Array, p: Array, g: Array, saved: Saved | None) -> Array:
+def _backward(log: bool, mapping: Mapping, x: Array, p: Array, g: Array, saved: Saved | None) -> Array:
     link = _link(mapping, p)
     scores = x if link.kind in NEED_SCORES else None
     if p.shape != g.shape or (scores is not None and (x.shape != p.shape or x.dtype != p.dtype)):
@@ -170,7 +167,10 @@ def _backward(op: str, mapping: Mapping, x: Array, p: Array, g: Array, saved: Sa
             f"the backward of {mapping.name} takes x, p and g of one shape, and x and p of one dtype; got {words}"
         )
     g = arrays_of(p).cast(g, dtype_of(p), p) if dtype_of(g) != dtype_of(p) else g
-    return _done(getattr(engine_for(p), op)(link, scores, p, g, -1, saved and saved.memory), op, scores, p, g)
+    engine = engine_for(p)
+    if log:
+        return _done(engine.log_vjp(link, scores, p, g, -1, None), "log_vjp", scores, p, g)
+    return _done(engine.vjp(link, scores, p, g, -1, saved and saved.memory), "vjp", scores, p, g)
 
 
 REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
@@ -221,22 +221,14 @@ class Native(Engine):
         return _done(engine_for(x).log_forward(_link(mapping, x), x, -1, None, None), "log p(x)", x)
 
     def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Saved | None = None) -> Array:
-        return _backward("vjp", mapping, x, p, g, saved)
+        return _backward(False, mapping, x, p, g, saved)
 
     def log_vjp(self, mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
-        return _backward("log_vjp", mapping, x, log_p, g, None)
+        return _backward(True, mapping, x, log_p, g, None)
 
     def index_loss(
-        self,
-        mapping: Mapping,
-        x: Array,
-        index: Array,
-        *,
-        save: bool,
-        axis: int = -1,
-        ignored: int = BELOW,
-        reduction: str = "none",
-    ) -> IndexLoss | None:
+        self, mapping: Mapping, x: Array, index: Array, *, save: bool, axis: int = -1, ignored: int = BELOW, reduction: str = "none",
+    ) -> IndexLoss | None:  # fmt: skip
         if type(axis) is not int or not -x.ndim <= axis < x.ndim:
             return None
         if axis != -1 and (isinstance(link := link_of(mapping), str) or link.params is not None):
@@ -249,17 +241,9 @@ class Native(Engine):
         return made and IndexLoss(value, made[1], made[0])
 
     def index_loss_grad(
-        self,
-        mapping: Mapping,
-        x: Array,
-        index: Array,
-        scale: Array,
-        saved: Array | None,
-        *,
-        axis: int = -1,
-        ignored: int = BELOW,
+        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Array | None, *, axis: int = -1, ignored: int = BELOW,
         factor: float = 1.0,
-    ) -> Array | None:
+    ) -> Array | None:  # fmt: skip
         scale = arrays_of(x).cast(scale, wide(x), x) if dtype_of(scale) != wide(x) else scale
         return engine_for(x).loss_grad(_link(mapping, x), x, index, scale, axis, factor, saved)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, from_last, is_torch, namespace
+from .._array import Array, from_last, is_torch, namespace, to_last
 from .._core.mapping import Mapping
 from . import native
 from .arrays import arrays_of, dtype_of, room_in, wide
 from .engine import IndexLoss, Layout, RaggedEngine
-from .link import CODES, NEED_SCORES, Link, link_of
+from .link import CODES, NEED_SCORES, found_link
 
 MOST = 2**31 - 1  # the most segments: the engine counts them in 32 bits
 
@@ -53,17 +53,9 @@ def sort(index: np.ndarray, segments: int | None, threads_of_torch: bool) -> tup
     return -1, ptr, None if (index[1:] >= index[:-1]).all() else np.argsort(index, kind="stable")
 
 
-def _link(mapping: Any, x: Array, segments: int, axis: int) -> Link:
-    """The link, with its array of parameters broadcast to one for each segment and head, float64 and contiguous."""
-    link = link_of(mapping)
-    assert not isinstance(link, str), link
-    if link.params is None:
-        return link
-    framework = arrays_of(x)
-    shape = (segments, *(n for i, n in enumerate(x.shape) if i != axis))
-    return link._replace(
-        params=framework.contiguous(framework.broadcast(framework.cast(link.params, "float64", x), shape))
-    )
+def _each_shape(x: Array, layout: Layout) -> tuple[int, ...]:
+    """The shape of one number for each segment and head: [segments, heads ...]."""
+    return (layout.segments.num_segments, *(n for i, n in enumerate(x.shape) if i != layout.axis))
 
 
 def _run(
@@ -71,10 +63,14 @@ def _run(
 ) -> None:
     segments, axis = layout
     like = next(a for a in operands if a is not None)
-    link = _link(mapping, like, segments.num_segments, axis)
+    link = found_link(mapping)
+    link = link if link.params is None else native.broadcast(link, like, _each_shape(like, layout))
     engine = native.engine_for(like)
     index, scale = (None if a is None else arrays_of(a).contiguous(a) for a in (index, scale))
-    made = engine.segments(link, CODES[op], segments.ptr, segments.order, axis, *operands, index, scale, result, saved)
+    x, p, g, out = operands
+    made = engine.segments(
+        link, CODES[op], segments.ptr, segments.order, axis, x, p, g, out, index, scale, result, saved
+    )
     if made is None:
         words = ", ".join(f"{dtype_of(a)} {tuple(a.shape)}" for a in operands if a is not None)
         raise RuntimeError(f"the native engine can't compute {op} of segments on {words}")
@@ -99,46 +95,32 @@ def _laid_out(operands: list[Any], axis: int) -> tuple[list[Any], int]:
 
 
 def _entries(
-    op: str,
-    mapping: Any,
-    layout: Layout,
-    x: Any,
-    p: Any,
-    g: Any,
-    index: Any = None,
-    scale: Any = None,
-    saved: Any = None,
-) -> Array:
+    op: str, mapping: Any, layout: Layout, x: Any, p: Any = None, g: Any = None, *, index: Any = None, scale: Any = None, saved: Any = None,
+) -> Array:  # fmt: skip
     """Runs an operation whose result has a number for each entry."""
     lead = x if p is None else p
     framework, dtype = arrays_of(lead), dtype_of(lead)
     if g is not None and dtype_of(g) != dtype:
         g = framework.cast(g, dtype, lead)
-    link = link_of(mapping)
-    kind = "" if isinstance(link, str) else link.kind
-    if p is not None and not (op == "vjp" and kind in NEED_SCORES) and not (op == "log_vjp" and kind == "sigsoftmax"):
-        x = None
     segments, axis = layout
     (x, p, g), at = _laid_out([x, p, g], axis)
     lead = x if p is None else p
     out = room_in(framework, tuple(lead.shape), dtype)
     if math.prod(lead.shape):
         _run(op, mapping, Layout(segments, at), [x, p, g, out], index, scale, None, saved)
-    return (
-        out
-        if at == axis
-        else from_last(namespace(out).permute_dims(out, (*range(1, out.ndim), 0)), axis, namespace(out))
-    )
+    if at == axis:
+        return out
+    xp = namespace(out)
+    return from_last(to_last(out, at, xp), axis, xp)
 
 
 def _each(op: str, mapping: Any, layout: Layout, x: Array, index: Any) -> Array:
     """Runs an operation whose result has a number for each segment and head: [segments, heads ...]."""
-    segments, axis = layout
-    shape = (segments.num_segments, *(n for i, n in enumerate(x.shape) if i != axis))
+    shape = _each_shape(x, layout)
     result = room_in(arrays_of(x), shape, wide(x))
     if math.prod(shape):
-        (x,), axis = _laid_out([x], axis)
-        _run(op, mapping, Layout(segments, axis), [x, None, None, None], index, None, result)
+        (x,), axis = _laid_out([x], layout.axis)
+        _run(op, mapping, Layout(layout.segments, axis), [x, None, None, None], index, None, result)
     return result
 
 
@@ -148,7 +130,7 @@ class NativeRagged(RaggedEngine):
     rows = native.ENGINE
 
     def forward(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
-        return _entries("forward", mapping, layout, x, None, None)
+        return _entries("forward", mapping, layout, x)
 
     def forward_saving(self, mapping: Mapping, x: Array, layout: Layout) -> tuple[Array, Array | None]:
         saved = None
@@ -156,16 +138,17 @@ class NativeRagged(RaggedEngine):
             entries = x.shape[layout.axis]
             shape = (entries, math.prod(x.shape) // max(entries, 1))
             saved = room_in(arrays_of(x), shape, dtype_of(x))
-        return _entries("forward", mapping, layout, x, None, None, saved=saved), saved
+        return _entries("forward", mapping, layout, x, saved=saved), saved
 
     def log_forward(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
-        return _entries("log_forward", mapping, layout, x, None, None)
+        return _entries("log_forward", mapping, layout, x)
 
     def vjp(self, mapping: Mapping, x: Array | None, p: Array, g: Array, layout: Layout, saved: Any = None) -> Array:
-        return _entries("vjp", mapping, layout, x, p, g, saved=saved)
+        scores = x if found_link(mapping).kind in NEED_SCORES else None
+        return _entries("vjp", mapping, layout, scores, p, g, saved=saved)
 
     def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, layout: Layout) -> Array:
-        return _entries("log_vjp", mapping, layout, x, log_p, g)
+        return _entries("log_vjp", mapping, layout, x if found_link(mapping).kind == "sigsoftmax" else None, log_p, g)
 
     def index_loss(self, mapping: Mapping, x: Array, index: Array, layout: Layout, *, save: bool) -> IndexLoss:
         return IndexLoss(_each("index_loss", mapping, layout, x, index), None)
@@ -173,7 +156,7 @@ class NativeRagged(RaggedEngine):
     def index_loss_grad(
         self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, layout: Layout
     ) -> Array:
-        return _entries("index_loss_grad", mapping, layout, x, None, None, index, scale)
+        return _entries("index_loss_grad", mapping, layout, x, index=index, scale=scale)
 
     def threshold(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
         return _each("threshold", mapping, layout, x, None)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _array
-from .._array import Array, Namespace, is_array, is_integer, is_number, namespace, quiet, upcast
+from .._array import Array, Namespace, is_array, is_integer, namespace, quiet, upcast
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
 from .._core.shards import refuse as refuse_sharded
@@ -115,9 +115,7 @@ def linear_loss(
     layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
     given = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
     options = LossOptions.read(who, weight, given)
-    least = _array.number(least)
-    if not is_number(least) or not 0 <= least < 1:
-        raise ValueError(f"{who}: least must be a probability, from 0 to below 1, got {least!r}")
+    least = _array.check_scalar(f"{who}: least", least, lambda v: 0 <= v < 1, "a probability, from 0 to below 1")
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
     per_row = RowLoss(who, float(options.label_smoothing), _transforms(who, transform), least=float(least))

@@ -40,9 +40,8 @@ class LossOptions(NamedTuple):
         if type(ignored) is not int:
             what = "an integer, which marks samples to leave out"
             ignored = _array.check_integer(who, "ignore_index", ignored, what)
-        smoothing = _array.number(given.get("label_smoothing", 0.0))
-        if not _array.is_number(smoothing) or not 0 <= smoothing <= 1:
-            raise ValueError(f"label_smoothing must be a number from 0 to 1, got {smoothing!r}")
+        smoothing = given.get("label_smoothing", 0.0)
+        smoothing = _array.check_scalar("label_smoothing", smoothing, lambda v: 0 <= v <= 1, "a number from 0 to 1")
         neither: Any = None
         axis = _array.pick_axis(given.get("axis"), given.get("dim"), neither)
         return cls(weight, axis, given.get("mask"), ignored, reduction, smoothing)

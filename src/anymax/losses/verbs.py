@@ -109,9 +109,7 @@ def smoothed_nll(
     >>> anymax.smoothed_nll(anymax.Sparsemax(), [[2.0, 0.0]], [1], epsilon=1e-6).round(2)
     np.float64(13.82)
     """
-    epsilon = _array.number(epsilon)
-    if not is_number(epsilon) or not 0 < epsilon < math.inf:
-        raise ValueError(f"smoothed_nll: epsilon must be a positive number, got {epsilon!r}")
+    epsilon = _array.check_scalar("smoothed_nll: epsilon", epsilon, lambda v: 0 < v < math.inf, "a positive number")
     formula = _by_row(functools.partial(_smoothed_nll, epsilon), weighted=True)
     return _loss("smoothed_nll", formula, mapping, scores, target, weight, options)
 

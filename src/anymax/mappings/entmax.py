@@ -234,7 +234,7 @@ class Entmax(Separable):
         return not is_array(self.alpha) and self.alpha == 1
 
     def as_softmax(self) -> float | None:
-        return 1.0 if self._at_one() and self.as_written else None
+        return 1.0 if self._at_one() else None
 
 
 def tsallis_terms(q: Array, alpha: Any, xp: Namespace) -> Array:

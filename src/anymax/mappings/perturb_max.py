@@ -107,7 +107,7 @@ class PerturbMax(Mapping):
         return Facts(monotone=True, shift_invariant=True, sparse=bounded, has_potential=True, margin=margin)
 
     def as_softmax(self) -> Any:
-        return None if self._quadrature or not self.as_written else self.scale
+        return None if self._quadrature else self.scale
 
     # -- the contract -------------------------------------------------------------------------------------------------
 

@@ -38,9 +38,7 @@ class Sigsoftmax(RatioMap):
         u = xp.exp(a - stop_gradient(row_top(a, keep, xp)))
         return u, u * (1.0 + 0.5 * (1.0 - xp.tanh(0.5 * x)))  # (log u)' = 1 + sigmoid(-x)
 
-    def exponents(self, x: Array, xp: Namespace) -> Array | None:
-        if not self.as_written:
-            return None
+    def exponents(self, x: Array, xp: Namespace) -> Array:
         keep = x != -math.inf
         a = log_weight(xp.where(keep, x, xp.zeros_like(x)), xp)
         return xp.where(keep, a, -math.inf * xp.ones_like(a))

@@ -35,8 +35,8 @@ class Softmax(Separable):
     def facts(self) -> Facts:
         return Facts(monotone=True, shift_invariant=True, sparse=False, has_potential=True)
 
-    def as_softmax(self) -> float | None:
-        return 1.0 if self.as_written else None
+    def as_softmax(self) -> float:
+        return 1.0
 
     def omega_terms(self, q: Array, xp: Namespace) -> Array:
         return xlogx(q, xp)

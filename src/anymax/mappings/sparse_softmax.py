@@ -133,7 +133,7 @@ class SparseSoftmax(Mapping):
 
     @property
     def most_kept(self) -> int | None:  # type: ignore[override]
-        return None if not self.as_written or is_array(self.k) else self.k  # type: ignore[return-value]
+        return None if is_array(self.k) else self.k  # type: ignore[return-value]
 
     @property
     def zeros_stay(self) -> bool:  # type: ignore[override]
@@ -141,7 +141,7 @@ class SparseSoftmax(Mapping):
 
     @property
     def nucleus(self) -> Any:  # type: ignore[override]
-        return self.p if self.as_written else None
+        return self.p
 
     def constant_terms(self, y: Array, xp: Namespace) -> list[Array]:
         return [total(xlogx(y, xp), xp), total(xp.astype(y > 0, y.dtype), xp)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import distributed, functional, linear, losses, transforms
-from .._array import is_integer, is_number, namespace
+from .._array import check_scalar, is_integer, namespace
 from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .._core.typing import Reduction
@@ -84,8 +84,9 @@ class MarginHead(OfMapping):
         self.margin = margins.as_margin(margin)
         self.scale = scale
         self.options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction}
-        if not is_number(sample_rate) or not 0 < sample_rate <= 1:
-            raise ValueError(f"MarginHead: sample_rate must be a number above 0 and at most 1, got {sample_rate!r}")
+        sample_rate = check_scalar(
+            "MarginHead: sample_rate", sample_rate, lambda v: 0 < v <= 1, "a number above 0 and at most 1"
+        )
         self.num_classes, self.sample_rate = num_classes, sample_rate
         self.group = None if group is None else as_group("MarginHead", group, None, torch.empty(0))
         self._rank, size = (0, 1) if self.group is None else (self.group.rank, self.group.size)

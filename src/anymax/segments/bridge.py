@@ -33,15 +33,15 @@ class NumpySegments(SegmentBridge):
 
     def apply(self, call: SegmentCall) -> Array | None:
         engine = call.engine("forward")
-        return None if engine is None else engine.forward(call.segments_first, call.x, call.layout)
+        return engine and engine.forward(call.segments_first, call.x, call.layout)
 
     def log(self, call: SegmentCall) -> Array | None:
         engine = call.engine("log_forward")
-        return None if engine is None else engine.log_forward(call.segments_first, call.x, call.layout)
+        return engine and engine.log_forward(call.segments_first, call.x, call.layout)
 
     def threshold(self, call: SegmentCall) -> Array | None:
         engine = call.engine("threshold")
-        return None if engine is None else engine.threshold(call.segments_first, call.x, call.layout)
+        return engine and engine.threshold(call.segments_first, call.x, call.layout)
 
     def index_loss(self, call: SegmentCall, place: Array) -> Array | None:
         engine = call.engine("index_loss")

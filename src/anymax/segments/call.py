@@ -56,10 +56,13 @@ class SegmentCall:
         return tuple(self.segments.num_segments if i == self.axis else n for i, n in enumerate(self.x.shape))
 
     @property
+    def scores(self) -> Array:
+        return upcast(self.x, self.xp) if _array.narrow(self.x) else self.x
+
+    @property
     def rows(self) -> Array:
         """The scores with the entries last; 8-bit scores as fp32."""
-        x = upcast(self.x, self.xp) if _array.narrow(self.x) else self.x
-        return to_last(x, self.axis, self.xp)
+        return to_last(self.scores, self.axis, self.xp)
 
     def back(self, out: Array) -> Array:
         """Move the last axis back to that of the entries; convert to the dtype of the scores."""
@@ -80,15 +83,10 @@ class SegmentCall:
     def segments_first(self) -> Mapping:
         """The mapping with its parameters in the engine's layout, [segments, heads ...]."""
         params = self.mapping.params()
-        return self.mapping.replace(**{k: segments_first(v) for k, v in params.items() if v.ndim})
+        return self.mapping.replace(**{k: from_last(v, 0, self.xp) for k, v in params.items() if v.ndim})
 
     def moved(self, each: Array) -> Array:
         """From [segments, heads ...] to the segments at the axis of the entries."""
         axes = list(range(1, each.ndim))
         axes.insert(self.axis, 0)
         return self.xp.permute_dims(each, tuple(axes)) if self.axis else each
-
-
-def segments_first(value: Array) -> Array:
-    n = value.ndim
-    return namespace(value).permute_dims(value, (n - 1, *range(n - 1))) if n > 1 else value

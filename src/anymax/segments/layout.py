@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from .._array import Array, asarray, check_axis, eager, is_jax, is_torch, namespace
+from .._array import (
+    Array,
+    asarray,
+    check_axis,
+    compiling,
+    eager,
+    is_int,
+    is_integer,
+    is_jax,
+    is_torch,
+    namespace,
+    number,
+    shown,
+)
 from .._core.options import check_keywords
-from . import reading
-
-
-class Bucket(NamedTuple):
-    """Segments of similar length, padded to rows of one length."""
-
-    ids: Any  # [rows]: the segment; any for an unused row
-    entry: Any  # [rows * width]: the entry; any for an unused place
-    valid: Any  # [rows, width]: whether the place has an entry
-    width: int
-
-
-class Rows(NamedTuple):
-    """All segments as rows of a few lengths, and the indices that lead back."""
-
-    buckets: tuple[Bucket, ...]
-    place: Any  # [entries]: the place of each entry in the concatenated buckets
-    row: Any  # [segments]: the row of each segment in the concatenated buckets; one past the last if empty
+from ..kernels import ragged
 
 
 class _once(property):
@@ -227,20 +223,117 @@ def _arange(n: int, like: Any) -> Any:
 
 
 def read(who: str, index: Any, ptr: Any, lengths: Any, num_segments: Any) -> Segments:
-    return _read(who, *reading.only(who, index, ptr, lengths, num_segments))
+    """The segments by the one argument that is given."""
+    given = [(name, a) for name, a in (("index", index), ("ptr", ptr), ("lengths", lengths)) if a is not None]
+    if len(given) != 1:
+        said = " and ".join(f"{name}=" for name, _ in given) or "none of them"
+        raise TypeError(
+            f"{who}: give exactly one of index= (the segment of each entry), ptr= (the bounds) and lengths=; got {said}"
+        )
+    ((name, value),) = given
+    if num_segments is not None:
+        if not is_int(number(num_segments)) or num_segments < 0:
+            raise TypeError(f"{who}: num_segments must be an integer from 0 on, got {shown(num_segments)}")
+        num_segments = int(num_segments)
+    return read_one(who, name, value, num_segments)
 
 
-def bounds(who: str, name: str, value: Any) -> Segments:
-    """The segments of bounds that the caller knows by another name than ptr."""
-    return _read(who, name, value, None)
-
-
-def _read(who: str, name: str, value: Any, num_segments: int | None) -> Segments:
+def read_one(who: str, name: str, value: Any, num_segments: int | None = None) -> Segments:
+    """The segments by an index, by lengths, or by bounds, which the caller may know by another name than ptr."""
     if isinstance(value, Segments):
         if num_segments not in (None, value.num_segments):
             raise ValueError(f"{who}: num_segments={num_segments}, and {name} has {value.num_segments} segments")
         return value
-    return Segments(*reading.arrange(who, name, value, num_segments))
+    if isinstance(value, (list, tuple)) and compiling():  # torch.compile can't trace the dtypes of NumPy
+        value = sys.modules["torch"].tensor(value)
+    value = asarray(value, name)
+    if value.ndim != 1:
+        raise ValueError(f"{who}: {name} must have one axis, got the shape {tuple(value.shape)}")
+    if not is_integer(value) and not (isinstance(value, np.ndarray) and not value.size):
+        raise TypeError(f"{who}: {name} must be integers, got {value.dtype}")
+    if name not in ("index", "lengths") and not value.shape[0]:
+        raise ValueError(f"{who}: {name} is empty; it has one number more than there are segments, the first of them 0")
+    return (_known if eager(value) else _traced)(who, name, value, num_segments)
+
+
+def _known(who: str, name: str, value: Array, num_segments: int | None) -> Segments:
+    tensor = is_torch(value)
+    a = np.require(value.detach().cpu().numpy() if tensor else np.asarray(value), requirements=("C", "A"))
+    if a.dtype.kind == "u" and a.size and int(a.max()) > np.iinfo(np.int64).max:
+        raise ValueError(f"{who}: {name}[{int(a.argmax())}] is {int(a.max())}, beyond 64 bits")
+    a = a.astype(np.int64, copy=False)
+    if name == "index":
+        return _sorted(who, a, num_segments, tensor)
+    if name == "lengths":
+        ptr = _ends(who, a)
+    else:
+        _check_bounds(who, name, a)
+        ptr = a.copy() if not a.flags.owndata or a is value else a  # a later change by the caller must not matter
+    if num_segments not in (None, ptr.size - 1):
+        raise ValueError(f"{who}: num_segments={num_segments}, and {name} has {ptr.size - 1} segments")
+    return Segments(ptr, None, int(ptr[-1]))
+
+
+def _sorted(who: str, index: np.ndarray, num_segments: int | None, tensor: bool) -> Segments:
+    try:
+        wrong, ptr, order = ragged.sort(index, num_segments, tensor)
+    except ragged.TooMany as error:
+        (count,) = error.args
+        which = f"num_segments={count}" if num_segments is not None else f"index[{int(index.argmax())}] is {count - 1}"
+        raise ValueError(
+            f"{who}: {which}, and at most {ragged.MOST} segments are supported; number them from 0 on without gaps, as "
+            "numpy.unique(index, return_inverse=True) does"
+        ) from None
+    if wrong >= 0:
+        count = ptr.size - 1
+        allowed = f"from 0 to {count - 1}" if count else "none, since there are no segments"
+        few = "" if num_segments is None or index[wrong] < 0 else f" (num_segments={num_segments} is too small)"
+        raise IndexError(f"{who}: index[{wrong}] is {int(index[wrong])}; allowed is {allowed}{few}")
+    return Segments(ptr, order, index.size)
+
+
+def _ends(who: str, lengths: np.ndarray) -> np.ndarray:
+    """The bounds of segments of these lengths."""
+    if (lengths < 0).any():
+        first = int((lengths < 0).argmax())
+        raise ValueError(f"{who}: lengths[{first}] is {int(lengths[first])}; a length is 0 or more")
+    if lengths.sum(dtype=np.float64) >= 2.0**63:
+        raise ValueError(f"{who}: the lengths sum to {lengths.sum(dtype=np.float64):.4g}, beyond 64 bits")
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+
+
+def _check_bounds(who: str, name: str, ptr: np.ndarray) -> None:
+    if ptr[0]:
+        raise ValueError(f"{who}: {name}[0] is {int(ptr[0])}; the first segment begins at entry 0")
+    if (ptr[1:] < ptr[:-1]).any():
+        at = int((ptr[1:] < ptr[:-1]).argmax())
+        raise ValueError(
+            f"{who}: {name}[{at + 1}] is {int(ptr[at + 1])}, below {name}[{at}], {int(ptr[at])}; {name} must ascend"
+        )
+
+
+def _traced(who: str, name: str, value: Array, num_segments: int | None) -> Segments:
+    """`_known` in operations of the framework, without reading a value. An entry whose index is out of range has no segment."""
+    xp = namespace(value)
+    if name == "index":
+        if num_segments is None:
+            raise TypeError(f"{who}: under a compiler an index needs num_segments=, which is part of the program")
+        if is_jax(value):
+            from ..kernels import xla_segments  # late: jax is loaded already
+
+            index, ptr, order = xla_segments.sort(value, num_segments)
+            return Segments(ptr, order, value.shape[0], index)
+        order = value.argsort(stable=True)
+        ptr = xp.searchsorted(value[order], xp.arange(num_segments + 1, device=value.device), side="left")
+        return Segments(ptr, order, value.shape[0])
+    count = value.shape[0] - (name != "lengths")
+    if num_segments not in (None, count):
+        raise ValueError(f"{who}: num_segments={num_segments}, and {name} has {count} segments")
+    if name == "lengths":
+        value = xp.concat(
+            [xp.zeros_like(value[:1]), xp.cumsum(value, 0) if is_torch(value) else xp.cumulative_sum(value)]
+        )
+    return Segments(value, None, -1)  # `along` tells how many entries there are
 
 
 def check(who: str, rows: Segments) -> Segments:

@@ -17,7 +17,7 @@ from ..losses.targets import result_dtype
 from ..losses.verbs import fenchel_young
 from . import tensors
 from .call import SegmentCall
-from .padded import Bucket, each_row, mapping_of, of_bucket, rows_of, segments_of
+from .padded import Bucket, each_row, mapping_of, of_bucket
 from .verbs import HINTS, SegmentOptions, segment_apply
 
 
@@ -81,51 +81,51 @@ def segment_loss(
 
 def _of_entries(call: SegmentCall, target: Array, ignore_index: int) -> tuple[Array, Array]:
     """(the loss of each segment, whether it counts), with the segments at their axis."""
-    xp, segments, axis = call.xp, call.segments, call.axis
+    xp, axis = call.xp, call.axis
     if tuple(target.shape) != call.shape:
         raise ValueError(
             f"segment_loss: target of shape {tuple(target.shape)}: expected an entry for each segment, of shape {call.shape}, "
             f"or a distribution (floating point) of shape {tuple(call.x.shape)}"
         )
     ignored = target == ignore_index
-    n = segments.num_entries
-    stray = ~ignored & ((target < 0) | (target >= n))
-    _say(stray, target, f"the entries are 0 to {n - 1}" if n else "there are no entries", xp, axis)
-    safe = xp.where(ignored | stray, xp.zeros_like(target), target)
-    index, rank = (segments.placed(name, target) for name in ("index", "rank"))
-    own = xp.reshape(
-        xp.arange(segments.num_segments, **_place(target)), tuple(-1 if i == axis else 1 for i in range(target.ndim))
-    )
-    if n:
-        flat = xp.reshape(safe, (-1,))
-        owner, place = (xp.reshape(xp.take(a, flat, axis=0), target.shape) for a in (index, rank))
-    else:
-        owner = place = xp.zeros_like(target)
-    apart = ~ignored & (owner != own)
-    _say(apart, target, "it is an entry of another segment", xp, axis)
-    none = -xp.ones_like(target)
-    stray = stray | apart
-    place = xp.where(ignored, none, counts(place, xp))
-    value = None
+    place, stray = _places(call, target, ignored)
+    made = None
     if call.mapping.sums_to_one:
         first = xp.permute_dims(place, (axis, *(i for i in range(place.ndim) if i != axis)))
-        made = bridge(call.x).segments.index_loss(call, native_ready(first))
-        value = None if made is None else call.moved(made)
-    if value is None:
-        value = _by_rows(call, place)
+        made = bridge(call.x).segments.index_loss(call, _contiguous(first))
+    value = _by_rows(call, place) if made is None else call.moved(made)
     value = _array.poison(value, stray, xp) if not _array.known(stray) else value
     return value, xp.astype(~ignored, value.dtype)
 
 
-def native_ready(a: Array) -> Array:
+def _places(call: SegmentCall, target: Array, ignored: Array) -> tuple[Array, Array]:
+    """(the place of each target within its segment, -1 if ignored; True where a target is no entry of its segment)."""
+    xp, segments, axis = call.xp, call.segments, call.axis
+    n = segments.num_entries
+    stray = ~ignored & ((target < 0) | (target >= n))
+    _refuse(stray, target, f"the entries are 0 to {n - 1}" if n else "there are no entries", xp, axis)
+    owner = place = xp.zeros_like(target)
+    if n:
+        flat = xp.reshape(xp.where(ignored | stray, xp.zeros_like(target), target), (-1,))
+        owner, place = (
+            xp.reshape(xp.take(segments.placed(name, target), flat, axis=0), target.shape) for name in ("index", "rank")
+        )
+    own = xp.arange(segments.num_segments, dtype=target.dtype, **_array.device_of(target))
+    apart = ~ignored & (owner != _at_axis(own, axis, target.ndim, xp))
+    _refuse(apart, target, "it is an entry of another segment", xp, axis)
+    return xp.where(ignored, -xp.ones_like(target), counts(place, xp)), stray | apart
+
+
+def _at_axis(each: Array, axis: int, ndim: int, xp: Any) -> Array:
+    """One number for each segment, [segments], with the segments at an axis of ndim."""
+    return xp.reshape(each, tuple(-1 if i == axis else 1 for i in range(ndim)))
+
+
+def _contiguous(a: Array) -> Array:
     return np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a.contiguous() if _array.is_torch(a) else a
 
 
-def _place(like: Array) -> dict[str, Any]:
-    return {"device": like.device, "dtype": like.dtype} if _array.is_torch(like) else {"dtype": like.dtype}
-
-
-def _say(wrong: Array, target: Array, why: str, xp: Any, axis: int) -> None:
+def _refuse(wrong: Array, target: Array, why: str, xp: Any, axis: int) -> None:
     if known_any(wrong, xp):
         at = tuple(int(i[0]) for i in xp.nonzero(wrong))
         said = ", ".join(map(str, at))
@@ -152,13 +152,14 @@ def _of_distributions(call: SegmentCall, target: Array) -> tuple[Array, Array]:
             f"(integers of shape {call.shape}), or a distribution (floating point) of shape {tuple(call.x.shape)}"
         )
     x = upcast(call.rows, xp)
-    y = _array.to_last(xp.astype(target, x.dtype) if target.dtype != x.dtype else target, call.axis, xp)
-    rows, least, parts = rows_of(call.segments, x), call.mapping.least_classes, []
-    for bucket in rows.buckets:
-        one_hot = of_bucket(y, bucket, 0.0, least)
-        scores = of_bucket(x, bucket, -float("inf"), least)
-        parts.append(fenchel_young(mapping_of(call.mapping, bucket), scores, one_hot, axis=-1, reduction="none"))
-    value = _array.from_last(segments_of(rows, parts, 0.0, x), call.axis, xp)
+    y = _array.to_last(_array.as_dtype(target, x.dtype, xp), call.axis, xp)
+    least = call.mapping.least_classes
+
+    def verb(bucket: Bucket, rows: Array) -> Array:
+        share = of_bucket(y, bucket, 0.0, least)
+        return fenchel_young(mapping_of(call.mapping, bucket), rows, share, axis=-1, reduction="none")
+
+    value = _array.from_last(each_row(call.segments, x, verb, 0.0, least=least), call.axis, xp)
     full = call.segments.placed("lengths", value) > 0
-    full = xp.reshape(full, tuple(-1 if i == call.axis else 1 for i in range(value.ndim)))
-    return value, xp.broadcast_to(xp.astype(full, value.dtype), value.shape)
+    full = _at_axis(xp.astype(full, value.dtype), call.axis, value.ndim, xp)
+    return value, xp.broadcast_to(full, value.shape)

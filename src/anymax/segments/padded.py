@@ -10,15 +10,32 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._array import Array, device_of, fit_axes, from_last, is_array, is_torch, namespace, to_last
 from .._core.mapping import Mapping
-from .layout import Bucket, Rows, Segments
+from .layout import Segments
 
 _STEP = 2  # under a compiler each bucket is 2 ** _STEP times as wide as the one before
+
+
+class Bucket(NamedTuple):
+    """Segments of similar length, padded to rows of one length."""
+
+    ids: Any  # [rows]: the segment; any for an unused row
+    entry: Any  # [rows * width]: the entry; any for an unused place
+    valid: Any  # [rows, width]: whether the place has an entry
+    width: int
+
+
+class Rows(NamedTuple):
+    """All segments as rows of a few lengths, and the indices that lead back."""
+
+    buckets: tuple[Bucket, ...]
+    place: Any  # [entries]: the place of each entry in the concatenated buckets
+    row: Any  # [segments]: the row of each segment in the concatenated buckets; one past the last if empty
 
 
 def rows_of(segments: Segments, x: Array) -> Rows:
@@ -153,23 +170,22 @@ def of_segments(value: Any, rows_axis: int, shape: tuple[int, ...], name: str) -
     return to_last(value, rows_axis, namespace(value))
 
 
+def of_rows(value: Any, bucket: Bucket) -> Any:
+    """The numbers for a bucket's rows, [..., rows, 1], of one with the segments last; a single number is returned unchanged."""
+    if not is_array(value) or not value.ndim:
+        return value
+    return namespace(value).expand_dims(value if value.shape[-1] == 1 else _take(value, bucket.ids), axis=-1)
+
+
 def mapping_of(mapping: Mapping, bucket: Bucket) -> Mapping:
-    """The mapping with parameters for the rows of a bucket, [..., rows, 1]; those of `mapping` have the segments last."""
-    params = {}
-    for name, value in mapping.params().items():
-        if value.ndim:
-            xp = namespace(value)
-            value = value if value.shape[-1] == 1 else _take(value, bucket.ids)
-            params[name] = xp.expand_dims(value, axis=-1)
-    return mapping.replace(**params)
+    """The mapping with parameters for the rows of a bucket."""
+    return mapping.replace(**{name: of_rows(value, bucket) for name, value in mapping.params().items()})
 
 
-def by_rows(
-    segments: Segments, x: Array, verb: Callable[[Bucket, Array], Array], fill: float = -math.inf, least: int = 1
-) -> Array:
+def by_rows(segments: Segments, x: Array, verb: Callable[[Bucket, Array], Array], least: int = 1) -> Array:
     """Apply verb(bucket, rows) -> rows to x [..., entries]; the result has the same shape."""
     rows = rows_of(segments, x)
-    parts = [verb(bucket, of_bucket(x, bucket, fill, least)) for bucket in rows.buckets]
+    parts = [verb(bucket, of_bucket(x, bucket, -math.inf, least)) for bucket in rows.buckets]
     return entries_of(rows, parts, x, not segments.known)
 
 
@@ -189,10 +205,10 @@ def each_row(
 
 def formula(segments: Segments, mapping: Mapping, axis: int, function: Any, *arrays: Array) -> Array:
     """Apply function(mapping, *rows) to arrays with the entries along `axis`: scores, padded with -inf, and others, padded with 0."""
-    xp = namespace(arrays[0])
+    xp, least = namespace(arrays[0]), mapping.least_classes
     x, *others = (to_last(a, axis, xp) for a in arrays)
-    rows, least, parts = rows_of(segments, x), mapping.least_classes, []
-    for bucket in rows.buckets:
-        beside = [of_bucket(a, bucket, 0.0, least) for a in others]
-        parts.append(function(mapping_of(mapping, bucket), of_bucket(x, bucket, -math.inf, least), *beside))
-    return from_last(entries_of(rows, parts, x, not segments.known), axis, xp)
+
+    def verb(bucket: Bucket, rows: Array) -> Array:
+        return function(mapping_of(mapping, bucket), rows, *(of_bucket(a, bucket, 0.0, least) for a in others))
+
+    return from_last(by_rows(segments, x, verb, least=least), axis, xp)

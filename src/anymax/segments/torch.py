@@ -20,6 +20,7 @@ from ..autodiff.torch import learns, plain_grads
 from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import mapping_from, spec_of
 from ..kernels import choose_ragged
+from ..kernels.engine import RaggedEngine
 from ..kernels.reference import ENGINE as reference
 from . import padded
 from .bridge import SegmentBridge
@@ -38,7 +39,7 @@ class TorchSegments(SegmentBridge):
         mapping, x = call.mapping, call.x
         if _compiled():
             return _opaque(call)
-        engine = None if _plain(call) else choose_ragged("forward", mapping, x)
+        engine = _eager_engine(call, "forward")
         if engine is None:
             return None
         if recorded(x):
@@ -47,7 +48,7 @@ class TorchSegments(SegmentBridge):
 
     def log(self, call: SegmentCall) -> Tensor | None:
         mapping, x = call.mapping, call.x
-        engine = None if _compiled() or _plain(call) else choose_ragged("log_forward", mapping, x)
+        engine = _eager_engine(call, "log_forward")
         if engine is None:
             return None
         if recorded(x):
@@ -55,13 +56,12 @@ class TorchSegments(SegmentBridge):
         return engine.log_forward(call.segments_first, x, call.layout)
 
     def threshold(self, call: SegmentCall) -> Tensor | None:
-        mapping, x = call.mapping, call.x
-        engine = None if _compiled() or _plain(call) else choose_ragged("threshold", mapping, x)
-        return None if engine is None else engine.threshold(call.segments_first, x.detach(), call.layout)
+        engine = _eager_engine(call, "threshold")
+        return engine and engine.threshold(call.segments_first, call.x.detach(), call.layout)
 
     def index_loss(self, call: SegmentCall, place: Tensor) -> Tensor | None:
         mapping, x = call.mapping, call.x
-        engine = None if _compiled() or _plain(call) else choose_ragged("index_loss", mapping, x)
+        engine = _eager_engine(call, "index_loss")
         if engine is None:
             return None
         if recorded(x):
@@ -76,9 +76,9 @@ def _compiled() -> bool:
     return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
 
 
-def _plain(call: SegmentCall) -> bool:
-    """True if torch must see plain operations."""
-    return not call.segments.known or modes() or transformed() or learns(call.mapping)
+def _eager_engine(call: SegmentCall, op: str) -> RaggedEngine | None:
+    """The engine of an operation; None where torch must see plain operations."""
+    return None if _compiled() or modes() or transformed() or learns(call.mapping) else call.engine(op)
 
 
 # -- the autograd functions ---------------------------------------------------------------------------------------------------------------

@@ -17,10 +17,10 @@ from ..functional import apply, log_rows
 from ..inspection import entropy
 from ..mappings import Softmax
 from ..thresholds import Threshold, logsumexp, threshold
-from . import reductions, tensors
+from . import tensors
 from .call import SegmentCall
 from .layout import Segments
-from .padded import Bucket, by_rows, each_row, mapping_of, of_bucket, rows_of, segments_of
+from .padded import Bucket, each_row, formula, mapping_of, of_bucket, of_rows, rows_of, segments_of
 
 
 class SegmentOptions(TypedDict, total=False):
@@ -103,10 +103,7 @@ def segment_apply(
     if is_ragged(x):
         return tensors.apply("segment_apply", segment_apply, mapping, x, **given)
     call = SegmentCall.of("segment_apply", mapping, x, **given)
-    out = bridge(call.x).segments.apply(call)
-    if out is not None:
-        return as_dtype(out, call.x.dtype, call.xp)
-    return call.back(apply_rows(call))
+    return as_dtype(_probabilities(call), call.x.dtype, call.xp)
 
 
 def apply_tensor(mapping: Mapping, x: Array, axis: int) -> Array:
@@ -114,16 +111,10 @@ def apply_tensor(mapping: Mapping, x: Array, axis: int) -> Array:
     return tensors.rows("apply", segment_apply, apply, mapping, x, axis)
 
 
-def apply_rows(call: SegmentCall) -> Array:
-    """p of [..., entries], by plain operations and dense rows."""
-    x = call.rows
-    if is_jax(x) and call.mapping.is_softmax:
-        return reductions.softmax(call.segments, x)
-
-    def verb(bucket: Bucket, rows: Array) -> Array:
-        return apply(mapping_of(call.mapping, bucket), rows)
-
-    return by_rows(call.segments, x, verb, least=call.mapping.least_classes)
+def _probabilities(call: SegmentCall) -> Array:
+    """p, of the shape of the scores."""
+    out = bridge(call.x).segments.apply(call)
+    return formula(call.segments, call.mapping, call.axis, apply, call.scores) if out is None else out
 
 
 @check_keywords(HINTS)
@@ -147,16 +138,9 @@ def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Un
         return tensors.apply("segment_log_apply", segment_log_apply, mapping, x, **options)
     call = SegmentCall.of("segment_log_apply", mapping, x, **options)
     out = bridge(call.x).segments.log(call)
-    if out is not None:
-        return as_dtype(out, call.x.dtype, call.xp)
-    x = upcast(call.rows, call.xp)
-    if is_jax(x) and call.mapping.is_softmax:
-        return call.back(reductions.log_softmax(call.segments, x))
-
-    def verb(bucket: Bucket, rows: Array) -> Array:
-        return log_rows(mapping_of(call.mapping, bucket), rows)
-
-    return call.back(by_rows(call.segments, x, verb, least=call.mapping.least_classes))
+    if out is None:
+        out = formula(call.segments, call.mapping, call.axis, log_rows, upcast(call.x, call.xp))
+    return as_dtype(out, call.x.dtype, call.xp)
 
 
 @check_keywords(HINTS)
@@ -192,18 +176,9 @@ def segment_logsumexp(
         return _narrowed(call.moved(out), call)
 
     def verb(bucket: Bucket, rows: Array) -> Array:
-        return logsumexp(rows, temperature=_one_of(t, bucket))
+        return logsumexp(rows, temperature=of_rows(t, bucket))
 
     return call.back(each_row(call.segments, call.rows, verb, -math.inf))
-
-
-def _one_of(value: Any, bucket: Bucket) -> Any:
-    """The numbers for a bucket's rows, [..., rows, 1]; a single number is returned unchanged."""
-    if not is_array(value) or not value.ndim:
-        return value
-    xp = namespace(value)
-    value = value if value.shape[-1] == 1 else xp.take(value, bucket.ids, axis=-1)
-    return xp.expand_dims(value, axis=-1)
 
 
 def _narrowed(out: Array, call: SegmentCall) -> Array:
@@ -241,9 +216,7 @@ def segment_threshold(
     if not call.mapping.has_threshold:
         raise TypeError(call.mapping.no_threshold())
     call.x, call.mapping = stop_gradient(call.x), call.mapping.frozen()
-    leaf = bridge(call.x).segments
-    out = leaf.threshold(call)
-    least = call.mapping.least_classes
+    out = bridge(call.x).segments.threshold(call)
     if out is not None:
         tau = _narrowed(call.moved(out), call)
     else:
@@ -251,9 +224,8 @@ def segment_threshold(
         def verb(bucket: Bucket, rows: Array) -> Array:
             return threshold(mapping_of(call.mapping, bucket), rows).tau
 
-        tau = call.back(each_row(call.segments, call.rows, verb, -math.inf, least=least))
-    p = leaf.apply(call)
-    p = apply_rows(call) if p is None else _array.to_last(p, call.axis, call.xp)
+        tau = call.back(each_row(call.segments, call.rows, verb, -math.inf, least=call.mapping.least_classes))
+    p = _array.to_last(_probabilities(call), call.axis, call.xp)
     return Threshold(tau, _array.from_last(_counted(call.segments, p), call.axis, call.xp))
 
 
@@ -331,7 +303,7 @@ def segment_entropy(
     order = call.one_each(alpha, "alpha")
 
     def verb(bucket: Bucket, rows: Array) -> Array:
-        return entropy(rows, kind, _one_of(order, bucket))
+        return entropy(rows, kind, of_rows(order, bucket))
 
     return call.back(each_row(call.segments, call.rows, verb, 0.0, fill=0.0))
 
@@ -374,8 +346,7 @@ def segment_sample(
     call = SegmentCall.of("segment_sample", mapping, x, **options)
     xp = call.xp
     call.x, call.mapping = upcast(stop_gradient(call.x), xp), call.mapping.frozen()
-    p = bridge(call.x).segments.apply(call)
-    p = apply_rows(call) if p is None else _array.to_last(p, call.axis, xp)
+    p = _array.to_last(_probabilities(call), call.axis, xp)
     wide = p if is_jax(p) or (is_torch(p) and p.device.type == "mps") else xp.astype(p, xp.float64)
     u = uniform((*p.shape[:-1], call.segments.num_segments, size), wide[..., :0], generator)
     rows, parts = rows_of(call.segments, p), []
@@ -386,12 +357,7 @@ def segment_sample(
         parts.append(xp.where(drawn < 0, -xp.ones_like(found), found))
     each = [_array.to_last(part, part.ndim - 2, xp) for part in parts]  # [..., samples, rows]
     shape = (*p.shape[:-1], size, 0)
-    out = segments_of(
-        rows,
-        each,
-        -1,
-        xp.zeros(shape) if not is_torch(p) else p.new_zeros(shape),
-    )
+    out = segments_of(rows, each, -1, p.new_zeros(shape) if is_torch(p) else xp.zeros(shape))
     out = _array.to_last(out, out.ndim - 2, xp)  # the samples last
     last = out.ndim - 1
     if num_samples is None:

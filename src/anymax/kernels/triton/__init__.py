@@ -10,14 +10,11 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import math
 import sys
 from typing import Any
 
 from ..._array import Array, is_jax, is_torch
 from ..._core.mapping import Mapping
-from ..._random.nodes import node_count
-from ..._random.noises import find
 from .. import arrays
 from .._rows import disjoint
 from ..choice import asked
@@ -29,7 +26,6 @@ ATTENTION = ("softmax", "sparsemax", "entmax", "budget")  # the maps of the atte
 _DTYPES = ("float32", "bfloat16", "float16")
 _NOISES = ("normal", "logistic")
 _WITHOUT_LOSS = ("perturb_max", *WITHOUT_LOSS)
-_TAIL = 1e-9  # the mass that the quadrature of perturb max leaves out at either end
 
 
 @functools.lru_cache(maxsize=1)
@@ -98,32 +94,10 @@ def prepared(mapping: Mapping) -> tuple[Any, Link]:
     return launch, link
 
 
-def _quadrature(link: Link, x: Array) -> tuple[str, tuple[float, ...], int]:
-    """(noise, ends, nodes) for perturb max on rows like x."""
-    noise = noise_of(link)
-    return noise, _ends(noise, x.shape[-1]), node_count(link.nodes, x)
-
-
-@functools.lru_cache(maxsize=256)
-def _ends(noise: str, n: int) -> tuple[float, ...]:
-    """The levels at which one class, and n equal classes, have G = _TAIL, and -log G; then the same for G = 1 - _TAIL."""
-    import numpy as np
-
-    law = find(noise)
-    deep, shallow = -math.log(_TAIL), -math.log1p(-_TAIL)
-    at = np.asarray([deep, deep / n, shallow, shallow / n])
-    low1, low_n, up1, up_n = (float(v) for v in law.level(at, np))
-    return low1, low_n, deep, up1, up_n, shallow
-
-
 def _backward(mapping: Mapping, logs: bool, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
     launch, link = prepared(mapping)
     out = sys.modules["torch"].empty_like(p)
-    if p.numel():
-        if link.kind == "perturb_max":
-            launch.perturb(link, *_quadrature(link, x), x, g, out, None)
-        else:
-            launch.backward(link, logs, x, p, g, out, saved)
+    launch.backward(link, logs, x, p, g, out, saved)
     return out
 
 
@@ -131,23 +105,10 @@ def _to_last(x: Array, axis: int) -> Array:
     return x if axis in (-1, x.ndim - 1) else x.movedim(axis, -1)
 
 
-def _losses(mapping: Mapping, x: Array, index: Array, ignore: int, save: bool) -> tuple[Array, Array | None]:
-    """[2, ...]: the loss of each row, and 1 if it counts, else 0; and with `save` the four numbers of each row."""
-    launch, link = prepared(mapping)
+def _numbers(x: Array, *shape: int) -> Array:
+    """An uninitialized fp32 tensor on the device of x."""
     torch = sys.modules["torch"]
-    both = torch.empty((2, *x.shape[:-1]), dtype=torch.float32, device=x.device)
-    state = torch.empty((*x.shape[:-1], 4), dtype=torch.float32, device=x.device) if save else None
-    if both.numel():
-        launch.run("loss", link, x, index=index, value=both, state=state, ignore=ignore)
-    return both, state
-
-
-def _number(launch: Any, mode: str, link: Link, x: Array) -> Array:
-    torch = sys.modules["torch"]
-    out = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
-    if out.numel():
-        launch.run(mode, link, x, value=out)
-    return out
+    return torch.empty(shape, dtype=torch.float32, device=x.device)
 
 
 def _apart(mapping: Mapping, x: Array, mask: Array | None, out: Array) -> bool:
@@ -195,11 +156,7 @@ class Triton(Engine):
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
         launch, link = prepared(mapping)
         p = sys.modules["torch"].empty_like(x) if out is None else out
-        if x.numel():
-            if link.kind == "perturb_max":
-                launch.perturb(link, *_quadrature(link, x), x, None, p, mask)
-            else:
-                launch.run("p", link, x, mask=mask, out=p)
+        launch.run("p", link, x, mask=mask, out=p)
         return p
 
     def forward_saving(
@@ -207,7 +164,7 @@ class Triton(Engine):
     ) -> tuple[Array, Any]:
         """p(x), and for a sparse map of long rows the lanes with the support, so that the backward reads p and g only there."""
         launch, link = prepared(mapping)
-        if out is not None or not x.numel() or link.kind not in SPARSE:
+        if out is not None or link.kind not in SPARSE:
             return self.forward(mapping, x, mask, out), None
         p = sys.modules["torch"].empty_like(x)
         return p, launch.run("p", link, x, mask=mask, out=p, keep_lanes=True)
@@ -221,8 +178,7 @@ class Triton(Engine):
     def log_forward(self, mapping: Mapping, x: Array) -> Array:
         launch, link = prepared(mapping)
         out = sys.modules["torch"].empty_like(x)
-        if x.numel():
-            launch.run("log", link, x, out=out)
+        launch.run("log", link, x, out=out)
         return out
 
     def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
@@ -232,16 +188,8 @@ class Triton(Engine):
         return _backward(mapping, True, x, log_p, g)
 
     def index_loss(
-        self,
-        mapping: Mapping,
-        x: Array,
-        index: Array,
-        *,
-        save: bool,
-        axis: int = -1,
-        ignored: int = BELOW,
-        reduction: str = "none",
-    ) -> IndexLoss | None:
+        self, mapping: Mapping, x: Array, index: Array, *, save: bool, axis: int = -1, ignored: int = BELOW, reduction: str = "none",
+    ) -> IndexLoss | None:  # fmt: skip
         """In fp32: one kernel, then one sum, then the division of a mean; an index that is no class makes the loss NaN.
 
         It saves four numbers per row, from which the gradient is written.
@@ -249,7 +197,11 @@ class Triton(Engine):
         if index.device != x.device or (axis != -1 and mapping.params()):
             return None
         index, ignored = (index.clamp(min=-1), -1) if ignored == BELOW else (index, ignored)
-        both, state = _losses(mapping, _to_last(x, axis), index, ignored, save)
+        (launch, link), rows = prepared(mapping), _to_last(x, axis)
+        batch = rows.shape[:-1]
+        both = _numbers(x, 2, *batch)  # the loss of each row, and 1 if it counts, else 0
+        state = _numbers(x, *batch, 4) if save else None
+        launch.run("loss", link, rows, index=index, value=both, state=state, ignore=ignored)
         if reduction == "none":
             return IndexLoss(both[0], state)
         sums = both.flatten(1).sum(1)
@@ -259,39 +211,34 @@ class Triton(Engine):
         return IndexLoss(sums[0] / count, state, count)
 
     def index_loss_grad(
-        self,
-        mapping: Mapping,
-        x: Array,
-        index: Array,
-        scale: Array,
-        saved: Any,
-        *,
-        axis: int = -1,
-        ignored: int = BELOW,
+        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, *, axis: int = -1, ignored: int = BELOW,
         factor: float = 1.0,
-    ) -> Array | None:
+    ) -> Array | None:  # fmt: skip
         """Reads and writes each row once, without a search."""
         launch, link = prepared(mapping)
         torch = sys.modules["torch"]
         rows = _to_last(x, axis)
         out = torch.empty_like(rows)
         assert saved is not None
-        if rows.numel():
-            scale = scale.to(torch.float32) if factor == 1.0 else scale.to(torch.float32) * factor
-            scale = scale.expand(rows.shape[:-1]) if scale.ndim else scale
-            ignored = -1 if ignored == BELOW else ignored
-            launch.run("grad", link, rows, out=out, index=index, scale=scale, state=saved, ignore=ignored)
+        scale = scale.to(torch.float32) if factor == 1.0 else scale.to(torch.float32) * factor
+        scale = scale.expand(rows.shape[:-1]) if scale.ndim else scale
+        ignored = -1 if ignored == BELOW else ignored
+        launch.run("grad", link, rows, out=out, index=index, scale=scale, state=saved, ignore=ignored)
         return out if rows is x else out.movedim(-1, axis)
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
         """It is NaN for a row with NaN or +inf."""
         launch, link = prepared(mapping)
-        return _number(launch, "tau", link, x)
+        tau = _numbers(x, *x.shape[:-1], 1)
+        launch.run("tau", link, x, value=tau)
+        return tau
 
     def logsumexp(self, x: Array) -> Array:
         launch = load()
         assert not isinstance(launch, str), launch
-        return _number(launch, "logsumexp", SOFTMAX, x)
+        out = _numbers(x, *x.shape[:-1], 1)
+        launch.run("logsumexp", SOFTMAX, x, value=out)
+        return out
 
 
 ENGINE = Triton()

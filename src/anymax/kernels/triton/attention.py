@@ -16,9 +16,11 @@ import torch
 from ..link import Link
 from .attention_backward import attention_bias, attention_keys, attention_queries
 from .attention_forward import attention_centres, attention_forward
+from .attention_plans import KEPT, LISTED, SKIPPED, Blocks, Split, blocks, split
 from .attention_split import SOLVED, attention_merge, attention_parts, attention_solve, attention_values
-from .launch import POWERS, on_device_of
-from .plans import KEPT, LISTED, SKIPPED, SOLVING, Blocks, Split, blocks, split
+from .launch import POWERS
+from .operands import on_device_of
+from .plans import SOLVING
 
 Tensor = torch.Tensor
 

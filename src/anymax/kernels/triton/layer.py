@@ -8,9 +8,10 @@ import torch
 import triton
 
 from ..link import Link
-from .launch import budget_or_alpha, on_device_of
+from .launch import form_of
+from .layer_plans import Panel, panel, parts_of
 from .layer_scores import layer_candidates, layer_products, layer_slopes, layer_sums
-from .plans import Panel, panel, parts_of
+from .operands import on_device_of
 
 Tensor = torch.Tensor
 
@@ -60,10 +61,10 @@ def link_of(link: Link) -> tuple[str, int, float, float] | None:
     """(LINK, P, slope, power) of a map that `layer_candidates` can take, or None."""
     if link.params is not None or link.kind not in ("sparsemax", "entmax"):
         return None
-    name, power, _, _, c = budget_or_alpha(link)
-    if c <= 0.0:
+    form = form_of(link)
+    if form.param <= 0.0:
         return None
-    return "edge" if name == "any" else name, power, c, 1.0 / c
+    return "edge" if form.link == "any" else form.link, form.power, form.param, 1.0 / form.param
 
 
 def two_of(layer: Any, target: Tensor) -> Tensor:

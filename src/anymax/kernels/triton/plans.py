@@ -72,11 +72,11 @@ def plan(
     if kernel in forced:
         return forced[kernel] if cut else dataclasses.replace(forced[kernel], parts=0)
     most = 1024 // wave
-    block = _power_of_two(n)
+    block = power_of_two(n)
     vector = wave * 16 // size  # numbers that a warp loads at once, 16 bytes a thread
     if kernel == "perturb":  # bound by arithmetic
         width = min(block, 1024)
-        return Plan(1 if one_row else max(1, min(1024 // width, _power_of_two(rows))), 1, width, False, 4)
+        return Plan(1 if one_row else max(1, min(1024 // width, power_of_two(rows))), 1, width, False, 4)
     if cut and kernel != "backward" and n > VERY_LONG and rows <= CROWD:
         k, lanes, warps = PART
         if kernel not in LANED:
@@ -86,7 +86,7 @@ def plan(
     if cut and kernel == "backward" and n >= LONG_BACKWARD and rows < ROUND:
         k, warps = 4, min(PART[2], most)
         lanes = warps * vector
-        parts = min(32, _power_of_two(-(-ROUND // rows)), _power_of_two(n // (k * lanes)))
+        parts = min(32, power_of_two(-(-ROUND // rows)), power_of_two(n // (k * lanes)))
         return Plan(1, k, lanes, False, warps, parts)
     family = FAMILIES[kernel]
     if block > family.whole:
@@ -94,10 +94,10 @@ def plan(
         warps = min(warps, most)
         return Plan(1, k, warps * vector, False, warps)
     if sideways and not one_row and rows > 1:
-        side = max(1, min(32, 16384 // block, _power_of_two(rows)))
+        side = max(1, min(32, 16384 // block, power_of_two(rows)))
         return Plan(side, 1, block, True, min(max(4, side * block // 1024), 16, most))
     if block <= HELD:  # one warp: no barrier
-        side = 1 if one_row else max(1, min(HELD // block, _power_of_two(rows)))
+        side = 1 if one_row else max(1, min(HELD // block, power_of_two(rows)))
         lanes = min(block, max(THREADS * 16 // size, vector // side))
         return Plan(side, block // lanes, lanes, True, 1)
     warps = max(2, min(block // family.held, family.most, most))
@@ -128,7 +128,7 @@ def shallow(p: Plan) -> Plan:
 
 def packed(n: int, pack: int) -> bool:
     """Whether unaligned rows are read in packs of `pack` numbers: not short rows, nor rows whose tile that would double."""
-    return n >= SHIFTED and (n > LONGEST_TILE or _power_of_two(n) == _power_of_two(n + pack - 1))
+    return n >= SHIFTED and (n > LONGEST_TILE or power_of_two(n) == power_of_two(n + pack - 1))
 
 
 def span(p: Plan, n: int) -> int:
@@ -142,133 +142,10 @@ def span(p: Plan, n: int) -> int:
 
 def few_lanes(p: Plan, n: int) -> tuple[int, int]:
     """(FEW, DEPTH): up to FEW live lanes of a row in steps or parts are gathered to one tile, with DEPTH classes each; (0, 1): never."""
-    depth = _power_of_two(-(-span(p, n) // p.L))
+    depth = power_of_two(-(-span(p, n) // p.L))
     few = min(FEW, p.L, GATHERED // depth)
     return (0, 1) if p.whole or p.R > 1 or few < 16 else (few, depth)
 
 
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
-
-
-# -- output layers ---------------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Panel:
-    """A tile of scores is [M rows, N classes], computed from F features at a time. In half precision F is at least 64, since Triton 3.6
-    multiplies narrower tiles wrongly on Hopper."""
-
-    M: int
-    N: int
-    F: int
-    warps: int
-    stages: int
-
-
-PANELS = {  # by kernel: (half precision, fp32)
-    "sums": (Panel(128, 128, 64, 8, 3), Panel(64, 64, 32, 4, 2)),
-    "slopes": (Panel(128, 128, 64, 8, 3), Panel(64, 64, 32, 4, 2)),
-    "candidates": (Panel(128, 128, 64, 8, 3), Panel(64, 64, 32, 4, 2)),
-}
-TURNS, MOST_PANELS = 2, 16  # programs for each processor, and the most parts of the classes
-forced_panels: list[Panel] = []  # set by the tuner and the tests
-
-
-def panel(kernel: str, size: int) -> Panel:
-    """`size`: bytes of a number."""
-    return forced_panels[-1] if forced_panels else PANELS[kernel][size > 2]
-
-
-def parts_of(p: Panel, tall: int, n: int, processors: int) -> tuple[int, int]:
-    """(parts of the classes, classes of a part), where `tall` programs share the rows."""
-    tiles = -(-n // p.N)
-    parts = max(1, min(MOST_PANELS, TURNS * processors // tall, tiles))
-    span = -(-tiles // parts) * p.N
-    return -(-n // span), span
-
-
-# -- attention -------------------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Blocks:
-    """A tile of attention is [M queries, N keys], the same in the forward and the backward, which share the lists of tiles."""
-
-    M: int
-    N: int
-    warps: int
-    stages: int
-    part: int = 0  # queries that the gradient kernel of keys and values takes at a time, a divisor of M; 0: all
-    registers: int = (
-        0  # the most of a thread in that kernel and the forward, so that three programs fit a processor; 0: no limit
-    )
-
-
-forced_blocks: list[Blocks] = []  # set by the tuner and the tests
-
-
-def blocks(width: int, size: int, rows: int, hip: bool, long: bool) -> Blocks:
-    """`width`: the larger number of features, of q or v; `size`: bytes of a number; `long`: the map does much work for each score."""
-    if forced_blocks:
-        return forced_blocks[-1]
-    if size > 2:
-        m, n, warps, stages = (64 if width <= 64 else 32), (32 if width <= 128 else 16), 8, 1
-    elif width <= 128:
-        m, n, warps, stages = 64, 64, 4, 2
-    else:
-        m, n, warps, stages = 64, 32, 8, 1
-    if long:
-        m, n, warps = min(m, 64), min(n, 32), 8 if width > 128 or size > 2 else 4
-    if hip:  # it has 64 KB of shared memory
-        m, n, warps, stages = min(m, 64), min(n, 32 if width > 64 else 64), 4, 1
-    pairs = m == n == 64  # one group of four warps, the unit of wgmma, holds a tile and its transpose
-    part, registers = 32 if pairs else 0, 168 if pairs and width <= 64 else 0
-    while m > 16 and m // 2 >= rows:  # under torch.compile `rows` may be a symbol
-        m, warps, part = m // 2, max(1, warps // 2), 0
-    return Blocks(m, n, warps, stages, part, 0 if hip else registers)
-
-
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """Attention of few queries: tiles are [M queries of the heads that share keys, N keys]; each program takes every `parts`-th tile."""
-
-    M: int
-    N: int
-    parts: int
-    warps: int
-    stages: int
-    solve_tops: int = 1024  # maxima of blocks, and scores, that the solver of a query reads at a time
-    solve_scores: int = 4096
-    value_tops: int = 64  # maxima that a tile reads at a time
-    merged: int = 16  # parts that are merged at a time
-
-
-LISTED = 2048  # the most blocks of keys that are listed for a block of queries
-KEPT = 256  # blocks of queries that are listed for a block of keys at a time
-SKIPPED = 2048  # from so many keys on, blocks are skipped by their centres
-TILE = 64  # the most queries of a tile; a call with more is not decoding
-FEWEST_KEYS = 1024
-MOST_SCORES = 2**26  # the most scores kept, in fp32, between the passes of a threshold map
-RESIDENT = 4  # programs for each processor, so that one computes while others read
-MOST_PARTS = 128
-forced_split: list[Split | None] = []  # set by the tuner and the tests; M is still that of the call
-
-
-def split(
-    width: int, size: int, shared: int, groups: int, rows: int, keys: int, processors: int, hip: bool, dense: bool
-) -> Split | None:
-    """How the keys are cut, or None. `shared`: heads of keys in all batches, each for `groups` heads of `rows` queries; `width`, `size`
-    and `hip`: see `blocks`; `dense`: no scores are kept, as for softmax."""
-    if rows > TILE:
-        return None
-    m = min(TILE, max(16, _power_of_two(groups * rows)))
-    if forced_split:
-        forced = forced_split[-1]
-        return None if forced is None else dataclasses.replace(forced, M=m)
-    programs = shared * -(-groups * rows // m)
-    if keys < FEWEST_KEYS or programs >= processors or (not dense and shared * groups * rows * keys > MOST_SCORES):
-        return None
-    n = (64 if width <= 128 else 32) // (2 if size > 2 else 1)  # so many keys take 16 KB or less
-    parts = min(MOST_PARTS, -(-RESIDENT * processors // programs), -(-keys // n) // 2)
-    return Split(m, n, parts, 8 if m > 16 and width > 128 else 4, 1 if hip else 3)

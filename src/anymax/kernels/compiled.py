@@ -1,0 +1,102 @@
+"""`Compiled`: the functions of the C++ engine, the module `anymax._engine`, for readers and type checkers (csrc/doors/python/)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from .._array import Array
+from .._core.mapping import Mapping
+from .link import Link
+
+Map = Mapping | Link  # a link computes any call; a mapping only one for which no other engine is demanded
+
+
+class Compiled(Protocol):
+    """Functions on arrays return None, and have written nothing, where an argument is unusual: another kind of array or dtype, shapes that
+    do not fit, a mode of torch that must see plain operations. Python then prepares the arguments, or chooses another engine."""
+
+    ABI: int
+
+    def forward(self, mapping: Map, x: Array, axis: int | None, mask: Any, out: Array | None, /) -> Array | None: ...
+
+    def forward_saving(
+        self, mapping: Map, x: Array, axis: int | None, mask: Any, out: Array | None, capacity: int, /
+    ) -> tuple[Array, Array | None] | None:
+        """p, and the memory of `Saved`; see `Native.forward_saving`."""
+        ...
+
+    def log_forward(self, mapping: Map, x: Array, axis: int, mask: Any, out: Array | None, /) -> Array | None: ...
+
+    def vjp(
+        self, mapping: Map, x: Array | None, p: Array, g: Array, axis: int, saved: Array | None, /
+    ) -> Array | None: ...
+
+    def log_vjp(
+        self, mapping: Map, x: Array | None, log_p: Array, g: Array, axis: int, saved: None, /
+    ) -> Array | None: ...
+
+    def loss(
+        self, mapping: Map, x: Array, index: Array, value: Array, axis: int, ignored: int, reduction: int, save: bool, /
+    ) -> tuple[int, Array | None] | None:
+        """Writes `value`; returns how many rows count, and the memory for `loss_grad`."""
+        ...
+
+    def loss_grad(
+        self, mapping: Map, x: Array, index: Array, scale: Array, axis: int, factor: float, saved: Array | None, /
+    ) -> Array | None: ...
+
+    def threshold(self, link: Link, x: Array, tau: Array, /) -> bool | None: ...
+
+    def largest(self, x: Array, k: int, value: Array, positions: Array, /) -> bool | None: ...
+
+    def plan(self, link: Link, x: Array, op: int, /) -> str | None: ...
+
+    def decode(
+        self, mapping: Map, x: Array, steps: np.ndarray, values: np.ndarray | None, keep: Any, u: Any, index: Any, log_p: Any,
+        entropy: Any, left: Any, tau: Any, /,
+    ) -> bool | None:  # fmt: skip
+        """Writes those from `keep` on that are not None, as `decode.run` has them."""
+        ...
+
+    def segments(
+        self, link: Link, op: int, ptr: np.ndarray, order: np.ndarray | None, axis: int, x: Any, p: Any, g: Any, out: Any, index: Any,
+        scale: Any, result: Any, saved: Any, /,
+    ) -> bool | None:  # fmt: skip
+        """Writes `out`, a number for each entry, or `result`, one for each segment."""
+        ...
+
+    def sort_segments(
+        self, index: np.ndarray, ptr: np.ndarray, order: np.ndarray | None, threads_of_torch: bool, /
+    ) -> int:
+        """Writes `ptr` and `order`. Returns the number of entries if they are in order already (then `order` is not written), 0 if they
+        are not, and -1 - i if index i is out of range; without `order` 0 in both of these cases."""
+        ...
+
+    def linear(
+        self, q: Array, k: Array, v: Array, out: Array, lengths: np.ndarray | None, below: Any, g: Any, dq: Any, dk: Any, dv: Any,
+        groups: int, causal: bool, scale: float, threads: int, /,
+    ) -> bool | None:  # fmt: skip
+        """Writes `out` and `below`; with `g` it reads them and writes the gradients."""
+        ...
+
+    def bind(self, functions: dict[str, Any], /) -> None:
+        """Hand over Python's functions and objects that it uses, by name."""
+        ...
+
+    def borrow_pool(self, library: str, /) -> bool:
+        """Use torch's threads, from this library of torch, in calls whose pool is 1; False if it has none to lend."""
+        ...
+
+    def xla_handler(self) -> Any: ...
+
+    def isa(self) -> str: ...
+
+    def isas(self) -> list[str]: ...
+
+    def set_isa(self, name: str, /) -> bool: ...
+
+    get_num_threads: Callable[[], int]
+    set_num_threads: Callable[[int], None]
