@@ -16,33 +16,37 @@ CODES = {
 class Kind(NamedTuple):
     """What engines know of a kind of map. A test compares it with csrc/maps.hpp, whose ranges are as wide or wider."""
 
+    family: str  # what its gradient needs, and whether it has zeros and a loss
     parameter: str | None = None  # the field of the map that gives its number
     range: tuple[float, float] = (0.0, 0.0)  # the numbers that the library takes; the reference computes the others
-    sparse: bool = False  # its gradient needs nothing but its non-zeros
-    needs_scores: bool = False  # its gradient needs the scores beside p
     log: bool = False  # the library has its log p
-    loss: bool = True  # the library has its loss and threshold
 
 
 KINDS = {  # in the order of their codes
-    "softmax": Kind(log=True),
-    "sparsemax": Kind(sparse=True),
-    "entmax": Kind("alpha", (1e-300, 1e300), sparse=True),
+    "softmax": Kind("exponentials", log=True),
+    "sparsemax": Kind("thresholds"),
+    "entmax": Kind("thresholds", "alpha", (1e-300, 1e300)),
     # thresholds are found to the rounding of 1, which is too coarse for a budget below 1e-6
-    "budget": Kind("k", (1e-6, 1e300), sparse=True),
-    "normmax": Kind("alpha", (1.0, 9e299), sparse=True),
-    "topk": Kind("k", (1, 9e15), sparse=True, log=True),
-    "topp": Kind("p", (1e-300, 1.0), sparse=True, log=True),
-    "taylor": Kind("order", (2, 64), needs_scores=True, loss=False),
-    "sigsoftmax": Kind(needs_scores=True, log=True, loss=False),
-    "perturb_max": Kind("scale", (1e-300, 1e300), needs_scores=True),
-    "relu": Kind(needs_scores=True, loss=False),
+    "budget": Kind("thresholds", "k", (1e-6, 1e300)),
+    "normmax": Kind("thresholds", "alpha", (1.0, 9e299)),
+    "topk": Kind("truncations", "k", (1, 9e15), log=True),
+    "topp": Kind("truncations", "p", (1e-300, 1.0), log=True),
+    "taylor": Kind("ratios", "order", (2, 64)),
+    "sigsoftmax": Kind("ratios", log=True),
+    "perturb_max": Kind("noises", "scale", (1e-300, 1e300)),
+    "relu": Kind("ratios"),
 }
 MAPS = {name: code for code, name in enumerate(KINDS)}
-SPARSE = tuple(name for name, kind in KINDS.items() if kind.sparse)
-NEED_SCORES = tuple(name for name, kind in KINDS.items() if kind.needs_scores)
+
+
+def _of(*families: str) -> tuple[str, ...]:
+    return tuple(name for name, kind in KINDS.items() if kind.family in families)
+
+
+SPARSE = _of("thresholds", "truncations")  # the gradient needs nothing but the non-zeros
+NEED_SCORES = _of("ratios", "noises")  # the gradient needs the scores beside p
+WITHOUT_LOSS = _of("ratios")  # the library has no loss or threshold
 WITHOUT_LOG = tuple(name for name, kind in KINDS.items() if not kind.log)
-WITHOUT_LOSS = tuple(name for name, kind in KINDS.items() if not kind.loss)
 RANGES = {name: kind.range for name, kind in KINDS.items() if kind.parameter}
 NOISES = {"normal": 0, "logistic": 1, "uniform": 2, "laplace": 3, "gumbel": 4}
 _NODES = 4096
@@ -117,5 +121,5 @@ def noise_of(link: Link) -> str:
 
 
 def _out_of_range(kind: str, value: float) -> str | None:
-    attribute, (low, high) = KINDS[kind][:2]
+    _, attribute, (low, high), _ = KINDS[kind]
     return None if low <= value <= high else f"it takes {attribute} of {kind} from {low:g} to {high:g}, not {value:g}"
