@@ -103,8 +103,8 @@ ANYMAX_API int anymax_rows(int64_t code, const void *x, void *out, int64_t rows,
 /* Ragged rows: the entries ptr[s] ... ptr[s + 1] - 1 are one row of each head. In a call on segments `outer` is their number, `inner` that of heads and
    `n` that of all entries; entry e of head h of an operand lies at data + order[e] * cls + h * inner, the strides of `outer` are not read, and what has
    one number a row (params, index, scale, value, tau) is [segments, heads]. A target (index) counts from the first entry of its segment. Each row
-   becomes what anymax_run makes of it where its entries lie side by side, to the last bit. An empty segment has no entries to write; its loss is
-   0, its threshold -inf. Neither mask nor support nor ANYMAX_LARGEST. */
+   becomes what anymax_run makes of it where its entries lie side by side, to the last bit. An empty segment has no entries to write; its
+   threshold is -inf, its loss 0 for a target below 0 and NaN for any other. Neither mask nor support nor ANYMAX_LARGEST; tau for ANYMAX_THRESHOLD alone. */
 typedef struct {
     const int64_t *ptr;   /* [segments + 1], ascending from 0 to the number of entries */
     const int64_t *order; /* [entries]: a permutation, or NULL: they lie in order */
@@ -191,7 +191,7 @@ typedef void (*anymax_task)(int64_t begin, int64_t end, void *context);
 typedef int (*anymax_parallel)(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *context);
 ANYMAX_API void anymax_set_parallel(anymax_parallel parallel);
 
-/* The name of the way that the rows of a call take, and the instruction set that runs it: "tile avx512", "row: sweep avx2". NULL where its op, map,
+/* How the rows of a call are taken, and the instruction set that does it: "tile: all classes (power 2, 1 to 128 classes) avx512". NULL where its op, map,
    dtype, shape or parameter is out of range. Of operands it is only asked whether they are there. The text is the thread's, until it asks again. */
 ANYMAX_API const char *anymax_plan(const anymax_call *call);
 

@@ -124,9 +124,9 @@ static inline Link link_of(int32_t map, double param) {
             if (c == 0.25) return POWER4;
             return c > 1.0 ? STEEP : c >= 0.02 ? CURVE : ANY_POWER;  // nearer to alpha = 1 floats lose the digits of u in its distance from 1
         case ANYMAX_NORMMAX: return c > 0.0 && c - c == 0.0 ? NORM : NO_LINK;
-        case ANYMAX_BUDGET: return CAPPED;
+        case ANYMAX_BUDGET: return in_range(MAPS[ANYMAX_BUDGET], param) ? CAPPED : NO_LINK;
         case ANYMAX_TOPK: return in_range(MAPS[ANYMAX_TOPK], param) ? LARGEST : NO_LINK;
-        case ANYMAX_TOPP: return NUCLEUS;
+        case ANYMAX_TOPP: return in_range(MAPS[ANYMAX_TOPP], param) ? NUCLEUS : NO_LINK;
         case ANYMAX_TAYLOR: return TAYLOR;
         case ANYMAX_SIGSOFTMAX: return SIGMOID;
         case ANYMAX_RELU: return RELU;

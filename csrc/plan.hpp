@@ -20,7 +20,7 @@ constexpr bool PACKS = false;
 constexpr int64_t TILE_MOST = 128;     // one row a lane,
 constexpr int64_t TILE_SQUARE = 32;    // with k largest that are found in n^2 steps, and budgets: no more than this
 constexpr int64_t BATCH_MOST = 2048;   // many rows at once, the candidates of each solved one row a lane,
-constexpr int64_t BATCH_PACKED = PACKS ? BATCH_MOST : 0, TILE_PACKED = PACKS ? TILE_MOST : 0;
+constexpr int64_t BATCH_PACKED = PACKS ? BATCH_MOST : 0, TILE_PACKED = PACKS ? TILE_MOST : 0, TILE_SQUARE_PACKED = PACKS ? TILE_SQUARE : 0;
 constexpr int64_t BATCH_AHEAD = 512;   // of which the next rows are asked for meanwhile; longer ones come by themselves
 constexpr int64_t SWEEP_MOST = 2048;   // all of a row at each step, whatever its support; beyond, where most of the row is a candidate
 constexpr int64_t DENSE_MOST = 320;    // a gradient from all of p; beyond, the zeros of a sparse map are worth looking for
@@ -82,8 +82,8 @@ enum Trait : uint32_t {
 };
 constexpr uint32_t BY_LENGTH = WITHIN | SMALL_BUDGET | FEW_LARGEST | MANY_LARGEST | COUNTED;
 
-inline uint32_t traits_of(const anymax_call &c) {
-    const double k = c.param, n = (double)c.n;
+inline uint32_t traits_of(const anymax_call &c, double k) {
+    const double n = (double)c.n;
     const auto is = [](bool holds, Trait trait) -> uint32_t { return holds ? trait : 0; };
     const bool spaced = c.out.cls != 1 || c.g.cls != 1 || (c.p.cls != 1 && !c.support.count);
     return is(c.support.count, SUPPORT) | is(c.op == ANYMAX_LOSS && c.tau, TAU) | is(spaced, SPACED) |
@@ -111,6 +111,7 @@ struct Rule {
 
 constexpr int64_t ANY = INT64_MAX;
 constexpr uint32_t FORWARDS = bit(ANYMAX_FORWARD), VJPS = bit(ANYMAX_VJP), LOSSES = bit(ANYMAX_LOSS), GRADS = bit(ANYMAX_LOSS_GRAD), TAUS = bit(ANYMAX_THRESHOLD);
+constexpr uint32_t LOGS = bit(ANYMAX_LOG), LOG_VJPS = bit(ANYMAX_LOG_VJP);
 constexpr uint32_t F32 = bit(ANYMAX_F32), F64 = bit(ANYMAX_F64), FLOATS = bit(ANYMAX_F32, ANYMAX_BF16, ANYMAX_F16), ALL_TYPES = FLOATS | F64;
 constexpr uint32_t POWERS = bit(POWER1, POWER2), CURVES = bit(POWER3, POWER4, CURVE);
 constexpr uint32_t SOLVED = POWERS | CURVES | bit(ANY_POWER, STEEP, NORM, CAPPED, LARGEST, NUCLEUS);
@@ -122,17 +123,22 @@ static constexpr Rule RULES[] = {
     {BATCH, CANDIDATES, FORWARDS | LOSSES, bit(NORM), FLOATS, TILE_SQUARE + 1, BATCH_PACKED, MILD, 0},
     {BATCH, DENSE, FORWARDS, bit(LARGEST), FLOATS, TILE_SQUARE + 1, TILE_PACKED, COUNTED, 0},
     {BATCH, CANDIDATES, FORWARDS | LOSSES, bit(LARGEST), FLOATS, TILE_SQUARE + 1, BATCH_PACKED, FEW_LARGEST, 0},
+    {BATCH, CANDIDATES, LOSSES, CURVES, FLOATS, 1, TILE_SQUARE_PACKED, 0, 0},
+    {BATCH, CANDIDATES, LOSSES, bit(NORM), FLOATS, 1, TILE_SQUARE_PACKED, MILD, 0},
+    {BATCH, CANDIDATES, LOSSES, bit(LARGEST), FLOATS, 1, TILE_SQUARE_PACKED, FEW_LARGEST, 0},
     {BATCH, CANDIDATES, FORWARDS, bit(CAPPED), FLOATS, TILE_SQUARE + 1, BATCH_PACKED, SMALL_BUDGET, 0},
     {BATCH, CANDIDATES, GRADS, POWERS, FLOATS, TILE_SQUARE + 1, TILE_PACKED, 0, SUPPORT},
     {TILE, DENSE, FORWARDS, bit(EXPONENTIAL, LARGEST) | POWERS, ALL_TYPES, 1, TILE_SQUARE, 0, SUPPORT},
+    {TILE, DENSE, LOGS, bit(EXPONENTIAL), ALL_TYPES, 1, TILE_MOST, 0, 0},
+    {TILE, DENSE, LOG_VJPS, bit(EXPONENTIAL), ALL_TYPES, 1, TILE_MOST, 0, 0},
     {TILE, DENSE, FORWARDS, bit(CAPPED), ALL_TYPES, 1, TILE_SQUARE, WITHIN, SUPPORT},
     {TILE, DENSE, FORWARDS, POWERS | CURVES, FLOATS, 1, TILE_MOST, 0, SUPPORT},
     {TILE, DENSE, FORWARDS, bit(NORM), FLOATS, 1, TILE_MOST, MILD, SUPPORT},
     {TILE, DENSE, FORWARDS, bit(LARGEST), FLOATS, 1, TILE_MOST, MANY_LARGEST, SUPPORT},
     {TILE, DENSE, LOSSES | GRADS | TAUS, bit(EXPONENTIAL) | POWERS, ALL_TYPES, 1, TILE_MOST, 0, 0},
     {TILE, DENSE, VJPS, WEIGHED, F32, 1, BESIDE_MOST, HEADS, SUPPORT},
-    {BATCH, DENSE, VJPS, WEIGHED, F32, 1, DENSE_MOST, 0, SUPPORT | SPACED},
-    {BATCH, DENSE, VJPS, bit(NORM), F32, 1, DENSE_MOST, MIDDLING, SUPPORT | SPACED},
+    {BATCH, DENSE, VJPS, WEIGHED, FLOATS, 1, DENSE_MOST, 0, SUPPORT},
+    {BATCH, DENSE, VJPS, bit(NORM), FLOATS, 1, DENSE_MOST, MIDDLING, SUPPORT},
     {BATCH, SAVED, VJPS, WEIGHED, F32, 1, ANY, SUPPORT, SPACED},
     // one row at a time
     {ROW, DENSE, FORWARDS, POWERS, ALL_TYPES, 1, SWEEP_MOST, 0, 0},
@@ -153,8 +159,9 @@ inline bool covers(const Rule &rule, const anymax_call &call, Link link, uint32_
     return (rule.ops >> call.op & 1) && (rule.links >> link & 1) && (rule.types >> call.dtype & 1) && !(rule.needs & ~traits) && !(rule.refuses & traits);
 }
 
-inline const Rule &first_of(Grouping from, const anymax_call &call, Link link) {
-    const uint32_t traits = traits_of(call);
+// The parameter is that of a row where each has its own.
+inline const Rule &first_of(Grouping from, const anymax_call &call, Link link, double param) {
+    const uint32_t traits = traits_of(call, param);
     const Rule *rule = RULES;
     while (rule->grouping < from || call.n < rule->least || call.n > rule->most || !covers(*rule, call, link, traits)) rule++;
     return *rule;
@@ -168,7 +175,7 @@ struct Plan {
 
 inline Plan plan_of(const anymax_call &call) {
     const Link link = call.params ? NO_LINK : link_of(call.map, call.param);
-    const Rule &rule = first_of(TILE, call, link);
+    const Rule &rule = first_of(TILE, call, link, call.param);
     return Plan{rule, link, call.inner > 1 && rule.grouping == BATCH && call.op == ANYMAX_VJP};
 }
 
@@ -177,6 +184,7 @@ inline const char *plan_name(const anymax_call &call) {
     static thread_local char text[96];
     const Plan plan = plan_of(call);
     const Rule &rule = plan.rule;
+    if (call.params) return "each row by the rule of its parameter";
     const char *const way = GROUPING_NAMES[rule.grouping], *const source = SOURCE_NAMES[rule.source], *const link = LINKS[plan.link].name;
     if (rule.most == ANY)
         snprintf(text, sizeof text, "%s: %s (%s)", way, source, link);
@@ -198,8 +206,8 @@ inline int64_t uneven_from(anymax_call call, int64_t n) {
         if (call.op == ANYMAX_VJP) return rule.most;
         if (call.op == ANYMAX_FORWARD) return n <= ONE_GROUP ? ONE_GROUP : n <= TWO_GROUPS ? TWO_GROUPS : rule.most;
     }
-    if (&rule != LAST_RULE) return 0;
-    const uint32_t traits = traits_of(call) | BY_LENGTH;
+    if (&rule != LAST_RULE || call.params) return 0;  // a parameter of each row decides on its rule
+    const uint32_t traits = traits_of(call, call.param) | BY_LENGTH;
     for (const Rule *other = RULES; other != LAST_RULE; other++)
         if (other->most >= n && covers(*other, call, plan.link, traits)) return 0;  // a longer row may take another way
     return ANY;

@@ -101,7 +101,10 @@ TABLE = (
     ((LOSS_GRAD, "sparsemax", 0, 129, "float32", True), "row: saved support", "row: saved support"),
     ((THRESHOLD, "sparsemax", 0, 128), "tile: all classes", "tile: all classes"),
     ((LARGEST, "topk", 5, 500), "row: all classes", "row: all classes"),
-    ((LOG, "softmax", 0, 10), "row: all classes", "row: all classes"),
+    ((LOG, "softmax", 0, 10), "tile: all classes", "tile: all classes"),
+    ((LOG, "softmax", 0, 129), "row: all classes", "row: all classes"),
+    ((LOSS, "entmax", 1.3, 10), "batch: candidates", "row: candidates"),
+    ((VJP, "entmax", 1.5, 200, "bfloat16"), "batch: all classes", "batch: all classes"),
 )
 
 
@@ -113,8 +116,8 @@ def test_each_rule_and_its_limits(library, asked, packs, plain):
     assert plan(library, *asked) == (packs if isa in ("avx2", "avx512") else plain)
 
 
-def test_a_row_goes_alone_where_each_has_its_own_parameter(library):
-    assert plan(library, FORWARD, "entmax", 1.5, 10, params=64) == "row: all classes"
+def test_rows_with_parameters_of_their_own(library):
+    assert plan(library, FORWARD, "entmax", 1.5, 10, params=64) == "each row by the rule of its parameter"
     assert plan(library, FORWARD, "entmax", 1.5, 10) == "tile: all classes"
 
 
@@ -124,7 +127,7 @@ def test_a_call_that_would_be_refused_has_no_plan(library):
     assert plan(library, FORWARD, "normmax", 1.0, 10) is None
     assert plan(library, LOSS, "taylor", 2.0, 10) is None
     assert plan(library, LOG, "sparsemax", 0.0, 10) is None
-    assert plan(library, LOG, "entmax", 1.0, 10) == "row: all classes"
+    assert plan(library, LOG, "entmax", 1.0, 10) == "tile: all classes"
     assert plan(library, FORWARD, "softmax", 0.0, 0) is None
     assert plan(library, LARGEST, "topk", 11.0, 10) is None
     assert plan(library, FORWARD, "taylor", 2.0, 10, params=64) is None
@@ -162,8 +165,6 @@ def test_the_whole_decision_is_told(library):
     assert library.anymax_plan(call).decode() == f"tile: all classes (norm, 1 to 128 classes) {isa}"
     call.param, call.map = 1.0, MAPS.index("entmax")
     assert library.anymax_plan(call).decode() == f"tile: all classes (exponential, 1 to 32 classes) {isa}"
-    call.params = 64
-    assert library.anymax_plan(call).decode() == f"row: all classes (one for each row) {isa}"
 
 
 def test_the_limits_stand_in_one_file():

@@ -33,7 +33,7 @@ void perturb_forward(int noise, double scale, int64_t nodes, const C *x, int64_t
 template <class C>
 void perturb_vjp(int noise, double scale, int64_t nodes, const C *x, const C *p, const C *g, int64_t n, C *out, double *work);
 template <class C>
-double perturb_loss(int noise, double scale, int64_t nodes, const C *x, int64_t n, int64_t target, C *p, double *work);
+double perturb_loss(int noise, double scale, int64_t nodes, const C *x, int64_t n, int64_t target, double *tau, double *work);
 
 #if !defined(ANYMAX_MAPS_ALONE)
 // The rows [begin, end) of a call, truncated and drawn from.

@@ -329,7 +329,8 @@ inline anymax_call inner_rows(anymax_call call, int64_t o) {
     if (call.scale) call.scale = (const char *)call.scale + first * size;
     if (call.value) call.value = (char *)call.value + first * size;
     if (call.tau) call.tau = (char *)call.tau + first * size;
-    call.outer = call.inner, call.inner = 1;
+    if (call.sizes) call.sizes += first;
+    call.outer = call.inner, call.inner = 1, call.starts = nullptr;
     return call;
 }
 

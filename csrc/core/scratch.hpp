@@ -9,8 +9,9 @@ namespace ANYMAX_UNIT {
 
 // -- scratch memory: one a task, slots that only grow ------------------------------------------------------------------------
 
+enum Slot { STAGED, STAGED_P, STAGED_G, TRANSPOSED, RESULT, CELLS, VALUES, INDICES, WIDE, EXTRA, SORTED, PARTIAL, WORK, BATCH_IN, BATCH_OUT, LEFT_SCORES, LEFT_CLASSES, LEFT_SUMS, LEFT_KEYS, SLOTS };
+
 struct Scratch {
-    enum { SLOTS = 19 };
     void *memory[SLOTS] = {};
     size_t size[SLOTS] = {};
     bool failed = false;
@@ -33,7 +34,6 @@ struct Scratch {
         return (T *)(((uintptr_t)memory[slot] + 63) & ~(uintptr_t)63);
     }
 };
-enum Slot { STAGED, STAGED_P, STAGED_G, TRANSPOSED, RESULT, CELLS, VALUES, INDICES, WIDE, EXTRA, SORTED, PARTIAL, WORK, BATCH_IN, BATCH_OUT, LEFT_SCORES, LEFT_CLASSES, LEFT_SUMS, LEFT_KEYS };
 
 // -- long rows: pieces of a fixed size, so that no sum depends on who computes it ------------------------------------------------
 

@@ -5,7 +5,7 @@
 #include "core/unit.h"
 
 constexpr int64_t ALONE_MOST = 32768;      // work (maps.hpp) that is not worth a second thread
-constexpr int64_t SHARED_ALONE = 2 * 65536;  // classes of a single row that is worth more than one thread,
+constexpr int64_t SHARED_ALONE = 3 * 32768;  // classes of a single row that is worth more than one thread,
 constexpr int64_t SHARED_ROW = 4 * 65536;    // and of one among fewer than
 constexpr int64_t ROWS_FEW = 8;
 // Bytes of a row whose results are written around the caches; a gradient of a loss writes the target's own once more, which costs a line.

@@ -89,7 +89,7 @@ int serve_in_place(const Work &w, int64_t s, anymax_parallel team) {
     if (c.index) c.index += row;
     if (c.scale) c.scale = (const char *)c.scale + row * w.wide;
     if (c.value) c.value = (char *)c.value + row * w.wide;
-    if (c.tau) c.tau = (char *)c.tau + row * w.wide;
+    c.tau = c.op == ANYMAX_THRESHOLD ? (char *)c.tau + row * w.wide : nullptr;
     return w.unit->rows(&c, 0, c.inner, 0, team);
 }
 

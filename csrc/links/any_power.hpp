@@ -124,10 +124,26 @@ struct Omega {
     explicit Omega(Link l, double param) : link(l), alpha(param), norm(0.0) {}
     ANYMAX_INLINE double of(double p) {
         const double c = alpha - 1.0;
-        if (link == POWER1 || link == CAPPED) return 0.5 * p * (p - 1.0);
-        if (link != NORM) return p * ::expm1(c * ::log(p)) / (c * alpha);
-        norm += ::exp(alpha * ::log(p));
-        return 0.0;
+        switch (link) {
+            case POWER1:
+            case CAPPED: return 0.5 * p * (p - 1.0);
+            case POWER2:
+            case POWER3:
+            case POWER4:
+            case CURVE:
+            case ANY_POWER:
+            case STEEP: return p * ::expm1(c * ::log(p)) / (c * alpha);
+            case NORM: norm += ::exp(alpha * ::log(p)); return 0.0;
+            case EXPONENTIAL:  // their losses are logarithms of sums
+            case LARGEST:
+            case NUCLEUS:
+            case TAYLOR:
+            case SIGMOID:
+            case RELU:
+            case PERTURBED:
+            case NO_LINK: break;
+        }
+        return __builtin_nan("");
     }
     ANYMAX_INLINE double rest() const { return link == NORM ? ::expm1(::log(norm) / alpha) : 0.0; }
 };

@@ -18,12 +18,12 @@ ANYMAX_INLINE void with_solver(int noise, const Row<C> &row, int64_t nodes, doub
     const Arena arena{(char *)work, 0};
     const auto solve = [&](auto &&solver) ANYMAX_EACH { f(solver); };
     nodes = at_least(nodes);
-    switch (noise) {
+    switch ((anymax_noise)noise) {
         case ANYMAX_NORMAL: return solve(Solver<ANYMAX_NORMAL, C>(row, nodes, arena));
         case ANYMAX_LOGISTIC: return solve(Solver<ANYMAX_LOGISTIC, C>(row, nodes, arena));
         case ANYMAX_LAPLACE: return solve(Solver<ANYMAX_LAPLACE, C>(row, nodes, arena));
         case ANYMAX_UNIFORM: return solve(Uniform<C>(row, nodes, arena));
-        default: return solve(Gumbel<C>(row, nodes, arena));
+        case ANYMAX_GUMBEL: return solve(Gumbel<C>(row, nodes, arena));
     }
 }
 
@@ -79,15 +79,16 @@ void perturb_vjp(int noise, double scale, int64_t nodes, const C *x, const C *p,
     perturb::with_solver(noise, row, nodes, work, [&](auto &solver) { solver.vjp(out); });
 }
 
-// E max(x + noise) - E noise - x[target], for a masked target infinite; p, where it is not NULL, becomes p(x).
+// E max(x + noise) - E noise - x[target], for a masked target infinite; tau as above.
 template <class C>
-double perturb_loss(int noise, double scale, int64_t nodes, const C *x, int64_t n, int64_t target, C *p, double *work) {
+double perturb_loss(int noise, double scale, int64_t nodes, const C *x, int64_t n, int64_t target, double *tau, double *work) {
     [[maybe_unused]] const perturb::Flush flush;
     const perturb::Row<C> row = perturb::read_row(x, n, scale);
     double value = 0.0;
     perturb::with_solver(noise, row, nodes, work, [&](auto &solver) {
-        if (p) solver.forward(p);
-        value = (row.high - (double)x[target]) + scale * solver.excess();
+        const double excess = scale * solver.excess();
+        value = (row.high - (double)x[target]) + excess;
+        if (tau) *tau = row.high + scale * perturb::mean(noise) + excess;
     });
     return value;
 }

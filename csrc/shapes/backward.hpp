@@ -156,7 +156,7 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
     constexpr int64_t W = width<float>;
     const anymax_support &s = call.support;
     const int64_t n = call.n;
-    const bool clear = call.fresh == 2;
+    const bool clear = call.fresh == 2, over = call.out.data == call.g.data;  // in place: a row's zeros come once its g is read
     float *weight = scratch.take<float>(BATCH_IN, s.capacity + W), *h = scratch.take<float>(BATCH_OUT, s.capacity + W);  // pieces that `by_rows` has no use for
     if (scratch.failed) return;
     for (int64_t r = begin, cleared = begin; r < end; r++) {
@@ -172,7 +172,7 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
             by_rows<float>(call, r, r + 1, bypass, team, scratch);  // its support was too large to be saved
             continue;
         }
-        if (!bypass && !clear && r >= cleared) cleared = clear_rows(call, r, end, team);
+        if (!bypass && !clear && !over && r >= cleared) cleared = clear_rows(call, r, end, team);
         const float *g = (const float *)call.g.data + r * call.g.outer, *p = (const float *)s.value + r * s.capacity;
         const int32_t *index = s.index + r * s.capacity;
         vd rate{}, dot{};
@@ -189,10 +189,12 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
             const vf w = load(weight + i);
             store(h + i, w == vf{} ? vf{} : w * (load(h + i) - mean));
         }
-        if (bypass && !clear)
+        if (bypass && !clear) {
             spread_bypass(out, n, index, h, count, team);
-        else
-            for (int64_t i = 0; i < count; i++) out[index[i]] = h[i];
+            continue;
+        }
+        if (over) zero_bytes((char *)out, n * (int64_t)sizeof(float), false);
+        for (int64_t i = 0; i < count; i++) out[index[i]] = h[i];
     }
 }
 

@@ -126,8 +126,14 @@ static Support<C> support_of(Link link, double param, const C *x, int64_t n, Scr
             Kept<C> kept = nucleus_row(x, n, param, scratch, team);
             return truncated(kept, z, scratch);
         }
-        default: return poisoned<C>(false, true);
+        case EXPONENTIAL:
+        case TAYLOR:
+        case SIGMOID:
+        case RELU:
+        case PERTURBED:
+        case NO_LINK: break;  // without a number that is one, a row is as one with NaN
     }
+    return poisoned<C>(false, true);
 }
 
 }  // namespace ANYMAX_UNIT

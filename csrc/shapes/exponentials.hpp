@@ -164,15 +164,36 @@ inline double rest_of(int64_t n, C top_, F x) {
     return more + (double)tied;
 }
 
-// log sum exp(x), and with `rest`, the sum less the first maximum: 1 + rest keeps the digits of a small loss.
+// The same of a row, in vectors.
 template <class C>
-inline double lse_row(const C *x, int64_t n, double *rest, Scratch &scratch, const Team &team) {
-    Sums<C> s = sums(x, n, scratch, team);
+inline double rest_of_row(const C *x, int64_t n, C top_) {
+    constexpr int64_t W = width<double>;
+    const double high = (double)top_;
+    vd more{};
+    int64_t tied = -1;
+    for (int64_t i = 0; i < n; i += W) {
+        vd y{};
+        if (i + W <= n)
+            y = load_wide(x + i) - high;
+        else
+            for (int64_t j = 0; j < W; j++) y[j] = i + j < n ? (double)x[i + j] - high : -inf64;
+        const vl same = y == vd{};
+        tied += __builtin_popcount(bits(same));
+        more += same ? vd{} : exp(y);
+    }
+    return sum(more) + (double)tied;
+}
+
+// log sum exp(x); with `rest` and `top_` also log sum exp(x - top), where 1 + rest keeps the digits of a small loss, and the maximum.
+template <class C>
+inline double lse_row(const C *x, int64_t n, double *rest, C *top_, Scratch &scratch, const Team &team) {
+    const Sums<C> s = sums(x, n, scratch, team);
+    if (top_) *top_ = s.top;
     if (!s.sound) return not_a_number<double>;
     if (!s.any) return -inf64;
     double more = s.z - 1.0;
-    if (more < 1e-3) more = rest_of(n, s.top, [&](int64_t i) { return x[i]; });
-    double l = ::log1p(more);
+    if (more < 1e-3) more = rest_of_row(x, n, s.top);
+    const double l = ::log1p(more);
     if (rest) *rest = l;
     return (double)s.top + l;
 }

@@ -92,6 +92,7 @@ template <class C>
 static void log_row(const anymax_call &call, Link link, double param, const C *x, const Sink<C> &out, Scratch &scratch, const Team &team) {
     const int64_t n = call.n;
     if (link == EXPONENTIAL) return softmax_row(x, n, out, true, scratch, team);
+    if (link == NO_LINK) return fill(out, not_a_number<C>);
     if (link == SIGMOID) {
         const auto [high, sound] = scan_top(x, n);
         if (!sound) return fill(out, not_a_number<C>);
@@ -140,7 +141,7 @@ static void log_vjp_row(const anymax_call &call, const C *x, const C *log_p, con
 
 template <class C>
 static double tau_row(const anymax_call &call, Link link, double param, const C *x, Scratch &scratch, const Team &team) {
-    if (link == EXPONENTIAL) return lse_row(x, call.n, nullptr, scratch, team);
+    if (link == EXPONENTIAL) return lse_row<C>(x, call.n, nullptr, nullptr, scratch, team);
     if (has_zeros(link)) return support_of(link, param, x, call.n, scratch, team).tau;
     const auto [high, sound] = scan_top(x, call.n);
     if (!sound || high == -infinity<C>) return sound ? -inf64 : not_a_number<double>;
@@ -158,12 +159,11 @@ static double loss_row(const anymax_call &call, int64_t row, Source source, Link
     double value = 0.0;
     if (call.support.count) call.support.count[row] = -1;
     if (link == EXPONENTIAL) {
-        double rest = 0.0, tau = lse_row(x, n, &rest, scratch, team);
+        C high;
+        double rest = 0.0, tau = lse_row(x, n, &rest, &high, scratch, team);
         if (call.tau) ((C *)call.tau)[row] = (C)tau;
         if (tau != tau) return tau;
-        if (aim == -inf64) return inf64;
-        const auto [high, sound] = scan_top(x, n);
-        return ((double)high - aim) + rest;
+        return aim == -inf64 ? inf64 : ((double)high - aim) + rest;
     }
     NucleusRow<C> nucleus;
     if (link == NUCLEUS && source != CANDIDATES && nucleus_row(x, n, param, nucleus, scratch)) {
@@ -196,11 +196,14 @@ static double loss_row(const anymax_call &call, int64_t row, Source source, Link
         return value > 0.0 ? value : 0.0;
     }
     const auto [high, sound] = scan_top(x, n);
-    if (!sound) return not_a_number<double>;
-    if (aim == -inf64) return inf64;
+    double tau = sound ? -inf64 : not_a_number<double>;
+    if (call.tau) ((C *)call.tau)[row] = (C)tau;
+    if (!sound) return tau;
+    if (high == -infinity<C>) return inf64;
     double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
     if (scratch.failed) return 0.0;
-    value = perturb_loss<C>(call.noise, call.param, call.nodes, x, n, t, nullptr, work);
+    value = perturb_loss<C>(call.noise, call.param, call.nodes, x, n, t, &tau, work);
+    if (call.tau) ((C *)call.tau)[row] = (C)tau;
     return value > 0.0 ? value : 0.0;
 }
 
@@ -231,7 +234,7 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, Source sourc
         if (call.tau && fabs((double)high) <= (sizeof(C) == 4 ? 32.0 : 4096.0))
             rest = (double)((const C *)call.tau)[row] - (double)high;
         else
-            lse_row(x, n, &rest, scratch, team);
+            lse_row<C>(x, n, &rest, nullptr, scratch, team);
         exp_row(x, high, (C)(::exp(-rest) * (double)scale), out, scratch, team);
         double p = ::exp(((double)own - (double)high) - rest);
         return put(out, t, (C)((p - 1.0) * (double)scale));

@@ -173,7 +173,6 @@ inline double exponentials(Kept<C> &kept) {
 template <class C>
 inline bool largest_dense(const C *x, int64_t n, int64_t k, const Sink<C> &out, Scratch &scratch) {
     constexpr int64_t W = width<C>;
-    if (n > COUNT_MOST<C> || k * 8 < n || k >= n) return false;
     const auto [high, sound] = scan_top(x, n);
     if (!sound || high == -infinity<C>) return false;
     C low = lowest_of(x, n);

@@ -57,6 +57,29 @@ inline void tile_softmax(Tile<C> &t, int64_t n) {
 }
 
 template <class C>
+inline void tile_log_softmax(Tile<C> &t, int64_t n) {
+    prepare(t, n);
+    vd l[2];
+    lanes_log_sum<C>(n, [&](int64_t i) ANYMAX_EACH { return i < n ? t.v[i] : splat(-infinity<C>); }, l);
+    vec<C> log_z;
+    for (int h = 0; h < (sizeof(C) == 4 ? 2 : 1); h++) store_narrow((C *)&log_z + h * width<double>, l[h]);
+    for (int64_t i = 0; i < n; i++) t.v[i] = t.any ? t.v[i] - log_z : splat(-infinity<C>);
+    conclude(t, n);
+}
+
+// g becomes its product with the transposed Jacobian, from log p.
+template <class C>
+inline void tile_log_gradient(Tile<C> &log_p, Tile<C> &g, int64_t n) {
+    vec<C> total{};
+    for (int64_t i = 0; i < n; i += 8) {
+        vec<C> sum{};
+        for (int64_t j = i; j < i + 8 && j < n; j++) sum += log_p.v[j] == -infinity<C> ? vec<C>{} : g.v[j];
+        total += sum;
+    }
+    for (int64_t i = 0; i < n; i++) g.v[i] = log_p.v[i] == -infinity<C> ? vec<C>{} : g.v[i] - exp(log_p.v[i]) * total;
+}
+
+template <class C>
 inline void tile_largest(Tile<C> &t, int64_t n, int64_t k) {
     if (k > n) k = n;
     ints<C> keep[TILE_MOST];  // of the scores themselves: differences from the largest may round to ties
@@ -178,8 +201,20 @@ inline uint32_t tile_map(Tile<C> &t, Link link, double param, int64_t n) {
             if (n > TILE_SQUARE) return tile_count(t, n, (int64_t)param);
             tile_largest(t, n, (int64_t)param);
             break;
-        default:
+        case POWER3:
+        case POWER4:
+        case CURVE:
+        case NORM:
             if constexpr (sizeof(C) == 4) tile_curve(t, n, curve_of(link, param), finish_of(link));
+            break;
+        case ANY_POWER:  // no rule of plan.hpp sends them here
+        case STEEP:
+        case NUCLEUS:
+        case TAYLOR:
+        case SIGMOID:
+        case RELU:
+        case PERTURBED:
+        case NO_LINK: return 0;
     }
     return (1u << width<C>) - 1;
 }

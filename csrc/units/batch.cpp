@@ -8,14 +8,31 @@ namespace ANYMAX_UNIT {
 template <Output OUT>
 inline uint32_t solve_batch(Batch &b, const Plan &plan, double param, int64_t rows, int64_t n, bool bypass) {
     const Link link = plan.link;
-    if (link == POWER1) return batch_power<1, OUT>(b, rows, n, bypass);
-    if (link == POWER2) return batch_power<2, OUT>(b, rows, n, bypass);
-    if constexpr (OUT != GRADIENT) {
-        if (link == LARGEST && plan.rule.source == DENSE) return batch_counted(b, rows, n, (int64_t)param, bypass);
-        if (link == LARGEST) return batch_largest<OUT>(b, rows, n, (int64_t)param, bypass);
-        if constexpr (OUT != LOSS)
-            if (link == CAPPED) return batch_budget<OUT>(b, rows, n, param, bypass);
-        return batch_curve<OUT>(b, rows, n, curve_of(link, param), param, finish_of(link), bypass);
+    switch (link) {
+        case POWER1: return batch_power<1, OUT>(b, rows, n, bypass);
+        case POWER2: return batch_power<2, OUT>(b, rows, n, bypass);
+        case POWER3:
+        case POWER4:
+        case CURVE:
+        case NORM:
+            if constexpr (OUT != GRADIENT) return batch_curve<OUT>(b, rows, n, curve_of(link, param), param, finish_of(link), bypass);
+            break;
+        case LARGEST:
+            if (plan.rule.source == DENSE) return batch_counted(b, rows, n, (int64_t)param, bypass);
+            if constexpr (OUT != GRADIENT) return batch_largest<OUT>(b, rows, n, (int64_t)param, bypass);
+            break;
+        case CAPPED:
+            if constexpr (OUT == PROBABILITIES || OUT == SUPPORTS) return batch_budget<OUT>(b, rows, n, param, bypass);
+            break;
+        case EXPONENTIAL:  // no rule of plan.hpp sends them here
+        case ANY_POWER:
+        case STEEP:
+        case NUCLEUS:
+        case TAYLOR:
+        case SIGMOID:
+        case RELU:
+        case PERTURBED:
+        case NO_LINK: break;
     }
     return 0;
 }

@@ -17,14 +17,14 @@ void by_rows(const anymax_call &given, int64_t begin, int64_t end, bool bypass, 
     C *transposed = nullptr, *result = nullptr;
     int64_t first = 0, held = 0;  // the rows that `transposed` and `result` hold
     Link link = call.params ? NO_LINK : link_of(call.map, call.param);
-    const Rule *rule = &first_of(ROW, call, link);
+    const Rule *rule = &first_of(ROW, call, link, call.param);
     const bool varies = call.params || (given.sizes && rule != LAST_RULE);  // another row may have another rule
     for (int64_t r = begin; r < end && !scratch.failed; r++) {
         const int64_t o = inner == 1 ? r : r / inner, i = inner == 1 ? 0 : r - o * inner;
         const double param = call.params ? call.params[r] : call.param;
         if (given.sizes) one.n = n = given.sizes[r];
         if (call.params) link = link_of(call.map, param);
-        if (varies) rule = &first_of(ROW, call, link);
+        if (varies) rule = &first_of(ROW, call, link, param);
         if ((transpose_x || transpose_result) && r >= first + held) {
             first = r;
             held = GROUP;
@@ -94,14 +94,28 @@ static int run_plan(const anymax_call &call, const Plan &plan, int64_t begin, in
     return run_rows<float>(call, plan, begin, end, bypass, team);
 }
 
-static int rows(const anymax_call *call, int64_t begin, int64_t end, int bypass, anymax_parallel team) {
-    const Plan plan = plan_of(*call);
-    if (!plan.outer) return run_plan(*call, plan, begin, end, bypass != 0, Team{team});
+static int rows_alike(const anymax_call &call, int64_t begin, int64_t end, bool bypass, const Team &team) {
+    const Plan plan = plan_of(call);
+    if (!plan.outer) return run_plan(call, plan, begin, end, bypass, team);
     int code = 0;
     for (int64_t r = begin; r < end && !code;) {
-        const int64_t o = r / call->inner, i = r - o * call->inner, count = call->inner - i < end - r ? call->inner - i : end - r;
-        code = run_plan(inner_rows(*call, o), plan, i, i + count, bypass != 0, Team{team});
+        const int64_t o = r / call.inner, i = r - o * call.inner, count = call.inner - i < end - r ? call.inner - i : end - r;
+        code = run_plan(inner_rows(call, o), plan, i, i + count, bypass, team);
         r += count;
+    }
+    return code;
+}
+
+// Rows with parameters of their own: those in turn with the same one are rows of a call with that. What a row becomes depends on its own alone.
+static int rows(const anymax_call *call, int64_t begin, int64_t end, int bypass, anymax_parallel team) {
+    if (!call->params || call->sizes) return rows_alike(*call, begin, end, bypass != 0, Team{team});
+    anymax_call alike = *call;
+    alike.params = nullptr;
+    int code = 0;
+    for (int64_t r = begin, stop; r < end && !code; r = stop) {
+        for (stop = r + 1; stop < end && call->params[stop] == call->params[r];) stop++;
+        alike.param = call->params[r];
+        code = rows_alike(alike, r, stop, bypass != 0, Team{team});
     }
     return code;
 }

@@ -4,49 +4,51 @@
 
 namespace ANYMAX_UNIT {
 
-// Rows of a call as the lanes of a tile, and back.
+// The rows of an operand as the lanes of a tile, and back.
 template <class C>
 struct Lanes {
     const anymax_call &call;
+    const anymax_view &view;
+    const uint8_t *const mask;
     const int64_t n, size;
-    const bool direct_in, direct_out, beside_in, beside_out;  // rows one after another; classes one after another, each with all rows side by side
+    const bool direct, beside;  // rows one after another; classes one after another, each with all rows side by side
 
-    explicit Lanes(const anymax_call &c)
+    Lanes(const anymax_call &c, const anymax_view &v)
         : call(c),
+          view(v),
+          mask(&v == &c.x ? (const uint8_t *)c.mask.data : nullptr),
           n(c.n),
           size(item(c.dtype)),
-          direct_in(is_type<C>(c.dtype) && c.inner == 1 && c.x.cls == 1 && !c.mask.data),
-          direct_out(is_type<C>(c.dtype) && c.inner == 1 && c.out.cls == 1),
-          beside_in(is_type<C>(c.dtype) && c.inner > 1 && c.x.inner == 1 && !c.mask.data),
-          beside_out(is_type<C>(c.dtype) && c.inner > 1 && c.out.inner == 1) {}
+          direct(is_type<C>(c.dtype) && c.inner == 1 && v.cls == 1 && !mask),
+          beside(is_type<C>(c.dtype) && c.inner > 1 && v.inner == 1 && !mask) {}
 
     void in(Tile<C> &t, int64_t r, int64_t count) const {
         C *lanes = (C *)t.v;
-        if (direct_in) {
-            if (call.starts) return lanes_of_rows(lanes, count, n, [&](int64_t j) ANYMAX_EACH { return (const C *)at(call, call.x, size, r + j, 0); });
-            const C *x = (const C *)at(call, call.x, size, r, 0);
-            for (int64_t i = 0; call.x.outer == n && i < count * n * size; i += 64) __builtin_prefetch((const char *)(x + count * n) + i, 0, 2);
-            return gather_lanes(lanes, x, count, n, call.x.outer);
+        if (direct) {
+            if (call.starts) return lanes_of_rows(lanes, count, n, [&](int64_t j) ANYMAX_EACH { return (const C *)at(call, view, size, r + j, 0); });
+            const C *x = (const C *)at(call, view, size, r, 0);
+            for (int64_t i = 0; view.outer == n && i < count * n * size; i += 64) __builtin_prefetch((const char *)(x + count * n) + i, 0, 2);
+            return gather_lanes(lanes, x, count, n, view.outer);
         }
-        if (beside_in) return lanes_beside<true>(call, call.x, r, count, n, lanes);
+        if (beside) return lanes_beside<true>(call, view, r, count, n, lanes);
         for (int64_t i = 0; i < n; i++) t.v[i] = vec<C>{};
         for (int64_t j = 0; j < count; j++) {
             const int64_t o = (r + j) / call.inner, i = (r + j) - o * call.inner;
-            const char *row = at(call, call.x, size, o, i);
-            const uint8_t *mask = call.mask.data ? (const uint8_t *)at(call, call.mask, 1, o, i) : nullptr;
-            for (int64_t k = 0; k < n; k++) lanes[k * width<C> + j] = mask && !mask[k * call.mask.cls] ? -infinity<C> : read<C>(row, call.x.cls, call.dtype, k);
+            const char *row = at(call, view, size, o, i);
+            const uint8_t *keep = mask ? (const uint8_t *)at(call, call.mask, 1, o, i) : nullptr;
+            for (int64_t k = 0; k < n; k++) lanes[k * width<C> + j] = keep && !keep[k * call.mask.cls] ? -infinity<C> : read<C>(row, view.cls, call.dtype, k);
         }
     }
     // But for `others`: those may be the very scores, and are still to be read.
     void out(const Tile<C> &t, int64_t r, int64_t count, uint32_t others) const {
         const C *lanes = (const C *)t.v;
-        if (direct_out && !others && call.starts) return rows_of_lanes(lanes, count, n, [&](int64_t j) ANYMAX_EACH { return (C *)at(call, call.out, size, r + j, 0); });
-        if (direct_out && !others) return scatter_lanes(lanes, (C *)at(call, call.out, size, r, 0), count, n, call.out.outer);
-        if (beside_out && !others) return lanes_beside<false>(call, call.out, r, count, n, (C *)lanes);
+        if (direct && !others && call.starts) return rows_of_lanes(lanes, count, n, [&](int64_t j) ANYMAX_EACH { return (C *)at(call, view, size, r + j, 0); });
+        if (direct && !others) return scatter_lanes(lanes, (C *)at(call, view, size, r, 0), count, n, view.outer);
+        if (beside && !others) return lanes_beside<false>(call, view, r, count, n, (C *)lanes);
         for (int64_t j = 0; j < count; j++) {
             if (others >> j & 1) continue;
             const int64_t o = (r + j) / call.inner, i = (r + j) - o * call.inner;
-            const Sink<C> out{(void *)at(call, call.out, size, o, i), call.out.cls, call.dtype, nullptr, false, n, nullptr};
+            const Sink<C> out{(void *)at(call, view, size, o, i), view.cls, call.dtype, nullptr, false, n, nullptr};
             for (int64_t k = 0; k < n; k++) put(out, k, lanes[k * width<C> + j]);
         }
     }
@@ -56,7 +58,7 @@ struct Lanes {
 template <class C>
 static void loss_rows(const anymax_call &call, Link link, int64_t begin, int64_t end) {
     const int64_t n = call.n;
-    const Lanes<C> lanes(call);
+    const Lanes<C> lanes(call, call.x), out(call, call.out);
     Tile<C> t;
     TileLoss<C> f;
     for (int64_t r = begin; r < end; r += width<C>) {
@@ -70,7 +72,7 @@ static void loss_rows(const anymax_call &call, Link link, int64_t begin, int64_t
         }
         if (call.op == ANYMAX_LOSS_GRAD) {
             tile_loss_gradient(t, link, call.param, n, f);
-            lanes.out(t, r, count, 0);
+            out.out(t, r, count, 0);
             continue;
         }
         tile_losses(t, n, link, f);
@@ -82,16 +84,36 @@ static void loss_rows(const anymax_call &call, Link link, int64_t begin, int64_t
     }
 }
 
+// The gradients of log softmax: g - p sum g over the classes that have a probability.
+template <class C>
+static void log_gradient_rows(const anymax_call &call, int64_t begin, int64_t end) {
+    const int64_t n = call.n;
+    const Lanes<C> logs(call, call.p), grads(call, call.g), out(call, call.out);
+    Tile<C> l, g;
+    for (int64_t r = begin; r < end; r += width<C>) {
+        const int64_t count = end - r < width<C> ? end - r : width<C>;
+        logs.in(l, r, count), grads.in(g, r, count);
+        tile_log_gradient(l, g, n);
+        out.out(g, r, count, 0);
+    }
+}
+
 template <class C>
 void run_tiles(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch) {
-    if (call.op != ANYMAX_FORWARD) return loss_rows<C>(call, plan.link, begin, end);
-    const Lanes<C> lanes(call);
+    if (call.op == ANYMAX_LOG_VJP) return log_gradient_rows<C>(call, begin, end);
+    if (call.op != ANYMAX_FORWARD && call.op != ANYMAX_LOG) return loss_rows<C>(call, plan.link, begin, end);
+    const Lanes<C> lanes(call, call.x), out(call, call.out);
     Tile<C> t;
     for (int64_t r = begin; r < end; r += width<C>) {
         const int64_t count = end - r < width<C> ? end - r : width<C>;
         lanes.in(t, r, count);
+        if (call.op == ANYMAX_LOG) {
+            tile_log_softmax(t, call.n);
+            out.out(t, r, count, 0);
+            continue;
+        }
         const uint32_t others = ~tile_map(t, plan.link, call.param, call.n) & ((1u << count) - 1);
-        lanes.out(t, r, count, others);
+        out.out(t, r, count, others);
         for (int64_t j = 0; others && j < count; j++)
             if (others >> j & 1) by_rows<C>(call, r + j, r + j + 1, bypass, team, scratch);
     }
