@@ -153,3 +153,19 @@ def test_log_softmax_of_few_classes(run, dtype, n):
     tolerance = {"rtol": 1e-6, "atol": 2e-6} if dtype == F32 else {"rtol": 1e-13, "atol": 1e-14}
     np.testing.assert_allclose(got, want.astype(kind), **tolerance)
     np.testing.assert_allclose(grad, slope.astype(kind), **tolerance)
+
+
+@pytest.mark.parametrize("spaced", ["p", "g", "out"])
+@pytest.mark.parametrize(("name", "param"), [("softmax", 0.0), ("entmax", 1.5), ("normmax", 2.0)])
+@pytest.mark.parametrize("n", [7, 100, 300])
+def test_gradients_of_operands_in_layouts_of_their_own(run, name, param, n, spaced):
+    rows = 37
+    x, g, p = scores(rows, 1, n), scores(rows, 1, n, seed=1), np.empty((rows, 1, n), np.float32)
+    assert run("forward", name, param, (rows, 1, n), x=x, out=p) == 0
+    want, got = np.empty_like(x), np.empty_like(x)
+    assert run("vjp", name, param, (rows, 1, n), p=p, g=g, out=want) == 0
+    operands = {"p": p, "g": g, "out": got}
+    lying = np.ascontiguousarray(operands[spaced][:, 0].T)
+    operands[spaced] = View(lying.ctypes.data, 1, 1, rows)
+    assert run("vjp", name, param, (rows, 1, n), **operands) == 0
+    np.testing.assert_array_equal(lying.T if spaced == "out" else got[:, 0], want[:, 0])
