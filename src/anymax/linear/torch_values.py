@@ -106,7 +106,8 @@ def _bound(mapping: Mapping) -> Bound | None:
     """A function that gives, from any scores of the rows, a lower bound [rows, 1] of the scores that may have p > 0; or None."""
     if isinstance(mapping, SparseSoftmax):
         return None if mapping.most_kept is None else _kth
-    if not isinstance(mapping, Separable) or not mapping.facts.sparse or not mapping.sums_to_one:
+    separable = mapping.as_separable()
+    if separable is None or not mapping.facts.sparse or not mapping.sums_to_one:
         return None
     params = [p for p in mapping.params().values() if not known(p)]
     if params:  # on a GPU, where reading them would wait
@@ -115,14 +116,14 @@ def _bound(mapping: Mapping) -> Bound | None:
     one = torch.ones(1) if one is None else one.detach()
     if mapping.ceiling(one, xp) is not None:
         return None
-    reach = _reach(mapping, one)
+    reach = _reach(separable, one)
     return _below_threshold if bool(((reach > 0) & (reach < math.inf)).all()) else None
 
 
-def _reach(mapping: Mapping, one: Tensor) -> Tensor:
+def _reach(mapping: Separable, one: Tensor) -> Tensor:
     """How far below the largest score of its row a class with p > 0 can be."""
     mapping = mapping.frozen()
-    return mapping.slope(one, xp) - mapping.slope(0.0 * one, xp)  # type: ignore[attr-defined]
+    return mapping.slope(one, xp) - mapping.slope(0.0 * one, xp)
 
 
 def _slack(x: Tensor) -> Tensor:
