@@ -24,7 +24,7 @@ from linear_cases import (
 )
 
 import anymax as A
-from anymax import Budget, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax
+from anymax import Budget, Entmax, PerturbMax, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax
 
 # -- values -----------------------------------------------------------------------------------------------------------------
 
@@ -78,6 +78,22 @@ def test_soft_targets(name, kind):
             want,
             tolerance(kind),
         )
+
+
+@pytest.mark.whole(lambda kind: kind not in ("numpy", "torch"))
+@every_kind
+@pytest.mark.parametrize("mapping", [Entmax(1.0), PerturbMax("gumbel")], ids=repr)
+def test_softmax_by_another_name_has_the_loss_of_softmax(mapping, kind):
+    x, weight, bias, y, factors, _ = operands()
+    soft = np.random.default_rng(3).dirichlet(np.full(CLASSES, 0.1), ROWS)
+    a, w, b, f = made(kind, x, weight, bias, factors)
+    for target in (y, soft):
+        t = KINDS[kind](target)
+        own, want = (
+            back(A.linear_loss(a, w, t, each, linear_bias=b, weight=f, label_smoothing=0.2))
+            for each in (mapping, Softmax())
+        )
+        close(own, want, tolerance(kind))
 
 
 def test_a_budget_of_classes():

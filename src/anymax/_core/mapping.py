@@ -66,6 +66,8 @@ class Mapping(ABC):
     iterative: bool = False  # True if `forward` iterates; `hold` gives the outcome of the iteration
     mass: Any = 1.0  # what p sums to: a number, or an array with one value per row
     may_vanish: bool = False  # True if a row of finite scores may have no probabilities at all, and p sums to 0
+    # True if Omega(y) does not exist for every y (see `no_constant`): the loss of an output layer leaves it out
+    omits_constant: ClassVar[bool] = False
     # the parameter that JAX passes as an array, so that one compiled program fits all its values
     array_field: ClassVar[str | None] = None
     needs_scores: bool = True  # False if `vjp` needs p only, not x

@@ -10,13 +10,12 @@ from typing import Any
 from .._array import Array, is_array, namespace, upcast
 from .._core.mapping import Mapping
 from ..likelihood.terms import terms_of
-from ..losses.verbs import fenchel_young, nll, sparse_softmax_loss
-from ..mappings import Softmax, SparseSoftmax
+from ..losses.verbs import fenchel_young, nll, without_constant
 from ..thresholds import tau_and_support
 from ..transforms.base import Transform, put_through
 from .layer import Layer
 
-_SOFTMAX = Softmax()
+_LOSSES = {"nll": nll, "fenchel_young": fenchel_young, "sparse_softmax_loss": without_constant}
 
 
 class PerRow(ABC):
@@ -87,17 +86,14 @@ class RowLoss(PerRow):
         options: dict[str, Any] = {
             "axis": -1, "reduction": "none", "ignore_index": -1, "label_smoothing": smoothing,
         }  # fmt: skip
-        kind = loss_of(mapping)
-        if kind == "sparse_softmax_loss":
-            return sparse_softmax_loss(s, target, class_weight, k=mapping.k, p=mapping.p, **options)  # type: ignore[attr-defined]
-        return (fenchel_young if kind == "fenchel_young" else nll)(mapping, s, target, class_weight, **options)
+        return _LOSSES[loss_of(mapping)](mapping, s, target, class_weight, **options)
 
 
 def loss_of(mapping: Mapping) -> str:
-    """The loss that an output layer uses for a map: "sparse_softmax_loss", "fenchel_young" or "nll"."""
-    if isinstance(mapping, SparseSoftmax):
-        return "sparse_softmax_loss"
-    return "fenchel_young" if mapping.facts.has_potential and not isinstance(mapping, Softmax) else "nll"
+    """The loss that an output layer uses for a map: the name of one in `_LOSSES`."""
+    if mapping.is_softmax or not mapping.facts.has_potential:
+        return "nll"
+    return "sparse_softmax_loss" if mapping.omits_constant else "fenchel_young"
 
 
 @dataclasses.dataclass(frozen=True)

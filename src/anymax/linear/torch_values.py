@@ -14,10 +14,10 @@ from .._core.mapping import Mapping
 from .._core.separable import Separable
 from ..autodiff.torch import BRIDGE
 from ..likelihood.terms import terms_of
-from ..mappings import Softmax, SparseSoftmax
+from ..mappings import Softmax
 from ..thresholds import tau_and_support
 from .layer import Layer
-from .per_row import RowLoss, Thresholds, loss_of
+from .per_row import RowLoss, Thresholds
 from .torch_candidates import Bound, Kept
 from .torch_groups import by_rows, runs_eagerly
 from .torch_kept import kept, scores_of
@@ -80,8 +80,7 @@ def thresholds(layer: Layer, chunk: int | None) -> tuple[Tensor, Tensor] | None:
 def _of_softmax(
     layer: Layer, per_row: RowLoss, index: Tensor, class_weight: Tensor | None, chunk: int | None
 ) -> Tensor:
-    cross_entropy = loss_of(layer.mapping) == "nll"
-    u = _spread(layer, class_weight if cross_entropy else None, per_row)
+    u = _spread(layer, class_weight, per_row)
     two, even = of_softmax(layer, index, u, chunk, per_row.least)
     place = torch.zeros_like(index)
     if per_row.margin is not None:
@@ -92,8 +91,6 @@ def _of_softmax(
     value = per_row.loss(_SOFTMAX, two, place)
     if u is None:
         return value if class_weight is None else _times(value, class_weight[index])
-    if not cross_entropy:
-        return _smoothed(layer, value, two[:, 0], even, index, class_weight, per_row)
     level = two[:, 0] + value  # logsumexp of the row
     share = 1.0 - per_row.smoothing if class_weight is None else (1.0 - per_row.smoothing) * class_weight[index]
     return share * value + per_row.smoothing * (u.sum() * level - even)
@@ -104,7 +101,7 @@ def _of_softmax(
 
 def _bound(mapping: Mapping) -> Bound | None:
     """A function that gives, from any scores of the rows, a lower bound [rows, 1] of the scores that may have p > 0; or None."""
-    if isinstance(mapping, SparseSoftmax):
+    if mapping.omits_constant:
         return None if mapping.most_kept is None else _kth
     separable = mapping.as_separable()
     if separable is None or not mapping.facts.sparse or not mapping.sums_to_one:
@@ -210,7 +207,7 @@ def _smoothed(
     """The Fenchel-Young loss of the smoothed target from that of a class: <scores, y> is linear in y, and Omega has two kinds of terms."""
     e = per_row.smoothing
     value = value + e * (own - even)
-    if not isinstance(layer.mapping, SparseSoftmax):
+    if not layer.mapping.omits_constant:
         free = layer.kept_classes(xp)
         n = layer.classes if free is None else int(free.sum())
         most, least = (torch.full_like(value[:, None], q) for q in (1.0 - e + e / max(n, 1), e / max(n, 1)))
