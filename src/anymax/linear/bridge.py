@@ -8,7 +8,7 @@ from typing import Any
 
 from .._array import Array, namespace
 from .layer import Layer, dots, rows_at_a_time
-from .per_row import PerRow, RowLoss, Thresholds
+from .per_row import PerRow, Thresholds
 
 PIECE = 1 << 20  # features gathered at once
 
@@ -27,7 +27,7 @@ class LayerBridge(ABC):
         """The scores of the given classes of each row, [rows, width], fp32 or fp64; no other row of the weight is read."""
 
     def values(
-        self, layer: Layer, per_row: RowLoss, index: Array, out: Array, class_weight: Array | None, chunk: int | None
+        self, layer: Layer, per_row: PerRow, index: Array, out: Array, class_weight: Array | None, chunk: int | None
     ) -> Array:
         """`per_row` for the target class of each row; 0 where `out` is True and the class is -1."""
         return self.by_rows(layer, per_row, index, class_weight, chunk)

@@ -10,7 +10,7 @@ from .._array import compiling, exporting
 from . import torch_groups, torch_kept, torch_values
 from .bridge import LayerBridge
 from .layer import Layer
-from .per_row import PerRow, RowLoss
+from .per_row import PerRow
 
 Tensor = torch.Tensor
 
@@ -25,7 +25,7 @@ class TorchLayers(LayerBridge):
         return torch_kept.gathered(layer, classes)
 
     def values(
-        self, layer: Layer, per_row: RowLoss, index: Tensor, out: Tensor, class_weight: Tensor | None, chunk: int | None
+        self, layer: Layer, per_row: PerRow, index: Tensor, out: Tensor, class_weight: Tensor | None, chunk: int | None
     ) -> Tensor:
         found = None
         if not per_row.transforms and not compiling():

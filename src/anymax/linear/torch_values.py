@@ -13,11 +13,9 @@ from .._array import known, wide_dtype
 from .._core.mapping import Mapping
 from .._core.separable import Separable
 from ..autodiff.torch import BRIDGE
-from ..likelihood.terms import terms_of
 from ..mappings import Softmax
-from ..thresholds import tau_and_support
 from .layer import Layer
-from .per_row import RowLoss, Thresholds
+from .per_row import PerRow, Thresholds
 from .torch_candidates import Bound, Kept
 from .torch_groups import by_rows, runs_eagerly
 from .torch_kept import kept, scores_of
@@ -29,7 +27,7 @@ _SOFTMAX = Softmax()
 
 
 def values(
-    layer: Layer, per_row: RowLoss, index: Tensor, out: Tensor, class_weight: Tensor | None, chunk: int | None
+    layer: Layer, per_row: PerRow, index: Tensor, out: Tensor, class_weight: Tensor | None, chunk: int | None
 ) -> Tensor | None:
     """One number for each row, 0 for rows in `out`; None if these ways do not apply, as when all scores of a row are needed at once."""
     if not runs_eagerly(layer, class_weight):
@@ -66,29 +64,25 @@ def thresholds(layer: Layer, chunk: int | None) -> tuple[Tensor, Tensor] | None:
     if bound is None:
         return None
     held = kept(layer, None, bound, False, chunk)
-    tau, size = tau_and_support(layer.mapping, held.value, xp)
+    per_row = Thresholds()
+    tau, size = per_row.of_kept(layer.mapping, held.value, None)
     full = held.full.nonzero(as_tuple=True)[0]
-    tau, size = tau[:, 0], size[:, 0]
     if full.shape[0]:
-        tau[full], size[full] = by_rows(layer.part(full), Thresholds(), None, None, chunk)
+        tau[full], size[full] = by_rows(layer.part(full), per_row, None, None, chunk)
     return tau, size
 
 
 # -- softmax -------------------------------------------------------------------------------------------------------------------------
 
 
-def _of_softmax(
-    layer: Layer, per_row: RowLoss, index: Tensor, class_weight: Tensor | None, chunk: int | None
-) -> Tensor:
+def _of_softmax(layer: Layer, per_row: PerRow, index: Tensor, class_weight: Tensor | None, chunk: int | None) -> Tensor:
     u = _spread(layer, class_weight, per_row)
     two, even = of_softmax(layer, index, u, chunk, per_row.least)
     place = torch.zeros_like(index)
     if per_row.margin is not None:
         moved = _moved(two[:, :1], per_row)
         two = torch.cat([moved, two[:, 1:]], 1)
-    if per_row.log_prob:
-        return terms_of(_SOFTMAX, two, place[:, None], xp).log_p[:, 0]
-    value = per_row.loss(_SOFTMAX, two, place)
+    value = per_row.of_kept(_SOFTMAX, two, place)
     if u is None:
         return value if class_weight is None else _times(value, class_weight[index])
     level = two[:, 0] + value  # logsumexp of the row
@@ -145,7 +139,7 @@ def _kth(s: Tensor, layer: Layer) -> Tensor:
 
 
 def _of_kept(
-    bound: Bound, layer: Layer, per_row: RowLoss, index: Tensor, class_weight: Tensor | None, chunk: int | None
+    bound: Bound, layer: Layer, per_row: PerRow, index: Tensor, class_weight: Tensor | None, chunk: int | None
 ) -> Tensor:
     held = kept(layer, index, bound, per_row.margin is not None, chunk)
     if not bool(held.full.any()):
@@ -159,7 +153,7 @@ def _of_kept(
     return value.index_copy(0, full, dense).index_copy(0, rest, sparse)
 
 
-def _of_scores(layer: Layer, per_row: RowLoss, held: Kept, index: Tensor, class_weight: Tensor | None) -> Tensor:
+def _of_scores(layer: Layer, per_row: PerRow, held: Kept, index: Tensor, class_weight: Tensor | None) -> Tensor:
     assert held.at is not None
     u = _spread(layer, None, per_row)
     s, even = scores_of(layer, held, u)
@@ -167,9 +161,7 @@ def _of_scores(layer: Layer, per_row: RowLoss, held: Kept, index: Tensor, class_
     own = s.gather(1, at)
     if per_row.margin is not None:
         s = s.scatter(1, at, _moved(own, per_row))
-    if per_row.log_prob:
-        return terms_of(layer.mapping, s, at, xp).log_p[:, 0]
-    value = per_row.loss(layer.mapping, s, held.at)
+    value = per_row.of_kept(layer.mapping, s, held.at)
     if u is not None:
         return _smoothed(layer, value, own[:, 0], even, index, class_weight, per_row)
     return value if class_weight is None else _times(value, class_weight[index])
@@ -183,14 +175,14 @@ def _times(value: Tensor, factor: Tensor) -> Tensor:
     return torch.where(factor == 0, torch.zeros_like(value), value * factor)
 
 
-def _moved(own: Tensor, per_row: RowLoss) -> Tensor:
+def _moved(own: Tensor, per_row: PerRow) -> Tensor:
     """The target's score with its margin."""
     margin: Any = per_row.margin
     cosines = own / per_row.scale
     return per_row.scale * margin(cosines, (cosines[:, 0] * 0).to(torch.int64), -1)
 
 
-def _spread(layer: Layer, class_weight: Tensor | None, per_row: RowLoss) -> Tensor | None:
+def _spread(layer: Layer, class_weight: Tensor | None, per_row: PerRow) -> Tensor | None:
     """The share that label smoothing gives to each class, times the class weights."""
     if not per_row.smoothing:
         return None
@@ -202,7 +194,7 @@ def _spread(layer: Layer, class_weight: Tensor | None, per_row: RowLoss) -> Tens
 
 
 def _smoothed(
-    layer: Layer, value: Tensor, own: Tensor, even: Tensor, index: Tensor, class_weight: Tensor | None, per_row: RowLoss
+    layer: Layer, value: Tensor, own: Tensor, even: Tensor, index: Tensor, class_weight: Tensor | None, per_row: PerRow
 ) -> Tensor:
     """The Fenchel-Young loss of the smoothed target from that of a class: <scores, y> is linear in y, and Omega has two kinds of terms."""
     e = per_row.smoothing

@@ -28,7 +28,7 @@ from ..thresholds import Threshold
 from ..transforms.applying import transforms_along
 from ..transforms.base import Transform
 from .layer import Layer, check_chunk
-from .per_row import RowLoss
+from .per_row import PerRow, RowLogProb, RowLoss
 
 _SOFTMAX = Softmax()
 _HINTS = {
@@ -118,7 +118,7 @@ def linear_loss(
     least = _array.check_scalar(f"{who}: least", least, lambda v: 0 <= v < 1, "a probability, from 0 to below 1")
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
-    per_row = RowLoss(who, float(options.label_smoothing), _transforms(who, transform), least=float(least))
+    per_row = RowLoss(who, _transforms(who, transform), float(options.label_smoothing), least=float(least))
     return _loss(layer, target, options, per_row, check_chunk(who, chunk))
 
 
@@ -189,7 +189,7 @@ def linear_log_prob(
             f"{who}: target of shape {tuple(target.shape)}: expected class indices (integers) of shape {layer.lead}"
         )
     index, none = _class_indices(who, target, layer, None, xp)
-    per_row = RowLoss(who, transforms=_transforms(who, transform), log_prob=True)
+    per_row = RowLogProb(who, _transforms(who, transform))
     chunk = check_chunk(who, chunk)
     if support is not None:
         if per_row.transforms or mask is not None:
@@ -266,7 +266,7 @@ def _transforms(who: str, transform: Any) -> tuple[Callable[[Any], Any], ...]:
 # -- the loss of all rows ------------------------------------------------------------------------------------------------------------
 
 
-def _loss(layer: Layer, target: Any, options: LossOptions, per_row: RowLoss, chunk: int | None) -> Any:
+def _loss(layer: Layer, target: Any, options: LossOptions, per_row: PerRow, chunk: int | None) -> Any:
     who, xp, class_weight = per_row.who, namespace(layer.x), options.weight
     refuse_sharded(who, None, target=target)
     target = _array.beside(target, layer.x, "target", xp)
