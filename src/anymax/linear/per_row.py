@@ -13,7 +13,6 @@ from ..likelihood.terms import terms_of
 from ..losses.verbs import fenchel_young, nll, without_constant
 from ..thresholds import tau_and_support
 from ..transforms.base import Transform, put_through
-from .layer import Layer
 
 _LOSSES = {"nll": nll, "fenchel_young": fenchel_young, "sparse_softmax_loss": without_constant}
 
@@ -29,9 +28,9 @@ class PerRow(ABC):
     scale: float = 1.0  # of the cosines that the margin takes
     least: float = 0.0  # softmax may leave out the gradient of classes below this probability
 
-    def __call__(self, layer: Layer, scores: Array, target: Array | None, class_weight: Array | None) -> Any:
+    def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Any:
         """Compute them from all scores of the rows; a class index of -1 means no class."""
-        return self.of_kept(layer.mapping, self.transformed(upcast(scores, namespace(scores))), target)
+        return self.of_kept(mapping, self.transformed(upcast(scores, namespace(scores))), target)
 
     @abstractmethod
     def of_kept(self, mapping: Mapping, s: Array, at: Any) -> Any:
@@ -62,11 +61,11 @@ class PerRow(ABC):
 class RowLoss(PerRow):
     """Computes the loss of each row."""
 
-    def __call__(self, layer: Layer, scores: Array, target: Array | None, class_weight: Array | None) -> Array:
+    def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Array:
         s = self.transformed(upcast(scores, namespace(scores)))
         if self.margin is not None:
             s = self.scale * self.margin(s / self.scale, target, -1)
-        return _loss(layer.mapping, s, target, class_weight, self.smoothing)
+        return _loss(mapping, s, target, class_weight, self.smoothing)
 
     def of_kept(self, mapping: Mapping, s: Array, at: Any) -> Array:
         """The loss without smoothing, margin and class weights."""
