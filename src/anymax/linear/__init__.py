@@ -13,9 +13,9 @@ targets; `bridge` loops over the rows, `torch` and `jax` with a gradient. torch 
 
 from .bridge import BRIDGE as _PLAIN
 from .bridge import LayerBridge
-from .verbs import linear_log_prob, linear_loss, linear_threshold, margin_linear_loss
+from .verbs import linear_log_prob, linear_loss, linear_threshold
 
-__all__ = ["linear_log_prob", "linear_loss", "linear_threshold", "margin_linear_loss"]
+__all__ = ["linear_log_prob", "linear_loss", "linear_threshold"]
 
 
 def layer_bridge(framework: str) -> LayerBridge:
