@@ -73,7 +73,7 @@ def dense(mapping, scores, target, weight=None, **options):
     options = {"axis": -1, **options}
     if isinstance(mapping, SparseSoftmax):
         return A.sparse_softmax_loss(scores, target, weight, k=mapping.k, p=mapping.p, **options)
-    loss = A.fenchel_young if mapping.facts.has_potential and not isinstance(mapping, Softmax) else A.nll
+    loss = A.fenchel_young if mapping.facts.has_potential and not mapping.is_softmax else A.nll
     return loss(mapping, scores, target, weight, **options)
 
 

@@ -24,7 +24,7 @@ from linear_cases import (
 )
 
 import anymax as A
-from anymax import Budget, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax
+from anymax import Budget, Entmax, PerturbMax, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax
 
 # -- values -----------------------------------------------------------------------------------------------------------------
 
@@ -78,6 +78,22 @@ def test_soft_targets(name, kind):
             want,
             tolerance(kind),
         )
+
+
+@pytest.mark.whole(lambda kind: kind not in ("numpy", "torch"))
+@every_kind
+@pytest.mark.parametrize("mapping", [Entmax(1.0), PerturbMax("gumbel")], ids=repr)
+def test_softmax_by_another_name_has_the_loss_of_softmax(mapping, kind):
+    x, weight, bias, y, factors, _ = operands()
+    soft = np.random.default_rng(3).dirichlet(np.full(CLASSES, 0.1), ROWS)
+    a, w, b, f = made(kind, x, weight, bias, factors)
+    for target in (y, soft):
+        t = KINDS[kind](target)
+        own, want = (
+            back(A.linear_loss(a, w, t, each, linear_bias=b, weight=f, label_smoothing=0.2))
+            for each in (mapping, Softmax())
+        )
+        close(own, want, tolerance(kind))
 
 
 def test_a_budget_of_classes():
@@ -169,10 +185,12 @@ def test_rows_whose_support_is_large_are_served_in_groups(name):
         free[2].zero_()
     mapping = MAPS[name] if name != "topk" else SparseSoftmax(k=500)
     from anymax.linear import torch_kept, torch_values
+    from anymax.linear.job import Job
     from anymax.linear.layer import Layer
+    from anymax.linear.per_row import RowLoss
 
     layer = Layer.of("test", *free[:2], mapping, None, None)
-    held = torch_kept.kept(layer, y, torch_values._bound(mapping), False, None)
+    held = torch_kept.kept(Job(layer, RowLoss(), y), torch_values._bound(mapping))
     assert held.full.any()
     assert name == "topk" or not held.full.all()
     got = A.linear_loss(*free[:2], y, mapping, linear_bias=free[2])

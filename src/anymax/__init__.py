@@ -116,7 +116,7 @@ def _layer_bridge(framework: str) -> Any:
 handed.catalogue = mappings.CATALOGUE
 handed.call = functional.call
 handed.notebook_page = _notebook_page
-handed.apply_to_ragged = segments.apply_tensor
+handed.apply_to_ragged = segments.verbs.apply_tensor
 handed.over_devices = _over_devices
 handed.segment_bridge = segments.segment_bridge
 handed.layer_bridge = _layer_bridge

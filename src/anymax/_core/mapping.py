@@ -30,6 +30,8 @@ from .typing import ArrayT, Axes, LogOptions, Numbers
 if TYPE_CHECKING:
     from typing import Self
 
+    from .separable import Separable
+
 
 # a subclass that overrides only these has the p of its base, and keeps its kernel; anything else counts as a formula of p,
 # and then the subclass does not inherit what follows from the p of its base
@@ -64,6 +66,8 @@ class Mapping(ABC):
     iterative: bool = False  # True if `forward` iterates; `hold` gives the outcome of the iteration
     mass: Any = 1.0  # what p sums to: a number, or an array with one value per row
     may_vanish: bool = False  # True if a row of finite scores may have no probabilities at all, and p sums to 0
+    # True if Omega(y) does not exist for every y (see `no_constant`): the loss of an output layer leaves it out
+    omits_constant: ClassVar[bool] = False
     # the parameter that JAX passes as an array, so that one compiled program fits all its values
     array_field: ClassVar[str | None] = None
     needs_scores: bool = True  # False if `vjp` needs p only, not x
@@ -139,6 +143,10 @@ class Mapping(ABC):
         """True if p is the softmax of the scores, with temperature 1."""
         t = self.as_softmax()
         return type(t) is float and t == 1.0
+
+    def as_separable(self) -> Separable | None:
+        """This map, if it is `Separable`: its p is `link(x - tau)`."""
+        return None
 
     def ceiling(self, x: Array, xp: Namespace) -> Any:
         """The upper bound of p for each class: a number, or an array that broadcasts to rows; None if there is none below the sum."""
@@ -233,14 +241,6 @@ class Mapping(ABC):
     def exponents(self, x: Array, xp: Namespace) -> Array | None:
         """a(x) with p = softmax(a), -inf where masked; None if there is no such a, or if it is the scores themselves."""
         return None
-
-    def sums_suffice(self, x: Array, xp: Namespace) -> bool:
-        """True where sums along the classes alone find `threshold` of rows like x: the map has `search`, as `Separable` has it."""
-        return False
-
-    def level_to_tau(self, level: Array, xp: Namespace) -> Any:
-        """`threshold` of a separable map is `anchor - level` minus this."""
-        return 0.0
 
     def constant_terms(self, y: Array, xp: Namespace) -> list[Array] | None:
         """The numbers [..., 1] that each process contributes to `constant_of`; None if `constant` needs all of y."""

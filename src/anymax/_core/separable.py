@@ -233,12 +233,20 @@ class Separable(Mapping):
 
     # -- classes that lie on several processes ---------------------------------------------------------------------------
 
+    def as_separable(self) -> Separable:
+        return self
+
     @property
     def zeros_stay(self) -> bool:  # type: ignore[override]
         return self.facts.sparse
 
     def sums_suffice(self, x: Array, xp: Namespace) -> bool:
+        """True where sums along the classes alone find the level of rows like x, by `search`."""
         return self.searches_by_sums and self.ceiling(x[..., :1], xp) is None
+
+    def level_to_tau(self, level: Array, xp: Namespace) -> Any:
+        """`threshold` is `anchor - level` minus this."""
+        return 0.0
 
     def constant_terms(self, y: Array, xp: Namespace) -> list[Array] | None:
         return [self.constant(y, xp)]

@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, like, stop_gradient, total
+from .._core.separable import Separable
 from .._random.truncation import topk_keep, topp_keep
 from ..autodiff import bridge
 from ..functional import apply
@@ -57,27 +58,29 @@ class ByCandidates(Method):
 
     def _gathered_or_searched(self, shards: Shards, chosen: Array, k: int, many: bool, columns: Columns) -> Solution:
         """With k classes of each process; if these are `many`, the level is searched instead, if it can be."""
-        if not many or not searchable(self.shard):
+        mapping = searchable(self.shard) if many else None
+        if mapping is None:
             return gather(shards, chosen, k, columns)
         tau = bound(shards)
-        shift = self.shard.mapping.frozen().level_to_tau(tau, shards.xp)
-        return Level(shards, shards.collect(columns.second(shards)), None if _array.is_array(shift) else tau + shift)
+        shift = mapping.frozen().level_to_tau(tau, shards.xp)
+        later = shards.collect(columns.second(shards))
+        return Level(mapping, shards, later, None if _array.is_array(shift) else tau + shift)
 
 
 class ByLevel(Method):
     """All classes, or a search if these are many. `head` has the threshold of this process's classes, in terms of the level."""
 
-    def __init__(self, shard: Shard) -> None:
-        self.shard, self.a = shard, shard.rows
-        xp, rows, mapping = shard.xp, stop_gradient(shard.rows), shard.mapping.frozen()
+    def __init__(self, shard: Shard, mapping: Separable) -> None:
+        self.shard, self.a, self.mapping = shard, shard.rows, mapping
+        xp, rows = shard.xp, stop_gradient(shard.rows)
         y, keep, _ = _array.finite_scores(rows, xp)
-        anchor, level = mapping.solve(y, keep, xp)  # type: ignore[attr-defined]
+        anchor, level = mapping.frozen().solve(y, keep, xp)
         known = xp.any(keep, axis=-1, keepdims=True) & xp.isfinite(level)
         self.head = [shard.high(), xp.where(known, anchor - level, -math.inf * xp.ones_like(rows[..., :1]))]
 
     def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
         if shards.count > MANY:
-            return finish(Level(shards, shards.collect(columns.second(shards)), bound(shards)))
+            return finish(Level(self.mapping, shards, shards.collect(columns.second(shards)), bound(shards)))
         return finish(gather_all(shards, columns))
 
 

@@ -28,7 +28,8 @@ def choose(shard: Shard) -> Method:
         return ByNucleus(shard)
     if mapping.zeros_stay:
         return ByCandidates(shard)
-    return ByLevel(shard) if searchable(shard) else ByAll(shard)
+    separable = searchable(shard)
+    return ByAll(shard) if separable is None else ByLevel(shard, separable)
 
 
 def solve(call: ShardedCall, finish: Callable[[Any], Any], columns: Columns = _NONE) -> Any:

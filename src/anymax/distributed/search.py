@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, differentiates, stop_gradient, total
+from .._core.separable import Separable
 from .shard import Shard, Shards, columns_of
 from .solution import Solution
 
 MANY = 4096  # candidates per row over all processes, above which thresholds are searched by sums over the processes
 
 
-def searchable(shard: Shard) -> bool:
-    """True if sums alone find the level: no ceiling, no steep edge, no other kind of search."""
-    return shard.mapping.sums_suffice(shard.rows, shard.xp)
+def searchable(shard: Shard) -> Separable | None:
+    """The map if sums alone find its level: no ceiling, no steep edge, no other kind of search."""
+    mapping = shard.mapping.as_separable()
+    return mapping if mapping is not None and mapping.sums_suffice(shard.rows, shard.xp) else None
 
 
 class Level(Solution):
     """The level of each row, from which p follows: its threshold is `shards.high - level`, for a map with a shift minus this."""
 
-    def __init__(self, shards: Shards, later: list[Array], tau: Array | None) -> None:
+    def __init__(self, mapping: Separable, shards: Shards, later: list[Array], tau: Array | None) -> None:
         """tau: a bound from the processes' own thresholds, in terms of the level; the largest of them is below the common one."""
         super().__init__(shards, later)
-        shard, xp = shards.shard, shards.xp
-        mapping: Any = shard.mapping.frozen()
-        rows = stop_gradient(shard.rows)
+        xp, self.mapping = shards.xp, mapping
+        rows = stop_gradient(shards.shard.rows)
         keep = xp.isfinite(rows)
         y = xp.where(keep, rows - shards.high, xp.zeros_like(rows))
         start = None if tau is None else xp.where(tau > -math.inf, shards.high - tau, xp.zeros_like(shards.high))
-        self.level = mapping.search(y, keep, xp, start, self._summed)
+        self.level = mapping.frozen().search(y, keep, xp, start, self._summed)
 
     def p(self) -> Array:
-        shard, shards, xp = self.shard, self.shards, self.xp
-        mapping: Any = shard.mapping
+        shard, shards, xp, mapping = self.shard, self.shards, self.xp, self.mapping
         y, keep, _ = _array.finite_scores(shard.rows, xp)
         keep = keep & xp.isfinite(shard.rows)
         if differentiates(shard.rows) or any(differentiates(v) for v in mapping.params().values()):
@@ -48,14 +47,14 @@ class Level(Solution):
         return _array.log(self.p(), self.xp)
 
     def tau(self) -> Array:
-        return self.shards.high - self.level - self.shard.mapping.level_to_tau(self.level, self.xp)
+        return self.shards.high - self.level - self.mapping.level_to_tau(self.level, self.xp)
 
     def fenchel_young(self, gap: Array, mass: Array) -> Array:
         shard, shards, xp = self.shard, self.shards, self.xp
         p = self.p()
         x = xp.where(xp.isfinite(shard.rows), shard.rows - shards.high, xp.zeros_like(shard.rows))
         p = xp.where(shards.poisoned, xp.zeros_like(p), p)
-        part = shard.mapping.loss(x, p, xp.zeros_like(p), xp)
+        part = self.mapping.loss(x, p, xp.zeros_like(p), xp)
         return xp.sum(shards.stack(part), axis=0) + gap
 
     def _summed(self, parts: list[Array], xp: Namespace) -> list[Array]:

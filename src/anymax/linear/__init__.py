@@ -1,7 +1,7 @@
 """Output layers: losses, log-probabilities and thresholds of `x @ weight.T + bias`, whose scores are never held all at once.
 
-`layer` holds the operands and computes scores for some rows at a time; `per_row` says what to compute from them; `bridge` loops over the
-rows, `torch` and `jax` with a gradient. torch has four methods:
+`layer` holds the operands and computes scores for some rows at a time; `per_row` says what to compute from them; a `job` is both with the
+targets; `bridge` loops over the rows, `torch` and `jax` with a gradient. torch has four methods:
 
 - softmax: logsumexp, a block of classes at a time (`torch_softmax`);
 - a sparse separable map, or top-k: each row keeps a few scores (`torch_candidates`), and the gradient is a sparse product (`torch_kept`);
@@ -13,9 +13,9 @@ rows, `torch` and `jax` with a gradient. torch has four methods:
 
 from .bridge import BRIDGE as _PLAIN
 from .bridge import LayerBridge
-from .verbs import linear_log_prob, linear_loss, linear_threshold, margin_linear_loss
+from .verbs import linear_log_prob, linear_loss, linear_threshold
 
-__all__ = ["linear_log_prob", "linear_loss", "linear_threshold", "margin_linear_loss"]
+__all__ = ["linear_log_prob", "linear_loss", "linear_threshold"]
 
 
 def layer_bridge(framework: str) -> LayerBridge:

@@ -7,45 +7,38 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from .._array import Array, namespace
+from .job import Job
 from .layer import Layer, dots, rows_at_a_time
-from .per_row import PerRow, RowLoss, Thresholds
 
 PIECE = 1 << 20  # features gathered at once
 
 
 class LayerBridge(ABC):
-    """How a framework computes an output layer; a `PerRow` says what to compute."""
+    """How a framework computes an output layer."""
 
     @abstractmethod
-    def by_rows(
-        self, layer: Layer, per_row: PerRow, target: Array | None, class_weight: Array | None, chunk: int | None
-    ) -> Any:
-        """`per_row` for all rows, a group at a time, with its gradient."""
+    def by_rows(self, job: Job) -> Any:
+        """The result for all rows, a group at a time, with its gradient."""
 
     @abstractmethod
     def gathered(self, layer: Layer, classes: Array) -> Array:
         """The scores of the given classes of each row, [rows, width], fp32 or fp64; no other row of the weight is read."""
 
-    def values(
-        self, layer: Layer, per_row: RowLoss, index: Array, out: Array, class_weight: Array | None, chunk: int | None
-    ) -> Array:
-        """`per_row` for the target class of each row; 0 where `out` is True and the class is -1."""
-        return self.by_rows(layer, per_row, index, class_weight, chunk)
+    def values(self, job: Job, out: Array) -> Array:
+        """A number for the target class of each row; 0 where `out` is True and the class is -1."""
+        return self.by_rows(job)
 
-    def thresholds(self, layer: Layer, chunk: int | None) -> tuple[Array, Array]:
+    def thresholds(self, job: Job) -> tuple[Array, Array]:
         """tau of each row, and the number of classes with a probability above 0; without a derivative."""
-        return self.by_rows(layer, Thresholds(), None, None, chunk)
+        return self.by_rows(job)
 
 
-def in_turn(layer: Layer, per_row: PerRow, target: Array | None, class_weight: Array | None, chunk: int | None) -> Any:
-    """`per_row` for all rows, one group after another, in plain operations."""
-    parts = [
-        per_row(part, part.scores(), None if target is None else target[where, ...], class_weight)
-        for part, where in layer.groups(rows_at_a_time(layer, chunk))
-    ]
+def in_turn(job: Job) -> Any:
+    """The result for all rows, one group after another, in plain operations."""
+    parts = [job.part(where).result() for where in job.layer.groups(rows_at_a_time(job.layer, job.chunk))]
     if len(parts) == 1:
         return parts[0]
-    xp = namespace(layer.x)
+    xp = namespace(job.layer.x)
     if isinstance(parts[0], tuple):
         return tuple(xp.concat(list(each)) for each in zip(*parts))
     return xp.concat(parts)
@@ -54,17 +47,14 @@ def in_turn(layer: Layer, per_row: PerRow, target: Array | None, class_weight: A
 class NumpyLayers(LayerBridge):
     """Arrays without derivatives."""
 
-    def by_rows(
-        self, layer: Layer, per_row: PerRow, target: Array | None, class_weight: Array | None, chunk: int | None
-    ) -> Any:
-        return in_turn(layer, per_row, target, class_weight, chunk)
+    def by_rows(self, job: Job) -> Any:
+        return in_turn(job)
 
     def gathered(self, layer: Layer, classes: Array) -> Array:
         xp = namespace(layer.x)
         step = max(1, PIECE // max(1, math.prod(classes.shape[1:]) * layer.x.shape[1]))
-        return xp.concat(
-            [dots(part.x, part.weight, part.bias, classes[where, ...], xp) for part, where in layer.groups(step)]
-        )
+        weight, bias = layer.weight, layer.bias
+        return xp.concat([dots(layer.x[i, ...], weight, bias, classes[i, ...], xp) for i in layer.groups(step)])
 
 
 BRIDGE = NumpyLayers()

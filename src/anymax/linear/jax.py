@@ -14,6 +14,7 @@ from .._array import Array
 from .._core.static import Static
 from ..autodiff.jax import static_of
 from .bridge import PIECE, LayerBridge
+from .job import Job
 from .layer import Layer, dots, rows_at_a_time
 from .per_row import PerRow
 
@@ -38,7 +39,7 @@ def _run(
         mapping = static.mapping({k: params[k] for k in static.names})
         keep = by_row.get("keep", shared.keep)
         part = Layer(by_row["x"], shared.weight, shared.bias, keep, mapping, (), by_row["x"].dtype)
-        return per_row(part, part.scores(), target, shared.class_weight)
+        return Job(part, per_row, target, shared.class_weight).result()
 
     rows = by_row["x"].shape[0]
     given = by_row, target
@@ -63,14 +64,13 @@ def _gathered(step: int, x: Array, weight: Array, bias: Array | None, classes: A
 
 
 class JaxLayers(LayerBridge):
-    def by_rows(
-        self, layer: Layer, per_row: PerRow, target: Array | None, class_weight: Array | None, chunk: int | None
-    ) -> Any:
+    def by_rows(self, job: Job) -> Any:
+        layer, step = job.layer, rows_at_a_time(job.layer, job.chunk)
         by_row = layer.by_row()
         params = {k: v for k, v in layer.mapping.params().items() if k not in by_row}
         keep = None if "keep" in by_row else layer.keep
-        shared = _Shared(layer.weight, layer.bias, keep, params, class_weight)
-        return _run(per_row, static_of(layer.mapping), rows_at_a_time(layer, chunk), by_row, shared, target)
+        shared = _Shared(layer.weight, layer.bias, keep, params, job.class_weight)
+        return _run(job.per_row, static_of(layer.mapping), step, by_row, shared, job.target)
 
     def gathered(self, layer: Layer, classes: Array) -> Array:
         step = max(1, min(layer.rows, PIECE // max(1, classes.shape[1] * layer.x.shape[1])))

@@ -96,11 +96,10 @@ class Layer:
         """Some of the rows: a slice, or their indices."""
         return self.with_rows({k: v[where, ...] for k, v in self.by_row().items()})
 
-    def groups(self, step: int) -> Iterator[tuple[Layer, slice]]:
-        """The layer `step` rows at a time, and where these rows are; one group without rows if there are none."""
+    def groups(self, step: int) -> Iterator[slice]:
+        """Where the rows are, `step` at a time; one group without rows if there are none."""
         for i in range(0, max(self.rows, 1), step):
-            where = slice(i, min(i + step, self.rows))
-            yield self.part(where), where
+            yield slice(i, min(i + step, self.rows))
 
     def constant(self) -> Layer:
         """The layer as a constant of differentiation."""

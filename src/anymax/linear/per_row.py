@@ -5,72 +5,49 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from .._array import Array, is_array, namespace, upcast
 from .._core.mapping import Mapping
 from ..likelihood.terms import terms_of
-from ..losses.verbs import fenchel_young, nll, sparse_softmax_loss
-from ..mappings import Softmax, SparseSoftmax
+from ..losses.verbs import fenchel_young, nll, without_constant
 from ..thresholds import tau_and_support
 from ..transforms.base import Transform, put_through
-from .layer import Layer
 
-_SOFTMAX = Softmax()
-
-
-class PerRow(ABC):
-    """Computes one number for each row, or a tuple of such numbers; hashable, so that a program is compiled once."""
-
-    transforms: tuple[Callable[[Any], Any], ...] = ()  # of the scores
-
-    @abstractmethod
-    def __call__(self, layer: Layer, scores: Array, target: Array | None, class_weight: Array | None) -> Any:
-        """Compute them from all scores of the rows; a class index of -1 means no class."""
-
-    def transformed(self, s: Array) -> Array:
-        """The scores after the transforms."""
-        return s
-
-    def arrays(self) -> list[Array]:
-        """The arrays among the parameters of the transforms; those of a user's function are not known."""
-        return []
-
-    def with_arrays(self, arrays: list[Array]) -> PerRow:
-        """A copy with these arrays in place of those that `arrays` returns."""
-        return self
+_LOSSES = {"nll": nll, "fenchel_young": fenchel_young, "sparse_softmax_loss": without_constant}
 
 
 @dataclasses.dataclass(frozen=True)
-class RowLoss(PerRow):
-    """The loss of each row, or log p of its target."""
+class PerRow(ABC):
+    """Computes one number for each row, or a tuple of such numbers; hashable, so that a program is compiled once."""
 
-    who: str
-    smoothing: float = 0.0
-    transforms: tuple[Callable[[Any], Any], ...] = ()
-    log_prob: bool = False
+    who: str = ""
+    transforms: tuple[Callable[[Any], Any], ...] = ()  # of the scores
+    smoothing: float = 0.0  # this and the following are for a loss
     margin: Callable[..., Any] | None = None
-    scale: float = 1.0
+    scale: float = 1.0  # of the cosines that the margin takes
     least: float = 0.0  # softmax may leave out the gradient of classes below this probability
 
-    def __call__(self, layer: Layer, scores: Array, target: Any, class_weight: Array | None) -> Array:
-        xp = namespace(scores)
-        s = self.transformed(upcast(scores, xp))
-        if self.margin is not None:
-            s = self.scale * self.margin(s / self.scale, target, -1)
-        if self.log_prob:
-            return terms_of(layer.mapping, s, target[:, None], xp).log_p[:, 0]
-        return self.loss(layer.mapping, s, target, class_weight, self.smoothing)
+    def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Any:
+        """Compute them from all scores of the rows; a class index of -1 means no class."""
+        return self.of_kept(mapping, self.transformed(upcast(scores, namespace(scores))), target)
+
+    @abstractmethod
+    def of_kept(self, mapping: Mapping, s: Array, at: Any) -> Any:
+        """Compute them from scores in fp32 or fp64 that contain the support of each row and, at the place `at`, its target's."""
 
     def transformed(self, s: Array) -> Array:
+        """The scores after the transforms."""
         for t in self.transforms:
             s = put_through(self.who, t, s, own=True)
         return s
 
     def arrays(self) -> list[Array]:
+        """The arrays among the parameters of the transforms; those of a user's function are not known."""
         return [v for t in self.transforms if isinstance(t, Transform) for _, v in t.params if is_array(v)]
 
-    def with_arrays(self, arrays: list[Array]) -> RowLoss:
+    def with_arrays(self, arrays: list[Array]) -> Self:
+        """A copy with these arrays in place of those that `arrays` returns."""
         if not arrays:
             return self
         left = iter(arrays)
@@ -80,31 +57,44 @@ class RowLoss(PerRow):
         )
         return dataclasses.replace(self, transforms=transforms)
 
-    def loss(
-        self, mapping: Mapping, s: Array, target: Array, class_weight: Array | None = None, smoothing: float = 0.0
-    ) -> Array:
-        """The loss of each row."""
-        options: dict[str, Any] = {
-            "axis": -1, "reduction": "none", "ignore_index": -1, "label_smoothing": smoothing,
-        }  # fmt: skip
-        kind = loss_of(mapping)
-        if kind == "sparse_softmax_loss":
-            return sparse_softmax_loss(s, target, class_weight, k=mapping.k, p=mapping.p, **options)  # type: ignore[attr-defined]
-        return (fenchel_young if kind == "fenchel_young" else nll)(mapping, s, target, class_weight, **options)
+
+class RowLoss(PerRow):
+    """Computes the loss of each row."""
+
+    def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Array:
+        s = self.transformed(upcast(scores, namespace(scores)))
+        if self.margin is not None:
+            s = self.scale * self.margin(s / self.scale, target, -1)
+        return _loss(mapping, s, target, class_weight, self.smoothing)
+
+    def of_kept(self, mapping: Mapping, s: Array, at: Any) -> Array:
+        """The loss without smoothing, margin and class weights."""
+        return _loss(mapping, s, at, None, 0.0)
+
+
+class RowLogProb(PerRow):
+    """Computes log p of each row's target."""
+
+    def of_kept(self, mapping: Mapping, s: Array, at: Any) -> Array:
+        return terms_of(mapping, s, at[:, None], namespace(s)).log_p[:, 0]
+
+
+class Thresholds(PerRow):
+    """Computes tau and the size of the support for each row."""
+
+    def of_kept(self, mapping: Mapping, s: Array, at: Any) -> tuple[Array, Array]:
+        tau, size = tau_and_support(mapping, s, namespace(s))
+        return tau[:, 0], size[:, 0]
 
 
 def loss_of(mapping: Mapping) -> str:
-    """The loss that an output layer uses for a map: "sparse_softmax_loss", "fenchel_young" or "nll"."""
-    if isinstance(mapping, SparseSoftmax):
-        return "sparse_softmax_loss"
-    return "fenchel_young" if mapping.facts.has_potential and not isinstance(mapping, Softmax) else "nll"
+    """The loss that an output layer uses for a map: the name of one in `_LOSSES`."""
+    if mapping.is_softmax or not mapping.facts.has_potential:
+        return "nll"
+    return "sparse_softmax_loss" if mapping.omits_constant else "fenchel_young"
 
 
-@dataclasses.dataclass(frozen=True)
-class Thresholds(PerRow):
-    """Computes tau and the size of the support for each row of scores."""
-
-    def __call__(self, layer: Layer, scores: Array, target: Any, class_weight: Any) -> tuple[Array, Array]:
-        xp = namespace(scores)
-        tau, size = tau_and_support(layer.mapping, upcast(scores, xp), xp)
-        return tau[:, 0], size[:, 0]
+def _loss(mapping: Mapping, s: Array, target: Any, class_weight: Array | None, smoothing: float) -> Array:
+    return _LOSSES[loss_of(mapping)](
+        mapping, s, target, class_weight, axis=-1, reduction="none", ignore_index=-1, label_smoothing=smoothing
+    )

@@ -9,36 +9,32 @@ import torch
 from .._array import compiling, exporting
 from . import torch_groups, torch_kept, torch_values
 from .bridge import LayerBridge
+from .job import Job
 from .layer import Layer
-from .per_row import PerRow, RowLoss
 
 Tensor = torch.Tensor
 
 
 class TorchLayers(LayerBridge):
-    def by_rows(
-        self, layer: Layer, per_row: PerRow, target: Tensor | None, class_weight: Tensor | None, chunk: int | None
-    ) -> Any:
-        return torch_groups.by_rows(layer, per_row, target, class_weight, chunk)
+    def by_rows(self, job: Job) -> Any:
+        return torch_groups.by_rows(job)
 
     def gathered(self, layer: Layer, classes: Tensor) -> Tensor:
         return torch_kept.gathered(layer, classes)
 
-    def values(
-        self, layer: Layer, per_row: RowLoss, index: Tensor, out: Tensor, class_weight: Tensor | None, chunk: int | None
-    ) -> Tensor:
+    def values(self, job: Job, out: Tensor) -> Tensor:
         found = None
-        if not per_row.transforms and not compiling():
-            found = torch_values.values(layer, per_row, index, out, class_weight, chunk)
-        elif not per_row.transforms and not exporting(layer.x) and per_row.margin is None:
+        if not job.per_row.transforms and not compiling():
+            found = torch_values.values(job, out)
+        elif not job.per_row.transforms and not exporting(job.layer.x) and job.per_row.margin is None:
             from . import torch_compiled  # late: it registers operations, which takes 10 ms
 
-            found = torch_compiled.values(layer, per_row, index, class_weight, chunk)
-        return self.by_rows(layer, per_row, index, class_weight, chunk) if found is None else found
+            found = torch_compiled.values(job)
+        return self.by_rows(job) if found is None else found
 
-    def thresholds(self, layer: Layer, chunk: int | None) -> tuple[Tensor, Tensor]:
-        found = torch_values.thresholds(layer, chunk)
-        return super().thresholds(layer, chunk) if found is None else found
+    def thresholds(self, job: Job) -> tuple[Tensor, Tensor]:
+        found = torch_values.thresholds(job)
+        return self.by_rows(job) if found is None else found
 
 
 BRIDGE = TorchLayers()

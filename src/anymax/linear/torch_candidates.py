@@ -7,6 +7,7 @@ is computed again from the kept scores. At the end these contain the support, an
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -115,6 +116,23 @@ class Kept(NamedTuple):
         return Kept(*(None if a is None else a[rows] for a in self))  # type: ignore[arg-type]
 
 
+class OfTarget(enum.Enum):
+    """What is done with the target's score."""
+
+    USED = enum.auto()  # it gives a bound, as any other
+    LOWERED = enum.auto()  # a margin will lower it: no bound uses it, and it is kept as the last of its row
+    APART = enum.auto()  # logsumexp of all other scores is computed too; the last bound is that of the target and this
+
+
+class Rule(NamedTuple):
+    """Which scores a row keeps."""
+
+    blocks: Blocks
+    bound: Bound  # computes, from any scores of the rows, a bound [rows, 1] up to which scores can be dropped
+    most: int  # how many scores a row may keep
+    of_target: OfTarget
+
+
 class _KeptRows:
     """The kept scores of some rows, in a buffer that grows up to a limit."""
 
@@ -179,25 +197,13 @@ class _KeptRows:
         return Kept(self.value[:, :width].contiguous(), self.index[:, :width].contiguous(), at, self.full, others)
 
 
-def collect(
-    layer: Layer, blocks: Blocks, bound: Bound, most: int, target: Tensor | None, without_target: bool, others: bool
-) -> Kept:
-    """The scores that each row keeps; `bound` computes, from any scores of the rows, a bound [rows, 1] up to which scores can be dropped.
-
-    Parameters
-    ----------
-    most
-        How many scores a row may keep.
-    without_target
-        No bound uses the target's score, since a margin will lower it; it is kept as the last of its row.
-    others
-        Also compute logsumexp of all scores but the target's; the last bound is that of the target and this.
-    """
+def collect(layer: Layer, target: Tensor | None, rule: Rule) -> Kept:
+    """The scores that each row keeps."""
     parts = []
-    for tile in blocks.tiles(layer):
+    for tile in rule.blocks.tiles(layer):
         part, t = layer.part(tile), None if target is None else target[tile]
-        found = None if without_target or others else _listed(part, bound, most, t)
-        parts.append(_collect(part, blocks, bound, most, t, without_target, others) if found is None else found)
+        found = _listed(part, t, rule) if rule.of_target is OfTarget.USED else None
+        parts.append(_collect(part, t, rule) if found is None else found)
     if len(parts) == 1:
         return parts[0]
     width = max(p.value.shape[1] for p in parts)
@@ -207,12 +213,13 @@ def collect(
         torch.cat([pad(p.index, 0) for p in parts]),
         None if target is None else torch.cat([p.at for p in parts if p.at is not None]),
         torch.cat([p.full for p in parts]),
-        torch.cat([p.others for p in parts if p.others is not None]) if others else None,
+        None if parts[0].others is None else torch.cat([p.others for p in parts if p.others is not None]),
     )
 
 
-def _listed(layer: Layer, bound: Bound, most: int, target: Tensor | None) -> Kept | None:
+def _listed(layer: Layer, target: Tensor | None, rule: Rule) -> Kept | None:
     """`_collect` by a GPU kernel; None if there is none for this call."""
+    bound = rule.bound
     gpu, link = triton.output_layer(layer.x, layer.weight, layer.bias), triton.link_of(layer.mapping)
     if gpu is None or isinstance(link, str) or not layer.rows or (found := gpu.link_of(link)) is None:
         return None
@@ -223,7 +230,7 @@ def _listed(layer: Layer, bound: Bound, most: int, target: Tensor | None) -> Kep
         )
     lists = gpu.candidates(layer, found, target, low)
     width = lists.value.shape[2]
-    held = _KeptRows(layer.rows, 1, most, torch.float32, layer.x.device)
+    held = _KeptRows(layer.rows, 1, rule.most, torch.float32, layer.x.device)
     held.lost = lists.floor.isnan().any(1)
     there = (torch.arange(width, device=layer.x.device) < lists.count[:, :, None]) & ~held.lost[:, None, None]
     held.value = torch.where(there, lists.value, -math.inf).flatten(1)
@@ -233,10 +240,9 @@ def _listed(layer: Layer, bound: Bound, most: int, target: Tensor | None) -> Kep
     return held.result(None if target is None else held.place(target, lists.own, False))
 
 
-def _collect(
-    layer: Layer, blocks: Blocks, bound: Bound, most: int, target: Tensor | None, without_target: bool, others: bool
-) -> Kept:
+def _collect(layer: Layer, target: Tensor | None, rule: Rule) -> Kept:
     """`collect` for a few rows, block by block."""
+    blocks, bound, most, use = rule
     rows, device = layer.rows, layer.x.device
     wide = wide_dtype(layer.x, torch)
     scores = Scores(layer, blocks, target)
@@ -248,14 +254,14 @@ def _collect(
         if target is not None:
             row, place = scores.targets(a, b)
             of_target[row] = s[row, place].to(wide)
-            if without_target or others:
+            if use is not OfTarget.USED:
                 s[row, place] = -math.inf
-            if others:
+            if use is OfTarget.APART:
                 sums.append(logsumexp(s, wide))
                 s[row, place] = of_target[row].to(s.dtype)
         if not count:
             low = bound(s, layer).to(wide)
-            if target is not None and not without_target:
+            if target is not None and use is not OfTarget.LOWERED:
                 low = torch.fmax(low, bound(_below_target(layer, target, wide), layer))
             low = held.checked(low)
         place = _above(s, _rounded_down(low, s.dtype))
@@ -268,10 +274,10 @@ def _collect(
             if bool((held.full | held.lost).all()):
                 break
     low = held.tightened(low, bound, layer)
-    rest = torch.cat(sums, 1).logsumexp(1, keepdim=True) if others else None
+    rest = torch.cat(sums, 1).logsumexp(1, keepdim=True) if use is OfTarget.APART else None
     if rest is not None:
         held.cut(held.checked(torch.maximum(low, bound(torch.cat([of_target[:, None], rest], 1), layer))))
-    return held.result(None if target is None else held.place(target, of_target, without_target), rest)
+    return held.result(None if target is None else held.place(target, of_target, use is OfTarget.LOWERED), rest)
 
 
 def logsumexp(s: Tensor, wide: torch.dtype) -> Tensor:

@@ -14,8 +14,9 @@ from .._array import wide_dtype
 from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import mapping_from, spec_of
 from . import torch_values
+from .job import Job
 from .layer import Layer
-from .per_row import RowLoss
+from .per_row import RowLogProb, RowLoss
 from .torch_groups import by_rows
 
 Tensor = torch.Tensor
@@ -45,15 +46,14 @@ class _Layer(torch.autograd.Function):
         return dx, dw, None if bias is None else db, *(None,) * 7
 
 
-def values(
-    layer: Layer, per_row: RowLoss, index: Tensor, class_weight: Tensor | None, chunk: int | None
-) -> Tensor | None:
+def values(job: Job) -> Tensor | None:
     """One number for each row; None for a user's map, or one with tensors, which need plain operations."""
+    layer, per_row, chunk = job.layer, job.per_row, -1 if job.chunk is None else job.chunk
     spec = None if layer.mapping.params() else spec_of(layer.mapping)
     if spec is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
         return None
-    tensors = layer.x, layer.weight, layer.bias, layer.keep, index, class_weight
-    call = *tensors, spec, per_row.smoothing, per_row.log_prob, -1 if chunk is None else chunk
+    tensors = layer.x, layer.weight, layer.bias, layer.keep, job.target, job.class_weight
+    call = *tensors, spec, per_row.smoothing, isinstance(per_row, RowLogProb), chunk
     if layer.recorded():
         return _Layer.apply(*call)
     return torch.ops.anymax.layer(*call)  # torch.compile can't trace an autograd function without a gradient
@@ -64,10 +64,10 @@ def _values(
     smoothing: float, log_prob: bool, chunk: int,
 ) -> Tensor:  # fmt: skip
     layer = Layer(x, weight, bias, keep, mapping_from(spec, []), (x.shape[0],), x.dtype)
-    per_row = RowLoss("a compiled output layer", smoothing, log_prob=log_prob)
-    step = None if chunk < 0 else chunk
-    found = torch_values.values(layer, per_row, index, index < 0, class_weight, step)
-    return by_rows(layer, per_row, index, class_weight, step) if found is None else found
+    per_row = (RowLogProb if log_prob else RowLoss)("a compiled output layer", smoothing=smoothing)
+    job = Job(layer, per_row, index, class_weight, None if chunk < 0 else chunk)
+    found = torch_values.values(job, index < 0)
+    return by_rows(job) if found is None else found
 
 
 def _forward(*given: Any) -> Tensor:

@@ -1,6 +1,6 @@
 """PyTorch: an output layer of any map by groups of rows, whose scores are computed again for the gradient.
 
-`PerRow` lists the tensors that it uses. The backward pass takes them from the graph, so that a change in between is an error. Tensors
+`_tensors` lists what a result depends on. The backward pass takes them from the graph, so that a change in between is an error. Tensors
 that a user's function reads are not seen.
 """
 
@@ -16,8 +16,8 @@ from .._array import modes, plain_backward, recorded, transformed, upcast, wide_
 from ..autodiff.saving import params_of, save, saved, with_params
 from ..autodiff.torch import KINDS, plain_grads
 from .bridge import in_turn
+from .job import Job
 from .layer import Layer, rows_at_a_time
-from .per_row import PerRow
 
 Tensor = torch.Tensor
 
@@ -29,43 +29,41 @@ class _Groups(torch.autograd.Function):
     """One number for each row, a group of rows at a time; the gradient computes the scores of each group again."""
 
     @staticmethod
-    def forward(ctx: Any, layer: Layer, per_row: PerRow, step: int, *tensors: Tensor | None) -> Tensor:
+    def forward(ctx: Any, job: Job, step: int, *tensors: Tensor | None) -> Tensor:
         """tensors: the result of `_tensors`."""
-        ctx.call = layer, per_row, step
+        ctx.call = job, step
         save(ctx, *tensors)
-        layer, per_row, target, class_weight = _with(layer, per_row, tensors)
-        parts = [
-            _value(part, part.scores(), where, per_row, target, class_weight) for part, where in layer.groups(step)
-        ]
-        return torch.cat(parts)
+        job = _with(job, tensors)
+        return torch.cat([job.part(where).result() for where in job.layer.groups(step)])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (layer, per_row, step), tensors, (g,) = ctx.call, saved(ctx), grads
-        none = (None,) * 3
+        (job, step), tensors, (g,) = ctx.call, saved(ctx), grads
+        none = (None,) * 2
         if plain_backward(g):
 
             def plain(*free: Tensor | None) -> tuple[Tensor]:
-                whole, again, target, class_weight = _with(layer, per_row, (*free, *tensors[len(free) :]))
-                return (_value(whole, whole.scores(), slice(0, whole.rows), again, target, class_weight),)
+                return (_with(job, (*free, *tensors[len(free) :])).result(),)
 
-            count = 3 + len(params_of(layer.mapping))
+            count = 3 + len(params_of(job.layer.mapping))
             found = plain_grads(plain, tuple(tensors[:count]), grads)
             return *none, *found, *(None,) * (len(tensors) - count)
-        layer, per_row, target, class_weight = _with(layer, per_row, tensors)
+        job = _with(job, tensors)
+        layer = job.layer
         x, weight, bias, params = layer.x, layer.weight, layer.bias, params_of(layer.mapping)
         wide = wide_dtype(x, torch)
-        wants = ctx.needs_input_grad[3:]
+        wants = ctx.needs_input_grad[len(none) :]
         dx = torch.empty_like(x) if wants[0] else None
         dw = torch.zeros(weight.shape, dtype=wide, device=x.device) if wants[1] else None
         db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
         dparams: list[Tensor] = [torch.zeros_like(p) for p in params]
-        for part, where in layer.groups(step):
+        for where in layer.groups(step):
+            some = job.part(where)
+            part = some.layer
             with torch.enable_grad():
                 s = part.scores().detach().requires_grad_()
                 free = [value.detach().requires_grad_() for value in params_of(part.mapping)]
-                part = dataclasses.replace(part, mapping=with_params(part.mapping, free))
-                value = _value(part, s, where, per_row, target, class_weight)
+                value = job.per_row(with_params(part.mapping, free), s, some.target, job.class_weight)
                 ds, *rest = torch.autograd.grad(value, [s, *free], g[where].to(value.dtype), allow_unused=True)
             ds = torch.zeros_like(s) if ds is None else ds
             if part.keep is not None:
@@ -87,28 +85,24 @@ class _Groups(torch.autograd.Function):
         return *none, dx, dw, db, *dparams, *(None,) * (len(tensors) - 3 - len(params))
 
 
-def _tensors(
-    layer: Layer, per_row: PerRow, target: Tensor | None, class_weight: Tensor | None
-) -> tuple[Tensor | None, ...]:
+def _tensors(job: Job) -> tuple[Tensor | None, ...]:
     """All tensors that the result depends on, those that may have a gradient first."""
+    layer = job.layer
     free = layer.x, layer.weight, layer.bias, *params_of(layer.mapping)
-    return *free, layer.keep, target, class_weight, *per_row.arrays()
+    return *free, layer.keep, job.target, job.class_weight, *job.per_row.arrays()
 
 
-def _with(layer: Layer, per_row: PerRow, tensors: Any) -> tuple[Layer, PerRow, Tensor | None, Tensor | None]:
-    """The layer, `per_row`, the target and the class weights, from the result of `_tensors`."""
+def _with(job: Job, tensors: Any) -> Job:
+    """The job with the tensors that `_tensors` lists."""
+    layer = job.layer
     x, weight, bias, *rest = tensors
     count = len(params_of(layer.mapping))
     keep, target, class_weight, *arrays = rest[count:]
     mapping = with_params(layer.mapping, rest[:count])
     layer = dataclasses.replace(layer, x=x, weight=weight, bias=bias, keep=keep, mapping=mapping)
-    return layer, per_row.with_arrays(arrays), target, class_weight
-
-
-def _value(
-    part: Layer, scores: Tensor, where: slice, per_row: PerRow, target: Tensor | None, class_weight: Tensor | None
-) -> Tensor:
-    return per_row(part, scores, None if target is None else target[where], class_weight)
+    return dataclasses.replace(
+        job, layer=layer, per_row=job.per_row.with_arrays(arrays), target=target, class_weight=class_weight
+    )
 
 
 def runs_eagerly(layer: Layer, *others: Any) -> bool:
@@ -121,25 +115,24 @@ def runs_eagerly(layer: Layer, *others: Any) -> bool:
     return not recorded(*others)
 
 
-def by_rows(
-    layer: Layer, per_row: PerRow, target: Tensor | None, class_weight: Tensor | None, chunk: int | None
-) -> Any:
-    """`per_row(part of the layer, its scores, their target, class_weight)` for all rows, with its gradient.
+def by_rows(job: Job) -> Any:
+    """The result for all rows, a group at a time, with its gradient.
 
     If something traces the calls, all scores are computed at once, in plain operations.
     """
-    if not runs_eagerly(layer, target, class_weight):
-        return per_row(layer, layer.scores(), target, class_weight)
+    layer = job.layer
+    if not runs_eagerly(layer, job.target, job.class_weight):
+        return job.result()
     if not layer.recorded():
-        return in_turn(layer, per_row, target, class_weight, chunk)
-    if not layer.rows or _learns(per_row, layer):
-        return per_row(layer, layer.scores(), target, class_weight)
-    step = rows_at_a_time(layer, chunk, _GROUP.get(layer.x.device.type, _MANY))
-    return _Groups.apply(layer, per_row, step, *_tensors(layer, per_row, target, class_weight))
+        return in_turn(job)
+    if not layer.rows or _learns(job):
+        return job.result()
+    step = rows_at_a_time(layer, job.chunk, _GROUP.get(layer.x.device.type, _MANY))
+    return _Groups.apply(job, step, *_tensors(job))
 
 
-def _learns(per_row: PerRow, layer: Layer) -> bool:
+def _learns(job: Job) -> bool:
     """True if the transforms, or functions among them, have tensors that require a gradient; one row shows it."""
-    if not per_row.transforms:
+    if not job.per_row.transforms:
         return False
-    return per_row.transformed(upcast(layer.constant().part(slice(0, 1)).scores(), xp)).requires_grad
+    return job.per_row.transformed(upcast(job.layer.constant().part(slice(0, 1)).scores(), xp)).requires_grad

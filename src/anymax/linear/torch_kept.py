@@ -16,8 +16,9 @@ from .._array import plain_backward, wide_dtype
 from ..autodiff.saving import save, saved
 from ..autodiff.torch import plain_grads
 from ..kernels import triton
+from .job import Job
 from .layer import Layer, dots
-from .torch_candidates import Blocks, Bound, Kept, collect
+from .torch_candidates import Blocks, Bound, Kept, OfTarget, Rule, collect
 from .torch_groups import runs_eagerly
 
 Tensor = torch.Tensor
@@ -26,14 +27,12 @@ _PIECE = {"cpu": 1 << 18}  # features gathered at a time for a sparse product
 _MANY = 1 << 25
 
 
-def kept(
-    layer: Layer, target: Tensor | None, bound: Bound, without_target: bool, chunk: int | None, others: bool = False
-) -> Kept:
+def kept(job: Job, bound: Bound, of_target: OfTarget = OfTarget.USED) -> Kept:
     """The scores that each row keeps, without a gradient."""
-    blocks, n = Blocks.of(layer, chunk), layer.classes
+    layer, n = job.layer, job.layer.classes
     most = n if layer.rows * n <= 1 << 18 else max(64, n * layer.x.element_size() // 160)
     with torch.no_grad():
-        return collect(layer.constant(), blocks, bound, most, target, without_target, others)
+        return collect(layer.constant(), job.target, Rule(Blocks.of(layer, job.chunk), bound, most, of_target))
 
 
 def scores_of(layer: Layer, held: Kept, u: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -45,7 +44,7 @@ def gathered(layer: Layer, classes: Tensor) -> Tensor:
     """The scores of these classes of each row, [rows, width], fp32 or fp64."""
     free = layer.constant() if runs_eagerly(layer) else layer
     step = _at_a_time(layer.x, classes.shape[1]) if free is not layer else max(1, layer.rows)
-    value = torch.cat([dots(free.x[at], free.weight, free.bias, classes[at], xp) for _, at in free.groups(step)])
+    value = torch.cat([dots(free.x[at], free.weight, free.bias, classes[at], xp) for at in free.groups(step)])
     if free is layer or not layer.recorded():
         return value
     return _Kept.apply(layer.x, layer.weight, layer.bias, value, classes, None)[0]

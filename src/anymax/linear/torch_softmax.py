@@ -16,8 +16,9 @@ from ..autodiff.saving import save, saved
 from ..autodiff.torch import plain_grads
 from ..kernels import triton
 from ..mappings import Softmax
+from .job import Job
 from .layer import Layer
-from .torch_candidates import Blocks, Kept, Scores, logsumexp
+from .torch_candidates import Blocks, Kept, OfTarget, Scores, logsumexp
 from .torch_kept import few_back, kept, weighted_scores
 
 Tensor = torch.Tensor
@@ -27,17 +28,16 @@ _ROWS = {"cpu": 128}  # half-precision rows converted to fp32 at a time; a GPU c
 _MANY = 1 << 25
 
 
-def of_softmax(
-    layer: Layer, target: Tensor, u: Tensor | None, chunk: int | None, least: float = 0.0
-) -> tuple[Tensor, Tensor]:
+def of_softmax(job: Job, u: Tensor | None) -> tuple[Tensor, Tensor]:
     """The target's score and logsumexp of all others, [rows, 2], and <scores, u>; classes below `least` may have no gradient."""
+    layer, target, least = job.layer, job.target, job.per_row.least
     if least and layer.recorded():
         wide = wide_dtype(layer.x, torch)
         bound = lambda s, layer: logsumexp(s, wide) + (math.log(least) - 1e-4)  # noqa: E731
-        held = kept(layer, target, bound, False, chunk, others=True)
+        held = kept(job, bound, OfTarget.APART)
         if not bool(held.full.any()):
             return _Likely.apply(layer.x, layer.weight, layer.bias, layer, target, held, u)
-    return _Others.apply(layer.x, layer.weight, layer.bias, layer, target, Blocks.of(layer, chunk), u)
+    return _Others.apply(layer.x, layer.weight, layer.bias, layer, target, Blocks.of(layer, job.chunk), u)
 
 
 class _Others(torch.autograd.Function):

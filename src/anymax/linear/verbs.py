@@ -27,8 +27,9 @@ from ..mappings import Softmax
 from ..thresholds import Threshold
 from ..transforms.applying import transforms_along
 from ..transforms.base import Transform
+from .job import Job
 from .layer import Layer, check_chunk
-from .per_row import RowLoss
+from .per_row import PerRow, RowLogProb, RowLoss, Thresholds
 
 _SOFTMAX = Softmax()
 _HINTS = {
@@ -118,7 +119,7 @@ def linear_loss(
     least = _array.check_scalar(f"{who}: least", least, lambda v: 0 <= v < 1, "a probability, from 0 to below 1")
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
-    per_row = RowLoss(who, float(options.label_smoothing), _transforms(who, transform), least=float(least))
+    per_row = RowLoss(who, _transforms(who, transform), float(options.label_smoothing), least=float(least))
     return _loss(layer, target, options, per_row, check_chunk(who, chunk))
 
 
@@ -189,7 +190,7 @@ def linear_log_prob(
             f"{who}: target of shape {tuple(target.shape)}: expected class indices (integers) of shape {layer.lead}"
         )
     index, none = _class_indices(who, target, layer, None, xp)
-    per_row = RowLoss(who, transforms=_transforms(who, transform), log_prob=True)
+    per_row = RowLogProb(who, _transforms(who, transform))
     chunk = check_chunk(who, chunk)
     if support is not None:
         if per_row.transforms or mask is not None:
@@ -198,7 +199,8 @@ def linear_log_prob(
             )
         return xp.reshape(_of_support(who, layer, index, support, xp), layer.lead)
     index = xp.where(none, -xp.ones_like(index), index)
-    return xp.reshape(bridge(layer.x).layers.values(layer, per_row, index, none, None, chunk), layer.lead)
+    job = Job(layer, per_row, index, chunk=chunk)
+    return xp.reshape(bridge(layer.x).layers.values(job, none), layer.lead)
 
 
 @check_keywords(_HINTS, bias="linear_bias")
@@ -238,9 +240,8 @@ def linear_threshold(
     layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
     if not layer.mapping.has_threshold:
         raise TypeError(layer.mapping.no_threshold())
-    xp, chunk = namespace(layer.x), check_chunk(who, chunk)
-    layer = layer.constant()
-    tau, size = bridge(layer.x).layers.thresholds(layer, chunk)
+    xp, job = namespace(layer.x), Job(layer.constant(), Thresholds(), chunk=check_chunk(who, chunk))
+    tau, size = bridge(layer.x).layers.thresholds(job)
     return Threshold(xp.reshape(tau, layer.lead), xp.reshape(size, layer.lead))
 
 
@@ -266,7 +267,7 @@ def _transforms(who: str, transform: Any) -> tuple[Callable[[Any], Any], ...]:
 # -- the loss of all rows ------------------------------------------------------------------------------------------------------------
 
 
-def _loss(layer: Layer, target: Any, options: LossOptions, per_row: RowLoss, chunk: int | None) -> Any:
+def _loss(layer: Layer, target: Any, options: LossOptions, per_row: PerRow, chunk: int | None) -> Any:
     who, xp, class_weight = per_row.who, namespace(layer.x), options.weight
     refuse_sharded(who, None, target=target)
     target = _array.beside(target, layer.x, "target", xp)
@@ -277,7 +278,7 @@ def _loss(layer: Layer, target: Any, options: LossOptions, per_row: RowLoss, chu
         if holds_indices(target, (*layer.lead, layer.classes), -1, f"{who}: target"):
             index, out = _class_indices(who, target, layer, options.ignore_index, xp)
             counted = xp.where(out, -xp.ones_like(index), index)
-            value = bridge(layer.x).layers.values(layer, per_row, counted, out, class_weight, chunk)
+            value = bridge(layer.x).layers.values(Job(layer, per_row, counted, class_weight, chunk), out)
             norm = xp.astype(~out, value.dtype)
             if class_weight is not None:
                 inside = (index >= 0) & (index < layer.classes)
@@ -286,7 +287,7 @@ def _loss(layer: Layer, target: Any, options: LossOptions, per_row: RowLoss, chu
             if per_row.margin is not None:
                 raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
             y = xp.reshape(target, (layer.rows, layer.classes))
-            value = bridge(layer.x).layers.by_rows(layer, per_row, y, class_weight, chunk)
+            value = bridge(layer.x).layers.by_rows(Job(layer, per_row, y, class_weight, chunk))
             norm = xp.ones_like(value)
     norm = xp.reshape(norm, layer.lead)
     return options.reduce(xp.reshape(value, layer.lead), norm, layer.dtype, xp)

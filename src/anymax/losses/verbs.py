@@ -294,7 +294,7 @@ def sparse_softmax_loss(
     >>> anymax.sparse_softmax_loss([[2.0, 1.0, -1.0]], [0], k=2).round(3)
     np.float64(0.313)
     """
-    return _loss("sparse_softmax_loss", _without_constant, SparseSoftmax(k=k, p=p), scores, target, weight, options)
+    return without_constant(SparseSoftmax(k=k, p=p), scores, target, weight, **options)
 
 
 @documented_like(every_loss)
@@ -374,6 +374,13 @@ def perturb_max_loss(
     np.float64(0.203)
     """
     return fenchel_young(PerturbMax(noise, nodes=nodes, scale=scale), scores, target, weight, **options)
+
+
+def without_constant(
+    mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Unpack[LossKeywords]
+) -> Any:
+    """`fenchel_young` without Omega(y): the loss of a map that omits this constant."""
+    return _loss("sparse_softmax_loss", _without_constant, mapping, scores, target, weight, options)
 
 
 # -- the formulas --------------------------------------------------------------------------------------------------------------------

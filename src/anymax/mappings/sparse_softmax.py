@@ -60,6 +60,7 @@ class SparseSoftmax(Mapping):
     formula = "softmax over the k largest scores, or the fewest of mass p"
     kernel = "sparse_softmax"
     loss_from_scores = True
+    omits_constant = True
     array_field = "p"
     example: ClassVar[dict[str, Any]] = {"k": 2}
     needs_scores = False

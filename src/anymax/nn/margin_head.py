@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .. import distributed, functional, linear, losses, transforms
+from .. import distributed, functional, losses, transforms
 from .._array import check_scalar, is_integer, namespace
 from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .._core.typing import Reduction
 from ..distributed import Group, ShardKeywords, as_group
+from ..linear.verbs import margin_linear_loss
 from ..losses import margins
 from ..losses.targets import refuse_strays
 from .base import OfMapping, check_sizes, every_module, or_softmax
@@ -126,7 +127,7 @@ class MarginHead(OfMapping):
         rows, classes = math.prod(embeddings.shape[:-1]), self.weight.shape[0]
         if isinstance(self.margin, margins.Margin) and rows * classes >= _MANY:
             x, centres = (nn.functional.normalize(a, dim=-1, eps=1e-8) for a in (embeddings, self.weight))
-            return linear.margin_linear_loss(x, centres, target, self.mapping, self.margin, self.scale, **self.options)
+            return margin_linear_loss(x, centres, target, self.mapping, self.margin, self.scale, **self.options)
         return self._margin_loss(self.cosines(embeddings), target, self.options)
 
     def _margin_loss(self, cosines: Tensor, target: Tensor, options: dict[str, Any]) -> Tensor:

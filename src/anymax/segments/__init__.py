@@ -5,7 +5,6 @@ from .bridge import SegmentBridge
 from .layout import Segments
 from .loss import segment_loss
 from .verbs import (
-    apply_tensor,
     segment_apply,
     segment_entropy,
     segment_log_apply,
@@ -16,7 +15,7 @@ from .verbs import (
 )
 
 __all__ = [
-    "Segments", "apply_tensor", "segment_apply", "segment_entropy", "segment_log_apply", "segment_logsumexp", "segment_loss",
+    "Segments", "segment_apply", "segment_entropy", "segment_log_apply", "segment_logsumexp", "segment_loss",
     "segment_sample", "segment_support", "segment_threshold",
 ]  # fmt: skip
 
