@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 
 import numpy as np
 import pytest
@@ -169,3 +170,38 @@ def test_gradients_of_operands_in_layouts_of_their_own(run, name, param, n, spac
     operands[spaced] = View(lying.ctypes.data, 1, 1, rows)
     assert run("vjp", name, param, (rows, 1, n), **operands) == 0
     np.testing.assert_array_equal(lying.T if spaced == "out" else got[:, 0], want[:, 0])
+
+
+@pytest.mark.parametrize("n", [10, 40, 128, 300, 2000])
+@pytest.mark.parametrize(
+    ("name", "param"), [("sparsemax", 0.0), ("entmax", 1.5), ("entmax", 1.3), ("normmax", 2.0), ("topk", 3.0)]
+)
+def test_losses_and_thresholds_of_rows_in_any_layout(run, name, param, n):
+    """Masked rows, spaced classes, the threshold wanted: the loss of the plain row in doubles."""
+    g = np.random.default_rng(n)
+    rows, index = 19, g.integers(0, n, 19)
+    x = g.normal(size=(rows, n)).astype(np.float32)
+    mask = g.random((rows, n)) < 0.9
+    mask[np.arange(rows), index] = np.arange(rows) != 3  # one target is masked
+    found = {}
+    for dtype, spaced, masked in itertools.product((np.float64, np.float32), (False, True), (False, True)):
+        kept = (x if masked else np.where(mask, x, -np.inf)).astype(dtype)
+        kept = np.asfortranarray(kept) if spaced else kept
+        value, tau = np.empty(rows, dtype), np.empty(rows, dtype)
+        given = {
+            "index": index,
+            "value": value,
+            "tau": tau,
+            "x": View(kept.ctypes.data, *((1, 1, rows) if spaced else (n, 1, 1))),
+        }
+        if masked:
+            given["mask"] = View(mask.ctypes.data, n, 1, 1)
+        assert run("index_loss", name, param, (rows, 1, n), F64 if dtype == np.float64 else F32, **given) == 0
+        found[dtype, spaced, masked] = value, tau
+    want = found[np.float64, False, False]
+    assert np.isinf(want[0][3])
+    assert np.isfinite(np.delete(want[0], 3)).all()
+    for (dtype, *_), got in found.items():
+        near = {"rtol": 1e-6, "atol": 2e-6} if dtype == np.float32 else {"rtol": 1e-13, "atol": 1e-13}
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, **near)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 
 import numpy as np
 import pytest
-from abi import Call, View
 from cases import each
 from native_cases import (
     DTYPES,
@@ -24,7 +22,7 @@ from native_cases import (
 
 import anymax as am
 from anymax import kernels
-from anymax.kernels import arrays, link, native
+from anymax.kernels import native
 
 
 @pytest.mark.thin(3)
@@ -500,42 +498,3 @@ def test_losses_of_rows_with_two_strides(mapping, n):
         native.ENGINE.index_loss_grad(mapping, a, t, scale, of.saved) for a, of in ((x, got), (x.contiguous(), want))
     ]
     torch.testing.assert_close(*grads)
-
-
-@pytest.mark.parametrize("n", [40, 128, 300, 2000])
-@pytest.mark.parametrize(
-    ("name", "param"), [("sparsemax", 0.0), ("entmax", 1.5), ("entmax", 1.3), ("normmax", 2.0), ("topk", 3.0)]
-)
-def test_losses_and_thresholds_of_rows_in_any_layout(name, param, n):
-    """At the C ABI: masked rows, spaced classes, the threshold wanted: the loss of the plain row in doubles."""
-    lib = ctypes.CDLL(native.load().__file__)
-    lib.anymax_run.argtypes = [ctypes.c_void_p]
-    g = np.random.default_rng(n)
-    rows, index = 19, g.integers(0, n, 19)
-    x = g.normal(size=(rows, n)).astype(np.float32)
-    mask = g.random((rows, n)) < 0.9
-    mask[np.arange(rows), index] = np.arange(rows) != 3  # one target is masked
-    found = {}
-    for dtype, spaced, masked in itertools.product((np.float64, np.float32), (False, True), (False, True)):
-        kept = np.where(mask, x, -np.inf)
-        scores = (x if masked else kept).astype(dtype)
-        scores = np.asfortranarray(scores) if spaced else scores
-        step = (1, rows) if spaced else (n, 1)
-        value, tau = np.empty(rows, dtype), np.empty(rows, dtype)
-        call = Call(
-            op=link.CODES["index_loss"], map=link.MAPS[name], dtype=arrays.DTYPES[np.dtype(dtype).name], param=param
-        )
-        call.outer, call.inner, call.n, call.pool = rows, 1, n, -1
-        call.x = View(scores.ctypes.data, step[0], 1, step[1])
-        call.mask = View(mask.ctypes.data, n, 1, 1) if masked else View()
-        call.index, call.value, call.tau = index.ctypes.data, value.ctypes.data, tau.ctypes.data
-        assert lib.anymax_run(ctypes.byref(call)) == 0
-        found[dtype, spaced, masked] = value, tau
-    want = found[np.float64, False, False]
-    assert np.isinf(want[0][3])
-    assert np.isfinite(np.delete(want[0], 3)).all()
-    for (dtype, *_), got in found.items():
-        for a, b in zip(got, want, strict=True):
-            np.testing.assert_allclose(
-                a, b, rtol=1e-6 if dtype == np.float32 else 1e-13, atol=2e-6 if dtype == np.float32 else 1e-13
-            )
