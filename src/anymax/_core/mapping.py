@@ -31,12 +31,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-# a subclass that overrides only these has the p of its base, and keeps its kernel; anything else counts as a formula of p,
-# and then the subclass does not inherit what follows from the p of its base
-_NO_FORMULAS = frozenset(
-    {"name", "formula", "facts", "instead", "example", "may_vanish", "check", "no_potential", "no_constant"}
-)
-_OF_P = ("formula", "as_softmax", "exponents", "most_kept", "nucleus")
+# what follows from the p of a map: a subclass has its own, or the defaults, unless it names the kernel itself
+_OF_P = ("kernel", "formula", "as_softmax", "exponents", "most_kept", "nucleus", "zero_below_threshold")
 
 
 class Mapping(ABC):
@@ -74,19 +70,11 @@ class Mapping(ABC):
     per_class: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """A subclass that overrides a formula of p runs its own methods: it has no kernel, and no attribute that tells of another p."""
+        """A kernel holds for the class that names it: a subclass may have another p, so it runs its own methods."""
         super().__init_subclass__(**options)
-        line = cls.__mro__
-        place = next(i for i, c in enumerate(line) if "kernel" in c.__dict__)
-        owner: Any = line[place]
-        fields = {f.name for f in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
-        before = {a for c in line[place:] for a in c.__dict__ if not a.startswith("__")}
-        changed = before.intersection(a for c in line[:place] for a in c.__dict__)
-        if changed - fields - _NO_FORMULAS:
-            cls.kernel, cls.zero_below_threshold = None, False
-            for name in _OF_P:
-                if name not in cls.__dict__:
-                    setattr(cls, name, Mapping.__dict__[name])
+        for name in () if "kernel" in cls.__dict__ else _OF_P:
+            if name not in cls.__dict__:
+                setattr(cls, name, Mapping.__dict__[name])
 
     def __call__(
         self, x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]

@@ -45,7 +45,7 @@ class Ratio(RatioMap):
         for field, f in (("u", self.u), ("du", self.du)):
             if (not callable(f) or isinstance(f, Mapping)) and not (field == "du" and f is None):
                 raise TypeError(f"Ratio({field}={f!r}): expected a function of an array of scores")
-        if self.u is _relu and self.du is _drelu:
+        if type(self) is Ratio and self.u is _relu and self.du is _drelu:
             object.__setattr__(self, "kernel", "relu")
 
     @property
