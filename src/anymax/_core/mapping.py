@@ -55,7 +55,6 @@ class Mapping(ABC):
     name: ClassVar[str]
     formula: ClassVar[str] = ""  # p in plain text, for tables and notebooks
     kernel: ClassVar[str | None] = None  # the name of a scalar link that compiled engines know
-    instead: ClassVar[str] = "nll"  # the loss to use if no Fenchel-Young loss exists
     traced: bool = False  # True if the derivative comes from automatic differentiation of `differentiable` alone
     iterative: bool = False  # True if `forward` iterates; `hold` gives the outcome of the iteration
     mass: Any = 1.0  # what p sums to: a number, or an array with one value per row
@@ -146,7 +145,12 @@ class Mapping(ABC):
         having = [kind.name for kind in handed.catalogue if kind.threshold is not Mapping.threshold]
         return f"{self.name} has no threshold; {', '.join(having[:-1])} and {having[-1]} have one"
 
-    # -- the loss of a map with a potential -----------------------------------------------------------------------------
+    # -- the loss, which a map with a potential has -----------------------------------------------------------------------
+
+    @property
+    def own_loss(self) -> str:
+        """The name of the loss to train with: "fenchel_young", or "nll" for a map that has no Fenchel-Young loss."""
+        return "fenchel_young" if self.facts.has_potential else "nll"
 
     def omega(self, q: Array, xp: Namespace) -> Array:
         """The regulariser Omega(q), [..., 1], up to a constant that makes it 0 at a vertex."""
@@ -185,7 +189,7 @@ class Mapping(ABC):
     def no_potential(self) -> str:
         return (
             f"{self.name} has no Fenchel-Young loss, because its Jacobian is not symmetric; "
-            f"use anymax.{self.instead} with this mapping instead"
+            f"use anymax.{self.own_loss} with this mapping instead"
         )
 
     def no_constant(self, smoothed: bool) -> str | None:

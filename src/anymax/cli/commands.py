@@ -198,7 +198,7 @@ def inventory(as_json: bool) -> None:
                 "sparse": facts.sparse,
                 "has_potential": facts.has_potential,
                 "margin": facts.margin,
-                "loss": "fenchel_young" if facts.has_potential else mapping.instead,
+                "loss": mapping.own_loss,
                 "definition": definition(mapping),
             }
         )

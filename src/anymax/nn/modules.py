@@ -136,8 +136,7 @@ class Loss(OfMapping):
             Boolean, broadcastable to the scores, True = keep; a masked class gets probability 0.
         """
         mapping = self.mapping
-        loss = losses.fenchel_young if mapping.facts.has_potential else losses.nll
-        return loss(mapping, scores, target, self.weight, mask=mask, **self.options)
+        return getattr(losses, mapping.own_loss)(mapping, scores, target, self.weight, mask=mask, **self.options)
 
     if TYPE_CHECKING:
 
