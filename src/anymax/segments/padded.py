@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array import Array, device_of, fit_axes, from_last, is_array, is_torch, namespace, to_last
+from .._array import Array, device_of, fit_axes, from_last, is_array, is_torch, namespace, running_sum, to_last
 from .._core.mapping import Mapping
 from .layout import Segments
 
@@ -88,8 +88,7 @@ def _traced(segments: Segments) -> Rows:
     while count and n:
         most = min(count, n // least)
         mine = (lengths >= least) & (lengths <= width)
-        slot = xp.astype(mine, ptr.dtype)
-        slot = xp.astype(xp.cumsum(slot, 0) if is_torch(slot) else xp.cumulative_sum(slot), ptr.dtype) - 1
+        slot = running_sum(mine, xp, ptr.dtype) - 1
         ids = xp.sort(xp.where(mine, upto(count), count * xp.ones_like(slot)))[:most]
         there = ids < count
         ids = xp.where(there, ids, xp.zeros_like(ids))
