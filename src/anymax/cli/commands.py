@@ -80,10 +80,7 @@ def parameters(command: Any) -> Any:
 
 
 def chosen_options(**options: Any) -> dict[str, Any]:
-    out = {key: value for key, value in options.items() if value is not None}
-    if "k" in out and float(out["k"]).is_integer():
-        out["k"] = int(out["k"])
-    return out
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def dump(document: Any) -> None:

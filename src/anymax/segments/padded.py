@@ -153,11 +153,10 @@ def entries_of(rows: Rows, parts: list[Array], x: Array, traced: bool) -> Array:
     return _take(_joined(flat) if len(flat) > 1 else flat[0], rows.place)
 
 
-def segments_of(rows: Rows, parts: list[Array], empty: Any, x: Array) -> Array:
+def segments_of(rows: Rows, parts: list[Array], empty: Any) -> Array:
     """Numbers [..., rows] of each bucket as [..., segments]; `empty` for a segment without entries."""
-    xp = namespace(x)
-    place = device_of(x)
-    none = xp.full((*x.shape[:-1], 1), empty, dtype=parts[0].dtype, **place)
+    one, xp = parts[0], namespace(parts[0])
+    none = xp.full((*one.shape[:-1], 1), empty, dtype=one.dtype, **device_of(one))
     return _take(xp.concat([*parts, none], axis=-1), rows.row)
 
 
@@ -199,7 +198,7 @@ def each_row(
     """Apply verb(bucket, rows) -> [..., rows] to x [..., entries]; the result is [..., segments]."""
     rows = rows_of(segments, x)
     parts = [verb(bucket, of_bucket(x, bucket, fill, least)) for bucket in rows.buckets]
-    return segments_of(rows, parts, empty, x)
+    return segments_of(rows, parts, empty)
 
 
 def formula(segments: Segments, mapping: Mapping, axis: int, function: Any, *arrays: Array) -> Array:
