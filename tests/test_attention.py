@@ -207,13 +207,13 @@ def test_errors(case):
 
 
 def test_the_types_name_every_implementation_and_every_option():
-    verb, implementations = (
-        importlib.import_module(f"anymax._attention.{part}") for part in ("verb", "implementations")
+    call, implementations = (
+        importlib.import_module(f"anymax._attention.{part}") for part in ("call", "implementations")
     )
-    assert list(typing.get_args(verb.ImplementationName)) == [i.name for i in implementations.IMPLEMENTATIONS]
+    assert list(typing.get_args(call.ImplementationName)) == [i.name for i in implementations.IMPLEMENTATIONS]
     parameters = inspect.signature(A.attention).parameters
     by_name = {name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-    assert set(verb.AttentionOptions.__annotations__) == by_name - {"need_weights"}
+    assert set(call.AttentionOptions.__annotations__) == by_name - {"need_weights"}
     assert inspect.signature(A.explain_attention).parameters == parameters
     for choice in typing.get_overloads(inspect.unwrap(A.attention)):
         own = inspect.signature(choice).parameters

@@ -94,6 +94,19 @@ def test_what_is_no_map():
         am.check_mapping(am.softmax)
 
 
+def test_a_relu_of_ones_own_says_that_it_gives_zeros():
+    def relu(x):
+        return x * (x > 0)
+
+    def step(x):
+        return 1.0 * (x > 0)
+
+    ratio = am.Ratio(relu, step, monotone=True, sparse=True)
+    am.check_mapping(ratio)
+    with pytest.raises(AssertionError, match=r"facts\.sparse is False"):
+        am.check_mapping(ratio.replace(sparse=False))
+
+
 # -- planted faults: each turns its law red ------------------------------------------------------------------------------------------
 
 

@@ -213,8 +213,10 @@ def test_engines_and_plain_operations_agree(dtype, temperature, engine):
     tolerances = {"float64": (1e-13, 1e-13), "float32": (1e-5, 2e-6), "bfloat16": (1e-2, 1e-2)}[dtype]
     for index, entropy, rest in ((y[:, None], True, False), (ids, False, True), (ids, False, False), (ids, True, True)):
         leaves, found = [x.clone().requires_grad_() for _ in range(2)], []
-        for leaf, terms in zip(leaves, (softmax_torch.terms, lambda *a: softmax_plain.plain(*a, xp))):
-            found.append([part for part in terms(leaf, index, scale, entropy, rest) if part is not None])
+        for leaf, terms in zip(leaves, (softmax_torch.terms, lambda *a, **o: softmax_plain.plain(*a, xp, **o))):
+            found.append(
+                [part for part in terms(leaf, index, scale=scale, entropy=entropy, rest=rest) if part is not None]
+            )
             value = sum((i + 1) * torch.where(part > -INF, part, 0.0).sum() for i, part in enumerate(found[-1]))
             value.backward()
         for ours, plain in zip(*found):

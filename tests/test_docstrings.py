@@ -139,7 +139,7 @@ def test_the_defaults_that_are_shown_are_those_in_effect(name):
     given = {p.name: GIVEN[p.name] for p in parameters if p.name in GIVEN and (p.default is p.empty or p.name == "k")}
     if name == "multilabel_softmax_loss":
         given["target"] = (X > 0.5).astype(int)
-    if name == "explain_attention":
+    if name in ("attention", "explain_attention"):
         given = dict.fromkeys("qkv", X)
     if name.startswith("segment_"):
         given["index"] = np.array([0, 0, 1])

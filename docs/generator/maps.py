@@ -31,10 +31,6 @@ class Page:
     def mapping(self) -> anymax.Mapping:
         return eval(self.prose.keys["example"], vars(anymax).copy())
 
-    @property
-    def loss(self) -> str:
-        return "fenchel_young" if self.mapping.facts.has_potential else self.mapping.instead
-
 
 def pages() -> list[Page]:
     """In the order of the catalogue; a map without prose is an error that names the file to write."""
@@ -78,9 +74,9 @@ def facts(page: Page) -> str:
         ("A larger score never gets a smaller probability", yes(f.monotone)),
         ("Adding a constant to all scores changes nothing", yes(f.shift_invariant)),
         ("Exact zeros", yes(f.sparse)),
-        ("Fenchel-Young loss (symmetric Jacobian)", "yes" if f.has_potential else f"no: use `{mapping.instead}`"),
+        ("Fenchel-Young loss (symmetric Jacobian)", "yes" if f.has_potential else f"no: use `{mapping.own_loss}`"),
         ("The loss is exactly 0 once the target leads by", lead(f)),
-        ("Loss to call", f"`{short}`, or `{page.loss}`" if short else f"`{page.loss}`"),
+        ("Loss to call", f"`{short}`, or `{mapping.own_loss}`" if short else f"`{mapping.own_loss}`"),
         ("Parameters with a gradient", ", ".join(f"`{n}`" for n in learnable(mapping)) or "none"),
         ("Compiled kernels", engines(mapping)),
     ]
@@ -162,7 +158,7 @@ def markdown(page: Page) -> str:
     words = {
         "kind": page.kind.__name__,
         "make": prose.keys["example"],
-        "loss": page.loss,
+        "loss": page.mapping.own_loss,
         "target": prose.keys.get("target", "[0, 1]"),
     }
     parts = [

@@ -74,14 +74,14 @@ def descending(x: Array, xp: Namespace) -> Array:
     return xp.flip(xp.sort(x, axis=-1), axis=-1)
 
 
-def running_sum(x: Array, xp: Namespace, dtype: Any = None) -> Array:
-    """Cumulative sums along each row. torch.compile would warn of array_api_compat's function. For a DTensor with its classes on several
-    devices cumsum(-1) gives local sums, but cumsum(ndim - 1) gives the right ones (torch 2.13)."""
+def running_sum(x: Array, xp: Namespace, dtype: Any = None, axis: int = -1) -> Array:
+    """Cumulative sums, along each row by default. torch.compile would warn of array_api_compat's function. For a DTensor with its classes
+    on several devices cumsum(-1) gives local sums, but cumsum(ndim - 1) gives the right ones (torch 2.13)."""
     dtype = x.dtype if dtype is None else dtype
     return (
-        x.cumsum(x.ndim - 1, dtype=dtype)
+        x.cumsum(axis % x.ndim, dtype=dtype)
         if is_torch(x)
-        else xp.cumulative_sum(xp.astype(x, dtype), axis=-1, dtype=dtype)
+        else xp.cumulative_sum(xp.astype(x, dtype), axis=axis, dtype=dtype)
     )
 
 

@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 import math
 import sys
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from .._array import (
     Array,
@@ -30,34 +31,53 @@ from .._array import (
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
+from .._core.typing import AnyArray
 from ..mappings import Softmax
 from . import operands
 from .scores import Scores, alibi_slopes
+
+ImplementationName = Literal["sdpa", "triton", "blockwise", "linear", "reference"]
+
+
+class AttentionOptions(TypedDict, total=False):
+    """The keyword-only options of `attention`."""
+
+    window: int | tuple[int | None, int | None] | None
+    alibi: bool | AnyArray | None
+    softcap: float | None
+    lengths: AnyArray | None
+    q_lengths: AnyArray | None
+    offset: int | AnyArray
+    sink: AnyArray | None
+    transform: Callable[[Any], Any] | None
+    mix: tuple[AnyArray, float | AnyArray] | None
+    implementation: ImplementationName | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The arguments of `attention` beside q, k and v, as the caller gave them."""
 
-    mapping: Any = None
+    mapping: Mapping | str | None = None
     mask: Any = None
-    is_causal: Any = False
-    scale: Any = None
-    enable_gqa: Any = False
-    bias: Any = None
-    dropout_p: Any = 0.0
+    is_causal: bool = False
+    scale: float | AnyArray | None = None
+    enable_gqa: bool = False
+    bias: AnyArray | None = None
+    dropout_p: float = 0.0
     generator: Any = None
-    window: Any = None
-    alibi: Any = None
-    softcap: Any = None
-    lengths: Any = None
-    q_lengths: Any = None
-    offset: Any = 0
-    sink: Any = None
-    transform: Any = None
-    mix: Any = None
-    need_weights: Any = False
-    implementation: Any = None
+    _: dataclasses.KW_ONLY
+    window: int | tuple[int | None, int | None] | None = None
+    alibi: bool | AnyArray | None = None
+    softcap: float | None = None
+    lengths: AnyArray | None = None
+    q_lengths: AnyArray | None = None
+    offset: int | AnyArray = 0
+    sink: AnyArray | None = None
+    transform: Callable[[Any], Any] | None = None
+    mix: tuple[AnyArray, float | AnyArray] | None = None
+    need_weights: bool = False
+    implementation: ImplementationName | None = None
 
 
 class AttentionCall(NamedTuple):

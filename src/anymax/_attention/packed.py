@@ -37,7 +37,8 @@ from .._random.generators import independent
 from ..mappings import Softmax
 from ..segments.layout import Segments, along, read_one
 from . import operands
-from .verb import ImplementationName, attention
+from .call import ImplementationName
+from .verb import attention
 
 _ALONE = 1 << 14  # measured: from so many scores a head on, padding costs a CPU more than another call
 _NO_MATRIX = (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 from .. import kernels
 from .._array import Array, Namespace, as_dtype, beside, check_scalar, fit_axes, is_array, like, namespace, upcast
@@ -11,7 +10,7 @@ from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
 from .._core.typing import AnyArray, ArrayT
 from . import implementations
-from .call import AttentionCall, Options, checked
+from .call import AttentionCall, AttentionOptions, Options, checked
 from .operands import every_attention, same_device
 
 _WORDS = {
@@ -21,23 +20,6 @@ _WORDS = {
     "p": "say dropout_p=",
     "alpha": "it belongs to the map, as in mapping=anymax.Entmax(alpha=1.3)",
 }
-
-ImplementationName = Literal["sdpa", "triton", "blockwise", "linear", "reference"]
-
-
-class AttentionOptions(TypedDict, total=False):
-    """The keyword-only options of `attention`."""
-
-    window: int | tuple[int | None, int | None] | None
-    alibi: bool | AnyArray | None
-    softcap: float | None
-    lengths: AnyArray | None
-    q_lengths: AnyArray | None
-    offset: int | AnyArray
-    sink: AnyArray | None
-    transform: Callable[[Any], Any] | None
-    mix: tuple[AnyArray, float | AnyArray] | None
-    implementation: ImplementationName | None
 
 
 @overload
@@ -66,6 +48,7 @@ def attention(
 
 @check_keywords(_WORDS, query="q", key="k", value="v", attn_mask="mask")
 @documented_like(every_attention)
+@documented_like(Options)
 def attention(
     q: ArrayT,
     k: ArrayT,
@@ -79,17 +62,8 @@ def attention(
     dropout_p: float = 0.0,
     generator: Any = None,
     *,
-    window: int | tuple[int | None, int | None] | None = None,
-    alibi: bool | AnyArray | None = None,
-    softcap: float | None = None,
-    lengths: AnyArray | None = None,
-    q_lengths: AnyArray | None = None,
-    offset: int | AnyArray = 0,
-    sink: AnyArray | None = None,
-    transform: Callable[[Any], Any] | None = None,
-    mix: tuple[AnyArray, float | AnyArray] | None = None,
     need_weights: bool = False,
-    implementation: ImplementationName | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> ArrayT | tuple[ArrayT, ArrayT]:
     """Attention `p(scale q k^T + bias) v`, where p is any map and not softmax alone.
 
@@ -150,18 +124,16 @@ def attention(
     array([[1.],
            [5.]])
     """
-    options = Options(
-        mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator, window=window, alibi=alibi, softcap=softcap,
-        lengths=lengths, q_lengths=q_lengths, offset=offset, sink=sink, transform=transform, mix=mix, need_weights=need_weights,
-        implementation=implementation,
-    )  # fmt: skip
-    asked = implementations.named(implementation)
-    call, plain = checked(q, k, v, options)
+    given = Options(
+        mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator, need_weights=need_weights, **options
+    )
+    asked = implementations.named(given.implementation)
+    call, plain = checked(q, k, v, given)
     xp, dtype = namespace(call.q), call.q.dtype
     with plain:
         out, p = implementations.choose(call, asked).run(call)
-        if mix is not None:
-            out, p = _mixed(call, out, p, mix, xp)
+        if given.mix is not None:
+            out, p = _mixed(call, out, p, given.mix, xp)
     out = as_dtype(out, dtype, xp)
     if not need_weights:
         return out

@@ -33,12 +33,8 @@ if TYPE_CHECKING:
     from .separable import Separable
 
 
-# a subclass that overrides only these has the p of its base, and keeps its kernel; anything else counts as a formula of p,
-# and then the subclass does not inherit what follows from the p of its base
-_NO_FORMULAS = frozenset(
-    {"name", "formula", "facts", "instead", "example", "may_vanish", "check", "no_potential", "no_constant"}
-)
-_OF_P = ("formula", "as_softmax", "exponents", "most_kept", "nucleus")
+# what follows from the p of a map: a subclass has its own, or the defaults, unless it names the kernel itself
+_OF_P = ("kernel", "formula", "as_softmax", "exponents", "most_kept", "nucleus", "zero_below_threshold")
 
 
 class Mapping(ABC):
@@ -61,7 +57,6 @@ class Mapping(ABC):
     name: ClassVar[str]
     formula: ClassVar[str] = ""  # p in plain text, for tables and notebooks
     kernel: ClassVar[str | None] = None  # the name of a scalar link that compiled engines know
-    instead: ClassVar[str] = "nll"  # the loss to use if no Fenchel-Young loss exists
     traced: bool = False  # True if the derivative comes from automatic differentiation of `differentiable` alone
     iterative: bool = False  # True if `forward` iterates; `hold` gives the outcome of the iteration
     mass: Any = 1.0  # what p sums to: a number, or an array with one value per row
@@ -78,19 +73,11 @@ class Mapping(ABC):
     per_class: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """A subclass that overrides a formula of p runs its own methods: it has no kernel, and no attribute that tells of another p."""
+        """A kernel holds for the class that names it: a subclass may have another p, so it runs its own methods."""
         super().__init_subclass__(**options)
-        line = cls.__mro__
-        place = next(i for i, c in enumerate(line) if "kernel" in c.__dict__)
-        owner: Any = line[place]
-        fields = {f.name for f in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
-        before = {a for c in line[place:] for a in c.__dict__ if not a.startswith("__")}
-        changed = before.intersection(a for c in line[:place] for a in c.__dict__)
-        if changed - fields - _NO_FORMULAS:
-            cls.kernel, cls.zero_below_threshold = None, False
-            for name in _OF_P:
-                if name not in cls.__dict__:
-                    setattr(cls, name, Mapping.__dict__[name])
+        for name in () if "kernel" in cls.__dict__ else _OF_P:
+            if name not in cls.__dict__:
+                setattr(cls, name, Mapping.__dict__[name])
 
     def __call__(
         self, x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]
@@ -166,7 +153,12 @@ class Mapping(ABC):
         having = [kind.name for kind in handed.catalogue if kind.threshold is not Mapping.threshold]
         return f"{self.name} has no threshold; {', '.join(having[:-1])} and {having[-1]} have one"
 
-    # -- the loss of a map with a potential -----------------------------------------------------------------------------
+    # -- the loss, which a map with a potential has -----------------------------------------------------------------------
+
+    @property
+    def own_loss(self) -> str:
+        """The name of the loss to train with: "fenchel_young", or "nll" for a map that has no Fenchel-Young loss."""
+        return "fenchel_young" if self.facts.has_potential else "nll"
 
     def omega(self, q: Array, xp: Namespace) -> Array:
         """The regulariser Omega(q), [..., 1], up to a constant that makes it 0 at a vertex."""
@@ -205,7 +197,7 @@ class Mapping(ABC):
     def no_potential(self) -> str:
         return (
             f"{self.name} has no Fenchel-Young loss, because its Jacobian is not symmetric; "
-            f"use anymax.{self.instead} with this mapping instead"
+            f"use anymax.{self.own_loss} with this mapping instead"
         )
 
     def no_constant(self, smoothed: bool) -> str | None:

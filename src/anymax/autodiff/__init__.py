@@ -8,7 +8,7 @@ from .numpy import BRIDGE as _PLAIN
 
 
 def bridge(x: Array) -> Bridge:
-    """The bridge of x's framework. No other code branches on the framework of an array."""
+    """The bridge of x's framework. No other code chooses a bridge."""
     if is_torch(x):
         from . import torch  # late: torch is loaded already
 

@@ -95,6 +95,6 @@ class Bridge(ABC):
         return handed.layer_bridge(self.framework)
 
     @property
-    def terms(self) -> Callable[[Array, Array, float, bool, bool], Terms]:
-        """A function of (x, index, scale, entropy, rest): log p of classes under softmax(scale x), its entropy, log p of the others."""
+    def terms(self) -> Callable[..., Terms]:
+        """A function of (x, index, *, scale, entropy, rest): log p of classes under softmax(scale x), its entropy, log p of the others."""
         return handed.softmax_terms(self.framework)

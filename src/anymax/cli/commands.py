@@ -80,10 +80,7 @@ def parameters(command: Any) -> Any:
 
 
 def chosen_options(**options: Any) -> dict[str, Any]:
-    out = {key: value for key, value in options.items() if value is not None}
-    if "k" in out and float(out["k"]).is_integer():
-        out["k"] = int(out["k"])
-    return out
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def dump(document: Any) -> None:
@@ -198,7 +195,7 @@ def inventory(as_json: bool) -> None:
                 "sparse": facts.sparse,
                 "has_potential": facts.has_potential,
                 "margin": facts.margin,
-                "loss": "fenchel_young" if facts.has_potential else mapping.instead,
+                "loss": mapping.own_loss,
                 "definition": definition(mapping),
             }
         )

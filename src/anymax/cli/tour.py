@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from .. import plot
+from .. import losses, plot
 from .._core.mapping import Mapping
 from ..functional import apply
-from ..losses.verbs import fenchel_young, nll
 from ..mappings import Budget
 from . import names, progress, tables
 
@@ -145,7 +144,7 @@ def train(mapping: Mapping, data: Digits, epochs: int, seed: int, tick: Callable
     import torch  # late: an optional extra
 
     x, y, test_x, test_y = data
-    loss = fenchel_young if mapping.facts.has_potential else nll
+    loss = getattr(losses, mapping.own_loss)
     with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(seed)
         model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
@@ -162,7 +161,7 @@ def train(mapping: Mapping, data: Digits, epochs: int, seed: int, tick: Callable
         p = apply(mapping, model(test_x)).numpy()
     return Result(
         mapping=mapping,
-        loss="Fenchel-Young" if loss is fenchel_young else "-log p",
+        loss="Fenchel-Young" if mapping.own_loss == "fenchel_young" else "-log p",
         accuracy=float((p.argmax(-1) == test_y).mean()),
         support=float((p > 0).sum(-1).mean()),
         calibration_error=plot.reliability(p, test_y)[3],

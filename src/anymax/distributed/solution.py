@@ -116,7 +116,7 @@ class Solution(ABC):
         shards, xp = self.shards, self.xp
         p = xp.where(shards.poisoned, xp.zeros_like(shards.shard.rows), self.p())
         masses = self.masses(p, u.dtype)
-        upto = xp.cumulative_sum(masses, axis=0) if not _array.is_torch(masses) else masses.cumsum(0)
+        upto = _array.running_sum(masses, xp, axis=0)
         level, whole = u * upto[-1], upto[-1]
         before = shards.mine(upto) - shards.mine(masses)
         here = (level >= before) & (level < shards.mine(upto)) & (whole > 0)

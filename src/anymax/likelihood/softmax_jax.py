@@ -8,4 +8,4 @@ import jax
 
 from .softmax_plain import plain
 
-terms = jax.jit(functools.partial(plain, xp=jax.numpy), static_argnums=(2, 3, 4))
+terms = jax.jit(functools.partial(plain, xp=jax.numpy), static_argnames=("scale", "entropy", "rest"))

@@ -40,7 +40,7 @@ class Terms(NamedTuple):
     rest: Array | None  # [..., 1], log p of all other classes together
 
 
-def plain(x: Array, index: Array, scale: float, entropy: bool, rest: bool, xp: Namespace) -> Terms:
+def plain(x: Array, index: Array, xp: Namespace, *, scale: float, entropy: bool, rest: bool) -> Terms:
     """The terms of softmax(scale x) for classes [..., m], where n means no class; every derivative is exact, also where p is 0."""
     with quiet(x):
         s = upcast(x, xp)
@@ -60,17 +60,17 @@ def plain(x: Array, index: Array, scale: float, entropy: bool, rest: bool, xp: N
         return Terms(*(None if part is None else poison(part, poisoned, xp) for part in (log_p, h, log_rest)))
 
 
-def terms(x: Array, index: Array, scale: float, entropy: bool, rest: bool) -> Terms:
+def terms(x: Array, index: Array, *, scale: float, entropy: bool, rest: bool) -> Terms:
     """`plain`, a few rows at a time in NumPy."""
     xp = namespace(x)
     parts = list(blocks(tuple(x.shape[:-1]), x.shape[-1], _BLOCK)) if isinstance(x, np.ndarray) else [()]
     if len(parts) == 1:
-        return plain(x, index, scale, entropy, rest, xp)
+        return plain(x, index, xp, scale=scale, entropy=entropy, rest=rest)
     kind = upcast(x[..., :1], xp).dtype
     sizes = (index.shape[-1], 1 if entropy else 0, 1 if rest else 0)
     out = [np.empty((*x.shape[:-1], size), kind) for size in sizes]
     for part in parts:
-        for whole, piece in zip(out, plain(x[part], index[part], scale, entropy, rest, xp)):
+        for whole, piece in zip(out, plain(x[part], index[part], xp, scale=scale, entropy=entropy, rest=rest)):
             if piece is not None:
                 whole[part] = piece
     return Terms(out[0], out[1] if entropy else None, out[2] if rest else None)

@@ -29,9 +29,9 @@ _MANY = 1 << 26
 _LOWEST = -1e4  # in place of log 0, so that 0 log 0 is 0
 
 
-def terms(x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) -> Terms:
+def terms(x: Tensor, index: Tensor, *, scale: float, entropy: bool, rest: bool) -> Terms:
     if type(x) not in KINDS or x.layout is not torch.strided or traced(_SOFTMAX):
-        return plain(x, index, scale, entropy, rest, xp)
+        return plain(x, index, xp, scale=scale, entropy=entropy, rest=rest)
     if recorded(x):
         log_p, h, others = _Terms.apply(x, index, scale, entropy, rest)
     else:
@@ -52,7 +52,7 @@ class _Found(NamedTuple):
 class _Terms(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) -> tuple[Tensor, ...]:
-        ctx.call = scale, entropy, rest
+        ctx.call = {"scale": scale, "entropy": entropy, "rest": rest}
         ctx.set_materialize_grads(False)
         found = _forward(x, index, scale, entropy, rest)
         save(ctx, x, index, *found)
@@ -64,9 +64,8 @@ class _Terms(torch.autograd.Function):
         if all(g is None for g in grads):
             return None, *none
         if plain_backward(*grads):
-            scale, entropy, rest = ctx.call
-            return *plain_grads(lambda a: plain(a, index, scale, entropy, rest, xp), (x,), grads), *none
-        return _backward(x, index, _Found(*found), grads, ctx.call[0]), *none
+            return *plain_grads(lambda a: plain(a, index, xp, **ctx.call), (x,), grads), *none
+        return _backward(x, index, _Found(*found), grads, ctx.call["scale"]), *none
 
 
 def _parts(x: Tensor) -> Any:

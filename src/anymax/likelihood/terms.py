@@ -76,7 +76,7 @@ def terms_of(
         out = None
         if not entropy and not rest and scale == 1.0 and index.shape[-1] == 1:
             out = _by_loss(mapping, rows, xp.where(none, -xp.ones_like(at), at)[..., 0])
-        out = bridge(rows).terms(rows, at, scale, entropy, rest) if out is None else out
+        out = bridge(rows).terms(rows, at, scale=scale, entropy=entropy, rest=rest) if out is None else out
     else:
         out = _of_map(mapping, rows, at, entropy, xp)
     log_p = xp.where(none, xp.zeros_like(out.log_p), out.log_p)

@@ -488,5 +488,5 @@ def _margin_loss(margin: Any, scale: Any, mapping: Mapping, cosines: Any, target
     if not is_array(scale) and not is_number(scale):
         raise TypeError(f"margin_loss: scale must be a number or an array, got {_array.shown(scale)}")
     scores = as_margin(margin)(wide, counted, axis) * _array.like(scale, wide, xp)
-    formula = _fenchel_young if mapping.facts.has_potential else _nll
+    formula = _fenchel_young if mapping.own_loss == "fenchel_young" else _nll
     return cast(formula(mapping, scores, target, options._replace(axis=axis)), dtype)

@@ -27,6 +27,8 @@ class Ratio(RatioMap):
         derivative.
     monotone
         True if u grows with x; `facts` then says that the map is monotone.
+    sparse
+        True if u can be 0; `facts` then says that the map gives exact zeros.
 
     Examples
     --------
@@ -37,6 +39,7 @@ class Ratio(RatioMap):
     u: Callable[[Array], Array]
     du: Callable[[Array], Array] | None = None
     monotone: bool = False
+    sparse: bool = False
 
     name = "ratio"
     formula = "pᵢ ∝ u(xᵢ), any u ≥ 0"
@@ -45,13 +48,12 @@ class Ratio(RatioMap):
         for field, f in (("u", self.u), ("du", self.du)):
             if (not callable(f) or isinstance(f, Mapping)) and not (field == "du" and f is None):
                 raise TypeError(f"Ratio({field}={f!r}): expected a function of an array of scores")
-        if self.u is _relu and self.du is _drelu:
+        if type(self) is Ratio and self.u is _relu and self.du is _drelu:
             object.__setattr__(self, "kernel", "relu")
 
     @property
     def facts(self) -> Facts:
-        sparse = self.u is _relu or self.u is _square
-        return Facts(monotone=self.monotone, shift_invariant=False, sparse=sparse, has_potential=False)
+        return Facts(monotone=self.monotone, shift_invariant=False, sparse=self.sparse, has_potential=False)
 
     @property
     def may_vanish(self) -> bool:
@@ -90,7 +92,7 @@ class Ratio(RatioMap):
     @classmethod
     def square(cls) -> Ratio:
         """u = x^2."""
-        return cls(_square, _dsquare)
+        return cls(_square, _dsquare, sparse=True)
 
     @classmethod
     def sigmoid(cls) -> Ratio:
@@ -100,7 +102,7 @@ class Ratio(RatioMap):
     @classmethod
     def relu(cls) -> Ratio:
         """u = max(x, 0); monotone. A row without positive scores gives zeros."""
-        return cls(_relu, _drelu, monotone=True)
+        return cls(_relu, _drelu, monotone=True, sparse=True)
 
 
 def _size(x: Array) -> Array:

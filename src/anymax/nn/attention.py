@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from .._array import dense
 from .._attention import attention, is_causal_bias, kept_by, operands
+from .._attention.call import ImplementationName
 from .._attention.scores import transforms_of
-from .._attention.verb import ImplementationName
 from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .adaptive_scale import AdaptiveScale

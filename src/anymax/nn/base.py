@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._array import is_int
+from .._array import asarray, is_int
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from ..mappings import Softmax
@@ -73,6 +73,13 @@ class OfMapping(nn.Module):
 def or_softmax(mapping: Mapping | str | None) -> Mapping | str:
     """The map of a module whose map is softmax by default."""
     return Softmax() if mapping is None else mapping
+
+
+def class_weight_of(weight: Any) -> torch.Tensor | None:
+    """A factor for each class as a tensor: a tensor as it is, numbers in torch's default dtype."""
+    if weight is None or isinstance(weight, torch.Tensor):
+        return weight
+    return torch.as_tensor(asarray(weight, "weight"), dtype=torch.get_default_dtype())
 
 
 def check_integer(who: str, name: str, size: Any) -> None:

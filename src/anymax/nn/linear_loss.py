@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import linear
-from .._array import asarray
 from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .._core.typing import Reduction
-from .base import OfMapping, check_sizes, every_module, or_softmax
+from .base import OfMapping, check_sizes, class_weight_of, every_module, or_softmax
 
 
 @documented_like(every_module)
@@ -82,9 +81,7 @@ class LinearLoss(OfMapping):
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         self.weight = nn.Parameter(torch.empty(num_classes, in_features, **factory_kwargs))
         self.register_parameter("bias", nn.Parameter(torch.empty(num_classes, **factory_kwargs)) if bias else None)
-        if weight is not None and not isinstance(weight, Tensor):
-            weight = torch.as_tensor(asarray(weight, "weight"), dtype=torch.get_default_dtype())
-        self.register_buffer("class_weight", weight)
+        self.register_buffer("class_weight", class_weight_of(weight))
         self.chunk = chunk
         self.options: dict[str, Any] = {
             "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing, "least": least,

@@ -159,9 +159,8 @@ class MarginHead(OfMapping):
             return self._margin_loss(wide, target, options)
         scores = self.margin(wide, mine, -1) * self.scale if weight.shape[0] else wide
         mapping = self.mapping
-        loss = distributed.fenchel_young if mapping.facts.has_potential else distributed.nll
         shard = ShardKeywords(group=self.group, class_start=start, class_count=starts[-1])
-        return loss(mapping, scores, target, axis=-1, **shard, **options)
+        return getattr(distributed, mapping.own_loss)(mapping, scores, target, axis=-1, **shard, **options)
 
     def _integers(self, embeddings: Tensor, target: Tensor) -> Tensor:
         """The targets as 64-bit integers; an error unless there is one for each embedding."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from .. import functional, losses
-from .._array import asarray
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
 from .._core.typing import Axes, Reduction
-from .base import OfMapping, every_module
+from .base import OfMapping, class_weight_of, every_module
 
 
 class Activation(OfMapping):
@@ -115,9 +113,7 @@ class Loss(OfMapping):
         bounds: tuple[float, float] = (1.0, 2.0),
     ) -> None:
         super().__init__(mapping, learn, bounds)
-        if weight is not None and not isinstance(weight, Tensor):
-            weight = torch.as_tensor(asarray(weight, "weight"), dtype=torch.get_default_dtype())
-        self.register_buffer("weight", weight)
+        self.register_buffer("weight", class_weight_of(weight))
         self.options: dict[str, Any] = {
             "ignore_index": ignore_index,
             "reduction": reduction,
@@ -136,8 +132,7 @@ class Loss(OfMapping):
             Boolean, broadcastable to the scores, True = keep; a masked class gets probability 0.
         """
         mapping = self.mapping
-        loss = losses.fenchel_young if mapping.facts.has_potential else losses.nll
-        return loss(mapping, scores, target, self.weight, mask=mask, **self.options)
+        return getattr(losses, mapping.own_loss)(mapping, scores, target, self.weight, mask=mask, **self.options)
 
     if TYPE_CHECKING:
 

@@ -41,7 +41,7 @@ def promises(mapping: Mapping) -> tuple[str, str]:
     zeros = "Exact zeros where its function is 0." if yours else "Every probability is above 0."
     zeros = "Gives exact zeros." if facts.sparse else zeros
     if not facts.has_potential:
-        return zeros, f"No Fenchel-Young loss: train with {mapping.instead}."
+        return zeros, f"No Fenchel-Young loss: train with {mapping.own_loss}."
     end = "" if facts.margin is None else f", exactly 0 once the target leads by {facts.margin:g}"
     return zeros, f"Fenchel-Young loss{end}."
 

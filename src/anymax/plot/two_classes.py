@@ -13,7 +13,7 @@ from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .._core.typing import AnyArray, Numbers
 from ..functional import apply
-from ..losses.verbs import fenchel_young, nll
+from ..losses import verbs
 from . import style
 from .inputs import THREE, USUAL, Maps, maps_of, some_maps
 from .style import DASHES, MARKERS, every_picture
@@ -213,7 +213,7 @@ CLASSIC: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 def _lead_loss(mapping: Mapping, others: tuple[float, ...]) -> Callable[[np.ndarray], np.ndarray]:
     """The loss of one row as a function of the lead of the target, or of k targets together if the probabilities sum to k."""
-    loss = fenchel_young if mapping.facts.has_potential else nll
+    loss = getattr(verbs, mapping.own_loss)
     n, mass = 1 + len(others), float(mapping.mass)
     y = np.clip(mass - np.arange(n), 0.0, 1.0)[None]  # k labels; if k is not an integer, also a part of the next one
     targets = max(1, int(mass))

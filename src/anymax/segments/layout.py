@@ -13,6 +13,7 @@ from .._array import (
     asarray,
     check_axis,
     compiling,
+    counts,
     eager,
     is_int,
     is_integer,
@@ -20,6 +21,7 @@ from .._array import (
     is_torch,
     namespace,
     number,
+    running_sum,
     shown,
 )
 from .._core.options import check_keywords
@@ -330,9 +332,8 @@ def _traced(who: str, name: str, value: Array, num_segments: int | None) -> Segm
     if num_segments not in (None, count):
         raise ValueError(f"{who}: num_segments={num_segments}, and {name} has {count} segments")
     if name == "lengths":
-        value = xp.concat(
-            [xp.zeros_like(value[:1]), xp.cumsum(value, 0) if is_torch(value) else xp.cumulative_sum(value)]
-        )
+        value = counts(value, xp)
+        value = xp.concat([xp.zeros_like(value[:1]), running_sum(value, xp)])
     return Segments(value, None, -1)  # `along` tells how many entries there are
 
 

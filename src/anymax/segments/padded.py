@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array import Array, device_of, fit_axes, from_last, is_array, is_torch, namespace, to_last
+from .._array import Array, device_of, fit_axes, from_last, is_array, is_torch, namespace, running_sum, to_last
 from .._core.mapping import Mapping
 from .layout import Segments
 
@@ -88,8 +88,7 @@ def _traced(segments: Segments) -> Rows:
     while count and n:
         most = min(count, n // least)
         mine = (lengths >= least) & (lengths <= width)
-        slot = xp.astype(mine, ptr.dtype)
-        slot = xp.astype(xp.cumsum(slot, 0) if is_torch(slot) else xp.cumulative_sum(slot), ptr.dtype) - 1
+        slot = running_sum(mine, xp, ptr.dtype) - 1
         ids = xp.sort(xp.where(mine, upto(count), count * xp.ones_like(slot)))[:most]
         there = ids < count
         ids = xp.where(there, ids, xp.zeros_like(ids))
@@ -154,11 +153,10 @@ def entries_of(rows: Rows, parts: list[Array], x: Array, traced: bool) -> Array:
     return _take(_joined(flat) if len(flat) > 1 else flat[0], rows.place)
 
 
-def segments_of(rows: Rows, parts: list[Array], empty: Any, x: Array) -> Array:
+def segments_of(rows: Rows, parts: list[Array], empty: Any) -> Array:
     """Numbers [..., rows] of each bucket as [..., segments]; `empty` for a segment without entries."""
-    xp = namespace(x)
-    place = device_of(x)
-    none = xp.full((*x.shape[:-1], 1), empty, dtype=parts[0].dtype, **place)
+    one, xp = parts[0], namespace(parts[0])
+    none = xp.full((*one.shape[:-1], 1), empty, dtype=one.dtype, **device_of(one))
     return _take(xp.concat([*parts, none], axis=-1), rows.row)
 
 
@@ -200,7 +198,7 @@ def each_row(
     """Apply verb(bucket, rows) -> [..., rows] to x [..., entries]; the result is [..., segments]."""
     rows = rows_of(segments, x)
     parts = [verb(bucket, of_bucket(x, bucket, fill, least)) for bucket in rows.buckets]
-    return segments_of(rows, parts, empty, x)
+    return segments_of(rows, parts, empty)
 
 
 def formula(segments: Segments, mapping: Mapping, axis: int, function: Any, *arrays: Array) -> Array:

@@ -356,8 +356,7 @@ def segment_sample(
         found = xp.take_along_axis(table, xp.where(drawn < 0, xp.zeros_like(drawn), drawn), axis=-1)
         parts.append(xp.where(drawn < 0, -xp.ones_like(found), found))
     each = [_array.to_last(part, part.ndim - 2, xp) for part in parts]  # [..., samples, rows]
-    shape = (*p.shape[:-1], size, 0)
-    out = segments_of(rows, each, -1, p.new_zeros(shape) if is_torch(p) else xp.zeros(shape))
+    out = segments_of(rows, each, -1)
     out = _array.to_last(out, out.ndim - 2, xp)  # the samples last
     last = out.ndim - 1
     if num_samples is None:

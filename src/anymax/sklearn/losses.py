@@ -75,7 +75,7 @@ class IndexLoss:
     def rows(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The loss of each row, and `weights (p - y)`."""
         mapping, target, weights = self.mapping, self.target, self.weights
-        if not mapping.facts.has_potential:
+        if mapping.own_loss == "nll":
             y = np.zeros_like(z)
             y[self.each, target] = weights
             return nll(mapping, z, target, reduction="none", axis=-1), _pull_log(mapping, z, y)
@@ -171,7 +171,7 @@ class SharesLoss:
         self.shape = shares.shape
 
     def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
-        if not self.mapping.facts.has_potential:
+        if self.mapping.own_loss == "nll":
             target = np.zeros(self.shape, z.dtype)
             target[self.rows, self.columns] = self.share
             value = nll(self.mapping, z, target, reduction="none", axis=-1)

@@ -66,7 +66,7 @@ class Transform(ABC):
     >>> from anymax import topp
     >>> cut = topp(0.9)
     >>> cut.name, cut.params, cut.axis
-    ('topp', (('p', 0.9),), -1)
+    ('topp', (('p', 0.9), ('min_keep', 1)), -1)
     """
 
     params: tuple[tuple[str, Any], ...]
@@ -80,10 +80,10 @@ class Transform(ABC):
     step: ClassVar[str | None] = None  # the engine's equivalent step (kernels/decode.py)
 
     @abstractmethod
-    def rows(self, x: Array, xp: Namespace, *args: Any, **params: Any) -> Array:
+    def rows(self, x: Array, xp: Namespace, **params: Any) -> Array:
         """The new scores. The classes are the last axis of x; `params` are the parameters, aligned to x."""
 
-    def level(self, x: Array, *args: Any, **params: Any) -> Any:
+    def level(self, x: Array, **params: Any) -> Any:
         """The value that the engine's step takes: one number, or one per row. By default the first parameter."""
         return params[self.params[0][0]]
 
@@ -116,7 +116,7 @@ class Transform(ABC):
         return dataclasses.replace(self, params=tuple((k, params.get(k, v)) for k, v in self.params))
 
     def __repr__(self) -> str:
-        words = [f"{k}={brief(v)}" for k, v in self.params if v is not None]
+        words = [f"{k}={brief(v)}" for k, v in self.params if v is not None and (k, v) != ("min_keep", 1)]
         words += [f"axis={self.axis}"] if self.axis != -1 else []
         return f"{self.name}({', '.join(words)})"
 

@@ -37,11 +37,11 @@ class Truncation(Transform):
     truncates = True
 
     @abstractmethod
-    def keep(self, x: Array, xp: Namespace, *args: Any, **params: Any) -> Array:
+    def keep(self, x: Array, xp: Namespace, **params: Any) -> Array:
         """True where a score is kept; same arguments as `rows`."""
 
-    def rows(self, x: Array, xp: Namespace, *args: Any, **params: Any) -> Array:
-        return hide(x, self.keep(x, xp, *args, **params))
+    def rows(self, x: Array, xp: Namespace, **params: Any) -> Array:
+        return hide(x, self.keep(x, xp, **params))
 
 
 @documented_like(every_transform)
@@ -66,8 +66,7 @@ def topk(k: int, min_keep: int = 1, *, axis: int | None = None, dim: int | None 
         raise TypeError(f"topk: k must be an integer, the number of scores to keep, got {k!r}")
     if k < 1:
         raise ValueError(f"topk: k must be at least 1, got {k}")
-    least = dict(_min_keep("topk", min_keep)).get("min_keep", 1)
-    return _TopK((("k", max(int(k), least)),), pick_axis(axis, dim))
+    return _TopK((("k", max(int(k), _min_keep("topk", min_keep))),), pick_axis(axis, dim))
 
 
 class _TopK(Truncation):
@@ -97,14 +96,14 @@ def topp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int |
     array([  2.,   1., -inf])
     """
     check_range("topp", "p", p, lambda v: (v > 0) & (v <= 1), _MASS)
-    return _TopP((("p", p), *_min_keep("topp", min_keep)), pick_axis(axis, dim))
+    return _TopP((("p", p), ("min_keep", _min_keep("topp", min_keep))), pick_axis(axis, dim))
 
 
 class _TopP(Truncation):
     name = step = "topp"
     aligned = ("p",)
 
-    def keep(self, x: Array, xp: Namespace, p: Any, min_keep: int = 1) -> Array:
+    def keep(self, x: Array, xp: Namespace, p: Any, min_keep: int) -> Array:
         return topp_keep(x, p, xp, min_keep)
 
 
@@ -128,14 +127,14 @@ def minp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int |
     array([  2.,   1., -inf])
     """
     check_range("minp", "p", p, lambda v: (v > 0) & (v <= 1), _MASS)
-    return _MinP((("p", p), *_min_keep("minp", min_keep)), pick_axis(axis, dim))
+    return _MinP((("p", p), ("min_keep", _min_keep("minp", min_keep))), pick_axis(axis, dim))
 
 
 class _MinP(Truncation):
     name = step = "minp"
     aligned = ("p",)
 
-    def keep(self, x: Array, xp: Namespace, p: Any, min_keep: int = 1) -> Array:
+    def keep(self, x: Array, xp: Namespace, p: Any, min_keep: int) -> Array:
         y = stop_gradient(x)
         log_p = stop_gradient(xp.log(p)) if is_array(p) else math.log(p)
         keep = ~(y - top(y, xp) < log_p)
@@ -203,14 +202,14 @@ def typical(mass: Parameter = 0.9, min_keep: int = 1, *, axis: int | None = None
     array([0. , 0.2, 0.2, 0.2])
     """
     check_range("typical", "mass", mass, lambda v: (v > 0) & (v <= 1), _MASS)
-    return _Typical((("mass", mass), *_min_keep("typical", min_keep)), pick_axis(axis, dim))
+    return _Typical((("mass", mass), ("min_keep", _min_keep("typical", min_keep))), pick_axis(axis, dim))
 
 
 class _Typical(Truncation):
     name = step = "typical"
     aligned = ("mass",)
 
-    def keep(self, x: Array, xp: Namespace, mass: Any, min_keep: int = 1) -> Array:
+    def keep(self, x: Array, xp: Namespace, mass: Any, min_keep: int) -> Array:
         return typical_keep(x, mass, xp, min_keep)
 
 
@@ -237,7 +236,9 @@ def epsilon_cutoff(
     array([0.87, 0.  , 0.  , 0.  ])
     """
     check_range("epsilon_cutoff", "epsilon", epsilon, lambda v: (v > 0) & (v < 1), _INSIDE)
-    return _EpsilonCutoff((("epsilon", epsilon), *_min_keep("epsilon_cutoff", min_keep)), pick_axis(axis, dim))
+    return _EpsilonCutoff(
+        (("epsilon", epsilon), ("min_keep", _min_keep("epsilon_cutoff", min_keep))), pick_axis(axis, dim)
+    )
 
 
 class _EpsilonCutoff(Truncation):
@@ -245,7 +246,7 @@ class _EpsilonCutoff(Truncation):
     aligned = ("epsilon",)
     by_entropy: ClassVar[bool] = False  # True if the cutoff is lower for rows with a large entropy
 
-    def keep(self, x: Array, xp: Namespace, epsilon: Any, min_keep: int = 1) -> Array:
+    def keep(self, x: Array, xp: Namespace, epsilon: Any, min_keep: int) -> Array:
         return cutoff_keep(x, epsilon, xp, min_keep, by_entropy=self.by_entropy)
 
 
@@ -269,7 +270,7 @@ def eta(epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: 
     array([0. , 0. , 0.9, 0. ])
     """
     check_range("eta", "epsilon", epsilon, lambda v: (v > 0) & (v < 1), _INSIDE)
-    return _Eta((("epsilon", epsilon), *_min_keep("eta", min_keep)), pick_axis(axis, dim))
+    return _Eta((("epsilon", epsilon), ("min_keep", _min_keep("eta", min_keep))), pick_axis(axis, dim))
 
 
 class _Eta(_EpsilonCutoff):
@@ -322,7 +323,7 @@ class _XTC(Truncation):
     whole = True  # which rows are changed depends on their places
 
     def keep(self, x: Array, xp: Namespace, threshold: Any, probability: Any, generator: Any) -> Array:
-        return xtc_keep(x, self.level(x, threshold, probability, generator), xp)
+        return xtc_keep(x, self.level(x, threshold=threshold, probability=probability, generator=generator), xp)
 
     def level(self, x: Array, threshold: Any, probability: Any, generator: Any) -> Array:
         """The smallest probability of a top choice, [..., 1]: the threshold, or infinity for a row that is not to change."""
@@ -333,10 +334,9 @@ class _XTC(Truncation):
         return stop_gradient(xp.where(u <= stop_gradient(probability), level, math.inf * xp.ones_like(u)))
 
 
-def _min_keep(who: str, min_keep: Any) -> tuple[tuple[str, int], ...]:
-    """The parameter `min_keep`, left out if it is 1."""
+def _min_keep(who: str, min_keep: Any) -> int:
     if not is_int(number(min_keep)) or min_keep < 1:
         raise ValueError(
             f"{who}: min_keep must be an integer of at least 1, the number of classes to keep, got {min_keep!r}"
         )
-    return () if min_keep == 1 else (("min_keep", min(int(min_keep), _MOST)),)
+    return min(int(min_keep), _MOST)
