@@ -34,7 +34,7 @@ class Engine(ABC):
     ops: ClassVar[tuple[str, ...]] = OPS  # the operations that it has
     compiled: ClassVar[bool] = False  # True for our own kernels, which do in one pass what callers compose elsewhere
     takes_mask: ClassVar[bool] = False  # True where `forward` uses `mask` and `out`
-    takes_strides: ClassVar[bool] = False  # True where the compiled library takes arrays of any strides, along any axis
+    needs_saved: ClassVar[bool] = True  # False where `index_loss_grad` can do without what `index_loss` saves
 
     def __repr__(self) -> str:
         return f"<anymax engine {self.name}>"
@@ -95,6 +95,21 @@ class Engine(ABC):
         factor: float = 1.0,
     ) -> Array | None:  # fmt: skip
         """`factor scale (p - y)`, with one scale or one per row, from what `index_loss` saved; None where it can't."""
+        return None
+
+    def quick_index_loss(
+        self, mapping: Mapping, x: Array, index: Array, value: Array, axis: int, ignored: int, reduction: str, save: bool, /
+    ) -> tuple[Any, Any] | None:  # fmt: skip
+        """`index_loss` of a torch tensor on the CPU that nobody has checked: writes `value`, and returns the count and what it saved.
+
+        None for an unusual call, for which the caller chooses an engine.
+        """
+        return None
+
+    def quick_loss_grad(
+        self, mapping: Mapping, x: Array, index: Array, scale: Array, axis: int, factor: float, saved: Any, /
+    ) -> Array | None:
+        """`index_loss_grad` of tensors that nobody has checked; None for an unusual call."""
         return None
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:

@@ -186,7 +186,8 @@ def _numbers(link: Link, x: Array, what: str) -> Array:
 class Native(Engine):
     name = "native"
     ops = ("forward", "log_forward", "vjp", "log_vjp", "index_loss", "threshold")
-    compiled = takes_mask = takes_strides = True
+    compiled = takes_mask = True
+    needs_saved = False
 
     def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
         lib = load()
@@ -246,6 +247,20 @@ class Native(Engine):
     ) -> Array | None:  # fmt: skip
         scale = arrays_of(x).cast(scale, wide(x), x) if dtype_of(scale) != wide(x) else scale
         return engine_for(x).loss_grad(_link(mapping, x), x, index, scale, axis, factor, saved)
+
+    def quick_index_loss(
+        self, mapping: Mapping, x: Array, index: Array, value: Array, axis: int, ignored: int, reduction: str, save: bool, /
+    ) -> tuple[int, Array | None] | None:  # fmt: skip
+        engine, link = load(), link_of(mapping)
+        if isinstance(engine, str) or isinstance(link, str) or link.params is not None or link.kind in WITHOUT_LOSS:
+            return None
+        return engine.loss(mapping, x, index, value, axis, ignored, REDUCTIONS[reduction], save)
+
+    def quick_loss_grad(
+        self, mapping: Mapping, x: Array, index: Array, scale: Array, axis: int, factor: float, saved: Array | None, /
+    ) -> Array | None:
+        engine = load()
+        return None if isinstance(engine, str) else engine.loss_grad(mapping, x, index, scale, axis, factor, saved)
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
         return _numbers(_link(mapping, x), x, "a threshold")
