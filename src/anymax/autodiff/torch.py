@@ -26,7 +26,7 @@ from ..kernels import native
 from ..kernels.engine import BELOW, Engine, IndexLoss
 from ..kernels.link import Link, link_of
 from ..kernels.reference import ENGINE as reference
-from ..kernels.support import saved_in
+from ..kernels.support import non_zeros_in
 from .bridge import Bridge
 from .saving import As, hooked, params_of, restored, save, saved, with_params
 from .torch_operations import spec_of
@@ -77,7 +77,7 @@ class _Apply(torch.autograd.Function):
         support = None
         if memory is not None:
             memory = restored(memory, ctx.was)
-            support = saved_in(memory, p, axis) if ctx.support is None else ctx.support._replace(memory=memory)
+            support = non_zeros_in(memory, p, axis) if ctx.support is None else ctx.support._replace(memory=memory)
         x, p, g = (to_last(a, axis % a.ndim, xp) for a in (x, p, g))
         return from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp), *(None,) * (3 + len(params))
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol
 from .._array import Array
 from .._core.mapping import Mapping
 from .choice import asked
+from .support import NonZeros
 
 # the operations of `choose` and `explain`
 OPS = ("forward", "log_forward", "vjp", "log_vjp", "loss", "index_loss", "threshold")
@@ -59,6 +60,10 @@ class Engine(ABC):
     ) -> tuple[Array, Any]:
         """p(x), and the `saved` argument for `vjp` of the same engine, or None."""
         return self.forward(mapping, x, mask, out), None
+
+    def forward_non_zeros(self, mapping: Mapping, x: Array, out: Array) -> tuple[Array, NonZeros | None]:
+        """p(x), written to `out` where the engine can, and its non-zeros where the engine has found them."""
+        return self.forward(mapping, x, out=out), None
 
     def write(self, mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
         """Writes p(x) to `out`, which may be x itself; returns False and writes nothing if the engine can't."""
