@@ -124,6 +124,11 @@ def _each(op: str, mapping: Any, layout: Layout, x: Array, index: Any) -> Array:
     return result
 
 
+def _scores(mapping: Mapping, x: Array | None) -> Array | None:
+    """The scores, where a gradient needs them."""
+    return x if found_link(mapping).kind in NEED_SCORES else None
+
+
 class NativeRagged(RaggedEngine):
     """Its `saved` argument is p sorted by segment, [entries, heads], where the entries have an order; losses need none."""
 
@@ -144,11 +149,10 @@ class NativeRagged(RaggedEngine):
         return _entries("log_forward", mapping, layout, x)
 
     def vjp(self, mapping: Mapping, x: Array | None, p: Array, g: Array, layout: Layout, saved: Any = None) -> Array:
-        scores = x if found_link(mapping).kind in NEED_SCORES else None
-        return _entries("vjp", mapping, layout, scores, p, g, saved=saved)
+        return _entries("vjp", mapping, layout, _scores(mapping, x), p, g, saved=saved)
 
     def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, layout: Layout) -> Array:
-        return _entries("log_vjp", mapping, layout, x if found_link(mapping).kind == "sigsoftmax" else None, log_p, g)
+        return _entries("log_vjp", mapping, layout, _scores(mapping, x), log_p, g)
 
     def index_loss(self, mapping: Mapping, x: Array, index: Array, layout: Layout, *, save: bool) -> IndexLoss:
         return IndexLoss(_each("index_loss", mapping, layout, x, index), None)
