@@ -60,7 +60,7 @@ def planned(form):
 
 
 def served(case):
-    return not isinstance(engine.link_of(case.mapping), str)
+    return not isinstance(engine.triton_link(case.mapping), str)
 
 
 SERVED = tuple(c for c in CASES if served(c))
@@ -371,7 +371,7 @@ def test_logarithms_of_many_lanes(k, form):
     want = wide(lambda t: am.log_apply(mapping, t), x)
     for out in (poisoned(x), x):
         with planned(form):
-            launch.run("log", engine.link_of(mapping), x, out=out)
+            launch.run("log", engine.triton_link(mapping), x, out=out)
         torch.testing.assert_close(out.double(), want, rtol=2e-6, atol=2e-6)
 
 

@@ -213,8 +213,8 @@ def collect(
 
 def _listed(layer: Layer, bound: Bound, most: int, target: Tensor | None) -> Kept | None:
     """`_collect` by a GPU kernel; None if there is none for this call."""
-    gpu, link = triton.output_layer(layer.x, layer.weight, layer.bias), triton.link_of(layer.mapping)
-    if gpu is None or isinstance(link, str) or not layer.rows or (found := gpu.link_of(link)) is None:
+    gpu, link = triton.output_layer(layer.x, layer.weight, layer.bias), triton.triton_link(layer.mapping)
+    if gpu is None or isinstance(link, str) or not layer.rows or (found := gpu.candidate_form(link)) is None:
         return None
     low = None
     if target is not None:

@@ -19,8 +19,7 @@ from .. import arrays
 from .._rows import disjoint
 from ..choice import asked
 from ..engine import BELOW, Engine, IndexLoss
-from ..link import SOFTMAX, SPARSE, WITHOUT_LOG, WITHOUT_LOSS, Link, found_link, noise_of
-from ..link import link_of as known_link
+from ..link import SOFTMAX, SPARSE, WITHOUT_LOG, WITHOUT_LOSS, Link, found_link, link_of, noise_of
 
 ATTENTION = ("softmax", "sparsemax", "entmax", "budget")  # the maps of the attention kernels
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -47,9 +46,9 @@ def _interpreted() -> bool:
     return not isinstance(launch, str) and launch.triton.knobs.runtime.interpret
 
 
-def link_of(mapping: Mapping) -> Link | str:
+def triton_link(mapping: Mapping) -> Link | str:
     """The link of a mapping as these kernels take it, or a sentence that says why it has none."""
-    link = known_link(mapping)
+    link = link_of(mapping)
     if isinstance(link, str):
         return link
     if link.kind == "relu":
@@ -71,7 +70,7 @@ def link_of(mapping: Mapping) -> Link | str:
 
 def refuse_map(op: str, mapping: Mapping) -> str | None:
     """Why the kernels can't compute an operation of a map; None if they can, for the tensors that they take."""
-    link = link_of(mapping)
+    link = triton_link(mapping)
     if isinstance(link, str):
         return link
     if op in ("log_forward", "log_vjp") and link.kind in WITHOUT_LOG:
@@ -104,7 +103,7 @@ def output_layer(*operands: Array | None) -> Any:
 
 
 def prepared(mapping: Mapping) -> tuple[Any, Link]:
-    launch, link = load(), link_of(mapping)
+    launch, link = load(), triton_link(mapping)
     assert not isinstance(launch, str), launch
     assert not isinstance(link, str), link
     return launch, link

@@ -48,7 +48,7 @@ class Job(NamedTuple):
     sink: bool
 
 
-def link_of(link: Link | str) -> tuple[str, int, float]:
+def attention_form(link: Link | str) -> tuple[str, int, float]:
     """(link, power, param) of `Job`, from the link of the row kernels."""
     assert not isinstance(link, str), link
     if link.kind in ("softmax", "budget"):

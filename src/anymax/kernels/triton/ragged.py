@@ -16,7 +16,7 @@ from ..._array import Array
 from ..._core.mapping import Mapping
 from ..engine import IndexLoss, Layout, RaggedEngine
 from ..link import NEED_SCORES, Link
-from . import ENGINE, link_of, prepared
+from . import ENGINE, prepared, triton_link
 
 # the longest segments of each launch; one more launch is for longer ones
 _LENGTHS = (16, 64, 256, 1024, 4096, 16384)
@@ -105,7 +105,7 @@ class TritonRagged(RaggedEngine):
 
     def refuse(self, op: str, mapping: Mapping, x: Array) -> str | None:
         reason = super().refuse(op, mapping, x)
-        link = link_of(mapping) if reason is None else None
+        link = triton_link(mapping) if reason is None else None
         if isinstance(link, Link) and link.kind == "perturb_max":
             return "it has no kernel for segments of perturb_max"
         if reason is None and x.numel() >= _INTS:
