@@ -212,7 +212,7 @@ def test_layouts_of_rows_that_begin_anywhere(case, dtype, batch, form, monkeypat
     with planned(form):
         for least, shift in ((16, 1 if batch == 8 else 2), (1000, 0)):
             monkeypatch.setattr(plans, "SHIFTED", least)
-            assert operands.Rows(x, out=g).shift == shift
+            assert operands.PlainRows(x, out=g).shift == shift
             p, saved = engine.ENGINE.forward_saving(mapped(case), x)
             over = x.clone()
             engine.ENGINE.forward(mapped(case), over, None, over)

@@ -150,7 +150,7 @@ class Segments(Protocol):
         ...
 
 
-class Layout(NamedTuple):
+class SegmentsAlong(NamedTuple):
     """The segments of a call, and the axis of their entries."""
 
     segments: Segments
@@ -173,35 +173,37 @@ class RaggedEngine(ABC):
         return self.rows.refuse(op, mapping, x)
 
     @abstractmethod
-    def forward(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
+    def forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
         """p(x)."""
 
-    def forward_saving(self, mapping: Mapping, x: Array, layout: Layout) -> tuple[Array, Any]:
+    def forward_saving(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> tuple[Array, Any]:
         """p(x), and the `saved` argument for `vjp`, or None."""
-        return self.forward(mapping, x, layout), None
+        return self.forward(mapping, x, along), None
 
     @abstractmethod
-    def log_forward(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
+    def log_forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
         """log p(x)."""
 
     @abstractmethod
-    def vjp(self, mapping: Mapping, x: Array | None, p: Array, g: Array, layout: Layout, saved: Any = None) -> Array:
+    def vjp(
+        self, mapping: Mapping, x: Array | None, p: Array, g: Array, along: SegmentsAlong, saved: Any = None
+    ) -> Array:
         """J^T g. Maps with `needs_scores` need x."""
 
     @abstractmethod
-    def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, layout: Layout) -> Array:
+    def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, along: SegmentsAlong) -> Array:
         """`vjp` of log p."""
 
     @abstractmethod
-    def index_loss(self, mapping: Mapping, x: Array, index: Array, layout: Layout, *, save: bool) -> IndexLoss:
+    def index_loss(self, mapping: Mapping, x: Array, index: Array, along: SegmentsAlong, *, save: bool) -> IndexLoss:
         """The loss of each segment for the place of its target within it; 0 for a place below 0. `save` is as in `Engine.index_loss`."""
 
     @abstractmethod
     def index_loss_grad(
-        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, layout: Layout
+        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, along: SegmentsAlong
     ) -> Array:
         """`scale (p - y)`, with one scale per segment, from what `index_loss` saved."""
 
     @abstractmethod
-    def threshold(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
+    def threshold(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
         """tau of each segment, float32 or float64; logsumexp for softmax; -inf for an empty segment, NaN for one with NaN or +inf."""

@@ -37,14 +37,14 @@ _SHARE = 48  # a block has at most 1 / _SHARE of the scores
 Bound = Callable[[Tensor, Layer], Tensor]
 
 
-class Blocks(NamedTuple):
+class BlockSize(NamedTuple):
     """How many rows and classes a block of scores has."""
 
     rows: int
     classes: int
 
     @classmethod
-    def of(cls, layer: Layer, chunk: int | None) -> Blocks:
+    def of(cls, layer: Layer, chunk: int | None) -> BlockSize:
         rows, n, kind = layer.rows, layer.classes, layer.x.device.type
         tile = min(rows, _TILE.get(kind, _MANY_ROWS))
         if chunk is not None:
@@ -67,11 +67,11 @@ class Blocks(NamedTuple):
             yield a, min(a + self.classes, layer.classes)
 
 
-class Scores:
+class ScoreBlocks:
     """The scores of some rows, block by block, in a buffer that all blocks share."""
 
     def __init__(
-        self, layer: Layer, blocks: Blocks, target: Tensor | None = None, buffer: Tensor | None = None
+        self, layer: Layer, blocks: BlockSize, target: Tensor | None = None, buffer: Tensor | None = None
     ) -> None:
         self.layer, self.buffer = layer, blocks.buffer(layer) if buffer is None else buffer
         self.order = self.sorted = torch.empty(0)
@@ -180,7 +180,7 @@ class _KeptRows:
 
 
 def collect(
-    layer: Layer, blocks: Blocks, bound: Bound, most: int, target: Tensor | None, without_target: bool, others: bool
+    layer: Layer, blocks: BlockSize, bound: Bound, most: int, target: Tensor | None, without_target: bool, others: bool
 ) -> Kept:
     """The scores that each row keeps; `bound` computes, from any scores of the rows, a bound [rows, 1] up to which scores can be dropped.
 
@@ -234,12 +234,12 @@ def _listed(layer: Layer, bound: Bound, most: int, target: Tensor | None) -> Kep
 
 
 def _collect(
-    layer: Layer, blocks: Blocks, bound: Bound, most: int, target: Tensor | None, without_target: bool, others: bool
+    layer: Layer, blocks: BlockSize, bound: Bound, most: int, target: Tensor | None, without_target: bool, others: bool
 ) -> Kept:
     """`collect` for a few rows, block by block."""
     rows, device = layer.rows, layer.x.device
     wide = wide_dtype(layer.x, torch)
-    scores = Scores(layer, blocks, target)
+    scores = ScoreBlocks(layer, blocks, target)
     held = _KeptRows(rows, min(64, most), most, wide, device)
     of_target = torch.full((rows,), -math.inf, dtype=wide, device=device)
     low, sums, next_cut = torch.empty(0), [], 1

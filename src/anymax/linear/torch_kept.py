@@ -17,7 +17,7 @@ from ..autodiff.saving import save, saved
 from ..autodiff.torch import plain_grads
 from ..kernels import triton
 from .layer import Layer, dots
-from .torch_candidates import Blocks, Bound, Kept, collect
+from .torch_candidates import BlockSize, Bound, Kept, collect
 from .torch_groups import runs_eagerly
 
 Tensor = torch.Tensor
@@ -30,7 +30,7 @@ def kept(
     layer: Layer, target: Tensor | None, bound: Bound, without_target: bool, chunk: int | None, others: bool = False
 ) -> Kept:
     """The scores that each row keeps, without a gradient."""
-    blocks, n = Blocks.of(layer, chunk), layer.classes
+    blocks, n = BlockSize.of(layer, chunk), layer.classes
     most = n if layer.rows * n <= 1 << 18 else max(64, n * layer.x.element_size() // 160)
     with torch.no_grad():
         return collect(layer.constant(), blocks, bound, most, target, without_target, others)

@@ -23,7 +23,7 @@ from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.shards import refuse as refuse_sharded
 from ..kernels import choose_ragged
-from ..kernels.engine import Layout, RaggedEngine
+from ..kernels.engine import RaggedEngine, SegmentsAlong
 from .layout import Segments, along, read
 from .padded import of_segments
 
@@ -91,8 +91,8 @@ class SegmentCall:
         return choose_ragged(op, self.mapping, self.x) if self.segments.known else None
 
     @property
-    def layout(self) -> Layout:
-        return Layout(self.segments, self.axis)
+    def segments_along(self) -> SegmentsAlong:
+        return SegmentsAlong(self.segments, self.axis)
 
     @property
     def segments_first(self) -> Mapping:
