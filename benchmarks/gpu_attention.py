@@ -52,12 +52,11 @@ def _reach(case: Case) -> float:
 
 def empty_blocks(case: Case) -> float:
     """The share of blocks under the causal mask that have no probability."""
-    from anymax.kernels.triton import attention, link_of
+    from anymax.kernels.triton import attention, triton_link
 
     q, k, v = heads(case.shape, _reach(case))
-    job = attention.Job(
-        *attention.link_of(link_of(MAPS[case.map])), case.shape[-1] ** -0.5, 0.0, True, -1, -1, 0, 0.0, False, False
-    )
+    form = attention.attention_form(triton_link(MAPS[case.map]))
+    job = attention.Job(*form, case.shape[-1] ** -0.5, 0.0, True, -1, -1, 0, 0.0, False, False)
     _, saved = attention.forward(job, q, k, v, {}, True)
     plan, _ = attention.sizes(job, q, k, v, True)
     tall, wide = saved.counts.shape[-1], -(-case.shape[-2] // plan.N)

@@ -143,12 +143,12 @@ def parts(case: Case) -> dict[str, float]:
     import torch
 
     from anymax.linear.layer import Layer
-    from anymax.linear.torch_candidates import Blocks, Scores
+    from anymax.linear.torch_candidates import BlockSize, ScoreBlocks
 
     x, weight, y = operands(case.shape[1], case.distribution, case.dtype)
     of = Layer.of("benchmark", x.detach(), weight.detach(), MAPS[case.map], None, None)
-    blocks = Blocks.of(of, None)
-    scores = Scores(of, blocks)
+    blocks = BlockSize.of(of, None)
+    scores = ScoreBlocks(of, blocks)
 
     def product() -> None:
         for a, b in blocks.parts(of):

@@ -25,7 +25,7 @@ pytestmark = WARNINGS
 @pytest.fixture(autouse=True)
 def _tiles(monkeypatch):
     if not REAL:
-        monkeypatch.setattr(plans, "forced_blocks", [plans.Blocks(16, 16, 4, 1)])
+        monkeypatch.setattr(plans, "forced_blocks", [plans.BlockPlan(16, 16, 4, 1)])
 
 
 H = 2
@@ -297,7 +297,7 @@ def test_memory_grows_with_the_length_not_with_its_square(monkeypatch):
 def test_a_tile_that_is_not_square(option, monkeypatch):
     """As on a GPU: other than square, and of more queries than the kernel of keys and values takes at a time."""
     if not REAL:
-        monkeypatch.setattr(plans, "forced_blocks", [plans.Blocks(32, 16, 4, 1, 16)])
+        monkeypatch.setattr(plans, "forced_blocks", [plans.BlockPlan(32, 16, 4, 1, 16)])
     rows, keys = (1000, 3000) if REAL else (70, 100)
     hold(heads(rows=rows, keys=keys, shared=1), Entmax(1.5), {**every_option(rows, keys)[option], "enable_gqa": True})
 

@@ -196,7 +196,7 @@ def test_log_p_and_thresholds(name):
 def candidates(x, weight, bias, *_):
     """Of entmax 3/2."""
     layer = torch_kept.Layer(x, weight, bias, None, am.Entmax(1.5), (ROWS,), x.dtype)
-    return gpu.candidates(layer, gpu.link_of(engine.link_of(am.Entmax(1.5))), None, None)
+    return gpu.candidates(layer, gpu.candidate_form(engine.triton_link(am.Entmax(1.5))), None, None)
 
 
 def test_operands_with_any_strides():
@@ -245,7 +245,7 @@ def test_what_the_kernels_refuse():
     x, weight, _, _ = operands()
     assert engine.output_layer(x, weight, None) is gpu
     assert engine.output_layer(x.double(), weight.double()) is None
-    assert gpu.link_of(engine.link_of(am.SparseSoftmax(k=3))) is None
-    assert gpu.link_of(engine.link_of(am.Softmax())) is None
+    assert gpu.candidate_form(engine.triton_link(am.SparseSoftmax(k=3))) is None
+    assert gpu.candidate_form(engine.triton_link(am.Softmax())) is None
     with am.use("reference"):
         assert engine.output_layer(x, weight) is None

@@ -60,7 +60,7 @@ def planned(form):
 
 
 def served(case):
-    return not isinstance(engine.link_of(case.mapping), str)
+    return not isinstance(engine.triton_link(case.mapping), str)
 
 
 SERVED = tuple(c for c in CASES if served(c))
@@ -212,7 +212,7 @@ def test_layouts_of_rows_that_begin_anywhere(case, dtype, batch, form, monkeypat
     with planned(form):
         for least, shift in ((16, 1 if batch == 8 else 2), (1000, 0)):
             monkeypatch.setattr(plans, "SHIFTED", least)
-            assert operands.Rows(x, out=g).shift == shift
+            assert operands.PlainRows(x, out=g).shift == shift
             p, saved = engine.ENGINE.forward_saving(mapped(case), x)
             over = x.clone()
             engine.ENGINE.forward(mapped(case), over, None, over)
@@ -371,7 +371,7 @@ def test_logarithms_of_many_lanes(k, form):
     want = wide(lambda t: am.log_apply(mapping, t), x)
     for out in (poisoned(x), x):
         with planned(form):
-            launch.run("log", engine.link_of(mapping), x, out=out)
+            launch.run("log", engine.triton_link(mapping), x, out=out)
         torch.testing.assert_close(out.double(), want, rtol=2e-6, atol=2e-6)
 
 

@@ -285,7 +285,7 @@ def compared(path):
         if isinstance(node, ast.Compare):
             sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
             names = {side.split(".")[-1] for side in sides} if "None" not in sides else set()
-            if names & {"kernel", "engine", "ENGINE", "RAGGED"}:
+            if names & {"kernel", "engine", "_engine", "ENGINE", "RAGGED"}:
                 yield ast.unparse(node)
 
 
@@ -312,9 +312,9 @@ def test_only_engines_know_which_map_and_which_engine_it_is():
 def test_a_planted_contract_by_name_is_seen(tmp_path):
     path = tmp_path / "losses.py"
     path.write_text(
-        "def f(mapping, engine):\n    return mapping.kernel == 'softmax' or engine is native.ENGINE or engine is None\n"
+        "def f(mapping, engine):\n    return mapping.kernel == 'softmax' or engine is native.ENGINE or engine is None or load() is _engine"
     )
-    assert list(compared(path)) == ["mapping.kernel == 'softmax'", "engine is native.ENGINE"]
+    assert list(compared(path)) == ["mapping.kernel == 'softmax'", "engine is native.ENGINE", "load() is _engine"]
     path.write_text(
         "def f(mapping, other):\n    return 'loss' in dir(mapping) or 'loss' in vars(mapping) or vars(other)\n"
     )

@@ -8,7 +8,7 @@ import pytest
 import anymax
 from anymax import Budget, Entmax, NormMax, Segments, Softmax, Sparsemax, SparseSoftmax, segment_apply
 from anymax.kernels import native
-from anymax.kernels.engine import Layout
+from anymax.kernels.engine import SegmentsAlong
 from anymax.kernels.ragged import RAGGED
 
 torch = pytest.importorskip("torch")
@@ -78,9 +78,9 @@ def test_the_gradient_of_entries_apart_along_any_axis(axis):
 def test_what_is_kept_for_the_gradient_is_p_by_segment():
     index = Segments.of(np.array([1, 0, 1, 1, 0]))
     x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-    p, kept = RAGGED.forward_saving(Sparsemax(), x, Layout(index, 0))
+    p, kept = RAGGED.forward_saving(Sparsemax(), x, SegmentsAlong(index, 0))
     np.testing.assert_array_equal(kept, p[index.order])
-    p, kept = RAGGED.forward_saving(Sparsemax(), x, Layout(Segments.of(ptr=index.ptr), 0))
+    p, kept = RAGGED.forward_saving(Sparsemax(), x, SegmentsAlong(Segments.of(ptr=index.ptr), 0))
     assert kept is None
 
 
@@ -89,7 +89,7 @@ def test_what_is_kept_for_the_gradient_is_p_by_segment():
 def test_an_order_with_an_entry_out_of_range(heads, wrong):
     x, order = np.zeros((5, heads), np.float32), np.array([0, 1, wrong, 3, 4])
     with pytest.raises(Exception, match="their order name each entry"):
-        RAGGED.forward(Sparsemax(), x, Layout(Segments(np.array([0, 2, 5]), order, 5), 0))
+        RAGGED.forward(Sparsemax(), x, SegmentsAlong(Segments(np.array([0, 2, 5]), order, 5), 0))
 
 
 # -- an index ----------------------------------------------------------------------------------------------------------

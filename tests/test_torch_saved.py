@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 import anymax as A
 from anymax import Sparsemax
-from anymax.kernels.support import Saved
+from anymax.kernels.support import NonZeros
 
 pytestmark = its_own_warnings
 autograd, func = torch.autograd, torch.func
@@ -93,7 +93,7 @@ def test_floats_that_came_back_as_another_kind_or_shape_are_refused(f, wrong):
 
 def with_index(memory, place, value):
     """A saved support whose first row has another class at a place."""
-    saved = Saved(memory.clone(), len(ROWS_OF_SCORES), 1)
+    saved = NonZeros(memory.clone(), len(ROWS_OF_SCORES), 1)
     assert int(saved.count[0]) >= 2
     saved.index[0, place(int(saved.count[0]))] = value(saved.index[0])
     return saved.memory

@@ -116,7 +116,7 @@ def launches(monkeypatch, mapping, n, dtype):
     calls = recorded(monkeypatch)
     x = torch.zeros(4, n, dtype=dtype)
     keep, t = torch.ones(n, dtype=torch.bool), torch.zeros(4, dtype=torch.long)
-    link = engine.link_of(mapping)
+    link = engine.triton_link(mapping)
     _, saved = engine.ENGINE.forward_saving(mapping, x, keep)
     engine.ENGINE.vjp(mapping, x, x, x, saved)
     if link.kind not in engine.WITHOUT_LOG:
@@ -217,7 +217,7 @@ def test_output_layers_compile_ahead_of_time(monkeypatch, compiler):
     u, even = torch.zeros(3000), torch.zeros(200)
     layer.slopes(of, t, torch.zeros(200), torch.zeros(200, 2), u, even, 0, 1000, make(200_000))
     for mapping in (am.Entmax(1.7), am.Entmax(3.0)):
-        layer.candidates(of, layer.link_of(engine.link_of(mapping)), t, None)
+        layer.candidates(of, layer.candidate_form(engine.triton_link(mapping)), t, None)
     layer.add_products(x, torch.zeros(201, dtype=torch.int64), t, torch.zeros(200), make(200, 96))
     compile_all(calls, "sm_80", shared=160)
 
@@ -265,7 +265,7 @@ def test_warm_up_makes_every_call(name, n, monkeypatch):
     warm = kinds(calls)
     assert kinds(launches(monkeypatch, mapping, n, torch.float32)) <= warm
     calls = recorded(monkeypatch)
-    x, link = torch.zeros(4, n), engine.link_of(mapping)
+    x, link = torch.zeros(4, n), engine.triton_link(mapping)
     engine.ENGINE.forward(mapping, x)
     if link.kind not in engine._WITHOUT_LOSS:
         t = torch.zeros(4, dtype=torch.long)

@@ -161,8 +161,8 @@ def layer_cases() -> Iterator[Case]:
         ):
 
             def listed(mapping: Any = mapping, operands: Any = operands) -> None:
-                known: Any = engine.link_of(mapping)
-                found = layer.link_of(known)
+                known: Any = engine.triton_link(mapping)
+                found = layer.candidate_form(known)
                 assert found is not None
                 layer.candidates(operands()[0], found, operands()[1], None)
 

@@ -76,7 +76,11 @@ def apply(
     named = axis if dim is None else dim if axis is None else ()  # () is no axis: `pick_axis` refuses two of them
     if dtype is None and (p := _quickly(mapping, x, named, mask, out)) is not None:
         return p
-    mapping, axis = as_mapping(mapping, "apply"), pick_axis(axis, dim)
+    return _fully(as_mapping(mapping, "apply"), x, pick_axis(axis, dim), mask, out, dtype)
+
+
+def _fully(mapping: Mapping, x: Any, axis: Any, mask: Any, out: Any, dtype: Any) -> Any:
+    """`apply`, where no engine takes these arguments directly."""
     if is_ragged(x) and mask is None and out is None and dtype is None and not isinstance(axis, (tuple, list)):
         return handed.apply_to_ragged(mapping, x, axis)
     if sharded(x):
@@ -202,8 +206,7 @@ def call(name: str, mapping: Mapping, x: Any, axis: Any, out: Any, options: Any)
         return apply(mapping, x, axis, out=out, **check_options(name, _APPLY, options))
     if not _dynamo() and (quick := _QUICK.get(type(x))) is not None:
         p = quick(mapping, x, axis, None, out)
-        if p is not None:
-            return p
+        return _fully(mapping, x, pick_axis(axis, None), None, out, None) if p is None else p
     return apply(mapping, x, axis, out=out)
 
 

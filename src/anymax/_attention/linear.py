@@ -39,7 +39,7 @@ from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import check_keywords, documented_like
 from .._core.typing import AnyArray, ArrayT
-from ..kernels import arrays, linear, native
+from ..kernels import arrays, native, taylor_attention
 from ..mappings import Taylor
 from .operands import Fitting, check, every_attention, flag, same_features, same_length
 
@@ -303,7 +303,7 @@ def _compiled(
         lengths = xp.asarray(lengths, copy=True)  # the backward pass reads them after the caller may have changed them
         counts = np.asarray(lengths)  # one for each batch; its heads share it
         each = np.broadcast_to(counts[..., None] if own else counts, own)
-    how = linear.How(groups, float(scale), causal, each)
+    how = taylor_attention.How(groups, float(scale), causal, each)
     q, k, v = (xp.broadcast_to(a, (*lead, *a.shape[-2:])) for a, lead in ((q, heads), (k, own), (v, own)))
     if recorded(q, k, v):
         from . import torch_linear  # late: only where torch is loaded already
@@ -311,7 +311,7 @@ def _compiled(
         plain = functools.partial(_plain, scale=scale, causal=causal, lengths=lengths, xp=xp)
         out = torch_linear.attend(q, k, v, how, plain)
     else:
-        out, _ = linear.attend(q, k, v, how)
+        out, _ = taylor_attention.attend(q, k, v, how)
     return as_dtype(out, dtype, xp)
 
 

@@ -20,7 +20,7 @@ from .._array import batched, modes, plain_backward, recorded, upcast
 from .._core.mapping import Mapping
 from ..autodiff.saving import hooked, save, saved
 from ..autodiff.torch import BRIDGE as bridge
-from ..kernels.support import Saved
+from ..kernels.support import NonZeros
 from .call import AttentionCall
 from .scores import ADDED, Scores, outer, tile
 
@@ -202,15 +202,14 @@ def _plainly(x: Tensor, t: Scores) -> Tensor:
     return x if seen is None else x.masked_fill_(~seen, -torch.inf)
 
 
-def _probabilities(mapping: Mapping, x: Tensor) -> tuple[Tensor, Saved | None]:
-    """p(x), in place where an engine can, and the non-zeros where the engine returns them."""
+def _probabilities(mapping: Mapping, x: Tensor) -> tuple[Tensor, NonZeros | None]:
+    """p(x), in place where an engine can, and the non-zeros where an engine has found them."""
     if modes():
         return bridge.apply(mapping, x), None
-    engine = kernels.choose("forward", mapping, x)
-    return engine.forward_saving(mapping, x, out=x) if engine.takes_mask else (engine.forward(mapping, x), None)
+    return kernels.choose("forward", mapping, x).forward_non_zeros(mapping, x, x)
 
 
-def _non_zeros(support: Saved, keys: int) -> tuple[Tensor, Tensor] | None:
+def _non_zeros(support: NonZeros, keys: int) -> tuple[Tensor, Tensor] | None:
     """(index, probability) of the non-zeros, [rows, most], padded with zeros; None where they are not few."""
     most, least = int(support.count.max()), int(support.count.min())
     if least < 0 or most * _FEW > keys:

@@ -224,7 +224,7 @@ def attend(call: AttentionCall, seed: Tensor | None) -> Tensor:
     arrays = _packed(s, q, batch, heads, count)
     if seed is not None:
         arrays["seed"] = seed
-    link, power, param = kernels.link_of(engine.link_of(s.mapping))
+    link, power, param = kernels.attention_form(engine.triton_link(s.mapping))
     job = kernels.Job(
         link, power, param, s.scale, s.softcap or 0.0, s.causal, -1 if s.left is None else s.left,
         -1 if s.right is None else s.right, s.offset, call.dropout_p, "slopes" in s.arrays, "sink" in s.arrays,

@@ -10,7 +10,7 @@ import torch
 from .._array import plain_backward
 from ..autodiff.saving import save, saved
 from ..autodiff.torch import plain_grads
-from ..kernels import linear, native
+from ..kernels import native, taylor_attention
 
 Tensor = torch.Tensor
 
@@ -19,8 +19,10 @@ class _Linear(torch.autograd.Function):
     """The backward pass uses plain operations where autograd must differentiate it again."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, how: linear.How, plain: Callable[..., Tensor]) -> Tensor:
-        out, below = linear.attend(q, k, v, how, save=True)
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, how: taylor_attention.How, plain: Callable[..., Tensor]
+    ) -> Tensor:
+        out, below = taylor_attention.attend(q, k, v, how, save=True)
         ctx.how, ctx.plain = how, plain
         save(ctx, q, k, v, out, below)
         return out
@@ -32,9 +34,9 @@ class _Linear(torch.autograd.Function):
         wants = ctx.needs_input_grad
         if plain_backward(g) or native.refuse_array(g) is not None:
             return *plain_grads(lambda *free: (ctx.plain(*free),), (q, k, v), grads), None, None
-        return *linear.vjp(q, k, v, out, below, g, ctx.how, wants[0], wants[1] or wants[2]), None, None
+        return *taylor_attention.vjp(q, k, v, out, below, g, ctx.how, wants[0], wants[1] or wants[2]), None, None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, how: linear.How, plain: Callable[..., Tensor]) -> Tensor:
-    """`linear.attend` with a gradient; `plain(q, k, v)` computes the same with plain operations."""
+def attend(q: Tensor, k: Tensor, v: Tensor, how: taylor_attention.How, plain: Callable[..., Tensor]) -> Tensor:
+    """`taylor_attention.attend` with a gradient; `plain(q, k, v)` computes the same with plain operations."""
     return _Linear.apply(q, k, v, how, plain)

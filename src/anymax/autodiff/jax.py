@@ -22,7 +22,7 @@ from .._core.mapping import Mapping
 from .._core.static import Static
 from ..kernels import xla, xla_rows
 from ..kernels.engine import BELOW, Engine
-from ..kernels.jax_primitives import is_zero, linear
+from ..kernels.jax_primitives import is_zero, linear_primitive
 from ..kernels.link import Link, link_of
 from ..kernels.reference import ENGINE as reference
 from .bridge import Bridge
@@ -88,7 +88,7 @@ def shape_of_vector(x: Any, p: Any, v: Any, *others: Any, **facts: Any) -> Any:
     return v.update(weak_type=False)
 
 
-_product = linear("anymax_product", 2, shape_of_vector, _product_value, _product_plain)
+_product = linear_primitive("anymax_product", 2, shape_of_vector, _product_value, _product_plain)
 
 
 # -- the loss --------------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def _slope_shape(x: Any, tau: Any, *others: Any, transposed: bool, **facts: Any)
 
 
 # <p - y, v> for each row, transposed v (p - y); the backward kernel recomputes p from the scores
-_slope = linear("anymax_slope", 3, _slope_shape, _slope_value, _slope_plain)
+_slope = linear_primitive("anymax_slope", 3, _slope_shape, _slope_value, _slope_plain)
 
 _compiled = jax.jit(_apply, static_argnums=(0,))
 _compiled_loss = jax.jit(_loss, static_argnums=(0,))

@@ -24,9 +24,9 @@ from .._array import from_last, modes, plain_backward, recorded, to_last, transf
 from .._core.mapping import Mapping
 from ..kernels import native
 from ..kernels.engine import BELOW, Engine, IndexLoss
-from ..kernels.link import WITHOUT_LOSS, Link, link_of
+from ..kernels.link import Link, link_of
 from ..kernels.reference import ENGINE as reference
-from ..kernels.support import saved_in
+from ..kernels.support import non_zeros_in
 from .bridge import Bridge
 from .saving import As, hooked, params_of, restored, save, saved, with_params
 from .torch_operations import spec_of
@@ -39,6 +39,7 @@ KINDS = (torch.Tensor, torch.nn.Parameter)  # the kinds of array that `quick` ta
 _WIDE = {torch.float64: torch.float64, **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float32)}
 _engine: Any = None if isinstance(native.load(), str) else native.engine_for(torch.empty(0, device="cpu"))
 _forward = _engine and _engine.forward
+_quick_loss = native.ENGINE.quick_index_loss
 
 # -- the autograd functions -------------------------------------------------------------------------------------------------
 
@@ -76,7 +77,7 @@ class _Apply(torch.autograd.Function):
         support = None
         if memory is not None:
             memory = restored(memory, ctx.was)
-            support = saved_in(memory, p, axis) if ctx.support is None else ctx.support._replace(memory=memory)
+            support = non_zeros_in(memory, p, axis) if ctx.support is None else ctx.support._replace(memory=memory)
         x, p, g = (to_last(a, axis % a.ndim, xp) for a in (x, p, g))
         return from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp), *(None,) * (3 + len(params))
 
@@ -158,8 +159,8 @@ class _IndexLoss(torch.autograd.Function):
         none = (None,) * (3 + len(params))
         if params:
             mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
-        if engine.takes_strides and not _grad():
-            out = _engine.loss_grad(mapping, x, index, g, axis, factor, memory)
+        if not _grad():
+            out = engine.quick_loss_grad(mapping, x, index, g, axis, factor, memory)
             if out is not None:
                 return out, *none
         axis = axis % len(ctx.scores[1])
@@ -356,23 +357,19 @@ class TorchBridge(Bridge):
         if _compiling() or type(x) not in KINDS or type(index) is not Tensor:
             return None
         wants = _grad() and x.requires_grad
-        if x.is_cpu and native.load() is _engine and index.dtype is torch.int64 and x.dtype in _WIDE:
-            link = link_of(mapping)
-            if isinstance(link, str) or link.kind in WITHOUT_LOSS or (wants and _functorch()):
-                return None
-            if link.params is None:
-                save = wants and not hooked()
-                value = torch.empty(index.shape if reduction == "none" else (), dtype=_WIDE[x.dtype], device="cpu")
-                made = _engine.loss(mapping, x, index, value, axis, ignored, native.REDUCTIONS[reduction], save)
-                if made is not None and wants:
-                    call = _LossCall(mapping, native.ENGINE, axis, ignored, reduction)
-                    return _IndexLoss.apply(x, index, IndexLoss(value, made[1], made[0]), call)
-                if made is not None or kernels.asked() is None:
-                    return made and value
+        if x.is_cpu and index.dtype is torch.int64 and x.dtype in _WIDE and not (wants and _functorch()):
+            value = torch.empty(index.shape if reduction == "none" else (), dtype=_WIDE[x.dtype], device="cpu")
+            save = wants and not hooked()
+            done = _quick_loss(mapping, x, index, value, axis, ignored, reduction, save)
+            if done is not None:
+                if not wants:
+                    return value
+                call = _LossCall(mapping, native.ENGINE, axis, ignored, reduction)
+                return _IndexLoss.apply(x, index, IndexLoss(value, done[1], done[0]), call)
         engine = None if traced(mapping) or x.is_nested else kernels.compiled("index_loss", mapping, x)
         if engine is None:
             return None
-        save = wants and not (engine.takes_strides and hooked())
+        save = wants and (engine.needs_saved or not hooked())
         made = engine.index_loss(mapping, x, index, save=save, axis=axis, ignored=ignored, reduction=reduction)
         if made is None or not wants:
             return made and made.value

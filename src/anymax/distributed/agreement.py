@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .._array import Array, is_torch, namespace
-from .group import Expected, Form, Group
+from .group import Expected, Group, Message
 
 _BASE = 1 << 12  # of the two digits by which a number is sent: exact in fp32 up to 2^36
 _MARKS = 1 << 24  # fp32 holds all integers up to this
@@ -55,17 +55,17 @@ WIDTH = len(Head(FAILED).coded()) + 1
 class Agreement:
     """One call: what its processes must agree on, and the collective in which they do."""
 
-    def __init__(self, who: str, group: Group, x: Any, form: Form | None = None) -> None:
+    def __init__(self, who: str, group: Group, x: Any, message: Message | None = None) -> None:
         self.who, self.group, self.x = who, group, x
         self.words: dict[str, str] = {"verb": who}  # what must be the same on every process
         self.same: tuple[str, Array] | None = None  # integers that must be the same, with their name
-        self.form = form  # of the next collective, once all know it
+        self.message = message  # of the next collective, once all know it
         self.open = group.strict and group.size > 1  # True until the others have heard from this process
 
     @property
     def agreed(self) -> bool:
         """True once all processes know each other's calls."""
-        return self.form is not None
+        return self.message is not None
 
     def say(self, **words: Any) -> None:
         self.words |= {k.replace("_", " "): v if isinstance(v, str) else repr(v) for k, v in words.items()}
@@ -74,12 +74,12 @@ class Agreement:
         """The payloads of all processes, [size, *shape of the payload], and their heads; raise if the calls differ."""
         group, xp = self.group, namespace(self.x)
         expected: Expected = group.expected
-        actual = None if payload is None else Form(payload.numel(), payload.dtype)
-        form = actual if actual is not None and group.size == 1 else self.form or expected.next()
-        sends = NOTHING if actual is None else HERE if actual == form else FOLLOWS
+        actual = None if payload is None else Message(payload.numel(), payload.dtype)
+        message = actual if actual is not None and group.size == 1 else self.message or expected.next()
+        sends = NOTHING if actual is None else HERE if actual == message else FOLLOWS
         head = head._replace(sends=sends, digest=zlib.crc32(json.dumps(self.words).encode()))
         marked = None if self.agreed or self.same is None else mark(self.same[1])
-        stacked, heads = self._send(payload if sends == HERE else None, form, head, marked)
+        stacked, heads = self._send(payload if sends == HERE else None, message, head, marked)
         self._failures(heads, None)
         if len({h.start is None for h in heads}) > 1:
             raise ValueError(
@@ -92,7 +92,7 @@ class Agreement:
         if payload is None:
             return None, heads
         self.open = False
-        if actual is not None and actual != self.form:
+        if actual is not None and actual != self.message:
             expected.came(actual)
         if sends == FOLLOWS:
             stacked = group.stack(xp.reshape(payload, (-1,)))
@@ -103,14 +103,14 @@ class Agreement:
         if not self.open:
             return
         self.open = False
-        _, heads = self._send(None, self.form or self.group.expected.next(), Head(FAILED), None)
+        _, heads = self._send(None, self.message or self.group.expected.next(), Head(FAILED), None)
         self._failures(heads, error)
 
-    def _send(self, payload: Array | None, form: Form, head: Head, marked: Any) -> tuple[Array, list[Head]]:
-        xp, here = namespace(self.x), {"device": self.x.device}
-        numbers = xp.asarray(head.coded(), dtype=form.dtype, **here)
-        last = xp.zeros((1,), dtype=form.dtype, **here) if marked is None else xp.astype(marked, form.dtype)
-        body = xp.zeros((form.count,), dtype=form.dtype, **here) if payload is None else xp.reshape(payload, (-1,))
+    def _send(self, payload: Array | None, message: Message, head: Head, marked: Any) -> tuple[Array, list[Head]]:
+        xp, as_sent = namespace(self.x), {"dtype": message.dtype, "device": self.x.device}
+        numbers = xp.asarray(head.coded(), **as_sent)
+        last = xp.zeros((1,), **as_sent) if marked is None else xp.astype(marked, message.dtype)
+        body = xp.zeros((message.count,), **as_sent) if payload is None else xp.reshape(payload, (-1,))
         sent = self.group.stack(xp.concat([body, numbers, xp.reshape(last, (1,))]))
         return sent[:, :-WIDTH], [Head.read(row) for row in sent[:, -WIDTH:].tolist()]
 
@@ -126,7 +126,7 @@ class Agreement:
         if len(said) == len(heads) and len(set(texts)) == 1:
             return
         kind, who, _ = next(iter(said.values()))
-        words = _by_text({i: message for i, (_, _, message) in said.items()})
+        words = _by_text({i: text for i, (_, _, text) in said.items()})
         each = "; ".join(f"{ranks}: {text}" for text, ranks in words.items())
         raise _ERRORS.get(kind, RuntimeError)(f"anymax.distributed.{who}: {each}") from error
 

@@ -28,7 +28,7 @@ from .._core.options import check_options
 from .._core.rows import align_mask, aligned, hide
 from ..losses.options import LossOptions
 from .agreement import HERE, Agreement, Head
-from .group import Form, Group
+from .group import Group, Message
 from .shard import Shard, Shards, divided
 
 
@@ -213,7 +213,7 @@ class ShardedCall:
         """Find this process's first class, if the caller does not give it, by a collective, after which all calls are known."""
         sizes = self._sizes(self.x.shape[self.axis])
         self.start = sum(sizes[: self.group.rank])
-        self.agreement.form = form_of(math.prod(self.lead), columns, self.x)
+        self.agreement.message = message_of(math.prod(self.lead), columns, self.x)
 
     def _shards(self, shard: Shard, stacked: Array, width: int, heads: list[Head]) -> Shards:
         """The result of the first collective; an error if the shards do not follow each other."""
@@ -249,7 +249,7 @@ def described(value: Any) -> str:
     return f"{'a learned' if differentiates(value) else 'an'} array of shape {tuple(value.shape)}"
 
 
-def form_of(rows: int, columns: int, x: Array) -> Form:
-    """The form of so many columns of so many rows, in the dtype to compute in."""
+def message_of(rows: int, columns: int, x: Array) -> Message:
+    """The message of so many columns of so many rows, in the dtype to compute in."""
     xp = namespace(x)
-    return Form(rows * columns, _array.wide_dtype(x, xp))
+    return Message(rows * columns, _array.wide_dtype(x, xp))

@@ -17,7 +17,7 @@ _CALLS = 8  # the next call is predicted from at most this many last calls
 _RUNS = 4096  # sequences of calls that are remembered for a group
 
 
-class Form(NamedTuple):
+class Message(NamedTuple):
     """What each process sends in a collective: how many numbers, and their dtype."""
 
     count: int
@@ -27,20 +27,20 @@ class Form(NamedTuple):
 class Expected:
     """Predicts the first collective of a group's next call; equal on all processes, since all have made the same calls."""
 
-    def __init__(self, first: Form) -> None:
-        self.last: tuple[Form, ...] = (first,)
-        self.after: dict[tuple[Form, ...], Form] = {}  # what last followed a sequence of calls
+    def __init__(self, first: Message) -> None:
+        self.last: tuple[Message, ...] = (first,)
+        self.after: dict[tuple[Message, ...], Message] = {}  # what last followed a sequence of calls
 
-    def next(self) -> Form:
-        """What followed the longest known sequence of last calls; if none is known, the last form again."""
+    def next(self) -> Message:
+        """What followed the longest known sequence of last calls; if none is known, the last message again."""
         runs = (self.last[i:] for i in range(len(self.last)))
         return next((self.after[run] for run in runs if run in self.after), self.last[-1])
 
-    def came(self, form: Form) -> None:
+    def came(self, message: Message) -> None:
         if len(self.after) >= _RUNS:
             self.after.clear()
-        self.after |= {self.last[i:]: form for i in range(len(self.last))}
-        self.last = (*self.last, form)[-_CALLS:]
+        self.after |= {self.last[i:]: message for i in range(len(self.last))}
+        self.last = (*self.last, message)[-_CALLS:]
 
 
 class Group(ABC):

@@ -13,7 +13,7 @@ from ..linear.per_row import loss_of
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import holds_indices
 from .agreement import Agreement, fail_together
-from .call import Arguments, ShardedCall, described, form_of
+from .call import Arguments, ShardedCall, described, message_of
 from .group import Group
 from .losses import loss_of_call, say_options, target_is, width
 
@@ -56,8 +56,8 @@ def linear_loss(
 
     def some(begin: int) -> Array:
         where = slice(begin, min(begin + step, rows))
-        form = form_of(where.stop - begin, 2 + width(options), layer.x) if shared.strict else None
-        part = Agreement(loss_of(layer.mapping), shared, layer.x, form)
+        message = message_of(where.stop - begin, 2 + width(options), layer.x) if shared.strict else None
+        part = Agreement(loss_of(layer.mapping), shared, layer.x, message)
 
         def loss() -> Array:
             these = layer.part(where)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from .._array import shown
-from .group import Expected, Form, Group
+from .group import Expected, Group, Message
 
 Tensor = torch.Tensor
 
@@ -72,7 +72,7 @@ class TorchGroup(Group):
 
 def first_expected() -> Expected:
     """For a group that has had no call."""
-    return Expected(Form(0, torch.float32))
+    return Expected(Message(0, torch.float32))
 
 
 _EXPECTED: weakref.WeakKeyDictionary[Any, Expected] = weakref.WeakKeyDictionary()  # for each ProcessGroup

@@ -25,7 +25,7 @@ class Compiled(Protocol):
     def forward_saving(
         self, mapping: Map, x: Array, axis: int | None, mask: Any, out: Array | None, capacity: int, /
     ) -> tuple[Array, Array | None] | None:
-        """p, and the memory of `Saved`; see `Native.forward_saving`."""
+        """p, and the memory of `NonZeros`; see `Native.forward_saving`."""
         ...
 
     def log_forward(self, mapping: Map, x: Array, axis: int, mask: Any, out: Array | None, /) -> Array | None: ...

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol
 from .._array import Array
 from .._core.mapping import Mapping
 from .choice import asked
+from .support import NonZeros
 
 # the operations of `choose` and `explain`
 OPS = ("forward", "log_forward", "vjp", "log_vjp", "loss", "index_loss", "threshold")
@@ -34,7 +35,7 @@ class Engine(ABC):
     ops: ClassVar[tuple[str, ...]] = OPS  # the operations that it has
     compiled: ClassVar[bool] = False  # True for our own kernels, which do in one pass what callers compose elsewhere
     takes_mask: ClassVar[bool] = False  # True where `forward` uses `mask` and `out`
-    takes_strides: ClassVar[bool] = False  # True where the compiled library takes arrays of any strides, along any axis
+    needs_saved: ClassVar[bool] = True  # False where `index_loss_grad` can do without what `index_loss` saves
 
     def __repr__(self) -> str:
         return f"<anymax engine {self.name}>"
@@ -59,6 +60,10 @@ class Engine(ABC):
     ) -> tuple[Array, Any]:
         """p(x), and the `saved` argument for `vjp` of the same engine, or None."""
         return self.forward(mapping, x, mask, out), None
+
+    def forward_non_zeros(self, mapping: Mapping, x: Array, out: Array) -> tuple[Array, NonZeros | None]:
+        """p(x), written to `out` where the engine can, and its non-zeros where the engine has found them."""
+        return self.forward(mapping, x, out=out), None
 
     def write(self, mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
         """Writes p(x) to `out`, which may be x itself; returns False and writes nothing if the engine can't."""
@@ -97,6 +102,21 @@ class Engine(ABC):
         """`factor scale (p - y)`, with one scale or one per row, from what `index_loss` saved; None where it can't."""
         return None
 
+    def quick_index_loss(
+        self, mapping: Mapping, x: Array, index: Array, value: Array, axis: int, ignored: int, reduction: str, save: bool, /
+    ) -> tuple[Any, Any] | None:  # fmt: skip
+        """`index_loss` of a torch tensor on the CPU that nobody has checked: writes `value`, and returns the count and what it saved.
+
+        None for an unusual call, for which the caller chooses an engine.
+        """
+        return None
+
+    def quick_loss_grad(
+        self, mapping: Mapping, x: Array, index: Array, scale: Array, axis: int, factor: float, saved: Any, /
+    ) -> Array | None:
+        """`index_loss_grad` of tensors that nobody has checked; None for an unusual call."""
+        return None
+
     def threshold(self, mapping: Mapping, x: Array) -> Array:
         """tau of each row, [..., 1], float32 or float64; logsumexp for softmax."""
         self._refused("threshold")
@@ -130,7 +150,7 @@ class Segments(Protocol):
         ...
 
 
-class Layout(NamedTuple):
+class SegmentsAlong(NamedTuple):
     """The segments of a call, and the axis of their entries."""
 
     segments: Segments
@@ -153,35 +173,37 @@ class RaggedEngine(ABC):
         return self.rows.refuse(op, mapping, x)
 
     @abstractmethod
-    def forward(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
+    def forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
         """p(x)."""
 
-    def forward_saving(self, mapping: Mapping, x: Array, layout: Layout) -> tuple[Array, Any]:
+    def forward_saving(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> tuple[Array, Any]:
         """p(x), and the `saved` argument for `vjp`, or None."""
-        return self.forward(mapping, x, layout), None
+        return self.forward(mapping, x, along), None
 
     @abstractmethod
-    def log_forward(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
+    def log_forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
         """log p(x)."""
 
     @abstractmethod
-    def vjp(self, mapping: Mapping, x: Array | None, p: Array, g: Array, layout: Layout, saved: Any = None) -> Array:
+    def vjp(
+        self, mapping: Mapping, x: Array | None, p: Array, g: Array, along: SegmentsAlong, saved: Any = None
+    ) -> Array:
         """J^T g. Maps with `needs_scores` need x."""
 
     @abstractmethod
-    def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, layout: Layout) -> Array:
+    def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, along: SegmentsAlong) -> Array:
         """`vjp` of log p."""
 
     @abstractmethod
-    def index_loss(self, mapping: Mapping, x: Array, index: Array, layout: Layout, *, save: bool) -> IndexLoss:
+    def index_loss(self, mapping: Mapping, x: Array, index: Array, along: SegmentsAlong, *, save: bool) -> IndexLoss:
         """The loss of each segment for the place of its target within it; 0 for a place below 0. `save` is as in `Engine.index_loss`."""
 
     @abstractmethod
     def index_loss_grad(
-        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, layout: Layout
+        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, along: SegmentsAlong
     ) -> Array:
         """`scale (p - y)`, with one scale per segment, from what `index_loss` saved."""
 
     @abstractmethod
-    def threshold(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
+    def threshold(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
         """tau of each segment, float32 or float64; logsumexp for softmax; -inf for an empty segment, NaN for one with NaN or +inf."""

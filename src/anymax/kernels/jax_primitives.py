@@ -88,7 +88,7 @@ def handler_attributes(op: str, static: Static, link: Link) -> dict[str, Any]:
     return {**{key: np.int64(value) for key, value in numbers.items()}, "param": np.float64(link.param)}
 
 
-def linear(
+def linear_primitive(
     name: str, at: int, shape: Function, value: Function, plain: Function, batch: Function | None = None
 ) -> Callable[..., Array]:
     """A function with one result, which is linear in operand `at`. The keyword `transposed` swaps that operand and the result.

@@ -24,7 +24,7 @@ from .library import get_num_threads as get_num_threads
 from .library import pool
 from .library import set_num_threads as set_num_threads
 from .link import CODES, MAPS, NEED_SCORES, SOFTMAX, SPARSE, WITHOUT_LOG, WITHOUT_LOSS, Link, found_link, link_of
-from .support import Saved, saved_in
+from .support import NonZeros, non_zeros_in
 
 _BY_CODE = (*DTYPES, "int32")  # in the order of the codes of csrc/doors/python/arrays.hpp
 _SPARSE = frozenset(MAPS[kind] for kind in SPARSE)
@@ -158,7 +158,7 @@ def _done(answer: Any, what: str, *arrays: Array | None) -> Any:
     return answer
 
 
-def _backward(log: bool, mapping: Mapping, x: Array, p: Array, g: Array, saved: Saved | None) -> Array:
+def _backward(log: bool, mapping: Mapping, x: Array, p: Array, g: Array, saved: NonZeros | None) -> Array:
     link = _link(mapping, p)
     scores = x if link.kind in NEED_SCORES else None
     if p.shape != g.shape or (scores is not None and (x.shape != p.shape or x.dtype != p.dtype)):
@@ -186,7 +186,8 @@ def _numbers(link: Link, x: Array, what: str) -> Array:
 class Native(Engine):
     name = "native"
     ops = ("forward", "log_forward", "vjp", "log_vjp", "index_loss", "threshold")
-    compiled = takes_mask = takes_strides = True
+    compiled = takes_mask = True
+    needs_saved = False
 
     def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
         lib = load()
@@ -211,16 +212,19 @@ class Native(Engine):
 
     def forward_saving(
         self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None, capacity: int = -1
-    ) -> tuple[Array, Saved | None]:
+    ) -> tuple[Array, NonZeros | None]:
         """p(x), and up to `capacity` non-zeros a row; below 0 the engine chooses, and saves none for a dense map or a small call."""
         made = engine_for(x).forward_saving(_link(mapping, x), x, -1, mask, out, capacity)
         p, memory = _done(made, "p(x)", x, mask, out)
-        return p, None if memory is None else saved_in(memory, p, -1)
+        return p, None if memory is None else non_zeros_in(memory, p, -1)
+
+    def forward_non_zeros(self, mapping: Mapping, x: Array, out: Array) -> tuple[Array, NonZeros | None]:
+        return self.forward_saving(mapping, x, out=out)
 
     def log_forward(self, mapping: Mapping, x: Array) -> Array:
         return _done(engine_for(x).log_forward(_link(mapping, x), x, -1, None, None), "log p(x)", x)
 
-    def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Saved | None = None) -> Array:
+    def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: NonZeros | None = None) -> Array:
         return _backward(False, mapping, x, p, g, saved)
 
     def log_vjp(self, mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
@@ -246,6 +250,20 @@ class Native(Engine):
     ) -> Array | None:  # fmt: skip
         scale = arrays_of(x).cast(scale, wide(x), x) if dtype_of(scale) != wide(x) else scale
         return engine_for(x).loss_grad(_link(mapping, x), x, index, scale, axis, factor, saved)
+
+    def quick_index_loss(
+        self, mapping: Mapping, x: Array, index: Array, value: Array, axis: int, ignored: int, reduction: str, save: bool, /
+    ) -> tuple[int, Array | None] | None:  # fmt: skip
+        engine, link = load(), link_of(mapping)
+        if isinstance(engine, str) or isinstance(link, str) or link.params is not None or link.kind in WITHOUT_LOSS:
+            return None
+        return engine.loss(mapping, x, index, value, axis, ignored, REDUCTIONS[reduction], save)
+
+    def quick_loss_grad(
+        self, mapping: Mapping, x: Array, index: Array, scale: Array, axis: int, factor: float, saved: Array | None, /
+    ) -> Array | None:
+        engine = load()
+        return None if isinstance(engine, str) else engine.loss_grad(mapping, x, index, scale, axis, factor, saved)
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
         return _numbers(_link(mapping, x), x, "a threshold")

@@ -12,7 +12,7 @@ from .._array import Array, from_last, is_torch, namespace, to_last
 from .._core.mapping import Mapping
 from . import native
 from .arrays import arrays_of, dtype_of, room_in, wide
-from .engine import IndexLoss, Layout, RaggedEngine
+from .engine import IndexLoss, RaggedEngine, SegmentsAlong
 from .link import CODES, NEED_SCORES, found_link
 
 MOST = 2**31 - 1  # the most segments: the engine counts them in 32 bits
@@ -53,18 +53,18 @@ def sort(index: np.ndarray, segments: int | None, threads_of_torch: bool) -> tup
     return -1, ptr, None if (index[1:] >= index[:-1]).all() else np.argsort(index, kind="stable")
 
 
-def _each_shape(x: Array, layout: Layout) -> tuple[int, ...]:
+def _each_shape(x: Array, along: SegmentsAlong) -> tuple[int, ...]:
     """The shape of one number for each segment and head: [segments, heads ...]."""
-    return (layout.segments.num_segments, *(n for i, n in enumerate(x.shape) if i != layout.axis))
+    return (along.segments.num_segments, *(n for i, n in enumerate(x.shape) if i != along.axis))
 
 
 def _run(
-    op: str, mapping: Any, layout: Layout, operands: list[Any], index: Any, scale: Any, result: Any, saved: Any = None
-) -> None:
-    segments, axis = layout
+    op: str, mapping: Any, along: SegmentsAlong, operands: list[Any], index: Any, scale: Any, result: Any, saved: Any = None
+) -> None:  # fmt: skip
+    segments, axis = along
     like = next(a for a in operands if a is not None)
     link = found_link(mapping)
-    link = link if link.params is None else native.broadcast(link, like, _each_shape(like, layout))
+    link = link if link.params is None else native.broadcast(link, like, _each_shape(like, along))
     engine = native.engine_for(like)
     index, scale = (None if a is None else arrays_of(a).contiguous(a) for a in (index, scale))
     x, p, g, out = operands
@@ -95,33 +95,39 @@ def _laid_out(operands: list[Any], axis: int) -> tuple[list[Any], int]:
 
 
 def _entries(
-    op: str, mapping: Any, layout: Layout, x: Any, p: Any = None, g: Any = None, *, index: Any = None, scale: Any = None, saved: Any = None,
+    op: str, mapping: Any, along: SegmentsAlong, x: Any, p: Any = None, g: Any = None, *, index: Any = None, scale: Any = None,
+    saved: Any = None,
 ) -> Array:  # fmt: skip
     """Runs an operation whose result has a number for each entry."""
     lead = x if p is None else p
     framework, dtype = arrays_of(lead), dtype_of(lead)
     if g is not None and dtype_of(g) != dtype:
         g = framework.cast(g, dtype, lead)
-    segments, axis = layout
+    segments, axis = along
     (x, p, g), at = _laid_out([x, p, g], axis)
     lead = x if p is None else p
     out = room_in(framework, tuple(lead.shape), dtype)
     if math.prod(lead.shape):
-        _run(op, mapping, Layout(segments, at), [x, p, g, out], index, scale, None, saved)
+        _run(op, mapping, SegmentsAlong(segments, at), [x, p, g, out], index, scale, None, saved)
     if at == axis:
         return out
     xp = namespace(out)
     return from_last(to_last(out, at, xp), axis, xp)
 
 
-def _each(op: str, mapping: Any, layout: Layout, x: Array, index: Any) -> Array:
+def _each(op: str, mapping: Any, along: SegmentsAlong, x: Array, index: Any) -> Array:
     """Runs an operation whose result has a number for each segment and head: [segments, heads ...]."""
-    shape = _each_shape(x, layout)
+    shape = _each_shape(x, along)
     result = room_in(arrays_of(x), shape, wide(x))
     if math.prod(shape):
-        (x,), axis = _laid_out([x], layout.axis)
-        _run(op, mapping, Layout(layout.segments, axis), [x, None, None, None], index, None, result)
+        (x,), axis = _laid_out([x], along.axis)
+        _run(op, mapping, SegmentsAlong(along.segments, axis), [x, None, None, None], index, None, result)
     return result
+
+
+def _scores(mapping: Mapping, x: Array | None) -> Array | None:
+    """The scores, where a gradient needs them."""
+    return x if found_link(mapping).kind in NEED_SCORES else None
 
 
 class NativeRagged(RaggedEngine):
@@ -129,37 +135,38 @@ class NativeRagged(RaggedEngine):
 
     rows = native.ENGINE
 
-    def forward(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
-        return _entries("forward", mapping, layout, x)
+    def forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
+        return _entries("forward", mapping, along, x)
 
-    def forward_saving(self, mapping: Mapping, x: Array, layout: Layout) -> tuple[Array, Array | None]:
+    def forward_saving(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> tuple[Array, Array | None]:
         saved = None
-        if layout.segments.order is not None:
-            entries = x.shape[layout.axis]
+        if along.segments.order is not None:
+            entries = x.shape[along.axis]
             shape = (entries, math.prod(x.shape) // max(entries, 1))
             saved = room_in(arrays_of(x), shape, dtype_of(x))
-        return _entries("forward", mapping, layout, x, saved=saved), saved
+        return _entries("forward", mapping, along, x, saved=saved), saved
 
-    def log_forward(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
-        return _entries("log_forward", mapping, layout, x)
+    def log_forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
+        return _entries("log_forward", mapping, along, x)
 
-    def vjp(self, mapping: Mapping, x: Array | None, p: Array, g: Array, layout: Layout, saved: Any = None) -> Array:
-        scores = x if found_link(mapping).kind in NEED_SCORES else None
-        return _entries("vjp", mapping, layout, scores, p, g, saved=saved)
+    def vjp(
+        self, mapping: Mapping, x: Array | None, p: Array, g: Array, along: SegmentsAlong, saved: Any = None
+    ) -> Array:
+        return _entries("vjp", mapping, along, _scores(mapping, x), p, g, saved=saved)
 
-    def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, layout: Layout) -> Array:
-        return _entries("log_vjp", mapping, layout, x if found_link(mapping).kind == "sigsoftmax" else None, log_p, g)
+    def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, along: SegmentsAlong) -> Array:
+        return _entries("log_vjp", mapping, along, _scores(mapping, x), log_p, g)
 
-    def index_loss(self, mapping: Mapping, x: Array, index: Array, layout: Layout, *, save: bool) -> IndexLoss:
-        return IndexLoss(_each("index_loss", mapping, layout, x, index), None)
+    def index_loss(self, mapping: Mapping, x: Array, index: Array, along: SegmentsAlong, *, save: bool) -> IndexLoss:
+        return IndexLoss(_each("index_loss", mapping, along, x, index), None)
 
     def index_loss_grad(
-        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, layout: Layout
+        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, along: SegmentsAlong
     ) -> Array:
-        return _entries("index_loss_grad", mapping, layout, x, index=index, scale=scale)
+        return _entries("index_loss_grad", mapping, along, x, index=index, scale=scale)
 
-    def threshold(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
-        return _each("threshold", mapping, layout, x, None)
+    def threshold(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
+        return _each("threshold", mapping, along, x, None)
 
 
 RAGGED = NativeRagged()

@@ -1,4 +1,4 @@
-"""The support of a sparse map's rows, which the engine saves for the gradient."""
+"""The support of a sparse map's rows, which the native engine saves for the gradient."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .._array import Array, is_torch
 from .arrays import wide
 
 
-class Saved(NamedTuple):
-    """The non-zeros of each row, for the backward of a sparse map: [rows, capacity] values and indices and [rows] counts in one array."""
+class NonZeros(NamedTuple):
+    """The non-zeros of each row of a sparse map: [rows, capacity] values and indices and [rows] counts in one array."""
 
     memory: Array  # int32
     rows: int
@@ -39,6 +39,6 @@ class Saved(NamedTuple):
         return self.memory[self.rows * self.capacity * (self.words + 1) :]
 
 
-def saved_in(memory: Array, p: Array, axis: int) -> Saved:
+def non_zeros_in(memory: Array, p: Array, axis: int) -> NonZeros:
     """The non-zeros of p, whose classes are along `axis`, from the engine's memory."""
-    return Saved(memory, math.prod(p.shape) // p.shape[axis], 2 if wide(p) == "float64" else 1)
+    return NonZeros(memory, math.prod(p.shape) // p.shape[axis], 2 if wide(p) == "float64" else 1)

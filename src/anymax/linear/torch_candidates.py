@@ -38,14 +38,14 @@ _SHARE = 48  # a block has at most 1 / _SHARE of the scores
 Bound = Callable[[Tensor, Layer], Tensor]
 
 
-class Blocks(NamedTuple):
+class BlockSize(NamedTuple):
     """How many rows and classes a block of scores has."""
 
     rows: int
     classes: int
 
     @classmethod
-    def of(cls, layer: Layer, chunk: int | None) -> Blocks:
+    def of(cls, layer: Layer, chunk: int | None) -> BlockSize:
         rows, n, kind = layer.rows, layer.classes, layer.x.device.type
         tile = min(rows, _TILE.get(kind, _MANY_ROWS))
         if chunk is not None:
@@ -68,11 +68,11 @@ class Blocks(NamedTuple):
             yield a, min(a + self.classes, layer.classes)
 
 
-class Scores:
+class ScoreBlocks:
     """The scores of some rows, block by block, in a buffer that all blocks share."""
 
     def __init__(
-        self, layer: Layer, blocks: Blocks, target: Tensor | None = None, buffer: Tensor | None = None
+        self, layer: Layer, blocks: BlockSize, target: Tensor | None = None, buffer: Tensor | None = None
     ) -> None:
         self.layer, self.buffer = layer, blocks.buffer(layer) if buffer is None else buffer
         self.order = self.sorted = torch.empty(0)
@@ -127,7 +127,7 @@ class OfTarget(enum.Enum):
 class Rule(NamedTuple):
     """Which scores a row keeps."""
 
-    blocks: Blocks
+    blocks: BlockSize
     bound: Bound  # computes, from any scores of the rows, a bound [rows, 1] up to which scores can be dropped
     most: int  # how many scores a row may keep
     of_target: OfTarget
@@ -220,8 +220,8 @@ def collect(layer: Layer, target: Tensor | None, rule: Rule) -> Kept:
 def _listed(layer: Layer, target: Tensor | None, rule: Rule) -> Kept | None:
     """`_collect` by a GPU kernel; None if there is none for this call."""
     bound = rule.bound
-    gpu, link = triton.output_layer(layer.x, layer.weight, layer.bias), triton.link_of(layer.mapping)
-    if gpu is None or isinstance(link, str) or not layer.rows or (found := gpu.link_of(link)) is None:
+    gpu, link = triton.output_layer(layer.x, layer.weight, layer.bias), triton.triton_link(layer.mapping)
+    if gpu is None or isinstance(link, str) or not layer.rows or (found := gpu.candidate_form(link)) is None:
         return None
     low = None
     if target is not None:
@@ -245,7 +245,7 @@ def _collect(layer: Layer, target: Tensor | None, rule: Rule) -> Kept:
     blocks, bound, most, use = rule
     rows, device = layer.rows, layer.x.device
     wide = wide_dtype(layer.x, torch)
-    scores = Scores(layer, blocks, target)
+    scores = ScoreBlocks(layer, blocks, target)
     held = _KeptRows(rows, min(64, most), most, wide, device)
     of_target = torch.full((rows,), -math.inf, dtype=wide, device=device)
     low, sums, next_cut = torch.empty(0), [], 1

@@ -18,7 +18,7 @@ from ..autodiff.torch import plain_grads
 from ..kernels import triton
 from .job import Job
 from .layer import Layer, dots
-from .torch_candidates import Blocks, Bound, Kept, OfTarget, Rule, collect
+from .torch_candidates import BlockSize, Bound, Kept, OfTarget, Rule, collect
 from .torch_groups import runs_eagerly
 
 Tensor = torch.Tensor
@@ -32,7 +32,7 @@ def kept(job: Job, bound: Bound, of_target: OfTarget = OfTarget.USED) -> Kept:
     layer, n = job.layer, job.layer.classes
     most = n if layer.rows * n <= 1 << 18 else max(64, n * layer.x.element_size() // 160)
     with torch.no_grad():
-        return collect(layer.constant(), job.target, Rule(Blocks.of(layer, job.chunk), bound, most, of_target))
+        return collect(layer.constant(), job.target, Rule(BlockSize.of(layer, job.chunk), bound, most, of_target))
 
 
 def scores_of(layer: Layer, held: Kept, u: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from ..kernels import triton
 from ..mappings import Softmax
 from .job import Job
 from .layer import Layer
-from .torch_candidates import Blocks, Kept, OfTarget, Scores, logsumexp
+from .torch_candidates import BlockSize, Kept, OfTarget, ScoreBlocks, logsumexp
 from .torch_kept import few_back, kept, weighted_scores
 
 Tensor = torch.Tensor
@@ -37,7 +37,7 @@ def of_softmax(job: Job, u: Tensor | None) -> tuple[Tensor, Tensor]:
         held = kept(job, bound, OfTarget.APART)
         if not bool(held.full.any()):
             return _Likely.apply(layer.x, layer.weight, layer.bias, layer, target, held, u)
-    return _Others.apply(layer.x, layer.weight, layer.bias, layer, target, Blocks.of(layer, job.chunk), u)
+    return _Others.apply(layer.x, layer.weight, layer.bias, layer, target, BlockSize.of(layer, job.chunk), u)
 
 
 class _Others(torch.autograd.Function):
@@ -45,7 +45,7 @@ class _Others(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer, target: Tensor, blocks: Blocks,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer, target: Tensor, blocks: BlockSize,
         u: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         layer = dataclasses.replace(layer, x=x, weight=weight, bias=bias)
@@ -92,7 +92,7 @@ class _Likely(torch.autograd.Function):
         return *few_back(ctx.needs_input_grad, g, g_even, index, x, weight, bias, u, mean), *none
 
 
-def two_of(layer: Layer, target: Tensor, blocks: Blocks) -> Tensor:
+def two_of(layer: Layer, target: Tensor, blocks: BlockSize) -> Tensor:
     """The target's score and logsumexp of all others of each row, fp32 or fp64."""
     if layer.rows and (gpu := triton.output_layer(layer.x, layer.weight, layer.bias)) is not None:
         return gpu.two_of(layer, target)
@@ -100,7 +100,7 @@ def two_of(layer: Layer, target: Tensor, blocks: Blocks) -> Tensor:
     value = torch.full((layer.rows, 2), -math.inf, dtype=wide, device=layer.x.device)
     for tile in blocks.tiles(layer):
         part, out = layer.part(tile), value[tile]
-        scores = Scores(part, blocks, target[tile])
+        scores = ScoreBlocks(part, blocks, target[tile])
         sums = []
         for a, b in blocks.parts(part):
             s = scores.block(a, b)
@@ -119,7 +119,7 @@ def _level(two: Tensor) -> Tensor:
 
 
 def _others_back(
-    layer: Layer, target: Tensor, value: Tensor, g: Tensor, u: Tensor | None, g_even: Tensor | None, blocks: Blocks, wants: Any
+    layer: Layer, target: Tensor, value: Tensor, g: Tensor, u: Tensor | None, g_even: Tensor | None, blocks: BlockSize, wants: Any
 ) -> list[Tensor | None]:  # fmt: skip
     """The gradients of `_Others` by x, weight and bias, a block of scores at a time; u and g_even are those of <scores, u>."""
     x, weight, bias, wide = layer.x, layer.weight, layer.bias, value.dtype
@@ -132,7 +132,7 @@ def _others_back(
     step = _ROWS.get(x.device.type, _MANY) if half else _MANY
     tiles = list(blocks.tiles(layer))
     buffer = blocks.buffer(layer)
-    scores = [Scores(layer.part(tile), blocks, target[tile] if gpu is None else None, buffer) for tile in tiles]
+    scores = [ScoreBlocks(layer.part(tile), blocks, target[tile] if gpu is None else None, buffer) for tile in tiles]
     for a, b in blocks.parts(layer):
         sums = None
         for tile, of in zip(tiles, scores):
@@ -161,7 +161,7 @@ def _others_back(
 
 
 def _slopes(
-    scores: Scores, level: Tensor, g: Tensor, u: Tensor | None, g_even: Tensor | None, a: int, b: int, step: int
+    scores: ScoreBlocks, level: Tensor, g: Tensor, u: Tensor | None, g_even: Tensor | None, a: int, b: int, step: int
 ) -> Tensor:
     """The gradient in the scores of the classes a to b, in the dtype of the product, `step` rows at a time."""
     d = scores.block(a, b)

@@ -38,7 +38,7 @@ def one_axis(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -
     return mapping, joined.scores, target, options._replace(axis=-1, mask=mask)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Batch:
     """Scores and targets as rows, with the options applied."""
 

@@ -33,21 +33,21 @@ class NumpySegments(SegmentBridge):
 
     def apply(self, call: SegmentCall) -> Array | None:
         engine = call.engine("forward")
-        return engine and engine.forward(call.segments_first, call.x, call.layout)
+        return engine and engine.forward(call.segments_first, call.x, call.segments_along)
 
     def log(self, call: SegmentCall) -> Array | None:
         engine = call.engine("log_forward")
-        return engine and engine.log_forward(call.segments_first, call.x, call.layout)
+        return engine and engine.log_forward(call.segments_first, call.x, call.segments_along)
 
     def threshold(self, call: SegmentCall) -> Array | None:
         engine = call.engine("threshold")
-        return engine and engine.threshold(call.segments_first, call.x, call.layout)
+        return engine and engine.threshold(call.segments_first, call.x, call.segments_along)
 
     def index_loss(self, call: SegmentCall, place: Array) -> Array | None:
         engine = call.engine("index_loss")
         if engine is None:
             return None
-        return engine.index_loss(call.segments_first, call.x, place, call.layout, save=False).value
+        return engine.index_loss(call.segments_first, call.x, place, call.segments_along, save=False).value
 
 
 BRIDGE = NumpySegments()

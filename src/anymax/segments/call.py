@@ -6,17 +6,29 @@ import dataclasses
 from typing import Any
 
 from .. import _array
-from .._array import Array, as_dtype, asarray, check_axis, floating, from_last, namespace, pick_axis, to_last, upcast
+from .._array import (
+    Array,
+    as_dtype,
+    asarray,
+    check_axis,
+    floating,
+    from_last,
+    namespace,
+    pick_axis,
+    stop_gradient,
+    to_last,
+    upcast,
+)
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.shards import refuse as refuse_sharded
 from ..kernels import choose_ragged
-from ..kernels.engine import Layout, RaggedEngine
+from ..kernels.engine import RaggedEngine, SegmentsAlong
 from .layout import Segments, along, read
 from .padded import of_segments
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class SegmentCall:
     """Scores, and the segments of their entries."""
 
@@ -40,8 +52,11 @@ class SegmentCall:
         segments = along(who, read(who, index, ptr, lengths, num_segments), x.shape[axis], what)
         call = cls(xp, mapping, x, axis, segments)
         params = {k: call.one_each(v, f"{mapping.name}: {k}") for k, v in mapping.params().items()}
-        call.mapping = mapping.replace(**params)
-        return call
+        return dataclasses.replace(call, mapping=mapping.replace(**params)) if params else call
+
+    def constant(self) -> SegmentCall:
+        """The call as a constant of differentiation."""
+        return dataclasses.replace(self, mapping=self.mapping.frozen(), x=stop_gradient(self.x))
 
     def one_each(self, value: Any, name: str) -> Any:
         """A value with one number per segment, checked to broadcast, with the segments moved last."""
@@ -76,8 +91,8 @@ class SegmentCall:
         return choose_ragged(op, self.mapping, self.x) if self.segments.known else None
 
     @property
-    def layout(self) -> Layout:
-        return Layout(self.segments, self.axis)
+    def segments_along(self) -> SegmentsAlong:
+        return SegmentsAlong(self.segments, self.axis)
 
     @property
     def segments_first(self) -> Mapping:

@@ -18,7 +18,7 @@ from .._core.mapping import Mapping
 from .._core.static import Static
 from ..autodiff.jax import BRIDGE as ROWS
 from ..autodiff.jax import shape_of_vector, static_of, with_zeros
-from ..kernels.jax_primitives import by_library, handler_attributes, is_zero, linear, link_for, to_front
+from ..kernels.jax_primitives import by_library, handler_attributes, is_zero, linear_primitive, link_for, to_front
 from ..kernels.link import Link
 from ..kernels.reference import ENGINE as reference
 from . import padded
@@ -142,7 +142,7 @@ def _product_value(x: Array, p: Array, v: Array, *more: Array, static: Static, t
     return _plain_product(x, p, v, *more, static=static, transposed=False)
 
 
-_product = linear("anymax_segments_product", 2, shape_of_vector, _product_value, _plain_product, _batch)
+_product = linear_primitive("anymax_segments_product", 2, shape_of_vector, _product_value, _plain_product, _batch)
 _compiled = jax.jit(_apply, static_argnums=(0,))
 
 

@@ -30,7 +30,7 @@ class Bucket(NamedTuple):
     width: int
 
 
-class Rows(NamedTuple):
+class PaddedRows(NamedTuple):
     """All segments as rows of a few lengths, and the indices that lead back."""
 
     buckets: tuple[Bucket, ...]
@@ -38,12 +38,12 @@ class Rows(NamedTuple):
     row: Any  # [segments]: the row of each segment in the concatenated buckets; one past the last if empty
 
 
-def rows_of(segments: Segments, x: Array) -> Rows:
+def rows_of(segments: Segments, x: Array) -> PaddedRows:
     """The rows, as arrays of x's kind on its device."""
     return segments.cached("rows", x, lambda: _known(segments) if segments.known else _traced(segments))
 
 
-def _known(segments: Segments) -> Rows:
+def _known(segments: Segments) -> PaddedRows:
     lengths, ptr = segments.lengths, segments.ptr
     place = np.zeros(segments.num_entries, np.int64)
     row = np.zeros(segments.num_segments, np.int64)
@@ -61,7 +61,7 @@ def _known(segments: Segments) -> Rows:
         buckets.append(Bucket(ids, entry.reshape(-1), valid, width))
         places, rows = places + entry.size, rows + ids.size
     row[lengths == 0] = rows
-    return Rows(tuple(buckets) or (_no_rows(place, row),), place, row)
+    return PaddedRows(tuple(buckets) or (_no_rows(place, row),), place, row)
 
 
 def _no_rows(entry: Any, ids: Any) -> Bucket:
@@ -70,7 +70,7 @@ def _no_rows(entry: Any, ids: Any) -> Bucket:
     return Bucket(ids[:0], none, none[:, None] > 0, 1)
 
 
-def _traced(segments: Segments) -> Rows:
+def _traced(segments: Segments) -> PaddedRows:
     ptr, n, count = segments.ptr, segments.num_entries, segments.num_segments
     xp = namespace(ptr)
     place_of = device_of(ptr)
@@ -107,7 +107,7 @@ def _traced(segments: Segments) -> Rows:
     place = xp.where(inside, place, places * xp.ones_like(place))  # past the last place: without a segment
     row = xp.where(lengths > 0, row, rows * xp.ones_like(row))
     buckets = tuple(buckets) or (_no_rows(place, row),)
-    return Rows(buckets, place if segments.order is None else place[segments.inverse], row)
+    return PaddedRows(buckets, place if segments.order is None else place[segments.inverse], row)
 
 
 # -- entries to rows, and back -----------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def _joined(parts: list[Array]) -> Array:
     return namespace(parts[0]).concat(parts, axis=-1)
 
 
-def entries_of(rows: Rows, parts: list[Array], x: Array, traced: bool) -> Array:
+def entries_of(rows: PaddedRows, parts: list[Array], x: Array, traced: bool) -> Array:
     """Rows [..., rows, width] of each bucket as entries [..., entries]; NaN for an entry without a segment."""
     xp = namespace(x)
     flat = [
@@ -153,7 +153,7 @@ def entries_of(rows: Rows, parts: list[Array], x: Array, traced: bool) -> Array:
     return _take(_joined(flat) if len(flat) > 1 else flat[0], rows.place)
 
 
-def segments_of(rows: Rows, parts: list[Array], empty: Any) -> Array:
+def segments_of(rows: PaddedRows, parts: list[Array], empty: Any) -> Array:
     """Numbers [..., rows] of each bucket as [..., segments]; `empty` for a segment without entries."""
     one, xp = parts[0], namespace(parts[0])
     none = xp.full((*one.shape[:-1], 1), empty, dtype=one.dtype, **device_of(one))

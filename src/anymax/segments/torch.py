@@ -44,7 +44,7 @@ class TorchSegments(SegmentBridge):
             return None
         if recorded(x):
             return _Apply.apply(x, call, engine, *params_of(mapping))
-        return engine.forward(call.segments_first, x, call.layout)
+        return engine.forward(call.segments_first, x, call.segments_along)
 
     def log(self, call: SegmentCall) -> Tensor | None:
         mapping, x = call.mapping, call.x
@@ -53,11 +53,11 @@ class TorchSegments(SegmentBridge):
             return None
         if recorded(x):
             return _Log.apply(x, call, engine, *params_of(mapping))
-        return engine.log_forward(call.segments_first, x, call.layout)
+        return engine.log_forward(call.segments_first, x, call.segments_along)
 
     def threshold(self, call: SegmentCall) -> Tensor | None:
         engine = _eager_engine(call, "threshold")
-        return engine and engine.threshold(call.segments_first, call.x.detach(), call.layout)
+        return engine and engine.threshold(call.segments_first, call.x.detach(), call.segments_along)
 
     def index_loss(self, call: SegmentCall, place: Tensor) -> Tensor | None:
         mapping, x = call.mapping, call.x
@@ -66,7 +66,7 @@ class TorchSegments(SegmentBridge):
             return None
         if recorded(x):
             return _IndexLoss.apply(x, place, call, engine, *params_of(mapping))
-        return engine.index_loss(call.segments_first, x, place, call.layout, save=False).value
+        return engine.index_loss(call.segments_first, x, place, call.segments_along, save=False).value
 
 
 BRIDGE = TorchSegments()
@@ -110,7 +110,7 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, call: Any, engine: Any, *params: Tensor) -> Tensor:
-        p, kept = engine.forward_saving(call.segments_first, x.detach(), call.layout)
+        p, kept = engine.forward_saving(call.segments_first, x.detach(), call.segments_along)
         ctx.call = call
         save(ctx, p, x if call.mapping.needs_scores else None, kept, *params)
         return p
@@ -122,7 +122,7 @@ class _Apply(torch.autograd.Function):
         engine = None if plain_backward(g) else choose_ragged("vjp", call.mapping, g)
         if engine is None:  # this gradient may be differentiated
             return _rows(call, reference.vjp, p if x is None else x, p, g), *none
-        return engine.vjp(call.segments_first, x, p, g, call.layout, kept), *none
+        return engine.vjp(call.segments_first, x, p, g, call.segments_along, kept), *none
 
 
 class _Log(torch.autograd.Function):
@@ -130,7 +130,7 @@ class _Log(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, call: Any, engine: Any, *params: Tensor) -> Tensor:
-        log_p = engine.log_forward(call.segments_first, x.detach(), call.layout)
+        log_p = engine.log_forward(call.segments_first, x.detach(), call.segments_along)
         ctx.call = call
         save(ctx, log_p, x, *params)
         return log_p
@@ -142,7 +142,7 @@ class _Log(torch.autograd.Function):
         engine = None if plain_backward(g) else choose_ragged("log_vjp", call.mapping, g)
         if engine is None:
             return *plain_grads(lambda a: (_rows(call, reference.log_forward, a),), (x,), grads), *none
-        return engine.log_vjp(call.segments_first, x, log_p, g, call.layout), *none
+        return engine.log_vjp(call.segments_first, x, log_p, g, call.segments_along), *none
 
 
 class _IndexLoss(torch.autograd.Function):
@@ -151,7 +151,7 @@ class _IndexLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, place: Tensor, call: Any, engine: Any, *params: Tensor) -> Tensor:
         ctx.call = call, engine
-        loss = engine.index_loss(call.segments_first, x.detach(), place, call.layout, save=True)
+        loss = engine.index_loss(call.segments_first, x.detach(), place, call.segments_along, save=True)
         save(ctx, x, place, loss.saved, *params)
         return loss.value
 
@@ -162,7 +162,7 @@ class _IndexLoss(torch.autograd.Function):
         if plain_backward(g) or engine.refuse("vjp", call.mapping, g) is not None:
             return _slope(call, x, place, g), *none
         scale = g.to(wide_dtype(x, torch)).contiguous()
-        return engine.index_loss_grad(call.segments_first, x, place, scale, kept, call.layout), *none
+        return engine.index_loss_grad(call.segments_first, x, place, scale, kept, call.segments_along), *none
 
 
 # -- opaque operations, for torch.compile -----------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def _forward_op(x: Tensor, ptr: Tensor, order: Tensor | None, params: list[Tenso
     call = _of(mapping_from(spec, params), x, ptr, order, axis)
     with torch.no_grad():
         if (engine := choose_ragged("forward", call.mapping, x)) is not None:
-            return engine.forward(call.segments_first, x, call.layout)
+            return engine.forward(call.segments_first, x, call.segments_along)
         return _rows(call, ROWS.apply, x).contiguous()
 
 
@@ -228,7 +228,7 @@ def _vjp_op(
     call = _of(mapping_from(spec, params), x, ptr, order, axis)
     with torch.no_grad():
         if (engine := choose_ragged("vjp", call.mapping, p)) is not None:
-            return engine.vjp(call.segments_first, x, p, g, call.layout)
+            return engine.vjp(call.segments_first, x, p, g, call.segments_along)
         return _rows(call, reference.vjp, x, p, g).contiguous()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, TypedDict, Unpack
 
@@ -215,7 +216,7 @@ def segment_threshold(
     call = SegmentCall.of("segment_threshold", mapping, x, **options)
     if not call.mapping.has_threshold:
         raise TypeError(call.mapping.no_threshold())
-    call.x, call.mapping = stop_gradient(call.x), call.mapping.frozen()
+    call = call.constant()
     out = bridge(call.x).segments.threshold(call)
     if out is not None:
         tau = _narrowed(call.moved(out), call)
@@ -343,9 +344,9 @@ def segment_sample(
     """
     tensors.refuse("segment_sample", x)
     size = count_of(num_samples)
-    call = SegmentCall.of("segment_sample", mapping, x, **options)
+    call = SegmentCall.of("segment_sample", mapping, x, **options).constant()
     xp = call.xp
-    call.x, call.mapping = upcast(stop_gradient(call.x), xp), call.mapping.frozen()
+    call = dataclasses.replace(call, x=upcast(call.x, xp))
     p = _array.to_last(_probabilities(call), call.axis, xp)
     wide = p if is_jax(p) or (is_torch(p) and p.device.type == "mps") else xp.astype(p, xp.float64)
     u = uniform((*p.shape[:-1], call.segments.num_segments, size), wide[..., :0], generator)

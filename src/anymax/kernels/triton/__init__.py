@@ -19,8 +19,7 @@ from .. import arrays
 from .._rows import disjoint
 from ..choice import asked
 from ..engine import BELOW, Engine, IndexLoss
-from ..link import SOFTMAX, SPARSE, WITHOUT_LOG, WITHOUT_LOSS, Link, noise_of
-from ..link import link_of as known_link
+from ..link import SOFTMAX, SPARSE, WITHOUT_LOG, WITHOUT_LOSS, Link, found_link, link_of, noise_of
 
 ATTENTION = ("softmax", "sparsemax", "entmax", "budget")  # the maps of the attention kernels
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -47,9 +46,9 @@ def _interpreted() -> bool:
     return not isinstance(launch, str) and launch.triton.knobs.runtime.interpret
 
 
-def link_of(mapping: Mapping) -> Link | str:
+def triton_link(mapping: Mapping) -> Link | str:
     """The link of a mapping as these kernels take it, or a sentence that says why it has none."""
-    link = known_link(mapping)
+    link = link_of(mapping)
     if isinstance(link, str):
         return link
     if link.kind == "relu":
@@ -67,6 +66,22 @@ def link_of(mapping: Mapping) -> Link | str:
     if link.kind == "taylor" and link.param > 16:
         return f"it goes to order 16, not {link.param:g}"
     return link
+
+
+def refuse_map(op: str, mapping: Mapping) -> str | None:
+    """Why the kernels can't compute an operation of a map; None if they can, for the tensors that they take."""
+    link = triton_link(mapping)
+    if isinstance(link, str):
+        return link
+    if op in ("log_forward", "log_vjp") and link.kind in WITHOUT_LOG:
+        return f"it has no log p of {link.kind}; log of p is used"
+    if op == "log_vjp" and link.kind == "sigsoftmax":
+        return "it has no backward of log p for sigsoftmax"
+    if op in ("index_loss", "threshold") and link.kind in _WITHOUT_LOSS:
+        return f"{link.kind} has no such operation in one pass"
+    if op == "threshold" and link.kind == "entmax" and link.params is not None:
+        return "it gives thresholds of entmax for one alpha only"
+    return None
 
 
 def refuse_attention(mapping: Mapping) -> str | None:
@@ -88,7 +103,7 @@ def output_layer(*operands: Array | None) -> Any:
 
 
 def prepared(mapping: Mapping) -> tuple[Any, Link]:
-    launch, link = load(), link_of(mapping)
+    launch, link = load(), triton_link(mapping)
     assert not isinstance(launch, str), launch
     assert not isinstance(link, str), link
     return launch, link
@@ -134,20 +149,10 @@ class Triton(Engine):
             return f"it takes tensors on a GPU (CUDA, ROCm), these are on {x.device}"
         if op not in self.ops:
             return self.lacks(op)
-        link = link_of(mapping)
-        if isinstance(link, str):
-            return link
-        if op in ("log_forward", "log_vjp") and link.kind in WITHOUT_LOG:
-            return f"it has no log p of {link.kind}; log of p is used"
-        if op == "log_vjp" and link.kind == "sigsoftmax":
-            return "it has no backward of log p for sigsoftmax"
-        if op in ("index_loss", "threshold") and link.kind in _WITHOUT_LOSS:
-            return f"{link.kind} has no such operation in one pass"
-        if op == "threshold" and link.kind == "entmax" and link.params is not None:
-            return "it gives thresholds of entmax for one alpha only"
-        reason = arrays.refuse_tensor(x, x.device.type, _DTYPES)
-        if reason is None and link.params is not None and is_torch(link.params):
-            reason = arrays.refuse_tensor(link.params, link.params.device.type, ("float64", "int64", "int32", *_DTYPES))
+        reason = refuse_map(op, mapping) or arrays.refuse_tensor(x, x.device.type, _DTYPES)
+        params = None if reason else found_link(mapping).params
+        if params is not None and is_torch(params):
+            reason = arrays.refuse_tensor(params, params.device.type, ("float64", "int64", "int32", *_DTYPES))
         if reason is not None:
             return reason
         launch = load()
@@ -248,7 +253,10 @@ def warm_up(mapping: Mapping, shape: tuple[int, ...], dtype: Any, device: Any) -
     """Runs each operation of the mapping once on contiguous scores of this shape, with and without a mask."""
     torch = sys.modules["torch"]
     x = torch.zeros(shape, dtype=dtype, device=device)
-    link = prepared(mapping)[1]
+
+    def has(op: str) -> bool:
+        return refuse_map(op, mapping) is None
+
     with torch.no_grad():
         for mask in (None, torch.ones(shape[-1], dtype=torch.bool, device=device)):
             ENGINE.forward(mapping, x, mask)
@@ -257,18 +265,18 @@ def warm_up(mapping: Mapping, shape: tuple[int, ...], dtype: Any, device: Any) -
             p, saved = ENGINE.forward_saving(mapping, x, mask)
         ENGINE.vjp(mapping, x, p, x, saved)
         ENGINE.vjp(mapping, x, p, x)
-        if link.kind not in WITHOUT_LOG:
+        if has("log_forward"):
             log_p = ENGINE.log_forward(mapping, x)
-            if link.kind != "sigsoftmax":
+            if has("log_vjp"):
                 ENGINE.log_vjp(mapping, x, log_p, x)
-        if link.kind == "softmax":
+        if prepared(mapping)[1].kind == "softmax":
             ENGINE.logsumexp(x)
-        if link.kind not in _WITHOUT_LOSS:
+        if has("index_loss"):
             index = torch.zeros(shape[:-1], dtype=torch.int64, device=device)
             for save in (False, True):
                 made = ENGINE.index_loss(mapping, x, index, save=save, ignored=-100, reduction="mean")
             assert made is not None
             for scale in (made.value, made.value.expand(shape[:-1])):
                 ENGINE.index_loss_grad(mapping, x, index, scale, made.saved, ignored=-100)
-            if not (link.kind == "entmax" and link.params is not None):
-                ENGINE.threshold(mapping, x)
+        if has("threshold"):
+            ENGINE.threshold(mapping, x)

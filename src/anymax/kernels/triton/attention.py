@@ -16,7 +16,7 @@ import torch
 from ..link import Link
 from .attention_backward import attention_bias, attention_keys, attention_queries
 from .attention_forward import attention_centres, attention_forward
-from .attention_plans import KEPT, LISTED, SKIPPED, Blocks, Split, blocks, split
+from .attention_plans import KEPT, LISTED, SKIPPED, BlockPlan, Split, blocks, split
 from .attention_split import SOLVED, attention_merge, attention_parts, attention_solve, attention_values
 from .launch import POWERS
 from .operands import on_device_of
@@ -48,7 +48,7 @@ class Job(NamedTuple):
     sink: bool
 
 
-def link_of(link: Link | str) -> tuple[str, int, float]:
+def attention_form(link: Link | str) -> tuple[str, int, float]:
     """(link, power, param) of `Job`, from the link of the row kernels."""
     assert not isinstance(link, str), link
     if link.kind in ("softmax", "budget"):
@@ -73,7 +73,7 @@ class Saved(NamedTuple):
 
 def sizes(
     job: Job, q: Tensor, k: Tensor, v: Tensor, save: bool
-) -> tuple[Blocks, dict[str, tuple[tuple[int, ...], torch.dtype]]]:
+) -> tuple[BlockPlan, dict[str, tuple[tuple[int, ...], torch.dtype]]]:
     """(blocks, shape and dtype of each part of `Saved`)."""
     batch, heads, rows, d = q.shape
     keys = k.shape[-2]

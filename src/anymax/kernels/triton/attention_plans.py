@@ -8,7 +8,7 @@ from .plans import power_of_two
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocks:
+class BlockPlan:
     """A tile of attention is [M queries, N keys], the same in the forward and the backward, which share the lists of tiles."""
 
     M: int
@@ -21,10 +21,10 @@ class Blocks:
     )
 
 
-forced_blocks: list[Blocks] = []  # set by the tuner and the tests
+forced_blocks: list[BlockPlan] = []  # set by the tuner and the tests
 
 
-def blocks(width: int, size: int, rows: int, hip: bool, long: bool) -> Blocks:
+def blocks(width: int, size: int, rows: int, hip: bool, long: bool) -> BlockPlan:
     """`width`: the larger number of features, of q or v; `size`: bytes of a number; `long`: the map does much work for each score."""
     if forced_blocks:
         return forced_blocks[-1]
@@ -42,7 +42,7 @@ def blocks(width: int, size: int, rows: int, hip: bool, long: bool) -> Blocks:
     part, registers = 32 if pairs else 0, 168 if pairs and width <= 64 else 0
     while m > 16 and m // 2 >= rows:  # under torch.compile `rows` may be a symbol
         m, warps, part = m // 2, max(1, warps // 2), 0
-    return Blocks(m, n, warps, stages, part, 0 if hip else registers)
+    return BlockPlan(m, n, warps, stages, part, 0 if hip else registers)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,7 +57,7 @@ def _launch(kernel: Any, like: Tensor, grid: tuple[int, int], *args: Any, **opti
         kernel[grid](*args, **options)
 
 
-def link_of(link: Link) -> tuple[str, int, float, float] | None:
+def candidate_form(link: Link) -> tuple[str, int, float, float] | None:
     """(LINK, P, slope, power) of a map that `layer_candidates` can take, or None."""
     if link.params is not None or link.kind not in ("sparsemax", "entmax"):
         return None

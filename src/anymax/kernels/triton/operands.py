@@ -28,7 +28,7 @@ class Laid:
     n: int  # classes in units
     unit: int  # what divides the classes and the row strides
     columns: int  # classes that a plan is for
-    shift: int  # whether unaligned rows are read in aligned packs of 16 bytes: see `Rows`
+    shift: int  # whether unaligned rows are read in aligned packs of 16 bytes: see `PlainRows`
     far: bool  # True if an offset within a row exceeds 32 bits
     sideways: bool  # True if neighbours in memory are of different rows
     bounds: tuple[Tensor, Tensor]  # of segments; placeholders otherwise
@@ -45,7 +45,7 @@ class Laid:
         """To be called after the kernels."""
 
 
-class Rows(Laid):
+class PlainRows(Laid):
     """Operands of one shape as the kernels take them: as few row axes as possible, the classes last. n and the row strides are in units,
     so that the compiler knows a divisor of them."""
 
@@ -143,7 +143,7 @@ def lay_out(cut: Cut | None, x: Tensor, **operands: Tensor | None) -> Laid:
     if (mask := operands.get("mask")) is not None:
         operands["mask"] = mask.expand(x.shape).view(torch.uint8)
     given = {name: a for name, a in operands.items() if a is not None}
-    return Rows(x, **given) if cut is None else RaggedRows(cut, x, **given)
+    return PlainRows(x, **given) if cut is None else RaggedRows(cut, x, **given)
 
 
 def on_device_of(x: Tensor) -> contextlib.AbstractContextManager:

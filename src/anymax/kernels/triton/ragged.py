@@ -14,9 +14,9 @@ import numpy as np
 
 from ..._array import Array
 from ..._core.mapping import Mapping
-from ..engine import IndexLoss, Layout, RaggedEngine
+from ..engine import IndexLoss, RaggedEngine, SegmentsAlong
 from ..link import NEED_SCORES, Link
-from . import ENGINE, link_of, prepared
+from . import ENGINE, prepared, triton_link
 
 # the longest segments of each launch; one more launch is for longer ones
 _LENGTHS = (16, 64, 256, 1024, 4096, 16384)
@@ -48,9 +48,9 @@ def launches(ptr: np.ndarray) -> tuple[Launch, ...]:
 class _Entries:
     """The entries of a call as the kernels take them: [entries, heads], one segment after another."""
 
-    def __init__(self, mapping: Mapping, like: Array, layout: Layout) -> None:
+    def __init__(self, mapping: Mapping, like: Array, along: SegmentsAlong) -> None:
         self.launch, link = prepared(mapping)
-        self.segments, self.axis = layout
+        self.segments, self.axis = along
         self.lead = tuple(n for i, n in enumerate(like.shape) if i != self.axis)
         self.count, self.heads = like.shape[self.axis], math.prod(self.lead)
         self.order = self.segments.placed("order", like)
@@ -105,27 +105,29 @@ class TritonRagged(RaggedEngine):
 
     def refuse(self, op: str, mapping: Mapping, x: Array) -> str | None:
         reason = super().refuse(op, mapping, x)
-        link = link_of(mapping) if reason is None else None
+        link = triton_link(mapping) if reason is None else None
         if isinstance(link, Link) and link.kind == "perturb_max":
             return "it has no kernel for segments of perturb_max"
         if reason is None and x.numel() >= _INTS:
             return f"it takes fewer than {_INTS} scores in segments"
         return reason
 
-    def forward(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
-        return _forward("p", mapping, x, layout)
+    def forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
+        return _forward("p", mapping, x, along)
 
-    def log_forward(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
-        return _forward("log", mapping, x, layout)
+    def log_forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
+        return _forward("log", mapping, x, along)
 
-    def vjp(self, mapping: Mapping, x: Array | None, p: Array, g: Array, layout: Layout, saved: Any = None) -> Array:
-        return _backward(mapping, False, x, p, g, layout)
+    def vjp(
+        self, mapping: Mapping, x: Array | None, p: Array, g: Array, along: SegmentsAlong, saved: Any = None
+    ) -> Array:
+        return _backward(mapping, False, x, p, g, along)
 
-    def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, layout: Layout) -> Array:
-        return _backward(mapping, True, x, log_p, g, layout)
+    def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, along: SegmentsAlong) -> Array:
+        return _backward(mapping, True, x, log_p, g, along)
 
-    def index_loss(self, mapping: Mapping, x: Array, index: Array, layout: Layout, *, save: bool) -> IndexLoss:
-        entries = _Entries(mapping, x, layout)
+    def index_loss(self, mapping: Mapping, x: Array, index: Array, along: SegmentsAlong, *, save: bool) -> IndexLoss:
+        entries = _Entries(mapping, x, along)
         both = entries.numbers(2)
         state = both.new_empty((*both.shape[1:], 4)) if save else None
         rows, index = entries.rows(x), index.reshape(-1)
@@ -138,9 +140,9 @@ class TritonRagged(RaggedEngine):
         return IndexLoss(both[0].view(entries.segments.num_segments, *entries.lead), state)
 
     def index_loss_grad(
-        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, layout: Layout
+        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, along: SegmentsAlong
     ) -> Array:
-        entries = _Entries(mapping, x, layout)
+        entries = _Entries(mapping, x, along)
         rows, index, scale = entries.rows(x), index.reshape(-1), scale.float().reshape(-1)
         run = entries.launch.run
 
@@ -149,22 +151,22 @@ class TritonRagged(RaggedEngine):
 
         return entries.written(write, rows)
 
-    def threshold(self, mapping: Mapping, x: Array, layout: Layout) -> Array:
-        entries = _Entries(mapping, x, layout)
+    def threshold(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
+        entries = _Entries(mapping, x, along)
         tau, rows = entries.numbers(), entries.rows(x)
         if tau.numel():
             entries.each(lambda cut: entries.launch.run("tau", entries.link, rows, value=tau, cut=cut), rows)
         return tau.view(entries.segments.num_segments, *entries.lead)
 
 
-def _forward(mode: str, mapping: Mapping, x: Array, layout: Layout) -> Array:
-    entries = _Entries(mapping, x, layout)
+def _forward(mode: str, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
+    entries = _Entries(mapping, x, along)
     rows = entries.rows(x)
     return entries.written(lambda cut, out: entries.launch.run(mode, entries.link, rows, out=out, cut=cut), rows)
 
 
-def _backward(mapping: Mapping, logs: bool, x: Array | None, p: Array, g: Array, layout: Layout) -> Array:
-    entries = _Entries(mapping, p, layout)
+def _backward(mapping: Mapping, logs: bool, x: Array | None, p: Array, g: Array, along: SegmentsAlong) -> Array:
+    entries = _Entries(mapping, p, along)
     scores = entries.rows(x) if x is not None and entries.link.kind in NEED_SCORES else None
     rows, slopes = entries.rows(p), entries.rows(g)
     back = entries.launch.backward
