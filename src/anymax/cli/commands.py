@@ -80,7 +80,10 @@ def parameters(command: Any) -> Any:
 
 
 def chosen_options(**options: Any) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if value is not None}
+    out = {key: value for key, value in options.items() if value is not None}
+    if "k" in out and float(out["k"]).is_integer():
+        out["k"] = int(out["k"])
+    return out
 
 
 def dump(document: Any) -> None:
