@@ -98,7 +98,7 @@ for v, t1, y1 in ((x[:1], known[:1], shares[:1]), (x[:, :1], known[:3].new_zeros
 half = DTensor.from_local(x / 2, mesh, [Partial()] * mesh.ndim)
 apart = distribute_tensor(x, mesh, places[1])
 for call, words in (
-    (lambda: A.sparsemax(half), "the scores are Partial"), (lambda: A.cross_entropy(half, t), "the scores are Partial"),
+    (lambda: A.sparsemax(half), "the scores are Partial"), (lambda: A.cross_entropy(half, t), "cross_entropy: the scores are Partial"),
     (lambda: A.logsumexp(half), "the scores are Partial"),
     (lambda: A.likelihood.kl("softmax", apart, "softmax", apart), "takes no DTensor"),
     (lambda: A.segment_apply("softmax", apart, lengths=[1, 5]), "segment_apply takes no DTensor; give"),

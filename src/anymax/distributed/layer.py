@@ -57,12 +57,12 @@ def linear_loss(
     def some(begin: int) -> Array:
         where = slice(begin, min(begin + step, rows))
         form = form_of(where.stop - begin, 2 + width(options), layer.x) if shared.strict else None
-        part = Agreement(loss_of(layer.mapping), shared, layer.x, form)
+        part = Agreement(_WHO, shared, layer.x, form)
 
         def loss() -> Array:
             these = layer.part(where)
             call = ShardedCall.of(part, these.mapping, these.scores(), -1, None, start, count)
-            return loss_of_call(call, target[where, ...], each)
+            return loss_of_call(call, loss_of(layer.mapping), target[where, ...], each)
 
         return fail_together(part, loss)
 

@@ -23,7 +23,7 @@ from .._array import (
     stop_gradient,
     total,
 )
-from ..losses.options import LossOptions, class_weights
+from ..losses.options import LossKind, LossOptions, class_weights
 from ..losses.targets import (
     holds_indices,
     not_below_zero,
@@ -75,18 +75,18 @@ class Target(Columns, ABC):
     sums: TargetSums  # set by `second`
     by_terms: bool = False  # set by `second`: it sends the terms of Omega(y), of which a sum suffices, and not y
 
-    def __init__(self, call: ShardedCall, t: Array, options: LossOptions) -> None:
-        self.call, self.t, self.options = call, t, options
-        self.nll, self.count = call.who == "nll", width(options)
+    def __init__(self, call: ShardedCall, kind: LossKind, t: Array, options: LossOptions) -> None:
+        self.call, self.kind, self.t, self.options = call, kind, t, options
+        self.nll, self.count = kind == "nll", width(options)
 
     @staticmethod
-    def of(call: ShardedCall, target: Any, options: LossOptions) -> Target:
+    def of(call: ShardedCall, kind: LossKind, target: Any, options: LossOptions) -> Target:
         xp = namespace(call.x)
         t = _array.beside(target, call.x, "target", xp)
         if call.group.strict and not call.agreement.agreed:
             say_options(call.agreement, options)
             target_is(call.agreement, t, xp)
-        return (ClassIndices if is_integer(t) else Distributions)(call, t, options)
+        return (ClassIndices if is_integer(t) else Distributions)(call, kind, t, options)
 
     @abstractmethod
     def _sums(self, shard: Shard, a: Array, anchor: Array, keep: Array, inside: Array | None) -> list[Array]:
@@ -170,7 +170,7 @@ class Target(Columns, ABC):
         """This process's part of Omega(y), as columns for the second collective."""
         smooth, shards = bool(self.options.label_smoothing), self.sums.shards
         shard, xp = shards.shard, shards.xp
-        if (self.indices and not smooth) or self.call.who != "fenchel_young":
+        if (self.indices and not smooth) or self.kind != "fenchel_young":
             return []
         refused = shard.mapping.no_constant(smooth)
         if refused is not None:
@@ -293,14 +293,15 @@ def target_is(agreement: Agreement, t: Array, xp: Namespace) -> None:
         agreement.say(target=f"a part of distributions in {len(t.shape)} dimensions")
 
 
-def loss(arguments: Arguments, agreement: Agreement, target: Any, weight: Any, given: dict[str, Any]) -> Array:
+def loss(
+    arguments: Arguments, agreement: Agreement, kind: LossKind, target: Any, weight: Any, given: dict[str, Any]
+) -> Array:
     call = arguments.call(agreement, classes_last=False)
-    return loss_of_call(call, target, LossOptions.read(arguments.who, weight, given))
+    return loss_of_call(call, kind, target, LossOptions.read(arguments.who, weight, given))
 
 
-def loss_of_call(call: ShardedCall, target: Any, options: LossOptions) -> Array:
-    """The loss named by `call.who`: "nll", "fenchel_young", or the latter without Omega(y)."""
-    if call.who != "nll" and not call.mapping.facts.has_potential:
+def loss_of_call(call: ShardedCall, kind: LossKind, target: Any, options: LossOptions) -> Array:
+    if kind != "nll" and not call.mapping.facts.has_potential:
         raise TypeError(call.mapping.no_potential())
-    columns = Target.of(call, target, options)
+    columns = Target.of(call, kind, target, options)
     return solve(call, columns.loss, columns)

@@ -19,13 +19,13 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from .. import _array
 from .._array import check_axis, is_array, is_integer, is_torch
 from .._core.mapping import Mapping
-from ..losses.options import LossOptions, class_weights
+from ..losses.options import LossKind, LossOptions, class_weights
 from ..losses.targets import result_dtype
 from .call import ShardKeywords
 from .verbs import apply, fenchel_young, log_apply, log_prob_entropy, logsumexp, nll, threshold, without_constant
 
 Tensor = torch.Tensor
-# the verbs for classes that are split over devices; for all other verbs the classes are gathered
+# the verbs and the kinds of losses for classes that are split over devices; for all other losses the classes are gathered
 BY_SHARDS: dict[str, Callable[..., Any]] = {
     "apply": apply,
     "log_apply": log_apply,
@@ -33,7 +33,7 @@ BY_SHARDS: dict[str, Callable[..., Any]] = {
     "logsumexp": lambda mapping, x, **given: logsumexp(x, **given),
     "log_prob_entropy": lambda mapping, x, keepdims, **given: log_prob_entropy(mapping, x, **given),
     "fenchel_young": fenchel_young,
-    "sparse_softmax_loss": without_constant,
+    "without_constant": without_constant,
     "nll": nll,
 }
 WHOLE = Replicate()
@@ -171,23 +171,23 @@ def _outside_graphs(f: Callable[..., Any]) -> Callable[..., Any]:
 
 @_outside_graphs
 def like_scores(
-    who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, axes: Any, mask: Any, dtype: Any
+    verb: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, axes: Any, mask: Any, dtype: Any
 ) -> DTensor:
-    """p or log p, by `whole(mapping, rows, mask)` if each device has all classes."""
+    """p or log p, by `whole(mapping, rows, mask)` if each device has all classes, else by the verb of this name."""
     cast: Any = x if dtype is None else x.to(_array.asked_for(dtype, x))
-    layout = Layout(who, cast, axes, True)
+    layout = Layout(verb, cast, axes, True)
     mapping, keep = layout.mapping(mapping), layout.mask(mask)
     if layout.along is None:
         return layout.per_class(whole(mapping, layout.local, keep))
-    return layout.per_class(BY_SHARDS[who](mapping, layout.local, layout.axes[0], mask=keep, **layout.shard))
+    return layout.per_class(BY_SHARDS[verb](mapping, layout.local, layout.axes[0], mask=keep, **layout.shard))
 
 
 @_outside_graphs
 def of_rows(
-    who: str, whole: Callable[..., Any], mapping: Mapping, x: DTensor, axes: Any, mask: Any, keepdims: bool = False, y: Any = None,
+    verb: str, whole: Callable[..., Any], mapping: Mapping, x: DTensor, axes: Any, mask: Any, keepdims: bool = False, y: Any = None,
     **parameters: Any,
 ) -> list[DTensor]:  # fmt: skip
-    """Results with one number per row, by `whole(mapping, rows, **given)` if each device has all classes.
+    """Results with one number per row, by `whole(mapping, rows, **given)` if each device has all classes, else by the verb.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def of_rows(
     parameters
         Values with one number per row.
     """
-    layout = Layout(who, x, axes, True)
+    layout = Layout(verb, x, axes, True)
     given: dict[str, Any] = {k: layout.local_part(v, k, learns=True) for k, v in parameters.items()}
     given["mask"] = layout.mask(mask)
     first: tuple[int, ...] = ()
@@ -209,23 +209,25 @@ def of_rows(
     if layout.along is None:
         found = whole(mapping, layout.local, **given)
     else:
-        found = BY_SHARDS[who](mapping, layout.local, axis=layout.axes[0], keepdims=keepdims, **given, **layout.shard)
+        found = BY_SHARDS[verb](mapping, layout.local, axis=layout.axes[0], keepdims=keepdims, **given, **layout.shard)
     found = found if isinstance(found, tuple) else (found,)
     return [layout.per_row(v, keepdims, first if i == 0 else ()) for i, v in enumerate(found)]
 
 
 def loss(
-    who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, target: Any, options: LossOptions
-) -> DTensor:
+    who: str, kind: LossKind | None, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, target: Any,
+    options: LossOptions,
+) -> DTensor:  # fmt: skip
     """A loss: each device computes its rows, then they are reduced. With class indices a mean divides by the sum of their weights."""
-    return _loss(who, whole, mapping, x, options.class_axis(x), target, options)
+    return _loss(who, whole, mapping, x, options.class_axis(x), kind, target, options)
 
 
 @_outside_graphs
 def _loss(
-    who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, axes: Any, target: Any, options: LossOptions
-) -> DTensor:
-    verb, w = BY_SHARDS.get(who), options.weight
+    who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, axes: Any, kind: LossKind | None, target: Any,
+    options: LossOptions,
+) -> DTensor:  # fmt: skip
+    verb, w = None if kind is None else BY_SHARDS[kind], options.weight
     layout = Layout(who, x, axes, verb is not None)
     target = _tensor(target, x.device)
     indices = is_integer(target)

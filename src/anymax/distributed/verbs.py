@@ -226,7 +226,8 @@ def fenchel_young(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("fenchel_young", mapping, scores, axis, dim, mask, options)
-    return _eagerly(losses.loss, arguments, target, weight, _loss_options(ignore_index, reduction, label_smoothing))
+    given = _loss_options(ignore_index, reduction, label_smoothing)
+    return _eagerly(losses.loss, arguments, "fenchel_young", target, weight, given)
 
 
 @documented_like(fenchel_young)
@@ -262,7 +263,8 @@ def nll(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("nll", mapping, scores, axis, dim, mask, options)
-    return _eagerly(losses.loss, arguments, target, weight, _loss_options(ignore_index, reduction, label_smoothing))
+    given = _loss_options(ignore_index, reduction, label_smoothing)
+    return _eagerly(losses.loss, arguments, "nll", target, weight, given)
 
 
 @documented_like(fenchel_young)
@@ -405,7 +407,8 @@ def without_constant(
 ) -> Any:  # fmt: skip
     """`fenchel_young` without the constant of the target, which `sparse_softmax_loss` leaves out; for DTensors."""
     arguments = Arguments.of("sparse_softmax_loss", mapping, scores, axis, None, mask, options)
-    return _eagerly(losses.loss, arguments, target, weight, _loss_options(ignore_index, reduction, label_smoothing))
+    given = _loss_options(ignore_index, reduction, label_smoothing)
+    return _eagerly(losses.loss, arguments, "without_constant", target, weight, given)
 
 
 def _loss_options(ignore_index: int, reduction: Reduction, label_smoothing: float) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from .._array import Array, is_array, namespace, upcast
 from .._core.mapping import Mapping
 from ..likelihood.terms import terms_of
+from ..losses.options import LossKind
 from ..losses.verbs import fenchel_young, nll, sparse_softmax_loss
 from ..mappings import Softmax, SparseSoftmax
 from ..thresholds import tau_and_support
@@ -88,15 +89,15 @@ class RowLoss(PerRow):
             "axis": -1, "reduction": "none", "ignore_index": -1, "label_smoothing": smoothing,
         }  # fmt: skip
         kind = loss_of(mapping)
-        if kind == "sparse_softmax_loss":
+        if kind == "without_constant":
             return sparse_softmax_loss(s, target, class_weight, k=mapping.k, p=mapping.p, **options)  # type: ignore[attr-defined]
         return (fenchel_young if kind == "fenchel_young" else nll)(mapping, s, target, class_weight, **options)
 
 
-def loss_of(mapping: Mapping) -> str:
-    """The loss that an output layer uses for a map: "sparse_softmax_loss", "fenchel_young" or "nll"."""
+def loss_of(mapping: Mapping) -> LossKind:
+    """The loss that an output layer uses for a map."""
     if isinstance(mapping, SparseSoftmax):
-        return "sparse_softmax_loss"
+        return "without_constant"
     return "fenchel_young" if mapping.facts.has_potential and not isinstance(mapping, Softmax) else "nll"
 
 
