@@ -47,7 +47,8 @@ calls = [
     (lambda x: A.accuracy_loss(A.Sparsemax(), x, t), 1, 1), (lambda x: A.smoothed_nll(A.Sparsemax(), x, t, epsilon=0.1), 1, 1),
     (lambda x: A.margin_loss("softmax", torch.tanh(x), t), 1, 1), (lambda x: A.entmax15_loss(x, torch.arange(23) % 7, axis=0), 2, 1),
     (A.logsumexp, 0, 1), (lambda x: A.logsumexp(x, temperature=alphas), 0, 1), (lambda x: A.logsumexp(x, keepdims=True), 0, 1),
-    (lambda x: A.log_prob(A.Softmax(), x, known), 0, 1), (lambda x: A.log_prob_entropy(A.Taylor(2), x, torch.stack([known, known])), 0, 3),
+    (lambda x: A.log_prob(A.Softmax(), x, known), 0, 1), (lambda x: A.log_prob(A.Taylor(2), x, known), 0, 3),
+    (lambda x: A.log_prob_entropy(A.Taylor(2), x, torch.stack([known, known])), 0, 3),
     (lambda x: A.entropy(A.softmax(x)), 0, None), (lambda x: tuple(A.threshold(A.Sparsemax(), x)), 0, 2),
 ]
 places = [(Shard(0),), (Shard(1),), (Replicate(),)]
@@ -116,7 +117,9 @@ for call, words in (
     (lambda: A.multilabel_softmax_loss(apart, shares), "multilabel_softmax_loss takes no DTensor"),
     (lambda: A.jacobian("softmax", apart), "jacobian takes no DTensor"),
     (lambda: A.inspection.jacobian_norm("softmax", apart), "jacobian_norm takes"),
-    (lambda: A.log_prob("softmax", apart, known, temperature=2.0), "goes without support, transform and temperature"),
+    (lambda: A.log_prob("softmax", apart, known, temperature=2.0), "log_prob: a DTensor goes without support, transform and temperature"),
+    (lambda: A.log_prob("softmax", half, known), "log_prob: the scores are Partial"),
+    (lambda: A.log_prob("softmax", apart, known.double()), "log_prob: y must be class indices (integers), got torch.float64"),
 ):
     try:
         call()

@@ -1,4 +1,4 @@
-"""Results with one or a few numbers per row: thresholds, smooth maxima, log p of given classes with the entropy, and samples."""
+"""Results with one or a few numbers per row: thresholds, smooth maxima, log p of given classes and the entropy, and samples."""
 
 from __future__ import annotations
 
@@ -54,44 +54,43 @@ def logsumexp(arguments: Arguments, agreement: Agreement, temperature: Any, keep
 # -- log p of given classes ----------------------------------------------------------------------------------------------------------
 
 
-def log_prob_entropy(arguments: Arguments, agreement: Agreement, y: Any) -> tuple[Array, Array]:
+def log_prob(arguments: Arguments, agreement: Agreement, y: Any, entropy: bool) -> tuple[Array, Array | None]:
     call = arguments.call(agreement)
-    classes = GivenClasses(call, y)
+    classes = GivenClasses(call, y, entropy)
     agreement.say(y=f"of shape {classes.shape}")
     agreement.same = "y", classes.y
 
-    def finish(out: Solution) -> tuple[Array, Array]:
+    def finish(out: Solution) -> tuple[Array, Array | None]:
         shards, xp, index = out.shards, out.shards.xp, classes.index
-        stray = refuse_strays("log_prob_entropy: y", index, shards.count, None, xp)
-        log_p, h = out.log_prob_entropy(classes.here, classes.at)
+        stray = refuse_strays(f"{call.who}: y", index, shards.count, None, xp)
+        log_p, h = out.log_prob(classes.here, classes.at, entropy)
         log_p = xp.where(index < 0, xp.zeros_like(log_p), log_p)
         log_p = _array.poison(log_p, shards.poisoned | stray, xp)
-        h = _array.poison(h, shards.poisoned, xp)
-        return xp.reshape(xp.moveaxis(log_p, -1, 0), classes.shape), h[..., 0]
+        log_p = xp.reshape(xp.moveaxis(log_p, -1, 0), classes.shape)
+        return log_p, None if h is None else _array.poison(h, shards.poisoned, xp)[..., 0]
 
     return solve(call, finish, classes)
 
 
 class GivenClasses(Columns):
-    """Classes of each row; for each its distance from the maximum, and 1, on its process; then this process's part of the entropy."""
+    """Classes of each row; for each its distance from the maximum, and 1, on its process; then any part of the entropy."""
 
     indices = True
 
-    def __init__(self, call: ShardedCall, y: Any) -> None:
+    def __init__(self, call: ShardedCall, y: Any, entropy: bool) -> None:
         shape, lead = tuple(getattr(y, "shape", ())), call.lead
         first = len(shape) - len(lead)
         if first < 0 or shape[first:] != lead:
             raise ValueError(
-                f"log_prob_entropy: y of shape {shape}: expected one class for each row, of shape {lead}, or with axes of samples before "
-                "these"
+                f"{call.who}: y of shape {shape}: expected one class for each row, of shape {lead}, or with axes of samples before these"
             )
         xp = namespace(call.x)
         y = _array.beside(y, call.x, "y", xp)
         if not is_integer(y):
-            raise TypeError(f"log_prob_entropy: y must be class indices (integers), got {y.dtype}")
-        self.call, self.shape, self.y = call, shape, _array.counts(y, xp)
+            raise TypeError(f"{call.who}: y must be class indices (integers), got {y.dtype}")
+        self.call, self.shape, self.y, self.entropy = call, shape, _array.counts(y, xp), entropy
         self.many = math.prod(shape[:first])
-        self.count = 2 * self.many + 1
+        self.count = 2 * self.many + entropy
 
     def first(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
         xp = shard.xp
@@ -104,10 +103,12 @@ class GivenClasses(Columns):
         gap = xp.where(
             there, anchor - xp.where(there, score, anchor), xp.where(here, math.inf, 0.0) * xp.ones_like(score)
         )
+        columns = [*columns_of(gap), *columns_of(xp.astype(here, a.dtype))]
+        if not self.entropy:
+            return columns
         keep = xp.isfinite(a)
         below = xp.where(keep, anchor - xp.where(keep, a, anchor), xp.zeros_like(a))
-        part = total(xp.where(keep, xp.exp(-below), xp.zeros_like(a)) * below, xp)
-        return [*columns_of(gap), *columns_of(xp.astype(here, a.dtype)), part]
+        return [*columns, total(xp.where(keep, xp.exp(-below), xp.zeros_like(a)) * below, xp)]
 
 
 # -- samples -------------------------------------------------------------------------------------------------------------------------

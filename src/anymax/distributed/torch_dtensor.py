@@ -22,7 +22,17 @@ from .._core.mapping import Mapping
 from ..losses.options import LossKind, LossOptions, class_weights
 from ..losses.targets import result_dtype
 from .call import ShardKeywords
-from .verbs import apply, fenchel_young, log_apply, log_prob_entropy, logsumexp, nll, threshold, without_constant
+from .verbs import (
+    apply,
+    fenchel_young,
+    log_apply,
+    log_prob,
+    log_prob_entropy,
+    logsumexp,
+    nll,
+    threshold,
+    without_constant,
+)  # fmt: skip
 
 Tensor = torch.Tensor
 # the verbs and the kinds of losses for classes that are split over devices; for all other losses the classes are gathered
@@ -31,6 +41,7 @@ BY_SHARDS: dict[str, Callable[..., Any]] = {
     "log_apply": log_apply,
     "threshold": threshold,
     "logsumexp": lambda mapping, x, **given: logsumexp(x, **given),
+    "log_prob": lambda mapping, x, keepdims, **given: log_prob(mapping, x, **given),
     "log_prob_entropy": lambda mapping, x, keepdims, **given: log_prob_entropy(mapping, x, **given),
     "fenchel_young": fenchel_young,
     "without_constant": without_constant,

@@ -355,7 +355,7 @@ def log_prob_entropy(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("log_prob_entropy", mapping, x, axis, dim, mask, options)
-    return _eagerly(per_row.log_prob_entropy, arguments, y)
+    return _eagerly(per_row.log_prob, arguments, y, True)
 
 
 @documented_like(apply)
@@ -399,6 +399,11 @@ def sample(
     """
     arguments = Arguments.of("sample", mapping, x, axis, dim, mask, options)
     return _eagerly(per_row.sample, arguments, generator, num_samples)
+
+
+def log_prob(mapping: Any, x: Any, y: Any, *, axis: int, mask: Any, **options: Unpack[ShardKeywords]) -> Any:
+    """`log_prob_entropy` without the entropy; for DTensors."""
+    return _eagerly(per_row.log_prob, Arguments.of("log_prob", mapping, x, axis, None, mask, options), y, False)[0]
 
 
 def without_constant(
