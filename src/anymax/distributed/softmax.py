@@ -10,7 +10,7 @@ from typing import Any
 from .._array import Array, Namespace, device_of, like, positions, stop_gradient, top, total
 from .._core.mapping import Mapping
 from .shard import Shard, Shards, divided
-from .solution import Columns, Method, Solution
+from .solution import Method, Second, Solution
 
 
 def exponents(mapping: Mapping, rows: Array, xp: Namespace) -> Array | None:
@@ -58,8 +58,8 @@ class BySums(Method):
         self.part = Part.of(a, shard.xp)
         self.head = [self.part.high, self.part.rest]
 
-    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
-        return finish(Sums(shards, shards.collect(columns.second(shards)), self.part))
+    def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
+        return finish(Sums(shards, shards.collect(second()), self.part))
 
 
 class Sums(Solution):

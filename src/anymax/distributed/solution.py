@@ -14,25 +14,32 @@ from .shard import Shard, Shards, columns_of
 
 
 class Columns:
-    """The numbers per row that a verb adds to the collectives, as columns [..., 1]; the class itself adds none."""
+    """The numbers per row that a verb adds to the collectives, as columns [..., 1]; the class itself adds none.
+
+    What a verb must remember from one step to the next is its state, which a step returns and the next one takes.
+    """
 
     count: int = 0  # in the first collective
     indices: ClassVar[bool] = False  # True if the caller gives classes by their index over all processes
 
-    def first(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
-        """The columns of the first collective.
+    def first(self, shard: Shard, a: Array, anchor: Array) -> tuple[list[Array], Any]:
+        """(the columns of the first collective, the state for `summed`).
 
         a: the exponents if p is a softmax of them, else the scores. anchor: its maximum on this process, 0 where that is not finite.
         """
+        return [], None
+
+    def summed(self, shards: Shards, state: Any) -> Any:
+        """The state for `second` and for the verb's result; the first columns of all processes are in `shards.extra`."""
+        return state
+
+    def second(self, state: Any, v: Array | None = None) -> list[Array]:
+        """The columns of the second collective. v: given by a ratio map, whose p is v / sum v over all processes."""
         return []
 
-    def second(self, shards: Shards) -> list[Array]:
-        """The columns of the second collective; those of the first of all processes are in `shards.extra`."""
-        return []
 
-    def second_of_ratio(self, shards: Shards, v: Array) -> list[Array]:
-        """`second` for a ratio map, whose p is v / sum v over all processes."""
-        return self.second(shards)
+Second = Callable[..., list[Array]]
+"""`Columns.second` for one state."""
 
 
 class Method(ABC):
@@ -44,7 +51,7 @@ class Method(ABC):
     most: int = 0  # how many candidates the fullest row has, if the method counts them
 
     @abstractmethod
-    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
+    def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
         """`finish(solution)`, after the further collectives."""
 
 

@@ -421,7 +421,7 @@ def _loss_options(ignore_index: int, reduction: Reduction, label_smoothing: floa
 
 
 def _probabilities(arguments: Arguments, agreement: Agreement, logs: bool) -> Any:
-    return solve(arguments.call(agreement), lambda out: out.shards.shard.per_class(out.log_p() if logs else out.p()))
+    return solve(arguments.call(agreement), lambda out, _: out.shards.shard.per_class(out.log_p() if logs else out.p()))
 
 
 def _eagerly(verb: Callable[..., Any], arguments: Arguments, *given: Any) -> Any:
