@@ -20,32 +20,22 @@ from .. import _array
 from .._array import check_axis, is_array, is_integer, is_torch
 from .._core.mapping import Mapping
 from ..losses.options import LossKind, LossOptions, class_weights
-from ..losses.targets import result_dtype
+from ..losses.targets import counted_weight, result_dtype
+from . import verbs
 from .call import ShardKeywords
-from .verbs import (
-    apply,
-    fenchel_young,
-    log_apply,
-    log_prob,
-    log_prob_entropy,
-    logsumexp,
-    nll,
-    threshold,
-    without_constant,
-)  # fmt: skip
 
 Tensor = torch.Tensor
 # the verbs and the kinds of losses for classes that are split over devices; for all other losses the classes are gathered
 BY_SHARDS: dict[str, Callable[..., Any]] = {
-    "apply": apply,
-    "log_apply": log_apply,
-    "threshold": threshold,
-    "logsumexp": lambda mapping, x, **given: logsumexp(x, **given),
-    "log_prob": lambda mapping, x, keepdims, **given: log_prob(mapping, x, **given),
-    "log_prob_entropy": lambda mapping, x, keepdims, **given: log_prob_entropy(mapping, x, **given),
-    "fenchel_young": fenchel_young,
-    "without_constant": without_constant,
-    "nll": nll,
+    "apply": verbs.apply,
+    "log_apply": verbs.log_apply,
+    "threshold": verbs.threshold,
+    "logsumexp": lambda mapping, x, **given: verbs.logsumexp(x, **given),
+    "log_prob": lambda mapping, x, keepdims, **given: verbs.log_prob(mapping, x, **given),
+    "log_prob_entropy": lambda mapping, x, keepdims, **given: verbs.log_prob_entropy(mapping, x, **given),
+    "fenchel_young": verbs.fenchel_young,
+    "without_constant": verbs.without_constant,
+    "nll": verbs.nll,
 }
 WHOLE = Replicate()
 
@@ -271,9 +261,9 @@ def _reduced(layout: Layout, value: Tensor, t: Tensor, w: Any, indices: bool, op
     if options.reduction == "mean":
         count = math.prod([n for i, n in enumerate(layout.shape) if i not in layout.axes])
         if indices:
-            counted = (t != options.ignore_index).to(wide.dtype)
-            if w is not None:
-                counted = counted * w.to(wide.dtype)[t.clamp(0, w.shape[0] - 1)]
+            xp = _array.namespace(wide)
+            index = _array.counts(t, xp)
+            counted = counted_weight(index, index == options.ignore_index, w, wide.dtype, xp)
             total = DTensor.from_local(counted.sum(), mesh, summed, run_check=False)
             norm = total.redistribute(placements=[WHOLE] * mesh.ndim).to_local()
         else:

@@ -14,6 +14,7 @@ from .._core.mapping import Mapping
 from .._core.separable import Separable
 from ..autodiff.torch import BRIDGE
 from ..likelihood.terms import terms_of
+from ..losses.targets import weighted
 from ..mappings import Softmax, SparseSoftmax
 from ..thresholds import tau_and_support
 from .layer import Layer
@@ -91,7 +92,7 @@ def _of_softmax(
         return terms_of(_SOFTMAX, two, place[:, None], xp).log_p[:, 0]
     value = per_row.loss(_SOFTMAX, two, place)
     if u is None:
-        return value if class_weight is None else _times(value, class_weight[index])
+        return value if class_weight is None else weighted(value, class_weight[index], xp)
     if not cross_entropy:
         return _smoothed(layer, value, two[:, 0], even, index, class_weight, per_row)
     level = two[:, 0] + value  # logsumexp of the row
@@ -174,15 +175,10 @@ def _of_scores(layer: Layer, per_row: RowLoss, held: Kept, index: Tensor, class_
     value = per_row.loss(layer.mapping, s, held.at)
     if u is not None:
         return _smoothed(layer, value, own[:, 0], even, index, class_weight, per_row)
-    return value if class_weight is None else _times(value, class_weight[index])
+    return value if class_weight is None else weighted(value, class_weight[index], xp)
 
 
 # -- helpers of both ---------------------------------------------------------------------------------------------------------------
-
-
-def _times(value: Tensor, factor: Tensor) -> Tensor:
-    """value * factor; 0 where the factor is 0, even if the value is infinite."""
-    return torch.where(factor == 0, torch.zeros_like(value), value * factor)
 
 
 def _moved(own: Tensor, per_row: RowLoss) -> Tensor:
@@ -215,4 +211,4 @@ def _smoothed(
         most, least = (torch.full_like(value[:, None], q) for q in (1.0 - e + e / max(n, 1), e / max(n, 1)))
         value = value + (layer.mapping.omega(most, xp) + (n - 1) * layer.mapping.omega(least, xp))[:, 0]
     value = value + torch.where(value < 0, -value, torch.zeros_like(value)).detach()
-    return value if class_weight is None else _times(value, class_weight[index])
+    return value if class_weight is None else weighted(value, class_weight[index], xp)
