@@ -253,3 +253,24 @@ dist.destroy_process_group()
 def test_under_torch_compile():
     """Rows apart in one graph; classes apart outside of it."""
     right(1, COMPILED)
+
+
+LATE = """
+import sys
+import anymax.distributed as D
+assert "torch" not in sys.modules
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+f = lambda x: D.apply("sparsemax", 2 * x).sum(0) + 1
+x = torch.randn(4, 7)
+assert torch.equal(torch.compile(f, backend="aot_eager")(x), f(x))
+assert torch._dynamo.explain(f)(x).graph_break_count == 1
+print("right")
+"""
+
+
+@pytest.mark.whole
+def test_under_torch_compile_if_torch_is_imported_last():
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "right\n", done.stderr[-3000:]

@@ -23,6 +23,7 @@ from ..losses.options import LossKind, LossOptions, class_weights
 from ..losses.targets import counted_weight, result_dtype
 from . import verbs
 from .call import ShardKeywords
+from .torch import outside_graphs
 
 Tensor = torch.Tensor
 # the verbs and the kinds of losses for classes that are split over devices; for all other losses the classes are gathered
@@ -157,15 +158,13 @@ class Layout:
 
 def _outside_graphs(f: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function of (who, whole, mapping, x, axes, ...): outside of torch.compile's graphs if x is split along the axes."""
-    eagerly: Any = torch.compiler.disable(
-        f, reason="classes on several devices: anymax.distributed sends as much as the scores make necessary"
-    )
 
     @functools.wraps(f)
     def call(who: str, whole: Any, mapping: Mapping, x: DTensor, axes: Any, *given: Any, **named: Any) -> Any:
         classes = _tuple_of(axes, x)
         split = any(isinstance(p, Shard) and p.dim % x.ndim in classes for p in x.placements)
-        return (eagerly if split else f)(who, whole, mapping, x, axes, *given, **named)
+        run = functools.partial(outside_graphs, f) if split else f
+        return run(who, whole, mapping, x, axes, *given, **named)
 
     return call
 

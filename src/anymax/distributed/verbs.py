@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from .._array import torch_loaded
+from .._array import compiling
 from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .._core.typing import ArrayT, Mask, Reduction
@@ -425,12 +425,17 @@ def _probabilities(arguments: Arguments, agreement: Agreement, logs: bool) -> An
 
 
 def _eagerly(verb: Callable[..., Any], arguments: Arguments, *given: Any) -> Any:
-    """Run a verb outside of torch.compile's graphs, since the scores decide how much is sent; if one process fails, all do."""
+    """Run a verb outside of torch.compile's graphs, since the scores decide how much is sent."""
+    if not compiling():
+        return _together(verb, arguments, *given)
+    from .torch import outside_graphs  # late: only torch compiles
+
+    return outside_graphs(_together, verb, arguments, *given)
+
+
+def _together(verb: Callable[..., Any], arguments: Arguments, *given: Any) -> Any:
+    """Run a verb; if one process fails, all do."""
     agreement = Agreement(
         arguments.who, as_group(arguments.who, arguments.group, arguments.axis_name, arguments.x), arguments.x
     )
     return fail_together(agreement, lambda: verb(arguments, agreement, *given))
-
-
-if torch := torch_loaded():
-    _eagerly = torch.compiler.disable(_eagerly, reason="anymax.distributed sends as much as the scores make necessary")
