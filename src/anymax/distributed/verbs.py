@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from .._array import compiling
 from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .._core.typing import ArrayT, Mask, Reduction
@@ -19,7 +18,7 @@ from ..thresholds import Threshold
 from . import layer, losses, per_row
 from .agreement import Agreement, fail_together
 from .call import Arguments, ShardKeywords, every_verb
-from .choose_group import as_group
+from .choose_group import as_group, untraced
 from .methods import solve
 
 
@@ -426,11 +425,7 @@ def _probabilities(arguments: Arguments, agreement: Agreement, logs: bool) -> An
 
 def _eagerly(verb: Callable[..., Any], arguments: Arguments, *given: Any) -> Any:
     """Run a verb outside of torch.compile's graphs, since the scores decide how much is sent."""
-    if not compiling():
-        return _together(verb, arguments, *given)
-    from .torch import outside_graphs  # late: only torch compiles
-
-    return outside_graphs(_together, verb, arguments, *given)
+    return untraced(_together, verb, arguments, *given)
 
 
 def _together(verb: Callable[..., Any], arguments: Arguments, *given: Any) -> Any:
