@@ -62,7 +62,7 @@ ODD = {
     "a layer's reduction": (lambda g, x, r: layer(g, reduction="sum" if r else "mean"), "reduction is 'mean' on process 0"),
     "a layer's rows": (lambda g, x, r: layer(g, FEATURES[r:], INDEX[r:]), r"rows is of shape \(3,\) on process 0"),
     "a layer's target": (lambda g, x, r: layer(g, t=INDEX[r:]), r"process 1: linear_loss: target of shape \(2,\)"),
-    "a layer's weight": (lambda g, x, r: layer(g, weight=torch.ones(2 + r), chunk=2), r"process 1: weight of shape \(3,\)"),
+    "a layer's weight": (lambda g, x, r: layer(g, weight=torch.ones(2 + r), chunk=2), r"linear_loss: process 1: weight of shape \(3,\)"),
     "a layer's features": (
         lambda g, x, r: layer(g, FEATURES.clone().requires_grad_() if r else FEATURES), "x is 5 features, an array .* 5 features, a le",
     ),

@@ -47,7 +47,8 @@ calls = [
     (lambda x: A.accuracy_loss(A.Sparsemax(), x, t), 1, 1), (lambda x: A.smoothed_nll(A.Sparsemax(), x, t, epsilon=0.1), 1, 1),
     (lambda x: A.margin_loss("softmax", torch.tanh(x), t), 1, 1), (lambda x: A.entmax15_loss(x, torch.arange(23) % 7, axis=0), 2, 1),
     (A.logsumexp, 0, 1), (lambda x: A.logsumexp(x, temperature=alphas), 0, 1), (lambda x: A.logsumexp(x, keepdims=True), 0, 1),
-    (lambda x: A.log_prob(A.Softmax(), x, known), 0, 1), (lambda x: A.log_prob_entropy(A.Taylor(2), x, torch.stack([known, known])), 0, 3),
+    (lambda x: A.log_prob(A.Softmax(), x, known), 0, 1), (lambda x: A.log_prob(A.Taylor(2), x, known), 0, 3),
+    (lambda x: A.log_prob_entropy(A.Taylor(2), x, torch.stack([known, known])), 0, 3),
     (lambda x: A.entropy(A.softmax(x)), 0, None), (lambda x: tuple(A.threshold(A.Sparsemax(), x)), 0, 2),
 ]
 places = [(Shard(0),), (Shard(1),), (Replicate(),)]
@@ -98,7 +99,7 @@ for v, t1, y1 in ((x[:1], known[:1], shares[:1]), (x[:, :1], known[:3].new_zeros
 half = DTensor.from_local(x / 2, mesh, [Partial()] * mesh.ndim)
 apart = distribute_tensor(x, mesh, places[1])
 for call, words in (
-    (lambda: A.sparsemax(half), "the scores are Partial"), (lambda: A.cross_entropy(half, t), "the scores are Partial"),
+    (lambda: A.sparsemax(half), "the scores are Partial"), (lambda: A.cross_entropy(half, t), "cross_entropy: the scores are Partial"),
     (lambda: A.logsumexp(half), "the scores are Partial"),
     (lambda: A.likelihood.kl("softmax", apart, "softmax", apart), "takes no DTensor"),
     (lambda: A.segment_apply("softmax", apart, lengths=[1, 5]), "segment_apply takes no DTensor; give"),
@@ -116,7 +117,9 @@ for call, words in (
     (lambda: A.multilabel_softmax_loss(apart, shares), "multilabel_softmax_loss takes no DTensor"),
     (lambda: A.jacobian("softmax", apart), "jacobian takes no DTensor"),
     (lambda: A.inspection.jacobian_norm("softmax", apart), "jacobian_norm takes"),
-    (lambda: A.log_prob("softmax", apart, known, temperature=2.0), "goes without support, transform and temperature"),
+    (lambda: A.log_prob("softmax", apart, known, temperature=2.0), "log_prob: a DTensor goes without support, transform and temperature"),
+    (lambda: A.log_prob("softmax", half, known), "log_prob: the scores are Partial"),
+    (lambda: A.log_prob("softmax", apart, known.double()), "log_prob: y must be class indices (integers), got torch.float64"),
 ):
     try:
         call()
@@ -250,3 +253,24 @@ dist.destroy_process_group()
 def test_under_torch_compile():
     """Rows apart in one graph; classes apart outside of it."""
     right(1, COMPILED)
+
+
+LATE = """
+import sys
+import anymax.distributed as D
+assert "torch" not in sys.modules
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+f = lambda x: D.apply("sparsemax", 2 * x).sum(0) + 1
+x = torch.randn(4, 7)
+assert torch.equal(torch.compile(f, backend="aot_eager")(x), f(x))
+assert torch._dynamo.explain(f)(x).graph_break_count == 1
+print("right")
+"""
+
+
+@pytest.mark.whole
+def test_under_torch_compile_if_torch_is_imported_last():
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "right\n", done.stderr[-3000:]

@@ -334,7 +334,8 @@ def test_samplers_take_the_names_of_torch_and_jax():
         (lambda: am.cross_entropy(X, Y, weights=[1, 1, 1]), "(say weight=, one factor for each class)"),
         (lambda: am.sparsemax_loss(X, Y, temperature=2), "(divide the scores by it)"),
         (lambda: am.fenchel_young("entmax", X, Y, alpha=1.3), "(it belongs to the map, as in anymax.Entmax(alpha=1.3))"),
-        (lambda: am.sparsemax_loss(X, Y, k=3), "a loss has no option 'k'"),
+        (lambda: am.sparsemax_loss(X, Y, k=3), "sparsemax_loss has no option 'k' (it belongs to the map"),
+        (lambda: am.entmax_loss(X, Y, alfa=1.3), "entmax_loss has no option 'alfa' (did you mean alpha=?); its options are alpha, weight"),
         (lambda: am.multilabel_softmax_loss(X, X > 0, pos_weight=2), "(say weight=, one factor for each class)"),
         (lambda: am.cross_entropy(input=X, target=Y), "missing 1 required positional argument: 'scores'"),  # Python's: it has the name
         (lambda: am.softmax(input=X), "missing 1 required positional argument: 'x'"),

@@ -67,7 +67,7 @@ ODD = [
     (lambda: am.cross_entropy(X, Y.astype(float)), "class indices must be integers"),
     (lambda: am.cross_entropy(X, np.eye(3, dtype=int)[Y]), "convert one-hot rows to floating point, or give their argmax"),
     (lambda: am.cross_entropy(X, np.eye(3, dtype=bool)[Y]), "got bool; convert one-hot rows to floating point"),
-    (lambda: am.cross_entropy(X, Y, ignore_index="a"), "a loss(ignore_index='a'): ignore_index must be an integer"),
+    (lambda: am.cross_entropy(X, Y, ignore_index="a"), "cross_entropy(ignore_index='a'): ignore_index must be an integer"),
     (lambda: am.cross_entropy(X, Y, ignore_index=None), "ignore_index must be an integer"),
     (lambda: am.sparsemax_loss(X, [[-0.5, 0.5, 1.0], [0, 0, 1.0]]), "non-negative numbers that sum to 1; the smallest number is -0.5"),
     (lambda: am.margin_loss(Sparsemax(), X / 9, Y, scale="a"), "margin_loss: scale must be a number or an array, got 'a'"),

@@ -38,16 +38,19 @@ def over_devices() -> Any:
 
 
 def scores_over_devices(
-    who: str, verb: Callable[..., Any], mapping: Any, x: Any, axis: Any, mask: Any, dtype: Any
+    verb: str, whole: Callable[..., Any], mapping: Any, x: Any, axis: Any, mask: Any, dtype: Any
 ) -> Any:
-    """`verb(mapping, x, axis, mask=mask)` of a DTensor cast to dtype, with the shape of x: `verb` computes the rows of each device."""
-    on_device = lambda mapping, rows, mask: verb(mapping, rows, axis, mask=mask)  # noqa: E731
-    return over_devices().like_scores(who, on_device, mapping, x, axis, mask, dtype)
+    """`whole(mapping, x, axis, mask=mask)` of a DTensor cast to dtype, with the shape of x. verb: its name.
+
+    `whole` computes the rows of a device that has all classes, `anymax.distributed` those of which each device has a part.
+    """
+    on_device = lambda mapping, rows, mask: whole(mapping, rows, axis, mask=mask)  # noqa: E731
+    return over_devices().like_scores(verb, on_device, mapping, x, axis, mask, dtype)
 
 
 def rows_over_devices(
-    who: str,
-    verb: Callable[..., Any],
+    verb: str,
+    whole: Callable[..., Any],
     mapping: Any,
     x: Any,
     axis: Any,
@@ -56,5 +59,5 @@ def rows_over_devices(
     **given: Any,
 ) -> Any:
     """The same for results with one number per row, in a list; `given` are further arguments with one value per row."""
-    on_device = functools.partial(verb, axis=axis, **({} if keepdims is None else {"keepdims": keepdims}))
-    return over_devices().of_rows(who, on_device, mapping, x, axis, mask, bool(keepdims), **given)
+    on_device = functools.partial(whole, axis=axis, **({} if keepdims is None else {"keepdims": keepdims}))
+    return over_devices().of_rows(verb, on_device, mapping, x, axis, mask, bool(keepdims), **given)

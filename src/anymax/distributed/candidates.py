@@ -22,7 +22,7 @@ from .group import jax
 from .search import MANY, Level, searchable
 from .shard import Shard, Shards
 from .softmax import Part, log_sum
-from .solution import Columns, Method, Solution
+from .solution import Method, Second, Solution
 
 COUNT = 128  # with more candidates, a collective that counts those above the common bound pays
 FIXED = 128  # candidates per device in JAX, where shapes can't depend on values
@@ -40,31 +40,30 @@ class ByCandidates(Method):
         else:  # one more column, which decides how many are gathered
             self.head.append(total(shard.xp.astype(self.candidates, tau.dtype), shard.xp))
 
-    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
+    def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
         group, n, most_kept = self.shard.group, self.shard.rows.shape[-1], self.shard.mapping.most_kept
         chosen = self.candidates & above(self.shard.rows, bound(shards), shards.xp)
         if group.strict:
             k = max(1, shards.most)
             k = k if k <= COUNT else largest(shards, chosen)
-            return finish(self._gathered_or_searched(shards, chosen, k, k * group.size > MANY, columns))
+            return finish(self._gathered_or_searched(shards, chosen, k, k * group.size > MANY, second))
         k = min(FIXED if most_kept is None else most_kept, n)
         if k >= n or most_kept is not None:  # a row never has more
-            return finish(self._gathered_or_searched(shards, chosen, k, False, columns))
+            return finish(self._gathered_or_searched(shards, chosen, k, False, second))
         return jax().lax.cond(
             shards.xp.max(shards.head[2]) <= k,
-            lambda: finish(self._gathered_or_searched(shards, chosen, k, False, columns)),
-            lambda: finish(self._gathered_or_searched(shards, chosen, n, True, columns)),
+            lambda: finish(self._gathered_or_searched(shards, chosen, k, False, second)),
+            lambda: finish(self._gathered_or_searched(shards, chosen, n, True, second)),
         )
 
-    def _gathered_or_searched(self, shards: Shards, chosen: Array, k: int, many: bool, columns: Columns) -> Solution:
+    def _gathered_or_searched(self, shards: Shards, chosen: Array, k: int, many: bool, second: Second) -> Solution:
         """With k classes of each process; if these are `many`, the level is searched instead, if it can be."""
         mapping = searchable(self.shard) if many else None
         if mapping is None:
-            return gather(shards, chosen, k, columns)
+            return gather(shards, chosen, k, second)
         tau = bound(shards)
         shift = mapping.frozen().level_to_tau(tau, shards.xp)
-        later = shards.collect(columns.second(shards))
-        return Level(mapping, shards, later, None if _array.is_array(shift) else tau + shift)
+        return Level(mapping, shards, shards.collect(second()), None if _array.is_array(shift) else tau + shift)
 
 
 class ByLevel(Method):
@@ -78,10 +77,10 @@ class ByLevel(Method):
         known = xp.any(keep, axis=-1, keepdims=True) & xp.isfinite(level)
         self.head = [shard.high(), xp.where(known, anchor - level, -math.inf * xp.ones_like(rows[..., :1]))]
 
-    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
+    def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
         if shards.count > MANY:
-            return finish(Level(self.mapping, shards, shards.collect(columns.second(shards)), bound(shards)))
-        return finish(gather_all(shards, columns))
+            return finish(Level(self.mapping, shards, shards.collect(second()), bound(shards)))
+        return finish(gather_all(shards, second))
 
 
 class ByAll(Method):
@@ -91,8 +90,8 @@ class ByAll(Method):
         self.shard, self.a = shard, shard.rows
         self.head = [shard.high(), -math.inf * shard.xp.ones_like(shard.rows[..., :1])]
 
-    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
-        return finish(gather_all(shards, columns))
+    def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
+        return finish(gather_all(shards, second))
 
 
 class ByNucleus(Method):
@@ -103,7 +102,7 @@ class ByNucleus(Method):
         self.part = Part.of(shard.rows, shard.xp)
         self.head = [self.part.high, self.part.rest]
 
-    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
+    def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
         shard, xp, part = self.shard, shards.xp, self.part
         nucleus = shard.mapping.nucleus
         share = stop_gradient(part.e) * xp.exp(part.anchor - shards.high)
@@ -111,12 +110,12 @@ class ByNucleus(Method):
         chosen = (share * shards.count >= 0.99 * (1.0 - level) * z) & (share > 0)
         chosen = chosen | ((share >= 0) & xp.isfinite(shard.rows) & (level >= 1.0 + 0.0 * z))
         k = largest(shards, chosen) if shard.group.strict else shard.rows.shape[-1]
-        out = gather(shards, chosen, k, columns)
+        out = gather(shards, chosen, k, second)
         return finish(out.softmax_over(topp_keep(out.z, nucleus, xp, mass=z)))
 
 
-def gather_all(shards: Shards, columns: Columns) -> Gathered:
-    return gather(shards, shards.xp.ones_like(shards.shard.rows) > 0, max(1, *shards.sizes), columns, whole=True)
+def gather_all(shards: Shards, second: Second) -> Gathered:
+    return gather(shards, shards.xp.ones_like(shards.shard.rows) > 0, max(1, *shards.sizes), second, whole=True)
 
 
 def find_candidates(shard: Shard) -> tuple[Array, Array]:

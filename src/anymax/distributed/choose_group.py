@@ -1,10 +1,11 @@
-"""Choose the group of processes for a kind of array."""
+"""Choose by the framework: the group of processes for a kind of array, and what torch.compile may trace."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from .._array import is_jax, is_torch, shown
+from .._array import compiling, is_jax, is_torch, shown
 from .group import Group
 
 
@@ -29,3 +30,12 @@ def as_group(who: str, group: Any, axis_name: Any, x: Any) -> Group:
     raise TypeError(
         f"{who}: expected this process's part of the scores, a torch tensor with group= or a JAX array with axis_name=, got {shown(x)}"
     )
+
+
+def untraced(f: Callable[..., Any], *given: Any) -> Any:
+    """`f(*given)`, outside of torch.compile's graphs."""
+    if not compiling():
+        return f(*given)
+    from .torch import outside_graphs  # late: only now is torch sure to be loaded
+
+    return outside_graphs(f, *given)

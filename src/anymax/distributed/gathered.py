@@ -17,7 +17,7 @@ from ..mappings import Softmax
 from ..thresholds import Threshold, threshold
 from .group import jax
 from .shard import Shards, columns_of
-from .solution import Columns, Solution
+from .solution import Second, Solution
 
 
 class Gathered(Solution):
@@ -105,15 +105,14 @@ class Gathered(Solution):
         return _side_by_side(self.shards.stack(mine), xp)
 
 
-def gather(shards: Shards, chosen: Array, k: int, columns: Columns, whole: bool = False) -> Gathered:
-    """The second collective: k classes of this process, those of `chosen` among them, with the verb's columns.
+def gather(shards: Shards, chosen: Array, k: int, second: Second, whole: bool = False) -> Gathered:
+    """The second collective: k classes of this process, those of `chosen` among them, with the verb's columns, `second()`.
 
     whole: `chosen` and k stand for all classes of every process.
     """
     xp = shards.xp
     places, values = _places_of(shards, chosen, k)
-    added = columns.second(shards)
-    stacked = shards.stack(xp.concat([values, *added], axis=-1))
+    stacked = shards.stack(xp.concat([values, *second()], axis=-1))
     later = columns_of(stacked[..., k:])
     if whole and shards.shard.group.strict:  # no padding, since a map may ask how many classes there are
         return Gathered(shards, later, shards.joined(stacked), places, 0)

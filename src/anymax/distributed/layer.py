@@ -11,7 +11,7 @@ from ..autodiff import bridge
 from ..linear.layer import Layer, check_chunk
 from ..linear.per_row import loss_of
 from ..losses.options import LossOptions, class_weights
-from ..losses.targets import holds_indices
+from ..losses.targets import counted_weight, holds_indices
 from .agreement import Agreement, fail_together
 from .call import Arguments, ShardedCall, described, message_of
 from .group import Group
@@ -57,12 +57,12 @@ def linear_loss(
     def some(begin: int) -> Array:
         where = slice(begin, min(begin + step, rows))
         message = message_of(where.stop - begin, 2 + width(options), layer.x) if shared.strict else None
-        part = Agreement(loss_of(layer.mapping), shared, layer.x, message)
+        part = Agreement(_WHO, shared, layer.x, message)
 
         def loss() -> Array:
             these = layer.part(where)
             call = ShardedCall.of(part, these.mapping, these.scores(), -1, None, start, count)
-            return loss_of_call(call, target[where, ...], each)
+            return loss_of_call(call, loss_of(layer.mapping), target[where, ...], each)
 
         return fail_together(part, loss)
 
@@ -86,12 +86,12 @@ def _norm(
     if soft:
         return xp.ones_like(value)
     index = _array.counts(target, xp)
-    counts = xp.astype(index != options.ignore_index, value.dtype)
+    ignored = index == options.ignore_index
     if options.weight is None:
-        return counts
+        return counted_weight(index, ignored, None, value.dtype, xp)
     first = n * group.rank if start is None else start
     w = class_weights(options.weight, xp.zeros((1, n), dtype=value.dtype, **device_of(value)), xp)
     at = index - first
-    own = (at >= 0) & (at < n) & (index != options.ignore_index)
-    mine = xp.where(own, w[xp.where(own, at, xp.zeros_like(at))], xp.zeros_like(value)) if n else xp.zeros_like(value)
+    elsewhere = (at < 0) | (at >= n)
+    mine = counted_weight(at, ignored | elsewhere, w, value.dtype, xp) if n else xp.zeros_like(value)
     return xp.sum(group.stack(mine), axis=0)

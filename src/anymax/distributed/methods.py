@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,11 +33,13 @@ def choose(shard: Shard) -> Method:
     return ByAll(shard) if separable is None else ByLevel(shard, separable)
 
 
-def solve(call: ShardedCall, finish: Callable[[Any], Any], columns: Columns = _NONE) -> Any:
-    """`finish(solution)` for the rows of a call; `columns` are what the verb adds to the collectives."""
+def solve(call: ShardedCall, finish: Callable[[Any, Any], Any], columns: Columns = _NONE) -> Any:
+    """`finish(solution, state)` for the rows of a call; `columns` are what the verb adds to the collectives, and give the state."""
     shard = call.shard(2 + columns.count, columns.indices)
     method, xp = choose(shard), shard.xp
     high = method.head[0]
     anchor = xp.where(xp.isfinite(high), high, xp.zeros_like(high))
-    shards = call.first_collective(shard, method.head, columns.first(shard, method.a, anchor), method.most)
-    return method.solve(shards, columns, finish)
+    sent, state = columns.first(shard, method.a, anchor)
+    shards = call.first_collective(shard, method.head, sent, method.most)
+    state = columns.summed(shards, state)
+    return method.solve(shards, functools.partial(columns.second, state), lambda out: finish(out, state))

@@ -1,4 +1,4 @@
-"""Results with one or a few numbers per row: thresholds, smooth maxima, log p of given classes with the entropy, and samples."""
+"""Results with one or a few numbers per row: thresholds, smooth maxima, log p of given classes and the entropy, and samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def threshold(arguments: Arguments, agreement: Agreement, keepdims: bool) -> Thr
     if not call.mapping.has_threshold:
         raise TypeError(call.mapping.no_threshold())
 
-    def finish(out: Solution) -> Threshold:
+    def finish(out: Solution, _: None) -> Threshold:
         shards, shard, xp = out.shards, out.shards.shard, out.shards.xp
         tau, size = _array.poison(out.tau(), shards.poisoned, xp), out.support()
         size = xp.where(shards.poisoned, xp.zeros_like(size), size)
@@ -42,7 +42,7 @@ def logsumexp(arguments: Arguments, agreement: Agreement, temperature: Any, keep
         words = "a number above 0 or an array of them"
         _array.check_scalar("logsumexp: temperature", temperature, lambda v: v > 0, words)
 
-    def finish(out: Sums) -> Array:
+    def finish(out: Sums, _: None) -> Array:
         shards, shard, xp = out.shards, out.shards.shard, out.shards.xp
         strange = xp.max(shards.highs, axis=0)  # NaN, +inf, or -inf for a row without classes
         value = shard.temperature * (shards.high + out.log_z)
@@ -54,60 +54,61 @@ def logsumexp(arguments: Arguments, agreement: Agreement, temperature: Any, keep
 # -- log p of given classes ----------------------------------------------------------------------------------------------------------
 
 
-def log_prob_entropy(arguments: Arguments, agreement: Agreement, y: Any) -> tuple[Array, Array]:
+def log_prob(arguments: Arguments, agreement: Agreement, y: Any, entropy: bool) -> tuple[Array, Array | None]:
     call = arguments.call(agreement)
-    classes = GivenClasses(call, y)
+    classes = GivenClasses(call, y, entropy)
     agreement.say(y=f"of shape {classes.shape}")
     agreement.same = "y", classes.y
 
-    def finish(out: Solution) -> tuple[Array, Array]:
+    def finish(out: Solution, places: tuple[Array, Array]) -> tuple[Array, Array | None]:
         shards, xp, index = out.shards, out.shards.xp, classes.index
-        stray = refuse_strays("log_prob_entropy: y", index, shards.count, None, xp)
-        log_p, h = out.log_prob_entropy(classes.here, classes.at)
+        stray = refuse_strays(f"{call.who}: y", index, shards.count, None, xp)
+        log_p, h = out.log_prob(*places, entropy)
         log_p = xp.where(index < 0, xp.zeros_like(log_p), log_p)
         log_p = _array.poison(log_p, shards.poisoned | stray, xp)
-        h = _array.poison(h, shards.poisoned, xp)
-        return xp.reshape(xp.moveaxis(log_p, -1, 0), classes.shape), h[..., 0]
+        log_p = xp.reshape(xp.moveaxis(log_p, -1, 0), classes.shape)
+        return log_p, None if h is None else _array.poison(h, shards.poisoned, xp)[..., 0]
 
     return solve(call, finish, classes)
 
 
 class GivenClasses(Columns):
-    """Classes of each row; for each its distance from the maximum, and 1, on its process; then this process's part of the entropy."""
+    """Classes of each row; for each its distance from the maximum, and 1, on its process; then any part of the entropy."""
 
     indices = True
 
-    def __init__(self, call: ShardedCall, y: Any) -> None:
+    def __init__(self, call: ShardedCall, y: Any, entropy: bool) -> None:
         shape, lead = tuple(getattr(y, "shape", ())), call.lead
         first = len(shape) - len(lead)
         if first < 0 or shape[first:] != lead:
             raise ValueError(
-                f"log_prob_entropy: y of shape {shape}: expected one class for each row, of shape {lead}, or with axes of samples before "
-                "these"
+                f"{call.who}: y of shape {shape}: expected one class for each row, of shape {lead}, or with axes of samples before these"
             )
         xp = namespace(call.x)
         y = _array.beside(y, call.x, "y", xp)
         if not is_integer(y):
-            raise TypeError(f"log_prob_entropy: y must be class indices (integers), got {y.dtype}")
-        self.call, self.shape, self.y = call, shape, _array.counts(y, xp)
-        self.many = math.prod(shape[:first])
-        self.count = 2 * self.many + 1
+            raise TypeError(f"{call.who}: y must be class indices (integers), got {y.dtype}")
+        self.call, self.shape, self.y, self.entropy = call, shape, _array.counts(y, xp), entropy
+        many = math.prod(shape[:first])
+        self.index = xp.moveaxis(xp.reshape(self.y, (many, *lead)), 0, -1)  # [..., many]
+        self.count = 2 * many + entropy
 
-    def first(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
-        xp = shard.xp
-        self.index = index = xp.moveaxis(xp.reshape(self.y, (self.many, *self.call.lead)), 0, -1)  # [..., many]
-        at = index - self.call.first(shard)
-        self.here = here = (at >= 0) & (at < shard.n) & (index >= 0)
-        self.at = at = xp.where(here, at, xp.zeros_like(at))
+    def first(self, shard: Shard, a: Array, anchor: Array) -> tuple[list[Array], tuple[Array, Array]]:
+        xp, at = shard.xp, self.index - self.call.first(shard)
+        here = (at >= 0) & (at < shard.n) & (self.index >= 0)
+        at = xp.where(here, at, xp.zeros_like(at))
         score = xp.take_along_axis(a, at, axis=-1)
         there = here & (score != -math.inf)
         gap = xp.where(
             there, anchor - xp.where(there, score, anchor), xp.where(here, math.inf, 0.0) * xp.ones_like(score)
         )
+        columns = [*columns_of(gap), *columns_of(xp.astype(here, a.dtype))]
+        if not self.entropy:
+            return columns, (here, at)
         keep = xp.isfinite(a)
         below = xp.where(keep, anchor - xp.where(keep, a, anchor), xp.zeros_like(a))
         part = total(xp.where(keep, xp.exp(-below), xp.zeros_like(a)) * below, xp)
-        return [*columns_of(gap), *columns_of(xp.astype(here, a.dtype)), part]
+        return [*columns, part], (here, at)
 
 
 # -- samples -------------------------------------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ def sample(arguments: Arguments, agreement: Agreement, generator: Any, num_sampl
     call, size = arguments.call(agreement).constant(), count_of(num_samples)
     agreement.say(num_samples=num_samples)
 
-    def finish(out: Solution) -> Array:
+    def finish(out: Solution, _: None) -> Array:
         shards, shard, xp = out.shards, out.shards.shard, out.shards.xp
         wide = uniforms(shard.rows[..., :1][:0], 0, 0, xp).dtype
         u = [xp.astype(shards.extra[i][0], wide) + xp.astype(shards.extra[size + i][0], wide) for i in range(size)]
@@ -136,8 +137,8 @@ class Uniforms(Columns):
     def __init__(self, size: int, generator: Any) -> None:
         self.size, self.generator, self.count = size, generator, 2 * size
 
-    def first(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
+    def first(self, shard: Shard, a: Array, anchor: Array) -> tuple[list[Array], None]:
         u = uniforms(shard.rows, self.size, self.generator, shard.xp)
         high = shard.xp.astype(u, a.dtype)
         low = shard.xp.astype(u - shard.xp.astype(high, u.dtype), a.dtype)
-        return [*columns_of(high), *columns_of(low)]
+        return [*columns_of(high), *columns_of(low)], None

@@ -9,7 +9,7 @@ from typing import Any
 from .. import _array
 from .._array import Array, stop_gradient, total
 from .shard import Shard, Shards
-from .solution import Columns, Method, Solution
+from .solution import Method, Second, Solution
 
 
 class ByWeights(Method):
@@ -28,7 +28,7 @@ class ByWeights(Method):
         best = xp.where(xp.any(keep, axis=-1, keepdims=True), best, -math.inf * xp.ones_like(best))
         self.head = [shard.high(), best]
 
-    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
+    def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
         """`weights` may scale a row freely, so the row gets the best score of each process added, and the weights are relative to those."""
         xp, rows = shards.xp, self.shard.rows
         best = xp.moveaxis(stop_gradient(shards.head[1])[..., 0], 0, -1)  # [..., size]
@@ -39,7 +39,7 @@ class ByWeights(Method):
         n = rows.shape[-1]
         largest = stop_gradient(xp.max(u[..., n:], axis=-1, keepdims=True))
         v = u[..., :n] / xp.where(largest > 0, largest, xp.ones_like(largest))
-        z, *later = shards.collect([total(v, xp), *columns.second_of_ratio(shards, v)])
+        z, *later = shards.collect([total(v, xp), *second(v)])
         z = xp.sum(z, axis=0)
         return finish(Weights(shards, later, v, xp.where(z == 0, xp.ones_like(z), z)))
 

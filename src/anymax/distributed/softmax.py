@@ -10,7 +10,7 @@ from typing import Any
 from .._array import Array, Namespace, device_of, like, positions, stop_gradient, top, total
 from .._core.mapping import Mapping
 from .shard import Shard, Shards, divided
-from .solution import Columns, Method, Solution
+from .solution import Method, Second, Solution
 
 
 def exponents(mapping: Mapping, rows: Array, xp: Namespace) -> Array | None:
@@ -58,8 +58,8 @@ class BySums(Method):
         self.part = Part.of(a, shard.xp)
         self.head = [self.part.high, self.part.rest]
 
-    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
-        return finish(Sums(shards, shards.collect(columns.second(shards)), self.part))
+    def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
+        return finish(Sums(shards, shards.collect(second()), self.part))
 
 
 class Sums(Solution):
@@ -93,15 +93,16 @@ class Sums(Solution):
     def nll(self, gap: Array, mass: Array, terms: Callable[[Array], Array]) -> Array:
         return self.log_z * mass + gap
 
-    def log_prob_entropy(self, here: Array, at: Array) -> tuple[Array, Array]:
+    def log_prob(self, here: Array, at: Array, entropy: bool) -> tuple[Array, Array | None]:
         shards, xp, m = self.shards, self.xp, at.shape[-1]
-        *columns, parts = shards.extra
         below = shards.high[None, ...] - shards.anchors
-        gaps = [xp.sum(columns[i] + columns[m + i] * below, axis=0) for i in range(m)]
+        gaps = [xp.sum(shards.extra[i] + shards.extra[m + i] * below, axis=0) for i in range(m)]
         log_p = -(self.log_z + xp.concat(gaps, axis=-1))
+        if not entropy:
+            return log_p, None
         rests, finite = shards.head[1], shards.finite
         share = xp.where(finite, xp.exp(xp.where(finite, -below, xp.zeros_like(below))), xp.zeros_like(below))
-        spread = xp.sum(share * (parts + (1.0 + rests) * below), axis=0)
+        spread = xp.sum(share * (shards.extra[2 * m] + (1.0 + rests) * below), axis=0)
         h = self.log_z + spread / self.z
         return log_p, xp.where(shards.empty, xp.zeros_like(h), h)
 

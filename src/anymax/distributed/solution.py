@@ -10,29 +10,36 @@ from typing import Any, ClassVar
 from .. import _array
 from .._array import Array, stop_gradient, total
 from .._random.draws import invert
-from .shard import Shard, Shards
+from .shard import Shard, Shards, columns_of
 
 
 class Columns:
-    """The numbers per row that a verb adds to the collectives, as columns [..., 1]; the class itself adds none."""
+    """The numbers per row that a verb adds to the collectives, as columns [..., 1]; the class itself adds none.
+
+    What a verb must remember from one step to the next is its state, which a step returns and the next one takes.
+    """
 
     count: int = 0  # in the first collective
     indices: ClassVar[bool] = False  # True if the caller gives classes by their index over all processes
 
-    def first(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
-        """The columns of the first collective.
+    def first(self, shard: Shard, a: Array, anchor: Array) -> tuple[list[Array], Any]:
+        """(the columns of the first collective, the state for `summed`).
 
         a: the exponents if p is a softmax of them, else the scores. anchor: its maximum on this process, 0 where that is not finite.
         """
+        return [], None
+
+    def summed(self, shards: Shards, state: Any) -> Any:
+        """The state for `second` and for the verb's result; the first columns of all processes are in `shards.extra`."""
+        return state
+
+    def second(self, state: Any, v: Array | None = None) -> list[Array]:
+        """The columns of the second collective. v: given by a ratio map, whose p is v / sum v over all processes."""
         return []
 
-    def second(self, shards: Shards) -> list[Array]:
-        """The columns of the second collective; those of the first of all processes are in `shards.extra`."""
-        return []
 
-    def second_of_ratio(self, shards: Shards, v: Array) -> list[Array]:
-        """`second` for a ratio map, whose p is v / sum v over all processes."""
-        return self.second(shards)
+Second = Callable[..., list[Array]]
+"""`Columns.second` for one state."""
 
 
 class Method(ABC):
@@ -44,7 +51,7 @@ class Method(ABC):
     most: int = 0  # how many candidates the fullest row has, if the method counts them
 
     @abstractmethod
-    def solve(self, shards: Shards, columns: Columns, finish: Callable[[Any], Any]) -> Any:
+    def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
         """`finish(solution)`, after the further collectives."""
 
 
@@ -80,8 +87,8 @@ class Solution(ABC):
         """`-<y, log p>`, [..., 1]; gap and mass as in `fenchel_young`. `terms(log_p)` is the part of this process."""
         return self.xp.sum(self.shards.stack(terms(self.log_p())), axis=0)
 
-    def log_prob_entropy(self, here: Array, at: Array) -> tuple[Array, Array]:
-        """log p of classes [..., m] and the entropy [..., 1] of each row. here: True where a class is on this process; at: its place.
+    def log_prob(self, here: Array, at: Array, entropy: bool) -> tuple[Array, Array | None]:
+        """log p of classes [..., m] and any entropy [..., 1] of each row. here: True where a class is on this process; at: its place.
 
         A class with p = 0 has -inf, with the gradient e_y - p. `shards.extra` has the columns of `GivenClasses`, which are enough for
         softmax; for all other maps log p of each process's classes is used, by one more collective.
@@ -98,15 +105,16 @@ class Solution(ABC):
         x = x - stop_gradient(x)  # 0, with a gradient
         pull = xp.where(here, xp.take_along_axis(x, at, axis=-1), zero)
         parts = [xp.where(here & inside, found, zero), xp.astype(here & ~inside, found.dtype), pull]
-        parts += [total(stop_gradient(p) * x, xp), total(p * logs, xp), total(p, xp)]
+        parts += [total(stop_gradient(p) * x, xp), total(p, xp), *([total(p * logs, xp)] if entropy else [])]
         sums = xp.sum(shards.stack(xp.concat(parts, axis=-1)), axis=0)
         found, lost, pull = (sums[..., i * m : (i + 1) * m] for i in range(3))
-        mean, entropy, mass = (sums[..., 3 * m + i : 3 * m + i + 1] for i in range(3))
+        mean, mass, *h = columns_of(sums[..., 3 * m :])
         if not shard.mapping.sums_to_one:  # probabilities that sum to k, but one class is drawn
             mass = xp.where(mass > 0, mass, xp.ones_like(mass))
-            found, entropy, mean = found - xp.log(mass), entropy / mass - xp.log(mass), mean / stop_gradient(mass)
+            found, mean = found - xp.log(mass), mean / stop_gradient(mass)
+            h = [each / mass - xp.log(mass) for each in h]
         lost = lost > 0
-        return xp.where(lost, -math.inf + pull - mean, found), -entropy
+        return xp.where(lost, -math.inf + pull - mean, found), -h[0] if entropy else None
 
     def draw(self, u: Array) -> Array:
         """The class of each uniform number u [..., m], -1 in a row without classes.

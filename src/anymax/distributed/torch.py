@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -134,12 +135,14 @@ class _Sum(_OfGroup):
         return _Vary.apply(grads[0], ctx.group), None
 
 
+@torch.compiler.disable(reason="anymax.distributed sends as much as the scores make necessary")
+def outside_graphs(f: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """`f(*given, **named)`, which torch.compile does not trace."""
+    return f(*given, **named)
+
+
 def torch_group(who: str, group: Any) -> TorchGroup:
     """The group for a ProcessGroup, a DeviceMesh of one dimension, a pair (mesh, dimension), or None for all processes."""
-    if torch.compiler.is_compiling():
-        raise RuntimeError(
-            f"{who}: import torch before anymax.distributed is first used; torch.compile then leaves it out of its graphs"
-        )
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError(f"{who}: there are no processes yet; call torch.distributed.init_process_group first")
     given = group

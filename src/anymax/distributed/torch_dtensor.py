@@ -19,22 +19,24 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from .. import _array
 from .._array import check_axis, is_array, is_integer, is_torch
 from .._core.mapping import Mapping
-from ..losses.options import LossOptions, class_weights
-from ..losses.targets import result_dtype
+from ..losses.options import LossKind, LossOptions, class_weights
+from ..losses.targets import counted_weight, result_dtype
+from . import verbs
 from .call import ShardKeywords
-from .verbs import apply, fenchel_young, log_apply, log_prob_entropy, logsumexp, nll, threshold, without_constant
+from .torch import outside_graphs
 
 Tensor = torch.Tensor
-# the verbs for classes that are split over devices; for all other verbs the classes are gathered
+# the verbs and the kinds of losses for classes that are split over devices; for all other losses the classes are gathered
 BY_SHARDS: dict[str, Callable[..., Any]] = {
-    "apply": apply,
-    "log_apply": log_apply,
-    "threshold": threshold,
-    "logsumexp": lambda mapping, x, **given: logsumexp(x, **given),
-    "log_prob_entropy": lambda mapping, x, keepdims, **given: log_prob_entropy(mapping, x, **given),
-    "fenchel_young": fenchel_young,
-    "sparse_softmax_loss": without_constant,
-    "nll": nll,
+    "apply": verbs.apply,
+    "log_apply": verbs.log_apply,
+    "threshold": verbs.threshold,
+    "logsumexp": lambda mapping, x, **given: verbs.logsumexp(x, **given),
+    "log_prob": lambda mapping, x, keepdims, **given: verbs.log_prob(mapping, x, **given),
+    "log_prob_entropy": lambda mapping, x, keepdims, **given: verbs.log_prob_entropy(mapping, x, **given),
+    "fenchel_young": verbs.fenchel_young,
+    "without_constant": verbs.without_constant,
+    "nll": verbs.nll,
 }
 WHOLE = Replicate()
 
@@ -156,38 +158,36 @@ class Layout:
 
 def _outside_graphs(f: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function of (who, whole, mapping, x, axes, ...): outside of torch.compile's graphs if x is split along the axes."""
-    eagerly: Any = torch.compiler.disable(
-        f, reason="classes on several devices: anymax.distributed sends as much as the scores make necessary"
-    )
 
     @functools.wraps(f)
     def call(who: str, whole: Any, mapping: Mapping, x: DTensor, axes: Any, *given: Any, **named: Any) -> Any:
         classes = _tuple_of(axes, x)
         split = any(isinstance(p, Shard) and p.dim % x.ndim in classes for p in x.placements)
-        return (eagerly if split else f)(who, whole, mapping, x, axes, *given, **named)
+        run = functools.partial(outside_graphs, f) if split else f
+        return run(who, whole, mapping, x, axes, *given, **named)
 
     return call
 
 
 @_outside_graphs
 def like_scores(
-    who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, axes: Any, mask: Any, dtype: Any
+    verb: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, axes: Any, mask: Any, dtype: Any
 ) -> DTensor:
-    """p or log p, by `whole(mapping, rows, mask)` if each device has all classes."""
+    """p or log p, by `whole(mapping, rows, mask)` if each device has all classes, else by the verb of this name."""
     cast: Any = x if dtype is None else x.to(_array.asked_for(dtype, x))
-    layout = Layout(who, cast, axes, True)
+    layout = Layout(verb, cast, axes, True)
     mapping, keep = layout.mapping(mapping), layout.mask(mask)
     if layout.along is None:
         return layout.per_class(whole(mapping, layout.local, keep))
-    return layout.per_class(BY_SHARDS[who](mapping, layout.local, layout.axes[0], mask=keep, **layout.shard))
+    return layout.per_class(BY_SHARDS[verb](mapping, layout.local, layout.axes[0], mask=keep, **layout.shard))
 
 
 @_outside_graphs
 def of_rows(
-    who: str, whole: Callable[..., Any], mapping: Mapping, x: DTensor, axes: Any, mask: Any, keepdims: bool = False, y: Any = None,
+    verb: str, whole: Callable[..., Any], mapping: Mapping, x: DTensor, axes: Any, mask: Any, keepdims: bool = False, y: Any = None,
     **parameters: Any,
 ) -> list[DTensor]:  # fmt: skip
-    """Results with one number per row, by `whole(mapping, rows, **given)` if each device has all classes.
+    """Results with one number per row, by `whole(mapping, rows, **given)` if each device has all classes, else by the verb.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def of_rows(
     parameters
         Values with one number per row.
     """
-    layout = Layout(who, x, axes, True)
+    layout = Layout(verb, x, axes, True)
     given: dict[str, Any] = {k: layout.local_part(v, k, learns=True) for k, v in parameters.items()}
     given["mask"] = layout.mask(mask)
     first: tuple[int, ...] = ()
@@ -209,23 +209,25 @@ def of_rows(
     if layout.along is None:
         found = whole(mapping, layout.local, **given)
     else:
-        found = BY_SHARDS[who](mapping, layout.local, axis=layout.axes[0], keepdims=keepdims, **given, **layout.shard)
+        found = BY_SHARDS[verb](mapping, layout.local, axis=layout.axes[0], keepdims=keepdims, **given, **layout.shard)
     found = found if isinstance(found, tuple) else (found,)
     return [layout.per_row(v, keepdims, first if i == 0 else ()) for i, v in enumerate(found)]
 
 
 def loss(
-    who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, target: Any, options: LossOptions
-) -> DTensor:
+    who: str, kind: LossKind | None, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, target: Any,
+    options: LossOptions,
+) -> DTensor:  # fmt: skip
     """A loss: each device computes its rows, then they are reduced. With class indices a mean divides by the sum of their weights."""
-    return _loss(who, whole, mapping, x, options.class_axis(x), target, options)
+    return _loss(who, whole, mapping, x, options.class_axis(x), kind, target, options)
 
 
 @_outside_graphs
 def _loss(
-    who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, axes: Any, target: Any, options: LossOptions
-) -> DTensor:
-    verb, w = BY_SHARDS.get(who), options.weight
+    who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, axes: Any, kind: LossKind | None, target: Any,
+    options: LossOptions,
+) -> DTensor:  # fmt: skip
+    verb, w = None if kind is None else BY_SHARDS[kind], options.weight
     layout = Layout(who, x, axes, verb is not None)
     target = _tensor(target, x.device)
     indices = is_integer(target)
@@ -258,9 +260,9 @@ def _reduced(layout: Layout, value: Tensor, t: Tensor, w: Any, indices: bool, op
     if options.reduction == "mean":
         count = math.prod([n for i, n in enumerate(layout.shape) if i not in layout.axes])
         if indices:
-            counted = (t != options.ignore_index).to(wide.dtype)
-            if w is not None:
-                counted = counted * w.to(wide.dtype)[t.clamp(0, w.shape[0] - 1)]
+            xp = _array.namespace(wide)
+            index = _array.counts(t, xp)
+            counted = counted_weight(index, index == options.ignore_index, w, wide.dtype, xp)
             total = DTensor.from_local(counted.sum(), mesh, summed, run_check=False)
             norm = total.redistribute(placements=[WHOLE] * mesh.ndim).to_local()
         else:

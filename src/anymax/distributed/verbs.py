@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from .._array import torch_loaded
 from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .._core.typing import ArrayT, Mask, Reduction
@@ -19,7 +18,7 @@ from ..thresholds import Threshold
 from . import layer, losses, per_row
 from .agreement import Agreement, fail_together
 from .call import Arguments, ShardKeywords, every_verb
-from .choose_group import as_group
+from .choose_group import as_group, untraced
 from .methods import solve
 
 
@@ -226,7 +225,8 @@ def fenchel_young(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("fenchel_young", mapping, scores, axis, dim, mask, options)
-    return _eagerly(losses.loss, arguments, target, weight, _loss_options(ignore_index, reduction, label_smoothing))
+    given = _loss_options(ignore_index, reduction, label_smoothing)
+    return _eagerly(losses.loss, arguments, "fenchel_young", target, weight, given)
 
 
 @documented_like(fenchel_young)
@@ -262,7 +262,8 @@ def nll(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("nll", mapping, scores, axis, dim, mask, options)
-    return _eagerly(losses.loss, arguments, target, weight, _loss_options(ignore_index, reduction, label_smoothing))
+    given = _loss_options(ignore_index, reduction, label_smoothing)
+    return _eagerly(losses.loss, arguments, "nll", target, weight, given)
 
 
 @documented_like(fenchel_young)
@@ -353,7 +354,7 @@ def log_prob_entropy(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("log_prob_entropy", mapping, x, axis, dim, mask, options)
-    return _eagerly(per_row.log_prob_entropy, arguments, y)
+    return _eagerly(per_row.log_prob, arguments, y, True)
 
 
 @documented_like(apply)
@@ -399,13 +400,19 @@ def sample(
     return _eagerly(per_row.sample, arguments, generator, num_samples)
 
 
+def log_prob(mapping: Any, x: Any, y: Any, *, axis: int, mask: Any, **options: Unpack[ShardKeywords]) -> Any:
+    """`log_prob_entropy` without the entropy; for DTensors."""
+    return _eagerly(per_row.log_prob, Arguments.of("log_prob", mapping, x, axis, None, mask, options), y, False)[0]
+
+
 def without_constant(
     mapping: Any, scores: Any, target: Any, weight: Any = None, *, axis: int, mask: Any, ignore_index: int, reduction: Reduction,
     label_smoothing: float, **options: Unpack[ShardKeywords],
 ) -> Any:  # fmt: skip
     """`fenchel_young` without the constant of the target, which `sparse_softmax_loss` leaves out; for DTensors."""
     arguments = Arguments.of("sparse_softmax_loss", mapping, scores, axis, None, mask, options)
-    return _eagerly(losses.loss, arguments, target, weight, _loss_options(ignore_index, reduction, label_smoothing))
+    given = _loss_options(ignore_index, reduction, label_smoothing)
+    return _eagerly(losses.loss, arguments, "without_constant", target, weight, given)
 
 
 def _loss_options(ignore_index: int, reduction: Reduction, label_smoothing: float) -> dict[str, Any]:
@@ -413,16 +420,17 @@ def _loss_options(ignore_index: int, reduction: Reduction, label_smoothing: floa
 
 
 def _probabilities(arguments: Arguments, agreement: Agreement, logs: bool) -> Any:
-    return solve(arguments.call(agreement), lambda out: out.shards.shard.per_class(out.log_p() if logs else out.p()))
+    return solve(arguments.call(agreement), lambda out, _: out.shards.shard.per_class(out.log_p() if logs else out.p()))
 
 
 def _eagerly(verb: Callable[..., Any], arguments: Arguments, *given: Any) -> Any:
-    """Run a verb outside of torch.compile's graphs, since the scores decide how much is sent; if one process fails, all do."""
+    """Run a verb outside of torch.compile's graphs, since the scores decide how much is sent."""
+    return untraced(_together, verb, arguments, *given)
+
+
+def _together(verb: Callable[..., Any], arguments: Arguments, *given: Any) -> Any:
+    """Run a verb; if one process fails, all do."""
     agreement = Agreement(
         arguments.who, as_group(arguments.who, arguments.group, arguments.axis_name, arguments.x), arguments.x
     )
     return fail_together(agreement, lambda: verb(arguments, agreement, *given))
-
-
-if torch := torch_loaded():
-    _eagerly = torch.compiler.disable(_eagerly, reason="anymax.distributed sends as much as the scores make necessary")

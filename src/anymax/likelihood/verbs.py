@@ -153,8 +153,9 @@ def _log_prob(
             raise TypeError(
                 f"{who}: a DTensor goes without support, transform and temperature; change the scores first"
             )
-        mapping = as_mapping(mapping, who)
-        return tuple(rows_over_devices("log_prob_entropy", log_prob_entropy, mapping, x, axis, mask, y=y))
+        whole = log_prob_entropy if entropy else log_prob
+        log_p, *h = rows_over_devices(who, whole, as_mapping(mapping, who), x, axis, mask, y=y)
+        return log_p, h[0] if entropy else None
     rows, mapping, scale = read_scaled(who, mapping, x, axis, mask, transform, temperature)
     xp = namespace(rows)
     index, shape = _classes(who, y, rows, xp)

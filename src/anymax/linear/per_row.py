@@ -10,11 +10,12 @@ from typing import Any, Self
 from .._array import Array, is_array, namespace, upcast
 from .._core.mapping import Mapping
 from ..likelihood.terms import terms_of
+from ..losses.options import LossKind
 from ..losses.verbs import fenchel_young, nll, without_constant
 from ..thresholds import tau_and_support
 from ..transforms.base import Transform, put_through
 
-_LOSSES = {"nll": nll, "fenchel_young": fenchel_young, "sparse_softmax_loss": without_constant}
+_LOSSES = {"nll": nll, "fenchel_young": fenchel_young, "without_constant": without_constant}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +88,11 @@ class Thresholds(PerRow):
         return tau[:, 0], size[:, 0]
 
 
-def loss_of(mapping: Mapping) -> str:
-    """The loss that an output layer uses for a map: the name of one in `_LOSSES`."""
+def loss_of(mapping: Mapping) -> LossKind:
+    """The loss that an output layer uses for a map."""
     if mapping.is_softmax or not mapping.facts.has_potential:
         return "nll"
-    return "sparse_softmax_loss" if mapping.omits_constant else "fenchel_young"
+    return "without_constant" if mapping.omits_constant else "fenchel_young"
 
 
 def _loss(mapping: Mapping, s: Array, target: Any, class_weight: Array | None, smoothing: float) -> Array:

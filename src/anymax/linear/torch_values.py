@@ -14,6 +14,7 @@ from .._array import known, wide_dtype
 from .._core.mapping import Mapping
 from .._core.separable import Separable
 from ..autodiff.torch import BRIDGE
+from ..losses.targets import weighted
 from ..mappings import Softmax
 from .job import Job
 from .layer import Layer
@@ -169,11 +170,8 @@ def _of_scores(job: Job, held: Kept) -> Tensor:
 
 
 def _weighted(job: Job, value: Tensor) -> Tensor:
-    """The value times the class weight of its target; 0 where this is 0, even if the value is infinite."""
-    if job.class_weight is None:
-        return value
-    factor = job.class_weight[job.target]
-    return torch.where(factor == 0, torch.zeros_like(value), value * factor)
+    """The value times the class weight of its target."""
+    return value if job.class_weight is None else weighted(value, job.class_weight[job.target], xp)
 
 
 def _moved(own: Tensor, per_row: PerRow) -> Tensor:

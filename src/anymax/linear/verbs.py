@@ -22,7 +22,7 @@ from ..likelihood.support import places_of, read_support
 from ..likelihood.terms import terms_of
 from ..losses.margins import as_margin
 from ..losses.options import LossOptions, class_weights
-from ..losses.targets import holds_indices, refuse_strays
+from ..losses.targets import counted_weight, holds_indices, refuse_strays
 from ..mappings import Softmax
 from ..thresholds import Threshold
 from ..transforms.applying import transforms_along
@@ -279,10 +279,7 @@ def _loss(layer: Layer, target: Any, options: LossOptions, per_row: PerRow, chun
             index, out = _class_indices(who, target, layer, options.ignore_index, xp)
             counted = xp.where(out, -xp.ones_like(index), index)
             value = bridge(layer.x).layers.values(Job(layer, per_row, counted, class_weight, chunk), out)
-            norm = xp.astype(~out, value.dtype)
-            if class_weight is not None:
-                inside = (index >= 0) & (index < layer.classes)
-                norm = norm * xp.astype(class_weight[xp.where(inside, index, xp.zeros_like(index))], value.dtype)
+            norm = counted_weight(index, out, class_weight, value.dtype, xp)
         else:
             if per_row.margin is not None:
                 raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")

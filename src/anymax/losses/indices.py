@@ -12,7 +12,7 @@ from .._core.rows import prepare
 from ..autodiff import bridge
 from ..kernels.link import link_of
 from .options import LossOptions, cast, class_weights
-from .targets import ask_for_axis, refuse_strays, result_dtype
+from .targets import ask_for_axis, counted_weight, refuse_strays, result_dtype, weighted
 
 
 def index_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array | None:
@@ -49,17 +49,15 @@ def _each_row(mapping: Mapping, rows: Array, target: Array, options: LossOptions
     value = bridge(rows).index_loss(mapping, rows, index)
     if value is None:
         return None
-    if options.weight is not None:
-        norm = class_weights(options.weight, upcast(rows, xp), xp)[xp.where(index < 0, xp.zeros_like(index), index)]
-        norm = norm if left_out is None else xp.where(left_out, xp.zeros_like(norm), norm)
-        with quiet(value):
-            value = xp.where(norm == 0, xp.zeros_like(value), value * norm)
-    elif left_out is not None:
-        norm = xp.astype(~left_out, value.dtype)
-    elif options.reduction == "mean" and math.prod(value.shape):
-        return cast(xp.mean(value), dtype)
-    else:
+    class_weight = None if options.weight is None else class_weights(options.weight, upcast(rows, xp), xp)
+    if class_weight is None and left_out is None:
+        if options.reduction == "mean" and math.prod(value.shape):
+            return cast(xp.mean(value), dtype)
         return cast(value if options.reduction == "none" else xp.sum(value), dtype)
+    norm = counted_weight(index, index < 0, class_weight, value.dtype, xp)
+    if class_weight is not None:
+        with quiet(value):
+            value = weighted(value, norm, xp)
     return options.reduce(value, norm, dtype, xp)
 
 

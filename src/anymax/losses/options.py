@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from .. import _array
 from .._array import Array, Namespace, as_dtype, namespace, quiet
 from .._core.options import check_options
 from .._core.typing import Axes, LossKeywords, Mask, Reduction, Weight
+
+# the losses that `anymax.distributed` and output layers compute; "without_constant" is the Fenchel-Young loss without Omega(y)
+LossKind = Literal["fenchel_young", "without_constant", "nll"]
 
 _NAMES = "weight", *LossKeywords.__annotations__
 _HINTS = {
@@ -27,11 +30,11 @@ class LossOptions(NamedTuple):
     label_smoothing: float = 0.0
 
     @classmethod
-    def read(cls, who: str, weight: Any, given: dict[str, Any]) -> LossOptions:
-        """The options from a caller's keywords, checked; an error for an unknown one begins with `who`."""
+    def read(cls, who: str, weight: Any, given: dict[str, Any], own: tuple[str, ...] = ()) -> LossOptions:
+        """The options from a caller's keywords, checked; an error for an unknown one begins with `who`, and lists its `own` too."""
         if not given:
             return _USUAL if weight is None else cls(weight)
-        check_options(who, _NAMES, given, _HINTS)
+        check_options(who, (*own, *_NAMES), given, _HINTS)
         reduction = given.get("reduction", "mean")
         if reduction not in ("mean", "sum", "none"):
             hint = "; it is called 'mean' here" if reduction == "elementwise_mean" else ""

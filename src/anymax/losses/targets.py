@@ -15,6 +15,7 @@ from .. import _array
 from .._array import (
     Array,
     Namespace,
+    as_dtype,
     eager,
     is_array,
     is_integer,
@@ -150,6 +151,21 @@ def ask_for_axis(x: Array, target: Any, axis: Any) -> None:
 # -- what a sample counts ------------------------------------------------------------------------------------------------------------
 
 
+def counted_weight(index: Array, ignored: Array, class_weight: Array | None, dtype: Any, xp: Namespace) -> Array:
+    """What each sample counts in a mean: 0 where it is ignored, else 1, or the weight of its class; a stray index makes the loss NaN."""
+    if class_weight is None:
+        return xp.astype(~ignored, dtype)
+    n = class_weight.shape[0]
+    inside = (index >= 0) & (index < n)
+    weight = as_dtype(class_weight[xp.where(inside, index, n - 1)], dtype, xp)
+    return xp.where(ignored, xp.zeros_like(weight), weight)
+
+
+def weighted(value: Array, factor: Array, xp: Namespace) -> Array:
+    """value * factor; a factor of 0 leaves out an infinite loss too."""
+    return xp.where((factor == 0) & ~xp.isfinite(value), xp.zeros_like(value), value * factor)
+
+
 def to_spread(mapping: Mapping, sums: Array) -> Any:
     """The mass that label smoothing redistributes: 1, as in torch, even if a soft target sums to something else; for a map
     whose p sums to more than 1, the sum of the target.
@@ -189,19 +205,18 @@ def not_below_zero(
 
 
 def reduce_rows(
-    options: LossOptions, value: Array, poisoned: Array, ignored: Array, sample: Array | None, indices: bool, weighted: bool, dtype: Any,
+    options: LossOptions, value: Array, poisoned: Array, ignored: Array, sample: Array | None, indices: bool, included: bool, dtype: Any,
     xp: Namespace,
 ) -> Array:  # fmt: skip
     """Reduce the losses of all samples, [..., 1].
 
     sample: the class weights of their targets, 0 where ignored. indices: targets are class indices, and a mean divides by these weights.
-    weighted: `value` includes them already.
+    included: `value` includes them already.
     """
     value = _array.poison(value, poisoned, xp)
     value = xp.where(ignored, xp.zeros_like(value), value)
-    if options.weight is not None and not weighted:
-        # a weight of 0 leaves out an infinite loss too
-        value = xp.where((sample == 0) & ~xp.isfinite(value), xp.zeros_like(value), value * sample)
+    if options.weight is not None and not included:
+        value = weighted(value, sample, xp)
     norm = sample if options.weight is not None and indices else xp.astype(~ignored, value.dtype)
     return options.reduce(xp.squeeze(value, axis=-1), xp.squeeze(norm, axis=-1), dtype, xp)
 

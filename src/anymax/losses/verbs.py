@@ -38,7 +38,7 @@ from ..mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSo
 from .batch import Batch, one_axis
 from .indices import index_loss
 from .margins import as_margin
-from .options import LossOptions, cast, every_loss
+from .options import LossKind, LossOptions, cast, every_loss
 from .targets import ask_for_axis, result_dtype
 
 _SOFTMAX, _SPARSEMAX, _ENTMAX15 = Softmax(), Sparsemax(), Entmax(1.5)
@@ -111,7 +111,7 @@ def smoothed_nll(
     """
     epsilon = _array.check_scalar("smoothed_nll: epsilon", epsilon, lambda v: 0 < v < math.inf, "a positive number")
     formula = _by_row(functools.partial(_smoothed_nll, epsilon), weighted=True)
-    return _loss("smoothed_nll", formula, mapping, scores, target, weight, options)
+    return _loss("smoothed_nll", formula, mapping, scores, target, weight, options, "epsilon")
 
 
 @documented_like(every_loss)
@@ -187,7 +187,7 @@ def margin_loss(
     np.float64(0.201)
     """
     formula = functools.partial(_margin_loss, margin, scale)
-    return _loss("margin_loss", formula, mapping, cosines, target, weight, options)
+    return _loss("margin_loss", formula, mapping, cosines, target, weight, options, "margin", "scale")
 
 
 # -- sugar -------------------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def cross_entropy(
     >>> anymax.cross_entropy([[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(0.349)
     """
-    return nll(_SOFTMAX, scores, target, weight, **options)
+    return _loss("cross_entropy", _nll, _SOFTMAX, scores, target, weight, options)
 
 
 @documented_like(every_loss)
@@ -223,7 +223,7 @@ def sparsemax_loss(
     >>> anymax.sparsemax_loss([[2.0, 1.5, -1.0]], [0])
     np.float64(0.0625)
     """
-    return fenchel_young(_SPARSEMAX, scores, target, weight, **options)
+    return _loss("sparsemax_loss", _fenchel_young, _SPARSEMAX, scores, target, weight, options)
 
 
 @documented_like(every_loss)
@@ -249,7 +249,7 @@ def entmax_loss(
     >>> anymax.entmax_loss([[2.0, 1.0, -1.0]], [0], alpha=1.5).round(3)
     np.float64(0.062)
     """
-    return fenchel_young(Entmax(alpha), scores, target, weight, **options)
+    return _loss("entmax_loss", _fenchel_young, Entmax(alpha), scores, target, weight, options, "alpha")
 
 
 @documented_like(every_loss)
@@ -265,7 +265,7 @@ def entmax15_loss(
     >>> anymax.entmax15_loss([[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(0.062)
     """
-    return fenchel_young(_ENTMAX15, scores, target, weight, **options)
+    return _loss("entmax15_loss", _fenchel_young, _ENTMAX15, scores, target, weight, options)
 
 
 @documented_like(every_loss)
@@ -294,7 +294,8 @@ def sparse_softmax_loss(
     >>> anymax.sparse_softmax_loss([[2.0, 1.0, -1.0]], [0], k=2).round(3)
     np.float64(0.313)
     """
-    return without_constant(SparseSoftmax(k=k, p=p), scores, target, weight, **options)
+    mapping = SparseSoftmax(k=k, p=p)
+    return _loss("sparse_softmax_loss", _without_constant, mapping, scores, target, weight, options, "k", "p")
 
 
 @documented_like(every_loss)
@@ -315,7 +316,7 @@ def taylor_softmax_loss(
     >>> anymax.taylor_softmax_loss([[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(0.47)
     """
-    return nll(Taylor(order), scores, target, weight, **options)
+    return _loss("taylor_softmax_loss", _nll, Taylor(order), scores, target, weight, options, "order")
 
 
 @documented_like(every_loss)
@@ -341,7 +342,7 @@ def normmax_loss(
     >>> anymax.normmax_loss([[2.0, 1.8, -1.0]], [0]).round(3)
     np.float64(0.2)
     """
-    return fenchel_young(NormMax(alpha), scores, target, weight, **options)
+    return _loss("normmax_loss", _fenchel_young, NormMax(alpha), scores, target, weight, options, "alpha")
 
 
 @documented_like(every_loss)
@@ -373,7 +374,8 @@ def perturb_max_loss(
     >>> anymax.perturb_max_loss([[2.0, 1.0, -1.0]], [0], noise="normal").round(3)
     np.float64(0.203)
     """
-    return fenchel_young(PerturbMax(noise, nodes=nodes, scale=scale), scores, target, weight, **options)
+    mapping, own = PerturbMax(noise, nodes=nodes, scale=scale), ("noise", "nodes", "scale")
+    return _loss("perturb_max_loss", _fenchel_young, mapping, scores, target, weight, options, *own)
 
 
 def without_constant(
@@ -387,13 +389,16 @@ def without_constant(
 
 
 def _loss(
-    who: str, formula: Callable[..., Array], mapping: Any, scores: Any, target: Any, weight: Any, given: Any
+    who: str, formula: Callable[..., Array], mapping: Any, scores: Any, target: Any, weight: Any, given: Any, *own: str
 ) -> Any:
-    """`formula(mapping, scores, target, options)` with the options of the caller. All losses pass DTensors on here."""
-    # "a loss": `sparsemax_loss` calls `fenchel_young`, so `who` may be a name that the caller did not use
-    mapping, options = as_mapping(mapping, who), LossOptions.read("a loss", weight, given)
+    """`formula(mapping, scores, target, options)` with the options of the caller; `own`: the options that only this loss has.
+
+    All losses pass DTensors on here.
+    """
+    mapping, options = as_mapping(mapping, who), LossOptions.read(who, weight, given, own)
     if sharded(scores):
-        return over_devices().loss(who, functools.partial(_along, formula), mapping, scores, target, options)
+        whole = functools.partial(_along, formula)
+        return over_devices().loss(who, _KINDS.get(formula), whole, mapping, scores, target, options)
     return _along(formula, mapping, scores, target, options)
 
 
@@ -473,6 +478,9 @@ def _minus_log_p(batch: Batch) -> Array:
 
 
 _nll_by_row = _by_row(_minus_log_p, weighted=True)
+_KINDS: dict[Callable[..., Array], LossKind] = {
+    _fenchel_young: "fenchel_young", _without_constant: "without_constant", _nll: "nll",
+}  # fmt: skip
 
 
 def _margin_loss(margin: Any, scale: Any, mapping: Mapping, cosines: Any, target: Any, options: LossOptions) -> Array:
