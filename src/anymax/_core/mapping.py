@@ -18,6 +18,7 @@ from .._array import (
     dot,
     finite_scores,
     is_array,
+    is_number,
     known_largest,
     stop_gradient,
     top,
@@ -129,7 +130,7 @@ class Mapping(ABC):
     def is_softmax(self) -> bool:
         """True if p is the softmax of the scores, with temperature 1."""
         t = self.as_softmax()
-        return type(t) is float and t == 1.0
+        return is_number(t) and t == 1
 
     def as_separable(self) -> Separable | None:
         """This map, if it is `Separable`: its p is `link(x - tau)`."""
