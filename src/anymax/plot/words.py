@@ -46,10 +46,11 @@ def label(mapping: Mapping) -> str:
 
 
 def distinguishing(mapping: Mapping) -> Iterator[tuple[str, Any]]:
-    """The names and values of the parameters that distinguish a map: the first, arrays, and those that differ from their default."""
+    """The names and values of the parameters that distinguish a map: the first, arrays, and those that differ from their default; what
+    follows from `u` of a ratio map is left out."""
     for i, field in enumerate(dataclasses.fields(mapping)):  # type: ignore[arg-type]
         value = getattr(mapping, field.name)
-        if value is not None and field.name != "du" and (i == 0 or is_array(value) or value != field.default):
+        if value is not None and field.name not in ("du", "sparse") and (i == 0 or is_array(value) or value != field.default):
             yield field.name, value
 
 
