@@ -60,10 +60,10 @@ def linear_loss(
 ) -> ArrayT:
     """The loss of a map on the scores `x @ linear_weight.T + linear_bias` of an output layer, which are never all held.
 
-    Use it to train a classifier with many classes, such as a language model, in little more memory than its weights. The loss is the
-    cross-entropy for softmax, also as `Entmax(1.0)`, as in `torch.nn.functional.linear_cross_entropy`; `sparse_softmax_loss` for sparse softmax; `nll` for a map
-    without a Fenchel-Young loss; and `fenchel_young` for all others. Sparse maps, such as `Entmax(1.5)`, are also faster, since their
-    gradient needs only the classes of the support.
+    Use it to train a classifier with many classes, such as a language model, in little more memory than its weights. The loss
+    is the cross-entropy for softmax (also as `Entmax(1.0)`), as in `torch.nn.functional.linear_cross_entropy`;
+    `sparse_softmax_loss` for sparse softmax; `nll` for a map without a Fenchel-Young loss; and `fenchel_young` for all others.
+    Sparse maps, such as `Entmax(1.5)`, are also faster, since their gradient needs only the classes of the support.
 
     For second derivatives use `anymax.use("reference")` in JAX; torch then holds the scores.
 

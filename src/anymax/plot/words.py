@@ -50,7 +50,11 @@ def distinguishing(mapping: Mapping) -> Iterator[tuple[str, Any]]:
     follows from `u` of a ratio map is left out."""
     for i, field in enumerate(dataclasses.fields(mapping)):  # type: ignore[arg-type]
         value = getattr(mapping, field.name)
-        if value is not None and field.name not in ("du", "sparse") and (i == 0 or is_array(value) or value != field.default):
+        if (
+            value is not None
+            and field.name not in ("du", "sparse")
+            and (i == 0 or is_array(value) or value != field.default)
+        ):
             yield field.name, value
 
 
