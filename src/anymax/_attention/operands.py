@@ -152,7 +152,7 @@ class Fitting(NamedTuple):
         """One number for each head, as [heads, 1, 1]."""
         xp = namespace(self.q)
         value = beside(value, self.q, name, xp)
-        if value.ndim > 1 or (value.ndim and value.shape[0] not in (1, self.heads)):
+        if value.ndim > 1 or (value.ndim and value.shape[0] != 1 and value.shape[0] != self.heads):
             raise ValueError(
                 f"{self.who}: {name} must have one number for each head, shape ({self.heads},), got {tuple(value.shape)}"
             )
@@ -165,7 +165,7 @@ class Fitting(NamedTuple):
         if not is_integer(value):
             raise TypeError(f"{self.who}: {name} must be integers, got {dtype_name(value)}")
         batch, given = self.shape[:-3], tuple(value.shape)
-        if len(given) > len(batch) or any(a not in (1, b) for a, b in zip(given, batch[len(batch) - len(given) :])):
+        if len(given) > len(batch) or any(a != 1 and a != b for a, b in zip(given, batch[len(batch) - len(given) :])):
             raise ValueError(
                 f"{self.who}: {name} must have one number for each batch, shape {batch}, or be a single one, got shape {given}"
             )

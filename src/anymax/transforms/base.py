@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -176,8 +175,16 @@ class Composed:
 
 def _together(transforms: tuple[Any, ...]) -> list[list[Any]]:
     """Consecutive truncations along the same axis in one list, which the engine runs in one pass; each other transform alone."""
-    runs = itertools.groupby(transforms, lambda t: t.axis if _truncates(t) else object())
-    return [list(run) for _, run in runs]
+    out: list[list[Any]] = []  # torch.compile traces no itertools.groupby
+    before = False
+    for t in transforms:
+        truncates = _truncates(t)
+        if truncates and before and t.axis == out[-1][-1].axis:
+            out[-1].append(t)
+        else:
+            out.append([t])
+        before = truncates
+    return out
 
 
 def _truncates(t: Any) -> bool:

@@ -167,7 +167,7 @@ def _finite(value: Any) -> float:
 
 def _fits(tokens: tuple[int, ...], scores: tuple[int, ...]) -> None:
     lead, rows = tokens[:-1], scores[:-1]
-    if len(lead) > len(rows) or any(a not in (1, b) for a, b in zip(reversed(lead), reversed(rows), strict=False)):
+    if len(lead) > len(rows) or any(a != 1 and a != b for a, b in zip(reversed(lead), reversed(rows), strict=False)):
         raise ValueError(
             f"repetition_penalty: tokens of shape {tokens} do not belong to rows of shape {rows}; give [length], or [..., length] "
             "with the leading axes of the scores"
