@@ -82,8 +82,8 @@ enum Trait : uint32_t {
 };
 constexpr uint32_t BY_LENGTH = WITHIN | SMALL_BUDGET | FEW_LARGEST | MANY_LARGEST | COUNTED;
 
-inline uint32_t traits_of(const anymax_call &c, double k) {
-    const double n = (double)c.n;
+inline uint32_t traits_of(const anymax_call &c) {
+    const double k = c.param, n = (double)c.n;
     const auto is = [](bool holds, Trait trait) -> uint32_t { return holds ? trait : 0; };
     const bool spaced = c.out.cls != 1 || c.g.cls != 1 || (c.p.cls != 1 && !c.support.count);
     return is(c.support.count, SUPPORT) | is(c.op == ANYMAX_LOSS && c.tau, TAU) | is(spaced, SPACED) |
@@ -159,9 +159,8 @@ inline bool covers(const Rule &rule, const anymax_call &call, Link link, uint32_
     return (rule.ops >> call.op & 1) && (rule.links >> link & 1) && (rule.types >> call.dtype & 1) && !(rule.needs & ~traits) && !(rule.refuses & traits);
 }
 
-// The parameter is that of a row where each has its own.
-inline const Rule &first_of(Grouping from, const anymax_call &call, Link link, double param) {
-    const uint32_t traits = traits_of(call, param);
+inline const Rule &first_of(Grouping from, const anymax_call &call, Link link) {
+    const uint32_t traits = traits_of(call);
     const Rule *rule = RULES;
     while (rule->grouping < from || call.n < rule->least || call.n > rule->most || !covers(*rule, call, link, traits)) rule++;
     return *rule;
@@ -169,13 +168,13 @@ inline const Rule &first_of(Grouping from, const anymax_call &call, Link link, d
 
 struct Plan {
     const Rule &rule;
-    Link link;   // of all rows; NO_LINK where each has a parameter of its own
+    Link link;   // NO_LINK where each row has a parameter of its own: such a call is asked about, its rows are taken by `rows` in turns of one parameter
     bool outer;  // the inner rows of each outer one are served as the outer rows of a call of their own: alike, wherever they lie
 };
 
 inline Plan plan_of(const anymax_call &call) {
     const Link link = call.params ? NO_LINK : link_of(call.map, call.param);
-    const Rule &rule = first_of(TILE, call, link, call.param);
+    const Rule &rule = first_of(TILE, call, link);
     return Plan{rule, link, call.inner > 1 && rule.grouping == BATCH && call.op == ANYMAX_VJP};
 }
 
@@ -207,7 +206,7 @@ inline int64_t uneven_from(anymax_call call, int64_t n) {
         if (call.op == ANYMAX_FORWARD) return n <= ONE_GROUP ? ONE_GROUP : n <= TWO_GROUPS ? TWO_GROUPS : rule.most;
     }
     if (&rule != LAST_RULE || call.params) return 0;  // a parameter of each row decides on its rule
-    const uint32_t traits = traits_of(call, call.param) | BY_LENGTH;
+    const uint32_t traits = traits_of(call) | BY_LENGTH;
     for (const Rule *other = RULES; other != LAST_RULE; other++)
         if (other->most >= n && covers(*other, call, plan.link, traits)) return 0;  // a longer row may take another way
     return ANY;

@@ -16,7 +16,20 @@ ANYMAX_INLINE void with_ratio(Link link, double param, const C *x, int64_t n, C 
         case TAYLOR: return f(TaylorWeight<C>(x, n, (int)param));
         case RELU: return f(ReluWeight<C>(high));
         case SIGMOID: return f(SigmoidWeight<C>(high));
-        default: return;  // no other link is of the family RATIOS
+        case EXPONENTIAL:  // these are of other families
+        case POWER1:
+        case POWER2:
+        case POWER3:
+        case POWER4:
+        case CURVE:
+        case ANY_POWER:
+        case STEEP:
+        case NORM:
+        case CAPPED:
+        case LARGEST:
+        case NUCLEUS:
+        case PERTURBED:
+        case NO_LINK: return;
     }
 }
 

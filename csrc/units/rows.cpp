@@ -16,15 +16,13 @@ void by_rows(const anymax_call &given, int64_t begin, int64_t end, bool bypass, 
     const bool transpose_x = reads_x && inner > 1 && adjacent_rows(call.x, n) && !call.mask.data, transpose_result = to_rows && inner > 1 && adjacent_rows(call.out, n);
     C *transposed = nullptr, *result = nullptr;
     int64_t first = 0, held = 0;  // the rows that `transposed` and `result` hold
-    Link link = call.params ? NO_LINK : link_of(call.map, call.param);
-    const Rule *rule = &first_of(ROW, call, link, call.param);
-    const bool varies = call.params || (given.sizes && rule != LAST_RULE);  // another row may have another rule
+    const Link link = link_of(call.map, call.param);
+    const Rule *rule = &first_of(ROW, call, link);
+    const bool varies = given.sizes && rule != LAST_RULE;  // a row of another length may have another rule
     for (int64_t r = begin; r < end && !scratch.failed; r++) {
         const int64_t o = inner == 1 ? r : r / inner, i = inner == 1 ? 0 : r - o * inner;
-        const double param = call.params ? call.params[r] : call.param;
         if (given.sizes) one.n = n = given.sizes[r];
-        if (call.params) link = link_of(call.map, param);
-        if (varies) rule = &first_of(ROW, call, link, param);
+        if (varies) rule = &first_of(ROW, call, link);
         if ((transpose_x || transpose_result) && r >= first + held) {
             first = r;
             held = GROUP;
@@ -55,7 +53,7 @@ void by_rows(const anymax_call &given, int64_t begin, int64_t end, bool bypass, 
                 out = Sink<C>{to, 1, sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, to, false, n, nullptr};
             }
         }
-        run_row(call, r, o, i, end, rule->source, link, param, x, out, scratch, team);
+        run_row(call, r, o, i, end, rule->source, link, call.param, x, out, scratch, team);
         if (transpose_result && r == first + held - 1) {
             const int64_t fo = first / inner, fi = first - fo * inner;
             transpose_out(result, held, n, (void *)at(call, call.out, size, fo, fi), call.out.cls, call.dtype);
@@ -108,7 +106,7 @@ static int rows_alike(const anymax_call &call, int64_t begin, int64_t end, bool 
 
 // Rows with parameters of their own: those in turn with the same one are rows of a call with that. What a row becomes depends on its own alone.
 static int rows(const anymax_call *call, int64_t begin, int64_t end, int bypass, anymax_parallel team) {
-    if (!call->params || call->sizes) return rows_alike(*call, begin, end, bypass != 0, Team{team});
+    if (!call->params) return rows_alike(*call, begin, end, bypass != 0, Team{team});
     anymax_call alike = *call;
     alike.params = nullptr;
     int code = 0;
