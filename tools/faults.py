@@ -613,7 +613,7 @@ FAULTS = {
     Fault("which tiles take a parameter for each row", "csrc/plan.hpp",
           "const Link link = call.params ? NO_LINK : link_of(call.map, call.param);\n    const Rule &rule = first_of(TILE",
           "const Link link = link_of(call.map, call.params ? call.params[0] : call.param);\n    const Rule &rule = first_of(TILE",
-          "native_rows law_arrays"),
+          "native_rows law_arrays", "rows are taken in turns of one parameter, whatever the plan of their call"),
     Fault("which normmax the short backward takes", "csrc/plan.hpp",
           "is(k >= 1.5 && k <= 2.0, MIDDLING)",
           "is(true, MIDDLING)", "native_gradients law_jacobian law_accuracy",
