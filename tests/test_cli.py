@@ -150,7 +150,7 @@ def test_explain_names_an_engine_for_each_framework(call):
 
 def test_explain_says_each_refusal_once(call):
     """Every operation had all of them again."""
-    code, out, err = call("explain", "square", "2", "-1", "--framework", "all")
+    code, out, err = call("explain", "square", "2", "-1", "--framework", "all", "--verbose")
     assert (code, err) == (0, "")
     for part in out.split(", float32 of shape (2,)")[1:]:
         refusals = [line for line in part.splitlines() if " refuses" in line]

@@ -150,7 +150,7 @@ def test_more_elements_than_32_bits_count():
 
 def test_what_it_refuses_is_served_by_plain_operations():
     x = scores(4, 50).double()
-    assert "not torch.float64" in str(am.explain(am.Sparsemax(), x))
+    assert "not torch.float64" in str(am.explain(am.Sparsemax(), x, verbose=True))
     assert float((am.sparsemax(x).sum(-1) - 1).abs().max()) < 1e-12
 
 

@@ -94,18 +94,21 @@ def test_torchs_softmax_of_masked_rows_and_their_neighbours():
 def test_explain(no_library):
     import torch
 
-    told = A.explain(Softmax(), torch.randn(2, 5))
+    told = A.explain(Softmax(), torch.randn(2, 5), verbose=True)
     assert [op for op, _, _ in told.rows] == list(kernels.OPS)
     assert str(told) == repr(told)
+    short = str(A.explain(Softmax(), torch.randn(2, 5)))
+    assert short.splitlines() == [line for line in str(told).splitlines() if " refuses" not in line]
+    assert len(short.splitlines()) == 1 + len(kernels.OPS)
     assert str(told).splitlines()[0] == "Softmax()"
     assert "forward     framework" in str(told)
     assert "(framework refuses: it has forward and vjp, not loss)" in str(told)
-    told = A.explain(Sparsemax(), torch.randn(2, 5))
+    told = A.explain(Sparsemax(), torch.randn(2, 5), verbose=True)
     assert "torch has a fused softmax, but no sparsemax" in str(told)
-    told = A.explain(Softmax(), [0.0, 1.0])
+    told = A.explain(Softmax(), [0.0, 1.0], verbose=True)
     assert "these scores are of numpy" in str(told)
     with A.use("reference"):
-        assert "engine 'reference' was asked for" in str(A.explain(Softmax(), torch.randn(2, 5)))
+        assert "engine 'reference' was asked for" in str(A.explain(Softmax(), torch.randn(2, 5), verbose=True))
 
 
 def test_an_engine_that_was_asked_for_and_refuses_is_an_error():

@@ -492,3 +492,144 @@ except ImportError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == words
+
+
+# -- names that other packages use ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("entmax_bisect", "anymax.entmax(x, alpha=1.3)"),
+        ("sparsemax_bisect", "anymax.sparsemax(x)"),
+        ("normmax_bisect", "anymax.normmax(x, alpha=2)"),
+        ("budget_bisect", "anymax.budget(x, k=2)"),
+        ("SparsemaxLoss", "anymax.nn.Loss(Sparsemax())"),
+        ("Entmax15", "anymax.nn.Activation(Entmax(1.5), dim=-1)"),
+        ("Entmax15Loss", "anymax.nn.Loss(Entmax(1.5)"),
+        ("EntmaxBisect", "anymax.nn.Activation(Entmax(1.3))"),
+        ("entmax_bisect_loss", "anymax.entmax_loss(x, y, alpha=1.3"),
+        ("CrossEntropyLoss", "anymax.nn.Loss(Softmax())"),
+        ("MultiheadAttention", "anymax.nn.Attention(8, 2"),
+        ("scaled_dot_product_attention", "anymax.attention(q4, k4, v4)"),
+        ("flash_attn_func", "anymax.attention(q, k, v, is_causal=True)"),
+        ("flash_attn_varlen_func", "anymax.attention_varlen("),
+        ("flex_attention", "anymax.attention(q, k, v, mask=..., bias=...)"),
+        ("segment_softmax", 'anymax.segment_apply("softmax", x, index=index'),
+        ("scatter_softmax", 'anymax.segment_apply("softmax", src, index=index)'),
+        ("top_p", "anymax.topp(0.9)"),
+        ("top_k", "anymax.topk(50)"),
+        ("min_p", "anymax.minp(0.1)"),
+        ("TopKLogitsWarper", "anymax.topk(50)"),
+        ("linear_cross_entropy", "anymax.linear_loss(e, W, y)"),
+        ("softmax_cross_entropy_with_integer_labels", "anymax.cross_entropy(x, y"),
+        ("multiclass_sparsemax_loss", "anymax.sparsemax_loss(x, y"),
+        ("projection_simplex", "anymax.sparsemax"),
+        ("selective_log_softmax", 'anymax.log_prob("softmax", logits, ids)'),
+        ("kl_div", "anymax.likelihood.kl("),
+        ("multinomial", "anymax.sample(Softmax(), x"),
+        ("ArcFaceLoss", "anymax.nn.MarginHead("),
+        ("log_sparsemax", "write anymax.log_apply('sparsemax', x)"),
+        ("ArcFace", "it is anymax.margins.ArcFace"),
+        ("sparsmax", "did you mean anymax.sparsemax?"),
+        ("sparse_max", "did you mean anymax.sparsemax?"),
+        ("logsoftmax", "did you mean anymax.log_softmax?"),
+        ("Entmx", "did you mean anymax.entmax?"),
+        ("transforms.temprature", "did you mean anymax.transforms.temperature?"),
+        ("transforms.top_k", "anymax.topk(50)"),
+        ("margins.Arcface", "did you mean anymax.margins.ArcFace?"),
+        ("sampling.gumbel_top_k", "did you mean anymax.sampling.gumbel_topk?"),
+        ("distributed.log_softmax", "anymax.log_softmax(x"),
+    ],
+)
+def test_a_name_of_another_package_says_what_it_is_here(path, words):
+    module, _, name = path.rpartition(".")
+    module = getattr(am, module) if module else am
+    assert not hasattr(module, name)
+    with pytest.raises(AttributeError) as raised:
+        getattr(module, name)
+    assert words in str(raised.value)
+    assert str(raised.value).startswith(f"module {module.__name__!r} has no attribute {name!r}; ")
+    assert raised.value.name == name
+
+
+def test_names_of_torchs_modules():
+    pytest.importorskip("torch")
+    for name, words in (
+        ("Softmax", "anymax.nn.Activation(Softmax())"),
+        ("CrossEntropyLoss", "anymax.nn.Loss(Softmax())"),
+        ("MultiheadAttention", "anymax.nn.Attention("),
+        ("LogSoftmax", "anymax.log_softmax(x)"),
+        ("AdaptiveLogSoftmaxWithLoss", "anymax.nn.LinearLoss("),
+        ("Activtion", "did you mean anymax.nn.Activation?"),
+        ("sparsemax", "anymax.sparsemax"),
+    ):
+        with pytest.raises(AttributeError) as raised:
+            getattr(am.nn, name)
+        assert words in str(raised.value)
+    with pytest.raises(AttributeError, match=r"it is anymax\.nn\.Activation"):
+        _ = am.Activation
+
+
+def test_a_name_like_no_other_gets_no_advice():
+    for name in ("zzz", "_private", "__wrapped__"):
+        with pytest.raises(AttributeError, match=rf"^module 'anymax' has no attribute '{name}'$"):
+            getattr(am, name)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: Sparsemax(dim=-1), "no option 'dim' (it goes to the call, as in anymax.apply(mapping, x, dim=1)); it takes none"),
+        (lambda: Softmax(temperature=2), "(divide the scores by it, as in mapping(anymax.temperature(2.0)(x)))"),
+        (lambda: Entmax(learn=True), "anymax.nn.Activation and anymax.nn.Loss take it, as in learn='alpha'"),
+        (lambda: Entmax(alfa=1.5), "Entmax has no option 'alfa' (did you mean alpha=?); its options are alpha"),
+        (lambda: SparseSoftmax(top_k=3), "(say k=); its options are k, p"),
+        (lambda: SparseSoftmax(top_p=0.9), "(say p=)"),
+        (lambda: am.Budget(budget=2), "(say k=)"),
+        (lambda: am.support("sparsemax", X), "got 2; for scores write anymax.support(anymax.apply(mapping, x))"),
+        (lambda: am.temperature(X, 0.7), "got 2; it makes a function of scores, as in temperature(...)(x)"),
+        (lambda: am.mask(X, X > 0), "got 2; it makes a function of scores, as in mask(...)(x)"),
+        (lambda: am.topk(X, 2), "got float64[2, 3]; topk makes a function of scores, as in topk(...)(x)"),
+        (lambda: am.softmax(X, Y), "to group scores by an index, write anymax.segment_apply(mapping, x, index=...)"),
+        (lambda: am.linear_loss("sparsemax", X, X, Y), "got 'sparsemax'; the mapping comes after the target"),
+        (lambda: am.linear_loss(Sparsemax(), X, X, Y), "got Sparsemax(); the mapping comes after the target"),
+    ],
+)  # fmt: skip
+def test_a_likely_mistake_is_answered(call, words):
+    with pytest.raises(TypeError, match=re.escape(words)):
+        call()
+
+
+def test_topp_of_scores_is_answered():
+    with pytest.raises(ValueError, match=r"topp makes a function of scores, as in topp\(\.\.\.\)\(x\)"):
+        am.topp(X, 0.9)
+
+
+def test_learn_true_says_which_parameter_could_be_learned():
+    pytest.importorskip("torch")
+    with pytest.raises(ValueError, match="write learn='alpha'"):
+        am.nn.Activation("entmax", learn=True)
+    with pytest.raises(ValueError, match="it has no number that could be learned"):
+        am.nn.Activation("sparsemax", learn=True)
+
+
+def test_a_map_of_ones_own_takes_any_names():
+    class Scaled(Sparsemax):
+        def __init__(self, **options):
+            object.__setattr__(self, "options", options)
+
+    assert Scaled(dim=2).options == {"dim": 2}
+
+
+@each_kind
+def test_entropy_of_what_does_not_sum_to_1_warns(kind):
+    with pytest.warns(
+        UserWarning, match=r"a row does not sum to 1; for scores.*anymax\.entropy\(anymax\.softmax\(x\)\)"
+    ) as seen:
+        am.entropy(KINDS[kind](np.array([[0.5, 0.9, 0.8]])))
+    assert [w.filename for w in seen] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for p in (am.softmax(X), am.budget(X, 2), X[:1] * 0, np.array([[np.nan, 1.0]])):
+            am.entropy(KINDS[kind](p))

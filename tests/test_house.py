@@ -421,7 +421,17 @@ def test_all_is_what_is_public():
     tree = ast.parse((ROOT / "__init__.py").read_text())
     imported = {
         alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    } - {"annotations", "Any", "TYPE_CHECKING", "mappings", "functional", "likelihood", "segments", "handed"}
+    } - {
+        "annotations",
+        "Any",
+        "TYPE_CHECKING",
+        "mappings",
+        "functional",
+        "likelihood",
+        "segments",
+        "handed",
+        "elsewhere",
+    }
     assert "*" in imported
     imported = imported - {"*"} | set(am.mappings.__all__) | set(am._LATE_NAMES)
     assert imported == set(am.__all__)

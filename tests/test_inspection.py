@@ -33,8 +33,8 @@ def test_shannon_is_scipys(kind):
     got = back(A.entropy(KINDS[kind](P)))
     np.testing.assert_allclose(got, scipy.stats.entropy(P, axis=-1), atol=tolerance(kind))
     np.testing.assert_allclose(
-        back(A.entropy(KINDS[kind](P), axis=0)),
-        [-(c[c > 0] * np.log(c[c > 0])).sum() for c in P.T],
+        back(A.entropy(KINDS[kind](np.ascontiguousarray(P.T)), axis=0)),
+        scipy.stats.entropy(P, axis=-1),
         atol=tolerance(kind),
     )
 

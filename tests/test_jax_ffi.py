@@ -490,7 +490,7 @@ def test_what_is_refused():
     assert "not float8_e4m3fn" in xla.ENGINE.refuse("forward", Sparsemax(), x.astype("float8_e4m3fn"))
     assert xla.ENGINE.refuse("forward", Sparsemax(), x) is None
     assert A.choose("forward", Sparsemax(), x) is A.choose("vjp", Sparsemax(), x) is xla.ENGINE
-    assert "(xla refuses: it has forward, vjp, index_loss" in str(A.explain(Sparsemax(), x))
+    assert "(xla refuses: it has forward, vjp, index_loss" in str(A.explain(Sparsemax(), x, verbose=True))
     with A.use("xla"):
         A.sparsemax(x)
         with pytest.raises(RuntimeError, match="engine 'xla' was asked for and can't compute forward of Ratio"):

@@ -265,7 +265,7 @@ def test_without_a_library(monkeypatch):
     monkeypatch.setattr(native, "load", lambda: sentence)
     monkeypatch.setattr(functional, "_QUICK", {})
     x = torch.randn(4, 5)
-    assert sentence in str(am.explain(am.Sparsemax(), x))
+    assert sentence in str(am.explain(am.Sparsemax(), x, verbose=True))
     assert kernels.choose("forward", am.Sparsemax(), x) is kernels.reference.ENGINE
     assert float(am.sparsemax(x).sum()) == pytest.approx(4)
     assert float(am.sparsemax_loss(x, torch.tensor([0, 1, 2, 3]))) >= 0
@@ -276,7 +276,7 @@ def test_without_a_library(monkeypatch):
 
 
 def test_explain_names_the_engine():
-    told = str(am.explain(am.Entmax(1.5), torch.randn(2, 5)))
+    told = str(am.explain(am.Entmax(1.5), torch.randn(2, 5), verbose=True))
     assert f"forward     native ({native.ENGINE.plan('forward', am.Entmax(1.5), torch.randn(2, 5))})" in told
     assert "index_loss  native" in told
     for n in (5, 200, 5000):

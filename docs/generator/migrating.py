@@ -1,33 +1,32 @@
-"""Old name to new name, from `docs/migrating.json`; `tests/test_docs.py` runs both sides of every row and compares them."""
+"""The page "Migrating", from the tables of `anymax._core.elsewhere`; `tests/test_docs.py` compares both sides of every row."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 from pathlib import Path
 from typing import Any
 
+from anymax._core.elsewhere import tables
+
 from . import text
 
-DATA = Path(__file__).parents[1] / "migrating.json"
 SEARCH = "migrating, migrate, entmax package, optax, other packages"
 INTRODUCTION = (
-    "Each row of these tables is run by a test: the call on the left and the call on the right give the same values, and where "
+    "Each row of these tables but the last is run by a test: the call on the left and the call on the right give the "
+    "same values, and where "
     "they are differentiable the same gradients, on the same random inputs. `F` is `torch.nn.functional`; maps and margins are "
     "imported from `anymax` and `anymax.margins`."
 )
-
-
-def tables() -> list[dict[str, Any]]:
-    return json.loads(DATA.read_text(encoding="utf-8"))
 
 
 def _note(row: dict[str, Any]) -> str:
     return f"<br>{row['note']}" if "note" in row else ""
 
 
-def _version(package: str) -> str:
+def _version(package: str | None) -> str:
     """What the rows are run against here."""
+    if package is None:
+        return ""
     try:
         return f" Names as in {package} {importlib.metadata.version(package.replace('_', '-'))}."
     except importlib.metadata.PackageNotFoundError:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import functional, likelihood, mappings, margins, segments, transforms
 from ._attention import LinearState, attention, explain_attention, linear_attention
 from ._config import show_config
+from ._core import elsewhere
 from ._core.facts import Facts
 from ._core.handed import handed
 from ._core.mapping import Mapping
@@ -178,7 +179,7 @@ if not TYPE_CHECKING:  # type checkers see only the names that are imported abov
             return value
         if name in _MOVED:
             raise AttributeError(f"anymax.{name} is now anymax.{_MOVED[name]}.{name}")
-        raise AttributeError(f"module 'anymax' has no attribute {name!r}")
+        raise elsewhere.UnknownName(__name__, name, __dir__())
 
 
 def __dir__() -> list[str]:

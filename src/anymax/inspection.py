@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any, overload
 
 import numpy as np
@@ -124,7 +125,7 @@ def entropy(
     p
         Probabilities, an array of NumPy, torch or JAX, or lists of numbers. Unlike in SciPy, they are not divided by their
         sum, since that of some maps is not 1. A number below 0 or above 1 is an error, except on a GPU and in compiled
-        code, which do not check.
+        code, which do not check; a row whose sum is not a whole number is a warning.
     kind
         "shannon", `-sum p log p`; "renyi", `log(sum p^alpha) / (1 - alpha)`; "renyi2", Renyi's with alpha = 2; or
         "tsallis", `(1 - sum p^alpha) / (alpha (alpha - 1))`, the entropy of entmax: Shannon's at alpha = 1, half of Gini's
@@ -151,10 +152,21 @@ def entropy(
                 f"entropy: expected probabilities, from 0 to 1, got numbers from {float(xp.min(q)):g} to {float(xp.max(q)):g}; for scores, "
                 "apply a map first: anymax.entropy(anymax.softmax(x))"
             )
+        _warn_of_scores(q, xp)
         h = _tsallis(q, order, xp) if kind == "tsallis" else _renyi(q, order, xp)
         h = xp.where(xp.any(xp.isnan(q), axis=-1, keepdims=True), math.nan * xp.ones_like(h), h)
     h = xp.squeeze(h, axis=-1) + 0.0  # no -0
     return as_dtype(h, given.dtype, xp)
+
+
+def _warn_of_scores(q: Array, xp: Namespace) -> None:
+    """Warn if a row sums neither to 1 nor, as those of `Budget(k)`, to another whole number: scores may lie between 0 and 1 too."""
+    mass = total(q, xp)
+    if known_any(xp.abs(mass - xp.round(mass)) > 0.02, xp):
+        warnings.warn(
+            "entropy: a row does not sum to 1; for scores, apply a map first: anymax.entropy(anymax.softmax(x))",
+            stacklevel=4,  # the caller of `entropy`, which is decorated
+        )
 
 
 _ORDERS = {"shannon": 1.0, "renyi": 2.0, "renyi2": 2.0, "tsallis": 1.5}  # by default
@@ -195,6 +207,7 @@ def _tsallis(q: Array, order: Any, xp: Namespace) -> Array:
 def support(p: np.ndarray[Any, Any] | Numbers) -> np.ndarray[Any, np.dtype[np.bool_]]: ...
 @overload
 def support(p: ArrayT) -> ArrayT: ...
+@check_keywords({"": "for scores write anymax.support(anymax.apply(mapping, x))"})
 def support(p: Any) -> Any:
     """The classes with a probability above 0.
 

@@ -6,7 +6,7 @@ import math
 from typing import Any, TypeVar
 
 from .convert import is_int, number, shown
-from .kinds import Array, Namespace, device_of, is_jax, is_torch, namespace
+from .kinds import Array, Namespace, device_of, is_array, is_jax, is_torch, namespace
 
 _T = TypeVar("_T")
 
@@ -14,7 +14,10 @@ _T = TypeVar("_T")
 def check_axis(axis: Any, ndim: int) -> int:
     """The axis as a non-negative number, or an error that says what is allowed."""
     if not is_int(axis) and not is_int(number(axis)):
-        raise TypeError(f"axis: expected an integer, got {shown(axis)}")
+        hint = (
+            "; to group scores by an index, write anymax.segment_apply(mapping, x, index=...)" if is_array(axis) else ""
+        )
+        raise TypeError(f"axis: expected an integer, got {shown(axis)}{hint}")
     if not ndim:
         raise ValueError("scores: expected at least one dimension, the classes, got a 0-d array")
     if not -ndim <= axis < ndim:

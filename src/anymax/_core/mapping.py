@@ -26,6 +26,7 @@ from .._array import (
 )
 from .facts import Facts
 from .handed import handed
+from .options import check_fields
 from .typing import ArrayT, Axes, LogOptions, Numbers
 
 if TYPE_CHECKING:
@@ -72,6 +73,11 @@ class Mapping(ABC):
     example: ClassVar[dict[str, Any]] = {}
     # the parameters that may vary along the classes; others have one value per row
     per_class: ClassVar[tuple[str, ...]] = ()
+
+    def __new__(cls, *args: Any, **fields: Any) -> Self:
+        if fields:
+            check_fields(cls, fields)
+        return object.__new__(cls)
 
     def __init_subclass__(cls, **options: Any) -> None:
         """A kernel holds for the class that names it: a subclass may have another p, so it runs its own methods."""

@@ -93,7 +93,35 @@ def _unknown_option(who: str, takes: tuple[str, ...], name: str, hints: dict[str
 
         near = difflib.get_close_matches(name, takes, 1)
         hint = f"did you mean {near[0]}=?" if near else None
-    return TypeError(f"{who} has no option {name!r}{f' ({hint})' if hint else ''}; its options are {', '.join(takes)}")
+    rest = f"its options are {', '.join(takes)}" if takes else "it takes none"
+    return TypeError(f"{who} has no option {name!r}{f' ({hint})' if hint else ''}; {rest}")
+
+
+_FIELD_HINTS = {  # names that newcomers give to a map when they construct it
+    **dict.fromkeys(("dim", "axis"), "it goes to the call, as in anymax.apply(mapping, x, dim=1)"),
+    **dict.fromkeys(("mask", "out", "dtype"), "it goes to the call, as in anymax.apply(mapping, x, mask=keep)"),
+    **dict.fromkeys(("temperature", "tau", "T"), "divide the scores by it, as in mapping(anymax.temperature(2.0)(x))"),
+    "learn": "anymax.nn.Activation and anymax.nn.Loss take it, as in learn='alpha'",
+    "n": "say k=",
+}
+
+
+def check_fields(kind: type, given: Iterable[str]) -> None:
+    """An error if a map of the class `kind` is constructed with a name that it does not take.
+
+    Examples
+    --------
+    >>> check_fields(anymax.Sparsemax, {"dim": -1})
+    Traceback (most recent call last):
+    TypeError: Sparsemax has no option 'dim' (it goes to the call, as in anymax.apply(mapping, x, dim=1)); it takes none
+    """
+    code = getattr(kind.__init__, "__code__", None)
+    if code is None or code.co_flags & inspect.CO_VARKEYWORDS:
+        return
+    takes = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    for name in given:
+        if name not in takes:
+            raise _unknown_option(kind.__name__, takes, name, {**_HINTS, **_FIELD_HINTS})
 
 
 def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Callable[[Function], Function]:
@@ -102,7 +130,7 @@ def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Ca
     Parameters
     ----------
     hints
-        Advice for a keyword, in place of the general advice in `_HINTS`.
+        Advice for a keyword, in place of the general advice in `_HINTS`; under "", advice for too many values without a name.
     aliases
         The names that other libraries use for its parameters; their values are passed on under our name.
 
@@ -136,7 +164,8 @@ def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Ca
         def too_many(given: int) -> TypeError:
             first, rest = takes[: most - bound], takes[most - bound :]
             others = f"; name the others: {'=, '.join(rest)}=" if rest else ""
-            return TypeError(f"{who} takes {len(first)} without a name ({', '.join(first)}), got {given}{others}")
+            advice = f"; {words['']}" if "" in words else others
+            return TypeError(f"{who} takes {len(first)} without a name ({', '.join(first)}), got {given}{advice}")
 
         @functools.wraps(function)
         def call(*args: Any, **options: Any) -> Any:

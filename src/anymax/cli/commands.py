@@ -128,7 +128,7 @@ def program(context: click.Context) -> None:
 
 
 @program.command(context_settings={"ignore_unknown_options": True})  # so that -1 is a score
-@click.argument("scores", nargs=-1, required=True, type=Score())
+@click.argument("scores", nargs=-1, type=Score())
 @choice
 @parameters
 @click.option(
@@ -140,12 +140,14 @@ def compare(
 ) -> None:
     """Compare the maps on one vector of SCORES, such as 2 1 0.1 -1.
 
-    A single - reads them from standard input, one vector per line, with numbers separated by spaces, commas, semicolons or tabs; a
-    column of numbers is one vector.
+    Commas between numbers are ignored. Without SCORES, or with a single -, they are read from standard input, one vector per line,
+    with numbers separated by spaces, commas, semicolons or tabs; a column of numbers is one vector.
     """
     if not (temperature >= 0 and math.isfinite(temperature)):
         raise click.UsageError(f"--temperature: must be finite and at least 0, got {temperature:g}")
-    vectors = rows_of(scores)
+    vectors = rows_of(scores, piped=True)
+    if not vectors:
+        raise click.UsageError("Missing argument 'SCORES...': give numbers, such as 2 1 0.1 -1, or pipe them in.")
     found = []
     with plain_errors():
         for vector in vectors:
@@ -154,7 +156,7 @@ def compare(
             found.append((x, [(mapping, np.asarray(apply(mapping, x))) for mapping in maps]))
     if as_json:
         documents = [_document(vector, temperature, rows) for vector, (_, rows) in zip(vectors, found)]
-        dump(documents if "-" in scores else documents[0])
+        dump(documents[0] if scores and "-" not in scores else documents)
         return
     console = Console(highlight=False)
     for i, (x, rows) in enumerate(found, start=1):
@@ -255,12 +257,15 @@ FRAMEWORKS = {"numpy": None, "torch": "torch:from_numpy", "jax": "jax.numpy:asar
     show_default=True,
     help="Whose arrays; torch and jax take seconds to load.",
 )
-def explain(name: str, scores: tuple[Any, ...], framework: str, **options: Any) -> None:
-    """Say which engine computes a map, and why the others do not. NAME is the map, SCORES one row of a call.
+@click.option("--verbose", is_flag=True, help="Say why the other engines do not compute it, too.")
+@click.option("--json", "as_json", is_flag=True, help="A document for each framework, with all reasons.")
+def explain(name: str, scores: tuple[Any, ...], framework: str, verbose: bool, as_json: bool, **options: Any) -> None:
+    """Say which engine computes each operation of a map. NAME is the map, SCORES one row of a call.
 
     A single - reads rows of scores from standard input.
     """
     rows = rows_of(scores) or [[2.0, 1.0, 0.1, -1.0]]
+    documents = []
     if len({len(row) for row in rows}) > 1:
         raise click.UsageError(f"rows of one call have the same length, got {', '.join(str(len(row)) for row in rows)}")
     with plain_errors():
@@ -269,11 +274,24 @@ def explain(name: str, scores: tuple[Any, ...], framework: str, **options: Any) 
         console = Console(highlight=False, soft_wrap=True)
         for each in FRAMEWORKS if framework == "all" else (framework,):
             array = of_framework(each, x)
-            if array is None:
+            found = None if array is None else kernels.explain(mapping, array, verbose=verbose)
+            if as_json:
+                documents.append({"framework": each, "shape": x.shape, "operations": _operations(found)})
+            elif found is None:
                 console.print(f"[bold]{each}[/]: not installed", markup=True)
-                continue
-            console.print(f"[bold]{each}[/], float32 of shape {tuple(x.shape)}", markup=True)
-            console.print(str(kernels.explain(mapping, array)), markup=False)
+            else:
+                console.print(f"[bold]{each}[/], float32 of shape {tuple(x.shape)}", markup=True)
+                console.print(str(found), markup=False)
+    if as_json:
+        dump(documents)
+
+
+def _operations(found: kernels.Explanation | None) -> list[dict[str, Any]] | None:
+    """An explanation for JSON; None for a framework that is not installed."""
+    return found and [
+        {"operation": op, "engine": engine, "plan": plan, "refusals": dict(refusals)}
+        for (op, engine, refusals), plan in zip(found.rows, found.plans, strict=True)
+    ]
 
 
 def of_framework(framework: str, x: np.ndarray) -> Any:

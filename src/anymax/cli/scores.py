@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import stat
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -15,26 +17,23 @@ STDIN = "-"
 
 
 class Score(click.ParamType):
-    """A number, or `-`, which `rows_of` reads."""
+    """Numbers, as in `2`, `2,1,0.1` or `[2, 1]`, as a list; or `-`, which `rows_of` reads."""
 
     name = "score"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == STDIN:
+        if value == STDIN or isinstance(value, list):
             return value
-        try:
-            score = float(value)
-        except ValueError:
-            pieces = "".join(" " if c in ",;[]()" else c for c in str(value)).split()
-            if str(value).strip() and all(map(_is_number, pieces)):  # 1,2,3 or [1, or "1 2 3"
-                quotes = " and without quotes" if pieces == str(value).split() else ""
-                shown = f", as in {' '.join(pieces)}" if pieces else ""
-                self.fail(f"{value!r} is not a number; separate numbers by spaces{quotes}{shown}", param, ctx)
+        pieces = "".join(" " if c in ",;[]()" else c for c in str(value)).split()
+        if not str(value).strip() or not all(map(_is_number, pieces)):
             kind = "an unknown option" if str(value).startswith("-") else "not a number"
             self.fail(f"{value!r} is {kind}; scores are numbers such as 2 or -1.5 (see --help)", param, ctx)
-        if not is_score(score):
-            self.fail(f"{value!r} is not a score; only finite numbers are, and -inf, which masks its entry", param, ctx)
-        return score
+        for piece in pieces:
+            if not is_score(float(piece)):
+                self.fail(
+                    f"{piece!r} is not a score; only finite numbers are, and -inf, which masks its entry", param, ctx
+                )
+        return [float(piece) for piece in pieces]
 
 
 def _is_number(word: str) -> bool:
@@ -49,10 +48,19 @@ def is_score(number: float) -> bool:
     return not (math.isnan(number) or number == math.inf)
 
 
-def rows_of(words: Sequence[Any]) -> list[list[float]]:
-    """The rows of scores given to a command: none, one from its arguments, or those of standard input."""
+def rows_of(words: Sequence[Any], piped: bool = False) -> list[list[float]]:
+    """The rows of scores given to a command: none, one from its arguments, or those of standard input.
+
+    Parameters
+    ----------
+    piped
+        Whether a command without scores reads what is piped into it.
+    """
+    if not words and piped and _is_piped():
+        words = [STDIN]
     if STDIN not in words:
-        return [list(words)] if words else []
+        row = [score for word in words for score in word]
+        return [row] if row else []
     if len(words) > 1:
         raise click.UsageError("- reads all scores from standard input; give it alone, or numbers")
     if sys.stdin is None:
@@ -66,6 +74,15 @@ def rows_of(words: Sequence[Any]) -> list[list[float]]:
     if not rows:
         raise click.UsageError("standard input has no scores; expected numbers, one row of them a line")
     return rows
+
+
+def _is_piped() -> bool:
+    """True if standard input is a pipe or a file; a terminal, or what is always empty, is neither."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 def read(text: str) -> list[list[float]]:

@@ -6,6 +6,9 @@ an axis, inside `jax.shard_map`. A call communicates a few numbers per row: docs
 group make the same calls in the same order.
 """
 
+from typing import TYPE_CHECKING
+
+from .._core.elsewhere import answering
 from .call import ShardKeywords as ShardKeywords
 from .choose_group import as_group as as_group
 from .group import Group as Group
@@ -14,6 +17,9 @@ from .verbs import apply, fenchel_young, linear_loss, log_apply, log_prob_entrop
 __all__ = [
     "apply", "fenchel_young", "linear_loss", "log_apply", "log_prob_entropy", "logsumexp", "nll", "sample", "threshold",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:
+    __getattr__ = answering(__name__, __all__)
 
 
 def __dir__() -> list[str]:

@@ -164,6 +164,8 @@ class Explanation:
         For each operation its name, the name of its engine, and a pair (engine, reason) for each engine that refused.
     plans
         For each operation how the engine computes it, or None.
+    verbose
+        Whether the printed text has the reasons too.
 
     Examples
     --------
@@ -175,6 +177,7 @@ class Explanation:
     mapping: Mapping
     rows: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]  # (op, engine, refusals)
     plans: tuple[str | None, ...] = ()
+    verbose: bool = False
 
     def __str__(self) -> str:
         refused: dict[tuple[str, str], list[str]] = {}  # a refusal is printed once, at its first operation
@@ -184,7 +187,7 @@ class Explanation:
         lines = [repr(self.mapping)]
         for (op, engine, refusals), plan in itertools.zip_longest(self.rows, self.plans):
             lines.append(f"  {op:11s} {engine}" + (f" ({plan})" if plan else ""))
-            for name, reason in refusals:
+            for name, reason in refusals if self.verbose else ():
                 first, *others = refused[name, reason]
                 also = f", also {' and '.join(others)}" if others else ""
                 lines.extend([f"              ({name} refuses{also}: {reason})"] if first == op else [])
@@ -193,10 +196,10 @@ class Explanation:
     __repr__ = __str__
 
 
-def explain(mapping: Mapping | str, x: AnyArray | Numbers) -> Explanation:
+def explain(mapping: Mapping | str, x: AnyArray | Numbers, *, verbose: bool = False) -> Explanation:
     """Which engine computes each operation of a map on scores like x, and why the engines before it do not.
 
-    Use it where a call is slower than you expect: it names the reason, such as a dtype or a parameter.
+    Use it where a call is slower than you expect: with `verbose=True` it prints the reason, such as a dtype or a parameter.
 
     Parameters
     ----------
@@ -204,11 +207,13 @@ def explain(mapping: Mapping | str, x: AnyArray | Numbers) -> Explanation:
         The map, such as `anymax.Sparsemax()`.
     x
         Scores with the classes last; only their kind, dtype and number of classes matter, not their values.
+    verbose
+        Whether to print why each engine before the chosen one does not compute the operation, too.
 
     Returns
     -------
     Explanation
-        An `Explanation`; print it to read it.
+        An `Explanation`; print it to read it. Its `rows` have the reasons in any case.
 
     Examples
     --------
@@ -229,7 +234,7 @@ def explain(mapping: Mapping | str, x: AnyArray | Numbers) -> Explanation:
             reason = other.refuse(op, mapping, scores)
             refusals.append((other.name, reason or f"engine {engine.name!r} was asked for"))
         rows.append((op, engine.name, tuple(refusals)))
-    return Explanation(mapping, tuple(rows), tuple(plans))
+    return Explanation(mapping, tuple(rows), tuple(plans), verbose)
 
 
 def warm_up(

@@ -55,6 +55,8 @@ class Layer:
     @classmethod
     def of(cls, who: str, x: Any, weight: Any, mapping: Any, bias: Any, mask: Any, part: bool = False) -> Layer:
         """part: other processes have more classes, so that this one may have few or none."""
+        if isinstance(x, (str, Mapping)):
+            raise TypeError(f"{who}: expected features first, got {x!r}; the mapping comes after the target")
         mapping = as_mapping(mapping, who, "the mapping belongs here; a bias is linear_bias=")
         refuse_sharded(who, x, linear_weight=weight, linear_bias=bias)
         x, weight, bias = _operands(who, x, weight, bias, part)

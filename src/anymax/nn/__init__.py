@@ -15,6 +15,9 @@ except ModuleNotFoundError as error:
         "anymax.nn needs torch; install it with: pip install 'anymax[torch]'", name=error.name
     ) from None
 
+from typing import TYPE_CHECKING
+
+from .._core.elsewhere import answering
 from .adaptive_scale import AdaptiveScale
 from .attention import Attention
 from .attention_pool import AttentionPool
@@ -27,6 +30,9 @@ from .modules import Activation, Loss
 __all__ = [
     "Activation", "AdaptiveScale", "Attention", "AttentionPool", "Categorical", "GraphAttention", "LinearLoss", "Loss", "MarginHead",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:
+    __getattr__ = answering(__name__, __all__)
 
 for _kind in (
     Activation, AdaptiveScale, Attention, AttentionPool, Categorical, GraphAttention, LinearLoss, Loss, MarginHead,

@@ -42,7 +42,13 @@ class OfMapping(nn.Module):
         low, high = bounds
         start = {**mapping.constants(), **mapping.params()}.get(learn)
         if start is None or isinstance(start, (str, bool)):
-            raise ValueError(f"learn={learn!r}: {mapping!r} has no number of that name")
+            names = [
+                name
+                for name, value in {**mapping.constants(), **mapping.params()}.items()
+                if not isinstance(value, (str, bool))
+            ]
+            hint = f"; write learn={names[0]!r}" if names else "; it has no number that could be learned"
+            raise ValueError(f"learn={learn!r}: {mapping!r} has no number of that name{hint}")
         start = torch.as_tensor(start, dtype=torch.get_default_dtype()).detach()
         if not (low < high and bool(((start > low) & (start < high)).all())):
             raise ValueError(

@@ -1,5 +1,8 @@
 """Sampling from maps: samplers, Gumbel's methods, and the steps of decoding."""
 
+from typing import TYPE_CHECKING
+
+from .._core.elsewhere import answering
 from .decoding import Accepted, TopK, gumbel_topk, speculative_accept, topk_log_prob
 from .results import Sample, Support
 from .samplers import gumbel_max, gumbel_softmax, perturb_argmax, sample
@@ -8,3 +11,6 @@ __all__ = [
     "Accepted", "Sample", "Support", "TopK", "gumbel_max", "gumbel_softmax", "gumbel_topk", "perturb_argmax", "sample",
     "speculative_accept", "topk_log_prob",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:
+    __getattr__ = answering(__name__, __all__)

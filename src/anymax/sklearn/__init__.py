@@ -4,6 +4,10 @@
 `LabelDistributionClassifier` predicts proportions, and `SupportConformalClassifier` predicts sets with guaranteed coverage.
 """
 
+from typing import TYPE_CHECKING
+
+from .._core.elsewhere import answering
+
 try:
     from .classes import MappingClassifier
     from .conformal import SupportConformalClassifier
@@ -19,6 +23,9 @@ except ModuleNotFoundError as error:
 __all__ = [
     "MappingClassifier", "MultiLabelMappingClassifier", "LabelDistributionClassifier", "SupportConformalClassifier",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:
+    __getattr__ = answering(__name__, __all__)
 
 for _kind in (MappingClassifier, MultiLabelMappingClassifier, LabelDistributionClassifier, SupportConformalClassifier):
     _kind.__module__ = __name__  # pickle finds the class by this public path

@@ -12,8 +12,9 @@ array([-inf,   6.,   4.])
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .._core.elsewhere import answering
 from .._core.mapping import Mapping
 from .base import Composed, Transform
 from .scaling import cosine, mask, mix, noise, normalize, prior, scalable, temperature
@@ -24,6 +25,9 @@ __all__ = [
     "Composed", "Transform", "compose", "cosine", "epsilon_cutoff", "eta", "logit_bias", "mask", "minp", "mix", "noise",
     "normalize", "prior", "repetition_penalty", "scalable", "temperature", "topk", "topnsigma", "topp", "typical", "xtc",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:
+    __getattr__ = answering(__name__, __all__)
 
 
 def compose(*transforms: Callable[[Any], Any]) -> Composed:

@@ -45,6 +45,7 @@ from .._array import (
     upcast,
 )
 from .._array import compiling as _compiling
+from .._core.options import Function, check_keywords, documented_like
 from .._core.rows import hide
 from .._core.typing import ArrayT, Numbers
 from ..kernels import decode
@@ -147,6 +148,12 @@ def every_transform(*, axis: int | None = None, dim: int | None = None) -> None:
     Transform
         A function scores -> scores.
     """
+
+
+def makes_transform(function: Function) -> Function:
+    """Decorate a function that makes a transform: its docstring gets what all of them share, and a call with scores is answered."""
+    advice = f"it makes a function of scores, as in {function.__name__}(...)(x)"
+    return check_keywords({"": advice})(documented_like(every_transform)(function))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -299,7 +306,13 @@ def check_range(who: str, name: str, value: Any, allowed: Callable[[Any], Any], 
     else:
         ok = bool(allowed(value))
     if not ok:
-        raise ValueError(f"{who}: {name} must be {words}; got {brief(value)}")
+        raise ValueError(f"{who}: {name} must be {words}; got {brief(value)}{of_scores(who, value)}")
+
+
+def of_scores(who: str, value: Any) -> str:
+    """The end of an error about a parameter that looks like scores, which a transform takes once it is made."""
+    scores = is_array(value) and value.ndim and value.shape[-1] != 1
+    return f"; {who} makes a function of scores, as in {who}(...)(x)" if scores else ""
 
 
 def brief(value: Any) -> str:

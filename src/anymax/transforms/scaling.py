@@ -27,15 +27,14 @@ from .._array import (
     total,
     upcast,
 )
-from .._core.options import documented_like
 from .._core.rows import hide
 from .._core.typing import ArrayT, Numbers, Parameter
 from .._random.generators import listed
 from .._random.noises import Noise, draw, find
-from .base import Transform, as_parameter, check_range, every_transform, on_kept
+from .base import Transform, as_parameter, check_range, makes_transform, on_kept
 
 
-@documented_like(every_transform)
+@makes_transform
 def temperature(T: Parameter, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """`x / T`: T > 1 flattens the distribution, T < 1 sharpens it.
 
@@ -84,7 +83,7 @@ def _largest(x: Array, xp: Namespace) -> Array:
     return xp.where(poisoned, x, out)
 
 
-@documented_like(every_transform)
+@makes_transform
 def scalable(
     beta: Parameter = 1.0,
     gamma: Parameter = 1.0,
@@ -140,7 +139,7 @@ def _grown(n: float, gamma: Any) -> Any:
     return math.log(n) ** gamma if n > 1 else 0.0
 
 
-@documented_like(every_transform)
+@makes_transform
 def mask(keep: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """-inf where `keep` is False, so that every map gives these entries probability 0.
 
@@ -170,7 +169,7 @@ class _Mask(Transform):
         return hide(x, keep)
 
 
-@documented_like(every_transform)
+@makes_transform
 def prior(
     log_p: Parameter | Numbers | None = None,
     scale: Parameter | Numbers | None = None,
@@ -215,7 +214,7 @@ class _Prior(Transform):
         return on_kept(x, move, xp)
 
 
-@documented_like(every_transform)
+@makes_transform
 def normalize(
     kind: Literal["l1", "l2", "max", "standard"] = "l2", *, axis: int | None = None, dim: int | None = None
 ) -> Transform:
@@ -335,7 +334,7 @@ def _unit(x: Array, eps: float, xp: Namespace) -> Array:
     return xp.where(long, z / norm, x / eps)
 
 
-@documented_like(every_transform)
+@makes_transform
 def noise(
     kind: str | Noise = "gumbel",
     scale: Parameter = 1.0,

@@ -27,12 +27,11 @@ from .._array import (
     pick_axis,
     positions,
 )
-from .._core.options import documented_like
 from .._core.typing import Parameter
-from .base import Transform, check_range, every_transform, from_numpy, on_kept
+from .base import Transform, check_range, from_numpy, makes_transform, on_kept
 
 
-@documented_like(every_transform)
+@makes_transform
 def repetition_penalty(
     tokens: Any,
     penalty: Parameter = 1.0,
@@ -107,7 +106,7 @@ class _RepetitionPenalty(Transform):
         return on_kept(x, move, xp)
 
 
-@documented_like(every_transform)
+@makes_transform
 def logit_bias(bias: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Add a bias to some or all of the scores.
 

@@ -19,12 +19,11 @@ from .._array import (
     top,
     total,
 )
-from .._core.options import documented_like
 from .._core.rows import hide
 from .._core.typing import Parameter
 from .._random.generators import listed, uniform
 from .._random.truncation import cutoff_keep, topk_keep, topp_keep, typical_keep, xtc_keep
-from .base import Transform, check_range, every_transform
+from .base import Transform, brief, check_range, makes_transform, of_scores
 
 _MASS = "above 0 and at most 1"
 _INSIDE = "above 0 and below 1"
@@ -44,7 +43,7 @@ class Truncation(Transform):
         return hide(x, self.keep(x, xp, **params))
 
 
-@documented_like(every_transform)
+@makes_transform
 def topk(k: int, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep exactly the k largest scores and mask the others; keep all if there are fewer than k.
 
@@ -63,7 +62,9 @@ def topk(k: int, min_keep: int = 1, *, axis: int | None = None, dim: int | None 
     array([  3., -inf,   3., -inf])
     """
     if not is_int(number(k)):
-        raise TypeError(f"topk: k must be an integer, the number of scores to keep, got {k!r}")
+        raise TypeError(
+            f"topk: k must be an integer, the number of scores to keep, got {brief(k)}{of_scores('topk', k)}"
+        )
     if k < 1:
         raise ValueError(f"topk: k must be at least 1, got {k}")
     return _TopK((("k", max(int(k), _min_keep("topk", min_keep))),), pick_axis(axis, dim))
@@ -76,7 +77,7 @@ class _TopK(Truncation):
         return topk_keep(x, k, xp)
 
 
-@documented_like(every_transform)
+@makes_transform
 def topp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the nucleus: the fewest largest scores whose softmax mass reaches p, at least one.
 
@@ -107,7 +108,7 @@ class _TopP(Truncation):
         return topp_keep(x, p, xp, min_keep)
 
 
-@documented_like(every_transform)
+@makes_transform
 def minp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the scores whose softmax probability is at least p times the largest: `x >= max x + log p`.
 
@@ -141,7 +142,7 @@ class _MinP(Truncation):
         return keep if min_keep == 1 else keep | topk_keep(y, min_keep, xp)
 
 
-@documented_like(every_transform)
+@makes_transform
 def topnsigma(n: Parameter, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the scores within n standard deviations of the largest: `x >= max x - n std x`.
 
@@ -181,7 +182,7 @@ class _TopNSigma(Truncation):
         return ~(z < -(stop_gradient(n) * deviation)) | poisoned
 
 
-@documented_like(every_transform)
+@makes_transform
 def typical(mass: Parameter = 0.9, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the typical classes: the fewest with -log p nearest to the entropy of the row whose softmax mass reaches `mass`.
 
@@ -213,7 +214,7 @@ class _Typical(Truncation):
         return typical_keep(x, mass, xp, min_keep)
 
 
-@documented_like(every_transform)
+@makes_transform
 def epsilon_cutoff(
     epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None
 ) -> Transform:
@@ -250,7 +251,7 @@ class _EpsilonCutoff(Truncation):
         return cutoff_keep(x, epsilon, xp, min_keep, by_entropy=self.by_entropy)
 
 
-@documented_like(every_transform)
+@makes_transform
 def eta(epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the classes whose softmax probability is at least `min(epsilon, sqrt(epsilon) exp(-entropy))`.
 
@@ -278,7 +279,7 @@ class _Eta(_EpsilonCutoff):
     by_entropy = True
 
 
-@documented_like(every_transform)
+@makes_transform
 def xtc(
     threshold: Parameter = 0.1,
     probability: Parameter = 0.5,

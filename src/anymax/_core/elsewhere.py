@@ -1,0 +1,84 @@
+"""The answer to a name that a module does not have: what another package's name is here, or the name that was probably meant."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NoReturn
+
+# where a name may be that was looked up in another module; `nn` only if it is loaded, since it loads torch
+_MODULES = ("", "nn", "transforms", "margins", "sampling", "likelihood", "segments")
+
+
+def tables() -> list[dict[str, Any]]:
+    """What calls of other packages are here, a table for each package; the page "Migrating" shows them and a test runs them."""
+    return json.loads(Path(__file__).with_name("migrating.json").read_text(encoding="utf-8"))
+
+
+def old_name(call: str) -> str:
+    """The function or class of another package that a row of the tables calls.
+
+    Examples
+    --------
+    >>> old_name("jax.vmap(optax.projections.projection_simplex)(x)"), old_name("top_p")
+    ('projection_simplex', 'top_p')
+    """
+    dotted = [name for name in re.findall(r"[A-Za-z_][\w.]*", call) if name not in ("jax.vmap", "jax.jit", "lambda")]
+    return next((name for name in dotted if "." in name), dotted[0]).rpartition(".")[2]
+
+
+class UnknownName(AttributeError):
+    """The error for `module.name`. Its hint is looked up when the message is read, since `hasattr` raises many that nobody reads.
+
+    Examples
+    --------
+    >>> str(UnknownName("anymax", "entmax_bisect", anymax.__all__))
+    "module 'anymax' has no attribute 'entmax_bisect'; entmax.entmax_bisect(x, alpha=1.3) is anymax.entmax(x, alpha=1.3) here"
+    """
+
+    def __init__(self, module: str, name: str, known: Iterable[str]) -> None:
+        super().__init__(module, name, tuple(known))
+        self.name = name
+
+    def __str__(self) -> str:
+        module, name, known = self.args
+        hint = None if name.startswith("_") else _elsewhere(module, name) or _spelled(module, name, known)
+        return f"module {module!r} has no attribute {name!r}{f'; {hint}' if hint else ''}"
+
+
+def answering(module: str, known: Iterable[str]) -> Callable[[str], NoReturn]:
+    """The `__getattr__` of a module that has nothing but the names `known`."""
+
+    def answer(name: str) -> NoReturn:
+        raise UnknownName(module, name, known)
+
+    return answer
+
+
+def _elsewhere(module: str, name: str) -> str | None:
+    """What the name means in another package, or in another module of this one."""
+    for table in tables():
+        for row in table["rows"]:
+            if old_name(row["old"]) == name:
+                return f"{row['old']} is {row['new']} here"
+    for short in _MODULES:
+        found = sys.modules.get(f"anymax.{short}".rstrip("."))
+        path = f"{found.__name__}.{name}" if found else ""
+        if found and found.__name__ != module and name in vars(found)["__all__"]:
+            return f"it is {path}"
+    verb = name.removeprefix("log_")
+    if verb != name and verb in sys.modules["anymax"].__all__:
+        return f"write anymax.log_apply({verb!r}, x)"
+    return None
+
+
+def _spelled(module: str, name: str, known: Iterable[str]) -> str | None:
+    """The name that is spelled like this one."""
+    import difflib  # late: needed only for this error
+
+    bare = {re.sub(r"[_\W]", "", each).lower(): each for each in known}
+    near = difflib.get_close_matches(re.sub(r"[_\W]", "", name).lower(), bare, 1, cutoff=0.75)
+    return f"did you mean {module}.{bare[near[0]]}?" if near else None
