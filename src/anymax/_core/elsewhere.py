@@ -67,7 +67,7 @@ def _elsewhere(module: str, name: str) -> str | None:
     for short in _MODULES:
         found = sys.modules.get(f"anymax.{short}".rstrip("."))
         path = f"{found.__name__}.{name}" if found else ""
-        if found and found.__name__ != module and name in vars(found)["__all__"]:
+        if found and found.__name__ != module and name in found.__all__:
             return f"it is {path}"
     verb = name.removeprefix("log_")
     if verb != name and verb in sys.modules["anymax"].__all__:
