@@ -2,6 +2,7 @@
 
 import doctest
 import re
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -42,15 +43,35 @@ def test_the_first_screen_is_true_and_the_whole_short():
     assert results.attempted >= 3
     assert not results.failed
     assert (
-        README.index("readme.svg")
+        README.index("pip install")
         < README.index(">>> import anymax")
-        < README.index("| | anymax |")
+        < README.index("readme.svg")
+        < README.index("| instead of |")
         < README.index("\n## ")
+        < README.index("| | anymax |")
     )
     links = [link for link in re.findall(r"\]\(([^)#]+)", README) if "://" not in link]
     assert "docs/_static/readme.svg" in links
     assert not [link for link in links if not (ROOT / link).exists()]
-    assert len(README.splitlines()) <= 120
+    assert len(README.splitlines()) <= 142
+
+
+@pytest.mark.parametrize(
+    ("said", "case"),
+    [
+        (r"in \[(0\.\d+) of the time\]", "| sparsemax 64x32000 normal | {} | torch.softmax |"),
+        (r"reaches 0, in \[(0\.\d+) of the time\]", "| entmax15_loss 64x32000 normal | {} | F.cross_entropy |"),
+        (r"\[(\d+) times as fast\]", "| entmax15 64x32000 normal | {} | entmax.entmax15 |"),
+    ],
+)
+def test_the_gains_are_those_of_the_saved_results(said, case):
+    results = (ROOT / "benchmarks" / "results" / "README.md").read_text(encoding="utf-8")
+    before, _, after = case.partition("{}")
+    row = re.search(re.escape(before) + r"[^|]+" + re.escape(after) + r"[^|]+\| ([\d.]+)", results)
+    found = re.search(said, README)
+    assert row
+    assert found
+    assert float(found[1]) == pytest.approx(float(row[1]), rel=0.02)
 
 
 def test_every_map_is_in_the_table():
@@ -130,9 +151,17 @@ def test_the_map_of_the_contributing_guide_passes_the_battery(softplus):
 
 @pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="only in the repository")
 def test_ci_finds_the_test_command():
-    """.ci/run takes the test command from the README with this pattern."""
-    pattern = re.search(r"grep -m 1 -E '(.+?)' README.md", (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
-    assert pattern
-    lines = [line for line in README.splitlines() if re.search(pattern[1], line)]
-    assert len(lines) == 1
-    assert "-c constraints.txt" in lines[0]
+    """.ci/run takes the test command from the README with this program."""
+    program = re.search(r"awk '(.+?)' README.md", (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
+    assert program
+    done = subprocess.run(["awk", program[1], ROOT / "README.md"], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert [line.split()[-1] for line in lines] == ["&&", "&&", "auto"]
+    assert "-c constraints.txt" in lines[1]
+    assert lines[2].endswith("-m pytest -n auto")
+
+
+def test_no_command_of_the_readme_scrolls():
+    blocks = re.findall(r"^```bash\n(.*?)^```", README, flags=re.M | re.S)
+    assert len(blocks) == 3
+    assert max(len(line) for block in blocks for line in block.splitlines()) <= 88
