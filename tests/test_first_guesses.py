@@ -633,3 +633,18 @@ def test_entropy_of_what_does_not_sum_to_1_warns(kind):
         warnings.simplefilter("error")
         for p in (am.softmax(X), am.budget(X, 2), X[:1] * 0, np.array([[np.nan, 1.0]])):
             am.entropy(KINDS[kind](p))
+
+
+def test_help_begins_with_calls_that_run():
+    """`help(anymax)` shows the docstring first: about 20 lines, with the calls that most people need."""
+    text = am.__doc__
+    assert len(text.splitlines()) <= 22
+    calls = [line.strip() for line in text.splitlines() if line.startswith("    ")]
+    assert len(calls) == 10
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 6))
+    q = rng.normal(size=(1, 1, 4, 6))
+    given = {"anymax": am, "x": x, "scores": x, "target": np.array([0, 1, 2, 3]), "h": rng.normal(size=(4, 3))}
+    given |= {"W": rng.normal(size=(6, 3)), "q": q, "k": q, "v": q, "index": np.array([0, 0, 1, 1])}
+    for call in calls:
+        exec(call, given)
