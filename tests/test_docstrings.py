@@ -73,7 +73,9 @@ FUNCTIONS = {name: thing for name, thing in PUBLIC.items() if inspect.isfunction
 
 def missing(thing):
     """What `help` does not say of a public name."""
-    said, parameters = options.sections(inspect.getdoc(thing) or ""), inspect.signature(thing).parameters.values()
+    said = options.sections(inspect.getdoc(thing) or "")
+    base = inspect.isabstract(thing)  # its parameters are those of its subclasses
+    parameters = [] if base else inspect.signature(thing).parameters.values()
     described = options.entries(said.get("Parameters", ()))
     for p in parameters:
         if p.kind is p.VAR_KEYWORD and p.name not in described:

@@ -199,7 +199,7 @@ def explain_attention(
     call, plain = checked(q, k, v, given)
     with plain:
         chosen, refusals = implementations.explained(call, asked)
-    return kernels.Explanation(call.scores.mapping, (("attention", chosen.name, refusals),))
+    return kernels.Explanation(call.scores.mapping, (("attention", chosen.name, refusals),), verbose=True)
 
 
 def _mixed(call: AttentionCall, out: Array, p: Any, mix: Any, xp: Namespace) -> tuple[Array, Any]:
