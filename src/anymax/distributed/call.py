@@ -29,7 +29,7 @@ from .._core.rows import align_mask, aligned, hide
 from ..losses.options import LossOptions
 from .agreement import HERE, Agreement, Head
 from .group import Group, Message
-from .shard import Shard, Shards, divided
+from .shard import Places, Shard, Shards, columns_of, divided
 
 
 class ShardKeywords(TypedDict, total=False):
@@ -168,7 +168,7 @@ class ShardedCall:
         if self.group.strict:
             self._describe()
             if indices and self.start is None:
-                self._place(columns)
+                self._find_start(columns)
         return self._rows()
 
     def first_collective(self, shard: Shard, head: list[Array], extra: list[Array], most: int) -> Shards:
@@ -177,10 +177,14 @@ class ShardedCall:
         if not self.group.strict:
             ranks = list(range(self.group.size))
             sizes, starts = [shard.n for _ in ranks], [shard.n * i for i in ranks]
-            return Shards(shard, self.group.stack(columns), len(head), sizes, starts, ranks, self.group.rank, 0)
+            places = Places(sizes, starts, ranks, self.group.rank)
+            return Shards(shard, places, columns_of(self.group.stack(columns)), width=len(head))
         stacked, heads = self.agreement.exchange(columns, self._head(shard.n, most))
         assert stacked is not None
-        return self._shards(shard, stacked, len(head), heads)
+        places = self._places(heads)
+        shard.mapping.check(sum(places.sizes))
+        most = max(head.most for head in heads)
+        return Shards(shard, places, columns_of(places.in_order(stacked)), width=len(head), most=most)
 
     def _describe(self) -> None:
         """Record what all calls must have in common: the map, its parameters and the rows."""
@@ -209,14 +213,14 @@ class ShardedCall:
     def _head(self, size: int, most: int = 0) -> Head:
         return Head(HERE, size, self.start, self.count or 0, most)
 
-    def _place(self, columns: int) -> None:
+    def _find_start(self, columns: int) -> None:
         """Find this process's first class, if the caller does not give it, by a collective, after which all calls are known."""
         sizes = self._sizes(self.x.shape[self.axis])
         self.start = sum(sizes[: self.group.rank])
         self.agreement.message = message_of(math.prod(self.lead), columns, self.x)
 
-    def _shards(self, shard: Shard, stacked: Array, width: int, heads: list[Head]) -> Shards:
-        """The result of the first collective; an error if the shards do not follow each other."""
+    def _places(self, heads: list[Head]) -> Places:
+        """Where the classes lie, as the processes say; an error if the shards do not follow each other."""
         who = f"anymax.distributed.{self.who}"
         sizes = [head.size for head in heads]
         starts = [sum(sizes[:i]) if head.start is None else head.start for i, head in enumerate(heads)]
@@ -236,10 +240,7 @@ class ShardedCall:
             )
         if not at:
             raise ValueError(f"{who}: there are no classes on any process; at least one is needed")
-        shard.mapping.check(at)
-        stacked = stacked if order == sorted(order) else stacked[order]
-        most = max(head.most for head in heads)
-        return Shards(shard, stacked, width, sizes, starts, order, order.index(self.group.rank), most)
+        return Places(sizes, starts, order, order.index(self.group.rank))
 
 
 def described(value: Any) -> str:
