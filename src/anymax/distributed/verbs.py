@@ -13,7 +13,8 @@ from typing import Any, Unpack
 
 from .._core.mapping import Mapping
 from .._core.options import documented_like
-from .._core.typing import ArrayT, Mask, Reduction
+from .._core.typing import ArrayT, LossKind, Mask, Reduction
+from ..losses.options import name_of_kind
 from ..thresholds import Threshold
 from . import layer, losses, per_row
 from .agreement import Agreement, fail_together
@@ -405,14 +406,14 @@ def log_prob(mapping: Any, x: Any, y: Any, *, axis: int, mask: Any, **options: U
     return _eagerly(per_row.log_prob, Arguments.of("log_prob", mapping, x, axis, None, mask, options), y, False)[0]
 
 
-def without_constant(
-    mapping: Any, scores: Any, target: Any, weight: Any = None, *, axis: int, mask: Any, ignore_index: int, reduction: Reduction,
-    label_smoothing: float, **options: Unpack[ShardKeywords],
+def loss_of_kind(
+    kind: LossKind, mapping: Any, scores: Any, target: Any, weight: Any = None, *, axis: int, mask: Any = None, ignore_index: int,
+    reduction: Reduction, label_smoothing: float = 0.0, **options: Unpack[ShardKeywords],
 ) -> Any:  # fmt: skip
-    """`fenchel_young` without the constant of the target, which `sparse_softmax_loss` leaves out; for DTensors."""
-    arguments = Arguments.of("sparse_softmax_loss", mapping, scores, axis, None, mask, options)
+    """A loss that the caller of a DTensor or a module has not named."""
+    arguments = Arguments.of(name_of_kind(kind), mapping, scores, axis, None, mask, options)
     given = _loss_options(ignore_index, reduction, label_smoothing)
-    return _eagerly(losses.loss, arguments, "without_constant", target, weight, given)
+    return _eagerly(losses.loss, arguments, kind, target, weight, given)
 
 
 def _loss_options(ignore_index: int, reduction: Reduction, label_smoothing: float) -> dict[str, Any]:
