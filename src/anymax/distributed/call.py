@@ -26,6 +26,7 @@ from .._core.mapping import Mapping, one_a_row
 from .._core.names import as_mapping
 from .._core.options import check_options
 from .._core.rows import align_mask, aligned, hide
+from .._core.typing import Mask, Reduction
 from ..losses.options import LossOptions
 from .agreement import HERE, Agreement, Head
 from .group import Group, Message
@@ -39,6 +40,22 @@ class ShardKeywords(TypedDict, total=False):
     axis_name: Any
     class_start: int | None
     class_count: int | None
+
+
+class ScoresKeywords(ShardKeywords, total=False):
+    """Those of verbs of scores, which `apply` describes too."""
+
+    dim: int | None
+    mask: Mask
+
+
+class ShardedLossKeywords(ScoresKeywords, total=False):
+    """Those of losses, which `fenchel_young` describes."""
+
+    axis: int | None
+    ignore_index: int
+    reduction: Reduction
+    label_smoothing: float
 
 
 def every_verb(
@@ -66,20 +83,18 @@ class Arguments(NamedTuple):
     who: str
     mapping: Any
     x: Any
-    axis: Any
-    dim: Any
-    mask: Any
+    axis: Any = None
+    dim: Any = None
+    mask: Any = None
     group: Any = None
     axis_name: Any = None
     class_start: Any = None
     class_count: Any = None
 
     @classmethod
-    def of(cls, who: str, mapping: Any, x: Any, axis: Any, dim: Any, mask: Any, options: ShardKeywords) -> Arguments:
-        """The same, with the keywords of `every_verb` as a dict, which are checked."""
-        return cls(
-            who, mapping, x, axis, dim, mask, **check_options(who, tuple(ShardKeywords.__annotations__), options)
-        )
+    def of(cls, who: str, mapping: Any, x: Any, /, **options: Any) -> Arguments:
+        """The same, with checked keywords."""
+        return cls(who, mapping, x, **check_options(who, cls._fields[3:], options))
 
     def call(self, agreement: Agreement, classes_last: bool = True) -> ShardedCall:
         default: Any = -1 if classes_last else None

@@ -105,7 +105,7 @@ class Engine(ABC):
     def quick_loss_grad(
         self, mapping: Mapping, x: Array, index: Array, scale: Array, axis: int, factor: float, saved: Any, /
     ) -> Array | None:
-        """`index_loss_grad` of tensors that nobody has checked; None for an unusual call, and for all of an engine that must be asked first."""
+        """`index_loss_grad` of tensors that nobody has checked; None for an unusual call, and by default for all."""
         return None
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
