@@ -190,9 +190,7 @@ class ShardedCall:
         """The first collective: columns [..., 1], those of the method and those of the verb, and the candidates of the fullest row."""
         columns = shard.xp.concat([*head, *extra], axis=-1)
         if not self.group.strict:
-            ranks = list(range(self.group.size))
-            sizes, starts = [shard.n for _ in ranks], [shard.n * i for i in ranks]
-            places = Places(sizes, starts, ranks, self.group.rank)
+            places = Places.equal(self.group, shard.n)
             return Shards(shard, places, columns_of(self.group.stack(columns)), width=len(head))
         stacked, heads = self.agreement.exchange(columns, self._head(shard.n, most))
         assert stacked is not None
@@ -255,7 +253,7 @@ class ShardedCall:
             )
         if not at:
             raise ValueError(f"{who}: there are no classes on any process; at least one is needed")
-        return Places(sizes, starts, order, order.index(self.group.rank))
+        return Places(sizes, starts[self.group.rank], order, order.index(self.group.rank))
 
 
 def described(value: Any) -> str:

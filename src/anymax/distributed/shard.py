@@ -47,9 +47,14 @@ class Places:
     """Where the classes of each process lie among all."""
 
     sizes: list[int]  # the number of classes of each process, by rank
-    starts: list[int]  # and the index of its first one
+    start: Any  # the index of this process's first class
     order: list[int]  # the processes in the order of their classes
     block: Any  # the place of this process in `order`
+
+    @classmethod
+    def equal(cls, group: Group, size: int) -> Places:
+        """Each process has so many classes, in the order of their ranks, which JAX traces."""
+        return cls([size] * group.size, group.rank * size, list(range(group.size)), group.rank)
 
     def in_order(self, stacked: Array) -> Array:
         """[size, ...] by rank, in the order of the classes."""
@@ -73,12 +78,6 @@ class Shards:
         self.empty = high == -math.inf  # [..., 1]: True for a row without classes
         # [..., 1]: the maximum, 0 where it is not finite; a constant
         self.high = xp.where(self.empty, xp.zeros_like(high), high)
-
-    @property
-    def start(self) -> Any:
-        """The index of this process's first class."""
-        group = self.shard.group  # a rank in JAX is traced, and all devices have as many classes
-        return self.places.starts[group.rank] if group.strict else group.rank * self.places.sizes[0]
 
     def stack(self, a: Array) -> Array:
         """A further collective: [size, ...] in the order of the classes."""
