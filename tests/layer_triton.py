@@ -16,7 +16,7 @@ import anymax as am
 from anymax.kernels import triton as engine
 from anymax.kernels.triton import layer as gpu
 from anymax.kernels.triton import layer_plans
-from anymax.linear import torch_kept
+from anymax.linear import torch_candidate_scores
 
 pytestmark = WARNINGS
 
@@ -195,7 +195,7 @@ def test_log_p_and_thresholds(name):
 
 def candidates(x, weight, bias, *_):
     """Of entmax 3/2."""
-    layer = torch_kept.Layer(x, weight, bias, None, am.Entmax(1.5), (ROWS,), x.dtype)
+    layer = torch_candidate_scores.Layer(x, weight, bias, None, am.Entmax(1.5), (ROWS,), x.dtype)
     return gpu.candidates(layer, gpu.candidate_form(engine.triton_link(am.Entmax(1.5))), None, None)
 
 
@@ -234,7 +234,7 @@ def test_a_sparse_product():
     row, index = dense.nonzero(as_tuple=True)
     out = torch.full((7, 300), torch.nan, device=DEVICE)
     out[[0, 1, 3, 4, 5, 6]] = 1.0
-    gpu.add_products(out, torch_kept._starts(row, 7), index, dense[row, index], rows)
+    gpu.add_products(out, torch_candidate_scores._starts(row, 7), index, dense[row, index], rows)
     want = 1.0 + dense.double() @ rows.double()
     assert bool(out[2].isnan().all())  # what has no entry is not touched
     keep = [0, 1, 3, 4, 5, 6]

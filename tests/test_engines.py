@@ -473,6 +473,38 @@ def test_a_kernel_is_not_inherited():
     np.testing.assert_allclose(A.apply(Eager(), x), A.entmax(x, 1.25), atol=1e-6)
 
 
+def test_a_map_with_a_p_of_its_own_has_the_log_of_that_p():
+    """A subclass that overrides what p follows from, and not `log_forward`, does not keep its base's."""
+
+    class HotSoftmax(Softmax):
+        def forward(self, x, xp):
+            return super().forward(2.0 * x, xp)
+
+    class HotSigsoftmax(A.Sigsoftmax):
+        def weights(self, x, keep, xp):
+            u, du = super().weights(2.0 * x, keep, xp)
+            return u, 2.0 * du
+
+    class FewHot(A.SparseSoftmax):
+        def forward(self, x, xp):
+            return super().forward(2.0 * x, xp)
+
+    class Renamed(Softmax):
+        name = "renamed"
+
+    x = scores()
+    for mapping, base in (
+        (HotSoftmax(), Softmax()),
+        (HotSigsoftmax(), A.Sigsoftmax()),
+        (FewHot(k=2), A.SparseSoftmax(k=2)),
+    ):
+        np.testing.assert_allclose(A.log_apply(mapping, x), A.log_apply(base, 2.0 * x), rtol=1e-5)
+        np.testing.assert_allclose(
+            A.nll(mapping, x, np.zeros(len(x), int)), A.nll(base, 2.0 * x, np.zeros(len(x), int)), rtol=1e-5
+        )
+    assert Renamed.log_forward is Softmax.log_forward  # the same p, whose log p may be far below the smallest number
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Steeper(Taylor):
     """Taylor softmax of doubled scores."""

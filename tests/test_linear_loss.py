@@ -184,13 +184,13 @@ def test_rows_whose_support_is_large_are_served_in_groups(name):
         free[0][::2] *= 1e-4
         free[2].zero_()
     mapping = MAPS[name] if name != "topk" else SparseSoftmax(k=500)
-    from anymax.linear import torch_kept, torch_values
+    from anymax.linear import torch_candidate_scores, torch_values
     from anymax.linear.job import Job
     from anymax.linear.layer import Layer
     from anymax.linear.per_row import RowLoss
 
     layer = Layer.of("test", *free[:2], mapping, None, None)
-    held = torch_kept.kept(Job(layer, RowLoss(), y), torch_values._bound(mapping))
+    held = torch_candidate_scores.candidates_of(Job(layer, RowLoss(), y), torch_values._bound(mapping))
     assert held.full.any()
     assert name == "topk" or not held.full.all()
     got = A.linear_loss(*free[:2], y, mapping, linear_bias=free[2])

@@ -275,6 +275,27 @@ def test_training_a_tiny_model_reduces_the_loss(name):
     assert (nn.Activation(MAPS[name])(model(x)).argmax(-1) == t).float().mean() > 0.9
 
 
+@pytest.mark.parametrize(
+    "mapping", [Sparsemax(), Entmax(1.5), Taylor(2), SparseSoftmax(k=2), SparseSoftmax(p=0.8)], ids=str
+)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_every_module_trains_a_map_with_the_same_loss(mapping, smoothing):
+    """Dense scores, an output layer and a margin head: `Mapping.own_loss` is the one answer, also for targets that p can't reach."""
+    torch.manual_seed(0)
+    x, t = torch.randn(5, 6), torch.tensor([0, 3, 1, 1, 2])
+    layer = nn.LinearLoss(6, 7, mapping, label_smoothing=smoothing)
+    s = x @ layer.weight.T if layer.bias is None else x @ layer.weight.T + layer.bias
+    value = nn.Loss(mapping, label_smoothing=smoothing)(s, t)
+    torch.testing.assert_close(value, layer(x, t))
+    head = A.margin_loss(mapping, s, t, margin=0.0, scale=1.0, label_smoothing=smoothing)
+    torch.testing.assert_close(value, head)
+    assert value >= 0
+    if isinstance(mapping, SparseSoftmax):
+        torch.testing.assert_close(
+            value, A.sparse_softmax_loss(s, t, k=mapping.k, p=mapping.p, label_smoothing=smoothing)
+        )
+
+
 @pytest.mark.parametrize("mapping", [None, Sparsemax(), Entmax(1.5), Taylor(2), SparseSoftmax(k=2)], ids=str)
 @pytest.mark.parametrize("margin", [0.1, A.margins.ArcFace(0.2), A.margins.SphereFace(2)], ids=str)
 def test_margin_head(mapping, margin):

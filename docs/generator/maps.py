@@ -60,6 +60,11 @@ def _takes_arrays(mapping: anymax.Mapping, name: str) -> bool:
         return False
 
 
+def generic_loss(mapping: anymax.Mapping) -> str:
+    """The loss to call with the map as its first argument."""
+    return "fenchel_young" if mapping.facts.has_potential else "nll"
+
+
 def sugar(name: str) -> str:
     """The short name of the map's loss, where there is one."""
     short = {"softmax": "cross_entropy", "taylor": "taylor_softmax_loss"}.get(name, f"{name}_loss")
@@ -76,7 +81,7 @@ def facts(page: Page) -> str:
         ("Exact zeros", yes(f.sparse)),
         ("Fenchel-Young loss (symmetric Jacobian)", "yes" if f.has_potential else f"no: use `{mapping.own_loss}`"),
         ("The loss is exactly 0 once the target leads by", lead(f)),
-        ("Loss to call", f"`{short}`, or `{mapping.own_loss}`" if short else f"`{mapping.own_loss}`"),
+        ("Loss to call", f"`{short}`, or `{generic_loss(mapping)}`" if short else f"`{generic_loss(mapping)}`"),
         ("Parameters with a gradient", ", ".join(f"`{n}`" for n in learnable(mapping)) or "none"),
         ("Compiled kernels", engines(mapping)),
     ]
@@ -158,7 +163,7 @@ def markdown(page: Page) -> str:
     words = {
         "kind": page.kind.__name__,
         "make": prose.keys["example"],
-        "loss": page.mapping.own_loss,
+        "loss": generic_loss(page.mapping),
         "target": prose.keys.get("target", "[0, 1]"),
     }
     parts = [

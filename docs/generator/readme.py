@@ -20,7 +20,7 @@ def table() -> str:
                 keys.get("shown", f"`{keys['example']}`"),
                 page.kind.formula,
                 keys.get("zeros", "yes" if sparse else "no"),
-                f"`{maps.sugar(page.kind.name) or page.mapping.own_loss}`",
+                f"`{maps.sugar(page.kind.name) or maps.generic_loss(page.mapping)}`",
                 keys["when"],
             )
         )

@@ -33,6 +33,7 @@ from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.typing import AnyArray
 from ..mappings import Softmax
+from ..transforms.base import is_function
 from . import operands
 from .scores import Scores, alibi_slopes
 
@@ -156,7 +157,7 @@ def _scores(q: Array, shape: tuple[int, ...], mapping: Mapping, options: Options
     if softcap is not None:
         softcap = check_scalar("attention: softcap", softcap, lambda v: 0 < v < math.inf, "a finite number above 0")
     left, right = _window(options.window)
-    if transform is not None and (not callable(transform) or isinstance(transform, (type, Mapping))):
+    if transform is not None and not is_function(transform):
         hint = "; a map is given as mapping=" if isinstance(transform, Mapping) else ""
         raise TypeError(
             f"attention: transform must be a function scores -> scores such as anymax.temperature(2.0), got {transform!r}{hint}"
@@ -164,7 +165,7 @@ def _scores(q: Array, shape: tuple[int, ...], mapping: Mapping, options: Options
     for name, value in mapping.params().items():
         value = beside(value, q, name, xp)
         if value.ndim:  # torch accepts a single number from any device
-            operands.same_device(value, q, name)
+            operands.same_device(fitting.who, value, q, name)
         mapping.check_width(name, fit_axes(value, shape, f"attention: {mapping.name}: {name}"))
     return Scores(shape, mapping, transform, factor, softcap, bool(options.is_causal), left, right, int(offset), arrays)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from .. import kernels
 from .._array import Array, Namespace, dtype_name, eager, is_array, is_torch, namespace, recorded, transformed, upcast
-from .._random.generators import torch_source, uniform
+from .._random.generators import global_source, torch_source, uniform
 from ..functional import apply
 from .call import AttentionCall
 from .linear import linear_attention
@@ -79,13 +79,7 @@ def _dropped(p: Array, call: AttentionCall, xp: Namespace) -> Array:
 
 def _source(call: AttentionCall) -> Any:
     """The caller's generator; for torch without one, torch's global generator, as in its own functions."""
-    if call.generator is not None or not is_torch(call.q):
-        return call.generator
-    torch = sys.modules["torch"]
-    device = call.q.device
-    if device.type == "cuda":
-        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
-    return torch.default_generator
+    return call.generator if call.generator is not None or not is_torch(call.q) else global_source(call.q.device)
 
 
 def _refuse_sdpa(call: AttentionCall) -> str | None:

@@ -207,7 +207,7 @@ def _mixed(call: AttentionCall, out: Array, p: Any, mix: Any, xp: Namespace) -> 
     if not isinstance(mix, (tuple, list)) or len(mix) != 2:
         raise TypeError(f"attention: mix must be a pair (prior, weight), got {type(mix).__name__}")
     prior = beside(mix[0], call.q, "mix", xp)
-    same_device(prior, call.q, "the prior of mix")
+    same_device("attention", prior, call.q, "the prior of mix")
     prior = fit_axes(prior, call.scores.shape, "attention: the prior of mix")
     v = upcast(call.v, xp)
     prior = xp.broadcast_to(like(prior, v, xp), call.scores.shape)
@@ -216,7 +216,7 @@ def _mixed(call: AttentionCall, out: Array, p: Any, mix: Any, xp: Namespace) -> 
     weight = mix[1]
     if is_array(weight):
         weight = beside(weight, call.q, "mix", xp)
-        same_device(weight, call.q, "the weight of mix")
+        same_device("attention", weight, call.q, "the weight of mix")
         weight = like(fit_axes(weight, (*call.scores.shape[:-1], 1), "attention: the weight of mix"), v, xp)
     else:
         weight = check_scalar(

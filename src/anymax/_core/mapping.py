@@ -27,7 +27,8 @@ from .._array import (
 from .facts import Facts
 from .handed import handed
 from .options import check_fields
-from .typing import ArrayT, Axes, LogOptions, Numbers
+from .over_processes import OverProcesses
+from .typing import ArrayT, Axes, LogOptions, LossKind, Numbers
 
 if TYPE_CHECKING:
     from typing import Self
@@ -35,11 +36,12 @@ if TYPE_CHECKING:
     from .separable import Separable
 
 
-# what follows from the p of a map: a subclass has its own, or the defaults, unless it names the kernel itself
-_OF_P = ("kernel", "formula", "as_softmax", "exponents", "most_kept", "nucleus", "zero_below_threshold")
+_MAKES_P = ("forward", "weights", "link")  # the methods from which p follows, of all kinds of maps
+# what holds for one p: a subclass has its own, or the defaults, unless it names the kernel itself
+_OF_P = ("kernel", "formula", "as_softmax", "as_entmax", "exponents", "most_kept", "nucleus", "zero_below_threshold")
 
 
-class Mapping(ABC):
+class Mapping(OverProcesses, ABC):
     """A map from scores to probabilities, the base class of every map. It is frozen data, checked at construction.
 
     Functions such as `apply`, `fenchel_young` and `attention` take one. To write your own map, derive from `Separable` or `RatioMap`,
@@ -62,8 +64,9 @@ class Mapping(ABC):
     traced: bool = False  # True if the derivative comes from automatic differentiation of `differentiable` alone
     iterative: bool = False  # True if `forward` iterates; `hold` gives the outcome of the iteration
     mass: Any = 1.0  # what p sums to: a number, or an array with one value per row
+    most_kept: int | None = None  # only so many classes, those with the largest scores, have p > 0
     may_vanish: bool = False  # True if a row of finite scores may have no probabilities at all, and p sums to 0
-    # True if Omega(y) does not exist for every y (see `no_constant`): the loss of an output layer leaves it out
+    # True if Omega(y) does not exist for every y (see `no_constant`): the map's own loss leaves it out
     omits_constant: ClassVar[bool] = False
     # the parameter that JAX passes as an array, so that one compiled program fits all its values
     array_field: ClassVar[str | None] = None
@@ -80,11 +83,17 @@ class Mapping(ABC):
         return object.__new__(cls)
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """A kernel holds for the class that names it: a subclass may have another p, so it runs its own methods."""
+        """A kernel holds for the class that names it: a subclass may have another p, so it runs its own methods.
+
+        A subclass that computes p in another way, and does not say how it computes log p, takes the logarithm of its p.
+        """
         super().__init_subclass__(**options)
-        for name in () if "kernel" in cls.__dict__ else _OF_P:
-            if name not in cls.__dict__:
-                setattr(cls, name, Mapping.__dict__[name])
+        own = cls.__dict__
+        stale = [] if "kernel" in own else list(_OF_P)
+        stale += ["log_forward"] if any(name in own for name in _MAKES_P) else []
+        for name in stale:
+            if name not in own:
+                setattr(cls, name, getattr(Mapping, name))
 
     def __call__(
         self, x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]
@@ -138,6 +147,10 @@ class Mapping(ABC):
         t = self.as_softmax()
         return is_number(t) and t == 1
 
+    def as_entmax(self) -> Any:
+        """The alpha at which this map is alpha-entmax, a number or an array: 1 for softmax, 2 for sparsemax; None if it is not one."""
+        return None
+
     def as_separable(self) -> Separable | None:
         """This map, if it is `Separable`: its p is `link(x - tau)`."""
         return None
@@ -163,9 +176,11 @@ class Mapping(ABC):
     # -- the loss, which a map with a potential has -----------------------------------------------------------------------
 
     @property
-    def own_loss(self) -> str:
-        """The name of the loss to train with: "fenchel_young", or "nll" for a map that has no Fenchel-Young loss."""
-        return "fenchel_young" if self.facts.has_potential else "nll"
+    def own_loss(self) -> LossKind:
+        """The loss to train with, which `losses.verbs.loss_of_kind` computes: "nll" for a map that has no Fenchel-Young loss."""
+        if not self.facts.has_potential:
+            return "nll"
+        return "without_constant" if self.omits_constant else "fenchel_young"
 
     def omega(self, q: Array, xp: Namespace) -> Array:
         """The regulariser Omega(q), [..., 1], up to a constant that makes it 0 at a vertex."""
@@ -227,27 +242,6 @@ class Mapping(ABC):
     def sums_to_one(self) -> bool:
         mass = self.mass
         return not is_array(mass) and mass == 1.0
-
-    # -- for `anymax.distributed`: the defaults are right for every map; better values reduce communication --------------------
-
-    zeros_stay: bool = False  # True if p_i = 0 stays 0 when classes are added
-    zero_below_threshold: bool = False  # True if p_i > 0 exactly where x_i > `threshold`
-    full_up_to: Any = 0.0  # a row of at most so many classes gives each the most; its `threshold` is arbitrary
-    most_kept: int | None = None  # only so many classes, those with the largest scores, have p > 0
-    nucleus: Any = None  # if p is softmax over a nucleus: the softmax mass of the nucleus
-    by_weights: bool = False  # True if p is `weights` divided by their sum, as `RatioMap` has it
-
-    def exponents(self, x: Array, xp: Namespace) -> Array | None:
-        """a(x) with p = softmax(a), -inf where masked; None if there is no such a, or if it is the scores themselves."""
-        return None
-
-    def constant_terms(self, y: Array, xp: Namespace) -> list[Array] | None:
-        """The numbers [..., 1] that each process contributes to `constant_of`; None if `constant` needs all of y."""
-        return None
-
-    def constant_of(self, terms: list[Array], xp: Namespace) -> Array:
-        """`constant` of all classes, from the terms of all processes, each [processes, ..., 1]."""
-        raise TypeError(f"{self.name} has no constant_terms")
 
     # -- data ---------------------------------------------------------------------------------------------------------
 

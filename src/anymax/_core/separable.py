@@ -51,7 +51,7 @@ class Separable(Mapping):
 
     iterative = True
     needs_scores = False
-    steep: bool = False  # True if the link has infinite slope at the edge of the support
+    steep: bool = False  # True if the derivative of the link is infinite at the edge of the support
     # True where `search` is told how to sum over the classes; a subclass that overrides `solve` or `search` says whether it still is
     searches_by_sums: ClassVar[bool] = True
 
@@ -231,10 +231,13 @@ class Separable(Mapping):
         rise = self.omega_terms(zero + 1.0, xp) - base
         return total(self.omega_terms(q, xp) - base - rise * q, xp)
 
-    # -- classes that lie on several processes ---------------------------------------------------------------------------
+    def omega_slope(self, q: Array, xp: Namespace) -> Array:
+        return self.slope(safe(q, q > 0, 1.0, xp), xp)
 
     def as_separable(self) -> Separable:
         return self
+
+    # -- classes that lie on several processes ---------------------------------------------------------------------------
 
     @property
     def zeros_stay(self) -> bool:  # type: ignore[override]
@@ -253,9 +256,6 @@ class Separable(Mapping):
 
     def constant_of(self, terms: list[Array], xp: Namespace) -> Array:
         return xp.sum(terms[0], axis=0)
-
-    def omega_slope(self, q: Array, xp: Namespace) -> Array:
-        return self.slope(safe(q, q > 0, 1.0, xp), xp)
 
 
 def _brief(value: Any) -> str:

@@ -33,6 +33,8 @@ Mask = AnyArray | Sequence[bool] | Sequence[Sequence[bool]] | Sequence[Sequence[
 Axes = int | tuple[int, ...] | list[int] | None
 DType = Any  # each framework has its own class
 Reduction = Literal["mean", "sum", "none"]
+# "without_constant" is the Fenchel-Young loss without Omega(y), the constant of the target
+LossKind = Literal["fenchel_young", "without_constant", "nll"]
 Entropy = Literal["shannon", "renyi", "renyi2", "tsallis"]
 
 

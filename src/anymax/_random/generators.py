@@ -162,6 +162,15 @@ def torch_source(like: Array, generator: Any) -> Any:
     return source
 
 
+def global_source(device: Any) -> Any:
+    """torch's global generator of a device."""
+    torch = sys.modules["torch"]
+    if device.type in ("cpu", "meta"):
+        return torch.default_generator
+    module = torch.get_device_module(device)
+    return module.default_generators[module.current_device() if device.index is None else device.index]
+
+
 def _wrong(kind: str, allowed: str, given: Any) -> str:
     got = "None" if given is None else type(given).__module__.split(".")[0] + "." + type(given).__qualname__
     return f"generator: {kind} need {allowed}, or an integer seed; got {got}"

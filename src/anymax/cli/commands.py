@@ -19,6 +19,7 @@ from rich.console import Console
 from .. import _config, kernels, transforms
 from .._version import __version__
 from ..functional import apply
+from ..losses.options import name_of_kind
 from ..plot.words import label
 from . import names, tables
 from .scores import Score, rows_of
@@ -200,7 +201,7 @@ def inventory(as_json: bool) -> None:
                 "sparse": facts.sparse,
                 "has_potential": facts.has_potential,
                 "margin": facts.margin,
-                "loss": mapping.own_loss,
+                "loss": name_of_kind(mapping.own_loss),
                 "definition": definition(mapping),
             }
         )

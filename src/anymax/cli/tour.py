@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from .. import losses, plot
+from .. import plot
 from .._core.mapping import Mapping
 from ..functional import apply
+from ..losses.verbs import loss_of_kind
 from ..mappings import Budget
 from . import names, progress, tables
 
@@ -144,7 +145,6 @@ def train(mapping: Mapping, data: Digits, epochs: int, seed: int, tick: Callable
     import torch  # late: an optional extra
 
     x, y, test_x, test_y = data
-    loss = getattr(losses, mapping.own_loss)
     with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(seed)
         model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
@@ -153,7 +153,7 @@ def train(mapping: Mapping, data: Digits, epochs: int, seed: int, tick: Callable
         for _ in range(epochs):
             for batch in torch.randperm(len(y)).split(64):
                 optimizer.zero_grad()
-                loss(mapping, model(x[batch]), y[batch]).backward()
+                loss_of_kind(mapping.own_loss, mapping, model(x[batch]), y[batch]).backward()
                 optimizer.step()
             tick()
         seconds = time.perf_counter() - start
@@ -161,7 +161,7 @@ def train(mapping: Mapping, data: Digits, epochs: int, seed: int, tick: Callable
         p = apply(mapping, model(test_x)).numpy()
     return Result(
         mapping=mapping,
-        loss="Fenchel-Young" if mapping.own_loss == "fenchel_young" else "-log p",
+        loss="Fenchel-Young" if mapping.facts.has_potential else "-log p",
         accuracy=float((p.argmax(-1) == test_y).mean()),
         support=float((p > 0).sum(-1).mean()),
         calibration_error=plot.reliability(p, test_y)[3],

@@ -26,10 +26,11 @@ from .._core.mapping import Mapping, one_a_row
 from .._core.names import as_mapping
 from .._core.options import check_options
 from .._core.rows import align_mask, aligned, hide
+from .._core.typing import Mask, Reduction
 from ..losses.options import LossOptions
 from .agreement import HERE, Agreement, Head
 from .group import Group, Message
-from .shard import Shard, Shards, divided
+from .shard import Places, Shard, Shards, columns_of, divided
 
 
 class ShardKeywords(TypedDict, total=False):
@@ -39,6 +40,22 @@ class ShardKeywords(TypedDict, total=False):
     axis_name: Any
     class_start: int | None
     class_count: int | None
+
+
+class ScoresKeywords(ShardKeywords, total=False):
+    """Those of verbs of scores, which `apply` describes too."""
+
+    dim: int | None
+    mask: Mask
+
+
+class ShardedLossKeywords(ScoresKeywords, total=False):
+    """Those of losses, which `fenchel_young` describes."""
+
+    axis: int | None
+    ignore_index: int
+    reduction: Reduction
+    label_smoothing: float
 
 
 def every_verb(
@@ -66,20 +83,18 @@ class Arguments(NamedTuple):
     who: str
     mapping: Any
     x: Any
-    axis: Any
-    dim: Any
-    mask: Any
+    axis: Any = None
+    dim: Any = None
+    mask: Any = None
     group: Any = None
     axis_name: Any = None
     class_start: Any = None
     class_count: Any = None
 
     @classmethod
-    def of(cls, who: str, mapping: Any, x: Any, axis: Any, dim: Any, mask: Any, options: ShardKeywords) -> Arguments:
-        """The same, with the keywords of `every_verb` as a dict, which are checked."""
-        return cls(
-            who, mapping, x, axis, dim, mask, **check_options(who, tuple(ShardKeywords.__annotations__), options)
-        )
+    def of(cls, who: str, mapping: Any, x: Any, /, **options: Any) -> Arguments:
+        """The same, with checked keywords."""
+        return cls(who, mapping, x, **check_options(who, cls._fields[3:], options))
 
     def call(self, agreement: Agreement, classes_last: bool = True) -> ShardedCall:
         default: Any = -1 if classes_last else None
@@ -168,19 +183,21 @@ class ShardedCall:
         if self.group.strict:
             self._describe()
             if indices and self.start is None:
-                self._place(columns)
+                self._find_start(columns)
         return self._rows()
 
     def first_collective(self, shard: Shard, head: list[Array], extra: list[Array], most: int) -> Shards:
         """The first collective: columns [..., 1], those of the method and those of the verb, and the candidates of the fullest row."""
         columns = shard.xp.concat([*head, *extra], axis=-1)
         if not self.group.strict:
-            ranks = list(range(self.group.size))
-            sizes, starts = [shard.n for _ in ranks], [shard.n * i for i in ranks]
-            return Shards(shard, self.group.stack(columns), len(head), sizes, starts, ranks, self.group.rank, 0)
+            places = Places.equal(self.group, shard.n)
+            return Shards(shard, places, columns_of(self.group.stack(columns)), width=len(head))
         stacked, heads = self.agreement.exchange(columns, self._head(shard.n, most))
         assert stacked is not None
-        return self._shards(shard, stacked, len(head), heads)
+        places = self._places(heads)
+        shard.mapping.check(sum(places.sizes))
+        most = max(head.most for head in heads)
+        return Shards(shard, places, columns_of(places.in_order(stacked)), width=len(head), most=most)
 
     def _describe(self) -> None:
         """Record what all calls must have in common: the map, its parameters and the rows."""
@@ -209,14 +226,14 @@ class ShardedCall:
     def _head(self, size: int, most: int = 0) -> Head:
         return Head(HERE, size, self.start, self.count or 0, most)
 
-    def _place(self, columns: int) -> None:
+    def _find_start(self, columns: int) -> None:
         """Find this process's first class, if the caller does not give it, by a collective, after which all calls are known."""
         sizes = self._sizes(self.x.shape[self.axis])
         self.start = sum(sizes[: self.group.rank])
         self.agreement.message = message_of(math.prod(self.lead), columns, self.x)
 
-    def _shards(self, shard: Shard, stacked: Array, width: int, heads: list[Head]) -> Shards:
-        """The result of the first collective; an error if the shards do not follow each other."""
+    def _places(self, heads: list[Head]) -> Places:
+        """Where the classes lie, as the processes say; an error if the shards do not follow each other."""
         who = f"anymax.distributed.{self.who}"
         sizes = [head.size for head in heads]
         starts = [sum(sizes[:i]) if head.start is None else head.start for i, head in enumerate(heads)]
@@ -236,10 +253,7 @@ class ShardedCall:
             )
         if not at:
             raise ValueError(f"{who}: there are no classes on any process; at least one is needed")
-        shard.mapping.check(at)
-        stacked = stacked if order == sorted(order) else stacked[order]
-        most = max(head.most for head in heads)
-        return Shards(shard, stacked, width, sizes, starts, order, order.index(self.group.rank), most)
+        return Places(sizes, starts[self.group.rank], order, order.index(self.group.rank))
 
 
 def described(value: Any) -> str:

@@ -115,7 +115,7 @@ class ByNucleus(Method):
 
 
 def gather_all(shards: Shards, second: Second) -> Gathered:
-    return gather(shards, shards.xp.ones_like(shards.shard.rows) > 0, max(1, *shards.sizes), second, whole=True)
+    return gather(shards, shards.xp.ones_like(shards.shard.rows) > 0, max(1, *shards.places.sizes), second, whole=True)
 
 
 def find_candidates(shard: Shard) -> tuple[Array, Array]:

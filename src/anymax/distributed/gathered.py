@@ -85,7 +85,7 @@ class Gathered(Solution):
         shard, group = self.shard, self.shard.group
         xp = shard.xp
         if not self.k:
-            mine = value[..., self.shards.start : self.shards.start + shard.n]
+            mine = value[..., self.shards.places.start : self.shards.places.start + shard.n]
             return mine if shard.n else xp.sum(value, axis=-1, keepdims=True) * 0.0  # an entry that stands for no class
         blocks = xp.reshape(value, (*value.shape[:-1], group.size, self.k))
         mine = self.shards.mine(xp.moveaxis(blocks, -2, 0))
@@ -101,7 +101,7 @@ class Gathered(Solution):
         if not self.k:
             every = _array.positions(self.z, xp.int64, xp)
             return xp.broadcast_to(every, self.z.shape)
-        mine = _array.counts(self.places, xp) + self.shards.start
+        mine = _array.counts(self.places, xp) + self.shards.places.start
         return _side_by_side(self.shards.stack(mine), xp)
 
 

@@ -24,8 +24,10 @@ from .._array import (
     stop_gradient,
     total,
 )
-from ..losses.options import LossKind, LossOptions, class_weights
+from .._core.typing import LossKind
+from ..losses.options import LossOptions, class_weights
 from ..losses.targets import (
+    Samples,
     holds_indices,
     not_below_zero,
     of_target,
@@ -182,7 +184,7 @@ class Target(Columns, ABC):
         terms = shard.mapping.constant_terms(y, xp)
         if terms is not None:
             return sums._replace(constant=tuple(terms), by_terms=True)
-        most, n = max(shards.sizes), shard.n
+        most, n = max(shards.places.sizes), shard.n
         none = xp.zeros((*y.shape[:-1], most - n), dtype=y.dtype, **device_of(y))
         y = xp.concat([y[..., :n], none], axis=-1)  # all processes send as many
         return sums._replace(constant=tuple(columns_of(y)))
@@ -218,7 +220,8 @@ class Target(Columns, ABC):
             bound = functools.partial(self._rounding, sums)
             value = not_below_zero(shard.common, value, ~(poisoned | ignored), bound, xp)
         dtype = result_dtype(xp.astype(shard.rows[..., :1], shard.dtype))
-        return reduce_rows(self.options, value, poisoned, ignored, sums.sample, self.indices, self.nll, dtype, xp)
+        samples = Samples(poisoned, ignored, sums.sample, self.indices)
+        return reduce_rows(self.options, value, samples, dtype, weighs=self.nll)
 
 
 class ClassIndices(Target):

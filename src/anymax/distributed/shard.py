@@ -42,19 +42,33 @@ class Shard:
         return value if keepdims else self.xp.squeeze(value, axis=self.axis)
 
 
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Where the classes of each process lie among all."""
+
+    sizes: list[int]  # the number of classes of each process, by rank
+    start: Any  # the index of this process's first class
+    order: list[int]  # the processes in the order of their classes
+    block: Any  # the place of this process in `order`
+
+    @classmethod
+    def equal(cls, group: Group, size: int) -> Places:
+        """Each process has so many classes, in the order of their ranks, which JAX traces."""
+        return cls([size] * group.size, group.rank * size, list(range(group.size)), group.rank)
+
+    def in_order(self, stacked: Array) -> Array:
+        """[size, ...] by rank, in the order of the classes."""
+        return stacked if self.order == sorted(self.order) else stacked[self.order]
+
+
 class Shards:
     """The results of the first collective: columns [size, ..., 1], common, in the order of the classes."""
 
-    def __init__(
-        self, shard: Shard, stacked: Array, width: int, sizes: list[int], starts: list[int], order: list[int], block: Any, most: int
-    ) -> None:  # fmt: skip
-        self.shard, self.xp = shard, shard.xp
-        columns = columns_of(stacked)
-        self.head, self.extra = columns[:width], columns[width:]  # of the method, and of the verb
-        self.sizes, self.starts = sizes, starts  # the number of classes of each process, and its first one, by rank
-        self.count = sum(sizes)
-        self.order, self.block = order, block  # the processes in the order of their classes, and the place of this one
-        self.most = most  # candidates in the fullest row of any process
+    def __init__(self, shard: Shard, places: Places, columns: list[Array], *, width: int, most: int = 0) -> None:
+        """columns: those of the method, `width` of them, then those of the verb. most: candidates in the fullest row of any process."""
+        self.shard, self.xp, self.places, self.most = shard, shard.xp, places, most
+        self.head, self.extra = columns[:width], columns[width:]
+        self.count = sum(places.sizes)
         xp, highs = shard.xp, self.head[0]
         self.highs = highs  # the maximum of each process, which may be infinite or NaN
         self.finite = xp.isfinite(highs)
@@ -65,16 +79,9 @@ class Shards:
         # [..., 1]: the maximum, 0 where it is not finite; a constant
         self.high = xp.where(self.empty, xp.zeros_like(high), high)
 
-    @property
-    def start(self) -> Any:
-        """The index of this process's first class."""
-        group = self.shard.group  # a rank in JAX is traced, and all devices have as many classes
-        return self.starts[group.rank] if group.strict else group.rank * self.sizes[0]
-
     def stack(self, a: Array) -> Array:
         """A further collective: [size, ...] in the order of the classes."""
-        out = self.shard.group.stack(a)
-        return out if self.order == sorted(self.order) else out[self.order]
+        return self.places.in_order(self.shard.group.stack(a))
 
     def collect(self, columns: list[Array]) -> list[Array]:
         """`stack` of columns [..., 1] at once, each [size, ..., 1]; none if there are none."""
@@ -84,11 +91,11 @@ class Shards:
 
     def joined(self, stacked: Array) -> Array:
         """Entries of all classes, [size, ..., most], as rows [..., count]."""
-        parts = [stacked[i][..., : self.sizes[rank]] for i, rank in enumerate(self.order)]
+        parts = [stacked[i][..., : self.places.sizes[rank]] for i, rank in enumerate(self.places.order)]
         return self.xp.concat(parts, axis=-1)
 
     def mine(self, stacked: Array) -> Array:
-        return self.shard.group.mine(stacked, self.block)
+        return self.shard.group.mine(stacked, self.places.block)
 
 
 def columns_of(a: Array) -> list[Array]:

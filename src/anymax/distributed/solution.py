@@ -134,7 +134,7 @@ class Solution(ABC):
         inside = xp.where(inside < 0, xp.zeros_like(inside), xp.where(inside < one, inside, one * xp.ones_like(inside)))
         index = _array.counts(invert(p, inside, xp), xp)
         number = xp.where(
-            here & (index >= 0), index + shards.start + 1, xp.zeros_like(index)
+            here & (index >= 0), index + shards.places.start + 1, xp.zeros_like(index)
         )  # 0 on all other processes
         return xp.max(shards.stack(number), axis=0) - 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from .. import _array
 from .._array import check_axis, is_array, is_integer, is_torch
 from .._core.mapping import Mapping
-from ..losses.options import LossKind, LossOptions, class_weights
+from .._core.typing import LossKind
+from ..losses.options import LossOptions, class_weights
 from ..losses.targets import counted_weight, result_dtype
 from . import verbs
 from .call import ShardKeywords
@@ -34,9 +35,7 @@ BY_SHARDS: dict[str, Callable[..., Any]] = {
     "logsumexp": lambda mapping, x, **given: verbs.logsumexp(x, **given),
     "log_prob": lambda mapping, x, keepdims, **given: verbs.log_prob(mapping, x, **given),
     "log_prob_entropy": lambda mapping, x, keepdims, **given: verbs.log_prob_entropy(mapping, x, **given),
-    "fenchel_young": verbs.fenchel_young,
-    "without_constant": verbs.without_constant,
-    "nll": verbs.nll,
+    **{kind: functools.partial(verbs.loss_of_kind, kind) for kind in get_args(LossKind)},
 }
 WHOLE = Replicate()
 

@@ -12,14 +12,17 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from .._core.mapping import Mapping
-from .._core.options import documented_like
-from .._core.typing import ArrayT, Mask, Reduction
+from .._core.options import check_options, documented_like
+from .._core.typing import ArrayT, LossKind, Mask, Reduction
+from ..losses.options import name_of_kind
 from ..thresholds import Threshold
 from . import layer, losses, per_row
 from .agreement import Agreement, fail_together
-from .call import Arguments, ShardKeywords, every_verb
+from .call import Arguments, ScoresKeywords, ShardedLossKeywords, ShardKeywords, every_verb
 from .choose_group import as_group, untraced
 from .methods import solve
+
+_LOSS = "ignore_index", "reduction", "label_smoothing"
 
 
 @documented_like(every_verb)
@@ -63,7 +66,7 @@ def apply(
     tensor([0.7500, 0.2500, 0.0000])
     >>> dist.destroy_process_group()
     """
-    arguments = Arguments.of("apply", mapping, x, axis, dim, mask, options)
+    arguments = Arguments.of("apply", mapping, x, axis=axis, dim=dim, mask=mask, **options)
     return _eagerly(_probabilities, arguments, False)
 
 
@@ -72,10 +75,7 @@ def log_apply(
     mapping: Mapping | str,
     x: ArrayT,
     axis: int | None = None,
-    *,
-    dim: int | None = None,
-    mask: Mask = None,
-    **options: Unpack[ShardKeywords],
+    **options: Unpack[ScoresKeywords],
 ) -> ArrayT:
     """The logarithms of the probabilities of this process's classes, -inf where p is exactly 0.
 
@@ -94,8 +94,7 @@ def log_apply(
     tensor([    0., -1000.])
     >>> dist.destroy_process_group()
     """
-    arguments = Arguments.of("log_apply", mapping, x, axis, dim, mask, options)
-    return _eagerly(_probabilities, arguments, True)
+    return _eagerly(_probabilities, Arguments.of("log_apply", mapping, x, axis=axis, **options), True)
 
 
 @documented_like(apply)
@@ -104,10 +103,8 @@ def threshold(
     x: ArrayT,
     axis: int | None = None,
     *,
-    dim: int | None = None,
-    mask: Mask = None,
     keepdims: bool = False,
-    **options: Unpack[ShardKeywords],
+    **options: Unpack[ScoresKeywords],
 ) -> Threshold[ArrayT]:
     """The threshold tau of each row over the classes of all processes, and how many of these classes have a probability above 0.
 
@@ -131,8 +128,7 @@ def threshold(
     Threshold(tau=tensor(1.2500), support=tensor(2))
     >>> dist.destroy_process_group()
     """
-    arguments = Arguments.of("threshold", mapping, x, axis, dim, mask, options)
-    return _eagerly(per_row.threshold, arguments, keepdims)
+    return _eagerly(per_row.threshold, Arguments.of("threshold", mapping, x, axis=axis, **options), keepdims)
 
 
 @documented_like(threshold)
@@ -140,11 +136,9 @@ def logsumexp(
     x: ArrayT,
     axis: int | None = None,
     *,
-    dim: int | None = None,
     temperature: Any = 1.0,
-    mask: Mask = None,
     keepdims: bool = False,
-    **options: Unpack[ShardKeywords],
+    **options: Unpack[ScoresKeywords],
 ) -> ArrayT:
     """The smooth maximum `T log sum_i exp(x_i / T)` over the classes of all processes.
 
@@ -169,7 +163,7 @@ def logsumexp(
     tensor(2.3490)
     >>> dist.destroy_process_group()
     """
-    arguments = Arguments.of("logsumexp", "softmax", x, axis, dim, mask, options)
+    arguments = Arguments.of("logsumexp", "softmax", x, axis=axis, **options)
     return _eagerly(per_row.logsumexp, arguments, temperature, keepdims)
 
 
@@ -224,25 +218,15 @@ def fenchel_young(
     tensor(0.0625)
     >>> dist.destroy_process_group()
     """
-    arguments = Arguments.of("fenchel_young", mapping, scores, axis, dim, mask, options)
-    given = _loss_options(ignore_index, reduction, label_smoothing)
-    return _eagerly(losses.loss, arguments, "fenchel_young", target, weight, given)
+    return loss_of_kind(
+        "fenchel_young", mapping, scores, target, weight, axis=axis, dim=dim, mask=mask, ignore_index=ignore_index, reduction=reduction,
+        label_smoothing=label_smoothing, **options,
+    )  # fmt: skip
 
 
 @documented_like(fenchel_young)
 def nll(
-    mapping: Mapping | str,
-    scores: ArrayT,
-    target: Any,
-    weight: Any = None,
-    *,
-    axis: int | None = None,
-    dim: int | None = None,
-    mask: Mask = None,
-    ignore_index: int = -100,
-    reduction: Reduction = "mean",
-    label_smoothing: float = 0.0,
-    **options: Unpack[ShardKeywords],
+    mapping: Mapping | str, scores: ArrayT, target: Any, weight: Any = None, **options: Unpack[ShardedLossKeywords]
 ) -> ArrayT:
     """The negative log-likelihood of a map, `-log p_t` of the target, over the classes of all processes.
 
@@ -261,9 +245,7 @@ def nll(
     tensor(0.3490)
     >>> dist.destroy_process_group()
     """
-    arguments = Arguments.of("nll", mapping, scores, axis, dim, mask, options)
-    given = _loss_options(ignore_index, reduction, label_smoothing)
-    return _eagerly(losses.loss, arguments, "nll", target, weight, given)
+    return loss_of_kind("nll", mapping, scores, target, weight, **options)
 
 
 @documented_like(fenchel_young)
@@ -313,8 +295,8 @@ def linear_loss(
     tensor(0.0625)
     >>> dist.destroy_process_group()
     """
-    arguments = Arguments.of("linear_loss", mapping, x, None, None, mask, options)
-    given = _loss_options(ignore_index, reduction, label_smoothing)
+    arguments = Arguments.of("linear_loss", mapping, x, mask=mask, **options)
+    given = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
     return _eagerly(layer.linear_loss, arguments, linear_weight, linear_bias, chunk, target, weight, given)
 
 
@@ -325,9 +307,7 @@ def log_prob_entropy(
     y: Any,
     *,
     axis: int | None = None,
-    dim: int | None = None,
-    mask: Mask = None,
-    **options: Unpack[ShardKeywords],
+    **options: Unpack[ScoresKeywords],
 ) -> tuple[ArrayT, ArrayT]:
     """log p of given classes and the entropy of each row, over the classes of all processes.
 
@@ -353,8 +333,7 @@ def log_prob_entropy(
     (tensor([-0.6931]), tensor([0.6931]))
     >>> dist.destroy_process_group()
     """
-    arguments = Arguments.of("log_prob_entropy", mapping, x, axis, dim, mask, options)
-    return _eagerly(per_row.log_prob, arguments, y, True)
+    return _eagerly(per_row.log_prob, Arguments.of("log_prob_entropy", mapping, x, axis=axis, **options), y, True)
 
 
 @documented_like(apply)
@@ -365,9 +344,7 @@ def sample(
     generator: Any = None,
     num_samples: int | None = None,
     axis: int | None = None,
-    dim: int | None = None,
-    mask: Mask = None,
-    **options: Unpack[ShardKeywords],
+    **options: Unpack[ScoresKeywords],
 ) -> ArrayT:
     """Classes drawn with the probabilities of a map, over the classes of all processes.
 
@@ -396,27 +373,29 @@ def sample(
     tensor(0)
     >>> dist.destroy_process_group()
     """
-    arguments = Arguments.of("sample", mapping, x, axis, dim, mask, options)
+    arguments = Arguments.of("sample", mapping, x, axis=axis, **options)
     return _eagerly(per_row.sample, arguments, generator, num_samples)
 
 
-def log_prob(mapping: Any, x: Any, y: Any, *, axis: int, mask: Any, **options: Unpack[ShardKeywords]) -> Any:
+def log_prob(mapping: Any, x: Any, y: Any, **options: Unpack[ScoresKeywords]) -> Any:
     """`log_prob_entropy` without the entropy; for DTensors."""
-    return _eagerly(per_row.log_prob, Arguments.of("log_prob", mapping, x, axis, None, mask, options), y, False)[0]
+    return _eagerly(per_row.log_prob, Arguments.of("log_prob", mapping, x, **options), y, False)[0]
 
 
-def without_constant(
-    mapping: Any, scores: Any, target: Any, weight: Any = None, *, axis: int, mask: Any, ignore_index: int, reduction: Reduction,
-    label_smoothing: float, **options: Unpack[ShardKeywords],
-) -> Any:  # fmt: skip
-    """`fenchel_young` without the constant of the target, which `sparse_softmax_loss` leaves out; for DTensors."""
-    arguments = Arguments.of("sparse_softmax_loss", mapping, scores, axis, None, mask, options)
-    given = _loss_options(ignore_index, reduction, label_smoothing)
-    return _eagerly(losses.loss, arguments, "without_constant", target, weight, given)
-
-
-def _loss_options(ignore_index: int, reduction: Reduction, label_smoothing: float) -> dict[str, Any]:
-    return {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+def loss_of_kind(
+    kind: LossKind,
+    mapping: Any,
+    scores: Any,
+    target: Any,
+    /,
+    weight: Any = None,
+    **options: Unpack[ShardedLossKeywords],
+) -> Any:
+    """The loss of a kind, such as `mapping.own_loss`."""
+    who = name_of_kind(kind)
+    given = check_options(who, (*_LOSS, *Arguments._fields[3:]), options)
+    of_loss = {name: given.pop(name) for name in _LOSS if name in given}
+    return _eagerly(losses.loss, Arguments.of(who, mapping, scores, **given), kind, target, weight, of_loss)
 
 
 def _probabilities(arguments: Arguments, agreement: Agreement, logs: bool) -> Any:

@@ -16,12 +16,12 @@ from torch import Tensor
 from transformers.generation.configuration_utils import GenerationMode
 
 from .._core.mapping import Mapping
-from .._random.generators import going_on
+from .._random.generators import global_source, going_on
 from ..likelihood.terms import log_p_rows, read
 from ..mappings import Softmax
-from ..nn.categorical import global_generator
 from ..sampling import samplers
 from ..transforms.applying import unseeded
+from ..transforms.base import is_function
 from .checks import check_first
 
 _GENERATE = inspect.signature(transformers.GenerationMixin.generate)  # type: ignore[attr-defined]
@@ -42,7 +42,7 @@ def _chosen(who: str, transform: Any, mapping: Mapping | None) -> tuple[Any, Map
     mapping = Softmax() if mapping is None else mapping
     if not isinstance(mapping, Mapping):
         raise TypeError(f"{who}: mapping must be a map such as anymax.Entmax(1.5), got {mapping!r}")
-    if transform is not None and (not callable(transform) or isinstance(transform, type)):
+    if transform is not None and not is_function(transform):
         raise TypeError(
             f"{who}: transform must be a function scores -> scores such as anymax.topp(0.9), or a map such as anymax.Entmax(1.5); got "
             f"{transform!r}"
@@ -173,7 +173,7 @@ class _TokenByToken:
         config.do_sample = False  # `_Draw` leaves one token above -inf, which greedy search takes
         keep = bool(config.return_dict_in_generate and config.output_scores)
         generator = self.generator
-        source = global_generator(input_ids.device) if generator is None else going_on(generator, input_ids)
+        source = global_source(input_ids.device) if generator is None else going_on(generator, input_ids)
         draw = _Draw(unseeded(self.transform, input_ids), self.mapping, source, keep)
         out = model._sample(
             input_ids,

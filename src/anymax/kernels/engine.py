@@ -102,19 +102,10 @@ class Engine(ABC):
         """`factor scale (p - y)`, with one scale or one per row, from what `index_loss` saved; None where it can't."""
         return None
 
-    def quick_index_loss(
-        self, mapping: Mapping, x: Array, index: Array, value: Array, axis: int, ignored: int, reduction: str, save: bool, /
-    ) -> tuple[Any, Any] | None:  # fmt: skip
-        """`index_loss` of a torch tensor on the CPU that nobody has checked: writes `value`, and returns the count and what it saved.
-
-        None for an unusual call, for which the caller chooses an engine.
-        """
-        return None
-
     def quick_loss_grad(
         self, mapping: Mapping, x: Array, index: Array, scale: Array, axis: int, factor: float, saved: Any, /
     ) -> Array | None:
-        """`index_loss_grad` of tensors that nobody has checked; None for an unusual call."""
+        """`index_loss_grad` of tensors that nobody has checked; None for an unusual call, and by default for all."""
         return None
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:

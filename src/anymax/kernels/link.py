@@ -115,6 +115,17 @@ def _find(mapping: Mapping) -> Link | str:
     return Link(kind, MAPS[kind], float(value), None, 0, 0)
 
 
+def refuse_link(op: str, link: Link | str) -> str | None:
+    """Why a compiled engine can't compute an operation of a map, given its link; None if it can, as far as all of these engines go."""
+    if isinstance(link, str):
+        return link
+    if op in ("log_forward", "log_vjp") and link.kind in WITHOUT_LOG:
+        return f"it has no log p of {link.kind}; log of p is used"
+    if op in ("index_loss", "threshold") and link.kind in WITHOUT_LOSS:
+        return f"{link.kind} has no such operation"
+    return None
+
+
 def noise_of(link: Link) -> str:
     """The name of the noise of `PerturbMax`."""
     return tuple(NOISES)[link.noise]

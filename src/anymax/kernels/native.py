@@ -23,7 +23,7 @@ from .engine import BELOW, Engine, IndexLoss
 from .library import get_num_threads as get_num_threads
 from .library import pool
 from .library import set_num_threads as set_num_threads
-from .link import CODES, MAPS, NEED_SCORES, SOFTMAX, SPARSE, WITHOUT_LOG, WITHOUT_LOSS, Link, found_link, link_of
+from .link import CODES, MAPS, NEED_SCORES, SOFTMAX, SPARSE, WITHOUT_LOSS, Link, found_link, link_of, refuse_link
 from .support import NonZeros, non_zeros_in
 
 _BY_CODE = (*DTYPES, "int32")  # in the order of the codes of csrc/doors/python/arrays.hpp
@@ -195,14 +195,10 @@ class Native(Engine):
             return lib
         if op not in self.ops:
             return self.lacks(op)
-        link = link_of(mapping)
-        if isinstance(link, str):
-            return link
-        if op in ("log_forward", "log_vjp") and link.kind in WITHOUT_LOG:
-            return f"it has no log p of {link.kind}; log of p is used"
-        if op in ("index_loss", "threshold") and link.kind in WITHOUT_LOSS:
-            return f"{link.kind} has no such operation"
-        return refuse_array(x) or (refuse_tensor(link.params) if is_torch(x) and is_torch(link.params) else None)
+        if reason := refuse_link(op, link_of(mapping)) or refuse_array(x):
+            return reason
+        params = found_link(mapping).params
+        return refuse_tensor(params) if is_torch(x) and is_torch(params) else None
 
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
         return _done(engine_for(x).forward(_link(mapping, x), x, -1, mask, out), "p(x)", x, mask, out)
@@ -254,6 +250,10 @@ class Native(Engine):
     def quick_index_loss(
         self, mapping: Mapping, x: Array, index: Array, value: Array, axis: int, ignored: int, reduction: str, save: bool, /
     ) -> tuple[int, Array | None] | None:  # fmt: skip
+        """`index_loss` of a torch tensor on the CPU that nobody has checked: writes `value`, and returns the count and what it saved.
+
+        None for an unusual call, for which the caller chooses an engine.
+        """
         engine, link = load(), link_of(mapping)
         if isinstance(engine, str) or isinstance(link, str) or link.params is not None or link.kind in WITHOUT_LOSS:
             return None

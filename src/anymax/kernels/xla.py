@@ -8,7 +8,7 @@ from .._array import Array, dtype_name, eager, is_jax
 from .._core.mapping import Mapping
 from . import arrays
 from .engine import BELOW, Engine, IndexLoss
-from .link import WITHOUT_LOSS, link_of
+from .link import link_of, refuse_link
 
 
 class Xla(Engine):
@@ -21,11 +21,8 @@ class Xla(Engine):
             return f"it takes JAX arrays, these scores are of {type(x).__module__.split('.')[0]}"
         if op not in self.ops:
             return self.lacks(op)
-        link = link_of(mapping)
-        if isinstance(link, str):
-            return link
-        if op == "index_loss" and link.kind in WITHOUT_LOSS:
-            return f"{link.kind} has no such operation"
+        if reason := refuse_link(op, link_of(mapping)):
+            return reason
         if dtype_name(x) not in arrays.DTYPES:
             return f"it takes float32, float64, float16 and bfloat16, not {dtype_name(x)}"
         if reason := arrays.refuse_width(x):

@@ -4,7 +4,8 @@
 targets; `bridge` loops over the rows, `torch` and `jax` with a gradient. torch has four methods:
 
 - softmax: logsumexp, a block of classes at a time (`torch_softmax`);
-- a sparse separable map, or top-k: each row keeps a few scores (`torch_candidates`), and the gradient is a sparse product (`torch_kept`);
+- a sparse separable map, or top-k: each row keeps a few candidates (`torch_candidates`), and the gradient of their scores is a sparse
+  product (`torch_candidate_scores`);
 - any other map: a group of rows at a time (`torch_groups`);
 - inside torch.compile: these three as opaque operations (`torch_compiled`).
 

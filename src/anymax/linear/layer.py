@@ -112,7 +112,7 @@ class Layer:
         """True if autograd of torch records operations on the layer."""
         return recorded(self.x, self.weight, self.bias, *self.mapping.params().values())
 
-    def kept_classes(self, xp: Namespace) -> Array | None:
+    def unmasked_classes(self, xp: Namespace) -> Array | None:
         """Which classes are not masked, [1 or rows, classes]; None: all of them."""
         if self.bias is None or is_jax(self.bias):
             return self.keep

@@ -9,13 +9,11 @@ from typing import Any, Self
 
 from .._array import Array, is_array, namespace, upcast
 from .._core.mapping import Mapping
+from .._core.typing import LossKind
 from ..likelihood.terms import terms_of
-from ..losses.options import LossKind
-from ..losses.verbs import fenchel_young, nll, without_constant
+from ..losses.verbs import loss_of_kind
 from ..thresholds import tau_and_support
 from ..transforms.base import Transform, put_through
-
-_LOSSES = {"nll": nll, "fenchel_young": fenchel_young, "without_constant": without_constant}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,10 +29,10 @@ class PerRow(ABC):
 
     def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Any:
         """Compute them from all scores of the rows; a class index of -1 means no class."""
-        return self.of_kept(mapping, self.transformed(upcast(scores, namespace(scores))), target)
+        return self.of_candidates(mapping, self.transformed(upcast(scores, namespace(scores))), target)
 
     @abstractmethod
-    def of_kept(self, mapping: Mapping, s: Array, at: Any) -> Any:
+    def of_candidates(self, mapping: Mapping, s: Array, at: Any) -> Any:
         """Compute them from scores in fp32 or fp64 that contain the support of each row and, at the place `at`, its target's."""
 
     def transformed(self, s: Array) -> Array:
@@ -68,7 +66,7 @@ class RowLoss(PerRow):
             s = self.scale * self.margin(s / self.scale, target, -1)
         return _loss(mapping, s, target, class_weight, self.smoothing)
 
-    def of_kept(self, mapping: Mapping, s: Array, at: Any) -> Array:
+    def of_candidates(self, mapping: Mapping, s: Array, at: Any) -> Array:
         """The loss without smoothing, margin and class weights."""
         return _loss(mapping, s, at, None, 0.0)
 
@@ -76,26 +74,24 @@ class RowLoss(PerRow):
 class RowLogProb(PerRow):
     """Computes log p of each row's target."""
 
-    def of_kept(self, mapping: Mapping, s: Array, at: Any) -> Array:
+    def of_candidates(self, mapping: Mapping, s: Array, at: Any) -> Array:
         return terms_of(mapping, s, at[:, None], namespace(s)).log_p[:, 0]
 
 
 class Thresholds(PerRow):
     """Computes tau and the size of the support for each row."""
 
-    def of_kept(self, mapping: Mapping, s: Array, at: Any) -> tuple[Array, Array]:
+    def of_candidates(self, mapping: Mapping, s: Array, at: Any) -> tuple[Array, Array]:
         tau, size = tau_and_support(mapping, s, namespace(s))
         return tau[:, 0], size[:, 0]
 
 
 def loss_of(mapping: Mapping) -> LossKind:
-    """The loss that an output layer uses for a map."""
-    if mapping.is_softmax or not mapping.facts.has_potential:
-        return "nll"
-    return "without_constant" if mapping.omits_constant else "fenchel_young"
+    """The map's own loss; for softmax the cross-entropy, as in torch's output layers, which differs from it by the target's entropy."""
+    return "nll" if mapping.is_softmax else mapping.own_loss
 
 
 def _loss(mapping: Mapping, s: Array, target: Any, class_weight: Array | None, smoothing: float) -> Array:
-    return _LOSSES[loss_of(mapping)](
-        mapping, s, target, class_weight, axis=-1, reduction="none", ignore_index=-1, label_smoothing=smoothing
-    )
+    return loss_of_kind(
+        loss_of(mapping), mapping, s, target, class_weight, axis=-1, reduction="none", ignore_index=-1, label_smoothing=smoothing
+    )  # fmt: skip

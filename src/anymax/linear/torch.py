@@ -1,4 +1,4 @@
-"""torch: chooses how to compute an output layer: with kept scores, by groups of rows, or as opaque operations for torch.compile."""
+"""torch: chooses how to compute an output layer: from candidates, by groups of rows, or as opaque operations for torch.compile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .._array import compiling, exporting
-from . import torch_groups, torch_kept, torch_values
+from . import torch_candidate_scores, torch_groups, torch_values
 from .bridge import LayerBridge
 from .job import Job
 from .layer import Layer
@@ -20,7 +20,7 @@ class TorchLayers(LayerBridge):
         return torch_groups.by_rows(job)
 
     def gathered(self, layer: Layer, classes: Tensor) -> Tensor:
-        return torch_kept.gathered(layer, classes)
+        return torch_candidate_scores.gathered(layer, classes)
 
     def values(self, job: Job, out: Tensor) -> Tensor:
         found = None

@@ -1,8 +1,9 @@
-"""PyTorch: an output layer's scores a block of classes at a time; each row keeps the scores that may have a probability above 0.
+"""PyTorch: an output layer's scores a block of classes at a time; each row keeps its candidates.
 
-The threshold of some classes is a lower bound for that of all classes, since more classes only raise it. So a score below it can be
-dropped. Each row appends its scores above the bound, block by block; after 1, 2, 4, 8, ... blocks, and when memory is full, the bound
-is computed again from the kept scores. At the end these contain the support, and the map of them is the map of the row.
+A candidate is a class that may have a probability above 0. The threshold of some classes is a lower bound for that of all classes,
+since more classes only raise it. So a score below it can be dropped. Each row appends its scores above the bound, block by block; after
+1, 2, 4, 8, ... blocks, and when memory is full, the bound is computed again from these candidates. At the end they contain the support,
+and the map of them is the map of the row.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ class ScoreBlocks:
         return self.order[i:j], self.sorted[i:j] - a
 
 
-class Kept(NamedTuple):
-    """The kept scores of each row, in fp32 or fp64, -inf where a row has fewer; their classes ascend, but for an added target."""
+class Candidates(NamedTuple):
+    """The candidates of each row: scores in fp32 or fp64, -inf where a row has fewer; the classes ascend, but for an added target."""
 
     value: Tensor  # [rows, width]
     index: Tensor  # [rows, width]
@@ -111,21 +112,21 @@ class Kept(NamedTuple):
     full: Tensor  # [rows], True if there were too many scores to keep: the row has no result
     others: Tensor | None = None  # [rows, 1], logsumexp of all scores but the target's, if requested
 
-    def part(self, rows: Tensor) -> Kept:
+    def part(self, rows: Tensor) -> Candidates:
         """The same for some of the rows, given by their indices."""
-        return Kept(*(None if a is None else a[rows] for a in self))  # type: ignore[arg-type]
+        return Candidates(*(None if a is None else a[rows] for a in self))  # type: ignore[arg-type]
 
 
 class OfTarget(enum.Enum):
     """What is done with the target's score."""
 
     USED = enum.auto()  # it gives a bound, as any other
-    LOWERED = enum.auto()  # a margin will lower it: no bound uses it, and it is kept as the last of its row
+    LOWERED = enum.auto()  # a margin will lower it: no bound uses it, and it is the last candidate of its row
     APART = enum.auto()  # logsumexp of all other scores is computed too; the last bound is that of the target and this
 
 
 class Rule(NamedTuple):
-    """Which scores a row keeps."""
+    """Which classes are candidates."""
 
     blocks: BlockSize
     bound: Bound  # computes, from any scores of the rows, a bound [rows, 1] up to which scores can be dropped
@@ -133,8 +134,8 @@ class Rule(NamedTuple):
     of_target: OfTarget
 
 
-class _KeptRows:
-    """The kept scores of some rows, in a buffer that grows up to a limit."""
+class _CandidateRows:
+    """The candidates of some rows, in a buffer that grows up to a limit."""
 
     def __init__(self, rows: int, width: int, most: int, dtype: torch.dtype, device: torch.device) -> None:
         self.most = most
@@ -175,13 +176,13 @@ class _KeptRows:
         return torch.where((self.lost | self.full)[:, None], math.inf, bound)
 
     def tightened(self, low: Tensor, bound: Bound, layer: Layer) -> Tensor:
-        """Cut by the bound that the kept scores give, if it is above `low`; return the larger one."""
+        """Cut by the bound that the candidates give, if it is above `low`; return the larger one."""
         found = self.checked(torch.maximum(low, bound(self.value, layer).to(self.value.dtype)))
         self.cut(found)
         return self.checked(found)
 
     def place(self, target: Tensor, value: Tensor, last: bool) -> Tensor:
-        """The place of each row's target among the kept scores; it is appended if it is not there, or if `last`."""
+        """The place of each row's target among the candidates; it is appended if it is not there, or if `last`."""
         there = (self.index == target[:, None]) & (self.value != -math.inf)
         there &= torch.arange(self.value.shape[1], device=target.device) < self.count[:, None]
         found = there.any(1) & (not last)
@@ -191,14 +192,14 @@ class _KeptRows:
             self.append(row, target[row], value[row])
         return at
 
-    def result(self, at: Tensor | None, others: Tensor | None = None) -> Kept:
+    def result(self, at: Tensor | None, others: Tensor | None = None) -> Candidates:
         self.value[self.lost] = math.nan
         width = max(int(self.count.max()) if self.count.shape[0] else 0, 1)
-        return Kept(self.value[:, :width].contiguous(), self.index[:, :width].contiguous(), at, self.full, others)
+        return Candidates(self.value[:, :width].contiguous(), self.index[:, :width].contiguous(), at, self.full, others)
 
 
-def collect(layer: Layer, target: Tensor | None, rule: Rule) -> Kept:
-    """The scores that each row keeps."""
+def collect(layer: Layer, target: Tensor | None, rule: Rule) -> Candidates:
+    """The candidates of each row."""
     parts = []
     for tile in rule.blocks.tiles(layer):
         part, t = layer.part(tile), None if target is None else target[tile]
@@ -208,7 +209,7 @@ def collect(layer: Layer, target: Tensor | None, rule: Rule) -> Kept:
         return parts[0]
     width = max(p.value.shape[1] for p in parts)
     pad = lambda a, fill: torch.nn.functional.pad(a, (0, width - a.shape[1]), value=fill)  # noqa: E731
-    return Kept(
+    return Candidates(
         torch.cat([pad(p.value, -math.inf) for p in parts]),
         torch.cat([pad(p.index, 0) for p in parts]),
         None if target is None else torch.cat([p.at for p in parts if p.at is not None]),
@@ -217,7 +218,7 @@ def collect(layer: Layer, target: Tensor | None, rule: Rule) -> Kept:
     )
 
 
-def _listed(layer: Layer, target: Tensor | None, rule: Rule) -> Kept | None:
+def _listed(layer: Layer, target: Tensor | None, rule: Rule) -> Candidates | None:
     """`_collect` by a GPU kernel; None if there is none for this call."""
     bound = rule.bound
     gpu, link = triton.output_layer(layer.x, layer.weight, layer.bias), triton.triton_link(layer.mapping)
@@ -230,7 +231,7 @@ def _listed(layer: Layer, target: Tensor | None, rule: Rule) -> Kept | None:
         )
     lists = gpu.candidates(layer, found, target, low)
     width = lists.value.shape[2]
-    held = _KeptRows(layer.rows, 1, rule.most, torch.float32, layer.x.device)
+    held = _CandidateRows(layer.rows, 1, rule.most, torch.float32, layer.x.device)
     held.lost = lists.floor.isnan().any(1)
     there = (torch.arange(width, device=layer.x.device) < lists.count[:, :, None]) & ~held.lost[:, None, None]
     held.value = torch.where(there, lists.value, -math.inf).flatten(1)
@@ -240,13 +241,13 @@ def _listed(layer: Layer, target: Tensor | None, rule: Rule) -> Kept | None:
     return held.result(None if target is None else held.place(target, lists.own, False))
 
 
-def _collect(layer: Layer, target: Tensor | None, rule: Rule) -> Kept:
+def _collect(layer: Layer, target: Tensor | None, rule: Rule) -> Candidates:
     """`collect` for a few rows, block by block."""
     blocks, bound, most, use = rule
     rows, device = layer.rows, layer.x.device
     wide = wide_dtype(layer.x, torch)
     scores = ScoreBlocks(layer, blocks, target)
-    held = _KeptRows(rows, min(64, most), most, wide, device)
+    held = _CandidateRows(rows, min(64, most), most, wide, device)
     of_target = torch.full((rows,), -math.inf, dtype=wide, device=device)
     low, sums, next_cut = torch.empty(0), [], 1
     for count, (a, b) in enumerate(blocks.parts(layer)):

@@ -18,8 +18,8 @@ from ..kernels import triton
 from ..mappings import Softmax
 from .job import Job
 from .layer import Layer
-from .torch_candidates import BlockSize, Kept, OfTarget, ScoreBlocks, logsumexp
-from .torch_kept import few_back, kept, weighted_scores
+from .torch_candidate_scores import candidates_of, few_back, weighted_scores
+from .torch_candidates import BlockSize, Candidates, OfTarget, ScoreBlocks, logsumexp
 
 Tensor = torch.Tensor
 
@@ -34,7 +34,7 @@ def of_softmax(job: Job, u: Tensor | None) -> tuple[Tensor, Tensor]:
     if least and layer.recorded():
         wide = wide_dtype(layer.x, torch)
         bound = lambda s, layer: logsumexp(s, wide) + (math.log(least) - 1e-4)  # noqa: E731
-        held = kept(job, bound, OfTarget.APART)
+        held = candidates_of(job, bound, OfTarget.APART)
         if not bool(held.full.any()):
             return _Likely.apply(layer.x, layer.weight, layer.bias, layer, target, held, u)
     return _Others.apply(layer.x, layer.weight, layer.bias, layer, target, BlockSize.of(layer, job.chunk), u)
@@ -67,11 +67,11 @@ class _Others(torch.autograd.Function):
 
 
 class _Likely(torch.autograd.Function):
-    """`_Others` with a gradient for the kept classes only."""
+    """`_Others` with a gradient for the candidates only."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer, target: Tensor, held: Kept, u: Tensor | None
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer, target: Tensor, held: Candidates, u: Tensor | None
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         assert held.at is not None
         assert held.others is not None

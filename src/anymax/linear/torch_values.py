@@ -1,4 +1,4 @@
-"""torch: the results of an output layer, from the few scores that each row keeps, or from softmax's logsumexp."""
+"""torch: the results of an output layer, from the candidates of each row, or from softmax's logsumexp."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ..mappings import Softmax
 from .job import Job
 from .layer import Layer
 from .per_row import PerRow
-from .torch_candidates import Bound, Kept, OfTarget
+from .torch_candidate_scores import candidates_of, scores_of
+from .torch_candidates import Bound, Candidates, OfTarget
 from .torch_groups import by_rows, runs_eagerly
-from .torch_kept import kept, scores_of
 from .torch_softmax import of_softmax
 
 Tensor = torch.Tensor
@@ -39,7 +39,7 @@ def values(job: Job, out: Tensor) -> Tensor | None:
         bound = _bound(layer.mapping)
         if bound is None:
             return None
-        of = functools.partial(_of_kept, bound)
+        of = functools.partial(_of_candidates, bound)
     if job.per_row.smoothing and layer.keep is not None and layer.keep.shape[0] != 1:
         return None
     if not bool(out.any()):
@@ -60,14 +60,14 @@ def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
         first = torch.zeros(layer.rows, dtype=torch.int64, device=layer.x.device)
         two = of_softmax(dataclasses.replace(job, target=first), None)[0]
         size = torch.full_like(first, layer.classes)
-        keep = layer.kept_classes(xp)
+        keep = layer.unmasked_classes(xp)
         size = size if keep is None else keep.expand(layer.rows, -1).sum(1)
         return torch.logaddexp(two[:, 0], two[:, 1]), size
     bound = _bound(layer.mapping)
     if bound is None:
         return None
-    held = kept(job, bound)
-    tau, size = job.per_row.of_kept(layer.mapping, held.value, None)
+    held = candidates_of(job, bound)
+    tau, size = job.per_row.of_candidates(layer.mapping, held.value, None)
     full = held.full.nonzero(as_tuple=True)[0]
     if full.shape[0]:
         tau[full], size[full] = by_rows(job.part(full))
@@ -85,7 +85,7 @@ def _of_softmax(job: Job) -> Tensor:
     two, even = of_softmax(job, u)
     if per_row.margin is not None:
         two = torch.cat([_moved(two[:, :1], per_row), two[:, 1:]], 1)
-    value = per_row.of_kept(_SOFTMAX, two, torch.zeros_like(job.target))
+    value = per_row.of_candidates(_SOFTMAX, two, torch.zeros_like(job.target))
     if u is None:
         return _weighted(job, value)
     level = two[:, 0] + value  # logsumexp of the row
@@ -98,8 +98,8 @@ def _of_softmax(job: Job) -> Tensor:
 
 def _bound(mapping: Mapping) -> Bound | None:
     """A function that gives, from any scores of the rows, a lower bound [rows, 1] of the scores that may have p > 0; or None."""
-    if mapping.omits_constant:
-        return None if mapping.most_kept is None else _kth
+    if mapping.most_kept is not None:
+        return _kth
     separable = mapping.as_separable()
     if separable is None or not mapping.facts.sparse or not mapping.sums_to_one:
         return None
@@ -141,8 +141,8 @@ def _kth(s: Tensor, layer: Layer) -> Tensor:
     return low - _slack(low)
 
 
-def _of_kept(bound: Bound, job: Job) -> Tensor:
-    held = kept(job, bound, OfTarget.USED if job.per_row.margin is None else OfTarget.LOWERED)
+def _of_candidates(bound: Bound, job: Job) -> Tensor:
+    held = candidates_of(job, bound, OfTarget.USED if job.per_row.margin is None else OfTarget.LOWERED)
     if not bool(held.full.any()):
         return _of_scores(job, held)
     full, rest = (part.nonzero(as_tuple=True)[0] for part in (held.full, ~held.full))
@@ -154,7 +154,7 @@ def _of_kept(bound: Bound, job: Job) -> Tensor:
     return value.index_copy(0, full, dense).index_copy(0, rest, sparse)
 
 
-def _of_scores(job: Job, held: Kept) -> Tensor:
+def _of_scores(job: Job, held: Candidates) -> Tensor:
     assert held.at is not None
     per_row, u = job.per_row, _spread(job)
     s, even = scores_of(job.layer, held, u)
@@ -162,7 +162,7 @@ def _of_scores(job: Job, held: Kept) -> Tensor:
     own = s.gather(1, at)
     if per_row.margin is not None:
         s = s.scatter(1, at, _moved(own, per_row))
-    value = per_row.of_kept(job.layer.mapping, s, held.at)
+    value = per_row.of_candidates(job.layer.mapping, s, held.at)
     return _weighted(job, value if u is None else _smoothed(job, value, own[:, 0], even))
 
 
@@ -187,7 +187,7 @@ def _spread(job: Job) -> Tensor | None:
     if not job.per_row.smoothing:
         return None
     wide = wide_dtype(layer.x, xp)
-    free = layer.kept_classes(xp)
+    free = layer.unmasked_classes(xp)
     free = torch.ones(layer.classes, dtype=wide, device=layer.x.device) if free is None else free[0].to(wide)
     return free / torch.where(free.sum() > 0, free.sum(), torch.ones_like(free[0]))
 
@@ -196,8 +196,8 @@ def _smoothed(job: Job, value: Tensor, own: Tensor, even: Tensor) -> Tensor:
     """The Fenchel-Young loss of the smoothed target from that of a class: <scores, y> is linear in y, and Omega has two kinds of terms."""
     layer, e = job.layer, job.per_row.smoothing
     value = value + e * (own - even)
-    if not layer.mapping.omits_constant:
-        free = layer.kept_classes(xp)
+    if layer.mapping.own_loss == "fenchel_young":
+        free = layer.unmasked_classes(xp)
         n = layer.classes if free is None else int(free.sum())
         most, least = (torch.full_like(value[:, None], q) for q in (1.0 - e + e / max(n, 1), e / max(n, 1)))
         value = value + (layer.mapping.omega(most, xp) + (n - 1) * layer.mapping.omega(least, xp))[:, 0]

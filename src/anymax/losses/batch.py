@@ -13,6 +13,7 @@ from .._core.rows import join, prepare
 from ..autodiff import bridge
 from .options import LossOptions, class_weights
 from .targets import (
+    Samples,
     ask_for_axis,
     holds_indices,
     not_below_zero,
@@ -129,6 +130,5 @@ class Batch:
 
     def reduce(self, value: Array, weighted: bool = False) -> Array:
         """Reduce `value`, [..., 1]; `weighted` means that it includes the class weights already."""
-        return reduce_rows(
-            self.options, value, self.poisoned, self.ignored, self.sample_weight, self.indices, weighted, self.dtype, self.xp
-        )  # fmt: skip
+        samples = Samples(self.poisoned, self.ignored, self.sample_weight, self.indices)
+        return reduce_rows(self.options, value, samples, self.dtype, weighs=weighted)

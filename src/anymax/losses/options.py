@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from .. import _array
 from .._array import Array, Namespace, as_dtype, namespace, quiet
 from .._core.options import check_options
-from .._core.typing import Axes, LossKeywords, Mask, Reduction, Weight
-
-# the losses that `anymax.distributed` and output layers compute; "without_constant" is the Fenchel-Young loss without Omega(y)
-LossKind = Literal["fenchel_young", "without_constant", "nll"]
+from .._core.typing import Axes, LossKeywords, LossKind, Mask, Reduction, Weight
 
 _NAMES = "weight", *LossKeywords.__annotations__
 _HINTS = {
@@ -64,6 +61,11 @@ class LossOptions(NamedTuple):
 
 
 _USUAL = LossOptions()
+
+
+def name_of_kind(kind: LossKind) -> str:
+    """The public function that computes a kind of loss."""
+    return "sparse_softmax_loss" if kind == "without_constant" else kind
 
 
 def class_weights(weight: Any, rows: Array, xp: Namespace) -> Array:

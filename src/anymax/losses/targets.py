@@ -9,7 +9,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _array
 from .._array import (
@@ -204,20 +204,23 @@ def not_below_zero(
     return value + stop_gradient(xp.where(below & ~wrong, -value, xp.zeros_like(value)))
 
 
-def reduce_rows(
-    options: LossOptions, value: Array, poisoned: Array, ignored: Array, sample: Array | None, indices: bool, included: bool, dtype: Any,
-    xp: Namespace,
-) -> Array:  # fmt: skip
-    """Reduce the losses of all samples, [..., 1].
+class Samples(NamedTuple):
+    """What each row counts, [..., 1]."""
 
-    sample: the class weights of their targets, 0 where ignored. indices: targets are class indices, and a mean divides by these weights.
-    included: `value` includes them already.
-    """
-    value = _array.poison(value, poisoned, xp)
+    poisoned: Array  # its loss is NaN
+    ignored: Array  # it is left out
+    weight: Any  # the class weight of its target, 0 where ignored; not read without class weights
+    indices: bool  # targets are class indices, and a mean divides by these weights
+
+
+def reduce_rows(options: LossOptions, value: Array, samples: Samples, dtype: Any, *, weighs: bool) -> Array:
+    """Reduce the losses of all samples, [..., 1]. weighs: `value` includes the class weights already."""
+    xp, ignored = namespace(value), samples.ignored
+    value = _array.poison(value, samples.poisoned, xp)
     value = xp.where(ignored, xp.zeros_like(value), value)
-    if options.weight is not None and not included:
-        value = weighted(value, sample, xp)
-    norm = sample if options.weight is not None and indices else xp.astype(~ignored, value.dtype)
+    if options.weight is not None and not weighs:
+        value = weighted(value, samples.weight, xp)
+    norm = samples.weight if options.weight is not None and samples.indices else xp.astype(~ignored, value.dtype)
     return options.reduce(xp.squeeze(value, axis=-1), xp.squeeze(norm, axis=-1), dtype, xp)
 
 

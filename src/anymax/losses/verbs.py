@@ -30,7 +30,7 @@ from .._core.names import as_mapping
 from .._core.options import documented_like
 from .._core.rows import hide
 from .._core.shards import over_devices, sharded
-from .._core.typing import AnyArray, ArrayT, LossKeywords, Numbers, Parameter, Target, Weight
+from .._core.typing import AnyArray, ArrayT, LossKeywords, LossKind, Numbers, Parameter, Target, Weight
 from .._random.noises import Noise
 from ..autodiff import bridge
 from ..functional import log_rows
@@ -38,7 +38,7 @@ from ..mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSo
 from .batch import Batch, one_axis
 from .indices import index_loss
 from .margins import as_margin
-from .options import LossKind, LossOptions, cast, every_loss
+from .options import LossOptions, cast, every_loss, name_of_kind
 from .targets import ask_for_axis, result_dtype
 
 _SOFTMAX, _SPARSEMAX, _ENTMAX15 = Softmax(), Sparsemax(), Entmax(1.5)
@@ -378,11 +378,9 @@ def perturb_max_loss(
     return _loss("perturb_max_loss", _fenchel_young, mapping, scores, target, weight, options, *own)
 
 
-def without_constant(
-    mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Unpack[LossKeywords]
-) -> Any:
-    """`fenchel_young` without Omega(y): the loss of a map that omits this constant."""
-    return _loss("sparse_softmax_loss", _without_constant, mapping, scores, target, weight, options)
+def loss_of_kind(kind: LossKind, mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Any:
+    """The loss of a kind, such as `mapping.own_loss`."""
+    return _loss(name_of_kind(kind), _FORMULAS[kind], mapping, scores, target, weight, options)
 
 
 # -- the formulas --------------------------------------------------------------------------------------------------------------------
@@ -398,7 +396,8 @@ def _loss(
     mapping, options = as_mapping(mapping, who), LossOptions.read(who, weight, given, own)
     if sharded(scores):
         whole = functools.partial(_along, formula)
-        return over_devices().loss(who, _KINDS.get(formula), whole, mapping, scores, target, options)
+        kind = next((kind for kind, its in _FORMULAS.items() if its is formula), None)
+        return over_devices().loss(who, kind, whole, mapping, scores, target, options)
     return _along(formula, mapping, scores, target, options)
 
 
@@ -478,8 +477,8 @@ def _minus_log_p(batch: Batch) -> Array:
 
 
 _nll_by_row = _by_row(_minus_log_p, weighted=True)
-_KINDS: dict[Callable[..., Array], LossKind] = {
-    _fenchel_young: "fenchel_young", _without_constant: "without_constant", _nll: "nll",
+_FORMULAS: dict[LossKind, Callable[..., Array]] = {
+    "fenchel_young": _fenchel_young, "without_constant": _without_constant, "nll": _nll,
 }  # fmt: skip
 
 
@@ -496,5 +495,5 @@ def _margin_loss(margin: Any, scale: Any, mapping: Mapping, cosines: Any, target
     if not is_array(scale) and not is_number(scale):
         raise TypeError(f"margin_loss: scale must be a number or an array, got {_array.shown(scale)}")
     scores = as_margin(margin)(wide, counted, axis) * _array.like(scale, wide, xp)
-    formula = _fenchel_young if mapping.own_loss == "fenchel_young" else _nll
+    formula = _FORMULAS[mapping.own_loss]
     return cast(formula(mapping, scores, target, options._replace(axis=axis)), dtype)

@@ -90,6 +90,9 @@ class Entmax(Separable):
         alpha: Any = self.alpha
         return is_array(alpha) or alpha > 2
 
+    def as_entmax(self) -> Any:
+        return self.alpha
+
     def _c(self, x: Array, xp: Namespace) -> Any:
         return like(self.alpha, x, xp) - 1.0
 

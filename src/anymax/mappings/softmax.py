@@ -38,6 +38,9 @@ class Softmax(Separable):
     def as_softmax(self) -> float:
         return 1.0
 
+    def as_entmax(self) -> float:
+        return 1.0
+
     def omega_terms(self, q: Array, xp: Namespace) -> Array:
         return xlogx(q, xp)
 

@@ -33,6 +33,9 @@ class Sparsemax(Separable):
     def facts(self) -> Facts:
         return Facts(monotone=True, shift_invariant=True, sparse=True, has_potential=True, margin=1.0)
 
+    def as_entmax(self) -> float:
+        return 2.0
+
     def omega_terms(self, q: Array, xp: Namespace) -> Array:
         return 0.5 * q * (q - 1.0)  # 1/2 q^2 up to a constant on the simplex; no cancellation near a vertex
 

@@ -166,14 +166,6 @@ class Categorical(TorchCategorical):
         return terms_of(self.mapping, rows, index, xp, **options)
 
 
-def global_generator(device: torch.device) -> Any:
-    """torch's global generator of a device."""
-    if device.type == "cpu":
-        return torch.default_generator
-    module: Any = torch.get_device_module(device)
-    return module.default_generators[module.current_device() if device.index is None else device.index]
-
-
 def _as_scores(q: TorchCategorical) -> tuple[Mapping, Tensor]:
     """The map and scores of a distribution. Where torch's has a probability of 0, its logit is finite and is replaced by -inf."""
     if isinstance(q, Categorical):

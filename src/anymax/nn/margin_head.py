@@ -15,6 +15,7 @@ from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .._core.typing import Reduction
 from ..distributed import Group, ShardKeywords, as_group
+from ..distributed.verbs import loss_of_kind as sharded_loss
 from ..linear.verbs import margin_linear_loss
 from ..losses import margins
 from ..losses.targets import refuse_strays
@@ -160,7 +161,7 @@ class MarginHead(OfMapping):
         scores = self.margin(wide, mine, -1) * self.scale if weight.shape[0] else wide
         mapping = self.mapping
         shard = ShardKeywords(group=self.group, class_start=start, class_count=starts[-1])
-        return getattr(distributed, mapping.own_loss)(mapping, scores, target, axis=-1, **shard, **options)
+        return sharded_loss(mapping.own_loss, mapping, scores, target, axis=-1, **shard, **options)
 
     def _integers(self, embeddings: Tensor, target: Tensor) -> Tensor:
         """The targets as 64-bit integers; an error unless there is one for each embedding."""

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .. import functional, losses
+from .. import functional
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
 from .._core.typing import Axes, Reduction
+from ..losses.verbs import loss_of_kind
 from .base import OfMapping, class_weight_of, every_module
 
 
@@ -74,7 +75,8 @@ class Loss(OfMapping):
 
     It trains a classifier that predicts with the map: the Fenchel-Young loss where the map has one (its gradient is p - y), else `nll`. A
     Fenchel-Young loss is 0 where y = p(x). So for softmax with label smoothing, or with a distribution as target, it is the cross-entropy
-    minus a constant, the entropy of the target; and a class weight multiplies the whole loss of a sample.
+    minus a constant, the entropy of the target; and a class weight multiplies the whole loss of a sample. For sparse softmax it is
+    `sparse_softmax_loss`, which any target has, whether or not the map can reach it.
 
     It takes scores [N, classes, ...] and targets, and returns the loss: one number, or [N, ...] with `reduction="none"`.
 
@@ -132,7 +134,7 @@ class Loss(OfMapping):
             Boolean, broadcastable to the scores, True = keep; a masked class gets probability 0.
         """
         mapping = self.mapping
-        return getattr(losses, mapping.own_loss)(mapping, scores, target, self.weight, mask=mask, **self.options)
+        return loss_of_kind(mapping.own_loss, mapping, scores, target, self.weight, mask=mask, **self.options)
 
     if TYPE_CHECKING:
 

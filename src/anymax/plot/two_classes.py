@@ -213,7 +213,6 @@ CLASSIC: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 def _lead_loss(mapping: Mapping, others: tuple[float, ...]) -> Callable[[np.ndarray], np.ndarray]:
     """The loss of one row as a function of the lead of the target, or of k targets together if the probabilities sum to k."""
-    loss = getattr(verbs, mapping.own_loss)
     n, mass = 1 + len(others), float(mapping.mass)
     y = np.clip(mass - np.arange(n), 0.0, 1.0)[None]  # k labels; if k is not an integer, also a part of the next one
     targets = max(1, int(mass))
@@ -222,6 +221,8 @@ def _lead_loss(mapping: Mapping, others: tuple[float, ...]) -> Callable[[np.ndar
         base = np.array([*others, 0.0][: n - targets])
         lead = np.broadcast_to(t[:, None] + (others[0] if others else 0.0), (len(t), targets))
         scores = np.concatenate([lead, np.broadcast_to(base, (len(t), n - targets))], axis=-1)
-        return style.numbers(loss(mapping, scores, np.broadcast_to(y, scores.shape), reduction="none"))
+        return style.numbers(
+            verbs.loss_of_kind(mapping.own_loss, mapping, scores, np.broadcast_to(y, scores.shape), reduction="none")
+        )
 
     return f

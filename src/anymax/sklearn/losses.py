@@ -12,7 +12,6 @@ from .._array import quiet
 from .._core.mapping import Mapping
 from ..functional import apply, log_apply, softmax
 from ..losses.verbs import fenchel_young, nll
-from ..mappings import Entmax, Softmax, Sparsemax
 from ..thresholds import logsumexp
 
 _NARROW = 64  # up to this many classes a loss is faster from p than in one pass
@@ -32,7 +31,7 @@ class Loss(Protocol):
 
 
 class IndexLoss:
-    """The map's loss of class indices: Fenchel-Young if it has a potential, else -log p."""
+    """The map's own loss of class indices."""
 
     def __init__(self, mapping: Mapping, target: np.ndarray, weights: np.ndarray) -> None:
         self.mapping, self.target, self.weights = mapping, target, weights
@@ -114,11 +113,9 @@ class IndexLoss:
 
 
 def exponent_of(mapping: Mapping) -> float | None:
-    """alpha - 1 for entmax, softmax and sparsemax; None for other maps."""
-    if type(mapping) is Entmax:
-        alpha: Any = mapping.alpha
-        return alpha - 1.0
-    return {Softmax: 0.0, Sparsemax: 1.0}.get(type(mapping))
+    """alpha - 1 for entmax, with softmax and sparsemax; None for other maps."""
+    alpha = mapping.as_entmax()
+    return None if alpha is None else alpha - 1.0
 
 
 def bends(z: np.ndarray) -> np.ndarray:
@@ -198,9 +195,9 @@ def evenly(labels: Any, none: bool) -> Any:
 
 
 def _entropies(mapping: Mapping, shares: Any) -> np.ndarray:
-    """Omega of each row; rows with equal shares of the same number of labels have the same value."""
+    """Omega of each row, 0 where the map's loss leaves it out; rows with equal shares of the same number of labels have the same value."""
     n, out = shares.shape[0], np.zeros(shares.shape[0])
-    if not mapping.facts.has_potential:
+    if mapping.own_loss != "fenchel_young":
         return out
     count = np.diff(shares.indptr)
     rows = np.repeat(np.arange(n), count)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._core.elsewhere import answering
 from .._core.mapping import Mapping
-from .base import Composed, Transform
+from .base import Composed, Transform, is_function
 from .scaling import cosine, mask, mix, noise, normalize, prior, scalable, temperature
 from .tokens import logit_bias, repetition_penalty
 from .truncation import epsilon_cutoff, eta, minp, topk, topnsigma, topp, typical, xtc
@@ -52,7 +52,7 @@ def compose(*transforms: Callable[[Any], Any]) -> Composed:
     """
     flat: list[Callable[[Any], Any]] = []
     for t in transforms:
-        if not callable(t) or isinstance(t, (type, Mapping)):
+        if not is_function(t):
             hint = "; a map comes after the transforms, and gives probabilities" if isinstance(t, Mapping) else ""
             raise TypeError(f"compose: expected functions scores -> scores such as temperature(2.0), got {t!r}{hint}")
         flat.extend(t.transforms if isinstance(t, Composed) else (t,))

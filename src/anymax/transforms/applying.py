@@ -7,15 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from .._array import Array, Namespace, compiling, from_last, namespace, stop_gradient, to_last, upcast
-from .._core.mapping import Mapping
 from .._random.generators import going_on
 from ..kernels import decode
-from .base import Composed, Transform, put_through
+from .base import Composed, Transform, is_function, put_through
 
 
 def transforms_along(transform: Any, axis: int, ndim: int, who: str) -> tuple[Callable[[Array], Array], ...]:
     """The transforms that a verb applies in sequence, each along the axis of the verb's classes."""
-    if transform is not None and (not callable(transform) or isinstance(transform, (type, Mapping))):
+    if transform is not None and not is_function(transform):
         raise TypeError(
             f"{who}: transform must be a function scores -> scores such as anymax.topk(50), or several of them, as in "
             f"anymax.compose(anymax.temperature(0.7), anymax.topk(50)); got {transform!r}"

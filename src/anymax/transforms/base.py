@@ -45,6 +45,7 @@ from .._array import (
     upcast,
 )
 from .._array import compiling as _compiling
+from .._core.mapping import Mapping
 from .._core.options import Function, check_keywords, documented_like
 from .._core.rows import hide
 from .._core.typing import ArrayT, Numbers
@@ -192,6 +193,11 @@ def _together(transforms: tuple[Any, ...]) -> list[list[Any]]:
             out.append([t])
         before = truncates
     return out
+
+
+def is_function(t: Any) -> bool:
+    """True for what a caller may give as a transform: a function of scores, which a class or a map is not."""
+    return callable(t) and not isinstance(t, (type, Mapping))
 
 
 def _truncates(t: Any) -> bool:

@@ -19,12 +19,11 @@ from .. import arrays
 from .._rows import disjoint
 from ..choice import asked
 from ..engine import BELOW, Engine, IndexLoss
-from ..link import SOFTMAX, SPARSE, WITHOUT_LOG, WITHOUT_LOSS, Link, found_link, link_of, noise_of
+from ..link import SOFTMAX, SPARSE, Link, found_link, link_of, noise_of, refuse_link
 
 ATTENTION = ("softmax", "sparsemax", "entmax", "budget")  # the maps of the attention kernels
 _DTYPES = ("float32", "bfloat16", "float16")
 _NOISES = ("normal", "logistic")
-_WITHOUT_LOSS = ("perturb_max", *WITHOUT_LOSS)
 
 
 @functools.lru_cache(maxsize=1)
@@ -71,14 +70,13 @@ def triton_link(mapping: Mapping) -> Link | str:
 def refuse_map(op: str, mapping: Mapping) -> str | None:
     """Why the kernels can't compute an operation of a map; None if they can, for the tensors that they take."""
     link = triton_link(mapping)
-    if isinstance(link, str):
-        return link
-    if op in ("log_forward", "log_vjp") and link.kind in WITHOUT_LOG:
-        return f"it has no log p of {link.kind}; log of p is used"
+    if reason := refuse_link(op, link):
+        return reason
+    assert not isinstance(link, str), link
     if op == "log_vjp" and link.kind == "sigsoftmax":
         return "it has no backward of log p for sigsoftmax"
-    if op in ("index_loss", "threshold") and link.kind in _WITHOUT_LOSS:
-        return f"{link.kind} has no such operation in one pass"
+    if op in ("index_loss", "threshold") and link.kind == "perturb_max":
+        return "perturb_max has no such operation in one pass"
     if op == "threshold" and link.kind == "entmax" and link.params is not None:
         return "it gives thresholds of entmax for one alpha only"
     return None

@@ -1,4 +1,4 @@
-"""PyTorch: the scores that each row keeps as a function of features, weight and bias, whose gradient is a sparse product.
+"""PyTorch: the scores of the candidates as a function of features, weight and bias, whose gradient is a sparse product.
 
 The gradient of the gradient holds all scores: it uses plain operations.
 """
@@ -18,7 +18,7 @@ from ..autodiff.torch import plain_grads
 from ..kernels import triton
 from .job import Job
 from .layer import Layer, dots
-from .torch_candidates import BlockSize, Bound, Kept, OfTarget, Rule, collect
+from .torch_candidates import BlockSize, Bound, Candidates, OfTarget, Rule, collect
 from .torch_groups import runs_eagerly
 
 Tensor = torch.Tensor
@@ -27,17 +27,17 @@ _PIECE = {"cpu": 1 << 18}  # features gathered at a time for a sparse product
 _MANY = 1 << 25
 
 
-def kept(job: Job, bound: Bound, of_target: OfTarget = OfTarget.USED) -> Kept:
-    """The scores that each row keeps, without a gradient."""
+def candidates_of(job: Job, bound: Bound, of_target: OfTarget = OfTarget.USED) -> Candidates:
+    """The candidates of each row, without a gradient."""
     layer, n = job.layer, job.layer.classes
     most = n if layer.rows * n <= 1 << 18 else max(64, n * layer.x.element_size() // 160)
     with torch.no_grad():
         return collect(layer.constant(), job.target, Rule(BlockSize.of(layer, job.chunk), bound, most, of_target))
 
 
-def scores_of(layer: Layer, held: Kept, u: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The kept scores, with their gradient, and <scores, u>."""
-    return _Kept.apply(layer.x, layer.weight, layer.bias, held.value, held.index, u)
+def scores_of(layer: Layer, held: Candidates, u: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The scores of the candidates, with their gradient, and <scores, u>."""
+    return _CandidateScores.apply(layer.x, layer.weight, layer.bias, held.value, held.index, u)
 
 
 def gathered(layer: Layer, classes: Tensor) -> Tensor:
@@ -47,14 +47,14 @@ def gathered(layer: Layer, classes: Tensor) -> Tensor:
     value = torch.cat([dots(free.x[at], free.weight, free.bias, classes[at], xp) for at in free.groups(step)])
     if free is layer or not layer.recorded():
         return value
-    return _Kept.apply(layer.x, layer.weight, layer.bias, value, classes, None)[0]
+    return _CandidateScores.apply(layer.x, layer.weight, layer.bias, value, classes, None)[0]
 
 
 # -- the gradient ----------------------------------------------------------------------------------------------------------------------
 
 
-class _Kept(torch.autograd.Function):
-    """The kept scores as a function of features, weight and bias; and <scores, u> for a vector u over all classes."""
+class _CandidateScores(torch.autograd.Function):
+    """The scores of the candidates as a function of features, weight and bias; and <scores, u> for a vector u over all classes."""
 
     @staticmethod
     def forward(
@@ -69,7 +69,7 @@ class _Kept(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         (x, weight, bias, index, u, mean), (g, g_even), none = saved(ctx), grads, (None,) * 3
         if plain_backward(*grads):
-            plain = functools.partial(_plain_kept, index=index, u=u)
+            plain = functools.partial(_plain_scores, index=index, u=u)
             return *plain_grads(plain, (x, weight, bias), grads), *none
         return *few_back(ctx.needs_input_grad, g, g_even, index, x, weight, bias, u, mean), *none
 
@@ -185,10 +185,10 @@ def _whole(cls: Tensor, step: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(edges))
 
 
-def _plain_kept(
+def _plain_scores(
     x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor, u: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """`_Kept` in plain operations, for derivatives of any order."""
+    """`_CandidateScores` in plain operations, for derivatives of any order."""
     wide = wide_dtype(x, torch)
     index = index.to(torch.int64)
     x, weight = x.to(wide), weight.to(wide)

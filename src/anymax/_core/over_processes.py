@@ -1,0 +1,32 @@
+"""`OverProcesses`: what `anymax.distributed` asks of a map whose classes lie on several processes."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from .._array import Array, Namespace
+
+
+class OverProcesses:
+    """A part of `Mapping`. The defaults are right for every map, whose classes are then gathered; better values reduce communication."""
+
+    __slots__ = ()
+
+    name: ClassVar[str]
+    zeros_stay: bool = False  # True if p_i = 0 stays 0 when classes are added
+    zero_below_threshold: bool = False  # True if p_i > 0 exactly where x_i > `threshold`
+    full_up_to: Any = 0.0  # a row of at most so many classes gives each the most; its `threshold` is arbitrary
+    nucleus: Any = None  # if p is softmax over a nucleus: the softmax mass of the nucleus
+    by_weights: bool = False  # True if p is `weights` divided by their sum, as `RatioMap` has it
+
+    def exponents(self, x: Array, xp: Namespace) -> Array | None:
+        """a(x) with p = softmax(a), -inf where masked; None if there is no such a, or if it is the scores themselves."""
+        return None
+
+    def constant_terms(self, y: Array, xp: Namespace) -> list[Array] | None:
+        """The numbers [..., 1] that each process contributes to `constant_of`; None if `constant` needs all of y."""
+        return None
+
+    def constant_of(self, terms: list[Array], xp: Namespace) -> Array:
+        """`constant` of all classes, from the terms of all processes, each [processes, ..., 1]."""
+        raise TypeError(f"{self.name} has no constant_terms")
