@@ -658,7 +658,7 @@ FAULTS = {
     Fault("how much of the rows a thread takes", "csrc/doors/pool.cpp",
           "task(b, b + grain < end ? b + grain : end, context);",
           "task(b, b + grain < end ? b + grain : end - (b > 0), context);", "native_library"),
-    Fault("the last piece of a long row", "csrc/core/scratch.hpp",
+    Fault("the last piece of a long row", "csrc/core/pieces.hpp",
           "int64_t count = (n + PIECE - 1) / PIECE;\n    auto one",
           "int64_t count = n / PIECE > 0 ? n / PIECE : 1;\n    auto one", "native_library law_arrays"),
     Fault("sums of pieces of different maxima", "csrc/shapes/exponentials.hpp",

@@ -150,10 +150,10 @@ inline Mass<C> mass_of(const Left<C> &l, Scratch &scratch) {
     return Mass<C>{e, z, ::log(z) - drift_of(l, e) / z};
 }
 
-// A share that sums of rounded exponentials reach where exact ones would. In long rows a class at the edge may have less than the rounding.
+// A share that sums of rounded exponentials reach where exact ones would.
 template <class C>
 constexpr double reached(double share, int64_t n) {
-    return n > 1024 ? share : share * (1.0 - (sizeof(C) == 4 ? 0x1p-21 : 0x1p-48));
+    return n > EDGE_MOST ? share : share * (1.0 - (sizeof(C) == 4 ? 0x1p-21 : 0x1p-48));
 }
 
 // The fewest largest whose exponentials hold a share of their sum.

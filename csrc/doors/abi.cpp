@@ -144,8 +144,11 @@ int execute(const anymax_call *call, anymax_parallel run) {
     if (!run || work_of(call, elements) < ALONE_MOST) return rows_of(e->unit, call, 0, rows, bypass, nullptr);
     if (n >= (rows == 1 ? SHARED_ALONE : SHARED_ROW) && rows < ROWS_FEW) return rows_of(e->unit, call, 0, rows, bypass, run);  // the threads share each row
     Work w{call, e->unit, bypass, {0}};
-    int64_t grain = ALONE_MOST / 2 / work_of(call, n) + 1;
-    if (call->inner > 1 || grain > 8) grain = grain < 24 ? 16 : (grain + 8) / 16 * 16;  // transposed, or solved, so many at once
+    int64_t grain = grain_of(work_of(call, n));
+    if (call->inner > 1 || grain > ROWS_AT_ONCE / 2) {  // transposed, or solved, so many at once
+        const int64_t groups = (grain + ROWS_AT_ONCE / 2) / ROWS_AT_ONCE;
+        grain = (groups ? groups : 1) * ROWS_AT_ONCE;
+    }
     run(0, rows, grain, some_rows, &w);
     return w.code.load();
 }
@@ -307,7 +310,7 @@ extern "C" int anymax_decode(const anymax_decode_call *call) {
     const anymax_parallel run = parallel_of(call->pool);
     Decode d{call, entry()->unit, {0}};
     if (run && call->rows > 1 && call->rows * call->n >= ALONE_MOST)
-        run(0, call->rows, ALONE_MOST / 2 / call->n + 1, some_decoded, &d);
+        run(0, call->rows, grain_of(call->n), some_decoded, &d);
     else
         some_decoded(0, call->rows, &d);
     return d.code.load();

@@ -119,9 +119,9 @@ ANYMAX_INLINE CurveTerms curve_terms(const Curve &curve, int64_t count, vd level
 
 // Omega of a row, a probability at a time.
 struct Omega {
-    Link link;
+    ThresholdLink link;
     double alpha, norm;
-    explicit Omega(Link l, double param) : link(l), alpha(param), norm(0.0) {}
+    explicit Omega(ThresholdLink l, double param) : link(l), alpha(param), norm(0.0) {}
     ANYMAX_INLINE double of(double p) {
         const double c = alpha - 1.0;
         switch (link) {
@@ -134,13 +134,6 @@ struct Omega {
             case ANY_POWER:
             case STEEP: return p * ::expm1(c * ::log(p)) / (c * alpha);
             case NORM: norm += ::exp(alpha * ::log(p)); return 0.0;
-            case EXPONENTIAL:  // their losses are logarithms of sums
-            case LARGEST:
-            case NUCLEUS:
-            case TAYLOR:
-            case SIGMOID:
-            case RELU:
-            case PERTURBED:
             case NO_LINK: break;
         }
         return __builtin_nan("");

@@ -9,7 +9,6 @@
 namespace ANYMAX_UNIT {
 namespace perturb {
 
-constexpr int64_t SUMMED_FROM = 48;  // classes: shorter rows are never summed up
 constexpr int64_t CHUNK = 256;       // scores located at once
 constexpr int64_t CELLS = 640;       // at most
 
@@ -177,7 +176,7 @@ struct Cells {
         origin = from;
         if (N == ANYMAX_NORMAL) {
             bend = 4.0;
-            breadth = sizeof(E) == 8 ? 4.0 : row.n < 8192 ? 4.0 : row.n < 131072 ? 3.0 : 2.0;
+            breadth = sizeof(E) == 8 ? 4.0 : row.n < NARROWER_CELLS_FROM ? 4.0 : row.n < NARROWEST_CELLS_FROM ? 3.0 : 2.0;
         } else {
             bend = 0.0;
             breadth = N == ANYMAX_LOGISTIC ? (sizeof(E) == 8 ? 1.5 : 1.0) : (sizeof(E) == 8 ? 0.5 : 0.32);

@@ -2,6 +2,7 @@
 // mappings/perturb_max.py: trapezoid points for smooth noises, panels of Gauss points for those with kinks.
 #pragma once
 
+#include "limits.hpp"
 #include "perturb/noises.hpp"
 
 namespace ANYMAX_UNIT {
@@ -43,7 +44,7 @@ struct Ends {
 // The mass of G outside the ends.
 template <class C>
 constexpr double mass_outside(int64_t nodes) {
-    return sizeof(C) == 8 && nodes >= 64 ? 1e-13 : 1e-9;
+    return sizeof(C) == 8 && nodes >= NODES_FINE ? 1e-13 : 1e-9;
 }
 
 inline const Ends &ends_for(int noise, int64_t n, double mass) {

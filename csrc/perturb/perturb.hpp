@@ -10,7 +10,7 @@
 namespace ANYMAX_UNIT {
 namespace perturb {
 
-constexpr int64_t at_least(int64_t nodes) { return nodes < 8 ? 8 : nodes; }  // those of one panel
+constexpr int64_t at_least(int64_t nodes) { return nodes < NODES_LEAST ? NODES_LEAST : nodes; }
 
 // f(solver) of the noise.
 template <class C, class F>

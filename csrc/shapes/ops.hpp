@@ -69,7 +69,7 @@ static void forward_row(const anymax_call &call, int64_t row, Source source, Lin
     const int64_t n = call.n;
     if (call.support.count) call.support.count[row] = -1;
     if (link == EXPONENTIAL) return softmax_row(x, n, out, false, scratch, team);
-    if (has_zeros(link)) {
+    if (link.has_zeros()) {
         Scan<C> known{};
         if (source != CANDIDATES && forward_dense(call, row, source, link, param, x, known, out, scratch, team)) return;
         const Support<C> found = support_of(link, param, x, n, scratch, team, &known);
@@ -81,7 +81,7 @@ static void forward_row(const anymax_call &call, int64_t row, Source source, Lin
     const auto [high, sound] = scan_top(x, n);
     if (!sound) return fill(out, not_a_number<C>);
     if (high == -infinity<C>) return zeros(out, team);
-    if (link != PERTURBED) return with_ratio(link, param, x, n, high, [&](const auto &u) { ratio_row(x, n, u, out, scratch); });
+    if (link.family == RATIOS) return with_ratio(link.ratio(), param, x, n, high, [&](const auto &u) { ratio_row(x, n, u, out, scratch); });
     C *p = out.direct && out.direct != x ? out.direct : scratch.take<C>(RESULT, n);
     if (!p) return;
     perturb_probabilities(call, x, n, p, nullptr, scratch);
@@ -142,7 +142,7 @@ static void log_vjp_row(const anymax_call &call, const C *x, const C *log_p, con
 template <class C>
 static double tau_row(const anymax_call &call, Link link, double param, const C *x, Scratch &scratch, const Team &team) {
     if (link == EXPONENTIAL) return lse_row<C>(x, call.n, nullptr, nullptr, scratch, team);
-    if (has_zeros(link)) return support_of(link, param, x, call.n, scratch, team).tau;
+    if (link.has_zeros()) return support_of(link, param, x, call.n, scratch, team).tau;
     const auto [high, sound] = scan_top(x, call.n);
     if (!sound || high == -infinity<C>) return sound ? -inf64 : not_a_number<double>;
     C *p = scratch.take<C>(RESULT, call.n);
@@ -172,20 +172,20 @@ static double loss_row(const anymax_call &call, int64_t row, Source source, Link
         value = ((double)nucleus.high - aim) + ::log1p(nucleus.mass - 1.0);
         return value > 0.0 ? value : 0.0;
     }
-    if (has_zeros(link)) {
+    if (link.has_zeros()) {
         const Support<C> found = support_of(link, param, x, n, scratch, team);
         if (scratch.failed) return 0.0;
         save_support(call, row, found);
         if (call.tau) ((C *)call.tau)[row] = (C)found.tau;
         if (!found.sound) return not_a_number<double>;
         if (!found.any) return inf64;
-        if (link == LARGEST || link == NUCLEUS) {
+        if (link.family == TRUNCATIONS) {
             C high = -infinity<C>;
             for (int64_t i = 0; i < found.count; i++) high = larger(high, x[found.index[i]]);
             value = ((double)high - aim) + ::log1p(rest_of(found.count, high, [&](int64_t i) { return x[found.index[i]]; }));
             return value > 0.0 ? value : 0.0;
         }
-        Omega omega(link, param);
+        Omega omega(link.threshold(), param);
         for (int64_t i = 0; i < found.count; i++) {
             const double p = found.p[i];
             if (!(p > 0.0)) continue;
@@ -255,7 +255,7 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, Source sourc
         });
         return put(out, t, (C)((own - 1.0) * (double)scale));
     }
-    if (has_zeros(link)) {
+    if (link.has_zeros()) {
         const Support<C> found = support_of(link, param, x, n, scratch, team);
         if (scratch.failed) return;
         if (!found.sound) return fill(out, not_a_number<C>);
@@ -284,7 +284,7 @@ static void vjp_any(const anymax_call &call, int64_t row, Link link, double para
         if (high == -infinity<C>) return zeros(out, team);
         const C *h = stage<C>(g, call.g.cls, call.dtype, nullptr, 0, n, scratch, STAGED_G);
         if (!h) return;
-        if (link != PERTURBED) return with_ratio(link, param, x, n, high, [&](const auto &u) { ratio_vjp_row(u, x, p, h, n, out, scratch, team); });
+        if (link.family == RATIOS) return with_ratio(link.ratio(), param, x, n, high, [&](const auto &u) { ratio_vjp_row(u, x, p, h, n, out, scratch, team); });
         C *to = scratch.take<C>(RESULT, n);
         double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
         if (scratch.failed) return;
