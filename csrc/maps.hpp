@@ -47,10 +47,12 @@ static inline bool is_sparse(int32_t map) { return MAPS[map].family == THRESHOLD
 // The nodes of perturb max where the caller has no wish.
 static inline int64_t nodes_of(int64_t asked, int32_t dtype) { return asked ? asked : dtype == ANYMAX_F64 ? ANYMAX_NODES_F64 : ANYMAX_NODES; }
 
+// The product of two numbers that are not negative; the largest number where it is larger.
+static inline int64_t at_most_so_much(int64_t count, int64_t each) { return each && count > INT64_MAX / each ? INT64_MAX : count * each; }
+
 // The work of so many classes, softmax's is 1 each.
 static inline int64_t work_of(const anymax_call *call, int64_t classes) {
-    const int64_t nodes = MAPS[call->map].family == NOISES ? call->nodes : 1, each = MAPS[call->map].cost * nodes;
-    return classes > INT64_MAX / each ? INT64_MAX : classes * each;
+    return at_most_so_much(classes, MAPS[call->map].cost * (MAPS[call->map].family == NOISES ? call->nodes : 1));
 }
 
 static inline bool is_multiple(double number, int64_t step) { return number == (double)((int64_t)number / step * step); }
