@@ -15,14 +15,15 @@ struct Room {
 
     ~Room() { free(data); }
     template <class T>
-    T *take(int64_t count) {
+    __attribute__((always_inline)) T *take(int64_t count) {
         const int64_t wanted = count * (int64_t)sizeof(T) + BEYOND;
-        if (wanted > bytes) {
-            free(data);
-            data = malloc((size_t)(wanted + LINE));
-            bytes = data ? wanted : 0;
-        }
+        if (wanted > bytes) grow(wanted);
         return data ? (T *)(((uintptr_t)data + LINE - 1) & ~(uintptr_t)(LINE - 1)) : nullptr;
+    }
+    __attribute__((noinline)) void grow(int64_t wanted) {
+        free(data);
+        data = malloc((size_t)(wanted + LINE));
+        bytes = data ? wanted : 0;
     }
     // What is too much to be kept goes.
     void leave() {
@@ -42,7 +43,7 @@ struct Scratch {
     template <class T>
     T *take(Slot slot, int64_t count) {
         T *const place = memory[slot].take<T>(count);
-        failed |= !place;
+        if (!place) failed = true;
         return place;
     }
 };

@@ -212,11 +212,8 @@ template <class C, class F>
 inline double wide_sum(const C *x, int64_t n, F f) {
     constexpr int64_t W = width<double>;
     vd total{};
-    int64_t i = 0;
-    for (; i + W <= n; i += W) total += f(load_wide(x + i));
-    C rest[W];
-    for (int64_t j = 0; j < W; j++) rest[j] = i + j < n ? x[i + j] : -infinity<C>;
-    return sum(total + f(load_wide(rest)));
+    for (int64_t i = 0; i < n; i += W) total += f(load_wide_or(x, i, n, -inf64));
+    return sum(total);
 }
 
 // n standard deviations, of all scores that are finite.

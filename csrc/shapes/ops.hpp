@@ -11,7 +11,7 @@ namespace ANYMAX_UNIT {
 template <class C>
 static void perturb_probabilities(const anymax_call &call, const C *x, int64_t n, C *p, double *tau, Scratch &scratch) {
     double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
-    if (work) perturb_forward<C>(call.noise, call.param, call.nodes, x, n, p, tau, work);
+    if (work) perturb_forward<C>(call, x, n, p, tau, work);
 }
 
 // Sparsemax and entmax 3/2, 4/3, 5/4 from all of a row that is short, or mostly support. False: its candidates are better.
@@ -180,17 +180,16 @@ static double loss_row(const anymax_call &call, int64_t row, Source source, Link
         if (!found.sound) return not_a_number<double>;
         if (!found.any) return inf64;
         if (link.family == TRUNCATIONS) {
-            C high = -infinity<C>;
-            for (int64_t i = 0; i < found.count; i++) high = larger(high, x[found.index[i]]);
-            value = ((double)high - aim) + ::log1p(rest_of(found.count, high, [&](int64_t i) { return x[found.index[i]]; }));
+            C *const kept = scratch.take<C>(EXTRA, found.count), high = -infinity<C>;
+            for (int64_t i = 0; kept && i < found.count; i++) high = larger(high, kept[i] = x[found.index[i]]);
+            value = ((double)high - aim) + ::log1p(kept ? rest_of(kept, found.count, high) : 0.0);
             return value > 0.0 ? value : 0.0;
         }
         Omega omega(link.threshold(), param);
         for (int64_t i = 0; i < found.count; i++) {
             const double p = found.p[i];
             if (!(p > 0.0)) continue;
-            value += p * ((double)x[found.index[i]] - aim);
-            value -= omega.of(p);
+            value += p * (((double)x[found.index[i]] - aim) + omega.own(p));
         }
         value -= omega.rest();
         return value > 0.0 ? value : 0.0;
@@ -202,7 +201,7 @@ static double loss_row(const anymax_call &call, int64_t row, Source source, Link
     if (high == -infinity<C>) return inf64;
     double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
     if (scratch.failed) return 0.0;
-    value = perturb_loss<C>(call.noise, call.param, call.nodes, x, n, t, &tau, work);
+    value = perturb_loss<C>(call, x, n, t, &tau, work);
     if (call.tau) ((C *)call.tau)[row] = (C)tau;
     return value > 0.0 ? value : 0.0;
 }
@@ -288,7 +287,7 @@ static void vjp_any(const anymax_call &call, int64_t row, Link link, double para
         C *to = scratch.take<C>(RESULT, n);
         double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
         if (scratch.failed) return;
-        perturb_vjp<C>(call.noise, call.param, call.nodes, x, p, h, n, to, work);
+        perturb_vjp<C>(call, x, p, h, n, to, work);
         return emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH { return load_or(to, i, n, C(0)); });
     }
     const Sensitivity s(link, param, sizeof(C) == 4);
