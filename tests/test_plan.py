@@ -171,7 +171,9 @@ def test_the_limits_stand_in_one_file():
     """A length at which something changes is a constant of csrc/limits.hpp, or of plan.hpp where it is counted in vectors."""
     number = r"(\d\d+|\d+ \* )"
     length = r"\b(n|rows|classes|entries|elements|grain)\b"
-    limit = re.compile(rf"{length}( \* \d+)? (<|>|<=|>=) {number}|(?<![-+*/] )\b\d\d+ (<|>|<=|>=) {length}|\bn \* \d+ (<|>)")
+    limit = re.compile(
+        rf"{length}( \* \d+)? (<|>|<=|>=) {number}|(?<![-+*/] )\b\d\d+ (<|>|<=|>=) {length}|\bn \* \d+ (<|>)"
+    )
     source = Path(__file__).parents[1] / "csrc"
     lines = {
         f.relative_to(source).as_posix(): f.read_text().splitlines()
