@@ -47,10 +47,12 @@ static inline bool is_sparse(int32_t map) { return MAPS[map].family == THRESHOLD
 // The nodes of perturb max where the caller has no wish.
 static inline int64_t nodes_of(int64_t asked, int32_t dtype) { return asked ? asked : dtype == ANYMAX_F64 ? ANYMAX_NODES_F64 : ANYMAX_NODES; }
 
+// The product of two numbers that are not negative; the largest number where it is larger.
+static inline int64_t at_most_so_much(int64_t count, int64_t each) { return each && count > INT64_MAX / each ? INT64_MAX : count * each; }
+
 // The work of so many classes, softmax's is 1 each.
 static inline int64_t work_of(const anymax_call *call, int64_t classes) {
-    const int64_t nodes = MAPS[call->map].family == NOISES ? call->nodes : 1, each = MAPS[call->map].cost * nodes;
-    return classes > INT64_MAX / each ? INT64_MAX : classes * each;
+    return at_most_so_much(classes, MAPS[call->map].cost * (MAPS[call->map].family == NOISES ? call->nodes : 1));
 }
 
 static inline bool is_multiple(double number, int64_t step) { return number == (double)((int64_t)number / step * step); }
@@ -62,53 +64,76 @@ static inline bool in_range(const MapRow &map, double param) {
 
 // -- links -----------------------------------------------------------------------------------------------------------------------------------
 
-enum Link {
-    EXPONENTIAL,  // softmax; entmax at alpha = 1
-    POWER1,       // sparsemax; entmax at alpha = 2
-    POWER2,       // entmax at alpha = 3/2,
-    POWER3,       // 4/3
-    POWER4,       // and 5/4: products alone
-    CURVE,        // entmax of any other alpha from 1.02 to 2
-    ANY_POWER,    // and nearer to 1, or below
-    STEEP,        // entmax above alpha = 2
-    NORM,         // normmax
-    CAPPED,       // budget
-    LARGEST,      // softmax over the k largest
-    NUCLEUS,      // and over the nucleus
-    TAYLOR,
-    SIGMOID,      // sigsoftmax
-    PERTURBED,
-    RELU,         // Ratio.relu
-    NO_LINK       // a parameter of a row out of range: NaN
+// Each family has an enumeration: a switch over a link's family, and then over its own, names what it must and nothing else, and one that forgets a link
+// does not compile. No two links have the same number.
+enum ExponentialLink {
+    EXPONENTIAL  // softmax; entmax at alpha = 1
+};
+enum ThresholdLink {
+    POWER1 = EXPONENTIAL + 1,  // sparsemax; entmax at alpha = 2
+    POWER2,                    // entmax at alpha = 3/2,
+    POWER3,                    // 4/3
+    POWER4,                    // and 5/4: products alone
+    CURVE,                     // entmax of any other alpha from 1.02 to 2
+    ANY_POWER,                 // and nearer to 1, or below
+    STEEP,                     // entmax above alpha = 2
+    NORM,                      // normmax
+    CAPPED,                    // budget
+    NO_LINK                    // a parameter of a row out of range: a support without a number, NaN
+};
+enum TruncationLink {
+    LARGEST = NO_LINK + 1,  // softmax over the k largest
+    NUCLEUS                 // and over the nucleus
+};
+enum RatioLink {
+    TAYLOR = NUCLEUS + 1,
+    SIGMOID,  // sigsoftmax
+    RELU      // Ratio.relu
+};
+enum NoiseLink { PERTURBED = RELU + 1 };
+
+// A link of any family.
+struct Link {
+    int code;
+    Family family;
+    constexpr Link(ExponentialLink link) : code(link), family(EXPONENTIALS) {}
+    constexpr Link(ThresholdLink link) : code(link), family(THRESHOLDS) {}
+    constexpr Link(TruncationLink link) : code(link), family(TRUNCATIONS) {}
+    constexpr Link(RatioLink link) : code(link), family(RATIOS) {}
+    constexpr Link(NoiseLink link) : code(link), family(NOISES) {}
+    constexpr operator int() const { return code; }
+    constexpr ThresholdLink threshold() const { return (ThresholdLink)code; }
+    constexpr TruncationLink truncation() const { return (TruncationLink)code; }
+    constexpr RatioLink ratio() const { return (RatioLink)code; }
+    constexpr bool has_zeros() const { return family == THRESHOLDS || family == TRUNCATIONS; }  // found as a support: non-zeros and their classes
 };
 
 struct LinkRow {
     Link link;
     const char *name;
-    Family family;
 };
 
 static constexpr LinkRow LINKS[] = {
-    {EXPONENTIAL, "exponential", EXPONENTIALS},
-    {POWER1, "power 1", THRESHOLDS},
-    {POWER2, "power 2", THRESHOLDS},
-    {POWER3, "power 3", THRESHOLDS},
-    {POWER4, "power 4", THRESHOLDS},
-    {CURVE, "curve", THRESHOLDS},
-    {ANY_POWER, "any power", THRESHOLDS},
-    {STEEP, "steep", THRESHOLDS},
-    {NORM, "norm", THRESHOLDS},
-    {CAPPED, "capped", THRESHOLDS},
-    {LARGEST, "largest", TRUNCATIONS},
-    {NUCLEUS, "nucleus", TRUNCATIONS},
-    {TAYLOR, "Taylor", RATIOS},
-    {SIGMOID, "sigmoid", RATIOS},
-    {PERTURBED, "perturbed", NOISES},
-    {RELU, "relu", RATIOS},
-    {NO_LINK, "one for each row", THRESHOLDS},  // a row without a link has no support
+    {EXPONENTIAL, "exponential"},
+    {POWER1, "power 1"},
+    {POWER2, "power 2"},
+    {POWER3, "power 3"},
+    {POWER4, "power 4"},
+    {CURVE, "curve"},
+    {ANY_POWER, "any power"},
+    {STEEP, "steep"},
+    {NORM, "norm"},
+    {CAPPED, "capped"},
+    {NO_LINK, "one for each row"},
+    {LARGEST, "largest"},
+    {NUCLEUS, "nucleus"},
+    {TAYLOR, "Taylor"},
+    {SIGMOID, "sigmoid"},
+    {RELU, "relu"},
+    {PERTURBED, "perturbed"},
 };
-constexpr bool in_order(int i = 0) { return i > NO_LINK || (LINKS[i].link == i && in_order(i + 1)); }
-static_assert(sizeof(LINKS) / sizeof(LinkRow) == NO_LINK + 1 && in_order(), "each link has its row, in the order of the enumeration");
+constexpr bool in_order(int i = 0) { return i > PERTURBED || (LINKS[i].link == i && in_order(i + 1)); }
+static_assert(sizeof(LINKS) / sizeof(LinkRow) == PERTURBED + 1 && in_order(), "each link has its row, in the order of the enumerations");
 
 static inline Link link_of(int32_t map, double param) {
     const double c = param - 1.0;
@@ -125,8 +150,8 @@ static inline Link link_of(int32_t map, double param) {
             return c > 1.0 ? STEEP : c >= 0.02 ? CURVE : ANY_POWER;  // nearer to alpha = 1 floats lose the digits of u in its distance from 1
         case ANYMAX_NORMMAX: return c > 0.0 && c - c == 0.0 ? NORM : NO_LINK;
         case ANYMAX_BUDGET: return in_range(MAPS[ANYMAX_BUDGET], param) ? CAPPED : NO_LINK;
-        case ANYMAX_TOPK: return in_range(MAPS[ANYMAX_TOPK], param) ? LARGEST : NO_LINK;
-        case ANYMAX_TOPP: return in_range(MAPS[ANYMAX_TOPP], param) ? NUCLEUS : NO_LINK;
+        case ANYMAX_TOPK: return in_range(MAPS[ANYMAX_TOPK], param) ? Link(LARGEST) : NO_LINK;
+        case ANYMAX_TOPP: return in_range(MAPS[ANYMAX_TOPP], param) ? Link(NUCLEUS) : NO_LINK;
         case ANYMAX_TAYLOR: return TAYLOR;
         case ANYMAX_SIGSOFTMAX: return SIGMOID;
         case ANYMAX_RELU: return RELU;
@@ -134,6 +159,3 @@ static inline Link link_of(int32_t map, double param) {
     }
     return NO_LINK;
 }
-
-// Found as a support: non-zeros and their classes.
-static inline bool has_zeros(Link link) { return LINKS[link].family == THRESHOLDS || LINKS[link].family == TRUNCATIONS; }

@@ -1,10 +1,10 @@
-// How the rows of a call are taken: one table of rules, the first that holds. Every length at which something changes stands here: no other file of the
-// shapes compares n with a number (tests/test_plan.py). What each rule gains over the next one is in csrc/README.md.
+// How the rows of a call are taken: one table of rules, the first that holds. What each rule gains over the next one is in csrc/README.md.
 #pragma once
 
 #include <stdio.h>
 
 #include "core/vec.hpp"
+#include "limits.hpp"
 #include "maps.hpp"
 
 namespace ANYMAX_UNIT {
@@ -15,38 +15,19 @@ constexpr bool PACKS = true;  // lanes can be moved by a mask, without which bat
 constexpr bool PACKS = false;
 #endif
 
-// -- limits, in classes unless it says otherwise ---------------------------------------------------------------------------------------------
+// -- limits in vectors; all others are in limits.hpp ----------------------------------------------------------------------------------------------
 
-constexpr int64_t TILE_MOST = 128;     // one row a lane,
-constexpr int64_t TILE_SQUARE = 32;    // with k largest that are found in n^2 steps, and budgets: no more than this
-constexpr int64_t BATCH_MOST = 2048;   // many rows at once, the candidates of each solved one row a lane,
 constexpr int64_t BATCH_PACKED = PACKS ? BATCH_MOST : 0, TILE_PACKED = PACKS ? TILE_MOST : 0, TILE_SQUARE_PACKED = PACKS ? TILE_SQUARE : 0;
-constexpr int64_t BATCH_AHEAD = 512;   // of which the next rows are asked for meanwhile; longer ones come by themselves
-constexpr int64_t SWEEP_MOST = 2048;   // all of a row at each step, whatever its support; beyond, where most of the row is a candidate
-constexpr int64_t DENSE_MOST = 320;    // a gradient from all of p; beyond, the zeros of a sparse map are worth looking for
-constexpr int64_t BESIDE_MOST = 32;    // a gradient of rows side by side, one a lane
 template <class C>
 constexpr int64_t COUNT_MOST = 128 * width<C>;  // the k largest among all of a row, by counting
-
-// Candidates of a row in a batch; a row with more is served by itself.
-constexpr int64_t BATCH_CANDIDATES = 1024;
-constexpr int64_t BATCH_CANDIDATES_SWEPT = 512;  // of entmax 4/3 and 5/4, which a sweep serves as well
-constexpr int64_t BATCH_CANDIDATES_FEW = 256;    // of sparsemax, entmax 3/2 and the k largest
-
-// Inside of the ways.
-constexpr int64_t CELLS_FROM = 33;        // a tile begins at a level that the maxima of its cells give
-constexpr int64_t WORTH_SEEKING = 17;     // the zeros of p in one row,
-constexpr int64_t WORTH_SEEKING_WIDE = 1024;  // of entmax below 3/2, which leaves more,
-constexpr int64_t many_nonzeros(int64_t n) { return n / 32 + 8; }  // unless there are more non-zeros than this
-constexpr int64_t SAVED_SHARE = 16;       // a row whose support was too large to be saved is more than this part of it
-constexpr int64_t BACKWARD_BLOCK = 128;   // beyond, p, g and results of 16 rows leave the first cache, and there are 8 in turn
 template <class C>
 constexpr int64_t BLOCKS_OF_16_FROM = 512 * width<C> + 1;  // a scan's cells are of 16 vectors in place of 4
 template <class C>
 constexpr int64_t COUNTED_IN_BITS = 32 * width<C>;  // beyond, in lanes
 constexpr int64_t SPEAKS_FROM = 16 * width<float>;  // the beginning of a row tells whether it has too many candidates for a batch
 constexpr int64_t APART_FROM = 24 * width<float> + 1;  // a batch notes which vectors have candidates
-constexpr int64_t EXPONENTIALS_KEPT = 262144;       // bytes of a row's exponentials that are kept rather than computed twice
+constexpr int64_t ONE_GROUP = 12 * width<float>, TWO_GROUPS = 32 * width<float>;  // of cells, into which a batch of the links POWERS, CURVES and NORM divides a row
+constexpr int64_t cell_groups(int64_t n) { return n <= ONE_GROUP ? 1 : n <= TWO_GROUPS ? 2 : 4; }
 
 // -- what a plan is: a grouping and a source; the output is the operation of the call --------------------------------------------------------------
 
@@ -192,10 +173,6 @@ inline const char *plan_name(const anymax_call &call) {
     return text;
 }
 
-// Into how many vectors of cells a batch of the links POWERS, CURVES and NORM divides a row.
-constexpr int64_t ONE_GROUP = 12 * width<float>, TWO_GROUPS = 32 * width<float>;
-constexpr int64_t cell_groups(int64_t n) { return n <= ONE_GROUP ? 1 : n <= TWO_GROUPS ? 2 : 4; }
-
 // Up to which length rows from n classes on may be served together, each of a length of its own; 0: they may not.
 inline int64_t uneven_from(anymax_call call, int64_t n) {
     call.n = n;
@@ -249,10 +226,9 @@ inline int64_t worth_saving(int32_t op, int32_t map, double param, int64_t rows,
         return is_sparse(map) ? least(n, most(128, n / 32)) : link == EXPONENTIAL ? 1 : 0;
     }
     const bool entmax = map == ANYMAX_ENTMAX;
-    if (op != ANYMAX_FORWARD || !is_sparse(map) || rows * n < 16384 || (entmax && param < 1.22)) return 0;
-    // of 1,000 normal scores entmax 1.25 leaves 230, 4/3 75 and 3/2 18
+    if (op != ANYMAX_FORWARD || !is_sparse(map) || rows * n < SAVED_CALL_FROM || (entmax && param < 1.22)) return 0;
     const bool wide = entmax && param < 1.45, wider = entmax && param < 1.3;
-    if (n < (wider ? 4096 : wide ? 768 : 256)) return 0;
+    if (n < (wider ? SAVED_FROM_WIDER : wide ? SAVED_FROM_WIDE : SAVED_FROM)) return 0;
     const int64_t size = wider ? most(n / 24, least(n / 8, 1024)) : most(n / 32, least(n / 8, 256));
     return (map == ANYMAX_TOPK && param * 16 > (double)n) || (map == ANYMAX_BUDGET && param * 2.4 > (double)size) ? 0 : size;
 }

@@ -214,6 +214,35 @@ def test_only_tensors_go_to_the_pool_of_torch():
     in_a_child(code)
 
 
+def test_truncations_are_shared_out_by_their_work():
+    code = """
+    import ctypes
+    import torch
+    from anymax import Softmax
+    from anymax.kernels import decode, native
+    N, P = ctypes.c_int64, ctypes.c_void_p
+    calls = []
+
+    def lent(begin, end, grain, task, context):
+        calls.append(grain)
+        ctypes.CFUNCTYPE(None, N, N, P)(task)(begin, end, context)
+        return 0
+
+    lent = ctypes.CFUNCTYPE(ctypes.c_int, N, N, N, P, P)(lent)
+    assert native.pool() == 1
+    ctypes.CDLL(native.load().__file__).anymax_set_parallel(ctypes.cast(lent, P))
+    x = torch.randn(64, 200)
+    for name, value, want in ("temperature", 2.0, False), ("minp", 0.1, False), ("typical", 0.9, True), ("xtc", 0.1, True):
+        calls.clear()
+        decode.run(Softmax(), x, (decode.Step(name, value),), keep=True)
+        assert bool(calls) == want, (name, calls)
+    calls.clear()
+    decode.run(Softmax(), torch.randn(64, 64), u=torch.rand(64, 40, dtype=torch.float64))
+    assert calls  # the draws cost more than the classes
+    """
+    in_a_child(code)
+
+
 @pytest.mark.parametrize("name", [None, "Engine.so"])
 def test_threadpoolctl_limits_the_pool(name, tmp_path):
     """In a process of its own: threadpoolctl finds a library by its file, and can't where that was replaced meanwhile."""

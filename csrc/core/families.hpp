@@ -29,11 +29,11 @@ void run_backward(const anymax_call &call, const Plan &plan, int64_t begin, int6
 // Of perturb max; what they are is said in perturb.hpp.
 int64_t perturb_work(int64_t n, int64_t nodes);
 template <class C>
-void perturb_forward(int noise, double scale, int64_t nodes, const C *x, int64_t n, C *p, double *tau, double *work);
+void perturb_forward(const anymax_call &call, const C *x, int64_t n, C *p, double *tau, double *work);
 template <class C>
-void perturb_vjp(int noise, double scale, int64_t nodes, const C *x, const C *p, const C *g, int64_t n, C *out, double *work);
+void perturb_vjp(const anymax_call &call, const C *x, const C *p, const C *g, int64_t n, C *out, double *work);
 template <class C>
-double perturb_loss(int noise, double scale, int64_t nodes, const C *x, int64_t n, int64_t target, double *tau, double *work);
+double perturb_loss(const anymax_call &call, const C *x, int64_t n, int64_t target, double *tau, double *work);
 
 #if !defined(ANYMAX_MAPS_ALONE)
 // The rows [begin, end) of a call, truncated and drawn from.

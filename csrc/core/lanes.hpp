@@ -193,6 +193,21 @@ ANYMAX_INLINE void store_narrow(float *p, vd v) {
     vf_half h = __builtin_convertvector(v, vf_half);
     __builtin_memcpy(p, &h, sizeof h);
 }
+// From i on as many as a vd has lanes, `fill` in those beyond n.
+template <class C>
+ANYMAX_INLINE vd load_wide_or(const C *p, int64_t i, int64_t n, double fill) {
+    constexpr int64_t W = width<double>;
+    if (i + W <= n) return load_wide(p + i);
+    vd v = all<vd>(fill);
+    for (int64_t k = 0; i + k < n; k++) v[k] = (double)p[i + k];
+    return v;
+}
+// And back, of a vector that may reach beyond n.
+template <class C>
+ANYMAX_INLINE void store_narrow_within(C *p, int64_t i, int64_t n, vd v) {
+    if (i + width<double> <= n) return store_narrow(p + i, v);
+    for (int64_t k = 0; i + k < n; k++) p[i + k] = (C)v[k];
+}
 // Adds the lanes of v to a double accumulator.
 ANYMAX_INLINE vd widen_add(vd a, vf v) { return a + (low(v) + high(v)); }
 ANYMAX_INLINE vd widen_add(vd a, vd v) { return a + v; }

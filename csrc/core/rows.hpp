@@ -3,7 +3,8 @@
 #pragma once
 
 #include "core/packing.hpp"
-#include "core/scratch.hpp"
+#include "core/memory.hpp"
+#include "core/pieces.hpp"
 
 namespace ANYMAX_UNIT {
 
@@ -310,7 +311,7 @@ inline void stage_in(C *to, const void *row, int64_t step, int32_t dtype, const 
 
 // `row` itself where nothing is to be done.
 template <class C>
-inline const C *stage(const void *row, int64_t step, int32_t dtype, const uint8_t *mask, int64_t mask_step, int64_t n, Scratch &scratch, int slot) {
+inline const C *stage(const void *row, int64_t step, int32_t dtype, const uint8_t *mask, int64_t mask_step, int64_t n, Scratch &scratch, Slot slot) {
     if (is_type<C>(dtype) && step == 1 && !mask) return (const C *)row;
     C *to = scratch.take<C>(slot, n);
     if (to) stage_in(to, row, step, dtype, mask, mask_step, n);

@@ -6,8 +6,6 @@
 
 namespace ANYMAX_UNIT {
 
-constexpr int64_t DRAW_BLOCK = 512;  // weights whose sum is kept
-
 // Weights of which classes are drawn: up to[k] is the sum of all up to the end of the k-th block.
 template <class T>
 struct Wheel {

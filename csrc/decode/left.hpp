@@ -150,10 +150,10 @@ inline Mass<C> mass_of(const Left<C> &l, Scratch &scratch) {
     return Mass<C>{e, z, ::log(z) - drift_of(l, e) / z};
 }
 
-// A share that sums of rounded exponentials reach where exact ones would. In long rows a class at the edge may have less than the rounding.
+// A share that sums of rounded exponentials reach where exact ones would.
 template <class C>
 constexpr double reached(double share, int64_t n) {
-    return n > 1024 ? share : share * (1.0 - (sizeof(C) == 4 ? 0x1p-21 : 0x1p-48));
+    return n > EDGE_MOST ? share : share * (1.0 - (sizeof(C) == 4 ? 0x1p-21 : 0x1p-48));
 }
 
 // The fewest largest whose exponentials hold a share of their sum.
@@ -212,11 +212,8 @@ template <class C, class F>
 inline double wide_sum(const C *x, int64_t n, F f) {
     constexpr int64_t W = width<double>;
     vd total{};
-    int64_t i = 0;
-    for (; i + W <= n; i += W) total += f(load_wide(x + i));
-    C rest[W];
-    for (int64_t j = 0; j < W; j++) rest[j] = i + j < n ? x[i + j] : -infinity<C>;
-    return sum(total + f(load_wide(rest)));
+    for (int64_t i = 0; i < n; i += W) total += f(load_wide_or(x, i, n, -inf64));
+    return sum(total);
 }
 
 // n standard deviations, of all scores that are finite.

@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "decode/steps.hpp"
 #include "doors/dispatch.hpp"
 #include "doors/pool.h"
 #include "maps.hpp"
@@ -144,8 +145,11 @@ int execute(const anymax_call *call, anymax_parallel run) {
     if (!run || work_of(call, elements) < ALONE_MOST) return rows_of(e->unit, call, 0, rows, bypass, nullptr);
     if (n >= (rows == 1 ? SHARED_ALONE : SHARED_ROW) && rows < ROWS_FEW) return rows_of(e->unit, call, 0, rows, bypass, run);  // the threads share each row
     Work w{call, e->unit, bypass, {0}};
-    int64_t grain = ALONE_MOST / 2 / work_of(call, n) + 1;
-    if (call->inner > 1 || grain > 8) grain = grain < 24 ? 16 : (grain + 8) / 16 * 16;  // transposed, or solved, so many at once
+    int64_t grain = grain_of(work_of(call, n));
+    if (call->inner > 1 || grain > ROWS_AT_ONCE / 2) {  // transposed, or solved, so many at once
+        const int64_t groups = (grain + ROWS_AT_ONCE / 2) / ROWS_AT_ONCE;
+        grain = (groups ? groups : 1) * ROWS_AT_ONCE;
+    }
     run(0, rows, grain, some_rows, &w);
     return w.code.load();
 }
@@ -256,17 +260,6 @@ extern "C" int anymax_linear_vjp(const anymax_linear_call *call) {
 
 // -- truncations and draws ---------------------------------------------------------------------------------------------------------
 
-// The range of a step's value.
-static bool fits(int32_t kind, double value) {
-    switch (kind) {
-        case ANYMAX_TEMPERATURE:
-        case ANYMAX_DEVIATIONS: return value >= 0.0 && value - value == 0.0;
-        case ANYMAX_LARGEST_SCORES: return value >= 1.0;
-        case ANYMAX_WITHOUT_TOP: return value > 0.0;  // beyond 1: nothing happens
-        default: return value > 0.0 && value <= 1.0;
-    }
-}
-
 static int check(const anymax_decode_call *call) {
     if (!call || !entry() || !entry()->unit->decode) return ANYMAX_BAD_CALL;
     if (call->map < 0 || call->map >= ANYMAX_MAPS || needs_scores(call->map)) return ANYMAX_BAD_MAP;
@@ -278,9 +271,12 @@ static int check(const anymax_decode_call *call) {
     if (!call->rows) return ANYMAX_OK;
     if (!call->x || (call->count && !call->steps) || (call->draws && (call->given ? call->log_p == nullptr : !call->u || !call->index))) return ANYMAX_BAD_POINTER;
     for (int64_t k = 0; k < call->count; k++) {
-        if (call->steps[k].kind < 0 || call->steps[k].kind >= ANYMAX_STEPS || call->steps[k].least < 0) return ANYMAX_BAD_CALL;
-        for (int64_t r = 0; r < (call->values ? call->rows : 1); r++)
-            if (!fits(call->steps[k].kind, call->values ? call->values[r * call->count + k] : call->steps[k].value)) return ANYMAX_BAD_PARAM;
+        if (!is_step(call->steps[k].kind) || call->steps[k].least < 0) return ANYMAX_BAD_CALL;
+        const StepRow &step = STEPS[call->steps[k].kind];
+        for (int64_t r = 0; r < (call->values ? call->rows : 1); r++) {
+            const double value = call->values ? call->values[r * call->count + k] : call->steps[k].value;
+            if (!(value >= step.least && value <= step.most)) return ANYMAX_BAD_PARAM;
+        }
     }
     return ANYMAX_OK;
 }
@@ -306,8 +302,9 @@ extern "C" int anymax_decode(const anymax_decode_call *call) {
     if (code || !call->rows) return code;
     const anymax_parallel run = parallel_of(call->pool);
     Decode d{call, entry()->unit, {0}};
-    if (run && call->rows > 1 && call->rows * call->n >= ALONE_MOST)
-        run(0, call->rows, ALONE_MOST / 2 / call->n + 1, some_decoded, &d);
+    const int64_t row = work_of_row(call);
+    if (run && call->rows > 1 && at_most_so_much(call->rows, row) >= ALONE_MOST)
+        run(0, call->rows, grain_of(row), some_decoded, &d);
     else
         some_decoded(0, call->rows, &d);
     return d.code.load();

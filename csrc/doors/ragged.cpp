@@ -123,37 +123,37 @@ void bring(const Work &w, int64_t begin, int64_t end) {
 // Segments whose entries lie in order.
 int serve(const Work &w, int64_t begin, int64_t end, Stage &stage) {
     const int64_t heads = w.call->inner;
-    int32_t start[SHORT_MOST + 2] = {};
+    int32_t start[SEGMENT_SHORT_MOST + 2] = {};
     bool mixed = false;  // some are taken by length
     for (int64_t s = begin; s < end; s++) {
         const int64_t n = w.length(s);
         if (n == 0) serve_empty(w, s);
-        if (n == 0 || n > SHORT_MOST) continue;
+        if (n == 0 || n > SEGMENT_SHORT_MOST) continue;
         start[w.alike[n] + 1]++;
         mixed |= !w.uneven[n];
     }
     if (mixed) bring(w, begin, end);
     for (int64_t s = begin; s < end; s++) {
-        if (w.length(s) <= SHORT_MOST || w.long_one(s)) continue;
+        if (w.length(s) <= SEGMENT_SHORT_MOST || w.long_one(s)) continue;
         const int code = serve_in_place(w, s, nullptr);
         if (code) return code;
     }
-    for (int64_t n = 1; n <= SHORT_MOST + 1; n++) start[n] += start[n - 1];
-    int32_t *which = stage.sorted.take<int32_t>(start[SHORT_MOST + 1]);
+    for (int64_t n = 1; n <= SEGMENT_SHORT_MOST + 1; n++) start[n] += start[n - 1];
+    int32_t *which = stage.sorted.take<int32_t>(start[SEGMENT_SHORT_MOST + 1]);
     if (!which) return ANYMAX_NO_MEMORY;
     for (int64_t s = begin; s < end; s++) {
         const int64_t n = w.length(s);
-        if (n > 0 && n <= SHORT_MOST) which[start[w.alike[n]]++] = (int32_t)(s - begin);
+        if (n > 0 && n <= SEGMENT_SHORT_MOST) which[start[w.alike[n]]++] = (int32_t)(s - begin);
     }
-    for (int64_t n = 1; n <= SHORT_MOST; n++) {
+    for (int64_t n = 1; n <= SEGMENT_SHORT_MOST; n++) {
         // each start has moved on to the next length's
         const int64_t last = start[n];
         int64_t few = last - start[n - 1];
         if (!few) continue;
         if (!w.uneven[n]) {
-            const int64_t most = TOGETHER / (n * heads);
-            few = most * heads >= LANES ? most : (LANES + heads - 1) / heads;
-            if (heads == 1) few = few / LANES * LANES;
+            const int64_t most = SEGMENTS_STAGED / (n * heads);
+            few = most * heads >= ROWS_AT_ONCE ? most : (ROWS_AT_ONCE + heads - 1) / heads;
+            if (heads == 1) few = few / ROWS_AT_ONCE * ROWS_AT_ONCE;
         }
         for (int64_t j = start[n - 1]; j < last;) {
             Group g{which + j, begin, last - j < few ? last - j : few, n, false};
@@ -180,7 +180,7 @@ int serve_apart(const Work &w, int64_t begin, int64_t end, Stage &stage, anymax_
     auto moves = [&](bool in, const anymax_view &v, void *staged) {
         Moves m{segments.order, v, (char *)staged, first, heads, w.call->n, w.size};
         const anymax_task task = in ? some_moves<true> : some_moves<false>;
-        team ? (void)team(first, last, CHUNK, task, &m) : task(first, last, &m);
+        team ? (void)team(first, last, SEGMENTS_CHUNK, task, &m) : task(first, last, &m);
         return !m.wrong.load();
     };
     const int holds = w.call->op == ANYMAX_FORWARD ? 3 : 1;  // which of them `kept` is: out or p
@@ -245,7 +245,7 @@ bool ascending(const anymax_segments &segments, int64_t count, int64_t entries) 
 
 // Which lengths are served together, where entries lie side by side.
 void find_alike(Work &w) {
-    for (int64_t n = 0; n <= SHORT_MOST; n++) w.alike[n] = (int16_t)n, w.uneven[n] = false;
+    for (int64_t n = 0; n <= SEGMENT_SHORT_MOST; n++) w.alike[n] = (int16_t)n, w.uneven[n] = false;
     anymax_call c = *w.call;
     anymax_view *const views[] = {&c.x, &c.p, &c.g, &c.out};
     for (anymax_view *v : views)
@@ -254,7 +254,7 @@ void find_alike(Work &w) {
     anymax_span spans[ANYMAX_SPANS];
     const int count = w.unit->uneven(&c, spans);
     for (int i = 0; i < count; i++)
-        for (int64_t n = spans[i].from; n <= spans[i].to && n <= SHORT_MOST; n++) w.alike[n] = (int16_t)spans[i].from, w.uneven[n] = true;
+        for (int64_t n = spans[i].from; n <= spans[i].to && n <= SEGMENT_SHORT_MOST; n++) w.alike[n] = (int16_t)spans[i].from, w.uneven[n] = true;
 }
 
 }  // namespace
@@ -274,7 +274,7 @@ extern "C" int anymax_run_segments_by(const anymax_call *call, const anymax_segm
     if (call->n && (code = check_operands(call))) return code;
     if ((call->op == ANYMAX_LOSS && !(call->value && call->index)) || (call->op == ANYMAX_THRESHOLD && !call->tau)) return ANYMAX_BAD_POINTER;
     const bool f64 = call->dtype == ANYMAX_F64;
-    const int64_t chunk = CHUNK / call->inner > 1024 ? CHUNK / call->inner : 1024;
+    const int64_t chunk = SEGMENTS_CHUNK / call->inner > SEGMENTS_CHUNK_LEAST ? SEGMENTS_CHUNK / call->inner : SEGMENTS_CHUNK_LEAST;
     Work w{call, segments, unit_in_use(), f64 ? 8 : call->dtype == ANYMAX_F32 ? 4 : 2, f64 ? 8 : 4, chunk, 0, run != nullptr, {}, {}};
     find_alike(w);
     Stage &stage = Stage::own();

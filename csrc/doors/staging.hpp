@@ -5,18 +5,12 @@
 
 #include <atomic>
 
-#include "core/room.hpp"
+#include "core/memory.hpp"
 #include "doors/dispatch.hpp"
 
 namespace {
 
 using ANYMAX_UNIT::Room;
-
-constexpr int64_t CHUNK = 65536;      // numbers of segments that are sorted by length together: those of all operands fit into the second cache
-constexpr int64_t SHORT_MOST = 2048;  // entries of a segment up to which others are served with it (plan.hpp: no way gains by longer rows together)
-constexpr int64_t TOGETHER = 8192;    // numbers that are staged at once
-constexpr int64_t LANES = 16;         // rows that the widest vector serves at once
-constexpr int64_t AHEAD = 24;         // entries of an order that are asked for meanwhile
 
 struct Work {
     const anymax_call *call;
@@ -26,8 +20,8 @@ struct Work {
     int64_t chunk;       // entries of a chunk
     int64_t first;       // the entry that lies first
     bool shared;         // the longest ones are served already, by all threads
-    int16_t alike[SHORT_MOST + 1];  // of each length the least that is served with it,
-    bool uneven[SHORT_MOST + 1];    // and whether others are
+    int16_t alike[SEGMENT_SHORT_MOST + 1];  // of each length the least that is served with it,
+    bool uneven[SEGMENT_SHORT_MOST + 1];    // and whether others are
 
     int64_t length(int64_t s) const { return segments->ptr[s + 1] - segments->ptr[s]; }
     int64_t from(int64_t s) const { return segments->ptr[s] - first; }
@@ -135,13 +129,13 @@ struct Moves {
     template <bool IN, int BYTES>
     void pieces(int64_t begin, int64_t end) {
         // what each turn reads must not wait for what the one before wrote: so nothing is read of *this
-        const int64_t bytes = BYTES ? BYTES : heads * size, step = view.cls * size, count = end - begin, ahead = count - AHEAD, *const places = order + begin;
+        const int64_t bytes = BYTES ? BYTES : heads * size, step = view.cls * size, count = end - begin, ahead = count - ENTRIES_AHEAD, *const places = order + begin;
         const uint64_t most = (uint64_t)entries;
         char *const own = (char *)view.data, *const row = staged + (begin - this->begin) * bytes;
         bool out = false;
         for (int64_t k = 0; k < count; k++) {
             const uint64_t e = (uint64_t)places[k];
-            if (BYTES >= 16 && k < ahead) __builtin_prefetch(own + places[k + AHEAD] * step, !IN);
+            if (BYTES >= 16 && k < ahead) __builtin_prefetch(own + places[k + ENTRIES_AHEAD] * step, !IN);
             out |= e >= most;
             move<IN>(row + k * bytes, own + (int64_t)(e < most ? e : 0) * step, (size_t)(BYTES ? BYTES : bytes));
         }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "links/power.hpp"
-#include "maps.hpp"
 
 namespace ANYMAX_UNIT {
 
@@ -116,37 +115,6 @@ ANYMAX_INLINE CurveTerms curve_terms(const Curve &curve, int64_t count, vd level
     }
     return s;
 }
-
-// Omega of a row, a probability at a time.
-struct Omega {
-    Link link;
-    double alpha, norm;
-    explicit Omega(Link l, double param) : link(l), alpha(param), norm(0.0) {}
-    ANYMAX_INLINE double of(double p) {
-        const double c = alpha - 1.0;
-        switch (link) {
-            case POWER1:
-            case CAPPED: return 0.5 * p * (p - 1.0);
-            case POWER2:
-            case POWER3:
-            case POWER4:
-            case CURVE:
-            case ANY_POWER:
-            case STEEP: return p * ::expm1(c * ::log(p)) / (c * alpha);
-            case NORM: norm += ::exp(alpha * ::log(p)); return 0.0;
-            case EXPONENTIAL:  // their losses are logarithms of sums
-            case LARGEST:
-            case NUCLEUS:
-            case TAYLOR:
-            case SIGMOID:
-            case RELU:
-            case PERTURBED:
-            case NO_LINK: break;
-        }
-        return __builtin_nan("");
-    }
-    ANYMAX_INLINE double rest() const { return link == NORM ? ::expm1(::log(norm) / alpha) : 0.0; }
-};
 
 // A link of entmax below alpha = 2, or normmax, of floats.
 inline Curve curve_of(Link link, double param) {

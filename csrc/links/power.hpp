@@ -4,7 +4,7 @@
 // r-norm of u, which is convex: from a level that is too high it never overshoots.
 #pragma once
 
-#include "core/vec.hpp"
+#include "links/omega.hpp"
 
 namespace ANYMAX_UNIT {
 
@@ -42,11 +42,11 @@ struct Power {
         if (R == 1) return u > V{} ? larger(u - lost, V{}) : V{};
         return larger(rate(u) * (u - lost), V{});
     }
-    // -Omega(p) / p.
+    // -Omega / p of a class.
     template <class V>
     static ANYMAX_INLINE V own(V p) {
         static_assert(R <= 2, "of sparsemax and entmax 3/2");
-        return R == 1 ? 0.5 * (1.0 - p) : (1.0 - root2(p)) * (4.0 / 3.0);
+        return EntmaxOmega(1.0 + slope).own(1.0 - (R == 1 ? p : root2(p)));
     }
 
     template <class C>

@@ -11,25 +11,11 @@ namespace ANYMAX_UNIT {
 
 // f(the weights of a ratio map on this row, whose largest score is `high`).
 template <class C, class F>
-ANYMAX_INLINE void with_ratio(Link link, double param, const C *x, int64_t n, C high, F f) {
+ANYMAX_INLINE void with_ratio(RatioLink link, double param, const C *x, int64_t n, C high, F f) {
     switch (link) {
         case TAYLOR: return f(TaylorWeight<C>(x, n, (int)param));
         case RELU: return f(ReluWeight<C>(high));
         case SIGMOID: return f(SigmoidWeight<C>(high));
-        case EXPONENTIAL:  // these are of other families
-        case POWER1:
-        case POWER2:
-        case POWER3:
-        case POWER4:
-        case CURVE:
-        case ANY_POWER:
-        case STEEP:
-        case NORM:
-        case CAPPED:
-        case LARGEST:
-        case NUCLEUS:
-        case PERTURBED:
-        case NO_LINK: return;
     }
 }
 

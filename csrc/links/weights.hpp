@@ -60,28 +60,31 @@ struct Sensitivity {
 
     // single: for results in floats
     Sensitivity(Link l, double param, bool single) : link(l), alpha(param), exponent(1.0) {
+        switch (l.family) {
+            case EXPONENTIALS:
+            case TRUNCATIONS: break;
+            case THRESHOLDS: exponent = of_threshold(l.threshold(), param); break;
+            case RATIOS:
+            case NOISES: exponent = __builtin_nan("");  // they have no such weight
+        }
+        steep = exponent < 0.0;
+        form = l == CAPPED ? BELOW : exponent == 0.0 ? PLAIN : exponent == 1.0 ? OWN : exponent == 0.5 ? ROOT : POWER;
+        if (form == POWER && single && !steep && exponent < 1.0) form = exponent == 0.75 ? ROOTS : ::fabs(exponent * 3.0 - 2.0) < 1e-7 ? THIRDS : ROUGH;
+    }
+    static double of_threshold(ThresholdLink l, double param) {
         switch (l) {
             case POWER1:
-            case CAPPED: exponent = 0.0; break;
+            case CAPPED: return 0.0;
             case POWER2:
             case POWER3:
             case POWER4:
             case CURVE:
             case ANY_POWER:
             case STEEP:
-            case NORM: exponent = 2.0 - param; break;
-            case EXPONENTIAL:
-            case LARGEST:
-            case NUCLEUS: break;
-            case TAYLOR:
-            case SIGMOID:
-            case RELU:
-            case PERTURBED:
-            case NO_LINK: exponent = __builtin_nan("");  // they have no such weight
+            case NORM: return 2.0 - param;
+            case NO_LINK: break;
         }
-        steep = exponent < 0.0;
-        form = l == CAPPED ? BELOW : exponent == 0.0 ? PLAIN : exponent == 1.0 ? OWN : exponent == 0.5 ? ROOT : POWER;
-        if (form == POWER && single && !steep && exponent < 1.0) form = exponent == 0.75 ? ROOTS : ::fabs(exponent * 3.0 - 2.0) < 1e-7 ? THIRDS : ROUGH;
+        return __builtin_nan("");
     }
     // f(the form of the weights).
     template <class F>

@@ -94,9 +94,9 @@ inline void collect(const Block<E> &block, Nodes &at) {
         if (u - block.high > reach<N, E>) {
             if (cache) memset(cache, 0, (size_t)block.m * sizeof(E));
         } else if (u >= block.high) {
-            collect_node<N, true, MODE>(block, u, at.l[q], at.s[q], at.t[q], cache);
+            collect_node<N, true, MODE>(block, u, at.rest_log[q], at.rest_h[q], at.rest_hg[q], cache);
         } else {
-            collect_node<N, false, MODE>(block, u, at.l[q], at.s[q], at.t[q], cache);
+            collect_node<N, false, MODE>(block, u, at.rest_log[q], at.rest_h[q], at.rest_hg[q], cache);
         }
     }
 }

@@ -4,144 +4,25 @@
 #pragma once
 
 #include "perturb/blocks.hpp"
+#include "perturb/chebyshev.hpp"
 #include "perturb/row.hpp"
 
 namespace ANYMAX_UNIT {
 namespace perturb {
 
-constexpr int64_t SUMMED_FROM = 48;  // classes: shorter rows are never summed up
-constexpr int64_t CHUNK = 256;       // scores located at once
-constexpr int64_t CELLS = 640;       // at most
+constexpr int64_t CHUNK = 256;  // scores located at once
+constexpr int64_t CELLS = 640;  // at most
 
-// K Chebyshev points; fit: the Chebyshev coefficients of a function from its values there; power[k][j]: the coefficient of t^j in Chebyshev's k-th
-// polynomial.
-template <int K>
-struct Chebyshev {
-    double point[K], fit[K][K], power[K][K];
-};
-template <int K>
-constexpr Chebyshev<K> chebyshev() {
-    constexpr double upper8[4] = {0.19509032201612827, 0.55557023301960222, 0.83146961230254524, 0.98078528040323045};
-    constexpr double upper16[8] = {0.098017140329560602, 0.29028467725446237, 0.47139673682599765, 0.63439328416364550,
-                                   0.77301045336273697,  0.88192126434835503, 0.95694033573220887, 0.99518472667219689};
-    Chebyshev<K> c{};
-    for (int m = 0; m < K / 2; m++) {
-        const double x = K == 8 ? upper8[m] : upper16[m];
-        c.point[K / 2 + m] = x;
-        c.point[K / 2 - 1 - m] = -x;
-    }
-    for (int m = 0; m < K; m++) {
-        double a = 1.0, b = c.point[m];
-        for (int k = 0; k < K; k++) {
-            c.fit[k][m] = a * (k ? 2.0 : 1.0) / K;
-            const double next = 2.0 * c.point[m] * b - a;
-            a = b;
-            b = next;
-        }
-    }
-    c.power[0][0] = 1.0;
-    c.power[1][1] = 1.0;
-    for (int k = 2; k < K; k++)
-        for (int j = 0; j < K; j++) c.power[k][j] = (j ? 2.0 * c.power[k - 1][j - 1] : 0.0) - c.power[k - 2][j];
-    return c;
+// How wide a cell is (in s, as below): in doubles it has twice the points.
+template <int N, class E>
+constexpr double cell_breadth(int64_t n) {
+    constexpr bool wide = sizeof(E) == 8;
+    if (N == ANYMAX_NORMAL) return wide || n < NARROWER_CELLS_FROM ? 4.0 : n < NARROWEST_CELLS_FROM ? 3.0 : 2.0;
+    return N == ANYMAX_LOGISTIC ? (wide ? 1.5 : 1.0) : wide ? 0.5 : 0.32;
 }
-
-template <int K>
-constexpr Chebyshev<K> CHEBYSHEV = chebyshev<K>();
-template <class E>
-constexpr int points_a_cell = sizeof(E) == 8 ? 16 : 8;
-
-typedef float f8 __attribute__((vector_size(32)));
-typedef int32_t i8 __attribute__((vector_size(32)));
-typedef double d4 __attribute__((vector_size(32)));
-
-// to[k] += t^k, weighted[k] += g t^k: k < 8 in floats, k < 16 in doubles.
-template <bool G>
-ANYMAX_INLINE void add_powers(float *to, float *weighted, float t, float g) {
-    constexpr i8 odd = {0, -1, 0, -1, 0, -1, 0, -1}, second = {0, 0, -1, -1, 0, 0, -1, -1}, upper = {0, 0, 0, 0, -1, -1, -1, -1};
-    const f8 one = {1, 1, 1, 1, 1, 1, 1, 1};
-    const float t2 = t * t, t4 = t2 * t2;
-    f8 p = odd ? t - f8{} : one;
-    p = p * (second ? t2 - f8{} : one);
-    p = p * (upper ? t4 - f8{} : one);
-    f8 a;
-    __builtin_memcpy(&a, to, sizeof a);
-    a += p;
-    __builtin_memcpy(to, &a, sizeof a);
-    if (G) {
-        __builtin_memcpy(&a, weighted, sizeof a);
-        a += p * g;
-        __builtin_memcpy(weighted, &a, sizeof a);
-    }
-}
-template <bool G>
-ANYMAX_INLINE void add_powers(double *to, double *weighted, double t, double g) {
-    const double t2 = t * t, t4 = t2 * t2, t8 = t4 * t4;
-    d4 p[4];
-    p[0] = d4{1.0, t, t2, t2 * t};
-    p[1] = p[0] * t4;
-    p[2] = p[0] * t8;
-    p[3] = p[1] * t8;
-    for (int i = 0; i < 4; i++) {
-        d4 a;
-        __builtin_memcpy(&a, to + 4 * i, sizeof a);
-        a += p[i];
-        __builtin_memcpy(to + 4 * i, &a, sizeof a);
-        if (G) {
-            __builtin_memcpy(&a, weighted + 4 * i, sizeof a);
-            a += p[i] * g;
-            __builtin_memcpy(weighted + 4 * i, &a, sizeof a);
-        }
-    }
-}
-
-// Adds the two copies of the floats' sums to the moments, and begins them again.
-inline void flush_sums(float *from, double *to, int64_t copy) {
-    for (int64_t k = 0; k < copy; k += width<float>) {
-        const vf a = load(from + k);
-        const vf b = load(from + k + copy);
-        constexpr int64_t half = width<double>;
-        store(to + k, load(to + k) + (low(a) + low(b)));
-        store(to + k + half, load(to + k + half) + (high(a) + high(b)));
-        store(from + k, vf{});
-        store(from + k + copy, vf{});
-    }
-}
-
-// The weights of a cell's points, from its moments.
-template <class E>
-__attribute__((noinline)) void weights(const double *moment, E *to) {
-    constexpr int K = points_a_cell<E>;
-    double c[K], out[K] = {};
-    for (int k = 0; k < K; k++) {
-        double a = 0.0;
-        for (int j = 0; j <= k; j++) a += CHEBYSHEV<K>.power[k][j] * moment[j];
-        c[k] = a;
-    }
-    for (int k = 0; k < K; k++)
-        for (int m = 0; m < K; m++) out[m] += CHEBYSHEV<K>.fit[k][m] * c[k];
-    for (int m = 0; m < K; m++) to[m] = (E)out[m];
-}
-// The powers of the polynomial that has these values at a cell's points.
-template <class E>
-__attribute__((noinline)) void interpolate_cell(const E *values, E *to) {
-    constexpr int K = points_a_cell<E>;
-    double out[K] = {};
-    for (int k = 0; k < K; k++) {
-        double a = 0.0;
-        for (int m = 0; m < K; m++) a += CHEBYSHEV<K>.fit[k][m] * (double)values[m];
-        for (int j = 0; j <= k; j++) out[j] += CHEBYSHEV<K>.power[k][j] * a;
-    }
-    for (int m = 0; m < K; m++) to[m] = (E)out[m];
-}
-
-template <class E>
-ANYMAX_INLINE E horner(const E *c, E t) {
-    constexpr int K = points_a_cell<E>;
-    E y = c[K - 1];
-    for (int k = K - 2; k >= 0; k--) y = y * t + c[k];
-    return y;
-}
+// How far below the first node a score may be that has a probability.
+template <int N>
+constexpr double node_depth = N == ANYMAX_NORMAL ? 8.0 : N == ANYMAX_LOGISTIC ? 31.0 : 0.0;
 
 // The cells are of equal width in s = y (y + 2 bend), y = origin - z: in normal noise narrower where scores are far below, as h is steeper there.
 template <int N, class E>
@@ -149,7 +30,9 @@ struct Cells {
     static constexpr int K = points_a_cell<E>;
 
     Row<E> row;
-    double origin, bend, breadth, per;  // per: 1 / breadth
+    static constexpr double bend = N == ANYMAX_NORMAL ? 4.0 : 0.0;
+
+    double origin, breadth, per;        // per: 1 / breadth
     int64_t cells, points;              // points: of all cells that are not empty, padded to whole vectors
     int64_t *cell_of;                   // of the scores that were located last; `cells` for those that are in none
     E *t_of;                            // their places in their cells, in [-1, 1]
@@ -172,42 +55,59 @@ struct Cells {
         arena.take(rows, filled);
         at.take(arena, CELLS * K + BLOCK);
     }
+    // s of y.
+    template <class V>
+    static ANYMAX_INLINE V bent(V y) {
+        return N == ANYMAX_NORMAL ? y * (y + 2.0 * bend) : y;
+    }
     // The cells, for scores of z <= from.
     void set_cells(double from) {
         origin = from;
-        if (N == ANYMAX_NORMAL) {
-            bend = 4.0;
-            breadth = sizeof(E) == 8 ? 4.0 : row.n < 8192 ? 4.0 : row.n < 131072 ? 3.0 : 2.0;
-        } else {
-            bend = 0.0;
-            breadth = N == ANYMAX_LOGISTIC ? (sizeof(E) == 8 ? 1.5 : 1.0) : (sizeof(E) == 8 ? 0.5 : 0.32);
-        }
+        breadth = cell_breadth<N, E>(row.n);
         per = 1.0 / breadth;
         // down to the lowest score, or to where no score has any probability
-        double y = origin - (row.low - row.high) * row.inv;
-        const double far = reach<N, E> + (N == ANYMAX_NORMAL ? 8.0 : N == ANYMAX_LOGISTIC ? 31.0 : 0.0);
-        y = y < 0.0 ? 0.0 : y < far ? y : far;
-        const double last = (N == ANYMAX_NORMAL ? y * (y + 2.0 * bend) : y) * per + 2.0;
+        const double lowest = origin - (row.low - row.high) * row.inv, far = reach<N, E> + node_depth<N>;
+        const double last = bent(lowest < 0.0 ? 0.0 : lowest < far ? lowest : far) * per + 2.0;
         cells = last < (double)CELLS ? (int64_t)last : CELLS;
     }
 
     // cell_of and t_of for the CHUNK scores from pos on.
     ANYMAX_INLINE void locate(int64_t pos) {
-        constexpr double MAGIC = 6755399441055744.0;  // 1.5 * 2^52
         const double out = (double)cells;
         const int64_t m = row.n - pos < CHUNK ? round_up(row.n - pos, 8) : CHUNK;
         for (int64_t j = 0; j < m; j += width<double>) {
             const vd y = origin - load_z(row, pos + j);
-            vd s = (N == ANYMAX_NORMAL ? y * (y + 2.0 * bend) : y) * per - 0.5;
+            vd s = bent(y) * per - 0.5;
             s = smaller(s, all<vd>(out));
             if (N == ANYMAX_LAPLACE) s = s < -0.5 ? all<vd>(out) : s;
-            const vd shifted = s + MAGIC, c = shifted - MAGIC;
-            const vl cell = (vl)shifted - (vl)all<vd>(MAGIC);
+            const vd shifted = s + WHOLE, c = shifted - WHOLE;
+            const vl cell = (vl)shifted - (vl)all<vd>(WHOLE);
             __builtin_memcpy(cell_of + j, &cell, sizeof cell);
             store_narrow(t_of + j, 2.0 * (s - c));
         }
     }
 
+    // The top score of the m that were located last, from pos on, is not among the moments: its part is added separately.
+    ANYMAX_INLINE void take_out_top(int64_t pos, int64_t m) {
+        if (row.top < pos || row.top >= pos + m) return;
+        top_cell = cell_of[row.top - pos];
+        top_t = t_of[row.top - pos];
+        cell_of[row.top - pos] = cells;
+    }
+    // The powers of the m scores that were located last, whose g are in `value`.
+    template <bool G>
+    ANYMAX_INLINE void add_located(int64_t m, int64_t copy) {
+        for (int64_t j = 0; j < m; j++) {
+            const E t = t_of[j], gv = G ? value[j] : E(0);
+            if constexpr (K == 8) {
+                const int64_t k = cell_of[j] * 8 + (j & 1) * copy;
+                add_powers<G>(sums + k, sums1 + k, t, gv);
+            } else {
+                const int64_t k = cell_of[j] * 16;
+                add_powers<G>(moments + k, moments1 + k, t, gv);
+            }
+        }
+    }
     template <bool G>
     void add_moments() {
         const int64_t rows = cells + 1, copy = rows * 8;
@@ -222,23 +122,10 @@ struct Cells {
         for (int64_t pos = 0; pos < row.n; pos += CHUNK) {
             const int64_t m = row.n - pos < CHUNK ? row.n - pos : CHUNK;
             locate(pos);
-            if (row.top >= pos && row.top < pos + m) {  // it is not among the moments: its part is added separately
-                top_cell = cell_of[row.top - pos];
-                top_t = t_of[row.top - pos];
-                cell_of[row.top - pos] = cells;
-            }
+            take_out_top(pos, m);
             if (G)
                 for (int64_t j = 0; j < m; j += width<double>) store_narrow(value + j, load_g(row, pos + j));
-            for (int64_t j = 0; j < m; j++) {
-                const E t = t_of[j], gv = G ? value[j] : E(0);
-                if constexpr (K == 8) {
-                    const int64_t k = cell_of[j] * 8 + (j & 1) * copy;
-                    add_powers<G>(sums + k, sums1 + k, t, gv);
-                } else {
-                    const int64_t k = cell_of[j] * 16;
-                    add_powers<G>(moments + k, moments1 + k, t, gv);
-                }
-            }
+            add_located<G>(m, copy);
             due -= CHUNK;
             if (K == 8 && (due <= 0 || pos + CHUNK >= row.n)) {
                 flush_sums(sums, moments, copy);
@@ -247,14 +134,8 @@ struct Cells {
             }
         }
     }
-    // Cells for the scores up to z = from. False where scores one by one are cheaper.
-    bool summarise(const Row<E> &r, double from) {
-        row = r;
-        set_cells(from);
-        if (row.g)
-            add_moments<true>();
-        else
-            add_moments<false>();
+    // Which cells have scores. False where so few of them lie in cells that to take them one by one is cheaper.
+    bool fill_cells() {
         // the top score's cell is there even where it is empty: p is evaluated in it
         filled_count = 0;
         double in_cells = 0.0;
@@ -262,7 +143,10 @@ struct Cells {
             in_cells += moments[c * K];
             if (moments[c * K] > 0.0 || c == top_cell) filled[filled_count++] = c;
         }
-        if (4.0 * (double)(filled_count * K) > 3.0 * in_cells) return false;
+        return 4.0 * (double)(filled_count * K) <= 3.0 * in_cells;
+    }
+    // The points of these cells, with their weights.
+    void set_points() {
         points = filled_count * K;
         for (int64_t i = 0; i < filled_count; i++) {
             const int64_t c = filled[i], k = i * K;
@@ -280,6 +164,17 @@ struct Cells {
             at.zh[points] = E(-FAR);
             at.zl[points] = at.w[points] = at.wg[points] = E(0);
         }
+    }
+    // Cells for the scores up to z = from. False where scores one by one are cheaper.
+    bool summarise(const Row<E> &r, double from) {
+        row = r;
+        set_cells(from);
+        if (row.g)
+            add_moments<true>();
+        else
+            add_moments<false>();
+        if (!fill_cells()) return false;
+        set_points();
         return true;
     }
 

@@ -21,18 +21,14 @@ struct Gumbel {
         rest = sum(s);
     }
     void forward(C *p) {
-        for (int64_t i = 0; i < row.n; i += width<double>) put(p, i, exp(load_z(row, i)) / (1.0 + rest));
+        for (int64_t i = 0; i < row.n; i += width<double>) store_narrow_within(p, i, row.n, exp(load_z(row, i)) / (1.0 + rest));
     }
     void vjp(C *out) {
         vd s{};
         for (int64_t i = 0; i < row.n; i += width<double>) s += exp(load_z(row, i)) * load_g(row, i);
         const double middle = sum(s) / (1.0 + rest);
         for (int64_t i = 0; i < row.n; i += width<double>)
-            put(out, i, exp(load_z(row, i)) / (1.0 + rest) * (load_g(row, i) - middle) * row.inv);
-    }
-    void put(C *to, int64_t i, vd v) {
-        if (i + width<double> <= row.n) return store_narrow(to + i, v);
-        for (int64_t k = 0; i + k < row.n; k++) to[i + k] = (C)v[k];
+            store_narrow_within(out, i, row.n, exp(load_z(row, i)) / (1.0 + rest) * (load_g(row, i) - middle) * row.inv);
     }
     double excess() { return ::log1p(rest); }
 };

@@ -2,6 +2,7 @@
 // mappings/perturb_max.py: trapezoid points for smooth noises, panels of Gauss points for those with kinks.
 #pragma once
 
+#include "limits.hpp"
 #include "perturb/noises.hpp"
 
 namespace ANYMAX_UNIT {
@@ -43,7 +44,7 @@ struct Ends {
 // The mass of G outside the ends.
 template <class C>
 constexpr double mass_outside(int64_t nodes) {
-    return sizeof(C) == 8 && nodes >= 64 ? 1e-13 : 1e-9;
+    return sizeof(C) == 8 && nodes >= NODES_FINE ? 1e-13 : 1e-9;
 }
 
 inline const Ends &ends_for(int noise, int64_t n, double mass) {
@@ -121,22 +122,22 @@ constexpr int64_t most_nodes(int64_t nodes) { return round_up((2 * nodes + KINKS
 constexpr int64_t most_edges(int64_t nodes) { return round_up(2 * nodes + 2 * KINKS + 2, 16); }
 
 struct Nodes {
-    int64_t count, first;  // before `first` the sums are not needed
-    double *u, *w;         // places and weights
-    double *lt, *ht;       // log F and h of the top score
-    double *l;             // sums over all other scores: of log F,
-    double *s, *t;         // of h and, for a gradient g, of h g
-    double *c0, *c1;       // the result is the sum over the nodes of c0 h, and of c1 h
-    double *edges;         // of the panels: panel i lies between edges[i] and edges[i + 1]
+    int64_t count, first;       // before `first` the sums are not needed
+    double *u, *w;              // places and weights
+    double *top_log, *top_h;    // log F and h of the top score
+    double *rest_log;           // sums over all other scores: of log F,
+    double *rest_h, *rest_hg;   // of h and, for a gradient g, of h g
+    double *c0, *c1;            // the result is the sum over the nodes of c0 h, and of c1 h
+    double *edges;              // of the panels: panel i lies between edges[i] and edges[i + 1]
 
     void take(Arena &arena, int64_t nodes) {
-        arena.take(most_nodes(nodes), u, w, lt, ht, l, s, t, c0, c1);
+        arena.take(most_nodes(nodes), u, w, top_log, top_h, rest_log, rest_h, rest_hg, c0, c1);
         arena.take(most_edges(nodes), edges);
     }
     // After the last node zeros, for whole vectors.
     void finish() {
         first = 0;
-        double *const arrays[] = {u, w, lt, ht, l, s, t, c0, c1};
+        double *const arrays[] = {u, w, top_log, top_h, rest_log, rest_h, rest_hg, c0, c1};
         for (double *array : arrays)
             for (int64_t q = count; q < count + 16; q++) array[q] = 0.0;
     }
@@ -194,16 +195,16 @@ constexpr double NOTHING = -50.0;  // log(G / F) where G is nothing beside F
 // Below the lower end G / F is nothing: no sums are needed there. log_ratio: log(G / F) at the lower end.
 inline void skip_low_nodes(Nodes &at, double low, double log_ratio, bool wide) {
     if (log_ratio > (wide ? -31.0 : -18.0)) return;
-    for (; at.first < at.count && at.u[at.first] < low; at.first++) at.l[at.first] = NOTHING;
+    for (; at.first < at.count && at.u[at.first] < low; at.first++) at.rest_log[at.first] = NOTHING;
 }
 
 inline double integral_above_top(const Nodes &at) {
     vd out{};
     for (int64_t q = 0; q < at.count; q += width<double>) {
-        const vd rest = larger(smaller(load(at.l + q), vd{}), all<vd>(NOTHING));
+        const vd rest = larger(smaller(load(at.rest_log + q), vd{}), all<vd>(NOTHING));
         const vd e = exp(rest), less = e - 1.0;
         const vd minus_one = e < 1.0 ? less * (rest / log(e)) : rest;  // expm1(rest)
-        out -= load(at.w + q) * exp(load(at.lt + q)) * minus_one;
+        out -= load(at.w + q) * exp(load(at.top_log + q)) * minus_one;
     }
     return sum(out);
 }

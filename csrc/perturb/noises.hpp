@@ -7,6 +7,7 @@
 namespace ANYMAX_UNIT {
 namespace perturb {
 
+constexpr double WHOLE = 6755399441055744.0;  // 1.5 * 2^52: adding and subtracting it rounds to whole numbers, which then are the low bits
 constexpr double FAR = 1e4;  // what is so far below the top score has probability 0 for every noise
 
 // 2 atanh(s) for |s| <= 1/3.
@@ -101,9 +102,8 @@ ANYMAX_INLINE vf scaled(vf y, vf h, vf &k) {
 }
 ANYMAX_INLINE vd scaled(vd y, vd h, vd &k) {
     typedef uint64_t vu __attribute__((vector_size(ANYMAX_VECTOR)));
-    constexpr double MAGIC = 6755399441055744.0;  // 1.5 * 2^52
     const vu b = ((vu)h - (vu)all<vd>(0.70710678118654752)) >> 52;
-    k = (vd)(b + (vu)all<vd>(MAGIC)) - MAGIC;
+    k = (vd)(b + (vu)all<vd>(WHOLE)) - WHOLE;
     return (vd)((vu)y + (b << 52));
 }
 

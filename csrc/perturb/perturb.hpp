@@ -10,15 +10,15 @@
 namespace ANYMAX_UNIT {
 namespace perturb {
 
-constexpr int64_t at_least(int64_t nodes) { return nodes < 8 ? 8 : nodes; }  // those of one panel
+constexpr int64_t at_least(int64_t nodes) { return nodes < NODES_LEAST ? NODES_LEAST : nodes; }
 
-// f(solver) of the noise.
+// f(solver) of the call's noise.
 template <class C, class F>
-ANYMAX_INLINE void with_solver(int noise, const Row<C> &row, int64_t nodes, double *work, F f) {
+ANYMAX_INLINE void with_solver(const anymax_call &call, const Row<C> &row, double *work, F f) {
     const Arena arena{(char *)work, 0};
     const auto solve = [&](auto &&solver) ANYMAX_EACH { f(solver); };
-    nodes = at_least(nodes);
-    switch ((anymax_noise)noise) {
+    const int64_t nodes = at_least(call.nodes);
+    switch ((anymax_noise)call.noise) {
         case ANYMAX_NORMAL: return solve(Solver<ANYMAX_NORMAL, C>(row, nodes, arena));
         case ANYMAX_LOGISTIC: return solve(Solver<ANYMAX_LOGISTIC, C>(row, nodes, arena));
         case ANYMAX_LAPLACE: return solve(Solver<ANYMAX_LAPLACE, C>(row, nodes, arena));
@@ -46,49 +46,43 @@ int64_t perturb_work(int64_t n, int64_t nodes) {
     return arena.used / 8;
 }
 
-// p(x); x is finite but for -inf (masked classes: probability 0), one class at least is finite. tau, where it is not NULL, becomes E max(x + noise).
+// p(x), for the call's noise, scale and nodes; x is finite but for -inf (masked classes: probability 0), one class at least is finite. tau, where it is
+// not NULL, becomes E max(x + noise).
 template <class C>
-void perturb_forward(int noise, double scale, int64_t nodes, const C *x, int64_t n, C *p, double *tau, double *work) {
+void perturb_forward(const anymax_call &call, const C *x, int64_t n, C *p, double *tau, double *work) {
     [[maybe_unused]] const perturb::Flush flush;
-    const perturb::Row<C> row = perturb::read_row(x, n, scale);
-    perturb::with_solver(noise, row, nodes, work, [&](auto &solver) {
+    const perturb::Row<C> row = perturb::read_row(x, n, call.param);
+    perturb::with_solver(call, row, work, [&](auto &solver) {
         solver.forward(p);
-        if (tau) *tau = row.high + scale * (perturb::mean(noise) + solver.excess());
+        if (tau) *tau = row.high + call.param * (perturb::mean(call.noise) + solver.excess());
     });
 }
 
 // J^T g, with p = p(x); p may be NULL.
 template <class C>
-void perturb_vjp(int noise, double scale, int64_t nodes, const C *x, const C *p, const C *g, int64_t n, C *out, double *work) {
+void perturb_vjp(const anymax_call &call, const C *x, const C *p, const C *g, int64_t n, C *out, double *work) {
     [[maybe_unused]] const perturb::Flush flush;
-    perturb::Row<C> row = perturb::read_row(x, n, scale);
+    perturb::Row<C> row = perturb::read_row(x, n, call.param);
     row.g = g;
     row.mid = (double)g[row.top];
     if (p) {  // a constant added to g changes nothing: less cancels where <p, g> is 0
         vd s{};
-        for (int64_t i = 0; i < n; i += width<double>) {
-            vd v{};
-            if (i + width<double> <= n)
-                v = load_wide(p + i);
-            else
-                for (int64_t k = 0; i + k < n; k++) v[k] = (double)p[i + k];
-            s += v * perturb::load_g(row, i);
-        }
+        for (int64_t i = 0; i < n; i += width<double>) s += load_wide_or(p, i, n, 0.0) * perturb::load_g(row, i);
         row.mid += sum(s);
     }
-    perturb::with_solver(noise, row, nodes, work, [&](auto &solver) { solver.vjp(out); });
+    perturb::with_solver(call, row, work, [&](auto &solver) { solver.vjp(out); });
 }
 
 // E max(x + noise) - E noise - x[target], for a masked target infinite; tau as above.
 template <class C>
-double perturb_loss(int noise, double scale, int64_t nodes, const C *x, int64_t n, int64_t target, double *tau, double *work) {
+double perturb_loss(const anymax_call &call, const C *x, int64_t n, int64_t target, double *tau, double *work) {
     [[maybe_unused]] const perturb::Flush flush;
-    const perturb::Row<C> row = perturb::read_row(x, n, scale);
+    const perturb::Row<C> row = perturb::read_row(x, n, call.param);
     double value = 0.0;
-    perturb::with_solver(noise, row, nodes, work, [&](auto &solver) {
-        const double excess = scale * solver.excess();
+    perturb::with_solver(call, row, work, [&](auto &solver) {
+        const double excess = call.param * solver.excess();
         value = (row.high - (double)x[target]) + excess;
-        if (tau) *tau = row.high + scale * perturb::mean(noise) + excess;
+        if (tau) *tau = row.high + call.param * perturb::mean(call.noise) + excess;
     });
     return value;
 }

@@ -1,6 +1,7 @@
 // One row of scores: its extremes, and its scores as z = (x - max x) / scale, a vector of doubles at a time.
 #pragma once
 
+#include "core/packing.hpp"
 #include "perturb/nodes.hpp"
 
 namespace ANYMAX_UNIT {
@@ -16,17 +17,12 @@ struct Row {
 };
 
 template <class C>
-ANYMAX_INLINE vec<C> load_or_masked(const C *x, int64_t i, int64_t n) {
-    return i + width<C> <= n ? load(x + i) : load_part(x + i, n - i, -infinity<C>);
-}
-
-template <class C>
 inline Row<C> read_row(const C *x, int64_t n, double scale) {
     constexpr int64_t W = width<C>;
     typedef vec<C> V;
     V high = splat(-infinity<C>), low = splat(infinity<C>);
     for (int64_t i = 0; i < n; i += W) {
-        V v = load_or_masked(x, i, n);
+        V v = load_or(x, i, n, -infinity<C>);
         high = larger(high, v);
         low = smaller(low, v > -infinity<C> ? v : splat(infinity<C>));
     }
@@ -42,7 +38,7 @@ inline Row<C> read_row(const C *x, int64_t n, double scale) {
     row.top = 0;
     const V goal = splat(most);
     for (int64_t i = 0; i < n; i += W) {
-        uint32_t hit = bits((ints<C>)(load_or_masked(x, i, n) == goal));
+        uint32_t hit = bits((ints<C>)(load_or(x, i, n, -infinity<C>) == goal));
         if (hit) {
             row.top = i + __builtin_ctz(hit);
             break;
@@ -54,32 +50,13 @@ inline Row<C> read_row(const C *x, int64_t n, double scale) {
 // z of the scores from i on, as many as a vd holds; -FAR after the end, for masked scores and for all below that.
 template <class C>
 ANYMAX_INLINE vd load_z(const Row<C> &row, int64_t i) {
-    constexpr int64_t W = width<double>;
-    vd v;
-    if (i + W <= row.n) {
-        v = load_wide(row.x + i);
-    } else {
-        v = all<vd>(-inf64);
-        for (int64_t k = 0; i + k < row.n; k++) v[k] = (double)row.x[i + k];
-    }
-    return larger((v - row.high) * row.inv, all<vd>(-FAR));
+    return larger((load_wide_or(row.x, i, row.n, -inf64) - row.high) * row.inv, all<vd>(-FAR));
 }
 
 // g - mid; 0 after the end and at masked scores.
 template <class C>
 ANYMAX_INLINE vd load_g(const Row<C> &row, int64_t i) {
-    constexpr int64_t W = width<double>;
-    vd v = {}, x = all<vd>(-inf64);
-    if (i + W <= row.n) {
-        v = load_wide(row.g + i);
-        x = load_wide(row.x + i);
-    } else {
-        for (int64_t k = 0; i + k < row.n; k++) {
-            v[k] = (double)row.g[i + k];
-            x[k] = (double)row.x[i + k];
-        }
-    }
-    return x > -inf64 ? v - row.mid : vd{};
+    return load_wide_or(row.x, i, row.n, -inf64) > -inf64 ? load_wide_or(row.g, i, row.n, 0.0) - row.mid : vd{};
 }
 
 // The highest scores as z, descending; returns how many.

@@ -71,10 +71,10 @@ struct Solver {
         for (int64_t q = 0; q < at.count; q += width<double>) {
             vd l, h;
             law<N, false>(load(at.u + q), vd{}, l, h);
-            store(at.lt + q, l);
-            store(at.ht + q, h * unit<N>);
+            store(at.top_log + q, l);
+            store(at.top_h + q, h * unit<N>);
         }
-        double *const sums[] = {at.l, at.s, at.t};
+        double *const sums[] = {at.rest_log, at.rest_h, at.rest_hg};
         for (double *sum : sums) memset(sum, 0, (size_t)at.count * 8);
     }
 
@@ -163,7 +163,7 @@ struct Solver {
     // -- results
 
     void weigh() {
-        for (int64_t q = 0; q < at.count; q += width<double>) store(at.c0 + q, load(at.w + q) * exp(load(at.lt + q) + load(at.l + q)));
+        for (int64_t q = 0; q < at.count; q += width<double>) store(at.c0 + q, load(at.w + q) * exp(load(at.top_log + q) + load(at.rest_log + q)));
     }
 
     // p is divided by the sum of what was found, so that its own is 1.
@@ -171,17 +171,23 @@ struct Solver {
         rule(low, high, count);
         sweep<1>();
         weigh();
-        if (!summed) {
-            vd norm{};
-            if (cut > -inf64) memset(p, 0, (size_t)row.n * sizeof(E));
-            each_single(at.count, [&](const Block<E> &block, int64_t got) {
-                apply<N, 1>(block, at);
-                for (int64_t j = got; j < block.m; j++) block.a0[j] = E(0);
-                for (int64_t j = 0; j < block.m; j += width<E>) norm = widen_add(norm, load(block.a0 + j));
-                for (int64_t j = 0; j < got; j++) p[index[j]] = block.a0[j];
-            });
-            return divide(p, p, row.n, sum(norm));
-        }
+        if (summed)
+            forward_in_cells(p);
+        else
+            forward_one_by_one(p);
+    }
+    void forward_one_by_one(E *p) {
+        vd norm{};
+        if (cut > -inf64) memset(p, 0, (size_t)row.n * sizeof(E));
+        each_single(at.count, [&](const Block<E> &block, int64_t got) {
+            apply<N, 1>(block, at);
+            for (int64_t j = got; j < block.m; j++) block.a0[j] = E(0);
+            for (int64_t j = 0; j < block.m; j += width<E>) norm = widen_add(norm, load(block.a0 + j));
+            for (int64_t j = 0; j < got; j++) p[index[j]] = block.a0[j];
+        });
+        divide(p, p, row.n, sum(norm));
+    }
+    void forward_in_cells(E *p) {
         double norm = 0.0;
         each_single(at.count, [&](const Block<E> &block, int64_t got) {
             apply<N, 1>(block, at);
@@ -190,12 +196,10 @@ struct Solver {
         each_point(at.count, [&](const Block<E> &block) { apply<N, 1>(block, at); });
         cells.interpolate(cells.at.a0, cells.poly);
         norm = cells.add_total(norm, cells.poly);
-        for (int64_t pos = 0; pos < row.n; pos += CHUNK) {
-            const int64_t m = row.n - pos < CHUNK ? row.n - pos : CHUNK;
-            cells.locate(pos);
+        each_located([&](int64_t pos, int64_t m) {
             cells.evaluate(cells.poly, cells.value, m);
             divide(cells.value, p + pos, m, norm);
-        }
+        });
         each_single(at.count, [&](const Block<E> &block, int64_t got) {
             apply<N, 1>(block, at);
             for (int64_t j = 0; j < got; j++) p[index[j]] = (E)((double)block.a0[j] / norm);
@@ -208,15 +212,35 @@ struct Solver {
         for (; j < n; j++) to[j] = (E)(larger((double)from[j], 0.0) / norm);
     }
 
+    // f(pos, m): the m scores from pos on are located in the cells.
+    template <class F>
+    ANYMAX_INLINE void each_located(F f) {
+        for (int64_t pos = 0; pos < row.n; pos += CHUNK) {
+            cells.locate(pos);
+            f(pos, row.n - pos < CHUNK ? row.n - pos : CHUNK);
+        }
+    }
+
     // J^T g: the sum over the nodes of h_i (g_i sum h - sum h g), which needs two sums of h.
     void vjp(E *out) {
         rule(low, high, count);
         sweep<2>();
+        weigh_gradient();
+        if (summed)
+            gradient_in_cells(out);
+        else if (cut > -inf64)
+            memset(out, 0, (size_t)row.n * sizeof(E));
+        each_single(at.count, [&](const Block<E> &block, int64_t got) {
+            apply<N, 2>(block, at);
+            for (int64_t j = 0; j < got; j++) out[index[j]] = gradient(index[j], block.a0[j], block.a1[j]);
+        });
+    }
+    void weigh_gradient() {
         weigh();
         const double top_g = (double)row.g[row.top] - row.mid;
         double norm = 0.0;
         for (int64_t q = 0; q < at.count; q++) {
-            const double s = at.s[q] + at.ht[q], t = at.t[q] + at.ht[q] * top_g, wg = at.c0[q];
+            const double s = at.rest_h[q] + at.top_h[q], t = at.rest_hg[q] + at.top_h[q] * top_g, wg = at.c0[q];
             norm += wg * s;
             at.c0[q] = wg * s;
             at.c1[q] = wg * t;
@@ -226,23 +250,16 @@ struct Solver {
             at.c0[q] *= norm;
             at.c1[q] *= norm;
         }
-        if (summed) {
-            each_single(at.count, [](const Block<E> &, int64_t) {});
-            each_point(at.count, [&](const Block<E> &block) { apply<N, 2>(block, at); });
-            cells.interpolate(cells.at.a0, cells.poly);
-            cells.interpolate(cells.at.a1, cells.poly1);
-            for (int64_t pos = 0; pos < row.n; pos += CHUNK) {
-                const int64_t m = row.n - pos < CHUNK ? row.n - pos : CHUNK;
-                cells.locate(pos);
-                cells.evaluate(cells.poly, cells.value, m);
-                cells.evaluate(cells.poly1, cells.value1, m);
-                finish(out, pos, m);
-            }
-        }
-        if (!summed && cut > -inf64) memset(out, 0, (size_t)row.n * sizeof(E));
-        each_single(at.count, [&](const Block<E> &block, int64_t got) {
-            apply<N, 2>(block, at);
-            for (int64_t j = 0; j < got; j++) out[index[j]] = gradient(index[j], block.a0[j], block.a1[j]);
+    }
+    void gradient_in_cells(E *out) {
+        each_single(at.count, [](const Block<E> &, int64_t) {});  // their blocks come first in the cache
+        each_point(at.count, [&](const Block<E> &block) { apply<N, 2>(block, at); });
+        cells.interpolate(cells.at.a0, cells.poly);
+        cells.interpolate(cells.at.a1, cells.poly1);
+        each_located([&](int64_t pos, int64_t m) {
+            cells.evaluate(cells.poly, cells.value, m);
+            cells.evaluate(cells.poly1, cells.value1, m);
+            finish(out, pos, m);
         });
     }
     E gradient(int64_t i, E a0, E a1) const {

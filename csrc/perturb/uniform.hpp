@@ -53,11 +53,11 @@ struct Uniform {
     void rule(double from, int64_t nodes) {
         panels(at, from, high, row.n > KINKS ? nodes : nodes / 4, kinks, kink_count);
         for (int64_t q = 0; q < at.count; q++) {
-            at.lt[q] = ::log1p(at.u[q]);
-            at.ht[q] = 1.0 / (1.0 + at.u[q]);
-            at.l[q] = (ties - 1.0) * at.lt[q];
-            at.s[q] = ties * at.ht[q];
-            at.t[q] = ties_g * at.ht[q];
+            at.top_log[q] = ::log1p(at.u[q]);
+            at.top_h[q] = 1.0 / (1.0 + at.u[q]);
+            at.rest_log[q] = (ties - 1.0) * at.top_log[q];
+            at.rest_h[q] = ties * at.top_h[q];
+            at.rest_hg[q] = ties_g * at.top_h[q];
         }
     }
 
@@ -130,7 +130,7 @@ struct Uniform {
             for (int64_t q = at.first; q < at.count; q++) {
                 const double left = at.edges[q / PANEL], right = at.edges[q / PANEL + 1], u = at.u[q];
                 if (most <= left) break;
-                at.l[q] += log_product(m, u);
+                at.rest_log[q] += log_product(m, u);
                 if (MODE == 0) continue;
                 vd s{}, t{};
                 for (int64_t j = 0; j < m; j += width<double>) {
@@ -138,11 +138,11 @@ struct Uniform {
                     s += h;
                     if (MODE > 1) t += h * load(g + j);
                 }
-                at.s[q] += sum(s);
-                at.t[q] += sum(t);
+                at.rest_h[q] += sum(s);
+                at.rest_hg[q] += sum(t);
             }
         });
-        for (int64_t q = 0; q < at.count; q++) at.c0[q] = at.w[q] * ::exp(at.lt[q] + at.l[q]);
+        for (int64_t q = 0; q < at.count; q++) at.c0[q] = at.w[q] * ::exp(at.top_log[q] + at.rest_log[q]);
     }
 
     template <int R>
@@ -165,7 +165,7 @@ struct Uniform {
         rule(low, count);
         sweep<1>();
         double own = 0.0;
-        for (int64_t q = 0; q < at.count; q++) own += at.c0[q] * at.ht[q];
+        for (int64_t q = 0; q < at.count; q++) own += at.c0[q] * at.top_h[q];
         double norm = ties * (double)(C)own;
         memset(p, 0, (size_t)row.n * sizeof(C));
         each(low, [&](int64_t m, double most) {
@@ -189,13 +189,13 @@ struct Uniform {
         rule(low, count);
         sweep<2>();
         double norm = 0.0, own = 0.0, own1 = 0.0;
-        for (int64_t q = 0; q < at.count; q++) norm += at.c0[q] * at.s[q];
+        for (int64_t q = 0; q < at.count; q++) norm += at.c0[q] * at.rest_h[q];
         for (int64_t q = 0; q < at.count; q++) {
             const double wg = at.c0[q] / norm;
-            at.c0[q] = wg * at.s[q];
-            at.c1[q] = wg * at.t[q];
-            own += at.c0[q] * at.ht[q];
-            own1 += at.c1[q] * at.ht[q];
+            at.c0[q] = wg * at.rest_h[q];
+            at.c1[q] = wg * at.rest_hg[q];
+            own += at.c0[q] * at.top_h[q];
+            own1 += at.c1[q] * at.top_h[q];
         }
         memset(out, 0, (size_t)row.n * sizeof(C));
         each(low, [&](int64_t m, double most) {

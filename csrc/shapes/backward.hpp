@@ -138,8 +138,7 @@ inline void vjp_found(const Sensitivity &s, const int32_t *index, const C *value
 
 // Zeros for the rows from r on whose supports are saved, as many as are cleared in one go; and the row after them.
 inline int64_t clear_rows(const anymax_call &call, int64_t r, int64_t end, const Team &team) {
-    constexpr int64_t GROUP_BYTES = 16384;
-    const int64_t n = call.n, bytes = n * (int64_t)sizeof(float), last = call.out.outer == n && 2 * bytes <= GROUP_BYTES ? r + GROUP_BYTES / bytes : r + 1;
+    const int64_t n = call.n, bytes = n * (int64_t)sizeof(float), last = call.out.outer == n && 2 * bytes <= CLEARED_TOGETHER ? r + CLEARED_TOGETHER / bytes : r + 1;
     float *out = (float *)call.out.data + r * call.out.outer;
     int64_t after = r + 1;
     while (after < end && after < last && call.support.count[after] >= 0) after++;

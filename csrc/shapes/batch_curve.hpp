@@ -25,6 +25,7 @@ static uint32_t batch_curve(Batch &b, int64_t rows, int64_t n, const Curve &curv
     const vf level = batch_level(b, rows, n, curve), high = load(b.top), aims = load(b.aim);
     const int64_t most = b.most;
     const double c = alpha - 1.0;
+    const EntmaxOmega omega(alpha);
     for (int h = 0; h < 2; h++) {
         const vd top_ = part(high, h), aim = part(aims, h);
         vd lost, share, power{}, loss{};
@@ -37,11 +38,11 @@ static uint32_t batch_curve(Batch &b, int64_t rows, int64_t n, const Curve &curv
             if (finish == NORMMAX_FINISH)
                 power += b.value[i];  // p^alpha
             else
-                d += (1.0 - (b.value[i] / b.rate[i] - c * lost)) * (1.0 / (c * alpha));  // (1 - p^(alpha - 1)) / ...
+                d += omega.own(1.0 - (b.value[i] / b.rate[i] - c * lost));  // u is p^c, to first order
             loss += p > vd{} ? p * d : vd{};
         }
         if (OUT != LOSS) continue;
-        if (finish == NORMMAX_FINISH) loss -= exp(log(power) * (1.0 / alpha)) * share - 1.0;
+        if (finish == NORMMAX_FINISH) loss -= normmax_omega(power, alpha, share);
         store(b.loss + h * width<double>, larger(loss, vd{}));  // infinite where the target's score is -inf
         store(b.tau + h * width<double>, top_ - root / curve.slope);
     }

@@ -33,7 +33,7 @@ static Support<C> steep_row(double c, const C *x, int64_t n, Scratch &scratch, c
     Scan<C> s = scan(x, n, scratch, team);
     if (scratch.failed || !s.sound || s.top == -infinity<C>) return poisoned<C>(s.sound, s.top != -infinity<C>);
     C bound = (C)(-1.0 / c * (1.0 + 1e-6));
-    if (cells_above(s, bound) > 12) bound = larger(bound, (C)steep_bound(c, s));
+    if (cells_above(s, bound) >= STEEP_CELLS_FROM) bound = larger(bound, (C)steep_bound(c, s));
     if (!(bound < 0)) bound = C(-1e-37);  // the largest score itself is above any
     Candidates<C> k = collect(x, n, s, bound, scratch);
     double *y = widen(k, s.top, scratch);
@@ -89,9 +89,9 @@ static Support<C> budget_row(double k, const C *x, int64_t n, Scratch &scratch, 
 }
 
 template <class C>
-static Support<C> truncated(Kept<C> &kept, double &z, Scratch &scratch) {
+static Support<C> truncated(Kept<C> kept, Scratch &scratch) {
     if (scratch.failed || !kept.sound || !kept.any) return poisoned<C>(kept.sound, kept.any);
-    z = exponentials(kept);
+    const double z = exponentials(kept);
     double *p = scratch.take<double>(WIDE, kept.count + 8);
     if (!p) return poisoned<C>(true, false);
     const double scale = 1.0 / z;
@@ -99,11 +99,18 @@ static Support<C> truncated(Kept<C> &kept, double &z, Scratch &scratch) {
     return Support<C>{kept.index, p, kept.count, (double)kept.top + ::log(z), true, true};
 }
 
-// The non-zeros of a row of a map that has zeros.
 template <class C>
-static Support<C> support_of(Link link, double param, const C *x, int64_t n, Scratch &scratch, const Team &team, Scan<C> *known = nullptr) {
+static Support<C> truncated(TruncationLink link, double param, const C *x, int64_t n, Scratch &scratch, const Team &team) {
+    switch (link) {
+        case LARGEST: return truncated(largest_row(x, n, (int64_t)param, scratch, team), scratch);
+        case NUCLEUS: return truncated(nucleus_row(x, n, param, scratch, team), scratch);
+    }
+    return poisoned<C>(false, true);
+}
+
+template <class C>
+static Support<C> above_threshold(ThresholdLink link, double param, const C *x, int64_t n, Scratch &scratch, const Team &team, Scan<C> *known) {
     const double c = param - 1.0;
-    double z;
     switch (link) {
         case POWER1: return threshold_row(Power<1>(), x, n, ENTMAX_FINISH, known, scratch, team);
         case POWER2: return threshold_row(Power<2>(), x, n, ENTMAX_FINISH, known, scratch, team);
@@ -118,22 +125,16 @@ static Support<C> support_of(Link link, double param, const C *x, int64_t n, Scr
         case STEEP: return steep_row(c, x, n, scratch, team);
         case NORM: return curve_row(1.0, param / c, x, n, NORMMAX_FINISH, known, scratch, team);
         case CAPPED: return budget_row(param, x, n, scratch, team);
-        case LARGEST: {
-            Kept<C> kept = largest_row(x, n, (int64_t)param, scratch, team);
-            return truncated(kept, z, scratch);
-        }
-        case NUCLEUS: {
-            Kept<C> kept = nucleus_row(x, n, param, scratch, team);
-            return truncated(kept, z, scratch);
-        }
-        case EXPONENTIAL:
-        case TAYLOR:
-        case SIGMOID:
-        case RELU:
-        case PERTURBED:
         case NO_LINK: break;  // without a number that is one, a row is as one with NaN
     }
     return poisoned<C>(false, true);
+}
+
+// The non-zeros of a row of a map that has zeros.
+template <class C>
+static Support<C> support_of(Link link, double param, const C *x, int64_t n, Scratch &scratch, const Team &team, Scan<C> *known = nullptr) {
+    if (link.family == TRUNCATIONS) return truncated(link.truncation(), param, x, n, scratch, team);
+    return above_threshold(link.threshold(), param, x, n, scratch, team, known);
 }
 
 }  // namespace ANYMAX_UNIT

@@ -150,33 +150,15 @@ inline void softmax_row(const C *x, int64_t n, const Sink<C> &out, bool logarith
     }
 }
 
-// sum exp(x(i) - top) but for one that is equal to the top: a small one keeps its digits.
-template <class C, class F>
-inline double rest_of(int64_t n, C top_, F x) {
-    double more = 0.0;
-    int64_t tied = -1;
-    for (int64_t i = 0; i < n; i++) {
-        if (x(i) == top_)
-            tied++;
-        else
-            more += ::exp((double)x(i) - (double)top_);
-    }
-    return more + (double)tied;
-}
-
-// The same of a row, in vectors.
+// sum exp(x - top) but for one that is equal to the top: a small one keeps its digits.
 template <class C>
-inline double rest_of_row(const C *x, int64_t n, C top_) {
+inline double rest_of(const C *x, int64_t n, C top_) {
     constexpr int64_t W = width<double>;
     const double high = (double)top_;
     vd more{};
     int64_t tied = -1;
     for (int64_t i = 0; i < n; i += W) {
-        vd y{};
-        if (i + W <= n)
-            y = load_wide(x + i) - high;
-        else
-            for (int64_t j = 0; j < W; j++) y[j] = i + j < n ? (double)x[i + j] - high : -inf64;
+        const vd y = load_wide_or(x, i, n, -inf64) - high;
         const vl same = y == vd{};
         tied += __builtin_popcount(bits(same));
         more += same ? vd{} : exp(y);
@@ -192,7 +174,7 @@ inline double lse_row(const C *x, int64_t n, double *rest, C *top_, Scratch &scr
     if (!s.sound) return not_a_number<double>;
     if (!s.any) return -inf64;
     double more = s.z - 1.0;
-    if (more < 1e-3) more = rest_of_row(x, n, s.top);
+    if (more < 1e-3) more = rest_of(x, n, s.top);
     const double l = ::log1p(more);
     if (rest) *rest = l;
     return (double)s.top + l;

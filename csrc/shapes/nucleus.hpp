@@ -19,7 +19,7 @@ struct Nucleus {
 // level, within a bracket that is copied out as soon as it holds little.
 template <class C>
 inline Nucleus<C> weigh_down(const C *x, const C *e, int64_t n, double mass, double z, C low, C high, Scratch &scratch) {
-    constexpr int64_t W = width<C>, SORTED_MOST = 16;
+    constexpr int64_t W = width<C>;
     const double goal = mass * z;
     const Nucleus<C> failed{C(0), 0, false, 0.0};
     double at_low = z, at_high = 0.0, beyond = 0.0;  // the mass of what reaches low (at most), and high; and of what lies above all that is in a

@@ -11,7 +11,7 @@ namespace ANYMAX_UNIT {
 template <class C>
 static void perturb_probabilities(const anymax_call &call, const C *x, int64_t n, C *p, double *tau, Scratch &scratch) {
     double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
-    if (work) perturb_forward<C>(call.noise, call.param, call.nodes, x, n, p, tau, work);
+    if (work) perturb_forward<C>(call, x, n, p, tau, work);
 }
 
 // Sparsemax and entmax 3/2, 4/3, 5/4 from all of a row that is short, or mostly support. False: its candidates are better.
@@ -69,7 +69,7 @@ static void forward_row(const anymax_call &call, int64_t row, Source source, Lin
     const int64_t n = call.n;
     if (call.support.count) call.support.count[row] = -1;
     if (link == EXPONENTIAL) return softmax_row(x, n, out, false, scratch, team);
-    if (has_zeros(link)) {
+    if (link.has_zeros()) {
         Scan<C> known{};
         if (source != CANDIDATES && forward_dense(call, row, source, link, param, x, known, out, scratch, team)) return;
         const Support<C> found = support_of(link, param, x, n, scratch, team, &known);
@@ -81,7 +81,7 @@ static void forward_row(const anymax_call &call, int64_t row, Source source, Lin
     const auto [high, sound] = scan_top(x, n);
     if (!sound) return fill(out, not_a_number<C>);
     if (high == -infinity<C>) return zeros(out, team);
-    if (link != PERTURBED) return with_ratio(link, param, x, n, high, [&](const auto &u) { ratio_row(x, n, u, out, scratch); });
+    if (link.family == RATIOS) return with_ratio(link.ratio(), param, x, n, high, [&](const auto &u) { ratio_row(x, n, u, out, scratch); });
     C *p = out.direct && out.direct != x ? out.direct : scratch.take<C>(RESULT, n);
     if (!p) return;
     perturb_probabilities(call, x, n, p, nullptr, scratch);
@@ -142,7 +142,7 @@ static void log_vjp_row(const anymax_call &call, const C *x, const C *log_p, con
 template <class C>
 static double tau_row(const anymax_call &call, Link link, double param, const C *x, Scratch &scratch, const Team &team) {
     if (link == EXPONENTIAL) return lse_row<C>(x, call.n, nullptr, nullptr, scratch, team);
-    if (has_zeros(link)) return support_of(link, param, x, call.n, scratch, team).tau;
+    if (link.has_zeros()) return support_of(link, param, x, call.n, scratch, team).tau;
     const auto [high, sound] = scan_top(x, call.n);
     if (!sound || high == -infinity<C>) return sound ? -inf64 : not_a_number<double>;
     C *p = scratch.take<C>(RESULT, call.n);
@@ -172,25 +172,24 @@ static double loss_row(const anymax_call &call, int64_t row, Source source, Link
         value = ((double)nucleus.high - aim) + ::log1p(nucleus.mass - 1.0);
         return value > 0.0 ? value : 0.0;
     }
-    if (has_zeros(link)) {
+    if (link.has_zeros()) {
         const Support<C> found = support_of(link, param, x, n, scratch, team);
         if (scratch.failed) return 0.0;
         save_support(call, row, found);
         if (call.tau) ((C *)call.tau)[row] = (C)found.tau;
         if (!found.sound) return not_a_number<double>;
         if (!found.any) return inf64;
-        if (link == LARGEST || link == NUCLEUS) {
-            C high = -infinity<C>;
-            for (int64_t i = 0; i < found.count; i++) high = larger(high, x[found.index[i]]);
-            value = ((double)high - aim) + ::log1p(rest_of(found.count, high, [&](int64_t i) { return x[found.index[i]]; }));
+        if (link.family == TRUNCATIONS) {
+            C *const kept = scratch.take<C>(EXTRA, found.count), high = -infinity<C>;
+            for (int64_t i = 0; kept && i < found.count; i++) high = larger(high, kept[i] = x[found.index[i]]);
+            value = ((double)high - aim) + ::log1p(kept ? rest_of(kept, found.count, high) : 0.0);
             return value > 0.0 ? value : 0.0;
         }
-        Omega omega(link, param);
+        Omega omega(link.threshold(), param);
         for (int64_t i = 0; i < found.count; i++) {
             const double p = found.p[i];
             if (!(p > 0.0)) continue;
-            value += p * ((double)x[found.index[i]] - aim);
-            value -= omega.of(p);
+            value += p * (((double)x[found.index[i]] - aim) + omega.own(p));
         }
         value -= omega.rest();
         return value > 0.0 ? value : 0.0;
@@ -202,7 +201,7 @@ static double loss_row(const anymax_call &call, int64_t row, Source source, Link
     if (high == -infinity<C>) return inf64;
     double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
     if (scratch.failed) return 0.0;
-    value = perturb_loss<C>(call.noise, call.param, call.nodes, x, n, t, &tau, work);
+    value = perturb_loss<C>(call, x, n, t, &tau, work);
     if (call.tau) ((C *)call.tau)[row] = (C)tau;
     return value > 0.0 ? value : 0.0;
 }
@@ -255,7 +254,7 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, Source sourc
         });
         return put(out, t, (C)((own - 1.0) * (double)scale));
     }
-    if (has_zeros(link)) {
+    if (link.has_zeros()) {
         const Support<C> found = support_of(link, param, x, n, scratch, team);
         if (scratch.failed) return;
         if (!found.sound) return fill(out, not_a_number<C>);
@@ -284,11 +283,11 @@ static void vjp_any(const anymax_call &call, int64_t row, Link link, double para
         if (high == -infinity<C>) return zeros(out, team);
         const C *h = stage<C>(g, call.g.cls, call.dtype, nullptr, 0, n, scratch, STAGED_G);
         if (!h) return;
-        if (link != PERTURBED) return with_ratio(link, param, x, n, high, [&](const auto &u) { ratio_vjp_row(u, x, p, h, n, out, scratch, team); });
+        if (link.family == RATIOS) return with_ratio(link.ratio(), param, x, n, high, [&](const auto &u) { ratio_vjp_row(u, x, p, h, n, out, scratch, team); });
         C *to = scratch.take<C>(RESULT, n);
         double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
         if (scratch.failed) return;
-        perturb_vjp<C>(call.noise, call.param, call.nodes, x, p, h, n, to, work);
+        perturb_vjp<C>(call, x, p, h, n, to, work);
         return emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH { return load_or(to, i, n, C(0)); });
     }
     const Sensitivity s(link, param, sizeof(C) == 4);

@@ -192,31 +192,37 @@ inline uint32_t tile_budget(Tile<C> &t, int64_t n, double k) {
 // What the rows of a tile become; one bit a lane, 0 where the row is to be served by itself.
 template <class C>
 inline uint32_t tile_map(Tile<C> &t, Link link, double param, int64_t n) {
-    switch (link) {
-        case EXPONENTIAL: tile_softmax(t, n); break;
-        case POWER1: tile_power<C, 1>(t, n); break;
-        case POWER2: tile_power<C, 2>(t, n); break;
-        case CAPPED: return tile_budget(t, n, param);
-        case LARGEST:
-            if (n > TILE_SQUARE) return tile_count(t, n, (int64_t)param);
-            tile_largest(t, n, (int64_t)param);
-            break;
-        case POWER3:
-        case POWER4:
-        case CURVE:
-        case NORM:
-            if constexpr (sizeof(C) == 4) tile_curve(t, n, curve_of(link, param), finish_of(link));
-            break;
-        case ANY_POWER:  // no rule of plan.hpp sends them here
-        case STEEP:
-        case NUCLEUS:
-        case TAYLOR:
-        case SIGMOID:
-        case RELU:
-        case PERTURBED:
-        case NO_LINK: return 0;
+    constexpr uint32_t all_lanes = (1u << width<C>) - 1;
+    switch (link.family) {
+        case EXPONENTIALS: return tile_softmax(t, n), all_lanes;
+        case THRESHOLDS:
+            switch (link.threshold()) {
+                case POWER1: return tile_power<C, 1>(t, n), all_lanes;
+                case POWER2: return tile_power<C, 2>(t, n), all_lanes;
+                case POWER3:
+                case POWER4:
+                case CURVE:
+                case NORM:
+                    if constexpr (sizeof(C) == 4) tile_curve(t, n, curve_of(link, param), finish_of(link));
+                    return all_lanes;
+                case CAPPED: return tile_budget(t, n, param);
+                case ANY_POWER:  // no rule of plan.hpp sends them here
+                case STEEP:
+                case NO_LINK: return 0;
+            }
+            return 0;
+        case TRUNCATIONS:
+            switch (link.truncation()) {
+                case LARGEST:
+                    if (n > TILE_SQUARE) return tile_count(t, n, (int64_t)param);
+                    return tile_largest(t, n, (int64_t)param), all_lanes;
+                case NUCLEUS: return 0;
+            }
+            return 0;
+        case RATIOS:
+        case NOISES: return 0;
     }
-    return (1u << width<C>) - 1;
+    return 0;
 }
 
 }  // namespace ANYMAX_UNIT

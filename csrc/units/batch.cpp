@@ -8,31 +8,37 @@ namespace ANYMAX_UNIT {
 template <Output OUT>
 inline uint32_t solve_batch(Batch &b, const Plan &plan, double param, int64_t rows, int64_t n, bool bypass) {
     const Link link = plan.link;
-    switch (link) {
-        case POWER1: return batch_power<1, OUT>(b, rows, n, bypass);
-        case POWER2: return batch_power<2, OUT>(b, rows, n, bypass);
-        case POWER3:
-        case POWER4:
-        case CURVE:
-        case NORM:
-            if constexpr (OUT != GRADIENT) return batch_curve<OUT>(b, rows, n, curve_of(link, param), param, finish_of(link), bypass);
-            break;
-        case LARGEST:
-            if (plan.rule.source == DENSE) return batch_counted(b, rows, n, (int64_t)param, bypass);
-            if constexpr (OUT != GRADIENT) return batch_largest<OUT>(b, rows, n, (int64_t)param, bypass);
-            break;
-        case CAPPED:
-            if constexpr (OUT == PROBABILITIES || OUT == SUPPORTS) return batch_budget<OUT>(b, rows, n, param, bypass);
-            break;
-        case EXPONENTIAL:  // no rule of plan.hpp sends them here
-        case ANY_POWER:
-        case STEEP:
-        case NUCLEUS:
-        case TAYLOR:
-        case SIGMOID:
-        case RELU:
-        case PERTURBED:
-        case NO_LINK: break;
+    switch (link.family) {
+        case THRESHOLDS:
+            switch (link.threshold()) {
+                case POWER1: return batch_power<1, OUT>(b, rows, n, bypass);
+                case POWER2: return batch_power<2, OUT>(b, rows, n, bypass);
+                case POWER3:
+                case POWER4:
+                case CURVE:
+                case NORM:
+                    if constexpr (OUT != GRADIENT) return batch_curve<OUT>(b, rows, n, curve_of(link, param), param, finish_of(link), bypass);
+                    return 0;
+                case CAPPED:
+                    if constexpr (OUT == PROBABILITIES || OUT == SUPPORTS) return batch_budget<OUT>(b, rows, n, param, bypass);
+                    return 0;
+                case ANY_POWER:  // no rule of plan.hpp sends them here
+                case STEEP:
+                case NO_LINK: return 0;
+            }
+            return 0;
+        case TRUNCATIONS:
+            switch (link.truncation()) {
+                case LARGEST:
+                    if (plan.rule.source == DENSE) return batch_counted(b, rows, n, (int64_t)param, bypass);
+                    if constexpr (OUT != GRADIENT) return batch_largest<OUT>(b, rows, n, (int64_t)param, bypass);
+                    return 0;
+                case NUCLEUS: return 0;
+            }
+            return 0;
+        case EXPONENTIALS:
+        case RATIOS:
+        case NOISES: return 0;
     }
     return 0;
 }

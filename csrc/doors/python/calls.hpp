@@ -4,9 +4,8 @@
 #define ANYMAX_PYTHON_CALLS_HPP
 
 #include "doors/python/arrays.hpp"
+#include "limits.hpp"
 #include "maps.hpp"
-
-constexpr int64_t SMALL = 4096;  // the work (maps.hpp) of a call that is over before another thread would have had the interpreter
 
 // A mapping in the engine's words: the tuple `Link` of kernels/link.py.
 struct GivenMap {
@@ -40,7 +39,7 @@ PyObject *raise(int code, const char *what, PyObject *kind, int64_t n);
 
 // engine(pool) with the interpreter let go where the call is large.
 template <class F> int without_lock(Kind kind, int64_t work, F engine) {
-    if (work <= SMALL) return engine(0);
+    if (work <= INTERPRETER_KEPT) return engine(0);
     const Ref which(PyObject_CallFunctionObjArgs(bound.pool, kind == TORCH ? Py_True : Py_False, nullptr));
     if (!which) return -1;
     const int pool = (int)PyLong_AsLong(which.get());

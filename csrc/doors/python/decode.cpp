@@ -1,6 +1,7 @@
 // Truncations and draws.
 #include <string.h>
 
+#include "decode/steps.hpp"
 #include "doors/python/rows.hpp"
 
 namespace {
@@ -43,7 +44,7 @@ ANYMAX_CALL(call_decode) {
         call.index = (int64_t *)index.data;
     else
         call.given = (const int64_t *)index.data;
-    const int code = without_lock(kind, x.count, [&](int pool) {
+    const int code = without_lock(kind, at_most_so_much(rows, work_of_row(&call)), [&](int pool) {
         call.pool = pool;
         return anymax_decode(&call);
     });

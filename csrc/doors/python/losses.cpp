@@ -191,7 +191,7 @@ ANYMAX_CALL(call_linear) {
     call.q = q.data, call.k = k.data, call.v = v.data, call.out = a[3].data, call.lengths = (const int64_t *)a[4].data, call.below = a[5].data;
     call.g = a[6].data, call.dq = a[7].data, call.dk = a[8].data, call.dv_ = a[9].data;
     const bool backward = args[6] != Py_None;
-    const int code = without_lock(kind, SMALL + 1, [&](int pool) {
+    const int code = without_lock(kind, INTERPRETER_KEPT + 1, [&](int pool) {
         call.pool = pool;
         return backward ? anymax_linear_vjp(&call) : anymax_linear(&call);
     });

@@ -104,7 +104,7 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-int fill(PyObject *module) { return PyModule_AddIntConstant(module, "ABI", anymax_abi()) || PyModule_AddIntConstant(module, "SMALL", SMALL) ? -1 : 0; }
+int fill(PyObject *module) { return PyModule_AddIntConstant(module, "ABI", anymax_abi()) || PyModule_AddIntConstant(module, "SMALL", INTERPRETER_KEPT) ? -1 : 0; }
 
 PyModuleDef_Slot slots[] = {
     {Py_mod_exec, (void *)fill},

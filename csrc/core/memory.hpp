@@ -1,0 +1,51 @@
+// Memory that a thread or a task keeps from one use to the next.
+#pragma once
+
+#include <stdint.h>
+#include <stdlib.h>
+
+// In each unit its own, as all that units compile; in a door, which has no unit, that of this name.
+namespace ANYMAX_UNIT {
+
+// One piece, which only grows, aligned to a cache line. What is beyond the numbers asked for may be read and written by whole vectors.
+struct Room {
+    static constexpr int64_t LINE = 64, BEYOND = 2 * LINE;
+    void *data = nullptr;
+    int64_t bytes = 0;
+
+    ~Room() { free(data); }
+    template <class T>
+    __attribute__((always_inline)) T *take(int64_t count) {
+        const int64_t wanted = count * (int64_t)sizeof(T) + BEYOND;
+        if (wanted > bytes) grow(wanted);
+        return data ? (T *)(((uintptr_t)data + LINE - 1) & ~(uintptr_t)(LINE - 1)) : nullptr;
+    }
+    __attribute__((noinline)) void grow(int64_t wanted) {
+        free(data);
+        data = malloc((size_t)(wanted + LINE));
+        bytes = data ? wanted : 0;
+    }
+    // What is too much to be kept goes.
+    void leave() {
+        if (bytes <= (4 << 20)) return;
+        free(data);
+        data = nullptr, bytes = 0;
+    }
+};
+
+enum Slot { STAGED, STAGED_P, STAGED_G, TRANSPOSED, RESULT, CELLS, VALUES, INDICES, WIDE, EXTRA, SORTED, PARTIAL, WORK, BATCH_IN, BATCH_OUT, LEFT_SCORES, LEFT_CLASSES, LEFT_SUMS, LEFT_KEYS, SLOTS };
+
+// The scratch memory of a task, a slot for each use.
+struct Scratch {
+    Room memory[SLOTS];
+    bool failed = false;
+
+    template <class T>
+    T *take(Slot slot, int64_t count) {
+        T *const place = memory[slot].take<T>(count);
+        if (!place) failed = true;
+        return place;
+    }
+};
+
+}  // namespace ANYMAX_UNIT

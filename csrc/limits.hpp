@@ -1,0 +1,73 @@
+// Every length at which something changes, in classes unless it says otherwise: no other file compares n with a number (tests/test_plan.py). Limits that are
+// counted in vectors stand in plan.hpp. Without vectors, so that the doors can include it; all of it is internal to each file, as maps.hpp is.
+#pragma once
+
+#include <stdint.h>
+
+// -- the rules of plan.hpp -------------------------------------------------------------------------------------------------------------------
+
+constexpr int64_t TILE_MOST = 128;     // one row a lane,
+constexpr int64_t TILE_SQUARE = 32;    // with k largest that are found in n^2 steps, and budgets: no more than this
+constexpr int64_t BATCH_MOST = 2048;   // many rows at once, the candidates of each solved one row a lane,
+constexpr int64_t BATCH_AHEAD = 512;   // of which the next rows are prefetched meanwhile; longer ones come by themselves
+constexpr int64_t SWEEP_MOST = 2048;   // all of a row at each step, whatever its support; beyond, where most of the row is a candidate
+constexpr int64_t DENSE_MOST = 320;    // a gradient from all of p; beyond, the zeros of a sparse map are worth looking for
+constexpr int64_t BESIDE_MOST = 32;    // a gradient of rows side by side, one a lane
+
+// Candidates of a row in a batch; a row with more is served by itself.
+constexpr int64_t BATCH_CANDIDATES = 1024;
+constexpr int64_t BATCH_CANDIDATES_SWEPT = 512;  // of entmax 4/3 and 5/4, which a sweep serves as well
+constexpr int64_t BATCH_CANDIDATES_FEW = 256;    // of sparsemax, entmax 3/2 and the k largest
+
+// -- what is worth saving for the gradient -----------------------------------------------------------------------------------------------------
+
+constexpr int64_t SAVED_CALL_FROM = 16384;   // scores of a call: smaller ones gain nothing
+constexpr int64_t SAVED_FROM = 256;          // classes; of 1,000 normal scores entmax 3/2 leaves 18,
+constexpr int64_t SAVED_FROM_WIDE = 768;     // 4/3 75
+constexpr int64_t SAVED_FROM_WIDER = 4096;   // and 5/4 230
+constexpr int64_t SAVED_SHARE = 16;          // a row whose support was too large to be saved is more than this part of it
+
+// -- inside of the ways ------------------------------------------------------------------------------------------------------------------------
+
+constexpr int64_t PIECE = 65536;              // a longer row is computed in pieces of so many, by several threads if there are
+constexpr int64_t CELLS_FROM = 33;            // a tile begins at a level that the maxima of its cells give
+constexpr int64_t STEEP_CELLS_FROM = 13;      // cells above its first bound: a better bound of entmax above 2 is worth its bisection
+constexpr int64_t WORTH_SEEKING = 17;         // the zeros of p in one row,
+constexpr int64_t WORTH_SEEKING_WIDE = 1024;  // of entmax below 3/2, which leaves more,
+constexpr int64_t many_nonzeros(int64_t n) { return n / 32 + 8; }  // unless there are more non-zeros than this
+constexpr int64_t BACKWARD_BLOCK = 128;       // beyond, p, g and results of 16 rows leave the first cache, and there are 8 in turn
+constexpr int64_t CLEARED_TOGETHER = 16384;   // bytes of rows that are set to 0 in one go
+constexpr int64_t EXPONENTIALS_KEPT = 262144;  // bytes of a row's exponentials that are kept rather than computed twice
+constexpr int64_t SORTED_MOST = 16;           // scores at the edge of a nucleus that are sorted
+
+// -- truncations and draws -----------------------------------------------------------------------------------------------------------------------
+
+constexpr int64_t EDGE_MOST = 1024;  // in a longer row the class at the edge of a share may have less than its sum was rounded by
+constexpr int64_t DRAW_BLOCK = 512;  // weights whose sum is kept
+
+// -- perturb max -----------------------------------------------------------------------------------------------------------------------------------
+
+constexpr int64_t SUMMED_FROM = 48;                                   // a shorter row is never summed up in cells,
+constexpr int64_t NARROWER_CELLS_FROM = 8192, NARROWEST_CELLS_FROM = 131072;  // which in floats are narrower in longer rows of normal noise
+constexpr int64_t NODES_LEAST = 8;                                    // those of one panel
+constexpr int64_t NODES_FINE = 64;                                    // from so many on, in doubles, less mass is left outside of the nodes
+
+// -- threads -----------------------------------------------------------------------------------------------------------------------------------------
+
+constexpr int64_t ALONE_MOST = 32768;        // work (maps.hpp) that is not worth a second thread
+constexpr int64_t SHARED_ALONE = 3 * 32768;  // classes of a single row that is worth more than one thread,
+constexpr int64_t SHARED_ROW = 4 * 65536;    // and of one among fewer than
+constexpr int64_t ROWS_FEW = 8;
+constexpr int64_t ROWS_AT_ONCE = 16;         // that the widest vector serves
+constexpr int64_t INTERPRETER_KEPT = 4096;   // work of a call that is over before another thread would have had the interpreter
+
+// Bytes of a row whose results are written around the caches; a gradient of a loss writes the target's own once more, which costs a line.
+constexpr int64_t BYPASS_FROM = 256, BYPASS_GRADIENT_FROM = 16384;
+
+// -- ragged rows ---------------------------------------------------------------------------------------------------------------------------------------
+
+constexpr int64_t SEGMENTS_CHUNK = 65536;       // numbers of segments that are sorted by length together: those of all operands fit into the second cache,
+constexpr int64_t SEGMENTS_CHUNK_LEAST = 1024;  // entries of it at least
+constexpr int64_t SEGMENT_SHORT_MOST = 2048;    // entries of a segment up to which others are served with it: no way gains by longer rows together
+constexpr int64_t SEGMENTS_STAGED = 8192;       // numbers that are staged at once
+constexpr int64_t ENTRIES_AHEAD = 24;           // entries of an order that are prefetched meanwhile
