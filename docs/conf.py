@@ -98,7 +98,7 @@ html_theme_options = {
     },
     "show_toc_level": 2,
     "navigation_with_keys": False,
-    "header_links_before_dropdown": 11,
+    "header_links_before_dropdown": 7,
     "icon_links": about.icons(),
     "footer_start": ["copyright"],
     "footer_end": [],

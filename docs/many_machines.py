@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-# before the group is made: parts of torch that it loads keep a group that exists, with its threads
+# before the group is made: parts of torch that it loads hold on to an existing group
 import anymax.distributed
 
 CLASSES, FEATURES, ROWS, STEPS = 1000, 32, 64, 60

@@ -290,6 +290,10 @@ def test_every_transform_and_margin_is_on_a_page():
     assert not missing, f"describe {', '.join(missing)} in docs/scores/"
 
 
+def test_every_page_of_the_api_is_in_one_group():
+    assert sorted(" ".join(api.GROUPS.values()).split()) == sorted(api.PAGES)
+
+
 @pytest.mark.whole
 def test_the_api_reference_has_every_public_name(generated):
     listed = {name for found in api.names().values() for name in found}
