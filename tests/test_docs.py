@@ -252,7 +252,7 @@ def test_every_map_has_a_page_with_its_facts(generated):
         for framework in ("NumPy", "PyTorch", "JAX"):
             assert f"{{tab-item}} {framework}" in body
         assert f"| Exact zeros | {'yes' if page.mapping.facts.sparse else 'no'} |" in body
-        assert "{image}" in body
+        assert body.index(">>> anymax.apply(") < body.index("{image}") < body.index("## Definition")
         assert f"[{page.kind.__name__}]({page.kind.name}.md)" in page_of(generated, "maps/index.md")
 
 
@@ -266,6 +266,15 @@ def test_examples_print_what_the_library_computes(generated):
         for output in re.findall(r"^```text\n(.*?)^```", path.read_text(encoding="utf-8"), flags=re.M | re.S):
             assert output.strip(), path
             assert "nan" not in output, path
+
+
+@pytest.mark.parametrize("page", maps.pages(), ids=lambda page: page.kind.name)
+def test_the_page_of_a_map_opens_with_a_call(page):
+    block = FENCE.search(maps.call(page))[2]
+    test = doctest.DocTestParser().get_doctest(block, {}, page.kind.name, None, 0)
+    results = doctest.DocTestRunner(verbose=False).run(test)
+    assert results.attempted == 3
+    assert not results.failed
 
 
 def test_a_page_says_why_there_is_no_kernel():
