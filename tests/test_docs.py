@@ -460,12 +460,12 @@ def test_evidence_is_whatever_was_found(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match=r"write docs/answers/one\.md"):
         evidence.index()
     (answers / "one.md").write_text("question: Do zeros help?\n\nWe cannot say.\n", encoding="utf-8")
-    undecided = "{bdg-secondary}`undecided`"
+    undecided = "{bdg-muted}`undecided`"
     assert (
         f"| Zeros help \\| p\\_t \\> 0. | a paper | {undecided} | contradicted when judged alone |"
         in evidence.verdicts()
     )
-    assert "| {doc}`Do zeros help? </generated/evidence/one>` | {bdg-secondary}`1 undecided` |" in evidence.index()
+    assert "| {doc}`Do zeros help? </generated/evidence/one>` | {bdg-muted}`1 undecided` |" in evidence.index()
     assert "two" not in evidence.verdicts() + evidence.index() + evidence.contents()
     out = tmp_path / "out"
     out.mkdir()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
 ANSWERS = Path(__file__).parents[1] / "answers"
-COLOURS = {"confirmed": "success", "contradicted": "danger", "undecided": "secondary", "not tested": "light"}
+COLOURS = {"confirmed": "success", "contradicted": "danger", "undecided": "muted", "not tested": "light"}
 READ = (
     "Each effect has its 95 % interval. If a claim has several tests, the table shows the one on which its verdict rests. The verdicts "
     "are those that hold when {doc}`all claims </evidence>` are judged together."
@@ -122,9 +122,9 @@ def opening(known: dict[str, Any], experiment: list[tuple[dict[str, Any], Judged
     rows = []
     for claim, one in experiment:
         test = telling(claim, known.get("tests", []))
-        cells = ("", "", "") if test is None else (text.plain(test["what"]), _effect(test["found"]), _bound(test))
-        rows.append((text.plain(claim["claim"]), *cells, badge(one.together)))
-    table = text.table(("claim", "decided by", "effect", "bound", "verdict"), rows)
+        cells = ("", "", "") if test is None else (_effect(test["found"]), _bound(test), text.plain(test["what"]))
+        rows.append((text.plain(claim["claim"]), badge(one.together), *cells))
+    table = text.table(("claim", "verdict", "effect", "bound", "measured"), rows)
     return text.page([f"**{prose.keys['question']}**", prose.introduction, table, READ])
 
 
@@ -136,7 +136,8 @@ def _effect(found: dict[str, Any]) -> str:
 
 
 def _bound(test: dict[str, Any]) -> str:
-    return f"≤ {test['at_most']:g}" if "at_most" in test else f"≥ {test['at_least']:g}".replace("-", "−")
+    bound = f"≤ {test['at_most']:g}" if "at_most" in test else f"≥ {test['at_least']:g}"
+    return bound.replace("-", "−").replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def contents() -> str:
