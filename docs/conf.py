@@ -32,7 +32,10 @@ extensions = [
     "sphinx_gallery.gen_gallery",
 ]
 # prose, code and parts from which pages are made
-exclude_patterns = ["maps/*", "scores/*", "gallery/*", "generated/static/*", "generated/extra/*", "generated/parts/*"]
+exclude_patterns = [
+    *("maps/*", "scores/*", "answers/*", "gallery/*"),
+    *("generated/static/*", "generated/extra/*", "generated/parts/*"),
+]
 nitpicky = True
 # the types of other packages, and private ones
 nitpick_ignore_regex = [
@@ -87,10 +90,15 @@ html_copy_source = False
 html_show_sourcelink = False
 html_favicon = "_static/mark.svg"
 html_theme_options = {
-    "logo": {"text": "anymax", "image_light": "_static/mark.svg", "image_dark": "_static/mark.svg", "alt_text": ""},
+    "logo": {
+        "text": "anymax",
+        "image_light": "_static/mark.svg",
+        "image_dark": "_static/mark.svg",
+        "alt_text": "",
+    },
     "show_toc_level": 2,
     "navigation_with_keys": False,
-    "header_links_before_dropdown": 11,
+    "header_links_before_dropdown": 7,
     "icon_links": about.icons(),
     "footer_start": ["copyright"],
     "footer_end": [],
@@ -98,15 +106,16 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-WIDE = (
-    "index start choose zh explorer performance mathematics contributing changelog".split()
-)  # pages without a sidebar
+WIDE = "index start choose zh explorer performance mathematics contributing changelog".split()  # pages without a sidebar
 html_sidebars = {page: [] for page in WIDE}
 
 # One file with all of its extensions, SVG output: no fonts, no network. The menu is off because parts of it load further files.
 mathjax_path = "mathjax/tex-svg-full.js"
 mathjax3_config = {
-    "options": {"enableMenu": False, "menuOptions": {"settings": {"assistiveMml": True}}},
+    "options": {
+        "enableMenu": False,
+        "menuOptions": {"settings": {"assistiveMml": True}},
+    },
     "svg": {"fontCache": "global"},
 }
 
@@ -125,7 +134,9 @@ def setup(app):
     generated = HERE / "generated"
     assets.write(generated)
     build.write(generated)
-    app.connect("autodoc-process-docstring", docstrings.process, priority=400)  # before napoleon's, at 500
+    app.connect(
+        "autodoc-process-docstring", docstrings.process, priority=400
+    )  # before napoleon's, at 500
     app.connect("autodoc-process-signature", docstrings.signature)
     # the search index forgets the entries of pages that are not written again
     app.connect("env-updated", lambda app, env: sorted(env.found_docs))

@@ -3,7 +3,8 @@
 import torch
 import torch.distributed as dist
 
-import anymax.distributed  # before the group is made: what of torch comes with it keeps the group that it finds, threads and all
+# before the group is made: parts of torch that it loads hold on to an existing group
+import anymax.distributed
 
 CLASSES, FEATURES, ROWS, STEPS = 1000, 32, 64, 60
 
@@ -11,11 +12,14 @@ CLASSES, FEATURES, ROWS, STEPS = 1000, 32, 64, 60
 def main() -> None:
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    start, end = rank * CLASSES // size, (rank + 1) * CLASSES // size  # this process's classes
-    generator = torch.Generator().manual_seed(0)  # the same rows and targets on every process
+    # this process's classes
+    start, end = rank * CLASSES // size, (rank + 1) * CLASSES // size
+    # the same rows and targets on every process
+    generator = torch.Generator().manual_seed(0)
     x = torch.randn(ROWS, FEATURES, generator=generator)
     target = torch.randint(CLASSES, (ROWS,), generator=generator)
-    weight = torch.zeros(end - start, FEATURES, requires_grad=True)  # of these classes alone
+    # the weight of these classes alone
+    weight = torch.zeros(end - start, FEATURES, requires_grad=True)
     optimiser = torch.optim.SGD([weight], lr=1.0)
     losses = []
     for _ in range(STEPS):
@@ -26,13 +30,15 @@ def main() -> None:
         loss.backward()
         optimiser.step()
         losses.append(loss.item())
-    with torch.no_grad():  # a collective of torch's own takes no tensor that has a graph
+    with torch.no_grad():  # torch's own collectives take no tensor with a graph
         p = anymax.distributed.apply("sparsemax", x @ weight.T)
         mass = p.sum(-1)
         dist.all_reduce(mass)
     if rank == 0:
-        print(f"{size} processes, {end - start} classes each: loss {losses[0]:.3f} -> {losses[-1]:.3f}")
-        print(f"the probabilities of a row sum to {mass.min():.4f} and {mass.max():.4f}")
+        fall = f"loss {losses[0]:.3f} -> {losses[-1]:.3f}"
+        print(f"{size} processes, {end - start} classes each: {fall}")
+        sums = f"{mass.min():.4f} and {mass.max():.4f}"
+        print(f"the probabilities of a row sum to {sums}")
     dist.destroy_process_group()
 
 

@@ -14,6 +14,13 @@ from . import NAMES
 from ._statistics import CONFIDENCE, CONFIRMED, NOT_TESTED, Interval, all_of, verdict
 
 RESULTS = Path(__file__).parent / "results"
+INDEX = (  # the words of the folder's README.md
+    "A claim is *confirmed* if the whole 95 % interval of the measured figure meets the bound, *contradicted* if no part of it does, and",
+    "*undecided* otherwise. Among so many claims, a few would be decided by chance. So the last column judges all of them together, with",
+    "Holm's correction at 5 %. The documentation gives advice only on what this column decides.",
+    "",
+    "The experiments write this file from the JSON files in this folder.",
+)
 
 
 class Refused(Exception):
@@ -164,15 +171,22 @@ def write(head: Mapping[str, Any], found: Findings) -> list[Path]:
 
 
 def index(folder: Path) -> Path:
-    """README.md of a folder of results: every claim and its verdict, from the JSON files there."""
-    text = ["# Results", "", "Written by the experiments from the JSON files in this folder.", ""]
+    """README.md of a folder of results: every claim with its verdict, alone and beside all others, from the JSON files there."""
+    from ._together import claims  # late: it imports this module
+
+    together = {(one.experiment, one.claim): one.together for one in claims(folder)}
+    text = ["# Results", "", *INDEX, ""]
     rows = []
     for path in sorted(folder.glob("*.json"), key=lambda p: (*NAMES, p.stem).index(p.stem)):
         known = json.loads(path.read_text(encoding="utf-8"))
         quick = " (quick run: no evidence)" if known["quick"] else ""
         for claim in known["claims"]:
             page = f"[{known['name']}]({known['name']}.md)"
-            rows.append({"experiment": page, "claim": claim["claim"], "verdict": claim["verdict"] + quick})
+            verdicts = {
+                "judged alone": claim["verdict"] + quick,
+                "judged together": together.get((known["name"], claim["claim"]), ""),
+            }
+            rows.append({"experiment": page, "claim": claim["claim"], **verdicts})
     target = folder / "README.md"
     _replace(target, "\n".join([*text, *_markdown(rows)]).rstrip() + "\n")
     return target

@@ -3,7 +3,7 @@ How far apart scores must be
 ============================
 
 Cross-entropy over :math:`n` classes can only be as small as the spread of the scores allows: a loss of :math:`l`
-needs a spread of :math:`\log(n - 1) - \log(e^l - 1)`. To be right, any lead would be enough. The entmax loss is 0
+needs a spread of :math:`\log(n - 1) - \log(e^l - 1)`, although any lead is enough to be right. The entmax loss is 0
 from a lead of :math:`1 / (\alpha - 1)` on, for any number of classes.
 """
 

@@ -2,9 +2,9 @@
 Decoding
 ========
 
-A language model of characters, counted in the language reference that Python brings along, writes by three ways of drawing the next
-character: softmax, which gives every character something; softmax over the nucleus of mass 0.9; and 1.5-entmax, whose support follows
-from the scores. Where the model is sure, entmax keeps one or two characters, and where it is not, many.
+A small language model counts the characters of Python's own language reference. It then writes text by drawing the next character in
+three ways: from softmax, which gives every character some probability; from softmax over the nucleus of mass 0.9; and from 1.5-entmax,
+whose support follows from the scores. If the model is sure, entmax keeps one or two characters. If it is not, entmax keeps many.
 """
 
 from collections import defaultdict
@@ -61,7 +61,7 @@ for name, (mapping, transform) in ways.items():
     print(f"{name}:\n{written[name]}\n")
 
 # %%
-# The next character after "The val", of which the model is sure, and after "The value ", of which it is not. A character
+# The next character after "The val", where the model is sure, and after "The value ", where it is not. A character
 # that can't be drawn has no bar.
 
 figure, axes = plt.subplots(2, 3, figsize=(12, 5.6), layout="constrained", sharey="row")
@@ -82,7 +82,7 @@ for row, context in zip(axes, ("The val", start)):
 
 # %%
 # How many characters could be drawn at each step, and how surprising the drawn ones were to the model, by its own softmax.
-# Entmax lowers the small probabilities that it keeps as well, so that its text is the least surprising.
+# Entmax also lowers the small probabilities that it keeps, so its text is the least surprising.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
 for i, name in enumerate(ways):

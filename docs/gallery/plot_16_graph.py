@@ -2,9 +2,10 @@
 A graph and its pruned edges
 ============================
 
-Attention on a graph gives each node a distribution over its neighbours: ragged rows, one a node, which `anymax.segment_apply` has for any
-map. Here nodes of three communities are joined by true edges and by as many that join any two communities, and an edge's score is the
-similarity of its ends. Softmax keeps all edges; sparsemax and 1.5-entmax give many the weight 0 exactly, and most of those are noise.
+Attention on a graph gives each node a distribution over its neighbours. Each node is a row of its own length, and `anymax.segment_apply`
+applies any map to such rows. About half of the edges here join nodes of one community. The others are noise: they join nodes of different
+communities. The score of an edge is the similarity of its ends. Softmax keeps all edges; sparsemax and 1.5-entmax give many edges a
+weight of exactly 0, and most of these are noise.
 """
 
 import matplotlib.pyplot as plt
@@ -34,7 +35,7 @@ features = 1.2 * rng.standard_normal((communities, 8))[label] + rng.standard_nor
 scores = (features[source] * features[target]).sum(1) / np.sqrt(8)
 
 # %%
-# The index of an edge's target says which row it is in, in any order; `segments` sorts it once for all maps.
+# The target of an edge says in which row the edge is. The edges may come in any order; `Segments.of` sorts them once for all maps.
 
 rows = anymax.Segments.of(target, num_segments=nodes)
 names = {"softmax": "softmax", "entmax15": "1.5-entmax", "sparsemax": "sparsemax"}
@@ -82,7 +83,7 @@ for ax, (name, w) in zip(axes, weights.items()):
     ax.spines[:].set_visible(False)
 
 # %%
-# How many neighbours each node attends to, of those it has.
+# How many of its neighbours each node attends to.
 
 figure, ax = plt.subplots(figsize=(7, 4), layout="constrained")
 for k, (name, w) in enumerate(weights.items()):

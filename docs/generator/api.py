@@ -13,32 +13,32 @@ import anymax
 
 from . import text
 
-# page -> (title, what it holds); the order is that of the site
+# page -> (title, what it holds)
 PAGES = {
     "maps": (
         "Maps",
-        "Frozen data: a map and its parameters. {doc}`Pages with pictures </generated/maps/index>` say when each helps.",
+        "A map and its parameters, as frozen data. {doc}`Pages with pictures </generated/maps/index>` say when each helps.",
     ),
     "functional": ("Applying maps", "Scores in, probabilities out, as the same kind of array."),
-    "losses": ("Losses", "For any map; the signature of `torch.nn.functional.cross_entropy`."),
+    "losses": ("Losses", "For any map, with the signature of `torch.nn.functional.cross_entropy`."),
     "transforms": (
         "Transforms",
-        "Functions from scores to scores, which compose with every map; and `mix`, after the map.",
+        "Functions from scores to scores that compose with every map; and `mix`, which comes after the map.",
     ),
-    "margins": ("Margins", "Make the target's cosine smaller, so that training must push it further."),
+    "margins": ("Margins", "They make the target's cosine smaller, so that training must move the embedding closer."),
     "samplers": (
         "Samplers",
         "Randomness comes from a generator, a key or a seed, or from NumPy's or torch's global generator.",
     ),
-    "segments": ("Ragged rows", "Rows of unequal length; {doc}`/segments` says how."),
+    "segments": ("Ragged rows", "Rows of unequal length, without padding; {doc}`/segments` says how."),
     "decoding": ("Decoding", "For language models; {doc}`/decoding` says how, and in which order."),
     "distributions": (
         "Distributions",
-        "What policies and trainers compute from a distribution; `anymax.nn.Categorical` is a `torch.distributions.Distribution`.",
+        "log p, entropy and divergences, for policies and trainers; `anymax.nn.Categorical` is a `torch.distributions.Distribution`.",
     ),
     "output_layers": (
         "Output layers",
-        "Many classes, whose scores are never all held; {doc}`/large_vocabularies` says when.",
+        "Losses of many classes that never hold all scores; {doc}`/large_vocabularies` says when to use them.",
     ),
     "attention": ("Attention", "Any map in attention, on NumPy, PyTorch and JAX."),
     "inspection": ("Inspection", "What a map promises, its derivatives, and which engine computes it."),
@@ -55,6 +55,12 @@ PAGES = {
         "Writing a map",
         "The contract of a map of your own; {doc}`contributing </contributing>` has an example.",
     ),
+}
+GROUPS = {  # the order of the site; each page once
+    "Train": "maps functional losses transforms margins nn sklearn distributions numpyro",
+    "Attend": "attention hf segments samplers decoding",
+    "Scale": "output_layers distributed",
+    "Look inside": "inspection plot contract",
 }
 # where a name is defined -> its page
 OF = {
@@ -145,10 +151,10 @@ def write(folder: Path) -> None:
         blocks = [f"```{{eval-rst}}\n{block}\n```" for block in (table, entries)]
         text.save(folder / f"{page}.md", text.page([f"# {title}", words, *blocks]))
     types_ = "\n".join(f"- {', '.join(f'`{n}`' for n in name.split(', '))}: {words}" for name, words in TYPES.items())
-    parts = [
-        "# API reference",
-        "Every public name. Arrays in, the same kind of array out: NumPy, PyTorch or JAX.",
-        text.toctree(pages, ":maxdepth: 1"),
-        text.section("Types in signatures", types_),
-    ]
+    parts = ["# API reference", "Every public name. Arrays in, the same kind of array out: NumPy, PyTorch or JAX."]
+    for group, ordered in GROUPS.items():
+        listed = [page for page in ordered.split() if page in pages]
+        lines = "\n".join(f"- {{doc}}`{PAGES[page][0]} <{page}>`: {PAGES[page][1]}" for page in listed)
+        parts += [text.section(group, lines), text.toctree(listed, f":hidden:\n:caption: {group}")]
+    parts.append(text.section("Types in signatures", types_))
     text.save(folder / "index.md", text.page(parts))

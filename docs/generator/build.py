@@ -17,6 +17,7 @@ def write(folder: Path, pictures: bool = True) -> None:
         "promises": maps.promises(),
         "costs": measured.costs(),
         "errors": measured.errors(),
+        "evidence-index": evidence.index(),
         "verdicts": evidence.verdicts(),
         "evidence-toc": evidence.contents(),
         "performance-runs": measured.outcomes(),

@@ -1,18 +1,32 @@
-"""The pages of `experiments/results/`: whichever are there, with their pictures, and all verdicts in one table."""
+"""The pages of `experiments/results/`: whichever are there, with their pictures, each opened by its question, answer and effects.
+
+The question and the answer are prose in `docs/answers/`. Its head has the verdicts on which they rest; a test holds them to the results.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import text
 
+if TYPE_CHECKING:
+    from experiments._together import Judged
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
+ANSWERS = Path(__file__).parents[1] / "answers"
+COLOURS = {"confirmed": "success", "contradicted": "danger", "undecided": "muted", "not tested": "light"}
+READ = (
+    "Each effect has its 95 % interval. If a claim has several tests, the table shows the one on which its verdict rests. The verdicts "
+    "are those that hold when {doc}`all claims </evidence>` are judged together."
+)
+NONE = "No experiment has been saved yet."
 
 
 def found() -> list[dict[str, Any]]:
@@ -25,24 +39,105 @@ def found() -> list[dict[str, Any]]:
     return out
 
 
-def verdicts() -> str:
-    """Every claim with its verdict, by itself and beside all others."""
+def answer(name: str) -> text.Prose:
+    """The question and the answer of an experiment; one without them is an error that names the file to write."""
+    path = ANSWERS / f"{name}.md"
+    if not path.exists():
+        raise FileNotFoundError(f"{name} has no answer: write docs/answers/{name}.md (question, verdicts, the answer)")
+    return text.read(path, (), ())
+
+
+def judged() -> dict[str, list[tuple[dict[str, Any], Judged]]]:
+    """By experiment: its claims as they were saved, each with what is left of its verdict beside all others."""
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))  # the experiments are no part of the package
     from experiments._together import claims  # late: it needs scipy
 
+    by_experiment: dict[str, list[Judged]] = {}
+    for one in claims(RESULTS):
+        by_experiment.setdefault(one.experiment, []).append(one)
+    return {known["name"]: list(zip(known["claims"], by_experiment[known["name"]], strict=True)) for known in found()}
+
+
+def counted(experiment: list[tuple[dict[str, Any], Judged]]) -> str:
+    """How many claims have each verdict, as coloured badges."""
+    number = {verdict: sum(one.together == verdict for _, one in experiment) for verdict in COLOURS}
+    return " ".join(badge(verdict, f"{n} {verdict}") for verdict, n in number.items() if n)
+
+
+def badge(verdict: str, words: str = "") -> str:
+    return f"{{bdg-{COLOURS[verdict]}}}`{words or verdict}`"
+
+
+def index() -> str:
+    """A row for each experiment: its question, and how many of its claims were confirmed, contradicted and left undecided."""
     rows = [
-        (
-            text.plain(one.claim),
-            text.plain(one.source),
-            f"**{one.verdict}**",
-            one.together if one.together != one.verdict else one.needed and f"{one.needed} would decide",
-            f"{{doc}}`{one.experiment} </generated/evidence/{one.experiment}>`",
-        )
-        for one in claims(RESULTS)
+        (f"{{doc}}`{answer(name).keys['question']} </generated/evidence/{name}>`", counted(experiment))
+        for name, experiment in judged().items()
     ]
-    head = ("claim", "made by", "verdict", f"of {len(rows)} claims together", "")
-    return text.table(head, rows) if rows else "No experiment has been saved yet."
+    return text.table(("question", "claims"), rows) if rows else NONE
+
+
+def verdicts() -> str:
+    """Every claim with its verdict, in a section for each experiment."""
+    head, parts = ("claim", "made by", "verdict", ""), []
+    for name, experiment in judged().items():
+        link = f"{{doc}}`The experiment </generated/evidence/{name}>`"
+        rows = [
+            (text.plain(one.claim), text.plain(one.source), badge(one.together), remark(one)) for _, one in experiment
+        ]
+        parts.append(text.section(answer(name).keys["question"], f"{link}\n\n{text.table(head, rows)}"))
+    return "\n\n".join(parts) or NONE
+
+
+def remark(one: Judged) -> str:
+    """What the correction took away, or what would decide."""
+    if one.together != one.verdict:
+        return f"{one.verdict} when judged alone"
+    return f"{one.needed} would decide" if one.needed else ""
+
+
+def telling(claim: dict[str, Any], tests: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The test on which the verdict of a claim rests.
+
+    Of those that agree with the verdict, it is the nearest to its bound; where they contradict the claim, the farthest.
+    """
+    own = [test for test in tests if test["claim"] == claim["key"] and test["verdict"] == claim["verdict"]]
+    choose = max if claim["verdict"] == "contradicted" else min
+    return choose(own, key=_away) if own else None
+
+
+def _away(test: dict[str, Any]) -> float:
+    """How far the figure is from its bound, in widths of its interval."""
+    found, bound = test["found"], test.get("at_most", test.get("at_least"))
+    if found["low"] is None or found["high"] is None:
+        return 0.0
+    width = found["high"] - found["low"]
+    return abs(found["mean"] - bound) / width if width else math.inf
+
+
+def opening(known: dict[str, Any], experiment: list[tuple[dict[str, Any], Judged]]) -> str:
+    """The question, the answer, and a row for each claim: its effect with the interval, the bound, the verdict beside all others."""
+    prose = answer(known["name"])
+    rows = []
+    for claim, one in experiment:
+        test = telling(claim, known.get("tests", []))
+        cells = ("", "", "") if test is None else (_effect(test["found"]), _bound(test), text.plain(test["what"]))
+        rows.append((text.plain(claim["claim"]), badge(one.together), *cells))
+    table = text.table(("claim", "verdict", "effect", "bound", "measured"), rows)
+    return text.page([f"**{prose.keys['question']}**", prose.introduction, table, READ])
+
+
+def _effect(found: dict[str, Any]) -> str:
+    mean, low, high = (
+        None if found[k] is None else f"{found[k]:.3g}".replace("-", "−") for k in ("mean", "low", "high")
+    )
+    return f"{mean}" if low is None or low == high else f"{mean} ({low} to {high})"
+
+
+def _bound(test: dict[str, Any]) -> str:
+    bound = f"≤ {test['at_most']:g}" if "at_most" in test else f"≥ {test['at_least']:g}"
+    return bound.replace("-", "−").replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def contents() -> str:
@@ -61,10 +156,14 @@ def _local(page: str, kept: set[str]) -> str:
 
 def write(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {known["name"] for known in found()}
+    kept, together = {known["name"] for known in found()}, judged()
     for known in found():
         page = (RESULTS / f"{known['name']}.md").read_text(encoding="utf-8")
-        text.save(folder / f"{known['name']}.md", _local(page, kept).replace("$", "\\$"))
+        title, _, rest = _local(page, kept).replace("$", "\\$").partition("\n\n")
+        rest = rest.replace("## Claims\n", "## Each claim alone\n", 1)
+        text.save(
+            folder / f"{known['name']}.md", f"{title}\n\n{opening(known, together[known['name']])}\n## Data\n\n{rest}"
+        )
         for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page):
             shutil.copy(RESULTS / picture, folder)
     for stale in folder.glob("*.md"):

@@ -105,6 +105,14 @@ def engines(mapping: Any) -> str:
     return "none: the functions are yours" if yours else "none: its formulas run as they are"
 
 
+def call(page: Page) -> str:
+    """The shortest call of the map, and what it prints."""
+    made, scores = page.prose.keys["example"], [float(v) for v in VECTOR]
+    p = anymax.apply(page.mapping, np.array(VECTOR)).round(3) + 0.0
+    kind = made.split("(")[0].split(".")[0]
+    return f"```pycon\n>>> import anymax\n>>> from anymax import {kind}\n>>> anymax.apply({made}, {scores}).round(3)\n{p!r}\n```"
+
+
 def on_one_vector(page: Page) -> str:
     """p, tau where there is one, and the support, at a vector of four scores."""
     p = anymax.apply(page.mapping, np.array(VECTOR))
@@ -170,11 +178,12 @@ def markdown(page: Page) -> str:
         f"# {page.kind.__name__}",
         text.found_by(prose.keys.get("search", name.replace("_", " "))),
         prose.introduction,
+        call(page),
         portrait(page),
         sections["Definition"],
         on_one_vector(page),
         text.section("Facts", facts(page)),
-        "Each line is checked by numbers in `tests/test_facts.py`.",
+        "`tests/test_facts.py` checks each line with numbers.",
         *(sections[title] for title in ("Loss", "Gradient", "When it helps", "When it hurts")),
         text.section("In three frameworks", examples.tabs(examples.MAP, **words)),
         text.section("Measured", measured.of_map(name)),

@@ -101,7 +101,7 @@ def speed_of_map(name: str) -> str:
                 (f"`{n}`", what, f"`{peer}`", *(row.get(s, "") for s in some)) for (n, what, peer), row in cells.items()
             ]
             head = ("", "", "against", *(s.replace("x", " × ") for s in some))
-            words = "Our time, and its ratio to the peer's: below 1 is faster. fp32, scores N(0, 1)."
+            words = "Our time, and its ratio to the peer's: below 1 we are faster. fp32, scores N(0, 1)."
             out.append(
                 f"{text.table(head, rows, (3, 4, 5))}\n\n{words} {run.machine}. All figures: {{doc}}`/performance`."
             )
@@ -121,7 +121,7 @@ def errors_of_map(name: str) -> str:
     words = "in total variation" if unit == "tv" else "in units of the last place of the largest probability"
     rows = [(f"`{r['case']}`", f"{r['fp32'][unit]:.2g}", f"{r['fp64'][unit]:.2g}") for r in found]
     table = text.table(("largest error", "fp32", "fp64"), rows, (1, 2))
-    return f"{table}\n\nAgainst 50 digits, {words}. How: {{doc}}`/numerics`."
+    return f"{table}\n\nThe error against results of 50 digits, {words}; {{doc}}`/numerics` says how it is measured."
 
 
 # -- the pages of performance and choice ------------------------------------------------------------------------------------

@@ -105,8 +105,8 @@ def write(folder: Path, drawn: bool = True) -> None:
     parts = [
         "# Transforms and margins",
         (
-            "A transform takes scores to scores, and composes with every map, loss and attention. A margin needs the target, and belongs "
-            "to a loss."
+            "A transform changes the scores before the map; every map, loss and attention can have one. A margin needs the target, so it "
+            "works in a loss."
         ),
         text.table(("", ""), rows),
         text.toctree([page.name for page in found], ":hidden:"),
