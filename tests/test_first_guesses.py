@@ -297,6 +297,16 @@ def test_samplers_take_the_names_of_torch_and_jax():
         same(am.sample("softmax", x, key=key), am.sample("softmax", x, generator=key))
 
 
+@each_kind
+def test_losses_take_the_names_of_torch_and_tensorflow(kind):
+    x, y = KINDS[kind](X), KINDS[kind](Y)
+    same(am.cross_entropy(input=x, target=y), am.cross_entropy(x, y))
+    same(am.sparsemax_loss(logits=x, labels=y, reduction="sum"), am.sparsemax_loss(x, y, reduction="sum"))
+    same(am.fenchel_young("entmax", logits=x, labels=y), am.fenchel_young("entmax", x, y))
+    same(am.margin_loss("softmax", input=x / 9, target=y), am.margin_loss("softmax", x / 9, y))
+    same(am.multilabel_softmax_loss(logits=x, labels=x > 0), am.multilabel_softmax_loss(x, x > 0))
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -337,7 +347,8 @@ def test_samplers_take_the_names_of_torch_and_jax():
         (lambda: am.sparsemax_loss(X, Y, k=3), "sparsemax_loss has no option 'k' (it belongs to the map"),
         (lambda: am.entmax_loss(X, Y, alfa=1.3), "entmax_loss has no option 'alfa' (did you mean alpha=?); its options are alpha, weight"),
         (lambda: am.multilabel_softmax_loss(X, X > 0, pos_weight=2), "(say weight=, one factor for each class)"),
-        (lambda: am.cross_entropy(input=X, target=Y), "missing 1 required positional argument: 'scores'"),  # Python's: it has the name
+        (lambda: am.cross_entropy(X, Y, labels=Y), "labels= is another name of target, which is given too"),
+        (lambda: am.cross_entropy(X, Y, None, 2), "cross_entropy takes 3 without a name (scores, target, weight), got 4"),
         (lambda: am.softmax(input=X), "missing 1 required positional argument: 'x'"),
         (lambda: am.segment_loss("softmax", X, Y, weight=[1], ptr=[0]), "(weigh the losses that reduction='none' gives)"),
         (lambda: am.segment_apply("softmax", X, [0, 1]), "takes 2 without a name (mapping, x), got 3; name the others: index=, ptr="),

@@ -125,7 +125,7 @@ def check_fields(kind: type, given: Iterable[str]) -> None:
 
 
 def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Callable[[Function], Function]:
-    """Decorate a function so that an unknown keyword raises an error that names the right one.
+    """Decorate a function so that an unknown keyword raises an error that names the right one; a function with `**options` raises its own.
 
     Parameters
     ----------
@@ -147,14 +147,15 @@ def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Ca
         parameters = inspect.signature(function).parameters
         who, words = function.__qualname__.removesuffix(".__init__"), {**_HINTS, **(hints or {})}
         bound = int("self" in parameters)
-        takes = tuple(parameters)[bound:]
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        takes = tuple(name for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD)[bound:]
         most = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters.values())
 
         def renamed(args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
             out = {}
             for name, value in options.items():
                 ours = aliases.get(name, name)
-                if ours not in takes:
+                if not open_ended and ours not in takes:
                     raise _unknown_option(who, takes, name, words)
                 if ours in out or (name in aliases and (ours in options or ours in takes[: len(args)])):
                     raise TypeError(f"{who}: {name}= is another name of {ours}, which is given too; give only one")

@@ -16,7 +16,7 @@ from .options import LossOptions, class_weights, every_loss
 from .targets import result_dtype
 
 
-@check_keywords()
+@check_keywords(input="scores", logits="scores", labels="target")
 @documented_like(every_loss)
 def multilabel_softmax_loss(
     scores: ArrayT | Numbers,
@@ -61,9 +61,9 @@ def multilabel_softmax_loss(
         raise ValueError(
             f"target of shape {tuple(t.shape)}: expected one number for each score, shape {tuple(x.shape)}, 1 for a label and 0 for none"
         )
-    t = _array.to_last(t, given.axis, xp)
+    t = xp.astype(_array.to_last(t, given.axis, xp), s.dtype)
     valid = t != ignore_index
-    y = xp.where(valid, xp.astype(t, s.dtype), xp.zeros_like(s))
+    y = xp.where(valid, t, xp.zeros_like(s))
     if known_any((y < 0) | (y > 1), xp):
         raise ValueError("target: expected entries between 0 and 1 (1 for a label, 0 for none)")
     lift = 0.0 if weight is None else _array.log(class_weights(weight, s, xp), xp)

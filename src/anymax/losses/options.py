@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
 from .. import _array
 from .._array import Array, Namespace, as_dtype, namespace, quiet
-from .._core.options import check_options
+from .._core.options import Function, check_keywords, check_options, documented_like
 from .._core.typing import Axes, LossKeywords, LossKind, Mask, Reduction, Weight
 
 _NAMES = "weight", *LossKeywords.__annotations__
@@ -131,3 +132,10 @@ def every_loss(
     None
         The loss, one number of the kind and dtype of the scores; with `reduction="none"` one for each sample.
     """
+
+
+def is_loss(function: Function) -> Function:
+    """Decorate a loss: its docstring gets the options that all losses share, and torch's and TensorFlow's names are taken, too."""
+    names = list(inspect.signature(function).parameters)
+    scores = names[names.index("target") - 1]
+    return documented_like(every_loss)(check_keywords(input=scores, logits=scores, labels="target")(function))

@@ -27,7 +27,6 @@ from .._array import (
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
-from .._core.options import documented_like
 from .._core.rows import hide
 from .._core.shards import over_devices, sharded
 from .._core.typing import AnyArray, ArrayT, LossKeywords, LossKind, Numbers, Parameter, Target, Weight
@@ -38,13 +37,13 @@ from ..mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSo
 from .batch import Batch, one_axis
 from .indices import index_loss
 from .margins import as_margin
-from .options import LossOptions, cast, every_loss, name_of_kind
+from .options import LossOptions, cast, is_loss, name_of_kind
 from .targets import ask_for_axis, result_dtype
 
 _SOFTMAX, _SPARSEMAX, _ENTMAX15 = Softmax(), Sparsemax(), Entmax(1.5)
 
 
-@documented_like(every_loss)
+@is_loss
 def fenchel_young(
     mapping: Mapping | str,
     scores: ArrayT | Numbers,
@@ -65,7 +64,7 @@ def fenchel_young(
     return _loss("fenchel_young", _fenchel_young, mapping, scores, target, weight, options)
 
 
-@documented_like(every_loss)
+@is_loss
 def nll(
     mapping: Mapping | str,
     scores: ArrayT | Numbers,
@@ -85,7 +84,7 @@ def nll(
     return _loss("nll", _nll, mapping, scores, target, weight, options)
 
 
-@documented_like(every_loss)
+@is_loss
 def smoothed_nll(
     mapping: Mapping | str,
     scores: ArrayT | Numbers,
@@ -114,7 +113,7 @@ def smoothed_nll(
     return _loss("smoothed_nll", formula, mapping, scores, target, weight, options, "epsilon")
 
 
-@documented_like(every_loss)
+@is_loss
 def accuracy_loss(
     mapping: Mapping | str,
     scores: ArrayT | Numbers,
@@ -134,7 +133,7 @@ def accuracy_loss(
     return _loss("accuracy_loss", _by_row(_accuracy_loss), mapping, scores, target, weight, options)
 
 
-@documented_like(every_loss)
+@is_loss
 def stop_gradient_loss(
     mapping: Mapping | str,
     scores: ArrayT | Numbers,
@@ -155,7 +154,7 @@ def stop_gradient_loss(
     return _loss("stop_gradient_loss", _by_row(_stop_gradient_loss), mapping, scores, target, weight, options)
 
 
-@documented_like(every_loss)
+@is_loss
 def margin_loss(
     mapping: Mapping | str,
     cosines: ArrayT | Numbers,
@@ -193,7 +192,7 @@ def margin_loss(
 # -- sugar -------------------------------------------------------------------------------------------------------------------
 
 
-@documented_like(every_loss)
+@is_loss
 def cross_entropy(
     scores: ArrayT | Numbers, target: Target, weight: Weight = None, **options: Unpack[LossKeywords]
 ) -> ArrayT:
@@ -209,7 +208,7 @@ def cross_entropy(
     return _loss("cross_entropy", _nll, _SOFTMAX, scores, target, weight, options)
 
 
-@documented_like(every_loss)
+@is_loss
 def sparsemax_loss(
     scores: ArrayT | Numbers, target: Target, weight: Weight = None, **options: Unpack[LossKeywords]
 ) -> ArrayT:
@@ -226,7 +225,7 @@ def sparsemax_loss(
     return _loss("sparsemax_loss", _fenchel_young, _SPARSEMAX, scores, target, weight, options)
 
 
-@documented_like(every_loss)
+@is_loss
 def entmax_loss(
     scores: ArrayT | Numbers,
     target: Target,
@@ -252,7 +251,7 @@ def entmax_loss(
     return _loss("entmax_loss", _fenchel_young, Entmax(alpha), scores, target, weight, options, "alpha")
 
 
-@documented_like(every_loss)
+@is_loss
 def entmax15_loss(
     scores: ArrayT | Numbers, target: Target, weight: Weight = None, **options: Unpack[LossKeywords]
 ) -> ArrayT:
@@ -268,7 +267,7 @@ def entmax15_loss(
     return _loss("entmax15_loss", _fenchel_young, _ENTMAX15, scores, target, weight, options)
 
 
-@documented_like(every_loss)
+@is_loss
 def sparse_softmax_loss(
     scores: ArrayT | Numbers,
     target: Target,
@@ -298,7 +297,7 @@ def sparse_softmax_loss(
     return _loss("sparse_softmax_loss", _without_constant, mapping, scores, target, weight, options, "k", "p")
 
 
-@documented_like(every_loss)
+@is_loss
 def taylor_softmax_loss(
     scores: ArrayT | Numbers, target: Target, weight: Weight = None, *, order: int = 2, **options: Unpack[LossKeywords]
 ) -> ArrayT:
@@ -319,7 +318,7 @@ def taylor_softmax_loss(
     return _loss("taylor_softmax_loss", _nll, Taylor(order), scores, target, weight, options, "order")
 
 
-@documented_like(every_loss)
+@is_loss
 def normmax_loss(
     scores: ArrayT | Numbers,
     target: Target,
@@ -345,7 +344,7 @@ def normmax_loss(
     return _loss("normmax_loss", _fenchel_young, NormMax(alpha), scores, target, weight, options, "alpha")
 
 
-@documented_like(every_loss)
+@is_loss
 def perturb_max_loss(
     scores: ArrayT | Numbers,
     target: Target,
