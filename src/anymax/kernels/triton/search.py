@@ -246,11 +246,13 @@ def lowest_from(x, tops, m, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.c
 @triton.jit
 def nth(ties, room, K: tl.constexpr, L: tl.constexpr):
     """The place k L + l in a tile of the `room`-th entry of each row where `ties` is 1; beyond the tile where it has fewer."""
-    upto = tl.cumsum(tl.sum(ties, 2, keep_dims=True), 1)
-    less = upto < room
-    k = tl.sum(less.to(tl.int32), 1, keep_dims=True)
-    before = tl.max(tl.where(less, upto, 0), 1, keep_dims=True)
-    mine = tl.sum(tl.where(tl.arange(0, K)[None, :, None] == k, ties, 0), 1, keep_dims=True)
+    index = tl.arange(0, K)[None, :, None]
+    each = tl.sum(ties, 2, keep_dims=True)
+    k, before, count = room * 0, room * 0, room * 0
+    for i in range(K):  # a scan of few numbers along this axis stops the compiler of Triton 3.4
+        count += tl.sum(tl.where(index == i, each, 0), 1, keep_dims=True)
+        k, before = tl.where(count < room, i + 1, k), tl.where(count < room, count, before)
+    mine = tl.sum(tl.where(index == k, ties, 0), 1, keep_dims=True)
     rank = tl.cumsum(mine, 2)
     return k * L + tl.sum((rank < room - before).to(tl.int32), 2, keep_dims=True)
 
