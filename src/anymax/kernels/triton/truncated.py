@@ -154,7 +154,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         lowest = top * 0.0 + LOWEST
         bound = lowest
         LIVE: tl.constexpr = L * PARTS if PARTS > 0 else L
-        start, guess, spread = None, None, None
+        whole, guess, spread = None, None, None
         if BY == "count":
             target = par
             if WHOLE:
@@ -162,10 +162,10 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             else:
                 bound = from_lanes(cells, top, live, target, at, MASKED, FAR, R, LIVE)
         else:
-            start, guess, spread = mass(x, top, par, at, MASKED, FAR, R, K, L, WHOLE)
-            target = tl.where(par >= 1.0, float("inf"), par.to(tl.float64) * start)
+            whole, guess, spread = mass(x, top, par, at, MASKED, FAR, R, K, L, WHOLE)
+            target = tl.where(par >= 1.0, float("inf"), par.to(tl.float64) * whole)
             # all scores below this bound together weigh less than the mass that is left out
-            bound = top + (tl.log(tl.maximum(1.0 - par, 1.2e-38) * start.to(tl.float32) / n) - 1e-3)
+            bound = top + (tl.log(tl.maximum(1.0 - par, 1.2e-38) * whole.to(tl.float32) / n) - 1e-3)
             bound = tl.where(live & (par < 1.0), tl.maximum(bound, lowest), lowest)
         if FEW > 0:
             held = (cells >= bound) & (cells > float("-inf"))
@@ -177,17 +177,17 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             if small:
                 best = tl.max(tile, 1, keep_dims=True)
                 peak, sane, low, goal = apart(top), apart(live.to(tl.int32)) > 0, apart(bound), apart(target)
-                begun, near, off = start, guess, spread
+                begun, near, off = whole, guess, spread
                 if BY == "exp":
-                    begun, near, off = apart(start), apart(guess), apart(spread)
+                    begun, near, off = apart(whole), apart(guess), apart(spread)
                 edge, last, z = find(tile, cols, best, peak, sane, low, begun, near, off, goal, at, span,
                                      BY, PARTS, MASKED, FAR, R, DEPTH, FEW, True)  # fmt: skip
                 edge, last, z = apart(edge), apart(last), apart(z)
             else:
-                edge, last, z = find(x, None, tops, top, live, bound, start, guess, spread, target, at, span,
+                edge, last, z = find(x, None, tops, top, live, bound, whole, guess, spread, target, at, span,
                                      BY, PARTS, MASKED, FAR, R, K, L, WHOLE)  # fmt: skip
         else:
-            edge, last, z = find(x, None, tops, top, live, bound, start, guess, spread, target, at, span,
+            edge, last, z = find(x, None, tops, top, live, bound, whole, guess, spread, target, at, span,
                                  BY, PARTS, MASKED, FAR, R, K, L, WHOLE)  # fmt: skip
         log_z = log1p((z - 1.0).to(tl.float32))
         z = z.to(tl.float32)
