@@ -22,8 +22,7 @@ from anymax.kernels.triton import ragged
 ROOT = str(Path(__file__).parents[1])
 if ROOT not in sys.path:
     sys.path.append(ROOT)  # tools are no part of the package
-from tools import gpu_launches, gpu_record
-from tools.gpu_code import figures
+from tools import gpu_launches, gpu_static
 from tools.gpu_launches import KERNELS, Recorder, compiled, described
 
 needs_triton = pytest.mark.skipif(isinstance(engine.load(), str), reason="triton is not installed")
@@ -176,12 +175,12 @@ def test_rows_that_begin_anywhere_are_read_in_packs(name, n, rows, monkeypatch, 
     engine.ENGINE.vjp(am.Softmax(), x, x, x)
     for one in calls:
         assert one.options["SHIFT"] == (1 if rows == 8 else 2)
-        found = figures(compiled("sm_90", one), "sm_90")
-        assert found.wide_loads > 0
+        found = gpu_static.figures(compiled("sm_90", one))
+        assert found["wide_loads"] > 0
         if rows == 8 and not one.options.get(
             "PARTS"
         ):  # else the last row, or what is known of parts, is read number by number
-            assert found.wide_loads == found.loads
+            assert found["wide_loads"] == found["loads"]
 
 
 @pytest.mark.whole
@@ -222,11 +221,11 @@ def test_output_layers_compile_ahead_of_time(monkeypatch, compiler):
     compile_all(calls, "sm_80", shared=160)
 
 
-def older():
-    """Whether this Triton is none that bars of size are for: the record of tools/gpu_static.py has its own for these."""
+def oldest():
+    """Whether this is the oldest Triton, which no bar of size is for: the record of tools/gpu_static.py has its figures."""
     import triton
 
-    return gpu_record.older(triton.__version__)
+    return gpu_static.oldest(triton.__version__)
 
 
 def longer():
@@ -242,7 +241,7 @@ def compile_all(calls, target, most=900_000, shared=64):
         made = compiled(target, one)
         binary = made.asm["hsaco" if target == "gfx942" else "cubin"]
         assert len(binary) > 1000
-        if older():
+        if oldest():
             continue
         # a tile in the layout of another is computed many times over: such a kernel is ten times as long
         assert len(made.asm.get("ptx", "")) < most * longer(), one.options

@@ -51,6 +51,12 @@ def tile_of(X, W, B, KEEP, i, j, rows, n, d, x0, x1, w0, w1, b0, k0, k1, BIAS: t
 
 
 @triton.jit
+def targets(TARGET, i, there, n):
+    """The class of each row in 32 bits, since it is compared with every class: -1 for an index below 0, n for one beyond the classes."""
+    return tl.minimum(tl.maximum(tl.load(TARGET + i, mask=there, other=-1), -1), n).to(tl.int32)
+
+
+@triton.jit
 def tell(OUT, s, i, j, t, begin, rows, N: tl.constexpr):
     """Stores the scores of the targets within a tile, and returns where they are, [M, N]."""
     mine = j[None, :] == t[:, None]
@@ -64,7 +70,7 @@ def layer_sums(X, W, B, KEEP, TARGET, OWN, LEVEL, rows, n, d, span, x0, x1, w0, 
                KEPT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, F: tl.constexpr):  # fmt: skip
     """OWN [rows]: the target's score; LEVEL [rows, parts]: the logsumexp of the other scores in each part of `span` classes."""
     i = tl.program_id(0) * M + tl.arange(0, M)
-    t = tl.load(TARGET + i, mask=i < rows, other=-1)
+    t = targets(TARGET, i, i < rows, n)
     first = tl.program_id(1) * span
     top = tl.full([M], float("-inf"), tl.float32)
     z = tl.zeros([M], tl.float32)
@@ -91,7 +97,7 @@ def layer_slopes(X, W, B, KEEP, TARGET, LEVEL, G, EVEN, U, OUT, rows, n, d, firs
     i = tl.program_id(0) * M + tl.arange(0, M)
     j = first + tl.program_id(1) * N + tl.arange(0, N)
     there = i < rows
-    t = tl.load(TARGET + i, mask=there, other=-1)
+    t = targets(TARGET, i, there, n)
     level = tl.load(LEVEL + i, mask=there, other=0.0)
     own = tl.load(G + 2 * i, mask=there, other=0.0)
     others = tl.load(G + 2 * i + 1, mask=there, other=0.0)
@@ -132,7 +138,7 @@ def layer_candidates(X, W, B, KEEP, TARGET, LOW, OWN, VALUE, INDEX, COUNT, FLOOR
     with NaN or +inf. OWN [rows]: the target's score. LOW: a known floor to start from. c: the slope of the map."""
     i = tl.program_id(0) * M + tl.arange(0, M)
     there = i < rows
-    t = tl.load(TARGET + i, mask=there, other=-1)
+    t = targets(TARGET, i, there, n)
     low = tl.load(LOW + i, mask=there, other=0.0) * c
     first = tl.program_id(1) * span
     part = i * tl.num_programs(1) + tl.program_id(1)  # rows are few enough for offsets in 32 bits

@@ -33,17 +33,19 @@ def remember(STATE, row, valid, bad, s0, s1, s2, s3):
 
 @triton.jit
 def class_of(INDEX, row, ignore, at):
-    """The column of each row's class: -1 for a sample that is left out, the column after the last for an index that is no class."""
+    """The column of each row's class: -1 for a sample that is left out, the column after the last for an index that is no class. It is
+    checked as it is given and then has 32 bits, so that comparing all columns with it does not take 64."""
     n, valid, lead = at[6], at[7], lead_of(at)
     t = tl.load(INDEX + row, mask=valid, other=0).to(tl.int64)
-    return tl.where((t == ignore) | (valid == 0), -1, tl.where((t < 0) | (t >= n - lead), n, t + lead))
+    column = tl.where((t < 0) | (t >= n - lead), n, t + lead)
+    return tl.where((t == ignore) | (valid == 0), -1, column).to(tl.int32)
 
 
 @triton.jit
 def wanted(INDEX, SCALE, row, ignore, at, bad, MODE: tl.constexpr, EACH: tl.constexpr):
     """(target class, factor) of a row to write: -1 and 1 unless MODE is "grad". The factor is NaN for a poisoned row, and 0 for a sample
     that is left out. EACH: a factor for each row."""
-    t = tl.full(row.shape, -1, tl.int64)
+    t = tl.full(row.shape, -1, tl.int32)
     scale = tl.where(bad, float("nan"), 1.0)
     if MODE == "grad":
         t = class_of(INDEX, row, ignore, at)
@@ -60,9 +62,10 @@ def aimed(at, t, MASKED: tl.constexpr):
     """The score of class t of each row, -inf if it is masked."""
     X, xo, xc, M, mo, mc, n, valid = at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7]
     inside = (t >= 0) & (t < n) & valid
-    aim = tl.load(X + xo + t * xc, mask=inside, other=0.0).to(tl.float32)
+    far = t.to(tl.int64)
+    aim = tl.load(X + xo + far * xc, mask=inside, other=0.0).to(tl.float32)
     if MASKED:
-        aim = tl.where(tl.load(M + mo + t * mc, mask=inside, other=1) != 0, aim, float("-inf"))
+        aim = tl.where(tl.load(M + mo + far * mc, mask=inside, other=1) != 0, aim, float("-inf"))
     return aim
 
 

@@ -1,7 +1,11 @@
 """The score at which a running sum over the scores in descending order reaches a target: top-k counts them, top-p adds their weights.
 
-Nothing is sorted. Pivots between a lower and an upper bound are chosen by interpolation and, every third time, half-way in the order of
-the floats. The search stops when the scores from the pivot on are those wanted, or when only equal scores are left to decide on.
+Nothing is sorted. The search narrows an interval of scores by pivots: a pass over the row counts or weighs the scores from each pivot on.
+The first pivots are where a row of normally distributed scores would have its edge; the next ones are interpolated, and every third is
+half-way in the order of the floats, so that any row takes a bounded number of passes. It stops when the scores from the pivot on are
+those wanted or when only equal scores are left to decide on; `cut` then takes the first of these by position, with one cumulative sum.
+
+A row on chip takes one pivot a pass, whose arithmetic is what a pass costs; a row in steps takes three, since each pass reads it again.
 """
 
 # pyright: reportAssignmentType=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
@@ -12,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import fetch, lanes, smallest, some, total, wide
+from .tile import fetch, lanes, largest, one, smallest, some, total, wide
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 
@@ -42,90 +46,185 @@ def chosen(x, cols, edge, last):
 
 
 @triton.jit
-def probe(x, tops, top, m, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
-          L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """(weight, number) of the scores >= m."""
-    if WHOLE:
-        from_m = x >= m
-        number = total(tl.where(from_m, 1.0, 0.0))
-        if BY == "count":
-            weight = number
-        else:
-            weight = wide(tl.where(from_m, weigh(x, top), 0.0))
-    else:
-        live = tops >= m
-        number_ = tl.zeros([R, 1, L], tl.float32)
-        weight_ = tl.zeros([R, 1, L], tl.float64)
-        for begin in range(0, at[6], K * L):
-            v = fetch(at, begin, live, MASKED, FAR, K, L, True)
-            number_ += tl.sum(tl.where(v >= m, 1.0, 0.0), 1, keep_dims=True)
-            if BY == "exp":
-                weight_ += tl.sum(tl.where(v >= m, weigh(v, top), 0.0), 1, keep_dims=True).to(tl.float64)
-        number = total(number_)
-        if BY == "count":
-            weight = number
-        else:
-            weight = total(weight_)
-    return weight, number
+def exceeded(q):
+    """The number that a standard normal variable exceeds with probability q, to three digits (Abramowitz and Stegun, 26.2.23)."""
+    tail = tl.maximum(tl.minimum(q, 1.0 - q), 1e-30)
+    t = tl.sqrt(-2.0 * tl.log(tail))
+    z = t - (2.515517 + t * (0.802853 + t * 0.010328)) / (1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308)))
+    return tl.where(q < 0.5, z, -z)
 
 
 @triton.jit
-def select(x, tops, top, live, bound, target, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr,
-           K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """(pivot, few, tied): the scores >= the pivot weigh at least `target`, and less without their lowest value. few: the whole row weighs
-    less, and all of it is kept; tied: several scores have the lowest value, and not all of them are needed.
+def expected(x, top, k):
+    """(guess, spread): where the k-th largest score of a tile would be if its scores were normal, and by how much it may be off."""
+    finite = x > float("-inf")
+    below = tl.where(finite, x - top, 0.0)
+    number = tl.maximum(total(tl.where(finite, 1.0, 0.0)), 1.0)
+    mean = total(below) / number
+    deviation = tl.sqrt(tl.maximum(total(below * below) / number - mean * mean, 0.0))
+    z = exceeded((k - 0.5) / number)
+    return top + mean + deviation * z, deviation * (z - exceeded((k + 2.0 * tl.sqrt(k)) / number))
 
-    `bound`: a score such that those >= it surely weigh enough, or LOWEST.
+
+@triton.jit
+def worth(x, top, m, BY: tl.constexpr):
+    """What a score >= m adds to the running sum, else 0: 1 for BY "count", exp(x - top) for "exp"."""
+    if BY == "count":
+        return tl.where(x >= m, 1.0, 0.0)
+    else:
+        return tl.where(x >= m, weigh(x, top), 0.0)
+
+
+@triton.jit
+def probe(x, tops, top, m, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+          L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """The weight of the scores >= m, which is their number for BY "count"."""
+    if WHOLE:
+        if BY == "count":
+            return total(worth(x, top, m, BY))
+        else:
+            return wide(worth(x, top, m, BY))
+    else:
+        live = tops >= m
+        acc = tl.zeros([R, 1, L], tl.float64 if BY == "exp" else tl.float32)
+        for begin in range(0, at[6], K * L):
+            v = fetch(at, begin, live, MASKED, FAR, K, L, True)
+            acc += tl.sum(worth(v, top, m, BY), 1, keep_dims=True).to(acc.dtype)
+        return total(acc)
+
+
+@triton.jit
+def probe_three(tops, top, a, b, c, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+                L: tl.constexpr):  # fmt: skip
+    """`probe` at the pivots a <= b <= c of a row in steps, in one pass. A lane sums its few scores in fp32."""
+    live = tops >= a
+    from_a = tl.zeros([R, 1, L], tl.float32)
+    from_b, from_c = from_a, from_a
+    for begin in range(0, at[6], K * L):
+        v = fetch(at, begin, live, MASKED, FAR, K, L, True)
+        from_a += tl.sum(worth(v, top, a, BY), 1, keep_dims=True)
+        from_b += tl.sum(worth(v, top, b, BY), 1, keep_dims=True)
+        from_c += tl.sum(worth(v, top, c, BY), 1, keep_dims=True)
+    if BY == "count":
+        return total(from_a), total(from_b), total(from_c)
+    else:
+        return wide(from_a), wide(from_b), wide(from_c)
+
+
+@triton.jit
+def narrowed(low, weight_low, high, weight_high, m, weight, target, go):
+    """The interval [low, high) of keys and the weights from its ends on, after a probe at m."""
+    up = go & (weight >= target) & (m > low)
+    down = go & (weight < target) & (m < high)
+    low, weight_low = tl.where(up, m, low), tl.where(up, weight, weight_low)
+    return low, weight_low, tl.where(down, m, high), tl.where(down, weight, weight_high)
+
+
+@triton.jit
+def several(low, weight_low, weight_high, top, BY: tl.constexpr):
+    """Whether an interval has more than one score: each has at least the weight of its lower end."""
+    if BY == "count":
+        return weight_low - weight_high > 1.0
+    else:
+        return weight_low - weight_high > 1.5 * weigh(unkey(low), top)
+
+
+@triton.jit
+def select(x, tops, top, live, bound, start, guess, spread, target, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr,
+           R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """(edge, few, tied, beyond, weight, weight beyond): the scores >= the edge weigh at least `target`, and less without their lowest
+    value. few: the whole row weighs less, and all of it is kept; tied: several scores equal the edge, and not all of them are needed; those
+    >= `beyond` are needed in any case.
+
+    `bound`: a score such that those >= it surely weigh enough, or LOWEST. `start`: their weight or more; None: it is not known.
+    `guess`: where the edge may be, within about `spread`, or None.
     """
     GRAIN: tl.constexpr = (  # the distance between the keys of neighbouring numbers
         65536 if at[0].dtype.element_ty == tl.bfloat16 else (8192 if at[0].dtype.element_ty == tl.float16 else 1)
     )
     low = key(bound) & -GRAIN
     high = (key(tl.maximum(top, bound)) & -GRAIN) + GRAIN  # above every score
-    weight_low, number_low = probe(x, tops, top, unkey(low), at, BY, MASKED, FAR, R, K, L, WHOLE)
-    weight_high, number_high = weight_low * 0.0, number_low * 0.0
+    if start is None:
+        weight_low = probe(x, tops, top, unkey(low), at, BY, MASKED, FAR, R, K, L, WHOLE)
+    else:
+        weight_low = start
+    weight_high = weight_low * 0.0
     few = live & (weight_low < target)
-    go = live & (few == 0) & (weight_low > target) & (number_low > 1.0)
+    go = live & (few == 0) & (weight_low > target) & (low + GRAIN < high)
+    floor = 0.5 * tl.minimum(target, 1.0)  # less than the maximum weighs
     distance = 2.0
     turn = 0
     while some(go) & (turn < 100):
-        half = (low & high) + ((low ^ high) >> 1)
-        part = ((weight_low - target) / (weight_low - weight_high)).to(tl.float32)
         a, b = unkey(low), unkey(high)
-        guess = tl.where(a > 0.99 * LOWEST, a + (b - a) * part, top - distance)
-        m = tl.where(turn % 3 == 2, half, key(guess)) & -GRAIN
-        m = tl.minimum(tl.maximum(m, low + GRAIN), high - GRAIN)
-        weight, number = probe(x, tops, top, unkey(m), at, BY, MASKED, FAR, R, K, L, WHOLE)
-        up = go & (weight >= target)
-        down = go & (weight < target)
-        low = tl.where(up, m, low)
-        weight_low, number_low = tl.where(up, weight, weight_low), tl.where(up, number, number_low)
-        high = tl.where(down, m, high)
-        weight_high, number_high = tl.where(down, weight, weight_high), tl.where(down, number, number_high)
-        go = go & (weight_low > target) & (number_low - number_high > 1.0) & (low + GRAIN < high)
+        # the weight from a score on falls about exponentially with the score
+        part = tl.log((weight_low / target).to(tl.float32))
+        part = part / tl.log((weight_low / tl.maximum(weight_high, floor)).to(tl.float32))
+        bounded = a > 0.99 * LOWEST
+        m = tl.where(bounded, a + (b - a) * part, top - distance)
+        beside = tl.where(bounded, 0.125 * (b - a), distance)
+        if guess is not None:
+            if WHOLE:  # first below the guess; then above it, or far below
+                second = tl.where(weight_high > 0.0, guess - 4.0 * spread, guess + spread)
+                m = tl.where(turn == 0, guess - spread, tl.where(turn == 1, second, m))
+            else:
+                m, beside = tl.where(turn == 0, guess, m), tl.where(turn == 0, spread, beside)
+        half = (low & high) + ((low ^ high) >> 1)
+        middle = tl.where(turn % 3 == 2, half, key(m)) & -GRAIN
+        middle = tl.minimum(tl.maximum(middle, low + GRAIN), high - GRAIN)
+        if WHOLE:
+            weight = probe(x, tops, top, unkey(middle), at, BY, MASKED, FAR, R, K, L, WHOLE)
+        else:
+            m = unkey(middle)
+            under = tl.maximum(tl.minimum(key(m - beside) & -GRAIN, middle - GRAIN), low + GRAIN)
+            over = tl.minimum(tl.maximum(key(m + beside) & -GRAIN, middle + GRAIN), high - GRAIN)
+            from_under, weight, from_over = probe_three(
+                tops, top, unkey(under), m, unkey(over), at, BY, MASKED, FAR, R, K, L
+            )
+            low, weight_low, high, weight_high = narrowed(
+                low, weight_low, high, weight_high, under, from_under, target, go
+            )
+            low, weight_low, high, weight_high = narrowed(
+                low, weight_low, high, weight_high, over, from_over, target, go
+            )
+        low, weight_low, high, weight_high = narrowed(low, weight_low, high, weight_high, middle, weight, target, go)
+        go = go & (weight_low > target) & (low + GRAIN < high) & several(low, weight_low, weight_high, top, BY)
         distance *= 4.0
         turn += 1
-    tied = live & (few == 0) & (number_low - number_high > 1.0) & (weight_low > target)
-    return tl.where(few, LOWEST, unkey(low)), few, tied
+    tied = live & (few == 0) & (weight_low > target) & several(low, weight_low, weight_high, top, BY)
+    return tl.where(few, LOWEST, unkey(low)), few, tied, unkey(high), weight_low, weight_high
 
 
 @triton.jit
-def from_lanes(tops, top, live, target, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, L: tl.constexpr):
-    """A number that at least `target` lane maxima, so at least `target` scores, reach; LOWEST where there are fewer lanes."""
-    lowest = top * 0.0 + LOWEST
-    pivot, _, _ = select(tops, tops, top, live, lowest, target, at, "count", MASKED, FAR, R, 1, L, True)
-    return tl.where(live, pivot, LOWEST)
+def edge_of(
+    x, top, live, k, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr
+):
+    """(a number that k scores of a tile, and those equal to the lowest of them, reach; few): LOWEST where the tile has fewer."""
+    guess, spread = expected(x, top, k)
+    edge, few, _, _, _, _ = select(
+        x, x, top, live, top * 0.0 + LOWEST, None, guess, spread, k, at, "count", MASKED, FAR, R, K, L, True
+    )
+    return tl.where(live, edge, LOWEST), few
+
+
+@triton.jit
+def from_lanes(tops, top, live, k, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, L: tl.constexpr):
+    """A number that at least k lane maxima, so at least k scores, reach; LOWEST where there are fewer lanes."""
+    edge, _ = edge_of(tops, top, live, k, at, MASKED, FAR, R, 1, L)
+    return edge
 
 
 @triton.jit
 def kth(x, tops, top, live, k, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
         WHOLE: tl.constexpr):  # fmt: skip
     """(the k-th largest score, few); the lowest score where the row has fewer than k."""
-    bound = top * 0.0 + LOWEST
-    if (K > 1) | (not WHOLE):
+    if WHOLE:
+        edge, few = edge_of(x, top, live, k, at, MASKED, FAR, R, K, L)
+    else:
         bound = from_lanes(tops, top, live, k, at, MASKED, FAR, R, L)
-    pivot, few, _ = select(x, tops, top, live, bound, k, at, "count", MASKED, FAR, R, K, L, WHOLE)
-    return lowest_from(x, tops, pivot, at, MASKED, FAR, R, K, L, WHOLE), few
+        edge, few, _, _, _, _ = select(
+            x, tops, top, live, bound, None, None, None, k, at, "count", MASKED, FAR, R, K, L, WHOLE
+        )
+    return lowest_from(x, tops, edge, at, MASKED, FAR, R, K, L, WHOLE), few
 
 
 @triton.jit
@@ -145,36 +244,44 @@ def lowest_from(x, tops, m, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.c
 
 
 @triton.jit
-def tally(x, cols, tops, top, edge, last, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
-          L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """(number, sum of exp(x - top)) of the `chosen` scores."""
-    if WHOLE:
-        kept = chosen(x, cols, edge, last)
-        return total(tl.where(kept, 1.0, 0.0)), wide(tl.where(kept, weigh(x, top), 0.0))
-    else:
-        live = tops >= edge
-        number_ = tl.zeros([R, 1, L], tl.float32)
-        weight_ = tl.zeros([R, 1, L], tl.float64)
-        for begin in range(0, at[6], K * L):
-            v = fetch(at, begin, live, MASKED, FAR, K, L, True)
-            kept = chosen(v, lanes(begin, K, L), edge, last)
-            number_ += tl.sum(tl.where(kept, 1.0, 0.0), 1, keep_dims=True)
-            weight_ += tl.sum(tl.where(kept, weigh(v, top), 0.0), 1, keep_dims=True).to(tl.float64)
-        return total(number_), total(weight_)
+def nth(ties, room, K: tl.constexpr, L: tl.constexpr):
+    """The place k L + l in a tile of the `room`-th entry of each row where `ties` is 1; beyond the tile where it has fewer."""
+    index = tl.arange(0, K)[None, :, None]
+    each = tl.sum(ties, 2, keep_dims=True)
+    k, before, count = room * 0, room * 0, room * 0
+    for i in range(K):  # a scan of few numbers along this axis stops the compiler of Triton 3.4
+        count += tl.sum(tl.where(index == i, each, 0), 1, keep_dims=True)
+        k, before = tl.where(count < room, i + 1, k), tl.where(count < room, count, before)
+    mine = tl.sum(tl.where(index == k, ties, 0), 1, keep_dims=True)
+    rank = tl.cumsum(mine, 2)
+    return k * L + tl.sum((rank < room - before).to(tl.int32), 2, keep_dims=True)
 
 
 @triton.jit
-def cut(x, cols, tops, top, edge, room, go, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
-        L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """The class up to which scores equal to the edge are kept, so that `room` scores are kept in all: ties are broken by position."""
-    low = (edge * 0.0).to(tl.int32) - 1
-    high = low + at[6]
-    turn = 0
-    while some(go & (high - low > 1)) & (turn < 40):
-        middle = low + (high - low) // 2
-        number, _ = tally(x, cols, tops, top, edge, middle, at, MASKED, FAR, R, K, L, WHOLE)
-        enough = number >= room
-        high = tl.where(enough, middle, high)
-        low = tl.where(enough, low, middle)
-        turn += 1
-    return high
+def cut(x, cols, tops, edge, room, at, span, PARTS: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr,
+        K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """The class of the `room`-th score that equals the edge: ties are broken by position. `cols`: the classes of a gathered tile, or
+    None; PARTS > 0: it was gathered from so many parts of `span` classes, one after another."""
+    if WHOLE:
+        ties = (x == edge).to(tl.int32)
+        if PARTS > 0:  # the classes of a tile are in order within a part only
+            part, before = room * 0, room * 0
+            for i in range(PARTS):
+                upto = total(tl.where(cols < (i + 1) * span, ties, 0))
+                part, before = tl.where(upto < room, i + 1, part), tl.where(upto < room, upto, before)
+            ties, room = tl.where(cols // span == part, ties, 0), room - before
+        found = nth(ties, room, K, L)
+        if cols is None:
+            return found
+        else:
+            return largest(tl.where((ties > 0) & (lanes(0, K, L) <= found), cols, -1))
+    else:  # find the step, then the place in it
+        live = tops >= edge
+        count, before, where = room * 0, room * 0, room * 0
+        for begin in range(0, at[6], K * L):
+            upto = count + total((fetch(at, begin, live, MASKED, FAR, K, L, True) == edge).to(tl.int32))
+            here = (count < room) & (upto >= room)
+            where, before = tl.where(here, begin, where), tl.where(here, count, before)
+            count = upto
+        v = fetch(at, one(where), live, MASKED, FAR, K, L, True)
+        return where + nth((v == edge).to(tl.int32), room - before, K, L)

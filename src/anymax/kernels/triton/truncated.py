@@ -10,7 +10,7 @@ import triton.language as tl
 
 from .links import log1p
 from .policy import aimed, class_of, finish, lose, recall, remember, wanted
-from .search import LOWEST, chosen, cut, from_lanes, lowest_from, select, tally, weigh
+from .search import LOWEST, chosen, cut, exceeded, expected, from_lanes, probe, select, weigh
 from .tile import (
     OUTSIDE,
     aligned,
@@ -34,16 +34,35 @@ from .tile import (
 
 
 @triton.jit
-def mass(x, tops, top, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+def moments(v):
+    """exp(v), v exp(v), v^2 exp(v)."""
+    v = tl.maximum(v, -1e4)  # for a masked score, -inf times 0 would be NaN
+    w = tl.exp(v)
+    return w, v * w, v * v * w
+
+
+@triton.jit
+def mass(x, top, p, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
          WHOLE: tl.constexpr):  # fmt: skip
-    """sum exp(x - top)"""
+    """(sum exp(x - top), guess, spread): where the nucleus of mass p ends in a row whose weights are normal around their mean score."""
     if WHOLE:
-        return wide(weigh(x, top))
+        w, vw, vvw = moments(x - top)
+        whole, first, second = wide(w), total(vw), total(vvw)
     else:
         acc = tl.zeros([R, 1, L], tl.float64)
+        one_ = tl.zeros([R, 1, L], tl.float32)
+        two_ = tl.zeros([R, 1, L], tl.float32)
         for begin in range(0, at[6], K * L):
-            acc += tl.sum(weigh(fetch(at, begin, True, MASKED, FAR, K, L, True), top), 1, keep_dims=True).to(tl.float64)
-        return total(acc)
+            w, vw, vvw = moments(fetch(at, begin, True, MASKED, FAR, K, L, True) - top)
+            acc += tl.sum(w, 1, keep_dims=True).to(tl.float64)
+            one_ += tl.sum(vw, 1, keep_dims=True)
+            two_ += tl.sum(vvw, 1, keep_dims=True)
+        whole, first, second = total(acc), total(one_), total(two_)
+    whole = tl.where(whole > 0.0, whole, 1.0)  # a row without a score
+    share = 1.0 / whole.to(tl.float32)
+    mean = first * share
+    deviation = tl.sqrt(tl.maximum(second * share - mean * mean, 0.0))
+    return whole, top + mean + deviation * exceeded(p), 0.125 * deviation
 
 
 @triton.jit
@@ -56,22 +75,26 @@ def emit(x, cols, top, edge, last, share, log_z, LOGS: tl.constexpr):
 
 
 @triton.jit
-def find(x, cols, tops, top, live, bound, target, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr,
-         K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """(edge, last, Z): the kept scores are those above the edge and those equal to it up to the class `last`; Z is their mass."""
-    edge, _, tied = select(x, tops, top, live, bound, target, at, BY, MASKED, FAR, R, K, L, WHOLE)
+def find(x, cols, tops, top, live, bound, start, guess, spread, target, at, span, BY: tl.constexpr, PARTS: tl.constexpr,
+         MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """(edge, last, Z): the kept scores are those above the edge and those equal to it up to the class `last`; Z is their mass.
+    The arguments are those of `select` and `cut`."""
+    edge, _, tied, beyond, weight, above = select(
+        x, tops, top, live, bound, start, guess, spread, target, at, BY, MASKED, FAR, R, K, L, WHOLE
+    )
     last = (edge * 0.0).to(tl.int32) + at[6]
+    at_edge = weigh(edge, top).to(tl.float64)
+    if BY == "count":
+        room = target - above
+        z = probe(x, tops, top, tl.where(tied, beyond, edge), at, "exp", MASKED, FAR, R, K, L, WHOLE)
+    else:
+        room = tl.maximum(tl.ceil(((target - above) / at_edge).to(tl.float32)), 1.0)
+        room = tl.minimum(room, at[6])  # a weight of 0 at the edge
+        z = tl.where(tied, above, weight)
     if some(tied):
-        edge = tl.where(tied, lowest_from(x, tops, edge, at, MASKED, FAR, R, K, L, WHOLE), edge)
-        above, weight = tally(x, cols, tops, top, edge, -1, at, MASKED, FAR, R, K, L, WHOLE)
-        if BY == "count":
-            room = target
-        else:
-            room = above + tl.maximum(
-                tl.ceil(((target - weight) / weigh(edge, top).to(tl.float64)).to(tl.float32)), 1.0
-            )
-        last = tl.where(tied, cut(x, cols, tops, top, edge, room, tied, at, MASKED, FAR, R, K, L, WHOLE), last)
-    _, z = tally(x, cols, tops, top, edge, last, at, MASKED, FAR, R, K, L, WHOLE)
+        ranked = tl.where(tied, room, 1.0).to(tl.int32)
+        last = tl.where(tied, cut(x, cols, tops, edge, ranked, at, span, PARTS, MASKED, FAR, R, K, L, WHOLE), last)
+        z += tl.where(tied, room.to(tl.float64) * at_edge, 0.0)
     return edge, last, tl.where(z > 0.0, z, 1.0)
 
 
@@ -131,12 +154,15 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         lowest = top * 0.0 + LOWEST
         bound = lowest
         LIVE: tl.constexpr = L * PARTS if PARTS > 0 else L
+        whole, guess, spread = None, None, None
         if BY == "count":
             target = par
-            if (K > 1) | (not WHOLE):
+            if WHOLE:
+                guess, spread = expected(x, top, target)
+            else:
                 bound = from_lanes(cells, top, live, target, at, MASKED, FAR, R, LIVE)
         else:
-            whole = tl.maximum(mass(x, tops, top, at, MASKED, FAR, R, K, L, WHOLE), 1e-300)
+            whole, guess, spread = mass(x, top, par, at, MASKED, FAR, R, K, L, WHOLE)
             target = tl.where(par >= 1.0, float("inf"), par.to(tl.float64) * whole)
             # all scores below this bound together weigh less than the mass that is left out
             bound = top + (tl.log(tl.maximum(1.0 - par, 1.2e-38) * whole.to(tl.float32) / n) - 1e-3)
@@ -151,12 +177,18 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             if small:
                 best = tl.max(tile, 1, keep_dims=True)
                 peak, sane, low, goal = apart(top), apart(live.to(tl.int32)) > 0, apart(bound), apart(target)
-                edge, last, z = find(tile, cols, best, peak, sane, low, goal, at, BY, MASKED, FAR, R, DEPTH, FEW, True)
+                begun, near, off = whole, guess, spread
+                if BY == "exp":
+                    begun, near, off = apart(whole), apart(guess), apart(spread)
+                edge, last, z = find(tile, cols, best, peak, sane, low, begun, near, off, goal, at, span,
+                                     BY, PARTS, MASKED, FAR, R, DEPTH, FEW, True)  # fmt: skip
                 edge, last, z = apart(edge), apart(last), apart(z)
             else:
-                edge, last, z = find(x, x, tops, top, live, bound, target, at, BY, MASKED, FAR, R, K, L, WHOLE)
+                edge, last, z = find(x, None, tops, top, live, bound, whole, guess, spread, target, at, span,
+                                     BY, PARTS, MASKED, FAR, R, K, L, WHOLE)  # fmt: skip
         else:
-            edge, last, z = find(x, lanes(0, K, L), tops, top, live, bound, target, at, BY, MASKED, FAR, R, K, L, WHOLE)
+            edge, last, z = find(x, None, tops, top, live, bound, whole, guess, spread, target, at, span,
+                                 BY, PARTS, MASKED, FAR, R, K, L, WHOLE)  # fmt: skip
         log_z = log1p((z - 1.0).to(tl.float32))
         z = z.to(tl.float32)
     share = 1.0 / z
