@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 os.environ.setdefault("MPLBACKEND", "agg")
 
-from generator import assets, build, docstrings  # noqa: E402
+from generator import assets, build, docstrings, search  # noqa: E402
 from generator import project as about  # noqa: E402
 from sphinx.pycode import ModuleAnalyzer  # noqa: E402
 
@@ -133,6 +133,7 @@ def setup(app):
     verb.overloads.clear()  # the page shows one signature with every option
     generated = HERE / "generated"
     assets.write(generated)
+    search.write(generated / "static")
     build.write(generated)
     app.connect(
         "autodoc-process-docstring", docstrings.process, priority=400

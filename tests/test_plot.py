@@ -16,6 +16,7 @@ from anymax.plot import style
 RNG = np.random.default_rng(0)
 P = apply(Sparsemax(), RNG.normal(size=(200, 6)))
 Y = RNG.integers(6, size=200)
+WIDE = RNG.normal(size=(50, 40))
 
 CALLS = {
     "curves": lambda **o: plot.curves(**o),
@@ -32,8 +33,10 @@ CALLS = {
     "jacobian, large": lambda **o: plot.jacobian(Sparsemax(), RNG.normal(size=30), **o),
     "jacobian, all zero": lambda **o: plot.jacobian(Sparsemax(), [9.0, 0.0], **o),
     "attention": lambda **o: plot.attention(P[:5], queries="abcde", keys=list("uvwxyz"), **o),
+    "attention, masked": lambda **o: plot.attention(np.tril(P[:6]), mask=np.tri(6, dtype=bool), **o),
     "support": lambda **o: plot.support_histogram(P, **o),
     "support of two": lambda **o: plot.support_histogram({"a": P, "b": apply(Softmax(), P)}, **o),
+    "support of two, wide": lambda **o: plot.support_histogram({"a": WIDE > 0, "b": WIDE > 1}, **o),
     "calibration": lambda **o: plot.calibration(P, Y, name="sparsemax", **o),
 }
 
@@ -86,6 +89,18 @@ def test_sparsemax_is_the_hard_sigmoid():
     np.testing.assert_allclose(p, np.clip((t + 1) / 2, 0, 1), atol=1e-12)
 
 
+def test_one_map_alone_has_softmax_in_grey_beside_it():
+    for mapping in (Sparsemax(), "entmax15", Budget(2), Ratio.square()):
+        own, soft = plot.curves(mapping).lines
+        others = plot.rivals(mapping)
+        assert soft.get_label() == "softmax"
+        assert soft.get_color() == style.BESIDE
+        assert soft.get_zorder() < own.get_zorder()
+        np.testing.assert_allclose(soft.get_ydata(), plot.curve(Softmax(), soft.get_xdata(), others))
+    for alone in (Softmax(), PerturbMax("gumbel"), Entmax(1.0), [Sparsemax(), Taylor(2)]):
+        assert [line for line in plot.curves(alone).lines if line.get_color() == style.BESIDE] == []
+
+
 def test_sparsemax_loss_is_the_modified_huber_loss():
     ax = plot.losses([Sparsemax(), Softmax()])
     lines = {line.get_label(): line.get_ydata() for line in ax.lines}
@@ -103,6 +118,60 @@ def test_reliability_by_hand():
     np.testing.assert_allclose(error, 0.25 * 0.35 + 0.75 * (2.9 - 2) / 3)
 
 
+def test_masked_keys_are_no_zeros():
+    """They have a colour of their own with its name in the key, and only keys that may be seen are counted."""
+    causal = np.tri(4, dtype=bool)
+    w = np.where(causal, 0.25, 0.0)
+    w[3, 0] = 0.0
+    named = lambda ax: [t.get_text() for a in ax.figure.axes if a.get_legend() for t in a.get_legend().get_texts()]  # noqa: E731
+    ax = plot.attention(w)
+    assert (ax.get_title(), named(ax), len(ax.images)) == ("44% exact zeros", ["exactly 0"], 1)
+    for mask in (causal, np.where(causal, 0.0, -np.inf), causal.tolist()):
+        ax = plot.attention(w, mask=mask)
+        assert (ax.get_title(), named(ax)) == ("10% exact zeros", ["exactly 0", "masked"])
+        shades, masked = ax.images
+        assert np.array_equal(masked.get_array().mask, causal)
+        assert np.array_equal(shades.get_array().mask, w == 0)
+        assert matplotlib.colors.to_hex(masked.to_rgba(0.0)) == style.MASKED.lower()
+    assert named(plot.attention(np.where(causal, 0.25, 0.0), mask=causal)) == ["masked"]
+    assert plot.attention(np.zeros((2, 2)), mask=np.zeros((2, 2), dtype=bool)).get_title() == "0% exact zeros"
+    heads = plot.attention(np.stack([w, 2 * w]), mask=causal)
+    assert [len(ax.images) for ax in heads.flat] == [2, 2]
+    assert {ax.images[0].norm.vmax for ax in heads.flat} == {0.5}, "heads share one scale"
+
+
+def test_the_key_of_attention_covers_nothing():
+    for ax in plot.attention(np.stack([np.tril(P[:6])] * 4), mask=np.tri(6, dtype=bool)).flat:
+        ax.figure.canvas.draw()
+        bar = next(a for a in ax.figure.axes if a.get_legend() and a.get_position().x0 > ax.get_position().x1)
+        box = bar.get_legend().get_window_extent()
+        shown = [t for t in bar.get_yticklabels() if 0 <= t.get_position()[1] <= bar.get_ylim()[1]]
+        assert shown
+        assert not any(box.overlaps(other.get_window_extent()) for other in shown)
+        assert not any(box.overlaps(other.bbox) for other in ax.figure.axes)
+
+
+def test_a_legend_of_long_names_stays_on_the_sheet():
+    ax = plot.curves([PerturbMax(noise) for noise in ("gumbel", "normal", "logistic", "laplace", "uniform")])
+    ax.figure.canvas.draw()
+    box, sheet = ax.get_legend().get_window_extent(), ax.figure.bbox
+    assert sheet.x0 <= box.x0 < box.x1 <= sheet.x1
+
+
+def test_wide_supports_of_several_are_outlines():
+    from matplotlib.patches import StepPatch
+
+    sizes = {"a": np.arange(1, 41), "b": np.array([3, 3, 40])}
+    p = {name: np.arange(40) < size[:, None] for name, size in sizes.items()}
+    a, b = plot.support_histogram(p).patches
+    assert isinstance(a, StepPatch)
+    values, edges, _ = b.get_data()
+    at = (edges[:-1] + edges[1:]) / 2
+    assert {int(n): round(v, 3) for n, v in zip(at, values) if v} == {3: 0.667, 40: 0.333}
+    assert a.get_linestyle() != b.get_linestyle()
+    assert len(plot.support_histogram({name: q[:, :12] for name, q in p.items()}).patches) == 26, "bars side by side"
+
+
 def test_torch_tensors_are_drawn():
     torch = pytest.importorskip("torch")
     w = torch.softmax(torch.randn(3, 4, requires_grad=True), -1)
@@ -116,7 +185,8 @@ def test_arrays_of_every_framework_are_drawn_alike(framework):
     array = module.tensor if framework == "torch" else module.asarray
     mapping, plain = Entmax(array(1.5)), Entmax(1.5)
     for draw in (plot.curves, plot.losses):
-        lines = [draw(m, t=array(np.linspace(-1, 1, 9, dtype=np.float32))).lines[-1] for m in (mapping, plain)]
+        axes = [draw(m, t=array(np.linspace(-1, 1, 9, dtype=np.float32))) for m in (mapping, plain)]
+        lines = [next(line for line in ax.lines if line.get_label().startswith("entmax")) for ax in axes]
         np.testing.assert_allclose(lines[0].get_ydata(), lines[1].get_ydata(), atol=1e-6)
         assert lines[0].get_label() == r"entmax $\alpha = 1.5$"
     x = np.array([1.0, 0.5, -2.0], dtype=np.float32)
@@ -197,6 +267,10 @@ def test_colours_are_told_apart_by_everyone(seen):
         shades = matplotlib.colormaps[scale] if isinstance(scale, str) else scale
         lightness = lab(shades(np.linspace(0, 1, 33))[:, :3], seen)[:, 0]
         assert np.all(np.diff(lightness) > 0) or np.all(np.diff(lightness) < 0)
+    others = lab([style.MASKED, style.ZERO], seen)
+    weights = lab(style.shades()(np.linspace(0, 1, 33))[:, :3], seen)
+    assert np.linalg.norm(others[0] - weights, axis=-1).min() > 15
+    assert np.linalg.norm(others[0] - others[1]) > 12
     ends = lab(matplotlib.colormaps[style.DIVERGING]([0.1, 0.5, 0.9])[:, :3], seen)
     assert np.linalg.norm(ends[0] - ends[2]) > 40
     assert ends[1, 0] > max(ends[0, 0], ends[2, 0]) + 20
@@ -281,8 +355,10 @@ def test_jacobians_of_one_page_share_a_scale():
 
 def test_regions_too_small_to_see_have_no_label():
     labels = {text.get_text() for text in plot.simplex(Ratio.square()).texts}
-    assert labels == {"class 1", "class 2", "class 3"}
+    assert labels == {"class 1", "class 2", "class 3", "3 of 3"}
     assert "2 of 3" in {text.get_text() for text in plot.simplex(Sparsemax()).texts}
+    everywhere = {text.get_text() for text in plot.simplex(SparseSoftmax(k=2)).texts}
+    assert everywhere == {"class 1", "class 2", "class 3", "2 of 3"}
 
 
 @pytest.mark.parametrize(
@@ -315,6 +391,12 @@ def test_wrong_arguments():
             plot.attention(np.zeros(shape))
     with pytest.raises(ValueError, match="heads need as many Axes"):
         plot.attention(np.zeros((3, 2, 2)), ax=plt.subplots(1, 2)[1])
+    with pytest.raises(ValueError, match="a masked key has a weight; in a boolean mask True means"):
+        plot.attention(np.tri(3) / 3, mask=~np.tri(3, dtype=bool))
+    with pytest.raises(ValueError, match=r"mask of shape \(2, 2\) does not broadcast to weights of shape \(3, 3\)"):
+        plot.attention(np.eye(3), mask=np.ones((2, 2), dtype=bool))
+    with pytest.raises(TypeError, match="mask must be boolean"):
+        plot.attention(np.eye(3), mask=np.ones((3, 3), dtype=int))
     with pytest.raises(ValueError, match="got shapes"):
         plot.calibration(np.zeros((3, 2)), np.zeros(4))
 
@@ -330,4 +412,5 @@ def test_without_matplotlib(monkeypatch):
 
 def test_the_package_holds_public_names_alone():
     places = {"inputs", "maps", "models", "notebook", "style", "two_classes", "words"}  # its files
+    places |= {"TYPE_CHECKING", "answering"}  # what the names of other packages are answered with
     assert {name for name in vars(plot) if not name.startswith("_")} - places == set(plot.__all__)

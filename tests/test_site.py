@@ -1,5 +1,7 @@
 """The site of the documentation: its pictures for both themes, its first figures of speed, its addresses, its search."""
 
+import contextlib
+import json
 import re
 import shutil
 import sys
@@ -122,7 +124,14 @@ def built(folder, **pages):
 
     source = folder / "source"
     source.mkdir(parents=True)
-    (source / "conf.py").write_text("html_copy_source = False\n", encoding="utf-8")
+    static = folder / "static"
+    search.write(static)
+    settings = [
+        "html_copy_source = False",
+        f"templates_path = [{str(DOCS / '_templates')!r}]",
+        f"html_static_path = [{str(DOCS / '_static')!r}, {str(static)!r}]",
+    ]
+    (source / "conf.py").write_text("\n".join(settings), encoding="utf-8")
     for name, body in pages.items():
         (source / f"{name}.rst").write_text(body, encoding="utf-8")
     app = Sphinx(source, source, folder / "site", folder / "trees", "html", status=None, warning=None)
@@ -150,6 +159,69 @@ def test_the_search_is_asked_whether_it_finds_the_right_page_first(tmp_path):
         tmp_path / "c", index=INDEX, one=one.format(entry.format("same")), two=two.format(entry.format("same"))
     )
     assert search.problems(both, {}) == ["search: 2 pages have the entry 'same': one, two"]
+
+
+@pytest.mark.whole
+@pytest.mark.filterwarnings("ignore")
+def test_the_search_lists_a_page_once_and_records_last(tmp_path):
+    if shutil.which("node") is None:
+        pytest.skip("the site's search runs in Node")
+    page = "{0}\n======\n\n.. index:: ! {0}, ! {0}s\n\nWords on zeros.\n\nZeros\n-----\n\nMore of {0}.\n"
+    index = "Start\n=====\n\n.. toctree::\n\n   entmax\n   evidence\n   changelog\n"
+    record = "{0}\n========\n\nZeros\n-----\n\nZeros and more zeros of entmax.\n"
+    pages = {
+        "index": index,
+        "entmax": page.format("Entmax"),
+        "evidence": record.format("Evidence"),
+        "changelog": record.format("Changes!"),
+    }
+    site = built(tmp_path / "a", **pages)
+    entmax, zeros, evidence = search.ask(site, ["entmax", "zeros", "evidence"])
+    assert entmax == ["entmax", "index", "changelog", "evidence"]
+    assert zeros == ["entmax", "index", "changelog", "evidence"]
+    assert evidence[0] == "evidence", "a record comes first for its own title"
+    assert search.problems(site, {}) == []
+    (site / "_static" / "found.js").write_text("", encoding="utf-8")  # Sphinx's own search
+    wrong = search.problems(site, {"zeros": "entmax"})
+    assert any("lists" in line and "more than once" in line for line in wrong)
+    assert "search: 'zeros' finds changelog first, not entmax" in wrong
+
+
+EXCERPTS = """
+<main role="main"><article class="bd-article"><h1>Entmax<a class="headerlink">#</a></h1>
+<p>A map with <span class="math">\\(\\alpha = 1.5\\)</span>
+and <span class="math">\\(\\frac{1}{2}\\)</span> between softmax and sparsemax.</p>
+<div class="math">\\[\\max_p \\langle p, x \\rangle\\]</div><span id="index-0"></span>
+<div class="highlight"><pre><span class="gp">&gt;&gt;&gt; </span>anymax.entmax_bisect(x)  # only in code</pre></div>
+</article><nav>On this page</nav></main>
+"""
+
+
+@pytest.mark.whole
+def test_excerpts_are_words(tmp_path):
+    chromium = pytest.importorskip("chromium")
+    if chromium.path() is None:
+        pytest.skip("needs Chromium")
+    search.write(tmp_path)
+    code = (tmp_path / "records.js").read_text(encoding="utf-8") + (DOCS / "_static/found.js").read_text(
+        encoding="utf-8"
+    )
+    page = tmp_path / "page.html"
+    page.write_text(
+        f"<!doctype html><html data-ready='true'><script>const Search = {{ _performSearch: () => [] }};</script><script>{code}</script>",
+        encoding="utf-8",
+    )
+    with contextlib.closing(chromium.Chromium()) as browser:
+        browser.open(page.as_uri())
+
+        def excerpt(word, anchor=""):
+            return browser.js(
+                f"Search.makeSearchSummary({json.dumps(EXCERPTS)}, new Set([{word!r}]), {anchor!r}).textContent"
+            )
+
+        prose = "Entmax A map with α = 1.5 and … between softmax and sparsemax."
+        assert excerpt("softmax") == excerpt("softmax", "#index-0") == prose
+        assert excerpt("bisect") == f"{prose} anymax.entmax_bisect(x) # only in code"
 
 
 def entries_of(page):

@@ -2,8 +2,8 @@ r"""
 How many classes are left
 =========================
 
-The size of the support over 2,000 rows of 100 normal scores. Sparsemax keeps the fewest; a
-lower :math:`\alpha` keeps more.
+How many of 100 classes have a probability above 0, over 2,000 rows of normal scores with a standard deviation of 2.
+Sparsemax keeps the fewest, and a lower :math:`\alpha` keeps more. Softmax keeps all 100.
 """
 
 import numpy as np
@@ -21,8 +21,8 @@ plot.support_histogram(
 )
 
 # %%
-# Large supports are counted in bins. Entmax 1.1 of 1,000 classes, beside the nucleus that holds a softmax
-# probability of 0.9.
+# Large supports are counted in steps. Of 1,000 classes, entmax 1.1 keeps most; the nucleus of top-p, the fewest classes
+# with a softmax probability of 0.9 together, has about a quarter of them.
 
 wide = np.random.default_rng(1).normal(size=(500, 1000))
 plot.support_histogram(

@@ -17,7 +17,7 @@ vm.createContext(page);
 
 // the scripts that the page of the search loads, in its order; those of the theme are for its looks
 const loaded = [...fs.readFileSync(path.join(folder, "search.html"), "utf8").matchAll(/<script[^>]*\ssrc="([^"?]+)/g)].map((found) => found[1]);
-const own = /(^|\/)(language_data|searchtools|searchindex)\.js$/;
+const own = /(^|\/)(language_data|searchtools|searchindex|records|found)\.js$/;
 for (const script of loaded.filter((name) => own.test(name))) {
   vm.runInContext(fs.readFileSync(path.join(folder, script), "utf8"), page, { filename: script });
 }

@@ -35,7 +35,7 @@ def hero(target: Path) -> str:
         plot.bars(THREE, ax=ax)
         return figure
 
-    if pictures.old(target, (plot.__file__, pictures.__file__, __file__)):
+    if pictures.old(target, (*pictures.code(), pictures.__file__, __file__)):
         pictures.save(target, picture, **{"font.size": 11})
     words = (
         "Bars: the probabilities that softmax, entmax and sparsemax give to four scores. Softmax gives every class some, entmax leaves "

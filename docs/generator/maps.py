@@ -194,7 +194,7 @@ def markdown(page: Page) -> str:
 
 
 PANELS = {  # what the page shows of its map, with the words for those who don't see it; `anymax plot` has them in one picture
-    "curves": "The probability of one class of {map} against its lead over the others.",
+    "curves": "The probability of one class of {map} against its lead over the others, with softmax in grey.",
     "simplex": "The largest of three probabilities of {map} over the plane of scores, with the regions where 1, 2 or 3 are above 0.",
     "losses": "The loss of {map} against the lead of the target, beside four classic losses.",
     "jacobian": "The Jacobian of {map} at four scores, as a table of numbers.",
@@ -224,5 +224,5 @@ def draw(page: Page, folder: Path) -> None:
     own = (Path(anymax.__file__).parent / "mappings" / f"{page.kind.name}.py", PROSE / f"{page.kind.name}.md")
     for name in PANELS:
         target = folder / f"{page.kind.name}-{name}.svg"
-        if pictures.old(target, (plot.__file__, anymax.__file__, pictures.__file__, __file__, *own)):
+        if pictures.old(target, (*pictures.code(), anymax.__file__, pictures.__file__, __file__, *own)):
             pictures.save(target, functools.partial(panel, name=name))

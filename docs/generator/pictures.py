@@ -29,6 +29,13 @@ def old(target: Path, sources: Iterable[str | Path | None]) -> bool:
     return len(drawn) < 2 or min(drawn) < max(Path(path).stat().st_mtime for path in sources if path)
 
 
+def code() -> list[Path]:
+    """The files that draw the pictures of maps."""
+    from anymax import plot
+
+    return sorted(Path(plot.__file__).parent.glob("*.py"))
+
+
 def save(target: Path, picture: Callable[[Any], Any], **settings: Any) -> None:
     """What `picture` draws with pyplot, in both versions."""
     one(target, picture, **settings)

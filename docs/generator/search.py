@@ -1,4 +1,4 @@
-"""Whether the built site's search shows the right page first: asked of its own JavaScript, in Node."""
+"""What the site's search knows of its pages, and whether the built site's shows the right ones: asked of its own JavaScript, in Node."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+
+from . import text
 
 ASK = Path(__file__).with_name("ask.js")
 FIRST = {  # what newcomers type, and where they want to be
@@ -22,7 +24,25 @@ FIRST = {  # what newcomers type, and where they want to be
     "install": "start",
     "huggingface": "huggingface",
     "gpu": "engines",
+    "softmax": "generated/maps/softmax",
+    "attention": "attention",
+    "calibration": "generated/scores/temperature",
+    "learn alpha": "generated/maps/entmax",
+    "mask": "generated/scores/mask",
+    "alpha": "generated/maps/entmax",
+    "zeros": "generated/maps/sparsemax",
 }
+# pages that record what was measured, tried or changed: how their names begin. The search shows them after those that explain.
+RECORDS = ("generated/benchmarks", "generated/evidence/", "evidence", "sklearn_defaults", "changelog", "contributing")
+COMMON = (  # words of many pages, for which no record may come first
+    "accuracy", "classes", "cpu", "distribution", "faster", "gradient", "jax", "label", "memory", "model", "numpy", "probability",
+    "scores", "sparse", "torch", "training",
+)  # fmt: skip
+
+
+def write(folder: Path) -> None:
+    """`records.js`, by which `docs/_static/found.js` knows the records."""
+    text.save(folder / "records.js", f"const RECORDS = {json.dumps(RECORDS)};\n")
 
 
 def entries(folder: Path) -> dict[str, set[str]]:
@@ -51,7 +71,8 @@ def ask(folder: Path, queries: list[str]) -> list[list[str]]:
 
 
 def problems(folder: Path, first: dict[str, str] | None = None) -> list[str]:
-    """A line for each query whose first result is another page: those of `first`, and each page's own entries."""
+    """A line for each query whose first result is another page: those of `first`, and each page's own entries. A line, too, for each
+    that lists a page twice, and for each common word with a record first."""
     first = FIRST if first is None else first
     wanted = entries(folder)
     out = [
@@ -60,9 +81,16 @@ def problems(folder: Path, first: dict[str, str] | None = None) -> list[str]:
         if len(pages) > 1
     ]
     wanted |= {query: {page} for query, page in first.items()}
-    for (query, pages), found in zip(wanted.items(), ask(folder, list(wanted)), strict=True):
-        if not found or found[0] not in pages:
+    queries = [*wanted, *(word for word in COMMON if word not in wanted)]
+    for query, found in zip(queries, ask(folder, queries), strict=True):
+        pages = wanted.get(query)
+        if pages and (not found or found[0] not in pages):
             out.append(
                 f"search: {query!r} finds {found[0] if found else 'nothing'} first, not {' or '.join(sorted(pages))}"
             )
+        if not pages and found and found[0].startswith(RECORDS):
+            out.append(f"search: {query!r} finds the record {found[0]} first")
+        twice = sorted({page for page in found if found.count(page) > 1})
+        if twice:
+            out.append(f"search: {query!r} lists {', '.join(twice)} more than once")
     return out

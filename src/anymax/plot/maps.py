@@ -64,8 +64,9 @@ SMALLEST_REGION = 0.005  # share of the picture: a smaller region is only a line
 def simplex(mapping: Mapping | str, *, extent: float = 3.0, resolution: int = 301, ax: Axes | None = None) -> Axes:
     """The largest of three probabilities over the plane of scores that sum to 0, in its true geometry.
 
-    Use it to see where a map has exact zeros: white lines separate the regions in which 1, 2 or 3 classes have a probability above 0. The
-    dashed triangle is the simplex itself: sparsemax keeps points inside it, and projects all others onto it.
+    Use it to see where a map has exact zeros: white lines separate the regions in which 1, 2 or 3 classes have a probability above 0. A
+    map with the same number everywhere has no line, and that number stands at the centre. The dashed triangle is the simplex itself:
+    sparsemax keeps points inside it, and projects all others onto it.
 
     Parameters
     ----------
@@ -96,19 +97,19 @@ def simplex(mapping: Mapping | str, *, extent: float = 3.0, resolution: int = 30
     size = (p > 0).sum(axis=-1)
     regions = [count for count in range(4) if (size == count).mean() > SMALLEST_REGION]
     if len(regions) > 1:
-        ax.contour(side, side, size, levels=[1.5, 2.5], colors="white", linewidths=1.4)
+        lines = ax.contour(side, side, size, levels=[1.5, 2.5], colors="white", linewidths=1.4)
+        lines.set_path_effects(style.rim(2.8))
     corners = (np.eye(3) - 1 / 3) @ basis.T
-    ax.plot(*np.vstack([corners, corners[:1]]).T, color="white", linestyle=(0, (4, 3)), linewidth=1.0, alpha=0.9)
+    ax.plot(*np.vstack([corners, corners[:1]]).T, color="white", linestyle=(0, (4, 3)), linewidth=1.0)
     halo = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
     tag = {"ha": "center", "va": "center", "fontsize": "small", "color": "black", "bbox": halo}
     for i, corner in enumerate(corners):
         x, y = corner / np.abs(corner).max() * extent * 0.8
         ax.annotate(f"class {i + 1}", (x, y), **tag)
-    for count in regions if len(regions) > 1 else ():
-        if count == 1:  # the corners, which are labelled with their classes
-            continue
-        x, y = _inside(plane, size == count)
-        ax.annotate(f"{count} of 3", (x, y), **tag)
+    for count in regions:
+        if count > 1:  # the corners, where it is 1, are labelled with their classes
+            at = _inside(plane, size == count) if len(regions) > 1 else (0.0, 0.0)
+            ax.annotate(f"{count} of 3", tuple(at), **tag)
     ax.set(
         xlabel=r"$(x_1 - x_2) / \sqrt{2}$",
         ylabel=r"$(2 x_3 - x_1 - x_2) / \sqrt{6}$",

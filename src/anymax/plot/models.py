@@ -21,11 +21,14 @@ def attention(
     *,
     queries: Sequence[str] | None = None,
     keys: Sequence[str] | None = None,
+    mask: AnyArray | Sequence[Any] | None = None,
     ax: Axes | Any = None,
 ) -> Axes | Any:
-    """Attention weights as a heat map, in which exact zeros are hatched; the title gives their share.
+    """Attention weights as a heat map, in which exact zeros are hatched and masked keys have a colour of their own; the title gives the
+    share of zeros.
 
-    Use it to see what a head attends to, and what a sparse map leaves out.
+    Use it to see what a head attends to, and what a sparse map leaves out. Give the mask of the call too: without it, the keys that a
+    query may not see look like zeros of the map, and are counted as such.
 
     Parameters
     ----------
@@ -34,6 +37,9 @@ def attention(
         `need_weights=True`.
     queries, keys
         Their names, such as words; numbers by default.
+    mask
+        Which keys each query may see, as in `anymax.attention`: boolean, True = keep, or numbers with -inf for what is masked. It
+        broadcasts to the weights; a causal mask is `np.tri(len(weights), dtype=bool)`.
     ax
         The matplotlib Axes to draw on, or an array of them, one for each head; new ones by default.
 
@@ -48,36 +54,86 @@ def attention(
     >>> ax = anymax.plot.attention([[1.0, 0.0], [0.25, 0.75]], queries=["it", "sat"], keys=["it", "sat"])
     >>> ax.get_title()
     '25% exact zeros'
+    >>> ax = anymax.plot.attention([[1.0, 0.0], [0.25, 0.75]], mask=[[True, False], [True, True]])
+    >>> ax.get_title()
+    '0% exact zeros'
     """
     w = style.numbers(weights).astype(float)
     if not w.size:
         raise ValueError(f"plot.attention: there are no weights to draw, got shape {w.shape}")
+    if w.ndim not in (2, 3):
+        raise ValueError(f"plot.attention: expected [queries, keys] or [heads, queries, keys], got shape {w.shape}")
+    seen, most = _seen(mask, w), max(w.max(), 1e-12)
     if w.ndim == 3:
         axes = np.asarray(style.grid(len(w)) if ax is None else ax, dtype=object)
         if axes.size < len(w):
             raise ValueError(f"plot.attention: {len(w)} heads need as many Axes, got {axes.size}")
-        for head, (one, panel) in enumerate(zip(w, axes.flat)):
-            attention(one, queries=queries, keys=keys, ax=panel).set_title(f"head {head}")
+        for head, (one, its, panel) in enumerate(zip(w, seen, axes.flat)):
+            _heat(panel, one, its, most, queries, keys).set_title(f"head {head}")
         for panel in list(axes.flat)[len(w) :]:
             panel.set_axis_off()
         return axes
-    if w.ndim != 2:
-        raise ValueError(f"plot.attention: expected [queries, keys] or [heads, queries, keys], got shape {w.shape}")
     ax = style.axes(ax, (max(3.2, 0.36 * w.shape[1] + 1.8), max(2.6, 0.3 * w.shape[0] + 1.4)))
-    ax.set_facecolor("#F2F2F2")
-    ax.patch.set(hatch="////", edgecolor="#D0D0D0")
-    image = ax.imshow(
-        np.where(w == 0, np.nan, w), cmap=style.shades(), vmin=0.0, vmax=max(w.max(), 1e-12), aspect="auto"
-    )
-    ax.figure.colorbar(image, ax=ax, label="weight")
+    return _heat(ax, w, seen, most, queries, keys)
+
+
+def _seen(mask: Any, w: np.ndarray) -> np.ndarray:
+    """True where a query may attend, in the shape of the weights."""
+    if mask is None:
+        return np.ones(w.shape, dtype=bool)
+    mask = style.numbers(mask)
+    if mask.dtype.kind not in "bf":
+        raise TypeError(f"plot.attention: mask must be boolean (True = keep) or real (-inf = masked), got {mask.dtype}")
+    keep = mask if mask.dtype.kind == "b" else mask != -np.inf
+    try:
+        keep = np.broadcast_to(keep, w.shape)
+    except ValueError as error:
+        raise ValueError(
+            f"plot.attention: mask of shape {mask.shape} does not broadcast to weights of shape {w.shape}"
+        ) from error
+    if (w[~keep] != 0).any():
+        raise ValueError(
+            "plot.attention: a masked key has a weight; in a boolean mask True means that a query may see the key"
+        )
+    return keep
+
+
+def _heat(
+    ax: Axes, w: np.ndarray, seen: np.ndarray, most: float, queries: Sequence[str] | None, keys: Sequence[str] | None
+) -> Axes:
+    """The weights [queries, keys] on `ax`, in shades up to that of `most`, with a key of the shades and grounds beside them."""
+    from matplotlib.colors import ListedColormap  # late, like pyplot
+    from matplotlib.patches import Patch
+    from matplotlib.transforms import ScaledTranslation
+
+    zeros = (w == 0) & seen
+    hatched: dict[str, Any] = {"facecolor": style.ZERO, "edgecolor": "#C4C4C4", "hatch": "////"}
+    ax.patch.set(**hatched)
+    image = ax.imshow(np.where(w == 0, np.nan, w), cmap=style.shades(), vmin=0.0, vmax=most, aspect="auto")
+    grounds = [Patch(label="exactly 0", **hatched)] if zeros.any() else []
+    if not seen.all():
+        ax.imshow(np.where(seen, np.nan, 0.0), cmap=ListedColormap([style.MASKED]), aspect="auto")
+        grounds.append(Patch(label="masked", facecolor=style.MASKED, edgecolor="#C4C4C4"))
+    bar = ax.figure.colorbar(image, ax=ax, label="weight", shrink=1.0 - 0.12 * len(grounds), anchor=(0.0, 1.0))
+    if grounds:
+        below = bar.ax.transAxes + ScaledTranslation(
+            0.0, -8.0 / 72.0, ax.figure.dpi_scale_trans
+        )  # clear of the number 0.0
+        bar.ax.legend(
+            handles=grounds, loc="upper left", bbox_to_anchor=(0.0, 0.0), bbox_transform=below, frameon=False, fontsize="small",
+            handlelength=1.2, handleheight=1.0, handletextpad=0.5, labelspacing=0.3, borderpad=0.0, borderaxespad=0.0,
+        )  # fmt: skip
     style.count(ax.xaxis, ax.yaxis)
     if keys is not None:
         ax.set_xticks(range(len(keys)), keys, rotation=45, ha="right", rotation_mode="anchor")
     if queries is not None:
         ax.set_yticks(range(len(queries)), queries)
     ax.set(xlabel="keys" if keys is None else "", ylabel="queries" if queries is None else "")
-    ax.set_title(f"{(w == 0).mean():.0%} exact zeros")
+    ax.set_title(f"{zeros.sum() / max(int(seen.sum()), 1):.0%} exact zeros")
     return ax
+
+
+MOST_SIDE_BY_SIDE = 12  # bars of each of several groups: more would be too thin
 
 
 @documented_like(every_picture)
@@ -85,12 +141,12 @@ def support_histogram(p: AnyArray | Numbers | dict[str, Any], *, ax: Axes | None
     """How many rows have 1, 2, 3, ... probabilities above 0, as bars.
 
     Use it to see how sparse the results of a model are. Supports of more than 60 classes are counted in steps, so that the bars stay
-    visible.
+    visible. Several groups of more than 12 bars each are outlines over one another.
 
     Parameters
     ----------
     p
-        Probabilities [..., classes]; or a dict of name: probabilities, for bars side by side.
+        Probabilities [..., classes]; or a dict of name: probabilities, for several in one picture.
 
     Examples
     --------
@@ -107,11 +163,16 @@ def support_histogram(p: AnyArray | Numbers | dict[str, Any], *, ax: Axes | None
     step = 1 if most <= 60 else -(-most // 40)
     bars = -(-most // step)
     width = 0.8 * step / len(sizes)
+    edges = np.arange(bars + 2) * step - step + 0.5  # a bar has the sizes between two of them
     for i, (name, size) in enumerate(sizes.items()):
         share = np.bincount(-(-size // step), minlength=bars + 1) / max(size.size, 1)
         mean = f"mean {size.mean():.2f}" if size.size else "no rows"
-        at = np.arange(bars + 1) * step - (step - 1) / 2 + (i - (len(sizes) - 1) / 2) * width
-        ax.bar(at, share, width, label=f"{name} ({mean})" if name else mean, **style.fill(i, ax))
+        words = f"{name} ({mean})" if name else mean
+        if len(sizes) > 1 and bars > MOST_SIDE_BY_SIDE:
+            ax.stairs(share, edges, fill=True, label=words, **style.outline(i, ax))
+        else:
+            at = (edges[:-1] + edges[1:]) / 2 + (i - (len(sizes) - 1) / 2) * width
+            ax.bar(at, share, width, label=words, **style.fill(i, ax))
     ax.set(
         xlabel="classes with a probability above 0" + f", in steps of {step}" * (step > 1),
         ylabel="share of rows",

@@ -21,7 +21,12 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", NEU
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
 MARKERS = "osD^vPX*"
 SEQUENTIAL, DIVERGING = "cividis", "PuOr"
-WEIGHTS = ("#D6E6F4", "#4A90C4", "#08306B")  # the larger, the darker; all differ from the grey of exact zeros
+WEIGHTS = ("#D6E6F4", "#4A90C4", "#08306B")  # the larger, the darker; all differ from the two grounds below
+ZERO, MASKED = (
+    "#F2F2F2",
+    "#E9D8B4",
+)  # the grounds of weights that are exactly 0, which is also hatched, and of those that a mask leaves out
+BESIDE = "#8A8A8A"  # of the curve of softmax beside that of a map; visible on light and dark grounds
 
 
 def numbers(x: Any) -> np.ndarray:
@@ -71,6 +76,34 @@ def line(i: int, ax: Axes) -> dict[str, Any]:
     return {"color": colour(i, ax), "linestyle": DASHES[i % len(DASHES)], "linewidth": 2.0}
 
 
+def beside() -> dict[str, Any]:
+    """The look of a line to compare with: thin, grey and dashed, behind the others."""
+    return {"color": BESIDE, "linestyle": DASHES[1], "linewidth": 1.4, "zorder": 1.9}
+
+
+def outline(i: int, ax: Axes) -> dict[str, Any]:
+    """The look of a filled outline, through which those behind it are seen."""
+    return {
+        "facecolor": to_rgba(colour(i, ax), 0.3),
+        "edgecolor": colour(i, ax),
+        "linestyle": DASHES[i % len(DASHES)],
+        "linewidth": 1.5,
+    }
+
+
+def to_rgba(colour: Any, alpha: float) -> Any:
+    from matplotlib.colors import to_rgba as rgba  # late, like pyplot
+
+    return rgba(colour, alpha)
+
+
+def rim(width: float) -> list[Any]:
+    """A dark rim of this width around a white line, which is seen on bright yellow too."""
+    from matplotlib.patheffects import Normal, Stroke  # late, like pyplot
+
+    return [Stroke(linewidth=width, foreground="#333333"), Normal()]
+
+
 def fill(i: int, ax: Axes) -> dict[str, Any]:
     return {
         "color": colour(i, ax),
@@ -107,6 +140,7 @@ def legend(ax: Axes, entries: int) -> None:
     """Add a legend below the axes, under the ticks, their numbers and the label, where it covers nothing."""
     import matplotlib as mpl  # late, like pyplot
     from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
     from matplotlib.transforms import ScaledTranslation
 
     def points(size: Any) -> float:
@@ -114,8 +148,13 @@ def legend(ax: Axes, entries: int) -> None:
 
     down = sum(1.3 * points(mpl.rcParams[key]) for key in ("xtick.labelsize", "axes.labelsize"))
     down += sum(mpl.rcParams[key] for key in ("xtick.major.size", "xtick.major.pad", "axes.labelpad"))
+    small = FontProperties(size="small")
+    names = [TextPath((0.0, 0.0), name, prop=small) for name in ax.get_legend_handles_labels()[1] if name.strip()]
+    widest = max((name.get_extents().width for name in names), default=0.0) + 4.8 * points(
+        "small"
+    )  # with its line and a space
     wide = ax.bbox.width / ax.figure.dpi  # inches, also in a subfigure
-    columns = min(entries, max(1, int(wide / (0.15 * points("small")))))  # a name has about a dozen letters
+    columns = min(entries, max(1, int(72.0 * wide / widest)))
     below_axes = ax.transAxes + ScaledTranslation(0.0, -down / 72.0, ax.figure.dpi_scale_trans)
     ax.legend(
         loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=below_axes, ncols=columns, fontsize="small",

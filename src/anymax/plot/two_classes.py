@@ -14,6 +14,7 @@ from .._core.options import documented_like
 from .._core.typing import AnyArray, Numbers
 from ..functional import apply
 from ..losses import verbs
+from ..mappings import Softmax
 from . import style
 from .inputs import THREE, USUAL, Maps, maps_of, some_maps
 from .style import DASHES, MARKERS, every_picture
@@ -109,7 +110,7 @@ def _classes(others: tuple[float, ...]) -> str:
 
 @documented_like(every_picture)
 def curves(mappings: Maps | None = None, *, t: AnyArray | Numbers | None = None, ax: Axes | None = None) -> Axes:
-    """The probability of the first of two classes with the scores (t, 0), as curves over t.
+    """The probability of the first of two classes with the scores (t, 0), as curves over t; one map alone has softmax in grey beside it.
 
     Use it to compare maps: where each is exactly 0 or 1, how steep it is, and how far its tails reach. If the scores (t, 0) do not show
     a map, the other classes are those of `rivals`, and the axis names them: `Budget(2)` needs three classes.
@@ -135,11 +136,14 @@ def curves(mappings: Maps | None = None, *, t: AnyArray | Numbers | None = None,
     ax = style.axes(ax)
     for i, (mapping, p) in enumerate(zip(maps, lines, strict=True)):
         ax.plot(grid, p, label=title(mapping), **style.line(i, ax))
+    alone = len(maps) == 1 and not maps[0].is_softmax
+    if alone:
+        ax.plot(grid, curve(Softmax(), grid, others), label="softmax", **style.beside())
     scores = ", ".join(["t", *(f"{other:g}" for other in others)])
     ax.set(xlabel=f"$t$, with the scores $({scores})$", ylabel="probability of the first class", title=_classes(others))
     ax.set_xlim(grid[0], grid[-1])
     ax.set_ylim(-0.04, 1.04)
-    return style.tidy(ax, len(maps))
+    return style.tidy(ax, len(maps) + alone)
 
 
 @documented_like(every_picture)
