@@ -205,3 +205,37 @@ def test_losses_and_thresholds_of_rows_in_any_layout(run, name, param, n):
         near = {"rtol": 1e-6, "atol": 2e-6} if dtype == np.float32 else {"rtol": 1e-13, "atol": 1e-13}
         for a, b in zip(got, want, strict=True):
             np.testing.assert_allclose(a, b, **near)
+
+
+def test_the_largest_take_one_k(run):
+    """`params` of the rows was not checked, and more numbers were written than there is room for."""
+    x, out, at, params = scores(1, 1, 50), np.zeros(60, np.float32), np.zeros(60, np.int64), np.array([40.0])
+    call = {"x": x, "out": out.ctypes.data, "positions": at}
+    call["out"] = View(out.ctypes.data, 1, 1, 1)
+    assert run("largest", "topk", 1.0, (1, 1, 50), **call) == 0
+    assert run("largest", "topk", 1.0, (1, 1, 50), params=params, **call) != 0
+    assert np.count_nonzero(out) == 1
+
+
+@pytest.mark.parametrize("name", ["relu", "perturb_max"])
+def test_a_map_whose_gradient_needs_the_scores_does_without_its_support(run, name):
+    shape, n = (6, 1, 40), 40
+    x, g, p = scores(*shape), scores(*shape, seed=1), np.empty(shape, np.float32)
+    assert run("forward", name, 1.0, shape, x=x, out=p) == 0
+    index = np.tile(np.arange(n, dtype=np.int32), (6, 1))
+    value, count = np.zeros((6, n), np.float32), np.full(6, 2, np.int32)
+    support = Support(index.ctypes.data, value.ctypes.data, count.ctypes.data, n)
+    got, want = np.empty(shape, np.float32), np.empty(shape, np.float32)
+    assert run("vjp", name, 1.0, shape, x=x, p=p, g=g, out=want) == 0
+    assert run("vjp", name, 1.0, shape, x=x, p=p, g=g, out=got, support=support) == 0
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "topk", "topp"])
+def test_the_threshold_of_a_row_without_a_target_is_written(run, name):
+    param = {"topk": 3.0, "topp": 0.7}.get(name, 0.0)
+    x, index = scores(40, 1, 200), np.full(40, -1)
+    value, tau = np.empty(40, np.float32), np.full(40, 99.0, np.float32)
+    assert run("index_loss", name, param, (40, 1, 200), x=x, index=index, value=value, tau=tau) == 0
+    assert not value.any()
+    assert (tau != 99.0).all()

@@ -15,7 +15,7 @@ ANYMAX_INLINE bool every(ints<C> m) {
     return bits(m) == (uint32_t)((1ull << width<C>) - 1);
 }
 
-// The same for x >= bound, and not -inf.
+// The largest finite number.
 ANYMAX_INLINE float lanes_max(float) { return 3.402823466e38f; }
 ANYMAX_INLINE double lanes_max(double) { return 1.7976931348623157e308; }
 

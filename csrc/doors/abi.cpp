@@ -174,7 +174,7 @@ int check_map(const anymax_call *c) {
         case ANYMAX_LOSS:
         case ANYMAX_LOSS_GRAD:
         case ANYMAX_THRESHOLD: return has_loss(c->map) ? ANYMAX_OK : ANYMAX_BAD_MAP;
-        case ANYMAX_LARGEST: return c->param >= 1.0 && c->param <= (double)c->n && is_multiple(c->param, 1) ? ANYMAX_OK : ANYMAX_BAD_PARAM;
+        case ANYMAX_LARGEST: return !c->params && c->param >= 1.0 && c->param <= (double)c->n && is_multiple(c->param, 1) ? ANYMAX_OK : ANYMAX_BAD_PARAM;
         default: return ANYMAX_OK;
     }
 }
@@ -255,7 +255,9 @@ extern "C" int anymax_linear_vjp(const anymax_linear_call *call) {
     const bool queries = call->groups && call->queries, keys = call->keys;
     if (queries && (!call->below || (call->dv && !call->g))) return ANYMAX_BAD_POINTER;
     if (keys && call->dk && call->dv && !call->dv_) return ANYMAX_BAD_POINTER;
-    return entry()->unit->linear_vjp(call, parallel_of(call->pool));
+    anymax_linear_call c = *call;
+    if (!queries) c.queries = 0;  // nothing of no groups
+    return entry()->unit->linear_vjp(&c, parallel_of(call->pool));
 }
 
 // -- truncations and draws ---------------------------------------------------------------------------------------------------------
@@ -316,7 +318,7 @@ extern "C" const char *anymax_error(int code) {
         case ANYMAX_BAD_CALL: return "no such operation";
         case ANYMAX_BAD_DTYPE: return "no such dtype";
         case ANYMAX_BAD_MAP: return "the map does not have this operation";
-        case ANYMAX_BAD_SHAPE: return "the shape is out of range (rows of 1 to 2^31 classes)";
+        case ANYMAX_BAD_SHAPE: return "the shape is out of range (rows of 1 to 2^31 - 1025 classes)";
         case ANYMAX_BAD_POINTER: return "an operand is missing";
         case ANYMAX_NO_MEMORY: return "out of memory";
         case ANYMAX_BAD_PARAM: return "the map's parameter is out of range";
@@ -332,17 +334,18 @@ extern "C" const char *anymax_isa(void) {
 }
 
 extern "C" const char *anymax_isas(void) {
-    static char text[128];
-    if (!text[0]) {
-        char all[128] = "";
-        for (const Entry &e : entries)
-            if (e.here()) {
-                if (all[0]) strcat(all, ",");
-                strcat(all, e.name);
-            }
-        memcpy(text, all, sizeof all);
-    }
-    return text;
+    struct Names {
+        char text[128] = "";
+        Names() {
+            for (const Entry &e : entries)
+                if (e.here()) {
+                    if (text[0]) strcat(text, ",");
+                    strcat(text, e.name);
+                }
+        }
+    };
+    static const Names names;  // made by one thread, even where Python has no lock
+    return names.text;
 }
 
 extern "C" int anymax_set_isa(const char *name) {

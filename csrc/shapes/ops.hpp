@@ -354,7 +354,7 @@ static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, in
         case ANYMAX_LOG: log_row(call, link, param, x, out, scratch, team); break;
         case ANYMAX_VJP: {
             if (call.support.count) saved_ahead<C>(call, r, end);
-            const bool saved = call.support.count && call.support.count[r] >= 0;
+            const bool saved = call.support.count && call.support.count[r] >= 0 && !needs_scores(call.map);
             const C *p = saved ? nullptr : stage<C>(at(call, call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
             if (saved || p) vjp_any(call, r, link, param, x, p, at(call, call.g, size, o, i), out, scratch, team);
             break;
@@ -372,7 +372,10 @@ static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, in
                 v = not_a_number<double>;
             else if (t >= 0)
                 v = loss_row(call, r, source, link, param, x, t, scratch, team);
-            if ((t < 0 || t >= n) && call.support.count) call.support.count[r] = 0;
+            if (t < 0 || t >= n) {
+                if (call.support.count) call.support.count[r] = 0;
+                if (call.tau) ((C *)call.tau)[r] = (C)v;
+            }
             ((C *)call.value)[r] = (C)v;
             break;
         }

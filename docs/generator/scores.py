@@ -82,8 +82,8 @@ def public() -> set[str]:
     """The transforms and margins that a page must name."""
     made = {
         n
-        for n, f in vars(transforms).items()
-        if inspect.isfunction(f) and not n.startswith("_") and f.__module__.startswith(transforms.__name__)
+        for n in transforms.__all__
+        if inspect.isfunction(f := vars(transforms)[n]) and f.__module__.startswith(transforms.__name__)
     }
     kinds = {
         n

@@ -225,7 +225,7 @@ class Triton(Engine):
         assert saved is not None
         scale = scale.to(torch.float32) if factor == 1.0 else scale.to(torch.float32) * factor
         scale = scale.expand(rows.shape[:-1]) if scale.ndim else scale
-        ignored = -1 if ignored == BELOW else ignored
+        index, ignored = (index.clamp(min=-1), -1) if ignored == BELOW else (index, ignored)
         launch.run("grad", link, rows, out=out, index=index, scale=scale, state=saved, ignore=ignored)
         return out if rows is x else out.movedim(-1, axis)
 

@@ -43,8 +43,8 @@ def class_of(INDEX, row, ignore, at):
 
 @triton.jit
 def wanted(INDEX, SCALE, row, ignore, at, bad, MODE: tl.constexpr, EACH: tl.constexpr):
-    """(target class, factor) of a row to write: -1 and 1 unless MODE is "grad". The factor is NaN for a poisoned row, and 0 for a sample
-    that is left out. EACH: a factor for each row."""
+    """(target class, factor) of a row to write: -1 and 1 unless MODE is "grad". The factor is NaN for a poisoned row and for an index
+    that is no class, and 0 for a sample that is left out. EACH: a factor for each row."""
     t = tl.full(row.shape, -1, tl.int32)
     scale = tl.where(bad, float("nan"), 1.0)
     if MODE == "grad":
@@ -53,7 +53,7 @@ def wanted(INDEX, SCALE, row, ignore, at, bad, MODE: tl.constexpr, EACH: tl.cons
             scale *= tl.load(SCALE + row, mask=at[7], other=0.0)
         else:
             scale *= tl.load(SCALE)
-        scale = tl.where(t < 0, 0.0, scale)
+        scale = tl.where(t < 0, 0.0, tl.where(t < at[6], scale, float("nan")))
     return t, scale
 
 

@@ -132,7 +132,7 @@ def several(low, weight_low, weight_high, top, BY: tl.constexpr):
 @triton.jit
 def select(x, tops, top, live, bound, start, guess, spread, target, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr,
            R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """(edge, few, tied, beyond, weight, weight beyond): the scores >= the edge weigh at least `target`, and less without their lowest
+    """(edge, few, tied, beyond, weight beyond): the scores >= the edge weigh at least `target`, and less without their lowest
     value. few: the whole row weighs less, and all of it is kept; tied: several scores equal the edge, and not all of them are needed; those
     >= `beyond` are needed in any case.
 
@@ -191,7 +191,9 @@ def select(x, tops, top, live, bound, start, guess, spread, target, at, BY: tl.c
         distance *= 4.0
         turn += 1
     tied = live & (few == 0) & (weight_low > target) & several(low, weight_low, weight_high, top, BY)
-    return tl.where(few, LOWEST, unkey(low)), few, tied, unkey(high), weight_low, weight_high
+    # the keys of negative halves end in ones
+    edge = unkey(tl.where(low < 0, low | (GRAIN - 1), low))
+    return tl.where(few, LOWEST, edge), few, tied, unkey(high), weight_high
 
 
 @triton.jit
@@ -200,7 +202,7 @@ def edge_of(
 ):
     """(a number that k scores of a tile, and those equal to the lowest of them, reach; few): LOWEST where the tile has fewer."""
     guess, spread = expected(x, top, k)
-    edge, few, _, _, _, _ = select(
+    edge, few, _, _, _ = select(
         x, x, top, live, top * 0.0 + LOWEST, None, guess, spread, k, at, "count", MASKED, FAR, R, K, L, True
     )
     return tl.where(live, edge, LOWEST), few
@@ -221,7 +223,7 @@ def kth(x, tops, top, live, k, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: t
         edge, few = edge_of(x, top, live, k, at, MASKED, FAR, R, K, L)
     else:
         bound = from_lanes(tops, top, live, k, at, MASKED, FAR, R, L)
-        edge, few, _, _, _, _ = select(
+        edge, few, _, _, _ = select(
             x, tops, top, live, bound, None, None, None, k, at, "count", MASKED, FAR, R, K, L, WHOLE
         )
     return lowest_from(x, tops, edge, at, MASKED, FAR, R, K, L, WHOLE), few

@@ -79,18 +79,18 @@ def find(x, cols, tops, top, live, bound, start, guess, spread, target, at, span
          MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """(edge, last, Z): the kept scores are those above the edge and those equal to it up to the class `last`; Z is their mass.
     The arguments are those of `select` and `cut`."""
-    edge, _, tied, beyond, weight, above = select(
+    edge, _, tied, beyond, above = select(
         x, tops, top, live, bound, start, guess, spread, target, at, BY, MASKED, FAR, R, K, L, WHOLE
     )
     last = (edge * 0.0).to(tl.int32) + at[6]
     at_edge = weigh(edge, top).to(tl.float64)
     if BY == "count":
         room = target - above
-        z = probe(x, tops, top, tl.where(tied, beyond, edge), at, "exp", MASKED, FAR, R, K, L, WHOLE)
     else:
         room = tl.maximum(tl.ceil(((target - above) / at_edge).to(tl.float32)), 1.0)
         room = tl.minimum(room, at[6])  # a weight of 0 at the edge
-        z = tl.where(tied, above, weight)
+    # not from the search, whose first weight is that of the whole row
+    z = probe(x, tops, top, tl.where(tied, beyond, edge), at, "exp", MASKED, FAR, R, K, L, WHOLE)
     if some(tied):
         ranked = tl.where(tied, room, 1.0).to(tl.int32)
         last = tl.where(tied, cut(x, cols, tops, edge, ranked, at, span, PARTS, MASKED, FAR, R, K, L, WHOLE), last)
