@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_triton import compiled, grouped, interpreted, older, recorded
+from test_triton import compiled, grouped, interpreted, oldest, recorded
 
 from anymax.kernels import triton as engine
 from anymax.kernels.triton import attention_plans as plans
@@ -93,7 +93,7 @@ def test_compiles_ahead_of_time(name, target, monkeypatch, compiler, tmp_path):
     assert ("attention_centres" in names) == (not full and link != "budget")
     for one in calls:
         made = check(target, one, 1_000_000 if full or link == "any" or dtype.itemsize == 4 else 600_000)
-        if name in SPILLED and not older():
+        if name in SPILLED and not oldest():
             assert spilled(made, tmp_path) <= SPILLED[name], one.name
 
 
@@ -128,7 +128,7 @@ def test_keys_in_parts_compile_ahead_of_time(name, target, monkeypatch, compiler
     assert names == [n for n in SPLIT_KERNELS if link != "softmax" or n in ("attention_parts", "attention_merge")]
     for one in calls:
         made = check(target, one, 400_000)
-        if target != "gfx942" and not older():
+        if target != "gfx942" and not oldest():
             assert spilled(made, tmp_path) <= 64, one.name
 
 

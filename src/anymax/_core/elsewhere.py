@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -15,6 +14,8 @@ _MODULES = ("", "nn", "transforms", "margins", "sampling", "likelihood", "segmen
 
 def tables() -> list[dict[str, Any]]:
     """What calls of other packages are here, a table for each package; the page "Migrating" shows them and a test runs them."""
+    import json  # late: needed only for this error
+
     return json.loads(Path(__file__).with_name("migrating.json").read_text(encoding="utf-8"))
 
 

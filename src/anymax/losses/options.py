@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, NamedTuple
 
 from .. import _array
@@ -136,6 +135,6 @@ def every_loss(
 
 def is_loss(function: Function) -> Function:
     """Decorate a loss: its docstring gets the options that all losses share, and torch's and TensorFlow's names are taken, too."""
-    names = list(inspect.signature(function).parameters)
+    names = function.__code__.co_varnames
     scores = names[names.index("target") - 1]
     return documented_like(every_loss)(check_keywords(input=scores, logits=scores, labels="target")(function))

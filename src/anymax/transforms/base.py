@@ -154,7 +154,7 @@ def every_transform(*, axis: int | None = None, dim: int | None = None) -> None:
 def makes_transform(function: Function) -> Function:
     """Decorate a function that makes a transform: its docstring gets what all of them share, and a call with scores is answered."""
     advice = f"it makes a function of scores, as in {function.__name__}(...)(x)"
-    return check_keywords({"": advice})(documented_like(every_transform)(function))
+    return documented_like(every_transform)(check_keywords({"": advice})(function))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
