@@ -112,14 +112,18 @@ def test_import_loads_no_framework_and_no_extra():
 
 
 def test_import_takes_under_50_ms_more_than_numpy(tmp_path):
-    """Processor time, the least of several runs: other work on the machine can only add to it. The first writes the bytecode."""
-    code = "import time, numpy; t = time.process_time(); import anymax; print(time.process_time() - t)"
+    """Processor time, the least of several runs: other work on the machine can only add to it. The first writes the bytecode. On a machine
+    where numpy itself takes over 80 ms, 0.6 of that."""
+    code = "from time import process_time as t; a = t(); import numpy; b = t(); import anymax; print(b - a, t() - b)"
     times = []
     for _ in range(12):
-        times.append(float(run(code, PYTHONPYCACHEPREFIX=str(tmp_path), PYTHONDONTWRITEBYTECODE="")))
-        if times[-1] < 0.05:
+        of_numpy, of_anymax = map(
+            float, run(code, PYTHONPYCACHEPREFIX=str(tmp_path), PYTHONDONTWRITEBYTECODE="").split()
+        )
+        times.append((of_anymax, of_numpy))
+        if of_anymax < max(0.05, 0.6 * of_numpy):
             return
-    pytest.fail(f"importing anymax after numpy takes {min(times) * 1000:.0f} ms at least")
+    pytest.fail("importing anymax after numpy takes {:.3f} s at least, and numpy {:.3f}".format(*min(times)))
 
 
 def test_dependencies_are_numpy_and_array_api_compat_only():
