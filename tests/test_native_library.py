@@ -172,24 +172,34 @@ def test_omp_num_threads():
     assert in_a_child(code, OMP_NUM_THREADS="3") == "3"
 
 
+LENT = """
+import ctypes
+import torch
+from anymax.kernels import native
+N, P = ctypes.c_int64, ctypes.c_void_p
+calls = []
+
+def lent(begin, end, grain, task, context):
+    calls.append(grain)
+    ctypes.CFUNCTYPE(None, N, N, P)(task)(begin, end, context)
+    return 0
+
+lent = ctypes.CFUNCTYPE(ctypes.c_int, N, N, N, P, P)(lent)
+assert native.pool() == 1 and native.pool(False) == 0
+ctypes.CDLL(native.load().__file__).anymax_set_parallel(ctypes.cast(lent, P))
+"""
+
+
+def with_pool_lent(code):
+    """Run code in a child where the pool of torch is one that appends the grain of each call to `calls`."""
+    return in_a_child(LENT + textwrap.dedent(code))
+
+
 def test_only_tensors_go_to_the_pool_of_torch():
     """Its threads wait awake, which a BLAS beside them pays for dearly."""
     code = """
-    import ctypes
-    import numpy as np, torch
+    import numpy as np
     import anymax as am
-    from anymax.kernels import native
-    N, P = ctypes.c_int64, ctypes.c_void_p
-    calls = []
-
-    def lent(begin, end, grain, task, context):
-        calls.append(grain)
-        ctypes.CFUNCTYPE(None, N, N, P)(task)(begin, end, context)
-        return 0
-
-    lent = ctypes.CFUNCTYPE(ctypes.c_int, N, N, N, P, P)(lent)
-    assert native.pool() == 1 and native.pool(False) == 0
-    ctypes.CDLL(native.load().__file__).anymax_set_parallel(ctypes.cast(lent, P))
     x, y = np.random.default_rng(0).normal(size=(300, 400)).astype(np.float32), np.arange(300) % 400
     g = x[::-1].copy()
     for make, want in ((torch.from_numpy, True), (np.asarray, False)):
@@ -211,26 +221,13 @@ def test_only_tensors_go_to_the_pool_of_torch():
     am.sparsemax(torch.from_numpy(x), axis=0), am.sparsemax(torch.zeros(4000, 48), axis=0), am.sparsemax(torch.zeros(9, 32000))
     assert calls == [48, 16, 1], calls  # adjacent rows are transposed sixteen at once
     """
-    in_a_child(code)
+    with_pool_lent(code)
 
 
 def test_truncations_are_shared_out_by_their_work():
     code = """
-    import ctypes
-    import torch
     from anymax import Softmax
-    from anymax.kernels import decode, native
-    N, P = ctypes.c_int64, ctypes.c_void_p
-    calls = []
-
-    def lent(begin, end, grain, task, context):
-        calls.append(grain)
-        ctypes.CFUNCTYPE(None, N, N, P)(task)(begin, end, context)
-        return 0
-
-    lent = ctypes.CFUNCTYPE(ctypes.c_int, N, N, N, P, P)(lent)
-    assert native.pool() == 1
-    ctypes.CDLL(native.load().__file__).anymax_set_parallel(ctypes.cast(lent, P))
+    from anymax.kernels import decode
     x = torch.randn(64, 200)
     for name, value, want in ("temperature", 2.0, False), ("minp", 0.1, False), ("typical", 0.9, True), ("xtc", 0.1, True):
         calls.clear()
@@ -240,7 +237,7 @@ def test_truncations_are_shared_out_by_their_work():
     decode.run(Softmax(), torch.randn(64, 64), u=torch.rand(64, 40, dtype=torch.float64))
     assert calls  # the draws cost more than the classes
     """
-    in_a_child(code)
+    with_pool_lent(code)
 
 
 @pytest.mark.parametrize("name", [None, "Engine.so"])

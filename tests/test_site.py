@@ -139,14 +139,14 @@ def built(folder, **pages):
     return folder / "site"
 
 
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="the site's search runs in Node")
 INDEX = "Start\n=====\n\n.. toctree::\n\n   one\n   two\n"
 
 
+@needs_node
 @pytest.mark.whole
 @pytest.mark.filterwarnings("ignore")
 def test_the_search_is_asked_whether_it_finds_the_right_page_first(tmp_path):
-    if shutil.which("node") is None:
-        pytest.skip("the site's search runs in Node")
     one = "Entmax\n======\n\n{}\n\nAlpha can be learned.\n"
     two = "Learnable alpha elsewhere\n=========================\n\n{}\n\nOther words.\n"
     entry = ".. index:: ! {}"
@@ -161,11 +161,10 @@ def test_the_search_is_asked_whether_it_finds_the_right_page_first(tmp_path):
     assert search.problems(both, {}) == ["search: 2 pages have the entry 'same': one, two"]
 
 
+@needs_node
 @pytest.mark.whole
 @pytest.mark.filterwarnings("ignore")
 def test_the_search_lists_a_page_once_and_records_last(tmp_path):
-    if shutil.which("node") is None:
-        pytest.skip("the site's search runs in Node")
     page = "{0}\n======\n\n.. index:: ! {0}, ! {0}s\n\nWords on zeros.\n\nZeros\n-----\n\nMore of {0}.\n"
     index = "Start\n=====\n\n.. toctree::\n\n   entmax\n   evidence\n   changelog\n"
     record = "{0}\n========\n\nZeros\n-----\n\nZeros and more zeros of entmax.\n"

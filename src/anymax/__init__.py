@@ -115,6 +115,12 @@ def _notebook_page(mapping: Mapping) -> str:
     return notebook.page(mapping)
 
 
+def _public_names() -> dict[str, list[str]]:
+    modules = ("nn", "transforms", "margins", "sampling", "likelihood", "segments")
+    loaded = {name: globals()[name] for name in modules if name in globals()}  # `nn` loads torch, so it may not be
+    return {"anymax": __all__, **{module.__name__: module.__all__ for module in loaded.values()}}
+
+
 def _over_devices() -> Any:
     from .distributed import torch_dtensor  # late: there is a DTensor, so torch is loaded
 
@@ -130,6 +136,7 @@ def _layer_bridge(framework: str) -> Any:
 handed.catalogue = mappings.CATALOGUE
 handed.call = functional.call
 handed.notebook_page = _notebook_page
+handed.public_names = _public_names
 handed.apply_to_ragged = segments.verbs.apply_tensor
 handed.over_devices = _over_devices
 handed.segment_bridge = segments.segment_bridge

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, NoReturn
 
-# where a name may be that was looked up in another module; `nn` only if it is loaded, since it loads torch
-_MODULES = ("", "nn", "transforms", "margins", "sampling", "likelihood", "segments")
+from .handed import handed
+from .names import nearest
 
 
 def tables() -> list[dict[str, Any]]:
     """What calls of other packages are here, a table for each package; the page "Migrating" shows them and a test runs them."""
-    import json  # late: needed only for this error
+    import json  # late, as pathlib: needed only for this error
+    from pathlib import Path
 
     return json.loads(Path(__file__).with_name("migrating.json").read_text(encoding="utf-8"))
 
@@ -46,7 +45,7 @@ class UnknownName(AttributeError):
 
     def __str__(self) -> str:
         module, name, known = self.args
-        hint = None if name.startswith("_") else _elsewhere(module, name) or _spelled(module, name, known)
+        hint = None if name.startswith("_") else _hint(module, name, known)
         return f"module {module!r} has no attribute {name!r}{f'; {hint}' if hint else ''}"
 
 
@@ -59,27 +58,18 @@ def answering(module: str, known: Iterable[str]) -> Callable[[str], NoReturn]:
     return answer
 
 
-def _elsewhere(module: str, name: str) -> str | None:
-    """What the name means in another package, or in another module of this one."""
+def _hint(module: str, name: str, known: Iterable[str]) -> str | None:
+    """What the name means in another package or in another module of this one, or the nearest of the known names."""
     for table in tables():
         for row in table["rows"]:
             if old_name(row["old"]) == name:
                 return f"{row['old']} is {row['new']} here"
-    for short in _MODULES:
-        found = sys.modules.get(f"anymax.{short}".rstrip("."))
-        path = f"{found.__name__}.{name}" if found else ""
-        if found and found.__name__ != module and name in found.__all__:
-            return f"it is {path}"
+    public = handed.public_names()
+    for other, names in public.items():
+        if other != module and name in names:
+            return f"it is {other}.{name}"
     verb = name.removeprefix("log_")
-    if verb != name and verb in sys.modules["anymax"].__all__:
+    if verb != name and verb in public["anymax"]:
         return f"write anymax.log_apply({verb!r}, x)"
-    return None
-
-
-def _spelled(module: str, name: str, known: Iterable[str]) -> str | None:
-    """The name that is spelled like this one."""
-    import difflib  # late: needed only for this error
-
-    bare = {re.sub(r"[_\W]", "", each).lower(): each for each in known}
-    near = difflib.get_close_matches(re.sub(r"[_\W]", "", name).lower(), bare, 1, cutoff=0.75)
-    return f"did you mean {module}.{bare[near[0]]}?" if near else None
+    near = nearest(name, known, 0.75)
+    return f"did you mean {module}.{near}?" if near else None

@@ -24,6 +24,9 @@ class HandedDown:
     notebook_page: Callable[[Mapping], str]
     """The page that a notebook shows for a map."""
 
+    public_names: Callable[[], dict[str, list[str]]]
+    """The names of each public module that is loaded, for errors that say where a name is."""
+
     apply_to_ragged: Callable[[Mapping, Any, Any], Array]
     """p of a nested or sparse tensor: (map, scores, axis)."""
 

@@ -85,7 +85,7 @@ class Mapping(OverProcesses, ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         """A kernel holds for the class that names it: a subclass may have another p, so it runs its own methods.
 
-        A subclass that computes p in another way, and does not say how it computes log p, takes the logarithm of its p.
+        If a subclass overrides the method that gives p, but not `log_forward`, its log p is the logarithm of that p.
         """
         super().__init_subclass__(**options)
         own = cls.__dict__

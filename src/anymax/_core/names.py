@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._array import is_array, shown
@@ -83,6 +83,15 @@ def _bare(name: str) -> str:
     return name.strip().lower().replace("-", "").replace("_", "").replace(" ", "")
 
 
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name that is spelled most like this one, whatever the case and the dashes; None if none is near."""
+    import difflib  # late: for a name that is wrong
+
+    bare = {_bare(each): each for each in known}
+    near = difflib.get_close_matches(_bare(name), bare, 1, cutoff)
+    return bare[near[0]] if near else None
+
+
 def _spelled(name: str) -> str | None:
     """The name as the catalogue spells it; sparse_softmax, sparse-softmax and SparseSoftmax are the same."""
     return next((known for known in (*classes(), *ratios()) if _bare(known) == _bare(name)), None)
@@ -92,11 +101,8 @@ def find(name: str) -> str:
     """The name as the catalogue spells it, or an error with the nearest one."""
     found = _spelled(name)
     if found is None:
-        import difflib  # late: for a name that is wrong
-
-        known = {_bare(each): each for each in (*names(), *ALIASES)}
-        near = difflib.get_close_matches(_bare(name), known, 1)
-        hint = f" (did you mean {known[near[0]]!r}?)" if near else ""
+        near = nearest(name, (*names(), *ALIASES))
+        hint = f" (did you mean {near!r}?)" if near else ""
         raise UnknownMap(f"there is no map {name!r}{hint}; the maps are {', '.join(names())}")
     return found
 

@@ -115,13 +115,12 @@ def check_fields(kind: type, given: Iterable[str]) -> None:
     Traceback (most recent call last):
     TypeError: Sparsemax has no option 'dim' (it goes to the call, as in anymax.apply(mapping, x, dim=1)); it takes none
     """
-    code = getattr(kind.__init__, "__code__", None)
-    if code is None or code.co_flags & inspect.CO_VARKEYWORDS:
+    if not inspect.isfunction(kind.__init__):
         return
-    takes = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    (_, *takes), _, open_ended = _parameters(kind.__init__)
     for name in given:
-        if name not in takes:
-            raise _unknown_option(kind.__name__, takes, name, {**_HINTS, **_FIELD_HINTS})
+        if not open_ended and name not in takes:
+            raise _unknown_option(kind.__name__, tuple(takes), name, {**_HINTS, **_FIELD_HINTS})
 
 
 def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Callable[[Function], Function]:

@@ -7,17 +7,15 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, asarray, is_integer, known_any, namespace, quiet, stop_gradient, total, upcast
-from .._core.options import check_keywords, documented_like
 from .._core.rows import hide, prepare
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
 from ..mappings import Softmax
-from .options import LossOptions, class_weights, every_loss
+from .options import LossOptions, class_weights, is_loss
 from .targets import result_dtype
 
 
-@check_keywords(input="scores", logits="scores", labels="target")
-@documented_like(every_loss)
+@is_loss
 def multilabel_softmax_loss(
     scores: ArrayT | Numbers,
     target: Target,

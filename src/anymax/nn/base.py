@@ -40,13 +40,10 @@ class OfMapping(nn.Module):
         if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
             raise TypeError(f"learn={learn!r}: bounds must be a pair (low, high), got {bounds!r}")
         low, high = bounds
-        start = {**mapping.constants(), **mapping.params()}.get(learn)
+        fields = {**mapping.constants(), **mapping.params()}
+        start = fields.get(learn)
         if start is None or isinstance(start, (str, bool)):
-            names = [
-                name
-                for name, value in {**mapping.constants(), **mapping.params()}.items()
-                if not isinstance(value, (str, bool))
-            ]
+            names = [name for name, value in fields.items() if not isinstance(value, (str, bool))]
             hint = f"; write learn={names[0]!r}" if names else "; it has no number that could be learned"
             raise ValueError(f"learn={learn!r}: {mapping!r} has no number of that name{hint}")
         start = torch.as_tensor(start, dtype=torch.get_default_dtype()).detach()

@@ -22,10 +22,8 @@ DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
 MARKERS = "osD^vPX*"
 SEQUENTIAL, DIVERGING = "cividis", "PuOr"
 WEIGHTS = ("#D6E6F4", "#4A90C4", "#08306B")  # the larger, the darker; all differ from the two grounds below
-ZERO, MASKED = (
-    "#F2F2F2",
-    "#E9D8B4",
-)  # the grounds of weights that are exactly 0, which is also hatched, and of those that a mask leaves out
+ZERO = "#F2F2F2"  # the ground of weights that are exactly 0, which is also hatched,
+MASKED = "#E9D8B4"  # and of those that a mask leaves out
 BESIDE = "#8A8A8A"  # of the curve of softmax beside that of a map; visible on light and dark grounds
 
 
@@ -84,17 +82,11 @@ def beside() -> dict[str, Any]:
 def outline(i: int, ax: Axes) -> dict[str, Any]:
     """The look of a filled outline, through which those behind it are seen."""
     return {
-        "facecolor": to_rgba(colour(i, ax), 0.3),
+        "facecolor": (colour(i, ax), 0.3),
         "edgecolor": colour(i, ax),
         "linestyle": DASHES[i % len(DASHES)],
         "linewidth": 1.5,
     }
-
-
-def to_rgba(colour: Any, alpha: float) -> Any:
-    from matplotlib.colors import to_rgba as rgba  # late, like pyplot
-
-    return rgba(colour, alpha)
 
 
 def rim(width: float) -> list[Any]:
