@@ -161,7 +161,7 @@ def test_compiles_ahead_of_time(name, target, monkeypatch, compiler):
 def test_rows_in_parts_compile_ahead_of_time(name, monkeypatch, compiler):
     calls = launches(monkeypatch, MAPS[name], 1_000_000, torch.float32)
     assert any(one.options.get("PARTS", 0) > 0 for one in calls)
-    compile_all(calls, "sm_90", 1_500_000)  # 16,384 lanes in the registers of one program
+    compile_all(calls, "sm_90")  # 16,384 lanes in the registers of one program
 
 
 @pytest.mark.whole
@@ -199,7 +199,7 @@ def test_ragged_rows_compile_ahead_of_time(monkeypatch, compiler):
     ragged.RAGGED.forward(am.Entmax(torch.full((3, 2), 1.4)), x, rows)
     assert all(one.options["RAGGED"] for one in calls)
     assert {one.options["WHOLE"] for one in calls} == {True, False}
-    compile_all(calls, "sm_90", 1_200_000)
+    compile_all(calls, "sm_90")
 
 
 @pytest.mark.whole
@@ -229,14 +229,7 @@ def oldest():
     return gpu_static.oldest(triton.__version__)
 
 
-def longer():
-    """How much longer the code of this Triton may be: that of 3.7 is up to a sixth above the bars, which 3.6 and 3.9 meet."""
-    import triton
-
-    return 1.2 if triton.__version__.startswith("3.7.") else 1.0
-
-
-def compile_all(calls, target, most=900_000, shared=64):
+def compile_all(calls, target, most=2_000_000, shared=64):
     assert len(calls) >= 2
     for one in calls:
         made = compiled(target, one)
@@ -244,8 +237,9 @@ def compile_all(calls, target, most=900_000, shared=64):
         assert len(binary) > 1000
         if oldest():
             continue
-        # a tile in the layout of another is computed many times over: such a kernel is ten times as long
-        assert len(made.asm.get("ptx", "")) < most * longer(), one.options
+        # a tile in the layout of another is computed many times over: such a kernel is ten times as long. The bar is wide, since the
+        # length has the names of files in it, and differs by a sixth between versions of Triton
+        assert len(made.asm.get("ptx", "")) < most, one.options
         assert made.metadata.shared <= shared * 1024
 
 
