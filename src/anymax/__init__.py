@@ -106,7 +106,7 @@ if TYPE_CHECKING:
     from . import plot as plot
     from . import sklearn as sklearn
     from ._attention.packed import attention_varlen
-    from .linear import linear_log_prob, linear_loss
+    from .linear import linear_log_prob, linear_log_prob_entropy, linear_loss, linear_topk_kl
 
 
 def _notebook_page(mapping: Mapping) -> str:
@@ -149,7 +149,9 @@ _LATE = ("distributed", "hf", "linear", "nn", "numpyro", "plot", "sklearn")
 _LATE_NAMES = {  # functions whose modules are slow to load, and those modules
     "attention_varlen": "_attention.packed",
     "linear_log_prob": "linear",
+    "linear_log_prob_entropy": "linear",
     "linear_loss": "linear",
+    "linear_topk_kl": "linear",
 }
 
 _MOVED = {  # names that have moved, and where they are now
@@ -171,7 +173,7 @@ __all__ = [
     "cosine", "cross_entropy", "entmax", "entmax15", "entmax15_loss", "entmax_loss", "entropy",
     "explain", "explain_attention", "facts", "fenchel_young", "gumbel_max",
     "gumbel_softmax", "jacobian", "linear_attention", "linear_log_prob",
-    "linear_loss", "log_apply", "log_prob", "log_prob_entropy", "log_softmax",
+    "linear_log_prob_entropy", "linear_loss", "linear_topk_kl", "log_apply", "log_prob", "log_prob_entropy", "log_softmax",
     "logit_gap", "logsumexp", "margin_loss", "margins", "mask", "minp", "mix",
     "multilabel_softmax_loss", "nll", "normalize", "normmax", "normmax_loss", "perturb_max",
     "perturb_max_loss", "prior", "sample", "segment_apply",

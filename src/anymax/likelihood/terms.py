@@ -30,7 +30,7 @@ from ..inspection import entropy as entropy_of
 from ..mappings import Softmax
 from ..transforms import temperature as tempered
 from ..transforms.applying import transformed
-from .softmax_plain import Terms
+from .softmax_plain import Terms, at_classes
 
 _SOFTMAX = Softmax()
 
@@ -78,7 +78,7 @@ def terms_of(
             out = _by_loss(mapping, rows, xp.where(none, -xp.ones_like(at), at)[..., 0])
         out = bridge(rows).terms(rows, at, scale=scale, entropy=entropy, rest=rest) if out is None else out
     else:
-        out = _of_map(mapping, rows, at, entropy, xp)
+        out = _of_map(mapping, rows, at, entropy, rest, xp)
     log_p = xp.where(none, xp.zeros_like(out.log_p), out.log_p)
     if not known(stray) or bool(xp.any(stray)):
         log_p = _array.poison(log_p, stray, xp)
@@ -100,10 +100,10 @@ def _by_loss(mapping: Mapping, rows: Array, index: Array) -> Terms | None:
     return Terms(-value[..., None], None, None)
 
 
-def _of_map(mapping: Mapping, rows: Array, at: Array, entropy: bool, xp: Namespace) -> Terms:
+def _of_map(mapping: Mapping, rows: Array, at: Array, entropy: bool, rest: bool, xp: Namespace) -> Terms:
     """For other maps: from log p if the map has a formula for it, else from p."""
     s, n = upcast(rows, xp), rows.shape[-1]
-    inside = at < n
+    inside, given = at < n, at
     at = xp.where(inside, at, (n - 1) * xp.ones_like(at))
     with quiet(s):
         log_p = bridge(s).log(mapping, s)
@@ -111,7 +111,7 @@ def _of_map(mapping: Mapping, rows: Array, at: Array, entropy: bool, xp: Namespa
         found = _array.log(take(p, at, xp), xp) if log_p is None else take(log_p, at, xp)
         lost = inside & (found == -math.inf)
         pulled = _array.differentiates(s) and not (known(lost) and not bool(xp.any(lost)))
-        p = xp.exp(log_p) if p is None and (entropy or pulled) else p
+        p = xp.exp(log_p) if p is None and (entropy or rest or pulled) else p
         if not mapping.sums_to_one:
             p = xp.exp(log_p) if p is None else p
             found, p = found - xp.log(_sums(p, xp)), p / _sums(p, xp)
@@ -120,7 +120,10 @@ def _of_map(mapping: Mapping, rows: Array, at: Array, entropy: bool, xp: Namespa
             pull = take(y, at, xp) - dot(stop_gradient(p), y, xp)
             found = xp.where(lost, found + (pull - stop_gradient(pull)), found)
         h = entropy_of(p)[..., None] if entropy else None
-    return Terms(found, h, None)
+        others = None
+        if rest:
+            others = _array.log(total(xp.where(at_classes(given, p, xp), xp.zeros_like(p), p), xp), xp)
+    return Terms(found, h, others)
 
 
 def kl_rows(mapping_p: Mapping, x: Array, mapping_q: Mapping, y: Array, xp: Namespace) -> Array:

@@ -7,35 +7,27 @@ map's loss, `e_y - p` for the class y. The derivative of an entropy is exact whe
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 from .. import _array
 from .._array import (
     Array,
     Namespace,
-    as_dtype,
     counts,
-    is_floating,
     is_integer,
-    known,
-    known_any,
     namespace,
     pick_axis,
-    quiet,
-    stop_gradient,
-    to_last,
-    total,
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import check_keywords, documented_like
-from .._core.rows import hide
 from .._core.shards import rows_over_devices, sharded
 from .._core.typing import ArrayT, Axes, Numbers
 from ..losses.targets import refuse_strays
 from ..mappings import Softmax
 from .support import on_support
-from .terms import divergences, kl_rows, read, read_scaled, terms_of
+from .teacher import Direction, Tail, Teacher
+from .terms import kl_rows, read, read_scaled, terms_of
 
 _SOFTMAX = Softmax()
 _HINTS = {
@@ -231,7 +223,8 @@ def topk_kl(
     ids: Any,
     teacher_log_p: Any,
     *,
-    tail: Literal["ignore", "one class"] = "ignore",
+    tail: Tail = "ignore",
+    direction: Direction = "forward",
     temperature: Any = None,
     axis: int | None = None,
     dim: int | None = None,
@@ -239,7 +232,8 @@ def topk_kl(
 ) -> ArrayT:
     """The divergence of a student's softmax from a teacher whose k largest log-probabilities are known, `sum t (log t - log p)`.
 
-    Use it for distillation from the top k classes of a teacher. It takes one pass over the scores and one for their gradient, without an
+    Use it for distillation from the top k classes of a teacher; for the output layer of a language model use `linear_topk_kl`, which never
+    holds all scores. It takes one pass over the scores and one for their gradient, without an
     array of log-probabilities.
 
     Parameters
@@ -255,6 +249,9 @@ def topk_kl(
         The treatment of the teacher's other classes: "ignore" leaves them out, and the divergence can then be below 0; "one
         class" merges them into one class, on both sides. A tail that rounding of the log-probabilities can explain (in bf16
         up to .4 % times the entropy of the given ones) counts as empty.
+    direction
+        "forward" is `sum t (log t - log p)`, which covers the teacher's classes; "reverse" is `sum p (log p - log t)`, which
+        draws the student to the teacher's most likely ones. In reverse the teacher's tail is at least its rounding error.
     temperature
         Divides the student's scores: a number above 0, or an array with one value per row. The teacher's log-probabilities
         must be those at this temperature; the result is not multiplied by its square.
@@ -276,44 +273,12 @@ def topk_kl(
     >>> anymax.topk_kl([[2.0, 0.5, 0.0, 0.0]], [[0, 1]], teacher, tail="one class").round(4)
     array([0.0302])
     """
-    if tail not in ("ignore", "one class"):
-        raise ValueError(f"topk_kl: tail must be 'ignore' or 'one class', got {tail!r}")
-    axis = pick_axis(axis, dim)
-    rows, _, scale = read_scaled("topk_kl", _SOFTMAX, x, axis, mask, None, temperature)
-    xp = namespace(rows)
-    ids, t = (_array.beside(a, rows, name, xp) for a, name in ((ids, "ids"), (teacher_log_p, "teacher_log_p")))
-    if not is_integer(ids) or not is_floating(t):
-        raise TypeError(
-            f"topk_kl: ids must be integers, the teacher's classes, and teacher_log_p floating-point numbers, got {ids.dtype} and {t.dtype}"
-        )
-    axis = _array.check_axis(axis, rows.ndim)
-    if tuple(ids.shape) != tuple(t.shape) or ids.ndim != rows.ndim or not ids.shape[axis]:
-        raise ValueError(
-            f"topk_kl: ids and teacher_log_p must have one shape, that of the scores with k in the place of the classes; got "
-            f"{tuple(ids.shape)} and {tuple(t.shape)}"
-        )
-    ids, t = counts(to_last(ids, axis, xp), xp), to_last(t, axis, xp)
-    if tuple(ids.shape[:-1]) != tuple(rows.shape[:-1]):
-        raise ValueError(
-            f"topk_kl: ids of shape {tuple(ids.shape)} (k last) does not belong to scores of shape {tuple(rows.shape)} (classes last)"
-        )
-    refuse_strays("topk_kl: ids", ids, rows.shape[-1], None, xp)
-    _refuse_twice(ids, xp)
-    log_p, _, log_rest = terms_of(_SOFTMAX, rows, ids, xp, scale=scale, rest=tail == "one class")
-    with quiet(rows):
-        given, t = t.dtype, as_dtype(t, log_p.dtype, xp)
-        t = hide(t, ids >= 0)
-        sums, noise = total(xp.exp(t), xp), _noise_of_sum(t, given, xp)
-        if known_any((t > 1e-3) | (sums > 1.01 + noise), xp):
-            raise ValueError(
-                "teacher_log_p: expected log-probabilities, at most 0, whose exponentials sum to at most 1 in each row; the largest sum is "
-                f"{float(xp.max(stop_gradient(sums))):g}"
-            )
-        value = total(divergences(t, log_p, xp), xp)
-        if log_rest is not None:  # if the teacher gives all classes, `left` is 0
-            left = xp.where(sums < 1.0 - noise, 1.0 - sums, xp.zeros_like(sums))
-            value = value + divergences(_array.log(left, xp), log_rest, xp)
-    return value[..., 0]
+    who, axis = "topk_kl", pick_axis(axis, dim)
+    rows, _, scale = read_scaled(who, _SOFTMAX, x, axis, mask, None, temperature)
+    xp, lead, n = namespace(rows), tuple(rows.shape[:-1]), rows.shape[-1]
+    teacher = Teacher.read(who, rows, lead, n, axis, ids, teacher_log_p, tail, direction, xp)
+    log_p, _, log_rest = terms_of(_SOFTMAX, rows, teacher.ids, xp, scale=scale, rest=teacher.needs_rest)
+    return teacher.divergence(log_p, log_rest, xp)
 
 
 # -- reading arguments ---------------------------------------------------------------------------------------------------------
@@ -336,23 +301,3 @@ def _classes(who: str, y: Any, rows: Array, xp: Namespace) -> tuple[Array, tuple
         return y[..., None], shape
     y = xp.reshape(y, (math.prod(shape[:first]), *lead))
     return xp.permute_dims(y, (*range(1, y.ndim), 0)), shape
-
-
-def _noise_of_sum(log_p: Array, given: Any, xp: Namespace) -> Array:
-    """The rounding error that the sum of p can have if log p [..., m] was given in the dtype `given`: p changes by p |log p| times the
-    relative error of log p, which is half an eps."""
-    log_p = stop_gradient(log_p)
-    eps = float(xp.finfo(log_p.dtype).eps)
-    given_eps = max(eps, float(xp.finfo(given).eps))
-    return (
-        0.5 * given_eps * -total(xp.where(log_p > -math.inf, xp.exp(log_p) * log_p, xp.zeros_like(log_p)), xp)
-        + 16.0 * eps
-    )
-
-
-def _refuse_twice(ids: Array, xp: Namespace) -> None:
-    if not known(ids) or ids.shape[-1] < 2 or not math.prod(ids.shape):
-        return
-    ordered = xp.sort(ids, axis=-1)
-    if known_any((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0), xp):
-        raise ValueError("ids: a row names a class twice; give each class once, and -1 where a row has fewer")

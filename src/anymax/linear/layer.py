@@ -94,6 +94,20 @@ class Layer:
             self, x=arrays["x"], keep=arrays.get("keep", self.keep), mapping=self.mapping.replace(**params)
         )
 
+    def with_operands(self, x: Array, weight: Array, bias: Array | None) -> Layer:
+        """The layer with other features, weight and bias."""
+        return dataclasses.replace(self, x=x, weight=weight, bias=bias)
+
+    def scaled_rows(self, factor: Array, xp: Namespace) -> Layer:
+        """The layer with the scores of each row times a factor, [rows, 1]; a bias becomes one more feature."""
+        if self.bias is None:
+            return self.with_operands(self.x * factor, self.weight, None)
+        masked = self.bias == -math.inf
+        keep = ~masked[None, :] if self.keep is None else self.keep & ~masked
+        bias = xp.where(masked, xp.zeros_like(self.bias), self.bias)
+        x, weight = xp.concat([self.x * factor, factor], axis=1), xp.concat([self.weight, bias[:, None]], axis=1)
+        return dataclasses.replace(self.with_operands(x, weight, None), keep=keep)
+
     def part(self, where: Any) -> Layer:
         """Some of the rows: a slice, or their indices."""
         return self.with_rows({k: v[where, ...] for k, v in self.by_row().items()})

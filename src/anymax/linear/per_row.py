@@ -18,7 +18,7 @@ from ..transforms.base import Transform, put_through
 
 @dataclasses.dataclass(frozen=True)
 class PerRow(ABC):
-    """Computes one number for each row, or a tuple of such numbers; hashable, so that a program is compiled once."""
+    """Computes one number for each row, several in columns, or a tuple of these; hashable, so that a program is compiled once."""
 
     who: str = ""
     transforms: tuple[Callable[[Any], Any], ...] = ()  # of the scores
@@ -34,6 +34,10 @@ class PerRow(ABC):
     @abstractmethod
     def of_candidates(self, mapping: Mapping, s: Array, at: Any) -> Any:
         """Compute them from scores in fp32 or fp64 that contain the support of each row and, at the place `at`, its target's."""
+
+    def empty_rows(self, target: Array) -> Array:
+        """The rows [rows] that have no class, and the result 0."""
+        return target < 0
 
     def transformed(self, s: Array) -> Array:
         """The scores after the transforms."""
@@ -71,11 +75,21 @@ class RowLoss(PerRow):
         return _loss(mapping, s, at, None, 0.0)
 
 
-class RowLogProb(PerRow):
-    """Computes log p of each row's target."""
+@dataclasses.dataclass(frozen=True)
+class RowTerms(PerRow):
+    """Computes log p of the classes `target` [rows, m], and on request the entropy and log p of all other classes: a column for each."""
+
+    entropy: bool = False
+    rest: bool = False
+
+    def empty_rows(self, target: Array) -> Array:
+        none = namespace(target).all(target < 0, axis=-1)
+        return none & False if self.entropy or self.rest else none
 
     def of_candidates(self, mapping: Mapping, s: Array, at: Any) -> Array:
-        return terms_of(mapping, s, at[:, None], namespace(s)).log_p[:, 0]
+        xp = namespace(s)
+        terms = terms_of(mapping, s, at, xp, entropy=self.entropy, rest=self.rest)
+        return xp.concat([part for part in terms if part is not None], axis=-1)
 
 
 class Thresholds(PerRow):

@@ -17,7 +17,7 @@ import torch
 
 from .. import kernels
 from .._array import wide_dtype
-from ..kernels import triton
+from ..kernels import decode, triton
 from ..mappings import Softmax
 from .layer import Layer
 
@@ -33,6 +33,7 @@ _AT_ONCE = {"cpu": 1 << 15}  # products of features computed at a time
 _MANY = 1 << 24
 _FEW = 64  # scores that are skipped together if their maximum is below the bound
 _SMALL = 1 << 18  # scores that need no blocks
+LOWEST = -1e4  # in place of log 0, so that 0 log 0 is 0
 _SHARE = 48  # a block has at most 1 / _SHARE of the scores
 
 
@@ -70,7 +71,10 @@ class BlockSize(NamedTuple):
 
 
 class ScoreBlocks:
-    """The scores of some rows, block by block, in a buffer that all blocks share."""
+    """The scores of some rows, block by block, in a buffer that all blocks share.
+
+    target: a class of each row, [rows], or several, [rows, m]; -1 means none.
+    """
 
     def __init__(
         self, layer: Layer, blocks: BlockSize, target: Tensor | None = None, buffer: Tensor | None = None
@@ -78,7 +82,8 @@ class ScoreBlocks:
         self.layer, self.buffer = layer, blocks.buffer(layer) if buffer is None else buffer
         self.order = self.sorted = torch.empty(0)
         if target is not None:
-            self.sorted, self.order = target.sort()
+            self.several = target.shape[1] if target.ndim > 1 else 1
+            self.sorted, self.order = target.reshape(-1).sort()
             self.ends = dict(
                 zip(
                     (edges := [0, *(b for _, b in blocks.parts(layer))]),
@@ -97,10 +102,11 @@ class ScoreBlocks:
             s.masked_fill_(~layer.keep[:, a:b], -math.inf)
         return s
 
-    def targets(self, a: int, b: int) -> tuple[Tensor, Tensor]:
-        """The rows whose target is among the classes a to b, and its place among them."""
+    def targets(self, a: int, b: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The rows that have a target among the classes a to b, which of their targets it is, and its place among these classes."""
         i, j = self.ends[a], self.ends[b]
-        return self.order[i:j], self.sorted[i:j] - a
+        order = self.order[i:j]
+        return order // self.several, order % self.several, self.sorted[i:j] - a
 
 
 class Candidates(NamedTuple):
@@ -253,7 +259,7 @@ def _collect(layer: Layer, target: Tensor | None, rule: Rule) -> Candidates:
     for count, (a, b) in enumerate(blocks.parts(layer)):
         s = scores.block(a, b)
         if target is not None:
-            row, place = scores.targets(a, b)
+            row, _, place = scores.targets(a, b)
             of_target[row] = s[row, place].to(wide)
             if use is not OfTarget.USED:
                 s[row, place] = -math.inf
@@ -279,6 +285,17 @@ def _collect(layer: Layer, target: Tensor | None, rule: Rule) -> Candidates:
     if rest is not None:
         held.cut(held.checked(torch.maximum(low, bound(torch.cat([of_target[:, None], rest], 1), layer))))
     return held.result(None if target is None else held.place(target, of_target, use is OfTarget.LOWERED), rest)
+
+
+def logsumexp_entropy(s: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
+    """logsumexp of each row and the entropy of its softmax, [rows, 1]; 0 for a row without classes."""
+    if decode.refuse(_SOFTMAX, s) is None:
+        made = decode.run(_SOFTMAX, s, entropy=True, tau=True)
+        return made.tau[:, None].to(wide), made.entropy[:, None].to(wide)
+    s = s.to(wide)
+    level = s.logsumexp(1, keepdim=True)
+    below = (s - torch.where(level == -math.inf, 0.0, level)).clamp_(min=LOWEST)
+    return level, -(below.exp() * below).sum(1, keepdim=True)
 
 
 def logsumexp(s: Tensor, wide: torch.dtype) -> Tensor:

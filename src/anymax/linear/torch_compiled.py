@@ -16,13 +16,13 @@ from ..autodiff.torch_operations import mapping_from, spec_of
 from . import torch_values
 from .job import Job
 from .layer import Layer
-from .per_row import RowLogProb, RowLoss
+from .per_row import PerRow, RowLoss, RowTerms
 from .torch_groups import by_rows
 
 Tensor = torch.Tensor
 
 _OPERANDS = "Tensor x, Tensor weight, Tensor? bias, Tensor? keep, Tensor index, Tensor? class_weight"
-_ARGUMENTS = f"{_OPERANDS}, str spec, float smoothing, bool log_prob, int chunk"
+_ARGUMENTS = f"{_OPERANDS}, str spec, float smoothing, str terms, int chunk"
 _LIBRARY = library(__name__)
 _LIBRARY.define(f"layer({_ARGUMENTS}) -> Tensor")
 _LIBRARY.define(f"layer_vjp(Tensor g, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor)")
@@ -35,8 +35,8 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        *tensors, spec, smoothing, log_prob, chunk = inputs
-        ctx.call = spec, smoothing, log_prob, chunk
+        *tensors, spec, smoothing, terms, chunk = inputs
+        ctx.call = spec, smoothing, terms, chunk
         ctx.save_for_backward(*tensors)
 
     @staticmethod
@@ -47,13 +47,13 @@ class _Layer(torch.autograd.Function):
 
 
 def values(job: Job) -> Tensor | None:
-    """One number for each row; None for a user's map, or one with tensors, which need plain operations."""
+    """The result for each row; None for a user's map, or one with tensors, which need plain operations."""
     layer, per_row, chunk = job.layer, job.per_row, -1 if job.chunk is None else job.chunk
     spec = None if layer.mapping.params() else spec_of(layer.mapping)
     if spec is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
         return None
     tensors = layer.x, layer.weight, layer.bias, layer.keep, job.target, job.class_weight
-    call = *tensors, spec, per_row.smoothing, isinstance(per_row, RowLogProb), chunk
+    call = *tensors, spec, per_row.smoothing, _name_of(per_row), chunk
     if layer.recorded():
         return _Layer.apply(*call)
     return torch.ops.anymax.layer(*call)  # torch.compile can't trace an autograd function without a gradient
@@ -61,12 +61,15 @@ def values(job: Job) -> Tensor | None:
 
 def _values(
     x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, index: Tensor, class_weight: Tensor | None, spec: str,
-    smoothing: float, log_prob: bool, chunk: int,
+    smoothing: float, terms: str, chunk: int,
 ) -> Tensor:  # fmt: skip
     layer = Layer(x, weight, bias, keep, mapping_from(spec, []), (x.shape[0],), x.dtype)
-    per_row = (RowLogProb if log_prob else RowLoss)("a compiled output layer", smoothing=smoothing)
+    who = "a compiled output layer"
+    per_row = (
+        RowTerms(who, entropy="entropy" in terms, rest="rest" in terms) if terms else RowLoss(who, smoothing=smoothing)
+    )
     job = Job(layer, per_row, index, class_weight, None if chunk < 0 else chunk)
-    found = torch_values.values(job, index < 0)
+    found = torch_values.values(job, per_row.empty_rows(index))
     return by_rows(job) if found is None else found
 
 
@@ -83,8 +86,19 @@ def _vjp(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any
     return grads[0].contiguous(), grads[1].contiguous(), grads[2].contiguous() if bias is not None else x.new_empty(0)
 
 
-def _forward_fake(x: Tensor, *others: Any) -> Tensor:
-    return x.new_empty(x.shape[0], dtype=wide_dtype(x, torch))
+def _name_of(per_row: PerRow) -> str:
+    """The terms that a row has, such as "log_p, entropy"; nothing for a loss."""
+    if not isinstance(per_row, RowTerms):
+        return ""
+    return ", ".join(["log_p", *(["entropy"] if per_row.entropy else []), *(["rest"] if per_row.rest else [])])
+
+
+def _forward_fake(
+    x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, index: Tensor, class_weight: Tensor | None, spec: str,
+    smoothing: float, terms: str, chunk: int,
+) -> Tensor:  # fmt: skip
+    shape = (x.shape[0], index.shape[1] + terms.count(",")) if terms else (x.shape[0],)
+    return x.new_empty(shape, dtype=wide_dtype(x, torch))
 
 
 def _vjp_fake(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""PyTorch: softmax's output layer: the target's score, and logsumexp of all others, a block of classes at a time.
+"""PyTorch: softmax's output layer: the targets' scores, and logsumexp and entropy of all others, a block of classes at a time.
 
 The gradient computes each block of scores again. The gradient of the gradient holds all scores: it uses plain operations.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,11 +15,20 @@ from .._array import plain_backward, wide_dtype
 from ..autodiff.saving import save, saved
 from ..autodiff.torch import plain_grads
 from ..kernels import triton
+from ..likelihood.softmax_plain import at_classes
 from ..mappings import Softmax
 from .job import Job
 from .layer import Layer
 from .torch_candidate_scores import candidates_of, few_back, weighted_scores
-from .torch_candidates import BlockSize, Candidates, OfTarget, ScoreBlocks, logsumexp
+from .torch_candidates import (
+    LOWEST,
+    BlockSize,
+    Candidates,
+    OfTarget,
+    ScoreBlocks,
+    logsumexp,
+    logsumexp_entropy,
+)
 
 Tensor = torch.Tensor
 
@@ -28,42 +37,50 @@ _ROWS = {"cpu": 128}  # half-precision rows converted to fp32 at a time; a GPU c
 _MANY = 1 << 25
 
 
-def of_softmax(job: Job, u: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The target's score and logsumexp of all others, [rows, 2], and <scores, u>; classes below `least` may have no gradient."""
+def of_softmax(job: Job, u: Tensor | None, entropy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """The targets' scores and logsumexp of all others, [rows, m + 1]; <scores, u>; and on request the entropy of the others, [rows, 1].
+
+    For a loss with `least`, classes below that probability may have no gradient.
+    """
     layer, target, least = job.layer, job.target, job.per_row.least
+    assert target is not None
     if least and layer.recorded():
         wide = wide_dtype(layer.x, torch)
         bound = lambda s, layer: logsumexp(s, wide) + (math.log(least) - 1e-4)  # noqa: E731
         held = candidates_of(job, bound, OfTarget.APART)
         if not bool(held.full.any()):
-            return _Likely.apply(layer.x, layer.weight, layer.bias, layer, target, held, u)
-    return _Others.apply(layer.x, layer.weight, layer.bias, layer, target, BlockSize.of(layer, job.chunk), u)
+            two, even = _Likely.apply(layer.x, layer.weight, layer.bias, layer, target, held, u)
+            return two, even, even
+    target = target if target.ndim == 2 else target[:, None]
+    blocks = BlockSize.of(layer, job.chunk)
+    return _Others.apply(layer.x, layer.weight, layer.bias, layer, target, blocks, u, entropy)
 
 
 class _Others(torch.autograd.Function):
-    """The target's score of each row and logsumexp of all others, [rows, 2]; and <scores, u> for a vector u over all classes."""
+    """The scores of the targets of each row and logsumexp of all others, [rows, m + 1]; <scores, u> for a vector u over all classes; the
+    entropy of the softmax of the others."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer, target: Tensor, blocks: BlockSize,
-        u: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        u: Tensor | None, entropy: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         layer = dataclasses.replace(layer, x=x, weight=weight, bias=bias)
         ctx.blocks = blocks
         ctx.set_materialize_grads(False)
-        value = two_of(layer, target, blocks)
+        value, h = others_of(layer, target, blocks, entropy)
         even, _ = weighted_scores(value, x, weight, bias, u)
-        save(ctx, x, weight, bias, layer.keep, target, value, u)
-        return value, even
+        save(ctx, x, weight, bias, layer.keep, target, value, u, h)
+        return value, even, h
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        (x, weight, bias, keep, target, value, u), none = saved(ctx), (None,) * 4
+        (x, weight, bias, keep, target, value, u, h), none = saved(ctx), (None,) * 5
         if plain_backward(*grads):
-            return *_plain_gradient(x, weight, bias, keep, target, u, grads), *none
-        layer, (g, g_even), wants = _layer(x, weight, bias, keep), grads, ctx.needs_input_grad[:3]
+            return *_plain_gradient(x, weight, bias, keep, target, u, h.shape[1] > 0, grads), *none
+        layer, (g, g_even, g_h), wants = _layer(x, weight, bias, keep), grads, ctx.needs_input_grad[:3]
         g = torch.zeros_like(value) if g is None else g
-        return *_others_back(layer, target, value, g, u, g_even, ctx.blocks, wants), *none
+        return *_others_back(layer, target, _Slopes(value, g, h, g_h, u, g_even), ctx.blocks, wants), *none
 
 
 class _Likely(torch.autograd.Function):
@@ -85,62 +102,119 @@ class _Likely(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         (x, weight, bias, keep, target, two, value, index, at, u, mean), none = saved(ctx), (None,) * 4
         if plain_backward(*grads):
-            return *_plain_gradient(x, weight, bias, keep, target, u, grads), *none
+            return *_plain_gradient(x, weight, bias, keep, target[:, None], u, False, (*grads, None)), *none
         g, g_even = grads
         if g is not None:
             g = ((value - _level(two)).exp_() * g[:, 1:]).scatter_(1, at[:, None], g[:, :1])
         return *few_back(ctx.needs_input_grad, g, g_even, index, x, weight, bias, u, mean), *none
 
 
-def two_of(layer: Layer, target: Tensor, blocks: BlockSize) -> Tensor:
-    """The target's score and logsumexp of all others of each row, fp32 or fp64."""
-    if layer.rows and (gpu := triton.output_layer(layer.x, layer.weight, layer.bias)) is not None:
-        return gpu.two_of(layer, target)
-    wide = wide_dtype(layer.x, torch)
-    value = torch.full((layer.rows, 2), -math.inf, dtype=wide, device=layer.x.device)
+def others_of(layer: Layer, target: Tensor, blocks: BlockSize, entropy: bool) -> tuple[Tensor, Tensor]:
+    """The scores of the targets [rows, m] and logsumexp of all others of each row, [rows, m + 1], fp32 or fp64; and the entropy of the
+    softmax of the others, [rows, 1], without columns if it is not requested."""
+    wide, (rows, m) = wide_dtype(layer.x, torch), target.shape
+    value = torch.full((rows, m + 1), -math.inf, dtype=wide, device=layer.x.device)
+    h = value.new_zeros((rows, int(entropy)))
+    if rows and m == 1 and not entropy and (gpu := triton.output_layer(layer.x, layer.weight, layer.bias)) is not None:
+        return gpu.two_of(layer, target[:, 0]), h
     for tile in blocks.tiles(layer):
         part, out = layer.part(tile), value[tile]
         scores = ScoreBlocks(part, blocks, target[tile])
-        sums = []
+        levels, entropies = [], []
         for a, b in blocks.parts(part):
             s = scores.block(a, b)
-            row, place = scores.targets(a, b)
-            out[row, 0] = s[row, place].to(wide)
+            row, column, place = scores.targets(a, b)
+            out[row, column] = s[row, place].to(wide)
             s[row, place] = -math.inf
-            sums.append(logsumexp(s, wide))
-        out[:, 1] = torch.cat(sums, 1).logsumexp(1)
-    return value
+            if entropy:
+                level, of_block = logsumexp_entropy(s, wide)
+                entropies.append(of_block)
+            else:
+                level = logsumexp(s, wide)
+            levels.append(level)
+        each = torch.cat(levels, 1)
+        out[:, -1] = each.logsumexp(1)
+        if entropy:  # that of the choice of a block, and of each block
+            below = (each - _level(out)).clamp_(min=LOWEST)
+            h[tile] = (below.exp() * (torch.cat(entropies, 1) - below)).sum(1, keepdim=True)
+    return value, h
 
 
-def _level(two: Tensor) -> Tensor:
+def _level(value: Tensor) -> Tensor:
     """logsumexp of the others, [rows, 1]; +inf for a row without others, so that exp is 0 everywhere."""
-    level = two[:, 1:]
+    level = value[:, -1:]
     return torch.where(level == -math.inf, math.inf, level)
 
 
-def _others_back(
-    layer: Layer, target: Tensor, value: Tensor, g: Tensor, u: Tensor | None, g_even: Tensor | None, blocks: BlockSize, wants: Any
-) -> list[Tensor | None]:  # fmt: skip
-    """The gradients of `_Others` by x, weight and bias, a block of scores at a time; u and g_even are those of <scores, u>."""
-    x, weight, bias, wide = layer.x, layer.weight, layer.bias, value.dtype
+class _Slopes(NamedTuple):
+    """What the gradient in the scores of some rows depends on."""
+
+    value: Tensor  # the results of `_Others`, and their gradients
+    g: Tensor
+    entropy: Tensor
+    g_entropy: Tensor | None
+    u: Tensor | None
+    g_even: Tensor | None
+
+    def part(self, rows: slice) -> _Slopes:
+        """The same for some of the rows."""
+        value, g, h, g_h, u, g_even = self
+        return _Slopes(
+            value[rows],
+            g[rows],
+            h[rows],
+            None if g_h is None else g_h[rows],
+            u,
+            None if g_even is None else g_even[rows],
+        )
+
+    def block(self, scores: ScoreBlocks, a: int, b: int, step: int) -> Tensor:
+        """The gradient in the scores of the classes a to b, in the dtype of the product, `step` rows at a time."""
+        d = scores.block(a, b)
+        row, column, place = scores.targets(a, b)
+        d[row, place] = -math.inf
+        for i in range(0, d.shape[0], step):
+            some = slice(i, i + step)
+            self.part(some).change(d[some], a, b)
+        d[row, place] += self.g[row, column].to(d.dtype)
+        return d
+
+    def change(self, d: Tensor, a: int, b: int) -> None:
+        """Scores of the classes a to b, changed to their gradient: of logsumexp it is q, of the entropy -q (log q + entropy)."""
+        log_q = d.to(self.value.dtype).sub_(_level(self.value))
+        if self.g_entropy is None:
+            q = log_q.exp_().mul_(self.g[:, -1:])
+        else:
+            q = log_q.exp()
+            q.mul_(log_q.clamp_(min=LOWEST).mul_(-self.g_entropy).add_(self.g[:, -1:] - self.g_entropy * self.entropy))
+        if self.u is not None and self.g_even is not None:
+            q.addr_(self.g_even, self.u[a:b])
+        if q.data_ptr() != d.data_ptr():
+            d.copy_(q)
+
+
+def _others_back(layer: Layer, target: Tensor, of: _Slopes, blocks: BlockSize, wants: Any) -> list[Tensor | None]:
+    """The gradients of `_Others` by x, weight and bias, a block of scores at a time."""
+    x, weight, bias, wide = layer.x, layer.weight, layer.bias, of.value.dtype
     half = x.dtype is not wide
     dx = torch.zeros(x.shape, dtype=wide, device=x.device) if wants[0] else None
     dw = torch.empty_like(weight) if wants[1] else None
     db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
-    level = _level(value)
-    gpu = triton.output_layer(x, weight, bias) if layer.rows else None
+    gpu = triton.output_layer(x, weight, bias) if layer.rows and target.shape[1] == 1 and of.g_entropy is None else None
     step = _ROWS.get(x.device.type, _MANY) if half else _MANY
     tiles = list(blocks.tiles(layer))
     buffer = blocks.buffer(layer)
     scores = [ScoreBlocks(layer.part(tile), blocks, target[tile] if gpu is None else None, buffer) for tile in tiles]
+    parts = [of.part(tile) for tile in tiles]
     for a, b in blocks.parts(layer):
         sums = None
-        for tile, of in zip(tiles, scores):
-            even = None if g_even is None else g_even[tile]
+        for tile, block, part in zip(tiles, scores, parts):
             if gpu is not None:
-                d = gpu.slopes(of.layer, target[tile], level[tile, 0], g[tile], u, even, a, b, of.buffer)
+                d = gpu.slopes(
+                    block.layer, target[tile, 0], _level(part.value)[:, 0], part.g, part.u, part.g_even, a, b, buffer
+                )
             else:
-                d = _slopes(of, level[tile], g[tile], u, even, a, b, step)
+                d = part.block(block, a, b, step)
             if db is not None:
                 db[a:b] += d.sum(0, dtype=wide)
             if dx is not None and half:
@@ -160,36 +234,23 @@ def _others_back(
     return [None if dx is None else dx.to(x.dtype), dw, None if db is None or bias is None else db.to(bias.dtype)]
 
 
-def _slopes(
-    scores: ScoreBlocks, level: Tensor, g: Tensor, u: Tensor | None, g_even: Tensor | None, a: int, b: int, step: int
-) -> Tensor:
-    """The gradient in the scores of the classes a to b, in the dtype of the product, `step` rows at a time."""
-    d = scores.block(a, b)
-    row, place = scores.targets(a, b)
-    d[row, place] = -math.inf
-    for i in range(0, d.shape[0], step):
-        some = slice(i, i + step)
-        p = d[some].to(level.dtype)
-        p.sub_(level[some]).exp_().mul_(g[some, 1:])
-        if u is not None and g_even is not None:
-            p.addr_(g_even[some], u[a:b])
-        if p.dtype is not d.dtype:
-            d[some] = p
-    d[row, place] += g[row, 0].to(d.dtype)
-    return d
-
-
 def _plain_gradient(
-    x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, target: Tensor, u: Tensor | None, grads: Any
-) -> list[Tensor | None]:
+    x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, target: Tensor, u: Tensor | None, entropy: bool, grads: Any
+) -> list[Tensor | None]:  # fmt: skip
     """The gradients of `of_softmax` by x, weight and bias in plain operations, which can be differentiated again."""
 
-    def plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    def plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         s = _layer(x, weight, bias, keep).scores().to(wide_dtype(x, torch))
-        own = s.gather(1, target[:, None])
-        others = torch.scatter(s, 1, target[:, None], -math.inf).logsumexp(1, keepdim=True)
+        there = target >= 0
+        own = torch.where(there, s.gather(1, target.clamp(min=0)), -math.inf)
+        s = s.masked_fill(at_classes(torch.where(there, target, s.shape[1]), s, torch), -math.inf)
+        level = s.logsumexp(1, keepdim=True)
         even = s.new_zeros(0) if u is None else (torch.where(u == 0, 0, s) * u).sum(1)
-        return torch.cat([own, others], 1), even
+        h = s.new_zeros((s.shape[0], 0))
+        if entropy:
+            below = (s - torch.where(level == -math.inf, math.inf, level)).clamp(min=LOWEST)
+            h = -(below.exp() * below).sum(1, keepdim=True)
+        return torch.cat([own, level], 1), even, h
 
     return plain_grads(plain, (x, weight, bias), grads)
 

@@ -14,11 +14,12 @@ from .._array import known, wide_dtype
 from .._core.mapping import Mapping
 from .._core.separable import Separable
 from ..autodiff.torch import BRIDGE
+from ..likelihood.terms import terms_of
 from ..losses.targets import weighted
 from ..mappings import Softmax
 from .job import Job
 from .layer import Layer
-from .per_row import PerRow
+from .per_row import PerRow, RowTerms
 from .torch_candidate_scores import candidates_of, scores_of
 from .torch_candidates import Bound, Candidates, OfTarget
 from .torch_groups import by_rows, runs_eagerly
@@ -30,14 +31,14 @@ _SOFTMAX = Softmax()
 
 
 def values(job: Job, out: Tensor) -> Tensor | None:
-    """One number for each row, 0 for rows in `out`; None if these ways do not apply, as when all scores of a row are needed at once."""
-    layer = job.layer
+    """The result for each row, 0 for rows in `out`; None if these ways do not apply, as when all scores of a row are needed at once."""
+    layer, terms = job.layer, isinstance(job.per_row, RowTerms)
     if not runs_eagerly(layer, job.class_weight):
         return None
-    of: Any = _of_softmax
+    of: Any = _terms_of_softmax if terms else _of_softmax
     if not layer.mapping.is_softmax:
         bound = _bound(layer.mapping)
-        if bound is None:
+        if bound is None or (terms and job.target is not None and job.target.shape[1] > 1):
             return None
         of = functools.partial(_of_candidates, bound)
     if job.per_row.smoothing and layer.keep is not None and layer.keep.shape[0] != 1:
@@ -48,7 +49,7 @@ def values(job: Job, out: Tensor) -> Tensor | None:
     if not rows.shape[0]:
         return None
     value = of(job.part(rows))
-    return torch.zeros(layer.rows, dtype=value.dtype, device=value.device).index_copy(0, rows, value)
+    return value.new_zeros((layer.rows, *value.shape[1:])).index_copy(0, rows, value)
 
 
 def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
@@ -82,7 +83,7 @@ def _of_softmax(job: Job) -> Tensor:
     per_row, class_weight = job.per_row, job.class_weight
     u = _spread(job)
     u = u if u is None or class_weight is None else u * class_weight
-    two, even = of_softmax(job, u)
+    two, even, _ = of_softmax(job, u)
     if per_row.margin is not None:
         two = torch.cat([_moved(two[:, :1], per_row), two[:, 1:]], 1)
     value = per_row.of_candidates(_SOFTMAX, two, torch.zeros_like(job.target))
@@ -91,6 +92,19 @@ def _of_softmax(job: Job) -> Tensor:
     level = two[:, 0] + value  # logsumexp of the row
     share = 1.0 - per_row.smoothing if class_weight is None else (1.0 - per_row.smoothing) * class_weight[job.target]
     return share * value + per_row.smoothing * (u.sum() * level - even)
+
+
+def _terms_of_softmax(job: Job) -> Tensor:
+    per_row, target = job.per_row, job.target
+    assert isinstance(per_row, RowTerms)
+    assert target is not None
+    value, _, of_others = of_softmax(job, None, per_row.entropy)
+    at = torch.where(target < 0, target, torch.arange(target.shape[1], device=target.device))
+    log_p, h, rest = terms_of(_SOFTMAX, value, at, xp, entropy=per_row.entropy, rest=per_row.entropy or per_row.rest)
+    columns = [log_p]
+    if h is not None:  # the entropy of the choice between the targets and the others, and of that among the others
+        columns.append(h + torch.exp(rest) * of_others)
+    return torch.cat([*columns, rest] if per_row.rest else columns, 1)
 
 
 # -- sparse maps ---------------------------------------------------------------------------------------------------------------------
@@ -142,7 +156,11 @@ def _kth(s: Tensor, layer: Layer) -> Tensor:
 
 
 def _of_candidates(bound: Bound, job: Job) -> Tensor:
-    held = candidates_of(job, bound, OfTarget.USED if job.per_row.margin is None else OfTarget.LOWERED)
+    per_class = job
+    if isinstance(job.per_row, RowTerms):
+        assert job.target is not None
+        per_class = dataclasses.replace(job, target=job.target[:, 0].clamp(min=0))
+    held = candidates_of(per_class, bound, OfTarget.USED if job.per_row.margin is None else OfTarget.LOWERED)
     if not bool(held.full.any()):
         return _of_scores(job, held)
     full, rest = (part.nonzero(as_tuple=True)[0] for part in (held.full, ~held.full))
@@ -150,7 +168,7 @@ def _of_candidates(bound: Bound, job: Job) -> Tensor:
     if not rest.shape[0]:
         return dense
     sparse = _of_scores(job.part(rest), held.part(rest))
-    value = torch.zeros(job.layer.rows, dtype=sparse.dtype, device=sparse.device)
+    value = sparse.new_zeros((job.layer.rows, *sparse.shape[1:]))
     return value.index_copy(0, full, dense).index_copy(0, rest, sparse)
 
 
@@ -159,6 +177,9 @@ def _of_scores(job: Job, held: Candidates) -> Tensor:
     per_row, u = job.per_row, _spread(job)
     s, even = scores_of(job.layer, held, u)
     at = held.at[:, None]
+    if isinstance(per_row, RowTerms):
+        assert job.target is not None
+        return per_row.of_candidates(job.layer.mapping, s, torch.where(job.target < 0, -1, at))
     own = s.gather(1, at)
     if per_row.margin is not None:
         s = s.scatter(1, at, _moved(own, per_row))

@@ -7,36 +7,29 @@ backward pass computes each block of scores again. `layer` reads the operands, a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 from .. import _array
-from .._array import Array, Namespace, is_array, is_integer, namespace, quiet, upcast
+from .._array import Array, namespace, quiet, upcast
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
 from ..autodiff import bridge
-from ..likelihood.support import places_of, read_support
-from ..likelihood.terms import terms_of
 from ..losses.margins import as_margin
 from ..losses.options import LossOptions, class_weights
-from ..losses.targets import counted_weight, holds_indices, refuse_strays
+from ..losses.targets import counted_weight, holds_indices
 from ..mappings import Softmax
 from ..thresholds import Threshold
-from ..transforms.applying import transforms_along
-from ..transforms.base import Transform
+from .arguments import HINTS, class_indices, row_transforms
 from .job import Job
 from .layer import Layer, check_chunk
-from .per_row import PerRow, RowLogProb, RowLoss, Thresholds
+from .per_row import PerRow, RowLoss, Thresholds
 
 _SOFTMAX = Softmax()
-_HINTS = {
-    "axis": "leave it out: the features of x are its last axis",
-    "options": "say chunk=",
-    "input": "say x=",
-    "softcap": "give it as transform=, a function of the scores",
+_HINTS = HINTS | {
+    "softcap": "give it as transform=, as in transform=anymax.transforms.softcap(30.0)",
     "temperature": "divide x by it",
 }
 
@@ -119,7 +112,7 @@ def linear_loss(
     least = _array.check_scalar(f"{who}: least", least, lambda v: 0 <= v < 1, "a probability, from 0 to below 1")
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
-    per_row = RowLoss(who, _transforms(who, transform), float(options.label_smoothing), least=float(least))
+    per_row = RowLoss(who, row_transforms(who, transform), float(options.label_smoothing), least=float(least))
     return _loss(layer, target, options, per_row, check_chunk(who, chunk))
 
 
@@ -137,70 +130,6 @@ def margin_linear_loss(
     layer = Layer.of("margin_loss", scale * x, centres, mapping, None, None)
     per_row = RowLoss("margin_loss", margin=as_margin(margin), scale=scale)
     return _loss(layer, target, options, per_row, None)
-
-
-@check_keywords(_HINTS, bias="linear_bias")
-@documented_like(linear_loss)
-def linear_log_prob(
-    x: ArrayT | Numbers,
-    linear_weight: Any,
-    target: Any,
-    mapping: Mapping | str = _SOFTMAX,
-    *,
-    linear_bias: Any = None,
-    support: Any = None,
-    mask: Mask = None,
-    transform: Callable[[Any], Any] | None = None,
-    chunk: int | None = None,
-) -> ArrayT:
-    """log p of given classes on the scores `x @ linear_weight.T + linear_bias` of an output layer, which are never all held.
-
-    Use it for the tokens of a language model in training by policy gradients. If a sampler kept a few classes of each row, pass them as
-    `support`; then no other rows of the weight are read, forward or backward. For scores that exist already use `anymax.log_prob`.
-
-    Parameters
-    ----------
-    target
-        The classes, integers of the shape of x without its last axis; -1 stands for none, whose log p is 0.
-    support
-        The classes of each row that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
-        1]]`, as `sample(return_support=True)` gives them. All others are masked.
-
-    Returns
-    -------
-    Array
-        An array of the kind of x and of the shape of target; fp32 for half precision. -inf where p is 0, with the gradient
-        of the map's loss, `e_y - p`.
-
-    Examples
-    --------
-    >>> x, weight = [[1.0, 0.0], [0.0, 2.0]], [[2.0, 0.0], [0.0, 2.0], [1.0, 1.0]]
-    >>> anymax.linear_log_prob(x, weight, [0, 2]).round(3)
-    array([-0.408, -2.143])
-    """
-    who = "linear_log_prob"
-    layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
-    refuse_sharded(who, None, target=target)
-    xp = namespace(layer.x)
-    target = _array.beside(target, layer.x, "target", xp)
-    if not is_integer(target):
-        raise TypeError(f"{who}: target must be class indices (integers), got {target.dtype}")
-    if tuple(target.shape) != layer.lead:
-        raise ValueError(
-            f"{who}: target of shape {tuple(target.shape)}: expected class indices (integers) of shape {layer.lead}"
-        )
-    index, none = _class_indices(who, target, layer, None, xp)
-    per_row = RowLogProb(who, _transforms(who, transform))
-    chunk = check_chunk(who, chunk)
-    if support is not None:
-        if per_row.transforms or mask is not None:
-            raise ValueError(
-                f"{who}: with a support neither mask nor transform has a meaning; give the classes that they leave"
-            )
-        return xp.reshape(_of_support(who, layer, index, support, xp), layer.lead)
-    index = xp.where(none, -xp.ones_like(index), index)
-    job = Job(layer, per_row, index, chunk=chunk)
-    return xp.reshape(bridge(layer.x).layers.values(job, none), layer.lead)
 
 
 @check_keywords(_HINTS, bias="linear_bias")
@@ -246,25 +175,6 @@ def linear_threshold(
     return Threshold(xp.reshape(tau, layer.lead), xp.reshape(size, layer.lead))
 
 
-# -- what the caller says ---------------------------------------------------------------------------------------------------------------
-
-
-def _transforms(who: str, transform: Any) -> tuple[Callable[[Any], Any], ...]:
-    parts = transforms_along(transform, 1, 2, who)
-    for t in parts:
-        if isinstance(t, Transform) and t.random:
-            raise ValueError(
-                f"{who}: {t!r} draws random numbers, which would differ when the scores are recomputed; compute the scores and use nll"
-            )
-        if isinstance(t, Transform) and any(
-            is_array(v) and v.ndim > 1 and math.prod(v.shape[:-1]) > 1 for _, v in t.params
-        ):
-            raise ValueError(
-                f"{who}: {t!r} has parameters that differ between rows, which can't be split; scale x, or give mask=, instead"
-            )
-    return parts
-
-
 # -- the loss of all rows ------------------------------------------------------------------------------------------------------------
 
 
@@ -277,7 +187,7 @@ def _loss(layer: Layer, target: Any, options: LossOptions, per_row: PerRow, chun
         class_weight = class_weights(class_weight, xp.broadcast_to(one, (1, layer.classes)), xp)
     with quiet(layer.x):
         if holds_indices(target, (*layer.lead, layer.classes), -1, f"{who}: target"):
-            index, out = _class_indices(who, target, layer, options.ignore_index, xp)
+            index, out = class_indices(who, target, layer, options.ignore_index, xp)
             counted = xp.where(out, -xp.ones_like(index), index)
             value = bridge(layer.x).layers.values(Job(layer, per_row, counted, class_weight, chunk), out)
             norm = counted_weight(index, out, class_weight, value.dtype, xp)
@@ -289,26 +199,3 @@ def _loss(layer: Layer, target: Any, options: LossOptions, per_row: PerRow, chun
             norm = xp.ones_like(value)
     norm = xp.reshape(norm, layer.lead)
     return options.reduce(xp.reshape(value, layer.lead), norm, layer.dtype, xp)
-
-
-def _class_indices(
-    who: str, target: Array, layer: Layer, ignore_index: int | None, xp: Namespace
-) -> tuple[Array, Array]:
-    """(the classes [rows], True where a row has none); raise if an index is out of range."""
-    index = xp.reshape(_array.counts(target, xp), (layer.rows,))
-    refuse_strays(who, index, layer.classes, ignore_index, xp)
-    return index, index == (-1 if ignore_index is None else ignore_index)
-
-
-def _of_support(who: str, layer: Layer, index: Array, support: Any, xp: Namespace) -> Array:
-    """log p of each row's class among those of its support."""
-    ids, offsets = read_support(who, layer.x, layer.rows, layer.classes, support, xp)
-    if not _array.eager(ids) or not _array.eager(offsets):
-        raise TypeError(
-            f"{who}: the sizes of a support must be known, and this one is traced; make the scores, and use log_prob"
-        )
-    classes, there, spot = places_of(who, (layer.rows,), layer.classes, index[:, None], ids, offsets, xp)
-    with quiet(layer.x):
-        s = bridge(layer.x).layers.gathered(layer, classes)
-        s = xp.where(there, s, -math.inf * xp.ones_like(s))
-        return terms_of(layer.mapping, s, spot, xp).log_p[:, 0]

@@ -1,0 +1,122 @@
+"""A teacher whose k largest log-probabilities are known, and the divergence of a student from it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple, get_args
+
+from .. import _array
+from .._array import (
+    Array,
+    Namespace,
+    as_dtype,
+    counts,
+    is_floating,
+    is_integer,
+    known,
+    known_any,
+    quiet,
+    stop_gradient,
+    to_last,
+    total,
+)
+from .._core.rows import hide
+from ..losses.targets import refuse_strays
+from .terms import divergences
+
+Tail = Literal["ignore", "one class"]
+Direction = Literal["forward", "reverse"]
+
+
+class Teacher(NamedTuple):
+    """The teacher's classes and their log-probabilities, [..., k], and what becomes of its other classes."""
+
+    ids: Array  # -1 where a row has fewer
+    log_p: Array
+    tail: Tail
+    direction: Direction
+
+    @classmethod
+    def read(
+        cls, who: str, rows: Array, lead: tuple[int, ...], n: int, axis: int, ids: Any, log_p: Any, tail: Any, direction: Any,
+        xp: Namespace,
+    ) -> Teacher:  # fmt: skip
+        """rows: an array of the student's kind and device. Its scores have n classes at `axis` and, without them, the shape `lead`."""
+        for name, value, allowed in (("tail", tail, get_args(Tail)), ("direction", direction, get_args(Direction))):
+            if value not in allowed:
+                raise ValueError(f"{who}: {name} must be {' or '.join(map(repr, allowed))}, got {value!r}")
+        ids, t = (_array.beside(a, rows, name, xp) for a, name in ((ids, "ids"), (log_p, "teacher_log_p")))
+        if not is_integer(ids) or not is_floating(t):
+            raise TypeError(
+                f"{who}: ids must be integers, the teacher's classes, and teacher_log_p floating-point numbers, got {ids.dtype} and "
+                f"{t.dtype}"
+            )
+        ndim = len(lead) + 1
+        axis = _array.check_axis(axis, ndim)
+        if tuple(ids.shape) != tuple(t.shape) or ids.ndim != ndim or not ids.shape[axis]:
+            raise ValueError(
+                f"{who}: ids and teacher_log_p must have one shape, that of the scores with k in the place of the classes; got "
+                f"{tuple(ids.shape)} and {tuple(t.shape)}"
+            )
+        ids, t = counts(to_last(ids, axis, xp), xp), to_last(t, axis, xp)
+        if tuple(ids.shape[:-1]) != lead:
+            raise ValueError(
+                f"{who}: ids of shape {tuple(ids.shape)} (k last) does not belong to scores of shape {(*lead, n)} (classes last)"
+            )
+        refuse_strays(f"{who}: ids", ids, n, None, xp)
+        _refuse_twice(ids, xp)
+        return cls(ids, t, tail, direction)
+
+    @property
+    def needs_rest(self) -> bool:
+        """Whether the divergence needs the student's log p of all other classes together."""
+        return self.tail == "one class"
+
+    def divergence(self, student: Array, rest: Array | None, xp: Namespace) -> Array:
+        """The divergence [...] of a student from its log-probabilities of the teacher's classes, [..., k], and of all others, [..., 1]."""
+        with quiet(student):
+            given, t = self.log_p.dtype, as_dtype(self.log_p, student.dtype, xp)
+            there = self.ids >= 0
+            t = hide(t, there)
+            sums, noise = total(xp.exp(t), xp), _noise_of_sum(t, given, xp)
+            if known_any((t > 1e-3) | (sums > 1.01 + noise), xp):
+                raise ValueError(
+                    "teacher_log_p: expected log-probabilities, at most 0, whose exponentials sum to at most 1 in each row; the largest "
+                    f"sum is {float(xp.max(stop_gradient(sums))):g}"
+                )
+            reverse = self.direction == "reverse"
+            if reverse:
+                value = total(divergences(hide(student, there), t, xp), xp)
+            else:
+                value = total(divergences(t, student, xp), xp)
+            if rest is not None:
+                left = 1.0 - sums
+                if (
+                    reverse
+                ):  # the student has a tail, so that the teacher's must not be empty: it is at least the rounding error
+                    left = xp.where(left > noise, left, noise)
+                    value = value + divergences(rest, xp.log(left), xp)
+                else:  # if the teacher gives all classes, `left` is 0
+                    left = xp.where(left > noise, left, xp.zeros_like(left))
+                    value = value + divergences(_array.log(left, xp), rest, xp)
+        return value[..., 0]
+
+
+def _noise_of_sum(log_p: Array, given: Any, xp: Namespace) -> Array:
+    """The rounding error that the sum of p can have if log p [..., m] was given in the dtype `given`: p changes by p |log p| times the
+    relative error of log p, which is half an eps."""
+    log_p = stop_gradient(log_p)
+    eps = float(xp.finfo(log_p.dtype).eps)
+    given_eps = max(eps, float(xp.finfo(given).eps))
+    return (
+        0.5 * given_eps * -total(xp.where(log_p > -math.inf, xp.exp(log_p) * log_p, xp.zeros_like(log_p)), xp)
+        + 16.0 * eps
+    )
+
+
+def _refuse_twice(ids: Array, xp: Namespace) -> None:
+    if not known(ids) or ids.shape[-1] < 2 or not math.prod(ids.shape):
+        return
+    ordered = xp.sort(ids, axis=-1)
+    if known_any((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0), xp):
+        raise ValueError("ids: a row names a class twice; give each class once, and -1 where a row has fewer")

@@ -1,0 +1,91 @@
+"""How the verbs of output layers read what a caller says: transforms, temperature, classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from .. import _array
+from .._array import Array, Namespace, as_dtype, is_array, is_integer, namespace
+from .._core.shards import refuse as refuse_sharded
+from ..losses.targets import refuse_strays
+from ..transforms import temperature as tempered
+from ..transforms.applying import transforms_along
+from ..transforms.base import Transform, check_range
+from .layer import Layer
+
+HINTS = {
+    "axis": "leave it out: the features of x are its last axis",
+    "options": "say chunk=",
+    "input": "say x=",
+}
+
+
+def row_transforms(who: str, transform: Any) -> tuple[Callable[[Any], Any], ...]:
+    """The transforms of the scores; those that can't be computed for some rows at a time are refused."""
+    parts = transforms_along(transform, 1, 2, who)
+    for t in parts:
+        if isinstance(t, Transform) and t.random:
+            raise ValueError(
+                f"{who}: {t!r} draws random numbers, which would differ when the scores are recomputed; compute the scores and use nll"
+            )
+        if isinstance(t, Transform) and any(
+            is_array(v) and v.ndim > 1 and math.prod(v.shape[:-1]) > 1 for _, v in t.params
+        ):
+            raise ValueError(
+                f"{who}: {t!r} has parameters that differ between rows, which can't be split; scale x, or give mask=, instead"
+            )
+    return parts
+
+
+def with_temperature(who: str, layer: Layer, temperature: Any) -> tuple[Layer, tuple[Callable[[Any], Any], ...]]:
+    """(the layer with its scores divided by a temperature, the transforms that do what its operands can't).
+
+    The temperature is a number, or has one value for each row, in the shape of x without its last axis.
+    """
+    xp = namespace(layer.x)
+    check_range(who, "temperature", temperature, lambda v: v >= 0, "at least 0")
+    if not is_array(temperature) or math.prod(temperature.shape) == 1:
+        scale = _array.number(temperature)
+        if not is_array(scale):
+            if not float(xp.finfo(layer.x.dtype).smallest_normal) <= scale < math.inf:
+                return layer, (tempered(scale),)  # argmax, or no difference between the classes
+        else:
+            scale = as_dtype(xp.reshape(_array.beside(scale, layer.x, "temperature", xp), ()), layer.x.dtype, xp)
+        bias = None if layer.bias is None else layer.bias / scale
+        return layer.with_operands(layer.x / scale, layer.weight, bias), ()
+    scale = _array.beside(temperature, layer.x, "temperature", xp)
+    if tuple(scale.shape) == (*layer.lead, 1):
+        scale = scale[..., 0]
+    if tuple(scale.shape) != layer.lead:
+        raise ValueError(
+            f"{who}: temperature of shape {tuple(scale.shape)}: expected a number, or one value for each row, of shape {layer.lead}"
+        )
+    scale = as_dtype(xp.reshape(scale, (layer.rows, 1)), layer.x.dtype, xp)
+    if _array.known_any(scale < float(xp.finfo(scale.dtype).smallest_normal), xp):
+        raise ValueError(f"{who}: a temperature of 0 in some rows; give one number for all rows, or values above 0")
+    return layer.scaled_rows(1.0 / scale, xp), ()
+
+
+def class_indices(
+    who: str, target: Array, layer: Layer, ignore_index: int | None, xp: Namespace
+) -> tuple[Array, Array]:
+    """(the classes [rows], True where a row has none); raise if an index is out of range."""
+    index = xp.reshape(_array.counts(target, xp), (layer.rows,))
+    refuse_strays(who, index, layer.classes, ignore_index, xp)
+    return index, index == (-1 if ignore_index is None else ignore_index)
+
+
+def class_of_each_row(who: str, target: Any, layer: Layer, xp: Namespace) -> Array:
+    """The class of each row, [rows], with -1 for none."""
+    refuse_sharded(who, None, target=target)
+    target = _array.beside(target, layer.x, "target", xp)
+    if not is_integer(target):
+        raise TypeError(f"{who}: target must be class indices (integers), got {target.dtype}")
+    if tuple(target.shape) != layer.lead:
+        raise ValueError(
+            f"{who}: target of shape {tuple(target.shape)}: expected class indices (integers) of shape {layer.lead}"
+        )
+    index, none = class_indices(who, target, layer, None, xp)
+    return xp.where(none, -xp.ones_like(index), index)

@@ -1,0 +1,261 @@
+"""Output layers: log p, entropy and divergences of scores `x @ linear_weight.T` that are never all held."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+from .. import _array
+from .._array import Array, Namespace, namespace, quiet
+from .._core.mapping import Mapping
+from .._core.options import check_keywords, documented_like
+from .._core.shards import refuse as refuse_sharded
+from .._core.typing import ArrayT, Mask, Numbers
+from ..autodiff import bridge
+from ..likelihood.support import places_of, read_support
+from ..likelihood.teacher import Direction, Tail, Teacher
+from ..likelihood.terms import terms_of
+from ..mappings import Softmax
+from .arguments import HINTS, class_of_each_row, row_transforms, with_temperature
+from .job import Job
+from .layer import Layer, check_chunk
+from .per_row import RowTerms
+from .verbs import linear_loss
+
+_SOFTMAX = Softmax()
+_HINTS = HINTS | {"tau": "say temperature=", "T": "say temperature=", "labels": "say target=", "y": "say target="}
+
+
+@check_keywords(_HINTS, bias="linear_bias")
+@documented_like(linear_loss)
+def linear_log_prob(
+    x: ArrayT | Numbers,
+    linear_weight: Any,
+    target: Any,
+    mapping: Mapping | str = _SOFTMAX,
+    *,
+    linear_bias: Any = None,
+    support: Any = None,
+    temperature: Any = None,
+    mask: Mask = None,
+    transform: Callable[[Any], Any] | None = None,
+    chunk: int | None = None,
+) -> ArrayT:
+    """log p of given classes on the scores `x @ linear_weight.T + linear_bias` of an output layer, which are never all held.
+
+    Use it for the tokens of a language model in training by policy gradients. If a sampler kept a few classes of each row, pass them as
+    `support`; then no other rows of the weight are read, forward or backward. For scores that exist already use `anymax.log_prob`.
+
+    Parameters
+    ----------
+    target
+        The classes, integers of the shape of x without its last axis; -1 stands for none, whose log p is 0.
+    support
+        The classes of each row that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
+        1]]`, as `sample(return_support=True)` gives them. All others are masked.
+    temperature
+        Divides the scores, before the transform: a number of at least 0, or one value above 0 for each row, in the shape of
+        target.
+
+    Returns
+    -------
+    Array
+        An array of the kind of x and of the shape of target; fp32 for half precision. -inf where p is 0, with the gradient
+        of the map's loss, `e_y - p`.
+
+    Examples
+    --------
+    >>> x, weight = [[1.0, 0.0], [0.0, 2.0]], [[2.0, 0.0], [0.0, 2.0], [1.0, 1.0]]
+    >>> anymax.linear_log_prob(x, weight, [0, 2]).round(3)
+    array([-0.408, -2.143])
+    """
+    who = "linear_log_prob"
+    tokens = _Tokens.of(
+        who, x, linear_weight, target, mapping, linear_bias, mask, temperature, transform, chunk, entropy=False
+    )
+    return tokens.all()[0] if support is None else tokens.of_support(support)[0]
+
+
+@check_keywords(_HINTS, bias="linear_bias")
+@documented_like(linear_log_prob)
+def linear_log_prob_entropy(
+    x: ArrayT | Numbers,
+    linear_weight: Any,
+    target: Any,
+    mapping: Mapping | str = _SOFTMAX,
+    *,
+    support: Any = None,
+    full: bool = False,
+    temperature: Any = None,
+    linear_bias: Any = None,
+    transform: Callable[[Any], Any] | None = None,
+    mask: Mask = None,
+    chunk: int | None = None,
+) -> Any:
+    """log p of given classes and the entropy of each row, from hidden states and the weight of an output layer, in one sweep of the weight.
+
+    Use it for the tokens of a language model in reinforcement learning: the ratio of policies needs the one, an entropy bonus the other.
+    Both have gradients. The scores are never all held; for scores that exist already use `anymax.log_prob_entropy`.
+
+    Parameters
+    ----------
+    full
+        With a `support`, True returns the values over all classes too.
+
+    Returns
+    -------
+    tuple[Array, Array]
+        (log_prob, entropy), each of the shape of target; fp32 for half precision. log_prob is that of `linear_log_prob`;
+        entropy is `-sum p log p` over the classes that are not masked, or over those of the support. Its gradient is exact where p is 0,
+        and that of a row without classes is 0. With `full=True` a pair of such pairs: that of the support, and that of all classes.
+
+    Examples
+    --------
+    >>> x, weight = [[1.0, 0.0], [0.0, 2.0]], [[2.0, 0.0], [0.0, 2.0], [1.0, 1.0]]
+    >>> log_p, entropy = anymax.linear_log_prob_entropy(x, weight, [0, 2])
+    >>> log_p.round(3), entropy.round(3)
+    (array([-0.408, -2.143]), array([0.803, 0.441]))
+    """
+    who = "linear_log_prob_entropy"
+    if full and support is None:
+        raise ValueError(f"{who}: full=True applies to a support; without one the result is over all classes already")
+    tokens = _Tokens.of(
+        who, x, linear_weight, target, mapping, linear_bias, mask, temperature, transform, chunk, entropy=True
+    )
+    if support is None:
+        return tokens.all()
+    kept = tokens.of_support(support)
+    return (kept, tokens.all()) if full else kept
+
+
+@check_keywords(_HINTS, bias="linear_bias")
+@documented_like(linear_log_prob)
+def linear_topk_kl(
+    x: ArrayT | Numbers,
+    linear_weight: Any,
+    ids: Any,
+    teacher_log_p: Any,
+    mapping: Mapping | str = _SOFTMAX,
+    *,
+    tail: Tail = "ignore",
+    direction: Direction = "forward",
+    temperature: Any = None,
+    linear_bias: Any = None,
+    transform: Callable[[Any], Any] | None = None,
+    mask: Mask = None,
+    chunk: int | None = None,
+) -> ArrayT:
+    """The divergence of a student from a teacher whose k largest log-probabilities are known, from the student's hidden states and weight.
+
+    Use it to distil a language model: the student's scores are never all held. For scores that exist already use `anymax.topk_kl`.
+
+    Parameters
+    ----------
+    ids
+        The teacher's classes, integers [..., k]; -1 where a row has fewer than k.
+    teacher_log_p
+        The teacher's log-probabilities of these classes, in the shape of ids: natural logarithms, normalised over all classes.
+    mapping
+        The student's map.
+    tail
+        The treatment of the teacher's other classes: "ignore" leaves them out, and the divergence can then be below 0; "one
+        class" merges them into one class, on both sides.
+    direction
+        "forward" is `sum t (log t - log p)`, which covers the teacher's classes; "reverse" is `sum p (log p - log t)`, which
+        draws the student to the teacher's most likely ones. In reverse the teacher's tail is at least its rounding error.
+    temperature
+        Divides the student's scores, before the transform: a number of at least 0, or one value above 0 for each row. The
+        teacher's log-probabilities must be those at this temperature; the result is not multiplied by its square.
+
+    Returns
+    -------
+    Array
+        One number for each row, an array of the kind of x; fp32 for half precision. +inf where the student's probability is 0
+        for a class of the teacher, or in reverse the teacher's for a class of the student.
+
+    Examples
+    --------
+    >>> import numpy as np, anymax
+    >>> x, weight = [[1.0, 0.0]], [[2.0, 0.0], [0.5, 2.0], [0.0, 1.0], [0.0, 0.0]]
+    >>> anymax.linear_topk_kl(x, weight, [[0, 1]], np.log([[0.7, 0.2]]), tail="one class").round(4)
+    array([0.0302])
+    """
+    who = "linear_topk_kl"
+    layer, transforms = _read(who, x, linear_weight, mapping, linear_bias, mask, temperature, transform)
+    xp, lead, n = namespace(layer.x), layer.lead, layer.classes
+    refuse_sharded(who, None, ids=ids, teacher_log_p=teacher_log_p)
+    teacher = Teacher.read(who, layer.x, lead, n, -1, ids, teacher_log_p, tail, direction, xp)
+    given = xp.reshape(teacher.ids, (layer.rows, teacher.ids.shape[-1]))
+    per_row = RowTerms(who, transforms, rest=teacher.needs_rest)
+    columns = bridge(layer.x).layers.values(
+        Job(layer, per_row, given, chunk=check_chunk(who, chunk)), per_row.empty_rows(given)
+    )
+    columns = xp.reshape(columns, (*lead, columns.shape[-1]))
+    k = given.shape[-1]
+    return teacher.divergence(columns[..., :k], columns[..., k:] if teacher.needs_rest else None, xp)
+
+
+def _read(
+    who: str, x: Any, weight: Any, mapping: Any, bias: Any, mask: Any, temperature: Any, transform: Any
+) -> tuple[Layer, tuple[Callable[[Any], Any], ...]]:
+    """The layer, at its temperature, and the transforms of its scores."""
+    layer = Layer.of(who, x, weight, mapping, bias, mask)
+    transforms = row_transforms(who, transform)
+    if temperature is None:
+        return layer, transforms
+    layer, first = with_temperature(who, layer, temperature)
+    return layer, (*first, *transforms)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tokens:
+    """The classes of the rows of a layer, and what to compute for them."""
+
+    layer: Layer
+    index: Array  # [rows], -1 for none
+    per_row: RowTerms
+    chunk: int | None
+    whole: bool  # there is neither a mask nor a transform
+
+    @classmethod
+    def of(
+        cls, who: str, x: Any, weight: Any, target: Any, mapping: Any, bias: Any, mask: Any, temperature: Any, transform: Any,
+        chunk: Any, *, entropy: bool,
+    ) -> _Tokens:  # fmt: skip
+        layer, transforms = _read(who, x, weight, mapping, bias, mask, temperature, transform)
+        index = class_of_each_row(who, target, layer, namespace(layer.x))
+        whole = mask is None and transform is None
+        return cls(layer, index, RowTerms(who, transforms, entropy=entropy), check_chunk(who, chunk), whole)
+
+    def all(self) -> tuple[Any, Any]:
+        """log p and the entropy over all classes."""
+        layer, xp, index = self.layer, namespace(self.layer.x), self.index[:, None]
+        job = Job(layer, self.per_row, index, chunk=self.chunk)
+        columns = bridge(layer.x).layers.values(job, self.per_row.empty_rows(index))
+        entropy = xp.reshape(columns[:, 1], layer.lead) if self.per_row.entropy else None
+        return xp.reshape(columns[:, 0], layer.lead), entropy
+
+    def of_support(self, support: Any) -> tuple[Any, Any]:
+        """The same over the classes of each row's support; no other rows of the weight are read."""
+        who, layer, xp = self.per_row.who, self.layer, namespace(self.layer.x)
+        if not self.whole:
+            raise ValueError(
+                f"{who}: with a support neither mask nor transform has a meaning; give the classes that they leave"
+            )
+        terms = self._terms(read_support(who, layer.x, layer.rows, layer.classes, support, xp), xp)
+        entropy = None if terms.entropy is None else xp.reshape(terms.entropy[:, 0], layer.lead)
+        return xp.reshape(terms.log_p[:, 0], layer.lead), entropy
+
+    def _terms(self, support: tuple[Array, Array], xp: Namespace) -> Any:
+        who, layer, (ids, offsets) = self.per_row.who, self.layer, support
+        if not (_array.eager(ids) and _array.eager(offsets)):
+            raise TypeError(
+                f"{who}: the sizes of a support must be known, and this one is traced; make the scores, and use log_prob"
+            )
+        classes, there, spot = places_of(who, (layer.rows,), layer.classes, self.index[:, None], ids, offsets, xp)
+        with quiet(layer.x):
+            s = bridge(layer.x).layers.gathered(layer, classes)
+            s = self.per_row.transformed(xp.where(there, s, -math.inf * xp.ones_like(s)))
+            return terms_of(layer.mapping, s, spot, xp, entropy=self.per_row.entropy)

@@ -1,0 +1,302 @@
+"""log p, entropy and divergences of tokens, from hidden states and the weight of an output layer."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from kinds import KINDS, back
+from laws import close
+from linear_cases import MAPS, made, operands, tolerance, torch_operands
+
+import anymax as A
+
+INF, NAN = math.inf, math.nan
+ALL_KINDS = [k for k in KINDS if k != "strict"]
+TERMS = ("softmax", "sparsemax", "entmax15", "entmax1", "topk", "normmax", "taylor", "squares")
+
+
+def teacher_of(scores, k, rng, missing=True):
+    """k classes of each row and their log-probabilities under other scores; one row has a class fewer."""
+    other = scores + rng.normal(size=scores.shape)
+    log_p = A.log_softmax(other)
+    ids = np.argsort(-log_p, axis=-1)[:, :k]
+    if missing:
+        ids[2, -1] = -1
+    return ids, np.where(ids < 0, -INF, np.take_along_axis(log_p, ids, -1))
+
+
+def dense_kl(scores, ids, t, tail, direction):
+    """The divergence as it is written, of softmax, row by row."""
+    out = []
+    for s, i, a in zip(scores, ids, t):
+        p = np.exp(s - s.max()) / np.exp(s - s.max()).sum()
+        q, p_given = np.exp(a[i >= 0]), p[i[i >= 0]]
+        if tail == "one class":
+            q, p_given = np.append(q, 1 - q.sum()), np.append(p_given, 1 - p_given.sum())
+        first, second = (q, p_given) if direction == "forward" else (p_given, q)
+        out.append((first * (np.log(first) - np.log(second))).sum())
+    return np.array(out)
+
+
+@pytest.mark.whole(lambda kind, name: kind == "jax" or name not in ("softmax", "entmax15"))
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("name", TERMS)
+def test_log_p_and_entropy_are_those_of_the_scores(kind, name):
+    x, weight, bias, y, _, keep = operands(seed=4)
+    y[1] = -1
+    keep[y[y >= 0]] = True
+    mapping = MAPS[name]
+    a, w, b, t, m = made(kind, x, weight, bias, y, keep)
+    for temperature in (None, 0.7, np.linspace(0.5, 2.0, len(x))):
+        scores = x @ weight.T + bias
+        scores = scores if temperature is None else scores / np.reshape(temperature, (-1, 1))
+        want = A.log_prob_entropy(mapping, scores, y, mask=keep)
+        T = KINDS[kind](temperature) if isinstance(temperature, np.ndarray) else temperature
+        got = A.linear_log_prob_entropy(a, w, t, mapping, linear_bias=b, mask=m, temperature=T, chunk=16)
+        one = A.linear_log_prob(a, w, t, mapping, linear_bias=b, mask=m, temperature=T)
+        for g, of in ((got[0], want[0]), (got[1], want[1]), (one, want[0])):
+            close(np.exp(back(g)), np.exp(of), tolerance(kind))
+
+
+@pytest.mark.parametrize("name", TERMS)
+@pytest.mark.parametrize("entropy", [False, True])
+def test_gradients_are_those_of_the_scores(name, entropy):
+    torch, free, y = torch_operands(seed=1)
+    x, weight, bias = free
+    y[3] = -1
+    gen = torch.Generator().manual_seed(0)
+    g = torch.randn(2, len(y), dtype=torch.float64, generator=gen)
+    mapping = MAPS[name]
+
+    def total(log_p, h):
+        return (torch.where(log_p == -INF, 0.0, log_p) * g[0]).sum() + (h * g[1]).sum() * entropy
+
+    got = total(*A.linear_log_prob_entropy(x, weight, y, mapping, linear_bias=bias, temperature=1.3, chunk=16))
+    want = total(*A.log_prob_entropy(mapping, (x @ weight.T + bias) / 1.3, y))
+    for one, other in zip(torch.autograd.grad(got, free), torch.autograd.grad(want, free)):
+        close(one, other, 1e-9)
+
+
+@pytest.mark.whole(lambda kind, tail: kind == "jax" and tail == "ignore")
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("tail", ["ignore", "one class"])
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_divergence_from_a_teacher(kind, tail, direction):
+    x, weight, bias, *_ = operands(seed=2)
+    scores = x @ weight.T + bias
+    ids, t = teacher_of(scores, 5, np.random.default_rng(0))
+    want = dense_kl(scores, ids, t, tail, direction)
+    options = {"tail": tail, "direction": direction}
+    a, w, b, i, log_p, s = made(kind, x, weight, bias, ids, t, scores)
+    close(back(A.linear_topk_kl(a, w, i, log_p, linear_bias=b, chunk=16, **options)), want, tolerance(kind))
+    close(back(A.topk_kl(s, i, log_p, **options)), want, tolerance(kind))
+
+
+@pytest.mark.parametrize("tail", ["ignore", "one class"])
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_gradient_of_the_divergence(tail, direction):
+    torch, free, _ = torch_operands(seed=2)
+    x, weight, bias = free
+    ids, t = (torch.tensor(a) for a in teacher_of((x @ weight.T + bias).detach().numpy(), 5, np.random.default_rng(0)))
+    options = {"tail": tail, "direction": direction}
+    got = A.linear_topk_kl(x, weight, ids, t, linear_bias=bias, chunk=16, **options)
+    want = A.topk_kl(x @ weight.T + bias, ids, t, **options)
+    close(got.detach(), want.detach(), 1e-10)
+    g = torch.linspace(-1, 2, len(got), dtype=torch.float64)
+    for one, other in zip(torch.autograd.grad(got, free, g), torch.autograd.grad(want, free, g)):
+        close(one, other, 1e-9)
+    assert torch.autograd.gradcheck(
+        lambda *a: A.linear_topk_kl(*a[:2], ids, t, linear_bias=a[2], chunk=16, **options), free, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("tail", ["ignore", "one class"])
+@pytest.mark.parametrize("name", ["sparsemax", "entmax15", "taylor"])
+def test_divergence_of_a_student_of_another_map(name, tail):
+    torch, free, _ = torch_operands(seed=5)
+    x, weight, _ = free
+    weight = (0.05 * weight).detach().requires_grad_()  # so that every class has a probability above 0
+    mapping = MAPS[name]
+    p = A.apply(mapping, x @ weight.T)
+    ids = torch.argsort(p, descending=True)[:, :4]
+    t = torch.log(torch.tensor([[0.4, 0.2, 0.1, 0.05]], dtype=torch.float64).expand(len(x), 4))
+    got = A.linear_topk_kl(x, weight, ids, t, mapping, tail=tail)
+    given = p.gather(1, ids)
+    want = (t.exp() * (t - given.log())).sum(1)
+    if tail == "one class":
+        want = want + 0.25 * (math.log(0.25) - torch.log(1 - given.sum(1)))
+    close(got.detach(), want.detach(), 1e-10)
+    for one, other in zip(torch.autograd.grad(got.sum(), (x, weight)), torch.autograd.grad(want.sum(), (x, weight))):
+        close(one, other, 1e-9)
+
+
+@pytest.mark.whole(lambda kind: kind == "jax")
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax15"])
+def test_of_a_support(kind, name):
+    x, weight, bias, y, *_ = operands(seed=6)
+    rng = np.random.default_rng(1)
+    kept = [np.unique(np.append(rng.integers(60, size=size), y[i])) for i, size in enumerate((4, 1, 9, 3, 0, 6, 20))]
+    kept[3] = np.setdiff1d(np.arange(10), y[3])  # a token outside its support
+    kept[4] = np.array([], int)  # and a row that has none
+    ids, offsets = np.concatenate(kept), np.append(0, np.cumsum([len(k) for k in kept]))
+    mask = np.zeros((len(x), 60), bool)
+    for row, k in zip(mask, kept):
+        row[k] = True
+    want = A.log_prob_entropy(MAPS[name], (x @ weight.T + bias) / 0.8, y, mask=mask)
+    full = A.log_prob_entropy(MAPS[name], (x @ weight.T + bias) / 0.8, y)
+    a, w, b, t, i, o = made(kind, x, weight, bias, y, ids, offsets)
+    call = {"linear_bias": b, "temperature": 0.8, "support": (i, o)}
+    got = A.linear_log_prob_entropy(a, w, t, MAPS[name], **call)
+    both = A.linear_log_prob_entropy(a, w, t, MAPS[name], full=True, **call)
+    for pair, of in ((got, want), (both[0], want), (both[1], full)):
+        for g, value in zip(pair, of):
+            close(np.exp(back(g)), np.exp(value), 2e-5 if kind == "jax" else 1e-9)
+    assert back(got[0])[3] == -INF
+    assert back(got[0])[4] == -INF
+    assert back(got[1])[4] == 0
+
+
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax15"])
+def test_a_token_outside_its_support_has_a_gradient_and_others_stay_finite(name):
+    torch, free, y = torch_operands(seed=6)
+    x, weight, _ = free
+    ids = (y[:, None] + torch.tensor([[3, 7, 11, 20]])) % 60
+    ids[0, 2] = y[0]
+    offsets = torch.arange(0, 4 * len(x) + 1, 4)
+    log_p, h = A.linear_log_prob_entropy(x, weight, y, MAPS[name], support=(ids.flatten(), offsets))
+    assert (log_p[1:] == -INF).all()
+    assert torch.isfinite(log_p[0])
+    for g in torch.autograd.grad(log_p.sum() + h.sum(), (x, weight)):
+        assert torch.isfinite(g).all()
+    outside = torch.ones(60, dtype=torch.bool).index_fill(0, ids.flatten(), False)
+    assert not g[outside].any()  # no other row of the weight is touched
+
+
+def test_rows_that_are_lost_stay_alone():
+    torch, free, y = torch_operands(seed=3)
+    x, weight, _ = free
+    mask = torch.ones(len(x), 60, dtype=torch.bool)
+    mask[1] = False
+    with torch.no_grad():
+        x[2, 0] = NAN
+    log_p, h = A.linear_log_prob_entropy(x, weight, y, mask=mask, chunk=16)
+    assert log_p[1] == -INF
+    assert h[1] == 0
+    assert log_p[2].isnan()
+    assert h[2].isnan()
+    rest = [0, 3, 4, 5, 6]
+    (gx,) = torch.autograd.grad(log_p[rest].sum() + h[rest].sum() + h[1], x)
+    assert torch.isfinite(gx[rest]).all()
+    assert not gx[1].any()
+    want = A.log_prob_entropy("softmax", (x @ weight.T)[rest], y[rest])
+    close(log_p[rest].detach(), want[0].detach(), 1e-10)
+    close(h[rest].detach(), want[1].detach(), 1e-10)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_dtypes(dtype):
+    torch, free, y = torch_operands(dtype, seed=8)
+    x, weight, bias = free
+    log_p, h = A.linear_log_prob_entropy(x, weight, y, linear_bias=bias, chunk=16)
+    assert log_p.dtype == h.dtype == torch.float32
+    want = A.log_prob_entropy("softmax", (x @ weight.T + bias).double(), y)
+    tol = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 6e-2}[dtype]
+    close(log_p.detach().double(), want[0].detach(), tol)
+    close(h.detach().double(), want[1].detach(), tol)
+    for g, a in zip(torch.autograd.grad(log_p.sum() + h.sum(), free), free):
+        assert g.dtype == a.dtype
+        assert torch.isfinite(g).all()
+
+
+def test_entropy_of_a_sure_row_is_small_and_exact():
+    """The entropy of a row whose largest score is far above is a sum of tiny terms, without cancellation."""
+    import mpmath
+
+    torch = pytest.importorskip("torch")
+    x = torch.tensor([[1.0]])
+    s = torch.tensor([[40.0], [20.0], [19.0], [0.0]])
+    log_p, h = A.linear_log_prob_entropy(x, s, torch.tensor([0]))
+    e = [mpmath.exp(mpmath.mpf(float(v))) for v in s]
+    p = [v / sum(e) for v in e]
+    want = -sum(q * mpmath.log(q) for q in p)
+    assert abs(float(h) / float(want) - 1) < 1e-5
+    assert abs(float(log_p) / float(mpmath.log(p[0])) - 1) < 1e-5
+
+
+def test_second_derivatives():
+    torch, free, y = torch_operands(seed=9, rows=3, classes=11)
+    y[1] = -1
+
+    def terms(*operands):
+        log_p, h = A.linear_log_prob_entropy(*operands[:2], y, linear_bias=operands[2], chunk=4)
+        return log_p.sum() + 2.0 * h.sum()
+
+    assert torch.autograd.gradgradcheck(terms, free, atol=1e-5)
+
+
+@pytest.mark.whole(lambda name: name != "softmax")
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.parametrize("name", ["softmax", "entmax15"])
+def test_compiles_without_a_graph_break(name):
+    torch, free, y = torch_operands("float32", seed=9)
+    ids, t = (
+        torch.tensor(a)
+        for a in teacher_of((free[0] @ free[1].T).detach().numpy(), 3, np.random.default_rng(0), missing=False)
+    )
+
+    def step(x, weight, bias):
+        log_p, h = A.linear_log_prob_entropy(x, weight, y, MAPS[name], linear_bias=bias)
+        kl = A.linear_topk_kl(x, weight, ids, t, linear_bias=bias, tail="one class", direction="reverse")
+        return log_p.clamp(min=-100).sum() + h.sum() + kl.sum()
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    close(compiled(*free).detach(), step(*free).detach(), 1e-4)
+    for one, other in zip(torch.autograd.grad(compiled(*free), free), torch.autograd.grad(step(*free), free)):
+        close(one, other, 1e-4)
+
+
+def test_jax_under_jit_and_grad():
+    jax = pytest.importorskip("jax")
+    x, weight, _, y, *_ = operands(seed=4)
+
+    def total(a, w):
+        log_p, h = A.linear_log_prob_entropy(a, w, y, temperature=0.9, chunk=16)
+        return log_p.sum() + h.sum()
+
+    def dense(a, w):
+        log_p, h = A.log_prob_entropy("softmax", a @ w.T / 0.9, y)
+        return log_p.sum() + h.sum()
+
+    for one, other in zip(jax.jit(jax.grad(total, (0, 1)))(x, weight), jax.grad(dense, (0, 1))(x, weight)):
+        close(np.asarray(one), np.asarray(other), 1e-4)
+
+
+def test_what_is_refused():
+    x, weight, _, y, *_ = operands()
+    with pytest.raises(ValueError, match="full=True applies to a support"):
+        A.linear_log_prob_entropy(x, weight, y, full=True)
+    with pytest.raises(ValueError, match="expected a number, or one value for each row"):
+        A.linear_log_prob_entropy(x, weight, y, temperature=np.ones(3))
+    with pytest.raises(ValueError, match="temperature must be at least 0"):
+        A.linear_log_prob_entropy(x, weight, y, temperature=-1.0)
+    with pytest.raises(ValueError, match="temperature of 0 in some rows"):
+        A.linear_log_prob_entropy(x, weight, y, temperature=np.zeros(len(x)))
+    with pytest.raises(ValueError, match="direction must be 'forward' or 'reverse'"):
+        A.linear_topk_kl(x, weight, y[:, None], np.zeros((len(x), 1)), direction="backward")
+    with pytest.raises(ValueError, match="a row names a class twice"):
+        A.linear_topk_kl(x, weight, np.zeros((len(x), 2), int), np.log(np.full((len(x), 2), 0.1)))
+    with pytest.raises(TypeError, match="say temperature="):
+        A.linear_log_prob_entropy(x, weight, y, tau=2.0)
+    with pytest.raises(ValueError, match="neither mask nor transform"):
+        A.linear_log_prob_entropy(x, weight, y, support=(y, np.arange(len(x) + 1)), mask=np.ones(60, bool))
+
+
+def test_a_temperature_of_0_is_the_largest_class():
+    x, weight, *_ = operands()
+    best = (x @ weight.T).argmax(-1)
+    log_p, h = A.linear_log_prob_entropy(x, weight, best, temperature=0)
+    close(log_p, np.zeros(len(x)), 1e-12)
+    close(h, np.zeros(len(x)), 1e-12)
