@@ -28,6 +28,10 @@ class LayerBridge(ABC):
         """A number for the target class of each row; 0 where `out` is True and the class is -1."""
         return self.by_rows(job)
 
+    def total(self, job: Job, out: Array, factor: Array) -> Array | None:
+        """`factor` times the sum of `values`, if its gradient is best computed with it; else None."""
+        return None
+
     def thresholds(self, job: Job) -> tuple[Array, Array]:
         """tau of each row, and the number of classes with a probability above 0; without a derivative."""
         return self.by_rows(job)

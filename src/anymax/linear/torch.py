@@ -11,6 +11,7 @@ from . import torch_candidate_scores, torch_groups, torch_values
 from .bridge import LayerBridge
 from .job import Job
 from .layer import Layer
+from .torch_groups import runs_eagerly, total
 
 Tensor = torch.Tensor
 
@@ -31,6 +32,12 @@ class TorchLayers(LayerBridge):
 
             found = torch_compiled.values(job)
         return self.by_rows(job) if found is None else found
+
+    def total(self, job: Job, out: Tensor, factor: Tensor) -> Tensor | None:
+        if compiling() or torch_values.has_candidates(job):
+            return None
+        rows = (~out).nonzero(as_tuple=True)[0] if runs_eagerly(job.layer) and bool(out.any()) else None
+        return total(job if rows is None else job.part(rows), factor)
 
     def thresholds(self, job: Job) -> tuple[Tensor, Tensor]:
         found = torch_values.thresholds(job)

@@ -9,6 +9,7 @@ and the map of them is the map of the row.
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -33,6 +34,7 @@ _AT_ONCE = {"cpu": 1 << 15}  # products of features computed at a time
 _MANY = 1 << 24
 _FEW = 64  # scores that are skipped together if their maximum is below the bound
 _SMALL = 1 << 18  # scores that need no blocks
+_INSTRUCTIONS = {torch.bfloat16: ("avx512_bf16", "amx_tile"), torch.float16: ("amx_fp16",)}
 LOWEST = -1e4  # in place of log 0, so that 0 log 0 is 0
 _SHARE = 48  # a block has at most 1 / _SHARE of the scores
 
@@ -52,8 +54,10 @@ class BlockSize(NamedTuple):
         tile = min(rows, _TILE.get(kind, _MANY_ROWS))
         if chunk is not None:
             return cls(max(tile, 1), min(chunk, n))
-        if rows * n <= _SMALL:
-            return cls(max(rows, 1), n)
+        if rows * n <= max(_SMALL, layer.weight.numel() // 2 if kind == "cpu" else 0):
+            return cls(
+                max(rows, 1), n
+            )  # each block makes threads wait for each other, which takes long on a busy machine
         wanted = rows * n // _SHARE // tile
         return cls(tile, min(n, max(_FEW, min(wanted // _FEW * _FEW, _BLOCK.get(kind, _MANY_CLASSES)))))
 
@@ -63,11 +67,24 @@ class BlockSize(NamedTuple):
 
     def buffer(self, layer: Layer) -> Tensor:
         """Memory for one block of the layer's scores."""
-        return layer.x.new_empty(min(layer.rows, self.rows) * self.classes)
+        return layer.x.new_empty(min(layer.rows, self.rows) * self.classes, dtype=_dtype_of_product(layer.x))
 
     def parts(self, layer: Layer) -> Iterator[tuple[int, int]]:
         for a in range(0, layer.classes, self.classes):
             yield a, min(a + self.classes, layer.classes)
+
+
+def _dtype_of_product(x: Tensor) -> torch.dtype:
+    """The dtype in which products with x are fast: a CPU that has no instructions for half precision takes 10 to 50 times as long in it."""
+    if x.device.type != "cpu" or x.dtype not in _INSTRUCTIONS:
+        return x.dtype
+    return x.dtype if _has_instructions(x.dtype) else torch.float32
+
+
+@functools.cache
+def _has_instructions(dtype: torch.dtype) -> bool:
+    checks = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in _INSTRUCTIONS[dtype])
+    return any(check is not None and check() for check in checks)
 
 
 class ScoreBlocks:
@@ -80,6 +97,11 @@ class ScoreBlocks:
         self, layer: Layer, blocks: BlockSize, target: Tensor | None = None, buffer: Tensor | None = None
     ) -> None:
         self.layer, self.buffer = layer, blocks.buffer(layer) if buffer is None else buffer
+        self.x = layer.x.to(self.buffer.dtype)
+        self.converted = (
+            (0, 0),
+            layer.weight[:0],
+        )  # the part of the weight that was last used, in the dtype of the product
         self.order = self.sorted = torch.empty(0)
         if target is not None:
             self.several = target.shape[1] if target.ndim > 1 else 1
@@ -95,12 +117,18 @@ class ScoreBlocks:
         """The scores of the classes a to b, in the dtype of the product."""
         layer = self.layer
         s = self.buffer[: layer.rows * (b - a)].view(layer.rows, b - a)
-        torch.mm(layer.x, layer.weight[a:b].t(), out=s)
+        torch.mm(self.x, self.weight(a, b).t(), out=s)
         if layer.bias is not None:
             s += layer.bias[a:b]
         if layer.keep is not None:
             s.masked_fill_(~layer.keep[:, a:b], -math.inf)
         return s
+
+    def weight(self, a: int, b: int) -> Tensor:
+        """The weight of the classes a to b, in the dtype of the product."""
+        if self.converted[0] != (a, b):
+            self.converted = (a, b), self.layer.weight[a:b].to(self.x.dtype)
+        return self.converted[1]
 
     def targets(self, a: int, b: int) -> tuple[Tensor, Tensor, Tensor]:
         """The rows that have a target among the classes a to b, which of their targets it is, and its place among these classes."""

@@ -7,6 +7,7 @@ that a user's function reads are not seen.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -23,10 +24,14 @@ Tensor = torch.Tensor
 
 _GROUP = {"cpu": 1 << 23}  # scores of a group of rows
 _MANY = 1 << 27
+_SMALL = 1 << 18  # scores that need no groups
+_FEW = (
+    24  # with fewer rows in a group, adding up the gradient of the weight takes longer than computing the scores again
+)
 
 
 class _Groups(torch.autograd.Function):
-    """One number for each row, a group of rows at a time; the gradient computes the scores of each group again."""
+    """The result for each row, a group of rows at a time; the gradient computes the scores of each group again."""
 
     @staticmethod
     def forward(ctx: Any, job: Job, step: int, *tensors: Tensor | None) -> Tensor:
@@ -41,48 +46,84 @@ class _Groups(torch.autograd.Function):
         (job, step), tensors, (g,) = ctx.call, saved(ctx), grads
         none = (None,) * 2
         if plain_backward(g):
+            return *none, *_plain(job, tensors, grads, lambda value: value)
+        return *none, *_gradient(_with(job, tensors), step, g, ctx.needs_input_grad[len(none) :])[1]
 
-            def plain(*free: Tensor | None) -> tuple[Tensor]:
-                return (_with(job, (*free, *tensors[len(free) :])).result(),)
 
-            count = 3 + len(params_of(job.layer.mapping))
-            found = plain_grads(plain, tuple(tensors[:count]), grads)
-            return *none, *found, *(None,) * (len(tensors) - count)
-        job = _with(job, tensors)
-        layer = job.layer
-        x, weight, bias, params = layer.x, layer.weight, layer.bias, params_of(layer.mapping)
-        wide = wide_dtype(x, torch)
-        wants = ctx.needs_input_grad[len(none) :]
-        dx = torch.empty_like(x) if wants[0] else None
-        dw = torch.zeros(weight.shape, dtype=wide, device=x.device) if wants[1] else None
-        db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
-        dparams: list[Tensor] = [torch.zeros_like(p) for p in params]
-        for where in layer.groups(step):
-            some = job.part(where)
-            part = some.layer
-            with torch.enable_grad():
-                s = part.scores().detach().requires_grad_()
-                free = [value.detach().requires_grad_() for value in params_of(part.mapping)]
-                value = job.per_row(with_params(part.mapping, free), s, some.target, job.class_weight)
-                ds, *rest = torch.autograd.grad(value, [s, *free], g[where].to(value.dtype), allow_unused=True)
-            ds = torch.zeros_like(s) if ds is None else ds
-            if part.keep is not None:
-                ds = ds.masked_fill(~part.keep, 0)
-            if dx is not None:
-                dx[where] = ds @ weight
-            if dw is not None:
-                if dw.dtype == ds.dtype:
-                    dw.addmm_(ds.t(), part.x)
-                else:
-                    dw += ds.t() @ part.x
-            if db is not None:
-                db += ds.sum(0, dtype=db.dtype)
-            for dparam, d in zip(dparams, rest):
-                if d is not None:
-                    (dparam[where] if dparam.ndim and dparam.shape[0] == x.shape[0] else dparam).add_(d)
-        dw = None if dw is None else dw.to(weight.dtype)
-        db = None if db is None or bias is None else db.to(bias.dtype)
-        return *none, dx, dw, db, *dparams, *(None,) * (len(tensors) - 3 - len(params))
+class _Ahead(torch.autograd.Function):
+    """A factor times the sum of the results of all rows. The forward pass computes the gradient too, so that no score is computed twice."""
+
+    @staticmethod
+    def forward(ctx: Any, job: Job, step: int, factor: Tensor, *tensors: Tensor | None) -> Tensor:
+        ctx.call = job, step, factor
+        save(ctx, *tensors)
+        value, ctx.ready = _gradient(_with(job, tensors), step, factor, ctx.needs_input_grad[3:])
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (job, step, factor), tensors, (g,) = ctx.call, saved(ctx), grads
+        none = (None,) * 3
+        if plain_backward(g):
+            return *none, *_plain(job, tensors, grads, lambda value: factor * value.sum())
+        ready, ctx.ready = (
+            ctx.ready,
+            None,
+        )  # it is handed over, so that nobody copies it; a second call computes it again
+        if ready is None:
+            ready = _gradient(_with(job, tensors), step, factor, ctx.needs_input_grad[3:])[1]
+        one = bool(g == 1)
+        return *none, *(a if a is None or one else a.mul_(g) for a in ready)
+
+
+def _plain(job: Job, tensors: list[Any], grads: Any, of: Callable[[Tensor], Tensor]) -> list[Tensor | None]:
+    """The gradients by `tensors` of a function of the result, in plain operations, which can be differentiated again."""
+
+    def plain(*free: Tensor | None) -> tuple[Tensor]:
+        return (of(_with(job, (*free, *tensors[len(free) :])).result()),)
+
+    count = 3 + len(params_of(job.layer.mapping))
+    return [*plain_grads(plain, tuple(tensors[:count]), grads), *(None,) * (len(tensors) - count)]
+
+
+def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, list[Tensor | None]]:
+    """The sum of g times the results, g for each row or for all, and its gradients by `_tensors`, a group of rows at a time."""
+    layer = job.layer
+    x, weight, bias, params = layer.x, layer.weight, layer.bias, params_of(layer.mapping)
+    wide = wide_dtype(x, torch)
+    dx = torch.empty_like(x) if wants[0] else None
+    dw = torch.zeros(weight.shape, dtype=wide, device=x.device) if wants[1] else None
+    db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
+    dparams: list[Tensor] = [torch.zeros_like(p) for p in params]
+    total = torch.zeros((), dtype=wide, device=x.device)
+    for where in layer.groups(step):
+        some = job.part(where)
+        part = some.layer
+        with torch.enable_grad():
+            s = part.scores().detach().requires_grad_()
+            free = [value.detach().requires_grad_() for value in params_of(part.mapping)]
+            value = job.per_row(with_params(part.mapping, free), s, some.target, job.class_weight)
+            scale = (g[where] if g.ndim else g).to(value.dtype)
+            ds, *rest = torch.autograd.grad(value, [s, *free], scale.expand_as(value), allow_unused=True)
+        total += (scale * value.detach()).sum()
+        ds = torch.zeros_like(s) if ds is None else ds
+        if part.keep is not None:
+            ds = ds.masked_fill(~part.keep, 0)
+        if dx is not None:
+            dx[where] = ds @ weight
+        if dw is not None:
+            if dw.dtype == ds.dtype:
+                dw.addmm_(ds.t(), part.x)
+            else:
+                dw += ds.t() @ part.x
+        if db is not None:
+            db += ds.sum(0, dtype=db.dtype)
+        for dparam, d in zip(dparams, rest):
+            if d is not None:
+                (dparam[where] if dparam.ndim and dparam.shape[0] == x.shape[0] else dparam).add_(d)
+    dw = None if dw is None else dw.to(weight.dtype)
+    db = None if db is None or bias is None else db.to(bias.dtype)
+    return total, [dx, dw, db, *dparams, *(None,) * (len(_tensors(job)) - 3 - len(params))]
 
 
 def _tensors(job: Job) -> tuple[Tensor | None, ...]:
@@ -129,6 +170,24 @@ def by_rows(job: Job) -> Any:
         return job.result()
     step = rows_at_a_time(layer, job.chunk, _GROUP.get(layer.x.device.type, _MANY))
     return _Groups.apply(job, step, *_tensors(job))
+
+
+def total(job: Job, factor: Tensor) -> Tensor | None:
+    """The factor times the sum of the results of all rows, with a gradient that the forward pass computes.
+
+    None where there is no gradient to compute, where it would take more memory than half the weight, or where the caller says `chunk`.
+    """
+    layer = job.layer
+    if job.chunk is not None or not layer.rows or not runs_eagerly(layer, job.target, job.class_weight):
+        return None
+    if not layer.recorded() or _learns(job):
+        return None
+    step = max(
+        layer.x.shape[1] // 4, _SMALL // layer.classes
+    )  # the scores and their gradient take half the memory of the weight
+    if step < min(layer.rows, _FEW):
+        return None
+    return _Ahead.apply(job, min(step, layer.rows), factor, *_tensors(job))
 
 
 def _learns(job: Job) -> bool:

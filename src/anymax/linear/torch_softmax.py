@@ -196,14 +196,14 @@ class _Slopes(NamedTuple):
 def _others_back(layer: Layer, target: Tensor, of: _Slopes, blocks: BlockSize, wants: Any) -> list[Tensor | None]:
     """The gradients of `_Others` by x, weight and bias, a block of scores at a time."""
     x, weight, bias, wide = layer.x, layer.weight, layer.bias, of.value.dtype
-    half = x.dtype is not wide
     dx = torch.zeros(x.shape, dtype=wide, device=x.device) if wants[0] else None
     dw = torch.empty_like(weight) if wants[1] else None
     db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
     gpu = triton.output_layer(x, weight, bias) if layer.rows and target.shape[1] == 1 and of.g_entropy is None else None
-    step = _ROWS.get(x.device.type, _MANY) if half else _MANY
     tiles = list(blocks.tiles(layer))
     buffer = blocks.buffer(layer)
+    half = buffer.dtype is not wide
+    step = _ROWS.get(x.device.type, _MANY) if half else _MANY
     scores = [ScoreBlocks(layer.part(tile), blocks, target[tile] if gpu is None else None, buffer) for tile in tiles]
     parts = [of.part(tile) for tile in tiles]
     for a, b in blocks.parts(layer):
@@ -221,14 +221,14 @@ def _others_back(layer: Layer, target: Tensor, of: _Slopes, blocks: BlockSize, w
                 for out, some in zip(dx[tile].split(step), d.split(step)):
                     out += some @ weight[a:b]
             elif dx is not None:
-                dx[tile].addmm_(d, weight[a:b])
+                dx[tile].addmm_(d, block.weight(a, b))
             if dw is not None:
-                if len(tiles) == 1:
-                    torch.mm(d.t(), x, out=dw[a:b])
+                if len(tiles) == 1 and d.dtype is dw.dtype:
+                    torch.mm(d.t(), block.x, out=dw[a:b])
                 elif sums is None:
-                    sums = (d.t() @ x[tile]).to(wide)
+                    sums = (d.t() @ block.x).to(wide)
                 else:
-                    sums += d.t() @ x[tile]
+                    sums += d.t() @ block.x
         if sums is not None and dw is not None:
             dw[a:b] = sums
     return [None if dx is None else dx.to(x.dtype), dw, None if db is None or bias is None else db.to(bias.dtype)]

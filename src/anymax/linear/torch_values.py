@@ -52,6 +52,16 @@ def values(job: Job, out: Tensor) -> Tensor | None:
     return value.new_zeros((layer.rows, *value.shape[1:])).index_copy(0, rows, value)
 
 
+def has_candidates(job: Job) -> bool:
+    """True if `values` computes the loss from few scores of each row, so that its gradient is sparse; or softmax's by a GPU's kernels."""
+    layer = job.layer
+    if job.per_row.transforms or not runs_eagerly(layer, job.class_weight):
+        return False
+    if layer.mapping.is_softmax:
+        return job.per_row.least > 0 or layer.x.device.type != "cpu" or layer.x.dtype is not wide_dtype(layer.x, xp)
+    return _bound(layer.mapping) is not None
+
+
 def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
     """(tau, the size of the support) of each row; None as in `values`."""
     layer = job.layer

@@ -18,7 +18,7 @@ from .._core.shards import refuse as refuse_sharded
 from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
 from ..autodiff import bridge
 from ..losses.margins import as_margin
-from ..losses.options import LossOptions, class_weights
+from ..losses.options import LossOptions, cast, class_weights
 from ..losses.targets import counted_weight, holds_indices
 from ..mappings import Softmax
 from ..thresholds import Threshold
@@ -189,8 +189,14 @@ def _loss(layer: Layer, target: Any, options: LossOptions, per_row: PerRow, chun
         if holds_indices(target, (*layer.lead, layer.classes), -1, f"{who}: target"):
             index, out = class_indices(who, target, layer, options.ignore_index, xp)
             counted = xp.where(out, -xp.ones_like(index), index)
-            value = bridge(layer.x).layers.values(Job(layer, per_row, counted, class_weight, chunk), out)
-            norm = counted_weight(index, out, class_weight, value.dtype, xp)
+            job, layers = Job(layer, per_row, counted, class_weight, chunk), bridge(layer.x).layers
+            norm = counted_weight(index, out, class_weight, one.dtype, xp)
+            if options.reduction != "none":
+                factor = options.reduce(xp.ones_like(norm[:1]), norm, one.dtype, xp)
+                total = layers.total(job, out, factor)
+                if total is not None:
+                    return cast(total, layer.dtype)
+            value = layers.values(job, out)
         else:
             if per_row.margin is not None:
                 raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
