@@ -206,3 +206,99 @@ def test_dtypes_that_differ_are_refused():
     _, free, y = torch_operands()
     with pytest.raises(TypeError, match="must have one dtype"):
         A.linear_loss(free[0].float(), free[1], y)
+
+
+# -- further losses -----------------------------------------------------------------------------------------------------------------
+
+
+def sparsemax_plus(s, y, a, mapping):
+    """The loss of Sparsemax+ as it is written, row by row."""
+    out = []
+    for row, t in zip(s, y):
+        p, e = A.apply(mapping, row), np.exp(row - row.max())
+        q = e / e.sum()
+        zeros = (p == 0) & (np.arange(len(row)) != t)
+        value = float(A.fenchel_young(mapping, row, int(t), reduction="none"))
+        out.append(value - a * (1 - q[t]) * np.log(1 - q[zeros].sum()))
+    return np.array(out)
+
+
+@pytest.mark.whole(lambda kind: kind == "jax")
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "strict"])
+@pytest.mark.parametrize("name", ["sparsemax", "entmax15"])
+def test_the_loss_of_classes_without_a_probability(name, kind):
+    x, weight, bias, y, *_ = operands(seed=3)
+    mapping = MAPS[name]
+    want = sparsemax_plus(x @ weight.T + bias, y, 0.7, mapping)
+    a, w, b, t = made(kind, x, weight, bias, y)
+    got = back(A.linear_loss(a, w, t, mapping, linear_bias=b, suppress=0.7, reduction="none"))
+    close(got, want, 1e-4 if kind == "jax" else 1e-9)
+    y[2] = -100
+    t = made(kind, y)[0]
+    mean = back(A.linear_loss(a, w, t, mapping, linear_bias=b, suppress=0.7))
+    close(mean, np.delete(want, 2).mean(), 1e-4 if kind == "jax" else 1e-9)
+
+
+def test_gradients_of_further_losses():
+    torch, free, y = torch_operands(seed=3)
+    y[2] = -100
+    numbers = torch.linspace(0.5, 2, 60, dtype=torch.float64)
+    for mapping, options in (
+        (Sparsemax(), {"suppress": 0.7}),
+        (Softmax(), {"z_loss": 0.3}),
+        (Softmax(), {"z_loss": 0.3, "chunk": 16, "weight": numbers}),
+        (Softmax(), {"z_loss": 0.3, "chunk": 16, "label_smoothing": 0.1}),
+        (Softmax(), {"z_loss": 0.3, "transform": A.transforms.softcap(2.0)}),
+    ):
+        loss = lambda *o: A.linear_loss(*o[:2], y, mapping, linear_bias=o[2], **options)  # noqa: B023, E731
+        if "suppress" not in options:  # there the share of the target is held constant
+            assert torch.autograd.gradcheck(loss, free, atol=1e-6)
+        s = (free[0] @ free[1].T + free[2]).detach()
+        if "softcap" in str(options):
+            s = 2.0 * torch.tanh(s / 2.0)
+        if mapping.is_softmax:
+            kept = y >= 0
+            given = {"weight": options.get("weight"), "label_smoothing": options.get("label_smoothing", 0.0)}
+            want = torch.nn.functional.cross_entropy(s, y, ignore_index=-100, reduction="none", **given)
+            norm = kept.double() if given["weight"] is None else numbers[y.clamp(min=0)] * kept
+            want = (want + 0.3 * s.logsumexp(1) ** 2 * kept).sum() / norm.sum()
+            close(loss(*free).detach(), want, 1e-9)
+
+
+def test_compiled_further_losses():
+    torch, free, y = torch_operands("float32", seed=3)
+
+    def step(x, w):
+        return A.linear_loss(x, w, y, z_loss=0.5) + A.linear_loss(x, w, y, "sparsemax", suppress=0.5)
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        close(compiled(*free[:2]), step(*free[:2]), 1e-5)
+
+
+def test_further_losses_are_refused_where_they_have_no_meaning():
+    x, weight, _, y, *_ = operands()
+    with pytest.raises(ValueError, match="z_loss= applies to softmax only"):
+        A.linear_loss(x, weight, y, "sparsemax", z_loss=1.0)
+    with pytest.raises(ValueError, match="suppress= applies to maps that give classes probability 0"):
+        A.linear_loss(x, weight, y, suppress=1.0)
+    with pytest.raises(TypeError, match="suppress= needs class indices"):
+        A.linear_loss(x, weight, np.full((len(x), 60), 1 / 60), "sparsemax", suppress=1.0)
+    with pytest.raises(ValueError, match="z_loss must be a finite number of at least 0"):
+        A.linear_loss(x, weight, y, z_loss=-1.0)
+
+
+def test_a_masked_row_and_a_lost_one_with_further_losses():
+    torch, free, y = torch_operands(seed=3)
+    x, weight, _ = free
+    mask = torch.ones(len(x), 60, dtype=torch.bool)
+    mask[1] = False
+    y[1] = -100
+    with torch.no_grad():
+        x[2, 0] = float("nan")
+    for mapping, options in ((Sparsemax(), {"suppress": 0.7}), (Softmax(), {"z_loss": 0.3})):
+        value = A.linear_loss(x, weight, y, mapping, mask=mask, reduction="none", **options)
+        assert value[1] == 0
+        assert value[2].isnan()
+        (g,) = torch.autograd.grad(value[[0, 1, 3, 4, 5, 6]].sum(), x)
+        assert torch.isfinite(g[[0, 1, 3, 4, 5, 6]]).all()

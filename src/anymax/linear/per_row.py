@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Self
@@ -11,8 +12,9 @@ from .._array import Array, is_array, namespace, upcast
 from .._core.mapping import Mapping
 from .._core.typing import LossKind
 from ..likelihood.terms import terms_of
+from ..losses.suppression import suppression
 from ..losses.verbs import loss_of_kind
-from ..thresholds import tau_and_support
+from ..thresholds import logsumexp, tau_and_support
 from ..transforms.base import Transform, put_through
 
 
@@ -26,6 +28,8 @@ class PerRow(ABC):
     margin: Callable[..., Any] | None = None
     scale: float = 1.0  # of the cosines that the margin takes
     least: float = 0.0  # softmax may leave out the gradient of classes below this probability
+    z_loss: float = 0.0  # the factor of logsumexp squared
+    suppress: float = 0.0  # the factor of the loss of classes with probability 0
 
     def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Any:
         """Compute them from all scores of the rows; a class index of -1 means no class."""
@@ -68,7 +72,19 @@ class RowLoss(PerRow):
         s = self.transformed(upcast(scores, namespace(scores)))
         if self.margin is not None:
             s = self.scale * self.margin(s / self.scale, target, -1)
-        return _loss(mapping, s, target, class_weight, self.smoothing)
+        value = _loss(mapping, s, target, class_weight, self.smoothing)
+        if self.z_loss:
+            value = value + self.z_term(logsumexp(s), target)
+        if self.suppress:
+            value = value + self.suppress * suppression(mapping, s, target)
+        return value
+
+    def z_term(self, level: Array, target: Array | None) -> Array:
+        """`z_loss` times the square of logsumexp, 0 for a row without a class, one that is all masked, or one that has a target of -1."""
+        xp = namespace(level)
+        some = level > -math.inf if target is None or target.ndim > 1 else (level > -math.inf) & (target >= 0)
+        level = xp.where(some | xp.isnan(level), level, xp.zeros_like(level))
+        return self.z_loss * level * level
 
     def of_candidates(self, mapping: Mapping, s: Array, at: Any) -> Array:
         """The loss without smoothing, margin and class weights."""

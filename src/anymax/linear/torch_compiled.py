@@ -22,7 +22,8 @@ from .torch_groups import by_rows
 Tensor = torch.Tensor
 
 _OPERANDS = "Tensor x, Tensor weight, Tensor? bias, Tensor? keep, Tensor index, Tensor? class_weight"
-_ARGUMENTS = f"{_OPERANDS}, str spec, float smoothing, str terms, int chunk"
+_ARGUMENTS = f"{_OPERANDS}, str spec, float[] loss, str terms, int chunk"
+_LOSS = ("smoothing", "z_loss", "suppress")  # the numbers of a loss
 _LIBRARY = library(__name__)
 _LIBRARY.define(f"layer({_ARGUMENTS}) -> Tensor")
 _LIBRARY.define(f"layer_vjp(Tensor g, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor)")
@@ -35,8 +36,8 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        *tensors, spec, smoothing, terms, chunk = inputs
-        ctx.call = spec, smoothing, terms, chunk
+        *tensors, spec, loss, terms, chunk = inputs
+        ctx.call = spec, loss, terms, chunk
         ctx.save_for_backward(*tensors)
 
     @staticmethod
@@ -53,7 +54,7 @@ def values(job: Job) -> Tensor | None:
     if spec is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
         return None
     tensors = layer.x, layer.weight, layer.bias, layer.keep, job.target, job.class_weight
-    call = *tensors, spec, per_row.smoothing, _name_of(per_row), chunk
+    call = *tensors, spec, [getattr(per_row, name) for name in _LOSS], _name_of(per_row), chunk
     if layer.recorded():
         return _Layer.apply(*call)
     return torch.ops.anymax.layer(*call)  # torch.compile can't trace an autograd function without a gradient
@@ -61,12 +62,14 @@ def values(job: Job) -> Tensor | None:
 
 def _values(
     x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, index: Tensor, class_weight: Tensor | None, spec: str,
-    smoothing: float, terms: str, chunk: int,
+    loss: list[float], terms: str, chunk: int,
 ) -> Tensor:  # fmt: skip
     layer = Layer(x, weight, bias, keep, mapping_from(spec, []), (x.shape[0],), x.dtype)
     who = "a compiled output layer"
     per_row = (
-        RowTerms(who, entropy="entropy" in terms, rest="rest" in terms) if terms else RowLoss(who, smoothing=smoothing)
+        RowTerms(who, entropy="entropy" in terms, rest="rest" in terms)
+        if terms
+        else RowLoss(who, **dict(zip(_LOSS, loss, strict=True)))
     )
     job = Job(layer, per_row, index, class_weight, None if chunk < 0 else chunk)
     found = torch_values.values(job, per_row.empty_rows(index))
@@ -95,7 +98,7 @@ def _name_of(per_row: PerRow) -> str:
 
 def _forward_fake(
     x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, index: Tensor, class_weight: Tensor | None, spec: str,
-    smoothing: float, terms: str, chunk: int,
+    loss: list[float], terms: str, chunk: int,
 ) -> Tensor:  # fmt: skip
     shape = (x.shape[0], index.shape[1] + terms.count(",")) if terms else (x.shape[0],)
     return x.new_empty(shape, dtype=wide_dtype(x, torch))

@@ -17,6 +17,7 @@ from ..autodiff.torch import BRIDGE
 from ..likelihood.terms import terms_of
 from ..losses.targets import weighted
 from ..mappings import Softmax
+from ..thresholds import logsumexp
 from .job import Job
 from .layer import Layer
 from .per_row import PerRow, RowTerms
@@ -34,6 +35,8 @@ def values(job: Job, out: Tensor) -> Tensor | None:
     """The result for each row, 0 for rows in `out`; None if these ways do not apply, as when all scores of a row are needed at once."""
     layer, terms = job.layer, isinstance(job.per_row, RowTerms)
     if not runs_eagerly(layer, job.class_weight):
+        return None
+    if job.per_row.suppress:
         return None
     of: Any = _terms_of_softmax if terms else _of_softmax
     if not layer.mapping.is_softmax:
@@ -55,7 +58,7 @@ def values(job: Job, out: Tensor) -> Tensor | None:
 def has_candidates(job: Job) -> bool:
     """True if `values` computes the loss from few scores of each row, so that its gradient is sparse; or softmax's by a GPU's kernels."""
     layer = job.layer
-    if job.per_row.transforms or not runs_eagerly(layer, job.class_weight):
+    if job.per_row.transforms or job.per_row.suppress or not runs_eagerly(layer, job.class_weight):
         return False
     if layer.mapping.is_softmax:
         return job.per_row.least > 0 or layer.x.device.type != "cpu" or layer.x.dtype is not wide_dtype(layer.x, xp)
@@ -97,11 +100,12 @@ def _of_softmax(job: Job) -> Tensor:
     if per_row.margin is not None:
         two = torch.cat([_moved(two[:, :1], per_row), two[:, 1:]], 1)
     value = per_row.of_candidates(_SOFTMAX, two, torch.zeros_like(job.target))
+    z_term = per_row.z_term(logsumexp(two), job.target) if per_row.z_loss else 0.0
     if u is None:
-        return _weighted(job, value)
+        return _weighted(job, value) + z_term
     level = two[:, 0] + value  # logsumexp of the row
     share = 1.0 - per_row.smoothing if class_weight is None else (1.0 - per_row.smoothing) * class_weight[job.target]
-    return share * value + per_row.smoothing * (u.sum() * level - even)
+    return share * value + per_row.smoothing * (u.sum() * level - even) + z_term
 
 
 def _terms_of_softmax(job: Job) -> Tensor:

@@ -7,6 +7,7 @@ backward pass computes each block of scores again. `layer` reads the operands, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,8 @@ def linear_loss(
     transform: Callable[[Any], Any] | None = None,
     chunk: int | None = None,
     least: float = 0.0,
+    suppress: float = 0.0,
+    z_loss: float = 0.0,
 ) -> ArrayT:
     """The loss of a map on the scores `x @ linear_weight.T + linear_bias` of an output layer, which are never all held.
 
@@ -93,6 +96,13 @@ def linear_loss(
         For softmax, a probability below which a class gets no gradient; 0, the default, keeps all. If no row has more than a
         few hundred classes above it, the backward pass is as fast as that of a sparse map: 0.004 helps, 1e-4 does not. The
         loss stays exact, and so does the gradient where there is nothing to gain, in JAX and under torch.compile.
+    suppress
+        For a sparse map, the factor of a second loss that lowers the scores of the classes with probability 0, as in
+        Sparsemax+: `(1 - s_t) * -log(1 - s_0)`, where s is the softmax of the scores, s_t the share of the target, held
+        constant, and s_0 that of all classes with probability 0 but the target. Its gradient reaches all classes. It needs
+        class indices.
+    z_loss
+        For softmax, the factor of logsumexp squared, which keeps the scores small; class weights do not change it.
 
     Returns
     -------
@@ -112,7 +122,20 @@ def linear_loss(
     least = _array.check_scalar(f"{who}: least", least, lambda v: 0 <= v < 1, "a probability, from 0 to below 1")
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
-    per_row = RowLoss(who, row_transforms(who, transform), float(options.label_smoothing), least=float(least))
+    z_loss, suppress = (
+        _array.check_scalar(f"{who}: {name}", value, lambda v: 0 <= v < math.inf, "a finite number of at least 0")
+        for name, value in (("z_loss", z_loss), ("suppress", suppress))
+    )
+    if z_loss and not layer.mapping.is_softmax:
+        raise ValueError(f"{who}: z_loss= applies to softmax only; leave it out with {layer.mapping!r}")
+    if suppress and not layer.mapping.facts.sparse:
+        raise ValueError(
+            f"{who}: suppress= applies to maps that give classes probability 0, such as sparsemax; leave it out with {layer.mapping!r}"
+        )
+    per_row = RowLoss(
+        who, row_transforms(who, transform), float(options.label_smoothing), least=float(least), z_loss=float(z_loss),
+        suppress=float(suppress),
+    )  # fmt: skip
     return _loss(layer, target, options, per_row, check_chunk(who, chunk))
 
 
@@ -198,6 +221,8 @@ def _loss(layer: Layer, target: Any, options: LossOptions, per_row: PerRow, chun
                     return cast(total, layer.dtype)
             value = layers.values(job, out)
         else:
+            if per_row.suppress:
+                raise TypeError(f"{who}: target: suppress= needs class indices of an integer dtype, got {target.dtype}")
             if per_row.margin is not None:
                 raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
             y = xp.reshape(target, (layer.rows, layer.classes))

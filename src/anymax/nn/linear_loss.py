@@ -43,6 +43,9 @@ class LinearLoss(OfMapping):
         For how many classes scores are computed at a time; None lets the library choose.
     least
         For softmax, classes with a probability below this number get no gradient; 0 leaves out none. See `linear_loss`.
+    suppress, z_loss
+        The factors of two further losses: of the classes that a sparse map gives probability 0, and of softmax's logsumexp
+        squared. See `linear_loss`.
 
     Examples
     --------
@@ -71,6 +74,8 @@ class LinearLoss(OfMapping):
         label_smoothing: float = 0.0,
         chunk: int | None = None,
         least: float = 0.0,
+        suppress: float = 0.0,
+        z_loss: float = 0.0,
         learn: str | None = None,
         bounds: tuple[float, float] = (1.0, 2.0),
         device: torch.device | str | int | None = None,
@@ -85,6 +90,7 @@ class LinearLoss(OfMapping):
         self.chunk = chunk
         self.options: dict[str, Any] = {
             "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing, "least": least,
+            "suppress": suppress, "z_loss": z_loss,
         }  # fmt: skip
         self.reset_parameters()
 

@@ -18,12 +18,13 @@ from .._core.elsewhere import answering
 from .._core.mapping import Mapping
 from .base import Composed, Transform, is_function
 from .scaling import cosine, mask, mix, noise, normalize, prior, scalable, temperature
+from .softcap import softcap
 from .tokens import logit_bias, repetition_penalty
 from .truncation import epsilon_cutoff, eta, minp, topk, topnsigma, topp, typical, xtc
 
 __all__ = [
     "Composed", "Transform", "compose", "cosine", "epsilon_cutoff", "eta", "logit_bias", "mask", "minp", "mix", "noise",
-    "normalize", "prior", "repetition_penalty", "scalable", "temperature", "topk", "topnsigma", "topp", "typical", "xtc",
+    "normalize", "prior", "repetition_penalty", "scalable", "softcap", "temperature", "topk", "topnsigma", "topp", "typical", "xtc",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

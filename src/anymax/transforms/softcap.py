@@ -1,0 +1,40 @@
+"""The transform `softcap`: scores that can't leave an interval."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .._array import Array, Namespace, pick_axis
+from .._core.typing import Parameter
+from .base import Transform, check_range, makes_transform, on_kept
+
+
+@makes_transform
+def softcap(cap: Parameter, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """`cap * tanh(x / cap)`: scores far below `cap` are nearly unchanged, and none is above `cap` or below `-cap`.
+
+    Gemma 2 has it with 30 in its output layer; give it to `linear_loss` and the other functions of output layers as `transform=`.
+    `anymax.attention` has an option of that name.
+
+    Parameters
+    ----------
+    cap
+        A number above 0, or an array with one value per row: [..., 1].
+
+    Examples
+    --------
+    >>> softcap(30.0)([0.0, 15.0, 300.0, -math.inf]).round(3)
+    array([ 0.   , 13.864, 30.   ,   -inf])
+    """
+    check_range("softcap", "cap", cap, lambda v: (v > 0) & (v < math.inf), "a finite number above 0")
+    return _Softcap((("cap", cap),), pick_axis(axis, dim))
+
+
+class _Softcap(Transform):
+    name = "softcap"
+    aligned = ("cap",)
+
+    def rows(self, x: Array, xp: Namespace, cap: Any) -> Array:
+        capped = on_kept(x, lambda y: cap * xp.tanh(y / cap), xp)
+        return xp.where(x == math.inf, x, capped)  # a row with +inf stays one that is lost
