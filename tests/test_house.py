@@ -25,7 +25,7 @@ FLOORS = (
     ("likelihood", "segments", "contract"),
     ("sampling", "_attention", "linear"),
     ("_config", "distributed", "margins"),
-    ("nn", "sklearn", "plot"),
+    ("nn", "sklearn", "plot", "contrastive"),
     ("hf", "numpyro", "cli"),
     ("__init__", "__main__"),
 )

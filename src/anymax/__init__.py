@@ -106,6 +106,7 @@ if TYPE_CHECKING:
     from . import plot as plot
     from . import sklearn as sklearn
     from ._attention.packed import attention_varlen
+    from .contrastive import contrastive_loss
     from .linear import linear_log_prob, linear_log_prob_entropy, linear_loss, linear_topk_kl
 
 
@@ -148,6 +149,7 @@ handed.check()
 _LATE = ("distributed", "hf", "linear", "nn", "numpyro", "plot", "sklearn")
 _LATE_NAMES = {  # functions whose modules are slow to load, and those modules
     "attention_varlen": "_attention.packed",
+    "contrastive_loss": "contrastive",
     "linear_log_prob": "linear",
     "linear_log_prob_entropy": "linear",
     "linear_loss": "linear",
@@ -170,7 +172,7 @@ _MOVED = {  # names that have moved, and where they are now
 __all__ = [
     "Facts", "LinearState", "Mapping", "RatioMap", "Segments", "Separable", "__version__",
     "accuracy_loss", "apply", "attention", "attention_varlen", "budget", "check_mapping", "choose", "compose",
-    "cosine", "cross_entropy", "entmax", "entmax15", "entmax15_loss", "entmax_loss", "entropy",
+    "contrastive_loss",    "cosine", "cross_entropy", "entmax", "entmax15", "entmax15_loss", "entmax_loss", "entropy",
     "explain", "explain_attention", "facts", "fenchel_young", "gumbel_max",
     "gumbel_softmax", "jacobian", "linear_attention", "linear_log_prob",
     "linear_log_prob_entropy", "linear_loss", "linear_topk_kl", "log_apply", "log_prob", "log_prob_entropy", "log_softmax",

@@ -32,6 +32,10 @@ class LayerBridge(ABC):
         """`factor` times the sum of `values`, if its gradient is best computed with it; else None."""
         return None
 
+    def both_ways(self, a: Array, b: Array) -> tuple[Array, Array] | None:
+        """The cross-entropies of the rows and columns of `a @ b.T`, with targets on the diagonal; None if two losses do it as well."""
+        return None
+
     def thresholds(self, job: Job) -> tuple[Array, Array]:
         """tau of each row, and the number of classes with a probability above 0; without a derivative."""
         return self.by_rows(job)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .._array import compiling, exporting
-from . import torch_candidate_scores, torch_groups, torch_values
+from . import torch_candidate_scores, torch_contrastive, torch_groups, torch_values
 from .bridge import LayerBridge
 from .job import Job
 from .layer import Layer
@@ -38,6 +38,9 @@ class TorchLayers(LayerBridge):
             return None
         rows = (~out).nonzero(as_tuple=True)[0] if runs_eagerly(job.layer) and bool(out.any()) else None
         return total(job if rows is None else job.part(rows), factor)
+
+    def both_ways(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
+        return None if compiling() else torch_contrastive.both_ways(a, b)
 
     def thresholds(self, job: Job) -> tuple[Tensor, Tensor]:
         found = torch_values.thresholds(job)

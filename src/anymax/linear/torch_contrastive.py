@@ -1,0 +1,101 @@
+"""PyTorch: softmax of the scores of all pairs, along the rows and along the columns, a block of scores at a time.
+
+Both directions share the blocks. The gradient computes each block again; the gradient of the gradient holds all scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .._array import plain_backward, wide_dtype
+from ..autodiff.saving import save, saved
+from ..autodiff.torch import plain_grads
+from ..mappings import Softmax
+from .layer import Layer
+from .torch_candidates import BlockSize, ScoreBlocks, logsumexp
+from .torch_groups import runs_eagerly
+
+Tensor = torch.Tensor
+
+_SOFTMAX = Softmax()
+_SIZE = BlockSize(1024, 2048)
+
+
+def both_ways(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The cross-entropies of the scores `a @ b.T` whose targets are on the diagonal, of the rows and of the columns; None if traced."""
+    return _BothWays.apply(a, b) if a.shape[0] and runs_eagerly(_layer(a, b)) else None
+
+
+class _BothWays(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        wide, n = wide_dtype(a, torch), a.shape[0]
+        ctx.set_materialize_grads(False)
+        own, rows = (torch.empty(n, dtype=wide, device=a.device) for _ in range(2))
+        tiles = math.ceil(n / _SIZE.rows)
+        columns = own.new_empty((n, tiles))
+        for number, (tile, scores) in enumerate(_tiles(a, b)):
+            found = []
+            for i, j in _SIZE.parts(scores.layer):
+                s = scores.block(i, j)
+                pairs, diagonal = _diagonal(s, tile, i, j)
+                own[pairs] = diagonal.to(wide)
+                found.append(logsumexp(s, wide))
+                columns[i:j, number] = logsumexp(s.t().contiguous(), wide)[:, 0]
+            rows[tile] = torch.cat(found, 1).logsumexp(1)
+        levels = rows, columns.logsumexp(1)
+        save(ctx, a, b, *levels)
+        return tuple(_not_negative(level - own) for level in levels)  # type: ignore[return-value]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        a, b, rows, columns = saved(ctx)
+        if plain_backward(*grads):
+            return (*plain_grads(_plain, (a, b), grads),)
+        of_rows, of_columns = (torch.zeros_like(rows) if g is None else g.to(rows.dtype) for g in grads)
+        da, db = torch.zeros_like(a, dtype=rows.dtype), torch.zeros_like(b, dtype=rows.dtype)
+        for tile, scores in _tiles(a, b):
+            for i, j in _SIZE.parts(scores.layer):
+                s = scores.block(i, j)
+                p = s.to(rows.dtype)
+                q = (p - columns[None, i:j]).exp_().mul_(of_columns[None, i:j])
+                p = p.sub_(rows[tile, None]) if p is s else p - rows[tile, None]
+                q.addcmul_(p.exp_(), of_rows[tile, None])
+                pairs, diagonal = _diagonal(q, tile, i, j)
+                diagonal -= of_rows[pairs] + of_columns[pairs]
+                q = q.to(s.dtype)
+                da[tile] += q @ scores.weight(i, j)
+                db[i:j] += q.t() @ scores.x
+        return da.to(a.dtype), db.to(b.dtype)
+
+
+def _layer(a: Tensor, b: Tensor) -> Layer:
+    return Layer(a, b, None, None, _SOFTMAX, (a.shape[0],), a.dtype)
+
+
+def _tiles(a: Tensor, b: Tensor) -> Iterator[tuple[slice, ScoreBlocks]]:
+    """Some rows at a time, and the blocks of their scores."""
+    layer = _layer(a, b)
+    buffer = _SIZE.buffer(layer)
+    for tile in _SIZE.tiles(layer):
+        yield tile, ScoreBlocks(layer.part(tile), _SIZE, None, buffer)
+
+
+def _diagonal(s: Tensor, tile: slice, i: int, j: int) -> tuple[slice, Tensor]:
+    """The pairs whose score, that of a row and its own column, is in this block; and a view of these scores."""
+    first, last = max(tile.start, i), max(min(tile.stop, j), max(tile.start, i))
+    return slice(first, last), s[first - tile.start : last - tile.start, first - i : last - i].diagonal()
+
+
+def _not_negative(value: Tensor) -> Tensor:
+    """The value, 0 where rounding made it negative."""
+    return torch.where(value < 0, 0.0, value)
+
+
+def _plain(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    s = (a @ b.T).to(wide_dtype(a, torch))
+    return s.logsumexp(1) - s.diagonal(), s.logsumexp(0) - s.diagonal()
