@@ -302,3 +302,14 @@ def test_a_masked_row_and_a_lost_one_with_further_losses():
         assert value[2].isnan()
         (g,) = torch.autograd.grad(value[[0, 1, 3, 4, 5, 6]].sum(), x)
         assert torch.isfinite(g[[0, 1, 3, 4, 5, 6]]).all()
+
+
+def test_what_a_loss_will_do_can_be_read():
+    _, free, y = torch_operands("float32")
+    told = lambda *a, **k: A.linear.explain_linear_loss(*free[:2], y, *a, **k)  # noqa: E731
+    assert told() == "all 60 scores of 7 rows at a time, with their gradient in the forward pass"
+    assert told(chunk=16) == "the scores of 16 classes and 7 rows at a time, computed again for the gradient"
+    assert "each row keeps those" in told("sparsemax")
+    assert told("taylor", reduction="none").endswith("computed again for the gradient")
+    with pytest.raises(TypeError, match="chunks"):
+        told(chunks=3)

@@ -15,9 +15,16 @@ targets; `bridge` loops over the rows, `torch` and `jax` with a gradient. torch 
 from .bridge import BRIDGE as _PLAIN
 from .bridge import LayerBridge
 from .likelihoods import linear_log_prob, linear_log_prob_entropy, linear_topk_kl
-from .verbs import linear_loss, linear_threshold
+from .verbs import explain_linear_loss, linear_loss, linear_threshold
 
-__all__ = ["linear_log_prob", "linear_log_prob_entropy", "linear_loss", "linear_threshold", "linear_topk_kl"]
+__all__ = [
+    "explain_linear_loss",
+    "linear_log_prob",
+    "linear_log_prob_entropy",
+    "linear_loss",
+    "linear_threshold",
+    "linear_topk_kl",
+]
 
 
 def layer_bridge(framework: str) -> LayerBridge:

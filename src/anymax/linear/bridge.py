@@ -36,6 +36,11 @@ class LayerBridge(ABC):
         """The cross-entropies of the rows and columns of `a @ b.T`, with targets on the diagonal; None if two losses do it as well."""
         return None
 
+    def plan(self, job: Job, indices: bool, total: bool) -> str:
+        """What is held at a time. indices: the targets are classes; total: the caller wants a sum or a mean."""
+        layer = job.layer
+        return f"all {layer.classes} scores of {rows_at_a_time(layer, job.chunk)} rows at a time"
+
     def thresholds(self, job: Job) -> tuple[Array, Array]:
         """tau of each row, and the number of classes with a probability above 0; without a derivative."""
         return self.by_rows(job)

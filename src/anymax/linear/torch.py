@@ -11,7 +11,8 @@ from . import torch_candidate_scores, torch_contrastive, torch_groups, torch_val
 from .bridge import LayerBridge
 from .job import Job
 from .layer import Layer
-from .torch_groups import runs_eagerly, total
+from .torch_candidates import BlockSize
+from .torch_groups import rows_ahead, rows_of_group, runs_eagerly, total
 
 Tensor = torch.Tensor
 
@@ -41,6 +42,19 @@ class TorchLayers(LayerBridge):
 
     def both_ways(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
         return None if compiling() else torch_contrastive.both_ways(a, b)
+
+    def plan(self, job: Job, indices: bool, total: bool) -> str:
+        layer, few = job.layer, torch_values.has_candidates(job)
+        rows = rows_ahead(job) if total and indices and not few else None
+        if rows is not None:
+            return f"all {layer.classes} scores of {rows} rows at a time, with their gradient in the forward pass"
+        blocks = BlockSize.of(layer, job.chunk)
+        some = f"the scores of {blocks.classes} classes and {blocks.rows} rows at a time"
+        if indices and few and not layer.mapping.is_softmax:
+            return f"{some}, of which each row keeps those that may have a probability; a gradient of these alone"
+        if indices and layer.mapping.is_softmax and not job.per_row.transforms:
+            return f"{some}, computed again for the gradient"
+        return f"all {layer.classes} scores of {rows_of_group(job)} rows at a time, computed again for the gradient"
 
     def thresholds(self, job: Job) -> tuple[Tensor, Tensor]:
         found = torch_values.thresholds(job)

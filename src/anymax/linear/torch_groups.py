@@ -168,8 +168,12 @@ def by_rows(job: Job) -> Any:
         return in_turn(job)
     if not layer.rows or _learns(job):
         return job.result()
-    step = rows_at_a_time(layer, job.chunk, _GROUP.get(layer.x.device.type, _MANY))
-    return _Groups.apply(job, step, *_tensors(job))
+    return _Groups.apply(job, rows_of_group(job), *_tensors(job))
+
+
+def rows_of_group(job: Job) -> int:
+    """How many rows `by_rows` takes at a time."""
+    return rows_at_a_time(job.layer, job.chunk, _GROUP.get(job.layer.x.device.type, _MANY))
 
 
 def total(job: Job, factor: Tensor) -> Tensor | None:
@@ -177,17 +181,20 @@ def total(job: Job, factor: Tensor) -> Tensor | None:
 
     None where there is no gradient to compute, where it would take more memory than half the weight, or where the caller says `chunk`.
     """
+    step = rows_ahead(job)
+    return None if step is None else _Ahead.apply(job, step, factor, *_tensors(job))
+
+
+def rows_ahead(job: Job) -> int | None:
+    """How many rows `total` takes at a time; None as there."""
     layer = job.layer
     if job.chunk is not None or not layer.rows or not runs_eagerly(layer, job.target, job.class_weight):
         return None
     if not layer.recorded() or _learns(job):
         return None
-    step = max(
-        layer.x.shape[1] // 4, _SMALL // layer.classes
-    )  # the scores and their gradient take half the memory of the weight
-    if step < min(layer.rows, _FEW):
-        return None
-    return _Ahead.apply(job, min(step, layer.rows), factor, *_tensors(job))
+    # the scores and their gradient take half the memory of the weight
+    step = max(layer.x.shape[1] // 4, _SMALL // layer.classes)
+    return None if step < min(layer.rows, _FEW) else min(step, layer.rows)
 
 
 def _learns(job: Job) -> bool:

@@ -7,14 +7,15 @@ backward pass computes each block of scores again. `layer` reads the operands, a
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
 
 from .. import _array
-from .._array import Array, namespace, quiet, upcast
+from .._array import Array, device_of, namespace, quiet, upcast
 from .._core.mapping import Mapping
-from .._core.options import check_keywords, documented_like
+from .._core.options import check_keywords, check_options, documented_like
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
 from ..autodiff import bridge
@@ -115,9 +116,56 @@ def linear_loss(
     >>> anymax.linear_loss(x, weight, [0, 1], anymax.Sparsemax()), anymax.linear_loss(x, weight, [0, 1]).round(3)
     (np.float64(0.0), np.float64(0.275))
     """
-    who = "linear_loss"
+    layer, options, per_row, chunk = _read(
+        "linear_loss", x, linear_weight, mapping, linear_bias=linear_bias, weight=weight, reduction=reduction, ignore_index=ignore_index,
+        label_smoothing=label_smoothing, mask=mask, transform=transform, chunk=chunk, least=least, suppress=suppress, z_loss=z_loss,
+    )  # fmt: skip
+    return _loss(layer, target, options, per_row, chunk)
+
+
+@check_keywords(_HINTS, bias="linear_bias")
+@documented_like(linear_loss)
+def explain_linear_loss(
+    x: ArrayT | Numbers,
+    linear_weight: Any,
+    target: Target,
+    mapping: Mapping | str = _SOFTMAX,
+    **options: Any,
+) -> str:
+    """How `linear_loss` computes a call: which scores it holds at a time, and when it computes the gradient.
+
+    Use it if a step takes longer, or more memory, than you expect. It computes no loss.
+
+    Parameters
+    ----------
+    options
+        Those of `linear_loss`.
+
+    Returns
+    -------
+    str
+        A line to read.
+
+    Examples
+    --------
+    >>> x, weight = [[1.0, 0.0], [0.0, 2.0]], [[2.0, 0.0], [0.0, 2.0], [1.0, 1.0]]
+    >>> anymax.linear.explain_linear_loss(x, weight, [0, 1], anymax.Sparsemax())
+    'all 3 scores of 2 rows at a time'
+    """
+    who, parameters = "explain_linear_loss", inspect.signature(linear_loss).parameters.values()
+    allowed = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    options = allowed | check_options(who, tuple(allowed), options)
+    layer, read, per_row, chunk = _read(who, x, linear_weight, mapping, **options)
+    job, out, _ = _job(layer, target, read, per_row, chunk)
+    return bridge(layer.x).layers.plan(job, indices=out is not None, total=read.reduction != "none")
+
+
+def _read(
+    who: str, x: Any, linear_weight: Any, mapping: Any, *, linear_bias: Any, weight: Any, mask: Any, transform: Any, chunk: Any,
+    least: Any, suppress: Any, z_loss: Any, **given: Any,
+) -> tuple[Layer, LossOptions, RowLoss, int | None]:  # fmt: skip
+    """The layer, and what to compute, from the arguments of `linear_loss`."""
     layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
-    given = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
     options = LossOptions.read(who, weight, given)
     least = _array.check_scalar(f"{who}: least", least, lambda v: 0 <= v < 1, "a probability, from 0 to below 1")
     if least and not layer.mapping.is_softmax:
@@ -136,7 +184,7 @@ def linear_loss(
         who, row_transforms(who, transform), float(options.label_smoothing), least=float(least), z_loss=float(z_loss),
         suppress=float(suppress),
     )  # fmt: skip
-    return _loss(layer, target, options, per_row, check_chunk(who, chunk))
+    return layer, options, per_row, check_chunk(who, chunk)
 
 
 def margin_linear_loss(
@@ -202,31 +250,40 @@ def linear_threshold(
 
 
 def _loss(layer: Layer, target: Any, options: LossOptions, per_row: PerRow, chunk: int | None) -> Any:
+    xp, layers = namespace(layer.x), bridge(layer.x).layers
+    with quiet(layer.x):
+        job, out, norm = _job(layer, target, options, per_row, chunk)
+        if out is None:
+            value = layers.by_rows(job)
+        else:
+            if options.reduction != "none":
+                factor = options.reduce(xp.ones_like(norm[:1]), norm, norm.dtype, xp)
+                total = layers.total(job, out, factor)
+                if total is not None:
+                    return cast(total, layer.dtype)
+            value = layers.values(job, out)
+    value, norm = (xp.reshape(part, layer.lead) for part in (value, norm))
+    return options.reduce(value, norm, layer.dtype, xp)
+
+
+def _job(
+    layer: Layer, target: Any, options: LossOptions, per_row: PerRow, chunk: int | None
+) -> tuple[Job, Array | None, Array]:
+    """The job, the rows that have no class, and what each row counts in a mean; None for rows if the targets are distributions."""
     who, xp, class_weight = per_row.who, namespace(layer.x), options.weight
     refuse_sharded(who, None, target=target)
     target = _array.beside(target, layer.x, "target", xp)
     one = upcast(layer.weight[:1, :1], xp)
     if class_weight is not None:
         class_weight = class_weights(class_weight, xp.broadcast_to(one, (1, layer.classes)), xp)
-    with quiet(layer.x):
-        if holds_indices(target, (*layer.lead, layer.classes), -1, f"{who}: target"):
-            index, out = class_indices(who, target, layer, options.ignore_index, xp)
-            counted = xp.where(out, -xp.ones_like(index), index)
-            job, layers = Job(layer, per_row, counted, class_weight, chunk), bridge(layer.x).layers
-            norm = counted_weight(index, out, class_weight, one.dtype, xp)
-            if options.reduction != "none":
-                factor = options.reduce(xp.ones_like(norm[:1]), norm, one.dtype, xp)
-                total = layers.total(job, out, factor)
-                if total is not None:
-                    return cast(total, layer.dtype)
-            value = layers.values(job, out)
-        else:
-            if per_row.suppress:
-                raise TypeError(f"{who}: target: suppress= needs class indices of an integer dtype, got {target.dtype}")
-            if per_row.margin is not None:
-                raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
-            y = xp.reshape(target, (layer.rows, layer.classes))
-            value = bridge(layer.x).layers.by_rows(Job(layer, per_row, y, class_weight, chunk))
-            norm = xp.ones_like(value)
-    norm = xp.reshape(norm, layer.lead)
-    return options.reduce(xp.reshape(value, layer.lead), norm, layer.dtype, xp)
+    if holds_indices(target, (*layer.lead, layer.classes), -1, f"{who}: target"):
+        index, out = class_indices(who, target, layer, options.ignore_index, xp)
+        counted = xp.where(out, -xp.ones_like(index), index)
+        norm = counted_weight(index, out, class_weight, one.dtype, xp)
+        return Job(layer, per_row, counted, class_weight, chunk), out, norm
+    if per_row.suppress:
+        raise TypeError(f"{who}: target: suppress= needs class indices of an integer dtype, got {target.dtype}")
+    if per_row.margin is not None:
+        raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
+    y = xp.reshape(target, (layer.rows, layer.classes))
+    return Job(layer, per_row, y, class_weight, chunk), None, xp.ones((layer.rows,), dtype=one.dtype, **device_of(one))
