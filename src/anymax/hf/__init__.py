@@ -24,8 +24,9 @@ except ImportError as error:
 
 from .attention import NAMES, attend, register
 from .decoding import LogitsProcessor, sample
+from .tokens import TokenStatistics, token_statistics
 
-__all__ = ["NAMES", "LogitsProcessor", "attend", "register", "sample"]
+__all__ = ["NAMES", "LogitsProcessor", "TokenStatistics", "attend", "register", "sample", "token_statistics"]
 
 
 def __dir__() -> list[str]:

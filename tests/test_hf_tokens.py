@@ -1,0 +1,111 @@
+"""log p and entropy of tokens under causal models of transformers."""
+
+from __future__ import annotations
+
+import pytest
+from hf_models import SMALL, gemma2, gpt2, its_own_warnings, llama, t5, torch, transformers
+from laws import close
+
+import anymax as A
+
+TOKENS = torch.tensor([[5, 7, 11, 2, 9, 4], [3, 8, 8, 1, 0, 0]])
+MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+
+
+def cohere(**more):
+    options = {"num_key_value_heads": 2, "logit_scale": 0.25, "pad_token_id": 0}
+    return transformers.CohereForCausalLM, transformers.CohereConfig(**SMALL, **options, **more)
+
+
+def granite(**more):
+    return transformers.GraniteForCausalLM, transformers.GraniteConfig(
+        **SMALL, num_key_value_heads=2, logits_scaling=3.0, **more
+    )
+
+
+MODELS = {
+    "llama": llama, "tied": lambda: llama(tie_word_embeddings=True), "gpt2": gpt2, "cohere": cohere, "granite": granite,
+    "gemma2": lambda: gemma2(final_logit_softcapping=0.5),
+}  # fmt: skip
+
+
+def build(name):
+    torch.manual_seed(0)
+    kind, config = MODELS[name]()
+    model = kind(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(4.0)  # so that the logits differ
+    return model
+
+
+@its_own_warnings
+@pytest.mark.whole(lambda name: name not in ("llama", "gemma2"))
+@pytest.mark.parametrize("name", MODELS)
+def test_are_those_of_the_logits(name):
+    model = build(name)
+    for mapping, temperature in (("softmax", None), ("softmax", 0.7), ("entmax15", 0.7)):
+        got = A.hf.token_statistics(model, TOKENS, MASK, mapping=mapping, temperature=temperature)
+        logits = model(input_ids=TOKENS, attention_mask=MASK).logits[:, :-1] / (temperature or 1.0)
+        want = A.log_prob_entropy(mapping, logits, TOKENS[:, 1:])
+        there = MASK[:, 1:] == 1
+        for one, other in zip(got, want):
+            close(one.detach()[there].exp(), other.detach()[there].exp(), 1e-4)
+            assert not one[~there].any()
+        if mapping == "softmax":
+            weights = list(model.parameters())
+            grads = torch.autograd.grad(got.log_prob.sum() + got.entropy.sum(), weights, allow_unused=True)
+            sums = (want[0][there].sum() + want[1][there].sum(), weights)
+            for one, other in zip(grads, torch.autograd.grad(*sums, allow_unused=True)):
+                assert (one is None) == (other is None)
+                if one is not None:
+                    close(one, other, 1e-3)
+
+
+@its_own_warnings
+def test_the_last_tokens_and_wrapped_models():
+    model = build("llama")
+    whole = A.hf.token_statistics(model, TOKENS, MASK)
+    for wrapped in (model, torch.nn.DataParallel(model)):
+        part = A.hf.token_statistics(wrapped, TOKENS, MASK, last=3)
+        for one, other in zip(part, whole):
+            close(one.detach(), other[:, -3:].detach(), 1e-6)
+    assert A.hf.token_statistics(model, TOKENS, last=0).log_prob.shape == (2, 0)
+
+
+@its_own_warnings
+def test_a_support_of_the_sampler():
+    model = build("llama")
+    ids = torch.stack([TOKENS[:, 1:].flatten(), (TOKENS[:, 1:].flatten() + 3) % 50], 1)
+    support = ids.flatten(), torch.arange(0, ids.numel() + 1, 2)
+    got = A.hf.token_statistics(model, TOKENS, support=support)
+    logits = model(input_ids=TOKENS).logits[:, :-1].reshape(10, 50)
+    want = A.log_prob_entropy("softmax", logits, TOKENS[:, 1:].flatten(), support=support)
+    for one, other in zip(got, want):
+        close(one.detach().flatten(), other.detach(), 1e-4)
+
+
+@its_own_warnings
+def test_what_is_refused():
+    model = build("llama")
+    with pytest.raises(ValueError, match=r"integers \[texts, length\]"):
+        A.hf.token_statistics(model, TOKENS[0])
+    with pytest.raises(ValueError, match="last must be a number of tokens from 0 to 5"):
+        A.hf.token_statistics(model, TOKENS, last=6)
+    with pytest.raises(ValueError, match="attention_mask of shape"):
+        A.hf.token_statistics(model, TOKENS, MASK[:1])
+    with pytest.raises(TypeError, match="no option 'tau'"):
+        A.hf.token_statistics(model, TOKENS, tau=1.0)
+    kind, config = t5()
+    with pytest.raises(TypeError, match="expected a causal language model"):
+        A.hf.token_statistics(kind(config), TOKENS)
+
+    class Other(type(model)):
+        def forward(self, *args, **options):
+            out = super().forward(*args, **options)
+            out.logits = out.logits + 1.0
+            return out
+
+    odd = Other(model.config)
+    with pytest.raises(ValueError, match="changes its logits after its output layer"):
+        A.hf.token_statistics(odd, TOKENS)
