@@ -17,7 +17,19 @@ from . import examples, pictures, score_pictures, text
 
 PROSE = Path(__file__).parents[1] / "scores"
 SECTIONS = ("Definition", "Gradient", "When it helps", "When it hurts", "Paper")
-ORDER = ("temperature", "scalable", "softcap", "mask", "prior", "normalize", "truncation", "tokens", "cosine", "noise", "margins")
+ORDER = (
+    "temperature",
+    "scalable",
+    "softcap",
+    "mask",
+    "prior",
+    "normalize",
+    "truncation",
+    "tokens",
+    "cosine",
+    "noise",
+    "margins",
+)
 VECTOR = (2.0, 1.0, 0.1, -1.0)
 
 
