@@ -8,9 +8,18 @@ from .decoding import decoding_cases
 from .output_layers import layer_cases
 from .ragged import ragged_cases
 from .sklearn import sklearn_cases
+from .token_statistics import token_cases
 
 
 def table() -> list[Case]:
-    cases = [*map_cases(), *attention_cases(), *decoding_cases(), *layer_cases(), *ragged_cases(), *sklearn_cases()]
+    cases = [
+        *map_cases(),
+        *attention_cases(),
+        *decoding_cases(),
+        *layer_cases(),
+        *ragged_cases(),
+        *token_cases(),
+        *sklearn_cases(),
+    ]
     order = list(GROUPS)
     return sorted(cases, key=lambda case: order.index(case.group))  # stable

@@ -36,6 +36,7 @@ _FEW = 64  # scores that are skipped together if their maximum is below the boun
 _SMALL = 1 << 18  # scores that need no blocks
 _INSTRUCTIONS = {torch.bfloat16: ("avx512_bf16", "amx_tile"), torch.float16: ("amx_fp16",)}
 LOWEST = -1e4  # in place of log 0, so that 0 log 0 is 0
+_LARGE = 1 << 24  # the most scores that are held in one block
 _SHARE = 48  # a block has at most 1 / _SHARE of the scores
 
 
@@ -54,7 +55,7 @@ class BlockSize(NamedTuple):
         tile = min(rows, _TILE.get(kind, _MANY_ROWS))
         if chunk is not None:
             return cls(max(tile, 1), min(chunk, n))
-        if rows * n <= max(_SMALL, layer.weight.numel() // 2 if kind == "cpu" else 0):
+        if rows * n <= max(_SMALL, min(layer.weight.numel() // 2, _LARGE) if kind == "cpu" else 0):
             return cls(
                 max(rows, 1), n
             )  # each block makes threads wait for each other, which takes long on a busy machine

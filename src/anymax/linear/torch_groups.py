@@ -24,7 +24,8 @@ Tensor = torch.Tensor
 
 _GROUP = {"cpu": 1 << 23}  # scores of a group of rows
 _MANY = 1 << 27
-_SMALL = 1 << 18  # scores that need no groups
+_SMALL = 1 << 22  # scores that are held whatever the size of the weight
+_FEW_SCORES = {"cpu": 1 << 19}  # scores whose gradient is computed at a time, in the cache
 _FEW = (
     24  # with fewer rows in a group, adding up the gradient of the weight takes longer than computing the scores again
 )
@@ -92,35 +93,41 @@ def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, list[
     x, weight, bias, params = layer.x, layer.weight, layer.bias, params_of(layer.mapping)
     wide = wide_dtype(x, torch)
     dx = torch.empty_like(x) if wants[0] else None
-    dw = torch.zeros(weight.shape, dtype=wide, device=x.device) if wants[1] else None
+    dw: Tensor | None = None
     db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
     dparams: list[Tensor] = [torch.zeros_like(p) for p in params]
     total = torch.zeros((), dtype=wide, device=x.device)
     for where in layer.groups(step):
-        some = job.part(where)
-        part = some.layer
-        with torch.enable_grad():
-            s = part.scores().detach().requires_grad_()
-            free = [value.detach().requires_grad_() for value in params_of(part.mapping)]
-            value = job.per_row(with_params(part.mapping, free), s, some.target, job.class_weight)
-            scale = (g[where] if g.ndim else g).to(value.dtype)
-            ds, *rest = torch.autograd.grad(value, [s, *free], scale.expand_as(value), allow_unused=True)
-        total += (scale * value.detach()).sum()
-        ds = torch.zeros_like(s) if ds is None else ds
-        if part.keep is not None:
-            ds = ds.masked_fill(~part.keep, 0)
+        part = job.part(where)
+        ds = part.layer.scores().detach()  # each few rows of it become their gradient
+        for few in part.layer.groups(max(1, _FEW_SCORES.get(x.device.type, _MANY) // layer.classes)):
+            some = part.part(few)
+            with torch.enable_grad():
+                s = ds[few].requires_grad_()
+                free = [value.detach().requires_grad_() for value in params_of(some.layer.mapping)]
+                value = job.per_row(with_params(some.layer.mapping, free), s, some.target, job.class_weight)
+                scale = (g[where][few] if g.ndim else g).to(value.dtype)
+                slope, *rest = torch.autograd.grad(value, [s, *free], scale.expand_as(value), allow_unused=True)
+            total += (scale * value.detach()).sum()
+            with torch.no_grad():
+                ds[few] = 0.0 if slope is None else slope
+            rows = slice(where.start + few.start, where.start + few.stop)
+            for dparam, d in zip(dparams, rest):
+                if d is not None:
+                    (dparam[rows] if dparam.ndim and dparam.shape[0] == x.shape[0] else dparam).add_(d)
+        if part.layer.keep is not None:
+            ds.masked_fill_(~part.layer.keep, 0)
         if dx is not None:
             dx[where] = ds @ weight
-        if dw is not None:
-            if dw.dtype == ds.dtype:
-                dw.addmm_(ds.t(), part.x)
+        if wants[1]:
+            if dw is None:
+                dw = (ds.t() @ part.layer.x).to(wide)
+            elif dw.dtype == ds.dtype:
+                dw.addmm_(ds.t(), part.layer.x)
             else:
-                dw += ds.t() @ part.x
+                dw += ds.t() @ part.layer.x
         if db is not None:
             db += ds.sum(0, dtype=db.dtype)
-        for dparam, d in zip(dparams, rest):
-            if d is not None:
-                (dparam[where] if dparam.ndim and dparam.shape[0] == x.shape[0] else dparam).add_(d)
     dw = None if dw is None else dw.to(weight.dtype)
     db = None if db is None or bias is None else db.to(bias.dtype)
     return total, [dx, dw, db, *dparams, *(None,) * (len(_tensors(job)) - 3 - len(params))]
@@ -192,8 +199,7 @@ def rows_ahead(job: Job) -> int | None:
         return None
     if not layer.recorded() or _learns(job):
         return None
-    # the scores and their gradient take half the memory of the weight
-    step = max(layer.x.shape[1] // 4, _SMALL // layer.classes)
+    step = max(layer.x.shape[1] // 2, _SMALL // layer.classes)
     return None if step < min(layer.rows, _FEW) else min(step, layer.rows)
 
 
