@@ -25,7 +25,7 @@ constexpr int64_t BLOCKS_OF_16_FROM = 512 * width<C> + 1;  // a scan's cells are
 template <class C>
 constexpr int64_t COUNTED_IN_BITS = 32 * width<C>;  // beyond, in lanes
 constexpr int64_t SPEAKS_FROM = 16 * width<float>;  // the beginning of a row tells whether it has too many candidates for a batch
-constexpr int64_t APART_FROM = 24 * width<float> + 1;  // a batch notes which vectors have candidates
+constexpr int64_t FEW_VECTORS_FROM = 24 * width<float> + 1;  // a batch notes which vectors have candidates, where those are few
 constexpr int64_t ONE_GROUP = 12 * width<float>, TWO_GROUPS = 32 * width<float>;  // of cells, into which a batch of the links POWERS, CURVES and NORM divides a row
 constexpr int64_t cell_groups(int64_t n) { return n <= ONE_GROUP ? 1 : n <= TWO_GROUPS ? 2 : 4; }
 
@@ -135,27 +135,32 @@ static constexpr Rule RULES[] = {
 
 static constexpr const Rule *LAST_RULE = RULES + sizeof(RULES) / sizeof(Rule) - 1;  // holds for any call
 
-// Whether the rule holds for some length of row with these traits.
-inline bool covers(const Rule &rule, const anymax_call &call, Link link, uint32_t traits) {
-    return (rule.ops >> call.op & 1) && (rule.links >> link & 1) && (rule.types >> call.dtype & 1) && !(rule.needs & ~traits) && !(rule.refuses & traits);
+constexpr const Rule *first_from(const Rule *rule, Grouping grouping) { return rule->grouping >= grouping ? rule : first_from(rule + 1, grouping); }
+constexpr bool all_from(const Rule *rule, Grouping grouping) { return rule->grouping == grouping && (rule == LAST_RULE || all_from(rule + 1, grouping)); }
+static constexpr const Rule *ROW_RULES = first_from(RULES, ROW);
+static_assert(all_from(ROW_RULES, ROW), "the rules for one row at a time come after the others");
+
+// Whether the rule holds for some length of row with these traits. Most rules are of another operation or link: one branch for all three.
+ANYMAX_INLINE bool covers(const Rule &rule, const anymax_call &call, Link link, uint32_t traits) {
+    return ((rule.ops >> call.op) & (rule.links >> link) & (rule.types >> call.dtype) & 1) && !(rule.needs & ~traits) && !(rule.refuses & traits);
 }
 
-inline const Rule &first_of(Grouping from, const anymax_call &call, Link link) {
+// The first rule of these that holds.
+inline const Rule &first_of(const Rule *rule, const anymax_call &call, Link link) {
     const uint32_t traits = traits_of(call);
-    const Rule *rule = RULES;
-    while (rule->grouping < from || call.n < rule->least || call.n > rule->most || !covers(*rule, call, link, traits)) rule++;
+    while (!covers(*rule, call, link, traits) || call.n < rule->least || call.n > rule->most) rule++;
     return *rule;
 }
 
 struct Plan {
     const Rule &rule;
-    Link link;   // NO_LINK where each row has a parameter of its own: such a call is asked about, its rows are taken by `rows` in turns of one parameter
-    bool outer;  // the inner rows of each outer one are served as the outer rows of a call of their own: alike, wherever they lie
+    Link link;   // NO_LINK where each row has a parameter of its own: such a call is never run as it is, `rows` makes a call of the rows of each parameter
+    bool outer;  // the call is run once for each outer row: its inner rows are the outer rows of that call, and what a row becomes does not depend on where it lies
 };
 
 inline Plan plan_of(const anymax_call &call) {
     const Link link = call.params ? NO_LINK : link_of(call.map, call.param);
-    const Rule &rule = first_of(TILE, call, link);
+    const Rule &rule = first_of(RULES, call, link);
     return Plan{rule, link, call.inner > 1 && rule.grouping == BATCH && call.op == ANYMAX_VJP};
 }
 

@@ -170,7 +170,7 @@ def test_the_whole_decision_is_told(library):
 def test_the_limits_stand_in_one_file():
     """A length at which something changes is a constant of csrc/limits.hpp, or of plan.hpp where it is counted in vectors."""
     number = r"(\d\d+|\d+ \* )"
-    length = r"\b(n|rows|classes|entries|elements|grain)\b"
+    length = r"\b(n|rows|classes|entries|elements|bytes|grain)\b"
     limit = re.compile(
         rf"{length}( \* \d+)? (<|>|<=|>=) {number}|(?<![-+*/] )\b\d\d+ (<|>|<=|>=) {length}|\bn \* \d+ (<|>)"
     )
