@@ -19,6 +19,8 @@ constexpr bool PACKS = false;
 
 constexpr int64_t BATCH_PACKED = PACKS ? BATCH_MOST : 0, TILE_PACKED = PACKS ? TILE_MOST : 0, TILE_SQUARE_PACKED = PACKS ? TILE_SQUARE : 0;
 template <class C>
+constexpr int64_t LOG_TILE_MOST = (PACKS ? 8 : 4) * width<C>;  // log softmax and its gradient one row a lane; a longer row is as quick along itself
+template <class C>
 constexpr int64_t COUNT_MOST = 128 * width<C>;  // the k largest among all of a row, by counting
 template <class C>
 constexpr int64_t BLOCKS_OF_16_FROM = 512 * width<C> + 1;  // a scan's cells are of 16 vectors in place of 4
@@ -110,8 +112,8 @@ static constexpr Rule RULES[] = {
     {BATCH, CANDIDATES, FORWARDS, bit(CAPPED), FLOATS, TILE_SQUARE + 1, BATCH_PACKED, SMALL_BUDGET, 0},
     {BATCH, CANDIDATES, GRADS, POWERS, FLOATS, TILE_SQUARE + 1, TILE_PACKED, 0, SUPPORT},
     {TILE, DENSE, FORWARDS, bit(EXPONENTIAL, LARGEST) | POWERS, ALL_TYPES, 1, TILE_SQUARE, 0, SUPPORT},
-    {TILE, DENSE, LOGS, bit(EXPONENTIAL), ALL_TYPES, 1, TILE_MOST, 0, 0},
-    {TILE, DENSE, LOG_VJPS, bit(EXPONENTIAL), ALL_TYPES, 1, TILE_MOST, 0, 0},
+    {TILE, DENSE, LOGS | LOG_VJPS, bit(EXPONENTIAL), FLOATS, 1, LOG_TILE_MOST<float>, 0, 0},
+    {TILE, DENSE, LOGS | LOG_VJPS, bit(EXPONENTIAL), F64, 1, LOG_TILE_MOST<double>, 0, 0},
     {TILE, DENSE, FORWARDS, bit(CAPPED), ALL_TYPES, 1, TILE_SQUARE, WITHIN, SUPPORT},
     {TILE, DENSE, FORWARDS, POWERS | CURVES, FLOATS, 1, TILE_MOST, 0, SUPPORT},
     {TILE, DENSE, FORWARDS, bit(NORM), FLOATS, 1, TILE_MOST, MILD, SUPPORT},

@@ -103,6 +103,9 @@ TABLE = (
     ((LARGEST, "topk", 5, 500), "row: all classes", "row: all classes"),
     ((LOG, "softmax", 0, 10), "tile: all classes", "tile: all classes"),
     ((LOG, "softmax", 0, 129), "row: all classes", "row: all classes"),
+    ((LOG, "softmax", 0, 32, "float64"), "tile: all classes", "row: all classes"),
+    ((LOG, "softmax", 0, 64), "tile: all classes", "row: all classes"),
+    ((LOG, "softmax", 0, 65, "float64"), "row: all classes", "row: all classes"),
     ((LOSS, "entmax", 1.3, 10), "batch: candidates", "row: candidates"),
     ((VJP, "entmax", 1.5, 200, "bfloat16"), "batch: all classes", "batch: all classes"),
 )
