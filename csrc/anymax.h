@@ -86,10 +86,10 @@ typedef struct {
     void *tau;            /* [rows]: thresholds, float; double for ANYMAX_F64 */
     int64_t *positions;   /* [rows, k]: indices of ANYMAX_LARGEST; `out` has k classes */
     int32_t pool;         /* 0: the pool of this library; 1: the one given to anymax_set_parallel; -1: no threads */
-    int32_t fresh;        /* 1: out is newly allocated: the system clears its pages as they are first written, which leaves them in the caches, so
-                             the stores do not bypass these; 2: and it holds zeros, which are not written again */
-    const int64_t *starts; /* [outer]: how many numbers from `data` row (o, i) of x, p, g and out begins, less i * inner; NULL: o * outer. Without mask
-                              and support */
+    int32_t fresh;        /* 1: out is newly allocated. At the first write the system clears a page, which leaves it in the caches, so the stores do not
+                             bypass them; 2: the same, and out holds zeros: those of the result are not written */
+    const int64_t *starts; /* [outer]: row (o, i) of x, p, g and out begins at data + starts[o] + i * inner; NULL: as said above. Not with a mask or a
+                              support */
     const int64_t *sizes; /* [outer], of calls that anymax_run_segments makes by itself: how many classes each row has, n at most; else NULL */
 } anymax_call;
 

@@ -1,5 +1,6 @@
-// Every length at which something changes, in classes unless it says otherwise: no other file compares n with a number (tests/test_plan.py). Limits that are
-// counted in vectors stand in plan.hpp. Without vectors, so that the doors can include it; all of it is internal to each file, as maps.hpp is.
+// Lengths of rows and calls at which a way gives way to another, in classes unless it says otherwise. Of the other files only plan.hpp compares a length
+// with numbers of its own: those that are counted in vectors, and those that a parameter decides; tests/test_plan.py looks for more. Without vectors, so that
+// the doors can include it; all of it is internal to each file, as maps.hpp is.
 #pragma once
 
 #include <stdint.h>
@@ -63,6 +64,7 @@ constexpr int64_t INTERPRETER_KEPT = 4096;   // work of a call that is over befo
 
 // Bytes of a row whose results are written around the caches; a gradient of a loss writes the target's own once more, which costs a line.
 constexpr int64_t BYPASS_FROM = 256, BYPASS_GRADIENT_FROM = 16384;
+constexpr int64_t ZEROS_BYPASS_FROM = 1024;  // bytes of zeros, too
 
 // -- ragged rows ---------------------------------------------------------------------------------------------------------------------------------------
 

@@ -19,13 +19,15 @@ constexpr bool PACKS = false;
 
 constexpr int64_t BATCH_PACKED = PACKS ? BATCH_MOST : 0, TILE_PACKED = PACKS ? TILE_MOST : 0, TILE_SQUARE_PACKED = PACKS ? TILE_SQUARE : 0;
 template <class C>
+constexpr int64_t LOG_TILE_MOST = (PACKS ? 8 : 4) * width<C>;  // log softmax and its gradient one row a lane; a longer row is as quick along itself
+template <class C>
 constexpr int64_t COUNT_MOST = 128 * width<C>;  // the k largest among all of a row, by counting
 template <class C>
 constexpr int64_t BLOCKS_OF_16_FROM = 512 * width<C> + 1;  // a scan's cells are of 16 vectors in place of 4
 template <class C>
 constexpr int64_t COUNTED_IN_BITS = 32 * width<C>;  // beyond, in lanes
 constexpr int64_t SPEAKS_FROM = 16 * width<float>;  // the beginning of a row tells whether it has too many candidates for a batch
-constexpr int64_t APART_FROM = 24 * width<float> + 1;  // a batch notes which vectors have candidates
+constexpr int64_t FEW_VECTORS_FROM = 24 * width<float> + 1;  // a batch notes which vectors have candidates, where those are few
 constexpr int64_t ONE_GROUP = 12 * width<float>, TWO_GROUPS = 32 * width<float>;  // of cells, into which a batch of the links POWERS, CURVES and NORM divides a row
 constexpr int64_t cell_groups(int64_t n) { return n <= ONE_GROUP ? 1 : n <= TWO_GROUPS ? 2 : 4; }
 
@@ -110,8 +112,8 @@ static constexpr Rule RULES[] = {
     {BATCH, CANDIDATES, FORWARDS, bit(CAPPED), FLOATS, TILE_SQUARE + 1, BATCH_PACKED, SMALL_BUDGET, 0},
     {BATCH, CANDIDATES, GRADS, POWERS, FLOATS, TILE_SQUARE + 1, TILE_PACKED, 0, SUPPORT},
     {TILE, DENSE, FORWARDS, bit(EXPONENTIAL, LARGEST) | POWERS, ALL_TYPES, 1, TILE_SQUARE, 0, SUPPORT},
-    {TILE, DENSE, LOGS, bit(EXPONENTIAL), ALL_TYPES, 1, TILE_MOST, 0, 0},
-    {TILE, DENSE, LOG_VJPS, bit(EXPONENTIAL), ALL_TYPES, 1, TILE_MOST, 0, 0},
+    {TILE, DENSE, LOGS | LOG_VJPS, bit(EXPONENTIAL), FLOATS, 1, LOG_TILE_MOST<float>, 0, 0},
+    {TILE, DENSE, LOGS | LOG_VJPS, bit(EXPONENTIAL), F64, 1, LOG_TILE_MOST<double>, 0, 0},
     {TILE, DENSE, FORWARDS, bit(CAPPED), ALL_TYPES, 1, TILE_SQUARE, WITHIN, SUPPORT},
     {TILE, DENSE, FORWARDS, POWERS | CURVES, FLOATS, 1, TILE_MOST, 0, SUPPORT},
     {TILE, DENSE, FORWARDS, bit(NORM), FLOATS, 1, TILE_MOST, MILD, SUPPORT},
@@ -135,27 +137,32 @@ static constexpr Rule RULES[] = {
 
 static constexpr const Rule *LAST_RULE = RULES + sizeof(RULES) / sizeof(Rule) - 1;  // holds for any call
 
-// Whether the rule holds for some length of row with these traits.
-inline bool covers(const Rule &rule, const anymax_call &call, Link link, uint32_t traits) {
-    return (rule.ops >> call.op & 1) && (rule.links >> link & 1) && (rule.types >> call.dtype & 1) && !(rule.needs & ~traits) && !(rule.refuses & traits);
+constexpr const Rule *first_from(const Rule *rule, Grouping grouping) { return rule->grouping >= grouping ? rule : first_from(rule + 1, grouping); }
+constexpr bool all_from(const Rule *rule, Grouping grouping) { return rule->grouping == grouping && (rule == LAST_RULE || all_from(rule + 1, grouping)); }
+static constexpr const Rule *ROW_RULES = first_from(RULES, ROW);
+static_assert(all_from(ROW_RULES, ROW), "the rules for one row at a time come after the others");
+
+// Whether the rule holds for some length of row with these traits. Most rules are of another operation or link: one branch for all three.
+ANYMAX_INLINE bool covers(const Rule &rule, const anymax_call &call, Link link, uint32_t traits) {
+    return ((rule.ops >> call.op) & (rule.links >> link) & (rule.types >> call.dtype) & 1) && !(rule.needs & ~traits) && !(rule.refuses & traits);
 }
 
-inline const Rule &first_of(Grouping from, const anymax_call &call, Link link) {
+// The first rule of these that holds.
+inline const Rule &first_of(const Rule *rule, const anymax_call &call, Link link) {
     const uint32_t traits = traits_of(call);
-    const Rule *rule = RULES;
-    while (rule->grouping < from || call.n < rule->least || call.n > rule->most || !covers(*rule, call, link, traits)) rule++;
+    while (!covers(*rule, call, link, traits) || call.n < rule->least || call.n > rule->most) rule++;
     return *rule;
 }
 
 struct Plan {
     const Rule &rule;
-    Link link;   // NO_LINK where each row has a parameter of its own: such a call is asked about, its rows are taken by `rows` in turns of one parameter
-    bool outer;  // the inner rows of each outer one are served as the outer rows of a call of their own: alike, wherever they lie
+    Link link;   // NO_LINK where each row has a parameter of its own: such a call is never run as it is, `rows` makes a call of the rows of each parameter
+    bool outer;  // the call is run once for each outer row: its inner rows are the outer rows of that call, and what a row becomes does not depend on where it lies
 };
 
 inline Plan plan_of(const anymax_call &call) {
     const Link link = call.params ? NO_LINK : link_of(call.map, call.param);
-    const Rule &rule = first_of(TILE, call, link);
+    const Rule &rule = first_of(RULES, call, link);
     return Plan{rule, link, call.inner > 1 && rule.grouping == BATCH && call.op == ANYMAX_VJP};
 }
 

@@ -11,6 +11,7 @@ import torch
 from scipy import integrate, special, stats
 
 import anymax as A
+from anymax import kernels
 from anymax._random.noises import NOISES, Noise
 from anymax.mappings.perturb_max import PerturbMax
 
@@ -201,10 +202,11 @@ def test_derivatives_torch(noise):
     assert torch.autograd.gradcheck(lambda a: m.loss(a, None, target, xt), (x,))
     assert torch.autograd.gradgradcheck(lambda a: m.loss(a, None, target, xt), (x,), atol=1e-6)
     assert torch.autograd.gradcheck(
-        lambda a, g: m.vjp(a, None, g, xt), (x, weights.expand(2, 5).clone().requires_grad_())
+        lambda a, g: m.vjp(a, m.forward(a, xt), g, xt), (x, weights.expand(2, 5).clone().requires_grad_())
     )
     (g,) = torch.autograd.grad((m.differentiable(x, xt) * weights).sum(), x)
-    direct = m.vjp(x.detach().numpy(), None, np.broadcast_to(weights.numpy(), (2, 5)), np)
+    scores = x.detach().numpy()
+    direct = m.vjp(scores, m.forward(scores, np), np.broadcast_to(weights.numpy(), (2, 5)), np)
     np.testing.assert_allclose(g.numpy(), direct, atol=1e-14)
     scale = torch.tensor([[0.7 * width], [1.4 * width]], dtype=torch.float64, requires_grad=True)
     for f in (lambda a, s: PerturbMax(noise, scale=s).differentiable(a, xt),
@@ -220,6 +222,9 @@ def test_derivatives_jax(noise):
     jnp = jax.numpy
     m, w = PerturbMax(noise), np.arange(3.0)
 
+    def product(x, v):
+        return m.vjp(x, m.forward(x, np), v, np)
+
     def everything(a):
         f = lambda a: (m.differentiable(a, jnp) * w).sum()  # noqa: E731
         return m.forward(a, jnp), jax.grad(f)(a), jax.hessian(f)(a)
@@ -227,20 +232,20 @@ def test_derivatives_jax(noise):
     with jax.enable_x64(True):
         p, g, h = jax.jit(everything)(jnp.asarray(ROW[:3]))
     np.testing.assert_allclose(p, m.forward(ROW[:3], np), atol=1e-13)
-    np.testing.assert_allclose(g, m.vjp(ROW[:3], None, w, np), atol=1e-13)
-    steps = [m.vjp(ROW[:3] + 1e-5 * e, None, w, np) - m.vjp(ROW[:3] - 1e-5 * e, None, w, np) for e in np.eye(3)]
+    np.testing.assert_allclose(g, product(ROW[:3], w), atol=1e-13)
+    steps = [product(ROW[:3] + 1e-5 * e, w) - product(ROW[:3] - 1e-5 * e, w) for e in np.eye(3)]
     np.testing.assert_allclose(h, np.stack(steps) / 2e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("noise", ALL)
 def test_jacobian_and_potential(noise):
     m = PerturbMax(noise, scale=0.8)
-    jac = np.stack([m.vjp(ROW, None, e, np) for e in np.eye(5)])
+    p = m.forward(ROW, np)
+    jac = np.stack([m.vjp(ROW, p, e, np) for e in np.eye(5)])
     np.testing.assert_allclose(jac, jac.T, atol=1e-15)
     np.testing.assert_allclose(jac.sum(1), 0, atol=1e-15)
     assert np.linalg.eigvalsh(jac).min() > -1e-14
     eps = 1e-5
-    p = m.forward(ROW, np)
     fd = [(m.forward(ROW + eps * e, np) - m.forward(ROW - eps * e, np)) / (2 * eps) for e in np.eye(5)]
     np.testing.assert_allclose(jac, np.stack(fd), atol=1e-7)
     slope = [(m.expected_max(ROW + eps * e, np) - m.expected_max(ROW - eps * e, np))[0] / (2 * eps) for e in np.eye(5)]
@@ -322,7 +327,8 @@ def test_masks_poison_and_shapes(noise, dtype):
     ]
     x = np.array(rows, dtype=dtype)
     m = PerturbMax(noise)
-    p, g = m.forward(x, np), m.vjp(x, None, np.ones_like(x) * np.arange(4, dtype=dtype), np)
+    p = m.forward(x, np)
+    g = m.vjp(x, p, np.ones_like(x) * np.arange(4, dtype=dtype), np)
     np.testing.assert_allclose(p[0, [0, 2, 3]], m.forward(x[0, [0, 2, 3]], np), atol=1e-6)
     assert p[0, 1] == 0
     assert g[0, 1] == 0
@@ -334,7 +340,7 @@ def test_masks_poison_and_shapes(noise, dtype):
     np.testing.assert_array_equal(p[5], [1, 0, 0, 0])
     for shape in ((3,), (2, 3), (2, 2, 3), (0, 3), (4, 1), (1,)):
         z = np.zeros(shape, dtype=dtype)
-        for out in (m.forward(z, np), m.vjp(z, None, z, np), m.log_forward(z, np), m.quantile_form(z)):
+        for out in (m.forward(z, np), m.vjp(z, m.forward(z, np), z, np), m.log_forward(z, np), m.quantile_form(z)):
             assert out.shape == shape
             assert out.dtype == dtype
             assert not np.isnan(out).any()
@@ -344,6 +350,30 @@ def test_masks_poison_and_shapes(noise, dtype):
         (grad,) = torch.autograd.grad(f(t, xt)[[0, 1, 4, 5]].exp().sum(), t)
         assert not torch.isnan(grad[[0, 1, 4, 5]]).any()
     assert m.expected_max(x, np)[1, 0] == -inf
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [4, 70, 700])
+@pytest.mark.parametrize("noise", ALL)
+def test_an_infinite_gradient_where_p_is_0(noise, n, dtype, make):
+    """Such a class has no part in the others' gradients, and its own is 0: in the reference, and in the engine where it has the noise."""
+    rng = np.random.default_rng(n)
+    x, v = rng.normal(0, 0.3, (3, n)).astype(dtype), rng.normal(size=(3, n)).astype(dtype)
+    x[:, 1], x[1, n - 2 :] = -1e5, -1e3
+    x[0, 2] = -np.inf
+    m = PerturbMax(noise)
+    for engine in {kernels.choose("vjp", m, make(x)), kernels.reference.ENGINE}:
+        p = engine.forward(m, make(x))
+        none = np.asarray(p) == 0
+        assert none[:, 1].all()
+        assert none[0, 2]
+        want, got = (
+            np.asarray(engine.vjp(m, make(x), p, make(np.where(none, there, v).astype(dtype)))) for there in (0, np.inf)
+        )
+        np.testing.assert_array_equal(got, want)
+        assert not got[none].any()
+        assert got.any()
 
 
 @pytest.mark.parametrize("noise", ALL)

@@ -103,6 +103,9 @@ TABLE = (
     ((LARGEST, "topk", 5, 500), "row: all classes", "row: all classes"),
     ((LOG, "softmax", 0, 10), "tile: all classes", "tile: all classes"),
     ((LOG, "softmax", 0, 129), "row: all classes", "row: all classes"),
+    ((LOG, "softmax", 0, 32, "float64"), "tile: all classes", "row: all classes"),
+    ((LOG, "softmax", 0, 64), "tile: all classes", "row: all classes"),
+    ((LOG, "softmax", 0, 65, "float64"), "row: all classes", "row: all classes"),
     ((LOSS, "entmax", 1.3, 10), "batch: candidates", "row: candidates"),
     ((VJP, "entmax", 1.5, 200, "bfloat16"), "batch: all classes", "batch: all classes"),
 )
@@ -170,7 +173,7 @@ def test_the_whole_decision_is_told(library):
 def test_the_limits_stand_in_one_file():
     """A length at which something changes is a constant of csrc/limits.hpp, or of plan.hpp where it is counted in vectors."""
     number = r"(\d\d+|\d+ \* )"
-    length = r"\b(n|rows|classes|entries|elements|grain)\b"
+    length = r"\b(n|rows|classes|entries|elements|bytes|grain)\b"
     limit = re.compile(
         rf"{length}( \* \d+)? (<|>|<=|>=) {number}|(?<![-+*/] )\b\d\d+ (<|>|<=|>=) {length}|\bn \* \d+ (<|>)"
     )

@@ -21,8 +21,13 @@ ANYMAX_INLINE double lanes_max(double) { return 1.7976931348623157e308; }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
 struct Packing {
-    uint8_t lane[256][8];
-    constexpr Packing() : lane() {
+    uint8_t lane[256][8], halves[16][8];  // halves: of doubles, as two floats each
+    constexpr Packing() : lane(), halves() {
+        for (int m = 0; m < 16; m++) {
+            int k = 0;
+            for (int i = 0; i < 4; i++)
+                if (m >> i & 1) halves[m][k++] = (uint8_t)(2 * i), halves[m][k++] = (uint8_t)(2 * i + 1);
+        }
         for (int m = 0; m < 256; m++) {
             int k = 0;
             for (int i = 0; i < 8; i++)
@@ -57,19 +62,32 @@ ANYMAX_INLINE int64_t append(vf v, vi m, int32_t first, float *values, int32_t *
     return at + __builtin_popcount(b);
 }
 ANYMAX_INLINE int64_t append(vd v, vl m, int32_t first, double *values, int32_t *indices, int64_t at) {
-    for (uint32_t b = bits(m); b; b &= b - 1) {
-        int i = __builtin_ctz(b);
-        values[at] = v[i];
-        indices[at++] = first + i;
+    uint32_t b = bits(m);
+#if defined(__AVX512F__)
+    const __m256i iota = _mm256_add_epi32(_mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0), _mm256_set1_epi32(first));
+    _mm512_storeu_pd(values + at, _mm512_maskz_compress_pd((__mmask8)b, (__m512d)v));
+    _mm256_storeu_si256((__m256i *)(indices + at), _mm256_maskz_compress_epi32((__mmask8)b, iota));
+#elif defined(__AVX2__)
+    const __m128i lane = _mm_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)packing.lane[b]));
+    const __m256i halves = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)packing.halves[b]));
+    _mm256_storeu_pd(values + at, (__m256d)_mm256_permutevar8x32_ps((__m256)v, halves));
+    _mm_storeu_si128((__m128i *)(indices + at), _mm_add_epi32(lane, _mm_set1_epi32(first)));
+#else
+    int64_t k = at;
+    for (uint32_t r = b; r; r &= r - 1) {
+        int i = __builtin_ctz(r);
+        values[k] = v[i];
+        indices[k++] = first + i;
     }
-    return at;
+#endif
+    return at + __builtin_popcount(b);
 }
 
 // The marked lanes of the vector that begins at i, with their indices, behind `at` others; -1 where there are more than `capacity`.
 ANYMAX_INLINE int64_t append_within(vf v, vi mark, int64_t i, int32_t *index, float *value, int64_t at, int64_t capacity) {
     if (at + width<float> <= capacity) return append(v, mark, (int32_t)i, value, index, at);
-    for (uint32_t some = bits(mark); some; some &= some - 1) {
-        const int64_t j = __builtin_ctz(some);
+    for (uint32_t marked = bits(mark); marked; marked &= marked - 1) {
+        const int64_t j = __builtin_ctz(marked);
         if (at == capacity) return -1;
         index[at] = (int32_t)(i + j), value[at++] = v[j];
     }

@@ -21,12 +21,12 @@ inline int alone(int64_t begin, int64_t end, int64_t, anymax_task task, void *co
 template <class F>
 ANYMAX_INLINE void pieces(const Team &team, int64_t n, F f) {
     int64_t count = (n + PIECE - 1) / PIECE;
-    auto one = [&](int64_t k) { f(k, k * PIECE, k * PIECE + PIECE < n ? k * PIECE + PIECE : n); };
+    auto piece = [&](int64_t k) { f(k, k * PIECE, k * PIECE + PIECE < n ? k * PIECE + PIECE : n); };
     if (team.run && count > 1) {
-        team.run(0, count, 1, pieces_task<decltype(one)>, &one);
+        team.run(0, count, 1, pieces_task<decltype(piece)>, &piece);
         return;
     }
-    for (int64_t k = 0; k < count; k++) one(k);
+    for (int64_t k = 0; k < count; k++) piece(k);
 }
 
 }  // namespace ANYMAX_UNIT

@@ -5,6 +5,7 @@
 #include "core/packing.hpp"
 #include "core/memory.hpp"
 #include "core/pieces.hpp"
+#include "limits.hpp"
 
 namespace ANYMAX_UNIT {
 
@@ -24,15 +25,27 @@ struct Sink {
     bool cleared;      // it holds zeros already
 };
 
+// Of a row the number at place(i) becomes f(i), for i from 0 to n - 1.
+template <class P, class F>
+ANYMAX_INLINE void put_each(void *row, int32_t dtype, int64_t n, P place, F f) {
+    switch (dtype) {
+        case ANYMAX_F32:
+            for (int64_t i = 0; i < n; i++) ((float *)row)[place(i)] = (float)f(i);
+            break;
+        case ANYMAX_F64:
+            for (int64_t i = 0; i < n; i++) ((double *)row)[place(i)] = (double)f(i);
+            break;
+        case ANYMAX_BF16:
+            for (int64_t i = 0; i < n; i++) ((uint16_t *)row)[place(i)] = to_bf16((float)f(i));
+            break;
+        default:
+            for (int64_t i = 0; i < n; i++) ((uint16_t *)row)[place(i)] = to_f16((float)f(i));
+            break;
+    }
+}
 template <class C>
 ANYMAX_INLINE void put(const Sink<C> &out, int64_t i, C v) {
-    int64_t k = i * out.step;
-    switch (out.dtype) {
-        case ANYMAX_F32: ((float *)out.row)[k] = (float)v; break;
-        case ANYMAX_F64: ((double *)out.row)[k] = (double)v; break;
-        case ANYMAX_BF16: ((uint16_t *)out.row)[k] = to_bf16((float)v); break;
-        default: ((uint16_t *)out.row)[k] = to_f16((float)v); break;
-    }
+    put_each(out.row, out.dtype, 1, [=, &out](int64_t) ANYMAX_EACH { return i * out.step; }, [=](int64_t) ANYMAX_EACH { return v; });
 }
 
 template <class C>
@@ -50,7 +63,7 @@ ANYMAX_INLINE int64_t unaligned(const C *to, int64_t most) {
 
 // Zeros for bytes that are contiguous.
 inline void zero_bytes(char *p, int64_t bytes, bool bypass) {
-    if (!bypass || bytes < 1024) {
+    if (!bypass || bytes < ZEROS_BYPASS_FROM) {
         memset(p, 0, (size_t)bytes);
         return;
     }
@@ -63,6 +76,11 @@ inline void zero_bytes(char *p, int64_t bytes, bool bypass) {
 }
 
 template <class C>
+inline void fill(const Sink<C> &out, C v) {
+    put_each(out.row, out.dtype, out.n, [step = out.step](int64_t i) ANYMAX_EACH { return i * step; }, [=](int64_t) ANYMAX_EACH { return v; });
+}
+
+template <class C>
 inline void zeros(const Sink<C> &out, const Team &team) {
     if (out.cleared) return;
     int64_t size = item(out.dtype);
@@ -71,12 +89,7 @@ inline void zeros(const Sink<C> &out, const Team &team) {
         pieces(team, out.n, [&](int64_t, int64_t b, int64_t e) { zero_bytes((char *)out.row + b * size, (e - b) * size, out.bypass); });
         return;
     }
-    for (int64_t i = 0; i < out.n; i++) put(out, i, C(0));
-}
-
-template <class C>
-inline void fill(const Sink<C> &out, C v) {
-    for (int64_t i = 0; i < out.n; i++) put(out, i, v);
+    fill(out, C(0));
 }
 
 // Of `count` indices in order, the first that is no less than `least`.
@@ -117,20 +130,15 @@ ANYMAX_INLINE void write(C *to, int64_t begin, int64_t end, bool bypass, F f) {
 // A row of results of type C in the caller's layout and type.
 template <class C>
 inline void deliver(const Sink<C> &out, const C *from) {
-    if (out.step == 1 && out.dtype == ANYMAX_BF16) {
-        uint16_t *to = (uint16_t *)out.row;
-        for (int64_t i = 0; i < out.n; i++) to[i] = to_bf16((float)from[i]);
-    } else if (out.step == 1 && out.dtype == ANYMAX_F16) {
-        uint16_t *to = (uint16_t *)out.row;
-        int64_t i = 0;
+    const int64_t n = out.n, step = out.step;
+    if (step != 1) return put_each(out.row, out.dtype, n, [=](int64_t i) ANYMAX_EACH { return i * step; }, [=](int64_t i) ANYMAX_EACH { return from[i]; });
+    int64_t done = 0;
 #if defined(__F16C__)
-        if (sizeof(C) == 4)
-            for (; i + 8 <= out.n; i += 8) _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(_mm256_loadu_ps((const float *)from + i), 0));
+    uint16_t *const to = (uint16_t *)out.row;
+    if (out.dtype == ANYMAX_F16 && sizeof(C) == 4)
+        for (; done + 8 <= n; done += 8) _mm_storeu_si128((__m128i *)(to + done), _mm256_cvtps_ph(_mm256_loadu_ps((const float *)from + done), 0));
 #endif
-        for (; i < out.n; i++) to[i] = to_f16((float)from[i]);
-    } else {
-        for (int64_t i = 0; i < out.n; i++) put(out, i, from[i]);
-    }
+    put_each(out.row, out.dtype, n - done, [=](int64_t i) ANYMAX_EACH { return done + i; }, [=](int64_t i) ANYMAX_EACH { return from[done + i]; });
 }
 
 // The largest number that a dtype rounds to 0.
@@ -144,7 +152,8 @@ __attribute__((noinline)) void emit_pieces(C *to, int64_t n, bool bypass, const 
     (team.run ? team.run : alone)(0, count, 1, pieces_task<const decltype(piece)>, (void *)&piece);
 }
 
-// A dense row f(i) to the caller, through scratch where its layout or type is not C's. f may read only x.
+// A dense row f(i) to the caller, through scratch where its layout or type is not C's. Of rows that may be the caller's own f(i) reads the i-th vector
+// alone, for results may take their place; and nothing of the scratch memory RESULT.
 template <class C, class F>
 ANYMAX_INLINE void emit(const Sink<C> &out, Scratch &scratch, const Team &team, F f) {
     C *const to = out.direct ? out.direct : scratch.take<C>(RESULT, out.n);
@@ -156,7 +165,7 @@ ANYMAX_INLINE void emit(const Sink<C> &out, Scratch &scratch, const Team &team, 
     if (!out.direct) deliver(out, (const C *)to);
 }
 
-// The same of f that reads of e its i-th vector alone: e then takes the results.
+// The same where f(i) reads of the scratch memory e the i-th vector alone: results that do not go to the caller at once take its place.
 template <class C, class F>
 ANYMAX_INLINE void emit_over(const Sink<C> &out, C *e, F f) {
     C *const to = out.direct ? out.direct : e;
@@ -191,7 +200,7 @@ inline void spread(const Sink<C> &out, const int32_t *index, const double *value
     if (out.direct)
         for (int64_t i = 0; i < count; i++) out.direct[index[i]] = (C)value[i];
     else
-        for (int64_t i = 0; i < count; i++) put(out, index[i], (C)value[i]);
+        put_each(out.row, out.dtype, count, [=, step = out.step](int64_t i) ANYMAX_EACH { return index[i] * step; }, [=](int64_t i) ANYMAX_EACH { return (C)value[i]; });
 }
 
 // -- the rows of a call
@@ -249,11 +258,7 @@ inline void transpose_in(const void *from, int64_t step, int32_t dtype, int64_t 
 }
 template <class C>
 inline void transpose_out(const C *from, int64_t rows, int64_t n, void *to, int64_t step, int32_t dtype) {
-    for (int64_t k = 0; k < n; k++)
-        for (int64_t r = 0; r < rows; r++) {
-            Sink<C> one{(char *)to + r * item(dtype), step, dtype, nullptr, false, n, nullptr};
-            put(one, k, from[r * n + k]);
-        }
+    for (int64_t k = 0; k < n; k++) put_each((char *)to + k * step * item(dtype), dtype, rows, [](int64_t r) ANYMAX_EACH { return r; }, [=](int64_t r) ANYMAX_EACH { return from[r * n + k]; });
 }
 
 inline bool adjacent_rows(const anymax_view &v, int64_t n) { return n > 1 && v.inner == 1 && (v.cls > 1 || v.cls < -1); }

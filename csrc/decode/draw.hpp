@@ -68,8 +68,8 @@ inline C *exponentials(const Left<C> &l, Scratch &scratch) {
     write(e, 0, l.count, false, [&](int64_t i) ANYMAX_EACH { return load_or(l.value, i, l.count, -infinity<C>) >= last ? load_or(e, i, l.count, C(0)) : vec<C>{}; });
     int64_t spare = l.end.equal;
     for (int64_t i = 0; !l.end.all_equal && i < l.count; i += W)
-        for (uint32_t some = bits(load_or(l.value, i, l.count, -infinity<C>) == last); some; some &= some - 1)
-            if (--spare < 0) e[i + __builtin_ctz(some)] = C(0);
+        for (uint32_t marked = bits(load_or(l.value, i, l.count, -infinity<C>) == last); marked; marked &= marked - 1)
+            if (--spare < 0) e[i + __builtin_ctz(marked)] = C(0);
     return e;
 }
 

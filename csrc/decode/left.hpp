@@ -28,7 +28,7 @@ inline Left<C> all_of(const C *x, int64_t n, Scratch &scratch) {
 
 // Copied out: entries from `bound` on where all of the row was here, and those that are here otherwise.
 template <class C>
-inline Candidates<C> listed(const Left<C> &l, C bound, Scratch &scratch) {
+inline Candidates<C> copied_out(const Left<C> &l, C bound, Scratch &scratch) {
     if (l.index) return Candidates<C>{l.own, l.index, l.count};
     return collect_from(l.value, l.count, l.cells, bound, scratch);
 }
@@ -42,7 +42,7 @@ inline void become(Left<C> &l, const Candidates<C> &c, int64_t count) {
 template <class C>
 inline void settle(Left<C> &l, Scratch &scratch) {
     if (!l.ended) return;
-    const Candidates<C> c = listed(l, l.end.last, scratch);
+    const Candidates<C> c = copied_out(l, l.end.last, scratch);
     if (!scratch.failed) become(l, c, keep_first(c.value, c.index, c.count, l.end.last, l.end.equal));
 }
 
@@ -66,7 +66,7 @@ inline void warm(Left<C> &l, Scratch &scratch) {
 template <class C>
 inline C rank_of(const Left<C> &l, int64_t k, Candidates<C> &c, Scratch &scratch) {
     const C bound = l.index ? -infinity<C> : reached_by(l.cells, k);
-    c = listed(l, bound, scratch);
+    c = copied_out(l, bound, scratch);
     if (scratch.failed) return bound;
     const C low = lowest_of(c.value, c.count);
     return c.count > k ? select(c.value, c.count, k, 0, larger(bound, low), c.count, l.top) : low;
@@ -100,7 +100,7 @@ inline void filter(Left<C> &l, const Candidates<C> &c, F in) {
 // that are not below the last of these (`alike`).
 template <class C>
 inline void keep(Left<C> &l, C bound, C deep, int64_t least, bool alike, Scratch &scratch) {
-    Candidates<C> c = listed(l, bound, scratch);
+    Candidates<C> c = copied_out(l, bound, scratch);
     const C high = l.top;
     if (!scratch.failed && (least > 1 || !(C(0) >= deep))) {
         int64_t count = 0;
@@ -180,7 +180,7 @@ inline void nucleus(Left<C> &l, double share, int64_t least, Scratch &scratch) {
 // Those whose -log p is nearest to its mean, the entropy, up to a share of the mass; equally near ones together. Meister et al. 2023.
 template <class C>
 inline void typical(Left<C> &l, double share, int64_t least, Scratch &scratch) {
-    const Candidates<C> c = listed(l, -infinity<C>, scratch);
+    const Candidates<C> c = copied_out(l, -infinity<C>, scratch);
     if (scratch.failed) return;
     if (!l.index) become(l, c, c.count);
     const Mass<C> m = mass_of(l, scratch);
@@ -243,7 +243,7 @@ inline void without_top(Left<C> &l, double share, Scratch &scratch) {
     const double below = -::log(share * exp_sum<C, false>(l.value, 0, l.count, l.top, nullptr));
     if (!(below >= 0.0)) return;  // no class has so much
     const C deep = (C)-below, high = l.top;
-    const Candidates<C> c = listed(l, -infinity<C>, scratch);
+    const Candidates<C> c = copied_out(l, -infinity<C>, scratch);
     if (scratch.failed) return;
     C lowest = infinity<C>;
     int64_t last = 0;

@@ -128,7 +128,7 @@ int rows_of(const anymax_unit *unit, const anymax_call *call, int64_t begin, int
     return in_order(call, begin, end) ? unit->rows(call, begin, end, bypass, team) : ANYMAX_BAD_SUPPORT;
 }
 
-void some_rows(int64_t begin, int64_t end, void *context) {
+void rows_task(int64_t begin, int64_t end, void *context) {
     Work *w = (Work *)context;
     int code = rows_of(w->unit, w->call, begin, end, w->bypass, nullptr);
     if (code) w->code.store(code);
@@ -150,7 +150,7 @@ int execute(const anymax_call *call, anymax_parallel run) {
         const int64_t groups = (grain + ROWS_AT_ONCE / 2) / ROWS_AT_ONCE;
         grain = (groups ? groups : 1) * ROWS_AT_ONCE;
     }
-    run(0, rows, grain, some_rows, &w);
+    run(0, rows, grain, rows_task, &w);
     return w.code.load();
 }
 
@@ -291,7 +291,7 @@ struct Decode {
     std::atomic<int> code;
 };
 
-void some_decoded(int64_t begin, int64_t end, void *context) {
+void decoded_task(int64_t begin, int64_t end, void *context) {
     Decode *d = (Decode *)context;
     const int code = d->unit->decode(d->call, begin, end);
     if (code) d->code.store(code);
@@ -306,9 +306,9 @@ extern "C" int anymax_decode(const anymax_decode_call *call) {
     Decode d{call, entry()->unit, {0}};
     const int64_t row = work_of_row(call);
     if (run && call->rows > 1 && at_most_so_much(call->rows, row) >= ALONE_MOST)
-        run(0, call->rows, grain_of(row), some_decoded, &d);
+        run(0, call->rows, grain_of(row), decoded_task, &d);
     else
-        some_decoded(0, call->rows, &d);
+        decoded_task(0, call->rows, &d);
     return d.code.load();
 }
 

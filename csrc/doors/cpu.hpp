@@ -9,9 +9,9 @@ namespace {
 constexpr unsigned AVX2_STATE = 0x6, AVX512_STATE = 0xe6;  // registers that the system saves at a switch of tasks
 
 bool has(unsigned state, unsigned seven) {
-    constexpr unsigned one = bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C | bit_POPCNT;
+    constexpr unsigned first = bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C | bit_POPCNT;
     unsigned a, b, c, d, low, high;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & one) != one) return false;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & first) != first) return false;
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     if ((low & state) != state) return false;
     if (!__get_cpuid(0x80000001u, &a, &b, &c, &d) || !(c & bit_LZCNT)) return false;

@@ -169,17 +169,17 @@ int serve(const Work &w, int64_t begin, int64_t end, Stage &stage) {
     return ANYMAX_OK;
 }
 
-// -- entries that lie apart ------------------------------------------------------------------------------------------------------------------
+// -- entries in another order ----------------------------------------------------------------------------------------------------------------
 
-// Segments whose entries lie apart; a team for a single long one.
-int serve_apart(const Work &w, int64_t begin, int64_t end, Stage &stage, anymax_parallel team) {
+// Segments whose entries lie in another order; a team for a single long one.
+int serve_ordered(const Work &w, int64_t begin, int64_t end, Stage &stage, anymax_parallel team) {
     const anymax_segments &segments = *w.segments;
     const int64_t first = segments.ptr[begin], last = segments.ptr[end], heads = w.call->inner, bytes = heads * w.size;
     anymax_call c = *w.call;
     anymax_view *const views[] = {&c.x, &c.p, &c.g, &c.out};
     auto moves = [&](bool in, const anymax_view &v, void *staged) {
         Moves m{segments.order, v, (char *)staged, first, heads, w.call->n, w.size};
-        const anymax_task task = in ? some_moves<true> : some_moves<false>;
+        const anymax_task task = in ? moves_task<true> : moves_task<false>;
         team ? (void)team(first, last, SEGMENTS_CHUNK, task, &m) : task(first, last, &m);
         return !m.wrong.load();
     };
@@ -187,7 +187,7 @@ int serve_apart(const Work &w, int64_t begin, int64_t end, Stage &stage, anymax_
     for (int i = 0; i < 4; i++) {
         if (!views[i]->data) continue;
         const bool kept = segments.kept && i == holds;
-        char *const staged = kept ? (char *)segments.kept + first * bytes : stage.apart[i].take<char>((last - first) * bytes);
+        char *const staged = kept ? (char *)segments.kept + first * bytes : stage.gathered[i].take<char>((last - first) * bytes);
         if (!staged) return ANYMAX_NO_MEMORY;
         if (i < 3 && !kept && !moves(true, *views[i], staged)) return ANYMAX_BAD_SEGMENTS;
         *views[i] = anymax_view{staged, 0, 1, heads};
@@ -220,7 +220,7 @@ struct Chunks {
     std::atomic<int> code;
 };
 
-void some_chunks(int64_t begin, int64_t end, void *context) {
+void chunks_task(int64_t begin, int64_t end, void *context) {
     Chunks &all = *(Chunks *)context;
     const Work &w = *all.work;
     Stage &stage = Stage::own();
@@ -230,7 +230,7 @@ void some_chunks(int64_t begin, int64_t end, void *context) {
         int64_t to = k == last ? w.call->outer : first_from(w, (k + 1) * w.chunk);
         if (w.segments->order)
             while (to > from && w.long_one(to - 1)) to--;
-        const int code = w.segments->order ? serve_apart(w, from, to, stage, nullptr) : serve(w, from, to, stage);
+        const int code = w.segments->order ? serve_ordered(w, from, to, stage, nullptr) : serve(w, from, to, stage);
         if (code) all.code.store(code);
     }
     stage.leave();
@@ -279,16 +279,16 @@ extern "C" int anymax_run_segments_by(const anymax_call *call, const anymax_segm
     find_alike(w);
     Stage &stage = Stage::own();
     for (int64_t s = 0; w.shared && call->n >= SHARED_ROW && s < call->outer; s++)
-        if (w.long_one(s) && (code = segments->order ? serve_apart(w, s, s + 1, stage, run) : serve_in_place(w, s, run))) return code;
+        if (w.long_one(s) && (code = segments->order ? serve_ordered(w, s, s + 1, stage, run) : serve_in_place(w, s, run))) return code;
     Chunks all{&w, {0}};
     const int64_t chunks = call->n / chunk + 1;
     if (run && work_of(call, call->n * call->inner) >= ALONE_MOST) {
         // a chunk for each thread at least, where the entries are few
         const int64_t few = ALONE_MOST / 2 / work_of(call, call->inner);
         if (chunks < 16) w.chunk = (call->n / 16 > few ? call->n / 16 : few) + 1;
-        run(0, call->n / w.chunk + 1, 1, some_chunks, &all);
+        run(0, call->n / w.chunk + 1, 1, chunks_task, &all);
     } else {
-        some_chunks(0, chunks, &all);
+        chunks_task(0, chunks, &all);
     }
     stage.leave();
     return all.code.load();
@@ -340,7 +340,7 @@ struct Bounds {
 };
 
 template <class T>
-void some_bounds(int64_t begin, int64_t end, void *context) {
+void bounds_task(int64_t begin, int64_t end, void *context) {
     ((Bounds<T> *)context)->run(begin, end);
 }
 
@@ -351,7 +351,7 @@ int64_t sorted(const T *index, int64_t count, int64_t segments, T *ptr, T *order
     if (!count)
         bounds.fill(0, segments, 0);
     else if (run && count > grain)
-        run(0, count, grain, some_bounds<T>, &bounds);
+        run(0, count, grain, bounds_task<T>, &bounds);
     else
         bounds.run(0, count);
     if (!bounds.out_of_order.load()) return count;

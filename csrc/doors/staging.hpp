@@ -31,7 +31,7 @@ struct Work {
 // Kept by each thread from call to call: what the system gives anew is slower to come than what is done in it.
 struct Stage {
     Room x, p, g, out, starts, sizes, params, index, scale, result, sorted;
-    Room apart[4];
+    Room gathered[4];  // operands whose entries lie in another order
 
     static Stage &own() {
 #if defined(ANYMAX_NO_THREADS)
@@ -42,7 +42,7 @@ struct Stage {
         return stage;
     }
     void leave() {
-        Room *const rooms[] = {&x, &p, &g, &out, &starts, &sizes, &params, &index, &scale, &result, &sorted, apart, apart + 1, apart + 2, apart + 3};
+        Room *const rooms[] = {&x, &p, &g, &out, &starts, &sizes, &params, &index, &scale, &result, &sorted, gathered, gathered + 1, gathered + 2, gathered + 3};
         for (Room *room : rooms) room->leave();
     }
 };
@@ -116,7 +116,7 @@ void move_each(const Work &w, const Group &g, void *own, char *staged, int64_t s
     for (int64_t j = 0; j < g.count; j++) move<IN>(staged + j * bytes, (char *)own + g.segment(j) * bytes, (size_t)bytes);
 }
 
-// -- entries that lie apart ------------------------------------------------------------------------------------------------------------------
+// -- entries in another order ------------------------------------------------------------------------------------------------------------------
 
 // The entries [begin, end) of the order to memory where they lie side by side with all heads, or back.
 struct Moves {
@@ -142,7 +142,7 @@ struct Moves {
         if (out) wrong.store(true);
     }
     template <bool IN, class T>
-    void apart(int64_t begin, int64_t end) {
+    void strided(int64_t begin, int64_t end) {
         bool out = false;
         for (int64_t k = begin; k < end; k++) {
             const uint64_t e = (uint64_t)order[k];
@@ -164,15 +164,15 @@ struct Moves {
                 default: return pieces<IN, 0>(begin, end);
             }
         switch (size) {
-            case 2: return apart<IN, uint16_t>(begin, end);
-            case 4: return apart<IN, uint32_t>(begin, end);
-            default: return apart<IN, uint64_t>(begin, end);
+            case 2: return strided<IN, uint16_t>(begin, end);
+            case 4: return strided<IN, uint32_t>(begin, end);
+            default: return strided<IN, uint64_t>(begin, end);
         }
     }
 };
 
 template <bool IN>
-void some_moves(int64_t begin, int64_t end, void *context) {
+void moves_task(int64_t begin, int64_t end, void *context) {
     ((Moves *)context)->run<IN>(begin, end);
 }
 

@@ -336,12 +336,12 @@ struct Heads {
 };
 
 template <class Head>
-static void some_heads(int64_t begin, int64_t end, void *context) {
+static void heads_task(int64_t begin, int64_t end, void *context) {
     static thread_local Room room;
     Heads *h = (Heads *)context;
     for (int64_t head = begin; head < end; head++) {
-        Head one(*h->call, head);
-        const int code = one.run(room, h->team);
+        Head own(*h->call, head);
+        const int code = own.run(room, h->team);
         if (code) __atomic_store_n(&h->code, code, __ATOMIC_RELAXED);
     }
     room.leave();
@@ -354,9 +354,9 @@ static int each_head(const anymax_linear_call *call, anymax_parallel team) {
     const bool by_heads = call->heads % threads == 0 || call->heads >= 4 * threads;
     Heads h{call, by_heads ? nullptr : team, ANYMAX_OK};
     if (by_heads && team)
-        team(0, call->heads, 1, some_heads<Head>, &h);
+        team(0, call->heads, 1, heads_task<Head>, &h);
     else
-        some_heads<Head>(0, call->heads, &h);
+        heads_task<Head>(0, call->heads, &h);
     return h.code;
 }
 

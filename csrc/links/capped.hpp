@@ -55,24 +55,24 @@ struct ClipSums {
 template <class V>
 ANYMAX_INLINE void clip_step(V v, ClipSums<V> &s) {
     const V one = all<V>(scalar<V>(1));
-    const auto full = v >= one, some = v > V{};
-    s.part += some ? (full ? V{} : v) : V{};
-    s.inside += some ? one : V{};
+    const auto full = v >= one, above = v > V{};
+    s.part += above ? (full ? V{} : v) : V{};
+    s.inside += above ? one : V{};
     s.full += full ? one : V{};
 }
 #if defined(__AVX512F__)
 ANYMAX_INLINE void clip_step(vf v, ClipSums<vf> &s) {
     const __m512 one = _mm512_set1_ps(1.0f);
-    const __mmask16 some = _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), _CMP_GT_OQ), full = _mm512_cmp_ps_mask((__m512)v, one, _CMP_GE_OQ);
-    s.part = (vf)_mm512_mask_add_ps((__m512)s.part, _mm512_kandn(full, some), (__m512)s.part, (__m512)v);
-    s.inside = (vf)_mm512_mask_add_ps((__m512)s.inside, some, (__m512)s.inside, one);
+    const __mmask16 above = _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), _CMP_GT_OQ), full = _mm512_cmp_ps_mask((__m512)v, one, _CMP_GE_OQ);
+    s.part = (vf)_mm512_mask_add_ps((__m512)s.part, _mm512_kandn(full, above), (__m512)s.part, (__m512)v);
+    s.inside = (vf)_mm512_mask_add_ps((__m512)s.inside, above, (__m512)s.inside, one);
     s.full = (vf)_mm512_mask_add_ps((__m512)s.full, full, (__m512)s.full, one);
 }
 ANYMAX_INLINE void clip_step(vd v, ClipSums<vd> &s) {
     const __m512d one = _mm512_set1_pd(1.0);
-    const __mmask8 some = _mm512_cmp_pd_mask((__m512d)v, _mm512_setzero_pd(), _CMP_GT_OQ), full = _mm512_cmp_pd_mask((__m512d)v, one, _CMP_GE_OQ);
-    s.part = (vd)_mm512_mask_add_pd((__m512d)s.part, (__mmask8)(some & ~full), (__m512d)s.part, (__m512d)v);
-    s.inside = (vd)_mm512_mask_add_pd((__m512d)s.inside, some, (__m512d)s.inside, one);
+    const __mmask8 above = _mm512_cmp_pd_mask((__m512d)v, _mm512_setzero_pd(), _CMP_GT_OQ), full = _mm512_cmp_pd_mask((__m512d)v, one, _CMP_GE_OQ);
+    s.part = (vd)_mm512_mask_add_pd((__m512d)s.part, (__mmask8)(above & ~full), (__m512d)s.part, (__m512d)v);
+    s.inside = (vd)_mm512_mask_add_pd((__m512d)s.inside, above, (__m512d)s.inside, one);
     s.full = (vd)_mm512_mask_add_pd((__m512d)s.full, full, (__m512d)s.full, one);
 }
 #endif
@@ -88,9 +88,10 @@ ANYMAX_INLINE ClipSums<V> clip_sums(int64_t n, V tau, F x) {
     return s;
 }
 
-// Newton's steps within a bracket [low, high] of tau, until no lane moves by more than `fine`, or no sum is off by more.
+// Newton's steps within a bracket [low, high] of tau, until no sum is off by more than `fine` of k. Where `asked` is 0 a lane has no row, or one that is
+// served by itself: the others do not wait for it.
 template <class V, class F>
-ANYMAX_INLINE ClipSums<V> clip_root(int64_t n, V &tau, V low, V high, V k, scalar<V> fine, int turns, F x) {
+ANYMAX_INLINE ClipSums<V> clip_root(int64_t n, V &tau, V low, V high, V k, V asked, scalar<V> fine, int turns, F x) {
     ClipSums<V> s{};
     for (int turn = 0; turn < turns; turn++) {
         s = clip_sums<V>(n, tau, x);
@@ -100,7 +101,7 @@ ANYMAX_INLINE ClipSums<V> clip_root(int64_t n, V &tau, V low, V high, V k, scala
         const V half = low + (high - low) * scalar<V>(0.5);
         V next = s.inside > V{} ? tau + excess / larger(s.inside, all<V>(scalar<V>(1))) : half;
         next = ((next > low) & (next < high)) ? next : half;
-        const auto go = (absolute(excess) > k * fine) & (next != tau);
+        const auto go = (absolute(excess) > k * fine) & (next != tau) & (asked > V{});
         if (!bits(go)) break;
         tau = go ? next : tau;
     }
@@ -114,24 +115,24 @@ ANYMAX_INLINE vd share(vd t, vd lost) {
     return ((t > vd{}) & (t < 1.0)) ? smaller(larger(t - lost, vd{}), all<vd>(1.0)) : t > vd{} ? all<vd>(1.0) : vd{};
 }
 ANYMAX_INLINE vd left_over(const ClipSums<vd> &s, double k) { return s.inside > vd{} ? ((s.part - k) + s.full) / larger(s.inside, all<vd>(1.0)) : vd{}; }
-inline void share_out(const vf *v, vf *out, int64_t n, vf origin, vf edge, vf top, double k) {
+inline void share_out(const vf *v, vf *out, int64_t n, vf origin, vf edge, vf top, vf asked, double k) {
     vf tau = splat(-0.5f);
-    clip_root<vf>(n, tau, edge - origin, top - origin, splat((float)k), 1e-5f, 24, [&](int64_t i) ANYMAX_EACH { return v[i] - origin; });
+    clip_root<vf>(n, tau, edge - origin, top - origin, splat((float)k), asked, 1e-5f, 24, [&](int64_t i) ANYMAX_EACH { return v[i] - origin; });
     for (int upper = 0; upper < 2; upper++) {
         auto half = [&](vf u) { return upper ? high(u) : low(u); };
         auto x = [&](int64_t i) ANYMAX_EACH { return half(v[i]) - half(origin); };  // exact
         vd at = half(tau);
-        const vd lost = left_over(clip_root<vd>(n, at, half(edge) - half(origin), half(top) - half(origin), all<vd>(k), 1e-12, 100, x), k);
+        const vd lost = left_over(clip_root<vd>(n, at, half(edge) - half(origin), half(top) - half(origin), all<vd>(k), half(asked), 1e-12, 100, x), k);
         for (int64_t i = 0; i < n; i++) store_narrow((float *)(out + i) + upper * width<float> / 2, share(x(i) - at, lost));
     }
 }
-inline void share_out(const vd *v, vd *out, int64_t n, vd origin, vd edge, vd top, double k) {
+inline void share_out(const vd *v, vd *out, int64_t n, vd origin, vd edge, vd top, vd asked, double k) {
     vd at = all<vd>(-0.5);
-    clip_root<vd>(n, at, edge - origin, top - origin, all<vd>(k), 1e-12, 100, [&](int64_t i) ANYMAX_EACH { return v[i] - origin; });
+    clip_root<vd>(n, at, edge - origin, top - origin, all<vd>(k), asked, 1e-12, 100, [&](int64_t i) ANYMAX_EACH { return v[i] - origin; });
     const vd nearer = origin + at;  // what is rounded of differences from there is less than a share's last digit
     auto x = [&](int64_t i) ANYMAX_EACH { return v[i] - nearer; };
     at = at - (nearer - origin);  // nothing, but for an origin whose last digit is more than that
-    const vd lost = left_over(clip_root<vd>(n, at, edge - nearer, top - nearer, all<vd>(k), 1e-15, 20, x), k);
+    const vd lost = left_over(clip_root<vd>(n, at, edge - nearer, top - nearer, all<vd>(k), asked, 1e-15, 20, x), k);
     for (int64_t i = 0; i < n; i++) out[i] = share(x(i) - at, lost);
 }
 

@@ -161,7 +161,7 @@ struct Cells {
             if (row.g) weights(moments1 + c * K, at.wg + k);
         }
         for (; points % width<E>; points++) {  // whole vectors
-            at.zh[points] = E(-FAR);
+            at.zh[points] = E(-DEEPEST);
             at.zl[points] = at.w[points] = at.wg[points] = E(0);
         }
     }

@@ -8,7 +8,7 @@ namespace ANYMAX_UNIT {
 namespace perturb {
 
 constexpr double WHOLE = 6755399441055744.0;  // 1.5 * 2^52: adding and subtracting it rounds to whole numbers, which then are the low bits
-constexpr double FAR = 1e4;  // what is so far below the top score has probability 0 for every noise
+constexpr double DEEPEST = 1e4;  // a score so far below the top one has probability 0 for every noise; none is taken to be further below
 
 // 2 atanh(s) for |s| <= 1/3.
 ANYMAX_INLINE vf atanh2(vf s) {

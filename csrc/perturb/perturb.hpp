@@ -58,18 +58,17 @@ void perturb_forward(const anymax_call &call, const C *x, int64_t n, C *p, doubl
     });
 }
 
-// J^T g, with p = p(x); p may be NULL.
+// J^T g, with p = p(x).
 template <class C>
 void perturb_vjp(const anymax_call &call, const C *x, const C *p, const C *g, int64_t n, C *out, double *work) {
     [[maybe_unused]] const perturb::Flush flush;
     perturb::Row<C> row = perturb::read_row(x, n, call.param);
+    row.p = p;
     row.g = g;
-    row.mid = (double)g[row.top];
-    if (p) {  // a constant added to g changes nothing: less cancels where <p, g> is 0
-        vd s{};
-        for (int64_t i = 0; i < n; i += width<double>) s += load_wide_or(p, i, n, 0.0) * perturb::load_g(row, i);
-        row.mid += sum(s);
-    }
+    row.mid = perturb::one_g(row, row.top);  // a constant added to g changes nothing: less cancels where <p, g> is 0
+    vd s{};
+    for (int64_t i = 0; i < n; i += width<double>) s += load_wide_or(p, i, n, 0.0) * perturb::load_g(row, i);
+    row.mid += sum(s);
     perturb::with_solver(call, row, work, [&](auto &solver) { solver.vjp(out); });
 }
 

@@ -9,7 +9,8 @@ namespace perturb {
 
 template <class C>
 struct Row {
-    const C *x, *g;    // g: the gradient of a vjp, or NULL
+    const C *x;
+    const C *p, *g;    // the probabilities and the gradient of a vjp, or NULL
     int64_t n, top;    // top: the first of the highest scores
     double high, low;  // the highest score, and the lowest finite one
     double inv;        // 1 / scale
@@ -28,7 +29,7 @@ inline Row<C> read_row(const C *x, int64_t n, double scale) {
     }
     Row<C> row;
     row.x = x;
-    row.g = nullptr;
+    row.p = row.g = nullptr;
     row.n = n;
     const C most = top(high);
     row.high = most;
@@ -47,16 +48,30 @@ inline Row<C> read_row(const C *x, int64_t n, double scale) {
     return row;
 }
 
-// z of the scores from i on, as many as a vd holds; -FAR after the end, for masked scores and for all below that.
+// z of the scores from i on, as many as a vd holds; -DEEPEST after the end, for masked scores and for all below that.
 template <class C>
 ANYMAX_INLINE vd load_z(const Row<C> &row, int64_t i) {
-    return larger((load_wide_or(row.x, i, row.n, -inf64) - row.high) * row.inv, all<vd>(-FAR));
+    return larger((load_wide_or(row.x, i, row.n, -inf64) - row.high) * row.inv, all<vd>(-DEEPEST));
 }
 
-// g - mid; 0 after the end and at masked scores.
+// value, but 0 where p is 0, and after the end: such a class has no part in a gradient, not even where its g is infinite.
+template <class C>
+ANYMAX_INLINE vd where_p(const Row<C> &row, int64_t i, vd value) {
+    return load_wide_or(row.p, i, row.n, 0.0) == vd{} ? vd{} : value;
+}
+template <class C>
+inline double where_p(const Row<C> &row, int64_t i, double value) {
+    return row.p[i] == C(0) ? 0.0 : value;
+}
+
+// g - mid, of classes with p.
 template <class C>
 ANYMAX_INLINE vd load_g(const Row<C> &row, int64_t i) {
-    return load_wide_or(row.x, i, row.n, -inf64) > -inf64 ? load_wide_or(row.g, i, row.n, 0.0) - row.mid : vd{};
+    return where_p(row, i, load_wide_or(row.g, i, row.n, 0.0) - row.mid);
+}
+template <class C>
+inline double one_g(const Row<C> &row, int64_t i) {
+    return where_p(row, i, (double)row.g[i] - row.mid);
 }
 
 // The highest scores as z, descending; returns how many.

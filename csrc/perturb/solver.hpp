@@ -20,7 +20,7 @@ struct Solver {
     double low, high, log_g_low;  // the ends, and log G at the lower one
     bool summed;                  // there are cells, for all scores but those that are taken one by one
     double cut;                   // of those the ones of z > cut are taken; -inf: all
-    Columns<E> one;               // a block of them, and which they are
+    Columns<E> single;            // a block of them, and which they are
     int64_t *index;
     Cache<E> cache;
     Cells<N, E> cells;
@@ -28,7 +28,7 @@ struct Solver {
     void take(Arena &arena, int64_t n, int64_t nodes) {
         at.take(arena, nodes);
         arena.take(KINKS, kinks);
-        one.take(arena, BLOCK);
+        single.take(arena, BLOCK);
         arena.take(BLOCK, index);
         arena.take(Cache<E>::SIZE, cache.base);
         if (n >= SUMMED_FROM) cells.take(arena);
@@ -83,25 +83,25 @@ struct Solver {
     // Fills `one` and `index` with the scores from pos on; returns where the next block begins.
     int64_t load_all(int64_t pos, int64_t &got, double &highest_z) {
         const int64_t next = pos + BLOCK < row.n ? pos + BLOCK : row.n;
-        vd most = all<vd>(-FAR);
+        vd most = all<vd>(-DEEPEST);
         got = next - pos;
         const int64_t padded = round_up(got, width<E>);
         for (int64_t j = 0; j < padded; j += width<double>) {
             const vd z = load_z(row, pos + j);
             most = larger(most, z);
-            put_z(one.zh + j, one.zl + j, z);
-            if (row.g) store_narrow(one.wg + j, load_g(row, pos + j));
+            put_z(single.zh + j, single.zl + j, z);
+            if (row.g) store_narrow(single.wg + j, load_g(row, pos + j));
         }
-        for (int64_t j = 0; j < padded; j++) one.w[j] = E(j < got);
+        for (int64_t j = 0; j < padded; j++) single.w[j] = E(j < got);
         for (int64_t j = 0; j < got; j++) index[j] = pos + j;
-        if (row.top >= pos && row.top < next) one.w[row.top - pos] = one.wg[row.top - pos] = E(0);
+        if (row.top >= pos && row.top < next) single.w[row.top - pos] = single.wg[row.top - pos] = E(0);
         highest_z = top(most);
         return next;
     }
     // The same with those above `cut` alone.
     int64_t load_above(int64_t pos, int64_t &got, double &highest_z) {
         constexpr int64_t W = width<double>;
-        vd most = all<vd>(-FAR);
+        vd most = all<vd>(-DEEPEST);
         got = 0;
         for (; pos < row.n && got + W <= BLOCK; pos += W) {
             const vd z = load_z(row, pos);
@@ -114,16 +114,16 @@ struct Solver {
                 if (pos + k >= row.n) break;
                 const bool is_top = pos + k == row.top;
                 const double zk = z[k], a = sizeof(E) == 8 ? zk : (zk + GRID) - GRID;
-                one.zh[got] = (E)a;
-                one.zl[got] = (E)(zk - a);
-                one.w[got] = E(is_top ? 0 : 1);
-                one.wg[got] = is_top ? E(0) : (E)g[k];
+                single.zh[got] = (E)a;
+                single.zl[got] = (E)(zk - a);
+                single.w[got] = E(is_top ? 0 : 1);
+                single.wg[got] = is_top ? E(0) : (E)g[k];
                 index[got++] = pos + k;
             }
         }
         for (int64_t j = got; j < round_up(got, width<E>); j++) {
-            one.zh[j] = E(-FAR);
-            one.zl[j] = one.w[j] = one.wg[j] = E(0);
+            single.zh[j] = E(-DEEPEST);
+            single.zl[j] = single.w[j] = single.wg[j] = E(0);
         }
         highest_z = top(most);
         return pos;
@@ -140,7 +140,7 @@ struct Solver {
             double highest_z;
             pos = cut == -inf64 ? load_all(pos, got, highest_z) : load_above(pos, got, highest_z);
             const int64_t m = round_up(got, width<E>);
-            if (got) f(Block<E>{one, m, highest_z, cache.take(nodes, m)}, got);
+            if (got) f(Block<E>{single, m, highest_z, cache.take(nodes, m)}, got);
         }
     }
     // f(block, its place) for the cells' points; the singles' blocks come first.
@@ -237,7 +237,7 @@ struct Solver {
     }
     void weigh_gradient() {
         weigh();
-        const double top_g = (double)row.g[row.top] - row.mid;
+        const double top_g = one_g(row, row.top);
         double norm = 0.0;
         for (int64_t q = 0; q < at.count; q++) {
             const double s = at.rest_h[q] + at.top_h[q], t = at.rest_hg[q] + at.top_h[q] * top_g, wg = at.c0[q];
@@ -263,15 +263,14 @@ struct Solver {
         });
     }
     E gradient(int64_t i, E a0, E a1) const {
-        const double v = (((double)row.g[i] - row.mid) * (double)a0 - (double)a1) * row.inv;
-        return row.x[i] > -infinity<E> ? (E)v : E(0);
+        return (E)where_p(row, i, (one_g(row, i) * (double)a0 - (double)a1) * row.inv);
     }
     void finish(E *out, int64_t pos, int64_t m) {
         constexpr int64_t W = width<double>;
         int64_t j = 0;
         for (; j + W <= m; j += W) {
             const vd v = (load_g(row, pos + j) * load_wide(cells.value + j) - load_wide(cells.value1 + j)) * row.inv;
-            store_narrow(out + pos + j, load_wide(row.x + pos + j) > -inf64 ? v : vd{});
+            store_narrow(out + pos + j, where_p(row, pos + j, v));
         }
         for (; j < m; j++) out[pos + j] = gradient(pos + j, cells.value[j], cells.value1[j]);
     }

@@ -61,13 +61,13 @@ struct Uniform {
         }
     }
 
-    // f(m, the highest z) for blocks of the scores above `cut` and below the top: m of them in z, g and index; after them -FAR up to a multiple of the
+    // f(m, the highest z) for blocks of the scores above `cut` and below the top: m of them in z, g and index; after them -DEEPEST up to a multiple of the
     // vector.
     template <class F>
     ANYMAX_INLINE void each(double cut, F f) {
         constexpr int64_t W = width<double>;
         int64_t m = 0;
-        double most = -FAR;
+        double most = -DEEPEST;
         for (int64_t i = 0; i < row.n; i += W) {
             const vd v = load_z(row, i);
             uint32_t in = bits((vl)(v > cut)) & bits((vl)(v < 0.0));
@@ -83,12 +83,12 @@ struct Uniform {
             }
             if (m && (m + W > BLOCK || i + W >= row.n)) {
                 for (int64_t j = m; j < round_up(m, W); j++) {
-                    z[j] = -FAR;
+                    z[j] = -DEEPEST;
                     g[j] = 0.0;
                 }
                 f(m, most);
                 m = 0;
-                most = -FAR;
+                most = -DEEPEST;
             }
         }
     }
@@ -200,14 +200,14 @@ struct Uniform {
         memset(out, 0, (size_t)row.n * sizeof(C));
         each(low, [&](int64_t m, double most) {
             apply<2>(m, most);
-            for (int64_t j = 0; j < m; j++) out[index[j]] = (C)((g[j] * a0[j] - a1[j]) * row.inv);
+            for (int64_t j = 0; j < m; j++) out[index[j]] = (C)where_p(row, index[j], (g[j] * a0[j] - a1[j]) * row.inv);
         });
         constexpr int64_t W = width<double>;
         for (int64_t i = 0; i < row.n; i += W) {
             const vd v = load_z(row, i);
             if (!bits((vl)(v >= 0.0))) continue;
             for (int64_t k = 0; k < W && i + k < row.n; k++)
-                if (v[k] >= 0.0) out[i + k] = (C)((((double)row.g[i + k] - row.mid) * own - own1) * row.inv);
+                if (v[k] >= 0.0) out[i + k] = (C)where_p(row, i + k, (one_g(row, i + k) * own - own1) * row.inv);
         }
     }
 

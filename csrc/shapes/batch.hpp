@@ -16,8 +16,8 @@ struct Batch {
     float top[W], edge[W];  // of each row: its maximum, and a bound that its candidates lie above
     int64_t count[W];       // its candidates; -1: the row is served by itself
     int64_t most;           // the largest of these counts, in eights
-    uint32_t apart;         // one bit a row, 1 where few of its vectors have candidates: `hit` then says which
-    uint64_t hit[W][BATCH_MOST / W / 64];  // of each row: one bit a vector, 1 where it has candidates, in the end where it may have probabilities
+    uint32_t few;           // one bit a row, 1 where few of its vectors have candidates: `hit` then says which
+    uint64_t hit[W][BATCH_MOST / W / 64];  // of each row one bit a vector: 1 where it has candidates; of SUPPORTS, once the row is written, where p is not 0
     uint32_t wanted;        // one bit a row, 0: a loss or gradient whose target is no class
     const int64_t *target;
     const float *scale;
@@ -92,8 +92,7 @@ ANYMAX_INLINE int64_t batch_cells(Batch &b, int64_t rows, int64_t n, int64_t gro
     vf high = b.transposed[0];
     for (int64_t j = 1; j < cells; j++) high = larger(high, b.transposed[j]);
     store(b.top, high);
-    for (int64_t r = 0; r < W; r++)
-        if (!(b.top[r] > -inf32) || !(b.wanted >> r & 1)) b.count[r] = -1;
+    for (uint32_t out = ~(bits_above(high, splat(-inf32)) & b.wanted) & (uint32_t)((1ull << W) - 1); out; out &= out - 1) b.count[__builtin_ctz(out)] = -1;
     return cells;
 }
 
@@ -114,9 +113,10 @@ template <Keeping K>
 ANYMAX_INLINE int64_t keep_all(const float *x, int64_t n, vf high, vf edge, float *to, int64_t at, int64_t limit) {
     constexpr int64_t W = width<float>;
     int64_t i = 0;
-    if (K == SCORES && n >= SPEAKS_FROM) {  // the beginning of a row speaks for it
+    if (K == SCORES && n >= SPEAKS_FROM) {  // the beginning of these n speaks for them; `at` counts those before them, too
+        const int64_t before = at;
         for (; i < 8 * W; i += W) at += keep<K>(load(x + i), high, edge, to + at);
-        if (at * n > (limit + limit / 8) * 8 * W) return limit + 1;
+        if ((at - before) * n > (limit + limit / 8 - before) * 8 * W) return limit + 1;
     }
     for (; i + 4 * W <= n && at <= limit; i += 4 * W)
         for (int j = 0; j < 4; j++) at += keep<K>(load(x + i + j * W), high, edge, to + at);
@@ -146,9 +146,9 @@ __attribute__((noinline)) static int64_t keep_few(const float *x, int64_t n, vf 
 
 // The candidates of all rows, transposed.
 template <Keeping K>
-ANYMAX_INLINE void batch_collect(Batch &b, int64_t n, int64_t limit, uint32_t apart) {
+ANYMAX_INLINE void batch_collect(Batch &b, int64_t n, int64_t limit, uint32_t few) {
     constexpr int64_t W = width<float>;
-    b.most = 0, b.apart = apart;
+    b.most = 0, b.few = few;
     for (int64_t r = 0; r < W; r++) {
         float *to = b.side + r * b.step;
         int64_t at = 0;
@@ -159,7 +159,7 @@ ANYMAX_INLINE void batch_collect(Batch &b, int64_t n, int64_t limit, uint32_t ap
         if (b.count[r] >= 0) {
             const float *x = b.x[r];
             const vf high = splat(b.top[r]), edge = splat(b.edge[r]);
-            at = apart >> r & 1 ? keep_few<K>(x, b.n[r], high, edge, to, limit, b.hit[r]) : keep_all<K>(x, b.n[r], high, edge, to, 0, limit);
+            at = few >> r & 1 ? keep_few<K>(x, b.n[r], high, edge, to, limit, b.hit[r]) : keep_all<K>(x, b.n[r], high, edge, to, 0, limit);
             b.count[r] = at <= limit ? at : -1;
             if (at > limit) at = 0;
         }
@@ -210,7 +210,7 @@ ANYMAX_INLINE void transform(float *to, const float *x, int64_t n, bool bypass, 
 
 // Of each row one bit: 1 where few of its vectors have entries above the edge, by its cells.
 ANYMAX_INLINE uint32_t few_vectors(const vf *cell, int64_t cells, vf edge, int64_t n) {
-    if (n < APART_FROM) return 0;
+    if (n < FEW_VECTORS_FROM) return 0;
     vi above{};
     for (int64_t j = 0; j < cells; j++) above -= cell[j] > edge;
     return bits(above < (int32_t)(cells / 2));
@@ -222,9 +222,9 @@ ANYMAX_INLINE void write_candidates(Batch &b, int64_t r, bool bypass, const floa
     const vf high = splat(b.top[r]), edge = splat(b.edge[r]);
     Marker<OUT == SUPPORTS> marker{b.hit[r]};
     transform<OUT != SUPPORTS>(b.out[r], b.x[r], b.n[r], bypass, [&](vf v) ANYMAX_EACH {
-        const uint32_t some = candidates<K>(v, high, edge);
-        const vf p = unpack(K == SCORES_FROM ? v >= edge : v - high > edge, some, from);
-        from += __builtin_popcount(some);
+        const uint32_t marked = candidates<K>(v, high, edge);
+        const vf p = unpack(K == SCORES_FROM ? v >= edge : v - high > edge, marked, from);
+        from += __builtin_popcount(marked);
         marker.take(p);
         return p;
     });
@@ -232,9 +232,9 @@ ANYMAX_INLINE void write_candidates(Batch &b, int64_t r, bool bypass, const floa
 }
 
 ANYMAX_INLINE uint32_t served(const Batch &b, int64_t rows) {
-    uint32_t some = 0;
-    for (int64_t r = 0; r < rows; r++) some |= (uint32_t)(b.count[r] >= 0) << r;
-    return some;
+    uint32_t done = 0;
+    for (int64_t r = 0; r < rows; r++) done |= (uint32_t)(b.count[r] >= 0) << r;
+    return done;
 }
 // The probabilities of the candidates, which lie in `other` one row a lane, to `side`.
 ANYMAX_INLINE uint32_t keep_found(Batch &b, int64_t rows) {
@@ -251,13 +251,13 @@ static int64_t batch_keep(const Batch &b, int64_t r, int64_t n, float least, int
     int64_t at = 0;
     auto take = [&](int64_t i) ANYMAX_EACH {
         const vf v = load_or(b.x[r], i, n, -inf32);
-        const uint32_t some = candidates<K>(v, high, edge);
-        if (!some) return;
-        const vf p = unpack(K == SCORES_FROM ? v >= edge : v - high > edge, some, from);
-        from += __builtin_popcount(some);
+        const uint32_t marked = candidates<K>(v, high, edge);
+        if (!marked) return;
+        const vf p = unpack(K == SCORES_FROM ? v >= edge : v - high > edge, marked, from);
+        from += __builtin_popcount(marked);
         at = append_within(p, p > none, i, index, value, at, capacity);
     };
-    if (b.apart >> r & 1)
+    if (b.few >> r & 1)
         for (int64_t i = 0; i < n && at >= 0; i += 64 * W)
             for (uint64_t hit = b.hit[r][i / (64 * W)]; hit && at >= 0; hit &= hit - 1) take(i + __builtin_ctzll(hit) * W);
     else
@@ -289,9 +289,9 @@ __attribute__((noinline)) static void write_few_candidates(float *to, const floa
         for (uint64_t hit = hits[i / (64 * W)]; hit; hit &= hit - 1) {
             const int64_t k = i + __builtin_ctzll(hit) * W;
             const vf v = load_or(x, k, n, -inf32);
-            const uint32_t some = candidates<K>(v, high, edge);
-            const vf p = unpack(K == SCORES_FROM ? v >= edge : v - high > edge, some, from);
-            from += __builtin_popcount(some);
+            const uint32_t marked = candidates<K>(v, high, edge);
+            const vf p = unpack(K == SCORES_FROM ? v >= edge : v - high > edge, marked, from);
+            from += __builtin_popcount(marked);
             if (k + W <= n)
                 store(to + k, p);
             else
@@ -309,7 +309,7 @@ ANYMAX_INLINE uint32_t write_found(Batch &b, int64_t rows, int64_t n, bool bypas
         if (b.count[r] < 0) continue;
         done |= 1u << r;
         const float *from = b.side + r * b.step;
-        if (!bypass && b.x[r] != b.out[r] && (b.apart >> r & 1))
+        if (!bypass && b.x[r] != b.out[r] && (b.few >> r & 1))
             write_few_candidates<K>(b.out[r], b.x[r], b.n[r], splat(b.top[r]), splat(b.edge[r]), b.hit[r], from);
         else
             write_candidates<K, OUT>(b, r, bypass, from);

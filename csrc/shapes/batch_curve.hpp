@@ -50,6 +50,13 @@ static uint32_t batch_curve(Batch &b, int64_t rows, int64_t n, const Curve &curv
     return keep_found(b, rows);
 }
 
+// 1 in the lanes of rows that are in the batch, 0 in others.
+ANYMAX_INLINE vf lanes_asked(const Batch &b) {
+    float asked[Batch::W];
+    for (int64_t r = 0; r < Batch::W; r++) asked[r] = b.count[r] >= 0 ? 1.0f : 0.0f;
+    return load(asked);
+}
+
 template <Output OUT>
 static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool bypass) {
     constexpr int64_t W = width<float>;
@@ -59,16 +66,16 @@ static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool b
     const int64_t cells = batch_cells(b, rows, n, groups);
     const vf low_ = below_largest(b, cells, rank, 8);
     vf tau = splat(-0.5f);  // of the cells alone, which is no larger than the row's
-    const ClipSums<vf> s = clip_root<vf>(cells, tau, splat(-1.0f), load(b.top) - low_, splat((float)k), 1e-5f, 24, [&](int64_t i) ANYMAX_EACH { return b.transposed[i] - low_; });
+    const ClipSums<vf> s = clip_root<vf>(cells, tau, splat(-1.0f), load(b.top) - low_, splat((float)k), lanes_asked(b), 1e-5f, 24, [&](int64_t i) ANYMAX_EACH { return b.transposed[i] - low_; });
     const vf slack = absolute(low_) * 1e-6f + (float)(k * 2e-5) + 1e-5f;
     const vf edge = low_ - slack + (absolute(s.part + s.full - (float)k) <= (float)(k * 1e-5) ? larger(tau, splat(-1.0f)) : splat(-1.0f));
     const vf high_ = load(b.top);
     store(b.edge, edge);
-    const uint32_t apart = few_vectors(b.transposed, cells, edge, n), far = bits(~(high_ - low_ < FLOAT_RANGE));
+    const uint32_t few = few_vectors(b.transposed, cells, edge, n), far = bits(~(high_ - low_ < FLOAT_RANGE));
     for (int64_t r = 0; r < W; r++)
         if (far >> r & 1) b.count[r] = -1;
-    batch_collect<SCORES_FROM>(b, n, BATCH_CANDIDATES, apart);
-    share_out(b.transposed, b.other, b.most, low_, edge, high_, k);
+    batch_collect<SCORES_FROM>(b, n, BATCH_CANDIDATES, few);
+    share_out(b.transposed, b.other, b.most, low_, edge, high_, lanes_asked(b), k);
     return write_found<SCORES_FROM, OUT>(b, rows, n, bypass);
 }
 

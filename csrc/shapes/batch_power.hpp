@@ -92,8 +92,9 @@ static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool bypass) {
                 return p == vf{} ? vf{} : p * by;
             });
             b.out[r][b.target[r]] = -own[r] * b.scale[r];
-        } else {
-        if (!bypass && x != b.out[r] && (b.apart >> r & 1)) {  // the candidates' vectors are hardly more than the probabilities'
+            continue;
+        }
+        if (!bypass && x != b.out[r] && (b.few >> r & 1)) {  // the candidates' vectors are hardly more than the probabilities'
             write_few<R>(b.out[r], x, b.n[r], m, l, off, b.hit[r]);
             continue;
         }
@@ -104,7 +105,6 @@ static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool bypass) {
             return p;
         });
         marker.end();
-        }
     }
     return done;
 }

@@ -46,7 +46,7 @@ template <class C>
 inline void exp_write(C *to, const C *x, int64_t begin, int64_t end, C high, C factor, bool bypass) {
     constexpr int64_t W = width<C>;
     const vec<C> m = splat(high), scale = splat(factor);
-    auto one = [&](int64_t i) ANYMAX_EACH {
+    auto vector_at = [&](int64_t i) ANYMAX_EACH {
         vec<C> p = load_or(x, i, end, -infinity<C>) - m;
         exp_below<1>(&p);
         return p * scale;
@@ -54,7 +54,7 @@ inline void exp_write(C *to, const C *x, int64_t begin, int64_t end, C high, C f
     int64_t i = begin;
     if (bypass) {
         const int64_t lead = unaligned(to + i, end - i);
-        if (lead) store_part(to + i, one(i), lead);
+        if (lead) store_part(to + i, vector_at(i), lead);
         i += lead;
     }
     for (; i + 4 * W <= end; i += 4 * W) {
@@ -68,8 +68,8 @@ inline void exp_write(C *to, const C *x, int64_t begin, int64_t end, C high, C f
                 store(to + i + j * W, v[j] * scale);
         }
     }
-    for (; i + W <= end; i += W) store(to + i, one(i));
-    if (i < end) store_part(to + i, one(i), end - i);
+    for (; i + W <= end; i += W) store(to + i, vector_at(i));
+    if (i < end) store_part(to + i, vector_at(i), end - i);
 }
 
 template <class C>

@@ -32,7 +32,7 @@ template <class C>
 ANYMAX_INLINE ints<C> lanes_count(const vec<C> *v, int64_t n, vec<C> want, vec<C> &low, vec<C> at_low, vec<C> high, int turns) {
     vec<C> at_high = splat(C(1)), below = high, less_low = splat(C(1)), less_high = less_low;
     const ints<C> never = ~(low < high);
-    ints<C> found = at_low == want, known{}, raised{};
+    ints<C> found = at_low == want, known{}, rose{};  // known: `high` has been counted, and `below` is the largest under it; rose: `low` was the last to move
     for (int turn = 0; turn < turns && !every<C>(found | never); turn++) {
         const vec<C> from = at_low + C(0.75), to = at_high - C(0.25);
         const vec<C> a = (from - want) * (want + to) * less_low, b = (want - to) * (from + want) * less_high;
@@ -47,12 +47,12 @@ ANYMAX_INLINE ints<C> lanes_count(const vec<C> *v, int64_t n, vec<C> want, vec<C
             }
         const vec<C> count = s + t;
         const ints<C> go = ~(found | never), up = go & (count >= want), down = go & ~up;
-        less_high = (up & raised) ? less_high * C(0.5) : down ? splat(C(1)) : less_high;
-        less_low = (down & known & ~raised) ? less_low * C(0.5) : up ? splat(C(1)) : less_low;
+        less_high = (up & rose) ? less_high * C(0.5) : down ? splat(C(1)) : less_high;
+        less_low = (down & known & ~rose) ? less_low * C(0.5) : up ? splat(C(1)) : less_low;
         low = up ? middle : low, at_low = up ? count : at_low;
         high = down ? middle : high, at_high = down ? count : at_high;
         below = down ? larger(under_s, under_t) : below;
-        known |= down, raised = (raised | up) & ~down;
+        known |= down, rose = (rose | up) & ~down;
         found |= go & (count == want);
     }
     return found;

@@ -62,8 +62,8 @@ inline Nucleus<C> weigh_down(const C *x, const C *e, int64_t n, double mass, dou
         int64_t at = 0;
         for (i = 0; i < n; i += W) {
             const vec<C> v = load_or(a, i, n, -infinity<C>);
-            for (uint32_t some = bits((v >= low) & (v < high)); some; some &= some - 1) {
-                const int64_t k = i + __builtin_ctz(some);
+            for (uint32_t marked = bits((v >= low) & (v < high)); marked; marked &= marked - 1) {
+                const int64_t k = i + __builtin_ctz(marked);
                 const C value = a[k], weight = w[k];
                 values[at] = value, weights[at++] = weight;
             }
@@ -131,8 +131,8 @@ inline bool nucleus_row(const C *x, int64_t n, double mass, NucleusRow<C> &row, 
     row = NucleusRow<C>{x, e, n, high, end.mass, splat(end.last), splat((C)(1.0 / end.mass))};
     int64_t left = end.equal;
     for (int64_t i = 0; !end.all_equal && i < n; i += width<C>)
-        for (uint32_t some = bits(load_or(x, i, n, -infinity<C>) == row.last); some; some &= some - 1)
-            if (--left < 0) e[i + __builtin_ctz(some)] = C(0);
+        for (uint32_t marked = bits(load_or(x, i, n, -infinity<C>) == row.last); marked; marked &= marked - 1)
+            if (--left < 0) e[i + __builtin_ctz(marked)] = C(0);
     return true;
 }
 

@@ -113,7 +113,7 @@ static void log_row(const anymax_call &call, Link link, double param, const C *x
     const C l = (C)::log(exponentials(kept));
     for (int64_t i = 0; i < kept.count; i++) kept.value[i] = (C)(x[kept.index[i]] - kept.top) - l;
     fill(out, -infinity<C>);  // x may lie there: it is not read from here on
-    for (int64_t i = 0; i < kept.count; i++) put(out, kept.index[i], kept.value[i]);
+    put_each(out.row, out.dtype, kept.count, [=, step = out.step](int64_t i) ANYMAX_EACH { return kept.index[i] * step; }, [=](int64_t i) ANYMAX_EACH { return kept.value[i]; });
 }
 
 // For log p: g - p sum g over the classes that have a probability; sigsoftmax multiplies by (log u)' = 1 + sigmoid(-x).

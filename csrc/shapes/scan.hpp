@@ -202,9 +202,10 @@ inline Candidates<C> collect_from(const C *x, int64_t n, const Scan<C> &s, C bou
     const vec<C> limit = splat(bound == -infinity<C> ? -lanes_max(C()) : bound);
     int64_t at = 0;
     for (int64_t k = 0; k < s.count; k++) {
-        if (!bits(load(s.cells + k * W) >= limit)) continue;
+        const uint32_t cell = bits(load(s.cells + k * W) >= limit);
+        if (!cell) continue;
         int64_t i = k * s.block * W, end = i + s.block * W < n ? i + s.block * W : n;
-        if (s.block == 4 && end == i + 4 * W) {  // a short row: most vectors have some, so to ask would cost more
+        if (s.block == 4 && end == i + 4 * W && (sizeof(C) == 4 || (cell & (cell - 1)))) {  // a short row: most vectors have some, so to ask would cost more
             for (int j = 0; j < 4; j++) {
                 vec<C> a = load(x + i + j * W);
                 at = append(a, a >= limit, (int32_t)(i + j * W), c.value, c.index, at);

@@ -185,7 +185,7 @@ inline uint32_t tile_budget(Tile<C> &t, int64_t n, double k) {
     for (int64_t i = 0; i < n; i++) t.v[i] = sound ? t.v[i] : vec<C>{};
     for (int64_t i = n; i < whole; i++) t.v[i] = splat(-infinity<C>);
     low = sound ? low : vec<C>{}, high = sound ? high : vec<C>{};
-    share_out(t.v, t.v, whole, low, low - C(1) - (absolute(low) + C(1)) * (sizeof(C) == 4 ? C(1e-6) : C(1e-14)), high, k);
+    share_out(t.v, t.v, whole, low, low - C(1) - (absolute(low) + C(1)) * (sizeof(C) == 4 ? C(1e-6) : C(1e-14)), high, sound ? splat(C(1)) : vec<C>{}, k);
     return bits(sound);
 }
 

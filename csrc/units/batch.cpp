@@ -107,7 +107,8 @@ void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64
         b.wanted = ~0u;
         if (output > SUPPORTS) aim_at(b, call, r, count);
         const uint32_t done = solve_batch(output, b, plan, call.param, count, n, bypass && direct_out);
-        for (int64_t j = 0; j < count; j++) {
+        const uint32_t all = (uint32_t)((1ull << count) - 1);
+        for (int64_t j = 0; (output == LOSS || to.count) && j < count; j++) {
             if (!(done >> j & 1)) continue;
             if (output == LOSS) {
                 ((float *)call.value)[r + j] = (float)b.loss[j];
@@ -121,14 +122,16 @@ void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64
                                                          : batch_keep<SCORES>(b, j, n, least, index, value, to.capacity);
             to.count[r + j] = (int32_t)found;
         }
-        if (transpose_result && done == (uint32_t)((1ull << count) - 1)) {
+        if (transpose_result && done == all) {
             transpose_out(results, count, n, out[0], call.out.cls, call.dtype);
             continue;
         }
         for (int64_t j = 0; writes && !direct_out && j < count; j++)
             if (done >> j & 1) deliver(sink_at<float>(call, out[j], b.n[j], false), results + j * n);
-        for (int64_t j = 0; j < count; j++)
-            if (!(done >> j & 1)) by_rows<float>(call, r + j, r + j + 1, bypass, team, scratch);
+        for (uint32_t others = all & ~done; others; others &= others - 1) {
+            const int64_t j = __builtin_ctz(others);
+            by_rows<float>(call, r + j, r + j + 1, bypass, team, scratch);
+        }
     }
 }
 

@@ -6,9 +6,9 @@ namespace ANYMAX_UNIT {
 
 template <class C>
 void by_rows(const anymax_call &given, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch) {
-    anymax_call one;  // of the length of its own
-    if (given.sizes) one = given, one.n = given.sizes[begin];
-    const anymax_call &call = given.sizes ? one : given;
+    anymax_call own;  // of the length of its own
+    if (given.sizes) own = given, own.n = given.sizes[begin];
+    const anymax_call &call = given.sizes ? own : given;
     int64_t n = call.n;
     const int64_t size = item(call.dtype), inner = call.inner;
     const bool reads_x = call.x.data != nullptr;
@@ -17,12 +17,12 @@ void by_rows(const anymax_call &given, int64_t begin, int64_t end, bool bypass, 
     C *transposed = nullptr, *result = nullptr;
     int64_t first = 0, held = 0;  // the rows that `transposed` and `result` hold
     const Link link = link_of(call.map, call.param);
-    const Rule *rule = &first_of(ROW, call, link);
+    const Rule *rule = &first_of(ROW_RULES, call, link);
     const bool varies = given.sizes && rule != LAST_RULE;  // a row of another length may have another rule
     for (int64_t r = begin; r < end && !scratch.failed; r++) {
         const int64_t o = inner == 1 ? r : r / inner, i = inner == 1 ? 0 : r - o * inner;
-        if (given.sizes) one.n = n = given.sizes[r];
-        if (varies) rule = &first_of(ROW, call, link);
+        if (given.sizes) own.n = n = given.sizes[r];
+        if (varies) rule = &first_of(ROW_RULES, call, link);
         if ((transpose_x || transpose_result) && r >= first + held) {
             first = r;
             held = GROUP;

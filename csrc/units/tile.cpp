@@ -31,13 +31,13 @@ struct Lanes {
             return gather_lanes(lanes, x, count, n, view.outer);
         }
         if (beside) return lanes_beside<true>(call, view, r, count, n, lanes);
-        for (int64_t i = 0; i < n; i++) t.v[i] = vec<C>{};
+        C rows[width<C> * TILE_MOST];
         for (int64_t j = 0; j < count; j++) {
             const int64_t o = (r + j) / call.inner, i = (r + j) - o * call.inner;
-            const char *row = at(call, view, size, o, i);
             const uint8_t *keep = mask ? (const uint8_t *)at(call, call.mask, 1, o, i) : nullptr;
-            for (int64_t k = 0; k < n; k++) lanes[k * width<C> + j] = keep && !keep[k * call.mask.cls] ? -infinity<C> : read<C>(row, view.cls, call.dtype, k);
+            stage_in(rows + j * n, at(call, view, size, o, i), view.cls, call.dtype, keep, call.mask.cls, n);
         }
+        gather_lanes(lanes, rows, count, n, n);
     }
     // But for `others`: those may be the very scores, and are still to be read.
     void out(const Tile<C> &t, int64_t r, int64_t count, uint32_t others) const {
@@ -45,11 +45,17 @@ struct Lanes {
         if (direct && !others && call.starts) return rows_of_lanes(lanes, count, n, [&](int64_t j) ANYMAX_EACH { return (C *)at(call, view, size, r + j, 0); });
         if (direct && !others) return scatter_lanes(lanes, (C *)at(call, view, size, r, 0), count, n, view.outer);
         if (beside && !others) return lanes_beside<false>(call, view, r, count, n, (C *)lanes);
+        C rows[width<C> * TILE_MOST];
+        const int64_t step = view.cls;
+        if (step == 1) scatter_lanes(lanes, rows, count, n, n);
         for (int64_t j = 0; j < count; j++) {
             if (others >> j & 1) continue;
             const int64_t o = (r + j) / call.inner, i = (r + j) - o * call.inner;
-            const Sink<C> out{(void *)at(call, view, size, o, i), view.cls, call.dtype, nullptr, false, n, nullptr};
-            for (int64_t k = 0; k < n; k++) put(out, k, lanes[k * width<C> + j]);
+            void *const row = (void *)at(call, view, size, o, i);
+            if (step == 1)
+                deliver(Sink<C>{row, 1, call.dtype, nullptr, false, n, nullptr}, rows + j * n);
+            else
+                put_each(row, call.dtype, n, [=](int64_t k) ANYMAX_EACH { return k * step; }, [=](int64_t k) ANYMAX_EACH { return lanes[k * width<C> + j]; });
         }
     }
 };

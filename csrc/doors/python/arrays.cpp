@@ -210,7 +210,7 @@ Span span_of(const Array &a) {
 
 }  // namespace
 
-bool Array::apart(const Array &other) const {
+bool Array::disjoint(const Array &other) const {
     const Span a = span_of(*this), b = span_of(other);
     return a.high <= b.low || b.high <= a.low;
 }

@@ -38,7 +38,7 @@ class Array {
     bool dense() const;  // in C order
     bool same_shape(const Array &other) const;
     bool same_place(const Array &other) const;
-    bool apart(const Array &other) const;
+    bool disjoint(const Array &other) const;
 };
 
 Kind kind_of(PyObject *a);

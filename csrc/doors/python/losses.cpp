@@ -15,9 +15,9 @@ class Each {
 
   public:
     void *data;
-    Each(const Array &given, int64_t rows, bool one) : rows(rows), wide(given.dtype == ANYMAX_F64), data(given.data) {
+    Each(const Array &given, int64_t rows, bool single) : rows(rows), wide(given.dtype == ANYMAX_F64), data(given.data) {
         const int64_t size = rows * (wide ? 8 : 4);
-        if (one) data = size <= (int64_t)sizeof small ? small : (own = (char *)malloc((size_t)size));
+        if (single) data = size <= (int64_t)sizeof small ? small : (own = (char *)malloc((size_t)size));
     }
     ~Each() { free(own); }
     double at(const void *from, int64_t r) const { return wide ? ((const double *)from)[r] : (double)((const float *)from)[r]; }
@@ -105,11 +105,11 @@ ANYMAX_CALL(call_loss_grad) {
     Array scale;
     Ref copy;
     if (!scale.read(r.kind, args[3]) || scale.dtype != wide_of(r)) return none();
-    const bool one = scale.ndim == 0;
-    if (one ? !r.in_order(args[3], scale, copy) : factor != 1.0 || !r.each(args[3], wide_of(r), scale, copy)) return none();
-    Each each(scale, r.rows, one);
+    const bool single = scale.ndim == 0;
+    if (single ? !r.in_order(args[3], scale, copy) : factor != 1.0 || !r.each(args[3], wide_of(r), scale, copy)) return none();
+    Each each(scale, r.rows, single);
     if (!each.data) return PyErr_NoMemory();
-    if (one) each.fill(each.at(scale.data, 0) * factor);
+    if (single) each.fill(each.at(scale.data, 0) * factor);
     r.call.scale = each.data;
     if (!r.write(Py_None, true)) return none();
     return answer(r, loss.link, r.run());

@@ -68,8 +68,8 @@ bool Rows::write(PyObject *given, bool zeros) {
         for (int i = 0; i < ndim; i++)
             if (shape[i] > 1 && !o.array.strides[i]) return false;  // rows on top of each other
         result = again(given);
-        bool free = o.array.aligned && (!per_row || o.array.apart(*per_row));  // to be written while the others are read
-        for (int i = 0; i < used && free; i++) free = o.array.apart(operands[i].array) || (o.array.same_place(operands[i].array));
+        bool free = o.array.aligned && (!per_row || o.array.disjoint(*per_row));  // to be written while the others are read
+        for (int i = 0; i < used && free; i++) free = o.array.disjoint(operands[i].array) || (o.array.same_place(operands[i].array));
         if (!free) {
             scratch = Ref(PyObject_CallFunctionObjArgs(bound.copied, like.array.get(), Py_None, nullptr));
             if (!scratch || !o.array.read(kind, scratch.get(), true)) return false;

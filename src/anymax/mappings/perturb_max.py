@@ -136,8 +136,12 @@ class PerturbMax(Mapping):
         return finish(out, keep, poisoned, xp, masked=-math.inf)
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
-        """`INT G h_i (g_i sum h - sum h g) du / scale`: symmetric, and every row of the Jacobian sums to 0."""
+        """`INT G h_i (g_i sum h - sum h g) du / scale`: symmetric, and every row of the Jacobian sums to 0.
+
+        A class whose p is 0 takes no part, not even where its g is infinite.
+        """
         z, keep, poisoned, _, scale = self._rows(x, xp)
+        keep = keep & ~(p == 0)
         g = xp.where(keep, g, xp.zeros_like(g))
         if self._quadrature:
             out = self._product(stop_gradient(z), _change(z), g, xp)
