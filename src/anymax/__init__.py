@@ -13,8 +13,8 @@
 
 Maps are classes: Softmax, Sparsemax, Entmax, Budget, NormMax, Taylor, Sigsoftmax, Ratio, SparseSoftmax, PerturbMax. More is in the modules
 `nn` (torch), `transforms` (top-k, temperature, ...), `sampling`, `margins`, `likelihood`, `inspection`, `sklearn`, `hf` (transformers),
-`numpyro`, `distributed` and `plot`. `help(anymax.entmax)` explains one name, and `dir(anymax)` lists them all; `anymax explore`, on the command
-line, opens a page where you drag scores.
+`numpyro`, `distributed` and `plot`. `help(anymax.entmax)` explains one name, and `dir(anymax)` lists them all. On the command line,
+`anymax explore` opens a page where you drag scores.
 """
 
 from __future__ import annotations
@@ -116,9 +116,11 @@ def _notebook_page(mapping: Mapping) -> str:
 
 
 def _public_names() -> dict[str, list[str]]:
-    modules = ("nn", "transforms", "margins", "sampling", "likelihood", "segments")
-    loaded = {name: globals()[name] for name in modules if name in globals()}  # `nn` loads torch, so it may not be
-    return {"anymax": __all__, **{module.__name__: module.__all__ for module in loaded.values()}}
+    """The public names of each module, read from the text of those that are not loaded, since they may need a package."""
+    modules = (
+        "nn", "transforms", "margins", "sampling", "likelihood", "segments", "sklearn", "hf", "plot", "linear", "distributed",
+    )  # fmt: skip
+    return {__name__: __all__, **{f"{__name__}.{name}": elsewhere.listed(f"{__name__}.{name}") for name in modules}}
 
 
 def _over_devices() -> Any:
