@@ -220,16 +220,17 @@ def _once(figure: Any, shown: Sequence[Any], nets: Any, vocabulary: Any, e: Any)
     names = [kind for kind, attention in kinds().items() if attention.on]
     for panel, one in zip(figure.subplots(len(shown), 1), shown):
         weights = np.concatenate([e.weights(nets["Reader", kind], vocabulary, one) for kind in names])
-        plot.attention(weights, queries=names, keys=one.premise, ax=panel)
+        keep = e.keep(vocabulary, one)
+        plot.attention(weights, queries=names, keys=one.premise, mask=keep, ax=panel)
         panel.set_title(f"{e.LABELS[one.label]}: {' '.join(one.hypothesis)}", fontsize=10)
 
 
 def _every(figure: Any, one: Any, nets: Any, vocabulary: Any, e: Any) -> None:
     names = ("soft", "entmax", "sparse")
     for panel, kind in zip(figure.subplots(1, len(names)), names):
-        plot.attention(
-            e.weights(nets["Aligner", kind], vocabulary, one), queries=one.hypothesis, keys=one.premise, ax=panel
-        )
+        weights = e.weights(nets["Aligner", kind], vocabulary, one)
+        keep = e.keep(vocabulary, one)
+        plot.attention(weights, queries=one.hypothesis, keys=one.premise, mask=keep, ax=panel)
         panel.set_title(f"{kind}: {panel.get_title()}")
 
 
