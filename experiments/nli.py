@@ -157,10 +157,16 @@ def _tell(found: Findings, trained: Sequence[Trained], tests: Sequence[str], *, 
                 f"{kind}, the paper's network, test accuracy %", printed, here, "3 % of the paper's training set"
             )
     found.notes += [
-        "Each claim is tested over seeds (start, order, dropout) and over test pairs, each the mean over seeds; both must hold.",
-        "Of the paper's network the first three seeds were trained: there no claim is tested.",
+        (
+            "Each claim is tested over seeds (start, order, dropout) and over test "
+            "pairs, where each pair is the mean over seeds. Both must hold."
+        ),
+        "The paper's network was trained for the first three seeds only. No claim is tested on it.",
         "`learned` is entmax with an alpha between 1 and 2 that is trained with the network, from 1.5.",
-        "The pictures show the first pair of each label in the test set with 9 to 16 words in the premise; the networks of the first seed.",
+        (
+            "The pictures show, for each label, the first test pair with 9 to 16 words "
+            "in the premise. The networks are those of the first seed."
+        ),
     ]  # fmt: skip
     found.picture(lambda figure: _accuracies(figure, accuracy, first), (9.5, 3.8), caption=f"Accuracy on {first}")
 
