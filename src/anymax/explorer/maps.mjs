@@ -47,7 +47,7 @@ export const MAPS = {
   },
   taylor: {
     kind: 7, title: "Taylor softmax", formula: "p ∝ 1 + x + x²/2 + … + xᵐ/m!",
-    words: "Long tails: polynomial where softmax is exponential. It turns up again below x = −1, and knows where 0 is.",
+    words: "Long tails: polynomial where softmax is exponential. It rises again below x = −1, and it depends on where the zero of the scores is.",
     uses: ["order"], number: (s) => s.order, detail: (s) => `order ${s.order}`, python: (s) => `anymax.Taylor(${s.order})`,
   },
   sigsoftmax: {
