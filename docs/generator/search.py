@@ -48,7 +48,6 @@ FIRST = {  # what newcomers type, and where they want to be
     "log prob": "distributions",
     "sklearn": "sklearn",
     "jax": "start",
-    "migrate": "generated/migrating",
     "entmax15": "generated/maps/entmax",
     "which map": "choose",
 }
