@@ -276,3 +276,8 @@ def measure(net: Reader | Aligner, vocabulary: Vocabulary, pairs: Sequence[Pair]
 def weights(net: Reader | Aligner, vocabulary: Vocabulary, one: Pair) -> np.ndarray:
     """[queries, words of the premise] of one pair."""
     return net(vocabulary.rows([one.premise]), vocabulary.rows([one.hypothesis]))[1][0][0].numpy()
+
+
+def keep(vocabulary: Vocabulary, one: Pair) -> np.ndarray:
+    """The mask of these weights, [words of the premise]: true for the words that attention may read."""
+    return (vocabulary.rows([one.premise])[0] != 0).numpy()

@@ -274,12 +274,12 @@ def _tell(found: Findings, results: dict[str, list[list[dict[str, Any]]]], about
                   caption="Mean number of classes in a set, for each coverage that was asked for")  # fmt: skip
     found.notes += [
         (
-            "The guarantee is about random splits of given rows and a given classifier, and so are the intervals, which are over splits. "
-            "They do not hold the chance in training, nor in the choice of these data."
+            "The guarantee holds over random splits of given rows, for a given classifier. The intervals are "
+            "over splits too. They do not include the chance in training or in the choice of these data."
         ),
         (
-            "Sizes are compared where the best class alone is right less often than asked. Where it is right more often, the sets of "
-            "entmax, which are never empty, are of one class, and those of LAC, APS and RAPS are partly empty."
+            "Sizes are compared where the best class alone is right less often than asked. Where it is right "
+            "more often, the sets of entmax hold one class, and some sets of LAC, APS and RAPS are empty."
         ),
         "On the first split SupportConformalClassifier found the same sets.",
     ]

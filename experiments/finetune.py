@@ -262,9 +262,12 @@ def _tell(
     )
     found.picture(lambda figure: _draw(figure, figures), (10.0, 3.4), caption="Accuracy, and gain over softmax")
     found.notes += [
-        "All maps share sentences, first weights, batches and epochs within a seed; each has the rate that was best for it.",
-        "Only the loss differs in training; at test time the largest score decides, which no map changes.",
-        "Each claim is tested over seeds (the chance in training) and over intents (the chance in what is asked); both must hold.",
+        "Within a seed, all maps share sentences, first weights, batches and epochs. Each map has the learning rate that was best for it.",
+        "Only the loss differs in training. In the test the largest score decides, and no map changes which one that is.",
+        (
+            "Each claim is tested over seeds (the chance in training) and over intents "
+            "(the chance in the choice of questions). Both must hold."
+        ),
     ]
 
 

@@ -230,10 +230,10 @@ def run(settings: Settings, found: Findings) -> None:
             found.test("finds noise", f"weights of 0, noisy - true edges: {what}", difference(*both), at_least=5.0)
     found.picture(lambda figure: draw(figure, results, noises), (9.5, 3.6),
                   caption="Accuracy, and the share of weights that are exactly 0, against the share of noisy edges")  # fmt: skip
-    harm = "where it is above the others, the graph does more harm than good to this network"
+    harm = "Where it is the most accurate, the graph does this network more harm than good"
     found.notes += [
-        f"'{ALONE}' is the same network on self-loops alone: {harm}.",
-        "One network and one kind of graph: the claims are about these, not about graphs at large.",
+        f"'{ALONE}' is the same network with self-loops alone. {harm}.",
+        "There is one network and one kind of graph. The claims are about these, not about graphs in general.",
         f"All of it took {seconds / 60:.1f} minutes of one processor.",
     ]
 

@@ -257,18 +257,20 @@ def run(settings: Settings, found: Findings) -> None:
     found.picture(lambda figure: draw(figure, results, plan["lengths"]), (9.5, 4.0),
                   caption=f"Accuracy against the length of the sequence; dotted: the longest in training, {LONGEST} tokens")  # fmt: skip
     task = (
-        "The task is the multi-query associative recall of the paper in a small form. There, keys and values are words of two tokens, the "
-        "answers follow all queries, networks have four layers of 512 and see 50 million sequences, and a sequence is right as a whole. "
-        "Here, keys and values are one token each, an answer follows its query, a network sees 58 thousand, and each answer counts."
+        "The task is a small form of the paper's multi-query associative recall. In the paper, keys and values "
+        "have two tokens, the answers follow all queries, networks have four layers of width 512 and see 50 "
+        "million sequences, and only whole sequences count as right. Here, keys and values have one token, "
+        "each answer follows its query, networks see 58 thousand sequences, and each answer counts."
     )
     rate = (
-        "One learning rate for all, fixed before the run after trials with some of the maps on other sequences: no map has the rate that "
-        "is best for it."
+        "All maps have the same learning rate. We fixed it before the run, after trials with some of the maps "
+        "on other sequences. So it need not be the best rate for a map."
     )
     scales = (
-        "NAPE: half of the heads have ALiBi, with slopes of 1 and 1/2, the others no positions; as in the paper, scales apply to those "
-        "alone. Scalable softmax learns one factor for each head and layer; adaptive-scaled entmax is `anymax.nn.AdaptiveScale`. The "
-        "logarithm is of the number of keys that a query sees; in the paper's code it is of one more."
+        "NAPE: half of the heads have ALiBi, with slopes of 1 and 1/2. The other half have no positions, and "
+        "only they are scaled, as in the paper. Scalable softmax learns one factor for each head and layer; "
+        "adaptive-scaled entmax is `anymax.nn.AdaptiveScale`. We take the logarithm of the number of keys that "
+        "a query sees; the paper's code adds one to this number."
     )
     time_ = f"A guess is right in {100 / VALUES:.1f} % of all answers. All of it took {seconds / 60:.1f} minutes of one processor."
     found.notes += [task, rate, scales, time_]

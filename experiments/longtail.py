@@ -285,10 +285,10 @@ def _tell(found: Findings, results: dict[str, list[dict[str, float]]], rows: lis
         caption="Recall of the classes, by the number of their training images",
     )
     found.notes += [
-        "The authors' program (google-research/logit_adjustment) has, on CIFAR-10-LT with the same ratio, {bare:g} without a prior, "
-        "{post hoc:g} with it after training and {trained:g} with it in training.".format(**PUBLISHED),
-        "A seed draws the ranks of the classes, the training images, the first weights and the batches; all ways share them.",
-        "The rows that choose are balanced, for all ways alike. In the wild they would have the long tail too.",
+        "On CIFAR-10-LT with the same ratio, the authors' program (google-research/logit_adjustment) reaches {bare:g} without a prior, "
+        "{post hoc:g} with a prior after training, and {trained:g} with a prior in training.".format(**PUBLISHED),
+        "A seed draws the ranks of the classes, the training images, the first weights and the batches. All methods share them.",
+        "The rows that choose the settings are balanced, for all methods. In practice they would have a long tail too.",
     ]
 
 

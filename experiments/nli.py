@@ -157,10 +157,16 @@ def _tell(found: Findings, trained: Sequence[Trained], tests: Sequence[str], *, 
                 f"{kind}, the paper's network, test accuracy %", printed, here, "3 % of the paper's training set"
             )
     found.notes += [
-        "Each claim is tested over seeds (start, order, dropout) and over test pairs, each the mean over seeds; both must hold.",
-        "Of the paper's network the first three seeds were trained: there no claim is tested.",
+        (
+            "Each claim is tested over seeds (start, order, dropout) and over test "
+            "pairs, where each pair is the mean over seeds. Both must hold."
+        ),
+        "The paper's network was trained for the first three seeds only. No claim is tested on it.",
         "`learned` is entmax with an alpha between 1 and 2 that is trained with the network, from 1.5.",
-        "The pictures show the first pair of each label in the test set with 9 to 16 words in the premise; the networks of the first seed.",
+        (
+            "The pictures show, for each label, the first test pair with 9 to 16 words "
+            "in the premise. The networks are those of the first seed."
+        ),
     ]  # fmt: skip
     found.picture(lambda figure: _accuracies(figure, accuracy, first), (9.5, 3.8), caption=f"Accuracy on {first}")
 
@@ -220,16 +226,17 @@ def _once(figure: Any, shown: Sequence[Any], nets: Any, vocabulary: Any, e: Any)
     names = [kind for kind, attention in kinds().items() if attention.on]
     for panel, one in zip(figure.subplots(len(shown), 1), shown):
         weights = np.concatenate([e.weights(nets["Reader", kind], vocabulary, one) for kind in names])
-        plot.attention(weights, queries=names, keys=one.premise, ax=panel)
+        keep = e.keep(vocabulary, one)
+        plot.attention(weights, queries=names, keys=one.premise, mask=keep, ax=panel)
         panel.set_title(f"{e.LABELS[one.label]}: {' '.join(one.hypothesis)}", fontsize=10)
 
 
 def _every(figure: Any, one: Any, nets: Any, vocabulary: Any, e: Any) -> None:
     names = ("soft", "entmax", "sparse")
     for panel, kind in zip(figure.subplots(1, len(names)), names):
-        plot.attention(
-            e.weights(nets["Aligner", kind], vocabulary, one), queries=one.hypothesis, keys=one.premise, ax=panel
-        )
+        weights = e.weights(nets["Aligner", kind], vocabulary, one)
+        keep = e.keep(vocabulary, one)
+        plot.attention(weights, queries=one.hypothesis, keys=one.premise, mask=keep, ax=panel)
         panel.set_title(f"{kind}: {panel.get_title()}")
 
 

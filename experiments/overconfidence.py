@@ -212,10 +212,16 @@ def run(settings: Settings, found: Findings) -> None:
         "calibration error": "expected calibration error, 10 bins",
     }
     found.notes += [
-        "All maps have the same network, first weights, batches, learning rate and epochs; nothing is tuned for any of them.",
-        "The accuracy loss trains from scratch, with none of the remedies of EXACT (its margin and its normalised gradient).",
-        "The scores of two maps are on different scales: the loss of sparsemax is 0 from a lead of 1 on, that of softmax never.",
-        "Each map is judged by its own probabilities: softmax of the scores for softmax, perturb-max of the scores for perturb-max, ...",
+        "All maps have the same network, first weights, batches, learning rate and epochs. Nothing is tuned for any of them.",
+        "The accuracy loss trains from scratch, without the margin and the normalised gradient of EXACT.",
+        (
+            "The scores of two maps are on different scales: the loss of sparsemax is 0 "
+            "once the target leads by 1, and the loss of softmax never is."
+        ),
+        (
+            "Each map is judged by its own probabilities: the softmax of the scores for "
+            "softmax, the perturb-max of the scores for perturb-max, and so on."
+        ),
     ]
     last = list(sets)[-1]
     found.picture(

@@ -142,11 +142,11 @@ def run(settings: Settings, found: Findings) -> None:
     found.picture(lambda figure: draw(figure, results, plan), (9.5, 3.4 * len(plan["topics"])),
                   caption="Divergence against the length of the documents")  # fmt: skip
     found.notes += [
-        "The paper has curves and no table for this experiment, so there are no figures to set beside ours.",
+        "The paper shows curves but no table for this experiment, so there are no figures to compare with ours.",
         "Random proportions are uniform numbers divided by their sum, as in the authors' program.",
         (
-            "Every word count is standardised. l2 is chosen on development documents, not by cross-validation, strictly inside of what is "
-            "tried or 0; the paper's grid is 1e-9 to 1."
+            "Every word count is standardised. l2 is chosen on development documents, not by cross-validation. "
+            "It lies strictly inside the range that was tried, or is 0; the paper's grid goes from 1e-9 to 1."
         ),
     ]
 

@@ -239,10 +239,19 @@ def _tell(
                 rows.append(row)
         found.table(title, rows, "Mean over seeds. " + "; ".join(f"{c}: {FIGURES[c]}" for c in columns) + ".")
     found.notes += [
-        "Words right and words listed are tested twice: over seeds, and over words, by each word's mean over seeds. Both must confirm.",
-        "“1.5-entmax attention” and “1.5-entmax output” have softmax in the other place; the other names are of both.",
-        "All maps share network, epochs and rates; they were not chosen for each map.",
-        "For a listed word no better search exists: its strings' probabilities sum to 1. A proof needs no zeros, so softmax has some too.",
+        (
+            "The words that are right, and those that are listed, are tested twice: over seeds, and over "
+            "words (the mean of each word over seeds). Both tests must confirm the claim."
+        ),
+        (
+            "“1.5-entmax attention” has softmax in the output, and “1.5-entmax output” has softmax "
+            "in the attention. The other networks have the same map in both places."
+        ),
+        "All maps share the network, the epochs and the learning rates. These were not chosen for each map.",
+        (
+            "For a listed word no better search exists, because the probabilities of its strings sum to "
+            "1. This can also happen without zeros, so softmax has some listed words too."
+        ),
     ]
 
 

@@ -148,6 +148,7 @@ def test_weights_are_the_map_of_the_scores(model, kind):
     net, one = made(model, kind), PAIRS[0]
     weights = _entailment.weights(net, VOCABULARY, one)
     np.testing.assert_allclose(weights.sum(axis=-1), 1.0, rtol=1e-5)
+    assert _entailment.keep(VOCABULARY, one).tolist() == [True] * weights.shape[-1]
     premise, hypothesis = VOCABULARY.rows([one.premise]), VOCABULARY.rows([one.hypothesis])
     with torch.no_grad():
         if model is _entailment.Reader:

@@ -96,7 +96,7 @@ def test_classes_have_names(opened):
         "document.querySelector('.card[data-map=sparsemax] canvas').ariaLabel"
     )
     heads = page.js("[...document.querySelectorAll('#jacobian th')].map((e) => e.textContent)")
-    assert heads == ["class", "cat", "<b>dog</b>", "fox", "s3", "s4", "cat", "<b>dog</b>", "fox", "p3", "p4"]
+    assert heads == ["class", "cat", "<b>dog</b>", "fox", "x3", "x4", "cat", "<b>dog</b>", "fox", "p3", "p4"]
     assert words(page, "gradient-words").startswith("of cat is 0.10")
     page.js(RECORD)
     page.js(DRAWN)

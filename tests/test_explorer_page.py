@@ -241,3 +241,7 @@ def test_light_and_dark_are_legible_and_nothing_runs_out_of_a_phone(opened, tmp_
     page.size(390, 844, phone=True)
     page.js(DRAWN)
     assert page.js("document.documentElement.scrollWidth") <= 390
+    corners = "[...document.querySelectorAll('.card')].map((c) => c.getBoundingClientRect()).map(({ top, right }) => [top, right])"
+    cards = page.js(corners)
+    assert all(right <= 390 for _, right in cards)  # all cards are seen at once, two in a row
+    assert cards[0][0] == cards[1][0] < cards[2][0]

@@ -123,19 +123,19 @@ def test_the_address_holds_the_whole_state(ask):
 # -- formulas, steps back, looks, the story ---------------------------------------------------------------------------
 
 TYPESET = {
-    "softmax": "p=exp(s−τ)",
-    "entmax": "p=[(α−1)(s−τ)]_{+}^{1/(α−1)}",
-    "sparsemax": "p=[s−τ]_{+}",
-    "normmax": "p=argmax⟨p,s⟩−‖p‖_{α}",
+    "softmax": "p=exp(x−τ)",
+    "entmax": "p=[(α−1)(x−τ)]_{+}^{1/(α−1)}",
+    "sparsemax": "p=[x−τ]_{+}",
+    "normmax": "p=argmax⟨p,x⟩−‖p‖_{α}",
     "topk": "softmax over the k largest",
     "topp": "softmax over the nucleus of mass p",
-    "budget": "p=clip(s−τ,0,1),Σp=k",
-    "perturb": "p_{i}=P[argmax(s+ε)=i]",
-    "taylor": "p∝1+s+{s^{2}}/{2}+…+{s^{m}}/{m!}",
-    "sigsoftmax": "p∝exp(s)σ(s)",
-    "square": "p∝s^{2}",
-    "sigmoid": "p∝σ(s)",
-    "relu": "p∝[s]_{+}",
+    "budget": "p=clip(x−τ,0,1),Σp=k",
+    "perturb": "p_{i}=P[argmax(x+ε)=i]",
+    "taylor": "p∝1+x+{x^{2}}/{2}+…+{x^{m}}/{m!}",
+    "sigsoftmax": "p∝exp(x)σ(x)",
+    "square": "p∝x^{2}",
+    "sigmoid": "p∝σ(x)",
+    "relu": "p∝[x]_{+}",
 }
 
 

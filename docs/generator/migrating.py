@@ -12,10 +12,10 @@ from . import text
 
 SEARCH = "migrating, migrate, entmax package, optax, other packages"
 INTRODUCTION = (
-    "Each row of these tables but the last is run by a test: the call on the left and the call on the right give the "
-    "same values, and where "
-    "they are differentiable the same gradients, on the same random inputs. `F` is `torch.nn.functional`; maps and margins are "
-    "imported from `anymax` and `anymax.margins`."
+    "Find your call on the left and write the one on the right. A test runs both sides of every table but the last two, on the "
+    "same random inputs: they give the same values, and the same gradients where they are differentiable. `F` is "
+    "`torch.nn.functional`; maps are imported from `anymax`, and margins from `anymax.margins`. If you try an old name, as in "
+    "`anymax.entmax_bisect`, the error says what to write."
 )
 
 

@@ -1,20 +1,20 @@
-"""anymax: from scores to probabilities, by softmax and every alternative to it, on NumPy, PyTorch and JAX arrays.
+"""From scores to probabilities, by softmax and its alternatives, on NumPy, PyTorch and JAX arrays.
 
     p = anymax.sparsemax(x)                                # exact zeros; also softmax, entmax15, entmax(x, alpha), ...
-    p = anymax.apply("entmax:alpha=1.3", x, axis=1)        # any map, by name or as anymax.Entmax(1.3)
-    loss = anymax.sparsemax_loss(scores, target)           # each map has a loss; as torch's cross_entropy
-    loss = anymax.fenchel_young("entmax15", scores, target)
-    loss = anymax.linear_loss(h, W, target, "entmax15")    # of an output layer, whose scores are never all held
+    p = anymax.apply("entmax:alpha=1.3", x, axis=1)        # any map, by its name or as anymax.Entmax(1.3)
+    loss = anymax.sparsemax_loss(scores, target)           # called like torch's cross_entropy
+    loss = anymax.fenchel_young("entmax15", scores, target)  # the loss that belongs to a map
+    loss = anymax.linear_loss(h, W, target, "entmax15")    # an output layer and its loss, without holding all scores
     out = anymax.attention(q, k, v, "sparsemax", is_causal=True)
     y = anymax.sample("softmax", anymax.topp(0.9)(x), generator=0)
-    p = anymax.segment_apply("softmax", x, index=index)    # rows of different lengths, graphs
-    tau, size = anymax.threshold("sparsemax", x)           # the threshold, and how many classes are kept
+    p = anymax.segment_apply("softmax", x, index=index)    # rows of unequal length, as in graphs
+    tau, size = anymax.threshold("sparsemax", x)           # p = max(x - tau, 0), and the number of classes above 0
     print(anymax.explain("sparsemax", x))                  # which engine computes it
 
-Maps are classes: Softmax, Sparsemax, Entmax, Budget, NormMax, Taylor, Sigsoftmax, Ratio, SparseSoftmax, PerturbMax. The modules are
-`anymax.nn` (torch modules), `transforms` (of scores), `sampling`, `margins`, `likelihood`, `inspection`, `sklearn` (estimators), `hf`
-(transformers), `numpyro`, `distributed` (classes over processes) and `plot`. On the command line, `anymax compare 2 1 0.1 -1` prints
-every map of four scores, and `anymax explore` opens a page to play with.
+Maps are classes: Softmax, Sparsemax, Entmax, Budget, NormMax, Taylor, Sigsoftmax, Ratio, SparseSoftmax, PerturbMax. More is in the modules
+`nn` (torch), `transforms` (top-k, temperature, ...), `sampling`, `margins`, `likelihood`, `inspection`, `sklearn`, `hf` (transformers),
+`numpyro`, `distributed` and `plot`. `help(anymax.entmax)` explains one name, and `dir(anymax)` lists them all. On the command line,
+`anymax explore` opens a page where you drag scores.
 """
 
 from __future__ import annotations
@@ -117,9 +117,11 @@ def _notebook_page(mapping: Mapping) -> str:
 
 
 def _public_names() -> dict[str, list[str]]:
-    modules = ("nn", "transforms", "margins", "sampling", "likelihood", "segments")
-    loaded = {name: globals()[name] for name in modules if name in globals()}  # `nn` loads torch, so it may not be
-    return {"anymax": __all__, **{module.__name__: module.__all__ for module in loaded.values()}}
+    """The public names of each module, read from the text of those that are not loaded, since they may need a package."""
+    modules = (
+        "nn", "transforms", "margins", "sampling", "likelihood", "segments", "sklearn", "hf", "plot", "linear", "distributed",
+    )  # fmt: skip
+    return {__name__: __all__, **{f"{__name__}.{name}": elsewhere.listed(f"{__name__}.{name}") for name in modules}}
 
 
 def _over_devices() -> Any:

@@ -1,4 +1,4 @@
-"""Inspects maps and distributions: Jacobian, entropy, support, and the facts of a map."""
+"""What a map is and gives: its Jacobian, entropy, support and facts."""
 
 from __future__ import annotations
 

@@ -30,13 +30,27 @@ def old_name(call: str) -> str:
     return next((name for name in dotted if "." in name), dotted[0]).rpartition(".")[2]
 
 
+def listed(module: str) -> list[str]:
+    """The `__all__` of a module, which is not imported for it."""
+    import ast  # late, as the rest
+    import sys
+    from importlib.util import find_spec
+
+    if module in sys.modules:
+        return sys.modules[module].__all__
+    spec = find_spec(module)
+    source: Any = spec and spec.loader and spec.loader.get_source(module)  # type: ignore[attr-defined]
+    written = re.search(r"^__all__ = (\[.*?\])", source or "", flags=re.M | re.S)
+    return ast.literal_eval(written[1]) if written else []
+
+
 class UnknownName(AttributeError):
     """The error for `module.name`. Its hint is looked up when the message is read, since `hasattr` raises many that nobody reads.
 
     Examples
     --------
     >>> str(UnknownName("anymax", "entmax_bisect", anymax.__all__))
-    "module 'anymax' has no attribute 'entmax_bisect'; entmax.entmax_bisect(x, alpha=1.3) is anymax.entmax(x, alpha=1.3) here"
+    "module 'anymax' has no attribute 'entmax_bisect'; write anymax.entmax(x, alpha=1.3) for entmax.entmax_bisect(x, alpha=1.3)"
     """
 
     def __init__(self, module: str, name: str, known: Iterable[str]) -> None:
@@ -59,11 +73,10 @@ def answering(module: str, known: Iterable[str]) -> Callable[[str], NoReturn]:
 
 
 def _hint(module: str, name: str, known: Iterable[str]) -> str | None:
-    """What the name means in another package or in another module of this one, or the nearest of the known names."""
-    for table in tables():
-        for row in table["rows"]:
-            if old_name(row["old"]) == name:
-                return f"{row['old']} is {row['new']} here"
+    """What the name means in another package or in another module of this one, or the nearest name of these."""
+    rows = {old_name(row["old"]): row for table in reversed(tables()) for row in reversed(table["rows"])}
+    if name in rows:
+        return _answer(rows[name])
     public = handed.public_names()
     for other, names in public.items():
         if other != module and name in names:
@@ -72,4 +85,17 @@ def _hint(module: str, name: str, known: Iterable[str]) -> str | None:
     if verb != name and verb in public["anymax"]:
         return f"write anymax.log_apply({verb!r}, x)"
     near = nearest(name, known, 0.75)
-    return f"did you mean {module}.{near}?" if near else None
+    if near:
+        return f"did you mean {module}.{near}?"
+    paths = {each: f"{other}.{each}" for other, names in reversed(public.items()) for each in names}
+    near = nearest(name, paths, 0.8)
+    if near:
+        return f"did you mean {paths[near]}?"
+    near = nearest(name, rows, 0.8)
+    return _answer(rows[near]) if near else None
+
+
+def _answer(row: dict[str, Any]) -> str:
+    """A row of the tables as a sentence."""
+    note = f" ({row['note'].replace('`', '')})" if "note" in row else ""
+    return f"write {row['new']} for {row['old']}{note}"

@@ -1,8 +1,8 @@
-"""anymax for classes that are split over several processes: each process has a shard of the scores, and none has all of them.
+"""The functions of anymax for classes that are split over several processes. Each process passes its own part of the scores, its shard.
 
 Use it for output layers that are split along the classes, as in tensor-parallel language models and classifiers of millions of
 identities. In torch the processes are those of `torch.distributed`, or a dimension of a `DeviceMesh`; in JAX they are the devices of
-an axis, inside `jax.shard_map`. A call communicates a few numbers per row: docs/many_machines.md has the table. All processes of the
+an axis, inside `jax.shard_map`. A call sends a few numbers for each row: docs/many_machines.md has the table. All processes of the
 group make the same calls in the same order.
 """
 

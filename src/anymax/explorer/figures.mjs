@@ -102,10 +102,10 @@ const TABLE = 8; // classes whose Jacobian is a table with numbers
 
 export function drawJacobian(holder, words, seen, state) {
   const { jacobian, which } = seen, m = which.length, n = state.x.length, zeros = jacobian.reduce((count, v) => count + (v === 0), 0);
-  words.innerHTML = `${typeset("∂pᵢ/∂sⱼ")} is what class i gains when score j rises${m < n ? `, for the ${m} largest scores` : ""}. ${zeros ? `${zeros} of ${m * m} are exactly 0.` : ""}`;
+  words.innerHTML = `${typeset("∂pᵢ/∂xⱼ")} is what class i gains when score j rises${m < n ? `, for the ${m} largest scores` : ""}. ${zeros ? `${zeros} of ${m * m} are exactly 0.` : ""}`;
   if (m <= TABLE) {
     const bound = jacobian.reduce((most, v) => Math.max(most, Math.abs(v)), 0) || 1, [below, above] = poles();
-    const heading = (scope, i) => `<th scope="${scope}"${state.names[i] ? ` title="${escaped(state.names[i])}"><span>${escaped(state.names[i])}</span>` : `>${scope === "row" ? "p" : "s"}<sub>${i}</sub>`}</th>`;
+    const heading = (scope, i) => `<th scope="${scope}"${state.names[i] ? ` title="${escaped(state.names[i])}"><span>${escaped(state.names[i])}</span>` : `>${scope === "row" ? "p" : "x"}<sub>${i}</sub>`}</th>`;
     const head = `<tr><th scope="col"><span class="unseen">class</span></th>${which.map((j) => heading("col", j)).join("")}</tr>`;
     const body = which.map((i, row) => `<tr>${heading("row", i)}${which.map((_, column) => {
       const v = jacobian[row * m + column], share = v === 0 ? 0 : Math.round(10 + (80 * Math.abs(v)) / bound);

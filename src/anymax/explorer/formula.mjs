@@ -1,6 +1,6 @@
 // Typesets the formulas of maps.mjs: plain text in, MathML out. The text uses only brackets, raised and lowered letters, `^` and `_`
 // before a letter or a bracket, and `/` between two runs without a space: a fraction, or a plain `/` in a superscript, as in
-// p = [(α − 1)(s − τ)]₊^(1/(α−1)).
+// p = [(α − 1)(x − τ)]₊^(1/(α−1)).
 
 const RAISED = { "²": "2", "³": "3", "ᵐ": "m", "ʷ": "w" };
 const LOWERED = { "₊": "+", "ᵢ": "i", "ⱼ": "j" };

@@ -5,22 +5,22 @@ const chosen = (s, n) => Math.min(s.k, n);
 
 export const MAPS = {
   softmax: {
-    kind: 0, threshold: true, potential: true, title: "softmax", formula: "p = exp(s − τ)",
+    kind: 0, threshold: true, potential: true, title: "softmax", formula: "p = exp(x − τ)",
     words: "Every class keeps some probability, however small. The default.",
     python: () => "anymax.Softmax()",
   },
   entmax: {
-    kind: 2, threshold: true, potential: true, title: "entmax", formula: "p = [(α − 1)(s − τ)]₊^(1/(α−1))",
+    kind: 2, threshold: true, potential: true, title: "entmax", formula: "p = [(α − 1)(x − τ)]₊^(1/(α−1))",
     words: "Between softmax (α = 1) and sparsemax (α = 2). Above α = 1 a class that lags far enough behind gets exactly 0.",
     uses: ["alpha"], number: (s) => s.alpha, detail: (s) => `α = ${s.alpha}`, python: (s) => `anymax.Entmax(${float(s.alpha)})`,
   },
   sparsemax: {
-    kind: 1, threshold: true, potential: true, title: "sparsemax", formula: "p = [s − τ]₊",
+    kind: 1, threshold: true, potential: true, title: "sparsemax", formula: "p = [x − τ]₊",
     words: "The point of the simplex nearest to the scores: the threshold τ cuts off what lies below it.",
     python: () => "anymax.Sparsemax()",
   },
   normmax: {
-    kind: 4, threshold: true, potential: true, title: "normmax", formula: "p = argmax ⟨p, s⟩ − ‖p‖_α",
+    kind: 4, threshold: true, potential: true, title: "normmax", formula: "p = argmax ⟨p, x⟩ − ‖p‖_α",
     words: "Sparse, and nearly uniform on what it keeps.",
     uses: ["norm"], number: (s) => s.norm, detail: (s) => `α = ${s.norm}`, python: (s) => `anymax.NormMax(${float(s.norm)})`,
   },
@@ -35,36 +35,36 @@ export const MAPS = {
     uses: ["p"], number: (s) => s.p, detail: (s) => `p = ${s.p}`, python: (s) => `anymax.SparseSoftmax(p=${float(s.p)})`,
   },
   budget: {
-    kind: 3, threshold: true, potential: true, title: "budget", formula: "p = clip(s − τ, 0, 1),  Σp = k",
+    kind: 3, threshold: true, potential: true, title: "budget", formula: "p = clip(x − τ, 0, 1),  Σp = k",
     words: "Chooses k of n: every class is capped at 1, and all together sum to k.",
     uses: ["k"], number: chosen, detail: (s, n) => `k = ${chosen(s, n)}`, python: (s, n) => `anymax.Budget(${chosen(s, n)})`,
   },
   perturb: {
-    kind: 9, potential: true, title: "perturbed argmax", formula: "pᵢ = P[argmax(s + ε) = i]",
+    kind: 9, potential: true, title: "perturbed argmax", formula: "pᵢ = P[argmax(x + ε) = i]",
     words: "How often each class wins once noise is added to the scores. Gumbel noise gives softmax.",
     uses: ["noise", "scale"], number: (s) => s.scale, detail: (s) => `${s.noise} × ${s.scale}`,
     python: (s) => `anymax.PerturbMax("${s.noise}", scale=${float(s.scale)})`,
   },
   taylor: {
-    kind: 7, title: "Taylor softmax", formula: "p ∝ 1 + s + s²/2 + … + sᵐ/m!",
-    words: "Long tails: polynomial where softmax is exponential. It turns up again below s = −1, and knows where 0 is.",
+    kind: 7, title: "Taylor softmax", formula: "p ∝ 1 + x + x²/2 + … + xᵐ/m!",
+    words: "Long tails: polynomial where softmax is exponential. It rises again below x = −1, and it depends on where the zero of the scores is.",
     uses: ["order"], number: (s) => s.order, detail: (s) => `order ${s.order}`, python: (s) => `anymax.Taylor(${s.order})`,
   },
   sigsoftmax: {
-    kind: 8, title: "sigsoftmax", formula: "p ∝ exp(s) σ(s)",
+    kind: 8, title: "sigsoftmax", formula: "p ∝ exp(x) σ(x)",
     words: "Its logarithms are not linear in the scores, which a narrow output layer needs.",
     python: () => "anymax.Sigsoftmax()",
   },
   square: {
-    kind: 16, title: "square", formula: "p ∝ s²", words: "Signs don't matter: only how far from 0 a score is.",
+    kind: 16, title: "square", formula: "p ∝ x²", words: "Signs don't matter: only how far from 0 a score is.",
     python: () => "anymax.Ratio.square()",
   },
   sigmoid: {
-    kind: 17, title: "sigmoid", formula: "p ∝ σ(s)", words: "Large scores saturate and share alike.",
+    kind: 17, title: "sigmoid", formula: "p ∝ σ(x)", words: "Large scores saturate and share alike.",
     python: () => "anymax.Ratio.sigmoid()",
   },
   relu: {
-    kind: 18, title: "relu", formula: "p ∝ [s]₊", words: "Scores below 0 get nothing; a row without a positive score gives zeros.",
+    kind: 18, title: "relu", formula: "p ∝ [x]₊", words: "Scores below 0 get nothing; a row without a positive score gives zeros.",
     python: () => "anymax.Ratio.relu()",
   },
 };

@@ -10,7 +10,7 @@ export const STEPS = [
   {
     title: "From argmax to softmax",
     words: `A model has given four animals a score. Argmax lets the largest score take all: cat gets 1, the others get 0. It jumps when two scores change
-      places, and it has no slope to learn from. Softmax shares instead: $p = exp(s − τ)$, with τ such that everything sums to 1. The temperature T leads
+      places, and it has no slope to learn from. Softmax shares instead: $p = exp(x − τ)$, with τ such that everything sums to 1. The temperature T leads
       from one to the other: near 0 softmax is almost argmax, at 1 it is itself.`,
     state: { ...ANIMALS, maps: ["softmax"], focus: "softmax" },
     parts: ["cards"],
@@ -19,7 +19,7 @@ export const STEPS = [
   },
   {
     title: "From softmax to sparsemax",
-    words: `Softmax never says no: a class can fall far behind and still keep something. Sparsemax does: $p = [s − τ]₊$ takes one threshold τ off every
+    words: `Softmax never says no: a class can fall far behind and still keep something. Sparsemax does: $p = [x − τ]₊$ takes one threshold τ off every
       score, and a class below τ gets exactly 0, which a ring marks. Watch fox fall: under sparsemax it drops out, under softmax it only fades.`,
     state: { ...ANIMALS, maps: ["softmax", "sparsemax"], focus: "sparsemax" },
     parts: ["cards"],
@@ -28,7 +28,7 @@ export const STEPS = [
   },
   {
     title: "Entmax, in between",
-    words: `Entmax has a dial: $p = [(α − 1)(s − τ)]₊^(1/(α−1))$. At α = 1 it is softmax, at α = 2 sparsemax. As α grows, the classes that lag behind let go one
+    words: `Entmax has a dial: $p = [(α − 1)(x − τ)]₊^(1/(α−1))$. At α = 1 it is softmax, at α = 2 sparsemax. As α grows, the classes that lag behind let go one
       after another, the last one first, and those that stay share what is freed. A model can even learn α.`,
     state: { ...ANIMALS, maps: ["softmax", "entmax", "sparsemax"], focus: "entmax" },
     parts: ["cards"],
@@ -46,7 +46,7 @@ export const STEPS = [
   },
   {
     title: "The Jacobian",
-    words: `If one score rises a little, what do the probabilities do? The table says it: row i, column j is $∂pᵢ/∂sⱼ$. What one class gains the others lose, so that
+    words: `If one score rises a little, what do the probabilities do? The table says it: row i, column j is $∂pᵢ/∂xⱼ$. What one class gains the others lose, so that
       every row and every column sums to 0. Softmax ties all classes together. As α grows, the class that drops out takes its row and its column with it: no
       gradient flows there, and no time has to be spent on it.`,
     state: { ...ANIMALS, maps: ["entmax"], focus: "entmax" },

@@ -36,7 +36,6 @@ export function enter(step) {
   $("story-open").setAttribute("aria-pressed", true);
   complain("");
   desk.save();
-  requestAnimationFrame(showChosen);
   if (!calm.matches) play();
 }
 
@@ -51,12 +50,6 @@ export function leave() {
   desk.history = history;
   desk.drawn = {};
   turnTo(state);
-}
-
-// On a phone the cards lie side by side and do not all fit.
-function showChosen() {
-  const cards = $("cards"), chosen = cards.querySelector(".chosen");
-  if (chosen) cards.scrollLeft = chosen.offsetLeft - cards.offsetLeft - (cards.clientWidth - chosen.offsetWidth) / 2;
 }
 
 // The play button, and the sentence about what the page shows now.

@@ -1,7 +1,7 @@
 """torch modules for any map: activations, losses and output layers, attention, graphs and pools, and `Categorical`.
 
-A tensor in a mapping becomes a buffer of the module, an `nn.Parameter` becomes its parameter: `Activation(Entmax(alpha=nn.Parameter(...)))`
-learns alpha. `learn="alpha"` learns it too, and keeps it inside `bounds`.
+`Activation("entmax", learn="alpha")` learns alpha and keeps it inside `bounds`. A tensor in a map becomes a buffer of the module, and an
+`nn.Parameter` its parameter: `Activation(Entmax(alpha=nn.Parameter(...)))` learns alpha without bounds.
 
 A map is data, not a module. In `torch.nn.Sequential` use an `Activation`, as in `Sequential(Linear(20, 5), Activation("sparsemax"))`.
 """

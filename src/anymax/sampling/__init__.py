@@ -1,4 +1,4 @@
-"""Sampling from maps: samplers, Gumbel's methods, and the steps of decoding."""
+"""Draws from the probabilities of a map: `sample`, Gumbel's methods, and the steps of decoding."""
 
 from typing import TYPE_CHECKING
 

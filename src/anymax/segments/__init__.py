@@ -1,4 +1,4 @@
-"""The verbs on segments: rows of unequal length, one after another or in any order, as in graphs, sets and packed sequences."""
+"""Maps, losses and samples of ragged rows (segments), one after another or in any order, as in graphs, sets and packed sequences."""
 
 from .bridge import BRIDGE as _PLAIN
 from .bridge import SegmentBridge

@@ -1,8 +1,8 @@
-"""Transforms: functions scores -> scores that compose with every map and every verb.
+"""Transforms change the scores before a map: temperature, top-k, top-p, penalties and others.
 
-Each factory returns a frozen callable: its name, its parameters and its axis are data. A transform leaves masked entries (-inf) masked,
-confines a NaN to its row, and is differentiable in the scores that it keeps. Array parameters broadcast to the scores as in NumPy; a
-1-d one runs along `axis`.
+Each function returns a transform. Call it with scores, pass it as `transform=`, or join several with `compose`. A transform leaves
+masked scores (-inf) masked, confines a NaN to its row, and has a gradient in the scores that it keeps. Array parameters broadcast to
+the scores as in NumPy; a parameter with one axis runs along `axis`.
 
 >>> import numpy as np
 >>> compose(temperature(0.5), topk(2))(np.array([1.0, 3.0, 2.0]))

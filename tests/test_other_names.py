@@ -1,0 +1,176 @@
+"""Names of other packages, misspellings and first guesses: the error says what to write, and what it says exists and runs."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import anymax as am
+from anymax._core import elsewhere
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("entmax_bisect", "anymax.entmax(x, alpha=1.3)"),
+        ("sparsemax_bisect", "anymax.sparsemax(x)"),
+        ("normmax_bisect", "anymax.normmax(x, alpha=2)"),
+        ("budget_bisect", "anymax.budget(x, k=2)"),
+        ("SparsemaxLoss", "anymax.nn.Loss(Sparsemax())"),
+        ("Entmax15", "anymax.nn.Activation(Entmax(1.5), dim=-1)"),
+        ("Entmax15Loss", "anymax.nn.Loss(Entmax(1.5)"),
+        ("EntmaxBisect", "anymax.nn.Activation(Entmax(1.3))"),
+        ("entmax_bisect_loss", "anymax.entmax_loss(x, y, alpha=1.3"),
+        ("CrossEntropyLoss", "anymax.nn.Loss(Softmax())"),
+        ("MultiheadAttention", "anymax.nn.Attention(8, 2"),
+        ("scaled_dot_product_attention", "anymax.attention(q4, k4, v4)"),
+        ("flash_attn_func", "anymax.attention(q, k, v, is_causal=True)"),
+        ("flash_attn_varlen_func", "anymax.attention_varlen("),
+        ("flex_attention", "anymax.attention(q, k, v, mask=..., bias=...)"),
+        ("segment_softmax", 'anymax.segment_apply("softmax", x, index=index'),
+        ("scatter_softmax", 'anymax.segment_apply("softmax", src, index=index)'),
+        ("top_p", "anymax.topp(0.9)"),
+        ("top_k", "anymax.topk(50)"),
+        ("min_p", "anymax.minp(0.1)"),
+        ("TopKLogitsWarper", "anymax.topk(50)"),
+        ("linear_cross_entropy", "anymax.linear_loss(e, W, y)"),
+        ("softmax_cross_entropy_with_integer_labels", "anymax.cross_entropy(x, y"),
+        ("multiclass_sparsemax_loss", "anymax.sparsemax_loss(x, y"),
+        ("projection_simplex", "anymax.sparsemax"),
+        ("selective_log_softmax", 'anymax.log_prob("softmax", logits, ids)'),
+        ("kl_div", "anymax.likelihood.kl("),
+        ("multinomial", "anymax.sample(Softmax(), x"),
+        ("ArcFaceLoss", "anymax.nn.MarginHead("),
+        ("log_sparsemax", "write anymax.log_apply('sparsemax', x)"),
+        ("ArcFace", "it is anymax.margins.ArcFace"),
+        ("sparsmax", "did you mean anymax.sparsemax?"),
+        ("sparse_max", "did you mean anymax.sparsemax?"),
+        ("logsoftmax", "did you mean anymax.log_softmax?"),
+        ("Entmx", "did you mean anymax.entmax?"),
+        ("transforms.temprature", "did you mean anymax.transforms.temperature?"),
+        ("transforms.top_k", "anymax.topk(50)"),
+        ("margins.Arcface", "did you mean anymax.margins.ArcFace?"),
+        ("sampling.gumbel_top_k", "did you mean anymax.sampling.gumbel_topk?"),
+        ("distributed.log_softmax", "anymax.log_softmax(x"),
+        ("topk_softmax", "write anymax.sparse_softmax(x, k=3) for topk_softmax(x, 3)"),
+        ("TopK", "anymax.SparseSoftmax(k=3)"),
+        ("maps", "anymax.mappings.CATALOGUE"),
+        ("list_maps", "anymax inventory prints all maps"),
+        ("get_map", 'anymax.apply("entmax:alpha=1.3", x)'),
+        ("hardmax", "anymax.softmax(anymax.temperature(0)(x))"),
+        ("argmax", "use the argmax of your framework"),
+        ("F", "its functions are in the package itself"),
+        ("sigmoid", 'anymax.apply("sigmoid", x)'),
+        ("softmin", "anymax.softmax(-x, dim=-1)"),
+        ("Softmax2d", "anymax.softmax(x, axis=-3)"),
+        ("NLLLoss", "it takes scores, not log p"),
+        ("BCEWithLogitsLoss", "anymax.multilabel_softmax_loss(x, y)"),
+        ("categorical", 'anymax.sample("softmax", x, generator=key)'),
+        ("sparse_categorical_crossentropy", "anymax.cross_entropy(x, y, axis=-1"),
+        ("masked_softmax", "anymax.softmax(x, mask=keep)"),
+        ("temperature_softmax", "anymax.temperature(0.7)"),
+        ("nucleus_sampling", "anymax.topp(0.9)"),
+        ("top_k_top_p_filtering", "anymax.compose(anymax.topk(50), anymax.topp(0.9))"),
+        ("beam_search", "anymax.sampling.topk_log_prob("),
+        ("alpha_entmax", "anymax.entmax(x, alpha=1.3)"),
+        ("project_simplex", "anymax.sparsemax(x)"),
+        ("softmax_loss", "anymax.cross_entropy(x, y)"),
+        ("sdpa", "anymax.attention(q, k, v)"),
+        ("edge_softmax", 'anymax.segment_apply("softmax", x, index=targets)'),
+        ("engines", "anymax.explain("),
+        ("set_engine", 'write with anymax.use("reference")'),
+        ("LogisticRegression", "anymax.sklearn.MappingClassifier()"),
+        ("MappingClassifier", "it is anymax.sklearn.MappingClassifier"),
+        ("LogitsProcessor", "it is anymax.hf.LogitsProcessor"),
+        ("curves", "it is anymax.plot.curves"),
+        ("arcface", "did you mean anymax.margins.ArcFace?"),
+        ("project_onto_simplex", "write anymax.sparsemax(x) for "),
+    ],
+)
+def test_a_name_of_another_package_says_what_it_is_here(path, words):
+    module, _, name = path.rpartition(".")
+    module = getattr(am, module) if module else am
+    assert not hasattr(module, name)
+    with pytest.raises(AttributeError) as raised:
+        getattr(module, name)
+    assert words in str(raised.value)
+    assert str(raised.value).startswith(f"module {module.__name__!r} has no attribute {name!r}; ")
+    assert raised.value.name == name
+
+
+def test_names_of_torchs_modules():
+    pytest.importorskip("torch")
+    for name, words in (
+        ("Softmax", "anymax.nn.Activation(Softmax())"),
+        ("CrossEntropyLoss", "anymax.nn.Loss(Softmax())"),
+        ("MultiheadAttention", "anymax.nn.Attention("),
+        ("LogSoftmax", "anymax.log_softmax(x)"),
+        ("functional", "its functions are in the package itself"),
+        ("AdaptiveLogSoftmaxWithLoss", "anymax.nn.LinearLoss("),
+        ("Activtion", "did you mean anymax.nn.Activation?"),
+        ("sparsemax", "anymax.sparsemax"),
+    ):
+        with pytest.raises(AttributeError) as raised:
+            getattr(am.nn, name)
+        assert words in str(raised.value)
+    with pytest.raises(AttributeError, match=r"it is anymax\.nn\.Activation"):
+        _ = am.Activation
+
+
+NOT_RUN = [table for table in elsewhere.tables() if not table["package"]]
+
+
+def test_every_name_in_an_answer_exists():
+    """The rows of packages run in test_docs.py; of the others every name of anymax is looked up."""
+    for row in (row for table in NOT_RUN for row in table["rows"]):
+        for path in re.findall(r"\banymax((?:\.\w+)*)", row["new"] + row.get("note", "")):
+            if path.startswith((".nn", ".hf")):
+                pytest.importorskip("torch")
+            if path.startswith(".hf"):
+                pytest.importorskip("transformers")
+            value = am
+            for name in filter(None, path.split(".")):
+                value = getattr(value, name)
+
+
+@pytest.mark.parametrize("row", NOT_RUN[-1]["rows"], ids=[row["old"] for row in NOT_RUN[-1]["rows"]])
+def test_the_answer_to_a_first_guess_runs(row):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 6))
+    q = rng.normal(size=(1, 1, 4, 6))
+    given = {
+        "anymax": am,
+        "np": np,
+        "x": x,
+        "y": np.array([0, 1, 2, 3]),
+        "keep": x > -1,
+        "q": q,
+        "k": q,
+        "v": q,
+        "g": 0,
+    }
+    if "lengths" in row["new"]:
+        given["x"] = x[0]
+    exec(row["new"], given)
+
+
+def test_a_module_that_is_not_loaded_is_read_for_its_names():
+    code = "import sys, anymax\ntry: anymax.MappingClassifier\nexcept AttributeError as e: print(e, 'sklearn' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("it is anymax.sklearn.MappingClassifier False")
+
+
+def test_the_names_in_the_text_of_a_module_are_its_own(monkeypatch):
+    for module in ("plot", "distributed", "linear", "transforms"):
+        names = getattr(am, module).__all__
+        monkeypatch.delitem(sys.modules, f"anymax.{module}")
+        assert elsewhere.listed(f"anymax.{module}") == names
+        monkeypatch.undo()
+
+
+def test_a_name_like_no_other_gets_no_advice():
+    for name in ("zzz", "_private", "__wrapped__"):
+        with pytest.raises(AttributeError, match=rf"^module 'anymax' has no attribute '{name}'$"):
+            getattr(am, name)
