@@ -24,6 +24,7 @@ SCORES = "x @ W.T and F.cross_entropy"
 LINEAR = "F.linear_cross_entropy"
 ROWS, FEATURES = 512, 1024
 MOST = 0.1  # of the memory of the scores, above that of weight and gradients; twice that is an error: the system counts pages
+FEW = 1 << 24  # scores that may be held in any case
 HELD = 0.5  # of the memory of the weight, for softmax in fp32, whose gradient the forward pass computes, and for few scores
 LEAST = 2.0**-8  # the probability below which a class has no gradient, in the cases that say so
 MAPS: dict[str, Mapping] = {
@@ -76,7 +77,7 @@ def layer(case: Case) -> Workload:
         share = memory(losses[OURS], x, weight)
         if share is not None:
             work.engine = f"{share:.0%} memory"
-            held = HELD * FEATURES / ROWS if case.dtype == "float32" else 0.0
+            held = max(HELD * FEATURES / ROWS, FEW / math.prod(case.shape)) if case.dtype == "float32" else 0.0
             if share > 2.0 * MOST + held:
                 return f"{share:.2f} of the memory of the scores, where {MOST} is allowed"
         got = work.contenders[OURS]()

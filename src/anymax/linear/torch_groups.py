@@ -24,8 +24,8 @@ Tensor = torch.Tensor
 
 _GROUP = {"cpu": 1 << 23}  # scores of a group of rows
 _MANY = 1 << 27
-_SMALL = 1 << 22  # scores that are held whatever the size of the weight
-_FEW_SCORES = {"cpu": 1 << 19}  # scores whose gradient is computed at a time, in the cache
+_SMALL = 1 << 24  # scores that are held whatever the size of the weight
+_FEW_SCORES = {"cpu": 1 << 20}  # scores whose gradient is computed at a time, in the cache
 _FEW = (
     24  # with fewer rows in a group, adding up the gradient of the weight takes longer than computing the scores again
 )
@@ -186,7 +186,8 @@ def rows_of_group(job: Job) -> int:
 def total(job: Job, factor: Tensor) -> Tensor | None:
     """The factor times the sum of the results of all rows, with a gradient that the forward pass computes.
 
-    None where there is no gradient to compute, where it would take more memory than half the weight, or where the caller says `chunk`.
+    None where there is no gradient to compute, where enough rows of scores fit neither into half the memory of the
+    weight nor into `_SMALL`, or where the caller says `chunk`.
     """
     step = rows_ahead(job)
     return None if step is None else _Ahead.apply(job, step, factor, *_tensors(job))

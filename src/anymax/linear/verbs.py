@@ -92,7 +92,9 @@ def linear_loss(
         one, or one whose parameters differ between rows, is refused.
     chunk
         How many classes to compute at a time (in `anymax.distributed.linear_loss` it counts rows); for a map that needs all
-        scores of a row, how many rows: as many as have the same number of scores. The default is a small part of all scores.
+        scores of a row, how many rows: as many as have the same number of scores. The default is a small part of all scores;
+        on a CPU, softmax holds some rows of scores, in up to half the memory of the weight or 64 MB, which saves computing
+        them a second time. `linear.explain_linear_loss` says what a call does.
     least
         For softmax, a probability below which a class gets no gradient; 0, the default, keeps all. If no row has more than a
         few hundred classes above it, the backward pass is as fast as that of a sparse map: 0.004 helps, 1e-4 does not. The
