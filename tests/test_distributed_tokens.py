@@ -258,7 +258,7 @@ ODD = {
     "temperature": (lambda g, x, r: tokens(g, x, temperature=1.0 + r), r"temperature is 1\.0 on process 0, 2\.0 on process 1"),
     "a temperature of 0": (lambda g, x, r: tokens(g, x, temperature=1.0 - r), "process 1: .*: temperature must be above 0"),
     "ids": (lambda g, x, r: kl(g, x, IDS + r * (IDS == 3) * -3 + r), "ids must be the same on every process; its entry 0 is 0 on"),
-    "log p": (lambda g, x, r: kl(g, x, log_p=LOG_P - r), r"teacher_log_p must be .*; its entry 0 is -0\.916291 on process 0, -1\.91629 on"),
+    "log p": (lambda g, x, r: kl(g, x, log_p=LOG_P - 0.01 * r), r"teacher_log_p must .* entry 0 is -0\.916291 on process 0, -0\.926291 on"),
     "log p's dtype": (lambda g, x, r: kl(g, x, log_p=LOG_P.float() if r else LOG_P), "teacher log p is an array .* of torch.float64 on"),
     "direction": (lambda g, x, r: kl(g, x, direction="reverse" if r else "forward"), "direction is forward on process 0, reverse on"),
     "verb": (lambda g, x, r: tokens(g, x) if r else kl(g, x), "verb is linear_topk_kl on process 0, linear_log_prob_entropy on"),
