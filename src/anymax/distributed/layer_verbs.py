@@ -68,6 +68,7 @@ def linear_loss(
 
 
 @documented_like(linear_loss)
+@documented_like(every_verb)
 def linear_log_prob(
     x: ArrayT,
     linear_weight: Any,
@@ -113,6 +114,7 @@ def linear_log_prob(
 
 
 @documented_like(linear_log_prob)
+@documented_like(every_verb)
 def linear_log_prob_entropy(
     x: ArrayT,
     linear_weight: Any,
@@ -149,8 +151,9 @@ def linear_log_prob_entropy(
     return eagerly(layer.log_prob, arguments, linear_weight, linear_bias, chunk, temperature, target, True)
 
 
-@documented_like(linear_log_prob)
 @documented_like(linear_topk_kl_of_one)
+@documented_like(linear_log_prob)
+@documented_like(every_verb)
 def linear_topk_kl(
     x: ArrayT,
     linear_weight: Any,
