@@ -9,7 +9,8 @@ from typing import Any
 
 from .handed import handed
 
-_APART = ("sample", "linear_loss")  # verbs that refuse DTensors but exist in anymax.distributed
+# verbs that refuse DTensors but exist in anymax.distributed
+_APART = ("sample", "linear_log_prob", "linear_log_prob_entropy", "linear_loss", "linear_topk_kl")
 
 
 def sharded(x: Any) -> bool:
@@ -23,7 +24,11 @@ def refuse(who: str, x: Any, **others: Any) -> None:
         return
     for name, value in others.items():
         if sharded(value):
-            raise TypeError(f"{who} takes no DTensor as {name}; give {name}.full_tensor()")
+            apart = f", or {name}.to_local() to anymax.distributed.{who}, if its classes lie on several devices"
+            raise TypeError(
+                f"{who} takes no DTensor as {name}; give {name}.full_tensor()"
+                f"{apart if who in _APART and name.startswith('linear_') else ''}"
+            )
     if sharded(x):
         apart = f"; anymax.distributed.{who} takes classes that lie on several devices, as x.to_local() with group="
         raise TypeError(

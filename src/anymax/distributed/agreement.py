@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .._array import Array, is_torch, namespace
+from .._array import Array, is_floating, is_torch, namespace
 from .group import Expected, Group, Message
 
 _BASE = 1 << 12  # of the two digits by which a number is sent: exact in fp32 up to 2^36
@@ -33,7 +33,7 @@ class Head(NamedTuple):
     count: int = 0  # of all classes, if the caller gives it
     most: int = 0  # candidates in its fullest row
     digest: int = 0  # a checksum of the words that must be the same everywhere
-    mark: int = 0  # a checksum of the integers that must be the same everywhere
+    mark: int = 0  # a checksum of the arrays that must be the same everywhere
 
     def coded(self) -> list[float]:
         """As numbers that fp32 can hold; the mark is added on the device."""
@@ -58,7 +58,7 @@ class Agreement:
     def __init__(self, who: str, group: Group, x: Any, message: Message | None = None) -> None:
         self.who, self.group, self.x = who, group, x
         self.words: dict[str, str] = {"verb": who}  # what must be the same on every process
-        self.same: tuple[str, Array] | None = None  # integers that must be the same, with their name
+        self.same: dict[str, Array] = {}  # arrays that must be the same on every process, by name
         self.message = message  # of the next collective, once all know it
         self.open = group.strict and group.size > 1  # True until the others have heard from this process
 
@@ -78,7 +78,7 @@ class Agreement:
         message = actual if actual is not None and group.size == 1 else self.message or expected.next()
         sends = NOTHING if actual is None else HERE if actual == message else FOLLOWS
         head = head._replace(sends=sends, digest=zlib.crc32(json.dumps(self.words).encode()))
-        marked = None if self.agreed or self.same is None else mark(self.same[1])
+        marked = None if self.agreed or not self.same else mark(xp.concat([_bits(a) for a in self.same.values()]))
         stacked, heads = self._send(payload if sends == HERE else None, message, head, marked)
         self._failures(heads, None)
         if len({h.start is None for h in heads}) > 1:
@@ -88,7 +88,7 @@ class Agreement:
         if len({(h.digest, h.sends) for h in heads}) > 1:
             self._differences()
         if len({h.mark for h in heads}) > 1:
-            self._different_integers()
+            self._different_entries()
         if payload is None:
             return None, heads
         self.open = False
@@ -143,16 +143,19 @@ class Agreement:
             f"anymax.distributed{who}: the processes of the group ask for different things: {'; '.join(said)}"
         )
 
-    def _different_integers(self) -> None:
+    def _different_entries(self) -> None:
+        """Raise an error that names the first entry that differs between the processes."""
         self.open = False
-        assert self.same is not None
-        name, mine = self.same
-        each = self.group.gathered(mine).reshape(self.group.size, -1)
-        at = int((each != each[:1]).any(0).nonzero()[0, 0])
-        words = _where([str(int(row[at])) for row in each])
-        raise ValueError(
-            f"anymax.distributed.{self.who}: {name} must be the same on every process; its entry {at} is {words}"
-        )
+        for name, mine in self.same.items():
+            each = self.group.gathered(_bits(mine))
+            differs = (each != each[:1]).any(0)
+            if differs.any():
+                at = int(differs.nonzero()[0, 0])
+                values = self.group.gathered(mine.reshape(-1)[at : at + 1])[:, 0].tolist()
+                words = _where([f"{value:g}" if isinstance(value, float) else str(value) for value in values])
+                raise ValueError(
+                    f"anymax.distributed.{self.who}: {name} must be the same on every process; its entry {at} is {words}"
+                )
 
 
 def fail_together(agreement: Agreement, verb: Callable[[], Any]) -> Any:
@@ -179,6 +182,16 @@ def _by_text(said: dict[int, str]) -> dict[str, str]:
 def _where(texts: list[str]) -> str:
     """The texts of all processes, by rank: "3 on process 0, 4 on processes 1 and 2"."""
     return ", ".join(f"{text} on {ranks}" for text, ranks in _by_text(dict(enumerate(texts))).items())
+
+
+def _bits(a: Array) -> Array:
+    """The entries as integers, those of floating-point numbers by their bits, in one axis."""
+    assert is_torch(a)
+    xp = namespace(a)
+    flat = a.detach().reshape(-1)
+    if is_floating(a):
+        flat = flat.contiguous().view({1: xp.int8, 2: xp.int16, 4: xp.int32, 8: xp.int64}[a.element_size()])
+    return flat.to(xp.int64)
 
 
 def mark(integers: Array) -> Array:

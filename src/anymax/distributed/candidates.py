@@ -106,7 +106,10 @@ class ByNucleus(Method):
         shard, xp, part = self.shard, shards.xp, self.part
         nucleus = shard.mapping.nucleus
         share = stop_gradient(part.e) * xp.exp(part.anchor - shards.high)
-        z, level = stop_gradient(log_sum(shards)[1]), stop_gradient(like(nucleus, shard.rows, xp))
+        z, level = (
+            stop_gradient(log_sum(shards.highs, shards.head[1], shards.high, xp)[1]),
+            stop_gradient(like(nucleus, shard.rows, xp)),
+        )
         chosen = (share * shards.count >= 0.99 * (1.0 - level) * z) & (share > 0)
         chosen = chosen | ((share >= 0) & xp.isfinite(shard.rows) & (level >= 1.0 + 0.0 * z))
         k = largest(shards, chosen) if shard.group.strict else shard.rows.shape[-1]

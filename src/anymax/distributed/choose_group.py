@@ -1,4 +1,4 @@
-"""Choose by the framework: the group of processes for a kind of array, and what torch.compile may trace."""
+"""Choose by the framework: the group of processes for a kind of array, and the call of a verb, which torch.compile does not trace."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .._array import compiling, is_jax, is_torch, shown
+from .agreement import Agreement, fail_together
+from .call import Arguments
 from .group import Group
 
 
@@ -32,10 +34,18 @@ def as_group(who: str, group: Any, axis_name: Any, x: Any) -> Group:
     )
 
 
-def untraced(f: Callable[..., Any], *given: Any) -> Any:
-    """`f(*given)`, outside of torch.compile's graphs."""
+def eagerly(verb: Callable[..., Any], arguments: Arguments, *given: Any) -> Any:
+    """Run a verb outside of torch.compile's graphs, since the scores decide how much is sent."""
     if not compiling():
-        return f(*given)
+        return _together(verb, arguments, *given)
     from .torch import outside_graphs  # late: only now is torch sure to be loaded
 
-    return outside_graphs(f, *given)
+    return outside_graphs(_together, verb, arguments, *given)
+
+
+def _together(verb: Callable[..., Any], arguments: Arguments, *given: Any) -> Any:
+    """Run a verb; if one process fails, all do."""
+    agreement = Agreement(
+        arguments.who, as_group(arguments.who, arguments.group, arguments.axis_name, arguments.x), arguments.x
+    )
+    return fail_together(agreement, lambda: verb(arguments, agreement, *given))

@@ -297,7 +297,7 @@ def target_is(agreement: Agreement, t: Array, xp: Namespace) -> None:
     """The part of the target that must be the same on every process: all class indices, or the fact that it holds distributions."""
     if is_integer(t):
         agreement.say(target=f"class indices of shape {tuple(t.shape)}")
-        agreement.same = "target", _array.counts(t, xp)
+        agreement.same["target"] = _array.counts(t, xp)
     else:
         agreement.say(target=f"a part of distributions in {len(t.shape)} dimensions")
 

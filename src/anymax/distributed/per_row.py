@@ -9,13 +9,14 @@ from typing import Any
 from .. import _array
 from .._array import Array, device_of, is_integer, namespace, total
 from .._random.draws import count_of, uniforms
+from ..likelihood.softmax_plain import Terms, at_classes
 from ..losses.targets import refuse_strays
 from ..thresholds import Threshold
 from .agreement import Agreement
 from .call import Arguments, ShardedCall
 from .methods import solve
 from .shard import Shard, columns_of
-from .softmax import Sums
+from .softmax import Part, Sums
 from .solution import Columns, Solution
 
 # -- thresholds ------------------------------------------------------------------------------------------------------------------
@@ -56,42 +57,53 @@ def logsumexp(arguments: Arguments, agreement: Agreement, temperature: Any, keep
 
 def log_prob(arguments: Arguments, agreement: Agreement, y: Any, entropy: bool) -> tuple[Array, Array | None]:
     call = arguments.call(agreement)
-    classes = GivenClasses(call, y, entropy)
-    agreement.say(y=f"of shape {classes.shape}")
-    agreement.same = "y", classes.y
+    shape, lead, xp = tuple(getattr(y, "shape", ())), call.lead, namespace(call.x)
+    first = len(shape) - len(lead)
+    if first < 0 or shape[first:] != lead:
+        raise ValueError(
+            f"{call.who}: y of shape {shape}: expected one class for each row, of shape {lead}, or with axes of samples before these"
+        )
+    y = _array.beside(y, call.x, "y", xp)
+    if not is_integer(y):
+        raise TypeError(f"{call.who}: y must be class indices (integers), got {y.dtype}")
+    y = _array.counts(y, xp)
+    agreement.say(y=f"of shape {shape}")
+    agreement.same["y"] = y
+    index = xp.moveaxis(xp.reshape(y, (math.prod(shape[:first]), *lead)), 0, -1)
+    terms = terms_of_call(call, "y", index, entropy=entropy)
+    log_p = xp.reshape(xp.moveaxis(terms.log_p, -1, 0), shape)
+    return log_p, None if terms.entropy is None else terms.entropy[..., 0]
 
-    def finish(out: Solution, places: tuple[Array, Array]) -> tuple[Array, Array | None]:
-        shards, xp, index = out.shards, out.shards.xp, classes.index
-        stray = refuse_strays(f"{call.who}: y", index, shards.count, None, xp)
-        log_p, h = out.log_prob(*places, entropy)
-        log_p = xp.where(index < 0, xp.zeros_like(log_p), log_p)
-        log_p = _array.poison(log_p, shards.poisoned | stray, xp)
-        log_p = xp.reshape(xp.moveaxis(log_p, -1, 0), classes.shape)
-        return log_p, None if h is None else _array.poison(h, shards.poisoned, xp)[..., 0]
 
-    return solve(call, finish, classes)
+def terms_of_call(call: ShardedCall, name: str, index: Array, *, entropy: bool = False, rest: bool = False) -> Terms:
+    """log p of the classes `index` [..., m], an argument of this name, and on request the entropy and log p of all other classes."""
+
+    def finish(out: Solution, places: tuple[Array, Array]) -> Terms:
+        shards, xp = out.shards, out.shards.xp
+        stray = refuse_strays(f"{call.who}: {name}", index, shards.count, None, xp)
+        terms = out.log_prob(*places, entropy=entropy, rest=rest)
+        log_p = xp.where(index < 0, xp.zeros_like(terms.log_p), terms.log_p)
+        terms = terms._replace(log_p=_array.poison(log_p, stray, xp))
+        return Terms(*(None if part is None else _array.poison(part, shards.poisoned, xp) for part in terms))
+
+    return solve(call, finish, GivenClasses(call, index, entropy=entropy, rest=rest))
 
 
 class GivenClasses(Columns):
-    """Classes of each row; for each its distance from the maximum, and 1, on its process; then any part of the entropy."""
+    """Classes of each row: the distance of each from the maximum, and 1, on its process; then any part of the entropy; then the maximum
+    of all other classes, and the sum of their exponentials as `Part` has it."""
 
     indices = True
 
-    def __init__(self, call: ShardedCall, y: Any, entropy: bool) -> None:
-        shape, lead = tuple(getattr(y, "shape", ())), call.lead
-        first = len(shape) - len(lead)
-        if first < 0 or shape[first:] != lead:
-            raise ValueError(
-                f"{call.who}: y of shape {shape}: expected one class for each row, of shape {lead}, or with axes of samples before these"
-            )
-        xp = namespace(call.x)
-        y = _array.beside(y, call.x, "y", xp)
-        if not is_integer(y):
-            raise TypeError(f"{call.who}: y must be class indices (integers), got {y.dtype}")
-        self.call, self.shape, self.y, self.entropy = call, shape, _array.counts(y, xp), entropy
-        many = math.prod(shape[:first])
-        self.index = xp.moveaxis(xp.reshape(self.y, (many, *lead)), 0, -1)  # [..., many]
-        self.count = 2 * many + entropy
+    def __init__(self, call: ShardedCall, index: Array, *, entropy: bool, rest: bool) -> None:
+        """index: [..., m], counted over all processes; below 0 for no class."""
+        self.call, self.index, self.entropy, self.rest = call, index, entropy, rest
+        self.count = self.width(index.shape[-1], entropy=entropy, rest=rest)
+
+    @staticmethod
+    def width(m: int, *, entropy: bool, rest: bool) -> int:
+        """The count of columns for m classes."""
+        return 2 * m + entropy + 2 * rest
 
     def first(self, shard: Shard, a: Array, anchor: Array) -> tuple[list[Array], tuple[Array, Array]]:
         xp, at = shard.xp, self.index - self.call.first(shard)
@@ -102,13 +114,16 @@ class GivenClasses(Columns):
         gap = xp.where(
             there, anchor - xp.where(there, score, anchor), xp.where(here, math.inf, 0.0) * xp.ones_like(score)
         )
-        columns = [*columns_of(gap), *columns_of(xp.astype(here, a.dtype))]
-        if not self.entropy:
-            return columns, (here, at)
-        keep = xp.isfinite(a)
-        below = xp.where(keep, anchor - xp.where(keep, a, anchor), xp.zeros_like(a))
-        part = total(xp.where(keep, xp.exp(-below), xp.zeros_like(a)) * below, xp)
-        return [*columns, part], (here, at)
+        columns = [gap, xp.astype(here, a.dtype)]
+        if self.entropy:
+            keep = xp.isfinite(a)
+            below = xp.where(keep, anchor - xp.where(keep, a, anchor), xp.zeros_like(a))
+            columns.append(total(xp.where(keep, xp.exp(-below), xp.zeros_like(a)) * below, xp))
+        if self.rest:
+            given = at_classes(xp.where(here, at, a.shape[-1] * xp.ones_like(at)), a, xp)
+            others = Part.of(xp.where(given, -math.inf * xp.ones_like(a), a), xp)
+            columns += [others.high, others.rest]
+        return columns, (here, at)
 
 
 # -- samples -------------------------------------------------------------------------------------------------------------------------

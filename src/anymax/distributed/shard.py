@@ -74,10 +74,7 @@ class Shards:
         self.finite = xp.isfinite(highs)
         self.anchors = stop_gradient(xp.where(self.finite, highs, xp.zeros_like(highs)))
         self.poisoned = xp.any(xp.isnan(highs) | (highs == math.inf), axis=0)  # [..., 1]
-        high = stop_gradient(xp.max(xp.where(self.finite, highs, -math.inf * xp.ones_like(highs)), axis=0))
-        self.empty = high == -math.inf  # [..., 1]: True for a row without classes
-        # [..., 1]: the maximum, 0 where it is not finite; a constant
-        self.high = xp.where(self.empty, xp.zeros_like(high), high)
+        self.high, self.empty = highest(highs, xp)
 
     def stack(self, a: Array) -> Array:
         """A further collective: [size, ...] in the order of the classes."""
@@ -96,6 +93,13 @@ class Shards:
 
     def mine(self, stacked: Array) -> Array:
         return self.shard.group.mine(stacked, self.places.block)
+
+
+def highest(highs: Array, xp: Namespace) -> tuple[Array, Array]:
+    """(the largest finite maximum of the processes, a constant, 0 if there is none; True for a row without classes), both [..., 1]."""
+    high = stop_gradient(xp.max(xp.where(xp.isfinite(highs), highs, -math.inf * xp.ones_like(highs)), axis=0))
+    empty = high == -math.inf
+    return xp.where(empty, xp.zeros_like(high), high), empty
 
 
 def columns_of(a: Array) -> list[Array]:

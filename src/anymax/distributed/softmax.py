@@ -9,7 +9,8 @@ from typing import Any
 
 from .._array import Array, Namespace, device_of, like, positions, stop_gradient, top, total
 from .._core.mapping import Mapping
-from .shard import Shard, Shards, divided
+from ..likelihood.softmax_plain import Terms
+from .shard import Shard, Shards, divided, highest
 from .solution import Method, Second, Solution
 
 
@@ -68,7 +69,7 @@ class Sums(Solution):
     def __init__(self, shards: Shards, later: list[Array], part: Part) -> None:
         super().__init__(shards, later)
         self.part = part
-        self.log_z, self.z = log_sum(shards)
+        self.log_z, self.z = log_sum(shards.highs, shards.head[1], shards.high, shards.xp)
 
     def p(self) -> Array:
         part, shards, xp = self.part, self.shards, self.xp
@@ -93,18 +94,26 @@ class Sums(Solution):
     def nll(self, gap: Array, mass: Array, terms: Callable[[Array], Array]) -> Array:
         return self.log_z * mass + gap
 
-    def log_prob(self, here: Array, at: Array, entropy: bool) -> tuple[Array, Array | None]:
+    def log_prob(self, here: Array, at: Array, *, entropy: bool = False, rest: bool = False) -> Terms:
         shards, xp, m = self.shards, self.xp, at.shape[-1]
         below = shards.high[None, ...] - shards.anchors
-        gaps = [xp.sum(shards.extra[i] + shards.extra[m + i] * below, axis=0) for i in range(m)]
-        log_p = -(self.log_z + xp.concat(gaps, axis=-1))
+        gaps, theirs = (xp.concat(shards.extra[i : i + m], axis=-1) for i in (0, m))
+        log_p = -(self.log_z + xp.sum(gaps + theirs * below, axis=0))
+        log_rest = self._log_rest(*shards.extra[2 * m + entropy :]) if rest else None
         if not entropy:
-            return log_p, None
+            return Terms(log_p, None, log_rest)
         rests, finite = shards.head[1], shards.finite
         share = xp.where(finite, xp.exp(xp.where(finite, -below, xp.zeros_like(below))), xp.zeros_like(below))
         spread = xp.sum(share * (shards.extra[2 * m] + (1.0 + rests) * below), axis=0)
         h = self.log_z + spread / self.z
-        return log_p, xp.where(shards.empty, xp.zeros_like(h), h)
+        return Terms(log_p, xp.where(shards.empty, xp.zeros_like(h), h), log_rest)
+
+    def _log_rest(self, highs: Array, rests: Array) -> Array:
+        """log p of all classes that are not given: their own maximum, so that the given ones take no digits from it, and their sum."""
+        xp = self.xp
+        high, none = highest(highs, xp)
+        value = (high - self.shards.high) + log_sum(highs, rests, high, xp)[0] - self.log_z
+        return xp.where(none, -math.inf * xp.ones_like(value), value)
 
     def masses(self, p: Array, dtype: Any) -> Array:
         shards, xp = self.shards, self.xp
@@ -112,16 +121,16 @@ class Sums(Solution):
         return xp.astype(share * (1.0 + shards.head[1]), dtype)
 
 
-def log_sum(shards: Shards) -> tuple[Array, Array]:
-    """(log z, z), the sum of `exp(a - maximum)` over all processes, from the maximum and the rest of each."""
-    xp, highs, finite = shards.xp, shards.highs, shards.finite
+def log_sum(highs: Array, rests: Array, high: Array, xp: Namespace) -> tuple[Array, Array]:
+    """(log z, z), the sum of `exp(a - high)` over all processes, from the maximum and the rest of each, [size, ..., 1]."""
+    finite = xp.isfinite(highs)
     share = xp.where(
-        finite, xp.exp(xp.where(finite, highs - shards.high[None, ...], xp.zeros_like(highs))), xp.zeros_like(highs)
+        finite, xp.exp(xp.where(finite, highs - high[None, ...], xp.zeros_like(highs))), xp.zeros_like(highs)
     )
     first = xp.argmax(xp.where(finite, highs, -math.inf * xp.ones_like(highs)), axis=0, keepdims=True)
     place = xp.reshape(
         xp.arange(highs.shape[0], dtype=first.dtype, **device_of(highs)), (-1,) + (1,) * (highs.ndim - 1)
     )
     one = xp.where(place == first, xp.zeros_like(share), share)
-    rest = xp.sum(xp.where(finite, one + share * shards.head[1], xp.zeros_like(share)), axis=0)
+    rest = xp.sum(xp.where(finite, one + share * rests, xp.zeros_like(share)), axis=0)
     return xp.log1p(rest), 1.0 + rest

@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 from .. import _array
 from .._array import Array, stop_gradient, total
 from .._random.draws import invert
+from ..likelihood.softmax_plain import Terms, at_classes
 from .shard import Shard, Shards, columns_of
 
 
 class Columns:
-    """The numbers per row that a verb adds to the collectives, as columns [..., 1]; the class itself adds none.
+    """The numbers per row that a verb adds to the collectives, as columns [..., 1] or several side by side; the class itself adds none.
 
     What a verb must remember from one step to the next is its state, which a step returns and the next one takes.
     """
@@ -87,8 +88,8 @@ class Solution(ABC):
         """`-<y, log p>`, [..., 1]; gap and mass as in `fenchel_young`. `terms(log_p)` is the part of this process."""
         return self.xp.sum(self.shards.stack(terms(self.log_p())), axis=0)
 
-    def log_prob(self, here: Array, at: Array, entropy: bool) -> tuple[Array, Array | None]:
-        """log p of classes [..., m] and any entropy [..., 1] of each row. here: True where a class is on this process; at: its place.
+    def log_prob(self, here: Array, at: Array, *, entropy: bool = False, rest: bool = False) -> Terms:
+        """log p of classes [..., m] and the other terms of each row. here: True where a class is on this process; at: its place.
 
         A class with p = 0 has -inf, with the gradient e_y - p. `shards.extra` has the columns of `GivenClasses`, which are enough for
         softmax; for all other maps log p of each process's classes is used, by one more collective.
@@ -106,15 +107,20 @@ class Solution(ABC):
         pull = xp.where(here, xp.take_along_axis(x, at, axis=-1), zero)
         parts = [xp.where(here & inside, found, zero), xp.astype(here & ~inside, found.dtype), pull]
         parts += [total(stop_gradient(p) * x, xp), total(p, xp), *([total(p * logs, xp)] if entropy else [])]
+        if rest:
+            given = at_classes(xp.where(here, at, p.shape[-1] * xp.ones_like(at)), p, xp)
+            parts.append(total(xp.where(given, xp.zeros_like(p), p), xp))
         sums = xp.sum(shards.stack(xp.concat(parts, axis=-1)), axis=0)
         found, lost, pull = (sums[..., i * m : (i + 1) * m] for i in range(3))
-        mean, mass, *h = columns_of(sums[..., 3 * m :])
+        mean, mass, *more = columns_of(sums[..., 3 * m :])
+        h, others = more[0] if entropy else None, _array.log(more[-1], xp) if rest else None
         if not shard.mapping.sums_to_one:  # probabilities that sum to k, but one class is drawn
             mass = xp.where(mass > 0, mass, xp.ones_like(mass))
             found, mean = found - xp.log(mass), mean / stop_gradient(mass)
-            h = [each / mass - xp.log(mass) for each in h]
+            h = None if h is None else h / mass - xp.log(mass)
+            others = None if others is None else others - xp.log(mass)
         lost = lost > 0
-        return xp.where(lost, -math.inf + pull - mean, found), -h[0] if entropy else None
+        return Terms(xp.where(lost, -math.inf + pull - mean, found), None if h is None else -h, others)
 
     def draw(self, u: Array) -> Array:
         """The class of each uniform number u [..., m], -1 in a row without classes.

@@ -1,4 +1,4 @@
-"""The verbs of `anymax.distributed`, and how the files of this room work together.
+"""The verbs of `anymax.distributed` but those of output layers (`layer_verbs`), and how the files of this room work together.
 
 A call goes this way: `call` reads its arguments; `methods` chooses a `Method` for the map (`softmax`, `ratio`, `candidates`); in the
 first collective each process sends what the method and the verb need, and `agreement` compares the calls; the method then gives a
@@ -8,7 +8,6 @@ first collective each process sends what the method and the verb need, and `agre
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Unpack
 
 from .._core.mapping import Mapping
@@ -16,10 +15,10 @@ from .._core.options import check_options, documented_like
 from .._core.typing import ArrayT, LossKind, Mask, Reduction
 from ..losses.options import name_of_kind
 from ..thresholds import Threshold
-from . import layer, losses, per_row
-from .agreement import Agreement, fail_together
+from . import losses, per_row
+from .agreement import Agreement
 from .call import Arguments, ScoresKeywords, ShardedLossKeywords, ShardKeywords, every_verb
-from .choose_group import as_group, untraced
+from .choose_group import eagerly
 from .methods import solve
 
 _LOSS = "ignore_index", "reduction", "label_smoothing"
@@ -67,7 +66,7 @@ def apply(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("apply", mapping, x, axis=axis, dim=dim, mask=mask, **options)
-    return _eagerly(_probabilities, arguments, False)
+    return eagerly(_probabilities, arguments, False)
 
 
 @documented_like(apply)
@@ -94,7 +93,7 @@ def log_apply(
     tensor([    0., -1000.])
     >>> dist.destroy_process_group()
     """
-    return _eagerly(_probabilities, Arguments.of("log_apply", mapping, x, axis=axis, **options), True)
+    return eagerly(_probabilities, Arguments.of("log_apply", mapping, x, axis=axis, **options), True)
 
 
 @documented_like(apply)
@@ -128,7 +127,7 @@ def threshold(
     Threshold(tau=tensor(1.2500), support=tensor(2))
     >>> dist.destroy_process_group()
     """
-    return _eagerly(per_row.threshold, Arguments.of("threshold", mapping, x, axis=axis, **options), keepdims)
+    return eagerly(per_row.threshold, Arguments.of("threshold", mapping, x, axis=axis, **options), keepdims)
 
 
 @documented_like(threshold)
@@ -164,7 +163,7 @@ def logsumexp(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("logsumexp", "softmax", x, axis=axis, **options)
-    return _eagerly(per_row.logsumexp, arguments, temperature, keepdims)
+    return eagerly(per_row.logsumexp, arguments, temperature, keepdims)
 
 
 @documented_like(apply)
@@ -248,58 +247,6 @@ def nll(
     return loss_of_kind("nll", mapping, scores, target, weight, **options)
 
 
-@documented_like(fenchel_young)
-@documented_like(every_verb)
-def linear_loss(
-    x: ArrayT,
-    linear_weight: Any,
-    target: Any,
-    mapping: Mapping | str = "softmax",
-    *,
-    linear_bias: Any = None,
-    weight: Any = None,
-    reduction: Reduction = "mean",
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    mask: Mask = None,
-    chunk: int | None = None,
-    **options: Unpack[ShardKeywords],
-) -> ArrayT:
-    """The loss of a map on the scores `x @ linear_weight.T` of an output layer whose classes are split over processes.
-
-    Like `anymax.linear_loss`, for a vocabulary that is split over processes. Each process computes the scores of its classes for some
-    rows at a time, and again for the gradient, so that it never holds all of them.
-
-    Parameters
-    ----------
-    x
-        The features, [..., features], the same on every process; their gradient is the sum over all processes.
-    linear_weight
-        This process's part of the weight of the layer, [classes of this process, features].
-    mapping
-        The map, such as `anymax.Entmax(1.5)`, or its name; the same on every process.
-    linear_bias
-        One number for each class of this process, added to the scores.
-    mask
-        Booleans that broadcast to this process's scores, [..., classes of this process], True = keep.
-    chunk
-        How many rows to compute at a time (in `anymax.linear_loss` it counts classes); by default as many as have 4 million
-        scores per process.
-
-    Examples
-    --------
-    >>> import torch, torch.distributed as dist
-    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    >>> x, weight = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0], [1.5, 1.0], [0.0, 2.0]])
-    >>> anymax.distributed.linear_loss(x, weight, torch.tensor([0]), "sparsemax")
-    tensor(0.0625)
-    >>> dist.destroy_process_group()
-    """
-    arguments = Arguments.of("linear_loss", mapping, x, mask=mask, **options)
-    given = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
-    return _eagerly(layer.linear_loss, arguments, linear_weight, linear_bias, chunk, target, weight, given)
-
-
 @documented_like(apply)
 def log_prob_entropy(
     mapping: Mapping | str,
@@ -333,7 +280,7 @@ def log_prob_entropy(
     (tensor([-0.6931]), tensor([0.6931]))
     >>> dist.destroy_process_group()
     """
-    return _eagerly(per_row.log_prob, Arguments.of("log_prob_entropy", mapping, x, axis=axis, **options), y, True)
+    return eagerly(per_row.log_prob, Arguments.of("log_prob_entropy", mapping, x, axis=axis, **options), y, True)
 
 
 @documented_like(apply)
@@ -374,12 +321,12 @@ def sample(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("sample", mapping, x, axis=axis, **options)
-    return _eagerly(per_row.sample, arguments, generator, num_samples)
+    return eagerly(per_row.sample, arguments, generator, num_samples)
 
 
 def log_prob(mapping: Any, x: Any, y: Any, **options: Unpack[ScoresKeywords]) -> Any:
     """`log_prob_entropy` without the entropy; for DTensors."""
-    return _eagerly(per_row.log_prob, Arguments.of("log_prob", mapping, x, **options), y, False)[0]
+    return eagerly(per_row.log_prob, Arguments.of("log_prob", mapping, x, **options), y, False)[0]
 
 
 def loss_of_kind(
@@ -395,21 +342,8 @@ def loss_of_kind(
     who = name_of_kind(kind)
     given = check_options(who, (*_LOSS, *Arguments._fields[3:]), options)
     of_loss = {name: given.pop(name) for name in _LOSS if name in given}
-    return _eagerly(losses.loss, Arguments.of(who, mapping, scores, **given), kind, target, weight, of_loss)
+    return eagerly(losses.loss, Arguments.of(who, mapping, scores, **given), kind, target, weight, of_loss)
 
 
 def _probabilities(arguments: Arguments, agreement: Agreement, logs: bool) -> Any:
     return solve(arguments.call(agreement), lambda out, _: out.shards.shard.per_class(out.log_p() if logs else out.p()))
-
-
-def _eagerly(verb: Callable[..., Any], arguments: Arguments, *given: Any) -> Any:
-    """Run a verb outside of torch.compile's graphs, since the scores decide how much is sent."""
-    return untraced(_together, verb, arguments, *given)
-
-
-def _together(verb: Callable[..., Any], arguments: Arguments, *given: Any) -> Any:
-    """Run a verb; if one process fails, all do."""
-    agreement = Agreement(
-        arguments.who, as_group(arguments.who, arguments.group, arguments.axis_name, arguments.x), arguments.x
-    )
-    return fail_together(agreement, lambda: verb(arguments, agreement, *given))

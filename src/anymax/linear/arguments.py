@@ -55,17 +55,20 @@ def with_temperature(who: str, layer: Layer, temperature: Any) -> tuple[Layer, t
             scale = as_dtype(xp.reshape(_array.beside(scale, layer.x, "temperature", xp), ()), layer.x.dtype, xp)
         bias = None if layer.bias is None else layer.bias / scale
         return layer.with_operands(layer.x / scale, layer.weight, bias), ()
-    scale = _array.beside(temperature, layer.x, "temperature", xp)
-    if tuple(scale.shape) == (*layer.lead, 1):
-        scale = scale[..., 0]
-    if tuple(scale.shape) != layer.lead:
-        raise ValueError(
-            f"{who}: temperature of shape {tuple(scale.shape)}: expected a number, or one value for each row, of shape {layer.lead}"
-        )
-    scale = as_dtype(xp.reshape(scale, (layer.rows, 1)), layer.x.dtype, xp)
+    scale = as_dtype(temperature_of_rows(who, temperature, layer, xp), layer.x.dtype, xp)
     if _array.known_any(scale < float(xp.finfo(scale.dtype).smallest_normal), xp):
         raise ValueError(f"{who}: a temperature of 0 in some rows; give one number for all rows, or values above 0")
     return layer.scaled_rows(1.0 / scale, xp), ()
+
+
+def temperature_of_rows(who: str, temperature: Array, layer: Layer, xp: Namespace) -> Array:
+    """A temperature with one value for each row, [rows, 1]."""
+    scale = _array.beside(temperature, layer.x, "temperature", xp)
+    if tuple(scale.shape) not in (layer.lead, (*layer.lead, 1)):
+        raise ValueError(
+            f"{who}: temperature of shape {tuple(scale.shape)}: expected a number, or one value for each row, of shape {layer.lead}"
+        )
+    return xp.reshape(scale, (layer.rows, 1))
 
 
 def class_indices(
@@ -79,6 +82,12 @@ def class_indices(
 
 def class_of_each_row(who: str, target: Any, layer: Layer, xp: Namespace) -> Array:
     """The class of each row, [rows], with -1 for none."""
+    index, none = class_indices(who, indices_of_rows(who, target, layer, xp), layer, None, xp)
+    return xp.where(none, -xp.ones_like(index), index)
+
+
+def indices_of_rows(who: str, target: Any, layer: Layer, xp: Namespace) -> Array:
+    """An integer for each row, in the shape of the rows as given."""
     refuse_sharded(who, None, target=target)
     target = _array.beside(target, layer.x, "target", xp)
     if not is_integer(target):
@@ -87,5 +96,4 @@ def class_of_each_row(who: str, target: Any, layer: Layer, xp: Namespace) -> Arr
         raise ValueError(
             f"{who}: target of shape {tuple(target.shape)}: expected class indices (integers) of shape {layer.lead}"
         )
-    index, none = class_indices(who, target, layer, None, xp)
-    return xp.where(none, -xp.ones_like(index), index)
+    return target
