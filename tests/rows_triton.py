@@ -424,6 +424,38 @@ def test_perturb_max_is_as_near_the_truth_as_the_reference(case):
     close(engine.ENGINE.vjp(mapped(case), x, p, g), want, 3 * float((same - want).abs().max()) + 1e-6)
 
 
+def test_perturb_max_in_steps_is_that_of_a_whole_row(monkeypatch):
+    mapping, x, g = am.PerturbMax("normal", nodes=8), rows(70, batch=(3,)), rows(70, batch=(3,), seed=9)
+    x[1, ::7] = -torch.inf
+    x[2, 3] = torch.nan
+    whole = engine.ENGINE.forward(mapping, x)
+    pulled = engine.ENGINE.vjp(mapping, x, whole, g)
+    monkeypatch.setitem(plans.forced, "perturb", plans.Plan(2, 1, 32, False, 4))
+    for first, second in (
+        (whole, engine.ENGINE.forward(mapping, x)),
+        (pulled, engine.ENGINE.vjp(mapping, x, whole, g)),
+    ):
+        torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-6, equal_nan=True)
+        assert first[2].isnan().all()
+        assert not first[1, ::7].any()
+
+
+@pytest.mark.parametrize("form", ["whole", "steps"])
+def test_an_infinite_gradient_where_perturb_max_has_no_probability(form, monkeypatch):
+    if form == "steps":
+        monkeypatch.setitem(plans.forced, "perturb", plans.Plan(1, 1, 4, False, 4))
+    mapping, x = (
+        am.PerturbMax("normal", nodes=8),
+        torch.tensor([[1.0, 0.5, -60.0, -0.5, -40.0, -torch.inf]], device=DEVICE),
+    )
+    g = torch.tensor([[0.3, -0.2, torch.inf, 0.7, torch.nan, torch.inf]], device=DEVICE)
+    p = engine.ENGINE.forward(mapping, x)
+    assert (p[0, [2, 4, 5]] == 0).all()
+    got = engine.ENGINE.vjp(mapping, x, p, g)
+    close(got, engine.ENGINE.vjp(mapping, x, p, torch.where(p > 0, g, 0.0)), 1e-7)
+    assert not got[0, [2, 4, 5]].any()
+
+
 # -- backward ----------------------------------------------------------------------------------------------------------------
 
 

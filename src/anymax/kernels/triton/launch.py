@@ -50,7 +50,7 @@ class _Call:
         p = plan(kernel, rows.count, rows.columns, one_row, rows.sideways, _wave, parted, size)
         self.plan = p = loosened(p) if isinstance(rows, RaggedRows) else shallow(p) if rows.shift else p
         self.parts, self.span = p.parts, span(p, rows.columns)
-        self.part = {"FAR": rows.far, "UNIT": rows.unit, "SHIFT": rows.shift, "K": p.K, "L": p.L}
+        self.part = {"INT64": rows.long_offsets, "UNIT": rows.unit, "SHIFT": rows.shift, "K": p.K, "L": p.L}
         self.tile = {**self.part, "R": p.R, "WHOLE": p.whole}
 
     def __call__(
@@ -133,7 +133,7 @@ def run(
     if cut is None and not x.numel():
         return None
     if link.kind == "perturb_max":
-        return _perturb(link, x, None, out, mask)
+        return _perturb(link, x, None, None, out, mask)
     index, scale = (None if a is None else a.contiguous() for a in (index, scale))
     targets = {"index": index, "scale": scale, "value": value, "state": state}
     job = _Forward(mode, link, lay_out(cut, x, mask=mask, out=out), cut, targets, ignore)
@@ -245,7 +245,7 @@ def backward(
     if cut is None and not p.numel():
         return
     if link.kind == "perturb_max":
-        _perturb(link, x, g, out, None)
+        _perturb(link, x, p, g, out, None)
         return
     sense, param = _sense(link, logs)
     each = sense == "any" and link.params is not None
@@ -287,23 +287,17 @@ def _ends(noise: str, n: int) -> tuple[float, ...]:
     return low1, low_n, deep, up1, up_n, shallow
 
 
-def _perturb(link: Link, x: Any, g: Tensor | None, out: Any, mask: Tensor | None) -> None:
-    """p of perturb max, or J^T g if g is given."""
+def _perturb(link: Link, x: Any, p: Tensor | None, g: Tensor | None, out: Any, mask: Tensor | None) -> None:
+    """p of perturb max, or J^T g if p and g are given."""
     noise, nodes = noise_of(link), node_count(link.nodes, x)
-    rows = lay_out(None, x, out=out, g=g, mask=mask)
-    call, operands = _Call("perturb", rows), ("x", "mask", "g", "out")
-    numbers = (
-        rows.all,
-        rows.n,
-        nodes,
-        *rows.sizes,
-        *rows.steps(*operands),
-        float(link.param),
-        *_ends(noise, x.shape[-1]),
-    )
+    rows = lay_out(None, x, out=out, p=p, g=g, mask=mask)
+    call, operands = _Call("perturb", rows), ("x", "mask", "p", "g", "out")
+    weights = x if call.plan.whole else call.empty(2 * nodes, torch.float32)
+    numbers = (nodes, *rows.sizes, *rows.steps(*operands), float(link.param), *_ends(noise, x.shape[-1]))
     with on_device_of(x):
         perturb_rows[call.grid()](
-            *map(rows.tensor, operands), *numbers, BACK=g is not None, NOISE=noise, MASKED=mask is not None, FAR=rows.far,
-            UNIT=rows.unit, Q=1 << (nodes - 1).bit_length(), R=call.plan.R, K=call.plan.K, L=call.plan.L, num_warps=call.plan.warps,
+            *map(rows.tensor, operands), weights, rows.all, rows.n, *numbers, BACK=g is not None, NOISE=noise, MASKED=mask is not None,
+            INT64=rows.long_offsets, UNIT=rows.unit, R=call.plan.R, K=call.plan.K, L=call.plan.L, WHOLE=call.plan.whole,
+            num_warps=call.plan.warps,
         )  # fmt: skip
     rows.finish()

@@ -55,6 +55,7 @@ PART = (
     8,
 )  # K, L and warps of a part; 16 to 32 parts have at most 16,384 lanes, from which one program solves the row
 LONG_BACKWARD, ROUND = 32_768, 264  # in the backward: rows from LONG_BACKWARD on, fewer than twice the multiprocessors
+PERTURBED = 4096  # the widest tile of perturb max
 LANED = ("separable", "halves", "logarithmic", "truncated", "nucleus")  # kernels that solve a row from its lanes
 SOLVING = 16  # warps of the program that solves a row from the lanes of its parts
 FEW = 256  # the most live lanes that are gathered to one tile
@@ -74,9 +75,10 @@ def plan(
     most = 1024 // wave
     block = power_of_two(n)
     vector = wave * 16 // size  # numbers that a warp loads at once, 16 bytes a thread
-    if kernel == "perturb":  # bound by arithmetic
-        width = min(block, 1024)
-        return Plan(1 if one_row else max(1, min(1024 // width, power_of_two(rows))), 1, width, False, 4)
+    if kernel == "perturb":  # bound by arithmetic: 8 numbers a thread
+        width = block if block <= PERTURBED else 1024
+        side = 1 if one_row else max(1, min(1024 // width, power_of_two(rows)))
+        return Plan(side, 1, width, block <= PERTURBED, min(max(4, width // 256), most))
     if cut and kernel != "backward" and n > VERY_LONG and rows <= CROWD:
         k, lanes, warps = PART
         if kernel not in LANED:

@@ -80,9 +80,9 @@ def lose(VALUE, row, rows, value, aim, t, bad, at):
 
 
 @triton.jit
-def finish(OUT, oo, oc, begin, p, t, scale, at, MODE: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr,
+def finish(OUT, oo, oc, begin, p, t, scale, at, MODE: tl.constexpr, INT64: tl.constexpr, K: tl.constexpr,
            L: tl.constexpr):  # fmt: skip
     """Writes `scale p`, or the gradient `scale (p - y)`; the scale of a poisoned row is NaN, which makes the whole row NaN."""
     if MODE == "grad":
         p = tl.where(lanes(begin, K, L) == t, p - 1.0, p)
-    put(OUT, oo, oc, begin, scale * p, at, FAR, K, L)
+    put(OUT, oo, oc, begin, scale * p, at, INT64, K, L)
