@@ -14,15 +14,15 @@ import triton.language as tl
 from .links import sensitivity, taylor
 from .tile import (
     aligned,
+    as_scalar,
     fetch,
     first_of,
     lanes,
     largest,
-    read_lanes,
-    as_scalar,
     operand,
     place,
     put,
+    read_lanes,
     rows_of,
     scatter,
     there,

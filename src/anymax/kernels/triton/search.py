@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import fetch, lanes, largest, as_scalar, smallest, any_of, total, wide
+from .tile import any_of, as_scalar, fetch, lanes, largest, smallest, total, wide
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 

@@ -13,22 +13,23 @@ import triton
 import triton.language as tl
 
 from .links import expm1, log1p, share_of, steep
-from .policy import aimed, class_of, finish, lose, recall, remember, wanted
+from .policy import aimed, class_of, finish, finish_empty, finish_gathered, lose, recall, remember, wanted
 from .search import kth
 from .thresholds import descent, fitted, positive_power, slope_and_power, solve
 from .tile import (
     OUTSIDE,
     aligned,
+    any_of,
+    as_scalar,
     as_tile,
     fetch,
     fill,
     first_of,
     gather,
-    as_scalar,
     operand,
+    read_lanes,
     rows_of,
     scatter,
-    any_of,
     survey,
     surveyed,
     total,
@@ -52,6 +53,14 @@ def emit(x, a, s0, s1, s2, s3, c, r, LINK: tl.constexpr, P: tl.constexpr, SLOPE:
         return tl.maximum(p - s2 * rate, 0.0)
     else:
         return p
+
+
+@triton.jit
+def emit_gathered(tile, s0, s1, s2, s3, c, r, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, NORM: tl.constexpr,
+                  EXACT: tl.constexpr):  # fmt: skip
+    """p of a gathered tile."""
+    a, b = as_scalar(s0), as_scalar(s1)
+    return emit(tile, a, a, b, as_scalar(s2), as_scalar(s3), as_scalar(c), as_scalar(r), LINK, P, SLOPE, NORM, EXACT)
 
 
 @triton.jit
@@ -93,18 +102,19 @@ def potential(top, s0, s1, s2, c, r, dot, LINK: tl.constexpr, NORM: tl.constexpr
 
 @triton.jit
 def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, TOPS, PTR, IDS,
-                   rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, param, slots,
+                   rows, n, span, list_span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, param, slots,
                    MODE: tl.constexpr, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, NORM: tl.constexpr,
                    PER_ROW: tl.constexpr, EXACT: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr, EACH: tl.constexpr,
                    INT64: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, LATE: tl.constexpr, KEEP: tl.constexpr,
-                   PARTS: tl.constexpr, RAGGED: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr,
+                   LANES: tl.constexpr, PARTS: tl.constexpr, RAGGED: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr,
                    R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """MODE "p" writes probabilities and "loss" the losses to VALUE; with SAVE both store the row's four numbers. "tau" writes the
     threshold. "grad" writes scale (p - y) from the numbers, and "write" writes, from the numbers, the rows in parts that "p" did not.
 
     EXACT: to fp32's last digits. FEW: a longer row with at most so many live lanes, of DEPTH classes each, is solved from these lanes; 0:
-    always in steps. LATE: OUT is X, so zeros are written after the row is read, not meanwhile. KEEP: the list of lanes and their COUNT
-    are for the backward. PARTS > 0: `survey_parts` has read the row, and "p" writes it only if its live lanes are few.
+    always in steps. In the list, a part of `list_span` classes has LANES lanes. LATE: OUT is X, so zeros are written after the row is read,
+    not meanwhile. KEEP: the list of lanes and their COUNT are for the backward; "grad" with FEW reads x only in these lanes. PARTS > 0:
+    `survey_parts` has read the row, and "p" writes it only if its live lanes are few.
 
     `param` is alpha - 1, or the budget; PER_ROW: one for each row, in PARAMS, below or above alpha = 2. RAGGED: see `tile`, UNIT: see
     `place`.
@@ -161,7 +171,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         elif FEW > 0:
             LIVE: tl.constexpr = L * PARTS if PARTS > 0 else L
             wanted_ = matters(cells, top, live, par, at, LINK, P, SLOPE, NORM, MASKED, INT64, R, LIVE)
-            tile, cols, count = gather(at, wanted_, LIST, span, FEW, DEPTH, MASKED, INT64, L, LIVE)
+            tile, cols, count = gather(at, wanted_, LIST, list_span, FEW, DEPTH, MASKED, INT64, L, LIVE)
             count += any_of(bad) * (FEW + 1)  # a poisoned row has NaN in all lanes
             small = count <= FEW
             if KEEP or PARTS > 0:
@@ -213,23 +223,20 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                     tl.debug_barrier()
                     for begin in range(0, at[6], K * L):
                         fill(at, (OUT, oo, oc), begin, 0.0, INT64, R, K, L)
-                p = emit(
-                    tile,
-                    as_scalar(s0),
-                    as_scalar(s0),
-                    as_scalar(s1),
-                    as_scalar(s2),
-                    as_scalar(s3),
-                    as_scalar(c),
-                    as_scalar(r),
-                    LINK,
-                    P,
-                    SLOPE,
-                    NORM,
-                    EXACT,
-                )
+                p = emit_gathered(tile, s0, s1, s2, s3, c, r, LINK, P, SLOPE, NORM, EXACT)
                 scatter(OUT, oo, oc, cols, p, p > 0.0, at, INT64)
             elif PARTS == 0:
+                in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, high, t, scale, at,
+                         MODE, LINK, P, SLOPE, NORM, EXACT, PER_ROW, MASKED, INT64, R, K, L)  # fmt: skip
+        elif MODE == "grad" and FEW > 0:
+            few = tl.load(COUNT + tl.program_id(0))
+            if few <= FEW:
+                mine = LIST + tl.program_id(0).to(tl.int64) * FEW
+                tile, cols, ok = read_lanes(at, mine, few, list_span, FEW, DEPTH, MASKED, INT64, LANES)
+                finish_empty(OUT, oo, oc, first, span, t, scale, at, INT64, R, K, L)
+                p = emit_gathered(tile, s0, s1, s2, s3, c, r, LINK, P, SLOPE, NORM, EXACT)
+                finish_gathered(OUT, oo, oc, first, span, cols, p, ok, t, scale, at, INT64)
+            else:
                 in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, high, t, scale, at,
                          MODE, LINK, P, SLOPE, NORM, EXACT, PER_ROW, MASKED, INT64, R, K, L)  # fmt: skip
         elif MODE == "write" and FEW > 0:
@@ -250,21 +257,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                 dot = wide(tl.where(p > 0.0, p * (x - origin), 0.0)).to(tl.float32)
             elif FEW > 0:
                 if small:
-                    p = emit(
-                        tile,
-                        as_scalar(s0),
-                        as_scalar(s0),
-                        as_scalar(s1),
-                        as_scalar(s2),
-                        as_scalar(s3),
-                        as_scalar(c),
-                        as_scalar(r),
-                        LINK,
-                        P,
-                        SLOPE,
-                        NORM,
-                        EXACT,
-                    )
+                    p = emit_gathered(tile, s0, s1, s2, s3, c, r, LINK, P, SLOPE, NORM, EXACT)
                     dot = wide(tl.where(p > 0.0, p * (tile - as_scalar(top)), 0.0)).to(tl.float32)
                 else:
                     dot = dot_in_steps(tops, top, s0, s1, s2, s3, c, r, high, at,

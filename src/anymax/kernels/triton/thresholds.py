@@ -15,7 +15,7 @@ import triton.language as tl
 
 from .links import bent, ground, log1p, share_of, steep
 from .search import kth
-from .tile import fetch, largest, smallest, any_of, total, wide
+from .tile import any_of, fetch, largest, smallest, total, wide
 
 
 @triton.jit

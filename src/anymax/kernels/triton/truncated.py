@@ -9,11 +9,13 @@ import triton
 import triton.language as tl
 
 from .links import log1p
-from .policy import aimed, class_of, finish, lose, recall, remember, wanted
+from .policy import aimed, class_of, finish, finish_empty, finish_gathered, lose, recall, remember, wanted
 from .search import LOWEST, chosen, cut, exceeded, expected, from_lanes, probe, select, weigh
 from .tile import (
     OUTSIDE,
     aligned,
+    any_of,
+    as_scalar,
     as_tile,
     fetch,
     fill,
@@ -21,11 +23,10 @@ from .tile import (
     gather,
     lanes,
     lead_of,
-    as_scalar,
     operand,
+    read_lanes,
     rows_of,
     scatter,
-    any_of,
     survey,
     surveyed,
     total,
@@ -110,11 +111,12 @@ def in_steps(OUT, oo, oc, first, span, live, top, edge, last, share, log_z, t, s
 
 @triton.jit
 def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, TOPS, PTR, IDS,
-                   rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, param, slots,
+                   rows, n, span, list_span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, param, slots,
                    MODE: tl.constexpr, BY: tl.constexpr, PER_ROW: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr,
-                   EACH: tl.constexpr, INT64: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, LATE: tl.constexpr, KEEP: tl.constexpr,
-                   PARTS: tl.constexpr, LOGS: tl.constexpr, RAGGED: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr,
-                   R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+                   EACH: tl.constexpr, INT64: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, LATE: tl.constexpr,
+                   KEEP: tl.constexpr, LANES: tl.constexpr, PARTS: tl.constexpr, LOGS: tl.constexpr, RAGGED: tl.constexpr,
+                   UNIT: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+                   WHOLE: tl.constexpr):  # fmt: skip
     """`separable_rows` for sparse softmax, with MODE "log" too. BY "count" keeps `param` scores, BY "exp" the mass `param`. LOGS: write
     log p."""
     row, valid, n, start = rows_of(PTR, IDS, slots, n, d2, RAGGED, UNIT, R, WHOLE)
@@ -169,7 +171,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             bound = tl.where(live & (par < 1.0), tl.maximum(bound, lowest), lowest)
         if FEW > 0:
             held = (cells >= bound) & (cells > float("-inf"))
-            tile, cols, count = gather(at, held, LIST, span, FEW, DEPTH, MASKED, INT64, L, LIVE)
+            tile, cols, count = gather(at, held, LIST, list_span, FEW, DEPTH, MASKED, INT64, L, LIVE)
             count += any_of(bad) * (FEW + 1)  # a poisoned row has NaN in all lanes
             small = count <= FEW
             if KEEP or PARTS > 0:
@@ -180,14 +182,14 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                 begun, near, off = whole, guess, spread
                 if BY == "exp":
                     begun, near, off = as_tile(whole), as_tile(guess), as_tile(spread)
-                edge, last, z = find(tile, cols, best, peak, sane, low, begun, near, off, goal, at, span,
+                edge, last, z = find(tile, cols, best, peak, sane, low, begun, near, off, goal, at, list_span,
                                      BY, PARTS, MASKED, INT64, R, DEPTH, FEW, True)  # fmt: skip
                 edge, last, z = as_tile(edge), as_tile(last), as_tile(z)
             else:
-                edge, last, z = find(x, None, tops, top, live, bound, whole, guess, spread, target, at, span,
+                edge, last, z = find(x, None, tops, top, live, bound, whole, guess, spread, target, at, list_span,
                                      BY, PARTS, MASKED, INT64, R, K, L, WHOLE)  # fmt: skip
         else:
-            edge, last, z = find(x, None, tops, top, live, bound, whole, guess, spread, target, at, span,
+            edge, last, z = find(x, None, tops, top, live, bound, whole, guess, spread, target, at, list_span,
                                  BY, PARTS, MASKED, INT64, R, K, L, WHOLE)  # fmt: skip
         log_z = log1p((z - 1.0).to(tl.float32))
         z = z.to(tl.float32)
@@ -217,6 +219,26 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                 )
                 scatter(OUT, oo, oc, cols, p, chosen(tile, cols, as_scalar(edge), as_scalar(last)), at, INT64)
             elif PARTS == 0:
+                in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, at,
+                         MODE, LOGS, MASKED, INT64, K, L)  # fmt: skip
+        elif MODE == "grad" and FEW > 0:
+            few = tl.load(COUNT + tl.program_id(0))
+            if few <= FEW:
+                mine = LIST + tl.program_id(0).to(tl.int64) * FEW
+                tile, cols, ok = read_lanes(at, mine, few, list_span, FEW, DEPTH, MASKED, INT64, LANES)
+                finish_empty(OUT, oo, oc, first, span, t, scale, at, INT64, R, K, L)
+                p = emit(
+                    tile,
+                    cols,
+                    as_scalar(top),
+                    as_scalar(edge),
+                    as_scalar(last),
+                    as_scalar(share),
+                    as_scalar(log_z),
+                    LOGS,
+                )
+                finish_gathered(OUT, oo, oc, first, span, cols, p, ok, t, scale, at, INT64)
+            else:
                 in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, at,
                          MODE, LOGS, MASKED, INT64, K, L)  # fmt: skip
         elif MODE == "write" and FEW > 0:
