@@ -317,6 +317,23 @@ def test_a_copied_parameter_is_kept_for_the_stream_that_reads_it(capturing, monk
     assert list(operands._captured.values()) == ([kept] if capturing else [])
 
 
+@needs_triton
+@pytest.mark.parametrize(
+    ("mapping", "dtype", "n", "masked", "rows"),
+    [
+        (am.Entmax(1.5), torch.bfloat16, 1024, False, 2), (am.SparseSoftmax(k=5), torch.float16, 1024, False, 2),
+        (am.Entmax(1.5), torch.bfloat16, 1024, True, 1), (am.Entmax(1.5), torch.bfloat16, 1001, False, 1),
+        (am.Entmax(1.5), torch.float32, 1024, False, 1), (am.SparseSoftmax(p=0.9), torch.bfloat16, 1024, False, 1),
+        (am.Softmax(), torch.bfloat16, 1024, False, 1), (am.Entmax(1.5), torch.bfloat16, 512, False, 2),
+    ],
+)  # fmt: skip
+def test_a_warp_takes_two_rows_where_they_fit_its_registers(mapping, dtype, n, masked, rows, monkeypatch):
+    calls, x = recorded(monkeypatch), torch.zeros(8, n, dtype=dtype)
+    engine.ENGINE.forward(mapping, x, torch.ones(n, dtype=torch.bool) if masked else None)
+    (one,) = calls
+    assert (one.options["R"], one.options["num_warps"], one.grid[0]) == (rows, 1, 8 // rows)
+
+
 # -- chosen or not ------------------------------------------------------------------------------------------------------------------
 
 

@@ -12,9 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .links import bend, ground, log1p, share_of
-
-LOG2_E = tl.constexpr(1.4426950408889634)
+from .links import LOG2_E, bend, ground, log1p, quick_exp, share_of
 
 
 @triton.jit
@@ -328,7 +326,7 @@ def shares(x, top, row, LINK: tl.constexpr, P: tl.constexpr):
     """(p, s) of a tile, with s = 1 / omega''(p), the derivative of p by its score at a fixed threshold."""
     a, b, e, d, f, c = row
     if LINK == "softmax":
-        p = tl.where(x > float("-inf"), tl.exp((x - a) - b), 0.0)
+        p = tl.where(x > float("-inf"), quick_exp((x - a) - b), 0.0)
         p = tl.where(x == x, p, x)
         return p, p
     elif LINK == "mixed":

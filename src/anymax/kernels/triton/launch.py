@@ -18,7 +18,7 @@ from .backward import backward_parts, backward_rows
 from .dense import dense_parts, dense_rows
 from .operands import Cut, Laid, RaggedRows, lay_out, on_device_of, per_row
 from .perturb import perturb_rows
-from .plans import SOLVING, few_lanes, loosened, plan, shallow, span
+from .plans import SOLVING, few_lanes, loosened, plan, shallow, span, unpaired
 from .separable import separable_rows
 from .tile import survey_parts
 from .truncated import truncated_rows
@@ -62,6 +62,7 @@ class _Call:
         self.x, self.rows = rows.held["x"], rows
         size, parted = self.x.element_size(), parted and not one_row
         p = plan(kernel, rows.count, rows.columns, one_row, rows.sideways, _wave, parted, size)
+        p = unpaired(p) if "mask" in rows.held else p
         self.plan = p = loosened(p) if isinstance(rows, RaggedRows) else shallow(p) if rows.shift else p
         self.parts, self.span = p.parts, span(p, rows.columns)
         self.part = {"INT64": rows.long_offsets, "UNIT": rows.unit, "SHIFT": rows.shift, "K": p.K, "L": p.L}

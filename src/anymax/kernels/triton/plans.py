@@ -31,6 +31,7 @@ class Family:
     whole: int  # the longest row that is one tile
     steps: tuple[tuple[float, int, int], ...]  # for longer rows: (up to so many classes, K, warps)
     most: int = 16  # the most warps for a row that is one tile
+    paired: int = 0  # numbers of so many bytes or fewer: a warp takes two rows of HELD numbers, if they are aligned and without a mask
 
 
 HELD = 1024  # numbers of a program of one warp: 32 a thread, four loads of 16 bytes in flight
@@ -39,10 +40,10 @@ FAMILIES = {
     "dense": Family(2048, 32768, ((math.inf, 8, 16),)),
     "separable": Family(2048, 16384, ((32768, 8, 8), (math.inf, 8, 16))),
     "halves": Family(
-        2048, 32768, ((math.inf, 8, 16),), most=8
+        2048, 32768, ((math.inf, 8, 16),), most=8, paired=2
     ),  # threshold maps of power 2 to 4 in half precision, whose loop is short
     "logarithmic": Family(1024, 16384, ((math.inf, 2, 16),)),  # threshold maps whose power is not 1, 2, 3 or 4
-    "truncated": Family(2048, 16384, ((math.inf, 4, 16),)),
+    "truncated": Family(2048, 16384, ((math.inf, 4, 16),), paired=2),
     "nucleus": Family(1024, 16384, ((math.inf, 2, 16),)),
     "backward": Family(1024, 16384, ((math.inf, 4, 16),)),
 }
@@ -99,7 +100,8 @@ def plan(
         side = max(1, min(32, 16384 // block, power_of_two(rows)))
         return Plan(side, 1, block, True, min(max(4, side * block // 1024), 16, most))
     if block <= HELD:  # one warp: no barrier
-        side = 1 if one_row else max(1, min(HELD // block, power_of_two(rows)))
+        held = 2 * HELD if block == HELD and size <= family.paired else HELD
+        side = 1 if one_row else max(1, min(held // block, power_of_two(rows)))
         lanes = min(block, max(THREADS * 16 // size, vector // side))
         return Plan(side, block // lanes, lanes, True, 1)
     warps = max(2, min(block // family.held, family.most, most))
@@ -114,10 +116,16 @@ def loosened(p: Plan) -> Plan:
     """The plan for segments, which begin anywhere: each row keeps numbers in registers, and each score has an address. No load is wide,
     so for short segments each load of a thread is of the same segment, and the thread sums its entries alone."""
     rows, deep, short = RAGGED
+    p = unpaired(p)
     if p.whole and p.R > 1 and p.warps == 1:
         k = min(p.K * p.L, short)
         return dataclasses.replace(p, R=min(p.R, rows), K=k, L=p.K * p.L // k)
     return dataclasses.replace(p, R=min(p.R, rows), K=p.K if p.whole else min(p.K, deep))
+
+
+def unpaired(p: Plan) -> Plan:
+    """The plan where each number takes more registers: a warp has HELD numbers at most."""
+    return dataclasses.replace(p, R=1) if p.warps == 1 and p.R * p.K * p.L > HELD else p
 
 
 ANYWHERE = 4  # the largest K of a long unaligned row
@@ -125,7 +133,7 @@ ANYWHERE = 4  # the largest K of a long unaligned row
 
 def shallow(p: Plan) -> Plan:
     """The plan for unaligned rows, whose two ends take registers."""
-    return p if p.whole or p.parts else dataclasses.replace(p, K=min(p.K, ANYWHERE))
+    return unpaired(p) if p.whole or p.parts else dataclasses.replace(p, K=min(p.K, ANYWHERE))
 
 
 def packed(n: int, pack: int) -> bool:

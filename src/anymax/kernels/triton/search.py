@@ -16,6 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .links import quick_exp
 from .tile import any_of, as_scalar, fetch, lanes, largest, smallest, total, wide
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
@@ -36,7 +37,7 @@ def unkey(k):
 @triton.jit
 def weigh(x, top):
     """exp(x - top) for a finite maximum."""
-    return tl.exp(x - top)
+    return quick_exp(x - top)
 
 
 @triton.jit

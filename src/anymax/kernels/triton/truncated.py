@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .links import log1p
+from .links import log1p, quick_exp
 from .policy import aimed, class_of, finish, finish_empty, finish_gathered, lose, recall, remember, wanted
 from .search import LOWEST, chosen, cut, exceeded, expected, from_lanes, probe, select, weigh
 from .tile import (
@@ -38,7 +38,7 @@ from .tile import (
 def moments(v):
     """exp(v), v exp(v), v^2 exp(v)."""
     v = tl.maximum(v, -1e4)  # for a masked score, -inf times 0 would be NaN
-    w = tl.exp(v)
+    w = quick_exp(v)
     return w, v * w, v * v * w
 
 
