@@ -406,6 +406,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
             for begin_32 in range(0, were, 32):
                 size = tl.minimum(32, were - begin_32)
                 bits = tl.zeros([M, 1], tl.int32)
+                # an entry is read one block ahead: its load then precedes the products, and the keys of the next block do not wait for it
                 following = list_entry(mine, begin_32, were, over, begin)
                 for t in range(size):
                     n = following

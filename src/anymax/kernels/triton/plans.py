@@ -35,6 +35,8 @@ class Family:
 
 
 HELD = 1024  # numbers of a program of one warp: 32 a thread, four loads of 16 bytes in flight
+# Two rows of HELD halves a warp are 155 to 249 registers a thread and spill nothing for threshold maps and top-k, with a quarter to a third
+# fewer instructions a row and as many bytes in flight. Top-p spills; dense maps and gradients gain less than a tenth; so does fp32.
 THREADS = 4  # threads for a row of few classes, whose sums then take two shuffles
 FAMILIES = {
     "dense": Family(2048, 32768, ((math.inf, 8, 16),)),

@@ -6,6 +6,8 @@ half-way in the order of the floats, so that any row takes a bounded number of p
 those wanted or when only equal scores are left to decide on; `cut` then takes the first of these by position, with one cumulative sum.
 
 A row on chip takes one pivot a pass, whose arithmetic is what a pass costs; a row in steps takes three, since each pass reads it again.
+For top-p and bf16 such a pass has 268 instructions for 16 scores of a thread, of which 48 compare scores with pivots. To compare two packed
+bf16 at once would spare 24 of them, or 1.1 times; the sums must be in fp32, so nothing else of a pass can be packed.
 """
 
 # pyright: reportAssignmentType=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
