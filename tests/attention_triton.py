@@ -129,6 +129,36 @@ def test_an_option(option):
         assert not got[:, :, 3].any()
 
 
+@pytest.mark.parametrize("option", ["plain", "causal at the end", "window", "lengths", "sink", "bias"])
+def test_softmax_with_an_option(option):
+    """Blocks without a masked key take a loop of their own, and the scale is within the exponents where nothing is added to a score."""
+    hold(heads(), Softmax(), OPTIONS[option])
+
+
+@pytest.mark.parametrize("scale", [-0.7, 0.0])
+def test_softmax_with_an_option_that_reverses_the_order(scale):
+    """The highest q k^T is then not the highest score."""
+    hold(heads(), Softmax(), {"scale": scale, "is_causal": True})
+
+
+def test_an_option_hides_queries_that_do_not_exist():
+    q, k, v = heads()
+    q[:, :, L - 1] = math.nan
+    got = am.attention(q, k, v, Softmax(), q_lengths=whole(L - 1), implementation="triton")
+    assert not got[:, :, L - 1].any()
+    close(got[:, :, : L - 1], am.attention(q[:, :, : L - 1], k, v, implementation="reference").double(), 5e-6)
+
+
+def test_softmax_saves_what_its_scores_add_up_to_with_an_option_of_large_scores():
+    """Scores near 1000 that fp32 holds exactly: the backward finds the p of the forward from the saved numbers."""
+    q, k, v = heads()
+    q, k = ((8 * a).round() / 8 for a in (q / q.abs().max(), k / k.abs().max()))
+    q[..., 0], k[..., 0] = 1.0, 1000.0
+    _, found = run("triton", (q, k, v), Softmax(), {"scale": 1.0}, torch.float32)
+    _, expected = run("reference", (q, k, v), Softmax(), {"scale": 1.0}, torch.float64)
+    close(found["v"], expected["v"], 6e-6)
+
+
 @pytest.mark.parametrize("name", MAPS)
 def test_a_map(name):
     hold(heads(), MAPS[name], OPTIONS["plain" if name in ("budget-all", "entmax-0.7") else "all"])

@@ -424,6 +424,38 @@ def test_perturb_max_is_as_near_the_truth_as_the_reference(case):
     close(engine.ENGINE.vjp(mapped(case), x, p, g), want, 3 * float((same - want).abs().max()) + 1e-6)
 
 
+def test_perturb_max_in_steps_is_that_of_a_whole_row(monkeypatch):
+    mapping, x, g = am.PerturbMax("normal", nodes=8), rows(70, batch=(3,)), rows(70, batch=(3,), seed=9)
+    x[1, ::7] = -torch.inf
+    x[2, 3] = torch.nan
+    whole = engine.ENGINE.forward(mapping, x)
+    pulled = engine.ENGINE.vjp(mapping, x, whole, g)
+    monkeypatch.setitem(plans.forced, "perturb", plans.Plan(2, 1, 32, False, 4))
+    for first, second in (
+        (whole, engine.ENGINE.forward(mapping, x)),
+        (pulled, engine.ENGINE.vjp(mapping, x, whole, g)),
+    ):
+        torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-6, equal_nan=True)
+        assert first[2].isnan().all()
+        assert not first[1, ::7].any()
+
+
+@pytest.mark.parametrize("form", ["whole", "steps"])
+def test_an_infinite_gradient_where_perturb_max_has_no_probability(form, monkeypatch):
+    if form == "steps":
+        monkeypatch.setitem(plans.forced, "perturb", plans.Plan(1, 1, 4, False, 4))
+    mapping, x = (
+        am.PerturbMax("normal", nodes=8),
+        torch.tensor([[1.0, 0.5, -60.0, -0.5, -40.0, -torch.inf]], device=DEVICE),
+    )
+    g = torch.tensor([[0.3, -0.2, torch.inf, 0.7, torch.nan, torch.inf]], device=DEVICE)
+    p = engine.ENGINE.forward(mapping, x)
+    assert (p[0, [2, 4, 5]] == 0).all()
+    got = engine.ENGINE.vjp(mapping, x, p, g)
+    close(got, engine.ENGINE.vjp(mapping, x, p, torch.where(p > 0, g, 0.0)), 1e-7)
+    assert not got[0, [2, 4, 5]].any()
+
+
 # -- backward ----------------------------------------------------------------------------------------------------------------
 
 
@@ -518,6 +550,49 @@ def test_index_losses(case, n, form):
     close(mean, want.sum().detach() / 5, 2e-6 * max(1.0, float(want.max())))
     assert float(got[4]) == 0.0
     assert not bool(x.grad[4].any())
+
+
+LISTED = ("sparsemax", "entmax-1.5", "normmax-2", "sparse_softmax-k2", "sparse_softmax-p0.9")
+
+
+@each([c for c in LOSSES if c.id in LISTED])
+@pytest.mark.parametrize("form", ["few", "parts"])
+def test_the_gradient_of_a_loss_from_the_lanes_that_it_found(case, form):
+    n = LONG if REAL else 300  # a part is not a power of two
+    x, t = rows(n, sigma=8.0, batch=(5,)), torch.tensor([1, n - 1, -100, 7, 4], device=DEVICE)
+    t[0] = x[0].argmax()  # in a lane of the list; the next one is in none
+    x[3] = 0.01 * x[3]  # many lanes
+    x[4, 3] = torch.nan
+    scale = torch.arange(1.0, 6.0, device=DEVICE)
+    with planned(form):
+        _, saved, _ = engine.ENGINE.index_loss(mapped(case), x, t, save=True, ignored=-100)
+        grad = lambda state: engine.ENGINE.index_loss_grad(mapped(case), x, t, scale, state, ignored=-100)  # noqa: E731
+        got, want = grad(saved), grad(saved.state)
+        counts = saved.memory[saved.first + 5 * saved.few :]
+        if not REAL:
+            assert (counts[:3] <= saved.few).any()
+        spoilt = saved.memory.clone()
+        spoilt[saved.first :] = -(2**30)  # what a hook may give back leads out of no memory
+        assert grad(saved._replace(memory=spoilt)).shape == x.shape
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert not got[2].any()
+    assert got[4].isnan().all()
+
+
+def test_the_lanes_of_a_loss_serve_autograd():
+    x, t = rows(LONG, sigma=8.0, batch=(3,)).requires_grad_(), torch.tensor([0, 5, 9], device=DEVICE)
+    with planned("few"):
+        loss = am.sparsemax_loss(x, t)
+        first = torch.autograd.grad(loss, x, retain_graph=True)[0]
+        again = torch.autograd.grad(loss, x)[0]
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda a: a.to(torch.float64) if a.is_floating_point() else a, lambda a: a
+        ):
+            hooked = torch.autograd.grad(am.sparsemax_loss(x, t), x)[0]
+    want = (am.sparsemax(x.detach()) - torch.nn.functional.one_hot(t, LONG)) / 3
+    close(first, want, 1e-6)
+    assert torch.equal(first, again)
+    assert torch.equal(first, hooked)
 
 
 def test_losses_of_sure_rows_keep_their_digits():

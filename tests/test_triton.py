@@ -291,6 +291,43 @@ def test_parameters_given_as_numbers_are_copied_once():
     assert operands.per_row(np.float64(1.5), x).tolist() == [1.5] * 3
 
 
+@needs_triton
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_copied_parameter_is_kept_for_the_stream_that_reads_it(capturing, monkeypatch):
+    """A cached copy belongs to the stream of the first call; a graph's copy is never freed, and needs no stream."""
+    from anymax.kernels.triton import operands
+
+    used = []
+    monkeypatch.setattr(operands, "_numbers", {})
+    monkeypatch.setattr(operands, "_captured", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: used.append((self.data_ptr(), stream)))
+    x = types.SimpleNamespace(device=torch.device("cpu"), is_cuda=True, shape=(3, 5))
+    for _ in range(2):
+        operands.per_row([[1.2], [1.5], [3.0]], x)
+    (kept,) = operands._numbers.values()
+    assert used == ([] if capturing else [(kept.data_ptr(), "the stream of cpu")] * 2)
+    assert list(operands._captured.values()) == ([kept] if capturing else [])
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("mapping", "dtype", "n", "masked", "rows"),
+    [
+        (am.Entmax(1.5), torch.bfloat16, 1024, False, 2), (am.SparseSoftmax(k=5), torch.float16, 1024, False, 2),
+        (am.Entmax(1.5), torch.bfloat16, 1024, True, 1), (am.Entmax(1.5), torch.bfloat16, 1001, False, 1),
+        (am.Entmax(1.5), torch.float32, 1024, False, 1), (am.SparseSoftmax(p=0.9), torch.bfloat16, 1024, False, 1),
+        (am.Softmax(), torch.bfloat16, 1024, False, 1), (am.Entmax(1.5), torch.bfloat16, 512, False, 2),
+    ],
+)  # fmt: skip
+def test_a_warp_takes_two_rows_where_they_fit_its_registers(mapping, dtype, n, masked, rows, monkeypatch):
+    calls, x = recorded(monkeypatch), torch.zeros(8, n, dtype=dtype)
+    engine.ENGINE.forward(mapping, x, torch.ones(n, dtype=torch.bool) if masked else None)
+    (one,) = calls
+    assert (one.options["R"], one.options["num_warps"], one.grid[0]) == (rows, 1, 8 // rows)
+
+
 # -- chosen or not ------------------------------------------------------------------------------------------------------------------
 
 

@@ -77,22 +77,22 @@ def contrastive_loss(
     options = LossOptions.read(who, None, {"reduction": reduction})
     mapping = as_mapping(mapping, who)
     refuse_sharded(who, a, b=b)
-    a, b = _pairs(who, a, b)
+    first, second = _pairs(who, a, b)
     check_range(who, "temperature", temperature, lambda v: v > 0, "above 0")
-    xp, temperature = namespace(a), _array.number(temperature)
+    xp, temperature = namespace(first), _array.number(temperature)
     if _array.is_array(temperature):
         if math.prod(temperature.shape) != 1:
             raise ValueError(
                 f"{who}: temperature of shape {tuple(temperature.shape)}: expected one number for all pairs"
             )
-        temperature = _array.beside(temperature, a, "temperature", xp)
-        temperature = as_dtype(xp.reshape(temperature, ()), a.dtype, xp)
+        temperature = _array.beside(temperature, first, "temperature", xp)
+        temperature = as_dtype(xp.reshape(temperature, ()), first.dtype, xp)
     loss = Pairs(mapping, bidirectional, options)
     if group is None and axis_name is None:
-        return loss.here(a, b, temperature, xp)
+        return loss.here(first, second, temperature, xp)
     from .distributed.choose_group import as_group  # late: most calls are of one process
 
-    return loss.over(as_group(who, group, axis_name, a), a, b, temperature, xp)
+    return loss.over(as_group(who, group, axis_name, first), first, second, temperature, xp)
 
 
 class Pairs(NamedTuple):

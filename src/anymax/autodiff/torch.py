@@ -142,6 +142,9 @@ class _IndexLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, made: IndexLoss, call: _LossCall, *params: Tensor) -> Tensor:
         value, memory, count = made
+        ctx.lanes = None  # of a GPU's engine: the rest of what it saved beside the memory
+        if memory is not None and not isinstance(memory, Tensor):
+            memory, ctx.lanes = memory.memory, memory._replace(memory=None)
         ctx.call, ctx.scores, ctx.index = call, (x.dtype, x.shape), index.dtype
         ctx.was = None if memory is None else As.of(memory)
         ctx.counted = type(count) is Tensor  # on a GPU: the gradient is divided by it
@@ -168,6 +171,7 @@ class _IndexLoss(torch.autograd.Function):
         batch = torch.Size([n for i, n in enumerate(x.shape) if i != axis])
         index = restored(index, As(ctx.index, batch, g.device))
         memory = None if memory is None else restored(memory, ctx.was)
+        memory = memory if ctx.lanes is None else ctx.lanes._replace(memory=memory)
         out = None
         if not plain_backward(g) and engine.refuse("vjp", mapping, g) is None:
             out = engine.index_loss_grad(mapping, x, index, g, memory, axis=axis, ignored=ignored, factor=factor)

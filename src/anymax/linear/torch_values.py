@@ -20,7 +20,7 @@ from ..mappings import Softmax
 from ..thresholds import logsumexp
 from .job import Job
 from .layer import Layer
-from .per_row import PerRow, RowTerms
+from .per_row import PerRow, RowLoss, RowTerms
 from .torch_candidate_scores import candidates_of, scores_of
 from .torch_candidates import Bound, Candidates, OfTarget
 from .torch_groups import by_rows, runs_eagerly
@@ -100,7 +100,7 @@ def _of_softmax(job: Job) -> Tensor:
     if per_row.margin is not None:
         two = torch.cat([_moved(two[:, :1], per_row), two[:, 1:]], 1)
     value = per_row.of_candidates(_SOFTMAX, two, torch.zeros_like(job.target))
-    z_term = per_row.z_term(logsumexp(two), job.target) if per_row.z_loss else 0.0
+    z_term = per_row.z_term(logsumexp(two), job.target) if isinstance(per_row, RowLoss) and per_row.z_loss else 0.0
     if u is None:
         return _weighted(job, value) + z_term
     level = two[:, 0] + value  # logsumexp of the row
@@ -116,9 +116,13 @@ def _terms_of_softmax(job: Job) -> Tensor:
     at = torch.where(target < 0, target, torch.arange(target.shape[1], device=target.device))
     log_p, h, rest = terms_of(_SOFTMAX, value, at, xp, entropy=per_row.entropy, rest=per_row.entropy or per_row.rest)
     columns = [log_p]
-    if h is not None:  # the entropy of the choice between the targets and the others, and of that among the others
+    if (
+        h is not None and rest is not None
+    ):  # the entropy of the choice between the targets and the others, and of that among the others
         columns.append(h + torch.exp(rest) * of_others)
-    return torch.cat([*columns, rest] if per_row.rest else columns, 1)
+    if rest is not None and per_row.rest:
+        columns.append(rest)
+    return torch.cat(columns, 1)
 
 
 # -- sparse maps ---------------------------------------------------------------------------------------------------------------------

@@ -195,7 +195,7 @@ class Triton(Engine):
     ) -> IndexLoss | None:  # fmt: skip
         """In fp32: one kernel, then one sum, then the division of a mean; an index that is no class makes the loss NaN.
 
-        It saves four numbers per row, from which the gradient is written.
+        It saves four numbers per row, from which the gradient is written; for a sparse map of long rows also the lanes with the support.
         """
         if index.device != x.device or (axis != -1 and mapping.params()):
             return None
@@ -204,7 +204,11 @@ class Triton(Engine):
         batch = rows.shape[:-1]
         both = _numbers(x, 2, *batch)  # the loss of each row, and 1 if it counts, else 0
         state = _numbers(x, *batch, 4) if save else None
-        launch.run("loss", link, rows, index=index, value=both, state=state, ignore=ignored)
+        keeps = save and link.kind in SPARSE
+        state = (
+            launch.run("loss", link, rows, index=index, value=both, state=state, ignore=ignored, keep_lanes=keeps)
+            or state
+        )
         if reduction == "none":
             return IndexLoss(both[0], state)
         sums = both.flatten(1).sum(1)
@@ -217,7 +221,10 @@ class Triton(Engine):
         self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, *, axis: int = -1, ignored: int = BELOW,
         factor: float = 1.0,
     ) -> Array | None:  # fmt: skip
-        """Reads and writes each row once, without a search."""
+        """Reads and writes each row once, without a search. Where the loss saved lanes, it reads only those.
+
+        To write p - y in the loss already would move more: n forward and 2 n backward, in reads and writes of n scores, would be 2 n
+        forward and 2 n backward (a factor in place would spoil a graph that is used again), and p - y would be held in between."""
         launch, link = prepared(mapping)
         torch = sys.modules["torch"]
         rows = _to_last(x, axis)

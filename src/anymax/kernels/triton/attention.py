@@ -136,8 +136,7 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
         shape = (*q.shape[:2], _cdiv(q.shape[2], plan.M), _most(wide) + 32)
         lists = torch.empty(shape, dtype=lists.dtype, device=q.device)
     common, options = _common(job, q, k, v, arrays)
-    plain = not (job.softcap or job.alibi or "bias" in arrays or "additive" in arrays)
-    skip = plain and job.link not in ("softmax", "budget") and k.shape[2] >= SKIPPED
+    skip = _plain(job, arrays) and job.link not in ("softmax", "budget") and k.shape[2] >= SKIPPED
     centres = radii = q
     capped = {"maxnreg": plan.registers} if plan.registers else {}
     with on_device_of(q):
@@ -152,7 +151,8 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
         _launch(
             attention_forward, _cdiv(q.shape[2], plan.M) * q.shape[0] * q.shape[1],
             q, k, v, out, saved.state, lists, saved.counts, saved.flags, centres, radii, *common, _enough(job, q),
-            _most(wide), _coarse(wide), **options, SINK=job.sink, SAVE=save, SKIP=skip, M=plan.M, N=plan.N,
+            _most(wide), _coarse(wide), **options, SINK=job.sink, SAVE=save, SKIP=skip,
+            FOLD=_folds(job, arrays) and not job.sink, M=plan.M, N=plan.N,
             num_warps=plan.warps, num_stages=plan.stages,
             **capped,
         )  # fmt: skip
@@ -188,7 +188,8 @@ def _forward_split(
             scores, tops = new((queries, wide, cut.N)), new((queries, wide))
             state = new((queries, SOLVED.value), dtype=torch.float64)
         _launch(
-            attention_parts, tiles, q, k, v, scores, tops, sums, partial, *common, parts, **options, **launch
+            attention_parts, tiles, q, k, v, scores, tops, sums, partial, *common, parts, **options,
+            FOLD=_folds(job, arrays), **launch,
         )  # fmt: skip
         if job.link != "softmax":
             lists = new((queries, _cdiv(wide, parts) * parts), dtype=torch.int32)
@@ -284,6 +285,16 @@ def backward(
 def _link(job: Job, q: Tensor) -> str:
     """The link for the kernels, which depends on the dtype."""
     return "root" if job.link == "any" and q.element_size() == 2 and job.param >= _ROOT else job.link
+
+
+def _plain(job: Job, arrays: dict[str, Tensor]) -> bool:
+    """True if a score is scale q k^T, with nothing added."""
+    return not (job.softcap or job.alibi or "bias" in arrays or "additive" in arrays)
+
+
+def _folds(job: Job, arrays: dict[str, Tensor]) -> bool:
+    """True if softmax needs the scale only within exponents: the highest q k^T is then the highest score."""
+    return job.link == "softmax" and _plain(job, arrays) and job.scale > 0.0
 
 
 def _enough(job: Job, q: Tensor) -> float:

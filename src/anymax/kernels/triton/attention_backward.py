@@ -13,14 +13,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attention_forward import listed, load_block, once_more, row_max, row_sum
+from .attention_forward import list_entry
 from .attention_tile import (
     constants,
     kept,
     lean,
+    load_block,
+    once_more,
     parameter,
     recalled,
     remembered,
+    row_max,
+    row_sum,
     scores,
     seeing,
     seen,
@@ -114,7 +118,7 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, pla
             n = begin + t
             if LINK != "softmax":
                 # a hook on saved tensors may have changed the list, so its entries are clipped to the blocks that exist
-                n = tl.minimum(tl.maximum(listed(mine, t, steps, over, begin), 0), wide - 1)
+                n = tl.minimum(tl.maximum(list_entry(mine, t, steps, over, begin), 0), wide - 1)
             j0 = n * N
             j = j0 + tl.arange(0, N)[None, :]
             k = load_block(at_k, j0, ki_, keys, d, N, D)

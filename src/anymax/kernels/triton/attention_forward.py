@@ -14,24 +14,29 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attention_tile import added, constants, fall, kept, parameter, scores, seen, shares, slope_of, span, whole_blocks
+from .attention_tile import (
+    added,
+    constants,
+    fall,
+    kept,
+    load_block,
+    once_more,
+    parameter,
+    risen,
+    row_max,
+    row_sum,
+    scores,
+    seen,
+    settled,
+    shares,
+    slope_of,
+    span,
+    units,
+    whole_blocks,
+)
+from .tile import any_of
 
 NEAR = tl.constexpr(4)  # blocks next to the diagonal, which give the first bound
-
-
-@triton.jit
-def any_of(condition):
-    return tl.max(condition.to(tl.int32)) > 0
-
-
-@triton.jit
-def row_sum(v):
-    return tl.sum(v, 1, keep_dims=True)
-
-
-@triton.jit
-def row_max(v):
-    return tl.max(v, 1, keep_dims=True)
 
 
 @triton.jit
@@ -41,31 +46,13 @@ def outwards(t, begin, mid):
 
 
 @triton.jit
-def load_block(at, first, stride, count, width, N: tl.constexpr, D: tl.constexpr):
-    """The rows first .. first + N - 1 of a head's matrix, [N, D], with zeros beyond its ends."""
-    i = first + tl.arange(0, N)[:, None]
-    c = tl.arange(0, D)[None, :]
-    return tl.load(at + i.to(tl.int64) * stride + c, mask=(i < count) & (c < width), other=0.0)
-
-
-@triton.jit
-def once_more(block, at, first, stride, count, width, here, N: tl.constexpr, D: tl.constexpr):
-    """The block that `load_block` loaded before a loop. Products of fp32 take operands from registers, too many to keep across the loop, so
-    each step loads them again. `here` is always true, but the compiler can't know that before the step, so it can't hoist the load."""
-    if block.dtype == tl.float32:
-        return load_block(at, first, stride, tl.where(here, count, 0), width, N, D)
-    else:
-        return block
-
-
-@triton.jit
 def with_sink(s0, s1, extra, top, row, LINK: tl.constexpr, P: tl.constexpr):
     value, rate = shares(extra, top, row, LINK, P)
     return s0 + value, s1 + rate
 
 
 @triton.jit
-def raised(u, c, LINK: tl.constexpr, P: tl.constexpr):
+def two_powers(u, c, LINK: tl.constexpr, P: tl.constexpr):
     """(u^r, u^(r-1)) with r = 1 / c, 0 for u = 0."""
     if LINK == "root":
         inside = u > 0.0
@@ -87,10 +74,10 @@ def lanes_bound(lanes, extra, top, c, LINK: tl.constexpr, P: tl.constexpr, SINK:
         slope = c.to(tl.float32)
         gap, more = (lanes - top) * slope, (extra - top) * slope
         for _ in range(4):
-            value, rate = raised(tl.maximum(gap + z, 0.0), c, LINK, P)
+            value, rate = two_powers(tl.maximum(gap + z, 0.0), c, LINK, P)
             s0, s1 = row_sum(value), row_sum(rate)
             if SINK:
-                value, rate = raised(tl.maximum(more + z, 0.0), c, LINK, P)
+                value, rate = two_powers(tl.maximum(more + z, 0.0), c, LINK, P)
                 s0 += value
                 s1 += rate
             z -= fall(s0, s1, c, LINK, P)
@@ -128,7 +115,7 @@ def either(a, b):
 
 
 @triton.jit
-def listed(mine, t, size, over, begin):
+def list_entry(mine, t, size, over, begin):
     """Entry t of a list of `size` blocks; block begin + t if the list exceeded its limit (`over`) and means all blocks."""
     return tl.where(over, begin + t, tl.load(mine + t, mask=t < tl.where(over, 0, size), other=0).to(tl.int32))
 
@@ -139,7 +126,7 @@ def shortened(mine, here, live, size, bits, over, begin, longest, FLAGS, tall, c
     new end. The list holds the first `longest`. With SAVE, FLAGS is the column of the table of `attention_forward`."""
     t = tl.arange(0, 32)
     on = ((tl.reduce(bits, None, either) >> t) & 1).to(tl.int32)
-    n = listed(mine, here + t, here + size, over, begin)
+    n = list_entry(mine, here + t, here + size, over, begin)
     tl.debug_barrier()  # all threads have read the entries that are now overwritten
     place = live + tl.cumsum(on, 0) - on
     tl.store(mine + place, n.to(mine.dtype.element_ty), mask=(on > 0) & (place < longest))
@@ -161,8 +148,8 @@ def attention_centres(K, CENTRES, RADII, keys, d, shared, kb, kh, ki_, N: tl.con
         tl.float32
     )
     centre = (tl.sum(k, 0, keep_dims=True) / tl.minimum(N, keys - j0)).to(CENTRES.dtype.element_ty)
-    apart = tl.where(inside, k - centre.to(tl.float32), 0.0)
-    radius = tl.sqrt(row_sum(apart * apart))
+    from_centre = tl.where(inside, k - centre.to(tl.float32), 0.0)
+    radius = tl.sqrt(row_sum(from_centre * from_centre))
     radius = tl.max(tl.where(radius == radius, radius, float("inf")))
     size = tl.sqrt(tl.sum(centre.to(tl.float32) * centre.to(tl.float32)))
     at = tl.program_id(0).to(tl.int64)
@@ -244,7 +231,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                       LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
                       RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
                       BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr, SAVE: tl.constexpr,
-                      SKIP: tl.constexpr,
+                      SKIP: tl.constexpr, FOLD: tl.constexpr,
                       M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
     """One program has M queries of one head. STATE [., rows, 2] takes (top, z) of each query. LISTS [., blocks of queries, longest + 32]
     lists blocks of keys: at first those that may have a probability, at the end the COUNTS blocks that have one. A list of more than
@@ -278,31 +265,33 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
     c, mass, unsound = asked(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, LINK, P, PER_ROW)
     q = load_block(at_q, i0, qi, rows, d, M, D)
     acc = tl.zeros([M, E], tl.float32)
+    end = tl.maximum(begin, end)
+    first, last = whole_blocks(i0, at, begin, end, M, N, CAUSAL, LEFT, RIGHT)
     if LINK == "softmax":
-        top = extra
+        unit, factor = units(scale, FOLD)
+        top, level = extra, extra * unit
         s0 = tl.where(extra > float("-inf"), 1.0, 0.0)
         lost = tl.zeros([M, 1], tl.float32)
-        for n in range(begin, end):
-            j0 = n * N
-            j = j0 + tl.arange(0, N)[None, :]
-            k = load_block(at_k, j0, ki_, keys, d, N, D)
-            q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
-            x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
-                          M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
-            now = tl.maximum(top, row_max(x))
-            base = tl.where(now > float("-inf"), now, 0.0)
-            fade = tl.exp(top - base)
-            p = tl.exp(x - base)
-            s0, lost = added(s0 * fade, lost * fade, row_sum(p))
-            if DROP:
-                p = tl.where(kept(i, j, head, seed, drop), p / (1.0 - drop), 0.0)
-            v = load_block(at_v, j0, vi, keys, e, N, E)
-            acc = tl.dot(p.to(v.dtype), v, acc * fade, input_precision="ieee")
-            top = now
-        s0 = s0.to(tl.float64) + lost
-        alive = top > float("-inf")
-        bad = (s0 != s0) | (s0 == float("inf"))
-        top = tl.where(alive, top, 0.0)
+        for sweep in tl.static_range(2):  # the blocks without a masked key, then the others
+            steps = last - first if sweep == 0 else (first - begin) + (end - last)
+            for t in range(steps):
+                n = first + t if sweep == 0 else tl.where(t < first - begin, begin + t, last + t - (first - begin))
+                j0 = n * N
+                j = j0 + tl.arange(0, N)[None, :]
+                k = load_block(at_k, j0, ki_, keys, d, N, D, sweep == 0)
+                q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
+                x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, factor, cap, slope,
+                              M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP, sweep == 0)  # fmt: skip
+                p, fade, top, level, s0, lost = risen(x, top, level, s0, lost, unit)
+                if DROP:
+                    p = tl.where(kept(i, j, head, seed, drop), p / (1.0 - drop), 0.0)
+                v = load_block(at_v, j0, vi, keys, e, N, E, sweep == 0)
+                acc = tl.dot(p.to(v.dtype), v, acc * fade, input_precision="ieee")
+        top, s0 = settled(top, level, s0, lost, unit, scale, FOLD)
+        # a whole block masks no query, so those that do not exist have sums too
+        there = i < count
+        alive, bad = there & (top > float("-inf")), there & ((s0 != s0) | (s0 == float("inf")))
+        top, s0, acc = tl.where(alive, top, 0.0), tl.where(there, s0, 0.0), tl.where(there, acc, 0.0)
         z = tl.where(bad, float("nan"), tl.log(tl.where(s0 > 0.0, s0, 1.0)))
     else:
         mine = LISTS + (head.to(tl.int64) * tall + m) * (longest + 32)
@@ -316,8 +305,6 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
         if LINK == "budget":
             lowest = tl.where(extra > float("-inf"), extra, float("inf"))
             number = tl.where(extra > float("-inf"), 1.0, 0.0)
-        end = tl.maximum(begin, end)
-        first, last = whole_blocks(i0, at, begin, end, M, N, CAUSAL, LEFT, RIGHT)
         mid = tl.minimum(tl.maximum((i0 + M - 1 + offset) // N + 1, first), last)
         cut = end - last + first - begin
         live = cut + tl.minimum(last - first, NEAR)
@@ -342,7 +329,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
             bound = tl.maximum(bound, top - reach)
             bound = lanes_reach(lanes, extra, top, bound, c, LINK, P, SINK)
         wanted = tl.arange(0, 32)
-        one = tl.full([M, 1], 1, tl.int32)
+        bit = tl.full([M, 1], 1, tl.int32)
         size_q = tl.zeros([M, 1], tl.float32)
         if SKIP:
             size_q = tl.sqrt(row_sum(q.to(tl.float32) * q.to(tl.float32))) * (tl.abs(scale) * 1.0001)
@@ -381,9 +368,9 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                     here = x > float("-inf")
                     lowest = tl.minimum(lowest, tl.min(tl.where(here, x, float("inf")), 1, keep_dims=True))
                     number += row_sum(tl.where(here, 1.0, 0.0))
-                    bits |= one << t
+                    bits |= bit << t
                 else:
-                    bits |= tl.where(row_max(x) < bound, 0, one << t)
+                    bits |= tl.where(row_max(x) < bound, 0, bit << t)
             now = shortened(
                 mine, tl.minimum(live, longest), live, size, bits, size < 0, 0, longest, FLAGS, tall, coarse, False
             )
@@ -419,8 +406,11 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
             for begin_32 in range(0, were, 32):
                 size = tl.minimum(32, were - begin_32)
                 bits = tl.zeros([M, 1], tl.int32)
+                # an entry is read one block ahead: its load then precedes the products, and the keys of the next block do not wait for it
+                following = list_entry(mine, begin_32, were, over, begin)
                 for t in range(size):
-                    n = listed(mine, begin_32 + t, were, over, begin)
+                    n = following
+                    following = list_entry(mine, begin_32 + t + 1, were, over, begin)
                     j0 = n * N
                     j = j0 + tl.arange(0, N)[None, :]
                     k = load_block(at_k, j0, ki_, keys, d, N, D)
@@ -433,7 +423,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                     s1 += row_sum(rate).to(RATE)
                     if LINK == "power" and P == 2:
                         supported += row_sum(tl.where(rate > 0.0, 1.0, 0.0))
-                    bits |= tl.where(sum_value > 0.0, one << t, 0)
+                    bits |= tl.where(sum_value > 0.0, bit << t, 0)
                 if LINK == "power" or LINK == "any" or LINK == "root":  # thresholds only rise, so blocks stay out
                     live = shortened(mine, begin_32, live, size, bits, over, begin, longest, FLAGS, tall, coarse, False)
                 else:
@@ -456,7 +446,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
             size = tl.minimum(32, were - begin_32)
             bits = tl.zeros([M, 1], tl.int32)
             for t in range(size):
-                n = listed(mine, begin_32 + t, were, over, begin)
+                n = list_entry(mine, begin_32 + t, were, over, begin)
                 j0 = n * N
                 j = j0 + tl.arange(0, N)[None, :]
                 k = load_block(at_k, j0, ki_, keys, d, N, D)
@@ -467,7 +457,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                 sum_value = row_sum(value)
                 s0, lost = added(s0, lost, sum_value)
                 s1 += row_sum(rate).to(RATE)
-                bits |= tl.where(sum_value > 0.0, one << t, 0)
+                bits |= tl.where(sum_value > 0.0, bit << t, 0)
                 if DROP:
                     value = tl.where(kept(i, j, head, seed, drop), value / (1.0 - drop), 0.0)
                 v = load_block(at_v, j0, vi, keys, e, N, E)

@@ -14,8 +14,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attention_forward import any_of, asked, first_guess, improved, load_block, row_max, row_sum, with_sink
-from .attention_tile import added, constants, kept, scores, seen, shares, slope_of, span
+from .attention_forward import asked, first_guess, improved, with_sink
+from .attention_tile import (
+    added,
+    constants,
+    kept,
+    load_block,
+    risen,
+    row_max,
+    row_sum,
+    scores,
+    seen,
+    settled,
+    shares,
+    slope_of,
+    span,
+    units,
+)
+from .tile import any_of
 
 # the results of `attention_solve` for a query, in fp64: the threshold as (top, z), alpha - 1, the sum of the probabilities, the sink's part
 # of it, and a status
@@ -46,7 +62,7 @@ def attention_parts(Q, K, V, SCORES, TOPS, SUMS, PARTIAL, BIAS_, ADD_, KEEP_, PA
                     LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
                     RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
                     BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr,
-                    M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
+                    FOLD: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
     """One program has every `parts`-th block of the keys of one head. Softmax writes the maximum and the sum to SUMS [queries, parts, 2],
     the output to PARTIAL [queries, parts, e]. Other maps write the scores to SCORES [queries, blocks, N] and the maximum of each block,
     or +inf if one is NaN, to TOPS [queries, blocks]; a budget writes the lowest score and the number of scores to SUMS."""
@@ -73,38 +89,41 @@ def attention_parts(Q, K, V, SCORES, TOPS, SUMS, PARTIAL, BIAS_, ADD_, KEEP_, PA
     at_q = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh + i.to(tl.int64) * qi
     q = tl.load(at_q + cols, mask=there & (cols < d), other=0.0)
     acc = tl.zeros([M, E], tl.float32)
-    one = tl.full([M, 1], float("-inf"), tl.float32)  # the maximum; for a budget the lowest score
-    two, lost = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32)  # the sum; for a budget the number of scores
+    extreme = tl.full([M, 1], float("-inf"), tl.float32)  # the maximum; for a budget the lowest score
+    amount, lost = (
+        tl.zeros([M, 1], tl.float32),
+        tl.zeros([M, 1], tl.float32),
+    )  # the sum; for a budget the number of scores
     if LINK == "budget":
-        one = -one
+        extreme = -extreme
+    unit, factor = units(scale, FOLD)
+    level = extreme
     for n in range(begin + part, end, parts):
         j0 = n * N
         j = j0 + tl.arange(0, N)[None, :]
         k = load_block(at_k, j0, ki_, keys, d, N, D)
-        x, _ = scores(tl.dot(q, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
+        x, _ = scores(tl.dot(q, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, factor, cap, slope,
                       M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
         if LINK == "softmax":
-            now = tl.maximum(one, row_max(x))
-            base = tl.where(now > float("-inf"), now, 0.0)
-            fade = tl.exp(one - base)
-            p = tl.exp(x - base)
-            two, lost = added(two * fade, lost * fade, row_sum(p))
+            p, fade, extreme, level, amount, lost = risen(x, extreme, level, amount, lost, unit)
             if DROP:
                 p = tl.where(kept(i, j, head, seed, drop), p / (1.0 - drop), 0.0)
             v = load_block(at_v, j0, vi, keys, e, N, E)
             acc = tl.dot(p.to(v.dtype), v, acc * fade, input_precision="ieee")
-            one = now
         else:
             tl.store(SCORES + at_row * (wide * N) + j, x, mask=there)
             tl.store(TOPS + at_row * wide + n, row_max(tl.where(x == x, x, float("inf"))), mask=there)
             if LINK == "budget":
                 here = x > float("-inf")
-                one = tl.minimum(one, tl.min(tl.where(here, x, float("inf")), 1, keep_dims=True))
-                two += row_sum(tl.where(here, 1.0, 0.0))
+                extreme = tl.minimum(extreme, tl.min(tl.where(here, x, float("inf")), 1, keep_dims=True))
+                amount += row_sum(tl.where(here, 1.0, 0.0))
     at_part = at_row * parts + part
+    whole = amount.to(tl.float64) + lost
+    if LINK == "softmax":
+        extreme, whole = settled(extreme, level, amount, lost, unit, scale, FOLD)
     if LINK == "softmax" or LINK == "budget":
-        tl.store(SUMS + at_part * 2, one.to(tl.float64), mask=there)
-        tl.store(SUMS + at_part * 2 + 1, two.to(tl.float64) + lost, mask=there)
+        tl.store(SUMS + at_part * 2, extreme.to(tl.float64), mask=there)
+        tl.store(SUMS + at_part * 2 + 1, whole, mask=there)
     if LINK == "softmax":
         cols = tl.arange(0, E)[None, :]
         tl.store(PARTIAL + at_part * e + cols, acc, mask=there & (cols < e))

@@ -12,7 +12,43 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .links import bend, ground, log1p, share_of
+from .links import LOG2_E, bend, ground, log1p, quick_exp, share_of
+
+
+@triton.jit
+def row_sum(v):
+    return tl.sum(v, 1, keep_dims=True)
+
+
+@triton.jit
+def row_max(v):
+    return tl.max(v, 1, keep_dims=True)
+
+
+# -- operands --------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def load_block(at, first, stride, count, width, N: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr = False):
+    """The rows first .. first + N - 1 of a head's matrix, [N, D], with zeros beyond its ends. WHOLE: all of these rows exist."""
+    i = first + tl.arange(0, N)[:, None]
+    c = tl.arange(0, D)[None, :]
+    of = at + i.to(tl.int64) * stride + c
+    if WHOLE:
+        return tl.load(of, mask=c < width, other=0.0)
+    else:
+        return tl.load(of, mask=(i < count) & (c < width), other=0.0)
+
+
+@triton.jit
+def once_more(block, at, first, stride, count, width, here, N: tl.constexpr, D: tl.constexpr):
+    """The block that `load_block` loaded before a loop. Products of fp32 take operands from registers, too many to keep across the loop, so
+    each step loads them again. `here` is always true, but the compiler can't know that before the step, so it can't hoist the load."""
+    if block.dtype == tl.float32:
+        return load_block(at, first, stride, tl.where(here, count, 0), width, N, D)
+    else:
+        return block
+
 
 # -- scores ----------------------------------------------------------------------------------------------------------------------
 
@@ -236,19 +272,53 @@ def added(s, lost, v):
     return t, lost + ((s - (t - w)) + (v - w))
 
 
+# -- softmax block by block ------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def units(scale, FOLD: tl.constexpr):
+    """(unit, factor): exp(score) is 2^(unit x) for x = factor q k^T. FOLD: nothing is added to the scores and the scale is above 0, so
+    the scale is within the unit, and one instruction computes the exponent."""
+    if FOLD:
+        return scale * LOG2_E, 1.0
+    else:
+        return LOG2_E, scale
+
+
+@triton.jit
+def risen(x, top, level, s0, lost, unit):
+    """(2^(unit x - level), the factor of the previous sums, top, level, s0, lost) after a tile of scores. `top` is the maximum of a row,
+    `level` is unit top as rounded, and s0 and lost are as in `added`."""
+    top = tl.maximum(top, row_max(x))
+    now = top * unit
+    base = tl.where(now > float("-inf"), now, 0.0)
+    fade = tl.exp2(level - base)
+    p = tl.exp2(tl.fma(x, unit, -base))
+    s0, lost = added(s0 * fade, lost * fade, row_sum(p))
+    return p, fade, top, now, s0, lost
+
+
+@triton.jit
+def settled(top, level, s0, lost, unit, scale, FOLD: tl.constexpr):
+    """(the highest score, the sum of exp(score - highest) in fp64) of each row, after the last tile of `risen`."""
+    rounded = tl.where(top > float("-inf"), level - top.to(tl.float64) * unit, 0.0)
+    high = top * scale if FOLD else top
+    return high, (s0.to(tl.float64) + lost) * (1.0 + rounded * 0.6931471805599453)
+
+
 @triton.jit
 def fall(s0, s1, c, LINK: tl.constexpr, P: tl.constexpr):
     """Newton's step on the r-norm of u, r = 1 / c: `s0 (1 - s0^-c) / s1`, in fp32, and without a logarithm if the power is 1 or 2."""
     s0, s1 = s0.to(tl.float32), s1.to(tl.float32)
-    some = (s0 > 0.0) & (s1 > 0.0)
+    sound = (s0 > 0.0) & (s1 > 0.0)
     if LINK == "power" and P == 1:
         step = s0 - 1.0
     elif LINK == "power" and P == 2:
-        root = tl.sqrt(tl.where(some, s0, 1.0))
+        root = tl.sqrt(tl.where(sound, s0, 1.0))
         step = (s0 - 1.0) * (root / (root + 1.0))
     else:
-        step = s0 * (1.0 - tl.exp(-c.to(tl.float32) * tl.log(tl.where(some, s0, 1.0))))
-    return tl.where(some, step / tl.where(some, s1, 1.0), 0.0)
+        step = s0 * (1.0 - tl.exp(-c.to(tl.float32) * tl.log(tl.where(sound, s0, 1.0))))
+    return tl.where(sound, step / tl.where(sound, s1, 1.0), 0.0)
 
 
 @triton.jit
@@ -256,7 +326,7 @@ def shares(x, top, row, LINK: tl.constexpr, P: tl.constexpr):
     """(p, s) of a tile, with s = 1 / omega''(p), the derivative of p by its score at a fixed threshold."""
     a, b, e, d, f, c = row
     if LINK == "softmax":
-        p = tl.where(x > float("-inf"), tl.exp((x - a) - b), 0.0)
+        p = tl.where(x > float("-inf"), quick_exp((x - a) - b), 0.0)
         p = tl.where(x == x, p, x)
         return p, p
     elif LINK == "mixed":

@@ -14,15 +14,15 @@ import triton.language as tl
 from .links import sensitivity, taylor
 from .tile import (
     aligned,
+    as_scalar,
     fetch,
     first_of,
     lanes,
     largest,
-    listed,
-    one,
     operand,
     place,
     put,
+    read_lanes,
     rows_of,
     scatter,
     there,
@@ -32,18 +32,18 @@ from .tile import (
 
 
 @triton.jit
-def pair(pa, ga, begin, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr, SENSE: tl.constexpr, WHOLE: tl.constexpr,
+def pair(pa, ga, begin, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr, SENSE: tl.constexpr, WHOLE: tl.constexpr,
          ALONE: tl.constexpr):  # fmt: skip
     """(p, g). In a longer row of a sparse map, g is read only on the support."""
-    p = fetch(pa, begin, True, False, FAR, K, L, False, 0.0, ALONE)
+    p = fetch(pa, begin, True, False, INT64, K, L, False, 0.0, ALONE)
     if SENSE == "log":
         p = tl.where(there(pa, lanes(begin, K, L)), p, float("-inf"))
     if WHOLE or SENSE == "taylor" or SENSE == "sigsoftmax" or SENSE == "own":
-        g = fetch(ga, begin, True, False, FAR, K, L, False, 0.0, ALONE)
+        g = fetch(ga, begin, True, False, INT64, K, L, False, 0.0, ALONE)
     elif SENSE == "log":
-        g = fetch(ga, begin, p != float("-inf"), False, FAR, K, L, False, 0.0, ALONE)
+        g = fetch(ga, begin, p != float("-inf"), False, INT64, K, L, False, 0.0, ALONE)
     else:
-        g = fetch(ga, begin, (p <= 0.0) == 0, False, FAR, K, L, False, 0.0, ALONE)
+        g = fetch(ga, begin, (p <= 0.0) == 0, False, INT64, K, L, False, 0.0, ALONE)
     return p, g
 
 
@@ -90,18 +90,18 @@ def slope_of(x, p, scale, share, SENSE: tl.constexpr, ORDER: tl.constexpr):
 
 
 @triton.jit
-def few_lanes(pa, ga, OUT, oo, oc, mine, count, span, first, part, c, e, SENSE: tl.constexpr, FAR: tl.constexpr, FEW: tl.constexpr,
+def few_lanes(pa, ga, OUT, oo, oc, mine, count, span, first, part, c, e, SENSE: tl.constexpr, INT64: tl.constexpr, FEW: tl.constexpr,
               DEPTH: tl.constexpr, LANES: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
     """Writes zeros, then the entries of the listed lanes. For a row in parts, each program reads all lanes and writes its own part."""
     nothing = tl.zeros([R, K, L], tl.float32)
     for begin in range(first, tl.minimum(first + part, pa[6]), K * L):
-        put(OUT, oo, oc, begin, nothing, pa, FAR, K, L)
-    p, cols, ok = listed(pa, mine, count, span, FEW, DEPTH, False, FAR, LANES)
-    g, _, _ = listed(ga, mine, count, span, FEW, DEPTH, False, FAR, LANES)
+        put(OUT, oo, oc, begin, nothing, pa, INT64, K, L)
+    p, cols, ok = read_lanes(pa, mine, count, span, FEW, DEPTH, False, INT64, LANES)
+    g, _, _ = read_lanes(ga, mine, count, span, FEW, DEPTH, False, INT64, LANES)
     p = tl.where(ok, p, 0.0)
     held = ok & ((p <= 0.0) == 0)
     g = tl.where(held, g, 0.0)
-    s, h = parts(p, g, 0.0, one(e), SENSE)
+    s, h = parts(p, g, 0.0, as_scalar(e), SENSE)
     rate, dot = wide(s).to(tl.float32), wide(s * h).to(tl.float32)
     norm, cross = rate, rate
     if SENSE == "norm":
@@ -109,12 +109,12 @@ def few_lanes(pa, ga, OUT, oo, oc, mine, count, span, first, part, c, e, SENSE: 
         norm = wide(lifted(p, c)).to(tl.float32)
         cross = wide(s * (h - dot)).to(tl.float32)
     out = product(p, p, s, h, rate, dot, norm, cross, c, 1.0, 1.0, SENSE, 0)
-    scatter(OUT, oo, oc, cols, out, held & (cols >= first) & (cols < first + part), pa, FAR)
+    scatter(OUT, oo, oc, cols, out, held & (cols >= first) & (cols < first + part), pa, INT64)
 
 
 @triton.jit
 def backward_parts(P, G, SUMS, COUNT, rows, n, span, d1, d2, p0, p1, p2, pc, g0, g1, g2, gc, param, SENSE: tl.constexpr,
-                   FAR: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, FEW: tl.constexpr, PARTS: tl.constexpr,
+                   INT64: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, FEW: tl.constexpr, PARTS: tl.constexpr,
                    K: tl.constexpr, L: tl.constexpr):  # fmt: skip
     """Writes SUMS [rows, PARTS, 2]: <s, 1> and <s, g> of each part of a row, unless the row has few lanes."""
     few = FEW + 1
@@ -130,7 +130,7 @@ def backward_parts(P, G, SUMS, COUNT, rows, n, span, d1, d2, p0, p1, p2, pc, g0,
         rate = tl.zeros([1, 1, L], tl.float64)
         dot = tl.zeros([1, 1, L], tl.float64)
         for begin in range(first, tl.minimum(first + span, pa[6]), K * L):
-            p, g = pair(pa, ga, begin, FAR, K, L, SENSE, False, True)
+            p, g = pair(pa, ga, begin, INT64, K, L, SENSE, False, True)
             s, h = parts(p, g, 0.0, e, SENSE)
             rate += tl.sum(s, 1, keep_dims=True).to(tl.float64)
             dot += tl.sum(h if SENSE == "log" else s * h, 1, keep_dims=True).to(tl.float64)
@@ -141,7 +141,7 @@ def backward_parts(P, G, SUMS, COUNT, rows, n, span, d1, d2, p0, p1, p2, pc, g0,
 
 @triton.jit
 def all_lanes(xa, pa, ga, OUT, oo, oc, SUMS, row, first, part, c, e, SENSE: tl.constexpr, ORDER: tl.constexpr, STEEP: tl.constexpr,
-              FAR: tl.constexpr, EXACT: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+              INT64: tl.constexpr, EXACT: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
               WHOLE: tl.constexpr):  # fmt: skip
     """Writes J^T g from all of the row. STEEP: above alpha = 2 one entry may have a sensitivity larger by many orders of magnitude. Its
     own g is then subtracted first, so that nothing cancels."""
@@ -150,10 +150,10 @@ def all_lanes(xa, pa, ga, OUT, oo, oc, SUMS, row, first, part, c, e, SENSE: tl.c
     scale = tl.full([R, 1, 1], 1.0, tl.float32)
     share = tl.full([R, 1, 1], 1.0, tl.float32)
     if WHOLE:
-        p, g = pair(pa, ga, 0, FAR, K, L, SENSE, True, True)
+        p, g = pair(pa, ga, 0, INT64, K, L, SENSE, True, True)
         x = p
         if SENSE == "taylor" or SENSE == "sigsoftmax":
-            x = fetch(xa, 0, True, False, FAR, K, L, False)
+            x = fetch(xa, 0, True, False, INT64, K, L, False)
         if SENSE == "taylor":
             sound = tl.where((x > float("-inf")) & (x < float("inf")), x, 0.0)
             scale = 1.0 / tl.maximum(0.25 * largest(tl.abs(sound)), 1.0)
@@ -177,20 +177,20 @@ def all_lanes(xa, pa, ga, OUT, oo, oc, SUMS, row, first, part, c, e, SENSE: tl.c
             norm = summed(lifted(p, c), EXACT)
             cross = summed(s * (h - dot), EXACT)
         out = product(x, p, s, h, rate, dot, norm, cross, c, scale, share, SENSE, ORDER)
-        put(OUT, oo, oc, 0, out, pa, FAR, K, L)
+        put(OUT, oo, oc, 0, out, pa, INT64, K, L)
     else:
         size_ = tl.zeros([R, 1, L], tl.float32)
         most_ = tl.full([R, 1, L], -1.0, tl.float32)
         mine_ = tl.zeros([R, 1, L], tl.float32)
         if SENSE == "taylor":
             for begin in range(0, n, K * L):
-                x = fetch(xa, begin, True, False, FAR, K, L, True)
+                x = fetch(xa, begin, True, False, INT64, K, L, True)
                 sound = tl.where((x > float("-inf")) & (x < float("inf")), tl.abs(x), 0.0)
                 size_ = tl.maximum(size_, tl.max(sound, 1, keep_dims=True))
             scale = 1.0 / tl.maximum(0.25 * largest(size_), 1.0)
         if STEEP:  # the largest sensitivity of each lane, and the g at its first occurrence
             for begin in range(0, n, L):
-                p, g = pair(pa, ga, begin, FAR, 1, L, SENSE, False, True)
+                p, g = pair(pa, ga, begin, INT64, 1, L, SENSE, False, True)
                 s, _ = parts(p, g, anchor, e, SENSE)
                 mine_ = tl.where(s > most_, g, mine_)
                 most_ = tl.maximum(most_, s)
@@ -207,7 +207,7 @@ def all_lanes(xa, pa, ga, OUT, oo, oc, SUMS, row, first, part, c, e, SENSE: tl.c
             dot_ = tl.zeros([R, 1, L], tl.float64)
             norm_ = tl.zeros([R, 1, L], tl.float64)
             for begin in range(0, n, K * L):
-                p, g = pair(pa, ga, begin, FAR, K, L, SENSE, False, True)
+                p, g = pair(pa, ga, begin, INT64, K, L, SENSE, False, True)
                 s, h = parts(p, g, anchor, e, SENSE)
                 rate_ += tl.sum(s, 1, keep_dims=True).to(tl.float64)
                 more = h if SENSE == "log" else (p * h if SENSE == "norm" else s * h)
@@ -215,7 +215,7 @@ def all_lanes(xa, pa, ga, OUT, oo, oc, SUMS, row, first, part, c, e, SENSE: tl.c
                 if SENSE == "norm":
                     norm_ += tl.sum(lifted(p, c), 1, keep_dims=True).to(tl.float64)
                 if SENSE == "taylor":
-                    x = fetch(xa, begin, True, False, FAR, K, L, True)
+                    x = fetch(xa, begin, True, False, INT64, K, L, True)
                     inside = (x > float("-inf")) & (x < float("inf"))
                     u, _ = taylor(tl.where(inside, x, 0.0), scale, ORDER)
                     norm_ += tl.sum(tl.where(inside, u, 0.0), 1, keep_dims=True).to(tl.float64)
@@ -226,26 +226,26 @@ def all_lanes(xa, pa, ga, OUT, oo, oc, SUMS, row, first, part, c, e, SENSE: tl.c
         if SENSE == "norm":
             cross_ = tl.zeros([R, 1, L], tl.float64)
             for begin in range(0, n, K * L):
-                p, g = pair(pa, ga, begin, FAR, K, L, SENSE, False, True)
+                p, g = pair(pa, ga, begin, INT64, K, L, SENSE, False, True)
                 s, h = parts(p, g, anchor, e, SENSE)
                 cross_ += tl.sum(s * (h - dot), 1, keep_dims=True).to(tl.float64)
             cross = total(cross_).to(tl.float32)
         steps = tl.cdiv(tl.minimum(part, n - first), K * L)
         for i in range(steps):
             begin = first + (steps - 1 - i) * (K * L)
-            p, g = pair(pa, ga, begin, FAR, K, L, SENSE, False, False)
+            p, g = pair(pa, ga, begin, INT64, K, L, SENSE, False, False)
             x = p
             if SENSE == "taylor" or SENSE == "sigsoftmax":
-                x = fetch(xa, begin, True, False, FAR, K, L, False, 0.0, False)
+                x = fetch(xa, begin, True, False, INT64, K, L, False, 0.0, False)
             s, h = parts(p, g, anchor, e, SENSE)
             out = product(x, p, s, h, rate, dot, norm, cross, c, scale, share, SENSE, ORDER)
-            put(OUT, oo, oc, begin, out, pa, FAR, K, L)
+            put(OUT, oo, oc, begin, out, pa, INT64, K, L)
 
 
 @triton.jit
 def backward_rows(X, P, G, OUT, PARAMS, LIST, COUNT, SUMS, PTR, IDS,
                   rows, n, part, span, d1, d2, x0, x1, x2, xc, p0, p1, p2, pc, g0, g1, g2, gc, o0, o1, o2, oc, param, slots,
-                  SENSE: tl.constexpr, ORDER: tl.constexpr, STEEP: tl.constexpr, PER_ROW: tl.constexpr, FAR: tl.constexpr,
+                  SENSE: tl.constexpr, ORDER: tl.constexpr, STEEP: tl.constexpr, PER_ROW: tl.constexpr, INT64: tl.constexpr,
                   RAGGED: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr,
                   LANES: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
                   WHOLE: tl.constexpr):  # fmt: skip
@@ -272,7 +272,26 @@ def backward_rows(X, P, G, OUT, PARAMS, LIST, COUNT, SUMS, PTR, IDS,
         if few <= FEW:
             mine = LIST + tl.program_id(0).to(tl.int64) * FEW
             few_lanes(
-                pa, ga, OUT, oo, oc, mine, few, span, first, part, one(c), e, SENSE, FAR, FEW, DEPTH, LANES, R, K, L
+                pa,
+                ga,
+                OUT,
+                oo,
+                oc,
+                mine,
+                few,
+                span,
+                first,
+                part,
+                as_scalar(c),
+                e,
+                SENSE,
+                INT64,
+                FEW,
+                DEPTH,
+                LANES,
+                R,
+                K,
+                L,
             )
         else:
             all_lanes(
@@ -291,7 +310,7 @@ def backward_rows(X, P, G, OUT, PARAMS, LIST, COUNT, SUMS, PTR, IDS,
                 SENSE,
                 ORDER,
                 STEEP,
-                FAR,
+                INT64,
                 EXACT,
                 PARTS,
                 R,
@@ -316,7 +335,7 @@ def backward_rows(X, P, G, OUT, PARAMS, LIST, COUNT, SUMS, PTR, IDS,
             SENSE,
             ORDER,
             STEEP,
-            FAR,
+            INT64,
             EXACT,
             PARTS,
             R,

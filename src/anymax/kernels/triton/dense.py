@@ -56,13 +56,13 @@ def base_of(top, LINK: tl.constexpr):
 
 
 @triton.jit
-def running(at, first, end, LINK: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+def running(at, first, end, LINK: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
             L: tl.constexpr):  # fmt: skip
     """(maximum, sum of the weights relative to it) of each lane, in one read."""
     tops = tl.full([R, 1, L], float("-inf"), tl.float32)
     acc = tl.zeros([R, 1, L], tl.float32)
     for begin in range(first, end, K * L):
-        v = fetch(at, begin, True, MASKED, FAR, K, L, True)
+        v = fetch(at, begin, True, MASKED, INT64, K, L, True)
         now = higher(tops, highest(v, 1))
         base = base_of(now, LINK)
         acc = acc * weight(tops, base, LINK, 0) + tl.sum(weight(v, base, LINK, 0), 1, keep_dims=True)
@@ -72,7 +72,7 @@ def running(at, first, end, LINK: tl.constexpr, MASKED: tl.constexpr, FAR: tl.co
 
 @triton.jit
 def dense_parts(X, M, SUMS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, LINK: tl.constexpr, MASKED: tl.constexpr,
-                FAR: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, PARTS: tl.constexpr,
+                INT64: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, PARTS: tl.constexpr,
                 K: tl.constexpr, L: tl.constexpr):  # fmt: skip
     """Writes SUMS [rows, PARTS, 2]: the maximum of each part of a row, and the sum of the weights relative to it."""
     n = n * UNIT
@@ -80,7 +80,7 @@ def dense_parts(X, M, SUMS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, m
     xo, mo = place(row, d1, d2, x0, x1, x2, UNIT), place(row, d1, d2, m0, m1, m2, UNIT)
     at = operand(X, xo, xc, M, mo, mc, n, row < rows, SHIFT, False)
     first = tl.program_id(1) * span
-    tops, acc = running(at, first, tl.minimum(first + span, at[6]), LINK, MASKED, FAR, 1, K, L)
+    tops, acc = running(at, first, tl.minimum(first + span, at[6]), LINK, MASKED, INT64, 1, K, L)
     top = highest(tops, 2)
     to = SUMS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * 2
     tl.store(to, top.to(tl.float64))
@@ -99,12 +99,12 @@ def merged(SUMS, row, LINK: tl.constexpr, PARTS: tl.constexpr, L: tl.constexpr):
 
 
 @triton.jit
-def gather(at, LINK: tl.constexpr, ORDER: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+def gather(at, LINK: tl.constexpr, ORDER: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
            L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """(tile, anchor, Z, maximum): p = weight(x, anchor) / Z. The maximum of a poisoned row is NaN or +inf."""
     n = at[6]
     if WHOLE:
-        x = fetch(at, 0, True, MASKED, FAR, K, L, False)
+        x = fetch(at, 0, True, MASKED, INT64, K, L, False)
         top = highest(highest(x, 1), 2)
         if LINK == "taylor":
             anchor = 1.0 / tl.maximum(0.25 * largest(size_of(x)), 1.0)
@@ -118,17 +118,17 @@ def gather(at, LINK: tl.constexpr, ORDER: tl.constexpr, MASKED: tl.constexpr, FA
             acc = tl.zeros([R, 1, L], tl.float64)
             sizes = tl.zeros([R, 1, L], tl.float32)
             for begin in range(0, n, K * L):
-                v = fetch(at, begin, True, MASKED, FAR, K, L, True)
+                v = fetch(at, begin, True, MASKED, INT64, K, L, True)
                 tops = higher(tops, highest(v, 1))
                 sizes = tl.maximum(sizes, tl.max(size_of(v), 1, keep_dims=True))
             anchor = 1.0 / tl.maximum(0.25 * largest(sizes), 1.0)
             for begin in range(0, n, K * L):
-                v = fetch(at, begin, True, MASKED, FAR, K, L, True)
+                v = fetch(at, begin, True, MASKED, INT64, K, L, True)
                 acc += tl.sum(weight(v, anchor, LINK, ORDER), 1, keep_dims=True).to(tl.float64)
             z = total(acc)
             top = highest(tops, 2)
         else:
-            tops, acc = running(at, 0, n, LINK, MASKED, FAR, R, K, L)
+            tops, acc = running(at, 0, n, LINK, MASKED, INT64, R, K, L)
             top = highest(tops, 2)
             anchor = base_of(top, LINK)
             z = wide(acc * weight(tops, anchor, LINK, ORDER))
@@ -150,7 +150,7 @@ def emit(x, anchor, share, log_z, MODE: tl.constexpr, LINK: tl.constexpr, ORDER:
 def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS, PTR, IDS,
                rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, slots,
                MODE: tl.constexpr, LINK: tl.constexpr, ORDER: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr,
-               EACH: tl.constexpr, FAR: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, PARTS: tl.constexpr, RAGGED: tl.constexpr,
+               EACH: tl.constexpr, INT64: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, PARTS: tl.constexpr, RAGGED: tl.constexpr,
                R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """MODE "p", "loss", "grad" and "tau" are as in `separable_rows`, "log" writes log p, and "logsumexp" is "tau" of softmax except for
     poisoned rows. PARTS > 0: `dense_parts` has read the row. RAGGED: see `tile`."""
@@ -159,13 +159,13 @@ def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS, PTR, IDS,
     mo = first_of(row, start, d1, d2, m0, m1, m2, mc, RAGGED, UNIT)
     at = operand(X, xo, xc, M, mo, mc, n, valid, SHIFT, WHOLE)
     if MODE == "grad":
-        x = fetch(at, 0, True, MASKED, FAR, K, L, False) if WHOLE else tl.zeros([R, 1, L], tl.float32)
+        x = fetch(at, 0, True, MASKED, INT64, K, L, False) if WHOLE else tl.zeros([R, 1, L], tl.float32)
         anchor, share, log_z, top, bad = recall(STATE, row, valid)
     else:
         if PARTS > 0:
             x, anchor, z, top = merged(SUMS, row, LINK, PARTS, L)
         else:
-            x, anchor, z, top = gather(at, LINK, ORDER, MASKED, FAR, R, K, L, WHOLE)
+            x, anchor, z, top = gather(at, LINK, ORDER, MASKED, INT64, R, K, L, WHOLE)
         bad = poisoned(top)
         z = tl.where(z > 0.0, z, 1.0)
         share, log_z = 1.0 / z.to(tl.float32), log1p((z - 1.0).to(tl.float32))
@@ -174,15 +174,15 @@ def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS, PTR, IDS,
         t, scale = wanted(INDEX, SCALE, row, ignore, at, bad, MODE, EACH)
         if WHOLE:
             p = emit(x, anchor, share, log_z, MODE, LINK, ORDER)
-            finish(OUT, oo, oc, 0, p, t, scale, at, MODE, FAR, K, L)
+            finish(OUT, oo, oc, 0, p, t, scale, at, MODE, INT64, K, L)
         else:
             first = tl.program_id(1) * span
             steps = tl.cdiv(tl.minimum(span, at[6] - first), K * L)
             for i in range(steps):  # backwards, since the cache still holds the last scores
                 begin = first + (steps - 1 - i) * (K * L)
-                v = fetch(at, begin, True, MASKED, FAR, K, L, False, OUTSIDE, False)
+                v = fetch(at, begin, True, MASKED, INT64, K, L, False, OUTSIDE, False)
                 p = emit(v, anchor, share, log_z, MODE, LINK, ORDER)
-                finish(OUT, oo, oc, begin, p, t, scale, at, MODE, FAR, K, L)
+                finish(OUT, oo, oc, begin, p, t, scale, at, MODE, INT64, K, L)
     if MODE == "loss":
         t = class_of(INDEX, row, ignore, at)
         aim = aimed(at, t, MASKED)

@@ -18,7 +18,7 @@ from .backward import backward_parts, backward_rows
 from .dense import dense_parts, dense_rows
 from .operands import Cut, Laid, RaggedRows, lay_out, on_device_of, per_row
 from .perturb import perturb_rows
-from .plans import SOLVING, few_lanes, loosened, plan, shallow, span
+from .plans import SOLVING, few_lanes, loosened, plan, shallow, span, unpaired
 from .separable import separable_rows
 from .tile import survey_parts
 from .truncated import truncated_rows
@@ -31,14 +31,28 @@ _wave = 64 if torch.version.hip else 32
 
 
 class Lanes(NamedTuple):
-    """The live lanes of each row, for the backward of a sparse map: a list of up to `few`, and how many there are."""
+    """The live lanes of each row, for the backward of a sparse map: a list of up to `few`, and how many there are.
 
-    memory: Tensor  # int32: [rows, few] lanes, then [rows] counts
+    `memory` is int32: from `first` on the lists [rows, few], then the counts [rows]. A loss has its `state` before, fp32 [rows, 4]."""
+
+    memory: Tensor
     few: int
     depth: int
     span: int
     lanes: int
     shifted: bool  # lanes count columns, not classes
+    first: int = 0
+
+    @property
+    def state(self) -> Tensor:
+        return self.memory[: self.first].view(torch.float32)
+
+    def listed(self, call: _Call, count: int) -> tuple[Tensor, Tensor, int, int, int, int] | None:
+        """(lists, counts, few, depth, span, lanes) for a call on `count` rows; None if it takes rows whole, or has other columns."""
+        if call.plan.whole or call.plan.R > 1 or self.shifted != (call.rows.shift > 0):
+            return None
+        lists = self.memory[self.first :]
+        return lists, lists[count * self.few :], self.few, self.depth, self.span, self.lanes
 
 
 class _Call:
@@ -48,9 +62,10 @@ class _Call:
         self.x, self.rows = rows.held["x"], rows
         size, parted = self.x.element_size(), parted and not one_row
         p = plan(kernel, rows.count, rows.columns, one_row, rows.sideways, _wave, parted, size)
+        p = unpaired(p) if "mask" in rows.held else p
         self.plan = p = loosened(p) if isinstance(rows, RaggedRows) else shallow(p) if rows.shift else p
         self.parts, self.span = p.parts, span(p, rows.columns)
-        self.part = {"FAR": rows.far, "UNIT": rows.unit, "SHIFT": rows.shift, "K": p.K, "L": p.L}
+        self.part = {"INT64": rows.long_offsets, "UNIT": rows.unit, "SHIFT": rows.shift, "K": p.K, "L": p.L}
         self.tile = {**self.part, "R": p.R, "WHOLE": p.whole}
 
     def __call__(
@@ -122,10 +137,11 @@ class _Forward:
 
 def run(
     mode: str, link: Link, x: Tensor, *, mask: Tensor | None = None, out: Tensor | None = None, index: Tensor | None = None,
-    scale: Tensor | None = None, value: Tensor | None = None, state: Tensor | None = None, ignore: int = -1, keep_lanes: bool = False,
-    cut: Cut | None = None,
+    scale: Tensor | None = None, value: Tensor | None = None, state: Tensor | Lanes | None = None, ignore: int = -1,
+    keep_lanes: bool = False, cut: Cut | None = None,
 ) -> Lanes | None:  # fmt: skip
-    """Runs a forward or a loss kernel: mode "p", "log", "loss", "grad", "tau" or "logsumexp". Returns the live lanes for `keep_lanes`.
+    """Runs a forward or a loss kernel: mode "p", "log", "loss", "grad", "tau" or "logsumexp". Returns the live lanes for `keep_lanes`;
+    those of a loss have the state too, and are the state of its "grad".
 
     `scale`: one number, or one per row; rows whose index is `ignore` are left out. `cut`: the rows are segments of x [entries, heads].
     `out` may be x itself, but must not overlap x otherwise.
@@ -133,11 +149,12 @@ def run(
     if cut is None and not x.numel():
         return None
     if link.kind == "perturb_max":
-        return _perturb(link, x, None, out, mask)
+        return _perturb(link, x, None, None, out, mask)
     index, scale = (None if a is None else a.contiguous() for a in (index, scale))
+    known, state = (state, state.state) if isinstance(state, Lanes) else (None, state)
     targets = {"index": index, "scale": scale, "value": value, "state": state}
     job = _Forward(mode, link, lay_out(cut, x, mask=mask, out=out), cut, targets, ignore)
-    saved = _dense(job) if link.kind in ("softmax", "sigsoftmax", "taylor") else _solve(job, keep_lanes)
+    saved = _dense(job) if link.kind in ("softmax", "sigsoftmax", "taylor") else _solve(job, keep_lanes, known)
     job.rows.finish()
     return saved
 
@@ -180,32 +197,41 @@ def _solver(job: _Forward, keep_lanes: bool) -> _Solver:
     return _Solver(family, separable_rows, options, form.param, link.params is not None and form.link == "any")
 
 
-def _solve(job: _Forward, keep_lanes: bool) -> Lanes | None:
-    """One program a row; or, for long rows, one program that solves it and then one for each part that writes its many live lanes."""
+def _solve(job: _Forward, keep_lanes: bool, known: Lanes | None) -> Lanes | None:
+    """One program a row; or, for long rows, one program that solves it and then one for each part that writes its many live lanes.
+    `known`: the lanes that a loss kept, for its gradient."""
     solver, rows, link, mode = _solver(job, keep_lanes), job.rows, job.link, job.mode
     x, _, result = job.tensors
     params = x if link.params is None else per_row(link.params, x, 1.0 if link.kind == "entmax" else 0.0, job.cut)
     parted = job.cut is None and (solver.parted or mode == "grad")
     call = _Call(solver.family, rows, one_row=solver.one_row, parted=parted)
     parts = 0 if mode == "grad" else call.parts
-    few, depth = (0, 1) if solver.one_row or mode == "grad" else few_lanes(call.plan, rows.columns)
-    saved, lists, counts = None, x, x
+    targets, saved, lists, counts, few, depth, list_span, lanes = job.targets, None, x, x, 0, 1, call.span, call.plan.L
+    if mode == "grad":
+        if known is not None and (found := known.listed(call, rows.count)) is not None:
+            lists, counts, few, depth, list_span, lanes = found
+    elif not solver.one_row:
+        few, depth = few_lanes(call.plan, rows.columns)
     late = few > 0 and "out" in rows.held and not disjoint(x, result)  # zeros go to x only after its scores are read
-    if few:
-        lists = call.empty(few + 1, torch.int32)
-        counts = lists[rows.count * few :]
-        if keep_lanes:
-            saved = Lanes(lists, few, depth, call.span, call.plan.L, rows.shift > 0)
+    keeps = few > 0 and mode != "grad" and keep_lanes
+    if few and mode != "grad":
+        first = 4 * rows.count if keeps and mode == "loss" else 0
+        memory = torch.empty(first + rows.count * (few + 1), dtype=torch.int32, device=x.device)
+        made = Lanes(memory, few, depth, list_span, lanes, rows.shift > 0, first)
+        lists, counts = memory[first:], memory[first + rows.count * few :]
+        saved = made if keeps else None
+        if first:
+            targets = (*targets[:3], made.state)
     options = {
         **job.options, **solver.options, "PER_ROW": link.params is not None, "FEW": few, "DEPTH": depth, "LATE": late,
-        "KEEP": saved is not None, "PARTS": parts, **call.tile,
+        "KEEP": keeps, "LANES": lanes, "PARTS": parts, **call.tile,
     }  # fmt: skip
-    numbers = (*job.numbers, float(solver.param), rows.count)
+    numbers = (list_span, *job.numbers, float(solver.param), rows.count)
     if not parts:
-        pointers = (*job.tensors, params, *job.targets, lists, counts, x, *rows.bounds)
+        pointers = (*job.tensors, params, *targets, lists, counts, x, *rows.bounds)
         call(solver.kernel, pointers, numbers, options, call.parts or 1)
         return saved
-    tops, targets = call.empty(parts * call.plan.L, torch.float32), job.targets
+    tops = call.empty(parts * call.plan.L, torch.float32)
     fill = None if late or not (few and job.writes) else -math.inf if mode == "log" else 0.0
     split = {"FILL": fill, "MASKED": job.masked, "PARTS": parts, "WIDE": call.plan.wide(x), **call.part}
     call(survey_parts, (*job.tensors, tops), job.steps, split, parts)
@@ -245,7 +271,7 @@ def backward(
     if cut is None and not p.numel():
         return
     if link.kind == "perturb_max":
-        _perturb(link, x, g, out, None)
+        _perturb(link, x, p, g, out, None)
         return
     sense, param = _sense(link, logs)
     each = sense == "any" and link.params is not None
@@ -257,9 +283,8 @@ def backward(
     call = _Call("backward", rows, parted=cut is None and sums)
     lists = counts = parted = p
     few, depth, lanes, spread = 0, 1, 1, call.span
-    if saved is not None and saved.shifted == (rows.shift > 0) and not (steep or call.plan.whole) and call.plan.R == 1:
-        few, depth, spread, lanes = saved[1:5]
-        lists, counts = saved.memory, saved.memory[rows.count * few :]
+    if saved is not None and not steep and (found := saved.listed(call, rows.count)) is not None:
+        lists, counts, few, depth, spread, lanes = found
     if call.parts:
         parted = call.empty(call.parts * 2, torch.float64)
         split = {"SENSE": sense, "FEW": few, "PARTS": call.parts, **call.part}
@@ -287,23 +312,17 @@ def _ends(noise: str, n: int) -> tuple[float, ...]:
     return low1, low_n, deep, up1, up_n, shallow
 
 
-def _perturb(link: Link, x: Any, g: Tensor | None, out: Any, mask: Tensor | None) -> None:
-    """p of perturb max, or J^T g if g is given."""
+def _perturb(link: Link, x: Any, p: Tensor | None, g: Tensor | None, out: Any, mask: Tensor | None) -> None:
+    """p of perturb max, or J^T g if p and g are given."""
     noise, nodes = noise_of(link), node_count(link.nodes, x)
-    rows = lay_out(None, x, out=out, g=g, mask=mask)
-    call, operands = _Call("perturb", rows), ("x", "mask", "g", "out")
-    numbers = (
-        rows.all,
-        rows.n,
-        nodes,
-        *rows.sizes,
-        *rows.steps(*operands),
-        float(link.param),
-        *_ends(noise, x.shape[-1]),
-    )
+    rows = lay_out(None, x, out=out, p=p, g=g, mask=mask)
+    call, operands = _Call("perturb", rows), ("x", "mask", "p", "g", "out")
+    weights = x if call.plan.whole else call.empty(2 * nodes, torch.float32)
+    numbers = (nodes, *rows.sizes, *rows.steps(*operands), float(link.param), *_ends(noise, x.shape[-1]))
     with on_device_of(x):
         perturb_rows[call.grid()](
-            *map(rows.tensor, operands), *numbers, BACK=g is not None, NOISE=noise, MASKED=mask is not None, FAR=rows.far,
-            UNIT=rows.unit, Q=1 << (nodes - 1).bit_length(), R=call.plan.R, K=call.plan.K, L=call.plan.L, num_warps=call.plan.warps,
+            *map(rows.tensor, operands), weights, rows.all, rows.n, *numbers, BACK=g is not None, NOISE=noise, MASKED=mask is not None,
+            INT64=rows.long_offsets, UNIT=rows.unit, R=call.plan.R, K=call.plan.K, L=call.plan.L, WHOLE=call.plan.whole,
+            num_warps=call.plan.warps,
         )  # fmt: skip
     rows.finish()

@@ -113,7 +113,7 @@ def layer_slopes(X, W, B, KEEP, TARGET, LEVEL, G, EVEN, U, OUT, rows, n, d, firs
 
 
 @triton.jit
-def raised(tops, low, r, LINK: tl.constexpr, P: tl.constexpr):
+def better_bound(tops, low, r, LINK: tl.constexpr, P: tl.constexpr):
     """A better lower bound of the threshold from a lower bound and some scores: at least the largest minus 1, then one Newton step.
 
     Scores are multiplied by the slope: u = x - tau. LINK "steep", above alpha = 2, has no Newton step."""
@@ -152,7 +152,7 @@ def layer_candidates(X, W, B, KEEP, TARGET, LOW, OWN, VALUE, INDEX, COUNT, FLOOR
         count = tl.maximum(count, tl.max((sound == 0).to(tl.int32), 1) * POISON)
         s = tl.where(sound, s, float("-inf"))
         tops = tl.maximum(tops, tl.max(tl.reshape(s, [M, N // 2, 2]), 2))
-        low = raised(tops * c, low, r, LINK, P)
+        low = better_bound(tops * c, low, r, LINK, P)
         edge = low / c
         s = tl.where(s > (edge - 7.6e-6 * (1.0 + tl.abs(edge)))[:, None], s, float("-inf"))
         more = tl.where(there, tl.sum((s > float("-inf")).to(tl.int32), 1), 0)

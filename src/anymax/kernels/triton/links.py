@@ -13,6 +13,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def quick_exp(x):
+    """exp(x), 0 below 1.2e-38. `tl.exp` keeps the smaller numbers, which takes three more instructions."""
+    return tl.exp2(x * LOG2_E)
+
 
 @triton.jit
 def log1p(w):

@@ -29,7 +29,7 @@ class Laid:
     unit: int  # what divides the classes and the row strides
     columns: int  # classes that a plan is for
     shift: int  # whether unaligned rows are read in aligned packs of 16 bytes: see `PlainRows`
-    far: bool  # True if an offset within a row exceeds 32 bits
+    long_offsets: bool  # True if an offset within a row exceeds 32 bits
     sideways: bool  # True if neighbours in memory are of different rows
     bounds: tuple[Tensor, Tensor]  # of segments; placeholders otherwise
 
@@ -79,7 +79,7 @@ class PlainRows(Laid):
             for i, (key, a) in enumerate(self.held.items())
         }
         self.bounds = (x, x)
-        self.far = any((n - 1) * abs(s[-1]) >= 2**31 for s in self.strides.values())
+        self.long_offsets = any((n - 1) * abs(s[-1]) >= 2**31 for s in self.strides.values())
         self.sideways = n > 1 and any(
             a.stride(-1) != 1 and axes[inner][1][i] == 1 for i, a in enumerate(self.held.values())
         )
@@ -134,7 +134,7 @@ class RaggedRows(Laid):
         # a power of two, so that few kernels are compiled
         self.n = self.columns = triton.next_power_of_2(max(cut.longest, 1))
         self.strides = {key: (0, 0, a.stride(1), a.stride(0)) for key, a in self.held.items()}
-        self.far = any(self.n * abs(s[-1]) >= 2**31 for s in self.strides.values())
+        self.long_offsets = any(self.n * abs(s[-1]) >= 2**31 for s in self.strides.values())
         self.sideways = False  # the heads of a segment are in one program or in the next ones, so the cache has them
 
 
@@ -177,5 +177,7 @@ def per_row(value: Any, x: Tensor, less: float = 0.0, cut: Cut | None = None) ->
             value = _numbers[key]
             if _capturing(x):
                 _captured[key] = value
+            elif x.is_cuda:  # the allocator must not reuse a dropped copy that a kernel on another stream still reads
+                value.record_stream(torch.cuda.current_stream(x.device))
     value = value.expand(*x.shape[:-1], 1) if cut is None else value
     return value.reshape(-1).contiguous()

@@ -1,7 +1,8 @@
 """Perturb max: `p_i = INT G(u) h(u - z_i) du`, z = (x - max x) / scale, G(u) = prod_j F(u - z_j), by the trapezoid rule.
 
 The nodes are as in mappings/perturb_max.py, but the ends are found differently. Each node takes a sum over the row, then each class a sum
-over the nodes. Arithmetic is the bottleneck, not memory, so rows of any length are read in steps.
+over the nodes. Arithmetic is the bottleneck, not memory. A row that is one tile (WHOLE) is read once, and computes h once for both sums; a
+longer one is read in steps, and computes h again from the weights of the nodes, which it keeps in memory.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
@@ -13,121 +14,149 @@ import triton
 import triton.language as tl
 
 from .links import law
-from .tile import fetch, operand, place, put, survey, total
+from .tile import fetch, operand, place, put, survey, total, wide
 
 FAR_BELOW = tl.constexpr(-1e15)
 
 
 @triton.jit
-def centred(at, begin, top, scale, MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
-    """(z, kept); z of a masked score is so low that it never wins."""
-    x = fetch(at, begin, True, MASKED, FAR, K, L, True)
+def scaled(x, top, scale):
+    """(z, kept) of scores; z of a masked score is so low that it never wins."""
     kept = (x > float("-inf")) & (x < float("inf"))
     return tl.maximum(tl.where(kept, (tl.where(kept, x, top) - top) / scale, FAR_BELOW), FAR_BELOW), kept
 
 
 @triton.jit
-def log_g(at, u, top, scale, NOISE: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
-          L: tl.constexpr):  # fmt: skip
+def centred(at, begin, top, scale, MASKED: tl.constexpr, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
+    """`scaled` of the tile that begins there."""
+    return scaled(fetch(at, begin, True, MASKED, INT64, K, L, True), top, scale)
+
+
+@triton.jit
+def node(low, up, i, nodes):
+    s = i / (nodes - 1.0)
+    return (low * (1.0 - s) + up * s).to(tl.float32)
+
+
+@triton.jit
+def log_g(x, kept, at, u, top, scale, NOISE: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+          L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """log G(u) of each row."""
     acc = tl.zeros([R, 1, L], tl.float64)
-    for begin in range(0, at[6], K * L):
-        z, kept = centred(at, begin, top, scale, MASKED, FAR, K, L)
-        log_f, _ = law(u - z, NOISE)
+    if WHOLE:
+        log_f, _ = law(u - x, NOISE)
         acc += tl.sum(tl.where(kept, log_f, 0.0), 1, keep_dims=True).to(tl.float64)
+    else:
+        for begin in range(0, at[6], K * L):
+            z, inside = centred(at, begin, top, scale, MASKED, INT64, K, L)
+            log_f, _ = law(u - z, NOISE)
+            acc += tl.sum(tl.where(inside, log_f, 0.0), 1, keep_dims=True).to(tl.float64)
     return total(acc)
 
 
 @triton.jit
-def end(at, top, scale, near, away, goal, NOISE: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
-        L: tl.constexpr, LOWER: tl.constexpr):  # fmt: skip
+def end(x, kept, at, top, scale, near, away, goal, NOISE: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr,
+        K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr, LOWER: tl.constexpr):  # fmt: skip
     """The end of the nodes: a u with log G(u) <= -goal (LOWER) or >= -goal. `near` satisfies that in any row, and bisection moves it
     towards `away`."""
     good = tl.zeros([R, 1, 1], tl.float32) + near
     other = tl.zeros([R, 1, 1], tl.float32) + away
     for _ in range(9):
         u = 0.5 * (good + other)
-        excess = log_g(at, u, top, scale, NOISE, MASKED, FAR, R, K, L) + goal
+        excess = log_g(x, kept, at, u, top, scale, NOISE, MASKED, INT64, R, K, L, WHOLE) + goal
         holds = excess <= 0.0 if LOWER else excess >= 0.0
         good, other = tl.where(holds, u, good), tl.where(holds, other, u)
     return good
 
 
 @triton.jit
-def pick(v, q, Q: tl.constexpr):
-    """v[..., q] for v [R, 1, Q]."""
-    return tl.sum(tl.where(tl.arange(0, Q)[None, None, :] == q, v, 0.0), 2, keep_dims=True)
+def pulls(pa, ga, begin, kept, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
+    """(g, classes with a part in the gradient): those whose p is not 0. g is 0 elsewhere, even where the caller's is infinite."""
+    active = kept & (fetch(pa, begin, True, False, INT64, K, L, True) != 0.0)
+    return tl.where(active, fetch(ga, begin, True, False, INT64, K, L, True), 0.0), active
 
 
 @triton.jit
-def perturb_rows(X, M, G, OUT,
-                 rows, n, nodes, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, g0, g1, g2, gc, o0, o1, o2, oc, scale,
+def perturb_rows(X, M, P, G, OUT, NODES,
+                 rows, n, nodes, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, p0, p1, p2, pc, g0, g1, g2, gc, o0, o1, o2, oc, scale,
                  low1, low_n, deep, up1, up_n, shallow,
-                 BACK: tl.constexpr, NOISE: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, UNIT: tl.constexpr, Q: tl.constexpr,
-                 R: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
-    """p, or with BACK J^T g = `INT G h_i (g_i sum h - sum h g) du / scale`.
+                 BACK: tl.constexpr, NOISE: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, UNIT: tl.constexpr,
+                 R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """p, or with BACK J^T g = `INT G h_i (g_i sum h - sum h g) du / scale`, from P = p(x) and G = g.
 
-    low1, low_n: the lower end for one class and for n equal classes; up1, up_n: the upper end.
+    low1, low_n: the lower end for one class and for n equal classes; up1, up_n: the upper end. NODES [rows, nodes, 2] has the weights of
+    the nodes of longer rows.
     """
     n = n * UNIT
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
     valid = row < rows
-    xo, mo, go = (
-        place(row, d1, d2, x0, x1, x2, UNIT),
-        place(row, d1, d2, m0, m1, m2, UNIT),
-        place(row, d1, d2, g0, g1, g2, UNIT),
-    )
-    at = operand(X, xo, xc, M, mo, mc, n, valid, 0, False)
-    ga = operand(G, go, gc, M, mo, mc, n, valid, 0, False)
+    mo = place(row, d1, d2, m0, m1, m2, UNIT)
+    at = operand(X, place(row, d1, d2, x0, x1, x2, UNIT), xc, M, mo, mc, n, valid, 0, False)
+    pa = operand(P, place(row, d1, d2, p0, p1, p2, UNIT), pc, M, mo, mc, n, valid, 0, False)
+    ga = operand(G, place(row, d1, d2, g0, g1, g2, UNIT), gc, M, mo, mc, n, valid, 0, False)
     oo = place(row, d1, d2, o0, o1, o2, UNIT)
-    _, _, top, bad = survey(at, at, None, MASKED, FAR, R, K, L, False)
-    empty = top == float("-inf")
-    top = tl.where(empty | bad, 0.0, top)
-    low = end(at, top, scale, low1, low_n, deep, NOISE, MASKED, FAR, R, K, L, True)
-    up = end(at, top, scale, up_n, up1, shallow, NOISE, MASKED, FAR, R, K, L, False)
-    # for each node, the sums of log F and h over the row, and of h g for J^T g
-    q = tl.arange(0, Q)[None, None, :]
-    mass = tl.zeros([R, 1, Q], tl.float64)
-    sum_h = tl.zeros([R, 1, Q], tl.float64)
-    sum_hg = tl.zeros([R, 1, Q], tl.float64)
+    x, _, top, bad = survey(at, at, None, MASKED, INT64, R, K, L, WHOLE)
+    top = tl.where((top == float("-inf")) | bad, 0.0, top)
+    kept = valid
+    if WHOLE:
+        x, kept = scaled(x, top, scale)
+    low = end(x, kept, at, top, scale, low1, low_n, deep, NOISE, MASKED, INT64, R, K, L, WHOLE, True)
+    up = end(x, kept, at, top, scale, up_n, up1, shallow, NOISE, MASKED, INT64, R, K, L, WHOLE, False)
+    if WHOLE and BACK:
+        g, active = pulls(pa, ga, 0, kept, INT64, K, L)
+    norm = tl.zeros([R, 1, 1], tl.float64)  # p is divided by its sum, so the spacing of the nodes cancels
+    out = tl.zeros([R, K, L], tl.float32)
+    mine = NODES + row.to(tl.int64) * (2 * nodes)
     for i in range(nodes):
-        s = i / (nodes - 1.0)
-        u = (low * (1.0 - s) + up * s).to(tl.float32)
-        w = tl.where((i == 0) | (i == nodes - 1), 0.5, 1.0)
-        a0 = tl.zeros([R, 1, L], tl.float64)
-        a1 = tl.zeros([R, 1, L], tl.float64)
-        a2 = tl.zeros([R, 1, L], tl.float64)
-        for begin in range(0, n, K * L):
-            z, kept = centred(at, begin, top, scale, MASKED, FAR, K, L)
-            log_f, h = law(u - z, NOISE)
+        u = node(low, up, i, nodes)
+        weight = tl.where((i == 0) | (i == nodes - 1), 0.5, 1.0)
+        # the sums of log F and h over the row, and of h g for J^T g
+        if WHOLE:
+            log_f, h = law(u - x, NOISE)
             h = tl.where(kept, h, 0.0)
-            a0 += tl.sum(tl.where(kept, log_f, 0.0), 1, keep_dims=True).to(tl.float64)
-            a1 += tl.sum(h, 1, keep_dims=True).to(tl.float64)
+            log_sum, sum_h = wide(tl.where(kept, log_f, 0.0)), wide(h)
+            mass = weight * tl.exp(log_sum)
             if BACK:
-                g = tl.where(kept, fetch(ga, begin, True, False, FAR, K, L, True), 0.0)
-                a2 += tl.sum(h * g, 1, keep_dims=True).to(tl.float64)
-        here = q == i
-        mass = tl.where(here, w * tl.exp(total(a0)), mass)
-        sum_h = tl.where(here, total(a1), sum_h)
-        if BACK:
-            sum_hg = tl.where(here, total(a2), sum_hg)
-    norm = tl.sum(mass * sum_h, 2, keep_dims=True)  # p is divided by its sum, so the spacing of the nodes cancels
-    share = tl.where(norm > 0.0, 1.0 / tl.where(norm > 0.0, norm, 1.0), 0.0)
-    for begin in range(0, n, K * L):
-        z, kept = centred(at, begin, top, scale, MASKED, FAR, K, L)
-        out = tl.zeros([R, K, L], tl.float32)
-        if BACK:
-            g = tl.where(kept, fetch(ga, begin, True, False, FAR, K, L, True), 0.0)
-        for i in range(nodes):
-            s = i / (nodes - 1.0)
-            _, h = law((low * (1.0 - s) + up * s).to(tl.float32) - z, NOISE)
-            if BACK:
-                out += h * (
-                    g * pick(mass * sum_h * share, i, Q).to(tl.float32)
-                    - pick(mass * sum_hg * share, i, Q).to(tl.float32)
-                )
+                out += h * (g * (mass * sum_h).to(tl.float32) - (mass * wide(h * g)).to(tl.float32))
             else:
-                out += h * pick(mass * share, i, Q).to(tl.float32)
+                out += h * mass.to(tl.float32)
+        else:
+            a0 = tl.zeros([R, 1, L], tl.float64)
+            a1 = tl.zeros([R, 1, L], tl.float64)
+            a2 = tl.zeros([R, 1, L], tl.float64)
+            for begin in range(0, n, K * L):
+                z, inside = centred(at, begin, top, scale, MASKED, INT64, K, L)
+                log_f, h = law(u - z, NOISE)
+                h = tl.where(inside, h, 0.0)
+                a0 += tl.sum(tl.where(inside, log_f, 0.0), 1, keep_dims=True).to(tl.float64)
+                a1 += tl.sum(h, 1, keep_dims=True).to(tl.float64)
+                if BACK:
+                    pull, _active = pulls(pa, ga, begin, inside, INT64, K, L)
+                    a2 += tl.sum(h * pull, 1, keep_dims=True).to(tl.float64)
+            mass, sum_h = weight * tl.exp(total(a0)), total(a1)
+            tl.store(mine + 2 * i, (mass * sum_h if BACK else mass).to(tl.float32), mask=valid)
+            if BACK:
+                tl.store(mine + 2 * i + 1, (mass * total(a2)).to(tl.float32), mask=valid)
+        norm += mass * sum_h
+    share = tl.where(norm > 0.0, 1.0 / tl.where(norm > 0.0, norm, 1.0), 0.0).to(tl.float32)
+    if BACK:
+        share = share / scale
+    if WHOLE:
         if BACK:
-            out = out / scale
-        out = tl.where(bad, float("nan"), tl.where(kept, out, 0.0))
-        put(OUT, oo, oc, begin, out, at, FAR, K, L)
+            kept = active
+        put(OUT, oo, oc, 0, tl.where(bad, float("nan"), tl.where(kept, out * share, 0.0)), at, INT64, K, L)
+    else:
+        tl.debug_barrier()  # the weights of all nodes are in memory
+        for begin in range(0, n, K * L):
+            z, inside = centred(at, begin, top, scale, MASKED, INT64, K, L)
+            out = tl.zeros([R, K, L], tl.float32)
+            if BACK:
+                pull, inside = pulls(pa, ga, begin, inside, INT64, K, L)
+            for i in range(nodes):
+                _, h = law(node(low, up, i, nodes) - z, NOISE)
+                weight = tl.load(mine + 2 * i, mask=valid, other=0.0)
+                if BACK:
+                    out += h * (pull * weight - tl.load(mine + 2 * i + 1, mask=valid, other=0.0))
+                else:
+                    out += h * weight
+            put(OUT, oo, oc, begin, tl.where(bad, float("nan"), tl.where(inside, out * share, 0.0)), at, INT64, K, L)

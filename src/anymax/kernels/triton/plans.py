@@ -31,18 +31,21 @@ class Family:
     whole: int  # the longest row that is one tile
     steps: tuple[tuple[float, int, int], ...]  # for longer rows: (up to so many classes, K, warps)
     most: int = 16  # the most warps for a row that is one tile
+    paired: int = 0  # numbers of so many bytes or fewer: a warp takes two rows of HELD numbers, if they are aligned and without a mask
 
 
 HELD = 1024  # numbers of a program of one warp: 32 a thread, four loads of 16 bytes in flight
+# Two rows of HELD halves a warp are 155 to 249 registers a thread and spill nothing for threshold maps and top-k, with a quarter to a third
+# fewer instructions a row and as many bytes in flight. Top-p spills; dense maps and gradients gain less than a tenth; so does fp32.
 THREADS = 4  # threads for a row of few classes, whose sums then take two shuffles
 FAMILIES = {
     "dense": Family(2048, 32768, ((math.inf, 8, 16),)),
     "separable": Family(2048, 16384, ((32768, 8, 8), (math.inf, 8, 16))),
     "halves": Family(
-        2048, 32768, ((math.inf, 8, 16),), most=8
+        2048, 32768, ((math.inf, 8, 16),), most=8, paired=2
     ),  # threshold maps of power 2 to 4 in half precision, whose loop is short
     "logarithmic": Family(1024, 16384, ((math.inf, 2, 16),)),  # threshold maps whose power is not 1, 2, 3 or 4
-    "truncated": Family(2048, 16384, ((math.inf, 4, 16),)),
+    "truncated": Family(2048, 16384, ((math.inf, 4, 16),), paired=2),
     "nucleus": Family(1024, 16384, ((math.inf, 2, 16),)),
     "backward": Family(1024, 16384, ((math.inf, 4, 16),)),
 }
@@ -55,6 +58,7 @@ PART = (
     8,
 )  # K, L and warps of a part; 16 to 32 parts have at most 16,384 lanes, from which one program solves the row
 LONG_BACKWARD, ROUND = 32_768, 264  # in the backward: rows from LONG_BACKWARD on, fewer than twice the multiprocessors
+PERTURBED = 4096  # the widest tile of perturb max
 LANED = ("separable", "halves", "logarithmic", "truncated", "nucleus")  # kernels that solve a row from its lanes
 SOLVING = 16  # warps of the program that solves a row from the lanes of its parts
 FEW = 256  # the most live lanes that are gathered to one tile
@@ -74,9 +78,10 @@ def plan(
     most = 1024 // wave
     block = power_of_two(n)
     vector = wave * 16 // size  # numbers that a warp loads at once, 16 bytes a thread
-    if kernel == "perturb":  # bound by arithmetic
-        width = min(block, 1024)
-        return Plan(1 if one_row else max(1, min(1024 // width, power_of_two(rows))), 1, width, False, 4)
+    if kernel == "perturb":  # bound by arithmetic: 8 numbers a thread
+        width = block if block <= PERTURBED else 1024
+        side = 1 if one_row else max(1, min(1024 // width, power_of_two(rows)))
+        return Plan(side, 1, width, block <= PERTURBED, min(max(4, width // 256), most))
     if cut and kernel != "backward" and n > VERY_LONG and rows <= CROWD:
         k, lanes, warps = PART
         if kernel not in LANED:
@@ -97,7 +102,8 @@ def plan(
         side = max(1, min(32, 16384 // block, power_of_two(rows)))
         return Plan(side, 1, block, True, min(max(4, side * block // 1024), 16, most))
     if block <= HELD:  # one warp: no barrier
-        side = 1 if one_row else max(1, min(HELD // block, power_of_two(rows)))
+        held = 2 * HELD if block == HELD and size <= family.paired else HELD
+        side = 1 if one_row else max(1, min(held // block, power_of_two(rows)))
         lanes = min(block, max(THREADS * 16 // size, vector // side))
         return Plan(side, block // lanes, lanes, True, 1)
     warps = max(2, min(block // family.held, family.most, most))
@@ -112,10 +118,16 @@ def loosened(p: Plan) -> Plan:
     """The plan for segments, which begin anywhere: each row keeps numbers in registers, and each score has an address. No load is wide,
     so for short segments each load of a thread is of the same segment, and the thread sums its entries alone."""
     rows, deep, short = RAGGED
+    p = unpaired(p)
     if p.whole and p.R > 1 and p.warps == 1:
         k = min(p.K * p.L, short)
         return dataclasses.replace(p, R=min(p.R, rows), K=k, L=p.K * p.L // k)
     return dataclasses.replace(p, R=min(p.R, rows), K=p.K if p.whole else min(p.K, deep))
+
+
+def unpaired(p: Plan) -> Plan:
+    """The plan where each number takes more registers: a warp has HELD numbers at most."""
+    return dataclasses.replace(p, R=1) if p.warps == 1 and p.R * p.K * p.L > HELD else p
 
 
 ANYWHERE = 4  # the largest K of a long unaligned row
@@ -123,7 +135,7 @@ ANYWHERE = 4  # the largest K of a long unaligned row
 
 def shallow(p: Plan) -> Plan:
     """The plan for unaligned rows, whose two ends take registers."""
-    return p if p.whole or p.parts else dataclasses.replace(p, K=min(p.K, ANYWHERE))
+    return unpaired(p) if p.whole or p.parts else dataclasses.replace(p, K=min(p.K, ANYWHERE))
 
 
 def packed(n: int, pack: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import lanes, lead_of, put
+from .tile import as_scalar, lanes, lead_of, put, scatter
 
 
 @triton.jit
@@ -80,9 +80,26 @@ def lose(VALUE, row, rows, value, aim, t, bad, at):
 
 
 @triton.jit
-def finish(OUT, oo, oc, begin, p, t, scale, at, MODE: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr,
+def finish(OUT, oo, oc, begin, p, t, scale, at, MODE: tl.constexpr, INT64: tl.constexpr, K: tl.constexpr,
            L: tl.constexpr):  # fmt: skip
     """Writes `scale p`, or the gradient `scale (p - y)`; the scale of a poisoned row is NaN, which makes the whole row NaN."""
     if MODE == "grad":
         p = tl.where(lanes(begin, K, L) == t, p - 1.0, p)
-    put(OUT, oo, oc, begin, scale * p, at, FAR, K, L)
+    put(OUT, oo, oc, begin, scale * p, at, INT64, K, L)
+
+
+@triton.jit
+def finish_empty(
+    OUT, oo, oc, first, span, t, scale, at, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr
+):
+    """Writes the gradient of a longer row, or of a part of it, as it is where p is 0."""
+    nothing = tl.zeros([R, K, L], tl.float32)
+    for begin in range(first, tl.minimum(first + span, at[6]), K * L):
+        finish(OUT, oo, oc, begin, nothing, t, scale, at, "grad", INT64, K, L)
+
+
+@triton.jit
+def finish_gathered(OUT, oo, oc, first, span, cols, p, ok, t, scale, at, INT64: tl.constexpr):
+    """Writes the gradient of a gathered tile, after `finish_empty`."""
+    p = tl.where(cols == as_scalar(t), p - 1.0, p)
+    scatter(OUT, oo, oc, cols, as_scalar(scale) * p, ok & (cols >= first) & (cols < first + span), at, INT64)

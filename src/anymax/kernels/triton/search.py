@@ -6,6 +6,8 @@ half-way in the order of the floats, so that any row takes a bounded number of p
 those wanted or when only equal scores are left to decide on; `cut` then takes the first of these by position, with one cumulative sum.
 
 A row on chip takes one pivot a pass, whose arithmetic is what a pass costs; a row in steps takes three, since each pass reads it again.
+For top-p and bf16 such a pass has 268 instructions for 16 scores of a thread, of which 48 compare scores with pivots. To compare two packed
+bf16 at once would spare 24 of them, or 1.1 times; the sums must be in fp32, so nothing else of a pass can be packed.
 """
 
 # pyright: reportAssignmentType=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
@@ -16,7 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import fetch, lanes, largest, one, smallest, some, total, wide
+from .links import quick_exp
+from .tile import any_of, as_scalar, fetch, lanes, largest, smallest, total, wide
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 
@@ -36,7 +39,7 @@ def unkey(k):
 @triton.jit
 def weigh(x, top):
     """exp(x - top) for a finite maximum."""
-    return tl.exp(x - top)
+    return quick_exp(x - top)
 
 
 @triton.jit
@@ -76,7 +79,7 @@ def worth(x, top, m, BY: tl.constexpr):
 
 
 @triton.jit
-def probe(x, tops, top, m, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+def probe(x, tops, top, m, at, BY: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
           L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """The weight of the scores >= m, which is their number for BY "count"."""
     if WHOLE:
@@ -88,20 +91,20 @@ def probe(x, tops, top, m, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.c
         live = tops >= m
         acc = tl.zeros([R, 1, L], tl.float64 if BY == "exp" else tl.float32)
         for begin in range(0, at[6], K * L):
-            v = fetch(at, begin, live, MASKED, FAR, K, L, True)
+            v = fetch(at, begin, live, MASKED, INT64, K, L, True)
             acc += tl.sum(worth(v, top, m, BY), 1, keep_dims=True).to(acc.dtype)
         return total(acc)
 
 
 @triton.jit
-def probe_three(tops, top, a, b, c, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+def probe_three(tops, top, a, b, c, at, BY: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
                 L: tl.constexpr):  # fmt: skip
     """`probe` at the pivots a <= b <= c of a row in steps, in one pass. A lane sums its few scores in fp32."""
     live = tops >= a
     from_a = tl.zeros([R, 1, L], tl.float32)
     from_b, from_c = from_a, from_a
     for begin in range(0, at[6], K * L):
-        v = fetch(at, begin, live, MASKED, FAR, K, L, True)
+        v = fetch(at, begin, live, MASKED, INT64, K, L, True)
         from_a += tl.sum(worth(v, top, a, BY), 1, keep_dims=True)
         from_b += tl.sum(worth(v, top, b, BY), 1, keep_dims=True)
         from_c += tl.sum(worth(v, top, c, BY), 1, keep_dims=True)
@@ -130,7 +133,7 @@ def several(low, weight_low, weight_high, top, BY: tl.constexpr):
 
 
 @triton.jit
-def select(x, tops, top, live, bound, start, guess, spread, target, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr,
+def select(x, tops, top, live, bound, start, guess, spread, target, at, BY: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr,
            R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """(edge, few, tied, beyond, weight beyond): the scores >= the edge weigh at least `target`, and less without their lowest
     value. few: the whole row weighs less, and all of it is kept; tied: several scores equal the edge, and not all of them are needed; those
@@ -145,7 +148,7 @@ def select(x, tops, top, live, bound, start, guess, spread, target, at, BY: tl.c
     low = key(bound) & -GRAIN
     high = (key(tl.maximum(top, bound)) & -GRAIN) + GRAIN  # above every score
     if start is None:
-        weight_low = probe(x, tops, top, unkey(low), at, BY, MASKED, FAR, R, K, L, WHOLE)
+        weight_low = probe(x, tops, top, unkey(low), at, BY, MASKED, INT64, R, K, L, WHOLE)
     else:
         weight_low = start
     weight_high = weight_low * 0.0
@@ -154,7 +157,7 @@ def select(x, tops, top, live, bound, start, guess, spread, target, at, BY: tl.c
     floor = 0.5 * tl.minimum(target, 1.0)  # less than the maximum weighs
     distance = 2.0
     turn = 0
-    while some(go) & (turn < 100):
+    while any_of(go) & (turn < 100):
         a, b = unkey(low), unkey(high)
         # the weight from a score on falls about exponentially with the score
         part = tl.log((weight_low / target).to(tl.float32))
@@ -172,13 +175,13 @@ def select(x, tops, top, live, bound, start, guess, spread, target, at, BY: tl.c
         middle = tl.where(turn % 3 == 2, half, key(m)) & -GRAIN
         middle = tl.minimum(tl.maximum(middle, low + GRAIN), high - GRAIN)
         if WHOLE:
-            weight = probe(x, tops, top, unkey(middle), at, BY, MASKED, FAR, R, K, L, WHOLE)
+            weight = probe(x, tops, top, unkey(middle), at, BY, MASKED, INT64, R, K, L, WHOLE)
         else:
             m = unkey(middle)
             under = tl.maximum(tl.minimum(key(m - beside) & -GRAIN, middle - GRAIN), low + GRAIN)
             over = tl.minimum(tl.maximum(key(m + beside) & -GRAIN, middle + GRAIN), high - GRAIN)
             from_under, weight, from_over = probe_three(
-                tops, top, unkey(under), m, unkey(over), at, BY, MASKED, FAR, R, K, L
+                tops, top, unkey(under), m, unkey(over), at, BY, MASKED, INT64, R, K, L
             )
             low, weight_low, high, weight_high = narrowed(
                 low, weight_low, high, weight_high, under, from_under, target, go
@@ -198,39 +201,39 @@ def select(x, tops, top, live, bound, start, guess, spread, target, at, BY: tl.c
 
 @triton.jit
 def edge_of(
-    x, top, live, k, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr
+    x, top, live, k, at, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr
 ):
     """(a number that k scores of a tile, and those equal to the lowest of them, reach; few): LOWEST where the tile has fewer."""
     guess, spread = expected(x, top, k)
     edge, few, _, _, _ = select(
-        x, x, top, live, top * 0.0 + LOWEST, None, guess, spread, k, at, "count", MASKED, FAR, R, K, L, True
+        x, x, top, live, top * 0.0 + LOWEST, None, guess, spread, k, at, "count", MASKED, INT64, R, K, L, True
     )
     return tl.where(live, edge, LOWEST), few
 
 
 @triton.jit
-def from_lanes(tops, top, live, k, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, L: tl.constexpr):
+def from_lanes(tops, top, live, k, at, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, L: tl.constexpr):
     """A number that at least k lane maxima, so at least k scores, reach; LOWEST where there are fewer lanes."""
-    edge, _ = edge_of(tops, top, live, k, at, MASKED, FAR, R, 1, L)
+    edge, _ = edge_of(tops, top, live, k, at, MASKED, INT64, R, 1, L)
     return edge
 
 
 @triton.jit
-def kth(x, tops, top, live, k, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+def kth(x, tops, top, live, k, at, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
         WHOLE: tl.constexpr):  # fmt: skip
     """(the k-th largest score, few); the lowest score where the row has fewer than k."""
     if WHOLE:
-        edge, few = edge_of(x, top, live, k, at, MASKED, FAR, R, K, L)
+        edge, few = edge_of(x, top, live, k, at, MASKED, INT64, R, K, L)
     else:
-        bound = from_lanes(tops, top, live, k, at, MASKED, FAR, R, L)
+        bound = from_lanes(tops, top, live, k, at, MASKED, INT64, R, L)
         edge, few, _, _, _ = select(
-            x, tops, top, live, bound, None, None, None, k, at, "count", MASKED, FAR, R, K, L, WHOLE
+            x, tops, top, live, bound, None, None, None, k, at, "count", MASKED, INT64, R, K, L, WHOLE
         )
-    return lowest_from(x, tops, edge, at, MASKED, FAR, R, K, L, WHOLE), few
+    return lowest_from(x, tops, edge, at, MASKED, INT64, R, K, L, WHOLE), few
 
 
 @triton.jit
-def lowest_from(x, tops, m, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+def lowest_from(x, tops, m, at, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
                 WHOLE: tl.constexpr):  # fmt: skip
     """The lowest score >= m; m where there is none."""
     if WHOLE:
@@ -239,7 +242,7 @@ def lowest_from(x, tops, m, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.c
         live = tops >= m
         found_ = tl.full([R, 1, L], float("inf"), tl.float32)
         for begin in range(0, at[6], K * L):
-            v = fetch(at, begin, live, MASKED, FAR, K, L, True)
+            v = fetch(at, begin, live, MASKED, INT64, K, L, True)
             found_ = tl.minimum(found_, tl.min(tl.where(v >= m, v, float("inf")), 1, keep_dims=True))
         found = smallest(found_)
     return tl.where(found < float("inf"), found, m)
@@ -260,7 +263,7 @@ def nth(ties, room, K: tl.constexpr, L: tl.constexpr):
 
 
 @triton.jit
-def cut(x, cols, tops, edge, room, at, span, PARTS: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr,
+def cut(x, cols, tops, edge, room, at, span, PARTS: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr,
         K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """The class of the `room`-th score that equals the edge: ties are broken by position. `cols`: the classes of a gathered tile, or
     None; PARTS > 0: it was gathered from so many parts of `span` classes, one after another."""
@@ -281,9 +284,9 @@ def cut(x, cols, tops, edge, room, at, span, PARTS: tl.constexpr, MASKED: tl.con
         live = tops >= edge
         count, before, where = room * 0, room * 0, room * 0
         for begin in range(0, at[6], K * L):
-            upto = count + total((fetch(at, begin, live, MASKED, FAR, K, L, True) == edge).to(tl.int32))
+            upto = count + total((fetch(at, begin, live, MASKED, INT64, K, L, True) == edge).to(tl.int32))
             here = (count < room) & (upto >= room)
             where, before = tl.where(here, begin, where), tl.where(here, count, before)
             count = upto
-        v = fetch(at, one(where), live, MASKED, FAR, K, L, True)
+        v = fetch(at, as_scalar(where), live, MASKED, INT64, K, L, True)
         return where + nth((v == edge).to(tl.int32), room - before, K, L)

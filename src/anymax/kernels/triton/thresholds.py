@@ -15,7 +15,7 @@ import triton.language as tl
 
 from .links import bent, ground, log1p, share_of, steep
 from .search import kth
-from .tile import fetch, largest, smallest, some, total, wide
+from .tile import any_of, fetch, largest, smallest, total, wide
 
 
 @triton.jit
@@ -28,7 +28,7 @@ def fitted(top, b, c, r, LINK: tl.constexpr):
 
 
 @triton.jit
-def sums(x, tops, a, b, k, r, at, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr,
+def sums(x, tops, a, b, k, r, at, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr,
          K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr, FINE: tl.constexpr):  # fmt: skip
     """The sums of value and rate over the row, in fp32, or in fp64 if FINE."""
     if WHOLE:
@@ -45,7 +45,7 @@ def sums(x, tops, a, b, k, r, at, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl
         if FINE:
             t0, t1 = t0.to(tl.float64), t1.to(tl.float64)
         for begin in range(0, at[6], K * L):
-            value, rate = share_of(fetch(at, begin, live, MASKED, FAR, K, L, True), a, b, k, r, LINK, P, SLOPE, FINE)
+            value, rate = share_of(fetch(at, begin, live, MASKED, INT64, K, L, True), a, b, k, r, LINK, P, SLOPE, FINE)
             t0 += tl.sum(value, 1, keep_dims=True).to(t0.dtype)
             t1 += tl.sum(rate, 1, keep_dims=True).to(t1.dtype)
         s0, s1 = total(t0), total(t1)
@@ -80,7 +80,7 @@ def descent(tops, a, top, c, r, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.c
 
 @triton.jit
 def newton(x, tops, a, top, go, c, r, at, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, EXACT: tl.constexpr,
-           MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+           MASKED: tl.constexpr, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """(b, lost, sum of the rates): p = value - lost rate. `a` is the maximum, or 0 where it has been subtracted from the scores.
 
     A step squares the error, so a rough sum of 1 is enough to stop, except for power 1, whose rate jumps at the edge of the support.
@@ -94,54 +94,58 @@ def newton(x, tops, a, top, go, c, r, at, LINK: tl.constexpr, P: tl.constexpr, S
     else:
         enough = 5e-4 if LINK == "power" and P == 1 else 1e-2
     turn = 0
-    while some(go) & (turn < 50):
-        s0, s1 = sums(x, tops, a, b, fitted(top, b, c, r, LINK), r, at, LINK, P, SLOPE, MASKED, FAR, K, L, WHOLE, False)
+    while any_of(go) & (turn < 50):
+        s0, s1 = sums(
+            x, tops, a, b, fitted(top, b, c, r, LINK), r, at, LINK, P, SLOPE, MASKED, INT64, K, L, WHOLE, False
+        )
         b = tl.where(go, moved(b, s0, s1, r, LINK, P), b)
         go = go & (tl.abs(s0 - 1.0) > enough)
         turn += 1
     lost, norm = top * 0.0, top * 0.0
     if EXACT:
-        s0, s1 = sums(x, tops, a, b, fitted(top, b, c, r, LINK), r, at, LINK, P, SLOPE, MASKED, FAR, K, L, WHOLE, True)
+        s0, s1 = sums(
+            x, tops, a, b, fitted(top, b, c, r, LINK), r, at, LINK, P, SLOPE, MASKED, INT64, K, L, WHOLE, True
+        )
         norm = s1.to(tl.float32)
         lost = over((s0 - 1.0).to(tl.float32), norm)
     return b, lost, norm
 
 
 @triton.jit
-def edged(x, tops, top, live, r, at, MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+def edged(x, tops, top, live, r, at, MASKED: tl.constexpr, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
           WHOLE: tl.constexpr):  # fmt: skip
     """(near, rest, lost, sum of the rates) for normmax above alpha = 2. tau is in two fp32 numbers, since the link is infinitely steep."""
     z = top.to(tl.float64) * 0.0 + 1.0
     go = live
     turn = 0
-    while some(go) & (turn < 50):
+    while any_of(go) & (turn < 50):
         near, rest = ground(top, z, 1.0)
-        s0, s1 = sums(x, tops, near, rest, rest, r, at, "edge", 1, 1.0, MASKED, FAR, K, L, WHOLE, False)
+        s0, s1 = sums(x, tops, near, rest, rest, r, at, "edge", 1, 1.0, MASKED, INT64, K, L, WHOLE, False)
         z = tl.where(go, z - over(bent(s0, r, "edge", 1), s1).to(tl.float64), z)
         go = go & (tl.abs(s0 - 1.0) > 2e-6)
         turn += 1
     near, rest = ground(top, z, 1.0)
-    s0, s1 = sums(x, tops, near, rest, rest, r, at, "edge", 1, 1.0, MASKED, FAR, K, L, WHOLE, True)
+    s0, s1 = sums(x, tops, near, rest, rest, r, at, "edge", 1, 1.0, MASKED, INT64, K, L, WHOLE, True)
     norm = s1.to(tl.float32)
     return near, rest, over((s0 - 1.0).to(tl.float32), norm), norm
 
 
 @triton.jit
-def bracketed(x, tops, top, live, k, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+def bracketed(x, tops, top, live, k, at, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
               WHOLE: tl.constexpr):  # fmt: skip
     """(edge, z, lost) of the budget k: tau is between the ceil(k)-th largest score and that score minus 1.
 
     Where the row has fewer than ceil(k) classes, all have probability 1.
     """
-    edge, few = kth(x, tops, top, live, tl.ceil(k), at, MASKED, FAR, R, K, L, WHOLE)
+    edge, few = kth(x, tops, top, live, tl.ceil(k), at, MASKED, INT64, R, K, L, WHOLE)
     low = edge * 0.0
     high = low + 1.0
     z = high
     width = high
     go = live & (few == 0)
     turn = 0
-    while some(go) & (turn < 80):
-        s0, s1 = sums(x, tops, edge, z, z, k, at, "budget", 1, 1.0, MASKED, FAR, K, L, WHOLE, False)
+    while any_of(go) & (turn < 80):
+        s0, s1 = sums(x, tops, edge, z, z, k, at, "budget", 1, 1.0, MASKED, INT64, K, L, WHOLE, False)
         excess = s0 - k
         high = tl.where(excess >= 0.0, tl.minimum(high, z), high)
         low = tl.where(excess <= 0.0, tl.maximum(low, z), low)
@@ -153,7 +157,7 @@ def bracketed(x, tops, top, live, k, at, MASKED: tl.constexpr, FAR: tl.constexpr
         go = go & (tl.abs(excess) > 1e-6 * k) & (width > 3e-8)
         turn += 1
     z = tl.where(few, 1e30, z)
-    s0, s1 = sums(x, tops, edge, z, z, k, at, "budget", 1, 1.0, MASKED, FAR, K, L, WHOLE, True)
+    s0, s1 = sums(x, tops, edge, z, z, k, at, "budget", 1, 1.0, MASKED, INT64, K, L, WHOLE, True)
     lost = over((s0 - k.to(tl.float64)).to(tl.float32), s1.to(tl.float32))
     return edge, z, tl.where(few, 0.0, lost)
 
@@ -170,7 +174,7 @@ def reach_terms(x, m, c, r):
 
 
 @triton.jit
-def reach(x, tops, m, low, c, r, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+def reach(x, tops, m, low, c, r, at, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
           WHOLE: tl.constexpr):  # fmt: skip
     """(mass of the scores above m with the threshold at m, the lowest score >= m, the highest score below m)."""
     if WHOLE:
@@ -185,7 +189,7 @@ def reach(x, tops, m, low, c, r, at, MASKED: tl.constexpr, FAR: tl.constexpr, R:
         above = tl.full([R, 1, L], float("inf"), tl.float32)
         below = tl.full([R, 1, L], float("-inf"), tl.float32)
         for begin in range(0, at[6], K * L):
-            v = fetch(at, begin, live, MASKED, FAR, K, L, True)
+            v = fetch(at, begin, live, MASKED, INT64, K, L, True)
             mass += tl.sum(reach_terms(v, m, c, r), 1, keep_dims=True)
             above = tl.minimum(above, tl.min(tl.where(v >= m, v, float("inf")), 1, keep_dims=True))
             below = tl.maximum(below, tl.max(tl.where(v < m, v, float("-inf")), 1, keep_dims=True))
@@ -193,7 +197,7 @@ def reach(x, tops, m, low, c, r, at, MASKED: tl.constexpr, FAR: tl.constexpr, R:
 
 
 @triton.jit
-def steep_sums(x, tops, anchor, base, q, c, r, at, MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+def steep_sums(x, tops, anchor, base, q, c, r, at, MASKED: tl.constexpr, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
                WHOLE: tl.constexpr, FINE: tl.constexpr):  # fmt: skip
     """The sums of p and of dp/dq, and the size of the support."""
     if WHOLE:
@@ -211,7 +215,7 @@ def steep_sums(x, tops, anchor, base, q, c, r, at, MASKED: tl.constexpr, FAR: tl
         if FINE:
             t0, t1 = t0.to(tl.float64), t1.to(tl.float64)
         for begin in range(0, at[6], K * L):
-            v = fetch(at, begin, live, MASKED, FAR, K, L, True)
+            v = fetch(at, begin, live, MASKED, INT64, K, L, True)
             p, rate = steep(v, anchor, base, q, c, r)
             t0 += tl.sum(p, 1, keep_dims=True).to(t0.dtype)
             t1 += tl.sum(rate, 1, keep_dims=True).to(t1.dtype)
@@ -221,13 +225,13 @@ def steep_sums(x, tops, anchor, base, q, c, r, at, MASKED: tl.constexpr, FAR: tl
 
 
 @triton.jit
-def raised(q, c):
+def positive_power(q, c):
     """q^c, and about 0 for q = 0."""
     return tl.exp2(c * tl.log2(tl.maximum(q, 1.2e-38)))
 
 
 @triton.jit
-def anchored(x, tops, top, live, c, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+def anchored(x, tops, top, live, c, at, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
              WHOLE: tl.constexpr):  # fmt: skip
     """(anchor, q, lost): the smallest supported score and its probability. A score is supported if the scores above it have a mass below 1
     with the threshold at that score; such scores lie within 1/c of the maximum."""
@@ -237,27 +241,27 @@ def anchored(x, tops, top, live, c, at, MASKED: tl.constexpr, FAR: tl.constexpr,
     next_ = anchor
     go = live
     turn = 0
-    while some(go) & (turn < 120):
+    while any_of(go) & (turn < 120):
         middle = 0.5 * low + 0.5 * next_
         m = tl.where((turn % 2 == 0) & (middle > low) & (middle < next_), middle, next_)
-        mass, above, below = reach(x, tops, m, low, c, r, at, MASKED, FAR, R, K, L, WHOLE)
+        mass, above, below = reach(x, tops, m, low, c, r, at, MASKED, INT64, R, K, L, WHOLE)
         inside = mass < 1.0
         anchor = tl.where(go & inside, above, anchor)
         next_ = tl.where(go & inside, below, next_)
         low = tl.where(go & (inside == 0), m, low)
         go = go & (next_ > low)
         turn += 1
-    _, _, size = steep_sums(x, tops, anchor, anchor * 0.0, anchor * 0.0, c, r, at, MASKED, FAR, K, L, WHOLE, False)
+    _, _, size = steep_sums(x, tops, anchor, anchor * 0.0, anchor * 0.0, c, r, at, MASKED, INT64, K, L, WHOLE, False)
     q = 1.0 / tl.maximum(size, 1.0)
     go = live
     turn = 0
-    while some(go) & (turn < 60):
-        s0, s1, _ = steep_sums(x, tops, anchor, raised(q, c), q, c, r, at, MASKED, FAR, K, L, WHOLE, False)
+    while any_of(go) & (turn < 60):
+        s0, s1, _ = steep_sums(x, tops, anchor, positive_power(q, c), q, c, r, at, MASKED, INT64, K, L, WHOLE, False)
         excess = s0 - 1.0
         q = tl.where(go, q - tl.minimum(over(excess, s1), 0.999 * q), q)
         go = go & (tl.abs(excess) > 1e-6) & (q > 1e-30)
         turn += 1
-    s0, s1, _ = steep_sums(x, tops, anchor, raised(q, c), q, c, r, at, MASKED, FAR, K, L, WHOLE, True)
+    s0, s1, _ = steep_sums(x, tops, anchor, positive_power(q, c), q, c, r, at, MASKED, INT64, K, L, WHOLE, True)
     return anchor, q, over((s0 - 1.0).to(tl.float32), s1.to(tl.float32))
 
 
@@ -276,21 +280,21 @@ def slope_and_power(param, LINK: tl.constexpr, P: tl.constexpr, NORM: tl.constex
 
 @triton.jit
 def solve(x, tops, a, top, live, param, at, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, NORM: tl.constexpr,
-          EXACT: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+          EXACT: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
           WHOLE: tl.constexpr):  # fmt: skip
     """The four numbers of each row (see `separable`). `live`: the rows to solve."""
     c, r = slope_and_power(param, LINK, P, NORM)
     if LINK == "budget":
-        s0, s1, s2 = bracketed(x, tops, top, live, param, at, MASKED, FAR, R, K, L, WHOLE)
+        s0, s1, s2 = bracketed(x, tops, top, live, param, at, MASKED, INT64, R, K, L, WHOLE)
         s3 = s2 * 0.0
     elif LINK == "steep":
-        s0, s1, s2 = anchored(x, tops, top, live, param, at, MASKED, FAR, R, K, L, WHOLE)
+        s0, s1, s2 = anchored(x, tops, top, live, param, at, MASKED, INT64, R, K, L, WHOLE)
         s3 = s2 * 0.0
     elif LINK == "edge":
-        s0, s1, s2, norm = edged(x, tops, top, live, r, at, MASKED, FAR, K, L, WHOLE)
+        s0, s1, s2, norm = edged(x, tops, top, live, r, at, MASKED, INT64, K, L, WHOLE)
         s3 = over(1.0, norm)
     else:
         s0 = top
-        s1, s2, norm = newton(x, tops, a, top, live, c, r, at, LINK, P, SLOPE, EXACT | NORM, MASKED, FAR, K, L, WHOLE)
+        s1, s2, norm = newton(x, tops, a, top, live, c, r, at, LINK, P, SLOPE, EXACT | NORM, MASKED, INT64, K, L, WHOLE)
         s3 = over(1.0, norm)
     return s0, s1, s2, s3

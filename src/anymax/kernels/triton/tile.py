@@ -68,7 +68,7 @@ def smallest(v):
 
 
 @triton.jit
-def some(condition):
+def any_of(condition):
     """True if the condition holds for any row of the program."""
     return tl.max(condition.to(tl.int32)) > 0
 
@@ -114,9 +114,9 @@ def first_of(row, start, D1, D2, s0, s1, s2, sc, RAGGED: tl.constexpr, UNIT: tl.
 
 
 @triton.jit
-def step(cols, stride, FAR: tl.constexpr):
-    """The offset of each class within its row; FAR: it may exceed 2^31."""
-    if FAR:
+def step(cols, stride, INT64: tl.constexpr):
+    """The offset of each class within its row; INT64: it may exceed 2^31, so it is computed in 64 bits."""
+    if INT64:
         return cols.to(tl.int64) * stride
     else:
         return cols * stride
@@ -148,7 +148,7 @@ def operand(X, xo, xc, M, mo, mc, n, valid, SHIFT: tl.constexpr, WHOLE: tl.const
         PACK: tl.constexpr = 128 // X.dtype.element_ty.primitive_bitwidth
         lead = (xo % PACK).to(tl.int32)
         if not WHOLE:
-            lead = one(lead)
+            lead = as_scalar(lead)
         if SHIFT == 2:
             return (X, aligned(X, xo, SHIFT), xc, M, mo - lead * mc, mc, n + lead, valid, lead, lead)
         else:
@@ -204,7 +204,7 @@ def both(live, K: tl.constexpr):
 
 @triton.jit
 def fetch_one(
-    at, begin, live, MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr,
+    at, begin, live, MASKED: tl.constexpr, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr,
     OTHER: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """`fetch` by one load. It calls few functions, since a function in a loop is inlined only if calls are not nested deeply.
@@ -214,7 +214,7 @@ def fetch_one(
     X, xo, xc, M, mo, mc, n, valid = at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7]
     EVICT: tl.constexpr = "evict_last" if AGAIN else ""
     cols = lanes(begin, K, L)
-    of = X + xo + step(cols, xc, FAR)
+    of = X + xo + step(cols, xc, INT64)
     if len(at) > 8:
         lead = at[8]
         PACK: tl.constexpr = 128 // X.dtype.element_ty.primitive_bitwidth
@@ -238,34 +238,34 @@ def fetch_one(
         inside = live & (cols < n) & valid
         if len(at) > 8:
             inside = inside & (cols >= at[8])
-        keep = tl.load(M + mo + step(cols, mc, FAR), mask=inside, other=0)
+        keep = tl.load(M + mo + step(cols, mc, INT64), mask=inside, other=0)
         x = tl.where(keep != 0, x, OTHER)
     return x
 
 
 @triton.jit
 def fetch_two(
-    at, begin, live, MASKED: tl.constexpr, FAR: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr, OTHER: tl.constexpr,
+    at, begin, live, MASKED: tl.constexpr, INT64: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr, OTHER: tl.constexpr,
     ALONE: tl.constexpr,
 ):  # fmt: skip
     low, high = both(live, 2)
-    low = fetch_one(at, begin, low, MASKED, FAR, 1, L, AGAIN, OTHER, ALONE)
-    return joined(low, fetch_one(at, begin + L, high, MASKED, FAR, 1, L, AGAIN, OTHER, ALONE))
+    low = fetch_one(at, begin, low, MASKED, INT64, 1, L, AGAIN, OTHER, ALONE)
+    return joined(low, fetch_one(at, begin + L, high, MASKED, INT64, 1, L, AGAIN, OTHER, ALONE))
 
 
 @triton.jit
 def fetch_four(
-    at, begin, live, MASKED: tl.constexpr, FAR: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr, OTHER: tl.constexpr,
+    at, begin, live, MASKED: tl.constexpr, INT64: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr, OTHER: tl.constexpr,
     ALONE: tl.constexpr,
 ):  # fmt: skip
     low, high = both(live, 4)
-    low = fetch_two(at, begin, low, MASKED, FAR, L, AGAIN, OTHER, ALONE)
-    return joined(low, fetch_two(at, begin + 2 * L, high, MASKED, FAR, L, AGAIN, OTHER, ALONE))
+    low = fetch_two(at, begin, low, MASKED, INT64, L, AGAIN, OTHER, ALONE)
+    return joined(low, fetch_two(at, begin + 2 * L, high, MASKED, INT64, L, AGAIN, OTHER, ALONE))
 
 
 @triton.jit
 def fetch(
-    at, begin, live, MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr,
+    at, begin, live, MASKED: tl.constexpr, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr,
     OTHER: tl.constexpr = OUTSIDE, ALONE: tl.constexpr = True,
 ):  # fmt: skip
     """Scores of the live lanes in fp32, OTHER elsewhere; AGAIN: the cache should keep them.
@@ -274,22 +274,22 @@ def fetch(
     are of one row. In one load of [R, K, L], Triton 3.7 and later would spread threads along K before R."""
     several: tl.constexpr = at[7].shape[0] > 1
     if several and K == 2:
-        return fetch_two(at, begin, live & at[7], MASKED, FAR, L, AGAIN, OTHER, ALONE)
+        return fetch_two(at, begin, live & at[7], MASKED, INT64, L, AGAIN, OTHER, ALONE)
     elif several and K == 4:
-        return fetch_four(at, begin, live & at[7], MASKED, FAR, L, AGAIN, OTHER, ALONE)
+        return fetch_four(at, begin, live & at[7], MASKED, INT64, L, AGAIN, OTHER, ALONE)
     elif several and K == 8:
         low, high = both(live & at[7], 8)
-        low = fetch_four(at, begin, low, MASKED, FAR, L, AGAIN, OTHER, ALONE)
-        return joined(low, fetch_four(at, begin + 4 * L, high, MASKED, FAR, L, AGAIN, OTHER, ALONE))
+        low = fetch_four(at, begin, low, MASKED, INT64, L, AGAIN, OTHER, ALONE)
+        return joined(low, fetch_four(at, begin + 4 * L, high, MASKED, INT64, L, AGAIN, OTHER, ALONE))
     else:
-        return fetch_one(at, begin, live, MASKED, FAR, K, L, AGAIN, OTHER, ALONE)
+        return fetch_one(at, begin, live, MASKED, INT64, K, L, AGAIN, OTHER, ALONE)
 
 
 @triton.jit
-def put_one(OUT, oo, oc, begin, v, at, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
+def put_one(OUT, oo, oc, begin, v, at, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
     n, valid = at[6], at[7]
     cols = lanes(begin, K, L)
-    to = OUT + oo + step(cols, oc, FAR)
+    to = OUT + oo + step(cols, oc, INT64)
     v = v.to(OUT.dtype.element_ty)
     if len(at) > 8:
         lead = at[8]
@@ -307,65 +307,65 @@ def put_one(OUT, oo, oc, begin, v, at, FAR: tl.constexpr, K: tl.constexpr, L: tl
 
 
 @triton.jit
-def put_two(OUT, oo, oc, begin, v, at, FAR: tl.constexpr, L: tl.constexpr):
+def put_two(OUT, oo, oc, begin, v, at, INT64: tl.constexpr, L: tl.constexpr):
     low, high = halves(v)
-    put_one(OUT, oo, oc, begin, low, at, FAR, 1, L)
-    put_one(OUT, oo, oc, begin + L, high, at, FAR, 1, L)
+    put_one(OUT, oo, oc, begin, low, at, INT64, 1, L)
+    put_one(OUT, oo, oc, begin + L, high, at, INT64, 1, L)
 
 
 @triton.jit
-def put_four(OUT, oo, oc, begin, v, at, FAR: tl.constexpr, L: tl.constexpr):
+def put_four(OUT, oo, oc, begin, v, at, INT64: tl.constexpr, L: tl.constexpr):
     low, high = halves(v)
-    put_two(OUT, oo, oc, begin, low, at, FAR, L)
-    put_two(OUT, oo, oc, begin + 2 * L, high, at, FAR, L)
+    put_two(OUT, oo, oc, begin, low, at, INT64, L)
+    put_two(OUT, oo, oc, begin + 2 * L, high, at, INT64, L)
 
 
 @triton.jit
-def put(OUT, oo, oc, begin, v, at, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
+def put(OUT, oo, oc, begin, v, at, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
     """Writes a tile, of several rows as `fetch` reads it. For unaligned rows it writes the packs of 16 bytes within the row, then the
     numbers at both ends."""
     several: tl.constexpr = at[7].shape[0] > 1
     if several and K == 2:
-        put_two(OUT, oo, oc, begin, v, at, FAR, L)
+        put_two(OUT, oo, oc, begin, v, at, INT64, L)
     elif several and K == 4:
-        put_four(OUT, oo, oc, begin, v, at, FAR, L)
+        put_four(OUT, oo, oc, begin, v, at, INT64, L)
     elif several and K == 8:
         low, high = halves(v)
-        put_four(OUT, oo, oc, begin, low, at, FAR, L)
-        put_four(OUT, oo, oc, begin + 4 * L, high, at, FAR, L)
+        put_four(OUT, oo, oc, begin, low, at, INT64, L)
+        put_four(OUT, oo, oc, begin + 4 * L, high, at, INT64, L)
     else:
-        put_one(OUT, oo, oc, begin, v, at, FAR, K, L)
+        put_one(OUT, oo, oc, begin, v, at, INT64, K, L)
 
 
 @triton.jit
-def survey(at, ot, FILL: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+def survey(at, ot, FILL: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
            WHOLE: tl.constexpr):  # fmt: skip
     """(tile, maximum of each lane, maximum, poisoned), by one read of the row. The maximum of a poisoned row is NaN or +inf.
 
     FILL: a number to write to a longer row's output, ot = (OUT, offset, stride), since most classes keep it; None: write nothing.
     """
     if WHOLE:
-        x = fetch(at, 0, True, MASKED, FAR, K, L, False)
+        x = fetch(at, 0, True, MASKED, INT64, K, L, False)
         tops = highest(x, 1)
     else:
         tops = tl.full([R, 1, L], float("-inf"), tl.float32)
         for begin in range(0, at[6], K * L):
-            tops = higher(tops, highest(fetch(at, begin, True, MASKED, FAR, K, L, True), 1))
-            fill(at, ot, begin, FILL, FAR, R, K, L)
+            tops = higher(tops, highest(fetch(at, begin, True, MASKED, INT64, K, L, True), 1))
+            fill(at, ot, begin, FILL, INT64, R, K, L)
         x = tops
     top = highest(tops, 2)
     return x, tops, top, poisoned(top)
 
 
 @triton.jit
-def fill(at, ot, begin, FILL: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
+def fill(at, ot, begin, FILL: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
     if FILL is not None:
-        put(ot[0], ot[1], ot[2], begin, tl.full([R, K, L], FILL, tl.float32), at, FAR, K, L)
+        put(ot[0], ot[1], ot[2], begin, tl.full([R, K, L], FILL, tl.float32), at, INT64, K, L)
 
 
 @triton.jit
 def survey_parts(X, M, OUT, TOPS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc,
-                 FILL: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr,
+                 FILL: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr,
                  PARTS: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """Writes TOPS [rows, PARTS, L]: the maximum of each lane of each part, NaN if a score of the lane is NaN. WIDE: how many numbers are
     read side by side, a multiple of L. FILL: as in `survey`."""
@@ -379,8 +379,8 @@ def survey_parts(X, M, OUT, TOPS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1,
     tops = tl.full([1, 1, WIDE], float("-inf"), tl.float32)
     HIGH: tl.constexpr = K * L // WIDE
     for begin in range(first, tl.minimum(first + span, at[6]), K * L):
-        tops = higher(tops, highest(fetch(at, begin, True, MASKED, FAR, HIGH, WIDE, True), 1))
-        fill(at, ot, begin, FILL, FAR, 1, HIGH, WIDE)
+        tops = higher(tops, highest(fetch(at, begin, True, MASKED, INT64, HIGH, WIDE, True), 1))
+        fill(at, ot, begin, FILL, INT64, 1, HIGH, WIDE)
     lane = tl.arange(0, L)[None, None, :]
     folded = highest(tl.reshape(tops, [1, WIDE // L, L]), 1)
     tl.store(TOPS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * L + lane, folded)
@@ -397,20 +397,22 @@ def surveyed(TOPS, row, PARTS: tl.constexpr, L: tl.constexpr):
 
 
 @triton.jit
-def one(v):
-    """The number of a single row as a scalar, which has no layout. A number in the layout of another tile would convert a gathered tile to
-    that layout, down to its loads, and repeat its computation many times."""
+def as_scalar(v):
+    """The number of a single row as a scalar, to be used beside a gathered tile.
+
+    Two tensors of one operation have one layout. A tensor in the layout of the row's own tile would force that layout on the gathered
+    tile, back to its loads: each thread would then load and compute many copies of it. A scalar has no layout."""
     return tl.sum(v)
 
 
 @triton.jit
-def apart(v):
-    """`one` as a tensor, which can take the layout of the gathered tile."""
-    return tl.full([1, 1, 1], 0, v.dtype) + one(v)
+def as_tile(v):
+    """`as_scalar` as a new tensor of one number, which takes the layout of the gathered tile."""
+    return tl.full([1, 1, 1], 0, v.dtype) + as_scalar(v)
 
 
 @triton.jit
-def listed(
+def read_lanes(
     at,
     mine,
     count,
@@ -418,7 +420,7 @@ def listed(
     FEW: tl.constexpr,
     DEPTH: tl.constexpr,
     MASKED: tl.constexpr,
-    FAR: tl.constexpr,
+    INT64: tl.constexpr,
     L: tl.constexpr,
 ):
     """(tile, classes, which of them exist): the scores of the `count` lanes listed at `mine` as a tile [1, DEPTH, FEW]. Lane l + i L is
@@ -428,16 +430,18 @@ def listed(
     lane = tl.load(mine + slots, mask=slots < count, other=0)
     within = tl.arange(0, DEPTH)[None, :, None] * L + lane % L
     cols = (lane // L) * span + within
-    ok = (slots < count) & (within < span) & there(at, cols)
-    x = tl.load(X + xo + step(cols, xc, FAR), mask=ok, other=float("-inf")).to(tl.float32)
+    ok = (
+        (slots < count) & (within < span) & (cols >= 0) & there(at, cols)
+    )  # a hook may have changed a list that was saved
+    x = tl.load(X + xo + step(cols, xc, INT64), mask=ok, other=float("-inf")).to(tl.float32)
     if MASKED:
-        keep = tl.load(M + mo + step(cols, mc, FAR), mask=ok, other=0)
+        keep = tl.load(M + mo + step(cols, mc, INT64), mask=ok, other=0)
         x = tl.where(keep != 0, x, float("-inf"))
     return x, cols, ok
 
 
 @triton.jit
-def gather(at, live, LIST, span, FEW: tl.constexpr, DEPTH: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, L: tl.constexpr,
+def gather(at, live, LIST, span, FEW: tl.constexpr, DEPTH: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, L: tl.constexpr,
            LIVE: tl.constexpr):  # fmt: skip
     """(tile, classes, number of live lanes): the scores of up to FEW of LIVE lanes as a tile, for a row in steps or in parts.
 
@@ -448,12 +452,12 @@ def gather(at, live, LIST, span, FEW: tl.constexpr, DEPTH: tl.constexpr, MASKED:
     tl.store(mine + slot, tl.arange(0, LIVE)[None, None, :], mask=live & (slot < FEW))
     tl.debug_barrier()
     count = tl.sum(live.to(tl.int32))
-    x, cols, _ = listed(at, mine, count, span, FEW, DEPTH, MASKED, FAR, L)
+    x, cols, _ = read_lanes(at, mine, count, span, FEW, DEPTH, MASKED, INT64, L)
     return x, cols, count
 
 
 @triton.jit
-def scatter(OUT, oo, oc, cols, v, keep, at, FAR: tl.constexpr):
+def scatter(OUT, oo, oc, cols, v, keep, at, INT64: tl.constexpr):
     """Writes the entries of a gathered tile where `keep` is True, after all threads have written the rest of the row."""
     tl.debug_barrier()
-    tl.store(OUT + oo + step(cols, oc, FAR), v.to(OUT.dtype.element_ty), mask=keep & (cols < at[6]) & at[7])
+    tl.store(OUT + oo + step(cols, oc, INT64), v.to(OUT.dtype.element_ty), mask=keep & (cols < at[6]) & at[7])
