@@ -436,6 +436,8 @@ def test_all_is_what_is_public():
     assert "*" in imported
     imported = imported - {"*"} | set(am.mappings.__all__) | set(am._LATE_NAMES)
     assert imported == set(am.__all__)
-    assert dir(am) == sorted([*am.__all__, "distributed", "hf", "linear", "nn", "numpyro", "plot", "sklearn"])
+    assert dir(am) == sorted(
+        [*am.__all__, "distributed", "hf", "linear", "nn", "numpyro", "plot", "sampling", "segments", "sklearn"]
+    )
     with pytest.raises(AttributeError, match="no attribute 'softmaxx'"):
         am.softmaxx  # noqa: B018

@@ -229,3 +229,25 @@ def test_hooks_and_a_graph_that_is_kept():
             A.linear_loss(free[0].detach(), free[1], y, MAPS[name], linear_bias=free[2]), free[1]
         )[0]
         close(only, first[1], 1e-12)
+
+
+@pytest.mark.parametrize("name", ["softmax", "taylor"])
+def test_a_gradient_of_the_forward_pass_can_be_asked_for_twice(name):
+    torch, free, y = torch_operands()
+    loss = A.linear_loss(free[0], free[1], y, MAPS[name], linear_bias=free[2])
+    assert "forward pass" in A.linear.explain_linear_loss(free[0], free[1], y, MAPS[name], linear_bias=free[2])
+    want = torch.autograd.grad(dense(MAPS[name], free[0] @ free[1].T + free[2], y), free)
+    for factor in (3.0, -1.0, 1.0):
+        got = torch.autograd.grad(factor * loss, free, retain_graph=True)
+        for one, other in zip(got, want):
+            close(one, factor * other, 1e-9)
+            one.mul_(7.0)  # the caller's own
+
+
+def test_a_weight_that_changed_after_the_forward_pass_is_an_error():
+    torch, free, y = torch_operands()
+    loss = A.linear_loss(free[0], free[1], y)
+    with torch.no_grad():
+        free[1].mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

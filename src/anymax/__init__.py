@@ -21,8 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import functional, likelihood, mappings, margins, segments, transforms
-from ._attention import LinearState, attention, explain_attention, linear_attention
+from . import functional, likelihood, mappings, margins, transforms
 from ._config import show_config
 from ._core import elsewhere
 from ._core.facts import Facts
@@ -31,7 +30,6 @@ from ._core.mapping import Mapping
 from ._core.ratio_map import RatioMap
 from ._core.separable import Separable
 from ._version import __version__
-from .contract import check_mapping
 from .functional import (
     apply,
     budget,
@@ -68,22 +66,6 @@ from .losses import (
     taylor_softmax_loss,
 )
 from .mappings import *  # noqa: F403 (the maps are public by being in its `__all__`)
-from .sampling import (
-    gumbel_max,
-    gumbel_softmax,
-    sample,
-)
-from .segments import (
-    Segments,
-    segment_apply,
-    segment_entropy,
-    segment_log_apply,
-    segment_logsumexp,
-    segment_loss,
-    segment_sample,
-    segment_support,
-    segment_threshold,
-)
 from .thresholds import logsumexp, threshold
 from .transforms import (
     compose,
@@ -104,10 +86,25 @@ if TYPE_CHECKING:
     from . import nn as nn
     from . import numpyro as numpyro
     from . import plot as plot
+    from . import segments as segments
     from . import sklearn as sklearn
+    from ._attention import LinearState, attention, explain_attention, linear_attention
     from ._attention.packed import attention_varlen
+    from .contract import check_mapping
     from .contrastive import contrastive_loss
     from .linear import linear_log_prob, linear_log_prob_entropy, linear_loss, linear_topk_kl
+    from .sampling import gumbel_max, gumbel_softmax, sample
+    from .segments import (
+        Segments,
+        segment_apply,
+        segment_entropy,
+        segment_log_apply,
+        segment_logsumexp,
+        segment_loss,
+        segment_sample,
+        segment_support,
+        segment_threshold,
+    )
 
 
 def _notebook_page(mapping: Mapping) -> str:
@@ -130,6 +127,18 @@ def _over_devices() -> Any:
     return torch_dtensor
 
 
+def _apply_to_ragged(*given: Any, **options: Any) -> Any:
+    from .segments.verbs import apply_tensor  # late: most calls have rows of one length
+
+    return apply_tensor(*given, **options)
+
+
+def _segment_bridge(framework: str) -> Any:
+    from . import segments  # late: as above
+
+    return segments.segment_bridge(framework)
+
+
 def _layer_bridge(framework: str) -> Any:
     from . import linear  # late: output layers are loaded when they are first used
 
@@ -140,22 +149,39 @@ handed.catalogue = mappings.CATALOGUE
 handed.call = functional.call
 handed.notebook_page = _notebook_page
 handed.public_names = _public_names
-handed.apply_to_ragged = segments.verbs.apply_tensor
+handed.apply_to_ragged = _apply_to_ragged
 handed.over_devices = _over_devices
-handed.segment_bridge = segments.segment_bridge
+handed.segment_bridge = _segment_bridge
 handed.layer_bridge = _layer_bridge
 handed.softmax_terms = likelihood.softmax_terms
 handed.check()
 
 # these need a framework, matplotlib or scikit-learn
-_LATE = ("distributed", "hf", "linear", "nn", "numpyro", "plot", "sklearn")
+_LATE = ("distributed", "hf", "linear", "nn", "numpyro", "plot", "sampling", "segments", "sklearn")
 _LATE_NAMES = {  # functions whose modules are slow to load, and those modules
+    **dict.fromkeys(("gumbel_max", "gumbel_softmax", "sample"), "sampling"),
+    **dict.fromkeys(("LinearState", "attention", "explain_attention", "linear_attention"), "_attention"),
     "attention_varlen": "_attention.packed",
+    "check_mapping": "contract",
     "contrastive_loss": "contrastive",
     "linear_log_prob": "linear",
     "linear_log_prob_entropy": "linear",
     "linear_loss": "linear",
     "linear_topk_kl": "linear",
+    **dict.fromkeys(
+        (
+            "Segments",
+            "segment_apply",
+            "segment_entropy",
+            "segment_log_apply",
+            "segment_logsumexp",
+            "segment_loss",
+            "segment_sample",
+            "segment_support",
+            "segment_threshold",
+        ),
+        "segments",
+    ),
 }
 
 _MOVED = {  # names that have moved, and where they are now

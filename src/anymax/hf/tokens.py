@@ -25,7 +25,20 @@ _CHECKED: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose logits were c
 
 
 class TokenStatistics(NamedTuple):
-    """log p of each token and the entropy of the distribution that it was drawn from, fp32."""
+    """The result of `token_statistics`, a pair of tensors in fp32.
+
+    Parameters
+    ----------
+    log_prob
+        log p of each token.
+    entropy
+        The entropy of the distribution from which it was drawn.
+
+    Examples
+    --------
+    >>> import torch
+    >>> log_prob, entropy = anymax.hf.TokenStatistics(torch.zeros(1, 3), torch.ones(1, 3))
+    """
 
     log_prob: Tensor
     entropy: Tensor

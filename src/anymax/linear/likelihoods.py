@@ -116,7 +116,7 @@ def linear_log_prob_entropy(
     >>> x, weight = [[1.0, 0.0], [0.0, 2.0]], [[2.0, 0.0], [0.0, 2.0], [1.0, 1.0]]
     >>> log_p, entropy = anymax.linear_log_prob_entropy(x, weight, [0, 2])
     >>> log_p.round(3), entropy.round(3)
-    (array([-0.408, -2.143]), array([0.803, 0.441]))
+    (array([-0.408, -2.143]), array([0.832, 0.441]))
     """
     who = "linear_log_prob_entropy"
     if full and support is None:

@@ -67,10 +67,8 @@ class _Ahead(torch.autograd.Function):
         none = (None,) * 3
         if plain_backward(g):
             return *none, *_plain(job, tensors, grads, lambda value: factor * value.sum())
-        ready, ctx.ready = (
-            ctx.ready,
-            None,
-        )  # it is handed over, so that nobody copies it; a second call computes it again
+        # it is handed over, so that nobody copies it; a second call computes it again
+        ready, ctx.ready = ctx.ready, None
         if ready is None:
             ready = _gradient(_with(job, tensors), step, factor, ctx.needs_input_grad[3:])[1]
         one = bool(g == 1)
