@@ -110,6 +110,30 @@ def test_the_loss_and_its_gradients_are_those_of_all_scores(name, bias, monkeypa
     assert count["layer_products"] == (0 if name == "softmax" else 2)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_log_p_and_entropy_and_their_gradients_are_those_of_all_scores(masked, monkeypatch):
+    x, weight, b, t = operands()
+    t[3] = -1
+    mask = torch.rand(ROWS, CLASSES, generator=torch.Generator().manual_seed(1)).to(DEVICE) < 0.7
+    mask[5] = False
+    options = {"mask": mask} if masked else {}
+
+    def terms(x, weight, b):
+        free = [a.detach().requires_grad_() for a in (x, weight, b)]
+        log_p, h = am.linear_log_prob_entropy(free[0], free[1], t, linear_bias=free[2], temperature=0.8, **options)
+        found = torch.where(log_p == -torch.inf, 0.0, log_p)
+        factors = torch.linspace(0.5, 2.0, ROWS, device=h.device, dtype=h.dtype)
+        return [found.detach(), h.detach(), *torch.autograd.grad((found * factors).sum() - (h * factors).sum(), free)]
+
+    with counted(monkeypatch) as count:
+        got = terms(x, weight, b)
+    with am.use("reference"):
+        want = terms(*(a.double() for a in (x, weight, b)))
+    compare(got, want, 3e-5)
+    assert count["layer_sums"] == 1
+    assert count["layer_slopes"] > 0
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["softmax", "entmax-1.5"])
 def test_halves(name, dtype):

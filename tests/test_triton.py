@@ -213,9 +213,11 @@ def test_output_layers_compile_ahead_of_time(monkeypatch, compiler):
     make = lambda *shape: torch.zeros(shape, dtype=torch.float16)  # noqa: E731
     x, t, keep = make(200, 96), torch.zeros(200, dtype=torch.int64), torch.ones(1, 3000, dtype=torch.bool)
     of = Layer(x, make(3000, 96), make(3000), keep, am.Softmax(), (200,), x.dtype)
-    layer.two_of(of, t)
     u, even = torch.zeros(3000), torch.zeros(200)
-    layer.slopes(of, t, torch.zeros(200), torch.zeros(200, 2), u, even, 0, 1000, make(200_000))
+    for entropy in (False, True):
+        layer.two_of(of, t, entropy)
+        mix = even if entropy else None
+        layer.slopes(of, t, torch.zeros(200), torch.zeros(200, 2), u, even, mix, 0, 1000, make(200_000))
     for mapping in (am.Entmax(1.7), am.Entmax(3.0)):
         layer.candidates(of, layer.candidate_form(engine.triton_link(mapping)), t, None)
     layer.add_products(x, torch.zeros(201, dtype=torch.int64), t, torch.zeros(200), make(200, 96))

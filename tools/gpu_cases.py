@@ -129,11 +129,11 @@ def layer_cases() -> Iterator[Case]:
         x, weight = make(4096, 4096), make(128_256, 4096)
         return Layer(x, weight, None, None, am.Softmax(), (4096,), x.dtype), make(4096, dtype=torch.int64)
 
-    def softmax() -> None:
+    def softmax(entropy: bool = False) -> None:
         of, t = operands()
         level, g = make(4096, dtype=torch.float32), make(4096, 2, dtype=torch.float32)
-        layer.two_of(of, t)
-        layer.slopes(of, t, level, g, None, None, 0, 2624, make(4096 * 2624))
+        layer.two_of(of, t, entropy)
+        layer.slopes(of, t, level, g, None, None, level if entropy else None, 0, 2624, make(4096 * 2624))
 
     def products() -> None:
         of, _ = operands()
@@ -147,6 +147,7 @@ def layer_cases() -> Iterator[Case]:
         layer.candidates(operands()[0], found, operands()[1], None)
 
     yield Case("layer/softmax bfloat16", softmax, False)
+    yield Case("layer/log p and entropy bfloat16", functools.partial(softmax, True), False)
     yield Case("layer/support bfloat16", products, False)
     yield Case("layer/entmax15 bfloat16", listed, False)
 

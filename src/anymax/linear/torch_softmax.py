@@ -115,8 +115,9 @@ def others_of(layer: Layer, target: Tensor, blocks: BlockSize, entropy: bool) ->
     wide, (rows, m) = wide_dtype(layer.x, torch), target.shape
     value = torch.full((rows, m + 1), -math.inf, dtype=wide, device=layer.x.device)
     h = value.new_zeros((rows, int(entropy)))
-    if rows and m == 1 and not entropy and (gpu := triton.output_layer(layer.x, layer.weight, layer.bias)) is not None:
-        return gpu.two_of(layer, target[:, 0]), h
+    if rows and m == 1 and (gpu := triton.output_layer(layer.x, layer.weight, layer.bias)) is not None:
+        value[:, 0], levels, entropies = gpu.two_of(layer, target[:, 0], entropy)
+        return _joined(value, h, levels, entropies)
     for tile in blocks.tiles(layer):
         part, out = layer.part(tile), value[tile]
         scores = ScoreBlocks(part, blocks, target[tile])
@@ -132,11 +133,16 @@ def others_of(layer: Layer, target: Tensor, blocks: BlockSize, entropy: bool) ->
             else:
                 level = logsumexp(s, wide)
             levels.append(level)
-        each = torch.cat(levels, 1)
-        out[:, -1] = each.logsumexp(1)
-        if entropy:  # that of the choice of a block, and of each block
-            below = (each - _level(out)).clamp_(min=LOWEST)
-            h[tile] = (below.exp() * (torch.cat(entropies, 1) - below)).sum(1, keepdim=True)
+        _joined(out, h[tile], torch.cat(levels, 1), torch.cat(entropies, 1) if entropy else None)
+    return value, h
+
+
+def _joined(value: Tensor, h: Tensor, levels: Tensor, entropies: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Write logsumexp and entropy of the others, from those of each block of classes [rows, blocks], into `value` and h."""
+    value[:, -1] = levels.logsumexp(1)
+    if h.shape[1] and entropies is not None:  # that of the choice of a block, and of each block
+        below = (levels - _level(value)).clamp_(min=LOWEST)
+        h[:] = (below.exp() * (entropies - below)).sum(1, keepdim=True)
     return value, h
 
 
@@ -168,6 +174,14 @@ class _Slopes(NamedTuple):
             None if g_even is None else g_even[rows],
         )
 
+    def factors(self) -> tuple[Tensor, Tensor | None]:
+        """(g [rows, m + 1], mix [rows]): the gradient is g for the targets' scores, and q (g - mix log q) for the others."""
+        if self.g_entropy is None:
+            return self.g, None
+        g = self.g.clone()
+        g[:, -1:] -= self.g_entropy * self.entropy
+        return g, self.g_entropy[:, 0]
+
     def block(self, scores: ScoreBlocks, a: int, b: int, step: int) -> Tensor:
         """The gradient in the scores of the classes a to b, in the dtype of the product, `step` rows at a time."""
         d = scores.block(a, b)
@@ -182,11 +196,12 @@ class _Slopes(NamedTuple):
     def change(self, d: Tensor, a: int, b: int) -> None:
         """Scores of the classes a to b, changed to their gradient: of logsumexp it is q, of the entropy -q (log q + entropy)."""
         log_q = d.to(self.value.dtype).sub_(_level(self.value))
-        if self.g_entropy is None:
-            q = log_q.exp_().mul_(self.g[:, -1:])
+        g, mix = self.factors()
+        if mix is None:
+            q = log_q.exp_().mul_(g[:, -1:])
         else:
             q = log_q.exp()
-            q.mul_(log_q.clamp_(min=LOWEST).mul_(-self.g_entropy).add_(self.g[:, -1:] - self.g_entropy * self.entropy))
+            q.mul_(log_q.clamp_(min=LOWEST).mul_(-mix[:, None]).add_(g[:, -1:]))
         if self.u is not None and self.g_even is not None:
             q.addr_(self.g_even, self.u[a:b])
         if q.data_ptr() != d.data_ptr():
@@ -199,7 +214,7 @@ def _others_back(layer: Layer, target: Tensor, of: _Slopes, blocks: BlockSize, w
     dx = torch.zeros(x.shape, dtype=wide, device=x.device) if wants[0] else None
     dw = torch.empty_like(weight) if wants[1] else None
     db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
-    gpu = triton.output_layer(x, weight, bias) if layer.rows and target.shape[1] == 1 and of.g_entropy is None else None
+    gpu = triton.output_layer(x, weight, bias) if layer.rows and target.shape[1] == 1 else None
     tiles = list(blocks.tiles(layer))
     buffer = blocks.buffer(layer)
     half = buffer.dtype is not wide
@@ -210,9 +225,9 @@ def _others_back(layer: Layer, target: Tensor, of: _Slopes, blocks: BlockSize, w
         sums = None
         for tile, block, part in zip(tiles, scores, parts):
             if gpu is not None:
-                d = gpu.slopes(
-                    block.layer, target[tile, 0], _level(part.value)[:, 0], part.g, part.u, part.g_even, a, b, buffer
-                )
+                g, mix = part.factors()
+                level = _level(part.value)[:, 0]
+                d = gpu.slopes(block.layer, target[tile, 0], level, g, part.u, part.g_even, mix, a, b, buffer)
             else:
                 d = part.block(block, a, b, step)
             if db is not None:

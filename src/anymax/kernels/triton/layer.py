@@ -67,32 +67,34 @@ def candidate_form(link: Link) -> tuple[str, int, float, float] | None:
     return "edge" if form.link == "any" else form.link, form.power, form.param, 1.0 / form.param
 
 
-def two_of(layer: Any, target: Tensor) -> Tensor:
-    """The target's score and the logsumexp of all other scores of each row, [rows, 2] in fp32."""
+def two_of(layer: Any, target: Tensor, entropy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """The target's score [rows], logsumexp of the other scores in each part of the classes [rows, parts], and if requested the entropy of
+    their softmax, of the same shape; fp32."""
     of = _Operands("sums", layer)
-    out = layer.x.new_empty((of.rows, 2), dtype=torch.float32)
-    own, level = out.new_empty(of.rows), out.new_empty((of.rows, of.parts))
+    own = torch.full((of.rows,), -torch.inf, dtype=torch.float32, device=layer.x.device)  # of a row without a target
+    level = own.new_empty((of.rows, of.parts))
+    h = torch.empty_like(level) if entropy else level
     _launch(
-        layer_sums, layer.x, (of.tall, of.parts), *of.pointers, target.contiguous(), own, level, of.rows, of.n, layer.x.shape[1],
-        of.span, *of.strides, **of.options,
+        layer_sums, layer.x, (of.tall, of.parts), *of.pointers, target.contiguous(), own, level, h, of.rows, of.n, layer.x.shape[1],
+        of.span, *of.strides, MIXED=entropy, **of.options,
     )  # fmt: skip
-    out[:, 0] = own
-    torch.logsumexp(level, 1, out=out[:, 1])
-    return out
+    return own, level, h
 
 
 def slopes(
-    layer: Any, target: Tensor, level: Tensor, g: Tensor, u: Tensor | None, g_even: Tensor | None, a: int, b: int,
-    room: Tensor,
+    layer: Any, target: Tensor, level: Tensor, g: Tensor, u: Tensor | None, g_even: Tensor | None, mix: Tensor | None, a: int,
+    b: int, room: Tensor,
 ) -> Tensor:  # fmt: skip
-    """The gradient of `two_of` and of <x, u> in the scores of the classes a to b, in the dtype of the features, written to `room`."""
+    """The gradient in the scores of the classes a to b, in the dtype of the features, written to `room`: g [rows, 2] are those of the
+    target's score and of logsumexp of the others, g_even that of <x, u>, and mix [rows] that of the others' entropy."""
     of = _Operands("slopes", layer)
     out = room[: of.rows * (b - a)].view(of.rows, b - a)
     spread = u is not None and g_even is not None
     even = (g_even.float().contiguous(), u.float().contiguous()) if spread else (level, level)  # type: ignore[union-attr]
     _launch(
         layer_slopes, layer.x, (of.tall, triton.cdiv(b - a, of.panel.N)), *of.pointers, target.contiguous(), level.contiguous(),
-        g.float().contiguous(), *even, out, of.rows, b, layer.x.shape[1], a, *of.strides, out.stride(0), SPREAD=spread, **of.options,
+        g.float().contiguous(), *even, level if mix is None else mix.float().contiguous(), out, of.rows, b, layer.x.shape[1], a,
+        *of.strides, out.stride(0), SPREAD=spread, MIXED=mix is not None, **of.options,
     )  # fmt: skip
     return out
 

@@ -1,9 +1,9 @@
 """Output layers: the scores `x @ weight.T + bias` are computed and used one tile at a time, and never all stored.
 
-`layer_sums` is the forward pass of softmax: the target's score, and the logsumexp of all others. `layer_slopes` computes the tiles again
-for its gradient. `layer_candidates` lists the scores that may have a probability under a threshold map. Each lane keeps its maximum over
-all tiles; the threshold of these maxima, with a Newton step for each tile, is a lower bound of the row's, since more classes only raise it.
-`layer_products`, a sparse matrix times a dense one, is the gradient from the candidates.
+`layer_sums` is the forward pass of softmax: the target's score, and the logsumexp and entropy of all others. `layer_slopes` computes the
+tiles again for its gradient. `layer_candidates` lists the scores that may have a probability under a threshold map. Each lane keeps its
+maximum over all tiles; the threshold of these maxima, with a Newton step for each tile, is a lower bound of the row's, since more classes
+only raise it. `layer_products`, a sparse matrix times a dense one, is the gradient from the candidates.
 """
 
 # pyright: reportAssignmentType=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
@@ -66,14 +66,16 @@ def tell(OUT, s, i, j, t, begin, rows, N: tl.constexpr):
 
 
 @triton.jit
-def layer_sums(X, W, B, KEEP, TARGET, OWN, LEVEL, rows, n, d, span, x0, x1, w0, w1, b0, k0, k1, BIAS: tl.constexpr,
-               KEPT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, F: tl.constexpr):  # fmt: skip
-    """OWN [rows]: the target's score; LEVEL [rows, parts]: the logsumexp of the other scores in each part of `span` classes."""
+def layer_sums(X, W, B, KEEP, TARGET, OWN, LEVEL, ENTROPY, rows, n, d, span, x0, x1, w0, w1, b0, k0, k1, MIXED: tl.constexpr,
+               BIAS: tl.constexpr, KEPT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, F: tl.constexpr):  # fmt: skip
+    """OWN [rows]: the target's score; LEVEL [rows, parts]: the logsumexp of the other scores in each part of `span` classes; if MIXED,
+    ENTROPY [rows, parts]: the entropy of their softmax."""
     i = tl.program_id(0) * M + tl.arange(0, M)
     t = targets(TARGET, i, i < rows, n)
     first = tl.program_id(1) * span
     top = tl.full([M], float("-inf"), tl.float32)
     z = tl.zeros([M], tl.float32)
+    mean = tl.zeros([M], tl.float32)  # the sum of exp(s - base) (s - base)
     for begin in range(first, tl.minimum(first + span, n), N):
         j = begin + tl.arange(0, N)
         s = tile_of(X, W, B, KEEP, i, j, rows, n, d, x0, x1, w0, w1, b0, k0, k1, BIAS, KEPT, M, N, F)
@@ -81,19 +83,26 @@ def layer_sums(X, W, B, KEEP, TARGET, OWN, LEVEL, rows, n, d, span, x0, x1, w0, 
         s = tl.where(mine, float("-inf"), s)
         now = tl.maximum(top, tl.max(s, 1))
         base = tl.where(now > float("-inf"), now, 0.0)  # a NaN stays in the sum
-        z = z * tl.exp(top - base) + tl.sum(tl.exp(s - base[:, None]), 1)
+        e, change = tl.exp(s - base[:, None]), tl.exp(top - base)
+        if MIXED:
+            lower = tl.where(top > float("-inf"), top - base, 0.0)
+            mean = change * (mean + z * lower) + tl.sum(e * tl.where(s > float("-inf"), s - base[:, None], 0.0), 1)
+        z = z * change + tl.sum(e, 1)
         top = now
     base = tl.where(top > float("-inf"), top, 0.0)
     level = tl.where(z == 0.0, float("-inf"), base + tl.log(z))
-    tl.store(LEVEL + i.to(tl.int64) * tl.num_programs(1) + tl.program_id(1), level, mask=i < rows)
+    to = i.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    tl.store(LEVEL + to, level, mask=i < rows)
+    if MIXED:
+        tl.store(ENTROPY + to, tl.where(z == 0.0, 0.0, tl.log(z) - mean / z), mask=i < rows)
 
 
 @triton.jit
-def layer_slopes(X, W, B, KEEP, TARGET, LEVEL, G, EVEN, U, OUT, rows, n, d, first, x0, x1, w0, w1, b0, k0, k1, o0,
-                 BIAS: tl.constexpr, KEPT: tl.constexpr, SPREAD: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-                 F: tl.constexpr):  # fmt: skip
-    """OUT [rows, classes from `first` to n]: `G[0]` for the target, `exp(s - level) G[1]` for the other classes; SPREAD adds `EVEN U` to
-    every class."""
+def layer_slopes(X, W, B, KEEP, TARGET, LEVEL, G, EVEN, U, MIX, OUT, rows, n, d, first, x0, x1, w0, w1, b0, k0, k1, o0,
+                 BIAS: tl.constexpr, KEPT: tl.constexpr, SPREAD: tl.constexpr, MIXED: tl.constexpr, M: tl.constexpr,
+                 N: tl.constexpr, F: tl.constexpr):  # fmt: skip
+    """OUT [rows, classes from `first` to n]: `G[0]` for the target, and for the other classes q `G[1]` with q = exp(s - level), or if MIXED
+    q `(G[1] - MIX (s - level))`; SPREAD adds `EVEN U` to every class."""
     i = tl.program_id(0) * M + tl.arange(0, M)
     j = first + tl.program_id(1) * N + tl.arange(0, N)
     there = i < rows
@@ -103,7 +112,11 @@ def layer_slopes(X, W, B, KEEP, TARGET, LEVEL, G, EVEN, U, OUT, rows, n, d, firs
     others = tl.load(G + 2 * i + 1, mask=there, other=0.0)
     s = tile_of(X, W, B, KEEP, i, j, rows, n, d, x0, x1, w0, w1, b0, k0, k1, BIAS, KEPT, M, N, F)
     mine = j[None, :] == t[:, None]
-    slope = tl.exp(tl.where(mine, float("-inf"), s) - level[:, None]) * others[:, None]
+    log_q = tl.where(mine, float("-inf"), s) - level[:, None]
+    slope = tl.exp(log_q) * others[:, None]
+    if MIXED:
+        mix = tl.load(MIX + i, mask=there, other=0.0)
+        slope -= tl.exp(log_q) * mix[:, None] * tl.where(log_q > float("-inf"), log_q, 0.0)
     if SPREAD:
         even = tl.load(EVEN + i, mask=there, other=0.0)
         slope += even[:, None] * tl.load(U + j, mask=j < n, other=0.0)[None, :]
