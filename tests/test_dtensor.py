@@ -104,7 +104,7 @@ for call, words in (
     (lambda: A.likelihood.kl("softmax", apart, "softmax", apart), "takes no DTensor"),
     (lambda: A.segment_apply("softmax", apart, lengths=[1, 5]), "segment_apply takes no DTensor; give"),
     (lambda: A.segment_logsumexp(x, index=apart), "segment_logsumexp takes no DTensor as index; give index.full_tensor()"),
-    (lambda: A.linear_loss(x, apart, t), "linear_loss takes no DTensor as linear_weight; give linear_weight.full_tensor()"),
+    (lambda: A.linear.linear_threshold(x, apart), "linear_threshold takes no DTensor as linear_weight; give linear_weight.full_tensor()"),
     (lambda: A.linear_log_prob(x, x, apart), "linear_log_prob takes no DTensor as target; give"),
     (lambda: A.sample("softmax", apart, generator=0), "sample takes no DTensor; give"),
     (lambda: A.sample("softmax", apart), "anymax.distributed.sample takes classes that lie on several devices"),

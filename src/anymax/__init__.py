@@ -127,6 +127,12 @@ def _over_devices() -> Any:
     return torch_dtensor
 
 
+def _layers_over_devices() -> Any:
+    from .distributed import torch_dtensor_layers  # late: as above
+
+    return torch_dtensor_layers
+
+
 def _apply_to_ragged(*given: Any, **options: Any) -> Any:
     from .segments.verbs import apply_tensor  # late: most calls have rows of one length
 
@@ -151,6 +157,7 @@ handed.notebook_page = _notebook_page
 handed.public_names = _public_names
 handed.apply_to_ragged = _apply_to_ragged
 handed.over_devices = _over_devices
+handed.layers_over_devices = _layers_over_devices
 handed.segment_bridge = _segment_bridge
 handed.layer_bridge = _layer_bridge
 handed.softmax_terms = likelihood.softmax_terms

@@ -33,6 +33,9 @@ class HandedDown:
     over_devices: Callable[[], ModuleType]
     """Loads and returns the module that handles DTensors."""
 
+    layers_over_devices: Callable[[], ModuleType]
+    """The same for output layers."""
+
     segment_bridge: Callable[[str], Any]
     """The bridge of `segments`, by the name of the framework."""
 

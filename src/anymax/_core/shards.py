@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from .handed import handed
+from .names import as_mapping
 
 # verbs that refuse DTensors but exist in anymax.distributed
-_APART = ("sample", "linear_log_prob", "linear_log_prob_entropy", "linear_loss", "linear_topk_kl")
+_APART = ("sample",)
 
 
 def sharded(x: Any) -> bool:
@@ -24,17 +26,39 @@ def refuse(who: str, x: Any, **others: Any) -> None:
         return
     for name, value in others.items():
         if sharded(value):
-            apart = f", or {name}.to_local() to anymax.distributed.{who}, if its classes lie on several devices"
-            raise TypeError(
-                f"{who} takes no DTensor as {name}; give {name}.full_tensor()"
-                f"{apart if who in _APART and name.startswith('linear_') else ''}"
-            )
+            raise TypeError(f"{who} takes no DTensor as {name}; give {name}.full_tensor()")
     if sharded(x):
         apart = f"; anymax.distributed.{who} takes classes that lie on several devices, as x.to_local() with group="
         raise TypeError(
             f"{who} takes no DTensor; give each device its own rows, x.to_local() (with their targets), or all of them, x.full_tensor()"
             f"{apart if who in _APART else ''}"
         )
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def layer_over_devices(*of_rows: str) -> Callable[[F], F]:
+    """A decorator of a verb (x, linear_weight, ..., mapping) of output layers: a call with a DTensor goes to the module that computes it.
+
+    of_rows: the names of its arguments whose first axes are those of the rows of x.
+    """
+
+    def decorate(verb: F) -> F:
+        @functools.wraps(verb)
+        def call(*args: Any, **options: Any) -> Any:
+            operands = (*args[:2], options.get("x"), options.get("linear_weight"))
+            if "torch.distributed.tensor" not in sys.modules or not any(map(sharded, operands)):
+                return verb(*args, **options)
+            who, given = verb.__name__, inspect.signature(verb).bind(*args, **options).arguments
+            x, weight, mapping = given.pop("x"), given.pop("linear_weight"), given.pop("mapping", "softmax")
+            rows = tuple(given.pop(name) for name in of_rows)
+            layers = handed.layers_over_devices()
+            return layers.layer(who, verb, x, weight, rows, as_mapping(mapping, who), given)
+
+        return cast(F, call)
+
+    return decorate
 
 
 def over_devices() -> Any:

@@ -46,7 +46,8 @@ def _tuple_of(axes: Any, x: DTensor) -> tuple[int, ...]:
     return tuple(check_axis(a, x.ndim) for a in given)
 
 
-def _tensor(a: Any, device: Any) -> Tensor:
+def as_tensor(a: Any, device: Any) -> Tensor:
+    """A torch tensor, or an array or list as one on this device."""
     return a if is_torch(a) else torch.as_tensor(np.asarray(a), device=device)
 
 
@@ -93,7 +94,7 @@ class Layout:
         """
         if not is_array(a) or (a.ndim == 0 and not is_torch(a)):
             return a
-        a = self.everywhere(_tensor(a, self.mesh.device_type))
+        a = self.everywhere(as_tensor(a, self.mesh.device_type))
         if any(p.is_partial() for p in a.placements):
             raise TypeError(f"{self.who}: {name} is Partial: each device has a summand; redistribute it first")
         shape = [n for i, n in enumerate(self.shape) if i not in self.axes] if dropped else list(self.shape)
@@ -200,7 +201,7 @@ def of_rows(
     given["mask"] = layout.mask(mask)
     first: tuple[int, ...] = ()
     if y is not None:
-        y = _tensor(y, x.device)
+        y = as_tensor(y, x.device)
         first = tuple(y.shape[: max(y.ndim - (x.ndim - len(layout.axes)), 0)])
         # those of this device's rows
         given["y"] = layout.everywhere(y).redistribute(placements=layout.of_rows(first=len(first))).to_local()
@@ -228,11 +229,11 @@ def _loss(
 ) -> DTensor:  # fmt: skip
     verb, w = None if kind is None else BY_SHARDS[kind], options.weight
     layout = Layout(who, x, axes, verb is not None)
-    target = _tensor(target, x.device)
+    target = as_tensor(target, x.device)
     indices = is_integer(target)
     t = layout.local_part(target, "target", dropped=indices)
     if w is not None:
-        w = _tensor(w, x.device)
+        w = as_tensor(w, x.device)
         w = w.full_tensor() if isinstance(w, DTensor) else w
     axis: Any = layout.axes
     axis = axis if len(axis) > 1 else axis[0]
@@ -247,10 +248,11 @@ def _loss(
             w = class_weights(w, like, _array.namespace(like))
             each = each._replace(weight=w[layout.start : layout.start + layout.local.shape[axis]])
         value = verb(mapping, layout.local, t, **each._asdict(), **layout.shard)
-    return layout.per_row(value) if options.reduction == "none" else _reduced(layout, value, t, w, indices, options)
+    return layout.per_row(value) if options.reduction == "none" else reduced(layout, value, t, w, indices, options)
 
 
-def _reduced(layout: Layout, value: Tensor, t: Tensor, w: Any, indices: bool, options: LossOptions) -> DTensor:
+def reduced(layout: Layout, value: Tensor, t: Tensor, w: Any, indices: bool, options: LossOptions) -> DTensor:
+    """The sum or mean of the losses of this device's rows and all others. w: class weights, of all classes; indices: t has classes."""
     mesh = layout.mesh
     rows = layout.of_rows()
     summed = [Partial() if isinstance(p, Shard) else WHOLE for p in rows]

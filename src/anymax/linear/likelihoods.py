@@ -11,6 +11,7 @@ from .. import _array
 from .._array import Array, Namespace, namespace, quiet
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
+from .._core.shards import layer_over_devices
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import ArrayT, Mask, Numbers
 from ..autodiff import bridge
@@ -30,6 +31,7 @@ _HINTS = HINTS | {"tau": "say temperature=", "T": "say temperature=", "labels": 
 
 @check_keywords(_HINTS, bias="linear_bias")
 @documented_like(linear_loss)
+@layer_over_devices("target")
 def linear_log_prob(
     x: ArrayT | Numbers,
     linear_weight: Any,
@@ -80,6 +82,7 @@ def linear_log_prob(
 
 @check_keywords(_HINTS, bias="linear_bias")
 @documented_like(linear_log_prob)
+@layer_over_devices("target")
 def linear_log_prob_entropy(
     x: ArrayT | Numbers,
     linear_weight: Any,
@@ -132,6 +135,7 @@ def linear_log_prob_entropy(
 
 @check_keywords(_HINTS, bias="linear_bias")
 @documented_like(linear_log_prob)
+@layer_over_devices("ids", "teacher_log_p")
 def linear_topk_kl(
     x: ArrayT | Numbers,
     linear_weight: Any,

@@ -16,6 +16,7 @@ from .. import _array
 from .._array import Array, device_of, namespace, quiet, upcast
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, check_options, documented_like
+from .._core.shards import layer_over_devices
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
 from ..autodiff import bridge
@@ -37,6 +38,7 @@ _HINTS = HINTS | {
 
 
 @check_keywords(_HINTS, bias="linear_bias")
+@layer_over_devices("target")
 def linear_loss(
     x: ArrayT | Numbers,
     linear_weight: Any,

@@ -1,0 +1,114 @@
+"""torch's DTensor: output layers whose weight or features are spread over devices.
+
+Rows on several devices need no communication but for the gradient of the weight. If the classes are split along several dimensions of the
+mesh, or along one that splits the rows too, the weight is gathered along all but one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Shard
+
+from .._array import is_integer
+from ..losses.options import LossOptions, class_weights
+from . import layer_verbs
+from .torch import outside_graphs
+from .torch_dtensor import WHOLE, Layout, as_tensor, reduced
+
+Tensor = torch.Tensor
+_LOSS = ("weight", "reduction", "ignore_index", "label_smoothing")
+
+
+class LayerLayout(Layout):
+    """The placements of the scores of an output layer, and this device's part of features and weight."""
+
+    def __init__(self, who: str, x: Tensor, weight: Tensor) -> None:
+        self.who, self.axes, self.along, self.places = who, (x.ndim - 1,), None, []
+        self.mesh = next(a.device_mesh for a in (weight, x) if isinstance(a, DTensor))
+        self.shape = torch.Size((*x.shape[:-1], weight.shape[0]))
+        x, weight = self.everywhere(x), self.everywhere(weight)
+        for name, a in (("x", x), ("linear_weight", weight)):
+            if any(p.is_partial() for p in a.placements):
+                raise TypeError(f"{who}: {name} is Partial: each device has a summand; redistribute it first")
+        of_x, of_weight, back = [], [], []  # the placements of both, and of the gradient of the weight
+        for dim, (p, q) in enumerate(zip(x.placements, weight.placements)):
+            rows = isinstance(p, Shard) and type(p) is Shard and p.dim % x.ndim != x.ndim - 1
+            if rows and isinstance(p, Shard):
+                self.places.append(Shard(p.dim % x.ndim))
+            elif isinstance(q, Shard) and type(q) is Shard and q.dim % 2 == 0 and self.along is None:
+                self.along = dim
+                self.places.append(Shard(x.ndim - 1))
+            else:
+                self.places.append(WHOLE)
+            of_x.append(self.places[-1] if rows else WHOLE)
+            of_weight.append(Shard(0) if dim == self.along else WHOLE)
+            back.append(Partial() if rows else of_weight[-1])
+        self.local = x.redistribute(placements=of_x).to_local(grad_placements=of_x)
+        self.per_class_places = of_weight, back
+        self.weight = self.classes(weight)
+
+    def classes(self, a: Tensor) -> Tensor:
+        """This device's part of the weight or the bias."""
+        places, back = self.per_class_places
+        return self.everywhere(a).redistribute(placements=places).to_local(grad_placements=back)
+
+    def rows(self, a: Any) -> Tensor:
+        """This device's part of an array whose first axes are those of the rows."""
+        a = self.everywhere(as_tensor(a, self.mesh.device_type))
+        return a.redistribute(placements=self.of_rows()).to_local()
+
+
+def layer(
+    who: str, whole: Callable[..., Any], x: Any, weight: Any, of_rows: tuple[Any, ...], mapping: Any, options: Any
+) -> Any:
+    """An output layer by `whole` if each device has all classes, else by the function of this name in `anymax.distributed`.
+
+    of_rows: the targets, or the classes and log-probabilities of a teacher.
+    """
+    return outside_graphs(_layer, who, whole, x, weight, of_rows, mapping, options)
+
+
+def _layer(
+    who: str, whole: Callable[..., Any], x: Any, weight: Any, of_rows: tuple[Any, ...], mapping: Any, options: Any
+) -> Any:
+    if options.get("support") is not None:
+        raise TypeError(f"{who}: a DTensor goes without support; give each device its own rows, x.to_local()")
+    layout = LayerLayout(who, x, weight)
+    given = {k: v for k, v in options.items() if v is not None}
+    if "linear_bias" in given:
+        given["linear_bias"] = layout.classes(as_tensor(given["linear_bias"], layout.mesh.device_type))
+    if "mask" in given:
+        given["mask"] = layout.mask(given["mask"])
+    if isinstance(given.get("temperature"), Tensor) and given["temperature"].ndim:
+        given["temperature"] = layout.rows(given["temperature"])
+    call: Any = whole
+    if layout.along is not None:
+        call = functools.partial(getattr(layer_verbs, who), **layout.shard)
+    run = functools.partial(call, layout.local, layout.weight, mapping=layout.mapping(mapping))
+    if who == "linear_loss":
+        return _loss(layout, run, of_rows[0], given)
+    found = run(*(layout.rows(a) for a in of_rows), **given)
+    if isinstance(found, tuple):
+        return tuple(layout.per_row(v) for v in found)
+    return layout.per_row(found)
+
+
+def _loss(layout: LayerLayout, run: Any, target: Any, given: dict[str, Any]) -> DTensor:
+    target = as_tensor(target, layout.mesh.device_type)
+    indices = is_integer(target)
+    t = layout.rows(target) if indices else layout.local_part(target, "target")
+    options = LossOptions.read(layout.who, None, {k: given.pop(k) for k in _LOSS[1:] if k in given})
+    w = given.pop("weight", None)
+    if w is not None:
+        like = layout.local.new_empty((1, layout.shape[-1]))
+        w = as_tensor(w, layout.mesh.device_type)
+        w = class_weights(w.full_tensor() if isinstance(w, DTensor) else w, like, torch)
+        first = 0 if layout.along is None else layout.start
+        given["weight"] = w[first : first + layout.weight.shape[0]]
+    each = {"ignore_index": options.ignore_index, "label_smoothing": options.label_smoothing, "reduction": "none"}
+    value = run(t, **given, **each)
+    return layout.per_row(value) if options.reduction == "none" else reduced(layout, value, t, w, indices, options)

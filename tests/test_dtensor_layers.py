@@ -1,0 +1,88 @@
+"""Output layers whose weight or features are DTensors: the numbers and gradients of one tensor."""
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("needs torch", allow_module_level=True)
+
+import torch
+from processes import ended, started
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="no gloo"
+)
+
+PLACED = """
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+import anymax as A
+mesh = init_device_mesh("cpu", (2, 2) if size == 4 else (2,))
+g = torch.Generator().manual_seed(0)
+x, W, b = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((3, 4, 5), (11, 5), (11,)))
+t = torch.randint(0, 11, (3, 4), generator=g)
+t[1, 1] = -1
+ids = torch.stack([(t.clamp(min=0) + k) % 11 for k in (0, 3, 5)], -1)
+log_q = torch.log(torch.tensor([0.5, 0.2, 0.1], dtype=torch.float64)).expand(3, 4, 3)
+w, keep = torch.rand(11, generator=g, dtype=torch.float64), torch.ones(3, 4, 11, dtype=torch.bool)
+keep[..., 2] = False
+t[t == 2] = 3
+T = torch.linspace(0.5, 2.0, 12, dtype=torch.float64).reshape(3, 4)
+shares = torch.softmax(torch.randn(3, 4, 11, generator=g, dtype=torch.float64), -1)
+def whole(v):
+    return v.full_tensor() if isinstance(v, DTensor) else v
+def parts(v):
+    return v if isinstance(v, tuple) else (v,)
+calls = [
+    lambda x, W, b: A.linear_log_prob_entropy(x, W, t, linear_bias=b, temperature=0.7),
+    lambda x, W, b: A.linear_log_prob_entropy(x, W, t, linear_bias=b, temperature=T, mask=keep),
+    lambda x, W, b: A.linear_log_prob(x, W, t, "sparsemax"),
+    lambda x, W, b: A.linear_topk_kl(x, W, ids, log_q, linear_bias=b, tail="one class", direction="reverse"),
+    lambda x, W, b: A.linear_loss(x, W, t, linear_bias=b, ignore_index=-1),
+    lambda x, W, b: A.linear_loss(x, W, t, "entmax15", linear_bias=b, ignore_index=-1, weight=w, reduction="sum"),
+    lambda x, W, b: A.linear_loss(x, W, t, ignore_index=-1, weight=w, mask=keep),
+    lambda x, W, b: A.linear_loss(x, W, shares, "sparsemax", reduction="none"),
+]
+R, S = (Replicate(),), (Shard(0),)
+places = [(R, S), (S, R), ((Shard(1),), S), (None, S), (S, None)]
+if size == 4:
+    places = [((Shard(0), Replicate()), (Replicate(), Shard(0))), ((Replicate(), Shard(1)), (Shard(0), Shard(0)))]
+for of_x, of_w in places:
+    for i, f in enumerate(calls):
+        free = [v.clone().requires_grad_() for v in (x, W, b)]
+        spread = [v.clone() if p is None else distribute_tensor(v.clone(), mesh, p) for v, p in ((x, of_x), (W, of_w), (b, of_w))]
+        spread = [v.requires_grad_() for v in spread]
+        want, got = f(*free), f(*spread)
+        used = [True, True, i not in (2, 6, 7)]
+        for one, other in zip(parts(got), parts(want)):
+            assert isinstance(one, DTensor), (i, of_x, of_w)
+            one = whole(one.detach())
+            assert torch.allclose(one.exp(), other.detach().exp(), rtol=1e-9, atol=1e-11), (i, of_x, of_w, one, other)
+        sums = [sum(torch.where(torch.isfinite(whole(v)), whole(v), 0.0).square().sum() for v in parts(r)) for r in (got, want)]
+        grads = [torch.autograd.grad(s, [v for v, u in zip(given, used) if u]) for s, given in zip(sums, (spread, free))]
+        for k, (one, other) in enumerate(zip(*grads)):
+            assert torch.allclose(whole(one), other, rtol=1e-8, atol=1e-9), (i, of_x, of_w, k, whole(one), other)
+half = DTensor.from_local(W / 2, mesh, [Partial()] * mesh.ndim)
+apart = distribute_tensor(W, mesh, [Shard(0)] * mesh.ndim)
+for call, words in (
+    (lambda: A.linear_loss(x, half, t, ignore_index=-1), "linear_weight is Partial"),
+    (lambda: A.linear_log_prob_entropy(x, apart, t, support=(ids, t)), "goes without support"),
+    (lambda: A.linear_loss(x, apart, t, z_loss=1.0), "z_loss"),
+    (lambda: A.linear.linear_threshold(x, apart), "linear_threshold takes no DTensor as linear_weight"),
+):
+    try:
+        call()
+    except TypeError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(words)
+print("right")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.whole)])
+def test_every_placement(size):
+    for status, out, err in ended(started(size, PLACED)):
+        assert status == 0, err[-3000:]
+        assert out == "right\n"
