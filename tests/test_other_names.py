@@ -54,6 +54,9 @@ from anymax._core import elsewhere
         ("margins.Arcface", "did you mean anymax.margins.ArcFace?"),
         ("sampling.gumbel_top_k", "did you mean anymax.sampling.gumbel_topk?"),
         ("distributed.log_softmax", "anymax.log_softmax(x"),
+        ("info_nce", "anymax.contrastive_loss(h, h, temperature=0.07)"),
+        ("cut_cross_entropy", "anymax.linear_loss(h, W, y)"),
+        ("token_log_probs", "anymax.linear_log_prob(h, W, y)"),
         ("topk_softmax", "write anymax.sparse_softmax(x, k=3) for topk_softmax(x, 3)"),
         ("TopK", "anymax.SparseSoftmax(k=3)"),
         ("maps", "anymax.mappings.CATALOGUE"),
@@ -150,10 +153,30 @@ def test_the_answer_to_a_first_guess_runs(row):
         "k": q,
         "v": q,
         "g": 0,
+        "h": q[0, 0],
+        "W": rng.normal(size=(6, 6)),
+        "ids": np.array([[0, 1]] * 4),
+        "log_q": np.log([[0.5, 0.2]] * 4),
     }
     if "lengths" in row["new"]:
         given["x"] = x[0]
     exec(row["new"], given)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda x: am.sample("softmax", x, top_p=0.5), r"write transform=anymax\.topp\(0\.9\)"),
+        (lambda x: am.sample("softmax", x, temperature=0.7), r"write transform=anymax\.temperature\(0\.7\)"),
+        (lambda x: am.sample("softmax", x, min_p=0.1), r"write transform=anymax\.minp\(0\.1\)"),
+        (lambda x: am.softmax(x, top_k=3), r"put the scores through anymax\.topk\(50\) first"),
+        (lambda x: am.softmax(x, temperature=3), "divide the scores by it"),
+        (lambda x: am.sparse_softmax(x, top_k=3), "say k="),
+    ],
+)
+def test_an_option_of_other_libraries_is_answered_by_what_does_it_here(call, words):
+    with pytest.raises(TypeError, match=words):
+        call(np.zeros((2, 5)))
 
 
 def test_a_module_that_is_not_loaded_is_read_for_its_names():

@@ -87,7 +87,8 @@ def check_options(who: str, takes: tuple[str, ...], options: Any, hints: dict[st
 
 
 def _unknown_option(who: str, takes: tuple[str, ...], name: str, hints: dict[str, str]) -> TypeError:
-    hint = hints.get(name)
+    hint = _by_a_transform(who, takes, name) if hints.get(name) == _HINTS.get(name) else None
+    hint = hints.get(name) if hint is None else hint
     if hint is None:
         import difflib  # late: needed only for this error
 
@@ -95,6 +96,23 @@ def _unknown_option(who: str, takes: tuple[str, ...], name: str, hints: dict[str
         hint = f"did you mean {near[0]}=?" if near else None
     rest = f"its options are {', '.join(takes)}" if takes else "it takes none"
     return TypeError(f"{who} has no option {name!r}{f' ({hint})' if hint else ''}; {rest}")
+
+
+_TRANSFORMS = {  # what a transform does here and an option elsewhere; and the name of our option, where there is one
+    "top_k": ("anymax.topk(50)", "k"), "top_p": ("anymax.topp(0.9)", "p"), "min_p": ("anymax.minp(0.1)", ""),
+    "temperature": ("anymax.temperature(0.7)", ""), "T": ("anymax.temperature(0.7)", ""),
+    "repetition_penalty": ("anymax.transforms.repetition_penalty(tokens, 1.2)", ""),
+}  # fmt: skip
+
+
+def _by_a_transform(who: str, takes: tuple[str, ...], name: str) -> str | None:
+    """Advice for an option that is a transform here; None if there is none, or an option of ours does it."""
+    transform, ours = _TRANSFORMS.get(name, ("", ""))
+    if not transform or ours in takes or (ours and who.lower().replace("_", "").startswith("sparsesoftmax")):
+        return None
+    if "transform" in takes:
+        return f"write transform={transform}"
+    return None if name in ("temperature", "T") else f"put the scores through {transform} first"
 
 
 _FIELD_HINTS = {  # names that newcomers give to a map when they construct it
