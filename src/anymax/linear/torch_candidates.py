@@ -114,10 +114,10 @@ class ScoreBlocks:
                 )
             )
 
-    def block(self, a: int, b: int) -> Tensor:
-        """The scores of the classes a to b, in the dtype of the product."""
-        layer = self.layer
-        s = self.buffer[: layer.rows * (b - a)].view(layer.rows, b - a)
+    def block(self, a: int, b: int, own: bool = False) -> Tensor:
+        """The scores of the classes a to b, in the dtype of the product; own: in memory of their own, and not in the buffer."""
+        layer, size = self.layer, self.layer.rows * (b - a)
+        s = (self.buffer.new_empty(size) if own else self.buffer[:size]).view(layer.rows, b - a)
         torch.mm(self.x, self.weight(a, b).t(), out=s)
         if layer.bias is not None:
             s += layer.bias[a:b]

@@ -1,6 +1,7 @@
 """PyTorch: softmax of the scores of all pairs, along the rows and along the columns, a block of scores at a time.
 
-Both directions share the blocks. The gradient computes each block again; the gradient of the gradient holds all scores.
+Both directions share the blocks. The first blocks are held for the gradient, which computes the others again; the gradient of the
+gradient holds all scores.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ Tensor = torch.Tensor
 
 _SOFTMAX = Softmax()
 _SIZE = BlockSize(1024, 2048)
+_HELD = 1 << 25  # the most scores that are held, 128 MB in fp32
 
 
 def both_ways(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -38,10 +40,14 @@ class _BothWays(torch.autograd.Function):
         own, rows = (torch.empty(n, dtype=wide, device=a.device) for _ in range(2))
         tiles = math.ceil(n / _SIZE.rows)
         columns = own.new_empty((n, tiles))
+        room, ctx.held = _HELD if any(ctx.needs_input_grad) else 0, []
         for number, (tile, scores) in enumerate(_tiles(a, b)):
             found = []
             for i, j in _SIZE.parts(scores.layer):
-                s = scores.block(i, j)
+                room -= scores.layer.rows * (j - i)
+                s = scores.block(i, j, room >= 0)
+                if room >= 0:
+                    ctx.held.append(s)
                 pairs, diagonal = _diagonal(s, tile, i, j)
                 own[pairs] = diagonal.to(wide)
                 found.append(logsumexp(s, wide))
@@ -58,13 +64,14 @@ class _BothWays(torch.autograd.Function):
             return (*plain_grads(_plain, (a, b), grads),)
         of_rows, of_columns = (torch.zeros_like(rows) if g is None else g.to(rows.dtype) for g in grads)
         da, db = torch.zeros_like(a, dtype=rows.dtype), torch.zeros_like(b, dtype=rows.dtype)
+        held = iter(ctx.held)
         for tile, scores in _tiles(a, b):
             for i, j in _SIZE.parts(scores.layer):
-                s = scores.block(i, j)
+                s = next(held, None)
+                s = scores.block(i, j) if s is None else s
                 p = s.to(rows.dtype)
                 q = (p - columns[None, i:j]).exp_().mul_(of_columns[None, i:j])
-                p = p.sub_(rows[tile, None]) if p is s else p - rows[tile, None]
-                q.addcmul_(p.exp_(), of_rows[tile, None])
+                q.addcmul_((p - rows[tile, None]).exp_(), of_rows[tile, None])
                 pairs, diagonal = _diagonal(q, tile, i, j)
                 diagonal -= of_rows[pairs] + of_columns[pairs]
                 q = q.to(s.dtype)
