@@ -107,5 +107,21 @@ def test_what_is_refused():
             return out
 
     odd = Other(model.config)
-    with pytest.raises(ValueError, match="changes its logits after its output layer"):
+    with pytest.raises(ValueError, match="in a way that is known here"):
         A.hf.token_statistics(odd, TOKENS)
+
+
+@its_own_warnings
+def test_a_head_with_further_parameters_is_refused():
+    model = build("llama")
+
+    class Adapted(torch.nn.Linear):
+        def __init__(self, inner):
+            super().__init__(inner.in_features, inner.out_features, bias=False)
+            self.weight, self.down = inner.weight, torch.nn.Parameter(torch.zeros(2, inner.in_features))
+
+    model.set_output_embeddings(Adapted(model.get_output_embeddings()))
+    with pytest.raises(TypeError, match="further parameters, down"):
+        A.hf.token_statistics(model, TOKENS)
+    with pytest.raises(TypeError, match="inputs has use_cache"):
+        A.hf.token_statistics(model, TOKENS, inputs={"use_cache": True})

@@ -261,7 +261,7 @@ def test_gradients_of_further_losses():
             given = {"weight": options.get("weight"), "label_smoothing": options.get("label_smoothing", 0.0)}
             want = torch.nn.functional.cross_entropy(s, y, ignore_index=-100, reduction="none", **given)
             norm = kept.double() if given["weight"] is None else numbers[y.clamp(min=0)] * kept
-            want = (want + 0.3 * s.logsumexp(1) ** 2 * kept).sum() / norm.sum()
+            want = (want + 0.3 * s.logsumexp(1) ** 2 * norm).sum() / norm.sum()
             close(loss(*free).detach(), want, 1e-9)
 
 
@@ -313,3 +313,18 @@ def test_what_a_loss_will_do_can_be_read():
     assert told("taylor", reduction="none").endswith("computed again for the gradient")
     with pytest.raises(TypeError, match="chunks"):
         told(chunks=3)
+
+
+def test_equal_class_weights_change_no_mean():
+    x, weight, _, y, *_ = operands()
+    for mapping, options in (("softmax", {"z_loss": 0.3}), ("sparsemax", {"suppress": 0.7})):
+        want = A.linear_loss(x, weight, y, mapping, **options)
+        close(A.linear_loss(x, weight, y, mapping, weight=np.full(60, 10.0), **options), want, 1e-12)
+
+
+def test_suppression_of_a_row_whose_biases_mask_all():
+    torch, free, y = torch_operands(seed=3)
+    bias = torch.full((60,), -float("inf"), dtype=torch.float64)
+    value = A.linear_loss(*free[:2], y, "sparsemax", linear_bias=bias, suppress=0.5, reduction="none")
+    for g in torch.autograd.grad(value[torch.isfinite(value)].sum(), free[:2]):
+        assert torch.isfinite(g).all()

@@ -300,3 +300,62 @@ def test_a_temperature_of_0_is_the_largest_class():
     log_p, h = A.linear_log_prob_entropy(x, weight, best, temperature=0)
     close(log_p, np.zeros(len(x)), 1e-12)
     close(h, np.zeros(len(x)), 1e-12)
+
+
+@pytest.mark.parametrize("temperature", [0.7, "rows", "learned"])
+def test_a_bias_of_minus_infinity_masks_at_every_temperature(temperature):
+    torch, free, y = torch_operands(seed=6)
+    x, weight, bias = free
+    with torch.no_grad():
+        bias[::3] = -INF
+    y = (y // 3 * 3 + 1) % 60
+    ids = (y[:, None] + torch.arange(6)) % 60
+    support = ids.flatten(), torch.arange(0, 6 * len(x) + 1, 6)
+    T = {
+        "rows": torch.full((len(x),), 0.7, dtype=torch.float64),
+        "learned": torch.tensor(0.7, dtype=torch.float64),
+    }.get(temperature, temperature)
+    T = T.requires_grad_() if isinstance(T, torch.Tensor) else T
+    call = {"linear_bias": bias, "temperature": T}
+    both = A.linear_log_prob_entropy(x, weight, y, support=support, full=True, **call)
+    scores = (x @ weight.T + bias) / 0.7
+    for got, want in zip(
+        both, (A.log_prob_entropy("softmax", scores, y, support=support), A.log_prob_entropy("softmax", scores, y))
+    ):
+        for one, other in zip(got, want):
+            close(one.detach(), other.detach(), 1e-9)
+    if isinstance(T, torch.Tensor):
+        assert torch.isfinite(torch.autograd.grad(both[1][0].sum() + both[0][1].sum(), T)[0]).all()
+
+
+def test_a_temperature_of_0_in_a_tensor_and_tiny_ones_in_half_precision():
+    torch, free, y = torch_operands("float16", seed=8)
+    best = (free[0] @ free[1].T).argmax(-1)
+    for temperature in (torch.tensor(0.0), 1e-4, torch.tensor(1e-4)):
+        log_p, _ = A.linear_log_prob_entropy(*free[:2], best, temperature=temperature)
+        close(log_p.detach(), torch.zeros(len(y)), 1e-3)
+
+
+def test_a_temperature_in_half_precision_is_not_rounded():
+    torch, free, y = torch_operands("bfloat16", seed=8)
+    want = A.log_prob("softmax", (free[0].double() @ free[1].double().T) / 0.7, y).detach()
+    for temperature in (0.7, torch.tensor(0.7), torch.full((len(y),), 0.7)):
+        got = A.linear_log_prob(*free[:2], y, temperature=temperature).detach().double()
+        exact = not torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
+        close(got, want, 1e-5 if exact else 5e-2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"transform": A.transforms.softcap(2.0)}, {"suppress": 0.5, "mapping": "sparsemax"}, {"mapping": "taylor"}],
+)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_row_without_a_target_touches_no_other(options, reduction):
+    torch, free, y = torch_operands(seed=3)
+    x, weight, _ = free
+    y[2] = -100
+    with torch.no_grad():
+        x[2] = NAN
+    loss = A.linear_loss(x, weight, y, reduction=reduction, **options).sum()
+    for g in torch.autograd.grad(loss, (x, weight)):
+        assert torch.isfinite(g).all()

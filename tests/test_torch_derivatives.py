@@ -45,6 +45,7 @@ TRANSFORMS = {
     "normalize": A.normalize("l2"),
     "prior": A.prior(scale=Y),
     "repetition_penalty": A.transforms.repetition_penalty(IDS, 2.0),
+    "softcap": A.transforms.softcap(1.5),
     "scalable": A.transforms.scalable(1.0, 0.1),
     "temperature": A.temperature(0.7),
 }
@@ -75,8 +76,13 @@ VERBS = {
     "linear_attention": lambda q: A.linear_attention(q, K, q, is_causal=True),
     "linear_log_prob": lambda x: A.linear_log_prob(x, W, T, transform=A.topk(5)),
     "linear_log_prob, weight": lambda w: A.linear_log_prob(X, w, T, "taylor"),
+    "linear_log_prob_entropy": lambda x: A.linear_log_prob_entropy(x, W, T, temperature=0.7)[1],
+    "linear_log_prob_entropy, weight": lambda w: A.linear_log_prob_entropy(X, w, T, "entmax15")[1],
     "linear_loss": lambda x: A.linear_loss(x, W, T, weight=FACTORS),
+    "linear_loss, z_loss": lambda x: A.linear_loss(x, W, T, z_loss=0.5),
+    "linear_loss, suppress": lambda x: A.linear_loss(x, W, T, "sparsemax", suppress=0.5),
     "linear_loss, weight": lambda w: A.linear_loss(X, w, T, "sparsemax"),
+    "linear_topk_kl": lambda x: A.linear_topk_kl(x, W, IDS, Y[:, :3].log(), tail="one class", direction="reverse"),
     "linear_loss, alpha": lambda a: A.linear_loss(X, W, T, A.Entmax(a)),
     "log_apply": lambda x: A.log_apply("sigsoftmax", x),
     "log_prob": lambda x: A.log_prob("softmax", x, IDS[:, 0], transform=A.minp(0.01)),
@@ -110,6 +116,8 @@ VERBS = {
     "taylor_softmax_loss": lambda x: A.taylor_softmax_loss(x, T),
     "topk_kl": lambda x: A.topk_kl(x, IDS, Y[:, :3].log(), tail="one class"),
     **TRANSFORMS,
+    "contrastive_loss": lambda x: A.contrastive_loss(x, Y, temperature=0.5),
+    "contrastive_loss, sparse": lambda x: A.contrastive_loss(x, Y, mapping="sparsemax"),
     "compose, several": A.compose(A.temperature(0.5), A.topk(5), A.minp(0.3)),
 }  # fmt: skip
 CONSTANT = {
@@ -119,7 +127,7 @@ CONSTANT = {
 }  # no array that has a derivative  # fmt: skip
 ARGUMENTS = {
     "attention": Q, "attention, softmax": Q, "attention, bias": draw(2, 5, 5), "attention_varlen": Q, "linear_attention": Q,
-    "linear_log_prob, weight": W, "linear_loss, weight": W,
+    "linear_log_prob, weight": W, "linear_log_prob_entropy, weight": W, "linear_loss, weight": W,
 }  # fmt: skip
 every_verb = pytest.mark.parametrize("verb", VERBS)
 

@@ -207,7 +207,7 @@ _MOVED = {  # names that have moved, and where they are now
 __all__ = [
     "Facts", "LinearState", "Mapping", "RatioMap", "Segments", "Separable", "__version__",
     "accuracy_loss", "apply", "attention", "attention_varlen", "budget", "check_mapping", "choose", "compose",
-    "contrastive_loss",    "cosine", "cross_entropy", "entmax", "entmax15", "entmax15_loss", "entmax_loss", "entropy",
+    "contrastive_loss", "cosine", "cross_entropy", "entmax", "entmax15", "entmax15_loss", "entmax_loss", "entropy",
     "explain", "explain_attention", "facts", "fenchel_young", "gumbel_max",
     "gumbel_softmax", "jacobian", "linear_attention", "linear_log_prob",
     "linear_log_prob_entropy", "linear_loss", "linear_topk_kl", "log_apply", "log_prob", "log_prob_entropy", "log_softmax",

@@ -1,4 +1,4 @@
-"""The contrastive loss of pairs of embeddings, whose matrix of similarities is never whole."""
+"""The contrastive loss of pairs of embeddings, whose similarities are computed in blocks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from . import _array
-from ._array import Array, Namespace, as_dtype, device_of, is_torch, namespace
+from ._array import Array, Namespace, as_dtype, device_of, is_torch, namespace, upcast
 from ._core.mapping import Mapping
 from ._core.names import as_mapping
 from ._core.options import check_keywords
@@ -14,7 +14,8 @@ from ._core.shards import refuse as refuse_sharded
 from ._core.typing import ArrayT, Numbers, Reduction
 from .autodiff import bridge
 from .linear import linear_loss
-from .losses.options import LossOptions
+from .linear.layer import autocast_dtype
+from .losses.options import LossOptions, cast
 from .losses.targets import result_dtype
 from .mappings import Softmax
 from .transforms.base import check_range
@@ -37,7 +38,8 @@ def contrastive_loss(
     """The loss of pairs of embeddings: `a[i]` should find `b[i]` among all of b by the scores `a @ b.T / temperature`, and the reverse.
 
     Use it to train embeddings of images and texts, or of queries and documents, with large batches. For softmax it is the loss of CLIP,
-    InfoNCE. The matrix of scores is never whole, forward or backward; on torch both directions of softmax share its blocks.
+    InfoNCE. The scores are computed in blocks; on torch both directions of softmax share these, and hold at
+    most 128 MB of them for the gradient.
 
     Parameters
     ----------
@@ -54,8 +56,8 @@ def contrastive_loss(
     group
         For torch, the processes over which the pairs are spread, a `ProcessGroup` or a `DeviceMesh`: each gives the same
         number of pairs, and all find their partners among those of all. The mean or the sum is that of all pairs, the same on each
-        process, and so is its gradient: with `DistributedDataParallel`, which divides gradients by the number of processes,
-        multiply the loss by that number.
+        process. The gradients of embeddings and of a learned temperature are this process's part: `DistributedDataParallel` adds
+        them up and divides them by the number of processes, so multiply the loss by that number.
     axis_name
         The same for JAX: the axis of the mesh along which the pairs lie, inside `jax.shard_map`.
 
@@ -127,15 +129,14 @@ class Pairs(NamedTuple):
                 raise ValueError(
                     f"contrastive_loss: each process must give the same number of pairs and features, got {sizes.tolist()}"
                 )
-        temperature = group.vary_parameter(temperature)
         scaled, place = a / temperature, group.rank * n + xp.arange(n, **device_of(a))
         all_a, all_b = (xp.reshape(group.vary(group.stack(part)), (group.size * n, features)) for part in (scaled, b))
         reduction = self.options.reduction
-        value = self.both(scaled, all_b, b, all_a, place, "none" if reduction == "none" else "sum")
+        value = self.both(scaled, all_b, b, all_a, place, "none")
         if reduction == "none":
             return value
-        value = xp.sum(group.stack(value))
-        return value / (group.size * n) if reduction == "mean" else value
+        value = xp.sum(group.stack(xp.sum(upcast(value, xp))))  # a sum may be above the largest number of fp16
+        return cast(value / (group.size * n) if reduction == "mean" else value, _dtype(a))
 
 
 def _dtype(a: Array) -> Any:
@@ -153,6 +154,9 @@ def _pairs(who: str, a: Any, b: Any) -> tuple[Array, Array]:
             f"{who}: expected two arrays of embeddings of one shape [pairs, features], got {tuple(a.shape)} and {tuple(b.shape)}"
         )
     if is_torch(a):
+        dtype = autocast_dtype(a)
+        if dtype is not None:
+            return a.to(dtype), b.to(dtype)
         if a.dtype != b.dtype:
             raise TypeError(f"{who}: a and b must have one dtype, got {a.dtype} and {b.dtype}")
         return a, b

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import linear
+from .._array import is_array
 from .._core.mapping import Mapping
 from .._core.options import check_options
 from ..mappings import Softmax
@@ -101,8 +102,11 @@ def token_statistics(
         raise ValueError(
             f"{who}: attention_mask of shape {tuple(attention_mask.shape)}: expected that of input_ids, {tuple(input_ids.shape)}"
         )
+    inputs = inputs or {}
+    if taken := {"input_ids", "attention_mask", "use_cache", "labels"} & set(inputs):
+        raise TypeError(f"{who}: inputs has {', '.join(sorted(taken))}; give it as an argument, or leave it out")
     head = _Head.of(model)
-    given = {"attention_mask": attention_mask, **(inputs or {})}
+    given = {"attention_mask": attention_mask, **inputs}
     head.check(input_ids[:1, :2], {k: v[:1, :2] for k, v in given.items() if isinstance(v, Tensor) and v.ndim == 2})
     hidden = head.base(input_ids=input_ids, use_cache=False, **given).last_hidden_state[:, -last - 1 : -1]
     target = input_ids[:, length - last :]
@@ -122,6 +126,7 @@ class _Head(NamedTuple):
 
     @classmethod
     def of(cls, model: Any) -> _Head:
+        given = model
         while True:
             if hasattr(model, "get_base_model"):  # PEFT
                 model = model.get_base_model()
@@ -143,6 +148,13 @@ class _Head(NamedTuple):
                 f"token_statistics: expected a causal language model of transformers with an output layer, got {type(model).__name__}; "
                 "give hidden states and the weight of a head to anymax.linear_log_prob_entropy"
             )
+        more = [name for name, _ in layer.named_parameters() if name not in ("weight", "bias")]
+        if more or getattr(getattr(given, "active_peft_config", None), "is_prompt_learning", False):
+            what = f"its output layer has further parameters, {', '.join(more)}" if more else "it learns its prompt"
+            raise TypeError(
+                f"token_statistics: {type(given).__name__} has more than a linear layer at its end: {what}; merge an adapter first, or use "
+                "anymax.log_prob_entropy with its logits"
+            )
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         factor = math.prod(_number(text, name) or 1.0 for name in _FACTORS)
         factor /= math.prod(_number(text, name) or 1.0 for name in _DIVISORS)
@@ -158,17 +170,18 @@ class _Head(NamedTuple):
         if self.model in _CHECKED or not input_ids.numel():
             return
         states: list[Tensor] = []
-        hook = self.base.register_forward_hook(lambda module, args, out: states.append(out.last_hidden_state))
+        hook = self.layer.register_forward_pre_hook(lambda module, args: states.append(args[0]))
         try:
             with torch.no_grad():
                 logits = self.model(input_ids=input_ids, use_cache=False, **given).logits.float()
+                ours = self.scores(states[-1]).float() if states else None
         finally:
             hook.remove()
-        ours = self.scores(states[-1].detach()).float() if states else None
-        if ours is None or ours.shape != logits.shape or not torch.allclose(ours, logits, rtol=2e-2, atol=2e-2):
+        near = 2e-2 * max(float(logits.std(correction=0)), 1e-6)
+        if ours is None or ours.shape != logits.shape or not torch.allclose(ours, logits, rtol=2e-2, atol=near):
             raise ValueError(
-                f"token_statistics: {type(self.model).__name__} changes its logits after its output layer in a way that is not known here; "
-                "use anymax.log_prob_entropy with its logits"
+                f"token_statistics: {type(self.model).__name__} does not compute its logits in a way that is known here; use "
+                "anymax.log_prob_entropy with its logits"
             )
         _CHECKED.add(self.model)
 
@@ -180,6 +193,10 @@ class _Head(NamedTuple):
         if self.cap is not None:  # before the caller's temperature
             steps = [softcap(self.cap)]
             if (temperature := options.pop("temperature", None)) is not None:
+                if is_array(temperature) and temperature.ndim:
+                    raise ValueError(
+                        "token_statistics: this model caps its logits before the temperature, which must be one number then"
+                    )
                 steps.append(tempered(temperature))
             if options.get("transform") is not None:
                 steps.append(options["transform"])
@@ -188,7 +205,9 @@ class _Head(NamedTuple):
         if self.factor != 1.0:
             hidden, bias = hidden * self.factor, None if bias is None else bias * self.factor
         there = target >= 0
-        if bool(there.all()) or any(isinstance(v, Tensor) or k == "support" for k, v in options.items()):
+        hidden = torch.where(there[..., None], hidden, 0.0)  # padding may be NaN
+        arrays = [*options.values(), *(mapping.params().values() if isinstance(mapping, Mapping) else ())]
+        if bool(there.all()) or "support" in options or any(is_array(v) for v in arrays):
             log_p, h = linear.linear_log_prob_entropy(hidden, weight, target, mapping, linear_bias=bias, **options)
             return log_p, torch.where(there, h, 0.0)
         found = linear.linear_log_prob_entropy(
@@ -200,7 +219,7 @@ class _Head(NamedTuple):
 
 def _number(config: Any, name: str) -> float | None:
     value = getattr(config, name, None)
-    return None if value is None else float(value)
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def _words(value: Any) -> str:

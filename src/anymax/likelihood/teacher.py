@@ -31,6 +31,7 @@ Direction = Literal["forward", "reverse"]
 class Teacher(NamedTuple):
     """The teacher's classes and their log-probabilities, [..., k], and what becomes of its other classes."""
 
+    who: str  # the function that is called, for errors
     ids: Array  # -1 where a row has fewer
     log_p: Array
     tail: Tail
@@ -64,8 +65,8 @@ class Teacher(NamedTuple):
                 f"{who}: ids of shape {tuple(ids.shape)} (k last) does not belong to scores of shape {(*lead, n)} (classes last)"
             )
         refuse_strays(f"{who}: ids", ids, n, None, xp)
-        _refuse_twice(ids, xp)
-        return cls(ids, t, tail, direction)
+        _refuse_twice(who, ids, xp)
+        return cls(who, ids, t, tail, direction)
 
     @property
     def needs_rest(self) -> bool:
@@ -81,8 +82,8 @@ class Teacher(NamedTuple):
             sums, noise = total(xp.exp(t), xp), _noise_of_sum(t, given, xp)
             if known_any((t > 1e-3) | (sums > 1.01 + noise), xp):
                 raise ValueError(
-                    "teacher_log_p: expected log-probabilities, at most 0, whose exponentials sum to at most 1 in each row; the largest "
-                    f"sum is {float(xp.max(stop_gradient(sums))):g}"
+                    f"{self.who}: teacher_log_p: expected log-probabilities, at most 0, whose exponentials sum to at most 1 in each row; "
+                    f"the largest sum is {float(xp.max(stop_gradient(sums))):g}"
                 )
             reverse = self.direction == "reverse"
             if reverse:
@@ -114,9 +115,9 @@ def _noise_of_sum(log_p: Array, given: Any, xp: Namespace) -> Array:
     )
 
 
-def _refuse_twice(ids: Array, xp: Namespace) -> None:
+def _refuse_twice(who: str, ids: Array, xp: Namespace) -> None:
     if not known(ids) or ids.shape[-1] < 2 or not math.prod(ids.shape):
         return
     ordered = xp.sort(ids, axis=-1)
     if known_any((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0), xp):
-        raise ValueError("ids: a row names a class twice; give each class once, and -1 where a row has fewer")
+        raise ValueError(f"{who}: ids: a row names a class twice; give each class once, and -1 where a row has fewer")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _array
-from .._array import Array, Namespace, as_dtype, is_array, is_integer, namespace
+from .._array import Array, Namespace, as_dtype, differentiates, is_array, is_integer, is_torch, namespace, upcast
 from .._core.shards import refuse as refuse_sharded
 from ..losses.targets import refuse_strays
 from ..transforms import temperature as tempered
@@ -19,6 +19,7 @@ HINTS = {
     "axis": "leave it out: the features of x are its last axis",
     "options": "say chunk=",
     "input": "say x=",
+    "softcap": "give it as transform=, as in transform=anymax.transforms.softcap(30.0)",
 }
 
 
@@ -46,16 +47,25 @@ def with_temperature(who: str, layer: Layer, temperature: Any) -> tuple[Layer, t
     """
     xp = namespace(layer.x)
     check_range(who, "temperature", temperature, lambda v: v >= 0, "at least 0")
+    wide = upcast(layer.x, xp)
+    if is_torch(layer.x) and layer.x.device.type == "cpu":
+        layer = layer.with_operands(
+            wide, layer.weight, layer.bias
+        )  # the quotient must not be rounded to half precision
     if not is_array(temperature) or math.prod(temperature.shape) == 1:
         scale = _array.number(temperature)
-        if not is_array(scale):
-            if not float(xp.finfo(layer.x.dtype).smallest_normal) <= scale < math.inf:
-                return layer, (tempered(scale),)  # argmax, or no difference between the classes
-        else:
-            scale = as_dtype(xp.reshape(_array.beside(scale, layer.x, "temperature", xp), ()), layer.x.dtype, xp)
-        bias = None if layer.bias is None else layer.bias / scale
-        return layer.with_operands(layer.x / scale, layer.weight, bias), ()
-    scale = as_dtype(temperature_of_rows(who, temperature, layer, xp), layer.x.dtype, xp)
+        if is_array(scale):
+            scale = as_dtype(xp.reshape(_array.beside(scale, layer.x, "temperature", xp), ()), wide.dtype, xp)
+            scale = float(scale) if _array.known(scale) and not differentiates(scale) else scale
+        if not is_array(scale) and not float(xp.finfo(wide.dtype).smallest_normal) <= scale < math.inf:
+            return layer, (tempered(scale),)  # argmax, or no difference between the classes
+        x, bias = as_dtype(wide / scale, layer.x.dtype, xp), layer.bias
+        if bias is not None:
+            masked = bias == -math.inf
+            free = xp.where(masked, xp.zeros_like(bias), bias)  # so that the derivative by a temperature is finite
+            bias = xp.where(masked, bias, as_dtype(upcast(free, xp) / scale, bias.dtype, xp))
+        return layer.with_operands(x, layer.weight, bias), ()
+    scale = as_dtype(temperature_of_rows(who, temperature, layer, xp), wide.dtype, xp)
     if _array.known_any(scale < float(xp.finfo(scale.dtype).smallest_normal), xp):
         raise ValueError(f"{who}: a temperature of 0 in some rows; give one number for all rows, or values above 0")
     return layer.scaled_rows(1.0 / scale, xp), ()

@@ -100,12 +100,16 @@ class Layer:
 
     def scaled_rows(self, factor: Array, xp: Namespace) -> Layer:
         """The layer with the scores of each row times a factor, [rows, 1]; a bias becomes one more feature."""
+        x = as_dtype(upcast(self.x, xp) * factor, self.x.dtype, xp)
         if self.bias is None:
-            return self.with_operands(self.x * factor, self.weight, None)
+            return self.with_operands(x, self.weight, None)
         masked = self.bias == -math.inf
         keep = ~masked[None, :] if self.keep is None else self.keep & ~masked
         bias = xp.where(masked, xp.zeros_like(self.bias), self.bias)
-        x, weight = xp.concat([self.x * factor, factor], axis=1), xp.concat([self.weight, bias[:, None]], axis=1)
+        x, weight = (
+            xp.concat([x, as_dtype(factor, x.dtype, xp)], axis=1),
+            xp.concat([self.weight, bias[:, None]], axis=1),
+        )
         return dataclasses.replace(self.with_operands(x, weight, None), keep=keep)
 
     def part(self, where: Any) -> Layer:
@@ -138,7 +142,8 @@ class Layer:
     def scores(self) -> Array:
         """All scores, [rows, classes], in the dtype of the product; a masked class has -inf."""
         xp = namespace(self.x)
-        s = xp.matmul(self.x, self.weight.T)
+        weight = as_dtype(self.weight, self.x.dtype, xp)  # features may be wider
+        s = xp.matmul(self.x, weight.T)
         s = s if self.bias is None else s + self.bias
         return s if self.keep is None else xp.where(self.keep, s, -math.inf * xp.ones_like(s))
 
@@ -172,14 +177,20 @@ def _operands(who: str, x: Any, weight: Any, bias: Any, part: bool) -> tuple[Arr
     return x, weight, bias
 
 
+def autocast_dtype(x: Array) -> Any:
+    """The dtype to which torch's autocast casts the operands of a product with x; None if it is off."""
+    torch, device = sys.modules["torch"], x.device.type
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64
+    return torch.get_autocast_dtype(device) if on else None
+
+
 def _one_dtype(
     who: str, x: Array, weight: Array, bias: Array | None, xp: Namespace
 ) -> tuple[Array, Array, Array | None]:
     """The operands in one dtype: that of torch's autocast if it is on; NumPy's half precision is computed in fp32, as everywhere."""
     if is_torch(x):
-        torch, device = sys.modules["torch"], x.device.type
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
-            dtype = torch.get_autocast_dtype(device)
+        dtype = autocast_dtype(x)
+        if dtype is not None:
             return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         if x.dtype != weight.dtype or (bias is not None and bias.dtype != x.dtype):
             given = ", ".join(str(a.dtype) for a in (x, weight, bias) if a is not None)

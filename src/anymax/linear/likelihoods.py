@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _array
-from .._array import Array, Namespace, namespace, quiet
+from .._array import Array, Namespace, namespace, quiet, take
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
 from .._core.shards import layer_over_devices
@@ -259,6 +259,8 @@ class _Tokens:
                 f"{who}: the sizes of a support must be known, and this one is traced; make the scores, and use log_prob"
             )
         classes, there, spot = places_of(who, (layer.rows,), layer.classes, self.index[:, None], ids, offsets, xp)
+        if layer.keep is not None:  # of classes whose bias is -inf
+            there = there & take(xp.broadcast_to(layer.keep, (layer.rows, layer.classes)), classes, xp)
         with quiet(layer.x):
             s = bridge(layer.x).layers.gathered(layer, classes)
             s = self.per_row.transformed(xp.where(there, s, -math.inf * xp.ones_like(s)))

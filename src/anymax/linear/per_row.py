@@ -73,11 +73,20 @@ class RowLoss(PerRow):
         if self.margin is not None:
             s = self.scale * self.margin(s / self.scale, target, -1)
         value = _loss(mapping, s, target, class_weight, self.smoothing)
-        if self.z_loss:
-            value = value + self.z_term(logsumexp(s), target)
-        if self.suppress:
-            value = value + self.suppress * suppression(mapping, s, target)
-        return value
+        more = self.z_term(logsumexp(s), target) if self.z_loss else None
+        if self.suppress and target is not None:
+            part = self.suppress * suppression(mapping, s, target)
+            more = part if more is None else more + part
+        if more is None:
+            return value
+        return value + (more if class_weight is None or target is None else self.weighted(more, target, class_weight))
+
+    def weighted(self, more: Array, target: Array, class_weight: Array) -> Array:
+        """Further losses of rows, times the class weights of their targets; those of distributions are left as they are."""
+        xp = namespace(more)
+        if target.ndim > 1:
+            return more
+        return more * xp.take(class_weight, xp.where(target < 0, xp.zeros_like(target), target), axis=0)
 
     def z_term(self, level: Array, target: Array | None) -> Array:
         """`z_loss` times the square of logsumexp, 0 for a row without a class, one that is all masked, or one that has a target of -1."""

@@ -32,10 +32,18 @@ class TorchLayers(LayerBridge):
             from . import torch_compiled  # late: it registers operations, which takes 10 ms
 
             found = torch_compiled.values(job)
-        return self.by_rows(job) if found is None else found
+        return self._rows_with_a_class(job, out) if found is None else found
+
+    def _rows_with_a_class(self, job: Job, out: Tensor) -> Tensor:
+        """`by_rows` for the rows that are not in `out`, and 0 for the others, which are not computed."""
+        if not runs_eagerly(job.layer) or not bool(out.any()):
+            return self.by_rows(job)
+        rows = (~out).nonzero(as_tuple=True)[0]
+        value = self.by_rows(job.part(rows))
+        return value.new_zeros((job.layer.rows, *value.shape[1:])).index_copy(0, rows, value)
 
     def total(self, job: Job, out: Tensor, factor: Tensor) -> Tensor | None:
-        if compiling() or torch_values.has_candidates(job):
+        if compiling() or torch_values.by_blocks(job):
             return None
         rows = (~out).nonzero(as_tuple=True)[0] if runs_eagerly(job.layer) and bool(out.any()) else None
         return total(job if rows is None else job.part(rows), factor)
@@ -44,7 +52,7 @@ class TorchLayers(LayerBridge):
         return None if compiling() else torch_contrastive.both_ways(a, b)
 
     def plan(self, job: Job, indices: bool, total: bool) -> str:
-        layer, few = job.layer, torch_values.has_candidates(job)
+        layer, few = job.layer, torch_values.by_blocks(job)
         rows = rows_ahead(job) if total and indices and not few else None
         if rows is not None:
             return f"all {layer.classes} scores of {rows} rows at a time, with their gradient in the forward pass"

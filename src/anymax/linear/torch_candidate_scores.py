@@ -161,7 +161,7 @@ def _add_to_classes(dw: Tensor, row: Tensor, cls: Tensor, value: Tensor, x: Tens
             dw.index_add_(0, cls[a:b], x[row[a:b]].mul_(value[a:b, None]))
         else:  # summed before rounding
             own, sizes = torch.unique_consecutive(cls[a:b], return_counts=True)
-            dw[own] += _bags(x, row[a:b], sizes.cumsum(0) - sizes, value[a:b])
+            dw[own] += _bags(x, row[a:b], sizes.cumsum(0) - sizes, value[a:b]).to(dw.dtype)
 
 
 def _starts(ordered: Tensor, count: int) -> Tensor:

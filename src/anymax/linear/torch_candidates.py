@@ -68,14 +68,14 @@ class BlockSize(NamedTuple):
 
     def buffer(self, layer: Layer) -> Tensor:
         """Memory for one block of the layer's scores."""
-        return layer.x.new_empty(min(layer.rows, self.rows) * self.classes, dtype=_dtype_of_product(layer.x))
+        return layer.x.new_empty(min(layer.rows, self.rows) * self.classes, dtype=dtype_of_product(layer.x))
 
     def parts(self, layer: Layer) -> Iterator[tuple[int, int]]:
         for a in range(0, layer.classes, self.classes):
             yield a, min(a + self.classes, layer.classes)
 
 
-def _dtype_of_product(x: Tensor) -> torch.dtype:
+def dtype_of_product(x: Tensor) -> torch.dtype:
     """The dtype in which products with x are fast: a CPU that has no instructions for half precision takes 10 to 50 times as long in it."""
     if x.device.type != "cpu" or x.dtype not in _INSTRUCTIONS:
         return x.dtype

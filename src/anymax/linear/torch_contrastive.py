@@ -40,34 +40,34 @@ class _BothWays(torch.autograd.Function):
         own, rows = (torch.empty(n, dtype=wide, device=a.device) for _ in range(2))
         tiles = math.ceil(n / _SIZE.rows)
         columns = own.new_empty((n, tiles))
-        room, ctx.held = _HELD if any(ctx.needs_input_grad) else 0, []
+        room, held = _HELD if any(ctx.needs_input_grad) else 0, []
         for number, (tile, scores) in enumerate(_tiles(a, b)):
             found = []
             for i, j in _SIZE.parts(scores.layer):
                 room -= scores.layer.rows * (j - i)
                 s = scores.block(i, j, room >= 0)
                 if room >= 0:
-                    ctx.held.append(s)
+                    held.append(s)
                 pairs, diagonal = _diagonal(s, tile, i, j)
                 own[pairs] = diagonal.to(wide)
                 found.append(logsumexp(s, wide))
                 columns[i:j, number] = logsumexp(s.t().contiguous(), wide)[:, 0]
             rows[tile] = torch.cat(found, 1).logsumexp(1)
         levels = rows, columns.logsumexp(1)
-        save(ctx, a, b, *levels)
+        save(ctx, a, b, *levels, *held)
         return tuple(_not_negative(level - own) for level in levels)  # type: ignore[return-value]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        a, b, rows, columns = saved(ctx)
+        a, b, rows, columns, *held = saved(ctx)
         if plain_backward(*grads):
             return (*plain_grads(_plain, (a, b), grads),)
         of_rows, of_columns = (torch.zeros_like(rows) if g is None else g.to(rows.dtype) for g in grads)
         da, db = torch.zeros_like(a, dtype=rows.dtype), torch.zeros_like(b, dtype=rows.dtype)
-        held = iter(ctx.held)
+        blocks = iter(held)
         for tile, scores in _tiles(a, b):
             for i, j in _SIZE.parts(scores.layer):
-                s = next(held, None)
+                s = next(blocks, None)
                 s = scores.block(i, j) if s is None else s
                 p = s.to(rows.dtype)
                 q = (p - columns[None, i:j]).exp_().mul_(of_columns[None, i:j])

@@ -19,12 +19,14 @@ from ..autodiff.torch import KINDS, plain_grads
 from .bridge import in_turn
 from .job import Job
 from .layer import Layer, rows_at_a_time
+from .torch_candidates import dtype_of_product
 
 Tensor = torch.Tensor
 
 _GROUP = {"cpu": 1 << 23}  # scores of a group of rows
 _MANY = 1 << 27
-_SMALL = 1 << 24  # scores that are held whatever the size of the weight
+_SMALL = 1 << 18  # scores that are held whatever the size of the weight
+_LITTLE = 1 << 24  # and those that may take as much memory as the weight
 _FEW_SCORES = {"cpu": 1 << 20}  # scores whose gradient is computed at a time, in the cache
 _FEW = (
     24  # with fewer rows in a group, adding up the gradient of the weight takes longer than computing the scores again
@@ -116,7 +118,7 @@ def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, list[
         if part.layer.keep is not None:
             ds.masked_fill_(~part.layer.keep, 0)
         if dx is not None:
-            dx[where] = ds @ weight
+            dx[where] = ds @ weight.to(ds.dtype)
         if wants[1]:
             if dw is None:
                 dw = (ds.t() @ part.layer.x).to(wide)
@@ -166,6 +168,7 @@ def by_rows(job: Job) -> Any:
 
     If something traces the calls, all scores are computed at once, in plain operations.
     """
+    job = _in_fast_dtype(job)
     layer = job.layer
     if not runs_eagerly(layer, job.target, job.class_weight):
         return job.result()
@@ -184,11 +187,20 @@ def rows_of_group(job: Job) -> int:
 def total(job: Job, factor: Tensor) -> Tensor | None:
     """The factor times the sum of the results of all rows, with a gradient that the forward pass computes.
 
-    None where there is no gradient to compute, where enough rows of scores fit neither into half the memory of the
-    weight nor into `_SMALL`, or where the caller says `chunk`.
+    None where there is no gradient to compute, where too few rows of scores fit into memory, or where the caller says `chunk`.
     """
+    job = _in_fast_dtype(job)
     step = rows_ahead(job)
     return None if step is None else _Ahead.apply(job, step, factor, *_tensors(job))
+
+
+def _in_fast_dtype(job: Job) -> Job:
+    """The job with features in the dtype in which products are fast, if they are computed one by one."""
+    layer = job.layer
+    if not runs_eagerly(layer):
+        return job
+    x = layer.x.to(dtype_of_product(layer.x))
+    return job if x is layer.x else dataclasses.replace(job, layer=layer.with_operands(x, layer.weight, layer.bias))
 
 
 def rows_ahead(job: Job) -> int | None:
@@ -196,9 +208,12 @@ def rows_ahead(job: Job) -> int | None:
     layer = job.layer
     if job.chunk is not None or not layer.rows or not runs_eagerly(layer, job.target, job.class_weight):
         return None
-    if not layer.recorded() or _learns(job):
+    if (
+        not layer.recorded() or _learns(job) or layer.x.dtype is torch.float16
+    ):  # which holds no gradient before it is scaled
         return None
-    step = max(layer.x.shape[1] // 2, _SMALL // layer.classes)
+    # rows of scores in half the memory of the weight, or in all of it if that is little
+    step = max(layer.x.shape[1] // 2, min(layer.x.shape[1], _LITTLE // layer.classes), _SMALL // layer.classes)
     return None if step < min(layer.rows, _FEW) else min(step, layer.rows)
 
 

@@ -44,7 +44,7 @@ def values(job: Job, out: Tensor) -> Tensor | None:
         if bound is None or (terms and job.target is not None and job.target.shape[1] > 1):
             return None
         of = functools.partial(_of_candidates, bound)
-    if job.per_row.smoothing and layer.keep is not None and layer.keep.shape[0] != 1:
+    if _smooths_each_row(job):
         return None
     if not bool(out.any()):
         return of(job) if layer.rows else None
@@ -55,10 +55,18 @@ def values(job: Job, out: Tensor) -> Tensor | None:
     return value.new_zeros((layer.rows, *value.shape[1:])).index_copy(0, rows, value)
 
 
-def has_candidates(job: Job) -> bool:
-    """True if `values` computes the loss from few scores of each row, so that its gradient is sparse; or softmax's by a GPU's kernels."""
+def _smooths_each_row(job: Job) -> bool:
+    """True if label smoothing spreads over other classes in each row."""
+    keep = job.layer.keep
+    return bool(job.per_row.smoothing) and keep is not None and keep.shape[0] != 1
+
+
+def by_blocks(job: Job) -> bool:
+    """True if `values` computes the loss from a few scores of each row, or softmax's in blocks that are not held."""
     layer = job.layer
     if job.per_row.transforms or job.per_row.suppress or not runs_eagerly(layer, job.class_weight):
+        return False
+    if _smooths_each_row(job):
         return False
     if layer.mapping.is_softmax:
         return job.per_row.least > 0 or layer.x.device.type != "cpu" or layer.x.dtype is not wide_dtype(layer.x, xp)
@@ -100,7 +108,10 @@ def _of_softmax(job: Job) -> Tensor:
     if per_row.margin is not None:
         two = torch.cat([_moved(two[:, :1], per_row), two[:, 1:]], 1)
     value = per_row.of_candidates(_SOFTMAX, two, torch.zeros_like(job.target))
-    z_term = per_row.z_term(logsumexp(two), job.target) if isinstance(per_row, RowLoss) and per_row.z_loss else 0.0
+    z_term: Any = 0.0
+    if isinstance(per_row, RowLoss) and per_row.z_loss:
+        z_term = per_row.z_term(logsumexp(two), job.target)
+        z_term = z_term if class_weight is None else per_row.weighted(z_term, job.target, class_weight)
     if u is None:
         return _weighted(job, value) + z_term
     level = two[:, 0] + value  # logsumexp of the row

@@ -32,7 +32,6 @@ from .per_row import PerRow, RowLoss, Thresholds
 
 _SOFTMAX = Softmax()
 _HINTS = HINTS | {
-    "softcap": "give it as transform=, as in transform=anymax.transforms.softcap(30.0)",
     "temperature": "divide x by it",
 }
 
@@ -95,8 +94,8 @@ def linear_loss(
     chunk
         How many classes to compute at a time (in `anymax.distributed.linear_loss` it counts rows); for a map that needs all
         scores of a row, how many rows: as many as have the same number of scores. The default is a small part of all scores;
-        on a CPU, softmax holds some rows of scores, in up to half the memory of the weight or 64 MB, which saves computing
-        them a second time. `linear.explain_linear_loss` says what a call does.
+        on a CPU, softmax holds some rows of scores, in half the memory of the weight (in all of it up to 64 MB), which saves
+        computing them a second time. `linear.explain_linear_loss` says what a call does.
     least
         For softmax, a probability below which a class gets no gradient; 0, the default, keeps all. If no row has more than a
         few hundred classes above it, the backward pass is as fast as that of a sparse map: 0.004 helps, 1e-4 does not. The
@@ -107,7 +106,8 @@ def linear_loss(
         constant, and s_0 that of all classes with probability 0 but the target. Its gradient reaches all classes. It needs
         class indices.
     z_loss
-        For softmax, the factor of logsumexp squared, which keeps the scores small; class weights do not change it.
+        For softmax, the factor of logsumexp squared, which keeps the scores small. Class weights apply to it, and to `suppress`,
+        as to the loss.
 
     Returns
     -------

@@ -20,6 +20,8 @@ def suppression(mapping: Mapping, rows: Array, target: Array) -> Array:
     s = upcast(rows, xp)
     index = xp.where(target < 0, xp.zeros_like(target), target)[..., None]
     with quiet(s):
+        lost = xp.all(s == -math.inf, axis=-1, keepdims=True)  # the derivative of logsumexp is not a number there
+        s = xp.where(lost, xp.zeros_like(s), s)
         p = bridge(s).apply(mapping, stop_gradient(s))
         places = xp.arange(s.shape[-1], dtype=index.dtype, **device_of(s))
         counts = (stop_gradient(p) != 0) | (places == index)  # NaN counts, so that it stays
@@ -27,5 +29,5 @@ def suppression(mapping: Mapping, rows: Array, target: Array) -> Array:
         own = take(s, index, xp)[..., 0]
         share = xp.exp(stop_gradient(own - whole))
         value = (1.0 - share) * (whole - kept)
-    none = (target < 0) | (stop_gradient(whole) == -math.inf) | (stop_gradient(kept) == -math.inf)
+    none = (target < 0) | lost[..., 0]
     return xp.where(none, xp.zeros_like(value), value)
