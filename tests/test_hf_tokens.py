@@ -23,7 +23,14 @@ def granite(**more):
     )
 
 
+def opt(**more):
+    """Its model calls the decoder within its base model."""
+    options = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48}
+    return transformers.OPTForCausalLM, transformers.OPTConfig(**options, word_embed_proj_dim=16, dropout=0.0, **more)
+
+
 MODELS = {
+    "opt": opt,
     "llama": llama, "tied": lambda: llama(tie_word_embeddings=True), "gpt2": gpt2, "cohere": cohere, "granite": granite,
     "gemma2": lambda: gemma2(final_logit_softcapping=0.5),
 }  # fmt: skip
