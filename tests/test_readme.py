@@ -59,9 +59,9 @@ def test_the_first_screen_is_true_and_the_whole_short():
 @pytest.mark.parametrize(
     ("said", "case"),
     [
-        (r"in \[(0\.\d+) of the time\]", "| sparsemax 64x32000 normal | {} | torch.softmax |"),
-        (r"reaches 0, in \[(0\.\d+) of the time\]", "| entmax15_loss 64x32000 normal | {} | F.cross_entropy |"),
-        (r"\[(\d+) times as fast\]", "| entmax15 64x32000 normal | {} | entmax.entmax15 |"),
+        (r"exact zeros, \[([\d.]+) times as fast\]", "| sparsemax 64x32000 normal | {} | torch.softmax |"),
+        (r"reaches 0, \[([\d.]+) times as fast\]", "| entmax15_loss 64x32000 normal | {} | F.cross_entropy |"),
+        (r"\[more than (\d+) times as fast\]", "| entmax15 64x32000 normal | {} | entmax.entmax15 |"),
     ],
 )
 def test_the_gains_are_those_of_the_saved_results(said, case):
@@ -71,7 +71,9 @@ def test_the_gains_are_those_of_the_saved_results(said, case):
     found = re.search(said, README)
     assert row
     assert found
-    assert float(found[1]) == pytest.approx(float(row[1]), rel=0.02)
+    gain = float(row[1]) if "entmax.entmax15" in case else 1.0 / float(row[1])
+    assert float(found[1]) <= 1.02 * gain
+    assert "more than" in said or float(found[1]) >= 0.95 * gain
 
 
 def test_every_map_is_in_the_table():

@@ -32,15 +32,7 @@ class TorchLayers(LayerBridge):
             from . import torch_compiled  # late: it registers operations, which takes 10 ms
 
             found = torch_compiled.values(job)
-        return self._rows_with_a_class(job, out) if found is None else found
-
-    def _rows_with_a_class(self, job: Job, out: Tensor) -> Tensor:
-        """`by_rows` for the rows that are not in `out`, and 0 for the others, which are not computed."""
-        if not runs_eagerly(job.layer) or not bool(out.any()):
-            return self.by_rows(job)
-        rows = (~out).nonzero(as_tuple=True)[0]
-        value = self.by_rows(job.part(rows))
-        return value.new_zeros((job.layer.rows, *value.shape[1:])).index_copy(0, rows, value)
+        return _rows_with_a_class(job, out) if found is None else found
 
     def total(self, job: Job, out: Tensor, factor: Tensor) -> Tensor | None:
         if compiling() or torch_values.by_blocks(job):
@@ -67,6 +59,15 @@ class TorchLayers(LayerBridge):
     def thresholds(self, job: Job) -> tuple[Tensor, Tensor]:
         found = torch_values.thresholds(job)
         return self.by_rows(job) if found is None else found
+
+
+def _rows_with_a_class(job: Job, out: Tensor) -> Tensor:
+    """`by_rows` for the rows that are not in `out`, and 0 for the others, which are not computed."""
+    if not runs_eagerly(job.layer) or not bool(out.any()):
+        return torch_groups.by_rows(job)
+    rows = (~out).nonzero(as_tuple=True)[0]
+    value = torch_groups.by_rows(job.part(rows))
+    return value.new_zeros((job.layer.rows, *value.shape[1:])).index_copy(0, rows, value)
 
 
 BRIDGE = TorchLayers()
