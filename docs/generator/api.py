@@ -66,7 +66,7 @@ GROUPS = {  # the order of the site; each page once
 OF = {
     "mappings": "maps", "_random.noises": "maps", "functional": "functional", "thresholds": "functional", "losses": "losses",
     "transforms": "transforms", "sampling.samplers": "samplers", "sampling.decoding": "decoding", "segments": "segments",
-    "likelihood": "distributions", "linear": "output_layers", "_attention": "attention",
+    "likelihood": "distributions", "linear": "output_layers", "contrastive": "output_layers", "_attention": "attention",
     "_config": "inspection", "inspection": "inspection", "kernels": "inspection", "_core": "contract", "contract": "contract",
 }  # fmt: skip
 TYPES = {  # names in signatures -> what they mean
@@ -82,7 +82,8 @@ TYPES = {  # names in signatures -> what they mean
     "Reduction": '`"mean"`, `"sum"` or `"none"`.',
     "Entropy": '`"shannon"`, `"renyi"`, `"renyi2"` or `"tsallis"`.',
 }
-RESULTS = {  # page -> types that its functions return or raise
+RESULTS = {  # page -> types that its functions return or raise, and functions that have no name in the root
+    "output_layers": ("linear.linear_threshold", "linear.explain_linear_loss"),
     "transforms": ("transforms.Transform", "transforms.Composed"),
     "samplers": ("sampling.Sample", "sampling.Support"),
     "decoding": ("sampling.TopK", "sampling.Accepted"),
