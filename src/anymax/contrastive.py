@@ -14,7 +14,7 @@ from ._core.shards import refuse as refuse_sharded
 from ._core.typing import ArrayT, Numbers, Reduction
 from .autodiff import bridge
 from .linear import linear_loss
-from .linear.layer import autocast_dtype
+from .linear.layer import one_dtype
 from .losses.options import LossOptions, cast
 from .losses.targets import result_dtype
 from .mappings import Softmax
@@ -153,12 +153,5 @@ def _pairs(who: str, a: Any, b: Any) -> tuple[Array, Array]:
         raise ValueError(
             f"{who}: expected two arrays of embeddings of one shape [pairs, features], got {tuple(a.shape)} and {tuple(b.shape)}"
         )
-    if is_torch(a):
-        dtype = autocast_dtype(a)
-        if dtype is not None:
-            return a.to(dtype), b.to(dtype)
-        if a.dtype != b.dtype:
-            raise TypeError(f"{who}: a and b must have one dtype, got {a.dtype} and {b.dtype}")
-        return a, b
-    dtype = xp.result_type(_array.upcast(a, xp), _array.upcast(b, xp)) if not _array.is_jax(a) else xp.result_type(a, b)
-    return as_dtype(a, dtype, xp), as_dtype(b, dtype, xp)
+    a, b = one_dtype(who, xp, a=a, b=b)
+    return a, b

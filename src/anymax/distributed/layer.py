@@ -30,7 +30,7 @@ _PARTS = 16  # parts in a JAX program, which contains the code of each part
 
 @dataclasses.dataclass(frozen=True)
 class SplitLayer:
-    """An output layer of which each process has some classes, once all processes know each other's calls."""
+    """An output layer whose classes are split over processes that have compared their calls."""
 
     agreement: Agreement
     layer: Layer
@@ -162,8 +162,7 @@ def topk_kl(
     teacher = Teacher.read(who, layer.x, lead, split.count, -1, ids, teacher_log_p, tail, direction, xp)
     k = teacher.ids.shape[-1]
     columns = _terms(split, "ids", xp.reshape(teacher.ids, (layer.rows, k)), rest=teacher.needs_rest)
-    columns = xp.reshape(columns, (*lead, columns.shape[-1]))
-    return teacher.divergence(columns[..., :k], columns[..., k:] if teacher.needs_rest else None, xp)
+    return teacher.of_columns(xp.reshape(columns, (*lead, columns.shape[-1])), xp)
 
 
 def _terms(split: SplitLayer, name: str, index: Array, *, entropy: bool = False, rest: bool = False) -> Array:
@@ -171,8 +170,7 @@ def _terms(split: SplitLayer, name: str, index: Array, *, entropy: bool = False,
     xp, wanted = namespace(index), {"entropy": entropy, "rest": rest}
 
     def of_rows(call: ShardedCall, where: slice) -> Array:
-        terms = terms_of_call(call, name, index[where, ...], **wanted)
-        return xp.concat([part for part in terms if part is not None], axis=-1)
+        return terms_of_call(call, name, index[where, ...], **wanted).columns(xp)
 
     return split.by_rows(GivenClasses.width(index.shape[-1], **wanted), of_rows)
 

@@ -51,6 +51,17 @@ def as_tensor(a: Any, device: Any) -> Tensor:
     return a if is_torch(a) else torch.as_tensor(np.asarray(a), device=device)
 
 
+def whole_tensor(a: Any, device: Any) -> Tensor:
+    """`as_tensor`, with all of it on each device."""
+    a = as_tensor(a, device)
+    return a.full_tensor() if isinstance(a, DTensor) else a
+
+
+def split_axis(place: Any, ndim: int) -> int | None:
+    """The axis that a placement splits, from 0 on; None for one that splits none, or not in equal parts as `Shard` does."""
+    return place.dim % ndim if type(place) is Shard else None
+
+
 class Layout:
     """The placements of scores, and this device's part of the scores."""
 
@@ -64,10 +75,10 @@ class Layout:
                     f"{who}: the scores are Partial: each device has a summand of them, and no function of a summand is one of the sum; "
                     "call x.redistribute(placements=[Replicate()]) (or Shard(...)) first"
                 )
-            plain = type(place) is Shard
-            if plain and place.dim % x.ndim not in self.axes:
-                self.places.append(Shard(place.dim % x.ndim))
-            elif plain and split and len(self.axes) == 1 and self.along is None and x.shape[self.axes[0]]:
+            axis = split_axis(place, x.ndim)
+            if axis is not None and axis not in self.axes:
+                self.places.append(Shard(axis))
+            elif axis is not None and split and len(self.axes) == 1 and self.along is None and x.shape[self.axes[0]]:
                 self.along = dim
                 self.places.append(Shard(self.axes[0]))
             else:
@@ -116,6 +127,10 @@ class Layout:
         if isinstance(a, DTensor):
             return a
         return DTensor.from_local(a, self.mesh, [WHOLE] * self.mesh.ndim, run_check=False)
+
+    def rows(self, a: Tensor, first: int = 0) -> Tensor:
+        """This device's part of an array that has the axes of the rows behind the `first` ones."""
+        return self.everywhere(a).redistribute(placements=self.of_rows(first=first)).to_local()
 
     def mask(self, mask: Any) -> Any:
         return None if mask is None else self.local_part(_array.asarray(mask, "mask"), "mask")
@@ -203,8 +218,7 @@ def of_rows(
     if y is not None:
         y = as_tensor(y, x.device)
         first = tuple(y.shape[: max(y.ndim - (x.ndim - len(layout.axes)), 0)])
-        # those of this device's rows
-        given["y"] = layout.everywhere(y).redistribute(placements=layout.of_rows(first=len(first))).to_local()
+        given["y"] = layout.rows(y, len(first))
     mapping = layout.mapping(mapping)
     if layout.along is None:
         found = whole(mapping, layout.local, **given)
@@ -233,8 +247,7 @@ def _loss(
     indices = is_integer(target)
     t = layout.local_part(target, "target", dropped=indices)
     if w is not None:
-        w = as_tensor(w, x.device)
-        w = w.full_tensor() if isinstance(w, DTensor) else w
+        w = whole_tensor(w, x.device)
     axis: Any = layout.axes
     axis = axis if len(axis) > 1 else axis[0]
     each = options._replace(weight=w, axis=axis, mask=layout.mask(options.mask), reduction="none")

@@ -17,10 +17,10 @@ from .._array import is_integer
 from ..losses.options import LossOptions, class_weights
 from . import layer_verbs
 from .torch import outside_graphs
-from .torch_dtensor import WHOLE, Layout, as_tensor, reduced
+from .torch_dtensor import WHOLE, Layout, as_tensor, reduced, split_axis, whole_tensor
 
 Tensor = torch.Tensor
-_LOSS = ("weight", "reduction", "ignore_index", "label_smoothing")
+_LOSS = ("reduction", "ignore_index", "label_smoothing")
 
 
 class LayerLayout(Layout):
@@ -36,10 +36,11 @@ class LayerLayout(Layout):
                 raise TypeError(f"{who}: {name} is Partial: each device has a summand; redistribute it first")
         of_x, of_weight, back = [], [], []  # the placements of both, and of the gradient of the weight
         for dim, (p, q) in enumerate(zip(x.placements, weight.placements)):
-            rows = isinstance(p, Shard) and type(p) is Shard and p.dim % x.ndim != x.ndim - 1
-            if rows and isinstance(p, Shard):
-                self.places.append(Shard(p.dim % x.ndim))
-            elif isinstance(q, Shard) and type(q) is Shard and q.dim % 2 == 0 and self.along is None:
+            of_rows = split_axis(p, x.ndim)
+            rows = of_rows is not None and of_rows != x.ndim - 1
+            if rows:
+                self.places.append(Shard(of_rows))
+            elif split_axis(q, 2) == 0 and self.along is None:
                 self.along = dim
                 self.places.append(Shard(x.ndim - 1))
             else:
@@ -55,11 +56,6 @@ class LayerLayout(Layout):
         """This device's part of the weight or the bias."""
         places, back = self.per_class_places
         return self.everywhere(a).redistribute(placements=places).to_local(grad_placements=back)
-
-    def rows(self, a: Any) -> Tensor:
-        """This device's part of an array whose first axes are those of the rows."""
-        a = self.everywhere(as_tensor(a, self.mesh.device_type))
-        return a.redistribute(placements=self.of_rows()).to_local()
 
 
 def layer(
@@ -91,7 +87,7 @@ def _layer(
     run = functools.partial(call, layout.local, layout.weight, mapping=layout.mapping(mapping))
     if who == "linear_loss":
         return _loss(layout, run, of_rows[0], given)
-    found = run(*(layout.rows(a) for a in of_rows), **given)
+    found = run(*(layout.rows(as_tensor(a, layout.mesh.device_type)) for a in of_rows), **given)
     if isinstance(found, tuple):
         return tuple(layout.per_row(v) for v in found)
     return layout.per_row(found)
@@ -101,12 +97,11 @@ def _loss(layout: LayerLayout, run: Any, target: Any, given: dict[str, Any]) -> 
     target = as_tensor(target, layout.mesh.device_type)
     indices = is_integer(target)
     t = layout.rows(target) if indices else layout.local_part(target, "target")
-    options = LossOptions.read(layout.who, None, {k: given.pop(k) for k in _LOSS[1:] if k in given})
+    options = LossOptions.read(layout.who, None, {k: given.pop(k) for k in _LOSS if k in given})
     w = given.pop("weight", None)
     if w is not None:
         like = layout.local.new_empty((1, layout.shape[-1]))
-        w = as_tensor(w, layout.mesh.device_type)
-        w = class_weights(w.full_tensor() if isinstance(w, DTensor) else w, like, torch)
+        w = class_weights(whole_tensor(w, layout.mesh.device_type), like, torch)
         first = 0 if layout.along is None else layout.start
         given["weight"] = w[first : first + layout.weight.shape[0]]
     each = {"ignore_index": options.ignore_index, "label_smoothing": options.label_smoothing, "reduction": "none"}

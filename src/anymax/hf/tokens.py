@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import linear
-from .._array import is_array
+from .._array import is_array, shown
 from .._core.mapping import Mapping
 from .._core.options import check_options
 from ..mappings import Softmax
@@ -92,7 +92,7 @@ def token_statistics(
     who = "token_statistics"
     check_options(who, _OPTIONS, options)
     if not isinstance(input_ids, Tensor) or input_ids.ndim != 2 or input_ids.is_floating_point():
-        raise ValueError(f"{who}: input_ids must be tokens, integers [texts, length], got {_words(input_ids)}")
+        raise ValueError(f"{who}: input_ids must be tokens, integers [texts, length], got {shown(input_ids)}")
     length = input_ids.shape[1]
     if last is None:
         last = max(length - 1, 0)
@@ -220,7 +220,3 @@ class _Head(NamedTuple):
 def _number(config: Any, name: str) -> float | None:
     value = getattr(config, name, None)
     return float(value) if isinstance(value, (int, float)) else None
-
-
-def _words(value: Any) -> str:
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -29,6 +29,7 @@ from .._core.rows import hide
 from ..mappings import Softmax
 
 _SOFTMAX = Softmax()
+LOWEST = -1e4  # in place of log 0, so that 0 log 0 is 0
 _BLOCK = 1 << 18  # scores at a time in NumPy, so that temporaries stay in the cache
 
 
@@ -38,6 +39,10 @@ class Terms(NamedTuple):
     log_p: Array  # [..., m], of the given classes; -inf if masked
     entropy: Array | None  # [..., 1]
     rest: Array | None  # [..., 1], log p of all other classes together
+
+    def columns(self, xp: Namespace) -> Array:
+        """All terms that there are, side by side."""
+        return xp.concat([part for part in self if part is not None], axis=-1)
 
 
 def plain(x: Array, index: Array, xp: Namespace, *, scale: float, entropy: bool, rest: bool) -> Terms:

@@ -19,14 +19,13 @@ from ..autodiff.saving import save, saved
 from ..autodiff.torch import KINDS, plain_grads, traced
 from ..kernels import decode
 from ..mappings import Softmax
-from .softmax_plain import Terms, at_classes, blocks, plain
+from .softmax_plain import LOWEST, Terms, at_classes, blocks, plain
 
 Tensor = torch.Tensor
 
 _SOFTMAX = Softmax()
 _LIMITS = {"cpu": 1 << 18}  # scores at a time: on a CPU they stay in the cache, elsewhere they keep a GPU busy
 _MANY = 1 << 26
-_LOWEST = -1e4  # in place of log 0, so that 0 log 0 is 0
 
 
 def terms(x: Tensor, index: Tensor, *, scale: float, entropy: bool, rest: bool) -> Terms:
@@ -129,7 +128,7 @@ def _forward(x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) 
         out.log_p[part] = s.gather(-1, i.clamp(max=n - 1)) - high - log_z
         if entropy:
             y = y if y.shape == s.shape else torch.empty_like(s)
-            below = torch.sub(s, high, out=y).clamp_(min=_LOWEST)
+            below = torch.sub(s, high, out=y).clamp_(min=LOWEST)
             # a sum of two that are not negative
             out.entropy[part] = log_z - below.mul_(_softmax(s)).sum(-1, keepdim=True)
         if rest:
@@ -154,7 +153,7 @@ def _backward(x: Tensor, index: Tensor, found: _Found, grads: tuple[Tensor | Non
             torch.mul(_softmax(s), -common, out=y)
         else:
             g = g_entropy[part]
-            torch.sub(s, high[part], out=y).clamp_(min=_LOWEST).mul_(-g)
+            torch.sub(s, high[part], out=y).clamp_(min=LOWEST).mul_(-g)
             y.sub_(common + g * (entropy[part] - log_z[part])).mul_(_softmax(s))
         if g_rest is not None:
             y.addcmul_(_softmax(_others(s, index[part])), g_rest[part])

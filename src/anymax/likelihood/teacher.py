@@ -73,6 +73,11 @@ class Teacher(NamedTuple):
         """Whether the divergence needs the student's log p of all other classes together."""
         return self.tail == "one class"
 
+    def of_columns(self, columns: Array, xp: Namespace) -> Array:
+        """`divergence` from the student's terms side by side, as `Terms.columns` gives them."""
+        k = self.ids.shape[-1]
+        return self.divergence(columns[..., :k], columns[..., k:] if self.needs_rest else None, xp)
+
     def divergence(self, student: Array, rest: Array | None, xp: Namespace) -> Array:
         """The divergence [...] of a student from its log-probabilities of the teacher's classes, [..., k], and of all others, [..., 1]."""
         with quiet(student):

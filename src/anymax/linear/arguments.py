@@ -48,10 +48,8 @@ def with_temperature(who: str, layer: Layer, temperature: Any) -> tuple[Layer, t
     xp = namespace(layer.x)
     check_range(who, "temperature", temperature, lambda v: v >= 0, "at least 0")
     wide = upcast(layer.x, xp)
-    if is_torch(layer.x) and layer.x.device.type == "cpu":
-        layer = layer.with_operands(
-            wide, layer.weight, layer.bias
-        )  # the quotient must not be rounded to half precision
+    if is_torch(layer.x) and layer.x.device.type == "cpu":  # the quotient must not be rounded to half precision
+        layer = layer.with_operands(wide, layer.weight, layer.bias)
     if not is_array(temperature) or math.prod(temperature.shape) == 1:
         scale = _array.number(temperature)
         if is_array(scale):

@@ -64,7 +64,7 @@ class Layer:
         if not part:
             mapping.check(n)
         dtype = result_dtype(x) if is_torch(x) else xp.result_type(x, weight)
-        x, weight, bias = _one_dtype(who, x, weight, bias, xp)
+        x, weight, bias = one_dtype(who, xp, x=x, linear_weight=weight, linear_bias=bias)
         params = {
             k: _one_a_row(aligned(v, x[..., :1], x.ndim - 1, f"{mapping.name}: {k}"), lead, f"{mapping.name}: {k}", xp)
             for k, v in mapping.params().items()
@@ -177,31 +177,28 @@ def _operands(who: str, x: Any, weight: Any, bias: Any, part: bool) -> tuple[Arr
     return x, weight, bias
 
 
-def autocast_dtype(x: Array) -> Any:
-    """The dtype to which torch's autocast casts the operands of a product with x; None if it is off."""
-    torch, device = sys.modules["torch"], x.device.type
-    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64
-    return torch.get_autocast_dtype(device) if on else None
+def one_dtype(who: str, xp: Namespace, **operands: Array | None) -> tuple[Any, ...]:
+    """The operands in one dtype: that of torch's autocast if it is on; NumPy's half precision is computed in fp32, as everywhere.
 
-
-def _one_dtype(
-    who: str, x: Array, weight: Array, bias: Array | None, xp: Namespace
-) -> tuple[Array, Array, Array | None]:
-    """The operands in one dtype: that of torch's autocast if it is on; NumPy's half precision is computed in fp32, as everywhere."""
+    operands: by their names, the first of which is given.
+    """
+    given = [a for a in operands.values() if a is not None]
+    x = given[0]
     if is_torch(x):
-        dtype = autocast_dtype(x)
-        if dtype is not None:
-            return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-        if x.dtype != weight.dtype or (bias is not None and bias.dtype != x.dtype):
-            given = ", ".join(str(a.dtype) for a in (x, weight, bias) if a is not None)
+        torch, device = sys.modules["torch"], x.device.type
+        on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64
+        if on:
+            dtype = torch.get_autocast_dtype(device)
+            return tuple(None if a is None else a.to(dtype) for a in operands.values())
+        if any(a.dtype != x.dtype for a in given):
+            *names, last = operands
             raise TypeError(
-                f"{who}: x, linear_weight and linear_bias must have one dtype, got {given}; convert them, or use torch.autocast"
+                f"{who}: {', '.join(names)} and {last} must have one dtype, got {', '.join(str(a.dtype) for a in given)}; "
+                "convert them, or use torch.autocast"
             )
-        return x, weight, bias
-    parts = [a if is_jax(a) else _array.upcast(a, xp) for a in (x, weight, bias) if a is not None]
-    dtype = xp.result_type(*parts)
-    parts = [as_dtype(a, dtype, xp) for a in parts]
-    return parts[0], parts[1], parts[2] if bias is not None else None
+        return tuple(operands.values())
+    dtype = xp.result_type(*(a if is_jax(a) else upcast(a, xp) for a in given))
+    return tuple(None if a is None else as_dtype(a, dtype, xp) for a in operands.values())
 
 
 def _one_a_row(value: Any, lead: tuple[int, ...], name: str, xp: Namespace) -> Any:

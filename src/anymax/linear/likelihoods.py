@@ -196,9 +196,7 @@ def linear_topk_kl(
     columns = bridge(layer.x).layers.values(
         Job(layer, per_row, given, chunk=check_chunk(who, chunk)), per_row.empty_rows(given)
     )
-    columns = xp.reshape(columns, (*lead, columns.shape[-1]))
-    k = given.shape[-1]
-    return teacher.divergence(columns[..., :k], columns[..., k:] if teacher.needs_rest else None, xp)
+    return teacher.of_columns(xp.reshape(columns, (*lead, columns.shape[-1])), xp)
 
 
 def _read(

@@ -113,8 +113,7 @@ class RowTerms(PerRow):
 
     def of_candidates(self, mapping: Mapping, s: Array, at: Any) -> Array:
         xp = namespace(s)
-        terms = terms_of(mapping, s, at, xp, entropy=self.entropy, rest=self.rest)
-        return xp.concat([part for part in terms if part is not None], axis=-1)
+        return terms_of(mapping, s, at, xp, entropy=self.entropy, rest=self.rest).columns(xp)
 
 
 class Thresholds(PerRow):

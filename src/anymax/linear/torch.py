@@ -12,7 +12,7 @@ from .bridge import LayerBridge
 from .job import Job
 from .layer import Layer
 from .torch_candidates import BlockSize
-from .torch_groups import rows_ahead, rows_of_group, runs_eagerly, total
+from .torch_groups import rows_ahead, rows_of_group, rows_with_a_class, runs_eagerly, total, with_a_class
 
 Tensor = torch.Tensor
 
@@ -25,49 +25,40 @@ class TorchLayers(LayerBridge):
         return torch_candidate_scores.gathered(layer, classes)
 
     def values(self, job: Job, out: Tensor) -> Tensor:
+        if runs_eagerly(job.layer):
+            return with_a_class(job, out, torch_values.values)
         found = None
-        if not job.per_row.transforms and not compiling():
-            found = torch_values.values(job, out)
-        elif not job.per_row.transforms and not exporting(job.layer.x) and job.per_row.margin is None:
+        if compiling() and not (job.per_row.transforms or job.per_row.margin is not None or exporting(job.layer.x)):
             from . import torch_compiled  # late: it registers operations, which takes 10 ms
 
             found = torch_compiled.values(job)
-        return _rows_with_a_class(job, out) if found is None else found
+        return self.by_rows(job) if found is None else found
 
     def total(self, job: Job, out: Tensor, factor: Tensor) -> Tensor | None:
-        if compiling() or torch_values.by_blocks(job):
+        if not runs_eagerly(job.layer) or torch_values.holds_no_rows(job):
             return None
-        rows = (~out).nonzero(as_tuple=True)[0] if runs_eagerly(job.layer) and bool(out.any()) else None
+        rows = rows_with_a_class(out)
         return total(job if rows is None else job.part(rows), factor)
 
     def both_ways(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
         return None if compiling() else torch_contrastive.both_ways(a, b)
 
     def plan(self, job: Job, indices: bool, total: bool) -> str:
-        layer, few = job.layer, torch_values.by_blocks(job)
-        rows = rows_ahead(job) if total and indices and not few else None
+        layer = job.layer
+        rows = rows_ahead(job) if total and indices and not torch_values.holds_no_rows(job) else None
         if rows is not None:
             return f"all {layer.classes} scores of {rows} rows at a time, with their gradient in the forward pass"
+        if not indices or torch_values.way(job) is None:
+            return f"all {layer.classes} scores of {rows_of_group(job)} rows at a time, computed again for the gradient"
         blocks = BlockSize.of(layer, job.chunk)
         some = f"the scores of {blocks.classes} classes and {blocks.rows} rows at a time"
-        if indices and few and not layer.mapping.is_softmax:
-            return f"{some}, of which each row keeps those that may have a probability; a gradient of these alone"
-        if indices and layer.mapping.is_softmax and not job.per_row.transforms:
+        if layer.mapping.is_softmax:
             return f"{some}, computed again for the gradient"
-        return f"all {layer.classes} scores of {rows_of_group(job)} rows at a time, computed again for the gradient"
+        return f"{some}; each row keeps those that may have a probability, and only these have a gradient"
 
     def thresholds(self, job: Job) -> tuple[Tensor, Tensor]:
         found = torch_values.thresholds(job)
         return self.by_rows(job) if found is None else found
-
-
-def _rows_with_a_class(job: Job, out: Tensor) -> Tensor:
-    """`by_rows` for the rows that are not in `out`, and 0 for the others, which are not computed."""
-    if not runs_eagerly(job.layer) or not bool(out.any()):
-        return torch_groups.by_rows(job)
-    rows = (~out).nonzero(as_tuple=True)[0]
-    value = torch_groups.by_rows(job.part(rows))
-    return value.new_zeros((job.layer.rows, *value.shape[1:])).index_copy(0, rows, value)
 
 
 BRIDGE = TorchLayers()

@@ -19,6 +19,7 @@ import torch
 from .. import kernels
 from .._array import wide_dtype
 from ..kernels import decode, triton
+from ..likelihood.softmax_plain import LOWEST
 from ..mappings import Softmax
 from .layer import Layer
 
@@ -35,7 +36,6 @@ _MANY = 1 << 24
 _FEW = 64  # scores that are skipped together if their maximum is below the bound
 _SMALL = 1 << 18  # scores that need no blocks
 _INSTRUCTIONS = {torch.bfloat16: ("avx512_bf16", "amx_tile"), torch.float16: ("amx_fp16",)}
-LOWEST = -1e4  # in place of log 0, so that 0 log 0 is 0
 _LARGE = 1 << 24  # the most scores that are held in one block
 _SHARE = 48  # a block has at most 1 / _SHARE of the scores
 

@@ -17,7 +17,7 @@ from . import torch_values
 from .job import Job
 from .layer import Layer
 from .per_row import PerRow, RowLoss, RowTerms
-from .torch_groups import by_rows
+from .torch_groups import with_a_class
 
 Tensor = torch.Tensor
 
@@ -72,8 +72,7 @@ def _values(
         else RowLoss(who, **dict(zip(_LOSS, loss, strict=True)))
     )
     job = Job(layer, per_row, index, class_weight, None if chunk < 0 else chunk)
-    found = torch_values.values(job, per_row.empty_rows(index))
-    return by_rows(job) if found is None else found
+    return with_a_class(job, per_row.empty_rows(index), torch_values.values)
 
 
 def _forward(*given: Any) -> Tensor:

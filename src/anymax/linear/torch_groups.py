@@ -29,7 +29,7 @@ _SMALL = 1 << 18  # scores that are held whatever the size of the weight
 _LITTLE = 1 << 24  # and those that may take as much memory as the weight
 _FEW_SCORES = {"cpu": 1 << 20}  # scores whose gradient is computed at a time, in the cache
 _FEW = (
-    24  # with fewer rows in a group, adding up the gradient of the weight takes longer than computing the scores again
+    24  # fewer rows in a group do not pay: adding up the weight's gradient takes longer than computing the scores again
 )
 
 
@@ -163,6 +163,20 @@ def runs_eagerly(layer: Layer, *others: Any) -> bool:
     return not recorded(*others)
 
 
+def rows_with_a_class(out: Tensor) -> Tensor | None:
+    """The indices of the rows that are not in `out`; None if these are all."""
+    return (~out).nonzero(as_tuple=True)[0] if bool(out.any()) else None
+
+
+def with_a_class(job: Job, out: Tensor, compute: Callable[[Job], Tensor]) -> Tensor:
+    """`compute(job)` for the rows that are not in `out`, and 0 for the others, which are not computed."""
+    rows = rows_with_a_class(out)
+    if rows is None:
+        return compute(job)
+    value = compute(job.part(rows))
+    return value.new_zeros((job.layer.rows, *value.shape[1:])).index_copy(0, rows, value)
+
+
 def by_rows(job: Job) -> Any:
     """The result for all rows, a group at a time, with its gradient.
 
@@ -208,9 +222,9 @@ def rows_ahead(job: Job) -> int | None:
     layer = job.layer
     if job.chunk is not None or not layer.rows or not runs_eagerly(layer, job.target, job.class_weight):
         return None
-    if (
-        not layer.recorded() or _learns(job) or layer.x.dtype is torch.float16
-    ):  # which holds no gradient before it is scaled
+    if not layer.recorded() or _learns(job):
+        return None
+    if layer.x.dtype is torch.float16:  # too narrow for a gradient before the caller's factor
         return None
     # rows of scores in half the memory of the weight, or in all of it if that is little
     step = max(layer.x.shape[1] // 2, min(layer.x.shape[1], _LITTLE // layer.classes), _SMALL // layer.classes)

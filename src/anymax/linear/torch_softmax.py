@@ -15,13 +15,12 @@ from .._array import plain_backward, wide_dtype
 from ..autodiff.saving import save, saved
 from ..autodiff.torch import plain_grads
 from ..kernels import triton
-from ..likelihood.softmax_plain import at_classes
+from ..likelihood.softmax_plain import LOWEST, at_classes
 from ..mappings import Softmax
 from .job import Job
 from .layer import Layer
 from .torch_candidate_scores import candidates_of, few_back, weighted_scores
 from .torch_candidates import (
-    LOWEST,
     BlockSize,
     Candidates,
     OfTarget,
@@ -80,7 +79,9 @@ class _Others(torch.autograd.Function):
             return *_plain_gradient(x, weight, bias, keep, target, u, h.shape[1] > 0, grads), *none
         layer, (g, g_even, g_h), wants = _layer(x, weight, bias, keep), grads, ctx.needs_input_grad[:3]
         g = torch.zeros_like(value) if g is None else g
-        return *_others_back(layer, target, _Slopes(value, g, h, g_h, u, g_even), ctx.blocks, wants), *none
+        if g_h is not None:  # the gradient of the entropy is -q (log q + entropy)
+            g = torch.cat([g[:, :-1], g[:, -1:] - g_h * h], 1)
+        return *_others_back(layer, target, _Slopes(value, g, g_h, u, g_even), ctx.blocks, wants), *none
 
 
 class _Likely(torch.autograd.Function):
@@ -153,34 +154,19 @@ def _level(value: Tensor) -> Tensor:
 
 
 class _Slopes(NamedTuple):
-    """What the gradient in the scores of some rows depends on."""
+    """What the gradient in the scores of some rows depends on: it is g for the targets, and q (g - mix log q) for the others."""
 
-    value: Tensor  # the results of `_Others`, and their gradients
-    g: Tensor
-    entropy: Tensor
-    g_entropy: Tensor | None
+    value: Tensor  # the result of `_Others`
+    g: Tensor  # [rows, m + 1]
+    mix: Tensor | None  # [rows, 1]
     u: Tensor | None
     g_even: Tensor | None
 
     def part(self, rows: slice) -> _Slopes:
         """The same for some of the rows."""
-        value, g, h, g_h, u, g_even = self
-        return _Slopes(
-            value[rows],
-            g[rows],
-            h[rows],
-            None if g_h is None else g_h[rows],
-            u,
-            None if g_even is None else g_even[rows],
-        )
-
-    def factors(self) -> tuple[Tensor, Tensor | None]:
-        """(g [rows, m + 1], mix [rows]): the gradient is g for the targets' scores, and q (g - mix log q) for the others."""
-        if self.g_entropy is None:
-            return self.g, None
-        g = self.g.clone()
-        g[:, -1:] -= self.g_entropy * self.entropy
-        return g, self.g_entropy[:, 0]
+        value, g, mix, u, g_even = self
+        mix, g_even = (None if a is None else a[rows] for a in (mix, g_even))
+        return _Slopes(value[rows], g[rows], mix, u, g_even)
 
     def block(self, scores: ScoreBlocks, a: int, b: int, step: int) -> Tensor:
         """The gradient in the scores of the classes a to b, in the dtype of the product, `step` rows at a time."""
@@ -194,14 +180,13 @@ class _Slopes(NamedTuple):
         return d
 
     def change(self, d: Tensor, a: int, b: int) -> None:
-        """Scores of the classes a to b, changed to their gradient: of logsumexp it is q, of the entropy -q (log q + entropy)."""
+        """Change scores of the classes a to b to their gradient."""
         log_q = d.to(self.value.dtype).sub_(_level(self.value))
-        g, mix = self.factors()
-        if mix is None:
-            q = log_q.exp_().mul_(g[:, -1:])
+        if self.mix is None:
+            q = log_q.exp_().mul_(self.g[:, -1:])
         else:
             q = log_q.exp()
-            q.mul_(log_q.clamp_(min=LOWEST).mul_(-mix[:, None]).add_(g[:, -1:]))
+            q.mul_(log_q.clamp_(min=LOWEST).mul_(-self.mix).add_(self.g[:, -1:]))
         if self.u is not None and self.g_even is not None:
             q.addr_(self.g_even, self.u[a:b])
         if q.data_ptr() != d.data_ptr():
@@ -225,9 +210,8 @@ def _others_back(layer: Layer, target: Tensor, of: _Slopes, blocks: BlockSize, w
         sums = None
         for tile, block, part in zip(tiles, scores, parts):
             if gpu is not None:
-                g, mix = part.factors()
-                level = _level(part.value)[:, 0]
-                d = gpu.slopes(block.layer, target[tile, 0], level, g, part.u, part.g_even, mix, a, b, buffer)
+                level, mix = _level(part.value)[:, 0], None if part.mix is None else part.mix[:, 0]
+                d = gpu.slopes(block.layer, target[tile, 0], level, part.g, part.u, part.g_even, mix, a, b, buffer)
             else:
                 d = part.block(block, a, b, step)
             if db is not None:

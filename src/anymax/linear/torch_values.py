@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -31,46 +32,33 @@ Tensor = torch.Tensor
 _SOFTMAX = Softmax()
 
 
-def values(job: Job, out: Tensor) -> Tensor | None:
-    """The result for each row, 0 for rows in `out`; None if these ways do not apply, as when all scores of a row are needed at once."""
-    layer, terms = job.layer, isinstance(job.per_row, RowTerms)
-    if not runs_eagerly(layer, job.class_weight):
-        return None
-    if job.per_row.suppress:
-        return None
-    of: Any = _terms_of_softmax if terms else _of_softmax
-    if not layer.mapping.is_softmax:
-        bound = _bound(layer.mapping)
-        if bound is None or (terms and job.target is not None and job.target.shape[1] > 1):
-            return None
-        of = functools.partial(_of_candidates, bound)
-    if _smooths_each_row(job):
-        return None
-    if not bool(out.any()):
-        return of(job) if layer.rows else None
-    rows = (~out).nonzero(as_tuple=True)[0]
-    if not rows.shape[0]:
-        return None
-    value = of(job.part(rows))
-    return value.new_zeros((layer.rows, *value.shape[1:])).index_copy(0, rows, value)
+def values(job: Job) -> Tensor:
+    """The result for each row of an eager call."""
+    compute = way(job)
+    return by_rows(job) if compute is None or not job.layer.rows else compute(job)
 
 
-def _smooths_each_row(job: Job) -> bool:
-    """True if label smoothing spreads over other classes in each row."""
-    keep = job.layer.keep
-    return bool(job.per_row.smoothing) and keep is not None and keep.shape[0] != 1
-
-
-def by_blocks(job: Job) -> bool:
-    """True if `values` computes the loss from a few scores of each row, or softmax's in blocks that are not held."""
-    layer = job.layer
-    if job.per_row.transforms or job.per_row.suppress or not runs_eagerly(layer, job.class_weight):
-        return False
-    if _smooths_each_row(job):
-        return False
+def way(job: Job) -> Callable[[Job], Tensor] | None:
+    """How to compute the job without all scores of a row: softmax in blocks, a sparse map from candidates; None if there is no such way."""
+    layer, per_row, terms = job.layer, job.per_row, isinstance(job.per_row, RowTerms)
+    each_row = (
+        per_row.smoothing and layer.keep is not None and layer.keep.shape[0] != 1
+    )  # smoothed over classes of its own
+    if per_row.transforms or per_row.suppress or each_row or not runs_eagerly(layer, job.class_weight):
+        return None
     if layer.mapping.is_softmax:
-        return job.per_row.least > 0 or layer.x.device.type != "cpu" or layer.x.dtype is not wide_dtype(layer.x, xp)
-    return _bound(layer.mapping) is not None
+        return _terms_of_softmax if terms else _of_softmax
+    bound = _bound(layer.mapping)
+    if bound is None or (terms and job.target is not None and job.target.shape[1] > 1):
+        return None
+    return functools.partial(_of_candidates, bound)
+
+
+def holds_no_rows(job: Job) -> bool:
+    """True if `way` is to be preferred to all scores of some rows, with a gradient in the forward pass."""
+    x, softmax = job.layer.x, job.layer.mapping.is_softmax
+    held = softmax and not job.per_row.least and x.device.type == "cpu" and x.dtype is wide_dtype(x, xp)
+    return not held and way(job) is not None
 
 
 def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
@@ -125,15 +113,12 @@ def _terms_of_softmax(job: Job) -> Tensor:
     assert target is not None
     value, _, of_others = of_softmax(job, None, per_row.entropy)
     at = torch.where(target < 0, target, torch.arange(target.shape[1], device=target.device))
-    log_p, h, rest = terms_of(_SOFTMAX, value, at, xp, entropy=per_row.entropy, rest=per_row.entropy or per_row.rest)
-    columns = [log_p]
+    terms = terms_of(_SOFTMAX, value, at, xp, entropy=per_row.entropy, rest=per_row.entropy or per_row.rest)
     if (
-        h is not None and rest is not None
-    ):  # the entropy of the choice between the targets and the others, and of that among the others
-        columns.append(h + torch.exp(rest) * of_others)
-    if rest is not None and per_row.rest:
-        columns.append(rest)
-    return torch.cat(columns, 1)
+        terms.entropy is not None and terms.rest is not None
+    ):  # of the choice between targets and others, and among the others
+        terms = terms._replace(entropy=terms.entropy + torch.exp(terms.rest) * of_others)
+    return (terms if per_row.rest else terms._replace(rest=None)).columns(xp)
 
 
 # -- sparse maps ---------------------------------------------------------------------------------------------------------------------
