@@ -55,9 +55,11 @@ GROUPS = {
     "gpu backward": "GPU: backward alone",
     "gpu loss": "GPU: losses, forward and backward",
     "gpu package": "GPU: against other packages",
-    "gpu attention": "GPU: causal attention, local scores",
+    "gpu attention": "GPU: causal attention",
     "gpu ragged": "GPU: ragged rows, entries x segments x heads",
     "gpu output layer": "GPU: output layers, forward and backward, rows x classes",
+    "gpu token statistics": "GPU: token statistics, forward and backward, rows x vocabulary, pairs x features",
+    "gpu call": "GPU: what a call costs the host, outside of CUDA graphs",
     "gpu decoding": "GPU: one query against a cache, local scores, in CUDA graphs",
 }
 
@@ -145,6 +147,7 @@ def calls(name: str, n: int) -> tuple[Callable[..., Any], anymax.Mapping]:
         "budget": (anymax.budget, {"k": k}, anymax.Budget(k)),
         "normmax": (anymax.normmax, {}, anymax.NormMax()),
         "sparse_softmax": (anymax.sparse_softmax, {"k": k}, anymax.SparseSoftmax(k=k)),
+        "nucleus": (anymax.sparse_softmax, {"p": 0.9}, anymax.SparseSoftmax(p=0.9)),
         "perturb_max": (anymax.perturb_max, {"nodes": 32}, anymax.PerturbMax(nodes=32)),
         "log_softmax": (anymax.log_softmax, {}, anymax.Softmax()),
         "logsumexp": (anymax.logsumexp, {}, anymax.Softmax()),

@@ -57,6 +57,8 @@ def forward(case: Case) -> Workload:
         contenders["torch.compile(softmax)"] = around(compiled, xs)
     if case.map == "sparse_softmax":
         contenders["torch.topk"] = around(lambda x: torch.topk(x, kept(case.n), -1), xs)
+    if case.map == "nucleus":
+        contenders["torch.sort"] = around(lambda x: torch.sort(x, -1, descending=True), xs)
     check = check_forward(case, function, xs[0], lambda: function(xs[0], out=outs[0]))
     return Workload(contenders, check, engine("forward", mapping, xs[0]), _moved(xs[0]))
 
@@ -111,6 +113,34 @@ def loss(case: Case) -> Workload:
     return Workload(contenders, check, engine("index_loss", mapping, frozen[0]), _moved(xs[0]))
 
 
+def call(case: Case) -> Workload:
+    """A short row, whose kernels take less than the host needs to launch them."""
+    import torch
+
+    free = "backward" in case.note
+    (x,) = scores(case.shape, case.dtype)
+    x.requires_grad_(free)
+    t = torch.zeros(case.shape[0], dtype=torch.int64, device=DEVICE.kind)
+    function, mapping = calls(case.map, case.n)
+    ours: Callable[[Any], Any] = (lambda x: function(x, t)) if case.bars[0].peer != "torch.softmax" else function
+    peer: Callable[[Any], Any] = (
+        (lambda x: torch.softmax(x, -1))
+        if case.bars[0].peer == "torch.softmax"
+        else (lambda x: torch.nn.functional.cross_entropy(x, t))
+    )
+    g = torch.ones_like(peer(x)).detach()
+
+    def ways(f: Callable[[Any], Any]) -> Callable[[], Any]:
+        return (lambda: torch.autograd.grad(f(x), x, g)) if free else lambda: f(x)
+
+    return Workload(
+        {OURS: ways(ours), case.bars[0].peer: ways(peer)},
+        lambda: None,
+        engine("forward", mapping, x),
+        context=DEVICE.without_graphs(),
+    )
+
+
 def package(case: Case) -> Workload:
     """Against the one package that the case is noted with."""
     xs = scores(case.shape, case.dtype, ring(case))
@@ -140,8 +170,25 @@ def _peer(case: Case) -> Callable[[Any], Any]:
 def table() -> list[Case]:
     from .gpu_output_layers import layer_cases  # late: they import torch
     from .gpu_ragged import ragged_cases
+    from .gpu_statistics import statistic_cases
 
-    return [*_cases(), *ragged_cases(), *layer_cases(), *attention_cases(), *decoding_cases()]
+    rows = [*_cases(), *nucleus_cases(), *call_cases()]
+    return [*rows, *ragged_cases(), *layer_cases(), *statistic_cases(), *attention_cases(), *decoding_cases()]
+
+
+def nucleus_cases() -> Iterator[Case]:
+    """Sorting is what top-p does elsewhere."""
+    for shape in TINY if DEVICE.dry else SHAPES[1:6]:
+        for dtype in DTYPES:
+            bars = Bar("torch.sort"), Bar("torch.softmax"), Bar("copy")
+            yield Case("gpu forward", "nucleus", shape, forward, bars, dtype=dtype, needs=("torch", "triton"))
+
+
+def call_cases() -> Iterator[Case]:
+    for name in ("softmax", "sparsemax", "entmax15", "sparse_softmax", "sparsemax_loss", "cross_entropy"):
+        for note in ("", "forward and backward"):
+            peer = "F.cross_entropy" if name in ("sparsemax_loss", "cross_entropy") else "torch.softmax"
+            yield Case("gpu call", name, (8, 128), call, (Bar(peer),), note=note, needs=("torch", "triton"))
 
 
 def _cases() -> Iterator[Case]:

@@ -1,8 +1,8 @@
 """The GPU cases of attention: our kernels beside FlashAttention-2 through torch and beside AdaSplash, on scores of the same sparsity.
 
-The scores are local: queries and keys are waves of their place, so that a query sees the keys around its own; the share of the
-sequence that it reaches is the same at every length, and with it the share of blocks without any probability. Decoding is the last query
-against all keys.
+Local scores: queries and keys are waves of their place, so that a query sees the keys around its own; the share of the sequence that it
+reaches is the same at every length, and with it the share of blocks without any probability. Scores everywhere: queries and keys are
+random, no block is empty, and no kernel has anything to skip. Decoding is the last query against all keys.
 """
 
 from __future__ import annotations
@@ -25,17 +25,22 @@ MAPS = {
     "entmax 1.3": anymax.Entmax(1.3),
 }
 LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
-FLASH, ADASPLASH = "torch SDPA, FlashAttention-2", "adasplash"
+FLASH, ADASPLASH, FLEX = "torch SDPA, FlashAttention-2", "adasplash", "FlexAttention"
 SDPA, WHOLE = "torch SDPA, softmax", "keys in one part"
 CACHES = (4096, 32768, 131072)
 REACH = {"reach 1/2": 0.5, "reach 1/8": 0.125, "reach 1/32": 0.03125}
+EVERYWHERE = "scores everywhere"
+SPREAD = 2.0  # the standard deviation of scores everywhere
 
 
 @functools.lru_cache(maxsize=1)
-def heads(shape: tuple[int, ...], reach: float) -> tuple[Any, Any, Any]:
+def heads(shape: tuple[int, ...], reach: float | None) -> tuple[Any, Any, Any]:
+    """Queries, keys and values; `reach` None: scores everywhere."""
     import torch
 
     draw = functools.partial(torch.randn, generator=DEVICE.generator(shape[-2]), device=DEVICE.kind)
+    if reach is None:
+        return tuple((scale * draw(shape)).to(torch.bfloat16) for scale in (SPREAD, 1.0, 1.0))  # type: ignore[return-value]
     length, d = shape[-2:]
     place = torch.arange(length, device=DEVICE.kind, dtype=torch.float64)[:, None]
     phase = place * torch.linspace(0, math.pi / (reach * length), d // 2, device=DEVICE.kind, dtype=torch.float64)
@@ -46,8 +51,8 @@ def heads(shape: tuple[int, ...], reach: float) -> tuple[Any, Any, Any]:
     return tuple(a.to(torch.bfloat16) for a in (q, k, draw(shape)))  # type: ignore[return-value]
 
 
-def _reach(case: Case) -> float:
-    return REACH[case.note.split(", ")[0]]
+def _reach(case: Case) -> float | None:
+    return REACH.get(case.note.split(", ")[0])
 
 
 def empty_blocks(case: Case) -> float:
@@ -82,10 +87,23 @@ def _contenders(case: Case, q: Any, k: Any, v: Any) -> dict[str, Callable[[], An
         OURS: lambda: anymax.attention(q, k, v, MAPS[case.map], is_causal=True, implementation="triton"),
         FLASH: flash,
     }
+    if FLEX in case.note:
+        out[FLEX] = _flex(case, q, k, v)
     if ADASPLASH in case.needs:
         adasplash = importlib.import_module("adasplash").adasplash
         out[ADASPLASH] = lambda: adasplash(q, k, v, alpha=1.5, is_causal=True)
     return out
+
+
+def _flex(case: Case, q: Any, k: Any, v: Any) -> Callable[[], Any]:
+    """FlexAttention, compiled, with a block mask of causal order."""
+    import torch
+    from torch.nn.attention import flex_attention as flex
+
+    length = case.shape[-2]
+    mask = flex.create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device=DEVICE.kind)
+    compiled = torch.compile(flex.flex_attention, dynamic=False)
+    return lambda: compiled(q, k, v, block_mask=mask)
 
 
 def forward(case: Case) -> Workload:
@@ -95,7 +113,8 @@ def forward(case: Case) -> Workload:
     contenders = _contenders(case, q, k, v)
 
     def check() -> str | None:
-        print(f"# {case.name}: {empty_blocks(case):.0%} of the blocks are empty", flush=True)
+        if case.map != "softmax":
+            print(f"# {case.name}: {empty_blocks(case):.0%} of the blocks are empty", flush=True)
         return differs(contenders[OURS]()[..., -8:, :], _last(case, q, k, v), case.dtype)
 
     return Workload(contenders, check, "triton", 0, torch.no_grad())
@@ -173,7 +192,20 @@ def decoding_cases() -> Iterator[Case]:
                     yield make(map=name, shape=(1, count, length, d), bars=bars, note=note)
 
 
+def everywhere_cases() -> Iterator[Case]:
+    """Softmax too, whose blocks are never empty; FlexAttention at one length, since each shape takes it some time to compile."""
+    make = functools.partial(Case, "gpu attention", dtype="bfloat16", distribution="normal", needs=("torch", "triton"))
+    for length in (64,) if DEVICE.dry else (4096, 16384):
+        for name in ("softmax", "entmax15", "sparsemax"):
+            for what, setup in (("", forward), (", forward and backward", both)):
+                yield make(map=name, shape=(1, 8, length, 64), setup=setup, bars=(Bar(FLASH),), note=EVERYWHERE + what)
+                if length == 4096 and name != "sparsemax":
+                    note = f"{EVERYWHERE}{what}, beside {FLEX}"
+                    yield make(map=name, shape=(1, 8, length, 64), setup=setup, bars=(Bar(FLEX),), note=note)
+
+
 def attention_cases() -> Iterator[Case]:
+    yield from everywhere_cases()
     make = functools.partial(Case, "gpu attention", dtype="bfloat16", distribution="local")
     for length in (64,) if DEVICE.dry else LENGTHS:
         shape = (1, 8, length, 64)

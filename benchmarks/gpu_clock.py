@@ -15,9 +15,10 @@ BUFFERS = 24  # at most: more of them would take longer to make than to read
 
 
 class Device:
-    """Where tensors are made: "cuda", or "cpu" in a dry run, which has tiny shapes."""
+    """Where tensors are made: "cuda", or "cpu" in a dry run, which has tiny shapes. `graphs`: calls are captured in CUDA graphs."""
 
     kind = "cuda"
+    graphs = True
 
     @property
     def dry(self) -> bool:
@@ -33,6 +34,15 @@ class Device:
 
         if not self.dry:
             torch.cuda.synchronize()
+
+    @contextlib.contextmanager
+    def without_graphs(self) -> Any:
+        """Calls are made one by one: a short one then takes what it costs the host."""
+        self.graphs = False
+        try:
+            yield
+        finally:
+            self.graphs = True
 
     @contextlib.contextmanager
     def own_stream(self) -> Any:
@@ -62,7 +72,7 @@ def captured(call: Callable[[], Any], times: int) -> Callable[[], Any]:
         for _ in range(times):
             call()
 
-    if DEVICE.dry:
+    if DEVICE.dry or not DEVICE.graphs:
         return one_by_one
     graph = torch.cuda.CUDAGraph()
     try:
