@@ -48,7 +48,7 @@ def log_p_and_entropy(case: Case) -> Workload:
 
     def all_scores(x: Any, weight: Any) -> Any:
         log_p = (x @ weight.T).float().log_softmax(1)
-        return log_p.gather(1, y[:, None])[:, 0], -(log_p.exp() * log_p).sum(1)
+        return log_p.gather(1, y[: len(x), None])[:, 0], -(log_p.exp() * log_p).sum(1)
 
     def check() -> str | None:
         if support is not None:

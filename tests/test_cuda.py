@@ -232,7 +232,7 @@ def test_output_layers_without_their_scores(name, dtype):
         want = loss(mapping, s, t)
         (slope,) = torch.autograd.grad(want, s)
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
-    assert abs(float(value) - float(want)) <= tolerance * abs(float(want))
+    assert abs(float(value.detach()) - float(want.detach())) <= tolerance * abs(float(want.detach()))
     for a, b in zip(got, (slope @ weight.double(), slope.T @ x.double())):
         assert float((a.double() - b).abs().max()) <= tolerance * float(b.abs().max())
     again = torch.autograd.grad(am.linear_loss(*leaves, t, mapping), leaves)
@@ -290,7 +290,7 @@ def test_long_attention_against_the_last_queries(length):
         out = am.attention(*given, mapping, is_causal=True)
         last = [given[0][:, :, -64:].double(), *(a.double() for a in given[1:])]
         want = am.attention(*last, mapping, is_causal=True, offset=length - 64, implementation="reference")
-        torch.testing.assert_close(out[:, :, -64:].double(), want, rtol=0, atol=1e-2)
+        torch.testing.assert_close(out[:, :, -64:].double(), want, rtol=2.0**-7, atol=1e-2)
 
 
 def test_attention_in_a_graph():

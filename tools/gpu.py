@@ -13,7 +13,8 @@ off goes on where it stopped. The machine needs torch, Triton and NumPy (and pyt
 smoke   every case of the table of `benchmarks`, once, on all cores at the same time: this compiles all kernels, and checks their results
 parity  tests/{rows,ragged,layer,attention}_triton.py and tests/test_cuda.py, in pieces, on all cores
 bench   the cases again, one after the other, against their peers, on the device's clock
-tune    the plans of each kernel and shape, and tiles of attention and output layers, beside those around them, on the device's clock
+plans   the plans of each kernel and shape, tiles of attention and output layers, and those around them, once, on all cores
+tune    these plans against each other, a shape at a time, on the device's clock
 check   compute-sanitizer on small cases; ncu on the kernels of the bars, where they are installed
 """
 
@@ -29,17 +30,18 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(ROOT / "tests")]
 
+from tools import gpu_tune  # noqa: E402
 from tools.gpu_jobs import ONE_BY_ONE, Job, begin, finish, lines_of, run  # noqa: E402
 
 WHEELS = ("array-api-compat", "entmax", "adasplash", "liger-kernel")  # pure Python: any version of it takes them
-STAGES = ("smoke", "parity", "bench", "tune", "check")
+STAGES = ("smoke", "parity", "bench", "plans", "tune", "check")
 SUITES = ("rows_triton.py", "ragged_triton.py", "layer_triton.py", "attention_triton.py", "test_cuda.py")
 PIECE = 12  # tests of one function that one process runs
 
@@ -92,107 +94,6 @@ def bench(args: argparse.Namespace) -> Iterator[Job]:
 
     for case in table(args.only):
         yield Job("bench", case.key, lambda case=case: timed(case), 90)
-
-
-def row_kernels(size: int) -> dict[str, Any]:
-    """Each kind of kernel -> the map that it is measured with. Threshold maps have another one where results are of half precision."""
-    import anymax
-
-    return {
-        "dense": anymax.Softmax(), "separable" if size > 2 else "halves": anymax.Entmax(1.5), "truncated": anymax.SparseSoftmax(k=20),
-        "backward": anymax.Sparsemax(),
-    }  # fmt: skip
-
-
-def around_rows(plan: Any) -> Iterator[Any]:
-    """Plans that differ from this one by a factor of two and serve the same rows: a tile of whole rows stays as wide as they are, steps
-    are of one row. A thread has 4 to 128 scores."""
-    import dataclasses
-
-    ways: list[dict[str, float]] = [{"warps": 2}, {"warps": 0.5}]
-    if plan.whole:
-        ways += [{"R": 2}, {"R": 0.5}, {"K": 2, "L": 0.5}, {"K": 0.5, "L": 2}]
-    else:
-        ways += [{"K": 2}, {"K": 0.5}, {"L": 2}, {"L": 0.5}]
-    for way in ways:
-        one = dataclasses.replace(plan, **{name: int(getattr(plan, name) * by) for name, by in way.items()})
-        if (
-            min(one.R, one.K, one.L, one.warps) >= 1
-            and one.warps <= 16
-            and 4 <= one.R * one.K * one.L / (32 * one.warps) <= 128
-        ):
-            yield one
-
-
-def neighbours(plan: Any, names: tuple[str, ...]) -> Iterator[Any]:
-    """Plans that differ from this one by a factor of two in one number."""
-    import dataclasses
-
-    for name in names:
-        now = getattr(plan, name)
-        for other in (now * 2, now // 2):
-            if other >= 1:
-                yield dataclasses.replace(plan, **{name: other})
-
-
-def tune(args: argparse.Namespace) -> Iterator[Job]:
-    """The plan of a kernel at a shape beside those around it. A plan that does not compile or does not fit is a line with an error."""
-    import torch
-
-    from anymax.kernels import triton as engine
-    from anymax.kernels.triton import attention_plans, layer_plans, plans
-    from benchmarks.gpu import ring, scores
-    from benchmarks.gpu_clock import DEVICE, around, measure
-    from benchmarks.measure import Plan
-
-    def timed(force: Callable[[], Any], call: Callable[[], Any]) -> dict[str, Any]:
-        with DEVICE.own_stream(), torch.no_grad():
-            force()
-            timing = measure({"plan": call}, Plan(budget=args.budget / 2, sample=0.001, least=5))
-        return {"ok": True, "ms": round(1e3 * timing.median("plan"), 5)}
-
-    def row(kernel: str, mapping: Any, case: Any, plan: Any) -> dict[str, Any]:
-        xs = scores(case.shape, case.dtype, ring(case))
-        outs = [torch.empty_like(x) for x in xs]
-        if kernel == "backward":
-            ps = [engine.ENGINE.forward(mapping, x) for x in xs]
-            call = around(lambda x, p, g: engine.ENGINE.vjp(mapping, x, p, g), xs, ps, outs[::-1])
-        else:
-            call = around(lambda x, out: engine.ENGINE.forward(mapping, x, None, out), xs, outs)
-        return timed(lambda: plans.forced.update({kernel: plan}), call)
-
-    seen: set[tuple[Any, ...]] = set()
-    for case in table(args.only):
-        if case.group == "gpu forward" and (case.shape, case.dtype) not in seen:
-            seen.add((case.shape, case.dtype))
-            size = 4 if case.dtype == "float32" else 2
-            for kernel, mapping in row_kernels(size).items():
-                now = plans.plan(kernel, case.shape[0], case.shape[1], False, False, size=size)
-                for plan in (now, *around_rows(now)):
-                    name = (
-                        f"{kernel} {'x'.join(map(str, case.shape))} {case.dtype} {plan}{' (in force)' * (plan == now)}"
-                    )
-                    yield Job("tune", name, functools.partial(row, kernel, mapping, case, plan), 60)
-        elif case.group == "gpu attention" and "beside" not in case.note and case.map == "entmax15":
-            now = attention_plans.blocks(case.shape[-1], 2, case.shape[-2], False, False)
-            for tile in (now, *neighbours(now, ("M", "N", "warps", "stages"))):
-
-                def attend(case: Any = case, tile: Any = tile) -> dict[str, Any]:
-                    work = case.setup(case)
-                    return timed(lambda: attention_plans.forced_blocks.append(tile), work.contenders["anymax"])
-
-                yield Job("tune", f"attention {case.name} {tile}{' (in force)' * (tile == now)}", attend, 90)
-        elif case.group == "gpu output layer" and case.distribution == "trained" and case.map != "sparsemax":
-            kernel, size = ("sums" if case.map == "softmax" else "candidates"), 4 if case.dtype == "float32" else 2
-            now = layer_plans.panel(kernel, size)
-            for panel in (now, *neighbours(now, ("M", "N", "F", "warps", "stages"))):
-
-                def classify(case: Any = case, panel: Any = panel) -> dict[str, Any]:
-                    step = torch.enable_grad()(case.setup(case).contenders["anymax"])
-                    return timed(lambda: layer_plans.forced_panels.append(panel), step)
-
-                if size > 2 or panel.F >= 64:
-                    yield Job("tune", f"output layer {case.name} {panel}{' (in force)' * (panel == now)}", classify, 90)
 
 
 SANITIZED = {  # (tool, file of tests) -> which of them
@@ -272,7 +173,15 @@ def parity(args: argparse.Namespace) -> Iterator[Job]:
                 elif report.when == "call" or report.skipped:
                     count[report.outcome] += 1
 
-        pytest.main(["-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *(str(ROOT / i) for i in ids)], [Plugin()])
+        words = [
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-W",
+            "default",
+            f"--rootdir={ROOT}",
+        ]  # that machine's torch has warnings of its own
+        pytest.main([*words, *(str(ROOT / i) for i in ids)], [Plugin()])
         return {"ok": not failed and bool(count["passed"] + count["skipped"]), **count, "failed": failed}
 
     one = begin(Job("parity", "collect", collect, 120), args.folder / "log.txt")
@@ -288,6 +197,11 @@ def parity(args: argparse.Namespace) -> Iterator[Job]:
         for number, piece in enumerate(pieces):
             label = f"{name} {number + 1}/{len(pieces)}" if len(pieces) > 1 else name
             yield Job("parity", label, lambda piece=piece: tests(piece), 300)
+
+
+def called(folder: Path) -> dict[str, bool]:
+    """Whether a plan could be called, by its name."""
+    return {line["case"]: line["ok"] for line in lines_of(folder) if line["stage"] == "plans"}
 
 
 def pack(folder: Path) -> None:
@@ -374,7 +288,10 @@ def main() -> None:
         flush=True,
     )
     have = {(line["stage"], line["case"]) for line in lines_of(args.folder)}
-    makers = {"smoke": smoke, "parity": parity, "bench": bench, "tune": tune, "check": check}
+    makers = {
+        "smoke": smoke, "parity": parity, "bench": bench, "plans": lambda args: gpu_tune.compiled(args, table("")),
+        "tune": lambda args: gpu_tune.tune(args, table(""), called(args.folder)), "check": check,
+    }  # fmt: skip
     for stage in args.stages.split(","):
         jobs = [job for job in makers[stage](args) if (job.stage, job.name) not in have]
         before = time.monotonic()

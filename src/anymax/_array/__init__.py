@@ -21,6 +21,7 @@ from .convert import (
 from .dtypes import (
     as_dtype,
     asked_for,
+    autocast_dtype,
     counts,
     default_float,
     dtype_name,

@@ -52,6 +52,14 @@ def floating(x: Array, xp: Namespace, name: str = "scores") -> Array:
     )
 
 
+def autocast_dtype(x: Any) -> Any:
+    """The dtype to which torch's autocast converts a tensor beside `x`, None where it is off."""
+    torch, kind = sys.modules["torch"], x.device.type
+    # these have no autocast, and an error in its place; torch.compile before torch 2.12 does not trace `is_autocast_available`
+    on = kind not in ("meta", "lazy", "vulkan") and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if on else None
+
+
 def asked_for(given: Any, x: Array) -> Any:
     """The dtype of `x`'s framework that `given` means: a name, or a floating-point dtype of any framework."""
     if not isinstance(x, np.ndarray) and not is_torch(x) and not is_jax(x):

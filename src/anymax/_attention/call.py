@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypedDict
 
 from .._array import (
     Array,
+    autocast_dtype,
     beside,
     check_scalar,
     device_of,
@@ -235,9 +236,8 @@ def _lower(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array, Any]:
     torch = torch_loaded()
     if torch is None or not all(is_torch(a) for a in (q, k, v)):
         return q, k, v, quiet(q) if is_jax(q) else contextlib.nullcontext()
-    kind = q.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    dtype = autocast_dtype(q)
+    if dtype is None:
         return q, k, v, contextlib.nullcontext()
-    dtype = torch.get_autocast_dtype(kind)
     q, k, v = (a.to(dtype) if a.is_floating_point() and a.dtype != torch.float64 else a for a in (q, k, v))
-    return q, k, v, torch.autocast(kind, enabled=False)
+    return q, k, v, torch.autocast(q.device.type, enabled=False)

@@ -276,11 +276,9 @@ class Mapping(OverProcesses, ABC):
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        mine, theirs = vars(self), vars(other)
-        return mine.keys() == theirs.keys() and all(
-            mine[k] is theirs[k] or (not is_array(mine[k]) and not is_array(theirs[k]) and mine[k] == theirs[k])
-            for k in mine
-        )
+        names = [f.name for f in dataclasses.fields(self)]  # type: ignore[arg-type]  # Dynamo of torch 2.11 reads no vars(self)
+        pairs = [(getattr(self, name), getattr(other, name)) for name in names]
+        return all(a is b or (not is_array(a) and not is_array(b) and a == b) for a, b in pairs)
 
     def __hash__(self) -> int:
         return hash((type(self), *(id(v) if is_array(v) else v for v in vars(self).values())))

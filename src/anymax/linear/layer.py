@@ -14,6 +14,7 @@ from .._array import (
     Namespace,
     as_dtype,
     asarray,
+    autocast_dtype,
     floating,
     is_array,
     is_jax,
@@ -185,10 +186,8 @@ def one_dtype(who: str, xp: Namespace, **operands: Array | None) -> tuple[Any, .
     given = [a for a in operands.values() if a is not None]
     x = given[0]
     if is_torch(x):
-        torch, device = sys.modules["torch"], x.device.type
-        on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64
-        if on:
-            dtype = torch.get_autocast_dtype(device)
+        dtype = autocast_dtype(x)
+        if dtype is not None and x.dtype != sys.modules["torch"].float64:
             return tuple(None if a is None else a.to(dtype) for a in operands.values())
         if any(a.dtype != x.dtype for a in given):
             *names, last = operands

@@ -16,6 +16,7 @@ from .._array import (
     Array,
     Namespace,
     as_dtype,
+    autocast_dtype,
     eager,
     is_array,
     is_integer,
@@ -226,8 +227,6 @@ def reduce_rows(options: LossOptions, value: Array, samples: Samples, dtype: Any
 
 def result_dtype(rows: Array) -> Any:
     """The dtype of the scores; under torch's autocast losses are fp32, as torch's own are."""
-    if is_torch(rows):
-        torch, device = sys.modules["torch"], rows.device.type
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            return upcast(rows, namespace(rows)).dtype
+    if is_torch(rows) and autocast_dtype(rows) is not None:
+        return upcast(rows, namespace(rows)).dtype
     return rows.dtype

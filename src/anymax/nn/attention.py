@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .._array import dense
+from .._array import autocast_dtype, dense
 from .._attention import attention, is_causal_bias, kept_by, operands
 from .._attention.call import ImplementationName
 from .._attention.scores import transforms_of
@@ -275,7 +275,7 @@ def _check_inputs(arrays: tuple[Tensor, Tensor, Tensor], sizes: tuple[int, int, 
         dense(a, f"Attention: {name}", "pad it and say key_padding_mask=")
         if a.ndim and a.shape[-1] != size:
             raise ValueError(f"Attention: {name} must have {size} features, got the shape {tuple(a.shape)}")
-        if not a.is_floating_point() or (a.dtype != dtype and not _autocasts(a)):
+        if not a.is_floating_point() or (a.dtype != dtype and autocast_dtype(a) is None):
             raise TypeError(f"Attention: {name} must have the dtype of the weights, {dtype}, got {a.dtype}")
     if arrays[0].ndim not in (2, 3) or len({a.ndim for a in arrays}) > 1:
         shapes = [str(tuple(a.shape)) for a in arrays]
@@ -283,10 +283,6 @@ def _check_inputs(arrays: tuple[Tensor, Tensor, Tensor], sizes: tuple[int, int, 
             "Attention: query, key and value must all have two dimensions, or all three with a batch, got "
             f"{shapes[0]}, {shapes[1]} and {shapes[2]}"
         )
-
-
-def _autocasts(a: Tensor) -> bool:
-    return torch.amp.is_autocast_available(a.device.type) and torch.is_autocast_enabled(a.device.type)
 
 
 def _slopes_of(alibi: bool | Tensor | Sequence[float], heads: int) -> bool | nn.Parameter | tuple[float, ...]:
