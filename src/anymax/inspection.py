@@ -249,7 +249,7 @@ def facts(mapping: Mapping | str) -> Facts:
     Parameters
     ----------
     mapping
-        The map, such as `anymax.Sparsemax()`.
+        The map, such as `anymax.Sparsemax()`, or its name.
 
     Returns
     -------
