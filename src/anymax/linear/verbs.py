@@ -56,7 +56,7 @@ def linear_loss(
     suppress: float = 0.0,
     z_loss: float = 0.0,
 ) -> ArrayT:
-    """The loss of a map on the scores `x @ linear_weight.T + linear_bias` of an output layer, which are never all held.
+    """The loss of a map on the scores `x @ linear_weight.T + linear_bias` of an output layer, computed in blocks of scores.
 
     Use it to train a classifier with many classes, such as a language model, in little more memory than its weights. The loss
     is the cross-entropy for softmax (also as `Entmax(1.0)`), as in `torch.nn.functional.linear_cross_entropy`;
@@ -94,7 +94,7 @@ def linear_loss(
     chunk
         How many classes to compute at a time (in `anymax.distributed.linear_loss`, how many rows). A map that needs all scores
         of a row takes some whole rows instead, with as many scores in all. The default is a small part of all scores. On a
-        CPU, softmax holds some rows of scores, which saves computing them a second time: up to 64 MB or half the memory of
+        CPU, softmax holds rows of scores, which saves computing them a second time: up to 64 MB or half the memory of
         the weight, whichever is more, but never more than the weight. `linear.explain_linear_loss` says what a call does.
     least
         For softmax, a probability below which a class gets no gradient; 0, the default, keeps all. If no row has more than a
