@@ -165,7 +165,7 @@ def report(names: list[str], found: dict[str, np.ndarray]) -> str:
     places = np.stack([[ranks(table[:, s, m]) for m in range(4)] for s in choosing]).mean(axis=0)  # [4, contenders]
     order = np.argsort(places.mean(axis=0), kind="stable")
     lines = [
-        f"Mean ranks over {len(choosing)} sets (all but {HELD.capitalize()}), 1 the best of {len(found)}; and the seconds of all fits.",
+        f"Mean ranks over {len(choosing)} sets (all but {HELD.capitalize()}); 1 is the best of {len(found)}. Seconds are of all fits.",
         "",
         f"| contender | {' | '.join(MEASURES)} | all four | seconds |",
         f"|---|{'---|' * 6}",
@@ -309,7 +309,7 @@ def report_of_classes(names: list[str], found: dict[tuple[str, float], np.ndarra
             axis=0
         )  # [3, maps]
         lines += [
-            f"C = {C:g}. Mean ranks over {len(names)} sets, 1 the best of {len(MAPS)}; and the seconds of all fits.",
+            f"C = {C:g}: mean ranks over {len(names)} sets; 1 is the best of {len(MAPS)}. Seconds are of all fits.",
             "",
             f"| map | {' | '.join(MEASURES_OF_CLASSES)} | accuracy and Brier score | seconds |",
             f"|---|{'---|' * 5}",

@@ -473,7 +473,8 @@ def test_evidence_is_whatever_was_found(tmp_path, monkeypatch):
     evidence.write(out)
     assert sorted(p.name for p in out.iterdir()) == ["one.md", "one.png"]
     page = (out / "one.md").read_text(encoding="utf-8")
-    assert page.startswith("# Title\n\n**Do zeros help?**\n\nWe cannot say.\n\n| claim |")
+    assert page.startswith("# Title\n\n**Do zeros help?**\n\nWe cannot say.\n\n:::{div} claims\n\n| claim |")
+    assert f"| {undecided} contradicted when judged alone |" in page
     assert "It cost \\$5, see it, [me](one.md).\n\n## Each claim alone\n" in page
 
 

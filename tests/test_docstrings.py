@@ -84,7 +84,7 @@ def missing(thing):
             yield f"a line for {p.name}"
     if not any(line.startswith(">>> ") for line in said.get("Examples", ())):
         yield "an example"
-    if not inspect.isclass(thing) and not any(said.get("Returns", ())):
+    if not inspect.isclass(thing) and next(iter(said.get("Returns", ())), "None") == "None":
         yield "what is returned"
 
 

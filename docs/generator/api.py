@@ -38,7 +38,7 @@ PAGES = {
     ),
     "output_layers": (
         "Output layers",
-        "Losses of many classes that never hold all scores; {doc}`/large_vocabularies` says when to use them.",
+        "Losses of many classes, in blocks of scores; {doc}`/large_vocabularies` says when to use them.",
     ),
     "attention": ("Attention", "Any map in attention, on NumPy, PyTorch and JAX."),
     "inspection": ("Inspection", "What a map promises, its derivatives, and which engine computes it."),

@@ -86,8 +86,15 @@ def verdicts() -> str:
         rows = [
             (text.plain(one.claim), text.plain(one.source), badge(one.together), remark(one)) for _, one in experiment
         ]
-        parts.append(text.section(answer(name).keys["question"], f"{link}\n\n{text.table(head, rows)}"))
+        parts.append(
+            text.section(answer(name).keys["question"], f"{link}\n\n{_blocks('verdicts', text.table(head, rows))}")
+        )
     return "\n\n".join(parts) or NONE
+
+
+def _blocks(kind: str, table: str) -> str:
+    """A table whose rows `style.css` shows as blocks on a phone."""
+    return f":::{{div}} {kind}\n\n{table}\n\n:::"
 
 
 def remark(one: Judged) -> str:
@@ -123,8 +130,9 @@ def opening(known: dict[str, Any], experiment: list[tuple[dict[str, Any], Judged
     for claim, one in experiment:
         test = telling(claim, known.get("tests", []))
         cells = ("", "", "") if test is None else (_effect(test["found"]), _bound(test), text.plain(test["what"]))
-        rows.append((text.plain(claim["claim"]), badge(one.together), *cells))
-    table = text.table(("claim", "verdict", "effect", "bound", "measured"), rows)
+        alone = f" {remark(one)}" if one.together != one.verdict else ""
+        rows.append((text.plain(claim["claim"]), f"{badge(one.together)}{alone}", *cells))
+    table = _blocks("claims", text.table(("claim", "verdict", "effect", "bound", "measured"), rows))
     return text.page([f"**{prose.keys['question']}**", prose.introduction, table, READ])
 
 

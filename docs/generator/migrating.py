@@ -12,8 +12,8 @@ from . import text
 
 SEARCH = "migrating, migrate, entmax package, optax, other packages"
 INTRODUCTION = (
-    "Find your call on the left and write the one on the right. A test runs both sides of every table but the last two, on the "
-    "same random inputs: they give the same values, and the same gradients where they are differentiable. `F` is "
+    "Find your call on the left and write the one on the right. A test runs both sides of each row, except in the last two tables, on "
+    "the same random inputs: they give the same values, and the same gradients where they are differentiable. `F` is "
     "`torch.nn.functional`; maps are imported from `anymax`, and margins from `anymax.margins`. If you try an old name, as in "
     "`anymax.entmax_bisect`, the error says what to write."
 )

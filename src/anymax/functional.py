@@ -49,12 +49,12 @@ def apply(
     Parameters
     ----------
     mapping
-        The map, such as `anymax.Sparsemax()` or `anymax.Entmax(alpha=1.3)`.
+        The map, such as `anymax.Entmax(alpha=1.3)`, or its name, such as "entmax:alpha=1.3".
     x
         The scores, an array of NumPy, torch or JAX, or lists of numbers. -inf marks a masked class; a row with NaN or +inf
         becomes NaN.
     axis, dim
-        The axis of the classes, the last one by default; a tuple of axes is read as one row of all their entries.
+        The axis of the classes, the last one by default; a tuple of axes is treated as one axis.
     mask
         Booleans that broadcast to x, True = keep. A masked class gets 0; if all classes of a row are masked, all get 0.
     out

@@ -124,8 +124,8 @@ def entropy(
     ----------
     p
         Probabilities, an array of NumPy, torch or JAX, or lists of numbers. Unlike in SciPy, they are not divided by their
-        sum, since that of some maps is not 1. A number below 0 or above 1 is an error, except on a GPU and in compiled
-        code, which do not check; a row whose sum is not a whole number is a warning.
+        sum, since some maps do not sum to 1. A number below 0 or above 1 is an error, except on a GPU and in compiled
+        code, which do not check; a row whose sum is not a whole number gives a warning.
     kind
         "shannon", `-sum p log p`; "renyi", `log(sum p^alpha) / (1 - alpha)`; "renyi2", Renyi's with alpha = 2; or
         "tsallis", `(1 - sum p^alpha) / (alpha (alpha - 1))`, the entropy of entmax: Shannon's at alpha = 1, half of Gini's
@@ -249,7 +249,7 @@ def facts(mapping: Mapping | str) -> Facts:
     Parameters
     ----------
     mapping
-        The map, such as `anymax.Sparsemax()`.
+        The map, such as `anymax.Sparsemax()`, or its name.
 
     Returns
     -------

@@ -74,7 +74,7 @@ def threshold(
     Examples
     --------
     >>> anymax.threshold(anymax.Sparsemax(), [2.0, 1.5, -1.0])
-    Threshold(tau=..., support=...)
+    Threshold(tau=array(1.25), support=array(2))
     """
     mapping = as_mapping(mapping, "threshold")
     if not mapping.has_threshold:

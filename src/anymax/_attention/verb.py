@@ -65,7 +65,7 @@ def attention(
     need_weights: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> ArrayT | tuple[ArrayT, ArrayT]:
-    """Attention `p(scale q k^T + bias) v`, where p is any map and not softmax alone.
+    """Attention `p(scale q k^T + bias) v`, where p is any map, not only softmax.
 
     It takes the shapes of `torch.nn.functional.scaled_dot_product_attention`, on NumPy, torch and JAX. With a sparse map each query
     attends to a few keys, and the others get a weight of exactly 0. `anymax.nn.Attention` is the torch module, `anymax.hf` is for

@@ -33,8 +33,8 @@ def register() -> tuple[str, ...]:
     """Registers the maps with transformers, for names such as `attn_implementation="anymax_sparsemax"`.
 
     Call it before you create a model; a second call does no harm. It works for every model that uses transformers' attention interface
-    (Llama, BERT, T5, ...). A model with its own attention code (Bloom, DeBERTa) would silently use softmax, so from then on these names
-    are an error for it.
+    (Llama, BERT, T5, ...). A model with its own attention code (Bloom, DeBERTa) would silently use softmax, so it raises an
+    error for these names from then on.
 
     Returns
     -------

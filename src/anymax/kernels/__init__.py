@@ -123,7 +123,7 @@ def choose(op: str, mapping: Mapping | str, x: AnyArray) -> Engine:
         "forward", "log_forward", "vjp", "log_vjp" (the gradient of log p), "loss", "index_loss" (the loss of class indices,
         with its gradient) or "threshold".
     mapping
-        The map, such as `anymax.Sparsemax()`.
+        The map, such as `anymax.Sparsemax()`, or its name.
     x
         An array of scores with the classes last; only its kind, dtype and number of classes matter, not its values.
 
@@ -204,7 +204,7 @@ def explain(mapping: Mapping | str, x: AnyArray | Numbers, *, verbose: bool = Fa
     Parameters
     ----------
     mapping
-        The map, such as `anymax.Sparsemax()`.
+        The map, such as `anymax.Sparsemax()`, or its name.
     x
         Scores with the classes last; only their kind, dtype and number of classes matter, not their values.
     verbose

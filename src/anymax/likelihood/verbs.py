@@ -73,8 +73,8 @@ def log_prob(
         The classes of each row that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
         1]]`, as vLLM and `sample(return_support=True)` return them. All others are masked.
     transform
-        is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function. Those
-        of `anymax.transforms` work along `axis`, whichever it is.
+        What is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function. Those
+        of `anymax.transforms` work along `axis`.
     temperature
         Divides the scores, before the transform: a number of at least 0, or an array with one value per row.
     axis, dim

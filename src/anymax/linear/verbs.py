@@ -56,14 +56,14 @@ def linear_loss(
     suppress: float = 0.0,
     z_loss: float = 0.0,
 ) -> ArrayT:
-    """The loss of a map on the scores `x @ linear_weight.T + linear_bias` of an output layer, which are never all held.
+    """The loss of a map on the scores `x @ linear_weight.T + linear_bias` of an output layer, computed in blocks of scores.
 
     Use it to train a classifier with many classes, such as a language model, in little more memory than its weights. The loss
     is the cross-entropy for softmax (also as `Entmax(1.0)`), as in `torch.nn.functional.linear_cross_entropy`;
     `sparse_softmax_loss` for sparse softmax; `nll` for a map without a Fenchel-Young loss; and `fenchel_young` for all others.
     Sparse maps, such as `Entmax(1.5)`, are also faster, since their gradient needs only the classes of the support.
 
-    For second derivatives use `anymax.use("reference")` in JAX; torch then holds the scores.
+    Second derivatives hold all scores in torch, and need `anymax.use("reference")` in JAX.
 
     Parameters
     ----------
@@ -89,17 +89,17 @@ def linear_loss(
     mask
         Booleans that broadcast to the scores, [..., classes] or [classes], True = keep.
     transform
-        A transform of the scores, such as `anymax.temperature(2.0)`. It gets all scores of a group of rows, so a random
-        one, or one whose parameters differ between rows, is refused.
+        A transform of the scores, such as `anymax.temperature(2.0)`. It is applied to a group of rows at a time, so it must
+        not be random, and its parameters must not differ between rows.
     chunk
-        How many classes to compute at a time (in `anymax.distributed.linear_loss` it counts rows); for a map that needs all
-        scores of a row, how many rows: as many as have the same number of scores. The default is a small part of all scores;
-        on a CPU, softmax holds some rows of scores, in half the memory of the weight (in all of it up to 64 MB), which saves
-        computing them a second time. `linear.explain_linear_loss` says what a call does.
+        How many classes to compute at a time (in `anymax.distributed.linear_loss`, how many rows). A map that needs all scores
+        of a row takes some whole rows instead, with as many scores in all. The default is a small part of all scores. On a
+        CPU, softmax holds rows of scores, which saves computing them a second time: up to 64 MB or half the memory of
+        the weight, whichever is more, but never more than the weight. `linear.explain_linear_loss` says what a call does.
     least
         For softmax, a probability below which a class gets no gradient; 0, the default, keeps all. If no row has more than a
         few hundred classes above it, the backward pass is as fast as that of a sparse map: 0.004 helps, 1e-4 does not. The
-        loss stays exact, and so does the gradient where there is nothing to gain, in JAX and under torch.compile.
+        loss stays exact. The gradient, too, stays exact in JAX, under torch.compile, and where nothing would be gained.
     suppress
         For a sparse map, the factor of a second loss that lowers the scores of the classes with probability 0, as in
         Sparsemax+: `(1 - s_t) * -log(1 - s_0)`, where s is the softmax of the scores, s_t the share of the target, held

@@ -105,7 +105,7 @@ def every_loss(
     Parameters
     ----------
     mapping
-        The map, such as `anymax.Sparsemax()` or `anymax.Entmax(alpha=1.3)`.
+        The map, such as `anymax.Entmax(alpha=1.3)`, or its name, such as "entmax:alpha=1.3".
     scores
         The scores, an array of NumPy, torch or JAX, or lists of numbers; -inf marks a masked class.
     target
@@ -114,8 +114,8 @@ def every_loss(
     weight
         One factor for each class; a mean is then weighted by the factor of each sample's target, as in torch.
     axis, dim
-        The axis of the classes: by default 1, as in torch, and 0 for a vector of scores; a tuple of axes is read as one row
-        of all their entries.
+        The axis of the classes: by default 1, as in torch, and 0 for a vector of scores; a tuple of axes is treated as
+        one axis.
     mask
         Booleans that broadcast to the scores, True = keep. A masked class has probability 0; if it is the target, a loss
         without an upper bound is +inf.
@@ -128,7 +128,7 @@ def every_loss(
 
     Returns
     -------
-    None
+    Array
         The loss, one number of the kind and dtype of the scores; with `reduction="none"` one for each sample.
     """
 

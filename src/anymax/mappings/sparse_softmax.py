@@ -57,7 +57,7 @@ class SparseSoftmax(Mapping):
     p: Parameter | None = None
 
     name = "sparse_softmax"
-    formula = "softmax over the k largest scores, or the fewest of mass p"
+    formula = "softmax over the k largest scores, or over the fewest that hold mass p"
     kernel = "sparse_softmax"
     loss_from_scores = True
     omits_constant = True

@@ -17,7 +17,7 @@ from .base import OfMapping, check_sizes, class_weight_of, every_module, or_soft
 
 @documented_like(every_module)
 class LinearLoss(OfMapping):
-    """An output layer with the loss of a map, which never holds all scores: `linear_loss` as a module with a weight.
+    """An output layer with the loss of a map, computed in blocks of scores: `linear_loss` as a module with a weight.
 
     It is for training with many classes. Unlike `Linear` and `Loss`, it spends no memory on the scores and their gradient, and a sparse
     map is faster. For softmax it is the cross-entropy; `Loss` is the Fenchel-Young loss, which differs for label smoothing and soft

@@ -24,10 +24,10 @@ class Activation(OfMapping):
     Parameters
     ----------
     mapping
-        The map, such as `Sparsemax()`, or its name. A tensor in it becomes a buffer of the module, an `nn.Parameter` its
+        The map, such as `Sparsemax()`, or its name. A tensor in it becomes a buffer of the module, an `nn.Parameter` a
         parameter.
     dim
-        The axis of the classes, the last by default; or several axes, whose entries are one row.
+        The axis of the classes, the last by default; or several axes, which are treated as one.
     learn
         The name of a number of the map, such as "alpha", to learn inside `bounds`. It starts at its value in the map; a
         tensor, for example of shape (heads, 1, 1), is one number for each head.
@@ -76,14 +76,14 @@ class Loss(OfMapping):
     It trains a classifier that predicts with the map: the Fenchel-Young loss where the map has one (its gradient is p - y), else `nll`. A
     Fenchel-Young loss is 0 where y = p(x). So for softmax with label smoothing, or with a distribution as target, it is the cross-entropy
     minus a constant, the entropy of the target; and a class weight multiplies the whole loss of a sample. For sparse softmax it is
-    `sparse_softmax_loss`, which any target has, whether or not the map can reach it.
+    `sparse_softmax_loss`, which takes every target, even one that the map cannot reach.
 
     It takes scores [N, classes, ...] and targets, and returns the loss: one number, or [N, ...] with `reduction="none"`.
 
     Parameters
     ----------
     mapping
-        The map, such as `Sparsemax()`, or its name. A tensor in it becomes a buffer of the module, an `nn.Parameter` its
+        The map, such as `Sparsemax()`, or its name. A tensor in it becomes a buffer of the module, an `nn.Parameter` a
         parameter.
     weight
         One factor for each class, a tensor [classes].

@@ -70,8 +70,8 @@ def every_sampler(
     mask
         Boolean, broadcastable to x, True = keep; applied before the transforms.
     transform
-        is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function. Those
-        of `anymax.transforms` work along `axis`, whichever it is.
+        What is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function. Those
+        of `anymax.transforms` work along `axis`.
     generator
         A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
     """

@@ -302,19 +302,18 @@ def sample(
     generator
         A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
         With one generator, row i (in C order of the other axes) takes its i-th number, or with `num_samples` = S the S
-        numbers from i * S on, so the rows after it do not matter (except with torch on a GPU, where the numbers depend on
-        how many are drawn).
+        numbers from i * S on. So a draw does not depend on the rows after it, except with torch on a GPU, where the numbers
+        depend on how many are drawn.
     num_samples
         How many to draw from each row, independently, as a new first axis.
     return_log_prob
-        Also return `log_prob` and `full_log_prob` of the classes that were drawn. `log_prob` is over the classes that the
-        transform keeps. vLLM calls it processed; a trainer that uses the same support needs it in its importance ratio.
-        `full_log_prob` is without the truncations of the transform (topk, topp, minp, topnsigma, typical, eta,
-        epsilon_cutoff, xtc), so over the whole vocabulary. Both contain penalties, biases, temperatures, your own
-        functions, and the truncation of the map itself, such as `SparseSoftmax`. For a map whose probabilities sum to k
-        (`Budget`) they are log(p / k), since one class is drawn. Both are constants for differentiation, fp32 for scores in
-        half precision, -inf in a row that is all masked and NaN in one with NaN or +inf. (`anymax.log_prob` of the -1 in
-        such a row is 0: leave the row out of a ratio of the two.)
+        Also return `log_prob` and `full_log_prob` of the classes that were drawn, as constants for differentiation.
+        `log_prob` is normalised over the classes that the transform keeps (vLLM's "processed" log p), for a trainer that uses
+        the same support. `full_log_prob` is normalised over all classes, without the truncations of the transform (topk,
+        topp, minp, topnsigma, typical, eta, epsilon_cutoff, xtc). Both contain penalties, biases, temperatures, your own
+        functions, and the truncation of the map itself, such as `SparseSoftmax`. They are fp32 for scores in half precision,
+        and log(p / k) for a map whose probabilities sum to k (`Budget`). They are -inf in a row that is all masked, and NaN
+        in one with NaN or +inf. Leave such rows out of importance ratios: `anymax.log_prob` of their -1 is 0.
     return_support
         Also return the classes of each row that could be drawn, as `ids` and `offsets`; not under `jax.jit`.
 
