@@ -76,9 +76,12 @@ def test_interpreted(group):
     interpreted(GROUPS[group], "rows_triton.py")
 
 
-SHORT = "test_gradients and sparsemax and False or launched or options and entmax-1.5 and smoothing or product"
-MORE = {"brief": (SHORT, "ragged_triton.py", "layer_triton.py")}
-MORE |= {f"more {name}": (f"not ({SHORT})", f"{name}_triton.py") for name in ("ragged", "layer")}
+SHORT = (
+    "test_gradients and sparsemax and False or launched or options and entmax-1.5 and smoothing or product "
+    "or second_call and top-k or in_place_and or test_unusual or hooks or losses_by and top-k"
+)
+MORE = {"brief": (SHORT, "ragged_triton.py", "layer_triton.py", "replay_triton.py")}
+MORE |= {f"more {name}": (f"not ({SHORT})", f"{name}_triton.py") for name in ("ragged", "layer", "replay")}
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ import torch.utils.checkpoint
 from .. import kernels
 from .._array import from_last, modes, plain_backward, recorded, to_last, transformed
 from .._core.mapping import Mapping
-from ..kernels import native
+from ..kernels import native, triton
 from ..kernels.engine import BELOW, Engine, IndexLoss
 from ..kernels.link import Link, link_of
 from ..kernels.reference import ENGINE as reference
@@ -39,6 +39,8 @@ KINDS = (torch.Tensor, torch.nn.Parameter)  # the kinds of array that `quick` ta
 _WIDE = {torch.float64: torch.float64, **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float32)}
 _engine: Any = None if isinstance(native.load(), str) else native.engine_for(torch.empty(0, device="cpu"))
 _forward = _engine and _engine.forward
+_gpu = triton.ENGINE
+_tracing = torch._C._get_tracing_state
 _quick_loss = native.ENGINE.quick_index_loss
 
 # -- the autograd functions -------------------------------------------------------------------------------------------------
@@ -69,6 +71,11 @@ class _Apply(torch.autograd.Function):
         x, memory = (other, None) if mapping.needs_scores else (None, other)
         if _engine is not None and ctx.support is None and not _grad():
             out = _engine.vjp(mapping, x, p, g, axis, memory)
+            if out is not None:
+                return out, *(None,) * (3 + len(params))
+        if _on_gpu(p) and (memory is None or As.of(memory) == ctx.was):
+            found = None if memory is None or ctx.support is None else ctx.support._replace(memory=memory)
+            out = _quick_vjp(mapping, axis, p if x is None else x, p, g, found)
             if out is not None:
                 return out, *(None,) * (3 + len(params))
         was = As(g.dtype, g.shape, g.device, False, Tensor if ctx.kind in KINDS else ctx.kind)
@@ -164,6 +171,9 @@ class _IndexLoss(torch.autograd.Function):
             mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
         if not _grad():
             out = engine.quick_loss_grad(mapping, x, index, g, axis, factor, memory)
+            if out is None and _on_gpu(x) and memory is not None and As.of(memory) == ctx.was and engine is _gpu:
+                kept = memory if ctx.lanes is None else ctx.lanes._replace(memory=memory)
+                out = _quick_slope(ctx, mapping, x, index, g, kept)
             if out is not None:
                 return out, *none
         axis = axis % len(ctx.scores[1])
@@ -252,8 +262,73 @@ def _implicit(mapping: Mapping, x: Tensor) -> Tensor:
     return reference.differentiable(mapping, x, torch.ops.anymax.hold(x.detach(), frozen, spec))
 
 
+def _on_gpu(t: Tensor) -> bool:
+    return t.is_cuda
+
+
+def _untraced() -> bool:
+    """True if nothing of torch traces or transforms the call. Not to be called while `compiling`."""
+    return not (modes() or transformed() or _tracing() is not None)
+
+
+def _quick_on_gpu(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -> Tensor | None:
+    """`_quick` for a tensor that is not on the CPU."""
+    if mask is not None or (axis is not None and axis != -1 and axis != x.ndim - 1) or not x.numel() or not _untraced():
+        return None
+    if not isinstance(mapping, Mapping) or not _gpu.quick("forward", mapping, x):
+        return None
+    wants = x.requires_grad and _grad()
+    if out is None:
+        if not wants:
+            return _gpu.forward(mapping, x)
+        made = (_gpu.forward(mapping, x), None) if hooked() else _gpu.forward_saving(mapping, x)
+        return _Apply.apply(x, made, mapping, -1)
+    if wants or type(out) is not Tensor or out.requires_grad or out.is_inference():
+        return None
+    alike = (
+        (out.dtype, out.shape, out.device) == (x.dtype, x.shape, x.device) and out.is_contiguous() and not out.is_neg()
+    )
+    if not alike or (out is not x and out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()):
+        return None
+    return _wrote(_gpu.forward(mapping, x, None, out))
+
+
+def _quick_vjp(mapping: Mapping, axis: int, x: Tensor, p: Tensor, g: Tensor, support: Any) -> Tensor | None:
+    """J^T g on a GPU, of tensors as they were saved; None for an unusual call."""
+    if _grad() or type(g) is not Tensor or type(p) is not Tensor or axis not in (-1, p.ndim - 1):
+        return None
+    if (
+        not (g.shape == p.shape == x.shape)
+        or not (g.dtype == p.dtype == x.dtype)
+        or plain_backward(g)
+        or not _untraced()
+    ):
+        return None
+    return _gpu.vjp(mapping, x, p, g, support) if _gpu.quick("vjp", mapping, g, p, x) else None
+
+
+def _quick_slope(ctx: Any, mapping: Mapping, x: Tensor, index: Tensor, g: Tensor, kept: Any) -> Tensor | None:
+    """The gradient of `_IndexLoss` on a GPU, of tensors as they were saved; None for an unusual call."""
+    _, _, axis, ignored, _ = ctx.call
+    if (
+        type(x) not in KINDS
+        or type(g) is not Tensor
+        or type(index) is not Tensor
+        or plain_backward(g)
+        or not _untraced()
+    ):
+        return None
+    if (x.dtype, x.shape) != ctx.scores or index.dtype != ctx.index or not _gpu.quick("vjp", mapping, x):
+        return None
+    return _gpu.index_loss_grad(mapping, x, index, g, kept, axis=axis, ignored=ignored, factor=ctx.factor)
+
+
 def _quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -> Tensor | None:
-    """p(x) by the CPU engine; None for an unusual call. Not to be called while `compiling`."""
+    """p(x) by the CPU engine or the GPU's; None for an unusual call. Not to be called while `compiling`."""
+    if not x.is_cpu:
+        return _quick_on_gpu(mapping, x, axis, mask, out)
+    if _forward is None:
+        return None
     if x.requires_grad and _grad():
         link = link_of(mapping)
         if out is not None or type(link) is not Link or link.params is not None or _functorch():
@@ -310,7 +385,7 @@ class TorchBridge(Bridge):
         return _Apply.apply(x, made, mapping, -1, *params_of(mapping))
 
     def quick(self) -> Any:
-        return None if isinstance(native.load(), str) else _quick
+        return _quick
 
     def compiling(self) -> Any:
         return torch.compiler.is_dynamo_compiling
@@ -370,7 +445,10 @@ class TorchBridge(Bridge):
                     return value
                 call = _LossCall(mapping, native.ENGINE, axis, ignored, reduction)
                 return _IndexLoss.apply(x, index, IndexLoss(value, done[1], done[0]), call)
-        engine = None if traced(mapping) or x.is_nested else kernels.compiled("index_loss", mapping, x)
+        if _on_gpu(x) and x.numel() and _untraced() and _gpu.quick("index_loss", mapping, x):
+            engine: Any = _gpu
+        else:
+            engine = None if traced(mapping) or x.is_nested else kernels.compiled("index_loss", mapping, x)
         if engine is None:
             return None
         save = wants and (engine.needs_saved or not hooked())

@@ -24,6 +24,8 @@ from ..link import SOFTMAX, SPARSE, Link, found_link, link_of, noise_of, refuse_
 ATTENTION = ("softmax", "sparsemax", "entmax", "budget")  # the maps of the attention kernels
 _DTYPES = ("float32", "bfloat16", "float16")
 _NOISES = ("normal", "logistic")
+_MOST_SERVED = 1024
+_served: dict[Any, bool] = {}  # see `Triton.quick`
 
 
 @functools.lru_cache(maxsize=1)
@@ -155,6 +157,22 @@ class Triton(Engine):
             return reason
         launch = load()
         return launch if isinstance(launch, str) else None
+
+    def quick(self, op: str, mapping: Mapping, *tensors: Array) -> bool:
+        """True where it takes an eager call on these plain tensors on a GPU, alike in dtype and device: what `refuse` says, kept."""
+        x = tensors[0]
+        if asked() not in (None, Triton.name) or any(a.is_neg() or a.layout is not x.layout for a in tensors):
+            return False
+        link = link_of(mapping)
+        if isinstance(link, str) or link.params is not None:
+            return False
+        key = op, link, x.dtype, x.layout, x.device
+        served = _served.get(key)
+        if served is None:
+            if len(_served) >= _MOST_SERVED:
+                _served.clear()
+            _served[key] = served = self.refuse(op, mapping, x) is None
+        return served
 
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
         launch, link = prepared(mapping)

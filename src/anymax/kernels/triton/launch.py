@@ -14,6 +14,7 @@ from ..._random.nodes import node_count
 from ..._random.noises import find
 from .._rows import disjoint
 from ..link import Link, noise_of
+from . import plans, replay
 from .backward import backward_parts, backward_rows
 from .dense import dense_parts, dense_rows
 from .operands import Cut, Laid, RaggedRows, lay_out, on_device_of, per_row
@@ -73,14 +74,15 @@ class _Call:
     ) -> None:
         shape = (self.rows.all, self.rows.n, self.span)
         with on_device_of(self.x):
-            function[self.grid(parts)](*pointers, *shape, *numbers, num_warps=warps or self.plan.warps, **options)
+            options = {**options, "num_warps": warps or self.plan.warps}
+            replay.launch(function, self.grid(parts), (*pointers, *shape, *numbers), options)
 
     def grid(self, parts: int = 1) -> tuple[int, int]:
         return triton.cdiv(self.rows.count, self.plan.R), parts
 
     def empty(self, numbers: int, dtype: torch.dtype) -> Tensor:
         """Memory for so many numbers of each row."""
-        return torch.empty(self.rows.count * numbers, dtype=dtype, device=self.x.device)
+        return replay.empty(self.rows.count * numbers, dtype, self.x.device)
 
 
 class Form(NamedTuple):
@@ -148,6 +150,18 @@ def run(
     """
     if cut is None and not x.numel():
         return None
+    call = functools.partial(_run, mode, link, x, mask, out, index, scale, value, state, ignore, keep_lanes, cut)
+    if cut is not None or link.params is not None or plans.forced:
+        return call()
+    lanes, held = (state._replace(memory=None), state.memory) if isinstance(state, Lanes) else (None, state)
+    key = mode, link, ignore, keep_lanes, lanes
+    return replay.repeated(key, (x, mask, out, index, scale, value, held), call)
+
+
+def _run(
+    mode: str, link: Link, x: Tensor, mask: Tensor | None, out: Tensor | None, index: Tensor | None, scale: Tensor | None,
+    value: Tensor | None, state: Tensor | Lanes | None, ignore: int, keep_lanes: bool, cut: Cut | None,
+) -> Lanes | None:  # fmt: skip
     if link.kind == "perturb_max":
         return _perturb(link, x, None, None, out, mask)
     index, scale = (None if a is None else a.contiguous() for a in (index, scale))
@@ -215,8 +229,8 @@ def _solve(job: _Forward, keep_lanes: bool, known: Lanes | None) -> Lanes | None
     late = few > 0 and "out" in rows.held and not disjoint(x, result)  # zeros go to x only after its scores are read
     keeps = few > 0 and mode != "grad" and keep_lanes
     if few and mode != "grad":
-        first = 4 * rows.count if keeps and mode == "loss" else 0
-        memory = torch.empty(first + rows.count * (few + 1), dtype=torch.int32, device=x.device)
+        each = 4 if keeps and mode == "loss" else 0
+        first, memory = each * rows.count, call.empty(each + few + 1, torch.int32)
         made = Lanes(memory, few, depth, list_span, lanes, rows.shift > 0, first)
         lists, counts = memory[first:], memory[first + rows.count * few :]
         saved = made if keeps else None
@@ -270,6 +284,17 @@ def backward(
     """J^T g of p, or of log p with `logs`; `cut` as in `run`. `out` must not overlap the other tensors."""
     if cut is None and not p.numel():
         return
+    call = functools.partial(_backward, link, logs, x, p, g, out, saved, cut)
+    if cut is not None or link.params is not None or plans.forced:
+        call()
+        return
+    lanes, held = (None, None) if saved is None else (saved._replace(memory=None), saved.memory)
+    replay.repeated((link, logs, lanes), (p, g, out, x, held), call)
+
+
+def _backward(
+    link: Link, logs: bool, x: Tensor | None, p: Tensor, g: Tensor, out: Tensor, saved: Lanes | None, cut: Cut | None
+) -> None:
     if link.kind == "perturb_max":
         _perturb(link, x, p, g, out, None)
         return
@@ -319,10 +344,12 @@ def _perturb(link: Link, x: Any, p: Tensor | None, g: Tensor | None, out: Any, m
     call, operands = _Call("perturb", rows), ("x", "mask", "p", "g", "out")
     weights = x if call.plan.whole else call.empty(2 * nodes, torch.float32)
     numbers = (nodes, *rows.sizes, *rows.steps(*operands), float(link.param), *_ends(noise, x.shape[-1]))
+    options = {
+        "BACK": g is not None, "NOISE": noise, "MASKED": mask is not None, "INT64": rows.long_offsets, "UNIT": rows.unit, "R": call.plan.R,
+        "K": call.plan.K, "L": call.plan.L, "WHOLE": call.plan.whole, "num_warps": call.plan.warps,
+    }  # fmt: skip
     with on_device_of(x):
-        perturb_rows[call.grid()](
-            *map(rows.tensor, operands), weights, rows.all, rows.n, *numbers, BACK=g is not None, NOISE=noise, MASKED=mask is not None,
-            INT64=rows.long_offsets, UNIT=rows.unit, R=call.plan.R, K=call.plan.K, L=call.plan.L, WHOLE=call.plan.whole,
-            num_warps=call.plan.warps,
-        )  # fmt: skip
+        replay.launch(
+            perturb_rows, call.grid(), (*map(rows.tensor, operands), weights, rows.all, rows.n, *numbers), options
+        )
     rows.finish()

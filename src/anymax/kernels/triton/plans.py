@@ -32,22 +32,24 @@ class Family:
     steps: tuple[tuple[float, int, int], ...]  # for longer rows: (up to so many classes, K, warps)
     most: int = 16  # the most warps for a row that is one tile
     paired: int = 0  # numbers of so many bytes or fewer: a warp takes two rows of HELD numbers, if they are aligned and without a mask
+    two: int = 0  # rows of up to so many numbers that take several warps are taken two at a time
 
 
 HELD = 1024  # numbers of a program of one warp: 32 a thread, four loads of 16 bytes in flight
-# Two rows of HELD halves a warp are 155 to 249 registers a thread and spill nothing for threshold maps and top-k, with a quarter to a third
-# fewer instructions a row and as many bytes in flight. Top-p spills; dense maps and gradients gain less than a tenth; so does fp32.
+# Measured on an H200, bf16. Two rows of HELD numbers a warp: top-k takes .8 of the time of one row, threshold maps of power 2 take 1.3.
+# Two rows of 8,192 at a time: top-p takes .36, since a program of 8 warps fills a processor and waits for itself; top-k takes 1.4.
+# 4096 x 50,257, steps of 2 (gradient) and of 8 warps (dense): .82 and .84 of what steps of 4 and of 16 warps take.
 THREADS = 4  # threads for a row of few classes, whose sums then take two shuffles
 FAMILIES = {
-    "dense": Family(2048, 32768, ((math.inf, 8, 16),)),
+    "dense": Family(2048, 32768, ((65536, 8, 8), (math.inf, 4, 16))),
     "separable": Family(2048, 16384, ((32768, 8, 8), (math.inf, 8, 16))),
     "halves": Family(
-        2048, 32768, ((math.inf, 8, 16),), most=8, paired=2
+        2048, 32768, ((math.inf, 8, 16),), most=8
     ),  # threshold maps of power 2 to 4 in half precision, whose loop is short
     "logarithmic": Family(1024, 16384, ((math.inf, 2, 16),)),  # threshold maps whose power is not 1, 2, 3 or 4
     "truncated": Family(2048, 16384, ((math.inf, 4, 16),), paired=2),
-    "nucleus": Family(1024, 16384, ((math.inf, 2, 16),)),
-    "backward": Family(1024, 16384, ((math.inf, 4, 16),)),
+    "nucleus": Family(1024, 16384, ((math.inf, 2, 16),), two=8192),
+    "backward": Family(1024, 16384, ((65536, 2, 16), (math.inf, 4, 16))),
 }
 LONGEST_TILE = max(family.whole for family in FAMILIES.values())
 SHIFTED = 512  # unaligned rows with at least so many classes are read in packs of 16 bytes, in spite of their two ends
@@ -108,7 +110,7 @@ def plan(
         return Plan(side, block // lanes, lanes, True, 1)
     warps = max(2, min(block // family.held, family.most, most))
     lanes = min(block, warps * vector)
-    return Plan(1, block // lanes, lanes, True, warps)
+    return Plan(1 if one_row or block > family.two else min(2, rows), block // lanes, lanes, True, warps)
 
 
 RAGGED = 16, 4, 8  # the most segments of a program, the largest K of a long segment, and of short ones
@@ -126,8 +128,8 @@ def loosened(p: Plan) -> Plan:
 
 
 def unpaired(p: Plan) -> Plan:
-    """The plan where each number takes more registers: a warp has HELD numbers at most."""
-    return dataclasses.replace(p, R=1) if p.warps == 1 and p.R * p.K * p.L > HELD else p
+    """The plan where each number takes more registers: a warp has HELD numbers of whole rows at most, if one row does."""
+    return dataclasses.replace(p, R=1) if p.whole and p.R > 1 and p.R * p.K * p.L > HELD * p.warps else p
 
 
 ANYWHERE = 4  # the largest K of a long unaligned row

@@ -1,0 +1,165 @@
+"""Calls that repeat: the launches of a call are kept, and made again for other tensors of the same layout.
+
+A short kernel takes 3 us. To lay out its rows, to choose its plan, and for Triton to look at its 70 arguments takes the host 100 us; to
+launch a kernel that is known, with known numbers and other addresses, takes 10.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import torch
+
+Tensor = torch.Tensor
+
+MOST = 2048  # calls that are kept
+_known: dict[Hashable, Any] = {}
+_now = threading.local()  # `recording`, while a call is made whose launches are kept
+
+
+def empty(numbers: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory for a kernel, which a call that is made again takes anew."""
+    memory = torch.empty(numbers, dtype=dtype, device=device)
+    recording = getattr(_now, "recording", None)
+    if recording is not None:
+        recording.made.append(memory)
+    return memory
+
+
+def launch(function: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Runs a kernel of Triton on the current device."""
+    kernel = function[grid](*args, **options)
+    recording = getattr(_now, "recording", None)
+    if recording is not None:
+        recording.add(function, kernel, grid, args, options)
+
+
+def layout(t: Tensor | None) -> Hashable:
+    """What the launches of a call depend on, but for the numbers of a tensor and where they lie."""
+    if t is None:
+        return None
+    shape = t.shape
+    if shape and shape[-1] * t.element_size() % 16:  # unaligned rows: the memory may end in the middle of 16 bytes
+        return shape, t.stride(), t.dtype, t.data_ptr() % 16, t.storage_offset(), t.untyped_storage().nbytes()
+    return shape, t.stride(), t.dtype, t.data_ptr() % 16
+
+
+def repeated(key: Hashable, given: tuple[Tensor | None, ...], call: Callable[[], Any]) -> Any:
+    """`call()`, or the launches that it made before with tensors of the same layout.
+
+    key: what the launches depend on beside `given`, whose first tensor is on the device of all; call: launches kernels that read and
+    write `given` and memory from `empty`, and returns None or a named tuple whose field `memory` is such memory.
+    """
+    places = [0 if t is None else t.data_ptr() for t in given]
+    first = given[0]
+    assert first is not None
+    key = key, first.device, *map(layout, given), *map(places.index, places)
+    kept = _known.get(key)
+    if kept is not None:
+        return kept.again(given)
+    if kept is None and key in _known:  # this call can't be kept
+        return call()
+    if getattr(_now, "recording", None) is not None:
+        return call()
+    _now.recording = recording = _Recording(given)
+    try:
+        result = call()
+    finally:
+        _now.recording = None
+    if len(_known) >= MOST:
+        _known.clear()
+    _known[key] = recording.kept(result)
+    return result
+
+
+class _Launch(NamedTuple):
+    run: Callable[..., None]  # launches the compiled kernel with these arguments
+    args: list[Any]  # None for addresses
+    addresses: tuple[
+        tuple[int, int, int], ...
+    ]  # for each address its argument, the tensor of the call, and bytes from its beginning
+
+
+class _Kept(NamedTuple):
+    launches: tuple[_Launch, ...]
+    memory: tuple[tuple[int, torch.dtype], ...]  # taken in the call, after the tensors that are given
+    result: Any
+    returned: int  # the memory that the result has, or -1
+    device: torch.device
+
+    def again(self, given: tuple[Tensor | None, ...]) -> Any:
+        device = self.device
+        made = [torch.empty(numbers, dtype=dtype, device=device) for numbers, dtype in self.memory]
+        starts = [0 if t is None else t.data_ptr() for t in (*given, *made)]
+        if device.type != "cuda" or device.index == torch.cuda.current_device():
+            self._launch(starts)
+        else:
+            with torch.cuda.device(device):
+                self._launch(starts)
+        return self.result if self.returned < 0 else self.result._replace(memory=made[self.returned])
+
+    def _launch(self, starts: list[int]) -> None:
+        for run, args, addresses in self.launches:
+            args = args.copy()
+            for at, tensor, offset in addresses:
+                args[at] = starts[tensor] + offset
+            run(*args)
+
+
+def runner(function: Any, kernel: Any, grid: tuple[int, ...]) -> Callable[..., None] | None:
+    """What launches a compiled kernel with all arguments of its function, in their order, addresses as numbers; None if nothing does."""
+    return kernel[(*grid, 1, 1)[:3]] if hasattr(kernel, "packed_metadata") else None
+
+
+class _Recording:
+    """The launches of a call, as they are made."""
+
+    def __init__(self, given: tuple[Tensor | None, ...]) -> None:
+        self.given, self.made = given, []  # type: tuple[Tensor | None, ...], list[Tensor]
+        self.launches: list[_Launch] | None = []
+
+    def add(
+        self, function: Any, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        run = runner(function, kernel, grid)
+        if self.launches is None or run is None:
+            self.launches = None
+            return
+        values, addresses = [*args, *map(options.get, function.arg_names[len(args) :])], []
+        for at, value in enumerate(values):
+            if isinstance(value, Tensor):
+                found = self._place(value)
+                if found is None:  # a copy, or a parameter: the call is not kept
+                    self.launches = None
+                    return
+                addresses.append((at, *found))
+                values[at] = None
+        self.launches.append(_Launch(run, values, tuple(addresses)))
+
+    def _place(self, t: Tensor) -> tuple[int, int] | None:
+        """(the tensor of the call that t is a part of, bytes from its beginning)."""
+        at, best = t.data_ptr(), None
+        for i, whole in enumerate((*self.given, *self.made)):
+            if whole is None or t.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
+                continue
+            offset = at - whole.data_ptr()
+            if not offset:
+                return i, 0
+            best = best or (i, offset)
+        return best
+
+    def kept(self, result: Any) -> _Kept | None:
+        if self.launches is None:
+            return None
+        returned = -1
+        if result is not None:
+            returned = next((i for i, t in enumerate(self.made) if t is result.memory), -1)
+            if returned < 0:
+                return None
+            result = result._replace(memory=None)
+        first = self.given[0]
+        assert first is not None
+        memory = tuple((t.numel(), t.dtype) for t in self.made)
+        return _Kept(tuple(self.launches), memory, result, returned, first.device)
