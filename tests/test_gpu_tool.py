@@ -93,7 +93,7 @@ gpu.run(jobs, pathlib.Path({str(tmp_path)!r}), 1, time.monotonic() + 30)
 def test_plans_around_one_serve_the_same_rows(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     from anymax.kernels.triton.plans import Plan
-    from tools import gpu
+    from tools import gpu_tune
 
     for plan in (
         Plan(8, 4, 32, True, 1),
@@ -101,7 +101,7 @@ def test_plans_around_one_serve_the_same_rows(monkeypatch):
         Plan(1, 8, 4096, False, 16),
         Plan(1, 4, 2048, False, 8, 32),
     ):
-        others = list(gpu.around_rows(plan))
+        others = list(gpu_tune.around_rows(plan))
         assert len(others) == len({*others} - {plan}) >= 4
         for one in others:
             assert (one.whole, one.parts) == (plan.whole, plan.parts)
@@ -110,10 +110,23 @@ def test_plans_around_one_serve_the_same_rows(monkeypatch):
 
 
 @pytest.mark.whole
-def test_the_plans_around_those_in_force_are_tuned(tmp_path):
-    _, tuned = called(tmp_path, "--stages", "tune", "--only", "gpu forward/softmax 6x40 normal$", "--budget", "0.01")
+def test_the_plans_around_those_in_force_are_compiled_and_then_tuned(tmp_path):
+    only = "rows (dense|truncated) 6x40 float32$"
+    _, tuned = called(tmp_path, "--stages", "tune", "--only", only, "--budget", "0.01")
     assert all(one["ok"] for one in tuned), tuned
-    kernels = [one["case"].split()[0] for one in tuned]
-    assert {*kernels} == {"dense", "separable", "truncated", "backward"}
-    assert kernels.count("dense") > 2
-    assert sum("in force" in one["case"] for one in tuned) == 4
+    assert [one["case"].split()[1] for one in tuned] == ["dense", "truncated"]
+    assert all(len(one["ms"]) > 2 and min(one["ms"].values()) > 0 for one in tuned)
+    _, lines = called(
+        tmp_path / "again", "--stages", "plans,tune", "--only", only.replace("|truncated", ""), "--budget", "0.01"
+    )
+    plans, (last,) = lines[:-1], lines[-1:]
+    assert [f"rows dense 6x40 float32 {plan}" for plan in last["ms"]] == [one["case"] for one in plans]
+    # a plan that failed is not timed
+    first, *others = plans
+    (tmp_path / "once").mkdir()
+    kept = [json.dumps({**first, "ok": False}), *map(json.dumps, others)]
+    (tmp_path / "once" / "cases.jsonl").write_text("\n".join(kept) + "\n")
+    _, lines = called(
+        tmp_path / "once", "--stages", "tune", "--only", only.replace("|truncated", ""), "--budget", "0.01"
+    )
+    assert len(lines[-1]["ms"]) == len(plans) - 1
