@@ -163,6 +163,24 @@ def test_halves(case, dtype, form):
         close(engine.ENGINE.vjp(mapped(case), x, got, g), want, 2e-2 * max(1.0, float(want.abs().max())))
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("p", [0.3, 0.9])
+def test_two_rows_of_several_warps_in_a_program(p, masked):
+    """Top-p: an odd number of rows, one of them flat, one poisoned, one with ties."""
+    n, mapping = 1500, am.SparseSoftmax(p=p)
+    x = torch.as_tensor(np.random.default_rng(2).normal(size=(5, n)), device=DEVICE).float()
+    x[1] *= 0.01
+    x[2, 7] = torch.nan
+    x[3] = x[3].round()
+    assert plans.plan("nucleus", 5, n, False, False).R == 2
+    mask = x > -0.5 if masked else None
+    with am.use("reference"):
+        want = am.apply(mapping, x.double(), mask=mask)
+    got = am.apply(mapping, x, mask=mask)
+    assert bool(got[2].isnan().all())
+    torch.testing.assert_close(got[[0, 1, 3, 4]].double(), want[[0, 1, 3, 4]], rtol=1e-5, atol=1e-7)
+
+
 @each(FEW)
 @pytest.mark.parametrize(("sigma", "form"), [(0.02, "few"), (8.0, "few"), (0.02, "parts"), (8.0, "parts")])
 def test_flat_and_peaked_rows(case, sigma, form):

@@ -46,7 +46,7 @@ WORDS = {  # of the names in rows_triton.py: one process each
 }
 BRIEF = (
     "forward_is and 5- and not normal and not array-3.5 or backward_is and 3-whole or index_losses and 2-whole "
-    "or ties and whole and SparseSoftmax or in_place and Sparsemax and few or many_lanes and 40-parts"
+    "or two_rows_of and 0.9-False or ties and whole and SparseSoftmax or in_place and Sparsemax and few or many_lanes and 40-parts"
 )
 GROUPS = grouped(WORDS, BRIEF)
 
@@ -318,19 +318,21 @@ def test_a_copied_parameter_is_kept_for_the_stream_that_reads_it(capturing, monk
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("mapping", "dtype", "n", "masked", "rows"),
+    ("mapping", "dtype", "n", "masked", "rows", "warps"),
     [
-        (am.Entmax(1.5), torch.bfloat16, 1024, False, 2), (am.SparseSoftmax(k=5), torch.float16, 1024, False, 2),
-        (am.Entmax(1.5), torch.bfloat16, 1024, True, 1), (am.Entmax(1.5), torch.bfloat16, 1001, False, 1),
-        (am.Entmax(1.5), torch.float32, 1024, False, 1), (am.SparseSoftmax(p=0.9), torch.bfloat16, 1024, False, 1),
-        (am.Softmax(), torch.bfloat16, 1024, False, 1), (am.Entmax(1.5), torch.bfloat16, 512, False, 2),
+        (am.SparseSoftmax(k=5), torch.bfloat16, 1024, False, 2, 1), (am.SparseSoftmax(k=5), torch.float16, 1024, False, 2, 1),
+        (am.SparseSoftmax(k=5), torch.bfloat16, 1024, True, 1, 1), (am.SparseSoftmax(k=5), torch.bfloat16, 1001, False, 1, 1),
+        (am.SparseSoftmax(k=5), torch.float32, 1024, False, 1, 1), (am.SparseSoftmax(p=0.9), torch.bfloat16, 1024, False, 1, 1),
+        (am.Entmax(1.5), torch.bfloat16, 1024, False, 1, 1), (am.Entmax(1.5), torch.bfloat16, 512, False, 2, 1),
+        (am.SparseSoftmax(p=0.9), torch.bfloat16, 8192, False, 2, 8), (am.SparseSoftmax(p=0.9), torch.float32, 3000, False, 2, 4),
+        (am.SparseSoftmax(p=0.9), torch.bfloat16, 8192, True, 1, 8), (am.SparseSoftmax(p=0.9), torch.bfloat16, 9000, False, 1, 16),
     ],
 )  # fmt: skip
-def test_a_warp_takes_two_rows_where_they_fit_its_registers(mapping, dtype, n, masked, rows, monkeypatch):
+def test_two_rows_are_taken_at_a_time_where_it_pays(mapping, dtype, n, masked, rows, warps, monkeypatch):
     calls, x = recorded(monkeypatch), torch.zeros(8, n, dtype=dtype)
     engine.ENGINE.forward(mapping, x, torch.ones(n, dtype=torch.bool) if masked else None)
     (one,) = calls
-    assert (one.options["R"], one.options["num_warps"], one.grid[0]) == (rows, 1, 8 // rows)
+    assert (one.options["R"], one.options["num_warps"], one.grid[0]) == (rows, warps, 8 // rows)
 
 
 # -- chosen or not ------------------------------------------------------------------------------------------------------------------
