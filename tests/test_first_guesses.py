@@ -134,6 +134,18 @@ def test_a_name_means_a_map(name, mapping):
     same(am.apply(name, X), mapping(X))
 
 
+def test_a_name_is_read_once(monkeypatch):
+    monkeypatch.setattr(names, "_made", {})
+    monkeypatch.setattr(names, "_MOST", 3)
+    assert names.named("entmax:alpha=1.3") is names.named("entmax:alpha=1.3")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="beta"):
+            names.named("entmax:beta=1.3")
+    for k in range(1, 6):
+        assert names.named(f"sparse_softmax:k={k}") == SparseSoftmax(k=k)
+        assert len(names._made) <= 3
+
+
 def test_every_map_without_a_function_has_its_name():
     for kind in CATALOGUE:
         if kind is not Ratio:

@@ -73,6 +73,8 @@ def apply(
     array([[0.75, 0.25, 0.  ],
            [0.5 , 0.5 , 0.  ]])
     """
+    if isinstance(mapping, str):
+        mapping = as_mapping(mapping)
     named = axis if dim is None else dim if axis is None else ()  # () is no axis: `pick_axis` refuses two of them
     if dtype is None and (p := _quickly(mapping, x, named, mask, out)) is not None:
         return p

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .._array import is_array, shown
+from .._array import compiling, is_array, shown
 from .handed import handed
 from .mapping import Mapping
 
@@ -178,6 +178,18 @@ def make(name: str, given: dict[str, Any]) -> Mapping:
         raise ValueError(f"{name} needs a parameter, as in {name}:{words}") from None
 
 
+_made: dict[str, Mapping] = {}  # by their strings, which calls repeat
+_MOST = 256
+
+
 def named(spec: str) -> Mapping:
     """The map that a string such as "entmax:alpha=1.3" means."""
-    return make(*read(spec))
+    if compiling():
+        return make(*read(spec))
+    found = _made.get(spec)
+    if found is None:
+        found = make(*read(spec))
+        if len(_made) >= _MOST:
+            _made.clear()
+        _made[spec] = found
+    return found

@@ -171,7 +171,7 @@ class _IndexLoss(torch.autograd.Function):
             mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
         if not _grad():
             out = engine.quick_loss_grad(mapping, x, index, g, axis, factor, memory)
-            if out is None and _on_gpu(x) and memory is not None and As.of(memory) == ctx.was and engine is _gpu:
+            if out is None and _on_gpu(x) and memory is not None and As.of(memory) == ctx.was:
                 kept = memory if ctx.lanes is None else ctx.lanes._replace(memory=memory)
                 out = _quick_slope(ctx, mapping, x, index, g, kept)
             if out is not None:

@@ -110,7 +110,7 @@ class _Kept(NamedTuple):
 
 def runner(function: Any, kernel: Any, grid: tuple[int, ...]) -> Callable[..., None] | None:
     """What launches a compiled kernel with all arguments of its function, in their order, addresses as numbers; None if nothing does."""
-    return kernel[(*grid, 1, 1)[:3]] if hasattr(kernel, "packed_metadata") else None
+    return None if kernel is None else kernel[(*grid, 1, 1)[:3]]
 
 
 class _Recording:
