@@ -129,7 +129,7 @@ def loosened(p: Plan) -> Plan:
 
 def unpaired(p: Plan) -> Plan:
     """The plan where each number takes more registers: a warp has HELD numbers of whole rows at most, if one row does."""
-    return dataclasses.replace(p, R=1) if p.whole and p.R > 1 and p.R * p.K * p.L > HELD * p.warps else p
+    return dataclasses.replace(p, R=1) if p.whole and p.R > 1 and HELD * p.warps < p.R * p.K * p.L else p
 
 
 ANYWHERE = 4  # the largest K of a long unaligned row
