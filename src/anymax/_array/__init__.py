@@ -66,6 +66,7 @@ from .tracing import (
     known_largest,
     loop,
     modes,
+    on_constants,
     plain_backward,
     quiet,
     recorded,

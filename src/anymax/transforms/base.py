@@ -78,6 +78,7 @@ class Transform(ABC):
     whole: ClassVar[bool] = False  # True if the result of a row depends on its place among all rows
     truncates: ClassVar[bool] = False  # True if it masks classes by their scores and does not change the others
     random: ClassVar[bool] = False  # True if it adds random numbers
+    elementwise: ClassVar[bool] = False  # True if it changes each score by itself
     step: ClassVar[str | None] = None  # the engine's equivalent step (kernels/decode.py)
 
     @abstractmethod
@@ -125,6 +126,11 @@ class Transform(ABC):
     def by_rows(self) -> bool:
         """True if some of the rows can be transformed alone, with their part of the parameters."""
         return not self.whole and all(k in self.aligned or not is_array(v) for k, v in self.params)
+
+    @property
+    def by_classes(self) -> bool:
+        """True if some of the classes can be transformed alone: each score by itself, with parameters that do not differ between them."""
+        return self.elementwise and all(not is_array(v) or not v.ndim or v.shape[-1] == 1 for _, v in self.params)
 
     def _key(self) -> tuple:
         return type(self), self.axis, tuple((k, id(v) if is_array(v) else v) for k, v in self.params)
