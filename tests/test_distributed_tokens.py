@@ -51,7 +51,10 @@ def teacher(k=4):
 
 def pull(values, seed=8):
     """One number that all finite entries move."""
-    each = [(torch.where(torch.isfinite(v), v, 0.0) * numbers(seed + i, *v.shape)).sum() for i, v in enumerate(values)]
+    each = [
+        (torch.where(torch.isfinite(v), v, 0.0) * numbers(seed + i, v.numel()).reshape(v.shape)).sum()
+        for i, v in enumerate(values)
+    ]
     return sum(each)
 
 

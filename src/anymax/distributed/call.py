@@ -28,6 +28,7 @@ from .._core.options import check_options
 from .._core.rows import align_mask, aligned, hide
 from .._core.typing import Mask, Reduction
 from ..losses.options import LossOptions
+from ..transforms.base import Transform, put_through
 from .agreement import HERE, Agreement, Head
 from .group import Group, Message
 from .shard import Places, Shard, Shards, columns_of, divided
@@ -114,6 +115,7 @@ class ShardedCall:
     start: int | None
     count: int | None
     temperature: Any = 1.0  # divides the scores: a number above 0, or an array with one value per row
+    transforms: tuple[Transform, ...] = ()  # of the scores after that, each score by itself
 
     @classmethod
     def of(
@@ -176,6 +178,9 @@ class ShardedCall:
         mapping = common.replace(**{k: self.group.vary_parameter(v) for k, v in params.items()})
         if is_array(temperature) or temperature != 1.0:
             rows = divided(rows, self.group.vary_parameter(temperature), xp)
+        for t in self.transforms:
+            learned = {k: self.group.vary_parameter(v) for k, v in t.params if is_array(v)}
+            rows = put_through(self.who, t.replace(**learned), rows, own=True)
         return Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n)
 
     def shard(self, columns: int, indices: bool) -> Shard:
@@ -206,6 +211,8 @@ class ShardedCall:
         self.agreement.say(map=f"{mapping.name}({', '.join(f'{k}={v!r}' for k, v in fixed.items())})")
         self.agreement.say(**{f"{mapping.name}'s_{k}": described(v) for k, v in mapping.params().items()})
         self.agreement.say(rows=f"of shape {self.lead}", dtype=str(x.dtype), temperature=described(self.temperature))
+        said = (f"{t.name}({', '.join(f'{k}={described(v)}' for k, v in t.params)})" for t in self.transforms)
+        self.agreement.say(transform=", ".join(said) or "not given")
 
     def _sizes(self, size: int) -> list[int]:
         """How many classes each process has, by a collective that also compares the calls."""
