@@ -18,7 +18,10 @@ from test_distributed_tokens import FAST, MAPS, SIZES, N, compare, operands, pul
 
 import anymax as A
 from anymax import distributed as D
+from anymax._array import namespace
+from anymax.distributed.support import SupportPart
 from anymax.distributed.torch import TorchGroup as TorchGroup
+from anymax.linear.layer import Layer
 from anymax.transforms import compose, softcap, temperature
 
 INF = math.inf
@@ -57,18 +60,18 @@ def test_of_a_support(name):
 
 
 def test_each_process_reads_the_rows_of_its_classes_only():
-    """All other rows of the weight are NaN; the gradient of a token outside its support is -p for the support, and 0 for the token."""
+    """All other rows of the weight are NaN; one process has no class of the support, and another no class at all."""
     x, weight, _, _, target = operands()
-    ids, offsets = support()
+    sizes, (ids, offsets) = (10, 0, 3, 24), support()
     outside = torch.ones(N, dtype=torch.bool).index_fill(0, ids, False)
     weight[outside] = math.nan
 
     def one(group):
-        a, w = x.clone().requires_grad_(), cut(weight.T, SIZES, group.rank).T.clone().requires_grad_()
+        a, w = x.clone().requires_grad_(), cut(weight.T, sizes, group.rank).T.clone().requires_grad_()
         log_p, h = D.linear_log_prob_entropy(a, w, target, support=(ids, offsets), group=group)
         return log_p.detach(), *torch.autograd.grad(log_p.sum() + h.sum(), [a, w])
 
-    found = together(3, one)
+    found = together(len(sizes), one)
     for log_p, of_x, _ in found:
         assert not log_p.isnan().any()
         assert torch.isfinite(of_x).all()
@@ -76,6 +79,17 @@ def test_each_process_reads_the_rows_of_its_classes_only():
     assert torch.isfinite(of_weight).all()
     assert not of_weight[outside].any()
     assert of_weight[[3, 22]].any()  # of the row of token -1, by its entropy
+
+
+def test_a_process_gathers_as_many_columns_as_its_fullest_row_needs():
+    x, weight, _, _, target = operands()
+    layer = Layer.of("support", x, weight[:20], "softmax", None, None, part=True)
+    index = target.reshape(-1, 1)
+    part = SupportPart.of("support", layer, index, support(), 0, N, True, namespace(x))
+    assert part.classes.shape == (6, 4)  # 20, 4, 7, 19 and 36, of which 4, 7 and 19 are here, and an empty place
+    assert part.width == 6
+    assert part.there.sum(1).tolist() == [2, 2, 1, 1, 0, 3]
+    assert part.here[:, 0].tolist() == [True, True, False, False, True, False]
 
 
 def test_half_precision_and_no_rows():
@@ -185,23 +199,32 @@ def test_further_losses(name, more, given):
 
 
 def test_a_row_without_classes_has_no_further_loss():
+    """Its other loss is 0 if its target is a distribution without mass, and else infinite."""
     x, weight, _, keep, target = operands()
-    target = target.clamp(min=0)
+    y = torch.softmax(numbers(9, 2, 3, N), -1) * keep
+    calls = (
+        ("softmax", y, {"z_loss": 1.0}),
+        ("softmax", target, {"z_loss": 1.0}),
+        ("sparsemax", target, {"suppress": 1.0}),
+    )
+    given = {"reduction": "none", "ignore_index": -1}
 
     def one(group):
         w = cut(weight.T, SIZES, group.rank).T.clone().requires_grad_()
         out = []
-        for name, more in (("softmax", {"z_loss": 1.0}), ("sparsemax", {"suppress": 1.0})):
-            given = {"mask": cut(keep, SIZES, group.rank), "reduction": "none", "group": group}
-            value = D.linear_loss(x, w, target, name, **given, **more) - D.linear_loss(x, w, target, name, **given)
+        for name, t, more in calls:
+            t = cut(t, SIZES, group.rank) if t is y else t
+            value = D.linear_loss(x, w, t, name, mask=cut(keep, SIZES, group.rank), group=group, **given, **more)
             (gradient,) = torch.autograd.grad(pull([value]), w)
             assert torch.isfinite(gradient).all()
             out.append(value.detach())
         return out
 
-    for z, suppressed in together(3, one):
-        assert not torch.nan_to_num(torch.stack([z[1, 1], suppressed[1, 1]]), 0.0).any()
-        assert (z[0] > 0).all()
+    want = [A.linear_loss(x, weight, t, name, mask=keep, **given, **more) for name, t, more in calls]
+    assert want[0][1, 1] == 0
+    for found in together(3, one):
+        for got, value in zip(found, want, strict=True):
+            same(got, value)
 
 
 # -- what is wrong -------------------------------------------------------------------------------------------------------------------
@@ -324,6 +347,8 @@ import test_distributed_support as T
 from test_distributed_tokens import cut, derived, operands
 import anymax as A
 from anymax import distributed as D
+from anymax._array import namespace
+from anymax.distributed.support import SupportPart
 x, weight, bias, _, target = operands()
 part = lambda a: cut(a, T.SIZES, rank)
 for mapping in (A.Softmax(), A.Entmax(1.5)):

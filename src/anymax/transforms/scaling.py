@@ -68,9 +68,8 @@ class _Temperature(Transform):
 
     @property
     def by_classes(self) -> bool:
-        return super().by_classes and all(
-            _above_0(v) for _, v in self.params
-        )  # the limit 0 compares the scores of a row
+        # the limit 0 compares the scores of a row
+        return super().by_classes and _above_0(dict(self.params)["T"])
 
     def rows(self, x: Array, xp: Namespace, T: Any) -> Array:
         tiny = float(xp.finfo(x.dtype).smallest_normal)  # below it 1 / T is infinite
