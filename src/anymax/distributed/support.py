@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .. import _array
 from .._array import Array, Namespace, counts, device_of, take, total, upcast
 from ..autodiff import bridge
 from ..likelihood.support import padded, place_among, sized_support
@@ -38,12 +37,7 @@ class SupportPart(NamedTuple):
             first = xp.argsort(~there, axis=-1, stable=True)[:, : wide + 1]
             classes, there = take(classes, first, xp), take(there, first, xp)
         at = place_among(classes, there, own, xp)
-        none = xp.zeros_like(classes)
-        if (
-            layer.rows
-        ):  # an empty place stands for a class of some row's support, so that no other row of the weight is read
-            none = none + xp.max(xp.where(there, classes, none))
-        return cls(xp.where(there, classes, none), there, (own >= 0) & (own < n), at, count, width)
+        return cls(xp.where(there, classes, xp.zeros_like(classes)), there, (own >= 0) & (own < n), at, count, width)
 
     def part(self, where: slice) -> SupportPart:
         """The same for some of the rows."""
@@ -51,11 +45,9 @@ class SupportPart(NamedTuple):
         return SupportPart(*rows, self.count, self.width)
 
     def scores(self, layer: Layer, xp: Namespace) -> Array:
-        """The scores of these classes, -inf where there is none; no other row of the weight is read."""
-        masked = -xp.inf * xp.ones(self.there.shape, dtype=_array.wide_dtype(layer.x, xp), **device_of(layer.x))
-        if masked.shape[-1] == 1 or not layer.classes:  # no class of this process, but the gradients of its operands
-            bias = None if layer.bias is None else layer.bias[:0]
-            none = layer.with_operands(layer.x, layer.weight[:0, :], bias).scores()
-            return xp.concat([upcast(none, xp), masked[:, :1]], axis=-1)
+        """The scores of these classes, -inf where there is none; no other row of the weight has a gradient."""
+        if not layer.classes:
+            s = upcast(layer.scores(), xp)
+            return xp.concat([s, -xp.inf * xp.ones((layer.rows, 1), dtype=s.dtype, **device_of(s))], axis=-1)
         s = bridge(layer.x).layers.gathered(layer, self.classes)
-        return xp.where(self.there, s, masked)
+        return xp.where(self.there, s, -xp.inf * xp.ones_like(s))
