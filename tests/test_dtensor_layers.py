@@ -76,6 +76,8 @@ apart = distribute_tensor(W, mesh, [Shard(0)] * mesh.ndim)
 for call, words in (
     (lambda: A.linear_loss(x, half, t, ignore_index=-1), "linear_weight is Partial"),
     (lambda: A.linear_log_prob_entropy(x, apart, t, support=(ids, t)), "support must be ids, one axis of class indices"),
+    (lambda: A.contrastive_loss(half, half), "a is Partial"),
+    (lambda: A.contrastive_loss(apart, W, group=mesh), "leave group= out"),
     (lambda: A.linear_loss(x, apart, t, least=0.1), "over several processes the gradient is always exact"),
     (lambda: A.linear_log_prob(x, apart, t.clamp(min=0), transform=A.topk(3)), "the scores of a row are on several processes"),
     (lambda: A.linear.linear_threshold(x, apart), "linear_threshold takes no DTensor as linear_weight"),
@@ -86,6 +88,20 @@ for call, words in (
         assert words in str(error), error
     else:
         raise AssertionError(words)
+few = [torch.randn(8, 5, generator=g, dtype=torch.float64) for _ in "ab"]
+for of_a, of_b in ((S, S), (S, R), (R, None), (None, S)):
+    for kind, more in (("softmax", {}), ("entmax15", {"bidirectional": False, "reduction": "sum"}), ("softmax", {"reduction": "none"})):
+        free = [v.clone().requires_grad_() for v in (*few, torch.tensor(0.4, dtype=torch.float64))]
+        spread = [v.detach() if p is None else distribute_tensor(v.detach(), mesh, list(p) + [Replicate()] * (mesh.ndim - 1))
+                  for v, p in zip(free, (of_a, of_b, None))]
+        spread = [v.clone().detach().requires_grad_() for v in spread]
+        want, got = (A.contrastive_loss(a, b, temperature=T, mapping=kind, **more) for a, b, T in (free, spread))
+        assert isinstance(got, DTensor)
+        assert torch.allclose(whole(got.detach()), want.detach(), rtol=1e-9), (kind, of_a, of_b)
+        weights = torch.arange(1.0, 1.0 + want.numel(), dtype=torch.float64).reshape(want.shape)
+        grads = [torch.autograd.grad((whole(v) * weights).sum(), leaves) for v, leaves in ((got, spread), (want, free))]
+        for k, (one, other) in enumerate(zip(*grads)):
+            assert torch.allclose(whole(one), other, rtol=1e-8, atol=1e-10), (kind, of_a, of_b, k, whole(one), other)
 learned = torch.tensor(1.7, dtype=torch.float64, requires_grad=True)
 for of_x, of_w in places[:3]:  # the gradient of a parameter of a transform
     spread = [v if p is None else distribute_tensor(v.clone(), mesh, p) for v, p in ((x, of_x), (W, of_w))]

@@ -70,6 +70,21 @@ def test_are_those_of_the_logits(name):
 
 
 @its_own_warnings
+def test_the_support_of_a_sampler_under_a_soft_cap():
+    model = build("gemma2")
+    logits = model(input_ids=TOKENS, attention_mask=MASK).logits[:, :-1].detach()
+    kept = A.compose(A.temperature(0.7), A.topk(12))
+    support = A.sample("softmax", logits, transform=kept, return_support=True, generator=0).support
+    got = A.hf.token_statistics(model, TOKENS, MASK, support=support, temperature=0.7)
+    there = MASK[:, 1:] == 1
+    target = torch.where(there, TOKENS[:, 1:], -1)
+    log_p, h = A.log_prob_entropy("softmax", logits, target, support=support, temperature=0.7)
+    assert (log_p[there] > -torch.inf).any()
+    close(got.log_prob.detach().exp(), log_p.exp(), 1e-4)
+    close(got.entropy.detach()[there], h[there], 1e-4)
+
+
+@its_own_warnings
 def test_the_last_tokens_and_wrapped_models():
     model = build("llama")
     whole = A.hf.token_statistics(model, TOKENS, MASK)

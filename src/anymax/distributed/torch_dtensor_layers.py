@@ -14,6 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Shard
 
 from .._array import is_integer, namespace
+from .._core.names import as_mapping
 from ..likelihood.support import read_support
 from ..losses.options import LossOptions, class_weights
 from ..transforms import Composed, Transform
@@ -34,8 +35,7 @@ class LayerLayout(Layout):
         self.shape = torch.Size((*x.shape[:-1], weight.shape[0]))
         x, weight = self.everywhere(x), self.everywhere(weight)
         for name, a in (("x", x), ("linear_weight", weight)):
-            if any(p.is_partial() for p in a.placements):
-                raise TypeError(f"{who}: {name} is Partial: each device has a summand; redistribute it first")
+            self.refuse_partial(name, a)
         of_x, of_weight, back = [], [], []  # the placements of both, and of the gradient of the weight
         for dim, (p, q) in enumerate(zip(x.placements, weight.placements)):
             of_rows = split_axis(p, x.ndim)
@@ -134,3 +134,41 @@ def _loss(layout: LayerLayout, run: Any, target: Any, given: dict[str, Any]) -> 
     each = {"ignore_index": options.ignore_index, "label_smoothing": options.label_smoothing, "reduction": "none"}
     value = run(t, **given, **each)
     return layout.per_row(value) if options.reduction == "none" else reduced(layout, value, t, w, indices, options)
+
+
+class PairsLayout(Layout):
+    """The placements of pairs of embeddings, and this device's pairs, split along at most one dimension of the mesh."""
+
+    def __init__(self, who: str, a: Tensor, b: Tensor) -> None:
+        self.who, self.axes, self.along, self.shape = who, (1,), None, a.shape
+        self.mesh = next(v.device_mesh for v in (a, b) if isinstance(v, DTensor))
+        both = self.everywhere(a), self.everywhere(b)
+        for name, v in zip("ab", both):
+            self.refuse_partial(name, v)
+        split = [any(split_axis(v.placements[dim], 2) == 0 for v in both) for dim in range(self.mesh.ndim)]
+        self.along = split.index(True) if any(split) else None
+        self.places = [Shard(0) if dim == self.along else WHOLE for dim in range(self.mesh.ndim)]
+        self.local, self.partners = (
+            v.redistribute(placements=self.places).to_local(grad_placements=self.places) for v in both
+        )
+
+
+def pairs(
+    who: str, whole: Callable[..., Any], a: Any, b: Any, mapping: Any, temperature: Any, options: dict[str, Any]
+) -> DTensor:
+    """The loss of pairs by `whole`, with the group of the devices over which they are split."""
+    return outside_graphs(_pairs, who, whole, a, b, mapping, temperature, options)
+
+
+def _pairs(
+    who: str, whole: Callable[..., Any], a: Any, b: Any, mapping: Any, temperature: Any, options: dict[str, Any]
+) -> DTensor:
+    a, b = (as_tensor(v, next(t for t in (a, b) if isinstance(t, DTensor)).device) for v in (a, b))
+    layout, mapping = PairsLayout(who, a, b), as_mapping(mapping, who)
+    mapping = mapping.replace(**{k: layout.local_part(v, f"{mapping.name}: {k}") for k, v in mapping.params().items()})
+    group = None if layout.along is None else (layout.mesh, layout.along)
+    temperature = layout.local_part(temperature, "temperature")
+    value = whole(layout.local, layout.partners, mapping=mapping, temperature=temperature, group=group, **options)
+    if value.ndim:
+        return layout.per_row(value)
+    return DTensor.from_local(value, layout.mesh, [WHOLE] * layout.mesh.ndim, run_check=False)
