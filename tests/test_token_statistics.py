@@ -279,6 +279,24 @@ def test_compiles_without_a_graph_break(name):
         close(one, other, 1e-4)
 
 
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_a_support_under_a_compiler_breaks_the_graph():
+    torch, free, y = torch_operands(seed=6)
+    x, weight, _ = free
+    ids = torch.stack([(y + i) % 60 for i in (0, 3, 7)], 1).flatten()
+    offsets = torch.arange(0, 3 * len(x) + 1, 3)
+
+    def step(x, weight):
+        log_p, h = A.linear_log_prob_entropy(x.tanh(), weight, y, support=(ids, offsets))
+        return (log_p + h).sum()
+
+    compiled = torch.compile(step, backend="aot_eager")
+    close(compiled(x, weight).detach(), step(x, weight).detach(), 1e-9)
+    grads = (torch.autograd.grad(f(x, weight), (x, weight)) for f in (compiled, step))
+    for one, other in zip(*grads, strict=True):
+        close(one, other, 1e-9)
+
+
 def test_jax_under_jit_and_grad():
     jax = pytest.importorskip("jax")
     x, weight, _, y, *_ = operands(seed=4)

@@ -20,11 +20,11 @@ from .. import _array
 from .._array import check_axis, is_array, is_integer, is_torch
 from .._core.mapping import Mapping
 from .._core.typing import LossKind
+from ..autodiff.torch_graphs import outside_graphs
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import counted_weight, result_dtype
 from . import verbs
 from .call import ShardKeywords
-from .torch import outside_graphs
 
 Tensor = torch.Tensor
 # the verbs and the kinds of losses for classes that are split over devices; for all other losses the classes are gathered

@@ -15,11 +15,11 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 
 from .._array import is_integer, namespace
 from .._core.names import as_mapping
+from ..autodiff.torch_graphs import outside_graphs
 from ..likelihood.support import read_support
 from ..losses.options import LossOptions, class_weights
 from ..transforms import Composed, Transform
 from . import layer_verbs
-from .torch import outside_graphs
 from .torch_dtensor import WHOLE, Layout, as_tensor, reduced, split_axis, whole_tensor
 
 Tensor = torch.Tensor

@@ -78,7 +78,7 @@ def linear_log_prob(
     tokens = _Tokens.of(
         who, x, linear_weight, target, mapping, linear_bias, mask, temperature, transform, chunk, entropy=False
     )
-    return tokens.all()[0] if support is None else tokens.of_support(support)[0]
+    return tokens.all()[0] if support is None else tokens.over(support)[0]
 
 
 @check_keywords(_HINTS, bias="linear_bias")
@@ -131,7 +131,7 @@ def linear_log_prob_entropy(
     )
     if support is None:
         return tokens.all()
-    kept = tokens.of_support(support)
+    kept = tokens.over(support)
     return (kept, tokens.all()) if full else kept
 
 
@@ -239,8 +239,11 @@ class _Tokens:
         entropy = xp.reshape(columns[:, 1], layer.lead) if self.per_row.entropy else None
         return xp.reshape(columns[:, 0], layer.lead), entropy
 
-    def of_support(self, support: Any) -> tuple[Any, Any]:
+    def over(self, support: Any) -> tuple[Any, Any]:
         """The same over the classes of each row's support; no other rows of the weight are read."""
+        return bridge(self.layer.x).layers.outside_graphs(self._of_support, support)
+
+    def _of_support(self, support: Any) -> tuple[Any, Any]:
         who, layer, xp = self.per_row.who, self.layer, namespace(self.layer.x)
         terms = self._terms(sized_support(who, layer.x, layer.rows, layer.classes, support, xp), xp)
         entropy = None if terms.entropy is None else xp.reshape(terms.entropy[:, 0], layer.lead)
