@@ -181,10 +181,11 @@ model = copy.deepcopy(one)
 parallelize_module(model, mesh, {"lm_head": ColwiseParallel(output_layouts=Replicate())})
 same = torch.arange(12).reshape(2, 6)
 model.zero_grad(), one.zero_grad()
-mask = torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
-got, want = (A.hf.token_statistics(m, same, mask) for m in (model, one))
-for a, b in zip(got, want):
-    assert torch.allclose(a, b)
+for mask in (None, torch.tensor([[1] * 6, [1] * 4 + [0] * 2])):
+    got, want = (A.hf.token_statistics(m, same, mask) for m in (model, one))
+    for a, b in zip(got, want):
+        assert type(a) is torch.Tensor
+        assert torch.allclose(a, b)
 for r in (got, want):
     (r.log_prob.sum() + r.entropy.sum()).backward()
 assert model.lm_head.weight.placements == (Shard(0),)
