@@ -299,6 +299,7 @@ class Halved(A.transforms.Transform):
         (loss, {"z_loss": 0.1, "mapping": "sparsemax"}, "z_loss= applies to softmax only"),
         (loss, {"suppress": 0.1}, "suppress= applies to maps that give classes probability 0"),
         (tokens, {"tau": 2.0}, "say temperature="),
+        (tokens, {"class_start": 0}, r"the shards must follow each other; they start at \[0, 0\] and have \[2, 2\] classes"),
     ],
 )
 def test_what_is_wrong_is_said(f, change, words):
@@ -316,7 +317,7 @@ def test_full_needs_a_support_and_a_transform_of_ones_own_goes():
     def one(group):
         with pytest.raises(ValueError, match="full=True applies to a support"):
             D.linear_log_prob_entropy(x, numbers(51, 2, 4), TOKENS, group=group, full=True)
-        own = loss(group, x, transform=Halved(()))
+        own = loss(group, x, transform=Halved())
         same(own, loss(group, x / 2))
         return True
 

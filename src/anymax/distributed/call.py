@@ -214,16 +214,12 @@ class ShardedCall:
         said = (f"{t.name}({', '.join(f'{k}={described(v)}' for k, v in t.params)})" for t in self.transforms)
         self.agreement.say(transform=", ".join(said) or "not given")
 
-    def _sizes(self, size: int) -> list[int]:
-        """How many classes each process has, by a collective that also compares the calls."""
-        return [head.size for head in self.agreement.exchange(None, self._head(size))[1]]
-
-    def agree(self, size: int) -> list[int]:
-        """Compare the calls and return `_sizes`, if there is nothing else to agree on."""
+    def agree(self, size: int) -> Places:
+        """Compare the calls, and find where the classes lie, if there is nothing else to agree on."""
         self._describe()
-        sizes = self._sizes(size)
+        places = self._places(self.agreement.exchange(None, self._head(size))[1])
         self.agreement.open = False
-        return sizes
+        return places
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -235,7 +231,8 @@ class ShardedCall:
 
     def _find_start(self, columns: int) -> None:
         """Find this process's first class, if the caller does not give it, by a collective, after which all calls are known."""
-        sizes = self._sizes(self.x.shape[self.axis])
+        _, heads = self.agreement.exchange(None, self._head(self.x.shape[self.axis]))
+        sizes = [head.size for head in heads]
         self.start = sum(sizes[: self.group.rank])
         self.agreement.message = message_of(math.prod(self.lead), columns, self.x)
 

@@ -33,6 +33,7 @@ from .further import FurtherLosses
 from .group import Group
 from .losses import loss_of_call, say_options, target_is, width
 from .per_row import GivenClasses, terms_of_call
+from .shard import Places
 from .support import SupportPart
 
 _SCORES = 1 << 22  # scores that a process holds at a time
@@ -72,13 +73,14 @@ class SplitLayer:
         transforms = elementwise(who, given.transform, "the scores of a row are on several processes", _INSTEAD)
         call = ShardedCall.of(agreement, layer.mapping, layer.x, -1, None, arguments.class_start, arguments.class_count)
         call = dataclasses.replace(call, temperature=temperature, transforms=transforms)
-        sizes, start = [n] * shared.size, call.start
+        places = Places.equal(shared, n)
         if shared.strict:
             agreement.say(chunk=chunk, x=f"{layer.x.shape[-1]} features, {described(layer.x)}")
-            sizes = call.agree(n)
-            start = sum(sizes[: shared.rank]) if start is None else start
-        if arguments.class_count is not None and arguments.class_count != sum(sizes):
-            raise ValueError(f"{who}: class_count={arguments.class_count}, but the processes have {sum(sizes)} classes")
+            places = call.agree(n)
+        sizes, count = places.sizes, arguments.class_count
+        if count is not None and count != sum(sizes):
+            raise ValueError(f"{who}: class_count={count}, but the processes have {sum(sizes)} classes")
+        start = places.start if shared.strict else None
         return cls(agreement, layer, temperature, transforms, start, sum(sizes), max(sizes), chunk)
 
     def support(self, index: Array, support: Any) -> SupportPart:

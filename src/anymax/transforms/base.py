@@ -62,15 +62,27 @@ _SOFTMAX = Softmax()
 class Transform(ABC):
     """A function on rows of scores, and its parameters. Each transform of this package is a subclass that defines `rows`.
 
+    A function of your own needs a subclass only where some scores of a row are absent: over a support, and if the classes are on several
+    processes. Then say that it changes each score by itself, with `elementwise`.
+
     Examples
     --------
+    >>> class Halved(anymax.transforms.Transform):
+    ...     name = "halved"
+    ...     elementwise = True
+    ...
+    ...     def rows(self, x, xp):
+    ...         return x / 2
+    >>> Halved()([2.0, 4.0])
+    array([1., 2.])
+
     >>> from anymax import topp
     >>> cut = topp(0.9)
     >>> cut.name, cut.params, cut.axis
     ('topp', (('p', 0.9), ('min_keep', 1)), -1)
     """
 
-    params: tuple[tuple[str, Any], ...]
+    params: tuple[tuple[str, Any], ...] = ()
     axis: int = -1
 
     name: ClassVar[str]  # the name of the factory
