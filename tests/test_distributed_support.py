@@ -299,7 +299,11 @@ class Halved(A.transforms.Transform):
         (loss, {"z_loss": 0.1, "mapping": "sparsemax"}, "z_loss= applies to softmax only"),
         (loss, {"suppress": 0.1}, "suppress= applies to maps that give classes probability 0"),
         (tokens, {"tau": 2.0}, "say temperature="),
-        (tokens, {"class_start": 0}, r"the shards must follow each other; they start at \[0, 0\] and have \[2, 2\] classes"),
+        (
+            tokens,
+            {"class_start": 0},
+            r"the shards must follow each other; they start at \[0, 0\] and have \[2, 2\] classes",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(f, change, words):
