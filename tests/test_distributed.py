@@ -447,7 +447,7 @@ def test_an_output_layer_says_what_is_wrong():
         ({"linear_weight": numbers(1, N, 6)}, r"expected features \[..., features\] and this process's part"),
         ({"target": t[:3]}, r"target of shape \(3,\)"),
         ({"chunk": 0}, "chunk must be at least 1"),
-        ({"class_count": 5}, "class_count=5, but the processes have 37"),
+        ({"class_count": 5}, "class_count=5, and the shards have 37"),
         ({"reduction": "average"}, "reduction"),
     ):
         given = {"x": x, "linear_weight": weight, "target": t, "mapping": "sparsemax", **change}

@@ -51,7 +51,10 @@ def teacher(k=4):
 
 def pull(values, seed=8):
     """One number that all finite entries move."""
-    each = [(torch.where(torch.isfinite(v), v, 0.0) * numbers(seed + i, *v.shape)).sum() for i, v in enumerate(values)]
+    each = [
+        (torch.where(torch.isfinite(v), v, 0.0) * numbers(seed + i, v.numel()).reshape(v.shape)).sum()
+        for i, v in enumerate(values)
+    ]
     return sum(each)
 
 
@@ -295,7 +298,7 @@ def test_what_differs_is_one_error_on_all_processes(name):
             "target: class indices must be from 0 to 3",
         ),  # in the second group
         ({"temperature": torch.ones(2)}, r"temperature of shape \(2,\): expected a number, or one value for each row"),
-        ({"class_count": 5}, "class_count=5, but the processes have 4 classes"),
+        ({"class_count": 5}, "class_count=5, and the shards have 4 classes together"),
     ],
 )
 def test_what_is_wrong_everywhere_is_said_everywhere(change, words):

@@ -28,6 +28,10 @@ w, keep = torch.rand(11, generator=g, dtype=torch.float64), torch.ones(3, 4, 11,
 keep[..., 2] = False
 t[t == 2] = 3
 T = torch.linspace(0.5, 2.0, 12, dtype=torch.float64).reshape(3, 4)
+held = [torch.randperm(11, generator=g)[: i % 5] for i in range(12)]  # and every third row has its token
+held = [h if i % 3 else torch.unique(torch.cat([h, t.flatten()[i : i + 1].clamp(min=0)])) for i, h in enumerate(held)]
+kept = torch.cat(held), torch.tensor([0, *map(len, held)]).cumsum(0)
+cap = A.transforms.softcap(torch.tensor(1.7, dtype=torch.float64))
 shares = torch.softmax(torch.randn(3, 4, 11, generator=g, dtype=torch.float64), -1)
 def whole(v):
     return v.full_tensor() if isinstance(v, DTensor) else v
@@ -42,6 +46,11 @@ calls = [
     lambda x, W, b: A.linear_loss(x, W, t, "entmax15", linear_bias=b, ignore_index=-1, weight=w, reduction="sum"),
     lambda x, W, b: A.linear_loss(x, W, t, ignore_index=-1, weight=w, mask=keep),
     lambda x, W, b: A.linear_loss(x, W, shares, "sparsemax", reduction="none"),
+    lambda x, W, b: A.linear_log_prob_entropy(x, W, t, "entmax15", linear_bias=b, support=kept, temperature=T),
+    lambda x, W, b: sum(A.linear_log_prob_entropy(x, W, t, linear_bias=b, support=kept, full=True, transform=cap), ()),
+    lambda x, W, b: A.linear_topk_kl(x, W, ids, log_q, linear_bias=b, transform=A.compose(cap, A.temperature(1.3))),
+    lambda x, W, b: A.linear_loss(x, W, t, linear_bias=b, ignore_index=-1, weight=w, z_loss=0.3, transform=cap),
+    lambda x, W, b: A.linear_loss(x, W, t, "sparsemax", linear_bias=b, ignore_index=-1, suppress=0.4, reduction="sum"),
 ]
 R, S = (Replicate(),), (Shard(0),)
 places = [(R, S), (S, R), ((Shard(1),), S), (None, S), (S, None)]
@@ -66,16 +75,39 @@ half = DTensor.from_local(W / 2, mesh, [Partial()] * mesh.ndim)
 apart = distribute_tensor(W, mesh, [Shard(0)] * mesh.ndim)
 for call, words in (
     (lambda: A.linear_loss(x, half, t, ignore_index=-1), "linear_weight is Partial"),
-    (lambda: A.linear_log_prob_entropy(x, apart, t, support=(ids, t)), "goes without support"),
-    (lambda: A.linear_loss(x, apart, t, z_loss=1.0), "z_loss"),
+    (lambda: A.linear_log_prob_entropy(x, apart, t, support=(ids, t)), "support must be ids, one axis of class indices"),
+    (lambda: A.contrastive_loss(half, half), "a is Partial"),
+    (lambda: A.contrastive_loss(apart, W, group=mesh), "leave group= out"),
+    (lambda: A.linear_loss(x, apart, t, least=0.1), "over several processes the gradient is always exact"),
+    (lambda: A.linear_log_prob(x, apart, t.clamp(min=0), transform=A.topk(3)), "the scores of a row are on several processes"),
     (lambda: A.linear.linear_threshold(x, apart), "linear_threshold takes no DTensor as linear_weight"),
 ):
     try:
         call()
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         assert words in str(error), error
     else:
         raise AssertionError(words)
+few = [torch.randn(8, 5, generator=g, dtype=torch.float64) for _ in "ab"]
+for of_a, of_b in ((S, S), (S, R), (R, None), (None, S)):
+    for kind, more in (("softmax", {}), ("entmax15", {"bidirectional": False, "reduction": "sum"}), ("softmax", {"reduction": "none"})):
+        free = [v.clone().requires_grad_() for v in (*few, torch.tensor(0.4, dtype=torch.float64))]
+        spread = [v.detach() if p is None else distribute_tensor(v.detach(), mesh, list(p) + [Replicate()] * (mesh.ndim - 1))
+                  for v, p in zip(free, (of_a, of_b, None))]
+        spread = [v.clone().detach().requires_grad_() for v in spread]
+        want, got = (A.contrastive_loss(a, b, temperature=T, mapping=kind, **more) for a, b, T in (free, spread))
+        assert isinstance(got, DTensor)
+        assert torch.allclose(whole(got.detach()), want.detach(), rtol=1e-9), (kind, of_a, of_b)
+        weights = torch.arange(1.0, 1.0 + want.numel(), dtype=torch.float64).reshape(want.shape)
+        grads = [torch.autograd.grad((whole(v) * weights).sum(), leaves) for v, leaves in ((got, spread), (want, free))]
+        for k, (one, other) in enumerate(zip(*grads)):
+            assert torch.allclose(whole(one), other, rtol=1e-8, atol=1e-10), (kind, of_a, of_b, k, whole(one), other)
+learned = torch.tensor(1.7, dtype=torch.float64, requires_grad=True)
+for of_x, of_w in places[:3]:  # the gradient of a parameter of a transform
+    spread = [v if p is None else distribute_tensor(v.clone(), mesh, p) for v, p in ((x, of_x), (W, of_w))]
+    call = lambda x, W: A.linear_loss(x, W, t, ignore_index=-1, transform=A.compose(A.transforms.softcap(learned)))
+    want, got = (torch.autograd.grad(whole(call(*given)), learned)[0] for given in ((x, W), spread))
+    assert torch.allclose(want, got, rtol=1e-8), (of_x, of_w, want, got)
 print("right")
 dist.destroy_process_group()
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hf_models import SMALL, gemma2, gpt2, its_own_warnings, llama, t5, torch, transformers
 from laws import close
+from processes import ended, started
 
 import anymax as A
 
@@ -70,6 +71,21 @@ def test_are_those_of_the_logits(name):
 
 
 @its_own_warnings
+def test_the_support_of_a_sampler_under_a_soft_cap():
+    model = build("gemma2")
+    logits = model(input_ids=TOKENS, attention_mask=MASK).logits[:, :-1].detach()
+    kept = A.compose(A.temperature(0.7), A.topk(12))
+    support = A.sample("softmax", logits, transform=kept, return_support=True, generator=0).support
+    got = A.hf.token_statistics(model, TOKENS, MASK, support=support, temperature=0.7)
+    there = MASK[:, 1:] == 1
+    target = torch.where(there, TOKENS[:, 1:], -1)
+    log_p, h = A.log_prob_entropy("softmax", logits, target, support=support, temperature=0.7)
+    assert (log_p[there] > -torch.inf).any()
+    close(got.log_prob.detach().exp(), log_p.exp(), 1e-4)
+    close(got.entropy.detach()[there], h[there], 1e-4)
+
+
+@its_own_warnings
 def test_the_last_tokens_and_wrapped_models():
     model = build("llama")
     whole = A.hf.token_statistics(model, TOKENS, MASK)
@@ -132,3 +148,60 @@ def test_a_head_with_further_parameters_is_refused():
         A.hf.token_statistics(model, TOKENS)
     with pytest.raises(TypeError, match="inputs has use_cache"):
         A.hf.token_statistics(model, TOKENS, inputs={"use_cache": True})
+
+
+SHARDED = """
+import copy
+from hf_models import SMALL, llama
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+import anymax as A
+mesh = init_device_mesh("cpu", (size,))
+kind, config = llama()
+torch.manual_seed(0)
+one = kind(config).double().eval()
+tokens = torch.randint(50, (2, 6), generator=torch.Generator().manual_seed(rank))  # each process has texts of its own
+for each in (True, False):  # FSDP of each layer too, or of the whole model only
+    model = copy.deepcopy(one)
+    for layer in model.model.layers if each else ():
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for _ in range(2):
+        model.zero_grad(), one.zero_grad()
+        got, want = (A.hf.token_statistics(m, tokens) for m in (model, one))
+        assert torch.allclose(got.log_prob, want.log_prob)
+        for r in (got, want):
+            (r.log_prob.sum() + r.entropy.sum()).backward()
+        for p, q in zip(model.parameters(), one.parameters()):
+            dist.all_reduce(q.grad)
+            assert torch.allclose(p.grad.full_tensor(), q.grad / size, atol=1e-12)
+model = copy.deepcopy(one)
+parallelize_module(model, mesh, {"lm_head": ColwiseParallel(output_layouts=Replicate())})
+same = torch.arange(12).reshape(2, 6)
+model.zero_grad(), one.zero_grad()
+for mask in (None, torch.tensor([[1] * 6, [1] * 4 + [0] * 2])):
+    got, want = (A.hf.token_statistics(m, same, mask) for m in (model, one))
+    for a, b in zip(got, want):
+        assert type(a) is torch.Tensor
+        assert torch.allclose(a, b)
+for r in (got, want):
+    (r.log_prob.sum() + r.entropy.sum()).backward()
+assert model.lm_head.weight.placements == (Shard(0),)
+for p, q in zip(model.parameters(), one.parameters()):
+    g = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
+    assert torch.allclose(g, q.grad, atol=1e-12)
+print("right")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.whole
+@pytest.mark.long
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="no gloo")
+def test_of_a_model_that_is_spread_over_processes():
+    """By FSDP, and a head whose vocabulary is split."""
+    for status, out, err in ended(started(2, SHARDED)):
+        assert status == 0, err[-3000:]
+        assert out == "right\n"

@@ -152,7 +152,10 @@ REFUSED = {
     "axis": (lambda: A.linear_loss(X, W, [0, 1], axis=1), TypeError, "its last axis"),
     "a map without a threshold": (lambda: A.linear.linear_threshold(X, W, Taylor(2)), TypeError, "has no threshold"),
     "a support and a mask": (
-        lambda: A.linear_log_prob(X, W, [0, 1], support=([0, 1], [0, 1, 2]), mask=[True] * 3), ValueError, "neither mask nor transform",
+        lambda: A.linear_log_prob(X, W, [0, 1], support=([0, 1], [0, 1, 2]), mask=[True] * 3), ValueError, "with a support a mask has no",
+    ),
+    "a support and a truncation": (
+        lambda: A.linear_log_prob(X, W, [0, 1], support=([0, 1], [0, 1, 2]), transform=A.topk(1)), ValueError, "as the support$",
     ),
     "targets of log p that are too few": (lambda: A.linear_log_prob(X, W, [0]), ValueError, r"\(integers\) of shape \(2,\)$"),
     "a bias in the place of the map": (lambda: A.linear_loss(X, W, [0, 1], np.ones(3)), TypeError, "a bias is linear_bias="),

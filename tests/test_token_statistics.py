@@ -159,6 +159,27 @@ def test_of_a_support(kind, name):
     assert back(got[1])[4] == 0
 
 
+@pytest.mark.parametrize("kind", [*ALL_KINDS, *(["jax jit"] if "jax" in KINDS else [])])
+def test_a_transform_of_each_score_goes_with_a_support(kind):
+    """Under JAX the support is a constant of the traced function, in its own arrays or NumPy's."""
+    x, weight, bias, y, *_ = operands(seed=6)
+    ids, offsets = np.concatenate([[i, 3 + i, 40] for i in range(len(x))]), np.arange(0, 3 * len(x) + 1, 3)
+    mask = np.zeros((len(x), 60), bool)
+    mask[np.repeat(np.arange(len(x)), 3), ids] = True
+    cap = A.compose(A.transforms.softcap(2.0), A.temperature(0.7))
+    want = A.log_prob_entropy("softmax", cap(x @ weight.T + bias), y, mask=mask)
+    a, w, b, t, *support = made(kind.removesuffix(" jit"), x, weight, bias, y, ids, offsets)
+    for given in (support, (ids, offsets)):
+
+        def call(a, given=given):
+            return A.linear_log_prob_entropy(a, w, t, linear_bias=b, support=tuple(given), transform=cap)
+
+        if kind.endswith("jit"):
+            call = pytest.importorskip("jax").jit(call)
+        for got, value in zip(call(a), want, strict=True):
+            close(np.exp(back(got)), np.exp(value), 2e-5 if "jax" in kind else 1e-9)
+
+
 @pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax15"])
 def test_a_token_outside_its_support_has_a_gradient_and_others_stay_finite(name):
     torch, free, y = torch_operands(seed=6)
@@ -258,6 +279,24 @@ def test_compiles_without_a_graph_break(name):
         close(one, other, 1e-4)
 
 
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_a_support_under_a_compiler_breaks_the_graph():
+    torch, free, y = torch_operands(seed=6)
+    x, weight, _ = free
+    ids = torch.stack([(y + i) % 60 for i in (0, 3, 7)], 1).flatten()
+    offsets = torch.arange(0, 3 * len(x) + 1, 3)
+
+    def step(x, weight):
+        log_p, h = A.linear_log_prob_entropy(x.tanh(), weight, y, support=(ids, offsets))
+        return (log_p + h).sum()
+
+    compiled = torch.compile(step, backend="aot_eager")
+    close(compiled(x, weight).detach(), step(x, weight).detach(), 1e-9)
+    grads = (torch.autograd.grad(f(x, weight), (x, weight)) for f in (compiled, step))
+    for one, other in zip(*grads, strict=True):
+        close(one, other, 1e-9)
+
+
 def test_jax_under_jit_and_grad():
     jax = pytest.importorskip("jax")
     x, weight, _, y, *_ = operands(seed=4)
@@ -290,7 +329,7 @@ def test_what_is_refused():
         A.linear_topk_kl(x, weight, np.zeros((len(x), 2), int), np.log(np.full((len(x), 2), 0.1)))
     with pytest.raises(TypeError, match="say temperature="):
         A.linear_log_prob_entropy(x, weight, y, tau=2.0)
-    with pytest.raises(ValueError, match="neither mask nor transform"):
+    with pytest.raises(ValueError, match="with a support a mask has no meaning"):
         A.linear_log_prob_entropy(x, weight, y, support=(y, np.arange(len(x) + 1)), mask=np.ones(60, bool))
 
 

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from . import _array
 from ._array import Array, Namespace, as_dtype, device_of, is_torch, namespace, upcast
+from ._core.handed import handed
 from ._core.mapping import Mapping
 from ._core.names import as_mapping
 from ._core.options import check_keywords
-from ._core.shards import refuse as refuse_sharded
+from ._core.shards import sharded
 from ._core.typing import ArrayT, Numbers, Reduction
 from .autodiff import bridge
 from .linear import linear_loss
@@ -59,7 +60,8 @@ def contrastive_loss(
         process. The gradients of embeddings and of a learned temperature are this process's part: `DistributedDataParallel` adds
         them up and divides them by the number of processes, so multiply the loss by that number.
     axis_name
-        The same for JAX: the axis of the mesh along which the pairs lie, inside `jax.shard_map`.
+        The same for JAX: the axis of the mesh along which the pairs lie, inside `jax.shard_map`. DTensors of torch need neither: their
+        pairs may be split along a dimension of their mesh, and their gradients are complete.
 
     Returns
     -------
@@ -78,7 +80,11 @@ def contrastive_loss(
     who = "contrastive_loss"
     options = LossOptions.read(who, None, {"reduction": reduction})
     mapping = as_mapping(mapping, who)
-    refuse_sharded(who, a, b=b)
+    if sharded(a) or sharded(b):
+        if group is not None or axis_name is not None:
+            raise TypeError(f"{who}: leave group= out; DTensors say over which devices their pairs are spread")
+        given = {"bidirectional": bidirectional, "reduction": reduction}
+        return handed.layers_over_devices().pairs(who, contrastive_loss, a, b, mapping, temperature, given)
     first, second = _pairs(who, a, b)
     check_range(who, "temperature", temperature, lambda v: v > 0, "above 0")
     xp, temperature = namespace(first), _array.number(temperature)

@@ -67,6 +67,7 @@ from .tracing import (
     known_largest,
     loop,
     modes,
+    on_constants,
     plain_backward,
     quiet,
     recorded,

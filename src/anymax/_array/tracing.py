@@ -81,6 +81,11 @@ def known_largest(x: Array) -> float | None:
     return float(most) if known(most) else None  # under jax.jit the result of an operation on a constant is traced
 
 
+def on_constants(x: Array) -> contextlib.AbstractContextManager:
+    """A context for operations on constants of x's framework, whose results may be read in it, also while JAX traces."""
+    return sys.modules["jax"].ensure_compile_time_eval() if is_jax(x) else contextlib.nullcontext()
+
+
 # -- whether a derivative is taken ----------------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ from .._core.options import check_options
 from .._core.rows import align_mask, aligned, hide
 from .._core.typing import Mask, Reduction
 from ..losses.options import LossOptions
+from ..transforms.base import Transform, put_through
 from .agreement import HERE, Agreement, Head
 from .group import Group, Message
 from .shard import Places, Shard, Shards, columns_of, divided
@@ -114,6 +115,7 @@ class ShardedCall:
     start: int | None
     count: int | None
     temperature: Any = 1.0  # divides the scores: a number above 0, or an array with one value per row
+    transforms: tuple[Transform, ...] = ()  # of the scores after that, each score by itself
 
     @classmethod
     def of(
@@ -176,6 +178,9 @@ class ShardedCall:
         mapping = common.replace(**{k: self.group.vary_parameter(v) for k, v in params.items()})
         if is_array(temperature) or temperature != 1.0:
             rows = divided(rows, self.group.vary_parameter(temperature), xp)
+        for t in self.transforms:
+            learned = {k: self.group.vary_parameter(v) for k, v in t.params if is_array(v)}
+            rows = put_through(self.who, t.replace(**learned), rows, own=True)
         return Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n)
 
     def shard(self, columns: int, indices: bool) -> Shard:
@@ -206,17 +211,15 @@ class ShardedCall:
         self.agreement.say(map=f"{mapping.name}({', '.join(f'{k}={v!r}' for k, v in fixed.items())})")
         self.agreement.say(**{f"{mapping.name}'s_{k}": described(v) for k, v in mapping.params().items()})
         self.agreement.say(rows=f"of shape {self.lead}", dtype=str(x.dtype), temperature=described(self.temperature))
+        said = (f"{t.name}({', '.join(f'{k}={described(v)}' for k, v in t.params)})" for t in self.transforms)
+        self.agreement.say(transform=", ".join(said) or "not given")
 
-    def _sizes(self, size: int) -> list[int]:
-        """How many classes each process has, by a collective that also compares the calls."""
-        return [head.size for head in self.agreement.exchange(None, self._head(size))[1]]
-
-    def agree(self, size: int) -> list[int]:
-        """Compare the calls and return `_sizes`, if there is nothing else to agree on."""
+    def agree(self, size: int) -> Places:
+        """Compare the calls, and find where the classes lie, if there is nothing else to agree on."""
         self._describe()
-        sizes = self._sizes(size)
+        places = self._places(self.agreement.exchange(None, self._head(size))[1])
         self.agreement.open = False
-        return sizes
+        return places
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -228,7 +231,8 @@ class ShardedCall:
 
     def _find_start(self, columns: int) -> None:
         """Find this process's first class, if the caller does not give it, by a collective, after which all calls are known."""
-        sizes = self._sizes(self.x.shape[self.axis])
+        _, heads = self.agreement.exchange(None, self._head(self.x.shape[self.axis]))
+        sizes = [head.size for head in heads]
         self.start = sum(sizes[: self.group.rank])
         self.agreement.message = message_of(math.prod(self.lead), columns, self.x)
 

@@ -38,7 +38,7 @@ def eagerly(verb: Callable[..., Any], arguments: Arguments, *given: Any) -> Any:
     """Run a verb outside of torch.compile's graphs, since the scores decide how much is sent."""
     if not compiling():
         return _together(verb, arguments, *given)
-    from .torch import outside_graphs  # late: only now is torch sure to be loaded
+    from ..autodiff.torch_graphs import outside_graphs  # late: only now is torch sure to be loaded
 
     return outside_graphs(_together, verb, arguments, *given)
 

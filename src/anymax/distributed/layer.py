@@ -5,27 +5,50 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _array
 from .._array import Array, Namespace, device_of, is_array, namespace, upcast
 from .._core.shards import refuse as refuse_sharded
 from ..autodiff import bridge
+from ..likelihood.support import pair_of
 from ..likelihood.teacher import Teacher
-from ..linear.arguments import indices_of_rows, temperature_of_rows
+from ..linear.arguments import (
+    FULL_WITHOUT_SUPPORT,
+    check_support,
+    elementwise,
+    further_losses,
+    indices_of_rows,
+    needs_indices,
+    temperature_of_rows,
+)
 from ..linear.layer import Layer, check_chunk
 from ..linear.per_row import loss_of
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import counted_weight, holds_indices
-from ..transforms.base import check_range
+from ..transforms.base import Transform, check_range
 from .agreement import Agreement, fail_together
 from .call import Arguments, ShardedCall, described, message_of
+from .further import FurtherLosses
 from .group import Group
 from .losses import loss_of_call, say_options, target_is, width
 from .per_row import GivenClasses, terms_of_call
+from .shard import Places
+from .support import SupportPart
 
 _SCORES = 1 << 22  # scores that a process holds at a time
+_INSTEAD = "give mask=, or the classes that it leaves as support= where there is one"
 _PARTS = 16  # parts in a JAX program, which contains the code of each part
+
+
+class Given(NamedTuple):
+    """What a caller gives to every verb of output layers but x and the map."""
+
+    weight: Any
+    bias: Any
+    chunk: Any
+    transform: Any = None
+    temperature: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,33 +58,49 @@ class SplitLayer:
     agreement: Agreement
     layer: Layer
     temperature: Any  # divides the scores: a number, or [rows, 1]
+    transforms: tuple[Transform, ...]  # of the scores after that
     start: int | None  # the index of this process's first class
     count: int  # of all classes
-    step: int  # how many rows are computed at a time
+    most: int  # of the classes of a process
+    chunk: int | None  # how many rows to compute at a time, if the caller says it
 
     @classmethod
-    def agreed(
-        cls, arguments: Arguments, agreement: Agreement, layer: Layer, chunk: Any, temperature: Any = 1.0
-    ) -> SplitLayer:
+    def agreed(cls, arguments: Arguments, agreement: Agreement, layer: Layer, given: Given) -> SplitLayer:
         """The first collective of a call, in which the processes compare what the caller has told `agreement`."""
         who, shared, n = agreement.who, agreement.group, layer.classes
-        chunk = check_chunk(who, chunk, "rows")
+        chunk = check_chunk(who, given.chunk, "rows")
+        temperature = _temperature(who, given.temperature, layer, namespace(layer.x))
+        transforms = elementwise(who, given.transform, "the scores of a row are on several processes", _INSTEAD)
         call = ShardedCall.of(agreement, layer.mapping, layer.x, -1, None, arguments.class_start, arguments.class_count)
-        call = dataclasses.replace(call, temperature=temperature)
-        sizes, start = [n] * shared.size, call.start
+        call = dataclasses.replace(call, temperature=temperature, transforms=transforms)
+        places = Places.equal(shared, n)
         if shared.strict:
             agreement.say(chunk=chunk, x=f"{layer.x.shape[-1]} features, {described(layer.x)}")
-            sizes = call.agree(n)
-            start = sum(sizes[: shared.rank]) if start is None else start
-        if arguments.class_count is not None and arguments.class_count != sum(sizes):
-            raise ValueError(f"{who}: class_count={arguments.class_count}, but the processes have {sum(sizes)} classes")
-        step = chunk or _rows_at_a_time(layer.rows, max(sizes), shared)
-        return cls(agreement, layer, temperature, start, sum(sizes), step)
+            places = call.agree(n)
+        sizes, count = places.sizes, arguments.class_count
+        if count is not None and count != sum(sizes):
+            raise ValueError(f"{who}: class_count={count}, but the processes have {sum(sizes)} classes")
+        start = places.start if shared.strict else None
+        return cls(agreement, layer, temperature, transforms, start, sum(sizes), max(sizes), chunk)
 
-    def by_rows(self, columns: int, of_rows: Callable[[ShardedCall, slice], Array]) -> Array:
-        """`of_rows(call, where)` of a few rows at a time, one after the other along the first axis. columns: those it sends first."""
+    def support(self, index: Array, support: Any) -> SupportPart:
+        """This process's part of the support of the rows, whose own classes are `index` [rows, 1]."""
+        layer, shared = self.layer, self.agreement.group
+        start = layer.classes * shared.rank if self.start is None else self.start
+        xp = namespace(layer.x)
+        return SupportPart.of(self.agreement.who, layer, index, support, start, self.count, shared.strict, xp)
+
+    def by_rows(
+        self, columns: int, of_rows: Callable[[ShardedCall, slice], Array], kept: SupportPart | None = None
+    ) -> Array:
+        """`of_rows(call, where)` of a few rows at a time, one after the other along the first axis. columns: those it sends first.
+
+        kept: the part of a support whose scores alone are computed.
+        """
         who, shared, layer, xp = self.agreement.who, self.agreement.group, self.layer, namespace(self.layer.x)
-        rows, step, count = layer.rows, self.step, self.count if shared.strict else None
+        start, count = (self.start, self.count if shared.strict else None) if kept is None else (None, None)
+        rows, step = layer.rows, self.chunk
+        step = step or _rows_at_a_time(rows, self.most if kept is None else kept.width, shared)
         layer = dataclasses.replace(layer, x=shared.vary(layer.x))
 
         def some(begin: int) -> Array:
@@ -71,10 +110,11 @@ class SplitLayer:
 
             def result() -> Array:
                 these = layer.part(where)
-                call = ShardedCall.of(part, these.mapping, these.scores(), -1, None, self.start, count)
+                scores = these.scores() if kept is None else kept.part(where).scores(these, xp)
+                call = ShardedCall.of(part, these.mapping, scores, -1, None, start, count)
                 per_row = is_array(self.temperature) and self.temperature.ndim
                 t = self.temperature[where, ...] if per_row else self.temperature
-                return of_rows(dataclasses.replace(call, temperature=t), where)
+                return of_rows(dataclasses.replace(call, temperature=t, transforms=self.transforms), where)
 
             return fail_together(part, result)
 
@@ -86,61 +126,73 @@ class SplitLayer:
 def linear_loss(
     arguments: Arguments,
     agreement: Agreement,
-    linear_weight: Any,
-    linear_bias: Any,
-    chunk: Any,
+    given: Given,
     target: Any,
     weight: Any,
-    given: dict[str, Any],
+    further: tuple[Any, Any],
+    options: dict[str, Any],
 ) -> Any:
-    """The loss of the scores `x @ linear_weight.T`."""
+    """The loss of the scores `x @ linear_weight.T`. further: `z_loss` and `suppress`."""
     who = agreement.who
-    options = LossOptions.read(who, weight, given)
-    layer = _layer(arguments, linear_weight, linear_bias)
+    read = LossOptions.read(who, weight, options)
+    layer = _layer(arguments, given)
+    z_loss, suppress = further_losses(who, layer.mapping, *further)
     xp, lead, n, rows, shared = namespace(layer.x), layer.lead, layer.classes, layer.rows, agreement.group
+    refuse_sharded(who, None, target=target)
     target = _array.beside(target, layer.x, "target", xp)
     soft = not holds_indices(target, (*lead, n), -1, f"{who}: target", part=True)
+    needs_indices(who, suppress, target)
     if shared.strict:
-        say_options(agreement, options)
+        say_options(agreement, read)
+        agreement.say(z_loss=z_loss, suppress=suppress)
         target_is(agreement, target, xp)
-    split = SplitLayer.agreed(arguments, agreement, layer, chunk)
+    split = SplitLayer.agreed(arguments, agreement, layer, given)
     target = xp.reshape(target, (rows, n) if soft else (rows,))
-    kind, each = loss_of(layer.mapping), options._replace(reduction="none")
-    value = split.by_rows(width(options), lambda call, where: loss_of_call(call, kind, target[where, ...], each))
-    norm = _norm(target, soft, options, split.start, n, shared, value, xp)
-    return options.reduce(xp.reshape(value, lead), xp.reshape(norm, lead), layer.dtype, xp)
+    kind, each, more = loss_of(layer.mapping), read._replace(reduction="none"), FurtherLosses(z_loss, suppress)
+    value = split.by_rows(width(read), lambda call, where: loss_of_call(call, kind, target[where, ...], each, more))
+    norm = _norm(target, soft, read, split.start, n, shared, value, xp)
+    return read.reduce(xp.reshape(value, lead), xp.reshape(norm, lead), layer.dtype, xp)
 
 
 def log_prob(
     arguments: Arguments,
     agreement: Agreement,
-    linear_weight: Any,
-    linear_bias: Any,
-    chunk: Any,
-    temperature: Any,
+    given: Given,
     target: Any,
     entropy: bool,
-) -> tuple[Array, Array | None]:
-    """log p of the class of each row, and on request the entropy."""
-    layer = _layer(arguments, linear_weight, linear_bias)
+    support: Any = None,
+    full: bool = False,
+) -> list[tuple[Array, Array | None]]:
+    """log p of the class of each row, and on request the entropy: over the support if there is one, then, if asked, over all classes."""
+    who = agreement.who
+    if full and support is None:
+        raise ValueError(f"{who}: {FULL_WITHOUT_SUPPORT}")
+    check_support(who, support, arguments.mask, given.transform)
+    layer = _layer(arguments, given)
     xp = namespace(layer.x)
-    temperature = _temperature(agreement.who, temperature, layer, xp)
-    target = _array.counts(indices_of_rows(agreement.who, target, layer, xp), xp)
+    target = _array.counts(indices_of_rows(who, target, layer, xp), xp)
     agreement.same["target"] = target
-    split = SplitLayer.agreed(arguments, agreement, layer, chunk, temperature)
+    agreement.say(support="not given", full=full)
+    if support is not None:
+        refuse_sharded(who, None, **dict(zip(("ids", "offsets"), support)))
+        support = pair_of(who, layer.x, support, xp)
+        agreement.same |= {"ids of the support": support[0], "offsets of the support": support[1]}
+        agreement.say(support=" and ".join(f"{described(a)} of {a.dtype}" for a in support))
+    split = SplitLayer.agreed(arguments, agreement, layer, given)
     index = xp.reshape(target, (layer.rows, 1))
-    columns = _terms(split, "target", index, entropy=entropy)
-    log_p, *h = (xp.reshape(columns[:, i], layer.lead) for i in range(1 + entropy))
-    return log_p, h[0] if entropy else None
+    parts = [None] if support is None else [split.support(index, support), *([None] if full else [])]
+    pairs = []
+    for kept in parts:
+        columns = _terms(split, "target", index, kept, entropy=entropy)
+        log_p, *h = (xp.reshape(columns[:, i], layer.lead) for i in range(1 + entropy))
+        pairs.append((log_p, h[0] if entropy else None))
+    return pairs
 
 
 def topk_kl(
     arguments: Arguments,
     agreement: Agreement,
-    linear_weight: Any,
-    linear_bias: Any,
-    chunk: Any,
-    temperature: Any,
+    given: Given,
     ids: Any,
     teacher_log_p: Any,
     tail: Any,
@@ -148,15 +200,14 @@ def topk_kl(
 ) -> Array:
     """The divergence of each row from the k classes of a teacher, counted over all processes."""
     who = agreement.who
-    layer = _layer(arguments, linear_weight, linear_bias)
+    layer = _layer(arguments, given)
     xp, lead = namespace(layer.x), layer.lead
-    temperature = _temperature(who, temperature, layer, xp)
     refuse_sharded(who, None, ids=ids, teacher_log_p=teacher_log_p)
     agreement.say(tail=tail, direction=direction)
     for name, a in (("ids", ids), ("teacher_log_p", teacher_log_p)):
         a = agreement.same[name] = _array.beside(a, layer.x, name, xp)
         agreement.say(**{name: f"{described(a)} of {a.dtype}"})
-    split = SplitLayer.agreed(arguments, agreement, layer, chunk, temperature)
+    split = SplitLayer.agreed(arguments, agreement, layer, given)
     # all processes have the same ids and log_p by now, so what is wrong with them is the same error on all
     ids, teacher_log_p = agreement.same["ids"], agreement.same["teacher_log_p"]
     teacher = Teacher.read(who, layer.x, lead, split.count, -1, ids, teacher_log_p, tail, direction, xp)
@@ -165,18 +216,21 @@ def topk_kl(
     return teacher.of_columns(xp.reshape(columns, (*lead, columns.shape[-1])), xp)
 
 
-def _terms(split: SplitLayer, name: str, index: Array, *, entropy: bool = False, rest: bool = False) -> Array:
-    """The terms of classes [rows, m], an argument of this name, as columns [rows, m + entropy + rest]."""
+def _terms(
+    split: SplitLayer, name: str, index: Array, kept: SupportPart | None = None, *, entropy: bool = False, rest: bool = False
+) -> Array:  # fmt: skip
+    """The terms of classes [rows, m], an argument of this name, as columns [rows, m + entropy + rest]; over a support if it is given."""
     xp, wanted = namespace(index), {"entropy": entropy, "rest": rest}
 
     def of_rows(call: ShardedCall, where: slice) -> Array:
-        return terms_of_call(call, name, index[where, ...], **wanted).columns(xp)
+        part = None if kept is None else kept.part(where)
+        return terms_of_call(call, name, index[where, ...], kept=part, **wanted).columns(xp)
 
-    return split.by_rows(GivenClasses.width(index.shape[-1], **wanted), of_rows)
+    return split.by_rows(GivenClasses.width(index.shape[-1], **wanted), of_rows, kept)
 
 
-def _layer(arguments: Arguments, weight: Any, bias: Any) -> Layer:
-    return Layer.of(arguments.who, arguments.x, weight, arguments.mapping, bias, arguments.mask, part=True)
+def _layer(arguments: Arguments, given: Given) -> Layer:
+    return Layer.of(arguments.who, arguments.x, given.weight, arguments.mapping, given.bias, arguments.mask, part=True)
 
 
 def _temperature(who: str, given: Any, layer: Layer, xp: Namespace) -> Any:

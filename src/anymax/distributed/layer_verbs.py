@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Unpack
 
 from .._core.mapping import Mapping
-from .._core.options import documented_like
+from .._core.options import check_keywords, documented_like
 from .._core.typing import ArrayT, Mask, Reduction
 from ..likelihood.teacher import Direction, Tail
+from ..linear.arguments import HINTS
+from ..linear.likelihoods import linear_log_prob_entropy as linear_log_prob_entropy_of_one
 from ..linear.likelihoods import linear_topk_kl as linear_topk_kl_of_one
+from ..linear.verbs import linear_loss as linear_loss_of_one
 from . import layer
 from .call import Arguments, ShardKeywords, every_verb
 from .choose_group import eagerly
+from .layer import Given
 from .verbs import fenchel_young
 
+_HINTS = HINTS | {
+    "least": "leave it out: over several processes the gradient is always exact",
+    "options": "say chunk=, which counts rows here",
+    "margin": "use anymax.nn.MarginHead with group=",
+}
+_LOSS_HINTS = _HINTS | {
+    "temperature": "write transform=anymax.temperature(0.7), or divide x by it",
+    "support": "say mask=, this process's part of it, True = keep",
+}
+_TERMS_HINTS = _HINTS | {
+    "tau": "say temperature=",
+    "T": "say temperature=",
+    "labels": "say target=",
+    "y": "say target=",
+}
 
+
+def every_layer(*, transform: Callable[[Any], Any] | None = None) -> None:
+    """The keywords of every verb of output layers. `documented_like` reads this docstring; the function is never called.
+
+    Parameters
+    ----------
+    transform
+        A transform of the scores that changes each of them by itself, and all classes alike, the same on every process, such as
+        `anymax.transforms.softcap(30.0)` or a temperature above 0. One that needs all scores of a row, such as `topk`, is refused,
+        and so is a function of your own that is not a `Transform` with `elementwise = True`.
+    """
+
+
+@check_keywords(_LOSS_HINTS, bias="linear_bias")
+@documented_like(linear_loss_of_one)
 @documented_like(fenchel_young)
+@documented_like(every_layer)
 @documented_like(every_verb)
 def linear_loss(
     x: ArrayT,
@@ -29,13 +65,16 @@ def linear_loss(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     mask: Mask = None,
+    transform: Callable[[Any], Any] | None = None,
     chunk: int | None = None,
+    suppress: float = 0.0,
+    z_loss: float = 0.0,
     **options: Unpack[ShardKeywords],
 ) -> ArrayT:
     """The loss of a map on the scores `x @ linear_weight.T` of an output layer whose classes are split over processes.
 
     Like `anymax.linear_loss`, for a vocabulary that is split over processes. Each process computes the scores of its classes for some
-    rows at a time, and again for the gradient, so that it never holds all of them.
+    rows at a time, and again for the gradient, so that it never holds all of them. The gradient is exact, so that there is no `least`.
 
     Parameters
     ----------
@@ -63,10 +102,12 @@ def linear_loss(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("linear_loss", mapping, x, mask=mask, **options)
-    given = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
-    return eagerly(layer.linear_loss, arguments, linear_weight, linear_bias, chunk, target, weight, given)
+    of_loss = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+    given = Given(linear_weight, linear_bias, chunk, transform)
+    return eagerly(layer.linear_loss, arguments, given, target, weight, (z_loss, suppress), of_loss)
 
 
+@check_keywords(_TERMS_HINTS, bias="linear_bias")
 @documented_like(linear_loss)
 @documented_like(every_verb)
 def linear_log_prob(
@@ -76,8 +117,10 @@ def linear_log_prob(
     mapping: Mapping | str = "softmax",
     *,
     linear_bias: Any = None,
+    support: Any = None,
     temperature: Any = None,
     mask: Mask = None,
+    transform: Callable[[Any], Any] | None = None,
     chunk: int | None = None,
     **options: Unpack[ShardKeywords],
 ) -> ArrayT:
@@ -91,8 +134,12 @@ def linear_log_prob(
     target
         The classes, counted over all processes and the same on each: integers of the shape of x without its last axis; -1
         stands for none, whose log p is 0.
+    support
+        The classes of each row that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
+        1]]`, counted over all processes and the same on each. All others are masked. Each process reads only those rows of its
+        weight. In JAX the traced function must close over it, since its sizes must be known.
     temperature
-        Divides the scores: a number above 0, or one value for each row, in the shape of target.
+        Divides the scores, before the transform: a number above 0, or one value for each row, in the shape of target.
 
     Returns
     -------
@@ -110,9 +157,12 @@ def linear_log_prob(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("linear_log_prob", mapping, x, mask=mask, **options)
-    return eagerly(layer.log_prob, arguments, linear_weight, linear_bias, chunk, temperature, target, False)[0]
+    given = Given(linear_weight, linear_bias, chunk, transform, temperature)
+    return eagerly(layer.log_prob, arguments, given, target, False, support)[0][0]
 
 
+@check_keywords(_TERMS_HINTS, bias="linear_bias")
+@documented_like(linear_log_prob_entropy_of_one)
 @documented_like(linear_log_prob)
 @documented_like(every_verb)
 def linear_log_prob_entropy(
@@ -122,11 +172,14 @@ def linear_log_prob_entropy(
     mapping: Mapping | str = "softmax",
     *,
     linear_bias: Any = None,
+    support: Any = None,
+    full: bool = False,
     temperature: Any = None,
     mask: Mask = None,
+    transform: Callable[[Any], Any] | None = None,
     chunk: int | None = None,
     **options: Unpack[ShardKeywords],
-) -> tuple[ArrayT, ArrayT]:
+) -> Any:
     """log p of given classes and the entropy of each row, for an output layer whose classes are split over processes.
 
     Like `anymax.linear_log_prob_entropy`, for a policy whose vocabulary is split. For softmax the processes exchange five numbers for
@@ -136,7 +189,8 @@ def linear_log_prob_entropy(
     -------
     tuple[Array, Array]
         (log_prob, entropy), the same on every process, each of the shape of target; fp32 for half precision. log_prob is -inf
-        where p is 0, and the entropy is `-sum p log p`. Both have gradients; in a backward pass every process must pass them the same.
+        where p is 0, and the entropy is `-sum p log p`. Both have gradients; in a backward pass every process must pass them the
+        same. With `full=True` a pair of such pairs: that of the support, and that of all classes.
 
     Examples
     --------
@@ -148,9 +202,12 @@ def linear_log_prob_entropy(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("linear_log_prob_entropy", mapping, x, mask=mask, **options)
-    return eagerly(layer.log_prob, arguments, linear_weight, linear_bias, chunk, temperature, target, True)
+    given = Given(linear_weight, linear_bias, chunk, transform, temperature)
+    pairs = eagerly(layer.log_prob, arguments, given, target, True, support, full)
+    return tuple(pairs) if full else pairs[0]
 
 
+@check_keywords(_TERMS_HINTS, bias="linear_bias")
 @documented_like(linear_topk_kl_of_one)
 @documented_like(linear_log_prob)
 @documented_like(every_verb)
@@ -166,6 +223,7 @@ def linear_topk_kl(
     linear_bias: Any = None,
     temperature: Any = None,
     mask: Mask = None,
+    transform: Callable[[Any], Any] | None = None,
     chunk: int | None = None,
     **options: Unpack[ShardKeywords],
 ) -> ArrayT:
@@ -182,8 +240,8 @@ def linear_topk_kl(
         The teacher's log-probabilities of these classes, in the shape of ids and the same on every process: natural
         logarithms, normalised over all classes.
     temperature
-        Divides the student's scores: a number above 0, or one value for each row. The teacher's log-probabilities must be
-        those at this temperature; the result is not multiplied by its square.
+        Divides the student's scores, before the transform: a number above 0, or one value for each row. The teacher's
+        log-probabilities must be those at this temperature; the result is not multiplied by its square.
 
     Returns
     -------
@@ -203,5 +261,5 @@ def linear_topk_kl(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("linear_topk_kl", mapping, x, mask=mask, **options)
-    given = (ids, teacher_log_p, tail, direction)
-    return eagerly(layer.topk_kl, arguments, linear_weight, linear_bias, chunk, temperature, *given)
+    given = Given(linear_weight, linear_bias, chunk, transform, temperature)
+    return eagerly(layer.topk_kl, arguments, given, ids, teacher_log_p, tail, direction)

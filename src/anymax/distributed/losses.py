@@ -42,12 +42,14 @@ from ..losses.targets import (
 )
 from .agreement import Agreement
 from .call import Arguments, ShardedCall
+from .further import FurtherLosses
 from .methods import solve
 from .shard import Shard, Shards, columns_of
 from .softmax import size_of
 from .solution import Columns, Solution
 
 _EVERYWHERE = " over all processes"
+_NO_MORE = FurtherLosses()
 
 
 def width(options: LossOptions) -> int:
@@ -81,18 +83,20 @@ class TargetSums(NamedTuple):
 class Target(Columns, ABC):
     """The target of a loss as this process knows it. The class weights belong inside the sums of `nll`; they multiply other losses."""
 
-    def __init__(self, call: ShardedCall, kind: LossKind, t: Array, options: LossOptions) -> None:
-        self.call, self.kind, self.t, self.options = call, kind, t, options
+    def __init__(
+        self, call: ShardedCall, kind: LossKind, t: Array, options: LossOptions, further: FurtherLosses
+    ) -> None:
+        self.call, self.kind, self.t, self.options, self.further = call, kind, t, options, further
         self.nll, self.count = kind == "nll", width(options)
 
     @staticmethod
-    def of(call: ShardedCall, kind: LossKind, target: Any, options: LossOptions) -> Target:
+    def of(call: ShardedCall, kind: LossKind, target: Any, options: LossOptions, further: FurtherLosses) -> Target:
         xp = namespace(call.x)
         t = _array.beside(target, call.x, "target", xp)
         if call.group.strict and not call.agreement.agreed:
             say_options(call.agreement, options)
             target_is(call.agreement, t, xp)
-        return (ClassIndices if is_integer(t) else Distributions)(call, kind, t, options)
+        return (ClassIndices if is_integer(t) else Distributions)(call, kind, t, options, further)
 
     @abstractmethod
     def _sums(
@@ -219,6 +223,12 @@ class Target(Columns, ABC):
             value = out.fenchel_young(sums.gap, sums.mass) + self._constant(sums, out.later)
             bound = functools.partial(self._rounding, sums)
             value = not_below_zero(shard.common, value, ~(poisoned | ignored), bound, xp)
+        if self.further:
+            more = self.further.of(out, lambda: self._here(sums.part, shard) > 0)
+            # the weights multiply the whole loss of other maps in `reduce_rows`
+            value = value + (
+                more * sums.sample if self.nll and self.indices and self.options.weight is not None else more
+            )
         dtype = result_dtype(xp.astype(shard.rows[..., :1], shard.dtype))
         samples = Samples(poisoned, ignored, sums.sample, self.indices)
         return reduce_rows(self.options, value, samples, dtype, weighs=self.nll)
@@ -309,8 +319,10 @@ def loss(
     return loss_of_call(call, kind, target, LossOptions.read(arguments.who, weight, given))
 
 
-def loss_of_call(call: ShardedCall, kind: LossKind, target: Any, options: LossOptions) -> Array:
+def loss_of_call(
+    call: ShardedCall, kind: LossKind, target: Any, options: LossOptions, further: FurtherLosses = _NO_MORE
+) -> Array:
     if kind != "nll" and not call.mapping.facts.has_potential:
         raise TypeError(call.mapping.no_potential())
-    columns = Target.of(call, kind, target, options)
+    columns = Target.of(call, kind, target, options, further)
     return solve(call, columns.loss, columns)

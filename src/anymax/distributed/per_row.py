@@ -18,6 +18,7 @@ from .methods import solve
 from .shard import Shard, columns_of
 from .softmax import Part, Sums
 from .solution import Columns, Solution
+from .support import SupportPart
 
 # -- thresholds ------------------------------------------------------------------------------------------------------------------
 
@@ -75,29 +76,36 @@ def log_prob(arguments: Arguments, agreement: Agreement, y: Any, entropy: bool) 
     return log_p, None if terms.entropy is None else terms.entropy[..., 0]
 
 
-def terms_of_call(call: ShardedCall, name: str, index: Array, *, entropy: bool = False, rest: bool = False) -> Terms:
-    """log p of the classes `index` [..., m], an argument of this name, and on request the entropy and log p of all other classes."""
+def terms_of_call(
+    call: ShardedCall, name: str, index: Array, *, entropy: bool = False, rest: bool = False, kept: SupportPart | None = None
+) -> Terms:  # fmt: skip
+    """log p of the classes `index` [..., m], an argument of this name, and on request the entropy and log p of all other classes.
+
+    kept: the scores of the call are those of this part of a support.
+    """
 
     def finish(out: Solution, places: tuple[Array, Array]) -> Terms:
         shards, xp = out.shards, out.shards.xp
-        stray = refuse_strays(f"{call.who}: {name}", index, shards.count, None, xp)
+        count = shards.count if kept is None else kept.count
+        stray = refuse_strays(f"{call.who}: {name}", index, count, None, xp)
         terms = out.log_prob(*places, entropy=entropy, rest=rest)
         log_p = xp.where(index < 0, xp.zeros_like(terms.log_p), terms.log_p)
         terms = terms._replace(log_p=_array.poison(log_p, stray, xp))
         return Terms(*(None if part is None else _array.poison(part, shards.poisoned, xp) for part in terms))
 
-    return solve(call, finish, GivenClasses(call, index, entropy=entropy, rest=rest))
+    return solve(call, finish, GivenClasses(call, index, kept, entropy=entropy, rest=rest))
 
 
 class GivenClasses(Columns):
     """Classes of each row: the distance of each from the maximum, and 1, on its process; then any part of the entropy; then the maximum
     of all other classes, and the sum of their exponentials as `Part` has it."""
 
-    indices = True
-
-    def __init__(self, call: ShardedCall, index: Array, *, entropy: bool, rest: bool) -> None:
-        """index: [..., m], counted over all processes; below 0 for no class."""
-        self.call, self.index, self.entropy, self.rest = call, index, entropy, rest
+    def __init__(
+        self, call: ShardedCall, index: Array, kept: SupportPart | None = None, *, entropy: bool, rest: bool
+    ) -> None:
+        """index: [..., m], counted over all processes; below 0 for no class. kept: as in `terms_of_call`."""
+        self.call, self.index, self.kept, self.entropy, self.rest = call, index, kept, entropy, rest
+        self.indices = kept is None
         self.count = self.width(index.shape[-1], entropy=entropy, rest=rest)
 
     @staticmethod
@@ -106,8 +114,13 @@ class GivenClasses(Columns):
         return 2 * m + entropy + 2 * rest
 
     def first(self, shard: Shard, a: Array, anchor: Array) -> tuple[list[Array], tuple[Array, Array]]:
-        xp, at = shard.xp, self.index - self.call.first(shard)
-        here = (at >= 0) & (at < shard.n) & (self.index >= 0)
+        xp = shard.xp
+        if self.kept is None:
+            at = self.index - self.call.first(shard)
+            here = (at >= 0) & (at < shard.n)
+        else:
+            here, at = self.kept.here, self.kept.at
+        here = here & (self.index >= 0)
         at = xp.where(here, at, xp.zeros_like(at))
         score = xp.take_along_axis(a, at, axis=-1)
         there = here & (score != -math.inf)

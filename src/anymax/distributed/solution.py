@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from .. import _array
 from .._array import Array, stop_gradient, total
@@ -21,7 +21,7 @@ class Columns:
     """
 
     count: int = 0  # in the first collective
-    indices: ClassVar[bool] = False  # True if the caller gives classes by their index over all processes
+    indices: bool = False  # True if the caller gives classes by their index over all processes
 
     def first(self, shard: Shard, a: Array, anchor: Array) -> tuple[list[Array], Any]:
         """(the columns of the first collective, the state for `summed`).

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -133,12 +132,6 @@ class _Sum(_OfGroup):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         return _Vary.apply(grads[0], ctx.group), None
-
-
-@torch.compiler.disable(reason="anymax.distributed sends as much as the scores make necessary")
-def outside_graphs(f: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """`f(*given, **named)`, which torch.compile does not trace."""
-    return f(*given, **named)
 
 
 def torch_group(who: str, group: Any) -> TorchGroup:

@@ -20,11 +20,11 @@ from .. import _array
 from .._array import check_axis, is_array, is_integer, is_torch
 from .._core.mapping import Mapping
 from .._core.typing import LossKind
+from ..autodiff.torch_graphs import outside_graphs
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import counted_weight, result_dtype
 from . import verbs
 from .call import ShardKeywords
-from .torch import outside_graphs
 
 Tensor = torch.Tensor
 # the verbs and the kinds of losses for classes that are split over devices; for all other losses the classes are gathered
@@ -106,8 +106,7 @@ class Layout:
         if not is_array(a) or (a.ndim == 0 and not is_torch(a)):
             return a
         a = self.everywhere(as_tensor(a, self.mesh.device_type))
-        if any(p.is_partial() for p in a.placements):
-            raise TypeError(f"{self.who}: {name} is Partial: each device has a summand; redistribute it first")
+        self.refuse_partial(name, a)
         shape = [n for i, n in enumerate(self.shape) if i not in self.axes] if dropped else list(self.shape)
         lead = len(shape) - a.ndim
         there, back = [], []
@@ -121,6 +120,10 @@ class Layout:
             summed = isinstance(place, Shard) and not varies and not (learns and dim == self.along)
             back.append(Partial() if summed else there[-1])
         return a.redistribute(placements=there).to_local(grad_placements=back)
+
+    def refuse_partial(self, name: str, a: DTensor) -> None:
+        if any(p.is_partial() for p in a.placements):
+            raise TypeError(f"{self.who}: {name} is Partial: each device has a summand; redistribute it first")
 
     def everywhere(self, a: Tensor) -> DTensor:
         """`a`, which is the same on every device if it is not a DTensor."""

@@ -13,10 +13,13 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Shard
 
-from .._array import is_integer
+from .._array import is_integer, namespace
+from .._core.names import as_mapping
+from ..autodiff.torch_graphs import outside_graphs
+from ..likelihood.support import read_support
 from ..losses.options import LossOptions, class_weights
+from ..transforms import Composed, Transform
 from . import layer_verbs
-from .torch import outside_graphs
 from .torch_dtensor import WHOLE, Layout, as_tensor, reduced, split_axis, whole_tensor
 
 Tensor = torch.Tensor
@@ -32,8 +35,7 @@ class LayerLayout(Layout):
         self.shape = torch.Size((*x.shape[:-1], weight.shape[0]))
         x, weight = self.everywhere(x), self.everywhere(weight)
         for name, a in (("x", x), ("linear_weight", weight)):
-            if any(p.is_partial() for p in a.placements):
-                raise TypeError(f"{who}: {name} is Partial: each device has a summand; redistribute it first")
+            self.refuse_partial(name, a)
         of_x, of_weight, back = [], [], []  # the placements of both, and of the gradient of the weight
         for dim, (p, q) in enumerate(zip(x.placements, weight.placements)):
             of_rows = split_axis(p, x.ndim)
@@ -57,6 +59,32 @@ class LayerLayout(Layout):
         places, back = self.per_class_places
         return self.everywhere(a).redistribute(placements=places).to_local(grad_placements=back)
 
+    def support(self, support: Any) -> tuple[Tensor, Tensor]:
+        """The support of this device's rows, from that of all rows, whose classes keep their indices."""
+        lead, n, device = self.shape[:-1], self.shape[-1], self.mesh.device_type
+        if isinstance(support, (tuple, list)):
+            support = tuple(whole_tensor(a, device) for a in support)
+        ids, offsets = read_support(self.who, self.local, lead.numel(), n, support, namespace(self.local))
+        rows = self.rows(torch.arange(lead.numel(), device=ids.device).reshape(lead)).reshape(-1)
+        sizes = offsets.diff()[rows]
+        upto = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
+        first = (offsets[:-1][rows] - upto[:-1]).repeat_interleave(sizes)
+        return ids[first + torch.arange(len(first), device=ids.device)], upto
+
+    def transform(self, transform: Any) -> Any:
+        """The transform, with this device's part of its parameters."""
+        if isinstance(transform, Composed):
+            return Composed(tuple(self.transform(t) for t in transform.transforms))
+        if not isinstance(transform, Transform):
+            return transform
+        return transform.replace(
+            **{k: self.local_part(v, f"{transform.name}: {k}", learns=True) for k, v in transform.params}
+        )
+
+    def results(self, found: Any) -> Any:
+        """A result with one number per row, or a tuple of them."""
+        return tuple(map(self.results, found)) if isinstance(found, tuple) else self.per_row(found)
+
 
 def layer(
     who: str, whole: Callable[..., Any], x: Any, weight: Any, of_rows: tuple[Any, ...], mapping: Any, options: Any
@@ -71,14 +99,16 @@ def layer(
 def _layer(
     who: str, whole: Callable[..., Any], x: Any, weight: Any, of_rows: tuple[Any, ...], mapping: Any, options: Any
 ) -> Any:
-    if options.get("support") is not None:
-        raise TypeError(f"{who}: a DTensor goes without support; give each device its own rows, x.to_local()")
     layout = LayerLayout(who, x, weight)
     given = {k: v for k, v in options.items() if v is not None}
     if "linear_bias" in given:
         given["linear_bias"] = layout.classes(as_tensor(given["linear_bias"], layout.mesh.device_type))
     if "mask" in given:
         given["mask"] = layout.mask(given["mask"])
+    if "support" in given:
+        given["support"] = layout.support(given["support"])
+    if "transform" in given:
+        given["transform"] = layout.transform(given["transform"])
     if isinstance(given.get("temperature"), Tensor) and given["temperature"].ndim:
         given["temperature"] = layout.rows(given["temperature"])
     call: Any = whole
@@ -87,10 +117,7 @@ def _layer(
     run = functools.partial(call, layout.local, layout.weight, mapping=layout.mapping(mapping))
     if who == "linear_loss":
         return _loss(layout, run, of_rows[0], given)
-    found = run(*(layout.rows(as_tensor(a, layout.mesh.device_type)) for a in of_rows), **given)
-    if isinstance(found, tuple):
-        return tuple(layout.per_row(v) for v in found)
-    return layout.per_row(found)
+    return layout.results(run(*(layout.rows(as_tensor(a, layout.mesh.device_type)) for a in of_rows), **given))
 
 
 def _loss(layout: LayerLayout, run: Any, target: Any, given: dict[str, Any]) -> DTensor:
@@ -107,3 +134,41 @@ def _loss(layout: LayerLayout, run: Any, target: Any, given: dict[str, Any]) -> 
     each = {"ignore_index": options.ignore_index, "label_smoothing": options.label_smoothing, "reduction": "none"}
     value = run(t, **given, **each)
     return layout.per_row(value) if options.reduction == "none" else reduced(layout, value, t, w, indices, options)
+
+
+class PairsLayout(Layout):
+    """The placements of pairs of embeddings, and this device's pairs, split along at most one dimension of the mesh."""
+
+    def __init__(self, who: str, a: Tensor, b: Tensor) -> None:
+        self.who, self.axes, self.along, self.shape = who, (1,), None, a.shape
+        self.mesh = next(v.device_mesh for v in (a, b) if isinstance(v, DTensor))
+        both = self.everywhere(a), self.everywhere(b)
+        for name, v in zip("ab", both):
+            self.refuse_partial(name, v)
+        split = [any(split_axis(v.placements[dim], 2) == 0 for v in both) for dim in range(self.mesh.ndim)]
+        self.along = split.index(True) if any(split) else None
+        self.places = [Shard(0) if dim == self.along else WHOLE for dim in range(self.mesh.ndim)]
+        self.local, self.partners = (
+            v.redistribute(placements=self.places).to_local(grad_placements=self.places) for v in both
+        )
+
+
+def pairs(
+    who: str, whole: Callable[..., Any], a: Any, b: Any, mapping: Any, temperature: Any, options: dict[str, Any]
+) -> DTensor:
+    """The loss of pairs by `whole`, with the group of the devices over which they are split."""
+    return outside_graphs(_pairs, who, whole, a, b, mapping, temperature, options)
+
+
+def _pairs(
+    who: str, whole: Callable[..., Any], a: Any, b: Any, mapping: Any, temperature: Any, options: dict[str, Any]
+) -> DTensor:
+    a, b = (as_tensor(v, next(t for t in (a, b) if isinstance(t, DTensor)).device) for v in (a, b))
+    layout, mapping = PairsLayout(who, a, b), as_mapping(mapping, who)
+    mapping = mapping.replace(**{k: layout.local_part(v, f"{mapping.name}: {k}") for k, v in mapping.params().items()})
+    group = None if layout.along is None else (layout.mesh, layout.along)
+    temperature = layout.local_part(temperature, "temperature")
+    value = whole(layout.local, layout.partners, mapping=mapping, temperature=temperature, group=group, **options)
+    if value.ndim:
+        return layout.per_row(value)
+    return DTensor.from_local(value, layout.mesh, [WHOLE] * layout.mesh.ndim, run_check=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from .. import linear
 from .._array import is_array, shown
 from .._core.mapping import Mapping
 from .._core.options import check_options
+from .._core.shards import sharded
 from ..mappings import Softmax
 from ..transforms import compose, softcap
 from ..transforms import temperature as tempered
@@ -64,7 +66,8 @@ def token_statistics(
     Parameters
     ----------
     model
-        A causal model, such as one of `AutoModelForCausalLM`, also inside PEFT or `DistributedDataParallel`.
+        A causal model, such as one of `AutoModelForCausalLM`, also inside PEFT or `DistributedDataParallel`, or sharded by
+        `fully_shard`.
     input_ids
         The tokens, [texts, length].
     attention_mask
@@ -108,7 +111,7 @@ def token_statistics(
     head = _Head.of(model)
     given = {"attention_mask": attention_mask, **inputs}
     head.check(input_ids[:1, :2], {k: v[:1, :2] for k, v in given.items() if isinstance(v, Tensor) and v.ndim == 2})
-    hidden = head.base(input_ids=input_ids, use_cache=False, **given).last_hidden_state[:, -last - 1 : -1]
+    hidden = head.hidden(input_ids, given)[:, -last - 1 : -1]
     target = input_ids[:, length - last :]
     if attention_mask is not None:
         target = torch.where(attention_mask[:, length - last :] == 0, -1, target)
@@ -160,9 +163,27 @@ class _Head(NamedTuple):
         factor /= math.prod(_number(text, name) or 1.0 for name in _DIVISORS)
         return cls(model, base, layer, factor, _number(text, "final_logit_softcapping"))
 
+    def hidden(self, input_ids: Tensor, given: dict[str, Any]) -> Tensor:
+        """The last hidden state of each token.
+
+        If parameters are spread over devices, the whole model is called, since FSDP gathers them only then; it makes the logits of one
+        token for each text.
+        """
+        if not _over_devices(self.model):
+            return self.base(input_ids=input_ids, use_cache=False, **given).last_hidden_state
+        states: list[Any] = []
+        hook = self.base.register_forward_hook(lambda module, args, out: states.append(out.last_hidden_state))
+        try:
+            logits = self.model(input_ids=input_ids, use_cache=False, logits_to_keep=1, **given).logits
+        finally:
+            hook.remove()
+        # the logits get a gradient of 0, since FSDP reduces the gradients of a model whose result has one
+        return torch.where(torch.tensor(False, device=logits.device), _whole(logits).sum(), _whole(states[-1]))
+
     def scores(self, hidden: Tensor) -> Tensor:
         """The logits as they are understood here."""
-        s = torch.nn.functional.linear(hidden, self.layer.weight, getattr(self.layer, "bias", None)) * self.factor
+        weight, bias = _whole(self.layer.weight), _whole(getattr(self.layer, "bias", None))
+        s = torch.nn.functional.linear(_whole(hidden), weight, bias) * self.factor
         return s if self.cap is None else softcap(self.cap)(s)
 
     def check(self, input_ids: Tensor, given: dict[str, Tensor]) -> None:
@@ -208,13 +229,23 @@ class _Head(NamedTuple):
         hidden = torch.where(there[..., None], hidden, 0.0)  # padding may be NaN
         arrays = [*options.values(), *(mapping.params().values() if isinstance(mapping, Mapping) else ())]
         if bool(there.all()) or "support" in options or any(is_array(v) for v in arrays):
-            log_p, h = linear.linear_log_prob_entropy(hidden, weight, target, mapping, linear_bias=bias, **options)
+            terms = linear.linear_log_prob_entropy(hidden, weight, target, mapping, linear_bias=bias, **options)
+            log_p, h = map(_whole, terms)
             return log_p, torch.where(there, h, 0.0)
         found = linear.linear_log_prob_entropy(
             hidden[there], weight, target[there], mapping, linear_bias=bias, **options
         )
-        log_p, h = (value.new_zeros(target.shape).masked_scatter(there, value) for value in found)
+        log_p, h = (value.new_zeros(target.shape).masked_scatter(there, value) for value in map(_whole, found))
         return log_p, h
+
+
+def _over_devices(model: torch.nn.Module) -> bool:
+    fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
+    return any(isinstance(m, fsdp) for m in model.modules()) or any(map(sharded, model.parameters()))
+
+
+def _whole(a: Any) -> Any:
+    return a.full_tensor() if sharded(a) else a
 
 
 def _number(config: Any, name: str) -> float | None:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, Namespace, counts, device_of, eager, is_integer, known, known_any, take
+from .._array import Array, Namespace, counts, device_of, eager, is_integer, known, known_any, on_constants, take
 from .._core.mapping import Mapping
 from .._core.rows import hide
 from .softmax_plain import at_classes
@@ -29,11 +29,34 @@ def on_support(
 
 def read_support(who: str, rows: Array, count: int, n: int, support: Any, xp: Namespace) -> tuple[Array, Array]:
     """The ids and the offsets of a support of `count` rows of n classes, as arrays of the kind of `rows`."""
+    ids, offsets = pair_of(who, rows, support, xp)
+    with on_constants(rows):
+        return _checked(who, count, n, ids, offsets, xp)
+
+
+def sized_support(who: str, rows: Array, count: int, n: int, support: Any, xp: Namespace) -> tuple[Array, Array]:
+    """The same for functions whose shapes depend on the sizes of the support, which must be known."""
+    ids, offsets = read_support(who, rows, count, n, support, xp)
+    if not (eager(ids) and eager(offsets)):
+        raise TypeError(
+            f"{who}: the sizes of a support must be known, and this one is traced: in JAX let the function close over it; "
+            "or make the scores, and use log_prob"
+        )
+    return ids, offsets
+
+
+def pair_of(who: str, rows: Array, support: Any, xp: Namespace) -> tuple[Array, Array]:
+    """The two parts of a support as arrays of the kind of `rows`."""
     if not isinstance(support, (tuple, list)) or len(support) != 2:
         raise TypeError(
             f"{who}: support must be (ids, offsets), as sample(return_support=True) gives it, got {type(support).__name__}"
         )
-    ids, offsets = (_array.beside(a, rows, name, xp) for a, name in zip(support, ("support: ids", "support: offsets")))
+    with on_constants(rows):
+        ids, offsets = (_array.beside(a, rows, f"support: {name}", xp) for a, name in zip(support, ("ids", "offsets")))
+    return ids, offsets
+
+
+def _checked(who: str, count: int, n: int, ids: Array, offsets: Array, xp: Namespace) -> tuple[Array, Array]:
     if not (is_integer(ids) and is_integer(offsets)) or ids.ndim != 1 or tuple(offsets.shape) != (count + 1,):
         raise ValueError(
             f"{who}: support must be ids, one axis of class indices (integers), and offsets, {count + 1} integers for {count} rows; got "
@@ -54,29 +77,35 @@ def read_support(who: str, rows: Array, count: int, n: int, support: Any, xp: Na
 def places_of(
     who: str, lead: tuple[int, ...], n: int, index: Array, ids: Array, offsets: Array, xp: Namespace
 ) -> tuple[Array, Array, Array]:
-    """(ids of each row's support, [..., width + 1]; True where there is one; the place of each class of `index` [..., m] among them).
+    """(ids of each row's support and True where there is one, as in `padded`; the place of each class of `index` [..., m] among them)."""
+    classes, there = padded(who, lead, n, ids, offsets, xp)
+    stray = xp.where(index < 0, index, classes.shape[-1] * xp.ones_like(index))
+    return classes, there, xp.where((index < 0) | (index >= n), stray, place_among(classes, there, index, xp))
 
-    The last place is always empty; it is the place of a class that is not in the support."""
-    size, count = offsets[1:] - offsets[:-1], math.prod(lead)
-    wide = int(xp.max(size)) if count else 0
-    step = xp.reshape(xp.arange(wide + 1, dtype=ids.dtype, **device_of(ids)), (1, wide + 1))
-    there = step < size[:, None]
-    at = xp.where(there, offsets[:-1][:, None] + step, xp.zeros_like(step))
-    classes = xp.take(ids, xp.reshape(at, (-1,)), axis=0) if ids.shape[0] else xp.zeros_like(at)
-    shape = (*lead, wide + 1)
-    classes, there = xp.reshape(classes, shape), xp.reshape(there, shape)
-    if wide > 1:
-        ordered = xp.sort(xp.where(there, classes, n + step), axis=-1)
-        if known_any(ordered[..., 1:] == ordered[..., :-1], xp):
-            raise ValueError(f"{who}: support: a row has a class twice")
-    # the place of each class of `index`; `wide`, the empty place, if it is not in the support
+
+def padded(who: str, lead: tuple[int, ...], n: int, ids: Array, offsets: Array, xp: Namespace) -> tuple[Array, Array]:
+    """(ids of each row's support, [..., width + 1]; True where there is one). The last place is always empty."""
+    with on_constants(ids):
+        size, count = offsets[1:] - offsets[:-1], math.prod(lead)
+        wide = int(xp.max(size)) if count else 0
+        step = xp.reshape(xp.arange(wide + 1, dtype=ids.dtype, **device_of(ids)), (1, wide + 1))
+        there = step < size[:, None]
+        at = xp.where(there, offsets[:-1][:, None] + step, xp.zeros_like(step))
+        classes = xp.take(ids, xp.reshape(at, (-1,)), axis=0) if ids.shape[0] else xp.zeros_like(at)
+        shape = (*lead, wide + 1)
+        classes, there = xp.reshape(classes, shape), xp.reshape(there, shape)
+        if wide > 1:
+            ordered = xp.sort(xp.where(there, classes, n + step), axis=-1)
+            if known_any(ordered[..., 1:] == ordered[..., :-1], xp):
+                raise ValueError(f"{who}: support: a row has a class twice")
+    return classes, there
+
+
+def place_among(classes: Array, there: Array, index: Array, xp: Namespace) -> Array:
+    """The place of each class of `index` [..., m] among `classes` [..., width + 1]; the last one, which is empty, if it is not there."""
     hit = (xp.expand_dims(classes, axis=-2) == xp.expand_dims(index, axis=-1)) & xp.expand_dims(there, axis=-2)
-    spot = xp.sum(
-        xp.where(hit, xp.reshape(step, (1,) * len(lead) + (1, wide + 1)), xp.zeros_like(classes[..., None, :])), axis=-1
-    )
-    found = xp.where(xp.any(hit, axis=-1), spot, wide * xp.ones_like(index))
-    stray = xp.where(index < 0, index, (wide + 1) * xp.ones_like(index))
-    return classes, there, xp.where((index < 0) | (index >= n), stray, found)
+    last = (classes.shape[-1] - 1) * xp.ones_like(index)
+    return xp.where(xp.any(hit, axis=-1), xp.argmax(xp.astype(hit, xp.int32), axis=-1), last)
 
 
 def _as_mask(ids: Array, offsets: Array, shape: tuple[int, ...], xp: Namespace) -> Array:

@@ -8,6 +8,7 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, as_dtype, differentiates, is_array, is_integer, is_torch, namespace, upcast
+from .._core.mapping import Mapping
 from .._core.shards import refuse as refuse_sharded
 from ..losses.targets import refuse_strays
 from ..transforms import temperature as tempered
@@ -38,6 +39,64 @@ def row_transforms(who: str, transform: Any) -> tuple[Callable[[Any], Any], ...]
                 f"{who}: {t!r} has parameters that differ between rows, which can't be split; scale x, or give mask=, instead"
             )
     return parts
+
+
+def elementwise(who: str, transform: Any, why: str, instead: str) -> tuple[Transform, ...]:
+    """The transforms, each of which must change every score by itself.
+
+    why: what keeps some scores of a row from it. instead: what to do about one that needs them.
+    """
+    out: list[Transform] = []
+    for t in row_transforms(who, transform):
+        if not isinstance(t, Transform):
+            raise ValueError(
+                f"{who}: {why}, and nothing says whether {t!r} changes each score by itself; write it as a subclass of "
+                "anymax.transforms.Transform with elementwise = True"
+            )
+        if not t.by_classes:
+            raise ValueError(
+                f"{who}: {why}, so a transform must change each score by itself, and all classes alike, as softcap and a temperature "
+                f"above 0 do; {t!r} does not: {instead}"
+            )
+        out.append(t)
+    return tuple(out)
+
+
+def further_losses(who: str, mapping: Mapping, z_loss: Any, suppress: Any) -> tuple[float, float]:
+    """The factors `z_loss` and `suppress` of `linear_loss`, checked."""
+    z_loss, suppress = (
+        float(
+            _array.check_scalar(f"{who}: {name}", value, lambda v: 0 <= v < math.inf, "a finite number of at least 0")
+        )
+        for name, value in (("z_loss", z_loss), ("suppress", suppress))
+    )
+    if z_loss and not mapping.is_softmax:
+        raise ValueError(f"{who}: z_loss= applies to softmax only; leave it out with {mapping!r}")
+    if suppress and not mapping.facts.sparse:
+        raise ValueError(
+            f"{who}: suppress= applies to maps that give classes probability 0, such as sparsemax; leave it out with {mapping!r}"
+        )
+    return z_loss, suppress
+
+
+def needs_indices(who: str, suppress: float, target: Array) -> None:
+    """Refuse `suppress` with a target that has no class indices."""
+    if suppress and not is_integer(target):
+        raise TypeError(f"{who}: target: suppress= needs class indices of an integer dtype, got {target.dtype}")
+
+
+FULL_WITHOUT_SUPPORT = "full=True applies to a support; without one the result is over all classes already"
+
+
+def check_support(who: str, support: Any, mask: Any, transform: Any) -> None:
+    """Refuse what can't be given with a support."""
+    if support is None:
+        return
+    if mask is not None:
+        raise ValueError(f"{who}: with a support a mask has no meaning; give the classes that it leaves")
+    elementwise(
+        who, transform, "a support has some scores of a row only", "give the classes that it leaves as the support"
+    )
 
 
 def with_temperature(who: str, layer: Layer, temperature: Any) -> tuple[Layer, tuple[Callable[[Any], Any], ...]]:

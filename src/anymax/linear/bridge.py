@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from .._array import Array, namespace
@@ -40,6 +41,10 @@ class LayerBridge(ABC):
         """What is held at a time. indices: the targets are classes; total: the caller wants a sum or a mean."""
         layer = job.layer
         return f"all {layer.classes} scores of {rows_at_a_time(layer, job.chunk)} rows at a time"
+
+    def outside_graphs(self, f: Callable[..., Any], *given: Any) -> Any:
+        """`f(*given)`, whose shapes depend on values, so that torch.compile must not trace it."""
+        return f(*given)
 
     def thresholds(self, job: Job) -> tuple[Array, Array]:
         """tau of each row, and the number of classes with a probability above 0; without a derivative."""

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .. import _array
 from .._array import Array, Namespace, namespace, quiet, take
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
@@ -15,11 +14,11 @@ from .._core.shards import layer_over_devices
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import ArrayT, Mask, Numbers
 from ..autodiff import bridge
-from ..likelihood.support import places_of, read_support
+from ..likelihood.support import places_of, sized_support
 from ..likelihood.teacher import Direction, Tail, Teacher
 from ..likelihood.terms import terms_of
 from ..mappings import Softmax
-from .arguments import HINTS, class_of_each_row, row_transforms, with_temperature
+from .arguments import FULL_WITHOUT_SUPPORT, HINTS, check_support, class_of_each_row, row_transforms, with_temperature
 from .job import Job
 from .layer import Layer, check_chunk
 from .per_row import RowTerms
@@ -56,7 +55,8 @@ def linear_log_prob(
         The classes, integers of the shape of x without its last axis; -1 stands for none, whose log p is 0.
     support
         The classes of each row that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
-        1]]`, as `sample(return_support=True)` gives them. All others are masked.
+        1]]`, as `sample(return_support=True)` gives them. All others are masked. A transform must then change each score by
+        itself, as `softcap` does. Under `jax.jit` the traced function must close over the support, since its sizes must be known.
     temperature
         Divides the scores, before the transform: a number of at least 0, or one value above 0 for each row, in the shape of
         target.
@@ -74,10 +74,11 @@ def linear_log_prob(
     array([-0.408, -2.143])
     """
     who = "linear_log_prob"
+    check_support(who, support, mask, transform)
     tokens = _Tokens.of(
         who, x, linear_weight, target, mapping, linear_bias, mask, temperature, transform, chunk, entropy=False
     )
-    return tokens.all()[0] if support is None else tokens.of_support(support)[0]
+    return tokens.all()[0] if support is None else tokens.over(support)[0]
 
 
 @check_keywords(_HINTS, bias="linear_bias")
@@ -123,13 +124,14 @@ def linear_log_prob_entropy(
     """
     who = "linear_log_prob_entropy"
     if full and support is None:
-        raise ValueError(f"{who}: full=True applies to a support; without one the result is over all classes already")
+        raise ValueError(f"{who}: {FULL_WITHOUT_SUPPORT}")
+    check_support(who, support, mask, transform)
     tokens = _Tokens.of(
         who, x, linear_weight, target, mapping, linear_bias, mask, temperature, transform, chunk, entropy=True
     )
     if support is None:
         return tokens.all()
-    kept = tokens.of_support(support)
+    kept = tokens.over(support)
     return (kept, tokens.all()) if full else kept
 
 
@@ -219,7 +221,6 @@ class _Tokens:
     index: Array  # [rows], -1 for none
     per_row: RowTerms
     chunk: int | None
-    whole: bool  # there is neither a mask nor a transform
 
     @classmethod
     def of(
@@ -228,8 +229,7 @@ class _Tokens:
     ) -> _Tokens:  # fmt: skip
         layer, transforms = _read(who, x, weight, mapping, bias, mask, temperature, transform)
         index = class_of_each_row(who, target, layer, namespace(layer.x))
-        whole = mask is None and transform is None
-        return cls(layer, index, RowTerms(who, transforms, entropy=entropy), check_chunk(who, chunk), whole)
+        return cls(layer, index, RowTerms(who, transforms, entropy=entropy), check_chunk(who, chunk))
 
     def all(self) -> tuple[Any, Any]:
         """log p and the entropy over all classes."""
@@ -239,23 +239,18 @@ class _Tokens:
         entropy = xp.reshape(columns[:, 1], layer.lead) if self.per_row.entropy else None
         return xp.reshape(columns[:, 0], layer.lead), entropy
 
-    def of_support(self, support: Any) -> tuple[Any, Any]:
+    def over(self, support: Any) -> tuple[Any, Any]:
         """The same over the classes of each row's support; no other rows of the weight are read."""
+        return bridge(self.layer.x).layers.outside_graphs(self._of_support, support)
+
+    def _of_support(self, support: Any) -> tuple[Any, Any]:
         who, layer, xp = self.per_row.who, self.layer, namespace(self.layer.x)
-        if not self.whole:
-            raise ValueError(
-                f"{who}: with a support neither mask nor transform has a meaning; give the classes that they leave"
-            )
-        terms = self._terms(read_support(who, layer.x, layer.rows, layer.classes, support, xp), xp)
+        terms = self._terms(sized_support(who, layer.x, layer.rows, layer.classes, support, xp), xp)
         entropy = None if terms.entropy is None else xp.reshape(terms.entropy[:, 0], layer.lead)
         return xp.reshape(terms.log_p[:, 0], layer.lead), entropy
 
     def _terms(self, support: tuple[Array, Array], xp: Namespace) -> Any:
         who, layer, (ids, offsets) = self.per_row.who, self.layer, support
-        if not (_array.eager(ids) and _array.eager(offsets)):
-            raise TypeError(
-                f"{who}: the sizes of a support must be known, and this one is traced; make the scores, and use log_prob"
-            )
         classes, there, spot = places_of(who, (layer.rows,), layer.classes, self.index[:, None], ids, offsets, xp)
         if layer.keep is not None:  # of classes whose bias is -inf
             there = there & take(xp.broadcast_to(layer.keep, (layer.rows, layer.classes)), classes, xp)

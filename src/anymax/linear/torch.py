@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .._array import compiling, exporting
+from ..autodiff.torch_graphs import outside_graphs
 from . import torch_candidate_scores, torch_contrastive, torch_groups, torch_values
 from .bridge import LayerBridge
 from .job import Job
@@ -55,6 +57,9 @@ class TorchLayers(LayerBridge):
         if layer.mapping.is_softmax:
             return f"{some}, computed again for the gradient"
         return f"{some}; each row keeps those that may have a probability, and only these have a gradient"
+
+    def outside_graphs(self, f: Callable[..., Any], *given: Any) -> Any:
+        return outside_graphs(f, *given) if compiling() else f(*given)
 
     def thresholds(self, job: Job) -> tuple[Tensor, Tensor]:
         found = torch_values.thresholds(job)

@@ -8,7 +8,6 @@ backward pass computes each block of scores again. `layer` reads the operands, a
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +24,7 @@ from ..losses.options import LossOptions, cast, class_weights
 from ..losses.targets import counted_weight, holds_indices
 from ..mappings import Softmax
 from ..thresholds import Threshold
-from .arguments import HINTS, class_indices, row_transforms
+from .arguments import HINTS, class_indices, further_losses, needs_indices, row_transforms
 from .job import Job
 from .layer import Layer, check_chunk
 from .per_row import PerRow, RowLoss, Thresholds
@@ -174,19 +173,9 @@ def _read(
     least = _array.check_scalar(f"{who}: least", least, lambda v: 0 <= v < 1, "a probability, from 0 to below 1")
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
-    z_loss, suppress = (
-        _array.check_scalar(f"{who}: {name}", value, lambda v: 0 <= v < math.inf, "a finite number of at least 0")
-        for name, value in (("z_loss", z_loss), ("suppress", suppress))
-    )
-    if z_loss and not layer.mapping.is_softmax:
-        raise ValueError(f"{who}: z_loss= applies to softmax only; leave it out with {layer.mapping!r}")
-    if suppress and not layer.mapping.facts.sparse:
-        raise ValueError(
-            f"{who}: suppress= applies to maps that give classes probability 0, such as sparsemax; leave it out with {layer.mapping!r}"
-        )
+    z_loss, suppress = further_losses(who, layer.mapping, z_loss, suppress)
     per_row = RowLoss(
-        who, row_transforms(who, transform), float(options.label_smoothing), least=float(least), z_loss=float(z_loss),
-        suppress=float(suppress),
+        who, row_transforms(who, transform), float(options.label_smoothing), least=float(least), z_loss=z_loss, suppress=suppress
     )  # fmt: skip
     return layer, options, per_row, check_chunk(who, chunk)
 
@@ -285,8 +274,7 @@ def _job(
         counted = xp.where(out, -xp.ones_like(index), index)
         norm = counted_weight(index, out, class_weight, one.dtype, xp)
         return Job(layer, per_row, counted, class_weight, chunk), out, norm
-    if per_row.suppress:
-        raise TypeError(f"{who}: target: suppress= needs class indices of an integer dtype, got {target.dtype}")
+    needs_indices(who, per_row.suppress, target)
     if per_row.margin is not None:
         raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
     y = xp.reshape(target, (layer.rows, layer.classes))

@@ -14,6 +14,7 @@ from .._array import (
     check_axis,
     compiling,
     counts,
+    device_of,
     eager,
     is_int,
     is_integer,
@@ -21,6 +22,7 @@ from .._array import (
     is_torch,
     namespace,
     number,
+    on_constants,
     running_sum,
     shown,
 )
@@ -204,12 +206,8 @@ def _placed(made: Any, x: Array) -> Any:
     if isinstance(made, np.ndarray):
         if not (is_torch(x) or is_jax(x)):
             return made
-        if is_torch(x):
-            xp = namespace(x)
-            return xp.asarray(np.ascontiguousarray(made), device=x.device)
-        jax: Any = sys.modules["jax"]
-        with jax.ensure_compile_time_eval():
-            return jax.numpy.asarray(made)
+        with on_constants(x):
+            return namespace(x).asarray(np.ascontiguousarray(made), **device_of(x))
     if isinstance(made, tuple):
         parts = [_placed(part, x) for part in made]
         return tuple(parts) if type(made) is tuple else type(made)(*parts)

@@ -62,15 +62,27 @@ _SOFTMAX = Softmax()
 class Transform(ABC):
     """A function on rows of scores, and its parameters. Each transform of this package is a subclass that defines `rows`.
 
+    A function of your own needs a subclass only where some scores of a row are absent: over a support, and if the classes are on several
+    processes. Then say that it changes each score by itself, with `elementwise`.
+
     Examples
     --------
+    >>> class Halved(anymax.transforms.Transform):
+    ...     name = "halved"
+    ...     elementwise = True
+    ...
+    ...     def rows(self, x, xp):
+    ...         return x / 2
+    >>> Halved()([2.0, 4.0])
+    array([1., 2.])
+
     >>> from anymax import topp
     >>> cut = topp(0.9)
     >>> cut.name, cut.params, cut.axis
     ('topp', (('p', 0.9), ('min_keep', 1)), -1)
     """
 
-    params: tuple[tuple[str, Any], ...]
+    params: tuple[tuple[str, Any], ...] = ()
     axis: int = -1
 
     name: ClassVar[str]  # the name of the factory
@@ -78,6 +90,7 @@ class Transform(ABC):
     whole: ClassVar[bool] = False  # True if the result of a row depends on its place among all rows
     truncates: ClassVar[bool] = False  # True if it masks classes by their scores and does not change the others
     random: ClassVar[bool] = False  # True if it adds random numbers
+    elementwise: ClassVar[bool] = False  # True if it changes each score by itself
     step: ClassVar[str | None] = None  # the engine's equivalent step (kernels/decode.py)
 
     @abstractmethod
@@ -125,6 +138,11 @@ class Transform(ABC):
     def by_rows(self) -> bool:
         """True if some of the rows can be transformed alone, with their part of the parameters."""
         return not self.whole and all(k in self.aligned or not is_array(v) for k, v in self.params)
+
+    @property
+    def by_classes(self) -> bool:
+        """True if some of the classes can be transformed alone: each score by itself, with parameters that do not differ between them."""
+        return self.elementwise and all(not is_array(v) or not v.ndim or v.shape[-1] == 1 for _, v in self.params)
 
     def _key(self) -> tuple:
         return type(self), self.axis, tuple((k, id(v) if is_array(v) else v) for k, v in self.params)

@@ -18,6 +18,7 @@ from .._array import (
     is_array,
     is_torch,
     known,
+    known_any,
     namespace,
     pick_axis,
     power,
@@ -32,6 +33,8 @@ from .._core.typing import ArrayT, Numbers, Parameter
 from .._random.generators import listed
 from .._random.noises import Noise, draw, find
 from .base import Transform, as_parameter, check_range, makes_transform, on_kept
+
+_TINY = 1.2e-38  # no dtype to compute in has a larger temperature whose reciprocal is infinite
 
 
 @makes_transform
@@ -61,6 +64,12 @@ def temperature(T: Parameter, *, axis: int | None = None, dim: int | None = None
 class _Temperature(Transform):
     name = step = "temperature"
     aligned = ("T",)
+    elementwise = True
+
+    @property
+    def by_classes(self) -> bool:
+        # the limit 0 compares the scores of a row
+        return super().by_classes and _above_0(dict(self.params)["T"])
 
     def rows(self, x: Array, xp: Namespace, T: Any) -> Array:
         tiny = float(xp.finfo(x.dtype).smallest_normal)  # below it 1 / T is infinite
@@ -73,6 +82,10 @@ class _Temperature(Transform):
             return on_kept(x, lambda y: y / T, xp)
         warm = on_kept(x, lambda y: y / safe(T, ~cold, 1.0, xp), xp)
         return xp.where(cold, _largest(x, xp), warm)
+
+
+def _above_0(T: Any) -> bool:
+    return not known_any(T < _TINY, namespace(T)) if is_array(T) else T >= _TINY
 
 
 def _largest(x: Array, xp: Namespace) -> Array:
@@ -127,6 +140,11 @@ def scalable(
 class _Scalable(Transform):
     name = "scalable"
     aligned = ("beta", "gamma", "delta", "n")
+    elementwise = True
+
+    @property
+    def by_classes(self) -> bool:
+        return super().by_classes and dict(self.params)["n"] is not None  # else it counts the scores of a row
 
     def rows(self, x: Array, xp: Namespace, beta: Any, gamma: Any, delta: Any, n: Any) -> Array:
         if n is None:
@@ -205,6 +223,7 @@ def prior(
 class _Prior(Transform):
     name = "prior"
     aligned = ("log_p", "scale")
+    elementwise = True
 
     def rows(self, x: Array, xp: Namespace, log_p: Any, scale: Any) -> Array:
         def move(y: Array) -> Array:

@@ -33,6 +33,7 @@ def softcap(cap: Parameter, *, axis: int | None = None, dim: int | None = None) 
 
 class _Softcap(Transform):
     name = "softcap"
+    elementwise = True
     aligned = ("cap",)
 
     def rows(self, x: Array, xp: Namespace, cap: Any) -> Array:
