@@ -5,13 +5,17 @@
 #include "core/packing.hpp"
 #include "core/memory.hpp"
 #include "core/pieces.hpp"
+#include "core/unit.h"
 #include "limits.hpp"
 
 namespace ANYMAX_UNIT {
 
 // -- where a result goes
 
-ANYMAX_INLINE int64_t item(int32_t dtype) { return dtype == ANYMAX_F64 ? 8 : dtype == ANYMAX_F32 ? 4 : 2; }
+template <class C>
+ANYMAX_INLINE bool is_type(int32_t dtype) {
+    return dtype == (sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32);
+}
 
 template <class C>
 struct Sink {
@@ -19,11 +23,16 @@ struct Sink {
     int64_t step;      // its stride
     int32_t dtype;     // its type
     C *direct;         // the row itself where it is contiguous and of type C, else NULL
-    bool bypass;         // write around the caches (non-temporal stores)
+    bool bypass;       // write around the caches (non-temporal stores)
     int64_t n;
-    const C *next;     // the row of scores that is read after this one, NULL where it may be there already or is not known
-    bool cleared;      // it holds zeros already
+    const C *next = nullptr;  // the row of scores that is read after this one, NULL where it may be there already or is not known
+    bool cleared = false;     // it holds zeros already
 };
+// A row of C, side by side.
+template <class C>
+ANYMAX_INLINE Sink<C> sink_of(C *row, int64_t n, bool bypass) {
+    return Sink<C>{row, 1, sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, row, bypass, n};
+}
 
 // Of a row the number at place(i) becomes f(i), for i from 0 to n - 1.
 template <class P, class F>
@@ -50,8 +59,7 @@ ANYMAX_INLINE void put(const Sink<C> &out, int64_t i, C v) {
 
 template <class C>
 inline Sink<C> sink_at(const anymax_call &call, char *row, int64_t n, bool bypass) {
-    bool same = sizeof(C) == 8 ? call.dtype == ANYMAX_F64 : call.dtype == ANYMAX_F32;
-    return Sink<C>{row, call.out.cls, call.dtype, same && call.out.cls == 1 ? (C *)row : nullptr, bypass && call.out.cls == 1, n, nullptr, call.fresh == 2};
+    return Sink<C>{row, call.out.cls, call.dtype, is_type<C>(call.dtype) && call.out.cls == 1 ? (C *)row : nullptr, bypass && call.out.cls == 1, n, nullptr, call.fresh == 2};
 }
 
 // The entries before the first that lies where a vector may be written around the caches, `most` if there are no more.
@@ -83,13 +91,21 @@ inline void fill(const Sink<C> &out, C v) {
 template <class C>
 inline void zeros(const Sink<C> &out, const Team &team) {
     if (out.cleared) return;
-    int64_t size = item(out.dtype);
+    int64_t size = anymax_item(out.dtype);
     if (out.step == 1) {
         if (out.n <= PIECE) return zero_bytes((char *)out.row, out.n * size, out.bypass);
         pieces(team, out.n, [&](int64_t, int64_t b, int64_t e) { zero_bytes((char *)out.row + b * size, (e - b) * size, out.bypass); });
         return;
     }
     fill(out, C(0));
+}
+
+// True where the largest score of a row is no finite number, and its results are written: NaN, or `empty` where no class is left.
+template <class C>
+inline bool settled(const Sink<C> &out, C high, bool sound, C empty, const Team &team) {
+    if (sound && high > -infinity<C>) return false;
+    sound && empty == C(0) ? zeros(out, team) : fill(out, sound ? empty : not_a_number<C>);
+    return true;
 }
 
 // Of `count` indices in order, the first that is no less than `least`.
@@ -147,9 +163,7 @@ inline double vanishing(int32_t dtype) { return dtype == ANYMAX_F16 ? 0x1p-25 : 
 // A long row in pieces. By value: what f has seen of its caller stays in the caller's registers.
 template <class C, class F>
 __attribute__((noinline)) void emit_pieces(C *to, int64_t n, bool bypass, const Team &team, F f) {
-    const auto piece = [=](int64_t k) { write(to, k * PIECE, k * PIECE + PIECE < n ? k * PIECE + PIECE : n, bypass, f); };
-    const int64_t count = (n + PIECE - 1) / PIECE;
-    (team.run ? team.run : alone)(0, count, 1, pieces_task<const decltype(piece)>, (void *)&piece);
+    pieces(team, n, [=](int64_t, int64_t begin, int64_t end) { write(to, begin, end, bypass, f); });
 }
 
 // A dense row f(i) to the caller, through scratch where its layout or type is not C's. Of rows that may be the caller's own f(i) reads the i-th vector
@@ -258,7 +272,7 @@ inline void transpose_in(const void *from, int64_t step, int32_t dtype, int64_t 
 }
 template <class C>
 inline void transpose_out(const C *from, int64_t rows, int64_t n, void *to, int64_t step, int32_t dtype) {
-    for (int64_t k = 0; k < n; k++) put_each((char *)to + k * step * item(dtype), dtype, rows, [](int64_t r) ANYMAX_EACH { return r; }, [=](int64_t r) ANYMAX_EACH { return from[r * n + k]; });
+    for (int64_t k = 0; k < n; k++) put_each((char *)to + k * step * anymax_item(dtype), dtype, rows, [](int64_t r) ANYMAX_EACH { return r; }, [=](int64_t r) ANYMAX_EACH { return from[r * n + k]; });
 }
 
 inline bool adjacent_rows(const anymax_view &v, int64_t n) { return n > 1 && v.inner == 1 && (v.cls > 1 || v.cls < -1); }
@@ -272,11 +286,6 @@ ANYMAX_INLINE C read(const void *row, int64_t step, int32_t dtype, int64_t i) {
         case ANYMAX_BF16: return (C)from_bf16(((const uint16_t *)row)[k]);
         default: return (C)from_f16(((const uint16_t *)row)[k]);
     }
-}
-
-template <class C>
-ANYMAX_INLINE bool is_type(int32_t dtype) {
-    return sizeof(C) == 8 ? dtype == ANYMAX_F64 : dtype == ANYMAX_F32;
 }
 
 // The caller's row as contiguous C, -inf where the mask says 0.
@@ -325,17 +334,11 @@ inline const C *stage(const void *row, int64_t step, int32_t dtype, const uint8_
 
 // The inner rows of an outer one, as outer rows of a call of their own.
 inline anymax_call inner_rows(anymax_call call, int64_t o) {
-    const int64_t first = o * call.inner, size = call.dtype == ANYMAX_F64 ? 8 : 4;
     anymax_view *const views[] = {&call.x, &call.p, &call.g, &call.out, &call.mask};
     for (anymax_view *v : views)
-        if (v->data) *v = anymax_view{(void *)at(call, *v, v == &call.mask ? 1 : item(call.dtype), o, 0), v->inner, 0, v->cls};
-    anymax_support &s = call.support;
-    if (s.count) s.index += first * s.capacity, s.value = (char *)s.value + first * s.capacity * size, s.count += first;
-    if (call.index) call.index += first;
-    if (call.scale) call.scale = (const char *)call.scale + first * size;
-    if (call.value) call.value = (char *)call.value + first * size;
-    if (call.tau) call.tau = (char *)call.tau + first * size;
-    if (call.sizes) call.sizes += first;
+        if (v->data) *v = anymax_view{(void *)at(call, *v, v == &call.mask ? 1 : anymax_item(call.dtype), o, 0), v->inner, 0, v->cls};
+    anymax_skip_rows(&call, o * call.inner);
+    if (call.sizes) call.sizes += o * call.inner;
     call.outer = call.inner, call.inner = 1, call.starts = nullptr;
     return call;
 }

@@ -134,7 +134,7 @@ inline void mark_left(const anymax_decode_call &call, int64_t row, const C *x, c
 
 template <class C>
 inline void decode_row(const anymax_decode_call &call, int64_t row, Link link, Scratch &scratch) {
-    const char *at = (const char *)call.x + row * call.stride * item(call.dtype);
+    const char *at = (const char *)call.x + row * call.stride * anymax_item(call.dtype);
     const int64_t n = call.n;
     const C *x = stage<C>(at, 1, call.dtype, nullptr, 0, n, scratch, STAGED);
     if (scratch.failed) return;

@@ -259,7 +259,7 @@ inline void take(Left<C> &l, const anymax_step &step, double value, Scratch &scr
     settle(l, scratch);
     if (step.kind == ANYMAX_LARGEST_SCORES) return largest(l, value > (double)least ? (value < 9e15 ? (int64_t)value : INT64_MAX) : least, scratch);
     if (step.kind == ANYMAX_TEMPERATURE) {
-        if (l.scale / value <= (double)lanes_max(C()))
+        if (l.scale / value <= (double)largest_number<C>)
             l.scale /= value;
         else
             within(l, 0.0, 1, true, scratch), l.scale = 1.0, l.offset = -(double)l.top;  // the largest alone, as 0

@@ -103,13 +103,6 @@ int64_t cache_size() {
 
 // -- sharing out ----------------------------------------------------------------------------------------------------------------------
 
-struct Work {
-    const anymax_call *call;
-    const anymax_unit *unit;
-    int bypass;
-    std::atomic<int> code;
-};
-
 // The saved support of these rows, before anything is read or written by its indices: it may have gone through other hands since it was saved.
 bool in_order(const anymax_call *call, int64_t begin, int64_t end) {
     const anymax_support &s = call->support;
@@ -128,30 +121,22 @@ int rows_of(const anymax_unit *unit, const anymax_call *call, int64_t begin, int
     return in_order(call, begin, end) ? unit->rows(call, begin, end, bypass, team) : ANYMAX_BAD_SUPPORT;
 }
 
-void rows_task(int64_t begin, int64_t end, void *context) {
-    Work *w = (Work *)context;
-    int code = rows_of(w->unit, w->call, begin, end, w->bypass, nullptr);
-    if (code) w->code.store(code);
-}
-
 bool writes_rows(int32_t op) { return op == ANYMAX_FORWARD || op == ANYMAX_LOG || op == ANYMAX_VJP || op == ANYMAX_LOG_VJP || op == ANYMAX_LOSS_GRAD; }
 
 int execute(const anymax_call *call, anymax_parallel run) {
     const Entry *e = entry();
-    const int64_t rows = call->outer * call->inner, n = call->n, size = call->dtype == ANYMAX_F64 ? 8 : call->dtype == ANYMAX_F32 ? 4 : 2;
+    const int64_t rows = call->outer * call->inner, n = call->n, size = anymax_item(call->dtype);
     const int64_t elements = rows * n;
     const int64_t least = call->op == ANYMAX_LOSS_GRAD ? BYPASS_GRADIENT_FROM : BYPASS_FROM;
     const int bypass = !call->fresh && writes_rows(call->op) && elements * size >= cache_size() / 4 * 3 && n * size >= least;
     if (!run || work_of(call, elements) < ALONE_MOST) return rows_of(e->unit, call, 0, rows, bypass, nullptr);
     if (n >= (rows == 1 ? SHARED_ALONE : SHARED_ROW) && rows < ROWS_FEW) return rows_of(e->unit, call, 0, rows, bypass, run);  // the threads share each row
-    Work w{call, e->unit, bypass, {0}};
     int64_t grain = grain_of(work_of(call, n));
     if (call->inner > 1 || grain > ROWS_AT_ONCE / 2) {  // transposed, or solved, so many at once
         const int64_t groups = (grain + ROWS_AT_ONCE / 2) / ROWS_AT_ONCE;
         grain = (groups ? groups : 1) * ROWS_AT_ONCE;
     }
-    run(0, rows, grain, rows_task, &w);
-    return w.code.load();
+    return share(run, rows, grain, [=](int64_t begin, int64_t end) { return rows_of(e->unit, call, begin, end, bypass, nullptr); });
 }
 
 }  // namespace
@@ -218,8 +203,7 @@ extern "C" int anymax_run(const anymax_call *call) {
 }
 
 extern "C" int anymax_rows(int64_t code, const void *x, void *out, int64_t rows, int64_t n, double param) {
-    anymax_call c;
-    memset(&c, 0, sizeof c);
+    anymax_call c{};
     c.op = (int32_t)(code & 255), c.map = (int32_t)(code >> 8 & 255), c.dtype = (int32_t)(code >> 16 & 255), c.pool = (int32_t)(code >> 24 & 1);
     if (code >> 25 || (c.op != ANYMAX_FORWARD && c.op != ANYMAX_LOG)) return ANYMAX_BAD_CALL;
     c.outer = rows, c.inner = 1, c.n = n, c.param = param;
@@ -283,33 +267,13 @@ static int check(const anymax_decode_call *call) {
     return ANYMAX_OK;
 }
 
-namespace {
-
-struct Decode {
-    const anymax_decode_call *call;
-    const anymax_unit *unit;
-    std::atomic<int> code;
-};
-
-void decoded_task(int64_t begin, int64_t end, void *context) {
-    Decode *d = (Decode *)context;
-    const int code = d->unit->decode(d->call, begin, end);
-    if (code) d->code.store(code);
-}
-
-}  // namespace
-
 extern "C" int anymax_decode(const anymax_decode_call *call) {
     const int code = check(call);
     if (code || !call->rows) return code;
-    const anymax_parallel run = parallel_of(call->pool);
-    Decode d{call, entry()->unit, {0}};
+    const anymax_unit *unit = entry()->unit;
     const int64_t row = work_of_row(call);
-    if (run && call->rows > 1 && at_most_so_much(call->rows, row) >= ALONE_MOST)
-        run(0, call->rows, grain_of(row), decoded_task, &d);
-    else
-        decoded_task(0, call->rows, &d);
-    return d.code.load();
+    const bool large = call->rows > 1 && at_most_so_much(call->rows, row) >= ALONE_MOST;
+    return share(large ? parallel_of(call->pool) : nullptr, call->rows, grain_of(row), [=](int64_t begin, int64_t end) { return unit->decode(call, begin, end); });
 }
 
 extern "C" const char *anymax_error(int code) {

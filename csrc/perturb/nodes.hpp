@@ -2,6 +2,7 @@
 // mappings/perturb_max.py: trapezoid points for smooth noises, panels of Gauss points for those with kinks.
 #pragma once
 
+#include "core/memory.hpp"
 #include "limits.hpp"
 #include "perturb/noises.hpp"
 
@@ -12,25 +13,6 @@ constexpr int64_t KINKS = 24;  // the highest scores, whose kinks are edges of p
 constexpr int64_t PANEL = 8;   // Gauss nodes a panel
 
 constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
-// -- scratch memory ----------------------------------------------------------------------------------------------------------------
-
-// Arrays one after another; without a base it only counts their bytes.
-struct Arena {
-    char *base;
-    int64_t used;
-
-    template <class T>
-    void take_one(int64_t count, T *&array) {
-        array = base ? (T *)(base + used) : nullptr;
-        used += round_up(count * (int64_t)sizeof(T), 64);
-    }
-    // Points these at arrays of `count` each.
-    template <class... T>
-    void take(int64_t count, T *&...arrays) {
-        (take_one(count, arrays), ...);
-    }
-};
 
 // -- the two ends ------------------------------------------------------------------------------------------------------------------
 

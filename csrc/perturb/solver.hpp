@@ -207,9 +207,7 @@ struct Solver {
     }
     // A polynomial may be below 0 by its rounding.
     static void divide(const E *from, E *to, int64_t n, double norm) {
-        int64_t j = 0;
-        for (; j + width<double> <= n; j += width<double>) store_narrow(to + j, larger(load_wide(from + j), vd{}) / norm);
-        for (; j < n; j++) to[j] = (E)(larger((double)from[j], 0.0) / norm);
+        for (int64_t j = 0; j < n; j += width<double>) store_narrow_within(to, j, n, larger(load_wide_or(from, j, n, 0.0), vd{}) / norm);
     }
 
     // f(pos, m): the m scores from pos on are located in the cells.

@@ -7,7 +7,7 @@ namespace ANYMAX_UNIT {
 
 // At most the k-th largest entry of each row, for no more than so many of its cells are larger.
 ANYMAX_INLINE vf below_largest(const Batch &b, int64_t cells, int64_t k, int turns) {
-    const vf least = splat(-lanes_max(0.0f)), high = load(b.top);
+    const vf least = splat(-largest_number<float>), high = load(b.top);
     if (k >= cells) return least;
     vf low = high, finite{};
     for (int64_t j = 0; j < cells; j++) {
@@ -126,7 +126,7 @@ static vi batch_kth(Batch &b, int64_t rows, int64_t n, int64_t k, vf &low) {
     low = below_largest(b, cells, k, 5);
     store(b.edge, low);
     batch_collect<SCORES_FROM>(b, n, BATCH_CANDIDATES_FEW, 0);
-    if (bits(low == splat(-lanes_max(0.0f)))) {  // no bound: the lowest candidate is one; the lanes end in -inf, which are none
+    if (bits(low == splat(-largest_number<float>))) {  // no bound: the lowest candidate is one; the lanes end in -inf, which are none
         vf least = high;
         for (int64_t j = 0; j < b.most; j++) least = smaller(least, b.transposed[j] > -inf32 ? b.transposed[j] : least);
         low = larger(low, least);

@@ -31,12 +31,7 @@ inline double exp_sum(const C *x, int64_t begin, int64_t end, C high, C *keep, c
         vec<C> p = load_or(x, i, end, -infinity<C>) - m;
         exp_below<1>(&p);
         wide = widen_add(wide, p);
-        if (KEEP) {
-            if (i + W <= end)
-                store(keep + i, p);
-            else
-                store_part(keep + i, p, end - i);
-        }
+        if (KEEP) store_within(keep, i, end, p);
     }
     return sum(wide);
 }
@@ -101,7 +96,7 @@ inline Sums<C> running(const C *x, int64_t begin, int64_t end) {
 
 template <class C>
 inline Sums<C> sums(const C *x, int64_t n, Scratch &scratch, const Team &team) {
-    int64_t count = (n + PIECE - 1) / PIECE;
+    int64_t count = pieces_of(n);
     if (count == 1) return running(x, 0, n);
     Sums<C> *part = scratch.take<Sums<C>>(PARTIAL, count);
     if (!part) return Sums<C>{};
@@ -130,17 +125,15 @@ template <class C>
 inline void softmax_row(const C *x, int64_t n, const Sink<C> &out, bool logarithm, Scratch &scratch, const Team &team) {
     if (!logarithm && n * (int64_t)sizeof(C) <= EXPONENTIALS_KEPT && n <= PIECE) {
         const auto [high, sound] = scan_top(x, n);
-        if (!sound) return fill(out, not_a_number<C>);
-        if (high == -infinity<C>) return zeros(out, team);
+        if (settled(out, high, sound, C(0), team)) return;
         bool inplace = out.direct && !out.bypass && out.direct != x;
         C *e = inplace ? out.direct : scratch.take<C>(RESULT, n);
         if (!e) return;
         const vec<C> scale = splat((C)(1.0 / exp_sum<C, true>(x, 0, n, high, e, out.next)));
         return emit_over(out, e, [&](int64_t i) ANYMAX_EACH { return load_or(e, i, n, C(0)) * scale; });
     }
-    Sums<C> s = sums(x, n, scratch, team);
-    if (!s.sound) return fill(out, not_a_number<C>);
-    if (!s.any) return logarithm ? fill(out, -infinity<C>) : zeros(out, team);
+    const Sums<C> s = sums(x, n, scratch, team);
+    if (settled(out, s.top, s.sound, logarithm ? -infinity<C> : C(0), team)) return;
     const vec<C> high = splat(s.top);
     if (logarithm) {
         const vec<C> l = splat((C)::log(s.z));

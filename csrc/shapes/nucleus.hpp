@@ -100,7 +100,7 @@ template <class C>
 inline Nucleus<C> nucleus_end(const C *x, const C *e, int64_t n, double mass, double z, C top_, Scratch &scratch) {
     // All classes of less than an n-th of what the nucleus leaves out are left out.
     C low = top_ + (C)::log((1.0 - mass) * z / (double)n) - C(1e-3) - absolute(top_) * C(1e-6);
-    const C high = top_ + C(1e-3) + absolute(top_) * C(1e-6), least = -lanes_max(C());
+    const C high = top_ + C(1e-3) + absolute(top_) * C(1e-6), least = -largest_number<C>;
     if (low < least) low = least;
     return weigh_down(x, e, n, mass, z, low, high, scratch);
 }

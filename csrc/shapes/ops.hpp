@@ -79,8 +79,7 @@ static void forward_row(const anymax_call &call, int64_t row, Source source, Lin
         return spread(out, found.index, found.p, found.count, team);
     }
     const auto [high, sound] = scan_top(x, n);
-    if (!sound) return fill(out, not_a_number<C>);
-    if (high == -infinity<C>) return zeros(out, team);
+    if (settled(out, high, sound, C(0), team)) return;
     if (link.family == RATIOS) return with_ratio(link.ratio(), param, x, n, high, [&](const auto &u) { ratio_row(x, n, u, out, scratch); });
     C *p = out.direct && out.direct != x ? out.direct : scratch.take<C>(RESULT, n);
     if (!p) return;
@@ -95,8 +94,7 @@ static void log_row(const anymax_call &call, Link link, double param, const C *x
     if (link == NO_LINK) return fill(out, not_a_number<C>);
     if (link == SIGMOID) {
         const auto [high, sound] = scan_top(x, n);
-        if (!sound) return fill(out, not_a_number<C>);
-        if (high == -infinity<C>) return fill(out, -infinity<C>);
+        if (settled(out, high, sound, -infinity<C>, team)) return;
         const SigmoidWeight<C> u(high);
         C *e = scratch.take<C>(EXTRA, n);
         if (!e) return;
@@ -108,8 +106,7 @@ static void log_row(const anymax_call &call, Link link, double param, const C *x
     }
     Kept<C> kept = link == LARGEST ? largest_row(x, n, (int64_t)param, scratch, team) : nucleus_row(x, n, param, scratch, team);
     if (scratch.failed) return;
-    if (!kept.sound) return fill(out, not_a_number<C>);
-    if (!kept.any) return fill(out, -infinity<C>);
+    if (settled(out, kept.top, kept.sound, -infinity<C>, team)) return;
     const C l = (C)::log(exponentials(kept));
     for (int64_t i = 0; i < kept.count; i++) kept.value[i] = (C)(x[kept.index[i]] - kept.top) - l;
     fill(out, -infinity<C>);  // x may lie there: it is not read from here on
@@ -223,11 +220,7 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, Source sourc
     const int64_t n = call.n;
     if (link == EXPONENTIAL) {
         const auto [high, sound] = scan_top(x, n);
-        if (!sound) return fill(out, not_a_number<C>);
-        if (high == -infinity<C>) {
-            zeros(out, team);
-            return put(out, t, -scale);
-        }
+        if (settled(out, high, sound, C(0), team)) return sound ? put(out, t, -scale) : void();
         const C own = x[t];
         double rest;  // logsumexp less the maximum; a saved one far from 0 has lost too many digits of that
         if (call.tau && fabs((double)high) <= (sizeof(C) == 4 ? 32.0 : 4096.0))
@@ -279,8 +272,7 @@ static void vjp_any(const anymax_call &call, int64_t row, Link link, double para
     const int64_t n = call.n;
     if (needs_scores(call.map)) {
         const auto [high, sound] = scan_top(x, n);
-        if (!sound) return fill(out, not_a_number<C>);
-        if (high == -infinity<C>) return zeros(out, team);
+        if (settled(out, high, sound, C(0), team)) return;
         const C *h = stage<C>(g, call.g.cls, call.dtype, nullptr, 0, n, scratch, STAGED_G);
         if (!h) return;
         if (link.family == RATIOS) return with_ratio(link.ratio(), param, x, n, high, [&](const auto &u) { ratio_vjp_row(u, x, p, h, n, out, scratch, team); });
@@ -348,7 +340,7 @@ static void largest_of(const anymax_call &call, int64_t row, const C *x, Sink<C>
 template <class C>
 static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, int64_t end, Source source, Link link, double param, const C *x, const Sink<C> &out,
                     Scratch &scratch, const Team &team) {
-    const int64_t n = call.n, size = item(call.dtype);
+    const int64_t n = call.n, size = anymax_item(call.dtype);
     switch (call.op) {
         case ANYMAX_FORWARD: forward_row(call, r, source, link, param, x, out, scratch, team); break;
         case ANYMAX_LOG: log_row(call, link, param, x, out, scratch, team); break;

@@ -79,7 +79,7 @@ inline Scan<C> scan(const C *x, int64_t n, Scratch &scratch, const Team &team) {
         s.sound = every<C>(ok);
         return s;
     }
-    int64_t count = (n + PIECE - 1) / PIECE;
+    int64_t count = pieces_of(n);
     C *tops = scratch.take<C>(PARTIAL, 2 * count);
     if (!tops) return s;
     C *cells = s.cells;
@@ -199,7 +199,7 @@ inline Candidates<C> collect_from(const C *x, int64_t n, const Scan<C> &s, C bou
     constexpr int64_t W = width<C>;
     Candidates<C> c{scratch.take<C>(VALUES, n), scratch.take<int32_t>(INDICES, n), 0};
     if (!c.value || !c.index) return c;
-    const vec<C> limit = splat(bound == -infinity<C> ? -lanes_max(C()) : bound);
+    const vec<C> limit = splat(bound == -infinity<C> ? -largest_number<C> : bound);
     int64_t at = 0;
     for (int64_t k = 0; k < s.count; k++) {
         const uint32_t cell = bits(load(s.cells + k * W) >= limit);

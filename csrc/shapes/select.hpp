@@ -33,27 +33,14 @@ inline int64_t count_from(const C *v, int64_t n, C limit) {  // entries >= limit
 }
 
 // Floating-point numbers in their order, as integers.
-ANYMAX_INLINE int64_t rank(float v) {
-    int32_t b;
-    __builtin_memcpy(&b, &v, 4);
-    return b < 0 ? (int64_t)INT32_MIN - b : b;
+template <class C>
+ANYMAX_INLINE int64_t rank(C v) {
+    const int64_t b = bits_as<typename lanes_of<C>::integer>(v);
+    return b < 0 ? (sizeof(C) == 4 ? INT32_MIN : INT64_MIN) - b : b;
 }
-ANYMAX_INLINE int64_t rank(double v) {
-    int64_t b;
-    __builtin_memcpy(&b, &v, 8);
-    return b < 0 ? INT64_MIN - b : b;
-}
-ANYMAX_INLINE float unrank(int64_t r, float) {
-    int32_t b = r < 0 ? (int32_t)(INT32_MIN - r) : (int32_t)r;
-    float v;
-    __builtin_memcpy(&v, &b, 4);
-    return v;
-}
-ANYMAX_INLINE double unrank(int64_t r, double) {
-    int64_t b = r < 0 ? INT64_MIN - r : r;
-    double v;
-    __builtin_memcpy(&v, &b, 8);
-    return v;
+template <class C>
+ANYMAX_INLINE C unrank(int64_t r) {
+    return bits_as<C>((typename lanes_of<C>::integer)(r < 0 ? (sizeof(C) == 4 ? INT32_MIN : INT64_MIN) - r : r));
 }
 
 template <class C>
@@ -68,7 +55,7 @@ ANYMAX_INLINE C between(C low, C high, int turn) {
         if (mean > low && mean < high) return mean;
     }
     uint64_t a = (uint64_t)rank(low), b = (uint64_t)rank(high);
-    return unrank((int64_t)(a + (b - a) / 2), C());
+    return unrank<C>((int64_t)(a + (b - a) / 2));
 }
 
 // A value t with k <= #(v >= t) <= k + slack; the k-th largest itself where ties allow no other. #(v >= low) = at_low >= k must hold, none is NaN.
@@ -136,7 +123,7 @@ template <class C>
 inline C reached_by(const Scan<C> &s, int64_t k) {
     const int64_t cells = s.count * width<C>;
     if (cells < k + k / 4) return -infinity<C>;
-    const C least = -lanes_max(C());
+    const C least = -largest_number<C>;
     const int64_t real = count_from(s.cells, cells, least);
     if (real < k) return -infinity<C>;
     C low = lowest_of(s.cells, cells);

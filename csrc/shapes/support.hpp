@@ -65,7 +65,7 @@ ANYMAX_INLINE void saved_ahead(const anymax_call &call, int64_t row, int64_t end
     const int64_t far = (row + AHEAD) * s.capacity, next = row + AHEAD / 2, near = next * s.capacity, o = next / call.inner, i = next - o * call.inner;
     __builtin_prefetch(s.index + far);
     __builtin_prefetch((const C *)s.value + far);
-    const int64_t size = item(call.dtype);
+    const int64_t size = anymax_item(call.dtype);
     const char *g = (const char *)call.g.data + (o * call.g.outer + i * call.g.inner) * size;
     const int32_t count = s.count[next] < 16 ? s.count[next] : 16;
     for (int32_t k = 0; k < count; k++) __builtin_prefetch(g + s.index[near + k] * call.g.cls * size);

@@ -76,7 +76,7 @@ void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64
     constexpr int64_t W = width<float>;
     const anymax_support &to = call.support;
     const Output output = call.op == ANYMAX_LOSS ? LOSS : call.op == ANYMAX_LOSS_GRAD ? GRADIENT : to.count ? SUPPORTS : PROBABILITIES;
-    const int64_t n = call.n, size = item(call.dtype), inner = call.inner;
+    const int64_t n = call.n, size = anymax_item(call.dtype), inner = call.inner;
     const float least = (float)vanishing(call.dtype);
     const bool writes = output != LOSS, direct_x = call.dtype == ANYMAX_F32 && call.x.cls == 1 && !call.mask.data, direct_out = call.dtype == ANYMAX_F32 && call.out.cls == 1;
     float *staged = direct_x ? nullptr : scratch.take<float>(BATCH_IN, W * n);

@@ -10,7 +10,7 @@ void by_rows(const anymax_call &given, int64_t begin, int64_t end, bool bypass, 
     if (given.sizes) own = given, own.n = given.sizes[begin];
     const anymax_call &call = given.sizes ? own : given;
     int64_t n = call.n;
-    const int64_t size = item(call.dtype), inner = call.inner;
+    const int64_t size = anymax_item(call.dtype), inner = call.inner;
     const bool reads_x = call.x.data != nullptr;
     const bool to_rows = call.op == ANYMAX_FORWARD || call.op == ANYMAX_LOG || call.op == ANYMAX_VJP || call.op == ANYMAX_LOG_VJP || call.op == ANYMAX_LOSS_GRAD;
     const bool transpose_x = reads_x && inner > 1 && adjacent_rows(call.x, n) && !call.mask.data, transpose_result = to_rows && inner > 1 && adjacent_rows(call.out, n);
@@ -50,7 +50,7 @@ void by_rows(const anymax_call &given, int64_t begin, int64_t end, bool bypass, 
             if (out.bypass && out.direct && inner == 1 && r + 1 < end && x == (const C *)at(call, call.x, size, o, 0)) out.next = (const C *)at(call, call.x, size, o + 1, 0);
             if (transpose_result) {
                 C *to = result + (r - first) * n;
-                out = Sink<C>{to, 1, sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, to, false, n, nullptr};
+                out = sink_of(to, n, false);
             }
         }
         run_row(call, r, o, i, end, rule->source, link, call.param, x, out, scratch, team);

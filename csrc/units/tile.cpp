@@ -18,7 +18,7 @@ struct Lanes {
           view(v),
           mask(&v == &c.x ? (const uint8_t *)c.mask.data : nullptr),
           n(c.n),
-          size(item(c.dtype)),
+          size(anymax_item(c.dtype)),
           direct(is_type<C>(c.dtype) && c.inner == 1 && v.cls == 1 && !mask),
           beside(is_type<C>(c.dtype) && c.inner > 1 && v.inner == 1 && !mask) {}
 
@@ -53,7 +53,7 @@ struct Lanes {
             const int64_t o = (r + j) / call.inner, i = (r + j) - o * call.inner;
             void *const row = (void *)at(call, view, size, o, i);
             if (step == 1)
-                deliver(Sink<C>{row, 1, call.dtype, nullptr, false, n, nullptr}, rows + j * n);
+                deliver(Sink<C>{row, 1, call.dtype, nullptr, false, n}, rows + j * n);
             else
                 put_each(row, call.dtype, n, [=](int64_t k) ANYMAX_EACH { return k * step; }, [=](int64_t k) ANYMAX_EACH { return lanes[k * width<C> + j]; });
         }
