@@ -4,6 +4,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "limits.hpp"
+
 // In each unit its own, as all that units compile; in a door, which has no unit, that of this name.
 namespace ANYMAX_UNIT {
 
@@ -27,7 +29,7 @@ struct Room {
     }
     // What is too much to be kept goes.
     void leave() {
-        if (bytes <= (4 << 20)) return;
+        if (bytes <= ROOM_KEPT) return;
         free(data);
         data = nullptr, bytes = 0;
     }

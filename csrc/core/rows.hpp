@@ -34,6 +34,17 @@ ANYMAX_INLINE Sink<C> sink_of(C *row, int64_t n, bool bypass) {
     return Sink<C>{row, 1, sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, row, bypass, n};
 }
 
+// f(number) for a row of this dtype, of which number(i) is the i-th as C.
+template <class C, class F>
+ANYMAX_INLINE void with_numbers(const void *row, int32_t dtype, F f) {
+    switch (dtype) {
+        case ANYMAX_F32: return f([=](int64_t i) ANYMAX_EACH { return (C)((const float *)row)[i]; });
+        case ANYMAX_F64: return f([=](int64_t i) ANYMAX_EACH { return (C)((const double *)row)[i]; });
+        case ANYMAX_BF16: return f([=](int64_t i) ANYMAX_EACH { return (C)from_bf16(((const uint16_t *)row)[i]); });
+        default: return f([=](int64_t i) ANYMAX_EACH { return (C)from_f16(((const uint16_t *)row)[i]); });
+    }
+}
+
 // Of a row the number at place(i) becomes f(i), for i from 0 to n - 1.
 template <class P, class F>
 ANYMAX_INLINE void put_each(void *row, int32_t dtype, int64_t n, P place, F f) {
@@ -110,22 +121,12 @@ inline bool settled(const Sink<C> &out, C high, bool sound, C empty, const Team 
 
 // Of `count` indices in order, the first that is no less than `least`.
 inline int64_t first_from(const int32_t *index, int64_t count, int64_t least) {
-    int64_t low = 0, high = count;
-    while (low < high) {
-        const int64_t middle = (low + high) / 2;
-        if (index[middle] < least)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return first_not(count, [=](int64_t i) { return index[i] < least; });
 }
-
-// Of p at indices in order, that of the class t; 0 where it has none.
-template <class P>
-inline double value_at(const int32_t *index, const P *p, int64_t count, int64_t t) {
+// The place of the class t among them, -1 where it has none.
+inline int64_t place_of(const int32_t *index, int64_t count, int64_t t) {
     const int64_t i = first_from(index, count, t);
-    return i < count && index[i] == t ? (double)p[i] : 0.0;
+    return i < count && index[i] == t ? i : -1;
 }
 
 // The whole row at once: f(i) gives the vector of results that starts at i (of all lanes, also beyond the end).
@@ -191,7 +192,7 @@ ANYMAX_INLINE void emit_over(const Sink<C> &out, C *e, F f) {
 // a piece at a time beside it.
 template <class C, class V>
 inline void spread_bypass(C *to, int64_t n, const int32_t *index, const V *value, int64_t count, const Team &team) {
-    constexpr int64_t STEP = 8192 / sizeof(C), W = width<C>;
+    constexpr int64_t STEP = SPREAD_CHUNK / sizeof(C), W = width<C>;
     pieces(team, n, [&](int64_t, int64_t begin, int64_t end) {
         alignas(64) C made[STEP + W];
         memset(made, 0, (size_t)(end - begin < STEP ? end - begin + W : STEP + W) * sizeof(C));
@@ -221,6 +222,12 @@ inline void spread(const Sink<C> &out, const int32_t *index, const double *value
 
 inline const char *at(const anymax_call &call, const anymax_view &v, int64_t size, int64_t o, int64_t i) {
     return (const char *)v.data + ((call.starts ? call.starts[o] : o * v.outer) + i * v.inner) * size;
+}
+
+// The same of row r, counted through all of them.
+ANYMAX_INLINE const char *row_at(const anymax_call &call, const anymax_view &v, int64_t size, int64_t r) {
+    const int64_t o = call.inner == 1 ? r : r / call.inner;
+    return at(call, v, size, o, r - o * call.inner);
 }
 
 // `part` numbers at each of n places, from one step to another.
@@ -257,18 +264,12 @@ ANYMAX_INLINE void lanes_beside(const anymax_call &call, const anymax_view &v, i
 // Rows that lie side by side, their classes far apart: as many as a cache line holds are transposed at once.
 constexpr int64_t GROUP = 16;
 
-template <class C, class T>
-inline void transpose_in(const T *from, int64_t step, int64_t rows, int64_t n, C *to) {
-    for (int64_t k = 0; k < n; k++)
-        for (int64_t r = 0; r < rows; r++) to[r * n + k] = (C)from[k * step + r];
-}
 template <class C>
 inline void transpose_in(const void *from, int64_t step, int32_t dtype, int64_t rows, int64_t n, C *to) {
-    if (dtype == ANYMAX_F32) return transpose_in<C, float>((const float *)from, step, rows, n, to);
-    if (dtype == ANYMAX_F64) return transpose_in<C, double>((const double *)from, step, rows, n, to);
-    const uint16_t *h = (const uint16_t *)from;
-    for (int64_t k = 0; k < n; k++)
-        for (int64_t r = 0; r < rows; r++) to[r * n + k] = (C)(dtype == ANYMAX_BF16 ? from_bf16(h[k * step + r]) : from_f16(h[k * step + r]));
+    with_numbers<C>(from, dtype, [=](auto number) ANYMAX_EACH {
+        for (int64_t k = 0; k < n; k++)
+            for (int64_t r = 0; r < rows; r++) to[r * n + k] = number(k * step + r);
+    });
 }
 template <class C>
 inline void transpose_out(const C *from, int64_t rows, int64_t n, void *to, int64_t step, int32_t dtype) {
@@ -277,46 +278,29 @@ inline void transpose_out(const C *from, int64_t rows, int64_t n, void *to, int6
 
 inline bool adjacent_rows(const anymax_view &v, int64_t n) { return n > 1 && v.inner == 1 && (v.cls > 1 || v.cls < -1); }
 
-template <class C>
-ANYMAX_INLINE C read(const void *row, int64_t step, int32_t dtype, int64_t i) {
-    int64_t k = i * step;
-    switch (dtype) {
-        case ANYMAX_F32: return (C)((const float *)row)[k];
-        case ANYMAX_F64: return (C)((const double *)row)[k];
-        case ANYMAX_BF16: return (C)from_bf16(((const uint16_t *)row)[k]);
-        default: return (C)from_f16(((const uint16_t *)row)[k]);
-    }
-}
-
 // The caller's row as contiguous C, -inf where the mask says 0.
 template <class C>
 inline void stage_in(C *to, const void *row, int64_t step, int32_t dtype, const uint8_t *mask, int64_t mask_step, int64_t n) {
-    if (is_type<C>(dtype)) {
+    if (is_type<C>(dtype) && step == 1) {
         const C *from = (const C *)row;
-        if (step == 1 && mask_step == 1) {
+        if (mask && mask_step == 1) {
             for (int64_t i = 0; i < n; i++) to[i] = mask[i] ? from[i] : -infinity<C>;
             return;
         }
-        if (step == 1)
-            memcpy(to, from, (size_t)n * sizeof(C));
-        else
-            for (int64_t i = 0; i < n; i++) to[i] = from[i * step];
-    } else if (dtype == ANYMAX_BF16) {
-        const uint16_t *from = (const uint16_t *)row;
-        if (step == 1)
-            for (int64_t i = 0; i < n; i++) to[i] = from_bf16(from[i]);
-        else
-            for (int64_t i = 0; i < n; i++) to[i] = from_bf16(from[i * step]);
-    } else if (dtype == ANYMAX_F16) {
-        const uint16_t *from = (const uint16_t *)row;
-        int64_t i = 0;
+        memcpy(to, from, (size_t)n * sizeof(C));
+    } else {
+        int64_t done = 0;
 #if defined(__F16C__)
-        if (step == 1 && sizeof(C) == 4)
-            for (; i + 8 <= n; i += 8) _mm256_storeu_ps((float *)to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
+        const uint16_t *from = (const uint16_t *)row;
+        if (dtype == ANYMAX_F16 && step == 1 && sizeof(C) == 4)
+            for (; done + 8 <= n; done += 8) _mm256_storeu_ps((float *)to + done, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + done))));
 #endif
-        for (; i < n; i++) to[i] = from_f16(from[i * step]);
-    } else {  // float as double or double as float
-        for (int64_t i = 0; i < n; i++) to[i] = dtype == ANYMAX_F32 ? (C)((const float *)row)[i * step] : (C)((const double *)row)[i * step];
+        with_numbers<C>(row, dtype, [=](auto number) ANYMAX_EACH {
+            if (step == 1)
+                for (int64_t i = done; i < n; i++) to[i] = number(i);
+            else
+                for (int64_t i = done; i < n; i++) to[i] = number(i * step);
+        });
     }
     if (mask)
         for (int64_t i = 0; i < n; i++)
@@ -325,7 +309,7 @@ inline void stage_in(C *to, const void *row, int64_t step, int32_t dtype, const 
 
 // `row` itself where nothing is to be done.
 template <class C>
-inline const C *stage(const void *row, int64_t step, int32_t dtype, const uint8_t *mask, int64_t mask_step, int64_t n, Scratch &scratch, Slot slot) {
+ANYMAX_INLINE const C *stage(const void *row, int64_t step, int32_t dtype, const uint8_t *mask, int64_t mask_step, int64_t n, Scratch &scratch, Slot slot) {
     if (is_type<C>(dtype) && step == 1 && !mask) return (const C *)row;
     C *to = scratch.take<C>(slot, n);
     if (to) stage_in(to, row, step, dtype, mask, mask_step, n);

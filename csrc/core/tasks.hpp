@@ -1,4 +1,4 @@
-// Work that threads share.
+// Work that threads share, and a search that doors and units have in common.
 #pragma once
 
 #include "anymax.h"
@@ -20,6 +20,20 @@ int share(anymax_parallel run, int64_t count, int64_t grain, const F &f) {
     };
     run(0, count, grain, part, &task);
     return __atomic_load_n(&task.code, __ATOMIC_RELAXED);
+}
+
+// The first of `count` places for which before(place), true of those that come first, is false.
+template <class F>
+inline int64_t first_not(int64_t count, F before) {
+    int64_t low = 0, high = count;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (before(middle))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 }  // namespace ANYMAX_UNIT

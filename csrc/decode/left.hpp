@@ -50,13 +50,10 @@ inline void settle(Left<C> &l, Scratch &scratch) {
 template <class C>
 inline void warm(Left<C> &l, Scratch &scratch) {
     if (l.scale == 1.0) return;
-    constexpr int64_t W = width<C>;
-    C *to = l.own ? l.own : scratch.take<C>(LEFT_SCORES, l.count + W);
+    C *to = l.own ? l.own : scratch.take<C>(LEFT_SCORES, l.count + width<C>);
     if (!to) return;
     const vec<C> high = splat(l.top), scale = splat((C)l.scale);
-    int64_t i = 0;
-    for (; i + W <= l.count; i += W) store(to + i, (load(l.value + i) - high) * scale);
-    if (i < l.count) store_part(to + i, (load_or(l.value, i, l.count, -infinity<C>) - high) * scale, l.count - i);
+    write(to, 0, l.count, false, [&](int64_t i) ANYMAX_EACH { return (load_or(l.value, i, l.count, -infinity<C>) - high) * scale; });
     l.offset = (l.offset + (double)l.top) * l.scale;
     l.value = l.own = to, l.top = C(0), l.scale = 1.0;
     if (!l.index) l.cells = scan(to, l.count, scratch, Team{nullptr});
@@ -79,9 +76,7 @@ inline void largest(Left<C> &l, int64_t k, Scratch &scratch) {
     Candidates<C> c;
     const C edge = rank_of(l, k, c, scratch);
     if (scratch.failed) return;
-    int64_t above = 0;
-    for (int64_t i = 0; i < c.count; i++) above += c.value[i] > edge;
-    become(l, c, c.count > k ? keep_first(c.value, c.index, c.count, edge, k - above) : c.count);
+    become(l, c, c.count > k ? keep_largest(c, edge, k) : c.count);
 }
 
 // Those for which in(value, place) holds.

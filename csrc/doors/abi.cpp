@@ -152,7 +152,7 @@ int check_map(const anymax_call *c) {
     if (c->outer == 0 || c->inner == 0) return ANYMAX_OK;
     const MapRow &map = MAPS[c->map];
     if (c->params ? !map.per_row : !in_range(map, c->param)) return ANYMAX_BAD_PARAM;
-    if (c->map == ANYMAX_PERTURB && (c->nodes < 1 || c->nodes > 4096 || c->noise < 0 || c->noise > ANYMAX_GUMBEL)) return ANYMAX_BAD_PARAM;
+    if (c->map == ANYMAX_PERTURB && (c->nodes < 1 || c->nodes > NODES_MOST || c->noise < 0 || c->noise > ANYMAX_GUMBEL)) return ANYMAX_BAD_PARAM;
     switch (c->op) {
         case ANYMAX_LOG:
         case ANYMAX_LOG_VJP: return map.log || (!c->params && link_of(c->map, c->param) == EXPONENTIAL) ? ANYMAX_OK : ANYMAX_BAD_MAP;
@@ -219,7 +219,7 @@ static int check(const anymax_linear_call *call) {
     const int64_t sizes[] = {call->heads, call->groups, call->queries, call->keys, call->d, call->dv};
     for (const int64_t size : sizes)
         if (size < 0 || size > INT32_MAX) return ANYMAX_BAD_SHAPE;
-    if (call->d > 4096 || call->dv > 1 << 16) return ANYMAX_BAD_SHAPE;  // what is remembered of the keys: 4 d^2 dv bytes in floats
+    if (call->d > HEAD_MOST || call->dv > VALUES_MOST) return ANYMAX_BAD_SHAPE;
     const bool queries = call->heads && call->groups && call->queries, keys = call->heads && call->keys;
     if ((queries && ((call->dv && !call->out) || (call->d && !call->q))) || (keys && ((call->dv && !call->v) || (call->d && !call->k)))) return ANYMAX_BAD_POINTER;
     for (int64_t h = 0; call->lengths && h < call->heads; h++)
@@ -252,7 +252,7 @@ static int check(const anymax_decode_call *call) {
     if (!in_range(MAPS[call->map], call->param)) return ANYMAX_BAD_PARAM;
     if (call->dtype < ANYMAX_F32 || call->dtype > ANYMAX_F16) return ANYMAX_BAD_DTYPE;
     if (call->left && call->dtype > ANYMAX_F64) return ANYMAX_BAD_DTYPE;
-    if (call->rows < 0 || call->n < 1 || call->n > ANYMAX_MOST_CLASSES || call->draws < 0 || call->count < 0 || call->count > 64) return ANYMAX_BAD_SHAPE;
+    if (call->rows < 0 || call->n < 1 || call->n > ANYMAX_MOST_CLASSES || call->draws < 0 || call->count < 0 || call->count > STEPS_MOST) return ANYMAX_BAD_SHAPE;
     if (call->rows && call->rows > INT64_MAX / 16 / (call->n > call->draws ? call->n : call->draws)) return ANYMAX_BAD_SHAPE;
     if (!call->rows) return ANYMAX_OK;
     if (!call->x || (call->count && !call->steps) || (call->draws && (call->given ? call->log_p == nullptr : !call->u || !call->index))) return ANYMAX_BAD_POINTER;

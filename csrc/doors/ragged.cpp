@@ -182,15 +182,7 @@ int serve_ordered(const Work &w, int64_t begin, int64_t end, Stage &stage, anyma
 
 // The first segment that begins at this entry or later.
 int64_t first_from(const Work &w, int64_t entry) {
-    int64_t low = 0, high = w.call->outer;
-    while (low < high) {
-        const int64_t middle = (low + high) / 2;
-        if (w.segments->ptr[middle] < entry)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return first_not(w.call->outer, [&](int64_t s) { return w.segments->ptr[s] < entry; });
 }
 
 // The chunks [begin, end) of the entries.

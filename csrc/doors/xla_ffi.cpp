@@ -21,6 +21,7 @@
 #include "core/unit.h"
 #include "doors/pool.h"
 #include "doors/xla_ffi_abi.h"
+#include "limits.hpp"
 
 #if !defined(ANYMAX_NO_THREADS)
 #include <atomic>
@@ -136,7 +137,7 @@ auto with_threads(const xla_call *, F f) {
 // XLA gets results of this size from the system at each run of a program, and for the system to clear and map them page by page can take longer
 // than the kernel: large pages are asked for. True for such memory.
 bool newly_mapped(void *data, int64_t bytes) {
-    if (bytes < (int64_t)32 << 20) return false;  // malloc maps at least all that is larger than this
+    if (bytes < NEWLY_MAPPED_FROM) return false;
 #if defined(MADV_HUGEPAGE)
     const uintptr_t page = 1 << 16, first = (uintptr_t)data, last = first + (uintptr_t)bytes;  // a multiple of every page size
     const uintptr_t begin = (first + page - 1) & ~(page - 1), end = last & ~(page - 1);

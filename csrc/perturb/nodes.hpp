@@ -19,6 +19,9 @@ constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * t
 // Candidates for the ends: where they would be for k = n^(j/32) equal scores, 33 lower ends and then 33 upper ones. They depend on n, not on the
 // row's scores, and to find them takes up to five times as long as a row of 10 classes: each thread keeps those of its last call.
 struct Ends {
+    int64_t n;
+    int noise;
+    double mass;
     double deep, tail;  // log G <= -deep below the lower end, >= -tail above the upper one
     double at[66];
 };
@@ -30,22 +33,13 @@ constexpr double mass_outside(int64_t nodes) {
 }
 
 inline const Ends &ends_for(int noise, int64_t n, double mass) {
-    static thread_local Ends kept;
-    static thread_local int64_t kept_n = -1;
-    static thread_local int kept_noise;
-    static thread_local double kept_mass;
-    if (kept_n != n || kept_noise != noise || kept_mass != mass) {
-        kept_n = -1;
-        kept.deep = -::log(mass);
-        kept.tail = -::log1p(-mass);
-        for (int j = 0; j < 33; j++) {
-            const double k = ::pow((double)n, j / 32.0);
-            kept.at[j] = level(noise, kept.deep / k);
-            kept.at[33 + j] = level(noise, kept.tail / k);
-        }
-        kept_n = n;
-        kept_noise = noise;
-        kept_mass = mass;
+    static thread_local Ends kept{-1, 0, 0.0, 0.0, 0.0, {}};
+    if (kept.n == n && kept.noise == noise && kept.mass == mass) return kept;
+    kept.n = n, kept.noise = noise, kept.mass = mass;
+    kept.deep = -::log(mass), kept.tail = -::log1p(-mass);
+    for (int j = 0; j < 33; j++) {
+        const double k = ::pow((double)n, j / 32.0);
+        kept.at[j] = level(noise, kept.deep / k), kept.at[33 + j] = level(noise, kept.tail / k);
     }
     return kept;
 }

@@ -264,13 +264,10 @@ struct Solver {
         return (E)where_p(row, i, (one_g(row, i) * (double)a0 - (double)a1) * row.inv);
     }
     void finish(E *out, int64_t pos, int64_t m) {
-        constexpr int64_t W = width<double>;
-        int64_t j = 0;
-        for (; j + W <= m; j += W) {
+        for (int64_t j = 0; j < m; j += width<double>) {
             const vd v = (load_g(row, pos + j) * load_wide(cells.value + j) - load_wide(cells.value1 + j)) * row.inv;
-            store_narrow(out + pos + j, where_p(row, pos + j, v));
+            store_narrow_within(out + pos, j, m, where_p(row, pos + j, v));
         }
-        for (; j < m; j++) out[pos + j] = gradient(pos + j, cells.value[j], cells.value1[j]);
     }
 
     // E max(z + eps) - E eps.

@@ -50,7 +50,6 @@ inline void vjp_support(const F &weigh, bool steep, const double *p, double *g, 
 
 // What lies at the `count` first of these indices, 0 in the lanes beyond. In registers: a vector that is read from numbers just written one by one
 // has to wait for them, and with them for the zeros of the row before.
-template <class C>
 ANYMAX_INLINE vd gathered(const void *row, int64_t step, int32_t dtype, const int32_t *index, int64_t count) {
     constexpr int64_t W = width<double>;
 #if defined(__AVX512F__)
@@ -61,7 +60,8 @@ ANYMAX_INLINE vd gathered(const void *row, int64_t step, int32_t dtype, const in
     }
 #endif
     vd v{};
-    for (int64_t j = 0; j < W; j++) v[j] = j < count ? (double)read<C>(row, step, dtype, index[j]) : 0.0;
+    for (int64_t j = 0; j < W; j++)
+        if (j < count) with_numbers<double>(row, dtype, [&](auto number) ANYMAX_EACH { v[j] = number(index[j] * step); });
     return v;
 }
 ANYMAX_INLINE vf gathered(const float *row, const int32_t *index, int64_t count) {
@@ -115,7 +115,7 @@ inline void vjp_found(const Sensitivity &s, const int32_t *index, const C *value
     double *w = scratch.take<double>(WIDE, count + W), *h = scratch.take<double>(EXTRA, count + W), *q = scratch.take<double>(SORTED, count + W);
     if (scratch.failed) return;
     for (int64_t i = 0; i < count; i += W) {
-        store(h + i, gathered<C>(g, g_step, dtype, index + i, count - i));
+        store(h + i, gathered(g, g_step, dtype, index + i, count - i));
         store(q + i, load_wide_or(value, i, count, 0.0));
     }
     s.with([&](auto weigh) {

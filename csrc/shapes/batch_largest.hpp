@@ -141,15 +141,9 @@ template <Output OUT>
 static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool bypass) {
     vf low;
     const uint32_t exact = bits(batch_kth(b, rows, n, k, low));
-    const vf high = load(b.top), aims = load(b.aim);
-    if constexpr (OUT == LOSS) {
-        vd l[2];
-        lanes_log_sum<float>(b.most, [&](int64_t i) ANYMAX_EACH { return b.transposed[i] >= low ? b.transposed[i] - high : splat(-inf32); }, l);
-        for (int h = 0; h < 2; h++) {
-            store(b.loss + h * width<double>, larger((part(high, h) - part(aims, h)) + l[h], vd{}));
-            store(b.tau + h * width<double>, part(high, h) + l[h]);
-        }
-    }
+    const vf high = load(b.top);
+    if constexpr (OUT == LOSS)
+        lanes_softmax_loss<float>(b.most, [&](int64_t i) ANYMAX_EACH { return b.transposed[i] >= low ? b.transposed[i] - high : splat(-inf32); }, high, load(b.aim), b.loss, b.tau);
     lanes_softmax<float>(b.transposed, b.most, low, high);
     scatter_lanes((const float *)b.transposed, b.side, width<float>, b.most, b.step);
     const uint32_t done = served(b, rows) & exact;

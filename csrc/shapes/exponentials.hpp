@@ -77,7 +77,7 @@ struct Sums {
 // The maximum and the sum of exponentials in one reading from memory: chunks that stay in the first cache, rescaled when the maximum rises.
 template <class C>
 inline Sums<C> running(const C *x, int64_t begin, int64_t end) {
-    constexpr int64_t CHUNK = 16384 / sizeof(C);
+    constexpr int64_t CHUNK = EXPONENTIALS_CHUNK / sizeof(C);
     Sums<C> s{-infinity<C>, 0.0, true, false};
     for (int64_t i = begin; i < end; i += CHUNK) {
         int64_t e = i + CHUNK < end ? i + CHUNK : end;

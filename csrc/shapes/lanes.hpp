@@ -97,6 +97,17 @@ ANYMAX_INLINE void lanes_log_sum(int64_t n, F y_of, vd *out) {
     for (int h = 0; h < PARTS; h++) out[h] = log1p(rest[h] + (part(tied, h) - 1.0));
 }
 
+// The losses of softmax over such lanes for the classes with these scores, x = y + high, and their logsumexp.
+template <class C, class F>
+ANYMAX_INLINE void lanes_softmax_loss(int64_t n, F y_of, vec<C> high, vec<C> aims, double *value, double *tau) {
+    vd l[2];
+    lanes_log_sum<C>(n, y_of, l);
+    for (int h = 0; h < (sizeof(C) == 4 ? 2 : 1); h++) {
+        store(value + h * width<double>, larger((part(high, h) - part(aims, h)) + l[h], vd{}));
+        store(tau + h * width<double>, part(high, h) + l[h]);
+    }
+}
+
 // -- sparsemax and entmax 3/2
 
 template <class C, int R>

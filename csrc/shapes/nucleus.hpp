@@ -105,6 +105,15 @@ inline Nucleus<C> nucleus_end(const C *x, const C *e, int64_t n, double mass, do
     return weigh_down(x, e, n, mass, z, low, high, scratch);
 }
 
+// 0 in e for the scores that are equal to the last, but too many.
+template <class C>
+inline void leave_spare(const C *x, int64_t n, const Nucleus<C> &end, C *e) {
+    int64_t left = end.equal;
+    for (int64_t i = 0; !end.all_equal && i < n; i += width<C>)
+        for (uint32_t marked = bits(load_or(x, i, n, -infinity<C>) == end.last); marked; marked &= marked - 1)
+            if (--left < 0) e[i + __builtin_ctz(marked)] = C(0);
+}
+
 // Softmax over the nucleus, without candidates: its i-th vector, from the exponentials in e.
 template <class C>
 struct NucleusRow {
@@ -129,10 +138,7 @@ inline bool nucleus_row(const C *x, int64_t n, double mass, NucleusRow<C> &row, 
     const Nucleus<C> end = nucleus_end(x, e, n, mass, z, high, scratch);
     if (scratch.failed) return true;
     row = NucleusRow<C>{x, e, n, high, end.mass, splat(end.last), splat((C)(1.0 / end.mass))};
-    int64_t left = end.equal;
-    for (int64_t i = 0; !end.all_equal && i < n; i += width<C>)
-        for (uint32_t marked = bits(load_or(x, i, n, -infinity<C>) == row.last); marked; marked &= marked - 1)
-            if (--left < 0) e[i + __builtin_ctz(marked)] = C(0);
+    leave_spare(x, n, end, e);
     return true;
 }
 

@@ -29,12 +29,7 @@ static bool swept(const anymax_call &call, int64_t row, Source source, const C *
     if (!to) return true;
     pieces(team, n, [&](int64_t, int64_t b, int64_t e) { sweep_write<C, R>(to, x, b, e, n, s.top, edge, out.bypass && to == out.direct); });
     if (call.support.count) save_nonzeros(call, row, to, scratch);
-    if (to != out.direct) {
-        if (out.direct)
-            memcpy(out.direct, to, (size_t)n * sizeof(C));
-        else
-            deliver(out, to);
-    }
+    if (to != out.direct) deliver(out, (const C *)to);
     return true;
 }
 
@@ -210,7 +205,8 @@ static void put_gradient(const Sink<C> &out, const int32_t *index, const P *p, i
     if (!scaled) return;
     for (int64_t i = 0; i < count; i++) scaled[i] = (double)p[i] * (double)scale;
     spread(out, index, scaled, count, team);
-    put(out, t, (C)((value_at(index, p, count, t) - 1.0) * (double)scale));
+    const int64_t own = place_of(index, count, t);
+    put(out, t, (C)(((own < 0 ? 0.0 : (double)p[own]) - 1.0) * (double)scale));
 }
 
 // scale (p - y) for a target class.

@@ -118,6 +118,14 @@ inline int64_t keep_first(C *value, int32_t *index, int64_t count, C edge, int64
     return at;
 }
 
+// The same of the k largest, the last of which is at the edge.
+template <class C>
+inline int64_t keep_largest(const Candidates<C> &c, C edge, int64_t k) {
+    int64_t above = 0;
+    for (int64_t i = 0; i < c.count; i++) above += c.value[i] > edge;
+    return keep_first(c.value, c.index, c.count, edge, k - above);
+}
+
 // A bound that at least k entries reach (-inf where the cells know none), and how many cells do.
 template <class C>
 inline C reached_by(const Scan<C> &s, int64_t k) {
@@ -143,9 +151,7 @@ inline Kept<C> largest_row(const C *x, int64_t n, int64_t k, Scratch &scratch, c
     kept.value = c.value, kept.index = c.index, kept.count = c.count;
     if (c.count > k) {
         edge = select(c.value, c.count, k, 0, edge == -infinity<C> ? lowest_of(c.value, c.count) : edge, c.count, s.top);
-        int64_t above = 0;
-        for (int64_t i = 0; i < c.count; i++) above += c.value[i] > edge;
-        kept.count = keep_first(c.value, c.index, c.count, edge, k - above);
+        kept.count = keep_largest(c, edge, k);
     }
     return kept;
 }

@@ -59,10 +59,9 @@ static void save_nonzeros(const anymax_call &call, int64_t row, const C *p, Scra
 // Asks for what the saved supports of the next rows will want: first where they are, then the gradients there.
 template <class C>
 ANYMAX_INLINE void saved_ahead(const anymax_call &call, int64_t row, int64_t end) {
-    constexpr int64_t AHEAD = 12;
-    if (row + AHEAD >= end) return;
+    if (row + SAVED_AHEAD >= end) return;
     const anymax_support &s = call.support;
-    const int64_t far = (row + AHEAD) * s.capacity, next = row + AHEAD / 2, near = next * s.capacity, o = next / call.inner, i = next - o * call.inner;
+    const int64_t far = (row + SAVED_AHEAD) * s.capacity, next = row + SAVED_AHEAD / 2, near = next * s.capacity, o = next / call.inner, i = next - o * call.inner;
     __builtin_prefetch(s.index + far);
     __builtin_prefetch((const C *)s.value + far);
     const int64_t size = anymax_item(call.dtype);

@@ -146,9 +146,6 @@ inline double *curve_root(const Curve &curve, Candidates<float> &c, float top_, 
     return value;
 }
 
-template <class C, class L>
-static C bound_of(const L &link, const Scan<C> &s, double &level);
-
 // The row is read once: `known`, where it is not NULL, takes what a scan found, and keeps it from the next.
 template <class C>
 static Scan<C> scanned(const C *x, int64_t n, Scan<C> *known, Scratch &scratch, const Team &team) {
@@ -214,9 +211,7 @@ static Support<C> threshold_row(const L &link, const C *x, int64_t n, Finish fin
     if (scratch.failed || !s.sound || s.top == -infinity<C>) return poisoned<C>(s.sound, s.top != -infinity<C>);
     C bound = -infinity<C>;
     double level = link.start;
-    if (link.whole) {
-        bound = bound_of(link, s, level);
-    }
+    if (link.whole) bound = bound_of(link, s, level);
     Candidates<C> c = bound == -infinity<C> ? collect_from(x, n, s, bound, scratch) : collect(x, n, s, bound, scratch);
     double *y = widen(c, s.top, scratch);
     if (scratch.failed) return poisoned<C>(true, false);

@@ -12,14 +12,14 @@ ANYMAX_CALL(call_decode) {
     if (kind == NEITHER || !link.read(args[0]) || link.params != Py_None || !x.read(kind, args[1]) || x.dtype > ANYMAX_F16 || !x.dense() || x.ndim < 1) return none();
     anymax_decode_call call{};
     const int64_t n = x.shape[x.ndim - 1], rows = n ? x.count / n : 0;
-    if (!steps.read_dense(NUMPY, args[2], ANYMAX_F64, -1) || steps.ndim != 2 || steps.shape[1] != 3 || steps.shape[0] > 64) return none();
+    if (!steps.read_dense(NUMPY, args[2], ANYMAX_F64, -1) || steps.ndim != 2 || steps.shape[1] != 3 || steps.shape[0] > STEPS_MOST) return none();
     call.count = steps.shape[0];
     if (!beside(values, NUMPY, args[3], ANYMAX_F64, rows * call.count) || !beside(keep, kind, args[4], BOOLS, x.count, true)) return none();
     if (!beside(index, kind, args[6], LONGS, -1, args[5] != Py_None)) return none();
     if (!beside(u, kind, args[5], ANYMAX_F64, index.count) || !beside(log_p, kind, args[7], ANYMAX_F64, index.count, true)) return none();
     if (!beside(left, kind, args[9], x.dtype, x.count, true)) return none();
     if (!beside(entropy, kind, args[8], ANYMAX_F64, rows, true) || !beside(tau, kind, args[10], ANYMAX_F64, rows, true) || (rows && index.count % rows)) return none();
-    anymax_step list[64];
+    anymax_step list[STEPS_MOST];
     for (int64_t k = 0; k < call.count; k++) {
         const double *step = (const double *)steps.data + 3 * k;
         list[k] = anymax_step{(int32_t)step[0], step[1] < (double)INT32_MAX ? (int32_t)step[1] : INT32_MAX, step[2]};
