@@ -175,8 +175,12 @@ inline Candidates<C> collect_where(const C *x, int64_t n, const Scan<C> &s, Scra
     for (int64_t k = 0; k < count; k++) {
         if (!bits(inside(load(cells + k * W)))) continue;
         int64_t i = k * block;
-        const int64_t end = i + block < n ? i + block : n;
-        for (; i + 4 * W <= end; i += 4 * W) {
+        const int64_t end = i + block;
+        for (; end > n && i < n; i += W) {  // the last one
+            const vec<C> v = load_or(x, i, n, -infinity<C>);
+            at = append(v, inside(v), (int32_t)i, c.value, c.index, at);
+        }
+        for (; i < end && end <= n; i += 4 * W) {
             const vec<C> a = load(x + i), b = load(x + i + W), d = load(x + i + 2 * W), e = load(x + i + 3 * W);
             const ints<C> ma = inside(a), mb = inside(b), md = inside(d), me = inside(e);
             if ((ASK || block > 4 * W) && !bits(ma | mb | md | me)) continue;
@@ -184,10 +188,6 @@ inline Candidates<C> collect_where(const C *x, int64_t n, const Scan<C> &s, Scra
             at = append(b, mb, (int32_t)(i + W), c.value, c.index, at);
             at = append(d, md, (int32_t)(i + 2 * W), c.value, c.index, at);
             at = append(e, me, (int32_t)(i + 3 * W), c.value, c.index, at);
-        }
-        for (; i < end; i += W) {
-            const vec<C> v = load_or(x, i, n, -infinity<C>);
-            at = append(v, inside(v), (int32_t)i, c.value, c.index, at);
         }
     }
     c.count = at;
