@@ -56,8 +56,8 @@ ANYMAX_INLINE uint32_t bits_from(vf a, vf b) {
 #if defined(__AVX512F__)
 ANYMAX_INLINE float sum(vf v) { return _mm512_reduce_add_ps((__m512)v); }
 ANYMAX_INLINE double sum(vd v) { return _mm512_reduce_add_pd((__m512d)v); }
-ANYMAX_INLINE float top(vf v) { return _mm512_reduce_max_ps((__m512)v); }
-ANYMAX_INLINE double top(vd v) { return _mm512_reduce_max_pd((__m512d)v); }
+ANYMAX_INLINE float highest_lane(vf v) { return _mm512_reduce_max_ps((__m512)v); }
+ANYMAX_INLINE double highest_lane(vd v) { return _mm512_reduce_max_pd((__m512d)v); }
 #elif defined(__AVX2__)
 ANYMAX_INLINE float sum(vf v) {
     __m128 h = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
@@ -68,12 +68,12 @@ ANYMAX_INLINE double sum(vd v) {
     const __m128d h = _mm_add_pd(_mm256_castpd256_pd128((__m256d)v), _mm256_extractf128_pd((__m256d)v, 1));
     return _mm_cvtsd_f64(_mm_add_sd(h, _mm_unpackhi_pd(h, h)));
 }
-ANYMAX_INLINE float top(vf v) {
+ANYMAX_INLINE float highest_lane(vf v) {
     __m128 h = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
     h = _mm_max_ps(h, _mm_movehl_ps(h, h));
     return _mm_cvtss_f32(_mm_max_ss(h, _mm_movehdup_ps(h)));
 }
-ANYMAX_INLINE double top(vd v) {
+ANYMAX_INLINE double highest_lane(vd v) {
     const __m128d h = _mm_max_pd(_mm256_castpd256_pd128((__m256d)v), _mm256_extractf128_pd((__m256d)v, 1));
     return _mm_cvtsd_f64(_mm_max_sd(h, _mm_unpackhi_pd(h, h)));
 }
@@ -92,10 +92,15 @@ ANYMAX_INLINE scalar<V> sum(V v) {
     return fold(v, [](scalar<V> a, scalar<V> b) { return a + b; });
 }
 template <class V>
-ANYMAX_INLINE scalar<V> top(V v) {
+ANYMAX_INLINE scalar<V> highest_lane(V v) {
     return fold(v, [](scalar<V> a, scalar<V> b) { return larger(a, b); });
 }
 #endif
+
+template <class V>
+ANYMAX_INLINE scalar<V> lowest_lane(V v) {
+    return -highest_lane(-v);
+}
 
 // The lanes of a float vector as two double vectors, and back. By intrinsics, because GCC takes half a vector through memory.
 #if defined(__AVX512F__)

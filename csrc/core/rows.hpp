@@ -233,20 +233,16 @@ ANYMAX_INLINE const char *row_at(const anymax_call &call, const anymax_view &v, 
 // `part` numbers at each of n places, from one step to another.
 template <class C>
 ANYMAX_INLINE void copy_beside(C *to, int64_t to_step, const C *from, int64_t from_step, int64_t n, int64_t part) {
-    switch (part) {
-        case 4:
-            for (int64_t k = 0; k < n; k++) memcpy(to + k * to_step, from + k * from_step, 4 * sizeof(C));
-            return;
-        case 8:
-            for (int64_t k = 0; k < n; k++) memcpy(to + k * to_step, from + k * from_step, 8 * sizeof(C));
-            return;
-        case 16:
-            for (int64_t k = 0; k < n; k++) memcpy(to + k * to_step, from + k * from_step, 16 * sizeof(C));
-            return;
-        default:
-            for (int64_t k = 0; k < n; k++)
-                for (int64_t i = 0; i < part; i++) to[k * to_step + i] = from[k * from_step + i];
+    const auto copied = [=](size_t bytes) ANYMAX_EACH {
+        for (int64_t k = 0; k < n; k++) memcpy(to + k * to_step, from + k * from_step, bytes);
+    };
+    switch (part) {  // a few bytes of a number that is known are moved in registers
+        case 4: return copied(4 * sizeof(C));
+        case 8: return copied(8 * sizeof(C));
+        case 16: return copied(16 * sizeof(C));
     }
+    for (int64_t k = 0; k < n; k++)
+        for (int64_t i = 0; i < part; i++) to[k * to_step + i] = from[k * from_step + i];
 }
 // Rows r to r + count - 1 that lie side by side within each outer one, one a lane; the lanes beyond are 0. And back.
 template <bool IN, class C>

@@ -220,7 +220,7 @@ inline double deviations(const Left<C> &l, double n) {
         const vec<C> v = load_or(l.value, i, l.count, -infinity<C>);
         deepest = smaller(deepest, v > -infinity<C> ? v : splat(l.top));
     }
-    const double unit = (double)l.top - (double)-top(-deepest);  // squares of large scores must not overflow
+    const double unit = (double)l.top - (double)lowest_lane(deepest);  // squares of large scores must not overflow
     if (!(unit > 0.0)) return 0.0;
     const vd high = splat((double)l.top), rate = splat(1.0 / unit), out = splat(-inf64);
     const double count = wide_sum(l.value, l.count, [=](vd v) { return v > out ? splat(1.0) : vd{}; });

@@ -183,16 +183,12 @@ int check_operands(const anymax_call *c) {
 
 const anymax_unit *unit_in_use() { return entry()->unit; }
 
-static int check(const anymax_call *c) {
-    const int code = check_map(c);
-    return code || c->outer == 0 || c->inner == 0 ? code : check_operands(c);
-}
-
 extern "C" int anymax_run_by(const anymax_call *call, anymax_parallel run) {
     if (!call) return ANYMAX_BAD_CALL;
-    int code = check(call);
+    int code = check_map(call);
     if (code || call->outer == 0 || call->inner == 0) return code;
-    return execute(call, run);
+    code = check_operands(call);
+    return code ? code : execute(call, run);
 }
 
 anymax_parallel parallel_of(int pool) { return pool < 0 ? nullptr : pool == 1 ? lent.load() : anymax_pool_run; }

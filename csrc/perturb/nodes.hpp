@@ -137,19 +137,10 @@ inline void panels(Nodes &at, double low, double high, int64_t cuts, const doubl
     for (;;) {  // merges two sorted lists: the grid k = 0..cuts and the kinks, backwards
         const double s = (double)k / (double)cuts;
         const double grid = k <= cuts ? low * (1.0 - s) + high * s : inf64;
-        double kink = inf64;
-        if (j > 0) {
-            kink = kinks[j - 1] > low ? kinks[j - 1] : low;
-            kink = kink < high ? kink : high;
-        }
+        const double kink = j == 0 ? inf64 : kinks[j - 1] < low ? low : kinks[j - 1] > high ? high : kinks[j - 1];
         if (k > cuts && j == 0) break;
-        if (grid <= kink) {
-            right = grid;
-            k++;
-        } else {
-            right = kink;
-            j--;
-        }
+        right = grid <= kink ? grid : kink;
+        grid <= kink ? k++ : j--;
         if (right > left) {
             const double half = 0.5 * (right - left);
             for (int i = 0; i < PANEL; i++) {

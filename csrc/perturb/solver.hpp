@@ -95,7 +95,7 @@ struct Solver {
         for (int64_t j = 0; j < padded; j++) single.w[j] = E(j < got);
         for (int64_t j = 0; j < got; j++) index[j] = pos + j;
         if (row.top >= pos && row.top < next) single.w[row.top - pos] = single.wg[row.top - pos] = E(0);
-        highest_z = top(most);
+        highest_z = highest_lane(most);
         return next;
     }
     // The same with those above `cut` alone.
@@ -125,7 +125,7 @@ struct Solver {
             single.zh[j] = E(-DEEPEST);
             single.zl[j] = single.w[j] = single.wg[j] = E(0);
         }
-        highest_z = top(most);
+        highest_z = highest_lane(most);
         return pos;
     }
 

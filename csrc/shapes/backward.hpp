@@ -151,7 +151,8 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
     if (scratch.failed) return;
     for (int64_t r = begin, cleared = begin; r < end; r++) {
         saved_ahead<float>(call, r, end);
-        const int64_t count = s.count[r];
+        const Saved<float> saved = saved_row<float>(call, r);
+        const int64_t count = saved.count;
         float *out = (float *)call.out.data + r * call.out.outer;
         if (count < 0 && call.p.cls == 1 && n <= SAVED_SHARE * s.capacity) {
             const float *q = (const float *)call.p.data + r * call.p.outer, *h = (const float *)call.g.data + r * call.g.outer;
@@ -163,8 +164,8 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
             continue;
         }
         if (!bypass && !clear && !over && r >= cleared) cleared = clear_rows(call, r, end, team);
-        const float *g = (const float *)call.g.data + r * call.g.outer, *p = (const float *)s.value + r * s.capacity;
-        const int32_t *index = s.index + r * s.capacity;
+        const float *g = (const float *)call.g.data + r * call.g.outer, *p = saved.value;
+        const int32_t *index = saved.index;
         vd rate{}, dot{};
         for (int64_t i = 0; i < count; i += W) {
             const vf w = weigh(load_or(p, i, count, 0.0f)), v = gathered(g, index + i, count - i);

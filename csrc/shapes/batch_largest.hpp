@@ -48,8 +48,8 @@ ANYMAX_INLINE int32_t count_from(const float *x, int64_t n, vf level) {
 static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool bypass) {
     constexpr int64_t W = width<float>;
     const int64_t vectors = (n + W - 1) / W;
-    const double q = ((double)k - 0.5) / (double)n, z_ = q < 0.5 ? normal_above(q) : -normal_above(1.0 - q);
-    const float z0 = (float)z_, dense = (float)(0.3989422804 * ::exp(-0.5 * z_ * z_) * (double)n), each = 1.0f / (float)n;
+    const double q = ((double)k - 0.5) / (double)n, quantile = q < 0.5 ? normal_above(q) : -normal_above(1.0 - q);
+    const float z0 = (float)quantile, dense = (float)(0.3989422804 * ::exp(-0.5 * quantile * quantile) * (double)n), each = 1.0f / (float)n;
     alignas(64) float at[W], above[W] = {};  // rows that are not asked have 0 above any level
     vf part[3][W];  // of each row the lanes' maxima, sums and sums of squares
     for (int64_t r = 0; r < W; r++) {
@@ -63,12 +63,12 @@ static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool
         }
         part[0][r] = most, part[1][r] = s1, part[2][r] = s2;
     }
-    const vf top_ = across(part[0], [](vf u, vf v) { return larger(u, v); });
+    const vf top = across(part[0], [](vf u, vf v) { return larger(u, v); });
     const vf mean = sums(part[1]) * each, deviation = root2(larger(sums(part[2]) * each - mean * mean, vf{})), center = load(at);
-    store(b.top, top_);
+    store(b.top, top);
     const float want = (float)k;
     const vf step = deviation * (1.0f / dense);
-    vf low = center + mean - deviation * ::sqrtf((float)n), high = top_, middle = center + mean + deviation * z0;
+    vf low = center + mean - deviation * ::sqrtf((float)n), high = top, middle = center + mean + deviation * z0;
     vf at_low = splat((float)n), at_high = splat(1.0f);
     vi found{};
     uint32_t left = bits(deviation < inf32) & bits(deviation > 0.0f) & (uint32_t)((1ull << rows) - 1);  // neither is true of NaN

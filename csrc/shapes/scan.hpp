@@ -75,7 +75,7 @@ inline Scan<C> scan(const C *x, int64_t n, Scratch &scratch, const Team &team) {
             scan_blocks<C, 4>(x, 0, n, s.cells, high, ok);
         else
             scan_blocks<C, 16>(x, 0, n, s.cells, high, ok);
-        s.top = top(high);
+        s.top = highest_lane(high);
         s.sound = every<C>(ok);
         return s;
     }
@@ -87,7 +87,7 @@ inline Scan<C> scan(const C *x, int64_t n, Scratch &scratch, const Team &team) {
         vec<C> h = splat(-infinity<C>);
         ints<C> o = h < infinity<C>;
         scan_blocks<C, 16>(x + b, 0, e - b, cells + b / 16, h, o);
-        tops[2 * k] = top(h);
+        tops[2 * k] = highest_lane(h);
         tops[2 * k + 1] = every<C>(o) ? C(1) : C(0);
     });
     s.top = -infinity<C>;
@@ -122,7 +122,7 @@ inline Top<C> scan_top(const C *x, int64_t n) {
         a = larger(a, v);
         ok &= v < inf;
     }
-    return Top<C>{top(larger(larger(a, b), larger(c, d))), every<C>(ok)};
+    return Top<C>{highest_lane(larger(larger(a, b), larger(c, d))), every<C>(ok)};
 }
 
 // Maxima of a few disjoint sets of entries, in up to four vectors: how many.

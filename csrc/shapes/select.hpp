@@ -90,7 +90,7 @@ inline C lowest_of(const C *v, int64_t n) {
     int64_t i = 0;
     for (; i + 2 * W <= n; i += 2 * W) a = smaller(a, load(v + i)), b = smaller(b, load(v + i + W));
     for (; i < n; i += W) a = smaller(a, load_or(v, i, n, infinity<C>));
-    return -top(-smaller(a, b));
+    return lowest_lane(smaller(a, b));
 }
 
 // The kept entries of a row: their scores and indices, in the row's order.
@@ -100,7 +100,9 @@ struct Kept {
     int32_t *index;
     int64_t count;
     C top;
-    bool sound, any;
+    bool sound;
+
+    bool any() const { return top > -infinity<C>; }
 };
 
 // Of candidates that hold all entries above `edge` and all equal to it, keeps `left` of the equal ones, the first.
@@ -142,8 +144,8 @@ inline C reached_by(const Scan<C> &s, int64_t k) {
 template <class C>
 inline Kept<C> largest_row(const C *x, int64_t n, int64_t k, Scratch &scratch, const Team &team) {
     Scan<C> s = scan(x, n, scratch, team);
-    Kept<C> kept{nullptr, nullptr, 0, s.top, s.sound, s.top != -infinity<C>};
-    if (!s.sound || !kept.any || scratch.failed) return kept;
+    Kept<C> kept{nullptr, nullptr, 0, s.top, s.sound};
+    if (!s.sound || !kept.any() || scratch.failed) return kept;
     C edge = -infinity<C>;
     if (k < n) edge = reached_by(s, k);
     Candidates<C> c = collect_from(x, n, s, edge, scratch);

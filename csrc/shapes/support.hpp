@@ -56,6 +56,20 @@ static void save_nonzeros(const anymax_call &call, int64_t row, const C *p, Scra
     memcpy((C *)to.value + row * to.capacity, found.value, (size_t)found.count * sizeof(C));
 }
 
+// What was saved of a row; a count below 0: nothing, or it was too much.
+template <class C>
+struct Saved {
+    const int32_t *index;
+    const C *value;
+    int64_t count;
+};
+template <class C>
+ANYMAX_INLINE Saved<C> saved_row(const anymax_call &call, int64_t row) {
+    const anymax_support &s = call.support;
+    if (!s.count) return Saved<C>{nullptr, nullptr, -1};
+    return Saved<C>{s.index + row * s.capacity, (const C *)s.value + row * s.capacity, s.count[row]};
+}
+
 // Asks for what the saved supports of the next rows will want: first where they are, then the gradients there.
 template <class C>
 ANYMAX_INLINE void saved_ahead(const anymax_call &call, int64_t row, int64_t end) {

@@ -53,7 +53,7 @@ void by_rows(const anymax_call &given, int64_t begin, int64_t end, bool bypass, 
                 out = sink_of(to, n, false);
             }
         }
-        run_row(call, r, o, i, end, rule->source, link, call.param, x, out, scratch, team);
+        run_row(call, r, o, i, end, rule->source, link, x, out, scratch, team);
         if (transpose_result && r == first + held - 1) {
             transpose_out(result, held, n, (void *)row_at(call, call.out, size, first), call.out.cls, call.dtype);
         }
