@@ -221,7 +221,7 @@ xla_error *refuse_code(const xla_call *call, int code) { return refuse(call, cod
 
 // The operands and results of a call.
 struct Buffers {
-    const xla_buffer *in[6], *out[2];
+    const xla_buffer *in[6] = {}, *out[2] = {};
 
     // False where they are not so many, or one is no buffer.
     bool read(const xla_call *call, int64_t inputs, int64_t outputs) {
