@@ -46,10 +46,18 @@ constexpr int64_t SORTED_MOST = 16;           // scores at the edge of a nucleus
 constexpr int64_t EDGE_MOST = 1024;  // in a longer row the class at the edge of a share may have less than its sum was rounded by
 constexpr int64_t DRAW_BLOCK = 512;  // weights whose sum is kept
 
+constexpr int64_t STEPS_MOST = 64;   // truncations of a call
+
+// -- linear attention: what is remembered of the keys are 4 d^2 dv bytes in floats ------------------------------------------------------------
+
+constexpr int64_t HEAD_MOST = 4096;     // d
+constexpr int64_t VALUES_MOST = 65536;  // dv
+
 // -- perturb max -----------------------------------------------------------------------------------------------------------------------------------
 
 constexpr int64_t SUMMED_FROM = 48;                                   // a shorter row is never summed up in cells,
 constexpr int64_t NARROWER_CELLS_FROM = 8192, NARROWEST_CELLS_FROM = 131072;  // which in floats are narrower in longer rows of normal noise
+constexpr int64_t NODES_MOST = 4096;                                  // that a call may ask for
 constexpr int64_t NODES_LEAST = 8;                                    // those of one panel
 constexpr int64_t NODES_FINE = 64;                                    // from so many on, in doubles, less mass is left outside of the nodes
 
@@ -65,6 +73,14 @@ constexpr int64_t INTERPRETER_KEPT = 4096;   // work of a call that is over befo
 // Bytes of a row whose results are written around the caches; a gradient of a loss writes the target's own once more, which costs a line.
 constexpr int64_t BYPASS_FROM = 256, BYPASS_GRADIENT_FROM = 16384;
 constexpr int64_t ZEROS_BYPASS_FROM = 1024;  // bytes of zeros, too
+
+// -- memory, in bytes -------------------------------------------------------------------------------------------------------------------------------
+
+constexpr int64_t ROOM_KEPT = 4 << 20;           // of a task, until the next one
+constexpr int64_t EXPONENTIALS_CHUNK = 16384;    // of a row whose maximum and sum are found in one reading: they stay in the first cache
+constexpr int64_t SPREAD_CHUNK = 8192;           // of a sparse row that is made before it is written around the caches
+constexpr int64_t NEWLY_MAPPED_FROM = 32 << 20;  // malloc gives as much as this from new pages
+constexpr int64_t SAVED_AHEAD = 12;              // rows whose saved support is prefetched
 
 // -- ragged rows ---------------------------------------------------------------------------------------------------------------------------------------
 

@@ -129,30 +129,19 @@ ANYMAX_INLINE V absolute(V x) {
     return larger(x, -x);
 }
 
-ANYMAX_INLINE vf root2(vf x) {
-#if defined(__AVX512F__)
-    return (vf)_mm512_sqrt_ps((__m512)x);
-#elif defined(__AVX2__)
-    return (vf)_mm256_sqrt_ps((__m256)x);
-#elif defined(__SSE2__)
-    return (vf)_mm_sqrt_ps((__m128)x);
+#if defined(ANYMAX_X86)
+ANYMAX_INLINE vf root2(vf x) { return (vf)ANYMAX_X86(sqrt_ps)((xf)x); }
+ANYMAX_INLINE vd root2(vd x) { return (vd)ANYMAX_X86(sqrt_pd)((xd)x); }
 #else
-    for (size_t i = 0; i < sizeof(vf) / 4; i++) x[i] = sqrtf(x[i]);
+ANYMAX_INLINE vf root2(vf x) {
+    for (int64_t i = 0; i < width<float>; i++) x[i] = sqrtf(x[i]);
     return x;
-#endif
 }
 ANYMAX_INLINE vd root2(vd x) {
-#if defined(__AVX512F__)
-    return (vd)_mm512_sqrt_pd((__m512d)x);
-#elif defined(__AVX2__)
-    return (vd)_mm256_sqrt_pd((__m256d)x);
-#elif defined(__SSE2__)
-    return (vd)_mm_sqrt_pd((__m128d)x);
-#else
-    for (size_t i = 0; i < sizeof(vd) / 8; i++) x[i] = ::sqrt(x[i]);
+    for (int64_t i = 0; i < width<double>; i++) x[i] = ::sqrt(x[i]);
     return x;
-#endif
 }
+#endif
 
 // The root within 2 ulp, of x > 0 (0 and infinity give NaN).
 ANYMAX_INLINE vf quick_root2(vf x) {

@@ -6,80 +6,35 @@
 
 namespace ANYMAX_UNIT {
 
-ANYMAX_INLINE vf larger(vf a, vf b) {
-#if defined(__AVX512F__)
-    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
-#elif defined(__AVX2__)
-    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
-#elif defined(__SSE2__)
-    return (vf)_mm_max_ps((__m128)a, (__m128)b);
+#if defined(ANYMAX_X86)
+ANYMAX_INLINE vf larger(vf a, vf b) { return (vf)ANYMAX_X86(max_ps)((xf)a, (xf)b); }
+ANYMAX_INLINE vd larger(vd a, vd b) { return (vd)ANYMAX_X86(max_pd)((xd)a, (xd)b); }
+ANYMAX_INLINE vf smaller(vf a, vf b) { return (vf)ANYMAX_X86(min_ps)((xf)a, (xf)b); }
+ANYMAX_INLINE vd smaller(vd a, vd b) { return (vd)ANYMAX_X86(min_pd)((xd)a, (xd)b); }
 #else
-    return a > b ? a : b;
+ANYMAX_INLINE vf larger(vf a, vf b) { return a > b ? a : b; }
+ANYMAX_INLINE vd larger(vd a, vd b) { return a > b ? a : b; }
+ANYMAX_INLINE vf smaller(vf a, vf b) { return a < b ? a : b; }
+ANYMAX_INLINE vd smaller(vd a, vd b) { return a < b ? a : b; }
 #endif
-}
-ANYMAX_INLINE vd larger(vd a, vd b) {
-#if defined(__AVX512F__)
-    return (vd)_mm512_max_pd((__m512d)a, (__m512d)b);
-#elif defined(__AVX2__)
-    return (vd)_mm256_max_pd((__m256d)a, (__m256d)b);
-#elif defined(__SSE2__)
-    return (vd)_mm_max_pd((__m128d)a, (__m128d)b);
-#else
-    return a > b ? a : b;
-#endif
-}
-ANYMAX_INLINE vf smaller(vf a, vf b) {
-#if defined(__AVX512F__)
-    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
-#elif defined(__AVX2__)
-    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
-#elif defined(__SSE2__)
-    return (vf)_mm_min_ps((__m128)a, (__m128)b);
-#else
-    return a < b ? a : b;
-#endif
-}
-ANYMAX_INLINE vd smaller(vd a, vd b) {
-#if defined(__AVX512F__)
-    return (vd)_mm512_min_pd((__m512d)a, (__m512d)b);
-#elif defined(__AVX2__)
-    return (vd)_mm256_min_pd((__m256d)a, (__m256d)b);
-#elif defined(__SSE2__)
-    return (vd)_mm_min_pd((__m128d)a, (__m128d)b);
-#else
-    return a < b ? a : b;
-#endif
-}
 ANYMAX_INLINE float larger(float a, float b) { return a > b ? a : b; }
 ANYMAX_INLINE double larger(double a, double b) { return a > b ? a : b; }
 
 // One bit a lane.
-ANYMAX_INLINE uint32_t bits(vi m) {
 #if defined(__AVX512F__)
-    return (uint32_t)_mm512_movepi32_mask((__m512i)m);
-#elif defined(__AVX2__)
-    return (uint32_t)_mm256_movemask_ps((__m256)m);
-#elif defined(__SSE2__)
-    return (uint32_t)_mm_movemask_ps((__m128)m);
+ANYMAX_INLINE uint32_t bits(vi m) { return (uint32_t)_mm512_movepi32_mask((__m512i)m); }
+ANYMAX_INLINE uint32_t bits(vl m) { return (uint32_t)_mm512_movepi64_mask((__m512i)m); }
+#elif defined(ANYMAX_X86)
+ANYMAX_INLINE uint32_t bits(vi m) { return (uint32_t)ANYMAX_X86(movemask_ps)((xf)m); }
+ANYMAX_INLINE uint32_t bits(vl m) { return (uint32_t)ANYMAX_X86(movemask_pd)((xd)m); }
 #else
+template <class M>
+ANYMAX_INLINE uint32_t bits(M m) {
     uint32_t out = 0;
-    for (int i = 0; i < ANYMAX_VECTOR / 4; i++) out |= (uint32_t)(m[i] < 0) << i;
+    for (size_t i = 0; i < sizeof m / sizeof m[0]; i++) out |= (uint32_t)(m[i] < 0) << i;
     return out;
-#endif
 }
-ANYMAX_INLINE uint32_t bits(vl m) {
-#if defined(__AVX512F__)
-    return (uint32_t)_mm512_movepi64_mask((__m512i)m);
-#elif defined(__AVX2__)
-    return (uint32_t)_mm256_movemask_pd((__m256d)m);
-#elif defined(__SSE2__)
-    return (uint32_t)_mm_movemask_pd((__m128d)m);
-#else
-    uint32_t out = 0;
-    for (int i = 0; i < ANYMAX_VECTOR / 8; i++) out |= (uint32_t)(m[i] < 0) << i;
-    return out;
 #endif
-}
 
 // The same of a comparison, a > b and a >= b, which AVX-512 gives as bits at once.
 ANYMAX_INLINE uint32_t bits_above(vf a, vf b) {
@@ -97,55 +52,54 @@ ANYMAX_INLINE uint32_t bits_from(vf a, vf b) {
 #endif
 }
 
-template <class V>
-ANYMAX_INLINE scalar<V> sum(V v) {
+// All lanes joined, the upper half with the lower one, and so on.
 #if defined(__AVX512F__)
-    if constexpr (sizeof(scalar<V>) == 4)
-        return _mm512_reduce_add_ps((__m512)v);
-    else
-        return _mm512_reduce_add_pd((__m512d)v);
+ANYMAX_INLINE float sum(vf v) { return _mm512_reduce_add_ps((__m512)v); }
+ANYMAX_INLINE double sum(vd v) { return _mm512_reduce_add_pd((__m512d)v); }
+ANYMAX_INLINE float highest_lane(vf v) { return _mm512_reduce_max_ps((__m512)v); }
+ANYMAX_INLINE double highest_lane(vd v) { return _mm512_reduce_max_pd((__m512d)v); }
 #elif defined(__AVX2__)
-    if constexpr (sizeof(scalar<V>) == 4) {
-        __m128 h = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
-        h = _mm_add_ps(h, _mm_movehl_ps(h, h));
-        return _mm_cvtss_f32(_mm_add_ss(h, _mm_movehdup_ps(h)));
-    } else {
-        __m128d h = _mm_add_pd(_mm256_castpd256_pd128((__m256d)v), _mm256_extractf128_pd((__m256d)v, 1));
-        return _mm_cvtsd_f64(_mm_add_sd(h, _mm_unpackhi_pd(h, h)));
-    }
+ANYMAX_INLINE float sum(vf v) {
+    __m128 h = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    h = _mm_add_ps(h, _mm_movehl_ps(h, h));
+    return _mm_cvtss_f32(_mm_add_ss(h, _mm_movehdup_ps(h)));
+}
+ANYMAX_INLINE double sum(vd v) {
+    const __m128d h = _mm_add_pd(_mm256_castpd256_pd128((__m256d)v), _mm256_extractf128_pd((__m256d)v, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(h, _mm_unpackhi_pd(h, h)));
+}
+ANYMAX_INLINE float highest_lane(vf v) {
+    __m128 h = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    h = _mm_max_ps(h, _mm_movehl_ps(h, h));
+    return _mm_cvtss_f32(_mm_max_ss(h, _mm_movehdup_ps(h)));
+}
+ANYMAX_INLINE double highest_lane(vd v) {
+    const __m128d h = _mm_max_pd(_mm256_castpd256_pd128((__m256d)v), _mm256_extractf128_pd((__m256d)v, 1));
+    return _mm_cvtsd_f64(_mm_max_sd(h, _mm_unpackhi_pd(h, h)));
+}
 #else
+template <class V, class F>
+ANYMAX_INLINE scalar<V> fold(V v, F join) {
     constexpr int count = sizeof(V) / sizeof(scalar<V>);
     scalar<V> s[count];
     __builtin_memcpy(s, &v, sizeof v);
     for (int w = count / 2; w; w /= 2)
-        for (int i = 0; i < w; i++) s[i] += s[i + w];
+        for (int i = 0; i < w; i++) s[i] = join(s[i], s[i + w]);
     return s[0];
-#endif
 }
 template <class V>
-ANYMAX_INLINE scalar<V> top(V v) {
-#if defined(__AVX512F__)
-    if constexpr (sizeof(scalar<V>) == 4)
-        return _mm512_reduce_max_ps((__m512)v);
-    else
-        return _mm512_reduce_max_pd((__m512d)v);
-#elif defined(__AVX2__)
-    if constexpr (sizeof(scalar<V>) == 4) {
-        __m128 h = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
-        h = _mm_max_ps(h, _mm_movehl_ps(h, h));
-        return _mm_cvtss_f32(_mm_max_ss(h, _mm_movehdup_ps(h)));
-    } else {
-        __m128d h = _mm_max_pd(_mm256_castpd256_pd128((__m256d)v), _mm256_extractf128_pd((__m256d)v, 1));
-        return _mm_cvtsd_f64(_mm_max_sd(h, _mm_unpackhi_pd(h, h)));
-    }
-#else
-    constexpr int count = sizeof(V) / sizeof(scalar<V>);
-    scalar<V> s[count];
-    __builtin_memcpy(s, &v, sizeof v);
-    for (int w = count / 2; w; w /= 2)
-        for (int i = 0; i < w; i++) s[i] = larger(s[i], s[i + w]);
-    return s[0];
+ANYMAX_INLINE scalar<V> sum(V v) {
+    return fold(v, [](scalar<V> a, scalar<V> b) { return a + b; });
+}
+template <class V>
+ANYMAX_INLINE scalar<V> highest_lane(V v) {
+    return fold(v, [](scalar<V> a, scalar<V> b) { return larger(a, b); });
+}
 #endif
+
+template <class V>
+ANYMAX_INLINE scalar<V> lowest_lane(V v) {
+    return -highest_lane(-v);
 }
 
 // The lanes of a float vector as two double vectors, and back. By intrinsics, because GCC takes half a vector through memory.

@@ -4,6 +4,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "limits.hpp"
+
 // In each unit its own, as all that units compile; in a door, which has no unit, that of this name.
 namespace ANYMAX_UNIT {
 
@@ -27,25 +29,48 @@ struct Room {
     }
     // What is too much to be kept goes.
     void leave() {
-        if (bytes <= (4 << 20)) return;
+        if (bytes <= ROOM_KEPT) return;
         free(data);
         data = nullptr, bytes = 0;
     }
 };
 
-enum Slot { STAGED, STAGED_P, STAGED_G, TRANSPOSED, RESULT, CELLS, VALUES, INDICES, WIDE, EXTRA, SORTED, PARTIAL, WORK, BATCH_IN, BATCH_OUT, LEFT_SCORES, LEFT_CLASSES, LEFT_SUMS, LEFT_KEYS, SLOTS };
-
-// The scratch memory of a task, a slot for each use.
-struct Scratch {
-    Room memory[SLOTS];
-    bool failed = false;
+// Arrays one after another, each from a cache line on; without a base it only counts their bytes.
+struct Arena {
+    char *base;
+    int64_t used;
 
     template <class T>
-    T *take(Slot slot, int64_t count) {
-        T *const place = memory[slot].take<T>(count);
+    void take_one(int64_t count, T *&array) {
+        array = base ? (T *)(base + used) : nullptr;
+        used += (count * (int64_t)sizeof(T) + Room::LINE - 1) / Room::LINE * Room::LINE;
+    }
+    // Points these at arrays of `count` each.
+    template <class... T>
+    void take(int64_t count, T *&...arrays) {
+        (take_one(count, arrays), ...);
+    }
+};
+
+enum Slot { STAGED, STAGED_P, STAGED_G, TRANSPOSED, RESULT, CELLS, VALUES, INDICES, WIDE, EXTRA, SORTED, PARTIAL, WORK, BATCH_IN, BATCH_OUT, LEFT_SCORES, LEFT_CLASSES, LEFT_SUMS, LEFT_KEYS, SLOTS };
+
+// Rooms by their uses.
+template <int COUNT>
+struct Rooms {
+    Room memory[COUNT];
+    bool failed = false;  // one of them could not be had
+
+    template <class T>
+    T *take(int use, int64_t count) {
+        T *const place = memory[use].template take<T>(count);
         if (!place) failed = true;
         return place;
     }
+    void leave() {
+        for (Room &room : memory) room.leave();
+        failed = false;
+    }
 };
+typedef Rooms<SLOTS> Scratch;  // of a task
 
 }  // namespace ANYMAX_UNIT

@@ -10,34 +10,48 @@ ANYMAX_INLINE vec<C> load_or(const C *x, int64_t i, int64_t n, C fill) {
     return i + width<C> <= n ? load(x + i) : load_part(x + i, n - i > 0 ? n - i : 0, fill);
 }
 
+// And back, what lies before n.
+template <class V>
+ANYMAX_INLINE void store_within(scalar<V> *to, int64_t i, int64_t n, V v) {
+    i + width<scalar<V>> <= n ? store(to + i, v) : store_part(to + i, v, n - i);
+}
+
 template <class C>
 ANYMAX_INLINE bool every(ints<C> m) {
     return bits(m) == (uint32_t)((1ull << width<C>) - 1);
 }
 
 // The largest finite number.
-ANYMAX_INLINE float lanes_max(float) { return 3.402823466e38f; }
-ANYMAX_INLINE double lanes_max(double) { return 1.7976931348623157e308; }
+template <class C>
+constexpr C largest_number = C(sizeof(C) == 4 ? 3.4028234663852886e38 : 1.7976931348623157e308);
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-struct Packing {
-    uint8_t lane[256][8], halves[16][8];  // halves: of doubles, as two floats each
-    constexpr Packing() : lane(), halves() {
-        for (int m = 0; m < 16; m++) {
-            int k = 0;
-            for (int i = 0; i < 4; i++)
-                if (m >> i & 1) halves[m][k++] = (uint8_t)(2 * i), halves[m][k++] = (uint8_t)(2 * i + 1);
-        }
-        for (int m = 0; m < 256; m++) {
-            int k = 0;
-            for (int i = 0; i < 8; i++)
-                if (m >> i & 1) lane[m][k++] = (uint8_t)i;
-            for (; k < 8; k++) lane[m][k] = 0;
-        }
+// By marks: the lanes that are marked, in order; of doubles as two floats each; and of each lane how many marked ones come before it.
+struct LaneTables {
+    uint8_t packed[256][8] = {}, halves[16][8] = {}, spread[256][8] = {};
+    constexpr LaneTables() {
+        for (int m = 0; m < 256; m++)
+            for (int i = 0, k = 0; i < 8; i++) {
+                spread[m][i] = (uint8_t)k;
+                if (m >> i & 1) packed[m][k++] = (uint8_t)i;
+            }
+        for (int m = 0; m < 16; m++)
+            for (int i = 0; i < 8; i++) halves[m][i] = (uint8_t)(2 * packed[m][i / 2] + i % 2);
     }
 };
-static constexpr Packing packing;
+static constexpr LaneTables TABLES;
+ANYMAX_INLINE __m256i lanes_by(const uint8_t *table) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)table)); }
 #endif
+
+// The marked lanes one by one: their numbers and, where it is not NULL, their indices.
+template <class V>
+ANYMAX_INLINE void append_each(V v, uint32_t marked, int32_t first, scalar<V> *values, int32_t *indices) {
+    for (; marked; marked &= marked - 1) {
+        const int i = __builtin_ctz(marked);
+        *values++ = v[i];
+        if (indices) *indices++ = first + i;
+    }
+}
 
 // Appends the lanes of v that m marks, and their indices, to values[at] and indices[at]; may write a whole vector there.
 ANYMAX_INLINE int64_t append(vf v, vi m, int32_t first, float *values, int32_t *indices, int64_t at) {
@@ -48,16 +62,11 @@ ANYMAX_INLINE int64_t append(vf v, vi m, int32_t first, float *values, int32_t *
     _mm512_storeu_ps(values + at, _mm512_maskz_compress_ps(k, (__m512)v));
     _mm512_storeu_si512(indices + at, _mm512_maskz_compress_epi32(k, iota));
 #elif defined(__AVX2__)
-    __m256i lane = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)packing.lane[b]));
+    const __m256i lane = lanes_by(TABLES.packed[b]);
     _mm256_storeu_ps(values + at, _mm256_permutevar8x32_ps((__m256)v, lane));
     _mm256_storeu_si256((__m256i *)(indices + at), _mm256_add_epi32(lane, _mm256_set1_epi32(first)));
 #else
-    int64_t k = at;
-    for (uint32_t r = b; r; r &= r - 1) {
-        int i = __builtin_ctz(r);
-        values[k] = v[i];
-        indices[k++] = first + i;
-    }
+    append_each(v, b, first, values + at, indices + at);
 #endif
     return at + __builtin_popcount(b);
 }
@@ -68,17 +77,12 @@ ANYMAX_INLINE int64_t append(vd v, vl m, int32_t first, double *values, int32_t 
     _mm512_storeu_pd(values + at, _mm512_maskz_compress_pd((__mmask8)b, (__m512d)v));
     _mm256_storeu_si256((__m256i *)(indices + at), _mm256_maskz_compress_epi32((__mmask8)b, iota));
 #elif defined(__AVX2__)
-    const __m128i lane = _mm_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)packing.lane[b]));
-    const __m256i halves = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)packing.halves[b]));
+    const __m128i lane = _mm256_castsi256_si128(lanes_by(TABLES.packed[b]));
+    const __m256i halves = lanes_by(TABLES.halves[b]);
     _mm256_storeu_pd(values + at, (__m256d)_mm256_permutevar8x32_ps((__m256)v, halves));
     _mm_storeu_si128((__m128i *)(indices + at), _mm_add_epi32(lane, _mm_set1_epi32(first)));
 #else
-    int64_t k = at;
-    for (uint32_t r = b; r; r &= r - 1) {
-        int i = __builtin_ctz(r);
-        values[k] = v[i];
-        indices[k++] = first + i;
-    }
+    append_each(v, b, first, values + at, indices + at);
 #endif
     return at + __builtin_popcount(b);
 }
@@ -86,40 +90,22 @@ ANYMAX_INLINE int64_t append(vd v, vl m, int32_t first, double *values, int32_t 
 // The marked lanes of the vector that begins at i, with their indices, behind `at` others; -1 where there are more than `capacity`.
 ANYMAX_INLINE int64_t append_within(vf v, vi mark, int64_t i, int32_t *index, float *value, int64_t at, int64_t capacity) {
     if (at + width<float> <= capacity) return append(v, mark, (int32_t)i, value, index, at);
-    for (uint32_t marked = bits(mark); marked; marked &= marked - 1) {
-        const int64_t j = __builtin_ctz(marked);
-        if (at == capacity) return -1;
-        index[at] = (int32_t)(i + j), value[at++] = v[j];
-    }
-    return at;
+    const uint32_t marked = bits(mark);
+    const int64_t after = at + __builtin_popcount(marked);
+    if (after > capacity) return -1;
+    append_each(v, marked, (int32_t)i, value + at, index + at);
+    return after;
 }
-
-#if defined(__AVX2__) && !defined(__AVX512F__)
-struct Spreading {
-    uint8_t lane[256][8];
-    constexpr Spreading() : lane() {
-        for (int m = 0; m < 256; m++) {
-            int k = 0;
-            for (int i = 0; i < 8; i++) {
-                lane[m][i] = (uint8_t)k;
-                if (m >> i & 1) k++;
-            }
-        }
-    }
-};
-static constexpr Spreading spreading;
-#endif
 
 // The lanes of v that b marks, side by side, to `to`, which takes a whole vector. How many they are.
 ANYMAX_INLINE int64_t pack(vf v, uint32_t b, float *to) {
 #if defined(__AVX512F__)
     _mm512_storeu_ps(to, _mm512_maskz_compress_ps((__mmask16)b, (__m512)v));
 #elif defined(__AVX2__)
-    __m256i lane = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)packing.lane[b]));
+    const __m256i lane = lanes_by(TABLES.packed[b]);
     _mm256_storeu_ps(to, _mm256_permutevar8x32_ps((__m256)v, lane));
 #else
-    int64_t k = 0;
-    for (uint32_t r = b; r; r &= r - 1) to[k++] = v[__builtin_ctz(r)];
+    append_each(v, b, 0, to, nullptr);
 #endif
     return __builtin_popcount(b);
 }
@@ -129,7 +115,7 @@ ANYMAX_INLINE vf unpack(vi m, uint32_t b, const float *from) {
     (void)m;
     return (vf)_mm512_maskz_expand_ps((__mmask16)b, _mm512_loadu_ps(from));
 #elif defined(__AVX2__)
-    __m256i lane = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)spreading.lane[b]));
+    const __m256i lane = lanes_by(TABLES.spread[b]);
     return m ? (vf)_mm256_permutevar8x32_ps(_mm256_loadu_ps(from), lane) : vf{};
 #else
     vf v{};

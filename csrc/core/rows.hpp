@@ -5,13 +5,17 @@
 #include "core/packing.hpp"
 #include "core/memory.hpp"
 #include "core/pieces.hpp"
+#include "core/unit.h"
 #include "limits.hpp"
 
 namespace ANYMAX_UNIT {
 
 // -- where a result goes
 
-ANYMAX_INLINE int64_t item(int32_t dtype) { return dtype == ANYMAX_F64 ? 8 : dtype == ANYMAX_F32 ? 4 : 2; }
+template <class C>
+ANYMAX_INLINE bool is_type(int32_t dtype) {
+    return dtype == (sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32);
+}
 
 template <class C>
 struct Sink {
@@ -19,11 +23,27 @@ struct Sink {
     int64_t step;      // its stride
     int32_t dtype;     // its type
     C *direct;         // the row itself where it is contiguous and of type C, else NULL
-    bool bypass;         // write around the caches (non-temporal stores)
+    bool bypass;       // write around the caches (non-temporal stores)
     int64_t n;
-    const C *next;     // the row of scores that is read after this one, NULL where it may be there already or is not known
-    bool cleared;      // it holds zeros already
+    const C *next = nullptr;  // the row of scores that is read after this one, NULL where it may be there already or is not known
+    bool cleared = false;     // it holds zeros already
 };
+// A row of C, side by side.
+template <class C>
+ANYMAX_INLINE Sink<C> sink_of(C *row, int64_t n, bool bypass) {
+    return Sink<C>{row, 1, sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, row, bypass, n};
+}
+
+// f(number) for a row of this dtype, of which number(i) is the i-th as C.
+template <class C, class F>
+ANYMAX_INLINE void with_numbers(const void *row, int32_t dtype, F f) {
+    switch (dtype) {
+        case ANYMAX_F32: return f([=](int64_t i) ANYMAX_EACH { return (C)((const float *)row)[i]; });
+        case ANYMAX_F64: return f([=](int64_t i) ANYMAX_EACH { return (C)((const double *)row)[i]; });
+        case ANYMAX_BF16: return f([=](int64_t i) ANYMAX_EACH { return (C)from_bf16(((const uint16_t *)row)[i]); });
+        default: return f([=](int64_t i) ANYMAX_EACH { return (C)from_f16(((const uint16_t *)row)[i]); });
+    }
+}
 
 // Of a row the number at place(i) becomes f(i), for i from 0 to n - 1.
 template <class P, class F>
@@ -50,8 +70,7 @@ ANYMAX_INLINE void put(const Sink<C> &out, int64_t i, C v) {
 
 template <class C>
 inline Sink<C> sink_at(const anymax_call &call, char *row, int64_t n, bool bypass) {
-    bool same = sizeof(C) == 8 ? call.dtype == ANYMAX_F64 : call.dtype == ANYMAX_F32;
-    return Sink<C>{row, call.out.cls, call.dtype, same && call.out.cls == 1 ? (C *)row : nullptr, bypass && call.out.cls == 1, n, nullptr, call.fresh == 2};
+    return Sink<C>{row, call.out.cls, call.dtype, is_type<C>(call.dtype) && call.out.cls == 1 ? (C *)row : nullptr, bypass && call.out.cls == 1, n, nullptr, call.fresh == 2};
 }
 
 // The entries before the first that lies where a vector may be written around the caches, `most` if there are no more.
@@ -83,7 +102,7 @@ inline void fill(const Sink<C> &out, C v) {
 template <class C>
 inline void zeros(const Sink<C> &out, const Team &team) {
     if (out.cleared) return;
-    int64_t size = item(out.dtype);
+    int64_t size = anymax_item(out.dtype);
     if (out.step == 1) {
         if (out.n <= PIECE) return zero_bytes((char *)out.row, out.n * size, out.bypass);
         pieces(team, out.n, [&](int64_t, int64_t b, int64_t e) { zero_bytes((char *)out.row + b * size, (e - b) * size, out.bypass); });
@@ -92,24 +111,22 @@ inline void zeros(const Sink<C> &out, const Team &team) {
     fill(out, C(0));
 }
 
-// Of `count` indices in order, the first that is no less than `least`.
-inline int64_t first_from(const int32_t *index, int64_t count, int64_t least) {
-    int64_t low = 0, high = count;
-    while (low < high) {
-        const int64_t middle = (low + high) / 2;
-        if (index[middle] < least)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+// True where the largest score of a row is no finite number, and its results are written: NaN, or `empty` where no class is left.
+template <class C>
+inline bool settled(const Sink<C> &out, C high, bool sound, C empty, const Team &team) {
+    if (sound && high > -infinity<C>) return false;
+    sound && empty == C(0) ? zeros(out, team) : fill(out, sound ? empty : not_a_number<C>);
+    return true;
 }
 
-// Of p at indices in order, that of the class t; 0 where it has none.
-template <class P>
-inline double value_at(const int32_t *index, const P *p, int64_t count, int64_t t) {
+// Of `count` indices in order, the first that is no less than `least`.
+inline int64_t first_from(const int32_t *index, int64_t count, int64_t least) {
+    return first_not(count, [=](int64_t i) { return index[i] < least; });
+}
+// The place of the class t among them, -1 where it has none.
+inline int64_t place_of(const int32_t *index, int64_t count, int64_t t) {
     const int64_t i = first_from(index, count, t);
-    return i < count && index[i] == t ? (double)p[i] : 0.0;
+    return i < count && index[i] == t ? i : -1;
 }
 
 // The whole row at once: f(i) gives the vector of results that starts at i (of all lanes, also beyond the end).
@@ -147,9 +164,7 @@ inline double vanishing(int32_t dtype) { return dtype == ANYMAX_F16 ? 0x1p-25 : 
 // A long row in pieces. By value: what f has seen of its caller stays in the caller's registers.
 template <class C, class F>
 __attribute__((noinline)) void emit_pieces(C *to, int64_t n, bool bypass, const Team &team, F f) {
-    const auto piece = [=](int64_t k) { write(to, k * PIECE, k * PIECE + PIECE < n ? k * PIECE + PIECE : n, bypass, f); };
-    const int64_t count = (n + PIECE - 1) / PIECE;
-    (team.run ? team.run : alone)(0, count, 1, pieces_task<const decltype(piece)>, (void *)&piece);
+    pieces(team, n, [=](int64_t, int64_t begin, int64_t end) { write(to, begin, end, bypass, f); });
 }
 
 // A dense row f(i) to the caller, through scratch where its layout or type is not C's. Of rows that may be the caller's own f(i) reads the i-th vector
@@ -177,7 +192,7 @@ ANYMAX_INLINE void emit_over(const Sink<C> &out, C *e, F f) {
 // a piece at a time beside it.
 template <class C, class V>
 inline void spread_bypass(C *to, int64_t n, const int32_t *index, const V *value, int64_t count, const Team &team) {
-    constexpr int64_t STEP = 8192 / sizeof(C), W = width<C>;
+    constexpr int64_t STEP = SPREAD_CHUNK / sizeof(C), W = width<C>;
     pieces(team, n, [&](int64_t, int64_t begin, int64_t end) {
         alignas(64) C made[STEP + W];
         memset(made, 0, (size_t)(end - begin < STEP ? end - begin + W : STEP + W) * sizeof(C));
@@ -209,23 +224,25 @@ inline const char *at(const anymax_call &call, const anymax_view &v, int64_t siz
     return (const char *)v.data + ((call.starts ? call.starts[o] : o * v.outer) + i * v.inner) * size;
 }
 
+// The same of row r, counted through all of them.
+ANYMAX_INLINE const char *row_at(const anymax_call &call, const anymax_view &v, int64_t size, int64_t r) {
+    const int64_t o = call.inner == 1 ? r : r / call.inner;
+    return at(call, v, size, o, r - o * call.inner);
+}
+
 // `part` numbers at each of n places, from one step to another.
 template <class C>
 ANYMAX_INLINE void copy_beside(C *to, int64_t to_step, const C *from, int64_t from_step, int64_t n, int64_t part) {
-    switch (part) {
-        case 4:
-            for (int64_t k = 0; k < n; k++) memcpy(to + k * to_step, from + k * from_step, 4 * sizeof(C));
-            return;
-        case 8:
-            for (int64_t k = 0; k < n; k++) memcpy(to + k * to_step, from + k * from_step, 8 * sizeof(C));
-            return;
-        case 16:
-            for (int64_t k = 0; k < n; k++) memcpy(to + k * to_step, from + k * from_step, 16 * sizeof(C));
-            return;
-        default:
-            for (int64_t k = 0; k < n; k++)
-                for (int64_t i = 0; i < part; i++) to[k * to_step + i] = from[k * from_step + i];
+    const auto copied = [=](size_t bytes) ANYMAX_EACH {
+        for (int64_t k = 0; k < n; k++) memcpy(to + k * to_step, from + k * from_step, bytes);
+    };
+    switch (part) {  // a few bytes of a number that is known are moved in registers
+        case 4: return copied(4 * sizeof(C));
+        case 8: return copied(8 * sizeof(C));
+        case 16: return copied(16 * sizeof(C));
     }
+    for (int64_t k = 0; k < n; k++)
+        for (int64_t i = 0; i < part; i++) to[k * to_step + i] = from[k * from_step + i];
 }
 // Rows r to r + count - 1 that lie side by side within each outer one, one a lane; the lanes beyond are 0. And back.
 template <bool IN, class C>
@@ -243,71 +260,43 @@ ANYMAX_INLINE void lanes_beside(const anymax_call &call, const anymax_view &v, i
 // Rows that lie side by side, their classes far apart: as many as a cache line holds are transposed at once.
 constexpr int64_t GROUP = 16;
 
-template <class C, class T>
-inline void transpose_in(const T *from, int64_t step, int64_t rows, int64_t n, C *to) {
-    for (int64_t k = 0; k < n; k++)
-        for (int64_t r = 0; r < rows; r++) to[r * n + k] = (C)from[k * step + r];
-}
 template <class C>
 inline void transpose_in(const void *from, int64_t step, int32_t dtype, int64_t rows, int64_t n, C *to) {
-    if (dtype == ANYMAX_F32) return transpose_in<C, float>((const float *)from, step, rows, n, to);
-    if (dtype == ANYMAX_F64) return transpose_in<C, double>((const double *)from, step, rows, n, to);
-    const uint16_t *h = (const uint16_t *)from;
-    for (int64_t k = 0; k < n; k++)
-        for (int64_t r = 0; r < rows; r++) to[r * n + k] = (C)(dtype == ANYMAX_BF16 ? from_bf16(h[k * step + r]) : from_f16(h[k * step + r]));
+    with_numbers<C>(from, dtype, [=](auto number) ANYMAX_EACH {
+        for (int64_t k = 0; k < n; k++)
+            for (int64_t r = 0; r < rows; r++) to[r * n + k] = number(k * step + r);
+    });
 }
 template <class C>
 inline void transpose_out(const C *from, int64_t rows, int64_t n, void *to, int64_t step, int32_t dtype) {
-    for (int64_t k = 0; k < n; k++) put_each((char *)to + k * step * item(dtype), dtype, rows, [](int64_t r) ANYMAX_EACH { return r; }, [=](int64_t r) ANYMAX_EACH { return from[r * n + k]; });
+    for (int64_t k = 0; k < n; k++) put_each((char *)to + k * step * anymax_item(dtype), dtype, rows, [](int64_t r) ANYMAX_EACH { return r; }, [=](int64_t r) ANYMAX_EACH { return from[r * n + k]; });
 }
 
 inline bool adjacent_rows(const anymax_view &v, int64_t n) { return n > 1 && v.inner == 1 && (v.cls > 1 || v.cls < -1); }
 
-template <class C>
-ANYMAX_INLINE C read(const void *row, int64_t step, int32_t dtype, int64_t i) {
-    int64_t k = i * step;
-    switch (dtype) {
-        case ANYMAX_F32: return (C)((const float *)row)[k];
-        case ANYMAX_F64: return (C)((const double *)row)[k];
-        case ANYMAX_BF16: return (C)from_bf16(((const uint16_t *)row)[k]);
-        default: return (C)from_f16(((const uint16_t *)row)[k]);
-    }
-}
-
-template <class C>
-ANYMAX_INLINE bool is_type(int32_t dtype) {
-    return sizeof(C) == 8 ? dtype == ANYMAX_F64 : dtype == ANYMAX_F32;
-}
-
 // The caller's row as contiguous C, -inf where the mask says 0.
 template <class C>
 inline void stage_in(C *to, const void *row, int64_t step, int32_t dtype, const uint8_t *mask, int64_t mask_step, int64_t n) {
-    if (is_type<C>(dtype)) {
+    if (is_type<C>(dtype) && step == 1) {
         const C *from = (const C *)row;
-        if (step == 1 && mask_step == 1) {
+        if (mask && mask_step == 1) {
             for (int64_t i = 0; i < n; i++) to[i] = mask[i] ? from[i] : -infinity<C>;
             return;
         }
-        if (step == 1)
-            memcpy(to, from, (size_t)n * sizeof(C));
-        else
-            for (int64_t i = 0; i < n; i++) to[i] = from[i * step];
-    } else if (dtype == ANYMAX_BF16) {
-        const uint16_t *from = (const uint16_t *)row;
-        if (step == 1)
-            for (int64_t i = 0; i < n; i++) to[i] = from_bf16(from[i]);
-        else
-            for (int64_t i = 0; i < n; i++) to[i] = from_bf16(from[i * step]);
-    } else if (dtype == ANYMAX_F16) {
-        const uint16_t *from = (const uint16_t *)row;
-        int64_t i = 0;
+        memcpy(to, from, (size_t)n * sizeof(C));
+    } else {
+        int64_t done = 0;
 #if defined(__F16C__)
-        if (step == 1 && sizeof(C) == 4)
-            for (; i + 8 <= n; i += 8) _mm256_storeu_ps((float *)to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
+        const uint16_t *from = (const uint16_t *)row;
+        if (dtype == ANYMAX_F16 && step == 1 && sizeof(C) == 4)
+            for (; done + 8 <= n; done += 8) _mm256_storeu_ps((float *)to + done, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + done))));
 #endif
-        for (; i < n; i++) to[i] = from_f16(from[i * step]);
-    } else {  // float as double or double as float
-        for (int64_t i = 0; i < n; i++) to[i] = dtype == ANYMAX_F32 ? (C)((const float *)row)[i * step] : (C)((const double *)row)[i * step];
+        with_numbers<C>(row, dtype, [=](auto number) ANYMAX_EACH {
+            if (step == 1)
+                for (int64_t i = done; i < n; i++) to[i] = number(i);
+            else
+                for (int64_t i = done; i < n; i++) to[i] = number(i * step);
+        });
     }
     if (mask)
         for (int64_t i = 0; i < n; i++)
@@ -316,7 +305,7 @@ inline void stage_in(C *to, const void *row, int64_t step, int32_t dtype, const 
 
 // `row` itself where nothing is to be done.
 template <class C>
-inline const C *stage(const void *row, int64_t step, int32_t dtype, const uint8_t *mask, int64_t mask_step, int64_t n, Scratch &scratch, Slot slot) {
+ANYMAX_INLINE const C *stage(const void *row, int64_t step, int32_t dtype, const uint8_t *mask, int64_t mask_step, int64_t n, Scratch &scratch, Slot slot) {
     if (is_type<C>(dtype) && step == 1 && !mask) return (const C *)row;
     C *to = scratch.take<C>(slot, n);
     if (to) stage_in(to, row, step, dtype, mask, mask_step, n);
@@ -325,17 +314,11 @@ inline const C *stage(const void *row, int64_t step, int32_t dtype, const uint8_
 
 // The inner rows of an outer one, as outer rows of a call of their own.
 inline anymax_call inner_rows(anymax_call call, int64_t o) {
-    const int64_t first = o * call.inner, size = call.dtype == ANYMAX_F64 ? 8 : 4;
     anymax_view *const views[] = {&call.x, &call.p, &call.g, &call.out, &call.mask};
     for (anymax_view *v : views)
-        if (v->data) *v = anymax_view{(void *)at(call, *v, v == &call.mask ? 1 : item(call.dtype), o, 0), v->inner, 0, v->cls};
-    anymax_support &s = call.support;
-    if (s.count) s.index += first * s.capacity, s.value = (char *)s.value + first * s.capacity * size, s.count += first;
-    if (call.index) call.index += first;
-    if (call.scale) call.scale = (const char *)call.scale + first * size;
-    if (call.value) call.value = (char *)call.value + first * size;
-    if (call.tau) call.tau = (char *)call.tau + first * size;
-    if (call.sizes) call.sizes += first;
+        if (v->data) *v = anymax_view{(void *)at(call, *v, v == &call.mask ? 1 : anymax_item(call.dtype), o, 0), v->inner, 0, v->cls};
+    anymax_skip_rows(&call, o * call.inner);
+    if (call.sizes) call.sizes += o * call.inner;
     call.outer = call.inner, call.inner = 1, call.starts = nullptr;
     return call;
 }

@@ -28,10 +28,26 @@ typedef struct {
     int (*decode)(const anymax_decode_call *call, int64_t begin, int64_t end);
 } anymax_unit;
 
+/* Bytes of a number of this dtype, and of one that a row has. */
+static inline int64_t anymax_item(int32_t dtype) { return dtype == ANYMAX_F64 ? 8 : dtype == ANYMAX_F32 ? 4 : 2; }
+static inline int64_t anymax_wide(int32_t dtype) { return dtype == ANYMAX_F64 ? 8 : 4; }
+
+/* What has one number a row, or a support, from this row on. */
+static inline void anymax_skip_rows(anymax_call *call, int64_t rows) {
+    const int64_t wide = anymax_wide(call->dtype), saved = rows * call->support.capacity;
+    anymax_support *s = &call->support;
+    if (s->count) s->index += saved, s->value = (char *)s->value + saved * wide, s->count += rows;
+    if (call->params) call->params += rows;
+    if (call->index) call->index += rows;
+    if (call->scale) call->scale = (const char *)call->scale + rows * wide;
+    if (call->value) call->value = (char *)call->value + rows * wide;
+    if (call->tau) call->tau = (char *)call->tau + rows * wide;
+}
+
 /* The support that lies in one piece: the values, the indices, the counts. */
 static inline anymax_support anymax_support_in(void *saved, int64_t rows, int64_t capacity, int32_t dtype) {
     const int64_t size = rows * capacity;
-    int32_t *index = (int32_t *)((char *)saved + size * (dtype == ANYMAX_F64 ? 8 : 4));
+    int32_t *index = (int32_t *)((char *)saved + size * anymax_wide(dtype));
     const anymax_support support = {index, saved, index + size, capacity};
     return support;
 }

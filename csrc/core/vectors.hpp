@@ -27,6 +27,21 @@
 
 namespace ANYMAX_UNIT {
 
+// The intrinsics for whole vectors, by the part of their names that follows the width.
+#if defined(__AVX512F__)
+#define ANYMAX_X86(name) _mm512_##name
+typedef __m512 xf;
+typedef __m512d xd;
+#elif defined(__AVX2__)
+#define ANYMAX_X86(name) _mm256_##name
+typedef __m256 xf;
+typedef __m256d xd;
+#elif defined(__SSE2__)
+#define ANYMAX_X86(name) _mm_##name
+typedef __m128 xf;
+typedef __m128d xd;
+#endif
+
 typedef float vf __attribute__((vector_size(ANYMAX_VECTOR)));
 typedef double vd __attribute__((vector_size(ANYMAX_VECTOR)));
 typedef decltype(vf{} < vf{}) vi;  // integers as a comparison gives them: compilers differ in which type of 64 bits these are
@@ -36,39 +51,23 @@ typedef uint64_t ul __attribute__((vector_size(ANYMAX_VECTOR)));
 typedef float vf_half __attribute__((vector_size(ANYMAX_VECTOR / 2)));  // as many lanes as a vd has
 
 template <class C>
-struct lanes_of;
-template <>
-struct lanes_of<float> {
+struct lanes_of {
     typedef vf vec;
-    typedef vi ints;
     typedef int32_t integer;
-    enum { count = ANYMAX_VECTOR / 4 };
 };
 template <>
 struct lanes_of<double> {
     typedef vd vec;
-    typedef vl ints;
     typedef int64_t integer;
-    enum { count = ANYMAX_VECTOR / 8 };
 };
 template <class C>
 using vec = typename lanes_of<C>::vec;
 template <class C>
-using ints = typename lanes_of<C>::ints;
+using ints = decltype(vec<C>{} < vec<C>{});
 template <class C>
-constexpr int64_t width = lanes_of<C>::count;
+constexpr int64_t width = ANYMAX_VECTOR / sizeof(C);
 template <class V>
-struct scalar_of;
-template <>
-struct scalar_of<vf> {
-    typedef float type;
-};
-template <>
-struct scalar_of<vd> {
-    typedef double type;
-};
-template <class V>
-using scalar = typename scalar_of<V>::type;
+using scalar = decltype(+V{}[0]);
 
 constexpr float inf32 = __builtin_huge_valf();
 constexpr double inf64 = __builtin_huge_val();
@@ -76,6 +75,15 @@ template <class C>
 constexpr C infinity = C(__builtin_huge_val());
 template <class C>
 constexpr C not_a_number = C(__builtin_nan(""));
+
+// The same bits as another type.
+template <class To, class From>
+ANYMAX_INLINE To bits_as(From from) {
+    static_assert(sizeof(To) == sizeof(From), "of one size");
+    To to;
+    __builtin_memcpy(&to, &from, sizeof to);
+    return to;
+}
 
 // -- memory ---------------------------------------------------------------------------------------------------------------
 
@@ -92,28 +100,15 @@ ANYMAX_INLINE void store(scalar<V> *p, V v) {
 }
 
 // A non-temporal store, which bypasses the caches: for results larger than they are. p is aligned to the vector.
-ANYMAX_INLINE void stream(float *p, vf v) {
-#if defined(__AVX512F__)
-    _mm512_stream_ps(p, (__m512)v);
-#elif defined(__AVX2__)
-    _mm256_stream_ps(p, (__m256)v);
-#elif defined(__SSE2__)
-    _mm_stream_ps(p, (__m128)v);
+#if defined(ANYMAX_X86)
+ANYMAX_INLINE void stream(float *p, vf v) { ANYMAX_X86(stream_ps)(p, (xf)v); }
+ANYMAX_INLINE void stream(double *p, vd v) { ANYMAX_X86(stream_pd)(p, (xd)v); }
 #else
+template <class V>
+ANYMAX_INLINE void stream(scalar<V> *p, V v) {
     store(p, v);
-#endif
 }
-ANYMAX_INLINE void stream(double *p, vd v) {
-#if defined(__AVX512F__)
-    _mm512_stream_pd(p, (__m512d)v);
-#elif defined(__AVX2__)
-    _mm256_stream_pd(p, (__m256d)v);
-#elif defined(__SSE2__)
-    _mm_stream_pd(p, (__m128d)v);
-#else
-    store(p, v);
 #endif
-}
 // After the last of them.
 ANYMAX_INLINE void fence() {
 #if defined(__SSE2__)

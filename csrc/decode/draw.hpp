@@ -34,14 +34,7 @@ inline Wheel<T> wheel(const T *weight, int64_t count, Scratch &scratch) {
 template <class T>
 inline int64_t turn(const Wheel<T> &wheel, double u) {
     const double goal = u * wheel.total();
-    int64_t low = 0, high = wheel.blocks - 1;
-    while (low < high) {
-        const int64_t middle = (low + high) / 2;
-        if (wheel.upto[middle] > goal)
-            high = middle;
-        else
-            low = middle + 1;
-    }
+    const int64_t low = first_not(wheel.blocks - 1, [&](int64_t block) { return !(wheel.upto[block] > goal); });
     const int64_t begin = low * DRAW_BLOCK, end = begin + DRAW_BLOCK < wheel.count ? begin + DRAW_BLOCK : wheel.count;
     double running = low ? wheel.upto[low - 1] : 0.0;
     int64_t last = -1;
@@ -66,10 +59,7 @@ inline C *exponentials(const Left<C> &l, Scratch &scratch) {
     C *e = l.weight;
     const vec<C> last = splat(l.end.last);
     write(e, 0, l.count, false, [&](int64_t i) ANYMAX_EACH { return load_or(l.value, i, l.count, -infinity<C>) >= last ? load_or(e, i, l.count, C(0)) : vec<C>{}; });
-    int64_t spare = l.end.equal;
-    for (int64_t i = 0; !l.end.all_equal && i < l.count; i += W)
-        for (uint32_t marked = bits(load_or(l.value, i, l.count, -infinity<C>) == last); marked; marked &= marked - 1)
-            if (--spare < 0) e[i + __builtin_ctz(marked)] = C(0);
+    leave_spare(l.value, l.count, l.end, e);
     return e;
 }
 
@@ -83,8 +73,7 @@ inline void answers(const anymax_decode_call &call, int64_t row, int64_t count, 
             i = draw(call.u[d]);
             call.index[d] = i < 0 ? -1 : index ? index[i] : i;
         } else if (const int64_t t = call.given[d]; t >= 0 && t < call.n) {
-            i = index ? first_from(index, count, t) : t;
-            if (index && (i == count || index[i] != t)) i = -1;
+            i = index ? place_of(index, count, t) : t;
         }
         if (call.log_p) call.log_p[d] = i < 0 ? -inf64 : log_of(i);
     }
@@ -134,7 +123,7 @@ inline void mark_left(const anymax_decode_call &call, int64_t row, const C *x, c
 
 template <class C>
 inline void decode_row(const anymax_decode_call &call, int64_t row, Link link, Scratch &scratch) {
-    const char *at = (const char *)call.x + row * call.stride * item(call.dtype);
+    const char *at = (const char *)call.x + row * call.stride * anymax_item(call.dtype);
     const int64_t n = call.n;
     const C *x = stage<C>(at, 1, call.dtype, nullptr, 0, n, scratch, STAGED);
     if (scratch.failed) return;

@@ -50,13 +50,10 @@ inline void settle(Left<C> &l, Scratch &scratch) {
 template <class C>
 inline void warm(Left<C> &l, Scratch &scratch) {
     if (l.scale == 1.0) return;
-    constexpr int64_t W = width<C>;
-    C *to = l.own ? l.own : scratch.take<C>(LEFT_SCORES, l.count + W);
+    C *to = l.own ? l.own : scratch.take<C>(LEFT_SCORES, l.count + width<C>);
     if (!to) return;
     const vec<C> high = splat(l.top), scale = splat((C)l.scale);
-    int64_t i = 0;
-    for (; i + W <= l.count; i += W) store(to + i, (load(l.value + i) - high) * scale);
-    if (i < l.count) store_part(to + i, (load_or(l.value, i, l.count, -infinity<C>) - high) * scale, l.count - i);
+    write(to, 0, l.count, false, [&](int64_t i) ANYMAX_EACH { return (load_or(l.value, i, l.count, -infinity<C>) - high) * scale; });
     l.offset = (l.offset + (double)l.top) * l.scale;
     l.value = l.own = to, l.top = C(0), l.scale = 1.0;
     if (!l.index) l.cells = scan(to, l.count, scratch, Team{nullptr});
@@ -79,9 +76,7 @@ inline void largest(Left<C> &l, int64_t k, Scratch &scratch) {
     Candidates<C> c;
     const C edge = rank_of(l, k, c, scratch);
     if (scratch.failed) return;
-    int64_t above = 0;
-    for (int64_t i = 0; i < c.count; i++) above += c.value[i] > edge;
-    become(l, c, c.count > k ? keep_first(c.value, c.index, c.count, edge, k - above) : c.count);
+    become(l, c, c.count > k ? keep_largest(c, edge, k) : c.count);
 }
 
 // Those for which in(value, place) holds.
@@ -225,7 +220,7 @@ inline double deviations(const Left<C> &l, double n) {
         const vec<C> v = load_or(l.value, i, l.count, -infinity<C>);
         deepest = smaller(deepest, v > -infinity<C> ? v : splat(l.top));
     }
-    const double unit = (double)l.top - (double)-top(-deepest);  // squares of large scores must not overflow
+    const double unit = (double)l.top - (double)lowest_lane(deepest);  // squares of large scores must not overflow
     if (!(unit > 0.0)) return 0.0;
     const vd high = splat((double)l.top), rate = splat(1.0 / unit), out = splat(-inf64);
     const double count = wide_sum(l.value, l.count, [=](vd v) { return v > out ? splat(1.0) : vd{}; });
@@ -259,7 +254,7 @@ inline void take(Left<C> &l, const anymax_step &step, double value, Scratch &scr
     settle(l, scratch);
     if (step.kind == ANYMAX_LARGEST_SCORES) return largest(l, value > (double)least ? (value < 9e15 ? (int64_t)value : INT64_MAX) : least, scratch);
     if (step.kind == ANYMAX_TEMPERATURE) {
-        if (l.scale / value <= (double)lanes_max(C()))
+        if (l.scale / value <= (double)largest_number<C>)
             l.scale /= value;
         else
             within(l, 0.0, 1, true, scratch), l.scale = 1.0, l.offset = -(double)l.top;  // the largest alone, as 0

@@ -103,13 +103,6 @@ int64_t cache_size() {
 
 // -- sharing out ----------------------------------------------------------------------------------------------------------------------
 
-struct Work {
-    const anymax_call *call;
-    const anymax_unit *unit;
-    int bypass;
-    std::atomic<int> code;
-};
-
 // The saved support of these rows, before anything is read or written by its indices: it may have gone through other hands since it was saved.
 bool in_order(const anymax_call *call, int64_t begin, int64_t end) {
     const anymax_support &s = call->support;
@@ -128,30 +121,22 @@ int rows_of(const anymax_unit *unit, const anymax_call *call, int64_t begin, int
     return in_order(call, begin, end) ? unit->rows(call, begin, end, bypass, team) : ANYMAX_BAD_SUPPORT;
 }
 
-void rows_task(int64_t begin, int64_t end, void *context) {
-    Work *w = (Work *)context;
-    int code = rows_of(w->unit, w->call, begin, end, w->bypass, nullptr);
-    if (code) w->code.store(code);
-}
-
 bool writes_rows(int32_t op) { return op == ANYMAX_FORWARD || op == ANYMAX_LOG || op == ANYMAX_VJP || op == ANYMAX_LOG_VJP || op == ANYMAX_LOSS_GRAD; }
 
 int execute(const anymax_call *call, anymax_parallel run) {
     const Entry *e = entry();
-    const int64_t rows = call->outer * call->inner, n = call->n, size = call->dtype == ANYMAX_F64 ? 8 : call->dtype == ANYMAX_F32 ? 4 : 2;
+    const int64_t rows = call->outer * call->inner, n = call->n, size = anymax_item(call->dtype);
     const int64_t elements = rows * n;
     const int64_t least = call->op == ANYMAX_LOSS_GRAD ? BYPASS_GRADIENT_FROM : BYPASS_FROM;
     const int bypass = !call->fresh && writes_rows(call->op) && elements * size >= cache_size() / 4 * 3 && n * size >= least;
     if (!run || work_of(call, elements) < ALONE_MOST) return rows_of(e->unit, call, 0, rows, bypass, nullptr);
     if (n >= (rows == 1 ? SHARED_ALONE : SHARED_ROW) && rows < ROWS_FEW) return rows_of(e->unit, call, 0, rows, bypass, run);  // the threads share each row
-    Work w{call, e->unit, bypass, {0}};
     int64_t grain = grain_of(work_of(call, n));
     if (call->inner > 1 || grain > ROWS_AT_ONCE / 2) {  // transposed, or solved, so many at once
         const int64_t groups = (grain + ROWS_AT_ONCE / 2) / ROWS_AT_ONCE;
         grain = (groups ? groups : 1) * ROWS_AT_ONCE;
     }
-    run(0, rows, grain, rows_task, &w);
-    return w.code.load();
+    return share(run, rows, grain, [=](int64_t begin, int64_t end) { return rows_of(e->unit, call, begin, end, bypass, nullptr); });
 }
 
 }  // namespace
@@ -167,7 +152,7 @@ int check_map(const anymax_call *c) {
     if (c->outer == 0 || c->inner == 0) return ANYMAX_OK;
     const MapRow &map = MAPS[c->map];
     if (c->params ? !map.per_row : !in_range(map, c->param)) return ANYMAX_BAD_PARAM;
-    if (c->map == ANYMAX_PERTURB && (c->nodes < 1 || c->nodes > 4096 || c->noise < 0 || c->noise > ANYMAX_GUMBEL)) return ANYMAX_BAD_PARAM;
+    if (c->map == ANYMAX_PERTURB && (c->nodes < 1 || c->nodes > NODES_MOST || c->noise < 0 || c->noise > ANYMAX_GUMBEL)) return ANYMAX_BAD_PARAM;
     switch (c->op) {
         case ANYMAX_LOG:
         case ANYMAX_LOG_VJP: return map.log || (!c->params && link_of(c->map, c->param) == EXPONENTIAL) ? ANYMAX_OK : ANYMAX_BAD_MAP;
@@ -198,16 +183,12 @@ int check_operands(const anymax_call *c) {
 
 const anymax_unit *unit_in_use() { return entry()->unit; }
 
-static int check(const anymax_call *c) {
-    const int code = check_map(c);
-    return code || c->outer == 0 || c->inner == 0 ? code : check_operands(c);
-}
-
 extern "C" int anymax_run_by(const anymax_call *call, anymax_parallel run) {
     if (!call) return ANYMAX_BAD_CALL;
-    int code = check(call);
+    int code = check_map(call);
     if (code || call->outer == 0 || call->inner == 0) return code;
-    return execute(call, run);
+    code = check_operands(call);
+    return code ? code : execute(call, run);
 }
 
 anymax_parallel parallel_of(int pool) { return pool < 0 ? nullptr : pool == 1 ? lent.load() : anymax_pool_run; }
@@ -218,8 +199,7 @@ extern "C" int anymax_run(const anymax_call *call) {
 }
 
 extern "C" int anymax_rows(int64_t code, const void *x, void *out, int64_t rows, int64_t n, double param) {
-    anymax_call c;
-    memset(&c, 0, sizeof c);
+    anymax_call c{};
     c.op = (int32_t)(code & 255), c.map = (int32_t)(code >> 8 & 255), c.dtype = (int32_t)(code >> 16 & 255), c.pool = (int32_t)(code >> 24 & 1);
     if (code >> 25 || (c.op != ANYMAX_FORWARD && c.op != ANYMAX_LOG)) return ANYMAX_BAD_CALL;
     c.outer = rows, c.inner = 1, c.n = n, c.param = param;
@@ -235,7 +215,7 @@ static int check(const anymax_linear_call *call) {
     const int64_t sizes[] = {call->heads, call->groups, call->queries, call->keys, call->d, call->dv};
     for (const int64_t size : sizes)
         if (size < 0 || size > INT32_MAX) return ANYMAX_BAD_SHAPE;
-    if (call->d > 4096 || call->dv > 1 << 16) return ANYMAX_BAD_SHAPE;  // what is remembered of the keys: 4 d^2 dv bytes in floats
+    if (call->d > HEAD_MOST || call->dv > VALUES_MOST) return ANYMAX_BAD_SHAPE;
     const bool queries = call->heads && call->groups && call->queries, keys = call->heads && call->keys;
     if ((queries && ((call->dv && !call->out) || (call->d && !call->q))) || (keys && ((call->dv && !call->v) || (call->d && !call->k)))) return ANYMAX_BAD_POINTER;
     for (int64_t h = 0; call->lengths && h < call->heads; h++)
@@ -268,7 +248,7 @@ static int check(const anymax_decode_call *call) {
     if (!in_range(MAPS[call->map], call->param)) return ANYMAX_BAD_PARAM;
     if (call->dtype < ANYMAX_F32 || call->dtype > ANYMAX_F16) return ANYMAX_BAD_DTYPE;
     if (call->left && call->dtype > ANYMAX_F64) return ANYMAX_BAD_DTYPE;
-    if (call->rows < 0 || call->n < 1 || call->n > ANYMAX_MOST_CLASSES || call->draws < 0 || call->count < 0 || call->count > 64) return ANYMAX_BAD_SHAPE;
+    if (call->rows < 0 || call->n < 1 || call->n > ANYMAX_MOST_CLASSES || call->draws < 0 || call->count < 0 || call->count > STEPS_MOST) return ANYMAX_BAD_SHAPE;
     if (call->rows && call->rows > INT64_MAX / 16 / (call->n > call->draws ? call->n : call->draws)) return ANYMAX_BAD_SHAPE;
     if (!call->rows) return ANYMAX_OK;
     if (!call->x || (call->count && !call->steps) || (call->draws && (call->given ? call->log_p == nullptr : !call->u || !call->index))) return ANYMAX_BAD_POINTER;
@@ -283,33 +263,13 @@ static int check(const anymax_decode_call *call) {
     return ANYMAX_OK;
 }
 
-namespace {
-
-struct Decode {
-    const anymax_decode_call *call;
-    const anymax_unit *unit;
-    std::atomic<int> code;
-};
-
-void decoded_task(int64_t begin, int64_t end, void *context) {
-    Decode *d = (Decode *)context;
-    const int code = d->unit->decode(d->call, begin, end);
-    if (code) d->code.store(code);
-}
-
-}  // namespace
-
 extern "C" int anymax_decode(const anymax_decode_call *call) {
     const int code = check(call);
     if (code || !call->rows) return code;
-    const anymax_parallel run = parallel_of(call->pool);
-    Decode d{call, entry()->unit, {0}};
+    const anymax_unit *unit = entry()->unit;
     const int64_t row = work_of_row(call);
-    if (run && call->rows > 1 && at_most_so_much(call->rows, row) >= ALONE_MOST)
-        run(0, call->rows, grain_of(row), decoded_task, &d);
-    else
-        decoded_task(0, call->rows, &d);
-    return d.code.load();
+    const bool large = call->rows > 1 && at_most_so_much(call->rows, row) >= ALONE_MOST;
+    return share(large ? parallel_of(call->pool) : nullptr, call->rows, grain_of(row), [=](int64_t begin, int64_t end) { return unit->decode(call, begin, end); });
 }
 
 extern "C" const char *anymax_error(int code) {

@@ -2,8 +2,12 @@
 #ifndef ANYMAX_DISPATCH_HPP
 #define ANYMAX_DISPATCH_HPP
 
+#include "core/tasks.hpp"
 #include "core/unit.h"
 #include "limits.hpp"
+
+using ANYMAX_UNIT::first_not;
+using ANYMAX_UNIT::share;
 
 // How many of a kind are enough for a thread, by the work of one.
 constexpr int64_t grain_of(int64_t work) { return ALONE_MOST / 2 / work + 1; }

@@ -1,6 +1,8 @@
 // Ragged rows. Segments whose lengths a kernel takes together go through it in order, others by length, as the rows of one call: where they lie, or staged
 // side by side (heads); long ones one by one. Where an order says that entries lie apart, those of some segments at a time are brought side by side
 // first. Threads share the entries. What a row becomes depends on the row alone, so all of this changes no bit of a result.
+#include <atomic>
+
 #include "doors/pool.h"
 #include "doors/staging.hpp"
 #include "maps.hpp"
@@ -10,27 +12,24 @@ namespace {
 // -- rows of one call ------------------------------------------------------------------------------------------------------------------------
 
 bool rows_lie_dense(const anymax_call &call) {
-    const anymax_view *const views[] = {&call.x, &call.p, &call.g, &call.out};
-    for (const anymax_view *v : views)
-        if (v->data && v->cls != 1) return false;
-    return call.inner == 1;
+    return call.inner == 1 && each_operand(call, [](const anymax_view &v, int) { return v.cls == 1; });
 }
 
 // True where the entries of all operands are as far apart, and their heads side by side.
 bool heads_lie_alike(const anymax_call &call) {
-    const anymax_view *const views[] = {&call.x, &call.p, &call.g, &call.out};
-    for (const anymax_view *v : views)
-        if (v->data && (v->inner != 1 || v->cls != call.out.cls)) return false;
-    return call.inner > 1;
+    return call.inner > 1 && each_operand(call, [&](const anymax_view &v, int) { return v.inner == 1 && v.cls == call.out.cls; });
 }
+
+// What has one number a row and is written, if there is such.
+void *result_of(const anymax_call &call) { return call.op == ANYMAX_LOSS ? call.value : call.op == ANYMAX_THRESHOLD ? call.tau : nullptr; }
 
 int serve_group(const Work &w, const Group &g, Stage &stage) {
     const anymax_call &call = *w.call;
     const int64_t heads = call.inner, rows = g.count * heads, numbers = rows * g.n;
     const bool dense = rows_lie_dense(call);
     anymax_call c = call;
-    int64_t *const starts = stage.starts.take<int64_t>(g.count), *const sizes = g.uneven ? stage.sizes.take<int64_t>(g.count) : nullptr;
-    if (!starts || (g.uneven && !sizes)) return ANYMAX_NO_MEMORY;
+    int64_t *const starts = stage.take<int64_t>(STARTS, g.count), *const sizes = g.uneven ? stage.take<int64_t>(SIZES, g.count) : nullptr;
+    if (stage.failed) return ANYMAX_NO_MEMORY;
     c.outer = g.count, c.n = g.n, c.fresh = 0, c.starts = starts, c.sizes = sizes;
     if (dense || (heads_lie_alike(call) && w.unit->beside(&c))) {
         const int64_t step = dense ? 1 : call.out.cls;
@@ -40,34 +39,22 @@ int serve_group(const Work &w, const Group &g, Stage &stage) {
         const bool beside = (call.op == ANYMAX_FORWARD || call.op == ANYMAX_LOG) && heads > 1 && call.x.inner == 1 && call.out.inner == 1;
         c.starts = nullptr, c.outer = beside ? 1 : rows, c.inner = beside ? rows : 1;
         const anymax_view like = beside ? anymax_view{nullptr, 0, 1, rows} : anymax_view{nullptr, g.n, 0, 1};
-        anymax_view *const views[] = {&c.x, &c.p, &c.g, &c.out};
-        Room *const rooms[] = {&stage.x, &stage.p, &stage.g, &stage.out};
-        for (int i = 0; i < 4; i++) {
-            if (!views[i]->data) continue;
-            char *staged = rooms[i]->take<char>(numbers * w.size);
-            if (!staged) return ANYMAX_NO_MEMORY;
-            if (i < 3) move_group<true>(w, g, *views[i], staged, beside);
-            *views[i] = like, views[i]->data = staged;
-        }
+        each_operand(c, [&](anymax_view &v, int i) {
+            char *const staged = stage.take<char>(ROWS + i, numbers * w.size);
+            if (staged && i < 3) move_group<true>(w, g, v, staged, beside);
+            v = like, v.data = staged;
+            return staged != nullptr;
+        });
     }
-    struct {
-        const void *own;
-        const void **to;
-        Room *room;
-        int64_t size;
-    } const each[] = {{call.params, (const void **)&c.params, &stage.params, 8}, {call.index, (const void **)&c.index, &stage.index, 8}, {call.scale, (const void **)&c.scale, &stage.scale, w.wide}};
-    for (const auto &e : each) {
-        if (!e.own) continue;
-        char *staged = e.room->take<char>(rows * e.size);
-        if (!staged) return ANYMAX_NO_MEMORY;
-        move_each<true>(w, g, (void *)e.own, staged, e.size), *e.to = staged;
-    }
-    void *const result = call.op == ANYMAX_LOSS ? call.value : call.op == ANYMAX_THRESHOLD ? call.tau : nullptr;
-    char *made = nullptr;
-    if (result) {
-        made = stage.result.take<char>(rows * w.wide);
-        if (!made) return ANYMAX_NO_MEMORY;
-    }
+    const auto each = [&](Staged use, const void *own, int64_t size) -> void * {
+        char *const staged = own ? stage.take<char>(use, rows * size) : nullptr;
+        if (staged) move_each<true>(w, g, (void *)own, staged, size);
+        return staged;
+    };
+    c.params = (const double *)each(PARAMS, call.params, 8), c.index = (const int64_t *)each(TARGETS, call.index, 8), c.scale = each(SCALES, call.scale, w.wide);
+    void *const result = result_of(call);
+    char *const made = result ? stage.take<char>(RESULTS, rows * w.wide) : nullptr;
+    if (stage.failed) return ANYMAX_NO_MEMORY;
     c.value = call.op == ANYMAX_LOSS ? made : nullptr, c.tau = call.op == ANYMAX_THRESHOLD ? made : nullptr;
     const int code = w.unit->rows(&c, 0, rows, 0, nullptr);
     if (code) return code;
@@ -78,24 +65,18 @@ int serve_group(const Work &w, const Group &g, Stage &stage) {
 
 // One segment where it lies.
 int serve_in_place(const Work &w, int64_t s, anymax_parallel team) {
-    const anymax_call &call = *w.call;
-    anymax_call c = call;
-    const int64_t first = w.from(s), row = s * call.inner;
+    anymax_call c = *w.call;
+    const int64_t first = w.from(s);
     c.starts = c.sizes = nullptr, c.outer = 1, c.n = w.length(s), c.fresh = 0;
-    anymax_view *const views[] = {&c.x, &c.p, &c.g, &c.out};
-    for (anymax_view *v : views)
-        if (v->data) v->data = (char *)v->data + first * v->cls * w.size, v->outer = 0;
-    if (c.params) c.params += row;
-    if (c.index) c.index += row;
-    if (c.scale) c.scale = (const char *)c.scale + row * w.wide;
-    if (c.value) c.value = (char *)c.value + row * w.wide;
-    c.tau = c.op == ANYMAX_THRESHOLD ? (char *)c.tau + row * w.wide : nullptr;
+    each_operand(c, [&](anymax_view &v, int) { return v.data = (char *)v.data + first * v.cls * w.size, v.outer = 0, true; });
+    if (c.op != ANYMAX_THRESHOLD) c.tau = nullptr;
+    anymax_skip_rows(&c, s * c.inner);
     return w.unit->rows(&c, 0, c.inner, 0, team);
 }
 
 void serve_empty(const Work &w, int64_t s) {
     const anymax_call &call = *w.call;
-    void *const to = call.op == ANYMAX_LOSS ? call.value : call.op == ANYMAX_THRESHOLD ? call.tau : nullptr;
+    void *const to = result_of(call);
     if (!to) return;
     for (int64_t r = s * call.inner; r < (s + 1) * call.inner; r++) {
         const double v = call.op == ANYMAX_THRESHOLD ? -__builtin_inf() : call.index[r] < 0 ? 0.0 : __builtin_nan("");
@@ -112,12 +93,12 @@ void bring(const Work &w, int64_t begin, int64_t end) {
     const anymax_call &call = *w.call;
     const int64_t first = w.from(begin), count = w.from(end) - first, heads = call.inner;
     if (count > 2 * w.chunk) return;
-    const anymax_view *const views[] = {&call.x, &call.p, &call.g, &call.out};
-    for (const anymax_view *v : views) {
-        if (!v->data || v->cls != heads || (heads > 1 && v->inner != 1)) continue;
-        const char *const from = (const char *)v->data + first * heads * w.size;
+    each_operand(call, [&](const anymax_view &v, int) {
+        if (v.cls != heads || (heads > 1 && v.inner != 1)) return true;
+        const char *const from = (const char *)v.data + first * heads * w.size;
         for (int64_t i = 0; i < count * heads * w.size; i += 64) (void)*(const volatile char *)(from + i);
-    }
+        return true;
+    });
 }
 
 // Segments whose entries lie in order.
@@ -139,7 +120,7 @@ int serve(const Work &w, int64_t begin, int64_t end, Stage &stage) {
         if (code) return code;
     }
     for (int64_t n = 1; n <= SEGMENT_SHORT_MOST + 1; n++) start[n] += start[n - 1];
-    int32_t *which = stage.sorted.take<int32_t>(start[SEGMENT_SHORT_MOST + 1]);
+    int32_t *which = stage.take<int32_t>(SORTED, start[SEGMENT_SHORT_MOST + 1]);
     if (!which) return ANYMAX_NO_MEMORY;
     for (int64_t s = begin; s < end; s++) {
         const int64_t n = w.length(s);
@@ -176,64 +157,49 @@ int serve_ordered(const Work &w, int64_t begin, int64_t end, Stage &stage, anyma
     const anymax_segments &segments = *w.segments;
     const int64_t first = segments.ptr[begin], last = segments.ptr[end], heads = w.call->inner, bytes = heads * w.size;
     anymax_call c = *w.call;
-    anymax_view *const views[] = {&c.x, &c.p, &c.g, &c.out};
-    auto moves = [&](bool in, const anymax_view &v, void *staged) {
-        Moves m{segments.order, v, (char *)staged, first, heads, w.call->n, w.size};
-        const anymax_task task = in ? moves_task<true> : moves_task<false>;
-        team ? (void)team(first, last, SEGMENTS_CHUNK, task, &m) : task(first, last, &m);
-        return !m.wrong.load();
+    const auto moves = [&](bool in, const anymax_view &v, void *staged) {
+        const Moves m{segments.order, v, (char *)staged, first, heads, w.call->n, w.size};
+        return share(team, last - first, SEGMENTS_CHUNK, [&](int64_t from, int64_t to) { return in ? m.run<true>(first + from, first + to) : m.run<false>(first + from, first + to); });
     };
     const int holds = w.call->op == ANYMAX_FORWARD ? 3 : 1;  // which of them `kept` is: out or p
-    for (int i = 0; i < 4; i++) {
-        if (!views[i]->data) continue;
+    int code = ANYMAX_OK;
+    each_operand(c, [&](anymax_view &v, int i) {
         const bool kept = segments.kept && i == holds;
-        char *const staged = kept ? (char *)segments.kept + first * bytes : stage.gathered[i].take<char>((last - first) * bytes);
-        if (!staged) return ANYMAX_NO_MEMORY;
-        if (i < 3 && !kept && !moves(true, *views[i], staged)) return ANYMAX_BAD_SEGMENTS;
-        *views[i] = anymax_view{staged, 0, 1, heads};
-    }
+        char *const staged = kept ? (char *)segments.kept + first * bytes : stage.take<char>(ORDERED + i, (last - first) * bytes);
+        code = !staged ? ANYMAX_NO_MEMORY : i < 3 && !kept ? moves(true, v, staged) : ANYMAX_OK;
+        v = anymax_view{staged, 0, 1, heads};
+        return code == ANYMAX_OK;
+    });
+    if (code) return code;
     const anymax_segments lying{segments.ptr, nullptr, nullptr};
     Work beside = w;
     beside.call = &c, beside.segments = &lying, beside.first = first;
-    const int code = team ? serve_in_place(beside, begin, team) : serve(beside, begin, end, stage);
-    if (code || !w.call->out.data) return code;
-    return moves(false, w.call->out, c.out.data) ? ANYMAX_OK : ANYMAX_BAD_SEGMENTS;
+    code = team ? serve_in_place(beside, begin, team) : serve(beside, begin, end, stage);
+    return code || !w.call->out.data ? code : moves(false, w.call->out, c.out.data);
 }
 
 // -- sharing out -----------------------------------------------------------------------------------------------------------------------------
 
 // The first segment that begins at this entry or later.
 int64_t first_from(const Work &w, int64_t entry) {
-    int64_t low = 0, high = w.call->outer;
-    while (low < high) {
-        const int64_t middle = (low + high) / 2;
-        if (w.segments->ptr[middle] < entry)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return first_not(w.call->outer, [&](int64_t s) { return w.segments->ptr[s] < entry; });
 }
 
-struct Chunks {
-    const Work *work;
-    std::atomic<int> code;
-};
-
-void chunks_task(int64_t begin, int64_t end, void *context) {
-    Chunks &all = *(Chunks *)context;
-    const Work &w = *all.work;
-    Stage &stage = Stage::own();
+// The chunks [begin, end) of the entries.
+int serve_chunks(const Work &w, int64_t begin, int64_t end) {
+    Stage &stage = own_stage();
     const int64_t last = w.call->n / w.chunk;  // with the segments that begin at the very end
+    int all = ANYMAX_OK;
     for (int64_t k = begin; k < end; k++) {
         const int64_t from = first_from(w, k * w.chunk);
         int64_t to = k == last ? w.call->outer : first_from(w, (k + 1) * w.chunk);
         if (w.segments->order)
             while (to > from && w.long_one(to - 1)) to--;
         const int code = w.segments->order ? serve_ordered(w, from, to, stage, nullptr) : serve(w, from, to, stage);
-        if (code) all.code.store(code);
+        if (code) all = code;
     }
     stage.leave();
+    return all;
 }
 
 bool ascending(const anymax_segments &segments, int64_t count, int64_t entries) {
@@ -247,9 +213,7 @@ bool ascending(const anymax_segments &segments, int64_t count, int64_t entries) 
 void find_alike(Work &w) {
     for (int64_t n = 0; n <= SEGMENT_SHORT_MOST; n++) w.alike[n] = (int16_t)n, w.uneven[n] = false;
     anymax_call c = *w.call;
-    anymax_view *const views[] = {&c.x, &c.p, &c.g, &c.out};
-    for (anymax_view *v : views)
-        if (v->data && w.segments->order) v->cls = c.inner;
+    if (w.segments->order) each_operand(c, [&](anymax_view &v, int) { return v.cls = c.inner, true; });
     if (!rows_lie_dense(c)) return;
     anymax_span spans[ANYMAX_SPANS];
     const int count = w.unit->uneven(&c, spans);
@@ -273,25 +237,19 @@ extern "C" int anymax_run_segments_by(const anymax_call *call, const anymax_segm
     if (!call->outer || !call->inner) return ANYMAX_OK;
     if (call->n && (code = check_operands(call))) return code;
     if ((call->op == ANYMAX_LOSS && !(call->value && call->index)) || (call->op == ANYMAX_THRESHOLD && !call->tau)) return ANYMAX_BAD_POINTER;
-    const bool f64 = call->dtype == ANYMAX_F64;
     const int64_t chunk = SEGMENTS_CHUNK / call->inner > SEGMENTS_CHUNK_LEAST ? SEGMENTS_CHUNK / call->inner : SEGMENTS_CHUNK_LEAST;
-    Work w{call, segments, unit_in_use(), f64 ? 8 : call->dtype == ANYMAX_F32 ? 4 : 2, f64 ? 8 : 4, chunk, 0, run != nullptr, {}, {}};
+    Work w{call, segments, unit_in_use(), anymax_item(call->dtype), anymax_wide(call->dtype), chunk, 0, run != nullptr, {}, {}};
     find_alike(w);
-    Stage &stage = Stage::own();
+    Stage &stage = own_stage();
     for (int64_t s = 0; w.shared && call->n >= SHARED_ROW && s < call->outer; s++)
         if (w.long_one(s) && (code = segments->order ? serve_ordered(w, s, s + 1, stage, run) : serve_in_place(w, s, run))) return code;
-    Chunks all{&w, {0}};
-    const int64_t chunks = call->n / chunk + 1;
-    if (run && work_of(call, call->n * call->inner) >= ALONE_MOST) {
-        // a chunk for each thread at least, where the entries are few
-        const int64_t few = ALONE_MOST / 2 / work_of(call, call->inner);
-        if (chunks < 16) w.chunk = (call->n / 16 > few ? call->n / 16 : few) + 1;
-        run(0, call->n / w.chunk + 1, 1, chunks_task, &all);
-    } else {
-        chunks_task(0, chunks, &all);
-    }
     stage.leave();
-    return all.code.load();
+    if (work_of(call, call->n * call->inner) < ALONE_MOST) run = nullptr;
+    if (run && call->n / chunk < 15) {  // a chunk for each thread at least, where the entries are few
+        const int64_t few = ALONE_MOST / 2 / work_of(call, call->inner);
+        w.chunk = (call->n / 16 > few ? call->n / 16 : few) + 1;
+    }
+    return share(run, call->n / w.chunk + 1, 1, [&](int64_t begin, int64_t end) { return serve_chunks(w, begin, end); });
 }
 
 extern "C" int anymax_run_segments(const anymax_call *call, const anymax_segments *segments) {
@@ -340,20 +298,13 @@ struct Bounds {
 };
 
 template <class T>
-void bounds_task(int64_t begin, int64_t end, void *context) {
-    ((Bounds<T> *)context)->run(begin, end);
-}
-
-template <class T>
 int64_t sorted(const T *index, int64_t count, int64_t segments, T *ptr, T *order, bool strays, anymax_parallel run) {
     Bounds<T> bounds{index, count, segments, strays ? segments : segments - 1, ptr};
     const int64_t grain = 2 * ALONE_MOST;
-    if (!count)
-        bounds.fill(0, segments, 0);
-    else if (run && count > grain)
-        run(0, count, grain, bounds_task<T>, &bounds);
+    if (count)
+        share(count > grain ? run : nullptr, count, grain, [&](int64_t begin, int64_t end) { return bounds.run(begin, end), ANYMAX_OK; });
     else
-        bounds.run(0, count);
+        bounds.fill(0, segments, 0);
     if (!bounds.out_of_order.load()) return count;
     if (!order) return 0;
     memset(ptr, 0, (size_t)(segments + 1) * sizeof(T));

@@ -3,20 +3,16 @@
 
 #include <string.h>
 
-#include <atomic>
-
 #include "core/memory.hpp"
 #include "doors/dispatch.hpp"
 
 namespace {
 
-using ANYMAX_UNIT::Room;
-
 struct Work {
     const anymax_call *call;
     const anymax_segments *segments;
     const anymax_unit *unit;
-    int64_t size, wide;  // bytes of a number, and of one a row
+    int64_t size, wide;  // bytes of a number, and of one that a row has
     int64_t chunk;       // entries of a chunk
     int64_t first;       // the entry that lies first
     bool shared;         // the longest ones are served already, by all threads
@@ -28,24 +24,27 @@ struct Work {
     bool long_one(int64_t s) const { return shared && length(s) >= SHARED_ROW; }
 };
 
-// Kept by each thread from call to call: what the system gives anew is slower to come than what is done in it.
-struct Stage {
-    Room x, p, g, out, starts, sizes, params, index, scale, result, sorted;
-    Room gathered[4];  // operands whose entries lie in another order
+enum Staged { STARTS, SIZES, PARAMS, TARGETS, SCALES, RESULTS, SORTED, ROWS, ORDERED = ROWS + 4, STAGES = ORDERED + 4 };  // ROWS: x, p, g and out; ORDERED: from another order
+typedef ANYMAX_UNIT::Rooms<STAGES> Stage;
 
-    static Stage &own() {
+// Kept by each thread from call to call: what the system gives anew is slower to come than what is done in it.
+Stage &own_stage() {
 #if defined(ANYMAX_NO_THREADS)
-        static Stage stage;
+    static Stage stage;
 #else
-        static thread_local Stage stage;
+    static thread_local Stage stage;
 #endif
-        return stage;
-    }
-    void leave() {
-        Room *const rooms[] = {&x, &p, &g, &out, &starts, &sizes, &params, &index, &scale, &result, &sorted, gathered, gathered + 1, gathered + 2, gathered + 3};
-        for (Room *room : rooms) room->leave();
-    }
-};
+    return stage;
+}
+
+// f(the view, its place) for each operand that a call has; false where f said so of one.
+template <class Call, class F>
+bool each_operand(Call &call, F f) {
+    decltype(&call.x) const views[] = {&call.x, &call.p, &call.g, &call.out};
+    for (int i = 0; i < 4; i++)
+        if (views[i]->data && !f(*views[i], i)) return false;
+    return true;
+}
 
 // -- entries to staged rows, and back --------------------------------------------------------------------------------------------------------
 
@@ -124,10 +123,10 @@ struct Moves {
     anymax_view view;
     char *staged;
     int64_t begin, heads, entries, size;
-    std::atomic<bool> wrong{false};  // an entry was out of range
 
+    // These give ANYMAX_BAD_SEGMENTS where an entry is out of range.
     template <bool IN, int BYTES>
-    void pieces(int64_t begin, int64_t end) {
+    int pieces(int64_t begin, int64_t end) const {
         // what each turn reads must not wait for what the one before wrote: so nothing is read of *this
         const int64_t bytes = BYTES ? BYTES : heads * size, step = view.cls * size, count = end - begin, ahead = count - ENTRIES_AHEAD, *const places = order + begin;
         const uint64_t most = (uint64_t)entries;
@@ -139,10 +138,10 @@ struct Moves {
             out |= e >= most;
             move<IN>(row + k * bytes, own + (int64_t)(e < most ? e : 0) * step, (size_t)(BYTES ? BYTES : bytes));
         }
-        if (out) wrong.store(true);
+        return out ? ANYMAX_BAD_SEGMENTS : ANYMAX_OK;
     }
     template <bool IN, class T>
-    void strided(int64_t begin, int64_t end) {
+    int strided(int64_t begin, int64_t end) const {
         bool out = false;
         for (int64_t k = begin; k < end; k++) {
             const uint64_t e = (uint64_t)order[k];
@@ -150,10 +149,10 @@ struct Moves {
             T *const own = (T *)view.data + (int64_t)(e < (uint64_t)entries ? e : 0) * view.cls, *const row = (T *)staged + (k - this->begin) * heads;
             for (int64_t h = 0; h < heads; h++) IN ? (void)(row[h] = own[h * view.inner]) : (void)(own[h * view.inner] = row[h]);
         }
-        if (out) wrong.store(true);
+        return out ? ANYMAX_BAD_SEGMENTS : ANYMAX_OK;
     }
     template <bool IN>
-    void run(int64_t begin, int64_t end) {
+    int run(int64_t begin, int64_t end) const {
         if (heads == 1 || view.inner == 1) switch (heads * size) {
                 case 2: return pieces<IN, 2>(begin, end);
                 case 4: return pieces<IN, 4>(begin, end);
@@ -170,10 +169,5 @@ struct Moves {
         }
     }
 };
-
-template <bool IN>
-void moves_task(int64_t begin, int64_t end, void *context) {
-    ((Moves *)context)->run<IN>(begin, end);
-}
 
 }  // namespace

@@ -18,8 +18,10 @@
 #include <sys/mman.h>
 #endif
 
+#include "core/unit.h"
 #include "doors/pool.h"
 #include "doors/xla_ffi_abi.h"
+#include "limits.hpp"
 
 #if !defined(ANYMAX_NO_THREADS)
 #include <atomic>
@@ -135,7 +137,7 @@ auto with_threads(const xla_call *, F f) {
 // XLA gets results of this size from the system at each run of a program, and for the system to clear and map them page by page can take longer
 // than the kernel: large pages are asked for. True for such memory.
 bool newly_mapped(void *data, int64_t bytes) {
-    if (bytes < (int64_t)32 << 20) return false;  // malloc maps at least all that is larger than this
+    if (bytes < NEWLY_MAPPED_FROM) return false;
 #if defined(MADV_HUGEPAGE)
     const uintptr_t page = 1 << 16, first = (uintptr_t)data, last = first + (uintptr_t)bytes;  // a multiple of every page size
     const uintptr_t begin = (first + page - 1) & ~(page - 1), end = last & ~(page - 1);
@@ -183,8 +185,12 @@ int32_t dtype_of(int32_t xla) {
     }
 }
 
-// Numbers in the type that the kernels read: the caller's, or converted ones, which are freed at the end.
-template <class To>
+bool whole(const xla_buffer *b) { return b->dtype == XLA_S32 || b->dtype == XLA_S64; }
+bool real(const xla_buffer *b) { return b->dtype == XLA_F32 || b->dtype == XLA_F64; }
+bool wide(const xla_buffer *b) { return b->dtype == XLA_S64 || b->dtype == XLA_F64; }
+
+// Numbers of 64 bits, as the kernels read them: the caller's, or, from as many of 32 bits, our own, which are freed at the end.
+template <class To, class From>
 struct Numbers {
     const To *data = nullptr;
     To *own = nullptr;
@@ -193,89 +199,142 @@ struct Numbers {
     Numbers(const Numbers &) = delete;
     ~Numbers() { free(own); }
 
-    template <class From>
-    bool convert(const void *from, int64_t count) {
+    static To at(const xla_buffer *b, int64_t i) { return wide(b) ? ((const To *)b->data)[i] : (To)((const From *)b->data)[i]; }
+    bool make(int64_t count) {
         data = own = (To *)malloc((size_t)(count > 0 ? count : 1) * sizeof(To));
-        for (int64_t i = 0; own && i < count; i++) own[i] = (To)((const From *)from)[i];
         return own != nullptr;
+    }
+    bool read(const xla_buffer *b) {
+        if (wide(b)) return data = (const To *)b->data, true;
+        const int64_t count = size_of(b);
+        if (!make(count)) return false;
+        for (int64_t i = 0; i < count; i++) own[i] = at(b, i);
+        return true;
+    }
+};
+typedef Numbers<int64_t, int32_t> Wholes;
+typedef Numbers<double, float> Reals;
+
+xla_error *refuse_form(const xla_call *call) { return refuse(call, XLA_INVALID_ARGUMENT, "the call does not have the form that this version of the library knows"); }
+
+xla_error *refuse_code(const xla_call *call, int code) { return refuse(call, code == ANYMAX_BAD_SEGMENTS ? XLA_INVALID_ARGUMENT : XLA_INTERNAL, anymax_error(code)); }
+
+// The operands and results of a call.
+struct Buffers {
+    const xla_buffer *in[6] = {}, *out[2] = {};
+
+    // False where they are not so many, or one is no buffer.
+    bool read(const xla_call *call, int64_t inputs, int64_t outputs) {
+        if (call->operands.count != inputs || call->results.count != outputs) return false;
+        bool all = true;
+        for (int64_t i = 0; i < inputs; i++) all &= (in[i] = buffer(call->operands, i)) != nullptr;
+        for (int64_t i = 0; i < outputs; i++) all &= (out[i] = buffer(call->results, i)) != nullptr;
+        return all;
+    }
+    // The operands with classes, as views like this one; of two inputs of a product with the Jacobian none is x.
+    void lay_out(anymax_call &c, int64_t inputs, bool to_rows, const anymax_view &like) const {
+        const auto view = [&](const xla_buffer *b) { return anymax_view{b->data, like.outer, like.inner, like.cls}; };
+        if (to_rows) c.out = view(out[0]);
+        if (c.op != ANYMAX_VJP || inputs == 3) c.x = view(in[0]);
+        if (c.op == ANYMAX_VJP) c.p = view(in[inputs - 2]), c.g = view(in[inputs - 1]);
     }
 };
 
 // -- ragged rows ----------------------------------------------------------------------------------------------------
 
-const char *const UNKNOWN_FORM = "the call does not have the form that this version of the library knows";
-
-bool whole(const xla_buffer *b) { return b && (b->dtype == XLA_S32 || b->dtype == XLA_S64); }
-
 xla_error *serve_sort(const xla_call *call) {
-    const xla_buffer *index = buffer(call->operands, 0), *ptr = buffer(call->results, 0), *order = buffer(call->results, 1);
-    if (call->operands.count != 1 || call->results.count != 2 || !whole(index) || !ptr || !order || ptr->dtype != index->dtype || order->dtype != index->dtype)
-        return refuse(call, XLA_INVALID_ARGUMENT, UNKNOWN_FORM);
+    Buffers b;
+    if (!b.read(call, 1, 2)) return refuse_form(call);
+    const xla_buffer *index = b.in[0], *ptr = b.out[0], *order = b.out[1];
     const int64_t count = size_of(index), segments = size_of(ptr) - 1;
-    if (size_of(order) != count || segments < 0) return refuse(call, XLA_INVALID_ARGUMENT, UNKNOWN_FORM);
+    if (!whole(index) || ptr->dtype != index->dtype || order->dtype != index->dtype || size_of(order) != count || segments < 0) return refuse_form(call);
     const int64_t done = with_threads(call, [&](anymax_parallel run) {
-        return index->dtype == XLA_S64 ? anymax_sort_strays((const int64_t *)index->data, count, segments, (int64_t *)ptr->data, (int64_t *)order->data, run)
-                                       : anymax_sort_strays_32((const int32_t *)index->data, count, segments, (int32_t *)ptr->data, (int32_t *)order->data, run);
+        return wide(index) ? anymax_sort_strays((const int64_t *)index->data, count, segments, (int64_t *)ptr->data, (int64_t *)order->data, run)
+                           : anymax_sort_strays_32((const int32_t *)index->data, count, segments, (int32_t *)ptr->data, (int32_t *)order->data, run);
     });
-    if (done < 0) return refuse(call, XLA_INVALID_ARGUMENT, anymax_error(9));
-    for (int64_t e = 0; e < done; e++) index->dtype == XLA_S64 ? (void)(((int64_t *)order->data)[e] = e) : (void)(((int32_t *)order->data)[e] = (int32_t)e);
+    if (done < 0) return refuse_code(call, ANYMAX_BAD_SEGMENTS);
+    for (int64_t e = 0; e < done; e++) wide(index) ? (void)(((int64_t *)order->data)[e] = e) : (void)(((int32_t *)order->data)[e] = (int32_t)e);
     return nullptr;
 }
 
 // True where the places are 0, 1, 2 ...
-template <class T>
-bool in_order(const T *places, int64_t count) {
-    T other = 0;
-    for (int64_t k = 0; k < count; k++) other |= places[k] ^ (T)k;
+bool in_order(const xla_buffer *places) {
+    int64_t other = 0;
+    for (int64_t k = 0, count = size_of(places); k < count; k++) other |= Wholes::at(places, k) ^ k;
     return !other;
 }
 
 xla_error *serve_segments(const xla_call *call, anymax_call c, int64_t per_row) {
     const int64_t given = call->operands.count - 2 - per_row;
-    const xla_buffer *in[6] = {}, *out = buffer(call->results, 0);
-    if (given < 1 || given > 3 || (c.op != ANYMAX_FORWARD && c.op != ANYMAX_VJP) || given != (c.op == ANYMAX_FORWARD ? 1 : given == 2 ? 2 : 3) || call->results.count != 1 || !out)
-        return refuse(call, XLA_INVALID_ARGUMENT, UNKNOWN_FORM);
-    for (int64_t i = 0; i < call->operands.count; i++)
-        if (!(in[i] = buffer(call->operands, i))) return refuse(call, XLA_INVALID_ARGUMENT, UNKNOWN_FORM);
-    const xla_buffer *x = in[0], *ptr = in[given + per_row], *order = in[given + per_row + 1];
-    const int64_t size = size_of(x), entries = x->rank ? x->dims[0] : 0, segments = size_of(ptr) - 1, item = x->dtype == XLA_F64 ? 8 : x->dtype == XLA_F32 ? 4 : 2;
+    Buffers b;
+    if ((c.op == ANYMAX_FORWARD ? given != 1 : c.op != ANYMAX_VJP || (given != 2 && given != 3)) || !b.read(call, given + per_row + 2, 1)) return refuse_form(call);
+    const xla_buffer *x = b.in[0], *out = b.out[0], *own_params = b.in[given], *ptr = b.in[given + per_row], *order = b.in[given + per_row + 1];
+    const int64_t size = size_of(x), entries = x->rank ? x->dims[0] : 0, segments = size_of(ptr) - 1;
     int64_t heads = 1;
     for (int64_t i = 1; i < x->rank; i++) heads *= x->dims[i];
     c.dtype = dtype_of(x->dtype);
     bool alike = c.dtype >= 0 && x->rank >= 1 && whole(ptr) && whole(order) && segments >= 0 && out->dtype == x->dtype && size_of(out) == size;
-    for (int64_t i = 1; i < given; i++) alike &= in[i]->dtype == x->dtype && size_of(in[i]) == size;
-    if (per_row) alike &= (in[given]->dtype == XLA_F32 || in[given]->dtype == XLA_F64) && size_of(in[given]) == segments * heads;
-    if (!alike || (size_of(order) && size_of(order) != entries)) return refuse(call, XLA_INVALID_ARGUMENT, UNKNOWN_FORM);
-    Numbers<int64_t> bounds, places;
-    Numbers<double> params;
+    for (int64_t i = 1; i < given; i++) alike &= b.in[i]->dtype == x->dtype && size_of(b.in[i]) == size;
+    if (per_row) alike &= real(own_params) && size_of(own_params) == segments * heads;
+    if (!alike || (size_of(order) && size_of(order) != entries)) return refuse_form(call);
+    Wholes bounds, places;
+    Reals params;
     // two segments more take the entries of none
-    bounds.own = (int64_t *)malloc((size_t)(segments + 3) * 8), params.own = per_row ? (double *)malloc((size_t)((segments + 2) * heads + 1) * 8) : nullptr;
-    bool memory = bounds.own && (!per_row || params.own);
-    const bool wide = order->dtype == XLA_S64, lies = !size_of(order) || (wide ? in_order((const int64_t *)order->data, entries) : in_order((const int32_t *)order->data, entries));
-    if (wide && !lies)
-        places.data = (const int64_t *)order->data;
-    else if (!lies)
-        memory &= places.convert<int32_t>(order->data, entries);
-    if (!memory) return refuse(call, XLA_INTERNAL, anymax_error(6));
+    if (!bounds.make(segments + 3) || (per_row && !params.make((segments + 2) * heads)) || (!in_order(order) && !places.read(order))) return refuse_code(call, ANYMAX_NO_MEMORY);
     bounds.own[0] = 0, bounds.own[segments + 2] = entries;
-    for (int64_t s = 0; s <= segments; s++) bounds.own[s + 1] = ptr->dtype == XLA_S64 ? ((const int64_t *)ptr->data)[s] : ((const int32_t *)ptr->data)[s];
+    for (int64_t s = 0; s <= segments; s++) bounds.own[s + 1] = Wholes::at(ptr, s);
     for (int64_t r = 0; per_row && r < (segments + 2) * heads; r++) {
         const int64_t own = r < heads ? 0 : r - heads < segments * heads ? r - heads : segments * heads - 1;
-        params.own[r] = !segments ? 1.0 : in[given]->dtype == XLA_F64 ? ((const double *)in[given]->data)[own] : (double)((const float *)in[given]->data)[own];
+        params.own[r] = segments ? Reals::at(own_params, own) : 1.0;
     }
-    c.outer = segments + 2, c.inner = heads, c.n = entries, c.params = params.own;
-    const auto view = [heads](const xla_buffer *b) { return anymax_view{b->data, 0, 1, heads}; };
-    c.out = view(out);
-    if (given != 2) c.x = view(x);
-    if (c.op == ANYMAX_VJP) c.p = view(in[given - 2]), c.g = view(in[given - 1]);
-    newly_mapped(out->data, size * item);
-    const anymax_segments from{bounds.own, places.data, nullptr};
-    if (const int code = with_threads(call, [&](anymax_parallel run) { return anymax_run_segments_by(&c, &from, run); })) return refuse(call, code == 9 ? XLA_INVALID_ARGUMENT : XLA_INTERNAL, anymax_error(code));
+    c.outer = segments + 2, c.inner = heads, c.n = entries, c.params = params.data;
+    b.lay_out(c, given, true, anymax_view{nullptr, 0, 1, heads});
+    newly_mapped(out->data, size * anymax_item(c.dtype));
+    const anymax_segments from{bounds.data, places.data, nullptr};
+    if (const int code = with_threads(call, [&](anymax_parallel run) { return anymax_run_segments_by(&c, &from, run); })) return refuse_code(call, code);
+    const size_t bytes = (size_t)(heads * anymax_item(c.dtype));
     for (int64_t k = 0; k < entries; k++) {
         if (k == bounds.own[1]) k = bounds.own[segments + 1];
-        if (k < entries) memset((char *)out->data + (places.data ? places.data[k] : k) * heads * item, 0xff, (size_t)(heads * item));  // NaN in every dtype
+        if (k < entries) memset((char *)out->data + (size_t)(places.data ? places.data[k] : k) * bytes, 0xff, bytes);  // NaN in every dtype
     }
     return nullptr;
+}
+
+// -- rows of one length ---------------------------------------------------------------------------------------------
+
+xla_error *serve_rows(const xla_call *call, anymax_call c, int64_t per_row) {
+    const bool loss = c.op == ANYMAX_LOSS, gradient = c.op == ANYMAX_LOSS_GRAD, to_rows = !loss && c.op != ANYMAX_THRESHOLD;
+    const int64_t given = call->operands.count - per_row, inputs = c.op == ANYMAX_VJP ? (given == 2 ? 2 : 3) : gradient ? 4 : loss ? 2 : 1, outputs = loss ? 2 : 1;
+    Buffers b;
+    if (c.op < 0 || c.op > ANYMAX_THRESHOLD || c.op == ANYMAX_LOG_VJP || !b.read(call, inputs + per_row, outputs)) return refuse_form(call);
+    const xla_buffer *x = b.in[0], *targets = loss ? b.in[1] : gradient ? b.in[2] : nullptr, *own_params = b.in[inputs];
+    c.dtype = dtype_of(x->dtype);
+    if (c.dtype < 0) return refuse(call, XLA_INVALID_ARGUMENT, "scores must be float16, bfloat16, float32 or float64");
+    if (x->rank < 1) return refuse_form(call);
+    const int64_t n = x->dims[x->rank - 1], size = size_of(x), rows = n > 0 ? size / n : 0;
+    const int32_t computed = c.dtype == ANYMAX_F64 ? XLA_F64 : XLA_F32;
+    const auto like_x = [&](const xla_buffer *a) { return a->dtype == x->dtype && size_of(a) == size; };
+    const auto each_row = [&](const xla_buffer *a) { return a->dtype == computed && size_of(a) == rows; };
+    bool alike = true;
+    for (int64_t i = 0; i < outputs; i++) alike &= to_rows ? like_x(b.out[i]) : each_row(b.out[i]);
+    for (int64_t i = 1; i < inputs && c.op == ANYMAX_VJP; i++) alike &= like_x(b.in[i]);
+    if (gradient) alike &= each_row(b.in[1]) && each_row(b.in[3]);
+    if (targets) alike &= whole(targets) && size_of(targets) == rows;
+    if (per_row) alike &= real(own_params) && size_of(own_params) == rows;
+    if (!alike) return refuse_form(call);
+
+    c.outer = rows, c.inner = 1, c.n = n;
+    b.lay_out(c, inputs, to_rows, anymax_view{nullptr, n, 0, 1});
+    if (c.op == ANYMAX_THRESHOLD) c.tau = b.out[0]->data;
+    if (loss) c.value = b.out[0]->data, c.tau = b.out[1]->data;
+    if (gradient) c.tau = b.in[1]->data, c.scale = b.in[3]->data;
+    Wholes index;
+    Reals params;
+    if ((targets && !index.read(targets)) || (per_row && !params.read(own_params))) return refuse_code(call, ANYMAX_NO_MEMORY);
+    c.index = index.data, c.params = params.data;
+    c.fresh = to_rows && newly_mapped(b.out[0]->data, size * anymax_item(c.dtype));
+    const int code = with_threads(call, [&](anymax_parallel run) { return anymax_run_by(&c, run); });
+    return code ? refuse_code(call, code) : nullptr;
 }
 
 }  // namespace
@@ -292,100 +351,14 @@ extern "C" ANYMAX_API xla_error *anymax_xla(xla_call *call) {
         to->traits = 0;  // none: a GPU's command buffer cannot record this handler
         return nullptr;
     }
-    const char *unknown_form = UNKNOWN_FORM;
     int64_t op, map, noise, nodes, param, per_row, segments = 0;
     if (call->stage != XLA_EXECUTE || !attribute(call, "op", &op) || !attribute(call, "map", &map) ||
         !attribute(call, "noise", &noise) || !attribute(call, "nodes", &nodes) || !attribute(call, "param", &param) ||
-        !attribute(call, "per_row", &per_row))
-        return refuse(call, XLA_INVALID_ARGUMENT, unknown_form);
-
-    if (attribute(call, "segments", &segments) && segments) {
-        if (segments == 2) return serve_sort(call);
-        anymax_call c;
-        memset(&c, 0, sizeof c);
-        c.op = (int32_t)op, c.map = (int32_t)map, c.noise = (int32_t)noise, c.nodes = nodes;
-        memcpy(&c.param, &param, 8);
-        return serve_segments(call, c, per_row ? 1 : 0);
-    }
-    const int64_t given = call->operands.count - (per_row ? 1 : 0);
-    const xla_buffer *in[5], *out[2];
-    for (int64_t i = 0; i < 5; i++) in[i] = i < call->operands.count ? buffer(call->operands, i) : nullptr;
-    for (int64_t i = 0; i < 2; i++) out[i] = buffer(call->results, i);
-    int64_t inputs = 1, outputs = 1;
-    switch (op) {
-        case ANYMAX_FORWARD:
-        case ANYMAX_LOG:
-        case ANYMAX_THRESHOLD: break;
-        case ANYMAX_VJP: inputs = given == 2 ? 2 : 3; break;
-        case ANYMAX_LOSS: inputs = outputs = 2; break;
-        case ANYMAX_LOSS_GRAD: inputs = 4; break;
-        default: return refuse(call, XLA_INVALID_ARGUMENT, unknown_form);
-    }
-    if (given != inputs || call->results.count != outputs || call->operands.count > 5)
-        return refuse(call, XLA_INVALID_ARGUMENT, unknown_form);
-    for (int64_t i = 0; i < call->operands.count; i++)
-        if (!in[i]) return refuse(call, XLA_INVALID_ARGUMENT, unknown_form);
-    for (int64_t i = 0; i < outputs; i++)
-        if (!out[i]) return refuse(call, XLA_INVALID_ARGUMENT, unknown_form);
-
-    const xla_buffer *x = in[0];
-    const int32_t dtype = dtype_of(x->dtype), wide = x->dtype == XLA_F64 ? XLA_F64 : XLA_F32;
-    if (dtype < 0) return refuse(call, XLA_INVALID_ARGUMENT, "scores must be float16, bfloat16, float32 or float64");
-    if (x->rank < 1) return refuse(call, XLA_INVALID_ARGUMENT, unknown_form);
-    const int64_t n = x->dims[x->rank - 1], size = size_of(x), rows = n > 0 ? size / n : 0;
-
-    const bool to_rows = op != ANYMAX_LOSS && op != ANYMAX_THRESHOLD;
-    bool alike = to_rows ? out[0]->dtype == x->dtype && size_of(out[0]) == size : true;
-    for (int64_t i = 0; !to_rows && i < outputs; i++) alike &= out[i]->dtype == wide && size_of(out[i]) == rows;
-    if (op == ANYMAX_VJP)
-        for (int64_t i = 1; i < inputs; i++) alike &= in[i]->dtype == x->dtype && size_of(in[i]) == size;
-    if (op == ANYMAX_LOSS_GRAD)
-        for (int64_t i = 1; i < 4; i += 2) alike &= in[i]->dtype == wide && size_of(in[i]) == rows;
-
-    anymax_call c;
-    memset(&c, 0, sizeof c);
-    c.op = (int32_t)op, c.map = (int32_t)map, c.dtype = dtype, c.noise = (int32_t)noise, c.nodes = nodes;
-    c.outer = rows, c.inner = 1, c.n = n;
+        !attribute(call, "per_row", &per_row) || op != (int32_t)op)
+        return refuse_form(call);
+    anymax_call c{};
+    c.op = (int32_t)op, c.map = (int32_t)map, c.noise = (int32_t)noise, c.nodes = nodes;
     memcpy(&c.param, &param, 8);
-    const auto view = [n](const xla_buffer *b) { return anymax_view{b->data, n, 0, 1}; };
-    if (to_rows) c.out = view(out[0]);
-    if (op == ANYMAX_VJP) {
-        if (inputs == 3) c.x = view(x);
-        c.p = view(in[inputs - 2]), c.g = view(in[inputs - 1]);
-    } else {
-        c.x = view(x);
-    }
-    if (op == ANYMAX_THRESHOLD) c.tau = out[0]->data;
-    if (op == ANYMAX_LOSS) c.value = out[0]->data, c.tau = out[1]->data;
-    if (op == ANYMAX_LOSS_GRAD) c.tau = in[1]->data, c.scale = in[3]->data;
-
-    bool memory = true;
-    Numbers<int64_t> index;
-    if (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD) {
-        const xla_buffer *t = in[op == ANYMAX_LOSS ? 1 : 2];
-        alike &= (t->dtype == XLA_S32 || t->dtype == XLA_S64) && size_of(t) == rows;
-        if (!alike) return refuse(call, XLA_INVALID_ARGUMENT, unknown_form);
-        if (t->dtype == XLA_S64)
-            index.data = (const int64_t *)t->data;
-        else
-            memory &= index.convert<int32_t>(t->data, rows);
-        c.index = index.data;
-    }
-    Numbers<double> params;
-    if (per_row) {
-        const xla_buffer *a = in[inputs];
-        alike &= (a->dtype == XLA_F32 || a->dtype == XLA_F64) && size_of(a) == rows;
-        if (!alike) return refuse(call, XLA_INVALID_ARGUMENT, unknown_form);
-        if (a->dtype == XLA_F64)
-            params.data = (const double *)a->data;
-        else
-            memory &= params.convert<float>(a->data, rows);
-        c.params = params.data;
-    }
-    if (!alike) return refuse(call, XLA_INVALID_ARGUMENT, unknown_form);
-    if (!memory) return refuse(call, XLA_INTERNAL, anymax_error(6));
-    const int64_t item = x->dtype == XLA_F64 ? 8 : x->dtype == XLA_F32 ? 4 : 2;
-    c.fresh = to_rows && newly_mapped(out[0]->data, size * item);
-    const int code = with_threads(call, [&](anymax_parallel run) { return anymax_run_by(&c, run); });
-    return code ? refuse(call, XLA_INTERNAL, anymax_error(code)) : nullptr;
+    if (!attribute(call, "segments", &segments) || !segments) return serve_rows(call, c, per_row ? 1 : 0);
+    return segments == 2 ? serve_sort(call) : serve_segments(call, c, per_row ? 1 : 0);
 }

@@ -21,17 +21,12 @@ class LinearVJP : LinearHead<C> {
     C *sums;    // the same of the queries, [pairs, Vp], for dv
 
     struct Work {
-        C *const memory;
         C *a, *b, *scaled, *a_transposed, *b_transposed;     // of a chunk of one side
         C *row_a, *row_b, *row_da, *row_db, *share, *pairs;  // of a block of the other side
         C *u, *t;                                            // of a tile of rows and a chunk
-        Work(const LinearVJP &l, Room &room)
-            : memory(room.take<C>(CHUNK * (2 * l.Dp + l.Bp + l.D + l.B + 2 * TILE_ROWS) + BLOCK * (4 * l.Dp + l.Bp + l.Vp))) {
-            Pieces<C> p{memory};
-            a = p.next(CHUNK * l.Dp), b = p.next(CHUNK * l.Bp), scaled = p.next(CHUNK * l.Dp), a_transposed = p.next(l.D * CHUNK), b_transposed = p.next(l.B * CHUNK);
-            u = p.next(TILE_ROWS * CHUNK), t = p.next(TILE_ROWS * CHUNK);
-            row_a = p.next(BLOCK * l.Dp), row_da = p.next(BLOCK * l.Dp), share = p.next(BLOCK * l.Dp), pairs = p.next(BLOCK * l.Dp);
-            row_b = p.next(BLOCK * l.Bp), row_db = p.next(BLOCK * l.Vp);
+        void take(const LinearVJP &l, Arena &arena) {
+            arena.take(CHUNK * l.Dp, a, scaled), arena.take(CHUNK * l.Bp, b), arena.take(CHUNK * l.D, a_transposed), arena.take(CHUNK * l.B, b_transposed);
+            arena.take(CHUNK * TILE_ROWS, u, t), arena.take(BLOCK * l.Dp, row_a, row_da, share, pairs), arena.take(BLOCK * l.Bp, row_b), arena.take(BLOCK * l.Vp, row_db);
         }
     };
 
@@ -168,13 +163,13 @@ class LinearVJP : LinearHead<C> {
     void add_to_sums_shared(bool queries, int64_t begin, int64_t end, anymax_parallel team) {
         if (begin >= end) return;
         from = begin, to = end;
-        this->share(this, this->units(), team, [&](int64_t first, int64_t last, const Work &w) { add_to_sums(queries, first, last, w); });
+        this->each_task(this, this->units(), team, [&](int64_t first, int64_t last, const Work &w) { add_to_sums(queries, first, last, w); });
         empty = false;
     }
     void answer_shared(bool queries, int64_t start, int64_t rows, bool causal, anymax_parallel team) {
         if (rows <= 0) return;
         from = start, to = start + rows;
-        this->share(this, (queries ? call.groups : 1) * this->tiles_of(rows), team,
+        this->each_task(this, (queries ? call.groups : 1) * this->tiles_of(rows), team,
                     [&](int64_t begin, int64_t end, const Work &w) { answer(queries, begin, end, start, rows, causal, w); });
     }
 
@@ -212,7 +207,7 @@ class LinearVJP : LinearHead<C> {
             memset(dk + seen * d, 0, (size_t)((call.keys - seen) * d) * sizeof(C));
             memset(dv_ + seen * dv, 0, (size_t)((call.keys - seen) * dv) * sizeof(C));
         }
-        return failed ? ANYMAX_NO_MEMORY : ANYMAX_OK;
+        return failed;
     }
 };
 

@@ -84,7 +84,7 @@ class LinearHead {
     int64_t keys;       // without those that padding or `lengths` leaves out
     bool empty = true;  // the sums: nothing was added so far
     int64_t from, to;   // the keys, or queries, of the step
-    int failed = 0;
+    int failed = ANYMAX_OK;
 
     LinearHead(const anymax_linear_call &call, int64_t head)
         : call(call), d(call.d), dv(call.dv), D(d + 1), Dp(padded(D)), Vp(padded(dv)), L(call.queries), q((const C *)call.q + head * call.groups * L * d),
@@ -153,39 +153,21 @@ class LinearHead {
         static thread_local Room room;
         return room;
     }
+    // task(begin, end, the memory of a task, which `Head::Work` takes) for parts of the units.
     template <class Head, class Task>
-    struct Shared {
-        Head *me;
-        const Task *task;
-        static void run(int64_t begin, int64_t end, void *context) {
-            const Shared *s = (const Shared *)context;
-            const typename Head::Work w(*s->me, task_memory());
-            if (w.memory)
-                (*s->task)(begin, end, w);
-            else
-                __atomic_store_n(&s->me->failed, 1, __ATOMIC_RELAXED);
+    static void each_task(Head *me, int64_t units, anymax_parallel team, const Task &task) {
+        const int64_t threads = me->call.threads > 1 ? me->call.threads : 1, parts = 4 * threads;
+        const int code = share(threads > 1 ? team : nullptr, units, (units + parts - 1) / parts, [&](int64_t begin, int64_t end) {
+            typename Head::Work w;
+            Arena size{nullptr, 0};
+            w.take(*me, size);
+            Arena arena{task_memory().take<char>(size.used), 0};
+            w.take(*me, arena);
+            if (arena.base) task(begin, end, w);
             task_memory().leave();
-        }
-    };
-    template <class Head, class Task>
-    static void share(Head *me, int64_t units, anymax_parallel team, const Task &task) {
-        Shared<Head, Task> s{me, &task};
-        const int64_t threads = me->call.threads, pieces = 4 * threads;
-        if (team && threads > 1)
-            team(0, units, (units + pieces - 1) / pieces, Shared<Head, Task>::run, &s);
-        else
-            Shared<Head, Task>::run(0, units, &s);
-    }
-};
-
-// Pieces of one memory, one after another.
-template <class C>
-struct Pieces {
-    C *at;
-    C *next(int64_t count) {
-        C *mine = at;
-        if (at) at += count;
-        return mine;
+            return arena.base ? ANYMAX_OK : ANYMAX_NO_MEMORY;
+        });
+        if (code) me->failed = code;
     }
 };
 
@@ -200,13 +182,10 @@ class Linear : LinearHead<C> {
 
     // The memory of a task.
     struct Work {
-        C *const memory;
         C *keys, *values, *scaled, *transposed, *queries, *pairs, *result, *weights, *below;
-        Work(const Linear &l, Room &room)
-            : memory(room.take<C>(CHUNK * (l.Dp + 2 * l.Vp + l.D + TILE_ROWS) + BLOCK * (2 * l.Dp + l.Vp + 1))) {
-            Pieces<C> p{memory};
-            keys = p.next(CHUNK * l.Dp), values = p.next(CHUNK * l.Vp), scaled = p.next(CHUNK * l.Vp), transposed = p.next(l.D * CHUNK);
-            weights = p.next(TILE_ROWS * CHUNK), queries = p.next(BLOCK * l.Dp), pairs = p.next(BLOCK * l.Dp), result = p.next(BLOCK * l.Vp), below = p.next(BLOCK);
+        void take(const Linear &l, Arena &arena) {
+            arena.take(CHUNK * l.Dp, keys), arena.take(CHUNK * l.Vp, values, scaled), arena.take(CHUNK * l.D, transposed), arena.take(CHUNK * TILE_ROWS, weights);
+            arena.take(BLOCK * l.Dp, queries, pairs), arena.take(BLOCK * l.Vp, result), arena.take(BLOCK, below);
         }
     };
 
@@ -298,11 +277,11 @@ class Linear : LinearHead<C> {
     }
 
     void add_keys_shared(anymax_parallel team) {
-        this->share(this, this->units(), team, [&](int64_t begin, int64_t end, const Work &w) { add_keys(begin, end, w); });
+        this->each_task(this, this->units(), team, [&](int64_t begin, int64_t end, const Work &w) { add_keys(begin, end, w); });
         empty = false;
     }
     void answer_shared(int64_t first, int64_t rows, bool causal, anymax_parallel team) {
-        this->share(this, call.groups * this->tiles_of(rows), team, [&](int64_t begin, int64_t end, const Work &w) { answer(begin, end, first, rows, causal, w); });
+        this->each_task(this, call.groups * this->tiles_of(rows), team, [&](int64_t begin, int64_t end, const Work &w) { answer(begin, end, first, rows, causal, w); });
     }
 
   public:
@@ -325,39 +304,25 @@ class Linear : LinearHead<C> {
             add_keys_shared(team);
         }
         if (both < L) answer_shared(both, L - both, false, team);
-        return failed ? ANYMAX_NO_MEMORY : ANYMAX_OK;
+        return failed;
     }
 };
-
-struct Heads {
-    const anymax_linear_call *call;
-    anymax_parallel team;  // the threads that share the work of each head; NULL where the heads are shared among threads
-    int code;
-};
-
-template <class Head>
-static void heads_task(int64_t begin, int64_t end, void *context) {
-    static thread_local Room room;
-    Heads *h = (Heads *)context;
-    for (int64_t head = begin; head < end; head++) {
-        Head own(*h->call, head);
-        const int code = own.run(room, h->team);
-        if (code) __atomic_store_n(&h->code, code, __ATOMIC_RELAXED);
-    }
-    room.leave();
-}
 
 // Threads share the heads where that leaves none of them idle, else the work of each head. The order of every sum is the same.
 template <class Head>
 static int each_head(const anymax_linear_call *call, anymax_parallel team) {
     const int64_t threads = call->threads < 1 ? 1 : call->threads;
     const bool by_heads = call->heads % threads == 0 || call->heads >= 4 * threads;
-    Heads h{call, by_heads ? nullptr : team, ANYMAX_OK};
-    if (by_heads && team)
-        team(0, call->heads, 1, heads_task<Head>, &h);
-    else
-        heads_task<Head>(0, call->heads, &h);
-    return h.code;
+    return share(by_heads ? team : nullptr, call->heads, 1, [&](int64_t begin, int64_t end) {
+        static thread_local Room room;
+        int code = ANYMAX_OK;
+        for (int64_t head = begin; head < end; head++) {
+            Head own(*call, head);
+            if (const int failed = own.run(room, by_heads ? nullptr : team)) code = failed;
+        }
+        room.leave();
+        return code;
+    });
 }
 
 }  // namespace ANYMAX_UNIT

@@ -70,8 +70,8 @@ struct Curve {
     template <class V>
     ANYMAX_INLINE V steps(V s0, V s1) const {  // of many rows
         const V l = log(s0);
-        const V whole_ = s0 - s0 * exp(l * scalar<V>(-1.0 / r)), part = s0 * l * scalar<V>(1.0 / r);  // near 1 the difference would cancel
-        return (absolute(l) < scalar<V>(sizeof(scalar<V>) == 4 ? 3e-4 : 1e-8) ? part : whole_) / s1;
+        const V difference = s0 - s0 * exp(l * scalar<V>(-1.0 / r)), part = s0 * l * scalar<V>(1.0 / r);  // near 1 the difference would cancel
+        return (absolute(l) < scalar<V>(sizeof(scalar<V>) == 4 ? 3e-4 : 1e-8) ? part : difference) / s1;
     }
     ANYMAX_INLINE double reach(double level) const { return -level / slope; }
     ANYMAX_INLINE double tau(double level) const { return -level / slope; }

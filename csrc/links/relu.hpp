@@ -9,9 +9,9 @@ template <class C>
 struct ReluWeight {
     C inverse;  // a power of two that takes the largest score to 1 or less, lest a sum overflow
 
-    explicit ReluWeight(C top_) : inverse(1) {
+    explicit ReluWeight(C top) : inverse(1) {
         int exponent = 0;
-        if (top_ > C(0)) ::frexp((double)top_, &exponent);
+        if (top > C(0)) ::frexp((double)top, &exponent);
         inverse = (C)::ldexp(1.0, exponent > -120 ? -exponent : 120);
     }
     ANYMAX_INLINE vec<C> weight(vec<C> x) const { return larger(x * inverse, vec<C>{}); }

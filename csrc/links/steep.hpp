@@ -32,11 +32,11 @@ inline double steep_anchor(const double *y, int64_t count, double c) {
             const vl in = itself ? v >= from : v > from;
             least = in ? (v < least ? v : least) : least;
         }
-        return -top(-least);
+        return lowest_lane(least);
     };
     vd most = all<vd>(-1e300);
     for (int64_t i = 0; i < count; i += W) most = larger(most, load(y + i));
-    double inside = top(most), least = least_from(-1e299, true), empty = inside;  // none lies in [empty, inside)
+    double inside = highest_lane(most), least = least_from(-1e299, true), empty = inside;  // none lies in [empty, inside)
     for (double next = least; least < inside;) {
         if (steep_sum(y, count, next, c, 0.0, nullptr) < 1.0)
             inside = empty = next;

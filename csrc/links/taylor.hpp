@@ -16,7 +16,7 @@ inline C taylor_scale(const C *x, int64_t n, int order, C *coefficient) {
         const vec<C> v = load_or(x, i, n, C(0));
         size = larger(size, v > -infinity<C> ? absolute(v) : vec<C>{});
     }
-    const C most = top(size);
+    const C most = highest_lane(size);
     int exponent = 0;
     if (most > C(4)) ::frexp((double)most * 0.25, &exponent);
     const C inverse = (C)::ldexp(1.0, -exponent);
@@ -33,13 +33,6 @@ inline C taylor_scale(const C *x, int64_t n, int order, C *coefficient) {
     return inverse;
 }
 
-template <class C>
-ANYMAX_INLINE vec<C> taylor(vec<C> v, const C *coefficient, int order) {
-    vec<C> y = splat(coefficient[order]);
-    for (int j = order - 1; j >= 0; j--) y = y * v + coefficient[j];
-    return y;
-}
-
 // u(x) up to a factor of the row, and u'(x) up to the same one.
 template <class C>
 struct TaylorWeight {
@@ -49,13 +42,14 @@ struct TaylorWeight {
 
     TaylorWeight(const C *x, int64_t n, int k) : order(k) { inverse = taylor_scale(x, n, k, coefficient); }
     ANYMAX_INLINE vec<C> weight(vec<C> x) const {
-        vec<C> in = x > -infinity<C> ? x : vec<C>{};
-        vec<C> y = larger(taylor<C>(in * inverse, coefficient, order), vec<C>{});
-        return x > -infinity<C> ? y : vec<C>{};
+        const vec<C> in = (x > -infinity<C> ? x : vec<C>{}) * inverse;
+        vec<C> y = splat(coefficient[order]);
+        for (int j = order - 1; j >= 0; j--) y = y * in + coefficient[j];
+        return x > -infinity<C> ? larger(y, vec<C>{}) : vec<C>{};
     }
     // f_k' = f_(k-1), whose coefficients in v are those of f_k shifted by one
     ANYMAX_INLINE vec<C> slope(vec<C> x) const {
-        vec<C> in = (x > -infinity<C> ? x : vec<C>{}) * inverse;
+        const vec<C> in = (x > -infinity<C> ? x : vec<C>{}) * inverse;
         vec<C> y = splat(coefficient[order] * (C)order);
         for (int j = order - 1; j >= 1; j--) y = y * in + coefficient[j] * (C)j;
         return x > -infinity<C> ? y * inverse : vec<C>{};

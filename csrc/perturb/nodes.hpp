@@ -2,6 +2,7 @@
 // mappings/perturb_max.py: trapezoid points for smooth noises, panels of Gauss points for those with kinks.
 #pragma once
 
+#include "core/memory.hpp"
 #include "limits.hpp"
 #include "perturb/noises.hpp"
 
@@ -13,30 +14,14 @@ constexpr int64_t PANEL = 8;   // Gauss nodes a panel
 
 constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// -- scratch memory ----------------------------------------------------------------------------------------------------------------
-
-// Arrays one after another; without a base it only counts their bytes.
-struct Arena {
-    char *base;
-    int64_t used;
-
-    template <class T>
-    void take_one(int64_t count, T *&array) {
-        array = base ? (T *)(base + used) : nullptr;
-        used += round_up(count * (int64_t)sizeof(T), 64);
-    }
-    // Points these at arrays of `count` each.
-    template <class... T>
-    void take(int64_t count, T *&...arrays) {
-        (take_one(count, arrays), ...);
-    }
-};
-
 // -- the two ends ------------------------------------------------------------------------------------------------------------------
 
 // Candidates for the ends: where they would be for k = n^(j/32) equal scores, 33 lower ends and then 33 upper ones. They depend on n, not on the
 // row's scores, and to find them takes up to five times as long as a row of 10 classes: each thread keeps those of its last call.
 struct Ends {
+    int64_t n;
+    int noise;
+    double mass;
     double deep, tail;  // log G <= -deep below the lower end, >= -tail above the upper one
     double at[66];
 };
@@ -48,22 +33,13 @@ constexpr double mass_outside(int64_t nodes) {
 }
 
 inline const Ends &ends_for(int noise, int64_t n, double mass) {
-    static thread_local Ends kept;
-    static thread_local int64_t kept_n = -1;
-    static thread_local int kept_noise;
-    static thread_local double kept_mass;
-    if (kept_n != n || kept_noise != noise || kept_mass != mass) {
-        kept_n = -1;
-        kept.deep = -::log(mass);
-        kept.tail = -::log1p(-mass);
-        for (int j = 0; j < 33; j++) {
-            const double k = ::pow((double)n, j / 32.0);
-            kept.at[j] = level(noise, kept.deep / k);
-            kept.at[33 + j] = level(noise, kept.tail / k);
-        }
-        kept_n = n;
-        kept_noise = noise;
-        kept_mass = mass;
+    static thread_local Ends kept{-1, 0, 0.0, 0.0, 0.0, {}};
+    if (kept.n == n && kept.noise == noise && kept.mass == mass) return kept;
+    kept.n = n, kept.noise = noise, kept.mass = mass;
+    kept.deep = -::log(mass), kept.tail = -::log1p(-mass);
+    for (int j = 0; j < 33; j++) {
+        const double k = ::pow((double)n, j / 32.0);
+        kept.at[j] = level(noise, kept.deep / k), kept.at[33 + j] = level(noise, kept.tail / k);
     }
     return kept;
 }
@@ -161,19 +137,10 @@ inline void panels(Nodes &at, double low, double high, int64_t cuts, const doubl
     for (;;) {  // merges two sorted lists: the grid k = 0..cuts and the kinks, backwards
         const double s = (double)k / (double)cuts;
         const double grid = k <= cuts ? low * (1.0 - s) + high * s : inf64;
-        double kink = inf64;
-        if (j > 0) {
-            kink = kinks[j - 1] > low ? kinks[j - 1] : low;
-            kink = kink < high ? kink : high;
-        }
+        const double kink = j == 0 ? inf64 : kinks[j - 1] < low ? low : kinks[j - 1] > high ? high : kinks[j - 1];
         if (k > cuts && j == 0) break;
-        if (grid <= kink) {
-            right = grid;
-            k++;
-        } else {
-            right = kink;
-            j--;
-        }
+        right = grid <= kink ? grid : kink;
+        grid <= kink ? k++ : j--;
         if (right > left) {
             const double half = 0.5 * (right - left);
             for (int i = 0; i < PANEL; i++) {

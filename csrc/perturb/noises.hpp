@@ -101,10 +101,9 @@ ANYMAX_INLINE vf scaled(vf y, vf h, vf &k) {
     return (vf)((vi)y + (b << 23));
 }
 ANYMAX_INLINE vd scaled(vd y, vd h, vd &k) {
-    typedef uint64_t vu __attribute__((vector_size(ANYMAX_VECTOR)));
-    const vu b = ((vu)h - (vu)all<vd>(0.70710678118654752)) >> 52;
-    k = (vd)(b + (vu)all<vd>(WHOLE)) - WHOLE;
-    return (vd)((vu)y + (b << 52));
+    const ul b = ((ul)h - (ul)all<vd>(0.70710678118654752)) >> 52;
+    k = (vd)(b + (ul)all<vd>(WHOLE)) - WHOLE;
+    return (vd)((ul)y + (b << 52));
 }
 
 // The constant factor of h that `law` leaves to its callers.

@@ -41,7 +41,7 @@ struct Flush {
 
 // Doubles of scratch memory that the functions below need, `work`, aligned to a cache line: as many as the solver with the longest arrays takes.
 int64_t perturb_work(int64_t n, int64_t nodes) {
-    perturb::Arena arena{nullptr, 0};
+    Arena arena{nullptr, 0};
     perturb::Solver<ANYMAX_LAPLACE, double>().take(arena, n, perturb::at_least(nodes));
     return arena.used / 8;
 }

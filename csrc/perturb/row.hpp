@@ -27,16 +27,8 @@ inline Row<C> read_row(const C *x, int64_t n, double scale) {
         high = larger(high, v);
         low = smaller(low, v > -infinity<C> ? v : splat(infinity<C>));
     }
-    Row<C> row;
-    row.x = x;
-    row.p = row.g = nullptr;
-    row.n = n;
-    const C most = top(high);
-    row.high = most;
-    row.low = -top(-low);
-    row.inv = 1.0 / (scale > 1e-300 ? scale : 1e-300);
-    row.mid = 0.0;
-    row.top = 0;
+    const C most = highest_lane(high);
+    Row<C> row{x, nullptr, nullptr, n, 0, (double)most, (double)lowest_lane(low), 1.0 / (scale > 1e-300 ? scale : 1e-300), 0.0};
     const V goal = splat(most);
     for (int64_t i = 0; i < n; i += W) {
         uint32_t hit = bits((ints<C>)(load_or(x, i, n, -infinity<C>) == goal));

@@ -95,7 +95,7 @@ struct Solver {
         for (int64_t j = 0; j < padded; j++) single.w[j] = E(j < got);
         for (int64_t j = 0; j < got; j++) index[j] = pos + j;
         if (row.top >= pos && row.top < next) single.w[row.top - pos] = single.wg[row.top - pos] = E(0);
-        highest_z = top(most);
+        highest_z = highest_lane(most);
         return next;
     }
     // The same with those above `cut` alone.
@@ -125,7 +125,7 @@ struct Solver {
             single.zh[j] = E(-DEEPEST);
             single.zl[j] = single.w[j] = single.wg[j] = E(0);
         }
-        highest_z = top(most);
+        highest_z = highest_lane(most);
         return pos;
     }
 
@@ -207,9 +207,7 @@ struct Solver {
     }
     // A polynomial may be below 0 by its rounding.
     static void divide(const E *from, E *to, int64_t n, double norm) {
-        int64_t j = 0;
-        for (; j + width<double> <= n; j += width<double>) store_narrow(to + j, larger(load_wide(from + j), vd{}) / norm);
-        for (; j < n; j++) to[j] = (E)(larger((double)from[j], 0.0) / norm);
+        for (int64_t j = 0; j < n; j += width<double>) store_narrow_within(to, j, n, larger(load_wide_or(from, j, n, 0.0), vd{}) / norm);
     }
 
     // f(pos, m): the m scores from pos on are located in the cells.
@@ -266,13 +264,10 @@ struct Solver {
         return (E)where_p(row, i, (one_g(row, i) * (double)a0 - (double)a1) * row.inv);
     }
     void finish(E *out, int64_t pos, int64_t m) {
-        constexpr int64_t W = width<double>;
-        int64_t j = 0;
-        for (; j + W <= m; j += W) {
+        for (int64_t j = 0; j < m; j += width<double>) {
             const vd v = (load_g(row, pos + j) * load_wide(cells.value + j) - load_wide(cells.value1 + j)) * row.inv;
-            store_narrow(out + pos + j, where_p(row, pos + j, v));
+            store_narrow_within(out + pos, j, m, where_p(row, pos + j, v));
         }
-        for (; j < m; j++) out[pos + j] = gradient(pos + j, cells.value[j], cells.value1[j]);
     }
 
     // E max(z + eps) - E eps.

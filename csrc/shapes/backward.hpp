@@ -44,13 +44,12 @@ inline void vjp_support(const F &weigh, bool steep, const double *p, double *g, 
         for (int64_t i = 0; i < count; i++) g[i] -= anchor;
     }
     for (int64_t i = 0; i < count; i += W) b += load(weight + i) == vd{} ? vd{} : load(weight + i) * load(g + i);
-    const double rate = sum(a), dot = sum(b), mean = F::own ? dot : rate > 0.0 ? dot / rate : rate;
+    const double mean = mean_of<F>(sum(a), sum(b));
     for (int64_t i = 0; i < count; i += W) store(g + i, load(weight + i) == vd{} ? vd{} : load(weight + i) * (load(g + i) - mean));
 }
 
 // What lies at the `count` first of these indices, 0 in the lanes beyond. In registers: a vector that is read from numbers just written one by one
 // has to wait for them, and with them for the zeros of the row before.
-template <class C>
 ANYMAX_INLINE vd gathered(const void *row, int64_t step, int32_t dtype, const int32_t *index, int64_t count) {
     constexpr int64_t W = width<double>;
 #if defined(__AVX512F__)
@@ -61,7 +60,8 @@ ANYMAX_INLINE vd gathered(const void *row, int64_t step, int32_t dtype, const in
     }
 #endif
     vd v{};
-    for (int64_t j = 0; j < W; j++) v[j] = j < count ? (double)read<C>(row, step, dtype, index[j]) : 0.0;
+    for (int64_t j = 0; j < W; j++)
+        if (j < count) with_numbers<double>(row, dtype, [&](auto number) ANYMAX_EACH { v[j] = number(index[j] * step); });
     return v;
 }
 ANYMAX_INLINE vf gathered(const float *row, const int32_t *index, int64_t count) {
@@ -75,14 +75,6 @@ ANYMAX_INLINE vf gathered(const float *row, const int32_t *index, int64_t count)
     return v;
 #endif
 }
-ANYMAX_INLINE vd widened(const float *p, int64_t count) {
-    if (count >= width<double>) return load_wide(p);
-    vd v{};
-    for (int64_t j = 0; j < width<double>; j++) v[j] = j < count ? (double)p[j] : 0.0;
-    return v;
-}
-ANYMAX_INLINE vd widened(const double *p, int64_t count) { return load_or(p, 0, count, 0.0); }
-
 // The dense form. What is 0 takes no part: not even an infinite g there.
 template <class C, class F>
 inline void vjp_dense(const F &weigh, const C *p, const C *g, int64_t n, const Sink<C> &out, Scratch &scratch, const Team &team) {
@@ -108,8 +100,7 @@ inline void vjp_dense(const F &weigh, const C *p, const C *g, int64_t n, const S
         if (F::expensive) store(weight + i, w);
         rate = widen_add(rate, w), dot = widen_add(dot, w == vec<C>{} ? vec<C>{} : w * load_or(g, i, n, C(0)));
     }
-    const double total = sum(rate);
-    const vec<C> mean = splat((C)(F::own ? sum(dot) : total > 0.0 ? sum(dot) / total : total));
+    const vec<C> mean = splat((C)mean_of<F>(sum(rate), sum(dot)));
     emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH {
         const vec<C> w = F::expensive ? load(weight + i) : weigh(load_or(p, i, n, C(0)));
         return w == vec<C>{} ? vec<C>{} : w * (load_or(g, i, n, C(0)) - mean);
@@ -124,8 +115,8 @@ inline void vjp_found(const Sensitivity &s, const int32_t *index, const C *value
     double *w = scratch.take<double>(WIDE, count + W), *h = scratch.take<double>(EXTRA, count + W), *q = scratch.take<double>(SORTED, count + W);
     if (scratch.failed) return;
     for (int64_t i = 0; i < count; i += W) {
-        store(h + i, gathered<C>(g, g_step, dtype, index + i, count - i));
-        store(q + i, widened(value + i, count - i));
+        store(h + i, gathered(g, g_step, dtype, index + i, count - i));
+        store(q + i, load_wide_or(value, i, count, 0.0));
     }
     s.with([&](auto weigh) {
         if (s.link == NORM)
@@ -145,7 +136,7 @@ inline int64_t clear_rows(const anymax_call &call, int64_t r, int64_t end, const
     if (after > r + 1)
         zero_bytes((char *)out, (after - r) * bytes, false);
     else
-        zeros(Sink<float>{out, 1, ANYMAX_F32, out, false, n, nullptr}, team);
+        zeros(sink_of(out, n, false), team);
     return after;
 }
 
@@ -160,11 +151,12 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
     if (scratch.failed) return;
     for (int64_t r = begin, cleared = begin; r < end; r++) {
         saved_ahead<float>(call, r, end);
-        const int64_t count = s.count[r];
+        const Saved<float> saved = saved_row<float>(call, r);
+        const int64_t count = saved.count;
         float *out = (float *)call.out.data + r * call.out.outer;
         if (count < 0 && call.p.cls == 1 && n <= SAVED_SHARE * s.capacity) {
             const float *q = (const float *)call.p.data + r * call.p.outer, *h = (const float *)call.g.data + r * call.g.outer;
-            vjp_dense(weigh, q, h, n, Sink<float>{out, 1, ANYMAX_F32, out, bypass, n, nullptr}, scratch, team);
+            vjp_dense(weigh, q, h, n, sink_of(out, n, bypass), scratch, team);
             continue;
         }
         if (count < 0) {
@@ -172,8 +164,8 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
             continue;
         }
         if (!bypass && !clear && !over && r >= cleared) cleared = clear_rows(call, r, end, team);
-        const float *g = (const float *)call.g.data + r * call.g.outer, *p = (const float *)s.value + r * s.capacity;
-        const int32_t *index = s.index + r * s.capacity;
+        const float *g = (const float *)call.g.data + r * call.g.outer, *p = saved.value;
+        const int32_t *index = saved.index;
         vd rate{}, dot{};
         for (int64_t i = 0; i < count; i += W) {
             const vf w = weigh(load_or(p, i, count, 0.0f)), v = gathered(g, index + i, count - i);
@@ -182,8 +174,7 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
             if (!F::own) rate = widen_add(rate, w);
             dot = widen_add(dot, w == vf{} ? vf{} : w * v);
         }
-        const double total = F::own ? 0.0 : sum(rate);
-        const vf mean = splat((float)(F::own ? sum(dot) : total > 0.0 ? sum(dot) / total : total));
+        const vf mean = splat((float)mean_of<F>(sum(rate), sum(dot)));
         for (int64_t i = 0; i < count; i += W) {
             const vf w = load(weight + i);
             store(h + i, w == vf{} ? vf{} : w * (load(h + i) - mean));
@@ -240,11 +231,8 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
         if (NORM) {
             const vf middle = sums(centre), scale = exp(log(sums(power)) * (float)((alpha - 1.0) / alpha)) * (float)(1.0 / (alpha - 1.0));
             store(mean, middle), store(norm, scale), store(total, scale * (weighted - middle * sums(rate)));
-        } else if (F::own) {
-            store(mean, weighted);
         } else {
-            const vf all_of_it = sums(rate);
-            store(mean, all_of_it > vf{} ? weighted / all_of_it : all_of_it);
+            store(mean, mean_of<F>(F::own ? vf{} : sums(rate), weighted));
         }
         for (int64_t r = 0; r < count; r++) {
             const int64_t size = size_of(first + r);
@@ -284,8 +272,7 @@ inline void vjp_beside(const F &weigh, const anymax_call &call, int64_t begin, i
             if (!F::own) rate[k % W] += w[k];
             dot[k % W] += w[k] == vf{} ? vf{} : w[k] * g[k];
         }
-        const vf weighted = sum_of(dot), all_of_it = F::own ? vf{} : sum_of(rate);
-        const vf mean = F::own ? weighted : all_of_it > vf{} ? weighted / all_of_it : all_of_it;
+        const vf mean = mean_of<F>(F::own ? vf{} : sum_of(rate), sum_of(dot));
         for (int64_t k = 0; k < n; k++) p[k] = w[k] == vf{} ? vf{} : w[k] * (g[k] - mean);
         lanes_beside<false>(call, call.out, r, count, n, (float *)p);
     }

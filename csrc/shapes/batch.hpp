@@ -109,6 +109,13 @@ template <Keeping K>
 ANYMAX_INLINE int64_t keep(vf v, vf high, vf edge, float *to) {
     return pack(K == BELOW_TOP ? v - high : v, candidates<K>(v, high, edge), to);
 }
+// The results of the candidates of a vector, which lie at `from` in their order; 0 in the other lanes.
+template <Keeping K>
+ANYMAX_INLINE vf results_of(vf v, vf high, vf edge, uint32_t marked, const float *&from) {
+    const vf p = unpack(K == SCORES_FROM ? v >= edge : v - high > edge, marked, from);
+    from += __builtin_popcount(marked);
+    return p;
+}
 template <Keeping K>
 ANYMAX_INLINE int64_t keep_all(const float *x, int64_t n, vf high, vf edge, float *to, int64_t at, int64_t limit) {
     constexpr int64_t W = width<float>;
@@ -173,6 +180,15 @@ ANYMAX_INLINE void batch_collect(Batch &b, int64_t n, int64_t limit, uint32_t fe
     gather_lanes((float *)b.transposed, b.side, W, b.most, b.step);
 }
 
+// f(where it begins) for each vector of n entries that is marked in `hits`, as long as that gives true.
+template <class F>
+ANYMAX_INLINE void each_hit(const uint64_t *hits, int64_t n, F f) {
+    constexpr int64_t W = width<float>;
+    for (int64_t i = 0; i < n; i += 64 * W)
+        for (uint64_t hit = hits[i / (64 * W)]; hit; hit &= hit - 1)
+            if (!f(i + __builtin_ctzll(hit) * W)) return;
+}
+
 // Takes the vectors of a row in order, and notes which have probabilities.
 template <bool ON>
 struct Marker {
@@ -222,9 +238,7 @@ ANYMAX_INLINE void write_candidates(Batch &b, int64_t r, bool bypass, const floa
     const vf high = splat(b.top[r]), edge = splat(b.edge[r]);
     Marker<OUT == SUPPORTS> marker{b.hit[r]};
     transform<OUT != SUPPORTS>(b.out[r], b.x[r], b.n[r], bypass, [&](vf v) ANYMAX_EACH {
-        const uint32_t marked = candidates<K>(v, high, edge);
-        const vf p = unpack(K == SCORES_FROM ? v >= edge : v - high > edge, marked, from);
-        from += __builtin_popcount(marked);
+        const vf p = results_of<K>(v, high, edge, candidates<K>(v, high, edge), from);
         marker.take(p);
         return p;
     });
@@ -253,13 +267,11 @@ static int64_t batch_keep(const Batch &b, int64_t r, int64_t n, float least, int
         const vf v = load_or(b.x[r], i, n, -inf32);
         const uint32_t marked = candidates<K>(v, high, edge);
         if (!marked) return;
-        const vf p = unpack(K == SCORES_FROM ? v >= edge : v - high > edge, marked, from);
-        from += __builtin_popcount(marked);
+        const vf p = results_of<K>(v, high, edge, marked, from);
         at = append_within(p, p > none, i, index, value, at, capacity);
     };
     if (b.few >> r & 1)
-        for (int64_t i = 0; i < n && at >= 0; i += 64 * W)
-            for (uint64_t hit = b.hit[r][i / (64 * W)]; hit && at >= 0; hit &= hit - 1) take(i + __builtin_ctzll(hit) * W);
+        each_hit(b.hit[r], n, [&](int64_t i) ANYMAX_EACH { return take(i), at >= 0; });
     else
         for (int64_t i = 0; i < n && at >= 0; i += W) take(i);
     return at;
@@ -267,36 +279,25 @@ static int64_t batch_keep(const Batch &b, int64_t r, int64_t n, float least, int
 
 // The probabilities of a row of results above `least`, from the vectors that have any: how many there are, -1 where there are more than `capacity`.
 static int64_t batch_support(const uint64_t *hits, const float *p, int64_t n, float least, int32_t *index, float *value, int64_t capacity) {
-    constexpr int64_t W = width<float>;
     const vf none = splat(least);
     int64_t at = 0;
-    for (int64_t k = 0; k < n; k += 64 * W)
-        for (uint64_t hit = hits[k / (64 * W)]; hit; hit &= hit - 1) {
-            const int64_t i = k + __builtin_ctzll(hit) * W;
-            const vf v = load_or(p, i, n, 0.0f);
-            at = append_within(v, v > none, i, index, value, at, capacity);
-            if (at < 0) return -1;
-        }
+    each_hit(hits, n, [&](int64_t i) ANYMAX_EACH {
+        const vf v = load_or(p, i, n, 0.0f);
+        at = append_within(v, v > none, i, index, value, at, capacity);
+        return at >= 0;
+    });
     return at;
 }
 
 // Zeros, and the vectors that have candidates.
 template <Keeping K>
 __attribute__((noinline)) static void write_few_candidates(float *to, const float *x, int64_t n, vf high, vf edge, const uint64_t *hits, const float *from) {
-    constexpr int64_t W = width<float>;
     memset(to, 0, (size_t)n * sizeof(float));
-    for (int64_t i = 0; i < n; i += 64 * W)
-        for (uint64_t hit = hits[i / (64 * W)]; hit; hit &= hit - 1) {
-            const int64_t k = i + __builtin_ctzll(hit) * W;
-            const vf v = load_or(x, k, n, -inf32);
-            const uint32_t marked = candidates<K>(v, high, edge);
-            const vf p = unpack(K == SCORES_FROM ? v >= edge : v - high > edge, marked, from);
-            from += __builtin_popcount(marked);
-            if (k + W <= n)
-                store(to + k, p);
-            else
-                store_part(to + k, p, n - k);
-        }
+    each_hit(hits, n, [&](int64_t i) ANYMAX_EACH {
+        const vf v = load_or(x, i, n, -inf32);
+        store_within(to, i, n, results_of<K>(v, high, edge, candidates<K>(v, high, edge), from));
+        return true;
+    });
 }
 
 // The results of all candidates, which lie in `other` one row a lane, to their rows. One bit a row: 0 where it is served by itself.

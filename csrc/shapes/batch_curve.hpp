@@ -9,13 +9,13 @@ namespace ANYMAX_UNIT {
 // The level of each row, as near as floats come; `transposed` has the candidates.
 ANYMAX_INLINE vf batch_level(Batch &b, int64_t rows, int64_t n, const Curve &curve) {
     const int64_t cells = batch_cells(b, rows, n, cell_groups(n));
-    const vf high_ = load(b.top);
-    for (int64_t j = 0; j < cells; j++) b.transposed[j] = b.transposed[j] - high_;
+    const vf top = load(b.top);
+    for (int64_t j = 0; j < cells; j++) b.transposed[j] = b.transposed[j] - top;
     vf level = smaller(curve_level(curve, b.transposed, cells, splat(1.0f), 3) * (1.0f + 2e-5f), splat(1.0f));
     const vf edge = level * (float)(-1.0 / curve.slope);
     store(b.edge, edge);
     batch_collect<SCORES>(b, n, curve.swept() ? BATCH_CANDIDATES_SWEPT : BATCH_CANDIDATES, few_vectors(b.transposed, cells, edge, n));
-    for (int64_t j = 0; j < b.most; j++) b.other[j] = b.transposed[j] - high_;
+    for (int64_t j = 0; j < b.most; j++) b.other[j] = b.transposed[j] - top;
     return curve_level(curve, b.other, b.most, level, 40);
 }
 
@@ -27,9 +27,9 @@ static uint32_t batch_curve(Batch &b, int64_t rows, int64_t n, const Curve &curv
     const double c = alpha - 1.0;
     const EntmaxOmega omega(alpha);
     for (int h = 0; h < 2; h++) {
-        const vd top_ = part(high, h), aim = part(aims, h);
+        const vd top = part(high, h), aim = part(aims, h);
         vd lost, share, power{}, loss{};
-        const vd root = curve_finish(curve, b.transposed, top_, most, h != 0, part(level, h), finish, b.value, b.rate, lost, share);
+        const vd root = curve_finish(curve, b.transposed, top, most, h != 0, part(level, h), finish, b.value, b.rate, lost, share);
         for (int64_t i = 0; i < most; i++) {
             const vd p = finished(finish, b.value[i], b.rate[i], lost, share);
             store_narrow((float *)(b.other + i) + h * width<double>, p);
@@ -44,7 +44,7 @@ static uint32_t batch_curve(Batch &b, int64_t rows, int64_t n, const Curve &curv
         if (OUT != LOSS) continue;
         if (finish == NORMMAX_FINISH) loss -= normmax_omega(power, alpha, share);
         store(b.loss + h * width<double>, larger(loss, vd{}));  // infinite where the target's score is -inf
-        store(b.tau + h * width<double>, top_ - root / curve.slope);
+        store(b.tau + h * width<double>, top - root / curve.slope);
     }
     if (OUT != LOSS) return write_found<SCORES, OUT>(b, rows, n, bypass);
     return keep_found(b, rows);
@@ -64,18 +64,18 @@ static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool b
     int64_t groups = cell_groups(n);
     while (groups < 16 && groups * W < 2 * rank && groups * 2 * W <= n) groups *= 2;
     const int64_t cells = batch_cells(b, rows, n, groups);
-    const vf low_ = below_largest(b, cells, rank, 8);
+    const vf lowest = below_largest(b, cells, rank, 8);
     vf tau = splat(-0.5f);  // of the cells alone, which is no larger than the row's
-    const ClipSums<vf> s = clip_root<vf>(cells, tau, splat(-1.0f), load(b.top) - low_, splat((float)k), lanes_asked(b), 1e-5f, 24, [&](int64_t i) ANYMAX_EACH { return b.transposed[i] - low_; });
-    const vf slack = absolute(low_) * 1e-6f + (float)(k * 2e-5) + 1e-5f;
-    const vf edge = low_ - slack + (absolute(s.part + s.full - (float)k) <= (float)(k * 1e-5) ? larger(tau, splat(-1.0f)) : splat(-1.0f));
-    const vf high_ = load(b.top);
+    const ClipSums<vf> s = clip_root<vf>(cells, tau, splat(-1.0f), load(b.top) - lowest, splat((float)k), lanes_asked(b), 1e-5f, 24, [&](int64_t i) ANYMAX_EACH { return b.transposed[i] - lowest; });
+    const vf slack = absolute(lowest) * 1e-6f + (float)(k * 2e-5) + 1e-5f;
+    const vf edge = lowest - slack + (absolute(s.part + s.full - (float)k) <= (float)(k * 1e-5) ? larger(tau, splat(-1.0f)) : splat(-1.0f));
+    const vf top = load(b.top);
     store(b.edge, edge);
-    const uint32_t few = few_vectors(b.transposed, cells, edge, n), far = bits(~(high_ - low_ < FLOAT_RANGE));
+    const uint32_t few = few_vectors(b.transposed, cells, edge, n), far = bits(~(top - lowest < FLOAT_RANGE));
     for (int64_t r = 0; r < W; r++)
         if (far >> r & 1) b.count[r] = -1;
     batch_collect<SCORES_FROM>(b, n, BATCH_CANDIDATES, few);
-    share_out(b.transposed, b.other, b.most, low_, edge, high_, lanes_asked(b), k);
+    share_out(b.transposed, b.other, b.most, lowest, edge, top, lanes_asked(b), k);
     return write_found<SCORES_FROM, OUT>(b, rows, n, bypass);
 }
 

@@ -7,7 +7,7 @@ namespace ANYMAX_UNIT {
 
 // At most the k-th largest entry of each row, for no more than so many of its cells are larger.
 ANYMAX_INLINE vf below_largest(const Batch &b, int64_t cells, int64_t k, int turns) {
-    const vf least = splat(-lanes_max(0.0f)), high = load(b.top);
+    const vf least = splat(-largest_number<float>), high = load(b.top);
     if (k >= cells) return least;
     vf low = high, finite{};
     for (int64_t j = 0; j < cells; j++) {
@@ -48,8 +48,8 @@ ANYMAX_INLINE int32_t count_from(const float *x, int64_t n, vf level) {
 static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool bypass) {
     constexpr int64_t W = width<float>;
     const int64_t vectors = (n + W - 1) / W;
-    const double q = ((double)k - 0.5) / (double)n, z_ = q < 0.5 ? normal_above(q) : -normal_above(1.0 - q);
-    const float z0 = (float)z_, dense = (float)(0.3989422804 * ::exp(-0.5 * z_ * z_) * (double)n), each = 1.0f / (float)n;
+    const double q = ((double)k - 0.5) / (double)n, quantile = q < 0.5 ? normal_above(q) : -normal_above(1.0 - q);
+    const float z0 = (float)quantile, dense = (float)(0.3989422804 * ::exp(-0.5 * quantile * quantile) * (double)n), each = 1.0f / (float)n;
     alignas(64) float at[W], above[W] = {};  // rows that are not asked have 0 above any level
     vf part[3][W];  // of each row the lanes' maxima, sums and sums of squares
     for (int64_t r = 0; r < W; r++) {
@@ -63,12 +63,12 @@ static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool
         }
         part[0][r] = most, part[1][r] = s1, part[2][r] = s2;
     }
-    const vf top_ = across(part[0], [](vf u, vf v) { return larger(u, v); });
+    const vf top = across(part[0], [](vf u, vf v) { return larger(u, v); });
     const vf mean = sums(part[1]) * each, deviation = root2(larger(sums(part[2]) * each - mean * mean, vf{})), center = load(at);
-    store(b.top, top_);
+    store(b.top, top);
     const float want = (float)k;
     const vf step = deviation * (1.0f / dense);
-    vf low = center + mean - deviation * ::sqrtf((float)n), high = top_, middle = center + mean + deviation * z0;
+    vf low = center + mean - deviation * ::sqrtf((float)n), high = top, middle = center + mean + deviation * z0;
     vf at_low = splat((float)n), at_high = splat(1.0f);
     vi found{};
     uint32_t left = bits(deviation < inf32) & bits(deviation > 0.0f) & (uint32_t)((1ull << rows) - 1);  // neither is true of NaN
@@ -126,7 +126,7 @@ static vi batch_kth(Batch &b, int64_t rows, int64_t n, int64_t k, vf &low) {
     low = below_largest(b, cells, k, 5);
     store(b.edge, low);
     batch_collect<SCORES_FROM>(b, n, BATCH_CANDIDATES_FEW, 0);
-    if (bits(low == splat(-lanes_max(0.0f)))) {  // no bound: the lowest candidate is one; the lanes end in -inf, which are none
+    if (bits(low == splat(-largest_number<float>))) {  // no bound: the lowest candidate is one; the lanes end in -inf, which are none
         vf least = high;
         for (int64_t j = 0; j < b.most; j++) least = smaller(least, b.transposed[j] > -inf32 ? b.transposed[j] : least);
         low = larger(low, least);
@@ -141,15 +141,9 @@ template <Output OUT>
 static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool bypass) {
     vf low;
     const uint32_t exact = bits(batch_kth(b, rows, n, k, low));
-    const vf high = load(b.top), aims = load(b.aim);
-    if constexpr (OUT == LOSS) {
-        vd l[2];
-        lanes_log_sum<float>(b.most, [&](int64_t i) ANYMAX_EACH { return b.transposed[i] >= low ? b.transposed[i] - high : splat(-inf32); }, l);
-        for (int h = 0; h < 2; h++) {
-            store(b.loss + h * width<double>, larger((part(high, h) - part(aims, h)) + l[h], vd{}));
-            store(b.tau + h * width<double>, part(high, h) + l[h]);
-        }
-    }
+    const vf high = load(b.top);
+    if constexpr (OUT == LOSS)
+        lanes_softmax_loss<float>(b.most, [&](int64_t i) ANYMAX_EACH { return b.transposed[i] >= low ? b.transposed[i] - high : splat(-inf32); }, high, load(b.aim), b.loss, b.tau);
     lanes_softmax<float>(b.transposed, b.most, low, high);
     scatter_lanes((const float *)b.transposed, b.side, width<float>, b.most, b.step);
     const uint32_t done = served(b, rows) & exact;

@@ -20,11 +20,7 @@ __attribute__((noinline)) static void write_few(float *to, const float *x, int64
         memset(to + i, 0, (size_t)(end - i) * sizeof(float));
         for (; hit; hit &= hit - 1) {
             const int64_t k = i + __builtin_ctzll(hit) * W;
-            const vf p = value(load_or(x, k, n, -inf32));
-            if (k + W <= n)
-                store(to + k, p);
-            else
-                store_part(to + k, p, n - k);
+            store_within(to, k, n, value(load_or(x, k, n, -inf32)));
         }
     }
 }

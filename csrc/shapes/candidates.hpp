@@ -48,9 +48,9 @@ template <class C>
 static Support<C> budget_row(double k, const C *x, int64_t n, Scratch &scratch, const Team &team) {
     Scan<C> s = scan(x, n, scratch, team);
     if (scratch.failed || !s.sound || s.top == -infinity<C> || k != k) return poisoned<C>(s.sound && k == k, s.top != -infinity<C>);
-    int64_t rank_ = k < (double)n ? (int64_t)::ceil(k) : n;
-    if (rank_ < 1) rank_ = 1;
-    const C reached = reached_by(s, rank_);
+    int64_t place = k < (double)n ? (int64_t)::ceil(k) : n;
+    if (place < 1) place = 1;
+    const C reached = reached_by(s, place);
     C bound = reached;
     if (reached != -infinity<C>) {
         const C slack = C(1e-6) * (C(1) + (reached < 0 ? -reached : reached));
@@ -66,8 +66,8 @@ static Support<C> budget_row(double k, const C *x, int64_t n, Scratch &scratch, 
     Candidates<C> c = collect_from(x, n, s, bound, scratch);
     if (scratch.failed) return poisoned<C>(true, false);
     const int64_t count = c.count;
-    if (count < rank_) rank_ = count;
-    const C edge = select(c.value, count, rank_, 0, lowest_of(c.value, count), count, s.top);
+    if (count < place) place = count;
+    const C edge = select(c.value, count, place, 0, lowest_of(c.value, count), count, s.top);
     C anchor = s.top;
     for (int64_t i = 0; i < count; i++) anchor = c.value[i] >= edge && c.value[i] < anchor ? c.value[i] : anchor;
     double *y = widen(c, anchor, scratch);
@@ -77,20 +77,13 @@ static Support<C> budget_row(double k, const C *x, int64_t n, Scratch &scratch, 
         return Support<C>{c.index, y, count, (double)lowest_of(c.value, count) - 1.0, true, true};
     }
     const auto [level, lost] = budget_level(y, count, k);
-    for (int64_t i = 0; i < count; i++) {
-        double t = y[i] + level;
-        if (t > 0.0 && t < 1.0) {
-            t -= lost;
-            t = t < 0.0 ? 0.0 : t > 1.0 ? 1.0 : t;
-        }
-        y[i] = t <= 0.0 ? 0.0 : t >= 1.0 ? 1.0 : t;
-    }
+    for (int64_t i = 0; i < count; i += width<double>) store(y + i, share(load(y + i) + level, all<vd>(lost)));
     return Support<C>{c.index, y, count, (double)anchor - level, true, true};
 }
 
 template <class C>
 static Support<C> truncated(Kept<C> kept, Scratch &scratch) {
-    if (scratch.failed || !kept.sound || !kept.any) return poisoned<C>(kept.sound, kept.any);
+    if (scratch.failed || !kept.sound || !kept.any()) return poisoned<C>(kept.sound, kept.any());
     const double z = exponentials(kept);
     double *p = scratch.take<double>(WIDE, kept.count + 8);
     if (!p) return poisoned<C>(true, false);

@@ -31,12 +31,7 @@ inline double exp_sum(const C *x, int64_t begin, int64_t end, C high, C *keep, c
         vec<C> p = load_or(x, i, end, -infinity<C>) - m;
         exp_below<1>(&p);
         wide = widen_add(wide, p);
-        if (KEEP) {
-            if (i + W <= end)
-                store(keep + i, p);
-            else
-                store_part(keep + i, p, end - i);
-        }
+        if (KEEP) store_within(keep, i, end, p);
     }
     return sum(wide);
 }
@@ -76,24 +71,20 @@ template <class C>
 struct Sums {
     C top;
     double z;  // sum exp(x - top)
-    bool sound, any;
+    bool sound;
 };
 
 // The maximum and the sum of exponentials in one reading from memory: chunks that stay in the first cache, rescaled when the maximum rises.
 template <class C>
 inline Sums<C> running(const C *x, int64_t begin, int64_t end) {
-    constexpr int64_t CHUNK = 16384 / sizeof(C);
-    Sums<C> s{-infinity<C>, 0.0, true, false};
+    constexpr int64_t CHUNK = EXPONENTIALS_CHUNK / sizeof(C);
+    Sums<C> s{-infinity<C>, 0.0, true};
     for (int64_t i = begin; i < end; i += CHUNK) {
         int64_t e = i + CHUNK < end ? i + CHUNK : end;
         const auto [high, sound] = scan_top(x + i, e - i);
-        if (!sound) return Sums<C>{high, 0.0, false, true};
+        if (!sound) return Sums<C>{high, 0.0, false};
         if (high == -infinity<C>) continue;
-        if (high > s.top) {
-            s.z = s.any ? s.z * ::exp((double)s.top - (double)high) : 0.0;
-            s.top = high;
-            s.any = true;
-        }
+        if (high > s.top) s.z *= ::exp((double)s.top - (double)high), s.top = high;
         s.z += exp_sum<C, false>(x, i, e, s.top, nullptr, e < end ? x + CHUNK : nullptr);  // the next chunk comes meanwhile
     }
     return s;
@@ -101,19 +92,18 @@ inline Sums<C> running(const C *x, int64_t begin, int64_t end) {
 
 template <class C>
 inline Sums<C> sums(const C *x, int64_t n, Scratch &scratch, const Team &team) {
-    int64_t count = (n + PIECE - 1) / PIECE;
+    int64_t count = pieces_of(n);
     if (count == 1) return running(x, 0, n);
     Sums<C> *part = scratch.take<Sums<C>>(PARTIAL, count);
     if (!part) return Sums<C>{};
     pieces(team, n, [&](int64_t k, int64_t b, int64_t e) { part[k] = running(x, b, e); });
-    Sums<C> s{-infinity<C>, 0.0, true, false};
+    Sums<C> s{-infinity<C>, 0.0, true};
     for (int64_t k = 0; k < count; k++) {
         s.sound = s.sound && part[k].sound;
-        s.any = s.any || part[k].any;
         s.top = larger(s.top, part[k].top);
     }
     for (int64_t k = 0; k < count && s.sound; k++)
-        if (part[k].any) s.z += part[k].z * ::exp((double)part[k].top - (double)s.top);
+        if (part[k].top > -infinity<C>) s.z += part[k].z * ::exp((double)part[k].top - (double)s.top);
     return s;
 }
 
@@ -130,17 +120,15 @@ template <class C>
 inline void softmax_row(const C *x, int64_t n, const Sink<C> &out, bool logarithm, Scratch &scratch, const Team &team) {
     if (!logarithm && n * (int64_t)sizeof(C) <= EXPONENTIALS_KEPT && n <= PIECE) {
         const auto [high, sound] = scan_top(x, n);
-        if (!sound) return fill(out, not_a_number<C>);
-        if (high == -infinity<C>) return zeros(out, team);
+        if (settled(out, high, sound, C(0), team)) return;
         bool inplace = out.direct && !out.bypass && out.direct != x;
         C *e = inplace ? out.direct : scratch.take<C>(RESULT, n);
         if (!e) return;
         const vec<C> scale = splat((C)(1.0 / exp_sum<C, true>(x, 0, n, high, e, out.next)));
         return emit_over(out, e, [&](int64_t i) ANYMAX_EACH { return load_or(e, i, n, C(0)) * scale; });
     }
-    Sums<C> s = sums(x, n, scratch, team);
-    if (!s.sound) return fill(out, not_a_number<C>);
-    if (!s.any) return logarithm ? fill(out, -infinity<C>) : zeros(out, team);
+    const Sums<C> s = sums(x, n, scratch, team);
+    if (settled(out, s.top, s.sound, logarithm ? -infinity<C> : C(0), team)) return;
     const vec<C> high = splat(s.top);
     if (logarithm) {
         const vec<C> l = splat((C)::log(s.z));
@@ -152,9 +140,9 @@ inline void softmax_row(const C *x, int64_t n, const Sink<C> &out, bool logarith
 
 // sum exp(x - top) but for one that is equal to the top: a small one keeps its digits.
 template <class C>
-inline double rest_of(const C *x, int64_t n, C top_) {
+inline double rest_of(const C *x, int64_t n, C top) {
     constexpr int64_t W = width<double>;
-    const double high = (double)top_;
+    const double high = (double)top;
     vd more{};
     int64_t tied = -1;
     for (int64_t i = 0; i < n; i += W) {
@@ -166,13 +154,13 @@ inline double rest_of(const C *x, int64_t n, C top_) {
     return sum(more) + (double)tied;
 }
 
-// log sum exp(x); with `rest` and `top_` also log sum exp(x - top), where 1 + rest keeps the digits of a small loss, and the maximum.
+// log sum exp(x); with `rest` and `top` also log sum exp(x - top), where 1 + rest keeps the digits of a small loss, and the maximum.
 template <class C>
-inline double lse_row(const C *x, int64_t n, double *rest, C *top_, Scratch &scratch, const Team &team) {
+inline double lse_row(const C *x, int64_t n, double *rest, C *top, Scratch &scratch, const Team &team) {
     const Sums<C> s = sums(x, n, scratch, team);
-    if (top_) *top_ = s.top;
+    if (top) *top = s.top;
     if (!s.sound) return not_a_number<double>;
-    if (!s.any) return -inf64;
+    if (s.top == -infinity<C>) return -inf64;
     double more = s.z - 1.0;
     if (more < 1e-3) more = rest_of(x, n, s.top);
     const double l = ::log1p(more);

@@ -97,6 +97,17 @@ ANYMAX_INLINE void lanes_log_sum(int64_t n, F y_of, vd *out) {
     for (int h = 0; h < PARTS; h++) out[h] = log1p(rest[h] + (part(tied, h) - 1.0));
 }
 
+// The losses of softmax over such lanes for the classes with these scores, x = y + high, and their logsumexp.
+template <class C, class F>
+ANYMAX_INLINE void lanes_softmax_loss(int64_t n, F y_of, vec<C> high, vec<C> aims, double *value, double *tau) {
+    vd l[2];
+    lanes_log_sum<C>(n, y_of, l);
+    for (int h = 0; h < (sizeof(C) == 4 ? 2 : 1); h++) {
+        store(value + h * width<double>, larger((part(high, h) - part(aims, h)) + l[h], vd{}));
+        store(tau + h * width<double>, part(high, h) + l[h]);
+    }
+}
+
 // -- sparsemax and entmax 3/2
 
 template <class C, int R>
@@ -164,10 +175,10 @@ ANYMAX_INLINE vec<C> power_value(vec<C> y, vec<C> level, vec<C> lost) {
 // p goes to every vector of `to`, in the type of the scores, if that is not NULL; u takes as many.
 template <class C, int R>
 inline void power_loss(const vec<C> *x, int64_t n, vec<C> high, vec<C> level, vec<C> aim, int h, vd *u, double *value, double *tau, C *to) {
-    const vd top_ = part(high, h), at = part(level, h), target = part(aim, h);
+    const vd top = part(high, h), at = part(level, h), target = part(aim, h);
     vd s0{}, s1{}, sum{};
     for (int64_t i = 0; i < n; i++) {
-        u[i] = larger((part(x[i], h) - top_) * Power<R>::slope + at, vd{});
+        u[i] = larger((part(x[i], h) - top) * Power<R>::slope + at, vd{});
         const vd rate = Power<R>::rate(u[i]);
         s0 += Power<R>::value(u[i], rate), s1 += rate;
     }
@@ -178,7 +189,7 @@ inline void power_loss(const vec<C> *x, int64_t n, vec<C> high, vec<C> level, ve
         if (to) store_narrow(to + i * width<C>, p);
     }
     store(value + h * width<double>, larger(sum, vd{}));  // infinite where the target's score is -inf
-    store(tau + h * width<double>, top_ - (at - lost / R) * R);
+    store(tau + h * width<double>, top - (at - lost / R) * R);
 }
 
 // -- entmax of any alpha, normmax
@@ -198,13 +209,13 @@ ANYMAX_INLINE vf curve_level(const Curve &curve, const vf *v, int64_t n, vf leve
 }
 
 // From such levels to the rows', in doubles, of half the lanes: the terms there, and what makes p of them (finished). Returns the level.
-ANYMAX_INLINE vd curve_finish(const Curve &curve, const vf *x, vd top_, int64_t n, bool upper, vd level, Finish finish, vd *value, vd *rate, vd &lost,
+ANYMAX_INLINE vd curve_finish(const Curve &curve, const vf *x, vd top, int64_t n, bool upper, vd level, Finish finish, vd *value, vd *rate, vd &lost,
                               vd &share) {
     const double enough = finish == NORMMAX_FINISH ? 1e-11 : ENOUGH;
     CurveTerms s{};
     for (int turn = 0; turn < 40; turn++) {
         // x less its maximum would be rounded in floats
-        s = curve_terms(curve, n, level, [&](int64_t i) ANYMAX_EACH { return i < n ? (upper ? high(x[i]) : low(x[i])) - top_ : all<vd>(-inf64); }, value, rate);
+        s = curve_terms(curve, n, level, [&](int64_t i) ANYMAX_EACH { return i < n ? (upper ? high(x[i]) : low(x[i])) - top : all<vd>(-inf64); }, value, rate);
         const vd next = level - curve.steps(s.s0, s.s1);
         const vl go = (absolute(s.s0 - 1.0) > enough) & (next > 0.0) & (next != level);
         if (!bits(go)) break;

@@ -97,12 +97,21 @@ inline Nucleus<C> weigh_down(const C *x, const C *e, int64_t n, double mass, dou
 
 // The same of e = exp(x - top).
 template <class C>
-inline Nucleus<C> nucleus_end(const C *x, const C *e, int64_t n, double mass, double z, C top_, Scratch &scratch) {
+inline Nucleus<C> nucleus_end(const C *x, const C *e, int64_t n, double mass, double z, C top, Scratch &scratch) {
     // All classes of less than an n-th of what the nucleus leaves out are left out.
-    C low = top_ + (C)::log((1.0 - mass) * z / (double)n) - C(1e-3) - absolute(top_) * C(1e-6);
-    const C high = top_ + C(1e-3) + absolute(top_) * C(1e-6), least = -lanes_max(C());
+    C low = top + (C)::log((1.0 - mass) * z / (double)n) - C(1e-3) - absolute(top) * C(1e-6);
+    const C high = top + C(1e-3) + absolute(top) * C(1e-6), least = -largest_number<C>;
     if (low < least) low = least;
     return weigh_down(x, e, n, mass, z, low, high, scratch);
+}
+
+// 0 in e for the scores that are equal to the last, but too many.
+template <class C>
+inline void leave_spare(const C *x, int64_t n, const Nucleus<C> &end, C *e) {
+    int64_t left = end.equal;
+    for (int64_t i = 0; !end.all_equal && i < n; i += width<C>)
+        for (uint32_t marked = bits(load_or(x, i, n, -infinity<C>) == end.last); marked; marked &= marked - 1)
+            if (--left < 0) e[i + __builtin_ctz(marked)] = C(0);
 }
 
 // Softmax over the nucleus, without candidates: its i-th vector, from the exponentials in e.
@@ -129,10 +138,7 @@ inline bool nucleus_row(const C *x, int64_t n, double mass, NucleusRow<C> &row, 
     const Nucleus<C> end = nucleus_end(x, e, n, mass, z, high, scratch);
     if (scratch.failed) return true;
     row = NucleusRow<C>{x, e, n, high, end.mass, splat(end.last), splat((C)(1.0 / end.mass))};
-    int64_t left = end.equal;
-    for (int64_t i = 0; !end.all_equal && i < n; i += width<C>)
-        for (uint32_t marked = bits(load_or(x, i, n, -infinity<C>) == row.last); marked; marked &= marked - 1)
-            if (--left < 0) e[i + __builtin_ctz(marked)] = C(0);
+    leave_spare(x, n, end, e);
     return true;
 }
 
@@ -140,12 +146,8 @@ inline bool nucleus_row(const C *x, int64_t n, double mass, NucleusRow<C> &row, 
 template <class C>
 inline Kept<C> nucleus_row(const C *x, int64_t n, double mass, Scratch &scratch, const Team &team) {
     Scan<C> s = scan(x, n, scratch, team);
-    Kept<C> kept{nullptr, nullptr, 0, s.top, s.sound, s.top != -infinity<C>};
-    if (!s.sound || !kept.any || scratch.failed) return kept;
-    if (mass != mass) {
-        kept.sound = false;
-        return kept;
-    }
+    Kept<C> kept{nullptr, nullptr, 0, s.top, s.sound && mass == mass};
+    if (!kept.sound || !kept.any() || scratch.failed) return kept;
     Candidates<C> c = collect_from(x, n, s, -infinity<C>, scratch);
     C *e = scratch.take<C>(EXTRA, c.count);
     if (scratch.failed) return kept;

@@ -29,19 +29,14 @@ static bool swept(const anymax_call &call, int64_t row, Source source, const C *
     if (!to) return true;
     pieces(team, n, [&](int64_t, int64_t b, int64_t e) { sweep_write<C, R>(to, x, b, e, n, s.top, edge, out.bypass && to == out.direct); });
     if (call.support.count) save_nonzeros(call, row, to, scratch);
-    if (to != out.direct) {
-        if (out.direct)
-            memcpy(out.direct, to, (size_t)n * sizeof(C));
-        else
-            deliver(out, to);
-    }
+    if (to != out.direct) deliver(out, (const C *)to);
     return true;
 }
 
 template <class C>
-static bool weighed(const anymax_call &call, int64_t row, double mass, const C *x, const Sink<C> &out, Scratch &scratch) {
+static bool weighed(const anymax_call &call, int64_t row, const C *x, const Sink<C> &out, Scratch &scratch) {
     NucleusRow<C> nucleus;
-    if (!nucleus_row(x, call.n, mass, nucleus, scratch)) return false;
+    if (!nucleus_row(x, call.n, call.param, nucleus, scratch)) return false;
     if (scratch.failed) return true;
     if (!call.support.count) return emit_over(out, nucleus.e, nucleus), true;
     save_nucleus(call, row, nucleus, scratch);
@@ -50,38 +45,37 @@ static bool weighed(const anymax_call &call, int64_t row, double mass, const C *
 
 // The row from all of it. False: its candidates are better.
 template <class C>
-static bool forward_dense(const anymax_call &call, int64_t row, Source source, Link link, double param, const C *x, Scan<C> &known, const Sink<C> &out, Scratch &scratch,
+static bool forward_dense(const anymax_call &call, int64_t row, Source source, Link link, const C *x, Scan<C> &known, const Sink<C> &out, Scratch &scratch,
                           const Team &team) {
     switch (link) {
         case POWER1: return swept<C, 1>(call, row, source, x, known, out, scratch, team);
         case POWER2: return swept<C, 2>(call, row, source, x, known, out, scratch, team);
         case POWER3: return swept<C, 3>(call, row, source, x, known, out, scratch, team);
         case POWER4: return swept<C, 4>(call, row, source, x, known, out, scratch, team);
-        case LARGEST: return largest_dense(x, call.n, (int64_t)param, out, scratch);
-        case NUCLEUS: return weighed(call, row, param, x, out, scratch);
+        case LARGEST: return largest_dense(x, call.n, (int64_t)call.param, out, scratch);
+        case NUCLEUS: return weighed(call, row, x, out, scratch);
         default: return false;
     }
 }
 
 template <class C>
-static void forward_row(const anymax_call &call, int64_t row, Source source, Link link, double param, const C *x, const Sink<C> &out, Scratch &scratch,
+static void forward_row(const anymax_call &call, int64_t row, Source source, Link link, const C *x, const Sink<C> &out, Scratch &scratch,
                         const Team &team) {
     const int64_t n = call.n;
     if (call.support.count) call.support.count[row] = -1;
     if (link == EXPONENTIAL) return softmax_row(x, n, out, false, scratch, team);
     if (link.has_zeros()) {
         Scan<C> known{};
-        if (source != CANDIDATES && forward_dense(call, row, source, link, param, x, known, out, scratch, team)) return;
-        const Support<C> found = support_of(link, param, x, n, scratch, team, &known);
+        if (source != CANDIDATES && forward_dense(call, row, source, link, x, known, out, scratch, team)) return;
+        const Support<C> found = support_of(link, call.param, x, n, scratch, team, &known);
         if (scratch.failed) return;
         save_support(call, row, found);
         if (!found.sound) return fill(out, not_a_number<C>);
         return spread(out, found.index, found.p, found.count, team);
     }
     const auto [high, sound] = scan_top(x, n);
-    if (!sound) return fill(out, not_a_number<C>);
-    if (high == -infinity<C>) return zeros(out, team);
-    if (link.family == RATIOS) return with_ratio(link.ratio(), param, x, n, high, [&](const auto &u) { ratio_row(x, n, u, out, scratch); });
+    if (settled(out, high, sound, C(0), team)) return;
+    if (link.family == RATIOS) return with_ratio(link.ratio(), call.param, x, n, high, [&](const auto &u) { ratio_row(x, n, u, out, scratch); });
     C *p = out.direct && out.direct != x ? out.direct : scratch.take<C>(RESULT, n);
     if (!p) return;
     perturb_probabilities(call, x, n, p, nullptr, scratch);
@@ -89,14 +83,13 @@ static void forward_row(const anymax_call &call, int64_t row, Source source, Lin
 }
 
 template <class C>
-static void log_row(const anymax_call &call, Link link, double param, const C *x, const Sink<C> &out, Scratch &scratch, const Team &team) {
+static void log_row(const anymax_call &call, Link link, const C *x, const Sink<C> &out, Scratch &scratch, const Team &team) {
     const int64_t n = call.n;
     if (link == EXPONENTIAL) return softmax_row(x, n, out, true, scratch, team);
     if (link == NO_LINK) return fill(out, not_a_number<C>);
     if (link == SIGMOID) {
         const auto [high, sound] = scan_top(x, n);
-        if (!sound) return fill(out, not_a_number<C>);
-        if (high == -infinity<C>) return fill(out, -infinity<C>);
+        if (settled(out, high, sound, -infinity<C>, team)) return;
         const SigmoidWeight<C> u(high);
         C *e = scratch.take<C>(EXTRA, n);
         if (!e) return;
@@ -106,10 +99,9 @@ static void log_row(const anymax_call &call, Link link, double param, const C *x
             return v > -infinity<C> ? u.logarithm(v) - l : splat(-infinity<C>);
         });
     }
-    Kept<C> kept = link == LARGEST ? largest_row(x, n, (int64_t)param, scratch, team) : nucleus_row(x, n, param, scratch, team);
+    Kept<C> kept = link == LARGEST ? largest_row(x, n, (int64_t)call.param, scratch, team) : nucleus_row(x, n, call.param, scratch, team);
     if (scratch.failed) return;
-    if (!kept.sound) return fill(out, not_a_number<C>);
-    if (!kept.any) return fill(out, -infinity<C>);
+    if (settled(out, kept.top, kept.sound, -infinity<C>, team)) return;
     const C l = (C)::log(exponentials(kept));
     for (int64_t i = 0; i < kept.count; i++) kept.value[i] = (C)(x[kept.index[i]] - kept.top) - l;
     fill(out, -infinity<C>);  // x may lie there: it is not read from here on
@@ -131,18 +123,15 @@ static void log_vjp_row(const anymax_call &call, const C *x, const C *log_p, con
     emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH {
         vec<C> l = load_or(log_p, i, n, -infinity<C>), h = load_or(g, i, n, C(0));
         vec<C> d = h - exp(l) * total;
-        if (sigmoid) {
-            vec<C> s = load_or(x, i, n, C(0)), e = exp(-absolute(s));
-            d = d * (C(1) + (s < vec<C>{} ? splat(C(1)) : e) / (e + C(1)));
-        }
+        if (sigmoid) d = d * SigmoidWeight<C>::log_slope(load_or(x, i, n, C(0)));
         return l == -infinity<C> ? vec<C>{} : d;
     });
 }
 
 template <class C>
-static double tau_row(const anymax_call &call, Link link, double param, const C *x, Scratch &scratch, const Team &team) {
+static double tau_row(const anymax_call &call, Link link, const C *x, Scratch &scratch, const Team &team) {
     if (link == EXPONENTIAL) return lse_row<C>(x, call.n, nullptr, nullptr, scratch, team);
-    if (link.has_zeros()) return support_of(link, param, x, call.n, scratch, team).tau;
+    if (link.has_zeros()) return support_of(link, call.param, x, call.n, scratch, team).tau;
     const auto [high, sound] = scan_top(x, call.n);
     if (!sound || high == -infinity<C>) return sound ? -inf64 : not_a_number<double>;
     C *p = scratch.take<C>(RESULT, call.n);
@@ -153,7 +142,7 @@ static double tau_row(const anymax_call &call, Link link, double param, const C 
 
 // The loss for a target class: Omega*(x) - x_t, as sum p_j (x_j - x_t) - Omega(p), where nothing large cancels.
 template <class C>
-static double loss_row(const anymax_call &call, int64_t row, Source source, Link link, double param, const C *x, int64_t t, Scratch &scratch, const Team &team) {
+static double loss_row(const anymax_call &call, int64_t row, Source source, Link link, const C *x, int64_t t, Scratch &scratch, const Team &team) {
     const int64_t n = call.n;
     const double aim = (double)x[t];
     double value = 0.0;
@@ -166,14 +155,14 @@ static double loss_row(const anymax_call &call, int64_t row, Source source, Link
         return aim == -inf64 ? inf64 : ((double)high - aim) + rest;
     }
     NucleusRow<C> nucleus;
-    if (link == NUCLEUS && source != CANDIDATES && nucleus_row(x, n, param, nucleus, scratch)) {
+    if (link == NUCLEUS && source != CANDIDATES && nucleus_row(x, n, call.param, nucleus, scratch)) {
         if (scratch.failed) return 0.0;
         if (call.support.count) save_nucleus(call, row, nucleus, scratch);
         value = ((double)nucleus.high - aim) + ::log1p(nucleus.mass - 1.0);
         return value > 0.0 ? value : 0.0;
     }
     if (link.has_zeros()) {
-        const Support<C> found = support_of(link, param, x, n, scratch, team);
+        const Support<C> found = support_of(link, call.param, x, n, scratch, team);
         if (scratch.failed) return 0.0;
         save_support(call, row, found);
         if (call.tau) ((C *)call.tau)[row] = (C)found.tau;
@@ -185,7 +174,7 @@ static double loss_row(const anymax_call &call, int64_t row, Source source, Link
             value = ((double)high - aim) + ::log1p(kept ? rest_of(kept, found.count, high) : 0.0);
             return value > 0.0 ? value : 0.0;
         }
-        Omega omega(link.threshold(), param);
+        Omega omega(link.threshold(), call.param);
         for (int64_t i = 0; i < found.count; i++) {
             const double p = found.p[i];
             if (!(p > 0.0)) continue;
@@ -213,21 +202,18 @@ static void put_gradient(const Sink<C> &out, const int32_t *index, const P *p, i
     if (!scaled) return;
     for (int64_t i = 0; i < count; i++) scaled[i] = (double)p[i] * (double)scale;
     spread(out, index, scaled, count, team);
-    put(out, t, (C)((value_at(index, p, count, t) - 1.0) * (double)scale));
+    const int64_t own = place_of(index, count, t);
+    put(out, t, (C)(((own < 0 ? 0.0 : (double)p[own]) - 1.0) * (double)scale));
 }
 
 // scale (p - y) for a target class.
 template <class C>
-static void loss_gradient_row(const anymax_call &call, int64_t row, Source source, Link link, double param, const C *x, int64_t t, C scale, const Sink<C> &out, Scratch &scratch,
+static void loss_gradient_row(const anymax_call &call, int64_t row, Source source, Link link, const C *x, int64_t t, C scale, const Sink<C> &out, Scratch &scratch,
                               const Team &team) {
     const int64_t n = call.n;
     if (link == EXPONENTIAL) {
         const auto [high, sound] = scan_top(x, n);
-        if (!sound) return fill(out, not_a_number<C>);
-        if (high == -infinity<C>) {
-            zeros(out, team);
-            return put(out, t, -scale);
-        }
+        if (settled(out, high, sound, C(0), team)) return sound ? put(out, t, -scale) : void();
         const C own = x[t];
         double rest;  // logsumexp less the maximum; a saved one far from 0 has lost too many digits of that
         if (call.tau && fabs((double)high) <= (sizeof(C) == 4 ? 32.0 : 4096.0))
@@ -238,12 +224,10 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, Source sourc
         double p = ::exp(((double)own - (double)high) - rest);
         return put(out, t, (C)((p - 1.0) * (double)scale));
     }
-    if (call.support.count && call.support.count[row] >= 0) {
-        const int64_t at = row * call.support.capacity;
-        return put_gradient(out, call.support.index + at, (const C *)call.support.value + at, call.support.count[row], t, scale, scratch, team);
-    }
+    const Saved<C> saved = saved_row<C>(call, row);
+    if (saved.count >= 0) return put_gradient(out, saved.index, saved.value, saved.count, t, scale, scratch, team);
     NucleusRow<C> nucleus;
-    if (link == NUCLEUS && source != CANDIDATES && nucleus_row(x, n, param, nucleus, scratch)) {
+    if (link == NUCLEUS && source != CANDIDATES && nucleus_row(x, n, call.param, nucleus, scratch)) {
         if (scratch.failed) return;
         const int64_t first = t / width<C> * width<C>;
         const double own = (double)nucleus(first)[t - first];
@@ -255,7 +239,7 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, Source sourc
         return put(out, t, (C)((own - 1.0) * (double)scale));
     }
     if (link.has_zeros()) {
-        const Support<C> found = support_of(link, param, x, n, scratch, team);
+        const Support<C> found = support_of(link, call.param, x, n, scratch, team);
         if (scratch.failed) return;
         if (!found.sound) return fill(out, not_a_number<C>);
         return put_gradient(out, found.index, found.p, found.count, t, scale, scratch, team);
@@ -274,28 +258,24 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, Source sourc
 }
 
 template <class C>
-static void vjp_any(const anymax_call &call, int64_t row, Link link, double param, const C *x, const C *p, const void *g, const Sink<C> &out, Scratch &scratch,
+static void vjp_any(const anymax_call &call, int64_t row, Link link, const C *x, const C *p, const void *g, const Sink<C> &out, Scratch &scratch,
                     const Team &team) {
     const int64_t n = call.n;
     if (needs_scores(call.map)) {
         const auto [high, sound] = scan_top(x, n);
-        if (!sound) return fill(out, not_a_number<C>);
-        if (high == -infinity<C>) return zeros(out, team);
+        if (settled(out, high, sound, C(0), team)) return;
         const C *h = stage<C>(g, call.g.cls, call.dtype, nullptr, 0, n, scratch, STAGED_G);
         if (!h) return;
-        if (link.family == RATIOS) return with_ratio(link.ratio(), param, x, n, high, [&](const auto &u) { ratio_vjp_row(u, x, p, h, n, out, scratch, team); });
+        if (link.family == RATIOS) return with_ratio(link.ratio(), call.param, x, n, high, [&](const auto &u) { ratio_vjp_row(u, x, p, h, n, out, scratch, team); });
         C *to = scratch.take<C>(RESULT, n);
         double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
         if (scratch.failed) return;
         perturb_vjp<C>(call, x, p, h, n, to, work);
         return emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH { return load_or(to, i, n, C(0)); });
     }
-    const Sensitivity s(link, param, sizeof(C) == 4);
-    if (call.support.count && call.support.count[row] >= 0) {
-        const int64_t cap = call.support.capacity;
-        return vjp_found(s, call.support.index + row * cap, (const C *)call.support.value + row * cap, call.support.count[row], g, call.g.cls,
-                         call.dtype, out, scratch, team);
-    }
+    const Sensitivity s(link, call.param, sizeof(C) == 4);
+    const Saved<C> saved = saved_row<C>(call, row);
+    if (saved.count >= 0) return vjp_found(s, saved.index, saved.value, saved.count, g, call.g.cls, call.dtype, out, scratch, team);
     vjp_row(s, p, g, call.g.cls, call.dtype, n, out, scratch, team);
 }
 
@@ -306,7 +286,7 @@ static void largest_of(const anymax_call &call, int64_t row, const C *x, Sink<C>
     int64_t *at = call.positions + row * k;
     Kept<C> kept = largest_row(x, n, k, scratch, team);
     if (scratch.failed) return;
-    if (!kept.sound || !kept.any) {
+    if (!kept.sound || !kept.any()) {
         for (int64_t i = 0; i < k; i++) {
             at[i] = i;
             put(out, i, kept.sound ? -infinity<C> : not_a_number<C>);
@@ -346,17 +326,17 @@ static void largest_of(const anymax_call &call, int64_t row, const C *x, Sink<C>
 
 // Row r, which is (o, i), by its operation; the rows of its task end at `end`.
 template <class C>
-static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, int64_t end, Source source, Link link, double param, const C *x, const Sink<C> &out,
+static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, int64_t end, Source source, Link link, const C *x, const Sink<C> &out,
                     Scratch &scratch, const Team &team) {
-    const int64_t n = call.n, size = item(call.dtype);
+    const int64_t n = call.n, size = anymax_item(call.dtype);
     switch (call.op) {
-        case ANYMAX_FORWARD: forward_row(call, r, source, link, param, x, out, scratch, team); break;
-        case ANYMAX_LOG: log_row(call, link, param, x, out, scratch, team); break;
+        case ANYMAX_FORWARD: forward_row(call, r, source, link, x, out, scratch, team); break;
+        case ANYMAX_LOG: log_row(call, link, x, out, scratch, team); break;
         case ANYMAX_VJP: {
             if (call.support.count) saved_ahead<C>(call, r, end);
-            const bool saved = call.support.count && call.support.count[r] >= 0 && !needs_scores(call.map);
+            const bool saved = saved_row<C>(call, r).count >= 0 && !needs_scores(call.map);
             const C *p = saved ? nullptr : stage<C>(at(call, call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
-            if (saved || p) vjp_any(call, r, link, param, x, p, at(call, call.g, size, o, i), out, scratch, team);
+            if (saved || p) vjp_any(call, r, link, x, p, at(call, call.g, size, o, i), out, scratch, team);
             break;
         }
         case ANYMAX_LOG_VJP: {
@@ -371,7 +351,7 @@ static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, in
             if (t >= n)
                 v = not_a_number<double>;
             else if (t >= 0)
-                v = loss_row(call, r, source, link, param, x, t, scratch, team);
+                v = loss_row(call, r, source, link, x, t, scratch, team);
             if (t < 0 || t >= n) {
                 if (call.support.count) call.support.count[r] = 0;
                 if (call.tau) ((C *)call.tau)[r] = (C)v;
@@ -387,10 +367,10 @@ static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, in
             else if (t >= n)
                 fill(out, not_a_number<C>);
             else
-                loss_gradient_row(call, r, source, link, param, x, t, scale, out, scratch, team);
+                loss_gradient_row(call, r, source, link, x, t, scale, out, scratch, team);
             break;
         }
-        case ANYMAX_THRESHOLD: ((C *)call.tau)[r] = (C)tau_row(call, link, param, x, scratch, team); break;
+        case ANYMAX_THRESHOLD: ((C *)call.tau)[r] = (C)tau_row(call, link, x, scratch, team); break;
         case ANYMAX_LARGEST: largest_of(call, r, x, out, scratch, team); break;
     }
 }

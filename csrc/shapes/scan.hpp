@@ -75,11 +75,11 @@ inline Scan<C> scan(const C *x, int64_t n, Scratch &scratch, const Team &team) {
             scan_blocks<C, 4>(x, 0, n, s.cells, high, ok);
         else
             scan_blocks<C, 16>(x, 0, n, s.cells, high, ok);
-        s.top = top(high);
+        s.top = highest_lane(high);
         s.sound = every<C>(ok);
         return s;
     }
-    int64_t count = (n + PIECE - 1) / PIECE;
+    int64_t count = pieces_of(n);
     C *tops = scratch.take<C>(PARTIAL, 2 * count);
     if (!tops) return s;
     C *cells = s.cells;
@@ -87,7 +87,7 @@ inline Scan<C> scan(const C *x, int64_t n, Scratch &scratch, const Team &team) {
         vec<C> h = splat(-infinity<C>);
         ints<C> o = h < infinity<C>;
         scan_blocks<C, 16>(x + b, 0, e - b, cells + b / 16, h, o);
-        tops[2 * k] = top(h);
+        tops[2 * k] = highest_lane(h);
         tops[2 * k + 1] = every<C>(o) ? C(1) : C(0);
     });
     s.top = -infinity<C>;
@@ -122,7 +122,7 @@ inline Top<C> scan_top(const C *x, int64_t n) {
         a = larger(a, v);
         ok &= v < inf;
     }
-    return Top<C>{top(larger(larger(a, b), larger(c, d))), every<C>(ok)};
+    return Top<C>{highest_lane(larger(larger(a, b), larger(c, d))), every<C>(ok)};
 }
 
 // Maxima of a few disjoint sets of entries, in up to four vectors: how many.
@@ -162,64 +162,48 @@ struct Candidates {
     int64_t count;
 };
 
-// All entries with x - top > bound (an entry of -inf never).
-template <class C>
-inline Candidates<C> collect(const C *x, int64_t n, const Scan<C> &s, C bound, Scratch &scratch) {
+// All entries where inside(vector) marks their lanes, as it marks those of the cells that have one. ASK: no vectors are taken without asking, not even of a
+// short row, whose cells have told already.
+template <bool ASK, class C, class F>
+inline Candidates<C> collect_where(const C *x, int64_t n, const Scan<C> &s, Scratch &scratch, F inside) {
     constexpr int64_t W = width<C>;
     Candidates<C> c{scratch.take<C>(VALUES, n), scratch.take<int32_t>(INDICES, n), 0};
     if (!c.value || !c.index) return c;
-    const vec<C> high = splat(s.top), limit = splat(bound);
+    const C *const cells = s.cells;
+    const int64_t count = s.count, block = s.block * W;
     int64_t at = 0;
-    for (int64_t k = 0; k < s.count; k++) {
-        if (!bits((load(s.cells + k * W) - high) > limit)) continue;
-        int64_t i = k * s.block * W, end = i + s.block * W;
-        if (end <= n) {
-            for (; i < end; i += 4 * W) {
-                vec<C> a = load(x + i), b = load(x + i + W), d = load(x + i + 2 * W), e = load(x + i + 3 * W);
-                ints<C> ma = (a - high) > limit, mb = (b - high) > limit, md = (d - high) > limit, me = (e - high) > limit;
-                if (!bits(ma | mb | md | me)) continue;
-                at = append(a, ma, (int32_t)i, c.value, c.index, at);
-                at = append(b, mb, (int32_t)(i + W), c.value, c.index, at);
-                at = append(d, md, (int32_t)(i + 2 * W), c.value, c.index, at);
-                at = append(e, me, (int32_t)(i + 3 * W), c.value, c.index, at);
-            }
-        } else {
-            for (; i < n; i += W) {
-                vec<C> a = load_or(x, i, n, -infinity<C>);
-                at = append(a, (a - high) > limit, (int32_t)i, c.value, c.index, at);
-            }
+    for (int64_t k = 0; k < count; k++) {
+        if (!bits(inside(load(cells + k * W)))) continue;
+        int64_t i = k * block;
+        const int64_t end = i + block;
+        for (; end > n && i < n; i += W) {  // the last one
+            const vec<C> v = load_or(x, i, n, -infinity<C>);
+            at = append(v, inside(v), (int32_t)i, c.value, c.index, at);
+        }
+        for (; i < end && end <= n; i += 4 * W) {
+            const vec<C> a = load(x + i), b = load(x + i + W), d = load(x + i + 2 * W), e = load(x + i + 3 * W);
+            const ints<C> ma = inside(a), mb = inside(b), md = inside(d), me = inside(e);
+            if ((ASK || block > 4 * W) && !bits(ma | mb | md | me)) continue;
+            at = append(a, ma, (int32_t)i, c.value, c.index, at);
+            at = append(b, mb, (int32_t)(i + W), c.value, c.index, at);
+            at = append(d, md, (int32_t)(i + 2 * W), c.value, c.index, at);
+            at = append(e, me, (int32_t)(i + 3 * W), c.value, c.index, at);
         }
     }
     c.count = at;
     return c;
 }
-
+// Those with x - top > bound (an entry of -inf never).
+template <class C>
+inline Candidates<C> collect(const C *x, int64_t n, const Scan<C> &s, C bound, Scratch &scratch) {
+    const vec<C> high = splat(s.top), limit = splat(bound);
+    return collect_where<true>(x, n, s, scratch, [=](vec<C> v) ANYMAX_EACH { return (v - high) > limit; });
+}
+// Those with x >= bound (the same).
 template <class C>
 inline Candidates<C> collect_from(const C *x, int64_t n, const Scan<C> &s, C bound, Scratch &scratch) {
-    constexpr int64_t W = width<C>;
-    Candidates<C> c{scratch.take<C>(VALUES, n), scratch.take<int32_t>(INDICES, n), 0};
-    if (!c.value || !c.index) return c;
-    const vec<C> limit = splat(bound == -infinity<C> ? -lanes_max(C()) : bound);
-    int64_t at = 0;
-    for (int64_t k = 0; k < s.count; k++) {
-        const uint32_t cell = bits(load(s.cells + k * W) >= limit);
-        if (!cell) continue;
-        int64_t i = k * s.block * W, end = i + s.block * W < n ? i + s.block * W : n;
-        if (s.block == 4 && end == i + 4 * W && (sizeof(C) == 4 || (cell & (cell - 1)))) {  // a short row: most vectors have some, so to ask would cost more
-            for (int j = 0; j < 4; j++) {
-                vec<C> a = load(x + i + j * W);
-                at = append(a, a >= limit, (int32_t)(i + j * W), c.value, c.index, at);
-            }
-            continue;
-        }
-        for (; i < end; i += W) {
-            vec<C> a = load_or(x, i, n, -infinity<C>);
-            ints<C> m = a >= limit;
-            if (bits(m)) at = append(a, m, (int32_t)i, c.value, c.index, at);
-        }
-    }
-    c.count = at;
-    return c;
+    const vec<C> limit = splat(bound == -infinity<C> ? -largest_number<C> : bound);
+    return collect_where<false>(x, n, s, scratch, [=](vec<C> v) ANYMAX_EACH { return v >= limit; });
 }
 
 // The probabilities above `least` of a row; NaN counts as one. Where there are more than `limit` it stops, with a count above that; if `spread`, also

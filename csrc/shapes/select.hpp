@@ -33,27 +33,14 @@ inline int64_t count_from(const C *v, int64_t n, C limit) {  // entries >= limit
 }
 
 // Floating-point numbers in their order, as integers.
-ANYMAX_INLINE int64_t rank(float v) {
-    int32_t b;
-    __builtin_memcpy(&b, &v, 4);
-    return b < 0 ? (int64_t)INT32_MIN - b : b;
+template <class C>
+ANYMAX_INLINE int64_t rank(C v) {
+    const int64_t b = bits_as<typename lanes_of<C>::integer>(v);
+    return b < 0 ? (sizeof(C) == 4 ? INT32_MIN : INT64_MIN) - b : b;
 }
-ANYMAX_INLINE int64_t rank(double v) {
-    int64_t b;
-    __builtin_memcpy(&b, &v, 8);
-    return b < 0 ? INT64_MIN - b : b;
-}
-ANYMAX_INLINE float unrank(int64_t r, float) {
-    int32_t b = r < 0 ? (int32_t)(INT32_MIN - r) : (int32_t)r;
-    float v;
-    __builtin_memcpy(&v, &b, 4);
-    return v;
-}
-ANYMAX_INLINE double unrank(int64_t r, double) {
-    int64_t b = r < 0 ? INT64_MIN - r : r;
-    double v;
-    __builtin_memcpy(&v, &b, 8);
-    return v;
+template <class C>
+ANYMAX_INLINE C unrank(int64_t r) {
+    return bits_as<C>((typename lanes_of<C>::integer)(r < 0 ? (sizeof(C) == 4 ? INT32_MIN : INT64_MIN) - r : r));
 }
 
 template <class C>
@@ -68,7 +55,7 @@ ANYMAX_INLINE C between(C low, C high, int turn) {
         if (mean > low && mean < high) return mean;
     }
     uint64_t a = (uint64_t)rank(low), b = (uint64_t)rank(high);
-    return unrank((int64_t)(a + (b - a) / 2), C());
+    return unrank<C>((int64_t)(a + (b - a) / 2));
 }
 
 // A value t with k <= #(v >= t) <= k + slack; the k-th largest itself where ties allow no other. #(v >= low) = at_low >= k must hold, none is NaN.
@@ -103,7 +90,7 @@ inline C lowest_of(const C *v, int64_t n) {
     int64_t i = 0;
     for (; i + 2 * W <= n; i += 2 * W) a = smaller(a, load(v + i)), b = smaller(b, load(v + i + W));
     for (; i < n; i += W) a = smaller(a, load_or(v, i, n, infinity<C>));
-    return -top(-smaller(a, b));
+    return lowest_lane(smaller(a, b));
 }
 
 // The kept entries of a row: their scores and indices, in the row's order.
@@ -113,7 +100,9 @@ struct Kept {
     int32_t *index;
     int64_t count;
     C top;
-    bool sound, any;
+    bool sound;
+
+    bool any() const { return top > -infinity<C>; }
 };
 
 // Of candidates that hold all entries above `edge` and all equal to it, keeps `left` of the equal ones, the first.
@@ -131,12 +120,20 @@ inline int64_t keep_first(C *value, int32_t *index, int64_t count, C edge, int64
     return at;
 }
 
+// The same of the k largest, the last of which is at the edge.
+template <class C>
+inline int64_t keep_largest(const Candidates<C> &c, C edge, int64_t k) {
+    int64_t above = 0;
+    for (int64_t i = 0; i < c.count; i++) above += c.value[i] > edge;
+    return keep_first(c.value, c.index, c.count, edge, k - above);
+}
+
 // A bound that at least k entries reach (-inf where the cells know none), and how many cells do.
 template <class C>
 inline C reached_by(const Scan<C> &s, int64_t k) {
     const int64_t cells = s.count * width<C>;
     if (cells < k + k / 4) return -infinity<C>;
-    const C least = -lanes_max(C());
+    const C least = -largest_number<C>;
     const int64_t real = count_from(s.cells, cells, least);
     if (real < k) return -infinity<C>;
     C low = lowest_of(s.cells, cells);
@@ -147,8 +144,8 @@ inline C reached_by(const Scan<C> &s, int64_t k) {
 template <class C>
 inline Kept<C> largest_row(const C *x, int64_t n, int64_t k, Scratch &scratch, const Team &team) {
     Scan<C> s = scan(x, n, scratch, team);
-    Kept<C> kept{nullptr, nullptr, 0, s.top, s.sound, s.top != -infinity<C>};
-    if (!s.sound || !kept.any || scratch.failed) return kept;
+    Kept<C> kept{nullptr, nullptr, 0, s.top, s.sound};
+    if (!s.sound || !kept.any() || scratch.failed) return kept;
     C edge = -infinity<C>;
     if (k < n) edge = reached_by(s, k);
     Candidates<C> c = collect_from(x, n, s, edge, scratch);
@@ -156,9 +153,7 @@ inline Kept<C> largest_row(const C *x, int64_t n, int64_t k, Scratch &scratch, c
     kept.value = c.value, kept.index = c.index, kept.count = c.count;
     if (c.count > k) {
         edge = select(c.value, c.count, k, 0, edge == -infinity<C> ? lowest_of(c.value, c.count) : edge, c.count, s.top);
-        int64_t above = 0;
-        for (int64_t i = 0; i < c.count; i++) above += c.value[i] > edge;
-        kept.count = keep_first(c.value, c.index, c.count, edge, k - above);
+        kept.count = keep_largest(c, edge, k);
     }
     return kept;
 }

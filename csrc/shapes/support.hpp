@@ -56,16 +56,29 @@ static void save_nonzeros(const anymax_call &call, int64_t row, const C *p, Scra
     memcpy((C *)to.value + row * to.capacity, found.value, (size_t)found.count * sizeof(C));
 }
 
+// What was saved of a row; a count below 0: nothing, or it was too much.
+template <class C>
+struct Saved {
+    const int32_t *index;
+    const C *value;
+    int64_t count;
+};
+template <class C>
+ANYMAX_INLINE Saved<C> saved_row(const anymax_call &call, int64_t row) {
+    const anymax_support &s = call.support;
+    if (!s.count) return Saved<C>{nullptr, nullptr, -1};
+    return Saved<C>{s.index + row * s.capacity, (const C *)s.value + row * s.capacity, s.count[row]};
+}
+
 // Asks for what the saved supports of the next rows will want: first where they are, then the gradients there.
 template <class C>
 ANYMAX_INLINE void saved_ahead(const anymax_call &call, int64_t row, int64_t end) {
-    constexpr int64_t AHEAD = 12;
-    if (row + AHEAD >= end) return;
+    if (row + SAVED_AHEAD >= end) return;
     const anymax_support &s = call.support;
-    const int64_t far = (row + AHEAD) * s.capacity, next = row + AHEAD / 2, near = next * s.capacity, o = next / call.inner, i = next - o * call.inner;
+    const int64_t far = (row + SAVED_AHEAD) * s.capacity, next = row + SAVED_AHEAD / 2, near = next * s.capacity, o = next / call.inner, i = next - o * call.inner;
     __builtin_prefetch(s.index + far);
     __builtin_prefetch((const C *)s.value + far);
-    const int64_t size = item(call.dtype);
+    const int64_t size = anymax_item(call.dtype);
     const char *g = (const char *)call.g.data + (o * call.g.outer + i * call.g.inner) * size;
     const int32_t count = s.count[next] < 16 ? s.count[next] : 16;
     for (int32_t k = 0; k < count; k++) __builtin_prefetch(g + s.index[near + k] * call.g.cls * size);

@@ -10,7 +10,7 @@ namespace ANYMAX_UNIT {
 template <class C, int R>
 struct Ground {
     C near, rest;
-    Ground(C top_, double below) : near((C)((double)top_ + below)), rest((C)(Power<R>::slope * (((double)near - (double)top_) - below))) {}
+    Ground(C top, double below) : near((C)((double)top + below)), rest((C)(Power<R>::slope * (((double)near - (double)top) - below))) {}
 };
 
 // Sums of value and rate at a threshold.
@@ -53,14 +53,14 @@ struct Edge {
 template <int R>
 struct WideGround {
     double zero, off;
-    WideGround(double top_, double below) : zero(top_ + below), off((top_ - zero) + below) {}
+    WideGround(double top, double below) : zero(top + below), off((top - zero) + below) {}
     ANYMAX_INLINE vd u(vd v) const { return larger(((v - zero) - off) * Power<R>::slope, vd{}); }
 };
 
 template <int R>
-inline Sums2 sweep_wide(const float *x, int64_t n, double top_, double below) {
+inline Sums2 sweep_wide(const float *x, int64_t n, double top, double below) {
     constexpr int64_t W = width<float>;
-    const WideGround<R> ground(top_, below);
+    const WideGround<R> ground(top, below);
     vd s0{}, s1{}, t0{}, t1{};
     for (int64_t i = 0; i < n; i += W) {
         const vf v = load_or(x, i, n, -inf32);
@@ -70,29 +70,29 @@ inline Sums2 sweep_wide(const float *x, int64_t n, double top_, double below) {
     return Sums2{sum(s0 + t0), sum(s1 + t1)};
 }
 template <class C, int R>
-inline Edge sweep_root(const C *x, int64_t n, C top_, double below) {
+inline Edge sweep_root(const C *x, int64_t n, C top, double below) {
     const Power<R> link;
     const double enough = sizeof(C) == 4 ? 5e-5 : 1e-8;
     Sums2 s{};
     for (int turn = 0; turn < 60; turn++) {
-        s = sweep<C, R>(x, n, Ground<C, R>(top_, below));
+        s = sweep<C, R>(x, n, Ground<C, R>(top, below));
         double fall = link.step(s.s0, s.s1), mean = s.s0 / s.s1;  // of u: one class may stand far above a shelf of many
         if (fabs(fall) <= enough * mean) break;  // one step more, to first order, is in `lost`
         double next = below + fall * R;
         if (!(next < 0.0) || next == below) break;
         below = next;
     }
-    if constexpr (R > 2 && sizeof(C) == 4) s = sweep_wide<R>(x, n, (double)top_, below);
+    if constexpr (R > 2 && sizeof(C) == 4) s = sweep_wide<R>(x, n, (double)top, below);
     return Edge{below, (s.s0 - 1.0) / s.s1};
 }
 
 template <class C, int R>
-inline void sweep_write(C *to, const C *x, int64_t begin, int64_t end, int64_t n, C top_, Edge edge, bool bypass) {
-    const Ground<C, R> ground(top_, edge.below);
+inline void sweep_write(C *to, const C *x, int64_t begin, int64_t end, int64_t n, C top, Edge edge, bool bypass) {
+    const Ground<C, R> ground(top, edge.below);
     const C s = (C)Power<R>::slope;
     const vec<C> a = splat(ground.near), l = splat(ground.rest), lost = splat((C)edge.lost);
     if constexpr (R > 2 && sizeof(C) == 4) {
-        const WideGround<R> wide((double)top_, edge.below);
+        const WideGround<R> wide((double)top, edge.below);
         auto half = [&](vd v) ANYMAX_EACH { return Power<R>::p(wide.u(v), all<vd>(edge.lost)); };
         return write(to, begin, end, bypass, [&](int64_t i) ANYMAX_EACH {
             vec<C> v = load_or(x, i, n, -infinity<C>);

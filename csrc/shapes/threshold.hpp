@@ -81,11 +81,11 @@ inline Root solve(const L &link, const double *y, int64_t count, double level) {
 
 // y = x - top of the candidates as doubles, padded.
 template <class C>
-inline double *widen(const Candidates<C> &c, C top_, Scratch &scratch) {
+inline double *widen(const Candidates<C> &c, C top, Scratch &scratch) {
     constexpr int64_t W = width<double>;
     double *y = scratch.take<double>(WIDE, c.count + W);
     if (!y) return y;
-    const double high = (double)top_;
+    const double high = (double)top;
     for (int64_t i = 0; i < c.count; i += W) store(y + i, load_wide(c.value + i) - high);  // reads beyond the end: scratch, overwritten below
     int64_t whole = (c.count + W - 1) / W * W;
     for (int64_t i = c.count; i < whole; i++) y[i] = -1e300;
@@ -106,9 +106,9 @@ inline void values(const L &link, const Root &root, double *y, int64_t count, Fi
 }
 
 // Sums over the candidates, which end in -inf up to a whole vector.
-inline Sums2 row_sums(const Curve &curve, const float *x, int64_t count, float top_, float level) {
+inline Sums2 row_sums(const Curve &curve, const float *x, int64_t count, float top, float level) {
     constexpr int64_t W = width<float>;
-    const vf high = splat(top_);
+    const vf high = splat(top);
     vd wide0{}, wide1{};
     curve_sums(curve, count / W, (count + W - 1) / W, splat(level), [&](int64_t i) ANYMAX_EACH { return load(x + i * W) - high; },
                [&](vf s0, vf s1) ANYMAX_EACH { wide0 = widen_add(wide0, s0), wide1 = widen_add(wide1, s1); });
@@ -116,13 +116,13 @@ inline Sums2 row_sums(const Curve &curve, const float *x, int64_t count, float t
 }
 
 // p of the candidates, in doubles; and the level.
-inline double *curve_root(const Curve &curve, Candidates<float> &c, float top_, double &level, Finish finish, Scratch &scratch) {
+inline double *curve_root(const Curve &curve, Candidates<float> &c, float top, double &level, Finish finish, Scratch &scratch) {
     constexpr int64_t W = width<float>;
     double *value = scratch.take<double>(WIDE, c.count + W), *rate = scratch.take<double>(EXTRA, c.count + W);
     if (scratch.failed) return nullptr;
     for (int64_t i = c.count; i < c.count + W; i++) c.value[i] = -inf32;
     for (int turn = 0; turn < 40; turn++) {
-        const Sums2 s = row_sums(curve, c.value, c.count, top_, (float)level);
+        const Sums2 s = row_sums(curve, c.value, c.count, top, (float)level);
         const double fall = curve.step(s.s0, s.s1);
         if (!(fall > 0.0) || !(fall < level)) break;  // as near as floats come
         level = (double)(float)level - fall;
@@ -131,7 +131,7 @@ inline double *curve_root(const Curve &curve, Candidates<float> &c, float top_, 
     const double enough = finish == NORMMAX_FINISH ? 1e-11 : ENOUGH;
     Sums2 s{};
     for (int turn = 0; turn < 40; turn++) {
-        const CurveTerms t = curve_terms(curve, (c.count + W - 1) / W * 2, splat(level), [&](int64_t i) ANYMAX_EACH { return load_wide(c.value + i * width<double>) - (double)top_; },
+        const CurveTerms t = curve_terms(curve, (c.count + W - 1) / W * 2, splat(level), [&](int64_t i) ANYMAX_EACH { return load_wide(c.value + i * width<double>) - (double)top; },
                                          (vd *)value, (vd *)rate);
         s = Sums2{sum(t.s0), sum(t.s1)};
         if (fabs(s.s0 - 1.0) <= enough) break;
@@ -145,9 +145,6 @@ inline double *curve_root(const Curve &curve, Candidates<float> &c, float top_, 
     level -= (s.s0 - 1.0) / (s.s1 * curve.r);
     return value;
 }
-
-template <class C, class L>
-static C bound_of(const L &link, const Scan<C> &s, double &level);
 
 // The row is read once: `known`, where it is not NULL, takes what a scan found, and keeps it from the next.
 template <class C>
@@ -214,9 +211,7 @@ static Support<C> threshold_row(const L &link, const C *x, int64_t n, Finish fin
     if (scratch.failed || !s.sound || s.top == -infinity<C>) return poisoned<C>(s.sound, s.top != -infinity<C>);
     C bound = -infinity<C>;
     double level = link.start;
-    if (link.whole) {
-        bound = bound_of(link, s, level);
-    }
+    if (link.whole) bound = bound_of(link, s, level);
     Candidates<C> c = bound == -infinity<C> ? collect_from(x, n, s, bound, scratch) : collect(x, n, s, bound, scratch);
     double *y = widen(c, s.top, scratch);
     if (scratch.failed) return poisoned<C>(true, false);

@@ -34,26 +34,26 @@ ANYMAX_INLINE void conclude(Tile<C> &t, int64_t n) {
 }
 
 template <class C>
-ANYMAX_INLINE void normalise(Tile<C> &t, int64_t n, vec<C> z) {
-    vec<C> scale = C(1) / (z > vec<C>{} ? z : splat(C(1)));
-    for (int64_t i = 0; i < n; i++) t.v[i] = t.v[i] * scale;
-}
-
-template <class C>
 ANYMAX_INLINE void exponentials(Tile<C> &t, int64_t n) {
     int64_t i = 0;
     for (; i + 4 <= n; i += 4) exp_below<4>(t.v + i);
     for (; i < n; i++) exp_below<1>(t.v + i);
 }
 
-template <class C>
-inline void tile_softmax(Tile<C> &t, int64_t n) {
+// Softmax over what keep(i, the i-th exponentials) leaves of them.
+template <class C, class F>
+ANYMAX_INLINE void tile_softmax(Tile<C> &t, int64_t n, F keep) {
     prepare(t, n);
     vec<C> z{};
     exponentials(t, n);
-    for (int64_t i = 0; i < n; i++) z += t.v[i];
-    normalise(t, n, z);
+    for (int64_t i = 0; i < n; i++) z += t.v[i] = keep(i, t.v[i]);
+    const vec<C> scale = C(1) / (z > vec<C>{} ? z : splat(C(1)));
+    for (int64_t i = 0; i < n; i++) t.v[i] = t.v[i] * scale;
     conclude(t, n);
+}
+template <class C>
+inline void tile_softmax(Tile<C> &t, int64_t n) {
+    tile_softmax(t, n, [](int64_t, vec<C> e) ANYMAX_EACH { return e; });
 }
 
 template <class C>
@@ -89,15 +89,7 @@ inline void tile_largest(Tile<C> &t, int64_t n, int64_t k) {
         for (int64_t j = i + 1; j < n; j++) before += t.v[j] > t.v[i];
         keep[i] = -before < (typename lanes_of<C>::integer)k;
     }
-    prepare(t, n);
-    vec<C> z{};
-    exponentials(t, n);
-    for (int64_t i = 0; i < n; i++) {
-        t.v[i] = keep[i] ? t.v[i] : vec<C>{};
-        z += t.v[i];
-    }
-    normalise(t, n, z);
-    conclude(t, n);
+    tile_softmax(t, n, [&](int64_t i, vec<C> e) ANYMAX_EACH { return keep[i] ? e : vec<C>{}; });
 }
 
 // The k largest of longer rows by counting. One bit a lane, 0 where ties or masked entries ask for a row by itself: what becomes of a row does not depend
@@ -162,9 +154,9 @@ __attribute__((noinline)) inline void tile_curve(Tile<float> &t, int64_t n, cons
     level = curve_level(curve, t.v, n, level, 40);
     vd value[2][TILE_MOST + 1], rate[TILE_MOST + 1];
     for (int upper = 0; upper < 2; upper++) {
-        const vd top_ = upper ? high(t.high) : low(t.high);
+        const vd top = upper ? high(t.high) : low(t.high);
         vd lost, share;
-        curve_finish(curve, x, top_, n, upper != 0, upper ? high(level) : low(level), finish, value[upper], rate, lost, share);
+        curve_finish(curve, x, top, n, upper != 0, upper ? high(level) : low(level), finish, value[upper], rate, lost, share);
         for (int64_t i = 0; i < n; i++) value[upper][i] = finished(finish, value[upper][i], rate[i], lost, share);
     }
     for (int64_t i = 0; i < n; i++) t.v[i] = t.any ? join(value[0][i], value[1][i]) : vf{};

@@ -19,35 +19,20 @@ struct TileLoss {
 
 template <class C>
 inline void loss_softmax(Tile<C> &t, int64_t n, TileLoss<C> &f) {
-    constexpr int64_t W = width<double>;
     prepare(t, n);
-    vd l[2];
-    lanes_log_sum<C>(n, [&](int64_t i) ANYMAX_EACH { return i < n ? t.v[i] : splat(-infinity<C>); }, l);
-    const vec<C> aim = load(f.aim), any = t.any ? splat(C(1)) : vec<C>{};
-    for (int h = 0; h < TileLoss<C>::PARTS; h++) {
-        const vl none = part(any, h) == vd{};
-        const vd top_ = part(t.high, h);
-        store(f.value + h * W, none ? all<vd>(inf64) : (top_ - part(aim, h)) + l[h]);
-        store(f.tau + h * W, none ? all<vd>(-inf64) : top_ + l[h]);
-    }
+    lanes_softmax_loss<C>(n, [&](int64_t i) ANYMAX_EACH { return i < n ? t.v[i] : splat(-infinity<C>); }, t.high, load(f.aim), f.value, f.tau);
 }
 
 // Sparsemax (R = 1) and entmax 3/2 (R = 2).
 template <class C, int R>
 inline void loss_power(Tile<C> &t, int64_t n, TileLoss<C> &f) {
-    constexpr int64_t W = width<double>;
     vec<C> x[TILE_MOST];
     memcpy(x, t.v, (size_t)n * sizeof(vec<C>));
     prepare(t, n);
     vec<C> level = first_level<C, R>(t, n), unused;
     tile_root<C, R>(t.v, n, level, unused);
     vd u[TILE_MOST];
-    for (int h = 0; h < TileLoss<C>::PARTS; h++) {
-        power_loss<C, R>(x, n, t.high, level, load(f.aim), h, u, f.value, f.tau, nullptr);
-        const vl none = part(t.any ? splat(C(1)) : vec<C>{}, h) == vd{};
-        store(f.value + h * W, none ? all<vd>(inf64) : load(f.value + h * W));
-        store(f.tau + h * W, none ? all<vd>(-inf64) : load(f.tau + h * W));
-    }
+    for (int h = 0; h < TileLoss<C>::PARTS; h++) power_loss<C, R>(x, n, t.high, level, load(f.aim), h, u, f.value, f.tau, nullptr);
 }
 
 // The values and thresholds of rows, or their thresholds alone (targets of none).
@@ -59,8 +44,9 @@ inline void tile_losses(Tile<C> &t, int64_t n, Link link, TileLoss<C> &f) {
         loss_power<C, 1>(t, n, f);
     else
         loss_power<C, 2>(t, n, f);
-    const uint32_t sound = bits(t.sound);
+    const uint32_t sound = bits(t.sound), any = bits(t.any);
     for (int64_t j = 0; j < width<C>; j++) {
+        if (!(any >> j & 1)) f.value[j] = inf64, f.tau[j] = -inf64;
         if (!(sound >> j & 1)) f.value[j] = f.tau[j] = not_a_number<double>;
         if (f.target[j] >= n) f.value[j] = not_a_number<double>;
         if (f.target[j] < 0) f.value[j] = 0.0;

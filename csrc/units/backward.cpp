@@ -9,7 +9,7 @@ namespace ANYMAX_UNIT {
 template <class F>
 static void staged_rows(const anymax_call &call, int64_t begin, int64_t end, Scratch &scratch, F f) {
     constexpr int64_t W = width<float>;
-    const int64_t n = call.n, size = item(call.dtype);
+    const int64_t n = call.n, size = anymax_item(call.dtype);
     float *const p = scratch.take<float>(STAGED_P, W * n), *const g = scratch.take<float>(STAGED_G, W * n), *const result = scratch.take<float>(BATCH_OUT, W * n);
     if (scratch.failed) return;
     anymax_call block = call;

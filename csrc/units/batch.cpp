@@ -76,7 +76,7 @@ void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64
     constexpr int64_t W = width<float>;
     const anymax_support &to = call.support;
     const Output output = call.op == ANYMAX_LOSS ? LOSS : call.op == ANYMAX_LOSS_GRAD ? GRADIENT : to.count ? SUPPORTS : PROBABILITIES;
-    const int64_t n = call.n, size = item(call.dtype), inner = call.inner;
+    const int64_t n = call.n, size = anymax_item(call.dtype), inner = call.inner;
     const float least = (float)vanishing(call.dtype);
     const bool writes = output != LOSS, direct_x = call.dtype == ANYMAX_F32 && call.x.cls == 1 && !call.mask.data, direct_out = call.dtype == ANYMAX_F32 && call.out.cls == 1;
     float *staged = direct_x ? nullptr : scratch.take<float>(BATCH_IN, W * n);
@@ -90,16 +90,15 @@ void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64
         const bool together = inner > 1 && r / inner == (r + count - 1) / inner;  // rows side by side are transposed in one go
         const bool transpose_x = together && adjacent_rows(call.x, n) && !call.mask.data, transpose_result = writes && together && adjacent_rows(call.out, n);
         char *out[W];
-        if (transpose_x) transpose_in(at(call, call.x, size, r / inner, r % inner), call.x.cls, call.dtype, count, n, staged);
+        if (transpose_x) transpose_in(row_at(call, call.x, size, r), call.x.cls, call.dtype, count, n, staged);
         for (int64_t j = 0; j < count; j++) {
-            const int64_t o = inner == 1 ? r + j : (r + j) / inner, i = inner == 1 ? 0 : r + j - o * inner;
-            const char *row = at(call, call.x, size, o, i);
+            const char *row = row_at(call, call.x, size, r + j);
             b.n[j] = call.sizes ? call.sizes[r + j] : n;
             if (!direct_x && !transpose_x)
-                stage_in(staged + j * n, row, call.x.cls, call.dtype, call.mask.data ? (const uint8_t *)at(call, call.mask, 1, o, i) : nullptr, call.mask.cls, b.n[j]);
+                stage_in(staged + j * n, row, call.x.cls, call.dtype, call.mask.data ? (const uint8_t *)row_at(call, call.mask, 1, r + j) : nullptr, call.mask.cls, b.n[j]);
             b.x[j] = direct_x ? (const float *)row : staged + j * n;
             if (!writes) continue;
-            out[j] = (char *)at(call, call.out, size, o, i);
+            out[j] = (char *)row_at(call, call.out, size, r + j);
             b.out[j] = direct_out ? (float *)out[j] : results + j * n;
         }
         b.ahead = direct_x && inner == 1 && !call.starts && call.x.outer == n && n <= BATCH_AHEAD && end - r >= 2 * W ? b.x[0] + W * n : nullptr;

@@ -10,7 +10,7 @@ void by_rows(const anymax_call &given, int64_t begin, int64_t end, bool bypass, 
     if (given.sizes) own = given, own.n = given.sizes[begin];
     const anymax_call &call = given.sizes ? own : given;
     int64_t n = call.n;
-    const int64_t size = item(call.dtype), inner = call.inner;
+    const int64_t size = anymax_item(call.dtype), inner = call.inner;
     const bool reads_x = call.x.data != nullptr;
     const bool to_rows = call.op == ANYMAX_FORWARD || call.op == ANYMAX_LOG || call.op == ANYMAX_VJP || call.op == ANYMAX_LOG_VJP || call.op == ANYMAX_LOSS_GRAD;
     const bool transpose_x = reads_x && inner > 1 && adjacent_rows(call.x, n) && !call.mask.data, transpose_result = to_rows && inner > 1 && adjacent_rows(call.out, n);
@@ -50,13 +50,12 @@ void by_rows(const anymax_call &given, int64_t begin, int64_t end, bool bypass, 
             if (out.bypass && out.direct && inner == 1 && r + 1 < end && x == (const C *)at(call, call.x, size, o, 0)) out.next = (const C *)at(call, call.x, size, o + 1, 0);
             if (transpose_result) {
                 C *to = result + (r - first) * n;
-                out = Sink<C>{to, 1, sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, to, false, n, nullptr};
+                out = sink_of(to, n, false);
             }
         }
-        run_row(call, r, o, i, end, rule->source, link, call.param, x, out, scratch, team);
+        run_row(call, r, o, i, end, rule->source, link, x, out, scratch, team);
         if (transpose_result && r == first + held - 1) {
-            const int64_t fo = first / inner, fi = first - fo * inner;
-            transpose_out(result, held, n, (void *)at(call, call.out, size, fo, fi), call.out.cls, call.dtype);
+            transpose_out(result, held, n, (void *)row_at(call, call.out, size, first), call.out.cls, call.dtype);
         }
     }
 }
@@ -118,12 +117,6 @@ static int rows(const anymax_call *call, int64_t begin, int64_t end, int bypass,
     return code;
 }
 
-static int uneven_spans(const anymax_call *call, anymax_span *spans) { return uneven(*call, spans); }
-
-static int lies_beside(const anymax_call *call) { return beside(*call); }
-
-static const char *name_plan(const anymax_call *call) { return plan_name(*call); }
-
 #if defined(ANYMAX_MAPS_ALONE)
 constexpr decltype(anymax_unit::linear) linear = nullptr, linear_vjp = nullptr;
 constexpr decltype(anymax_unit::decode) decode = nullptr;
@@ -133,5 +126,13 @@ constexpr decltype(anymax_unit::decode) decode = nullptr;
 
 #define ANYMAX_JOIN2(a, b) a##b
 #define ANYMAX_JOIN(a, b) ANYMAX_JOIN2(a, b)
-extern "C" const anymax_unit ANYMAX_JOIN(anymax_unit_, ANYMAX_UNIT) = {ANYMAX_UNIT::rows, ANYMAX_UNIT::name_plan, ANYMAX_UNIT::uneven_spans, ANYMAX_UNIT::lies_beside, ANYMAX_UNIT::worth_saving, ANYMAX_UNIT::linear,
-                                                                            ANYMAX_UNIT::linear_vjp, ANYMAX_UNIT::decode};
+extern "C" const anymax_unit ANYMAX_JOIN(anymax_unit_, ANYMAX_UNIT) = {
+    ANYMAX_UNIT::rows,
+    [](const anymax_call *call) { return ANYMAX_UNIT::plan_name(*call); },
+    [](const anymax_call *call, anymax_span *spans) { return ANYMAX_UNIT::uneven(*call, spans); },
+    [](const anymax_call *call) -> int { return ANYMAX_UNIT::beside(*call); },
+    ANYMAX_UNIT::worth_saving,
+    ANYMAX_UNIT::linear,
+    ANYMAX_UNIT::linear_vjp,
+    ANYMAX_UNIT::decode,
+};

@@ -18,7 +18,7 @@ struct Lanes {
           view(v),
           mask(&v == &c.x ? (const uint8_t *)c.mask.data : nullptr),
           n(c.n),
-          size(item(c.dtype)),
+          size(anymax_item(c.dtype)),
           direct(is_type<C>(c.dtype) && c.inner == 1 && v.cls == 1 && !mask),
           beside(is_type<C>(c.dtype) && c.inner > 1 && v.inner == 1 && !mask) {}
 
@@ -33,9 +33,8 @@ struct Lanes {
         if (beside) return lanes_beside<true>(call, view, r, count, n, lanes);
         C rows[width<C> * TILE_MOST];
         for (int64_t j = 0; j < count; j++) {
-            const int64_t o = (r + j) / call.inner, i = (r + j) - o * call.inner;
-            const uint8_t *keep = mask ? (const uint8_t *)at(call, call.mask, 1, o, i) : nullptr;
-            stage_in(rows + j * n, at(call, view, size, o, i), view.cls, call.dtype, keep, call.mask.cls, n);
+            const uint8_t *keep = mask ? (const uint8_t *)row_at(call, call.mask, 1, r + j) : nullptr;
+            stage_in(rows + j * n, row_at(call, view, size, r + j), view.cls, call.dtype, keep, call.mask.cls, n);
         }
         gather_lanes(lanes, rows, count, n, n);
     }
@@ -50,15 +49,20 @@ struct Lanes {
         if (step == 1) scatter_lanes(lanes, rows, count, n, n);
         for (int64_t j = 0; j < count; j++) {
             if (others >> j & 1) continue;
-            const int64_t o = (r + j) / call.inner, i = (r + j) - o * call.inner;
-            void *const row = (void *)at(call, view, size, o, i);
+            void *const row = (void *)row_at(call, view, size, r + j);
             if (step == 1)
-                deliver(Sink<C>{row, 1, call.dtype, nullptr, false, n, nullptr}, rows + j * n);
+                deliver(Sink<C>{row, 1, call.dtype, nullptr, false, n}, rows + j * n);
             else
                 put_each(row, call.dtype, n, [=](int64_t k) ANYMAX_EACH { return k * step; }, [=](int64_t k) ANYMAX_EACH { return lanes[k * width<C> + j]; });
         }
     }
 };
+
+// f(the first row, how many) for each tile.
+template <class C, class F>
+static void each_tile(int64_t begin, int64_t end, F f) {
+    for (int64_t r = begin; r < end; r += width<C>) f(r, end - r < width<C> ? end - r : width<C>);
+}
 
 // ANYMAX_LOSS, ANYMAX_LOSS_GRAD and ANYMAX_THRESHOLD of few classes.
 template <class C>
@@ -67,8 +71,7 @@ static void loss_rows(const anymax_call &call, Link link, int64_t begin, int64_t
     const Lanes<C> lanes(call, call.x), out(call, call.out);
     Tile<C> t;
     TileLoss<C> f;
-    for (int64_t r = begin; r < end; r += width<C>) {
-        const int64_t count = end - r < width<C> ? end - r : width<C>;
+    each_tile<C>(begin, end, [&](int64_t r, int64_t count) {
         lanes.in(t, r, count);
         for (int64_t j = 0; j < width<C>; j++) {
             const int64_t target = call.index && j < count ? call.index[r + j] : -1;
@@ -78,8 +81,7 @@ static void loss_rows(const anymax_call &call, Link link, int64_t begin, int64_t
         }
         if (call.op == ANYMAX_LOSS_GRAD) {
             tile_loss_gradient(t, link, call.param, n, f);
-            out.out(t, r, count, 0);
-            continue;
+            return out.out(t, r, count, 0);
         }
         tile_losses(t, n, link, f);
         for (int64_t j = 0; j < count; j++) {
@@ -87,21 +89,19 @@ static void loss_rows(const anymax_call &call, Link link, int64_t begin, int64_t
             if (call.value && call.op == ANYMAX_LOSS) ((C *)call.value)[r + j] = (C)f.value[j];
             if (call.tau && f.target[j] >= (call.op == ANYMAX_LOSS ? 0 : -1)) ((C *)call.tau)[r + j] = (C)f.tau[j];
         }
-    }
+    });
 }
 
 // The gradients of log softmax: g - p sum g over the classes that have a probability.
 template <class C>
 static void log_gradient_rows(const anymax_call &call, int64_t begin, int64_t end) {
-    const int64_t n = call.n;
     const Lanes<C> logs(call, call.p), grads(call, call.g), out(call, call.out);
     Tile<C> l, g;
-    for (int64_t r = begin; r < end; r += width<C>) {
-        const int64_t count = end - r < width<C> ? end - r : width<C>;
+    each_tile<C>(begin, end, [&](int64_t r, int64_t count) {
         logs.in(l, r, count), grads.in(g, r, count);
-        tile_log_gradient(l, g, n);
+        tile_log_gradient(l, g, call.n);
         out.out(g, r, count, 0);
-    }
+    });
 }
 
 template <class C>
@@ -110,19 +110,14 @@ void run_tiles(const anymax_call &call, const Plan &plan, int64_t begin, int64_t
     if (call.op != ANYMAX_FORWARD && call.op != ANYMAX_LOG) return loss_rows<C>(call, plan.link, begin, end);
     const Lanes<C> lanes(call, call.x), out(call, call.out);
     Tile<C> t;
-    for (int64_t r = begin; r < end; r += width<C>) {
-        const int64_t count = end - r < width<C> ? end - r : width<C>;
+    each_tile<C>(begin, end, [&](int64_t r, int64_t count) {
         lanes.in(t, r, count);
-        if (call.op == ANYMAX_LOG) {
-            tile_log_softmax(t, call.n);
-            out.out(t, r, count, 0);
-            continue;
-        }
+        if (call.op == ANYMAX_LOG) return tile_log_softmax(t, call.n), out.out(t, r, count, 0);
         const uint32_t others = ~tile_map(t, plan.link, call.param, call.n) & ((1u << count) - 1);
         out.out(t, r, count, others);
         for (int64_t j = 0; others && j < count; j++)
             if (others >> j & 1) by_rows<C>(call, r + j, r + j + 1, bypass, team, scratch);
-    }
+    });
 }
 template void run_tiles<float>(const anymax_call &, const Plan &, int64_t, int64_t, bool, const Team &, Scratch &);
 template void run_tiles<double>(const anymax_call &, const Plan &, int64_t, int64_t, bool, const Team &, Scratch &);

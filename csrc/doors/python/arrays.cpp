@@ -177,6 +177,10 @@ bool Array::read(Kind kind, PyObject *a, bool writable, bool ours) {
     return found;
 }
 
+bool Array::read_dense(Kind kind, PyObject *a, int wanted, int64_t numbers, bool writable) {
+    return read(kind, a, writable) && dtype == wanted && dense() && (numbers < 0 || count == numbers);
+}
+
 // -- comparing --------------------------------------------------------------------------------------------------------------------
 
 bool Array::dense() const {

@@ -17,11 +17,14 @@ bool integer(PyObject *object, int64_t &value) {
     return !(value == -1 && PyErr_Occurred());
 }
 
-PyObject *answer(Rows &r, const GivenMap &link, int code) {
+PyObject *answer(int code, const char *what, PyObject *kind, int64_t n, PyObject *result) {
     if (code < 0) return nullptr;
-    if (code) return raise(code, "op", link.kind, r.n);
-    return r.result.give();
+    if (code == ANYMAX_NO_MEMORY) return PyErr_Format(PyExc_MemoryError, "the native engine ran out of memory on rows of %lld classes", (long long)n);
+    if (code) return PyErr_Format(PyExc_RuntimeError, "the native engine refused %s of %S: %s", what, kind, anymax_error(code));
+    return again(result).give();
 }
+
+bool beside(Array &array, Kind kind, PyObject *a, int wanted, int64_t numbers, bool writable) { return a == Py_None || array.read_dense(kind, a, wanted, numbers, writable); }
 
 bool served(Kind kind, PyObject *mapping) {
     if (kind == NEITHER || (kind == TORCH && !ordinary())) return false;
@@ -40,7 +43,7 @@ PyObject *forward(int op, PyObject *const *args, int64_t capacity, Ref &memory) 
     if (!served(r.kind, args[0]) || !link.read(args[0]) || !r.lead(args[1], args[2], &r.call.x) || !r.link(link, op, params)) return none();
     if ((args[3] != Py_None && !r.mask(args[3])) || (capacity && !r.save(capacity, args[1], support, memory))) return none();
     if (!r.write(args[4], op == ANYMAX_FORWARD)) return none();
-    return answer(r, link, r.run());
+    return r.answer(link);
 }
 
 PyObject *backward(int op, PyObject *const *args) {
@@ -50,7 +53,7 @@ PyObject *backward(int op, PyObject *const *args) {
     if (!served(r.kind, args[0]) || !link.read(args[0]) || !r.lead(args[2], args[4], &r.call.p) || !r.link(link, op, params)) return none();
     if (!r.beside(args[3], &r.call.g) || (args[1] != Py_None && !r.beside(args[1], &r.call.x))) return none();
     if (!r.support(args[5], support) || !r.write(Py_None, op == ANYMAX_VJP)) return none();
-    return answer(r, link, r.run());
+    return r.answer(link);
 }
 
 }  // namespace
@@ -74,11 +77,6 @@ bool GivenMap::read(PyObject *mapping) {
     params = PyTuple_GetItem(t, 3);
     noise = (int32_t)PyLong_AsLong(PyTuple_GetItem(t, 4)), nodes = PyLong_AsLongLong(PyTuple_GetItem(t, 5));
     return params && !PyErr_Occurred();
-}
-
-PyObject *raise(int code, const char *what, PyObject *kind, int64_t n) {
-    if (code == ANYMAX_NO_MEMORY) return PyErr_Format(PyExc_MemoryError, "the native engine ran out of memory on rows of %lld classes", (long long)n);
-    return PyErr_Format(PyExc_RuntimeError, "the native engine refused %s of %S: %s", what, kind, anymax_error(code));
 }
 
 // (mapping, x, axis, mask, out) -> out

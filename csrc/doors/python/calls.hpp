@@ -34,13 +34,15 @@ ANYMAX_CALL(call_sort_segments);
 ANYMAX_CALL(call_linear);
 ANYMAX_CALL(call_plan);
 
-// Raises what a code of the engine says; `what` and `n` for its sentence.
-PyObject *raise(int code, const char *what, PyObject *kind, int64_t n);
+// What a function gives back where the engine's code is 0; an error else, with `what`, `kind` and `n` in its sentence. Below 0: it is set.
+PyObject *answer(int code, const char *what, PyObject *kind, int64_t n, PyObject *result = Py_True);
+// An argument beside the scores, as Array::read_dense has it; None: there is none.
+bool beside(Array &array, Kind kind, PyObject *a, int wanted, int64_t numbers, bool writable = false);
 
 // engine(pool) with the interpreter let go where the call is large.
 template <class F> int without_lock(Kind kind, int64_t work, F engine) {
     if (work <= INTERPRETER_KEPT) return engine(0);
-    const Ref which(PyObject_CallFunctionObjArgs(bound.pool, kind == TORCH ? Py_True : Py_False, nullptr));
+    const Ref which = ask(bound.pool, kind == TORCH ? Py_True : Py_False);
     if (!which) return -1;
     const int pool = (int)PyLong_AsLong(which.get());
     PyThreadState *state = PyEval_SaveThread();

@@ -1,18 +1,6 @@
 // Truncations and draws.
-#include <string.h>
-
 #include "decode/steps.hpp"
 #include "doors/python/rows.hpp"
-
-namespace {
-
-// An argument beside the scores, in C order; None: there is none.
-bool beside(Array &array, Kind kind, PyObject *a, int wanted, int64_t count, bool writable = true) {
-    if (a == Py_None) return true;
-    return array.read(kind, a, writable) && array.dtype == wanted && array.dense() && array.count == count;
-}
-
-}  // namespace
 
 // (mapping, x, steps, values, keep, u, index, log_p, entropy, left, tau) -> True. All in C order; steps [count, 3] of NumPy: kind, least, value; values
 // [rows, count] of NumPy or None; keep bool like x; u, index and log_p [rows, draws]: without u the classes of index are given; entropy and tau [rows]; left like x
@@ -22,17 +10,16 @@ ANYMAX_CALL(call_decode) {
     GivenMap link;
     Array x, steps, values, keep, u, index, log_p, entropy, left, tau;
     if (kind == NEITHER || !link.read(args[0]) || link.params != Py_None || !x.read(kind, args[1]) || x.dtype > ANYMAX_F16 || !x.dense() || x.ndim < 1) return none();
-    anymax_decode_call call;
-    memset(&call, 0, sizeof call);
+    anymax_decode_call call{};
     const int64_t n = x.shape[x.ndim - 1], rows = n ? x.count / n : 0;
-    if (!steps.read(NUMPY, args[2]) || steps.dtype != ANYMAX_F64 || !steps.dense() || steps.ndim != 2 || steps.shape[1] != 3 || steps.shape[0] > 64) return none();
+    if (!steps.read_dense(NUMPY, args[2], ANYMAX_F64, -1) || steps.ndim != 2 || steps.shape[1] != 3 || steps.shape[0] > STEPS_MOST) return none();
     call.count = steps.shape[0];
-    if (!beside(values, NUMPY, args[3], ANYMAX_F64, rows * call.count, false) || !beside(keep, kind, args[4], BOOLS, x.count)) return none();
-    if (args[6] != Py_None && (!index.read(kind, args[6], args[5] != Py_None) || index.dtype != LONGS || !index.dense())) return none();
-    if (!beside(u, kind, args[5], ANYMAX_F64, index.count, false) || !beside(log_p, kind, args[7], ANYMAX_F64, index.count)) return none();
-    if (!beside(left, kind, args[9], x.dtype, x.count)) return none();
-    if (!beside(entropy, kind, args[8], ANYMAX_F64, rows) || !beside(tau, kind, args[10], ANYMAX_F64, rows) || (rows && index.count % rows)) return none();
-    anymax_step list[64];
+    if (!beside(values, NUMPY, args[3], ANYMAX_F64, rows * call.count) || !beside(keep, kind, args[4], BOOLS, x.count, true)) return none();
+    if (!beside(index, kind, args[6], LONGS, -1, args[5] != Py_None)) return none();
+    if (!beside(u, kind, args[5], ANYMAX_F64, index.count) || !beside(log_p, kind, args[7], ANYMAX_F64, index.count, true)) return none();
+    if (!beside(left, kind, args[9], x.dtype, x.count, true)) return none();
+    if (!beside(entropy, kind, args[8], ANYMAX_F64, rows, true) || !beside(tau, kind, args[10], ANYMAX_F64, rows, true) || (rows && index.count % rows)) return none();
+    anymax_step list[STEPS_MOST];
     for (int64_t k = 0; k < call.count; k++) {
         const double *step = (const double *)steps.data + 3 * k;
         list[k] = anymax_step{(int32_t)step[0], step[1] < (double)INT32_MAX ? (int32_t)step[1] : INT32_MAX, step[2]};
@@ -48,5 +35,5 @@ ANYMAX_CALL(call_decode) {
         call.pool = pool;
         return anymax_decode(&call);
     });
-    return code < 0 ? nullptr : code ? raise(code, "a draw", link.kind, n) : PyBool_FromLong(1);
+    return answer(code, "a draw", link.kind, n);
 }

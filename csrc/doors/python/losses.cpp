@@ -1,6 +1,5 @@
 // Losses of class indices and their gradients, thresholds, the largest scores, linear attention.
 #include <stdlib.h>
-#include <string.h>
 
 #include "doors/python/rows.hpp"
 
@@ -76,14 +75,14 @@ ANYMAX_CALL(call_loss) {
     Loss loss;
     if (!loss.open(r, ANYMAX_LOSS, args, ignored)) return none();
     Array value;
-    if (!value.read(r.kind, args[3], true) || value.dtype != wide_of(r) || !value.dense() || value.count != (reduction ? 1 : r.rows)) return none();
+    if (!value.read_dense(r.kind, args[3], wide_of(r), reduction ? 1 : r.rows, true)) return none();
     Ref memory;
     if (args[7] == Py_True && !r.save(-1, args[1], loss.memory, memory)) return none();
     Each each(value, r.rows, reduction != 0);
     if (!each.data) return PyErr_NoMemory();
     r.call.value = each.data;
     const int code = r.run();
-    if (code) return code < 0 ? nullptr : raise(code, "the loss", loss.link.kind, r.n);
+    if (code) return answer(code, "the loss", loss.link.kind, r.n);
     if (reduction) each.put(value.data, 0, each.sum() / (double)(reduction == 2 && loss.counted ? loss.counted : 1));
     const Ref counted(PyLong_FromLongLong(loss.counted));
     return PyTuple_Pack(2, counted.get(), memory ? memory.get() : Py_None);
@@ -99,7 +98,7 @@ ANYMAX_CALL(call_loss_grad) {
     if (r.call.map != ANYMAX_SOFTMAX) {
         if (!r.support(args[6], loss.memory)) return none();
     } else if (args[6] != Py_None) {
-        if (!loss.memory.read(r.kind, args[6], true) || loss.memory.dtype != wide_of(r) || loss.memory.count != r.rows || !loss.memory.dense()) return none();
+        if (!loss.memory.read_dense(r.kind, args[6], wide_of(r), r.rows, true)) return none();
         r.call.tau = loss.memory.data;
     }
     Array scale;
@@ -112,7 +111,7 @@ ANYMAX_CALL(call_loss_grad) {
     if (single) each.fill(each.at(scale.data, 0) * factor);
     r.call.scale = each.data;
     if (!r.write(Py_None, true)) return none();
-    return answer(r, loss.link, r.run());
+    return r.answer(loss.link);
 }
 
 // (mapping, x, tau) -> True: tau [..., 1] of each row
@@ -122,10 +121,9 @@ ANYMAX_CALL(call_threshold) {
     GivenMap link;
     Array params, tau;
     if (!link.read(args[0]) || !r.lead(args[1], Py_None, &r.call.x) || !r.link(link, ANYMAX_THRESHOLD, params)) return none();
-    if (!tau.read(r.kind, args[2], true) || tau.dtype != wide_of(r) || tau.count != r.rows || !tau.dense()) return none();
+    if (!tau.read_dense(r.kind, args[2], wide_of(r), r.rows, true)) return none();
     r.call.tau = tau.data;
-    const int code = r.run();
-    return code < 0 ? nullptr : code ? raise(code, "the threshold", link.kind, r.n) : PyBool_FromLong(1);
+    return answer(r.run(), "the threshold", link.kind, r.n);
 }
 
 // (mapping, x, code of the operation) -> the name of the way that its rows take, and the instruction set: anymax_plan. None: no such call
@@ -148,19 +146,17 @@ ANYMAX_CALL(call_largest) {
     const Kind kind = kind_of(args[0]);
     Array x, value, positions;
     const double k = PyFloat_AsDouble(args[1]);
-    if (!x.read(kind, args[0]) || !value.read(kind, args[2], true) || !positions.read(kind, args[3], true)) return none();
-    if (x.dtype > ANYMAX_F16 || value.dtype != x.dtype || positions.dtype != LONGS || !x.dense() || !value.dense() || !positions.dense() || x.ndim < 1) return none();
-    const int64_t n = x.shape[x.ndim - 1], rows = n ? x.count / n : 0;
-    if (value.count != rows * (int64_t)k || positions.count != value.count) return none();
-    anymax_call call;
-    memset(&call, 0, sizeof call);
+    if (!x.read(kind, args[0]) || x.dtype > ANYMAX_F16 || !x.dense() || x.ndim < 1) return none();
+    const int64_t n = x.shape[x.ndim - 1], rows = n ? x.count / n : 0, numbers = rows * (int64_t)k;
+    if (numbers < 0 || !value.read_dense(kind, args[2], x.dtype, numbers, true) || !positions.read_dense(kind, args[3], LONGS, numbers, true)) return none();
+    anymax_call call{};
     call.op = ANYMAX_LARGEST, call.map = ANYMAX_TOPK, call.dtype = x.dtype, call.param = k, call.outer = rows, call.inner = 1, call.n = n;
     call.x = anymax_view{x.data, n, 0, 1}, call.out = anymax_view{value.data, (int64_t)k, 0, 1}, call.positions = (int64_t *)positions.data;
     const int code = without_lock(kind, x.count, [&](int pool) {
         call.pool = pool;
         return anymax_run(&call);
     });
-    return code < 0 ? nullptr : code ? raise(code, "the largest scores", Py_None, n) : PyBool_FromLong(1);
+    return answer(code, "the largest scores", Py_None, n);
 }
 
 // (q, k, v, out, lengths, below, g, dq, dk, dv, groups, causal, scale, threads) -> True, of the backward where there is g; all in C order, lengths of
@@ -176,8 +172,7 @@ ANYMAX_CALL(call_linear) {
     }
     const Array &q = a[0], &k = a[1], &v = a[2];
     if (q.ndim < 2 || k.ndim < 2 || v.ndim < 2) return none();
-    anymax_linear_call call;
-    memset(&call, 0, sizeof call);
+    anymax_linear_call call{};
     int64_t threads;
     if (!integer(args[10], call.groups) || !integer(args[13], threads)) return none();
     call.dtype = q.dtype, call.causal = PyObject_IsTrue(args[11]), call.scale = PyFloat_AsDouble(args[12]), call.threads = (int32_t)threads;
@@ -195,5 +190,5 @@ ANYMAX_CALL(call_linear) {
         call.pool = pool;
         return backward ? anymax_linear_vjp(&call) : anymax_linear(&call);
     });
-    return code < 0 ? nullptr : code ? raise(code, "linear attention", Py_None, call.d) : PyBool_FromLong(1);
+    return answer(code, "linear attention", Py_None, call.d);
 }

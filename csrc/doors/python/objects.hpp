@@ -67,9 +67,9 @@ struct Bound {
 extern Bound bound;
 extern int64_t smallest;  // bytes of a result that `result` finds memory for
 
-// A call of Python with one argument or none.
+// A call of Python.
 inline Ref ask(PyObject *function) { return Ref(PyObject_CallNoArgs(function)); }
-inline Ref ask(PyObject *function, PyObject *argument) { return Ref(PyObject_CallFunctionObjArgs(function, argument, nullptr)); }
+template <class... T> Ref ask(PyObject *function, T... arguments) { return Ref(PyObject_CallFunctionObjArgs(function, arguments..., nullptr)); }
 
 // Attribute names, made once.
 inline PyObject *name_of(const char *text) { return PyUnicode_InternFromString(text); }

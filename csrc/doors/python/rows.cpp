@@ -57,7 +57,7 @@ bool Rows::write(PyObject *given, bool zeros) {
             result = ask(kind == TORCH ? bound.torch_empty_like : bound.empty_like, like.array.get());
         } else {
             const Ref code(PyLong_FromLong(call.map));
-            const Ref made(PyObject_CallFunctionObjArgs(bound.result, like.array.get(), code.get(), zeros ? Py_True : Py_False, nullptr));
+            const Ref made = ask(bound.result, like.array.get(), code.get(), zeros ? Py_True : Py_False);
             if (!made) return false;
             result = again(PyTuple_GetItem(made.get(), 0));
             call.fresh = (int32_t)PyLong_AsLong(PyTuple_GetItem(made.get(), 1));
@@ -70,10 +70,7 @@ bool Rows::write(PyObject *given, bool zeros) {
         result = again(given);
         bool free = o.array.aligned && (!per_row || o.array.disjoint(*per_row));  // to be written while the others are read
         for (int i = 0; i < used && free; i++) free = o.array.disjoint(operands[i].array) || (o.array.same_place(operands[i].array));
-        if (!free) {
-            scratch = Ref(PyObject_CallFunctionObjArgs(bound.copied, like.array.get(), Py_None, nullptr));
-            if (!scratch || !o.array.read(kind, scratch.get(), true)) return false;
-        }
+        if (!free && !stand_in(o)) return false;
     }
     o.view = &call.out, out = &o, used++;
     return spread(o);
@@ -94,14 +91,14 @@ bool Rows::each(PyObject *a, int wanted, Array &array, Ref &copy) {
 
 bool Rows::in_order(PyObject *a, Array &array, Ref &copy) {
     if (array.dense()) return true;
-    copy = Ref(PyObject_CallFunctionObjArgs(bound.copied, a, Py_None, nullptr));
+    copy = ask(bound.copied, a, Py_None);
     return copy && array.read(kind, copy.get());
 }
 
 bool Rows::support(PyObject *memory, Array &array) {
     if (memory == Py_None) return true;
     const int64_t words = dtype == ANYMAX_F64 ? 2 : 1;
-    if (!array.read(kind, memory, true) || array.dtype != INTS || !array.dense() || !rows) return false;
+    if (!array.read_dense(kind, memory, INTS, -1, true) || !rows) return false;
     const int64_t capacity = (array.count / rows - 1) / (words + 1);
     if (capacity < 1 || capacity > n || array.count != rows * (capacity * (words + 1) + 1)) return false;
     call.support = anymax_support_in(array.data, rows, capacity, dtype);
@@ -115,7 +112,7 @@ bool Rows::save(int64_t capacity, PyObject *x, Array &array, Ref &memory) {
     const int64_t words = dtype == ANYMAX_F64 ? 2 : 1, size = threshold ? rows : rows * (capacity * (words + 1) + 1);
     const int numbers = !threshold ? INTS : words == 2 ? ANYMAX_F64 : ANYMAX_F32;
     const Ref count(PyLong_FromLongLong(size)), code(PyLong_FromLong(numbers));
-    memory = Ref(PyObject_CallFunctionObjArgs(bound.room, x, count.get(), code.get(), nullptr));
+    memory = ask(bound.room, x, count.get(), code.get());
     if (!memory) return false;
     if (!threshold) return support(memory.get(), array);
     if (!array.read(kind, memory.get(), true)) return false;
@@ -127,7 +124,7 @@ bool Rows::link(const GivenMap &l, int op, Array &params) {
     call.op = op, call.map = l.map, call.noise = l.noise, call.param = l.param, call.nodes = nodes_of(l.nodes, dtype);
     if (l.params == Py_None) return !(l.map == ANYMAX_BUDGET && !(l.param <= (double)n));  // the caller's mistake, which `Mapping.check` words
     if (!l.chosen) return false;  // Python is to cast it, and a gradient may be asked for
-    if (!params.read(kind, l.params) || params.dtype != ANYMAX_F64 || params.ndim != ndim || axis != ndim - 1 || !params.dense()) return false;
+    if (!params.read_dense(kind, l.params, ANYMAX_F64, -1) || params.ndim != ndim || axis != ndim - 1) return false;
     for (int i = 0; i < ndim; i++)
         if (params.shape[i] != (i == axis ? 1 : shape[i])) return false;
     call.params = (const double *)params.data, per_row = &params;
@@ -155,15 +152,19 @@ int Rows::merged(Axis *axes, int only) const {
     return count;
 }
 
+bool Rows::stand_in(Operand &o) {
+    scratch = ask(bound.copied, operands[0].array.get(), Py_None);
+    return scratch && o.array.read(kind, scratch.get(), true);
+}
+
 // A copy in C order in the place of an operand; of a mask that is broadcast, all of it.
 bool Rows::replace(Operand &o) {
     if (&o == out) {  // nothing of it is read
-        scratch = Ref(PyObject_CallFunctionObjArgs(bound.copied, operands[0].array.get(), Py_None, nullptr));
-        if (!scratch || !o.array.read(kind, scratch.get(), true)) return false;
+        if (!stand_in(o)) return false;
     } else {
         const Ref whole(PyTuple_New(ndim));
         for (int i = 0; i < ndim; i++) PyTuple_SetItem(whole.get(), i, PyLong_FromLongLong(shape[i]));
-        o.copy = Ref(PyObject_CallFunctionObjArgs(bound.copied, o.array.get(), whole.get(), nullptr));
+        o.copy = ask(bound.copied, o.array.get(), whole.get());
         if (!o.copy || !o.array.read(kind, o.copy.get())) return false;
     }
     memcpy(o.strides, o.array.strides, sizeof(int64_t) * (size_t)ndim);
@@ -205,6 +206,6 @@ int Rows::run() {
         call.pool = pool;
         return anymax_run(&call);
     });
-    if (!code && scratch && !Ref(PyObject_CallFunctionObjArgs(bound.store, result.get(), scratch.get(), nullptr))) return -1;
+    if (!code && scratch && !ask(bound.store, result.get(), scratch.get())) return -1;
     return code;
 }

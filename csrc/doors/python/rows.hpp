@@ -2,8 +2,6 @@
 #ifndef ANYMAX_PYTHON_ROWS_HPP
 #define ANYMAX_PYTHON_ROWS_HPP
 
-#include <string.h>
-
 #include "doors/python/calls.hpp"
 
 // What takes part in a call: the operands that have classes, by the place of their view in anymax_call.
@@ -26,6 +24,7 @@ class Rows {
     bool spread(Operand &o);  // its strides for the axes of the scores, by the rules of broadcasting
     int merged(Axis *axes, int only) const;
     bool replace(Operand &o);
+    bool stand_in(Operand &o);  // memory of ours in the place of what is written
 
   public:
     const Kind kind;
@@ -33,9 +32,9 @@ class Rows {
     Ref result, scratch;  // what the call gives back; what stands in for it where it can't be written directly
     int64_t shape[AXES], n = 0, rows = 1;
     int ndim = 0, dtype = OTHER;
-    anymax_call call;
+    anymax_call call{};
 
-    explicit Rows(Kind kind) : kind(kind) { memset(&call, 0, sizeof call); }
+    explicit Rows(Kind kind) : kind(kind) {}
     // The first operand: its shape is that of the call.
     bool lead(PyObject *a, PyObject *asked_axis, anymax_view *view);
     bool beside(PyObject *a, anymax_view *view);
@@ -49,6 +48,10 @@ class Rows {
     bool link(const GivenMap &l, int op, Array &params);
     bool lay_out();
     int run();
+    PyObject *answer(const GivenMap &link) {  // of the call, whose result is an array
+        const int code = run();
+        return ::answer(code, "op", link.kind, n, result.get());
+    }
     bool batch_is(const Array &a) const;
 };
 
@@ -58,6 +61,5 @@ bool arguments(Py_ssize_t count, Py_ssize_t wanted);
 bool integer(PyObject *object, int64_t &value);
 // True where the engine may serve arrays of this kind now. A link was chosen already; a mapping is served where no other engine is asked for.
 bool served(Kind kind, PyObject *mapping);
-PyObject *answer(Rows &r, const GivenMap &link, int code);
 
 #endif

@@ -1,6 +1,4 @@
 // Ragged rows.
-#include <string.h>
-
 #include "doors/python/rows.hpp"
 
 namespace {
@@ -27,14 +25,6 @@ struct Entries {
     }
 };
 
-// What has one number a row, in C order; None: there is none.
-bool each(Array &array, Kind kind, PyObject *a, int wanted, int64_t count, bool writable = false) {
-    if (a == Py_None) return true;
-    return array.read(kind, a, writable) && array.dtype == wanted && array.dense() && array.count == count;
-}
-
-bool longs(Array &array, PyObject *a, int64_t count) { return array.read(NUMPY, a) && array.dtype == LONGS && array.dense() && array.count == count; }
-
 }  // namespace
 
 // (link, op, ptr, order, axis, x, p, g, out, index, scale, result, kept) -> True. ptr [segments + 1] and order [entries] or None: int64 of NumPy; x, p, g and
@@ -49,9 +39,8 @@ ANYMAX_CALL(call_segments) {
     GivenMap link;
     Entries x, p, g, out;
     Array ptr, order, params, index, scale, result, kept;
-    if (kind == NEITHER || axis < 0 || !link.read(args[0]) || !ptr.read(NUMPY, args[2]) || ptr.dtype != LONGS || !ptr.dense() || ptr.count < 1) return none();
-    anymax_call call;
-    memset(&call, 0, sizeof call);
+    if (kind == NEITHER || axis < 0 || !link.read(args[0]) || !ptr.read_dense(NUMPY, args[2], LONGS, -1) || ptr.count < 1) return none();
+    anymax_call call{};
     struct {
         Entries &entries;
         PyObject *given;
@@ -70,10 +59,9 @@ ANYMAX_CALL(call_segments) {
     for (int i = 0; i < like->ndim; i++) heads *= i == axis ? 1 : like->shape[i];
     const int wide = like->dtype == ANYMAX_F64 ? ANYMAX_F64 : ANYMAX_F32;
     const int64_t rows = segments * heads;
-    if (args[3] != Py_None && !longs(order, args[3], entries)) return none();
-    if (!each(params, kind, link.params, ANYMAX_F64, rows) || !each(index, kind, args[9], LONGS, rows)) return none();
-    if (!each(scale, kind, args[10], wide, rows) || !each(result, kind, args[11], wide, rows, true)) return none();
-    if (!each(kept, kind, args[12], like->dtype, entries * heads, true)) return none();
+    if (!beside(order, NUMPY, args[3], LONGS, entries) || !beside(params, kind, link.params, ANYMAX_F64, rows) || !beside(index, kind, args[9], LONGS, rows)) return none();
+    if (!beside(scale, kind, args[10], wide, rows) || !beside(result, kind, args[11], wide, rows, true)) return none();
+    if (!beside(kept, kind, args[12], like->dtype, entries * heads, true)) return none();
     call.op = (int32_t)op, call.map = link.map, call.noise = link.noise, call.param = link.param, call.nodes = nodes_of(link.nodes, wide), call.dtype = like->dtype;
     call.outer = segments, call.inner = heads, call.n = entries;
     call.params = (const double *)params.data, call.index = (const int64_t *)index.data, call.scale = scale.data;
@@ -83,16 +71,15 @@ ANYMAX_CALL(call_segments) {
         call.pool = pool;
         return anymax_run_segments(&call, &from);
     });
-    return code < 0 ? nullptr : code ? raise(code, "segments", link.kind, entries) : PyBool_FromLong(1);
+    return answer(code, "segments", link.kind, entries);
 }
 
 // (index, ptr, order or None, whether torch's threads serve) -> see anymax_sort_segments. int64 of NumPy
 ANYMAX_CALL(call_sort_segments) {
     if (!arguments(count, 4)) return nullptr;
     Array index, ptr, order;
-    if (!index.read(NUMPY, args[0]) || index.dtype != LONGS || !index.dense() || index.ndim != 1) return none();
-    if (!ptr.read(NUMPY, args[1], true) || ptr.dtype != LONGS || !ptr.dense() || ptr.count < 1) return none();
-    if (args[2] != Py_None && (!order.read(NUMPY, args[2], true) || order.dtype != LONGS || !order.dense() || order.count != index.count)) return none();
+    if (!index.read_dense(NUMPY, args[0], LONGS, -1) || index.ndim != 1) return none();
+    if (!ptr.read_dense(NUMPY, args[1], LONGS, -1, true) || ptr.count < 1 || !beside(order, NUMPY, args[2], LONGS, index.count, true)) return none();
     int64_t sorted = 0;
     const int code = without_lock(args[3] == Py_True ? TORCH : NUMPY, index.count, [&](int pool) {
         sorted = anymax_sort_segments((const int64_t *)index.data, index.count, ptr.count - 1, (int64_t *)ptr.data, (int64_t *)order.data, pool);
