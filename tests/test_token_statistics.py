@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 
 import numpy as np
@@ -38,6 +39,30 @@ def dense_kl(scores, ids, t, tail, direction):
         first, second = (q, p_given) if direction == "forward" else (p_given, q)
         out.append((first * (np.log(first) - np.log(second))).sum())
     return np.array(out)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_log_p_and_entropy_are_those_of_trl(dtype):
+    """Its two functions, read from the installed package; nothing else of it is imported."""
+    torch, (x, weight, _), y = torch_operands(dtype, seed=3)
+    if importlib.util.find_spec("trl") is None:
+        pytest.skip("trl is not installed")
+    from benchmarks.token_statistics import functions_of
+
+    names = "selective_log_softmax", "entropy_from_logits"
+    log_softmax, entropy_of = functions_of("trl", "trainer/utils.py", *names, is_triton_available=lambda: False)
+    y = y.clamp(min=0)
+    scores = x @ weight.T
+    got, want = A.linear_log_prob_entropy(x, weight, y), (log_softmax(scores, y), entropy_of(scores))
+    allowed = 1e-4 if dtype == "float32" else 1e-10
+    for a, b in zip(got, want):
+        close(a.detach(), b.detach(), allowed)
+    g = torch.linspace(-1.0, 1.0, len(y), dtype=x.dtype)
+    ours, theirs = (
+        torch.autograd.grad(((a - 0.1 * b) * g).sum(), (x, weight), retain_graph=True) for a, b in (got, want)
+    )
+    for a, b in zip(ours, theirs):
+        close(a, b, allowed)
 
 
 @pytest.mark.whole(lambda kind, name: kind == "jax" or name not in ("softmax", "entmax15"))
