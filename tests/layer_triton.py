@@ -207,6 +207,31 @@ def test_a_sparse_product():
     compare([out[keep]], [want[keep]], 1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gradient_times_a_number(dtype, monkeypatch):
+    monkeypatch.setattr(gpu, "_LANES", 64)
+    monkeypatch.setattr(gpu, "_PROGRAMS", 3)
+    a = torch.randn(7, 130, generator=torch.Generator().manual_seed(0)).to(DEVICE, getattr(torch, dtype))
+    for number in (1.0, -0.5):
+        got = a.clone()
+        gpu.scale(got, torch.tensor(number, device=DEVICE))
+        assert torch.equal(got, a * number)
+    gpu.scale(a[:0], torch.tensor(2.0, device=DEVICE))
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_the_factor_of_a_loss_is_read_by_a_kernel(factor, monkeypatch):
+    calls, scale = [], gpu.scale
+    monkeypatch.setattr(gpu, "scale", lambda a, g: calls.append(1) or scale(a, g))
+    x, weight, bias, t = operands()
+    free = [a.requires_grad_() for a in (x.repeat(1, 2), weight.repeat(1, 2), bias)]
+    loss = lambda y, w, b, **of: factor * am.linear_loss(y, w, t, linear_bias=b, **of)  # noqa: E731
+    got = torch.autograd.grad(loss(*free), free)
+    assert len(calls) == 3
+    with am.use("reference"):
+        compare(got, torch.autograd.grad(loss(*(a.double() for a in free)), free), 2e-5)
+
+
 def test_what_the_kernels_refuse():
     x, weight, _, _ = operands()
     assert engine.output_layer(x, weight, None) is gpu

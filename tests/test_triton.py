@@ -213,6 +213,7 @@ def test_sparse_products_compile_ahead_of_time(monkeypatch, compiler):
     for dtype in (torch.float16, torch.float32):
         rows = torch.zeros(200, 96, dtype=dtype)
         layer.add_products(rows.clone(), starts, index, torch.zeros(200), rows)
+        layer.scale(rows, torch.zeros((), dtype=torch.float32))
     compile_all(calls, "sm_80")
 
 

@@ -115,7 +115,7 @@ def ragged_cases() -> Iterator[Case]:
 
 
 def layer_cases() -> Iterator[Case]:
-    """The sparse product of an output layer of 4,096 features and 128,256 classes."""
+    """The gradients of an output layer of 4,096 features and 128,256 classes."""
     import torch
 
     from anymax.kernels.triton import layer
@@ -126,7 +126,11 @@ def layer_cases() -> Iterator[Case]:
         index, value = make(80_000, dtype=torch.int64), make(80_000, dtype=torch.float32)
         layer.add_products(make(128_256, 4096), make(128_257, dtype=torch.int64), index, value, make(4096, 4096))
 
+    def scaled() -> None:
+        layer.scale(make(128_256, 4096), make((), dtype=torch.float32))
+
     yield Case("layer/support bfloat16", products, False)
+    yield Case("layer/factor bfloat16", scaled, False)
 
 
 def cases() -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""torch: chooses how to compute an output layer: from candidates, by groups of rows, or as opaque operations for torch.compile."""
+"""torch: chooses how to compute an output layer: from candidates, by rows or blocks, or as opaque operations for torch.compile."""
 
 from __future__ import annotations
 

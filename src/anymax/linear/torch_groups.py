@@ -17,6 +17,7 @@ import torch
 from .._array import modes, plain_backward, recorded, transformed, upcast, wide_dtype
 from ..autodiff.saving import params_of, save, saved, with_params
 from ..autodiff.torch import KINDS, plain_grads
+from ..kernels import triton
 from . import torch_sizes
 from .bridge import joined
 from .job import Job
@@ -69,8 +70,10 @@ class _Ahead(torch.autograd.Function):
         ready, ctx.ready = ctx.ready, None
         if ready is None:
             ready = _gradient(_with(job, tensors), step, factor, ctx.needs_input_grad[3:])[1]
-        one = not torch_sizes.on_gpu(g) and bool(g == 1)  # to read it on a GPU would wait
-        return *none, *(a if a is None or one else a.mul_(g) for a in ready)
+        for a in ready:
+            if a is not None:
+                _scale(a, g)
+        return *none, *ready
 
 
 def _plain(job: Job, tensors: list[Any], grads: Any, of: Callable[[Tensor], Tensor]) -> list[Tensor | None]:
@@ -106,6 +109,15 @@ def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, list[
     dw = None if dw is None else dw.to(weight.dtype)
     db = None if db is None or bias is None else db.to(bias.dtype)
     return total, [dx, dw, db, *dparams, *(None,) * (len(_tensors(job)) - 3 - len(params))]
+
+
+def _scale(a: Tensor, g: Tensor) -> None:
+    """a *= g, a number, without a pass over `a` if it is 1. To read it on a GPU would wait."""
+    gpu = triton.output_layer(a) if a.is_contiguous() else None
+    if gpu is not None:
+        gpu.scale(a, g)
+    elif torch_sizes.on_gpu(a) or bool(g != 1):
+        a.mul_(g)
 
 
 def _slopes(job: Job, g: Tensor, db: Tensor | None, dparams: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -200,7 +212,10 @@ def runs_eagerly(layer: Layer, *others: Any) -> bool:
 
 
 def rows_with_a_class(out: Tensor) -> Tensor | None:
-    """The indices of the rows that are not in `out`; None if these are all."""
+    """The indices of the rows that are not in `out`; None if these are all.
+
+    A GPU makes the caller wait here, once a call. That costs less than to compute the rows of a batch that have no target.
+    """
     return (~out).nonzero(as_tuple=True)[0] if bool(out.any()) else None
 
 
