@@ -127,8 +127,8 @@ def statistic_cases() -> Iterator[Case]:
     make = functools.partial(Case, "gpu token statistics", "softmax", needs=("torch", "triton"))
     for dtype in ("bfloat16", "float32"):
         for note, setup, most in (
-            ("log p and entropy", log_p_and_entropy, 0.5), (f"support of {KEPT}", log_p_and_entropy, 0.1),
-            (f"KL from the top {TEACHER}", teacher, 0.3),
+            ("log p and entropy", log_p_and_entropy, 1.0), (f"support of {KEPT}", log_p_and_entropy, 0.1),
+            (f"KL from the top {TEACHER}", teacher, 1.0),
         ):  # fmt: skip
             yield make(size, setup, (Bar(SCORES, at_most=most),), dtype=dtype, note=note)
         yield make(sides, pairs, (Bar(TWO, at_most=0.6),), dtype=dtype, note="pairs, both directions")

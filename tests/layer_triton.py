@@ -1,11 +1,10 @@
 """Output layers on a GPU against all scores by the reference. On a GPU it runs for real: `pytest tests/layer_triton.py`.
 
-Without one, test_triton.py runs this file in Triton's interpreter.
+Without one, test_triton.py runs this file in Triton's interpreter, where the CPU takes the sizes and ways of a GPU. What needs no kernel is
+tested in test_linear_gpu.py.
 """
 
 from __future__ import annotations
-
-import contextlib
 
 import pytest
 from triton_place import DEVICE, REAL, WARNINGS
@@ -15,8 +14,7 @@ torch = pytest.importorskip("torch")
 import anymax as am
 from anymax.kernels import triton as engine
 from anymax.kernels.triton import layer as gpu
-from anymax.kernels.triton import layer_plans
-from anymax.linear import torch_candidate_scores
+from anymax.linear import torch_candidate_scores, torch_sizes
 
 pytestmark = WARNINGS
 
@@ -33,17 +31,15 @@ EPS = {
 
 
 @pytest.fixture(autouse=True)
-def _small():
-    """Few classes a tile, so that a row has several, and the classes several parts."""
+def _as_on_a_gpu(monkeypatch):
+    """Few classes a block, so that there are several."""
+    monkeypatch.setattr(torch_sizes, "GPU", torch_sizes.GPU._replace(small=ROWS, block=ROWS * 64))
     if REAL:
         yield
         return
-    layer_plans.forced_panels.append(layer_plans.Panel(16, 32, 32, 4, 1))
-    try:
-        with am.use("triton"):
-            yield
-    finally:
-        layer_plans.forced_panels.clear()
+    monkeypatch.setattr(torch_sizes, "on_gpu", lambda x: True)
+    with am.use("triton"):
+        yield
 
 
 def operands(dtype="float32", seed=0, sigma=1.0):
@@ -78,40 +74,32 @@ def compare(got, want, tolerance):
         assert float((a.double() - b).abs().max()) <= tolerance * max(1.0, float(b.abs().max()))
 
 
-@contextlib.contextmanager
-def counted(monkeypatch):
-    """How often each kernel was launched."""
-    count = dict.fromkeys(("layer_sums", "layer_slopes", "layer_candidates", "layer_products"), 0)
+@pytest.fixture
+def products(monkeypatch):
+    """The launches of the sparse product, as many entries of a list."""
+    launches, kernel = [], gpu.layer_products
 
     class Counter:
-        def __init__(self, name):
-            self.name, self.kernel = name, getattr(gpu, name)
-
         def __getitem__(self, grid):
-            count[self.name] += 1
-            return self.kernel[grid]
+            launches.append(grid)
+            return kernel[grid]
 
-    for name in count:
-        monkeypatch.setattr(gpu, name, Counter(name))
-    yield count
+    monkeypatch.setattr(gpu, "layer_products", Counter())
+    return launches
 
 
 @pytest.mark.parametrize(
     ("name", "bias"), [*((name, True) for name in MAPS), ("softmax", False), ("entmax-1.5", False)]
 )
-def test_the_loss_and_its_gradients_are_those_of_all_scores(name, bias, monkeypatch):
+def test_the_loss_and_its_gradients_are_those_of_all_scores(name, bias, products):
     x, weight, b, t = operands()
     given = (x, weight, b if bias else None, t)
-    with counted(monkeypatch) as count:
-        got = step(MAPS[name], *given)
-    compare(got, wide(MAPS[name], *given), 2e-5)
-    assert count["layer_sums" if name == "softmax" else "layer_candidates"] == 1
-    assert (count["layer_slopes"] > 0) == (name == "softmax")
-    assert count["layer_products"] == (0 if name == "softmax" else 2)
+    compare(step(MAPS[name], *given), wide(MAPS[name], *given), 2e-5)
+    assert len(products) == (0 if name == "softmax" else 2)
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_log_p_and_entropy_and_their_gradients_are_those_of_all_scores(masked, monkeypatch):
+def test_log_p_and_entropy_and_their_gradients_are_those_of_all_scores(masked):
     x, weight, b, t = operands()
     t[3] = -1
     mask = torch.rand(ROWS, CLASSES, generator=torch.Generator().manual_seed(1)).to(DEVICE) < 0.7
@@ -125,13 +113,10 @@ def test_log_p_and_entropy_and_their_gradients_are_those_of_all_scores(masked, m
         factors = torch.linspace(0.5, 2.0, ROWS, device=h.device, dtype=h.dtype)
         return [found.detach(), h.detach(), *torch.autograd.grad((found * factors).sum() - (h * factors).sum(), free)]
 
-    with counted(monkeypatch) as count:
-        got = terms(x, weight, b)
+    got = terms(x, weight, b)
     with am.use("reference"):
         want = terms(*(a.double() for a in (x, weight, b)))
     compare(got, want, 3e-5)
-    assert count["layer_sums"] == 1
-    assert count["layer_slopes"] > 0
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -188,17 +173,6 @@ def test_a_row_of_nan_or_infinity_touches_no_other(name, monkeypatch):
     torch.testing.assert_close(got[1][others], want[1][others], rtol=0, atol=1e-6)
 
 
-def test_rows_with_too_many_candidates_are_served_in_groups(monkeypatch):
-    x, weight, _, t = operands(sigma=0.05)  # flat rows, of which no list holds what may count
-    x[4] *= 40.0
-    given = (x, weight, None, t)
-    monkeypatch.setattr(gpu, "_MOST", 16)
-    with counted(monkeypatch) as count:
-        got = step(am.Entmax(1.5), *given)
-    assert count["layer_candidates"] == 1
-    compare(got, wide(am.Entmax(1.5), *given), 2e-5)
-
-
 @pytest.mark.parametrize("name", ["softmax", "sparsemax"])
 def test_log_p_and_thresholds(name):
     x, weight, bias, t = operands()
@@ -217,38 +191,6 @@ def test_log_p_and_thresholds(name):
     compare([log_p[some]], [want[some]], 1e-4)
 
 
-def candidates(x, weight, bias, *_):
-    """Of entmax 3/2."""
-    layer = torch_candidate_scores.Layer(x, weight, bias, None, am.Entmax(1.5), (ROWS,), x.dtype)
-    return gpu.candidates(layer, gpu.candidate_form(engine.triton_link(am.Entmax(1.5))), None, None)
-
-
-def test_operands_with_any_strides():
-    x, weight, bias, t = operands()
-    given = (
-        x.t().contiguous().t(), weight.repeat_interleave(2, 1)[:, ::2], bias.repeat_interleave(3)[::3], t,
-    )  # fmt: skip
-    mapping = am.Softmax()
-    compare(step(mapping, *given), [a.double() for a in step(mapping, x, weight, bias, t)], 1e-6)
-    lists = [candidates(*operands) for operands in (given, (x, weight, bias))]
-    assert torch.equal(lists[0].count, lists[1].count)
-
-
-def test_the_floor_is_below_every_threshold_and_near_it():
-    """Of each part of the classes, from the maxima of its lanes."""
-    x, weight, bias, _ = operands()
-    lists, scores = candidates(x, weight, bias), x.double() @ weight.double().T + bias.double()
-    with am.use("reference"):
-        tau = am.threshold(am.Entmax(1.5), scores).tau
-        p = am.entmax15(scores)
-    floor = lists.floor.amax(1).double()
-    assert bool((floor <= tau + 1e-5).all())
-    assert float((tau - floor).mean()) < 0.5
-    for row in range(ROWS):
-        listed = [lists.index[row, i, : lists.count[row, i]] for i in range(lists.count.shape[1])]
-        assert set(torch.cat(listed).tolist()) >= set(p[row].nonzero()[:, 0].tolist())
-
-
 def test_a_sparse_product():
     draw = torch.Generator().manual_seed(0)
     dense = torch.randn(7, 30, generator=draw) * (torch.rand(7, 30, generator=draw) < 0.6)
@@ -265,11 +207,34 @@ def test_a_sparse_product():
     compare([out[keep]], [want[keep]], 1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gradient_times_a_number(dtype, monkeypatch):
+    monkeypatch.setattr(gpu, "_LANES", 64)
+    monkeypatch.setattr(gpu, "_PROGRAMS", 3)
+    a = torch.randn(7, 130, generator=torch.Generator().manual_seed(0)).to(DEVICE, getattr(torch, dtype))
+    for number in (1.0, -0.5):
+        got = a.clone()
+        gpu.scale(got, torch.tensor(number, device=DEVICE))
+        assert torch.equal(got, a * number)
+    gpu.scale(a[:0], torch.tensor(2.0, device=DEVICE))
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_the_factor_of_a_loss_is_read_by_a_kernel(factor, monkeypatch):
+    calls, scale = [], gpu.scale
+    monkeypatch.setattr(gpu, "scale", lambda a, g: calls.append(1) or scale(a, g))
+    x, weight, bias, t = operands()
+    free = [a.requires_grad_() for a in (x.repeat(1, 2), weight.repeat(1, 2), bias)]
+    loss = lambda y, w, b, **of: factor * am.linear_loss(y, w, t, linear_bias=b, **of)  # noqa: E731
+    got = torch.autograd.grad(loss(*free), free)
+    assert len(calls) == 3
+    with am.use("reference"):
+        compare(got, torch.autograd.grad(loss(*(a.double() for a in free)), free), 2e-5)
+
+
 def test_what_the_kernels_refuse():
     x, weight, _, _ = operands()
     assert engine.output_layer(x, weight, None) is gpu
     assert engine.output_layer(x.double(), weight.double()) is None
-    assert gpu.candidate_form(engine.triton_link(am.SparseSoftmax(k=3))) is None
-    assert gpu.candidate_form(engine.triton_link(am.Softmax())) is None
     with am.use("reference"):
         assert engine.output_layer(x, weight) is None

@@ -202,7 +202,7 @@ CASES = {  # case -> programs that a multiprocessor holds, at least
     "backward/entmax15 4096x8192 bfloat16": 2,
     "loss/entmax15 4096x8192 bfloat16": 2,
     "ragged/entmax15 up to 16 x 8 heads": 8,
-    "layer/softmax bfloat16": 1,
+    "layer/support bfloat16": 8,
     "attention/entmax15 d64": 2,
 }
 

@@ -55,13 +55,9 @@ def test_a_dry_run_leaves_a_line_for_each_case_and_goes_on_where_it_stopped(tmp_
 def test_a_dry_run_of_ragged_rows_and_output_layers(tmp_path):
     names = ["gpu ragged/sparsemax 60x9x2 Poisson both ways", "gpu output layer/softmax 12x90 trained 24 features"]
     only = f"({'|'.join(names)})$"
-    _, lines = called(tmp_path, "--stages", "smoke,tune,bench", "--only", only, "--budget", "0.01")
-    assert [line["case"] for line in lines[:2]] == names
+    _, lines = called(tmp_path, "--stages", "smoke,bench", "--only", only, "--budget", "0.01")
+    assert [line["case"] for line in lines] == [*names, *names]
     assert all(line["ok"] for line in lines), lines
-    plans = [line for line in lines if line["stage"] == "tune"]
-    assert sum("in force" in line["case"] for line in plans) == 1
-    assert len(plans) > 5
-    assert all(line["ms"] > 0 for line in plans)
     assert lines[-2]["peers"]["torch.scatter_reduce"]["ours_ms"] > 0
 
 

@@ -208,23 +208,16 @@ def test_ragged_rows_compile_ahead_of_time(monkeypatch, compiler):
 @pytest.mark.whole
 @needs_triton
 @pytest.mark.filterwarnings("ignore")
-def test_output_layers_compile_ahead_of_time(monkeypatch, compiler):
+def test_sparse_products_compile_ahead_of_time(monkeypatch, compiler):
     from anymax.kernels.triton import layer
-    from anymax.linear.layer import Layer
 
     calls = recorded(monkeypatch, layer, KERNELS["layer"])
-    make = lambda *shape: torch.zeros(shape, dtype=torch.float16)  # noqa: E731
-    x, t, keep = make(200, 96), torch.zeros(200, dtype=torch.int64), torch.ones(1, 3000, dtype=torch.bool)
-    of = Layer(x, make(3000, 96), make(3000), keep, am.Softmax(), (200,), x.dtype)
-    u, even = torch.zeros(3000), torch.zeros(200)
-    for entropy in (False, True):
-        layer.two_of(of, t, entropy)
-        mix = even if entropy else None
-        layer.slopes(of, t, torch.zeros(200), torch.zeros(200, 2), u, even, mix, 0, 1000, make(200_000))
-    for mapping in (am.Entmax(1.7), am.Entmax(3.0)):
-        layer.candidates(of, layer.candidate_form(engine.triton_link(mapping)), t, None)
-    layer.add_products(x, torch.zeros(201, dtype=torch.int64), t, torch.zeros(200), make(200, 96))
-    compile_all(calls, "sm_80", shared=160)
+    starts, index = torch.zeros(201, dtype=torch.int64), torch.zeros(200, dtype=torch.int64)
+    for dtype in (torch.float16, torch.float32):
+        rows = torch.zeros(200, 96, dtype=dtype)
+        layer.add_products(rows.clone(), starts, index, torch.zeros(200), rows)
+        layer.scale(rows, torch.zeros((), dtype=torch.float32))
+    compile_all(calls, "sm_80")
 
 
 def oldest():

@@ -13,7 +13,7 @@ off goes on where it stopped. The machine needs torch, Triton and NumPy (and pyt
 smoke   every case of the table of `benchmarks`, once, on all cores at the same time: this compiles all kernels, and checks their results
 parity  tests/{rows,ragged,layer,attention}_triton.py and tests/test_cuda.py, in pieces, on all cores
 bench   the cases again, one after the other, against their peers, on the device's clock
-plans   the plans of each kernel and shape, tiles of attention and output layers, and those around them, once, on all cores
+plans   the plans of each kernel and shape, tiles of attention, and those around them, once, on all cores
 tune    these plans against each other, a shape at a time, on the device's clock
 check   compute-sanitizer on small cases; ncu on the kernels of the bars, where they are installed
 """

@@ -1,4 +1,4 @@
-"""The cases whose kernels are compiled: rows, segments, output layers and attention at their real plans."""
+"""The cases whose kernels are compiled: rows, segments, sparse products and attention at their real plans."""
 
 from __future__ import annotations
 
@@ -115,41 +115,22 @@ def ragged_cases() -> Iterator[Case]:
 
 
 def layer_cases() -> Iterator[Case]:
-    """Output layers of 4,096 rows and features and 128,256 classes."""
+    """The gradients of an output layer of 4,096 features and 128,256 classes."""
     import torch
 
-    import anymax as am
-    from anymax.kernels import triton as engine
     from anymax.kernels.triton import layer
-    from anymax.linear.layer import Layer
 
     make = functools.partial(torch.empty, dtype=torch.bfloat16, device="meta")
 
-    def operands() -> tuple[Any, Any]:
-        x, weight = make(4096, 4096), make(128_256, 4096)
-        return Layer(x, weight, None, None, am.Softmax(), (4096,), x.dtype), make(4096, dtype=torch.int64)
-
-    def softmax(entropy: bool = False) -> None:
-        of, t = operands()
-        level, g = make(4096, dtype=torch.float32), make(4096, 2, dtype=torch.float32)
-        layer.two_of(of, t, entropy)
-        layer.slopes(of, t, level, g, None, None, level if entropy else None, 0, 2624, make(4096 * 2624))
-
     def products() -> None:
-        of, _ = operands()
         index, value = make(80_000, dtype=torch.int64), make(80_000, dtype=torch.float32)
-        layer.add_products(make(128_256, 4096), make(128_257, dtype=torch.int64), index, value, of.x)
+        layer.add_products(make(128_256, 4096), make(128_257, dtype=torch.int64), index, value, make(4096, 4096))
 
-    def listed() -> None:
-        known: Any = engine.triton_link(am.Entmax(1.5))
-        found = layer.candidate_form(known)
-        assert found is not None
-        layer.candidates(operands()[0], found, operands()[1], None)
+    def scaled() -> None:
+        layer.scale(make(128_256, 4096), make((), dtype=torch.float32))
 
-    yield Case("layer/softmax bfloat16", softmax, False)
-    yield Case("layer/log p and entropy bfloat16", functools.partial(softmax, True), False)
     yield Case("layer/support bfloat16", products, False)
-    yield Case("layer/entmax15 bfloat16", listed, False)
+    yield Case("layer/factor bfloat16", scaled, False)
 
 
 def cases() -> Iterator[Case]:
@@ -161,13 +142,13 @@ def cases() -> Iterator[Case]:
 
 def launched(case: Case, target: str) -> list[Launch]:
     """What a case launches on such a device."""
-    from anymax.kernels.triton import attention, layer
+    from anymax.kernels.triton import attention
 
-    before = attention._processors, layer._processors
-    attention._processors = layer._processors = lambda device: PROCESSORS  # of a device that is not there
+    before = attention._processors
+    attention._processors = lambda device: PROCESSORS  # of a device that is not there
     try:
         with recorded(TARGETS[target][2]) as launches:
             case.call()
     finally:
-        attention._processors, layer._processors = before
+        attention._processors = before
     return launches

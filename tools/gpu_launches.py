@@ -26,7 +26,7 @@ KERNELS = {
         "attention_forward", "attention_queries", "attention_keys", "attention_bias", "attention_centres", "attention_parts",
         "attention_solve", "attention_values", "attention_merge",
     ),
-    "layer": ("layer_sums", "layer_slopes", "layer_candidates", "layer_products"),
+    "layer": ("layer_products", "layer_scaled"),
 }  # fmt: skip
 
 

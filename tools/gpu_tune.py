@@ -1,4 +1,4 @@
-"""Plans beside those around them: each kernel at each shape, tiles of attention and of output layers, on the device's clock.
+"""Plans beside those around them: each kernel at each shape, and tiles of attention, on the device's clock.
 
 `plans` compiles every plan, on all cores at the same time; `tune` then times the plans of a shape in turns, in one process.
 """
@@ -91,11 +91,9 @@ def rows(only: str) -> Iterator[Trial]:
                 )  # fmt: skip
 
 
-def others(cases: list[Any]) -> Iterator[Trial]:
-    """Attention and output layers: their cases of the benchmark."""
-    import torch
-
-    from anymax.kernels.triton import attention_plans, layer_plans
+def attention_tiles(cases: list[Any]) -> Iterator[Trial]:
+    """Attention: its cases of the benchmark."""
+    from anymax.kernels.triton import attention_plans
 
     for case in cases:
         if case.group == "gpu attention" and "beside" not in case.note and case.map in ("entmax15", "softmax"):
@@ -104,19 +102,13 @@ def others(cases: list[Any]) -> Iterator[Trial]:
                 f"attention {case.name}", (now, *neighbours(now, ("M", "N", "warps", "stages"))),
                 attention_plans.forced_blocks.append, lambda case=case: case.setup(case).contenders["anymax"],
             )  # fmt: skip
-        elif case.group == "gpu output layer" and case.distribution == "trained" and case.map != "sparsemax":
-            kernel, size = ("sums" if case.map == "softmax" else "candidates"), 4 if case.dtype == "float32" else 2
-            now = layer_plans.panel(kernel, size)
-            near = [p for p in neighbours(now, ("M", "N", "F", "warps", "stages")) if size > 2 or p.F >= 64]
-            yield Trial(
-                f"output layer {case.name}", (now, *near), layer_plans.forced_panels.append,
-                lambda case=case: torch.enable_grad()(case.setup(case).contenders["anymax"]),
-            )  # fmt: skip
 
 
 def trials(args: argparse.Namespace, cases: list[Any]) -> Iterator[Trial]:
     yield from (
-        trial for trial in (*rows(args.only), *others(cases)) if re.search(args.only, trial.name, re.IGNORECASE)
+        trial
+        for trial in (*rows(args.only), *attention_tiles(cases))
+        if re.search(args.only, trial.name, re.IGNORECASE)
     )
 
 

@@ -91,7 +91,7 @@ class Bridge(ABC):
 
     @property
     def layers(self) -> LayerBridge:
-        """The operations on output layers, whose scores are never all held."""
+        """The operations on output layers, whose scores are computed a part at a time."""
         return handed.layer_bridge(self.framework)
 
     @property

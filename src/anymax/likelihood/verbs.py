@@ -233,7 +233,7 @@ def topk_kl(
     """The divergence of a student's softmax from a teacher whose k largest log-probabilities are known, `sum t (log t - log p)`.
 
     Use it for distillation from the top k classes of a teacher. It takes one pass over the scores and one for their gradient, without an
-    array of log-probabilities. For the output layer of a language model use `linear_topk_kl`, which never holds all scores.
+    array of log-probabilities. For the output layer of a language model use `linear_topk_kl`, which computes the scores a part at a time.
 
     Parameters
     ----------

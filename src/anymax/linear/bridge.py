@@ -53,10 +53,14 @@ class LayerBridge(ABC):
 
 def in_turn(job: Job) -> Any:
     """The result for all rows, one group after another, in plain operations."""
-    parts = [job.part(where).result() for where in job.layer.groups(rows_at_a_time(job.layer, job.chunk))]
+    return joined([job.part(where).result() for where in job.layer.groups(rows_at_a_time(job.layer, job.chunk))])
+
+
+def joined(parts: list[Any]) -> Any:
+    """The results of groups of rows as those of all rows."""
     if len(parts) == 1:
         return parts[0]
-    xp = namespace(job.layer.x)
+    xp = namespace(parts[0][0] if isinstance(parts[0], tuple) else parts[0])
     if isinstance(parts[0], tuple):
         return tuple(xp.concat(list(each)) for each in zip(*parts))
     return xp.concat(parts)

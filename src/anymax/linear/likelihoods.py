@@ -1,4 +1,4 @@
-"""Output layers: log p, entropy and divergences of scores `x @ linear_weight.T` that are never all held."""
+"""Output layers: log p, entropy and divergences of scores `x @ linear_weight.T` that are computed a part at a time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def linear_log_prob(
     transform: Callable[[Any], Any] | None = None,
     chunk: int | None = None,
 ) -> ArrayT:
-    """log p of given classes on the scores `x @ linear_weight.T + linear_bias` of an output layer, which are never all held.
+    """log p of given classes on the scores `x @ linear_weight.T + linear_bias` of an output layer, computed a part at a time.
 
     Use it for the tokens of a language model in training by policy gradients. If a sampler kept a few classes of each row, pass them as
     `support`; then no other rows of the weight are read, forward or backward. For scores that exist already use `anymax.log_prob`.
@@ -101,7 +101,7 @@ def linear_log_prob_entropy(
     """log p of given classes and the entropy of each row, from hidden states and the weight of an output layer, in one sweep of the weight.
 
     Use it for the tokens of a language model in reinforcement learning: the ratio of policies needs the one, an entropy bonus the other.
-    Both have gradients. The scores are never all held; for scores that exist already use `anymax.log_prob_entropy`.
+    Both have gradients. The scores are computed a part at a time; for scores that exist already use `anymax.log_prob_entropy`.
 
     Parameters
     ----------
@@ -155,7 +155,8 @@ def linear_topk_kl(
 ) -> ArrayT:
     """The divergence of a student from a teacher whose k largest log-probabilities are known, from the student's hidden states and weight.
 
-    Use it to distil a language model: the student's scores are never all held. For scores that exist already use `anymax.topk_kl`.
+    Use it to distil a language model: the student's scores are computed a part at a time. For scores that exist already use
+    `anymax.topk_kl`.
 
     Parameters
     ----------

@@ -8,11 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Self
 
-from .._array import Array, is_array, namespace, upcast
+from .._array import Array, dtype_name, is_array, is_torch, namespace, upcast
 from .._core.mapping import Mapping
 from .._core.typing import LossKind
 from ..likelihood.terms import terms_of
+from ..losses.indices import loss_of_rows
 from ..losses.suppression import suppression
+from ..losses.targets import counted_weight, weighted
 from ..losses.verbs import loss_of_kind
 from ..thresholds import logsumexp, tau_and_support
 from ..transforms.base import Transform, put_through
@@ -69,6 +71,9 @@ class RowLoss(PerRow):
     """Computes the loss of each row."""
 
     def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Array:
+        value = self._of_halves(mapping, scores, target, class_weight)
+        if value is not None:
+            return value
         s = self.transformed(upcast(scores, namespace(scores)))
         if self.margin is not None:
             s = self.scale * self.margin(s / self.scale, target, -1)
@@ -80,6 +85,19 @@ class RowLoss(PerRow):
         if more is None:
             return value
         return value + (more if class_weight is None or target is None else self.weighted(more, target, class_weight))
+
+    def _of_halves(self, mapping: Mapping, s: Array, target: Array | None, class_weight: Array | None) -> Array | None:
+        """The loss of half-precision scores without a copy in fp32, by an engine that computes in fp32; None where there is none."""
+        if not is_torch(s) or dtype_name(s) not in ("bfloat16", "float16") or target is None or target.ndim > 1:
+            return None
+        if self.transforms or self.margin is not None or self.smoothing or self.z_loss or self.suppress:
+            return None
+        if (loss_of(mapping) == "nll" and not mapping.is_softmax) or mapping.params():
+            return None
+        value, xp = loss_of_rows(mapping, s, target), namespace(s)
+        if value is None or class_weight is None:
+            return value
+        return weighted(value, counted_weight(target, target < 0, class_weight, value.dtype, xp), xp)
 
     def weighted(self, more: Array, target: Array, class_weight: Array) -> Array:
         """Further losses of rows, times the class weights of their targets; those of distributions are left as they are."""

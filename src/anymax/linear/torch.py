@@ -1,4 +1,4 @@
-"""torch: chooses how to compute an output layer: from candidates, by groups of rows, or as opaque operations for torch.compile."""
+"""torch: chooses how to compute an output layer: from candidates, by rows or blocks, or as opaque operations for torch.compile."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ class TorchLayers(LayerBridge):
             return f"all {layer.classes} scores of {rows_of_group(job)} rows at a time, computed again for the gradient"
         blocks = BlockSize.of(layer, job.chunk)
         some = f"the scores of {blocks.classes} classes and {blocks.rows} rows at a time"
+        if layer.mapping.is_softmax and torch_values.least_of(job):
+            return f"{some}; if few classes of each row are above least=, only these have a gradient, else all, computed again"
         if layer.mapping.is_softmax:
             return f"{some}, computed again for the gradient"
         return f"{some}; each row keeps those that may have a probability, and only these have a gradient"

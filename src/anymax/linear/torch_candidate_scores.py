@@ -16,15 +16,13 @@ from .._array import plain_backward, wide_dtype
 from ..autodiff.saving import save, saved
 from ..autodiff.torch import plain_grads
 from ..kernels import triton
+from . import torch_sizes
 from .job import Job
 from .layer import Layer, dots
 from .torch_candidates import BlockSize, Bound, Candidates, OfTarget, Rule, collect
 from .torch_groups import runs_eagerly
 
 Tensor = torch.Tensor
-
-_PIECE = {"cpu": 1 << 18}  # features gathered at a time for a sparse product
-_MANY = 1 << 25
 
 
 def candidates_of(job: Job, bound: Bound, of_target: OfTarget = OfTarget.USED) -> Candidates:
@@ -87,7 +85,7 @@ def few_back(
         if dw is not None:
             _add_outer(dw, u, g_even @ x.to(u.dtype))
         if db is not None:
-            db.add_(u, alpha=float(g_even.sum()))
+            db.addcmul_(u, g_even.sum())
     if g is not None:
         row, place = (~(g == 0)).nonzero(as_tuple=True)
         value, cls = g[row, place], index[row, place].to(torch.int64)
@@ -103,7 +101,7 @@ def few_back(
 
 def _at_a_time(rows: Tensor, each: int = 1) -> int:
     """How many rows of features, or groups of `each` rows, to gather or compute at a time."""
-    return max(1, _PIECE.get(rows.device.type, _MANY) // max(each * rows.shape[1], 1))
+    return max(1, torch_sizes.sizes_of(rows).gathered // max(each * rows.shape[1], 1))
 
 
 def weighted_scores(

@@ -18,26 +18,18 @@ import torch
 
 from .. import kernels
 from .._array import wide_dtype
-from ..kernels import decode, triton
+from ..kernels import decode
 from ..likelihood.softmax_plain import LOWEST
 from ..mappings import Softmax
+from . import torch_sizes
 from .layer import Layer
 
 Tensor = torch.Tensor
 
 _SOFTMAX = Softmax()
 
-_TILE = {"cpu": 1024}  # rows at a time, so that a block of their scores stays in the cache; a GPU takes more
-_MANY_ROWS = 8192
-_BLOCK = {"cpu": 2048}
-_MANY_CLASSES = 16384
-_AT_ONCE = {"cpu": 1 << 15}  # products of features computed at a time
-_MANY = 1 << 24
 _FEW = 64  # scores that are skipped together if their maximum is below the bound
-_SMALL = 1 << 18  # scores that need no blocks
 _INSTRUCTIONS = {torch.bfloat16: ("avx512_bf16", "amx_tile"), torch.float16: ("amx_fp16",)}
-_LARGE = 1 << 24  # the most scores that are held in one block
-_SHARE = 48  # a block has at most 1 / _SHARE of the scores
 
 
 Bound = Callable[[Tensor, Layer], Tensor]
@@ -51,16 +43,16 @@ class BlockSize(NamedTuple):
 
     @classmethod
     def of(cls, layer: Layer, chunk: int | None) -> BlockSize:
-        rows, n, kind = layer.rows, layer.classes, layer.x.device.type
-        tile = min(rows, _TILE.get(kind, _MANY_ROWS))
+        rows, n, sizes = layer.rows, layer.classes, torch_sizes.sizes_of(layer.x)
+        tile = min(rows, sizes.block_rows)
         if chunk is not None:
             return cls(max(tile, 1), min(chunk, n))
-        if rows * n <= max(_SMALL, min(layer.weight.numel() // 2, _LARGE) if kind == "cpu" else 0):
+        if rows * n <= max(sizes.small, min(layer.weight.numel() // sizes.share, sizes.little)):
             return cls(
                 max(rows, 1), n
             )  # each block makes threads wait for each other, which takes long on a busy machine
-        wanted = rows * n // _SHARE // tile
-        return cls(tile, min(n, max(_FEW, min(wanted // _FEW * _FEW, _BLOCK.get(kind, _MANY_CLASSES)))))
+        wanted = min(rows * n // sizes.block_share, sizes.block) // tile
+        return cls(tile, min(n, max(_FEW, min(wanted // _FEW * _FEW, sizes.block_classes))))
 
     def tiles(self, layer: Layer) -> Iterator[slice]:
         for i in range(0, layer.rows, self.rows):
@@ -77,7 +69,7 @@ class BlockSize(NamedTuple):
 
 def dtype_of_product(x: Tensor) -> torch.dtype:
     """The dtype in which products with x are fast: a CPU that has no instructions for half precision takes 10 to 50 times as long in it."""
-    if x.device.type != "cpu" or x.dtype not in _INSTRUCTIONS:
+    if torch_sizes.on_gpu(x) or x.dtype not in _INSTRUCTIONS:
         return x.dtype
     return x.dtype if _has_instructions(x.dtype) else torch.float32
 
@@ -237,9 +229,7 @@ def collect(layer: Layer, target: Tensor | None, rule: Rule) -> Candidates:
     """The candidates of each row."""
     parts = []
     for tile in rule.blocks.tiles(layer):
-        part, t = layer.part(tile), None if target is None else target[tile]
-        found = _listed(part, t, rule) if rule.of_target is OfTarget.USED else None
-        parts.append(_collect(part, t, rule) if found is None else found)
+        parts.append(_collect(layer.part(tile), None if target is None else target[tile], rule))
     if len(parts) == 1:
         return parts[0]
     width = max(p.value.shape[1] for p in parts)
@@ -251,29 +241,6 @@ def collect(layer: Layer, target: Tensor | None, rule: Rule) -> Candidates:
         torch.cat([p.full for p in parts]),
         None if parts[0].others is None else torch.cat([p.others for p in parts if p.others is not None]),
     )
-
-
-def _listed(layer: Layer, target: Tensor | None, rule: Rule) -> Candidates | None:
-    """`_collect` by a GPU kernel; None if there is none for this call."""
-    bound = rule.bound
-    gpu, link = triton.output_layer(layer.x, layer.weight, layer.bias), triton.triton_link(layer.mapping)
-    if gpu is None or isinstance(link, str) or not layer.rows or (found := gpu.candidate_form(link)) is None:
-        return None
-    low = None
-    if target is not None:
-        low = bound(_below_target(layer, target, torch.float32), layer)[:, 0].nan_to_num(
-            nan=-math.inf, neginf=-math.inf
-        )
-    lists = gpu.candidates(layer, found, target, low)
-    width = lists.value.shape[2]
-    held = _CandidateRows(layer.rows, 1, rule.most, torch.float32, layer.x.device)
-    held.lost = lists.floor.isnan().any(1)
-    there = (torch.arange(width, device=layer.x.device) < lists.count[:, :, None]) & ~held.lost[:, None, None]
-    held.value = torch.where(there, lists.value, -math.inf).flatten(1)
-    held.index = torch.where(there, lists.index, 0).flatten(1)
-    held.full = (lists.count > width).any(1) & ~held.lost
-    held.cut(held.checked(bound(held.value, layer)))
-    return held.result(None if target is None else held.place(target, lists.own, False))
 
 
 def _collect(layer: Layer, target: Tensor | None, rule: Rule) -> Candidates:
@@ -339,7 +306,7 @@ def _below_target(layer: Layer, target: Tensor, wide: torch.dtype) -> Tensor:
     """A lower bound of the target's score, [rows, 1], -inf if it is masked; in a trained model it is among the largest of its row."""
     score = torch.empty((layer.rows, 1), dtype=wide, device=layer.x.device)
     size = torch.empty_like(score)
-    step = max(1, _AT_ONCE.get(layer.x.device.type, _MANY) // max(layer.x.shape[1], 1))
+    step = max(1, torch_sizes.sizes_of(layer.x).products // max(layer.x.shape[1], 1))
     for i in range(0, layer.rows, step):
         terms = layer.x[i : i + step].to(wide) * layer.weight[target[i : i + step]]
         torch.sum(terms, 1, keepdim=True, out=score[i : i + step])

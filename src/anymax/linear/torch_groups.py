@@ -1,4 +1,4 @@
-"""PyTorch: an output layer of any map by groups of rows, whose scores are computed again for the gradient.
+"""PyTorch: an output layer of any map by groups of rows, whose scores are computed again for the gradient, or with it in the forward pass.
 
 `_tensors` lists what a result depends on. The backward pass takes them from the graph, so that a change in between is an error. Tensors
 that a user's function reads are not seen.
@@ -7,7 +7,8 @@ that a user's function reads are not seen.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -16,18 +17,15 @@ import torch
 from .._array import modes, plain_backward, recorded, transformed, upcast, wide_dtype
 from ..autodiff.saving import params_of, save, saved, with_params
 from ..autodiff.torch import KINDS, plain_grads
-from .bridge import in_turn
+from ..kernels import triton
+from . import torch_sizes
+from .bridge import joined
 from .job import Job
 from .layer import Layer, rows_at_a_time
 from .torch_candidates import dtype_of_product
 
 Tensor = torch.Tensor
 
-_GROUP = {"cpu": 1 << 23}  # scores of a group of rows
-_MANY = 1 << 27
-_SMALL = 1 << 18  # scores that are held whatever the size of the weight
-_LITTLE = 1 << 24  # and those that may take as much memory as the weight
-_FEW_SCORES = {"cpu": 1 << 20}  # scores whose gradient is computed at a time, in the cache
 _FEW = (
     24  # fewer rows in a group do not pay: adding up the weight's gradient takes longer than computing the scores again
 )
@@ -41,8 +39,7 @@ class _Groups(torch.autograd.Function):
         """tensors: the result of `_tensors`."""
         ctx.call = job, step
         save(ctx, *tensors)
-        job = _with(job, tensors)
-        return torch.cat([job.part(where).result() for where in job.layer.groups(step)])
+        return _results(_with(job, tensors), step)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -73,8 +70,10 @@ class _Ahead(torch.autograd.Function):
         ready, ctx.ready = ctx.ready, None
         if ready is None:
             ready = _gradient(_with(job, tensors), step, factor, ctx.needs_input_grad[3:])[1]
-        one = bool(g == 1)
-        return *none, *(a if a is None or one else a.mul_(g) for a in ready)
+        for a in ready:
+            if a is not None:
+                _scale(a, g)
+        return *none, *ready
 
 
 def _plain(job: Job, tensors: list[Any], grads: Any, of: Callable[[Tensor], Tensor]) -> list[Tensor | None]:
@@ -99,38 +98,87 @@ def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, list[
     total = torch.zeros((), dtype=wide, device=x.device)
     for where in layer.groups(step):
         part = job.part(where)
-        ds = part.layer.scores().detach()  # each few rows of it become their gradient
-        for few in part.layer.groups(max(1, _FEW_SCORES.get(x.device.type, _MANY) // layer.classes)):
-            some = part.part(few)
-            with torch.enable_grad():
-                s = ds[few].requires_grad_()
-                free = [value.detach().requires_grad_() for value in params_of(some.layer.mapping)]
-                value = job.per_row(with_params(some.layer.mapping, free), s, some.target, job.class_weight)
-                scale = (g[where][few] if g.ndim else g).to(value.dtype)
-                slope, *rest = torch.autograd.grad(value, [s, *free], scale.expand_as(value), allow_unused=True)
-            total += (scale * value.detach()).sum()
-            with torch.no_grad():
-                ds[few] = 0.0 if slope is None else slope
-            rows = slice(where.start + few.start, where.start + few.stop)
-            for dparam, d in zip(dparams, rest):
-                if d is not None:
-                    (dparam[rows] if dparam.ndim and dparam.shape[0] == x.shape[0] else dparam).add_(d)
-        if part.layer.keep is not None:
-            ds.masked_fill_(~part.layer.keep, 0)
+        ds, value = _slopes(part, g[where] if g.ndim else g, db, [d[where] if d.ndim else d for d in dparams])
+        total += value
         if dx is not None:
             dx[where] = ds @ weight.to(ds.dtype)
         if wants[1]:
-            if dw is None:
-                dw = (ds.t() @ part.layer.x).to(wide)
-            elif dw.dtype == ds.dtype:
-                dw.addmm_(ds.t(), part.layer.x)
-            else:
-                dw += ds.t() @ part.layer.x
-        if db is not None:
-            db += ds.sum(0, dtype=db.dtype)
+            alone = where.stop - where.start == layer.rows
+            dw = _with_product(dw, ds, part.layer.x, x.dtype if alone else wide)
+        del ds  # before the scores of the next group
     dw = None if dw is None else dw.to(weight.dtype)
     db = None if db is None or bias is None else db.to(bias.dtype)
     return total, [dx, dw, db, *dparams, *(None,) * (len(_tensors(job)) - 3 - len(params))]
+
+
+def _scale(a: Tensor, g: Tensor) -> None:
+    """a *= g, a number, without a pass over `a` if it is 1. To read it on a GPU would wait."""
+    gpu = triton.output_layer(a) if a.is_contiguous() else None
+    if gpu is not None:
+        gpu.scale(a, g)
+    elif torch_sizes.on_gpu(a) or bool(g != 1):
+        a.mul_(g)
+
+
+def _slopes(job: Job, g: Tensor, db: Tensor | None, dparams: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The gradient in the scores of some rows, and the sum of g times their results; adds the gradients by bias and parameters."""
+    ds = _scores(job.layer)  # each few rows of it become their gradient
+    total = torch.zeros((), dtype=g.dtype, device=g.device)
+    for few, some, s in _few_at_a_time(job, ds):
+        with torch.enable_grad():
+            s.requires_grad_()
+            free = [value.detach().requires_grad_() for value in params_of(some.layer.mapping)]
+            value = job.per_row(with_params(some.layer.mapping, free), s, some.target, job.class_weight)
+            scale = (g[few] if g.ndim else g).to(value.dtype)
+            slope, *rest = torch.autograd.grad(value, [s, *free], scale.expand_as(value), allow_unused=True)
+        total = total + (scale * value.detach()).sum()
+        with torch.no_grad():
+            ds[few] = 0.0 if slope is None else slope
+            if some.layer.keep is not None:
+                ds[few].masked_fill_(~some.layer.keep, 0)
+            if db is not None:
+                db += ds[few].sum(0, dtype=db.dtype)
+        for dparam, d in zip(dparams, rest):
+            if d is not None:
+                (dparam[few] if dparam.ndim else dparam).add_(d)
+    return ds, total
+
+
+def _scores(layer: Layer) -> Tensor:
+    """The scores of some rows, before the mask, in memory that the caller may write to."""
+    with torch.no_grad():
+        s = layer.x @ layer.weight.to(layer.x.dtype).t()
+        return s if layer.bias is None else s.add_(layer.bias)
+
+
+def _few_at_a_time(job: Job, s: Tensor) -> Iterator[tuple[slice, Job, Tensor]]:
+    """A few rows at a time: where they are, their part of the job, and of the scores `s`, in which masked classes become -inf."""
+    for few in job.layer.groups(max(1, torch_sizes.sizes_of(s).few // job.layer.classes)):
+        some, part = job.part(few), s[few]
+        if some.layer.keep is not None:
+            part.masked_fill_(~some.layer.keep, -math.inf)
+        yield few, some, part
+
+
+def _results(job: Job, step: int) -> Any:
+    """The results of all rows, from the scores of `step` rows at a time."""
+    parts = []
+    for where in job.layer.groups(step):
+        part = job.part(where)
+        for _, some, s in _few_at_a_time(part, _scores(part.layer)):
+            parts.append(job.per_row(some.layer.mapping, s, some.target, job.class_weight))
+    return joined(parts)
+
+
+def _with_product(dw: Tensor | None, ds: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """dw, if there is one, plus `ds.T @ x`, summed in `dtype`, some classes at a time if that is not the product's."""
+    if ds.dtype is dtype:
+        return ds.t() @ x if dw is None else dw.addmm_(ds.t(), x)
+    dw = torch.zeros((ds.shape[1], x.shape[1]), dtype=dtype, device=x.device) if dw is None else dw
+    step = max(1, torch_sizes.sizes_of(x).few // max(x.shape[1], 1))
+    for a in range(0, ds.shape[1], step):
+        dw[a : a + step] += ds[:, a : a + step].t() @ x
+    return dw
 
 
 def _tensors(job: Job) -> tuple[Tensor | None, ...]:
@@ -164,7 +212,10 @@ def runs_eagerly(layer: Layer, *others: Any) -> bool:
 
 
 def rows_with_a_class(out: Tensor) -> Tensor | None:
-    """The indices of the rows that are not in `out`; None if these are all."""
+    """The indices of the rows that are not in `out`; None if these are all.
+
+    A GPU makes the caller wait here, once a call. That costs less than to compute the rows of a batch that have no target.
+    """
     return (~out).nonzero(as_tuple=True)[0] if bool(out.any()) else None
 
 
@@ -187,15 +238,16 @@ def by_rows(job: Job) -> Any:
     if not runs_eagerly(layer, job.target, job.class_weight):
         return job.result()
     if not layer.recorded():
-        return in_turn(job)
+        return _results(job, rows_of_group(job))
     if not layer.rows or _learns(job):
         return job.result()
     return _Groups.apply(job, rows_of_group(job), *_tensors(job))
 
 
 def rows_of_group(job: Job) -> int:
-    """How many rows `by_rows` takes at a time."""
-    return rows_at_a_time(job.layer, job.chunk, _GROUP.get(job.layer.x.device.type, _MANY))
+    """How many rows `by_rows` takes at a time; on a GPU the rows of scores may take as much memory as the weight."""
+    layer, group = job.layer, torch_sizes.sizes_of(job.layer.x).group
+    return rows_at_a_time(layer, job.chunk, max(group, layer.weight.numel()) if torch_sizes.on_gpu(layer.x) else group)
 
 
 def total(job: Job, factor: Tensor) -> Tensor | None:
@@ -226,9 +278,12 @@ def rows_ahead(job: Job) -> int | None:
         return None
     if layer.x.dtype is torch.float16:  # too narrow for a gradient before the caller's factor
         return None
-    # rows of scores in half the memory of the weight, or in all of it if that is little
-    step = max(layer.x.shape[1] // 2, min(layer.x.shape[1], _LITTLE // layer.classes), _SMALL // layer.classes)
-    return None if step < min(layer.rows, _FEW) else min(step, layer.rows)
+    # rows of scores in as much memory as the weight, or in a share of it, unless that is little
+    features, n, sizes = layer.x.shape[1], layer.classes, torch_sizes.sizes_of(layer.x)
+    step = max(features // sizes.share, min(features, sizes.little // n), sizes.small // n)
+    if step < min(layer.rows, _FEW):
+        return None
+    return -(-layer.rows // -(-layer.rows // step))  # groups of the same size
 
 
 def _learns(job: Job) -> bool:

@@ -14,9 +14,9 @@ import torch
 from .._array import plain_backward, wide_dtype
 from ..autodiff.saving import save, saved
 from ..autodiff.torch import plain_grads
-from ..kernels import triton
 from ..likelihood.softmax_plain import LOWEST, at_classes
 from ..mappings import Softmax
+from . import torch_sizes
 from .job import Job
 from .layer import Layer
 from .torch_candidate_scores import candidates_of, few_back, weighted_scores
@@ -32,16 +32,16 @@ from .torch_candidates import (
 Tensor = torch.Tensor
 
 _SOFTMAX = Softmax()
-_ROWS = {"cpu": 128}  # half-precision rows converted to fp32 at a time; a GPU converts a whole block
-_MANY = 1 << 25
 
 
-def of_softmax(job: Job, u: Tensor | None, entropy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def of_softmax(
+    job: Job, u: Tensor | None, *, entropy: bool = False, least: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
     """The targets' scores and logsumexp of all others, [rows, m + 1]; <scores, u>; and on request the entropy of the others, [rows, 1].
 
-    For a loss with `least`, classes below that probability may have no gradient.
+    Classes with a probability below `least` may have no gradient.
     """
-    layer, target, least = job.layer, job.target, job.per_row.least
+    layer, target = job.layer, job.target
     assert target is not None
     if least and layer.recorded():
         wide = wide_dtype(layer.x, torch)
@@ -116,9 +116,6 @@ def others_of(layer: Layer, target: Tensor, blocks: BlockSize, entropy: bool) ->
     wide, (rows, m) = wide_dtype(layer.x, torch), target.shape
     value = torch.full((rows, m + 1), -math.inf, dtype=wide, device=layer.x.device)
     h = value.new_zeros((rows, int(entropy)))
-    if rows and m == 1 and (gpu := triton.output_layer(layer.x, layer.weight, layer.bias)) is not None:
-        value[:, 0], levels, entropies = gpu.two_of(layer, target[:, 0], entropy)
-        return _joined(value, h, levels, entropies)
     for tile in blocks.tiles(layer):
         part, out = layer.part(tile), value[tile]
         scores = ScoreBlocks(part, blocks, target[tile])
@@ -134,16 +131,11 @@ def others_of(layer: Layer, target: Tensor, blocks: BlockSize, entropy: bool) ->
             else:
                 level = logsumexp(s, wide)
             levels.append(level)
-        _joined(out, h[tile], torch.cat(levels, 1), torch.cat(entropies, 1) if entropy else None)
-    return value, h
-
-
-def _joined(value: Tensor, h: Tensor, levels: Tensor, entropies: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Write logsumexp and entropy of the others, from those of each block of classes [rows, blocks], into `value` and h."""
-    value[:, -1] = levels.logsumexp(1)
-    if h.shape[1] and entropies is not None:  # that of the choice of a block, and of each block
-        below = (levels - _level(value)).clamp_(min=LOWEST)
-        h[:] = (below.exp() * (entropies - below)).sum(1, keepdim=True)
+        of_blocks = torch.cat(levels, 1)
+        out[:, -1] = of_blocks.logsumexp(1)
+        if entropy:  # that of the choice of a block, and of each block
+            below = (of_blocks - _level(out)).clamp_(min=LOWEST)
+            h[tile] = (below.exp() * (torch.cat(entropies, 1) - below)).sum(1, keepdim=True)
     return value, h
 
 
@@ -199,21 +191,16 @@ def _others_back(layer: Layer, target: Tensor, of: _Slopes, blocks: BlockSize, w
     dx = torch.zeros(x.shape, dtype=wide, device=x.device) if wants[0] else None
     dw = torch.empty_like(weight) if wants[1] else None
     db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
-    gpu = triton.output_layer(x, weight, bias) if layer.rows and target.shape[1] == 1 else None
     tiles = list(blocks.tiles(layer))
     buffer = blocks.buffer(layer)
     half = buffer.dtype is not wide
-    step = _ROWS.get(x.device.type, _MANY) if half else _MANY
-    scores = [ScoreBlocks(layer.part(tile), blocks, target[tile] if gpu is None else None, buffer) for tile in tiles]
+    step = torch_sizes.sizes_of(x).converted if half else max(layer.rows, 1)
+    scores = [ScoreBlocks(layer.part(tile), blocks, target[tile], buffer) for tile in tiles]
     parts = [of.part(tile) for tile in tiles]
     for a, b in blocks.parts(layer):
         sums = None
         for tile, block, part in zip(tiles, scores, parts):
-            if gpu is not None:
-                level, mix = _level(part.value)[:, 0], None if part.mix is None else part.mix[:, 0]
-                d = gpu.slopes(block.layer, target[tile, 0], level, part.g, part.u, part.g_even, mix, a, b, buffer)
-            else:
-                d = part.block(block, a, b, step)
+            d = part.block(block, a, b, step)
             if db is not None:
                 db[a:b] += d.sum(0, dtype=wide)
             if dx is not None and half:

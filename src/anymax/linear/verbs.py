@@ -1,8 +1,9 @@
-"""Output layers: the loss, log p and threshold of scores `x @ linear_weight.T` that are never all held.
+"""Output layers: the loss and threshold of scores `x @ linear_weight.T` that are computed a part at a time.
 
-With a large vocabulary the scores and their gradient are the largest arrays of a training step. Here they are computed a part at a time.
-A sparse map has a gradient p - y with few entries, so two of the step's three matrix products touch the support only. For softmax the
-backward pass computes each block of scores again. `layer` reads the operands, and the bridge of their framework does the work.
+With a large vocabulary the scores and their gradient are the largest arrays of a training step. A sparse map has a gradient p - y with few
+entries, so two of the step's three matrix products need to touch the support only. For softmax some rows of scores become their gradient
+in the forward pass, or the backward pass computes each block again. `layer` reads the operands, and the bridge of their framework does
+the work.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def linear_loss(
     Use it to train a classifier with many classes, such as a language model, in little more memory than its weights. The loss
     is the cross-entropy for softmax (also as `Entmax(1.0)`), as in `torch.nn.functional.linear_cross_entropy`;
     `sparse_softmax_loss` for sparse softmax; `nll` for a map without a Fenchel-Young loss; and `fenchel_young` for all others.
-    Sparse maps, such as `Entmax(1.5)`, are also faster, since their gradient needs only the classes of the support.
+    Sparse maps, such as `Entmax(1.5)`, are also faster on a CPU, and in fp32 on a GPU: their gradient needs only the classes of
+    the support.
 
     Second derivatives hold all scores in torch, and need `anymax.use("reference")` in JAX.
 
@@ -92,13 +94,15 @@ def linear_loss(
         not be random, and its parameters must not differ between rows.
     chunk
         How many classes to compute at a time (in `anymax.distributed.linear_loss`, how many rows). A map that needs all scores
-        of a row takes some whole rows instead, with as many scores in all. The default is a small part of all scores. On a
-        CPU, softmax holds rows of scores, which saves computing them a second time: up to 64 MB or half the memory of
-        the weight, whichever is more, but never more than the weight. `linear.explain_linear_loss` says what a call does.
+        of a row takes some whole rows instead, with as many scores in all. By default softmax holds rows of scores, which
+        saves computing them a second time: on a CPU up to 64 MB or half the memory of the weight, whichever is more, but
+        never more than the weight; on a GPU as much memory as the weight, or 128 MB in fp32 if it takes less. There sparse maps
+        in half precision do the same. Other calls hold a small part of all scores. `linear.explain_linear_loss` says what a call does.
     least
         For softmax, a probability below which a class gets no gradient; 0, the default, keeps all. If no row has more than a
         few hundred classes above it, the backward pass is as fast as that of a sparse map: 0.004 helps, 1e-4 does not. The
-        loss stays exact. The gradient, too, stays exact in JAX, under torch.compile, and where nothing would be gained.
+        loss stays exact. The gradient, too, stays exact in JAX, under torch.compile, and where nothing would be gained, as in
+        half precision on a GPU.
     suppress
         For a sparse map, the factor of a second loss that lowers the scores of the classes with probability 0, as in
         Sparsemax+: `(1 - s_t) * -log(1 - s_0)`, where s is the softmax of the scores, s_t the share of the target, held

@@ -41,6 +41,16 @@ def index_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions)
     return _each_row(mapping, rows, target, options)
 
 
+def loss_of_rows(mapping: Mapping, rows: Array, index: Array) -> Array | None:
+    """The loss of each row by an engine, in fp32 or fp64 whatever the dtype of the scores; None as in `index_loss`.
+
+    index: a class of each row that has been checked; -1 means none.
+    """
+    if isinstance(link_of(mapping), str) or not mapping.sums_to_one:
+        return None
+    return bridge(rows).index_loss(mapping, rows, index)
+
+
 def _each_row(mapping: Mapping, rows: Array, target: Array, options: LossOptions) -> Array | None:
     """`index_loss` from the loss of each row, weighted and reduced here."""
     xp, dtype = namespace(rows), result_dtype(rows)

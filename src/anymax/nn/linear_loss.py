@@ -19,9 +19,9 @@ from .base import OfMapping, check_sizes, class_weight_of, every_module, or_soft
 class LinearLoss(OfMapping):
     """An output layer with the loss of a map, computed in blocks of scores: `linear_loss` as a module with a weight.
 
-    It is for training with many classes. Unlike `Linear` and `Loss`, it spends no memory on the scores and their gradient, and a sparse
-    map is faster. For softmax it is the cross-entropy; `Loss` is the Fenchel-Young loss, which differs for label smoothing and soft
-    targets.
+    It is for training with many classes. Unlike `Linear` and `Loss`, it spends little memory on the scores and their gradient, and on
+    a CPU a sparse map is faster. For softmax it is the cross-entropy; `Loss` is the Fenchel-Young loss, which differs for label
+    smoothing and soft targets.
 
     It takes features [..., in_features] and targets, and returns the loss: one number, or [...] with `reduction="none"`. To share the
     weight with an embedding, assign it: `head.weight = embedding.weight`.
