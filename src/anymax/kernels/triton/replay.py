@@ -117,7 +117,8 @@ class _Recording:
     """The launches of a call, as they are made."""
 
     def __init__(self, given: tuple[Tensor | None, ...]) -> None:
-        self.given, self.made = given, []  # type: tuple[Tensor | None, ...], list[Tensor]
+        self.given = given
+        self.made: list[Tensor] = []
         self.launches: list[_Launch] | None = []
 
     def add(
