@@ -90,6 +90,10 @@ from anymax._core import elsewhere
         ("curves", "it is anymax.plot.curves"),
         ("arcface", "did you mean anymax.margins.ArcFace?"),
         ("project_onto_simplex", "write anymax.sparsemax(x) for "),
+        ("set_backend", "the kind of x decides"),
+        ("tsallis", "write anymax.entmax(x, alpha=1.3) for tsallis(x, 1.3)"),
+        ("sparsemax_attention", "write anymax.attention(q, k, v, 'sparsemax')"),
+        ("entmax15_attention", "write anymax.attention(q, k, v, 'entmax15')"),
     ],
 )
 def test_a_name_of_another_package_says_what_it_is_here(path, words):
@@ -114,6 +118,7 @@ def test_names_of_torchs_modules():
         ("AdaptiveLogSoftmaxWithLoss", "anymax.nn.LinearLoss("),
         ("Activtion", "did you mean anymax.nn.Activation?"),
         ("sparsemax", "anymax.sparsemax"),
+        ("Entmax", "anymax.nn.Activation(anymax.Entmax(...)) for the module"),
     ):
         with pytest.raises(AttributeError) as raised:
             getattr(am.nn, name)
