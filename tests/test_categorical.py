@@ -183,6 +183,9 @@ def test_categorical_takes_transforms_and_says_what_is_wrong():
         with pytest.raises(ValueError, match=words):
             A.nn.Categorical(Softmax(), strange, validate_args=True)
         A.nn.Categorical(Softmax(), strange, validate_args=False)
+    torch.testing.assert_close(A.nn.Categorical(Softmax(), logits=x).logits, A.nn.Categorical(Softmax(), x).logits)
+    with pytest.raises(TypeError, match=r"Categorical has no option 'probs' \(give scores=, after the map"):
+        A.nn.Categorical(probs=x)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="scores must be a tensor"):
         A.nn.Categorical(Softmax(), [0.0, 1.0])
     with pytest.raises(TypeError, match="expected a mapping"):

@@ -90,6 +90,10 @@ def test_a_map_is_no_transform_no_margin_and_no_function_of_a_score():
             "compose: expected functions scores -> scores.*a map comes after the transforms",
         ),
         (
+            lambda: am.compose([am.temperature(0.7), am.topk(2)]),
+            r"give them one by one, as in compose\(\*transforms\)",
+        ),
+        (
             lambda: am.attention(X, X, X, transform=Sparsemax()),
             "transform must be a function.*a map is given as mapping=",
         ),
@@ -207,6 +211,15 @@ def test_a_name_under_a_gradient_and_under_a_compiler():
     [
         ("sparsmax", "there is no map 'sparsmax' (did you mean 'sparsemax'?); the maps are softmax, sparsemax, entmax"),
         ("nothing", "there is no map 'nothing'; the maps are softmax"),
+        ("entmax1.3", "(write 'entmax:alpha=1.3')"),
+        ("entmax_1.3", "(write 'entmax:alpha=1.3')"),
+        ("entmax(1.5)", "(write 'entmax:alpha=1.5')"),
+        ("Entmax(alpha=1.5)", "(write 'entmax:alpha=1.5')"),
+        ("SparseSoftmax(p=0.9)", "(write 'sparse_softmax:p=0.9')"),
+        ("sparsemax2", "(did you mean 'sparsemax'?)"),
+        ("top-k", "(write 'sparse_softmax:k=50')"),
+        ("nucleus", "(write 'sparse_softmax:p=0.9')"),
+        ("argmax", "(write anymax.softmax(anymax.temperature(0)(x)))"),
         ("entmax:alhpa=2", "entmax has no parameter 'alhpa'; it takes alpha"),
         ("entmax:2", "write NAME:parameter=value, as in entmax:alpha=1.2"),
         ("entmax15:alpha=2", "entmax15 is entmax:alpha=1.5 and takes no parameters"),

@@ -178,6 +178,13 @@ def test_training_with_and_without_checkpointing(model):
             torch.testing.assert_close(other[n], g, atol=2e-5, rtol=1e-3, msg=n)
 
 
+def test_a_first_guess_is_answered():
+    with pytest.raises(TypeError, match="it registers every map; name one as attn_implementation='anymax_sparsemax'"):
+        hf.register("sparsemax")  # type: ignore[call-arg]
+    with pytest.raises(AttributeError, match=r"did you mean anymax\.hf\.LogitsProcessor\?"):
+        _ = hf.LogitProcessor  # type: ignore[attr-defined]
+
+
 def test_dropout_trains():
     made = build("bert", "anymax_entmax15", attention_probs_dropout_prob=0.5, hidden_dropout_prob=0.0)
     made.train()

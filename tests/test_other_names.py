@@ -90,6 +90,12 @@ from anymax._core import elsewhere
         ("curves", "it is anymax.plot.curves"),
         ("arcface", "did you mean anymax.margins.ArcFace?"),
         ("project_onto_simplex", "write anymax.sparsemax(x) for "),
+        ("set_backend", "the kind of x decides"),
+        ("scatter", "write anymax.segment_apply("),
+        ("SparsemaxClassifier", 'anymax.sklearn.MappingClassifier("sparsemax")'),
+        ("tsallis", "write anymax.entmax(x, alpha=1.3) for tsallis(x, 1.3)"),
+        ("sparsemax_attention", "write anymax.attention(q, k, v, 'sparsemax')"),
+        ("entmax15_attention", "write anymax.attention(q, k, v, 'entmax15')"),
     ],
 )
 def test_a_name_of_another_package_says_what_it_is_here(path, words):
@@ -114,6 +120,7 @@ def test_names_of_torchs_modules():
         ("AdaptiveLogSoftmaxWithLoss", "anymax.nn.LinearLoss("),
         ("Activtion", "did you mean anymax.nn.Activation?"),
         ("sparsemax", "anymax.sparsemax"),
+        ("Entmax", "anymax.nn.Activation(anymax.Entmax(...)) for the module"),
     ):
         with pytest.raises(AttributeError) as raised:
             getattr(am.nn, name)
@@ -169,6 +176,8 @@ def test_the_answer_to_a_first_guess_runs(row):
         (lambda x: am.sample("softmax", x, top_p=0.5), r"write transform=anymax\.topp\(0\.9\)"),
         (lambda x: am.sample("softmax", x, temperature=0.7), r"write transform=anymax\.temperature\(0\.7\)"),
         (lambda x: am.sample("softmax", x, min_p=0.1), r"write transform=anymax\.minp\(0\.1\)"),
+        (lambda x: am.sample("softmax", x, n=3), "say num_samples="),
+        (lambda x: am.sample("softmax", x, num_samples=2, replacement=False), r"anymax\.sampling\.gumbel_topk draws"),
         (lambda x: am.softmax(x, top_k=3), r"put the scores through anymax\.topk\(50\) first"),
         (lambda x: am.softmax(x, temperature=3), "divide the scores by it"),
         (lambda x: am.sparse_softmax(x, top_k=3), "say k="),

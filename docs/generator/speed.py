@@ -70,9 +70,9 @@ CPU = Overview(
     "cpu", measured.main_run, on_cpu, "time of torch.softmax", "fp32, normal scores, forward pass into a given `out=`."
 )
 GPU = Overview(
-    "gpu", measured.gpu_run, on_gpu, "torch's time",
-    "bf16, normal scores, in CUDA graphs: the maps against `torch.softmax`; attention, in which each query reaches an eighth of the keys, "
-    "against FlashAttention-2.",
+    "gpu", measured.gpu_run, on_gpu, "time of torch or FlashAttention-2",
+    "bf16, normal scores, in CUDA graphs: the maps against `torch.softmax`; attention, with high scores only for keys near "
+    "the query (an eighth of the sequence), against FlashAttention-2.",
 )  # fmt: skip
 
 

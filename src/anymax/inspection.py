@@ -147,16 +147,21 @@ def entropy(
     axis = _array.check_axis(pick_axis(axis, dim), given.ndim)
     q = upcast(_array.to_last(given, axis, xp), xp)
     with quiet(q):
-        if known_any((q < -1e-3) | (q > 1.01), xp):
-            raise ValueError(
-                f"entropy: expected probabilities, from 0 to 1, got numbers from {float(xp.min(q)):g} to {float(xp.max(q)):g}; for scores, "
-                "apply a map first: anymax.entropy(anymax.softmax(x))"
-            )
+        _refuse_scores("entropy", q, xp)
         _warn_of_scores(q, xp)
         h = _tsallis(q, order, xp) if kind == "tsallis" else _renyi(q, order, xp)
         h = xp.where(xp.any(xp.isnan(q), axis=-1, keepdims=True), math.nan * xp.ones_like(h), h)
     h = xp.squeeze(h, axis=-1) + 0.0  # no -0
     return as_dtype(h, given.dtype, xp)
+
+
+def _refuse_scores(who: str, q: Array, xp: Namespace) -> None:
+    """An error if a number is no probability: it is probably a score."""
+    if known_any((q < -1e-3) | (q > 1.01), xp):
+        raise ValueError(
+            f"{who}: expected probabilities, from 0 to 1, got numbers from {float(xp.min(q)):g} to {float(xp.max(q)):g}; for scores, "
+            f"apply a map first: anymax.{who}(anymax.apply(mapping, x))"
+        )
 
 
 def _warn_of_scores(q: Array, xp: Namespace) -> None:
@@ -216,7 +221,8 @@ def support(p: Any) -> Any:
     Parameters
     ----------
     p
-        Probabilities, an array of NumPy, torch or JAX, or lists of numbers.
+        Probabilities, an array of NumPy, torch or JAX, or lists of numbers. A number below 0 or above 1 is an error, except
+        on a GPU and in compiled code, which do not check.
 
     Returns
     -------
@@ -228,7 +234,9 @@ def support(p: Any) -> Any:
     >>> anymax.support(anymax.sparsemax([2.0, 1.5, -1.0]))
     array([ True,  True, False])
     """
-    p, _ = _probabilities("support", p)
+    p, xp = _probabilities("support", p)
+    with quiet(p):
+        _refuse_scores("support", p, xp)
     return p > 0
 
 

@@ -99,6 +99,10 @@ def checked(q: Array, k: Array, v: Array, options: Options) -> tuple[AttentionCa
     """The checked call, and the context manager to run it in."""
     if is_array(options.mapping):
         raise TypeError("attention: after q, k and v comes the map; give a mask as mask=")
+    if isinstance(options.mask, (int, float)):
+        raise TypeError(
+            f"attention: mask must be an array, got {options.mask!r}; a parameter of the map goes with it, as in anymax.Entmax(alpha=1.3)"
+        )
     mapping = Softmax() if options.mapping is None else as_mapping(options.mapping, "attention")
     for name in ("is_causal", "enable_gqa", "need_weights"):
         operands.flag("attention", name, getattr(options, name))

@@ -80,7 +80,8 @@ def attention(
         The map from the S scores of a query to its weights, such as `Sparsemax()`, or its name, such as "entmax:alpha=1.3";
         softmax by default. An alpha for each head has the shape [H, 1, 1], and may be learned.
     mask
-        Boolean, True = keep, or numbers that are added to the scores; it broadcasts to [..., H, L, S].
+        Boolean, True = keep, or numbers that are added to the scores; it broadcasts to [..., H, L, S]. A mask of padding
+        is [batch, 1, 1, S].
     bias
         Numbers that are added to the scores, such as the logarithm of a prior.
     generator
@@ -97,7 +98,7 @@ def attention(
         The position of the first query among the keys: S - L for new queries at the end of a cache. A number, or one for
         each batch.
     sink
-        One extra score for each head, [H], of a key without a value: it takes the weight that no key should get.
+        The score of one more key for each head, [H], with a value vector of 0: it takes the weight that no other key should get.
     transform
         A function of the masked scores, such as `temperature(2.0)`, `scalable()`, `prior(scale=...)` or `topk(8)`.
     mix

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from .handed import handed
-from .names import nearest
+from .names import ALIASES, classes, nearest, ratios
 
 
 def tables() -> list[dict[str, Any]]:
@@ -77,6 +77,8 @@ def _hint(module: str, name: str, known: Iterable[str]) -> str | None:
     rows = {old_name(row["old"]): row for table in reversed(tables()) for row in reversed(table["rows"])}
     if name in rows:
         return _answer(rows[name])
+    if module == "anymax.nn" and name in (kind.__name__ for kind in classes().values()):
+        return f"write anymax.nn.Activation(anymax.{name}(...)) for the module, or anymax.{name}(...) for the map alone"
     public = handed.public_names()
     for other, names in public.items():
         if other != module and name in names:
@@ -84,6 +86,9 @@ def _hint(module: str, name: str, known: Iterable[str]) -> str | None:
     verb = name.removeprefix("log_")
     if verb != name and verb in public["anymax"]:
         return f"write anymax.log_apply({verb!r}, x)"
+    attends = name.removesuffix("_attention")
+    if attends in {**classes(), **ratios(), **ALIASES}:
+        return f"write anymax.attention(q, k, v, {attends!r})"
     near = nearest(name, known, 0.75)
     if near:
         return f"did you mean {module}.{near}?"

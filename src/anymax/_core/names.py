@@ -13,6 +13,14 @@ from .mapping import Mapping
 ALIASES = {"entmax15": "entmax:alpha=1.5", "taylor_softmax": "taylor"}
 
 
+# names that people try as a map, and what does it here
+_ELSEWHERE = {
+    **dict.fromkeys(("topk", "topksoftmax"), "'sparse_softmax:k=50'"),
+    **dict.fromkeys(("topp", "nucleus"), "'sparse_softmax:p=0.9'"),
+    **dict.fromkeys(("argmax", "hardmax"), "anymax.softmax(anymax.temperature(0)(x))"),
+}
+
+
 class UnknownMap(ValueError):
     """No map has this name."""
 
@@ -101,10 +109,23 @@ def find(name: str) -> str:
     """The name as the catalogue spells it, or an error with the nearest one."""
     found = _spelled(name)
     if found is None:
-        near = nearest(name, (*names(), *ALIASES))
-        hint = f" (did you mean {near!r}?)" if near else ""
-        raise UnknownMap(f"there is no map {name!r}{hint}; the maps are {', '.join(names())}")
+        raise UnknownMap(f"there is no map {name!r}{_advice(name)}; the maps are {', '.join(names())}")
     return found
+
+
+def _advice(name: str) -> str:
+    """What to write for a name that no map has: the map with a parameter behind a colon, or the nearest name."""
+    import re  # late: for a name that is wrong
+
+    call = re.fullmatch(r"([a-z_ -]+?)[ _(-]*(?:(\w+) ?= ?)?(\d[\d.]*)\)?", name.strip().lower())
+    kind = call and _spelled(call[1])
+    takes = list(fields(kind)) if kind else []
+    if call and takes:
+        return f" (write '{kind}:{call[2] or takes[0]}={call[3]}')"
+    if _bare(name) in _ELSEWHERE:
+        return f" (write {_ELSEWHERE[_bare(name)]})"
+    near = nearest(name, (*names(), *ALIASES))
+    return f" (did you mean {near!r}?)" if near else ""
 
 
 def fields(name: str) -> dict[str, dataclasses.Field[Any]]:

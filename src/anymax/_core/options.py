@@ -172,7 +172,7 @@ def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Ca
                 ours = aliases.get(name, name)
                 if not open_ended and ours not in takes:
                     raise _unknown_option(who, takes, name, words)
-                if ours in out or (name in aliases and (ours in options or ours in takes[: len(args)])):
+                if ours in out or (name in aliases and (ours in options or ours in takes[: len(args) - bound])):
                     raise TypeError(f"{who}: {name}= is another name of {ours}, which is given too; give only one")
                 out[ours] = value
             return out

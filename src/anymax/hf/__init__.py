@@ -11,6 +11,8 @@ an attention module has an attribute `anymax`, such as `anymax.nn.Activation(Ent
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 try:
     import torch as torch
 except ModuleNotFoundError as error:
@@ -22,11 +24,16 @@ try:
 except ImportError as error:
     raise ImportError("anymax.hf needs transformers 5 or later; install it with: pip install 'anymax[hf]'") from error
 
+from .._core.elsewhere import answering
 from .attention import NAMES, attend, register
 from .decoding import LogitsProcessor, sample
 from .tokens import TokenStatistics, token_statistics
 
 __all__ = ["NAMES", "LogitsProcessor", "TokenStatistics", "attend", "register", "sample", "token_statistics"]
+
+
+if not TYPE_CHECKING:
+    __getattr__ = answering(__name__, __all__)
 
 
 def __dir__() -> list[str]:

@@ -15,6 +15,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from .. import transforms
 from .._attention import attention
 from .._core.mapping import Mapping
+from .._core.options import check_keywords
 from ..mappings import CATALOGUE, Entmax
 from ..nn.base import OfMapping
 from .checks import check_first
@@ -29,6 +30,7 @@ _ALWAYS_MASKED: set[type] = set()  # configs of models whose layers may have a w
 NAMES: tuple[str, ...] = tuple(_PREFIX + name for name in sorted(_KINDS))  # the names for `attn_implementation`
 
 
+@check_keywords({"": "it registers every map; name one as attn_implementation='anymax_sparsemax'"})
 def register() -> tuple[str, ...]:
     """Registers the maps with transformers, for names such as `attn_implementation="anymax_sparsemax"`.
 

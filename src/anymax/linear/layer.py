@@ -157,9 +157,10 @@ def _operands(who: str, x: Any, weight: Any, bias: Any, part: bool) -> tuple[Arr
     weight = floating(_array.beside(weight, x, "linear_weight", xp), xp, "linear_weight")
     if x.ndim < 1 or weight.ndim != 2 or weight.shape[-1] != x.shape[-1]:
         whose = "this process's part of " if part else ""
+        order = "; the weight comes before the target" if weight.ndim == 1 else ""
         raise ValueError(
             f"{who}: expected features [..., features] and {whose}a linear_weight [classes, features], got {tuple(x.shape)} and "
-            f"{tuple(weight.shape)}"
+            f"{tuple(weight.shape)}{order}"
         )
     n = weight.shape[0]
     if n == 0 and not part:

@@ -80,7 +80,7 @@ def linear_loss(
     linear_bias
         One number per class, added to the scores.
     weight
-        One factor for each class; a mean is then weighted by that of each sample's target, as in torch.
+        One factor for each class, as in torch: a mean then weights each sample by the factor of its target.
     reduction
         "mean" over the samples, their "sum", or "none" for one value per sample.
     ignore_index

@@ -112,7 +112,7 @@ def every_loss(
         Class indices (integers, of the shape of the scores without the axis of the classes), or distributions over the
         classes (floating point, of the shape of the scores).
     weight
-        One factor for each class; a mean is then weighted by the factor of each sample's target, as in torch.
+        One factor for each class, as in torch: a mean then weights each sample by the factor of its target.
     axis, dim
         The axis of the classes: by default 1, as in torch, and 0 for a vector of scores; a tuple of axes is treated as
         one axis.

@@ -14,6 +14,7 @@ from torch.distributions.kl import register_kl
 from torch.distributions.utils import lazy_property
 
 from .._core.mapping import Mapping
+from .._core.options import check_keywords
 from ..likelihood.terms import kl_rows, log_p_rows, p_rows, read, terms_of
 from ..losses.targets import refuse_strays
 from ..mappings import Softmax
@@ -73,6 +74,7 @@ class Categorical(TorchCategorical):
     mapping: Mapping
     scores: Tensor
 
+    @check_keywords({"probs": "give scores=, after the map"}, logits="scores")
     def __init__(
         self,
         mapping: Mapping,

@@ -276,7 +276,14 @@ def sample(
     return_support: bool = False,
     **options: Unpack[SampleOptions],
 ) -> ArrayT | Sample: ...
-@check_keywords(logits="x", key="generator")
+@check_keywords(
+    {
+        "n": "say num_samples=",
+        "replacement": "draws are independent; anymax.sampling.gumbel_topk draws classes that differ",
+    },
+    logits="x",
+    key="generator",
+)
 @documented_like(every_sampler)
 def sample(
     mapping: Mapping | str,

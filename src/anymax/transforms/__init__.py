@@ -55,6 +55,7 @@ def compose(*transforms: Callable[[Any], Any]) -> Composed:
     for t in transforms:
         if not is_function(t):
             hint = "; a map comes after the transforms, and gives probabilities" if isinstance(t, Mapping) else ""
+            hint = "; give them one by one, as in compose(*transforms)" if isinstance(t, (list, tuple)) else hint
             raise TypeError(f"compose: expected functions scores -> scores such as temperature(2.0), got {t!r}{hint}")
         flat.extend(t.transforms if isinstance(t, Composed) else (t,))
     return Composed(tuple(flat))
