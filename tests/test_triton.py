@@ -328,6 +328,19 @@ def test_two_rows_are_taken_at_a_time_where_it_pays(mapping, dtype, n, masked, r
     assert (one.options["R"], one.options["num_warps"], one.grid[0]) == (rows, warps, 8 // rows)
 
 
+@needs_triton
+def test_a_call_that_repeats_hands_over_what_triton_does():
+    """In a process of its own: the driver stands in for that of a GPU."""
+    out = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "driverless.py")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert out.stdout == "the same\n", out.stderr[-2000:]
+
+
 # -- chosen or not ------------------------------------------------------------------------------------------------------------------
 
 
