@@ -327,8 +327,6 @@ def _quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -
     """p(x) by the CPU engine or the GPU's; None for an unusual call. Not to be called while `compiling`."""
     if not x.is_cpu:
         return _quick_on_gpu(mapping, x, axis, mask, out)
-    if _forward is None:
-        return None
     if x.requires_grad and _grad():
         link = link_of(mapping)
         if out is not None or type(link) is not Link or link.params is not None or _functorch():
@@ -346,6 +344,10 @@ def _quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -
     if type(out) is not Tensor or out.requires_grad or (out.is_inference() and not torch.is_inference_mode_enabled()):
         return None
     return _wrote(_forward(mapping, x, axis, mask, out))
+
+
+def _quick_without_library(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -> Tensor | None:
+    return None if x.is_cpu else _quick_on_gpu(mapping, x, axis, mask, out)
 
 
 def _wrote(out: Tensor | None) -> Tensor | None:
@@ -385,7 +387,7 @@ class TorchBridge(Bridge):
         return _Apply.apply(x, made, mapping, -1, *params_of(mapping))
 
     def quick(self) -> Any:
-        return _quick
+        return _quick_without_library if isinstance(native.load(), str) else _quick
 
     def compiling(self) -> Any:
         return torch.compiler.is_dynamo_compiling
