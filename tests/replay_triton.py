@@ -272,6 +272,9 @@ def test_unusual_calls_take_the_long_way():
     assert taken(mapping, x, out=torch.empty_like(x).requires_grad_()) is None
     assert taken(mapping, free, out=torch.empty_like(x)) is None
     assert taken(mapping, torch.view_as_complex(x.view(4, 20, 2)).conj().imag) is None  # negated lazily
+    assert taken(mapping, x[0, 0]) is None
+    with pytest.raises(ValueError, match="at most the number of classes"):
+        taken(am.Budget(41), x)
     with am.use("reference"):
         assert taken(mapping, x) is None
     seen = []

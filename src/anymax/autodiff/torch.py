@@ -273,10 +273,11 @@ def _untraced() -> bool:
 
 def _quick_on_gpu(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -> Tensor | None:
     """`_quick` for a tensor that is not on the CPU."""
-    if mask is not None or (axis is not None and axis != -1 and axis != x.ndim - 1) or not x.numel() or not _untraced():
+    if mask is not None or (axis is not None and axis != -1 and axis != x.ndim - 1) or not x.ndim or not x.numel():
         return None
-    if not isinstance(mapping, Mapping) or not _gpu.quick("forward", mapping, x):
+    if not isinstance(mapping, Mapping) or not _untraced() or not _gpu.quick("forward", mapping, x):
         return None
+    mapping.check(x.shape[-1])
     wants = x.requires_grad and _grad()
     if out is None:
         if not wants:
