@@ -26,12 +26,12 @@ needs_benchmarks = pytest.mark.skipif(
 
 @needs_benchmarks
 @pytest.mark.parametrize("of", [speed.CPU, speed.GPU], ids=["cpu", "gpu"])
-def test_the_first_picture_of_performance_has_a_dozen_bars_of_the_newest_run(of, tmp_path):
+def test_the_first_picture_of_performance_has_about_a_dozen_bars_of_the_newest_run(of, tmp_path):
     pytest.importorskip("matplotlib")
     run = of.run()
     groups = of.groups(run)
     bars = [bar for bars in groups.values() for bar in bars]
-    assert 6 <= len(bars) <= 12
+    assert 6 <= len(bars) <= 16
     measured_ratios = {r["ratio"] for r in run.readings if not r["noisy"]}
     assert {bar.ratio for bar in bars} <= measured_ratios
     if of is speed.CPU:
