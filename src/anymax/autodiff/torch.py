@@ -294,16 +294,16 @@ def _quick_on_gpu(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out:
     return _wrote(_gpu.forward(mapping, x, None, out))
 
 
+def _once(g: Tensor) -> bool:
+    """True for one plain gradient, through which no derivative is taken."""
+    return type(g) is Tensor and not plain_backward(g) and _untraced()
+
+
 def _quick_vjp(mapping: Mapping, axis: int, x: Tensor, p: Tensor, g: Tensor, support: Any) -> Tensor | None:
     """J^T g on a GPU, of tensors as they were saved; None for an unusual call."""
-    if _grad() or type(g) is not Tensor or type(p) is not Tensor or axis not in (-1, p.ndim - 1):
+    if not _once(g) or type(p) is not Tensor or axis not in (-1, p.ndim - 1):
         return None
-    if (
-        not (g.shape == p.shape == x.shape)
-        or not (g.dtype == p.dtype == x.dtype)
-        or plain_backward(g)
-        or not _untraced()
-    ):
+    if not (g.shape == p.shape == x.shape) or not (g.dtype == p.dtype == x.dtype):
         return None
     return _gpu.vjp(mapping, x, p, g, support) if _gpu.quick("vjp", mapping, g, p, x) else None
 
@@ -311,13 +311,7 @@ def _quick_vjp(mapping: Mapping, axis: int, x: Tensor, p: Tensor, g: Tensor, sup
 def _quick_slope(ctx: Any, mapping: Mapping, x: Tensor, index: Tensor, g: Tensor, kept: Any) -> Tensor | None:
     """The gradient of `_IndexLoss` on a GPU, of tensors as they were saved; None for an unusual call."""
     _, _, axis, ignored, _ = ctx.call
-    if (
-        type(x) not in KINDS
-        or type(g) is not Tensor
-        or type(index) is not Tensor
-        or plain_backward(g)
-        or not _untraced()
-    ):
+    if not _once(g) or type(x) not in KINDS or type(index) is not Tensor:
         return None
     if (x.dtype, x.shape) != ctx.scores or index.dtype != ctx.index or not _gpu.quick("vjp", mapping, x):
         return None
