@@ -107,3 +107,10 @@ def ended(many, seconds=120):
         for one in many:
             one.kill()
     return [(one.returncode, *said) for one, said in zip(many, said)]
+
+
+def all_right(size, program):
+    """Each process of the program ends well and prints "right", and nothing else."""
+    for status, out, err in ended(started(size, program)):
+        assert status == 0, err[-3000:]
+        assert out == "right\n", out

@@ -10,7 +10,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("needs torch", allow_module_level=True)
 
 import torch
-from processes import ended, started
+from processes import all_right
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="no gloo"
@@ -134,9 +134,7 @@ dist.destroy_process_group()
 
 
 def right(size, program):
-    for status, out, err in ended(started(size, program)):
-        assert status == 0, err[-3000:]
-        assert out == "right\n"
+    all_right(size, program)
 
 
 def test_every_placement_on_two_devices():
