@@ -24,7 +24,7 @@ def exporting(x: Array) -> bool:
 
 
 def torch_exports() -> bool:
-    """True under torch.export. Torch must be loaded. (torch before 2.12 traces its own `is_exporting()` as True under torch.compile, too.)"""
+    """True under torch.export; torch must be loaded. Before 2.12, torch.compile traces torch's own `is_exporting()` as True."""
     return sys.modules["torch"].compiler._is_exporting_flag
 
 
