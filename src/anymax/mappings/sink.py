@@ -88,6 +88,15 @@ class Sink(Mapping):
         own = {"score": self.score} if is_array(self.score) else {}
         return own | {_INNER + name: value for name, value in self.inner.params().items()}
 
+    def constants(self) -> dict[str, Any]:
+        own: dict[str, Any] = {} if is_array(self.score) else {"score": self.score}
+        return own | {"mapping": type(self.inner)} | {_INNER + k: v for k, v in self.inner.constants().items()}
+
+    @classmethod
+    def rebuilt(cls, fields: dict[str, Any]) -> Self:
+        inner = {name.removeprefix(_INNER): value for name, value in fields.items() if name.startswith(_INNER)}
+        return cls(fields["mapping"].rebuilt(inner), fields["score"])
+
     def replace(self, **changes: Any) -> Self:
         inner = {name.removeprefix(_INNER): changes.pop(name) for name in list(changes) if name.startswith(_INNER)}
         if inner:
