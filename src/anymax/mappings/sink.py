@@ -38,7 +38,7 @@ class Sink(Mapping):
     Examples
     --------
     >>> anymax.apply(anymax.Sink(), [0.0, -1.0, -2.0]).round(3)
-    array([0.4  , 0.147, 0.054])
+    array([0.399, 0.147, 0.054])
     >>> anymax.apply(anymax.Sink("sparsemax", score=1.0), [[0.5, -1.0], [-1.0, -2.0]])
     array([[0.25, 0.  ],
            [0.  , 0.  ]])
