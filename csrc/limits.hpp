@@ -53,6 +53,11 @@ constexpr int64_t STEPS_MOST = 64;   // truncations of a call
 constexpr int64_t HEAD_MOST = 4096;     // d
 constexpr int64_t VALUES_MOST = 65536;  // dv
 
+// -- a link as a table ---------------------------------------------------------------------------------------------------------------------------------
+
+constexpr int64_t TABLED_CLASSES = 1 << 20;  // of a longer row an even share is less than what a table is checked for
+constexpr int64_t TABLED_COST = 8;           // work of a class (maps.hpp)
+
 // -- perturb max -----------------------------------------------------------------------------------------------------------------------------------
 
 constexpr int64_t SUMMED_FROM = 48;                                   // a shorter row is never summed up in cells,

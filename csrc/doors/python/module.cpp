@@ -92,6 +92,7 @@ PyMethodDef methods[] = {
     FAST(segments),
     FAST(sort_segments),
     FAST(linear),
+    FAST(tabled),
     FAST(plan),
     {"bind", bind, METH_O, nullptr},
     {"borrow_pool", borrow_pool, METH_O, nullptr},

@@ -16,12 +16,12 @@ from .._array import Array, asarray, floating, namespace
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.typing import AnyArray, DType, Numbers
-from . import choice, framework, native, ragged, reference, triton, xla
+from . import choice, framework, native, ragged, reference, tabled, triton, xla
 from .choice import asked
 from .engine import OPS, Engine, RaggedEngine
 from .triton import ragged as triton_ragged
 
-ENGINES: tuple[Engine, ...] = (native.ENGINE, triton.ENGINE, framework.ENGINE, xla.ENGINE, reference.ENGINE)
+ENGINES: tuple[Engine, ...] = (native.ENGINE, tabled.ENGINE, triton.ENGINE, framework.ENGINE, xla.ENGINE, reference.ENGINE)
 RAGGED: tuple[RaggedEngine, ...] = (ragged.RAGGED, triton_ragged.RAGGED)
 
 

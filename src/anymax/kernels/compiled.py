@@ -82,6 +82,12 @@ class Compiled(Protocol):
         """Writes `out` and `below`; with `g` it reads them and writes the gradients."""
         ...
 
+    def tabled(
+        self, cells: np.ndarray, numbers: np.ndarray, x: Array, g: Array | None, out: Array | None, tau: Array | None, /
+    ) -> bool | None:
+        """Writes `out` and `tau`; with `g` it reads probabilities and writes the gradient."""
+        ...
+
     def bind(self, functions: dict[str, Any], /) -> None:
         """Hand over Python's functions and objects that it uses, by name."""
         ...
