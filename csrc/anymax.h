@@ -181,7 +181,7 @@ typedef struct {
     int64_t count;
     int32_t shift, sign;
     double offset;
-    double end;         /* the largest t: where one class has all of the mass, or the most */
+    double end;         /* the largest t: where one class has all of the mass, or the most; it may be infinite */
     double scale;       /* the largest value over the largest derivative */
     float low, high;    /* cells are from here to there, */
     float below, above; /* and these are the values up to `low` and from `high` on */

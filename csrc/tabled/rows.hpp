@@ -145,7 +145,7 @@ class TabledRows {
             if (out) b.sound ? zeros(*out, alone) : fill(*out, not_a_number<float>);
             return b.sound ? -inf64 : not_a_number<double>;
         }
-        if (capped && (double)b.count * most <= mass * (1.0 + 1e-12)) return all_at_most(x, n, out, scratch);
+        if ((double)b.count * most <= mass * (1.0 + 1e-12)) return all_at_most(x, n, out, scratch);
         find_even(b.count);
         Row row{x, n, b.high};
         double low = even_low, high = even_high - ((double)b.low - (double)b.high);

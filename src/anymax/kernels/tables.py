@@ -115,7 +115,8 @@ def _tables(mapping: Separable) -> Tables | str:
         return f"it takes a mass and a ceiling above 0, not {mass:g} and {most:g}"
     link, slope = _of_numbers(mapping.link), _of_numbers(mapping.slope)
     edge, half, end = (float(v) for v in slope(np.array([0.0, 0.5 * largest, largest])))
-    if end == math.inf and largest == most:  # a ceiling that is reached in the limit alone
+    opened = end == math.inf and largest == most  # a ceiling that is reached in the limit alone
+    if opened:
         end = float(slope(np.array([largest * (1.0 - 2.0**-26)]))[0])
     if not (math.isfinite(end) and math.isfinite(half) and edge < half < end):
         return f"its slope must rise from 0 to {largest:g}, and is {edge:g}, {half:g} and {end:g} at 0, half of that and there"
@@ -128,6 +129,8 @@ def _tables(mapping: Separable) -> Tables | str:
         found = _falling(link, half, end, mass, most)
     if isinstance(found, str):
         return f"a table of its link {found}"
+    if opened:
+        found.numbers[7] = math.inf
     return Tables(found, _slopes(mapping, mass, most))
 
 
