@@ -6,6 +6,7 @@ from .attention import attention_cases
 from .cases import GROUPS, Case, map_cases
 from .decoding import decoding_cases
 from .output_layers import layer_cases
+from .own_maps import own_map_cases
 from .ragged import ragged_cases
 from .sklearn import sklearn_cases
 from .token_statistics import token_cases
@@ -14,6 +15,7 @@ from .token_statistics import token_cases
 def table() -> list[Case]:
     cases = [
         *map_cases(),
+        *own_map_cases(),
         *attention_cases(),
         *decoding_cases(),
         *layer_cases(),

@@ -21,7 +21,14 @@ from .choice import asked
 from .engine import OPS, Engine, RaggedEngine
 from .triton import ragged as triton_ragged
 
-ENGINES: tuple[Engine, ...] = (native.ENGINE, tabled.ENGINE, triton.ENGINE, framework.ENGINE, xla.ENGINE, reference.ENGINE)
+ENGINES: tuple[Engine, ...] = (
+    native.ENGINE,
+    tabled.ENGINE,
+    triton.ENGINE,
+    framework.ENGINE,
+    xla.ENGINE,
+    reference.ENGINE,
+)
 RAGGED: tuple[RaggedEngine, ...] = (ragged.RAGGED, triton_ragged.RAGGED)
 
 
@@ -80,8 +87,8 @@ def use(name: str) -> contextlib.AbstractContextManager[None]:
     Parameters
     ----------
     name
-        "native" (the compiled CPU engine), "triton" (GPU kernels), "framework" (torch's own softmax), "xla" (JAX) or
-        "reference" (array-API code, which computes every call).
+        "native" (the compiled CPU engine), "tabled" (the same for maps without a kernel), "triton" (GPU kernels), "framework" (torch's own
+        softmax), "xla" (JAX) or "reference" (array-API code, which computes every call).
 
     Returns
     -------

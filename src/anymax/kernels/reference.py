@@ -23,7 +23,9 @@ from .._core.mapping import Mapping
 from .._core.separable import Separable
 from .engine import Engine
 
-BLOCK = 65536  # scores of the rows that are solved at a time: what a solver reads again and again fits into a second cache
+BLOCK = (
+    65536  # scores of the rows that are solved at a time: what a solver reads again and again fits into a second cache
+)
 
 
 class Reference(Engine):

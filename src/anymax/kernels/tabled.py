@@ -47,7 +47,10 @@ class Tabled(Engine):
     def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
         arrays, slopes = arrays_of(p), _tables(mapping).slopes
         assert isinstance(slopes, Table), slopes
-        p, g = arrays.contiguous(p), arrays.contiguous(g if dtype_of(g) == dtype_of(p) else arrays.cast(g, dtype_of(p), p))
+        p, g = (
+            arrays.contiguous(p),
+            arrays.contiguous(g if dtype_of(g) == dtype_of(p) else arrays.cast(g, dtype_of(p), p)),
+        )
         out = empty_like(p)
         _run(slopes, p, g, out, None)
         return out

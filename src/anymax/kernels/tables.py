@@ -240,7 +240,10 @@ def _fitted(
     first, last = int(bits[0]) >> shift, (int(bits[1]) - 1) >> shift
     starts = (np.arange(first, last + 2, dtype=np.int64) << shift).astype(np.int32).view(np.float32).astype(np.float64)
     start, width = starts[:-1, None], np.diff(starts)[:, None]
-    begin, end = np.maximum(start, low), np.minimum(start + width, high)  # of the first and last cell only a part is used
+    begin, end = (
+        np.maximum(start, low),
+        np.minimum(start + width, high),
+    )  # of the first and last cell only a part is used
 
     def values(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         v = begin + (end - begin) * at
@@ -256,7 +259,9 @@ def _fitted(
     if not np.all(wrong <= 1.0):
         at = np.unravel_index(int(np.argmax(np.where(np.isnan(wrong), np.inf, wrong))), wrong.shape)
         place = sign * (float((begin + (end - begin) * _BETWEEN)[at]) - offset)
-        return f"misses it by {float(miss[at]):.1g} of {float(f[at]):.1g} near {place:.3g}, as at a kink or a steep edge"
+        return (
+            f"misses it by {float(miss[at]):.1g} of {float(f[at]):.1g} near {place:.3g}, as at a kink or a steep edge"
+        )
     return np.ascontiguousarray(c, dtype=np.float32)
 
 
