@@ -116,7 +116,7 @@ class TabledRows {
             const double residual = s.p - mass;
             if (::fabs(residual) <= least || (::fabs(residual) <= enough && ::fabs(residual) <= short_step * s.rate)) break;
             (residual < 0.0 ? low : high) = level;
-            if (residual > 0.0 && row.n > 4 * width<float> && rises) row.keep_above(row.x, row.n, edge, high, false);
+            if (residual > 0.0 && row.n > TABLED_FEW && rises) row.keep_above(row.x, row.n, edge, high, false);
             double move = -residual / s.rate;
             if (convex && power > 1.0)
                 move = (::pow(mass / s.p, 1.0 / power) - 1.0) * power * s.p / s.rate;
