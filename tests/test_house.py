@@ -24,7 +24,7 @@ FLOORS = (
     ("losses", "thresholds", "inspection"),
     ("likelihood", "segments", "contract"),
     ("sampling", "_attention", "linear"),
-    ("_config", "distributed", "margins"),
+    ("_config", "distributed", "margins", "routing"),
     ("nn", "sklearn", "plot", "contrastive"),
     ("hf", "numpyro", "cli"),
     ("__init__", "__main__"),
@@ -437,7 +437,19 @@ def test_all_is_what_is_public():
     imported = imported - {"*"} | set(am.mappings.__all__) | set(am._LATE_NAMES)
     assert imported == set(am.__all__)
     assert dir(am) == sorted(
-        [*am.__all__, "distributed", "hf", "linear", "nn", "numpyro", "plot", "sampling", "segments", "sklearn"]
+        [
+            *am.__all__,
+            "distributed",
+            "hf",
+            "linear",
+            "nn",
+            "numpyro",
+            "plot",
+            "routing",
+            "sampling",
+            "segments",
+            "sklearn",
+        ]
     )
     with pytest.raises(AttributeError, match="no attribute 'softmaxx'"):
         am.softmaxx  # noqa: B018
