@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .. import _array
-from .._array import Array, Namespace, decides, eager, namespace, pick_axis, stop_gradient, upcast
+from .._array import Array, Namespace, decides, eager, namespace, pick_axis, poison, stop_gradient, top, upcast
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
 from .._core.rows import Rows, prepare
@@ -168,7 +168,13 @@ def route(
         place = read_index("route", index, rows, given.axis, k, xp)
     weight = scoring.at(rows, place, xp, norm_topk_prob)
     weight = weight if routed_scaling_factor == 1.0 else weight * routed_scaling_factor
-    return laid_out(given, place, weight, scoring, index is None, xp)
+    if index is None:
+        none = place[..., :1] < 0
+        if not decides(none) or bool(xp.any(none)):
+            weight = poison(weight, none & xp.isnan(top(rows, xp)), xp)
+        lost = xp.isnan(weight) | (weight == 0) if scoring.gives_zeros else xp.isnan(weight)
+        place = xp.where(lost, -xp.ones_like(place), place)
+    return Routes(_array.from_last(place, given.axis, xp), _array.from_last(weight, given.axis, xp))
 
 
 def read_router(who: str, scores: Any, scoring: Any, axis: Any, dim: Any, mask: Any) -> tuple[Scoring, Rows, Namespace]:
@@ -199,14 +205,6 @@ def plus_bias(values: Array, bias: Array) -> Array:
         return values + bias
     values += bias  # in place, without an array more
     return values
-
-
-def laid_out(given: Rows, place: Array, weight: Array, scoring: Scoring, choice: bool, xp: Namespace) -> Routes:
-    """The result in the layout of the scores: an expert without a value is none, if it was a choice."""
-    if choice:
-        lost = xp.isnan(weight) | (weight == 0) if scoring.gives_zeros else xp.isnan(weight)
-        place = xp.where(lost, -xp.ones_like(place), place)
-    return Routes(_array.from_last(place, given.axis, xp), _array.from_last(weight, given.axis, xp))
 
 
 @check_keywords(_WORDS)
