@@ -9,7 +9,7 @@ from .._array import Array, Namespace, compiling, decides, quiet, stop_gradient,
 from .._core.rows import hide
 from .._random.draws import at, largest
 from .._random.truncation import group_keep
-from . import native
+from . import native, triton
 from .arrays import arrays_of, room_in
 from .choice import asked
 
@@ -22,16 +22,20 @@ class Groups(NamedTuple):
     most: int  # the sum of a group is that of so many of its largest scores
 
 
+_WHOLE = Groups(1, 1, 1)
+
+
 def chosen(x: Array, k: int, xp: Namespace, groups: Groups | None = None) -> Array:
     """The ids of the k largest scores, [..., k], in descending order, without a derivative; equal scores by their place.
 
     Halves are compared in fp32. -1 stands where a row has fewer scores above -inf, and in all of a row with a NaN.
     """
-    x = upcast(stop_gradient(x), xp)
+    x = stop_gradient(x)
     if groups is not None and groups.keep == groups.count:
         groups = None
     if (index := _by_engine(x, k, groups)) is not None:
         return index
+    x = upcast(x, xp)
     if groups is not None:
         x = hide(x, group_keep(x, groups.count, groups.keep, groups.most, xp))
     nan = xp.isnan(top(x, xp))
@@ -59,8 +63,13 @@ def chosen_mask(x: Array, k: int, xp: Namespace, groups: Groups | None = None) -
 
 
 def _by_engine(x: Array, k: int, groups: Groups | None) -> Array | None:
-    """The ids by the C++ engine; None where it does not take these arrays."""
-    if compiling() or asked() not in (None, native.ENGINE.name) or native.refuse_array(x) is not None:
+    """The ids by the C++ engine or on a GPU by Triton; None where neither takes these arrays."""
+    if compiling():
+        return None
+    gpu = triton.router_of(x)
+    if gpu is not None and x.ndim and 1 <= k <= x.shape[-1] and gpu.takes(x, k, groups or _WHOLE):
+        return gpu.choose(x, k, groups or _WHOLE)[0]
+    if asked() not in (None, native.ENGINE.name) or native.refuse_array(x) is not None:
         return None
     if not x.ndim or not 1 <= k <= x.shape[-1]:
         return None
@@ -68,5 +77,34 @@ def _by_engine(x: Array, k: int, groups: Groups | None) -> Array | None:
     index = room_in(arrays, (*x.shape[:-1], k), "int64")
     if not math.prod(x.shape):
         return index
-    made = native.engine_for(x).choose(arrays.contiguous(x), k, *(groups or (1, 1, 1)), index)
+    made = native.engine_for(x).choose(arrays.contiguous(x), k, *(groups or _WHOLE), index)
     return None if made is None else index
+
+
+class Routed(NamedTuple):
+    """Ids and weights, [..., k] each."""
+
+    index: Array
+    weight: Array
+
+
+def routed(
+    x: Array,
+    k: int,
+    groups: Groups | None,
+    scoring: str,
+    bias: Array | None,
+    *,
+    weights: bool,
+    normalise: bool,
+    factor: float,
+) -> Routed | None:
+    """A router in one kernel on a GPU, without a derivative; None where there is none for these scores.
+
+    scoring: "sigmoid", "sqrtsoftplus" or "softmax". bias: one number for each class. weights: whether they are asked for.
+    """
+    if compiling() or (gpu := triton.router_of(x := stop_gradient(x))) is None:
+        return None
+    if scoring not in gpu.SCORINGS or not gpu.takes(x, k, groups or _WHOLE):
+        return None
+    return Routed(*gpu.choose(x, k, groups or _WHOLE, scoring, bias, weights, normalise, factor))

@@ -5,14 +5,28 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .. import _array
-from .._array import Array, Namespace, decides, eager, namespace, pick_axis, poison, stop_gradient, top, upcast
+from .._array import (
+    Array,
+    Namespace,
+    decides,
+    differentiates,
+    eager,
+    is_torch,
+    namespace,
+    pick_axis,
+    poison,
+    stop_gradient,
+    top,
+    upcast,
+)
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
 from .._core.rows import Rows, prepare
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, Numbers
 from .._random.draws import at, check_k
-from ..kernels.selection import chosen, masked_as
+from ..kernels.choice import asked
+from ..kernels.selection import chosen, masked_as, routed
 from ..sampling.most_probable import read_index
 from ..sampling.results import support_of
 from ..transforms.truncation import check_groups, fit_groups
@@ -150,6 +164,9 @@ def route(
         if k is None:
             raise TypeError("route: give k, how many experts each token goes to, or index=, the experts")
         k = check_k("route", k, n)
+        made = _in_one_kernel(given, scoring, k, split, bias, by, norm_topk_prob, routed_scaling_factor, xp)
+        if made is not None:
+            return made
         plain = split is None or split.most == 1
         if by is not None:
             if bias is not None:
@@ -166,9 +183,44 @@ def route(
         if bias is not None or by is not None or split is not None:
             raise ValueError("route: bias=, by= and groups= choose experts, and index= gives them; leave one out")
         place = read_index("route", index, rows, given.axis, k, xp)
-    weight = scoring.at(rows, place, xp, norm_topk_prob)
-    weight = weight if routed_scaling_factor == 1.0 else weight * routed_scaling_factor
-    if index is None:
+    return _weighed(given, rows, place, scoring, index is None, norm_topk_prob, routed_scaling_factor, xp)
+
+
+def _in_one_kernel(
+    given: Rows, scoring: Scoring, k: int, split: Any, bias: Any, by: Any, normalise: bool, factor: float, xp: Namespace
+) -> Routes | None:
+    """On a GPU: the experts by one kernel, and the weights too where no derivative is taken."""
+    if by is not None or not is_torch(given.rows) or (given.rows.device.type == "cpu" and asked() != "triton"):
+        return None
+    if bias is not None:
+        bias = per_expert(given, bias, "bias", xp)
+        if any(size > 1 and step for size, step in zip(bias.shape[:-1], bias.stride())):
+            return None  # it differs between tokens
+        bias = bias.reshape(-1, bias.shape[-1])[0].contiguous() if given.rows.numel() else None
+    alone = not differentiates(given.rows)
+    words = {"weights": alone, "normalise": normalise, "factor": factor}
+    made = routed(given.rows, k, split, scoring.name, bias, **words)
+    if made is None:
+        return None
+    if alone:
+        return Routes(*(_array.from_last(a, given.axis, xp) for a in made))
+    return _weighed(given, upcast(given.rows, xp), made.index, scoring, True, normalise, factor, xp)
+
+
+def _weighed(
+    given: Rows,
+    rows: Array,
+    place: Array,
+    scoring: Scoring,
+    choice: bool,
+    normalise: bool,
+    factor: float,
+    xp: Namespace,
+) -> Routes:
+    """The experts and their weights; an expert that was chosen and has no value is none."""
+    weight = scoring.at(rows, place, xp, normalise)
+    weight = weight if factor == 1.0 else weight * factor
+    if choice:
         none = place[..., :1] < 0
         if not decides(none) or bool(xp.any(none)):
             weight = poison(weight, none & xp.isnan(top(rows, xp)), xp)

@@ -46,6 +46,13 @@ class Scoring(NamedTuple):
         return cls(None, as_mapping(given, who, "scoring follows the scores and k"))
 
     @property
+    def name(self) -> str:
+        """As the kernels know it."""
+        if self.each is None:
+            return "softmax" if self.mapping.is_softmax else self.mapping.name
+        return next(name for name, each in EACH.items() if each is self.each)
+
+    @property
     def in_order(self) -> bool:
         """True if a larger score has a larger value."""
         return self.each is not None or self.mapping.facts.monotone
