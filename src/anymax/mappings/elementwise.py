@@ -98,22 +98,27 @@ class Elementwise(OfAnother):
 
     # -- p -----------------------------------------------------------------------------------------------------------------
 
-    def _shifted(self, x: Array, xp: Namespace) -> Array:
+    def _from_tau(self, x: Array, xp: Namespace) -> Array:
         return x - (as_dtype(self.tau, x.dtype, xp) if is_array(self.tau) else self.tau)
+
+    def _argument(self, x: Array, xp: Namespace) -> Array:
+        """The argument of the link for scores x; that of entmax is not 0 at the threshold."""
+        t = self._from_tau(x, xp)
+        return t if self.inner.is_softmax else t - self.link_map.level_to_tau(t[..., :1], xp)
 
     def forward(self, x: Array, xp: Namespace) -> Array:
         y, keep, poisoned = finite_scores(x, xp)
-        p = self.link_map.link(self._shifted(y, xp), xp)
+        p = self.link_map.link(self._argument(y, xp), xp)
         return finish(p, keep, poisoned, xp)
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         y, keep, poisoned = finite_scores(x, xp)
-        p = xp.where(keep, self.link_map.link(self._shifted(y, xp), xp), xp.zeros_like(y))
+        p = xp.where(keep, self.link_map.link(self._argument(y, xp), xp), xp.zeros_like(y))
         return finish(g * self.link_map.sensitivity(p, xp), keep, poisoned, xp)
 
     def threshold(self, x: Array, xp: Namespace) -> Array:
         some = xp.any(x > -math.inf, axis=-1, keepdims=True)
-        tau = -self._shifted(xp.zeros_like(x[..., :1]), xp)
+        tau = -self._from_tau(xp.zeros_like(x[..., :1]), xp)
         poisoned = finite_scores(x, xp)[2]
         return xp.where(poisoned, math.nan * tau, xp.where(some, tau, -math.inf * xp.ones_like(tau)))
 
@@ -141,4 +146,4 @@ class Elementwise(OfAnother):
         return self.link_map.omega_slope(q, xp)
 
     def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
-        return super().loss(self._shifted(x, xp), p, y, xp)
+        return super().loss(self._argument(x, xp), p, y, xp)
