@@ -32,7 +32,7 @@ def theirs(name: str, bias: Any) -> Callable[[Any], tuple[Any, Any]]:
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
     from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 
-    config = types.SimpleNamespace(
+    config: Any = types.SimpleNamespace(
         num_experts_per_tok=K, num_local_experts=EXPERTS, hidden_size=1, routed_scaling_factor=2.5, n_group=GROUPS,
         topk_group=KEPT, norm_topk_prob=True,
     )  # fmt: skip
@@ -140,7 +140,8 @@ def balanced(case: Case) -> Workload:
     skewed = x + 2.0 * torch.randn(EXPERTS, generator=torch.Generator().manual_seed(1))
 
     def error(method: str) -> float:
-        bias, words = torch.zeros(EXPERTS), {"method": method} | ({"step": 0.01} if method == "sign" else {})
+        words: dict[str, Any] = {"method": method} | ({"step": 0.01} if method == "sign" else {})
+        bias = torch.zeros(EXPERTS)
         for _ in range(STEPS):
             bias = balance(skewed, K, bias, "sigmoid", **words)
         counts = torch.bincount(route(skewed, K, "sigmoid", bias=bias).index.flatten(), minlength=EXPERTS).double()

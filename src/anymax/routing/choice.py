@@ -8,6 +8,7 @@ from .. import _array
 from .._array import (
     Array,
     Namespace,
+    compiling,
     decides,
     differentiates,
     eager,
@@ -156,7 +157,7 @@ def route(
     >>> index, weight.round(3)
     (array([[0, 1]]), array([[0.5  , 0.881]]))
     """
-    scoring, given, xp = read_router("route", scores, scoring, axis, dim, mask)
+    read, given, xp = read_router("route", scores, scoring, axis, dim, mask)
     rows = upcast(given.rows, xp)
     n = rows.shape[-1]
     split = fit_groups("route", check_groups("route", groups, keep_groups, group_by), n)
@@ -164,7 +165,7 @@ def route(
         if k is None:
             raise TypeError("route: give k, how many experts each token goes to, or index=, the experts")
         k = check_k("route", k, n)
-        made = _in_one_kernel(given, scoring, k, split, bias, by, norm_topk_prob, routed_scaling_factor, xp)
+        made = _in_one_kernel(given, read, k, split, bias, by, norm_topk_prob, routed_scaling_factor, xp)
         if made is not None:
             return made
         plain = split is None or split.most == 1
@@ -173,9 +174,9 @@ def route(
                 raise ValueError("route: give bias= or by=, which are two ways to choose; by takes values plus bias")
             key = per_expert(given, by, "by", xp)
         elif bias is not None:
-            key = plus_bias(scoring.constants(rows, xp), per_expert(given, bias, "bias", xp))
+            key = plus_bias(read.constants(rows, xp), per_expert(given, bias, "bias", xp))
         else:
-            key = rows if scoring.in_order and plain else scoring.constants(rows, xp)
+            key = rows if read.in_order and plain else read.constants(rows, xp)
         if key is not rows:
             key = masked_as(key, rows, xp)
         place = chosen(key, k, xp, split)
@@ -183,14 +184,19 @@ def route(
         if bias is not None or by is not None or split is not None:
             raise ValueError("route: bias=, by= and groups= choose experts, and index= gives them; leave one out")
         place = read_index("route", index, rows, given.axis, k, xp)
-    return _weighed(given, rows, place, scoring, index is None, norm_topk_prob, routed_scaling_factor, xp)
+    return _weighed(given, rows, place, read, index is None, norm_topk_prob, routed_scaling_factor, xp)
 
 
 def _in_one_kernel(
     given: Rows, scoring: Scoring, k: int, split: Any, bias: Any, by: Any, normalise: bool, factor: float, xp: Namespace
 ) -> Routes | None:
     """On a GPU: the experts by one kernel, and the weights too where no derivative is taken."""
-    if by is not None or not is_torch(given.rows) or (given.rows.device.type == "cpu" and asked() != "triton"):
+    if (
+        compiling()
+        or by is not None
+        or not is_torch(given.rows)
+        or (given.rows.device.type == "cpu" and asked() != "triton")
+    ):
         return None
     if bias is not None:
         bias = per_expert(given, bias, "bias", xp)
@@ -299,11 +305,11 @@ def expert_choice(
     array([[0],
            [2]])
     """
-    scoring, given, xp = read_router("expert_choice", scores, scoring, axis, dim, mask)
+    read, given, xp = read_router("expert_choice", scores, scoring, axis, dim, mask)
     rows = upcast(given.rows, xp)
     if rows.ndim < 2:
         raise ValueError(f"expert_choice: scores must be [..., tokens, experts], got the shape {tuple(rows.shape)}")
-    values = scoring.values(rows, xp)
+    values = read.values(rows, xp)
     key = stop_gradient(values)
     if bias is not None:
         key = key + per_expert(given, bias, "bias", xp)  # the values are weights too
@@ -345,14 +351,14 @@ def route_support(
     >>> ids, offsets, weight
     (array([0, 1, 1]), array([0, 2, 3]), array([0.75, 0.25, 1.  ]))
     """
-    scoring, given, xp = read_router("route_support", scores, scoring, axis, dim, mask)
+    read, given, xp = read_router("route_support", scores, scoring, axis, dim, mask)
     rows = upcast(given.rows, xp)
     if not eager(rows):
         raise TypeError(
             "route_support: how many experts there are depends on the scores; where they are traced (jit) use "
             "route(scores, k, scoring), which has at most k"
         )
-    values = scoring.values(rows, xp)
+    values = read.values(rows, xp)
     support = support_of(stop_gradient(values), xp)
     flat = xp.nonzero(xp.reshape(stop_gradient(values) > 0, (-1,)))[0]
     weight = xp.take(xp.reshape(values, (-1,)), flat, axis=0)

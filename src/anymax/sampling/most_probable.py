@@ -84,14 +84,13 @@ def top(
     if index is None:
         if k is None:
             raise TypeError("top: give k, how many classes to return, or index=, the classes")
-        place = None
-        k = check_k("top", k, rows.shape[-1])
+        place, count = None, check_k("top", k, rows.shape[-1])
     else:
-        place = read_index("top", index, rows, given.axis, k, xp)
+        place, count = read_index("top", index, rows, given.axis, k, xp), 0
     p = bridge(rows).apply(given.mapping, rows)
     facts = given.mapping.facts
     if place is None:
-        place = chosen(rows if facts.monotone else stop_gradient(p), k, xp)
+        place = chosen(rows if facts.monotone else stop_gradient(p), count, xp)
         found = at(p, place, xp)
         # -1: masked, a map's zero, or a row with NaN or +inf, whose p is NaN
         kept = place >= 0

@@ -23,7 +23,7 @@ from .._array import (
     total,
 )
 from .._core.rows import hide
-from .._core.typing import Parameter
+from .._core.typing import AnyArray, Numbers, Parameter
 from .._random.generators import listed, uniform
 from .._random.truncation import cutoff_keep, group_keep, topk_keep, topp_keep, typical_keep, xtc_keep
 from ..kernels.selection import Groups, chosen_mask, masked_as
@@ -49,10 +49,10 @@ class Truncation(Transform):
 
 @makes_transform
 def topk(
-    k: int | Array,
+    k: int | AnyArray,
     min_keep: int = 1,
     *,
-    by: Array | None = None,
+    by: AnyArray | Numbers | None = None,
     groups: int | None = None,
     keep_groups: int | None = None,
     group_by: int | str = 2,
@@ -92,22 +92,23 @@ def topk(
     array([-inf, -inf,  2.5,  2. ])
     """
     min_keep = _min_keep("topk", min_keep)
-    one = is_array(k) and (k.ndim > 0 or not is_int(number(k)))
-    if one and is_integer(k):
-        check_range("topk", "k", k, lambda v: v >= 1, "at least 1")
-    elif one or not is_int(number(k)):
+    given: Any = k
+    one = is_array(given) and (given.ndim > 0 or not is_int(number(given)))
+    if one and is_integer(given):
+        check_range("topk", "k", given, lambda v: v >= 1, "at least 1")
+    elif one or not is_int(number(given)):
         raise TypeError(
-            f"topk: k must be an integer, the number of scores to keep, got {brief(k)}{of_scores('topk', k)}"
+            f"topk: k must be an integer, the number of scores to keep, got {brief(given)}{of_scores('topk', given)}"
         )
-    elif k < 1:
-        raise ValueError(f"topk: k must be at least 1, got {k}")
-    params = (("k", k), ("min_keep", min_keep)) if one else (("k", max(int(k), min_keep)),)
+    elif given < 1:
+        raise ValueError(f"topk: k must be at least 1, got {given}")
+    params = (("k", given), ("min_keep", min_keep)) if one else (("k", max(int(given), min_keep)),)
     split = check_groups("topk", groups, keep_groups, group_by)
     if by is None and split is None:
         return _TopK(params, pick_axis(axis, dim))
     by = None if by is None else floats(by, "topk: by")[0]
-    given = (("groups", groups), ("keep_groups", keep_groups), ("group_by", None if split is None else group_by))
-    return _TopKBy((*params, ("by", by), *given), pick_axis(axis, dim))
+    of_groups = (("groups", groups), ("keep_groups", keep_groups), ("group_by", None if split is None else group_by))
+    return _TopKBy((*params, ("by", by), *of_groups), pick_axis(axis, dim))
 
 
 def check_groups(who: str, groups: Any, keep_groups: Any, group_by: Any) -> Groups | None:
