@@ -151,6 +151,16 @@ def test_replayed_experts_keep_their_gradient():
         )
 
 
+@pytest.mark.parametrize(("scoring", "slope"), [("sigmoid", 0.25), ("sqrtsoftplus", 0.25 / math.sqrt(math.log(2.0)))])
+def test_the_slopes_at_a_score_of_0(scoring, slope):
+    torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
+    x = torch.zeros(1, 2, requires_grad=True)
+    (g,) = torch.autograd.grad(route(x, 1, scoring).weight.sum(), x)
+    assert g.tolist() == [[pytest.approx(slope), 0.0]]
+    g = jax.grad(lambda x: route(x, 1, scoring).weight.sum())(jax.numpy.zeros((1, 2)))
+    assert back(g).tolist() == [[pytest.approx(slope), 0.0]]
+
+
 def test_the_bias_has_no_gradient_and_no_part_in_the_weights():
     torch = pytest.importorskip("torch")
     x, b = torch.tensor(X, requires_grad=True), torch.tensor(BIAS, requires_grad=True)

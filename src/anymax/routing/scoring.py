@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .._array import Array, Namespace, is_torch, quiet, stop_gradient, total
+from .._array import Array, Namespace, quiet, sigmoid, stop_gradient, total
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._random.draws import at
@@ -15,22 +15,16 @@ from ..mappings import Softmax
 _SOFTMAX = Softmax()
 
 
-def _sigmoid(x: Array, xp: Namespace) -> Array:
-    if is_torch(x):
-        return x.sigmoid()
-    e = xp.exp(-xp.abs(x))
-    return xp.where(x < 0, e, xp.ones_like(e)) / (1.0 + e)
-
-
 def _sqrt_softplus(x: Array, xp: Namespace) -> Array:
     # sqrt(log(1 + exp(x))): for scores far below 0 it is exp(x / 2)
     low = x < -30.0
     y = xp.where(low, xp.zeros_like(x), x)
-    soft = xp.sqrt(xp.where(y > 0, y, xp.zeros_like(y)) + xp.log1p(xp.exp(-xp.abs(y))))
+    # with the derivative at 0, which that of the absolute value is not
+    soft = xp.sqrt(xp.where(y < 0, xp.zeros_like(y), y) + xp.log1p(xp.exp(xp.where(y < 0, y, -y))))
     return xp.where(low, xp.exp(0.5 * xp.where(low, x, xp.zeros_like(x))), soft)
 
 
-EACH: dict[str, Callable[[Array, Namespace], Array]] = {"sigmoid": _sigmoid, "sqrtsoftplus": _sqrt_softplus}
+EACH: dict[str, Callable[[Array, Namespace], Array]] = {"sigmoid": sigmoid, "sqrtsoftplus": _sqrt_softplus}
 
 
 class Scoring(NamedTuple):
