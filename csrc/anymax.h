@@ -18,7 +18,7 @@ extern "C" {
 #define ANYMAX_API __attribute__((visibility("default")))
 #endif
 
-#define ANYMAX_ABI 9
+#define ANYMAX_ABI 10
 
 enum anymax_dtype { ANYMAX_F32 = 0, ANYMAX_F64 = 1, ANYMAX_BF16 = 2, ANYMAX_F16 = 3 };
 
@@ -173,6 +173,21 @@ typedef struct {
     double *tau;          /* [rows]: thresholds of what is left, logsumexp for softmax, or NULL */
 } anymax_decode_call;
 ANYMAX_API int anymax_decode(const anymax_decode_call *call);
+
+/* Sinkhorn: `count` matrices [n, m] in C order, F32 or F64. P = exp(x / temperature) with factors of rows and columns, after so many iterations, each of
+   which gives the rows and then the columns their sums. -inf is an entry of 0; a matrix with NaN or +inf, or with a sum below 0, becomes NaN. */
+typedef struct {
+    int32_t dtype, pool;
+    int64_t count, n, m, iterations;
+    double temperature;
+    const void *x;
+    const void *rows, *columns;       /* the sums of rows [n] and columns [m], of the dtype of x. NULL: equal shares of the other's total; both: 1 a row.
+                                         Rows and columns without an entry have none */
+    int64_t rows_step, columns_step;  /* from those of a matrix to those of the next; 0: all have the same */
+    const void *g;                    /* the gradient of P, or NULL */
+    void *out;                        /* P; with g the gradient of x */
+} anymax_sinkhorn_call;
+ANYMAX_API int anymax_sinkhorn(const anymax_sinkhorn_call *call);
 
 ANYMAX_API const char *anymax_error(int code);
 
