@@ -9,6 +9,7 @@ from .output_layers import layer_cases
 from .ragged import ragged_cases
 from .sklearn import sklearn_cases
 from .token_statistics import token_cases
+from .transport import transport_cases
 
 
 def table() -> list[Case]:
@@ -19,6 +20,7 @@ def table() -> list[Case]:
         *layer_cases(),
         *ragged_cases(),
         *token_cases(),
+        *transport_cases(),
         *sklearn_cases(),
     ]
     order = list(GROUPS)

@@ -186,6 +186,8 @@ typedef struct {
     int64_t rows_step, columns_step;  /* from those of a matrix to those of the next; 0: all have the same */
     const void *g;                    /* the gradient of P, or NULL */
     void *out;                        /* P; with g the gradient of x */
+    double tolerance;                 /* above 0, without g: a matrix is iterated until no sum of a row is wrong by more than this part of it */
+    double *left;                     /* [count], with a tolerance: by how much it was wrong before the last iteration */
 } anymax_sinkhorn_call;
 ANYMAX_API int anymax_sinkhorn(const anymax_sinkhorn_call *call);
 

@@ -78,10 +78,11 @@ def test_interpreted(group):
 
 SHORT = (
     "test_gradients and sparsemax and False or launched or options and entmax-1.5 and smoothing or product "
-    "or second_call and top-k or in_place_and or test_unusual or hooks or losses_by and top-k"
+    "or second_call and top-k or in_place_and or test_unusual or hooks or losses_by and top-k "
+    "or sinkhorn and (masks or 30)"
 )
-MORE = {"brief": (SHORT, "ragged_triton.py", "layer_triton.py", "replay_triton.py")}
-MORE |= {f"more {name}": (f"not ({SHORT})", f"{name}_triton.py") for name in ("ragged", "layer", "replay")}
+MORE = {"brief": (SHORT, "ragged_triton.py", "layer_triton.py", "replay_triton.py", "sinkhorn_triton.py")}
+MORE |= {f"more {name}": (f"not ({SHORT})", f"{name}_triton.py") for name in ("ragged", "layer", "replay", "sinkhorn")}
 
 
 @pytest.mark.long
@@ -218,6 +219,20 @@ def test_sparse_products_compile_ahead_of_time(monkeypatch, compiler):
         layer.add_products(rows.clone(), starts, index, torch.zeros(200), rows)
         layer.scale(rows, torch.zeros((), dtype=torch.float32))
     compile_all(calls, "sm_80")
+
+
+@pytest.mark.whole
+@needs_triton
+@pytest.mark.filterwarnings("ignore")
+def test_small_matrices_compile_ahead_of_time(monkeypatch, compiler):
+    from anymax.kernels.triton import sinkhorn_kernels
+
+    calls = recorded(monkeypatch, sinkhorn_kernels, KERNELS["sinkhorn"])
+    x = torch.zeros(1000, 4, 4)
+    for g in (None, x):
+        sinkhorn_kernels.run(x, g, 20, 1.0)
+    for target in ("sm_80", "gfx942"):
+        compile_all(calls, target)
 
 
 def oldest():

@@ -281,7 +281,8 @@ static int check(const anymax_sinkhorn_call *call) {
     if (call->count < 0 || call->n < 1 || call->m < 1 || call->n > INT32_MAX || call->m > INT32_MAX || call->rows_step < 0 || call->columns_step < 0) return ANYMAX_BAD_SHAPE;
     if (call->n > INT64_MAX / 64 / call->m || call->count > INT64_MAX / 64 / (call->n * call->m)) return ANYMAX_BAD_SHAPE;
     if (call->iterations < 1 || call->iterations > INT32_MAX || !(call->temperature > 0.0 && call->temperature <= DBL_MAX)) return ANYMAX_BAD_PARAM;
-    return call->count && (!call->x || !call->out) ? ANYMAX_BAD_POINTER : ANYMAX_OK;
+    if (!(call->tolerance >= 0.0) || (call->tolerance > 0.0 && call->g)) return ANYMAX_BAD_PARAM;
+    return call->count && (!call->x || !call->out || (call->tolerance > 0.0 && !call->left)) ? ANYMAX_BAD_POINTER : ANYMAX_OK;
 }
 
 extern "C" int anymax_sinkhorn(const anymax_sinkhorn_call *call) {

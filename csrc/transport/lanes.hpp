@@ -50,6 +50,16 @@ class SmallMatrices {
         }
     }
 
+    // P from factors of rows.
+    ANYMAX_INLINE void finish(const V *u) {
+        for (int64_t j = 0; j < m(); j++) {
+            V sum = V{};
+            for (int64_t i = 0; i < n(); i++) sum += work[i * m() + j] = entries[i * m() + j] * u[i];
+            const V factor = columns[j] / sum;
+            for (int64_t i = 0; i < n(); i++) work[i * m() + j] *= factor;
+        }
+    }
+
   public:
     SmallMatrices(int64_t n, int64_t m) : given_n(n), given_m(m) {}
 
@@ -97,12 +107,34 @@ class SmallMatrices {
         for (int64_t j = 0; j < m(); j++) v[j] = all<V>(C(1));
         for (int64_t k = 1; k < iterations; k++) scale_rows(v, u), scale_columns(u, v);
         scale_rows(v, u);
-        for (int64_t j = 0; j < m(); j++) {
-            V sum = V{};
-            for (int64_t i = 0; i < n(); i++) sum += work[i * m() + j] = entries[i * m() + j] * u[i];
-            const V factor = columns[j] / sum;
-            for (int64_t i = 0; i < n(); i++) work[i * m() + j] *= factor;
+        finish(u);
+    }
+
+    // The same until the rows of every matrix have their sums within the tolerance; `left` is what they lack. A matrix that is done does not change
+    // any more, so it does not depend on the others.
+    ANYMAX_INLINE void converge(int64_t iterations, C tolerance, double *left, int64_t count) {
+        V u[SMALL_SIDE], v[SMALL_SIDE], by_row[SMALL_SIDE], most = all<V>(C(1));
+        for (int64_t j = 0; j < m(); j++) v[j] = all<V>(C(1));
+        for (int64_t i = 0; i < n(); i++) by_row[i] = C(1) / rows[i], u[i] = V{};
+        for (int64_t k = 1; k < iterations && bits(most > tolerance); k++) {
+            const ints<C> going = most > tolerance;
+            V wrong{};
+            for (int64_t i = 0; i < n(); i++) {
+                V sum = entries[i * m()] * v[0];
+                for (int64_t j = 1; j < m(); j++) sum += entries[i * m() + j] * v[j];
+                const V off = u[i] * sum * by_row[i] - C(1);
+                wrong = larger(wrong, larger(off, -off));
+                u[i] = going ? over(rows[i], sum) : u[i];
+            }
+            most = going ? wrong : most;
+            for (int64_t j = 0; j < m(); j++) {
+                V sum = entries[j] * u[0];
+                for (int64_t i = 1; i < n(); i++) sum += entries[i * m() + j] * u[i];
+                v[j] = going ? over(columns[j], sum) : v[j];
+            }
         }
+        finish(u);
+        for (int64_t l = 0; l < count; l++) left[l] = (double)most[l];
     }
 
     // The gradient of the scores from that of P. The factors of all iterations go to `past`, [iterations, n + m]; then the iterations backwards:

@@ -19,6 +19,7 @@ class OneMatrix {
     C *z, *entries, *part, *rows, *columns, *f, *g, *u, *v, *sums, *s, *before, *of_rows, *of_columns;
     C *past;  // of each iteration f + log u [n] and g + log v [wide], and u and v themselves
     int64_t epochs = 0;  // how often entries were computed
+    C most = infinity<C>;  // the largest change of a factor of rows, by which its sum was wrong before
 
     ANYMAX_INLINE C *history(int64_t k) const { return past + k * 2 * (n + wide); }
 
@@ -83,6 +84,7 @@ class OneMatrix {
 
     // Factors of rows, then the sums of columns that they give. False where a factor is out of range.
     bool scale_rows() {
+        most = C(0);
         for (int64_t j = 0; j < wide; j += W) store(sums + j, V{});
         for (int64_t i = 0; i < n; i++) {
             const C *row = entries + i * wide;
@@ -91,6 +93,8 @@ class OneMatrix {
             for (int64_t j = 0; j < wide; j += W) dot += load(row + j) * load(v + j);
             const C factor = rows[i] / sum(dot);
             if (beyond(factor)) return false;
+            const C off = factor / u[i] - C(1);
+            most = larger(most, larger(off, -off));
             u[i] = factor;
             for (int64_t j = 0; j < wide; j += W) store(sums + j, load(sums + j) + load(row + j) * factor);
         }
@@ -120,13 +124,15 @@ class OneMatrix {
         }
     }
 
-    void iterate(int64_t iterations, bool remembering) {
+    // Iterates so often, or until the sums are within the tolerance.
+    void iterate(int64_t iterations, bool remembering, C tolerance) {
         for (int64_t i = 0; i < n; i++) f[i] = C(0), u[i] = C(1);
         for (int64_t j = 0; j < wide; j++) g[j] = C(0), v[j] = C(1);
         for (int64_t k = 0; k < iterations; k++) {
-            if (k == 0 || !scale_rows()) rows_by_logs(), sum_columns();
+            if (k == 0 || !scale_rows()) rows_by_logs(), sum_columns(), most = infinity<C>;
             if (!scale_columns()) columns_by_logs();
             if (remembering) remember(k);
+            if (most <= tolerance) return;
         }
     }
 
@@ -234,14 +240,16 @@ class OneMatrix {
         return true;
     }
 
-    void forward(int64_t iterations, C *out) {
-        iterate(iterations, false);
+    // P, and by how much a sum of a row was wrong before the last iteration.
+    double forward(int64_t iterations, C *out, C tolerance) {
+        iterate(iterations, false, tolerance > C(0) ? tolerance : C(-1));
         for (int64_t i = 0; i < n; i++)
             for (int64_t j = 0; j < m; j++) out[i * m + j] = entries[i * wide + j] * u[i] * v[j];
+        return (double)most;
     }
 
     void backward(int64_t iterations, C temperature, const C *gradient, C *out) {
-        iterate(iterations, true);
+        iterate(iterations, true, C(-1));
         for (int64_t j = 0; j < wide; j++) of_columns[j] = C(0);
         for (int64_t i = 0; i < n; i++) {
             of_rows[i] = C(0);

@@ -28,10 +28,12 @@ class Transport {
         C *const out = result(k);
         if (!matrix.read(scores(k), (C)call.temperature, rows(k), columns(k))) {
             for (int64_t e = 0; e < size; e++) out[e] = not_a_number<C>;
+            if (call.tolerance > 0.0) call.left[k] = 0.0;
         } else if (call.g) {
             matrix.backward(call.iterations, (C)call.temperature, gradient(k), out);
         } else {
-            matrix.forward(call.iterations, out);
+            const double left = matrix.forward(call.iterations, out, (C)call.tolerance);
+            if (call.tolerance > 0.0) call.left[k] = left;
         }
         return ANYMAX_OK;
     }
@@ -47,6 +49,8 @@ class Transport {
         if (others != (uint32_t)((1ull << count) - 1)) {
             if (call.g)
                 matrices.backward(gradient(k), count, call.iterations, (C)call.temperature, past);
+            else if (call.tolerance > 0.0)
+                matrices.converge(call.iterations, (C)call.tolerance, call.left + k, count);
             else
                 matrices.forward(call.iterations);
             matrices.write(result(k), count);
@@ -60,7 +64,7 @@ class Transport {
     explicit Transport(const anymax_sinkhorn_call &call) : call(call), size(call.n * call.m) {}
 
     int run(int64_t begin, int64_t end) {
-        const bool small = call.n <= SMALL_SIDE && call.m <= SMALL_SIDE && call.iterations <= SMALL_ITERATIONS;
+        const bool small = call.n <= SMALL_SIDE && call.m <= SMALL_SIDE && (!call.g || call.iterations <= SMALL_ITERATIONS);
         // in range as the numbers of this dtype, of which some small ones are subnormal or 0
         const bool usual = call.temperature >= 1e-30 && call.temperature <= 1e30;
         int code = ANYMAX_OK;

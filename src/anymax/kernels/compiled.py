@@ -83,9 +83,10 @@ class Compiled(Protocol):
         ...
 
     def sinkhorn(
-        self, x: Array, rows: Array | None, columns: Array | None, g: Array | None, out: Array, iterations: int, temperature: float, /,
+        self, x: Array, rows: Array | None, columns: Array | None, g: Array | None, out: Array, iterations: int, temperature: float,
+        tolerance: float, left: np.ndarray | None, /,
     ) -> bool | None:  # fmt: skip
-        """Writes P to `out`; with the gradient `g` of P that of the scores."""
+        """Writes P to `out`, with the gradient `g` of P that of the scores; with a tolerance above 0 `left`, what sums of rows lack."""
         ...
 
     def bind(self, functions: dict[str, Any], /) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .._array import Array, is_torch, namespace
 from . import native
 from .arrays import arrays_of, dtype_of, empty_like
@@ -45,18 +47,27 @@ def vjp(call: Call, g: Array) -> Array:
     return _run(call, g)
 
 
-def _run(call: Call, g: Array | None) -> Array:
-    x = call.x.detach() if is_torch(call.x) else call.x
+def converge(call: Call, tolerance: float) -> tuple[Array, np.ndarray]:
+    """P once the sums of all rows are within the tolerance, or the iterations are over; and for each matrix what they lack, [...].
+
+    Not on a GPU.
+    """
+    left = np.zeros(tuple(call.x.shape[:-2]), np.float64)
+    return _run(call, None, tolerance, left), left
+
+
+def _run(call: Call, g: Array | None, tolerance: float = 0.0, left: np.ndarray | None = None) -> Array:
+    x: Any = call.x.detach() if is_torch(call.x) else call.x
     if is_torch(x) and x.is_cuda:
         return on_gpu.run(x, g, call.iterations, call.temperature)
     framework = arrays_of(x)
-    x, g = framework.contiguous(x), None if g is None else framework.contiguous(g)
+    x = framework.contiguous(x)
+    g = None if g is None else framework.contiguous(g)
     out = empty_like(x)
-    if x.shape and out.shape[0] != 0 and 0 not in x.shape:
+    if 0 not in x.shape:
         rows, columns = (_sums(value, x) for value in (call.rows, call.columns))
-        engine: Any = native.engine_for(x)
-        made = engine.sinkhorn(x, rows, columns, g, out, call.iterations, float(call.temperature))
-        if made is None:
+        numbers = call.iterations, float(call.temperature), tolerance
+        if native.engine_for(x).sinkhorn(x, rows, columns, g, out, *numbers, left) is None:
             raise RuntimeError(f"the native engine can't compute Sinkhorn of {dtype_of(x)} {tuple(x.shape)}")
     return out
 

@@ -15,10 +15,12 @@ from .._array import Array, Namespace, device_of, finish, is_double, is_jax, kno
 from .problem import Problem
 
 POTENTIALS, FACTORS, NEWTON = 2000, 100, 100  # the most rounds of each phase of `limit`
+LEVEL = 50  # the most rounds at one temperature on the way to that of the call
+_NARROW, _COOLING = 30.0, 2.0
 _NEAR = 1e-2  # the change of a potential from which on factors of the entries are enough
 
 
-def _tolerance(z: Array) -> float:
+def tolerance(z: Array) -> float:
     """The largest relative error of a row's sum at which the iteration has converged."""
     return 1e-12 if is_double(z) else 4e-7
 
@@ -78,17 +80,30 @@ def limit(p: Problem, xp: Namespace) -> Array:
         return xp.max(xp.where(there, xp.abs(change), xp.zeros_like(change)), axis=-2, keepdims=True)
 
     def potentials(state: tuple) -> tuple:
-        f, g, left = state
-        new_f = _potential(p, g, -1, xp)
-        new_g = _potential(p, new_f, -2, xp)
+        f, g, left, hot, rounds = state
+        at = p._replace(z=p.z / hot)
+        new_f = _potential(at, g, -1, xp)
+        new_g = _potential(at, new_f, -2, xp)
         going = left > _NEAR
-        return xp.where(going, new_f, f), xp.where(going, new_g, g), xp.where(going, largest(new_f - f), left)
+        now = largest(new_f - f)
+        cools = (hot > 1.0) & ((now <= _NEAR) | (rounds >= LEVEL))
+        colder = xp.where(cools, xp.where(hot > _COOLING, hot / _COOLING, xp.ones_like(hot)), hot)
+        new_f, new_g, rounds = (
+            (hot / colder) * new_f,
+            (hot / colder) * new_g,
+            xp.where(cools, 0.0 * rounds, rounds + 1.0),
+        )
+        now = xp.where(colder > 1.0, xp.ones_like(now), xp.where(cools, xp.ones_like(now), now))
+        return xp.where(going, new_f, f), xp.where(going, new_g, g), xp.where(going, now, left), colder, rounds
 
-    f = _potential(p, xp.zeros_like(p.z[..., :1, :]), -1, xp)
-    f, g, _ = loop(lambda s: s[2] > _NEAR, potentials, (f, _potential(p, f, -2, xp), begin), POTENTIALS, 100)
+    # a temperature at which the scores of a matrix lie within _NARROW, which then falls to 1: a good start at low temperatures
+    hot = -xp.min(p.z, axis=(-2, -1), keepdims=True) / _NARROW
+    hot = xp.where(hot > 1.0, hot, xp.ones_like(hot))
+    f, g = xp.zeros_like(one), xp.zeros_like(p.z[..., :1, :])
+    f, g, *_ = loop(lambda s: s[2] > _NEAR, potentials, (f, g, begin, hot, xp.zeros_like(hot)), POTENTIALS, 100)
     s = p.z + f + g
     entries = xp.where(p.keep, xp.exp(xp.where(p.keep, s, xp.zeros_like(s))), xp.zeros_like(s))
-    tolerance = _tolerance(p.z)
+    enough = tolerance(p.z)
 
     def columns_of(u: Array) -> Array:
         """The factors of columns that go with factors u of rows."""
@@ -102,7 +117,7 @@ def limit(p: Problem, xp: Namespace) -> Array:
     def factors(state: tuple) -> tuple:
         u, left = state
         new, now = wrong(u)
-        going = left > tolerance
+        going = left > enough
         return xp.where(going, new, u), xp.where(going, now, left)
 
     def newton(state: tuple) -> tuple:
@@ -112,16 +127,16 @@ def limit(p: Problem, xp: Namespace) -> Array:
         most = largest(f)
         f = f / xp.where(most > 1.0, most, xp.ones_like(most))
         new = u * xp.exp(f)
-        going = (left > tolerance) & xp.all(xp.isfinite(new), axis=-2, keepdims=True)
+        going = (left > enough) & xp.all(xp.isfinite(new), axis=-2, keepdims=True)
         u = xp.where(going, new, u)
         return u, xp.where(going, wrong(u)[1], left)
 
     def unfinished(state: tuple) -> Array:
-        return state[1] > tolerance
+        return state[1] > enough
 
     state = loop(unfinished, factors, (xp.where(there, one, xp.zeros_like(one)), begin), FACTORS, 100)
     u, left = loop(unfinished, newton, state, NEWTON, 10)
-    if known(left) and bool(xp.any(left > 2.5 * tolerance)):
+    if known(left) and bool(xp.any(left > 2.5 * enough)):
         warnings.warn(
             f"Sinkhorn(iterations=None): the sums of some rows are still wrong by {float(xp.max(left)):.1e} of their value; raise the "
             "temperature, give a number of iterations, or check that the mask leaves a way to reach these sums",

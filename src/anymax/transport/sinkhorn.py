@@ -20,6 +20,7 @@ from .._core.options import check_keywords
 from .._core.typing import ArrayT, Mask, Numbers, Parameter
 from ..kernels import sinkhorn as kernel
 from . import plain
+from .limit import limit
 from .problem import Given, check_totals, problem, read
 
 
@@ -117,7 +118,7 @@ def _plan(given: Given, iterations: int | None, xp: Namespace) -> Array:
 
         return jax_sinkhorn.plan(given, iterations)
     if iterations is None:
-        return plain.limit(problem(given, xp, balanced=True), xp)
+        return limit(problem(given, xp, balanced=True), xp)
     call = kernel.Call(given.x, given.rows, given.columns, iterations, given.temperature)
     if kernel.refuse(call) is None:
         check_totals(given, xp)

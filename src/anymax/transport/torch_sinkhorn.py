@@ -1,7 +1,8 @@
 """Sinkhorn of torch tensors.
 
 An engine computes the iterations and their gradient, also in programs of torch.compile. Under the transforms of torch.func, and for
-derivatives in the sums, plain operations do. The way to the limit is an opaque operation, and plain operations around it have its derivatives.
+derivatives in the sums, plain operations do. The way to the limit is an opaque operation, and plain operations around it have the
+derivatives.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..autodiff.torch_library import library
 from ..kernels import sinkhorn as kernel
 from . import plain
 from .assignment import assignment
+from .limit import limit
 from .problem import Given, Problem, check_totals, problem
 
 Tensor = torch.Tensor
@@ -110,7 +112,7 @@ def _like_x(x: Tensor, *others: Any) -> Tensor:
 
 
 def _limit_op(z: Tensor, keep: Tensor, rows: Tensor, columns: Tensor, poisoned: Tensor) -> Tensor:
-    return plain.limit(Problem(z, keep, rows, columns, poisoned), xp).contiguous()
+    return limit(Problem(z, keep, rows, columns, poisoned), xp).contiguous()
 
 
 def _limit_vmap(info: Any, in_dims: Any, *operands: Tensor) -> tuple[Tensor, int]:
