@@ -76,7 +76,8 @@ def _sums(value: Array | None, x: Array) -> Array | None:
     """The sums of all matrices, [n] where they have the same, or of each, in C order."""
     if value is None:
         return None
-    value, framework, size = value.detach() if is_torch(value) else value, arrays_of(x), value.shape[-1]
-    if all(n == 1 for n in value.shape[:-1]):
-        return framework.contiguous(namespace(value).reshape(value, (size,)))
-    return framework.contiguous(framework.broadcast(value, (*x.shape[:-2], size)))
+    held: Any = value.detach() if is_torch(value) else value
+    framework, size = arrays_of(x), held.shape[-1]
+    if all(n == 1 for n in held.shape[:-1]):
+        return framework.contiguous(namespace(held).reshape(held, (size,)))
+    return framework.contiguous(framework.broadcast(held, (*x.shape[:-2], size)))

@@ -53,8 +53,8 @@ class Sinkhorn(MatrixMap):
     (array([[0.622, 0.378],
            [0.378, 0.622]]), array([1., 1.]), array([1., 1.]))
     >>> anymax.Sinkhorn(iterations=1)(x, rows=[0.5, 1.5], columns=[1.0, 1.0]).round(3)
-    array([[0.287, 0.141],
-           [0.713, 0.859]])
+    array([[0.287, 0.129],
+           [0.713, 0.871]])
     """
 
     iterations: int | None = 20
