@@ -173,6 +173,14 @@ def differentiable(p: Problem, held: Array, xp: Namespace) -> Array:
     return finish(out, p.keep, p.poisoned, xp)
 
 
+def slopes(p: Problem, held: Array, g: Array, xp: Namespace) -> tuple[Array, Array, Array]:
+    """The gradients of z, rows and columns from the gradient g of the limit, `held`."""
+    size = xp.where(p.keep, held, xp.zeros_like(held))
+    weighed = xp.where(size > 0, size * g, xp.zeros_like(size))
+    rows, columns = _solver(size, xp)(xp.sum(weighed, axis=-1, keepdims=True), xp.sum(weighed, axis=-2, keepdims=True))
+    return weighed - size * (rows + columns), rows, columns
+
+
 def _changed(a: Array) -> Array:
     """0 with the derivatives of a."""
     return a - stop_gradient(a)

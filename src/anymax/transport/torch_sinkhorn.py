@@ -38,8 +38,12 @@ def plan(given: Given, iterations: int | None) -> Tensor:
     if iterations is not None:
         return _steps(given, iterations)
     posed = problem(given, xp, balanced=True)
-    held = torch.ops.anymax.sinkhorn_limit(*(a.detach() for a in posed))
-    return plain.differentiable(posed, held, xp)
+    if torch.compiler.is_compiling() or modes() or transformed():
+        held = torch.ops.anymax.sinkhorn_limit(*(a.detach() for a in posed))
+        return plain.differentiable(posed, held, xp)
+    if recorded(*posed):
+        return _Limit.apply(*posed)
+    return limit(posed, xp)
 
 
 # -- n steps -----------------------------------------------------------------------------------------------------------------------
@@ -53,6 +57,8 @@ def _steps(given: Given, iterations: int) -> Tensor:
             or kernel.refuse(kernel.Call(given.x, given.rows, given.columns, iterations, given.temperature)) is None
         ):
             check_totals(given, xp)
+            if not (traced or recorded(given.x)):
+                return kernel.forward(kernel.Call(given.x, given.rows, given.columns, iterations, given.temperature))
             return _Steps.apply(given.x, given.rows, given.columns, iterations, given.temperature)
     return _plain(given.x, given.rows, given.columns, iterations, given.temperature)
 
@@ -65,15 +71,15 @@ class _Steps(torch.autograd.Function):
     """P by an engine. The backward pass uses plain operations where it is itself differentiated."""
 
     @staticmethod
-    def forward(x: Tensor, rows: Tensor | None, columns: Tensor | None, iterations: int, temperature: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, rows: Tensor | None, columns: Tensor | None, iterations: int, temperature: float
+    ) -> Tensor:
+        ctx.iterations, ctx.temperature = iterations, temperature
         if torch.compiler.is_compiling() or modes():
+            ctx.save_for_backward(x, rows, columns)
             return torch.ops.anymax.sinkhorn(x, rows, columns, iterations, temperature)
-        return kernel.forward(kernel.Call(x, rows, columns, iterations, temperature))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, rows, columns, ctx.iterations, ctx.temperature = inputs
         save(ctx, x, rows, columns)
+        return kernel.forward(kernel.Call(x, rows, columns, iterations, temperature))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -109,6 +115,30 @@ def _like_x(x: Tensor, *others: Any) -> Tensor:
 
 
 # -- the limit -----------------------------------------------------------------------------------------------------------------------
+
+
+class _Limit(torch.autograd.Function):
+    """The limit, whose gradient solves the equations of its potentials once."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, keep: Tensor, rows: Tensor, columns: Tensor, poisoned: Tensor) -> Tensor:
+        held = limit(Problem(z, keep, rows, columns, poisoned), xp)
+        save(ctx, z, keep, rows, columns, poisoned, held)
+        return held
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        z, keep, rows, columns, poisoned, held = saved(ctx)
+        if plain_backward(*grads):
+
+            def again(z: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor]:
+                return (plain.differentiable(Problem(z, keep, rows, columns, poisoned), held.detach(), xp),)
+
+            dz, of_rows, of_columns = plain_grads(again, (z, rows, columns), grads)
+        else:
+            dz, of_rows, of_columns = plain.slopes(Problem(z, keep, rows, columns, poisoned), held, grads[0], xp)
+            of_rows, of_columns = of_rows.sum_to_size(rows.shape), of_columns.sum_to_size(columns.shape)
+        return dz, None, of_rows, of_columns, None
 
 
 def _limit_op(z: Tensor, keep: Tensor, rows: Tensor, columns: Tensor, poisoned: Tensor) -> Tensor:

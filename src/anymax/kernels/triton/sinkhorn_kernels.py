@@ -17,7 +17,8 @@ from .operands import on_device_of
 Tensor = torch.Tensor
 
 BLOCK = 128  # matrices of a program
-PROGRAMS = 2048  # that keep the potentials of their iterations at once, in a gradient
+PROGRAMS = 660  # of a gradient, each of which takes several blocks: as many as an H100 runs at once
+KEPT = 1 << 24  # numbers, at most, of the potentials that they keep; 64 programs keep theirs in any case
 
 
 @triton.jit
@@ -180,7 +181,7 @@ def run(x: Tensor, g: Tensor | None, iterations: int, temperature: float) -> Ten
         if g is None:
             sinkhorn_forward[(blocks,)](x, out, count, iterations, slope, B=BLOCK, num_warps=4)
         else:
-            programs = min(blocks, PROGRAMS)
+            programs = min(blocks, PROGRAMS, max(64, KEPT // (iterations * BLOCK * 4)))
             past = torch.empty(programs * iterations * BLOCK * 4, dtype=torch.float32, device=x.device)
             sinkhorn_backward[(programs,)](x, g, out, past, count, blocks, iterations, slope, B=BLOCK, num_warps=4)
     return out
