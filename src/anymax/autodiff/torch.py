@@ -20,14 +20,14 @@ import torch
 import torch.utils.checkpoint
 
 from .. import kernels
-from .._array import from_last, modes, plain_backward, recorded, to_last, transformed
+from .._array import from_last, modes, plain_backward, recorded, to_last, torch_exports, transformed
 from .._core.mapping import Mapping
 from ..kernels import native, triton
 from ..kernels.engine import BELOW, Engine, IndexLoss
 from ..kernels.link import Link, link_of
 from ..kernels.reference import ENGINE as reference
 from ..kernels.support import non_zeros_in
-from .bridge import Bridge
+from .bridge import Bridge, seen
 from .saving import As, hooked, params_of, restored, save, saved, with_params
 from .torch_operations import spec_of
 
@@ -256,7 +256,7 @@ def traced(mapping: Mapping) -> bool:
 
 
 def _implicit(mapping: Mapping, x: Tensor) -> Tensor:
-    spec = spec_of(mapping) if mapping.iterative and not torch.compiler.is_exporting() else None
+    spec = spec_of(mapping) if mapping.iterative and not torch_exports() else None
     if spec is None:
         return reference.differentiable(mapping, x)
     frozen = [value.detach() for value in mapping.params().values()]
@@ -361,10 +361,12 @@ class TorchBridge(Bridge):
     kinds = KINDS
 
     def apply(self, mapping: Mapping, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mapping.hides_a_class:
+            return seen(self.apply(*mapping.with_hidden(x, xp)))
         if transformed() or learns(mapping) or mapping.traced:
             return _implicit(mapping, x)
         wants = recorded(x)
-        if torch.compiler.is_exporting():
+        if torch_exports():
             return reference.differentiable(mapping, x) if wants else reference.forward(mapping, x)
         # a mode may trace, or have no values, so it gets opaque operations too
         if torch.compiler.is_compiling() or modes():
@@ -389,7 +391,7 @@ class TorchBridge(Bridge):
         return torch.compiler.is_dynamo_compiling
 
     def masks(self, mapping: Mapping, x: Tensor) -> bool:
-        if traced(mapping) or mapping.needs_scores:
+        if traced(mapping) or mapping.needs_scores or mapping.hides_a_class:
             return False
         return kernels.choose("forward", mapping, x).takes_mask
 
@@ -406,6 +408,8 @@ class TorchBridge(Bridge):
         return done
 
     def log(self, mapping: Mapping, x: Tensor) -> Tensor | None:
+        if mapping.hides_a_class:
+            return seen(self.log(*mapping.with_hidden(x, xp)))
         engine = None if traced(mapping) else kernels.compiled("log_forward", mapping, x)
         if engine is None:
             return reference.log_forward(mapping, x)

@@ -34,7 +34,7 @@ from .._random.noises import Noise
 from ..autodiff import bridge
 from ..functional import log_rows
 from ..mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
-from .batch import Batch, one_axis
+from .batch import Batch, one_axis, with_hidden
 from .indices import index_loss
 from .margins import as_margin
 from .options import LossOptions, cast, is_loss, name_of_kind
@@ -404,6 +404,8 @@ def _along(formula: Callable[..., Array], mapping: Mapping, scores: Any, target:
     """Apply a formula to scores that are not a DTensor, along one axis or several."""
     if isinstance(options.axis, (tuple, list)):
         mapping, scores, target, options = one_axis(mapping, scores, target, options)
+    if mapping.hides_a_class:
+        mapping, scores, target, options = with_hidden(mapping, scores, target, options)
     return formula(mapping, scores, target, options)
 
 
@@ -449,13 +451,13 @@ def _fenchel_young(
     refused = mapping.no_constant(options.label_smoothing > 0) if with_constant else None
     if refused is not None:
         raise ValueError(refused)
-    batch.check_mass()
     mapping, x, y, xp = batch.mapping, batch.rows, batch.y, batch.xp
+    masked = xp.any((y > 0) & ~batch.keep, axis=-1, keepdims=True)
+    batch.check_sums(masked)
     value = bridge(x).loss(mapping, x, y)  # Omega*(x) - <x, y>, whose gradient is p - y
     with quiet(x):
         if with_constant:
             value = value + mapping.constant(y, xp)  # Omega(y)
-        masked = xp.any((y > 0) & ~batch.keep, axis=-1, keepdims=True)
         value = batch.not_below_zero(value, masked)
         value = value + xp.where(masked, math.inf * xp.ones_like(value), xp.zeros_like(value))
         return batch.reduce(value)

@@ -2,11 +2,13 @@
 
 from .._core.mapping import Mapping
 from .budget import Budget
+from .elementwise import Elementwise
 from .entmax import Entmax
 from .normmax import NormMax
 from .perturb_max import Noise, PerturbMax
 from .ratio import Ratio
 from .sigsoftmax import Sigsoftmax
+from .sink import Sink
 from .softmax import Softmax
 from .sparse_softmax import SparseSoftmax
 from .sparsemax import Sparsemax
@@ -23,6 +25,8 @@ __all__ = [
     "Ratio",
     "SparseSoftmax",
     "PerturbMax",
+    "Sink",
+    "Elementwise",
     "Noise",
 ]
 

@@ -93,7 +93,7 @@ def _applied(mapping: Mapping, scores: np.ndarray) -> Any:
     try:
         return apply(mapping, scores)
     except (TypeError, AttributeError):
-        if not any(callable(value) for value in mapping.constants().values()):
+        if not any(callable(value) and not isinstance(value, type) for value in mapping.constants().values()):
             raise
         for name in ("torch", "jax.numpy"):
             framework = sys.modules.get(name)
@@ -217,7 +217,7 @@ CLASSIC: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 def _lead_loss(mapping: Mapping, others: tuple[float, ...]) -> Callable[[np.ndarray], np.ndarray]:
     """The loss of one row as a function of the lead of the target, or of k targets together if the probabilities sum to k."""
-    n, mass = 1 + len(others), float(mapping.mass)
+    n, mass = 1 + len(others), float(mapping.sums(None, np)[1])
     y = np.clip(mass - np.arange(n), 0.0, 1.0)[None]  # k labels; if k is not an integer, also a part of the next one
     targets = max(1, int(mass))
 
