@@ -108,6 +108,16 @@ def test_large_scores_and_masks_among_others(shape):
 
 
 @pytest.mark.usefixtures("_isa")
+@pytest.mark.parametrize("iterations", [40, 400])
+def test_factors_that_grow_without_end(iterations):
+    """Sums that a mask does not allow: each iteration doubles some factors, until they go to the potentials."""
+    x, g = draw(5, 3, 3), draw(5, 3, 3, seed=1)
+    x[:, :2, 1:] = -torch.inf
+    holds(sinkhorn.Call(x.float(), None, None, iterations, 1.0), g.float(), 1e-5)
+    holds(sinkhorn.Call(x, None, None, iterations, 1.0), g, 1e-12)
+
+
+@pytest.mark.usefixtures("_isa")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_the_limit_and_what_it_lacks(dtype):
     for shape in ((35, 4, 4), (35, 3, 8), (3, 40, 50)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import warnings
@@ -46,12 +47,20 @@ LAYOUTS = {
 }
 SHAPES = [(4, 4), (1, 1), (2, 3), (5, 4), (8, 8), (9, 7), (1, 6), (40, 33)]
 
+
+@pytest.fixture(params=["engine", "reference"])
+def _by(request):
+    """The compiled engine where there is one, and the array code."""
+    with am.use("reference") if request.param == "reference" else contextlib.nullcontext():
+        yield
+
+
 # -- n steps -------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("iterations", [1, 2, 20])
-@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("framework", ["numpy", "reference", "torch", "jax"])
 def test_steps_are_those_of_the_plain_loop(shape, iterations, framework):
     x = scores(19, *shape, dtype=np.float32)
     n, m = shape
@@ -60,12 +69,13 @@ def test_steps_are_those_of_the_plain_loop(shape, iterations, framework):
         given = xp.asarray(x)
     else:
         given = torch.from_numpy(x) if framework == "torch" else x
-    p = np.asarray(Sinkhorn(iterations)(given))
+    with am.use("reference") if framework == "reference" else contextlib.nullcontext():
+        p = np.asarray(Sinkhorn(iterations)(given))
+        rows, columns = sums(n, m)
+        other = Sinkhorn(iterations)(x.astype(np.float64), rows=rows, columns=columns)
     assert p.dtype == np.float32
     np.testing.assert_allclose(p, normalised(x, iterations, columns=n / m), rtol=2e-5, atol=1e-7)
-    rows, columns = sums(n, m)
-    p = Sinkhorn(iterations)(x.astype(np.float64), rows=rows, columns=columns)
-    np.testing.assert_allclose(p, normalised(x, iterations, rows=rows[:, None], columns=columns), rtol=1e-11)
+    np.testing.assert_allclose(other, normalised(x, iterations, rows=rows[:, None], columns=columns), rtol=1e-11)
 
 
 def test_hyper_connections_rows_first_and_columns_first():
@@ -136,6 +146,7 @@ def test_integers_and_lists_become_floats():
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (2, 3), (9, 4), (30, 50)], ids=str)
+@pytest.mark.usefixtures("_by")
 @pytest.mark.parametrize("sigma", [1.0, 10.0, 100.0])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_both_sums_at_the_limit(shape, sigma, dtype):
@@ -181,6 +192,7 @@ def test_few_digits_of_mpmath():
     np.testing.assert_allclose(Sinkhorn(20)(x.astype(np.float32)), want, rtol=2e-5, atol=1e-7)
 
 
+@pytest.mark.usefixtures("_by")
 def test_a_low_temperature_gives_an_assignment():
     x = scores(6, 7, 7)
     want = assignment(x)
@@ -188,6 +200,7 @@ def test_a_low_temperature_gives_an_assignment():
         np.testing.assert_allclose(Sinkhorn(iterations, temperature=2e-3)(x), want, atol=0.02)
 
 
+@pytest.mark.usefixtures("_by")
 @pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-3, 1.0, 1e3, 1e300])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_no_temperature_overflows(temperature, dtype):
@@ -210,6 +223,7 @@ def test_unreachable_sums_are_said():
 # -- masks, NaN, marginals ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("_by")
 @pytest.mark.parametrize("iterations", [1, 20, None])
 def test_a_mask_is_minus_infinity_and_gives_zeros(iterations):
     x = scores(8, 5, 5)
@@ -224,6 +238,7 @@ def test_a_mask_is_minus_infinity_and_gives_zeros(iterations):
         np.testing.assert_allclose(p.sum(-1), 1.0, rtol=1e-9)
 
 
+@pytest.mark.usefixtures("_by")
 @pytest.mark.parametrize("iterations", [4, None])
 def test_padding_does_not_count(iterations):
     """A matrix within a larger one, whose other rows and columns are masked, is that of its own size."""
@@ -239,12 +254,14 @@ def test_padding_does_not_count(iterations):
     np.testing.assert_allclose(p[:5, :6], Sinkhorn(iterations)(x, rows=rows, columns=columns), rtol=1e-11)
 
 
+@pytest.mark.usefixtures("_by")
 def test_nothing_kept_gives_zeros():
     for iterations in (2, None):
         assert (Sinkhorn(iterations)(np.full((2, 3, 3), -np.inf)) == 0).all()
         assert (Sinkhorn(iterations)(torch.full((2, 3, 3), -math.inf)) == 0).all()
 
 
+@pytest.mark.usefixtures("_by")
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 @pytest.mark.parametrize("shape", [(4, 4), (6, 9)], ids=str)
@@ -259,6 +276,7 @@ def test_a_bad_score_makes_its_matrix_nan_and_no_other(bad, framework, shape, it
     np.testing.assert_allclose(p[others], want[others], rtol=1e-5)
 
 
+@pytest.mark.usefixtures("_by")
 def test_one_of_the_sums_gives_equal_shares_of_its_total_to_the_other():
     x = scores(3, 4)
     rows, columns = np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0, 4.0])
@@ -266,6 +284,7 @@ def test_one_of_the_sums_gives_equal_shares_of_its_total_to_the_other():
     np.testing.assert_allclose(Sinkhorn(9)(x, columns=columns), Sinkhorn(9)(x, rows=[10 / 3] * 3, columns=columns))
 
 
+@pytest.mark.usefixtures("_by")
 def test_sums_of_zero_and_of_a_batch():
     x = scores(2, 3, 4)
     p = Sinkhorn(None)(x, rows=[[0.0, 1.0, 2.0], [1.0, 1.0, 1.0]], columns=[0.0, 1.0, 1.5, 0.5])
@@ -378,6 +397,7 @@ def test_random_permutations_refuse_what_has_none():
         gumbel_sinkhorn(np.zeros((2, 2)), hard=1)
 
 
+@pytest.mark.usefixtures("_by")
 def test_no_warning_where_all_is_well():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -130,7 +130,7 @@ class SmallMatrices {
             for (int64_t j = 0; j < m(); j++) {
                 V sum = entries[j] * u[0];
                 for (int64_t i = 1; i < n(); i++) sum += entries[i * m() + j] * u[i];
-                v[j] = going ? over(columns[j], sum) : v[j];
+                v[j] = over(columns[j], sum);
             }
         }
         finish(u);

@@ -147,11 +147,10 @@ def _limit_op(z: Tensor, keep: Tensor, rows: Tensor, columns: Tensor, poisoned: 
 
 def _limit_vmap(info: Any, in_dims: Any, *operands: Tensor) -> tuple[Tensor, int]:
     """All batches in one call: the batch becomes the first axis of each operand."""
-    most = max(a.ndim - (dim is not None) for a, dim in zip(operands, in_dims))
-    moved = []
-    for a, dim in zip(operands, in_dims):
-        a = a.unsqueeze(0).expand(info.batch_size, *a.shape) if dim is None else a.movedim(dim, 0)
-        moved.append(a.reshape(a.shape[0], *[1] * (most + 1 - a.ndim), *a.shape[1:]))
+    moved = [
+        a.unsqueeze(0).expand(info.batch_size, *a.shape) if dim is None else a.movedim(dim, 0)
+        for a, dim in zip(operands, in_dims)
+    ]
     return torch.ops.anymax.sinkhorn_limit(*moved), 0
 
 
