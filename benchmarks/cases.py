@@ -49,6 +49,7 @@ GROUPS = {
     "decoding": "Decoding and distributions, rows x vocabulary",
     "ragged": "Ragged rows: entries x segments x heads",
     "output layer": "Output layers, forward and backward: rows x classes",
+    "transport": "Transport: Sinkhorn, matrices x rows x columns",
     "token statistics": "Token statistics, forward and backward: rows x vocabulary, pairs x features",
     "routing": "Routers: tokens x experts",
     "sinks": "Sinks and single classes, rows x classes",

@@ -11,6 +11,7 @@ from .routing import routing_cases
 from .sinks import sink_cases
 from .sklearn import sklearn_cases
 from .token_statistics import token_cases
+from .transport import transport_cases
 
 
 def table() -> list[Case]:
@@ -23,6 +24,7 @@ def table() -> list[Case]:
         *token_cases(),
         *routing_cases(),
         *sink_cases(),
+        *transport_cases(),
         *sklearn_cases(),
     ]
     order = list(GROUPS)

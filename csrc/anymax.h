@@ -186,6 +186,22 @@ typedef struct {
     int64_t *index;                /* [rows, k] */
 } anymax_choice_call;
 ANYMAX_API int anymax_choose(const anymax_choice_call *call);
+/* Sinkhorn: `count` matrices [n, m] in C order, F32 or F64. P = exp(x / temperature) with factors of rows and columns, after so many iterations, each of
+   which gives the rows and then the columns their sums. -inf is an entry of 0; a matrix with NaN or +inf, or with a sum below 0, becomes NaN. */
+typedef struct {
+    int32_t dtype, pool;
+    int64_t count, n, m, iterations;
+    double temperature;
+    const void *x;
+    const void *rows, *columns;       /* the sums of rows [n] and columns [m], of the dtype of x. NULL: equal shares of the other's total; both: 1 a row.
+                                         Rows and columns without an entry have none */
+    int64_t rows_step, columns_step;  /* from those of a matrix to those of the next; 0: all have the same */
+    const void *g;                    /* the gradient of P, or NULL */
+    void *out;                        /* P; with g the gradient of x */
+    double tolerance;                 /* above 0, without g: a matrix is iterated until no sum of a row is wrong by more than this part of it */
+    double *left;                     /* [count], with a tolerance: by how much it was wrong before the last iteration */
+} anymax_sinkhorn_call;
+ANYMAX_API int anymax_sinkhorn(const anymax_sinkhorn_call *call);
 
 ANYMAX_API const char *anymax_error(int code);
 

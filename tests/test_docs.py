@@ -146,7 +146,8 @@ def numpy_inputs():
         "t": rng.normal(size=5),
         "onehot": np.eye(5)[2],
     }
-    return made | {"w": rng.uniform(0.5, 2.0, 5), "q": rng.dirichlet(np.ones(5), 6), "np": np}
+    made |= {"w": rng.uniform(0.5, 2.0, 5), "q": rng.dirichlet(np.ones(5), 6), "np": np}
+    return made | {"a": rng.dirichlet(np.ones(6)), "b": rng.dirichlet(np.ones(5))}
 
 
 INPUTS = {"jax": jax_inputs, "numpy": numpy_inputs}

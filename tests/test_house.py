@@ -20,7 +20,7 @@ FLOORS = (
     ("mappings",),
     ("kernels",),
     ("autodiff", "transforms"),
-    ("functional",),
+    ("functional", "transport"),
     ("losses", "thresholds", "inspection"),
     ("likelihood", "segments", "contract"),
     ("sampling", "_attention", "linear"),
@@ -206,7 +206,7 @@ def test_frameworks_only_in_leaves():
 LOADERS = {
     "autodiff.__init__", "segments.__init__", "likelihood.__init__", "linear.__init__", "distributed.choose_group", "__init__", "_config",
     "kernels.__init__", "kernels.selection", "kernels.triton", "segments.layout", "_attention.implementations", "_attention.linear",
-    "numpyro",
+    "numpyro", "transport.sinkhorn", "transport.gumbel",
 }  # fmt: skip
 NAMED = re.compile(r"(^|[._])(torch|jax|dtensor|triton|xla)($|_)")
 
@@ -450,6 +450,7 @@ def test_all_is_what_is_public():
             "sampling",
             "segments",
             "sklearn",
+            "transport",
         ]
     )
     with pytest.raises(AttributeError, match="no attribute 'softmaxx'"):

@@ -22,7 +22,7 @@ from anymax.mappings import CATALOGUE
 ROOT = Path(__file__).parents[1]
 
 PUBLIC = """
-    Mapping Separable RatioMap Facts Noise
+    Mapping Separable RatioMap Facts Noise Sinkhorn
     apply log_apply softmax log_softmax logsumexp sparsemax entmax entmax15 taylor_softmax sparse_softmax sigsoftmax
     perturb_max normmax budget threshold
     fenchel_young nll cross_entropy sparsemax_loss entmax_loss entmax15_loss sparse_softmax_loss taylor_softmax_loss normmax_loss

@@ -1,5 +1,5 @@
 // What the families of kernels give each other, each compiled once for an instruction set: rows, batch, tile, backward, perturb,
-// decode and linear, each a file in units/.
+// decode, linear and transport, each a file in units/.
 #pragma once
 
 #include "core/unit.h"
@@ -39,6 +39,8 @@ double perturb_loss(const anymax_call &call, const C *x, int64_t n, int64_t targ
 // The rows [begin, end) of a call, truncated and drawn from.
 int decode(const anymax_decode_call *call, int64_t begin, int64_t end);
 int choose(const anymax_choice_call *call, int64_t begin, int64_t end);
+
+int transport(const anymax_sinkhorn_call *call, int64_t begin, int64_t end);
 
 int linear(const anymax_linear_call *call, anymax_parallel team);
 int linear_vjp(const anymax_linear_call *call, anymax_parallel team);

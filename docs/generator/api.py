@@ -30,6 +30,7 @@ PAGES = {
         "Samplers",
         "Randomness comes from a generator, a key or a seed, or from NumPy's or torch's global generator.",
     ),
+    "transport": ("Transport", "Matrices whose rows and columns both have given sums; {doc}`/transport` says how."),
     "segments": ("Ragged rows", "Rows of unequal length, without padding; {doc}`/segments` says how."),
     "decoding": ("Decoding", "For language models; {doc}`/decoding` says how, and in which order."),
     "distributions": (
@@ -62,7 +63,7 @@ PAGES = {
 }
 GROUPS = {  # the order of the site; each page once
     "Train": "maps functional losses transforms margins nn sklearn distributions numpyro",
-    "Attend": "attention hf segments samplers decoding",
+    "Attend": "attention hf segments transport samplers decoding",
     "Scale": "output_layers routing distributed",
     "Look inside": "inspection plot contract",
 }
@@ -73,6 +74,7 @@ OF = {
     "segments": "segments",
     "likelihood": "distributions", "linear": "output_layers", "contrastive": "output_layers", "_attention": "attention",
     "_config": "inspection", "inspection": "inspection", "kernels": "inspection", "_core": "contract", "contract": "contract",
+    "transport": "transport",
 }  # fmt: skip
 TYPES = {  # names in signatures -> what they mean
     "ArrayT": "an array of NumPy, torch or JAX; what comes back is of the same kind.",
@@ -92,6 +94,7 @@ RESULTS = {  # page -> types that its functions return or raise, and functions t
     "transforms": ("transforms.Transform", "transforms.Composed"),
     "samplers": ("sampling.Sample", "sampling.Support"),
     "decoding": ("sampling.TopK", "sampling.Accepted", "sampling.top", "sampling.Top"),
+    "transport": ("transport.gumbel_sinkhorn",),
     "inspection": ("kernels.Explanation",),
     "contract": ("contract.BrokenLaw",),
 }

@@ -12,7 +12,7 @@
     print(anymax.explain("sparsemax", x))                  # which engine computes it
 
 Maps are classes: Softmax, Sparsemax, Entmax, Budget, NormMax, Taylor, Sigsoftmax, Ratio, SparseSoftmax, PerturbMax. More is in the modules
-`nn` (torch), `transforms` (top-k, temperature, ...), `sampling`, `routing`, `margins`, `likelihood`, `inspection`, `sklearn`,
+`nn` (torch), `transforms` (top-k, temperature, ...), `sampling`, `routing`, `transport`, `margins`, `likelihood`, `inspection`, `sklearn`,
 `hf` (transformers), `numpyro`, `distributed` and `plot`. `help(anymax.entmax)` explains one name, and `dir(anymax)` lists them all. On
 the command line, `anymax explore` opens a page where you drag scores.
 """
@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from . import routing as routing
     from . import segments as segments
     from . import sklearn as sklearn
+    from . import transport as transport
     from ._attention import LinearState, attention, explain_attention, linear_attention
     from ._attention.packed import attention_varlen
     from .contract import check_mapping
@@ -106,6 +107,7 @@ if TYPE_CHECKING:
         segment_support,
         segment_threshold,
     )
+    from .transport import Sinkhorn
 
 
 def _notebook_page(mapping: Mapping) -> str:
@@ -118,7 +120,7 @@ def _public_names() -> dict[str, list[str]]:
     """The public names of each module, read from the text of those that are not loaded, since they may need a package."""
     modules = (
         "nn", "transforms", "margins", "sampling", "likelihood", "segments", "sklearn", "hf", "plot", "linear", "distributed",
-        "routing",
+        "routing", "transport",
     )  # fmt: skip
     return {__name__: __all__, **{f"{__name__}.{name}": elsewhere.listed(f"{__name__}.{name}") for name in modules}}
 
@@ -166,11 +168,24 @@ handed.softmax_terms = likelihood.softmax_terms
 handed.check()
 
 # these need a framework, matplotlib or scikit-learn
-_LATE = ("distributed", "hf", "linear", "nn", "numpyro", "plot", "routing", "sampling", "segments", "sklearn")
+_LATE = (
+    "distributed",
+    "hf",
+    "linear",
+    "nn",
+    "numpyro",
+    "plot",
+    "routing",
+    "sampling",
+    "segments",
+    "sklearn",
+    "transport",
+)
 _LATE_NAMES = {  # functions whose modules are slow to load, and those modules
     **dict.fromkeys(("gumbel_max", "gumbel_softmax", "sample"), "sampling"),
     **dict.fromkeys(("LinearState", "attention", "explain_attention", "linear_attention"), "_attention"),
     "attention_varlen": "_attention.packed",
+    "Sinkhorn": "transport",
     "check_mapping": "contract",
     "contrastive_loss": "contrastive",
     "linear_log_prob": "linear",
@@ -207,7 +222,7 @@ _MOVED = {  # names that have moved, and where they are now
 }
 
 __all__ = [
-    "Facts", "LinearState", "Mapping", "RatioMap", "Segments", "Separable", "__version__",
+    "Facts", "LinearState", "Mapping", "RatioMap", "Segments", "Separable", "Sinkhorn", "__version__",
     "accuracy_loss", "apply", "attention", "attention_varlen", "budget", "check_mapping", "choose", "compose",
     "contrastive_loss", "cosine", "cross_entropy", "entmax", "entmax15", "entmax15_loss", "entmax_loss", "entropy",
     "explain", "explain_attention", "facts", "fenchel_young", "gumbel_max",

@@ -34,6 +34,7 @@ ANYMAX_CALL(call_segments);
 ANYMAX_CALL(call_sort_segments);
 ANYMAX_CALL(call_linear);
 ANYMAX_CALL(call_plan);
+ANYMAX_CALL(call_sinkhorn);
 
 // What a function gives back where the engine's code is 0; an error else, with `what`, `kind` and `n` in its sentence. Below 0: it is set.
 PyObject *answer(int code, const char *what, PyObject *kind, int64_t n, PyObject *result = Py_True);

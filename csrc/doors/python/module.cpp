@@ -94,6 +94,7 @@ PyMethodDef methods[] = {
     FAST(sort_segments),
     FAST(linear),
     FAST(plan),
+    FAST(sinkhorn),
     {"bind", bind, METH_O, nullptr},
     {"borrow_pool", borrow_pool, METH_O, nullptr},
     {"xla_handler", xla_handler, METH_NOARGS, nullptr},

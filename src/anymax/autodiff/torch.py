@@ -102,7 +102,8 @@ def plain_grads(
     """The gradients of `function` by the tensors `given`; they can be differentiated again, and `grads` may be batched."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
-        free = [a if a is None or a.requires_grad else a.detach().requires_grad_() for a in given]
+        # a view, so that a tensor that was computed from another of these does not count as a part of that one
+        free = [a if a is None else a.view_as(a) if a.requires_grad else a.detach().requires_grad_() for a in given]
         out = function(*free)
         pairs = [(a, g) for a, g in zip(out, grads) if a is not None and g is not None and a.requires_grad]
         wanted = [a for a in free if a is not None]

@@ -86,6 +86,13 @@ class Compiled(Protocol):
         """Writes `out` and `below`; with `g` it reads them and writes the gradients."""
         ...
 
+    def sinkhorn(
+        self, x: Array, rows: Array | None, columns: Array | None, g: Array | None, out: Array, iterations: int, temperature: float,
+        tolerance: float, left: np.ndarray | None, /,
+    ) -> bool | None:  # fmt: skip
+        """Writes P to `out`, with the gradient `g` of P that of the scores; with a tolerance above 0 `left`, what sums of rows lack."""
+        ...
+
     def bind(self, functions: dict[str, Any], /) -> None:
         """Hand over Python's functions and objects that it uses, by name."""
         ...
