@@ -76,6 +76,11 @@ def _budget(k):
     return Case(f"budget-{k:g}", am.Budget(k), oracles.budget(k), kkt=oracles.kkt_budget(k), mass=float(k))
 
 
+def _open_budget(k, shape):
+    oracle, kkt = oracles.open_budget(k, shape), oracles.kkt_open_budget(k, shape)
+    return Case(f"budget-{k:g}-{shape}", am.Budget(k, shape), oracle, kkt=kkt, mass=float(k))
+
+
 def _normmax(alpha, id=None, given=None, **options):
     return Case(
         id or f"normmax-{alpha:g}",
@@ -115,7 +120,7 @@ TABLE = (
             _entmax(3.5, id="entmax-array-3.5", given=np.asarray([3.5])),
         ),
     ),
-    Row("Budget", (_budget(2), _budget(1), _budget(2.5))),
+    Row("Budget", (_budget(2), _budget(1), _budget(2.5), _open_budget(2, "sigmoid"), _open_budget(1.5, "laplace"))),
     Row("NormMax", (_normmax(2.0), _normmax(1.1, ulps=5), _normmax(1.5), _normmax(4.0, ulps64=16))),
     Row(
         "Taylor",
