@@ -32,6 +32,8 @@ ANYMAX_CALL(call_decode);
 ANYMAX_CALL(call_segments);
 ANYMAX_CALL(call_sort_segments);
 ANYMAX_CALL(call_linear);
+ANYMAX_CALL(call_order);
+ANYMAX_CALL(call_order_vjp);
 ANYMAX_CALL(call_plan);
 
 // What a function gives back where the engine's code is 0; an error else, with `what`, `kind` and `n` in its sentence. Below 0: it is set.

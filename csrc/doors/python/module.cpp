@@ -92,6 +92,8 @@ PyMethodDef methods[] = {
     FAST(segments),
     FAST(sort_segments),
     FAST(linear),
+    FAST(order),
+    FAST(order_vjp),
     FAST(plan),
     {"bind", bind, METH_O, nullptr},
     {"borrow_pool", borrow_pool, METH_O, nullptr},

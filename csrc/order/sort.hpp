@@ -1,0 +1,70 @@
+// Rows sorted in descending order, with the places of their numbers.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#include "core/tasks.hpp"
+
+namespace ANYMAX_UNIT {
+
+// A number as a key that rises as the number falls, and its place.
+struct Item32 {
+    uint64_t both;  // key, place
+    static constexpr int DIGITS = 4;
+    uint32_t digit(int d) const { return (uint32_t)(both >> (32 + 8 * d)) & 255; }
+    uint32_t place() const { return (uint32_t)both; }
+    bool before(const Item32 &other) const { return both < other.both; }
+    static Item32 of(float x, uint32_t place) {
+        uint32_t u;
+        memcpy(&u, &x, sizeof u);
+        u = u >> 31 ? u : u ^ 0x7fffffffu;
+        return Item32{(uint64_t)u << 32 | place};
+    }
+};
+struct Item64 {
+    uint64_t key;
+    uint64_t at;
+    static constexpr int DIGITS = 8;
+    uint32_t digit(int d) const { return (uint32_t)(key >> (8 * d)) & 255; }
+    uint32_t place() const { return (uint32_t)at; }
+    bool before(const Item64 &other) const { return key < other.key || (key == other.key && at < other.at); }
+    static Item64 of(double x, uint32_t place) {
+        uint64_t u;
+        memcpy(&u, &x, sizeof u);
+        return Item64{u >> 63 ? u : u ^ 0x7fffffffffffffffull, place};
+    }
+};
+template <class T> struct ItemOf;
+template <> struct ItemOf<float> { using type = Item32; };
+template <> struct ItemOf<double> { using type = Item64; };
+
+// Sorts `a`, with `b` as scratch memory of the same size; the sorted items are in the one that is returned. Equal numbers keep their order.
+template <class Item> Item *sorted(Item *a, Item *b, int64_t n) {
+    if (n < 48) {
+        for (int64_t i = 1; i < n; i++) {
+            const Item item = a[i];
+            int64_t j = i;
+            for (; j > 0 && item.before(a[j - 1]); j--) a[j] = a[j - 1];
+            a[j] = item;
+        }
+        return a;
+    }
+    uint32_t counts[Item::DIGITS][256] = {};
+    for (int64_t i = 0; i < n; i++)
+        for (int d = 0; d < Item::DIGITS; d++) counts[d][a[i].digit(d)]++;
+    for (int d = 0; d < Item::DIGITS; d++) {
+        uint32_t *count = counts[d], from = 0;
+        if (count[a[0].digit(d)] == n) continue;  // all have this digit
+        for (int c = 0; c < 256; c++) {
+            const uint32_t here = count[c];
+            count[c] = from, from += here;
+        }
+        for (int64_t i = 0; i < n; i++) b[count[a[i].digit(d)]++] = a[i];
+        Item *const other = a;
+        a = b, b = other;
+    }
+    return a;
+}
+
+}  // namespace ANYMAX_UNIT
