@@ -191,11 +191,11 @@ extern "C" int anymax_run_by(const anymax_call *call, anymax_parallel run) {
     return code ? code : execute(call, run);
 }
 
-extern "C" anymax_parallel anymax_parallel_of(int pool) { return pool < 0 ? nullptr : pool == 1 ? lent.load() : anymax_pool_run; }
+anymax_parallel parallel_of(int pool) { return pool < 0 ? nullptr : pool == 1 ? lent.load() : anymax_pool_run; }
 
 extern "C" int anymax_run(const anymax_call *call) {
     if (!call) return ANYMAX_BAD_CALL;
-    return anymax_run_by(call, anymax_parallel_of(call->pool));
+    return anymax_run_by(call, parallel_of(call->pool));
 }
 
 extern "C" int anymax_rows(int64_t code, const void *x, void *out, int64_t rows, int64_t n, double param) {
@@ -226,7 +226,7 @@ static int check(const anymax_linear_call *call) {
 extern "C" int anymax_linear(const anymax_linear_call *call) {
     const int code = check(call);
     if (code || !call->heads || !call->groups || !call->queries) return code;
-    return entry()->unit->linear(call, anymax_parallel_of(call->pool));
+    return entry()->unit->linear(call, parallel_of(call->pool));
 }
 
 extern "C" int anymax_linear_vjp(const anymax_linear_call *call) {
@@ -237,7 +237,7 @@ extern "C" int anymax_linear_vjp(const anymax_linear_call *call) {
     if (keys && call->dk && call->dv && !call->dv_) return ANYMAX_BAD_POINTER;
     anymax_linear_call c = *call;
     if (!queries) c.queries = 0;  // nothing of no groups
-    return entry()->unit->linear_vjp(&c, anymax_parallel_of(call->pool));
+    return entry()->unit->linear_vjp(&c, parallel_of(call->pool));
 }
 
 // -- truncations and draws ---------------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ extern "C" int anymax_decode(const anymax_decode_call *call) {
     const anymax_unit *unit = entry()->unit;
     const int64_t row = work_of_row(call);
     const bool large = call->rows > 1 && at_most_so_much(call->rows, row) >= ALONE_MOST;
-    return share(large ? anymax_parallel_of(call->pool) : nullptr, call->rows, grain_of(row), [=](int64_t begin, int64_t end) { return unit->decode(call, begin, end); });
+    return share(large ? parallel_of(call->pool) : nullptr, call->rows, grain_of(row), [=](int64_t begin, int64_t end) { return unit->decode(call, begin, end); });
 }
 
 extern "C" const char *anymax_error(int code) {

@@ -1,13 +1,13 @@
 // Soft ranks and soft sorting at the C ABI.
 #include "core/unit.h"
-#include "doors/pool.h"
+#include "doors/dispatch.hpp"
 #include "order/blocks.hpp"
 
 using namespace ANYMAX_UNIT;
 
 namespace {
 
-constexpr int64_t CLASSES_OF_A_PIECE = 4096;  // rows that a thread takes at once have so many classes together
+constexpr int64_t CLASSES_OF_A_PIECE = 16384;  // rows that a thread takes at once have so many classes together
 
 template <class T> int forward(const anymax_order_call *call, anymax_parallel team) {
     const OrderCall<T> rows{call, (const T *)call->x, nullptr, nullptr, (T *)call->out};
@@ -47,7 +47,7 @@ extern "C" int anymax_order(const anymax_order_call *call) {
     const int code = check(call);
     if (code || !call->rows) return code;
     if (!call->x || !call->out) return ANYMAX_BAD_POINTER;
-    const anymax_parallel team = anymax_parallel_of(call->pool);
+    const anymax_parallel team = parallel_of(call->pool);
     return call->dtype == ANYMAX_F64 ? forward<double>(call, team) : forward<float>(call, team);
 }
 
@@ -55,6 +55,6 @@ extern "C" int anymax_order_vjp(const anymax_order_call *call) {
     const int code = check(call);
     if (code || !call->rows) return code;
     if (!call->order || !call->p || !call->g || !call->out || (call->sorted && !call->x)) return ANYMAX_BAD_POINTER;
-    const anymax_parallel team = anymax_parallel_of(call->pool);
+    const anymax_parallel team = parallel_of(call->pool);
     return call->dtype == ANYMAX_F64 ? backward<double>(call, team) : backward<float>(call, team);
 }

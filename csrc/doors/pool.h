@@ -15,8 +15,6 @@ static inline int64_t anymax_piece(int64_t range, int64_t grain, int64_t threads
 /* task(b, e, context) over pieces of [begin, end), multiples of `grain`, by the pool's threads and the caller; by the caller alone where the pool is
    busy. */
 int anymax_pool_run(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *context);
-/* The threads of a call's `pool`; NULL: the caller alone. */
-anymax_parallel anymax_parallel_of(int pool);
 /* anymax_run where `run` shares out the rows (NULL: one thread), whatever the call's `pool` says. */
 int anymax_run_by(const anymax_call *call, anymax_parallel run);
 /* And anymax_run_segments. */

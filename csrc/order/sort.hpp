@@ -39,21 +39,26 @@ template <class T> struct ItemOf;
 template <> struct ItemOf<float> { using type = Item32; };
 template <> struct ItemOf<double> { using type = Item64; };
 
-// Sorts `a`, with `b` as scratch memory of the same size; the sorted items are in the one that is returned. Equal numbers keep their order.
-template <class Item> Item *sorted(Item *a, Item *b, int64_t n) {
-    if (n < 48) {
-        for (int64_t i = 1; i < n; i++) {
-            const Item item = a[i];
-            int64_t j = i;
-            for (; j > 0 && item.before(a[j - 1]); j--) a[j] = a[j - 1];
-            a[j] = item;
-        }
-        return a;
+// Insertion: true if it took no more than `most` moves, else the items are left in some order.
+template <class Item> bool inserted(Item *a, int64_t n, int64_t most) {
+    for (int64_t i = 1; i < n; i++) {
+        if (!a[i].before(a[i - 1])) continue;
+        const Item item = a[i];
+        int64_t j = i;
+        do a[j] = a[j - 1], j--;
+        while (j > 0 && item.before(a[j - 1]));
+        a[j] = item;
+        if ((most -= i - j) < 0) return false;
     }
+    return true;
+}
+
+// Sorts by the digits from LOWEST on; the items are in the one that is returned.
+template <int LOWEST, class Item> Item *by_digits(Item *a, Item *b, int64_t n) {
     uint32_t counts[Item::DIGITS][256] = {};
     for (int64_t i = 0; i < n; i++)
-        for (int d = 0; d < Item::DIGITS; d++) counts[d][a[i].digit(d)]++;
-    for (int d = 0; d < Item::DIGITS; d++) {
+        for (int d = LOWEST; d < Item::DIGITS; d++) counts[d][a[i].digit(d)]++;
+    for (int d = LOWEST; d < Item::DIGITS; d++) {
         uint32_t *count = counts[d], from = 0;
         if (count[a[0].digit(d)] == n) continue;  // all have this digit
         for (int c = 0; c < 256; c++) {
@@ -65,6 +70,20 @@ template <class Item> Item *sorted(Item *a, Item *b, int64_t n) {
         a = b, b = other;
     }
     return a;
+}
+
+// Sorts `a`, with `b` as scratch memory of the same size; the sorted items are in the one that is returned. Equal numbers keep their order.
+template <class Item> Item *sorted(Item *a, Item *b, int64_t n) {
+    if (n < 48) {
+        inserted(a, n, INT64_MAX);
+        return a;
+    }
+    // the lowest digits seldom matter: a few moves put right what they leave, or else they are taken, too
+    Item *const most = by_digits<Item::DIGITS == 4 ? 1 : 4>(a, b, n);
+    if (inserted(most, n, n)) return most;
+    Item *const all = by_digits<0>(most, most == a ? b : a, n);
+    inserted(all, n, INT64_MAX);  // equal numbers, which the moves may have left out of order
+    return all;
 }
 
 }  // namespace ANYMAX_UNIT

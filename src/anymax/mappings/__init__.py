@@ -5,6 +5,7 @@ from .budget import Budget
 from .entmax import Entmax
 from .normmax import NormMax
 from .perturb_max import Noise, PerturbMax
+from .ranks import Ranks
 from .ratio import Ratio
 from .sigsoftmax import Sigsoftmax
 from .softmax import Softmax
@@ -18,6 +19,7 @@ __all__ = [
     "Entmax",
     "Budget",
     "NormMax",
+    "Ranks",
     "Taylor",
     "Sigsoftmax",
     "Ratio",

@@ -215,9 +215,11 @@ def gumbel_softmax(
 
 
 def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> Array:
-    """The limit of the rows of p as the scores z are scaled up: the largest scores get the whole sum, each up to its upper bound."""
+    """The limit of the rows of p as the scores z are scaled up: most often the largest scores get the whole sum, each up to its bound."""
     given = prepare(mapping.frozen(), z, axis)
     rows, aligned = given.rows, given.mapping
+    if (corner := aligned.corner(rows, xp)) is not None:
+        return corner
     if (most := aligned.ceiling(rows, xp)) is None:
         first = xp.expand_dims(xp.argmax(p, axis=-1), axis=-1)
         return xp.astype((positions(p, first.dtype, xp) == first) & ~(p <= 0), p.dtype)
