@@ -29,7 +29,10 @@ class Case:
     )
     kkt: Callable | None = None  # (row, p) -> residual
     omega: Callable | None = None  # p -> the regulariser, up to a constant
-    mass: float = 1.0
+    mass: float = 1.0  # the sum of p, or its upper bound
+    between: Callable | None = (
+        None  # number of classes -> (lowest, highest) sum of p, where the sum is not the mass in every row
+    )
     potential: bool = True  # a convex loss exists
     soft_loss: bool = True  # its loss is 0 at a target that is not one class
     cold: tuple | None = None  # p of [2, 1] as the temperature falls to 0, where that is not the largest score's
@@ -40,6 +43,15 @@ class Case:
 
     def apply(self, x, **options):
         return am.apply(self.mapping, x, **options)
+
+    @property
+    def distribution(self):
+        """p of every row sums to 1."""
+        return self.mass == 1 and self.between is None
+
+    def sums(self, n):
+        """The lowest and the highest sum of p in a row of n classes."""
+        return (self.mass, self.mass) if self.between is None else self.between(n)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +106,17 @@ def _normmax(alpha, id=None, given=None, **options):
 
 def _perturb(noise, *tv):
     return Case(f"perturb_max-{noise}", am.PerturbMax(noise), oracles.perturb_max(noise), tv=tv, soft_loss=False)
+
+
+def _sink(inner, score, oracle, cold=(1.0, 0.0), **options):
+    return Case(
+        f"sink-{inner}",
+        am.Sink(inner, score),
+        oracles.sink(oracle, score),
+        between=lambda n: (0.0, 1.0),
+        cold=cold,
+        **options,
+    )
 
 
 TABLE = (
@@ -183,6 +206,15 @@ TABLE = (
             _perturb("gumbel", 2e-7, 1e-14),
             _perturb("uniform", 4e-6, 2e-6),  # beyond 24 classes; 1e-12 up to there
             _perturb("logistic", 4e-7, 2e-9),
+        ),
+    ),
+    Row(
+        "Sink",
+        (
+            _sink("softmax", 0.5, oracles.softmax),
+            _sink("sparsemax", -1.25, oracles.budget(1)),
+            _sink("entmax15", 0.0, oracles.entmax(1.5)),
+            _sink("sigsoftmax", 0.5, oracles.sigsoftmax, potential=False),
         ),
     ),
 )

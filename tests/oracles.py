@@ -194,6 +194,11 @@ def sigsoftmax(row):
     return exact(lambda x: _normalised([mp.exp(v - top) / (1 + mp.exp(-v)) for v in x]))(row)
 
 
+def sink(oracle, score):
+    """The map of the row and one class more, whose probability is left out."""
+    return lambda row: oracle(np.append(np.asarray(row, np.float64), score))[:-1]
+
+
 def _normalised(w):
     z = mp.fsum(w)
     return [v / z for v in w]

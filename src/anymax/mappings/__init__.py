@@ -8,6 +8,7 @@ from .perturb_max import Noise, PerturbMax
 from .ranks import Ranks
 from .ratio import Ratio
 from .sigsoftmax import Sigsoftmax
+from .sink import Sink
 from .softmax import Softmax
 from .sparse_softmax import SparseSoftmax
 from .sparsemax import Sparsemax
@@ -25,6 +26,7 @@ __all__ = [
     "Ratio",
     "SparseSoftmax",
     "PerturbMax",
+    "Sink",
     "Noise",
 ]
 

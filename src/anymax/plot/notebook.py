@@ -37,7 +37,7 @@ def page(mapping: Mapping) -> str:
 def promises(mapping: Mapping) -> tuple[str, str]:
     """What `Mapping.facts` says about zeros and the loss, in sentences."""
     facts = mapping.facts
-    yours = any(callable(value) for value in mapping.constants().values())
+    yours = any(callable(value) and not isinstance(value, type) for value in mapping.constants().values())
     zeros = "Exact zeros where its function is 0." if yours else "Every probability is above 0."
     zeros = "Gives exact zeros." if facts.sparse else zeros
     if not facts.has_potential:
