@@ -160,16 +160,19 @@ template <class T> struct OrderCall {
         for (int64_t k = 1; k <= count; k++) f(row.in_logarithms[k].start, row.in_logarithms[k + 1].start, false, row.in_logarithms[k].value);
     }
 
+    // Blocks end at a gap of n in l2, and of log n in kl: a larger one counts as that, so that no numbers are large.
     template <class Item> void ranks(OrderRow<T> &row, const Item *item, const T *x, T *out, int64_t m) const {
         if (!m) return nothing(row);
-        const double sign = call->descending ? 1.0 : -1.0, scale = fmin(1.0 / call->strength, 1e300), top = sign * (double)x[item[0].place()], far = -1e290;
+        const double sign = call->descending ? 1.0 : -1.0, scale = sign * fmin(1.0 / call->strength, 1e300), widest = call->kl ? log((double)m) + 2.0 : (double)m + 1.0;
         double *const z = row.z;
+        double above = (double)x[item[0].place()], at = 0.0;
+        const auto next = [&](int64_t j) {
+            const double here = (double)x[item[j].place()], gap = (above - here) * scale;
+            above = here, at -= gap < widest ? gap : widest;
+            return z[j] = at;
+        };
         if (!call->kl) {
-            const int64_t count = pooled(row.block, m, [=](int64_t j, double &a, double &b) {
-                const double s = (sign * (double)x[item[j].place()] - top) * scale;
-                z[j] = s > far ? s : far;
-                a = z[j] - (double)(m - j), b = 1.0;
-            });
+            const int64_t count = pooled(row.block, m, [&](int64_t j, double &a, double &b) { a = next(j) - (double)(m - j), b = 1.0; });
             for (int64_t k = 0; k < count; k++) {
                 const int64_t a = row.block[k].start, b = row.block[k + 1].start;
                 if (b - a == 1) {
@@ -182,10 +185,7 @@ template <class T> struct OrderCall {
             }
             return;
         }
-        for (int64_t j = 0; j < m; j++) {
-            const double s = (sign * (double)x[item[j].place()] - top) * scale;
-            z[j] = s > far ? s : far, row.w[j] = row.logarithm[m - j];
-        }
+        for (int64_t j = 0; j < m; j++) next(j), row.w[j] = row.logarithm[m - j];
         each_block(row, m, [=](int64_t a, int64_t b, bool exponentials, double v) {
             if (b - a == 1)
                 out[item[a].place()] = (T)(m - a);

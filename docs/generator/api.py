@@ -66,7 +66,8 @@ GROUPS = {  # the order of the site; each page once
 OF = {
     "mappings": "maps", "_random.noises": "maps", "functional": "functional", "thresholds": "functional", "losses": "losses",
     "transforms": "transforms", "sampling.samplers": "samplers", "sampling.decoding": "decoding", "segments": "segments",
-    "likelihood": "distributions", "linear": "output_layers", "contrastive": "output_layers", "_attention": "attention",
+    "likelihood": "distributions", "linear": "output_layers", "contrastive": "output_layers",
+    "ordering": "functional", "_attention": "attention",
     "_config": "inspection", "inspection": "inspection", "kernels": "inspection", "_core": "contract", "contract": "contract",
 }  # fmt: skip
 TYPES = {  # names in signatures -> what they mean

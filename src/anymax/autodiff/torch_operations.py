@@ -13,7 +13,7 @@ from .._array import floating, upcast
 from .._core.mapping import Mapping
 from .._random import nodes
 from ..mappings import CATALOGUE
-from ..mappings._sorted import SoftSorted
+from ..mappings.ranks import SoftSorted
 from .torch_library import library
 
 Tensor = torch.Tensor

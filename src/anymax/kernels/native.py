@@ -196,7 +196,7 @@ class Native(Engine):
         if op not in self.ops:
             return self.lacks(op)
         if mapping.kernel in order.KERNELS:
-            return order.refuse(op, mapping, x)
+            return order.refuse(op, mapping) or refuse_array(x)
         if reason := refuse_link(op, link_of(mapping)) or refuse_array(x):
             return reason
         params = found_link(mapping).params
@@ -204,7 +204,7 @@ class Native(Engine):
 
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
         if mapping.kernel in order.KERNELS:
-            return order.forward_saving(mapping, x, save=False)[0]
+            return order.forward_saving(engine_for(x), mapping, x, mask, save=False)[0]
         return _done(engine_for(x).forward(_link(mapping, x), x, -1, mask, out), "p(x)", x, mask, out)
 
     def write(self, mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
@@ -220,7 +220,7 @@ class Native(Engine):
         For soft ranks, and for scores in soft order, it is p(x) and the order of the scores.
         """
         if mapping.kernel in order.KERNELS:
-            return order.forward_saving(mapping, x)
+            return order.forward_saving(engine_for(x), mapping, x, mask)
         made = engine_for(x).forward_saving(_link(mapping, x), x, -1, mask, out, capacity)
         p, memory = _done(made, "p(x)", x, mask, out)
         return p, None if memory is None else non_zeros_in(memory, p, -1)
@@ -235,7 +235,7 @@ class Native(Engine):
 
     def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
         if mapping.kernel in order.KERNELS:
-            return order.vjp(mapping, x, p, g, saved)
+            return order.vjp(engine_for(p), mapping, x, p, g, saved)
         return _backward(False, mapping, x, p, g, saved)
 
     def log_vjp(self, mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:

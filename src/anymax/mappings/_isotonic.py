@@ -17,7 +17,7 @@ def starts_of_blocks(z: Array, w: Array, kept: Array, weights: Array | None, xp:
     Without `weights` v is nearest to z - w in squares. With them it is the descending v with the least `sum_i weights_i (exp(z_i - w_i -
     v_i) + v_i)`. Places that are not `kept` come last; each is a block.
     """
-    lowest = -float(xp.finfo(z.dtype).max) ** 0.75
+    lowest = -(float(xp.finfo(z.dtype).max) ** 0.75)
     v = xp.where(kept, z - w, lowest * xp.ones_like(z))
     v = xp.where(v > lowest, v, lowest * xp.ones_like(z))
     v = _merged(v, weights, xp)
@@ -50,16 +50,18 @@ def _merged(v: Array, weights: Array | None, xp: Namespace) -> Array:
         left, right = parts[..., 0, :], parts[..., 1, :]
         below, above = left[..., -1:], right[..., :1]
 
-        def evaluate(level: Array, left: Array = left, right: Array = right, share: Array = share) -> tuple[Array, Array]:
+        def evaluate(
+            level: Array, left: Array = left, right: Array = right, share: Array = share
+        ) -> tuple[Array, Array]:
             rise, fall = level - left, right - level
             up, down = rise > 0, fall > 0
             rise, fall = (xp.where(c, a, xp.zeros_like(a)) for c, a in ((up, rise), (down, fall)))
+            of_left, of_right = (xp.where(c, share[..., i, :], xp.zeros_like(rise)) for i, c in enumerate((up, down)))
             if weights is None:
-                gain, pull = share[..., 0, :] * rise, share[..., 1, :] * fall
-                rates = share[..., 0, :] * up, share[..., 1, :] * down
+                gain, pull, rates = of_left * rise, of_right * fall, (of_left, of_right)
             else:
-                gain, pull = -share[..., 0, :] * xp.expm1(-rise), share[..., 1, :] * xp.expm1(fall)
-                rates = share[..., 0, :] * xp.exp(-rise) * up, share[..., 1, :] * xp.exp(fall) * down
+                gain, pull = -of_left * xp.expm1(-rise), of_right * xp.expm1(fall)
+                rates = of_left * xp.exp(-rise), of_right * xp.exp(fall)
             residual, rate = total(gain, xp) - total(pull, xp), total(rates[0], xp) + total(rates[1], xp)
             return residual, -residual / xp.where(rate > 0, rate, xp.ones_like(rate))
 
@@ -86,19 +88,18 @@ def of_block(a: Array, block: Array, xp: Namespace) -> Array:
     index = counts(block, xp)
     if is_torch(a):
         return xp.zeros_like(a).scatter_add(-1, index, a).gather(-1, index)
-    order = xp.argsort(index, axis=-1, stable=True)
+    order = xp.argsort(index, axis=-1)
     return take(_sums_of_runs(take(a, order, xp), take(index, order, xp), xp), xp.argsort(order, axis=-1), xp)
 
 
 def _sums_of_runs(a: Array, block: Array, xp: Namespace) -> Array:
-    """`of_block` where the entries of a block lie side by side: the sums up to each entry and from it on, by steps of 1, 2, 4, ..."""
-    ahead = behind = a
+    """`of_block` where the entries of a block lie side by side: sums up to each entry, by steps of 1, 2, 4, ..., and of them the last."""
+    left = xp.ones_like(block)  # entries of the block from here on
     n, step = a.shape[-1], 1
     while step < n:
         same = block[..., step:] == block[..., :-step]
-        gap = xp.zeros_like(a[..., :step])
-        zero = xp.zeros_like(a[..., step:])
-        ahead = ahead + xp.concat([gap, xp.where(same, ahead[..., :-step], zero)], axis=-1)
-        behind = behind + xp.concat([xp.where(same, behind[..., step:], zero), gap], axis=-1)
+        gap, none = xp.zeros_like(a[..., :step]), xp.zeros_like(left[..., :step])
+        a = a + xp.concat([gap, xp.where(same, a[..., :-step], xp.zeros_like(a[..., step:]))], axis=-1)
+        left = left + xp.concat([xp.where(same, left[..., step:], xp.zeros_like(left[..., step:])), none], axis=-1)
         step *= 2
-    return ahead + behind - a
+    return take(a, positions(left, left.dtype, xp) + left - 1, xp)

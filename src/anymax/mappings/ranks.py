@@ -1,4 +1,4 @@
-"""Ranks: soft ranks, the projection on the permutahedron."""
+"""Ranks: soft ranks, the projection on the permutahedron; and `SoftSorted`, the scores in soft order."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from .._array import (
     Array,
     Namespace,
     check_number,
+    counts,
+    descending,
     finish,
     finite_scores,
     like,
     positions,
+    running_sum,
     stop_gradient,
     take,
     total,
@@ -33,7 +36,9 @@ def check_strength(who: str, name: str, given: Any) -> Any:
 
 def check_regularization(who: str, given: Any) -> None:
     if not isinstance(given, str) or given not in ("l2", "kl"):
-        raise ValueError(f"{who}: regularization must be 'l2' (squared distance) or 'kl' (relative entropy), got {given!r}")
+        raise ValueError(
+            f"{who}: regularization must be 'l2' (squared distance) or 'kl' (relative entropy), got {given!r}"
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,27 +99,25 @@ class Ranks(Mapping):
     def corner(self, x: Array, xp: Namespace) -> Array:
         """The ranks themselves; of equal scores the first has the largest."""
         y, keep, poisoned = finite_scores(x, xp)
-        order = xp.argsort(xp.where(keep, y, -math.inf * xp.ones_like(y)), axis=-1, descending=True, stable=True)
+        order = xp.argsort(xp.where(keep, -y, math.inf * xp.ones_like(y)), axis=-1)
         place = xp.astype(xp.argsort(order, axis=-1), y.dtype)
         return finish(total(xp.astype(keep, y.dtype), xp) - place, keep, poisoned, xp)
 
     # -- p and its derivatives ----------------------------------------------------------------------------------------------
 
-    def _scaled(self, y: Array, keep: Array, xp: Namespace) -> Array:
-        """The scores over `strength`, 0 for the largest, and no lower than a number that its dtype can add to."""
-        z = (y - stop_gradient(row_top(y, keep, xp))) / like(self.strength, y, xp)
-        far = -float(xp.finfo(y.dtype).max) ** 0.5
-        return xp.where(z > far, z, far * xp.ones_like(z))
-
     def hold(self, x: Array, xp: Namespace) -> Array:
         """For each class the first place of its block, among all in descending order."""
         y, keep, _ = finite_scores(x, xp)
-        z = xp.where(keep, self._scaled(y, keep, xp), -math.inf * xp.ones_like(y))
-        order = xp.argsort(z, axis=-1, descending=True, stable=True)
-        z, count = take(z, order, xp), total(xp.astype(keep, y.dtype), xp)
-        w = count - positions(z, z.dtype, xp)
+        order = xp.argsort(xp.where(keep, -y, math.inf * xp.ones_like(y)), axis=-1)
+        y, count = take(y, order, xp), total(xp.astype(keep, y.dtype), xp)
+        w = count - positions(y, y.dtype, xp)
         kept = w > 0
         w = xp.where(kept, w, xp.ones_like(w))
+        # blocks end at a gap of n in l2, and of log n in kl: a larger one counts as that, so that no numbers are large
+        gap = (y[..., :-1] - y[..., 1:]) / like(self.strength, y, xp)
+        most = float(y.shape[-1] + 1)
+        gap = xp.where(kept[..., 1:] & (gap < most), gap, most * xp.ones_like(gap))
+        z = -running_sum(xp.concat([xp.zeros_like(y[..., :1]), gap], axis=-1), xp)
         if self.regularization == "l2":
             starts = starts_of_blocks(z, w, kept, None, xp)
         else:
@@ -131,13 +134,15 @@ class Ranks(Mapping):
         """In each block the mean rank, and around it the scores (l2), or shares of the sum of its ranks (kl)."""
         block: Array = stop_gradient(self.frozen().hold(stop_gradient(x), xp)) if held is None else held
         y, keep, poisoned = finite_scores(x, xp)
-        z = self._scaled(y, keep, xp)
         size = of_block(xp.ones_like(y), block, xp)
         rank = total(xp.astype(keep, y.dtype), xp) - block - 0.5 * (size - 1.0)
-        mean = of_block(z, block, xp) / size
+        alone = size == 1.0
+        # about the mean of the block, which may be far from 0
+        centre = xp.where(alone, y, of_block(y / size, block, xp))
+        z = (y - stop_gradient(centre)) / like(self.strength, y, xp)
         if self.regularization == "l2":
-            return finish(rank + (z - mean), keep, poisoned, xp)
-        e = xp.exp(z - stop_gradient(mean))  # within a block scores differ by log n at most
+            return finish(rank + (z - of_block(z, block, xp) / size), keep, poisoned, xp)
+        e = xp.exp(xp.where(alone, xp.zeros_like(z), z))  # within a block scores differ by log n at most
         return finish(rank * size * e / of_block(e, block, xp), keep, poisoned, xp)
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
@@ -155,7 +160,7 @@ class Ranks(Mapping):
 
     def omega(self, q: Array, xp: Namespace) -> Array:
         """`strength Omega(q)`, less that of an ordering of 1, ..., m for the m classes with q > 0."""
-        q = xp.sort(q, axis=-1, descending=True)
+        q = descending(q, xp)
         w = total(xp.astype(q > 0, q.dtype), xp) - positions(q, q.dtype, xp)
         w = xp.where(w > 0, w, xp.zeros_like(w))
         if self.regularization == "l2":
@@ -167,3 +172,92 @@ class Ranks(Mapping):
     def omega_slope(self, q: Array, xp: Namespace) -> Array:
         strength = like(self.strength, q, xp)
         return strength * (q if self.regularization == "l2" else xp.log(xp.where(q > 0, q, xp.ones_like(q))) + 1.0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SoftSorted(Mapping):
+    """The inner map of `anymax.soft_sort`: `(n, ..., 1) / strength` projected on the permutahedron of the scores.
+
+    It gives scores in soft order, those of masked classes last and as 0, and no probabilities, so it is not in the catalogue.
+    """
+
+    strength: Parameter = 1.0
+    regularization: Regularization = "l2"
+    descending: bool = False
+
+    name = "soft_sort"
+    kernel = "soft_sort"
+    iterative = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "strength", check_strength("soft_sort", "regularization_strength", self.strength))
+        check_regularization("soft_sort", self.regularization)
+        if not isinstance(self.descending, bool):
+            raise TypeError(f"soft_sort: descending must be True or False, got {self.descending!r}")
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(monotone=False, shift_invariant=False, sparse=False, has_potential=False)
+
+    def hold(self, x: Array, xp: Namespace) -> Array:
+        """The classes in order, and for each place the first of its block."""
+        y, keep, _ = finite_scores(x, xp)
+        y = y if self.descending else -y
+        order = xp.argsort(xp.where(keep, -y, math.inf * xp.ones_like(y)), axis=-1)
+        s = take(y - row_top(y, keep, xp), order, xp)
+        place = positions(s, s.dtype, xp) + xp.zeros_like(s)
+        kept = place < total(xp.astype(keep, y.dtype), xp)
+        s = xp.where(kept, s, xp.zeros_like(s))
+        z = -place / like(self.strength, y, xp)
+        starts = starts_of_blocks(z, s, kept, None if self.regularization == "l2" else xp.exp(s), xp)
+        return xp.concat([xp.astype(order, y.dtype), starts], axis=-1)
+
+    def held_size(self, n: int) -> int:
+        return 2 * n
+
+    def _ordered(self, x: Array, held: Array, xp: Namespace) -> tuple[Array, Array, Array]:
+        """(the classes in order, the block of each place, how many places it has)."""
+        n = x.shape[-1]
+        block = held[..., n:]
+        return counts(held[..., :n], xp), block, of_block(xp.ones_like(block), block, xp)
+
+    def forward(self, x: Array, xp: Namespace) -> Array:
+        return self.differentiable(x, xp)
+
+    def differentiable(self, x: Array, xp: Namespace, held: Array | None = None) -> Array:
+        held = stop_gradient(self.frozen().hold(stop_gradient(x), xp)) if held is None else held
+        y, keep, poisoned = finite_scores(x, xp)
+        order, block, size = self._ordered(x, held, xp)
+        s = take(y, order, xp) if self.descending else -take(y, order, xp)
+        place = positions(s, s.dtype, xp) + xp.zeros_like(s)
+        strength = like(self.strength, y, xp)
+        if self.regularization == "l2":
+            out = of_block(s, block, xp) / size + (block + 0.5 * (size - 1.0) - place) / strength
+        else:
+            z = (block - place) / strength
+            first = stop_gradient(of_block(xp.where(place == block, s, xp.zeros_like(s)), block, xp))
+            out = z + first + xp.log(of_block(xp.exp(s - first), block, xp) / of_block(xp.exp(z), block, xp))
+        kept = place < total(xp.astype(keep, y.dtype), xp)
+        return finish(out if self.descending else -out, kept, poisoned, xp)
+
+    def _shares(self, x: Array, order: Array, block: Array, size: Array, xp: Namespace) -> Array:
+        """How much of a block's score each score in order moves."""
+        if self.regularization == "l2":
+            return 1.0 / size
+        y, _, _ = finite_scores(x, xp)
+        s = take(y, order, xp) if self.descending else -take(y, order, xp)
+        place = positions(s, s.dtype, xp) + xp.zeros_like(s)
+        first = stop_gradient(of_block(xp.where(place == block, s, xp.zeros_like(s)), block, xp))
+        e = xp.exp(s - first)
+        return e / of_block(e, block, xp)
+
+    def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
+        order, block, size = self._ordered(x, self.frozen().hold(stop_gradient(x), xp), xp)
+        moved = of_block(g, block, xp) * self._shares(x, order, block, size, xp)
+        out = take(moved, xp.argsort(order, axis=-1), xp) + 0.0 * p[..., :1]
+        return xp.where(x != -math.inf, out, xp.zeros_like(out))
+
+    def jvp(self, x: Array, p: Array, v: Array, xp: Namespace) -> Array:
+        order, block, size = self._ordered(x, self.frozen().hold(stop_gradient(x), xp), xp)
+        v = take(xp.where(x != -math.inf, v, xp.zeros_like(v)), order, xp)
+        return of_block(v * self._shares(x, order, block, size, xp), block, xp) + 0.0 * p[..., :1]
