@@ -247,6 +247,12 @@ def whole(own):
     return own | {case.id: case.mapping for case in FIRST if type(case.mapping) not in kinds}
 
 
+def takes_an_index(mapping):
+    """True if p may sum to 1, as a class index as target does."""
+    lowest, highest = mapping.sums(None, np)
+    return bool(np.all(lowest <= 1) and np.all(highest >= 1))
+
+
 def each(cases=CASES, name="case"):
     """Parametrise a test over cases."""
     return pytest.mark.parametrize(name, cases, ids=lambda c: c.id)
