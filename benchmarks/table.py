@@ -8,6 +8,7 @@ from .decoding import decoding_cases
 from .ordering import ordering_cases
 from .output_layers import layer_cases
 from .ragged import ragged_cases
+from .sinks import sink_cases
 from .sklearn import sklearn_cases
 from .token_statistics import token_cases
 
@@ -21,6 +22,7 @@ def table() -> list[Case]:
         *layer_cases(),
         *ragged_cases(),
         *token_cases(),
+        *sink_cases(),
         *sklearn_cases(),
     ]
     order = list(GROUPS)

@@ -135,6 +135,12 @@ def _sink(inner, score, oracle, cold=(1.0, 0.0), **options):
     )
 
 
+def _alone(id, mapping, link):
+    """Each class by itself, with p from 0 to 1."""
+    oracle = oracles.exact(lambda x: [link(v) for v in x])
+    return Case(f"elementwise-{id}", mapping, oracle, between=lambda n: (0.0, float(n)), cold=(1.0, 1.0))
+
+
 TABLE = (
     Row("Softmax", (Case("softmax", am.Softmax(), oracles.softmax, kkt=oracles.kkt_entmax(1.0), omega=_entropy),)),
     Row(
@@ -232,6 +238,17 @@ TABLE = (
             _sink("sparsemax", -1.25, oracles.budget(1)),
             _sink("entmax15", 0.0, oracles.entmax(1.5)),
             _sink("sigsoftmax", 0.5, oracles.sigsoftmax, potential=False),
+        ),
+    ),
+    Row(
+        "Elementwise",
+        (
+            _alone("sigmoid", am.Elementwise(), lambda t: 1 / (1 + mp.exp(-t))),
+            _alone(
+                "laplace",
+                am.Elementwise(am.Budget(1, shape="laplace"), tau=0.5),
+                lambda t: mp.exp(t - 0.5) / 2 if t < 0.5 else 1 - mp.exp(0.5 - t) / 2,
+            ),
         ),
     ),
 )

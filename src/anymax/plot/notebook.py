@@ -94,7 +94,7 @@ def _value(value: Any) -> str:
         if each.size == 1:
             return f"{each.item():.4g}{learned}"
         return f"{each.min():.4g} to {each.max():.4g}{learned}, of shape {tuple(value.shape)}"
-    if callable(value):
+    if callable(value) and not isinstance(value, Mapping):
         return function_name(value)
     text = f"{value:g}" if isinstance(value, float) else str(getattr(value, "name", None) or value)
     return text if len(text) <= 40 else f"{text[:39]}…"
