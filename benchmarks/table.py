@@ -8,6 +8,7 @@ from .decoding import decoding_cases
 from .ordering import ordering_cases
 from .output_layers import layer_cases
 from .ragged import ragged_cases
+from .routing import routing_cases
 from .sinks import sink_cases
 from .sklearn import sklearn_cases
 from .token_statistics import token_cases
@@ -22,6 +23,7 @@ def table() -> list[Case]:
         *layer_cases(),
         *ragged_cases(),
         *token_cases(),
+        *routing_cases(),
         *sink_cases(),
         *sklearn_cases(),
     ]

@@ -191,6 +191,19 @@ typedef struct {
 } anymax_decode_call;
 ANYMAX_API int anymax_decode(const anymax_decode_call *call);
 
+/* The k largest scores of each row, as a router chooses its experts: their classes, the largest first, equal ones by their place; -1 where a row has
+   fewer, and in all of a row with a NaN. With groups, equal blocks of the classes, only the `kept` groups with the largest sums are chosen from, equal
+   sums by their place. The sum of a group is that of its `most` largest scores, added in their order; scores of -inf count as nothing, and a group that
+   has no other is never kept. */
+typedef struct {
+    int32_t dtype, pool;
+    int64_t rows, n; /* in C order */
+    const void *x;
+    int64_t k, groups, kept, most; /* groups 1: there are none */
+    int64_t *index;                /* [rows, k] */
+} anymax_choice_call;
+ANYMAX_API int anymax_choose(const anymax_choice_call *call);
+
 ANYMAX_API const char *anymax_error(int code);
 
 /* The instruction set in use ("avx512", "avx2", "neon", "simd128", "baseline"), and all that this library and machine have, separated by commas. */

@@ -60,6 +60,10 @@ class Compiled(Protocol):
         self, x: Array | None, p: Array, g: Array, order: Array, out: Array, strength: float, how: int, /
     ) -> bool | None: ...
 
+    def choose(self, x: Array, k: int, groups: int, kept: int, most: int, index: Array, /) -> bool | None:
+        """Writes the ids of the k largest scores, as `selection.chosen` has them."""
+        ...
+
     def plan(self, link: Link, x: Array, op: int, /) -> str | None: ...
 
     def decode(
