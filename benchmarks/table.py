@@ -5,6 +5,7 @@ from __future__ import annotations
 from .attention import attention_cases
 from .cases import GROUPS, Case, map_cases
 from .decoding import decoding_cases
+from .ordering import ordering_cases
 from .output_layers import layer_cases
 from .ragged import ragged_cases
 from .routing import routing_cases
@@ -19,6 +20,7 @@ def table() -> list[Case]:
         *map_cases(),
         *attention_cases(),
         *decoding_cases(),
+        *ordering_cases(),
         *layer_cases(),
         *ragged_cases(),
         *token_cases(),

@@ -136,6 +136,23 @@ typedef struct {
 ANYMAX_API int anymax_linear(const anymax_linear_call *call);
 ANYMAX_API int anymax_linear_vjp(const anymax_linear_call *call); /* of what anymax_linear has made: `out` and `below` are read */
 
+/* Soft ranks and soft sorting, the projection on a permutahedron (order/blocks.hpp says which); rows in C order, F32 or F64. -inf is a masked class: it
+   has the rank 0, and sorted it comes last, as 0. A row with NaN or +inf becomes NaN. */
+typedef struct {
+    int32_t dtype, pool;
+    int32_t sorted;     /* 0: the rank of each score, 1 for the smallest; 1: the scores in order */
+    int32_t descending; /* 1: as said; 0: of -x, and sorted scores with their sign again */
+    int32_t kl;         /* 0: squared distance; 1: relative entropy */
+    int64_t rows, n;
+    double strength;    /* above 0 */
+    const void *x;      /* read by anymax_order, and by the gradient of sorted scores */
+    int32_t *order;     /* [rows, n]: the classes in descending order, the sign bit set at the first of each block; anymax_order writes it unless it is NULL */
+    const void *p, *g;  /* read by the gradient: the result of anymax_order, and the incoming gradient */
+    void *out;
+} anymax_order_call;
+ANYMAX_API int anymax_order(const anymax_order_call *call);
+ANYMAX_API int anymax_order_vjp(const anymax_order_call *call);
+
 /* Truncations of rows one after the other, then draws from a map of the scores that they leave. A step keeps `least` classes at least; equal scores
    at the end of a step stay by their place, but for TYPICAL and WITHOUT_TOP, which treat them alike. */
 enum anymax_step_kind {

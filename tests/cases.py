@@ -33,6 +33,9 @@ class Case:
     between: Callable | None = (
         None  # number of classes -> (lowest, highest) sum of p, where the sum is not the mass in every row
     )
+    target: Callable | None = (
+        None  # number of classes -> a vertex as a target, where it is not the first classes up to the mass
+    )
     potential: bool = True  # a convex loss exists
     soft_loss: bool = True  # its loss is 0 at a target that is not one class
     cold: tuple | None = None  # p of [2, 1] as the temperature falls to 0, where that is not the largest score's
@@ -104,6 +107,19 @@ def _normmax(alpha, id=None, given=None, **options):
     )
 
 
+def _ranks(strength, regularization="l2"):
+    kl = regularization == "kl"
+    return Case(
+        f"ranks-{strength:g}" + ("-kl" if kl else ""),
+        am.Ranks(strength, regularization),
+        oracles.ranks(strength, kl),
+        kkt=oracles.kkt_ranks(strength, kl),
+        between=lambda n: (n * (n + 1) / 2,) * 2,
+        target=lambda n: np.arange(n, 0.0, -1.0),
+        cold=(2.0, 1.0),
+    )
+
+
 def _perturb(noise, *tv):
     return Case(f"perturb_max-{noise}", am.PerturbMax(noise), oracles.perturb_max(noise), tv=tv, soft_loss=False)
 
@@ -151,6 +167,7 @@ TABLE = (
     ),
     Row("Budget", (_budget(2), _budget(1), _budget(2.5), _open_budget(2, "sigmoid"), _open_budget(1.5, "laplace"))),
     Row("NormMax", (_normmax(2.0), _normmax(1.1, ulps=5), _normmax(1.5), _normmax(4.0, ulps64=16))),
+    Row("Ranks", (_ranks(1.0), _ranks(0.1), _ranks(0.5, "kl"))),
     Row(
         "Taylor",
         tuple(
@@ -245,6 +262,12 @@ def whole(own):
     """A test's own maps by name, and the first case of every map of the table that is not among them."""
     kinds = {type(mapping) for mapping in own.values()}
     return own | {case.id: case.mapping for case in FIRST if type(case.mapping) not in kinds}
+
+
+def takes_an_index(mapping):
+    """True if p may sum to 1, as a class index as target does."""
+    lowest, highest = mapping.sums(None, np)
+    return bool(np.all(lowest <= 1) and np.all(highest >= 1))
 
 
 def each(cases=CASES, name="case"):

@@ -204,6 +204,32 @@ def _normalised(w):
     return [v / z for v in w]
 
 
+def ranks(strength, kl=False):
+    """The projection on the permutahedron at 50 digits, from isotonic regression of the sorted scores."""
+
+    @exact
+    def solve(x):
+        n, strong = len(x), mp.mpf(strength)
+        order = sorted(range(n), key=lambda i: -x[i])
+        z = [(x[i] - max(x)) / strong for i in order]
+        w = [mp.mpf(n - j) for j in range(n)]
+        blocks = []  # pooled until their values fall
+        for j in range(n):
+            a, b, start = (mp.exp(z[j]), w[j], j) if kl else (z[j] - w[j], mp.mpf(1), j)
+            while blocks and blocks[-1][0] / blocks[-1][1] <= a / b:
+                a0, b0, start = blocks.pop()
+                a, b = a + a0, b + b0
+            blocks.append((a, b, start))
+        p = [mp.mpf(0)] * n
+        ends = [start for _, _, start in blocks[1:]] + [n]
+        for (a, b, start), end in zip(blocks, ends):
+            for j in range(start, end):
+                p[order[j]] = mp.exp(z[j]) * b / a if kl else z[j] - a / b
+        return p
+
+    return solve
+
+
 def sparse_softmax(k=None, p=None):
     """Softmax over the first k in order of score and position, or over as many as reach the mass p."""
 
@@ -411,6 +437,27 @@ def kkt_open_budget(k, shape):
         inverse = mp.log(q / (1 - q)) if shape == "sigmoid" else mp.log(2 * q) if q < 0.5 else -mp.log(2 * (1 - q))
         want = [float(rising(mp.mpf(float(v)) - mp.mpf(float(x[main])) + inverse)) for v in x]
         return max(float(np.max(np.abs(p - want))), abs(math.fsum(p) - k))
+
+    return residual
+
+
+def kkt_ranks(strength, kl):
+    """Whether p is a mixture of orderings, and the gradient of the objective lies in the cone of those that p is on the border of.
+
+    In descending order the sums of the first j are at most those of n, n - 1, ...; `x / strength - Omega'(p)` may fall only where the sum
+    is reached, and must not rise.
+    """
+
+    def residual(x, p):
+        order = np.argsort(-x, kind="stable")
+        q, w = p[order], np.arange(len(x), 0.0, -1.0)
+        slack = np.cumsum((w - q).astype(np.longdouble)).astype(float)
+        price = x[order] / strength - (np.log(q) if kl else q)
+        fall = -np.diff(price)
+        rate = q[:-1] if kl else 1.0
+        wrong = np.where(slack[:-1] > 1e-9 * len(x), np.abs(fall), np.maximum(-fall, 0.0)) * np.minimum(1.0, rate)
+        scale = len(x) * max(1.0, 1.0 / strength)
+        return max(np.max(wrong, initial=0.0), max(np.max(-slack, initial=0.0), abs(slack[-1])) / len(x)) / scale
 
     return residual
 

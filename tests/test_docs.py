@@ -160,6 +160,8 @@ def names(package):
     if package == "scipy":
         for part in ("special", "stats", "optimize"):
             importlib.import_module(f"scipy.{part}")
+    if package == "fast_soft_sort":
+        importlib.import_module("fast_soft_sort.pytorch_ops")
     if package == "pytorch_metric_learning":
         known["losses"] = importlib.import_module("pytorch_metric_learning.losses")
     return known

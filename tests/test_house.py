@@ -21,7 +21,7 @@ FLOORS = (
     ("kernels",),
     ("autodiff", "transforms"),
     ("functional", "transport"),
-    ("losses", "thresholds", "inspection"),
+    ("losses", "thresholds", "inspection", "ordering"),
     ("likelihood", "segments", "contract"),
     ("sampling", "_attention", "linear"),
     ("_config", "distributed", "margins", "routing"),

@@ -29,6 +29,7 @@ PUBLIC = """
     perturb_max_loss accuracy_loss smoothed_nll stop_gradient_loss multilabel_softmax_loss margin_loss
     transforms margins temperature mask prior normalize topk topp minp cosine compose mix
     sample gumbel_max gumbel_softmax
+    soft_rank soft_sort soft_permutation
     attention attention_varlen linear_attention LinearState
     Segments segment_apply segment_log_apply segment_logsumexp segment_threshold segment_loss segment_sample segment_entropy
     segment_support linear_loss linear_log_prob linear_log_prob_entropy linear_topk_kl contrastive_loss

@@ -11,10 +11,10 @@
     tau, size = anymax.threshold("sparsemax", x)           # p = max(x - tau, 0), and the number of classes above 0
     print(anymax.explain("sparsemax", x))                  # which engine computes it
 
-Maps are classes: Softmax, Sparsemax, Entmax, Budget, NormMax, Taylor, Sigsoftmax, Ratio, SparseSoftmax, PerturbMax. More is in the modules
-`nn` (torch), `transforms` (top-k, temperature, ...), `sampling`, `routing`, `transport`, `margins`, `likelihood`, `inspection`, `sklearn`,
-`hf` (transformers), `numpyro`, `distributed` and `plot`. `help(anymax.entmax)` explains one name, and `dir(anymax)` lists them all. On
-the command line, `anymax explore` opens a page where you drag scores.
+Maps are classes: Softmax, Sparsemax, Entmax, Budget, NormMax, Ranks, Taylor, Sigsoftmax, Ratio, SparseSoftmax, PerturbMax, Sink,
+Elementwise. More is in the modules `nn` (torch), `transforms` (top-k, temperature, ...), `sampling`, `routing`, `transport`, `margins`, `likelihood`, `inspection`,
+`sklearn`, `hf` (transformers), `numpyro`, `distributed` and `plot`. `help(anymax.entmax)` explains one name, and `dir(anymax)` lists them all.
+On the command line, `anymax explore` opens a page where you drag scores.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from .contract import check_mapping
     from .contrastive import contrastive_loss
     from .linear import linear_log_prob, linear_log_prob_entropy, linear_loss, linear_topk_kl
+    from .ordering import soft_permutation, soft_rank, soft_sort
     from .sampling import gumbel_max, gumbel_softmax, sample
     from .segments import (
         Segments,
@@ -188,6 +189,7 @@ _LATE_NAMES = {  # functions whose modules are slow to load, and those modules
     "Sinkhorn": "transport",
     "check_mapping": "contract",
     "contrastive_loss": "contrastive",
+    **dict.fromkeys(("soft_permutation", "soft_rank", "soft_sort"), "ordering"),
     "linear_log_prob": "linear",
     "linear_log_prob_entropy": "linear",
     "linear_loss": "linear",
@@ -233,7 +235,7 @@ __all__ = [
     "perturb_max_loss", "prior", "sample", "segment_apply",
     "segment_entropy", "segment_log_apply", "segment_logsumexp", "segment_loss", "segment_sample",
     "segment_support", "segment_threshold", "show_config", "sigsoftmax", "smoothed_nll",
-    "softmax", "sparse_softmax", "sparse_softmax_loss", "sparsemax", "sparsemax_loss",
+    "soft_permutation", "soft_rank", "soft_sort", "softmax", "sparse_softmax", "sparse_softmax_loss", "sparsemax", "sparsemax_loss",
     "stop_gradient_loss", "support", "taylor_softmax", "taylor_softmax_loss", "temperature", "threshold",
     "topk", "topk_kl", "topp", "transforms", "use",
 ]  # fmt: skip

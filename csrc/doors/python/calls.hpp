@@ -33,6 +33,8 @@ ANYMAX_CALL(call_choose);
 ANYMAX_CALL(call_segments);
 ANYMAX_CALL(call_sort_segments);
 ANYMAX_CALL(call_linear);
+ANYMAX_CALL(call_order);
+ANYMAX_CALL(call_order_vjp);
 ANYMAX_CALL(call_plan);
 ANYMAX_CALL(call_sinkhorn);
 

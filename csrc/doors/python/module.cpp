@@ -93,6 +93,8 @@ PyMethodDef methods[] = {
     FAST(segments),
     FAST(sort_segments),
     FAST(linear),
+    FAST(order),
+    FAST(order_vjp),
     FAST(plan),
     FAST(sinkhorn),
     {"bind", bind, METH_O, nullptr},

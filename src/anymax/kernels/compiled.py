@@ -52,6 +52,14 @@ class Compiled(Protocol):
 
     def largest(self, x: Array, k: int, value: Array, positions: Array, /) -> bool | None: ...
 
+    def order(self, x: Array, out: Array, order: Array | None, strength: float, how: int, /) -> bool | None:
+        """Writes `out`, and `order` as `order.Order` has it; `how`: 1 sorted scores, not ranks, 2 descending, 4 kl."""
+        ...
+
+    def order_vjp(
+        self, x: Array | None, p: Array, g: Array, order: Array, out: Array, strength: float, how: int, /
+    ) -> bool | None: ...
+
     def choose(self, x: Array, k: int, groups: int, kept: int, most: int, index: Array, /) -> bool | None:
         """Writes the ids of the k largest scores, as `selection.chosen` has them."""
         ...

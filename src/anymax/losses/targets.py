@@ -104,10 +104,19 @@ def refuse_one_class(mapping: Mapping) -> None:
     """Raise an error if p can't sum to 1, as a class index does; sums that are arrays are not checked."""
     lowest, highest = mapping.sums(None, np)
     if not is_array(lowest) and not is_array(highest) and not lowest <= 1.0 <= highest:
-        words = f"{lowest:g}" if lowest == highest else f"{lowest:g} to {highest:g}"
-        raise ValueError(
-            f"{mapping!r} sums to {words}, a class index to 1; give the target as an indicator of {words} classes"
+        words = (
+            f"{lowest:g}"
+            if lowest == highest
+            else f"{lowest:g} or more"
+            if highest == math.inf
+            else f"{lowest:g} to {highest:g}"
         )
+        target = (
+            f"an indicator of {words} classes"
+            if highest < math.inf
+            else "a row of numbers with the sum of its probabilities"
+        )
+        raise ValueError(f"{mapping!r} sums to {words}, a class index to 1; give the target as {target}")
 
 
 def refuse_negative(y: Array, sums: Sums | None, xp: Namespace, where: str = "") -> None:

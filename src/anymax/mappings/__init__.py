@@ -6,6 +6,7 @@ from .elementwise import Elementwise
 from .entmax import Entmax
 from .normmax import NormMax
 from .perturb_max import Noise, PerturbMax
+from .ranks import Ranks
 from .ratio import Ratio
 from .sigsoftmax import Sigsoftmax
 from .sink import Sink
@@ -20,6 +21,7 @@ __all__ = [
     "Entmax",
     "Budget",
     "NormMax",
+    "Ranks",
     "Taylor",
     "Sigsoftmax",
     "Ratio",

@@ -217,9 +217,11 @@ def gumbel_softmax(
 
 
 def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> Array:
-    """The limit of the rows of p as the scores z are scaled up: the largest scores get the whole sum, each up to its upper bound."""
+    """The limit of the rows of p as the scores z are scaled up: most often the largest scores get the whole sum, each up to its bound."""
     given = prepare(mapping.frozen(), z, axis)
     rows, aligned = given.rows, given.mapping
+    if (corner := aligned.corner(rows, xp)) is not None:
+        return corner
     if aligned.hides_a_class:
         aligned, rows = aligned.with_hidden(rows, xp)
         return _corner(aligned, rows, stop_gradient(apply(aligned, rows)), -1, xp)[..., :-1]
