@@ -72,5 +72,6 @@ from .tracing import (
     quiet,
     recorded,
     stop_gradient,
+    torch_exports,
     transformed,
 )

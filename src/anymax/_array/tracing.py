@@ -20,14 +20,19 @@ def compiling() -> bool:
 
 def exporting(x: Array) -> bool:
     """True for a tensor under torch.export, where sizes may be symbols that must not be specialised to numbers."""
-    return is_torch(x) and sys.modules["torch"].compiler.is_exporting()
+    return is_torch(x) and torch_exports()
+
+
+def torch_exports() -> bool:
+    """True under torch.export; torch must be loaded. Before 2.12, torch.compile traces torch's own `is_exporting()` as True."""
+    return sys.modules["torch"].compiler._is_exporting_flag
 
 
 def eager(x: Array) -> bool:
     """True if values of `x` may be read: it is not traced, and no functional transform is active."""
     if is_torch(x):
         torch = sys.modules["torch"]
-        if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        if torch.compiler.is_compiling() or torch_exports():
             return False
         active = getattr(torch._C, "_are_functorch_transforms_active", None)
         if active is not None and active():

@@ -14,7 +14,19 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import kernels
-from .._array import Array, Namespace, dtype_name, eager, is_array, is_torch, namespace, recorded, transformed, upcast
+from .._array import (
+    Array,
+    Namespace,
+    dtype_name,
+    eager,
+    is_array,
+    is_torch,
+    namespace,
+    recorded,
+    torch_exports,
+    transformed,
+    upcast,
+)
 from .._random.generators import global_source, torch_source, uniform
 from ..functional import apply
 from .call import AttentionCall
@@ -144,7 +156,7 @@ def _refuse_triton(call: AttentionCall) -> str | None:
     if call.need_weights:
         return "the weights are the matrix that it never has"
     compiling = sys.modules["torch"].compiler.is_dynamo_compiling()
-    if transformed() or not (eager(q) or compiling) or sys.modules["torch"].compiler.is_exporting():
+    if transformed() or not (eager(q) or compiling) or torch_exports():
         return "it takes eager calls and torch.compile; under a transform or export, plain operations are to be seen"
     if reason := kernels.triton.refuse_attention(s.mapping):
         return reason

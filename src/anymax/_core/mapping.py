@@ -19,7 +19,6 @@ from .._array import (
     finite_scores,
     is_array,
     is_number,
-    known_largest,
     stop_gradient,
     top,
     total,
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from .separable import Separable
 
 
+_ONE = 1.0
 _MAKES_P = ("forward", "weights", "link")  # the methods from which p follows, of all kinds of maps
 # what holds for one p: a subclass has its own, or the defaults, unless it names the kernel itself
 _OF_P = ("kernel", "formula", "as_softmax", "as_entmax", "exponents", "most_kept", "nucleus", "zero_below_threshold")
@@ -63,7 +63,6 @@ class Mapping(OverProcesses, ABC):
     kernel: ClassVar[str | None] = None  # the name of a scalar link that compiled engines know
     traced: bool = False  # True if the derivative comes from automatic differentiation of `differentiable` alone
     iterative: bool = False  # True if `forward` iterates; `hold` gives the outcome of the iteration
-    mass: Any = 1.0  # what p sums to: a number, or an array with one value per row
     most_kept: int | None = None  # only so many classes, those with the largest scores, have p > 0
     may_vanish: bool = False  # True if a row of finite scores may have no probabilities at all, and p sums to 0
     # True if Omega(y) does not exist for every y (see `no_constant`): the map's own loss leaves it out
@@ -193,14 +192,16 @@ class Mapping(OverProcesses, ABC):
     def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
         """`Omega*(x) - <x, y>`, [..., 1], with p = p(x); the Fenchel-Young loss is this plus `constant(y)`.
 
-        It is computed as `<p - y, x - c> - Omega(p)` with c = <y, x>, so that no large numbers cancel. Since p maximises
+        It is computed as `<p - y, x - c> - Omega(p)`, so that no large numbers cancel: c is the mean of x under y where p and y must have
+        one sum, and 0 for a map whose rows differ in their sums. Since p maximises
         `psi(p) = <p, x> - Omega(p)`, the gradient p - y comes from psi at a constant p. The last term is 0, has gradient 0, and its
         second derivatives complete those of psi. If a parameter changes the feasible set (a mass, an upper bound), the derivative
         in it is not complete here, and the map must add the rest, as `Budget.loss` does.
         """
-        x, _, _ = finite_scores(x, xp)
+        x, keep, _ = finite_scores(x, xp)
+        lowest, highest = self.sums(keep, xp)
         mass = total(y, xp)
-        c = stop_gradient(dot(y, x, xp) / xp.where(mass == 0, xp.ones_like(mass), mass))
+        c = stop_gradient(dot(y, x, xp) / xp.where(mass == 0, xp.ones_like(mass), mass)) if lowest is highest else 0.0
         held = stop_gradient(p)
         value = dot(held - y, x - c, xp) - self.omega(held, xp)
         if held is p or not differentiates(p):
@@ -229,19 +230,25 @@ class Mapping(OverProcesses, ABC):
     def check(self, n: int) -> None:
         """Raise an error if the map is not defined for rows of n classes."""
 
-    @property
-    def least_classes(self) -> int:
-        """How many classes a row needs for its probabilities to reach `mass`; in a row with fewer each class gets 1."""
-        if is_array(self.mass):
-            most = known_largest(self.mass)
-            return math.ceil(most) if most is not None and math.isfinite(most) else 1
-        over, under = self.mass.as_integer_ratio()  # turns a symbol of torch.compile(dynamic=True) into numbers
-        return -(-over // under)
+    # -- what p sums to ----------------------------------------------------------------------------------------------------
+
+    def sums(self, keep: Array | None, xp: Namespace) -> tuple[Any, Any]:
+        """(lowest, highest): p of a row sums to no less and no more; one object twice if the scores do not change the sum.
+
+        `keep` is [..., n], False where a class is masked; None stands for rows with as many classes as needed. Each result is a number, or
+        an array [..., 1]. Losses refuse targets with other sums. A row without classes, or one of a map that `may_vanish`, may sum to 0.
+        """
+        return _ONE, _ONE
 
     @property
     def sums_to_one(self) -> bool:
-        mass = self.mass
-        return not is_array(mass) and mass == 1.0
+        """True if p of every row with classes sums to 1, so that it is a distribution."""
+        return True
+
+    @property
+    def least_classes(self) -> int:
+        """How many classes a row needs for its probabilities to reach their sum; in a row with fewer each class gets 1."""
+        return 1
 
     # -- data ---------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from .._array import (
     is_array,
     known,
     known_any,
+    known_largest,
     like,
     poison,
     safe,
@@ -51,6 +52,7 @@ class Separable(Mapping):
 
     iterative = True
     needs_scores = False
+    mass: Any = 1.0  # what the threshold makes p sum to: a number, or an array with one value per row
     steep: bool = False  # True if the derivative of the link is infinite at the edge of the support
     # True where `search` is told how to sum over the classes; a subclass that overrides `solve` or `search` says whether it still is
     searches_by_sums: ClassVar[bool] = True
@@ -90,6 +92,30 @@ class Separable(Mapping):
         inside = inside if most is None else inside & ~(p >= most)
         # a constant curvature ignores p; adding 0 p passes on NaN
         return xp.where(inside, 1.0 / self.curvature(safe(p, inside, 1.0, xp), xp) + 0.0 * p, xp.zeros_like(p))
+
+    # -- the sum ----------------------------------------------------------------------------------------------------------
+
+    def sums(self, keep: Array | None, xp: Namespace) -> tuple[Any, Any]:
+        """The mass, or the sum of the ceilings where it is smaller."""
+        out = self.mass
+        if keep is not None:
+            one = xp.astype(keep, xp.asarray(0.0).dtype)
+            if (most := self.ceiling(one, xp)) is not None:
+                mass, room = out + 0.0 * one[..., :1], total(most * one, xp)
+                out = xp.where(room < mass, room, mass)
+        return out, out
+
+    @property
+    def sums_to_one(self) -> bool:
+        return not is_array(self.mass) and self.mass == 1.0
+
+    @property
+    def least_classes(self) -> int:
+        if is_array(self.mass):
+            most = known_largest(self.mass)
+            return math.ceil(most) if most is not None and math.isfinite(most) else 1
+        over, under = self.mass.as_integer_ratio()  # turns a symbol of torch.compile(dynamic=True) into numbers
+        return -(-over // under)
 
     # -- the level: the argument of the link at the anchor ----------------------------------------------------------------
 

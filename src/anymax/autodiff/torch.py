@@ -20,7 +20,7 @@ import torch
 import torch.utils.checkpoint
 
 from .. import kernels
-from .._array import from_last, modes, plain_backward, recorded, to_last, transformed
+from .._array import from_last, modes, plain_backward, recorded, to_last, torch_exports, transformed
 from .._core.mapping import Mapping
 from ..kernels import native, triton
 from ..kernels.engine import BELOW, Engine, IndexLoss
@@ -255,7 +255,7 @@ def traced(mapping: Mapping) -> bool:
 
 
 def _implicit(mapping: Mapping, x: Tensor) -> Tensor:
-    spec = spec_of(mapping) if mapping.iterative and not torch.compiler.is_exporting() else None
+    spec = spec_of(mapping) if mapping.iterative and not torch_exports() else None
     if spec is None:
         return reference.differentiable(mapping, x)
     frozen = [value.detach() for value in mapping.params().values()]
@@ -363,7 +363,7 @@ class TorchBridge(Bridge):
         if transformed() or learns(mapping) or mapping.traced:
             return _implicit(mapping, x)
         wants = recorded(x)
-        if torch.compiler.is_exporting():
+        if torch_exports():
             return reference.differentiable(mapping, x) if wants else reference.forward(mapping, x)
         # a mode may trace, or have no values, so it gets opaque operations too
         if torch.compiler.is_compiling() or modes():

@@ -39,10 +39,6 @@ class Case:
         return self.mapping.facts
 
     @property
-    def mass(self) -> Any:
-        return self.mapping.mass
-
-    @property
     def widths(self) -> tuple[int, ...]:
         """The numbers of classes to try: only `n` if a parameter has one value per class."""
         return (self.n,) if self.by_class else tuple(n for n in (1, 2, self.n, 63) if self._takes(n))

@@ -31,7 +31,7 @@ def data(case: Case) -> None:
 
 
 def distribution(case: Case) -> None:
-    """p >= 0, and every row sums to the mass, for any width, spread and offset; a dense map never gives a row of zeros."""
+    """p >= 0, and every row sums to what `sums` says, for any width, spread and offset; a dense map never gives a row of zeros."""
     for dtype, atol in ((np.float64, 1e-9), (np.float32, 1e-4)):
         far = (0.0, -800.0, 800.0, 1e5, -1e5, 3e38 if dtype is np.float32 else 1e300)
         for n in case.widths:
@@ -45,12 +45,14 @@ def distribution(case: Case) -> None:
                 need(np.isfinite(p), f"p is finite {where}, got {p[0, :4]}")
                 need(p >= 0, f"p is not negative {where}, got {p.min():.3g}")
                 sums = p.sum(-1, dtype=np.float64)
-                most = case.ceiling(x)
-                reachable = n if most is None else np.sum(most * np.ones_like(x), -1)
-                want = np.minimum(np.max(case.mass), reachable) * np.ones(3)
+                low, high = (np.reshape(a, (-1,)) * np.ones(3) for a in case.mapping.sums(np.isfinite(x), np))
+                want = np.clip(sums, low, high)
                 if case.mapping.may_vanish:
                     want = np.where(sums == 0, 0.0, want)
-                near(sums, want, atol * float(np.max(np.abs(want), initial=1.0)), f"p sums to the mass {where}")
+                near(sums, want, atol * float(np.max(np.abs(want), initial=1.0)), f"p sums to what sums() says {where}")
+    one = np.ones((1, case.n), bool)
+    low, high = (np.max(a) for a in case.mapping.sums(one, np))
+    need(case.mapping.sums_to_one == (low == high == 1.0), "sums_to_one agrees with sums()")
 
 
 def masked(case: Case) -> None:
@@ -196,7 +198,7 @@ def loss(case: Case) -> None:
         if soft:
             near(fenchel_young(m, x, p), 0.0, 1e-9 * max(1.0, float(np.abs(x).max())), "the loss is 0 at y = p(x)")
     margin = case.facts.margin
-    if margin is not None and np.max(case.mass) == 1.0 and not case.mapping.params() and targets:
+    if margin is not None and case.mapping.sums_to_one and not case.mapping.params() and targets:
         lead = np.where(targets[0] > 0.5, margin * (1 + 1e-6), 0.0)
         near(fenchel_young(m, lead, targets[0]), 0.0, 1e-9, "facts.margin: the loss is 0 once the target leads by it")
 

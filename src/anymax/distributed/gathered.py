@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, device_of, stop_gradient
@@ -58,8 +57,8 @@ class Gathered(Solution):
 
     def fenchel_young(self, gap: Array, mass: Array) -> Array:
         mapping, z, high, xp = self.common, self.z, self.shards.high, self.xp
-        total: Any = mapping.mass
-        if _array.is_array(total) or total != 1.0:  # a class index sums to 1, p does not: Omega*(x - M) itself
+        total = mapping.sums(None, xp)[1]
+        if not mapping.sums_to_one:  # a class index sums to 1, p does not: Omega*(x - M) itself
             shifted = z - high
             value = bridge(shifted).loss(mapping, shifted, xp.zeros_like(shifted)) + gap
             # `M total - M <y, 1>` is 0, but its derivative in a learned total is not

@@ -272,7 +272,7 @@ class Distributions(Target):
         self, shard: Shard, a: Array, anchor: Array, keep: Array, w: Array | None, inside: Array | None
     ) -> tuple[list[Array], TargetPart]:
         xp, t = shard.xp, self.t
-        refuse_negative(t, None if self.nll else shard.mapping.mass, xp, _EVERYWHERE)
+        refuse_negative(t, None if self.nll else shard.mapping.sums(None, xp), xp, _EVERYWHERE)
         y = _array.to_last(as_dtype(t, shard.rows.dtype, xp), shard.axis, xp)
         y = y if shard.n else xp.zeros_like(shard.rows)
         lead = (*shard.rows.shape[:-1], 1)
@@ -283,9 +283,8 @@ class Distributions(Target):
         return columns, TargetPart(y, w, ignored)
 
     def _check(self, part: TargetPart, shards: Shards, whole: Array) -> Array:
-        mass = shards.shard.mapping.mass
-        if not self.nll and not _array.is_array(mass):
-            refuse_sums(whole, mass, shards.xp, _EVERYWHERE)
+        if not self.nll:
+            refuse_sums(whole, shards.shard.mapping.sums(None, shards.xp), shards.xp, _EVERYWHERE)
         return shards.xp.zeros_like(part.ignored)
 
     def _here(self, part: TargetPart, shard: Shard) -> Array:

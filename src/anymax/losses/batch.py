@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from .. import _array
-from .._array import Array, as_dtype, asarray, dot, is_array, namespace, quiet, stop_gradient, total, upcast
+from .._array import Array, as_dtype, asarray, dot, namespace, quiet, stop_gradient, total, upcast
 from .._core.axes import Joined
 from .._core.mapping import Mapping, row_top
 from .._core.rows import join, prepare
@@ -94,15 +94,14 @@ class Batch:
             options, dtype,
         )  # fmt: skip
 
-    def check_mass(self) -> None:
-        """Raise an error if the target is not a distribution that the map can reach, as far as values may be read."""
-        xp, mass = self.xp, self.mapping.mass
+    def check_sums(self, masked: Array) -> None:
+        """Raise an error if the target sums to what p can't sum to, as far as values may be read. `masked`: a class with a target is."""
         if self.indices:
             refuse_one_class(self.mapping)
             return
-        if not is_array(mass):
-            refuse_negative(self.y, mass, xp)
-            refuse_sums(total(self.y, xp), mass, xp)
+        xp, sums = self.xp, self.mapping.sums(self.keep, self.xp)
+        refuse_negative(self.y, sums, xp)
+        refuse_sums(total(self.y, xp), sums, xp, left_out=masked | self.poisoned)
 
     def not_below_zero(self, value: Array, masked: Array) -> Array:
         """Set losses that rounding made negative to 0; see `not_below_zero`. `masked`: a class with a target is."""

@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .. import _array
 from .._array import (
     Array,
@@ -95,35 +97,43 @@ def refuse_strays(
     return stray
 
 
+Sums = tuple[Any, Any]  # the lowest and the highest sum of p, as `Mapping.sums` gives them
+
+
 def refuse_one_class(mapping: Mapping) -> None:
-    """Raise an error if p does not sum to 1, as a class index does; a mass that is an array is not checked."""
-    mass = mapping.mass
-    if not is_array(mass) and mass != 1.0:
+    """Raise an error if p can't sum to 1, as a class index does; sums that are arrays are not checked."""
+    lowest, highest = mapping.sums(None, np)
+    if not is_array(lowest) and not is_array(highest) and not lowest <= 1.0 <= highest:
+        words = f"{lowest:g}" if lowest == highest else f"{lowest:g} to {highest:g}"
         raise ValueError(
-            f"{mapping!r} sums to {mass:g}, a class index to 1; give the target as an indicator of {mass:g} classes"
+            f"{mapping!r} sums to {words}, a class index to 1; give the target as an indicator of {words} classes"
         )
 
 
-def refuse_negative(y: Array, mass: Any, xp: Namespace, where: str = "") -> None:
-    """Raise an error if a distribution has an entry that is known to be below 0. mass: what it must sum to, or None."""
+def refuse_negative(y: Array, sums: Sums | None, xp: Namespace, where: str = "") -> None:
+    """Raise an error if a distribution has an entry that is known to be below 0. sums: what it may sum to, for the error's words."""
     if known_any(y < 0, xp):
-        raise ValueError(f"{_expected(mass, where)}; the smallest number is {float(xp.min(stop_gradient(y))):g}")
+        raise ValueError(f"{_expected(sums, where)}; the smallest number is {float(xp.min(stop_gradient(y))):g}")
 
 
-def refuse_sums(sums: Array, mass: float, xp: Namespace, where: str = "") -> None:
-    """Raise an error if the sums of distributions are known to differ from the mass of the map."""
-    if known_any(xp.abs(sums - mass) > 1e-2 * mass, xp):
-        low, high = (float(f(stop_gradient(sums))) for f in (xp.min, xp.max))
-        raise ValueError(
-            f"{_expected(mass, where)}; the sums go from {low:g} to {high:g}. For several labels in a row, divide their indicator by their "
-            "number"
-        )
+def refuse_sums(found: Array, sums: Sums, xp: Namespace, where: str = "", left_out: Any = False) -> None:
+    """Raise an error if the sums of distributions, [..., 1], are known to differ from those of the map, in rows that are not left out."""
+    lowest, highest = sums
+    outside = (found < lowest - 1e-2 * highest) | (found > highest + 1e-2 * highest)
+    if known_any(outside & ~left_out if is_array(left_out) else outside, xp):
+        low, high = (float(f(stop_gradient(found))) for f in (xp.min, xp.max))
+        one = not is_array(lowest) and lowest == 1.0
+        several = ". For several labels in a row, divide their indicator by their number" if one else ""
+        raise ValueError(f"{_expected(sums, where)}; the sums go from {low:g} to {high:g}{several}")
 
 
-def _expected(mass: Any, where: str) -> str:
-    return "target: expected rows of non-negative numbers" + (
-        "" if mass is None or is_array(mass) else f" that sum to {mass:g}{where}"
-    )
+def _expected(sums: Sums | None, where: str) -> str:
+    words = ""
+    if sums is not None and not is_array(sums[0]) and not is_array(sums[1]):
+        words = f" that sum to {sums[0]:g}" + ("" if sums[0] == sums[1] else f" to {sums[1]:g}") + where
+    elif sums is not None:
+        words = " that sum to what the probabilities of their row sum to" + where
+    return "target: expected rows of non-negative numbers" + words
 
 
 _warned = False
@@ -168,8 +178,8 @@ def weighted(value: Array, factor: Array, xp: Namespace) -> Array:
 
 
 def to_spread(mapping: Mapping, sums: Array) -> Any:
-    """The mass that label smoothing redistributes: 1, as in torch, even if a soft target sums to something else; for a map
-    whose p sums to more than 1, the sum of the target.
+    """The sum that label smoothing redistributes: 1, as in torch, even if a soft target sums to something else; for a map whose p may
+    sum to something else, the sum of the target.
     """
     return 1.0 if mapping.sums_to_one else sums
 
@@ -184,7 +194,9 @@ def of_target(factor: Array, per_class: Array, finite: Array, xp: Namespace) -> 
 def rounding(size: Array, sums: Array, mapping: Mapping, n: int, xp: Namespace) -> Array:
     """How far rounding may push a loss below 0, [..., 1]: rounding of its terms, of the given size, and of the sums of targets."""
     share = (64.0 + 4.0 * math.sqrt(n)) * float(xp.finfo(size.dtype).eps)
-    return (share + 4.0 * xp.abs(sums - _array.like(mapping.mass, size, xp))) * size
+    lowest, highest = (_array.like(value, size, xp) for value in mapping.sums(None, xp))
+    beside = xp.where(sums < lowest, lowest - sums, xp.where(sums > highest, sums - highest, xp.zeros_like(sums)))
+    return (share + 4.0 * beside) * size
 
 
 def not_below_zero(

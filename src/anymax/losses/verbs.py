@@ -449,13 +449,13 @@ def _fenchel_young(
     refused = mapping.no_constant(options.label_smoothing > 0) if with_constant else None
     if refused is not None:
         raise ValueError(refused)
-    batch.check_mass()
     mapping, x, y, xp = batch.mapping, batch.rows, batch.y, batch.xp
+    masked = xp.any((y > 0) & ~batch.keep, axis=-1, keepdims=True)
+    batch.check_sums(masked)
     value = bridge(x).loss(mapping, x, y)  # Omega*(x) - <x, y>, whose gradient is p - y
     with quiet(x):
         if with_constant:
             value = value + mapping.constant(y, xp)  # Omega(y)
-        masked = xp.any((y > 0) & ~batch.keep, axis=-1, keepdims=True)
         value = batch.not_below_zero(value, masked)
         value = value + xp.where(masked, math.inf * xp.ones_like(value), xp.zeros_like(value))
         return batch.reduce(value)

@@ -225,7 +225,9 @@ def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> A
     room = xp.take_along_axis(
         xp.where(rows > -math.inf, most * xp.ones_like(rows), xp.zeros_like(rows)), order, axis=-1
     )
-    left = like(aligned.mass, rows, xp) - (running_sum(room, xp) - room)  # the mass that the classes before leave
+    left = like(aligned.sums(rows > -math.inf, xp)[1], rows, xp) - (
+        running_sum(room, xp) - room
+    )  # the mass that the classes before leave
     share = xp.where(left < room, left, room)
     share = xp.where(share > 0, share, xp.zeros_like(share))
     return xp.take_along_axis(share, xp.argsort(order, axis=-1), axis=-1)

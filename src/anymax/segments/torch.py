@@ -12,7 +12,7 @@ import array_api_compat.torch as xp
 import numpy as np
 import torch
 
-from .._array import modes, plain_backward, recorded, transformed, wide_dtype
+from .._array import modes, plain_backward, recorded, torch_exports, transformed, wide_dtype
 from .._core.mapping import Mapping
 from ..autodiff.saving import params_of, save, saved, with_params
 from ..autodiff.torch import BRIDGE as ROWS
@@ -73,7 +73,7 @@ BRIDGE = TorchSegments()
 
 
 def _compiled() -> bool:
-    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return torch.compiler.is_compiling() and not torch_exports()
 
 
 def _eager_engine(call: SegmentCall, op: str) -> RaggedEngine | None:

@@ -56,7 +56,7 @@ def mapping_of(mapping: Any, alpha: Any, others: tuple[str, ...] = ()) -> Mappin
             "sparse map with a loss ('sparsemax', 'entmax15', ...) or a dense one ('taylor', 'sigsoftmax', ...)"
         )
     if not found.sums_to_one:
-        raise ValueError(f"mapping={found!r} sums to {found.mass:g}; a classifier needs a map that sums to 1")
+        raise ValueError(f"mapping={found!r} does not sum to 1; a classifier needs a map that sums to 1")
     return found
 
 
