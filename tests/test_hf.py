@@ -359,9 +359,27 @@ def test_names_and_errors():
     q = torch.zeros(1, 2, 3, 4)
     with pytest.raises(ValueError, match="paged cache"):
         hf.attend("anymax_sparsemax", torch.nn.Module(), q, q, q, None, cache=object())
-    for option, words in (("sinks", "Module has sinks for each query"), ("block_indices", "Module has blocks of keys")):
-        with pytest.raises(ValueError, match=f"anymax_sparsemax: {words}, which anymax does not support; use 'eager'"):
-            hf.attend("anymax_sparsemax", torch.nn.Module(), q, q, q, None, **{option: q})
+    with pytest.raises(
+        ValueError, match="anymax_sparsemax: Module has blocks of keys, which anymax does not support; use 'eager'"
+    ):
+        hf.attend("anymax_sparsemax", torch.nn.Module(), q, q, q, None, block_indices=q)
+    with pytest.raises(ValueError, match="sinks for each head and for each query; give one of them"):
+        hf.attend("anymax_sparsemax", torch.nn.Module(), q, q, q, None, sinks=q[..., :1], s_aux=torch.zeros(2))
+
+
+def test_sinks_for_each_query_are_those_of_the_model():
+    """As transformers computes them in its own code for Inkling 2: one more score for each query, whose weight is dropped."""
+    q, k, v = (torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(s)) for s in range(3))
+    sinks = torch.randn(2, 3, 5, 1, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    out, weights = hf.attend(
+        "anymax_softmax", torch.nn.Module(), q, k, v, None, sinks=sinks, is_causal=False, output_attentions=True
+    )
+    scores = torch.cat([q @ k.mT / 2, sinks], -1)
+    want = scores.softmax(-1)[..., :-1]
+    torch.testing.assert_close(weights, want)
+    torch.testing.assert_close(out, (want @ v).transpose(1, 2))
+    got = torch.autograd.grad(out.square().sum(), sinks, retain_graph=True)[0]
+    torch.testing.assert_close(got, torch.autograd.grad((want @ v).square().sum(), sinks)[0])
 
 
 TRIED = {

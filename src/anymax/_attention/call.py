@@ -33,7 +33,7 @@ from .._array import (
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.typing import AnyArray
-from ..mappings import Softmax
+from ..mappings import Sink, Softmax
 from ..transforms.base import is_function
 from . import operands
 from .scores import Scores, alibi_slopes
@@ -104,6 +104,10 @@ def checked(q: Array, k: Array, v: Array, options: Options) -> tuple[AttentionCa
             f"attention: mask must be an array, got {options.mask!r}; a parameter of the map goes with it, as in anymax.Entmax(alpha=1.3)"
         )
     mapping = Softmax() if options.mapping is None else as_mapping(options.mapping, "attention")
+    if isinstance(mapping, Sink):
+        if options.sink is not None:
+            raise ValueError(f"attention: {mapping!r} has a sink, and sink= gives another; give one of them")
+        mapping, options = mapping.inner, dataclasses.replace(options, sink=mapping.score)
     for name in ("is_causal", "enable_gqa", "need_weights"):
         operands.flag("attention", name, getattr(options, name))
     dropout_p = operands.check_dropout("attention", "dropout_p", number(options.dropout_p))
@@ -149,7 +153,7 @@ def _scores(q: Array, shape: tuple[int, ...], mapping: Mapping, options: Options
         slopes = xp.asarray(alibi_slopes(fitting.heads), **device_of(q)) if own else options.alibi
         arrays["slopes"] = fitting.by_head(slopes, "alibi")
     if options.sink is not None:
-        arrays["sink"] = fitting.by_head(options.sink, "sink")
+        arrays["sink"] = fitting.by_query(options.sink, "sink")
     for name, value in (("lengths", options.lengths), ("q_lengths", options.q_lengths)):
         if value is not None:
             arrays[name] = fitting.by_batch(value, name)

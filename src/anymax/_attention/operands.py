@@ -158,6 +158,18 @@ class Fitting(NamedTuple):
             )
         return self.real(xp.reshape(value, (*value.shape, 1, 1) if len(self.shape) > 2 else (1, 1)), name)
 
+    def by_query(self, value: Any, name: str) -> Array:
+        """One number for each head, [heads], or with the axes of the scores one for each query, [..., heads or 1, queries or 1, 1]."""
+        value = beside(value, self.q, name, namespace(self.q))
+        if value.ndim <= 1:
+            return self.by_head(value, name)
+        if value.ndim > len(self.shape) or value.shape[-1] != 1:
+            raise ValueError(
+                f"{self.who}: {name} must have one number for each head, shape ({self.heads},), or for each query, shape "
+                f"{(*self.shape[:-1], 1)}, got {tuple(value.shape)}"
+            )
+        return self.real(value, name)
+
     def by_batch(self, value: Any, name: str) -> Array:
         """One integer for each batch, as [..., 1, 1, 1]."""
         xp = namespace(self.q)

@@ -123,7 +123,7 @@ def attention_varlen(
         The position of a sequence's first query among its keys, a number or one for each sequence. By default the last
         query is at the last key, as in FlashAttention; the default of `attention` is 0.
     sink
-        One extra score for each head, [heads], of a key without a value.
+        One extra score for each head, [heads], of a key without a value. The map `Sink` takes one for each sequence, too.
     transform
         A function of the masked scores, [sequences, heads, queries, keys] padded with -inf, such as `temperature(2.0)`.
     implementation

@@ -98,7 +98,8 @@ def attention(
         The position of the first query among the keys: S - L for new queries at the end of a cache. A number, or one for
         each batch.
     sink
-        The score of one more key for each head, [H], with a value vector of 0: it takes the weight that no other key should get.
+        The score of one more key for each head, [H], or for each query, [..., H, L, 1], with a value vector of 0: it takes the
+        weight that no other key should get. The map `Sink` is the same.
     transform
         A function of the masked scores, such as `temperature(2.0)`, `scalable()`, `prior(scale=...)` or `topk(8)`.
     mix

@@ -65,6 +65,7 @@ class Mapping(OverProcesses, ABC):
     iterative: bool = False  # True if `forward` iterates; `hold` gives the outcome of the iteration
     most_kept: int | None = None  # only so many classes, those with the largest scores, have p > 0
     may_vanish: bool = False  # True if a row of finite scores may have no probabilities at all, and p sums to 0
+    hides_a_class: ClassVar[bool] = False  # True if p is that of all but the last class of `with_hidden`
     # True if Omega(y) does not exist for every y (see `no_constant`): the map's own loss leaves it out
     omits_constant: ClassVar[bool] = False
     # the parameter that JAX passes as an array, so that one compiled program fits all its values
@@ -230,6 +231,10 @@ class Mapping(OverProcesses, ABC):
     def check(self, n: int) -> None:
         """Raise an error if the map is not defined for rows of n classes."""
 
+    def with_hidden(self, x: Array, xp: Namespace) -> tuple[Mapping, Array]:
+        """(map, rows): the map of the rows with one class more, at the end, for a map that `hides_a_class`."""
+        raise TypeError(f"{self.name} hides no class")
+
     # -- what p sums to ----------------------------------------------------------------------------------------------------
 
     def sums(self, keep: Array | None, xp: Namespace) -> tuple[Any, Any]:
@@ -304,6 +309,12 @@ def one_a_row(value: Any, name: str) -> Any:
 def positive(p: Array) -> Array:
     """True on the support of p, and where p is NaN, so that a poisoned row has a NaN gradient, not a silent 0."""
     return ~(p <= 0)
+
+
+def rest_of(q: Array, whole: Any, xp: Namespace) -> Array:
+    """What q leaves of a sum, [..., 1]; 0 where rounding of the sum may be all of it."""
+    rest = whole - total(q, xp)
+    return xp.where(rest > 8.0 * xp.finfo(q.dtype).eps * whole, rest, xp.zeros_like(rest))
 
 
 def row_top(x: Array, keep: Array, xp: Namespace) -> Array:

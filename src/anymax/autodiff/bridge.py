@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import _array, kernels
-from .._array import Array
+from .._array import Array, namespace
 from .._core.handed import handed
 from .._core.mapping import Mapping
 from ..kernels.engine import BELOW
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from ..likelihood.softmax_plain import Terms
     from ..linear.bridge import LayerBridge
     from ..segments.bridge import SegmentBridge
+
+
+def seen(wide: Array | None) -> Any:
+    """A result of rows `with_hidden`, without the class that is hidden."""
+    return None if wide is None else wide[..., :-1]
 
 
 class Bridge(ABC):
@@ -54,10 +59,14 @@ class Bridge(ABC):
 
     def log(self, mapping: Mapping, x: Array) -> Array | None:
         """log p(x); None if the map has no formula for it."""
+        if mapping.hides_a_class:
+            return seen(self.log(*mapping.with_hidden(x, namespace(x))))
         return (kernels.compiled("log_forward", mapping, x) or reference).log_forward(mapping, x)
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
         """tau of each row, [..., 1], single or double, without a derivative."""
+        if mapping.hides_a_class:
+            return self.threshold(*mapping.with_hidden(x, namespace(x)))
         engine = None if _array.compiling() else kernels.compiled("threshold", mapping, x)
         return (engine or reference).threshold(mapping, x)
 

@@ -25,7 +25,7 @@ from ..kernels.engine import BELOW, Engine
 from ..kernels.jax_primitives import is_zero, linear_primitive
 from ..kernels.link import Link, link_of
 from ..kernels.reference import ENGINE as reference
-from .bridge import Bridge
+from .bridge import Bridge, seen
 
 
 def with_zeros(tangents: Any, primals: Any) -> Any:
@@ -244,6 +244,8 @@ class JaxBridge(Bridge):
     kinds = _KINDS
 
     def apply(self, mapping: Mapping, x: Array, mask: Array | None = None) -> Array:
+        if mapping.hides_a_class:
+            return seen(self.apply(*mapping.with_hidden(x, jnp)))
         return _run(_compiled, _opened(mapping, x), x)
 
     def quick(self) -> Any:

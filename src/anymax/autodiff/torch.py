@@ -27,7 +27,7 @@ from ..kernels.engine import BELOW, Engine, IndexLoss
 from ..kernels.link import Link, link_of
 from ..kernels.reference import ENGINE as reference
 from ..kernels.support import non_zeros_in
-from .bridge import Bridge
+from .bridge import Bridge, seen
 from .saving import As, hooked, params_of, restored, save, saved, with_params
 from .torch_operations import spec_of
 
@@ -360,6 +360,8 @@ class TorchBridge(Bridge):
     kinds = KINDS
 
     def apply(self, mapping: Mapping, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mapping.hides_a_class:
+            return seen(self.apply(*mapping.with_hidden(x, xp)))
         if transformed() or learns(mapping) or mapping.traced:
             return _implicit(mapping, x)
         wants = recorded(x)
@@ -388,7 +390,7 @@ class TorchBridge(Bridge):
         return torch.compiler.is_dynamo_compiling
 
     def masks(self, mapping: Mapping, x: Tensor) -> bool:
-        if traced(mapping) or mapping.needs_scores:
+        if traced(mapping) or mapping.needs_scores or mapping.hides_a_class:
             return False
         return kernels.choose("forward", mapping, x).takes_mask
 
@@ -405,6 +407,8 @@ class TorchBridge(Bridge):
         return done
 
     def log(self, mapping: Mapping, x: Tensor) -> Tensor | None:
+        if mapping.hides_a_class:
+            return seen(self.log(*mapping.with_hidden(x, xp)))
         engine = None if traced(mapping) else kernels.compiled("log_forward", mapping, x)
         if engine is None:
             return reference.log_forward(mapping, x)

@@ -144,7 +144,9 @@ def attend(
         One extra score for each head, of a key without a value (gpt-oss).
     indices
         The keys that a query may see, [B, L, count], if the model selects them (DeepSeek-V3.2).
-    sinks, block_indices, cache
+    sinks
+        The same for each query, [B, heads, L, 1] (Inkling 2).
+    block_indices, cache
         Not supported; they are an error.
     output_attentions
         Return the weights too.
@@ -169,9 +171,14 @@ def attend(
     """
     if cache is not None:
         raise ValueError(f"{name}: the paged cache of continuous batching is not supported; use generate() or 'sdpa'")
-    for what, argument in (("sinks for each query", sinks), ("blocks of keys", block_indices)):
-        if argument is not None:
-            raise ValueError(f"{name}: {type(module).__name__} has {what}, which anymax does not support; use 'eager'")
+    if block_indices is not None:
+        raise ValueError(
+            f"{name}: {type(module).__name__} has blocks of keys, which anymax does not support; use 'eager'"
+        )
+    if sinks is not None and s_aux is not None:
+        raise ValueError(
+            f"{name}: {type(module).__name__} gives sinks for each head and for each query; give one of them"
+        )
     config = getattr(module, "config", None)
     mapping, transform = _of(name, module, config, query)
     length = query.shape[-2]
@@ -184,8 +191,8 @@ def attend(
     weights = bool(getattr(config, "output_attentions", False) if output_attentions is None else output_attentions)
     found: Any = attention(
         query, key, value, mapping, mask=keep, bias=bias, is_causal=bool(causal) and attention_mask is None and length > 1,
-        scale=scaling, enable_gqa=query.shape[1] != key.shape[1], dropout_p=dropout, softcap=softcap, sink=s_aux,
-        transform=transform, need_weights=weights,
+        scale=scaling, enable_gqa=query.shape[1] != key.shape[1], dropout_p=dropout, softcap=softcap,
+        sink=s_aux if sinks is None else sinks, transform=transform, need_weights=weights,
     )  # fmt: skip
     out, p = found if weights else (found, None)
     return out.transpose(1, 2).contiguous(), p

@@ -112,7 +112,7 @@ def _of_map(mapping: Mapping, rows: Array, at: Array, entropy: bool, rest: bool,
         lost = inside & (found == -math.inf)
         pulled = _array.differentiates(s) and not (known(lost) and not bool(xp.any(lost)))
         p = xp.exp(log_p) if p is None and (entropy or rest or pulled) else p
-        if not mapping.sums_to_one:
+        if sums_to_another(mapping, xp):
             p = xp.exp(log_p) if p is None else p
             found, p = found - xp.log(_sums(p, xp)), p / _sums(p, xp)
         if pulled:  # the value is infinite, but the gradient e_y - p is not
@@ -145,15 +145,23 @@ def kl_rows(mapping_p: Mapping, x: Array, mapping_q: Mapping, y: Array, xp: Name
 
 
 def p_rows(mapping: Mapping, rows: Array, xp: Namespace) -> Array:
-    """p of rows, which sums to 1 for every map."""
+    """p of rows, which sums to 1 unless the map's own p may sum to less."""
     p = bridge(rows).apply(mapping, rows)
-    return p if mapping.sums_to_one else p / _sums(p, xp)
+    return p / _sums(p, xp) if sums_to_another(mapping, xp) else p
 
 
 def log_p_rows(mapping: Mapping, rows: Array, xp: Namespace) -> Array:
-    """log p of rows, which sum to 1 for every map, as in `p_rows`."""
+    """log p of rows, as in `p_rows`."""
     log_p = log_rows(mapping, rows)
-    return log_p - xp.log(_sums(xp.exp(log_p), xp)) if not mapping.sums_to_one else log_p
+    return log_p - xp.log(_sums(xp.exp(log_p), xp)) if sums_to_another(mapping, xp) else log_p
+
+
+def sums_to_another(mapping: Mapping, xp: Namespace) -> bool:
+    """True if p of every row has one sum other than 1, so that p divided by it is the distribution of one draw."""
+    if mapping.sums_to_one:
+        return False
+    lowest, highest = mapping.sums(None, xp)
+    return lowest is highest
 
 
 def _sums(p: Array, xp: Namespace) -> Array:

@@ -17,6 +17,7 @@ from .._array import (
     is_integer,
     namespace,
     pick_axis,
+    upcast,
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
@@ -153,6 +154,9 @@ def _log_prob(
     index, shape = _classes(who, y, rows, xp)
     if support is not None:
         mapping, rows, index = on_support(who, mapping, rows, index, support, xp)
+    if mapping.hides_a_class:
+        index = xp.where(index == -1, rows.shape[-1] * xp.ones_like(index), index)
+        mapping, rows = mapping.with_hidden(upcast(rows, xp), xp)
     log_p, h, _ = terms_of(mapping, rows, index, xp, scale=scale, entropy=entropy)
     last = log_p.ndim - 1
     one = log_p.shape[-1] == 1 and len(shape) == last
@@ -214,7 +218,17 @@ def kl(
         raise ValueError(
             f"kl: the two scores must have one shape, got {tuple(rows.shape)} and {tuple(others.shape)} (classes last)"
         )
+    if mapping_p.hides_a_class or mapping_q.hides_a_class:
+        mapping_p, rows = _with_one_more(mapping_p, upcast(rows, xp), xp)
+        mapping_q, others = _with_one_more(mapping_q, upcast(others, xp), xp)
     return kl_rows(mapping_p, rows, mapping_q, others, xp)
+
+
+def _with_one_more(mapping: Mapping, rows: Array, xp: Namespace) -> tuple[Mapping, Array]:
+    """The map and the rows with the class that it hides, or with one that is masked."""
+    if mapping.hides_a_class:
+        return mapping.with_hidden(rows, xp)
+    return mapping, xp.concat([rows, xp.full_like(rows[..., :1], -math.inf)], axis=-1)
 
 
 @check_keywords({"tau": "say temperature=", "T": "say temperature="})

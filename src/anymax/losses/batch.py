@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from .. import _array
 from .._array import Array, as_dtype, asarray, dot, namespace, quiet, stop_gradient, total, upcast
 from .._core.axes import Joined
-from .._core.mapping import Mapping, row_top
+from .._core.mapping import Mapping, rest_of, row_top
 from .._core.rows import join, prepare
 from ..autodiff import bridge
 from .options import LossOptions, class_weights
@@ -37,6 +38,34 @@ def one_axis(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -
     if not holds_indices(target, asarray(scores).shape, axes):
         target = Joined.of(target, axes).scores
     return mapping, joined.scores, target, options._replace(axis=-1, mask=mask)
+
+
+def with_hidden(
+    mapping: Mapping, scores: Any, target: Any, options: LossOptions
+) -> tuple[Mapping, Any, Any, LossOptions]:
+    """The map, scores and target with the class that the map hides as the last one: the index -1, and what a distribution leaves."""
+    x = asarray(scores)
+    given = prepare(mapping, x, options.class_axis(x), options.mask)
+    xp, n = namespace(given.rows), given.rows.shape[-1]
+    t = _array.beside(target, given.rows, "target", xp)
+    ask_for_axis(x, t, options.axis)
+    if holds_indices(t, x.shape, given.axis):
+        t = _array.counts(t, xp)
+        hidden = t == -1 if options.ignore_index != -1 else xp.zeros_like(t, dtype=xp.bool)
+        stray = refuse_strays("target", xp.where(hidden, xp.zeros_like(t), t), n, options.ignore_index, xp)
+        t = xp.where(hidden, n * xp.ones_like(t), xp.where(stray, (n + 1) * xp.ones_like(t), t))
+    else:
+        y = _array.to_last(as_dtype(t, upcast(given.rows, xp).dtype, xp), given.axis, xp)
+        lowest, highest = given.mapping.sums(given.rows > -math.inf, xp)
+        refuse_negative(y, (lowest, highest), xp)
+        refuse_sums(total(y, xp), (lowest, highest), xp)
+        t = xp.concat([y, rest_of(y, highest, xp)], axis=-1)
+    inner, rows = given.mapping.with_hidden(given.rows, xp)
+    weight = options.weight
+    if weight is not None:
+        weight = class_weights(weight, upcast(given.rows, xp), xp)
+        weight = xp.concat([weight, xp.ones_like(weight[:1])])
+    return inner, rows, t, options._replace(axis=-1, mask=None, weight=weight)
 
 
 @dataclasses.dataclass(frozen=True)

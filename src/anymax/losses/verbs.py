@@ -34,7 +34,7 @@ from .._random.noises import Noise
 from ..autodiff import bridge
 from ..functional import log_rows
 from ..mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
-from .batch import Batch, one_axis
+from .batch import Batch, one_axis, with_hidden
 from .indices import index_loss
 from .margins import as_margin
 from .options import LossOptions, cast, is_loss, name_of_kind
@@ -404,6 +404,8 @@ def _along(formula: Callable[..., Array], mapping: Mapping, scores: Any, target:
     """Apply a formula to scores that are not a DTensor, along one axis or several."""
     if isinstance(options.axis, (tuple, list)):
         mapping, scores, target, options = one_axis(mapping, scores, target, options)
+    if mapping.hides_a_class:
+        mapping, scores, target, options = with_hidden(mapping, scores, target, options)
     return formula(mapping, scores, target, options)
 
 

@@ -7,6 +7,7 @@ from .normmax import NormMax
 from .perturb_max import Noise, PerturbMax
 from .ratio import Ratio
 from .sigsoftmax import Sigsoftmax
+from .sink import Sink
 from .softmax import Softmax
 from .sparse_softmax import SparseSoftmax
 from .sparsemax import Sparsemax
@@ -23,6 +24,7 @@ __all__ = [
     "Ratio",
     "SparseSoftmax",
     "PerturbMax",
+    "Sink",
     "Noise",
 ]
 

@@ -225,9 +225,8 @@ def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> A
     room = xp.take_along_axis(
         xp.where(rows > -math.inf, most * xp.ones_like(rows), xp.zeros_like(rows)), order, axis=-1
     )
-    left = like(aligned.sums(rows > -math.inf, xp)[1], rows, xp) - (
-        running_sum(room, xp) - room
-    )  # the mass that the classes before leave
+    whole = like(aligned.sums(rows > -math.inf, xp)[1], rows, xp)
+    left = whole - (running_sum(room, xp) - room)  # what the classes before leave of the sum
     share = xp.where(left < room, left, room)
     share = xp.where(share > 0, share, xp.zeros_like(share))
     return xp.take_along_axis(share, xp.argsort(order, axis=-1), axis=-1)
@@ -348,29 +347,36 @@ def sample(
     given = prepare(mapping, x, axis, mask)
     rows, mapping, size = given.rows, given.mapping.frozen(), count_of(num_samples)
     parts = transforms_along(transform, axis, rows.ndim, "sample")
-    read = None if return_support else read_steps(parts, rows, axis, mapping)
+    hides = mapping.hides_a_class  # transforms don't see that class
+    read = None if return_support or hides else read_steps(parts, rows, axis, mapping)
     parts, steps = (parts, ()) if read is None else read
     cut = full = stop_gradient(rows)
     if parts:
         cut, full = cut_and_full("sample", parts, upcast(cut, xp), axis, return_log_prob)
+    if hides:
+        whole, (mapping, wide) = mapping, mapping.with_hidden(cut, xp)
+        cut, full = wide, wide if full is cut else whole.with_hidden(full, xp)[1]
+        read = None if return_support else read_steps((), cut, -1, mapping)
     if read is None:
-        drawn = _by_inversion(mapping, cut, full, size, generator, return_log_prob, return_support)
+        drawn = _by_inversion(mapping, cut, full, size, generator, return_log_prob, return_support, int(hides))
     else:
         drawn = _in_one_pass(mapping, cut, full, steps, size, generator, return_log_prob)
+    if hides:
+        drawn = drawn._replace(index=xp.where(drawn.index == x.shape[axis], -xp.ones_like(drawn.index), drawn.index))
     index, log_prob, full_log_prob = (None if v is None else _samples_first(v, num_samples, xp) for v in drawn[:3])
     return Sample(index, log_prob, full_log_prob, drawn.support) if return_log_prob or return_support else index
 
 
 def _by_inversion(
-    mapping: Mapping, cut: Array, full: Array, size: int, generator: Any, log_prob: bool, support: bool
+    mapping: Mapping, cut: Array, full: Array, size: int, generator: Any, log_prob: bool, support: bool, hidden: int
 ) -> Sample:
-    """Samples by the inverse of the distribution function, [..., size]."""
+    """Samples by the inverse of the distribution function, [..., size]. `hidden` classes at the end are in no support."""
     xp = namespace(cut)
     p = stop_gradient(apply(mapping, upcast(cut, xp)))
     index = invert(p, uniforms(p, size, generator, xp), xp)
     log_p = _log_prob(mapping, cut, index, xp) if log_prob else None
     full_log_p = log_p if full is cut or not log_prob else _log_prob(mapping, full, index, xp)
-    return Sample(index, log_p, full_log_p, support_of(p, xp) if support else None)
+    return Sample(index, log_p, full_log_p, support_of(p[..., : p.shape[-1] - hidden], xp) if support else None)
 
 
 def _in_one_pass(

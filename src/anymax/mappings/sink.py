@@ -1,0 +1,193 @@
+"""Sink: another map with one class more, whose probability is not given."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .._array import Array, Namespace, as_dtype, check_number, is_array
+from .._core.facts import Facts
+from .._core.mapping import Mapping, one_a_row, rest_of
+from .._core.names import as_mapping
+from .._core.typing import Parameter
+from .softmax import Softmax
+
+if TYPE_CHECKING:
+    from typing import Self
+
+_INNER = "mapping_"  # before the names of the inner map's parameters
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sink(Mapping):
+    """Another map with one class more, a sink, whose probability is not given: the others sum to less than 1 where no score is high.
+
+    Use it for "none of these", as an output or in attention: with softmax and a score of 0 it is softmax-one, `exp(x_i) / (1 + sum_j
+    exp(x_j))`; with a learned score for each head it is the attention sink of gpt-oss. In a loss, the class index -1 is the sink; a draw
+    of the sink is -1, too.
+
+    Parameters
+    ----------
+    mapping
+        The map of the classes and the sink, or its name; its probabilities must sum to the same number in every row.
+    score
+        The score of the sink, a number or an array that broadcasts to the scores with size 1 along the classes; a tensor may
+        be learned.
+
+    Examples
+    --------
+    >>> anymax.apply(anymax.Sink(), [0.0, -1.0, -2.0]).round(3)
+    array([0.4  , 0.147, 0.054])
+    >>> anymax.apply(anymax.Sink("sparsemax", score=1.0), [[0.5, -1.0], [-1.0, -2.0]])
+    array([[0.25, 0.  ],
+           [0.  , 0.  ]])
+    >>> anymax.sample(anymax.Sink(score=9.0), [0.0, -1.0], generator=0)
+    array(-1)
+    """
+
+    mapping: Mapping | str = dataclasses.field(default_factory=Softmax)
+    score: Parameter = 0.0
+
+    name = "sink"
+    formula = "pᵢ = P(x₁, …, xₙ, s)ᵢ for a map P"
+    hides_a_class: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        inner = as_mapping(self.mapping, "Sink")
+        lowest, highest = inner.sums(None, None)
+        if lowest is not highest:
+            raise ValueError(
+                f"Sink(mapping={inner!r}): the probabilities of the inner map must sum to the same number in every row, and these sum to "
+                f"{lowest:g} to {highest:g}; nest no sinks"
+            )
+        object.__setattr__(self, "mapping", inner)
+        score = check_number(
+            "Sink", "score", self.score, above=-math.inf, hint="the score of the class that is not given"
+        )
+        object.__setattr__(self, "score", score)
+
+    @property
+    def inner(self) -> Mapping:
+        """The map of the classes and the sink."""
+        assert isinstance(self.mapping, Mapping)
+        return self.mapping
+
+    def with_hidden(self, x: Array, xp: Namespace) -> tuple[Mapping, Array]:
+        score = self.score if is_array(self.score) else self.score + xp.zeros_like(x[..., :1])
+        score = xp.broadcast_to(as_dtype(score, x.dtype, xp), (*x.shape[:-1], 1))
+        return self.inner, xp.concat([x, score], axis=-1)
+
+    @property
+    def facts(self) -> Facts:
+        return dataclasses.replace(self.inner.facts, shift_invariant=False, margin=None)
+
+    # -- its parameters are those of the inner map, too ----------------------------------------------------------------------
+
+    def params(self) -> dict[str, Array]:
+        own = {"score": self.score} if is_array(self.score) else {}
+        return own | {_INNER + name: value for name, value in self.inner.params().items()}
+
+    def replace(self, **changes: Any) -> Self:
+        inner = {name.removeprefix(_INNER): changes.pop(name) for name in list(changes) if name.startswith(_INNER)}
+        if inner:
+            changes["mapping"] = self.inner.replace(**inner)
+        return super().replace(**changes)
+
+    def check_width(self, name: str, value: Array) -> None:
+        one_a_row(value, f"{self.name}: {name}")
+
+    def check(self, n: int) -> None:
+        self.inner.check(n + 1)
+
+    # -- sums --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def omits_constant(self) -> bool:  # type: ignore[override]
+        return self.inner.omits_constant
+
+    def sums(self, keep: Array | None, xp: Namespace) -> tuple[Any, Any]:
+        """The sink takes at most its upper bound of the sum."""
+        _, most = self.inner.sums(None, xp)
+        bound = self.inner.ceiling(xp.zeros((1,)), xp) if keep is not None else None
+        lowest = 0.0 if bound is None else most - bound
+        if is_array(lowest):
+            lowest = xp.where(lowest > 0, lowest, xp.zeros_like(lowest))
+        return (lowest if is_array(lowest) or lowest > 0 else 0.0), most
+
+    @property
+    def sums_to_one(self) -> bool:
+        return False
+
+    @property
+    def least_classes(self) -> int:
+        return max(1, self.inner.least_classes - 1)
+
+    def ceiling(self, x: Array, xp: Namespace) -> Any:
+        return self.inner.ceiling(x, xp)
+
+    # -- the contract, by the wider rows -------------------------------------------------------------------------------------
+
+    @property
+    def traced(self) -> bool:  # type: ignore[override]
+        return self.inner.traced
+
+    @property
+    def iterative(self) -> bool:  # type: ignore[override]
+        return self.inner.iterative
+
+    def forward(self, x: Array, xp: Namespace) -> Array:
+        inner, wide = self.with_hidden(x, xp)
+        return inner.forward(wide, xp)[..., :-1]
+
+    def log_forward(self, x: Array, xp: Namespace) -> Array | None:
+        inner, wide = self.with_hidden(x, xp)
+        log_p = inner.log_forward(wide, xp)
+        return None if log_p is None else log_p[..., :-1]
+
+    def hold(self, x: Array, xp: Namespace) -> Array:
+        inner, wide = self.with_hidden(x, xp)
+        return inner.hold(wide, xp)
+
+    def differentiable(self, x: Array, xp: Namespace, held: Array | None = None) -> Array:
+        inner, wide = self.with_hidden(x, xp)
+        return inner.differentiable(wide, xp, held)[..., :-1]
+
+    def _product(self, transposed: bool, x: Array, g: Array, xp: Namespace) -> Array:
+        inner, wide = self.with_hidden(x, xp)
+        g = xp.concat([g, xp.zeros_like(g[..., :1])], axis=-1)
+        # the sink's p, which is exactly 0 off the support, is no difference of sums
+        return (inner.vjp if transposed else inner.jvp)(wide, inner.differentiable(wide, xp), g, xp)[..., :-1]
+
+    def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
+        return self._product(True, x, g, xp)
+
+    def jvp(self, x: Array, p: Array, v: Array, xp: Namespace) -> Array:
+        return self._product(False, x, v, xp)
+
+    @property
+    def has_threshold(self) -> bool:
+        return self.inner.has_threshold
+
+    def threshold(self, x: Array, xp: Namespace) -> Array:
+        inner, wide = self.with_hidden(x, xp)
+        return inner.threshold(wide, xp)
+
+    # -- the loss ------------------------------------------------------------------------------------------------------------
+
+    def with_rest(self, q: Array, xp: Namespace) -> Array:
+        """q and what the sink has of the sum."""
+        return xp.concat([q, rest_of(q, self.inner.sums(None, xp)[1], xp)], axis=-1)
+
+    def omega(self, q: Array, xp: Namespace) -> Array:
+        return self.inner.omega(self.with_rest(q, xp), xp)
+
+    def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
+        inner, wide = self.with_hidden(x, xp)
+        return inner.loss(wide, inner.differentiable(wide, xp), self.with_rest(y, xp), xp)
+
+    def constant(self, y: Array, xp: Namespace) -> Array:
+        return self.inner.constant(self.with_rest(y, xp), xp)
+
+    def no_constant(self, smoothed: bool) -> str | None:
+        return self.inner.no_constant(smoothed)
