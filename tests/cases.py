@@ -76,6 +76,11 @@ def _budget(k):
     return Case(f"budget-{k:g}", am.Budget(k), oracles.budget(k), kkt=oracles.kkt_budget(k), mass=float(k))
 
 
+def _bounded(alpha, **options):
+    name = f"bounded-1-{alpha:g}"
+    return Case(name, am.Bounded(1.0, alpha), oracles.bounded(1, alpha), kkt=oracles.kkt_entmax(alpha), **options)
+
+
 def _normmax(alpha, id=None, given=None, **options):
     return Case(
         id or f"normmax-{alpha:g}",
@@ -116,6 +121,8 @@ TABLE = (
         ),
     ),
     Row("Budget", (_budget(2), _budget(1), _budget(2.5))),
+    # bounds below 1, and bounds that differ between classes, are in tests/test_bounded.py: no class then gets all
+    Row("Bounded", (_bounded(2.0), _bounded(1.5), _bounded(1.0, ulps=16, ulps64=24))),
     Row("NormMax", (_normmax(2.0), _normmax(1.1, ulps=5), _normmax(1.5), _normmax(4.0, ulps64=16))),
     Row(
         "Taylor",

@@ -408,3 +408,25 @@ def brute_force(x, omega, parts=200):
             if value > best:
                 best, argument = value, p
     return argument
+
+
+def bounded(u, alpha):
+    """`min(entmax's link, u_i)` with a sum of 1, by bisection; the bounds themselves where they sum to less."""
+    c = mp.mpf(alpha) - 1
+
+    @exact
+    def solve(x):
+        most = [min(mp.mpf(float(b)), 1) for b in np.broadcast_to(u, len(x))]
+        if mp.fsum(most) <= 1:
+            return most
+
+        def p(tau):
+            free = [mp.exp(v - tau) if c == 0 else mp.power(max(c * (v - tau), 0), 1 / c) for v in x]
+            return [min(a, b) for a, b in zip(free, most, strict=True)]
+
+        # at max x - omega'(1) and above no class has more than 1; far below all have their bounds
+        high = max(x) + 1 + (mp.log(len(x)) if c == 0 else 0)
+        low = min(x) - 60 / max(c, mp.mpf("0.1")) - 60
+        return p(bisect(lambda tau: 1 - mp.fsum(p(tau)), low, high))
+
+    return solve

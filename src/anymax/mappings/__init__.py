@@ -1,6 +1,7 @@
 """The catalogue of maps, one family per file. Names in `__all__` are also public in `anymax`; tables list the maps in this order."""
 
 from .._core.mapping import Mapping
+from .bounded import Bounded
 from .budget import Budget
 from .entmax import Entmax
 from .normmax import NormMax
@@ -18,6 +19,7 @@ __all__ = [
     "Sparsemax",
     "Entmax",
     "Budget",
+    "Bounded",
     "NormMax",
     "Taylor",
     "Sigsoftmax",
