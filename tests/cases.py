@@ -29,7 +29,10 @@ class Case:
     )
     kkt: Callable | None = None  # (row, p) -> residual
     omega: Callable | None = None  # p -> the regulariser, up to a constant
-    mass: float = 1.0
+    mass: float = 1.0  # the sum of p, or its upper bound
+    between: Callable | None = (
+        None  # number of classes -> (lowest, highest) sum of p, where the sum is not the mass in every row
+    )
     potential: bool = True  # a convex loss exists
     soft_loss: bool = True  # its loss is 0 at a target that is not one class
     cold: tuple | None = None  # p of [2, 1] as the temperature falls to 0, where that is not the largest score's
@@ -40,6 +43,15 @@ class Case:
 
     def apply(self, x, **options):
         return am.apply(self.mapping, x, **options)
+
+    @property
+    def distribution(self):
+        """p of every row sums to 1."""
+        return self.mass == 1 and self.between is None
+
+    def sums(self, n):
+        """The lowest and the highest sum of p in a row of n classes."""
+        return (self.mass, self.mass) if self.between is None else self.between(n)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +93,11 @@ def _bounded(alpha, **options):
     return Case(name, am.Bounded(1.0, alpha), oracles.bounded(1, alpha), kkt=oracles.kkt_entmax(alpha), **options)
 
 
+def _open_budget(k, shape):
+    oracle, kkt = oracles.open_budget(k, shape), oracles.kkt_open_budget(k, shape)
+    return Case(f"budget-{k:g}-{shape}", am.Budget(k, shape), oracle, kkt=kkt, mass=float(k))
+
+
 def _normmax(alpha, id=None, given=None, **options):
     return Case(
         id or f"normmax-{alpha:g}",
@@ -94,6 +111,23 @@ def _normmax(alpha, id=None, given=None, **options):
 
 def _perturb(noise, *tv):
     return Case(f"perturb_max-{noise}", am.PerturbMax(noise), oracles.perturb_max(noise), tv=tv, soft_loss=False)
+
+
+def _sink(inner, score, oracle, cold=(1.0, 0.0), **options):
+    return Case(
+        f"sink-{inner}",
+        am.Sink(inner, score),
+        oracles.sink(oracle, score),
+        between=lambda n: (0.0, 1.0),
+        cold=cold,
+        **options,
+    )
+
+
+def _alone(id, mapping, link):
+    """Each class by itself, with p from 0 to 1."""
+    oracle = oracles.exact(lambda x: [link(v) for v in x])
+    return Case(f"elementwise-{id}", mapping, oracle, between=lambda n: (0.0, float(n)), cold=(1.0, 1.0))
 
 
 TABLE = (
@@ -120,7 +154,7 @@ TABLE = (
             _entmax(3.5, id="entmax-array-3.5", given=np.asarray([3.5])),
         ),
     ),
-    Row("Budget", (_budget(2), _budget(1), _budget(2.5))),
+    Row("Budget", (_budget(2), _budget(1), _budget(2.5), _open_budget(2, "sigmoid"), _open_budget(1.5, "laplace"))),
     # bounds below 1, and bounds that differ between classes, are in tests/test_bounded.py: no class then gets all
     Row("Bounded", (_bounded(2.0), _bounded(1.5), _bounded(1.0, ulps=16, ulps64=24))),
     Row("NormMax", (_normmax(2.0), _normmax(1.1, ulps=5), _normmax(1.5), _normmax(4.0, ulps64=16))),
@@ -185,6 +219,26 @@ TABLE = (
             _perturb("gumbel", 2e-7, 1e-14),
             _perturb("uniform", 4e-6, 2e-6),  # beyond 24 classes; 1e-12 up to there
             _perturb("logistic", 4e-7, 2e-9),
+        ),
+    ),
+    Row(
+        "Sink",
+        (
+            _sink("softmax", 0.5, oracles.softmax),
+            _sink("sparsemax", -1.25, oracles.budget(1)),
+            _sink("entmax15", 0.0, oracles.entmax(1.5)),
+            _sink("sigsoftmax", 0.5, oracles.sigsoftmax, potential=False),
+        ),
+    ),
+    Row(
+        "Elementwise",
+        (
+            _alone("sigmoid", am.Elementwise(), lambda t: 1 / (1 + mp.exp(-t))),
+            _alone(
+                "laplace",
+                am.Elementwise(am.Budget(1, shape="laplace"), tau=0.5),
+                lambda t: mp.exp(t - 0.5) / 2 if t < 0.5 else 1 - mp.exp(0.5 - t) / 2,
+            ),
         ),
     ),
 )

@@ -39,8 +39,12 @@ def same(a, b, *said):
 # -- the simplex -----------------------------------------------------------------------------------------------------
 
 
-def simplex(apply, mass=1.0, least=1, positive_row=False, single=2e-7):
-    """p >= 0 and sum p = 1, at every size and spread; a row of one class is that class; without any class zeros."""
+def one(n):
+    return 1.0, 1.0
+
+
+def simplex(apply, sums=one, least=1, positive_row=False, single=2e-7):
+    """p >= 0, and its sum is what `sums(n)` allows, at every size and spread; a distribution of one class is that class."""
     for dtype, atol in ((np.float32, single), (np.float64, 1e-14)):
         for n in SIZES:
             if n < least:
@@ -52,9 +56,9 @@ def simplex(apply, mass=1.0, least=1, positive_row=False, single=2e-7):
                 p = apply(x)
                 check(p.shape == x.shape and p.dtype == x.dtype, p.shape, p.dtype)
                 check(p >= 0, "negative", p.min())
-                sums = np.array([math.fsum(row) for row in p.astype(np.float64)])
-                close(sums, np.full(3, mass), atol * max(1.0, mass), "sum", n, sigma, dtype.__name__)
-    if least <= 1:
+                found, (low, high) = np.array([math.fsum(row) for row in p.astype(np.float64)]), sums(n)
+                close(found, np.clip(found, low, high), atol * max(1.0, high), "sum", n, sigma, dtype.__name__)
+    if least <= 1 and sums(1) == (1.0, 1.0):
         same(apply(np.array([[0.3], [2.0]])), [[1.0], [1.0]])
 
 
@@ -145,14 +149,15 @@ def accuracy(apply, oracle, ulps, ulps64, rows):
 # -- derivatives -----------------------------------------------------------------------------------------------------
 
 
-def jacobian(apply, formula, rows, potential, invariant, atol=2e-7):
+def jacobian(apply, formula, rows, potential, invariant, atol=2e-7, kept=True):
     """The formula is the derivative of the map, symmetric and positive where p is a gradient, J1 = 0 where p(x + c) = p(x)."""
     for x in rows:
         j = formula(x)
         numeric = oracles.differences(apply, x)
         scale = max(1.0, np.abs(numeric).max())
         close(j / scale, numeric / scale, atol, "formula against differences at", x)
-        close(j.sum(0) / scale, np.zeros(len(x)), 1e-12, "mass is not kept")
+        if kept:
+            close(j.sum(0) / scale, np.zeros(len(x)), 1e-12, "the sum is not kept")
         if potential:
             close(j / scale, j.T / scale, 1e-12, "not symmetric")
             check(np.linalg.eigvalsh((j + j.T) / 2).min() >= -1e-12 * scale, "not positive")
@@ -248,8 +253,8 @@ def poison(apply):
                 same(p[others], clean[others], "the poison spread")
 
 
-def extremes(apply, mass=1.0, positive_row=False):
-    """Scores at the ends of the dtype: finite, and still a distribution."""
+def extremes(apply, sums=one, positive_row=False):
+    """Scores at the ends of the dtype: finite, and the sum is still one of those that `sums(n)` allows."""
     for dtype in (np.float32, np.float64):
         big, tiny = np.finfo(dtype).max, np.finfo(dtype).smallest_subnormal
         rows = [
@@ -265,4 +270,6 @@ def extremes(apply, mass=1.0, positive_row=False):
         p = apply(x)
         check(np.isfinite(p), "not finite", p)
         check(p >= 0, p)
-        close(p.sum(-1), mass * ((x > 0).any(-1) | (not positive_row)), 1e-6, "sum", dtype.__name__, p)
+        found, (low, high) = p.sum(-1), sums(4)
+        some = (x > 0).any(-1) | (not positive_row)
+        close(found, np.clip(found, low * some, high * some), 1e-6 * max(1.0, high), "sum", dtype.__name__, p)

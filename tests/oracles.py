@@ -128,6 +128,27 @@ def budget(k):
     return solve
 
 
+RISING = {  # the shapes of a budget that has neither zeros nor ones: (F and how it rises, for numbers of mpmath)
+    "sigmoid": (lambda t: 1 / (1 + mp.exp(-t)), lambda p: p * (1 - p)),
+    "laplace": (lambda t: mp.exp(t) / 2 if t < 0 else 1 - mp.exp(-t) / 2, lambda p: min(p, 1 - p)),
+}
+
+
+def open_budget(k, shape):
+    """`F(x - tau)` with sum k, by bisection on tau."""
+    rising, _ = RISING[shape]
+
+    @exact
+    def solve(x):
+        if k == len(x):
+            return [mp.mpf(1) for _ in x]
+        far = mp.log(mp.mpf(len(x)) / min(mp.mpf(k), len(x) - mp.mpf(k))) + 1
+        level = bisect(lambda t: mp.fsum(rising(v + t) for v in x) - k, -max(x) - far, -min(x) + far)
+        return [rising(v + level) for v in x]
+
+    return solve
+
+
 def normmax(alpha):
     """`p ~ (x - tau)^(1/(a-1))` with `sum (x - tau)^(a/(a-1)) = 1`, by the distance of tau to the smallest supported score."""
     alpha = Fraction(alpha)
@@ -171,6 +192,11 @@ def taylor(order):
 def sigsoftmax(row):
     top = max(float(v) for v in row)
     return exact(lambda x: _normalised([mp.exp(v - top) / (1 + mp.exp(-v)) for v in x]))(row)
+
+
+def sink(oracle, score):
+    """The map of the row and one class more, whose probability is left out."""
+    return lambda row: oracle(np.append(np.asarray(row, np.float64), score))[:-1]
 
 
 def _normalised(w):
@@ -368,6 +394,25 @@ def kkt_entmax(alpha):
 
 def kkt_budget(k):
     return lambda x, p: max(kkt_residual(x, p, lambda q: q, np.ones_like, cap=1.0), abs(math.fsum(p) - k))
+
+
+def kkt_open_budget(k, shape):
+    """How far p is from F(x - tau), with the tau of the class whose p says most about it."""
+    rising, rate = RISING[shape]
+
+    def residual(x, p):
+        if k == len(x):
+            return float(np.max(np.abs(p - 1)))
+        main = max(range(len(p)), key=lambda i: rate(p[i]))
+        if rate(p[main]) == 0:  # all are 0 or 1 after rounding: those at 1 are far above the others
+            gap = np.min(x[p == 1]) - np.max(x[p == 0], initial=-math.inf)
+            return math.inf if gap < 36 else abs(math.fsum(p) - k)
+        q = mp.mpf(float(p[main]))
+        inverse = mp.log(q / (1 - q)) if shape == "sigmoid" else mp.log(2 * q) if q < 0.5 else -mp.log(2 * (1 - q))
+        want = [float(rising(mp.mpf(float(v)) - mp.mpf(float(x[main])) + inverse)) for v in x]
+        return max(float(np.max(np.abs(p - want))), abs(math.fsum(p) - k))
+
+    return residual
 
 
 def kkt_normmax(alpha):

@@ -85,6 +85,8 @@ def test_large_scores_with_bounds_of_their_own():
     want = am.apply(am.Bounded(u), np.zeros(7))
     for far in (1e17, 1e300, -1e300):
         np.testing.assert_allclose(am.apply(am.Bounded(u), np.full(7, far)), want, atol=1e-14)
+        short = np.array([0.3, 0.2, 0.1, 0.1, 0.05, 0.1, 0.1])
+        np.testing.assert_array_equal(am.apply(am.Bounded(short), np.full(7, far)), short)
 
 
 def test_derivatives():

@@ -26,6 +26,7 @@ MAPS = whole(
         "entmax1.5": Entmax(1.5),
         "entmax3": Entmax(3.0),
         "budget": Budget(1.5),
+        "budget_sigmoid": Budget(1.5, "sigmoid"),
         "normmax": NormMax(2.0),
         "taylor": Taylor(2),
         "ratio": Ratio.sigmoid(),
@@ -36,7 +37,7 @@ MAPS = whole(
         "perturb_max": PerturbMax(),
     }
 )
-FENCHEL = [n for n, m in MAPS.items() if m.facts.has_potential and n != "budget"]
+FENCHEL = [n for n, m in MAPS.items() if m.facts.has_potential and "budget" not in n]
 every_map = pytest.mark.parametrize("name", MAPS)
 X = np.random.default_rng(0).normal(size=(3, 5))
 

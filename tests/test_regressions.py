@@ -35,17 +35,31 @@ def test_gradient_in_a_soft_target_where_it_is_zero(loss):
         torch.testing.assert_close(grad, -torch.log_softmax(x, -1))
 
 
+@pytest.mark.parametrize("shape", ["linear", "sigmoid", "laplace"])
 @pytest.mark.parametrize("k", [1.0, 1.7, 2.4])
-def test_budget_loss_has_its_gradient_in_k(k):
+def test_budget_loss_has_its_gradient_in_k(k, shape):
     x = torch.tensor([[1.3, 0.9, 0.13, -0.4, 0.05]], dtype=torch.float64, requires_grad=True)
     y = torch.tensor([[1.0, 0.4, 0.3, 0.0, 0.0]], dtype=torch.float64) * (k / 1.7)
     k = torch.tensor([[k]], dtype=torch.float64, requires_grad=True)
 
     def conjugate(x, k):  # with the target held, the loss is Omega* up to a constant
-        return am.fenchel_young(Budget(k), x, y)
+        return am.fenchel_young(Budget(k, shape), x, y)
 
     assert torch.autograd.gradcheck(conjugate, (x, k))
     assert torch.autograd.gradgradcheck(conjugate, (x, k), atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", ["sigmoid", "laplace"])
+def test_a_budget_of_another_shape_has_no_kernel_of_the_linear_one(shape):
+    mapping, x = Budget(2, shape), np.array([3.0, 1.0, 0.5, -9.0])
+    assert am.choose("forward", mapping, x).name == "reference"
+    assert not mapping.zero_below_threshold
+    assert mapping.formula != Budget.formula
+    assert mapping.replace(shape="linear").kernel == "budget"
+    assert (am.budget(x, 2, shape=shape) > 0).all()
+    np.testing.assert_array_equal(am.apply(f"budget:k=2,shape={shape}", x), am.budget(x, 2, shape=shape))
+    with pytest.raises(ValueError, match=r"shape must be one of 'linear', 'sigmoid', 'laplace', got 'normal'"):
+        Budget(2, "normal")
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16", "uint64"])

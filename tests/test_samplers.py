@@ -211,6 +211,8 @@ def test_a_hard_sample_of_a_budget_has_k_ones(kind):
     for k in (1, 2, 1.5):
         want = np.where(x > -INF, np.clip(k - place, 0, 1), 0)
         np.testing.assert_array_equal(back(draw(KINDS[kind](x), mapping=Budget(k), hard=True)), want)
+        for shape in ("sigmoid", "laplace"):
+            np.testing.assert_array_equal(back(draw(KINDS[kind](x), mapping=Budget(k, shape), hard=True)), want)
     each = KINDS[kind](np.array([[1.0, 3.0, 2.0, 1.0]], np.float32))
     sums = back(draw(KINDS[kind](x.T), mapping=Budget(each), hard=True, axis=0)).sum(0)
     assert sums.tolist() == [1, 3, 2, 1]

@@ -29,6 +29,7 @@ MAPS = whole(
         "entmax1.25": Entmax(1.25),
         "entmax3": Entmax(3.0),
         "budget": Budget(1.5),
+        "budget_laplace": Budget(1.5, "laplace"),
         "normmax": NormMax(2.0),
         "taylor": Taylor(2),
         "sigsoftmax": Sigsoftmax(),
@@ -65,7 +66,7 @@ def of(name):
 
 def loss_of(name, smoothing=0.1):
     mapping = MAPS[name]
-    if mapping.facts.has_potential and name != "budget":
+    if mapping.facts.has_potential and "budget" not in name:
         smoothing = 0.0 if "sparse_softmax" in name else smoothing
         return lambda x: A.fenchel_young(mapping, x, T, label_smoothing=smoothing)
     return lambda x: A.smoothed_nll(mapping, x, T, epsilon=1e-3)

@@ -181,6 +181,8 @@ def test_a_steep_edge_in_fp32(alpha):
     "case",
     [
         ("budget", lambda x, k: A.budget(x, k), 1.7), ("budget whole", lambda x, k: A.budget(x, k), 2.3),
+        ("budget sigmoid", lambda x, k: A.apply(A.Budget(k, "sigmoid"), x), 1.7),
+        ("budget laplace", lambda x, k: A.apply(A.Budget(k, "laplace"), x), 2.3),
         ("normmax", lambda x, a: A.normmax(x, a), 2.0), ("normmax 1.3", lambda x, a: A.normmax(x, a), 1.3),
         ("normmax loss", lambda x, a: A.normmax_loss(x, T, alpha=a), 1.7), ("scale", lambda x, s: A.perturb_max(x, scale=s), 0.8),
         ("scale loss", lambda x, s: A.perturb_max_loss(x, T, scale=s), 0.8), ("entmax", A.entmax, 1.4), ("entmax flat", A.entmax, 0.8),

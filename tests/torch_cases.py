@@ -27,6 +27,7 @@ MAPS = whole(
         "entmax3": Entmax(3.0),
         "entmax_rows": Entmax(torch.tensor([[1.0], [1.5], [3.0]], dtype=D)),
         "budget": Budget(1.5),
+        "budget_sigmoid": Budget(1.5, "sigmoid"),
         "normmax": NormMax(2.0),
         "normmax1.5": NormMax(1.5),
         "taylor": Taylor(2),
@@ -39,7 +40,7 @@ MAPS = whole(
         "perturb_gumbel": PerturbMax("gumbel"),
     }
 )
-FENCHEL = [n for n, m in MAPS.items() if m.facts.has_potential and n != "budget"]
+FENCHEL = [n for n, m in MAPS.items() if m.facts.has_potential and "budget" not in n]
 ROWS = [n for n in MAPS if n != "entmax_rows"]  # one mapping for any row
 SLOW = ("entmax_rows", "perturb_max", "perturb_gumbel")
 every_map = pytest.mark.parametrize("name", MAPS)

@@ -430,8 +430,10 @@ def normmax(x: ArrayT | Numbers, alpha: Parameter = 2.0, axis: Axes = None, **op
 
 
 @documented_like(apply)
-def budget(x: ArrayT | Numbers, k: Parameter, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
-    """k units of probability shared among the classes, at most 1 for each: `p_i = min(max(x_i - tau, 0), 1)`.
+def budget(
+    x: ArrayT | Numbers, k: Parameter, axis: Axes = None, *, shape: str = "linear", **options: Unpack[ApplyOptions]
+) -> ArrayT:
+    """A relaxed top-k: k units of probability shared among the classes, at most 1 for each, `p_i = min(max(x_i - tau, 0), 1)`.
 
     Use it to choose k of n classes, as a layer with a gradient. Its loss is `fenchel_young`; its map is `Budget`.
 
@@ -439,13 +441,19 @@ def budget(x: ArrayT | Numbers, k: Parameter, axis: Axes = None, **options: Unpa
     ----------
     k
         The sum of p, a number above 0 or an array with one value per row.
+    shape
+        "linear" has exact zeros and ones; "sigmoid" and "laplace", distribution functions instead of the cut at 0 and 1, have
+        neither.
 
     Examples
     --------
     >>> anymax.budget([2.0, 1.0, 0.5, -1.0], k=2)
     array([1.  , 0.75, 0.25, 0.  ])
+    >>> anymax.budget([2.0, 1.0, 0.5, -1.0], k=2, shape="sigmoid").round(3)
+    array([0.793, 0.585, 0.461, 0.16 ])
     """
-    return apply(_map_of(Budget, k), x, axis, **check_options("budget", _APPLY, options))
+    kind = Budget if shape == "linear" else functools.partial(Budget, shape=shape)  # type: ignore[arg-type]
+    return apply(_map_of(kind, k), x, axis, **check_options("budget", _APPLY, options))
 
 
 def _store(p: Array, out: Any) -> Array:

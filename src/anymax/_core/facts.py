@@ -20,7 +20,7 @@ class Facts:
     has_potential
         The Jacobian is symmetric, so p is a gradient and a Fenchel-Young loss exists.
     margin
-        The loss is 0 once the target's score leads all others by this much; None if it never is 0.
+        The loss is 0 once the target's score leads all others by this much; None if no lead over them is enough.
 
     Examples
     --------

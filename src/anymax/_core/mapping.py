@@ -278,6 +278,11 @@ class Mapping(OverProcesses, ABC):
         arrays = self.params()
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in arrays}  # type: ignore[arg-type]
 
+    @classmethod
+    def rebuilt(cls, fields: dict[str, Any]) -> Self:
+        """The map with these `params` and `constants`, by their names."""
+        return cls(**fields)
+
     def __getstate__(self) -> dict[str, Any]:
         return vars(self)
 

@@ -23,7 +23,7 @@ class Static:
         return isinstance(other, Static) and self.key == other.key
 
     def mapping(self, params: dict[str, Array]) -> Mapping:
-        return self.kind(**self.constants, **params)
+        return self.kind.rebuilt(self.constants | params)
 
     def mapping_of(self, values: Iterable[Array]) -> Mapping:
         """The mapping with arrays in the order of `names`."""

@@ -16,12 +16,12 @@ __all__ = ["UnknownMap", "choose", "fields", "make", "number", "options", "param
 
 
 def options() -> dict[str, list[str]]:
-    """Every parameter, and the maps that have it."""
+    """Every parameter, and the maps that have it; a map within another is named in its spec alone, as in sink:mapping=sparsemax."""
     out: dict[str, list[str]] = {}
     for name in names.classes():
         for key in fields(name):
             out.setdefault(key, []).append(name)
-    return out
+    return {key: having for key, having in out.items() if key != "mapping"}
 
 
 def make(name: str, values: Dict[str, Any], n: int = 2) -> Mapping:
@@ -60,5 +60,6 @@ def parameters(mapping: Mapping) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for field in dataclasses.fields(mapping):  # type: ignore[arg-type]
         value = getattr(mapping, field.name)
-        out[field.name] = names.function_name(value) if callable(value) else value
+        inner = repr(value) if isinstance(value, Mapping) else None
+        out[field.name] = inner or (names.function_name(value) if callable(value) else value)
     return out

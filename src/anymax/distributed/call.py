@@ -26,6 +26,7 @@ from .._core.mapping import Mapping, one_a_row
 from .._core.names import as_mapping
 from .._core.options import check_options
 from .._core.rows import align_mask, aligned, hide
+from .._core.shards import not_on_several
 from .._core.typing import Mask, Reduction
 from ..losses.options import LossOptions
 from ..transforms.base import Transform, put_through
@@ -123,6 +124,8 @@ class ShardedCall:
     ) -> ShardedCall:
         who, group = agreement.who, agreement.group
         mapping = as_mapping(mapping, who)
+        if mapping.hides_a_class:
+            raise ValueError(not_on_several(who, mapping))
         for name, value in (("class_start", start), ("class_count", count)):
             if value is not None:
                 _array.check_integer(who, name, value, "a number of classes, or None")

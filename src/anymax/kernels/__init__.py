@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from .._array import Array, asarray
+from .._array import Array, asarray, floating, namespace
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.typing import AnyArray, DType, Numbers
@@ -223,6 +223,9 @@ def explain(mapping: Mapping | str, x: AnyArray | Numbers, *, verbose: bool = Fa
     """
     mapping = as_mapping(mapping, "explain")
     scores: Array = asarray(x)
+    if mapping.hides_a_class:  # the engines get the wider rows
+        inner, wide = mapping.with_hidden(floating(scores, namespace(scores)), namespace(scores))
+        return dataclasses.replace(explain(inner, wide, verbose=verbose), mapping=mapping)
     rows, plans = [], []
     for op in OPS if mapping.has_threshold else OPS[:-1]:
         engine = choose(op, mapping, scores)

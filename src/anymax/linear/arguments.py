@@ -88,6 +88,15 @@ def needs_indices(who: str, suppress: float, target: Array) -> None:
 FULL_WITHOUT_SUPPORT = "full=True applies to a support; without one the result is over all classes already"
 
 
+def refuse_with_hidden(who: str, layer: Layer, **given: Any) -> None:
+    """Refuse what would act on the class that a map hides as on the others."""
+    names = [name for name, value in given.items() if value is not None]
+    if layer.hides_a_class and names:
+        raise ValueError(
+            f"{who}: {' and '.join(names)} can't be given with a sink here; make the scores, and use the verbs of scores"
+        )
+
+
 def check_support(who: str, support: Any, mask: Any, transform: Any) -> None:
     """Refuse what can't be given with a support."""
     if support is None:
@@ -143,6 +152,11 @@ def class_indices(
 ) -> tuple[Array, Array]:
     """(the classes [rows], True where a row has none); raise if an index is out of range."""
     index = xp.reshape(_array.counts(target, xp), (layer.rows,))
+    if layer.hides_a_class and ignore_index != -1:
+        hidden = index == -1
+        refuse_strays(who, xp.where(hidden, xp.zeros_like(index), index), layer.classes - 1, ignore_index, xp)
+        index = xp.where(hidden, (layer.classes - 1) * xp.ones_like(index), index)
+        return index, xp.zeros_like(hidden) if ignore_index is None else index == ignore_index
     refuse_strays(who, index, layer.classes, ignore_index, xp)
     return index, index == (-1 if ignore_index is None else ignore_index)
 

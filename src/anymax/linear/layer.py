@@ -27,6 +27,7 @@ from .._array import (
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.rows import aligned
+from .._core.shards import not_on_several
 from .._core.shards import refuse as refuse_sharded
 from ..losses.targets import result_dtype
 
@@ -44,6 +45,7 @@ class Layer:
     mapping: Mapping
     lead: tuple[int, ...]  # the shape of the rows as given
     dtype: Any  # of the result
+    hides_a_class: bool = False  # the last class is one that the caller's map hides; the index -1 stands for it
 
     @property
     def rows(self) -> int:
@@ -71,15 +73,12 @@ class Layer:
             for k, v in mapping.params().items()
         }
         mapping = mapping.replace(**params) if params else mapping
-        return cls(
-            xp.reshape(x, (math.prod(lead), features)),
-            weight,
-            bias,
-            _mask_of_rows(who, mask, x, (*lead, n), xp),
-            mapping,
-            lead,
-            dtype,
-        )
+        keep = _mask_of_rows(who, mask, x, (*lead, n), xp)
+        if hides := mapping.hides_a_class:
+            if part:
+                raise ValueError(not_on_several(who, mapping))
+            mapping, weight, bias, keep = _with_hidden(who, mapping, weight, bias, keep, xp)
+        return cls(xp.reshape(x, (math.prod(lead), features)), weight, bias, keep, mapping, lead, dtype, hides)
 
     def by_row(self) -> dict[str, Array]:
         """The arrays that have an entry for each row, by name."""
@@ -210,6 +209,26 @@ def _one_a_row(value: Any, lead: tuple[int, ...], name: str, xp: Namespace) -> A
             f"{name} of shape {tuple(value.shape)} (classes last) varies along the classes; an output layer takes one value per row"
         )
     return xp.reshape(xp.broadcast_to(value, (*lead, 1)), (-1, 1))
+
+
+def _with_hidden(
+    who: str, mapping: Mapping, weight: Array, bias: Array | None, keep: Array | None, xp: Namespace
+) -> tuple[Mapping, Array, Array, Array | None]:
+    """The map, the weight, the bias and the mask with the class that the map hides as the last: no weight, and its score as the bias."""
+    row = weight[:1, :]
+    none = (
+        xp.zeros_like(row[:, :1]) if row.shape[0] else xp.zeros((1, 1), dtype=weight.dtype, **_array.device_of(weight))
+    )
+    own = mapping.params().get("score")
+    if own is not None and math.prod(own.shape) != 1:
+        raise ValueError(
+            f"{who}: {mapping!r} has a score for each row; in an output layer a sink has one score for all rows"
+        )
+    inner, scores = mapping.with_hidden(none, xp)
+    bias = xp.zeros_like(weight[:, 0]) if bias is None else bias
+    bias = xp.concat([bias, as_dtype(scores[0, 1:], bias.dtype, xp)])
+    keep = None if keep is None else xp.concat([keep, xp.ones_like(keep[:, :1])], axis=-1)
+    return inner, xp.concat([weight, xp.zeros_like(row)]), bias, keep
 
 
 def _mask_of_rows(who: str, mask: Any, x: Array, shape: tuple[int, ...], xp: Namespace) -> Array | None:

@@ -18,7 +18,15 @@ from ..likelihood.support import places_of, sized_support
 from ..likelihood.teacher import Direction, Tail, Teacher
 from ..likelihood.terms import terms_of
 from ..mappings import Softmax
-from .arguments import FULL_WITHOUT_SUPPORT, HINTS, check_support, class_of_each_row, row_transforms, with_temperature
+from .arguments import (
+    FULL_WITHOUT_SUPPORT,
+    HINTS,
+    check_support,
+    class_of_each_row,
+    refuse_with_hidden,
+    row_transforms,
+    with_temperature,
+)
 from .job import Job
 from .layer import Layer, check_chunk
 from .per_row import RowTerms
@@ -76,7 +84,7 @@ def linear_log_prob(
     who = "linear_log_prob"
     check_support(who, support, mask, transform)
     tokens = _Tokens.of(
-        who, x, linear_weight, target, mapping, linear_bias, mask, temperature, transform, chunk, entropy=False
+        who, x, linear_weight, target, mapping, linear_bias, mask, temperature, transform, chunk, support, entropy=False
     )
     return tokens.all()[0] if support is None else tokens.over(support)[0]
 
@@ -127,7 +135,7 @@ def linear_log_prob_entropy(
         raise ValueError(f"{who}: {FULL_WITHOUT_SUPPORT}")
     check_support(who, support, mask, transform)
     tokens = _Tokens.of(
-        who, x, linear_weight, target, mapping, linear_bias, mask, temperature, transform, chunk, entropy=True
+        who, x, linear_weight, target, mapping, linear_bias, mask, temperature, transform, chunk, support, entropy=True
     )
     if support is None:
         return tokens.all()
@@ -191,7 +199,7 @@ def linear_topk_kl(
     """
     who = "linear_topk_kl"
     layer, transforms = _read(who, x, linear_weight, mapping, linear_bias, mask, temperature, transform)
-    xp, lead, n = namespace(layer.x), layer.lead, layer.classes
+    xp, lead, n = namespace(layer.x), layer.lead, layer.classes - layer.hides_a_class
     refuse_sharded(who, None, ids=ids, teacher_log_p=teacher_log_p)
     teacher = Teacher.read(who, layer.x, lead, n, -1, ids, teacher_log_p, tail, direction, xp)
     given = xp.reshape(teacher.ids, (layer.rows, teacher.ids.shape[-1]))
@@ -207,6 +215,7 @@ def _read(
 ) -> tuple[Layer, tuple[Callable[[Any], Any], ...]]:
     """The layer, at its temperature, and the transforms of its scores."""
     layer = Layer.of(who, x, weight, mapping, bias, mask)
+    refuse_with_hidden(who, layer, temperature=temperature, transform=transform)
     transforms = row_transforms(who, transform)
     if temperature is None:
         return layer, transforms
@@ -226,9 +235,10 @@ class _Tokens:
     @classmethod
     def of(
         cls, who: str, x: Any, weight: Any, target: Any, mapping: Any, bias: Any, mask: Any, temperature: Any, transform: Any,
-        chunk: Any, *, entropy: bool,
+        chunk: Any, support: Any, *, entropy: bool,
     ) -> _Tokens:  # fmt: skip
         layer, transforms = _read(who, x, weight, mapping, bias, mask, temperature, transform)
+        refuse_with_hidden(who, layer, support=support)
         index = class_of_each_row(who, target, layer, namespace(layer.x))
         return cls(layer, index, RowTerms(who, transforms, entropy=entropy), check_chunk(who, chunk))
 

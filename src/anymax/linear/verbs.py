@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _array
-from .._array import Array, device_of, namespace, quiet, upcast
-from .._core.mapping import Mapping
+from .._array import Array, device_of, namespace, quiet, total, upcast
+from .._core.mapping import Mapping, rest_of
 from .._core.options import check_keywords, check_options, documented_like
 from .._core.shards import layer_over_devices
 from .._core.shards import refuse as refuse_sharded
@@ -22,10 +22,10 @@ from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
 from ..autodiff import bridge
 from ..losses.margins import as_margin
 from ..losses.options import LossOptions, cast, class_weights
-from ..losses.targets import counted_weight, holds_indices
+from ..losses.targets import counted_weight, holds_indices, refuse_negative, refuse_sums
 from ..mappings import Softmax
 from ..thresholds import Threshold
-from .arguments import HINTS, class_indices, further_losses, needs_indices, row_transforms
+from .arguments import HINTS, class_indices, further_losses, needs_indices, refuse_with_hidden, row_transforms
 from .job import Job
 from .layer import Layer, check_chunk
 from .per_row import PerRow, RowLoss, Thresholds
@@ -173,6 +173,7 @@ def _read(
 ) -> tuple[Layer, LossOptions, RowLoss, int | None]:  # fmt: skip
     """The layer, and what to compute, from the arguments of `linear_loss`."""
     layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
+    refuse_with_hidden(who, layer, transform=transform, weight=weight)
     options = LossOptions.read(who, weight, given)
     least = _array.check_scalar(f"{who}: least", least, lambda v: 0 <= v < 1, "a probability, from 0 to below 1")
     if least and not layer.mapping.is_softmax:
@@ -196,6 +197,7 @@ def margin_linear_loss(
     """`margin_loss` of the cosines `x @ centres.T` of rows of length 1."""
     options = LossOptions.read("margin_loss", None, given)
     layer = Layer.of("margin_loss", scale * x, centres, mapping, None, None)
+    refuse_with_hidden("margin_loss", layer, margin=margin)
     per_row = RowLoss("margin_loss", margin=as_margin(margin), scale=scale)
     return _loss(layer, target, options, per_row, None)
 
@@ -273,7 +275,7 @@ def _job(
     one = upcast(layer.weight[:1, :1], xp)
     if class_weight is not None:
         class_weight = class_weights(class_weight, xp.broadcast_to(one, (1, layer.classes)), xp)
-    if holds_indices(target, (*layer.lead, layer.classes), -1, f"{who}: target"):
+    if holds_indices(target, (*layer.lead, layer.classes - layer.hides_a_class), -1, f"{who}: target"):
         index, out = class_indices(who, target, layer, options.ignore_index, xp)
         counted = xp.where(out, -xp.ones_like(index), index)
         norm = counted_weight(index, out, class_weight, one.dtype, xp)
@@ -281,5 +283,9 @@ def _job(
     needs_indices(who, per_row.suppress, target)
     if per_row.margin is not None:
         raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
-    y = xp.reshape(target, (layer.rows, layer.classes))
+    y = xp.reshape(target, (layer.rows, layer.classes - layer.hides_a_class))
+    if layer.hides_a_class:
+        refuse_negative(y, (0.0, 1.0), xp)
+        refuse_sums(total(y, xp), (0.0, 1.0), xp)
+        y = xp.concat([y, rest_of(y, 1.0, xp)], axis=-1)
     return Job(layer, per_row, y, class_weight, chunk), None, xp.ones((layer.rows,), dtype=one.dtype, **device_of(one))

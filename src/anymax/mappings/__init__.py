@@ -3,6 +3,7 @@
 from .._core.mapping import Mapping
 from .bounded import Bounded
 from .budget import Budget
+from .elementwise import Elementwise
 from .entmax import Entmax
 from .normmax import NormMax
 from .perturb_max import Noise, PerturbMax
@@ -27,6 +28,7 @@ __all__ = [
     "SparseSoftmax",
     "PerturbMax",
     "Sink",
+    "Elementwise",
     "Noise",
 ]
 

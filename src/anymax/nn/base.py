@@ -64,7 +64,7 @@ class OfMapping(nn.Module):
         if self.learn is not None:
             low, high = self.bounds
             values[self.learn] = low + (high - low) * torch.sigmoid(getattr(self, f"raw_{self.learn}"))
-        return self._kind(**self._constants, **values)
+        return self._kind.rebuilt(self._constants | values)
 
     def extra_repr(self) -> str:
         words = [f"{k}={v!r}" for k, v in self._constants.items()] + [f"{k}=<tensor>" for k in self._tensors]

@@ -37,7 +37,7 @@ def page(mapping: Mapping) -> str:
 def promises(mapping: Mapping) -> tuple[str, str]:
     """What `Mapping.facts` says about zeros and the loss, in sentences."""
     facts = mapping.facts
-    yours = any(callable(value) for value in mapping.constants().values())
+    yours = any(callable(value) and not isinstance(value, type) for value in mapping.constants().values())
     zeros = "Exact zeros where its function is 0." if yours else "Every probability is above 0."
     zeros = "Gives exact zeros." if facts.sparse else zeros
     if not facts.has_potential:
@@ -94,7 +94,7 @@ def _value(value: Any) -> str:
         if each.size == 1:
             return f"{each.item():.4g}{learned}"
         return f"{each.min():.4g} to {each.max():.4g}{learned}, of shape {tuple(value.shape)}"
-    if callable(value):
+    if callable(value) and not isinstance(value, Mapping):
         return function_name(value)
     text = f"{value:g}" if isinstance(value, float) else str(getattr(value, "name", None) or value)
     return text if len(text) <= 40 else f"{text[:39]}…"

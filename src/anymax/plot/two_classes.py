@@ -93,7 +93,7 @@ def _applied(mapping: Mapping, scores: np.ndarray) -> Any:
     try:
         return apply(mapping, scores)
     except (TypeError, AttributeError):
-        if not any(callable(value) for value in mapping.constants().values()):
+        if not any(callable(value) and not isinstance(value, type) for value in mapping.constants().values()):
             raise
         for name in ("torch", "jax.numpy"):
             framework = sys.modules.get(name)

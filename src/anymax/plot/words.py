@@ -38,6 +38,8 @@ def label(mapping: Mapping) -> str:
     for name, value in distinguishing(mapping):
         if is_array(value):
             words.append(f"{name}={np.round(style.numbers(value), 3).tolist()}")
+        elif isinstance(value, Mapping):
+            words.append(label(value))
         elif callable(value):
             words += [function_name(value)] if name == "u" else []
         else:

@@ -20,6 +20,8 @@ from .call import SegmentCall
 from .padded import Bucket, each_row, mapping_of, of_bucket
 from .verbs import HINTS, SegmentOptions, segment_apply
 
+_IGNORED = -2  # the place of a target that is left out, where -1 is an answer
+
 
 @check_keywords(
     HINTS
@@ -93,6 +95,9 @@ def _of_entries(call: SegmentCall, target: Array, ignore_index: int) -> tuple[Ar
     if call.mapping.sums_to_one:
         first = xp.permute_dims(place, (axis, *(i for i in range(place.ndim) if i != axis)))
         made = bridge(call.x).segments.index_loss(call, _contiguous(first))
+    if call.mapping.hides_a_class:  # there -1 is no entry, the class that the map hides
+        none = (target == -1) & ~ignored
+        place = xp.where(ignored, _IGNORED * xp.ones_like(place), xp.where(none, -xp.ones_like(place), place))
     value = _by_rows(call, place) if made is None else call.moved(made)
     value = _array.poison(value, stray, xp) if not _array.known(stray) else value
     return value, xp.astype(~ignored, value.dtype)
@@ -102,6 +107,7 @@ def _places(call: SegmentCall, target: Array, ignored: Array) -> tuple[Array, Ar
     """(the place of each target within its segment, -1 if ignored; True where a target is no entry of its segment)."""
     xp, segments, axis = call.xp, call.segments, call.axis
     n = segments.num_entries
+    ignored = ignored | ((target == -1) & call.mapping.hides_a_class)
     stray = ~ignored & ((target < 0) | (target >= n))
     _refuse(stray, target, f"the entries are 0 to {n - 1}" if n else "there are no entries", xp, axis)
     owner = place = xp.zeros_like(target)
@@ -135,10 +141,11 @@ def _refuse(wrong: Array, target: Array, why: str, xp: Any, axis: int) -> None:
 def _by_rows(call: SegmentCall, place: Array) -> Array:
     xp = call.xp
     place = _array.to_last(place, call.axis, xp)
+    out = _IGNORED if call.mapping.hides_a_class else -1
 
     def verb(bucket: Bucket, rows: Array) -> Array:
         each = xp.take(place, bucket.ids, axis=-1)
-        return fenchel_young(mapping_of(call.mapping, bucket), rows, each, axis=-1, reduction="none", ignore_index=-1)
+        return fenchel_young(mapping_of(call.mapping, bucket), rows, each, axis=-1, reduction="none", ignore_index=out)
 
     value = each_row(call.segments, upcast(call.rows, xp), verb, 0.0, least=call.mapping.least_classes)
     return _array.from_last(value, call.axis, xp)

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack
 
 from .. import _array
 from .._array import Array, as_dtype, is_array, is_jax, is_ragged, is_torch, namespace, quiet, stop_gradient, upcast
-from .._core.mapping import Mapping
+from .._core.mapping import Mapping, rest_of
 from .._core.options import check_keywords, documented_like
 from .._core.typing import ArrayT, Entropy, Numbers, Parameter
 from .._random.draws import count_of, invert
@@ -16,6 +16,7 @@ from .._random.generators import uniform
 from ..autodiff import bridge
 from ..functional import apply, log_rows
 from ..inspection import entropy
+from ..likelihood.terms import left_over
 from ..mappings import Softmax
 from ..thresholds import Threshold, logsumexp, threshold
 from . import tensors
@@ -335,7 +336,7 @@ def segment_sample(
     -------
     Array
         Integers, the indices of entries along `axis`, with segments in place of entries; -1 where a segment has none to
-        draw.
+        draw, or where the sink of `Sink` is drawn.
 
     Examples
     --------
@@ -345,14 +346,18 @@ def segment_sample(
     tensors.refuse("segment_sample", x)
     size = count_of(num_samples)
     call = SegmentCall.of("segment_sample", mapping, x, **options).constant()
-    xp = call.xp
+    xp, rest = call.xp, left_over("segment_sample", call.mapping, call.xp)
     call = dataclasses.replace(call, x=upcast(call.x, xp))
     p = _array.to_last(_probabilities(call), call.axis, xp)
     wide = p if is_jax(p) or (is_torch(p) and p.device.type == "mps") else xp.astype(p, xp.float64)
     u = uniform((*p.shape[:-1], call.segments.num_segments, size), wide[..., :0], generator)
     rows, parts = rows_of(call.segments, p), []
     for bucket in rows.buckets:
-        drawn = invert(of_bucket(p, bucket, 0.0), xp.take(u, bucket.ids, axis=-2), xp)
+        row = of_bucket(p, bucket, 0.0)
+        if rest:  # what p leaves is drawn as no entry
+            row = xp.concat([row, rest_of(row, 1.0, xp)], axis=-1)
+        drawn = invert(row, xp.take(u, bucket.ids, axis=-2), xp)
+        drawn = xp.where(drawn == bucket.width, -xp.ones_like(drawn), drawn)
         table = xp.broadcast_to(xp.reshape(bucket.entry, (-1, bucket.width)), (*drawn.shape[:-1], bucket.width))
         found = xp.take_along_axis(table, xp.where(drawn < 0, xp.zeros_like(drawn), drawn), axis=-1)
         parts.append(xp.where(drawn < 0, -xp.ones_like(found), found))
