@@ -27,6 +27,18 @@ _TORCH = "torch torch_parameters torch_tensors torch_saved"
 # fmt: off
 FAULTS = {
   "maps": (
+    Fault("the group's mean in the gradient of fusedmax", "src/anymax/mappings/fusedmax.py",
+          "mean = xp.where(alone, y, xp.astype(ends - start, y.dtype) / (last - first + 1.0))",
+          "mean = y", "fusedmax"),
+    Fault("the pull of a group that lies below", "src/anymax/mappings/fusedmax.py",
+          "return after - xp.where(before < 0, xp.zeros_like(ahead), ahead)",
+          "return after + xp.where(before < 0, xp.zeros_like(ahead), ahead)", "fusedmax"),
+    Fault("an old meeting of two groups", "src/anymax/mappings/fusedmax.py",
+          "if not apart[border] or seen != due[border]:",
+          "if not apart[border]:", "fusedmax"),
+    Fault("the price of the target's own differences", "src/anymax/mappings/fusedmax.py",
+          "rough = _variation(y, keep, xp) - _variation(held, keep, xp)",
+          "rough = -_variation(held, keep, xp)", "fusedmax"),
     Fault("a class at its bound has a derivative", "src/anymax/mappings/bounded.py",
           "free = (exact > 0) & ~(exact >= stop_gradient(self.ceiling(exact, xp))) | xp.isnan(p)",
           "free = (exact > 0) | xp.isnan(p)", "bounded"),

@@ -5,6 +5,7 @@ from .bounded import Bounded
 from .budget import Budget
 from .elementwise import Elementwise
 from .entmax import Entmax
+from .fusedmax import Fusedmax
 from .normmax import NormMax
 from .perturb_max import Noise, PerturbMax
 from .ratio import Ratio
@@ -21,6 +22,7 @@ __all__ = [
     "Entmax",
     "Budget",
     "Bounded",
+    "Fusedmax",
     "NormMax",
     "Taylor",
     "Sigsoftmax",
