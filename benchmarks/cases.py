@@ -50,6 +50,8 @@ GROUPS = {
     "ragged": "Ragged rows: entries x segments x heads",
     "output layer": "Output layers, forward and backward: rows x classes",
     "token statistics": "Token statistics, forward and backward: rows x vocabulary, pairs x features",
+    "routing": "Routers: tokens x experts",
+    "sinks": "Sinks and single classes, rows x classes",
     "sklearn": "Fitting a linear classifier: rows x features x classes",
     "gpu forward": "GPU: forward into out=",
     "gpu backward": "GPU: backward alone",

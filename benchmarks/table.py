@@ -7,6 +7,8 @@ from .cases import GROUPS, Case, map_cases
 from .decoding import decoding_cases
 from .output_layers import layer_cases
 from .ragged import ragged_cases
+from .routing import routing_cases
+from .sinks import sink_cases
 from .sklearn import sklearn_cases
 from .token_statistics import token_cases
 
@@ -19,6 +21,8 @@ def table() -> list[Case]:
         *layer_cases(),
         *ragged_cases(),
         *token_cases(),
+        *routing_cases(),
+        *sink_cases(),
         *sklearn_cases(),
     ]
     order = list(GROUPS)

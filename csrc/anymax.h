@@ -18,7 +18,7 @@ extern "C" {
 #define ANYMAX_API __attribute__((visibility("default")))
 #endif
 
-#define ANYMAX_ABI 9
+#define ANYMAX_ABI 10
 
 enum anymax_dtype { ANYMAX_F32 = 0, ANYMAX_F64 = 1, ANYMAX_BF16 = 2, ANYMAX_F16 = 3 };
 
@@ -173,6 +173,19 @@ typedef struct {
     double *tau;          /* [rows]: thresholds of what is left, logsumexp for softmax, or NULL */
 } anymax_decode_call;
 ANYMAX_API int anymax_decode(const anymax_decode_call *call);
+
+/* The k largest scores of each row, as a router chooses its experts: their classes, the largest first, equal ones by their place; -1 where a row has
+   fewer, and in all of a row with a NaN. With groups, equal blocks of the classes, only the `kept` groups with the largest sums are chosen from, equal
+   sums by their place. The sum of a group is that of its `most` largest scores, added in their order; scores of -inf count as nothing, and a group that
+   has no other is never kept. */
+typedef struct {
+    int32_t dtype, pool;
+    int64_t rows, n; /* in C order */
+    const void *x;
+    int64_t k, groups, kept, most; /* groups 1: there are none */
+    int64_t *index;                /* [rows, k] */
+} anymax_choice_call;
+ANYMAX_API int anymax_choose(const anymax_choice_call *call);
 
 ANYMAX_API const char *anymax_error(int code);
 

@@ -27,6 +27,7 @@ KERNELS = {
         "attention_solve", "attention_values", "attention_merge",
     ),
     "layer": ("layer_products", "layer_scaled"),
+    "router": ("router_rows",),
 }  # fmt: skip
 
 

@@ -38,6 +38,7 @@ double perturb_loss(const anymax_call &call, const C *x, int64_t n, int64_t targ
 #if !defined(ANYMAX_MAPS_ALONE)
 // The rows [begin, end) of a call, truncated and drawn from.
 int decode(const anymax_decode_call *call, int64_t begin, int64_t end);
+int choose(const anymax_choice_call *call, int64_t begin, int64_t end);
 
 int linear(const anymax_linear_call *call, anymax_parallel team);
 int linear_vjp(const anymax_linear_call *call, anymax_parallel team);

@@ -26,6 +26,7 @@ typedef struct {
     int (*linear)(const anymax_linear_call *call, anymax_parallel team);
     int (*linear_vjp)(const anymax_linear_call *call, anymax_parallel team);
     int (*decode)(const anymax_decode_call *call, int64_t begin, int64_t end);
+    int (*choose)(const anymax_choice_call *call, int64_t begin, int64_t end);
 } anymax_unit;
 
 /* Bytes of a number of this dtype, and of one that a row has. */

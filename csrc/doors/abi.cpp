@@ -272,6 +272,25 @@ extern "C" int anymax_decode(const anymax_decode_call *call) {
     return share(large ? parallel_of(call->pool) : nullptr, call->rows, grain_of(row), [=](int64_t begin, int64_t end) { return unit->decode(call, begin, end); });
 }
 
+static int check(const anymax_choice_call *call) {
+    if (!call || !entry() || !entry()->unit->choose) return ANYMAX_BAD_CALL;
+    if (call->dtype < ANYMAX_F32 || call->dtype > ANYMAX_F16) return ANYMAX_BAD_DTYPE;
+    const int64_t n = call->n;
+    if (call->rows < 0 || n < 1 || n > ANYMAX_MOST_CLASSES || call->rows > INT64_MAX / 16 / n) return ANYMAX_BAD_SHAPE;
+    if (call->k < 1 || call->k > n || call->groups < 1 || n % call->groups || call->kept < 1 || call->kept > call->groups) return ANYMAX_BAD_PARAM;
+    if (call->most < 1 || call->most > n / call->groups) return ANYMAX_BAD_PARAM;
+    return call->rows && (!call->x || !call->index) ? ANYMAX_BAD_POINTER : ANYMAX_OK;
+}
+
+extern "C" int anymax_choose(const anymax_choice_call *call) {
+    const int code = check(call);
+    if (code || !call->rows) return code;
+    const anymax_unit *unit = entry()->unit;
+    const int64_t row = at_most_so_much(call->n, CHOICE_COST);
+    const bool large = call->rows > 1 && at_most_so_much(call->rows, row) >= ALONE_MOST;
+    return share(large ? parallel_of(call->pool) : nullptr, call->rows, grain_of(row), [=](int64_t begin, int64_t end) { return unit->choose(call, begin, end); });
+}
+
 extern "C" const char *anymax_error(int code) {
     switch (code) {
         case ANYMAX_OK: return "no error";

@@ -47,6 +47,10 @@ PAGES = {
         "`anymax.distributed`, for torch and JAX; {doc}`/many_machines` says how.",
     ),
     "nn": ("Torch modules", "`anymax.nn`, which loads torch."),
+    "routing": (
+        "Routers",
+        "`anymax.routing`, for mixtures of experts; {doc}`/routers` has the arguments for each model.",
+    ),
     "hf": ("Hugging Face", "`anymax.hf`, for transformers 5."),
     "numpyro": ("NumPyro", "`anymax.numpyro`, for models in NumPyro."),
     "sklearn": ("scikit-learn", "`anymax.sklearn`, estimators."),
@@ -59,13 +63,14 @@ PAGES = {
 GROUPS = {  # the order of the site; each page once
     "Train": "maps functional losses transforms margins nn sklearn distributions numpyro",
     "Attend": "attention hf segments samplers decoding",
-    "Scale": "output_layers distributed",
+    "Scale": "output_layers routing distributed",
     "Look inside": "inspection plot contract",
 }
 # where a name is defined -> its page
 OF = {
     "mappings": "maps", "_random.noises": "maps", "functional": "functional", "thresholds": "functional", "losses": "losses",
-    "transforms": "transforms", "sampling.samplers": "samplers", "sampling.decoding": "decoding", "segments": "segments",
+    "transforms": "transforms", "sampling.samplers": "samplers", "sampling.decoding": "decoding", "sampling.most_probable": "decoding",
+    "segments": "segments",
     "likelihood": "distributions", "linear": "output_layers", "contrastive": "output_layers", "_attention": "attention",
     "_config": "inspection", "inspection": "inspection", "kernels": "inspection", "_core": "contract", "contract": "contract",
 }  # fmt: skip
@@ -86,11 +91,20 @@ RESULTS = {  # page -> types that its functions return or raise, and functions t
     "output_layers": ("linear.linear_threshold", "linear.explain_linear_loss"),
     "transforms": ("transforms.Transform", "transforms.Composed"),
     "samplers": ("sampling.Sample", "sampling.Support"),
-    "decoding": ("sampling.TopK", "sampling.Accepted"),
+    "decoding": ("sampling.TopK", "sampling.Accepted", "sampling.top", "sampling.Top"),
     "inspection": ("kernels.Explanation",),
     "contract": ("contract.BrokenLaw",),
 }
-MODULES = ("distributed", "margins", "nn", "hf", "numpyro", "sklearn", "plot")  # modules whose own names are public
+MODULES = (
+    "distributed",
+    "margins",
+    "nn",
+    "routing",
+    "hf",
+    "numpyro",
+    "sklearn",
+    "plot",
+)  # modules whose own names are public
 
 
 def names() -> dict[str, list[str]]:

@@ -43,6 +43,8 @@ FIRST = {  # what newcomers type, and where they want to be
     "cross entropy": "losses",
     "memory": "large_vocabularies",
     "large vocabulary": "large_vocabularies",
+    "router": "routers",
+    "mixture of experts": "routers",
     "graph": "segments",
     "ragged": "segments",
     "log prob": "distributions",

@@ -12,9 +12,9 @@
     print(anymax.explain("sparsemax", x))                  # which engine computes it
 
 Maps are classes: Softmax, Sparsemax, Entmax, Budget, NormMax, Taylor, Sigsoftmax, Ratio, SparseSoftmax, PerturbMax. More is in the modules
-`nn` (torch), `transforms` (top-k, temperature, ...), `sampling`, `margins`, `likelihood`, `inspection`, `sklearn`, `hf` (transformers),
-`numpyro`, `distributed` and `plot`. `help(anymax.entmax)` explains one name, and `dir(anymax)` lists them all. On the command line,
-`anymax explore` opens a page where you drag scores.
+`nn` (torch), `transforms` (top-k, temperature, ...), `sampling`, `routing`, `margins`, `likelihood`, `inspection`, `sklearn`,
+`hf` (transformers), `numpyro`, `distributed` and `plot`. `help(anymax.entmax)` explains one name, and `dir(anymax)` lists them all. On
+the command line, `anymax explore` opens a page where you drag scores.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from . import nn as nn
     from . import numpyro as numpyro
     from . import plot as plot
+    from . import routing as routing
     from . import segments as segments
     from . import sklearn as sklearn
     from ._attention import LinearState, attention, explain_attention, linear_attention
@@ -117,6 +118,7 @@ def _public_names() -> dict[str, list[str]]:
     """The public names of each module, read from the text of those that are not loaded, since they may need a package."""
     modules = (
         "nn", "transforms", "margins", "sampling", "likelihood", "segments", "sklearn", "hf", "plot", "linear", "distributed",
+        "routing",
     )  # fmt: skip
     return {__name__: __all__, **{f"{__name__}.{name}": elsewhere.listed(f"{__name__}.{name}") for name in modules}}
 
@@ -164,7 +166,7 @@ handed.softmax_terms = likelihood.softmax_terms
 handed.check()
 
 # these need a framework, matplotlib or scikit-learn
-_LATE = ("distributed", "hf", "linear", "nn", "numpyro", "plot", "sampling", "segments", "sklearn")
+_LATE = ("distributed", "hf", "linear", "nn", "numpyro", "plot", "routing", "sampling", "segments", "sklearn")
 _LATE_NAMES = {  # functions whose modules are slow to load, and those modules
     **dict.fromkeys(("gumbel_max", "gumbel_softmax", "sample"), "sampling"),
     **dict.fromkeys(("LinearState", "attention", "explain_attention", "linear_attention"), "_attention"),

@@ -29,6 +29,7 @@ ANYMAX_CALL(call_loss_grad);
 ANYMAX_CALL(call_threshold);
 ANYMAX_CALL(call_largest);
 ANYMAX_CALL(call_decode);
+ANYMAX_CALL(call_choose);
 ANYMAX_CALL(call_segments);
 ANYMAX_CALL(call_sort_segments);
 ANYMAX_CALL(call_linear);

@@ -89,6 +89,7 @@ PyMethodDef methods[] = {
     FAST(threshold),
     FAST(largest),
     FAST(decode),
+    FAST(choose),
     FAST(segments),
     FAST(sort_segments),
     FAST(linear),

@@ -46,6 +46,22 @@ def topk_keep(x: Array, k: Any, xp: Namespace) -> Array:
     return _first(x, _kth(x, k, xp), k, xp)
 
 
+def group_keep(x: Array, count: int, keep: int, most: int, xp: Namespace) -> Array:
+    """True at the classes of the `keep` groups with the largest sums; in a tie the first groups. The groups are `count` equal blocks.
+
+    The sum of a group is that of its `most` largest entries, added in descending order; -inf counts as nothing, and a group that has no
+    other entry is never kept.
+    """
+    *lead, n = x.shape
+    y = xp.reshape(stop_gradient(x), (*lead, count, n // count))
+    best = top(y, xp) if most == 1 else _falling(y, most, xp)
+    sums = best[..., 0]
+    for i in range(1, most):
+        sums = sums + xp.where(best[..., i] == -math.inf, xp.zeros_like(sums), best[..., i])
+    kept = xp.expand_dims(topk_keep(sums, keep, xp), axis=-1)
+    return xp.reshape(xp.broadcast_to(kept, y.shape), x.shape)
+
+
 def topp_keep(x: Array, p: Any, xp: Namespace, min_keep: int = 1, mass: Array | None = None) -> Array:
     """True at the smallest set of largest entries whose softmax mass reaches p (a number, or an array [..., 1]).
 

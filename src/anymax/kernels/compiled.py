@@ -52,6 +52,10 @@ class Compiled(Protocol):
 
     def largest(self, x: Array, k: int, value: Array, positions: Array, /) -> bool | None: ...
 
+    def choose(self, x: Array, k: int, groups: int, kept: int, most: int, index: Array, /) -> bool | None:
+        """Writes the ids of the k largest scores, as `selection.chosen` has them."""
+        ...
+
     def plan(self, link: Link, x: Array, op: int, /) -> str | None: ...
 
     def decode(

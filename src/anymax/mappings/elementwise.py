@@ -8,7 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, Namespace, as_dtype, check_number, finish, finite_scores, is_array, total
+from .._array import (
+    Array,
+    Namespace,
+    as_dtype,
+    check_number,
+    finish,
+    finite_scores,
+    is_array,
+    known,
+    poison,
+    top,
+    total,
+)
 from .._core.facts import Facts
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
@@ -53,6 +65,8 @@ class Elementwise(OfAnother):
 
     mapping: Mapping | str = "sigmoid"
     tau: Parameter = 0.0
+
+    needs_scores = False
 
     name = "elementwise"
     formula = "pᵢ = link(xᵢ − τ), τ fixed"
@@ -103,18 +117,20 @@ class Elementwise(OfAnother):
 
     def _argument(self, x: Array, xp: Namespace) -> Array:
         """The argument of the link for scores x; that of entmax is not 0 at the threshold."""
-        t = self._from_tau(x, xp)
+        t = self._from_tau(x, xp) if is_array(self.tau) or self.tau else x
         return t if self.inner.is_softmax else t - self.link_map.level_to_tau(t[..., :1], xp)
 
     def forward(self, x: Array, xp: Namespace) -> Array:
+        high, low = top(x, xp), xp.min(x, axis=-1, keepdims=True)
+        poisoned = xp.isnan(high) | (high == math.inf)
+        if known(low) and bool(xp.all(low > -math.inf)):  # fewer passes where nothing is masked
+            p = self.link_map.link(self._argument(x, xp), xp)
+            return poison(p, poisoned, xp) if bool(xp.any(poisoned)) else p
         y, keep, poisoned = finite_scores(x, xp)
-        p = self.link_map.link(self._argument(y, xp), xp)
-        return finish(p, keep, poisoned, xp)
+        return finish(self.link_map.link(self._argument(y, xp), xp), keep, poisoned, xp)
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
-        y, keep, poisoned = finite_scores(x, xp)
-        p = xp.where(keep, self.link_map.link(self._argument(y, xp), xp), xp.zeros_like(y))
-        return finish(g * self.link_map.sensitivity(p, xp), keep, poisoned, xp)
+        return g * self.link_map.sensitivity(p, xp)
 
     def threshold(self, x: Array, xp: Namespace) -> Array:
         some = xp.any(x > -math.inf, axis=-1, keepdims=True)

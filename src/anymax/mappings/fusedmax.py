@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import math
+from typing import Any
 
 import numpy as np
 
@@ -74,7 +75,8 @@ class Fusedmax(Mapping):
 
     @property
     def facts(self) -> Facts:
-        margin = None if is_array(self.strength) else 1.0 + 3.0 * self.strength
+        strength: Any = self.strength
+        margin = None if is_array(strength) else 1.0 + 3.0 * strength
         return Facts(
             monotone=False, shift_invariant=True, sparse=True, has_potential=True, margin=margin, ordered=True
         )  # fmt: skip

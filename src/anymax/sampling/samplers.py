@@ -210,6 +210,7 @@ def gumbel_softmax(
     chosen = Softmax() if mapping is None else as_mapping(mapping, "gumbel_softmax")
     p = apply(chosen, z, axis)
     if hard:
+        left_over("gumbel_softmax", chosen, xp)
         corner = _corner(chosen, stop_gradient(z), to_last(stop_gradient(p), axis, xp), axis, xp)
         p = from_last(corner, axis, xp) + (p - stop_gradient(p))  # the bracket is exactly 0
     return as_dtype(p, scores.dtype, xp)
@@ -219,6 +220,9 @@ def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> A
     """The limit of the rows of p as the scores z are scaled up: the largest scores get the whole sum, each up to its upper bound."""
     given = prepare(mapping.frozen(), z, axis)
     rows, aligned = given.rows, given.mapping
+    if aligned.hides_a_class:
+        aligned, rows = aligned.with_hidden(rows, xp)
+        return _corner(aligned, rows, stop_gradient(apply(aligned, rows)), -1, xp)[..., :-1]
     if (most := aligned.ceiling(rows, xp)) is None:
         first = xp.expand_dims(xp.argmax(p, axis=-1), axis=-1)
         return xp.astype((positions(p, first.dtype, xp) == first) & ~(p <= 0), p.dtype)
