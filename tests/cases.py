@@ -91,9 +91,26 @@ def _budget(k):
     return Case(f"budget-{k:g}", am.Budget(k), oracles.budget(k), kkt=oracles.kkt_budget(k), mass=float(k))
 
 
+def _bounded(alpha, **options):
+    name = f"bounded-1-{alpha:g}"
+    return Case(name, am.Bounded(1.0, alpha), oracles.bounded(1, alpha), kkt=oracles.kkt_entmax(alpha), **options)
+
+
 def _open_budget(k, shape):
     oracle, kkt = oracles.open_budget(k, shape), oracles.kkt_open_budget(k, shape)
     return Case(f"budget-{k:g}-{shape}", am.Budget(k, shape), oracle, kkt=kkt, mass=float(k))
+
+
+def _fusedmax(strength, **options):
+    return Case(
+        f"fusedmax-{strength:g}",
+        am.Fusedmax(strength),
+        oracles.fusedmax(strength),
+        disorder=(0.5, -1.0, 1.0, 0.45),
+        ulps=8,
+        ulps64=16,
+        **options,
+    )
 
 
 def _normmax(alpha, id=None, given=None, **options):
@@ -166,6 +183,9 @@ TABLE = (
         ),
     ),
     Row("Budget", (_budget(2), _budget(1), _budget(2.5), _open_budget(2, "sigmoid"), _open_budget(1.5, "laplace"))),
+    # bounds below 1, and bounds that differ between classes, are in tests/test_bounded.py: no class then gets all
+    Row("Bounded", (_bounded(2.0), _bounded(1.5), _bounded(1.0, ulps=16, ulps64=24))),
+    Row("Fusedmax", (_fusedmax(0.3), _fusedmax(0.05))),
     Row("NormMax", (_normmax(2.0), _normmax(1.1, ulps=5), _normmax(1.5), _normmax(4.0, ulps64=16))),
     Row("Ranks", (_ranks(1.0), _ranks(0.1), _ranks(0.5, "kl"))),
     Row(

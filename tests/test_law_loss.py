@@ -76,7 +76,7 @@ def test_margin(case):
             z = x.copy()
             z[:k] += margin * lead * (1 + 4e-16)
             assert loss_of(case)(z, y) == 0, (n, lead)
-        if margin == 0:
+        if margin == 0 or case.mapping.facts.ordered:  # a target at the end of a chain needs less
             continue
         values = []
         for lead in (-1.0, 0.0, 0.3, 0.6, 0.9):

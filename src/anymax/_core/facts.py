@@ -25,7 +25,7 @@ class Facts:
     Examples
     --------
     >>> anymax.facts(anymax.Entmax(alpha=1.5))
-    Facts(monotone=True, shift_invariant=True, sparse=True, has_potential=True, margin=2.0)
+    Facts(monotone=True, shift_invariant=True, sparse=True, has_potential=True, margin=2.0, ordered=False)
     """
 
     monotone: bool
@@ -33,6 +33,7 @@ class Facts:
     sparse: bool
     has_potential: bool
     margin: float | None = None
+    ordered: bool = False
 
     @property
     def strict(self) -> bool:

@@ -88,10 +88,15 @@ def poisoned(case: Case) -> None:
 
 
 def permutation(case: Case) -> None:
-    """p(Px) = P p(x)."""
+    """p(Px) = P p(x), unless the order of the classes matters; then some permutation shows it."""
     if case.by_class:
         return
     x, order = case.rows(3), np.random.default_rng(case.seed).permutation(case.n)
+    if case.facts.ordered:
+        rows = [case.rows(6, s) for s in _SPREADS]
+        moved = any(np.abs(case.p(x[:, order]) - case.p(x)[:, order]).max() > 1e-9 for x in rows)
+        need(moved, "facts.ordered: some permutation of the classes changes more than the order of p")
+        return
     near(case.p(x[:, order]), case.p(x)[:, order], 1e-9, "p follows a permutation of the classes")
 
 

@@ -125,6 +125,19 @@ def refuse_negative(y: Array, sums: Sums | None, xp: Namespace, where: str = "")
         raise ValueError(f"{_expected(sums, where)}; the smallest number is {float(xp.min(stop_gradient(y))):g}")
 
 
+def refuse_above(y: Array, mapping: Mapping, xp: Namespace, left_out: Any = False) -> None:
+    """Raise an error if a target is known to be above the upper bound of its class, in rows that are not left out."""
+    most = mapping.ceiling(y, xp)
+    if most is None:
+        return
+    above = (y > 1.01 * most) & ~left_out
+    if known_any(above, xp):
+        high = float(xp.max(stop_gradient(xp.where(above, y, xp.zeros_like(y)))))
+        raise ValueError(
+            f"target: {mapping.name} gives no class more than its upper bound, and the target of one is {high:g}, above its bound"
+        )
+
+
 def refuse_sums(found: Array, sums: Sums, xp: Namespace, where: str = "", left_out: Any = False) -> None:
     """Raise an error if the sums of distributions, [..., 1], are known to differ from those of the map, in rows that are not left out."""
     lowest, highest = sums

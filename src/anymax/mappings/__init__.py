@@ -1,9 +1,11 @@
 """The catalogue of maps, one family per file. Names in `__all__` are also public in `anymax`; tables list the maps in this order."""
 
 from .._core.mapping import Mapping
+from .bounded import Bounded
 from .budget import Budget
 from .elementwise import Elementwise
 from .entmax import Entmax
+from .fusedmax import Fusedmax
 from .normmax import NormMax
 from .perturb_max import Noise, PerturbMax
 from .ranks import Ranks
@@ -20,6 +22,8 @@ __all__ = [
     "Sparsemax",
     "Entmax",
     "Budget",
+    "Bounded",
+    "Fusedmax",
     "NormMax",
     "Ranks",
     "Taylor",

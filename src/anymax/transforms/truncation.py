@@ -29,7 +29,7 @@ from .._random.truncation import cutoff_keep, group_keep, topk_keep, topp_keep, 
 from ..kernels.selection import Groups, chosen_mask, masked_as
 from .base import Transform, brief, check_range, makes_transform, of_scores
 
-_MASS = "above 0 and at most 1"
+MASS = "above 0 and at most 1"
 _INSIDE = "above 0 and below 1"
 _MOST = 2**31 - 1  # positions are counted in 32 bits
 
@@ -91,7 +91,7 @@ def topk(
     >>> topk(2, groups=2, keep_groups=1)([3.0, 1.0, 2.5, 2.0])
     array([-inf, -inf,  2.5,  2. ])
     """
-    min_keep = _min_keep("topk", min_keep)
+    min_keep = min_keep_of("topk", min_keep)
     given: Any = k
     one = is_array(given) and (given.ndim > 0 or not is_int(number(given)))
     if one and is_integer(given):
@@ -197,8 +197,8 @@ def topp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int |
     >>> topp(0.7)([2.0, 1.0, 0.0])
     array([  2.,   1., -inf])
     """
-    check_range("topp", "p", p, lambda v: (v > 0) & (v <= 1), _MASS)
-    return _TopP((("p", p), ("min_keep", _min_keep("topp", min_keep))), pick_axis(axis, dim))
+    check_range("topp", "p", p, lambda v: (v > 0) & (v <= 1), MASS)
+    return _TopP((("p", p), ("min_keep", min_keep_of("topp", min_keep))), pick_axis(axis, dim))
 
 
 class _TopP(Truncation):
@@ -228,8 +228,8 @@ def minp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int |
     >>> minp(0.2)([2.0, 1.0, 0.0])
     array([  2.,   1., -inf])
     """
-    check_range("minp", "p", p, lambda v: (v > 0) & (v <= 1), _MASS)
-    return _MinP((("p", p), ("min_keep", _min_keep("minp", min_keep))), pick_axis(axis, dim))
+    check_range("minp", "p", p, lambda v: (v > 0) & (v <= 1), MASS)
+    return _MinP((("p", p), ("min_keep", min_keep_of("minp", min_keep))), pick_axis(axis, dim))
 
 
 class _MinP(Truncation):
@@ -303,8 +303,8 @@ def typical(mass: Parameter = 0.9, min_keep: int = 1, *, axis: int | None = None
     >>> np.exp(typical(0.5)(np.log([0.4, 0.2, 0.2, 0.2]))).round(3)
     array([0. , 0.2, 0.2, 0.2])
     """
-    check_range("typical", "mass", mass, lambda v: (v > 0) & (v <= 1), _MASS)
-    return _Typical((("mass", mass), ("min_keep", _min_keep("typical", min_keep))), pick_axis(axis, dim))
+    check_range("typical", "mass", mass, lambda v: (v > 0) & (v <= 1), MASS)
+    return _Typical((("mass", mass), ("min_keep", min_keep_of("typical", min_keep))), pick_axis(axis, dim))
 
 
 class _Typical(Truncation):
@@ -339,7 +339,7 @@ def epsilon_cutoff(
     """
     check_range("epsilon_cutoff", "epsilon", epsilon, lambda v: (v > 0) & (v < 1), _INSIDE)
     return _EpsilonCutoff(
-        (("epsilon", epsilon), ("min_keep", _min_keep("epsilon_cutoff", min_keep))), pick_axis(axis, dim)
+        (("epsilon", epsilon), ("min_keep", min_keep_of("epsilon_cutoff", min_keep))), pick_axis(axis, dim)
     )
 
 
@@ -372,7 +372,7 @@ def eta(epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: 
     array([0. , 0. , 0.9, 0. ])
     """
     check_range("eta", "epsilon", epsilon, lambda v: (v > 0) & (v < 1), _INSIDE)
-    return _Eta((("epsilon", epsilon), ("min_keep", _min_keep("eta", min_keep))), pick_axis(axis, dim))
+    return _Eta((("epsilon", epsilon), ("min_keep", min_keep_of("eta", min_keep))), pick_axis(axis, dim))
 
 
 class _Eta(_EpsilonCutoff):
@@ -436,7 +436,7 @@ class _XTC(Truncation):
         return stop_gradient(xp.where(u <= stop_gradient(probability), level, math.inf * xp.ones_like(u)))
 
 
-def _min_keep(who: str, min_keep: Any) -> int:
+def min_keep_of(who: str, min_keep: Any) -> int:
     if not is_int(number(min_keep)) or min_keep < 1:
         raise ValueError(
             f"{who}: min_keep must be an integer of at least 1, the number of classes to keep, got {min_keep!r}"
