@@ -40,6 +40,7 @@ GROUPS = {
     "both": "Forward and backward",
     "loss": "Losses, forward and backward",
     "package": "Against the package entmax",
+    "own map": "Maps of one's own, without a kernel",
     "jax": "JAX under jit",
     "overhead": "What a call costs, one row of ten scores",
     "width": "The same 4,000,000 scores in rows of 1,000 to 1,000,000",

@@ -7,6 +7,7 @@ from .cases import GROUPS, Case, map_cases
 from .decoding import decoding_cases
 from .ordering import ordering_cases
 from .output_layers import layer_cases
+from .own_maps import own_map_cases
 from .ragged import ragged_cases
 from .routing import routing_cases
 from .sinks import sink_cases
@@ -18,6 +19,7 @@ from .transport import transport_cases
 def table() -> list[Case]:
     cases = [
         *map_cases(),
+        *own_map_cases(),
         *attention_cases(),
         *decoding_cases(),
         *ordering_cases(),

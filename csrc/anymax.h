@@ -219,6 +219,32 @@ typedef struct {
     double *left;                     /* [count], with a tolerance: by how much it was wrong before the last iteration */
 } anymax_sinkhorn_call;
 ANYMAX_API int anymax_sinkhorn(const anymax_sinkhorn_call *call);
+/* A rising function of t as cubics: at v = sign * t + offset, which is above 0, cell (bits of v >> shift) less that of `low`, and a fraction u of it the
+   lower bits of v: ((c[3] u + c[2]) u + c[1]) u + c[0]. */
+typedef struct {
+    const float *cells; /* [count, 4]: c */
+    int64_t count;
+    int32_t shift, sign;
+    double offset;
+    double end;         /* the largest t: where one class has all of the mass, or the most; it may be infinite */
+    double scale;       /* the largest value over the largest derivative */
+    float low, high;    /* cells are from here to there, */
+    float below, above; /* and these are the values up to `low` and from `high` on */
+} anymax_table;
+
+/* p_i = link(x_i - tau), tau such that a row sums to `mass`, for a link that is 0 or vanishes at small t. Without g: x are scores, out becomes p, and tau the
+   thresholds; either may be NULL. With g: x are probabilities, `link` is 1 / omega'' as a function of p, with sign 1 and offset 0, and out becomes
+   s (g - <s, g> / sum s), s = link(p). F32, BF16 or F16, rows [rows, n] in C order. */
+typedef struct {
+    int32_t dtype, pool;
+    int64_t rows, n;
+    double mass, most; /* of a row; of one class */
+    anymax_table link;
+    const void *x, *g;
+    void *out;
+    float *tau; /* [rows] */
+} anymax_tabled_call;
+ANYMAX_API int anymax_tabled(const anymax_tabled_call *call);
 
 ANYMAX_API const char *anymax_error(int code);
 

@@ -58,6 +58,11 @@ constexpr int64_t VALUES_MOST = 65536;  // dv
 constexpr int64_t SMALL_SIDE = 8, SMALL_ENTRIES = SMALL_SIDE * SMALL_SIDE;
 constexpr int64_t SMALL_ITERATIONS = 256;  // whose factors fit into the second cache
 
+// -- a link as a table ---------------------------------------------------------------------------------------------------------------------------------
+
+constexpr int64_t TABLED_CLASSES = 1 << 20;  // of a longer row an even share is less than what a table is checked for
+constexpr int64_t TABLED_COST = 8;           // work of a class (maps.hpp)
+
 // -- perturb max -----------------------------------------------------------------------------------------------------------------------------------
 
 constexpr int64_t SUMMED_FROM = 48;                                   // a shorter row is never summed up in cells,

@@ -1,5 +1,5 @@
 // What the families of kernels give each other, each compiled once for an instruction set: rows, batch, tile, backward, perturb,
-// decode, linear and transport, each a file in units/.
+// decode, tabled, linear and transport, each a file in units/.
 #pragma once
 
 #include "core/unit.h"
@@ -41,6 +41,9 @@ int decode(const anymax_decode_call *call, int64_t begin, int64_t end);
 int choose(const anymax_choice_call *call, int64_t begin, int64_t end);
 
 int transport(const anymax_sinkhorn_call *call, int64_t begin, int64_t end);
+
+// Rows of a map whose link is a table.
+int tabled(const anymax_tabled_call *call, int64_t begin, int64_t end);
 
 int linear(const anymax_linear_call *call, anymax_parallel team);
 int linear_vjp(const anymax_linear_call *call, anymax_parallel team);

@@ -29,6 +29,7 @@ typedef struct {
     int (*choose)(const anymax_choice_call *call, int64_t begin, int64_t end);
     /* The matrices [begin, end). */
     int (*transport)(const anymax_sinkhorn_call *call, int64_t begin, int64_t end);
+    int (*tabled)(const anymax_tabled_call *call, int64_t begin, int64_t end);
 } anymax_unit;
 
 /* Bytes of a number of this dtype, and of one that a row has. */

@@ -315,6 +315,32 @@ extern "C" int anymax_sinkhorn(const anymax_sinkhorn_call *call) {
     return share(large ? parallel_of(call->pool) : nullptr, call->count, few ? 1 : grain, [=](int64_t begin, int64_t end) { return unit->transport(call, begin, end); });
 }
 
+// -- a link as a table -----------------------------------------------------------------------------------------------------------------
+
+static bool sound(const anymax_table &t) {
+    if (!t.cells || t.shift < 8 || t.shift > 23 || !(t.low > 0.0f) || !(t.scale > 0.0) || !(t.low < t.high) || !(t.high <= 3.4e38f) || (t.sign != 1 && t.sign != -1)) return false;
+    uint32_t low, high;
+    memcpy(&low, &t.low, sizeof low), memcpy(&high, &t.high, sizeof high);
+    return (int64_t)((high - 1) >> t.shift) - (int64_t)(low >> t.shift) < t.count;
+}
+
+static int check(const anymax_tabled_call *call) {
+    if (!call || !entry() || !entry()->unit->tabled) return ANYMAX_BAD_CALL;
+    if (call->dtype < ANYMAX_F32 || call->dtype > ANYMAX_F16 || call->dtype == ANYMAX_F64) return ANYMAX_BAD_DTYPE;
+    if (call->rows < 0 || call->n < 1 || call->n > TABLED_CLASSES || call->rows > INT64_MAX / 16 / call->n) return ANYMAX_BAD_SHAPE;
+    if (!sound(call->link) || !(call->mass > 0.0) || !(call->most > 0.0)) return ANYMAX_BAD_PARAM;
+    return call->rows && (!call->x || (call->g && !call->out)) ? ANYMAX_BAD_POINTER : ANYMAX_OK;
+}
+
+extern "C" int anymax_tabled(const anymax_tabled_call *call) {
+    const int code = check(call);
+    if (code || !call->rows) return code;
+    const anymax_unit *unit = entry()->unit;
+    const int64_t row = at_most_so_much(call->n, TABLED_COST);
+    const bool large = call->rows > 1 && at_most_so_much(call->rows, row) >= ALONE_MOST;
+    return share(large ? parallel_of(call->pool) : nullptr, call->rows, grain_of(row), [=](int64_t begin, int64_t end) { return unit->tabled(call, begin, end); });
+}
+
 extern "C" const char *anymax_error(int code) {
     switch (code) {
         case ANYMAX_OK: return "no error";

@@ -122,6 +122,7 @@ constexpr decltype(anymax_unit::linear) linear = nullptr, linear_vjp = nullptr;
 constexpr decltype(anymax_unit::decode) decode = nullptr;
 constexpr decltype(anymax_unit::choose) choose = nullptr;
 constexpr decltype(anymax_unit::transport) transport = nullptr;
+constexpr decltype(anymax_unit::tabled) tabled = nullptr;
 #endif
 
 }  // namespace ANYMAX_UNIT
@@ -139,4 +140,5 @@ extern "C" const anymax_unit ANYMAX_JOIN(anymax_unit_, ANYMAX_UNIT) = {
     ANYMAX_UNIT::decode,
     ANYMAX_UNIT::choose,
     ANYMAX_UNIT::transport,
+    ANYMAX_UNIT::tabled,
 };

@@ -95,6 +95,7 @@ PyMethodDef methods[] = {
     FAST(linear),
     FAST(order),
     FAST(order_vjp),
+    FAST(tabled),
     FAST(plan),
     FAST(sinkhorn),
     {"bind", bind, METH_O, nullptr},

@@ -55,8 +55,9 @@ class Mapping(OverProcesses, ABC):
     (Entmax(alpha=1.7), True)
     """
 
-    __slots__ = ("_link",)  # the map in the engines' terms, cached (kernels/link.py)
+    __slots__ = ("_link", "_tables")  # the map in the engines' terms, cached (kernels/link.py and kernels/tables.py)
     _link: Any
+    _tables: Any
 
     name: ClassVar[str]
     formula: ClassVar[str] = ""  # p in plain text, for tables and notebooks

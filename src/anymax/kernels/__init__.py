@@ -16,12 +16,19 @@ from .._array import Array, asarray, floating, namespace
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.typing import AnyArray, DType, Numbers
-from . import choice, framework, native, ragged, reference, triton, xla
+from . import choice, framework, native, ragged, reference, tabled, triton, xla
 from .choice import asked
 from .engine import OPS, Engine, RaggedEngine
 from .triton import ragged as triton_ragged
 
-ENGINES: tuple[Engine, ...] = (native.ENGINE, triton.ENGINE, framework.ENGINE, xla.ENGINE, reference.ENGINE)
+ENGINES: tuple[Engine, ...] = (
+    native.ENGINE,
+    tabled.ENGINE,
+    triton.ENGINE,
+    framework.ENGINE,
+    xla.ENGINE,
+    reference.ENGINE,
+)
 RAGGED: tuple[RaggedEngine, ...] = (ragged.RAGGED, triton_ragged.RAGGED)
 
 
@@ -80,8 +87,8 @@ def use(name: str) -> contextlib.AbstractContextManager[None]:
     Parameters
     ----------
     name
-        "native" (the compiled CPU engine), "triton" (GPU kernels), "framework" (torch's own softmax), "xla" (JAX) or
-        "reference" (array-API code, which computes every call).
+        "native" (the compiled CPU engine), "tabled" (the same for maps without a kernel), "triton" (GPU kernels), "framework" (torch's own
+        softmax), "xla" (JAX) or "reference" (array-API code, which computes every call).
 
     Returns
     -------

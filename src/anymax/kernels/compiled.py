@@ -101,6 +101,12 @@ class Compiled(Protocol):
         """Writes P to `out`, with the gradient `g` of P that of the scores; with a tolerance above 0 `left`, what sums of rows lack."""
         ...
 
+    def tabled(
+        self, cells: np.ndarray, numbers: np.ndarray, x: Array, g: Array | None, out: Array | None, tau: Array | None, /
+    ) -> bool | None:
+        """Writes `out` and `tau`; with `g` it reads probabilities and writes the gradient."""
+        ...
+
     def bind(self, functions: dict[str, Any], /) -> None:
         """Hand over Python's functions and objects that it uses, by name."""
         ...

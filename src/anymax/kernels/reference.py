@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from .._array import Array, floating, namespace, quiet, upcast
+import numpy as np
+
+from .._array import (
+    Array,
+    compiling,
+    decides,
+    differentiates,
+    floating,
+    is_torch,
+    namespace,
+    quiet,
+    recorded,
+    upcast,
+)
 from .._core.mapping import Mapping
+from .._core.separable import Separable
 from .engine import Engine
+
+BLOCK = (
+    65536  # scores of the rows that are solved at a time: what a solver reads again and again fits into a second cache
+)
 
 
 class Reference(Engine):
@@ -16,7 +35,7 @@ class Reference(Engine):
         return None
 
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
-        return _in_compute_dtype(mapping.forward, x)
+        return _in_blocks(mapping, x) if _takes_blocks(mapping, x) else _in_compute_dtype(mapping.forward, x)
 
     def log_forward(self, mapping: Mapping, x: Array) -> Array | None:
         return _in_compute_dtype(mapping.log_forward, x)
@@ -45,6 +64,31 @@ def _in_compute_dtype(method: Any, x: Array, *others: Array) -> Array:
     with quiet(x):
         out = method(upcast(x, xp), *(upcast(a, xp) for a in others), xp)
     return out if out is None or out.dtype == x.dtype else xp.astype(out, x.dtype)
+
+
+def _takes_blocks(mapping: Mapping, x: Array) -> bool:
+    """True for a solver that iterates over many rows of an array in memory, with nothing that traces or records the operations."""
+    if compiling() or not isinstance(mapping, Separable) or x.ndim < 2 or math.prod(x.shape) < 2 * BLOCK:
+        return False
+    if not (type(x) is np.ndarray or is_torch(x)) or not decides(x):
+        return False
+    return not differentiates(x) and not recorded(*mapping.params().values())
+
+
+def _in_blocks(mapping: Mapping, x: Array) -> Array:
+    """p(x), some rows at a time. A row does not depend on the others."""
+    xp, n = namespace(x), x.shape[-1]
+    rows = xp.reshape(x, (-1, n))
+    params = {}
+    for name, value in mapping.params().items():
+        own, width = namespace(value), value.shape[-1] if value.ndim else 1
+        params[name] = own.reshape(own.broadcast_to(value, (*x.shape[:-1], width)), (-1, width))
+    step = max(BLOCK // n, 1)
+    parts = []
+    for i in range(0, rows.shape[0], step):
+        part = mapping.replace(**{name: value[i : i + step] for name, value in params.items()})
+        parts.append(_in_compute_dtype(part.forward, rows[i : i + step]))
+    return xp.reshape(xp.concat(parts, axis=0), x.shape)
 
 
 ENGINE = Reference()
