@@ -21,6 +21,8 @@ class Facts:
         The Jacobian is symmetric, so p is a gradient and a Fenchel-Young loss exists.
     margin
         The loss is 0 once the target's score leads all others by this much; None if no lead over them is enough.
+    ordered
+        The order of the classes matters: p of permuted scores is not the permuted p.
 
     Examples
     --------

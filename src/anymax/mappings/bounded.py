@@ -50,7 +50,7 @@ class Bounded(Separable):
     Examples
     --------
     >>> anymax.apply(anymax.Bounded(0.5), [3.0, 1.0, 0.5])
-    array([0.5 , 0.5 , 0.  ])
+    array([0.5, 0.5, 0. ])
     >>> import numpy as np
     >>> anymax.apply(anymax.Bounded(np.array([0.5, 0.1, 1.0]), alpha=1.0), [3.0, 1.0, 0.0]).round(3)
     array([0.5, 0.1, 0.4])

@@ -55,7 +55,7 @@ class Fusedmax(Mapping):
 
     Examples
     --------
-    >>> anymax.apply(anymax.Fusedmax(0.3), [1.0, 0.8, -1.0, 0.9])
+    >>> anymax.apply(anymax.Fusedmax(0.3), [1.0, 0.8, -1.0, 0.7])
     array([0.45, 0.45, 0.  , 0.1 ])
     """
 
