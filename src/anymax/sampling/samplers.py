@@ -210,7 +210,6 @@ def gumbel_softmax(
     chosen = Softmax() if mapping is None else as_mapping(mapping, "gumbel_softmax")
     p = apply(chosen, z, axis)
     if hard:
-        left_over("gumbel_softmax", chosen, xp)
         corner = _corner(chosen, stop_gradient(z), to_last(stop_gradient(p), axis, xp), axis, xp)
         p = from_last(corner, axis, xp) + (p - stop_gradient(p))  # the bracket is exactly 0
     return as_dtype(p, scores.dtype, xp)
@@ -222,6 +221,7 @@ def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> A
     rows, aligned = given.rows, given.mapping
     if (corner := aligned.corner(rows, xp)) is not None:
         return corner
+    left_over("gumbel_softmax", mapping, xp)
     if aligned.hides_a_class:
         aligned, rows = aligned.with_hidden(rows, xp)
         return _corner(aligned, rows, stop_gradient(apply(aligned, rows)), -1, xp)[..., :-1]
