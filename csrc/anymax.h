@@ -136,6 +136,23 @@ typedef struct {
 ANYMAX_API int anymax_linear(const anymax_linear_call *call);
 ANYMAX_API int anymax_linear_vjp(const anymax_linear_call *call); /* of what anymax_linear has made: `out` and `below` are read */
 
+/* Soft ranks and soft sorting, the projection on a permutahedron (order/blocks.hpp says which); rows in C order, F32 or F64. -inf is a masked class: it
+   has the rank 0, and sorted it comes last, as 0. A row with NaN or +inf becomes NaN. */
+typedef struct {
+    int32_t dtype, pool;
+    int32_t sorted;     /* 0: the rank of each score, 1 for the smallest; 1: the scores in order */
+    int32_t descending; /* 1: as said; 0: of -x, and sorted scores with their sign again */
+    int32_t kl;         /* 0: squared distance; 1: relative entropy */
+    int64_t rows, n;
+    double strength;    /* above 0 */
+    const void *x;      /* read by anymax_order, and by the gradient of sorted scores */
+    int32_t *order;     /* [rows, n]: the classes in descending order, the sign bit set at the first of each block; anymax_order writes it unless it is NULL */
+    const void *p, *g;  /* read by the gradient: the result of anymax_order, and the incoming gradient */
+    void *out;
+} anymax_order_call;
+ANYMAX_API int anymax_order(const anymax_order_call *call);
+ANYMAX_API int anymax_order_vjp(const anymax_order_call *call);
+
 /* Truncations of rows one after the other, then draws from a map of the scores that they leave. A step keeps `least` classes at least; equal scores
    at the end of a step stay by their place, but for TYPICAL and WITHOUT_TOP, which treat them alike. */
 enum anymax_step_kind {
@@ -174,6 +191,34 @@ typedef struct {
 } anymax_decode_call;
 ANYMAX_API int anymax_decode(const anymax_decode_call *call);
 
+/* The k largest scores of each row, as a router chooses its experts: their classes, the largest first, equal ones by their place; -1 where a row has
+   fewer, and in all of a row with a NaN. With groups, equal blocks of the classes, only the `kept` groups with the largest sums are chosen from, equal
+   sums by their place. The sum of a group is that of its `most` largest scores, added in their order; scores of -inf count as nothing, and a group that
+   has no other is never kept. */
+typedef struct {
+    int32_t dtype, pool;
+    int64_t rows, n; /* in C order */
+    const void *x;
+    int64_t k, groups, kept, most; /* groups 1: there are none */
+    int64_t *index;                /* [rows, k] */
+} anymax_choice_call;
+ANYMAX_API int anymax_choose(const anymax_choice_call *call);
+/* Sinkhorn: `count` matrices [n, m] in C order, F32 or F64. P = exp(x / temperature) with factors of rows and columns, after so many iterations, each of
+   which gives the rows and then the columns their sums. -inf is an entry of 0; a matrix with NaN or +inf, or with a sum below 0, becomes NaN. */
+typedef struct {
+    int32_t dtype, pool;
+    int64_t count, n, m, iterations;
+    double temperature;
+    const void *x;
+    const void *rows, *columns;       /* the sums of rows [n] and columns [m], of the dtype of x. NULL: equal shares of the other's total; both: 1 a row.
+                                         Rows and columns without an entry have none */
+    int64_t rows_step, columns_step;  /* from those of a matrix to those of the next; 0: all have the same */
+    const void *g;                    /* the gradient of P, or NULL */
+    void *out;                        /* P; with g the gradient of x */
+    double tolerance;                 /* above 0, without g: a matrix is iterated until no sum of a row is wrong by more than this part of it */
+    double *left;                     /* [count], with a tolerance: by how much it was wrong before the last iteration */
+} anymax_sinkhorn_call;
+ANYMAX_API int anymax_sinkhorn(const anymax_sinkhorn_call *call);
 /* A rising function of t as cubics: at v = sign * t + offset, which is above 0, cell (bits of v >> shift) less that of `low`, and a fraction u of it the
    lower bits of v: ((c[3] u + c[2]) u + c[1]) u + c[0]. */
 typedef struct {

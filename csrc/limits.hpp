@@ -53,6 +53,11 @@ constexpr int64_t STEPS_MOST = 64;   // truncations of a call
 constexpr int64_t HEAD_MOST = 4096;     // d
 constexpr int64_t VALUES_MOST = 65536;  // dv
 
+// -- Sinkhorn: matrices that are computed one a lane ----------------------------------------------------------------------------------------------
+
+constexpr int64_t SMALL_SIDE = 8, SMALL_ENTRIES = SMALL_SIDE * SMALL_SIDE;
+constexpr int64_t SMALL_ITERATIONS = 256;  // whose factors fit into the second cache
+
 // -- a link as a table ---------------------------------------------------------------------------------------------------------------------------------
 
 constexpr int64_t TABLED_CLASSES = 1 << 20;  // of a longer row an even share is less than what a table is checked for

@@ -33,6 +33,9 @@ class Case:
     between: Callable | None = (
         None  # number of classes -> (lowest, highest) sum of p, where the sum is not the mass in every row
     )
+    target: Callable | None = (
+        None  # number of classes -> a vertex as a target, where it is not the first classes up to the mass
+    )
     potential: bool = True  # a convex loss exists
     soft_loss: bool = True  # its loss is 0 at a target that is not one class
     cold: tuple | None = None  # p of [2, 1] as the temperature falls to 0, where that is not the largest score's
@@ -88,9 +91,26 @@ def _budget(k):
     return Case(f"budget-{k:g}", am.Budget(k), oracles.budget(k), kkt=oracles.kkt_budget(k), mass=float(k))
 
 
+def _bounded(alpha, **options):
+    name = f"bounded-1-{alpha:g}"
+    return Case(name, am.Bounded(1.0, alpha), oracles.bounded(1, alpha), kkt=oracles.kkt_entmax(alpha), **options)
+
+
 def _open_budget(k, shape):
     oracle, kkt = oracles.open_budget(k, shape), oracles.kkt_open_budget(k, shape)
     return Case(f"budget-{k:g}-{shape}", am.Budget(k, shape), oracle, kkt=kkt, mass=float(k))
+
+
+def _fusedmax(strength, **options):
+    return Case(
+        f"fusedmax-{strength:g}",
+        am.Fusedmax(strength),
+        oracles.fusedmax(strength),
+        disorder=(0.5, -1.0, 1.0, 0.45),
+        ulps=8,
+        ulps64=16,
+        **options,
+    )
 
 
 def _normmax(alpha, id=None, given=None, **options):
@@ -101,6 +121,19 @@ def _normmax(alpha, id=None, given=None, **options):
         kkt=oracles.kkt_normmax(alpha),
         omega=lambda p: float(np.sum(p**alpha) ** (1 / alpha)),
         **options,
+    )
+
+
+def _ranks(strength, regularization="l2"):
+    kl = regularization == "kl"
+    return Case(
+        f"ranks-{strength:g}" + ("-kl" if kl else ""),
+        am.Ranks(strength, regularization),
+        oracles.ranks(strength, kl),
+        kkt=oracles.kkt_ranks(strength, kl),
+        between=lambda n: (n * (n + 1) / 2,) * 2,
+        target=lambda n: np.arange(n, 0.0, -1.0),
+        cold=(2.0, 1.0),
     )
 
 
@@ -117,6 +150,12 @@ def _sink(inner, score, oracle, cold=(1.0, 0.0), **options):
         cold=cold,
         **options,
     )
+
+
+def _alone(id, mapping, link):
+    """Each class by itself, with p from 0 to 1."""
+    oracle = oracles.exact(lambda x: [link(v) for v in x])
+    return Case(f"elementwise-{id}", mapping, oracle, between=lambda n: (0.0, float(n)), cold=(1.0, 1.0))
 
 
 TABLE = (
@@ -144,7 +183,11 @@ TABLE = (
         ),
     ),
     Row("Budget", (_budget(2), _budget(1), _budget(2.5), _open_budget(2, "sigmoid"), _open_budget(1.5, "laplace"))),
+    # bounds below 1, and bounds that differ between classes, are in tests/test_bounded.py: no class then gets all
+    Row("Bounded", (_bounded(2.0), _bounded(1.5), _bounded(1.0, ulps=16, ulps64=24))),
+    Row("Fusedmax", (_fusedmax(0.3), _fusedmax(0.05))),
     Row("NormMax", (_normmax(2.0), _normmax(1.1, ulps=5), _normmax(1.5), _normmax(4.0, ulps64=16))),
+    Row("Ranks", (_ranks(1.0), _ranks(0.1), _ranks(0.5, "kl"))),
     Row(
         "Taylor",
         tuple(
@@ -217,6 +260,17 @@ TABLE = (
             _sink("sigsoftmax", 0.5, oracles.sigsoftmax, potential=False),
         ),
     ),
+    Row(
+        "Elementwise",
+        (
+            _alone("sigmoid", am.Elementwise(), lambda t: 1 / (1 + mp.exp(-t))),
+            _alone(
+                "laplace",
+                am.Elementwise(am.Budget(1, shape="laplace"), tau=0.5),
+                lambda t: mp.exp(t - 0.5) / 2 if t < 0.5 else 1 - mp.exp(0.5 - t) / 2,
+            ),
+        ),
+    ),
 )
 
 CASES = tuple(case for row in TABLE for case in row.cases)
@@ -228,6 +282,12 @@ def whole(own):
     """A test's own maps by name, and the first case of every map of the table that is not among them."""
     kinds = {type(mapping) for mapping in own.values()}
     return own | {case.id: case.mapping for case in FIRST if type(case.mapping) not in kinds}
+
+
+def takes_an_index(mapping):
+    """True if p may sum to 1, as a class index as target does."""
+    lowest, highest = mapping.sums(None, np)
+    return bool(np.all(lowest <= 1) and np.all(highest >= 1))
 
 
 def each(cases=CASES, name="case"):

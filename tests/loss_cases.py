@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import plainly
 import pytest
-from cases import whole
+from cases import takes_an_index, whole
 from kinds import KINDS
 
 import anymax as A
@@ -34,7 +34,7 @@ WITHOUT = {
     "ratio_square": Ratio.square(),
     "ratio_sigmoid": Ratio.sigmoid(),
 }
-MAPS = whole(POTENTIAL | WITHOUT)
+MAPS = {name: mapping for name, mapping in whole(POTENTIAL | WITHOUT).items() if takes_an_index(mapping)}
 POTENTIAL, WITHOUT = ({n: m for n, m in MAPS.items() if m.facts.has_potential is has} for has in (True, False))
 SOFT = {n: m for n, m in POTENTIAL.items() if m.no_constant(smoothed=False) is None}  # with a loss of distributions
 

@@ -204,6 +204,32 @@ def _normalised(w):
     return [v / z for v in w]
 
 
+def ranks(strength, kl=False):
+    """The projection on the permutahedron at 50 digits, from isotonic regression of the sorted scores."""
+
+    @exact
+    def solve(x):
+        n, strong = len(x), mp.mpf(strength)
+        order = sorted(range(n), key=lambda i: -x[i])
+        z = [(x[i] - max(x)) / strong for i in order]
+        w = [mp.mpf(n - j) for j in range(n)]
+        blocks = []  # pooled until their values fall
+        for j in range(n):
+            a, b, start = (mp.exp(z[j]), w[j], j) if kl else (z[j] - w[j], mp.mpf(1), j)
+            while blocks and blocks[-1][0] / blocks[-1][1] <= a / b:
+                a0, b0, start = blocks.pop()
+                a, b = a + a0, b + b0
+            blocks.append((a, b, start))
+        p = [mp.mpf(0)] * n
+        ends = [start for _, _, start in blocks[1:]] + [n]
+        for (a, b, start), end in zip(blocks, ends):
+            for j in range(start, end):
+                p[order[j]] = mp.exp(z[j]) * b / a if kl else z[j] - a / b
+        return p
+
+    return solve
+
+
 def sparse_softmax(k=None, p=None):
     """Softmax over the first k in order of score and position, or over as many as reach the mass p."""
 
@@ -415,6 +441,27 @@ def kkt_open_budget(k, shape):
     return residual
 
 
+def kkt_ranks(strength, kl):
+    """Whether p is a mixture of orderings, and the gradient of the objective lies in the cone of those that p is on the border of.
+
+    In descending order the sums of the first j are at most those of n, n - 1, ...; `x / strength - Omega'(p)` may fall only where the sum
+    is reached, and must not rise.
+    """
+
+    def residual(x, p):
+        order = np.argsort(-x, kind="stable")
+        q, w = p[order], np.arange(len(x), 0.0, -1.0)
+        slack = np.cumsum((w - q).astype(np.longdouble)).astype(float)
+        price = x[order] / strength - (np.log(q) if kl else q)
+        fall = -np.diff(price)
+        rate = q[:-1] if kl else 1.0
+        wrong = np.where(slack[:-1] > 1e-9 * len(x), np.abs(fall), np.maximum(-fall, 0.0)) * np.minimum(1.0, rate)
+        scale = len(x) * max(1.0, 1.0 / strength)
+        return max(np.max(wrong, initial=0.0), max(np.max(-slack, initial=0.0), abs(slack[-1])) / len(x)) / scale
+
+    return residual
+
+
 def kkt_normmax(alpha):
     def residual(x, p):
         p = np.asarray(p, dtype=np.float64)
@@ -453,3 +500,71 @@ def brute_force(x, omega, parts=200):
             if value > best:
                 best, argument = value, p
     return argument
+
+
+def bounded(u, alpha):
+    """`min(entmax's link, u_i)` with a sum of 1, by bisection; the bounds themselves where they sum to less."""
+    c = mp.mpf(alpha) - 1
+
+    @exact
+    def solve(x):
+        most = [min(mp.mpf(float(b)), 1) for b in np.broadcast_to(u, len(x))]
+        if mp.fsum(most) <= 1:
+            return most
+
+        def p(tau):
+            free = [mp.exp(v - tau) if c == 0 else mp.power(max(c * (v - tau), 0), 1 / c) for v in x]
+            return [min(a, b) for a, b in zip(free, most, strict=True)]
+
+        # at max x - omega'(1) and above no class has more than 1; far below all have their bounds
+        high = max(x) + 1 + (mp.log(len(x)) if c == 0 else 0)
+        low = min(x) - 60 / max(c, mp.mpf("0.1")) - 60
+        return p(bisect(lambda tau: 1 - mp.fsum(p(tau)), low, high))
+
+    return solve
+
+
+def _taut_string(y, strength):
+    """Total variation denoising in rational numbers: the shortest string from (0, 0) to (n, sum y) in a tube around the sums of y."""
+    n, sums = len(y), [Fraction(0)]
+    for v in y:
+        sums.append(sums[-1] + v)
+    low = [s - strength for s in sums]
+    high = [s + strength for s in sums]
+    low[0] = high[0] = sums[0]
+    low[n] = high[n] = sums[n]
+    out, at, height = [], 0, sums[0]
+    while at < n:
+        steepest, flattest = (
+            None,
+            None,
+        )  # the largest slope below all upper ends so far, and the smallest above all lower ones
+        for j in range(at + 1, n + 1):
+            up, down = (high[j] - height) / (j - at), (low[j] - height) / (j - at)
+            if steepest is not None and down > steepest[0]:  # the string bends down at an upper end
+                slope, end = steepest
+                break
+            if flattest is not None and up < flattest[0]:
+                slope, end = flattest
+                break
+            if steepest is None or up <= steepest[0]:
+                steepest = (up, j)
+            if flattest is None or down >= flattest[0]:
+                flattest = (down, j)
+            slope, end = steepest if j == n else (None, None)
+        out += [slope] * (end - at)
+        height, at = height + slope * (end - at), end
+    return out
+
+
+def fusedmax(strength):
+    """Sparsemax of the taut string, in rational numbers: exact."""
+
+    def solve(row):
+        v = _taut_string([Fraction(float(a)) for a in row], Fraction(strength))
+        order = sorted(v, reverse=True)
+        tau = max((sum(order[:k]) - 1) / k for k in range(1, len(order) + 1))
+        with mp.workdps(DIGITS):
+            return [mp.mpf(w.numerator) / w.denominator for w in (max(a - tau, Fraction(0)) for a in v)]
+
+    return solve

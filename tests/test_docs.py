@@ -146,7 +146,8 @@ def numpy_inputs():
         "t": rng.normal(size=5),
         "onehot": np.eye(5)[2],
     }
-    return made | {"w": rng.uniform(0.5, 2.0, 5), "q": rng.dirichlet(np.ones(5), 6), "np": np}
+    made |= {"w": rng.uniform(0.5, 2.0, 5), "q": rng.dirichlet(np.ones(5), 6), "np": np}
+    return made | {"a": rng.dirichlet(np.ones(6)), "b": rng.dirichlet(np.ones(5))}
 
 
 INPUTS = {"jax": jax_inputs, "numpy": numpy_inputs}
@@ -159,6 +160,8 @@ def names(package):
     if package == "scipy":
         for part in ("special", "stats", "optimize"):
             importlib.import_module(f"scipy.{part}")
+    if package == "fast_soft_sort":
+        importlib.import_module("fast_soft_sort.pytorch_ops")
     if package == "pytorch_metric_learning":
         known["losses"] = importlib.import_module("pytorch_metric_learning.losses")
     return known

@@ -20,11 +20,11 @@ FLOORS = (
     ("mappings",),
     ("kernels",),
     ("autodiff", "transforms"),
-    ("functional",),
-    ("losses", "thresholds", "inspection"),
+    ("functional", "transport"),
+    ("losses", "thresholds", "inspection", "ordering"),
     ("likelihood", "segments", "contract"),
     ("sampling", "_attention", "linear"),
-    ("_config", "distributed", "margins"),
+    ("_config", "distributed", "margins", "routing"),
     ("nn", "sklearn", "plot", "contrastive"),
     ("hf", "numpyro", "cli"),
     ("__init__", "__main__"),
@@ -205,7 +205,8 @@ def test_frameworks_only_in_leaves():
 # by more than the framework (a group of processes, an implementation of attention).
 LOADERS = {
     "autodiff.__init__", "segments.__init__", "likelihood.__init__", "linear.__init__", "distributed.choose_group", "__init__", "_config",
-    "kernels.__init__", "kernels.triton", "segments.layout", "_attention.implementations", "_attention.linear", "numpyro",
+    "kernels.__init__", "kernels.selection", "kernels.triton", "segments.layout", "_attention.implementations", "_attention.linear",
+    "numpyro", "transport.sinkhorn", "transport.gumbel",
 }  # fmt: skip
 NAMED = re.compile(r"(^|[._])(torch|jax|dtensor|triton|xla)($|_)")
 
@@ -437,7 +438,20 @@ def test_all_is_what_is_public():
     imported = imported - {"*"} | set(am.mappings.__all__) | set(am._LATE_NAMES)
     assert imported == set(am.__all__)
     assert dir(am) == sorted(
-        [*am.__all__, "distributed", "hf", "linear", "nn", "numpyro", "plot", "sampling", "segments", "sklearn"]
+        [
+            *am.__all__,
+            "distributed",
+            "hf",
+            "linear",
+            "nn",
+            "numpyro",
+            "plot",
+            "routing",
+            "sampling",
+            "segments",
+            "sklearn",
+            "transport",
+        ]
     )
     with pytest.raises(AttributeError, match="no attribute 'softmaxx'"):
         am.softmaxx  # noqa: B018

@@ -10,7 +10,7 @@ import textwrap
 import numpy as np
 import plainly
 import pytest
-from cases import whole
+from cases import takes_an_index, whole
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -37,7 +37,7 @@ MAPS = whole(
         "perturb_max": PerturbMax(),
     }
 )
-FENCHEL = [n for n, m in MAPS.items() if m.facts.has_potential and "budget" not in n]
+FENCHEL = [n for n, m in MAPS.items() if m.facts.has_potential and takes_an_index(m)]
 every_map = pytest.mark.parametrize("name", MAPS)
 X = np.random.default_rng(0).normal(size=(3, 5))
 

@@ -47,7 +47,8 @@ def test_several_axes_are_one_row(case, kind):
     kept = np.broadcast_to(keep, x.shape).transpose(0, 2, 1, 3).reshape(3, 4, 10)
     with wide(kind):
         make = KINDS[kind]
-        for axes in ({"axis": (1, 3)}, {"axis": (-1, 1)}, {"dim": [1, -1]}):
+        turned = {"axis": (-1, 1)} if not case.mapping.facts.ordered else {"axis": (1, -1)}
+        for axes in ({"axis": (1, 3)}, turned, {"dim": [1, -1]}):
             for mask, want in ((None, case.apply(rows)), (keep, case.apply(rows, mask=kept))):
                 p = case.apply(make(x), mask=None if mask is None else make(mask), **axes)
                 laws.close(back(p), want.reshape(3, 4, 2, 5).transpose(0, 2, 1, 3), 1e-12)

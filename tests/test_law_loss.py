@@ -25,6 +25,7 @@ def targets_of(case):
         vertex[: int(whole)] = 1.0
         if rest:
             vertex[int(whole)] = rest
+        vertex = vertex if case.target is None else case.target(n)
         soft = case.apply(laws.scores(n, seed=99))
         return [vertex, np.roll(vertex, 2), soft]
 
@@ -75,7 +76,7 @@ def test_margin(case):
             z = x.copy()
             z[:k] += margin * lead * (1 + 4e-16)
             assert loss_of(case)(z, y) == 0, (n, lead)
-        if margin == 0:
+        if margin == 0 or case.mapping.facts.ordered:  # a target at the end of a chain needs less
             continue
         values = []
         for lead in (-1.0, 0.0, 0.3, 0.6, 0.9):

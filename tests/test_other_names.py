@@ -65,7 +65,7 @@ from anymax._core import elsewhere
         ("hardmax", "anymax.softmax(anymax.temperature(0)(x))"),
         ("argmax", "use the argmax of your framework"),
         ("F", "its functions are in the package itself"),
-        ("sigmoid", 'anymax.apply("sigmoid", x)'),
+        ("sigmoid", 'anymax.apply(Elementwise("sigmoid"), x)'),
         ("softmin", "anymax.softmax(-x, dim=-1)"),
         ("Softmax2d", "anymax.softmax(x, axis=-3)"),
         ("NLLLoss", "it takes scores, not log p"),

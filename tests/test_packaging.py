@@ -22,13 +22,14 @@ from anymax.mappings import CATALOGUE
 ROOT = Path(__file__).parents[1]
 
 PUBLIC = """
-    Mapping Separable RatioMap Facts Noise
+    Mapping Separable RatioMap Facts Noise Sinkhorn
     apply log_apply softmax log_softmax logsumexp sparsemax entmax entmax15 taylor_softmax sparse_softmax sigsoftmax
     perturb_max normmax budget threshold
     fenchel_young nll cross_entropy sparsemax_loss entmax_loss entmax15_loss sparse_softmax_loss taylor_softmax_loss normmax_loss
     perturb_max_loss accuracy_loss smoothed_nll stop_gradient_loss multilabel_softmax_loss margin_loss
     transforms margins temperature mask prior normalize topk topp minp cosine compose mix
     sample gumbel_max gumbel_softmax
+    soft_rank soft_sort soft_permutation
     attention attention_varlen linear_attention LinearState
     Segments segment_apply segment_log_apply segment_logsumexp segment_threshold segment_loss segment_sample segment_entropy
     segment_support linear_loss linear_log_prob linear_log_prob_entropy linear_topk_kl contrastive_loss

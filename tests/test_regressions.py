@@ -62,6 +62,20 @@ def test_a_budget_of_another_shape_has_no_kernel_of_the_linear_one(shape):
         Budget(2, "normal")
 
 
+@pytest.mark.parametrize("shape", ["sigmoid", "laplace"])
+def test_a_score_on_the_threshold_of_a_budget_has_its_derivative(shape):
+    """The middle of a symmetric row lies on its threshold, where F is steepest."""
+    x = torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64)
+    k = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
+    plain = am.jacobian(Budget(1.5, shape), x)
+    traced = torch.func.jacrev(lambda x: am.apply(Budget(1.5, shape), x))(x)
+    torch.testing.assert_close(traced, plain)
+    (slope,) = torch.autograd.grad(am.apply(Budget(k, shape), x)[1], k)
+    s = torch.diagonal(plain)
+    assert 0.2 < slope < 1.0
+    assert (s > 0.05).all()
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16", "uint64"])
 def test_targets_of_any_integer_type(dtype):
     x = np.random.default_rng(0).normal(size=(3, 200)).astype(np.float32)

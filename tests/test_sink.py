@@ -148,6 +148,19 @@ def test_a_draw_of_the_sink_is_minus_one():
     assert am.sample(am.Sink(), torch.full((2, 3), -50.0), generator=0).tolist() == [-1, -1]
 
 
+def test_a_hard_relaxed_draw_of_the_sink_is_no_class():
+    x = torch.zeros(4000, 2, requires_grad=True)
+    hard = am.gumbel_softmax(x, mapping=am.Sink(), hard=True, generator=torch.Generator().manual_seed(0))
+    assert set(hard.sum(-1).tolist()) == {0.0, 1.0}
+    hard[:, 0].sum().backward()
+    assert x.grad.abs().sum() > 0
+    for wrong in (lambda: am.nn.Categorical(am.Sink(), x), lambda: am.nn.Categorical(am.Elementwise(), x)):
+        with pytest.raises(ValueError, match="gives the classes no distribution"):
+            wrong()
+    with pytest.raises(ValueError, match=r"gumbel_softmax: .* a probability of its own"):
+        am.gumbel_softmax(x, mapping=am.Elementwise(), hard=True)
+
+
 def test_log_prob_entropy_and_kl():
     y = np.array([0, -1, 3, 2, -1])
     for inner in ("softmax", "entmax15"):

@@ -6,7 +6,7 @@ import logging
 import shutil
 
 import pytest
-from cases import whole
+from cases import takes_an_index, whole
 
 torch = pytest.importorskip("torch")
 
@@ -66,7 +66,7 @@ def of(name):
 
 def loss_of(name, smoothing=0.1):
     mapping = MAPS[name]
-    if mapping.facts.has_potential and "budget" not in name:
+    if mapping.facts.has_potential and takes_an_index(mapping):
         smoothing = 0.0 if "sparse_softmax" in name else smoothing
         return lambda x: A.fenchel_young(mapping, x, T, label_smoothing=smoothing)
     return lambda x: A.smoothed_nll(mapping, x, T, epsilon=1e-3)

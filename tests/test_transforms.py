@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import math
+import pathlib
 import pickle
 
 import numpy as np
@@ -16,18 +19,23 @@ from anymax.kernels import decode
 from anymax.transforms import (
     compose,
     cosine,
+    dry,
+    dynamic_temperature,
     epsilon_cutoff,
     eta,
     logit_bias,
     mask,
+    mink,
     minp,
     mix,
     noise,
     normalize,
+    pless,
     prior,
     repetition_penalty,
     scalable,
     temperature,
+    toph,
     topk,
     topnsigma,
     topp,
@@ -93,6 +101,12 @@ def test_kept_properties(kind, name):
         assert not np.isnan(z).any()
 
 
+ROWS = {  # what has one value for each of three rows, with the classes along the first axis
+    "temperature[]": temperature(np.array([[2.0, 1.0, 0.5]]), axis=0),
+    "topk[]": topk(np.array([[3, 1, 2]]), min_keep=2, axis=0),
+}
+
+
 @every_kind
 @everyone
 def test_any_axis(kind, name):
@@ -101,10 +115,10 @@ def test_any_axis(kind, name):
         return
     transform, c = ALL[name], KINDS[kind]
     other = dataclasses.replace(transform, axis=0)
-    if name == "temperature[]":
-        other = temperature(np.array([[2.0, 1.0, 0.5]]), axis=0)
+    if name in ROWS:
+        other = ROWS[name]
     np.testing.assert_allclose(back(other(c(x.T))), back(transform(c(x))).T, rtol=1e-13)
-    if name != "temperature[]" and kind != "jax":
+    if name not in ROWS and kind != "jax":
         cube = np.random.default_rng(3).normal(size=(2, 5, 3))
         middle = dataclasses.replace(transform, axis=1)
         want = np.moveaxis(back(transform(c(np.moveaxis(cube, 1, -1)))), -1, 1)
@@ -119,6 +133,22 @@ def test_the_contract(name):
         assert t.replace() == t
         assert t.truncates == isinstance(t, Truncation)
         assert getattr(A.transforms, t.name)
+
+
+def test_each_transform_has_its_rows_in_the_tables():
+    """All laws go over tests/transform_cases.py, and tests/test_torch_derivatives.py has a table of its own."""
+    have = {t.name for case in ALL.values() for t in getattr(case, "transforms", (case,))}
+    made = {
+        name
+        for name in A.transforms.__all__
+        if inspect.isfunction(make := getattr(A.transforms, name)) and make.__annotations__["return"] == "Transform"
+    }
+    assert made - have == set(), "these have no row in tests/transform_cases.py"
+    tree = ast.parse((pathlib.Path(__file__).parent / "test_torch_derivatives.py").read_text(encoding="utf-8"))
+    table = next(
+        n for n in ast.walk(tree) if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "TRANSFORMS"
+    )
+    assert made - {ast.literal_eval(k) for k in table.value.keys} == set(), "these have no row in TRANSFORMS"  # type: ignore[attr-defined]
 
 
 def test_a_transform_owes_its_rows():
@@ -145,7 +175,7 @@ def test_integers_are_promoted_and_booleans_are_errors():
 
 @everyone
 def test_empty_batches(name):
-    if name != "temperature[]":
+    if name not in ROWS:
         assert ALL[name](np.zeros((0, 5))).shape == (0, 5)
 
 
@@ -208,6 +238,23 @@ def test_halves_are_computed_in_fp32(name, half):
         (lambda: xtc(0.1, 1.1), ValueError, "probability must be from 0 to 1"),
         (lambda: xtc(0.1, generator="0")([1.0, 2.0]), TypeError, "generator: NumPy arrays need"),
         (lambda: xtc(generator=[1, 2])(np.zeros((3, 2))), ValueError, "got 2 for 3 rows; give one for each row"),
+        (lambda: pless(0.3), TypeError, "norm must be True or False, got 0.3"),
+        (lambda: pless(np.ones(3)), TypeError, r"pless makes a function of scores, as in pless\(...\)\(x\)"),
+        (lambda: pless(min_keep=0), ValueError, "min_keep must be an integer of at least 1"),
+        (lambda: toph(0), ValueError, "a must be above 0 and at most 1"),
+        (lambda: mink(-1.0), ValueError, "tau must be at least 0 and finite"),
+        (lambda: dynamic_temperature(-1, 1), ValueError, "low must be at least 0 and finite"),
+        (lambda: dynamic_temperature(0, INF), ValueError, "high must be at least 0 and finite"),
+        (lambda: dynamic_temperature(0, 1, 0), ValueError, "exponent must be above 0 and finite"),
+        (lambda: dry(3), ValueError, "dry: tokens must have an axis"),
+        (lambda: dry([0.5]), TypeError, "dry: tokens must be integers"),
+        (lambda: dry([0], -1), ValueError, "multiplier must be at least 0 and finite"),
+        (lambda: dry([0], base=0.9), ValueError, "base must be at least 1 and finite"),
+        (lambda: dry([0], allowed_length=0), ValueError, "allowed_length must be an integer of at least 1"),
+        (lambda: dry([0], sequence_breakers="\n"), TypeError, "sequence_breakers must be a list of classes"),
+        (lambda: dry([0], sequence_breakers=[-1]), TypeError, "sequence_breakers must be a list of classes"),
+        (lambda: dry([0, 5])(np.ones(5)), ValueError, "dry: a token is out of range for 5 classes"),
+        (lambda: dry([[0], [1]])(np.ones((3, 5))), ValueError, "dry: tokens of shape .* do not belong to rows"),
         (lambda: repetition_penalty(3), ValueError, "tokens must have an axis"),
         (lambda: repetition_penalty([0.5]), TypeError, "tokens must be integers"),
         (lambda: repetition_penalty([0], 0.0), ValueError, "penalty must be above 0 and finite"),

@@ -13,6 +13,7 @@ import anymax as A
 from anymax.transforms import (
     compose,
     cosine,
+    dynamic_temperature,
     logit_bias,
     mask,
     mix,
@@ -85,6 +86,40 @@ def test_scalable_follows_the_number_of_kept_entries(kind):
         want = np.where(x == -INF, -INF, np.log(64.0) * np.where(x == -INF, 0, x))
         np.testing.assert_allclose(back(scalable(n=given)(c(x))), want, rtol=1e-5)
     assert back(scalable(gamma=-1.0, n=1)(c(x[1:2])))[0, 0] == 0.0
+
+
+def dynamic_row(row, low, high, exponent):
+    """llama.cpp's: `temp_ext` of its sampler, for the classes that are not masked."""
+    live = row[row > -INF].astype(np.float64)
+    q = np.exp(live - live.max()) / np.exp(live - live.max()).sum() if live.size else live
+    entropy = -sum(v * math.log(v) for v in q if v > 0)
+    share = entropy / math.log(live.size) if live.size > 1 else 0.0
+    return row / (low + (high - low) * share**exponent)
+
+
+@every_kind
+def test_dynamic_temperature(kind):
+    c = KINDS[kind]
+    x = scores(n=7, seed=3)
+    level = np.linspace(0.2, 3, len(x), dtype=np.float32)[:, None]
+    for low, high, exponent in ((0.5, 1.5, 1.0), (1.2, 0.3, 2.5), (0.7, 0.7, 1.0), (0.1, 2.0, 0.4)):
+        want = np.stack([dynamic_row(r, low, high, exponent) for r in x])
+        np.testing.assert_allclose(back(dynamic_temperature(low, high, exponent)(c(x))), want, rtol=3e-6)
+    want = np.stack([dynamic_row(r, v, 2 * v, 0.5 + v) for r, (v,) in zip(x, level)])
+    np.testing.assert_allclose(back(dynamic_temperature(c(level), 2 * level, c(0.5 + level))(c(x))), want, rtol=5e-6)
+    sure = back(dynamic_temperature(0, 2.0)(c(np.array([[900.0, 0.0, -3.0], [1.0, 1.0, -INF]], np.float32))))
+    assert np.array_equal(sure, [[1, -INF, -INF], [0.5, 0.5, -INF]]), "no entropy and low = 0: the limit"
+
+
+def test_the_gradient_of_a_dynamic_temperature_passes_its_entropy():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(4, 5, generator=torch.Generator().manual_seed(0)).double()
+    x[1] = 0.3  # the largest entropy
+    x[2, 1:] = -60.0  # none
+    x.requires_grad_()
+    low, high, power = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (0.5, 1.7, 1.4))
+    assert torch.autograd.gradcheck(lambda *a: dynamic_temperature(*a[1:])(a[0]), (x, low, high, power))
+    assert torch.autograd.gradgradcheck(dynamic_temperature(0.5, 1.7, 2.0), x)
 
 
 @every_kind

@@ -11,7 +11,7 @@ from scipy.special import softmax as scipy_softmax
 from transform_cases import INF, scores
 
 import anymax as A
-from anymax.transforms import epsilon_cutoff, eta, minp, topk, topnsigma, topp, typical, xtc
+from anymax.transforms import epsilon_cutoff, eta, mink, minp, pless, toph, topk, topnsigma, topp, typical, xtc
 
 
 def order(row):
@@ -81,6 +81,42 @@ def xtc_row(row, threshold):
     return kept(row, set(range(len(row))) - set(tops[:-1]))
 
 
+def pless_row(row, norm=False, least=1):
+    if np.all(row == -INF):
+        return row
+    q = scipy_softmax(row.astype(np.float64))
+    n = int(np.sum(row > -INF))
+    same = sum(float(v) ** 2 for v in q)
+    bar = same if not norm else 0.0 if n == 1 else same - (1 - same) / (n - 1)
+    return cutoff_row(row, min(bar, q.max()) - 1e-9, least)
+
+
+def entropy_of(weights):
+    q = np.array(weights) / np.sum(weights)
+    return float(-np.sum(q * np.log(q)))
+
+
+def toph_row(row, a, least=1):
+    live = [i for i in order(row) if row[i] > -INF]
+    if not live or a == 1:
+        return row
+    q = scipy_softmax(row.astype(np.float64))
+    bar = a * entropy_of(q[live])
+    count = max(k for k in range(1, len(live) + 1) if entropy_of(q[live[:k]]) <= bar + 1e-7)
+    return kept(row, live[: max(count, least)])
+
+
+def mink_row(row, tau, least=1):
+    live = [i for i in order(row) if row[i] > -INF]
+    if not live:
+        return row
+    s = [float(row[i]) for i in live]
+    drops = [(s[k - 1] - s[k]) / k for k in range(1, len(s))] or [0.0]
+    spread = s[0] - s[-1]
+    flat = math.floor(tau / spread) if spread else len(s) * (tau > 0)
+    return kept(row, live[: max(drops.index(max(drops)) + 1, flat, least)])
+
+
 def topnsigma_row(row, n):
     finite = row[row > -INF].astype(np.float64)
     if finite.size == 0:
@@ -112,6 +148,17 @@ TRUNCATIONS = {
     "epsilon.5,3": (epsilon_cutoff(0.5, min_keep=3), lambda r: cutoff_row(r, 0.5, 3)),
     "eta.11": (eta(0.11), lambda r: cutoff_row(r, lambda h: min(0.11, math.sqrt(0.11) * math.exp(-h)))),
     "eta.8,2": (eta(0.8, 2), lambda r: cutoff_row(r, lambda h: min(0.8, math.sqrt(0.8) * math.exp(-h)), 2)),
+    "pless": (pless(), pless_row),
+    "pless,3": (pless(min_keep=3), lambda r: pless_row(r, least=3)),
+    "pless norm": (pless(norm=True), lambda r: pless_row(r, True)),
+    "toph.4": (toph(0.4), lambda r: toph_row(r, 0.4)),
+    "toph.83": (toph(0.83), lambda r: toph_row(r, 0.83)),
+    "toph1": (toph(1), lambda r: r),
+    "toph.1,4": (toph(0.1, min_keep=4), lambda r: toph_row(r, 0.1, 4)),
+    "mink": (mink(), lambda r: mink_row(r, 3.0)),
+    "mink0": (mink(0), lambda r: mink_row(r, 0.0)),
+    "mink9": (mink(9.0), lambda r: mink_row(r, 9.0)),
+    "mink0,4": (mink(0, min_keep=4), lambda r: mink_row(r, 0.0, 4)),
     "xtc.11": (xtc(0.11, 1, generator=0), lambda r: xtc_row(r, 0.11)),
     "xtc0": (xtc(0, 1.0, generator=0), lambda r: xtc_row(r, 0.0)),
     "xtc never": (xtc(0.05, 0, generator=0), lambda r: r),
@@ -190,9 +237,47 @@ def test_a_level_for_each_row(kind):
         (lambda p: epsilon_cutoff(0.9 * p), lambda r, p: cutoff_row(r, 0.9 * p)),
         (lambda p: eta(0.9 * p), lambda r, p: cutoff_row(r, roots(0.9 * p))),
         (lambda p: xtc(0.5 * p, 1, generator=0), lambda r, p: xtc_row(r, 0.5 * p)),
+        (lambda p: toph(0.9 * p), lambda r, p: toph_row(r, 0.9 * p)),
+        (lambda p: mink(9 * p), lambda r, p: mink_row(r, float(np.float32(9) * np.float32(p)))),
     ):
         want = np.stack([oracle(r, float(q[0])) for r, q in zip(x, p)])
         assert np.array_equal(back(transform(KINDS[kind](p))(KINDS[kind](x))), want)
+
+
+def test_toph_and_the_option_of_transformers():
+    """Theirs adds the terms -p log p of the 100 most probable classes; ours normalises the kept ones. They agree at the ends."""
+    torch = pytest.importorskip("torch")
+    process = pytest.importorskip("transformers.generation.logits_process")
+    x = torch.randn(40, 30, generator=torch.Generator().manual_seed(0)).double() * 2
+    theirs = lambda a: process.TopHLogitsWarper(a)(None, x)  # noqa: E731
+    assert torch.equal(theirs(0.01), toph(0.01)(x))
+    assert torch.equal(toph(1)(x), x)
+    for a in (0.2, 0.5, 0.8):
+        p = x.softmax(-1).sort(-1, descending=True).values
+        whole = -(p * p.log()).sum(-1, keepdim=True)
+        plain = (-(p * p.log()).cumsum(-1) <= a * whole).sum(-1).clamp_min(1)
+        assert torch.equal((theirs(a) > -INF).sum(-1), plain)
+        terms, mass = -(p * p.log()).cumsum(-1), p.cumsum(-1)
+        own = (terms / mass + mass.log() <= a * whole).sum(-1)  # the entropy of the kept ones, from their terms
+        assert torch.equal((toph(a)(x) > -INF).sum(-1), own)
+        assert not torch.equal(own, plain)
+
+
+def test_pless_of_flat_rows_keeps_all():
+    for n in (*range(1, 60), 1000, 50_000):
+        for norm in (False, True):
+            assert np.isfinite(pless(norm=norm)(np.full((2, n), 3.1, np.float32))).all(), n
+
+
+@every_kind
+def test_mink_is_the_same_at_every_temperature_and_for_large_scores(kind):
+    x = np.random.default_rng(8).normal(size=(50, 40)).astype(np.float32)
+    x[:, :4] += 6
+    cut = [np.isfinite(back(mink(0)(KINDS[kind](np.float32(f) * x)))) for f in (1.0, 0.125, 8.0)]
+    assert np.array_equal(cut[0], cut[1])
+    assert np.array_equal(cut[0], cut[2])
+    big = np.array([[3e38, 2.9e38, -3e38, -3.1e38]], np.float32)
+    assert np.isfinite(back(mink()(KINDS[kind](big)))).tolist() == [[True, True, False, False]]
 
 
 @jax_in_the_whole_battery
@@ -239,6 +324,9 @@ def test_a_number_to_keep_beyond_all_classes_keeps_all(kind):
             typical(0.1, many),
             epsilon_cutoff(0.9, many),
             eta(0.9, many),
+            pless(min_keep=many),
+            toph(0.1, many),
+            mink(0, many),
         ):
             assert back(cut(x)).tolist() == [[0.0, 1.0, 3.0]]
 

@@ -78,10 +78,24 @@ def test_interpreted(group):
 
 SHORT = (
     "test_gradients and sparsemax and False or launched or options and entmax-1.5 and smoothing or product "
-    "or second_call and top-k or in_place_and or test_unusual or hooks or losses_by and top-k"
+    "or second_call and top-k or in_place_and or test_unusual or hooks or losses_by and top-k "
+    "or sinkhorn and (masks or 30)"
 )
-MORE = {"brief": (SHORT, "ragged_triton.py", "layer_triton.py", "replay_triton.py")}
-MORE |= {f"more {name}": (f"not ({SHORT})", f"{name}_triton.py") for name in ("ragged", "layer", "replay")}
+SHORT += " or of_the_reference and (deepseek-v3 or eight) and float32 or any_axis_strides"
+MORE = {
+    "brief": (
+        SHORT,
+        "ragged_triton.py",
+        "layer_triton.py",
+        "replay_triton.py",
+        "router_triton.py",
+        "sinkhorn_triton.py",
+    )
+}
+MORE |= {
+    f"more {name}": (f"not ({SHORT})", f"{name}_triton.py")
+    for name in ("ragged", "layer", "replay", "router", "sinkhorn")
+}
 
 
 @pytest.mark.long
@@ -218,6 +232,37 @@ def test_sparse_products_compile_ahead_of_time(monkeypatch, compiler):
         layer.add_products(rows.clone(), starts, index, torch.zeros(200), rows)
         layer.scale(rows, torch.zeros((), dtype=torch.float32))
     compile_all(calls, "sm_80")
+
+
+@pytest.mark.whole(lambda target: target != "sm_80")
+@needs_triton
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("target", ["sm_80", "gfx942"])
+def test_routers_compile_ahead_of_time(target, monkeypatch, compiler):
+    from anymax.kernels.triton import router
+
+    calls, bias = recorded(monkeypatch, router, KERNELS["router"]), torch.zeros(256)
+    router.choose(torch.zeros(64, 256), 8, (8, 4, 2), "sigmoid", bias, True, True, 2.5)
+    router.choose(torch.zeros(64, 256, dtype=torch.bfloat16), 8, (1, 1, 1), "softmax", None, True, True)
+    compile_all(calls, target)
+    for one in calls:
+        if target == "sm_80" and not oldest():
+            found = gpu_static.figures(compiled(target, one))
+            assert (found["stack"], found["spills"]) == (0, 0)
+
+
+@pytest.mark.whole
+@needs_triton
+@pytest.mark.filterwarnings("ignore")
+def test_small_matrices_compile_ahead_of_time(monkeypatch, compiler):
+    from anymax.kernels.triton import sinkhorn_kernels
+
+    calls = recorded(monkeypatch, sinkhorn_kernels, KERNELS["sinkhorn"])
+    x = torch.zeros(1000, 4, 4)
+    for g in (None, x):
+        sinkhorn_kernels.run(x, g, 20, 1.0)
+    for target in ("sm_80", "gfx942"):
+        compile_all(calls, target)
 
 
 def oldest():

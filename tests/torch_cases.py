@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases import whole
+from cases import takes_an_index, whole
 
 torch = pytest.importorskip("torch")
 
@@ -40,7 +40,7 @@ MAPS = whole(
         "perturb_gumbel": PerturbMax("gumbel"),
     }
 )
-FENCHEL = [n for n, m in MAPS.items() if m.facts.has_potential and "budget" not in n]
+FENCHEL = [n for n, m in MAPS.items() if m.facts.has_potential and takes_an_index(m)]
 ROWS = [n for n in MAPS if n != "entmax_rows"]  # one mapping for any row
 SLOW = ("entmax_rows", "perturb_max", "perturb_gumbel")
 every_map = pytest.mark.parametrize("name", MAPS)

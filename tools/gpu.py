@@ -42,7 +42,14 @@ from tools.gpu_jobs import ONE_BY_ONE, Job, begin, finish, lines_of, run  # noqa
 
 WHEELS = ("array-api-compat", "entmax", "adasplash", "liger-kernel")  # pure Python: any version of it takes them
 STAGES = ("smoke", "parity", "bench", "plans", "tune", "check")
-SUITES = ("rows_triton.py", "ragged_triton.py", "layer_triton.py", "attention_triton.py", "test_cuda.py")
+SUITES = (
+    "rows_triton.py",
+    "ragged_triton.py",
+    "layer_triton.py",
+    "sinkhorn_triton.py",
+    "attention_triton.py",
+    "test_cuda.py",
+)
 PIECE = 12  # tests of one function that one process runs
 
 

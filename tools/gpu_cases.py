@@ -114,6 +114,17 @@ def ragged_cases() -> Iterator[Case]:
             yield Case(f"ragged/{name} up to {longest} x 8 heads", both, False)
 
 
+def transport_cases() -> Iterator[Case]:
+    """A million 4 x 4 matrices, both ways."""
+    import torch
+
+    from anymax.kernels.triton import sinkhorn_kernels
+
+    make = functools.partial(torch.empty, (1_000_000, 4, 4), dtype=torch.float32, device="meta")
+    yield Case("transport/sinkhorn 4x4 forward", lambda: sinkhorn_kernels.run(make(), None, 20, 1.0), False)
+    yield Case("transport/sinkhorn 4x4 backward", lambda: sinkhorn_kernels.run(make(), make(), 20, 1.0), False)
+
+
 def layer_cases() -> Iterator[Case]:
     """The gradients of an output layer of 4,096 features and 128,256 classes."""
     import torch
@@ -137,6 +148,7 @@ def cases() -> Iterator[Case]:
     yield from row_cases()
     yield from ragged_cases()
     yield from layer_cases()
+    yield from transport_cases()
     yield from attention_cases()
 
 

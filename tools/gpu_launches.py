@@ -27,6 +27,8 @@ KERNELS = {
         "attention_solve", "attention_values", "attention_merge",
     ),
     "layer": ("layer_products", "layer_scaled"),
+    "router": ("router_rows",),
+    "sinkhorn": ("sinkhorn_forward", "sinkhorn_backward"),
 }  # fmt: skip
 
 
@@ -57,13 +59,14 @@ class Recorder:
 @contextlib.contextmanager
 def recorded(wave: int = 32) -> Iterator[list[Launch]]:
     """The list that all launches of the engine go to meanwhile; `wave`: threads of a warp."""
-    from anymax.kernels.triton import attention, launch, layer
+    from anymax.kernels.triton import attention, launch, layer, sinkhorn_kernels
 
     launches: list[Launch] = []
     before: list[tuple[Any, str, Any]] = [(launch, "_wave", launch._wave)]
     launch._wave = wave
-    for module, names in ((launch, KERNELS["launch"]), (attention, KERNELS["attention"]), (layer, KERNELS["layer"])):
-        for name in names:
+    modules = {"launch": launch, "attention": attention, "layer": layer, "sinkhorn": sinkhorn_kernels}
+    for subject, module in modules.items():
+        for name in KERNELS[subject]:
             if (kernel := getattr(module, name, None)) is not None:
                 before.append((module, name, kernel))
                 setattr(module, name, Recorder(kernel, launches))

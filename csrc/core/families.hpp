@@ -1,5 +1,5 @@
 // What the families of kernels give each other, each compiled once for an instruction set: rows, batch, tile, backward, perturb,
-// decode, tabled and linear, each a file in units/.
+// decode, tabled, linear and transport, each a file in units/.
 #pragma once
 
 #include "core/unit.h"
@@ -38,6 +38,9 @@ double perturb_loss(const anymax_call &call, const C *x, int64_t n, int64_t targ
 #if !defined(ANYMAX_MAPS_ALONE)
 // The rows [begin, end) of a call, truncated and drawn from.
 int decode(const anymax_decode_call *call, int64_t begin, int64_t end);
+int choose(const anymax_choice_call *call, int64_t begin, int64_t end);
+
+int transport(const anymax_sinkhorn_call *call, int64_t begin, int64_t end);
 
 // Rows of a map whose link is a table.
 int tabled(const anymax_tabled_call *call, int64_t begin, int64_t end);

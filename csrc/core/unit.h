@@ -26,6 +26,9 @@ typedef struct {
     int (*linear)(const anymax_linear_call *call, anymax_parallel team);
     int (*linear_vjp)(const anymax_linear_call *call, anymax_parallel team);
     int (*decode)(const anymax_decode_call *call, int64_t begin, int64_t end);
+    int (*choose)(const anymax_choice_call *call, int64_t begin, int64_t end);
+    /* The matrices [begin, end). */
+    int (*transport)(const anymax_sinkhorn_call *call, int64_t begin, int64_t end);
     int (*tabled)(const anymax_tabled_call *call, int64_t begin, int64_t end);
 } anymax_unit;
 

@@ -28,6 +28,8 @@ static constexpr StepRow STEPS[ANYMAX_STEPS] = {
 constexpr bool steps_in_order(int i = 0) { return i == ANYMAX_STEPS || (STEPS[i].kind == i && steps_in_order(i + 1)); }
 static_assert(steps_in_order(), "each step has its row, in the order of the enumeration");
 
+constexpr int CHOICE_COST = 3;  // the same of a router's choice
+
 static inline bool is_step(int32_t kind) { return kind >= 0 && kind < ANYMAX_STEPS; }
 
 // The work of one row: its classes are read, truncated and made probabilities; then some weights are added up for each draw.

@@ -1,4 +1,5 @@
 // The entry points: what a call must satisfy, which unit serves it, how its rows are shared out.
+#include <float.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -270,6 +271,48 @@ extern "C" int anymax_decode(const anymax_decode_call *call) {
     const int64_t row = work_of_row(call);
     const bool large = call->rows > 1 && at_most_so_much(call->rows, row) >= ALONE_MOST;
     return share(large ? parallel_of(call->pool) : nullptr, call->rows, grain_of(row), [=](int64_t begin, int64_t end) { return unit->decode(call, begin, end); });
+}
+
+static int check(const anymax_choice_call *call) {
+    if (!call || !entry() || !entry()->unit->choose) return ANYMAX_BAD_CALL;
+    if (call->dtype < ANYMAX_F32 || call->dtype > ANYMAX_F16) return ANYMAX_BAD_DTYPE;
+    const int64_t n = call->n;
+    if (call->rows < 0 || n < 1 || n > ANYMAX_MOST_CLASSES || call->rows > INT64_MAX / 16 / n) return ANYMAX_BAD_SHAPE;
+    if (call->k < 1 || call->k > n || call->groups < 1 || n % call->groups || call->kept < 1 || call->kept > call->groups) return ANYMAX_BAD_PARAM;
+    if (call->most < 1 || call->most > n / call->groups) return ANYMAX_BAD_PARAM;
+    return call->rows && (!call->x || !call->index) ? ANYMAX_BAD_POINTER : ANYMAX_OK;
+}
+
+extern "C" int anymax_choose(const anymax_choice_call *call) {
+    const int code = check(call);
+    if (code || !call->rows) return code;
+    const anymax_unit *unit = entry()->unit;
+    const int64_t row = at_most_so_much(call->n, CHOICE_COST);
+    const bool large = call->rows > 1 && at_most_so_much(call->rows, row) >= ALONE_MOST;
+    return share(large ? parallel_of(call->pool) : nullptr, call->rows, grain_of(row), [=](int64_t begin, int64_t end) { return unit->choose(call, begin, end); });
+}
+
+// -- Sinkhorn --------------------------------------------------------------------------------------------------------------------------
+
+static int check(const anymax_sinkhorn_call *call) {
+    if (!call || !entry() || !entry()->unit->transport) return ANYMAX_BAD_CALL;
+    if (call->dtype != ANYMAX_F32 && call->dtype != ANYMAX_F64) return ANYMAX_BAD_DTYPE;
+    if (call->count < 0 || call->n < 1 || call->m < 1 || call->n > INT32_MAX || call->m > INT32_MAX || call->rows_step < 0 || call->columns_step < 0) return ANYMAX_BAD_SHAPE;
+    if (call->n > INT64_MAX / 64 / call->m || call->count > INT64_MAX / 64 / (call->n * call->m)) return ANYMAX_BAD_SHAPE;
+    if (call->iterations < 1 || call->iterations > INT32_MAX || !(call->temperature > 0.0 && call->temperature <= DBL_MAX)) return ANYMAX_BAD_PARAM;
+    if (!(call->tolerance >= 0.0) || (call->tolerance > 0.0 && call->g)) return ANYMAX_BAD_PARAM;
+    return call->count && (!call->x || !call->out || (call->tolerance > 0.0 && !call->left)) ? ANYMAX_BAD_POINTER : ANYMAX_OK;
+}
+
+extern "C" int anymax_sinkhorn(const anymax_sinkhorn_call *call) {
+    const int code = check(call);
+    if (code || !call->count) return code;
+    const anymax_unit *unit = entry()->unit;
+    const int64_t one = at_most_so_much(call->n * call->m, 2 * call->iterations + 2), work = call->g ? at_most_so_much(one, 3) : one;
+    const bool large = call->count > 1 && at_most_so_much(call->count, work) >= ALONE_MOST;
+    const int64_t grain = (grain_of(work) + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE * ROWS_AT_ONCE;  // as many as are computed together
+    const bool few = call->count < 2 * ROWS_AT_ONCE;
+    return share(large ? parallel_of(call->pool) : nullptr, call->count, few ? 1 : grain, [=](int64_t begin, int64_t end) { return unit->transport(call, begin, end); });
 }
 
 // -- a link as a table -----------------------------------------------------------------------------------------------------------------

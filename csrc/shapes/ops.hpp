@@ -293,30 +293,11 @@ static void largest_of(const anymax_call &call, int64_t row, const C *x, Sink<C>
         }
         return;
     }
-    // a heap of (value, -index): the largest first, equal ones by their place
-    C *v = kept.value;
-    int32_t *index = kept.index;
-    int64_t size = kept.count;
-    auto before = [&](C a, int32_t i, C b, int32_t j) { return a > b || (a == b && i < j); };
-    auto sift = [&](int64_t i, int64_t end) {
-        C w = v[i];
-        int32_t m = index[i];
-        for (int64_t child; (child = 2 * i + 1) < end; i = child) {
-            if (child + 1 < end && before(v[child + 1], index[child + 1], v[child], index[child])) child++;
-            if (!before(v[child], index[child], w, m)) break;
-            v[i] = v[child], index[i] = index[child];
-        }
-        v[i] = w, index[i] = m;
-    };
-    for (int64_t i = size / 2 - 1; i >= 0; i--) sift(i, size);
-    int64_t i = 0;
-    for (int64_t left = size; left > 0; i++) {
-        put(out, i, v[0]);
-        at[i] = index[0];
-        left--;
-        v[0] = v[left], index[0] = index[left];
-        if (left) sift(0, left);
-    }
+    int64_t i = kept.count;
+    in_order(kept, [&](int64_t place, C v, int32_t index) {
+        put(out, place, v);
+        at[place] = index;
+    });
     for (int64_t j = 0; i < k && j < n; j++)  // fewer finite scores than k: the masked ones follow, by their place
         if (x[j] == -infinity<C>) {
             put(out, i, -infinity<C>);

@@ -158,6 +158,46 @@ inline Kept<C> largest_row(const C *x, int64_t n, int64_t k, Scratch &scratch, c
     return kept;
 }
 
+constexpr int64_t SORTED_BY_INSERTION = 24;  // the most entries
+
+// to(place, value, index) of what is kept, the largest first, equal ones by their place in the row, in whose order they are here. They are moved.
+template <class C, class F>
+inline void in_order(Kept<C> &kept, F to) {
+    C *v = kept.value;
+    int32_t *index = kept.index;
+    const int64_t size = kept.count;
+    if (size <= SORTED_BY_INSERTION) {
+        for (int64_t i = 1; i < size; i++) {
+            const C w = v[i];
+            const int32_t m = index[i];
+            int64_t j = i;
+            for (; j > 0 && v[j - 1] < w; j--) v[j] = v[j - 1], index[j] = index[j - 1];
+            v[j] = w, index[j] = m;
+        }
+        for (int64_t i = 0; i < size; i++) to(i, v[i], index[i]);
+        return;
+    }
+    auto before = [&](C a, int32_t i, C b, int32_t j) { return a > b || (a == b && i < j); };  // a heap
+    auto sift = [&](int64_t i, int64_t end) {
+        C w = v[i];
+        int32_t m = index[i];
+        for (int64_t child; (child = 2 * i + 1) < end; i = child) {
+            if (child + 1 < end && before(v[child + 1], index[child + 1], v[child], index[child])) child++;
+            if (!before(v[child], index[child], w, m)) break;
+            v[i] = v[child], index[i] = index[child];
+        }
+        v[i] = w, index[i] = m;
+    };
+    for (int64_t i = size / 2 - 1; i >= 0; i--) sift(i, size);
+    int64_t i = 0;
+    for (int64_t left = size; left > 0; i++) {
+        to(i, v[0], index[0]);
+        left--;
+        v[0] = v[left], index[0] = index[left];
+        if (left) sift(0, left);
+    }
+}
+
 // Softmax over what is kept: value becomes exp(x - top); returns their sum.
 template <class C>
 inline double exponentials(Kept<C> &kept) {

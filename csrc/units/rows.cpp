@@ -120,6 +120,8 @@ static int rows(const anymax_call *call, int64_t begin, int64_t end, int bypass,
 #if defined(ANYMAX_MAPS_ALONE)
 constexpr decltype(anymax_unit::linear) linear = nullptr, linear_vjp = nullptr;
 constexpr decltype(anymax_unit::decode) decode = nullptr;
+constexpr decltype(anymax_unit::choose) choose = nullptr;
+constexpr decltype(anymax_unit::transport) transport = nullptr;
 constexpr decltype(anymax_unit::tabled) tabled = nullptr;
 #endif
 
@@ -136,5 +138,7 @@ extern "C" const anymax_unit ANYMAX_JOIN(anymax_unit_, ANYMAX_UNIT) = {
     ANYMAX_UNIT::linear,
     ANYMAX_UNIT::linear_vjp,
     ANYMAX_UNIT::decode,
+    ANYMAX_UNIT::choose,
+    ANYMAX_UNIT::transport,
     ANYMAX_UNIT::tabled,
 };

@@ -30,6 +30,7 @@ PAGES = {
         "Samplers",
         "Randomness comes from a generator, a key or a seed, or from NumPy's or torch's global generator.",
     ),
+    "transport": ("Transport", "Matrices whose rows and columns both have given sums; {doc}`/transport` says how."),
     "segments": ("Ragged rows", "Rows of unequal length, without padding; {doc}`/segments` says how."),
     "decoding": ("Decoding", "For language models; {doc}`/decoding` says how, and in which order."),
     "distributions": (
@@ -47,6 +48,10 @@ PAGES = {
         "`anymax.distributed`, for torch and JAX; {doc}`/many_machines` says how.",
     ),
     "nn": ("Torch modules", "`anymax.nn`, which loads torch."),
+    "routing": (
+        "Routers",
+        "`anymax.routing`, for mixtures of experts; {doc}`/routers` has the arguments for each model.",
+    ),
     "hf": ("Hugging Face", "`anymax.hf`, for transformers 5."),
     "numpyro": ("NumPyro", "`anymax.numpyro`, for models in NumPyro."),
     "sklearn": ("scikit-learn", "`anymax.sklearn`, estimators."),
@@ -58,16 +63,19 @@ PAGES = {
 }
 GROUPS = {  # the order of the site; each page once
     "Train": "maps functional losses transforms margins nn sklearn distributions numpyro",
-    "Attend": "attention hf segments samplers decoding",
-    "Scale": "output_layers distributed",
+    "Attend": "attention hf segments transport samplers decoding",
+    "Scale": "output_layers routing distributed",
     "Look inside": "inspection plot contract",
 }
 # where a name is defined -> its page
 OF = {
     "mappings": "maps", "_random.noises": "maps", "functional": "functional", "thresholds": "functional", "losses": "losses",
-    "transforms": "transforms", "sampling.samplers": "samplers", "sampling.decoding": "decoding", "segments": "segments",
-    "likelihood": "distributions", "linear": "output_layers", "contrastive": "output_layers", "_attention": "attention",
+    "transforms": "transforms", "sampling.samplers": "samplers", "sampling.decoding": "decoding", "sampling.most_probable": "decoding",
+    "segments": "segments",
+    "likelihood": "distributions", "linear": "output_layers", "contrastive": "output_layers", "ordering": "functional",
+    "_attention": "attention",
     "_config": "inspection", "inspection": "inspection", "kernels": "inspection", "_core": "contract", "contract": "contract",
+    "transport": "transport",
 }  # fmt: skip
 TYPES = {  # names in signatures -> what they mean
     "ArrayT": "an array of NumPy, torch or JAX; what comes back is of the same kind.",
@@ -86,11 +94,21 @@ RESULTS = {  # page -> types that its functions return or raise, and functions t
     "output_layers": ("linear.linear_threshold", "linear.explain_linear_loss"),
     "transforms": ("transforms.Transform", "transforms.Composed"),
     "samplers": ("sampling.Sample", "sampling.Support"),
-    "decoding": ("sampling.TopK", "sampling.Accepted"),
+    "decoding": ("sampling.TopK", "sampling.Accepted", "sampling.top", "sampling.Top"),
+    "transport": ("transport.gumbel_sinkhorn",),
     "inspection": ("kernels.Explanation",),
     "contract": ("contract.BrokenLaw",),
 }
-MODULES = ("distributed", "margins", "nn", "hf", "numpyro", "sklearn", "plot")  # modules whose own names are public
+MODULES = (
+    "distributed",
+    "margins",
+    "nn",
+    "routing",
+    "hf",
+    "numpyro",
+    "sklearn",
+    "plot",
+)  # modules whose own names are public
 
 
 def names() -> dict[str, list[str]]:

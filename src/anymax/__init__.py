@@ -11,10 +11,11 @@
     tau, size = anymax.threshold("sparsemax", x)           # p = max(x - tau, 0), and the number of classes above 0
     print(anymax.explain("sparsemax", x))                  # which engine computes it
 
-Maps are classes: Softmax, Sparsemax, Entmax, Budget, NormMax, Taylor, Sigsoftmax, Ratio, SparseSoftmax, PerturbMax. More is in the modules
-`nn` (torch), `transforms` (top-k, temperature, ...), `sampling`, `margins`, `likelihood`, `inspection`, `sklearn`, `hf` (transformers),
-`numpyro`, `distributed` and `plot`. `help(anymax.entmax)` explains one name, and `dir(anymax)` lists them all. On the command line,
-`anymax explore` opens a page where you drag scores.
+Maps are classes: Softmax, Sparsemax, Entmax, Bounded, Budget, NormMax, Ranks, Fusedmax, Taylor, Sigsoftmax, Ratio, SparseSoftmax,
+PerturbMax, Sink, Elementwise. More is in the modules `nn` (torch), `transforms` (top-k, temperature, ...), `sampling`, `routing`,
+`transport`, `margins`, `likelihood`, `inspection`, `sklearn`, `hf` (transformers), `numpyro`, `distributed` and `plot`.
+`help(anymax.entmax)` explains one name, and `dir(anymax)` lists them all. On the command line, `anymax explore` opens a page where you
+drag scores.
 """
 
 from __future__ import annotations
@@ -86,13 +87,16 @@ if TYPE_CHECKING:
     from . import nn as nn
     from . import numpyro as numpyro
     from . import plot as plot
+    from . import routing as routing
     from . import segments as segments
     from . import sklearn as sklearn
+    from . import transport as transport
     from ._attention import LinearState, attention, explain_attention, linear_attention
     from ._attention.packed import attention_varlen
     from .contract import check_mapping
     from .contrastive import contrastive_loss
     from .linear import linear_log_prob, linear_log_prob_entropy, linear_loss, linear_topk_kl
+    from .ordering import soft_permutation, soft_rank, soft_sort
     from .sampling import gumbel_max, gumbel_softmax, sample
     from .segments import (
         Segments,
@@ -105,6 +109,7 @@ if TYPE_CHECKING:
         segment_support,
         segment_threshold,
     )
+    from .transport import Sinkhorn
 
 
 def _notebook_page(mapping: Mapping) -> str:
@@ -117,6 +122,7 @@ def _public_names() -> dict[str, list[str]]:
     """The public names of each module, read from the text of those that are not loaded, since they may need a package."""
     modules = (
         "nn", "transforms", "margins", "sampling", "likelihood", "segments", "sklearn", "hf", "plot", "linear", "distributed",
+        "routing", "transport",
     )  # fmt: skip
     return {__name__: __all__, **{f"{__name__}.{name}": elsewhere.listed(f"{__name__}.{name}") for name in modules}}
 
@@ -164,13 +170,27 @@ handed.softmax_terms = likelihood.softmax_terms
 handed.check()
 
 # these need a framework, matplotlib or scikit-learn
-_LATE = ("distributed", "hf", "linear", "nn", "numpyro", "plot", "sampling", "segments", "sklearn")
+_LATE = (
+    "distributed",
+    "hf",
+    "linear",
+    "nn",
+    "numpyro",
+    "plot",
+    "routing",
+    "sampling",
+    "segments",
+    "sklearn",
+    "transport",
+)
 _LATE_NAMES = {  # functions whose modules are slow to load, and those modules
     **dict.fromkeys(("gumbel_max", "gumbel_softmax", "sample"), "sampling"),
     **dict.fromkeys(("LinearState", "attention", "explain_attention", "linear_attention"), "_attention"),
     "attention_varlen": "_attention.packed",
+    "Sinkhorn": "transport",
     "check_mapping": "contract",
     "contrastive_loss": "contrastive",
+    **dict.fromkeys(("soft_permutation", "soft_rank", "soft_sort"), "ordering"),
     "linear_log_prob": "linear",
     "linear_log_prob_entropy": "linear",
     "linear_loss": "linear",
@@ -205,7 +225,7 @@ _MOVED = {  # names that have moved, and where they are now
 }
 
 __all__ = [
-    "Facts", "LinearState", "Mapping", "RatioMap", "Segments", "Separable", "__version__",
+    "Facts", "LinearState", "Mapping", "RatioMap", "Segments", "Separable", "Sinkhorn", "__version__",
     "accuracy_loss", "apply", "attention", "attention_varlen", "budget", "check_mapping", "choose", "compose",
     "contrastive_loss", "cosine", "cross_entropy", "entmax", "entmax15", "entmax15_loss", "entmax_loss", "entropy",
     "explain", "explain_attention", "facts", "fenchel_young", "gumbel_max",
@@ -216,7 +236,7 @@ __all__ = [
     "perturb_max_loss", "prior", "sample", "segment_apply",
     "segment_entropy", "segment_log_apply", "segment_logsumexp", "segment_loss", "segment_sample",
     "segment_support", "segment_threshold", "show_config", "sigsoftmax", "smoothed_nll",
-    "softmax", "sparse_softmax", "sparse_softmax_loss", "sparsemax", "sparsemax_loss",
+    "soft_permutation", "soft_rank", "soft_sort", "softmax", "sparse_softmax", "sparse_softmax_loss", "sparsemax", "sparsemax_loss",
     "stop_gradient_loss", "support", "taylor_softmax", "taylor_softmax_loss", "temperature", "threshold",
     "topk", "topk_kl", "topp", "transforms", "use",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 from ._core.mapping import Mapping
 from ._core.static import Static
-from .likelihood.terms import kl_rows, log_p_rows, p_rows, read, terms_of
+from .likelihood.terms import kl_rows, log_p_rows, p_rows, read, refuse_other_sums, terms_of
 from .mappings import Softmax
 from .sampling import samplers
 
@@ -85,6 +85,7 @@ class Categorical(Distribution):
         validate_args: bool | None = None,
     ) -> None:
         self.scores, mapping = read("Categorical", mapping, jnp.asarray(scores), -1, mask, transform)
+        refuse_other_sums("Categorical", mapping, jnp)
         self._static, self._params = Static(mapping, None), mapping.params()
         super().__init__(batch_shape=self.scores.shape[:-1], validate_args=validate_args)
 

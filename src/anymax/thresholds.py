@@ -1,4 +1,4 @@
-"""The threshold tau of each row, and `logsumexp`, the smooth maximum, which is the threshold of softmax."""
+"""The threshold tau of each row, and two smooth maxima: `logsumexp`, which is the threshold of softmax, and `mellowmax`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._array import Array, as_dtype, is_array, is_number, namespace, pick_axis, 
 from ._core.mapping import Mapping
 from ._core.names import as_mapping
 from ._core.options import check_keywords, documented_like
-from ._core.rows import like_scores, prepare_axes
+from ._core.rows import hide, like_scores, prepare_axes
 from ._core.shards import rows_over_devices, sharded
 from ._core.typing import ArrayT, Axes, Mask, Numbers, Parameter
 from .autodiff import bridge
@@ -184,3 +184,73 @@ def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
     rest = _array.total(xp.where(keep, xp.where(alone, xp.expm1(below), xp.exp(below)), xp.zeros_like(s)), xp)
     smooth = anchor + t * xp.log1p(rest)  # log(1 + rest) would round a small rest away
     return xp.where(finite if cold is None else finite & ~cold, smooth, high)
+
+
+@check_keywords({"temperature": "say omega=, its reciprocal", "beta": "say omega="})
+@documented_like(logsumexp)
+def mellowmax(
+    x: ArrayT | Numbers,
+    omega: Parameter = 1.0,
+    axis: Axes = None,
+    *,
+    dim: Axes = None,
+    mask: Mask = None,
+    keepdims: bool = False,
+    keepdim: bool = False,
+) -> ArrayT:
+    """The smooth maximum `log(mean_i exp(omega x_i)) / omega` of scores, which lies between their mean and their maximum.
+
+    Use it as the backup of a value in reinforcement learning: unlike `logsumexp` it is a mean of equal scores, and a non-expansion. Its
+    gradient is softmax(omega x). Asadi and Littman 2017.
+
+    Parameters
+    ----------
+    omega
+        A number, or an array with one value per row. A large one gives the maximum, 0 the mean, and a negative one a smooth minimum.
+    mask
+        Booleans that broadcast to x, True = keep; the mean is over the classes that are kept. A row without classes gives -inf.
+
+    Examples
+    --------
+    >>> from anymax.thresholds import mellowmax
+    >>> [float(mellowmax([3.0, 1.0], omega).round(3)) for omega in (0.0, 1.0, 100.0)]
+    [2.0, 2.434, 2.993]
+    >>> float(mellowmax([2.0, 2.0]))
+    2.0
+    """
+    omega = _array.number(omega)
+    if not is_array(omega):
+        if not is_number(omega):
+            raise TypeError(f"mellowmax: omega must be a number or an array, got {omega!r}")
+        if omega != omega:
+            raise ValueError("mellowmax: omega must be a number, got NaN")
+    axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
+    if sharded(x):
+        verb = lambda _, rows, **given: mellowmax(rows, **given)  # noqa: E731
+        return rows_over_devices("mellowmax", verb, Softmax(), x, axis, mask, keepdims, omega=omega)[0]
+    given = prepare_axes(Softmax(), x, axis, mask)
+    rows, xp = given.rows, namespace(given.rows)
+    with quiet(rows):
+        out = _mellow(upcast(rows, xp), given.parameter(omega, "omega"), xp)
+    return given.restore_one(like_scores(as_dtype(out, rows.dtype, xp), given.scores), keepdims)
+
+
+def _mellow(s: Array, omega: Any, xp: Any) -> Array:
+    y, keep, poisoned = _array.finite_scores(s, xp)
+    count = _array.total(xp.astype(keep, s.dtype), xp)
+    one = xp.ones_like(count)
+    count = xp.where(count > 0, count, one)
+    omega = omega * one
+    sign = xp.where(omega < 0, -one, one)  # a smooth minimum is minus a smooth maximum of -x
+    y, w = sign * y, sign * omega
+    high = _array.top(hide(stop_gradient(y), keep), xp)
+    anchor = xp.where(high > -math.inf, high, xp.zeros_like(high))
+    below = xp.where(keep, y - anchor, xp.zeros_like(y))
+    # if the exponents are small, log(mean exp) would lose what is left after the division by omega
+    near = ~(w * -xp.min(stop_gradient(below), axis=-1, keepdims=True) > 1.0)
+    v, d = _array.safe(w, near, 0.0, xp), _array.safe(below, near, 0.0, xp)
+    mean = _array.total(xp.where(keep, _array.expm1_over(v, d, xp), xp.zeros_like(d)), xp) / count
+    t = 1.0 / _array.safe(w, ~near, 1.0, xp)
+    far = _smooth_max(hide(_array.safe(below, ~near, 0.0, xp), keep), t, xp) - t * xp.log(count)
+    out = sign * (anchor + xp.where(near, _array.log1p_over(v, mean, xp), far))
+    return xp.where(poisoned | (high == -math.inf), _array.top(s, xp), out)

@@ -29,11 +29,15 @@ ANYMAX_CALL(call_loss_grad);
 ANYMAX_CALL(call_threshold);
 ANYMAX_CALL(call_largest);
 ANYMAX_CALL(call_decode);
+ANYMAX_CALL(call_choose);
 ANYMAX_CALL(call_segments);
 ANYMAX_CALL(call_sort_segments);
 ANYMAX_CALL(call_linear);
+ANYMAX_CALL(call_order);
+ANYMAX_CALL(call_order_vjp);
 ANYMAX_CALL(call_tabled);
 ANYMAX_CALL(call_plan);
+ANYMAX_CALL(call_sinkhorn);
 
 // What a function gives back where the engine's code is 0; an error else, with `what`, `kind` and `n` in its sentence. Below 0: it is set.
 PyObject *answer(int code, const char *what, PyObject *kind, int64_t n, PyObject *result = Py_True);

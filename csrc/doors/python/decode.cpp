@@ -1,4 +1,4 @@
-// Truncations and draws.
+// Truncations and draws, and the choices of routers.
 #include "decode/steps.hpp"
 #include "doors/python/rows.hpp"
 
@@ -36,4 +36,27 @@ ANYMAX_CALL(call_decode) {
         return anymax_decode(&call);
     });
     return answer(code, "a draw", link.kind, n);
+}
+
+// (x, k, groups, kept, most, index) -> True: the classes of the k largest [rows, k], as anymax_choose has them; all in C order
+ANYMAX_CALL(call_choose) {
+    if (!arguments(count, 6)) return nullptr;
+    const Kind kind = kind_of(args[0]);
+    Array x, index;
+    if (kind == NEITHER || !x.read(kind, args[0]) || x.dtype > ANYMAX_F16 || !x.dense() || x.ndim < 1) return none();
+    const int64_t n = x.shape[x.ndim - 1];
+    anymax_choice_call call{};
+    call.dtype = x.dtype, call.n = n, call.rows = n ? x.count / n : 0, call.x = x.data;
+    int64_t *const sizes[] = {&call.k, &call.groups, &call.kept, &call.most};
+    for (int i = 0; i < 4; i++) {
+        *sizes[i] = PyLong_AsLongLong(args[1 + i]);
+        if (*sizes[i] < 1 || *sizes[i] > n) return PyErr_Occurred() ? nullptr : none();
+    }
+    if (!index.read_dense(kind, args[5], LONGS, call.rows * call.k, true)) return none();
+    call.index = (int64_t *)index.data;
+    const int code = without_lock(kind, at_most_so_much(x.count, CHOICE_COST), [&](int pool) {
+        call.pool = pool;
+        return anymax_choose(&call);
+    });
+    return answer(code, "a choice", Py_None, n);
 }

@@ -52,7 +52,7 @@ from .rows import (
     top,
     total,
 )
-from .safe import expm1_over, log, log1p_over, power, safe, xlogx
+from .safe import expm1_over, log, log1p_over, power, safe, sigmoid, xlogx
 from .tracing import (
     alike,
     ask_torch,

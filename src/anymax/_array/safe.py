@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .kinds import Array, Namespace, is_array
+from .kinds import Array, Namespace, is_array, is_torch
 
 
 def safe(x: Array, keep: Array, fill: float, xp: Namespace) -> Array:
@@ -30,6 +30,14 @@ def xlogx(x: Array, xp: Namespace) -> Array:
     keep = x > 0
     y = safe(x, keep, 1.0, xp)
     return xp.where(keep, y * xp.log(y), xp.zeros_like(x))
+
+
+def sigmoid(x: Array, xp: Namespace) -> Array:
+    """1 / (1 + exp(-x)), accurate on both sides, with its derivative at 0 too."""
+    if is_torch(x):
+        return x.sigmoid()
+    e = xp.exp(xp.where(x < 0, x, -x))  # not of the absolute value, whose derivative at 0 is 0
+    return xp.where(x < 0, e, xp.ones_like(e)) / (1.0 + e)
 
 
 # Coefficients of log(1+w)/w and (exp(w)-1)/w; twelve terms reach 1e-17 for |w| < 1/32.

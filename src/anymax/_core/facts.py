@@ -21,11 +21,13 @@ class Facts:
         The Jacobian is symmetric, so p is a gradient and a Fenchel-Young loss exists.
     margin
         The loss is 0 once the target's score leads all others by this much; None if no lead over them is enough.
+    ordered
+        The order of the classes matters: p of permuted scores is not the permuted p.
 
     Examples
     --------
     >>> anymax.facts(anymax.Entmax(alpha=1.5))
-    Facts(monotone=True, shift_invariant=True, sparse=True, has_potential=True, margin=2.0)
+    Facts(monotone=True, shift_invariant=True, sparse=True, has_potential=True, margin=2.0, ordered=False)
     """
 
     monotone: bool
@@ -33,6 +35,7 @@ class Facts:
     sparse: bool
     has_potential: bool
     margin: float | None = None
+    ordered: bool = False
 
     @property
     def strict(self) -> bool:

@@ -138,6 +138,10 @@ class Mapping(OverProcesses, ABC):
         """
         raise TypeError(f"{self.name} has no iteration")
 
+    def held_size(self, n: Any) -> Any:
+        """How many numbers `hold` gives for a row of n classes."""
+        return 2
+
     def as_softmax(self) -> Any:
         """The temperature T, a number or an array, if this map is `softmax(x / T)`; None if it is not a softmax."""
         return None
@@ -158,6 +162,10 @@ class Mapping(OverProcesses, ABC):
 
     def ceiling(self, x: Array, xp: Namespace) -> Any:
         """The upper bound of p for each class: a number, or an array that broadcasts to rows; None if there is none below the sum."""
+        return None
+
+    def corner(self, x: Array, xp: Namespace) -> Array | None:
+        """The limit of p as the scores are scaled up; None if the largest scores get the whole sum there, each up to its `ceiling`."""
         return None
 
     # -- the threshold ---------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 from .._array import compiling, is_array, shown
 from .handed import handed
 from .mapping import Mapping
+from .matrix_map import MatrixMap
 
 ALIASES = {"entmax15": "entmax:alpha=1.5", "taylor_softmax": "taylor"}
 
@@ -48,6 +49,10 @@ def _said(given: Any, place: str) -> str:
     if isinstance(given, type) and issubclass(given, Mapping):
         needed = required(given)
         return f"the class {given.__name__}; add (): {given.__name__}({', '.join(f'{key}=...' for key in needed)})"
+    if isinstance(given, MatrixMap):
+        return (
+            f"{shown(given)}, a map of matrices, along two axes; call it: {type(given).__name__}(...)(x, axes=(-2, -1))"
+        )
     if is_array(given):
         return f"{type(given).__name__} of shape {tuple(given.shape)}; {place}"
     name = getattr(given, "__name__", None)

@@ -183,7 +183,7 @@ class Separable(Mapping):
             anchor, edge, end, reachable = below_one_ceiling(self.slope, most, mass, x, keep, xp)
         else:
             lowest, anchor, edge, end, reachable = below_ceilings(self.slope, most, mass, x, keep, xp)
-        low = lowest - row_top(x, keep, xp) + anchor
+        low = lowest - (row_top(x, keep, xp) - anchor)
         low = xp.where(edge > low, edge, low)
         return anchor, self._between(low, end, x - anchor, keep, reachable, xp)
 

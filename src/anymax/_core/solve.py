@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .._array import Array, Namespace, counts, descending, known, loop, running_sum, take, top, total
+from .._array import Array, Namespace, counts, descending, known, loop, positions, running_sum, take, top, total
 
 
 def totals(parts: list[Array], xp: Namespace) -> list[Array]:
@@ -134,7 +134,10 @@ def below_ceilings(
     reachable = some & (rank <= last)
     first = take(order, xp.where(rank < last, rank, last), xp)
     anchor = xp.where(some, take(xp.where(keep, x, zero), first, xp), xp.zeros_like(lowest))
-    end = xp.where(opened & ~reachable, infinite[..., :1], take(ends, first, xp))
+    # where scores are so large that the differences of ends are rounded away, a class before `first` may need a higher level
+    upto = xp.take_along_axis(ends - (xp.where(keep, x, anchor) - anchor), order, axis=-1)
+    upto = xp.where(positions(x, rank.dtype, xp) <= xp.where(rank < last, rank, last), upto, -infinite)
+    end = xp.where(opened & ~reachable, infinite[..., :1], top(upto, xp))
     return lowest, anchor, -infinite[..., :1], end, reachable
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import _array
-from .._array import Array, Namespace, decides, is_jax, is_torch, running_sum, stop_gradient
+from .._array import Array, Namespace, decides, is_jax, is_torch, running_sum, stop_gradient, take
 from .generators import uniform
 from .truncation import topk_keep
 
@@ -63,8 +63,8 @@ def largest(x: Array, k: int, xp: Namespace) -> Array:
     A row may hold -inf but no NaN. If it has fewer than k entries above -inf, any others follow.
     """
     x = stop_gradient(x)
-    if is_jax(x):
-        return sys.modules["jax"].lax.top_k(x, k)[1]
+    if is_jax(x):  # whose order has -0.0 below 0.0
+        return sys.modules["jax"].lax.top_k(xp.where(x == 0, xp.zeros_like(x), x), k)[1]
     if not (is_torch(x) or isinstance(x, np.ndarray)):
         return xp.argsort(x, axis=-1, descending=True, stable=True)[..., :k]
     # in a tie the first, which topk and argpartition do not guarantee
@@ -93,4 +93,4 @@ def check_k(who: str, k: Any, n: int) -> int:
 
 def at(values: Array, index: Array, xp: Namespace) -> Array:
     """values[..., index] for indices [..., m]; -1, which stands for no class, gives the value of the first."""
-    return xp.take_along_axis(values, xp.where(index < 0, xp.zeros_like(index), index), axis=-1)
+    return take(values, xp.where(index < 0, xp.zeros_like(index), index), xp)

@@ -46,6 +46,22 @@ def topk_keep(x: Array, k: Any, xp: Namespace) -> Array:
     return _first(x, _kth(x, k, xp), k, xp)
 
 
+def group_keep(x: Array, count: int, keep: int, most: int, xp: Namespace) -> Array:
+    """True at the classes of the `keep` groups with the largest sums; in a tie the first groups. The groups are `count` equal blocks.
+
+    The sum of a group is that of its `most` largest entries, added in descending order; -inf counts as nothing, and a group that has no
+    other entry is never kept.
+    """
+    *lead, n = x.shape
+    y = xp.reshape(stop_gradient(x), (*lead, count, n // count))
+    best = top(y, xp) if most == 1 else _falling(y, most, xp)
+    sums = best[..., 0]
+    for i in range(1, most):
+        sums = sums + xp.where(best[..., i] == -math.inf, xp.zeros_like(sums), best[..., i])
+    kept = xp.expand_dims(topk_keep(sums, keep, xp), axis=-1)
+    return xp.reshape(xp.broadcast_to(kept, y.shape), x.shape)
+
+
 def topp_keep(x: Array, p: Any, xp: Namespace, min_keep: int = 1, mass: Array | None = None) -> Array:
     """True at the smallest set of largest entries whose softmax mass reaches p (a number, or an array [..., 1]).
 
@@ -101,8 +117,7 @@ def cutoff_keep(x: Array, epsilon: Any, xp: Namespace, min_keep: int = 1, by_ent
         epsilon = epsilon if is_array(epsilon) else epsilon + 0.0 * found.p[..., :1]
         lower = xp.sqrt(epsilon) * xp.exp(-found.entropy(xp))
         epsilon = stop_gradient(xp.where(lower < epsilon, lower, epsilon))
-    y = xp.where(found.live & ~found.strange, stop_gradient(x), -math.inf * xp.ones_like(x))
-    return ((found.p >= epsilon) | (y >= _kth(y, min(min_keep, x.shape[-1]), xp)) | found.strange) & found.live
+    return ((found.p >= epsilon) | _largest(x, found, min_keep, xp) | found.strange) & found.live
 
 
 def xtc_keep(x: Array, level: Any, xp: Namespace) -> Array:
@@ -117,6 +132,71 @@ def xtc_keep(x: Array, level: Any, xp: Namespace) -> Array:
     place = running_sum(above & (y == least), xp, xp.int32)
     last = above & (y == least) & (place == place[..., -1:])
     return (~above | last | found.strange) & found.live
+
+
+def pless_keep(x: Array, xp: Namespace, min_keep: int = 1, norm: bool = False) -> Array:
+    """True where p is at least sum p^2, or with `norm` at least `(n sum p^2 - 1) / (n - 1)` for n entries.
+
+    Entries not below the `min_keep`-th largest are kept too, with all that are equal to it: also in a flat row, whose sum can be rounded to
+    more than each p.
+    """
+    found = _probabilities(x, xp)
+    level = total(found.p * found.p, xp)
+    if norm:
+        n = total(xp.astype(found.live, level.dtype), xp)
+        level = (n * level - 1.0) / xp.where(n > 1, n - 1.0, xp.ones_like(n))
+    return ((found.p >= level) | _largest(x, found, min_keep, xp) | found.strange) & found.live
+
+
+def toph_keep(x: Array, share: Any, xp: Namespace, min_keep: int = 1) -> Array:
+    """True at the largest entries, as many as have an entropy of at most `share` times the row's when they are normalised alone.
+
+    That entropy grows with each further entry (p_k is at most 1/k of the sum so far, whose entropy is at most log(k - 1)).
+    """
+    found = _probabilities(x, xp)
+    y = _sound(x, found, xp)
+    high = top(y, xp)
+    s = _falling(y, max(_most(found.p > 0, xp), min(min_keep, x.shape[-1])), xp)
+    z = xp.where(s == -math.inf, xp.zeros_like(s), s - xp.where(high == -math.inf, xp.zeros_like(high), high))
+    e = xp.where(s == -math.inf, xp.zeros_like(s), xp.exp(z))
+    wide = _wide(e, xp)
+    mass = running_sum(e, xp, wide)
+    mass = xp.where(mass > 0, mass, xp.ones_like(mass))
+    entropy = xp.log(mass) - running_sum(e * z, xp, wide) / mass
+    level = stop_gradient(like(share, x, xp))
+    inside = (s != -math.inf) & (entropy <= like(level, entropy, xp) * entropy[..., -1:])
+    inside = inside | (positions(s, xp.int32, xp) < min_keep)
+    edge = xp.min(xp.where(inside, s, math.inf * xp.ones_like(s)), axis=-1, keepdims=True)
+    return _or_all(_first(y, edge, _number(inside, xp), xp) | found.strange, level, found.live)
+
+
+def mink_keep(x: Array, tau: Any, xp: Namespace, min_keep: int = 1) -> Array:
+    """True at the entries before the steepest drop `(x_i - x_(i+1)) / i` of the sorted scores, and at tau / (max x - min x) of the largest
+    at least."""
+    n = x.shape[-1]
+    found = _probabilities(x, xp)
+    y = _sound(x, found, xp)
+    s = _falling(y, n, xp)
+    half = 0.5 * xp.where(s == -math.inf, xp.zeros_like(s), s)  # a difference of two halves does not overflow
+    place = positions(s, s.dtype, xp)
+    last = s[..., 1:] == -math.inf
+    drop = xp.where(last, xp.zeros_like(half[..., 1:]), (half[..., :-1] - half[..., 1:]) / (place[..., :-1] + 1.0))
+    drop = xp.concat([drop, xp.zeros_like(half[..., :1])], axis=-1)
+    steepest = xp.where(drop == top(drop, xp), place, n * xp.ones_like(place))
+    count = xp.min(steepest, axis=-1, keepdims=True) + 1.0
+    spread = half[..., :1] - xp.min(
+        xp.where(found.live, 0.5 * finite_scores(y, xp)[0], half[..., :1]), axis=-1, keepdims=True
+    )
+    level = 0.5 * stop_gradient(like(tau, s, xp)) + xp.zeros_like(spread)
+    flat = xp.where(level > 0, n * xp.ones_like(level), xp.zeros_like(level))
+    fewest = xp.where(level < n * spread, xp.floor(level / xp.where(spread > 0, spread, xp.ones_like(spread))), flat)
+    count = xp.where(fewest > count, fewest, count)
+    least = float(min(min_keep, n))
+    count = xp.astype(
+        xp.where(count > least, count, least * xp.ones_like(count)), xp.int64 if is_torch(x) else xp.int32
+    )
+    kept = _first(y, xp.take_along_axis(s, count - 1, axis=-1), xp.astype(count, xp.int32), xp)
+    return (kept | found.strange) & found.live
 
 
 class _Probabilities(NamedTuple):
@@ -142,10 +222,25 @@ def _probabilities(x: Array, xp: Namespace) -> _Probabilities:
     return _Probabilities(e / z, xp.where(live, y - xp.log(z), zero), live, strange)
 
 
+def _sound(x: Array, found: _Probabilities, xp: Namespace) -> Array:
+    """The scores as constants, -inf in strange rows."""
+    return xp.where(found.live & ~found.strange, stop_gradient(x), -math.inf * xp.ones_like(x))
+
+
+def _largest(x: Array, found: _Probabilities, k: int, xp: Namespace) -> Array:
+    """True at the k largest entries and at all that are equal to the last of these."""
+    y = _sound(x, found, xp)
+    return y >= _kth(y, min(k, x.shape[-1]), xp)
+
+
 def _mass(mass: Array, xp: Namespace) -> Array:
-    """The row's sum, [..., 1]. NumPy adds one by one: fp64 keeps the rounding of 100,000 terms from moving the end of the nucleus."""
-    dtype = mass.dtype if is_torch(mass) or is_jax(mass) else xp.float64
-    return xp.sum(mass, axis=-1, keepdims=True, dtype=dtype)
+    """The row's sum, [..., 1]."""
+    return xp.sum(mass, axis=-1, keepdims=True, dtype=_wide(mass, xp))
+
+
+def _wide(x: Array, xp: Namespace) -> Any:
+    """The dtype of sums. NumPy adds one by one: fp64 keeps the rounding of 100,000 terms from moving the end of the nucleus."""
+    return x.dtype if is_torch(x) or is_jax(x) else xp.float64
 
 
 def _before(mass: Array, level: Any, whole: Array, xp: Namespace) -> Array:

@@ -57,18 +57,16 @@ class _Apply(torch.autograd.Function):
             memory, ctx.support = support.memory, support._replace(memory=None)
         ctx.call, ctx.kind = (mapping, axis), type(p)
         ctx.was = None if memory is None else As.of(memory)
-        # a map that needs the scores saves no support
-        ctx.save_for_backward(p, x if mapping.needs_scores else memory, *params)
+        ctx.save_for_backward(p, x if mapping.needs_scores else None, memory, *params)
         if params:
             ctx.params_as = [As.of(value) for value in params]
         return p
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (p, other, *params), (mapping, axis) = grads, ctx.saved_tensors, ctx.call
+        (g,), (p, x, memory, *params), (mapping, axis) = grads, ctx.saved_tensors, ctx.call
         if params:
             mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
-        x, memory = (other, None) if mapping.needs_scores else (None, other)
         if _engine is not None and ctx.support is None and not _grad():
             out = _engine.vjp(mapping, x, p, g, axis, memory)
             if out is not None:
@@ -102,7 +100,8 @@ def plain_grads(
     """The gradients of `function` by the tensors `given`; they can be differentiated again, and `grads` may be batched."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
-        free = [a if a is None or a.requires_grad else a.detach().requires_grad_() for a in given]
+        # a view, so that a tensor that was computed from another of these does not count as a part of that one
+        free = [a if a is None else a.view_as(a) if a.requires_grad else a.detach().requires_grad_() for a in given]
         out = function(*free)
         pairs = [(a, g) for a, g in zip(out, grads) if a is not None and g is not None and a.requires_grad]
         wanted = [a for a in free if a is not None]

@@ -13,11 +13,12 @@ from .._array import floating, upcast
 from .._core.mapping import Mapping
 from .._random import nodes
 from ..mappings import CATALOGUE
+from ..mappings.ranks import SoftSorted
 from .torch_library import library
 
 Tensor = torch.Tensor
 
-_KINDS = {kind.__name__: kind for kind in CATALOGUE}
+_KINDS = {kind.__name__: kind for kind in (*CATALOGUE, SoftSorted)}
 _LIBRARY = library(__name__)
 nodes.panel_nodes()
 _LIBRARY.define("forward(Tensor x, Tensor[] params, str spec) -> Tensor")
@@ -83,7 +84,7 @@ def _vjp_fake(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str) 
 
 def _hold_fake(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
     dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
-    return x.new_empty((*x.shape[:-1], 2), dtype=dtype)
+    return x.new_empty((*x.shape[:-1], mapping_from(spec, params).held_size(x.shape[-1])), dtype=dtype)
 
 
 for _name, _impl, _fake in (

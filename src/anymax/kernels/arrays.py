@@ -67,6 +67,11 @@ class Arrays(ABC):
     def copied(a: Any, shape: tuple[int, ...] | None) -> Any:
         """A copy in C order, broadcast to a shape."""
 
+    @staticmethod
+    @abstractmethod
+    def scattered(index: Any, like: Any) -> Any:
+        """Booleans in the shape of `like`, True at index [..., k] of its last axis."""
+
 
 class NumPyArrays(Arrays):
     @staticmethod
@@ -105,6 +110,12 @@ class NumPyArrays(Arrays):
     @staticmethod
     def copied(a: np.ndarray, shape: tuple[int, ...] | None) -> np.ndarray:
         return np.array(a if shape is None else np.broadcast_to(a, shape), order="C")
+
+    @staticmethod
+    def scattered(index: np.ndarray, like: np.ndarray) -> np.ndarray:
+        out = np.zeros(like.shape, bool)
+        np.put_along_axis(out, index, True, -1)
+        return out
 
 
 class TorchArrays(Arrays):
@@ -155,6 +166,11 @@ class TorchArrays(Arrays):
     def copied(a: Any, shape: tuple[int, ...] | None) -> Any:
         a = a.detach()
         return (a if shape is None else a.expand(shape)).clone(memory_format=sys.modules["torch"].contiguous_format)
+
+    @staticmethod
+    def scattered(index: Any, like: Any) -> Any:
+        torch = sys.modules["torch"]
+        return torch.zeros(like.shape, dtype=torch.bool, device=like.device).scatter_(-1, index, True)
 
 
 def arrays_of(x: Array) -> type[Arrays]:

@@ -52,6 +52,18 @@ class Compiled(Protocol):
 
     def largest(self, x: Array, k: int, value: Array, positions: Array, /) -> bool | None: ...
 
+    def order(self, x: Array, out: Array, order: Array | None, strength: float, how: int, /) -> bool | None:
+        """Writes `out`, and `order` as `order.Order` has it; `how`: 1 sorted scores, not ranks, 2 descending, 4 kl."""
+        ...
+
+    def order_vjp(
+        self, x: Array | None, p: Array, g: Array, order: Array, out: Array, strength: float, how: int, /
+    ) -> bool | None: ...
+
+    def choose(self, x: Array, k: int, groups: int, kept: int, most: int, index: Array, /) -> bool | None:
+        """Writes the ids of the k largest scores, as `selection.chosen` has them."""
+        ...
+
     def plan(self, link: Link, x: Array, op: int, /) -> str | None: ...
 
     def decode(
@@ -80,6 +92,13 @@ class Compiled(Protocol):
         groups: int, causal: bool, scale: float, threads: int, /,
     ) -> bool | None:  # fmt: skip
         """Writes `out` and `below`; with `g` it reads them and writes the gradients."""
+        ...
+
+    def sinkhorn(
+        self, x: Array, rows: Array | None, columns: Array | None, g: Array | None, out: Array, iterations: int, temperature: float,
+        tolerance: float, left: np.ndarray | None, /,
+    ) -> bool | None:  # fmt: skip
+        """Writes P to `out`, with the gradient `g` of P that of the scores; with a tolerance above 0 `left`, what sums of rows lack."""
         ...
 
     def tabled(

@@ -13,7 +13,7 @@ from .._core.mapping import Mapping
 from . import native
 from .arrays import arrays_of, dtype_of, room_in, wide
 from .engine import IndexLoss, RaggedEngine, SegmentsAlong
-from .link import CODES, NEED_SCORES, found_link
+from .link import CODES, NEED_SCORES, found_link, link_of
 
 MOST = 2**31 - 1  # the most segments: the engine counts them in 32 bits
 
@@ -134,6 +134,11 @@ class NativeRagged(RaggedEngine):
     """Its `saved` argument is p sorted by segment, [entries, heads], where the entries have an order; losses need none."""
 
     rows = native.ENGINE
+
+    def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
+        """It knows links alone; soft ranks, which the engine of rows has too, are none."""
+        link = link_of(mapping)
+        return link if isinstance(link, str) else super().refuse(op, mapping, x)
 
     def forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
         return _entries("forward", mapping, along, x)

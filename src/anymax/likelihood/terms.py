@@ -11,6 +11,7 @@ from .._array import (
     Namespace,
     as_dtype,
     dot,
+    is_array,
     known,
     known_any,
     namespace,
@@ -162,6 +163,28 @@ def sums_to_another(mapping: Mapping, xp: Namespace) -> bool:
         return False
     lowest, highest = mapping.sums(None, xp)
     return lowest is highest
+
+
+def refuse_other_sums(who: str, mapping: Mapping, xp: Namespace) -> None:
+    """An error for a map whose p is no distribution over the classes, up to a factor that is the same for all rows."""
+    lowest, highest = mapping.sums(None, xp)
+    if lowest is not highest:
+        raise ValueError(
+            f"{who}: {mapping!r} gives the classes no distribution: they sum to {lowest:g} to {highest:g}; make its sink one of the classes"
+        )
+
+
+def left_over(who: str, mapping: Mapping, xp: Namespace) -> bool:
+    """True if what p of a row leaves of 1 is the probability of none of its classes; an error if p is not that of one draw at all."""
+    lowest, highest = mapping.sums(None, xp)
+    if lowest is highest:
+        return False
+    if is_array(highest) or highest > 1.0:
+        raise ValueError(
+            f"{who}: {mapping!r} gives each class a probability of its own, so a row has no single draw; draw each class by itself, as in "
+            "random(p.shape) < p"
+        )
+    return True
 
 
 def _sums(p: Array, xp: Namespace) -> Array:

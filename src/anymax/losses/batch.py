@@ -20,6 +20,7 @@ from .targets import (
     not_below_zero,
     of_target,
     reduce_rows,
+    refuse_above,
     refuse_negative,
     refuse_one_class,
     refuse_strays,
@@ -125,6 +126,7 @@ class Batch:
 
     def check_sums(self, masked: Array) -> None:
         """Raise an error if the target sums to what p can't sum to, as far as values may be read. `masked`: a class with a target is."""
+        refuse_above(self.y, self.mapping, self.xp, left_out=masked | self.poisoned | self.ignored)
         if self.indices:
             refuse_one_class(self.mapping)
             return

@@ -104,16 +104,38 @@ def refuse_one_class(mapping: Mapping) -> None:
     """Raise an error if p can't sum to 1, as a class index does; sums that are arrays are not checked."""
     lowest, highest = mapping.sums(None, np)
     if not is_array(lowest) and not is_array(highest) and not lowest <= 1.0 <= highest:
-        words = f"{lowest:g}" if lowest == highest else f"{lowest:g} to {highest:g}"
-        raise ValueError(
-            f"{mapping!r} sums to {words}, a class index to 1; give the target as an indicator of {words} classes"
+        words = (
+            f"{lowest:g}"
+            if lowest == highest
+            else f"{lowest:g} or more"
+            if highest == math.inf
+            else f"{lowest:g} to {highest:g}"
         )
+        target = (
+            f"an indicator of {words} classes"
+            if highest < math.inf
+            else "a row of numbers with the sum of its probabilities"
+        )
+        raise ValueError(f"{mapping!r} sums to {words}, a class index to 1; give the target as {target}")
 
 
 def refuse_negative(y: Array, sums: Sums | None, xp: Namespace, where: str = "") -> None:
     """Raise an error if a distribution has an entry that is known to be below 0. sums: what it may sum to, for the error's words."""
     if known_any(y < 0, xp):
         raise ValueError(f"{_expected(sums, where)}; the smallest number is {float(xp.min(stop_gradient(y))):g}")
+
+
+def refuse_above(y: Array, mapping: Mapping, xp: Namespace, left_out: Any = False) -> None:
+    """Raise an error if a target is known to be above the upper bound of its class, in rows that are not left out."""
+    most = mapping.ceiling(y, xp)
+    if most is None:
+        return
+    above = (y > 1.01 * most) & ~left_out
+    if known_any(above, xp):
+        high = float(xp.max(stop_gradient(xp.where(above, y, xp.zeros_like(y)))))
+        raise ValueError(
+            f"target: {mapping.name} gives no class more than its upper bound, and the target of one is {high:g}, above its bound"
+        )
 
 
 def refuse_sums(found: Array, sums: Sums, xp: Namespace, where: str = "", left_out: Any = False) -> None:

@@ -16,6 +16,7 @@ from .._array import (
     known_largest,
     like,
     safe,
+    sigmoid,
     stop_gradient,
     top,
     total,
@@ -104,8 +105,9 @@ class Budget(Separable):
     def link(self, t: Array, xp: Namespace) -> Array:
         if self.shape == "linear":
             return xp.where(t > 0, xp.where(t < 1, t, xp.ones_like(t)), xp.zeros_like(t))
-        e = xp.exp(xp.where(t < 0, t, -t))  # not by the absolute value, whose derivative at 0 is 0
-        rest = e / (1.0 + e) if self.shape == "sigmoid" else 0.5 * e
+        if self.shape == "sigmoid":
+            return sigmoid(t, xp)
+        rest = 0.5 * xp.exp(xp.where(t < 0, t, -t))  # not by the absolute value, whose derivative at 0 is 0
         return xp.where(t < 0, rest, 1.0 - rest)
 
     def slope(self, q: Array, xp: Namespace) -> Array:

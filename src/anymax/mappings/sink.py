@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from .._array import Array, Namespace, as_dtype, check_number, is_array
 from .._core.facts import Facts
-from .._core.mapping import Mapping, one_a_row, rest_of
+from .._core.mapping import Mapping, rest_of
 from .._core.names import as_mapping
+from .._core.of_another import OfAnother
 from .._core.typing import Parameter
 from .softmax import Softmax
 
-if TYPE_CHECKING:
-    from typing import Self
-
-_INNER = "mapping_"  # before the names of the inner map's parameters
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sink(Mapping):
+class Sink(OfAnother):
     """Another map with one class more, a sink, whose probability is not given: the others sum to less than 1 where no score is high.
 
     Use it for "none of these", as an output or in attention: with softmax and a score of 0 it is softmax-one, `exp(x_i) / (1 + sum_j
@@ -67,12 +63,6 @@ class Sink(Mapping):
         )
         object.__setattr__(self, "score", score)
 
-    @property
-    def inner(self) -> Mapping:
-        """The map of the classes and the sink."""
-        assert isinstance(self.mapping, Mapping)
-        return self.mapping
-
     def with_hidden(self, x: Array, xp: Namespace) -> tuple[Mapping, Array]:
         score = self.score if is_array(self.score) else self.score + xp.zeros_like(x[..., :1])
         score = xp.broadcast_to(as_dtype(score, x.dtype, xp), (*x.shape[:-1], 1))
@@ -81,30 +71,6 @@ class Sink(Mapping):
     @property
     def facts(self) -> Facts:
         return dataclasses.replace(self.inner.facts, shift_invariant=False, margin=None)
-
-    # -- its parameters are those of the inner map, too ----------------------------------------------------------------------
-
-    def params(self) -> dict[str, Array]:
-        own = {"score": self.score} if is_array(self.score) else {}
-        return own | {_INNER + name: value for name, value in self.inner.params().items()}
-
-    def constants(self) -> dict[str, Any]:
-        own: dict[str, Any] = {} if is_array(self.score) else {"score": self.score}
-        return own | {"mapping": type(self.inner)} | {_INNER + k: v for k, v in self.inner.constants().items()}
-
-    @classmethod
-    def rebuilt(cls, fields: dict[str, Any]) -> Self:
-        inner = {name.removeprefix(_INNER): value for name, value in fields.items() if name.startswith(_INNER)}
-        return cls(fields["mapping"].rebuilt(inner), fields["score"])
-
-    def replace(self, **changes: Any) -> Self:
-        inner = {name.removeprefix(_INNER): changes.pop(name) for name in list(changes) if name.startswith(_INNER)}
-        if inner:
-            changes["mapping"] = self.inner.replace(**inner)
-        return super().replace(**changes)
-
-    def check_width(self, name: str, value: Array) -> None:
-        one_a_row(value, f"{self.name}: {name}")
 
     def check(self, n: int) -> None:
         self.inner.check(n + 1)

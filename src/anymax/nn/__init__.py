@@ -1,4 +1,4 @@
-"""torch modules for any map: activations, losses and output layers, attention, graphs and pools, and `Categorical`.
+"""torch modules for any map: activations, losses and output layers, attention, graphs and pools, routers, and `Categorical`.
 
 `Activation("entmax", learn="alpha")` learns alpha and keeps it inside `bounds`. A tensor in a map becomes a buffer of the module, and an
 `nn.Parameter` its parameter: `Activation(Entmax(alpha=nn.Parameter(...)))` learns alpha without bounds.
@@ -26,16 +26,18 @@ from .graph_attention import GraphAttention
 from .linear_loss import LinearLoss
 from .margin_head import MarginHead
 from .modules import Activation, Loss
+from .router import Router
 
 __all__ = [
     "Activation", "AdaptiveScale", "Attention", "AttentionPool", "Categorical", "GraphAttention", "LinearLoss", "Loss", "MarginHead",
+    "Router",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:
     __getattr__ = answering(__name__, __all__)
 
 for _kind in (
-    Activation, AdaptiveScale, Attention, AttentionPool, Categorical, GraphAttention, LinearLoss, Loss, MarginHead,
+    Activation, AdaptiveScale, Attention, AttentionPool, Categorical, GraphAttention, LinearLoss, Loss, MarginHead, Router,
 ):  # fmt: skip
     _kind.__module__ = __name__  # the public path, by which pickles find them
 

@@ -15,7 +15,7 @@ from torch.distributions.utils import lazy_property
 
 from .._core.mapping import Mapping
 from .._core.options import check_keywords
-from ..likelihood.terms import kl_rows, log_p_rows, p_rows, read, terms_of
+from ..likelihood.terms import kl_rows, log_p_rows, p_rows, read, refuse_other_sums, terms_of
 from ..losses.targets import refuse_strays
 from ..mappings import Softmax
 from ..sampling import samplers
@@ -87,6 +87,7 @@ class Categorical(TorchCategorical):
         if not isinstance(scores, Tensor):
             raise TypeError(f"Categorical: scores must be a tensor, got {type(scores).__name__}")
         self.scores, self.mapping = read("Categorical", mapping, scores, -1, mask, transform)
+        refuse_other_sums("Categorical", self.mapping, xp)
         self._set(self.scores.shape[:-1], validate_args)
 
     def _set(self, batch_shape: Size, validate_args: bool | None) -> None:

@@ -119,7 +119,9 @@ def picture(mapping: Mapping) -> str:
         lines = [curve(m, _GRID, others) for m in maps]
     except Exception:  # a user's function may raise anything, and the map must be shown all the same
         return ""
-    drawn = [_line(p, (n + 1) / len(lines)) for n, p in enumerate(lines) if np.isfinite(p).all()]
+    finite = [p for p in lines if np.isfinite(p).all()]
+    highest = max([1.0, *(float(np.ceil(p.max())) for p in finite)])
+    drawn = [_line(p / highest, (n + 1) / len(lines)) for n, p in enumerate(lines) if np.isfinite(p).all()]
     if not drawn:
         return ""
     if len(lines) == 1:
@@ -127,7 +129,7 @@ def picture(mapping: Mapping) -> str:
     scores = "".join(f", {other:g}" for other in others)
     middle = (_LEFT + _RIGHT) / 2
     rule = f'<path d="M{_LEFT} {_TOP}H{_RIGHT}M{_LEFT} {_BOTTOM}H{_RIGHT}M{middle:g} {_TOP}V{_BOTTOM}" stroke-opacity=".3"/>'
-    words = [(6, _TOP + 4, "1"), (6, _BOTTOM + 4, "0")]
+    words = [(6, _TOP + 4, f"{highest:g}"), (6, _BOTTOM + 4, "0")]
     words += [(x, _BOTTOM + 14, word) for x, word in ((_LEFT, "−4"), (middle, "0"), (_RIGHT, "4"))]
     words += [
         (middle, _BOTTOM + 28, f'probability of the first class, scores (<tspan font-style="italic">t</tspan>{scores})')

@@ -22,7 +22,6 @@ from .._array import (
     positions,
     quiet,
     stop_gradient,
-    top,
     total,
     upcast,
 )
@@ -30,8 +29,9 @@ from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, Numbers
-from .._random.draws import at, check_k, invert, largest, uniforms
+from .._random.draws import at, check_k, invert, uniforms
 from .._random.noises import draw
+from ..kernels.selection import chosen
 from ..likelihood.terms import log_p_rows, read
 from ..mappings import Softmax
 from .results import every_sampler
@@ -157,10 +157,9 @@ def _log_p(
 
 def _best(key: Array, log_p: Array, k: int, axis: int, xp: Namespace) -> TopK:
     """The classes with the k largest keys, and their log p."""
-    high = top(stop_gradient(key), xp)
-    strange = xp.isnan(high) | (high == math.inf)
-    index = largest(xp.where(strange, xp.zeros_like(key), key), k, xp)
+    index = chosen(key, k, xp)
     found = at(log_p, index, xp)
+    found = xp.where((index >= 0) | xp.isnan(found), found, -math.inf * xp.ones_like(found))
     index = xp.where(found > -math.inf, index, -xp.ones_like(index))  # NaN too
     return TopK(from_last(index, axis, xp), from_last(found, axis, xp))
 

@@ -16,6 +16,7 @@ from .._random.generators import uniform
 from ..autodiff import bridge
 from ..functional import apply, log_rows
 from ..inspection import entropy
+from ..likelihood.terms import left_over
 from ..mappings import Softmax
 from ..thresholds import Threshold, logsumexp, threshold
 from . import tensors
@@ -345,7 +346,7 @@ def segment_sample(
     tensors.refuse("segment_sample", x)
     size = count_of(num_samples)
     call = SegmentCall.of("segment_sample", mapping, x, **options).constant()
-    xp = call.xp
+    xp, rest = call.xp, left_over("segment_sample", call.mapping, call.xp)
     call = dataclasses.replace(call, x=upcast(call.x, xp))
     p = _array.to_last(_probabilities(call), call.axis, xp)
     wide = p if is_jax(p) or (is_torch(p) and p.device.type == "mps") else xp.astype(p, xp.float64)
@@ -353,7 +354,7 @@ def segment_sample(
     rows, parts = rows_of(call.segments, p), []
     for bucket in rows.buckets:
         row = of_bucket(p, bucket, 0.0)
-        if call.mapping.hides_a_class:  # what p leaves is drawn as no entry
+        if rest:  # what p leaves is drawn as no entry
             row = xp.concat([row, rest_of(row, 1.0, xp)], axis=-1)
         drawn = invert(row, xp.take(u, bucket.ids, axis=-2), xp)
         drawn = xp.where(drawn == bucket.width, -xp.ones_like(drawn), drawn)

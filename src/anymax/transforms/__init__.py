@@ -16,15 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from .._core.elsewhere import answering
 from .._core.mapping import Mapping
+from .adaptive import mink, pless, toph
 from .base import Composed, Transform, is_function
+from .dry import dry
+from .dynamic_temperature import dynamic_temperature
 from .scaling import cosine, mask, mix, noise, normalize, prior, scalable, temperature
 from .softcap import softcap
 from .tokens import logit_bias, repetition_penalty
 from .truncation import epsilon_cutoff, eta, minp, topk, topnsigma, topp, typical, xtc
 
 __all__ = [
-    "Composed", "Transform", "compose", "cosine", "epsilon_cutoff", "eta", "logit_bias", "mask", "minp", "mix", "noise",
-    "normalize", "prior", "repetition_penalty", "scalable", "softcap", "temperature", "topk", "topnsigma", "topp", "typical", "xtc",
+    "Composed", "Transform", "compose", "cosine", "dry", "dynamic_temperature", "epsilon_cutoff", "eta", "logit_bias", "mask", "mink",
+    "minp", "mix", "noise", "normalize", "pless", "prior", "repetition_penalty", "scalable", "softcap", "temperature", "toph", "topk",
+    "topnsigma", "topp", "typical", "xtc",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -72,16 +72,21 @@ class _Temperature(Transform):
         return super().by_classes and _above_0(dict(self.params)["T"])
 
     def rows(self, x: Array, xp: Namespace, T: Any) -> Array:
-        tiny = float(xp.finfo(x.dtype).smallest_normal)  # below it 1 / T is infinite
-        if not is_array(T):
-            if tiny > T:
-                return _largest(x, xp)
-            return on_kept(x, lambda y: 0.0 * y, xp) if math.inf == T else x / T
-        cold = tiny > T
-        if known(cold) and not bool(xp.any(cold)):
-            return on_kept(x, lambda y: y / T, xp)
-        warm = on_kept(x, lambda y: y / safe(T, ~cold, 1.0, xp), xp)
-        return xp.where(cold, _largest(x, xp), warm)
+        return divided(x, T, xp)
+
+
+def divided(x: Array, T: Any, xp: Namespace) -> Array:
+    """`x / T`, with the limits at T = 0 and at infinity; T is a number or an array [..., 1]."""
+    tiny = float(xp.finfo(x.dtype).smallest_normal)  # below it 1 / T is infinite
+    if not is_array(T):
+        if tiny > T:
+            return _largest(x, xp)
+        return on_kept(x, lambda y: 0.0 * y, xp) if math.inf == T else x / T
+    cold = tiny > T
+    if known(cold) and not bool(xp.any(cold)):
+        return on_kept(x, lambda y: y / T, xp)
+    warm = on_kept(x, lambda y: y / safe(T, ~cold, 1.0, xp), xp)
+    return xp.where(cold, _largest(x, xp), warm)
 
 
 def _above_0(T: Any) -> bool:

@@ -66,17 +66,7 @@ def repetition_penalty(
     >>> repetition_penalty([0, 2, 2], penalty=2.0, frequency=0.25)([1.0, 1.0, -1.0])
     array([ 0.25,  1.  , -2.5 ])
     """
-    tokens = asarray(tokens, "tokens")
-    if not is_integer(tokens) and tokens.shape != (0,):
-        raise TypeError(
-            f"repetition_penalty: tokens must be integers, the classes that came before, got {dtype_name(tokens)}"
-        )
-    if tokens.ndim == 0:
-        raise ValueError(
-            "repetition_penalty: tokens must have an axis, the classes that came before, got a single number"
-        )
-    if isinstance(tokens, np.ndarray):  # also unsigned integers, which torch can't compare
-        tokens = tokens.astype(np.int64)
+    tokens = read_tokens("repetition_penalty", tokens)
     check_range("repetition_penalty", "penalty", penalty, lambda v: (v > 0) & (v < math.inf), "above 0 and finite")
     for name, value in (("presence", presence), ("frequency", frequency)):
         check_range("repetition_penalty", name, value, lambda v: (v > -math.inf) & (v < math.inf), "finite")
@@ -90,12 +80,7 @@ class _RepetitionPenalty(Transform):
 
     def rows(self, x: Array, xp: Namespace, tokens: Array, penalty: Any, presence: Any, frequency: Any) -> Array:
         n = x.shape[-1]
-        tokens = beside(from_numpy(tokens, x, xp), x, "tokens", xp)
-        _fits(tuple(tokens.shape), tuple(x.shape))
-        if known_any((tokens < -1) | (tokens >= n), xp):
-            raise ValueError(
-                f"repetition_penalty: a token is out of range for {n} classes; tokens are 0 to {n - 1}, and -1 where a row has fewer"
-            )
+        tokens = tokens_beside("repetition_penalty", tokens, x, xp)
         count = _sums(counts(tokens, xp), None, n, x, xp)
         seen = count > 0
 
@@ -164,13 +149,32 @@ def _finite(value: Any) -> float:
     return float(value)
 
 
-def _fits(tokens: tuple[int, ...], scores: tuple[int, ...]) -> None:
-    lead, rows = tokens[:-1], scores[:-1]
+def read_tokens(who: str, tokens: Any) -> Array:
+    """The classes that came before, as an array of signed integers with at least one axis."""
+    tokens = asarray(tokens, "tokens")
+    if not is_integer(tokens) and tokens.shape != (0,):
+        raise TypeError(f"{who}: tokens must be integers, the classes that came before, got {dtype_name(tokens)}")
+    if tokens.ndim == 0:
+        raise ValueError(f"{who}: tokens must have an axis, the classes that came before, got a single number")
+    # also unsigned integers, which torch can't compare
+    return tokens.astype(np.int64) if isinstance(tokens, np.ndarray) else tokens
+
+
+def tokens_beside(who: str, tokens: Array, x: Array, xp: Namespace) -> Array:
+    """The tokens as an array of the scores' kind and device, once they fit the rows and the classes of x."""
+    n = x.shape[-1]
+    tokens = beside(from_numpy(tokens, x, xp), x, "tokens", xp)
+    lead, rows = tuple(tokens.shape[:-1]), tuple(x.shape[:-1])
     if len(lead) > len(rows) or any(a != 1 and a != b for a, b in zip(reversed(lead), reversed(rows), strict=False)):
         raise ValueError(
-            f"repetition_penalty: tokens of shape {tokens} do not belong to rows of shape {rows}; give [length], or [..., length] "
-            "with the leading axes of the scores"
+            f"{who}: tokens of shape {tuple(tokens.shape)} do not belong to rows of shape {tuple(x.shape)}; give [length], or "
+            "[..., length] with the leading axes of the scores"
         )
+    if known_any((tokens < -1) | (tokens >= n), xp):
+        raise ValueError(
+            f"{who}: a token is out of range for {n} classes; tokens are 0 to {n - 1}, and -1 where a row has fewer"
+        )
+    return tokens
 
 
 def _sums(index: Array, weight: Array | None, n: int, x: Array, xp: Namespace) -> Array:

@@ -10,8 +10,11 @@ from .._array import (
     Array,
     Namespace,
     finite_scores,
+    fit_axes,
+    floats,
     is_array,
     is_int,
+    is_integer,
     namespace,
     number,
     pick_axis,
@@ -20,12 +23,13 @@ from .._array import (
     total,
 )
 from .._core.rows import hide
-from .._core.typing import Parameter
+from .._core.typing import AnyArray, Numbers, Parameter
 from .._random.generators import listed, uniform
-from .._random.truncation import cutoff_keep, topk_keep, topp_keep, typical_keep, xtc_keep
+from .._random.truncation import cutoff_keep, group_keep, topk_keep, topp_keep, typical_keep, xtc_keep
+from ..kernels.selection import Groups, chosen_mask, masked_as
 from .base import Transform, brief, check_range, makes_transform, of_scores
 
-_MASS = "above 0 and at most 1"
+MASS = "above 0 and at most 1"
 _INSIDE = "above 0 and below 1"
 _MOST = 2**31 - 1  # positions are counted in 32 bits
 
@@ -44,37 +48,134 @@ class Truncation(Transform):
 
 
 @makes_transform
-def topk(k: int, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def topk(
+    k: int | AnyArray,
+    min_keep: int = 1,
+    *,
+    by: AnyArray | Numbers | None = None,
+    groups: int | None = None,
+    keep_groups: int | None = None,
+    group_by: int | str = 2,
+    axis: int | None = None,
+    dim: int | None = None,
+) -> Transform:
     """Keep exactly the k largest scores and mask the others; keep all if there are fewer than k.
 
-    The simplest truncation, and the cheapest. `topp` and `minp` adapt the number of classes to each row.
+    The simplest truncation, and the cheapest. `topp` and `minp` adapt the number of classes to each row. With `by` and `groups` it is the
+    choice of a router, which `anymax.routing.route` makes in fewer steps.
 
     Parameters
     ----------
     k
-        How many scores to keep, at least 1. Among equal scores the first are kept.
+        How many scores to keep, at least 1, or an array of integers with one value per row: [..., 1]. Among equal scores the
+        first are kept.
     min_keep
         Keep at least this many, even if k is smaller.
+    by
+        Other scores, which broadcast to the scores: the k largest of these are chosen, and the scores at these places are
+        kept. To choose with a bias, give `scores + bias`. It is a constant for differentiation.
+    groups, keep_groups
+        Split the classes into so many blocks of equal size, and choose only from the `keep_groups` blocks with the largest
+        sums; in a tie from the first.
+    group_by
+        The sum of a group is that of its so many largest scores, 2 as in DeepSeek-V3; "max": its largest score, as in
+        DeepSeek-V2.
 
     Examples
     --------
     >>> topk(2)([3.0, 1.0, 3.0, 3.0])
     array([  3., -inf,   3., -inf])
+
+    The class with the largest score is in a group that is not kept:
+
+    >>> topk(2, groups=2, keep_groups=1)([3.0, 1.0, 2.5, 2.0])
+    array([-inf, -inf,  2.5,  2. ])
     """
-    if not is_int(number(k)):
+    min_keep = min_keep_of("topk", min_keep)
+    given: Any = k
+    one = is_array(given) and (given.ndim > 0 or not is_int(number(given)))
+    if one and is_integer(given):
+        check_range("topk", "k", given, lambda v: v >= 1, "at least 1")
+    elif one or not is_int(number(given)):
         raise TypeError(
-            f"topk: k must be an integer, the number of scores to keep, got {brief(k)}{of_scores('topk', k)}"
+            f"topk: k must be an integer, the number of scores to keep, got {brief(given)}{of_scores('topk', given)}"
         )
-    if k < 1:
-        raise ValueError(f"topk: k must be at least 1, got {k}")
-    return _TopK((("k", max(int(k), _min_keep("topk", min_keep))),), pick_axis(axis, dim))
+    elif given < 1:
+        raise ValueError(f"topk: k must be at least 1, got {given}")
+    params = (("k", given), ("min_keep", min_keep)) if one else (("k", max(int(given), min_keep)),)
+    split = check_groups("topk", groups, keep_groups, group_by)
+    if by is None and split is None:
+        return _TopK(params, pick_axis(axis, dim))
+    by = None if by is None else floats(by, "topk: by")[0]
+    of_groups = (("groups", groups), ("keep_groups", keep_groups), ("group_by", None if split is None else group_by))
+    return _TopKBy((*params, ("by", by), *of_groups), pick_axis(axis, dim))
+
+
+def check_groups(who: str, groups: Any, keep_groups: Any, group_by: Any) -> Groups | None:
+    """What a caller says of groups; None if there are none."""
+    if groups is None:
+        if keep_groups is not None or group_by != 2:
+            raise ValueError(
+                f"{who}: keep_groups and group_by belong to groups=, the number of groups, which is missing"
+            )
+        return None
+    for name, value in (("groups", groups), ("keep_groups", keep_groups)):
+        if not is_int(number(value)) or value < 1:
+            raise ValueError(f"{who}: {name} must be an integer of at least 1 where there are groups, got {value!r}")
+    if keep_groups > groups:
+        raise ValueError(f"{who}: keep_groups must be at most groups, {groups}, got {keep_groups}")
+    if group_by != "max" and (not is_int(number(group_by)) or group_by < 1):
+        raise ValueError(
+            f'{who}: group_by must be "max" or how many of a group\'s largest scores are added, got {group_by!r}'
+        )
+    return Groups(int(groups), int(keep_groups), 1 if group_by == "max" else int(group_by))
+
+
+def fit_groups(who: str, groups: Groups | None, n: int) -> Groups | None:
+    """The groups, or an error if n classes can't be split so."""
+    if groups is None:
+        return None
+    if n % groups.count:
+        raise ValueError(f"{who}: {n} classes can't be split into {groups.count} groups of equal size")
+    if groups.most > n // groups.count:
+        raise ValueError(
+            f"{who}: group_by={groups.most} asks for more scores than a group has, {n // groups.count}; "
+            'use fewer, or group_by="max"'
+        )
+    return groups
 
 
 class _TopK(Truncation):
     name = step = "topk"
+    aligned = ("k",)
 
-    def keep(self, x: Array, xp: Namespace, k: int) -> Array:
-        return topk_keep(x, k, xp)
+    def keep(self, x: Array, xp: Namespace, k: Any, min_keep: int = 1) -> Array:
+        return topk_keep(x, _at_least(k, min_keep, xp), xp)
+
+
+class _TopKBy(Truncation):
+    name = "topk"
+    aligned = ("k", "by")
+
+    def keep(
+        self, x: Array, xp: Namespace, k: Any, by: Any, groups: Any, keep_groups: Any, group_by: Any, min_keep: int = 1
+    ) -> Array:
+        x, key = stop_gradient(x), x
+        if by is not None:
+            by = xp.broadcast_to(fit_axes(stop_gradient(by), tuple(x.shape), "topk: by"), x.shape)
+            key = masked_as(by, x, xp)
+        n = x.shape[-1]
+        split = None if groups is None else check_groups("topk", groups, keep_groups, group_by)
+        split = fit_groups("topk", split, n)
+        if not is_array(k) and k < n and (mask := chosen_mask(key, k, xp, split)) is not None:
+            return mask
+        if split is not None and split.keep < split.count:
+            key = hide(key, group_keep(key, *split, xp))
+        return topk_keep(key, _at_least(k, min_keep, xp), xp)
+
+
+def _at_least(k: Any, least: int, xp: Namespace) -> Any:
+    return xp.where(k > least, k, least * xp.ones_like(k)) if is_array(k) else max(k, least)
 
 
 @makes_transform
@@ -96,8 +197,8 @@ def topp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int |
     >>> topp(0.7)([2.0, 1.0, 0.0])
     array([  2.,   1., -inf])
     """
-    check_range("topp", "p", p, lambda v: (v > 0) & (v <= 1), _MASS)
-    return _TopP((("p", p), ("min_keep", _min_keep("topp", min_keep))), pick_axis(axis, dim))
+    check_range("topp", "p", p, lambda v: (v > 0) & (v <= 1), MASS)
+    return _TopP((("p", p), ("min_keep", min_keep_of("topp", min_keep))), pick_axis(axis, dim))
 
 
 class _TopP(Truncation):
@@ -127,8 +228,8 @@ def minp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int |
     >>> minp(0.2)([2.0, 1.0, 0.0])
     array([  2.,   1., -inf])
     """
-    check_range("minp", "p", p, lambda v: (v > 0) & (v <= 1), _MASS)
-    return _MinP((("p", p), ("min_keep", _min_keep("minp", min_keep))), pick_axis(axis, dim))
+    check_range("minp", "p", p, lambda v: (v > 0) & (v <= 1), MASS)
+    return _MinP((("p", p), ("min_keep", min_keep_of("minp", min_keep))), pick_axis(axis, dim))
 
 
 class _MinP(Truncation):
@@ -202,8 +303,8 @@ def typical(mass: Parameter = 0.9, min_keep: int = 1, *, axis: int | None = None
     >>> np.exp(typical(0.5)(np.log([0.4, 0.2, 0.2, 0.2]))).round(3)
     array([0. , 0.2, 0.2, 0.2])
     """
-    check_range("typical", "mass", mass, lambda v: (v > 0) & (v <= 1), _MASS)
-    return _Typical((("mass", mass), ("min_keep", _min_keep("typical", min_keep))), pick_axis(axis, dim))
+    check_range("typical", "mass", mass, lambda v: (v > 0) & (v <= 1), MASS)
+    return _Typical((("mass", mass), ("min_keep", min_keep_of("typical", min_keep))), pick_axis(axis, dim))
 
 
 class _Typical(Truncation):
@@ -238,7 +339,7 @@ def epsilon_cutoff(
     """
     check_range("epsilon_cutoff", "epsilon", epsilon, lambda v: (v > 0) & (v < 1), _INSIDE)
     return _EpsilonCutoff(
-        (("epsilon", epsilon), ("min_keep", _min_keep("epsilon_cutoff", min_keep))), pick_axis(axis, dim)
+        (("epsilon", epsilon), ("min_keep", min_keep_of("epsilon_cutoff", min_keep))), pick_axis(axis, dim)
     )
 
 
@@ -271,7 +372,7 @@ def eta(epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: 
     array([0. , 0. , 0.9, 0. ])
     """
     check_range("eta", "epsilon", epsilon, lambda v: (v > 0) & (v < 1), _INSIDE)
-    return _Eta((("epsilon", epsilon), ("min_keep", _min_keep("eta", min_keep))), pick_axis(axis, dim))
+    return _Eta((("epsilon", epsilon), ("min_keep", min_keep_of("eta", min_keep))), pick_axis(axis, dim))
 
 
 class _Eta(_EpsilonCutoff):
@@ -335,7 +436,7 @@ class _XTC(Truncation):
         return stop_gradient(xp.where(u <= stop_gradient(probability), level, math.inf * xp.ones_like(u)))
 
 
-def _min_keep(who: str, min_keep: Any) -> int:
+def min_keep_of(who: str, min_keep: Any) -> int:
     if not is_int(number(min_keep)) or min_keep < 1:
         raise ValueError(
             f"{who}: min_keep must be an integer of at least 1, the number of classes to keep, got {min_keep!r}"

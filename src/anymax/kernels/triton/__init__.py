@@ -102,6 +102,18 @@ def output_layer(*operands: Array | None) -> Any:
     return importlib.import_module(f"{__name__}.layer")
 
 
+def router_of(x: Array) -> Any:
+    """The module with the kernel of routers; None if it can't take these scores."""
+    if not is_torch(x) or asked() not in (None, Triton.name):
+        return None
+    kind = x.device.type
+    if (kind != "cuda" and not (kind == "cpu" and _interpreted())) or isinstance(load(), str):
+        return None
+    if arrays.refuse_tensor(x, kind, _DTYPES) is not None:
+        return None
+    return importlib.import_module(f"{__name__}.router")
+
+
 def prepared(mapping: Mapping) -> tuple[Any, Link]:
     launch, link = load(), triton_link(mapping)
     assert not isinstance(launch, str), launch

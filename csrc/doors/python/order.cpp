@@ -1,0 +1,58 @@
+// Soft ranks and soft sorting.
+#include "doors/python/rows.hpp"
+
+namespace {
+
+// strength, and of `how` the bits: 1 sorted, 2 descending, 4 kl; false where they can't be read
+bool read(anymax_order_call &call, PyObject *strength, PyObject *how) {
+    int64_t bits;
+    call.strength = PyFloat_AsDouble(strength);
+    if (PyErr_Occurred() || !integer(how, bits)) return false;
+    call.sorted = bits & 1, call.descending = bits >> 1 & 1, call.kl = bits >> 2 & 1;
+    return true;
+}
+
+bool rows_of(anymax_order_call &call, const Array &x) {
+    if (x.dtype > ANYMAX_F64 || x.ndim < 1 || !x.dense()) return false;
+    call.dtype = x.dtype, call.n = x.shape[x.ndim - 1], call.rows = call.n ? x.count / call.n : 0;
+    return call.n > 0;
+}
+
+constexpr int64_t WORK = 16;  // of a class, beside that of one that is only copied
+
+}  // namespace
+
+// (x, out, order or None, strength, how) -> True. All in C order; order [rows, n] int32
+ANYMAX_CALL(call_order) {
+    if (!arguments(count, 5)) return nullptr;
+    const Kind kind = kind_of(args[0]);
+    anymax_order_call call{};
+    Array x, out, order;
+    if (!read(call, args[3], args[4])) return nullptr;
+    if (kind == NEITHER || !x.read(kind, args[0]) || !rows_of(call, x)) return none();
+    if (!out.read_dense(kind, args[1], x.dtype, x.count, true) || !beside(order, kind, args[2], INTS, x.count, true)) return none();
+    call.x = x.data, call.out = out.data, call.order = (int32_t *)order.data;
+    const int code = without_lock(kind, x.count * WORK, [&](int pool) {
+        call.pool = pool;
+        return anymax_order(&call);
+    });
+    return answer(code, "an order", Py_None, call.n);
+}
+
+// (x or None, p, g, order, out, strength, how) -> True
+ANYMAX_CALL(call_order_vjp) {
+    if (!arguments(count, 7)) return nullptr;
+    const Kind kind = kind_of(args[1]);
+    anymax_order_call call{};
+    Array x, p, g, order, out;
+    if (!read(call, args[5], args[6])) return nullptr;
+    if (kind == NEITHER || !p.read(kind, args[1]) || !rows_of(call, p)) return none();
+    if (!beside(x, kind, args[0], p.dtype, p.count) || !g.read_dense(kind, args[2], p.dtype, p.count)) return none();
+    if (!order.read_dense(kind, args[3], INTS, p.count) || !out.read_dense(kind, args[4], p.dtype, p.count, true)) return none();
+    call.x = x.data, call.p = p.data, call.g = g.data, call.order = (int32_t *)order.data, call.out = out.data;
+    const int code = without_lock(kind, p.count * WORK, [&](int pool) {
+        call.pool = pool;
+        return anymax_order_vjp(&call);
+    });
+    return answer(code, "the gradient of an order", Py_None, call.n);
+}

@@ -1,0 +1,89 @@
+// Sinkhorn for one instruction set.
+#if !defined(ANYMAX_MAPS_ALONE)
+#include "core/families.hpp"
+#include "transport/lanes.hpp"
+#include "transport/matrix.hpp"
+
+namespace ANYMAX_UNIT {
+
+// The matrices of one call, from `begin` on.
+template <class C>
+class Transport {
+    const anymax_sinkhorn_call &call;
+    const int64_t size;
+    Room history, memory;
+
+    const C *scores(int64_t k) const { return (const C *)call.x + k * size; }
+    const C *gradient(int64_t k) const { return (const C *)call.g + k * size; }
+    C *result(int64_t k) const { return (C *)call.out + k * size; }
+    const C *rows(int64_t k) const { return call.rows ? (const C *)call.rows + k * call.rows_step : nullptr; }
+    const C *columns(int64_t k) const { return call.columns ? (const C *)call.columns + k * call.columns_step : nullptr; }
+
+    int one(int64_t k) {
+        OneMatrix<C> matrix(call.n, call.m);
+        const int64_t remembered = call.g ? call.iterations : 0;
+        char *const base = memory.take<char>(matrix.lay_out(nullptr, remembered));
+        if (!base) return ANYMAX_NO_MEMORY;
+        matrix.lay_out(base, remembered);
+        C *const out = result(k);
+        if (!matrix.read(scores(k), (C)call.temperature, rows(k), columns(k))) {
+            for (int64_t e = 0; e < size; e++) out[e] = not_a_number<C>;
+            if (call.tolerance > 0.0) call.left[k] = 0.0;
+        } else if (call.g) {
+            matrix.backward(call.iterations, (C)call.temperature, gradient(k), out);
+        } else {
+            const double left = matrix.forward(call.iterations, out, (C)call.tolerance);
+            if (call.tolerance > 0.0) call.left[k] = left;
+        }
+        return ANYMAX_OK;
+    }
+
+    template <int SIDE>
+    int some(int64_t k, int64_t count) {
+        typedef vec<C> V;
+        SmallMatrices<C, SIDE> matrices(call.n, call.m);
+        V *const past = call.g ? (V *)history.take<C>(call.iterations * (call.n + call.m) * width<C>) : nullptr;
+        if (call.g && !past) return ANYMAX_NO_MEMORY;
+        uint32_t others = matrices.read_sums(rows(k), call.rows_step, columns(k), call.columns_step, count);
+        others |= matrices.read(scores(k), count, (C)call.temperature);
+        if (others != (uint32_t)((1ull << count) - 1)) {
+            if (call.g)
+                matrices.backward(gradient(k), count, call.iterations, (C)call.temperature, past);
+            else if (call.tolerance > 0.0)
+                matrices.converge(call.iterations, (C)call.tolerance, call.left + k, count);
+            else
+                matrices.forward(call.iterations);
+            matrices.write(result(k), count);
+        }
+        int code = ANYMAX_OK;
+        for (; others && !code; others &= others - 1) code = one(k + __builtin_ctz(others));
+        return code;
+    }
+
+  public:
+    explicit Transport(const anymax_sinkhorn_call &call) : call(call), size(call.n * call.m) {}
+
+    int run(int64_t begin, int64_t end) {
+        const bool small = call.n <= SMALL_SIDE && call.m <= SMALL_SIDE && (!call.g || call.iterations <= SMALL_ITERATIONS);
+        // in range as the numbers of this dtype, of which some small ones are subnormal or 0
+        const bool usual = call.temperature >= 1e-30 && call.temperature <= 1e30;
+        int code = ANYMAX_OK;
+        for (int64_t k = begin; k < end && !code;) {
+            const int64_t left = end - k, count = left < width<C> ? left : width<C>;
+            if (!small || !usual || left < 2) {
+                code = one(k++);
+                continue;
+            }
+            code = call.n == 4 && call.m == 4 ? some<4>(k, count) : some<0>(k, count);
+            k += count;
+        }
+        return code;
+    }
+};
+
+int transport(const anymax_sinkhorn_call *call, int64_t begin, int64_t end) {
+    return call->dtype == ANYMAX_F64 ? Transport<double>(*call).run(begin, end) : Transport<float>(*call).run(begin, end);
+}
+
+}  // namespace ANYMAX_UNIT
+#endif

@@ -1,0 +1,194 @@
+"""Bounded: softmax, entmax and sparsemax under an upper bound for each class."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .._array import (
+    Array,
+    Namespace,
+    check_number,
+    dot,
+    finite_scores,
+    is_array,
+    known,
+    like,
+    power,
+    safe,
+    stop_gradient,
+    top,
+    total,
+)
+from .._core.facts import Facts
+from .._core.separable import Separable
+from .._core.typing import Parameter
+from .entmax import Entmax
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bounded(Separable):
+    """alpha-entmax with `p_i <= u_i`: `p_i = min(max((alpha-1)(x_i - tau), 0)^(1/(alpha-1)), u_i)`, constrained sparsemax for alpha = 2.
+
+    Use it where a class has a budget: a source word that may be attended to only so often (its fertility), an expert with room for so
+    many tokens. In a row whose bounds sum to less than 1 each class gets its bound. A target of a loss must not exceed the bounds.
+    Martins and Kreutzer 2017; Malaviya, Ferreira and Martins 2018.
+
+    Parameters
+    ----------
+    upper
+        The bounds, at least 0: a number for all classes, or an array that broadcasts to the scores, with one value for each class of
+        each row where it likes. It has a gradient.
+    alpha
+        A number from 1, softmax, to 2, sparsemax, or an array that broadcasts to the scores with size 1 along the classes; it has a
+        gradient.
+
+    Examples
+    --------
+    >>> anymax.apply(anymax.Bounded(0.5), [3.0, 1.0, 0.5])
+    array([0.5, 0.5, 0. ])
+    >>> import numpy as np
+    >>> anymax.apply(anymax.Bounded(np.array([0.5, 0.1, 1.0]), alpha=1.0), [3.0, 1.0, 0.0]).round(3)
+    array([0.5, 0.1, 0.4])
+    """
+
+    upper: Parameter
+    alpha: Parameter = 2.0
+
+    name = "bounded"
+    formula = "pᵢ = min(((α−1)(xᵢ − τ))₊^(1/(α−1)), uᵢ)"
+    example: ClassVar[dict[str, Any]] = {"upper": 0.4}
+    per_class = ("upper",)
+    needs_scores = True
+
+    def __post_init__(self) -> None:
+        upper = check_number("Bounded", "upper", self.upper, above=-math.inf, hint="the most that a class may get")
+        if _known_where(upper, lambda u: u < 0):
+            raise ValueError(f"Bounded(upper={upper!r}): upper must be at least 0, the most that a class may get")
+        object.__setattr__(self, "upper", upper)
+        alpha = check_number("Bounded", "alpha", self.alpha, above=0.0, hint="1 is softmax, 2 sparsemax")
+        if _known_where(alpha, lambda a: (a < 1) | (a > 2)):
+            raise ValueError(f"Bounded(alpha={alpha!r}): alpha must be from 1, softmax, to 2, sparsemax")
+        object.__setattr__(self, "alpha", alpha)
+
+    @property
+    def facts(self) -> Facts:
+        u: Any = self.upper
+        free = Entmax(self.alpha).facts
+        if not is_array(u):
+            return dataclasses.replace(free, sparse=free.sparse or u == 0, margin=free.margin if u >= 1 else None)
+        none = u == 0  # a class without a budget gets 0
+        sparse = free.sparse or not known(none) or bool(none.any())
+        one_a_row = not u.ndim or u.shape[-1] == 1
+        return dataclasses.replace(free, monotone=one_a_row, sparse=sparse, margin=None)
+
+    @property
+    def sums_to_one(self) -> bool:
+        u: Any = self.upper
+        if not isinstance(u, np.ndarray) or not u.ndim or u.shape[-1] == 1:
+            return not _known_where(u, lambda u: u == 0)
+        return bool((np.sum(np.minimum(u, 1.0), axis=-1) >= 1.0 - 1e-9).all())
+
+    # -- the link, that of entmax below the bound ------------------------------------------------------------------------
+
+    def omega_terms(self, q: Array, xp: Namespace) -> Array:
+        return Entmax(self.alpha).omega_terms(q, xp)
+
+    def link(self, t: Array, xp: Namespace) -> Array:
+        p, most = Entmax(self.alpha).link(t, xp), self.ceiling(t, xp)
+        return xp.where(p < most, p, most + xp.zeros_like(p))
+
+    def slope(self, q: Array, xp: Namespace) -> Array:
+        some = ~(q <= 0)
+        least = xp.zeros_like(q) - self.level_to_tau(q, xp)  # at 0: -1 / (alpha - 1), for softmax -infinity
+        least = xp.where(least < 0, least, -math.inf * xp.ones_like(q))
+        return xp.where(some, Entmax(self.alpha).slope(safe(q, some, 1.0, xp), xp), least)
+
+    def curvature(self, q: Array, xp: Namespace) -> Array:
+        return Entmax(self.alpha).curvature(q, xp)
+
+    def sensitivity(self, p: Array, xp: Namespace) -> Array:
+        return xp.where(p >= self.ceiling(p, xp), xp.zeros_like(p), Entmax(self.alpha).sensitivity(p, xp))
+
+    def ceiling(self, x: Array, xp: Namespace) -> Any:
+        u: Any = self.upper
+        if not is_array(u):
+            return u if u < 1 else 1.0
+        u = like(u, x, xp)
+        return xp.where(u > 1, xp.ones_like(u), xp.where(u < 0, xp.zeros_like(u), u))
+
+    # -- the level ----------------------------------------------------------------------------------------------------------
+
+    def solve(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
+        most = self.ceiling(x, xp)
+        most = stop_gradient(most) if is_array(most) else most * xp.ones_like(x[..., :1])
+        some = most > 0
+        return self._below(safe(most, some, 1.0, xp), x, keep & some, xp)
+
+    def at(self, x: Array, anchor: Array, level: Array, xp: Namespace) -> Array:
+        c: Any = self.alpha
+        if is_array(c) or c < 1.3:
+            return self.link(x - anchor + level, xp)
+        # a flat row has a level near that of 0, where only the sum with 1 may be rounded, which shifts all classes alike
+        p, most = power((1.0 + (c - 1.0) * level) + (c - 1.0) * (x - anchor), 1.0 / (c - 1.0), xp), self.ceiling(x, xp)
+        return xp.where(p < most, p, most + xp.zeros_like(p))
+
+    def threshold(self, x: Array, xp: Namespace) -> Array:
+        """tau with `p = min(((alpha-1)(x - tau))_+^(1/(alpha-1)), u)`; for softmax with `p = min(exp(x - tau), u)`."""
+        return super().threshold(x, xp) - self.level_to_tau(x, xp)
+
+    def level_to_tau(self, level: Array, xp: Namespace) -> Any:
+        c: Any = like(self.alpha, level, xp) - 1.0
+        if not is_array(c):
+            return 1.0 / c if c else 0.0
+        plain = c == 0
+        return xp.where(plain, xp.zeros_like(c), 1.0 / safe(c, ~plain, 1.0, xp))
+
+    def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
+        # which classes have their bound can't be read from a p that was saved in half precision
+        exact = stop_gradient(self.frozen().forward(stop_gradient(x), xp))
+        free = (exact > 0) & ~(exact >= stop_gradient(self.ceiling(exact, xp))) | xp.isnan(p)
+        s = xp.where(free, Entmax(self.alpha).sensitivity(safe(p, free & (p > 0), 1.0, xp), xp), xp.zeros_like(p))
+        s = xp.where(xp.isnan(p), p, s)
+        rate = total(s, xp)
+        return s * (g - dot(s, g, xp) / xp.where(rate == 0, xp.ones_like(rate), rate))
+
+    # -- the loss ------------------------------------------------------------------------------------------------------------
+
+    def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
+        """The generic loss takes p as a constant and so lacks the derivative in u, the bounds: `x_i - tau - omega'(u_i)` at a bound."""
+        value = super().loss(x, p, y, xp)
+        if not is_array(self.upper):
+            return value
+        x, keep, _ = finite_scores(x, xp)
+        u, held = self.ceiling(x, xp) + xp.zeros_like(x), stop_gradient(p)
+        full = keep & (held >= stop_gradient(u))
+        inside = keep & (held > 0) & ~full
+        count = total(xp.astype(inside, x.dtype), xp)
+        tau = total(xp.where(inside, x - self.slope(safe(p, inside, 1.0, xp), xp), xp.zeros_like(x)), xp)
+        at_bound = xp.where(full, x - self.slope(safe(u, full & (u > 0), 1.0, xp), xp), xp.zeros_like(x))
+        # without a class between 0 and its bound tau is not unique, and where the bounds sum to less than 1 there is none
+        lowest = stop_gradient(-top(xp.where(full & (u > 0), -at_bound, -math.inf * xp.ones_like(x)), xp))
+        lowest = xp.where(lowest < math.inf, lowest, xp.zeros_like(lowest))
+        short = total(xp.where(keep, stop_gradient(u), xp.zeros_like(x)), xp) < 1.0
+        lowest = xp.where(short, 1.0 / like(self.alpha, x, xp) + xp.zeros_like(lowest), lowest)  # omega' minus slope
+        tau = xp.where(count > 0, tau / xp.where(count > 0, count, xp.ones_like(count)), lowest)
+        # a class without a budget would have an infinite price for alpha up to 1
+        price = xp.where(full & (u > 0), at_bound - tau, xp.zeros_like(x))
+        # the generic loss is centred for targets with the sum of p; those of a difference quotient in u may have another
+        aim = total(y, xp)
+        centre = dot(y, x, xp) / xp.where(aim == 0, xp.ones_like(aim), aim)
+        value = value + stop_gradient(centre * (total(held, xp) - aim))
+        # half of the mixed second derivative in u and x comes from here, the other half from the generic loss
+        return value + total((u - stop_gradient(u)) * (stop_gradient(price) + 0.5 * (price - stop_gradient(price))), xp)
+
+
+def _known_where(value: Any, wrong: Callable[[Any], Any]) -> bool:
+    """True if a number, or an entry of an array of NumPy, is wrong."""
+    if is_array(value):
+        return isinstance(value, np.ndarray) and bool(wrong(value).any())
+    return bool(wrong(value))

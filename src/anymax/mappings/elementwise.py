@@ -1,0 +1,165 @@
+"""Elementwise: the link of another map with a threshold that does not depend on the scores."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from .._array import (
+    Array,
+    Namespace,
+    as_dtype,
+    check_number,
+    finish,
+    finite_scores,
+    is_array,
+    known,
+    poison,
+    top,
+    total,
+)
+from .._core.facts import Facts
+from .._core.mapping import Mapping
+from .._core.names import as_mapping
+from .._core.of_another import OfAnother
+from .._core.separable import Separable
+from .._core.typing import Parameter
+from .budget import Budget
+from .sparsemax import Sparsemax
+
+_WORDS: dict[str, Separable] = {"sigmoid": Budget(1.0, shape="sigmoid"), "relu": Sparsemax()}
+_LOW, _HIGH = 0.25, 0.5  # every omega is smooth between these
+_POINTS = [  # and weights of Gauss's quadrature there
+    (0.5 * (_LOW + _HIGH) + 0.5 * (_HIGH - _LOW) * float(node), 0.5 * float(weight))
+    for node, weight in zip(*np.polynomial.legendre.leggauss(24))
+]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Elementwise(OfAnother):
+    """Each class by itself: `p_i = link(x_i - tau)` with a fixed tau, so that the probabilities of a row have no fixed sum.
+
+    Use it for labels that don't exclude each other, and for sigmoid and ReLU attention. Its loss is the sum of one binary loss for each
+    class: with "sigmoid" the binary cross-entropy of logits. `Entmax(alpha)` makes it alpha-ReLU.
+
+    Parameters
+    ----------
+    mapping
+        "sigmoid", "relu", or a map `link(x - tau)` whose link is taken, such as `Entmax(1.5)` or `Budget(1, shape="laplace")`.
+    tau
+        The threshold, a number or an array that broadcasts to the scores with size 1 along the classes; a tensor may be learned.
+        Sigmoid attention takes the logarithm of the number of keys (Ramapuram et al. 2024).
+
+    Examples
+    --------
+    >>> anymax.apply(anymax.Elementwise(), [0.0, 2.0, -1.0]).round(3)
+    array([0.5  , 0.881, 0.269])
+    >>> anymax.apply(anymax.Elementwise("relu", tau=1.0), [0.0, 2.0, 1.5])
+    array([0. , 1. , 0.5])
+    >>> anymax.fenchel_young(anymax.Elementwise(), [0.0, 2.0, -1.0], [1.0, 1.0, 0.0]).round(3)
+    np.float64(1.133)
+    """
+
+    mapping: Mapping | str = "sigmoid"
+    tau: Parameter = 0.0
+
+    needs_scores = False
+
+    name = "elementwise"
+    formula = "pᵢ = link(xᵢ − τ), τ fixed"
+
+    def __post_init__(self) -> None:
+        word = self.mapping
+        found = _WORDS[word] if isinstance(word, str) and word in _WORDS else as_mapping(word, "Elementwise")
+        if found.as_separable() is None:
+            raise ValueError(
+                f'Elementwise(mapping={word!r}): it takes "sigmoid", "relu", or a map whose p is link(x - tau), such as '
+                f"Entmax(1.5), and {found.name} has no link"
+            )
+        object.__setattr__(self, "mapping", found)
+        tau = check_number("Elementwise", "tau", self.tau, above=-math.inf, hint="the threshold of every class")
+        object.__setattr__(self, "tau", tau)
+
+    @property
+    def link_map(self) -> Separable:
+        """The map whose link this is."""
+        found = self.inner.as_separable()
+        assert found is not None
+        return found
+
+    @property
+    def facts(self) -> Facts:
+        return dataclasses.replace(self.inner.facts, shift_invariant=False, margin=None)
+
+    # -- sums --------------------------------------------------------------------------------------------------------------
+
+    def sums(self, keep: Array | None, xp: Namespace) -> tuple[Any, Any]:
+        if keep is None:
+            return 0.0, math.inf
+        one = xp.astype(keep, xp.asarray(0.0).dtype)
+        most = self.ceiling(one, xp)
+        return 0.0, math.inf if most is None else total(most * one, xp)
+
+    @property
+    def sums_to_one(self) -> bool:
+        return False
+
+    def ceiling(self, x: Array, xp: Namespace) -> Any:
+        return self.inner.ceiling(x, xp)
+
+    # -- p -----------------------------------------------------------------------------------------------------------------
+
+    def _from_tau(self, x: Array, xp: Namespace) -> Array:
+        return x - (as_dtype(self.tau, x.dtype, xp) if is_array(self.tau) else self.tau)
+
+    def _argument(self, x: Array, xp: Namespace) -> Array:
+        """The argument of the link for scores x; that of entmax is not 0 at the threshold."""
+        t = self._from_tau(x, xp) if is_array(self.tau) or self.tau else x
+        return t if self.inner.is_softmax else t - self.link_map.level_to_tau(t[..., :1], xp)
+
+    def forward(self, x: Array, xp: Namespace) -> Array:
+        high, low = top(x, xp), xp.min(x, axis=-1, keepdims=True)
+        poisoned = xp.isnan(high) | (high == math.inf)
+        if known(low) and bool(xp.all(low > -math.inf)):  # fewer passes where nothing is masked
+            p = self.link_map.link(self._argument(x, xp), xp)
+            return poison(p, poisoned, xp) if bool(xp.any(poisoned)) else p
+        y, keep, poisoned = finite_scores(x, xp)
+        return finish(self.link_map.link(self._argument(y, xp), xp), keep, poisoned, xp)
+
+    def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
+        return g * self.link_map.sensitivity(p, xp)
+
+    def threshold(self, x: Array, xp: Namespace) -> Array:
+        some = xp.any(x > -math.inf, axis=-1, keepdims=True)
+        tau = -self._from_tau(xp.zeros_like(x[..., :1]), xp)
+        poisoned = finite_scores(x, xp)[2]
+        return xp.where(poisoned, math.nan * tau, xp.where(some, tau, -math.inf * xp.ones_like(tau)))
+
+    # -- the loss: of each class by itself -----------------------------------------------------------------------------------
+
+    def _terms(self, q: Array, xp: Namespace) -> Array:
+        """omega(q_i) with omega(0) = 0 and the derivative `slope`, the inverse of the link.
+
+        `omega_terms` may lack a linear function of q, which changes no map whose p has a fixed sum.
+        """
+        zero, link_map = xp.zeros_like(q[..., :1]), self.link_map
+        terms = lambda a: link_map.omega_terms(a, xp)  # noqa: E731
+        rise = zero  # the mean of the slope between two values of q
+        for at, weight in _POINTS:
+            rise = rise + weight * link_map.slope(zero + at, xp)
+        rise = rise - (terms(zero + _HIGH) - terms(zero + _LOW)) / (_HIGH - _LOW)
+        return terms(q) - terms(zero) + rise * q
+
+    def omega(self, q: Array, xp: Namespace) -> Array:
+        """The sum of omega over the classes, less omega(1), so that it is 0 for one class."""
+        one = xp.ones_like(q[..., :1])
+        return total(self._terms(q, xp), xp) - self._terms(one, xp)
+
+    def omega_slope(self, q: Array, xp: Namespace) -> Array:
+        return self.link_map.omega_slope(q, xp)
+
+    def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
+        return super().loss(self._argument(x, xp), p, y, xp)

@@ -1,0 +1,366 @@
+"""Which experts each token goes to, and with which weights."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .. import _array
+from .._array import (
+    Array,
+    Namespace,
+    compiling,
+    decides,
+    differentiates,
+    eager,
+    is_torch,
+    namespace,
+    pick_axis,
+    poison,
+    stop_gradient,
+    top,
+    upcast,
+)
+from .._core.mapping import Mapping
+from .._core.options import check_keywords, documented_like
+from .._core.rows import Rows, prepare
+from .._core.shards import refuse as refuse_sharded
+from .._core.typing import AnyArray, Numbers
+from .._random.draws import at, check_k
+from ..kernels.choice import asked
+from ..kernels.selection import chosen, masked_as, routed
+from ..sampling.most_probable import read_index
+from ..sampling.results import support_of
+from ..transforms.truncation import check_groups, fit_groups
+from .scoring import Scoring
+
+
+class Routes(NamedTuple):
+    """The experts of each token, or the tokens of each expert, and their weights; -1 and 0 where there are fewer."""
+
+    index: Any
+    weight: Any
+
+
+class SupportRoutes(NamedTuple):
+    """The experts of token i, `ids[offsets[i]:offsets[i + 1]]` in ascending order, and their weights."""
+
+    ids: Any
+    offsets: Any
+    weight: Any
+
+
+def every_router(
+    scores: Any,
+    k: Any,
+    scoring: Any = "softmax",
+    *,
+    bias: Any = None,
+    axis: Any = None,
+    dim: Any = None,
+    mask: Any = None,
+    routed_scaling_factor: Any = 1.0,
+) -> None:
+    """The parameters that routers share; read by `documented_like`, and never called.
+
+    Parameters
+    ----------
+    scores
+        The outputs of the gate (logits), [..., experts]; -inf marks an expert that is not there.
+    k
+        How many experts each token goes to.
+    scoring
+        What makes values of the scores: "sigmoid" or "sqrtsoftplus" of each score by itself, or a map of the row by its name or as
+        such, for example "softmax" or `anymax.Entmax(1.5)`.
+    bias
+        One number for each expert, or an array that broadcasts to the scores. It is added to the values for the choice alone, not
+        for the weights, and has no gradient.
+    axis, dim
+        The axis of the experts, the last by default.
+    mask
+        Boolean, broadcastable to the scores, True = keep: an expert that is not kept is not chosen.
+    routed_scaling_factor
+        The weights are multiplied by this number.
+    """
+
+
+_WORDS = {
+    "logits": "the scores come first, without a name",
+    "top_k": "say k=",
+    "num_experts_per_tok": "say k=",
+    "n_group": "say groups=",
+    "num_group": "say groups=",
+    "topk_group": "say keep_groups=",
+    "scoring_func": "say scoring=",
+    "e_score_correction_bias": "say bias=",
+    "expert_bias": "say bias=",
+    "renormalize": "say norm_topk_prob=",
+    "route_scale": "say routed_scaling_factor=",
+}
+
+
+@check_keywords(_WORDS)
+@documented_like(every_router)
+def route(
+    scores: AnyArray | Numbers,
+    k: int | None = None,
+    scoring: Mapping | str = "softmax",
+    *,
+    bias: Any = None,
+    by: Any = None,
+    groups: int | None = None,
+    keep_groups: int | None = None,
+    group_by: int | str = 2,
+    norm_topk_prob: bool = False,
+    routed_scaling_factor: float = 1.0,
+    index: Any = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Any = None,
+) -> Routes:
+    """The k experts of each token and their weights: the router of DeepSeek-V3, Mixtral, Qwen3, GLM, gpt-oss and others.
+
+    The page "Routers" has the arguments for each model. The experts are those with the k largest values, plus the bias; the weights are
+    their values without the bias. The value of an expert is `scoring` of the scores.
+
+    Parameters
+    ----------
+    by
+        Other numbers to choose by, in place of the values plus the bias; they broadcast to the scores.
+    groups, keep_groups, group_by
+        Split the experts into so many groups of equal size, and choose only from the `keep_groups` groups with the largest sums: of
+        the `group_by` largest values (plus the bias) of each, 2 as in DeepSeek-V3, or "max" as in DeepSeek-V2. The experts of
+        other groups are never chosen, also where the values that are left are below 0.
+    norm_topk_prob
+        Divide the weights by their sum. For softmax they are then the softmax of the chosen scores, as in Mixtral and gpt-oss.
+    index
+        Experts to use instead of a choice, integers [..., k] and -1 for none: to replay the choice of another model, or of the
+        rollout of a policy. The weights are those of these scores and have their gradient.
+
+    Returns
+    -------
+    Routes
+        A named tuple (index, weight), both with k in the place of the experts, the expert with the largest value (plus the bias)
+        first. -1 and 0 follow where a token has fewer than k: the others are masked, or `scoring` gives them exactly 0. In
+        a row with NaN or +inf the experts are -1 and the weights NaN. The weights are fp32 for scores in half precision.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from anymax.routing import route
+    >>> scores = np.array([[0.0, 2.0, 1.0, 1.0]])
+    >>> route(scores, 2, norm_topk_prob=True).weight.round(3)
+    array([[0.731, 0.269]])
+
+    With a bias for the second expert of all, which is not part of its weight:
+
+    >>> index, weight = route(scores, 2, "sigmoid", bias=np.array([1.0, 0.0, 0.0, 0.0]))
+    >>> index, weight.round(3)
+    (array([[0, 1]]), array([[0.5  , 0.881]]))
+    """
+    read, given, xp = read_router("route", scores, scoring, axis, dim, mask)
+    rows = upcast(given.rows, xp)
+    n = rows.shape[-1]
+    split = fit_groups("route", check_groups("route", groups, keep_groups, group_by), n)
+    if index is None:
+        if k is None:
+            raise TypeError("route: give k, how many experts each token goes to, or index=, the experts")
+        k = check_k("route", k, n)
+        made = _in_one_kernel(given, read, k, split, bias, by, norm_topk_prob, routed_scaling_factor, xp)
+        if made is not None:
+            return made
+        plain = split is None or split.most == 1
+        if by is not None:
+            if bias is not None:
+                raise ValueError("route: give bias= or by=, which are two ways to choose; by takes values plus bias")
+            key = per_expert(given, by, "by", xp)
+        elif bias is not None:
+            key = plus_bias(read.constants(rows, xp), per_expert(given, bias, "bias", xp))
+        else:
+            key = rows if read.in_order and plain else read.constants(rows, xp)
+        if key is not rows:
+            key = masked_as(key, rows, xp)
+        place = chosen(key, k, xp, split)
+    else:
+        if bias is not None or by is not None or split is not None:
+            raise ValueError("route: bias=, by= and groups= choose experts, and index= gives them; leave one out")
+        place = read_index("route", index, rows, given.axis, k, xp)
+    return _weighed(given, rows, place, read, index is None, norm_topk_prob, routed_scaling_factor, xp)
+
+
+def _in_one_kernel(
+    given: Rows, scoring: Scoring, k: int, split: Any, bias: Any, by: Any, normalise: bool, factor: float, xp: Namespace
+) -> Routes | None:
+    """On a GPU: the experts by one kernel, and the weights too where no derivative is taken."""
+    if (
+        compiling()
+        or by is not None
+        or not is_torch(given.rows)
+        or (given.rows.device.type == "cpu" and asked() != "triton")
+    ):
+        return None
+    if bias is not None:
+        bias = per_expert(given, bias, "bias", xp)
+        if any(size > 1 and step for size, step in zip(bias.shape[:-1], bias.stride())):
+            return None  # it differs between tokens
+        bias = bias.reshape(-1, bias.shape[-1])[0].contiguous() if given.rows.numel() else None
+    alone = not differentiates(given.rows)
+    words = {"weights": alone, "normalise": normalise, "factor": factor}
+    made = routed(given.rows, k, split, scoring.name, bias, **words)
+    if made is None:
+        return None
+    if alone:
+        return Routes(*(_array.from_last(a, given.axis, xp) for a in made))
+    return _weighed(given, upcast(given.rows, xp), made.index, scoring, True, normalise, factor, xp)
+
+
+def _weighed(
+    given: Rows,
+    rows: Array,
+    place: Array,
+    scoring: Scoring,
+    choice: bool,
+    normalise: bool,
+    factor: float,
+    xp: Namespace,
+) -> Routes:
+    """The experts and their weights; an expert that was chosen and has no value is none."""
+    weight = scoring.at(rows, place, xp, normalise)
+    weight = weight if factor == 1.0 else weight * factor
+    if choice:
+        none = place[..., :1] < 0
+        if not decides(none) or bool(xp.any(none)):
+            weight = poison(weight, none & xp.isnan(top(rows, xp)), xp)
+        lost = xp.isnan(weight) | (weight == 0) if scoring.gives_zeros else xp.isnan(weight)
+        place = xp.where(lost, -xp.ones_like(place), place)
+    return Routes(_array.from_last(place, given.axis, xp), _array.from_last(weight, given.axis, xp))
+
+
+def read_router(who: str, scores: Any, scoring: Any, axis: Any, dim: Any, mask: Any) -> tuple[Scoring, Rows, Namespace]:
+    """(what makes values of the scores, with parameters aligned to the rows; the rows; the namespace)."""
+    refuse_sharded(who, scores)
+    read = Scoring.read(who, scoring)
+    given = prepare(read.mapping, scores, pick_axis(axis, dim), mask)
+    return read._replace(mapping=given.mapping), given, namespace(given.rows)
+
+
+def per_expert(given: Rows, value: Any, name: str, xp: Namespace) -> Array:
+    """Numbers that broadcast to the scores, [..., experts], in fp32 or fp64; a vector has one for each expert."""
+    rows = upcast(given.rows, xp)
+    value = _array.like(_array.beside(value, rows, name, xp), rows, xp)
+    value = stop_gradient(value)
+    if value.ndim > 1:
+        shape = list(rows.shape)
+        shape.insert(given.axis, shape.pop())
+        return xp.broadcast_to(_array.to_last(_array.fit_axes(value, tuple(shape), name), given.axis, xp), rows.shape)
+    if value.ndim == 1 and value.shape[0] != rows.shape[-1]:
+        raise ValueError(f"{name} has {value.shape[0]} numbers and the scores have {rows.shape[-1]} experts")
+    return xp.broadcast_to(xp.reshape(value, (1,) * (rows.ndim - value.ndim) + tuple(value.shape)), rows.shape)
+
+
+def plus_bias(values: Array, bias: Array) -> Array:
+    """The values, an array that nobody else has, plus the bias."""
+    if not decides(values):
+        return values + bias
+    values += bias  # in place, without an array more
+    return values
+
+
+@check_keywords(_WORDS)
+@documented_like(every_router)
+def expert_choice(
+    scores: AnyArray | Numbers,
+    capacity: int,
+    scoring: Mapping | str = "softmax",
+    *,
+    bias: Any = None,
+    routed_scaling_factor: float = 1.0,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Any = None,
+) -> Routes:
+    """The tokens that each expert takes: the `capacity` tokens with the largest values. Zhou et al. 2022.
+
+    Every expert has the same load, and a token goes to any number of experts. The choice depends on all tokens of the sequence,
+    so it is for encoders and training, not for generation.
+
+    Parameters
+    ----------
+    scores
+        The outputs of the gate, [..., tokens, experts].
+    capacity
+        How many tokens each expert takes, at most their number.
+
+    Returns
+    -------
+    Routes
+        A named tuple (index, weight), [..., experts, capacity]: the tokens of each expert, the largest value first, and their
+        weights; -1 and 0 where an expert finds fewer tokens with a value above 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from anymax.routing import expert_choice
+    >>> scores = np.array([[2.0, 0.0], [1.0, 0.0], [0.0, 3.0]])
+    >>> expert_choice(scores, 1).index
+    array([[0],
+           [2]])
+    """
+    read, given, xp = read_router("expert_choice", scores, scoring, axis, dim, mask)
+    rows = upcast(given.rows, xp)
+    if rows.ndim < 2:
+        raise ValueError(f"expert_choice: scores must be [..., tokens, experts], got the shape {tuple(rows.shape)}")
+    values = read.values(rows, xp)
+    key = stop_gradient(values)
+    if bias is not None:
+        key = key + per_expert(given, bias, "bias", xp)  # the values are weights too
+        key = masked_as(key, rows, xp)
+    turned, key = (_array.to_last(a, a.ndim - 2, xp) for a in (values, key))
+    place = chosen(key, check_k("expert_choice", capacity, rows.shape[-2]), xp)
+    weight = at(turned, place, xp)
+    none = (place < 0) | ~(weight > 0)
+    weight = xp.where(none & ~xp.isnan(weight), xp.zeros_like(weight), weight)
+    weight = weight if routed_scaling_factor == 1.0 else weight * routed_scaling_factor
+    return Routes(xp.where(none, -xp.ones_like(place), place), weight)
+
+
+@check_keywords({**_WORDS, "k": "leave it out, or use route, which takes k: the scores say how many experts there are"})
+@documented_like(every_router)
+def route_support(
+    scores: AnyArray | Numbers,
+    scoring: Mapping | str = "entmax15",
+    *,
+    routed_scaling_factor: float = 1.0,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Any = None,
+) -> SupportRoutes:
+    """All experts that a sparse map gives a weight, as many as each token needs: ragged rows (CSR).
+
+    `route(scores, k, "entmax15")` has at most k experts in arrays of one shape, for programs that are compiled.
+
+    Returns
+    -------
+    SupportRoutes
+        A named tuple (ids, offsets, weight): the experts of token i, in C order, are `ids[offsets[i]:offsets[i + 1]]`, in ascending
+        order, and the weights, which sum to 1 for each token, are at the same places. The weights have gradients.
+
+    Examples
+    --------
+    >>> from anymax.routing import route_support
+    >>> ids, offsets, weight = route_support([[2.0, 1.5, -1.0], [0.0, 3.0, 0.0]], "sparsemax")
+    >>> ids, offsets, weight
+    (array([0, 1, 1]), array([0, 2, 3]), array([0.75, 0.25, 1.  ]))
+    """
+    read, given, xp = read_router("route_support", scores, scoring, axis, dim, mask)
+    rows = upcast(given.rows, xp)
+    if not eager(rows):
+        raise TypeError(
+            "route_support: how many experts there are depends on the scores; where they are traced (jit) use "
+            "route(scores, k, scoring), which has at most k"
+        )
+    values = read.values(rows, xp)
+    support = support_of(stop_gradient(values), xp)
+    flat = xp.nonzero(xp.reshape(stop_gradient(values) > 0, (-1,)))[0]
+    weight = xp.take(xp.reshape(values, (-1,)), flat, axis=0)
+    weight = weight if routed_scaling_factor == 1.0 else weight * routed_scaling_factor
+    return SupportRoutes(support.ids, support.offsets, weight)

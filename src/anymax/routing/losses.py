@@ -1,0 +1,144 @@
+"""Losses beside that of a model: they keep the load of experts even, and the scores of a router small."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from .. import _array
+from .._array import Array, Namespace, is_integer, upcast
+from .._core.mapping import Mapping
+from .._core.options import check_keywords
+from .._core.typing import AnyArray, Numbers
+from ..thresholds import logsumexp
+from .choice import read_router
+from .counting import loads
+
+Per = Literal["batch", "sequence"]
+
+
+@check_keywords(
+    {"top_k": "it is the last axis of index", "num_experts": "it is the last axis of scores"}, logits="scores"
+)
+def load_balancing_loss(
+    scores: AnyArray | Numbers,
+    index: Any,
+    scoring: Mapping | str = "softmax",
+    *,
+    per: Per = "batch",
+    mask: Any = None,
+) -> Any:
+    """The loss that evens out the load of experts: large where the experts that many tokens chose have large values.
+
+    It has a gradient in the scores, not in the choice. Multiply it by a small number and add it to the loss of the model. `balance`
+    does the same by a bias, without a gradient.
+
+    Parameters
+    ----------
+    scores
+        The outputs of the gate, [..., experts].
+    index
+        The experts that each token went to, integers [..., k], -1 for none, as `route` gives them.
+    scoring
+        As in `route`. Its values are divided by their sum in each row.
+    per
+        "batch": `E sum_e f_e P_e` over all tokens, where f_e is the number of choices of expert e divided by that of tokens, and P_e
+        its mean share. Even loads give k. It is Switch's loss (Fedus et al. 2022), for any k as transformers has it.
+        "sequence": `E / k sum_e f_e P_e` over the tokens of each sequence, the last axis of tokens, and the mean of these. Even
+        loads give 1. It is the sequence-wise loss of DeepSeek-V3.
+    mask
+        Boolean, [...], True = keep: tokens that are padding count neither in f nor in P.
+
+    Returns
+    -------
+    Array
+        One number, fp32 or fp64.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from anymax.routing import load_balancing_loss, route
+    >>> scores = np.array([[4.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
+    >>> load_balancing_loss(scores, route(scores, 1).index).round(3)
+    np.float64(1.098)
+    """
+    if per not in get_args(Per):
+        raise ValueError(f"load_balancing_loss: per must be {' or '.join(map(repr, get_args(Per)))}, got {per!r}")
+    read, given, xp = read_router("load_balancing_loss", scores, scoring, -1, None, None)
+    rows = upcast(given.rows, xp)
+    index = _array.beside(index, rows, "index", xp)
+    if not is_integer(index) or tuple(index.shape[:-1]) != tuple(rows.shape[:-1]):
+        raise ValueError(
+            f"load_balancing_loss: index must be integers [..., k] beside scores of shape {tuple(rows.shape)}, got {index.dtype} "
+            f"{tuple(index.shape)}"
+        )
+    n, k = rows.shape[-1], index.shape[-1]
+    keep = token_mask("load_balancing_loss", mask, rows, xp)
+    if keep is not None:
+        index = xp.where(keep, index, -xp.ones_like(index))
+    tokens = rows.ndim - 1
+    lead = 0 if per == "batch" else max(tokens - 1, 0)
+    lead_shape, over = tuple(rows.shape[:lead]), tuple(range(lead, tokens))
+    size = _of_tokens(keep, rows, over, xp)
+    shares = read.shares(rows, xp)
+    if keep is not None:
+        shares = xp.where(keep, shares, xp.zeros_like(shares))
+    counted = xp.astype(loads(xp.reshape(index, (*lead_shape, -1)), n, xp), rows.dtype)
+    f = counted / size
+    mean = xp.sum(shares, axis=over) / size if over else shares
+    value = xp.sum(f * mean, axis=-1) * n
+    return value if per == "batch" else xp.mean(value / k)
+
+
+def _of_tokens(keep: Array | None, rows: Array, over: tuple[int, ...], xp: Namespace) -> Any:
+    """How many tokens are kept, [..., 1], at least 1."""
+    if keep is None:
+        size = 1
+        for axis in over:
+            size *= rows.shape[axis]
+        return max(size, 1)
+    size = xp.sum(xp.astype(keep, rows.dtype), axis=over)
+    return xp.where(size > 0, size, xp.ones_like(size))
+
+
+def token_mask(who: str, mask: Any, rows: Array, xp: Namespace) -> Array | None:
+    """The mask of tokens as [..., 1]."""
+    if mask is None:
+        return None
+    mask = _array.beside(mask, rows, "mask", xp)
+    if not _array.dtype_name(mask).startswith("bool"):
+        raise TypeError(f"{who}: mask must be boolean, True = keep, got {mask.dtype}")
+    mask = _array.fit_axes(mask, tuple(rows.shape[:-1]), f"{who}: mask", to="tokens of shape ")
+    return xp.broadcast_to(xp.expand_dims(mask, axis=-1), (*rows.shape[:-1], 1))
+
+
+@check_keywords(logits="scores")
+def router_z_loss(scores: AnyArray | Numbers, *, mask: Any = None) -> Any:
+    """The mean square of logsumexp of the scores, which keeps them small. Zoph et al. 2022.
+
+    Parameters
+    ----------
+    scores
+        The outputs of the gate, [..., experts].
+    mask
+        Boolean, [...], True = keep: tokens that are padding do not count.
+
+    Returns
+    -------
+    Array
+        One number, fp32 or fp64.
+
+    Examples
+    --------
+    >>> from anymax.routing import router_z_loss
+    >>> router_z_loss([[1.0, 1.0], [0.0, 0.0]]).round(3)
+    np.float64(1.674)
+    """
+    _, given, xp = read_router("router_z_loss", scores, "softmax", -1, None, None)
+    rows = upcast(given.rows, xp)
+    z = logsumexp(rows, keepdims=True)
+    keep = token_mask("router_z_loss", mask, rows, xp)
+    if keep is None:
+        return xp.mean(z * z)
+    size = xp.sum(xp.astype(keep, z.dtype))
+    z = xp.where(keep, z, xp.zeros_like(z))
+    return xp.sum(z * z) / xp.where(size > 0, size, xp.ones_like(size))

@@ -1,0 +1,123 @@
+"""`top`: the k most probable classes of each row and their probabilities, without the rest of the row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .. import _array
+from .._array import Array, Namespace, counts, from_last, is_integer, namespace, pick_axis, stop_gradient, upcast
+from .._core.mapping import Mapping
+from .._core.options import check_keywords, documented_like
+from .._core.rows import prepare
+from .._core.shards import refuse as refuse_sharded
+from .._core.typing import AnyArray, Numbers
+from .._random.draws import at, check_k
+from ..autodiff import bridge
+from ..kernels.selection import chosen
+from ..losses.targets import refuse_strays
+from ..transforms.applying import transformed
+from .results import every_sampler
+
+
+class Top(NamedTuple):
+    """k classes of each row and their probabilities; -1 and 0 where a row has fewer, -1 and NaN in a row with NaN or +inf."""
+
+    index: Any
+    p: Any
+
+
+@check_keywords(logits="x")
+@documented_like(every_sampler)
+def top(
+    mapping: Mapping | str,
+    x: AnyArray | Numbers,
+    k: int | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    *,
+    index: Any = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Any = None,
+) -> Top:
+    """The k most probable classes of each row and their probabilities, compact and differentiable.
+
+    For routers, retrieval and reports: `torch.topk(anymax.apply(mapping, x), k)` in one call, without a sort of the row, and with the same
+    classes in every framework and dtype. The probabilities are those that `apply` gives; they are not divided by their sum, which
+    `anymax.routing.route` does.
+
+    Parameters
+    ----------
+    k
+        How many classes to return, from 1 to the number of classes.
+    index
+        Classes to return instead, integers with any number of them in the place of the classes, -1 for none: the choice of an
+        earlier call, to get its probabilities, and their gradient, for other scores. A class may be masked; its p is 0.
+
+    Returns
+    -------
+    Top
+        A named tuple (index, p), both with k in the place of the number of classes. The largest score comes first, and among equal
+        ones the one with the smaller index; halves are compared in fp32. (A map that is not monotone is ordered by p.) -1 and 0
+        follow where a row has fewer classes: the others are masked, or the map gives them exactly 0. p has the dtype of the
+        scores and gradients in them and in the map's parameters.
+
+    Examples
+    --------
+    >>> from anymax.sampling import top
+    >>> best = top("softmax", [[0.0, 2.0, 1.0]], k=2)
+    >>> best.index, best.p.round(3)
+    (array([[1, 2]]), array([[0.665, 0.245]]))
+    >>> top("sparsemax", [3.0, 1.0, 0.0], k=2)
+    Top(index=array([ 0, -1]), p=array([1., 0.]))
+
+    The probabilities of the classes that were chosen for other scores:
+
+    >>> top("softmax", [[1.0, 1.0, 1.0]], index=best.index).p.round(3)
+    array([[0.333, 0.333]])
+    """
+    refuse_sharded("top", x)
+    given = prepare(mapping, x, pick_axis(axis, dim), mask)
+    xp, rows = namespace(given.rows), upcast(given.rows, namespace(given.rows))
+    if transform is not None:
+        rows = transformed("top", transform, rows, given.axis, xp)
+    if index is None:
+        if k is None:
+            raise TypeError("top: give k, how many classes to return, or index=, the classes")
+        place, count = None, check_k("top", k, rows.shape[-1])
+    else:
+        place, count = read_index("top", index, rows, given.axis, k, xp), 0
+    p = bridge(rows).apply(given.mapping, rows)
+    facts = given.mapping.facts
+    if place is None:
+        place = chosen(rows if facts.monotone else stop_gradient(p), count, xp)
+        found = at(p, place, xp)
+        # -1: masked, a map's zero, or a row with NaN or +inf, whose p is NaN
+        kept = place >= 0
+        shown = kept & ((found > 0) if facts.sparse or not facts.monotone else ~xp.isnan(found))
+    else:
+        kept = shown = place >= 0
+        found = at(p, place, xp)
+    found = xp.where(kept | xp.isnan(found), found, xp.zeros_like(found))
+    none = -xp.ones_like(place)
+    found = _array.as_dtype(found, given.scores.dtype, xp)
+    return Top(from_last(xp.where(shown, place, none), given.axis, xp), from_last(found, given.axis, xp))
+
+
+def read_index(who: str, index: Any, rows: Array, axis: int, k: Any, xp: Namespace) -> Array:
+    """Given classes [..., m] in the layout of the rows, -1 for none; an error if one is known to be no class."""
+    index = _array.beside(index, rows, "index", xp)
+    if not is_integer(index):
+        raise TypeError(f"{who}: index must be integers, the classes to return, got {index.dtype}")
+    lead = list(rows.shape[:-1])
+    shape = list(index.shape)
+    if len(shape) != rows.ndim or shape[:axis] + shape[axis + 1 :] != lead:
+        lead.insert(axis, "any number")
+        raise ValueError(
+            f"{who}: index of shape {tuple(index.shape)} does not belong to scores whose classes are axis {axis}: {tuple(lead)}"
+        )
+    index = counts(_array.to_last(index, axis, xp), xp)
+    if k is not None and k != index.shape[-1]:
+        raise ValueError(f"{who}: k={k} and index has {index.shape[-1]} classes a row; give one of them")
+    refuse_strays(f"{who}: index", index, rows.shape[-1], None, xp)
+    return index

@@ -1,0 +1,176 @@
+"""The transform `dry`: a penalty for the classes that would go on with a sequence that came before."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+
+from .._array import (
+    Array,
+    Namespace,
+    counts,
+    decides,
+    device_of,
+    is_array,
+    is_int,
+    is_jax,
+    is_torch,
+    number,
+    pick_axis,
+    positions,
+)
+from .._core.typing import Parameter
+from .base import Transform, check_range, makes_transform, on_kept
+from .tokens import read_tokens, tokens_beside
+
+_LONGEST = 50  # as in text-generation-webui: more would only make a power overflow
+
+
+@makes_transform
+def dry(
+    tokens: Any,
+    multiplier: Parameter = 0.8,
+    base: Parameter = 1.75,
+    allowed_length: int = 2,
+    sequence_breakers: Any = (),
+    *,
+    axis: int | None = None,
+    dim: int | None = None,
+) -> Transform:
+    """Lower the scores of the classes that would repeat a sequence: by `multiplier * base^(l - allowed_length)`, where l is the length of
+    the longest sequence that ends the tokens and that this class has followed before.
+
+    Use it against loops of whole phrases, where `repetition_penalty` lowers single classes. "Don't repeat yourself" (p-e-w, 2024), as in
+    text-generation-webui and llama.cpp.
+
+    Parameters
+    ----------
+    tokens
+        The classes that came before, in order: integers [..., length] with the leading axes of the scores; -1 where a row has fewer, at
+        any place. [length] gives all rows the same tokens. To look at the last 1,000 alone, give `tokens[..., -1000:]`.
+    multiplier
+        The penalty of a sequence of the allowed length, at least 0; a number, or an array with one value per row: [..., 1].
+    base
+        The factor for each further token, at least 1; a number, or an array with one value per row. Sequences longer than 50 count as 50.
+    allowed_length
+        The length from which on a repetition costs, an integer of at least 1.
+    sequence_breakers
+        Classes at which a sequence ends, such as those of a new line, a colon and a quotation mark: no sequence contains one, and none
+        of them gets a penalty.
+    axis, dim
+        The axis of the classes, the last by default. Tokens are always along their last axis.
+
+    Examples
+    --------
+    >>> dry([1, 2, 3, 1, 2])([0.0, 0.0, 0.0, 0.0])  # 3 came after "1, 2"
+    array([ 0. ,  0. ,  0. , -0.8])
+    """
+    tokens = read_tokens("dry", tokens)
+    check_range("dry", "multiplier", multiplier, lambda v: (v >= 0) & (v < math.inf), "at least 0 and finite")
+    check_range("dry", "base", base, lambda v: (v >= 1) & (v < math.inf), "at least 1 and finite")
+    if not is_int(number(allowed_length)) or allowed_length < 1:
+        raise ValueError(f"dry: allowed_length must be an integer of at least 1, got {allowed_length!r}")
+    listed = sequence_breakers.tolist() if is_array(sequence_breakers) else sequence_breakers
+    breakers = tuple(map(number, listed)) if isinstance(listed, (list, tuple, set, frozenset, range)) else None
+    if breakers is None or not all(is_int(b) and b >= 0 for b in breakers):
+        raise TypeError(
+            f"dry: sequence_breakers must be a list of classes, integers from 0 on, got {sequence_breakers!r}"
+        )
+    params = (
+        ("tokens", tokens),
+        ("multiplier", multiplier),
+        ("base", base),
+        ("allowed_length", int(allowed_length)),
+        ("sequence_breakers", tuple(int(b) for b in breakers)),
+    )
+    return _Dry(params, pick_axis(axis, dim))
+
+
+class _Dry(Transform):
+    name = "dry"
+    aligned = ("multiplier", "base")
+
+    def rows(
+        self,
+        x: Array,
+        xp: Namespace,
+        tokens: Array,
+        multiplier: Any,
+        base: Any,
+        allowed_length: int,
+        sequence_breakers: tuple[int, ...],
+    ) -> Array:
+        tokens = counts(tokens_beside("dry", tokens, x, xp), xp)
+        if tokens.shape[-1] < 2 or allowed_length > _LONGEST:
+            return x
+        tokens = _at_the_end(tokens, xp)
+        length = _repeated(tokens, sequence_breakers, xp)
+        follows = tokens[..., 1:]
+        for b in sequence_breakers:
+            follows = xp.where(follows == b, -xp.ones_like(follows), follows)
+        most = _most(follows, length, x, xp)
+        costs = most >= allowed_length
+        over = xp.where(costs, most - allowed_length, xp.zeros_like(most))
+        most_power = 0.5 * math.log(float(xp.finfo(x.dtype).max))  # a penalty is finite, and does not mask
+
+        def move(y: Array) -> Array:
+            power = over * (xp.log(base) if is_array(base) else math.log(base))
+            power = xp.where(power < most_power, power, most_power * xp.ones_like(power))
+            return xp.where(costs, y - multiplier * xp.exp(power), y)
+
+        return on_kept(x, move, xp)
+
+
+def _at_the_end(tokens: Array, xp: Namespace) -> Array:
+    """The tokens of each row in their order, with all -1 before them."""
+    n = tokens.shape[-1]
+    place = positions(tokens, tokens.dtype, xp)
+    order = xp.argsort(xp.where(tokens < 0, place, place + n), axis=-1)
+    return xp.take_along_axis(tokens, order, axis=-1)
+
+
+def _repeated(tokens: Array, breakers: tuple[int, ...], xp: Namespace) -> Array:
+    """How many tokens up to each place but the last, [..., length - 1], are the same as those at the end of the row."""
+    n = tokens.shape[-1]
+    sound = tokens >= 0
+    for b in breakers:
+        sound = sound & (tokens != b)
+    alike, length = xp.ones_like(tokens[..., 1:]) > 0, xp.zeros_like(tokens[..., 1:])
+    for back in range(min(n - 1, _LONGEST)):
+        end, whole = tokens[..., n - 1 - back : n - back], sound[..., n - 1 - back : n - back]
+        same = (tokens[..., : n - 1 - back] == end) & whole
+        if back:
+            same = xp.concat([xp.zeros_like(tokens[..., :back]) > 0, same], axis=-1)
+        alike = alike & same
+        if decides(alike) and not bool(xp.any(alike)):
+            break
+        length = length + xp.astype(alike, length.dtype)
+    return length
+
+
+def _most(index: Array, value: Array, x: Array, xp: Namespace) -> Array:
+    """For each class the largest value at the places where `index` [..., length] names it, at least 0; -1 names none."""
+    lead, n = tuple(index.shape[:-1]), x.shape[-1]
+    value = xp.astype(value, x.dtype)
+    if is_torch(x):
+        out = xp.zeros((*lead, n + 1), dtype=x.dtype, device=device_of(x)["device"])
+        return out.scatter_reduce(-1, xp.where(index < 0, n * xp.ones_like(index), index), value, "amax")[..., :n]
+    rows = math.prod(lead)
+    flat = xp.reshape(xp.where(index < 0, n * xp.ones_like(index), index), (rows, index.shape[-1]))
+    value = xp.reshape(value, (rows, index.shape[-1]))
+    if is_jax(x):
+        jnp = sys.modules["jax"].numpy
+        out = jnp.zeros((rows, n + 1), x.dtype).at[jnp.arange(rows)[:, None], flat].max(value)
+    elif isinstance(x, np.ndarray):
+        out = np.zeros((rows, n + 1), x.dtype)
+        np.maximum.at(out, (np.arange(rows)[:, None], flat), value)
+    else:  # the standard has no scatter
+        out = xp.zeros((rows, n + 1), dtype=x.dtype)
+        classes = positions(out, flat.dtype, xp)
+        for i in range(flat.shape[-1]):
+            here = (classes == flat[:, i : i + 1]) & (value[:, i : i + 1] > out)
+            out = xp.where(here, value[:, i : i + 1], out)
+    return xp.reshape(out[:, :n], (*lead, n))

@@ -1,0 +1,72 @@
+"""The transform `dynamic_temperature`: a temperature that grows with the entropy of the row."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .._array import Array, Namespace, finite_scores, pick_axis, power, stop_gradient, top, total, xlogx
+from .._core.rows import hide
+from .._core.typing import Parameter
+from .base import Transform, check_range, makes_transform
+from .scaling import divided
+
+
+@makes_transform
+def dynamic_temperature(
+    low: Parameter, high: Parameter, exponent: Parameter = 1.0, *, axis: int | None = None, dim: int | None = None
+) -> Transform:
+    """`x / T` with `T = low + (high - low) (H / log n)^exponent`, where H is the entropy of softmax and n the number of classes that are
+    not masked.
+
+    A row of which the model is sure gets the temperature `low`, a flat one `high`. It is llama.cpp's: its options `temp` and
+    `dynatemp_range` are the middle and half the width of the interval.
+
+    Parameters
+    ----------
+    low
+        The temperature of a row without entropy, at least 0; a row with one class has it too. A number, or an array with one value per
+        row: [..., 1]. What temperature 0 does is said at `temperature`.
+    high
+        The temperature of equal scores, at least 0, a number or an array. It may be below `low`.
+    exponent
+        A number above 0 or an array: above 1, only flat rows get near `high`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> cut = dynamic_temperature(0.5, 1.5)
+    >>> cut([0.0, 0.0])  # H = log n
+    array([0., 0.])
+    >>> cut(np.log([0.9, 0.1])).round(3)  # H / log n is 0.469, T is 0.969
+    array([-0.109, -2.376])
+    """
+    for name, value in (("low", low), ("high", high)):
+        check_range("dynamic_temperature", name, value, lambda v: (v >= 0) & (v < math.inf), "at least 0 and finite")
+    check_range("dynamic_temperature", "exponent", exponent, lambda v: (v > 0) & (v < math.inf), "above 0 and finite")
+    params = (("low", low), ("high", high), ("exponent", exponent))
+    return _DynamicTemperature(params, pick_axis(axis, dim))
+
+
+class _DynamicTemperature(Transform):
+    name = "dynamic_temperature"
+    aligned = ("low", "high", "exponent")
+
+    def rows(self, x: Array, xp: Namespace, low: Any, high: Any, exponent: Any) -> Array:
+        T = low + (high - low) * power(_flatness(x, xp), exponent, xp)
+        return divided(x, T, xp)
+
+
+def _flatness(x: Array, xp: Namespace) -> Array:
+    """The entropy of each row, [..., 1], from 0 to 1, as a share of the largest that it could have."""
+    y, keep, _ = finite_scores(x, xp)
+    n = total(xp.astype(keep, y.dtype), xp)
+    high = stop_gradient(top(hide(y, keep), xp))
+    y = y - xp.where(high > -math.inf, high, xp.zeros_like(high))
+    e = xp.where(keep, xp.exp(xp.where(keep, y, xp.zeros_like(y))), xp.zeros_like(y))
+    z = total(e, xp)
+    p = e / xp.where(z > 0, z, xp.ones_like(z))
+    two = n > 1
+    most = xp.log(xp.where(two, n, 2.0 * xp.ones_like(n)))
+    share = -total(xlogx(p, xp), xp) / most
+    return xp.where(two, share, xp.zeros_like(share))

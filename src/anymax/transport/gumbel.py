@@ -1,0 +1,90 @@
+"""`gumbel_sinkhorn`: relaxed random permutations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._array import Array, as_dtype, asarray, floating, is_jax, is_torch, namespace, stop_gradient, upcast
+from .._core.options import check_keywords
+from .._core.typing import ArrayT, Mask, Numbers, Parameter
+from ..transforms import noise
+from .assignment import assignment
+from .problem import read
+from .sinkhorn import Sinkhorn
+
+
+@check_keywords({"tau": "say temperature=", "n_iters": "say iterations="}, key="generator", seed="generator")
+def gumbel_sinkhorn(
+    x: ArrayT | Numbers,
+    temperature: Parameter = 1.0,
+    *,
+    iterations: int | None = 20,
+    hard: bool = False,
+    generator: Any = None,
+    axes: tuple[int, int] = (-2, -1),
+    mask: Mask = None,
+) -> ArrayT:
+    """A relaxed random permutation, differentiable in x: `Sinkhorn(iterations, temperature)(x + Gumbel noise)`.
+
+    Use it to learn a matching or an order inside a model that is trained by gradients. Mena et al. 2018.
+
+    Parameters
+    ----------
+    x
+        The scores, an array of NumPy, torch or JAX with two axes or more, or lists of numbers.
+    temperature
+        A number above 0, or an array that broadcasts to x; the smaller it is, the nearer is the result to a permutation.
+    iterations
+        As in `Sinkhorn`.
+    hard
+        Return the permutation matrix with the largest total of noisy scores, with the gradient of the relaxed sample (straight-through).
+        The matrices must be square. It is found on the CPU, in time that grows with the cube of their size.
+    generator
+        A generator or key, or an integer seed; by default the global one of NumPy or torch.
+    axes, mask
+        As in a call of `Sinkhorn`.
+
+    Returns
+    -------
+    Array
+        An array of the kind, shape and dtype of x.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> gumbel_sinkhorn(np.zeros((3, 3)), 0.1, hard=True, generator=0)
+    array([[0., 0., 1.],
+           [1., 0., 0.],
+           [0., 1., 0.]])
+    """
+    if not isinstance(hard, bool):
+        raise TypeError(f"gumbel_sinkhorn: hard must be True or False, got {hard!r}")
+    given = asarray(x)
+    xp = namespace(given)
+    given = floating(given, xp)
+    read("gumbel_sinkhorn", given, axes, None, None, mask)  # raises for wrong axes before anything is drawn
+    z = noise("gumbel", generator=generator, axis=axes[1])(upcast(given, xp))
+    p: Any = Sinkhorn(iterations, temperature)(z, axes, mask=mask)
+    if hard:
+        square, layout = read("gumbel_sinkhorn", stop_gradient(z), axes, None, None, mask)
+        if square.x.shape[-1] != square.x.shape[-2]:
+            raise ValueError(
+                f"gumbel_sinkhorn(hard=True): a permutation needs as many rows as columns, got {square.x.shape[-2]} and "
+                f"{square.x.shape[-1]}; leave hard out, or pad the scores with a constant"
+            )
+        corner = layout.restore(_assigned(square.x), xp)
+        p = corner + (p - stop_gradient(p))  # the bracket is exactly 0
+    return as_dtype(p, given.dtype, xp)
+
+
+def _assigned(x: Array) -> Array:
+    """`assignment` of matrices of any kind."""
+    if is_torch(x):
+        from . import torch_sinkhorn  # late: torch is loaded already
+
+        return torch_sinkhorn.assigned(x)
+    if is_jax(x):
+        from . import jax_sinkhorn  # late: JAX is loaded already
+
+        return jax_sinkhorn.assigned(x)
+    return namespace(x).asarray(assignment(x), dtype=x.dtype)

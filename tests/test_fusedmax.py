@@ -1,0 +1,142 @@
+"""Fusedmax against the taut string in rational numbers, its conditions of optimality, its gradients and its losses."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import oracles
+import pytest
+from kinds import KINDS, back, every_kind, jax_in_the_whole_battery
+
+import anymax as am
+
+INF = math.inf
+
+
+def exact(x, strength):
+    out = np.zeros(x.shape)
+    for i, (row, price) in enumerate(zip(x, np.broadcast_to(strength, (len(x), 1)), strict=True)):
+        keep = row > -INF
+        if keep.any():
+            out[i, keep] = [float(v) for v in oracles.fusedmax(float(price[0]))(row[keep])]
+    return out
+
+
+def rows(n=9, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(0, 1, (20, n)) * rng.choice([0.3, 2.0], (20, 1))
+    x[4:8] = np.round(2 * x[4:8]) / 2  # ties, between neighbours too
+    x[0] = -INF
+    x[1, 1:] = -INF
+    x[2, ::3] = -INF  # the classes beside a masked one become neighbours
+    x[3, :4] = -INF
+    x[8] = 0.3
+    return x
+
+
+@jax_in_the_whole_battery
+@every_kind
+def test_p_is_that_of_the_taut_string(kind):
+    c = KINDS[kind]
+    each = np.linspace(0, 2, 20)[:, None]
+    for dtype, atol in ((np.float64, 1e-14), (np.float32, 3e-6)):
+        if kind == "jax" and dtype is np.float64:
+            continue
+        x = rows().astype(dtype)
+        for strength in (0.0, 0.05, 0.4, 3.0):
+            np.testing.assert_allclose(back(am.apply(am.Fusedmax(strength), c(x))), exact(x, strength), atol=atol)
+        got = back(am.apply(am.Fusedmax(c(each.astype(dtype))), c(x)))
+        np.testing.assert_allclose(got, exact(x, each.astype(dtype)), atol=atol)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 40])
+def test_the_queue_and_the_rounds_give_the_same(n):
+    """Rows whose values can be read take a queue; under a compiler there are rounds over all rows."""
+    torch = pytest.importorskip("torch")
+    x = np.random.default_rng(n).normal(size=(30, n))
+    x[:5] = np.round(x[:5])
+    traced = torch.func.vmap(lambda r: am.apply(am.Fusedmax(0.3), r))
+    np.testing.assert_allclose(back(traced(torch.tensor(x))), am.apply(am.Fusedmax(0.3), x), atol=1e-14)
+    jax = pytest.importorskip("jax")
+    got = jax.jit(lambda v: am.apply(am.Fusedmax(0.3), v))(x.astype(np.float32))
+    np.testing.assert_allclose(got, am.apply(am.Fusedmax(0.3), x), atol=2e-6)
+
+
+def test_the_conditions_of_optimality_hold_for_long_rows():
+    """x - p - tau is a difference of prices u_i in [-strength, strength], which are at the end where p rises or falls."""
+    x, strength = np.random.default_rng(3).normal(0, 2, 3000).cumsum() * 0.02, 0.7
+    p = am.apply(am.Fusedmax(strength), x)
+    inside = p > 0
+    assert 3 < len(np.unique(p[inside])) < inside.sum()
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], inside.astype(int), [0]])))
+    for start, end in edges.reshape(-1, 2):  # each stretch of the support: tau and its prices
+        step = np.sign(np.diff(p[max(start - 1, 0) : end + 1]))
+        left = 0.0 if start == 0 else -strength
+        right = 0.0 if end == len(x) else strength
+        rest = x[start:end] - p[start:end]
+        tau = (rest.sum() - (right - left)) / (end - start)
+        u = left + np.cumsum(rest - tau)[:-1]
+        assert (np.abs(u) <= strength + 1e-9).all()
+        inner = (
+            step[1:-1]
+            if start and end < len(x)
+            else step[:-1]
+            if not start and end < len(x)
+            else step[1:]
+            if start
+            else step
+        )
+        np.testing.assert_allclose(u[inner > 0], -strength, atol=1e-9)
+        np.testing.assert_allclose(u[inner < 0], strength, atol=1e-9)
+
+
+def test_derivatives_and_losses():
+    torch = pytest.importorskip("torch")
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 7, generator=draw).double()
+    keep = torch.ones(5, 7, dtype=torch.bool)
+    keep[1, 2], keep[2, :3] = False, False
+    x.requires_grad_()
+    strength = torch.tensor([[0.1], [0.3], [0.5], [0.02], [1.0]], dtype=torch.float64, requires_grad=True)
+    f = lambda x, s: am.apply(am.Fusedmax(s), x, mask=keep)  # noqa: E731
+    assert torch.autograd.gradcheck(f, (x, strength))
+    assert torch.autograd.gradgradcheck(f, (x, strength))
+    assert torch.autograd.gradcheck(lambda x: am.apply(am.Fusedmax(0.2), x, mask=keep), x)
+    y = am.apply(am.Fusedmax(0.05), torch.randn(5, 7, generator=draw).double(), mask=keep)
+    for target in (y, torch.tensor([3, 3, 4, 5, 0])):
+        loss = lambda x, s: am.fenchel_young(am.Fusedmax(s), x, target, reduction="none", mask=keep)  # noqa: B023, E731
+        assert (loss(x, strength) > 0).all()
+        assert torch.autograd.gradcheck(loss, (x, strength))
+        assert torch.autograd.gradgradcheck(loss, (x, strength))
+    p = f(x, strength)
+    zero = am.fenchel_young(am.Fusedmax(strength), x, p.detach(), reduction="none", mask=keep)
+    assert float(zero.detach().abs().max()) < 1e-13
+
+
+def test_the_loss_is_the_largest_difference_of_the_regularised_score():
+    """Omega*(x) + Omega(y) - <x, y>, from its definition with p, over no other code."""
+    x, y, strength = np.random.default_rng(6).normal(size=6), np.eye(6)[2], 0.3
+    p = am.apply(am.Fusedmax(strength), x)
+    omega = lambda q: 0.5 * q @ q + strength * np.abs(np.diff(q)).sum()  # noqa: E731
+    want = (x @ p - omega(p)) - (x @ y - omega(y))
+    np.testing.assert_allclose(am.fenchel_young(am.Fusedmax(strength), x, y), want, rtol=1e-13)
+    np.testing.assert_allclose(am.fenchel_young(am.Fusedmax(strength), x, np.array(2)), want, rtol=1e-13)
+
+
+def test_the_contract_and_what_is_refused():
+    for strength in (0.2, 1.0):
+        assert len(am.check_mapping(am.Fusedmax(strength))) >= 10
+    with pytest.raises(ValueError, match="strength must be at least 0"):
+        am.Fusedmax(-1.0)
+    with pytest.raises(AssertionError, match=r"facts\.ordered"):
+        am.check_mapping(_Unordered())
+
+
+class _Unordered(am.Sparsemax):
+    """It says that the order of its classes matters, which it does not."""
+
+    @property
+    def facts(self):
+        return dataclasses.replace(super().facts, ordered=True)

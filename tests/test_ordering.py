@@ -1,0 +1,378 @@
+"""Soft ranks, soft sorting and soft permutations, against isotonic regression, the definitions of the papers, and other packages."""
+
+import itertools
+import math
+
+import laws
+import numpy as np
+import oracles
+import pytest
+from kinds import KINDS, back
+
+import anymax as am
+from anymax import Ranks, soft_permutation, soft_rank, soft_sort
+from anymax.kernels import order
+from anymax.mappings.ranks import SoftSorted
+
+INF = math.inf
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"
+    ),  # torch's own, in forward AD
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),  # and in Dynamo
+]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+either = pytest.mark.parametrize("regularization", ["l2", "kl"])
+engines = pytest.mark.parametrize("engine", ["native", "reference"])
+WIDTHS = (1, 2, 3, 7, 47, 48, 49, 130, 333)  # the sort of the engine changes its way at 48
+STRENGTHS = (0.0103, 0.103, 1.03, 30.3)
+
+
+def on(engine):
+    if engine == "native" and am.choose("forward", Ranks(), np.zeros(2)).name != "native":
+        pytest.skip("the engine is not compiled")
+    return am.use(engine)
+
+
+def projection(z, w, kl):
+    """The projection of z on the permutahedron of w (kl: its logarithm, of exp(w) by exp(z)); pooling in longdouble, two rules a block."""
+    by = np.argsort(-z, kind="stable")
+    s, w = z[by].astype(np.longdouble), np.sort(w)[::-1].astype(np.longdouble)
+    lse = lambda a: a.max() + np.log(np.exp(a - a.max()).sum())  # noqa: E731
+    value = (lambda b: lse(s[b]) - lse(w[b])) if kl else (lambda b: (s[b] - w[b]).mean())
+    blocks = []
+    for j in range(len(s)):
+        blocks.append([j])
+        while len(blocks) > 1 and value(blocks[-2]) <= value(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    out = np.empty(len(s), np.longdouble)
+    for b in blocks:
+        out[by[b]] = s[b] - value(b)
+    return out.astype(float)
+
+
+def rank_of(x, strength, kl, descending=False):
+    w = np.arange(len(x), 0.0, -1.0)
+    z = (-x if descending else x) / strength
+    return np.exp(projection(z, np.log(w), True)) if kl else projection(z, w, False)
+
+
+def sort_of(x, strength, kl, descending=False):
+    sign = 1.0 if descending else -1.0
+    w = np.arange(len(x), 0.0, -1.0) / strength
+    return sign * projection(w, sign * x, kl)
+
+
+# -- values ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_values_of_fast_soft_sorts_readme():
+    x = [[5.0, 1.0, 2.0], [2.0, 1.0, 5.0]]
+    laws.close(soft_sort(x, regularization_strength=1.0), [[5 / 3, 8 / 3, 11 / 3]] * 2, 1e-15)
+    laws.close(soft_sort(x, regularization_strength=0.1), [[1, 2, 5]] * 2, 0)
+    laws.close(soft_rank(x, regularization_strength=2.0), [[3, 1.25, 1.75], [1.75, 1.25, 3]], 0)
+    laws.close(soft_rank(x, regularization_strength=1.0), [[3, 1, 2], [2, 1, 3]], 0)
+
+
+@engines
+@either
+@pytest.mark.parametrize("n", WIDTHS)
+def test_values(engine, regularization, n):
+    kl = regularization == "kl"
+    with on(engine):
+        for strength, down in itertools.product(STRENGTHS, (False, True)):
+            x = laws.scores(n, seed=n)
+            options = {"regularization": regularization, "regularization_strength": strength, "descending": down}
+            laws.close(soft_rank(x, **options), rank_of(x, strength, kl, down), 1e-11 * n, strength, down)
+            atol = 1e-12 * max(1.0, n / strength)
+            laws.close(soft_sort(x, **options), sort_of(x, strength, kl, down), atol, strength, down)
+
+
+def test_isotonic_regression_of_scikit_learn():
+    isotonic = pytest.importorskip("sklearn.isotonic")
+    for n, strength in itertools.product(WIDTHS, STRENGTHS):
+        x = laws.scores(n, seed=n + 1)
+        by = np.argsort(-x)
+        s = x[by] / strength
+        want = np.empty(n)
+        want[by] = s - isotonic.isotonic_regression(s - np.arange(n, 0.0, -1.0), increasing=False)
+        laws.close(soft_rank(x, regularization_strength=strength), want, 1e-12 * n / min(strength, 1.0))
+
+
+@either
+def test_no_mixture_of_orderings_is_better(regularization):
+    """Against all mixtures of pairs of orderings of three classes, and p itself is one of three."""
+    orders = np.array(list(itertools.permutations([1.0, 2.0, 3.0])))
+    mixed = [t * a + (1 - t) * b for a, b in itertools.combinations(orders, 2) for t in np.linspace(0, 1, 101)]
+    inside = np.array([t * m + (1 - t) * np.full(3, 2.0) for m in mixed for t in np.linspace(0, 1, 21)])
+    for x, strength in itertools.product(laws.scores(6, 3, seed=3), (0.3, 1.0)):
+        omega = lambda q: 0.5 * (q * q).sum(-1) if regularization == "l2" else (q * np.log(q)).sum(-1)  # noqa: E731
+        value = lambda q, x=x, strength=strength, omega=omega: q @ x - strength * omega(q)  # noqa: E731
+        p = am.apply(Ranks(strength, regularization), x)
+        best = inside[np.argmax(value(inside))]
+        assert value(p) >= value(best) - 1e-12
+        laws.close(p, best, 0.05)
+
+
+@engines
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rows_that_are_hard_to_sort(engine, dtype):
+    """Ties, numbers that differ in their last digits, zeros of both signs, and rows in order already."""
+    rng = np.random.default_rng(0)
+    rows = [
+        np.zeros(300), np.repeat(rng.normal(size=30), 10), rng.integers(0, 3, 300) * 1.0, np.arange(300.0), -np.arange(300.0),
+        1e4 + rng.normal(size=300) * 1e-2, rng.permutation(300) * 1e-9 + 1.0, np.where(rng.random(300) < 0.5, 0.0, -0.0),
+        np.where(rng.random(300) < 0.5, 1e30, -1e30), rng.normal(size=300) * 1e-30,
+    ]  # fmt: skip
+    with on(engine):
+        for row in rows:
+            x = row.astype(dtype)
+            p = am.apply(Ranks(1e-3), x).astype(float)
+            laws.close(p.sum(), 300 * 301 / 2, 300 * 301 * np.finfo(dtype).eps)
+            assert (np.diff(p[np.argsort(x, kind="stable")]) >= -1e-4).all()
+            for value in np.unique(x)[:40]:
+                laws.close(p[x == value], np.full((x == value).sum(), p[x == value][0]), 1e-3)
+            if np.abs(x).max() < 1e9:  # else gaps of scores are wider than those of the places
+                laws.close(soft_sort(x, regularization_strength=1e-9), np.sort(x), 1e-5 * np.abs(x).max())
+
+
+@pytest.mark.parametrize(
+    "made",
+    [lambda: Ranks(0.7), lambda: Ranks(0.7, "kl"), lambda: SoftSorted(30.0), lambda: SoftSorted(30.0, "kl", True)],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_engine_is_the_reference(made, dtype):
+    torch = pytest.importorskip("torch")
+    mapping, rng = made(), np.random.default_rng(1)
+    for n in WIDTHS:
+        x = rng.normal(size=(6, n)).astype(dtype)
+        x[1, n // 2 :] = -INF
+        x[2] = -INF
+        x[3, n // 2], x[4, 0] = INF, math.nan
+        g, found = torch.tensor(rng.normal(size=x.shape).astype(dtype)), {}
+        for engine in ("native", "reference"):
+            with on(engine):
+                t = torch.tensor(x).requires_grad_()
+                p = am.apply(mapping, t)
+                found[engine] = p.detach().numpy(), *(a.numpy() for a in torch.autograd.grad(p, t, g))
+        atol = (2e-5 if dtype == "float32" else 1e-12) * n
+        for got, want in zip(found["native"], found["reference"]):
+            assert np.array_equal(np.isnan(got), np.isnan(want))
+            assert np.isnan(got[3:5]).all()
+            laws.close(np.nan_to_num(got), np.nan_to_num(want), atol, n)
+        laws.same(found["native"][0][2], np.zeros(n))
+
+
+def test_a_saved_order_that_is_none_is_refused():
+    torch = pytest.importorskip("torch")
+    with on("native"):
+        x = torch.randn(3, 60)
+        p, saved = am.choose("forward", Ranks(), x).forward_saving(Ranks(), x)
+        assert isinstance(saved, order.Order)
+        saved.memory[1, 3] = 60
+        with pytest.raises(RuntimeError, match="the native engine refused the gradient of an order"):
+            am.choose("vjp", Ranks(), x).vjp(Ranks(), x, p, p, saved)
+
+
+# -- arrays ---------------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_axes_masks_and_halves(kind):
+    x = laws.scores(2, 5, 3, seed=4).astype(np.float32)
+    keep = laws.scores(2, 5, 3, seed=5) > -0.8
+    for verb in (soft_rank, soft_sort):
+        whole = back(verb(KINDS[kind](x), axis=1))
+        masked = back(verb(KINDS[kind](x), dim=1, mask=KINDS[kind](keep)))
+        for i, j in itertools.product(range(2), range(3)):
+            laws.close(whole[i, :, j], verb(x[i, :, j]), 1e-6)
+            kept = keep[i, :, j]
+            want = np.zeros(5)
+            want[np.nonzero(kept)[0] if verb is soft_rank else slice(kept.sum())] = verb(x[i, kept, j])
+            laws.close(masked[i, :, j], want, 1e-6)
+    p = back(soft_permutation(KINDS[kind](x), "sparsemax", 0.3, axis=1, mask=KINDS[kind](keep)))
+    assert p.shape == (2, 5, 5, 3)
+    for i, j in itertools.product(range(2), range(3)):
+        kept = keep[i, :, j]
+        want = np.zeros((5, 5))
+        want[: kept.sum(), kept] = soft_permutation(x[i, kept, j], "sparsemax", 0.3)
+        laws.close(p[i, :, :, j], want, 1e-6)
+
+
+def test_halves_lists_and_empty_batches():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(4, 9)
+    for verb in (soft_rank, soft_sort, soft_permutation):
+        for dtype in (torch.float16, torch.bfloat16):
+            out = verb(x.to(dtype))
+            assert out.dtype == dtype
+            torch.testing.assert_close(out.float(), verb(x.to(dtype).float()), rtol=1e-2, atol=1e-2)
+        assert verb(x[:0]).shape[0] == 0
+        assert verb(np.array([[3, 1, 2]])).dtype == np.float64
+    assert soft_rank([[3, 1, 2]]).tolist() == [[3, 1, 2]]
+
+
+def test_one_strength_a_row():
+    torch = pytest.importorskip("torch")
+    x, strength = torch.randn(3, 8, dtype=torch.float64), torch.tensor([[0.1], [1.0], [5.0]], dtype=torch.float64)
+    for verb, kl in itertools.product((soft_rank, soft_sort), ("l2", "kl")):
+        got = verb(x, kl, strength)
+        for i in range(3):
+            torch.testing.assert_close(got[i], verb(x[i], kl, float(strength[i])))
+    temperatures = soft_permutation(x, am.Entmax(torch.tensor([[1.2], [1.5], [2.0]])), strength)
+    for i, alpha in enumerate((1.2, 1.5, 2.0)):
+        torch.testing.assert_close(
+            temperatures[i], soft_permutation(x[i], am.Entmax(alpha), float(strength[i])), rtol=1e-5, atol=1e-6
+        )
+
+
+# -- derivatives ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thin(3)
+@either
+@pytest.mark.parametrize("strength", [0.2, 1.0, 5.0])
+def test_first_and_second_derivatives(regularization, strength):
+    torch = pytest.importorskip("torch")
+    x = torch.randn(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2), requires_grad=True)
+    s = torch.tensor(strength, dtype=torch.float64, requires_grad=True)
+    for verb, down in itertools.product((soft_rank, soft_sort), (False, True)):
+        f = lambda x, s, verb=verb, down=down: verb(x, regularization, s, descending=down)  # noqa: E731
+        assert torch.autograd.gradcheck(f, (x, s), check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(f, (x, s))
+        g = lambda x, verb=verb, down=down: verb(x, regularization, strength, descending=down)  # noqa: E731
+        assert torch.autograd.gradcheck(g, x)
+        assert torch.autograd.gradgradcheck(g, x)
+        want = torch.autograd.functional.jacobian(g, x)
+        torch.testing.assert_close(torch.func.jacrev(g)(x), want)
+        torch.testing.assert_close(torch.func.jacfwd(g)(x), want)
+        torch.testing.assert_close(torch.func.vmap(g)(x), g(x))
+    h = lambda x, s: soft_permutation(x, "softmax", s)  # noqa: E731
+    assert torch.autograd.gradcheck(h, (x, s))
+    assert torch.autograd.gradgradcheck(h, (x, s))
+
+
+@pytest.mark.whole(lambda regularization: regularization == "l2")
+@either
+def test_compiled(regularization):
+    torch = pytest.importorskip("torch")
+    x = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+    for verb in (soft_rank, soft_sort):
+        f = lambda x, verb=verb: verb(x, regularization, 0.5)  # noqa: E731
+        g = torch.compile(f, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(g(x), f(x))
+        (got, want) = (
+            torch.autograd.grad(h(t).square().sum(), t)[0] for h in (g, f) for t in [x.clone().requires_grad_()]
+        )
+        torch.testing.assert_close(got, want)
+    p = torch.compile(soft_permutation, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(p, soft_permutation(x))
+
+
+@pytest.mark.whole(lambda regularization: regularization == "kl")
+@either
+def test_jax(regularization):
+    jax = pytest.importorskip("jax")
+    x = laws.scores(3, 7, seed=6).astype(np.float32)
+    for verb, down in ((soft_rank, False), (soft_sort, True)):
+        f = lambda x, verb=verb, down=down: verb(x, regularization, 0.5, descending=down)  # noqa: E731
+        laws.close(jax.jit(f)(x), f(x), 1e-5)
+        laws.close(jax.vmap(f)(x), f(x), 1e-5)
+        want = np.stack([oracles.differences(lambda a, f=f: f(a), row.astype(float)) for row in x])
+        laws.close(jax.vmap(jax.jacrev(f))(x), want, 2e-4)
+        laws.close(jax.vmap(jax.jacfwd(f))(x), want, 2e-4)
+        again = jax.grad(lambda x, f=f: (jax.grad(lambda x: (f(x) ** 3).sum())(x) ** 2).sum())(x[0])
+        assert np.isfinite(again).all()
+    assert soft_permutation(jax.numpy.asarray(x)).shape == (3, 7, 7)
+
+
+# -- the loss, and other verbs ----------------------------------------------------------------------------------------------
+
+
+@either
+def test_the_ranking_loss(regularization):
+    """0 for scores in the order of the target with gaps, its gradient is p - y, and class indices are refused."""
+    mapping, y = Ranks(0.5, regularization), np.array([[3.0, 1.0, 2.0, 4.0]])
+    right = np.array([[30.0, 10.0, 20.0, 40.0]])
+    laws.close(am.fenchel_young(mapping, right, y), 0.0, 1e-12)
+    wrong = -right
+    assert am.fenchel_young(mapping, wrong, y) > 10
+    x = laws.scores(1, 4, seed=8)
+    slope = oracles.differences(lambda v: np.asarray(am.fenchel_young(mapping, v, y)), x)
+    laws.close(np.reshape(slope, (1, 4)), am.apply(mapping, x) - y, 1e-8)
+    tied = np.array([[2.5, 1.0, 2.5, 4.0]])
+    assert am.fenchel_young(mapping, x, tied) > 0
+    with pytest.raises(ValueError, match="sums to 3 or more, a class index to 1; give the target as a row of numbers"):
+        am.fenchel_young(mapping, x, np.array([1]))
+    with pytest.raises(ValueError, match="that sum to what the probabilities of their row sum to"):
+        am.fenchel_young(mapping, x, np.array([[1.0, 0.0, 0.0, 0.0]]))
+    keep = np.array([[True, False, True, True]])
+    masked = am.fenchel_young(mapping, np.where(keep, x, -INF), np.array([[2.0, 0.0, 1.0, 3.0]]))
+    laws.close(masked, am.fenchel_young(mapping, x[keep][None], np.array([[2.0, 1.0, 3.0]])), 1e-14)
+
+
+@every_kind
+def test_a_hard_sample_of_ranks_is_an_ordering(kind):
+    x = KINDS[kind](laws.scores(5, 6, seed=9).astype(np.float32))
+    generator = 0
+    if kind == "jax":
+        generator = pytest.importorskip("jax").random.key(0)
+    hard = back(am.gumbel_softmax(x, hard=True, mapping=Ranks(0.3), generator=generator))
+    soft = back(am.gumbel_softmax(x, mapping=Ranks(0.3), generator=generator))
+    assert np.array_equal(np.sort(hard, axis=-1), np.broadcast_to(np.arange(1.0, 7.0), (5, 6)))
+    assert all(np.corrcoef(a, b)[0, 1] > 0.9 for a, b in zip(hard, soft))
+
+
+def test_ranks_of_segments():
+    x, lengths = laws.scores(9, seed=10), [4, 0, 5]
+    p = am.segment_apply(Ranks(0.5), x, lengths=lengths)
+    laws.close(p[:4], am.apply(Ranks(0.5), x[:4]), 1e-13)
+    laws.close(p[4:], am.apply(Ranks(0.5), x[4:]), 1e-13)
+
+
+def test_a_cold_soft_permutation_is_the_permutation():
+    x = laws.scores(3, 6, seed=11)
+    for mapping, down in itertools.product(("softmax", "sparsemax", am.Entmax(1.5)), (False, True)):
+        p = soft_permutation(x, mapping, 1e-6, descending=down)
+        want = np.sort(x, axis=-1)[:, ::-1] if down else np.sort(x, axis=-1)
+        laws.close(np.einsum("bij,bj->bi", p, x), want, 1e-12)
+        laws.close(p.sum(-1), np.ones((3, 6)), 1e-12)
+    want = np.exp(-np.abs(np.sort(x)[:, :, None] - x[:, None, :]) / 0.3)
+    laws.close(soft_permutation(x, temperature=0.3), want / want.sum(-1, keepdims=True), 1e-14)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: Ranks(0.0), ValueError, "strength"),
+        (lambda: Ranks(1.0, "l1"), ValueError, r"Ranks: regularization must be 'l2' .*or 'kl' .*got 'l1'"),
+        (lambda: soft_rank([1.0], "l2", -1.0), ValueError, "soft_rank.*regularization_strength"),
+        (lambda: soft_sort([1.0], "l2", 0.0), ValueError, "soft_sort.*regularization_strength"),
+        (lambda: soft_sort([1.0], descending="yes"), TypeError, "descending must be True or False, got 'yes'"),
+        (lambda: soft_rank([1.0], descending=1), TypeError, "descending must be True or False, got 1"),
+        (lambda: soft_permutation([1.0], temperature=0.0), ValueError, "soft_permutation.*temperature"),
+        (lambda: soft_permutation([1.0], descending=None), TypeError, "descending must be True or False"),
+        (lambda: soft_rank([1.0], direction="DESCENDING"), TypeError, "say descending=True"),
+    ],
+)
+def test_errors(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+# -- other packages, where they are installed: `pip install torchsort`, or a folder of peers on the path ---------------------------
+
+
+@either
+@pytest.mark.parametrize("strength", [0.1, 1.0, 10.0])
+def test_torchsort_itself(regularization, strength):
+    torch, peer = pytest.importorskip("torch"), pytest.importorskip("torchsort")
+    x = torch.randn(8, 10, dtype=torch.float64, requires_grad=True)
+    for ours, theirs in ((soft_rank, peer.soft_rank), (soft_sort, peer.soft_sort)):
+        got, want = (
+            ours(x, regularization, strength),
+            theirs(x, regularization=regularization, regularization_strength=strength),
+        )
+        torch.testing.assert_close(got, want)
+        g = torch.randn(8, 10, dtype=torch.float64)
+        torch.testing.assert_close(*(torch.autograd.grad(out, x, g, retain_graph=True)[0] for out in (got, want)))
