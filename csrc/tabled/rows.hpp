@@ -75,23 +75,20 @@ class TabledRows {
         constexpr int64_t W = width<float>;
         const double place = call.link.sign * level + call.link.offset;
         const float near = (float)place, rest = (float)(place - (double)near);
-        const vf base = all<vf>(near), under = all<vf>(rest), anchor = all<vf>(row.anchor);
+        const vf base = all<vf>(near), under = all<vf>(rest), anchor = all<vf>(row.anchor), far = all<vf>(1e30f);
         const vf bottom = all<vf>(link.below), top = all<vf>(link.above), low = all<vf>(link.low), high = all<vf>(link.high);
         vd sum_p{}, sum_rate{};
         for (int64_t i = 0; i < row.n; i += W) {
-            const vf x = load_or(row.x, i, row.n, -inf32);
-            const vi keep = x > -inf32;
-            const vf y = rounded(((keep ? x : anchor) - anchor) * sign);
+            // far beyond the cells, and finite: what is masked is 0 there
+            const vf y = rounded(smaller(larger(load_or(row.x, i, row.n, -inf32) - anchor, -far), far) * sign);
             // v is y + place, and `lost` what the rounding of v loses
             const vf w = rounded(y + base), back = rounded(w - y);
             const vf error = rounded(rounded(y - rounded(w - back)) + rounded(base - back)) + under;
-            const vi finite = (w < inf32) & (w > -inf32);
-            const vf v = finite ? rounded(w + error) : w, lost = rounded(w - v) + error;
+            const vf v = rounded(w + error), lost = rounded(w - v) + error;
             const Table::Found f = link.at(v);
-            const vi beneath = v <= low, beyond = v >= high, inside = keep & ~(beneath | beyond);
+            const vi beneath = v <= low, beyond = v >= high, inside = ~(beneath | beyond);
             const vf rate = inside ? f.rate * sign : vf{};
-            vf q = beneath ? bottom : beyond ? top : f.value + f.rate * lost;
-            q = keep ? larger(q, vf{}) : vf{};
+            const vf q = beneath ? bottom : beyond ? top : larger(f.value + f.rate * lost, vf{});
             store(p + i, q), store(rates + i, rate);
             sum_p = widen_add(sum_p, q), sum_rate = widen_add(sum_rate, rate);
         }
