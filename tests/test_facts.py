@@ -42,7 +42,13 @@ def has_potential(case):
     return bool(np.abs(j - j.T).max() < 1e-12)
 
 
-CHECKS = {"monotone": monotone, "shift_invariant": shift_invariant, "sparse": sparse, "has_potential": has_potential}
+def ordered(case):
+    return broken(laws.permutation, case.apply)
+
+
+CHECKS = {
+    "monotone": monotone, "shift_invariant": shift_invariant, "sparse": sparse, "has_potential": has_potential, "ordered": ordered,
+}  # fmt: skip
 
 
 @each_case
