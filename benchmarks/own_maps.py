@@ -20,7 +20,10 @@ class Squares(anymax.Separable):
     """Sparsemax, as the documentation of `Separable` writes it."""
 
     name = "squares"
-    facts = anymax.Facts(monotone=True, shift_invariant=True, sparse=True, has_potential=True, margin=1.0)
+
+    @property
+    def facts(self) -> anymax.Facts:
+        return anymax.Facts(monotone=True, shift_invariant=True, sparse=True, has_potential=True)
 
     def omega_terms(self, q: Any, xp: Any) -> Any:
         return 0.5 * q * q
@@ -40,7 +43,10 @@ class Exps(Squares):
     """Softmax, as a map of one's own."""
 
     name = "exps"
-    facts = anymax.Facts(monotone=True, shift_invariant=True, sparse=False, has_potential=True)
+
+    @property
+    def facts(self) -> anymax.Facts:
+        return anymax.Facts(monotone=True, shift_invariant=True, sparse=False, has_potential=True)
 
     def omega_terms(self, q: Any, xp: Any) -> Any:
         return xp.where(q > 0, q * xp.log(xp.where(q > 0, q, 1.0 + 0.0 * q)), 0.0 * q)

@@ -61,6 +61,7 @@ constexpr int64_t SMALL_ITERATIONS = 256;  // whose factors fit into the second 
 // -- a link as a table ---------------------------------------------------------------------------------------------------------------------------------
 
 constexpr int64_t TABLED_CLASSES = 1 << 20;  // of a longer row an even share is less than what a table is checked for
+constexpr int64_t TABLED_FEW = 64;           // classes of a row that are looked up rather than told apart again
 constexpr int64_t TABLED_COST = 8;           // work of a class (maps.hpp)
 
 // -- perturb max -----------------------------------------------------------------------------------------------------------------------------------

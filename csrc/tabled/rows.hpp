@@ -12,6 +12,8 @@ class TabledRows {
     const vf sign;
     const double mass, most;  // of all of a row; of one class
     const bool capped;        // several classes may have the most
+    const double edge;        // where a rising table begins
+    double power = 1.0;       // of t - edge, as which the link rises, by its slope at the end
     int64_t known_count = -1;
     double even_low = 0.0, even_high = 0.0;  // arguments of the link next to that of an even share of the mass among `known_count`
 
@@ -38,6 +40,31 @@ class TabledRows {
         const float *x;
         int64_t n;
         float anchor;
+        float *kept = nullptr;  // of a link with an edge: the scores that may be above it, in x, too,
+        int32_t *index = nullptr;  // and which they are
+
+        // Keeps those of `x` that are above the edge at this level; in place.
+        void keep_above(const float *from, int64_t count, double edge, double level, bool first) {
+            const float least = (float)(edge - level), slack = 1e-6f * ::fabsf(least) + 1e-30f;
+            const vf bound = all<vf>(least - slack), base = all<vf>(anchor);
+            int64_t left = 0;
+            for (int64_t i = 0; i < count; i += width<float>) {
+                const vf v = load_or(from, i, count, -inf32);
+                const vi mark = (v - base > bound) & (v > -inf32);
+                if (first)
+                    left = append(v, mark, (int32_t)i, kept, index, left);
+                else
+                    left = again(v, mark, i, left);
+            }
+            x = kept, n = left;
+        }
+
+      private:
+        int64_t again(vf v, vi mark, int64_t i, int64_t left) {
+            const uint32_t marked = bits(mark);
+            for (uint32_t b = marked, k = 0; b; b &= b - 1, k++) index[left + k] = index[i + __builtin_ctz(b)];
+            return left + pack(v, marked, kept + left);
+        }
     };
     struct Sums {
         double p, rate;
@@ -48,23 +75,20 @@ class TabledRows {
         constexpr int64_t W = width<float>;
         const double place = call.link.sign * level + call.link.offset;
         const float near = (float)place, rest = (float)(place - (double)near);
-        const vf base = all<vf>(near), under = all<vf>(rest), anchor = all<vf>(row.anchor);
+        const vf base = all<vf>(near), under = all<vf>(rest), anchor = all<vf>(row.anchor), far = all<vf>(1e30f);
         const vf bottom = all<vf>(link.below), top = all<vf>(link.above), low = all<vf>(link.low), high = all<vf>(link.high);
         vd sum_p{}, sum_rate{};
         for (int64_t i = 0; i < row.n; i += W) {
-            const vf x = load_or(row.x, i, row.n, -inf32);
-            const vi keep = x > -inf32;
-            const vf y = rounded(((keep ? x : anchor) - anchor) * sign);
+            // far beyond the cells, and finite: what is masked is 0 there
+            const vf y = rounded(smaller(larger(load_or(row.x, i, row.n, -inf32) - anchor, -far), far) * sign);
             // v is y + place, and `lost` what the rounding of v loses
             const vf w = rounded(y + base), back = rounded(w - y);
             const vf error = rounded(rounded(y - rounded(w - back)) + rounded(base - back)) + under;
-            const vi finite = (w < inf32) & (w > -inf32);
-            const vf v = finite ? rounded(w + error) : w, lost = rounded(w - v) + error;
+            const vf v = rounded(w + error), lost = rounded(w - v) + error;
             const Table::Found f = link.at(v);
-            const vi beneath = v <= low, beyond = v >= high, inside = keep & ~(beneath | beyond);
+            const vi beneath = v <= low, beyond = v >= high, inside = ~(beneath | beyond);
             const vf rate = inside ? f.rate * sign : vf{};
-            vf q = beneath ? bottom : beyond ? top : f.value + f.rate * lost;
-            q = keep ? larger(q, vf{}) : vf{};
+            const vf q = beneath ? bottom : beyond ? top : larger(f.value + f.rate * lost, vf{});
             store(p + i, q), store(rates + i, rate);
             sum_p = widen_add(sum_p, q), sum_rate = widen_add(sum_rate, rate);
         }
@@ -75,20 +99,26 @@ class TabledRows {
     struct Found {
         double level, change;
     };
-    Found solve(const Row &row, double low, double high, float *p, float *rates) const {
-        const bool convex = call.link.sign > 0 && !capped;  // from above Newton's method descends; else from below that of the logarithm ascends
+    Found solve(Row &row, double low, double high, float *p, float *rates) const {
+        // From above Newton's method descends, best where a power makes of the sum what is nearly linear. Without an edge, that of the logarithm ascends
+        // from below. Between an edge and ceilings it goes either way; of usual scores few classes are full.
+        const bool rises = call.link.sign > 0, convex = rises && !capped;
         // What a sum of rounded numbers can't tell; and where the link has no edge, what a step along the rates sets right: it is short, then.
-        const double least = 0x1p-24 * (mass < 4.0 * most ? mass : 4.0 * most), enough = call.link.sign > 0 ? 2.0 * least : 1e-5 * mass;
+        const double least = 0x1p-24 * (mass < 4.0 * most ? mass : 4.0 * most), enough = rises ? 2.0 * least : 1e-5 * mass;
         const double short_step = 1e-3 * call.link.scale;
-        double level = convex ? high : low, step = high - low;
+        double level = convex ? high : rises ? low + 0.2 * (high - low) : low, step = high - low;
         Sums s{};
         for (int turn = 0; turn < 200; turn++) {
             s = evaluate(row, level, p, rates);
             const double residual = s.p - mass;
             if (::fabs(residual) <= least || (::fabs(residual) <= enough && ::fabs(residual) <= short_step * s.rate)) break;
             (residual < 0.0 ? low : high) = level;
+            if (residual > 0.0 && row.n > TABLED_FEW && rises) row.keep_above(row.x, row.n, edge, high, false);
             double move = -residual / s.rate;
-            if (!convex && s.p > 0.0) move = ::log(mass / s.p) * s.p / s.rate;
+            if (convex && power > 1.0)
+                move = (::pow(mass / s.p, 1.0 / power) - 1.0) * power * s.p / s.rate;
+            else if (!rises && s.p > 0.0)
+                move = ::log(mass / s.p) * s.p / s.rate;
             double next = level + move;
             if (!(next > low && next < high && 2.0 * ::fabs(move) <= ::fabs(step))) next = 0.5 * (low + high);
             if (!(next > low && next < high)) break;
@@ -158,33 +188,24 @@ class TabledRows {
             high = call.link.end;
         }
         if (low > high) low = high;
-        int64_t count = n;
-        int32_t *index = nullptr;
-        if (call.link.sign > 0 && !capped) {  // those that are zero at the highest level are zero
-            float *const values = scratch.take<float>(VALUES, n);
-            index = scratch.take<int32_t>(INDICES, n);
+        if (call.link.sign > 0) {  // those that are zero at the highest level are zero
+            row.kept = scratch.take<float>(VALUES, n), row.index = scratch.take<int32_t>(INDICES, n);
             if (scratch.failed) return 0.0;
-            const vf least = all<vf>((float)((link.low - call.link.offset) - high) * (1.0f + 1e-6f) - 1e-30f);
-            const vf anchor = all<vf>(row.anchor);
-            count = 0;
-            for (int64_t i = 0; i < n; i += width<float>) {
-                const vf v = load_or(x, i, n, -inf32);
-                count = append(v, v - anchor >= least, (int32_t)i, values, index, count);
-            }
-            row.x = values, row.n = count;
+            row.keep_above(x, n, edge, high, true);
         }
         float *const p = scratch.take<float>(RESULT, row.n), *const rates = scratch.take<float>(WIDE, row.n);
         if (scratch.failed) return 0.0;
         const Found f = solve(row, low, high, p, rates);
         const vf change = all<vf>((float)f.change);
-        if (out && !index) {
+        if (out && !row.index) {
             float *const to = out->direct ? out->direct : p;
             write(to, 0, n, false, [=](int64_t i) ANYMAX_EACH { return ending(p, rates, i, change); });
             if (!out->direct) deliver(*out, (const float *)to);
         } else if (out) {
             zeros(*out, alone);
-            for (int64_t i = 0; i < count; i += width<float>) store(p + i, ending(p, rates, i, change));
-            put_each(out->row, out->dtype, count, [=](int64_t i) ANYMAX_EACH { return (int64_t)index[i]; }, [=](int64_t i) ANYMAX_EACH { return p[i]; });
+            const int32_t *const index = row.index;
+            for (int64_t i = 0; i < row.n; i += width<float>) store(p + i, ending(p, rates, i, change));
+            put_each(out->row, out->dtype, row.n, [=](int64_t i) ANYMAX_EACH { return (int64_t)index[i]; }, [=](int64_t i) ANYMAX_EACH { return p[i]; });
         }
         return (double)row.anchor - f.level - f.change;
     }
@@ -227,7 +248,12 @@ class TabledRows {
 
   public:
     explicit TabledRows(const anymax_tabled_call &call)
-        : call(call), link(call.link), sign(all<vf>((float)call.link.sign)), mass(call.mass), most(call.most), capped(call.most < call.mass) {}
+        : call(call), link(call.link), sign(all<vf>((float)call.link.sign)), mass(call.mass), most(call.most), capped(call.most < call.mass), edge((double)link.low - call.link.offset) {
+        if (call.link.sign < 0 || capped) return;
+        const vf last = all<vf>(link.high);
+        const double rises = (double)link.at(last).rate[0] * ((double)link.high - (double)link.low) / (double)link.above;
+        if (rises > 1.0 && rises < 1e3) power = rises;
+    }
 
     void run(int64_t begin, int64_t end, Scratch &scratch) {
         const int64_t n = call.n, bytes = n * anymax_item(call.dtype);

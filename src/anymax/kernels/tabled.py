@@ -63,6 +63,7 @@ class Tabled(Engine):
     def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:
         tables = _tables(mapping)
         table = tables.slopes if op == "vjp" else tables.link
+        assert isinstance(table, Table), table
         return f"a table of {len(table.cells)} cells {native.isa()}"
 
 
