@@ -261,6 +261,19 @@ TABLE = (
         ),
     ),
     Row(
+        "Softpick",
+        (
+            Case(
+                "softpick",
+                am.Softpick(0.0),
+                oracles.softpick,
+                potential=False,
+                between=lambda n: (0.0, 1.0),
+                cold=(1.0, 0.0),
+            ),
+        ),
+    ),
+    Row(
         "Elementwise",
         (
             _alone("sigmoid", am.Elementwise(), lambda t: 1 / (1 + mp.exp(-t))),

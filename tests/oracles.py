@@ -194,6 +194,14 @@ def sigsoftmax(row):
     return exact(lambda x: _normalised([mp.exp(v - top) / (1 + mp.exp(-v)) for v in x]))(row)
 
 
+@exact
+def softpick(x):
+    """The definition, without an epsilon."""
+    w = [mp.expm1(v) for v in x]
+    z = mp.fsum(abs(v) for v in w)
+    return [max(v, 0) / z if z else mp.mpf(0) for v in w]
+
+
 def sink(oracle, score):
     """The map of the row and one class more, whose probability is left out."""
     return lambda row: oracle(np.append(np.asarray(row, np.float64), score))[:-1]

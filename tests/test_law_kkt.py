@@ -33,7 +33,7 @@ def test_kkt_of_ties_and_gaps(case):
 
 def test_every_separable_map_has_a_residual():
     for case in CASES:
-        assert (case.kkt is not None) == (isinstance(case.mapping, am.Separable | am.NormMax)), case.id
+        assert case.kkt is not None or not isinstance(case.mapping, am.Separable | am.NormMax), case.id
 
 
 @pytest.mark.thin(5)

@@ -12,7 +12,7 @@
     print(anymax.explain("sparsemax", x))                  # which engine computes it
 
 Maps are classes: Softmax, Sparsemax, Entmax, Bounded, Budget, NormMax, Ranks, Fusedmax, Taylor, Sigsoftmax, Ratio, SparseSoftmax,
-PerturbMax, Sink, Elementwise. More is in the modules `nn` (torch), `transforms` (top-k, temperature, ...), `sampling`, `routing`,
+PerturbMax, Sink, Elementwise, Softpick. More is in the modules `nn` (torch), `transforms` (top-k, temperature, ...), `sampling`, `routing`,
 `transport`, `margins`, `likelihood`, `inspection`, `sklearn`, `hf` (transformers), `numpyro`, `distributed` and `plot`.
 `help(anymax.entmax)` explains one name, and `dir(anymax)` lists them all. On the command line, `anymax explore` opens a page where you
 drag scores.

@@ -13,6 +13,7 @@ from .ratio import Ratio
 from .sigsoftmax import Sigsoftmax
 from .sink import Sink
 from .softmax import Softmax
+from .softpick import Softpick
 from .sparse_softmax import SparseSoftmax
 from .sparsemax import Sparsemax
 from .taylor import Taylor
@@ -33,6 +34,7 @@ __all__ = [
     "PerturbMax",
     "Sink",
     "Elementwise",
+    "Softpick",
     "Noise",
 ]
 

@@ -13,6 +13,7 @@ from .._array import (
     Namespace,
     as_dtype,
     check_number,
+    differentiates,
     finish,
     finite_scores,
     is_array,
@@ -121,13 +122,15 @@ class Elementwise(OfAnother):
         return t if self.inner.is_softmax else t - self.link_map.level_to_tau(t[..., :1], xp)
 
     def forward(self, x: Array, xp: Namespace) -> Array:
-        high, low = top(x, xp), xp.min(x, axis=-1, keepdims=True)
+        if differentiates(x) or self.params():
+            y, keep, poisoned = finite_scores(x, xp)
+            return finish(self.link_map.link(self._argument(y, xp), xp), keep, poisoned, xp)
+        high = top(x, xp)  # fewer passes: no derivative meets the link at -inf
         poisoned = xp.isnan(high) | (high == math.inf)
-        if known(low) and bool(xp.all(low > -math.inf)):  # fewer passes where nothing is masked
-            p = self.link_map.link(self._argument(x, xp), xp)
-            return poison(p, poisoned, xp) if bool(xp.any(poisoned)) else p
-        y, keep, poisoned = finite_scores(x, xp)
-        return finish(self.link_map.link(self._argument(y, xp), xp), keep, poisoned, xp)
+        p = self.link_map.link(self._argument(x, xp), xp)
+        if not known(high) or not bool(xp.all(x > -math.inf)):
+            p = xp.where(x == -math.inf, xp.zeros_like(p), p)
+        return poison(p, poisoned, xp) if not known(high) or bool(xp.any(poisoned)) else p
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         return g * self.link_map.sensitivity(p, xp)
