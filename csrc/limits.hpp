@@ -58,6 +58,10 @@ constexpr int64_t VALUES_MOST = 65536;  // dv
 constexpr int64_t SMALL_SIDE = 8, SMALL_ENTRIES = SMALL_SIDE * SMALL_SIDE;
 constexpr int64_t SMALL_ITERATIONS = 256;  // whose factors fit into the second cache
 
+// -- soft ranks --------------------------------------------------------------------------------------------------------------------------------------------
+
+constexpr int64_t INSERTED_MOST = 47;  // scores of a row that are sorted by insertion, not by digits
+
 // -- a link as a table ---------------------------------------------------------------------------------------------------------------------------------
 
 constexpr int64_t TABLED_CLASSES = 1 << 20;  // of a longer row an even share is less than what a table is checked for

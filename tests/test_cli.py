@@ -87,8 +87,9 @@ def test_compare_masks_minus_infinity(call):
 
 
 def test_compare_one_score(call):
+    short = ("sink", "elementwise", "softpick", "bounded")  # whose rows may sum to less
     _, out, _ = call("compare", 5, "--json")
-    assert all(m["p"] == [pytest.approx(1)] for m in json.loads(out)["mappings"] if m["name"] != "sink")
+    assert all(m["p"] == [pytest.approx(1)] for m in json.loads(out)["mappings"] if m["name"] not in short)
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])

@@ -268,7 +268,8 @@ def peak(call):
 @dtypes
 @maps
 def test_the_memory_above_weight_and_gradients_is_that_of_the_weight(name, dtype, rows, monkeypatch):
-    """It is twice as much in half precision if there are more rows than features, since the gradient of the weight is summed in fp32."""
+    """It is twice as much in half precision if there are more rows than features, since the gradient of the weight is summed in fp32;
+    where the CPU has products of bf16, torch packs the weight for them, too."""
     monkeypatch.setattr(torch_sizes, "GPU", torch_sizes.GPU._replace(few=1 << 13, block=1 << 13, gathered=1 << 13))
     features, classes = 64, 3000
     x, weight, bias = (
@@ -285,4 +286,4 @@ def test_the_memory_above_weight_and_gradients_is_that_of_the_weight(name, dtype
     step()
     above = peak(step) - x.nbytes - weight.nbytes - bias.nbytes
     summed = dtype == "bfloat16" and rows > features
-    assert above < (2.5 if summed else 1.5) * weight.nbytes
+    assert above < (3.0 if summed else 1.5) * weight.nbytes

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/tasks.hpp"
+#include "limits.hpp"
 
 namespace ANYMAX_UNIT {
 
@@ -74,7 +75,7 @@ template <int LOWEST, class Item> Item *by_digits(Item *a, Item *b, int64_t n) {
 
 // Sorts `a`, with `b` as scratch memory of the same size; the sorted items are in the one that is returned. Equal numbers keep their order.
 template <class Item> Item *sorted(Item *a, Item *b, int64_t n) {
-    if (n < 48) {
+    if (n <= INSERTED_MOST) {
         inserted(a, n, INT64_MAX);
         return a;
     }

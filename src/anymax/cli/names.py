@@ -30,8 +30,10 @@ def make(name: str, values: Dict[str, Any], n: int = 2) -> Mapping:
     if name in names.ratios() or name == "ratio":
         return names.make("square" if name == "ratio" else name, {})
     chosen = {key: value for key, value in values.items() if key in fields(name)}
-    example = names.classes()[name].example
-    return names.make(name, chosen or {key: min(v, n) if type(v) is int else v for key, v in example.items()})
+    kind = names.classes()[name]
+    example = {key: min(v, n) if type(v) is int else v for key, v in kind.example.items()}
+    needed = {key: example[key] for key in names.required(kind) if key not in chosen}
+    return names.make(name, needed | chosen if chosen else example)
 
 
 def _parsed(spec: str, values: Dict[str, Any], n: int) -> Mapping:

@@ -68,9 +68,9 @@ def _in_compute_dtype(method: Any, x: Array, *others: Array) -> Array:
 
 def _takes_blocks(mapping: Mapping, x: Array) -> bool:
     """True for a solver that iterates over many rows of an array in memory, with nothing that traces or records the operations."""
-    if compiling() or not isinstance(mapping, Separable) or x.ndim < 2 or math.prod(x.shape) < 2 * BLOCK:
+    if compiling() or not isinstance(mapping, Separable) or not (type(x) is np.ndarray or is_torch(x)):
         return False
-    if not (type(x) is np.ndarray or is_torch(x)) or not decides(x):
+    if x.ndim < 2 or not decides(x) or math.prod(x.shape) < 2 * BLOCK:
         return False
     return not differentiates(x) and not recorded(*mapping.params().values())
 

@@ -55,6 +55,11 @@ class Layer:
     def classes(self) -> int:
         return self.weight.shape[0]
 
+    @property
+    def seen_classes(self) -> int:
+        """How many classes the caller gave."""
+        return self.classes - 1 if self.hides_a_class else self.classes
+
     @classmethod
     def of(cls, who: str, x: Any, weight: Any, mapping: Any, bias: Any, mask: Any, part: bool = False) -> Layer:
         """part: other processes have more classes, so that this one may have few or none."""

@@ -199,7 +199,7 @@ def linear_topk_kl(
     """
     who = "linear_topk_kl"
     layer, transforms = _read(who, x, linear_weight, mapping, linear_bias, mask, temperature, transform)
-    xp, lead, n = namespace(layer.x), layer.lead, layer.classes - layer.hides_a_class
+    xp, lead, n = namespace(layer.x), layer.lead, layer.seen_classes
     refuse_sharded(who, None, ids=ids, teacher_log_p=teacher_log_p)
     teacher = Teacher.read(who, layer.x, lead, n, -1, ids, teacher_log_p, tail, direction, xp)
     given = xp.reshape(teacher.ids, (layer.rows, teacher.ids.shape[-1]))

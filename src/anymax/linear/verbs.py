@@ -275,7 +275,7 @@ def _job(
     one = upcast(layer.weight[:1, :1], xp)
     if class_weight is not None:
         class_weight = class_weights(class_weight, xp.broadcast_to(one, (1, layer.classes)), xp)
-    if holds_indices(target, (*layer.lead, layer.classes - layer.hides_a_class), -1, f"{who}: target"):
+    if holds_indices(target, (*layer.lead, layer.seen_classes), -1, f"{who}: target"):
         index, out = class_indices(who, target, layer, options.ignore_index, xp)
         counted = xp.where(out, -xp.ones_like(index), index)
         norm = counted_weight(index, out, class_weight, one.dtype, xp)
@@ -283,7 +283,7 @@ def _job(
     needs_indices(who, per_row.suppress, target)
     if per_row.margin is not None:
         raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
-    y = xp.reshape(target, (layer.rows, layer.classes - layer.hides_a_class))
+    y = xp.reshape(target, (layer.rows, layer.seen_classes))
     if layer.hides_a_class:
         refuse_negative(y, (0.0, 1.0), xp)
         refuse_sums(total(y, xp), (0.0, 1.0), xp)

@@ -34,7 +34,7 @@ class Softpick(Mapping):
     epsilon: float = 1e-8
 
     name = "softpick"
-    formula = "pᵢ = (exp(xᵢ) − 1)₊ / (Σ|exp(xⱼ) − 1| + ε)"
+    formula = "pᵢ = (exp(xᵢ) − 1)₊ / (Σ abs(exp(xⱼ) − 1) + ε)"
 
     def __post_init__(self) -> None:
         allowed = lambda v: 0 <= v < math.inf  # noqa: E731

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from sklearn.base import BaseEstimator
 
 from .._array import is_int, number
@@ -56,7 +57,9 @@ def mapping_of(mapping: Any, alpha: Any, others: tuple[str, ...] = ()) -> Mappin
             "sparse map with a loss ('sparsemax', 'entmax15', ...) or a dense one ('taylor', 'sigsoftmax', ...)"
         )
     if not found.sums_to_one:
-        raise ValueError(f"mapping={found!r} does not sum to 1; a classifier needs a map that sums to 1")
+        lowest, highest = found.sums(None, np)
+        words = f"{lowest:g}" if lowest is highest else f"{lowest:g} to {highest:g}"
+        raise ValueError(f"mapping={found!r} sums to {words}; a classifier needs a map that sums to 1")
     return found
 
 
