@@ -230,8 +230,8 @@ def _with_hidden(
             f"{who}: {mapping!r} has a score for each row; in an output layer a sink has one score for all rows"
         )
     inner, scores = mapping.with_hidden(none, xp)
-    bias = xp.zeros_like(weight[:, 0]) if bias is None else bias
-    bias = xp.concat([bias, as_dtype(scores[0, 1:], bias.dtype, xp)])
+    known: Array = xp.zeros_like(weight[:, 0]) if bias is None else bias
+    bias = xp.concat([known, as_dtype(scores[0, 1:], known.dtype, xp)])
     keep = None if keep is None else xp.concat([keep, xp.ones_like(keep[:, :1])], axis=-1)
     return inner, xp.concat([weight, xp.zeros_like(row)]), bias, keep
 
