@@ -49,9 +49,9 @@ def spec_of(mapping: Mapping) -> str | None:
 def mapping_from(spec: str, params: list[Tensor]) -> Mapping:
     kind, *words = spec.split(";")
     values = iter(params)
-    return _KINDS[kind](
-        **{k: ast.literal_eval(v) if sep else next(values) for k, sep, v in (w.partition("=") for w in words)}
-    )
+    pairs = (word.partition("=") for word in words)
+    fields: dict[str, Any] = {k: ast.literal_eval(v) if sep else next(values) for k, sep, v in pairs}
+    return _KINDS[kind](**fields)
 
 
 def _own(out: Tensor, *inputs: Tensor) -> Tensor:
