@@ -71,7 +71,7 @@ SCREENS = {
     "as it opens": {},
     "all settings": {
         "x": random(7, 1), "target": 2, "T": 0.7, "alpha": 1.2, "norm": 3.0, "k": 3, "p": 0.6, "order": 4, "noise": "logistic",
-        "scale": 0.5, "margin": 0.4, "tilt": 0.5,
+        "scale": 0.5, "sink": -0.75, "margin": 0.4, "tilt": 0.5,
     },
     "alpha 1": {"x": random(6, 2), "alpha": 1, "norm": 1.05, "k": 1, "p": 1, "noise": "gumbel", "target": 5},
     "steep": {"x": random(6, 3), "alpha": 0.5, "T": 0.1, "noise": "uniform", "target": 1},
@@ -92,7 +92,7 @@ SCREENS = {
 ADDRESS = INDEX.as_uri()
 STATE = "Object.fromEntries(decodeURIComponent(location.hash).slice(1).split('&').map((w) => w.split('=')))"
 DRAWN = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
-ALL = "softmax,entmax,sparsemax,normmax,topk,topp,budget,perturb,taylor,sigsoftmax,square,sigmoid,relu"
+ALL = "softmax,entmax,sparsemax,normmax,topk,topp,budget,perturb,taylor,sigsoftmax,square,sigmoid,sink,relu"
 BOXES = (
     "[...document.querySelectorAll({})].filter((e) => e.offsetParent).map((e) => e.getBoundingClientRect())"
     ".map((b) => [b.left, b.top, b.right, b.bottom])"

@@ -16,7 +16,7 @@ import anymax
 
 @browser
 @pytest.mark.parametrize(
-    ("maps", "sliders"), [("softmax,entmax,sparsemax", 4), (ALL, 9)], ids=["as it opens", "all maps"]
+    ("maps", "sliders"), [("softmax,entmax,sparsemax", 4), (ALL, 10)], ids=["as it opens", "all maps"]
 )
 def test_sliders_and_bars_are_in_view_together(opened, maps, sliders):
     page = opened
@@ -39,8 +39,8 @@ def test_the_bars_of_all_cards_stand_on_one_line(opened):
         rows.setdefault(card[1], set()).add((canvas[1], canvas[3]))
     assert len(rows) >= 4
     assert all(len(lines) == 1 for lines in rows.values()), rows
-    assert page.js("document.querySelectorAll('.card .formula math').length") == 13
-    assert page.js("document.querySelectorAll('.card .sign path').length") == 13
+    assert page.js("document.querySelectorAll('.card .formula math').length") == 14
+    assert page.js("document.querySelectorAll('.card .sign path').length") == 14
 
 
 @browser

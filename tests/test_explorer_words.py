@@ -135,6 +135,7 @@ TYPESET = {
     "sigsoftmax": "p∝exp(x)σ(x)",
     "square": "p∝x^{2}",
     "sigmoid": "p∝σ(x)",
+    "sink": "p=entmax(x,s)",
     "relu": "p∝[x]_{+}",
 }
 

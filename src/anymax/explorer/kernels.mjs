@@ -37,7 +37,7 @@ export async function kernels(bytes) {
   const integers = (place, count) => Array.from(new Int32Array(memory.buffer, place, count));
   const map = (key, settings, n) => [MAPS[key].kind, NOISES.indexOf(settings.noise), MAPS[key].number?.(settings, n) ?? 0];
 
-  return {
+  const plain = {
     // The scores that the maps get; with a target, its score minus the margin.
     scores(x, settings, target = -1) {
       return held([x, x.length], (from, to) => {
@@ -113,6 +113,44 @@ export async function kernels(bytes) {
           support: new Uint8Array(memory.buffer, support, count).slice(),
         };
       });
+    },
+  };
+  return { ...plain, ...withHidden(plain) };
+}
+
+// The same functions for maps with a class that the page does not show: the kernels get it after the others.
+function withHidden(plain) {
+  const hides = (key) => MAPS[key].hidden !== undefined;
+  const wide = (key, settings, s) => Float64Array.of(...s, MAPS[key].hidden(settings));
+  const seen = (function_) => (key, settings, s, ...more) => hides(key) ? function_(key, settings, wide(key, settings, s), ...more) : function_(key, settings, s, ...more);
+  const part = (function_) => (key, settings, s, ...more) => seen(function_)(key, settings, s, ...more).slice(0, s.length);
+  const apply = part(plain.apply), loss = seen(plain.loss);
+  return {
+    apply, loss, threshold: seen(plain.threshold), gradient: part(plain.gradient),
+    jacobian(key, settings, s, p, which) {
+      if (!hides(key)) return plain.jacobian(key, settings, s, p, which);
+      const all = wide(key, settings, s);
+      return plain.jacobian(key, settings, all, plain.apply(key, settings, all), which);
+    },
+    two(key, settings, from, to, count) {
+      if (!hides(key)) return plain.two(key, settings, from, to, count);
+      const rows = Array.from({ length: count }, (_, i) => [from + ((to - from) * i) / (count - 1), 0]);
+      return {
+        p: Float64Array.from(rows, (x) => apply(key, settings, plain.scores(x, settings))[0]),
+        losses: Float64Array.from(rows, (x) => loss(key, settings, plain.scores(x, settings, 0), 0)),
+      };
+    },
+    simplex(key, settings, extent, size, heat, first = 0, last = size) {
+      if (!hides(key)) return plain.simplex(key, settings, extent, size, heat, first, last);
+      const values = new Float32Array(size * (last - first)), support = new Uint8Array(values.length);
+      for (let at = 0; at < values.length; at++) { // the plane of scores that sum to 0, as explorer_simplex goes over it
+        const u = extent * ((2 * (at % size)) / (size - 1) - 1), v = extent * (1 - (2 * (first + Math.floor(at / size))) / (size - 1));
+        const x = [u / Math.SQRT2 - v / Math.sqrt(6), -u / Math.SQRT2 - v / Math.sqrt(6), (2 * v) / Math.sqrt(6)];
+        const p = apply(key, settings, plain.scores(x, settings));
+        values[at] = heat === 0 ? Math.max(...p) : heat === 1 ? p[0] : plain.entropies(p, 1).shannon;
+        support[at] = p.reduce((count, v) => count + (v > 0), 0);
+      }
+      return { values, support };
     },
   };
 }

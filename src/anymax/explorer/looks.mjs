@@ -18,6 +18,7 @@ const SIGNS = {
   plus: "M-.38-1.1H.38V-.38H1.1V.38H.38V1.1H-.38V.38H-1.1V-.38H-.38Z",
   cross: "M-1-.55L-.55-1 0-.45 .55-1 1-.55 .45 0 1 .55 .55 1 0 .45-.55 1-1 .55-.45 0Z",
   star: round(5, 0.5),
+  hexagon: polygon([1.1, 0], [0.55, 0.95], [-0.55, 0.95], [-1.1, 0], [-0.55, -0.95], [0.55, -0.95]),
   glass: "M-1-1H1L-1 1H1Z",
   pillar: "M-.42-1.15H.42V1.15H-.42Z",
   beam: "M-1.15-.42H1.15V.42H-1.15Z",
@@ -36,6 +37,7 @@ export const LOOKS = {
   sigsoftmax: { inks: ["#ff0a52", "#cc3366"], sign: "left" },
   square: { inks: ["#33993d", "#33c229"], sign: "glass" },
   sigmoid: { inks: ["#4785a3", "#a3ebe0"], sign: "pillar" },
+  sink: { inks: ["#d70ecb", "#f6b6fc"], sign: "hexagon" },
   relu: { inks: ["#5c1fcc", "#14f55c"], sign: "beam" },
 };
 export const dark = () => document.documentElement.dataset.theme === "dark";

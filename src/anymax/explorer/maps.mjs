@@ -1,6 +1,7 @@
 // The maps that the page can show, each with its code in the kernels, its number, its words on the screen and its Python.
 
 // number(settings, n): the parameter that the kernel takes for n classes, which python() writes out again
+// hidden(settings): the score of a class that the kernel sees after the others, and the page does not show
 const chosen = (s, n) => Math.min(s.k, n);
 
 export const MAPS = {
@@ -63,6 +64,12 @@ export const MAPS = {
     kind: 17, title: "sigmoid", formula: "p ∝ σ(x)", words: "Large scores saturate and share alike.",
     python: () => "anymax.Ratio.sigmoid()",
   },
+  sink: {
+    kind: 2, threshold: true, potential: true, title: "sink", formula: "p = entmax(x, s)",
+    words: "One class more, with the score s, is not shown: it takes what the others leave of 1. With α = 1 this is softmax-one.",
+    uses: ["alpha", "sink"], number: (s) => s.alpha, hidden: (s) => s.sink, detail: (s) => `α = ${s.alpha}, s = ${s.sink}`,
+    python: (s) => `anymax.Sink(anymax.Entmax(${float(s.alpha)}), score=${float(s.sink)})`,
+  },
   relu: {
     kind: 18, title: "relu", formula: "p ∝ [x]₊", words: "Scores below 0 get nothing; a row without a positive score gives zeros.",
     python: () => "anymax.Ratio.relu()",
@@ -77,6 +84,7 @@ export const SLIDERS = {
   alpha: { label: "α of entmax", symbol: "α", low: 0.5, high: 4, step: 0.05, start: 1.5, words: "1 is softmax, 2 is sparsemax" },
   norm: { label: "α of normmax", symbol: "α", low: 1.05, high: 6, step: 0.05, start: 2, words: "larger: more classes, more alike" },
   k: { label: "k", symbol: "k", low: 1, high: 20, step: 1, start: 2, words: "classes kept, or the budget" },
+  sink: { label: "Score of the sink", symbol: "s", low: -4, high: 4, step: 0.05, start: 0, words: "of the class that is not shown" },
   p: { label: "p of top-p", symbol: "p", low: 0.05, high: 1, step: 0.01, start: 0.9, words: "the mass to keep" },
   order: { label: "Taylor order", symbol: "m", low: 2, high: 12, step: 2, start: 2, words: "even; softmax as it grows" },
   scale: { label: "Size of the noise", symbol: "σ", low: 0.05, high: 5, step: 0.05, log: true, start: 1, words: "0 would be argmax" },
@@ -85,7 +93,7 @@ export const SLIDERS = {
 };
 
 // Whether the probabilities of a map for n classes sum to 1.
-export const sharesOne = (key, settings, n) => key !== "budget" || chosen(settings, n) === 1;
+export const sharesOne = (key, settings, n) => key !== "sink" && (key !== "budget" || chosen(settings, n) === 1);
 
 export const EVERYWHERE = ["T", "tilt", "margin"]; // sliders that affect every map
 

@@ -24,7 +24,7 @@ export function fresh() {
   };
 }
 
-const SHORT = { x: "x", names: "names", maps: "maps", focus: "focus", target: "y", T: "T", alpha: "alpha", norm: "norm", k: "k", p: "p", order: "order", noise: "noise",
+const SHORT = { x: "x", names: "names", maps: "maps", focus: "focus", target: "y", T: "T", alpha: "alpha", norm: "norm", k: "k", sink: "s", p: "p", order: "order", noise: "noise",
   scale: "scale", margin: "margin", tilt: "prior", heat: "heat", probe: "at", sorted: "sorted", draws: "draws", seed: "seed" };
 
 const score = (v) => (v === -Infinity ? "-inf" : String(v));
