@@ -286,4 +286,4 @@ def test_the_memory_above_weight_and_gradients_is_that_of_the_weight(name, dtype
     step()
     above = peak(step) - x.nbytes - weight.nbytes - bias.nbytes
     summed = dtype == "bfloat16" and rows > features
-    assert above < (3.0 if summed else 1.5) * weight.nbytes
+    assert above < (3.0 if summed else 1.6) * weight.nbytes

@@ -32,7 +32,7 @@ def make(name: str, values: Dict[str, Any], n: int = 2) -> Mapping:
     chosen = {key: value for key, value in values.items() if key in fields(name)}
     kind = names.classes()[name]
     example = {key: min(v, n) if type(v) is int else v for key, v in kind.example.items()}
-    needed = {key: example[key] for key in names.required(kind) if key not in chosen}
+    needed = {key: example[key] for key in names.required(kind) if key in example and key not in chosen}
     return names.make(name, needed | chosen if chosen else example)
 
 
