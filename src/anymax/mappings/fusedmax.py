@@ -94,7 +94,7 @@ class Fusedmax(Mapping):
         y = y - row_top(y, keep, xp)
         y = xp.where(y < floor, floor, y)
         order = _order(keep, xp)
-        y = xp.take_along_axis(y, order, axis=-1)
+        y = take(y, order, xp)
         first, last, mean, sign = _groups(y, total(xp.astype(keep, y.dtype), xp), strength, xp)
         return xp.concat([first, last, _pull(first, last, sign, xp), mean], axis=-1)
 
@@ -103,7 +103,7 @@ class Fusedmax(Mapping):
         n = x.shape[-1]
         first, last, pull, mean = (held[..., i * n : (i + 1) * n] for i in range(4))
         v = mean + like(self.strength, x, xp) * pull / (last - first + 1.0)
-        v = xp.take_along_axis(v, _inverse(_order(keep, xp), xp), axis=-1)
+        v = take(v, _inverse(_order(keep, xp), xp), xp)
         if not differentiates(x):
             return v
         # 0, for its derivative: sums of scores are less accurate than the means, and may overflow
@@ -114,15 +114,15 @@ class Fusedmax(Mapping):
         n = x.shape[-1]
         order = _order(keep, xp)
         first, last = held[..., :n], held[..., n : 2 * n]
-        y = xp.take_along_axis(xp.where(keep, x, xp.zeros_like(x)), order, axis=-1)
+        y = take(xp.where(keep, x, xp.zeros_like(x)), order, xp)
         wide = y.dtype if is_jax(y) else xp.float64  # a sum over a group is a difference of two running sums
         sums = running_sum(y, xp, wide)
-        ends, before = xp.take_along_axis(sums, _index(last, xp), axis=-1), _index(first, xp) - 1
-        start = xp.take_along_axis(sums, xp.where(before < 0, xp.zeros_like(before), before), axis=-1)
+        ends, before = take(sums, _index(last, xp), xp), _index(first, xp) - 1
+        start = take(sums, xp.where(before < 0, xp.zeros_like(before), before), xp)
         start = xp.where(before < 0, xp.zeros_like(start), start)
         alone = first == last
         mean = xp.where(alone, y, xp.astype(ends - start, y.dtype) / (last - first + 1.0))
-        return xp.take_along_axis(mean, _inverse(order, xp), axis=-1)
+        return take(mean, _inverse(order, xp), xp)
 
     # -- the contract ---------------------------------------------------------------------------------------------------------
 
@@ -185,17 +185,17 @@ def _index(place: Array, xp: Namespace) -> Array:
 def _variation(q: Array, keep: Array, xp: Namespace) -> Array:
     """sum |q_(i+1) - q_i| over the kept classes, [..., 1]."""
     order = _order(keep, xp)
-    kept = xp.take_along_axis(keep, order, axis=-1)[..., 1:]
-    q = xp.take_along_axis(q, order, axis=-1)
+    kept = take(keep, order, xp)[..., 1:]
+    q = take(q, order, xp)
     step = xp.abs(q[..., 1:] - q[..., :-1])
     return total(xp.where(kept, step, xp.zeros_like(step)), xp)
 
 
 def _pull(first: Array, last: Array, sign: Array, xp: Namespace) -> Array:
     """How many of the groups beside each class's group are above it, minus how many are below. `sign` is that of x_(i+1) - x_i."""
-    after = xp.take_along_axis(sign, _index(last, xp), axis=-1)
+    after = take(sign, _index(last, xp), xp)
     before = _index(first, xp) - 1
-    ahead = xp.take_along_axis(sign, xp.where(before < 0, xp.zeros_like(before), before), axis=-1)
+    ahead = take(sign, xp.where(before < 0, xp.zeros_like(before), before), xp)
     return after - xp.where(before < 0, xp.zeros_like(ahead), ahead)
 
 
