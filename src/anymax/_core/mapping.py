@@ -331,6 +331,11 @@ def rest_of(q: Array, whole: Any, xp: Namespace) -> Array:
     return xp.where(rest > 8.0 * xp.finfo(q.dtype).eps * whole, rest, xp.zeros_like(rest))
 
 
+def with_rest(q: Array, whole: Any, xp: Namespace) -> Array:
+    """q with what it leaves of a sum as one more class, the last."""
+    return xp.concat([q, rest_of(q, whole, xp)], axis=-1)
+
+
 def row_top(x: Array, keep: Array, xp: Namespace) -> Array:
     """The maximum of the kept entries, [..., 1]; 0 for a row without kept entries."""
     high = top(xp.where(keep, x, -math.inf * xp.ones_like(x)), xp)

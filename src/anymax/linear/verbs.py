@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _array
-from .._array import Array, device_of, namespace, quiet, total, upcast
-from .._core.mapping import Mapping, rest_of
+from .._array import Array, device_of, namespace, quiet, upcast
+from .._core.mapping import Mapping
 from .._core.options import check_keywords, check_options, documented_like
 from .._core.shards import layer_over_devices
 from .._core.shards import refuse as refuse_sharded
@@ -22,7 +22,7 @@ from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
 from ..autodiff import bridge
 from ..losses.margins import as_margin
 from ..losses.options import LossOptions, cast, class_weights
-from ..losses.targets import counted_weight, holds_indices, refuse_negative, refuse_sums
+from ..losses.targets import counted_weight, holds_indices, with_hidden_share
 from ..mappings import Softmax
 from ..thresholds import Threshold
 from .arguments import HINTS, class_indices, further_losses, needs_indices, refuse_with_hidden, row_transforms
@@ -285,7 +285,5 @@ def _job(
         raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
     y = xp.reshape(target, (layer.rows, layer.seen_classes))
     if layer.hides_a_class:
-        refuse_negative(y, (0.0, 1.0), xp)
-        refuse_sums(total(y, xp), (0.0, 1.0), xp)
-        y = xp.concat([y, rest_of(y, 1.0, xp)], axis=-1)
+        y = with_hidden_share(y, (0.0, 1.0), xp)
     return Job(layer, per_row, y, class_weight, chunk), None, xp.ones((layer.rows,), dtype=one.dtype, **device_of(one))

@@ -9,7 +9,7 @@ from typing import Any
 from .. import _array
 from .._array import Array, as_dtype, asarray, dot, namespace, quiet, stop_gradient, total, upcast
 from .._core.axes import Joined
-from .._core.mapping import Mapping, rest_of, row_top
+from .._core.mapping import Mapping, row_top
 from .._core.rows import join, prepare
 from ..autodiff import bridge
 from .options import LossOptions, class_weights
@@ -28,6 +28,7 @@ from .targets import (
     result_dtype,
     rounding,
     to_spread,
+    with_hidden_share,
 )
 
 
@@ -57,10 +58,7 @@ def with_hidden(
         t = xp.where(hidden, n * xp.ones_like(t), xp.where(stray, (n + 1) * xp.ones_like(t), t))
     else:
         y = _array.to_last(as_dtype(t, upcast(given.rows, xp).dtype, xp), given.axis, xp)
-        lowest, highest = given.mapping.sums(given.rows > -math.inf, xp)
-        refuse_negative(y, (lowest, highest), xp)
-        refuse_sums(total(y, xp), (lowest, highest), xp)
-        t = xp.concat([y, rest_of(y, highest, xp)], axis=-1)
+        t = with_hidden_share(y, given.mapping.sums(given.rows > -math.inf, xp), xp)
     inner, rows = given.mapping.with_hidden(given.rows, xp)
     weight = options.weight
     if weight is not None:

@@ -30,7 +30,7 @@ from .._array import (
     total,
     upcast,
 )
-from .._core.mapping import Mapping
+from .._core.mapping import Mapping, with_rest
 from .options import LossOptions
 
 # -- what a target may be ------------------------------------------------------------------------------------------------------------
@@ -147,6 +147,13 @@ def refuse_sums(found: Array, sums: Sums, xp: Namespace, where: str = "", left_o
         one = not is_array(lowest) and lowest == 1.0
         several = ". For several labels in a row, divide their indicator by their number" if one else ""
         raise ValueError(f"{_expected(sums, where)}; the sums go from {low:g} to {high:g}{several}")
+
+
+def with_hidden_share(y: Array, sums: Sums, xp: Namespace) -> Array:
+    """Distributions with what they leave of the highest sum as the last class, the hidden one; an error if they are none."""
+    refuse_negative(y, sums, xp)
+    refuse_sums(total(y, xp), sums, xp)
+    return with_rest(y, sums[1], xp)
 
 
 def _expected(sums: Sums | None, where: str) -> str:

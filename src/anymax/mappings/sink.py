@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from .._array import Array, Namespace, as_dtype, check_number, is_array
 from .._core.facts import Facts
-from .._core.mapping import Mapping, rest_of
+from .._core.mapping import Mapping, with_rest
 from .._core.names import as_mapping
 from .._core.of_another import OfAnother
 from .._core.typing import Parameter
@@ -84,11 +84,11 @@ class Sink(OfAnother):
     def sums(self, keep: Array | None, xp: Namespace) -> tuple[Any, Any]:
         """The sink takes at most its upper bound of the sum."""
         _, most = self.inner.sums(None, xp)
-        bound = self.inner.ceiling(xp.zeros((1,)), xp) if keep is not None else None
-        lowest = 0.0 if bound is None else most - bound
-        if is_array(lowest):
-            lowest = xp.where(lowest > 0, lowest, xp.zeros_like(lowest))
-        return (lowest if is_array(lowest) or lowest > 0 else 0.0), most
+        bound = None if keep is None else self.inner.ceiling(xp.zeros((1,)), xp)
+        if bound is None:
+            return 0.0, most
+        left = most - bound
+        return (xp.where(left > 0, left, xp.zeros_like(left)) if is_array(left) else max(0.0, left)), most
 
     @property
     def sums_to_one(self) -> bool:
@@ -152,7 +152,7 @@ class Sink(OfAnother):
 
     def with_rest(self, q: Array, xp: Namespace) -> Array:
         """q and what the sink has of the sum."""
-        return xp.concat([q, rest_of(q, self.inner.sums(None, xp)[1], xp)], axis=-1)
+        return with_rest(q, self.inner.sums(None, xp)[1], xp)
 
     def omega(self, q: Array, xp: Namespace) -> Array:
         return self.inner.omega(self.with_rest(q, xp), xp)

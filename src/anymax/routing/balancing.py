@@ -168,7 +168,7 @@ def _of_all(above: Array, part: float, processes: Any, xp: Namespace) -> Array:
     values, sizes = (xp.reshape(xp.permute_dims(got[:, i], (1, 0, 2)), (n, -1)) for i in (0, 1))
     values = xp.where(sizes > 0, values, -xp.inf * xp.ones_like(values))
     order = xp.argsort(values, axis=-1, descending=True, stable=True)
-    values, sizes = (xp.take_along_axis(a, order, axis=-1) for a in (values, sizes))
+    values, sizes = (_array.take(a, order, xp) for a in (values, sizes))
     values = xp.where(
         sizes > 0, values, xp.min(xp.where(sizes > 0, values, xp.inf * xp.ones_like(values)), axis=-1, keepdims=True)
     )

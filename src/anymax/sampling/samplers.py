@@ -36,7 +36,7 @@ from .._array import (
     to_last,
     upcast,
 )
-from .._core.mapping import Mapping, rest_of
+from .._core.mapping import Mapping, rest_of, with_rest
 from .._core.names import as_mapping
 from .._core.options import check_keywords, documented_like
 from .._core.rows import hide, prepare
@@ -411,7 +411,7 @@ def _in_one_pass(
 
 def _whole(p: Array, mapping: Mapping, rest: bool, xp: Namespace) -> Array:
     """p with what it leaves of 1 as the last class, where that is asked for and not there already."""
-    return xp.concat([p, rest_of(p, 1.0, xp)], axis=-1) if rest and not mapping.sums_to_one else p
+    return with_rest(p, 1.0, xp) if rest and not mapping.sums_to_one else p
 
 
 def _log_prob(mapping: Mapping, rows: Array, index: Array, rest: bool, xp: Namespace) -> Array:

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack
 
 from .. import _array
 from .._array import Array, as_dtype, is_array, is_jax, is_ragged, is_torch, namespace, quiet, stop_gradient, upcast
-from .._core.mapping import Mapping, rest_of
+from .._core.mapping import Mapping, with_rest
 from .._core.options import check_keywords, documented_like
 from .._core.typing import ArrayT, Entropy, Numbers, Parameter
 from .._random.draws import count_of, invert
@@ -355,7 +355,7 @@ def segment_sample(
     for bucket in rows.buckets:
         row = of_bucket(p, bucket, 0.0)
         if rest:  # what p leaves is drawn as no entry
-            row = xp.concat([row, rest_of(row, 1.0, xp)], axis=-1)
+            row = with_rest(row, 1.0, xp)
         drawn = invert(row, xp.take(u, bucket.ids, axis=-2), xp)
         drawn = xp.where(drawn == bucket.width, -xp.ones_like(drawn), drawn)
         table = xp.broadcast_to(xp.reshape(bucket.entry, (-1, bucket.width)), (*drawn.shape[:-1], bucket.width))
