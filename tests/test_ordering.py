@@ -360,6 +360,12 @@ def test_errors(call, error, words):
         call()
 
 
+@pytest.mark.parametrize("verb", [soft_rank, soft_sort, soft_permutation])
+def test_a_boolean_of_numpy_is_one(verb):
+    x = [3.0, 1.0, 2.0]
+    laws.close(verb(x, descending=np.True_), verb(x, descending=True), 0.0)
+
+
 # -- other packages, where they are installed: `pip install torchsort`, or a folder of peers on the path ---------------------------
 
 

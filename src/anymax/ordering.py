@@ -9,6 +9,7 @@ from ._array import (
     Array,
     as_dtype,
     check_axis,
+    check_flag,
     finite_scores,
     floats,
     is_array,
@@ -71,8 +72,7 @@ def soft_rank(
     array([1., 3., 2.])
     """
     refuse_sharded("soft_rank", x)
-    if not isinstance(descending, bool):
-        raise TypeError(f"soft_rank: descending must be True or False, got {descending!r}")
+    descending = check_flag("soft_rank", "descending", descending)
     check_strength("soft_rank", "regularization_strength", regularization_strength)
     mapping = Ranks(regularization_strength, regularization)
     scores, xp = floats(x)
@@ -167,8 +167,7 @@ def soft_permutation(
     """
     refuse_sharded("soft_permutation", x)
     mapping = as_mapping(mapping, "soft_permutation")
-    if not isinstance(descending, bool):
-        raise TypeError(f"soft_permutation: descending must be True or False, got {descending!r}")
+    descending = check_flag("soft_permutation", "descending", descending)
     check_strength("soft_permutation", "temperature", temperature)
     scores, xp = floats(x)
     axis = check_axis(pick_axis(axis, dim), scores.ndim)

@@ -5,6 +5,7 @@ from .convert import (
     adopt,
     asarray,
     beside,
+    check_flag,
     check_integer,
     check_number,
     check_scalar,
