@@ -16,6 +16,7 @@ from .options import LossOptions, class_weights
 from .targets import (
     Samples,
     ask_for_axis,
+    class_indices,
     holds_indices,
     not_below_zero,
     of_target,
@@ -52,10 +53,8 @@ def with_hidden(
     t = _array.beside(target, given.rows, "target", xp)
     ask_for_axis(x, t, options.axis)
     if holds_indices(t, x.shape, given.axis):
-        t = _array.counts(t, xp)
-        hidden = t == -1 if options.ignore_index != -1 else xp.zeros_like(t, dtype=xp.bool)
-        stray = refuse_strays("target", xp.where(hidden, xp.zeros_like(t), t), n, options.ignore_index, xp)
-        t = xp.where(hidden, n * xp.ones_like(t), xp.where(stray, (n + 1) * xp.ones_like(t), t))
+        t, _ = class_indices("target", _array.counts(t, xp), n, options.ignore_index, xp, hides=True)
+        options = options._replace(ignore_index=-1)
     else:
         y = _array.to_last(as_dtype(t, upcast(given.rows, xp).dtype, xp), given.axis, xp)
         t = with_hidden_share(y, given.mapping.sums(given.rows > -math.inf, xp), xp)
