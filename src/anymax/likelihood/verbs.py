@@ -19,12 +19,12 @@ from .._array import (
     pick_axis,
     upcast,
 )
+from .._core.classes import class_indices, refuse_strays
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import check_keywords, documented_like
 from .._core.shards import rows_over_devices, sharded
 from .._core.typing import ArrayT, Axes, Numbers
-from ..losses.targets import class_indices, refuse_strays
 from ..mappings import Softmax
 from .support import on_support
 from .teacher import Direction, Tail, Teacher

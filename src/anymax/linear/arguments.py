@@ -8,9 +8,9 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, as_dtype, differentiates, is_array, is_integer, is_torch, namespace, upcast
+from .._core.classes import class_indices
 from .._core.mapping import Mapping
 from .._core.shards import refuse as refuse_sharded
-from ..losses.targets import class_indices
 from ..transforms import temperature as tempered
 from ..transforms.applying import transforms_along
 from ..transforms.base import Transform, check_range
@@ -150,7 +150,7 @@ def temperature_of_rows(who: str, temperature: Array, layer: Layer, xp: Namespac
 def class_of_each_row(
     who: str, target: Array, layer: Layer, ignore_index: int | None, xp: Namespace
 ) -> tuple[Array, Array]:
-    """`losses.targets.class_indices` of the rows, [rows]."""
+    """`class_indices` of the rows, [rows]."""
     index = xp.reshape(_array.counts(target, xp), (layer.rows,))
     return class_indices(who, index, layer.seen_classes, ignore_index, xp, hides=layer.hides_a_class)
 

@@ -9,6 +9,7 @@ from typing import Any
 from .. import _array
 from .._array import Array, as_dtype, asarray, dot, namespace, quiet, stop_gradient, total, upcast
 from .._core.axes import Joined
+from .._core.classes import class_indices, refuse_strays
 from .._core.mapping import Mapping, row_top
 from .._core.rows import join, prepare
 from ..autodiff import bridge
@@ -16,7 +17,6 @@ from .options import LossOptions, class_weights
 from .targets import (
     Samples,
     ask_for_axis,
-    class_indices,
     holds_indices,
     not_below_zero,
     of_target,
@@ -24,7 +24,6 @@ from .targets import (
     refuse_above,
     refuse_negative,
     refuse_one_class,
-    refuse_strays,
     refuse_sums,
     result_dtype,
     rounding,

@@ -7,12 +7,13 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, is_array, is_integer, is_torch, known, namespace, quiet, upcast
+from .._core.classes import class_indices
 from .._core.mapping import Mapping
 from .._core.rows import prepare
 from ..autodiff import bridge
 from ..kernels.link import link_of
 from .options import LossOptions, cast, class_weights
-from .targets import ask_for_axis, class_indices, counted_weight, result_dtype, weighted
+from .targets import ask_for_axis, counted_weight, result_dtype, weighted
 
 
 def index_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array | None:
