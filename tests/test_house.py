@@ -204,9 +204,9 @@ def test_frameworks_only_in_leaves():
 # Who may load a file of ours that is named for a framework, beside files that are: bridges and their parts, engines, and choices that go
 # by more than the framework (a group of processes, an implementation of attention).
 LOADERS = {
-    "autodiff.__init__", "segments.__init__", "likelihood.__init__", "linear.__init__", "distributed.choose_group", "__init__", "_config",
-    "kernels.__init__", "kernels.selection", "kernels.triton", "segments.layout", "_attention.implementations", "_attention.linear",
-    "numpyro", "transport.sinkhorn", "transport.gumbel",
+    "autodiff.__init__", "segments.__init__", "likelihood.__init__", "linear.__init__", "autodiff.choose_group", "distributed.call",
+    "__init__", "_config", "kernels.__init__", "kernels.selection", "kernels.triton", "segments.layout", "_attention.implementations",
+    "_attention.linear", "numpyro", "transport.sinkhorn", "transport.gumbel",
 }  # fmt: skip
 NAMED = re.compile(r"(^|[._])(torch|jax|dtensor|triton|xla)($|_)")
 

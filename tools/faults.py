@@ -1378,7 +1378,7 @@ FAULTS = {
     Fault("distributed: a call of another size than the last", "src/anymax/distributed/agreement.py",
           "HERE if actual == message else FOLLOWS",
           "HERE", "distributed_agreement"),
-    Fault("distributed: what comes after the same calls", "src/anymax/distributed/group.py",
+    Fault("distributed: what comes after the same calls", "src/anymax/autodiff/group.py",
           "self.after |= {self.last[i:]: message for i in range(len(self.last))}",
           "self.after = {}", "distributed_agreement"),
     Fault("distributed: an output layer of no rows", "src/anymax/distributed/layer.py",

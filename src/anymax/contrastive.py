@@ -14,6 +14,7 @@ from ._core.options import check_keywords
 from ._core.shards import sharded
 from ._core.typing import ArrayT, Numbers, Reduction
 from .autodiff import bridge
+from .autodiff.choose_group import as_group
 from .linear import linear_loss
 from .linear.layer import one_dtype
 from .losses.options import LossOptions, cast
@@ -98,8 +99,6 @@ def contrastive_loss(
     loss = Pairs(mapping, bidirectional, options)
     if group is None and axis_name is None:
         return loss.here(first, second, temperature, xp)
-    from .distributed.choose_group import as_group  # late: most calls are of one process
-
     return loss.over(as_group(who, group, axis_name, first), first, second, temperature, xp)
 
 

@@ -15,7 +15,9 @@ from .._core.classes import refuse_strays
 from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .._core.typing import Reduction
-from ..distributed import Group, ShardKeywords, as_group
+from ..autodiff.choose_group import as_group
+from ..autodiff.group import Group
+from ..distributed import ShardKeywords
 from ..distributed.verbs import loss_of_kind as sharded_loss
 from ..linear.verbs import margin_linear_loss
 from ..losses import margins
