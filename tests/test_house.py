@@ -25,7 +25,7 @@ FLOORS = (
     ("likelihood", "segments", "contract"),
     ("sampling", "_attention", "linear"),
     ("_config", "distributed", "margins", "routing"),
-    ("nn", "sklearn", "plot", "contrastive"),
+    ("nn", "sklearn", "plot"),
     ("hf", "numpyro", "cli"),
     ("__init__", "__main__"),
 )
