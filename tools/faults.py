@@ -308,7 +308,7 @@ FAULTS = {
     Fault("a mask in the layout of the rows", "src/anymax/_core/rows.py",
           "return _to_rows(mask, rows, axis, \"mask\", xp)",
           "return mask", f"law_arrays law_simplex attention {_TRANSFORMS} {_LOSSES}"),
-    Fault("results in the dtype of the scores", "src/anymax/functional.py",
+    Fault("results in the dtype of the scores", "src/anymax/functional/verbs.py",
           "return as_dtype(out, rows.dtype, xp)",
           "return out", f"plain_ways law_arrays law_loss {_LOSSES} {_TORCH}"),
     Fault("tau in the dtype of the scores", "src/anymax/thresholds.py",

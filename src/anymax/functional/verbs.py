@@ -7,18 +7,18 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from . import _array
-from ._array import Array, is_ragged, is_torch, namespace, pick_axis, to_last
-from ._core.handed import handed
-from ._core.mapping import Mapping
-from ._core.names import as_mapping
-from ._core.options import check_keywords, check_options, documented_like, option_names
-from ._core.rows import hide, join, like_scores, prepare_axes, restore_axis, split
-from ._core.shards import scores_over_devices, sharded
-from ._core.typing import AnyArray, ApplyOptions, ArrayT, Axes, DType, LogOptions, Mask, Numbers, Parameter
-from ._random.noises import Noise
-from .autodiff import bridge
-from .mappings import (
+from .. import _array
+from .._array import Array, is_ragged, is_torch, namespace, pick_axis, to_last
+from .._core.handed import handed
+from .._core.mapping import Mapping
+from .._core.names import as_mapping
+from .._core.options import check_keywords, check_options, documented_like, option_names
+from .._core.rows import hide, join, like_scores, prepare_axes, restore_axis, split
+from .._core.shards import scores_over_devices, sharded
+from .._core.typing import AnyArray, ApplyOptions, ArrayT, Axes, DType, LogOptions, Mask, Numbers, Parameter
+from .._random.noises import Noise
+from ..autodiff import bridge
+from ..mappings import (
     Budget,
     Entmax,
     NormMax,

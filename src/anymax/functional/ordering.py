@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ._array import (
+from .._array import (
     Array,
     as_dtype,
     check_axis,
@@ -19,14 +19,14 @@ from ._array import (
     take,
     upcast,
 )
-from ._core.mapping import Mapping
-from ._core.names import as_mapping
-from ._core.options import check_keywords, documented_like
-from ._core.rows import hide, like_scores, prepare
-from ._core.shards import refuse as refuse_sharded
-from ._core.typing import ArrayT, Axes, Mask, Numbers, Parameter
-from .functional import apply
-from .mappings.ranks import Ranks, Regularization, SoftSorted, check_strength
+from .._core.mapping import Mapping
+from .._core.names import as_mapping
+from .._core.options import check_keywords, documented_like
+from .._core.rows import hide, like_scores, prepare
+from .._core.shards import refuse as refuse_sharded
+from .._core.typing import ArrayT, Axes, Mask, Numbers, Parameter
+from ..mappings.ranks import Ranks, Regularization, SoftSorted, check_strength
+from .verbs import apply
 
 _DIRECTION = {"direction": "say descending=True for 'DESCENDING'"}
 
