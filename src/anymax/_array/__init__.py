@@ -27,6 +27,7 @@ from .dtypes import (
     default_float,
     dtype_name,
     floating,
+    is_boolean,
     is_double,
     is_floating,
     is_integer,

@@ -20,6 +20,7 @@ from .._array import (
     fit_axes,
     in_memory,
     is_array,
+    is_boolean,
     is_floating,
     is_int,
     is_jax,
@@ -141,7 +142,7 @@ def _scores(q: Array, shape: tuple[int, ...], mapping: Mapping, options: Options
         arrays["bias"] = fitting.real(options.bias, "bias")
     if options.mask is not None:
         given = beside(options.mask, q, "mask", xp)
-        if "bool" in dtype_name(given):
+        if is_boolean(given):
             arrays["keep"] = fitting.array(given, "mask")
         elif is_floating(given):
             arrays["additive"] = fitting.real(given, "mask")

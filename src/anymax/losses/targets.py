@@ -42,7 +42,7 @@ def holds_indices(t: Array, scores: Any, axis: Any, what: str = "target", *, par
     """
     indices = is_integer(t)
     if not indices and not _array.is_floating(t):
-        hint = "; convert one-hot rows to floating point" if "bool" in _array.dtype_name(t) else ""
+        hint = "; convert one-hot rows to floating point" if _array.is_boolean(t) else ""
         raise TypeError(
             f"{what}: expected class indices (integers) or a distribution (floating point), got {t.dtype}{hint}"
         )
