@@ -69,7 +69,11 @@ def test_measures_of_classes():
     assert defaults.measured_of_classes(np.array([2, 1]), p)[2] == -np.inf
 
 
-def test_the_default_map_is_the_first_of_the_kept_table():
-    text = defaults.RESULT_OF_CLASSES.read_text(encoding="utf-8")
-    _, ranked = table(text, "of all fits.")
-    assert next(iter(ranked)) == MappingClassifier().mapping
+def test_the_default_map_has_the_best_log_loss_and_costs_nothing_else():
+    """At each penalty, and within half a rank of the best in accuracy and Brier score: docs/sklearn_defaults.md says so."""
+    text, default = defaults.RESULT_OF_CLASSES.read_text(encoding="utf-8"), MappingClassifier().mapping
+    for C in defaults.PENALTIES_OF_CLASSES:
+        _, ranked = table(text, f"C = {C:g}: mean ranks over 17 sets; 1 is the best of 5. Seconds are of all fits.")
+        for column in (2, 4):  # of the log-loss and of the seconds
+            assert ranked[default][column] == min(row[column] for row in ranked.values())
+        assert ranked[default][3] <= min(row[3] for row in ranked.values()) + 0.5

@@ -189,7 +189,7 @@ def test_sparse_and_dense_labels_are_the_same():
 
 def test_one_class_a_row_is_a_mapping_classifier():
     x, y = blobs()
-    a, b = MappingClassifier(C=0.3).fit(x, y), MultiLabelMappingClassifier("entmax15").fit(x, y)
+    a, b = MappingClassifier("entmax15", C=0.3).fit(x, y), MultiLabelMappingClassifier("entmax15").fit(x, y)
     assert b.decision_ == "argmax"
     np.testing.assert_array_equal(a.coef_, b.coef_)
     np.testing.assert_array_equal(a.predict(x), b.predict(x))

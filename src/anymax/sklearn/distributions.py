@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping as Mapped
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from scipy import sparse
 
+from .._core.mapping import Mapping
 from .._core.options import documented_like
 from . import losses
 from .blocks import here
@@ -30,7 +32,9 @@ class LabelDistributionClassifier(MappingClassifier):
 
     Parameters
     ----------
-    mapping, alpha, C, l2, tol, max_iter, fit_intercept, class_weight, solver, warm_start, verbose
+    mapping : str or Mapping, default="entmax15"
+        A map or its name. Softmax can't match proportions that are 0; 1.5-entmax can.
+    alpha, C, l2, tol, max_iter, fit_intercept, class_weight, solver, warm_start, verbose
         As in `MappingClassifier`.
         The class weight of a row is the mean of the class weights, weighted by its proportions; "balanced" needs one class per row.
     random_state, penalty, n_jobs, smoothing
@@ -55,6 +59,31 @@ class LabelDistributionClassifier(MappingClassifier):
     >>> model.score(X, Q) > -1e-3
     True
     """
+
+    def __init__(
+        self,
+        mapping: str | Mapping = "entmax15",
+        *,
+        alpha: float | None = None,
+        C: float = 1.0,
+        l2: float | None = None,
+        tol: float = 1e-4,
+        max_iter: int = 1000,
+        fit_intercept: bool = True,
+        class_weight: Mapped[Any, float] | Literal["balanced"] | None = None,
+        solver: Literal["lbfgs", "lbfgs-scipy"] = "lbfgs",
+        warm_start: bool = False,
+        verbose: int = 0,
+        random_state: Any = 0,
+        penalty: Literal["l2"] | None = "l2",
+        n_jobs: int | None = None,
+        smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(
+            mapping, alpha=alpha, C=C, l2=l2, tol=tol, max_iter=max_iter, fit_intercept=fit_intercept,
+            class_weight=class_weight, solver=solver, warm_start=warm_start, verbose=verbose, random_state=random_state,
+            penalty=penalty, n_jobs=n_jobs, smoothing=smoothing,
+        )  # fmt: skip
 
     @documented_like(MappingClassifier.fit)
     def fit(self, X: Rows, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
