@@ -7,12 +7,14 @@ import pytest
 
 pytest.importorskip("sklearn")
 
+from scipy import sparse
+
 ROOT = pathlib.Path(__file__).parents[1]
 if not (ROOT / "benchmarks").exists():
     pytest.skip("only in the repository", allow_module_level=True)
 
-from anymax.sklearn import MappingClassifier, MultiLabelMappingClassifier
-from benchmarks import defaults
+from anymax.sklearn import MappingClassifier
+from benchmarks import defaults, label_defaults, mulan
 
 
 def table(text, head):
@@ -26,39 +28,63 @@ def test_ranks_share_their_ties():
     np.testing.assert_array_equal(defaults.ranks(np.array([3.0, 5.0, 3.0, 1.0])), [2.5, 1.0, 2.5, 4.0])
 
 
-def test_the_report_puts_the_best_first_and_birds_takes_no_part():
-    a, b = "softmax, C = 0.3", "sigmoid, C = 0.3"
-    found = {
-        a: np.array([[50.0, 40, 30, 20, 1], [60, 50, 40, 30, 1], [0, 0, 0, 0, 1]]),
-        b: np.array([[40.0, 30, 20, 10, 2], [70, 40, 30, 20, 3], [99, 99, 99, 99, 1]]),
-    }
-    text = defaults.report(["one", "two", "birds (3 x 4, 5 labels)"], found)
-    _, ranked = table(text, "of all fits.")
-    assert list(ranked) == [a, b]
-    assert ranked[a] == [1.5, 1.0, 1.0, 1.0, 1.12, 3.0]
-    _, f1 = table(text, "micro-F1, per cent:")
-    assert f1 == {"one": [50.0, 40.0], "two": [60.0, 70.0], "birds (3 x 4, 5 labels)": [0.0, 99.0]}
+LOGISTIC = [50.0, 40.0, 30.0, 50.0, 1.0]  # micro-F1, macro-F1, equal sets, F1 of rows, seconds
 
 
-def test_the_default_follows_from_the_kept_table():
-    """Of those within half a rank of the best in micro-F1, which is tuned, the best in all four measures: docs/sklearn.md says so."""
-    text = defaults.RESULT.read_text(encoding="utf-8")
-    _, ranked = table(text, "of all fits.")
-    best = min(row[0] for row in ranked.values())
-    name = min((name for name, row in ranked.items() if row[0] <= best + 0.5), key=lambda name: ranked[name][4])
-    default = MultiLabelMappingClassifier()
-    assert defaults.CONTENDERS[name] == {"mapping": default.mapping, "C": default.C}
-    assert next(iter(ranked)) == "1.5-entmax, support, C = 0.3", "the page says that it is the best in all four"
+def figures(**rows):
+    """Ten sets, on each of which a contender has the same row, unless it has a list of ten."""
+    rows = {"logistic regression": LOGISTIC, **rows}
+    as_ten = {name: row if isinstance(row[0], list) else [row] * 10 for name, row in rows.items()}
+    return {name: {f"set {i}": row for i, row in enumerate(ten)} for name, ten in as_ten.items()}
 
 
-def test_on_birds_the_default_is_no_worse_than_logistic_regression():
-    """Birds took no part in the choice."""
-    text = defaults.RESULT.read_text(encoding="utf-8")
-    default = MultiLabelMappingClassifier()
-    for measure in ("micro-F1, per cent:", "equal sets, per cent:"):
-        names, rows = table(text, measure)
-        (birds,) = (row for name, row in rows.items() if name.startswith("birds"))
-        assert birds[names.index(f"{default.mapping}, C = {default.C:g}")] >= birds[names.index(defaults.LOGISTIC)]
+def test_the_rule():
+    good, slow = [60.0, 50.0, 30.0, 60.0, 1.9], [90.0, 90.0, 90.0, 90.0, 2.1]
+    assert label_defaults.choice(figures(good=good, slow=slow)) == "good"
+    once = [slow] * 2 + [[90.0, 90.0, 90.0, 90.0, 1.0]] * 8
+    assert label_defaults.choice(figures(good=good, slow=once)) == "good", "too slow on two sets of ten"
+    assert label_defaults.choice(figures(good=good, slow=once[1:] + once[-1:])) == "slow", "on one set it may be"
+    unequal = [90.0, 90.0, 29.9, 90.0, 1.0]
+    assert label_defaults.choice(figures(good=good, unequal=unequal)) == "good", (
+        "fewer equal sets than logistic regression"
+    )
+    half = [unequal] * 5 + [[90.0, 90.0, 30.0, 90.0, 1.0]] * 5
+    assert label_defaults.choice(figures(good=good, half=half)) == "half"
+    low = [49.0, 50.0, 29.0, 90.0, 1.0]
+    assert label_defaults.choice(figures(low=low, unequal=unequal)) == "unequal", "two measures of three, not one"
+    near = [60.0, 49.5, 30.0, 0.0, 1.2]
+    assert label_defaults.choice(figures(good=good, near=near)) == "near", "a tie goes to the faster"
+    assert label_defaults.choice(figures(good=good, far=[60.0, 49.3, 30.0, 99.0, 1.2])) == "good"
+
+
+def test_the_figures_are_written_and_read(tmp_path):
+    halves = {"choosing": figures(a=[1.0, 2.0, 3.0, 4.0, 0.5]), "reporting": figures(b=[5.0, 6.0, 7.0, 8.0, 0.25])}
+    label_defaults.save(tmp_path / "figures.csv", halves)
+    assert label_defaults.load(tmp_path / "figures.csv") == halves
+    text = "\n".join(label_defaults.overview(halves["choosing"]))
+    assert "| a | 1.0 | 2.0 | 3.0 | 2.0 | 0 % | 0 % | 0 % | 4.0 | 0.50 | 100 % |" in text
+
+
+def test_no_set_chooses_and_reports():
+    assert not {name for name, *_ in label_defaults.REPORTING} & set(label_defaults.CHOOSING)
+
+
+def test_labels_that_do_not_compete():
+    x, y = label_defaults.independent(400, 10, 5, 2.0, 0)
+    assert x.shape == (400, 10)
+    assert y.shape == (400, 5)
+    assert 0.1 < y.mean() < 0.6
+
+
+def test_some_labels_are_the_commonest_and_no_row_is_in_both_parts():
+    rng = np.random.default_rng(0)
+    x = sparse.csr_matrix(np.arange(3000)[:, None] * np.ones((1, 3)) + 2)
+    y = (rng.random((3000, 6)) < [0.1, 0.6, 0.3, 0.5, 0.2, 0.4]).astype(int)
+    name, train, y_train, test, y_test = label_defaults.some_labels("name", x, y, 1, 4, 0)
+    assert name == "name, labels 2 to 4"
+    assert (y_train.shape, y_test.shape) == ((1200, 3), (1200, 3))
+    np.testing.assert_allclose(y_train.mean(axis=0), [0.5, 0.4, 0.3], atol=0.05)
+    assert not set(train[:, 0]) & set(test[:, 0])
 
 
 def test_measures_of_classes():
@@ -77,3 +103,18 @@ def test_the_default_map_has_the_best_log_loss_and_costs_nothing_else():
         for column in (2, 4):  # of the log-loss and of the seconds
             assert ranked[default][column] == min(row[column] for row in ranked.values())
         assert ranked[default][3] <= min(row[3] for row in ranked.values()) + 0.5
+
+
+def test_a_file_of_mulan(tmp_path, monkeypatch):
+    """Nominal and numeric features, sparse and dense rows, a quoted name, and labels anywhere among the attributes."""
+    columns = ("size numeric", "'it\\'s red' {1,0}", "colour {red, green, blue}", "word {0,1}")
+    head = "@relation small\n" + "".join(f"@attribute {column}\n" for column in columns) + "@data\n"
+    (tmp_path / "a-train.arff").write_text(head + "2.5,1,blue,0\n% a remark\n-1,0,green,1\n")
+    (tmp_path / "a-test.arff").write_text(head + "{0 4, 2 red, 3 1}\n")
+    (tmp_path / "a.xml").write_text('<labels><label name="it\'s red"></label><label name="word"/></labels>')
+    monkeypatch.setitem(mulan.FILES, "a", (("a-train.arff", "a-test.arff"), "a.xml"))
+    np.savez(tmp_path / "a.npz", **mulan.read(tmp_path, "a"))
+    x, y, test = label_defaults.kept(tmp_path / "a.npz")
+    np.testing.assert_array_equal(x.toarray(), [[2.5, 1, 0, 0], [-1, 0, 1, 0], [4, 0, 0, 1]])  # blue, green, red
+    np.testing.assert_array_equal(y, [[1, 0], [0, 1], [0, 1]])
+    np.testing.assert_array_equal(test, [False, False, True])

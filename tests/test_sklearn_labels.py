@@ -204,7 +204,7 @@ def test_one_class_a_row_is_a_mapping_classifier():
         ({"mapping": "softmax", "decision": "support"}, None, "is never 0; use decision='threshold' or a sparse map"),
         ({"threshold": -0.1}, None, "a number from 0, or 'cv' to tune it"),
         ({"scale": 0}, None, "a positive number, or 'cv'"),
-        ({"scoring": "accuracy"}, None, "scoring='accuracy': expected 'f1_micro'"),
+        ({"scoring": "f1"}, None, "scoring='f1': expected 'f1_micro'"),
         ({"grid": []}, None, "grid is empty"),
         ({"mapping": "zlpr", "alpha": 2}, None, "'zlpr' has no alpha"),
         ({"class_weight": {9: 1.0}}, None, "names the label 9; the labels are the columns 0 to 4"),

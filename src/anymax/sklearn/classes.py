@@ -268,8 +268,13 @@ class MappingClassifier(ClassifierMixin, MapParameters):
             return 0.0
         return float(self.l2) if self.l2 is not None else 1.0 / (float(self.C) * weight)
 
-    def _descend(self, X: Any, loss: Any, l2: float, k: int, curvature: float, share: np.ndarray) -> None:
+    def _descend(
+        self, X: Any, loss: Any, l2: float, k: int, curvature: float, share: np.ndarray, near: np.ndarray | None = None
+    ) -> None:
+        """Minimise the loss and keep the coefficients; `near` is a W to start from if there is none of a last fit."""
         start = self._start(X.shape[1], k, X.dtype, bool(self.warm_start))
+        if near is not None and not (self.warm_start and hasattr(self, "coef_")):
+            start[: len(near)] = near
         with threads(self.n_jobs):
             model = Linear(X, loss, l2, start, bool(self.fit_intercept), curvature, share)
             iterations, complaint = descend(model, self.solver, self.tol, self.max_iter, self.verbose)

@@ -66,9 +66,10 @@ class MultiLabelMappingClassifier(MappingClassifier):
         row has no label, and always in `partial_fit`. Without it, rows without labels are left out.
     grid : sequence of numbers, default=None
         The values that "cv" tries, instead of all that change a decision.
-    scoring : {"f1_micro", "f1_macro", "f1_samples", "f1_of_means"} or callable(y_true, y_pred), default="f1_micro"
-        The score that "cv" maximises over all rows, each predicted by a model that did not see it. "f1_of_means" is the harmonic mean
-        of the labels' mean precision and mean recall, the "macro-F1" of Martins and Astudillo. A function is tried at 200 values at most.
+    scoring : {"f1_micro", "f1_macro", "f1_samples", "f1_of_means", "accuracy"} or callable(y_true, y_pred), default="f1_micro"
+        The score that "cv" maximises over all rows, each predicted by a model that did not see it. "accuracy" is the share of rows whose
+        set is exactly right. "f1_of_means" is the harmonic mean of the labels' mean precision and mean recall, the "macro-F1" of Martins
+        and Astudillo. A function is tried at 200 values at most.
     cv : int or splitter, default=5
         The number of folds, or a scikit-learn splitter.
     random_state : int or None, default=0
@@ -126,7 +127,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         scale: float | Literal["cv"] = "cv",
         none: bool | Literal["auto"] = "auto",
         grid: Iterable[float] | None = None,
-        scoring: Literal["f1_micro", "f1_macro", "f1_samples", "f1_of_means"]
+        scoring: Literal["f1_micro", "f1_macro", "f1_samples", "f1_of_means", "accuracy"]
         | Callable[[Any, Any], float] = "f1_micro",
         cv: Any = 5,
         random_state: Any = 0,
@@ -176,8 +177,8 @@ class MultiLabelMappingClassifier(MappingClassifier):
             if not (labelled.all() or self.none_):
                 rows, labels, weights = only(rows, labelled), labels[labelled], weights[labelled]
         self.decision_ = self._decision()
-        self._tune(rows, labels, weights)
-        self._fit_labels(rows, labels, weights)
+        near = self._tune(rows, labels, weights)
+        self._fit_labels(rows, labels, weights, near)
         return self
 
     def _one_a_row(self, target: Any) -> bool:
@@ -235,10 +236,10 @@ class MultiLabelMappingClassifier(MappingClassifier):
     def _shifts(self) -> bool:
         return self._has_map and not self.none_ and super()._shifts()
 
-    def _fit_labels(self, X: Any, labels: Any, weights: np.ndarray) -> None:
+    def _fit_labels(self, X: Any, labels: Any, weights: np.ndarray, near: np.ndarray | None = None) -> None:
         share, l2 = self._shares(weights, X.dtype)
         k, model = labels.shape[1], self._model
-        self._descend(X, model.loss(labels, share), l2, k, model.curvature(k), share)
+        self._descend(X, model.loss(labels, share), l2, k, model.curvature(k), share, near)
 
     def _tuned(self) -> str:
         """The parameter that turns scores into sets."""
@@ -252,14 +253,14 @@ class MultiLabelMappingClassifier(MappingClassifier):
             setattr(self, f"{name}_", float(given))
         return given != "cv"
 
-    def _tune(self, X: Any, labels: Any, weights: np.ndarray) -> None:
-        """Set `threshold_` or `scale_`."""
+    def _tune(self, X: Any, labels: Any, weights: np.ndarray) -> np.ndarray | None:
+        """Set `threshold_` or `scale_`; return the mean W of the folds, if there are any: the fit on all rows starts near its end."""
         for other in ("scale_", "threshold_", "cv_results_"):
             vars(self).pop(other, None)
         if self._take_given_level():
-            return
+            return None
         to_try = self._levels_to_try()
-        parts = []
+        parts, found = [], []
         for split in self._splits(X, len(weights)):
             train, test = map(np.sort, split)
             part = self.__class__(**{**self.get_params(deep=False), "warm_start": False, "verbose": 0})
@@ -268,9 +269,11 @@ class MultiLabelMappingClassifier(MappingClassifier):
                 warnings.simplefilter("ignore", ConvergenceWarning)
                 part._fit_labels(only(X, train), labels[train], weights[train])
             parts.append((test, np.asarray(only(X, test) @ part.coef_.T) + part.intercept_))
+            found.append(np.vstack([part.coef_.T, part.intercept_]) if self.fit_intercept else part.coef_.T)
         rows = np.concatenate([test for test, _ in parts])
         z = np.concatenate([z for _, z in parts])
         self._choose(z, labels[rows].toarray() > 0, to_try)
+        return np.mean(found, axis=0)
 
     def _splits(self, X: Any, n: int) -> Iterable[Any]:
         """Pairs of rows that train and rows that test."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
-from sklearn.metrics import f1_score, precision_score, recall_score
+from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
 
 from .._core.mapping import Mapping
 from ..functional import apply
@@ -138,14 +138,19 @@ def _mean(truth: np.ndarray, order: np.ndarray, axis: int | None, each: Callable
     """The mean over the groups of `each(right, chosen, wanted)`, before the first label and after each."""
     hits, count, wanted, group = _running(truth, order, axis)
     value = each(hits, count, wanted)
-    if group is not None:
-        before = each(hits - truth.reshape(-1)[order], count - 1, wanted)
-        value = np.cumsum(value - before) / (group.max() + 1)
-    return np.r_[0.0, value]
+    if group is None:
+        return np.r_[0.0, value]
+    at_first = float(np.mean(each(0.0, 0.0, truth.sum(axis=1 - axis))))
+    before = each(hits - truth.reshape(-1)[order], count - 1, wanted)
+    return at_first + np.r_[0.0, np.cumsum(value - before) / (group.max() + 1)]
 
 
 def _f1_of(hits: Any, count: Any, wanted: Any) -> Any:
     return 2 * hits / np.maximum(count + wanted, 1)
+
+
+def _equal(hits: Any, count: Any, wanted: Any) -> Any:
+    return ((hits == wanted) & (count == wanted)).astype(np.float64)
 
 
 def _means(truth: np.ndarray, order: np.ndarray) -> np.ndarray:
@@ -173,4 +178,5 @@ SCORES = {
     "f1_macro": _Score(_f1("macro"), lambda truth, order: _mean(truth, order, 1, _f1_of)),
     "f1_samples": _Score(_f1("samples"), lambda truth, order: _mean(truth, order, 0, _f1_of)),
     "f1_of_means": _Score(_f1_of_means, _means),
+    "accuracy": _Score(accuracy_score, lambda truth, order: _mean(truth, order, 0, _equal)),
 }
