@@ -192,7 +192,7 @@ def report_of_classes(names: list[str], found: dict[tuple[str, float], np.ndarra
         ]
         for i in np.argsort(places[:2].mean(axis=0), kind="stable"):
             ranked = " | ".join(f"{place:.1f}" for place in places[:, i])
-            lines.append(f"| {MAPS[i]} | {ranked} | {places[:2, i].mean():.2f} | {table[i, :, 3].sum():.0f} |")
+            lines.append(f"| {MAPS[i]} | {ranked} | {places[:2, i].mean():.2f} | {table[i, :, 3].sum():.1f} |")
         lines.append("")
     for m, title, form in (
         (0, "Accuracy with C = 1, per cent", ".1f"),

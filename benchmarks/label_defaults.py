@@ -354,5 +354,6 @@ def main(keep: bool) -> None:
     reported = run(reporting(), list(dict.fromkeys((winner, *SHOWN))))
     if keep:
         save(FIGURES, {"choosing": chosen, "reporting": reported})
-        RESULT.write_text(report(chosen, reported), encoding="utf-8")
+        halves = load(FIGURES)  # rounded as they are kept
+        RESULT.write_text(report(halves["choosing"], halves["reporting"]), encoding="utf-8")
     print(report(chosen, reported))

@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 if not (ROOT / "benchmarks").exists():
     pytest.skip("only in the repository", allow_module_level=True)
 
-from anymax.sklearn import MappingClassifier
+from anymax.sklearn import MappingClassifier, MultiLabelMappingClassifier
 from benchmarks import defaults, label_defaults, mulan
 
 
@@ -65,6 +65,41 @@ def test_the_figures_are_written_and_read(tmp_path):
     assert "| a | 1.0 | 2.0 | 3.0 | 2.0 | 0 % | 0 % | 0 % | 4.0 | 0.50 | 100 % |" in text
 
 
+def test_the_default_is_what_the_rule_chooses():
+    halves = label_defaults.load(label_defaults.FIGURES)
+    chosen = label_defaults.CONTENDERS[label_defaults.choice(halves["choosing"])]
+    default = MultiLabelMappingClassifier().get_params(deep=False)
+    assert {name: default[name] for name in chosen} == chosen
+    assert (default["decision"], default["threshold"], default["scale"]) == ("auto", "cv", "cv")
+    assert (
+        label_defaults.report(halves["choosing"], halves["reporting"]).split("`python")[0]
+        == (label_defaults.RESULT.read_text(encoding="utf-8").split("`python")[0])
+    )
+
+
+def test_what_the_page_says_of_the_reporting_half():
+    """docs/sklearn_defaults.md and docs/sklearn.md."""
+    halves = label_defaults.load(label_defaults.FIGURES)
+    of, names = halves["reporting"], list(halves["reporting"][label_defaults.LOGISTIC])
+    winner = label_defaults.choice(halves["choosing"])
+    default, logistic, sigmoid, before = (
+        np.array([of[one][name] for name in names])
+        for one in (winner, label_defaults.LOGISTIC, "sigmoid, C = 0.3, f1_micro", label_defaults.SHOWN[0])
+    )
+    assert (len(halves["choosing"][winner]), len(names)) == (16, 13)
+    better = default - logistic
+    np.testing.assert_array_equal((better > 0).sum(axis=0)[:3], [10, 11, 3])
+    np.testing.assert_allclose(better.mean(axis=0)[:3], [4.4, 4.8, -1.6], atol=0.051)
+    np.testing.assert_allclose((sigmoid - default).mean(axis=0)[:3], [3.7, 4.1, -2.0], atol=0.051)
+    np.testing.assert_allclose((default - before).mean(axis=0)[:3], [-0.2, 2.2, -0.1], atol=0.051)
+    times = default[:, -1] / logistic[:, -1]
+    assert (times > 2).sum() == 3
+    assert times.max() == pytest.approx(3.2, abs=0.05)
+    assert default[:, -1].sum() / logistic[:, -1].sum() == pytest.approx(1.4, abs=0.05)
+    assert default[:, -1].sum() / before[:, -1].sum() == pytest.approx(0.6, abs=0.05)
+    assert sigmoid[:, -1].sum() == min(table[:, -1].sum() for table in (default, logistic, sigmoid, before))
+
+
 def test_no_set_chooses_and_reports():
     assert not {name for name, *_ in label_defaults.REPORTING} & set(label_defaults.CHOOSING)
 
@@ -103,6 +138,16 @@ def test_the_default_map_has_the_best_log_loss_and_costs_nothing_else():
         for column in (2, 4):  # of the log-loss and of the seconds
             assert ranked[default][column] == min(row[column] for row in ranked.values())
         assert ranked[default][3] <= min(row[3] for row in ranked.values()) + 0.5
+
+
+def test_softmax_on_the_sets_that_had_no_part():
+    text = defaults.RESULT_OF_CLASSES.read_text(encoding="utf-8")
+    for measure, least in (("Brier score", 5), ("log-loss", 5)):
+        names, rows = table(text, f"Held out, {measure}, less is better:")
+        at = {name: np.array([row[names.index(name)] for row in rows.values()]) for name in names}
+        assert len(rows) == 8
+        assert (at["softmax"] < at["entmax15"]).sum() == least
+        np.testing.assert_allclose(at["softmax"], at["logistic regression"], atol=0.011)
 
 
 def test_a_file_of_mulan(tmp_path, monkeypatch):

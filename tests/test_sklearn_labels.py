@@ -6,7 +6,7 @@ from sklearn_data import TIGHT, blobs, labels
 
 pytest.importorskip("sklearn")
 
-from scipy import sparse
+from scipy import sparse, special
 from sklearn.base import clone
 from sklearn.datasets import make_multilabel_classification
 from sklearn.linear_model import LogisticRegression
@@ -14,7 +14,7 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import KFold
 
 import anymax as am
-from anymax.sklearn import MappingClassifier, MultiLabelMappingClassifier, levels
+from anymax.sklearn import MappingClassifier, MultiLabelMappingClassifier, levels, losses
 
 
 @pytest.mark.parametrize("mapping", ["softmax", "sparsemax", "entmax15"])
@@ -83,6 +83,33 @@ def test_tuning_is_cross_validation(scoring):
     assert model.scale_ == grid[int(np.argmax(model.cv_results_["score"]))]
     again = clone(model).fit(x, many)
     assert (again.cv_results_["score"] == model.cv_results_["score"]).all()
+
+
+@pytest.mark.parametrize("mapping", ["softmax", "entmax15", "sigmoid"])
+@pytest.mark.parametrize("intercept", [True, False])
+def test_the_last_fit_starts_near_its_end(mapping, intercept):
+    """At the mean of the folds: it needs fewer iterations, and finds the optimum that it finds from zeros."""
+    x, many = labels()
+    options = {"fit_intercept": intercept, "tol": 1e-8, "max_iter": 2000}
+    tuned = MultiLabelMappingClassifier(mapping, cv=3, **options).fit(x, many)
+    given = MultiLabelMappingClassifier(mapping, threshold=0.5, scale=1.0, **options).fit(x, many)
+    np.testing.assert_allclose(tuned.coef_, given.coef_, atol=1e-5)
+    np.testing.assert_allclose(tuned.intercept_, given.intercept_, atol=1e-5)
+    warm = MultiLabelMappingClassifier(mapping, cv=3, warm_start=True, **options).fit(x, many)
+    assert warm.fit(x, many).n_iter_[0] <= 1, "the coefficients of the last fit come first"
+    x, many, short = *labels(400), {"fit_intercept": intercept}
+    tuned = MultiLabelMappingClassifier(mapping, cv=3, **short).fit(x, many)
+    given = MultiLabelMappingClassifier(mapping, threshold=0.5, scale=1.0, **short).fit(x, many)
+    assert tuned.n_iter_[0] < given.n_iter_[0]
+
+
+def test_the_loss_of_sigmoids_far_from_0():
+    z = np.array([[0.0, -0.0, 40.0, -40.0], [800.0, -800.0, 1.5, -2.0], [800.0, -800.0, 1e-9, -30.0]])
+    y = sparse.csr_matrix([[1, 0, 1, 0], [1, 0, 0, 1], [0, 1, 1, 0]])
+    value, gradient = losses.SigmoidLoss(y, np.full(3, 1 / 3))(z)
+    want = np.logaddexp(0, z) - np.where(y.toarray() > 0, z, 0)
+    assert value == pytest.approx(want.sum() / 3, rel=1e-14)
+    np.testing.assert_allclose(gradient, (special.expit(z) - y.toarray()) / 3, rtol=1e-14, atol=1e-300)
 
 
 def test_the_empty_set_is_learned():

@@ -51,7 +51,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         The weight of the loss relative to the penalty.
     penalty, n_jobs, smoothing : as in `MappingClassifier`
         The class weight of a row is the mean of its labels' weights. Smoothing changes `predict_proba`, but no predicted set.
-    mapping : str or Mapping, default="softmax"
+    mapping : str or Mapping, default="entmax15"
         A map or its name, or one of two baselines that have no map and train on every row: "sigmoid", a logistic regression
         for each label, and "zlpr", the softmax loss of `anymax.multilabel_softmax_loss`, Su et al. 2022.
     decision : {"auto", "support", "threshold"}, default="auto"
@@ -70,7 +70,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         The score that "cv" maximises over all rows, each predicted by a model that did not see it. "accuracy" is the share of rows whose
         set is exactly right. "f1_of_means" is the harmonic mean of the labels' mean precision and mean recall, the "macro-F1" of Martins
         and Astudillo. A function is tried at 200 values at most.
-    cv : int or splitter, default=5
+    cv : int or splitter, default=3
         The number of folds, or a scikit-learn splitter.
     random_state : int or None, default=0
         Seeds the shuffling of the rows before the split, if cv is an int, and in `partial_fit`.
@@ -110,7 +110,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     def __init__(
         self,
-        mapping: str | Mapping = "softmax",
+        mapping: str | Mapping = "entmax15",
         *,
         alpha: float | None = None,
         C: float = 0.3,
@@ -129,7 +129,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         grid: Iterable[float] | None = None,
         scoring: Literal["f1_micro", "f1_macro", "f1_samples", "f1_of_means", "accuracy"]
         | Callable[[Any, Any], float] = "f1_micro",
-        cv: Any = 5,
+        cv: Any = 3,
         random_state: Any = 0,
         penalty: Literal["l2"] | None = "l2",
         n_jobs: int | None = None,
