@@ -53,7 +53,7 @@ class Gathered(Solution):
         return self._threshold.tau
 
     def support(self) -> Array:
-        return self._threshold.support
+        return super().support() if self.shard.seen.hides_a_class else self._threshold.support
 
     def fenchel_young(self, gap: Array, mass: Array) -> Array:
         mapping, z, high, xp = self.common, self.z, self.shards.high, self.xp
@@ -84,8 +84,11 @@ class Gathered(Solution):
         shard, group = self.shard, self.shard.group
         xp = shard.xp
         if not self.k:
-            mine = value[..., self.shards.places.start : self.shards.places.start + shard.n]
-            return mine if shard.n else xp.sum(value, axis=-1, keepdims=True) * 0.0  # an entry that stands for no class
+            places, wide = self.shards.places, shard.rows.shape[-1]
+            mine = value[..., places.start : places.start + places.width(shard.group.rank)]
+            if mine.shape[-1] == wide:
+                return mine
+            return xp.concat([mine, fill * xp.ones_like(value[..., :1])], axis=-1)  # an entry that stands for no class
         blocks = xp.reshape(value, (*value.shape[:-1], group.size, self.k))
         mine = self.shards.mine(xp.moveaxis(blocks, -2, 0))
         n = shard.rows.shape[-1]

@@ -81,7 +81,7 @@ class Solution(ABC):
 
     def support(self) -> Array:
         """How many classes have a probability above 0, [..., 1]."""
-        here = total(_array.counts(self.p() > 0, self.xp), self.xp)
+        here = total(_array.counts(self.p()[..., : self.shard.n] > 0, self.xp), self.xp)
         return self.xp.sum(self.shards.stack(here), axis=0)
 
     def nll(self, gap: Array, mass: Array, terms: Callable[[Array], Array]) -> Array:

@@ -27,7 +27,6 @@ from .._array import (
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.rows import aligned
-from .._core.shards import not_on_several
 from .._core.shards import refuse as refuse_sharded
 from ..losses.targets import result_dtype
 
@@ -62,7 +61,7 @@ class Layer:
 
     @classmethod
     def of(cls, who: str, x: Any, weight: Any, mapping: Any, bias: Any, mask: Any, part: bool = False) -> Layer:
-        """part: other processes have more classes, so that this one may have few or none."""
+        """part: other processes have more classes, so that this one may have few or none; the class that a map hides is added to its scores."""
         if isinstance(x, (str, Mapping)):
             raise TypeError(f"{who}: expected features first, got {x!r}; the mapping comes after the target")
         mapping = as_mapping(mapping, who, "the mapping belongs here; a bias is linear_bias=")
@@ -79,9 +78,7 @@ class Layer:
         }
         mapping = mapping.replace(**params) if params else mapping
         keep = _mask_of_rows(who, mask, x, (*lead, n), xp)
-        if hides := mapping.hides_a_class:
-            if part:
-                raise ValueError(not_on_several(who, mapping))
+        if hides := mapping.hides_a_class and not part:
             mapping, weight, bias, keep = _with_hidden(who, mapping, weight, bias, keep, xp)
         return cls(xp.reshape(x, (math.prod(lead), features)), weight, bias, keep, mapping, lead, dtype, hides)
 

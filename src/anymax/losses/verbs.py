@@ -404,14 +404,25 @@ def _along(formula: Callable[..., Array], mapping: Mapping, scores: Any, target:
     """Apply a formula to scores that are not a DTensor, along one axis or several."""
     if isinstance(options.axis, (tuple, list)):
         mapping, scores, target, options = one_axis(mapping, scores, target, options)
-    if mapping.hides_a_class:
-        mapping, scores, target, options = with_hidden(mapping, scores, target, options)
     return formula(mapping, scores, target, options)
+
+
+def _over_all(formula: Callable[..., Array]) -> Callable[..., Array]:
+    """A formula that gets the class that a map hides as the last one."""
+
+    @functools.wraps(formula)
+    def call(mapping: Mapping, scores: Any, target: Any, options: LossOptions, **more: Any) -> Array:
+        if mapping.hides_a_class:
+            mapping, scores, target, options = with_hidden(mapping, scores, target, options)
+        return formula(mapping, scores, target, options, **more)
+
+    return call
 
 
 def _by_row(rows: Callable[[Batch], Array], weighted: bool = False) -> Callable[..., Array]:
     """The formula of a loss from the one of each row; `weighted` means that `rows` includes the class weights."""
 
+    @_over_all
     def formula(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
         batch = Batch.of(mapping, scores, target, options)
         with quiet(batch.rows):
@@ -437,6 +448,7 @@ def _stop_gradient_loss(batch: Batch) -> Array:
     return dot(stop_gradient(p) - batch.y, x, batch.xp)
 
 
+@_over_all
 def _fenchel_young(
     mapping: Mapping, scores: Any, target: Any, options: LossOptions, with_constant: bool = True
 ) -> Array:
@@ -466,6 +478,7 @@ def _fenchel_young(
 _without_constant = functools.partial(_fenchel_young, with_constant=False)
 
 
+@_over_all
 def _nll(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
     """-<y, log p>."""
     out = index_loss(mapping, scores, target, options) if mapping.is_softmax else None  # there it is the same loss
@@ -484,7 +497,7 @@ _FORMULAS: dict[LossKind, Callable[..., Array]] = {
 
 
 def _margin_loss(margin: Any, scale: Any, mapping: Mapping, cosines: Any, target: Any, options: LossOptions) -> Array:
-    """The loss of `scale * margin(cosines, target)`."""
+    """The loss of `scale * margin(cosines, target)`; neither acts on the class that a map hides."""
     cosines, xp = _array.floats(cosines, "cosines")
     axis = options.class_axis(cosines)
     dtype, wide = result_dtype(cosines), upcast(cosines, xp)  # no rounding between the margin and the loss

@@ -63,10 +63,14 @@ class Sink(OfAnother):
         )
         object.__setattr__(self, "score", score)
 
+    @property
+    def over_all(self) -> Mapping:
+        return self.inner
+
     def with_hidden(self, x: Array, xp: Namespace) -> tuple[Mapping, Array]:
         score = self.score if is_array(self.score) else self.score + xp.zeros_like(x[..., :1])
         score = xp.broadcast_to(as_dtype(score, x.dtype, xp), (*x.shape[:-1], 1))
-        return self.inner, xp.concat([x, score], axis=-1)
+        return self.over_all, xp.concat([x, score], axis=-1)
 
     @property
     def facts(self) -> Facts:
