@@ -12,7 +12,6 @@ from .._array import (
     Namespace,
     asarray,
     check_axis,
-    device_of,
     differentiates,
     floating,
     is_array,
@@ -32,7 +31,7 @@ from ..losses.options import LossOptions
 from ..transforms.base import Transform, put_through
 from .agreement import HERE, Agreement, Head
 from .group import Group, Message
-from .shard import Places, Shard, Shards, columns_of, divided
+from .shard import Places, Shard, Shards, columns_of, divided, wider
 
 
 class ShardKeywords(TypedDict, total=False):
@@ -151,32 +150,27 @@ class ShardedCall:
 
     def _rows(self) -> Shard:
         """This process's scores and the map, aligned to each other."""
-        who, x = f"anymax.distributed.{self.who}", asarray(self.x)
+        x = asarray(self.x)
         xp = namespace(x)
         x = floating(x, xp)
         axis = self.axis
-        for name in self.mapping.per_class:
-            value = getattr(self.mapping, name)
-            if is_array(value) and value.ndim and value.shape[-1] != 1:
-                raise ValueError(
-                    f"{who}: {name} of {self.mapping.name} varies along the classes, which are on several processes here"
-                )
         rows = to_last(x, axis, xp)
         dtype, rows = rows.dtype, upcast(rows, xp)
         n = rows.shape[-1]
         if self.mask is not None and n:
             rows = hide(rows, align_mask(rows, _array.beside(self.mask, x, "mask", xp), axis, xp))
-        if not n:  # one masked class represents no classes
-            rows = xp.concat(
-                [rows, -xp.inf * xp.ones((*rows.shape[:-1], 1), dtype=rows.dtype, **device_of(rows))], axis=-1
-            )
+        of_classes = tuple(k for k, v in self.mapping.params().items() if self._varies(k, v))
         params = {k: aligned(v, rows, axis, f"{self.mapping.name}: {k}") for k, v in self.mapping.params().items()}
+        if not n:  # one masked class represents no classes
+            rows = wider(rows, 1, -math.inf, xp)
+            params = {k: wider(v, 1, 0.0, xp) if k in of_classes else v for k, v in params.items()}
         common = self.mapping.replace(**params)
         for name, value in common.params().items():
             common.check_width(name, value)
         temperature = one_a_row(aligned(self.temperature, rows, axis, "temperature"), "temperature")
         # parameters vary from here on; only those of `common` and `seen` are common
-        mapping = common.replace(**{k: self.group.vary_parameter(v) for k, v in params.items()})
+        varied = {k: v if k in of_classes else self.group.vary_parameter(v) for k, v in params.items()}
+        mapping = common.replace(**varied)
         if is_array(temperature) or temperature != 1.0:
             rows = divided(rows, self.group.vary_parameter(temperature), xp)
         for t in self.transforms:
@@ -186,7 +180,15 @@ class ShardedCall:
         if seen.hides_a_class:
             mapping, rows = _with_hidden(mapping, rows, n, has_hidden, xp)
             common = seen.over_all
-        return Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n, seen, has_hidden)
+        return Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n, seen, has_hidden, of_classes)
+
+    def _varies(self, name: str, value: Array) -> bool:
+        """True for a parameter of the map that has one value for each class, and so is split like the scores."""
+        along = self.axis - self.x.ndim  # counted from the end, as arrays broadcast
+        if name not in self.mapping.per_class or value.ndim < -along:
+            return False
+        # of a single class, where the group cannot compare: a value that is common varies too, with the same result
+        return value.shape[along] != 1 or (self.x.shape[along] == 1 and not self.group.strict)
 
     def _has_hidden(self, n: int) -> Any:
         """True on one process: the last in the order of the classes."""
@@ -221,7 +223,12 @@ class ShardedCall:
         x, mapping = self.x, self.mapping
         fixed = {k: v for k, v in mapping.constants().items() if isinstance(v, (int, float, str, type, type(None)))}
         self.agreement.say(map=f"{mapping.name}({', '.join(f'{k}={v!r}' for k, v in fixed.items())})")
-        self.agreement.say(**{f"{mapping.name}'s_{k}": described(v) for k, v in mapping.params().items()})
+        for name, value in mapping.params().items():
+            varies = self._varies(name, value)
+            words = "one value for each class" if varies else described(value)
+            self.agreement.say(**{f"{mapping.name}'s_{name}": words})
+            if name in mapping.per_class and value.ndim and not varies:  # it could be that of the one class here
+                self.agreement.same[f"{name} of {mapping.name}"] = stop_gradient(value)
         self.agreement.say(rows=f"of shape {self.lead}", dtype=str(x.dtype), temperature=described(self.temperature))
         said = (f"{t.name}({', '.join(f'{k}={described(v)}' for k, v in t.params)})" for t in self.transforms)
         self.agreement.say(transform=", ".join(said) or "not given")

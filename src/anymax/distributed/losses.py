@@ -33,6 +33,7 @@ from ..losses.targets import (
     not_below_zero,
     of_target,
     reduce_rows,
+    refuse_above,
     refuse_negative,
     refuse_one_class,
     refuse_strays,
@@ -45,7 +46,7 @@ from .agreement import Agreement
 from .call import Arguments, ShardedCall
 from .further import FurtherLosses
 from .methods import solve
-from .shard import Shard, Shards, columns_of
+from .shard import Shard, Shards, columns_of, wider
 from .softmax import size_of
 from .solution import Columns, Solution
 
@@ -119,7 +120,7 @@ class Target(Columns, ABC):
         xp, options, w = shard.xp, self.options, None
         if options.weight is not None:
             w = class_weights(options.weight, shard.rows[..., : shard.n], xp)
-            w = _wider(w, shard.rows.shape[-1], 1.0, xp)  # the hidden class has the weight 1
+            w = wider(w, shard.rows.shape[-1], 1.0, xp)  # the hidden class has the weight 1
         keep, inside = a != -math.inf, w if self.nll else None
         holds_indices(self.t, self.call.x.shape, shard.axis, part=True)
         columns, part = self._sums(shard, a, anchor, keep, w, inside)
@@ -128,6 +129,9 @@ class Target(Columns, ABC):
             wf = free if inside is None else free * inside
             gap = xp.where(keep, anchor - a, xp.zeros_like(a))
             columns += [total(wf * gap, xp), total(wf, xp), total(free, xp)]
+        if not self.nll and shard.mapping.ceiling(shard.rows, xp) is not None:  # smoothing does not raise the largest
+            y = (1.0 - options.label_smoothing) * self._here(part, shard)
+            refuse_above(y, shard.mapping, xp, left_out=(y > 0) & ~keep | part.ignored | ~xp.isfinite(anchor))
         return columns + self._of_hidden(shard, a, anchor), part
 
     def _of_hidden(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
@@ -204,20 +208,23 @@ class Target(Columns, ABC):
         terms = shard.mapping.constant_terms(y, xp)
         if terms is not None:
             return sums._replace(constant=tuple(terms), by_terms=True)
-        y = _wider(y[..., : shard.columns], shards.places.most, 0.0, xp)  # all processes send as many
+        y = wider(y[..., : shard.columns], shards.places.most, 0.0, xp)  # all processes send as many
         return sums._replace(constant=tuple(columns_of(y)))
 
     # -- the results of a solution -----------------------------------------------------------------------------------------------
 
-    def _constant(self, sums: TargetSums, later: list[Array]) -> Any:
+    def _constant(self, sums: TargetSums, out: Solution) -> Any:
         """Omega(y) from the parts of all processes."""
-        shards = sums.shards
-        mapping, xp = shards.shard.common, shards.xp
+        shards, later = sums.shards, out.later
+        mapping, xp = out.common, shards.xp
         if not later:
             return 0.0
         if sums.by_terms:
             return mapping.constant_of(later, xp)
         return mapping.constant(shards.joined(xp.concat(later, axis=-1)), xp)
+
+    def _check_sums(self, out: Solution, sums: TargetSums, left_out: Array) -> None:
+        """Refuse a distribution whose sum is not that of p, where only the scores say what this is."""
 
     def _rounding(self, sums: TargetSums) -> Array:
         """A bound of the terms' rounding, since |x - centre| <= (maximum - x) + (maximum - centre)."""
@@ -234,7 +241,9 @@ class Target(Columns, ABC):
         if self.nll:
             value = out.nll(sums.gap, sums.mass, functools.partial(self._terms, sums))
         else:
-            value = out.fenchel_young(sums.gap, sums.mass) + self._constant(sums, out.later)
+            self._check_sums(out, sums, ignored | poisoned)
+            value = out.fenchel_young(sums.gap, sums.mass, functools.partial(self._smoothed, sums))
+            value = value + self._constant(sums, out)
             bound = functools.partial(self._rounding, sums)
             value = not_below_zero(shard.common, value, ~(poisoned | ignored), bound, xp)
         if self.further:
@@ -295,7 +304,7 @@ class Distributions(Target):
         xp, t = shard.xp, self.t
         refuse_negative(t, shard.seen.sums(None, xp) if self._has_sums else None, xp, _EVERYWHERE)
         y = _array.to_last(as_dtype(t, shard.rows.dtype, xp), shard.axis, xp)
-        y = _wider(y, shard.rows.shape[-1], 0.0, xp)
+        y = wider(y, shard.rows.shape[-1], 0.0, xp)
         lead = (*shard.rows.shape[:-1], 1)
         ignored = xp.zeros(lead, dtype=xp.bool, **device_of(shard.rows))  # common: it does not depend on the rows
         wy = y if inside is None else y * inside
@@ -304,9 +313,16 @@ class Distributions(Target):
         return columns, TargetPart(y, w, ignored)
 
     def _check(self, part: TargetPart, shards: Shards, whole: Array) -> Array:
-        if self._has_sums:
-            refuse_sums(whole, shards.shard.seen.sums(None, shards.xp), shards.xp, _EVERYWHERE)
+        seen, xp = shards.shard.seen, shards.xp
+        # upper bounds may sum to less: `_check_sums` knows
+        if self._has_sums and (self.hides or seen.ceiling(shards.shard.rows, xp) is None):
+            refuse_sums(whole, seen.sums(None, xp), xp, _EVERYWHERE)
         return shards.xp.zeros_like(part.ignored)
+
+    def _check_sums(self, out: Solution, sums: TargetSums, left_out: Array) -> None:
+        lowest, highest = out.common.sums(None, out.xp)
+        if lowest is not highest or out.common.ceiling(out.shard.rows, out.xp) is not None:
+            refuse_sums(sums.whole, out.sums(), out.xp, _EVERYWHERE, left_out | (sums.gap == math.inf))
 
     def _of_hidden(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
         if not self.hides:
@@ -320,18 +336,13 @@ class Distributions(Target):
     def _with_rest(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
         shard, xp, y = shards.shard, shards.xp, part.y
         rest = left_of(whole, shard.mapping.sums(None, xp)[1], xp)
+        refuse_above(rest, shard.common, xp)
         own = shard.group.vary(rest) if differentiates(y) else stop_gradient(rest)
         here = (_array.positions(y, xp.int32, xp) == shard.n) & shard.has_hidden
         return part._replace(y=xp.where(here, own, y)), rest
 
     def _here(self, part: TargetPart, shard: Shard) -> Array:
         return part.y
-
-
-def _wider(a: Array, size: int, fill: float, xp: Namespace) -> Array:
-    """`a`, with more entries along the last axis."""
-    more = xp.full((*a.shape[:-1], size - a.shape[-1]), fill, dtype=a.dtype, **device_of(a))
-    return xp.concat([a, more], axis=-1) if more.shape[-1] else a
 
 
 # -- the losses ------------------------------------------------------------------------------------------------------------------------

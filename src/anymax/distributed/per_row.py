@@ -10,6 +10,7 @@ from .. import _array
 from .._array import Array, device_of, is_integer, namespace, total
 from .._random.draws import count_of, uniforms
 from ..likelihood.softmax_plain import Terms, at_classes
+from ..likelihood.terms import left_over
 from ..losses.targets import refuse_strays
 from ..thresholds import Threshold
 from .agreement import Agreement
@@ -145,6 +146,7 @@ class GivenClasses(Columns):
 
 def sample(arguments: Arguments, agreement: Agreement, generator: Any, num_samples: int | None) -> Array:
     call, size = arguments.call(agreement).constant(), count_of(num_samples)
+    left_over("sample", call.mapping, namespace(call.x))  # refuses a map that draws each class by itself
     agreement.say(num_samples=num_samples)
 
     def finish(out: Solution, _: None) -> Array:

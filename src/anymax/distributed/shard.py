@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, Namespace, as_dtype, stop_gradient
+from .._array import Array, Namespace, as_dtype, device_of, stop_gradient
 from .._core.mapping import Mapping
 from .._core.rows import restore_axis
 from .group import Group
@@ -30,6 +30,7 @@ class Shard:
     n: int
     seen: Mapping  # the caller's map, common; `mapping` and `common` are those of all classes, with a hidden one
     has_hidden: Any = False  # True on the process that has the class that `seen` hides
+    of_classes: tuple[str, ...] = ()  # the parameters with one value for each class of this process, also in `common`
 
     @property
     def columns(self) -> int:
@@ -141,6 +142,12 @@ def highest(highs: Array, xp: Namespace) -> tuple[Array, Array]:
 def columns_of(a: Array) -> list[Array]:
     """The entries of the last axis, each [..., 1]."""
     return [a[..., i : i + 1] for i in range(a.shape[-1])]
+
+
+def wider(a: Array, size: int, fill: float, xp: Namespace) -> Array:
+    """`a`, with more entries along the last axis."""
+    more = xp.full((*a.shape[:-1], size - a.shape[-1]), fill, dtype=a.dtype, **device_of(a))
+    return xp.concat([a, more], axis=-1) if more.shape[-1] else a
 
 
 def divided(rows: Array, by: Any, xp: Namespace) -> Array:
