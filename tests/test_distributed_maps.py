@@ -106,9 +106,7 @@ def test_losses(name, sizes):
                         t = target if target is index else cut(target, sizes, group.rank)
                         return getattr(D, verb)(mapping, a, t, axis=-1, group=group, **mine)
 
-                    want = learned(
-                        sizes, name, x, lambda m, a: getattr(A, verb)(m, a, target, axis=-1, **given), split
-                    )
+                    want = learned(sizes, name, x, lambda m, a: getattr(A, verb)(m, a, target, axis=-1, **given), split)
                     assert verb == "nll" or want.isfinite().all()
     finally:
         MAPS.update(mine)
@@ -169,7 +167,9 @@ def test_bounds_of_each_class(alpha):
                 return value.detach(), b.grad, v.grad
 
             if 1 in sizes:  # one class has one value: it could be that of all classes
-                with pytest.raises(RuntimeError, match="bounded's upper is one value for each class on processes 0, 1 and 3, an? "):
+                with pytest.raises(
+                    RuntimeError, match=r"bounded's upper is one value for each class on processes 0, 1 and 3, an? "
+                ):
                     together(len(sizes), one)
             sizes = (20, 0, 17)
             found = together(len(sizes), one)
@@ -193,7 +193,12 @@ def test_what_a_target_may_be():
         (A.Ranks(), share, ValueError, "sum to what the probabilities of their row sum to"),
         (A.Bounded(0.2), torch.eye(N, dtype=torch.float64)[:2], ValueError, "gives no class more than its upper bound"),
         (A.Bounded(0.2), torch.tensor([36, 0]), ValueError, "gives no class more than its upper bound"),
-        (A.Elementwise(), 2.0 * torch.eye(N, dtype=torch.float64)[:2], ValueError, "no class more than its upper bound"),
+        (
+            A.Elementwise(),
+            2.0 * torch.eye(N, dtype=torch.float64)[:2],
+            ValueError,
+            "no class more than its upper bound",
+        ),
         (A.Ranks(), torch.tensor([36, 0]), ValueError, "a class index to 1"),
         (A.Budget(2, shape="sigmoid"), share, ValueError, "the sums go from 1 to 1"),
     ):

@@ -142,7 +142,10 @@ def gather(shards: Shards, chosen: Array, k: int, second: Second, whole: bool = 
     params, names = shards.shard.mapping.params(), shards.shard.of_classes
     of_classes = [xp.take_along_axis(xp.broadcast_to(params[name], chosen.shape), places, axis=-1) for name in names]
     stacked = shards.stack(xp.concat([values, *of_classes, *second()], axis=-1))
-    blocks, later = [stacked[..., i * k : (i + 1) * k] for i in range(1 + len(names))], stacked[..., (1 + len(names)) * k :]
+    blocks, later = (
+        [stacked[..., i * k : (i + 1) * k] for i in range(1 + len(names))],
+        stacked[..., (1 + len(names)) * k :],
+    )
     bare = whole and shards.shard.group.strict  # no padding, since a map may ask how many classes there are
     z, *of_classes = (shards.joined(a) if bare else _side_by_side(a, xp) for a in blocks)
     return Gathered(

@@ -148,7 +148,7 @@ def linear_loss(
         target_is(agreement, target, xp)
     split = SplitLayer.agreed(arguments, agreement, layer, given)
     target = xp.reshape(target, (rows, n) if soft else (rows,))
-    kind, each, more = loss_of(layer.mapping), read._replace(reduction="none"), FurtherLosses(z_loss, suppress)
+    kind, each, more = loss_of(layer.mapping.over_all), read._replace(reduction="none"), FurtherLosses(z_loss, suppress)
     hides = layer.mapping.hides_a_class
     value = split.by_rows(
         width(read, soft and hides), lambda call, where: loss_of_call(call, kind, target[where, ...], each, more)
@@ -257,7 +257,15 @@ def _rows_at_a_time(rows: int, classes: int, group: Group) -> int:
 
 
 def _norm(
-    target: Array, soft: bool, options: LossOptions, start: Any, n: int, group: Group, value: Array, hides: bool, xp: Any
+    target: Array,
+    soft: bool,
+    options: LossOptions,
+    start: Any,
+    n: int,
+    group: Group,
+    value: Array,
+    hides: bool,
+    xp: Any,
 ) -> Array:
     """The weight of each row in a mean: 1 for a row that counts, or the weight of its target, which one process knows.
 

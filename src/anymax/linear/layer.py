@@ -61,7 +61,7 @@ class Layer:
 
     @classmethod
     def of(cls, who: str, x: Any, weight: Any, mapping: Any, bias: Any, mask: Any, part: bool = False) -> Layer:
-        """part: other processes have more classes, so that this one may have few or none; the class that a map hides is added to its scores."""
+        """part: other processes have more classes, so that this one may have few or none; a class that the map hides joins the scores."""
         if isinstance(x, (str, Mapping)):
             raise TypeError(f"{who}: expected features first, got {x!r}; the mapping comes after the target")
         mapping = as_mapping(mapping, who, "the mapping belongs here; a bias is linear_bias=")
