@@ -36,7 +36,7 @@ MAPS = {
     "relaxed top-k": (lambda v: A.Budget(v, shape="sigmoid"), torch.tensor(4.3, dtype=torch.float64)),
     "LapSum": (lambda v: A.Budget(v, shape="laplace"), 4.0 + 2.0 * torch.sigmoid(ROW)),
 }
-FAST = ("sigmoid", "softpick", "fusedmax", "ranks", "bounded")
+FAST = ("sigmoid", "relu", "softpick", "fusedmax", "ranks", "bounded")
 
 
 def learned(sizes, name, x, whole, split, seed=None):
@@ -224,6 +224,35 @@ def test_what_a_map_of_each_class_sends():
     ]
     for f, want in calls:
         assert apart((20, 17), x, f, before=1)[0][2:] == want
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "softpick", "fusedmax", "ranks, kl", "relaxed top-k"])
+def test_an_output_layer(name):
+    x, w, b, sizes = numbers(1, 4, 5), numbers(2, N, 5), numbers(3, N), (20, 0, 17)
+    make, value = MAPS[name]
+    mapping = make(value)
+    y = 0.4 * torch.sigmoid(numbers(4, 4, N)) if name == "sigmoid" else A.apply(mapping, numbers(4, 4, N))
+
+    def run(f, leaves):
+        mine = [a.detach().clone().requires_grad_() for a in leaves]
+        loss = f(*mine)
+        return loss.detach(), *torch.autograd.grad(loss, mine)
+
+    want = run(lambda x, w, b: A.linear_loss(x, w, y, mapping, linear_bias=b), (x, w, b))
+
+    def one(group):
+        part = lambda a: cut(a, sizes, group.rank)  # noqa: E731
+        return run(
+            lambda x, w, b: D.linear_loss(x, w, part(y), mapping, linear_bias=b, group=group, chunk=3),
+            (x, part(w.T).T, part(b)),
+        )
+
+    found = together(3, one)
+    for loss, of_x, *_ in found:
+        same(loss, want[0])
+        same(of_x, want[1], rtol=1e-8, atol=1e-9)
+    for i in (2, 3):
+        same(torch.cat([f[i] for f in found]), want[i], rtol=1e-8, atol=1e-9)
 
 
 def test_a_matrix_map_says_how_to_call_it():

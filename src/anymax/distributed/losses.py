@@ -131,7 +131,8 @@ class Target(Columns, ABC):
             columns += [total(wf * gap, xp), total(wf, xp), total(free, xp)]
         if not self.nll and shard.mapping.ceiling(shard.rows, xp) is not None:  # smoothing does not raise the largest
             y = (1.0 - options.label_smoothing) * self._here(part, shard)
-            refuse_above(y, shard.mapping, xp, left_out=(y > 0) & ~keep | part.ignored | ~xp.isfinite(anchor))
+            poisoned = xp.any(~(a < math.inf), axis=-1, keepdims=True)
+            refuse_above(y, shard.mapping, xp, left_out=(y > 0) & ~keep | part.ignored | poisoned)
         return columns + self._of_hidden(shard, a, anchor), part
 
     def _of_hidden(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:

@@ -192,7 +192,7 @@ def fenchel_young(
         This process's part of the scores; see `x` of `anymax.distributed.apply`.
     target
         Class indices, counted over all processes and the same on each, or this process's part of distributions (floating
-        point, of the shape of its scores).
+        point, of the shape of its scores). With a `Sink`, -1 is the sink, which has what a distribution leaves.
     weight
         One factor for each class of this process; a mean then weights each sample by the factor of its target, as in torch.
     axis, dim
@@ -265,7 +265,7 @@ def log_prob_entropy(
     ----------
     y
         Class indices, counted over all processes and the same on each: integers with the shape of x without the class axis,
-        or with more axes before it; -1 means no class and has log p 0.
+        or with more axes before it; -1 means no class and has log p 0, or is the sink of a `Sink`.
 
     Returns
     -------
@@ -311,7 +311,7 @@ def sample(
     -------
     Array
         Class indices, counted over all processes and the same on each, with the shape of x without the class axis; -1 where
-        a row has no class.
+        a row has no class, and for a draw of the sink.
 
     Examples
     --------

@@ -34,7 +34,7 @@ from .._random.noises import Noise
 from ..autodiff import bridge
 from ..functional import log_rows
 from ..mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
-from .batch import Batch, one_axis, with_hidden
+from .batch import Batch, one_axis, over_all
 from .indices import index_loss
 from .margins import as_margin
 from .options import LossOptions, cast, is_loss, name_of_kind
@@ -407,22 +407,10 @@ def _along(formula: Callable[..., Array], mapping: Mapping, scores: Any, target:
     return formula(mapping, scores, target, options)
 
 
-def _over_all(formula: Callable[..., Array]) -> Callable[..., Array]:
-    """A formula that gets the class that a map hides as the last one."""
-
-    @functools.wraps(formula)
-    def call(mapping: Mapping, scores: Any, target: Any, options: LossOptions, **more: Any) -> Array:
-        if mapping.hides_a_class:
-            mapping, scores, target, options = with_hidden(mapping, scores, target, options)
-        return formula(mapping, scores, target, options, **more)
-
-    return call
-
-
 def _by_row(rows: Callable[[Batch], Array], weighted: bool = False) -> Callable[..., Array]:
     """The formula of a loss from the one of each row; `weighted` means that `rows` includes the class weights."""
 
-    @_over_all
+    @over_all
     def formula(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
         batch = Batch.of(mapping, scores, target, options)
         with quiet(batch.rows):
@@ -448,7 +436,7 @@ def _stop_gradient_loss(batch: Batch) -> Array:
     return dot(stop_gradient(p) - batch.y, x, batch.xp)
 
 
-@_over_all
+@over_all
 def _fenchel_young(
     mapping: Mapping, scores: Any, target: Any, options: LossOptions, with_constant: bool = True
 ) -> Array:
@@ -478,7 +466,7 @@ def _fenchel_young(
 _without_constant = functools.partial(_fenchel_young, with_constant=False)
 
 
-@_over_all
+@over_all
 def _nll(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
     """-<y, log p>."""
     out = index_loss(mapping, scores, target, options) if mapping.is_softmax else None  # there it is the same loss
@@ -509,5 +497,4 @@ def _margin_loss(margin: Any, scale: Any, mapping: Mapping, cosines: Any, target
     if not is_array(scale) and not is_number(scale):
         raise TypeError(f"margin_loss: scale must be a number or an array, got {_array.shown(scale)}")
     scores = as_margin(margin)(wide, counted, axis) * _array.like(scale, wide, xp)
-    formula = _FORMULAS[mapping.own_loss]
-    return cast(formula(mapping, scores, target, options._replace(axis=axis)), dtype)
+    return cast(_FORMULAS[mapping.own_loss](mapping, scores, target, options._replace(axis=axis)), dtype)
