@@ -384,8 +384,8 @@ def test_a_margin_head_with_a_sink():
     [
         (lambda g, x: D.apply(A.Sink("sparsemax" if g.rank else "softmax"), x, group=g), RuntimeError, "different things"),
         (lambda g, x: D.apply(A.Sink(score=0.1 * g.rank), x, group=g), RuntimeError, "score=0.1"),
-        (lambda g, x: D.nll(A.Sink(), x, torch.tensor([0, 4]), group=g), IndexError, "from 0 to 3, or ignore_index=-100"),
-        (lambda g, x: D.nll(A.Sink(), x, torch.tensor([-2, -1]), group=g), IndexError, "from 0 to 3, or ignore_index=-100"),
+        (lambda g, x: D.nll(A.Sink(), x, torch.tensor([0, 4]), group=g), IndexError, "from 0 to 3, -1 for none of them, or"),
+        (lambda g, x: D.nll(A.Sink(), x, torch.tensor([-2, -1]), group=g), IndexError, "from 0 to 3, -1 for none of them, or"),
         (lambda g, x: D.nll(A.Sink(), x, torch.full((2, 2), 0.4), axis=-1, group=g), ValueError, "sum to 0 to 1 over all processes"),
         (lambda g, x: D.apply(A.Sink(score=torch.zeros(2, 2)), x, group=g), ValueError, "varies along the classes"),
         (lambda g, x: D.apply(A.Sink("budget:k=6"), x, group=g), ValueError, "can't be chosen of 5"),

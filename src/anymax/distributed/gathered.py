@@ -12,12 +12,12 @@ from .._array import Array, Namespace, device_of, stop_gradient
 from .._core.mapping import Mapping, with_rest
 from .._random.draws import invert
 from ..autodiff import bridge
+from ..autodiff.group import jax
 from ..functional import apply, log_apply
 from ..likelihood.terms import left_over
 from ..losses.verbs import fenchel_young
 from ..mappings import Softmax
 from ..thresholds import Threshold, threshold
-from .group import jax
 from .shard import Shards, columns_of, wider
 from .solution import Second, Solution
 

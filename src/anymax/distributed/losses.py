@@ -24,6 +24,7 @@ from .._array import (
     stop_gradient,
     total,
 )
+from .._core.classes import refuse_strays
 from .._core.mapping import left_of
 from .._core.typing import LossKind
 from ..losses.options import LossOptions, class_weights
@@ -36,7 +37,6 @@ from ..losses.targets import (
     refuse_above,
     refuse_negative,
     refuse_one_class,
-    refuse_strays,
     refuse_sums,
     result_dtype,
     rounding,
@@ -278,9 +278,8 @@ class ClassIndices(Target):
         return [gap, wy, y, y if w is None else y * w[at]], TargetPart(t, w, ignored)
 
     def _check(self, part: TargetPart, shards: Shards, whole: Array) -> Array:
-        t, xp = part.y, shards.xp
-        t = xp.where(t == -1, xp.zeros_like(t), t) if self.hides else t
-        stray = refuse_strays("target", t, shards.count, self.options.ignore_index, xp)
+        ignore_index = self.options.ignore_index
+        stray = refuse_strays("target", part.y, shards.count, ignore_index, shards.xp, hides=self.hides)
         if not self.nll:
             refuse_one_class(shards.shard.mapping)
         return stray

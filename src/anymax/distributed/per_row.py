@@ -8,10 +8,10 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, device_of, is_integer, namespace, total
+from .._core.classes import refuse_strays
 from .._random.draws import count_of, uniforms
 from ..likelihood.softmax_plain import Terms, at_classes
 from ..likelihood.terms import left_over
-from ..losses.targets import refuse_strays
 from ..thresholds import Threshold
 from .agreement import Agreement
 from .call import Arguments, ShardedCall
@@ -89,7 +89,7 @@ def terms_of_call(
     def finish(out: Solution, places: tuple[Array, Array]) -> Terms:
         shards, xp = out.shards, out.shards.xp
         count = shards.count if kept is None else kept.count
-        stray = refuse_strays(f"{call.who}: {name}", index, count, None, xp)
+        stray = refuse_strays(f"{call.who}: {name}", index, count, None, xp, hides=hidden)
         terms = out.log_prob(*places, entropy=entropy, rest=rest)
         log_p = terms.log_p if hidden else xp.where(index < 0, xp.zeros_like(terms.log_p), terms.log_p)
         terms = terms._replace(log_p=_array.poison(log_p, stray, xp))

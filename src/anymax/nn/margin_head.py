@@ -11,14 +11,16 @@ from torch import Tensor, nn
 
 from .. import distributed, functional, losses, transforms
 from .._array import check_scalar, is_integer, namespace
+from .._core.classes import refuse_strays
 from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .._core.typing import Reduction
-from ..distributed import Group, ShardKeywords, as_group
+from ..autodiff.choose_group import as_group
+from ..autodiff.group import Group
+from ..distributed import ShardKeywords
 from ..distributed.verbs import loss_of_kind as sharded_loss
 from ..linear.verbs import margin_linear_loss
 from ..losses import margins
-from ..losses.targets import refuse_strays
 from .base import OfMapping, check_sizes, every_module, or_softmax
 
 _MANY = 1 << 22  # from so many cosines on, they are not stored
@@ -145,10 +147,10 @@ class MarginHead(OfMapping):
             embeddings, target = _exchanged(self.group, embeddings, target)
         left_out = self.options["ignore_index"]
         ignored, options = target == left_out, {**self.options, "ignore_index": _IGNORED}
-        hidden = (target == -1) & ~ignored & self.mapping.hides_a_class
+        hides = self.mapping.hides_a_class
         # after the exchange, so that every process raises the error
-        given = torch.where(hidden, 0, target)
-        refuse_strays("MarginHead", given, self.num_classes, left_out, namespace(target), waits=True)
+        refuse_strays("MarginHead", target, self.num_classes, left_out, namespace(target), hides=hides, waits=True)
+        hidden = (target == -1) & hides
         # since other classes may get the index `ignore_index` below
         target = torch.where(ignored, _IGNORED, torch.where((target < 0) & ~hidden, self.num_classes, target))
         weight, starts = self.weight, self.starts
