@@ -50,6 +50,7 @@ TRANSFORMS = {
     "normalize": A.normalize("l2"),
     "prior": A.prior(scale=Y),
     "repetition_penalty": A.transforms.repetition_penalty(IDS, 2.0),
+    "sequence_bias": A.transforms.sequence_bias([0, 2, 1], {(1, 3): -1.5, (2,): -float("inf")}),
     "softcap": A.transforms.softcap(1.5),
     "scalable": A.transforms.scalable(1.0, 0.1),
     "temperature": A.temperature(0.7),
