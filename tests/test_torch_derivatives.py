@@ -131,7 +131,7 @@ VERBS = {
 }  # fmt: skip
 CONSTANT = {
     "choose", "check_mapping", "compose", "explain", "explain_attention", "facts", "gumbel_max", "gumbel_topk", "linear_threshold",
-    "logit_gap", "perturb_argmax", "sample", "segment_sample", "segment_support", "segment_threshold", "show_config",
+    "from_config", "logit_gap", "perturb_argmax", "sample", "segment_sample", "segment_support", "segment_threshold", "show_config",
     "speculative_accept", "support", "threshold", "topk_log_prob", "use", "warm_up",
 }  # no array that has a derivative  # fmt: skip
 ARGUMENTS = {

@@ -108,7 +108,7 @@ def _dry(rows: Rows) -> None:
     breakers = same(rows, "dry_sequence_breakers")
     if "dry_sequence_breakers" in rows.leave:
         breakers = ()
-    elif breakers is None or any(isinstance(b, str) for b in breakers):
+    elif any(isinstance(b, str) for b in breakers):
         raise ValueError(
             "from_config: dry_sequence_breakers are texts in llama.cpp, by default a new line, ':', '\"' and '*'; give their classes as "
             "integers, [] for none, or say leave=('dry_sequence_breakers',)"
@@ -180,7 +180,7 @@ LLAMA_CPP = System(
     does={
         "samplers": "edskypmxt", "logit_bias": None, "penalty_last_n": 64, "penalty_repeat": 1.0, "penalty_freq": 0.0,
         "penalty_present": 0.0, "dry_multiplier": 0.0, "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1,
-        "dry_sequence_breakers": None, "top_n_sigma": -1.0, "top_k": 40, "typ_p": 1.0, "top_p": 0.95, "min_p": 0.05,
+        "dry_sequence_breakers": ("\n", ":", '"', "*"), "top_n_sigma": -1.0, "top_k": 40, "typ_p": 1.0, "top_p": 0.95, "min_p": 0.05,
         "xtc_probability": 0.0, "xtc_threshold": 0.1, "temp": 0.8, "dynatemp_range": 0.0, "dynatemp_exponent": 1.0, "min_keep": 0,
         "adaptive_target": -1.0,
     },

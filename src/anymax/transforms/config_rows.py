@@ -125,7 +125,8 @@ def below(tokens: Any, least: list[int], member: np.ndarray[Any, Any]) -> Any:
     """-inf where a row has fewer than `least` classes and `member` [rows, sequences] is True, else 0: [..., sequences]."""
     xp = namespace(tokens)
     count = xp.sum(xp.astype(tokens >= 0, tokens.dtype), axis=-1, keepdims=True)
-    short = (count < adopt(as_column(least), tokens, xp)) & adopt(member, tokens, xp)
+    few, some = (as_column(least), member) if len(least) > 1 else (np.asarray(least), member[0])
+    short = (count < adopt(few, tokens, xp)) & adopt(some, tokens, xp)
     return xp.where(short, adopt(np.asarray(-np.inf), tokens, xp), adopt(np.asarray(0.0), tokens, xp))
 
 
@@ -234,10 +235,12 @@ def penalties(rows: Rows, tokens: Callable[[str], Any], **fields: str) -> None:
         rows.level(repetition_penalty, params, [False] * len(rows.values), False, options)
 
 
-def top_k(rows: Rows, off: Callable[[int], bool], **options: Any) -> None:
-    """top-k where it is on, and 1 in greedy rows."""
-    k = [1 if greedy else v for v, greedy in zip(rows.column("top_k"), rows.greedy, strict=True)]
-    rows.level(topk, {"k": ("top_k", k, ALL)}, [off(v) for v in k], False, options)
+def top_k(rows: Rows, off: Callable[[int], bool], first: list[bool] | None = None, **options: Any) -> None:
+    """top-k where it is on, and 1 in rows of which the `first` of the largest scores is taken: by default the greedy ones."""
+    first = rows.greedy if first is None else first
+    k = [1 if one else v for v, one in zip(rows.column("top_k"), first, strict=True)]
+    skip = [not one and (greedy or off(v)) for v, one, greedy in zip(k, first, rows.greedy, strict=True)]
+    rows.level(topk, {"k": ("top_k", k, ALL)}, skip, False, options)
 
 
 def classes(value: Any) -> list[int]:

@@ -69,7 +69,8 @@ def _transformers(rows: Rows, fields: list[dict[str, Any]]) -> None:
                 f"from_config: temperature must be above 0 in transformers, got {row['temperature']}; greedy decoding is do_sample=False"
             )
     rows.cut(temperature, "T", "temperature", lambda v: v == 1, 1.0)
-    top_k(rows, lambda v: v == 0, min_keep=least)
+    first = [greedy and n == 1 for greedy, n in zip(rows.greedy, beams, strict=True)]
+    top_k(rows, lambda v: v == 0, first, min_keep=least)
     for row in rows.values:
         row["top_p"] = TINY if row["top_p"] == 0 else row["top_p"]
     rows.cut(topp, "p", "top_p", lambda v: v >= 1, 1.0, min_keep=least)

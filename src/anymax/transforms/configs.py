@@ -7,6 +7,7 @@ import difflib
 import enum
 from typing import Any
 
+from .._array import is_number, number
 from .._core.options import check_keywords
 from .base import Composed
 from .config_llama import LLAMA_CPP
@@ -17,7 +18,7 @@ SYSTEMS = {system.name: system for system in (TRANSFORMERS, VLLM, LLAMA_CPP)}
 _CLASSES = {"GenerationConfig": "transformers", "SamplingParams": "vllm"}  # the names of classes that tell the system
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Configured(Composed):
     """The transform of a config, which `from_config` returns; `left` has the fields that it does not do, each with the reason.
 
@@ -29,10 +30,10 @@ class Configured(Composed):
     {'max_tokens': 'it ends the text'}
     """
 
-    left: dict[str, str] = dataclasses.field(default_factory=dict, compare=False)
+    left: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-@check_keywords({"": "it makes a function of scores, as in from_config(config)(x)"})
+@check_keywords({})
 def from_config(
     config: Any,
     *,
@@ -106,7 +107,7 @@ def from_config(
             if name in leave:
                 left[name] = "it is left to others"
             elif name in system.does:
-                row[name] = value
+                row[name] = _checked(name, value, row[name])
             elif name in system.elsewhere:
                 left.update({name: system.elsewhere[name][1]} if system.elsewhere[name][1] else {})
             elif name in system.cannot:
@@ -127,10 +128,19 @@ def from_config(
 
 def _unset(value: Any, known: Any) -> bool:
     """True if a field has the value that it has if nobody sets it."""
-    if value is None or (isinstance(value, (list, tuple, set, dict)) and not value):
+    usual = None if known is None else known[0]
+    if value is None or (isinstance(value, (list, tuple, set, dict)) and not value and not usual):
         return True
     value = value.name if isinstance(value, enum.Enum) else value
-    return known is not None and type(value) in (bool, int, float, str) and value == known[0]
+    return type(value) in (bool, int, float, str) and value == usual
+
+
+def _checked(name: str, value: Any, usual: Any) -> Any:
+    """The value of a field, a number if it usually has one."""
+    value = number(value)
+    if type(usual) in (int, float) and not is_number(value):
+        raise TypeError(f"from_config: {name} must be a number, got {value!r}")
+    return value
 
 
 def _read(config: Any) -> dict[str, Any]:
