@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from kinds import KINDS, back, every_kind, generator
+from kinds import KINDS, back, every_kind, generator, jax_in_the_whole_battery
 
 import anymax as am
 from anymax import sampling
@@ -27,6 +27,7 @@ GIVE = {
 }
 
 
+@jax_in_the_whole_battery
 @every_kind
 @pytest.mark.parametrize("verb", GIVE)
 def test_rows_without_a_class(verb, kind):
@@ -47,6 +48,7 @@ def test_rows_without_a_class(verb, kind):
         give(x, generator(kind), invalid="first")
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_axes_and_many_samples(kind):
     x = KINDS[kind](X.T.copy())

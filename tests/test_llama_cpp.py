@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from kinds import KINDS, back, every_kind
+from kinds import KINDS, back, every_kind, jax_in_the_whole_battery
 
 import anymax as am
 from anymax.transforms import compose, from_config, topk
@@ -230,6 +230,7 @@ def test_other_chains(order):
     same(made(X), np.stack([chain(x, config, t, u, listed) for x, t, u in zip(X, TOKENS.tolist(), CHANCES)]))
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_rows_of_their_own(kind):
     """Each row with another case, one of them greedy; XTC is left out, whose numbers depend on the row."""

@@ -94,7 +94,7 @@ RESULTS = {  # page -> types that its functions return or raise, and functions t
     "output_layers": ("linear.linear_threshold", "linear.explain_linear_loss"),
     "transforms": ("transforms.Transform", "transforms.Composed", "transforms.Configured"),
     "samplers": ("sampling.Sample", "sampling.Support"),
-    "decoding": ("sampling.TopK", "sampling.Accepted", "sampling.top", "sampling.Top"),
+    "decoding": ("sampling.TopK", "sampling.Accepted", "sampling.recovered_tokens", "sampling.top", "sampling.Top"),
     "transport": ("transport.gumbel_sinkhorn",),
     "inspection": ("kernels.Explanation",),
     "contract": ("contract.BrokenLaw",),

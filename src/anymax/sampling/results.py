@@ -104,7 +104,7 @@ def every_sampler(
         of `anymax.transforms` work along `axis`.
     generator
         A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
-        invalid
+    invalid
         What to give where there is no class, as in a row that is all masked, or with NaN or +inf: None gives -1. "argmax" gives a class
         that can be looked up at once: that of the largest score, as argmax says. "raise" is an error, and is not possible in traced code.
     """

@@ -68,6 +68,10 @@ def _transformers(rows: Rows, fields: list[dict[str, Any]]) -> None:
             raise ValueError(
                 f"from_config: temperature must be above 0 in transformers, got {row['temperature']}; greedy decoding is do_sample=False"
             )
+    if any(k < 0 for k in rows.column("top_k")):
+        raise ValueError(
+            f"from_config: top_k must be 0, for off, or at least 1 in transformers, got {rows.column('top_k')}"
+        )
     rows.cut(temperature, "T", "temperature", lambda v: v == 1, 1.0)
     first = [greedy and n == 1 for greedy, n in zip(rows.greedy, beams, strict=True)]
     top_k(rows, lambda v: v == 0, first, min_keep=least)
