@@ -98,6 +98,8 @@ CONFIGS = {
         "do_sample": True, "repetition_penalty": 1.2, "temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.02, "typical_p": 0.9,
         "epsilon_cutoff": 3e-3, "eta_cutoff": 2e-2, "sequence_bias": [[[3], 1.5], [[4, 5], -2.0]],
     },
+    "top-H": {"do_sample": True, "top_h": 0.6, "top_k": 0},
+    "top-H of few": {"do_sample": True, "top_h": 0.05, "top_p": 0.9, "temperature": 0.5},
     "words": {"do_sample": True, "bad_words_ids": [[3], [2], [8, 9], [11, 5, 7]], "top_k": 0},
     "beams": {"do_sample": True, "num_beams": 3, "top_k": 1, "top_p": 0.1},
     "nothing but the first": {"do_sample": True, "top_p": 0.0},
@@ -140,6 +142,21 @@ def test_transformers(name):
     assert made.left == {"eos_token_id": "it ends the text", "pad_token_id": made.left["pad_token_id"]} | (
         {"num_beams": "it is left to others"} if "num_beams" in CONFIGS[name] else {}
     )
+
+
+def test_rows_of_transformers():
+    """Rows with levels of their own are as rows alone, more than 100 classes left where `top_h` is off."""
+    jobs = [
+        {}, {"do_sample": True, "top_h": 0.5}, {"do_sample": True, "top_k": 0}, {"do_sample": True, "epsilon_cutoff": 0.01, "min_p": 0.1},
+        {"do_sample": True, "eta_cutoff": 0.05, "typical_p": 0.8, "top_k": 0},
+        {"do_sample": True, "bad_words_ids": [[7], [3, 2]], "top_k": 0},
+    ]  # fmt: skip
+    x, tokens = np.random.default_rng(2).normal(0, 2, (6, 300)), TOKENS.copy()
+    tokens[5, -1] = 3
+    got = from_config(jobs, order="transformers", tokens=tokens)(x)
+    for row, job, y, t in zip(got, jobs, x, tokens):
+        same(row, from_config(job, order="transformers", tokens=t)(y))
+    assert (got > -INF).sum(-1)[[0, 2, 5]].tolist() == [1, 300, 298]
 
 
 def test_without_do_sample_the_levels_are_left():
@@ -193,7 +210,15 @@ REQUESTS = [
         top_k=-1, top_p=0.5, presence_penalty=0.6, _bad_words_token_ids=[[9], [2, 5, 6], [1, 1]], bad_words=["a"]
     ),
     SamplingParams(frequency_penalty=0.5, logit_bias={3: -1.0, 4: 1.0}, _all_stop_token_ids={5, 6}, min_tokens=4),
-    SamplingParams(top_k=1000, min_p=1.0, temperature=0.001, _bad_words_token_ids=[[3, 2, 8]], bad_words=["b"]),
+    SamplingParams(
+        top_k=1000,
+        min_p=1.0,
+        temperature=0.001,
+        _bad_words_token_ids=[[3, 2, 8]],
+        bad_words=["b"],
+        min_tokens=2,
+        stop_token_ids=[int(X[5].argmax())],
+    ),
 ]
 
 
@@ -351,10 +376,10 @@ def test_what_others_do():
         (3.5, {}, TypeError, "config must be a GenerationConfig of transformers"),
         ({"guidance_scale": 2.0}, {"order": "transformers"}, ValueError, "it needs the model's scores without the prompt"),
         ({"num_beams": 2}, {"order": "transformers"}, ValueError, "it belongs to beam search"),
-        ({"top_h": 0.4}, {"order": "transformers"}, ValueError, "its top-H is not that of the paper"),
+        ({"do_sample": True, "top_h": 1.4}, {"order": "transformers"}, ValueError, "top_h: .* a must be above 0 and at most 1"),
         ({"no_repeat_ngram_size": 2}, {"order": "transformers"}, ValueError, "no ban of n-grams"),
         ({"do_sample": True, "temperature": 0.0}, {"order": "transformers"}, ValueError, "temperature must be above 0 in transformers"),
-        ({"do_sample": True, "top_k": -1}, {"order": "transformers"}, ValueError, "top_k must be 0, for off, or at least 1 in transformers"),
+        ({"do_sample": True, "top_k": -1}, {"order": "transformers"}, ValueError, "top_k must be 0, for off, or at least 1"),
     ],
 )  # fmt: skip
 def test_errors(config, options, error, words):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .adaptive import toph_of_transformers
 from .config_rows import (
     BEAMS,
     DRAFT,
@@ -73,6 +74,7 @@ def _transformers(rows: Rows, fields: list[dict[str, Any]]) -> None:
             f"from_config: top_k must be 0, for off, or at least 1 in transformers, got {rows.column('top_k')}"
         )
     rows.cut(temperature, "T", "temperature", lambda v: v == 1, 1.0)
+    rows.cut(toph_of_transformers, "a", "top_h", lambda v: v is None, 2.0)
     first = [greedy and n == 1 for greedy, n in zip(rows.greedy, beams, strict=True)]
     top_k(rows, lambda v: v == 0, first, min_keep=least)
     for row in rows.values:
@@ -89,17 +91,16 @@ def _sequence_biases(value: Any) -> dict[tuple[int, ...], float]:
     return {as_sequence("from_config: sequence_bias", words): float(v) for words, v in pairs}
 
 
-_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+_SAMPLED = ("temperature", "top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 TRANSFORMERS = System(
     "transformers",
     does={
         "do_sample": False, "sequence_bias": None, "repetition_penalty": 1.0, "bad_words_ids": None, "min_length": 0, "min_new_tokens": 0,
-        "suppress_tokens": None, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0,
-        "eta_cutoff": 0.0,
+        "suppress_tokens": None, "temperature": 1.0, "top_h": None, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0,
+        "epsilon_cutoff": 0.0, "eta_cutoff": 0.0,
     },
     cannot=fields_of(
         guidance=("it needs the model's scores without the prompt", {"guidance_scale": 1.0}),
-        top_h=("its top-H is not that of the paper; transforms.toph(a) is, and comes after the temperature", none("top_h")),
         ngrams=("anymax has no ban of n-grams; transforms.dry lowers what repeats a sequence", {"no_repeat_ngram_size": 0}),
         encoder=(ENCODER, {"encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0}),
         place=(PLACE, none("forced_bos_token_id", "forced_eos_token_id", "begin_suppress_tokens", "exponential_decay_length_penalty")),

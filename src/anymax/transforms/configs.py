@@ -92,17 +92,18 @@ def from_config(
         raise ValueError("from_config: the list of configs is empty; give one for each row of the scores")
     read = [_read(c) for c in configs]
     system = _system(order, configs)
+    known = system.known
     fields = [system.named(f) for f in read]
     leave = (leave,) if isinstance(leave, str) else tuple(leave)
     for name in leave:
-        if name not in system.known:
-            raise ValueError(f"from_config: leave={name!r} is no field of {system.name}{_near(name, system.known)}")
+        if name not in known:
+            raise ValueError(f"from_config: leave={name!r} is no field of {system.name}{_near(name, known)}")
     left: dict[str, str] = {}
     values = []
     for c, own in zip(configs, fields, strict=True):
         row = dict(system.does)
         for name, value in own.items():
-            if _unset(value, system.known.get(name)):
+            if _unset(value, known.get(name)):
                 continue
             if name in leave:
                 left[name] = "it is left to others"
@@ -116,7 +117,7 @@ def from_config(
                     f"do it elsewhere and say leave=({name!r},)"
                 )
             elif isinstance(c, dict):
-                raise TypeError(f"from_config: {name!r} is no field of {system.name}{_near(name, system.known)}")
+                raise TypeError(f"from_config: {name!r} is no field of {system.name}{_near(name, known)}")
             elif not name.startswith("_"):
                 left[name] = "anymax does not know this field"
         values.append(row)
