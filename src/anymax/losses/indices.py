@@ -10,7 +10,7 @@ from .._array import Array, is_array, is_integer, is_torch, known, namespace, qu
 from .._core.mapping import Mapping
 from .._core.rows import prepare
 from ..autodiff import bridge
-from ..kernels.link import link_of
+from ..kernels.linked import link_of
 from .options import LossOptions, cast, class_weights
 from .targets import ask_for_axis, counted_weight, refuse_strays, result_dtype, weighted
 
