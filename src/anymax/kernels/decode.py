@@ -12,7 +12,8 @@ from .._core.mapping import Mapping
 from . import native
 from .arrays import arrays_of, dtype_of, empty_like
 from .choice import refuse_other
-from .link import NEED_SCORES, link_of
+from .link import NEED_SCORES
+from .linked import link_of
 
 STEPS = {
     "temperature": 0, "topk": 1, "topp": 2, "minp": 3, "topnsigma": 4, "epsilon_cutoff": 5, "eta": 6, "typical": 7, "xtc": 8,
