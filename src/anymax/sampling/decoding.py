@@ -10,6 +10,7 @@ from .._array import (
     Array,
     Namespace,
     as_dtype,
+    as_scalar,
     beside,
     check_axis,
     counts,
@@ -199,7 +200,7 @@ def speculative_accept(
     >>> import numpy as np
     >>> draft, target = np.array([[0.5, 0.5], [0.9, 0.1]]), np.array([[0.5, 0.5], [0.0, 1.0], [0.0, 1.0]])
     >>> speculative_accept(draft, target, [1, 0], generator=0)
-    Accepted(count=array(1), token=array(1))
+    Accepted(count=np.int64(1), token=np.int64(1))
     """
     refuse_sharded("speculative_accept", None, p_draft=p_draft, p_target=p_target, tokens=tokens)
     p, xp = _table(p_target, "p_target")
@@ -253,7 +254,7 @@ def _accept(q: Array, p: Array, tokens: Array, generator: Any, xp: Namespace) ->
     token = invert(rest, u[..., length:], xp)
     if p.shape[-2] == length:
         token = xp.where(all_accepted, -xp.ones_like(token), token)
-    return Accepted(count[..., 0], token[..., 0])
+    return Accepted(as_scalar(count[..., 0]), as_scalar(token[..., 0]))
 
 
 def _row(table: Array, index: Array, xp: Namespace) -> Array:

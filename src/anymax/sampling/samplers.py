@@ -19,6 +19,7 @@ from .._array import (
     Array,
     Namespace,
     as_dtype,
+    as_scalar,
     check_axis,
     finite_scores,
     floats,
@@ -39,7 +40,7 @@ from .._array import (
 from .._core.mapping import Mapping, rest_of, with_rest
 from .._core.names import as_mapping
 from .._core.options import check_keywords, documented_like
-from .._core.rows import hide, prepare
+from .._core.rows import hide, prepare, with_a_class
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, ArrayT, Numbers, Parameter
 from .._random.draws import at, count_of, invert, uniforms
@@ -141,7 +142,7 @@ def perturb_argmax(
     Examples
     --------
     >>> perturb_argmax([0.0, 3.0], "uniform", generator=0)
-    array(1)
+    np.int64(1)
     """
     refuse_sharded("perturb_argmax", x)
     scale = number(scale)
@@ -149,8 +150,9 @@ def perturb_argmax(
         raise TypeError(f"perturb_argmax: scale must be a number, got {scale!r}")
     if not 0 <= scale < math.inf:
         raise ValueError(f"perturb_argmax: scale must be at least 0 and finite, got {scale}")
-    x, axis, xp = _check_classes(x, pick_axis(axis, dim))
-    y, keep, poisoned = finite_scores(stop_gradient(upcast(to_last(x, axis, xp), xp)), xp)
+    x, xp = floats(x)
+    axis = check_axis(pick_axis(axis, dim), x.ndim)
+    y, keep, poisoned = finite_scores(with_a_class(stop_gradient(upcast(to_last(x, axis, xp), xp))), xp)
     lead, n = tuple(y.shape[:-1]), y.shape[-1]
     size = count_of(num_samples)
     with quiet(y):
@@ -217,8 +219,10 @@ def gumbel_softmax(
 
 def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> Array:
     """The limit of the rows of p as the scores z are scaled up: most often the largest scores get the whole sum, each up to its bound."""
-    given = prepare(mapping.frozen(), z, axis)
+    given = prepare(mapping.frozen(), z, axis, least=0)
     rows, aligned = given.rows, given.mapping
+    if not rows.shape[-1]:
+        return p
     if (corner := aligned.corner(rows, xp)) is not None:
         return corner
     left_over("gumbel_softmax", mapping, xp)
@@ -350,8 +354,9 @@ def sample(
     """
     mapping, axis = as_mapping(mapping, "sample"), pick_axis(axis, dim)
     refuse_sharded("sample", x)
-    x, axis, xp = _check_classes(x, axis)
-    given = prepare(mapping, x, axis, mask)
+    x, xp = floats(x)
+    axis = check_axis(axis, x.ndim)
+    given = prepare(mapping, x, axis, mask, least=0).with_a_class()
     rows, mapping, size = given.rows, given.mapping.frozen(), count_of(num_samples)
     rest = left_over("sample", mapping, xp)
     parts = transforms_along(transform, axis, rows.ndim, "sample")
@@ -370,7 +375,7 @@ def sample(
     else:
         drawn = _in_one_pass(mapping, cut, full, steps, size, generator, return_log_prob)
     if rest:
-        drawn = drawn._replace(index=xp.where(drawn.index == x.shape[axis], -xp.ones_like(drawn.index), drawn.index))
+        drawn = drawn._replace(index=xp.where(drawn.index == rows.shape[-1], -xp.ones_like(drawn.index), drawn.index))
     index, log_prob, full_log_prob = (None if v is None else _samples_first(v, num_samples, xp) for v in drawn[:3])
     return Sample(index, log_prob, full_log_prob, drawn.support) if return_log_prob or return_support else index
 
@@ -425,17 +430,6 @@ def _log_prob(mapping: Mapping, rows: Array, index: Array, rest: bool, xp: Names
 def _samples_first(index: Array, num_samples: int | None, xp: Namespace) -> Array:
     """The indices [..., samples] with the samples as the first axis, or without that axis if `num_samples` is None."""
     if num_samples is None:
-        return index[..., 0]
+        return as_scalar(index[..., 0])
     last = index.ndim - 1
     return xp.permute_dims(index, (last, *range(last)))
-
-
-def _check_classes(x: Any, axis: int) -> tuple[Array, int, Namespace]:
-    """The scores as an array of floats, the axis of their classes from 0 on, and the namespace; an error if there is no class."""
-    x, xp = floats(x)
-    axis = check_axis(axis, x.ndim)
-    if x.shape[axis] == 0:
-        raise ValueError(
-            f"axis {axis} of the scores is empty: there is no class to draw; got the shape {tuple(x.shape)}"
-        )
-    return x, axis, xp
