@@ -122,9 +122,11 @@ def every_loss(
     ignore_index
         The class index of samples that are left out; a mean does not count them.
     reduction
-        "mean" over the samples, their "sum", or "none" for one value per sample.
+        "mean" over the samples, their "sum", or "none" for one value per sample. A mean over no samples is 0, and so are its
+        gradients; torch's is NaN.
     label_smoothing
-        The share of the target, from 0 to 1, that is spread evenly over the unmasked classes.
+        The share of the target, from 0 to 1, that is taken from it and spread evenly over the unmasked classes. As in torch,
+        each gets `label_smoothing / n` also where a soft target of `nll` or `cross_entropy` does not sum to 1.
 
     Returns
     -------
