@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 
-def lengths_of(x: Tensor) -> Tensor:
+def lengths_of(x: Any) -> Tensor:
     """The lengths of the sequences of a nested tensor [N, its own, features]."""
     if x.layout == torch.jagged:
         return x.offsets().diff()
@@ -19,7 +21,7 @@ def padded(x: Tensor) -> tuple[Tensor, Tensor]:
     return dense, torch.arange(dense.shape[1], device=dense.device) < lengths_of(x)[:, None]
 
 
-def nested_as(dense: Tensor, own: Tensor, like: Tensor) -> Tensor:
+def nested_as(dense: Tensor, own: Tensor, like: Any) -> Tensor:
     """The entries at the places `own` of [N, length, features], as a nested tensor with the layout and lengths of `like`."""
     if like.layout == torch.jagged:
         return torch.nested.nested_tensor_from_jagged(dense[own], like.offsets())
