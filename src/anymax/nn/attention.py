@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from .._array import autocast_dtype, dense
+from .._array import autocast_dtype, check_flag, dense
 from .._attention import attention, is_causal_bias, kept_by, operands
 from .._attention.call import ImplementationName
 from .._attention.scores import transforms_of
@@ -219,7 +219,7 @@ class Attention(OfMapping):
             Hide later keys; ignored if there is an `attn_mask`.
         """
         same = query is key is value
-        is_causal = operands.flag("Attention", "is_causal", is_causal)
+        is_causal = check_flag("Attention", "is_causal", is_causal)
         if any(isinstance(a, Tensor) and a.is_nested for a in (query, key, value)):
             _check_nested((query, key, value), self.batch_first, (key_padding_mask, attn_mask))
             return self._of_nested(query, key, value, need_weights, average_attn_weights, is_causal)
