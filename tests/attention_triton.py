@@ -171,7 +171,7 @@ def test_shared_keys_of_several_batches(name):
 
 
 @pytest.mark.parametrize("name", ["softmax", "sparsemax"])
-def test_shared_keys_with_slopes_and_a_sink_for_each_head_of_each_batch(name):
+def test_a_map_with_slopes_and_a_sink_for_each_head_of_each_batch(name):
     """A slope for each head of each batch beside a sink for each head, and the other way round."""
     each, sinks = whole(0.5, 0.125, 0.0, 0.3).reshape(2, H), whole(0.3, 2.5, -1.0, 0.0).reshape(2, H, 1, 1)
     hold(heads(batch=2, shared=1), MAPS[name], {"alibi": each, "sink": SINK, "enable_gqa": True})
