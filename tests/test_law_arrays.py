@@ -230,6 +230,9 @@ def test_rows_without_a_class_in_other_verbs(kind):
         if not isinstance(mapping, am.Sink):
             np.testing.assert_array_equal(back(drawn.log_prob), [-math.inf] * 3)
     np.testing.assert_array_equal(back(am.gumbel_max(x, generator=seed, num_samples=2)), [[-1] * 3] * 2)
+    for draw in (am.gumbel_max, lambda x, **given: am.sample("softmax", x, **given)):
+        with pytest.raises(ValueError, match="axis 1 of the scores is empty, so that invalid='argmax' has no class"):
+            draw(x, generator=seed, invalid="argmax")
     if kind != "jax":
         ids, offsets = am.sample("softmax", x, generator=seed, return_support=True).support
         assert tuple(ids.shape) == (0,)

@@ -74,7 +74,8 @@ ARRAYS = {  # what gives an array for a row, a module, a transform or words
     "apply", "attention", "attention_varlen", "balance", "budget", "check_mapping", "choose", "compose", "cosine", "entmax", "entmax15",
     "expert_choice", "explain", "explain_attention", "explain_linear_loss", "facts", "gumbel_sinkhorn", "gumbel_softmax", "gumbel_topk",
     "jacobian", "limit_capacity", "linear_attention", "log_apply", "log_softmax", "mask", "minp", "mix", "normalize", "normmax",
-    "perturb_max", "prior", "route", "route_support", "segment_apply", "segment_entropy", "segment_log_apply", "segment_logsumexp",
+    "perturb_max", "recovered_tokens", "prior",
+    "route", "route_support", "segment_apply", "segment_entropy", "segment_log_apply", "segment_logsumexp",
     "segment_sample", "segment_support", "segment_threshold", "show_config", "sigsoftmax", "soft_permutation", "soft_rank", "soft_sort",
     "softmax", "sparse_softmax", "sparsemax", "support", "taylor_softmax", "temperature", "top", "topk", "topk_log_prob", "topp", "use",
 }  # fmt: skip
