@@ -13,6 +13,7 @@ from .._array import (
     Array,
     Namespace,
     as_dtype,
+    as_scalar,
     asarray,
     autocast_dtype,
     floating,
@@ -81,6 +82,10 @@ class Layer:
         if hides := mapping.hides_a_class and not part:
             mapping, weight, bias, keep = _with_hidden(who, mapping, weight, bias, keep, xp)
         return cls(xp.reshape(x, (math.prod(lead), features)), weight, bias, keep, mapping, lead, dtype, hides)
+
+    def as_given(self, each: Array, xp: Namespace) -> Array:
+        """One number of each row, [rows] or [rows, 1], in the shape of the rows as given."""
+        return as_scalar(xp.reshape(each, self.lead))
 
     def by_row(self) -> dict[str, Array]:
         """The arrays that have an entry for each row, by name."""

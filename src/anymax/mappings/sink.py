@@ -39,7 +39,7 @@ class Sink(OfAnother):
     array([[0.25, 0.  ],
            [0.  , 0.  ]])
     >>> anymax.sample(anymax.Sink(score=9.0), [0.0, -1.0], generator=0)
-    array(-1)
+    np.int64(-1)
     """
 
     mapping: Mapping | str = dataclasses.field(default_factory=Softmax)
