@@ -201,6 +201,21 @@ class Separable(Mapping):
         tau = xp.where(xp.any(keep, axis=-1, keepdims=True), anchor - level, -math.inf * xp.ones_like(level))
         return poison(tau, poisoned, xp)
 
+    def moving_threshold(self, x: Array, p: Array, xp: Namespace, totals: Totals = totals) -> Array:
+        """The mean of `x_i - omega'(p_i)` with constant weights. It is tau for each class between 0 and its ceiling, so every derivative
+        is that of tau."""
+        x, _, _ = finite_scores(x, xp)
+        s = stop_gradient(self.sensitivity(p, xp))
+        inside = ~(s <= 0)  # NaN counts, so that it stays
+        if self.steep:
+            largest = xp.finfo(s.dtype).max ** 0.5
+            s = xp.where(s > largest, largest * xp.ones_like(s), s)
+        here = xp.where(inside, x - self.slope(safe(p, inside, 0.5, xp), xp), xp.zeros_like(x))
+        tau, rate = totals([xp.where(inside, s * here, xp.zeros_like(x)), s], xp)
+        rate = stop_gradient(rate)
+        tau = tau / xp.where(rate == 0, xp.ones_like(rate), rate)
+        return tau - self.level_to_tau(tau, xp) if self.params() else tau
+
     # -- the contract -----------------------------------------------------------------------------------------------------
 
     def forward(self, x: Array, xp: Namespace) -> Array:

@@ -16,7 +16,7 @@ from ..losses.indices import loss_of_rows
 from ..losses.suppression import suppression
 from ..losses.targets import counted_weight, weighted
 from ..losses.verbs import loss_of_kind
-from ..thresholds import logsumexp, tau_and_support
+from ..thresholds import tau_and_support, tau_of
 from ..transforms.base import Transform, put_through
 
 
@@ -30,7 +30,7 @@ class PerRow(ABC):
     margin: Callable[..., Any] | None = None
     scale: float = 1.0  # of the cosines that the margin takes
     least: float = 0.0  # softmax may leave out the gradient of classes below this probability
-    z_loss: float = 0.0  # the factor of logsumexp squared
+    z_loss: float = 0.0  # the factor of tau squared
     suppress: float = 0.0  # the factor of the loss of classes with probability 0
 
     def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Any:
@@ -78,7 +78,7 @@ class RowLoss(PerRow):
         if self.margin is not None:
             s = self.scale * self.margin(s / self.scale, target, -1)
         value = _loss(mapping, s, target, class_weight, self.smoothing)
-        more = self.z_term(logsumexp(s), target) if self.z_loss else None
+        more = self.z_term(mapping, s, target) if self.z_loss else None
         if self.suppress and target is not None:
             part = self.suppress * suppression(mapping, s, target)
             more = part if more is None else more + part
@@ -106,12 +106,13 @@ class RowLoss(PerRow):
             return more
         return more * xp.take(class_weight, xp.where(target < 0, xp.zeros_like(target), target), axis=0)
 
-    def z_term(self, level: Array, target: Array | None) -> Array:
-        """`z_loss` times the square of logsumexp, 0 for a row without a class, one that is all masked, or one that has a target of -1."""
-        xp = namespace(level)
-        some = level > -math.inf if target is None or target.ndim > 1 else (level > -math.inf) & (target >= 0)
-        level = xp.where(some | xp.isnan(level), level, xp.zeros_like(level))
-        return self.z_loss * level * level
+    def z_term(self, mapping: Mapping, s: Array, target: Array | None) -> Array:
+        """`z_loss` times the square of tau, 0 for a row without a class, one that is all masked, or one that has a target of -1."""
+        xp = namespace(s)
+        tau = tau_of(mapping, s, xp)[:, 0]
+        some = tau > -math.inf if target is None or target.ndim > 1 else (tau > -math.inf) & (target >= 0)
+        tau = xp.where(some | xp.isnan(tau), tau, xp.zeros_like(tau))
+        return self.z_loss * tau * tau
 
     def of_candidates(self, mapping: Mapping, s: Array, at: Any) -> Array:
         """The loss without smoothing, margin and class weights."""

@@ -240,7 +240,7 @@ def linear_threshold(
     layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
     if not layer.mapping.has_threshold:
         raise TypeError(layer.mapping.no_threshold())
-    xp, job = namespace(layer.x), Job(layer.constant(), Thresholds(), chunk=check_chunk(who, chunk))
+    xp, job = namespace(layer.x), Job(layer, Thresholds(), chunk=check_chunk(who, chunk))
     tau, size = bridge(layer.x).layers.thresholds(job)
     return Threshold(xp.reshape(tau, layer.lead), xp.reshape(size, layer.lead))
 
