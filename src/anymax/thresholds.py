@@ -6,7 +6,18 @@ import math
 from typing import Any, Generic, NamedTuple
 
 from . import _array, kernels
-from ._array import Array, as_dtype, differentiates, is_array, is_number, namespace, pick_axis, quiet, stop_gradient, upcast
+from ._array import (
+    Array,
+    as_dtype,
+    differentiates,
+    is_array,
+    is_number,
+    namespace,
+    pick_axis,
+    quiet,
+    stop_gradient,
+    upcast,
+)
 from ._core.mapping import Mapping
 from ._core.names import as_mapping
 from ._core.options import check_keywords, documented_like

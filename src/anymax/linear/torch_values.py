@@ -82,7 +82,7 @@ def least_of(job: Job) -> float:
 def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
     """(tau, the size of the support) of each row; None as in `values`."""
     layer = job.layer
-    if not runs_eagerly(layer) or not layer.rows:
+    if not runs_eagerly(layer) or not layer.rows or job.per_row.transforms:
         return None
     if layer.mapping.is_softmax:
         first = torch.zeros(layer.rows, dtype=torch.int64, device=layer.x.device)

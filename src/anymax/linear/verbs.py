@@ -211,12 +211,14 @@ def linear_threshold(
     *,
     linear_bias: Any = None,
     mask: Mask = None,
+    transform: Callable[[Any], Any] | None = None,
     chunk: int | None = None,
 ) -> Threshold[ArrayT]:
     """The threshold tau of each row of the scores `x @ linear_weight.T + linear_bias`, and how many classes have a probability above 0.
 
-    With tau you can compute the probability of any class: `p_i = link(<x, linear_weight[i]> - tau)`. For softmax tau is logsumexp. For
-    scores that exist already use `anymax.threshold`.
+    With tau you can compute the probability of any class: `p_i = link(<x, linear_weight[i]> - tau)`. For softmax tau is logsumexp. Its
+    gradient in the features is a mean of the rows of the weight: weighed by p for softmax. For scores that exist already use
+    `anymax.threshold`.
 
     Parameters
     ----------
@@ -226,9 +228,9 @@ def linear_threshold(
     Returns
     -------
     Threshold[Array]
-        A `Threshold`, the pair (tau, support): tau in the dtype of x, fp32 for half precision, support as integers. Neither
-        has a gradient. For softmax on torch the support has every class that is not masked; elsewhere those whose probability a
-        float can hold.
+        A `Threshold`, the pair (tau, support): tau in the dtype of the scores, fp32 for half precision, support as integers. tau
+        has the gradient of `anymax.threshold`. For softmax on torch the support has every class that is not masked; elsewhere those
+        whose probability a float can hold.
 
     Examples
     --------
@@ -240,7 +242,9 @@ def linear_threshold(
     layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
     if not layer.mapping.has_threshold:
         raise TypeError(layer.mapping.no_threshold())
-    xp, job = namespace(layer.x), Job(layer, Thresholds(), chunk=check_chunk(who, chunk))
+    refuse_with_hidden(who, layer, transform=transform)
+    xp, per_row = namespace(layer.x), Thresholds(who, row_transforms(who, transform))
+    job = Job(layer, per_row, chunk=check_chunk(who, chunk))
     tau, size = bridge(layer.x).layers.thresholds(job)
     return Threshold(xp.reshape(tau, layer.lead), xp.reshape(size, layer.lead))
 

@@ -68,7 +68,7 @@ class Softmax(Separable):
         z = total(e, xp)
         return y, e, xp.where(z == 0, xp.ones_like(z), z), keep, poisoned
 
-    def moving_threshold(self, x: Array, p: Array, xp: Namespace, totals: Any = None) -> Array:
+    def moving_threshold(self, x: Array, p: Array, xp: Namespace) -> Array:
         _, _, z, _, _ = self.shifted(x, xp)
         return xp.log(z)
 
