@@ -13,6 +13,7 @@ from .._core.mapping import Mapping
 from .._core.typing import LossKind
 from ..likelihood.terms import terms_of
 from ..losses.indices import loss_of_rows
+from ..losses.margins import nearest_centers
 from ..losses.suppression import suppression
 from ..losses.targets import counted_weight, weighted
 from ..losses.verbs import loss_of_kind
@@ -29,6 +30,7 @@ class PerRow(ABC):
     smoothing: float = 0.0  # this and the following are for a loss
     margin: Callable[..., Any] | None = None
     scale: float = 1.0  # of the cosines that the margin takes
+    sub_centers: int = 1  # scores of each class, next to each other, of which the largest counts
     least: float = 0.0  # softmax may leave out the gradient of classes below this probability
     z_loss: float = 0.0  # the factor of tau squared
     suppress: float = 0.0  # the factor of the loss of classes with probability 0
@@ -75,6 +77,7 @@ class RowLoss(PerRow):
         if value is not None:
             return value
         s = self.transformed(upcast(scores, namespace(scores)))
+        s = nearest_centers(s, self.sub_centers, -1)
         if self.margin is not None:
             s = self.scale * self.margin(s / self.scale, target, -1)
         value = _loss(mapping, s, target, class_weight, self.smoothing)

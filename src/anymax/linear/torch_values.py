@@ -45,7 +45,13 @@ def way(job: Job) -> Callable[[Job], Tensor] | None:
     each_row = (
         per_row.smoothing and layer.keep is not None and layer.keep.shape[0] != 1
     )  # smoothed over classes of its own
-    if per_row.transforms or per_row.suppress or each_row or not runs_eagerly(layer, job.class_weight):
+    if (
+        per_row.transforms
+        or per_row.suppress
+        or per_row.sub_centers > 1
+        or each_row
+        or not runs_eagerly(layer, job.class_weight)
+    ):
         return None
     if layer.mapping.is_softmax:
         return _terms_of_softmax if terms else _of_softmax

@@ -192,13 +192,14 @@ def margin_linear_loss(
     mapping: Mapping,
     margin: Any,
     scale: float,
+    sub_centers: int = 1,
     **given: Any,
 ) -> Array:
-    """`margin_loss` of the cosines `x @ centres.T` of rows of length 1."""
+    """`margin_loss` of the cosines `x @ centres.T` of rows of length 1, of which each class has `sub_centers`."""
     options = LossOptions.read("margin_loss", None, given)
     layer = Layer.of("margin_loss", scale * x, centres, mapping, None, None)
     refuse_with_hidden("margin_loss", layer, margin=margin)
-    per_row = RowLoss("margin_loss", margin=as_margin(margin), scale=scale)
+    per_row = RowLoss("margin_loss", margin=as_margin(margin), scale=scale, sub_centers=sub_centers)
     return _loss(layer, target, options, per_row, None)
 
 
@@ -276,6 +277,9 @@ def _job(
     who, xp, class_weight = per_row.who, namespace(layer.x), options.weight
     refuse_sharded(who, None, target=target)
     target = _array.beside(target, layer.x, "target", xp)
+    all_scores = layer
+    if per_row.sub_centers > 1:  # below, the layer stands for its classes
+        layer = layer.with_operands(layer.x, layer.weight[:: per_row.sub_centers, ...], None)
     one = upcast(layer.weight[:1, :1], xp)
     if class_weight is not None:
         class_weight = class_weights(class_weight, xp.broadcast_to(one, (1, layer.classes)), xp)
@@ -283,11 +287,15 @@ def _job(
         index, out = class_indices(who, target, layer, options.ignore_index, xp)
         counted = xp.where(out, -xp.ones_like(index), index)
         norm = counted_weight(index, out, class_weight, one.dtype, xp)
-        return Job(layer, per_row, counted, class_weight, chunk), out, norm
+        return Job(all_scores, per_row, counted, class_weight, chunk), out, norm
     needs_indices(who, per_row.suppress, target)
     if per_row.margin is not None:
         raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
     y = xp.reshape(target, (layer.rows, layer.seen_classes))
     if layer.hides_a_class:
         y = with_hidden_share(y, (0.0, 1.0), xp)
-    return Job(layer, per_row, y, class_weight, chunk), None, xp.ones((layer.rows,), dtype=one.dtype, **device_of(one))
+    return (
+        Job(all_scores, per_row, y, class_weight, chunk),
+        None,
+        xp.ones((layer.rows,), dtype=one.dtype, **device_of(one)),
+    )

@@ -36,7 +36,7 @@ from ..functional import log_rows
 from ..mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
 from .batch import Batch, one_axis, with_hidden
 from .indices import index_loss
-from .margins import as_margin
+from .margins import as_margin, of_nearest_centers
 from .options import LossOptions, cast, is_loss, name_of_kind
 from .targets import ask_for_axis, result_dtype
 
@@ -163,6 +163,7 @@ def margin_loss(
     *,
     margin: float | Callable[..., Array] = 0.35,
     scale: Parameter = 30.0,
+    sub_centers: int = 1,
     **options: Unpack[LossKeywords],
 ) -> ArrayT:
     """The loss of `scale * margin(cosines, target)`: the target's cosine is made smaller, so that training must push it further.
@@ -179,14 +180,24 @@ def margin_loss(
         A number m, for `cos(theta) - m` (AM-Softmax, CosFace), or a margin such as `anymax.margins.ArcFace(0.5)`.
     scale
         The factor of the cosines after the margin, a number or an array.
+    sub_centers
+        How many centers each class has, as in sub-center ArcFace (Deng et al. 2020): a sample counts for the nearest of them, so that
+        a class may have several clusters, one of them for wrong labels. The cosines of a class then stand next to each other.
 
     Examples
     --------
     >>> anymax.margin_loss(anymax.Softmax(), [[0.8, 0.3]], [0], margin=0.35, scale=10.0).round(3)
     np.float64(0.201)
+    >>> two_each = [[0.1, 0.8, 0.3, -0.2]]
+    >>> anymax.margin_loss(anymax.Softmax(), two_each, [0], margin=0.35, scale=10.0, sub_centers=2).round(3)
+    np.float64(0.201)
     """
+    own = "margin", "scale", "sub_centers"
+    cosines = of_nearest_centers(
+        "margin_loss", cosines, sub_centers, LossOptions.read("margin_loss", weight, options, own)
+    )
     formula = functools.partial(_margin_loss, margin, scale)
-    return _loss("margin_loss", formula, mapping, cosines, target, weight, options, "margin", "scale")
+    return _loss("margin_loss", formula, mapping, cosines, target, weight, options, *own)
 
 
 # -- sugar -------------------------------------------------------------------------------------------------------------------
