@@ -285,7 +285,11 @@ def test_a_compiled_soft_cap_holds_no_scores():
 
     def step(x, w):
         entropy = A.linear_log_prob_entropy(x, w, y, transform=cap)[1]
-        return A.linear_loss(x, w, y, z_loss=0.5, transform=cap) + A.linear_loss(x, w, y, "sparsemax", transform=cap) + entropy.sum()
+        return (
+            A.linear_loss(x, w, y, z_loss=0.5, transform=cap)
+            + A.linear_loss(x, w, y, "sparsemax", transform=cap)
+            + entropy.sum()
+        )
 
     def backend(graph, _):
         seen.extend(node.target for node in graph.graph.nodes if node.op == "call_function")

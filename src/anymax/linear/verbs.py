@@ -71,7 +71,8 @@ def linear_loss(
     x
         The features, [..., features].
     linear_weight
-        The weight of the layer, [classes, features], as in `torch.nn.Linear`.
+        The weight of the layer, [classes, features], as in `torch.nn.Linear`. Its dtype may differ from that of x: the product is
+        computed in the wider of the two, and each gets its gradient in its own dtype. Under torch's autocast its dtype counts.
     target
         Class indices (integers, of the shape of x without its last axis), or distributions over the classes (floating
         point).
@@ -90,8 +91,8 @@ def linear_loss(
     mask
         Booleans that broadcast to the scores, [..., classes] or [classes], True = keep.
     transform
-        A transform of the scores, such as `anymax.temperature(2.0)`. It is applied to a group of rows at a time, so it must
-        not be random, and its parameters must not differ between rows.
+        A transform of the scores, such as `anymax.temperature(2.0)` or `anymax.transforms.softcap(30.0)`. It is applied to a group of
+        rows at a time, so it must not be random, and its parameters must not differ between rows.
     chunk
         How many classes to compute at a time (in `anymax.distributed.linear_loss`, how many rows). A map that needs all scores
         of a row takes some whole rows instead, with as many scores in all. By default softmax holds rows of scores, which
@@ -109,13 +110,14 @@ def linear_loss(
         constant, and s_0 that of all classes with probability 0 but the target. Its gradient reaches all classes. It needs
         class indices.
     z_loss
-        For softmax, the factor of logsumexp squared, which keeps the scores small. Class weights apply to it, and to `suppress`,
-        as to the loss.
+        The factor of tau squared, which is added to the loss of each row and keeps the scores from drifting. tau is the threshold of
+        the map, for softmax logsumexp. Class weights apply to it, and to `suppress`, as to the loss.
 
     Returns
     -------
     Array
-        The loss, one number of the kind and dtype of x; with `reduction="none"` one for each sample.
+        The loss, one number of the kind of x, in the dtype of the product; fp32 for half precision. With `reduction="none"` one for
+        each sample.
 
     Examples
     --------

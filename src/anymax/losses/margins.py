@@ -21,19 +21,24 @@ from .._array import (
     adopt,
     as_dtype,
     asarray,
+    beside,
     check_axis,
     check_integer,
+    counts,
     dtype_name,
     eager,
     floats,
     from_last,
+    is_array,
     is_integer,
     is_number,
+    like,
     namespace,
     number,
     positions,
     quiet,
     safe,
+    shown,
     stop_gradient,
     take,
     to_last,
@@ -43,6 +48,7 @@ from .._core.mapping import Mapping
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, ArrayT, Numbers
 from .options import LossOptions
+from .targets import ask_for_axis, result_dtype
 
 TOLERANCE = 1e-2  # how far rounding, also to bf16, may push a cosine out of [-1, 1]
 
@@ -298,6 +304,23 @@ def check_centers(who: str, count: Any) -> int:
     if count < 1:
         raise ValueError(f"{who}: sub_centers must be at least 1, the number of centers of each class, got {count}")
     return count
+
+
+def with_margin(
+    margin: Any, scale: Any, cosines: Any, target: Any, options: LossOptions
+) -> tuple[Array, Array, Any, Any]:
+    """(`scale * margin(cosines, target)` in fp32 or fp64, the target, the axis of the classes, the dtype of a loss)."""
+    cosines, xp = floats(cosines, "cosines")
+    axis = options.class_axis(cosines)
+    dtype, wide = result_dtype(cosines), upcast(cosines, xp)  # no rounding between the margin and the loss
+    target = beside(target, wide, "target", xp)
+    ask_for_axis(cosines, target, options.axis)
+    counted = counts(target, xp) if is_integer(target) else target
+    counted = xp.where(counted == options.ignore_index, -xp.ones_like(counted), counted)
+    scale = number(scale)
+    if not is_array(scale) and not is_number(scale):
+        raise TypeError(f"margin_loss: scale must be a number or an array, got {shown(scale)}")
+    return as_margin(margin)(wide, counted, axis) * like(scale, wide, xp), target, axis, dtype
 
 
 def _psi(c: Array, m1: float, m2: float, m3: float, xp: Namespace) -> Array:

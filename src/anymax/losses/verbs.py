@@ -17,13 +17,9 @@ from .. import _array
 from .._array import (
     Array,
     dot,
-    is_array,
-    is_integer,
-    is_number,
     quiet,
     stop_gradient,
     total,
-    upcast,
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
@@ -36,9 +32,8 @@ from ..functional import log_rows
 from ..mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
 from .batch import Batch, one_axis, with_hidden
 from .indices import index_loss
-from .margins import as_margin, of_nearest_centers
+from .margins import of_nearest_centers, with_margin
 from .options import LossOptions, cast, is_loss, name_of_kind
-from .targets import ask_for_axis, result_dtype
 
 _SOFTMAX, _SPARSEMAX, _ENTMAX15 = Softmax(), Sparsemax(), Entmax(1.5)
 
@@ -496,16 +491,5 @@ _FORMULAS: dict[LossKind, Callable[..., Array]] = {
 
 def _margin_loss(margin: Any, scale: Any, mapping: Mapping, cosines: Any, target: Any, options: LossOptions) -> Array:
     """The loss of `scale * margin(cosines, target)`."""
-    cosines, xp = _array.floats(cosines, "cosines")
-    axis = options.class_axis(cosines)
-    dtype, wide = result_dtype(cosines), upcast(cosines, xp)  # no rounding between the margin and the loss
-    target = _array.beside(target, wide, "target", xp)
-    ask_for_axis(cosines, target, options.axis)
-    counted = _array.counts(target, xp) if is_integer(target) else target
-    counted = xp.where(counted == options.ignore_index, -xp.ones_like(counted), counted)
-    scale = _array.number(scale)
-    if not is_array(scale) and not is_number(scale):
-        raise TypeError(f"margin_loss: scale must be a number or an array, got {_array.shown(scale)}")
-    scores = as_margin(margin)(wide, counted, axis) * _array.like(scale, wide, xp)
-    formula = _FORMULAS[mapping.own_loss]
-    return cast(formula(mapping, scores, target, options._replace(axis=axis)), dtype)
+    scores, target, axis, dtype = with_margin(margin, scale, cosines, target, options)
+    return cast(_FORMULAS[mapping.own_loss](mapping, scores, target, options._replace(axis=axis)), dtype)

@@ -35,7 +35,8 @@ class MarginHead(OfMapping):
     With a group the gradient of the embeddings is that of the mean over the rows of all processes. DistributedDataParallel divides
     gradients by the number of processes, `size`: after it, pass `embeddings * size - (embeddings * (size - 1)).detach()`.
 
-    It takes embeddings [N, in_features] and class indices [N], and returns the loss: one number, or [N] with `reduction="none"`.
+    It takes embeddings [N, in_features] and class indices [N], and returns the loss: one number, or [N] with `reduction="none"`; fp32 for
+    half precision.
 
     Parameters
     ----------
