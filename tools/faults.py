@@ -1003,7 +1003,7 @@ FAULTS = {
           "**dict(zip(_LOSS[1:], loss[1:], strict=True))", "linear_gradients"),
     Fault("the bias's gradient of a compiled output layer", "src/anymax/linear/torch_compiled.py",
           "return dx, dw, None if bias is None else db, *(None,) * 8",
-          "return dx, dw, None, *(None,) * 7", "linear_gradients"),
+          "return dx, dw, None, *(None,) * 8", "linear_gradients"),
     Fault("a weighted mean of an output layer", "src/anymax/linear/verbs.py",
           "norm = counted_weight(index, out, class_weight,",
           "norm = counted_weight(index, out, None,", "linear_loss"),
