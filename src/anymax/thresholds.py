@@ -122,12 +122,15 @@ def tau_of(mapping: Mapping, rows: Array, xp: Any) -> Array:
     """tau of rows of scores, [..., 1], single or double, with its derivatives in the scores and the map's parameters."""
     if mapping.hides_a_class:
         mapping, rows = mapping.with_hidden(rows, xp)
-    leaf = bridge(rows)
+    leaf, x = bridge(rows), upcast(rows, xp)
+    moves = differentiates(rows) or any(differentiates(value) for value in mapping.params().values())
+    if moves and mapping.is_softmax:
+        tau = logsumexp(x, axis=-1, keepdims=True)
+        return xp.where(tau == -math.inf, stop_gradient(tau), tau)  # a masked row has no derivative
     tau = leaf.threshold(mapping.frozen(), stop_gradient(rows))
-    if not differentiates(rows) and not any(differentiates(value) for value in mapping.params().values()):
+    if not moves:
         return tau
     with quiet(rows):
-        x = upcast(rows, xp)
         moving = mapping.moving_threshold(x, leaf.apply(mapping, x), xp)
         return tau + as_dtype(moving - stop_gradient(moving), tau.dtype, xp)
 

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Self
 
-from .._array import Array, dtype_name, is_array, is_torch, namespace, upcast
+from .._array import Array, dtype_name, is_array, is_torch, namespace, safe, take, upcast
 from .._core.mapping import Mapping
 from .._core.typing import LossKind
 from ..likelihood.terms import terms_of
@@ -81,7 +81,10 @@ class RowLoss(PerRow):
         if self.margin is not None:
             s = self.scale * self.margin(s / self.scale, target, -1)
         value = _loss(mapping, s, target, class_weight, self.smoothing)
-        more = self.z_term(mapping, s, target) if self.z_loss else None
+        more = None
+        if self.z_loss:
+            plain = value if class_weight is None and not self.smoothing else None
+            more = self.z_term(_tau(mapping, s, target, plain), target)
         if self.suppress and target is not None:
             part = self.suppress * suppression(mapping, s, target)
             more = part if more is None else more + part
@@ -109,10 +112,9 @@ class RowLoss(PerRow):
             return more
         return more * xp.take(class_weight, xp.where(target < 0, xp.zeros_like(target), target), axis=0)
 
-    def z_term(self, mapping: Mapping, s: Array, target: Array | None) -> Array:
+    def z_term(self, tau: Array, target: Array | None) -> Array:
         """`z_loss` times the square of tau, 0 for a row without a class, one that is all masked, or one that has a target of -1."""
-        xp = namespace(s)
-        tau = tau_of(mapping, s, xp)[:, 0]
+        xp = namespace(tau)
         some = tau > -math.inf if target is None or target.ndim > 1 else (tau > -math.inf) & (target >= 0)
         tau = xp.where(some | xp.isnan(tau), tau, xp.zeros_like(tau))
         return self.z_loss * tau * tau
@@ -149,6 +151,20 @@ class Thresholds(PerRow):
 def loss_of(mapping: Mapping) -> LossKind:
     """The map's own loss; for softmax the cross-entropy, as in torch's output layers, which differs from it by the target's entropy."""
     return "nll" if mapping.is_softmax else mapping.own_loss
+
+
+def _tau(mapping: Mapping, s: Array, target: Array | None, plain: Array | None) -> Array:
+    """tau of each row. For softmax it is the loss of a class, which an engine computes, plus the score of this class.
+
+    plain: that loss without smoothing and weights, if it is known. If the target is masked, and the loss infinite, tau is given as 0.
+    """
+    xp = namespace(s)
+    if not mapping.is_softmax or target is None or target.ndim > 1:
+        return tau_of(mapping, s, xp)[:, 0]
+    own = take(s, xp.where(target < 0, xp.zeros_like(target), target)[:, None], xp)[:, 0]
+    plain = _loss(mapping, s, target, None, 0.0) if plain is None else plain
+    known = ~(own == -math.inf)
+    return xp.where(known, safe(plain, known, 0.0, xp) + safe(own, known, 0.0, xp), xp.zeros_like(own))
 
 
 def _loss(mapping: Mapping, s: Array, target: Any, class_weight: Array | None, smoothing: float) -> Array:

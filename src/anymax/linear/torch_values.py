@@ -244,7 +244,7 @@ def _z_term(job: Job, s: Tensor) -> Tensor:
     """The term of tau squared, from scores that contain the support of each row."""
     assert isinstance(job.per_row, RowLoss)
     assert job.target is not None
-    term = job.per_row.z_term(job.layer.mapping, s, job.target)
+    term = job.per_row.z_term(tau_of(job.layer.mapping, s, xp)[:, 0], job.target)
     return term if job.class_weight is None else job.per_row.weighted(term, job.target, job.class_weight)
 
 

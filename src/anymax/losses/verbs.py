@@ -188,9 +188,8 @@ def margin_loss(
     np.float64(0.201)
     """
     own = "margin", "scale", "sub_centers"
-    cosines = of_nearest_centers(
-        "margin_loss", cosines, sub_centers, LossOptions.read("margin_loss", weight, options, own)
-    )
+    read = LossOptions.read("margin_loss", weight, {**options}, own)
+    cosines = of_nearest_centers("margin_loss", cosines, sub_centers, read)
     formula = functools.partial(_margin_loss, margin, scale)
     return _loss("margin_loss", formula, mapping, cosines, target, weight, options, *own)
 

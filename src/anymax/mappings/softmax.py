@@ -68,10 +68,6 @@ class Softmax(Separable):
         z = total(e, xp)
         return y, e, xp.where(z == 0, xp.ones_like(z), z), keep, poisoned
 
-    def moving_threshold(self, x: Array, p: Array, xp: Namespace) -> Array:
-        _, _, z, _, _ = self.shifted(x, xp)
-        return xp.log(z)
-
     def forward(self, x: Array, xp: Namespace) -> Array:
         _, e, z, keep, poisoned = self.shifted(x, xp)
         return finish(e / z, keep, poisoned, xp)
