@@ -16,8 +16,7 @@ from ..linear.verbs import linear_loss as linear_loss_of_one
 from ..linear.verbs import linear_threshold as linear_threshold_of_one
 from ..thresholds import Threshold
 from . import layer
-from .call import Arguments, ShardKeywords, every_verb
-from .choose_group import eagerly
+from .call import Arguments, ShardKeywords, eagerly, every_verb
 from .layer import Given
 from .verbs import fenchel_young
 
