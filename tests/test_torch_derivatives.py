@@ -50,6 +50,7 @@ TRANSFORMS = {
     "normalize": A.normalize("l2"),
     "prior": A.prior(scale=Y),
     "repetition_penalty": A.transforms.repetition_penalty(IDS, 2.0),
+    "sequence_bias": A.transforms.sequence_bias([0, 2, 1], {(1, 3): -1.5, (2,): -float("inf")}),
     "softcap": A.transforms.softcap(1.5),
     "scalable": A.transforms.scalable(1.0, 0.1),
     "temperature": A.temperature(0.7),
@@ -138,9 +139,9 @@ VERBS = {
     "compose, several": A.compose(A.temperature(0.5), A.topk(5), A.minp(0.3)),
 }  # fmt: skip
 CONSTANT = {
-    "choose", "check_mapping", "compose", "explain", "explain_attention", "facts", "gumbel_max", "gumbel_topk", "logit_gap",
-    "perturb_argmax", "sample", "segment_sample", "segment_support", "show_config", "speculative_accept", "support", "topk_log_prob",
-    "use", "warm_up",
+    "choose", "check_mapping", "compose", "explain", "explain_attention", "facts", "from_config", "gumbel_max", "gumbel_topk",
+    "logit_gap", "perturb_argmax", "sample", "segment_sample", "segment_support", "show_config", "speculative_accept", "support",
+    "topk_log_prob", "use", "warm_up",
 }  # no array that has a derivative  # fmt: skip
 ARGUMENTS = {
     "attention": Q, "attention, softmax": Q, "attention, bias": draw(2, 5, 5), "attention_varlen": Q, "linear_attention": Q,
