@@ -79,6 +79,7 @@ def test_a_learned_alpha(verb):
     same(torch.cat([g[1] for _, g in found], -1 if verb == "threshold" else 0), gradients[1], rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.usefixtures("many")
 def test_the_support_is_that_of_all_classes():
     x, weight, bias, keep, _ = operands()
     want = A.linear.linear_threshold(x, weight, "entmax15", linear_bias=bias, mask=keep)
