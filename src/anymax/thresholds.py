@@ -6,7 +6,18 @@ import math
 from typing import Any, Generic, NamedTuple
 
 from . import _array, kernels
-from ._array import Array, as_dtype, is_array, is_number, namespace, pick_axis, quiet, stop_gradient, upcast
+from ._array import (
+    Array,
+    as_dtype,
+    differentiates,
+    is_array,
+    is_number,
+    namespace,
+    pick_axis,
+    quiet,
+    stop_gradient,
+    upcast,
+)
 from ._core.mapping import Mapping
 from ._core.names import as_mapping
 from ._core.options import check_keywords, documented_like
@@ -69,7 +80,8 @@ def threshold(
     Returns
     -------
     Threshold[Array]
-        A `Threshold`, the pair (tau, support): tau in the dtype of x, support as integers. Neither has a gradient.
+        A `Threshold`, the pair (tau, support): tau in the dtype of x, support as integers. tau has a gradient, which for softmax is p,
+        and for other separable maps the sensitivity of each class, 1 / omega''(p_i), divided by the sum of these.
 
     Examples
     --------
@@ -84,7 +96,7 @@ def threshold(
         return Threshold(*rows_over_devices("threshold", threshold, mapping, x, axis, mask, keepdims))
     given = prepare_axes(mapping, x, axis, mask, least=0).with_a_class()
     rows, xp = given.rows, namespace(given.rows)
-    tau, size = tau_and_support(given.mapping.frozen(), stop_gradient(rows), xp)
+    tau, size = tau_and_support(given.mapping, rows, xp)
     tau = like_scores(as_dtype(tau, rows.dtype, xp), given.scores)
     return Threshold(given.restore_one(tau, keepdims), given.restore_one(size, keepdims))
 
@@ -106,10 +118,27 @@ def _support_size(p: Array, xp: Any) -> Array:
     return xp.reshape(xp.concat(parts), (*lead, 1))
 
 
+def tau_of(mapping: Mapping, rows: Array, xp: Any) -> Array:
+    """tau of rows of scores, [..., 1], single or double, with its derivatives in the scores and the map's parameters."""
+    if mapping.hides_a_class:
+        mapping, rows = mapping.with_hidden(rows, xp)
+    leaf, x = bridge(rows), upcast(rows, xp)
+    moves = differentiates(rows) or any(differentiates(value) for value in mapping.params().values())
+    if moves and mapping.is_softmax:
+        tau = logsumexp(x, axis=-1, keepdims=True)
+        return xp.where(tau == -math.inf, stop_gradient(tau), tau)  # a masked row has no derivative
+    tau = leaf.threshold(mapping.frozen(), stop_gradient(rows))
+    if not moves:
+        return tau
+    with quiet(rows):
+        moving = mapping.moving_threshold(x, leaf.apply(mapping, x), xp)
+        return tau + as_dtype(moving - stop_gradient(moving), tau.dtype, xp)
+
+
 def tau_and_support(mapping: Mapping, rows: Array, xp: Any) -> tuple[Array, Array]:
-    """tau of rows of scores, and how many classes have a probability, [..., 1] each. The map's parameters must be constants."""
-    leaf = bridge(rows)
-    return leaf.threshold(mapping, rows), _support_size(leaf.apply(mapping, rows), xp)
+    """`tau_of`, and how many classes have a probability, [..., 1] each."""
+    p = bridge(rows).apply(mapping.frozen(), stop_gradient(rows))
+    return tau_of(mapping, rows, xp), _support_size(p, xp)
 
 
 @check_keywords({"tau": "say temperature=", "T": "say temperature="})

@@ -174,6 +174,18 @@ class Mapping(OverProcesses, ABC):
         """tau, [..., 1]: one number per row, from which p follows."""
         raise TypeError(self.no_threshold())
 
+    def moving_threshold(self, x: Array, p: Array, xp: Namespace) -> Array:
+        """tau less a constant, [..., 1], with the derivatives of tau in the scores and the parameters. p is p(x), with its derivatives.
+
+        Override it if `threshold` stops derivatives, as one that iterates does.
+        """
+        return self.threshold(x, xp)
+
+    def moving_potential(self, x: Array, p: Array, xp: Namespace) -> Array:
+        """The same for Omega*(x), whose gradient is p."""
+        held = stop_gradient(p)
+        return self.loss(x, p, held, xp) + dot(held, finite_scores(x, xp)[0], xp)
+
     @property
     def has_threshold(self) -> bool:
         return type(self).threshold is not Mapping.threshold

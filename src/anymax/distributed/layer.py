@@ -23,16 +23,18 @@ from ..linear.arguments import (
     needs_indices,
     temperature_of_rows,
 )
+from ..linear.bridge import joined
 from ..linear.layer import Layer, check_chunk
 from ..linear.per_row import loss_of
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import counted_weight, holds_indices
+from ..thresholds import Threshold
 from ..transforms.base import Transform, check_range
 from .agreement import Agreement, fail_together
 from .call import Arguments, ShardedCall, described, message_of
 from .further import FurtherLosses
 from .losses import loss_of_call, say_options, target_is, width
-from .per_row import GivenClasses, terms_of_call
+from .per_row import GivenClasses, terms_of_call, threshold_of_call
 from .shard import Places
 from .support import SupportPart
 
@@ -91,8 +93,8 @@ class SplitLayer:
         return SupportPart.of(self.agreement.who, layer, index, support, start, self.count, shared.strict, xp)
 
     def by_rows(
-        self, columns: int, of_rows: Callable[[ShardedCall, slice], Array], kept: SupportPart | None = None
-    ) -> Array:
+        self, columns: int, of_rows: Callable[[ShardedCall, slice], Any], kept: SupportPart | None = None
+    ) -> Any:
         """`of_rows(call, where)` of a few rows at a time, one after the other along the first axis. columns: those it sends first.
 
         kept: the part of a support whose scores alone are computed.
@@ -103,12 +105,12 @@ class SplitLayer:
         step = step or _rows_at_a_time(rows, self.most if kept is None else kept.width, shared)
         layer = dataclasses.replace(layer, x=shared.vary(layer.x))
 
-        def some(begin: int) -> Array:
+        def some(begin: int) -> Any:
             where = slice(begin, min(begin + step, rows))
             message = message_of(where.stop - begin, 2 + columns, layer.x) if shared.strict else None
             part = Agreement(who, shared, layer.x, message)
 
-            def result() -> Array:
+            def result() -> Any:
                 these = layer.part(where)
                 scores = these.scores() if kept is None else kept.part(where).scores(these, xp)
                 call = ShardedCall.of(part, these.mapping, scores, -1, None, start, count)
@@ -120,7 +122,7 @@ class SplitLayer:
 
         again = bridge(layer.x).recomputed(some) if rows > step else some
         # without rows too, so that every parameter has a gradient, of zeros
-        return upcast(xp.concat([again(begin) for begin in range(0, max(rows, 1), step)]), xp)
+        return joined([again(begin) for begin in range(0, max(rows, 1), step)])
 
 
 def linear_loss(
@@ -190,6 +192,16 @@ def log_prob(
         log_p, *h = (xp.reshape(columns[:, i], layer.lead) for i in range(1 + entropy))
         pairs.append((log_p, h[0] if entropy else None))
     return pairs
+
+
+def threshold(arguments: Arguments, agreement: Agreement, given: Given) -> Threshold:
+    """tau of each row, and the number of classes with a probability."""
+    layer = _layer(arguments, given)
+    if not layer.mapping.has_threshold:
+        raise TypeError(layer.mapping.no_threshold())
+    split, xp = SplitLayer.agreed(arguments, agreement, layer, given), namespace(layer.x)
+    tau, size = split.by_rows(0, lambda call, where: tuple(threshold_of_call(call)))
+    return Threshold(upcast(xp.reshape(tau, layer.lead), xp), xp.reshape(size, layer.lead))
 
 
 def topk_kl(

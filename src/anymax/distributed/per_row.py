@@ -25,7 +25,10 @@ from .support import SupportPart
 
 
 def threshold(arguments: Arguments, agreement: Agreement, keepdims: bool) -> Threshold:
-    call = arguments.call(agreement)
+    return threshold_of_call(arguments.call(agreement), keepdims)
+
+
+def threshold_of_call(call: ShardedCall, keepdims: bool = False) -> Threshold:
     if not call.mapping.has_threshold:
         raise TypeError(call.mapping.no_threshold())
 
@@ -35,7 +38,7 @@ def threshold(arguments: Arguments, agreement: Agreement, keepdims: bool) -> Thr
         size = xp.where(shards.poisoned, xp.zeros_like(size), size)
         return Threshold(shard.per_row(tau, keepdims), shard.per_row(size, keepdims))
 
-    return solve(call.constant(), finish)
+    return solve(call, finish)
 
 
 def logsumexp(arguments: Arguments, agreement: Agreement, temperature: Any, keepdims: bool) -> Array:

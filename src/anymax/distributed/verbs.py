@@ -117,7 +117,8 @@ def threshold(
     Returns
     -------
     Threshold[Array]
-        A `Threshold`, the pair (tau, support), the same on every process. Neither has a gradient.
+        A `Threshold`, the pair (tau, support), the same on every process. tau has a gradient; in a backward pass every process
+        must pass it the same one.
 
     Examples
     --------

@@ -146,11 +146,7 @@ class Bounded(Separable):
         return super().threshold(x, xp) - self.level_to_tau(x, xp)
 
     def level_to_tau(self, level: Array, xp: Namespace) -> Any:
-        c: Any = like(self.alpha, level, xp) - 1.0
-        if not is_array(c):
-            return 1.0 / c if c else 0.0
-        plain = c == 0
-        return xp.where(plain, xp.zeros_like(c), 1.0 / safe(c, ~plain, 1.0, xp))
+        return Entmax(self.alpha).level_to_tau(level, xp)
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         # which classes have their bound can't be read from a p that was saved in half precision

@@ -146,8 +146,7 @@ class Elementwise(OfAnother):
     def threshold(self, x: Array, xp: Namespace) -> Array:
         some = xp.any(x > -math.inf, axis=-1, keepdims=True)
         tau = -self._from_tau(xp.zeros_like(x[..., :1]), xp)
-        poisoned = finite_scores(x, xp)[2]
-        return xp.where(poisoned, math.nan * tau, xp.where(some, tau, -math.inf * xp.ones_like(tau)))
+        return poison(xp.where(some, tau, -math.inf * xp.ones_like(tau)), finite_scores(x, xp)[2], xp)
 
     # -- the loss: of each class by itself -----------------------------------------------------------------------------------
 
