@@ -152,8 +152,7 @@ def test_gradients(ask, dtype):
             p = anymax.apply(mapping, x)
             return np.einsum("ri,rij->rj", np.where(p > 0, g / np.where(p > 0, p, 1), 0), anymax.jacobian(mapping, x))
 
-        plain = [0, 1, 3, 4, 5]  # where scores are far apart, 1 / p overflows here and not in the kernels
-        close(got(reply, x.shape)[plain], reference(pulled_back, x, g)[plain], dtype, name, scale=300)
+        close(got(reply, x.shape), reference(pulled_back, x, g), dtype, name, scale=300)
 
 
 @node

@@ -56,7 +56,7 @@ async function functions(bytes) {
 
   function logApply(map, x, options = {}) {
     const shape = shapeOf("logApply", x, options), kernel = kernelOf(map, shape.classes);
-    return kernel.log ? of(OP.LOG, kernel, x, shape) : of(OP.FORWARD, kernel, x, shape).map(Math.log);
+    return kernel.log ? of(OP.LOG, kernel, x, shape) : shape.Kind.from(of(OP.FORWARD, kernel, ...doubled(x, shape)), Math.log);
   }
 
   // J^T g, of p or of log p.
@@ -78,8 +78,8 @@ async function functions(bytes) {
     const shape = shapeOf("logVjp", x, options), kernel = kernelOf(map, shape.classes);
     gradient("logVjp", g, x);
     if (kernel.log) return pulledBack(kernel, x, g, shape, [OP.LOG, OP.LOG_VJP]);
-    const p = of(OP.FORWARD, kernel, x, shape);
-    return pulledBack(kernel, x, g.map((v, i) => p[i] === 0 ? 0 : v / p[i]), shape, [OP.FORWARD, OP.VJP]);
+    const [wide, doubles] = doubled(x, shape), p = of(OP.FORWARD, kernel, wide, doubles);
+    return shape.Kind.from(pulledBack(kernel, wide, p.map((v, i) => v === 0 ? 0 : g[i] / v), doubles, [OP.FORWARD, OP.VJP]));
   }
 
   // The kernel of a map with a loss, and its target classes as the kernels read them.
@@ -155,6 +155,9 @@ function first(numbers, asked) {
   }
   return low;
 }
+
+// Where log p comes from p, both are computed in double precision: 1 / p of a small p has no place in a Float32Array.
+const doubled = (x, shape) => [Float64Array.from(x), { ...shape, Kind: Float64Array, dtype: DTYPE.F64 }];
 
 // An array made in another window or test environment has another constructor, so that its name is asked for.
 const kindOf = (x) => Object.prototype.toString.call(x).slice(8, -1);
