@@ -21,11 +21,11 @@ FLOORS = (
     ("kernels",),
     ("autodiff", "transforms"),
     ("functional", "transport"),
-    ("losses", "thresholds", "inspection", "ordering"),
+    ("losses", "thresholds", "inspection"),
     ("likelihood", "segments", "contract"),
     ("sampling", "_attention", "linear"),
     ("_config", "distributed", "margins", "routing"),
-    ("nn", "sklearn", "plot", "contrastive"),
+    ("nn", "sklearn", "plot"),
     ("hf", "numpyro", "cli"),
     ("__init__", "__main__"),
 )
@@ -204,9 +204,9 @@ def test_frameworks_only_in_leaves():
 # Who may load a file of ours that is named for a framework, beside files that are: bridges and their parts, engines, and choices that go
 # by more than the framework (a group of processes, an implementation of attention).
 LOADERS = {
-    "autodiff.__init__", "segments.__init__", "likelihood.__init__", "linear.__init__", "distributed.choose_group", "__init__", "_config",
-    "kernels.__init__", "kernels.selection", "kernels.triton", "segments.layout", "_attention.implementations", "_attention.linear",
-    "numpyro", "transport.sinkhorn", "transport.gumbel",
+    "autodiff.__init__", "segments.__init__", "likelihood.__init__", "linear.__init__", "autodiff.choose_group", "distributed.call",
+    "__init__", "_config", "kernels.__init__", "kernels.selection", "kernels.triton", "segments.layout", "_attention.implementations",
+    "_attention.linear", "numpyro", "transport.sinkhorn", "transport.gumbel",
 }  # fmt: skip
 NAMED = re.compile(r"(^|[._])(torch|jax|dtensor|triton|xla)($|_)")
 
@@ -233,7 +233,7 @@ def overridden(bridge):
 @pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
 def test_a_bridge_and_its_parts_have_one_contract(framework):
     xp = pytest.importorskip("jax.numpy" if framework == "jax" else framework)
-    bridge = am.functional.bridge(xp.zeros(2))
+    bridge = am.autodiff.bridge(xp.zeros(2))
     assert bridge.framework == framework
     for part in (bridge, bridge.segments, bridge.layers):
         for name, contract, own in overridden(part):

@@ -11,7 +11,7 @@ from .._array import Array, is_array, is_torch
 from .._core.mapping import Mapping
 from . import native
 from .arrays import arrays_of, dtype_of, empty_like
-from .choice import asked
+from .choice import refuse_other
 from .link import NEED_SCORES, link_of
 
 STEPS = {
@@ -41,9 +41,7 @@ class Decoded(NamedTuple):
 
 def refuse(mapping: Mapping, x: Array, steps: int = 0) -> str | None:
     """Why the engine can't run a pass of so many steps; None if it can."""
-    if asked() not in (None, native.ENGINE.name):
-        return f"the engine {asked()} is asked for"
-    if (reason := native.refuse_array(x)) is not None:
+    if reason := refuse_other(native.ENGINE.name) or native.refuse_array(x):
         return reason
     link = link_of(mapping)
     if isinstance(link, str):
