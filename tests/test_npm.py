@@ -90,7 +90,7 @@ def scores(dtype):
     """Rows for all that a row may be: plain, tied, far apart, masked, all masked, with NaN and with infinity."""
     x = np.random.default_rng(4).normal(0, 1.5, (12, 7)).astype(dtype)
     x[1] = 0.5
-    x[2] *= 50
+    x[2] *= 500
     x[3, 2:] = -np.inf
     x[4, 1::2] = -np.inf
     x[5] = -np.inf
@@ -133,6 +133,8 @@ def test_probabilities(ask, dtype):
             close(p, wanted, dtype, name)
             log_p, wanted_log = got(log, x.shape), reference(functools.partial(anymax.log_apply, mapping), x)
             assert np.isneginf(log_p[np.isneginf(wanted_log)]).all(), name
+            if name in ("softmax", "entmax at 1"):
+                close(log_p, wanted_log, dtype, name, scale=100)
             near = wanted > (1e-3 if name == "perturbed" else 1e-30 if dtype == "float32" else 1e-300)  # quadrature
             close(log_p[near], wanted_log[near], dtype, name, scale=10_000 if name == "perturbed" else 100)
 
@@ -152,7 +154,12 @@ def test_gradients(ask, dtype):
             p = anymax.apply(mapping, x)
             return np.einsum("ri,rij->rj", np.where(p > 0, g / np.where(p > 0, p, 1), 0), anymax.jacobian(mapping, x))
 
-        close(got(reply, x.shape), reference(pulled_back, x, g), dtype, name, scale=300)
+        found, plain = (
+            got(reply, x.shape),
+            [0, 1, 3, 4, 5],
+        )  # in the other row p underflows, here and not in the kernels
+        assert np.isfinite(found).all(), name
+        close(found[plain], reference(pulled_back, x, g)[plain], dtype, name, scale=300)
 
 
 @node

@@ -1490,8 +1490,6 @@ FAULTS = {
           "dtype: Kind === Float32Array ? DTYPE.F32 : DTYPE.F64", "dtype: DTYPE.F32", "npm"),
     Fault("npm: log p of a map without a kernel for it", "packaging/npm/anymax.mjs",
           "...doubled(x, shape)), Math.log)", "...doubled(x, shape)))", "npm"),
-    Fault("npm: the gradient of log p where p is 0", "packaging/npm/anymax.mjs",
-          "v === 0 ? 0 : g[i] / v", "g[i] / v", "npm"),
     Fault("npm: the gradient of log p in single precision", "packaging/npm/anymax.mjs",
           "{ ...shape, Kind: Float64Array, dtype: DTYPE.F64 }", "{ ...shape, Kind: Float64Array }", "npm"),
     Fault("npm: memory that a call does not give back", "packaging/npm/anymax.mjs",

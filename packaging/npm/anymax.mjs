@@ -79,7 +79,7 @@ async function functions(bytes) {
     gradient("logVjp", g, x);
     if (kernel.log) return pulledBack(kernel, x, g, shape, [OP.LOG, OP.LOG_VJP]);
     const [wide, doubles] = doubled(x, shape), p = of(OP.FORWARD, kernel, wide, doubles);
-    return shape.Kind.from(pulledBack(kernel, wide, p.map((v, i) => v === 0 ? 0 : g[i] / v), doubles, [OP.FORWARD, OP.VJP]));
+    return shape.Kind.from(pulledBack(kernel, wide, p.map((v, i) => g[i] / v), doubles, [OP.FORWARD, OP.VJP]));
   }
 
   // The kernel of a map with a loss, and its target classes as the kernels read them.
