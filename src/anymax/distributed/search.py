@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from .. import _array
 from .._array import Array, Namespace, differentiates, stop_gradient, total
@@ -49,7 +50,7 @@ class Level(Solution):
     def tau(self) -> Array:
         return self.shards.high - self.level - self.mapping.level_to_tau(self.level, self.xp)
 
-    def fenchel_young(self, gap: Array, mass: Array) -> Array:
+    def fenchel_young(self, gap: Array, mass: Array, target: Callable[[], Array]) -> Array:
         shard, shards, xp = self.shard, self.shards, self.xp
         p = self.p()
         x = xp.where(xp.isfinite(shard.rows), shard.rows - shards.high, xp.zeros_like(shard.rows))

@@ -242,7 +242,7 @@ def linear_threshold(
         raise TypeError(layer.mapping.no_threshold())
     xp, job = namespace(layer.x), Job(layer.constant(), Thresholds(), chunk=check_chunk(who, chunk))
     tau, size = bridge(layer.x).layers.thresholds(job)
-    return Threshold(xp.reshape(tau, layer.lead), xp.reshape(size, layer.lead))
+    return Threshold(layer.as_given(tau, xp), layer.as_given(size, xp))
 
 
 # -- the loss of all rows ------------------------------------------------------------------------------------------------------------
