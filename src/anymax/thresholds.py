@@ -86,7 +86,7 @@ def threshold(
     Examples
     --------
     >>> anymax.threshold(anymax.Sparsemax(), [2.0, 1.5, -1.0])
-    Threshold(tau=array(1.25), support=array(2))
+    Threshold(tau=np.float64(1.25), support=np.int64(2))
     """
     mapping = as_mapping(mapping, "threshold")
     if not mapping.has_threshold:
@@ -94,7 +94,7 @@ def threshold(
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
     if sharded(x):
         return Threshold(*rows_over_devices("threshold", threshold, mapping, x, axis, mask, keepdims))
-    given = prepare_axes(mapping, x, axis, mask)
+    given = prepare_axes(mapping, x, axis, mask, least=0).with_a_class()
     rows, xp = given.rows, namespace(given.rows)
     tau, size = tau_and_support(given.mapping, rows, xp)
     tau = like_scores(as_dtype(tau, rows.dtype, xp), given.scores)
@@ -168,7 +168,7 @@ def logsumexp(
     Returns
     -------
     Array
-        One number for each row, as an array of the kind and dtype of x.
+        One number for each row, as an array of the kind and dtype of x; for a single row of NumPy a scalar.
 
     Examples
     --------
@@ -185,7 +185,7 @@ def logsumexp(
     if sharded(x):
         verb = lambda _, rows, **given: logsumexp(rows, **given)  # noqa: E731
         return rows_over_devices("logsumexp", verb, Softmax(), x, axis, mask, keepdims, temperature=temperature)[0]
-    given = prepare_axes(Softmax(), x, axis, mask)
+    given = prepare_axes(Softmax(), x, axis, mask, least=0).with_a_class()
     rows, xp = given.rows, namespace(given.rows)
     out = None
     if not is_array(temperature) and temperature == 1 and not _array.differentiates(rows) and not _array.compiling():
@@ -257,7 +257,7 @@ def mellowmax(
     if sharded(x):
         verb = lambda _, rows, **given: mellowmax(rows, **given)  # noqa: E731
         return rows_over_devices("mellowmax", verb, Softmax(), x, axis, mask, keepdims, omega=omega)[0]
-    given = prepare_axes(Softmax(), x, axis, mask)
+    given = prepare_axes(Softmax(), x, axis, mask, least=0).with_a_class()
     rows, xp = given.rows, namespace(given.rows)
     with quiet(rows):
         out = _mellow(upcast(rows, xp), given.parameter(omega, "omega"), xp)

@@ -252,6 +252,11 @@ class Mapping(OverProcesses, ABC):
     def check(self, n: int) -> None:
         """Raise an error if the map is not defined for rows of n classes."""
 
+    @property
+    def over_all(self) -> Mapping:
+        """The map of all classes, with the one that a map may hide."""
+        return self
+
     def with_hidden(self, x: Array, xp: Namespace) -> tuple[Mapping, Array]:
         """(map, rows): the map of the rows with one class more, at the end, for a map that `hides_a_class`."""
         raise TypeError(f"{self.name} hides no class")
@@ -338,9 +343,14 @@ def positive(p: Array) -> Array:
 
 
 def rest_of(q: Array, whole: Any, xp: Namespace) -> Array:
-    """What q leaves of a sum, [..., 1]; 0 where rounding of the sum may be all of it."""
-    rest = whole - total(q, xp)
-    return xp.where(rest > 8.0 * xp.finfo(q.dtype).eps * whole, rest, xp.zeros_like(rest))
+    """What q leaves of a sum, [..., 1]."""
+    return left_of(total(q, xp), whole, xp)
+
+
+def left_of(part: Array, whole: Any, xp: Namespace) -> Array:
+    """What a sum leaves of the whole, [..., 1]; 0 where rounding of the sum may be all of it."""
+    rest = whole - part
+    return xp.where(rest > 8.0 * xp.finfo(part.dtype).eps * whole, rest, xp.zeros_like(rest))
 
 
 def with_rest(q: Array, whole: Any, xp: Namespace) -> Array:

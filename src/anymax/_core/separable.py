@@ -100,7 +100,8 @@ class Separable(Mapping):
         """The mass, or the sum of the ceilings where it is smaller."""
         out = self.mass
         if keep is not None:
-            one = xp.astype(keep, xp.asarray(0.0).dtype)
+            # the sum is as accurate as the parameters are
+            one = xp.astype(keep, xp.result_type(xp.asarray(0.0).dtype, *(v.dtype for v in self.params().values())))
             if (most := self.ceiling(one, xp)) is not None:
                 mass, room = out + 0.0 * one[..., :1], total(most * one, xp)
                 out = xp.where(room < mass, room, mass)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from .. import _array
 from .._array import Array, Namespace, differentiates, stop_gradient, total
@@ -57,7 +58,7 @@ class Level(Solution):
         mean = self.mapping.moving_mean(shard.rows, self.p(), xp, self._known_sums)
         return tau + (mean - stop_gradient(mean))
 
-    def fenchel_young(self, gap: Array, mass: Array) -> Array:
+    def fenchel_young(self, gap: Array, mass: Array, target: Callable[[], Array]) -> Array:
         shard, shards, xp = self.shard, self.shards, self.xp
         p = self.p()
         x = xp.where(xp.isfinite(shard.rows), shard.rows - shards.high, xp.zeros_like(shard.rows))

@@ -12,6 +12,7 @@ from .._array import (
     Array,
     Namespace,
     as_dtype,
+    as_scalar,
     asarray,
     autocast_dtype,
     floating,
@@ -26,7 +27,6 @@ from .._array import (
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.rows import aligned
-from .._core.shards import not_on_several
 from .._core.shards import refuse as refuse_sharded
 
 _GROUP = 1 << 22  # scores of a group of rows
@@ -60,7 +60,7 @@ class Layer:
 
     @classmethod
     def of(cls, who: str, x: Any, weight: Any, mapping: Any, bias: Any, mask: Any, part: bool = False) -> Layer:
-        """part: other processes have more classes, so that this one may have few or none."""
+        """part: other processes have more classes, so that this one may have few or none; a class that the map hides joins the scores."""
         if isinstance(x, (str, Mapping)):
             raise TypeError(f"{who}: expected features first, got {x!r}; the mapping comes after the target")
         mapping = as_mapping(mapping, who, "the mapping belongs here; a bias is linear_bias=")
@@ -76,12 +76,14 @@ class Layer:
         }
         mapping = mapping.replace(**params) if params else mapping
         keep = _mask_of_rows(who, mask, x, (*lead, n), xp)
-        if hides := mapping.hides_a_class:
-            if part:
-                raise ValueError(not_on_several(who, mapping))
+        if hides := mapping.hides_a_class and not part:
             mapping, weight, bias, keep = _with_hidden(who, mapping, weight, bias, keep, xp)
         dtype = dtype_of_result(x, xp)
         return cls(xp.reshape(x, (math.prod(lead), features)), weight, bias, keep, mapping, lead, dtype, hides)
+
+    def as_given(self, each: Array, xp: Namespace) -> Array:
+        """One number of each row, [rows] or [rows, 1], in the shape of the rows as given."""
+        return as_scalar(xp.reshape(each, self.lead))
 
     def by_row(self) -> dict[str, Array]:
         """The arrays that have an entry for each row, by name."""

@@ -249,7 +249,7 @@ def linear_threshold(
     xp, per_row = namespace(layer.x), Thresholds(who, row_transforms(who, transform))
     job = Job(layer, per_row, chunk=check_chunk(who, chunk))
     tau, size = bridge(layer.x).layers.thresholds(job)
-    return Threshold(xp.reshape(tau, layer.lead), xp.reshape(size, layer.lead))
+    return Threshold(layer.as_given(tau, xp), layer.as_given(size, xp))
 
 
 # -- the loss of all rows ------------------------------------------------------------------------------------------------------------

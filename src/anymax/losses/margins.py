@@ -315,8 +315,8 @@ def with_margin(
     dtype, wide = result_dtype(cosines), upcast(cosines, xp)  # no rounding between the margin and the loss
     target = beside(target, wide, "target", xp)
     ask_for_axis(cosines, target, options.axis)
-    counted = counts(target, xp) if is_integer(target) else target
-    counted = xp.where(counted == options.ignore_index, -xp.ones_like(counted), counted)
+    counted = counts(target, xp) if is_integer(target) else target  # the margin refuses what is no index
+    counted = xp.where(counted == options.ignore_index, xp.full_like(counted, -1), counted)
     scale = number(scale)
     if not is_array(scale) and not is_number(scale):
         raise TypeError(f"margin_loss: scale must be a number or an array, got {shown(scale)}")

@@ -29,7 +29,7 @@ from .._core.typing import AnyArray, ArrayT, LossKeywords, LossKind, Numbers, Pa
 from .._random.noises import Noise
 from ..autodiff import bridge
 from ..mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
-from .batch import Batch, one_axis, with_hidden
+from .batch import Batch, one_axis, over_all
 from .indices import index_loss
 from .margins import of_nearest_centers, with_margin
 from .options import LossOptions, cast, is_loss, name_of_kind
@@ -408,14 +408,13 @@ def _along(formula: Callable[..., Array], mapping: Mapping, scores: Any, target:
     """Apply a formula to scores that are not a DTensor, along one axis or several."""
     if isinstance(options.axis, (tuple, list)):
         mapping, scores, target, options = one_axis(mapping, scores, target, options)
-    if mapping.hides_a_class:
-        mapping, scores, target, options = with_hidden(mapping, scores, target, options)
     return formula(mapping, scores, target, options)
 
 
 def _by_row(rows: Callable[[Batch], Array], weighted: bool = False) -> Callable[..., Array]:
     """The formula of a loss from the one of each row; `weighted` means that `rows` includes the class weights."""
 
+    @over_all
     def formula(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
         batch = Batch.of(mapping, scores, target, options)
         with quiet(batch.rows):
@@ -441,6 +440,7 @@ def _stop_gradient_loss(batch: Batch) -> Array:
     return dot(stop_gradient(p) - batch.y, x, batch.xp)
 
 
+@over_all
 def _fenchel_young(
     mapping: Mapping, scores: Any, target: Any, options: LossOptions, with_constant: bool = True
 ) -> Array:
@@ -470,6 +470,7 @@ def _fenchel_young(
 _without_constant = functools.partial(_fenchel_young, with_constant=False)
 
 
+@over_all
 def _nll(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
     """-<y, log p>."""
     out = index_loss(mapping, scores, target, options) if mapping.is_softmax else None  # there it is the same loss
@@ -488,6 +489,6 @@ _FORMULAS: dict[LossKind, Callable[..., Array]] = {
 
 
 def _margin_loss(margin: Any, scale: Any, mapping: Mapping, cosines: Any, target: Any, options: LossOptions) -> Array:
-    """The loss of `scale * margin(cosines, target)`."""
+    """The loss of `scale * margin(cosines, target)`; neither acts on the class that a map hides."""
     scores, target, axis, dtype = with_margin(margin, scale, cosines, target, options)
     return cast(_FORMULAS[mapping.own_loss](mapping, scores, target, options._replace(axis=axis)), dtype)

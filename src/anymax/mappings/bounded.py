@@ -93,6 +93,10 @@ class Bounded(Separable):
             return not _known_where(u, lambda u: u == 0)
         return bool((np.sum(np.minimum(u, 1.0), axis=-1) >= 1.0 - 1e-9).all())
 
+    @property
+    def zeros_stay(self) -> bool:  # type: ignore[override]
+        return Entmax(self.alpha).facts.sparse  # whatever the bounds of one process are
+
     # -- the link, that of entmax below the bound ------------------------------------------------------------------------
 
     def omega_terms(self, q: Array, xp: Namespace) -> Array:

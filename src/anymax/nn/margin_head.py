@@ -25,6 +25,7 @@ from ..losses.margins import check_centers, nearest_centers
 from .base import OfMapping, check_sizes, every_module, or_softmax
 
 _MANY = 1 << 22  # from so many cosines on, they are not stored
+_IGNORED = -2  # the index of rows that are left out, in a step with other indices; -1 is the class that a map hides
 
 
 @documented_like(every_module)
@@ -148,7 +149,8 @@ class MarginHead(OfMapping):
         if self.group is not None or (self.training and self.sample_rate < 1):
             return self._loss_of_some_classes(embeddings, target)
         rows, centres = math.prod(embeddings.shape[:-1]), self.weight.shape[0]
-        if isinstance(self.margin, margins.Margin) and rows * centres >= _MANY:
+        many = rows * centres >= _MANY and not self.mapping.hides_a_class  # the margin does not act on that class
+        if isinstance(self.margin, margins.Margin) and many:
             x, unit = (nn.functional.normalize(a, dim=-1, eps=1e-8) for a in (embeddings, self.weight))
             return margin_linear_loss(
                 x, unit, target, self.mapping, self.margin, self.scale, self.sub_centers, **self.options
@@ -166,11 +168,13 @@ class MarginHead(OfMapping):
         if self.group is not None:
             embeddings, target = _exchanged(self.group, embeddings, target)
         left_out = self.options["ignore_index"]
+        ignored, options = target == left_out, {**self.options, "ignore_index": _IGNORED}
+        hides = self.mapping.hides_a_class
         # after the exchange, so that every process raises the error
-        refuse_strays("MarginHead", target, self.num_classes, left_out, namespace(target), waits=True)
-        ignored, options = target == left_out, {**self.options, "ignore_index": -1}
-        # ignored rows become -1, since other classes may get the index `ignore_index` below
-        target = torch.where(ignored, -1, torch.where(target < 0, self.num_classes, target))
+        refuse_strays("MarginHead", target, self.num_classes, left_out, namespace(target), hides=hides, waits=True)
+        hidden = (target == -1) & hides
+        # since other classes may get the index `ignore_index` below
+        target = torch.where(ignored, _IGNORED, torch.where((target < 0) & ~hidden, self.num_classes, target))
         weight, starts, count = self.weight, self.starts, self.sub_centers
         if self.training and self.sample_rate < 1:
             chosen, target, starts = self._sampled(target)
