@@ -25,7 +25,13 @@ N = 60  # classes
 ASKED = {
     "nothing": (None, None, None),
     "a string": ("temperature:T=0.7; topk:k=9; topp:p=0.8", ("temperature", 0.7), ("topk", 9), ("topp", 0.8), None),
-    "other numbers": (["temperature:T=1.3", "top_k:k=5", "top-p:p=0.6"], ("temperature", 1.3), ("topk", 5), ("topp", 0.6), None),
+    "other numbers": (
+        ["temperature:T=1.3", "top_k:k=5", "top-p:p=0.6"],
+        ("temperature", 1.3),
+        ("topk", 5),
+        ("topp", 0.6),
+        None,
+    ),
     "whole numbers": (["temperature:T=1", "topk:k=7", "topp:p=1"], ("temperature", 1), ("topk", 7), ("topp", 1), None),
     "a map": (["entmax:alpha=1.5"], anymax.Entmax(1.5)),
     "a map and a cut": (["min_p:p=0.1", "sparsemax"], ("minp", 0.1), anymax.Sparsemax()),
@@ -73,7 +79,7 @@ def test_what_is_asked_for(name):
 
 
 @pytest.mark.parametrize(
-    "given, message",
+    ("given", "message"),
     [
         (5, r"expected a list of transforms and a map, such as \[.*\], got 5"),
         ([5], "expected a string such as 'topp:p=0.9' or a dict with a name, got 5"),
@@ -164,7 +170,8 @@ def update(size, removed=(), added=(), moved=()):
 
 
 def added(place, name, seed=None, prompt=(), output=None):
-    return place, params(asked(name) if isinstance(name, str) and name in ASKED else name, seed), list(prompt), [] if output is None else output
+    given = asked(name) if isinstance(name, str) and name in ASKED else name
+    return place, params(given, seed), list(prompt), [] if output is None else output
 
 
 def test_a_batch_of_many_kinds():
@@ -407,7 +414,13 @@ def test_tokens_of_slots_and_their_drafts():
     # slot 6 has five tokens, of which two are the prompt, and two drafts; slot 1 has three and one draft
     where = context([6, 1], [2, 1], inputs=[14, 30, 31, 21, 40], pos=[4, 5, 6, 2, 3])
     seen = {
-        "all": [[10, 11, 12, 13, 14], [10, 11, 12, 13, 14, 30], [10, 11, 12, 13, 14, 30, 31], [20, 21, 21], [20, 21, 21, 40]],
+        "all": [
+            [10, 11, 12, 13, 14],
+            [10, 11, 12, 13, 14, 30],
+            [10, 11, 12, 13, 14, 30, 31],
+            [20, 21, 21],
+            [20, 21, 21, 40],
+        ],
         "output": [[12, 13, 14], [12, 13, 14, 30], [12, 13, 14, 30, 31], [], [40]],
         "prompt": [[10, 11]] * 3 + [[20, 21, 21]] * 2,
     }

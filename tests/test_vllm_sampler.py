@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import vllm_stand_in as stand_in
 
 from anymax import vllm
-from anymax.vllm import installing
+from anymax.vllm import installing, sampler
 
 
 def held(row, k, p):
@@ -62,17 +62,28 @@ def test_what_is_kept(engine, dtype, n, given):
         assert torch.equal(y[r][kept], before[r][kept])
 
 
-def test_scores_are_written_over_as_by_vllm_and_others_are_not():
+def test_scores_are_written_over_as_by_vllm_but_not_with_a_gradient():
     x = scores(6, 50)
     assert vllm.apply_top_k_top_p(x, K, P).data_ptr() == x.data_ptr()
-    half, wide = scores(6, 50, torch.float16), scores(6, 100)[:, ::2]
-    want = torch.stack([torch.from_numpy(held(r, 5, 0.8)) for r in wide])
-    got = vllm.apply_top_k_top_p(wide, torch.full((6,), 5), torch.full((6,), 0.8))
-    assert torch.equal(got > -math.inf, want)
-    assert vllm.apply_top_k_top_p(half, K, None).dtype == torch.float16
+
     learned = scores(2, 9).requires_grad_()
     vllm.apply_top_k_top_p(learned, torch.tensor([2, 3]), None).exp().sum().backward()
     assert (learned.grad > 0).sum(-1).tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_other_layouts_in_blocks_of_rows(dtype, monkeypatch):
+    monkeypatch.setattr(sampler, "_BLOCK", 100)  # two rows
+    wide = scores(7, 100, dtype)
+    x, k, p = wide[:, ::2], torch.tensor([1, 2, 3, 4, 50, 6, 7]), torch.tensor([1.0, 1, 1, 1, 0.5, 1, 1])
+    want = torch.stack([torch.from_numpy(held(r, int(k[i]), float(p[i]))) for i, r in enumerate(x)])
+    before, beside = x.clone(), wide[:, 1::2].clone()
+    got = vllm.apply_top_k_top_p(x, k, p)
+    assert torch.equal(got > -math.inf, want)
+    assert torch.equal(got[want], before[want])
+    assert torch.equal(wide[:, 1::2], beside)
+    one = vllm.apply_top_k_top_p(before, torch.tensor([2]), None)
+    assert (one > -math.inf).sum(-1).tolist() == [2] * 7
 
 
 def test_nothing_to_do():
@@ -96,7 +107,9 @@ def test_a_row_with_nan_stays_and_touches_no_other():
     assert (y[[0, 2]] > -math.inf).sum(-1).max() <= 2
 
 
-@pytest.mark.parametrize("k, p", [(torch.tensor([[1], [2]]), None), (None, torch.tensor(0.5)), (torch.ones(3), None)])
+@pytest.mark.parametrize(
+    ("k", "p"), [(torch.tensor([[1], [2]]), None), (None, torch.tensor(0.5)), (torch.ones(3), None)]
+)
 def test_other_shapes_are_refused(k, p):
     with pytest.raises(ValueError, match=r"must have one value for each row of logits \[rows, classes\], got"):
         vllm.apply_top_k_top_p(scores(2, 5), k, p)
@@ -167,7 +180,10 @@ def test_install_and_uninstall(module):
     theirs = module.apply_top_k_top_p_pytorch, dict(vars(module.TopKTopPSampler))
     vllm.install()
     vllm.install()  # nothing more
-    assert (module.apply_top_k_top_p_pytorch(x.clone(), k, p, allow_cpu_sync=True) > -math.inf).sum(-1).tolist() == [3, 4]
+    assert (module.apply_top_k_top_p_pytorch(x.clone(), k, p, allow_cpu_sync=True) > -math.inf).sum(-1).tolist() == [
+        3,
+        4,
+    ]
     assert module.apply_top_k_top_p_pytorch.__name__ == "apply_top_k_top_p_pytorch"
     drawn, scores_back = module.TopKTopPSampler()(x, {}, k, p)
     assert drawn.shape == (2,)
@@ -215,7 +231,9 @@ def test_triton_for_cpus_is_replaced_too(module):
 def test_another_version_is_refused_and_nothing_is_replaced(module):
     own = module.apply_top_k_top_p_pytorch
     del module.TopKTopPSampler.forward_native
-    with pytest.raises(RuntimeError, match=r"TopKTopPSampler.forward_native of vLLM 0.33.0 is not there; .* vLLM 0.33.0, where"):
+    with pytest.raises(
+        RuntimeError, match=r"TopKTopPSampler.forward_native of vLLM 0.33.0 is not there; .* vLLM 0.33.0, where"
+    ):
         vllm.install()
     assert module.apply_top_k_top_p_pytorch is own
     module.TopKTopPSampler.forward_native = module.TopKTopPSampler.forward_cpu
@@ -238,7 +256,11 @@ def test_the_installed_vllm():
     pytest.importorskip("vllm", reason="vLLM is not installed; tests use a stand-in of version 0.33.0")
     from vllm.v1.sample.ops import topk_topp_sampler as theirs
 
-    x, k, p = scores(6, 1000).double(), torch.tensor([5, 1000, 20, 1, 1000, 300]), torch.tensor([0.5, 0.9, 1.0, 1.0, 1.0, 0.95])
+    x, k, p = (
+        scores(6, 1000).double(),
+        torch.tensor([5, 1000, 20, 1, 1000, 300]),
+        torch.tensor([0.5, 0.9, 1.0, 1.0, 1.0, 0.95]),
+    )
     want = theirs.apply_top_k_top_p_pytorch(x.clone(), k.clone(), p.double())
     vllm.install()
     try:

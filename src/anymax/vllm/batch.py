@@ -19,7 +19,8 @@ from ..mappings import Softmax
 from ..transforms import compose
 from .spec import Part, Spec
 
-TokensOf = Callable[[Sequence[int], str], Tensor]  # (rows of the batch, "all", "prompt" or "output") -> [rows, length], -1 where a row has fewer
+# (rows of the batch, "all", "prompt" or "output") -> [rows, length], -1 where a row has fewer
+TokensOf = Callable[[Sequence[int], str], Tensor]
 
 
 @dataclasses.dataclass(eq=False)

@@ -74,8 +74,8 @@ def _read(owner: Any, name: str, takes: tuple[str, ...]) -> Any:
         vllm = importlib.import_module("vllm")
         said = "is not there" if has is None else f"takes ({', '.join(has)})"
         raise RuntimeError(
-            f"anymax.vllm.install: {owner.__name__}.{name} of vLLM {vllm.__version__} {said}; this was written against vLLM {READ_AT}, where "
-            f"it takes ({', '.join(takes)}). Call anymax.vllm.sample yourself, or use another version of anymax"
+            f"anymax.vllm.install: {owner.__name__}.{name} of vLLM {vllm.__version__} {said}; this was written against vLLM {READ_AT}, "
+            f"where it takes ({', '.join(takes)}). Call anymax.vllm.sample yourself, or use another version of anymax"
         )
     return theirs
 
@@ -104,6 +104,8 @@ def _draw(theirs: Any) -> Any:
             return sampler.sample(logits, k, p, generators), None
         logits = sampler.apply_top_k_top_p(logits, k, p)
         index = sampler.sample(logits, generators=generators)
-        return index, logits if self.logprobs_mode == "processed_logits" else logits.log_softmax(-1, dtype=torch.float32)
+        return index, logits if self.logprobs_mode == "processed_logits" else logits.log_softmax(
+            -1, dtype=torch.float32
+        )
 
     return drawn

@@ -14,18 +14,21 @@ from .batch import Batch, Request
 from .spec import Spec, read
 
 KEY = "anymax"  # in `SamplingParams.extra_args`
-INTERFACES = ("vllm.v1.worker.gpu.sample.logits_processor", "vllm.v1.sample.logits_processor")  # of its runners, V2 and V1
+INTERFACES = (
+    "vllm.v1.worker.gpu.sample.logits_processor",
+    "vllm.v1.sample.logits_processor",
+)  # of its runners, V2 and V1
 
 
 class Processor:
     """For `vllm serve --logits-processors anymax.vllm:LogitsProcessor`: transforms and a map for each request.
 
-    A request says what it wants in `SamplingParams.extra_args["anymax"]`, over HTTP in `vllm_xargs`, in the words of `anymax.vllm.read`. Rows
-    whose requests name the same transforms and the same map go through one call, with their own numbers; rows that ask for nothing are not
-    touched. With a map, the logits become log p, which vLLM's softmax turns into the probabilities of that map.
+    A request says what it wants in `SamplingParams.extra_args["anymax"]`, over HTTP in `vllm_xargs`, in the words of `anymax.vllm.read`.
+    Rows whose requests name the same transforms and the same map go through one call, with their own numbers; rows that ask for nothing
+    are not touched. With a map, the logits become log p, which vLLM's softmax turns into the probabilities of that map.
 
-    It runs before vLLM's temperature, min-p, top-k and top-p, so leave these at their defaults and give them here. Random numbers, of `xtc` and
-    `noise`, come from the request's seed, or from torch's global generator if it has none.
+    It runs before vLLM's temperature, min-p, top-k and top-p, so leave these at their defaults and give them here. Random numbers, of
+    `xtc` and `noise`, come from the request's seed, or from torch's global generator if it has none.
 
     Parameters
     ----------
@@ -41,7 +44,7 @@ class Processor:
     """
 
     def __init__(self, vllm_config: Any, of_batch: Any, is_pin_memory: bool | None = None) -> None:
-        self._states = of_batch if is_pin_memory is None else None  # V2's view of the requests; V1 gives its device and a third argument
+        self._states: Any = of_batch  # under V2 its view of the requests, under V1 a device
         self._batch = Batch()
 
     @classmethod
@@ -75,7 +78,9 @@ class Processor:
         length = int(ends.max())
         tokens = self._states.all_token_ids.gpu[slots, :length].long()
         drafts = ctx.expanded_local_pos.long()
-        for back in range(int(drafts.max()) if len(drafts) else 0):  # a draft is the input of its row, and of none before
+        for back in range(
+            int(drafts.max()) if len(drafts) else 0
+        ):  # a draft is the input of its row, and of none before
             rows_of_drafts = torch.nonzero(drafts > back).flatten()
             tokens[rows_of_drafts, ends[rows_of_drafts] - 1 - back] = ctx.input_ids[rows_of_drafts - back].long()
         column = torch.arange(length, device=device)
@@ -125,8 +130,8 @@ def _asked(sampling_params: Any) -> Spec | None:
 def over(interfaces: Sequence[type]) -> type[Processor]:
     """The processor as a class that derives from these abstract classes of vLLM, by which vLLM knows it.
 
-    Model runner V2 names its requests by slots, and says at each step which row belongs to which; V1 keeps the rows of a batch in the order of
-    its requests, and says how they move.
+    Model runner V2 names its requests by slots, and says at each step which row belongs to which; V1 keeps the rows of a batch in the
+    order of its requests, and says how they move.
     """
     return type("LogitsProcessor", (Processor, *interfaces), {"__doc__": Processor.__doc__, "__module__": __name__})
 
@@ -143,7 +148,6 @@ def _exists(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # a parent that an older version does not have
         return False
-
 
 
 LogitsProcessor = over(interfaces())

@@ -17,6 +17,7 @@ from ..sampling import samplers
 from ..transforms import compose, topk, topp
 
 _SOFTMAX = Softmax()
+_BLOCK = 2**20  # classes that are copied at a time, few enough for a cache
 _LEAST = 2.0**-100  # a mass so small that the largest score alone holds it
 
 
@@ -29,11 +30,12 @@ def apply_top_k_top_p(logits: Tensor, k: Tensor | None, p: Tensor | None, has_to
     Parameters
     ----------
     logits
-        [rows, classes], of any floating dtype. In fp32 and fp64 they may be changed in place, as by vLLM.
+        [rows, classes], of any floating dtype. They may be changed in place, as by vLLM.
     k
         Integers [rows]: how many of the largest to keep. Below 1, or with as many classes or more, a row keeps all. None: no row has one.
     p
-        Numbers [rows]: the softmax mass to keep. From 1 on a row keeps all; at 0 and below it keeps the largest score. None: no row has one.
+        Numbers [rows]: the softmax mass to keep. From 1 on a row keeps all; at 0 and below it keeps the largest score. None: no row has
+        one.
     has_topp_only_rows
         vLLM's hint for its kernels, without an effect here.
 
@@ -58,7 +60,18 @@ def apply_top_k_top_p(logits: Tensor, k: Tensor | None, p: Tensor | None, has_to
     logits = logits.detach()
     if logits.dtype in (torch.float32, torch.float64) and logits.is_contiguous():
         return decode.run(_SOFTMAX, logits, steps, in_place=True).left
-    return logits.masked_fill_(~decode.run(_SOFTMAX, logits, steps, keep=True).keep, -math.inf)
+    size = max(_BLOCK // logits.shape[-1], 1)
+    for begin in range(0, logits.shape[0], size):
+        rows = slice(begin, begin + size)
+        part = logits[rows]
+        own = part.to(torch.promote_types(part.dtype, torch.float32), memory_format=torch.contiguous_format, copy=True)
+        own = decode.run(_SOFTMAX, own, tuple(s._replace(value=_of(s.value, rows)) for s in steps), in_place=True).left
+        part.copy_(own)
+    return logits
+
+
+def _of(value: np.ndarray, rows: slice) -> np.ndarray:
+    return value if len(value) == 1 else value[rows]
 
 
 def sample(
