@@ -91,7 +91,7 @@ def run(case: Case) -> Workload:
         ours = vllm.apply_top_k_top_p(x.clone(), k, p) > -torch.inf
         edge = x.masked_fill(~ours, torch.inf).amin(-1, keepdim=True)  # of equal scores there, vLLM keeps all with k
         wrong = int(((kept != ours) & (x != edge)).sum())
-        if wrong > kept.sum() // 100:
+        if wrong > max(kept.sum() // 100, 0 if case.dtype == "float32" else 3 * case.shape[0]):
             return f"{wrong} classes differ of {int(kept.sum())}"
         return None if not draws or ours.gather(-1, contenders[OURS]()[:, None]).all() else "a draw is not kept"
 
