@@ -50,6 +50,7 @@ TRANSFORMS = {
     "normalize": A.normalize("l2"),
     "prior": A.prior(scale=Y),
     "repetition_penalty": A.transforms.repetition_penalty(IDS, 2.0),
+    "sequence_bias": A.transforms.sequence_bias([0, 2, 1], {(1, 3): -1.5, (2,): -float("inf")}),
     "softcap": A.transforms.softcap(1.5),
     "scalable": A.transforms.scalable(1.0, 0.1),
     "temperature": A.temperature(0.7),
@@ -130,7 +131,7 @@ VERBS = {
 }  # fmt: skip
 CONSTANT = {
     "choose", "check_mapping", "compose", "explain", "explain_attention", "facts", "gumbel_max", "gumbel_topk", "linear_threshold",
-    "logit_gap", "perturb_argmax", "sample", "segment_sample", "segment_support", "segment_threshold", "show_config",
+    "from_config", "logit_gap", "perturb_argmax", "sample", "segment_sample", "segment_support", "segment_threshold", "show_config",
     "speculative_accept", "support", "threshold", "topk_log_prob", "use", "warm_up",
 }  # no array that has a derivative  # fmt: skip
 ARGUMENTS = {

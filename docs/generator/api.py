@@ -93,9 +93,9 @@ TYPES = {  # names in signatures -> what they mean
 }
 RESULTS = {  # page -> types that its functions return or raise, and functions that have no name in the root
     "output_layers": ("linear.linear_threshold", "linear.explain_linear_loss"),
-    "transforms": ("transforms.Transform", "transforms.Composed"),
+    "transforms": ("transforms.Transform", "transforms.Composed", "transforms.Configured"),
     "samplers": ("sampling.Sample", "sampling.Support"),
-    "decoding": ("sampling.TopK", "sampling.Accepted", "sampling.top", "sampling.Top"),
+    "decoding": ("sampling.TopK", "sampling.Accepted", "sampling.recovered_tokens", "sampling.top", "sampling.Top"),
     "transport": ("transport.gumbel_sinkhorn",),
     "inspection": ("kernels.Explanation",),
     "contract": ("contract.BrokenLaw",),

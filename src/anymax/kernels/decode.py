@@ -18,6 +18,12 @@ STEPS = {
     "temperature": 0, "topk": 1, "topp": 2, "minp": 3, "topnsigma": 4, "epsilon_cutoff": 5, "eta": 6, "typical": 7, "xtc": 8,
 }  # the codes of csrc/anymax.h, which a test compares  # fmt: skip
 MOST = 64  # the most steps of a pass
+_SHARES = (
+    "minp",
+    "epsilon_cutoff",
+    "eta",
+)  # a row's 0 keeps all classes; the engine's least share keeps those with p > 0 in fp64
+_LEAST_SHARE = 5e-324
 
 
 class Step(NamedTuple):
@@ -88,7 +94,7 @@ def run(
     table = np.array([[STEPS[s.name], s.least, math.nan if is_array(s.value) else s.value] for s in steps], np.float64)
     values = None
     if any(is_array(s.value) for s in steps):
-        each = [np.broadcast_to(_numbers(s.value), (*batch, 1)).reshape(-1) for s in steps]
+        each = [np.broadcast_to(_numbers(s), (*batch, 1)).reshape(-1) for s in steps]
         values = np.ascontiguousarray(np.stack(each, axis=-1), dtype=np.float64)
     index = chances = None
     draws = (*batch, 0)
@@ -119,5 +125,6 @@ def run(
     return out
 
 
-def _numbers(value: Any) -> np.ndarray:
-    return np.asarray(value.detach().cpu() if is_torch(value) else value, dtype=np.float64)
+def _numbers(step: Step) -> np.ndarray:
+    value = np.asarray(step.value.detach().cpu() if is_torch(step.value) else step.value, dtype=np.float64)
+    return np.maximum(value, _LEAST_SHARE) if step.name in _SHARES else value

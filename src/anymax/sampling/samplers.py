@@ -51,7 +51,7 @@ from ..mappings import Softmax
 from ..transforms import noise as noisy
 from ..transforms import temperature as tempered
 from ..transforms.applying import cut_and_full, read_steps, transforms_along
-from .results import Sample, every_sampler, support_of
+from .results import Invalid, Sample, check_invalid, every_sampler, support_of, validated
 
 
 class DrawOptions(TypedDict, total=False):
@@ -61,6 +61,7 @@ class DrawOptions(TypedDict, total=False):
     axis: int | None
     dim: int | None
     num_samples: int | None
+    invalid: Invalid
 
 
 class SampleOptions(DrawOptions, total=False):
@@ -83,6 +84,7 @@ def gumbel_max(
     axis: int | None = None,
     dim: int | None = None,
     num_samples: int | None = None,
+    invalid: Invalid = None,
 ) -> Any:
     """Indices distributed as softmax(x): `argmax(x + Gumbel noise)`.
 
@@ -104,7 +106,9 @@ def gumbel_max(
     array([1, 0, 1, 1, 1, 0])
     """
     refuse_sharded("gumbel_max", x)
-    return perturb_argmax(x, "gumbel", generator=generator, axis=axis, dim=dim, num_samples=num_samples)
+    return perturb_argmax(
+        x, "gumbel", generator=generator, axis=axis, dim=dim, num_samples=num_samples, invalid=invalid
+    )
 
 
 @overload
@@ -126,6 +130,7 @@ def perturb_argmax(
     axis: int | None = None,
     dim: int | None = None,
     num_samples: int | None = None,
+    invalid: Invalid = None,
 ) -> Any:
     """Indices distributed as the map PerturbMax(noise): `argmax(x + scale * noise)`.
 
@@ -149,8 +154,10 @@ def perturb_argmax(
         raise TypeError(f"perturb_argmax: scale must be a number, got {scale!r}")
     if not 0 <= scale < math.inf:
         raise ValueError(f"perturb_argmax: scale must be at least 0 and finite, got {scale}")
+    check_invalid("perturb_argmax", invalid)
     x, axis, xp = _check_classes(x, pick_axis(axis, dim))
-    y, keep, poisoned = finite_scores(stop_gradient(upcast(to_last(x, axis, xp), xp)), xp)
+    rows = stop_gradient(upcast(to_last(x, axis, xp), xp))
+    y, keep, poisoned = finite_scores(rows, xp)
     lead, n = tuple(y.shape[:-1]), y.shape[-1]
     size = count_of(num_samples)
     with quiet(y):
@@ -159,7 +166,8 @@ def perturb_argmax(
     keep = xp.expand_dims(keep, axis=-2)
     index = xp.argmax(hide(z, keep), axis=-1)
     dead = poisoned | ~xp.any(keep, axis=-1)
-    return _samples_first(xp.where(dead, -xp.ones_like(index), index), num_samples, xp)
+    index = validated("perturb_argmax", xp.where(dead, -xp.ones_like(index), index), rows, invalid, xp)
+    return _samples_first(index, num_samples, xp)
 
 
 @check_keywords({"eps": "leave it out"}, logits="x", tau="temperature", key="generator")
@@ -305,6 +313,7 @@ def sample(
     mask: Any = None,
     return_log_prob: bool = False,
     return_support: bool = False,
+    invalid: Invalid = None,
 ) -> Any:
     """Classes drawn with the probabilities of any map, after any transforms of the scores.
 
@@ -350,6 +359,7 @@ def sample(
     """
     mapping, axis = as_mapping(mapping, "sample"), pick_axis(axis, dim)
     refuse_sharded("sample", x)
+    check_invalid("sample", invalid)
     x, axis, xp = _check_classes(x, axis)
     given = prepare(mapping, x, axis, mask)
     rows, mapping, size = given.rows, given.mapping.frozen(), count_of(num_samples)
@@ -369,7 +379,9 @@ def sample(
         drawn = _by_inversion(mapping, cut, full, size, generator, return_log_prob, return_support, rest)
     else:
         drawn = _in_one_pass(mapping, cut, full, steps, size, generator, return_log_prob)
-    if rest:
+    if invalid is not None:
+        drawn = drawn._replace(index=validated("sample", drawn.index, given.rows, invalid, xp))
+    if rest:  # the last index is none of the classes, and no lost row
         drawn = drawn._replace(index=xp.where(drawn.index == x.shape[axis], -xp.ones_like(drawn.index), drawn.index))
     index, log_prob, full_log_prob = (None if v is None else _samples_first(v, num_samples, xp) for v in drawn[:3])
     return Sample(index, log_prob, full_log_prob, drawn.support) if return_log_prob or return_support else index
