@@ -452,6 +452,7 @@ def test_all_is_what_is_public():
             "segments",
             "sklearn",
             "transport",
+            "vllm",
         ]
     )
     with pytest.raises(AttributeError, match="no attribute 'softmaxx'"):

@@ -37,6 +37,11 @@ ASKED = {
     "a map and a cut": (["min_p:p=0.1", "sparsemax"], ("minp", 0.1), anymax.Sparsemax()),
     "dicts": ([{"name": "topk", "k": 3}, {"name": "entmax", "alpha": 1.3}], ("topk", 3), anymax.Entmax(1.3)),
     "a bias": ([{"name": "logit_bias", "bias": {"3": -2.0, "5": 1}}], ("logit_bias", {3: -2.0, 5: 1.0}), None),
+    "bans of words": (
+        [{"name": "sequence_bias", "bias": {"3": -math.inf, "4, 5": -1.0}}],
+        ("sequence_bias", [-1], {(3,): -math.inf, (4, 5): -1.0}),
+        None,
+    ),
     "argmax": ("temperature:T=0", ("temperature", 0), None),
     "softmax": ("softmax", None),
 }
@@ -51,7 +56,7 @@ def wanted(name, row):
     _, *steps, mapping = ASKED[name]
     for step in steps:
         if step is not None:
-            row = getattr(transforms, step[0])(step[1])(row)
+            row = getattr(transforms, step[0])(*step[1:])(row)
     return row if mapping is None else anymax.log_apply(mapping, row)
 
 
@@ -75,7 +80,8 @@ def test_what_is_asked_for(name):
     if asked(name) is None:
         return
     found, x = vllm.read(asked(name)), scores(3)
-    close(batch._scores(x, anymax.compose(*(part.make() for part in found.parts)), found.mapping), wanted(name, x))
+    made = [part.make(**({"tokens": [-1]} if part.tokens else {})) for part in found.parts]
+    close(batch._scores(x, anymax.compose(*made), found.mapping), wanted(name, x))
 
 
 @pytest.mark.parametrize(
@@ -215,6 +221,15 @@ def test_requests_come_go_and_move(seed):
             close(y[i], wanted(name, x[i]))
 
 
+def test_a_move_empties_its_place_and_what_leaves_is_forgotten():
+    ours, x = PROCESSOR(None, "cpu", False), scores(2)
+    ours.update_state(update(2, added=[added(0, "topk:k=2"), added(1, "topk:k=5")]))
+    ours.update_state(update(2, moved=[(1, 0, stand_in.MoveDirectionality.UNIDIRECTIONAL)]))
+    assert (ours.apply(x.clone()) > -math.inf).sum(-1).tolist() == [5, N]
+    ours.update_state(update(0, removed=[0]))
+    assert not ours._batch.requests
+
+
 def calls(monkeypatch):
     """How many rows each call of a transform got."""
     seen, own = [], batch._scores
@@ -233,6 +248,45 @@ def test_rows_of_one_kind_go_through_one_call(monkeypatch):
     ours.update_state(update(8, added=[added(3, "a map"), added(5, "nothing")]))
     ours.apply(x.clone())
     assert sorted(seen[1:]) == [1, 6]
+
+
+def test_what_differs_in_more_than_numbers_goes_apart(monkeypatch):
+    seen, ours, x = calls(monkeypatch), PROCESSOR(None, "cpu", False), scores(6)
+    given = [
+        "normalize:kind=l1",
+        "normalize:kind=l2",
+        "topk:k=2",
+        "topk:k=2,min_keep=5",
+        "entmax:alpha=1.5",
+        "entmax:alpha=1.3",
+    ]
+    ours.update_state(update(6, added=[added(i, each) for i, each in enumerate(given)]))
+    y = ours.apply(x.clone())
+    assert seen == [1] * 6
+    close(y[0], transforms.normalize("l1")(x[0]))
+    close(y[1], transforms.normalize("l2")(x[1]))
+    assert (y[2:4] > -math.inf).sum(-1).tolist() == [2, 5]
+    close(y[4].exp(), anymax.entmax15(x[4]))
+    close(y[5].exp(), anymax.entmax(x[5], 1.3))
+
+
+def test_temperature_0_beside_others(monkeypatch):
+    seen, ours, x = calls(monkeypatch), PROCESSOR(None, "cpu", False), scores(3)
+    x[:, 3] = -math.inf
+    ours.update_state(update(3, added=[added(i, f"temperature:T={t}") for i, t in enumerate((0, 0.5, 2))]))
+    y = ours.apply(x.clone())
+    assert seen == [3]
+    for i, t in enumerate((0, 0.5, 2)):
+        close(y[i], transforms.temperature(t)(x[i]))
+
+
+def test_a_row_with_nan_touches_no_other():
+    ours, x = PROCESSOR(None, "cpu", False), scores(3)
+    x[1, 4] = math.nan
+    ours.update_state(update(3, added=[added(i, "a map") for i in range(3)]))
+    y = ours.apply(x.clone())
+    assert y[1].isnan().all()
+    close(y[[0, 2]], anymax.log_apply(anymax.Entmax(1.5), x[[0, 2]]))
 
 
 def test_groups_are_made_once_for_a_batch(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from .._array import is_number
 from .._core.mapping import Mapping
 from .._random.generators import torch_source
+from ..functional import apply
 from ..likelihood.terms import log_p_rows
 from ..likelihood.terms import read as read_rows
 from ..mappings import Softmax
@@ -37,7 +39,7 @@ class Request:
         part = self.spec.parts[place]
         seed = dict(part.given).get("generator")
         if seed is None and self.seed is not None:
-            seed = (self.seed + place + 1) % 2**63  # the draw of the token has the seed itself
+            seed = (self.seed * 0x9E3779B9 + place + 1) % 2**63  # far from the seed itself, which draws the tokens
         if seed is None:
             return None
         if place not in self.sources:
@@ -133,7 +135,18 @@ def _scores(x: Tensor, transform: Any, mapping: Mapping | None) -> Tensor:
     if mapping is None or isinstance(mapping, Softmax):  # what comes after takes scores of softmax
         return transform(x)
     rows, mapping = read_rows("anymax.vllm", mapping, x, transform=transform)
+    if mapping.facts.sparse and mapping.sums_to_one and rows.device.type == "cpu" and not rows.requires_grad:
+        return _log_of_few(apply(mapping, rows))
     return log_p_rows(mapping, rows, xp)
+
+
+def _log_of_few(p: Tensor) -> Tensor:
+    """log p where most are 0: a logarithm of 0 takes many times as long as one of another number."""
+    flat = p.flatten()
+    out = torch.full_like(flat, -math.inf)
+    some = torch.nonzero(flat).flatten()  # NaN too
+    out[some] = flat[some].log()
+    return out.view_as(p)
 
 
 def _kind(spec: Spec) -> Any:

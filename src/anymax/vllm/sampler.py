@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -14,6 +13,7 @@ from .._random.draws import uniforms
 from ..kernels import decode
 from ..mappings import Softmax
 from ..sampling import samplers
+from ..sampling.results import validated
 from ..transforms import compose, topk, topp
 
 _SOFTMAX = Softmax()
@@ -92,8 +92,8 @@ def sample(
     Returns
     -------
     Tensor
-        int64 [rows]. A row from which nothing can be drawn, since all its scores are masked or one is NaN or +inf, gets the class of
-        its largest score, or 0: the token goes into an embedding at once.
+        int64 [rows]. A row from which nothing can be drawn, since all its scores are masked or one is NaN or +inf, gets the class that
+        torch's argmax names: the token goes into an embedding at once.
 
     Examples
     --------
@@ -112,10 +112,8 @@ def sample(
     else:
         transform = compose(*_transforms(steps, logits.device))
         index = samplers.sample(_SOFTMAX, logits.detach(), transform=transform, generator=source)
-    none = index < 0
-    if bool(none.any()):
-        finite = logits.detach().nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
-        index = torch.where(none, finite.argmax(-1), index)
+    if bool((index < 0).any()):
+        return validated("sample", index[:, None], logits, "argmax", xp)[..., 0]
     return index
 
 

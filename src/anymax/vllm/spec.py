@@ -20,7 +20,7 @@ MAKERS: dict[str, Callable[..., Transform]] = {
         transforms.temperature, transforms.topk, transforms.topp, transforms.minp, transforms.topnsigma, transforms.typical,
         transforms.epsilon_cutoff, transforms.eta, transforms.xtc, transforms.pless, transforms.toph, transforms.mink,
         transforms.dynamic_temperature, transforms.softcap, transforms.normalize, transforms.noise, transforms.logit_bias,
-        transforms.repetition_penalty, transforms.dry,
+        transforms.sequence_bias, transforms.repetition_penalty, transforms.dry,
     )
 }  # fmt: skip
 _SPELLED = {
@@ -80,7 +80,7 @@ def read(given: Any) -> Spec:
     given
         Names with parameters, "NAME:parameter=value,...", in a list or in one string with semicolons between them: transforms of
         `anymax.transforms` from first to last, then at most one map. Instead of a string, an entry may be a dict with the `name` and the
-        parameters, which `logit_bias` and `dry` need for their classes.
+        parameters, which `logit_bias`, `sequence_bias` and `dry` need for their classes.
 
     Examples
     --------
@@ -157,18 +157,21 @@ def _checked(entry: Any, name: str, given: dict[str, Any]) -> Part:
     generator = given.get("generator")
     if generator is not None and not (is_int(generator) and 0 <= generator < 2**63):
         raise ValueError(f"{entry!r}: generator must be a seed, an integer from 0 to 2**63 - 1, got {generator!r}")
-    part = Part(name, tuple(sorted((key, _frozen(key, value)) for key, value in given.items())))
+    part = Part(name, tuple(sorted((key, _frozen(name, value)) for key, value in given.items())))
     part.make(**({"tokens": [0]} if part.tokens else {}))
     return part
 
 
-def _frozen(key: str, value: Any) -> Any:
+def _frozen(name: str, value: Any) -> Any:
     """A JSON value that can be compared and hashed: a dict of biases as pairs, a list as a tuple."""
     if isinstance(value, dict):
-        return tuple((_class(k), v) for k, v in value.items())
+        return tuple((_classes(name, k), v) for k, v in value.items())
     return tuple(value) if isinstance(value, list) else value
 
 
-def _class(key: Any) -> Any:
-    """The keys of a JSON object are strings, and classes are integers."""
-    return int(key) if isinstance(key, str) and key.strip().lstrip("-").isdigit() else key
+def _classes(name: str, key: Any) -> Any:
+    """The keys of a JSON object are strings; they mean a class, "7", or for `sequence_bias` several, "7, 8"."""
+    words = key.split(",") if isinstance(key, str) else []
+    if not words or not all(word.strip().lstrip("-").isdigit() for word in words):
+        return key
+    return tuple(map(int, words)) if name == "sequence_bias" else int(key) if len(words) == 1 else key
