@@ -9,7 +9,7 @@ import traceback
 
 import torch
 
-from anymax.distributed.torch import TorchGroup, first_expected
+from anymax.autodiff.torch_group import TorchGroup, first_expected
 
 WAIT = 60.0  # seconds; a thread that waits longer is an error
 

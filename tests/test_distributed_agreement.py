@@ -14,7 +14,7 @@ from test_distributed import cut, gloo, numbers
 
 import anymax as A
 from anymax import distributed as D
-from anymax.distributed.torch import TorchGroup as TorchGroup
+from anymax.autodiff.torch_group import TorchGroup as TorchGroup
 
 INDEX, SHARES = torch.tensor([0, 3, 1]), torch.full((3, 2), 0.25, dtype=torch.float64)
 FEATURES, CENTRES = numbers(50, 3, 5), numbers(51, 2, 5)

@@ -19,8 +19,8 @@ from test_distributed_tokens import FAST, MAPS, SIZES, N, compare, operands, pul
 import anymax as A
 from anymax import distributed as D
 from anymax._array import namespace
+from anymax.autodiff.torch_group import TorchGroup as TorchGroup
 from anymax.distributed.support import SupportPart
-from anymax.distributed.torch import TorchGroup as TorchGroup
 from anymax.linear.layer import Layer
 from anymax.transforms import compose, softcap, temperature
 

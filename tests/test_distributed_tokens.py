@@ -17,7 +17,7 @@ from test_distributed_jax import right
 
 import anymax as A
 from anymax import distributed as D
-from anymax.distributed.torch import TorchGroup as TorchGroup
+from anymax.autodiff.torch_group import TorchGroup as TorchGroup
 
 INF = math.inf
 N, ROWS = 37, 6

@@ -20,7 +20,7 @@ PLACED = """
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 import anymax as A
-from anymax.distributed.torch import _EXPECTED
+from anymax.autodiff.torch_group import _EXPECTED
 mesh = init_device_mesh("cpu", (2, 2) if size == 4 else (2,))
 g = torch.Generator().manual_seed(0)
 x = torch.randn(7, 23, generator=g, dtype=torch.float64)

@@ -54,7 +54,7 @@ class SamplingParams:
 
 def same(got, want, rtol=1e-12):
     np.testing.assert_array_equal(np.isneginf(got), np.isneginf(want))
-    np.testing.assert_allclose(got, want, rtol=rtol)
+    np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol)
 
 
 # -- off ---------------------------------------------------------------------------------------------------------------------------

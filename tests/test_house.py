@@ -21,11 +21,11 @@ FLOORS = (
     ("kernels",),
     ("autodiff", "transforms"),
     ("functional", "transport"),
-    ("losses", "thresholds", "inspection", "ordering"),
+    ("losses", "thresholds", "inspection"),
     ("likelihood", "segments", "contract"),
     ("sampling", "_attention", "linear"),
     ("_config", "distributed", "margins", "routing"),
-    ("nn", "sklearn", "plot", "contrastive"),
+    ("nn", "sklearn", "plot"),
     ("hf", "vllm", "numpyro", "cli"),
     ("__init__", "__main__"),
 )
@@ -204,9 +204,9 @@ def test_frameworks_only_in_leaves():
 # Who may load a file of ours that is named for a framework, beside files that are: bridges and their parts, engines, and choices that go
 # by more than the framework (a group of processes, an implementation of attention).
 LOADERS = {
-    "autodiff.__init__", "segments.__init__", "likelihood.__init__", "linear.__init__", "distributed.choose_group", "__init__", "_config",
-    "kernels.__init__", "kernels.selection", "kernels.triton", "segments.layout", "_attention.implementations", "_attention.linear",
-    "numpyro", "transport.sinkhorn", "transport.gumbel",
+    "autodiff.__init__", "segments.__init__", "likelihood.__init__", "linear.__init__", "autodiff.choose_group", "distributed.call",
+    "__init__", "_config", "kernels.__init__", "kernels.selection", "kernels.triton", "segments.layout", "_attention.implementations",
+    "_attention.linear", "numpyro", "transport.sinkhorn", "transport.gumbel",
 }  # fmt: skip
 NAMED = re.compile(r"(^|[._])(torch|jax|dtensor|triton|xla)($|_)")
 
@@ -233,7 +233,7 @@ def overridden(bridge):
 @pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
 def test_a_bridge_and_its_parts_have_one_contract(framework):
     xp = pytest.importorskip("jax.numpy" if framework == "jax" else framework)
-    bridge = am.functional.bridge(xp.zeros(2))
+    bridge = am.autodiff.bridge(xp.zeros(2))
     assert bridge.framework == framework
     for part in (bridge, bridge.segments, bridge.layers):
         for name, contract, own in overridden(part):
@@ -457,3 +457,25 @@ def test_all_is_what_is_public():
     )
     with pytest.raises(AttributeError, match="no attribute 'softmaxx'"):
         am.softmaxx  # noqa: B018
+
+
+# In `kernels.triton` these alone know maps and arrays: they hand links to the rest, which other packages can have without ours.
+AT_THE_DOOR = {f"kernels.triton.{name}" for name in ("__init__", "ragged", "sinkhorn")}
+BELOW_THE_DOOR = {"kernels.link", "kernels._rows"}
+
+
+def test_the_gpu_kernels_know_links_torch_and_triton_alone():
+    allowed = {*sys.stdlib_module_names, "torch", "triton"}
+    deep = {name: path for name, path in modules().items() if name.startswith("kernels.triton.")} | {
+        name: path for name, path in modules().items() if name in BELOW_THE_DOOR
+    }
+    stray = [
+        f"{name} imports {target}"
+        for name, path in deep.items()
+        if name not in AT_THE_DOOR
+        for target, ours in imports(name, path)
+        if not (target.startswith("kernels.triton") or target in BELOW_THE_DOOR if ours else target in allowed)
+        or target in AT_THE_DOOR
+    ]
+    assert len(deep) > 20
+    assert not stray

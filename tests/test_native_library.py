@@ -26,8 +26,9 @@ from native_cases import (
 )
 
 import anymax as am
-from anymax import functional, kernels
-from anymax.kernels import link, native
+from anymax import kernels
+from anymax.functional import verbs
+from anymax.kernels import linked, native
 
 
 def in_a_child(code, **env):
@@ -72,8 +73,8 @@ def test_the_first_call_goes_the_short_way():
     import torch, anymax as am
     p = am.sparsemax(torch.ones(2, 4, requires_grad=True))
     q = am.sparsemax(torch.nn.Parameter(torch.ones(2, 4)))
-    from anymax import functional
-    assert functional._QUICK[torch.Tensor] is functional._QUICK[torch.nn.Parameter]
+    from anymax.functional import verbs
+    assert verbs._QUICK[torch.Tensor] is verbs._QUICK[torch.nn.Parameter]
     assert type(p.grad_fn) is type(q.grad_fn), (p.grad_fn, q.grad_fn)
     """
     in_a_child(code)
@@ -289,7 +290,7 @@ def test_refusals():
 def test_without_a_library(monkeypatch):
     sentence = "it was not compiled when anymax was installed"
     monkeypatch.setattr(native, "load", lambda: sentence)
-    monkeypatch.setattr(functional, "_QUICK", {})
+    monkeypatch.setattr(verbs, "_QUICK", {})
     x = torch.randn(4, 5)
     assert sentence in str(am.explain(am.Sparsemax(), x, verbose=True))
     assert kernels.choose("forward", am.Sparsemax(), x) is kernels.reference.ENGINE
@@ -426,7 +427,7 @@ def test_the_engine_says_what_is_no_argument():
     with pytest.raises(RuntimeError, match="an operand is missing"):
         engine.vjp(am.Taylor(2), None, x, g, -1, None)
     with pytest.raises(RuntimeError, match="parameter is out of range"):
-        engine.forward(link.link_of(am.SparseSoftmax(k=3))._replace(param=0.0), x, -1, None, None)
+        engine.forward(linked.link_of(am.SparseSoftmax(k=3))._replace(param=0.0), x, -1, None, None)
     memory[:] = 9  # classes that are none
     with pytest.raises(RuntimeError, match="has changed since"):
         engine.vjp(am.Sparsemax(), None, x, g, -1, memory)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import laws
 import numpy as np
@@ -11,7 +12,7 @@ from kinds import KINDS, back
 
 import anymax as am
 from anymax import Ranks, soft_permutation, soft_rank, soft_sort
-from anymax.kernels import order
+from anymax.kernels import native, order
 from anymax.mappings.ranks import SoftSorted
 
 INF = math.inf
@@ -23,13 +24,13 @@ pytestmark = [
 ]
 every_kind = pytest.mark.parametrize("kind", KINDS)
 either = pytest.mark.parametrize("regularization", ["l2", "kl"])
-engines = pytest.mark.parametrize("engine", ["native", "reference"])
+engines = pytest.mark.parametrize("engine", ["order", "reference"])
 WIDTHS = (1, 2, 3, 7, 47, 48, 49, 130, 333)  # the sort of the engine changes its way at 48
 STRENGTHS = (0.0103, 0.103, 1.03, 30.3)
 
 
 def on(engine):
-    if engine == "native" and am.choose("forward", Ranks(), np.zeros(2)).name != "native":
+    if engine == "order" and am.choose("forward", Ranks(), np.zeros(2)).name != "order":
         pytest.skip("the engine is not compiled")
     return am.use(engine)
 
@@ -150,22 +151,39 @@ def test_the_engine_is_the_reference(made, dtype):
         x[2] = -INF
         x[3, n // 2], x[4, 0] = INF, math.nan
         g, found = torch.tensor(rng.normal(size=x.shape).astype(dtype)), {}
-        for engine in ("native", "reference"):
+        for engine in ("order", "reference"):
             with on(engine):
                 t = torch.tensor(x).requires_grad_()
                 p = am.apply(mapping, t)
                 found[engine] = p.detach().numpy(), *(a.numpy() for a in torch.autograd.grad(p, t, g))
         atol = (2e-5 if dtype == "float32" else 1e-12) * n
-        for got, want in zip(found["native"], found["reference"]):
+        for got, want in zip(found["order"], found["reference"]):
             assert np.array_equal(np.isnan(got), np.isnan(want))
             assert np.isnan(got[3:5]).all()
             laws.close(np.nan_to_num(got), np.nan_to_num(want), atol, n)
-        laws.same(found["native"][0][2], np.zeros(n))
+        laws.same(found["order"][0][2], np.zeros(n))
+
+
+def test_what_the_engine_refuses():
+    jnp, engine, x = pytest.importorskip("jax").numpy, order.ENGINE, np.zeros((2, 3))
+    if isinstance(native.load(), str):
+        pytest.skip("the engine is not compiled")
+    assert engine.refuse("forward", Ranks(), x) is engine.refuse("vjp", SoftSorted(), x) is None
+    for op, mapping, scores, words in (
+        ("forward", am.Sparsemax(), x, "it computes soft ranks and soft sorting, not sparsemax"),
+        ("loss", Ranks(), x, "it has forward, vjp, not loss"),
+        ("forward", Ranks(np.ones((2, 1))), x, "it takes one strength for all rows"),
+        ("forward", Ranks(), jnp.zeros(3), "JAX calls the same library through XLA"),
+    ):
+        assert words in engine.refuse(op, mapping, scores), words
+    assert re.search(
+        r"forward +order \(row: .*\)\n +log_forward +reference\n +vjp +order ", str(am.explain(Ranks(), x))
+    )
 
 
 def test_a_saved_order_that_is_none_is_refused():
     torch = pytest.importorskip("torch")
-    with on("native"):
+    with on("order"):
         x = torch.randn(3, 60)
         p, saved = am.choose("forward", Ranks(), x).forward_saving(Ranks(), x)
         assert isinstance(saved, order.Order)
@@ -358,6 +376,12 @@ def test_a_cold_soft_permutation_is_the_permutation():
 def test_errors(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+@pytest.mark.parametrize("verb", [soft_rank, soft_sort, soft_permutation])
+def test_a_boolean_of_numpy_is_one(verb):
+    x = [3.0, 1.0, 2.0]
+    laws.close(verb(x, descending=np.True_), verb(x, descending=True), 0.0)
 
 
 # -- other packages, where they are installed: `pip install torchsort`, or a folder of peers on the path ---------------------------

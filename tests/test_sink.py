@@ -228,6 +228,49 @@ def test_output_layers(inner):
         am.linear_loss(x, w, torch.tensor([7, 0, 0, 0]), mapping)
 
 
+W = np.random.default_rng(1).standard_normal((4, 4))
+SUPPORT = np.tile([0, 1, 2], 5), np.arange(0, 16, 3)  # the first three classes of each row
+BY_INDEX = {  # what takes class indices: of the scores x, or of an output layer with the scores x @ W
+    "fenchel_young": lambda m, x, t, **o: am.fenchel_young(m, x, t, reduction="none", **o),
+    "nll": lambda m, x, t, **o: am.nll(m, x, t, reduction="none", **o),
+    "linear_loss": lambda m, x, t, **o: am.linear_loss(x, W, t, m, reduction="none", **o),
+    "log_prob": lambda m, x, t: am.log_prob(m, x, t),
+    "log_prob of a support": lambda m, x, t: am.log_prob(m, x, t, support=SUPPORT),
+    "linear_log_prob": lambda m, x, t: am.linear_log_prob(x, W, t, m),
+}
+
+
+@pytest.mark.parametrize("verb", BY_INDEX)
+@pytest.mark.parametrize("mapping", [am.Sink(), am.Sink("entmax15", 0.5), am.Softmax(), am.Entmax(1.5)], ids=repr)
+def test_an_index_out_of_range_is_an_error_or_nan(verb, mapping):
+    """The number of classes too, which is the place of the sink in the wider rows; -1 is a class only of a map with a sink."""
+    jax = pytest.importorskip("jax")
+    jnp, compute, sink = jax.numpy, BY_INDEX[verb], isinstance(mapping, am.Sink)
+    strays = (4, 5, -2, 8 if sink or "log_prob" in verb else -1)
+    allowed = "from 0 to 3, (or )?-1 for none of them" if sink else "from 0 to 3, or (-1 for none|ignore_index=-100)"
+    for stray in strays:
+        with pytest.raises(IndexError, match=rf"{allowed}.*, got values from {min(stray, 1)} to {max(stray, 1)}"):
+            compute(mapping, X, np.array([1, 1, stray, 1, 1]))
+    jitted = jax.jit(lambda t: compute(mapping, jnp.asarray(X), t))
+    np.testing.assert_array_equal(np.isnan(jitted(jnp.array([1, *strays]))), [False, True, True, True, True])
+    if sink:
+        value = compute(mapping, X, np.array([-1, 2, 2, 0, -1]))
+        np.testing.assert_allclose(jitted(jnp.array([-1, 2, 2, 0, -1])), value, rtol=1e-5)
+        assert np.all(value[[0, 4]] != 0.0)
+
+
+@pytest.mark.parametrize("verb", ["fenchel_young", "linear_loss"])
+def test_the_index_to_ignore_may_be_any(verb):
+    """The sink is not ignored where that index is its place in the wider rows; where it is -1 the sink has no index."""
+    t, compute = np.array([-1, 2, 0, 3, -1]), BY_INDEX[verb]
+    want = compute(am.Sink(), X, t)
+    assert np.all(want > 0.0)
+    for index in (4, 5, -7):
+        left_out = compute(am.Sink(), X, np.where(t == 2, index, t), ignore_index=index)
+        np.testing.assert_allclose(left_out, want * [1, 0, 1, 1, 1], rtol=1e-14)
+    np.testing.assert_allclose(compute(am.Sink(), X, t, ignore_index=-1), want * [0, 1, 1, 1, 0], rtol=1e-14)
+
+
 def test_attention_has_the_same_sink():
     gen = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn((2, 3, 6, 4), generator=gen, dtype=torch.float64) for _ in range(3))
@@ -262,7 +305,7 @@ def test_what_it_refuses():
         (
             lambda: am.fenchel_young(am.Sink(), X, np.array([0, 1, 2, 3, 4])),
             IndexError,
-            "from 0 to 3, or ignore_index=-100",
+            "from 0 to 3, -1 for none of them, or ignore_index=-100, got values from 0 to 4",
         ),
         (lambda: am.apply(am.Sink(score=np.zeros((5, 4))), X), ValueError, "varies along the classes"),
         (lambda: am.fenchel_young(am.Sink("taylor"), X, np.zeros(5, int)), TypeError, "anymax.nll"),

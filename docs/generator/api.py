@@ -73,7 +73,7 @@ OF = {
     "mappings": "maps", "_random.noises": "maps", "functional": "functional", "thresholds": "functional", "losses": "losses",
     "transforms": "transforms", "sampling.samplers": "samplers", "sampling.decoding": "decoding", "sampling.most_probable": "decoding",
     "segments": "segments",
-    "likelihood": "distributions", "linear": "output_layers", "contrastive": "output_layers", "ordering": "functional",
+    "likelihood": "distributions", "linear": "output_layers",
     "_attention": "attention",
     "_config": "inspection", "inspection": "inspection", "kernels": "inspection", "_core": "contract", "contract": "contract",
     "transport": "transport",

@@ -95,9 +95,9 @@ if TYPE_CHECKING:
     from ._attention import LinearState, attention, explain_attention, linear_attention
     from ._attention.packed import attention_varlen
     from .contract import check_mapping
-    from .contrastive import contrastive_loss
+    from .functional.ordering import soft_permutation, soft_rank, soft_sort
     from .linear import linear_log_prob, linear_log_prob_entropy, linear_loss, linear_topk_kl
-    from .ordering import soft_permutation, soft_rank, soft_sort
+    from .linear.contrastive import contrastive_loss
     from .sampling import gumbel_max, gumbel_softmax, sample
     from .segments import (
         Segments,
@@ -191,8 +191,8 @@ _LATE_NAMES = {  # functions whose modules are slow to load, and those modules
     "attention_varlen": "_attention.packed",
     "Sinkhorn": "transport",
     "check_mapping": "contract",
-    "contrastive_loss": "contrastive",
-    **dict.fromkeys(("soft_permutation", "soft_rank", "soft_sort"), "ordering"),
+    "contrastive_loss": "linear.contrastive",
+    **dict.fromkeys(("soft_permutation", "soft_rank", "soft_sort"), "functional.ordering"),
     "linear_log_prob": "linear",
     "linear_log_prob_entropy": "linear",
     "linear_loss": "linear",

@@ -201,6 +201,16 @@ def check_scalar(subject: str, value: Any, allowed: Callable[[float], bool], wor
     return value
 
 
+def check_flag(who: str, name: str, value: Any, hint: str = "") -> bool:
+    """The option as a bool of Python; anything that is not a boolean is an error, also 1 and None."""
+    if value is True or value is False:
+        return value
+    found = number(value)
+    if not isinstance(found, bool):
+        raise TypeError(f"{who}: {name} must be True or False, got {shown(value)}{hint}")
+    return found
+
+
 def check_integer(owner: str, name: str, value: Any, hint: str) -> int:
     """The parameter as a Python integer; anything else is an error, also 2.0 and True."""
     found = number(value)

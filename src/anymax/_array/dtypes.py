@@ -33,6 +33,10 @@ def is_integer(x: Array) -> bool:
     return kind in "iu" if kind in ("i", "u", "f") else dtype_name(x).startswith(("int", "uint"))
 
 
+def is_boolean(x: Array) -> bool:
+    return "bool" in dtype_name(x)
+
+
 def default_float(xp: Namespace) -> Any:
     """The dtype to which integer scores are promoted: the default of the namespace."""
     return xp.asarray(0.0).dtype if not hasattr(xp, "get_default_dtype") else xp.get_default_dtype()

@@ -13,12 +13,14 @@ from .._array import (
     Array,
     autocast_dtype,
     beside,
+    check_flag,
     check_scalar,
     device_of,
     dtype_name,
     fit_axes,
     in_memory,
     is_array,
+    is_boolean,
     is_floating,
     is_int,
     is_jax,
@@ -109,7 +111,7 @@ def checked(q: Array, k: Array, v: Array, options: Options) -> tuple[AttentionCa
             raise ValueError(f"attention: {mapping!r} has a sink, and sink= gives another; give one of them")
         mapping, options = mapping.inner, dataclasses.replace(options, sink=mapping.score)
     for name in ("is_causal", "enable_gqa", "need_weights"):
-        operands.flag("attention", name, getattr(options, name))
+        check_flag("attention", name, getattr(options, name))
     dropout_p = operands.check_dropout("attention", "dropout_p", number(options.dropout_p))
     q, k, v, plain = _lower(*(in_memory(a, name) for a, name in ((q, "q"), (k, "k"), (v, "v"))))
     groups, shape = operands.check("attention", q, k, v, options.enable_gqa)
@@ -140,7 +142,7 @@ def _scores(q: Array, shape: tuple[int, ...], mapping: Mapping, options: Options
         arrays["bias"] = fitting.real(options.bias, "bias")
     if options.mask is not None:
         given = beside(options.mask, q, "mask", xp)
-        if "bool" in dtype_name(given):
+        if is_boolean(given):
             arrays["keep"] = fitting.array(given, "mask")
         elif is_floating(given):
             arrays["additive"] = fitting.real(given, "mask")

@@ -20,6 +20,7 @@ from .._array import (
     Namespace,
     as_dtype,
     beside,
+    check_flag,
     device_of,
     eager,
     in_memory,
@@ -41,7 +42,7 @@ from .._core.options import check_keywords, documented_like
 from .._core.typing import AnyArray, ArrayT
 from ..kernels import arrays, native, taylor_attention
 from ..mappings import Taylor
-from .operands import Fitting, check, every_attention, flag, same_features, same_length
+from .operands import Fitting, check, every_attention, same_features, same_length
 
 _CHUNK, _LEAST = 256, 32  # the most and fewest queries or keys of a chunk
 _FEATURES = 1 << 20  # numbers in a chunk's features, all heads together, so that they fit in the cache
@@ -243,7 +244,7 @@ def linear_attention(
     if reason is not None:
         raise ValueError(f"linear_attention: {reason}")
     enable_gqa, is_causal = (
-        flag("linear_attention", n, f) for n, f in (("enable_gqa", enable_gqa), ("is_causal", is_causal))
+        check_flag("linear_attention", n, f) for n, f in (("enable_gqa", enable_gqa), ("is_causal", is_causal))
     )
     q, k, v = (in_memory(a, name) for a, name in ((q, "q"), (k, "k"), (v, "v")))
     groups, shape = check("linear_attention", q, k, v, enable_gqa)

@@ -19,7 +19,6 @@ from .._array import (
     like,
     namespace,
     narrow,
-    number,
     upcast,
 )
 
@@ -65,15 +64,6 @@ def same_features(who: str, q: Array, k: Array) -> None:
 def same_length(who: str, k: Array, v: Array) -> None:
     if k.shape[-2] != v.shape[-2]:
         raise ValueError(f"{who}: k has length {k.shape[-2]} and v has {v.shape[-2]}; they must agree")
-
-
-def flag(who: str, name: str, value: Any) -> bool:
-    """`value` as a bool; an error if it is not a boolean, such as 1 or None."""
-    if value is True or value is False:
-        return value
-    if not isinstance(number(value), bool):
-        raise TypeError(f"{who}: {name} must be True or False, got {value!r}")
-    return bool(value)
 
 
 def check_dropout(who: str, name: str, value: Any) -> float:

@@ -17,6 +17,7 @@ from .._array import (
     Array,
     Namespace,
     beside,
+    check_flag,
     device_of,
     eager,
     in_memory,
@@ -155,7 +156,7 @@ def attention_varlen(
             f"attention_varlen: cu_seqlens_q has {at_q.num_segments} sequences and cu_seqlens_k has {at_k.num_segments}; they must agree"
         )
     mapping = Softmax() if mapping is None else as_mapping(mapping, "attention_varlen")
-    operands.flag("attention_varlen", "is_causal", is_causal)
+    check_flag("attention_varlen", "is_causal", is_causal)
     offset = _offset(offset, at_q.num_segments)
     most = [_most(*given) for given in (("max_seqlen_q", max_seqlen_q, at_q), ("max_seqlen_k", max_seqlen_k, at_k))]
     known = at_q.known and at_k.known and (not is_array(offset) or eager(offset))

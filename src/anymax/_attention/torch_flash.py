@@ -203,11 +203,6 @@ def _packed(s: Scores, q: Tensor, batch: tuple[int, ...], heads: int, count: int
     return arrays
 
 
-def _even(a: Tensor) -> Tensor:
-    """Half precision padded to a multiple of 16 features, since kernels move vectors of 16 bytes."""
-    return a if a.element_size() > 2 or a.shape[-1] % 16 == 0 else torch.nn.functional.pad(a, (0, -a.shape[-1] % 16))
-
-
 def attend(call: AttentionCall, seed: Tensor | None) -> Tensor:
     """The output of a call of `attention` that `_refuse_triton` accepts."""
     s = call.scores
@@ -220,7 +215,7 @@ def attend(call: AttentionCall, seed: Tensor | None) -> Tensor:
         for a, own in ((call.q, heads), (call.k, shared), (call.v, shared))
     )
     features = v.shape[-1]
-    q, k, v = _even(q), _even(k), _even(v)
+    q, k, v = kernels.even(q), kernels.even(k), kernels.even(v)
     arrays = _packed(s, q, batch, heads, count)
     if seed is not None:
         arrays["seed"] = seed

@@ -55,7 +55,7 @@ class Mapping(OverProcesses, ABC):
     (Entmax(alpha=1.7), True)
     """
 
-    __slots__ = ("_link", "_tables")  # the map in the engines' terms, cached (kernels/link.py and kernels/tables.py)
+    __slots__ = ("_link", "_tables")  # the map in the engines' terms, cached (kernels/linked.py and kernels/tables.py)
     _link: Any
     _tables: Any
 

@@ -11,11 +11,11 @@ from .._array import (
     Array,
     asarray,
     check_axis,
-    dtype_name,
     fit_axes,
     floating,
     from_last,
     is_array,
+    is_boolean,
     namespace,
     to_last,
     upcast,
@@ -107,7 +107,7 @@ def split(
 
 
 def align_mask(rows: Array, mask: Array, axis: int, xp: Any) -> Array:
-    if dtype_name(mask) not in ("bool", "bool_"):
+    if not is_boolean(mask):
         raise TypeError(
             f"mask: expected a boolean array, True = keep, got {mask.dtype}; for additive masks, add them to the scores"
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import _array, kernels
-from .._array import Array, namespace
+from .._array import Array, as_dtype, namespace, quiet, upcast
 from .._core.handed import handed
 from .._core.mapping import Mapping
 from ..kernels.engine import BELOW
@@ -62,6 +62,17 @@ class Bridge(ABC):
         if mapping.hides_a_class:
             return seen(self.log(*mapping.with_hidden(x, namespace(x))))
         return (kernels.compiled("log_forward", mapping, x) or reference).log_forward(mapping, x)
+
+    def log_p(self, mapping: Mapping, x: Array) -> Array:
+        """log p(x), by the map's formula for it or as the logarithm of p."""
+        out = self.log(mapping, x)
+        if out is not None:
+            return out
+        xp = namespace(x)
+        p = self.apply(mapping, upcast(x, xp))
+        with quiet(p):
+            out = _array.log(p, xp)
+        return as_dtype(out, x.dtype, xp)
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
         """tau of each row, [..., 1], single or double, without a derivative."""

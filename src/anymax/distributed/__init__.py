@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 from .._core.elsewhere import answering
 from .call import ShardKeywords as ShardKeywords
-from .choose_group import as_group as as_group
-from .group import Group as Group
 from .layer_verbs import linear_log_prob, linear_log_prob_entropy, linear_loss, linear_topk_kl
 from .verbs import apply, fenchel_young, log_apply, log_prob_entropy, logsumexp, nll, sample, threshold
 

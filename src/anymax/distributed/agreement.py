@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .._array import Array, is_floating, is_torch, namespace
-from .group import Expected, Group, Message
+from ..autodiff.group import Expected, Group, Message
 
 _BASE = 1 << 12  # of the two digits by which a number is sent: exact in fp32 up to 2^36
 _MARKS = 1 << 24  # fp32 holds all integers up to this

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypedDict
 
 from .. import _array
@@ -11,6 +12,7 @@ from .._array import (
     Array,
     asarray,
     check_axis,
+    compiling,
     device_of,
     differentiates,
     floating,
@@ -28,10 +30,11 @@ from .._core.options import check_options
 from .._core.rows import align_mask, aligned, hide
 from .._core.shards import not_on_several
 from .._core.typing import Mask, Reduction
+from ..autodiff.choose_group import as_group
+from ..autodiff.group import Group, Message
 from ..losses.options import LossOptions
 from ..transforms.base import Transform, put_through
-from .agreement import HERE, Agreement, Head
-from .group import Group, Message
+from .agreement import HERE, Agreement, Head, fail_together
 from .shard import Places, Shard, Shards, columns_of, divided
 
 
@@ -274,3 +277,20 @@ def message_of(rows: int, columns: int, x: Array) -> Message:
     """The message of so many columns of so many rows, in the dtype to compute in."""
     xp = namespace(x)
     return Message(rows * columns, _array.wide_dtype(x, xp))
+
+
+def eagerly(verb: Callable[..., Any], arguments: Arguments, *given: Any) -> Any:
+    """Run a verb outside of torch.compile's graphs, since the scores decide how much is sent."""
+    if not compiling():
+        return _together(verb, arguments, *given)
+    from ..autodiff.torch_graphs import outside_graphs  # late: only now is torch sure to be loaded
+
+    return outside_graphs(_together, verb, arguments, *given)
+
+
+def _together(verb: Callable[..., Any], arguments: Arguments, *given: Any) -> Any:
+    """Run a verb; if one process fails, all do."""
+    agreement = Agreement(
+        arguments.who, as_group(arguments.who, arguments.group, arguments.axis_name, arguments.x), arguments.x
+    )
+    return fail_together(agreement, lambda: verb(arguments, agreement, *given))

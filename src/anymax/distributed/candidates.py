@@ -16,9 +16,9 @@ from .._array import Array, Namespace, like, stop_gradient, total
 from .._core.separable import Separable
 from .._random.truncation import topk_keep, topp_keep
 from ..autodiff import bridge
+from ..autodiff.group import jax
 from ..functional import apply
 from .gathered import Gathered, gather
-from .group import jax
 from .search import MANY, Level, searchable
 from .shard import Shard, Shards
 from .softmax import Part, log_sum

@@ -10,11 +10,11 @@ from .._array import Array, Namespace, device_of, stop_gradient
 from .._core.mapping import Mapping
 from .._random.draws import invert
 from ..autodiff import bridge
+from ..autodiff.group import jax
 from ..functional import apply, log_apply
 from ..losses.verbs import fenchel_young
 from ..mappings import Softmax
 from ..thresholds import Threshold, threshold
-from .group import jax
 from .shard import Shards, columns_of
 from .solution import Second, Solution
 

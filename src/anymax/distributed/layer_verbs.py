@@ -14,8 +14,7 @@ from ..linear.likelihoods import linear_log_prob_entropy as linear_log_prob_entr
 from ..linear.likelihoods import linear_topk_kl as linear_topk_kl_of_one
 from ..linear.verbs import linear_loss as linear_loss_of_one
 from . import layer
-from .call import Arguments, ShardKeywords, every_verb
-from .choose_group import eagerly
+from .call import Arguments, ShardKeywords, eagerly, every_verb
 from .layer import Given
 from .verbs import fenchel_young
 

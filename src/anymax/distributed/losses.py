@@ -24,6 +24,7 @@ from .._array import (
     stop_gradient,
     total,
 )
+from .._core.classes import refuse_strays
 from .._core.typing import LossKind
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import (
@@ -34,7 +35,6 @@ from ..losses.targets import (
     reduce_rows,
     refuse_negative,
     refuse_one_class,
-    refuse_strays,
     refuse_sums,
     result_dtype,
     rounding,

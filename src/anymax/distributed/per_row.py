@@ -8,9 +8,9 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, device_of, is_integer, namespace, total
+from .._core.classes import refuse_strays
 from .._random.draws import count_of, uniforms
 from ..likelihood.softmax_plain import Terms, at_classes
-from ..losses.targets import refuse_strays
 from ..thresholds import Threshold
 from .agreement import Agreement
 from .call import Arguments, ShardedCall

@@ -10,7 +10,7 @@ from .. import _array
 from .._array import Array, Namespace, as_dtype, stop_gradient
 from .._core.mapping import Mapping
 from .._core.rows import restore_axis
-from .group import Group
+from ..autodiff.group import Group
 
 
 @dataclasses.dataclass

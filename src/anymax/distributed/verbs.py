@@ -17,8 +17,7 @@ from ..losses.options import name_of_kind
 from ..thresholds import Threshold
 from . import losses, per_row
 from .agreement import Agreement
-from .call import Arguments, ScoresKeywords, ShardedLossKeywords, ShardKeywords, every_verb
-from .choose_group import eagerly
+from .call import Arguments, ScoresKeywords, ShardedLossKeywords, ShardKeywords, eagerly, every_verb
 from .methods import solve
 
 _LOSS = "ignore_index", "reduction", "label_smoothing"

@@ -16,13 +16,14 @@ from .._array import Array, asarray, floating, namespace
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.typing import AnyArray, DType, Numbers
-from . import choice, framework, native, ragged, reference, tabled, triton, xla
+from . import choice, framework, native, order, ragged, reference, tabled, triton, xla
 from .choice import asked
 from .engine import OPS, Engine, RaggedEngine
 from .triton import ragged as triton_ragged
 
 ENGINES: tuple[Engine, ...] = (
     native.ENGINE,
+    order.ENGINE,
     tabled.ENGINE,
     triton.ENGINE,
     framework.ENGINE,
@@ -87,8 +88,9 @@ def use(name: str) -> contextlib.AbstractContextManager[None]:
     Parameters
     ----------
     name
-        "native" (the compiled CPU engine), "tabled" (the same for maps without a kernel), "triton" (GPU kernels), "framework" (torch's own
-        softmax), "xla" (JAX) or "reference" (array-API code, which computes every call).
+        "native" (the compiled CPU engine), "order" (the same for soft ranks and soft sorting), "tabled" (the same for maps without a
+        kernel), "triton" (GPU kernels), "framework" (torch's own softmax), "xla" (JAX) or "reference" (array-API code, which computes
+        every call).
 
     Returns
     -------

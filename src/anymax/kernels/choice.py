@@ -16,6 +16,11 @@ def asked() -> str | None:
     return forced.get() or environment
 
 
+def refuse_other(name: str) -> str | None:
+    """A sentence if the caller demands another engine than that of this name."""
+    return None if asked() in (None, name) else f"the engine {asked()} is asked for"
+
+
 def quickest() -> Callable[[], str | None]:
     """`asked`, or a faster function with the same result: the context variable's `get` where the environment names no engine."""
     return asked if environment else forced.get

@@ -11,8 +11,9 @@ from .._array import Array, is_array, is_torch
 from .._core.mapping import Mapping
 from . import native
 from .arrays import arrays_of, dtype_of, empty_like
-from .choice import asked
-from .link import NEED_SCORES, link_of
+from .choice import refuse_other
+from .link import NEED_SCORES
+from .linked import link_of
 
 STEPS = {
     "temperature": 0, "topk": 1, "topp": 2, "minp": 3, "topnsigma": 4, "epsilon_cutoff": 5, "eta": 6, "typical": 7, "xtc": 8,
@@ -47,9 +48,7 @@ class Decoded(NamedTuple):
 
 def refuse(mapping: Mapping, x: Array, steps: int = 0) -> str | None:
     """Why the engine can't run a pass of so many steps; None if it can."""
-    if asked() not in (None, native.ENGINE.name):
-        return f"the engine {asked()} is asked for"
-    if (reason := native.refuse_array(x)) is not None:
+    if reason := refuse_other(native.ENGINE.name) or native.refuse_array(x):
         return reason
     link = link_of(mapping)
     if isinstance(link, str):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol
 
 from .._array import Array
 from .._core.mapping import Mapping
-from .choice import asked
+from .choice import refuse_other
 from .support import NonZeros
 
 # the operations of `choose` and `explain`
@@ -159,9 +159,7 @@ class RaggedEngine(ABC):
 
     def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
         """Why the engine can't compute an operation on segments of arrays like x; None if it can."""
-        if asked() not in (None, self.rows.name):
-            return f"the engine {asked()} is asked for"
-        return self.rows.refuse(op, mapping, x)
+        return refuse_other(self.rows.name) or self.rows.refuse(op, mapping, x)
 
     @abstractmethod
     def forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:

@@ -15,7 +15,7 @@ import numpy as np
 
 from .._array import Array, ask_torch, is_jax, is_torch, namespace, top, upcast
 from .._core.mapping import Mapping
-from . import choice, library, order
+from . import choice, library
 from ._memory import LARGE, SMALLEST
 from .arrays import DTYPES, MEMORY, SIZES, arrays_of, dtype_of, empty_like, refuse_tensor, refuse_width, room_in, wide
 from .compiled import Compiled
@@ -23,7 +23,8 @@ from .engine import BELOW, Engine, IndexLoss
 from .library import get_num_threads as get_num_threads
 from .library import pool
 from .library import set_num_threads as set_num_threads
-from .link import CODES, MAPS, NEED_SCORES, SOFTMAX, SPARSE, WITHOUT_LOSS, Link, found_link, link_of, refuse_link
+from .link import CODES, MAPS, NEED_SCORES, SOFTMAX, SPARSE, WITHOUT_LOSS, Link, refuse_link
+from .linked import found_link, link_of
 from .support import NonZeros, non_zeros_in
 
 _BY_CODE = (*DTYPES, "int32")  # in the order of the codes of csrc/doors/python/arrays.hpp
@@ -195,47 +196,32 @@ class Native(Engine):
             return lib
         if op not in self.ops:
             return self.lacks(op)
-        if mapping.kernel in order.KERNELS:
-            return order.refuse(op, mapping) or refuse_array(x)
         if reason := refuse_link(op, link_of(mapping)) or refuse_array(x):
             return reason
         params = found_link(mapping).params
         return refuse_tensor(params) if is_torch(x) and is_torch(params) else None
 
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
-        if mapping.kernel in order.KERNELS:
-            return order.forward_saving(engine_for(x), mapping, x, mask, save=False)[0]
         return _done(engine_for(x).forward(_link(mapping, x), x, -1, mask, out), "p(x)", x, mask, out)
 
     def write(self, mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
-        if mapping.kernel in order.KERNELS:
-            return False
         return engine_for(x).forward(_link(mapping, x), x, -1, mask, out) is not None
 
     def forward_saving(
         self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None, capacity: int = -1
-    ) -> tuple[Array, NonZeros | order.Order | None]:
-        """p(x), and up to `capacity` non-zeros a row; below 0 the engine chooses, and saves none for a dense map or a small call.
-
-        For soft ranks, and for scores in soft order, it is p(x) and the order of the scores.
-        """
-        if mapping.kernel in order.KERNELS:
-            return order.forward_saving(engine_for(x), mapping, x, mask)
+    ) -> tuple[Array, NonZeros | None]:
+        """p(x), and up to `capacity` non-zeros a row; below 0 the engine chooses, and saves none for a dense map or a small call."""
         made = engine_for(x).forward_saving(_link(mapping, x), x, -1, mask, out, capacity)
         p, memory = _done(made, "p(x)", x, mask, out)
         return p, None if memory is None else non_zeros_in(memory, p, -1)
 
     def forward_non_zeros(self, mapping: Mapping, x: Array, out: Array) -> tuple[Array, NonZeros | None]:
-        if mapping.kernel in order.KERNELS:
-            return self.forward(mapping, x), None
-        return self.forward_saving(mapping, x, out=out)  # type: ignore[return-value]
+        return self.forward_saving(mapping, x, out=out)
 
     def log_forward(self, mapping: Mapping, x: Array) -> Array:
         return _done(engine_for(x).log_forward(_link(mapping, x), x, -1, None, None), "log p(x)", x)
 
     def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
-        if mapping.kernel in order.KERNELS:
-            return order.vjp(engine_for(p), mapping, x, p, g, saved)
         return _backward(False, mapping, x, p, g, saved)
 
     def log_vjp(self, mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
@@ -301,8 +287,6 @@ class Native(Engine):
 
     def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:
         """The plan and the instruction set, such as "tile avx512" (csrc/plan.hpp)."""
-        if mapping.kernel in order.KERNELS:
-            return "row: sorted, and its blocks pooled"
         return engine_for(x).plan(_link(mapping, x), x, CODES[op]) if math.prod(x.shape) else None
 
 

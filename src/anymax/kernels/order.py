@@ -1,4 +1,4 @@
-"""Soft ranks and soft sorting by the C++ engine (csrc/order/): NumPy arrays and torch tensors on the CPU."""
+"""The engine for soft ranks and soft sorting: the C++ engine (csrc/order/), for NumPy arrays and torch tensors on the CPU."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from typing import Any, NamedTuple
 
 from .._array import Array, as_dtype, is_array, namespace, upcast
 from .._core.mapping import Mapping
-from .._core.rows import hide
+from . import native
 from .arrays import arrays_of, dtype_of, empty_like, room_in
-from .compiled import Compiled
+from .engine import Engine
 
-# the kernels of this file, and whether they give the sorted scores rather than their ranks
+# the kernels of this engine, and whether they give the sorted scores rather than their ranks
 KERNELS = {"ranks": False, "soft_sort": True}
-_OPS = ("forward", "vjp")
 
 
 class Order(NamedTuple):
@@ -21,11 +20,43 @@ class Order(NamedTuple):
     memory: Array  # int32
 
 
-def refuse(op: str, mapping: Mapping) -> str | None:
-    """Why the library can't compute an operation of these maps, on arrays that it takes; None if it can."""
-    if op not in _OPS:
-        return f"it has {' and '.join(_OPS)} of {mapping.name}, not {op}"
-    return "it takes one strength for all rows" if is_array(_options(mapping)[0]) else None
+class SoftOrder(Engine):
+    name = "order"
+    ops = ("forward", "vjp")
+    compiled = True
+
+    def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
+        if mapping.kernel not in KERNELS:
+            return f"it computes soft ranks and soft sorting, not {mapping.name}"
+        if op not in self.ops:
+            return self.lacks(op)
+        if is_array(_options(mapping)[0]):
+            return "it takes one strength for all rows"
+        return native.refuse_array(x)
+
+    def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
+        return _forward(mapping, x, None)
+
+    def forward_saving(
+        self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None
+    ) -> tuple[Array, Order]:
+        """The ranks, or the scores in soft order, and the order of the scores."""
+        order = Order(room_in(arrays_of(x), tuple(x.shape), "int32"))
+        return _forward(mapping, x, order), order
+
+    def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Order | None = None) -> Array:
+        order = saved if saved is not None else self.forward_saving(mapping, x)[1]
+        xp, arrays = namespace(p), arrays_of(p)
+        x, p, g, dtype = (*(arrays.contiguous(upcast(a, xp)) for a in (x, p, g)), p.dtype)
+        out = empty_like(p)
+        strength, how = _options(mapping)
+        scores = x if KERNELS[str(mapping.kernel)] else None
+        engine = native.engine_for(p)
+        _done(engine.order_vjp(scores, p, g, arrays.contiguous(order.memory), out, float(strength), how), mapping, p, g)
+        return as_dtype(out, dtype, xp)
+
+    def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:
+        return "row: sorted, and its blocks pooled"
 
 
 def _options(mapping: Any) -> tuple[Any, int]:
@@ -35,34 +66,20 @@ def _options(mapping: Any) -> tuple[Any, int]:
     return mapping.strength, (0 if by_rank else 1) | descending | (4 if mapping.regularization == "kl" else 0)
 
 
-def forward_saving(
-    engine: Compiled, mapping: Mapping, x: Array, mask: Array | None = None, save: bool = True
-) -> tuple[Array, Order | None]:
+def _forward(mapping: Mapping, x: Array, order: Order | None) -> Array:
+    """The result, and the order written to `order`."""
     xp = namespace(x)
-    x = x if mask is None else hide(x, mask)
-    arrays = arrays_of(x)
-    rows = arrays.contiguous(upcast(x, xp))
+    rows = arrays_of(x).contiguous(upcast(x, xp))
     out = empty_like(rows)
-    order = room_in(arrays, tuple(rows.shape), "int32") if save else None
     strength, how = _options(mapping)
-    _done(engine.order(rows, out, order, float(strength), how), mapping, x)
-    return as_dtype(out, x.dtype, xp), None if order is None else Order(order)
-
-
-def vjp(engine: Compiled, mapping: Mapping, x: Array, p: Array, g: Array, saved: Order | None) -> Array:
-    xp, dtype = namespace(p), p.dtype
-    order = saved if saved is not None else forward_saving(engine, mapping, x)[1]
-    assert order is not None
-    arrays = arrays_of(p)
-    x, p, g = (arrays.contiguous(a) for a in (upcast(x, xp), upcast(p, xp), upcast(g, xp)))
-    out = empty_like(p)
-    strength, how = _options(mapping)
-    scores = x if KERNELS[str(mapping.kernel)] else None
-    _done(engine.order_vjp(scores, p, g, arrays.contiguous(order.memory), out, float(strength), how), mapping, p, g)
-    return as_dtype(out, dtype, xp)
+    _done(native.engine_for(x).order(rows, out, order and order.memory, float(strength), how), mapping, x)
+    return as_dtype(out, x.dtype, xp)
 
 
 def _done(answer: Any, mapping: Mapping, *arrays: Array) -> None:
     if answer is None:
         words = ", ".join(f"{dtype_of(a)} {tuple(a.shape)}" for a in arrays)
-        raise RuntimeError(f"the native engine can't compute {mapping.name} on {words}")
+        raise RuntimeError(f"the engine of soft order can't compute {mapping.name} on {words}")
+
+
+ENGINE = SoftOrder()

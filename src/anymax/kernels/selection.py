@@ -11,7 +11,7 @@ from .._random.draws import at, largest
 from .._random.truncation import group_keep
 from . import native, triton
 from .arrays import arrays_of, room_in
-from .choice import asked
+from .choice import refuse_other
 
 
 class Groups(NamedTuple):
@@ -69,7 +69,7 @@ def _by_engine(x: Array, k: int, groups: Groups | None) -> Array | None:
     gpu = triton.router_of(x)
     if gpu is not None and x.ndim and 1 <= k <= x.shape[-1] and gpu.takes(x, k, groups or _WHOLE):
         return gpu.choose(x, k, groups or _WHOLE)[0]
-    if asked() not in (None, native.ENGINE.name) or native.refuse_array(x) is not None:
+    if refuse_other(native.ENGINE.name) or native.refuse_array(x):
         return None
     if not x.ndim or not 1 <= k <= x.shape[-1]:
         return None

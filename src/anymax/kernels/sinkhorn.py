@@ -9,7 +9,7 @@ import numpy as np
 from .._array import Array, is_torch, namespace
 from . import native
 from .arrays import arrays_of, dtype_of, empty_like
-from .choice import asked
+from .choice import asked, refuse_other
 from .triton import sinkhorn as on_gpu
 
 _DTYPES = ("float32", "float64")
@@ -30,9 +30,7 @@ def refuse(call: Call) -> str | None:
     x = call.x
     if is_torch(x) and x.is_cuda:
         return on_gpu.refuse(x, call.rows, call.columns, asked())
-    if asked() not in (None, native.ENGINE.name):
-        return f"the engine {asked()} is asked for"
-    if (reason := native.refuse_array(x)) is not None:
+    if reason := refuse_other(native.ENGINE.name) or native.refuse_array(x):
         return reason
     return None if dtype_of(x) in _DTYPES else f"it takes {' and '.join(_DTYPES)}, not {x.dtype}"
 

@@ -1,8 +1,8 @@
 """The link of a separable map as a table of cubics, for the C++ engine (csrc/tabled/).
 
-A cell of the table is a fixed share of its place as wide: the grid of a sparse link is finest at the edge of its support, that of a dense
-one where a class gets all, and its cells widen downwards, so that a tail of any length takes few of them. Each table is checked against
-the link between its nodes; a link that misses (a kink inside, an infinite slope at the edge) has no table.
+The width of a cell is a fixed share of its distance from the start of the table: the edge of the support for a sparse link, and the
+argument of the largest p for a dense one, whose tail, of any length, then takes few cells. Each table is checked against the link between
+its nodes; a link that it misses (a kink inside, an infinite slope at the edge) has no table.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .._core.mapping import Mapping
 from .._core.separable import Separable
 
 CELLS = (32, 64, 128, 256, 512)  # in each octave; more are tried where fewer miss
-MOST = 8192  # cells in all: 128 KB, which fit into a second cache
-SHARE = 2.0**-20  # of the mass: the even share of the longest row, to which the table is exact
-EXACT = 2e-8  # the largest error of a table, in parts of the value
-TAIL = 1e-4  # and far below the even share of the longest row
-SLOPE = 1e-7  # that of the slopes
-SMALLEST = 2.0**-126
+MOST = 8192  # cells of a table: 128 KB, which fit into a second-level cache
+SHARE = 2.0**-20  # of the mass: the share of each class in the longest row, if all are equal
+EXACT = 2e-8  # the largest relative error of a link's table where p is above that share,
+TAIL = 1e-4  # and below it
+SLOPE = 1e-7  # the largest relative error of a table of slopes
+SMALLEST = 2.0**-126  # the smallest normal number of fp32
 _NODES = 0.5 - 0.5 * np.cos(np.pi * (np.arange(4) + 0.5) / 4)  # Chebyshev's
 _BETWEEN = np.array([0.0, 0.1, 0.26, 0.5, 0.63, 0.87, 1.0])
 
@@ -39,7 +39,7 @@ class Table(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What stands for a map: its link, and `1 / omega''` as a function of p or a sentence that says why there is none."""
+    """What replaces a map in the engine: its link, and `1 / omega''` as a function of p or a sentence that says why there is none."""
 
     link: Table
     slopes: Table | str
@@ -58,18 +58,19 @@ def tables_of(mapping: Mapping) -> Tables | str:
         return found
 
 
+# a map that overrides one of these is not solved as a table is
 _KEEP_THE_SOLVER = ("forward", "at", "rate", "remainder", "solve", "search", "threshold")
 
 
 def refuse_map(mapping: Mapping) -> str | None:
-    """Why no table can stand for a map, as far as its fields and methods tell; None if one may."""
+    """Why no table can replace a map, as far as its fields and methods tell; None if one may."""
     if not isinstance(mapping, Separable):
         return f"{mapping.name} is not a Separable, whose p is a link of x - tau"
     if mapping.kernel is not None:
         return f"it is for maps without a kernel, and {mapping.name} has one"
     other = [name for name in _KEEP_THE_SOLVER if getattr(type(mapping), name) is not getattr(Separable, name)]
     if other:
-        return f"{type(mapping).__name__} has its own {other[0]}, which a table of the link can't stand for"
+        return f"{type(mapping).__name__} has its own {other[0]}, which a table of the link can't replace"
     for name, value in (*mapping.params().items(), *mapping.constants().items()):
         if value is not None and not is_number(value) and not isinstance(value, (str, bool)):
             return f"it takes maps whose parameters are numbers, and {name} is not one"
@@ -202,7 +203,7 @@ def _falling(link: Function, half: float, end: float, mass: float, most: float) 
         places = low * 2.0 ** np.arange(0.0, 120.0, 0.25)
         below = np.flatnonzero(link(offset - places) < SMALLEST)
         if not below.size:
-            return "would need cells without an end, so slowly does it fall"
+            return "would need too many cells, since it falls too slowly"
         high = float(places[below[0]])
         for cells in CELLS:
             if (math.log2(high / low) + 2) * cells > MOST:

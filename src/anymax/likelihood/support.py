@@ -77,10 +77,13 @@ def _checked(who: str, count: int, n: int, ids: Array, offsets: Array, xp: Names
 def places_of(
     who: str, lead: tuple[int, ...], n: int, index: Array, ids: Array, offsets: Array, xp: Namespace
 ) -> tuple[Array, Array, Array]:
-    """(ids of each row's support and True where there is one, as in `padded`; the place of each class of `index` [..., m] among them)."""
+    """(ids of each row's support and True where there is one, as in `padded`; the place of each class of `index` [..., m] among them).
+
+    An index below 0 stays. One above all classes is no error here, since its value is not known; it becomes -2, which is no class either.
+    """
     classes, there = padded(who, lead, n, ids, offsets, xp)
-    stray = xp.where(index < 0, index, classes.shape[-1] * xp.ones_like(index))
-    return classes, there, xp.where((index < 0) | (index >= n), stray, place_among(classes, there, index, xp))
+    spot = xp.where(index < 0, index, place_among(classes, there, index, xp))
+    return classes, there, xp.where(index >= n, -2 * xp.ones_like(index), spot)
 
 
 def padded(who: str, lead: tuple[int, ...], n: int, ids: Array, offsets: Array, xp: Namespace) -> tuple[Array, Array]:

@@ -20,8 +20,8 @@ from .._array import (
     to_last,
     total,
 )
+from .._core.classes import refuse_strays
 from .._core.rows import hide
-from ..losses.targets import refuse_strays
 from .terms import divergences
 
 Tail = Literal["ignore", "one class"]

@@ -26,7 +26,6 @@ from .._core.names import as_mapping
 from .._core.rows import prepare_axes
 from .._core.shards import refuse as refuse_sharded
 from ..autodiff import bridge
-from ..functional import log_rows
 from ..inspection import entropy as entropy_of
 from ..mappings import Softmax
 from ..transforms import temperature as tempered
@@ -153,7 +152,7 @@ def p_rows(mapping: Mapping, rows: Array, xp: Namespace) -> Array:
 
 def log_p_rows(mapping: Mapping, rows: Array, xp: Namespace) -> Array:
     """log p of rows, as in `p_rows`."""
-    log_p = log_rows(mapping, rows)
+    log_p = bridge(rows).log_p(mapping, rows)
     return log_p - xp.log(_sums(xp.exp(log_p), xp)) if sums_to_another(mapping, xp) else log_p
 
 

@@ -19,12 +19,12 @@ from .._array import (
     pick_axis,
     upcast,
 )
+from .._core.classes import class_indices, refuse_strays
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import check_keywords, documented_like
 from .._core.shards import rows_over_devices, sharded
 from .._core.typing import ArrayT, Axes, Numbers
-from ..losses.targets import refuse_strays
 from ..mappings import Softmax
 from .support import on_support
 from .teacher import Direction, Tail, Teacher
@@ -151,11 +151,11 @@ def _log_prob(
         return log_p, h[0] if entropy else None
     rows, mapping, scale = read_scaled(who, mapping, x, axis, mask, transform, temperature)
     xp = namespace(rows)
-    index, shape = _classes(who, y, rows, xp)
+    index, shape = _classes(who, y, rows, xp, hides=mapping.hides_a_class)
     if support is not None:
         mapping, rows, index = on_support(who, mapping, rows, index, support, xp)
     if mapping.hides_a_class:
-        index = xp.where(index == -1, rows.shape[-1] * xp.ones_like(index), index)
+        index, _ = class_indices(f"{who}: y", index, rows.shape[-1], None, xp, hides=True)
         mapping, rows = mapping.with_hidden(upcast(rows, xp), xp)
     log_p, h, _ = terms_of(mapping, rows, index, xp, scale=scale, entropy=entropy)
     last = log_p.ndim - 1
@@ -297,8 +297,8 @@ def topk_kl(
 # -- reading arguments ---------------------------------------------------------------------------------------------------------
 
 
-def _classes(who: str, y: Any, rows: Array, xp: Namespace) -> tuple[Array, tuple[int, ...]]:
-    """The classes [..., m] of each row, and the shape of the result."""
+def _classes(who: str, y: Any, rows: Array, xp: Namespace, *, hides: bool) -> tuple[Array, tuple[int, ...]]:
+    """The classes [..., m] of each row, and the shape of the result. hides: -1 stands for a class, as in `refuse_strays`."""
     y = _array.beside(y, rows, "y", xp)
     if not is_integer(y):
         raise TypeError(f"{who}: y must be class indices (integers), got {y.dtype}")
@@ -309,7 +309,7 @@ def _classes(who: str, y: Any, rows: Array, xp: Namespace) -> tuple[Array, tuple
             f"{who}: y of shape {shape}: expected one class for each row, of shape {lead}, or with axes of samples before these"
         )
     y = counts(y, xp)
-    refuse_strays(f"{who}: y", y, rows.shape[-1], None, xp)
+    refuse_strays(f"{who}: y", y, rows.shape[-1], None, xp, hides=hides)
     if not first:
         return y[..., None], shape
     y = xp.reshape(y, (math.prod(shape[:first]), *lead))

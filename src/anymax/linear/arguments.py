@@ -8,9 +8,9 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, as_dtype, differentiates, is_array, is_integer, is_torch, namespace, upcast
+from .._core.classes import class_indices
 from .._core.mapping import Mapping
 from .._core.shards import refuse as refuse_sharded
-from ..losses.targets import refuse_strays
 from ..transforms import temperature as tempered
 from ..transforms.applying import transforms_along
 from ..transforms.base import Transform, check_range
@@ -147,24 +147,12 @@ def temperature_of_rows(who: str, temperature: Array, layer: Layer, xp: Namespac
     return xp.reshape(scale, (layer.rows, 1))
 
 
-def class_indices(
+def class_of_each_row(
     who: str, target: Array, layer: Layer, ignore_index: int | None, xp: Namespace
 ) -> tuple[Array, Array]:
-    """(the classes [rows], True where a row has none); raise if an index is out of range."""
+    """`class_indices` of the rows, [rows]."""
     index = xp.reshape(_array.counts(target, xp), (layer.rows,))
-    if layer.hides_a_class and ignore_index != -1:
-        hidden = index == -1
-        refuse_strays(who, xp.where(hidden, xp.zeros_like(index), index), layer.classes - 1, ignore_index, xp)
-        index = xp.where(hidden, (layer.classes - 1) * xp.ones_like(index), index)
-        return index, xp.zeros_like(hidden) if ignore_index is None else index == ignore_index
-    refuse_strays(who, index, layer.classes, ignore_index, xp)
-    return index, index == (-1 if ignore_index is None else ignore_index)
-
-
-def class_of_each_row(who: str, target: Any, layer: Layer, xp: Namespace) -> Array:
-    """The class of each row, [rows], with -1 for none."""
-    index, none = class_indices(who, indices_of_rows(who, target, layer, xp), layer, None, xp)
-    return xp.where(none, -xp.ones_like(index), index)
+    return class_indices(who, index, layer.seen_classes, ignore_index, xp, hides=layer.hides_a_class)
 
 
 def indices_of_rows(who: str, target: Any, layer: Layer, xp: Namespace) -> Array:

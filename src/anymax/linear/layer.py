@@ -241,7 +241,7 @@ def _mask_of_rows(who: str, mask: Any, x: Array, shape: tuple[int, ...], xp: Nam
     if mask is None:
         return None
     mask = _array.beside(mask, x, "mask", xp)
-    if "bool" not in _array.dtype_name(mask):
+    if not _array.is_boolean(mask):
         raise TypeError(
             f"mask: expected a boolean array, True = keep, got {mask.dtype}; what is to be added to the scores is a linear_bias"
         )

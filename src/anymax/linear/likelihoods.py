@@ -23,6 +23,7 @@ from .arguments import (
     HINTS,
     check_support,
     class_of_each_row,
+    indices_of_rows,
     refuse_with_hidden,
     row_transforms,
     with_temperature,
@@ -239,7 +240,8 @@ class _Tokens:
     ) -> _Tokens:  # fmt: skip
         layer, transforms = _read(who, x, weight, mapping, bias, mask, temperature, transform)
         refuse_with_hidden(who, layer, support=support)
-        index = class_of_each_row(who, target, layer, namespace(layer.x))
+        xp = namespace(layer.x)
+        index, _ = class_of_each_row(who, indices_of_rows(who, target, layer, xp), layer, None, xp)
         return cls(layer, index, RowTerms(who, transforms, entropy=entropy), check_chunk(who, chunk))
 
     def all(self) -> tuple[Any, Any]:

@@ -25,7 +25,7 @@ from ..losses.options import LossOptions, cast, class_weights
 from ..losses.targets import counted_weight, holds_indices, with_hidden_share
 from ..mappings import Softmax
 from ..thresholds import Threshold
-from .arguments import HINTS, class_indices, further_losses, needs_indices, refuse_with_hidden, row_transforms
+from .arguments import HINTS, class_of_each_row, further_losses, needs_indices, refuse_with_hidden, row_transforms
 from .job import Job
 from .layer import Layer, check_chunk
 from .per_row import PerRow, RowLoss, Thresholds
@@ -276,10 +276,9 @@ def _job(
     if class_weight is not None:
         class_weight = class_weights(class_weight, xp.broadcast_to(one, (1, layer.classes)), xp)
     if holds_indices(target, (*layer.lead, layer.seen_classes), -1, f"{who}: target"):
-        index, out = class_indices(who, target, layer, options.ignore_index, xp)
-        counted = xp.where(out, -xp.ones_like(index), index)
+        index, out = class_of_each_row(who, target, layer, options.ignore_index, xp)
         norm = counted_weight(index, out, class_weight, one.dtype, xp)
-        return Job(layer, per_row, counted, class_weight, chunk), out, norm
+        return Job(layer, per_row, index, class_weight, chunk), out, norm
     needs_indices(who, per_row.suppress, target)
     if per_row.margin is not None:
         raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")

@@ -9,6 +9,7 @@ from typing import Any
 from .. import _array
 from .._array import Array, as_dtype, asarray, dot, namespace, quiet, stop_gradient, total, upcast
 from .._core.axes import Joined
+from .._core.classes import class_indices, refuse_strays
 from .._core.mapping import Mapping, row_top
 from .._core.rows import join, prepare
 from ..autodiff import bridge
@@ -23,7 +24,6 @@ from .targets import (
     refuse_above,
     refuse_negative,
     refuse_one_class,
-    refuse_strays,
     refuse_sums,
     result_dtype,
     rounding,
@@ -52,10 +52,8 @@ def with_hidden(
     t = _array.beside(target, given.rows, "target", xp)
     ask_for_axis(x, t, options.axis)
     if holds_indices(t, x.shape, given.axis):
-        t = _array.counts(t, xp)
-        hidden = t == -1 if options.ignore_index != -1 else xp.zeros_like(t, dtype=xp.bool)
-        stray = refuse_strays("target", xp.where(hidden, xp.zeros_like(t), t), n, options.ignore_index, xp)
-        t = xp.where(hidden, n * xp.ones_like(t), xp.where(stray, (n + 1) * xp.ones_like(t), t))
+        t, _ = class_indices("target", _array.counts(t, xp), n, options.ignore_index, xp, hides=True)
+        options = options._replace(ignore_index=-1)
     else:
         y = _array.to_last(as_dtype(t, upcast(given.rows, xp).dtype, xp), given.axis, xp)
         t = with_hidden_share(y, given.mapping.sums(given.rows > -math.inf, xp), xp)

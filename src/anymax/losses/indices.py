@@ -7,12 +7,13 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, is_array, is_integer, is_torch, known, namespace, quiet, upcast
+from .._core.classes import class_indices
 from .._core.mapping import Mapping
 from .._core.rows import prepare
 from ..autodiff import bridge
-from ..kernels.link import link_of
+from ..kernels.linked import link_of
 from .options import LossOptions, cast, class_weights
-from .targets import ask_for_axis, counted_weight, refuse_strays, result_dtype, weighted
+from .targets import ask_for_axis, counted_weight, result_dtype, weighted
 
 
 def index_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array | None:
@@ -55,12 +56,12 @@ def _each_row(mapping: Mapping, rows: Array, target: Array, options: LossOptions
     """`index_loss` from the loss of each row, weighted and reduced here."""
     xp, dtype = namespace(rows), result_dtype(rows)
     index = _array.counts(_array.beside(target, rows, "target", xp), xp)
-    index, left_out = _from_zero(index, options.ignore_index, rows.shape[-1], xp)
+    index, left_out = class_indices("target", index, rows.shape[-1], options.ignore_index, xp)
     value = bridge(rows).index_loss(mapping, rows, index)
     if value is None:
         return None
     class_weight = None if options.weight is None else class_weights(options.weight, upcast(rows, xp), xp)
-    if class_weight is None and left_out is None:
+    if class_weight is None and known(left_out) and not bool(xp.any(left_out)):
         if options.reduction == "mean" and math.prod(value.shape):
             return cast(xp.mean(value), dtype)
         return cast(value if options.reduction == "none" else xp.sum(value), dtype)
@@ -69,17 +70,3 @@ def _each_row(mapping: Mapping, rows: Array, target: Array, options: LossOptions
         with quiet(value):
             value = weighted(value, norm, xp)
     return options.reduce(value, norm, dtype, xp)
-
-
-def _from_zero(index: Array, ignored: int, n: int, xp: Any) -> tuple[Array, Array | None]:
-    """(the indices, -1 for ignored samples; a mask of ignored samples, or None if there are none).
-
-    Where values may not be read, an index that is not a class is n, above all classes, which makes the loss NaN.
-    """
-    left_out, stray = index == ignored, refuse_strays("target", index, n, ignored, xp)
-    # not known: traced, as also for a constant index under jax.jit, or on a GPU, where reading would wait
-    if not known(left_out):
-        index = xp.where(stray, n * xp.ones_like(index), index)
-    elif not bool(xp.any(left_out)):
-        return index, None
-    return xp.where(left_out, -xp.ones_like(index), index), left_out

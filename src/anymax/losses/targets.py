@@ -19,7 +19,6 @@ from .._array import (
     Namespace,
     as_dtype,
     autocast_dtype,
-    eager,
     is_array,
     is_integer,
     is_torch,
@@ -43,7 +42,7 @@ def holds_indices(t: Array, scores: Any, axis: Any, what: str = "target", *, par
     """
     indices = is_integer(t)
     if not indices and not _array.is_floating(t):
-        hint = "; convert one-hot rows to floating point" if "bool" in _array.dtype_name(t) else ""
+        hint = "; convert one-hot rows to floating point" if _array.is_boolean(t) else ""
         raise TypeError(
             f"{what}: expected class indices (integers) or a distribution (floating point), got {t.dtype}{hint}"
         )
@@ -74,27 +73,6 @@ def holds_indices(t: Array, scores: Any, axis: Any, what: str = "target", *, par
         f"{what} of shape {shape}: for {whose}scores of shape {scores} with the classes along {along}, expected class indices"
         f"{', counted over all processes,' if part else ''} of shape {lead}, or {distribution} of shape {scores}{hint}"
     )
-
-
-def refuse_strays(
-    what: str, index: Array, n: int, ignore_index: int | None, xp: Namespace, *, waits: bool = False
-) -> Array:
-    """True where an index is neither a class, 0 to n - 1, nor `ignore_index`; an error if one is known.
-
-    ignore_index: None for -1, which means no class. waits: read the indices also where that waits for a GPU.
-    """
-    none = -1 if ignore_index is None else ignore_index
-    outside = (index < 0) | (index >= n)
-    readable = eager(outside) if waits else known(outside)
-    if readable and not bool(xp.any(outside)):
-        return outside
-    stray = outside & (index != none)
-    if readable and bool(xp.any(stray)):
-        either = "-1 for none" if ignore_index is None else f"ignore_index={none}"
-        raise IndexError(
-            f"{what}: class indices must be from 0 to {n - 1}, or {either}, got values from {int(xp.min(index))} to {int(xp.max(index))}"
-        )
-    return stray
 
 
 Sums = tuple[Any, Any]  # the lowest and the highest sum of p, as `Mapping.sums` gives them

@@ -32,7 +32,6 @@ from .._core.shards import over_devices, sharded
 from .._core.typing import AnyArray, ArrayT, LossKeywords, LossKind, Numbers, Parameter, Target, Weight
 from .._random.noises import Noise
 from ..autodiff import bridge
-from ..functional import log_rows
 from ..mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
 from .batch import Batch, one_axis, with_hidden
 from .indices import index_loss
@@ -473,7 +472,7 @@ def _nll(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Ar
 
 
 def _minus_log_p(batch: Batch) -> Array:
-    log_p = log_rows(batch.mapping, batch.rows)
+    log_p = bridge(batch.rows).log_p(batch.mapping, batch.rows)
     return -batch.of_target(log_p, log_p > -math.inf)
 
 

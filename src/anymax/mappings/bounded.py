@@ -41,8 +41,8 @@ class Bounded(Separable):
     Parameters
     ----------
     upper
-        The bounds, at least 0: a number for all classes, or an array that broadcasts to the scores, with one value for each class of
-        each row where it likes. It has a gradient.
+        The bounds, at least 0: a number for all classes, or an array that broadcasts to the scores, such as one value for each class,
+        or for each class of each row. It has a gradient.
     alpha
         A number from 1, softmax, to 2, sparsemax, or an array that broadcasts to the scores with size 1 along the classes; it has a
         gradient.

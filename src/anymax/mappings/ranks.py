@@ -9,6 +9,7 @@ from typing import Any, Literal
 from .._array import (
     Array,
     Namespace,
+    check_flag,
     check_number,
     counts,
     descending,
@@ -192,8 +193,7 @@ class SoftSorted(Mapping):
     def __post_init__(self) -> None:
         object.__setattr__(self, "strength", check_strength("soft_sort", "regularization_strength", self.strength))
         check_regularization("soft_sort", self.regularization)
-        if not isinstance(self.descending, bool):
-            raise TypeError(f"soft_sort: descending must be True or False, got {self.descending!r}")
+        object.__setattr__(self, "descending", check_flag("soft_sort", "descending", self.descending))
 
     @property
     def facts(self) -> Facts:

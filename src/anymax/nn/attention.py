@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .._array import autocast_dtype, dense
+from .._array import autocast_dtype, check_flag, dense
 from .._attention import attention, is_causal_bias, kept_by, operands
 from .._attention.call import ImplementationName
 from .._attention.scores import transforms_of
@@ -214,7 +214,7 @@ class Attention(OfMapping):
             Hide later keys; ignored if there is an `attn_mask`.
         """
         same = query is key is value
-        is_causal = operands.flag("Attention", "is_causal", is_causal)
+        is_causal = check_flag("Attention", "is_causal", is_causal)
         sizes = (self.embed_dim, self.kdim, self.vdim)
         _check_inputs((query, key, value), sizes, self._weights()[0].dtype)
         if query.ndim == 3 and not self.batch_first:

@@ -13,10 +13,10 @@ from torch.distributions import Distribution, constraints
 from torch.distributions.kl import register_kl
 from torch.distributions.utils import lazy_property
 
+from .._core.classes import refuse_strays
 from .._core.mapping import Mapping
 from .._core.options import check_keywords
 from ..likelihood.terms import kl_rows, log_p_rows, p_rows, read, refuse_other_sums, terms_of
-from ..losses.targets import refuse_strays
 from ..mappings import Softmax
 from ..sampling import samplers
 

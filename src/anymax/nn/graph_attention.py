@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from .._array import dense, eager, is_ragged
+from .._array import check_flag, dense, eager, is_ragged
 from .._attention import operands
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
@@ -119,7 +119,7 @@ class GraphAttention(OfMapping):
             )
         for name, value in (("concat", concat), ("add_self_loops", add_self_loops), ("bias", bias), ("residual", residual),
                             ("share_weights", share_weights)):  # fmt: skip
-            operands.flag("GraphAttention", name, value)
+            check_flag("GraphAttention", name, value)
         self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
         self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
         self.add_self_loops, self.edge_dim, self.fill_value = add_self_loops, edge_dim, fill_value

@@ -11,14 +11,16 @@ from torch import Tensor, nn
 
 from .. import distributed, functional, losses, transforms
 from .._array import check_scalar, is_integer, namespace
+from .._core.classes import refuse_strays
 from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .._core.typing import Reduction
-from ..distributed import Group, ShardKeywords, as_group
+from ..autodiff.choose_group import as_group
+from ..autodiff.group import Group
+from ..distributed import ShardKeywords
 from ..distributed.verbs import loss_of_kind as sharded_loss
 from ..linear.verbs import margin_linear_loss
 from ..losses import margins
-from ..losses.targets import refuse_strays
 from .base import OfMapping, check_sizes, every_module, or_softmax
 
 _MANY = 1 << 22  # from so many cosines on, they are not stored

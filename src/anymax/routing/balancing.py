@@ -10,7 +10,7 @@ from .._core.mapping import Mapping
 from .._core.options import check_keywords
 from .._core.typing import AnyArray, Numbers
 from .._random.draws import at, check_k
-from ..distributed.choose_group import as_group
+from ..autodiff.choose_group import as_group
 from ..kernels.selection import chosen
 from .choice import per_expert, read_router
 from .counting import loads

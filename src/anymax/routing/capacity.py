@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from .. import _array
 from .._array import Array, asarray, counts, device_of, is_integer, namespace, stop_gradient
+from .._core.classes import refuse_strays
 from .._core.options import check_keywords
-from ..losses.targets import refuse_strays
 from .counting import loads
 
 

@@ -105,7 +105,7 @@ def token_mask(who: str, mask: Any, rows: Array, xp: Namespace) -> Array | None:
     if mask is None:
         return None
     mask = _array.beside(mask, rows, "mask", xp)
-    if not _array.dtype_name(mask).startswith("bool"):
+    if not _array.is_boolean(mask):
         raise TypeError(f"{who}: mask must be boolean, True = keep, got {mask.dtype}")
     mask = _array.fit_axes(mask, tuple(rows.shape[:-1]), f"{who}: mask", to="tokens of shape ")
     return xp.broadcast_to(xp.expand_dims(mask, axis=-1), (*rows.shape[:-1], 1))

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from .. import _array
 from .._array import Array, Namespace, counts, from_last, is_integer, namespace, pick_axis, stop_gradient, upcast
+from .._core.classes import refuse_strays
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
 from .._core.rows import prepare
@@ -15,7 +16,6 @@ from .._core.typing import AnyArray, Numbers
 from .._random.draws import at, check_k
 from ..autodiff import bridge
 from ..kernels.selection import chosen
-from ..losses.targets import refuse_strays
 from ..transforms.applying import transformed
 from .results import Invalid, check_invalid, every_sampler, validated
 

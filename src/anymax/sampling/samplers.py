@@ -20,6 +20,7 @@ from .._array import (
     Namespace,
     as_dtype,
     check_axis,
+    check_flag,
     finite_scores,
     floats,
     from_last,
@@ -209,8 +210,7 @@ def gumbel_softmax(
     array([0., 0., 1.])
     """
     refuse_sharded("gumbel_softmax", x)
-    if not isinstance(hard, bool):
-        raise TypeError(f"gumbel_softmax: hard must be True or False, got {hard!r}")
+    hard = check_flag("gumbel_softmax", "hard", hard)
     axis = pick_axis(axis, dim)
     scores, xp = floats(x)
     axis = check_axis(axis, scores.ndim)

@@ -14,7 +14,7 @@ from .._core.typing import ArrayT, Entropy, Numbers, Parameter
 from .._random.draws import count_of, invert
 from .._random.generators import uniform
 from ..autodiff import bridge
-from ..functional import apply, log_rows
+from ..functional import apply
 from ..inspection import entropy
 from ..likelihood.terms import left_over
 from ..mappings import Softmax
@@ -141,7 +141,7 @@ def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Un
     call = SegmentCall.of("segment_log_apply", mapping, x, **options)
     out = bridge(call.x).segments.log(call)
     if out is None:
-        out = formula(call.segments, call.mapping, call.axis, log_rows, upcast(call.x, call.xp))
+        out = formula(call.segments, call.mapping, call.axis, bridge(call.x).log_p, upcast(call.x, call.xp))
     return as_dtype(out, call.x.dtype, call.xp)
 
 

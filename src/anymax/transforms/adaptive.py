@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
-from .._array import Array, Namespace, pick_axis
+from .._array import Array, Namespace, check_flag, pick_axis
 from .._core.typing import Parameter
 from .._random.truncation import mink_keep, pless_keep, toph_hundred_keep, toph_keep
-from .base import Transform, brief, check_range, makes_transform, of_scores
+from .base import Transform, check_range, makes_transform, of_scores
 from .truncation import MASS, Truncation, min_keep_of
 
 
@@ -37,9 +35,8 @@ def pless(norm: bool = False, min_keep: int = 1, *, axis: int | None = None, dim
     >>> np.exp(pless(norm=True)(x)).round(3)  # (3 * 0.46 - 1) / 2 = 0.19
     array([0.6, 0.3, 0. ])
     """
-    if not isinstance(norm, (bool, np.bool_)):
-        raise TypeError(f"pless: norm must be True or False, got {brief(norm)}{of_scores('pless', norm)}")
-    return _PLess((("norm", bool(norm)), ("min_keep", min_keep_of("pless", min_keep))), pick_axis(axis, dim))
+    norm = check_flag("pless", "norm", norm, of_scores("pless", norm))
+    return _PLess((("norm", norm), ("min_keep", min_keep_of("pless", min_keep))), pick_axis(axis, dim))
 
 
 class _PLess(Truncation):

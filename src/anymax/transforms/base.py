@@ -28,6 +28,7 @@ from .._array import (
     floats,
     from_last,
     is_array,
+    is_boolean,
     is_floating,
     is_integer,
     is_jax,
@@ -306,7 +307,7 @@ def _align(value: Any, x: Array, axis: int, xp: Namespace) -> Any:
     # a value that overflows the dtype of the scores becomes infinite
     with contextlib.nullcontext() if _compiling() else quiet(value):
         value = from_numpy(value, x, xp)
-        value = value if "bool" in dtype_name(value) else like(value, x, xp)
+        value = value if is_boolean(value) else like(value, x, xp)
     if value.ndim < 2 or axis == x.ndim - 1:
         return value
     if value.ndim > x.ndim:

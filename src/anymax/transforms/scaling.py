@@ -17,6 +17,7 @@ from .._array import (
     floating,
     floats,
     is_array,
+    is_boolean,
     is_torch,
     known,
     known_any,
@@ -182,7 +183,7 @@ def mask(keep: Any, *, axis: int | None = None, dim: int | None = None) -> Trans
     array([  1., -inf])
     """
     keep = asarray(keep, "keep")
-    if "bool" not in dtype_name(keep):
+    if not is_boolean(keep):
         raise TypeError(f"mask: keep must be boolean (True = keep the entry), got {dtype_name(keep)}; write keep != 0")
     return _Mask((("keep", keep),), pick_axis(axis, dim))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._array import Array, as_dtype, asarray, floating, is_jax, is_torch, namespace, stop_gradient, upcast
+from .._array import Array, as_dtype, asarray, check_flag, floating, is_jax, is_torch, namespace, stop_gradient, upcast
 from .._core.options import check_keywords
 from .._core.typing import ArrayT, Mask, Numbers, Parameter
 from ..transforms import noise
@@ -57,8 +57,7 @@ def gumbel_sinkhorn(
            [1., 0., 0.],
            [0., 1., 0.]])
     """
-    if not isinstance(hard, bool):
-        raise TypeError(f"gumbel_sinkhorn: hard must be True or False, got {hard!r}")
+    hard = check_flag("gumbel_sinkhorn", "hard", hard)
     given = asarray(x)
     xp = namespace(given)
     given = floating(given, xp)

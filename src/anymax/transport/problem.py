@@ -12,10 +12,10 @@ from .._array import (
     asarray,
     beside,
     check_axis,
-    dtype_name,
     fit_axes,
     floating,
     is_array,
+    is_boolean,
     is_double,
     is_floating,
     known,
@@ -70,7 +70,7 @@ def read(
     order = (*(i for i in range(x.ndim) if i not in (first, second)), first, second)
     if mask is not None:
         mask = beside(mask, x, "mask", xp)
-        if dtype_name(mask) not in ("bool", "bool_"):
+        if not is_boolean(mask):
             raise TypeError(f"mask: expected a boolean array, True = keep, got {mask.dtype}")
         x = hide(x, fit_axes(mask, tuple(x.shape), "mask"))
     x = upcast(x, xp)
@@ -121,13 +121,13 @@ def problem(given: Given, xp: Namespace, balanced: bool = False) -> Problem:
     keep, bad, r, c = _kept(given, xp)
     in_rows, in_columns = _total(r, xp), _total(c, xp)
     if given.columns is None:
-        c = c * (in_rows / _at_least_one(in_columns, xp))
+        c = c * (in_rows / _or_one(in_columns, xp))
     elif given.rows is None:
-        r = r * (in_columns / _at_least_one(in_rows, xp))
+        r = r * (in_columns / _or_one(in_rows, xp))
     else:
         _check(in_rows, in_columns, bad, xp)
         if balanced:
-            c = c * (in_rows / xp.where(in_columns > 0, in_columns, xp.ones_like(in_columns)))
+            c = c * (in_rows / _or_one(in_columns, xp))
     kept = keep & ~bad
     y = xp.where(kept, x, xp.zeros_like(x))
     high = xp.max(xp.where(kept, stop_gradient(x), -math.inf * xp.ones_like(x)), axis=-1, keepdims=True)
@@ -173,8 +173,9 @@ def _total(a: Array, xp: Namespace) -> Array:
     return xp.sum(a, axis=(-2, -1), keepdims=True)
 
 
-def _at_least_one(count: Array, xp: Namespace) -> Array:
-    return xp.where(count > 0, count, xp.ones_like(count))
+def _or_one(total: Array, xp: Namespace) -> Array:
+    """The total, 1 where it is 0: a divisor."""
+    return xp.where(total > 0, total, xp.ones_like(total))
 
 
 def _check(in_rows: Array, in_columns: Array, bad: Array, xp: Namespace) -> None:

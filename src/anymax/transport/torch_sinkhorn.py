@@ -50,17 +50,13 @@ def plan(given: Given, iterations: int | None) -> Tensor:
 
 
 def _steps(given: Given, iterations: int) -> Tensor:
+    call = kernel.Call(given.x, given.rows, given.columns, iterations, given.temperature)
     if not (transformed() or recorded(given.rows, given.columns) or torch.compiler.is_exporting()):
         traced = torch.compiler.is_compiling() or modes()
-        if (
-            traced
-            or kernel.refuse(kernel.Call(given.x, given.rows, given.columns, iterations, given.temperature)) is None
-        ):
+        if traced or kernel.refuse(call) is None:
             check_totals(given, xp)
-            if not (traced or recorded(given.x)):
-                return kernel.forward(kernel.Call(given.x, given.rows, given.columns, iterations, given.temperature))
-            return _Steps.apply(given.x, given.rows, given.columns, iterations, given.temperature)
-    return _plain(given.x, given.rows, given.columns, iterations, given.temperature)
+            return _Steps.apply(*call) if traced or recorded(given.x) else kernel.forward(call)
+    return _plain(*call)
 
 
 def _plain(x: Tensor, rows: Tensor | None, columns: Tensor | None, iterations: int, temperature: float) -> Tensor:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from . import _array
-from ._array import Array, Namespace, as_dtype, device_of, is_torch, namespace, upcast
-from ._core.handed import handed
-from ._core.mapping import Mapping
-from ._core.names import as_mapping
-from ._core.options import check_keywords
-from ._core.shards import sharded
-from ._core.typing import ArrayT, Numbers, Reduction
-from .autodiff import bridge
-from .linear import linear_loss
-from .linear.layer import one_dtype
-from .losses.options import LossOptions, cast
-from .losses.targets import result_dtype
-from .mappings import Softmax
-from .transforms.base import check_range
+from .. import _array
+from .._array import Array, Namespace, as_dtype, device_of, is_torch, namespace, upcast
+from .._core.handed import handed
+from .._core.mapping import Mapping
+from .._core.names import as_mapping
+from .._core.options import check_keywords
+from .._core.shards import sharded
+from .._core.typing import ArrayT, Numbers, Reduction
+from ..autodiff import bridge
+from ..autodiff.choose_group import as_group
+from ..losses.options import LossOptions, cast
+from ..losses.targets import result_dtype
+from ..mappings import Softmax
+from ..transforms.base import check_range
+from .layer import one_dtype
+from .verbs import linear_loss
 
 _SOFTMAX = Softmax()
 
@@ -98,8 +99,6 @@ def contrastive_loss(
     loss = Pairs(mapping, bidirectional, options)
     if group is None and axis_name is None:
         return loss.here(first, second, temperature, xp)
-    from .distributed.choose_group import as_group  # late: most calls are of one process
-
     return loss.over(as_group(who, group, axis_name, first), first, second, temperature, xp)
 
 

@@ -7,18 +7,18 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from . import _array
-from ._array import Array, as_dtype, is_ragged, is_torch, namespace, pick_axis, quiet, to_last, upcast
-from ._core.handed import handed
-from ._core.mapping import Mapping
-from ._core.names import as_mapping
-from ._core.options import check_keywords, check_options, documented_like, option_names
-from ._core.rows import hide, join, like_scores, prepare_axes, restore_axis, split
-from ._core.shards import scores_over_devices, sharded
-from ._core.typing import AnyArray, ApplyOptions, ArrayT, Axes, DType, LogOptions, Mask, Numbers, Parameter
-from ._random.noises import Noise
-from .autodiff import bridge
-from .mappings import (
+from .. import _array
+from .._array import Array, is_ragged, is_torch, namespace, pick_axis, to_last
+from .._core.handed import handed
+from .._core.mapping import Mapping
+from .._core.names import as_mapping
+from .._core.options import check_keywords, check_options, documented_like, option_names
+from .._core.rows import hide, join, like_scores, prepare_axes, restore_axis, split
+from .._core.shards import scores_over_devices, sharded
+from .._core.typing import AnyArray, ApplyOptions, ArrayT, Axes, DType, LogOptions, Mask, Numbers, Parameter
+from .._random.noises import Noise
+from ..autodiff import bridge
+from ..mappings import (
     Budget,
     Entmax,
     NormMax,
@@ -165,20 +165,7 @@ def log_apply(
     if sharded(x):
         return scores_over_devices("log_apply", log_apply, mapping, x, axis, mask, dtype)
     given = prepare_axes(mapping, x, axis, mask, dtype)
-    return given.restore(log_rows(given.mapping, given.rows))
-
-
-def log_rows(mapping: Mapping, rows: Array) -> Array:
-    """log p of rows, classes last."""
-    leaf = bridge(rows)
-    out = leaf.log(mapping, rows)
-    if out is not None:
-        return out
-    xp = namespace(rows)
-    p = leaf.apply(mapping, upcast(rows, xp))
-    with quiet(p):
-        out = _array.log(p, xp)
-    return as_dtype(out, rows.dtype, xp)
+    return given.restore(bridge(given.rows).log_p(given.mapping, given.rows))
 
 
 _APPLY, _LOG_APPLY = option_names(apply), option_names(log_apply)

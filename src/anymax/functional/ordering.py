@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ._array import (
+from .._array import (
     Array,
     as_dtype,
     check_axis,
+    check_flag,
     finite_scores,
     floats,
     is_array,
@@ -18,14 +19,14 @@ from ._array import (
     take,
     upcast,
 )
-from ._core.mapping import Mapping
-from ._core.names import as_mapping
-from ._core.options import check_keywords, documented_like
-from ._core.rows import hide, like_scores, prepare
-from ._core.shards import refuse as refuse_sharded
-from ._core.typing import ArrayT, Axes, Mask, Numbers, Parameter
-from .functional import apply
-from .mappings.ranks import Ranks, Regularization, SoftSorted, check_strength
+from .._core.mapping import Mapping
+from .._core.names import as_mapping
+from .._core.options import check_keywords, documented_like
+from .._core.rows import hide, like_scores, prepare
+from .._core.shards import refuse as refuse_sharded
+from .._core.typing import ArrayT, Axes, Mask, Numbers, Parameter
+from ..mappings.ranks import Ranks, Regularization, SoftSorted, check_strength
+from .verbs import apply
 
 _DIRECTION = {"direction": "say descending=True for 'DESCENDING'"}
 
@@ -71,8 +72,7 @@ def soft_rank(
     array([1., 3., 2.])
     """
     refuse_sharded("soft_rank", x)
-    if not isinstance(descending, bool):
-        raise TypeError(f"soft_rank: descending must be True or False, got {descending!r}")
+    descending = check_flag("soft_rank", "descending", descending)
     check_strength("soft_rank", "regularization_strength", regularization_strength)
     mapping = Ranks(regularization_strength, regularization)
     scores, xp = floats(x)
@@ -167,8 +167,7 @@ def soft_permutation(
     """
     refuse_sharded("soft_permutation", x)
     mapping = as_mapping(mapping, "soft_permutation")
-    if not isinstance(descending, bool):
-        raise TypeError(f"soft_permutation: descending must be True or False, got {descending!r}")
+    descending = check_flag("soft_permutation", "descending", descending)
     check_strength("soft_permutation", "temperature", temperature)
     scores, xp = floats(x)
     axis = check_axis(pick_axis(axis, dim), scores.ndim)

@@ -1,0 +1,48 @@
+"""Class indices as a caller gives them: what is a class, what is left out, and what is out of range."""
+
+from __future__ import annotations
+
+from .._array import Array, Namespace, eager, known
+
+
+def class_indices(
+    what: str, index: Array, n: int, ignore_index: int | None, xp: Namespace, *, hides: bool = False
+) -> tuple[Array, Array]:
+    """(the class of each sample, -1 where it is left out; True where it is); an error if an index is known to be out of range.
+
+    hides: the map hides a class, for which -1 stands unless it is `ignore_index`; it becomes n, the last class of `Mapping.with_hidden`.
+    Where values may not be read, an index out of range becomes a number above all classes, which makes the loss of its sample NaN.
+    """
+    hides = hides and ignore_index != -1
+    stray = refuse_strays(what, index, n, ignore_index, xp, hides=hides)
+    if ignore_index is not None:
+        ignored = index == ignore_index
+    else:
+        ignored = xp.zeros_like(stray) if hides else index == -1
+    index = xp.where(index == -1, n * xp.ones_like(index), index) if hides else index
+    index = index if known(stray) else xp.where(stray, (n + hides) * xp.ones_like(index), index)
+    return xp.where(ignored, -xp.ones_like(index), index), ignored
+
+
+def refuse_strays(
+    what: str, index: Array, n: int, ignore_index: int | None, xp: Namespace, *, hides: bool = False, waits: bool = False
+) -> Array:  # fmt: skip
+    """True where an index is neither a class, 0 to n - 1, nor `ignore_index`; an error if one is known.
+
+    ignore_index: None for -1, which means no class. hides: -1 stands for the class that the map hides. waits: read the indices also where
+    that waits for a GPU.
+    """
+    none = -1 if ignore_index is None else ignore_index
+    outside = (index < (-1 if hides else 0)) | (index >= n)
+    readable = eager(outside) if waits else known(outside)
+    if readable and not bool(xp.any(outside)):
+        return outside
+    stray = outside & (index != none)
+    if readable and bool(xp.any(stray)):
+        none_of = ["-1 for none of them"] if hides else ["-1 for none"] if ignore_index is None else []
+        allowed = [f"from 0 to {n - 1}", *none_of, *([] if ignore_index is None else [f"ignore_index={none}"])]
+        raise IndexError(
+            f"{what}: class indices must be {', '.join(allowed[:-1])}, or {allowed[-1]}, got values from {int(xp.min(index))} to "
+            f"{int(xp.max(index))}"
+        )
+    return stray
