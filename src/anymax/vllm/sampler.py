@@ -101,7 +101,7 @@ def sample(
     >>> logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]] * 2))
     >>> seeded = {1: torch.Generator().manual_seed(0)}
     >>> sample(logits, torch.tensor([1, 3]), None, seeded)
-    tensor([0, 0])
+    tensor([0, 2])
     """
     steps = _steps(logits, k, p)
     source = None
