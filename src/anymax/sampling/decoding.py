@@ -10,6 +10,7 @@ from .._array import (
     Array,
     Namespace,
     as_dtype,
+    as_scalar,
     beside,
     check_axis,
     counts,
@@ -223,7 +224,7 @@ def speculative_accept(
     >>> import numpy as np
     >>> draft, target = np.array([[0.5, 0.5], [0.9, 0.1]]), np.array([[0.5, 0.5], [0.0, 1.0], [0.0, 1.0]])
     >>> speculative_accept(draft, target, [1, 0], generator=0)
-    Accepted(count=array(1), token=array(1))
+    Accepted(count=np.int64(1), token=np.int64(1))
     """
     check_invalid("speculative_accept", invalid)
     q, p, tokens, xp = _draft("speculative_accept", p_draft, p_target, tokens, (0, 1))
@@ -331,7 +332,7 @@ def _accept(q: Array | None, p: Array, tokens: Array, generator: Any, invalid: I
     token = validated("speculative_accept", invert(rest, u[..., length:], xp), target_row, invalid, xp)
     if p.shape[-2] == length:
         token = xp.where(all_accepted, -xp.ones_like(token), token)
-    return Accepted(count[..., 0], token[..., 0])
+    return Accepted(as_scalar(count[..., 0]), as_scalar(token[..., 0]))
 
 
 def _rest(p: Array, q: Array | None, tokens: Array, xp: Namespace) -> Array:

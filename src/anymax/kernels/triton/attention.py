@@ -274,7 +274,7 @@ def backward(
     if "heads" in wants:
         found["heads"] = torch.stack(
             [
-                sums[..., place].sum((0, 2)) if there else sums.new_zeros(heads)
+                sums[..., place].sum(2) if there else sums.new_zeros(batch, heads)
                 for place, there in ((1, job.alibi), (0, job.sink))
             ],
             -1,
