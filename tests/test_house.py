@@ -26,7 +26,7 @@ FLOORS = (
     ("sampling", "_attention", "linear"),
     ("_config", "distributed", "margins", "routing"),
     ("nn", "sklearn", "plot"),
-    ("hf", "numpyro", "cli"),
+    ("hf", "vllm", "numpyro", "cli"),
     ("__init__", "__main__"),
 )
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
@@ -168,7 +168,7 @@ def test_the_benchmarks_have_no_circles():
 
 # A framework is imported by files that are named for it, and by these.
 LEAVES = {
-    "torch": ("nn", "hf", "autodiff.saving", "kernels.triton"),
+    "torch": ("nn", "hf", "vllm", "autodiff.saving", "kernels.triton"),
     "jax": ("kernels.xla", "numpyro"),
     "numpyro": ("numpyro",),
     "matplotlib": ("plot",),
@@ -452,6 +452,7 @@ def test_all_is_what_is_public():
             "segments",
             "sklearn",
             "transport",
+            "vllm",
         ]
     )
     with pytest.raises(AttributeError, match="no attribute 'softmaxx'"):

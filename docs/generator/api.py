@@ -53,6 +53,7 @@ PAGES = {
         "`anymax.routing`, for mixtures of experts; {doc}`/routers` has the arguments for each model.",
     ),
     "hf": ("Hugging Face", "`anymax.hf`, for transformers 5."),
+    "vllm": ("vLLM", "`anymax.vllm`, for vLLM 0.33; {doc}`/decoding` says how to serve with it."),
     "numpyro": ("NumPyro", "`anymax.numpyro`, for models in NumPyro."),
     "sklearn": ("scikit-learn", "`anymax.sklearn`, estimators."),
     "plot": ("Pictures", "`anymax.plot`: each function draws on `ax` and returns it."),
@@ -63,7 +64,7 @@ PAGES = {
 }
 GROUPS = {  # the order of the site; each page once
     "Train": "maps functional losses transforms margins nn sklearn distributions numpyro",
-    "Attend": "attention hf segments transport samplers decoding",
+    "Attend": "attention hf segments transport samplers decoding vllm",
     "Scale": "output_layers routing distributed",
     "Look inside": "inspection plot contract",
 }
@@ -105,6 +106,7 @@ MODULES = (
     "nn",
     "routing",
     "hf",
+    "vllm",
     "numpyro",
     "sklearn",
     "plot",

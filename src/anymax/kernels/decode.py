@@ -69,6 +69,7 @@ def run(
     *,
     keep: bool = False,
     left: bool = False,
+    in_place: bool = False,
     u: Array | None = None,
     given: Array | None = None,
     log_p: bool = False,
@@ -79,6 +80,8 @@ def run(
 
     Parameters
     ----------
+    in_place
+        `left` is written into x, which is contiguous fp32 or fp64; nothing else may be asked for but `keep`.
     u
         Numbers from 0 to 1, float64 [..., draws]: a class is drawn for each.
     given
@@ -103,7 +106,7 @@ def run(
         chances = framework.empty(draws, "float64")
     out = Decoded(
         framework.empty(tuple(x.shape), "bool") if keep else None,
-        empty_like(x) if left else None,
+        x if in_place else empty_like(x) if left else None,
         index,
         chances,
         framework.empty(batch, "float64") if entropy else None,

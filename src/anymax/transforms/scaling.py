@@ -10,6 +10,7 @@ from .._array import (
     Namespace,
     as_dtype,
     asarray,
+    differentiates,
     dtype_name,
     finish,
     finite_scores,
@@ -85,6 +86,8 @@ def divided(x: Array, T: Any, xp: Namespace) -> Array:
         return on_kept(x, lambda y: 0.0 * y, xp) if math.inf == T else x / T
     cold = tiny > T
     if known(cold) and not bool(xp.any(cold)):
+        if not differentiates(T) and bool(xp.all(math.inf > T)):
+            return x / T  # -inf stays -inf; it would have a gradient in T that is NaN
         return on_kept(x, lambda y: y / T, xp)
     warm = on_kept(x, lambda y: y / safe(T, ~cold, 1.0, xp), xp)
     return xp.where(cold, _largest(x, xp), warm)
