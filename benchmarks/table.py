@@ -10,6 +10,7 @@ from .output_layers import layer_cases
 from .own_maps import own_map_cases
 from .ragged import ragged_cases
 from .routing import routing_cases
+from .serving import serving_cases
 from .sinks import sink_cases
 from .sklearn import sklearn_cases
 from .token_statistics import token_cases
@@ -22,6 +23,7 @@ def table() -> list[Case]:
         *own_map_cases(),
         *attention_cases(),
         *decoding_cases(),
+        *serving_cases(),
         *ordering_cases(),
         *layer_cases(),
         *ragged_cases(),

@@ -180,7 +180,7 @@ typedef struct {
     int64_t count;
     const double *values; /* [rows, count]: the steps' values row by row, or NULL */
     uint8_t *keep;        /* [rows, n]: which classes are left, or NULL */
-    void *left;           /* [rows, n], of F32 or F64: the scores, -inf where a class is not left, or NULL */
+    void *left;           /* [rows, n], of F32 or F64: the scores, -inf where a class is not left, or NULL; x itself if rows are dense and nothing is drawn */
     int64_t draws;
     const double *u;      /* [rows, draws], from 0 to 1: for each a class is drawn, */
     int64_t *index;       /* [rows, draws]: and goes here, -1 where there is none; */

@@ -1,22 +1,41 @@
-"""`python -m experiments`: every experiment and its claims, with the verdicts of the saved results, alone and together."""
+"""`python -m experiments`: every experiment and its claims, with the verdicts of the saved results, alone and together.
+
+`--pages` writes the pages of the saved results anew, from their JSON files.
+"""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
+from collections.abc import Sequence
 
 from . import NAMES
-from ._report import RESULTS
+from ._common import sources
+from ._report import RESULTS, pages
 from ._together import words
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {__package__}", description="Every experiment, its claims and their verdicts."
+    )
+    parser.add_argument(
+        "--pages", action="store_true", help="write the pages of the saved results anew, from their JSON files"
+    )
+    if parser.parse_args(arguments).pages:
+        print("written:", *pages(RESULTS))
+        return 0
     for name in NAMES:
         experiment = importlib.import_module(f"{__package__}.{name}").EXPERIMENT
         saved = RESULTS / f"{name}.json"
         known = json.loads(saved.read_text(encoding="utf-8")) if saved.is_file() else {"claims": []}
         said = {claim["key"]: claim["verdict"] for claim in known["claims"]}
+        then = known.get("sources", {})
+        changed = [tree for tree, digest in sources(name).items() if tree in then and then[tree] != digest]
         print(f"python -m {__package__}.{name}   {experiment.title}\n    {experiment.about}")
+        if changed:
+            print(f"    changed since the saved run: {', '.join(changed)}")
         for key, claim in experiment.claims.items():
             print(f"    {said.get(key, 'not run yet'):>12}: {claim.text} ({claim.source})")
         print()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import datetime as dt
 import functools
+import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -22,6 +24,7 @@ from typing import Any, TypeVar
 from ._report import RESULTS, Claim, Findings, Refused, write
 
 T = TypeVar("T")
+ROOT = RESULTS.parents[1]
 _PACKAGES = ("scikit-learn", "scipy", "transformers", "matplotlib")
 
 
@@ -134,7 +137,7 @@ def main(
     folder = options.out or (RESULTS if default and not options.quick else _scratch())
     seeds = list(range(options.seeds or (experiment.quick_seeds if options.quick else experiment.seeds)))
     settings = Settings(experiment, options.quick, seeds, options)
-    commit = _commit()  # as the run begins: files may change while it goes on
+    commit, sources_then = _commit(), sources(experiment.name)  # as the run begins: files may change while it goes on
     draft = Path(tempfile.mkdtemp(prefix="anymax-"))
     found = Findings(experiment.name, experiment.claims, draft, strict=not options.quick)
     try:
@@ -168,6 +171,7 @@ def main(
         "seconds": round(time.monotonic() - settings.started, 1),
         "settings": {"seeds": seeds, **_public_values(extra)},
         **_machine(),
+        "sources": sources_then,
     }
     head["versions"]["commit"] = commit
     paths = write(head, found)
@@ -237,6 +241,44 @@ def _public(words: Sequence[str]) -> list[str]:
 
 def _public_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v.name if isinstance(v, Path) else v for k, v in values.items()}
+
+
+def sources(name: str) -> dict[str, str]:
+    """A digest of what an experiment runs: its script with the modules of this folder that it imports, the library and its engine.
+
+    It says of any checkout, whatever has become of the commit, whether it has the same.
+    """
+    trees = {
+        "the experiment": [Path(__file__).parent / f"{own}.py" for own in _own(name)],
+        "src/anymax": sorted((ROOT / "src" / "anymax").rglob("*.py")),
+        "csrc": [path for path in sorted((ROOT / "csrc").rglob("*")) if path.suffix in (".h", ".hpp", ".cpp")],
+    }
+    return {tree: _digest(paths) for tree, paths in trees.items()}
+
+
+def _own(name: str) -> list[str]:
+    """The module `name` of this folder and all that it imports of it, the imports within functions too."""
+    known: set[str] = set()
+    left = ["_common", name]
+    while left:
+        module = left.pop()
+        path = Path(__file__).parent / f"{module}.py"
+        if not path.is_file():
+            continue
+        known.add(module)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level == 1:
+                named = [node.module] if node.module else [alias.name for alias in node.names]
+                left += [one for one in named if one not in known]
+    return sorted(known)
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    whole = hashlib.sha256()
+    for path in paths:
+        whole.update(f"{path.relative_to(ROOT).as_posix()}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return whole.hexdigest()[:16]
 
 
 def _commit() -> str:

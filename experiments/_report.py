@@ -6,12 +6,13 @@ import dataclasses
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import NAMES
-from ._statistics import CONFIDENCE, CONFIRMED, NOT_TESTED, Interval, all_of, verdict
+from ._statistics import CONFIDENCE, CONFIRMED, NOT_TESTED, Interval, all_of, from_json, verdict
 
 RESULTS = Path(__file__).parent / "results"
 INDEX = (  # the words of the folder's README.md
@@ -127,69 +128,82 @@ def as_json(head: Mapping[str, Any], found: Findings) -> dict[str, Any]:
     )
 
 
-def as_markdown(head: Mapping[str, Any], found: Findings) -> str:
-    said = found.verdicts()
-    text = [f"# {head['title']}", ""]
-    if head["quick"]:
+def as_markdown(known: Mapping[str, Any], together: Mapping[str, str]) -> str:
+    """The page of saved results (those of `as_json`), with what is left of each claim's verdict beside all others."""
+    text = [f"# {known['title']}", ""]
+    if known["quick"]:
         text += ["**A quick run: it shows that the script works, and is no evidence for or against a claim.**", ""]
-    text += [found.data, "", "## Claims", ""]
-    text += _markdown([{"claim": c.text, "source": c.source, "verdict": said[k]} for k, c in found.claims.items()])
-    text += [f"The tests behind them. A verdict follows from the interval ({CONFIDENCE:.0%}) and the bound alone.", ""]
-    bounds = [{**t, "bound": f"≤ {t['at_most']:g}" if "at_most" in t else f"≥ {t['at_least']:g}"} for t in found.tests]
-    columns = ("claim", "what", "found", "bound", "verdict")
-    text += _markdown([{column: t[column] for column in columns} for t in bounds])
-    for picture in found.pictures:
-        text += [f"![{picture['caption'] or head['title']}]({picture['file']})", ""]
-    if found.paper:
-        text += ["## Beside the paper's figures", "", *_markdown(found.paper)]
-    for table in found.tables:
-        text += [f"## {table['title']}", "", *([table["note"], ""] if table["note"] else []), *_markdown(table["rows"])]
-    if found.notes:
-        text += ["## Notes", "", *(f"- {note}" for note in found.notes), ""]
-    text += ["## How it was run", "", f"`{head['command']}`, {head['date']}, {head['seconds']:.0f} s.", ""]
+    text += [known["data"], "", "## Claims", ""]
+    text += _markdown([
+        {"claim": c["claim"], "source": c["source"], "judged alone": c["verdict"], "judged together": together.get(c["claim"], "")}
+        for c in known["claims"]
+    ])  # fmt: skip
     text += [
-        f"{head['hardware']['cpu']}, {head['threads']} thread{'s' * (head['threads'] != 1)}; "
-        + ", ".join(f"{k} {v}" for k, v in head["versions"].items())
-        + f". Intervals: {', '.join(sorted(_methods(found))) or 'none'}.",
+        (
+            f"The tests behind them. A verdict alone follows from the interval ({CONFIDENCE:.0%}) and the bound. Judged together: with "
+            "Holm's correction for all claims of all experiments."
+        ),
         "",
     ]
-    settings = {**head["settings"], **found.settings}
-    text += _markdown([{"setting": k, "value": _words(v)} for k, v in settings.items()])
+    tests = [
+        {**t, "bound": f"≤ {t['at_most']:g}" if "at_most" in t else f"≥ {t['at_least']:g}"} for t in known["tests"]
+    ]
+    text += _markdown([{column: t[column] for column in ("claim", "what", "found", "bound", "verdict")} for t in tests])
+    for picture in known["pictures"]:
+        text += [f"![{picture['caption'] or known['title']}]({picture['file']})", ""]
+    if known["against_the_paper"]:
+        text += ["## Beside the paper's figures", "", *_markdown(known["against_the_paper"])]
+    for table in known["tables"]:
+        text += [f"## {table['title']}", "", *([table["note"], ""] if table["note"] else []), *_markdown(table["rows"])]
+    if known["notes"]:
+        text += ["## Notes", "", *(f"- {note}" for note in known["notes"]), ""]
+    text += ["## How it was run", "", f"`{known['command']}`, {known['date']}, {known['seconds']:.0f} s.", ""]
+    sources = known.get("sources", {})
+    text += [
+        f"{known['hardware']['cpu']}, {known['threads']} thread{'s' * (known['threads'] != 1)}; "
+        + ", ".join(f"{k} {v}" for k, v in known["versions"].items())
+        + f". Intervals: {', '.join(sorted(_methods(known))) or 'none'}."
+        + (f" SHA-256 of the sources: {', '.join(f'{k} {v}' for k, v in sources.items())}." if sources else ""),
+        "",
+    ]
+    text += _markdown([{"setting": k, "value": _words(v)} for k, v in known["settings"].items()])
     return "\n".join(text).rstrip() + "\n"
 
 
 def write(head: Mapping[str, Any], found: Findings) -> list[Path]:
-    """NAME.json, NAME.md and the folder's index."""
+    """NAME.json, and the pages of its folder."""
     found.folder.mkdir(parents=True, exist_ok=True)
-    pages = {
-        f"{found.name}.json": json.dumps(as_json(head, found), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
-        f"{found.name}.md": as_markdown(head, found),
-    }
-    for name, page in pages.items():
-        _replace(found.folder / name, page)
-    return [*(found.folder / name for name in pages), index(found.folder)]
+    target = found.folder / f"{found.name}.json"
+    text = json.dumps(as_json(head, found), indent=1, ensure_ascii=False, allow_nan=False)
+    text = re.sub(
+        r"\[\n[-+.,\deE\s]+\]",
+        lambda numbers: re.sub(r"\s+", " ", numbers[0]).replace("[ ", "[").replace(" ]", "]"),
+        text,
+    )
+    _replace(target, text + "\n")
+    return [target, *pages(found.folder)]
 
 
-def index(folder: Path) -> Path:
-    """README.md of a folder of results: every claim with its verdict, alone and beside all others, from the JSON files there."""
+def pages(folder: Path) -> list[Path]:
+    """NAME.md of each JSON file of a folder, and README.md: every claim with its verdict, alone and beside all others."""
     from ._together import claims  # late: it imports this module
 
-    together = {(one.experiment, one.claim): one.together for one in claims(folder)}
-    text = ["# Results", "", *INDEX, ""]
-    rows = []
+    together: dict[str, dict[str, str]] = {}
+    for one in claims(folder):
+        together.setdefault(one.experiment, {})[one.claim] = one.together
+    written, rows = [], []
     for path in sorted(folder.glob("*.json"), key=lambda p: (*NAMES, p.stem).index(p.stem)):
         known = json.loads(path.read_text(encoding="utf-8"))
+        name, beside = known["name"], together.get(known["name"], {})
+        written.append(path.with_suffix(".md"))
+        _replace(written[-1], as_markdown(known, beside))
         quick = " (quick run: no evidence)" if known["quick"] else ""
         for claim in known["claims"]:
-            page = f"[{known['name']}]({known['name']}.md)"
-            verdicts = {
-                "judged alone": claim["verdict"] + quick,
-                "judged together": together.get((known["name"], claim["claim"]), ""),
-            }
-            rows.append({"experiment": page, "claim": claim["claim"], **verdicts})
+            verdicts = {"judged alone": claim["verdict"] + quick, "judged together": beside.get(claim["claim"], "")}
+            rows.append({"experiment": f"[{name}]({name}.md)", "claim": claim["claim"], **verdicts})
     target = folder / "README.md"
-    _replace(target, "\n".join([*text, *_markdown(rows)]).rstrip() + "\n")
-    return target
+    _replace(target, "\n".join(["# Results", "", *INDEX, "", *_markdown(rows)]).rstrip() + "\n")
+    return [*written, target]
 
 
 def _replace(path: Path, text: str) -> None:
@@ -198,13 +212,14 @@ def _replace(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def _methods(found: Findings) -> set[str]:
-    cells = [t["found"] for t in found.tests] + [p["here"] for p in found.paper]
-    cells += [cell for table in found.tables for row in table["rows"] for cell in row.values()]
-    return {cell.method for cell in cells if isinstance(cell, Interval)}
+def _methods(known: Mapping[str, Any]) -> set[str]:
+    cells = [t["found"] for t in known["tests"]] + [p["here"] for p in known["against_the_paper"]]
+    cells += [cell for table in known["tables"] for row in table["rows"] for cell in row.values()]
+    return {cell["method"] for cell in cells if isinstance(cell, Mapping)}
 
 
 def _markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = [{k: from_json(v) if isinstance(v, Mapping) else v for k, v in row.items()} for row in rows]
     columns = list(dict.fromkeys(column for row in rows for column in row))
     if not columns:
         return []

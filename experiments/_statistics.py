@@ -4,38 +4,51 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 CONFIDENCE = 0.95
 CONFIRMED, CONTRADICTED, UNDECIDED, NOT_TESTED = "confirmed", "contradicted", "undecided", "not tested"
+MOST_FIGURES = 200  # of a mean that are saved with it
 
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """A mean with its confidence interval, and how that was found. One seed tells no spread: its interval is the whole line."""
+    """A mean with its confidence interval, and how that was found. One seed tells no spread: its interval is the whole line.
+
+    `figures` are what the mean is of, one a seed; of a comparison, those of both sides.
+    """
 
     mean: float
     low: float
     high: float
     n: int
     method: str
+    figures: tuple[tuple[float, ...], ...] = dataclasses.field(default=(), repr=False)
 
     def __str__(self) -> str:
         if self.high - self.low <= 1e-12 * abs(self.mean):
             return _short(self.mean)
         if not math.isfinite(self.high - self.low):
             return f"{_short(self.mean)} (no interval)"
-        if math.isclose(self.high - self.mean, self.mean - self.low, rel_tol=1e-6):
+        if self.method.startswith("t over"):  # symmetric
             half = self.high - self.mean
             return f"{_short(0.0 if abs(self.mean) < 1e-12 * half else self.mean)} ± {half:.2g}"  # no rounding errors shown
         return f"{_short(self.mean)} [{_short(self.low)}, {_short(self.high)}]"
 
     def as_json(self) -> dict[str, Any]:
         ends = {k: v if math.isfinite(v) else None for k, v in (("low", self.low), ("high", self.high))}
-        return {"mean": self.mean, **ends, "n": self.n, "method": self.method}
+        figures = {"figures": [list(side) for side in self.figures]} if self.figures else {}
+        return {"mean": self.mean, **ends, "n": self.n, "method": self.method, **figures}
+
+
+def from_json(known: Mapping[str, Any]) -> Interval:
+    """The interval that `as_json` has written."""
+    low, high = (end if known[k] is None else known[k] for k, end in (("low", -math.inf), ("high", math.inf)))
+    figures = tuple(tuple(side) for side in known.get("figures", ()))
+    return Interval(known["mean"], low, high, known["n"], known["method"], figures)
 
 
 def exact(value: float) -> Interval:
@@ -51,14 +64,14 @@ def over_seeds(values: Sequence[float]) -> Interval:
 def over(values: Sequence[float], of: str) -> Interval:
     """Student's t interval of the mean over whatever the figures are `of`."""
     mean, half, n = _student(np.asarray(values, dtype=float))
-    return Interval(mean, mean - half, mean + half, n, f"t over {n} {of}")
+    return Interval(mean, mean - half, mean + half, n, f"t over {n} {of}", _figures(values))
 
 
 def difference(ours: Sequence[float], theirs: Sequence[float], of: str = "seeds") -> Interval:
     """The mean of ours - theirs, paired by seed, or by whatever else the figures are `of`."""
     a, b = _paired(ours, theirs)
     mean, half, n = _student(a - b)
-    return Interval(mean, mean - half, mean + half, n, f"t over {n} {of}, paired")
+    return Interval(mean, mean - half, mean + half, n, f"t over {n} {of}, paired", _figures(a, b))
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
@@ -67,9 +80,8 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     if not (np.all(a > 0) and np.all(b > 0)):
         raise ValueError("ratio: expected positive numbers only; use difference() where a figure may be 0 or negative")
     mean, half, n = _student(np.log(a) - np.log(b))
-    return Interval(
-        math.exp(mean), math.exp(mean - half), math.exp(mean + half), n, f"t of logarithms over {n} seeds, paired"
-    )
+    ends = (math.exp(mean - half), math.exp(mean + half))
+    return Interval(math.exp(mean), *ends, n, f"t of logarithms over {n} seeds, paired", _figures(a, b))
 
 
 def bootstrap(statistic: Callable[..., float], *rows: np.ndarray, draws: int = 1000, seed: int = 0) -> Interval:
@@ -121,6 +133,11 @@ def _student(values: np.ndarray) -> tuple[float, float, int]:
         raise ValueError("an interval of no values: expected the figure of at least one seed")
     half = t.ppf(0.5 + CONFIDENCE / 2, n - 1) * values.std(ddof=1) / math.sqrt(n) if n > 1 else math.inf
     return float(values.mean()), float(half), n
+
+
+def _figures(*sides: Any) -> tuple[tuple[float, ...], ...]:
+    """Those of each side, where they are few: a seed has one, and thousands of test rows are in no page."""
+    return tuple(tuple(float(v) for v in side) for side in sides) if len(sides[0]) <= MOST_FIGURES else ()
 
 
 def _paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:

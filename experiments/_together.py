@@ -13,7 +13,7 @@ from typing import Any
 from ._report import RESULTS
 from ._statistics import CONFIDENCE, CONFIRMED, CONTRADICTED, NOT_TESTED, UNDECIDED
 
-MOST = {"seeds": 1000}  # a test that takes more is as good as none; of anything else a million
+POWER = 0.8  # of the distance that an undecided test is said to have been able to see
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Judged:
     verdict: str  # by itself
     p: float  # of a difference from the bound as large as this one, where there is none
     corrected: float  # the same after Holm's correction
-    needed: str  # for an undecided claim: how many seeds, or test rows, would decide
+    seen: str  # for an undecided claim: how far from its bound a figure had to be for tests of this size to see it, mostly
 
     @property
     def together(self) -> str:
@@ -43,9 +43,9 @@ def claims(folder: Path = RESULTS) -> list[Judged]:
             continue
         for claim in known.get("claims", ()):
             tests = [test for test in known.get("tests", ()) if test["claim"] == claim["key"]]
-            needed = _needed(tests) if claim["verdict"] == UNDECIDED else ""
+            seen = _seen(tests) if claim["verdict"] == UNDECIDED else ""
             p = _of_claim(claim["verdict"], [_two_sided(test) for test in tests])
-            found.append(Judged(known["name"], claim["claim"], claim["source"], claim["verdict"], p, 1.0, needed))
+            found.append(Judged(known["name"], claim["claim"], claim["source"], claim["verdict"], p, 1.0, seen))
     corrected = holm([one.p for one in found])
     return [dataclasses.replace(one, corrected=p) for one, p in zip(found, corrected, strict=True)]
 
@@ -100,34 +100,39 @@ def _two_sided(test: Mapping[str, Any]) -> float:
     return float(2 * (t.sf(score, test["found"]["n"] - 1) if seeds else norm.sf(score)))
 
 
-def _needed(tests: Sequence[Mapping[str, Any]]) -> str:
-    """How many seeds, alphabets or test rows would decide the undecided tests, if the figures stay what they are."""
-    most: dict[str, float] = {}
+def _seen(tests: Sequence[Mapping[str, Any]]) -> str:
+    """How far from their bounds the figures of undecided tests had to be, to be decided in four runs of five of that size."""
+    said = []
     for test in tests:
-        if test["verdict"] == UNDECIDED:
-            unit, count = _enough(test)
-            most[unit] = max(most.get(unit, 0), count)
-    return " and ".join(_count(count, unit) for unit, count in most.items())
+        if test["verdict"] != UNDECIDED:
+            continue
+        distance, many = detectable(test), f"{test['found']['n']:,} {_unit(test)}"
+        if math.isinf(distance):
+            said.append(f"nothing, with {many}")
+        elif test["found"]["method"].startswith("t of logarithms"):
+            said.append(f"a factor of {math.exp(distance):.3g} with {many}")
+        else:
+            said.append(f"{distance:.2g} with {many}")
+    return ", ".join(dict.fromkeys(said))
 
 
-def _enough(test: Mapping[str, Any]) -> tuple[str, float]:
-    """Of what, and how many of them; infinite where it would take more than `MOST` seeds, or than a million rows."""
-    from scipy.stats import norm, t  # late: as above
+def detectable(test: Mapping[str, Any]) -> float:
+    """The distance from the bound (of a ratio, in logarithms) that the test decides with probability POWER, by the spread found."""
+    from scipy.optimize import brentq  # late, as above
+    from scipy.stats import nct, norm
 
-    n, (away, half, quantile) = test["found"]["n"], _away(test)
+    n, (_, half, quantile) = test["found"]["n"], _away(test)
+    if half == 0.0 or math.isinf(half):
+        return half
+    error = half / quantile
+    if not test["found"]["method"].startswith("t "):
+        return error * float(quantile + norm.ppf(POWER))
+    return error * float(brentq(lambda away: nct.sf(quantile, n - 1, away) - POWER, 0.0, 4.0 * (quantile + 1.0)))
+
+
+def _unit(test: Mapping[str, Any]) -> str:
     named = re.match(r"t .*?over \d+ (\w+)", test["found"]["method"])
-    unit = named[1] if named else "test rows"
-    if math.isinf(half):
-        return unit, 2
-    ratio = (half / quantile) ** 2 * n / away**2 if away else math.inf  # variance over the distance squared
-    most, more = MOST.get(unit, 10**6), n
-    while more <= most and t.ppf(0.5 + CONFIDENCE / 2, more - 1) ** 2 * ratio > more:
-        more = max(more + 1, min(math.ceil(ratio * norm.ppf(0.5 + CONFIDENCE / 2) ** 2), most + 1))  # t's is above it
-    return unit, more if more <= most else math.inf
-
-
-def _count(count: float, unit: str) -> str:
-    return f"more than {MOST.get(unit, 10**6):,} {unit}" if math.isinf(count) else f"about {count:,.0f} {unit}"
+    return named[1] if named else "test rows"
 
 
 def words() -> str:
@@ -140,7 +145,7 @@ def words() -> str:
         f"{'experiment':16} {'verdict':>12} {'p':>8} {'Holm':>8} {'together':>12}  claim",
     ]
     for one in rows:
-        more = f" ({one.needed} would decide)" if one.needed else ""
+        more = f" (seen in four runs of five: {one.seen})" if one.seen else ""
         lines.append(
             f"{one.experiment:16} {one.verdict:>12} {one.p:8.2g} {one.corrected:8.2g} {one.together:>12}  {one.claim}{more}"
         )

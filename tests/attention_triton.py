@@ -170,6 +170,14 @@ def test_shared_keys_of_several_batches(name):
     hold(heads(batch=2, shared=1), MAPS[name], {**lengths, "enable_gqa": True})
 
 
+@pytest.mark.parametrize("name", ["softmax", "sparsemax"])
+def test_a_map_with_slopes_and_a_sink_for_each_head_of_each_batch(name):
+    """A slope for each head of each batch beside a sink for each head, and the other way round."""
+    each, sinks = whole(0.5, 0.125, 0.0, 0.3).reshape(2, H), whole(0.3, 2.5, -1.0, 0.0).reshape(2, H, 1, 1)
+    hold(heads(batch=2, shared=1), MAPS[name], {"alibi": each, "sink": SINK, "enable_gqa": True})
+    hold(heads(batch=2), MAPS[name], {"alibi": SLOPES, "sink": sinks, "bias": numbers(2, 1, 1, S, seed=3)})
+
+
 @pytest.mark.parametrize("name", ["softmax", "alphas", "budget"])
 def test_no_key_for_any_query(name):
     out, found = hold(heads(rows=3), MAPS[name], {"mask": torch.zeros(1, 1, dtype=torch.bool, device=DEVICE)})
@@ -412,6 +420,8 @@ def test_keys_in_parts_of_several_batches(name, parts):
     assert got[1].any()
     assert not got[2].any()
     assert not decode(tensors, MAPS[name], {"mask": torch.zeros(1, 1, dtype=torch.bool, device=DEVICE)}).any()
+    each = numbers(3, H, seed=8).abs()
+    decode(tensors, MAPS[name], {"alibi": each, "sink": each.flip(0)[..., None, None]})
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -577,10 +587,11 @@ def test_second_derivatives_go_by_blocks():
     def second(implementation, dtype):
         leaves = [a.to(dtype).requires_grad_() for a in (q, k, v)]
         alpha = alphas(1.4, 1.7).to(dtype).requires_grad_()
-        sink = SINK.to(dtype).requires_grad_()
-        out = am.attention(*leaves, Entmax(alpha), sink=sink, is_causal=True, offset=9, implementation=implementation)
-        first = torch.autograd.grad(out.square().sum(), [*leaves, alpha, sink], create_graph=True)
-        return torch.autograd.grad(sum(a.square().sum() for a in first), [*leaves, alpha, sink])
+        sink, slopes = SINK.to(dtype).requires_grad_(), SLOPES[None].to(dtype).requires_grad_()
+        given = {"sink": sink, "alibi": slopes, "is_causal": True, "offset": 9}
+        out = am.attention(*leaves, Entmax(alpha), implementation=implementation, **given)
+        first = torch.autograd.grad(out.square().sum(), [*leaves, alpha, sink, slopes], create_graph=True)
+        return torch.autograd.grad(sum(a.square().sum() for a in first), [*leaves, alpha, sink, slopes])
 
     for a, b in zip(second("triton", torch.float32), second("reference", torch.float64)):
         close(a, b, 2e-4)

@@ -7,7 +7,7 @@ import pytest
 from cases import CASES, each, on
 
 import anymax as am
-from anymax.kernels import link, native
+from anymax.kernels import linked, native
 
 if isinstance(native.load(), str):
     pytest.skip(f"no compiled library: {native.load()}", allow_module_level=True)
@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 native.engine_for(torch.empty(0))  # the engine takes tensors in whichever test comes first
 
 
-SERVED = tuple(c for c in CASES if not isinstance(link.link_of(c.mapping), str))
+SERVED = tuple(c for c in CASES if not isinstance(linked.link_of(c.mapping), str))
 each_served = each(SERVED)
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 SPARSE = tuple(c for c in SERVED if c.row in ("Sparsemax", "Entmax", "Budget", "NormMax", "SparseSoftmax"))

@@ -14,7 +14,7 @@ from triton_place import DEVICE, REAL, WARNINGS
 torch = pytest.importorskip("torch")
 
 import anymax as am
-from anymax.kernels.triton import plans, ragged
+from anymax.kernels.triton import launch, plans, ragged, segments
 
 pytestmark = WARNINGS
 
@@ -41,21 +41,19 @@ def _asked():
 @contextlib.contextmanager
 def long_ones():
     """Segments of more than 16 entries go by in steps, with few or many lanes that have a probability."""
-    before = plans.FEW, ragged._LENGTHS, ragged._SPARE
-    plans.FEW, ragged._LENGTHS, ragged._SPARE = 16, (16,), 0
+    before = plans.FEW, segments._LENGTHS, segments._SPARE
+    plans.FEW, segments._LENGTHS, segments._SPARE = 16, (16,), 0
     families, plan = dict(plans.FAMILIES), plans.plan
 
     def stepped(kernel, rows, n, *words):
         return STEPS if n > 16 else plan(kernel, rows, n, *words)
-
-    from anymax.kernels.triton import launch
 
     launch.plan = stepped
     try:
         yield
     finally:
         launch.plan = plan
-        plans.FEW, ragged._LENGTHS, ragged._SPARE = before
+        plans.FEW, segments._LENGTHS, segments._SPARE = before
         assert families == plans.FAMILIES
 
 
@@ -123,9 +121,10 @@ def test_long_segments_in_place():
     x = scores(len(index), 2)
     x[5:8] = 9.0
     want = by_segment(lambda row: am.apply(am.Sparsemax(), row), index, x)
-    entries = ragged._Entries(am.Sparsemax(), x, (am.Segments.of(lengths=LONG), 0))
     with long_ones():
-        entries.each(lambda cut: entries.launch.run("p", entries.link, x, out=x, cut=cut), x)
+        _, link, layout, axis = ragged._call(am.Sparsemax(), x, (am.Segments.of(lengths=LONG), 0))
+        entries = segments.Entries(link, x, layout, axis)
+        entries.each(lambda cut: launch.run("p", entries.link, x, out=x, cut=cut))
     close(x, want, 2e-6)
 
 
@@ -294,12 +293,14 @@ def test_what_it_refuses_is_served_by_padded_rows():
 def test_segments_are_launched_by_their_lengths():
     rng = np.random.default_rng(0)
     lengths = np.concatenate([rng.integers(0, 17, 60_000), rng.integers(17, 65, 100), [900, 20_000, 0]])
-    made = ragged.launches(np.concatenate([[0], np.cumsum(lengths)]))
+    made = segments.launches(torch.as_tensor(np.concatenate([[0], np.cumsum(lengths)])))
+    assert all(one.ids.dtype == torch.int32 for one in made)
+    made = [one._replace(ids=one.ids.numpy()) for one in made]
     assert sorted(np.concatenate([one.ids for one in made]).tolist()) == list(range(len(lengths)))
     assert [one.longest for one in made] == [16, 900, 20_000]  # the 100 go with the one of 900 entries
     for one in made:
         assert one.longest == lengths[one.ids].max()
         assert (np.diff(one.ids) > 0).all()
-    (empty,) = ragged.launches(np.zeros(4, np.int64))
+    (empty,) = segments.launches(torch.zeros(4, dtype=torch.int64))
     assert (empty.ids.tolist(), empty.longest) == ([0, 1, 2], 0)
-    assert ragged.launches(np.zeros(1, np.int64)) == ()
+    assert segments.launches(torch.zeros(1, dtype=torch.int64)) == ()

@@ -28,6 +28,7 @@ RNG = np.random.default_rng(0)
 Q, K, V = (RNG.normal(size=s) for s in ((B, H, L, D), (B, H, S, D), (B, H, S, DV)))
 BIAS, KEEP = RNG.normal(size=(H, L, S)), RNG.uniform(size=(B, 1, L, S)) < 0.7
 SLOPES, SINK = np.array([0.5, 0.25, 0.1, 0.0]), np.array([0.3, -1.0, 2.0, 0.0])
+SLOPES_OF_BATCHES = np.array([[0.5, 0.25, 0.1, 0.0], [0.0, 1.0, 0.3, 0.7]])
 PRIOR = np.abs(RNG.normal(size=(L, S)))
 PRIOR /= PRIOR.sum(-1, keepdims=True)
 LENGTHS, Q_LENGTHS, OFFSETS = np.array([4, 7]), np.array([5, 3]), np.array([2, 0])
@@ -43,7 +44,7 @@ def alone(p_of, b, h, i, *, causal=False, left=None, right=None, offset=0, lengt
         s = scale * (Q[b, h, i] @ K[b, h, j])
         s = s if softcap is None else softcap * math.tanh(s / softcap)
         s += 0.0 if bias is None else bias[h, i, j]
-        s -= 0.0 if slopes is None else slopes[h] * abs(at - j)
+        s -= 0.0 if slopes is None else np.broadcast_to(slopes, (B, H))[b, h] * abs(at - j)
         hidden = [
             causal and j > at, left is not None and j < at - left, right is not None and j > at + right,
             lengths is not None and j >= lengths[b], q_lengths is not None and i >= q_lengths[b],
@@ -81,6 +82,7 @@ OPTIONS = {
         {"lengths": LENGTHS, "q_lengths": Q_LENGTHS, "causal": True},
     ),
     "alibi": ({"alibi": SLOPES, "is_causal": True}, {"slopes": SLOPES, "causal": True}),
+    "alibi of batches": ({"alibi": SLOPES_OF_BATCHES, "offset": 2}, {"slopes": SLOPES_OF_BATCHES, "offset": 2}),
     "softcap": ({"softcap": 0.7, "bias": BIAS}, {"softcap": 0.7, "bias": BIAS}),
     "sink": ({"sink": SINK}, {"sink": SINK}),
     "sink, causal, mask": ({"sink": SINK, "is_causal": True, "mask": KEEP}, {"sink": SINK, "causal": True, "keep": KEEP}),
@@ -260,7 +262,9 @@ def test_blocks_of_every_option(option, blocks):
             torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("option", ["plain", "alibi", "sink", "softcap", "scalable", "window left", "offsets"])
+@pytest.mark.parametrize(
+    "option", ["plain", "alibi", "alibi of batches", "sink", "softcap", "scalable", "window left", "offsets"]
+)
 def test_blocks_of_grouped_queries(option, blocks):
     (a, ga), (b, gb) = both(Sparsemax(), (Q, K[:, :2], V[:, :2]), OPTIONS[option][0], groups=True)
     torch.testing.assert_close(a, b)
@@ -379,7 +383,16 @@ def test_softmax_goes_to_torch_where_it_can(option, monkeypatch):
     q, k, v = tensors(Q, K, V)
     own = given(OPTIONS[option][0], lambda a: torch.tensor(a))
     out = A.attention(q, k, v, **own)
-    refused = {"offsets", "both lengths", "alibi", "softcap", "sink", "sink, causal, mask", "scalable"}
+    refused = {
+        "offsets",
+        "both lengths",
+        "alibi",
+        "alibi of batches",
+        "softcap",
+        "sink",
+        "sink, causal, mask",
+        "scalable",
+    }
     assert bool(called) == (option not in refused)
     torch.testing.assert_close(out, A.attention(q, k, v, implementation="reference", **own))
     got, want = (
@@ -487,6 +500,7 @@ WRONG = {
     "window": (lambda: A.attention(Q, K, V, window=(1, -2)), ValueError, "window must be"),
     "window float": (lambda: A.attention(Q, K, V, window=1.5), ValueError, "window must be"),
     "alibi": (lambda: A.attention(Q, K, V, alibi=np.ones(3)), ValueError, r"alibi must have one number for each head, shape \(4,\)"),
+    "alibi of batches": (lambda: A.attention(Q, K, V, alibi=np.ones((3, 4))), ValueError, r"each head of each batch, shape \(2, 4\)"),
     "sink": (lambda: A.attention(Q, K, V, sink=np.ones((4, 2))), ValueError, "sink must have one number for each head"),
     "lengths": (lambda: A.attention(Q, K, V, lengths=np.ones(3, int)), ValueError, "lengths must have one number for each batch"),
     "lengths beyond": (lambda: A.attention(Q, K, V, lengths=[S + 1, 3]), ValueError, rf"lengths must be from 0 to {S}, .* 3 to {S + 1}"),

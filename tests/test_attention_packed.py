@@ -109,6 +109,24 @@ def test_offsets(offset, ways):
         )
 
 
+@every_kind
+def test_slopes_for_each_head_of_each_sequence(kind):
+    q, k, v = operands()
+    slopes = np.linspace(0.0, 1.5, len(CU_Q[1:]) * H).reshape(-1, H)
+    want = np.concatenate(
+        [
+            one_by_one(q[a:b], k[c:d], v[c:d], [0, b - a], [0, d - c], Sparsemax(), alibi=own)
+            for own, (a, b), (c, d) in zip(slopes, itertools.pairwise(CU_Q), itertools.pairwise(CU_K), strict=True)
+        ]
+    )
+    tol = 5e-6 if kind == "jax" else 1e-13
+    for alibi in (KINDS[kind](slopes), slopes.tolist()):
+        got = attention_varlen(*map(KINDS[kind], (q, k, v)), CU_Q, CU_K, mapping=Sparsemax(), alibi=alibi)
+        np.testing.assert_allclose(back(got), want, atol=tol)
+    with pytest.raises(ValueError, match=r"for each head of each sequence, shape \(6, 4\), got \(5, 4\)"):
+        attention_varlen(q, k, v, CU_Q, CU_K, alibi=slopes[1:])
+
+
 def test_the_last_query_stands_at_the_last_key():
     """As in FlashAttention from 2.1 on: `seqlen_q` of 1 in decoding sees all keys."""
     q, k, v = operands(queries=2)

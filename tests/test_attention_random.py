@@ -86,7 +86,7 @@ def oracle(p_of, q, k, v, *, alpha=None, mask=None, bias=None, is_causal=False, 
     s = s if bias is None else s + bias
     row, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
     i = row + (offset[:, None, None, None] if isinstance(offset, torch.Tensor) else offset)
-    s = s if alibi is None else s - alibi[:, None, None] * (i - j).abs()
+    s = s if alibi is None else s - alibi[..., None, None] * (i - j).abs()
     seen = torch.ones_like(s, dtype=torch.bool)
     if mask is not None and mask.dtype == torch.bool:
         seen = seen & mask
@@ -142,7 +142,8 @@ def drawn(seed):
         ("bias", 0.3, lambda: normal(*part())), ("is_causal", 0.4, lambda: True), ("scale", 0.2, lambda: r.choice([0.3, -0.5])),
         ("window", 0.3, lambda: r.choice([(0, 0), (2, None), (None, 1), (3, 4)])), ("softcap", 0.2, lambda: 1.5),
         ("offset", 0.3, lambda: r.choice([keys - rows, 1, torch.randint(-1, keys, (b,), generator=g)])),
-        ("alibi", 0.2, lambda: normal(h).abs()), ("sink", 0.2, lambda: normal(h)), ("beta", 0.2, lambda: normal(h, 1, 1).abs() + 0.1),
+        ("alibi", 0.2, lambda: normal(*(r.choice([(h,), (b, h), (b, 1)]))).abs()),
+        ("sink", 0.2, lambda: normal(h)), ("beta", 0.2, lambda: normal(h, 1, 1).abs() + 0.1),
         ("lengths", 0.2, lambda: torch.randint(0, keys + 1, (b,), generator=g)),
         ("q_lengths", 0.2, lambda: torch.randint(0, rows + 1, (b,), generator=g)),
         ("mix", 0.15, lambda: (normal(rows, keys).abs(), 0.3)),

@@ -100,6 +100,25 @@ def test_what_is_left(chain, n, dtype):
     assert dtype == "float32" or (kept == want).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n", [1, 37, 1000, 20000])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_what_is_left_may_be_written_into_the_scores(chain, n, dtype):
+    x = scores(n, rows=6, dtype=dtype)
+    x[1], x[2, 0], x[3, n // 2], x[4] = -math.inf, math.nan, math.inf, 1.0
+    want = decode.run(SOFTMAX, x.copy(), CHAINS[chain], left=True).left
+    made = decode.run(SOFTMAX, x, CHAINS[chain], in_place=True, keep=True)
+    assert made.left is x
+    np.testing.assert_array_equal(x, want)
+    np.testing.assert_array_equal(made.keep, want != -math.inf)
+
+
+def test_a_draw_and_scores_that_are_written_over_are_refused():
+    x = scores(10)
+    with pytest.raises(RuntimeError, match="refused a draw of softmax: an operand"):
+        decode.run(SOFTMAX, x, (Step("topk", 3),), in_place=True, u=np.full((4, 1), 0.5))
+
+
 @pytest.mark.parametrize("kind", ["topk", "topp", "minp", "xtc"])
 def test_equal_scores(kind):
     x = np.array([[1.0, 2.0, 2.0, 0.0, 2.0, 2.0, -math.inf, 1.0]])

@@ -296,7 +296,11 @@ class Halved(A.transforms.Transform):
         (loss, {"least": 0.1}, r"linear_loss has no option 'least' \(leave it out: over several processes"),
         (loss, {"axis": 1}, r"linear_loss has no option 'axis' \(leave it out: the features of x are its last axis\)"),
         (loss, {"temperature": 2.0}, "write transform=anymax.temperature"),
-        (loss, {"z_loss": 0.1, "mapping": "sparsemax"}, "z_loss= applies to softmax only"),
+        (
+            loss,
+            {"z_loss": 0.1, "mapping": "taylor"},
+            "z_loss= is the factor of tau squared, and taylor has no threshold",
+        ),
         (loss, {"suppress": 0.1}, "suppress= applies to maps that give classes probability 0"),
         (tokens, {"tau": 2.0}, "say temperature="),
         (
@@ -332,10 +336,12 @@ ONLY_HERE = {"group", "axis_name", "class_start", "class_count"}
 NOT_HERE = {"linear_loss": {"least"}}
 
 
-@pytest.mark.parametrize("verb", ["linear_loss", "linear_log_prob", "linear_log_prob_entropy", "linear_topk_kl"])
+@pytest.mark.parametrize(
+    "verb", ["linear_loss", "linear_log_prob", "linear_log_prob_entropy", "linear_topk_kl", "linear_threshold"]
+)
 def test_keywords_are_those_of_one_process(verb):
     """But for those that say in their docstring why they are not here."""
-    here, there = (inspect.signature(getattr(module, verb)).parameters for module in (D, A))
+    here, there = (inspect.signature(getattr(module, verb)).parameters for module in (D, A.linear))
     assert set(here) - set(there) == ONLY_HERE
     assert set(there) - set(here) == NOT_HERE.get(verb, set())
     for name in NOT_HERE.get(verb, ()):

@@ -29,6 +29,8 @@ known, t[2] = t.clone(), -100
 shares = torch.rand(7, 23, generator=g, dtype=torch.float64)
 shares /= shares.sum(-1, keepdim=True)
 w, keep = torch.rand(23, generator=g, dtype=torch.float64), torch.arange(23) % 3 > 0
+none = t.where(torch.arange(7) % 3 > 0, torch.tensor(-1))
+bounds, order = 0.1 + w, 1.0 + shares.argsort(-1).argsort(-1).double()
 alphas = torch.linspace(1.1, 1.9, 7, dtype=torch.float64)[:, None]
 def whole(v):
     return v.full_tensor() if isinstance(v, DTensor) else v
@@ -49,6 +51,13 @@ calls = [
     (A.logsumexp, 0, 1), (lambda x: A.logsumexp(x, temperature=alphas), 0, 1), (lambda x: A.logsumexp(x, keepdims=True), 0, 1),
     (lambda x: A.log_prob(A.Softmax(), x, known), 0, 1), (lambda x: A.log_prob(A.Taylor(2), x, known), 0, 3),
     (lambda x: A.log_prob_entropy(A.Taylor(2), x, torch.stack([known, known])), 0, 3),
+    (lambda x: A.apply(A.Sink("entmax15", alphas), x), 0, 2), (lambda x: A.fenchel_young(A.Sink("entmax15", 0.3), x, none, w), 1, 2),
+    (lambda x: A.fenchel_young(A.Sink(), x, 0.8 * shares, reduction="sum"), 0, 2),
+    (lambda x: A.log_prob(A.Sink(), x, none.clamp(-1)), 0, 1),
+    (lambda x: A.margin_loss(A.Sink(), torch.tanh(x), none), 1, 1), (lambda x: tuple(A.threshold(A.Sink("sparsemax"), x)), 0, 3),
+    (lambda x: A.apply(A.Elementwise(), x), 0, 1), (lambda x: A.apply(A.Fusedmax(), x), 0, 2), (lambda x: A.apply(A.Softpick(), x), 0, 2),
+    (lambda x: A.fenchel_young(A.Ranks(), x, order), 0, 2),
+    (lambda x: A.apply(A.Bounded(bounds), x), 0, 2), (lambda x: A.apply(A.Bounded(bounds * shares[:, :1]), x), 0, 2),
     (lambda x: A.entropy(A.softmax(x)), 0, None), (lambda x: tuple(A.threshold(A.Sparsemax(), x)), 0, 2),
 ]
 places = [(Shard(0),), (Shard(1),), (Replicate(),)]
@@ -78,7 +87,8 @@ for place in places:
         alpha, scores = torch.tensor(1.4, dtype=torch.float64, requires_grad=True), distribute_tensor(x.clone(), mesh, place)
         for f in (
             lambda x, a: A.entmax(x, a).square().sum(), lambda x, a: A.entmax_loss(x, known, alpha=a),
-            lambda x, a: A.entmax_loss(x, shares, alpha=a), lambda x, a: A.logsumexp(x, temperature=a).sum(),
+            lambda x, a: A.entmax_loss(x, shares, alpha=a), lambda x, a: A.fenchel_young(A.Sink("sparsemax", a), x, none),
+            lambda x, a: A.apply(A.Sink(A.Entmax(a), a), x).square().sum(), lambda x, a: A.logsumexp(x, temperature=a).sum(),
         ):
             want = torch.autograd.grad(f(x, alpha), alpha)[0]
             got = torch.autograd.grad(whole(f(scores, make(alpha))), alpha)[0]

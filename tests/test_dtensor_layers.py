@@ -51,6 +51,9 @@ calls = [
     lambda x, W, b: A.linear_topk_kl(x, W, ids, log_q, linear_bias=b, transform=A.compose(cap, A.temperature(1.3))),
     lambda x, W, b: A.linear_loss(x, W, t, linear_bias=b, ignore_index=-1, weight=w, z_loss=0.3, transform=cap),
     lambda x, W, b: A.linear_loss(x, W, t, "sparsemax", linear_bias=b, ignore_index=-1, suppress=0.4, reduction="sum"),
+    lambda x, W, b: A.linear_loss(x, W, t, A.Sink("entmax15", 0.3), linear_bias=b),  # -1 is the sink
+    lambda x, W, b: A.linear_loss(x, W, 0.7 * shares, A.Sink(), linear_bias=b, reduction="none"),
+    lambda x, W, b: A.linear_log_prob_entropy(x, W, t, A.Sink("sparsemax", 0.3), linear_bias=b),
 ]
 R, S = (Replicate(),), (Shard(0),)
 places = [(R, S), (S, R), ((Shard(1),), S), (None, S), (S, None)]

@@ -15,7 +15,8 @@ import pytest
 from kinds import KINDS, back, every_kind
 
 import anymax as A
-from anymax import Entmax, Softmax, Sparsemax, Taylor, functional, kernels
+from anymax import Entmax, Softmax, Sparsemax, Taylor, kernels
+from anymax.functional import verbs
 from anymax.kernels import decode, link, native
 
 needs_torch = pytest.mark.skipif("torch" not in KINDS, reason="torch is not installed")
@@ -63,7 +64,7 @@ def test_every_engine_gives_the_same(kind):
 def no_library(monkeypatch):
     """As where no compiler was at hand."""
     monkeypatch.setattr(kernels.native, "load", lambda: "there is no compiled library here")
-    monkeypatch.setattr(functional, "_QUICK", {})
+    monkeypatch.setattr(verbs, "_QUICK", {})
     monkeypatch.setattr(kernels.xla.ENGINE, "refuse", lambda op, mapping, x: "there is no compiled library here")
 
 
@@ -233,8 +234,8 @@ def test_calls_go_to_the_engine_as_they_come(monkeypatch):
     if native.isa() is None:
         pytest.skip("no compiled engine here")
     longs = []
-    split = functional.split
-    monkeypatch.setattr(functional, "split", lambda *a: longs.append(a) or split(*a))
+    split = verbs.split
+    monkeypatch.setattr(verbs, "split", lambda *a: longs.append(a) or split(*a))
     for f, want in zip(sugar, wanted, strict=True):
         for a, k in asked:
             axis = next((i for i in (*a, k.get("axis"), k.get("dim")) if i is not None), -1)

@@ -25,7 +25,7 @@ from experiments._statistics import CONFIRMED, CONTRADICTED, NOT_TESTED, UNDECID
 
 ORDER = [
     "multilabel", "proportions", "nli", "finetune", "seq2seq", "verification", "overconfidence", "graphs", "conformal", "longtail",
-    "length",
+    "length", "calibration", "noise",
 ]  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def test_saved_results(path):
 
 
 def test_list(capsys):
-    assert importlib.import_module("experiments.__main__").main() == 0
+    assert importlib.import_module("experiments.__main__").main([]) == 0
     told = capsys.readouterr().out
     for name in experiments.NAMES:
         assert f"experiments.{name} " in told
@@ -507,31 +507,95 @@ def test_claims_together(tmp_path):
     ]
     assert found["a"].together == CONFIRMED
     assert found["b"].together == UNDECIDED
-    n = int(found["c"].needed.split()[1])  # as many seeds with this mean and spread decide, and one fewer do not
-    half = [stats.t.ppf(0.975, m - 1) * undecided.std(ddof=1) / m**0.5 for m in (n - 1, n)]
-    assert half[1] <= abs(undecided.mean()) < half[0]
+    assert found["a"].seen == found["d"].seen == ""
+    assert re.fullmatch(r"[\d.]+ with 4 seeds", found["c"].seen)
 
 
-def test_what_would_decide_names_its_unit(tmp_path):
+def test_what_a_test_could_have_seen():
+    """Of runs at that distance from the bound four in five are decided; at half of it, far fewer."""
     rng = np.random.default_rng(1)
-    pairs, alphabets = rng.normal(-0.01, 1.0, 9000), np.array([-1.0, 0.4, -0.9, 0.3])
+    distance = _together.detectable(a_test([0.7, -1.3, 0.1, 0.9, -0.4, 0.0], 0.0))
+    spread = np.std([0.7, -1.3, 0.1, 0.9, -0.4, 0.0], ddof=1)
+    for away, expected in ((distance, 0.8), (distance / 2, 0.28)):
+        runs = rng.normal(-away, spread, (4000, 6))
+        half = stats.t.ppf(0.975, 5) * runs.std(axis=1, ddof=1) / 6**0.5
+        assert (runs.mean(axis=1) + half <= 0.0).mean() == pytest.approx(expected, abs=0.05)
+    assert _together.detectable(a_test([1.0], 0.0)) == math.inf
+    rows = {"mean": 0.1, "low": -0.1, "high": 0.3, "n": 500, "method": "bootstrap over 500 test rows"}
+    assert _together.detectable({"found": rows, "at_most": 0.0}) == pytest.approx(
+        0.2 * (1.96 + 0.8416) / 1.96, rel=1e-3
+    )
+
+
+def test_what_a_test_could_have_seen_names_its_unit(tmp_path):
+    rng = np.random.default_rng(1)
     tests = []
-    for values, of in ((pairs, "pairs"), (alphabets, "alphabets")):
-        found = _statistics.difference(values, np.zeros(len(values)), of=of)
-        tests.append(
-            {
-                "claim": "a",
-                "what": of,
-                "found": found.as_json(),
-                "at_most": 0.0,
-                "verdict": _statistics.verdict(found, at_most=0.0),
-            }
-        )
+    for of, n in (("pairs", 9000), ("alphabets", 4)):
+        values = rng.normal(0.0, 1.0, n)
+        found = _statistics.difference(values - values.mean(), np.zeros(n), of=of)
+        tests.append({"claim": "a", "what": of, "found": found.as_json(), "at_most": 0.0, "verdict": UNDECIDED})
+    ratio = _statistics.ratio([1.0, 1.2, 0.8], [1.0, 1.0, 1.0])
+    tests.append({"claim": "a", "what": "ratio", "found": ratio.as_json(), "at_most": 1.0, "verdict": UNDECIDED})
     saved(tmp_path, "one", *tests)
     (one,) = _together.claims(tmp_path)
-    said = re.fullmatch(r"about ([\d,]+) pairs and about (\d+) alphabets", one.needed)
-    assert int(said[1].replace(",", "")) == pytest.approx((1.96 * pairs.std(ddof=1) / pairs.mean()) ** 2, rel=1e-3)
-    assert int(said[2]) > 4
+    assert re.fullmatch(r"[\d.]+ with 9,000 pairs, [\d.]+ with 4 alphabets, a factor of [\d.]+ with 3 seeds", one.seen)
+
+
+def test_figures_of_each_seed_are_saved():
+    """All that an interval is made of is in the JSON file, on one line, and makes the same interval again."""
+    ours, theirs = [1.0, 2.5, 3.0], [0.5, 0.25, 4.0]
+    for made in (_statistics.over_seeds(ours), _statistics.difference(ours, theirs), _statistics.ratio(ours, theirs)):
+        known = made.as_json()
+        assert known["figures"][0] == ours
+        assert len(known["figures"]) == (1 if made.method == "t over 3 seeds" else 2)
+        assert _statistics.from_json(known) == made
+    assert "figures" not in _statistics.over(np.zeros(9000), "rows").as_json()
+
+
+def test_pages_are_written_anew(tmp_path):
+    """From the JSON files alone the same pages follow as after the run, and each knows the verdicts beside all others."""
+    claims = {"a": _report.Claim("It falls", "nobody"), "b": _report.Claim("It rises", "nobody")}
+    for name, shift in (("proportions", -1.0), ("graphs", -0.35)):
+        found = _report.Findings(name, claims, tmp_path, data="Numbers.")
+        figure = _statistics.over_seeds(shift + np.array([0.1, -0.1, 0.05]))
+        found.test("a", "it", figure, at_most=0.0)
+        found.table("All", [{"which": "one", "figure": figure, "none": None}])
+        found.against_paper("it", 1.0, figure)
+        head = {
+            "name": name,
+            "title": name,
+            "quick": False,
+            "command": "python",
+            "seconds": 1.0,
+            "date": "2026-01-01",
+            "threads": 1,
+        }
+        head |= {
+            "settings": {"seeds": [0, 1, 2]},
+            "hardware": {"cpu": "one"},
+            "versions": {"python": "3"},
+            "sources": {"csrc": "0123"},
+        }
+        _report.write(head, found)
+    before = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.md")}
+    for path in tmp_path.glob("*.md"):
+        path.unlink()
+    _report.pages(tmp_path)
+    assert {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.md")} == before
+    assert "| It falls | nobody | confirmed | undecided |" in before["graphs.md"]
+    assert "| It falls | nobody | confirmed | confirmed |" in before["proportions.md"]
+    assert "csrc 0123" in before["graphs.md"]
+    known = (tmp_path / "graphs.json").read_text(encoding="utf-8")
+    assert "[-0.25, -0.45, -0.3]" in known
+
+
+def test_sources_are_what_an_experiment_imports():
+    assert {"_common", "_report", "_statistics", "_together", "graphs"} == set(_common._own("graphs"))
+    assert "_images" in _common._own("longtail")
+    before = _common.sources("graphs")
+    assert before == _common.sources("graphs")
+    assert before["the experiment"] != _common.sources("length")["the experiment"]
+    assert before["csrc"] == _common.sources("length")["csrc"]
 
 
 def test_a_claim_that_needs_another():

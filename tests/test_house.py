@@ -26,7 +26,7 @@ FLOORS = (
     ("sampling", "_attention", "linear"),
     ("_config", "distributed", "margins", "routing"),
     ("nn", "sklearn", "plot"),
-    ("hf", "numpyro", "cli"),
+    ("hf", "vllm", "numpyro", "cli"),
     ("__init__", "__main__"),
 )
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
@@ -168,7 +168,7 @@ def test_the_benchmarks_have_no_circles():
 
 # A framework is imported by files that are named for it, and by these.
 LEAVES = {
-    "torch": ("nn", "hf", "autodiff.saving", "kernels.triton"),
+    "torch": ("nn", "hf", "vllm", "autodiff.saving", "kernels.triton"),
     "jax": ("kernels.xla", "numpyro"),
     "numpyro": ("numpyro",),
     "matplotlib": ("plot",),
@@ -266,6 +266,7 @@ OURS = {"mapping", "m", "found", "engine", "bridge", "leaf", "link", "transform"
 ASKED = {
     "_array.kinds": {"torch", "x"}, "_array.dtypes": {"xp"}, "_array.tracing": {"jax.lax", "lax"},
     "contract.on_numpy": {"m"}, "contract.on_frameworks": {"jax"}, "kernels.library": {"threadpoolctl", "os"},
+    "transforms.configs": {"kind"},  # vLLM's SamplingParams is a msgspec.Struct
     "hf.tokens": {"model", "config"}, "_core.options": {"function"},
     "sklearn.classes": {"self"}, "sklearn.labels": {"self"}, "sklearn.distributions": {"self"},  # as scikit-learn has it: fitted or not
 }  # fmt: skip
@@ -451,7 +452,30 @@ def test_all_is_what_is_public():
             "segments",
             "sklearn",
             "transport",
+            "vllm",
         ]
     )
     with pytest.raises(AttributeError, match="no attribute 'softmaxx'"):
         am.softmaxx  # noqa: B018
+
+
+# In `kernels.triton` these alone know maps and arrays: they hand links to the rest, which other packages can have without ours.
+AT_THE_DOOR = {f"kernels.triton.{name}" for name in ("__init__", "ragged", "sinkhorn")}
+BELOW_THE_DOOR = {"kernels.link", "kernels._rows"}
+
+
+def test_the_gpu_kernels_know_links_torch_and_triton_alone():
+    allowed = {*sys.stdlib_module_names, "torch", "triton"}
+    deep = {name: path for name, path in modules().items() if name.startswith("kernels.triton.")} | {
+        name: path for name, path in modules().items() if name in BELOW_THE_DOOR
+    }
+    stray = [
+        f"{name} imports {target}"
+        for name, path in deep.items()
+        if name not in AT_THE_DOOR
+        for target, ours in imports(name, path)
+        if not (target.startswith("kernels.triton") or target in BELOW_THE_DOOR if ours else target in allowed)
+        or target in AT_THE_DOOR
+    ]
+    assert len(deep) > 20
+    assert not stray

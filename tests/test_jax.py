@@ -165,6 +165,22 @@ def test_without_x64_and_in_halves(name, dtype):
     np.testing.assert_allclose(np.asarray(g, np.float64), A.jacobian(MAPS[name], exact)[:, 0], atol=8 * eps)
 
 
+@pytest.mark.parametrize(
+    "shape", [(7,), (64, 10), (16, 1000), pytest.param((2048, 2048), marks=pytest.mark.whole)], ids=str
+)
+@pytest.mark.parametrize("scale", [1.0, 5.0, 20.0])
+def test_softmax_beside_that_of_jax(shape, scale):
+    """In fp32: within 5e-7 of the largest p of a row, and each p within the rounding of the exponent's argument."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=shape) * scale, jnp.float32)
+    eps = np.finfo(np.float32).eps
+    p, q, below = (np.asarray(a, np.float64) for a in (A.softmax(x), jax.nn.softmax(x), x - x.max(-1, keepdims=True)))
+    assert (np.abs(p - q) <= 5e-7 * q.max(-1, keepdims=True)).all()
+    normal = below > -80.0
+    assert (np.abs(p - q) <= (6.0 - below) * eps * q)[normal].all()
+    logs, others = (np.asarray(f(x), np.float64) for f in (A.log_softmax, jax.nn.log_softmax))
+    assert np.abs(logs - others).max() <= 2 * eps * np.abs(np.asarray(others)).max()
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_halves_are_computed_in_fp32(dtype):
     x = jnp.asarray(np.random.default_rng(2).normal(size=(2, 2048)), dtype)

@@ -8,7 +8,7 @@ import laws
 import numpy as np
 import pytest
 from cases import BY_ID, each_case, each_first, on
-from kinds import KINDS, back, every_kind, readonly
+from kinds import KINDS, back, every_kind, jax_in_the_whole_battery, readonly
 
 import anymax as am
 
@@ -178,11 +178,96 @@ def test_not_an_array(bad):
         am.softmax(bad)
 
 
+@jax_in_the_whole_battery
+@every_kind
+@each_first
+def test_rows_without_a_class(case, kind):
+    """Maps and transforms of their kind give an empty array, as torch.softmax; one number of each row is that of a row all masked."""
+    if case.mapping.least_classes > 1:
+        with pytest.raises(ValueError, match="of 0; k must be at most"):
+            am.apply(case.mapping, np.zeros((2, 0)))
+        return
+    for shape, axis, lead in (
+        ((2, 0, 3), 1, (2, 3)),
+        ((4, 0), -1, (4,)),
+        ((0, 2), 0, (2,)),
+        ((0,), None, ()),
+        ((2, 0), (0, 1), ()),
+    ):
+        x = cast(kind, np.zeros(shape), "float32")
+        keep = KINDS[kind](np.ones(shape, bool))
+        for p in (
+            am.apply(case.mapping, x, axis),
+            am.log_apply(case.mapping, x, axis),
+            am.apply(case.mapping, x, axis, mask=keep),
+        ):
+            assert type(p) is type(x)
+            assert tuple(p.shape) == shape
+            assert p.dtype == x.dtype
+        if case.mapping.has_threshold:
+            tau, size = am.threshold(case.mapping, x, axis)
+            assert tuple(tau.shape) == tuple(size.shape) == lead
+            assert not np.any(back(size))
+            masked = am.threshold(case.mapping, cast(kind, np.full((1,), -math.inf), "float32")).tau
+            assert np.all(back(tau) == back(masked))
+
+
+@every_kind
+def test_rows_without_a_class_in_other_verbs(kind):
+    x = cast(kind, np.zeros((3, 0)), "float32")
+    for high in (am.logsumexp(x), am.logsumexp(x, temperature=0.5), am.thresholds.mellowmax(x)):
+        np.testing.assert_array_equal(back(high), [-math.inf] * 3)
+    np.testing.assert_array_equal(back(am.entropy(x)), [0.0] * 3)
+    assert am.jacobian("entmax15", x).shape == (3, 0, 0)
+    assert am.support(x).shape == (3, 0)
+    if kind == "strict":
+        return
+    seed = jax.random.key(0) if kind == "jax" else 0
+    assert am.gumbel_softmax(x, hard=True, generator=seed).shape == (3, 0)
+    for mapping in ("softmax", "sparsemax", am.Sink("softmax", 0.0), am.Taylor(2)):
+        drawn = am.sample(mapping, x, generator=seed, transform=am.topk(2), return_log_prob=True)
+        np.testing.assert_array_equal(back(drawn.index), [-1] * 3)
+        if not isinstance(mapping, am.Sink):
+            np.testing.assert_array_equal(back(drawn.log_prob), [-math.inf] * 3)
+    np.testing.assert_array_equal(back(am.gumbel_max(x, generator=seed, num_samples=2)), [[-1] * 3] * 2)
+    for draw in (am.gumbel_max, lambda x, **given: am.sample("softmax", x, **given)):
+        with pytest.raises(ValueError, match="axis 1 of the scores is empty, so that invalid='argmax' has no class"):
+            draw(x, generator=seed, invalid="argmax")
+    if kind != "jax":
+        ids, offsets = am.sample("softmax", x, generator=seed, return_support=True).support
+        assert tuple(ids.shape) == (0,)
+        assert back(offsets).tolist() == [0] * 4
+
+
+def test_rows_without_a_class_have_gradients():
+    x = torch.zeros(3, 0, requires_grad=True)
+    for verb in (am.sparsemax, am.log_softmax, am.logsumexp, lambda x: am.softmax(x, dtype=torch.float64)):
+        (g,) = torch.autograd.grad(verb(x).sum(), x)
+        assert g.shape == x.shape
+    out = torch.empty(3, 0)
+    assert am.softmax(x.detach(), out=out) is out
+    assert (
+        torch.compile(am.softmax, backend="eager", fullgraph=True)(out).shape
+        == torch.vmap(am.softmax)(out).shape
+        == (3, 0)
+    )
+    assert (
+        jax.jit(am.softmax)(jax.numpy.zeros((3, 0))).shape
+        == jax.vmap(am.softmax)(jax.numpy.zeros((3, 0))).shape
+        == (3, 0)
+    )
+
+
 def test_shapes_that_hold_no_classes():
     with pytest.raises(ValueError, match="at least one dimension"):
         am.softmax(3.0)
-    with pytest.raises(ValueError, match=r"no classes along axis 1"):
-        am.softmax(np.zeros((2, 0)))
+    for verb in (
+        am.cross_entropy,
+        lambda x, y: am.log_prob("softmax", x, y),
+        lambda x, y: am.sampling.top("softmax", x, 1),
+    ):
+        with pytest.raises(ValueError, match=r"no classes along axis 1"):
+            verb(np.zeros((2, 0)), np.zeros(2, int))
     with pytest.raises(ValueError, match=r"axis 2 is out of range.*use -2 to 1"):
         am.softmax(np.zeros((2, 3)), axis=2)
     for axis in (True, 1.0, "0"):

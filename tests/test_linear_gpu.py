@@ -117,8 +117,13 @@ def test_the_loss_and_its_gradients_are_those_of_all_scores(name, dtype, options
     found = torch.autograd.grad((got * factors.to(got.dtype)).sum(), these.free)
     assert [a.dtype for a in found] == [DTYPES[dtype]] * 3
     compare(found, these.gradients((want * factors).sum(), s), dtype, values=0)
-    rounded = want.detach().to(got.dtype)  # the caller's dtype
-    torch.testing.assert_close(got.detach(), rounded, rtol=2e-5 + 2 * torch.finfo(got.dtype).eps, atol=2e-5)
+    assert got.dtype is torch.float32
+    half = (
+        dtype != "float32" and "label_smoothing" in given
+    )  # what is spread over all classes is not made of rounded scores
+    torch.testing.assert_close(
+        got.detach().double(), want.detach(), rtol=1e-3 if half else 2e-5, atol=1e-3 if half else 2e-5
+    )
 
 
 @pytest.mark.parametrize(

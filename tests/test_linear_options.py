@@ -210,12 +210,6 @@ def test_shapes_without_values(name):
         assert A.linear.linear_threshold(x, weight, MAPS[name], linear_bias=bias).tau.shape == y.shape
 
 
-def test_dtypes_that_differ_are_refused():
-    _, free, y = torch_operands()
-    with pytest.raises(TypeError, match="must have one dtype"):
-        A.linear_loss(free[0].float(), free[1], y)
-
-
 # -- further losses -----------------------------------------------------------------------------------------------------------------
 
 
@@ -284,10 +278,34 @@ def test_compiled_further_losses():
         close(compiled(*free[:2]), step(*free[:2]), 1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_a_compiled_soft_cap_holds_no_scores():
+    torch, free, y = torch_operands("float32", seed=3)
+    cap, seen = A.transforms.softcap(2.0), []
+
+    def step(x, w):
+        entropy = A.linear_log_prob_entropy(x, w, y, transform=cap)[1]
+        return (
+            A.linear_loss(x, w, y, z_loss=0.5, transform=cap)
+            + A.linear_loss(x, w, y, "sparsemax", transform=cap)
+            + entropy.sum()
+        )
+
+    def backend(graph, _):
+        seen.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    compiled = torch.compile(step, backend=backend, fullgraph=True)
+    close(compiled(*free[:2]).detach(), step(*free[:2]).detach(), 1e-5)
+    for a, b in zip(torch.autograd.grad(compiled(*free[:2]), free[:2]), torch.autograd.grad(step(*free[:2]), free[:2])):
+        close(a, b, 1e-5)
+    assert not any("matmul" in str(target) for target in seen)
+
+
 def test_further_losses_are_refused_where_they_have_no_meaning():
     x, weight, _, y, *_ = operands()
-    with pytest.raises(ValueError, match="z_loss= applies to softmax only"):
-        A.linear_loss(x, weight, y, "sparsemax", z_loss=1.0)
+    with pytest.raises(ValueError, match="z_loss= is the factor of tau squared, and taylor has no threshold"):
+        A.linear_loss(x, weight, y, "taylor", z_loss=1.0)
     with pytest.raises(ValueError, match="suppress= applies to maps that give classes probability 0"):
         A.linear_loss(x, weight, y, suppress=1.0)
     with pytest.raises(TypeError, match="suppress= needs class indices"):

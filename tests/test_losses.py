@@ -285,6 +285,36 @@ def test_empty_batches():
     for reduction, want in (("mean", 0.0), ("sum", 0.0)):
         assert A.fenchel_young(Sparsemax(), np.zeros((0, 3)), np.zeros(0, int), reduction=reduction) == want
     assert A.fenchel_young(Sparsemax(), np.zeros((0, 3)), np.zeros(0, int), reduction="none").shape == (0,)
+    x, weight = torch.zeros(0, 3, requires_grad=True), torch.ones(4, 3, requires_grad=True)
+    t = torch.zeros(0, dtype=torch.long)
+    for value in (
+        A.linear_loss(x, weight, t, "sparsemax"),
+        A.multilabel_softmax_loss(x, x.detach()),
+        *(f(x, t) for f in LOSSES.values()),
+    ):
+        assert value.item() == 0.0
+        found = torch.autograd.grad(value, (x, weight), allow_unused=True)
+        assert found[0].shape == (0, 3)
+        assert found[1] is None or not found[1].any()
+
+
+@pytest.mark.parametrize("f", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize(
+    "one_hot", [np.eye(3, dtype=int), np.eye(3, dtype=bool), np.eye(3, dtype=int).tolist()], ids=["int", "bool", "list"]
+)
+def test_one_hot_rows_that_are_not_of_floating_point(f, one_hot):
+    """Integers are class indices, of the shape without the classes: one-hot rows are an error that says so, never a wrong number."""
+    with pytest.raises((TypeError, ValueError), match="class indices"):
+        f(np.zeros((3, 3)), one_hot)
+
+
+def test_a_smoothed_target_gives_masked_classes_nothing():
+    """Unlike in torch, where a score of -inf makes the smoothed loss infinite."""
+    x, t = rng(42).normal(size=(3, 4)), np.array([0, 1, 0])
+    x[:, 3] = -np.inf
+    want = A.cross_entropy(x[:, :3], t, label_smoothing=0.2)
+    np.testing.assert_allclose(A.cross_entropy(x, t, label_smoothing=0.2), want)
+    assert F.cross_entropy(torch.tensor(x), torch.tensor(t), label_smoothing=0.2).isinf()
 
 
 def test_inputs_are_not_modified():

@@ -223,6 +223,12 @@ def test_what_is_refused(kind, c, t, error, words):
         ArcFace()(KINDS[kind](np.array(c)), KINDS[kind](np.array(t)))
 
 
+def test_the_loss_refuses_a_target_that_is_no_index():
+    for target in (np.eye(2, dtype=bool), np.eye(2)):
+        with pytest.raises(TypeError, match="a margin needs class indices of an integer dtype"):
+            anymax.margin_loss("softmax", np.zeros((2, 2)), target)
+
+
 def test_lists():
     np.testing.assert_allclose(AM(0.25)([[0.75, 0.5]], [0]), [[0.5, 0.5]])
 

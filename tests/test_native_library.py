@@ -28,7 +28,7 @@ from native_cases import (
 import anymax as am
 from anymax import kernels
 from anymax.functional import verbs
-from anymax.kernels import link, native
+from anymax.kernels import linked, native
 
 
 def in_a_child(code, **env):
@@ -427,7 +427,7 @@ def test_the_engine_says_what_is_no_argument():
     with pytest.raises(RuntimeError, match="an operand is missing"):
         engine.vjp(am.Taylor(2), None, x, g, -1, None)
     with pytest.raises(RuntimeError, match="parameter is out of range"):
-        engine.forward(link.link_of(am.SparseSoftmax(k=3))._replace(param=0.0), x, -1, None, None)
+        engine.forward(linked.link_of(am.SparseSoftmax(k=3))._replace(param=0.0), x, -1, None, None)
     memory[:] = 9  # classes that are none
     with pytest.raises(RuntimeError, match="has changed since"):
         engine.vjp(am.Sparsemax(), None, x, g, -1, memory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import pickle
 
 import pytest
 
@@ -105,7 +106,7 @@ def test_torchs_layers_take_it():
         own.self_attn.load_state_dict(layer.self_attn.state_dict())
         x = 3 * torch.randn(N, L, 12)
         causal = torch.nn.Transformer.generate_square_subsequent_mask(L)
-        stack = torch.nn.TransformerEncoder(own, 2, enable_nested_tensor=False)
+        stack = torch.nn.TransformerEncoder(own, 2)
         for module, given in ((own, {}), (own, {"src_mask": causal, "is_causal": True}), (stack, {"mask": causal})):
             trained = module.train()(x, **given)
             with torch.no_grad():
@@ -123,6 +124,78 @@ def test_torchs_layers_take_it():
     y = torch.randn(N, S, 12)
     call = {"tgt_mask": causal, "tgt_is_causal": True}
     torch.testing.assert_close(own(x, y, **call), decoder(x, y, **call))
+
+
+@pytest.mark.parametrize("mapping", [Softmax(), Sparsemax()], ids=repr)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_torchs_encoder_takes_it_with_padding_and_without_gradients(mapping):
+    """There torch's encoder makes its input nested, and its layers prefer their fused form, which has only softmax."""
+    torch.manual_seed(0)
+    theirs = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(12, 4, 24, 0.0, batch_first=True), 2)
+    ours = copy.deepcopy(theirs)
+    for layer, other in zip(ours.layers, theirs.layers):
+        layer.self_attn = nn.Attention(12, 4, mapping, batch_first=True)
+        layer.self_attn.load_state_dict(other.self_attn.state_dict())
+        other.self_attn.load_state_dict(layer.self_attn.state_dict())
+        assert layer.self_attn._qkv_same_embed_dim
+    x = 3 * torch.randn(N, L, 12)
+    hidden = torch.arange(L) >= torch.tensor([L, 2])[:, None]
+    want = ours.eval()(x, src_key_padding_mask=hidden)
+    for module in (ours, pickle.loads(pickle.dumps(ours)), torch.nn.TransformerEncoder(ours.layers[0], 1)):
+        module.eval()
+        with torch.no_grad():
+            got, whole = module(x, src_key_padding_mask=hidden), module(x)
+        assert not got[hidden].any()
+        torch.testing.assert_close(got[~hidden], module(x, src_key_padding_mask=hidden)[~hidden])
+        torch.testing.assert_close(whole, module(x))
+    difference = (want - theirs.eval()(x, src_key_padding_mask=hidden))[~hidden].abs().max()
+    assert difference < 1e-5 if mapping == Softmax() else difference > 1e-3
+
+
+def test_torchs_fused_layer_never_takes_its_weights():
+    """Without the hook torch's layer would compute softmax; then it is an error."""
+    layer = torch.nn.TransformerEncoderLayer(12, 4, 24, 0.0, batch_first=True).eval()
+    layer.self_attn = nn.Attention(12, 4, "sparsemax", batch_first=True).eval()
+    layer.self_attn._forward_pre_hooks.clear()
+    with torch.no_grad(), pytest.raises(RuntimeError, match="torch's fused encoder layer has only softmax"):
+        layer(torch.randn(N, L, 12))
+
+
+def test_torchs_code_reads_how_the_weights_are_kept():
+    for options in ({}, {"kdim": 5}, {"vdim": 5}, {"kdim": 12, "bias": False}):
+        theirs, ours = (kind(12, 4, **options) for kind in (torch.nn.MultiheadAttention, nn.Attention))
+        assert ours._qkv_same_embed_dim == theirs._qkv_same_embed_dim
+        ours.load_state_dict(theirs.state_dict())
+        theirs.load_state_dict(ours.state_dict())
+    assert not nn.Attention(12, 4, kv_heads=2)._qkv_same_embed_dim  # torch's code would read as many keys as queries
+
+
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_their_sequences(layout):
+    torch.manual_seed(0)
+    module = nn.Attention(12, 4, "sparsemax", batch_first=True, add_bias_kv=True)
+    rows, others = ([torch.randn(n, 12) for n in sizes] for sizes in ((2, 5, 1), (3, 1, 4)))
+    x, y = (torch.nested.nested_tensor(each, layout=layout, requires_grad=True) for each in (rows, others))
+    for inputs, alone, options in (
+        ((x, x, x), zip(rows, rows), {"is_causal": True}), ((x, y, y), zip(rows, others), {"average_attn_weights": False}),
+    ):  # fmt: skip
+        out, weights = module(*inputs, **options)
+        assert out.layout == layout
+        torch.testing.assert_close(module(*inputs, need_weights=False, **options)[0].unbind(), out.unbind())
+        for each, row, (a, b) in zip(out.unbind(), weights, alone, strict=True):
+            want, shown = module(a, b, b, **options)
+            torch.testing.assert_close(each, want)
+            torch.testing.assert_close(row[..., : len(a), : len(b)], shown[..., : len(b)])
+            assert not row[..., len(a) :, :].any()
+            assert not row[..., len(b) : -1].any()
+        (grad,) = torch.autograd.grad(sum(each.square().sum() for each in out.unbind()), x)
+        want = [torch.zeros(0)] * 3
+        for n, (a, b) in enumerate(zip(rows, rows if inputs[1] is x else others)):
+            leaf = a.clone().requires_grad_()
+            value = module(leaf, *[leaf if inputs[1] is x else b] * 2, **options)[0]
+            want[n] = torch.autograd.grad(value.square().sum(), leaf)[0]
+        torch.testing.assert_close(list(grad.unbind()), want)
 
 
 def test_autocast_and_half_precision():
@@ -268,8 +341,22 @@ def test_state_survives_a_round_trip():
         (lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E).double()] * 3), TypeError, "query must have the dtype of the weights"),
         (
             lambda: nn.Attention(E, H)(*[torch.nested.nested_tensor([torch.zeros(L, E)], layout=torch.jagged)] * 3),
+            ValueError,
+            "nested tensors have the batch first; make the module with batch_first=True",
+        ),
+        (
+            lambda: nn.Attention(E, H, batch_first=True)(
+                *[torch.nested.nested_tensor([torch.zeros(L, E)], layout=torch.jagged)] * 3, attn_mask=torch.zeros(L, L)
+            ),
+            ValueError,
+            "neither key_padding_mask nor attn_mask",
+        ),
+        (
+            lambda: nn.Attention(E, H, batch_first=True)(
+                torch.nested.nested_tensor([torch.zeros(L, E)], layout=torch.jagged), *[torch.zeros(1, L, E)] * 2
+            ),
             TypeError,
-            "query must be a dense tensor, got a nested one; pad it and say key_padding_mask=",
+            "must all be nested tensors",
         ),
         (lambda: nn.Attention(E, H)(torch.zeros(L, E).to_sparse(), *[torch.zeros(L, E)] * 2), TypeError, "got a sparse one"),
         (lambda: nn.Attention(E, H)(torch.zeros(L, N, E), None, None), TypeError, "key must be a tensor, got NoneType"),

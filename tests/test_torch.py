@@ -75,6 +75,28 @@ def test_masked_classes_under_every_derivative(name):
     assert not tangent[v == 0].any()
 
 
+def test_what_differs_from_torch():
+    """The table of docs/numerics.md."""
+    x = torch.tensor([[1.0, 2.0, -torch.inf, 0.0], [-torch.inf] * 4], dtype=torch.float64, requires_grad=True)
+    assert not A.softmax(x)[1].any()
+    assert torch.softmax(x, -1)[1].isnan().all()
+    g = torch.tensor([[1.0, 2.0, 5.0, 3.0]], dtype=torch.float64)
+    (ours,) = torch.autograd.grad(A.log_softmax(x[:1]), x, g)
+    (theirs,) = torch.autograd.grad(torch.log_softmax(x[:1], -1), x, g)
+    (same,) = torch.autograd.grad(torch.log_softmax(x[:1], -1), x, g * (x[:1].detach() > -torch.inf))
+    torch.testing.assert_close(ours, same)
+    assert (ours - theirs).abs().max() > 1
+    nobody = torch.full((2,), -100)
+    assert A.cross_entropy(x, nobody) == 0
+    assert torch.nn.functional.cross_entropy(x, nobody).isnan()
+    whole = torch.tensor([1, 2])
+    torch.testing.assert_close(A.softmax(whole), torch.softmax(whole.float(), -1))
+    with pytest.raises(NotImplementedError):
+        torch.softmax(whole, -1)
+    with pytest.raises(ValueError, match="0-d"):
+        A.softmax(torch.tensor(1.0))
+
+
 @every_map
 def test_nan_wanders_no_further_than_its_row(name):
     """NaN poisons its row's p and gradient, and nothing else."""

@@ -50,6 +50,7 @@ TRANSFORMS = {
     "normalize": A.normalize("l2"),
     "prior": A.prior(scale=Y),
     "repetition_penalty": A.transforms.repetition_penalty(IDS, 2.0),
+    "sequence_bias": A.transforms.sequence_bias([0, 2, 1], {(1, 3): -1.5, (2,): -float("inf")}),
     "softcap": A.transforms.softcap(1.5),
     "scalable": A.transforms.scalable(1.0, 0.1),
     "temperature": A.temperature(0.7),
@@ -85,10 +86,13 @@ VERBS = {
     "linear_log_prob_entropy, weight": lambda w: A.linear_log_prob_entropy(X, w, T, "entmax15")[1],
     "linear_loss": lambda x: A.linear_loss(x, W, T, weight=FACTORS),
     "linear_loss, z_loss": lambda x: A.linear_loss(x, W, T, z_loss=0.5),
+    "linear_loss, z_loss of a sparse map": lambda x: A.linear_loss(x, W, T, "entmax15", z_loss=0.5),
     "linear_loss, suppress": lambda x: A.linear_loss(x, W, T, "sparsemax", suppress=0.5),
     "linear_loss, weight": lambda w: A.linear_loss(X, w, T, "sparsemax"),
     "linear_topk_kl": lambda x: A.linear_topk_kl(x, W, IDS, Y[:, :3].log(), tail="one class", direction="reverse"),
     "linear_loss, alpha": lambda a: A.linear_loss(X, W, T, A.Entmax(a)),
+    "linear_threshold": lambda x: A.linear.linear_threshold(x, W, "entmax15").tau,
+    "linear_threshold, weight": lambda w: A.linear.linear_threshold(X, w).tau,
     "log_apply": lambda x: A.log_apply("sigsoftmax", x),
     "log_prob": lambda x: A.log_prob("softmax", x, IDS[:, 0], transform=A.minp(0.01)),
     "log_prob_entropy": lambda x: torch.stack(A.log_prob_entropy("softmax", x, T)),
@@ -96,6 +100,9 @@ VERBS = {
     "logsumexp": A.logsumexp,
     "logsumexp, temperature": lambda t: A.logsumexp(X, temperature=t),
     "margin_loss": lambda x: A.margin_loss("softmax", x.tanh(), T, margin=0.1, scale=2.0),
+    "margin_loss, several centers": lambda x: A.margin_loss(
+        "entmax15", torch.cat([x, -x], -1).tanh(), T, margin=0.1, scale=2.0, sub_centers=2
+    ),
     "mix": lambda x: A.mix(A.softmax(x), Y, 0.2),
     "multilabel_softmax_loss": lambda x: A.multilabel_softmax_loss(x, Y > 0.15),
     "nll": lambda x: A.nll("softmax", x, Y),
@@ -109,6 +116,7 @@ VERBS = {
     "segment_log_apply": lambda e: A.segment_log_apply("softmax", e, index=[0, 1, 2, 0, 1, 2, 0, 1]),
     "segment_logsumexp": lambda e: A.segment_logsumexp(e, lengths=[3, 5]),
     "segment_loss": lambda e: A.segment_loss("entmax15", e, [1, 4], lengths=[3, 5]),
+    "segment_threshold": lambda e: A.segment_threshold("entmax15", e, lengths=[3, 5]).tau,
     "sigsoftmax": A.sigsoftmax,
     "smoothed_nll": lambda x: A.smoothed_nll("sparsemax", x, T, epsilon=0.1),
     "soft_permutation": lambda x: A.soft_permutation(x, "entmax15", 0.7),
@@ -122,6 +130,8 @@ VERBS = {
     "stop_gradient_loss": lambda x: A.stop_gradient_loss("softmax", x, T),
     "taylor_softmax": A.taylor_softmax,
     "taylor_softmax_loss": lambda x: A.taylor_softmax_loss(x, T),
+    "threshold": lambda x: A.threshold("entmax15", x).tau,
+    "threshold, alpha": lambda a: A.threshold(A.Entmax(a), X).tau,
     "topk_kl": lambda x: A.topk_kl(x, IDS, Y[:, :3].log(), tail="one class"),
     **TRANSFORMS,
     "contrastive_loss": lambda x: A.contrastive_loss(x, Y, temperature=0.5),
@@ -129,13 +139,14 @@ VERBS = {
     "compose, several": A.compose(A.temperature(0.5), A.topk(5), A.minp(0.3)),
 }  # fmt: skip
 CONSTANT = {
-    "choose", "check_mapping", "compose", "explain", "explain_attention", "facts", "gumbel_max", "gumbel_topk", "linear_threshold",
-    "logit_gap", "perturb_argmax", "sample", "segment_sample", "segment_support", "segment_threshold", "show_config",
-    "speculative_accept", "support", "threshold", "topk_log_prob", "use", "warm_up",
+    "choose", "check_mapping", "compose", "explain", "explain_attention", "facts", "from_config", "gumbel_max", "gumbel_topk",
+    "logit_gap", "perturb_argmax", "sample", "segment_sample", "segment_support", "show_config", "speculative_accept", "support",
+    "topk_log_prob", "use", "warm_up",
 }  # no array that has a derivative  # fmt: skip
 ARGUMENTS = {
     "attention": Q, "attention, softmax": Q, "attention, bias": draw(2, 5, 5), "attention_varlen": Q, "linear_attention": Q,
     "linear_log_prob, weight": W, "linear_log_prob_entropy, weight": W, "linear_loss, weight": W,
+    "linear_threshold, weight": W,
 }  # fmt: skip
 every_verb = pytest.mark.parametrize("verb", VERBS)
 

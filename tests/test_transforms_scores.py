@@ -139,6 +139,33 @@ def test_temperature_mask_prior(kind):
     assert np.array_equal(back(prior(log_p)(c(x))), np.where(off, -INF, finite + log_p))
     assert np.array_equal(back(prior(scale=c(factor))(c(x))), np.where(off, -INF, finite * factor))
     assert np.array_equal(back(prior(c(log_p), 2.0)(c(x))), np.where(off, -INF, finite * 2 + log_p))
+    assert np.array_equal(back(prior(c(log_p), strength=0.5)(c(x))), np.where(off, -INF, finite + 0.5 * log_p))
+    assert np.array_equal(back(prior(c(log_p), strength=0)(c(x))), x)
+    assert np.array_equal(back(prior(c(log_p), strength="sparsemax")(c(x))), np.where(off, -INF, finite + 0.25 * log_p))
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    ["softmax", "entmax:alpha=1.25", "entmax15", "sparsemax", "taylor", "sigsoftmax", "perturb_max", "normmax:alpha=2"],
+)
+def test_the_strength_that_fits_a_map(mapping):
+    """Where all scores are equal, a small prior of that strength changes log p as it does with softmax."""
+    log_p = 1e-3 * np.array([-1.0, 0.3, 0.2, 0.4, 0.1])
+
+    def change(mapping, strength):
+        up, down = (A.apply(mapping, prior(sign * log_p, strength=strength)(np.zeros(5))) for sign in (1, -1))
+        return np.log(up) - np.log(down)
+
+    np.testing.assert_allclose(change(mapping, mapping), change("softmax", 1), rtol=1e-3)
+
+
+def test_the_strength_of_entmax_is_a_power_of_the_number_of_classes():
+    for alpha in (1.0, 1.25, 1.5, 2.0, 3.0):
+        log_p = np.log(np.full((2, 10), 0.1))
+        (_, strength) = prior(log_p, strength=A.Entmax(alpha)).params[2]
+        assert strength == pytest.approx(10 ** (1 - alpha), rel=1e-6)
+    assert prior(log_p, strength="sparse_softmax:k=3").params[2][1] == 1.0
+    assert prior(log_p.T, strength="sparsemax", axis=0).params[2][1] == pytest.approx(0.1)
 
 
 @jax_in_the_whole_battery

@@ -134,7 +134,7 @@ TRUNCATIONS = {
     "minp.3": (minp(0.3), lambda r: minp_row(r, 0.3)),
     "minp1": (minp(1), lambda r: minp_row(r, 1.0)),
     "topnsigma1": (topnsigma(1.0), lambda r: topnsigma_row(r, 1.0)),
-    "topnsigma0": (topnsigma(0), lambda r: topnsigma_row(r, 0.0)),
+    "topnsigma0": (topnsigma(1e-9), lambda r: topnsigma_row(r, 0.0)),
     "topk1,3": (topk(1, min_keep=3), lambda r: topk_row(r, 3)),
     "topp.05,3": (topp(0.05, min_keep=3), lambda r: topp_row(r, 0.05, 3)),
     "topp.83,99": (topp(0.83, min_keep=99), lambda r: topp_row(r, 0.83, 99)),

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 import anymax as am
 from anymax import kernels
+from anymax._random.noises import find
 from anymax.kernels import triton as engine
 from anymax.kernels.link import WITHOUT_LOG, WITHOUT_LOSS
 from anymax.kernels.triton import ragged
@@ -104,6 +105,15 @@ MORE |= {
 @pytest.mark.parametrize("group", MORE)
 def test_interpreted_ragged_rows_and_output_layers(group):
     interpreted(*MORE[group])
+
+
+@needs_triton
+@pytest.mark.parametrize("noise", ["normal", "logistic"])
+def test_levels_of_noises_are_those_of_the_reference(noise):
+    depths = np.array([1e-15, 1e-9, 2e-5, 0.5, 0.69, 0.7, 1.0, 3.0, 20.7, 600.0])
+    want = find(noise).level(depths, np)
+    got = np.array([engine.load().level(noise, depth) for depth in depths.tolist()])
+    assert np.abs(got - want).max() <= 1e-12 * np.abs(want).max()
 
 
 # -- ahead of time: what the engine launches, compiled instead -----------------------------------------------------------------
@@ -205,7 +215,9 @@ def test_rows_that_begin_anywhere_are_read_in_packs(name, n, rows, monkeypatch, 
 @needs_triton
 @pytest.mark.filterwarnings("ignore")
 def test_ragged_rows_compile_ahead_of_time(monkeypatch, compiler):
-    monkeypatch.setattr(ragged, "_SPARE", 0)
+    from anymax.kernels.triton import segments
+
+    monkeypatch.setattr(segments, "_SPARE", 0)
     calls, mapping, rows = recorded(monkeypatch), am.Softmax(), (am.Segments.of(lengths=[9, 0, 40_000]), 0)
     x, t = torch.zeros(40_009, 2, dtype=torch.bfloat16), torch.zeros(3, 2, dtype=torch.int64)
     ragged.RAGGED.forward(mapping, x, rows)

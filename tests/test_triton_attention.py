@@ -56,7 +56,7 @@ def everything(link, rows=256, keys=512):
     arrays = {
         "bias": torch.zeros(1, 4, rows, keys), "additive": torch.zeros(1, 1, 1, keys),
         "keep": torch.ones(1, 1, rows, keys, dtype=torch.bool),
-        "ranges": torch.zeros(1, 3, dtype=torch.int32), "heads": torch.zeros(4, 2), "seed": torch.zeros(1, dtype=torch.int64),
+        "ranges": torch.zeros(1, 3, dtype=torch.int32), "heads": torch.zeros(1, 4, 2), "seed": torch.zeros(1, dtype=torch.int64),
     }  # fmt: skip
     return arrays | ({"param": torch.full((1, 4, 1), 1.4)} if link in ("mixed", "budget") else {})
 

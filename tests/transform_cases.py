@@ -25,6 +25,7 @@ from anymax.transforms import (
     prior,
     repetition_penalty,
     scalable,
+    sequence_bias,
     softcap,
     temperature,
     toph,
@@ -87,6 +88,7 @@ ALL = {
     "penalty": repetition_penalty([0, 2, 2, -1], 1.3, 0.2, 0.1),
     "bias": logit_bias({1: 0.5, 3: -2}),
     "bias[]": logit_bias(np.linspace(-1, 1, 5)),
+    "sequences": sequence_bias([4, 2, 0, -1], {(2, 0, 1): -INF, (4,): -1.5}),
     "compose": compose(temperature(0.7), topk(4), normalize("l2")),
 }
 everyone = pytest.mark.parametrize("name", ALL)

@@ -30,14 +30,14 @@ UNITS = (
     *sorted(f"units/{p.name}" for p in CSRC.glob("units/*.cpp")),
     "doors/abi.cpp",
     "doors/pool.cpp",
-    "wasm/explorer.cpp",
+    *sorted(f"wasm/{p.name}" for p in CSRC.glob("wasm/*.cpp")),
 )
 NOT_COMPILED = ("xla_ffi.cpp", "xla_ffi_abi.h", "cpu.hpp")
 STYLES = ("style.css", "narrow.css", "print.css")
 # in the order in which they build on each other
 MODULES = (
     "maps formula names scores story draws state history "
-    "kernels python looks draw figures desk board entry settings choice closeup tour app"
+    "engine kernels python looks draw figures desk board entry settings choice closeup tour app"
 ).split()
 
 
@@ -113,7 +113,7 @@ def compile_kernels() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         objects = []
         for unit in UNITS:
-            objects.append(f"{folder}/{Path(unit).stem}.o")
+            objects.append(f"{folder}/{unit.replace('/', '-')}.o")
             run(
                 *clang,
                 "--target=wasm32-wasi",
@@ -139,8 +139,8 @@ def compile_kernels() -> bytes:
 
 
 def exported() -> list[str]:
-    text = (CSRC / "wasm" / "explorer.cpp").read_text(encoding="utf-8")
-    return re.findall(r"^EXPORT .*?(explorer_\w+)\(", text, flags=re.M)
+    texts = [file.read_text(encoding="utf-8") for file in sorted(CSRC.glob("wasm/*.cpp"))]
+    return [name for text in texts for name in re.findall(r"^EXPORT .*?((?:explorer|rows)_\w+)\(", text, flags=re.M)]
 
 
 def run(*command: str) -> None:

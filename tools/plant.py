@@ -34,7 +34,7 @@ from tools.faults import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "tools" / "plant-results.jsonl"
-SOURCES = {"src": "*.py", "csrc": "*.[ch]*"}
+SOURCES = {"src": "*.py", "csrc": "*.[ch]*", "packaging": "*.[pm][yj]*"}
 SEEN = ("short", "whole", "neither", "open")  # open: the short battery does not see it, and the whole one was not asked
 PRELOADED = (
     "jax",

@@ -1,30 +1,15 @@
 // Softmax and sparsemax of a row in WebAssembly: node tools/wasm.mjs anymax.wasm
 import { readFile } from "node:fs/promises";
+import { instantiate, sentence } from "../src/anymax/explorer/engine.mjs";
 
-const module = await WebAssembly.compile(await readFile(process.argv[2]));
-let memory;
-const system = { // what of WASI the C library may ask for: no environment, no files, an end
-  environ_sizes_get: (count, size) => (new Uint32Array(memory.buffer).fill(0, count / 4, count / 4 + 1).fill(0, size / 4, size / 4 + 1), 0),
-  environ_get: () => 0,
-  proc_exit: (code) => { throw new Error(`the library left with ${code}`); },
-};
-const imports = {};
-for (const { module: from, name } of WebAssembly.Module.imports(module)) {
-  (imports[from] ??= {})[name] = system[name] ?? (() => 52); // 52: not implemented
-}
-const { exports: library } = await WebAssembly.instantiate(module, imports);
-memory = library.memory;
-library._initialize?.();
+const library = await instantiate(await readFile(process.argv[2])), { memory } = library;
 
 const [SOFTMAX, SPARSEMAX, F64] = [0, 1, 1];
 function rows(map, x) {
   const [from, to] = [library.malloc(8 * x.length), library.malloc(8 * x.length)];
   new Float64Array(memory.buffer, from, x.length).set(x);
   const code = library.anymax_rows(BigInt((map << 8) | (F64 << 16)), from, to, 1n, BigInt(x.length), 0);
-  if (code) {
-    const bytes = new Uint8Array(memory.buffer, library.anymax_error(code));
-    throw new Error(new TextDecoder().decode(bytes.slice(0, bytes.indexOf(0))));
-  }
+  if (code) throw new Error(sentence(library, library.anymax_error(code)));
   const p = Array.from(new Float64Array(memory.buffer, to, x.length));
   library.free(from);
   library.free(to);

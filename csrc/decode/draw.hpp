@@ -89,9 +89,10 @@ inline void no_answers(const anymax_decode_call &call, int64_t row, bool sound) 
     if (call.tau) call.tau[row] = sound ? -inf64 : not_a_number<double>;
 }
 
-// Which classes are left: inside(i) of all of the row, or the entries of a list. Of a row without a number all but those of -inf.
+// Which classes are left: inside(i) of all of the row, or the entries of a list. Of a row without a number all but those of -inf. `to` may be the
+// memory that value(i) reads: each is read before it is written; the values of a list are read first, into `held`.
 template <class T, class F, class G>
-inline void mark(T *to, int64_t n, T out, const int32_t *index, int64_t count, F inside, G value) {
+inline void mark(T *to, int64_t n, T out, const int32_t *index, int64_t count, F inside, G value, T *held) {
     if (!to) return;
     if (!index) {
         for (int64_t i = 0; i < n; i++) {
@@ -100,20 +101,25 @@ inline void mark(T *to, int64_t n, T out, const int32_t *index, int64_t count, F
         }
         return;
     }
+    for (int64_t i = 0; i < count && held; i++) held[i] = value(index[i]);
     for (int64_t i = 0; i < n; i++) to[i] = out;
-    for (int64_t i = 0; i < count; i++) to[index[i]] = value(index[i]);
+    for (int64_t i = 0; i < count; i++) to[index[i]] = held ? held[i] : value(index[i]);
 }
 
 template <class C>
 inline void mark_left(const anymax_decode_call &call, int64_t row, const C *x, const Left<C> &l, bool sound, Scratch &scratch) {
-    if (!call.keep && !call.left) return;
-    uint8_t *keep = call.keep ? call.keep + row * call.n : nullptr;
     C *left = call.left ? (C *)call.left + row * call.n : nullptr;
+    const bool all = !sound || (!l.index && !l.ended), in_place = left == x;
+    if (in_place && all) left = nullptr;  // nothing changes
+    if (!call.keep && !left) return;
+    uint8_t *keep = call.keep ? call.keep + row * call.n : nullptr;
+    C *held = in_place && l.index ? scratch.take<C>(LEFT_KEYS, l.count) : nullptr;
+    if (scratch.failed) return;
     const auto both = [&](const int32_t *index, auto inside) {
-        mark(keep, call.n, (uint8_t)0, index, l.count, inside, [](int64_t) { return (uint8_t)1; });
-        mark(left, call.n, -infinity<C>, index, l.count, inside, [=](int64_t i) { return x[i]; });
+        mark(keep, call.n, (uint8_t)0, index, l.count, inside, [](int64_t) { return (uint8_t)1; }, (uint8_t *)nullptr);
+        mark(left, call.n, -infinity<C>, index, l.count, inside, [=](int64_t i) { return x[i]; }, held);
     };
-    if (!sound || (!l.index && !l.ended)) return both(nullptr, [=](int64_t i) { return !(x[i] == -infinity<C>); });
+    if (all) return both(nullptr, [=](int64_t i) { return !(x[i] == -infinity<C>); });
     if (!l.ended) return both(l.index, [](int64_t) { return true; });
     const C *e = l.end.all_equal ? nullptr : exponentials(l, scratch), *v = l.value;
     const C last = l.end.last;

@@ -6,8 +6,7 @@
 #include <string.h>
 
 #include "anymax.h"
-
-#define EXPORT extern "C" __attribute__((visibility("default")))
+#include "wasm/door.hpp"
 
 namespace {
 

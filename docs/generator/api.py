@@ -53,6 +53,7 @@ PAGES = {
         "`anymax.routing`, for mixtures of experts; {doc}`/routers` has the arguments for each model.",
     ),
     "hf": ("Hugging Face", "`anymax.hf`, for transformers 5."),
+    "vllm": ("vLLM", "`anymax.vllm`, for vLLM 0.33; {doc}`/decoding` says how to serve with it."),
     "numpyro": ("NumPyro", "`anymax.numpyro`, for models in NumPyro."),
     "sklearn": ("scikit-learn", "`anymax.sklearn`, estimators."),
     "plot": ("Pictures", "`anymax.plot`: each function draws on `ax` and returns it."),
@@ -63,7 +64,7 @@ PAGES = {
 }
 GROUPS = {  # the order of the site; each page once
     "Train": "maps functional losses transforms margins nn sklearn distributions numpyro",
-    "Attend": "attention hf segments transport samplers decoding",
+    "Attend": "attention hf segments transport samplers decoding vllm",
     "Scale": "output_layers routing distributed",
     "Look inside": "inspection plot contract",
 }
@@ -92,9 +93,9 @@ TYPES = {  # names in signatures -> what they mean
 }
 RESULTS = {  # page -> types that its functions return or raise, and functions that have no name in the root
     "output_layers": ("linear.linear_threshold", "linear.explain_linear_loss"),
-    "transforms": ("transforms.Transform", "transforms.Composed"),
+    "transforms": ("transforms.Transform", "transforms.Composed", "transforms.Configured"),
     "samplers": ("sampling.Sample", "sampling.Support"),
-    "decoding": ("sampling.TopK", "sampling.Accepted", "sampling.top", "sampling.Top"),
+    "decoding": ("sampling.TopK", "sampling.Accepted", "sampling.recovered_tokens", "sampling.top", "sampling.Top"),
     "transport": ("transport.gumbel_sinkhorn",),
     "inspection": ("kernels.Explanation",),
     "contract": ("contract.BrokenLaw",),
@@ -105,6 +106,7 @@ MODULES = (
     "nn",
     "routing",
     "hf",
+    "vllm",
     "numpyro",
     "sklearn",
     "plot",

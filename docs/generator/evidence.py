@@ -98,10 +98,10 @@ def _blocks(kind: str, table: str) -> str:
 
 
 def remark(one: Judged) -> str:
-    """What the correction took away, or what would decide."""
+    """What the correction took away, or what an undecided test could have seen."""
     if one.together != one.verdict:
         return f"{one.verdict} when judged alone"
-    return f"{one.needed} would decide" if one.needed else ""
+    return f"seen in four runs of five: {one.seen}" if one.seen else ""
 
 
 def telling(claim: dict[str, Any], tests: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -168,7 +168,7 @@ def write(folder: Path) -> None:
     for known in found():
         page = (RESULTS / f"{known['name']}.md").read_text(encoding="utf-8")
         title, _, rest = _local(page, kept).replace("$", "\\$").partition("\n\n")
-        rest = rest.replace("## Claims\n", "## Each claim alone\n", 1)
+        rest = rest.replace("## Claims\n", "## Each claim, alone and together\n", 1)
         text.save(
             folder / f"{known['name']}.md", f"{title}\n\n{opening(known, together[known['name']])}\n## Data\n\n{rest}"
         )

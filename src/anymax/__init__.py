@@ -13,7 +13,7 @@
 
 Maps are classes: Softmax, Sparsemax, Entmax, Bounded, Budget, NormMax, Ranks, Fusedmax, Taylor, Sigsoftmax, Ratio, SparseSoftmax,
 PerturbMax, Sink, Elementwise, Softpick. More is in the modules `nn` (torch), `transforms` (top-k, temperature, ...), `sampling`, `routing`,
-`transport`, `margins`, `likelihood`, `inspection`, `sklearn`, `hf` (transformers), `numpyro`, `distributed` and `plot`.
+`transport`, `margins`, `likelihood`, `inspection`, `sklearn`, `hf` (transformers), `vllm`, `numpyro`, `distributed` and `plot`.
 `help(anymax.entmax)` explains one name, and `dir(anymax)` lists them all. On the command line, `anymax explore` opens a page where you
 drag scores.
 """
@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from . import segments as segments
     from . import sklearn as sklearn
     from . import transport as transport
+    from . import vllm as vllm
     from ._attention import LinearState, attention, explain_attention, linear_attention
     from ._attention.packed import attention_varlen
     from .contract import check_mapping
@@ -122,7 +123,7 @@ def _public_names() -> dict[str, list[str]]:
     """The public names of each module, read from the text of those that are not loaded, since they may need a package."""
     modules = (
         "nn", "transforms", "margins", "sampling", "likelihood", "segments", "sklearn", "hf", "plot", "linear", "distributed",
-        "routing", "transport",
+        "routing", "transport", "vllm",
     )  # fmt: skip
     return {__name__: __all__, **{f"{__name__}.{name}": elsewhere.listed(f"{__name__}.{name}") for name in modules}}
 
@@ -182,6 +183,7 @@ _LATE = (
     "segments",
     "sklearn",
     "transport",
+    "vllm",
 )
 _LATE_NAMES = {  # functions whose modules are slow to load, and those modules
     **dict.fromkeys(("gumbel_max", "gumbel_softmax", "sample"), "sampling"),

@@ -13,6 +13,7 @@ from ._array import (
     Array,
     Namespace,
     as_dtype,
+    as_scalar,
     device_of,
     floating,
     floats,
@@ -67,10 +68,12 @@ def jacobian(
            [ 0. ,  0. ,  0. ]])
     """
     refuse_sharded("jacobian", x)
-    given = prepare(as_mapping(mapping, "jacobian"), x, pick_axis(axis, dim), mask)
+    given = prepare(as_mapping(mapping, "jacobian"), x, pick_axis(axis, dim), mask, least=0)
     rows, mapping, xp = given.rows, given.mapping, namespace(given.rows)
     s = upcast(rows, xp)
     n = rows.shape[-1]
+    if not n:
+        return as_dtype(xp.zeros((*rows.shape[:-1], 0, 0), dtype=s.dtype, **device_of(s)), rows.dtype, xp)
     p = bridge(s).apply(mapping, s)
     eye = xp.eye(n, dtype=s.dtype, **device_of(s))
     wide = xp.broadcast_to(s[..., None, :], (*s.shape[:-1], n, n))
@@ -152,7 +155,7 @@ def entropy(
         h = _tsallis(q, order, xp) if kind == "tsallis" else _renyi(q, order, xp)
         h = xp.where(xp.any(xp.isnan(q), axis=-1, keepdims=True), math.nan * xp.ones_like(h), h)
     h = xp.squeeze(h, axis=-1) + 0.0  # no -0
-    return as_dtype(h, given.dtype, xp)
+    return as_scalar(as_dtype(h, given.dtype, xp))
 
 
 def _refuse_scores(who: str, q: Array, xp: Namespace) -> None:

@@ -6,7 +6,18 @@ import math
 from typing import Any, Generic, NamedTuple
 
 from . import _array, kernels
-from ._array import Array, as_dtype, is_array, is_number, namespace, pick_axis, quiet, stop_gradient, upcast
+from ._array import (
+    Array,
+    as_dtype,
+    differentiates,
+    is_array,
+    is_number,
+    namespace,
+    pick_axis,
+    quiet,
+    stop_gradient,
+    upcast,
+)
 from ._core.mapping import Mapping
 from ._core.names import as_mapping
 from ._core.options import check_keywords, documented_like
@@ -69,12 +80,13 @@ def threshold(
     Returns
     -------
     Threshold[Array]
-        A `Threshold`, the pair (tau, support): tau in the dtype of x, support as integers. Neither has a gradient.
+        A `Threshold`, the pair (tau, support): tau in the dtype of x, support as integers. tau has a gradient, which for softmax is p,
+        and for other separable maps the sensitivity of each class, 1 / omega''(p_i), divided by the sum of these.
 
     Examples
     --------
     >>> anymax.threshold(anymax.Sparsemax(), [2.0, 1.5, -1.0])
-    Threshold(tau=array(1.25), support=array(2))
+    Threshold(tau=np.float64(1.25), support=np.int64(2))
     """
     mapping = as_mapping(mapping, "threshold")
     if not mapping.has_threshold:
@@ -82,9 +94,9 @@ def threshold(
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
     if sharded(x):
         return Threshold(*rows_over_devices("threshold", threshold, mapping, x, axis, mask, keepdims))
-    given = prepare_axes(mapping, x, axis, mask)
+    given = prepare_axes(mapping, x, axis, mask, least=0).with_a_class()
     rows, xp = given.rows, namespace(given.rows)
-    tau, size = tau_and_support(given.mapping.frozen(), stop_gradient(rows), xp)
+    tau, size = tau_and_support(given.mapping, rows, xp)
     tau = like_scores(as_dtype(tau, rows.dtype, xp), given.scores)
     return Threshold(given.restore_one(tau, keepdims), given.restore_one(size, keepdims))
 
@@ -106,10 +118,27 @@ def _support_size(p: Array, xp: Any) -> Array:
     return xp.reshape(xp.concat(parts), (*lead, 1))
 
 
+def tau_of(mapping: Mapping, rows: Array, xp: Any) -> Array:
+    """tau of rows of scores, [..., 1], single or double, with its derivatives in the scores and the map's parameters."""
+    if mapping.hides_a_class:
+        mapping, rows = mapping.with_hidden(rows, xp)
+    leaf, x = bridge(rows), upcast(rows, xp)
+    moves = differentiates(rows) or any(differentiates(value) for value in mapping.params().values())
+    if moves and mapping.is_softmax:
+        tau = logsumexp(x, axis=-1, keepdims=True)
+        return xp.where(tau == -math.inf, stop_gradient(tau), tau)  # a masked row has no derivative
+    tau = leaf.threshold(mapping.frozen(), stop_gradient(rows))
+    if not moves:
+        return tau
+    with quiet(rows):
+        moving = mapping.moving_threshold(x, leaf.apply(mapping, x), xp)
+        return tau + as_dtype(moving - stop_gradient(moving), tau.dtype, xp)
+
+
 def tau_and_support(mapping: Mapping, rows: Array, xp: Any) -> tuple[Array, Array]:
-    """tau of rows of scores, and how many classes have a probability, [..., 1] each. The map's parameters must be constants."""
-    leaf = bridge(rows)
-    return leaf.threshold(mapping, rows), _support_size(leaf.apply(mapping, rows), xp)
+    """`tau_of`, and how many classes have a probability, [..., 1] each."""
+    p = bridge(rows).apply(mapping.frozen(), stop_gradient(rows))
+    return tau_of(mapping, rows, xp), _support_size(p, xp)
 
 
 @check_keywords({"tau": "say temperature=", "T": "say temperature="})
@@ -139,7 +168,7 @@ def logsumexp(
     Returns
     -------
     Array
-        One number for each row, as an array of the kind and dtype of x.
+        One number for each row, as an array of the kind and dtype of x; for a single row of NumPy a scalar.
 
     Examples
     --------
@@ -156,7 +185,7 @@ def logsumexp(
     if sharded(x):
         verb = lambda _, rows, **given: logsumexp(rows, **given)  # noqa: E731
         return rows_over_devices("logsumexp", verb, Softmax(), x, axis, mask, keepdims, temperature=temperature)[0]
-    given = prepare_axes(Softmax(), x, axis, mask)
+    given = prepare_axes(Softmax(), x, axis, mask, least=0).with_a_class()
     rows, xp = given.rows, namespace(given.rows)
     out = None
     if not is_array(temperature) and temperature == 1 and not _array.differentiates(rows) and not _array.compiling():
@@ -228,7 +257,7 @@ def mellowmax(
     if sharded(x):
         verb = lambda _, rows, **given: mellowmax(rows, **given)  # noqa: E731
         return rows_over_devices("mellowmax", verb, Softmax(), x, axis, mask, keepdims, omega=omega)[0]
-    given = prepare_axes(Softmax(), x, axis, mask)
+    given = prepare_axes(Softmax(), x, axis, mask, least=0).with_a_class()
     rows, xp = given.rows, namespace(given.rows)
     with quiet(rows):
         out = _mellow(upcast(rows, xp), given.parameter(omega, "omega"), xp)

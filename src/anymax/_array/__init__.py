@@ -3,6 +3,7 @@
 
 from .convert import (
     adopt,
+    as_scalar,
     asarray,
     beside,
     check_flag,

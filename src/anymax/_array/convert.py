@@ -150,6 +150,11 @@ def number(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+def as_scalar(out: Any) -> Any:
+    """A result for the caller: one number of NumPy as a scalar, as NumPy's own reductions give it; anything else unchanged."""
+    return out[()] if type(out) is np.ndarray and not out.ndim else out
+
+
 def is_number(value: Any) -> TypeGuard[float]:
     """True for a Python int or float, not for a bool. Give `number(value)` where NumPy's scalars count too."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

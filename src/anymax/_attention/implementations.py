@@ -166,7 +166,7 @@ def _refuse_triton(call: AttentionCall) -> str | None:
         return "it has no transforms of the scores"
     if "scale" in s.arrays:
         return "it takes a number as scale; multiply q by an array"
-    if "sink" in s.arrays and any(n != 1 for i, n in enumerate(reversed(s.arrays["sink"].shape)) if i != 2):
+    if "sink" in s.arrays and any(n != 1 for n in s.arrays["sink"].shape[-2:]):
         return "it takes one sink for each head, not for each query"
     if not 0 < q.shape[-1] <= 256 or not 0 < call.v.shape[-1] <= 256:
         return f"it has heads of 1 to 256 features, not {q.shape[-1]} and {call.v.shape[-1]}"

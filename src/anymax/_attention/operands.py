@@ -139,12 +139,14 @@ class Fitting(NamedTuple):
         return like(self.array(value, name), upcast(self.q[..., :0], xp), xp)
 
     def by_head(self, value: Any, name: str) -> Array:
-        """One number for each head, as [heads, 1, 1]."""
+        """One number for each head, [heads], or for each head of each batch, [..., heads], with the axes of the scores."""
         xp = namespace(self.q)
         value = beside(value, self.q, name, xp)
-        if value.ndim > 1 or (value.ndim and value.shape[0] != 1 and value.shape[0] != self.heads):
+        each = self.shape[:-2] or (1,)
+        if value.ndim > len(each) or any(a != 1 and a != b for a, b in zip(value.shape[::-1], each[::-1])):
+            of_batch = f", or for each head of each batch, shape {each}" if len(each) > 1 else ""
             raise ValueError(
-                f"{self.who}: {name} must have one number for each head, shape ({self.heads},), got {tuple(value.shape)}"
+                f"{self.who}: {name} must have one number for each head, shape ({self.heads},){of_batch}, got {tuple(value.shape)}"
             )
         return self.real(xp.reshape(value, (*value.shape, 1, 1) if len(self.shape) > 2 else (1, 1)), name)
 

@@ -16,6 +16,7 @@ import numpy as np
 from .._array import (
     Array,
     Namespace,
+    asarray,
     beside,
     check_flag,
     device_of,
@@ -118,8 +119,8 @@ def attention_varlen(
     generator
         The source of dropout's random numbers, as in `attention`.
     alibi
-        True, or a slope for each head, [heads]: the slope times the distance between query and key is subtracted from the
-        score.
+        True, or a slope for each head, [heads], or for each head of each sequence, [sequences, heads]: the slope times the
+        distance between query and key is subtracted from the score.
     offset
         The position of a sequence's first query among its keys, a number or one for each sequence. By default the last
         query is at the last key, as in FlashAttention; the default of `attention` is 0.
@@ -160,13 +161,13 @@ def attention_varlen(
     offset = _offset(offset, at_q.num_segments)
     most = [_most(*given) for given in (("max_seqlen_q", max_seqlen_q, at_q), ("max_seqlen_k", max_seqlen_k, at_k))]
     known = at_q.known and at_k.known and (not is_array(offset) or eager(offset))
-    job = _Job(q, k, v, at_q, at_k, mapping, bool(is_causal), scale, offset)
+    job = _Job(q, k, v, at_q, at_k, mapping, bool(is_causal), scale, offset, alibi)
     batches, place = job.known() if known else job.traced(most)
     sources = independent(generator, q, len(batches)) if dropout_p else [None] * len(batches)
     outs = [
         attention(
             batch.q, batch.k, batch.v, batch.mapping, is_causal=is_causal, scale=batch.scale, enable_gqa=enable_gqa, dropout_p=dropout_p,
-            generator=source, window=window, alibi=alibi, softcap=softcap, lengths=batch.lengths, offset=batch.offset, sink=sink,
+            generator=source, window=window, alibi=batch.alibi, softcap=softcap, lengths=batch.lengths, offset=batch.offset, sink=sink,
             transform=transform, implementation=implementation,
         )
         for batch, source in zip(batches, sources, strict=True)
@@ -188,6 +189,7 @@ class _Batch:
     scale: Any
     lengths: Any  # how many keys are real; None where no query sees padding
     offset: Any
+    alibi: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,6 +205,7 @@ class _Job:
     causal: bool
     scale: Any
     offset: Any  # None: the last query is at the last key
+    alibi: Any
 
     # -- known bounds -------------------------------------------------------------------------------------------------------------
 
@@ -246,7 +249,8 @@ class _Job:
         k, v = (self._rows(a, self.at_k.ptr[ids], k_lengths, keys, xp) for a in (self.k, self.v))
         q = self._rows(self.q, self.at_q.ptr[ids], q_lengths, width, xp)
         index = beside(ids, self.q, "index", xp)
-        return _Batch(q, k, v, self._mapping_of(index, xp), self._of(self.scale, "scale", index, xp), lengths, offset)
+        scale = self._of(self.scale, "scale", index, xp)
+        return _Batch(q, k, v, self._mapping_of(index, xp), scale, lengths, offset, self._slopes_of(index, xp))
 
     @staticmethod
     def _rows(a: Array, starts: np.ndarray, lengths: np.ndarray, width: int, xp: Namespace) -> Array:
@@ -279,7 +283,7 @@ class _Job:
         offset = k_lengths - q_lengths if self.offset is None else self.offset
         q = _gathered(self.q, at_q, q_lengths, most_q, xp)
         k, v = (_gathered(a, at_k, k_lengths, max(most_k, self.mapping.least_classes), xp) for a in (self.k, self.v))
-        batch = _Batch(q, k, v, self.mapping, self.scale, k_lengths, offset)
+        batch = _Batch(q, k, v, self.mapping, self.scale, k_lengths, offset, self.alibi)
 
         def place(out: Array) -> Array:
             each = xp.arange(self.q.shape[0], dtype=at_q.dtype, **device_of(out))
@@ -301,6 +305,18 @@ class _Job:
         return self.mapping.replace(
             **{n: self._of(a, f"{name}: {n}", ids, xp) for n, a in self.mapping.params().items()}
         )
+
+    def _slopes_of(self, ids: Array, xp: Namespace) -> Any:
+        """The slopes of ALiBi for a batch of sequences."""
+        alibi = asarray(self.alibi, "alibi") if isinstance(self.alibi, (list, tuple)) else self.alibi
+        if not is_array(alibi) or alibi.ndim != 2 or alibi.shape[0] == 1:
+            return alibi
+        if alibi.shape[0] != self.at_q.num_segments:
+            raise ValueError(
+                f"attention_varlen: alibi must have one number for each head, shape ({self.q.shape[1]},), or for each head of each "
+                f"sequence, shape {(self.at_q.num_segments, self.q.shape[1])}, got {tuple(alibi.shape)}"
+            )
+        return xp.take(beside(alibi, self.q, "alibi", xp), ids, axis=0)
 
     def _of(self, value: Any, name: str, ids: Array, xp: Namespace) -> Any:
         if not is_array(value) or not value.ndim:

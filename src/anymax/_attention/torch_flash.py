@@ -1,7 +1,8 @@
 """Attention of torch tensors by the Triton kernels: an autograd function for eager calls, opaque operations under torch.compile.
 
-Plain operations pack the arguments that vary into a few arrays, and autograd differentiates the packing: slope and sink of each head in one
-array, lengths and offset of each batch in another. Second derivatives go through `torch_blockwise`, in plain operations.
+Plain operations pack the arguments that vary into a few arrays, and autograd differentiates the packing: slope and sink of each head
+of each batch in one array, lengths and offset of each batch in another. Second derivatives go through `torch_blockwise`, in plain
+operations.
 """
 
 from __future__ import annotations
@@ -156,8 +157,8 @@ def _plainly(job: Any, mapping: Any, inputs: dict[str, Tensor]) -> Tensor:
     arrays = {n: inputs[n] for n in (*ADDED, "keep") if n in inputs}
     if "heads" in inputs:
         slopes, sink = inputs["heads"].unbind(-1)
-        arrays |= {"slopes": slopes[:, None, None]} if job.alibi else {}
-        arrays |= {"sink": sink[:, None, None]} if job.sink else {}
+        arrays |= {"slopes": slopes[..., None, None]} if job.alibi else {}
+        arrays |= {"sink": sink[..., None, None]} if job.sink else {}
     if "ranges" in inputs:
         own = inputs["ranges"].long()[:, :, None, None, None].unbind(1)
         arrays |= dict(zip(("lengths", "q_lengths", "offset"), own))
@@ -186,7 +187,9 @@ def _packed(s: Scores, q: Tensor, batch: tuple[int, ...], heads: int, count: int
     arrays = {n: _four(s.arrays[n], batch) for n in (*ADDED, "keep") if n in s.arrays}
     if "slopes" in s.arrays or "sink" in s.arrays:
         each = [
-            s.arrays[n].reshape(-1).float().expand(heads) if n in s.arrays else q.new_zeros(heads, dtype=torch.float32)
+            _four(s.arrays[n], batch)[..., 0, 0].float().expand(count, heads)
+            if n in s.arrays
+            else q.new_zeros(count, heads, dtype=torch.float32)
             for n in ("slopes", "sink")
         ]
         arrays["heads"] = torch.stack(each, -1)
@@ -203,11 +206,6 @@ def _packed(s: Scores, q: Tensor, batch: tuple[int, ...], heads: int, count: int
     return arrays
 
 
-def _even(a: Tensor) -> Tensor:
-    """Half precision padded to a multiple of 16 features, since kernels move vectors of 16 bytes."""
-    return a if a.element_size() > 2 or a.shape[-1] % 16 == 0 else torch.nn.functional.pad(a, (0, -a.shape[-1] % 16))
-
-
 def attend(call: AttentionCall, seed: Tensor | None) -> Tensor:
     """The output of a call of `attention` that `_refuse_triton` accepts."""
     s = call.scores
@@ -220,7 +218,7 @@ def attend(call: AttentionCall, seed: Tensor | None) -> Tensor:
         for a, own in ((call.q, heads), (call.k, shared), (call.v, shared))
     )
     features = v.shape[-1]
-    q, k, v = _even(q), _even(k), _even(v)
+    q, k, v = kernels.even(q), kernels.even(k), kernels.even(v)
     arrays = _packed(s, q, batch, heads, count)
     if seed is not None:
         arrays["seed"] = seed

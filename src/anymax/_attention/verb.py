@@ -88,8 +88,8 @@ def attention(
         The source of dropout's random numbers: an integer seed, or the framework's own generator or key. NumPy and torch
         use their global generator by default.
     alibi
-        True, or a slope for each head, [H]: the slope times the distance between query and key is subtracted from the
-        score.
+        True, or a slope for each head, [H], or for each head of each batch, [..., H]: the slope times the distance between
+        query and key is subtracted from the score.
     softcap
         A number c above 0; the scores become c tanh(scores / c), before bias and mask.
     q_lengths

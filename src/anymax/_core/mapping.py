@@ -55,7 +55,7 @@ class Mapping(OverProcesses, ABC):
     (Entmax(alpha=1.7), True)
     """
 
-    __slots__ = ("_link", "_tables")  # the map in the engines' terms, cached (kernels/link.py and kernels/tables.py)
+    __slots__ = ("_link", "_tables")  # the map in the engines' terms, cached (kernels/linked.py and kernels/tables.py)
     _link: Any
     _tables: Any
 
@@ -174,6 +174,18 @@ class Mapping(OverProcesses, ABC):
         """tau, [..., 1]: one number per row, from which p follows."""
         raise TypeError(self.no_threshold())
 
+    def moving_threshold(self, x: Array, p: Array, xp: Namespace) -> Array:
+        """tau less a constant, [..., 1], with the derivatives of tau in the scores and the parameters. p is p(x), with its derivatives.
+
+        Override it if `threshold` stops derivatives, as one that iterates does.
+        """
+        return self.threshold(x, xp)
+
+    def moving_potential(self, x: Array, p: Array, xp: Namespace) -> Array:
+        """The same for Omega*(x), whose gradient is p."""
+        held = stop_gradient(p)
+        return self.loss(x, p, held, xp) + dot(held, finite_scores(x, xp)[0], xp)
+
     @property
     def has_threshold(self) -> bool:
         return type(self).threshold is not Mapping.threshold
@@ -239,6 +251,11 @@ class Mapping(OverProcesses, ABC):
 
     def check(self, n: int) -> None:
         """Raise an error if the map is not defined for rows of n classes."""
+
+    @property
+    def over_all(self) -> Mapping:
+        """The map of all classes, with the one that a map may hide."""
+        return self
 
     def with_hidden(self, x: Array, xp: Namespace) -> tuple[Mapping, Array]:
         """(map, rows): the map of the rows with one class more, at the end, for a map that `hides_a_class`."""
@@ -326,9 +343,14 @@ def positive(p: Array) -> Array:
 
 
 def rest_of(q: Array, whole: Any, xp: Namespace) -> Array:
-    """What q leaves of a sum, [..., 1]; 0 where rounding of the sum may be all of it."""
-    rest = whole - total(q, xp)
-    return xp.where(rest > 8.0 * xp.finfo(q.dtype).eps * whole, rest, xp.zeros_like(rest))
+    """What q leaves of a sum, [..., 1]."""
+    return left_of(total(q, xp), whole, xp)
+
+
+def left_of(part: Array, whole: Any, xp: Namespace) -> Array:
+    """What a sum leaves of the whole, [..., 1]; 0 where rounding of the sum may be all of it."""
+    rest = whole - part
+    return xp.where(rest > 8.0 * xp.finfo(part.dtype).eps * whole, rest, xp.zeros_like(rest))
 
 
 def with_rest(q: Array, whole: Any, xp: Namespace) -> Array:

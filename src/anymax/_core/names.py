@@ -92,7 +92,9 @@ def names() -> list[str]:
     return [name for each in classes() for name in (kinds if each == "ratio" else (each,))]
 
 
-def _bare(name: str) -> str:
+def bare(name: str) -> str:
+    """A name without its case, its dashes and its blanks, by which names are compared."""
+    """A name without its case, its dashes and its blanks, by which names are compared."""
     return name.strip().lower().replace("-", "").replace("_", "").replace(" ", "")
 
 
@@ -100,14 +102,14 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known name that is spelled most like this one, whatever the case and the dashes; None if none is near."""
     import difflib  # late: for a name that is wrong
 
-    bare = {_bare(each): each for each in known}
-    near = difflib.get_close_matches(_bare(name), bare, 1, cutoff)
-    return bare[near[0]] if near else None
+    bare_names = {bare(each): each for each in known}
+    near = difflib.get_close_matches(bare(name), bare_names, 1, cutoff)
+    return bare_names[near[0]] if near else None
 
 
 def _spelled(name: str) -> str | None:
     """The name as the catalogue spells it; sparse_softmax, sparse-softmax and SparseSoftmax are the same."""
-    return next((known for known in (*classes(), *ratios()) if _bare(known) == _bare(name)), None)
+    return next((known for known in (*classes(), *ratios()) if bare(known) == bare(name)), None)
 
 
 def find(name: str) -> str:
@@ -127,8 +129,8 @@ def _advice(name: str) -> str:
     takes = list(fields(kind)) if kind else []
     if call and takes:
         return f" (write '{kind}:{call[2] or takes[0]}={call[3]}')"
-    if _bare(name) in _ELSEWHERE:
-        return f" (write {_ELSEWHERE[_bare(name)]})"
+    if bare(name) in _ELSEWHERE:
+        return f" (write {_ELSEWHERE[bare(name)]})"
     near = nearest(name, (*names(), *ALIASES))
     return f" (did you mean {near!r}?)" if near else ""
 
@@ -154,21 +156,26 @@ def _fields(kind: type[Mapping]) -> list[dataclasses.Field[Any]]:
 def read(spec: str) -> tuple[str, dict[str, Any]]:
     """The name and the parameters in `NAME` or `NAME:parameter=value,...`."""
     name, _, rest = spec.partition(":")
-    full = next((meant for alias, meant in ALIASES.items() if _bare(alias) == _bare(name)), name)
+    full = next((meant for alias, meant in ALIASES.items() if bare(alias) == bare(name)), name)
     if rest and ":" in full:
         raise ValueError(f"{spec!r}: {name} is {full} and takes no parameters")
     head, _, tail = full.partition(":")
     name = find(head)
+    return name, parameters(spec, tail or rest, name, fields(name), "entmax:alpha=1.2")
+
+
+def parameters(spec: str, words: str, name: str, takes: Iterable[str], example: str) -> dict[str, Any]:
+    """The parameters in `parameter=value,...`, behind the name and the colon in `spec`, of something that `takes` these."""
     given: dict[str, Any] = {}
-    for word in filter(None, (tail or rest).split(",")):
+    for word in filter(None, words.split(",")):
         key, equals, value = (part.strip() for part in word.partition("="))
         if not equals:
-            raise ValueError(f"{spec!r}: write NAME:parameter=value, as in entmax:alpha=1.2")
-        if key not in fields(name):
-            takes = " or ".join(fields(name)) or "none"
-            raise ValueError(f"{spec!r}: {name} has no parameter {key!r}; it takes {takes}")
+            raise ValueError(f"{spec!r}: write NAME:parameter=value, as in {example}")
+        if key not in takes:
+            known = " or ".join(takes) or "none"
+            raise ValueError(f"{spec!r}: {name} has no parameter {key!r}; it takes {known}")
         given[key] = number(value)
-    return name, given
+    return given
 
 
 def number(word: str) -> int | float | bool | str:

@@ -18,6 +18,10 @@ class OverProcesses:
     full_up_to: Any = 0.0  # a row of at most so many classes gives each the most; its `threshold` is arbitrary
     nucleus: Any = None  # if p is softmax over a nucleus: the softmax mass of the nucleus
     by_weights: bool = False  # True if p is `weights` divided by their sum, as `RatioMap` has it
+    each_alone: bool = False  # True if p_i, and the class's part of the loss, depend on no other class
+    loss_of_whole_target: bool = (
+        False  # True if `loss` is `Omega*(x) - <x, y>` and more that depends on y, so that it needs all of y
+    )
 
     def exponents(self, x: Array, xp: Namespace) -> Array | None:
         """a(x) with p = softmax(a), -inf where masked; None if there is no such a, or if it is the scores themselves."""

@@ -9,6 +9,7 @@ import numpy as np
 from .. import _array
 from .._array import (
     Array,
+    as_scalar,
     asarray,
     check_axis,
     fit_axes,
@@ -49,6 +50,10 @@ class Rows(NamedTuple):
         value = value if self.joined is None else self.joined.lay_out(value, name)
         return one_a_row(aligned(value, self.rows, self.axis, name), name)
 
+    def with_a_class(self) -> Rows:
+        """The same; rows without a class get one that is masked, so that they give what rows do whose classes are all masked."""
+        return self._replace(rows=with_a_class(self.rows))
+
     def restore(self, out: Array) -> Array:
         """A result [..., n] in the layout of the scores, and in their dtype if it has 8 bits."""
         out = like_scores(restore_axis(out, self.axis), self.scores)
@@ -57,29 +62,34 @@ class Rows(NamedTuple):
     def restore_one(self, out: Array, keepdims: bool) -> Array:
         """One number per row, [..., 1], in the layout of the scores, with or without the axis of the classes."""
         if not keepdims:
-            return namespace(out).squeeze(out, axis=-1)
+            return as_scalar(namespace(out).squeeze(out, axis=-1))
         out = restore_axis(out, self.axis)
         return out if self.joined is None else self.joined.restore(out, summed=True)
 
 
-def prepare(mapping: Mapping | str, x: Any, axis: int, mask: Any = None, dtype: Any = None) -> Rows:
-    """The rows of a call whose classes are along one axis."""
-    x, rows, mapping, axis, keep = split(mapping, x, axis, mask, dtype)
+def prepare(mapping: Mapping | str, x: Any, axis: int, mask: Any = None, dtype: Any = None, *, least: int = 1) -> Rows:
+    """The rows of a call whose classes are along one axis. least: how many classes there must be."""
+    x, rows, mapping, axis, keep = split(mapping, x, axis, mask, dtype, least=least)
     return Rows(x, rows if keep is None else hide(rows, keep), mapping, axis)
 
 
-def prepare_axes(mapping: Mapping | str, x: Any, axis: Any, mask: Any = None, dtype: Any = None) -> Rows:
+def prepare_axes(
+    mapping: Mapping | str, x: Any, axis: Any, mask: Any = None, dtype: Any = None, *, least: int = 1
+) -> Rows:
     """The rows of a call whose classes are along one axis or several."""
     if not isinstance(axis, (tuple, list)):
-        return prepare(mapping, x, axis, mask, dtype)
+        return prepare(mapping, x, axis, mask, dtype, least=least)
     joined, mapping, mask = join(mapping, x, axis, mask)
-    return prepare(mapping, joined.scores, -1, mask, dtype)._replace(joined=joined)
+    return prepare(mapping, joined.scores, -1, mask, dtype, least=least)._replace(joined=joined)
 
 
 def split(
-    mapping: Mapping | str, x: Any, axis: int, mask: Any, dtype: Any
+    mapping: Mapping | str, x: Any, axis: int, mask: Any, dtype: Any, *, least: int = 1
 ) -> tuple[Array, Array, Mapping, int, Array | None]:
-    """(scores, rows, the mapping aligned to them, axis >= 0, the mask): the mask broadcasts to the rows and is not applied to them."""
+    """(scores, rows, the mapping aligned to them, axis >= 0, the mask): the mask broadcasts to the rows and is not applied to them.
+
+    least: 0 where the caller has an answer for rows without a class.
+    """
     mapping = as_mapping(mapping)
     refuse_sharded("a function of rows", x)  # most verbs refuse DTensors earlier, in their own name
     x = asarray(x)
@@ -91,7 +101,7 @@ def split(
         raise ValueError("scores: expected at least one dimension, the classes, got a 0-d array")
     axis = check_axis(axis, x.ndim)
     n = x.shape[axis]
-    if n == 0:
+    if n < least:
         raise ValueError(f"scores of shape {tuple(x.shape)} have no classes along axis {axis}; at least one is needed")
     mapping.check(n)
     rows = to_last(upcast(x, xp) if _array.narrow(x) else x, axis, xp)
@@ -112,6 +122,16 @@ def align_mask(rows: Array, mask: Array, axis: int, xp: Any) -> Array:
             f"mask: expected a boolean array, True = keep, got {mask.dtype}; for additive masks, add them to the scores"
         )
     return _to_rows(mask, rows, axis, "mask", xp)
+
+
+def with_a_class(rows: Array) -> Array:
+    """The rows, or where they have no class [..., 1] of -inf, a class that is masked."""
+    if rows.shape[-1]:
+        return rows
+    xp = namespace(rows)
+    return xp.concat(
+        [rows, xp.full((*rows.shape[:-1], 1), -xp.inf, dtype=rows.dtype, **_array.device_of(rows))], axis=-1
+    )
 
 
 def hide(rows: Array, keep: Array) -> Array:

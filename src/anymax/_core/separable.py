@@ -22,6 +22,7 @@ from .._array import (
     safe,
     stop_gradient,
     take,
+    top,
     total,
 )
 from .mapping import Mapping, positive, row_top
@@ -99,7 +100,8 @@ class Separable(Mapping):
         """The mass, or the sum of the ceilings where it is smaller."""
         out = self.mass
         if keep is not None:
-            one = xp.astype(keep, xp.asarray(0.0).dtype)
+            # the sum is as accurate as the parameters are
+            one = xp.astype(keep, xp.result_type(xp.asarray(0.0).dtype, *(v.dtype for v in self.params().values())))
             if (most := self.ceiling(one, xp)) is not None:
                 mass, room = out + 0.0 * one[..., :1], total(most * one, xp)
                 out = xp.where(room < mass, room, mass)
@@ -200,6 +202,31 @@ class Separable(Mapping):
         anchor, level = self.solve(y, keep, xp)
         tau = xp.where(xp.any(keep, axis=-1, keepdims=True), anchor - level, -math.inf * xp.ones_like(level))
         return poison(tau, poisoned, xp)
+
+    def moving_threshold(self, x: Array, p: Array, xp: Namespace) -> Array:
+        tau = self.moving_mean(x, p, xp)
+        if (
+            self.ceiling(x, xp) is not None
+        ):  # a row whose classes all have 0 or their ceiling moves with the lowest of the latter
+            held = stop_gradient(p)
+            free = xp.any(~(self.sensitivity(held, xp) <= 0), axis=-1, keepdims=True)
+            lowest = -top(xp.where(held > 0, -x, -math.inf * xp.ones_like(x)), xp)
+            tau = xp.where(free | (stop_gradient(lowest) == math.inf), tau, lowest)
+        return tau - self.level_to_tau(tau, xp) if self.params() else tau
+
+    def moving_mean(self, x: Array, p: Array, xp: Namespace, totals: Totals = totals) -> Array:
+        """The mean of `x_i - omega'(p_i)`, [..., 1], with constant weights. It is the same for each class with p between 0 and its ceiling,
+        `anchor - level`, so all of its derivatives are those of this number; 0 without such a class."""
+        x, _, _ = finite_scores(x, xp)
+        s = stop_gradient(self.sensitivity(p, xp))
+        inside = ~(s <= 0)  # NaN counts, so that it stays
+        if self.steep:
+            largest = xp.finfo(s.dtype).max ** 0.5
+            s = xp.where(s > largest, largest * xp.ones_like(s), s)
+        each = xp.where(inside, x - self.slope(safe(p, inside, 0.5, xp), xp), xp.zeros_like(x))
+        mean, rate = totals([s * each, s], xp)
+        rate = stop_gradient(rate)
+        return mean / xp.where(rate == 0, xp.ones_like(rate), rate)
 
     # -- the contract -----------------------------------------------------------------------------------------------------
 

@@ -20,11 +20,6 @@ def sharded(x: Any) -> bool:
     return isinstance(x, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
 
 
-def not_on_several(who: str, mapping: Any) -> str:
-    """Why a map that hides a class is not computed on several processes."""
-    return f"{who}: {mapping!r} is not computed on several processes; let one of them have its sink as a class, and give the inner map"
-
-
 def refuse(who: str, x: Any, **others: Any) -> None:
     """An error, for a verb that takes no DTensor, if x or another operand is one."""
     if "torch.distributed.tensor" not in sys.modules:

@@ -26,6 +26,7 @@ from .._array import (
 )
 from .noises import Law, Noise, constant
 
+NODES, NODES_OF_DOUBLES = 32, 64  # where no number is given
 CHUNK = 2**17  # entries [nodes, ..., n] held at once; what fits a core's cache is twice as fast as 2^20
 _PANEL = 8  # Gauss nodes a panel
 _BUMPS = 8  # scores with panels around them under heavy tails: the next has G <= 2^-8, or lies among them
@@ -35,7 +36,7 @@ _KINKS = 24  # scores whose kinks are edges of panels: for Laplace, the k-th has
 
 def node_count(asked: int | None, x: Array) -> int:
     """The nodes of the quadrature of `PerturbMax` for scores like x: the number that was given, or what the digits of x need."""
-    return asked or (64 if is_double(x) else 32)
+    return asked or (NODES_OF_DOUBLES if is_double(x) else NODES)
 
 
 class Rule(NamedTuple):

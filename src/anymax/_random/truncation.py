@@ -170,6 +170,26 @@ def toph_keep(x: Array, share: Any, xp: Namespace, min_keep: int = 1) -> Array:
     return _or_all(_first(y, edge, _number(inside, xp), xp) | found.strange, level, found.live)
 
 
+def toph_hundred_keep(x: Array, share: Any, xp: Namespace) -> Array:
+    """True at the largest of the 100 largest entries, while the sum of their -p log p is at most `share` of that of the 100.
+
+    p is the softmax of these. At least the largest is kept, and all entries if the share is above 1.
+    """
+    found = _probabilities(x, xp)
+    s = _falling(_sound(x, found, xp), min(100, x.shape[-1]), xp)
+    live = s != -math.inf
+    z = xp.where(live, s - xp.where(live[..., :1], s[..., :1], xp.zeros_like(s[..., :1])), xp.zeros_like(s))
+    e = xp.where(live, xp.exp(z), xp.zeros_like(s))
+    mass = total(e, xp)
+    mass = xp.where(mass > 0, mass, xp.ones_like(mass))
+    upto = running_sum(e / mass * (xp.log(mass) - z), xp, _wide(e, xp))
+    level = stop_gradient(like(share, x, xp))
+    inside = (live & (upto <= like(level, upto, xp) * upto[..., -1:])) | (positions(s, xp.int32, xp) < 1)
+    edge = xp.min(xp.where(inside, s, math.inf * xp.ones_like(s)), axis=-1, keepdims=True)
+    kept = _first(x, edge, _number(inside, xp), xp) | found.strange
+    return (kept | (level > 1)) & found.live
+
+
 def mink_keep(x: Array, tau: Any, xp: Namespace, min_keep: int = 1) -> Array:
     """True at the entries before the steepest drop `(x_i - x_(i+1)) / i` of the sorted scores, and at tau / (max x - min x) of the largest
     at least."""

@@ -23,7 +23,8 @@ from .._core.static import Static
 from ..kernels import xla, xla_rows
 from ..kernels.engine import BELOW, Engine
 from ..kernels.jax_primitives import is_zero, linear_primitive
-from ..kernels.link import Link, link_of
+from ..kernels.link import Link
+from ..kernels.linked import link_of
 from ..kernels.reference import ENGINE as reference
 from .bridge import Bridge, seen
 

@@ -24,7 +24,8 @@ from .._array import from_last, modes, plain_backward, recorded, to_last, torch_
 from .._core.mapping import Mapping
 from ..kernels import native, triton
 from ..kernels.engine import BELOW, Engine, IndexLoss
-from ..kernels.link import Link, link_of
+from ..kernels.link import Link
+from ..kernels.linked import link_of
 from ..kernels.reference import ENGINE as reference
 from ..kernels.support import non_zeros_in
 from .bridge import Bridge, seen

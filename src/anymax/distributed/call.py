@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, TypedDict
 from .. import _array
 from .._array import (
     Array,
+    Namespace,
     asarray,
     check_axis,
     compiling,
-    device_of,
     differentiates,
     floating,
     is_array,
@@ -28,14 +28,13 @@ from .._core.mapping import Mapping, one_a_row
 from .._core.names import as_mapping
 from .._core.options import check_options
 from .._core.rows import align_mask, aligned, hide
-from .._core.shards import not_on_several
 from .._core.typing import Mask, Reduction
 from ..autodiff.choose_group import as_group
 from ..autodiff.group import Group, Message
 from ..losses.options import LossOptions
 from ..transforms.base import Transform, put_through
 from .agreement import HERE, Agreement, Head, fail_together
-from .shard import Places, Shard, Shards, columns_of, divided
+from .shard import Places, Shard, Shards, columns_of, divided, wider
 
 
 class ShardKeywords(TypedDict, total=False):
@@ -127,8 +126,6 @@ class ShardedCall:
     ) -> ShardedCall:
         who, group = agreement.who, agreement.group
         mapping = as_mapping(mapping, who)
-        if mapping.hides_a_class:
-            raise ValueError(not_on_several(who, mapping))
         for name, value in (("class_start", start), ("class_count", count)):
             if value is not None:
                 _array.check_integer(who, name, value, "a number of classes, or None")
@@ -156,44 +153,58 @@ class ShardedCall:
 
     def _rows(self) -> Shard:
         """This process's scores and the map, aligned to each other."""
-        who, x = f"anymax.distributed.{self.who}", asarray(self.x)
+        x = asarray(self.x)
         xp = namespace(x)
         x = floating(x, xp)
         axis = self.axis
-        for name in self.mapping.per_class:
-            value = getattr(self.mapping, name)
-            if is_array(value) and value.ndim and value.shape[-1] != 1:
-                raise ValueError(
-                    f"{who}: {name} of {self.mapping.name} varies along the classes, which are on several processes here"
-                )
         rows = to_last(x, axis, xp)
         dtype, rows = rows.dtype, upcast(rows, xp)
         n = rows.shape[-1]
         if self.mask is not None and n:
             rows = hide(rows, align_mask(rows, _array.beside(self.mask, x, "mask", xp), axis, xp))
-        if not n:  # one masked class represents no classes
-            rows = xp.concat(
-                [rows, -xp.inf * xp.ones((*rows.shape[:-1], 1), dtype=rows.dtype, **device_of(rows))], axis=-1
-            )
+        of_classes = tuple(k for k, v in self.mapping.params().items() if self._varies(k, v))
         params = {k: aligned(v, rows, axis, f"{self.mapping.name}: {k}") for k, v in self.mapping.params().items()}
+        if not n:  # one masked class represents no classes
+            rows = wider(rows, 1, -math.inf, xp)
+            params = {k: wider(v, 1, 0.0, xp) if k in of_classes else v for k, v in params.items()}
         common = self.mapping.replace(**params)
         for name, value in common.params().items():
             common.check_width(name, value)
         temperature = one_a_row(aligned(self.temperature, rows, axis, "temperature"), "temperature")
-        # parameters vary from here on; only those of `common` are common
-        mapping = common.replace(**{k: self.group.vary_parameter(v) for k, v in params.items()})
+        # parameters vary from here on; only those of `common` and `seen` are common
+        varied = {k: v if k in of_classes else self.group.vary_parameter(v) for k, v in params.items()}
+        mapping = common.replace(**varied)
         if is_array(temperature) or temperature != 1.0:
             rows = divided(rows, self.group.vary_parameter(temperature), xp)
         for t in self.transforms:
             learned = {k: self.group.vary_parameter(v) for k, v in t.params if is_array(v)}
             rows = put_through(self.who, t.replace(**learned), rows, own=True)
-        return Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n)
+        seen, has_hidden = common, common.hides_a_class and self._has_hidden(n)
+        if seen.hides_a_class:
+            mapping, rows = _with_hidden(mapping, rows, n, has_hidden, xp)
+            common = seen.over_all
+        return Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n, seen, has_hidden, of_classes)
+
+    def _varies(self, name: str, value: Array) -> bool:
+        """True for a parameter of the map that has one value for each class, and so is split like the scores."""
+        along = self.axis - self.x.ndim  # counted from the end, as arrays broadcast
+        if name not in self.mapping.per_class or value.ndim < -along:
+            return False
+        # of a single class, where the group cannot compare: a value that is common varies too, with the same result
+        return value.shape[along] != 1 or (self.x.shape[along] == 1 and not self.group.strict)
+
+    def _has_hidden(self, n: int) -> Any:
+        """True on one process: the last in the order of the classes."""
+        if not self.group.strict or self.start is None:
+            return self.group.rank == self.group.size - 1
+        return n > 0 and self.start + n == self.count
 
     def shard(self, columns: int, indices: bool) -> Shard:
         """This process's rows. columns: how many [..., 1] it sends in the first collective. indices: `first` will be called."""
         if self.group.strict:
             self._describe()
-            if indices and self.start is None:
+            last_unknown = self.mapping.hides_a_class and self.start is not None and self.count is None
+            if (indices and self.start is None) or last_unknown:
                 self._find_start(columns)
         return self._rows()
 
@@ -201,21 +212,26 @@ class ShardedCall:
         """The first collective: columns [..., 1], those of the method and those of the verb, and the candidates of the fullest row."""
         columns = shard.xp.concat([*head, *extra], axis=-1)
         if not self.group.strict:
-            places = Places.equal(self.group, shard.n)
+            places = Places.equal(self.group, shard.n, shard.seen.hides_a_class)
             return Shards(shard, places, columns_of(self.group.stack(columns)), width=len(head))
         stacked, heads = self.agreement.exchange(columns, self._head(shard.n, most))
         assert stacked is not None
         places = self._places(heads)
-        shard.mapping.check(sum(places.sizes))
+        shard.seen.check(sum(places.sizes))
         most = max(head.most for head in heads)
         return Shards(shard, places, columns_of(places.in_order(stacked)), width=len(head), most=most)
 
     def _describe(self) -> None:
         """Record what all calls must have in common: the map, its parameters and the rows."""
         x, mapping = self.x, self.mapping
-        fixed = {k: v for k, v in mapping.constants().items() if isinstance(v, (int, float, str, type(None)))}
+        fixed = {k: v for k, v in mapping.constants().items() if isinstance(v, (int, float, str, type, type(None)))}
         self.agreement.say(map=f"{mapping.name}({', '.join(f'{k}={v!r}' for k, v in fixed.items())})")
-        self.agreement.say(**{f"{mapping.name}'s_{k}": described(v) for k, v in mapping.params().items()})
+        for name, value in mapping.params().items():
+            varies = self._varies(name, value)
+            words = "one value for each class" if varies else described(value)
+            self.agreement.say(**{f"{mapping.name}'s_{name}": words})
+            if name in mapping.per_class and value.ndim and not varies:  # it could be that of the one class here
+                self.agreement.same[f"{name} of {mapping.name}"] = stop_gradient(value)
         self.agreement.say(rows=f"of shape {self.lead}", dtype=str(x.dtype), temperature=described(self.temperature))
         said = (f"{t.name}({', '.join(f'{k}={described(v)}' for k, v in t.params)})" for t in self.transforms)
         self.agreement.say(transform=", ".join(said) or "not given")
@@ -236,10 +252,16 @@ class ShardedCall:
         return Head(HERE, size, self.start, self.count or 0, most)
 
     def _find_start(self, columns: int) -> None:
-        """Find this process's first class, if the caller does not give it, by a collective, after which all calls are known."""
+        """Find this process's first class, and how many there are, as far as the caller does not give them, by a collective.
+
+        After it all calls are known.
+        """
         _, heads = self.agreement.exchange(None, self._head(self.x.shape[self.axis]))
         sizes = [head.size for head in heads]
-        self.start = sum(sizes[: self.group.rank])
+        if self.start is None:
+            self.start = sum(sizes[: self.group.rank])
+        if self.count is None:
+            self.count = sum(sizes)
         self.agreement.message = message_of(math.prod(self.lead), columns, self.x)
 
     def _places(self, heads: list[Head]) -> Places:
@@ -263,7 +285,18 @@ class ShardedCall:
             )
         if not at:
             raise ValueError(f"{who}: there are no classes on any process; at least one is needed")
-        return Places(sizes, starts[self.group.rank], order, order.index(self.group.rank))
+        hidden = None
+        if self.mapping.hides_a_class:  # as `_has_hidden` says
+            hidden = len(heads) - 1 if heads[0].start is None else [i for i in order if sizes[i]][-1]
+        return Places(sizes, starts[self.group.rank], order, order.index(self.group.rank), hidden)
+
+
+def _with_hidden(mapping: Mapping, rows: Array, n: int, here: Any, xp: Namespace) -> tuple[Mapping, Array]:
+    """The map of all classes, and the rows with the hidden class as the last, which is masked where it is not `here`."""
+    inner, wide = mapping.with_hidden(rows, xp)
+    wide = wide if n else wide[..., 1:]  # no masked class needs to represent no classes
+    given = _array.positions(wide, xp.int32, xp) < n
+    return inner, xp.where(given | here, wide, -math.inf * xp.ones_like(wide))
 
 
 def described(value: Any) -> str:

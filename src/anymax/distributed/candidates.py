@@ -110,7 +110,8 @@ class ByNucleus(Method):
             stop_gradient(log_sum(shards.highs, shards.head[1], shards.high, xp)[1]),
             stop_gradient(like(nucleus, shard.rows, xp)),
         )
-        chosen = (share * shards.count >= 0.99 * (1.0 - level) * z) & (share > 0)
+        count = shards.count + shard.seen.hides_a_class
+        chosen = (share * count >= 0.99 * (1.0 - level) * z) & (share > 0)
         chosen = chosen | ((share >= 0) & xp.isfinite(shard.rows) & (level >= 1.0 + 0.0 * z))
         k = largest(shards, chosen) if shard.group.strict else shard.rows.shape[-1]
         out = gather(shards, chosen, k, second)
@@ -118,7 +119,7 @@ class ByNucleus(Method):
 
 
 def gather_all(shards: Shards, second: Second) -> Gathered:
-    return gather(shards, shards.xp.ones_like(shards.shard.rows) > 0, max(1, *shards.places.sizes), second, whole=True)
+    return gather(shards, shards.xp.ones_like(shards.shard.rows) > 0, max(1, shards.places.most), second, whole=True)
 
 
 def find_candidates(shard: Shard) -> tuple[Array, Array]:

@@ -4,32 +4,39 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, device_of, stop_gradient
-from .._core.mapping import Mapping
+from .._core.mapping import Mapping, with_rest
 from .._random.draws import invert
 from ..autodiff import bridge
 from ..autodiff.group import jax
 from ..functional import apply, log_apply
+from ..likelihood.terms import left_over
 from ..losses.verbs import fenchel_young
 from ..mappings import Softmax
 from ..thresholds import Threshold, threshold
-from .shard import Shards, columns_of
+from .shard import Shards, columns_of, wider
 from .solution import Second, Solution
 
 
 class Gathered(Solution):
     """The scores of the gathered classes are the same on every process."""
 
-    def __init__(self, shards: Shards, later: list[Array], z: Array, places: Array, k: int) -> None:
+    def __init__(
+        self, shards: Shards, later: list[Array], z: Array, places: Array, k: int, whole: bool, of_classes: dict[str, Array]
+    ) -> None:  # fmt: skip
         super().__init__(shards, later)
         self.z = z  # [..., processes * k], common; -inf where a process has fewer classes than k
         self.places = places  # [..., k], where this process's gathered classes lie in its rows
         self.k = k  # 0 if z has all classes in place
-        self.common: Mapping = shards.shard.common  # the map of z, for what all processes compute
+        self.whole = whole  # True if z has all classes
+        shard, vary = shards.shard, shards.shard.group.vary_parameter
+        self.common: Mapping = shard.common.replace(**of_classes)  # the map of z, for what all processes compute
         # the same for this process's classes: the gradients of its parameters add up over the processes
-        self.mapping: Mapping = shards.shard.mapping
+        self.mapping: Mapping = shard.mapping.replace(**{name: vary(v) for name, v in of_classes.items()})
 
     def softmax_over(self, keep: Array) -> Gathered:
         """The problem of the softmax over some of the gathered classes instead."""
@@ -53,16 +60,26 @@ class Gathered(Solution):
         return self._threshold.tau
 
     def support(self) -> Array:
-        return self._threshold.support
+        return super().support() if self.shard.seen.hides_a_class else self._threshold.support
 
-    def fenchel_young(self, gap: Array, mass: Array) -> Array:
+    def sums(self) -> tuple[Any, Any]:
+        # where upper bounds decide the sum each class has its own, and is a candidate
+        exact = self.whole or self.common.ceiling(self.z, self.xp) is not None
+        return self.common.sums(self.z > -math.inf, self.xp) if exact else super().sums()
+
+    def fenchel_young(self, gap: Array, mass: Array, target: Callable[[], Array]) -> Array:
         mapping, z, high, xp = self.common, self.z, self.shards.high, self.xp
-        total = mapping.sums(None, xp)[1]
-        if not mapping.sums_to_one:  # a class index sums to 1, p does not: Omega*(x - M) itself
+        if mapping.loss_of_whole_target:
+            value = bridge(z).loss(mapping, z, self._of_all(target()))
+            return value + xp.where(gap == math.inf, gap, xp.zeros_like(gap))  # the target is masked
+        if not mapping.facts.shift_invariant:
+            return bridge(z).loss(mapping, z, xp.zeros_like(z)) + gap - high * mass
+        # a class index sums to 1 and is up to 1, and p is not: Omega*(x - M) itself
+        if not mapping.sums_to_one or mapping.ceiling(z, xp) is not None:
             shifted = z - high
             value = bridge(shifted).loss(mapping, shifted, xp.zeros_like(shifted)) + gap
             # `M total - M <y, 1>` is 0, but its derivative in a learned total is not
-            return value if not _array.is_array(total) else value + high * (_array.like(total, z, xp) - mass)
+            return value + high * (_array.like(self.sums()[1], z, xp) - mass) if mapping.params() else value
         first = xp.argmax(stop_gradient(z), axis=-1)
         top = xp.take_along_axis(z, first[..., None], axis=-1)
         dead = ~xp.isfinite(stop_gradient(top))
@@ -73,8 +90,11 @@ class Gathered(Solution):
         return value + (top - stop_gradient(top)) + gap
 
     def draw(self, u: Array) -> Array:
-        xp = self.xp
-        index = invert(apply(self.common, self.z), u, xp)
+        xp, n = self.xp, self.z.shape[-1]
+        p = apply(self.common, self.z)
+        # what p leaves of 1 is the probability of none of the classes
+        index = invert(with_rest(p, 1.0, xp) if left_over("sample", self.common, xp) else p, u, xp)
+        index = xp.where(index < n, index, -xp.ones_like(index))
         ids = _array.counts(self._ids(), xp)
         found = xp.take_along_axis(ids, xp.where(index < 0, xp.zeros_like(index), index), axis=-1)
         return xp.where(index < 0, -xp.ones_like(found), found)
@@ -84,8 +104,11 @@ class Gathered(Solution):
         shard, group = self.shard, self.shard.group
         xp = shard.xp
         if not self.k:
-            mine = value[..., self.shards.places.start : self.shards.places.start + shard.n]
-            return mine if shard.n else xp.sum(value, axis=-1, keepdims=True) * 0.0  # an entry that stands for no class
+            places, wide = self.shards.places, shard.rows.shape[-1]
+            mine = value[..., places.start : places.start + places.width(shard.group.rank)]
+            if mine.shape[-1] == wide:
+                return mine
+            return xp.concat([mine, fill * xp.ones_like(value[..., :1])], axis=-1)  # an entry that stands for no class
         blocks = xp.reshape(value, (*value.shape[:-1], group.size, self.k))
         mine = self.shards.mine(xp.moveaxis(blocks, -2, 0))
         n = shard.rows.shape[-1]
@@ -93,6 +116,11 @@ class Gathered(Solution):
             mine = mine[..., :n]
         out = fill * xp.ones_like(shard.rows) if fill else xp.zeros_like(shard.rows)
         return _put(stop_gradient(out), self.places[..., :n], mine, xp)
+
+    def _of_all(self, mine: Array) -> Array:
+        """Entries of all classes, in the order of z, from those in the layout of this process's rows."""
+        stacked = self.shards.stack(wider(mine, max(1, self.shards.places.most), 0.0, self.xp))
+        return _side_by_side(stacked, self.xp) if self.k else self.shards.joined(stacked)
 
     def _ids(self) -> Array:
         """The class indices of the gathered classes."""
@@ -111,11 +139,18 @@ def gather(shards: Shards, chosen: Array, k: int, second: Second, whole: bool = 
     """
     xp = shards.xp
     places, values = _places_of(shards, chosen, k)
-    stacked = shards.stack(xp.concat([values, *second()], axis=-1))
-    later = columns_of(stacked[..., k:])
-    if whole and shards.shard.group.strict:  # no padding, since a map may ask how many classes there are
-        return Gathered(shards, later, shards.joined(stacked), places, 0)
-    return Gathered(shards, later, _side_by_side(stacked[..., :k], xp), places, k)
+    params, names = shards.shard.mapping.params(), shards.shard.of_classes
+    of_classes = [xp.take_along_axis(xp.broadcast_to(params[name], chosen.shape), places, axis=-1) for name in names]
+    stacked = shards.stack(xp.concat([values, *of_classes, *second()], axis=-1))
+    blocks, later = (
+        [stacked[..., i * k : (i + 1) * k] for i in range(1 + len(names))],
+        stacked[..., (1 + len(names)) * k :],
+    )
+    bare = whole and shards.shard.group.strict  # no padding, since a map may ask how many classes there are
+    z, *of_classes = (shards.joined(a) if bare else _side_by_side(a, xp) for a in blocks)
+    return Gathered(
+        shards, columns_of(later), z, places, 0 if bare else k, whole, dict(zip(names, of_classes, strict=True))
+    )
 
 
 def _places_of(shards: Shards, chosen: Array, k: int) -> tuple[Array, Array]:

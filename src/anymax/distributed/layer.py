@@ -23,16 +23,18 @@ from ..linear.arguments import (
     needs_indices,
     temperature_of_rows,
 )
+from ..linear.bridge import joined
 from ..linear.layer import Layer, check_chunk
 from ..linear.per_row import loss_of
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import counted_weight, holds_indices
+from ..thresholds import Threshold
 from ..transforms.base import Transform, check_range
 from .agreement import Agreement, fail_together
 from .call import Arguments, ShardedCall, described, message_of
 from .further import FurtherLosses
 from .losses import loss_of_call, say_options, target_is, width
-from .per_row import GivenClasses, terms_of_call
+from .per_row import GivenClasses, terms_of_call, threshold_of_call
 from .shard import Places
 from .support import SupportPart
 
@@ -73,7 +75,7 @@ class SplitLayer:
         transforms = elementwise(who, given.transform, "the scores of a row are on several processes", _INSTEAD)
         call = ShardedCall.of(agreement, layer.mapping, layer.x, -1, None, arguments.class_start, arguments.class_count)
         call = dataclasses.replace(call, temperature=temperature, transforms=transforms)
-        places = Places.equal(shared, n)
+        places = Places.equal(shared, n, layer.mapping.hides_a_class)
         if shared.strict:
             agreement.say(chunk=chunk, x=f"{layer.x.shape[-1]} features, {described(layer.x)}")
             places = call.agree(n)
@@ -91,8 +93,8 @@ class SplitLayer:
         return SupportPart.of(self.agreement.who, layer, index, support, start, self.count, shared.strict, xp)
 
     def by_rows(
-        self, columns: int, of_rows: Callable[[ShardedCall, slice], Array], kept: SupportPart | None = None
-    ) -> Array:
+        self, columns: int, of_rows: Callable[[ShardedCall, slice], Any], kept: SupportPart | None = None
+    ) -> Any:
         """`of_rows(call, where)` of a few rows at a time, one after the other along the first axis. columns: those it sends first.
 
         kept: the part of a support whose scores alone are computed.
@@ -103,12 +105,12 @@ class SplitLayer:
         step = step or _rows_at_a_time(rows, self.most if kept is None else kept.width, shared)
         layer = dataclasses.replace(layer, x=shared.vary(layer.x))
 
-        def some(begin: int) -> Array:
+        def some(begin: int) -> Any:
             where = slice(begin, min(begin + step, rows))
             message = message_of(where.stop - begin, 2 + columns, layer.x) if shared.strict else None
             part = Agreement(who, shared, layer.x, message)
 
-            def result() -> Array:
+            def result() -> Any:
                 these = layer.part(where)
                 scores = these.scores() if kept is None else kept.part(where).scores(these, xp)
                 call = ShardedCall.of(part, these.mapping, scores, -1, None, start, count)
@@ -120,7 +122,7 @@ class SplitLayer:
 
         again = bridge(layer.x).recomputed(some) if rows > step else some
         # without rows too, so that every parameter has a gradient, of zeros
-        return upcast(xp.concat([again(begin) for begin in range(0, max(rows, 1), step)]), xp)
+        return joined([again(begin) for begin in range(0, max(rows, 1), step)])
 
 
 def linear_loss(
@@ -136,7 +138,7 @@ def linear_loss(
     who = agreement.who
     read = LossOptions.read(who, weight, options)
     layer = _layer(arguments, given)
-    z_loss, suppress = further_losses(who, layer.mapping, *further)
+    z_loss, suppress = further_losses(who, layer.mapping.over_all, *further)
     xp, lead, n, rows, shared = namespace(layer.x), layer.lead, layer.classes, layer.rows, agreement.group
     refuse_sharded(who, None, target=target)
     target = _array.beside(target, layer.x, "target", xp)
@@ -148,9 +150,12 @@ def linear_loss(
         target_is(agreement, target, xp)
     split = SplitLayer.agreed(arguments, agreement, layer, given)
     target = xp.reshape(target, (rows, n) if soft else (rows,))
-    kind, each, more = loss_of(layer.mapping), read._replace(reduction="none"), FurtherLosses(z_loss, suppress)
-    value = split.by_rows(width(read), lambda call, where: loss_of_call(call, kind, target[where, ...], each, more))
-    norm = _norm(target, soft, read, split.start, n, shared, value, xp)
+    kind, each, more = loss_of(layer.mapping.over_all), read._replace(reduction="none"), FurtherLosses(z_loss, suppress)
+    hides = layer.mapping.hides_a_class
+    value = split.by_rows(
+        width(read, soft and hides), lambda call, where: loss_of_call(call, kind, target[where, ...], each, more)
+    )
+    norm = _norm(target, soft, read, split.start, n, shared, value, hides, xp)
     return read.reduce(xp.reshape(value, lead), xp.reshape(norm, lead), layer.dtype, xp)
 
 
@@ -183,10 +188,20 @@ def log_prob(
     parts = [None] if support is None else [split.support(index, support), *([None] if full else [])]
     pairs = []
     for kept in parts:
-        columns = _terms(split, "target", index, kept, entropy=entropy)
+        columns = _terms(split, "target", index, kept, entropy=entropy, hidden=layer.mapping.hides_a_class)
         log_p, *h = (xp.reshape(columns[:, i], layer.lead) for i in range(1 + entropy))
         pairs.append((log_p, h[0] if entropy else None))
     return pairs
+
+
+def threshold(arguments: Arguments, agreement: Agreement, given: Given) -> Threshold:
+    """tau of each row, and the number of classes with a probability."""
+    layer = _layer(arguments, given)
+    if not layer.mapping.has_threshold:
+        raise TypeError(layer.mapping.no_threshold())
+    split, xp = SplitLayer.agreed(arguments, agreement, layer, given), namespace(layer.x)
+    tau, size = split.by_rows(0, lambda call, where: tuple(threshold_of_call(call)))
+    return Threshold(upcast(xp.reshape(tau, layer.lead), xp), xp.reshape(size, layer.lead))
 
 
 def topk_kl(
@@ -217,14 +232,15 @@ def topk_kl(
 
 
 def _terms(
-    split: SplitLayer, name: str, index: Array, kept: SupportPart | None = None, *, entropy: bool = False, rest: bool = False
+    split: SplitLayer, name: str, index: Array, kept: SupportPart | None = None, *, entropy: bool = False, rest: bool = False,
+    hidden: bool = False,
 ) -> Array:  # fmt: skip
     """The terms of classes [rows, m], an argument of this name, as columns [rows, m + entropy + rest]; over a support if it is given."""
     xp, wanted = namespace(index), {"entropy": entropy, "rest": rest}
 
     def of_rows(call: ShardedCall, where: slice) -> Array:
         part = None if kept is None else kept.part(where)
-        return terms_of_call(call, name, index[where, ...], kept=part, **wanted).columns(xp)
+        return terms_of_call(call, name, index[where, ...], kept=part, hidden=hidden, **wanted).columns(xp)
 
     return split.by_rows(GivenClasses.width(index.shape[-1], **wanted), of_rows, kept)
 
@@ -253,9 +269,20 @@ def _rows_at_a_time(rows: int, classes: int, group: Group) -> int:
 
 
 def _norm(
-    target: Array, soft: bool, options: LossOptions, start: Any, n: int, group: Group, value: Array, xp: Any
+    target: Array,
+    soft: bool,
+    options: LossOptions,
+    start: Any,
+    n: int,
+    group: Group,
+    value: Array,
+    hides: bool,
+    xp: Any,
 ) -> Array:
-    """The weight of each row in a mean: 1 for a row that counts, or the weight of its target, which one process knows."""
+    """The weight of each row in a mean: 1 for a row that counts, or the weight of its target, which one process knows.
+
+    hides: the index -1 is the class that the map hides, whose weight is 1.
+    """
     if soft:
         return xp.ones_like(value)
     index = _array.counts(target, xp)
@@ -267,4 +294,5 @@ def _norm(
     at = index - first
     elsewhere = (at < 0) | (at >= n)
     mine = counted_weight(at, ignored | elsewhere, w, value.dtype, xp) if n else xp.zeros_like(value)
-    return xp.sum(group.stack(mine), axis=0)
+    norm = xp.sum(group.stack(mine), axis=0)
+    return xp.where((index == -1) & ~ignored, xp.ones_like(norm), norm) if hides else norm

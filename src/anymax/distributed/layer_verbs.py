@@ -13,6 +13,8 @@ from ..linear.arguments import HINTS
 from ..linear.likelihoods import linear_log_prob_entropy as linear_log_prob_entropy_of_one
 from ..linear.likelihoods import linear_topk_kl as linear_topk_kl_of_one
 from ..linear.verbs import linear_loss as linear_loss_of_one
+from ..linear.verbs import linear_threshold as linear_threshold_of_one
+from ..thresholds import Threshold
 from . import layer
 from .call import Arguments, ShardKeywords, eagerly, every_verb
 from .layer import Given
@@ -104,6 +106,44 @@ def linear_loss(
     of_loss = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
     given = Given(linear_weight, linear_bias, chunk, transform)
     return eagerly(layer.linear_loss, arguments, given, target, weight, (z_loss, suppress), of_loss)
+
+
+@check_keywords(_HINTS, bias="linear_bias")
+@documented_like(linear_threshold_of_one)
+@documented_like(linear_loss)
+@documented_like(every_verb)
+def linear_threshold(
+    x: ArrayT,
+    linear_weight: Any,
+    mapping: Mapping | str = "softmax",
+    *,
+    linear_bias: Any = None,
+    mask: Mask = None,
+    transform: Callable[[Any], Any] | None = None,
+    chunk: int | None = None,
+    **options: Unpack[ShardKeywords],
+) -> Threshold[ArrayT]:
+    """The threshold tau of each row of the scores `x @ linear_weight.T` of an output layer whose classes are split over processes.
+
+    Like `anymax.linear.linear_threshold`, for a vocabulary that is split over processes.
+
+    Returns
+    -------
+    Threshold[Array]
+        A `Threshold`, the pair (tau, support), the same on every process; tau in fp32 for half precision. It has a gradient; in a
+        backward pass every process must pass it the same one.
+
+    Examples
+    --------
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> x, weight = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0], [1.5, 1.0], [0.0, 2.0]])
+    >>> anymax.distributed.linear_threshold(x, weight, "sparsemax")
+    Threshold(tau=tensor([1.2500]), support=tensor([2]))
+    >>> dist.destroy_process_group()
+    """
+    arguments = Arguments.of("linear_threshold", mapping, x, mask=mask, **options)
+    return eagerly(layer.threshold, arguments, Given(linear_weight, linear_bias, chunk, transform))
 
 
 @check_keywords(_TERMS_HINTS, bias="linear_bias")

@@ -25,6 +25,7 @@ from .._array import (
     total,
 )
 from .._core.classes import refuse_strays
+from .._core.mapping import left_of
 from .._core.typing import LossKind
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import (
@@ -33,6 +34,7 @@ from ..losses.targets import (
     not_below_zero,
     of_target,
     reduce_rows,
+    refuse_above,
     refuse_negative,
     refuse_one_class,
     refuse_sums,
@@ -44,7 +46,7 @@ from .agreement import Agreement
 from .call import Arguments, ShardedCall
 from .further import FurtherLosses
 from .methods import solve
-from .shard import Shard, Shards, columns_of
+from .shard import Shard, Shards, columns_of, wider
 from .softmax import size_of
 from .solution import Columns, Solution
 
@@ -52,16 +54,16 @@ _EVERYWHERE = " over all processes"
 _NO_MORE = FurtherLosses()
 
 
-def width(options: LossOptions) -> int:
-    """How many numbers per row each process sends about its targets."""
-    return 4 + 3 * bool(options.label_smoothing)
+def width(options: LossOptions, hidden_share: bool) -> int:
+    """How many numbers per row each process sends about its targets. hidden_share: a class that the map hides has what others leave."""
+    return 4 + 3 * bool(options.label_smoothing) + 2 * hidden_share
 
 
 class TargetPart(NamedTuple):
     """What a target and its options say of this process's classes."""
 
-    y: Array  # [..., n], or class indices [..., 1]
-    w: Array | None  # the class weights, [n]
+    y: Array  # like the rows, or class indices [..., 1]
+    w: Array | None  # the class weights, as many as the classes of the rows
     ignored: Array  # [..., 1], common
 
 
@@ -87,7 +89,8 @@ class Target(Columns, ABC):
         self, call: ShardedCall, kind: LossKind, t: Array, options: LossOptions, further: FurtherLosses
     ) -> None:
         self.call, self.kind, self.t, self.options, self.further = call, kind, t, options, further
-        self.nll, self.count = kind == "nll", width(options)
+        self.nll, self.hides = kind == "nll", call.mapping.hides_a_class
+        self.count = width(options, self.hides and not self.indices)
 
     @staticmethod
     def of(call: ShardedCall, kind: LossKind, target: Any, options: LossOptions, further: FurtherLosses) -> Target:
@@ -110,14 +113,14 @@ class Target(Columns, ABC):
 
     @abstractmethod
     def _here(self, part: TargetPart, shard: Shard) -> Array:
-        """y, [..., n]."""
+        """y, like the rows."""
 
     def first(self, shard: Shard, a: Array, anchor: Array) -> tuple[list[Array], TargetPart]:
         """`_sums`; with smoothing also the first two for 1 in place of y, over the unmasked classes, and the number of these."""
         xp, options, w = shard.xp, self.options, None
         if options.weight is not None:
             w = class_weights(options.weight, shard.rows[..., : shard.n], xp)
-            w = w if shard.n else xp.zeros((1,), dtype=a.dtype, **device_of(a))
+            w = wider(w, shard.rows.shape[-1], 1.0, xp)  # the hidden class has the weight 1
         keep, inside = a != -math.inf, w if self.nll else None
         holds_indices(self.t, self.call.x.shape, shard.axis, part=True)
         columns, part = self._sums(shard, a, anchor, keep, w, inside)
@@ -126,7 +129,15 @@ class Target(Columns, ABC):
             wf = free if inside is None else free * inside
             gap = xp.where(keep, anchor - a, xp.zeros_like(a))
             columns += [total(wf * gap, xp), total(wf, xp), total(free, xp)]
-        return columns, part
+        if not self.nll and shard.mapping.ceiling(shard.rows, xp) is not None:  # smoothing does not raise the largest
+            y = (1.0 - options.label_smoothing) * self._here(part, shard)
+            poisoned = xp.any(~(a < math.inf), axis=-1, keepdims=True)
+            refuse_above(y, shard.mapping, xp, left_out=(y > 0) & ~keep | part.ignored | poisoned)
+        return columns + self._of_hidden(shard, a, anchor), part
+
+    def _of_hidden(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
+        """The first two columns for 1 at the hidden class in place of y, if its share of the target is yet to be known."""
+        return []
 
     def summed(self, shards: Shards, state: TargetPart) -> TargetSums:
         return self._with_constant(self._summed(state, shards))
@@ -145,6 +156,12 @@ class Target(Columns, ABC):
         gap, mass = summed(0)
         whole, sample = xp.sum(extra[2], axis=0), xp.sum(extra[3], axis=0)
         stray = self._check(part, shards, whole)
+        if self.hides and not self.indices:
+            gap_there, _ = summed(self.count - 2)
+            part, rest = self._with_rest(part, shards, whole)
+            some = rest > 0
+            gap = gap + xp.where(some, rest * xp.where(some, gap_there, xp.zeros_like(rest)), xp.zeros_like(rest))
+            mass, whole, sample = mass + rest, whole + rest, sample + rest
         if not s:
             return TargetSums(part, shards, gap, mass, whole, sample, stray)
         even_gap, even_mass = summed(4)
@@ -154,6 +171,10 @@ class Target(Columns, ABC):
         gap = (1.0 - s) * gap + share * even_gap
         mass = (1.0 - s) * mass + share * even_mass
         return TargetSums(part, shards, gap, mass, whole, sample, stray, free)
+
+    def _with_rest(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
+        """(the part with the hidden class's share of a distribution, which is what the sum of the others leaves; this share)."""
+        raise TypeError("class indices have no share")
 
     # -- the target of this process's classes as a distribution ------------------------------------------------------------------
 
@@ -188,22 +209,23 @@ class Target(Columns, ABC):
         terms = shard.mapping.constant_terms(y, xp)
         if terms is not None:
             return sums._replace(constant=tuple(terms), by_terms=True)
-        most, n = max(shards.places.sizes), shard.n
-        none = xp.zeros((*y.shape[:-1], most - n), dtype=y.dtype, **device_of(y))
-        y = xp.concat([y[..., :n], none], axis=-1)  # all processes send as many
+        y = wider(y[..., : shard.columns], shards.places.most, 0.0, xp)  # all processes send as many
         return sums._replace(constant=tuple(columns_of(y)))
 
     # -- the results of a solution -----------------------------------------------------------------------------------------------
 
-    def _constant(self, sums: TargetSums, later: list[Array]) -> Any:
+    def _constant(self, sums: TargetSums, out: Solution) -> Any:
         """Omega(y) from the parts of all processes."""
-        shards = sums.shards
-        mapping, xp = shards.shard.common, shards.xp
+        shards, later = sums.shards, out.later
+        mapping, xp = out.common, shards.xp
         if not later:
             return 0.0
         if sums.by_terms:
             return mapping.constant_of(later, xp)
         return mapping.constant(shards.joined(xp.concat(later, axis=-1)), xp)
+
+    def _check_sums(self, out: Solution, sums: TargetSums, left_out: Array) -> None:
+        """Refuse a distribution whose sum is not that of p, where only the scores say what this is."""
 
     def _rounding(self, sums: TargetSums) -> Array:
         """A bound of the terms' rounding, since |x - centre| <= (maximum - x) + (maximum - centre)."""
@@ -220,7 +242,9 @@ class Target(Columns, ABC):
         if self.nll:
             value = out.nll(sums.gap, sums.mass, functools.partial(self._terms, sums))
         else:
-            value = out.fenchel_young(sums.gap, sums.mass) + self._constant(sums, out.later)
+            self._check_sums(out, sums, ignored | poisoned)
+            value = out.fenchel_young(sums.gap, sums.mass, functools.partial(self._smoothed, sums))
+            value = value + self._constant(sums, out)
             bound = functools.partial(self._rounding, sums)
             value = not_below_zero(shard.common, value, ~(poisoned | ignored), bound, xp)
         if self.further:
@@ -244,9 +268,9 @@ class ClassIndices(Target):
     ) -> tuple[list[Array], TargetPart]:
         xp, one = shard.xp, shard.xp.ones_like(anchor)
         t = _array.counts(self.t, xp)[..., None]
-        ignored, at = t == self.options.ignore_index, t - self.call.first(shard)
-        here = (at >= 0) & (at < shard.n) & ~ignored
-        at = xp.where(here, at, xp.zeros_like(at))
+        ignored = t == self.options.ignore_index
+        here, at = shard.place(t, self.call.first(shard), self.hides)
+        here = here & ~ignored
         y, kept = xp.astype(here, shard.rows.dtype), xp.take_along_axis(keep, at, axis=-1)
         gap = anchor - xp.where(here & kept, xp.take_along_axis(a, at, axis=-1), anchor)
         wy = y if inside is None else y * inside[at]
@@ -254,27 +278,33 @@ class ClassIndices(Target):
         return [gap, wy, y, y if w is None else y * w[at]], TargetPart(t, w, ignored)
 
     def _check(self, part: TargetPart, shards: Shards, whole: Array) -> Array:
-        stray = refuse_strays("target", part.y, shards.count, self.options.ignore_index, shards.xp)
+        ignore_index = self.options.ignore_index
+        stray = refuse_strays("target", part.y, shards.count, ignore_index, shards.xp, hides=self.hides)
         if not self.nll:
             refuse_one_class(shards.shard.mapping)
         return stray
 
     def _here(self, part: TargetPart, shard: Shard) -> Array:
-        xp, t = shard.xp, part.y - self.call.first(shard)
-        places = _array.positions(shard.rows, t.dtype, xp)
-        return xp.astype((places == t) & ~part.ignored & (places < shard.n), shard.rows.dtype)
+        here, at = shard.place(part.y, self.call.first(shard), self.hides)
+        places = _array.positions(shard.rows, at.dtype, shard.xp)
+        return shard.xp.astype((places == at) & here & ~part.ignored, shard.rows.dtype)
 
 
 class Distributions(Target):
     """The part of a distribution for this process's classes."""
 
+    @property
+    def _has_sums(self) -> bool:
+        """Whether the map says what a target sums to: for `nll` only if a class has what the others leave."""
+        return not self.nll or self.hides
+
     def _sums(
         self, shard: Shard, a: Array, anchor: Array, keep: Array, w: Array | None, inside: Array | None
     ) -> tuple[list[Array], TargetPart]:
         xp, t = shard.xp, self.t
-        refuse_negative(t, None if self.nll else shard.mapping.sums(None, xp), xp, _EVERYWHERE)
+        refuse_negative(t, shard.seen.sums(None, xp) if self._has_sums else None, xp, _EVERYWHERE)
         y = _array.to_last(as_dtype(t, shard.rows.dtype, xp), shard.axis, xp)
-        y = y if shard.n else xp.zeros_like(shard.rows)
+        y = wider(y, shard.rows.shape[-1], 0.0, xp)
         lead = (*shard.rows.shape[:-1], 1)
         ignored = xp.zeros(lead, dtype=xp.bool, **device_of(shard.rows))  # common: it does not depend on the rows
         wy = y if inside is None else y * inside
@@ -283,9 +313,33 @@ class Distributions(Target):
         return columns, TargetPart(y, w, ignored)
 
     def _check(self, part: TargetPart, shards: Shards, whole: Array) -> Array:
-        if not self.nll:
-            refuse_sums(whole, shards.shard.mapping.sums(None, shards.xp), shards.xp, _EVERYWHERE)
+        seen, xp = shards.shard.seen, shards.xp
+        # upper bounds may sum to less: `_check_sums` knows
+        if self._has_sums and (self.hides or seen.ceiling(shards.shard.rows, xp) is None):
+            refuse_sums(whole, seen.sums(None, xp), xp, _EVERYWHERE)
         return shards.xp.zeros_like(part.ignored)
+
+    def _check_sums(self, out: Solution, sums: TargetSums, left_out: Array) -> None:
+        lowest, highest = out.common.sums(None, out.xp)
+        if lowest is not highest or out.common.ceiling(out.shard.rows, out.xp) is not None:
+            refuse_sums(sums.whole, out.sums(), out.xp, _EVERYWHERE, left_out | (sums.gap == math.inf))
+
+    def _of_hidden(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
+        if not self.hides:
+            return []
+        xp, score = shard.xp, a[..., -1:]
+        here = (xp.zeros_like(score) == 0) & shard.has_hidden
+        keep = score != -math.inf
+        gap = xp.where(keep, anchor - xp.where(keep, score, anchor), math.inf * xp.ones_like(score))
+        return [xp.where(here, gap, xp.zeros_like(gap)), xp.astype(here, a.dtype)]
+
+    def _with_rest(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
+        shard, xp, y = shards.shard, shards.xp, part.y
+        rest = left_of(whole, shard.mapping.sums(None, xp)[1], xp)
+        refuse_above(rest, shard.common, xp)
+        own = shard.group.vary(rest) if differentiates(y) else stop_gradient(rest)
+        here = (_array.positions(y, xp.int32, xp) == shard.n) & shard.has_hidden
+        return part._replace(y=xp.where(here, own, y)), rest
 
     def _here(self, part: TargetPart, shard: Shard) -> Array:
         return part.y

@@ -8,6 +8,7 @@ from typing import Any
 
 from .call import ShardedCall
 from .candidates import ByAll, ByCandidates, ByLevel, ByNucleus
+from .each import ByEach
 from .ratio import ByWeights
 from .search import searchable
 from .shard import Shard
@@ -23,6 +24,8 @@ def choose(shard: Shard) -> Method:
     a = exponents(mapping, shard.rows, shard.xp)
     if a is not None:
         return BySums(shard, a)
+    if mapping.each_alone:
+        return ByEach(shard)
     if mapping.by_weights:
         return ByWeights(shard)
     if mapping.nucleus is not None:

@@ -11,6 +11,7 @@ from .._array import Array, device_of, is_integer, namespace, total
 from .._core.classes import refuse_strays
 from .._random.draws import count_of, uniforms
 from ..likelihood.softmax_plain import Terms, at_classes
+from ..likelihood.terms import left_over
 from ..thresholds import Threshold
 from .agreement import Agreement
 from .call import Arguments, ShardedCall
@@ -24,7 +25,10 @@ from .support import SupportPart
 
 
 def threshold(arguments: Arguments, agreement: Agreement, keepdims: bool) -> Threshold:
-    call = arguments.call(agreement)
+    return threshold_of_call(arguments.call(agreement), keepdims)
+
+
+def threshold_of_call(call: ShardedCall, keepdims: bool = False) -> Threshold:
     if not call.mapping.has_threshold:
         raise TypeError(call.mapping.no_threshold())
 
@@ -34,7 +38,7 @@ def threshold(arguments: Arguments, agreement: Agreement, keepdims: bool) -> Thr
         size = xp.where(shards.poisoned, xp.zeros_like(size), size)
         return Threshold(shard.per_row(tau, keepdims), shard.per_row(size, keepdims))
 
-    return solve(call.constant(), finish)
+    return solve(call, finish)
 
 
 def logsumexp(arguments: Arguments, agreement: Agreement, temperature: Any, keepdims: bool) -> Array:
@@ -71,29 +75,30 @@ def log_prob(arguments: Arguments, agreement: Agreement, y: Any, entropy: bool) 
     agreement.say(y=f"of shape {shape}")
     agreement.same["y"] = y
     index = xp.moveaxis(xp.reshape(y, (math.prod(shape[:first]), *lead)), 0, -1)
-    terms = terms_of_call(call, "y", index, entropy=entropy)
+    terms = terms_of_call(call, "y", index, entropy=entropy, hidden=call.mapping.hides_a_class)
     log_p = xp.reshape(xp.moveaxis(terms.log_p, -1, 0), shape)
     return log_p, None if terms.entropy is None else terms.entropy[..., 0]
 
 
 def terms_of_call(
-    call: ShardedCall, name: str, index: Array, *, entropy: bool = False, rest: bool = False, kept: SupportPart | None = None
+    call: ShardedCall, name: str, index: Array, *, entropy: bool = False, rest: bool = False, kept: SupportPart | None = None,
+    hidden: bool = False,
 ) -> Terms:  # fmt: skip
     """log p of the classes `index` [..., m], an argument of this name, and on request the entropy and log p of all other classes.
 
-    kept: the scores of the call are those of this part of a support.
+    kept: the scores of the call are those of this part of a support. hidden: -1 is the class that the map hides, and not none.
     """
 
     def finish(out: Solution, places: tuple[Array, Array]) -> Terms:
         shards, xp = out.shards, out.shards.xp
         count = shards.count if kept is None else kept.count
-        stray = refuse_strays(f"{call.who}: {name}", index, count, None, xp)
+        stray = refuse_strays(f"{call.who}: {name}", index, count, None, xp, hides=hidden)
         terms = out.log_prob(*places, entropy=entropy, rest=rest)
-        log_p = xp.where(index < 0, xp.zeros_like(terms.log_p), terms.log_p)
+        log_p = terms.log_p if hidden else xp.where(index < 0, xp.zeros_like(terms.log_p), terms.log_p)
         terms = terms._replace(log_p=_array.poison(log_p, stray, xp))
         return Terms(*(None if part is None else _array.poison(part, shards.poisoned, xp) for part in terms))
 
-    return solve(call, finish, GivenClasses(call, index, kept, entropy=entropy, rest=rest))
+    return solve(call, finish, GivenClasses(call, index, kept, hidden, entropy=entropy, rest=rest))
 
 
 class GivenClasses(Columns):
@@ -101,10 +106,11 @@ class GivenClasses(Columns):
     of all other classes, and the sum of their exponentials as `Part` has it."""
 
     def __init__(
-        self, call: ShardedCall, index: Array, kept: SupportPart | None = None, *, entropy: bool, rest: bool
+        self, call: ShardedCall, index: Array, kept: SupportPart | None, hidden: bool, *, entropy: bool, rest: bool
     ) -> None:
-        """index: [..., m], counted over all processes; below 0 for no class. kept: as in `terms_of_call`."""
-        self.call, self.index, self.kept, self.entropy, self.rest = call, index, kept, entropy, rest
+        """index: [..., m], counted over all processes; below 0 for no class. kept, hidden: as in `terms_of_call`."""
+        self.call, self.index, self.kept, self.hidden = call, index, kept, hidden
+        self.entropy, self.rest = entropy, rest
         self.indices = kept is None
         self.count = self.width(index.shape[-1], entropy=entropy, rest=rest)
 
@@ -116,12 +122,11 @@ class GivenClasses(Columns):
     def first(self, shard: Shard, a: Array, anchor: Array) -> tuple[list[Array], tuple[Array, Array]]:
         xp = shard.xp
         if self.kept is None:
-            at = self.index - self.call.first(shard)
-            here = (at >= 0) & (at < shard.n)
+            here, at = shard.place(self.index, self.call.first(shard), self.hidden)
         else:
-            here, at = self.kept.here, self.kept.at
-        here = here & (self.index >= 0)
-        at = xp.where(here, at, xp.zeros_like(at))
+            here, at = self.kept.here & (self.index >= 0), self.kept.at
+            at = xp.where(here, at, xp.zeros_like(at))
+            here, at = shard.place_hidden(self.index, here, at) if self.hidden else (here, at)
         score = xp.take_along_axis(a, at, axis=-1)
         there = here & (score != -math.inf)
         gap = xp.where(
@@ -144,6 +149,7 @@ class GivenClasses(Columns):
 
 def sample(arguments: Arguments, agreement: Agreement, generator: Any, num_samples: int | None) -> Array:
     call, size = arguments.call(agreement).constant(), count_of(num_samples)
+    left_over("sample", call.mapping, namespace(call.x))  # refuses a map that draws each class by itself
     agreement.say(num_samples=num_samples)
 
     def finish(out: Solution, _: None) -> Array:
@@ -153,7 +159,9 @@ def sample(arguments: Arguments, agreement: Agreement, generator: Any, num_sampl
         u = xp.concat(u, axis=-1) if u else xp.zeros((*shard.rows.shape[:-1], 0), dtype=wide, **device_of(shard.rows))
         u = xp.where(u < 1.0, u, (1.0 - float(xp.finfo(wide).eps)) * xp.ones_like(u))
         index = out.draw(u)
-        index = xp.where(shards.poisoned, -xp.ones_like(index), index)
+        index = xp.where(
+            shards.poisoned | (index >= shards.count), -xp.ones_like(index), index
+        )  # the hidden class is the last
         return index[..., 0] if num_samples is None else xp.moveaxis(index, -1, 0)
 
     return solve(call, finish, Uniforms(size, generator))

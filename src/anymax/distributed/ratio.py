@@ -62,7 +62,7 @@ class Weights(Solution):
     def tau(self) -> Array:
         raise TypeError(self.shard.mapping.no_threshold())
 
-    def fenchel_young(self, gap: Array, mass: Array) -> Array:
+    def fenchel_young(self, gap: Array, mass: Array, target: Callable[[], Array]) -> Array:
         raise TypeError(self.shard.mapping.no_potential())
 
     def nll(self, gap: Array, mass: Array, terms: Callable[[Array], Array]) -> Array:

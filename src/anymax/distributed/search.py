@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from .. import _array
 from .._array import Array, Namespace, differentiates, stop_gradient, total
@@ -36,7 +37,7 @@ class Level(Solution):
         shard, shards, xp, mapping = self.shard, self.shards, self.xp, self.mapping
         y, keep, _ = _array.finite_scores(shard.rows, xp)
         keep = keep & xp.isfinite(shard.rows)
-        if differentiates(shard.rows) or any(differentiates(v) for v in mapping.params().values()):
+        if self._moves():
             out = mapping.on_level(y, keep, shards.poisoned, shards.high, self.level, xp, self._summed)
         else:
             out = xp.where(keep, mapping.at(y, shards.high, self.level, xp), xp.zeros_like(y))
@@ -47,9 +48,17 @@ class Level(Solution):
         return _array.log(self.p(), self.xp)
 
     def tau(self) -> Array:
-        return self.shards.high - self.level - self.mapping.level_to_tau(self.level, self.xp)
+        shard, xp, level = self.shard, self.xp, self.level
+        common = shard.common.as_separable()
+        assert common is not None
+        tau = self.shards.high - level - common.level_to_tau(level, xp)
+        tau = xp.where(self.shards.empty, -math.inf * xp.ones_like(tau), tau)
+        if not self._moves():
+            return tau
+        mean = self.mapping.moving_mean(shard.rows, self.p(), xp, self._known_sums)
+        return tau + (mean - stop_gradient(mean))
 
-    def fenchel_young(self, gap: Array, mass: Array) -> Array:
+    def fenchel_young(self, gap: Array, mass: Array, target: Callable[[], Array]) -> Array:
         shard, shards, xp = self.shard, self.shards, self.xp
         p = self.p()
         x = xp.where(xp.isfinite(shard.rows), shard.rows - shards.high, xp.zeros_like(shard.rows))
@@ -57,7 +66,15 @@ class Level(Solution):
         part = self.mapping.loss(x, p, xp.zeros_like(p), xp)
         return xp.sum(shards.stack(part), axis=0) + gap
 
-    def _summed(self, parts: list[Array], xp: Namespace) -> list[Array]:
-        """Sums over the classes of all processes, several in one collective."""
+    def _moves(self) -> bool:
+        """True if a derivative in the scores or the map's parameters is taken, or may be."""
+        return differentiates(self.shard.rows) or any(differentiates(v) for v in self.mapping.params().values())
+
+    def _known_sums(self, parts: list[Array], xp: Namespace) -> list[Array]:
+        """Sums over the classes of all processes, several in one collective, for a result that all processes have."""
         both = xp.concat([total(a, xp) for a in parts], axis=-1)
-        return columns_of(self.shard.group.vary(xp.sum(self.shards.stack(both), axis=0)))
+        return columns_of(xp.sum(self.shards.stack(both), axis=0))
+
+    def _summed(self, parts: list[Array], xp: Namespace) -> list[Array]:
+        """The same for results of each process's classes."""
+        return [self.shard.group.vary(a) for a in self._known_sums(parts, xp)]

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, Namespace, as_dtype, stop_gradient
+from .._array import Array, Namespace, as_dtype, device_of, stop_gradient
 from .._core.mapping import Mapping
 from .._core.rows import restore_axis
 from ..autodiff.group import Group
@@ -25,7 +25,17 @@ class Shard:
     xp: Any
     axis: int
     dtype: Any
-    n: int  # 0 where the one class of `rows` represents no classes
+    # How many classes the caller sees here. `rows` has one class more, the last, if the map hides one: its score is on one process, and
+    # masked on the others. Without it one masked class represents no classes.
+    n: int
+    seen: Mapping  # the caller's map, common; `mapping` and `common` are those of all classes, with a hidden one
+    has_hidden: Any = False  # True on the process that has the class that `seen` hides
+    of_classes: tuple[str, ...] = ()  # the parameters with one value for each class of this process, also in `common`
+
+    @property
+    def columns(self) -> int:
+        """How many classes of `rows` are classes."""
+        return self.n + self.seen.hides_a_class
 
     def high(self) -> Array:
         """The maximum of each row, [..., 1], a constant."""
@@ -33,13 +43,29 @@ class Shard:
 
     def per_class(self, p: Array) -> Array:
         """A result with the shape of the rows, in the axis order and dtype of the scores."""
-        return restore_axis(as_dtype(p if self.n else p[..., :0], self.dtype, self.xp), self.axis)
+        return restore_axis(as_dtype(p[..., : self.n], self.dtype, self.xp), self.axis)
 
     def per_row(self, value: Array, keepdims: bool) -> Array:
         """A result with one number per row."""
         value = as_dtype(value, self.dtype, self.xp) if _array.is_floating(value) else value
         value = restore_axis(value, self.axis)
         return value if keepdims else self.xp.squeeze(value, axis=self.axis)
+
+    def place(self, index: Array, first: Any, hidden: bool) -> tuple[Array, Array]:
+        """(True where the class of an index is on this process, its place in `rows`, which is 0 elsewhere).
+
+        first: the index of this process's first class. hidden: -1 is the class that the map hides.
+        """
+        xp, at = self.xp, index - first
+        here = (index >= 0) & (at >= 0) & (at < self.n)
+        return self.place_hidden(index, here, at) if hidden else (here, xp.where(here, at, xp.zeros_like(at)))
+
+    def place_hidden(self, index: Array, here: Array, at: Array) -> tuple[Array, Array]:
+        """The same for the index -1, which is the class that the map hides; here, at: for the others."""
+        xp = self.xp
+        hidden = (index == -1) & self.has_hidden
+        at = xp.where(here, at, xp.zeros_like(at))
+        return here | hidden, xp.where(hidden, self.n * xp.ones_like(at), at)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +76,22 @@ class Places:
     start: Any  # the index of this process's first class
     order: list[int]  # the processes in the order of their classes
     block: Any  # the place of this process in `order`
+    hidden: int | None = None  # the process that has the class that the map hides, after all others
 
     @classmethod
-    def equal(cls, group: Group, size: int) -> Places:
+    def equal(cls, group: Group, size: int, hides: bool) -> Places:
         """Each process has so many classes, in the order of their ranks, which JAX traces."""
-        return cls([size] * group.size, group.rank * size, list(range(group.size)), group.rank)
+        last = group.size - 1 if hides else None
+        return cls([size] * group.size, group.rank * size, list(range(group.size)), group.rank, last)
+
+    def width(self, rank: int) -> int:
+        """How many classes a process has, with the hidden one."""
+        return self.sizes[rank] + (rank == self.hidden)
+
+    @property
+    def most(self) -> int:
+        """The largest `Shard.columns` of all processes."""
+        return max(self.sizes) + (self.hidden is not None)
 
     def in_order(self, stacked: Array) -> Array:
         """[size, ...] by rank, in the order of the classes."""
@@ -68,7 +105,7 @@ class Shards:
         """columns: those of the method, `width` of them, then those of the verb. most: candidates in the fullest row of any process."""
         self.shard, self.xp, self.places, self.most = shard, shard.xp, places, most
         self.head, self.extra = columns[:width], columns[width:]
-        self.count = sum(places.sizes)
+        self.count = sum(places.sizes)  # of the classes that the caller sees
         xp, highs = shard.xp, self.head[0]
         self.highs = highs  # the maximum of each process, which may be infinite or NaN
         self.finite = xp.isfinite(highs)
@@ -87,8 +124,8 @@ class Shards:
         return columns_of(self.stack(self.xp.concat(columns, axis=-1)))
 
     def joined(self, stacked: Array) -> Array:
-        """Entries of all classes, [size, ..., most], as rows [..., count]."""
-        parts = [stacked[i][..., : self.places.sizes[rank]] for i, rank in enumerate(self.places.order)]
+        """Entries of all classes, [size, ..., `places.most`], as rows, with the hidden class last."""
+        parts = [stacked[i][..., : self.places.width(rank)] for i, rank in enumerate(self.places.order)]
         return self.xp.concat(parts, axis=-1)
 
     def mine(self, stacked: Array) -> Array:
@@ -105,6 +142,12 @@ def highest(highs: Array, xp: Namespace) -> tuple[Array, Array]:
 def columns_of(a: Array) -> list[Array]:
     """The entries of the last axis, each [..., 1]."""
     return [a[..., i : i + 1] for i in range(a.shape[-1])]
+
+
+def wider(a: Array, size: int, fill: float, xp: Namespace) -> Array:
+    """`a`, with more entries along the last axis."""
+    more = xp.full((*a.shape[:-1], size - a.shape[-1]), fill, dtype=a.dtype, **device_of(a))
+    return xp.concat([a, more], axis=-1) if more.shape[-1] else a
 
 
 def divided(rows: Array, by: Any, xp: Namespace) -> Array:

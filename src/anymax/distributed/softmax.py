@@ -87,7 +87,7 @@ class Sums(Solution):
         shards, xp = self.shards, self.xp
         return xp.where(shards.empty, -math.inf * xp.ones_like(self.z), shards.high + self.log_z)
 
-    def fenchel_young(self, gap: Array, mass: Array) -> Array:
+    def fenchel_young(self, gap: Array, mass: Array, target: Callable[[], Array]) -> Array:
         shard = self.shard
         return (self.log_z * mass + gap) * size_of(shard.common, shard.rows[..., :1], shard.xp)
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, stop_gradient, total
+from .._core.mapping import Mapping
 from .._random.draws import invert
 from ..likelihood.softmax_plain import Terms, at_classes
+from ..likelihood.terms import sums_to_another
 from .shard import Shard, Shards, columns_of
 
 
@@ -61,6 +63,7 @@ class Solution(ABC):
 
     def __init__(self, shards: Shards, later: list[Array]) -> None:
         self.shards, self.shard, self.xp = shards, shards.shard, shards.xp
+        self.common: Mapping = shards.shard.common
         self.later = later  # the columns of the second collective, each [size, ..., 1] in the order of the classes
 
     @abstractmethod
@@ -76,12 +79,19 @@ class Solution(ABC):
         """The threshold, [..., 1]."""
 
     @abstractmethod
-    def fenchel_young(self, gap: Array, mass: Array) -> Array:
-        """`Omega*(x) - <x, y>`, [..., 1]. gap is <y, M - a>, with M the maximum of the exponents a (or scores) of a row; mass is <y, 1>."""
+    def fenchel_young(self, gap: Array, mass: Array, target: Callable[[], Array]) -> Array:
+        """`Omega*(x) - <x, y>`, [..., 1]. gap is <y, M - a>, with M the maximum of the exponents a (or scores) of a row; mass is <y, 1>.
+
+        `target()` is y of this process's classes, in the layout of its rows.
+        """
+
+    def sums(self) -> tuple[Any, Any]:
+        """(lowest, highest) of the sums of p, as far as this process knows the rows."""
+        return self.common.sums(None, self.xp)
 
     def support(self) -> Array:
         """How many classes have a probability above 0, [..., 1]."""
-        here = total(_array.counts(self.p() > 0, self.xp), self.xp)
+        here = total(_array.counts(self.p()[..., : self.shard.n] > 0, self.xp), self.xp)
         return self.xp.sum(self.shards.stack(here), axis=0)
 
     def nll(self, gap: Array, mass: Array, terms: Callable[[Array], Array]) -> Array:
@@ -114,7 +124,7 @@ class Solution(ABC):
         found, lost, pull = (sums[..., i * m : (i + 1) * m] for i in range(3))
         mean, mass, *more = columns_of(sums[..., 3 * m :])
         h, others = more[0] if entropy else None, _array.log(more[-1], xp) if rest else None
-        if not shard.mapping.sums_to_one:  # probabilities that sum to k, but one class is drawn
+        if sums_to_another(shard.mapping, xp):  # probabilities that sum to k, but one class is drawn
             mass = xp.where(mass > 0, mass, xp.ones_like(mass))
             found, mean = found - xp.log(mass), mean / stop_gradient(mass)
             h = None if h is None else h / mass - xp.log(mass)

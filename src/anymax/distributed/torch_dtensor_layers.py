@@ -14,6 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Shard
 
 from .._array import is_integer, namespace
+from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from ..autodiff.torch_graphs import outside_graphs
 from ..likelihood.support import read_support
@@ -116,11 +117,11 @@ def _layer(
         call = functools.partial(getattr(layer_verbs, who), **layout.shard)
     run = functools.partial(call, layout.local, layout.weight, mapping=layout.mapping(mapping))
     if who == "linear_loss":
-        return _loss(layout, run, of_rows[0], given)
+        return _loss(layout, run, mapping, of_rows[0], given)
     return layout.results(run(*(layout.rows(as_tensor(a, layout.mesh.device_type)) for a in of_rows), **given))
 
 
-def _loss(layout: LayerLayout, run: Any, target: Any, given: dict[str, Any]) -> DTensor:
+def _loss(layout: LayerLayout, run: Any, mapping: Mapping, target: Any, given: dict[str, Any]) -> DTensor:
     target = as_tensor(target, layout.mesh.device_type)
     indices = is_integer(target)
     t = layout.rows(target) if indices else layout.local_part(target, "target")
@@ -133,7 +134,7 @@ def _loss(layout: LayerLayout, run: Any, target: Any, given: dict[str, Any]) -> 
         given["weight"] = w[first : first + layout.weight.shape[0]]
     each = {"ignore_index": options.ignore_index, "label_smoothing": options.label_smoothing, "reduction": "none"}
     value = run(t, **given, **each)
-    return layout.per_row(value) if options.reduction == "none" else reduced(layout, value, t, w, indices, options)
+    return layout.per_row(value) if options.reduction == "none" else reduced(layout, value, mapping, t, w, options)
 
 
 class PairsLayout(Layout):

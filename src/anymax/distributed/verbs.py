@@ -1,9 +1,10 @@
 """The verbs of `anymax.distributed` but those of output layers (`layer_verbs`), and how the files of this room work together.
 
-A call goes this way: `call` reads its arguments; `methods` chooses a `Method` for the map (`softmax`, `ratio`, `candidates`); in the
-first collective each process sends what the method and the verb need, and `agreement` compares the calls; the method then gives a
-`Solution` (also in `gathered` and `search`), from which the verb takes its result (`losses`, `per_row`, `layer`). Both contracts are in
-`solution`. `group` has the two operations that communicate, `torch` and `jax` have them for each framework.
+A call goes this way: `call` reads its arguments, and gives one process the class that a map hides; `methods` chooses a `Method` for the
+map (`softmax`, `each`, `ratio`, `candidates`); in the first collective each process sends what the method and the verb need, and
+`agreement` compares the calls; the method then gives a `Solution` (also in `gathered` and `search`), from which the verb takes its result
+(`losses`, `per_row`, `layer`). Both contracts are in `solution`. `group` has the two operations that communicate, `torch` and `jax` have
+them for each framework.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ def threshold(
     Returns
     -------
     Threshold[Array]
-        A `Threshold`, the pair (tau, support), the same on every process. Neither has a gradient.
+        A `Threshold`, the pair (tau, support), the same on every process. tau has a gradient; in a backward pass every process
+        must pass it the same one.
 
     Examples
     --------
@@ -190,7 +192,7 @@ def fenchel_young(
         This process's part of the scores; see `x` of `anymax.distributed.apply`.
     target
         Class indices, counted over all processes and the same on each, or this process's part of distributions (floating
-        point, of the shape of its scores).
+        point, of the shape of its scores). With a `Sink`, -1 is the sink, which has what a distribution leaves.
     weight
         One factor for each class of this process; a mean then weights each sample by the factor of its target, as in torch.
     axis, dim
@@ -263,7 +265,7 @@ def log_prob_entropy(
     ----------
     y
         Class indices, counted over all processes and the same on each: integers with the shape of x without the class axis,
-        or with more axes before it; -1 means no class and has log p 0.
+        or with more axes before it; -1 means no class and has log p 0, or is the sink of a `Sink`.
 
     Returns
     -------
@@ -309,7 +311,7 @@ def sample(
     -------
     Array
         Class indices, counted over all processes and the same on each, with the shape of x without the class axis; -1 where
-        a row has no class.
+        a row has no class, and for a draw of the sink.
 
     Examples
     --------

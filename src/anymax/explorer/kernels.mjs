@@ -1,21 +1,9 @@
 // The kernels of the library, which compute every number on the page.
+import { instantiate, sentence } from "./engine.mjs";
 import { MAPS, NOISES } from "./maps.mjs";
 
 export async function kernels(bytes) {
-  let memory;
-  const system = { // the parts of WASI that the C library may call: no environment, no files, an exit
-    environ_sizes_get: (count, size) => (new DataView(memory.buffer).setUint32(count, 0, true), new DataView(memory.buffer).setUint32(size, 0, true), 0),
-    environ_get: () => 0,
-    proc_exit: (code) => { throw new Error(`the kernels left with ${code}`); },
-  };
-  const module = await WebAssembly.compile(bytes);
-  const imports = {};
-  for (const { module: from, name } of WebAssembly.Module.imports(module)) {
-    (imports[from] ??= {})[name] = system[name] ?? (() => 52); // 52: not implemented
-  }
-  const { exports: library } = await WebAssembly.instantiate(module, imports);
-  memory = library.memory;
-  library._initialize?.();
+  const library = await instantiate(bytes), { memory } = library;
 
   // Runs f with memory for each of the arrays given (numbers are sizes, in doubles) and frees it.
   function held(parts, f) {
@@ -29,9 +17,7 @@ export async function kernels(bytes) {
     }
   }
   function checked(code) {
-    if (!code) return;
-    const bytes = new Uint8Array(memory.buffer, library.explorer_error(code));
-    throw new Error(new TextDecoder().decode(bytes.slice(0, bytes.indexOf(0))));
+    if (code) throw new Error(sentence(library, library.explorer_error(code)));
   }
   const doubles = (place, count) => new Float64Array(memory.buffer, place, count).slice();
   const integers = (place, count) => Array.from(new Int32Array(memory.buffer, place, count));

@@ -65,7 +65,8 @@ def apply(
     Returns
     -------
     Array
-        p, an array of the shape, kind and dtype of x; integers become floats, and lists become NumPy arrays.
+        p, an array of the shape, kind and dtype of x, empty if x has no classes; integers become floats, and lists become
+        NumPy arrays.
 
     Examples
     --------
@@ -90,7 +91,9 @@ def _fully(mapping: Mapping, x: Any, axis: Any, mask: Any, out: Any, dtype: Any)
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = join(mapping, x, axis, mask)
         return _store(joined.restore(apply(mapping, joined.scores, mask=mask, dtype=dtype)), out)
-    scores, rows, mapping, axis, keep = split(mapping, x, axis, mask, dtype)
+    scores, rows, mapping, axis, keep = split(mapping, x, axis, mask, dtype, least=0)
+    if not rows.shape[-1]:
+        return _store(_array.duplicate(scores, namespace(scores)), out)
     leaf = bridge(rows)
     if keep is not None and not leaf.masks(mapping, rows):
         rows, keep = hide(rows, keep), None
@@ -164,7 +167,9 @@ def log_apply(
     mapping, axis = as_mapping(mapping, "log_apply"), pick_axis(axis, dim)
     if sharded(x):
         return scores_over_devices("log_apply", log_apply, mapping, x, axis, mask, dtype)
-    given = prepare_axes(mapping, x, axis, mask, dtype)
+    given = prepare_axes(mapping, x, axis, mask, dtype, least=0)
+    if not given.rows.shape[-1]:
+        return given.restore(_array.duplicate(given.rows, namespace(given.rows)))
     return given.restore(bridge(given.rows).log_p(given.mapping, given.rows))
 
 

@@ -12,12 +12,19 @@ from .._core.mapping import Mapping
 from . import native
 from .arrays import arrays_of, dtype_of, empty_like
 from .choice import refuse_other
-from .link import NEED_SCORES, link_of
+from .link import NEED_SCORES
+from .linked import link_of
 
 STEPS = {
     "temperature": 0, "topk": 1, "topp": 2, "minp": 3, "topnsigma": 4, "epsilon_cutoff": 5, "eta": 6, "typical": 7, "xtc": 8,
 }  # the codes of csrc/anymax.h, which a test compares  # fmt: skip
 MOST = 64  # the most steps of a pass
+_SHARES = (
+    "minp",
+    "epsilon_cutoff",
+    "eta",
+)  # a row's 0 keeps all classes; the engine's least share keeps those with p > 0 in fp64
+_LEAST_SHARE = 5e-324
 
 
 class Step(NamedTuple):
@@ -62,6 +69,7 @@ def run(
     *,
     keep: bool = False,
     left: bool = False,
+    in_place: bool = False,
     u: Array | None = None,
     given: Array | None = None,
     log_p: bool = False,
@@ -72,6 +80,8 @@ def run(
 
     Parameters
     ----------
+    in_place
+        `left` is written into x, which is contiguous fp32 or fp64; nothing else may be asked for but `keep`.
     u
         Numbers from 0 to 1, float64 [..., draws]: a class is drawn for each.
     given
@@ -83,7 +93,7 @@ def run(
     table = np.array([[STEPS[s.name], s.least, math.nan if is_array(s.value) else s.value] for s in steps], np.float64)
     values = None
     if any(is_array(s.value) for s in steps):
-        each = [np.broadcast_to(_numbers(s.value), (*batch, 1)).reshape(-1) for s in steps]
+        each = [np.broadcast_to(_numbers(s), (*batch, 1)).reshape(-1) for s in steps]
         values = np.ascontiguousarray(np.stack(each, axis=-1), dtype=np.float64)
     index = chances = None
     draws = (*batch, 0)
@@ -96,7 +106,7 @@ def run(
         chances = framework.empty(draws, "float64")
     out = Decoded(
         framework.empty(tuple(x.shape), "bool") if keep else None,
-        empty_like(x) if left else None,
+        x if in_place else empty_like(x) if left else None,
         index,
         chances,
         framework.empty(batch, "float64") if entropy else None,
@@ -114,5 +124,6 @@ def run(
     return out
 
 
-def _numbers(value: Any) -> np.ndarray:
-    return np.asarray(value.detach().cpu() if is_torch(value) else value, dtype=np.float64)
+def _numbers(step: Step) -> np.ndarray:
+    value = np.asarray(step.value.detach().cpu() if is_torch(step.value) else step.value, dtype=np.float64)
+    return np.maximum(value, _LEAST_SHARE) if step.name in _SHARES else value

@@ -18,7 +18,8 @@ from .._core.mapping import Mapping
 from .._core.static import Static
 from .._random.nodes import node_count
 from . import library, native
-from .link import CODES, Link, found_link
+from .link import CODES, Link
+from .linked import found_link
 
 Function = Callable[..., Any]
 # JAX's cache of executables on disk refers to the handler by this name, so it changes with the library's interface

@@ -1,11 +1,8 @@
-"""`Link`: the codes and numbers by which an engine knows a map, found once for each map."""
+"""`Link`: the codes and numbers by which an engine knows a map. `linked` finds those of a map; nothing here knows maps or arrays."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
-
-from .._array import Array, is_array
-from .._core.mapping import Mapping
 
 # The codes of csrc/anymax.h and csrc/maps.hpp, which a test compares. Engines need them where nothing was compiled, too.
 CODES = {
@@ -49,7 +46,7 @@ WITHOUT_LOSS = _of("ratios")  # the library has no loss or threshold
 WITHOUT_LOG = tuple(name for name, kind in KINDS.items() if not kind.log)
 RANGES = {name: kind.range for name, kind in KINDS.items() if kind.parameter}
 NOISES = {"normal": 0, "logistic": 1, "uniform": 2, "laplace": 3, "gumbel": 4}
-_NODES = 4096
+MOST_NODES = 4096
 MOST_CLASSES = 2**31 - 1025  # the longest row: ANYMAX_MOST_CLASSES of csrc/core/unit.h, which a test compares
 
 
@@ -59,60 +56,12 @@ class Link(NamedTuple):
     kind: str
     code: int
     param: float
-    params: Array | None  # one per row
+    params: Any  # an array with one number per row, or None
     noise: int
     nodes: int  # 0: the default of the dtype
 
 
 SOFTMAX = Link("softmax", MAPS["softmax"], 0.0, None, 0, 0)
-
-
-def link_of(mapping: Mapping) -> Link | str:
-    """The link of a mapping, or a sentence that says why it has none. The mapping caches it."""
-    try:
-        return mapping._link
-    except AttributeError:
-        if not isinstance(mapping, Mapping):
-            return "it takes maps"
-        found = _find(mapping)
-        object.__setattr__(mapping, "_link", found)
-        return found
-
-
-def found_link(mapping: Mapping) -> Link:
-    """The link of a mapping that an engine has not refused."""
-    link = link_of(mapping)
-    assert not isinstance(link, str), link
-    return link
-
-
-def _find(mapping: Mapping) -> Link | str:
-    kind = mapping.kernel
-    if kind == "sparse_softmax":
-        sparse: Any = mapping
-        kind = "topk" if sparse.p is None else "topp"
-    elif kind == "entmax" and mapping.is_softmax:
-        kind = "softmax"
-    if kind not in MAPS:
-        return f"it has no kernel for {mapping.name}"
-    if kind == "perturb_max":
-        noise, nodes, scale = (getattr(mapping, a) for a in ("noise", "nodes", "scale"))
-        if not isinstance(noise, str) or noise not in NOISES:
-            return f"it has no kernel for the noise {noise!r}; it knows {', '.join(NOISES)}"
-        if is_array(scale):
-            return "it takes one scale of the noise for all rows"
-        if (nodes or 0) > _NODES:
-            return f"it takes up to {_NODES} nodes, not {nodes}"
-        if reason := _out_of_range(kind, scale):
-            return reason
-        return Link(kind, MAPS[kind], float(scale), None, NOISES[noise], nodes or 0)
-    attribute = KINDS[kind].parameter
-    value: Any = getattr(mapping, attribute) if attribute else 0.0
-    if is_array(value):
-        return Link(kind, MAPS[kind], 0.0, value, 0, 0)
-    if attribute and (reason := _out_of_range(kind, value)):
-        return reason
-    return Link(kind, MAPS[kind], float(value), None, 0, 0)
 
 
 def refuse_link(op: str, link: Link | str) -> str | None:
@@ -131,6 +80,6 @@ def noise_of(link: Link) -> str:
     return tuple(NOISES)[link.noise]
 
 
-def _out_of_range(kind: str, value: float) -> str | None:
+def out_of_range(kind: str, value: float) -> str | None:
     _, attribute, (low, high), _ = KINDS[kind]
     return None if low <= value <= high else f"it takes {attribute} of {kind} from {low:g} to {high:g}, not {value:g}"

@@ -13,7 +13,8 @@ from .._core.mapping import Mapping
 from . import native
 from .arrays import arrays_of, dtype_of, room_in, wide
 from .engine import IndexLoss, RaggedEngine, SegmentsAlong
-from .link import CODES, NEED_SCORES, found_link, link_of
+from .link import CODES, NEED_SCORES
+from .linked import found_link, link_of
 
 MOST = 2**31 - 1  # the most segments: the engine counts them in 32 bits
 

@@ -8,7 +8,8 @@ from .._array import Array, dtype_name, eager, is_jax
 from .._core.mapping import Mapping
 from . import arrays
 from .engine import BELOW, Engine, IndexLoss
-from .link import link_of, refuse_link
+from .link import refuse_link
+from .linked import link_of
 
 
 class Xla(Engine):

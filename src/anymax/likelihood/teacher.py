@@ -105,7 +105,7 @@ class Teacher(NamedTuple):
                 else:  # if the teacher gives all classes, `left` is 0
                     left = xp.where(left > noise, left, xp.zeros_like(left))
                     value = value + divergences(_array.log(left, xp), rest, xp)
-        return value[..., 0]
+        return _array.as_scalar(value[..., 0])
 
 
 def _noise_of_sum(log_p: Array, given: Any, xp: Namespace) -> Array:

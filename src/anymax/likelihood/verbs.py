@@ -13,6 +13,7 @@ from .. import _array
 from .._array import (
     Array,
     Namespace,
+    as_scalar,
     counts,
     is_integer,
     namespace,
@@ -161,7 +162,7 @@ def _log_prob(
     last = log_p.ndim - 1
     one = log_p.shape[-1] == 1 and len(shape) == last
     log_p = log_p[..., 0] if one else xp.permute_dims(log_p, (last, *range(last)))
-    return xp.reshape(log_p, shape), None if h is None else h[..., 0]
+    return as_scalar(xp.reshape(log_p, shape)), None if h is None else as_scalar(h[..., 0])
 
 
 @check_keywords()
@@ -221,7 +222,7 @@ def kl(
     if mapping_p.hides_a_class or mapping_q.hides_a_class:
         mapping_p, rows = _with_one_more(mapping_p, upcast(rows, xp), xp)
         mapping_q, others = _with_one_more(mapping_q, upcast(others, xp), xp)
-    return kl_rows(mapping_p, rows, mapping_q, others, xp)
+    return as_scalar(kl_rows(mapping_p, rows, mapping_q, others, xp))
 
 
 def _with_one_more(mapping: Mapping, rows: Array, xp: Namespace) -> tuple[Mapping, Array]:

@@ -70,8 +70,8 @@ def further_losses(who: str, mapping: Mapping, z_loss: Any, suppress: Any) -> tu
         )
         for name, value in (("z_loss", z_loss), ("suppress", suppress))
     )
-    if z_loss and not mapping.is_softmax:
-        raise ValueError(f"{who}: z_loss= applies to softmax only; leave it out with {mapping!r}")
+    if z_loss and not mapping.has_threshold:
+        raise ValueError(f"{who}: z_loss= is the factor of tau squared, and {mapping.no_threshold()}")
     if suppress and not mapping.facts.sparse:
         raise ValueError(
             f"{who}: suppress= applies to maps that give classes probability 0, such as sparsemax; leave it out with {mapping!r}"

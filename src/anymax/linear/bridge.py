@@ -47,7 +47,7 @@ class LayerBridge(ABC):
         return f(*given)
 
     def thresholds(self, job: Job) -> tuple[Array, Array]:
-        """tau of each row, and the number of classes with a probability above 0; without a derivative."""
+        """tau of each row, and the number of classes with a probability above 0, which has no derivative."""
         return self.by_rows(job)
 
 

@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from .. import _array
-from .._array import Array, Namespace, as_dtype, device_of, is_torch, namespace, upcast
+from .._array import Array, Namespace, as_dtype, device_of, namespace, upcast
 from .._core.handed import handed
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
@@ -16,10 +16,9 @@ from .._core.typing import ArrayT, Numbers, Reduction
 from ..autodiff import bridge
 from ..autodiff.choose_group import as_group
 from ..losses.options import LossOptions, cast
-from ..losses.targets import result_dtype
 from ..mappings import Softmax
 from ..transforms.base import check_range
-from .layer import one_dtype
+from .layer import dtype_of_result, one_dtype
 from .verbs import linear_loss
 
 _SOFTMAX = Softmax()
@@ -67,7 +66,7 @@ def contrastive_loss(
     Returns
     -------
     Array
-        The loss, an array of the kind and dtype of a.
+        The loss, an array of the kind of a, in its dtype; fp32 for half precision.
 
     Examples
     --------
@@ -115,7 +114,7 @@ class Pairs(NamedTuple):
         ways = bridge(a).layers.both_ways(scaled, b) if self.bidirectional and self.mapping.is_softmax else None
         if ways is not None:
             value = 0.5 * (ways[0] + ways[1])
-            return self.options.reduce(value, xp.ones_like(value), _dtype(a), xp)
+            return self.options.reduce(value, xp.ones_like(value), dtype_of_result(a, xp), xp)
         return self.both(scaled, b, b, scaled, place, self.options.reduction)
 
     def both(self, a: Array, all_b: Array, b: Array, all_a: Array, place: Array, reduction: Reduction) -> Array:
@@ -141,11 +140,7 @@ class Pairs(NamedTuple):
         if reduction == "none":
             return value
         value = xp.sum(group.stack(xp.sum(upcast(value, xp))))  # a sum may be above the largest number of fp16
-        return cast(value / (group.size * n) if reduction == "mean" else value, _dtype(a))
-
-
-def _dtype(a: Array) -> Any:
-    return result_dtype(a) if is_torch(a) else a.dtype
+        return cast(value / (group.size * n) if reduction == "mean" else value, dtype_of_result(a, xp))
 
 
 def _pairs(who: str, a: Any, b: Any) -> tuple[Array, Array]:
@@ -158,5 +153,5 @@ def _pairs(who: str, a: Any, b: Any) -> tuple[Array, Array]:
         raise ValueError(
             f"{who}: expected two arrays of embeddings of one shape [pairs, features], got {tuple(a.shape)} and {tuple(b.shape)}"
         )
-    a, b = one_dtype(who, xp, a=a, b=b)
+    a, b = one_dtype(xp, a, b)
     return a, b

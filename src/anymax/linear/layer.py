@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from .._array import (
     Array,
     Namespace,
     as_dtype,
+    as_scalar,
     asarray,
     autocast_dtype,
     floating,
@@ -27,9 +27,7 @@ from .._array import (
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.rows import aligned
-from .._core.shards import not_on_several
 from .._core.shards import refuse as refuse_sharded
-from ..losses.targets import result_dtype
 
 _GROUP = 1 << 22  # scores of a group of rows
 
@@ -39,12 +37,12 @@ class Layer:
     """The operands of the scores `x @ weight.T + bias`, and a map. A parameter of the map is a number or has one value per row."""
 
     x: Array  # [rows, features]
-    weight: Array  # [classes, features]
+    weight: Array  # [classes, features], in the dtype of x or a narrower one
     bias: Array | None  # [classes]
     keep: Array | None  # [1 or rows, classes], boolean
     mapping: Mapping
     lead: tuple[int, ...]  # the shape of the rows as given
-    dtype: Any  # of the result
+    dtype: Any  # of the result: fp32 or fp64
     hides_a_class: bool = False  # the last class is one that the caller's map hides; the index -1 stands for it
 
     @property
@@ -62,7 +60,7 @@ class Layer:
 
     @classmethod
     def of(cls, who: str, x: Any, weight: Any, mapping: Any, bias: Any, mask: Any, part: bool = False) -> Layer:
-        """part: other processes have more classes, so that this one may have few or none."""
+        """part: other processes have more classes, so that this one may have few or none; a class that the map hides joins the scores."""
         if isinstance(x, (str, Mapping)):
             raise TypeError(f"{who}: expected features first, got {x!r}; the mapping comes after the target")
         mapping = as_mapping(mapping, who, "the mapping belongs here; a bias is linear_bias=")
@@ -71,19 +69,21 @@ class Layer:
         xp, lead, (n, features) = namespace(x), tuple(x.shape[:-1]), weight.shape
         if not part:
             mapping.check(n)
-        dtype = result_dtype(x) if is_torch(x) else xp.result_type(x, weight)
-        x, weight, bias = one_dtype(who, xp, x=x, linear_weight=weight, linear_bias=bias)
+        x, weight, bias = _in_dtype_of_product(x, weight, bias, xp)
         params = {
             k: _one_a_row(aligned(v, x[..., :1], x.ndim - 1, f"{mapping.name}: {k}"), lead, f"{mapping.name}: {k}", xp)
             for k, v in mapping.params().items()
         }
         mapping = mapping.replace(**params) if params else mapping
         keep = _mask_of_rows(who, mask, x, (*lead, n), xp)
-        if hides := mapping.hides_a_class:
-            if part:
-                raise ValueError(not_on_several(who, mapping))
+        if hides := mapping.hides_a_class and not part:
             mapping, weight, bias, keep = _with_hidden(who, mapping, weight, bias, keep, xp)
+        dtype = dtype_of_result(x, xp)
         return cls(xp.reshape(x, (math.prod(lead), features)), weight, bias, keep, mapping, lead, dtype, hides)
+
+    def as_given(self, each: Array, xp: Namespace) -> Array:
+        """One number of each row, [rows] or [rows, 1], in the shape of the rows as given."""
+        return as_scalar(xp.reshape(each, self.lead))
 
     def by_row(self) -> dict[str, Array]:
         """The arrays that have an entry for each row, by name."""
@@ -183,26 +183,36 @@ def _operands(who: str, x: Any, weight: Any, bias: Any, part: bool) -> tuple[Arr
     return x, weight, bias
 
 
-def one_dtype(who: str, xp: Namespace, **operands: Array | None) -> tuple[Any, ...]:
-    """The operands in one dtype: that of torch's autocast if it is on; NumPy's half precision is computed in fp32, as everywhere.
+def one_dtype(xp: Namespace, *operands: Array | None) -> tuple[Any, ...]:
+    """The operands of a product in one dtype, that of `_dtype_of_product`."""
+    dtype = _dtype_of_product(xp, operands)
+    return tuple(None if a is None else as_dtype(a, dtype, xp) for a in operands)
 
-    operands: by their names, the first of which is given.
-    """
-    given = [a for a in operands.values() if a is not None]
-    x = given[0]
-    if is_torch(x):
-        dtype = autocast_dtype(x)
-        if dtype is not None and x.dtype != sys.modules["torch"].float64:
-            return tuple(None if a is None else a.to(dtype) for a in operands.values())
-        if any(a.dtype != x.dtype for a in given):
-            *names, last = operands
-            raise TypeError(
-                f"{who}: {', '.join(names)} and {last} must have one dtype, got {', '.join(str(a.dtype) for a in given)}; "
-                "convert them, or use torch.autocast"
-            )
-        return tuple(operands.values())
-    dtype = xp.result_type(*(a if is_jax(a) else upcast(a, xp) for a in given))
-    return tuple(None if a is None else as_dtype(a, dtype, xp) for a in operands.values())
+
+def dtype_of_result(x: Array, xp: Namespace) -> Any:
+    """The dtype of losses and thresholds of scores that are products with x: fp32 for half precision, which would round a loss to 2 or 3
+    digits; else that of x."""
+    return upcast(x[..., :0], xp).dtype
+
+
+def _dtype_of_product(xp: Namespace, operands: tuple[Array | None, ...]) -> Any:
+    """The dtype of torch's autocast if it is on, else the widest of the operands; NumPy's half precision is computed in fp32."""
+    given = [a for a in operands if a is not None]
+    autocast = autocast_dtype(given[0]) if is_torch(given[0]) else None
+    if autocast is not None and given[0].dtype != xp.float64:
+        return autocast
+    return xp.result_type(*(a if is_torch(a) or is_jax(a) else upcast(a, xp) for a in given))
+
+
+def _in_dtype_of_product(
+    x: Array, weight: Array, bias: Array | None, xp: Namespace
+) -> tuple[Array, Array, Array | None]:
+    """The operands in the dtype of the product; on torch's CPU a narrower weight stays as it is, and its classes are converted a part
+    at a time."""
+    if not is_torch(x) or x.device.type != "cpu" or autocast_dtype(x) is not None:
+        return one_dtype(xp, x, weight, bias)
+    dtype = _dtype_of_product(xp, (x, weight, bias))
+    return as_dtype(x, dtype, xp), weight, None if bias is None else as_dtype(bias, dtype, xp)
 
 
 def _one_a_row(value: Any, lead: tuple[int, ...], name: str, xp: Namespace) -> Any:

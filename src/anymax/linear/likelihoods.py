@@ -249,8 +249,8 @@ class _Tokens:
         layer, xp, index = self.layer, namespace(self.layer.x), self.index[:, None]
         job = Job(layer, self.per_row, index, chunk=self.chunk)
         columns = bridge(layer.x).layers.values(job, self.per_row.empty_rows(index))
-        entropy = xp.reshape(columns[:, 1], layer.lead) if self.per_row.entropy else None
-        return xp.reshape(columns[:, 0], layer.lead), entropy
+        entropy = layer.as_given(columns[:, 1], xp) if self.per_row.entropy else None
+        return layer.as_given(columns[:, 0], xp), entropy
 
     def over(self, support: Any) -> tuple[Any, Any]:
         """The same over the classes of each row's support; no other rows of the weight are read."""
@@ -259,8 +259,8 @@ class _Tokens:
     def _of_support(self, support: Any) -> tuple[Any, Any]:
         who, layer, xp = self.per_row.who, self.layer, namespace(self.layer.x)
         terms = self._terms(sized_support(who, layer.x, layer.rows, layer.classes, support, xp), xp)
-        entropy = None if terms.entropy is None else xp.reshape(terms.entropy[:, 0], layer.lead)
-        return xp.reshape(terms.log_p[:, 0], layer.lead), entropy
+        entropy = None if terms.entropy is None else layer.as_given(terms.entropy[:, 0], xp)
+        return layer.as_given(terms.log_p[:, 0], xp), entropy
 
     def _terms(self, support: tuple[Array, Array], xp: Namespace) -> Any:
         who, layer, (ids, offsets) = self.per_row.who, self.layer, support

@@ -8,15 +8,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Self
 
-from .._array import Array, dtype_name, is_array, is_torch, namespace, upcast
+from .._array import Array, dtype_name, is_array, is_torch, namespace, safe, take, upcast
 from .._core.mapping import Mapping
 from .._core.typing import LossKind
 from ..likelihood.terms import terms_of
 from ..losses.indices import loss_of_rows
+from ..losses.margins import nearest_centers
 from ..losses.suppression import suppression
 from ..losses.targets import counted_weight, weighted
 from ..losses.verbs import loss_of_kind
-from ..thresholds import logsumexp, tau_and_support
+from ..thresholds import tau_and_support, tau_of
 from ..transforms.base import Transform, put_through
 
 
@@ -29,8 +30,9 @@ class PerRow(ABC):
     smoothing: float = 0.0  # this and the following are for a loss
     margin: Callable[..., Any] | None = None
     scale: float = 1.0  # of the cosines that the margin takes
+    sub_centers: int = 1  # scores of each class, next to each other, of which the largest counts
     least: float = 0.0  # softmax may leave out the gradient of classes below this probability
-    z_loss: float = 0.0  # the factor of logsumexp squared
+    z_loss: float = 0.0  # the factor of tau squared
     suppress: float = 0.0  # the factor of the loss of classes with probability 0
 
     def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Any:
@@ -75,10 +77,14 @@ class RowLoss(PerRow):
         if value is not None:
             return value
         s = self.transformed(upcast(scores, namespace(scores)))
+        s = nearest_centers(s, self.sub_centers, -1)
         if self.margin is not None:
             s = self.scale * self.margin(s / self.scale, target, -1)
         value = _loss(mapping, s, target, class_weight, self.smoothing)
-        more = self.z_term(logsumexp(s), target) if self.z_loss else None
+        more = None
+        if self.z_loss:
+            plain = value if class_weight is None and not self.smoothing else None
+            more = self.z_term(_tau(mapping, s, target, plain), target)
         if self.suppress and target is not None:
             part = self.suppress * suppression(mapping, s, target)
             more = part if more is None else more + part
@@ -106,12 +112,12 @@ class RowLoss(PerRow):
             return more
         return more * xp.take(class_weight, xp.where(target < 0, xp.zeros_like(target), target), axis=0)
 
-    def z_term(self, level: Array, target: Array | None) -> Array:
-        """`z_loss` times the square of logsumexp, 0 for a row without a class, one that is all masked, or one that has a target of -1."""
-        xp = namespace(level)
-        some = level > -math.inf if target is None or target.ndim > 1 else (level > -math.inf) & (target >= 0)
-        level = xp.where(some | xp.isnan(level), level, xp.zeros_like(level))
-        return self.z_loss * level * level
+    def z_term(self, tau: Array, target: Array | None) -> Array:
+        """`z_loss` times the square of tau, 0 for a row without a class, one that is all masked, or one that has a target of -1."""
+        xp = namespace(tau)
+        some = tau > -math.inf if target is None or target.ndim > 1 else (tau > -math.inf) & (target >= 0)
+        tau = xp.where(some | xp.isnan(tau), tau, xp.zeros_like(tau))
+        return self.z_loss * tau * tau
 
     def of_candidates(self, mapping: Mapping, s: Array, at: Any) -> Array:
         """The loss without smoothing, margin and class weights."""
@@ -145,6 +151,20 @@ class Thresholds(PerRow):
 def loss_of(mapping: Mapping) -> LossKind:
     """The map's own loss; for softmax the cross-entropy, as in torch's output layers, which differs from it by the target's entropy."""
     return "nll" if mapping.is_softmax else mapping.own_loss
+
+
+def _tau(mapping: Mapping, s: Array, target: Array | None, plain: Array | None) -> Array:
+    """tau of each row. For softmax it is the loss of a class, which an engine computes, plus the score of this class.
+
+    plain: that loss without smoothing and weights, if it is known. If the target is masked, and the loss infinite, tau is given as 0.
+    """
+    xp = namespace(s)
+    if not mapping.is_softmax or target is None or target.ndim > 1:
+        return tau_of(mapping, s, xp)[:, 0]
+    own = take(s, xp.where(target < 0, xp.zeros_like(target), target)[:, None], xp)[:, 0]
+    plain = _loss(mapping, s, target, None, 0.0) if plain is None else plain
+    known = ~(own == -math.inf)
+    return xp.where(known, safe(plain, known, 0.0, xp) + safe(own, known, 0.0, xp), xp.zeros_like(own))
 
 
 def _loss(mapping: Mapping, s: Array, target: Any, class_weight: Array | None, smoothing: float) -> Array:

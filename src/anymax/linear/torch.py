@@ -30,7 +30,7 @@ class TorchLayers(LayerBridge):
         if runs_eagerly(job.layer):
             return with_a_class(job, out, torch_values.values)
         found = None
-        if compiling() and not (job.per_row.transforms or job.per_row.margin is not None or exporting(job.layer.x)):
+        if compiling() and not (job.per_row.margin is not None or exporting(job.layer.x)):
             from . import torch_compiled  # late: it registers operations, which takes 10 ms
 
             found = torch_compiled.values(job)

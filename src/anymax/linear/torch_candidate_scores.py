@@ -143,6 +143,9 @@ def _added_to_rows(
         dx = torch.zeros(x.shape, dtype=x.dtype, device=x.device) if dx is None else dx
         gpu.add_products(dx, _starts(row, x.shape[0]), cls, value, weight)
         return dx
+    if weight.dtype is not x.dtype:  # narrower: neither the factors nor the sums may be rounded to its dtype
+        used, cls = torch.unique(cls, return_inverse=True)
+        weight = weight[used].to(x.dtype)
     own = _bags(weight, cls, _starts(row, x.shape[0])[:-1], value)
     return own if dx is None else dx.add_(own)
 

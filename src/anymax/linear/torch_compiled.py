@@ -13,6 +13,7 @@ import torch
 from .._array import wide_dtype
 from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import mapping_from, spec_of
+from ..transforms.softcap import cap_of, softcap
 from . import torch_values
 from .job import Job
 from .layer import Layer
@@ -22,7 +23,7 @@ from .torch_groups import with_a_class
 Tensor = torch.Tensor
 
 _OPERANDS = "Tensor x, Tensor weight, Tensor? bias, Tensor? keep, Tensor index, Tensor? class_weight"
-_ARGUMENTS = f"{_OPERANDS}, str spec, float[] loss, str terms, int chunk"
+_ARGUMENTS = f"{_OPERANDS}, str spec, float[] loss, float cap, str terms, int chunk"
 _LOSS = ("smoothing", "z_loss", "suppress")  # the numbers of a loss
 _LIBRARY = library(__name__)
 _LIBRARY.define(f"layer({_ARGUMENTS}) -> Tensor")
@@ -36,25 +37,26 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        *tensors, spec, loss, terms, chunk = inputs
-        ctx.call = spec, loss, terms, chunk
+        *tensors, spec, loss, cap, terms, chunk = inputs
+        ctx.call = spec, loss, cap, terms, chunk
         ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, weight, bias, *others = ctx.saved_tensors
         dx, dw, db = torch.ops.anymax.layer_vjp(grads[0], x, weight, bias, *others, *ctx.call)
-        return dx, dw, None if bias is None else db, *(None,) * 7
+        return dx, dw, None if bias is None else db, *(None,) * 8
 
 
 def values(job: Job) -> Tensor | None:
-    """The result for each row; None for a user's map, or one with tensors, which need plain operations."""
+    """The result for each row; None for a user's map, one with tensors, or a transform but a soft cap, which need plain operations."""
     layer, per_row, chunk = job.layer, job.per_row, -1 if job.chunk is None else job.chunk
     spec = None if layer.mapping.params() else spec_of(layer.mapping)
-    if spec is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
+    cap = cap_of(per_row.transforms)
+    if spec is None or cap is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
         return None
     tensors = layer.x, layer.weight, layer.bias, layer.keep, job.target, job.class_weight
-    call = *tensors, spec, [getattr(per_row, name) for name in _LOSS], _name_of(per_row), chunk
+    call = *tensors, spec, [getattr(per_row, name) for name in _LOSS], cap, _name_of(per_row), chunk
     if layer.recorded():
         return _Layer.apply(*call)
     return torch.ops.anymax.layer(*call)  # torch.compile can't trace an autograd function without a gradient
@@ -62,14 +64,14 @@ def values(job: Job) -> Tensor | None:
 
 def _values(
     x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, index: Tensor, class_weight: Tensor | None, spec: str,
-    loss: list[float], terms: str, chunk: int,
+    loss: list[float], cap: float, terms: str, chunk: int,
 ) -> Tensor:  # fmt: skip
     layer = Layer(x, weight, bias, keep, mapping_from(spec, []), (x.shape[0],), x.dtype)
-    who = "a compiled output layer"
+    who, transforms = "a compiled output layer", (softcap(cap),) if cap else ()
     per_row = (
-        RowTerms(who, entropy="entropy" in terms, rest="rest" in terms)
+        RowTerms(who, transforms, entropy="entropy" in terms, rest="rest" in terms)
         if terms
-        else RowLoss(who, **dict(zip(_LOSS, loss, strict=True)))
+        else RowLoss(who, transforms, **dict(zip(_LOSS, loss, strict=True)))
     )
     job = Job(layer, per_row, index, class_weight, None if chunk < 0 else chunk)
     return with_a_class(job, per_row.empty_rows(index), torch_values.values)
@@ -97,7 +99,7 @@ def _name_of(per_row: PerRow) -> str:
 
 def _forward_fake(
     x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, index: Tensor, class_weight: Tensor | None, spec: str,
-    loss: list[float], terms: str, chunk: int,
+    loss: list[float], cap: float, terms: str, chunk: int,
 ) -> Tensor:  # fmt: skip
     shape = (x.shape[0], index.shape[1] + terms.count(",")) if terms else (x.shape[0],)
     return x.new_empty(shape, dtype=wide_dtype(x, torch))

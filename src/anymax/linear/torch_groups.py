@@ -35,18 +35,21 @@ class _Groups(torch.autograd.Function):
     """The result for each row, a group of rows at a time; the gradient computes the scores of each group again."""
 
     @staticmethod
-    def forward(ctx: Any, job: Job, step: int, *tensors: Tensor | None) -> Tensor:
+    def forward(ctx: Any, job: Job, step: int, *tensors: Tensor | None) -> Any:
         """tensors: the result of `_tensors`."""
         ctx.call = job, step
         save(ctx, *tensors)
-        return _results(_with(job, tensors), step)
+        out = _results(_with(job, tensors), step)
+        if isinstance(out, tuple):
+            ctx.mark_non_differentiable(*out[1:])
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (job, step), tensors, (g,) = ctx.call, saved(ctx), grads
+        (job, step), tensors, g = ctx.call, saved(ctx), grads[0]
         none = (None,) * 2
         if plain_backward(g):
-            return *none, *_plain(job, tensors, grads, lambda value: value)
+            return *none, *_plain(job, tensors, (g,), _first)
         return *none, *_gradient(_with(job, tensors), step, g, ctx.needs_input_grad[len(none) :])[1]
 
 
@@ -84,6 +87,11 @@ def _plain(job: Job, tensors: list[Any], grads: Any, of: Callable[[Tensor], Tens
 
     count = 3 + len(params_of(job.layer.mapping))
     return [*plain_grads(plain, tuple(tensors[:count]), grads), *(None,) * (len(tensors) - count)]
+
+
+def _first(value: Any) -> Tensor:
+    """The part of a result that has a gradient."""
+    return value[0] if isinstance(value, tuple) else value
 
 
 def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, list[Tensor | None]]:
@@ -128,7 +136,7 @@ def _slopes(job: Job, g: Tensor, db: Tensor | None, dparams: list[Tensor]) -> tu
         with torch.enable_grad():
             s.requires_grad_()
             free = [value.detach().requires_grad_() for value in params_of(some.layer.mapping)]
-            value = job.per_row(with_params(some.layer.mapping, free), s, some.target, job.class_weight)
+            value = _first(job.per_row(with_params(some.layer.mapping, free), s, some.target, job.class_weight))
             scale = (g[few] if g.ndim else g).to(value.dtype)
             slope, *rest = torch.autograd.grad(value, [s, *free], scale.expand_as(value), allow_unused=True)
         total = total + (scale * value.detach()).sum()

@@ -18,7 +18,7 @@ from ..autodiff.torch import BRIDGE
 from ..likelihood.terms import terms_of
 from ..losses.targets import weighted
 from ..mappings import Softmax
-from ..thresholds import logsumexp
+from ..thresholds import tau_of
 from . import torch_sizes
 from .job import Job
 from .layer import Layer
@@ -45,7 +45,13 @@ def way(job: Job) -> Callable[[Job], Tensor] | None:
     each_row = (
         per_row.smoothing and layer.keep is not None and layer.keep.shape[0] != 1
     )  # smoothed over classes of its own
-    if per_row.transforms or per_row.suppress or each_row or not runs_eagerly(layer, job.class_weight):
+    if (
+        per_row.transforms
+        or per_row.suppress
+        or per_row.sub_centers > 1
+        or each_row
+        or not runs_eagerly(layer, job.class_weight)
+    ):
         return None
     if layer.mapping.is_softmax:
         return _terms_of_softmax if terms else _of_softmax
@@ -82,7 +88,7 @@ def least_of(job: Job) -> float:
 def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
     """(tau, the size of the support) of each row; None as in `values`."""
     layer = job.layer
-    if not runs_eagerly(layer) or not layer.rows:
+    if not runs_eagerly(layer) or not layer.rows or job.per_row.transforms:
         return None
     if layer.mapping.is_softmax:
         first = torch.zeros(layer.rows, dtype=torch.int64, device=layer.x.device)
@@ -90,15 +96,17 @@ def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
         size = torch.full_like(first, layer.classes)
         keep = layer.unmasked_classes(xp)
         size = size if keep is None else keep.expand(layer.rows, -1).sum(1)
-        return torch.logaddexp(two[:, 0], two[:, 1]), size
+        return tau_of(_SOFTMAX, two, xp)[:, 0], size
     bound = _candidate_bound(job)
     if bound is None:
         return None
     held = candidates_of(job, bound)
-    tau, size = job.per_row.of_candidates(layer.mapping, held.value, None)
+    s = scores_of(layer, held, None)[0] if layer.recorded() else held.value
+    tau, size = job.per_row.of_candidates(layer.mapping, s, None)
     full = held.full.nonzero(as_tuple=True)[0]
     if full.shape[0]:
-        tau[full], size[full] = by_rows(job.part(full))
+        of_full = by_rows(job.part(full))
+        tau, size = (a.index_copy(0, full, b) for a, b in zip((tau, size), of_full))
     return tau, size
 
 
@@ -116,8 +124,7 @@ def _of_softmax(job: Job) -> Tensor:
     value = per_row.of_candidates(_SOFTMAX, two, torch.zeros_like(job.target))
     z_term: Any = 0.0
     if isinstance(per_row, RowLoss) and per_row.z_loss:
-        z_term = per_row.z_term(logsumexp(two), job.target)
-        z_term = z_term if class_weight is None else per_row.weighted(z_term, job.target, class_weight)
+        z_term = _z_term(job, two)
     if u is None:
         return _weighted(job, value) + z_term
     level = two[:, 0] + value  # logsumexp of the row
@@ -221,7 +228,8 @@ def _of_scores(job: Job, held: Candidates) -> Tensor:
     if per_row.margin is not None:
         s = s.scatter(1, at, _moved(own, per_row))
     value = per_row.of_candidates(job.layer.mapping, s, held.at)
-    return _weighted(job, value if u is None else _smoothed(job, value, own[:, 0], even))
+    value = _weighted(job, value if u is None else _smoothed(job, value, own[:, 0], even))
+    return value + _z_term(job, s) if isinstance(per_row, RowLoss) and per_row.z_loss else value
 
 
 # -- helpers of both ---------------------------------------------------------------------------------------------------------------
@@ -230,6 +238,14 @@ def _of_scores(job: Job, held: Candidates) -> Tensor:
 def _weighted(job: Job, value: Tensor) -> Tensor:
     """The value times the class weight of its target."""
     return value if job.class_weight is None else weighted(value, job.class_weight[job.target], xp)
+
+
+def _z_term(job: Job, s: Tensor) -> Tensor:
+    """The term of tau squared, from scores that contain the support of each row."""
+    assert isinstance(job.per_row, RowLoss)
+    assert job.target is not None
+    term = job.per_row.z_term(tau_of(job.layer.mapping, s, xp)[:, 0], job.target)
+    return term if job.class_weight is None else job.per_row.weighted(term, job.target, job.class_weight)
 
 
 def _moved(own: Tensor, per_row: PerRow) -> Tensor:

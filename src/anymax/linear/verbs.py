@@ -71,7 +71,8 @@ def linear_loss(
     x
         The features, [..., features].
     linear_weight
-        The weight of the layer, [classes, features], as in `torch.nn.Linear`.
+        The weight of the layer, [classes, features], as in `torch.nn.Linear`. Its dtype may differ from that of x: the product is
+        computed in the wider of the two, and each gets its gradient in its own dtype. Under torch's autocast its dtype counts.
     target
         Class indices (integers, of the shape of x without its last axis), or distributions over the classes (floating
         point).
@@ -90,8 +91,8 @@ def linear_loss(
     mask
         Booleans that broadcast to the scores, [..., classes] or [classes], True = keep.
     transform
-        A transform of the scores, such as `anymax.temperature(2.0)`. It is applied to a group of rows at a time, so it must
-        not be random, and its parameters must not differ between rows.
+        A transform of the scores, such as `anymax.temperature(2.0)` or `anymax.transforms.softcap(30.0)`. It is applied to a group of
+        rows at a time, so it must not be random, and its parameters must not differ between rows.
     chunk
         How many classes to compute at a time (in `anymax.distributed.linear_loss`, how many rows). A map that needs all scores
         of a row takes some whole rows instead, with as many scores in all. By default softmax holds rows of scores, which
@@ -109,13 +110,14 @@ def linear_loss(
         constant, and s_0 that of all classes with probability 0 but the target. Its gradient reaches all classes. It needs
         class indices.
     z_loss
-        For softmax, the factor of logsumexp squared, which keeps the scores small. Class weights apply to it, and to `suppress`,
-        as to the loss.
+        The factor of tau squared, which is added to the loss of each row and keeps the scores from drifting. tau is the threshold of
+        the map, for softmax logsumexp. Class weights apply to it, and to `suppress`, as to the loss.
 
     Returns
     -------
     Array
-        The loss, one number of the kind and dtype of x; with `reduction="none"` one for each sample.
+        The loss, one number of the kind of x, in the dtype of the product; fp32 for half precision. With `reduction="none"` one for
+        each sample.
 
     Examples
     --------
@@ -192,13 +194,14 @@ def margin_linear_loss(
     mapping: Mapping,
     margin: Any,
     scale: float,
+    sub_centers: int = 1,
     **given: Any,
 ) -> Array:
-    """`margin_loss` of the cosines `x @ centres.T` of rows of length 1."""
+    """`margin_loss` of the cosines `x @ centres.T` of rows of length 1, of which each class has `sub_centers`."""
     options = LossOptions.read("margin_loss", None, given)
     layer = Layer.of("margin_loss", scale * x, centres, mapping, None, None)
     refuse_with_hidden("margin_loss", layer, margin=margin)
-    per_row = RowLoss("margin_loss", margin=as_margin(margin), scale=scale)
+    per_row = RowLoss("margin_loss", margin=as_margin(margin), scale=scale, sub_centers=sub_centers)
     return _loss(layer, target, options, per_row, None)
 
 
@@ -211,12 +214,14 @@ def linear_threshold(
     *,
     linear_bias: Any = None,
     mask: Mask = None,
+    transform: Callable[[Any], Any] | None = None,
     chunk: int | None = None,
 ) -> Threshold[ArrayT]:
     """The threshold tau of each row of the scores `x @ linear_weight.T + linear_bias`, and how many classes have a probability above 0.
 
-    With tau you can compute the probability of any class: `p_i = link(<x, linear_weight[i]> - tau)`. For softmax tau is logsumexp. For
-    scores that exist already use `anymax.threshold`.
+    With tau you can compute the probability of any class: `p_i = link(<x, linear_weight[i]> - tau)`. For softmax tau is logsumexp. Its
+    gradient in the features is a mean of the rows of the weight: weighed by p for softmax. For scores that exist already use
+    `anymax.threshold`.
 
     Parameters
     ----------
@@ -226,9 +231,9 @@ def linear_threshold(
     Returns
     -------
     Threshold[Array]
-        A `Threshold`, the pair (tau, support): tau in the dtype of x, fp32 for half precision, support as integers. Neither
-        has a gradient. For softmax on torch the support has every class that is not masked; elsewhere those whose probability a
-        float can hold.
+        A `Threshold`, the pair (tau, support): tau in the dtype of the scores, fp32 for half precision, support as integers. tau
+        has the gradient of `anymax.threshold`. For softmax on torch the support has every class that is not masked; elsewhere those
+        whose probability a float can hold.
 
     Examples
     --------
@@ -240,9 +245,11 @@ def linear_threshold(
     layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
     if not layer.mapping.has_threshold:
         raise TypeError(layer.mapping.no_threshold())
-    xp, job = namespace(layer.x), Job(layer.constant(), Thresholds(), chunk=check_chunk(who, chunk))
+    refuse_with_hidden(who, layer, transform=transform)
+    xp, per_row = namespace(layer.x), Thresholds(who, row_transforms(who, transform))
+    job = Job(layer, per_row, chunk=check_chunk(who, chunk))
     tau, size = bridge(layer.x).layers.thresholds(job)
-    return Threshold(xp.reshape(tau, layer.lead), xp.reshape(size, layer.lead))
+    return Threshold(layer.as_given(tau, xp), layer.as_given(size, xp))
 
 
 # -- the loss of all rows ------------------------------------------------------------------------------------------------------------
@@ -272,17 +279,24 @@ def _job(
     who, xp, class_weight = per_row.who, namespace(layer.x), options.weight
     refuse_sharded(who, None, target=target)
     target = _array.beside(target, layer.x, "target", xp)
+    all_scores = layer
+    if per_row.sub_centers > 1:  # below, the layer stands for its classes
+        layer = layer.with_operands(layer.x, layer.weight[:: per_row.sub_centers, ...], None)
     one = upcast(layer.weight[:1, :1], xp)
     if class_weight is not None:
         class_weight = class_weights(class_weight, xp.broadcast_to(one, (1, layer.classes)), xp)
     if holds_indices(target, (*layer.lead, layer.seen_classes), -1, f"{who}: target"):
         index, out = class_of_each_row(who, target, layer, options.ignore_index, xp)
         norm = counted_weight(index, out, class_weight, one.dtype, xp)
-        return Job(layer, per_row, index, class_weight, chunk), out, norm
+        return Job(all_scores, per_row, index, class_weight, chunk), out, norm
     needs_indices(who, per_row.suppress, target)
     if per_row.margin is not None:
         raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
     y = xp.reshape(target, (layer.rows, layer.seen_classes))
     if layer.hides_a_class:
         y = with_hidden_share(y, (0.0, 1.0), xp)
-    return Job(layer, per_row, y, class_weight, chunk), None, xp.ones((layer.rows,), dtype=one.dtype, **device_of(one))
+    return (
+        Job(all_scores, per_row, y, class_weight, chunk),
+        None,
+        xp.ones((layer.rows,), dtype=one.dtype, **device_of(one)),
+    )

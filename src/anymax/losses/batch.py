@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 from .. import _array
@@ -63,6 +65,18 @@ def with_hidden(
         weight = class_weights(weight, upcast(given.rows, xp), xp)
         weight = xp.concat([weight, xp.ones_like(weight[:1])])
     return inner, rows, t, options._replace(axis=-1, mask=None, weight=weight)
+
+
+def over_all(formula: Callable[..., Array]) -> Callable[..., Array]:
+    """A formula that gets the class that a map hides as the last one."""
+
+    @functools.wraps(formula)
+    def call(mapping: Mapping, scores: Any, target: Any, options: LossOptions, **more: Any) -> Array:
+        if mapping.hides_a_class:
+            mapping, scores, target, options = with_hidden(mapping, scores, target, options)
+        return formula(mapping, scores, target, options, **more)
+
+    return call
 
 
 @dataclasses.dataclass(frozen=True)

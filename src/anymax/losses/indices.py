@@ -11,7 +11,7 @@ from .._core.classes import class_indices
 from .._core.mapping import Mapping
 from .._core.rows import prepare
 from ..autodiff import bridge
-from ..kernels.link import link_of
+from ..kernels.linked import link_of
 from .options import LossOptions, cast, class_weights
 from .targets import ask_for_axis, counted_weight, result_dtype, weighted
 

@@ -21,25 +21,34 @@ from .._array import (
     adopt,
     as_dtype,
     asarray,
+    beside,
     check_axis,
+    check_integer,
+    counts,
     dtype_name,
     eager,
     floats,
     from_last,
+    is_array,
     is_integer,
     is_number,
+    like,
     namespace,
     number,
     positions,
     quiet,
     safe,
+    shown,
     stop_gradient,
     take,
     to_last,
     upcast,
 )
 from .._core.mapping import Mapping
+from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, ArrayT, Numbers
+from .options import LossOptions
+from .targets import ask_for_axis, result_dtype
 
 TOLERANCE = 1e-2  # how far rounding, also to bf16, may push a cosine out of [-1, 1]
 
@@ -259,6 +268,59 @@ def as_margin(margin: float | Callable[..., Any]) -> Callable[..., Any]:
     raise TypeError(
         f"margin: expected a number (the m of AM) or a margin such as ArcFace(0.5) or SphereFace(4), got {margin!r}"
     )
+
+
+def nearest_centers(cosines: Array, count: int, axis: int) -> Array:
+    """The largest cosine of each class, of `count` centers that stand next to each other along the axis; of equal ones the first moves."""
+    if count == 1:
+        return cosines
+    axis = check_axis(axis, cosines.ndim)
+    xp, n = namespace(cosines), cosines.shape[axis]
+    if n % count:
+        raise ValueError(
+            f"cosines: {n} along axis {axis} are no multiple of sub_centers={count}, the centers of each class"
+        )
+    rows = to_last(cosines, axis, xp)
+    rows = xp.reshape(rows, (*rows.shape[:-1], n // count, count))
+    first = xp.argmax(stop_gradient(rows), axis=-1, keepdims=True)
+    return from_last(xp.take_along_axis(rows, first, axis=-1)[..., 0], axis, xp)
+
+
+def of_nearest_centers(who: str, cosines: Any, count: Any, options: LossOptions) -> Any:
+    """The cosines of the classes from those of `count` centers of each, as a loss takes them."""
+    if check_centers(who, count) == 1:
+        return cosines
+    refuse_sharded(f"{who} with sub_centers=", None, cosines=cosines)
+    x, _ = floats(cosines, "cosines")
+    axis = options.class_axis(x)
+    if isinstance(axis, (tuple, list)):
+        raise ValueError(f"{who}: sub_centers= needs one axis of the classes, got axis={tuple(axis)}")
+    return nearest_centers(x, count, axis)
+
+
+def check_centers(who: str, count: Any) -> int:
+    """The option `sub_centers`, checked."""
+    count = check_integer(who, "sub_centers", count, "an integer, the number of centers of each class")
+    if count < 1:
+        raise ValueError(f"{who}: sub_centers must be at least 1, the number of centers of each class, got {count}")
+    return count
+
+
+def with_margin(
+    margin: Any, scale: Any, cosines: Any, target: Any, options: LossOptions
+) -> tuple[Array, Array, Any, Any]:
+    """(`scale * margin(cosines, target)` in fp32 or fp64, the target, the axis of the classes, the dtype of a loss)."""
+    cosines, xp = floats(cosines, "cosines")
+    axis = options.class_axis(cosines)
+    dtype, wide = result_dtype(cosines), upcast(cosines, xp)  # no rounding between the margin and the loss
+    target = beside(target, wide, "target", xp)
+    ask_for_axis(cosines, target, options.axis)
+    counted = counts(target, xp) if is_integer(target) else target  # the margin refuses what is no index
+    counted = xp.where(counted == options.ignore_index, xp.full_like(counted, -1), counted)
+    scale = number(scale)
+    if not is_array(scale) and not is_number(scale):
+        raise TypeError(f"margin_loss: scale must be a number or an array, got {shown(scale)}")
+    return as_margin(margin)(wide, counted, axis) * like(scale, wide, xp), target, axis, dtype
 
 
 def _psi(c: Array, m1: float, m2: float, m3: float, xp: Namespace) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .. import _array
-from .._array import Array, Namespace, as_dtype, namespace, quiet
+from .._array import Array, Namespace, as_dtype, as_scalar, namespace, quiet
 from .._core.options import Function, check_keywords, check_options, documented_like
 from .._core.typing import Axes, LossKeywords, LossKind, Mask, Reduction, Weight
 
@@ -80,11 +80,11 @@ def class_weights(weight: Any, rows: Array, xp: Namespace) -> Array:
 
 
 def cast(value: Array, dtype: Any) -> Array:
-    """Cast to the dtype of the result; a loss above the largest number of fp16 becomes +inf."""
-    if value.dtype == dtype:
-        return value
-    with quiet(value):
-        return namespace(value).astype(value, dtype)
+    """A loss as the caller gets it, in the dtype of the result; a loss above the largest number of fp16 becomes +inf."""
+    if value.dtype != dtype:
+        with quiet(value):
+            value = namespace(value).astype(value, dtype)
+    return as_scalar(value)
 
 
 def every_loss(
@@ -122,9 +122,11 @@ def every_loss(
     ignore_index
         The class index of samples that are left out; a mean does not count them.
     reduction
-        "mean" over the samples, their "sum", or "none" for one value per sample.
+        "mean" over the samples, their "sum", or "none" for one value per sample. A mean over no samples is 0, and so are its
+        gradients; torch's is NaN.
     label_smoothing
-        The share of the target, from 0 to 1, that is spread evenly over the unmasked classes.
+        The share of the target, from 0 to 1, that is taken from it and spread evenly over the unmasked classes. As in torch,
+        each gets `label_smoothing / n` also where a soft target of `nll` or `cross_entropy` does not sum to 1.
 
     Returns
     -------

@@ -17,13 +17,9 @@ from .. import _array
 from .._array import (
     Array,
     dot,
-    is_array,
-    is_integer,
-    is_number,
     quiet,
     stop_gradient,
     total,
-    upcast,
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
@@ -33,11 +29,10 @@ from .._core.typing import AnyArray, ArrayT, LossKeywords, LossKind, Numbers, Pa
 from .._random.noises import Noise
 from ..autodiff import bridge
 from ..mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
-from .batch import Batch, one_axis, with_hidden
+from .batch import Batch, one_axis, over_all
 from .indices import index_loss
-from .margins import as_margin
+from .margins import of_nearest_centers, with_margin
 from .options import LossOptions, cast, is_loss, name_of_kind
-from .targets import ask_for_axis, result_dtype
 
 _SOFTMAX, _SPARSEMAX, _ENTMAX15 = Softmax(), Sparsemax(), Entmax(1.5)
 
@@ -162,6 +157,7 @@ def margin_loss(
     *,
     margin: float | Callable[..., Array] = 0.35,
     scale: Parameter = 30.0,
+    sub_centers: int = 1,
     **options: Unpack[LossKeywords],
 ) -> ArrayT:
     """The loss of `scale * margin(cosines, target)`: the target's cosine is made smaller, so that training must push it further.
@@ -178,14 +174,23 @@ def margin_loss(
         A number m, for `cos(theta) - m` (AM-Softmax, CosFace), or a margin such as `anymax.margins.ArcFace(0.5)`.
     scale
         The factor of the cosines after the margin, a number or an array.
+    sub_centers
+        How many centers each class has, as in sub-center ArcFace (Deng et al. 2020): a sample counts for the nearest of them, so that
+        a class may have several clusters, one of them for wrong labels. The cosines of a class then stand next to each other.
 
     Examples
     --------
     >>> anymax.margin_loss(anymax.Softmax(), [[0.8, 0.3]], [0], margin=0.35, scale=10.0).round(3)
     np.float64(0.201)
+    >>> two_each = [[0.1, 0.8, 0.3, -0.2]]
+    >>> anymax.margin_loss(anymax.Softmax(), two_each, [0], margin=0.35, scale=10.0, sub_centers=2).round(3)
+    np.float64(0.201)
     """
+    own = "margin", "scale", "sub_centers"
+    read = LossOptions.read("margin_loss", weight, {**options}, own)
+    cosines = of_nearest_centers("margin_loss", cosines, sub_centers, read)
     formula = functools.partial(_margin_loss, margin, scale)
-    return _loss("margin_loss", formula, mapping, cosines, target, weight, options, "margin", "scale")
+    return _loss("margin_loss", formula, mapping, cosines, target, weight, options, *own)
 
 
 # -- sugar -------------------------------------------------------------------------------------------------------------------
@@ -403,14 +408,13 @@ def _along(formula: Callable[..., Array], mapping: Mapping, scores: Any, target:
     """Apply a formula to scores that are not a DTensor, along one axis or several."""
     if isinstance(options.axis, (tuple, list)):
         mapping, scores, target, options = one_axis(mapping, scores, target, options)
-    if mapping.hides_a_class:
-        mapping, scores, target, options = with_hidden(mapping, scores, target, options)
     return formula(mapping, scores, target, options)
 
 
 def _by_row(rows: Callable[[Batch], Array], weighted: bool = False) -> Callable[..., Array]:
     """The formula of a loss from the one of each row; `weighted` means that `rows` includes the class weights."""
 
+    @over_all
     def formula(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
         batch = Batch.of(mapping, scores, target, options)
         with quiet(batch.rows):
@@ -436,6 +440,7 @@ def _stop_gradient_loss(batch: Batch) -> Array:
     return dot(stop_gradient(p) - batch.y, x, batch.xp)
 
 
+@over_all
 def _fenchel_young(
     mapping: Mapping, scores: Any, target: Any, options: LossOptions, with_constant: bool = True
 ) -> Array:
@@ -465,6 +470,7 @@ def _fenchel_young(
 _without_constant = functools.partial(_fenchel_young, with_constant=False)
 
 
+@over_all
 def _nll(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
     """-<y, log p>."""
     out = index_loss(mapping, scores, target, options) if mapping.is_softmax else None  # there it is the same loss
@@ -483,17 +489,6 @@ _FORMULAS: dict[LossKind, Callable[..., Array]] = {
 
 
 def _margin_loss(margin: Any, scale: Any, mapping: Mapping, cosines: Any, target: Any, options: LossOptions) -> Array:
-    """The loss of `scale * margin(cosines, target)`."""
-    cosines, xp = _array.floats(cosines, "cosines")
-    axis = options.class_axis(cosines)
-    dtype, wide = result_dtype(cosines), upcast(cosines, xp)  # no rounding between the margin and the loss
-    target = _array.beside(target, wide, "target", xp)
-    ask_for_axis(cosines, target, options.axis)
-    counted = _array.counts(target, xp) if is_integer(target) else target
-    counted = xp.where(counted == options.ignore_index, -xp.ones_like(counted), counted)
-    scale = _array.number(scale)
-    if not is_array(scale) and not is_number(scale):
-        raise TypeError(f"margin_loss: scale must be a number or an array, got {_array.shown(scale)}")
-    scores = as_margin(margin)(wide, counted, axis) * _array.like(scale, wide, xp)
-    formula = _FORMULAS[mapping.own_loss]
-    return cast(formula(mapping, scores, target, options._replace(axis=axis)), dtype)
+    """The loss of `scale * margin(cosines, target)`; neither acts on the class that a map hides."""
+    scores, target, axis, dtype = with_margin(margin, scale, cosines, target, options)
+    return cast(_FORMULAS[mapping.own_loss](mapping, scores, target, options._replace(axis=axis)), dtype)

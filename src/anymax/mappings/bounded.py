@@ -93,6 +93,10 @@ class Bounded(Separable):
             return not _known_where(u, lambda u: u == 0)
         return bool((np.sum(np.minimum(u, 1.0), axis=-1) >= 1.0 - 1e-9).all())
 
+    @property
+    def zeros_stay(self) -> bool:  # type: ignore[override]
+        return Entmax(self.alpha).facts.sparse  # whatever the bounds of one process are
+
     # -- the link, that of entmax below the bound ------------------------------------------------------------------------
 
     def omega_terms(self, q: Array, xp: Namespace) -> Array:
@@ -142,11 +146,7 @@ class Bounded(Separable):
         return super().threshold(x, xp) - self.level_to_tau(x, xp)
 
     def level_to_tau(self, level: Array, xp: Namespace) -> Any:
-        c: Any = like(self.alpha, level, xp) - 1.0
-        if not is_array(c):
-            return 1.0 / c if c else 0.0
-        plain = c == 0
-        return xp.where(plain, xp.zeros_like(c), 1.0 / safe(c, ~plain, 1.0, xp))
+        return Entmax(self.alpha).level_to_tau(level, xp)
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         # which classes have their bound can't be read from a p that was saved in half precision

@@ -75,6 +75,7 @@ class Elementwise(OfAnother):
     tau: Parameter = 0.0
 
     needs_scores = False
+    each_alone = True
 
     name = "elementwise"
     formula = "pᵢ = link(xᵢ − τ), τ fixed"
@@ -145,8 +146,7 @@ class Elementwise(OfAnother):
     def threshold(self, x: Array, xp: Namespace) -> Array:
         some = xp.any(x > -math.inf, axis=-1, keepdims=True)
         tau = -self._from_tau(xp.zeros_like(x[..., :1]), xp)
-        poisoned = finite_scores(x, xp)[2]
-        return xp.where(poisoned, math.nan * tau, xp.where(some, tau, -math.inf * xp.ones_like(tau)))
+        return poison(xp.where(some, tau, -math.inf * xp.ones_like(tau)), finite_scores(x, xp)[2], xp)
 
     # -- the loss: of each class by itself -----------------------------------------------------------------------------------
 
@@ -167,6 +167,13 @@ class Elementwise(OfAnother):
         """The sum of omega over the classes, less omega(1), so that it is 0 for one class."""
         one = xp.ones_like(q[..., :1])
         return total(self._terms(q, xp), xp) - self._terms(one, xp)
+
+    def constant_terms(self, y: Array, xp: Namespace) -> list[Array]:
+        return [total(self._terms(y, xp), xp)]
+
+    def constant_of(self, terms: list[Array], xp: Namespace) -> Array:
+        summed = xp.sum(terms[0], axis=0)
+        return summed - self._terms(xp.ones_like(summed), xp)
 
     def omega_slope(self, q: Array, xp: Namespace) -> Array:
         return self.link_map.omega_slope(q, xp)

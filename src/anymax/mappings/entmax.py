@@ -203,7 +203,11 @@ class Entmax(Separable):
         return not known_any(~(alpha <= 2.0), xp) and known(alpha) if is_array(alpha) else alpha <= 2.0
 
     def level_to_tau(self, level: Array, xp: Namespace) -> Any:
-        return 1.0 / (like(self.alpha, level, xp) - 1.0)
+        c = self._c(level, xp)
+        if not is_array(c):
+            return 1.0 / c if c else 0.0
+        plain = c == 0  # softmax
+        return xp.where(plain, xp.zeros_like(c), 1.0 / safe(c, ~plain, 1.0, xp))
 
     def threshold(self, x: Array, xp: Namespace) -> Array:
         """tau with `p = ((alpha-1)(x - tau))_+^(1/(alpha-1))`; logsumexp at alpha = 1."""

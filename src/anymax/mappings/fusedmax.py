@@ -61,6 +61,8 @@ class Fusedmax(Mapping):
 
     strength: Parameter = 0.1
 
+    loss_of_whole_target = True
+
     name = "fusedmax"
     formula = "p = sparsemax(TV(x))"
     iterative = True

@@ -122,6 +122,9 @@ class NormMax(Mapping):
         tau = xp.where(xp.any(keep, axis=-1, keepdims=True), tau, -xp.inf * xp.ones_like(tau))
         return poison(tau, poisoned, xp)
 
+    def moving_threshold(self, x: Array, p: Array, xp: Namespace) -> Array:
+        return self.moving_potential(x, p, xp)
+
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         """The Hessian of tau: `J = diag(w) - w p^T - p w^T + <w, 1> p p^T`, `w_i = p_i^(2-alpha) ||p||^(alpha-1) / (alpha-1)`."""
         alpha = like(self.alpha, p, xp)

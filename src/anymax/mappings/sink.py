@@ -39,7 +39,7 @@ class Sink(OfAnother):
     array([[0.25, 0.  ],
            [0.  , 0.  ]])
     >>> anymax.sample(anymax.Sink(score=9.0), [0.0, -1.0], generator=0)
-    array(-1)
+    np.int64(-1)
     """
 
     mapping: Mapping | str = dataclasses.field(default_factory=Softmax)
@@ -63,10 +63,14 @@ class Sink(OfAnother):
         )
         object.__setattr__(self, "score", score)
 
+    @property
+    def over_all(self) -> Mapping:
+        return self.inner
+
     def with_hidden(self, x: Array, xp: Namespace) -> tuple[Mapping, Array]:
         score = self.score if is_array(self.score) else self.score + xp.zeros_like(x[..., :1])
         score = xp.broadcast_to(as_dtype(score, x.dtype, xp), (*x.shape[:-1], 1))
-        return self.inner, xp.concat([x, score], axis=-1)
+        return self.over_all, xp.concat([x, score], axis=-1)
 
     @property
     def facts(self) -> Facts:

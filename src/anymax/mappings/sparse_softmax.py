@@ -120,6 +120,10 @@ class SparseSoftmax(Mapping):
         tau = xp.where(xp.any(keep, axis=-1, keepdims=True), tau, -math.inf * xp.ones_like(tau))
         return poison(tau, poisoned, xp)
 
+    def moving_threshold(self, x: Array, p: Array, xp: Namespace) -> Array:
+        y, kept, _, _ = self._kept(x, xp)
+        return xp.log(self._sums(y, kept, xp)[1])
+
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         return p * (g - dot(p, g, xp))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .adaptive_scale import AdaptiveScale
 from .base import OfMapping, check_integer, every_module, or_softmax
+from .nested import nested_as, padded
 
 
 @documented_like(every_module)
@@ -69,7 +70,6 @@ class Attention(OfMapping):
     """
 
     prefix = "map_"
-    _qkv_same_embed_dim = False  # torch's fused encoder layer, which has only softmax, then calls `forward`
     in_proj_bias: Tensor | None
     bias_k: Tensor | None
     bias_v: Tensor | None
@@ -136,11 +136,15 @@ class Attention(OfMapping):
             for name, value in part.params:
                 if isinstance(value, nn.Parameter):
                     self.register_parameter(f"transform_{n}_{name}", value)
+        self.register_forward_pre_hook(_unchanged)
         self.reset_parameters()
 
     def _register_weights(self, bias: bool, add_bias_kv: bool, sink: bool, factory_kwargs: dict[str, Any]) -> None:
         inner, embed_dim = self.kv_heads * self.head_dim, self.embed_dim
         self._packed = self.kdim == self.vdim == embed_dim
+        self._qkv_same_embed_dim = (
+            self._packed and inner == embed_dim
+        )  # what torch's code asks a module whose weights it reads
         shapes = {
             "in_proj_weight": (embed_dim + 2 * inner, embed_dim), "q_proj_weight": (embed_dim, embed_dim),
             "k_proj_weight": (inner, self.kdim), "v_proj_weight": (inner, self.vdim),
@@ -199,7 +203,8 @@ class Attention(OfMapping):
         Parameters
         ----------
         query
-            [L, N, embed_dim], [N, L, embed_dim] with `batch_first`, or [L, embed_dim].
+            [L, N, embed_dim], [N, L, embed_dim] with `batch_first`, or [L, embed_dim]. With `batch_first` query, key and
+            value may also be nested tensors, as from `nn.TransformerEncoder`; the output then is one, and weights are padded.
         key, value
             [S, N, kdim] and [S, N, vdim], with the same variants.
         key_padding_mask
@@ -215,6 +220,9 @@ class Attention(OfMapping):
         """
         same = query is key is value
         is_causal = check_flag("Attention", "is_causal", is_causal)
+        if any(isinstance(a, Tensor) and a.is_nested for a in (query, key, value)):
+            _check_nested((query, key, value), self.batch_first, (key_padding_mask, attn_mask))
+            return self._of_nested(query, key, value, need_weights, average_attn_weights, is_causal)
         sizes = (self.embed_dim, self.kdim, self.vdim)
         _check_inputs((query, key, value), sizes, self._weights()[0].dtype)
         if query.ndim == 3 and not self.batch_first:
@@ -243,6 +251,25 @@ class Attention(OfMapping):
             out = out.transpose(0, 1)
         return out, weights.mean(-3) if weights is not None and average_attn_weights else weights
 
+    def _of_nested(
+        self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, average: bool, is_causal: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """`forward` for nested tensors: an output like the query, and padded weights, 0 where a query or a key is padding."""
+        q, own = padded(query)
+        k, there = (q, own) if key is query else padded(key)
+        v = q if value is query else k if value is key else padded(value)[0]
+        out, weights = self.forward(q, k, v, ~there, need_weights, None, average, is_causal)
+        if weights is not None:
+            weights = weights * (own[:, :, None] if average else own[:, None, :, None])
+        return nested_as(out, own, query), weights
+
+    def merge_masks(self, *given: Any) -> NoReturn:
+        """Raises an error: torch's fused encoder layer asks for the masks before it computes softmax in place of the map."""
+        raise RuntimeError(
+            "Attention: torch's fused encoder layer has only softmax, and the hook by which this module keeps it away is gone; say "
+            "torch.backends.mha.set_fastpath_enabled(False)"
+        )
+
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}, {super().extra_repr()}"
 
@@ -252,6 +279,10 @@ class Attention(OfMapping):
             self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = True,
             attn_mask: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
         ) -> tuple[Tensor, Tensor | None]: ...  # fmt: skip
+
+
+def _unchanged(module: nn.Module, inputs: Any) -> None:
+    """A hook that changes nothing: torch's fused encoder layer, which has only softmax, calls `forward` where a module has a hook."""
 
 
 # -- the arguments ------------------------------------------------------------------------------------------------------------
@@ -282,6 +313,21 @@ def _check_inputs(arrays: tuple[Tensor, Tensor, Tensor], sizes: tuple[int, int, 
         raise ValueError(
             "Attention: query, key and value must all have two dimensions, or all three with a batch, got "
             f"{shapes[0]}, {shapes[1]} and {shapes[2]}"
+        )
+
+
+def _check_nested(arrays: tuple[Tensor, Tensor, Tensor], batch_first: bool, masks: tuple[Any, Any]) -> None:
+    """Raises an error if some of query, key and value are nested tensors, and not all, or if what is beside them does not fit."""
+    if not all(isinstance(a, Tensor) and a.is_nested and a.dim() == 3 for a in arrays):
+        raise TypeError(
+            "Attention: query, key and value must all be nested tensors [N, its own length, features], or none; pad them, and say "
+            "key_padding_mask="
+        )
+    if not batch_first:
+        raise ValueError("Attention: nested tensors have the batch first; make the module with batch_first=True")
+    if any(mask is not None for mask in masks):
+        raise ValueError(
+            "Attention: nested tensors go with neither key_padding_mask nor attn_mask; pad them for a mask of your own"
         )
 
 

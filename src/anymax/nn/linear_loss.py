@@ -23,8 +23,8 @@ class LinearLoss(OfMapping):
     a CPU a sparse map is faster. For softmax it is the cross-entropy; `Loss` is the Fenchel-Young loss, which differs for label
     smoothing and soft targets.
 
-    It takes features [..., in_features] and targets, and returns the loss: one number, or [...] with `reduction="none"`. To share the
-    weight with an embedding, assign it: `head.weight = embedding.weight`.
+    It takes features [..., in_features] and targets, and returns the loss: one number, or [...] with `reduction="none"`; fp32 for half
+    precision. To share the weight with an embedding, assign it: `head.weight = embedding.weight`.
 
     Parameters
     ----------
@@ -44,8 +44,8 @@ class LinearLoss(OfMapping):
     least
         For softmax, classes with a probability below this number get no gradient; 0 leaves out none. See `linear_loss`.
     suppress, z_loss
-        The factors of two further losses: of the classes that a sparse map gives probability 0, and of softmax's logsumexp
-        squared. See `linear_loss`.
+        The factors of two further losses: of the classes that a sparse map gives probability 0, and of tau squared, for softmax
+        logsumexp squared. See `linear_loss`.
 
     Examples
     --------

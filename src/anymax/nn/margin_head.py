@@ -21,9 +21,11 @@ from ..distributed import ShardKeywords
 from ..distributed.verbs import loss_of_kind as sharded_loss
 from ..linear.verbs import margin_linear_loss
 from ..losses import margins
+from ..losses.margins import check_centers, nearest_centers
 from .base import OfMapping, check_sizes, every_module, or_softmax
 
 _MANY = 1 << 22  # from so many cosines on, they are not stored
+_IGNORED = -2  # the index of rows that are left out, in a step with other indices; -1 is the class that a map hides
 
 
 @documented_like(every_module)
@@ -36,14 +38,15 @@ class MarginHead(OfMapping):
     With a group the gradient of the embeddings is that of the mean over the rows of all processes. DistributedDataParallel divides
     gradients by the number of processes, `size`: after it, pass `embeddings * size - (embeddings * (size - 1)).detach()`.
 
-    It takes embeddings [N, in_features] and class indices [N], and returns the loss: one number, or [N] with `reduction="none"`.
+    It takes embeddings [N, in_features] and class indices [N], and returns the loss: one number, or [N] with `reduction="none"`; fp32 for
+    half precision.
 
     Parameters
     ----------
     in_features
         The number of features of an embedding.
     num_classes
-        The number of classes; each has a centre, a row of `weight`.
+        The number of classes; each has a centre, a row of `weight`, or several.
     mapping
         The map of the loss, or its name; softmax by default.
     margin
@@ -57,6 +60,10 @@ class MarginHead(OfMapping):
     sample_rate
         The share of this process's classes, from 0 to 1, that a training step uses: the classes of the batch, and others
         drawn at random (An et al., Partial FC, 2022). Evaluation uses all classes.
+    sub_centers
+        How many centres each class has, as in sub-center ArcFace (Deng et al. 2020): an embedding counts for the nearest of them, so
+        that a class may have several clusters, one of them for wrong labels. Those of class c are the rows `c * sub_centers` and
+        following of `weight`.
 
     Examples
     --------
@@ -82,6 +89,7 @@ class MarginHead(OfMapping):
         reduction: Reduction = "mean",
         group: Any = None,
         sample_rate: float = 1.0,
+        sub_centers: int = 1,
     ) -> None:
         check_sizes("MarginHead", in_features=in_features, num_classes=num_classes)
         super().__init__(or_softmax(mapping), None, (1.0, 2.0))
@@ -92,16 +100,29 @@ class MarginHead(OfMapping):
             "MarginHead: sample_rate", sample_rate, lambda v: 0 < v <= 1, "a number above 0 and at most 1"
         )
         self.num_classes, self.sample_rate = num_classes, sample_rate
+        self.sub_centers = check_centers("MarginHead", sub_centers)
         self.group = None if group is None else as_group("MarginHead", group, None, torch.empty(0))
         self._rank, size = (0, 1) if self.group is None else (self.group.rank, self.group.size)
         self.starts = [num_classes * i // size for i in range(size + 1)]
         self.class_start = self.starts[self._rank]
-        self.weight = nn.Parameter(torch.empty(self.starts[self._rank + 1] - self.class_start, in_features))
+        classes = self.starts[self._rank + 1] - self.class_start
+        self.weight = nn.Parameter(torch.empty(classes * self.sub_centers, in_features))
         nn.init.normal_(self.weight, std=1.0 / math.sqrt(in_features))
 
     def cosines(self, embeddings: Tensor) -> Tensor:
-        """The cosines of the embeddings and this process's class centres, [N, classes], from -1 to 1, without the margin."""
-        return transforms.cosine(self.weight)(embeddings)
+        """The cosines of the embeddings and this process's class centres, [N, classes], from -1 to 1, without the margin.
+
+        Of several centres of a class it is that of the nearest.
+        """
+        return self._cosines(embeddings, self.weight)
+
+    def _cosines(self, embeddings: Tensor, weight: Tensor) -> Tensor:
+        return nearest_centers(transforms.cosine(weight)(embeddings), self.sub_centers, -1)
+
+    @property
+    def _classes(self) -> int:
+        """How many classes this process has."""
+        return self.weight.shape[0] // self.sub_centers
 
     def scores(self, embeddings: Tensor) -> Tensor:
         """The cosines times the scale, [N, classes].
@@ -127,11 +148,14 @@ class MarginHead(OfMapping):
         """
         if self.group is not None or (self.training and self.sample_rate < 1):
             return self._loss_of_some_classes(embeddings, target)
-        rows, classes = math.prod(embeddings.shape[:-1]), self.weight.shape[0]
-        if isinstance(self.margin, margins.Margin) and rows * classes >= _MANY:
-            x, centres = (nn.functional.normalize(a, dim=-1, eps=1e-8) for a in (embeddings, self.weight))
-            return margin_linear_loss(x, centres, target, self.mapping, self.margin, self.scale, **self.options)
-        return self._margin_loss(self.cosines(embeddings), target, self.options)
+        rows, centres = math.prod(embeddings.shape[:-1]), self.weight.shape[0]
+        many = rows * centres >= _MANY and not self.mapping.hides_a_class  # the margin does not act on that class
+        if isinstance(self.margin, margins.Margin) and many:
+            x, unit = (nn.functional.normalize(a, dim=-1, eps=1e-8) for a in (embeddings, self.weight))
+            return margin_linear_loss(
+                x, unit, target, self.mapping, self.margin, self.scale, self.sub_centers, **self.options
+            )
+        return self._margin_loss(_wide(self.cosines(embeddings)), target, self.options)
 
     def _margin_loss(self, cosines: Tensor, target: Tensor, options: dict[str, Any]) -> Tensor:
         return losses.margin_loss(
@@ -144,20 +168,21 @@ class MarginHead(OfMapping):
         if self.group is not None:
             embeddings, target = _exchanged(self.group, embeddings, target)
         left_out = self.options["ignore_index"]
+        ignored, options = target == left_out, {**self.options, "ignore_index": _IGNORED}
+        hides = self.mapping.hides_a_class
         # after the exchange, so that every process raises the error
-        refuse_strays("MarginHead", target, self.num_classes, left_out, namespace(target), waits=True)
-        ignored, options = target == left_out, {**self.options, "ignore_index": -1}
-        # ignored rows become -1, since other classes may get the index `ignore_index` below
-        target = torch.where(ignored, -1, torch.where(target < 0, self.num_classes, target))
-        weight, starts = self.weight, self.starts
+        refuse_strays("MarginHead", target, self.num_classes, left_out, namespace(target), hides=hides, waits=True)
+        hidden = (target == -1) & hides
+        # since other classes may get the index `ignore_index` below
+        target = torch.where(ignored, _IGNORED, torch.where((target < 0) & ~hidden, self.num_classes, target))
+        weight, starts, count = self.weight, self.starts, self.sub_centers
         if self.training and self.sample_rate < 1:
             chosen, target, starts = self._sampled(target)
-            weight = weight[chosen]
+            weight = weight.unflatten(0, (-1, count))[chosen].flatten(0, 1) if count > 1 else weight[chosen]
         start = starts[self._rank]
         mine = target - start
-        mine = torch.where((mine >= 0) & (mine < weight.shape[0]) & ~ignored, mine, -1)
-        wide = transforms.cosine(weight)(embeddings)
-        wide = wide if wide.dtype == torch.float64 else wide.float()  # no rounding between the margin and the loss
+        mine = torch.where((mine >= 0) & (mine < weight.shape[0] // count) & ~ignored, mine, -1)
+        wide = _wide(self._cosines(embeddings, weight))
         if self.group is None:
             return self._margin_loss(wide, target, options)
         scores = self.margin(wide, mine, -1) * self.scale if weight.shape[0] else wide
@@ -193,7 +218,7 @@ class MarginHead(OfMapping):
             starts.append(starts[-1] + size)
         rank = self._rank
         mine = wanted[edges[rank] : edges[rank + 1]] - self.class_start
-        order = torch.rand(self.weight.shape[0], device=target.device)
+        order = torch.rand(self._classes, device=target.device)
         order[mine] = 2.0
         others = order.argsort()[: starts[rank + 1] - starts[rank] - mine.shape[0]]
         at = torch.searchsorted(wanted, target).clamp(max=max(wanted.shape[0] - 1, 0))
@@ -205,12 +230,19 @@ class MarginHead(OfMapping):
             f"{self.weight.shape[1]} -> {self.num_classes}, {super().extra_repr()}, {self.margin}, scale={self.scale}"
         )
         if self.group is not None:
-            words += f", classes {self.class_start} to {self.class_start + self.weight.shape[0] - 1}"
+            words += f", classes {self.class_start} to {self.class_start + self._classes - 1}"
+        if self.sub_centers > 1:
+            words += f", sub_centers={self.sub_centers}"
         return words if self.sample_rate == 1 else f"{words}, sample_rate={self.sample_rate}"
 
     if TYPE_CHECKING:
 
         def __call__(self, embeddings: Tensor, target: Tensor) -> Tensor: ...
+
+
+def _wide(cosines: Tensor) -> Tensor:
+    """The cosines in fp32 or fp64, so that nothing is rounded between the margin and the loss."""
+    return cosines if cosines.dtype == torch.float64 else cosines.float()
 
 
 def _exchanged(group: Group, embeddings: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from .._array import (
     Array,
     Namespace,
     as_dtype,
+    as_scalar,
     beside,
     check_axis,
     counts,
@@ -22,11 +23,13 @@ from .._array import (
     positions,
     quiet,
     stop_gradient,
+    to_last,
     total,
     upcast,
 )
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
+from .._core.rows import prepare
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, Numbers
 from .._random.draws import at, check_k, invert, uniforms
@@ -34,7 +37,7 @@ from .._random.noises import draw
 from ..kernels.selection import chosen
 from ..likelihood.terms import log_p_rows, read
 from ..mappings import Softmax
-from .results import every_sampler
+from .results import Invalid, check_invalid, every_sampler, validated
 
 
 class TopK(NamedTuple):
@@ -65,6 +68,7 @@ def topk_log_prob(
     axis: int | None = None,
     dim: int | None = None,
     mask: Any = None,
+    invalid: Invalid = None,
 ) -> TopK:
     """The k most probable classes of each row and their log p, after any transforms of the scores.
 
@@ -93,8 +97,10 @@ def topk_log_prob(
     >>> topk_log_prob(Sparsemax(), [3.0, 1.0, 0.0], k=2)
     TopK(index=array([ 0, -1]), log_prob=array([  0., -inf]))
     """
+    check_invalid("topk_log_prob", invalid)
     log_p, axis, xp = _log_p("topk_log_prob", mapping, x, transform, pick_axis(axis, dim), mask)
-    return _best(log_p, log_p, check_k("topk_log_prob", k, log_p.shape[-1]), axis, xp)
+    found = _best(log_p, log_p, check_k("topk_log_prob", k, log_p.shape[-1]), axis, xp)
+    return _valid("topk_log_prob", found, mapping, x, axis, mask, invalid, xp)
 
 
 @check_keywords(logits="x", key="generator")
@@ -109,6 +115,7 @@ def gumbel_topk(
     axis: int | None = None,
     dim: int | None = None,
     mask: Any = None,
+    invalid: Invalid = None,
 ) -> TopK:
     """k distinct classes of each row, drawn without replacement: the k largest of `log p + Gumbel noise`.
 
@@ -138,12 +145,13 @@ def gumbel_topk(
     >>> drawn.index, drawn.log_prob.round(3)
     (array([2, 1, 0]), array([-0.408, -1.408, -2.408]))
     """
+    check_invalid("gumbel_topk", invalid)
     mapping = Softmax() if mapping is None else mapping
     log_p, axis, xp = _log_p("gumbel_topk", mapping, x, transform, pick_axis(axis, dim), mask)
     k, log_p = check_k("gumbel_topk", k, log_p.shape[-1]), stop_gradient(log_p)
     with quiet(log_p):
         z = log_p + draw("gumbel", tuple(log_p.shape), log_p, generator)
-    return _best(z, log_p, k, axis, xp)
+    return _valid("gumbel_topk", _best(z, log_p, k, axis, xp), mapping, x, axis, mask, invalid, xp)
 
 
 def _log_p(
@@ -164,21 +172,37 @@ def _best(key: Array, log_p: Array, k: int, axis: int, xp: Namespace) -> TopK:
     return TopK(from_last(index, axis, xp), from_last(found, axis, xp))
 
 
+def _valid(who: str, found: TopK, mapping: Any, x: Any, axis: int, mask: Any, invalid: Invalid, xp: Namespace) -> TopK:
+    """What was found, with what `invalid` says in place of -1."""
+    if invalid is None:
+        return found
+    rows = prepare(mapping, x, axis, mask).rows
+    index = validated(who, to_last(found.index, axis, xp), rows, invalid, xp)
+    return TopK(from_last(index, axis, xp), found.log_prob)
+
+
 @check_keywords(key="generator")
+@documented_like(every_sampler)
 def speculative_accept(
-    p_draft: AnyArray | Numbers, p_target: AnyArray | Numbers, tokens: Any, *, generator: Any = None
+    p_draft: AnyArray | Numbers | None,
+    p_target: AnyArray | Numbers,
+    tokens: Any,
+    *,
+    generator: Any = None,
+    invalid: Invalid = None,
 ) -> Accepted:
     """Accept the beginning of a draft and draw the next token, distributed exactly as if every token had been drawn from the target.
 
     For speculative decoding: a cheap model drafts a few tokens, and the target model checks all of them in one step. A token x is
     accepted with probability `min(1, p_target(x) / p_draft(x))`; in place of the first rejected token, one is drawn from
     `max(p_target - p_draft, 0)`, normalised. The probabilities may come from any maps, truncated or not, if the draft was drawn from
-    `p_draft`. Leviathan et al. 2023; Chen et al. 2023.
+    `p_draft`. `recovered_tokens` draws the tokens in place of rejected ones alone. Leviathan et al. 2023; Chen et al. 2023.
 
     Parameters
     ----------
     p_draft
-        The probabilities that each token of the draft was drawn from, [..., T, classes].
+        The probabilities that each token of the draft was drawn from, [..., T, classes]; or None for a draft that was not drawn, such
+        as one from n-grams of the prompt, whose tokens count as certain.
     p_target
         The target's probabilities at the same places, [..., T, classes]; or [..., T + 1, classes], with those after the
         draft.
@@ -192,68 +216,136 @@ def speculative_accept(
     -------
     Accepted
         A named tuple (count, token), integers [...]: `tokens[..., :count]` are accepted, and `token` follows them. `token`
-        is -1 if the whole draft is accepted and p_target has no probabilities after it, or if these are NaN or all 0.
+        is -1 if the whole draft is accepted and p_target has no probabilities after it, whatever `invalid` says, or if these are NaN
+        or all 0.
 
     Examples
     --------
     >>> import numpy as np
     >>> draft, target = np.array([[0.5, 0.5], [0.9, 0.1]]), np.array([[0.5, 0.5], [0.0, 1.0], [0.0, 1.0]])
     >>> speculative_accept(draft, target, [1, 0], generator=0)
-    Accepted(count=array(1), token=array(1))
+    Accepted(count=np.int64(1), token=np.int64(1))
     """
-    refuse_sharded("speculative_accept", None, p_draft=p_draft, p_target=p_target, tokens=tokens)
-    p, xp = _table(p_target, "p_target")
-    q, _ = _table(beside(p_draft, p, "p_draft", xp), "p_draft")
-    p, q = (stop_gradient(upcast(a, xp)) for a in (p, q))
-    q = as_dtype(q, p.dtype, xp)
+    check_invalid("speculative_accept", invalid)
+    q, p, tokens, xp = _draft("speculative_accept", p_draft, p_target, tokens, (0, 1))
+    return _accept(q, p, tokens, generator, invalid, xp)
+
+
+@check_keywords(key="generator")
+@documented_like(every_sampler)
+def recovered_tokens(
+    p_draft: AnyArray | Numbers | None,
+    p_target: AnyArray | Numbers,
+    tokens: Any,
+    *,
+    generator: Any = None,
+    invalid: Invalid = None,
+) -> Any:
+    """The tokens that would take the places of rejected ones, one for each token of a draft: drawn from `max(p_target - p_draft, 0)`.
+
+    For an engine that accepts and rejects by itself, such as vLLM's rejection sampler (`recovered_token_ids`). `speculative_accept` does
+    both. A token that is accepted with probability `min(1, p_target / p_draft)` and otherwise replaced by the one of its place is
+    distributed as the target. Leviathan et al. 2023; Chen et al. 2023.
+
+    Parameters
+    ----------
+    p_draft
+        The probabilities that each token of the draft was drawn from, [..., T, classes]; or None for a draft that was not drawn, such
+        as one from n-grams of the prompt: then the drafted token itself is left out.
+    p_target
+        The target's probabilities at the same places, [..., T, classes].
+    tokens
+        The draft, integers [..., T]; -1 at the end of a row whose draft is shorter: there the token is drawn from p_target.
+    generator
+        A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
+        Row i, in C order, takes T numbers from it.
+
+    Returns
+    -------
+    Any
+        Integers [..., T], an array of the kind of p_target. Where p_target is nowhere above p_draft, so that no token is rejected, the
+        token is drawn from p_target; -1 where p_target is NaN or all 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> draft, target = np.array([[0.5, 0.5, 0.0], [0.2, 0.2, 0.6]]), np.array([[0.3, 0.5, 0.2], [0.2, 0.4, 0.4]])
+    >>> recovered_tokens(draft, target, [0, 2], generator=0)
+    array([2, 1])
+    >>> recovered_tokens(None, target, [1, 1], generator=0)
+    array([2, 0])
+    """
+    check_invalid("recovered_tokens", invalid)
+    q, p, tokens, xp = _draft("recovered_tokens", p_draft, p_target, tokens, (0,))
+    length = tokens.shape[-1]
+    u = uniforms(p[..., 0, :], length, generator, xp)
+    rest = _rest(p, q, tokens, xp)
+    token = invert(rest, xp.expand_dims(u, axis=-1), xp)
+    return validated("recovered_tokens", token, p, invalid, xp)[..., 0]
+
+
+def _draft(
+    who: str, p_draft: Any, p_target: Any, tokens: Any, after: tuple[int, ...]
+) -> tuple[Array | None, Array, Array, Namespace]:
+    """(p_draft [..., T, n] or None, p_target [..., T, n], tokens [..., T], the namespace), checked; p_target has `after` more places."""
+    refuse_sharded(who, None, p_draft=p_draft, p_target=p_target, tokens=tokens)
+    p, xp = _table(who, p_target, "p_target")
+    q = None if p_draft is None else _table(who, beside(p_draft, p, "p_draft", xp), "p_draft")[0]
+    p = stop_gradient(upcast(p, xp))
+    q = None if q is None else as_dtype(stop_gradient(upcast(q, xp)), p.dtype, xp)
     tokens = beside(tokens, p, "tokens", xp)
     if not is_integer(tokens):
-        raise TypeError(f"speculative_accept: tokens must be integers, the draft, got {tokens.dtype}")
-    *lead, length, n = q.shape
-    after = p.shape[-2] - length
-    if (
-        tuple(tokens.shape) != (*lead, length)
-        or tuple(p.shape) != (*lead, length + after, n)
-        or after not in (0, 1)
-        or not length
-    ):
+        raise TypeError(f"{who}: tokens must be integers, the draft, got {tokens.dtype}")
+    *lead, places, n = p.shape
+    length = tokens.shape[-1] if tokens.ndim else 0
+    fits = tuple(tokens.shape) == (*lead, length) and (q is None or tuple(q.shape) == (*lead, length, n))
+    if not fits or places - length not in after or not length:
+        target = "T or T + 1" if len(after) > 1 else "T"
         raise ValueError(
-            "speculative_accept: p_draft [..., T, classes], p_target [..., T or T + 1, classes] and tokens [..., T] must belong "
-            f"together, T at least 1; got {tuple(q.shape)}, {tuple(p.shape)} and {tuple(tokens.shape)}"
+            f"{who}: p_draft [..., T, classes], p_target [..., {target}, classes] and tokens [..., T] must belong together, T at least 1; "
+            f"got {None if q is None else tuple(q.shape)}, {tuple(p.shape)} and {tuple(tokens.shape)}"
         )
     if known_any((tokens < -1) | (tokens >= n), xp):
         raise ValueError(
-            f"speculative_accept: a token is out of range for {n} classes; tokens are 0 to {n - 1}, and -1 where a draft is shorter"
+            f"{who}: a token is out of range for {n} classes; tokens are 0 to {n - 1}, and -1 where a draft is shorter"
         )
-    return _accept(q, p, counts(tokens, xp), generator, xp)
+    return q, p, counts(tokens, xp), xp
 
 
-def _accept(q: Array, p: Array, tokens: Array, generator: Any, xp: Namespace) -> Accepted:
-    """q [..., T, n], p [..., T or T + 1, n], tokens [..., T]."""
+def _accept(q: Array | None, p: Array, tokens: Array, generator: Any, invalid: Invalid, xp: Namespace) -> Accepted:
+    """q [..., T, n] or None, p [..., T or T + 1, n], tokens [..., T]."""
     length = tokens.shape[-1]
     u = uniforms(p[..., 0, :], length + 1, generator, xp)
     drafted = tokens >= 0
     each = xp.expand_dims(tokens, axis=-1)
     target_p = at(p[..., :length, :], each, xp)[..., 0]
-    draft_p = at(q, each, xp)[..., 0]
+    draft_p = xp.ones_like(target_p) if q is None else at(q, each, xp)[..., 0]
     refused = ~(drafted & (u[..., :length] * xp.astype(draft_p, u.dtype) < xp.astype(target_p, u.dtype)))
     end = length * xp.ones_like(tokens)
     count = xp.min(xp.where(refused, positions(tokens, tokens.dtype, xp), end), axis=-1, keepdims=True)
     all_accepted = count == length
     last = count - xp.astype(all_accepted, count.dtype)  # a valid place in the draft
     target_row = _row(p, count if p.shape[-2] > length else last, xp)
-    draft_row = _row(q, last, xp)
-    # after the end of the draft the token is drawn from the target's probabilities: subtract nothing
-    draft_row = xp.where(
-        all_accepted | (xp.take_along_axis(tokens, last, axis=-1) < 0), xp.zeros_like(draft_row), draft_row
-    )
-    rest = target_row - draft_row
-    rest = xp.where(rest < 0, xp.zeros_like(rest), rest)
-    rest = xp.where(total(rest, xp) == 0, target_row, rest)
-    token = invert(rest, u[..., length:], xp)
+    # after the end of the draft the token is drawn from the target's probabilities: no token of the draft is in its place
+    drafted_there = xp.where(all_accepted, -xp.ones_like(count), xp.take_along_axis(tokens, last, axis=-1))
+    rest = _rest(target_row, None if q is None else _row(q, last, xp), drafted_there[..., 0], xp)
+    token = validated("speculative_accept", invert(rest, u[..., length:], xp), target_row, invalid, xp)
     if p.shape[-2] == length:
         token = xp.where(all_accepted, -xp.ones_like(token), token)
-    return Accepted(count[..., 0], token[..., 0])
+    return Accepted(as_scalar(count[..., 0]), as_scalar(token[..., 0]))
+
+
+def _rest(p: Array, q: Array | None, tokens: Array, xp: Namespace) -> Array:
+    """What a rejected token is drawn from, not divided by its sum: max(p - q, 0), or p where this is all 0 or the token is -1.
+
+    p and q [..., n], tokens [...]; without q the token's own probability was 1.
+    """
+    token = xp.expand_dims(tokens, axis=-1)
+    if q is None:
+        q = xp.where(positions(p, tokens.dtype, xp) == token, p, xp.zeros_like(p))
+    rest = p - xp.where(token < 0, xp.zeros_like(q), q)
+    rest = xp.where(rest < 0, xp.zeros_like(rest), rest)
+    return xp.where(total(rest, xp) == 0, p, rest)
 
 
 def _row(table: Array, index: Array, xp: Namespace) -> Array:
@@ -262,10 +354,10 @@ def _row(table: Array, index: Array, xp: Namespace) -> Array:
     return xp.take_along_axis(table, wide, axis=-2)[..., 0, :]
 
 
-def _table(p: Any, name: str) -> tuple[Array, Namespace]:
+def _table(who: str, p: Any, name: str) -> tuple[Array, Namespace]:
     p, xp = floats(p, name)
     if p.ndim < 2:
-        raise ValueError(f"speculative_accept: {name} must be [..., T, classes], got the shape {tuple(p.shape)}")
+        raise ValueError(f"{who}: {name} must be [..., T, classes], got the shape {tuple(p.shape)}")
     if not p.shape[-1]:
-        raise ValueError(f"speculative_accept: {name} of shape {tuple(p.shape)} has no classes; at least one is needed")
+        raise ValueError(f"{who}: {name} of shape {tuple(p.shape)} has no classes; at least one is needed")
     return p, xp

@@ -17,7 +17,7 @@ from .._random.draws import at, check_k
 from ..autodiff import bridge
 from ..kernels.selection import chosen
 from ..transforms.applying import transformed
-from .results import every_sampler
+from .results import Invalid, check_invalid, every_sampler, validated
 
 
 class Top(NamedTuple):
@@ -39,6 +39,7 @@ def top(
     axis: int | None = None,
     dim: int | None = None,
     mask: Any = None,
+    invalid: Invalid = None,
 ) -> Top:
     """The k most probable classes of each row and their probabilities, compact and differentiable.
 
@@ -77,6 +78,9 @@ def top(
     array([[0.333, 0.333]])
     """
     refuse_sharded("top", x)
+    check_invalid("top", invalid)
+    if invalid is not None and index is not None:
+        raise ValueError("top: invalid= is about classes that are chosen, and index= gives them; leave one of them out")
     given = prepare(mapping, x, pick_axis(axis, dim), mask)
     xp, rows = namespace(given.rows), upcast(given.rows, namespace(given.rows))
     if transform is not None:
@@ -99,9 +103,9 @@ def top(
         kept = shown = place >= 0
         found = at(p, place, xp)
     found = xp.where(kept | xp.isnan(found), found, xp.zeros_like(found))
-    none = -xp.ones_like(place)
+    place = validated("top", xp.where(shown, place, -xp.ones_like(place)), given.rows, invalid, xp)
     found = _array.as_dtype(found, given.scores.dtype, xp)
-    return Top(from_last(xp.where(shown, place, none), given.axis, xp), from_last(found, given.axis, xp))
+    return Top(from_last(place, given.axis, xp), from_last(found, given.axis, xp))
 
 
 def read_index(who: str, index: Any, rows: Array, axis: int, k: Any, xp: Namespace) -> Array:

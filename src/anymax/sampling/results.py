@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from .._array import Array, Namespace, device_of, eager, running_sum
+from .._array import Array, Namespace, device_of, eager, running_sum, stop_gradient
+
+Invalid = Literal["argmax", "raise"] | None  # what becomes of -1
 
 
 class Support(NamedTuple):
@@ -47,6 +49,33 @@ def support_of(p: Array, xp: Namespace) -> Support:
     return Support(ids, xp.concat([xp.zeros((1,), dtype=ids.dtype, **device_of(p)), running_sum(size, xp)]))
 
 
+def check_invalid(who: str, invalid: Any) -> None:
+    if invalid not in (None, "argmax", "raise"):
+        raise ValueError(f"{who}: invalid must be None, which gives -1, 'argmax' or 'raise', got {invalid!r}")
+
+
+def validated(who: str, index: Array, rows: Array, invalid: Invalid, xp: Namespace) -> Array:
+    """Classes [..., m] with what `invalid` says in place of each -1; the rows [..., classes] are the scores, or probabilities."""
+    if invalid is None:
+        return index
+    if invalid == "argmax":
+        best = xp.expand_dims(xp.argmax(stop_gradient(rows), axis=-1), axis=-1)
+        return xp.where(index < 0, xp.astype(best, index.dtype), index)
+    if not eager(index):
+        raise TypeError(
+            f"{who}: invalid='raise' reads the classes, which is not possible where they are traced (jit, torch.compile, vmap); say "
+            "invalid='argmax', or look for -1 in the result"
+        )
+    if bool(xp.any(index < 0)):
+        flat = xp.reshape(xp.any(index < 0, axis=-1), (-1,))
+        row = int(xp.argmax(xp.astype(flat, index.dtype)))
+        raise ValueError(
+            f"{who}: row {row}, in C order, has no class to give: its classes are masked, or too few have a probability above 0, or it has "
+            "NaN or +inf; invalid='argmax' gives the class of the largest score there, and invalid=None gives -1"
+        )
+    return index
+
+
 def every_sampler(
     mapping: Any,
     x: Any,
@@ -56,6 +85,7 @@ def every_sampler(
     mask: Any = None,
     transform: Any = None,
     generator: Any = None,
+    invalid: Any = None,
 ) -> None:
     """The parameters that samplers share; read by `documented_like`, and never called.
 
@@ -74,4 +104,7 @@ def every_sampler(
         of `anymax.transforms` work along `axis`.
     generator
         A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
+    invalid
+        What to give where there is no class, as in a row that is all masked, or with NaN or +inf: None gives -1. "argmax" gives a class
+        that can be looked up at once: that of the largest score, as argmax says. "raise" is an error, and is not possible in traced code.
     """

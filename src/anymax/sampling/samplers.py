@@ -19,6 +19,7 @@ from .._array import (
     Array,
     Namespace,
     as_dtype,
+    as_scalar,
     check_axis,
     check_flag,
     finite_scores,
@@ -40,7 +41,7 @@ from .._array import (
 from .._core.mapping import Mapping, rest_of, with_rest
 from .._core.names import as_mapping
 from .._core.options import check_keywords, documented_like
-from .._core.rows import hide, prepare
+from .._core.rows import hide, prepare, with_a_class
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, ArrayT, Numbers, Parameter
 from .._random.draws import at, count_of, invert, uniforms
@@ -52,7 +53,7 @@ from ..mappings import Softmax
 from ..transforms import noise as noisy
 from ..transforms import temperature as tempered
 from ..transforms.applying import cut_and_full, read_steps, transforms_along
-from .results import Sample, every_sampler, support_of
+from .results import Invalid, Sample, check_invalid, every_sampler, support_of, validated
 
 
 class DrawOptions(TypedDict, total=False):
@@ -62,6 +63,7 @@ class DrawOptions(TypedDict, total=False):
     axis: int | None
     dim: int | None
     num_samples: int | None
+    invalid: Invalid
 
 
 class SampleOptions(DrawOptions, total=False):
@@ -84,6 +86,7 @@ def gumbel_max(
     axis: int | None = None,
     dim: int | None = None,
     num_samples: int | None = None,
+    invalid: Invalid = None,
 ) -> Any:
     """Indices distributed as softmax(x): `argmax(x + Gumbel noise)`.
 
@@ -105,7 +108,9 @@ def gumbel_max(
     array([1, 0, 1, 1, 1, 0])
     """
     refuse_sharded("gumbel_max", x)
-    return perturb_argmax(x, "gumbel", generator=generator, axis=axis, dim=dim, num_samples=num_samples)
+    return perturb_argmax(
+        x, "gumbel", generator=generator, axis=axis, dim=dim, num_samples=num_samples, invalid=invalid
+    )
 
 
 @overload
@@ -127,6 +132,7 @@ def perturb_argmax(
     axis: int | None = None,
     dim: int | None = None,
     num_samples: int | None = None,
+    invalid: Invalid = None,
 ) -> Any:
     """Indices distributed as the map PerturbMax(noise): `argmax(x + scale * noise)`.
 
@@ -142,7 +148,7 @@ def perturb_argmax(
     Examples
     --------
     >>> perturb_argmax([0.0, 3.0], "uniform", generator=0)
-    array(1)
+    np.int64(1)
     """
     refuse_sharded("perturb_argmax", x)
     scale = number(scale)
@@ -150,8 +156,9 @@ def perturb_argmax(
         raise TypeError(f"perturb_argmax: scale must be a number, got {scale!r}")
     if not 0 <= scale < math.inf:
         raise ValueError(f"perturb_argmax: scale must be at least 0 and finite, got {scale}")
-    x, axis, xp = _check_classes(x, pick_axis(axis, dim))
-    y, keep, poisoned = finite_scores(stop_gradient(upcast(to_last(x, axis, xp), xp)), xp)
+    x, axis, xp = _read("perturb_argmax", x, pick_axis(axis, dim), invalid)
+    rows = with_a_class(stop_gradient(upcast(to_last(x, axis, xp), xp)))
+    y, keep, poisoned = finite_scores(rows, xp)
     lead, n = tuple(y.shape[:-1]), y.shape[-1]
     size = count_of(num_samples)
     with quiet(y):
@@ -160,7 +167,8 @@ def perturb_argmax(
     keep = xp.expand_dims(keep, axis=-2)
     index = xp.argmax(hide(z, keep), axis=-1)
     dead = poisoned | ~xp.any(keep, axis=-1)
-    return _samples_first(xp.where(dead, -xp.ones_like(index), index), num_samples, xp)
+    index = validated("perturb_argmax", xp.where(dead, -xp.ones_like(index), index), rows, invalid, xp)
+    return _samples_first(index, num_samples, xp)
 
 
 @check_keywords({"eps": "leave it out"}, logits="x", tau="temperature", key="generator")
@@ -217,8 +225,10 @@ def gumbel_softmax(
 
 def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> Array:
     """The limit of the rows of p as the scores z are scaled up: most often the largest scores get the whole sum, each up to its bound."""
-    given = prepare(mapping.frozen(), z, axis)
+    given = prepare(mapping.frozen(), z, axis, least=0)
     rows, aligned = given.rows, given.mapping
+    if not rows.shape[-1]:
+        return p
     if (corner := aligned.corner(rows, xp)) is not None:
         return corner
     left_over("gumbel_softmax", mapping, xp)
@@ -305,6 +315,7 @@ def sample(
     mask: Any = None,
     return_log_prob: bool = False,
     return_support: bool = False,
+    invalid: Invalid = None,
 ) -> Any:
     """Classes drawn with the probabilities of any map, after any transforms of the scores.
 
@@ -350,8 +361,8 @@ def sample(
     """
     mapping, axis = as_mapping(mapping, "sample"), pick_axis(axis, dim)
     refuse_sharded("sample", x)
-    x, axis, xp = _check_classes(x, axis)
-    given = prepare(mapping, x, axis, mask)
+    x, axis, xp = _read("sample", x, axis, invalid)
+    given = prepare(mapping, x, axis, mask, least=0).with_a_class()
     rows, mapping, size = given.rows, given.mapping.frozen(), count_of(num_samples)
     rest = left_over("sample", mapping, xp)
     parts = transforms_along(transform, axis, rows.ndim, "sample")
@@ -369,8 +380,10 @@ def sample(
         drawn = _by_inversion(mapping, cut, full, size, generator, return_log_prob, return_support, rest)
     else:
         drawn = _in_one_pass(mapping, cut, full, steps, size, generator, return_log_prob)
-    if rest:
-        drawn = drawn._replace(index=xp.where(drawn.index == x.shape[axis], -xp.ones_like(drawn.index), drawn.index))
+    if invalid is not None:
+        drawn = drawn._replace(index=validated("sample", drawn.index, given.rows, invalid, xp))
+    if rest:  # the last index is none of the classes, and no lost row
+        drawn = drawn._replace(index=xp.where(drawn.index == rows.shape[-1], -xp.ones_like(drawn.index), drawn.index))
     index, log_prob, full_log_prob = (None if v is None else _samples_first(v, num_samples, xp) for v in drawn[:3])
     return Sample(index, log_prob, full_log_prob, drawn.support) if return_log_prob or return_support else index
 
@@ -425,17 +438,16 @@ def _log_prob(mapping: Mapping, rows: Array, index: Array, rest: bool, xp: Names
 def _samples_first(index: Array, num_samples: int | None, xp: Namespace) -> Array:
     """The indices [..., samples] with the samples as the first axis, or without that axis if `num_samples` is None."""
     if num_samples is None:
-        return index[..., 0]
+        return as_scalar(index[..., 0])
     last = index.ndim - 1
     return xp.permute_dims(index, (last, *range(last)))
 
 
-def _check_classes(x: Any, axis: int) -> tuple[Array, int, Namespace]:
-    """The scores as an array of floats, the axis of their classes from 0 on, and the namespace; an error if there is no class."""
+def _read(who: str, x: Any, axis: Any, invalid: Invalid) -> tuple[Array, int, Namespace]:
+    """The scores as an array of floats, the axis of their classes from 0 on, and the namespace."""
+    check_invalid(who, invalid)
     x, xp = floats(x)
     axis = check_axis(axis, x.ndim)
-    if x.shape[axis] == 0:
-        raise ValueError(
-            f"axis {axis} of the scores is empty: there is no class to draw; got the shape {tuple(x.shape)}"
-        )
+    if invalid == "argmax" and not x.shape[axis]:
+        raise ValueError(f"{who}: axis {axis} of the scores is empty, so that invalid='argmax' has no class to give")
     return x, axis, xp

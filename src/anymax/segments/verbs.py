@@ -205,7 +205,7 @@ def segment_threshold(
     Returns
     -------
     Threshold[Array]
-        A `Threshold`, the pair (tau, support), with segments in place of entries. Neither has a gradient.
+        A `Threshold`, the pair (tau, support), with segments in place of entries. tau has a gradient, that of `anymax.threshold`.
 
     Examples
     --------
@@ -217,8 +217,8 @@ def segment_threshold(
     call = SegmentCall.of("segment_threshold", mapping, x, **options)
     if not call.mapping.has_threshold:
         raise TypeError(call.mapping.no_threshold())
-    call = call.constant()
-    out = bridge(call.x).segments.threshold(call)
+    moves = any(_array.differentiates(a) for a in (call.x, *call.mapping.params().values()))
+    out = None if moves else bridge(call.x).segments.threshold(call)
     if out is not None:
         tau = _narrowed(call.moved(out), call)
     else:
@@ -227,7 +227,7 @@ def segment_threshold(
             return threshold(mapping_of(call.mapping, bucket), rows).tau
 
         tau = call.back(each_row(call.segments, call.rows, verb, -math.inf, least=call.mapping.least_classes))
-    p = _array.to_last(_probabilities(call), call.axis, call.xp)
+    p = _array.to_last(_probabilities(call.constant()), call.axis, call.xp)
     return Threshold(tau, _array.from_last(_counted(call.segments, p), call.axis, call.xp))
 
 

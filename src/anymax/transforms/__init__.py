@@ -18,17 +18,18 @@ from .._core.elsewhere import answering
 from .._core.mapping import Mapping
 from .adaptive import mink, pless, toph
 from .base import Composed, Transform, is_function
+from .configs import Configured, from_config
 from .dry import dry
 from .dynamic_temperature import dynamic_temperature
 from .scaling import cosine, mask, mix, noise, normalize, prior, scalable, temperature
 from .softcap import softcap
-from .tokens import logit_bias, repetition_penalty
+from .tokens import logit_bias, repetition_penalty, sequence_bias
 from .truncation import epsilon_cutoff, eta, minp, topk, topnsigma, topp, typical, xtc
 
 __all__ = [
-    "Composed", "Transform", "compose", "cosine", "dry", "dynamic_temperature", "epsilon_cutoff", "eta", "logit_bias", "mask", "mink",
-    "minp", "mix", "noise", "normalize", "pless", "prior", "repetition_penalty", "scalable", "softcap", "temperature", "toph", "topk",
-    "topnsigma", "topp", "typical", "xtc",
+    "Composed", "Configured", "Transform", "compose", "cosine", "dry", "dynamic_temperature", "epsilon_cutoff", "eta", "from_config",
+    "logit_bias", "mask", "mink", "minp", "mix", "noise", "normalize", "pless", "prior", "repetition_penalty", "scalable", "sequence_bias",
+    "softcap", "temperature", "toph", "topk", "topnsigma", "topp", "typical", "xtc",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 from .._array import Array, Namespace, check_flag, pick_axis
 from .._core.typing import Parameter
-from .._random.truncation import mink_keep, pless_keep, toph_keep
+from .._random.truncation import mink_keep, pless_keep, toph_hundred_keep, toph_keep
 from .base import Transform, check_range, makes_transform, of_scores
 from .truncation import MASS, Truncation, min_keep_of
 
@@ -53,8 +53,8 @@ def toph(a: Parameter = 0.4, min_keep: int = 1, *, axis: int | None = None, dim:
     The entropy of the kept classes is that of their probabilities divided by their sum; it grows with each class. Baghaei Potraghloo et
     al. 2025 (top-H decoding).
 
-    The option `top_h` of transformers differs: it looks at the 100 most probable classes only, and compares the sum of their terms
-    `-p log p`, without dividing by the sum of their probabilities.
+    The option `top_h` of transformers differs, and `from_config` does as it does: it looks at the 100 most probable classes only, and
+    compares the sum of their terms `-p log p`, without dividing by the sum of their probabilities.
 
     Parameters
     ----------
@@ -80,6 +80,37 @@ class _TopH(Truncation):
 
     def keep(self, x: Array, xp: Namespace, a: Any, min_keep: int) -> Array:
         return toph_keep(x, a, xp, min_keep)
+
+
+@makes_transform
+def toph_of_transformers(a: Parameter, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """The option `top_h` of transformers: `toph` over the 100 most probable classes, with the sum of their terms -p log p.
+
+    `from_config` makes it; the one of the paper is `toph`.
+
+    Parameters
+    ----------
+    a
+        The share of the sum, above 0 and at most 1, or an array with one value per row: [..., 1]. Among equal scores at the edge the
+        first are kept.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from anymax.transforms import adaptive
+    >>> np.exp(adaptive.toph_of_transformers(0.7)(np.log([0.5, 0.3, 0.1, 0.1]))).round(3)  # terms 0.35, 0.36, 0.23 and 0.23
+    array([0.5, 0.3, 0. , 0. ])
+    """
+    check_range("toph_of_transformers", "a", a, lambda v: (v > 0) & (v <= 1), MASS)
+    return _TopHOfTransformers((("a", a),), pick_axis(axis, dim))
+
+
+class _TopHOfTransformers(Truncation):
+    name = "toph_of_transformers"
+    aligned = ("a",)
+
+    def keep(self, x: Array, xp: Namespace, a: Any) -> Array:
+        return toph_hundred_keep(x, a, xp)
 
 
 @makes_transform

@@ -176,7 +176,7 @@ def makes_transform(function: Function) -> Function:
     return documented_like(every_transform)(check_keywords({"": advice})(function))
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Composed:
     """Transforms in sequence, applied from left to right.
 
@@ -195,6 +195,12 @@ class Composed:
         for parts in _together(self.transforms):
             y = _cut(parts, y, xp)
         return y if y.dtype == scores.dtype or narrow(scores) else xp.astype(y, scores.dtype)
+
+    def __eq__(self, other: object) -> bool:
+        return self.transforms == other.transforms if isinstance(other, Composed) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.transforms)
 
     def __repr__(self) -> str:
         return f"compose({', '.join(map(repr, self.transforms))})"

@@ -24,7 +24,7 @@ from .._array import (
 )
 from .._core.typing import Parameter
 from .base import Transform, check_range, makes_transform, on_kept
-from .tokens import read_tokens, tokens_beside
+from .tokens import in_order, read_tokens, tokens_beside
 
 _LONGEST = 50  # as in text-generation-webui: more would only make a power overflow
 
@@ -106,7 +106,7 @@ class _Dry(Transform):
         tokens = counts(tokens_beside("dry", tokens, x, xp), xp)
         if tokens.shape[-1] < 2 or allowed_length > _LONGEST:
             return x
-        tokens = _at_the_end(tokens, xp)
+        tokens = in_order(tokens, xp)
         length = _repeated(tokens, sequence_breakers, xp)
         follows = tokens[..., 1:]
         for b in sequence_breakers:
@@ -122,14 +122,6 @@ class _Dry(Transform):
             return xp.where(costs, y - multiplier * xp.exp(power), y)
 
         return on_kept(x, move, xp)
-
-
-def _at_the_end(tokens: Array, xp: Namespace) -> Array:
-    """The tokens of each row in their order, with all -1 before them."""
-    n = tokens.shape[-1]
-    place = positions(tokens, tokens.dtype, xp)
-    order = xp.argsort(xp.where(tokens < 0, place, place + n), axis=-1)
-    return xp.take_along_axis(tokens, order, axis=-1)
 
 
 def _repeated(tokens: Array, breakers: tuple[int, ...], xp: Namespace) -> Array:

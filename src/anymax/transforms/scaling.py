@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
+import numpy as np
+
 from .._array import (
     Array,
     Namespace,
     as_dtype,
     asarray,
+    differentiates,
     dtype_name,
     finish,
     finite_scores,
@@ -29,6 +32,8 @@ from .._array import (
     total,
     upcast,
 )
+from .._core.mapping import Mapping
+from .._core.names import as_mapping
 from .._core.rows import hide
 from .._core.typing import ArrayT, Numbers, Parameter
 from .._random.generators import listed
@@ -85,6 +90,8 @@ def divided(x: Array, T: Any, xp: Namespace) -> Array:
         return on_kept(x, lambda y: 0.0 * y, xp) if math.inf == T else x / T
     cold = tiny > T
     if known(cold) and not bool(xp.any(cold)):
+        if not differentiates(T) and bool(xp.all(math.inf > T)):
+            return x / T  # -inf stays -inf; it would have a gradient in T that is NaN
         return on_kept(x, lambda y: y / T, xp)
     warm = on_kept(x, lambda y: y / safe(T, ~cold, 1.0, xp), xp)
     return xp.where(cold, _largest(x, xp), warm)
@@ -198,12 +205,16 @@ def prior(
     log_p: Parameter | Numbers | None = None,
     scale: Parameter | Numbers | None = None,
     *,
+    strength: float | Mapping | str = 1.0,
     axis: int | None = None,
     dim: int | None = None,
 ) -> Transform:
-    """Prior knowledge before the map: `scale * x + log_p`, one or both. `mix` uses it after the map.
+    """Prior knowledge before the map: `scale * x + strength * log_p`. `mix` uses it after the map.
 
-    With softmax, `log_p` multiplies the probabilities by p and renormalises (logit adjustment: log class frequencies).
+    With softmax, `log_p` multiplies the probabilities by p and renormalises (logit adjustment: log class frequencies). Another map
+    answers more or less to the same change of a score. For it, name the map: `strength` is then the number with which the logarithm of a
+    probability changes as much as that of softmax does, where all scores are equal. For `Entmax(alpha)` with n classes this is
+    n^(1 - alpha).
 
     Parameters
     ----------
@@ -211,11 +222,15 @@ def prior(
         is added to the scores: a number, or an array or list that broadcasts to them; -inf masks a class.
     scale
         Multiplies the scores: a number, or an array or list that broadcasts to them.
+    strength
+        Multiplies log_p: a number, -1 to take a prior away again; or a map, or its name, for the number that fits it.
 
     Examples
     --------
     >>> prior(log_p=[0.0, -1.0])([2.0, 2.0])
     array([2., 1.])
+    >>> prior(log_p=[0.0, -1.0, -1.0, -2.0], strength="entmax15")([2.0, 2.0, 2.0, 2.0])
+    array([2. , 1.5, 1.5, 1. ])
     """
     if log_p is None and scale is None:
         raise TypeError("prior(): give log_p=<added to the scores>, scale=<multiplies the scores>, or both")
@@ -223,7 +238,36 @@ def prior(
     for name, value in (("log_p", log_p), ("scale", scale)):
         if value is not None:
             check_range("prior", name, value, lambda v: v == v, "a number, not NaN")
-    return _Prior((("log_p", log_p), ("scale", scale)), pick_axis(axis, dim))
+    axis = pick_axis(axis, dim)
+    if isinstance(strength, (str, Mapping)):
+        strength = _fitting(as_mapping(strength, "prior", "strength is a number or a map"), log_p, axis)
+    elif not isinstance(strength, (int, float)) or isinstance(strength, bool) or not math.isfinite(strength):
+        raise TypeError(f"prior: strength must be a finite number, or the map that follows, got {strength!r}")
+    return _Prior((("log_p", log_p), ("scale", scale), ("strength", strength)), axis)
+
+
+def _fitting(mapping: Mapping, log_p: Any, axis: int) -> float:
+    """With which factor for the scores log p of this map changes as much as that of softmax, where all scores are equal."""
+    if not is_array(log_p) or not log_p.ndim:
+        raise TypeError(
+            f"prior(strength={mapping!r}): give the log_p of all classes, one number a class, got log_p={log_p!r}"
+        )
+    if mapping.params():
+        raise TypeError(
+            f"prior: strength={mapping!r} has arrays as parameters; give a map whose parameters are numbers, or a number"
+        )
+    n = log_p.shape[axis if log_p.ndim > 1 else -1]
+    x, one = np.zeros((1, n)), np.eye(1, n)
+    with np.errstate(all="ignore"):
+        p = mapping.forward(x, np)
+        most, slope = float(p[0, 0]), float(mapping.vjp(x, p, one, np)[0, 0])
+    if most == 1.0:  # the only class, or the only one that is kept
+        return 1.0
+    if not slope > 0.0:
+        raise ValueError(
+            f"prior: {mapping!r} does not rise where {n} scores are 0, so that no strength fits it; give a number"
+        )
+    return most * (1.0 - most) / slope
 
 
 class _Prior(Transform):
@@ -231,7 +275,10 @@ class _Prior(Transform):
     aligned = ("log_p", "scale")
     elementwise = True
 
-    def rows(self, x: Array, xp: Namespace, log_p: Any, scale: Any) -> Array:
+    def rows(self, x: Array, xp: Namespace, log_p: Any, scale: Any, strength: Any) -> Array:
+        if log_p is not None and strength != 1.0:
+            log_p = log_p * strength if strength else None
+
         def move(y: Array) -> Array:
             y = y if scale is None else y * scale
             return y if log_p is None else y + log_p

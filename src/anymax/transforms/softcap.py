@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .._array import Array, Namespace, pick_axis
+from .._array import Array, Namespace, is_number, pick_axis
 from .._core.typing import Parameter
 from .base import Transform, check_range, makes_transform, on_kept
 
@@ -39,3 +39,11 @@ class _Softcap(Transform):
     def rows(self, x: Array, xp: Namespace, cap: Any) -> Array:
         capped = on_kept(x, lambda y: cap * xp.tanh(y / cap), xp)
         return xp.where(x == math.inf, x, capped)  # a row with +inf stays one that is lost
+
+
+def cap_of(transforms: tuple[Any, ...]) -> float | None:
+    """The cap if the transforms are one `softcap` by a number, 0 if there are none, else None."""
+    if not transforms:
+        return 0.0
+    cap = dict(transforms[0].params)["cap"] if len(transforms) == 1 and isinstance(transforms[0], _Softcap) else None
+    return float(cap) if is_number(cap) else None

@@ -27,6 +27,7 @@ from .._array import (
     pick_axis,
     positions,
 )
+from .._core.rows import hide
 from .._core.typing import Parameter
 from .base import Transform, check_range, from_numpy, makes_transform, on_kept
 
@@ -108,7 +109,7 @@ def logit_bias(bias: Any, *, axis: int | None = None, dim: int | None = None) ->
     array([ 1. , -inf,  2.5])
     """
     if isinstance(bias, dict):
-        bias = tuple((_index(c), _finite(v)) for c, v in bias.items())
+        bias = tuple((_index(c), _finite("logit_bias", v)) for c, v in bias.items())
     elif not isinstance(bias, (int, float)):
         bias = asarray(bias, "bias")
     if not isinstance(bias, tuple):
@@ -134,30 +135,142 @@ class _LogitBias(Transform):
         return on_kept(x, lambda y: y + bias, xp)
 
 
+@makes_transform
+def sequence_bias(tokens: Any, bias: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """Add a bias to the class that would complete a sequence: to its last class, where the tokens end with the classes before it.
+
+    Use it to ban words of several tokens (-inf), or to make them more likely: the `bad_words_ids` and `sequence_bias` of transformers, and
+    the `bad_words` of vLLM, which looks at the output alone. A sequence of one class acts everywhere, as in `logit_bias`.
+
+    Parameters
+    ----------
+    tokens
+        The classes that came before, in order: integers [..., length] with the leading axes of the scores; -1 where a row has fewer, at
+        any place. [length] gives all rows the same tokens. A list with one list of classes for each row may have several lengths.
+    bias
+        A dict sequence -> bias, such as `{(3, 5): -inf, (7,): 1.5}`. Where several sequences end with the same class, their biases add up.
+    axis, dim
+        The axis of the classes, the last by default. Tokens are always along their last axis.
+
+    Examples
+    --------
+    >>> ban = sequence_bias([[1, 2], [2, 1]], {(1, 2, 0): -float("inf"), (3,): 0.5})
+    >>> ban([[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    array([[-inf,  0. ,  0. ,  0.5],
+           [ 0. ,  0. ,  0. ,  0.5]])
+    """
+    if not isinstance(bias, dict):
+        raise TypeError(
+            f"sequence_bias: bias must be a dict sequence -> bias, such as {{(3, 5): -math.inf}}, got {bias!r}"
+        )
+    sequences = tuple(as_sequence("sequence_bias", words) for words in bias)
+    values = tuple(_finite("sequence_bias", v) for v in bias.values())
+    return biased_sequences("sequence_bias", tokens, sequences, values, axis=pick_axis(axis, dim))
+
+
+def as_sequence(who: str, words: Any) -> tuple[int, ...]:
+    """A sequence of classes, at least one."""
+    one = (words,) if is_int(number(words)) else words
+    if not isinstance(one, (tuple, list)) or not one or not all(is_int(number(c)) and c >= 0 for c in one):
+        raise TypeError(f"{who}: a sequence must be classes, integers from 0 on, such as (3, 5), got {words!r}")
+    return tuple(int(c) for c in one)
+
+
+def biased_sequences(
+    who: str, tokens: Any, sequences: tuple[tuple[int, ...], ...], bias: Any, *, axis: int = -1
+) -> Transform:
+    """`sequence_bias` with the biases in the order of the sequences: a tuple, or an array [..., sequences] with the axes of the rows."""
+    return _SequenceBias((("tokens", read_tokens(who, tokens)), ("sequences", sequences), ("bias", bias)), axis)
+
+
+class _SequenceBias(Transform):
+    name = "sequence_bias"
+
+    def rows(self, x: Array, xp: Namespace, tokens: Array, sequences: tuple[tuple[int, ...], ...], bias: Any) -> Array:
+        n = x.shape[-1]
+        out = [c for words in sequences for c in words if c >= n]
+        if out:
+            raise ValueError(f"sequence_bias: class {out[0]} is out of range for {n} classes; classes are 0 to {n - 1}")
+        if not sequences:
+            return x
+        tokens = counts(tokens_beside("sequence_bias", tokens, x, xp), xp)
+        lead = tuple(x.shape[:-1])
+        tokens = xp.broadcast_to(in_order(tokens, xp) if tokens.shape[-1] else tokens, (*lead, tokens.shape[-1]))
+        before = max(map(len, sequences)) - 1
+        short = max(before - tokens.shape[-1], 0)
+        if short:
+            tokens = xp.concat([-xp.ones((*lead, short), dtype=tokens.dtype, **device_of(x)), tokens], axis=-1)
+        # [..., sequences, before]: the classes before the last one, and -2 where a shorter sequence has none
+        first = np.asarray([(-2,) * (before + 1 - len(words)) + words[:-1] for words in sequences], np.int64)
+        first = counts(adopt(first.reshape(len(sequences), before), x, xp), xp)
+        end = tokens[..., tokens.shape[-1] - before :]
+        matches = xp.all((xp.expand_dims(end, axis=-2) == first) | (first == -2), axis=-1)
+        values = adopt(np.asarray(bias, np.float64), x, xp) if isinstance(bias, tuple) else from_numpy(bias, x, xp)
+        values = xp.where(matches, xp.astype(values, x.dtype), xp.zeros(matches.shape, dtype=x.dtype, **device_of(x)))
+        last = counts(adopt(np.asarray([words[-1] for words in sequences], np.int64), x, xp), xp)
+        added = _sums(xp.broadcast_to(last, matches.shape), values, n, x, xp)
+        return on_kept(x, lambda y: y + added, xp)
+
+
+def allowed(classes: Any) -> Transform:
+    """-inf at all classes but those listed, integers [..., length] with the axes of the rows; -1 is none, and a row of -1 keeps all."""
+    return _Allowed((("classes", read_tokens("allowed", classes)),))
+
+
+class _Allowed(Transform):
+    name = "allowed"
+
+    def rows(self, x: Array, xp: Namespace, classes: Array) -> Array:
+        classes = counts(tokens_beside("allowed", classes, x, xp), xp)
+        listed = _sums(classes, None, x.shape[-1], x, xp) > 0
+        return hide(x, xp.broadcast_to(listed | ~xp.any(listed, axis=-1, keepdims=True), x.shape))
+
+
 def _index(value: Any) -> int:
     if not is_int(number(value)):
         raise TypeError(f"logit_bias: the keys of bias must be classes, integers from 0 on, got {value!r}")
     return int(value)
 
 
-def _finite(value: Any) -> float:
+def _finite(who: str, value: Any) -> float:
     value = number(value)
     if not is_number(value):
-        raise TypeError(f"logit_bias: the values of bias must be numbers, got {value!r}")
+        raise TypeError(f"{who}: the values of bias must be numbers, got {value!r}")
     if not value < math.inf:
-        raise ValueError(f"logit_bias: the values of bias must be below infinity, got {value}")
+        raise ValueError(f"{who}: the values of bias must be below infinity, got {value}")
     return float(value)
 
 
 def read_tokens(who: str, tokens: Any) -> Array:
-    """The classes that came before, as an array of signed integers with at least one axis."""
-    tokens = asarray(tokens, "tokens")
+    """The classes that came before, as an array of signed integers with at least one axis; lists of several lengths end with -1."""
+    tokens = asarray(_padded(tokens), "tokens")
     if not is_integer(tokens) and tokens.shape != (0,):
         raise TypeError(f"{who}: tokens must be integers, the classes that came before, got {dtype_name(tokens)}")
     if tokens.ndim == 0:
         raise ValueError(f"{who}: tokens must have an axis, the classes that came before, got a single number")
     # also unsigned integers, which torch can't compare
     return tokens.astype(np.int64) if isinstance(tokens, np.ndarray) else tokens
+
+
+def _padded(tokens: Any) -> Any:
+    """Lists of classes, one list a row, as an array with -1 at the end of the shorter ones; anything else as it is."""
+    if not isinstance(tokens, (list, tuple)) or not tokens or not all(isinstance(row, (list, tuple)) for row in tokens):
+        return tokens
+    longest = max(map(len, tokens))
+    if longest and (
+        all(len(row) == longest for row in tokens) or any(isinstance(c, (list, tuple)) for r in tokens for c in r)
+    ):
+        return tokens
+    rows = [[*row, *[-1] * (longest - len(row))] for row in tokens]
+    return np.asarray(rows, None if longest else np.int64)
+
+
+def in_order(tokens: Array, xp: Namespace) -> Array:
+    """The tokens of each row in their order, with all -1 before them."""
+    n = tokens.shape[-1]
+    place = positions(tokens, tokens.dtype, xp)
+    order = xp.argsort(xp.where(tokens < 0, place, place + n), axis=-1)
+    return xp.take_along_axis(tokens, order, axis=-1)
 
 
 def tokens_beside(who: str, tokens: Array, x: Array, xp: Namespace) -> Array:
@@ -191,7 +304,7 @@ def _sums(index: Array, weight: Array | None, n: int, x: Array, xp: Namespace) -
     on_device = device_of(x)
     start = (n + 1) * xp.arange(rows, dtype=index.dtype, **on_device)
     flat = xp.reshape(start[:, None] + xp.where((flat >= 0) & (flat < n), flat, n * xp.ones_like(flat)), (-1,))
-    ones = xp.ones(flat.shape, dtype=x.dtype, **on_device) if weight is None else weight
+    ones = xp.ones(flat.shape, dtype=x.dtype, **on_device) if weight is None else xp.reshape(weight, (-1,))
     size = rows * (n + 1)
     if is_torch(x):
         out = xp.zeros(size, dtype=x.dtype, **on_device).index_add(0, flat, ones)

@@ -34,6 +34,13 @@ _INSIDE = "above 0 and below 1"
 _MOST = 2**31 - 1  # positions are counted in 32 bits
 
 
+def _range(words: str, value: Any) -> str:
+    """What is allowed; at 0 and -1, which configs have for "off", also what to write for that."""
+    value = number(value)
+    off = isinstance(value, (int, float)) and value in (0, -1)
+    return f"{words} (a config's {value:g} for off is no transform: leave it out, or use from_config)" if off else words
+
+
 class Truncation(Transform):
     """A transform that masks classes by their scores; `keep` of a subclass chooses the classes that stay."""
 
@@ -101,7 +108,7 @@ def topk(
             f"topk: k must be an integer, the number of scores to keep, got {brief(given)}{of_scores('topk', given)}"
         )
     elif given < 1:
-        raise ValueError(f"topk: k must be at least 1, got {given}")
+        raise ValueError(f"topk: k must be {_range('at least 1', given)}, got {given}")
     params = (("k", given), ("min_keep", min_keep)) if one else (("k", max(int(given), min_keep)),)
     split = check_groups("topk", groups, keep_groups, group_by)
     if by is None and split is None:
@@ -228,7 +235,7 @@ def minp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int |
     >>> minp(0.2)([2.0, 1.0, 0.0])
     array([  2.,   1., -inf])
     """
-    check_range("minp", "p", p, lambda v: (v > 0) & (v <= 1), MASS)
+    check_range("minp", "p", p, lambda v: (v > 0) & (v <= 1), _range(MASS, p))
     return _MinP((("p", p), ("min_keep", min_keep_of("minp", min_keep))), pick_axis(axis, dim))
 
 
@@ -252,15 +259,16 @@ def topnsigma(n: Parameter, *, axis: int | None = None, dim: int | None = None) 
     Parameters
     ----------
     n
-        How many deviations, at least 0, or an array with one value per row: [..., 1]. The standard deviation is the
-        population one of the entries that are not masked (division by their number).
+        How many deviations, above 0, or an array with one value per row: [..., 1]. The standard deviation is the
+        population one of the entries that are not masked (division by their number). 0, which is "off" in llama.cpp, is an
+        error: leave the transform out, or write `topk(1)` for the largest score alone.
 
     Examples
     --------
     >>> topnsigma(1.0)([4.0, 3.5, 0.0])
     array([ 4. ,  3.5, -inf])
     """
-    check_range("topnsigma", "n", n, lambda v: v >= 0, "at least 0")
+    check_range("topnsigma", "n", n, lambda v: v > 0, _range("above 0", n))
     return _TopNSigma((("n", n),), pick_axis(axis, dim))
 
 

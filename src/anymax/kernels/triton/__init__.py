@@ -15,15 +15,15 @@ from typing import Any
 
 from ..._array import Array, is_jax, is_torch
 from ..._core.mapping import Mapping
+from ..._random.nodes import NODES
 from .. import arrays
 from .._rows import disjoint
 from ..choice import asked
 from ..engine import BELOW, Engine, IndexLoss
-from ..link import SOFTMAX, SPARSE, Link, found_link, link_of, noise_of, refuse_link
+from ..link import SOFTMAX, SPARSE, Link
+from ..linked import found_link, link_of
+from . import limits
 
-ATTENTION = ("softmax", "sparsemax", "entmax", "budget")  # the maps of the attention kernels
-_DTYPES = ("float32", "bfloat16", "float16")
-_NOISES = ("normal", "logistic")
 _MOST_SERVED = 1024
 _served: dict[Any, bool] = {}  # see `Triton.quick`
 
@@ -52,43 +52,23 @@ def triton_link(mapping: Mapping) -> Link | str:
     link = link_of(mapping)
     if isinstance(link, str):
         return link
-    if link.kind == "relu":
-        return f"it has no kernel for {mapping.name}"
-    if link.kind == "perturb_max":
-        noise = noise_of(link)
-        if noise == "gumbel" and link.param == 1.0:
-            return link._replace(kind="softmax", param=0.0)
-        if noise not in _NOISES:
-            return f"it has no kernel for the noise {noise!r} at scale {link.param:g}; it knows {', '.join(_NOISES)}"
-    if link.kind == "normmax" and link.params is not None:
-        return "it takes one alpha of normmax for all rows"
-    if link.kind == "topk" and link.params is not None:
-        return "it takes one k for all rows"
-    if link.kind == "taylor" and link.param > 16:
-        return f"it goes to order 16, not {link.param:g}"
+    link = limits.taken(link, mapping.name)
+    if isinstance(link, Link) and link.kind == "perturb_max" and not link.nodes:
+        return link._replace(nodes=NODES)
     return link
 
 
 def refuse_map(op: str, mapping: Mapping) -> str | None:
     """Why the kernels can't compute an operation of a map; None if they can, for the tensors that they take."""
-    link = triton_link(mapping)
-    if reason := refuse_link(op, link):
-        return reason
-    assert not isinstance(link, str), link
-    if op == "log_vjp" and link.kind == "sigsoftmax":
-        return "it has no backward of log p for sigsoftmax"
-    if op in ("index_loss", "threshold") and link.kind == "perturb_max":
-        return "perturb_max has no such operation in one pass"
-    if op == "threshold" and link.kind == "entmax" and link.params is not None:
-        return "it gives thresholds of entmax for one alpha only"
-    return None
+    return limits.refuse(op, triton_link(mapping))
 
 
 def refuse_attention(mapping: Mapping) -> str | None:
     """Why the attention kernels can't take a map; None if they can."""
-    if mapping.kernel in ATTENTION:
+    known = limits.ATTENTION
+    if mapping.kernel in known:
         return None
-    return f"it has no kernel for {mapping.name}, but for {', '.join(ATTENTION[:-1])} and {ATTENTION[-1]}"
+    return f"it has no kernel for {mapping.name}, but for {', '.join(known[:-1])} and {known[-1]}"
 
 
 def output_layer(*operands: Array | None) -> Any:
@@ -97,7 +77,7 @@ def output_layer(*operands: Array | None) -> Any:
     kind = given[0].device.type
     if asked() not in (None, Triton.name) or (kind != "cuda" and not (kind == "cpu" and _interpreted())):
         return None
-    if isinstance(load(), str) or any(arrays.refuse_tensor(a, kind, _DTYPES) is not None for a in given):
+    if isinstance(load(), str) or any(arrays.refuse_tensor(a, kind, limits.DTYPES) is not None for a in given):
         return None
     return importlib.import_module(f"{__name__}.layer")
 
@@ -109,7 +89,7 @@ def router_of(x: Array) -> Any:
     kind = x.device.type
     if (kind != "cuda" and not (kind == "cpu" and _interpreted())) or isinstance(load(), str):
         return None
-    if arrays.refuse_tensor(x, kind, _DTYPES) is not None:
+    if arrays.refuse_tensor(x, kind, limits.DTYPES) is not None:
         return None
     return importlib.import_module(f"{__name__}.router")
 
@@ -126,16 +106,6 @@ def _backward(mapping: Mapping, logs: bool, x: Array, p: Array, g: Array, saved:
     out = sys.modules["torch"].empty_like(p)
     launch.backward(link, logs, x, p, g, out, saved)
     return out
-
-
-def _to_last(x: Array, axis: int) -> Array:
-    return x if axis in (-1, x.ndim - 1) else x.movedim(axis, -1)
-
-
-def _numbers(x: Array, *shape: int) -> Array:
-    """An uninitialized fp32 tensor on the device of x."""
-    torch = sys.modules["torch"]
-    return torch.empty(shape, dtype=torch.float32, device=x.device)
 
 
 def _apart(mapping: Mapping, x: Array, mask: Array | None, out: Array) -> bool:
@@ -161,10 +131,10 @@ class Triton(Engine):
             return f"it takes tensors on a GPU (CUDA, ROCm), these are on {x.device}"
         if op not in self.ops:
             return self.lacks(op)
-        reason = refuse_map(op, mapping) or arrays.refuse_tensor(x, x.device.type, _DTYPES)
+        reason = refuse_map(op, mapping) or arrays.refuse_tensor(x, x.device.type, limits.DTYPES)
         params = None if reason else found_link(mapping).params
         if params is not None and is_torch(params):
-            reason = arrays.refuse_tensor(params, params.device.type, ("float64", "int64", "int32", *_DTYPES))
+            reason = arrays.refuse_tensor(params, params.device.type, ("float64", "int64", "int32", *limits.DTYPES))
         if reason is not None:
             return reason
         launch = load()
@@ -199,8 +169,7 @@ class Triton(Engine):
         launch, link = prepared(mapping)
         if out is not None or link.kind not in SPARSE:
             return self.forward(mapping, x, mask, out), None
-        p = sys.modules["torch"].empty_like(x)
-        return p, launch.run("p", link, x, mask=mask, out=p, keep_lanes=True)
+        return launch.p_saving(link, x, mask)
 
     def write(self, mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
         if self.refuse("forward", mapping, out) is not None or not _apart(mapping, x, mask, out):
@@ -223,60 +192,33 @@ class Triton(Engine):
     def index_loss(
         self, mapping: Mapping, x: Array, index: Array, *, save: bool, axis: int = -1, ignored: int = BELOW, reduction: str = "none",
     ) -> IndexLoss | None:  # fmt: skip
-        """In fp32: one kernel, then one sum, then the division of a mean; an index that is no class makes the loss NaN.
-
-        It saves four numbers per row, from which the gradient is written; for a sparse map of long rows also the lanes with the support.
-        """
+        """In fp32; an index that is no class makes the loss NaN."""
         if index.device != x.device or (axis != -1 and mapping.params()):
             return None
         index, ignored = (index.clamp(min=-1), -1) if ignored == BELOW else (index, ignored)
-        (launch, link), rows = prepared(mapping), _to_last(x, axis)
-        batch = rows.shape[:-1]
-        both = _numbers(x, 2, *batch)  # the loss of each row, and 1 if it counts, else 0
-        state = _numbers(x, *batch, 4) if save else None
-        keeps = save and link.kind in SPARSE
-        state = (
-            launch.run("loss", link, rows, index=index, value=both, state=state, ignore=ignored, keep_lanes=keeps)
-            or state
-        )
-        if reduction == "none":
-            return IndexLoss(both[0], state)
-        sums = both.flatten(1).sum(1)
-        if reduction == "sum":
-            return IndexLoss(sums[0], state)
-        count = sums[1].clamp(min=1.0)
-        return IndexLoss(sums[0] / count, state, count)
+        launch, link = prepared(mapping)
+        return IndexLoss(*launch.loss(link, x, index, ignored, reduction, axis, save))
 
     def index_loss_grad(
         self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, *, axis: int = -1, ignored: int = BELOW,
         factor: float = 1.0,
     ) -> Array | None:  # fmt: skip
-        """Reads and writes each row once, without a search. Where the loss saved lanes, it reads only those.
-
-        To write p - y in the loss already would move more: n forward and 2 n backward, in reads and writes of n scores, would be 2 n
-        forward and 2 n backward (a factor in place would spoil a graph that is used again), and p - y would be held in between."""
         launch, link = prepared(mapping)
-        torch = sys.modules["torch"]
-        rows = _to_last(x, axis)
-        out = torch.empty_like(rows)
         assert saved is not None
-        scale = scale.to(torch.float32) if factor == 1.0 else scale.to(torch.float32) * factor
-        scale = scale.expand(rows.shape[:-1]) if scale.ndim else scale
         index, ignored = (index.clamp(min=-1), -1) if ignored == BELOW else (index, ignored)
-        launch.run("grad", link, rows, out=out, index=index, scale=scale, state=saved, ignore=ignored)
-        return out if rows is x else out.movedim(-1, axis)
+        return launch.loss_grad(link, x, index, scale, saved, ignored, axis, factor)
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
         """It is NaN for a row with NaN or +inf."""
         launch, link = prepared(mapping)
-        tau = _numbers(x, *x.shape[:-1], 1)
+        tau = launch.numbers(x, *x.shape[:-1], 1)
         launch.run("tau", link, x, value=tau)
         return tau
 
     def logsumexp(self, x: Array) -> Array:
         launch = load()
         assert not isinstance(launch, str), launch
-        out = _numbers(x, *x.shape[:-1], 1)
+        out = launch.numbers(x, *x.shape[:-1], 1)
         launch.run("logsumexp", SOFTMAX, x, value=out)
         return out
 

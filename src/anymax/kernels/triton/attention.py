@@ -95,6 +95,11 @@ def _cdiv(n: int, size: int) -> int:
     return -(-n // size)
 
 
+def even(a: Tensor) -> Tensor:
+    """Half precision padded to a multiple of 16 features, since kernels move vectors of 16 bytes."""
+    return a if a.element_size() > 2 or a.shape[-1] % 16 == 0 else torch.nn.functional.pad(a, (0, -a.shape[-1] % 16))
+
+
 def _features(a: Tensor) -> int:
     """The columns of a tile, a power of two. In half precision at least 64: on Hopper, Triton 3.6 multiplies wrongly by a tile of 32
     columns if four warps share the work (seen: values after the first 16 keys)."""
@@ -269,7 +274,7 @@ def backward(
     if "heads" in wants:
         found["heads"] = torch.stack(
             [
-                sums[..., place].sum((0, 2)) if there else sums.new_zeros(heads)
+                sums[..., place].sum(2) if there else sums.new_zeros(batch, heads)
                 for place, there in ((1, job.alibi), (0, job.sink))
             ],
             -1,

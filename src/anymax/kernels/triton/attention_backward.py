@@ -72,7 +72,7 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, pla
     )  # fmt: skip
     length, count, offset = span(RANGES, b, offset, rows, keys, RANGED)
     at = (length, count, offset, left, right)
-    slope = slope_of(HEADS, h, ALIBI)
+    slope = slope_of(HEADS, head, ALIBI)
     seed = 0
     if DROP:
         seed = tl.load(SEED)
@@ -107,7 +107,7 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, pla
     acc = tl.zeros([M, D], tl.float32)
     less = tl.zeros([M, D], tl.float32)
     if SINK:
-        extra = tl.where(i < count, tl.load(HEADS + h * 2 + 1), float("-inf"))
+        extra = tl.where(i < count, tl.load(HEADS + head * 2 + 1), float("-inf"))
         _, s0 = shares(extra, top, row, LINK, P)
         if SWEEPS == 2:
             best = s0
@@ -235,7 +235,7 @@ def attention_keys(Q, K, V, STATE, LISTS, FLAGS, G, DK, DV, ROWS, plane, BIAS_, 
             BIAS_ + b.to(tl.int64) * bb + h.to(tl.int64) * bh_, bi, bj, ADD_ + b.to(tl.int64) * ab + h.to(tl.int64) * ah, ai, aj,
             KEEP_ + b.to(tl.int64) * mb + h.to(tl.int64) * mh, mi, mj,
         )  # fmt: skip
-        slope = slope_of(HEADS, h, ALIBI)
+        slope = slope_of(HEADS, head, ALIBI)
         first_row = head.to(tl.int64) * rows
         begin, high = seeing(j0, at, N, CAUSAL, LEFT, RIGHT)
         end = tl.cdiv(high, M)
@@ -325,7 +325,7 @@ def attention_bias(Q, K, V, STATE, FLAGS, G, DB, ROWS, plane, BIAS_, ADD_, KEEP_
                 BIAS_ + far_b * bb + far_h * bh_, bi, bj, ADD_ + far_b * ab + far_h * ah, ai, aj,
                 KEEP_ + far_b * mb + far_h * mh, mi, mj,
             )  # fmt: skip
-            slope = slope_of(HEADS, h, ALIBI)
+            slope = slope_of(HEADS, head, ALIBI)
             first_row = (nothing + head) * rows
             for m in range(m_first, tall if ALL_I else m_first + 1):
                 i0 = m * M

@@ -255,10 +255,10 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
     at = (length, count, offset, left, right)
     low, high = seen(i0, at, M, CAUSAL, LEFT, RIGHT)
     begin, end = low // N, tl.cdiv(high, N)
-    slope = slope_of(HEADS, h, ALIBI)
+    slope = slope_of(HEADS, head, ALIBI)
     extra = tl.full([M, 1], float("-inf"), tl.float32)
     if SINK:
-        extra = tl.where(i < count, tl.load(HEADS + h * 2 + 1), float("-inf"))
+        extra = tl.where(i < count, tl.load(HEADS + head * 2 + 1), float("-inf"))
     seed = 0
     if DROP:
         seed = tl.load(SEED)

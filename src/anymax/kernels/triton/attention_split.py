@@ -81,7 +81,7 @@ def attention_parts(Q, K, V, SCORES, TOPS, SUMS, PARTIAL, BIAS_, ADD_, KEEP_, PA
     i0 = part * 0
     low, high = seen(i0, at, M, CAUSAL, LEFT, RIGHT)
     begin, end = low // N, tl.cdiv(high, N)
-    slope = slope_of(HEADS, h, ALIBI)
+    slope = slope_of(HEADS, head, ALIBI)
     seed = 0
     if DROP:
         seed = tl.load(SEED)
@@ -149,7 +149,7 @@ def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, PARAM, RANGES, HEADS, head
     begin, end = low // N, tl.cdiv(high, N)
     extra = tl.full([1, 1], float("-inf"), tl.float32)
     if SINK:
-        extra = tl.where(i < count, tl.load(HEADS + h * 2 + 1), float("-inf"))
+        extra = tl.where(i < count, tl.load(HEADS + head * 2 + 1), float("-inf"))
     c, mass, unsound = asked(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, LINK, P, PER_ROW)
     lanes = tl.full([1, W], float("-inf"), tl.float32)
     for first in range(begin, end, W):
@@ -292,7 +292,7 @@ def attention_merge(SUMS, STATE, PARTIAL, OUT, RANGES, HEADS, heads, rows, keys,
         _, count, _ = span(RANGES, head // heads, offset, rows, keys, RANGED)
         top = tl.full([1, 1], float("-inf"), tl.float32)
         if SINK:
-            top = tl.where(query % rows < count, tl.load(HEADS + head % heads * 2 + 1), top)
+            top = tl.where(query % rows < count, tl.load(HEADS + head * 2 + 1), top)
         extra = top
         for first in range(0, parts, C):
             part = first + tl.arange(0, C)[:, None]

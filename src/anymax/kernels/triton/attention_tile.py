@@ -123,10 +123,10 @@ def seeing(j0, at, N: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr, RI
 
 
 @triton.jit
-def slope_of(HEADS, h, ALIBI: tl.constexpr):
-    """ALiBi's slope of head h, or of several heads; HEADS has two numbers for each head."""
+def slope_of(HEADS, head, ALIBI: tl.constexpr):
+    """ALiBi's slope of a head, counted over all batches, or of several heads; HEADS has two numbers for each."""
     if ALIBI:
-        return tl.load(HEADS + h * 2)
+        return tl.load(HEADS + head * 2)
     else:
         return 0.0
 

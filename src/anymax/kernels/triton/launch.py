@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import triton
 
-from ..._random.nodes import node_count
-from ..._random.noises import find
 from .._rows import disjoint
-from ..link import Link, noise_of
+from ..link import SPARSE, Link, noise_of
 from . import plans, replay
 from .backward import backward_parts, backward_rows
 from .dense import dense_parts, dense_rows
@@ -325,6 +323,67 @@ def _backward(
     rows.finish()
 
 
+# -- operations, for the engine -----------------------------------------------------------------------------------------------------
+
+
+class Loss(NamedTuple):
+    value: Tensor  # fp32, reduced or not
+    state: Any  # what `loss_grad` needs
+    count: Tensor | None = None  # the number of rows in a mean
+
+
+def p_saving(link: Link, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Lanes | None]:
+    """p(x), and for a sparse map of long rows the lanes with the support, so that the backward reads p and g only there."""
+    p = torch.empty_like(x)
+    return p, run("p", link, x, mask=mask, out=p, keep_lanes=link.kind in SPARSE)
+
+
+def loss(link: Link, x: Tensor, index: Tensor, ignored: int, reduction: str, axis: int, save: bool) -> Loss:
+    """The loss of class indices: one kernel, then one sum, then the division of a mean. An index that is no class makes it NaN; rows
+    whose index is `ignored` are left out.
+
+    It saves four numbers per row, from which the gradient is written; for a sparse map of long rows also the lanes with the support.
+    """
+    rows = _to_last(x, axis)
+    batch = rows.shape[:-1]
+    both = numbers(x, 2, *batch)  # the loss of each row, and 1 if it counts, else 0
+    state = numbers(x, *batch, 4) if save else None
+    keeps = save and link.kind in SPARSE
+    lanes = run("loss", link, rows, index=index, value=both, state=state, ignore=ignored, keep_lanes=keeps)
+    state = lanes or state
+    if reduction == "none":
+        return Loss(both[0], state)
+    sums = both.flatten(1).sum(1)
+    if reduction == "sum":
+        return Loss(sums[0], state)
+    count = sums[1].clamp(min=1.0)
+    return Loss(sums[0] / count, state, count)
+
+
+def loss_grad(
+    link: Link, x: Tensor, index: Tensor, scale: Tensor, state: Any, ignored: int, axis: int, factor: float = 1.0
+) -> Tensor:
+    """`factor scale (p - y)`. Reads and writes each row once, without a search. Where the loss saved lanes, it reads only those.
+
+    To write p - y in the loss already would move more: n forward and 2 n backward, in reads and writes of n scores, would be 2 n
+    forward and 2 n backward (a factor in place would spoil a graph that is used again), and p - y would be held in between."""
+    rows = _to_last(x, axis)
+    out = torch.empty_like(rows)
+    scale = scale.to(torch.float32) if factor == 1.0 else scale.to(torch.float32) * factor
+    scale = scale.expand(rows.shape[:-1]) if scale.ndim else scale
+    run("grad", link, rows, out=out, index=index, scale=scale, state=state, ignore=ignored)
+    return out if rows is x else out.movedim(-1, axis)
+
+
+def numbers(x: Tensor, *shape: int) -> Tensor:
+    """An uninitialized fp32 tensor on the device of x."""
+    return torch.empty(shape, dtype=torch.float32, device=x.device)
+
+
+def _to_last(x: Tensor, axis: int) -> Tensor:
+    return x if axis in (-1, x.ndim - 1) else x.movedim(axis, -1)
+
+
 # -- perturb max ------------------------------------------------------------------------------------------------------------------
 
 
@@ -332,14 +391,22 @@ def _backward(
 def _ends(noise: str, n: int) -> tuple[float, ...]:
     """The levels at which one class, and n equal classes, have G = _TAIL, and -log G; then the same for G = 1 - _TAIL."""
     deep, shallow = -math.log(_TAIL), -math.log1p(-_TAIL)
-    at = np.asarray([deep, deep / n, shallow, shallow / n])
-    low1, low_n, up1, up_n = (float(v) for v in find(noise).level(at, np))
+    low1, low_n, up1, up_n = (level(noise, depth) for depth in (deep, deep / n, shallow, shallow / n))
     return low1, low_n, deep, up1, up_n, shallow
+
+
+def level(noise: str, depth: float) -> float:
+    """The number at which -log F of a normal or logistic noise is `depth`."""
+    above = -math.expm1(-depth)  # 1 - F, exact where it is small
+    if noise == "logistic":
+        return -depth - math.log(above)
+    standard = statistics.NormalDist()
+    return standard.inv_cdf(math.exp(-depth)) if above > 0.5 else -standard.inv_cdf(above)
 
 
 def _perturb(link: Link, x: Any, p: Tensor | None, g: Tensor | None, out: Any, mask: Tensor | None) -> None:
     """p of perturb max, or J^T g if p and g are given."""
-    noise, nodes = noise_of(link), node_count(link.nodes, x)
+    noise, nodes = noise_of(link), link.nodes
     rows = lay_out(None, x, out=out, p=p, g=g, mask=mask)
     call, operands = _Call("perturb", rows), ("x", "mask", "p", "g", "out")
     weights = x if call.plan.whole else call.empty(2 * nodes, torch.float32)

@@ -1,0 +1,201 @@
+"""Wrong labels: seven losses where none, a fifth and two fifths of the training labels are wrong, by the length of training."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import anymax
+from anymax import Entmax, Mapping, PerturbMax, Softmax, Sparsemax, Taylor
+
+from . import _images, _networks
+from ._common import Experiment, Settings, main, quick_on_one_thread
+from ._report import Claim, Findings
+from ._statistics import Interval, difference, over_seeds
+
+GHOSH = "Ghosh, Kumar and Sastry 2017 (arXiv 1712.09482)"
+EXPERIMENT = Experiment(
+    name="noise",
+    title="Wrong labels: which map and loss stays accurate?",
+    about="Small networks on digits and Fashion-MNIST with 0, 20 and 40 % wrong training labels, after 10 and 60 epochs and stopped.",
+    claims={
+        "memory": Claim("With 40 % wrong labels softmax is less accurate after 60 epochs than after 10", "asked here"),
+        "taylor": Claim("With 40 % wrong labels, after 60 epochs, Taylor softmax is more accurate than softmax", "asked here"),
+        "robust": Claim("With 40 % wrong labels the accuracy loss is at most a point less accurate after 60 epochs than after 10", GHOSH),
+        "smoothing": Claim(
+            "With 40 % wrong labels, stopped on validation rows, label smoothing makes softmax more accurate",
+            "Lukasik et al. 2020 (arXiv 2003.02819)",
+        ),
+        "taylor stopped": Claim(
+            "With 40 % wrong labels, stopped on validation rows, Taylor softmax is more accurate than softmax",
+            "asked here",
+        ),
+        "accuracy stopped": Claim(
+            "With 40 % wrong labels, stopped on validation rows, the accuracy loss is more accurate than softmax",
+            GHOSH,
+        ),
+        "sparse": Claim(
+            "Stopped on validation rows, 1.5-entmax and sparsemax are as accurate as softmax at every share (within a point)",
+            "asked here",
+        ),
+        "clean": Claim(
+            "Without wrong labels, stopped on validation rows, none is less accurate than softmax by more than a point",
+            "asked here",
+        ),
+    },
+    seeds=10,
+    needs=("matplotlib", "scipy", "sklearn", "torch"),
+    options={"--fashion-mnist": _images.OPTION},
+    free=("--fashion-mnist",),
+)  # fmt: skip
+SHARES = (0.0, 0.2, 0.4)
+LENGTHS = (10, 60)
+STOPPED = "stopped"
+HELD = 0.2  # of the training rows, with wrong labels as the others, stop
+ARMS: dict[str, tuple[Mapping, _networks.Loss]] = {
+    "softmax": (Softmax(), anymax.cross_entropy),
+    "softmax, smoothing 0.1": (Softmax(), lambda x, y: anymax.cross_entropy(x, y, label_smoothing=0.1)),
+    "Taylor softmax": (Taylor(2), anymax.taylor_softmax_loss),
+    "1.5-entmax": (Entmax(1.5), anymax.entmax15_loss),
+    "sparsemax": (Sparsemax(), anymax.sparsemax_loss),
+    "perturb-max": (PerturbMax(), anymax.perturb_max_loss),
+    "softmax, accuracy loss": (Softmax(), lambda x, y: anymax.accuracy_loss(Softmax(), x, y)),
+}
+
+
+def wrong(y: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """The labels, of which exactly this share, drawn at random, is another class: each of the others as often."""
+    classes = int(y.max()) + 1
+    rng = np.random.default_rng([seed, 401])
+    chosen = rng.permutation(len(y))[: round(share * len(y))]
+    out = y.copy()
+    out[chosen] = (y[chosen] + rng.integers(1, classes, len(chosen))) % classes
+    return out
+
+
+def trained(data: _networks.Data, arm: str, hidden: int, lengths: tuple[int, ...], seed: int) -> dict[int | str, float]:
+    """Test accuracy, in per cent, at each length and at the epoch with the best accuracy on the held-out rows."""
+    x, y, x_test, y_test = data
+    mapping, loss = ARMS[arm]
+    held = int(HELD * len(y))
+    out: dict[int | str, float] = {}
+
+    def accuracy(z: np.ndarray, y: np.ndarray) -> float:
+        return 100 * float((np.asarray(anymax.apply(mapping, z)).argmax(axis=1) == y).mean())
+
+    best = -1.0
+    for epoch, scores in enumerate(_networks.epochs(loss, x[held:], y[held:], hidden, lengths[-1], seed), start=1):
+        now = accuracy(scores(x[:held]), y[:held])
+        if now > best:
+            best, out[STOPPED] = now, accuracy(scores(x_test), y_test)
+        if epoch in lengths:
+            out[epoch] = accuracy(scores(x_test), y_test)
+    return out
+
+
+@quick_on_one_thread
+def run(settings: Settings, found: Findings) -> None:
+    quick = settings.quick
+    lengths = (2, 6) if quick else LENGTHS
+    sets: dict[str, tuple[Callable[[int], _networks.Data], int]] = {"digits": (_networks.digits, 32 if quick else 64)}
+    found.data = f"{_networks.DIGITS}: of 1,797 rows 1,000 drawn to train, the others to test."
+    if not quick:
+        sets["Fashion-MNIST"] = (
+            lambda seed: _networks.fashion("noise", settings.options.fashion_mnist, 5000, seed),
+            128,
+        )
+        found.data += f" {_networks.FASHION}: 5,000 rows drawn to train, 10,000 to test."
+    found.data += " Labels are made wrong in the training rows alone, of which a fifth stops the training."
+    results: dict[tuple[str, float, str], list[dict[int | str, float]]] = {}
+    jobs = [(name, seed) for name in sets for seed in settings.seeds]
+    for name, seed in settings.track(jobs, "data and seed", lambda job: f"{job[0]}, {job[1]}"):
+        draw_data, hidden = sets[name]
+        x, y, x_test, y_test = draw_data(seed)
+        for share in SHARES:
+            for arm in ARMS:
+                one = trained((x, wrong(y, share, seed), x_test, y_test), arm, hidden, lengths, seed)
+                results.setdefault((name, share, arm), []).append(one)
+    found.settings = {
+        "network": "one hidden layer, ReLU; "
+        + ", ".join(f"{name}: {hidden} units" for name, (_, hidden) in sets.items()),
+        "epochs": lengths,
+        **_networks.SETTINGS,
+        "wrong labels": "exactly the share said, drawn at random; each of the other classes as often",
+        "stopped": "at the epoch with the best accuracy on a fifth of the training rows, whose labels are wrong as often as the others'",
+    }
+    _tell(found, results, list(sets), lengths)
+
+
+def _tell(
+    found: Findings,
+    results: dict[tuple[str, float, str], list[dict[int | str, float]]],
+    names: list[str],
+    lengths: tuple[int, ...],
+) -> None:
+    def of(name: str, share: float, arm: str, length: int | str) -> list[float]:
+        return [one[length] for one in results[name, share, arm]]
+
+    def less(name: str, share: float, arm: str, length: int | str) -> Interval:
+        return difference(of(name, share, arm, length), of(name, share, "softmax", length))
+
+    last, most = lengths[-1], SHARES[-1]
+    for name in names:
+        for length in (*lengths, STOPPED):
+            title = f"{name}: test accuracy, " + (
+                "stopped on held-out rows" if length == STOPPED else f"after {length} epochs"
+            )
+            columns = {share: f"{share:.0%} wrong".replace("%", " %") for share in SHARES}
+            found.table(title, [
+                {"loss": arm, **{columns[share]: over_seeds(of(name, share, arm, length)) for share in SHARES},
+                 f"{columns[most]}, less softmax": None if arm == "softmax" else less(name, most, arm, length)} for arm in ARMS
+            ], "Per cent of the test rows, whose labels are right; points.")  # fmt: skip
+        for claim, arm, bound in (
+            ("memory", "softmax", {"at_most": 0.0}),
+            ("robust", "softmax, accuracy loss", {"at_least": -1.0}),
+        ):
+            fall = difference(of(name, most, arm, last), of(name, most, arm, lengths[0]))
+            found.test(claim, f"{name}: accuracy of {arm}, {last} epochs less {lengths[0]}", fall, **bound)
+        for claim, arm, length in (
+            ("taylor", "Taylor softmax", last), ("taylor stopped", "Taylor softmax", STOPPED),
+            ("smoothing", "softmax, smoothing 0.1", STOPPED), ("accuracy stopped", "softmax, accuracy loss", STOPPED),
+        ):  # fmt: skip
+            found.test(claim, f"{name}: accuracy, {arm} less softmax", less(name, most, arm, length), at_least=0.0)
+        for arm in ("1.5-entmax", "sparsemax"):
+            for share in SHARES:
+                both = less(name, share, arm, STOPPED)
+                what = f"{name}, {share:.0%} wrong: accuracy, {arm} less softmax"
+                found.test("sparse", what, both, at_least=-1.0)
+                found.test("sparse", what, both, at_most=1.0)
+        for arm in ARMS:
+            if arm != "softmax":
+                found.test(
+                    "clean", f"{name}: accuracy, {arm} less softmax", less(name, 0.0, arm, STOPPED), at_least=-1.0
+                )
+    found.notes.append(
+        "All losses have the same network, first weights, batches and learning rate. Nothing but the epoch is chosen for any of them."
+    )
+    found.picture(lambda figure: draw(figure, of, names, lengths), (5.0 * len(names) + 2.0, 4.8),
+                  caption="Test accuracy with 40 % wrong training labels, by the length of training")  # fmt: skip
+
+
+def draw(figure: Any, of: Callable[..., list[float]], names: list[str], lengths: tuple[int, ...]) -> None:
+    from anymax.plot.style import COLOURS  # late: an optional extra
+
+    panels = figure.subplots(1, len(names), squeeze=False)[0]
+    for ax, name in zip(panels, names, strict=True):
+        for k, arm in enumerate(ARMS):
+            shown = [over_seeds(of(name, SHARES[-1], arm, length)) for length in (*lengths, STOPPED)]
+            at = np.arange(len(shown)) + 0.06 * (k - len(ARMS) / 2)
+            ax.errorbar(at, [s.mean for s in shown], yerr=[[s.mean - s.low for s in shown], [s.high - s.mean for s in shown]],
+                        fmt="o", color=COLOURS[k % len(COLOURS)], markersize=4, capsize=2, label=arm)  # fmt: skip
+        ax.set(title=name, xticks=range(len(lengths) + 1), xticklabels=[*(f"{n} epochs" for n in lengths), "stopped"])
+        ax.grid(color="#E5E5E5", linewidth=0.6)
+    panels[0].set_ylabel("test accuracy, per cent")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main(EXPERIMENT, run))

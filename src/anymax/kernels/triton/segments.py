@@ -1,0 +1,150 @@
+"""Ragged rows on a GPU: the row kernels over segments of one tensor, without padding; segments of about the same length share a launch.
+
+A short segment is a tile that is read once, and a program of one warp has several. A segment too long for a tile is read in steps. If the
+index is not sorted, the entries are sorted first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from ..link import NEED_SCORES, Link
+from . import launch
+from .operands import Cut
+
+Tensor = torch.Tensor
+
+# the longest segments of each launch; one more launch is for longer ones
+_LENGTHS = (16, 64, 256, 1024, 4096, 16384)
+_SPARE = 1 << 18  # scores: a launch costs as much as reading so many places of padding
+
+
+class Launch(NamedTuple):
+    """The indices of segments of about the same length, int32, and the longest length."""
+
+    ids: Any
+    longest: int
+
+
+def launches(ptr: Tensor) -> tuple[Launch, ...]:
+    """The segments grouped by length, from their bounds on the CPU; a small group joins the next longer one."""
+    lengths = ptr.diff()
+    kinds = torch.bucketize(lengths, torch.tensor(_LENGTHS, device=ptr.device))
+    out: list[Tensor] = []
+    for kind in range(len(_LENGTHS) + 1):
+        ids = (kinds == kind).nonzero().flatten()
+        if not len(ids):
+            continue
+        longest = int(lengths[ids].max())
+        if out and longest <= _LENGTHS[-1] and len(out[-1]) * longest <= _SPARE:
+            ids = torch.cat([out.pop(), ids]).sort().values
+        out.append(ids)
+    return tuple(Launch(ids.to(torch.int32), int(lengths[ids].max())) for ids in out)
+
+
+class Layout(NamedTuple):
+    """The segments of a call, on the device of its scores."""
+
+    count: int
+    ptr: Tensor  # int64 [count + 1]
+    launches: tuple[Launch, ...]
+    order: Tensor | None = None  # of the entries, if those of a segment are not side by side
+
+
+class Entries:
+    """The entries of a call as the kernels take them: [entries, heads], one segment after another."""
+
+    def __init__(self, link: Link, like: Tensor, layout: Layout, axis: int) -> None:
+        self.layout, self.axis = layout, axis
+        self.lead = tuple(n for i, n in enumerate(like.shape) if i != axis)
+        self.count, self.heads = like.shape[axis], math.prod(self.lead)
+        if link.params is not None:
+            params = torch.as_tensor(link.params).expand((layout.count, *self.lead))
+            link = link._replace(params=params.reshape(-1, self.heads))
+        self.link = link
+        self.shape, self.kind, self.device = tuple(like.shape), like.dtype, like.device
+
+    def rows(self, a: Tensor) -> Tensor:
+        a = a.movedim(self.axis, 0).reshape(self.count, self.heads)
+        return a if self.layout.order is None else a.index_select(0, self.layout.order)
+
+    def room(self) -> tuple[Tensor, Tensor]:
+        """(a result with the shape of the scores, a view of it as [entries, heads])."""
+        if 0 < self.axis < len(self.shape) - 1:
+            flat = torch.empty((self.count, self.heads), dtype=self.kind, device=self.device)
+            return flat.view(self.count, *self.lead).movedim(0, self.axis), flat
+        out = torch.empty(self.shape, dtype=self.kind, device=self.device)
+        return out, out.movedim(self.axis, 0).view(self.count, self.heads)
+
+    def each(self, call: Callable[[Cut], Any]) -> None:
+        """Runs call(cut) for each group of segments."""
+        for ids, longest in self.layout.launches:
+            call(Cut(self.layout.ptr, ids, longest))
+
+    def written(self, call: Callable[[Cut, Tensor], Any]) -> Tensor:
+        """The result of call(cut, out [entries, heads]), in the shape and order of the scores."""
+        result, flat = self.room()
+        if not result.numel():
+            return result
+        order = self.layout.order
+        out = flat if order is None else flat.new_empty(flat.shape)
+        self.each(lambda cut: call(cut, out))
+        if order is not None:
+            flat.index_copy_(0, order, out)
+        return result
+
+    def numbers(self, *parts: int) -> Tensor:
+        """An uninitialized fp32 tensor with a number for each head of each segment."""
+        return torch.empty((*parts, self.layout.count, self.heads), dtype=torch.float32, device=self.device)
+
+
+def forward(mode: str, link: Link, x: Tensor, layout: Layout, axis: int) -> Tensor:
+    """p or, with mode "log", log p."""
+    entries = Entries(link, x, layout, axis)
+    rows = entries.rows(x)
+    return entries.written(lambda cut, out: launch.run(mode, entries.link, rows, out=out, cut=cut))
+
+
+def backward(link: Link, logs: bool, x: Tensor | None, p: Tensor, g: Tensor, layout: Layout, axis: int) -> Tensor:
+    """J^T g of p, or of log p with `logs`."""
+    entries = Entries(link, p, layout, axis)
+    scores = entries.rows(x) if x is not None and link.kind in NEED_SCORES else None
+    rows, slopes = entries.rows(p), entries.rows(g)
+    return entries.written(
+        lambda cut, out: launch.backward(entries.link, logs, scores, rows, slopes, out, cut=cut),
+    )
+
+
+def loss(link: Link, x: Tensor, index: Tensor, layout: Layout, axis: int, save: bool) -> tuple[Tensor, Tensor | None]:
+    """(the loss of one class of each segment, four numbers each for the gradient); segments with a negative index are left out."""
+    entries = Entries(link, x, layout, axis)
+    both = entries.numbers(2)
+    state = both.new_empty((*both.shape[1:], 4)) if save else None
+    rows, index = entries.rows(x), index.reshape(-1)
+    if both.numel():
+        entries.each(
+            lambda cut: launch.run("loss", entries.link, rows, index=index, value=both, state=state, ignore=-1, cut=cut)
+        )
+    return both[0].view(layout.count, *entries.lead), state
+
+
+def loss_grad(link: Link, x: Tensor, index: Tensor, scale: Tensor, state: Any, layout: Layout, axis: int) -> Tensor:
+    entries = Entries(link, x, layout, axis)
+    rows, index, scale = entries.rows(x), index.reshape(-1), scale.float().reshape(-1)
+
+    def write(cut: Cut, out: Tensor) -> None:
+        launch.run("grad", entries.link, rows, out=out, index=index, scale=scale, state=state, ignore=-1, cut=cut)
+
+    return entries.written(write)
+
+
+def threshold(link: Link, x: Tensor, layout: Layout, axis: int) -> Tensor:
+    entries = Entries(link, x, layout, axis)
+    tau, rows = entries.numbers(), entries.rows(x)
+    if tau.numel():
+        entries.each(lambda cut: launch.run("tau", entries.link, rows, value=tau, cut=cut))
+    return tau.view(layout.count, *entries.lead)

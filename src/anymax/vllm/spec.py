@@ -1,0 +1,177 @@
+"""What a request asks for, as data that a server can carry: names and parameters of transforms, and of a map."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .. import transforms
+from .._array import is_int, shown
+from .._core import names
+from .._core.mapping import Mapping
+from ..transforms.base import Transform
+
+# the transforms whose parameters are numbers and words, and those that need the request's tokens
+MAKERS: dict[str, Callable[..., Transform]] = {
+    maker.__name__: maker
+    for maker in (
+        transforms.temperature, transforms.topk, transforms.topp, transforms.minp, transforms.topnsigma, transforms.typical,
+        transforms.epsilon_cutoff, transforms.eta, transforms.xtc, transforms.pless, transforms.toph, transforms.mink,
+        transforms.dynamic_temperature, transforms.softcap, transforms.normalize, transforms.noise, transforms.logit_bias,
+        transforms.sequence_bias, transforms.repetition_penalty, transforms.dry,
+    )
+}  # fmt: skip
+_SPELLED = {
+    "typicalp": "typical",
+    "topnsigma": "topnsigma",
+}  # as samplers call them, beside spellings with a dash or an underscore
+_NOT_SAID = ("axis", "dim", "by", "groups", "keep_groups", "group_by")  # what belongs to no request
+TOKENS = ("all", "prompt", "output")
+_EXAMPLE = '["temperature:T=0.7", "topp:p=0.9", "entmax:alpha=1.5"]'
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A transform by its name, with the parameters that were given."""
+
+    name: str
+    given: tuple[tuple[str, Any], ...]
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        return parameters_of(self.name)
+
+    @property
+    def tokens(self) -> str | None:
+        """Which tokens of the request it needs: "all", "prompt" or "output"; None if it needs none."""
+        return dict(self.given).get("tokens", TOKENS[0]) if "tokens" in self.takes else None
+
+    def make(self, **changes: Any) -> Transform:
+        """The transform, with other values in the place of some parameters."""
+        given = {**dict(self.given), **changes}
+        if isinstance(given.get("bias"), tuple):
+            given["bias"] = dict(given["bias"])
+        return MAKERS[self.name](**given)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """The transforms of a request, from first to last, and its map; without a map the scores go on as scores."""
+
+    parts: tuple[Part, ...]
+    mapping: Mapping | None = None
+
+    @property
+    def needs_tokens(self) -> bool:
+        return any(part.tokens for part in self.parts)
+
+
+def parameters_of(name: str) -> tuple[str, ...]:
+    return tuple(p for p in inspect.signature(MAKERS[name]).parameters if p not in _NOT_SAID)
+
+
+def read(given: Any) -> Spec:
+    """What `extra_args["anymax"]` of a request means; a ValueError if it means nothing.
+
+    Parameters
+    ----------
+    given
+        Names with parameters, "NAME:parameter=value,...", in a list or in one string with semicolons between them: transforms of
+        `anymax.transforms` from first to last, then at most one map. Instead of a string, an entry may be a dict with the `name` and the
+        parameters, which `logit_bias`, `sequence_bias` and `dry` need for their classes.
+
+    Examples
+    --------
+    >>> read("temperature:T=0.7; top_p:p=0.9; entmax:alpha=1.5").mapping
+    Entmax(alpha=1.5)
+    >>> read([{"name": "logit_bias", "bias": {"7": -1.0}}]).parts[0].make()
+    logit_bias(bias=((7, -1.0),))
+    """
+    entries = given.split(";") if isinstance(given, str) else [given] if isinstance(given, dict) else given
+    if not isinstance(entries, (list, tuple)):
+        raise ValueError(f"anymax: expected a list of transforms and a map, such as {_EXAMPLE}, got {shown(given)}")
+    parts: list[Part] = []
+    mapping = None
+    for entry in entries:
+        if isinstance(entry, str) and not entry.strip():
+            continue
+        if mapping is not None:
+            raise ValueError(f"anymax: a map comes last, and {entry!r} follows {mapping!r}")
+        try:
+            found = _part(entry)
+            mapping = found if isinstance(found, Mapping) else None
+        except TypeError as error:
+            raise ValueError(f"anymax: {entry!r}: {error}") from None
+        if isinstance(found, Part):
+            parts.append(found)
+    return Spec(tuple(parts), mapping)
+
+
+def _part(entry: Any) -> Part | Mapping:
+    if isinstance(entry, str):
+        name, _, words = entry.strip().partition(":")
+        found = _transform(name)
+        if found is None:
+            return _map(entry, name)
+        takes = parameters_of(found)
+        return _checked(entry, found, names.parameters(entry, words, found, takes, "topp:p=0.9"))
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise ValueError(f"anymax: expected a string such as 'topp:p=0.9' or a dict with a name, got {shown(entry)}")
+    given = {str(key): value for key, value in entry.items() if key != "name"}
+    found = _transform(entry["name"])
+    if found is None:
+        name, taken = names.find(entry["name"]), names.fields(names.find(entry["name"]))
+        _refuse_unknown(entry, name, given, taken)
+        return names.make(name, given)
+    _refuse_unknown(entry, found, given, parameters_of(found))
+    return _checked(entry, found, given)
+
+
+def _refuse_unknown(entry: Any, name: str, given: Iterable[str], takes: Iterable[str]) -> None:
+    for key in given:
+        if key not in takes:
+            raise ValueError(f"{entry!r}: {name} has no parameter {key!r}; it takes {' or '.join(takes) or 'none'}")
+
+
+def _map(entry: str, name: str) -> Mapping:
+    try:
+        return names.named(entry.strip())
+    except names.UnknownMap as error:
+        near = names.nearest(name, MAKERS)
+        hint = f"; the transform {near!r} is near" if near else f"; the transforms are {', '.join(MAKERS)}"
+        raise ValueError(f"anymax: no transform has this name, and {error}{hint}") from None
+
+
+def _transform(name: str) -> str | None:
+    """The transform with a name, whatever its case and its dashes."""
+    bare = names.bare(name)
+    return next((known for known in MAKERS if names.bare(known) == bare), _SPELLED.get(bare))
+
+
+def _checked(entry: Any, name: str, given: dict[str, Any]) -> Part:
+    """The part, if a transform can be made of it."""
+    if "tokens" in given and given["tokens"] not in TOKENS:
+        raise ValueError(f"{entry!r}: tokens must be one of {', '.join(map(repr, TOKENS))}, got {given['tokens']!r}")
+    generator = given.get("generator")
+    if generator is not None and not (is_int(generator) and 0 <= generator < 2**63):
+        raise ValueError(f"{entry!r}: generator must be a seed, an integer from 0 to 2**63 - 1, got {generator!r}")
+    part = Part(name, tuple(sorted((key, _frozen(name, value)) for key, value in given.items())))
+    part.make(**({"tokens": [0]} if part.tokens else {}))
+    return part
+
+
+def _frozen(name: str, value: Any) -> Any:
+    """A JSON value that can be compared and hashed: a dict of biases as pairs, a list as a tuple."""
+    if isinstance(value, dict):
+        return tuple((_classes(name, k), v) for k, v in value.items())
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _classes(name: str, key: Any) -> Any:
+    """The keys of a JSON object are strings; they mean a class, "7", or for `sequence_bias` several, "7, 8"."""
+    words = key.split(",") if isinstance(key, str) else []
+    if not words or not all(word.strip().lstrip("-").isdigit() for word in words):
+        return key
+    return tuple(map(int, words)) if name == "sequence_bias" else int(key) if len(words) == 1 else key
