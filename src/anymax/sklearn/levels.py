@@ -138,7 +138,7 @@ def _mean(truth: np.ndarray, order: np.ndarray, axis: int | None, each: Callable
     """The mean over the groups of `each(right, chosen, wanted)`, before the first label and after each."""
     hits, count, wanted, group = _running(truth, order, axis)
     value = each(hits, count, wanted)
-    if group is None:
+    if group is None or axis is None:
         return np.r_[0.0, value]
     at_first = float(np.mean(each(0.0, 0.0, truth.sum(axis=1 - axis))))
     before = each(hits - truth.reshape(-1)[order], count - 1, wanted)
