@@ -478,7 +478,7 @@ def test_evidence_is_whatever_was_found(tmp_path, monkeypatch):
     page = (out / "one.md").read_text(encoding="utf-8")
     assert page.startswith("# Title\n\n**Do zeros help?**\n\nWe cannot say.\n\n:::{div} claims\n\n| claim |")
     assert f"| {undecided} contradicted when judged alone |" in page
-    assert "It cost \\$5, see it, [me](one.md).\n\n## Each claim alone\n" in page
+    assert "It cost \\$5, see it, [me](one.md).\n\n## Each claim, alone and together\n" in page
 
 
 def test_an_evidence_page_shows_the_test_on_which_a_verdict_rests():

@@ -170,7 +170,7 @@ def test_what_the_engine_refuses():
         pytest.skip("the engine is not compiled")
     assert engine.refuse("forward", Ranks(), x) is engine.refuse("vjp", SoftSorted(), x) is None
     for op, mapping, scores, words in (
-        ("forward", am.Sparsemax(), x, "it computes soft ranks and soft sorting, not sparsemax"),
+        ("forward", am.Sparsemax(), x, "its maps are soft ranks and soft sorting"),
         ("loss", Ranks(), x, "it has forward, vjp, not loss"),
         ("forward", Ranks(np.ones((2, 1))), x, "it takes one strength for all rows"),
         ("forward", Ranks(), jnp.zeros(3), "JAX calls the same library through XLA"),

@@ -27,7 +27,7 @@ class SoftOrder(Engine):
 
     def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
         if mapping.kernel not in KERNELS:
-            return f"it computes soft ranks and soft sorting, not {mapping.name}"
+            return "its maps are soft ranks and soft sorting"
         if op not in self.ops:
             return self.lacks(op)
         if is_array(_options(mapping)[0]):
