@@ -235,7 +235,7 @@ def test_calls_go_to_the_engine_as_they_come(monkeypatch):
         pytest.skip("no compiled engine here")
     longs = []
     split = verbs.split
-    monkeypatch.setattr(verbs, "split", lambda *a: longs.append(a) or split(*a))
+    monkeypatch.setattr(verbs, "split", lambda *a, **k: longs.append(a) or split(*a, **k))
     for f, want in zip(sugar, wanted, strict=True):
         for a, k in asked:
             axis = next((i for i in (*a, k.get("axis"), k.get("dim")) if i is not None), -1)

@@ -207,10 +207,19 @@ def test_thresholds_of_masked_and_poisoned_rows(name):
     assert size[0] == 0
 
 
-def test_a_threshold_has_no_gradient():
+@pytest.mark.parametrize("mapping", [Softmax(), Sparsemax(), A.Elementwise()], ids=lambda m: m.name)
+def test_a_threshold_with_a_gradient_is_the_same_number(mapping):
     torch = pytest.importorskip("torch")
-    x = torch.randn(2, 4, requires_grad=True)
-    assert not A.threshold(Sparsemax(), x).tau.requires_grad
+    x = torch.tensor([[1.0, 2.0, -math.inf], [-math.inf] * 3, [math.nan, 0.0, 1.0], [math.inf, 0.0, 1.0]], dtype=torch.float64)
+    plain, tau = A.threshold(mapping, x).tau, A.threshold(mapping, x.clone().requires_grad_()).tau
+    torch.testing.assert_close(tau.detach(), plain, equal_nan=True, rtol=1e-15, atol=0.0)
+    assert tau[1] == -math.inf
+    if mapping.name == "elementwise":
+        learned = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+        tau = A.threshold(A.Elementwise(tau=learned), x).tau
+        assert tau[1] == -math.inf
+        (gradient,) = torch.autograd.grad(tau[0], learned)
+        assert gradient == 1.0
 
 
 # -- Jacobians --------------------------------------------------------------------------------------------------------

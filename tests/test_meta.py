@@ -62,7 +62,7 @@ PLACES = {
 }
 WITH_A_KERNEL = {
     "src/anymax/explorer/maps.mjs": r"\b{C}\(",
-    "src/anymax/kernels/link.py": r'"{K}"',
+    "src/anymax/kernels/link*.py": r'"{K}"',
 }
 
 
@@ -72,9 +72,9 @@ def missing_places(kind, root=REPOSITORY):
     out = []
     for file, pattern in places.items():
         words = {"C": kind.__name__, "N": kind.name, "K": kind.kernel}
-        path = root / file.format(**words)
+        texts = [path.read_text(encoding="utf-8") for path in root.glob(file.format(**words))]
         wanted = pattern.format(**words)
-        if not path.exists() or not re.search(wanted, path.read_text(encoding="utf-8"), flags=re.M):
+        if not any(re.search(wanted, text, flags=re.M) for text in texts):
             out.append(f"{file.format(**words)}: nothing like {wanted}")
     return out
 

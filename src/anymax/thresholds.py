@@ -126,12 +126,14 @@ def tau_of(mapping: Mapping, rows: Array, xp: Any) -> Array:
     moves = differentiates(rows) or any(differentiates(value) for value in mapping.params().values())
     if moves and mapping.is_softmax:
         tau = logsumexp(x, axis=-1, keepdims=True)
-        return xp.where(tau == -math.inf, stop_gradient(tau), tau)  # a masked row has no derivative
+        tau = xp.where(tau == -math.inf, stop_gradient(tau), tau)  # a masked row has no derivative
+        return _array.poison(tau, tau == math.inf, xp)
     tau = leaf.threshold(mapping.frozen(), stop_gradient(rows))
     if not moves:
         return tau
     with quiet(rows):
         moving = mapping.moving_threshold(x, leaf.apply(mapping, x), xp)
+        moving = xp.where(xp.isfinite(moving), moving, xp.zeros_like(moving))  # of a masked row it is -inf, as tau is
         return tau + as_dtype(moving - stop_gradient(moving), tau.dtype, xp)
 
 
