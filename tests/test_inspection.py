@@ -210,7 +210,9 @@ def test_thresholds_of_masked_and_poisoned_rows(name):
 @pytest.mark.parametrize("mapping", [Softmax(), Sparsemax(), A.Elementwise()], ids=lambda m: m.name)
 def test_a_threshold_with_a_gradient_is_the_same_number(mapping):
     torch = pytest.importorskip("torch")
-    x = torch.tensor([[1.0, 2.0, -math.inf], [-math.inf] * 3, [math.nan, 0.0, 1.0], [math.inf, 0.0, 1.0]], dtype=torch.float64)
+    x = torch.tensor(
+        [[1.0, 2.0, -math.inf], [-math.inf] * 3, [math.nan, 0.0, 1.0], [math.inf, 0.0, 1.0]], dtype=torch.float64
+    )
     plain, tau = A.threshold(mapping, x).tau, A.threshold(mapping, x.clone().requires_grad_()).tau
     torch.testing.assert_close(tau.detach(), plain, equal_nan=True, rtol=1e-15, atol=0.0)
     assert tau[1] == -math.inf
