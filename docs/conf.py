@@ -41,7 +41,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!anymax\.).*"),
     (r"py:.*", r"anymax\.(.*\.)?_.*"),
-    (r"py:class", r"anymax\.(sklearn\.parameters|nn\.base)\..*"),
+    (r"py:class", r"anymax\.(sklearn\.parameters|nn\.base|vllm\.processor)\..*"),
 ]
 
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
