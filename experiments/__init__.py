@@ -3,5 +3,5 @@
 # in this order
 NAMES = (
     "multilabel", "proportions", "nli", "finetune", "seq2seq", "verification", "overconfidence", "graphs", "conformal", "longtail",
-    "length", "calibration", "noise",
+    "length", "calibration", "noise", "router",
 )  # fmt: skip
