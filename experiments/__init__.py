@@ -3,5 +3,5 @@
 # in this order
 NAMES = (
     "multilabel", "proportions", "nli", "finetune", "seq2seq", "verification", "overconfidence", "graphs", "conformal", "longtail",
-    "length", "calibration", "noise", "router",
+    "length", "calibration", "noise", "router", "language",
 )  # fmt: skip
