@@ -18,7 +18,7 @@ from ._report import Claim, Findings
 from ._statistics import difference, over_seeds, ratio
 
 TEXT = "lm/tinyshakespeare.txt.gz"
-PLUS_PAPER = "the authors of Sparsemax+"
+PLUS_PAPER = "the authors of Sparsemax+, ICLR 2026"
 EXPERIMENT = Experiment(
     name="language",
     title="A word model: what a sparse output layer costs, and what it is worth",
