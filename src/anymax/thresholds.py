@@ -122,15 +122,16 @@ def tau_of(mapping: Mapping, rows: Array, xp: Any) -> Array:
     """tau of rows of scores, [..., 1], single or double, with its derivatives in the scores and the map's parameters."""
     if mapping.hides_a_class:
         mapping, rows = mapping.with_hidden(rows, xp)
-    leaf, x = bridge(rows), upcast(rows, xp)
+    leaf = bridge(rows)
     moves = differentiates(rows) or any(differentiates(value) for value in mapping.params().values())
     if moves and mapping.is_softmax:
-        tau = logsumexp(x, axis=-1, keepdims=True)
+        tau = logsumexp(upcast(rows, xp), axis=-1, keepdims=True)
         tau = xp.where(tau == -math.inf, stop_gradient(tau), tau)  # a masked row has no derivative
         return _array.poison(tau, tau == math.inf, xp)
     tau = leaf.threshold(mapping.frozen(), stop_gradient(rows))
     if not moves:
         return tau
+    x = upcast(rows, xp)
     with quiet(rows):
         moving = mapping.moving_threshold(x, leaf.apply(mapping, x), xp)
         moving = xp.where(xp.isfinite(moving), moving, xp.zeros_like(moving))  # of a masked row it is -inf, as tau is
