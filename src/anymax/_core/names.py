@@ -94,7 +94,6 @@ def names() -> list[str]:
 
 def bare(name: str) -> str:
     """A name without its case, its dashes and its blanks, by which names are compared."""
-    """A name without its case, its dashes and its blanks, by which names are compared."""
     return name.strip().lower().replace("-", "").replace("_", "").replace(" ", "")
 
 

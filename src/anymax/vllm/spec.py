@@ -23,10 +23,7 @@ MAKERS: dict[str, Callable[..., Transform]] = {
         transforms.sequence_bias, transforms.repetition_penalty, transforms.dry,
     )
 }  # fmt: skip
-_SPELLED = {
-    "typicalp": "typical",
-    "topnsigma": "topnsigma",
-}  # as samplers call them, beside spellings with a dash or an underscore
+_SPELLED = {"typicalp": "typical"}  # as samplers call it
 _NOT_SAID = ("axis", "dim", "by", "groups", "keep_groups", "group_by")  # what belongs to no request
 TOKENS = ("all", "prompt", "output")
 _EXAMPLE = '["temperature:T=0.7", "topp:p=0.9", "entmax:alpha=1.5"]'
