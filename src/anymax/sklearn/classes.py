@@ -272,9 +272,7 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         self, X: Any, loss: Any, l2: float, k: int, curvature: float, share: np.ndarray, near: np.ndarray | None = None
     ) -> None:
         """Minimise the loss and keep the coefficients; `near` is a W to start from if there is none of a last fit."""
-        start = self._start(X.shape[1], k, X.dtype, bool(self.warm_start))
-        if near is not None and not (self.warm_start and hasattr(self, "coef_")):
-            start[: len(near)] = near
+        start = self._start(X.shape[1], k, X.dtype, bool(self.warm_start), near)
         with threads(self.n_jobs):
             model = Linear(X, loss, l2, start, bool(self.fit_intercept), curvature, share)
             iterations, complaint = descend(model, self.solver, self.tol, self.max_iter, self.verbose)
@@ -283,8 +281,8 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         vars(self).pop("stream_", None)
         self._keep(model.w, iterations)
 
-    def _start(self, d: int, k: int, dtype: Any, warm: bool) -> np.ndarray:
-        """The W to start from, [features, classes] plus a row for intercepts if there are any: zeros, or the last coefficients."""
+    def _start(self, d: int, k: int, dtype: Any, warm: bool, near: np.ndarray | None = None) -> np.ndarray:
+        """The W to start from, [features, classes] and a row of intercepts if there are any: the last coefficients, `near`, or zeros."""
         start = np.zeros((d + bool(self.fit_intercept), k), dtype)
         if warm and hasattr(self, "coef_"):
             if self.coef_.shape != (k, d):
@@ -295,6 +293,8 @@ class MappingClassifier(ClassifierMixin, MapParameters):
             start[:d] = self.coef_.T
             if self.fit_intercept:
                 start[d] = self.intercept_
+        elif near is not None:
+            start[: len(near)] = near
         return start
 
     def _shifts(self) -> bool:
