@@ -28,6 +28,7 @@ PLACE = "it depends on the place in the text"
 ENCODER = "it looks at the encoder's input"
 DRAFT = "it is about drafts"
 ALL = 2**31 - 1  # as many classes as a row can have
+_NO_HISTORY = np.zeros(0, np.int64)
 
 
 class Rows:
@@ -189,8 +190,14 @@ def biases(rows: Rows, field: str) -> None:
     if all(b == each[0] for b in each):
         rows.add(logit_bias(each[0]))
         return
-    sequences, values = rows.sequences([{(c,): v for c, v in b.items()} for b in each])
-    rows.add(biased_sequences(f"from_config: {field}", np.zeros(0, np.int64), sequences, values))
+    biased(rows, field, "tokens", [{(c,): v for c, v in b.items()} for b in each])
+
+
+def biased(rows: Rows, field: str, what: str, each: list[dict[tuple[int, ...], float]]) -> None:
+    """The biases of sequences, for each row; the history is read only for sequences of several classes."""
+    sequences, values = rows.sequences(each)
+    tokens = rows.history(what, field) if max(map(len, sequences)) > 1 else _NO_HISTORY
+    rows.add(biased_sequences(f"from_config: {field}", tokens, sequences, values))
 
 
 def _bias(field: str, value: Any) -> dict[int, float]:
@@ -208,10 +215,9 @@ def banned(rows: Rows, field: str, what: str, words: list[Any]) -> None:
     """Sequences of classes that must not be completed, one list for each row."""
     if not any(words):
         return
-    each = [{as_sequence(f"from_config: {field}", w): -math.inf for w in row or ()} for row in words]
-    sequences, values = rows.sequences(each)
-    tokens = rows.history(what, field) if max(map(len, sequences)) > 1 else np.zeros(0, np.int64)
-    rows.add(biased_sequences(f"from_config: {field}", tokens, sequences, values))
+    biased(
+        rows, field, what, [{as_sequence(f"from_config: {field}", w): -math.inf for w in row or ()} for row in words]
+    )
 
 
 def not_before(rows: Rows, field: str, what: str, ends: list[list[int]]) -> None:
@@ -221,7 +227,7 @@ def not_before(rows: Rows, field: str, what: str, ends: list[list[int]]) -> None
     if every:
         member = np.asarray([[c in row for c in every] for row in ends])
         bias = below(rows.history(what, field), least, member)
-        rows.add(biased_sequences(f"from_config: {field}", np.zeros(0, np.int64), tuple((c,) for c in every), bias))
+        rows.add(biased_sequences(f"from_config: {field}", _NO_HISTORY, tuple((c,) for c in every), bias))
 
 
 def penalties(rows: Rows, tokens: Callable[[str], Any], **fields: str) -> None:

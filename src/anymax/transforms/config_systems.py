@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from .adaptive import toph_of_transformers
 from .config_rows import (
     BEAMS,
@@ -25,6 +23,7 @@ from .config_rows import (
     Rows,
     System,
     banned,
+    biased,
     biases,
     classes,
     fields_of,
@@ -34,24 +33,20 @@ from .config_rows import (
     top_k,
 )
 from .scaling import temperature
-from .tokens import allowed, as_sequence, biased_sequences
+from .tokens import allowed, as_sequence
 from .truncation import epsilon_cutoff, eta, minp, topp, typical
 
 # -- transformers ----------------------------------------------------------------------------------------------------------------
 
 
 def _transformers(rows: Rows, fields: list[dict[str, Any]]) -> None:
-    for row, greedy in zip(rows.values, (not v for v in rows.column("do_sample")), strict=True):
+    rows.greedy = [not v for v in rows.column("do_sample")]
+    for row, greedy in zip(rows.values, rows.greedy, strict=True):
         for name in _SAMPLED if greedy else ():
             if row[name] != TRANSFORMERS.does[name]:
                 rows.left[name] = "without do_sample, generate does not use it"
-    rows.greedy = [not v for v in rows.column("do_sample")]
     if rows.any("sequence_bias"):
-        each = [_sequence_biases(v) for v in rows.column("sequence_bias")]
-        sequences, values = rows.sequences(each)
-        longest = max(map(len, sequences))
-        tokens = rows.history("tokens", "sequence_bias") if longest > 1 else np.zeros(0, np.int64)
-        rows.add(biased_sequences("from_config: sequence_bias", tokens, sequences, values))
+        biased(rows, "sequence_bias", "tokens", [_sequence_biases(v) for v in rows.column("sequence_bias")])
     penalties(rows, lambda field: rows.history("tokens", field), penalty="repetition_penalty")
     ends = [classes(f.get("eos_token_id")) for f in fields]
     words = [
