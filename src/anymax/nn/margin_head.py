@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import distributed, functional, losses, transforms
-from .._array import check_scalar, is_integer, namespace
+from .._array import check_scalar, is_integer, namespace, upcast
 from .._core.classes import refuse_strays
 from .._core.mapping import Mapping
 from .._core.options import documented_like
@@ -155,7 +155,7 @@ class MarginHead(OfMapping):
             return margin_linear_loss(
                 x, unit, target, self.mapping, self.margin, self.scale, self.sub_centers, **self.options
             )
-        return self._margin_loss(_wide(self.cosines(embeddings)), target, self.options)
+        return self._margin_loss(upcast(self.cosines(embeddings), namespace(embeddings)), target, self.options)
 
     def _margin_loss(self, cosines: Tensor, target: Tensor, options: dict[str, Any]) -> Tensor:
         return losses.margin_loss(
@@ -182,7 +182,8 @@ class MarginHead(OfMapping):
         start = starts[self._rank]
         mine = target - start
         mine = torch.where((mine >= 0) & (mine < weight.shape[0] // count) & ~ignored, mine, -1)
-        wide = _wide(self._cosines(embeddings, weight))
+        # no rounding between the margin and the loss
+        wide = upcast(self._cosines(embeddings, weight), namespace(embeddings))
         if self.group is None:
             return self._margin_loss(wide, target, options)
         scores = self.margin(wide, mine, -1) * self.scale if weight.shape[0] else wide
@@ -238,11 +239,6 @@ class MarginHead(OfMapping):
     if TYPE_CHECKING:
 
         def __call__(self, embeddings: Tensor, target: Tensor) -> Tensor: ...
-
-
-def _wide(cosines: Tensor) -> Tensor:
-    """The cosines in fp32 or fp64, so that nothing is rounded between the margin and the loss."""
-    return cosines if cosines.dtype == torch.float64 else cosines.float()
 
 
 def _exchanged(group: Group, embeddings: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
