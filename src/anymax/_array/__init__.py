@@ -54,6 +54,7 @@ from .rows import (
     to_last,
     top,
     total,
+    wider,
 )
 from .safe import expm1_over, log, log1p_over, power, safe, sigmoid, xlogx
 from .tracing import (

@@ -63,6 +63,12 @@ def positions(x: Array, dtype: Any, xp: Namespace) -> Array:
     return xp.reshape(xp.arange(n, dtype=dtype, **place), (1,) * (x.ndim - 1) + (n,))
 
 
+def wider(x: Array, size: int, fill: float, xp: Namespace) -> Array:
+    """x with `size` entries along the last axis: those after its own are `fill`."""
+    more = xp.full((*x.shape[:-1], size - x.shape[-1]), fill, dtype=x.dtype, **device_of(x))
+    return xp.concat([x, more], axis=-1) if more.shape[-1] else x
+
+
 def take(x: Array, index: Array, xp: Namespace) -> Array:
     """x[..., index], m entries a row: index is [..., m], with the leading axes of x."""
     if is_torch(x):

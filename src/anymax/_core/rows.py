@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from .._array import (
     namespace,
     to_last,
     upcast,
+    wider,
 )
 from .axes import Joined
 from .mapping import Mapping, one_a_row
@@ -126,12 +128,7 @@ def align_mask(rows: Array, mask: Array, axis: int, xp: Any) -> Array:
 
 def with_a_class(rows: Array) -> Array:
     """The rows, or where they have no class [..., 1] of -inf, a class that is masked."""
-    if rows.shape[-1]:
-        return rows
-    xp = namespace(rows)
-    return xp.concat(
-        [rows, xp.full((*rows.shape[:-1], 1), -xp.inf, dtype=rows.dtype, **_array.device_of(rows))], axis=-1
-    )
+    return rows if rows.shape[-1] else wider(rows, 1, -math.inf, namespace(rows))
 
 
 def hide(rows: Array, keep: Array) -> Array:

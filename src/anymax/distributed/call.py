@@ -23,6 +23,7 @@ from .._array import (
     stop_gradient,
     to_last,
     upcast,
+    wider,
 )
 from .._core.mapping import Mapping, one_a_row
 from .._core.names import as_mapping
@@ -34,7 +35,7 @@ from ..autodiff.group import Group, Message
 from ..losses.options import LossOptions
 from ..transforms.base import Transform, put_through
 from .agreement import HERE, Agreement, Head, fail_together
-from .shard import Places, Shard, Shards, columns_of, divided, wider
+from .shard import Places, Shard, Shards, columns_of, divided
 
 
 class ShardKeywords(TypedDict, total=False):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _array
-from .._array import Array, Namespace, device_of, stop_gradient
+from .._array import Array, Namespace, stop_gradient, wider
 from .._core.mapping import Mapping, with_rest
 from .._random.draws import invert
 from ..autodiff import bridge
@@ -18,7 +18,7 @@ from ..likelihood.terms import left_over
 from ..losses.verbs import fenchel_young
 from ..mappings import Softmax
 from ..thresholds import Threshold, threshold
-from .shard import Shards, columns_of, wider
+from .shard import Shards, columns_of
 from .solution import Second, Solution
 
 
@@ -163,9 +163,7 @@ def _places_of(shards: Shards, chosen: Array, k: int) -> tuple[Array, Array]:
         values = xp.where(chosen, rows, masked)
         if k > n:
             values = xp.concat([values, xp.broadcast_to(masked, (*rows.shape[:-1], k - n))], axis=-1)
-            places = xp.concat(
-                [places, xp.zeros((*rows.shape[:-1], k - n), dtype=places.dtype, **device_of(rows))], axis=-1
-            )
+            places = wider(places, k, 0, xp)
         return places, values
     key = xp.where(chosen, stop_gradient(rows), masked)
     places = key.topk(k, dim=-1).indices if _array.is_torch(rows) else jax().lax.top_k(key, k)[1]

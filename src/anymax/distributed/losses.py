@@ -23,6 +23,7 @@ from .._array import (
     namespace,
     stop_gradient,
     total,
+    wider,
 )
 from .._core.classes import refuse_strays
 from .._core.mapping import left_of
@@ -46,7 +47,7 @@ from .agreement import Agreement
 from .call import Arguments, ShardedCall
 from .further import FurtherLosses
 from .methods import solve
-from .shard import Shard, Shards, columns_of, wider
+from .shard import Shard, Shards, columns_of
 from .softmax import size_of
 from .solution import Columns, Solution
 

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, Namespace, as_dtype, device_of, stop_gradient
+from .._array import Array, Namespace, as_dtype, stop_gradient
 from .._core.mapping import Mapping
 from .._core.rows import restore_axis
 from ..autodiff.group import Group
@@ -142,12 +142,6 @@ def highest(highs: Array, xp: Namespace) -> tuple[Array, Array]:
 def columns_of(a: Array) -> list[Array]:
     """The entries of the last axis, each [..., 1]."""
     return [a[..., i : i + 1] for i in range(a.shape[-1])]
-
-
-def wider(a: Array, size: int, fill: float, xp: Namespace) -> Array:
-    """`a`, with more entries along the last axis."""
-    more = xp.full((*a.shape[:-1], size - a.shape[-1]), fill, dtype=a.dtype, **device_of(a))
-    return xp.concat([a, more], axis=-1) if more.shape[-1] else a
 
 
 def divided(rows: Array, by: Any, xp: Namespace) -> Array:

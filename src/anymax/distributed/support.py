@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .._array import Array, Namespace, counts, device_of, take, total, upcast
+from .._array import Array, Namespace, counts, take, total, upcast
+from .._core.rows import with_a_class
 from ..autodiff import bridge
 from ..likelihood.support import padded, place_among, sized_support
 from ..linear.layer import Layer
@@ -47,7 +48,6 @@ class SupportPart(NamedTuple):
     def scores(self, layer: Layer, xp: Namespace) -> Array:
         """The scores of these classes, -inf where there is none; no other row of the weight has a gradient."""
         if not layer.classes:
-            s = upcast(layer.scores(), xp)
-            return xp.concat([s, -xp.inf * xp.ones((layer.rows, 1), dtype=s.dtype, **device_of(s))], axis=-1)
+            return with_a_class(upcast(layer.scores(), xp))
         s = bridge(layer.x).layers.gathered(layer, self.classes)
         return xp.where(self.there, s, -xp.inf * xp.ones_like(s))

@@ -19,6 +19,7 @@ from .._array import (
     namespace,
     pick_axis,
     upcast,
+    wider,
 )
 from .._core.classes import class_indices, refuse_strays
 from .._core.mapping import Mapping
@@ -229,7 +230,7 @@ def _with_one_more(mapping: Mapping, rows: Array, xp: Namespace) -> tuple[Mappin
     """The map and the rows with the class that it hides, or with one that is masked."""
     if mapping.hides_a_class:
         return mapping.with_hidden(rows, xp)
-    return mapping, xp.concat([rows, xp.full_like(rows[..., :1], -math.inf)], axis=-1)
+    return mapping, wider(rows, rows.shape[-1] + 1, -math.inf, xp)
 
 
 @check_keywords({"tau": "say temperature=", "T": "say temperature="})
