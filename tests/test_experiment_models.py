@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 import anymax
 from anymax import Entmax, Softmax, Sparsemax, SparseSoftmax
-from experiments import _sentences, _transducer, length
+from experiments import _sentences, _transducer, conformal, length, longtail
 
 
 @pytest.fixture(autouse=True)
@@ -359,3 +359,30 @@ def test_the_network_answers_as_when_written_out(name, code):
         got = model(tokens, 5)
         assert got.shape == (2, 5, length.VALUES)
         torch.testing.assert_close(got, plainly(model, name, code, tokens, 5), rtol=1e-4, atol=1e-5)
+
+
+# -- conformal sets and a long tail -----------------------------------------------------------------------------------
+
+
+def test_coverage_of_fifths_and_classes():
+    confidence = np.array([0.9, 0.2, 0.8, 0.3, 0.7, 0.6, 0.5, 0.4, 0.95, 0.1])
+    held = np.array([1, 0, 1, 1, 1, 1, 1, 1, 1, 1], bool)
+    found = conformal.conditional(held, confidence, np.array([0, 0, 1, 1, 2, 2, 2, 5, 5, 5]), 0.9)
+    assert found["unsure"] == 50.0  # of confidence .1 and .2
+    assert found["sure"] == 100.0
+    assert found["gap"] == pytest.approx((40 + 10 + 10 + 10) / 4)  # classes that no row has don't count
+
+
+def test_a_prior_of_the_map_is_a_number_times_log_p():
+    x = np.random.default_rng(0).normal(size=(1300, 5)).astype(np.float32)
+    y = np.arange(1300) % 4
+    task = longtail.long_tail((x, y), (x, y), 300, 2, 0)
+    plan = {"hidden": 3, "epochs": 2, "batch": 16}
+    z = np.zeros((2, 4))
+    for way in ("after", "prior"):
+        of_map, number = (longtail.Arm("entmax15", way, strength) for strength in ("entmax15", 0.5))  # 4 ** -0.5
+        one, other = (longtail.trained(arm, task, 1e-2, arm.fixed, plan, 0)(x) for arm in (of_map, number))
+        assert one == pytest.approx(other, abs=1e-6)
+        moved = longtail.predicted(of_map, z, task, "entmax15")
+        assert moved == pytest.approx(longtail.predicted(number, z, task, 0.5), abs=1e-12)
+        assert moved == pytest.approx(np.broadcast_to(-0.5 * task.log_p if way == "after" else 0.0, (2, 4)), abs=1e-12)
