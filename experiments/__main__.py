@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parser.parse_args(arguments).pages:
         print("written:", *pages(RESULTS))
         return 0
+    seconds = 0.0
     for name in NAMES:
         experiment = importlib.import_module(f"{__package__}.{name}").EXPERIMENT
         saved = RESULTS / f"{name}.json"
@@ -34,11 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         then = known.get("sources", {})
         changed = [tree for tree, digest in sources(name).items() if tree in then and then[tree] != digest]
         print(f"python -m {__package__}.{name}   {experiment.title}\n    {experiment.about}")
+        if "seconds" in known:
+            seconds += known["seconds"]
+            print(f"    saved on {known['date']}: {known['seconds'] / 60:.0f} minutes, threads: {known['threads']}")
         if changed:
             print(f"    changed since the saved run: {', '.join(changed)}")
         for key, claim in experiment.claims.items():
             print(f"    {said.get(key, 'not run yet'):>12}: {claim.text} ({claim.source})")
         print()
+    print(f"All saved runs together took {seconds / 3600:.1f} hours.\n")
     print(words())
     return 0
 

@@ -129,6 +129,9 @@ def test_list(capsys):
     for name in experiments.NAMES:
         assert f"experiments.{name} " in told
         assert all(claim.text in told for claim in load(name).EXPERIMENT.claims.values())
+    saved = [json.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "experiments" / "results").glob("*.json")]
+    assert told.count("    saved on ") == len(saved)
+    assert f"together took {sum(one['seconds'] for one in saved) / 3600:.1f} hours" in told
 
 
 # -- intervals and verdicts -------------------------------------------------------------------------------------------
