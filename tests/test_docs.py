@@ -439,7 +439,7 @@ def test_the_figures_of_the_decision_page_are_those_of_the_results():
             assert f"`{verdict if verdict in ('confirmed', 'contradicted') else 'no effect shown'}`" in shown
             before, after = part["says"].split("{}")
             assert (before in shown and after in shown) == (verdict in ("confirmed", "contradicted"))
-            (interval,) = re.findall(r" \((\S+) to (\S+)\)$", shown)
+            (interval,) = re.findall(r" \((\S+) to (\S+)\)(?:; claimed: .+)?$", shown)
             decimals = len(interval[0].partition(".")[2])
             mean, *ends = (f"{found[k]:z.{decimals}f}".replace("-", "−") for k in ("mean", "low", "high"))
             assert list(interval) == ends
@@ -491,7 +491,10 @@ def test_a_need_says_its_effect_only_with_a_verdict(one_need):
         "help; it changes by −9.0 (−9.5 to −8.5) | {doc}`experiment </generated/evidence/one>` |"
     )
     for verdict in ("undecided", "not tested"):
-        assert "| {bdg-muted}`no effect shown` zeros, digits: 9.0 (8.5 to 9.5) |" in one_need([zeros], a=verdict)
+        assert (
+            "| {bdg-muted}`no effect shown` zeros, digits: 9.0 (8.5 to 9.5); claimed: ≥\N{NO-BREAK SPACE}0 |"
+            in one_need([zeros], a=verdict)
+        )
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,8 @@ def _effect(
     claim, together = verdicts[part["claim"]]
     figure, interval = evidence.figures(meant[0]["found"])
     if together not in ("confirmed", "contradicted"):
-        return f"{evidence.badge('undecided', 'no effect shown')} {text.plain(words.pop())}: {figure}{interval}"
+        claimed = " and ".join(evidence.bound(test) for test in meant)
+        return f"{evidence.badge('undecided', 'no effect shown')} {text.plain(words.pop())}: {figure}{interval}; claimed: {claimed}"
     telling = evidence.telling(claim, own)
     if together == "contradicted" and telling not in meant:
         raise ValueError(

@@ -130,7 +130,7 @@ def opening(known: dict[str, Any], experiment: list[tuple[dict[str, Any], Judged
     for claim, one in experiment:
         test = telling(claim, known.get("tests", []))
         cells = (
-            ("", "", "") if test is None else ("".join(figures(test["found"])), _bound(test), text.plain(test["what"]))
+            ("", "", "") if test is None else ("".join(figures(test["found"])), bound(test), text.plain(test["what"]))
         )
         alone = f" {remark(one)}" if one.together != one.verdict else ""
         rows.append((text.plain(claim["claim"]), f"{badge(one.together)}{alone}", *cells))
@@ -147,7 +147,7 @@ def figures(found: dict[str, Any]) -> tuple[str, str]:
     return mean, f" ({low} to {high})" if width > 0.0 else ""
 
 
-def _bound(test: dict[str, Any]) -> str:
+def bound(test: dict[str, Any]) -> str:
     bound = f"≤ {test['at_most']:g}" if "at_most" in test else f"≥ {test['at_least']:g}"
     return bound.replace("-", "−").replace(" ", "\N{NO-BREAK SPACE}")
 
