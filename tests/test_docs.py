@@ -7,6 +7,8 @@ import json
 import math
 import re
 import sys
+import tomllib
+import types
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,21 @@ if not DOCS.is_dir():
 if str(DOCS) not in sys.path:
     sys.path.insert(0, str(DOCS))
 
-from generator import api, build, docstrings, evidence, maps, measured, migrating, readme, scores, site, speed, text
+from generator import (
+    api,
+    build,
+    choose,
+    docstrings,
+    evidence,
+    maps,
+    measured,
+    migrating,
+    readme,
+    scores,
+    site,
+    speed,
+    text,
+)
 
 # -- examples -------------------------------------------------------------------------------------------------------------
 
@@ -399,40 +415,118 @@ def test_errors_are_those_of_the_results_and_within_the_bounds_of_the_tests():
             assert row["fp64"]["tv"] <= case.tv[1]
 
 
-DECISIONS = DOCS / "choose.md"
-FIGURE = re.compile(r"(\d+\.\d+)(?: [^()|]*)? \((\d+\.\d+) to (\d+\.\d+)\)")
-
-
-def unsupported(page):
-    """The figures of the first table of a page that no test gives whose claim is decided beside all others."""
-    out, seen = [], 0
-    every = {name: {claim["key"]: one.together for claim, one in found} for name, found in evidence.judged().items()}
-    for row in re.findall(r"^\| .+ \|$", page.partition("\n## ")[0], flags=re.M)[1:]:
-        figures = FIGURE.findall(row)
-        assert len(figures) == len(re.findall(r"\d to \d", row)), f"a figure without its interval: {row}"
-        for figure in figures:
-            (name,) = re.findall(r"generated/evidence/(\w+)>", row)
-            result = json.loads((evidence.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-            held = [
-                [abs(test["found"]["mean"]), *sorted(abs(test["found"][end]) for end in ("low", "high"))]
-                for test in result["tests"]
-                if every[name][test["claim"]] in ("confirmed", "contradicted")
-            ]
-            shown = [[f"{v:.{len(s.partition('.')[2])}f}" for v, s in zip(one, figure)] for one in held]
-            seen += 1
-            out += [] if list(figure) in shown else [(name, *figure)]
-    return out, seen
+def needs():
+    """(row of the table on the decision page, the need that it comes from)."""
+    lines = choose.needs().splitlines()[2:]
+    return list(zip(lines, tomllib.loads(choose.NEEDS.read_text(encoding="utf-8"))["need"], strict=True))
 
 
 def test_the_figures_of_the_decision_page_are_those_of_the_results():
-    page = DECISIONS.read_text(encoding="utf-8")
-    wrong, seen = unsupported(page)
-    assert not wrong
-    assert seen >= 8
-    assert unsupported(page.replace("(84.2 to 84.8)", "(84.2 to 84.9)"))[0] == [("nli", "84.5", "84.2", "84.9")]
-    removed = "| a | b | c | 5.859 more (0.552 to 11.166) | {doc}`length <generated/evidence/length>` |"
-    assert unsupported(f"| a | b | c | d | e |\n{removed}\n")[0], "Holm's correction removed this verdict"
-    assert not re.findall(r"\b(confirmed|contradicted|undecided)\b", page), "verdicts stand on the page of evidence"
+    every = {name: {claim["key"]: one.together for claim, one in found} for name, found in evidence.judged().items()}
+    seen = set()
+    for row, need in needs():
+        name = need["experiment"]
+        tests = json.loads((evidence.RESULTS / f"{name}.json").read_text(encoding="utf-8"))["tests"]
+        assert row.endswith(f"{{doc}}`experiment </generated/evidence/{name}>` |")
+        for shown, part in zip(row.split(" | ")[-2].split("<br>"), need["effect"], strict=True):
+            if isinstance(part, str):
+                assert shown == part
+                continue
+            meant = [t for t in tests if t["claim"] == part["claim"] and part["test"] in t["what"]]
+            found = min(meant, key=lambda test: len(test["what"]))["found"]
+            verdict = every[name][part["claim"]]
+            seen.add(verdict)
+            assert f"`{verdict if verdict in ('confirmed', 'contradicted') else 'no effect shown'}`" in shown
+            before, after = part["says"].split("{}")
+            assert (before in shown and after in shown) == (verdict in ("confirmed", "contradicted"))
+            (interval,) = re.findall(r" \((\S+) to (\S+)\)(?:; claimed: .+)?$", shown)
+            decimals = len(interval[0].partition(".")[2])
+            mean, *ends = (f"{found[k]:z.{decimals}f}".replace("-", "−") for k in ("mean", "low", "high"))
+            assert list(interval) == ends
+            assert re.search(rf"(?<![\d.−]){re.escape(mean)}(?![\d.])", shown)
+            assert found["high"] - found["low"] > 9 * 10**-decimals, "too few digits for the interval"
+    assert seen == {"confirmed", "contradicted", "undecided"}
+
+
+def test_no_figure_is_typed_into_a_need():
+    said = [part if isinstance(part, str) else part["says"] for _, need in needs() for part in need["effect"]]
+    assert not [words for words in said if re.search(r"\d\.\d(?!-entmax)|\d to −?\d", words)]
+
+
+NEED = {"for": "sparsity", "map": "`Sparsemax()`", "loss": "any", "experiment": "one"}
+
+
+@pytest.fixture
+def one_need(tmp_path, monkeypatch):
+    """Of one need: its row, with an experiment of two claims, whose verdicts are given."""
+
+    def row(effect, a="confirmed", b="contradicted", **other):
+        def test(claim, what, mean, verdict):
+            found = {"mean": mean, "low": mean - 0.5, "high": mean + 0.5}
+            return {"claim": claim, "what": what, "found": found, "at_least": 0.0, "verdict": verdict}
+
+        tests = [test("a", "zeros, digits", 9.0, "confirmed"), test("a", "zeros, text", 8.0, "confirmed")]
+        tests += [test("b", "gain, far", -9.0, "contradicted"), test("b", "gain, near", -1.0, "contradicted")]
+        claims = [{"key": "a", "verdict": "confirmed"}, {"key": "b", "verdict": "contradicted"}]
+        judged = [(claim, types.SimpleNamespace(together=one)) for claim, one in zip(claims, (a, b))]
+        monkeypatch.setattr(evidence, "found", lambda: [{"name": "one", "claims": claims, "tests": tests}])
+        monkeypatch.setattr(evidence, "judged", lambda: {"one": judged})
+        monkeypatch.setattr(choose, "NEEDS", tmp_path / "needs.toml")
+        lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in (NEED | other).items())
+        parts = (
+            part if isinstance(part, str) else "{" + ", ".join(f"{k} = {v!r}" for k, v in part.items()) + "}"
+            for part in effect
+        )
+        choose.NEEDS.write_text(f"[[need]]\n{lines}effect = [{', '.join(parts)}]\n", encoding="utf-8")
+        return choose.needs().splitlines()[-1]
+
+    return row
+
+
+def test_a_need_says_its_effect_only_with_a_verdict(one_need):
+    zeros = {"claim": "a", "test": "digits", "says": "{} % are 0"}
+    gain = {"claim": "b", "test": "gain, far", "says": "it was said to help; it changes by {}"}
+    assert one_need([zeros, gain]) == (
+        "| sparsity | `Sparsemax()` | any | {bdg-success}`confirmed` 9.0 % are 0 (8.5 to 9.5)<br>{bdg-danger}`contradicted` it was said to "
+        "help; it changes by −9.0 (−9.5 to −8.5) | {doc}`experiment </generated/evidence/one>` |"
+    )
+    for verdict in ("undecided", "not tested"):
+        assert (
+            "| {bdg-muted}`no effect shown` zeros, digits: 9.0 (8.5 to 9.5); claimed: ≥\N{NO-BREAK SPACE}0 |"
+            in one_need([zeros], a=verdict)
+        )
+
+
+@pytest.mark.parametrize(
+    ("effect", "other", "words"),
+    [
+        ({"claim": "a", "test": "images"}, {}, "0 tests of the claim 'a' have the words 'images', expected one: a: zeros, digits; "),
+        ({"claim": "a", "test": "zeros"}, {}, "2 tests of .*: zeros, digits; zeros, text"),
+        ({"claim": "c", "test": "zeros"}, {}, "0 tests of the claim 'c' .*b: gain, far"),
+        ({"claim": "b", "test": "gain, near"}, {}, "another test contradicts the claim 'b'; name it: gain, far"),
+        ({"claim": "a", "test": "digits", "says": "9 % are 0"}, {}, "expected one {}, where the figure goes"),
+        ({"claim": "a", "test": "digits", "unit": "%"}, {}, "expected the keys claim, says, test, got claim, says, test, unit"),
+        ({"claim": "a", "test": "digits"}, {"experiment": "two"}, "two has no saved results; there are one"),
+        ({"claim": "a", "test": "digits"}, {"page": "two"}, "expected the keys effect, experiment, for, loss, map, got"),
+    ],
+)  # fmt: skip
+def test_a_need_without_results_is_named(one_need, effect, other, words):
+    with pytest.raises(ValueError, match=words) as error:
+        one_need([{"says": "{} % are 0"} | effect], **other)
+    assert "needs.toml, sparsity: " in str(error.value)
+
+
+def test_the_figures_of_the_answer_on_graphs_are_those_of_the_results():
+    tables = json.loads((evidence.RESULTS / "graphs.json").read_text(encoding="utf-8"))["tables"]
+    (row,) = [r for t in tables if t["title"] == "Accuracy" for r in t["rows"] if r["noisy edges"] == "67 %"]
+    said = evidence.answer("graphs").introduction
+    for words, name in (
+        ("classifies {} % of the test nodes correctly", "without edges"),
+        ("1.5-entmax classifies {} %", "1.5-entmax"),
+        ("softmax {} %", "softmax"),
+        ("sparsemax {} %", "sparsemax"),
+    ):
+        assert words.format(f"{row[name]['mean']:.0f}") in " ".join(said.split()), name
 
 
 def test_the_answers_rest_on_the_verdicts():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import api, evidence, front, maps, measured, migrating, project, scores, speed, text
+from . import api, choose, evidence, front, maps, measured, migrating, project, scores, speed, text
 
 
 def write(folder: Path, pictures: bool = True) -> None:
@@ -15,6 +15,7 @@ def write(folder: Path, pictures: bool = True) -> None:
     api.write(folder / "api")
     parts = {
         "promises": maps.promises(),
+        "needs": choose.needs(),
         "costs": measured.costs(),
         "errors": measured.errors(),
         "evidence-index": evidence.index(),

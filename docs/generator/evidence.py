@@ -129,21 +129,25 @@ def opening(known: dict[str, Any], experiment: list[tuple[dict[str, Any], Judged
     rows = []
     for claim, one in experiment:
         test = telling(claim, known.get("tests", []))
-        cells = ("", "", "") if test is None else (_effect(test["found"]), _bound(test), text.plain(test["what"]))
+        cells = (
+            ("", "", "") if test is None else ("".join(figures(test["found"])), bound(test), text.plain(test["what"]))
+        )
         alone = f" {remark(one)}" if one.together != one.verdict else ""
         rows.append((text.plain(claim["claim"]), f"{badge(one.together)}{alone}", *cells))
     table = _blocks("claims", text.table(("claim", "verdict", "effect", "bound", "measured"), rows))
     return text.page([f"**{prose.keys['question']}**", prose.introduction, table, READ])
 
 
-def _effect(found: dict[str, Any]) -> str:
-    mean, low, high = (
-        None if found[k] is None else f"{found[k]:.3g}".replace("-", "−") for k in ("mean", "low", "high")
-    )
-    return f"{mean}" if low is None or low == high else f"{mean} ({low} to {high})"
+def figures(found: dict[str, Any]) -> tuple[str, str]:
+    """A figure, and its interval in brackets with two digits of its width; where there is none, the figure in three digits."""
+    ends = [found[k] for k in ("mean", "low", "high")]
+    width = 0.0 if None in ends else ends[2] - ends[1]
+    form = f"z.{max(0, 1 - math.floor(math.log10(width)))}f" if width > 0.0 else ".3g"
+    mean, low, high = ("" if end is None else f"{end:{form}}".replace("-", "−") for end in ends)
+    return mean, f" ({low} to {high})" if width > 0.0 else ""
 
 
-def _bound(test: dict[str, Any]) -> str:
+def bound(test: dict[str, Any]) -> str:
     bound = f"≤ {test['at_most']:g}" if "at_most" in test else f"≥ {test['at_least']:g}"
     return bound.replace("-", "−").replace(" ", "\N{NO-BREAK SPACE}")
 
