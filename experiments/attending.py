@@ -266,7 +266,7 @@ STARTS = {
 @quick_on_one_thread
 def run(settings: Settings, found: Findings) -> None:
     quick = settings.quick
-    plan = {"recall": 20 if quick else 1200, "priors": 20 if quick else 800, "starts": 10 if quick else 300}
+    plan = {"recall": 20 if quick else 1000, "priors": 20 if quick else 600, "starts": 10 if quick else 300}
     contexts, tunings, rows = (32, 1, 50) if quick else (256, 2, 1000)
     sizes = SIZES[:3] if quick else SIZES
     found.data = "Drawn anew for each seed: contexts of keys with values, and random scores. No data is read."
