@@ -3,5 +3,5 @@
 # in this order
 NAMES = (
     "multilabel", "proportions", "nli", "finetune", "seq2seq", "verification", "overconfidence", "graphs", "conformal", "longtail",
-    "length", "calibration", "noise", "router", "language",
+    "length", "calibration", "noise", "router", "language", "statements", "attending",
 )  # fmt: skip

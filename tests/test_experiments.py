@@ -25,7 +25,7 @@ from experiments._statistics import CONFIRMED, CONTRADICTED, NOT_TESTED, UNDECID
 
 ORDER = [
     "multilabel", "proportions", "nli", "finetune", "seq2seq", "verification", "overconfidence", "graphs", "conformal", "longtail",
-    "length", "calibration", "noise", "router", "language",
+    "length", "calibration", "noise", "router", "language", "statements", "attending",
 ]  # fmt: skip
 
 
