@@ -1,12 +1,13 @@
 """How the default of `MultiLabelMappingClassifier` is chosen, written down before the first figure: `python -m benchmarks.defaults labels`.
 
 **Two halves.** Every set that had a part in an earlier choice chooses (`choosing`). The others only report (`reporting`): once, after the
-choice, whatever comes out. Real sets are read from ANYMAX_DATA/multilabel (`python -m benchmarks.mulan` writes those of Mulan); a set that
-is not there is left out, and the program says so. A choosing set keeps its official split, or every third row tests, and at most 1,500 rows
-train. A reporting set is some labels of a larger set, by how common they are, with 1,200 random rows to train and as many others to test,
-and the thousand features that most of the training rows have; or it is made up, by a generator that no choice has used or with a new seed
-and shape. (An experiment of this repository, `experiments.multilabel`, compares maps on Bibtex, Delicious and RCV1 as a whole, tuned in
-another way; no default was chosen from it.) Rows without a label stay. Features that are not 0 or 1 are standardised on the training rows.
+choice, whatever comes out. Real sets are read from ANYMAX_DATA/multilabel (`python -m experiments.data.mulan` writes those of Mulan); a
+set that is not there is left out, and the program says so. A choosing set keeps its official split, or every third row tests, and at most
+1,500 rows train. A reporting set is some labels of a larger set, by how common they are, with 1,200 random rows to train and as many
+others to test, and the thousand features that most of the training rows have; or it is made up, by a generator that no choice has used or
+with a new seed and shape. (An experiment of this repository, `experiments.multilabel`, compares maps on Bibtex, Delicious and RCV1 as a
+whole, tuned in another way; no default was chosen from it.) Rows without a label stay. Features that are not 0 or 1 are standardised on
+the training rows.
 
 **Measures.** micro-F1, macro-F1 and equal sets (the share of test rows whose set is exactly right), in per cent; together they are their
 mean. The F1 of rows is shown and counts for nothing.

@@ -14,7 +14,7 @@ if not (ROOT / "benchmarks").exists():
     pytest.skip("only in the repository", allow_module_level=True)
 
 from anymax.sklearn import MappingClassifier, MultiLabelMappingClassifier
-from benchmarks import defaults, label_defaults, mulan
+from benchmarks import defaults, label_defaults
 
 
 def table(text, head):
@@ -148,18 +148,3 @@ def test_softmax_on_the_sets_that_had_no_part():
         assert len(rows) == 8
         assert (at["softmax"] < at["entmax15"]).sum() == least
         np.testing.assert_allclose(at["softmax"], at["logistic regression"], atol=0.011)
-
-
-def test_a_file_of_mulan(tmp_path, monkeypatch):
-    """Nominal and numeric features, sparse and dense rows, a quoted name, and labels anywhere among the attributes."""
-    columns = ("size numeric", "'it\\'s red' {1,0}", "colour {red, green, blue}", "word {0,1}")
-    head = "@relation small\n" + "".join(f"@attribute {column}\n" for column in columns) + "@data\n"
-    (tmp_path / "a-train.arff").write_text(head + "2.5,1,blue,0\n% a remark\n-1,0,green,1\n")
-    (tmp_path / "a-test.arff").write_text(head + "{0 4, 2 red, 3 1}\n")
-    (tmp_path / "a.xml").write_text('<labels><label name="it\'s red"></label><label name="word"/></labels>')
-    monkeypatch.setitem(mulan.FILES, "a", (("a-train.arff", "a-test.arff"), "a.xml"))
-    np.savez(tmp_path / "a.npz", **mulan.read(tmp_path, "a"))
-    x, y, test = label_defaults.kept(tmp_path / "a.npz")
-    np.testing.assert_array_equal(x.toarray(), [[2.5, 1, 0, 0], [-1, 0, 1, 0], [4, 0, 0, 1]])  # blue, green, red
-    np.testing.assert_array_equal(y, [[1, 0], [0, 1], [0, 1]])
-    np.testing.assert_array_equal(test, [False, False, True])

@@ -16,7 +16,8 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("scipy")
 
 import anymax
-from experiments import _characters, _entailment, nli, verification
+from experiments import _characters, _entailment, _report, nli, verification
+from experiments._statistics import CONFIRMED, CONTRADICTED, NOT_TESTED
 
 # -- verification: curves and drawings ----------------------------------------------------------------------------------------
 
@@ -85,6 +86,41 @@ def test_every_loss_trains(name):
     vectors = _characters.embed(net, drawings)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, rtol=1e-5)
     assert verification.pairs(vectors, drawings.characters).eer < 0.1
+
+
+@pytest.mark.parametrize(
+    ("without", "lacking"),
+    [
+        ((), set()),
+        (("AM softmax",), {"am", "am_margin", "own", "entmax"}),
+        (("ArcFace",), {"arc", "arc_margin"}),
+        (("AM entmax 1.5",), {"entmax"}),
+    ],
+    ids=str,
+)
+def test_no_margin_is_not_tested(tmp_path, without, lacking):
+    """A loss to which tuning gave no margin, be it in one half only, says nothing of margins."""
+    rng = np.random.default_rng(0)
+
+    def tested():
+        true = rng.random(60) < 0.5
+        one = verification.curve(rng.normal(size=60) + true, true)
+        return verification.Tested(one, {a: float(rng.random()) for a in "abcd"})
+
+    results = {name: [[tested(), tested()] for _ in range(3)] for name in verification.METHODS}
+    chosen = {
+        name: [method.setting(method.start, margin if len(method.margins) > 1 else 0.0) for margin in (0.4, 0.1)]
+        for name, method in verification.METHODS.items()
+    }
+    for name in without:
+        chosen[name][1] = verification.METHODS[name].setting(8.0, 0.0)
+    found = _report.Findings("verification", verification.EXPERIMENT.claims, tmp_path)
+    verification._tell(found, results, chosen, [])
+    said = found.verdicts()
+    assert {key for key, verdict in said.items() if verdict == NOT_TESTED} == lacking
+    for key, names in verification.CHOSEN.items():
+        assert said[key] == (CONTRADICTED if {*names} & {*without} else CONFIRMED)
+    assert {one["claim"] for one in found.tests} == {*verification.EXPERIMENT.claims}
 
 
 # -- sentence pairs -----------------------------------------------------------------------------------------------------------
