@@ -44,7 +44,7 @@ def claims(folder: Path = RESULTS) -> list[Judged]:
         for claim in known.get("claims", ()):
             tests = [test for test in known.get("tests", ()) if test["claim"] == claim["key"]]
             seen = _seen(tests) if claim["verdict"] == UNDECIDED else ""
-            p = _of_claim(claim["verdict"], [_two_sided(test) for test in tests])
+            p = _of_claim(claim["verdict"], tests)
             found.append(Judged(known["name"], claim["claim"], claim["source"], claim["verdict"], p, 1.0, seen))
     corrected = holm([one.p for one in found])
     return [dataclasses.replace(one, corrected=p) for one, p in zip(found, corrected, strict=True)]
@@ -59,11 +59,13 @@ def holm(p: Sequence[float]) -> list[float]:
     return out
 
 
-def _of_claim(verdict: str, p: Sequence[float]) -> float:
-    """A claim is confirmed by all of its tests and contradicted by any; of an undecided one nothing was found."""
+def _of_claim(verdict: str, tests: Sequence[Mapping[str, Any]]) -> float:
+    """A claim is confirmed by all of its tests and contradicted by any, which gives chance as many tries as it has tests; of an undecided
+    one nothing was found."""
+    p = [_two_sided(test) for test in tests if test["verdict"] == verdict]
     if verdict == CONFIRMED:
         return max(p, default=1.0)
-    return min(1.0, max(len(p), 1) * min(p, default=1.0)) if verdict == CONTRADICTED else 1.0
+    return min(1.0, len(tests) * min(p, default=1.0)) if verdict == CONTRADICTED else 1.0
 
 
 def _away(test: Mapping[str, Any]) -> tuple[float, float, float]:

@@ -483,6 +483,16 @@ def saved(folder, name, *tests, quick=False):
     (folder / f"{name}.json").write_text(json.dumps({"name": name, "quick": quick, "claims": claims, "tests": tests}))
 
 
+def test_what_is_confirmed_contradicts_no_claim(tmp_path):
+    rng = np.random.default_rng(0)
+    clear, faint = rng.normal(-1.0, 0.1, 8), np.array([0.4, 1.5, 1.2, 0.5])
+    saved(tmp_path, "one", a_test(clear, 0.0), a_test(faint, 0.0), a_test(clear, 0.0))
+    (one,) = _together.claims(tmp_path)
+    assert one.verdict == CONTRADICTED
+    assert one.p == pytest.approx(3 * stats.ttest_1samp(faint, 0.0).pvalue)
+    assert one.together == UNDECIDED
+
+
 def test_claims_together(tmp_path):
     rng = np.random.default_rng(0)
     clear, faint = rng.normal(-1.0, 0.1, 8), np.array([-0.4, -1.5, -1.2, -0.5])
