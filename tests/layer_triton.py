@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 import anymax as am
 from anymax.kernels import triton as engine
 from anymax.kernels.triton import layer as gpu
-from anymax.linear import torch_candidate_scores, torch_sizes
+from anymax.linear import torch_products, torch_sizes
 
 pytestmark = WARNINGS
 
@@ -200,7 +200,7 @@ def test_a_sparse_product():
     row, index = dense.nonzero(as_tuple=True)
     out = torch.full((7, 300), torch.nan, device=DEVICE)
     out[[0, 1, 3, 4, 5, 6]] = 1.0
-    gpu.add_products(out, torch_candidate_scores._starts(row, 7), index, dense[row, index], rows)
+    gpu.add_products(out, torch_products.starts(row, 7), index, dense[row, index], rows)
     want = 1.0 + dense.double() @ rows.double()
     assert bool(out[2].isnan().all())  # what has no entry is not touched
     keep = [0, 1, 3, 4, 5, 6]

@@ -251,3 +251,54 @@ def test_a_weight_that_changed_after_the_forward_pass_is_an_error():
         free[1].mul_(2.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.parametrize("scale", [0.01, 3.0], ids=["many in the support", "few"])
+@pytest.mark.parametrize("name", ["sparsemax", "entmax15"])
+def test_all_scores_of_a_sparse_map_with_their_gradient(name, scale, monkeypatch):
+    """Groups of rows whose gradient is nearly all 0 take sparse products, the others products with all classes."""
+    torch = pytest.importorskip("torch")
+    from anymax.linear import torch_groups
+
+    made = []
+    monkeypatch.setattr(
+        torch_groups, "entries_of", lambda ds, of=torch_groups.entries_of: made.append(of(ds)) or made[-1]
+    )
+    draw = torch.Generator().manual_seed(0)
+    x, weight, bias = (
+        torch.randn(*shape, dtype=torch.float64, generator=draw) for shape in ((400, 8), (701, 8), (701,))
+    )
+    free = [a.requires_grad_() for a in (scale * x, weight, scale * bias)]
+    free[0].data[3] = torch.nan
+    y = torch.randint(701, (400,), generator=draw)
+    y[1] = -100
+    factors = torch.linspace(0.5, 2.0, 701, dtype=torch.float64)
+    loss = A.linear_loss(free[0], free[1], y, name, linear_bias=free[2], weight=factors, reduction="sum")
+    assert loss.isnan()
+    kept = torch.arange(400) != 3
+    loss = A.linear_loss(free[0][kept], free[1], y[kept], name, linear_bias=free[2], weight=factors)
+    got = torch.autograd.grad(loss, free)
+    want = torch.autograd.grad(
+        A.fenchel_young(name, free[0][kept] @ free[1].T + free[2], y[kept], weight=factors), free
+    )  # fmt: skip
+    for a, b in zip(got, want):
+        close(a, b, 1e-11, name)
+    assert len(made) > 2
+    assert all((few is None) == (scale < 1) for few in made)
+
+
+def test_the_entries_that_are_not_0():
+    torch = pytest.importorskip("torch")
+    from anymax.linear.torch_products import entries_of
+
+    dense = torch.zeros(13, 37)  # no multiple of what is looked at together
+    at = [(0, 0), (0, 36), (5, 7), (12, 35), (12, 36)]
+    for k, (i, j) in enumerate(at):
+        dense[i, j] = torch.nan if k == 2 else -1.0 - k
+    row, column, value = entries_of(dense)
+    assert list(zip(row.tolist(), column.tolist(), strict=True)) == at
+    assert value.isnan().tolist() == [False, False, True, False, False]
+    assert value[[0, 1, 3, 4]].tolist() == [-1.0, -2.0, -4.0, -5.0]
+    assert [a.shape[0] for a in entries_of(torch.zeros(4, 3))] == [0, 0, 0]
+    dense[4, :6] = 1.0
+    assert entries_of(dense) is None  # 11 of 481 are too many

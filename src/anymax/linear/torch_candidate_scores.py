@@ -6,7 +6,6 @@ The gradient of the gradient holds all scores: it uses plain operations.
 from __future__ import annotations
 
 import functools
-import itertools
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -16,11 +15,11 @@ from .._array import plain_backward, wide_dtype
 from ..autodiff.saving import save, saved
 from ..autodiff.torch import plain_grads
 from ..kernels import triton
-from . import torch_sizes
 from .job import Job
 from .layer import Layer, dots
 from .torch_candidates import BlockSize, Bound, Candidates, OfTarget, Rule, collect
 from .torch_groups import runs_eagerly
+from .torch_products import add_to_classes, added_to_rows, at_a_time
 
 Tensor = torch.Tensor
 
@@ -41,7 +40,7 @@ def scores_of(layer: Layer, held: Candidates, u: Tensor | None) -> tuple[Tensor,
 def gathered(layer: Layer, classes: Tensor) -> Tensor:
     """The scores of these classes of each row, [rows, width], fp32 or fp64."""
     free = layer.constant() if runs_eagerly(layer) else layer
-    step = _at_a_time(layer.x, classes.shape[1]) if free is not layer else max(1, layer.rows)
+    step = at_a_time(layer.x, classes.shape[1]) if free is not layer else max(1, layer.rows)
     value = torch.cat([dots(free.x[at], free.weight, free.bias, classes[at], xp) for at in free.groups(step)])
     if free is layer or not layer.recorded():
         return value
@@ -93,15 +92,10 @@ def few_back(
         if db is not None:
             db.index_add_(0, cls, value.to(db.dtype))
         if wants[0]:
-            dx = _added_to_rows(dx, row, cls, value, x, weight, gpu)
+            dx = added_to_rows(dx, row, cls, value, x, weight, gpu)
         if dw is not None:
-            _add_to_classes(dw, row, cls, value, x, gpu)
+            add_to_classes(dw, row, cls, value, x, gpu)
     return None if dx is None else dx.to(x.dtype), dw, None if db is None or bias is None else db.to(bias.dtype)
-
-
-def _at_a_time(rows: Tensor, each: int = 1) -> int:
-    """How many rows of features, or groups of `each` rows, to gather or compute at a time."""
-    return max(1, torch_sizes.sizes_of(rows).gathered // max(each * rows.shape[1], 1))
 
 
 def weighted_scores(
@@ -120,7 +114,7 @@ def _mixed(weight: Tensor, u: Tensor) -> Tensor:
     if weight.dtype == u.dtype:
         return u @ weight
     out = torch.zeros(weight.shape[1], dtype=u.dtype, device=u.device)
-    step = _at_a_time(weight)
+    step = at_a_time(weight)
     for a in range(0, weight.shape[0], step):
         out += u[a : a + step] @ weight[a : a + step].to(u.dtype)
     return out
@@ -130,60 +124,9 @@ def _add_outer(dw: Tensor, u: Tensor, v: Tensor) -> None:
     if dw.dtype == u.dtype:
         dw.addr_(u, v)
         return
-    step = _at_a_time(dw)
+    step = at_a_time(dw)
     for a in range(0, dw.shape[0], step):
         dw[a : a + step] += torch.outer(u[a : a + step], v).to(dw.dtype)
-
-
-def _added_to_rows(
-    dx: Tensor | None, row: Tensor, cls: Tensor, value: Tensor, x: Tensor, weight: Tensor, gpu: Any
-) -> Tensor:
-    """dx, if there is one, plus the sparse matrix (row, cls, value) times the weight; the rows ascend."""
-    if gpu is not None:
-        dx = torch.zeros(x.shape, dtype=x.dtype, device=x.device) if dx is None else dx
-        gpu.add_products(dx, _starts(row, x.shape[0]), cls, value, weight)
-        return dx
-    if weight.dtype is not x.dtype:  # narrower: neither the factors nor the sums may be rounded to its dtype
-        used, cls = torch.unique(cls, return_inverse=True)
-        weight = weight[used].to(x.dtype)
-    own = _bags(weight, cls, _starts(row, x.shape[0])[:-1], value)
-    return own if dx is None else dx.add_(own)
-
-
-def _add_to_classes(dw: Tensor, row: Tensor, cls: Tensor, value: Tensor, x: Tensor, gpu: Any) -> None:
-    """Add the transpose of the sparse matrix (row, cls, value) times the features to dw."""
-    order = cls.argsort(stable=True)
-    row, cls, value = row[order], cls[order], value[order]
-    if gpu is not None:
-        gpu.add_products(dw, _starts(cls, dw.shape[0]), row, value, x)
-        return
-    for a, b in _whole(cls, _at_a_time(x)):
-        if dw.dtype == value.dtype:
-            dw.index_add_(0, cls[a:b], x[row[a:b]].mul_(value[a:b, None]))
-        else:  # summed before rounding
-            own, sizes = torch.unique_consecutive(cls[a:b], return_counts=True)
-            dw[own] += _bags(x, row[a:b], sizes.cumsum(0) - sizes, value[a:b]).to(dw.dtype)
-
-
-def _starts(ordered: Tensor, count: int) -> Tensor:
-    """Where each number from 0 to `count` begins in ascending numbers below `count`."""
-    return torch.searchsorted(ordered, torch.arange(count + 1, device=ordered.device))
-
-
-def _bags(rows: Tensor, index: Tensor, starts: Tensor, factor: Tensor) -> Tensor:
-    """Sums of rows times factors, over the indices from each start to the next."""
-    return torch.nn.functional.embedding_bag(index, rows, starts, mode="sum", per_sample_weights=factor.to(rows.dtype))
-
-
-def _whole(cls: Tensor, step: int) -> list[tuple[int, int]]:
-    """Pieces of ascending classes, about `step` long, that divide no class."""
-    n = cls.shape[0]
-    if n <= step:
-        return [(0, n)] if n else []
-    starts = torch.arange(step, n, step, device=cls.device)
-    ends = torch.unique(torch.searchsorted(cls, cls[starts])).tolist()
-    edges = [0, *(e for e in ends if e), n]
-    return list(itertools.pairwise(edges))
 
 
 def _plain_scores(

@@ -25,7 +25,7 @@ from .layer import Layer
 from .per_row import PerRow, RowLoss, RowTerms
 from .torch_candidate_scores import candidates_of, scores_of
 from .torch_candidates import Bound, Candidates, OfTarget
-from .torch_groups import by_rows, runs_eagerly
+from .torch_groups import by_rows, rows_ahead, runs_eagerly
 from .torch_softmax import of_softmax
 
 Tensor = torch.Tensor
@@ -64,8 +64,12 @@ def way(job: Job) -> Callable[[Job], Tensor] | None:
 def holds_no_rows(job: Job) -> bool:
     """True if `way` is to be preferred to all scores of some rows, with a gradient in the forward pass."""
     x = job.layer.x
-    wide = x.dtype is wide_dtype(x, xp)
-    held = job.layer.mapping.is_softmax and (wide or torch_sizes.on_gpu(x)) and not least_of(job)
+    wide, gpu = x.dtype is wide_dtype(x, xp), torch_sizes.on_gpu(x)
+    if job.layer.mapping.is_softmax:
+        held = (wide or gpu) and not least_of(job)
+    else:
+        rows = rows_ahead(job) if wide and not gpu else None
+        held = rows is not None and rows * job.layer.classes <= torch_sizes.sizes_of(x).group
     return not held and way(job) is not None
 
 

@@ -62,7 +62,7 @@ def linear_loss(
     is the cross-entropy for softmax (also as `Entmax(1.0)`), as in `torch.nn.functional.linear_cross_entropy`;
     `sparse_softmax_loss` for sparse softmax; `nll` for a map without a Fenchel-Young loss; and `fenchel_young` for all others.
     Sparse maps, such as `Entmax(1.5)`, are also faster on a CPU, and in fp32 on a GPU: their gradient needs only the classes of
-    the support.
+    the support. Where it has more than about 1 class in 50, as at the beginning of a training, they take about as long as softmax.
 
     Second derivatives hold all scores in torch, and need `anymax.use("reference")` in JAX.
 
@@ -97,8 +97,9 @@ def linear_loss(
         How many classes to compute at a time (in `anymax.distributed.linear_loss`, how many rows). A map that needs all scores
         of a row takes some whole rows instead, with as many scores in all. By default softmax holds rows of scores, which
         saves computing them a second time: on a CPU up to 64 MB or half the memory of the weight, whichever is more, but
-        never more than the weight; on a GPU as much memory as the weight, or 128 MB in fp32 if it takes less. There sparse maps
-        in half precision do the same. Other calls hold a small part of all scores. `linear.explain_linear_loss` says what a call does.
+        never more than the weight; on a GPU as much memory as the weight, or 128 MB in fp32 if it takes less. Sparse maps do the
+        same in half precision on a GPU, and on a CPU where it takes at most 32 MB. Other calls hold a small part of all scores.
+        `linear.explain_linear_loss` says what a call does.
     least
         For softmax, a probability below which a class gets no gradient; 0, the default, keeps all. If no row has more than a
         few hundred classes above it, the backward pass is as fast as that of a sparse map: 0.004 helps, 1e-4 does not. The
