@@ -65,7 +65,7 @@ def _of_claim(verdict: str, tests: Sequence[Mapping[str, Any]]) -> float:
     p = [_two_sided(test) for test in tests if test["verdict"] == verdict]
     if verdict == CONFIRMED:
         return max(p, default=1.0)
-    return min(1.0, len(tests) * min(p, default=1.0)) if verdict == CONTRADICTED else 1.0
+    return min(1.0, len(tests) * min(p)) if verdict == CONTRADICTED and p else 1.0
 
 
 def _away(test: Mapping[str, Any]) -> tuple[float, float, float]:

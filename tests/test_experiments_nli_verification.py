@@ -96,7 +96,7 @@ def test_every_loss_trains(name):
         (("ArcFace",), {"arc", "arc_margin"}),
         (("AM entmax 1.5",), {"entmax"}),
     ],
-    ids=str,
+    ids=["all", "no AM", "no ArcFace", "no AM entmax"],
 )
 def test_no_margin_is_not_tested(tmp_path, without, lacking):
     """A loss to which tuning gave no margin, be it in one half only, says nothing of margins."""
