@@ -162,7 +162,7 @@ def run(settings: Settings, found: Findings) -> None:
             "width": 128,
             "rows": 20,
             "length": 35,
-            "steps": 1500,
+            "steps": 800,
             "rate per mille": 3,
             "test words": 20_000,
             "texts": 50,
