@@ -36,7 +36,8 @@ DISTRIBUTIONS = ("normal", "trained")
 @functools.lru_cache(maxsize=1)
 def operands(classes: int, distribution: str, dtype: str) -> tuple[Any, Any, Any]:
     """Features, weight N(0, 1 / sqrt(d)) and targets. Trained: the features have more or less of the target's row of the weight, so that
-    softmax gives it half on the average; some rows are sure of it and some are lost."""
+    softmax gives it half on the average; some rows are sure of it and some are lost. Beginning: scores that are close to each other, as in
+    the first steps of a training, so that hundreds of classes are in the support."""
     import torch
 
     generator = torch.Generator().manual_seed(classes)
@@ -46,6 +47,8 @@ def operands(classes: int, distribution: str, dtype: str) -> tuple[Any, Any, Any
     if distribution == "trained":
         ahead = torch.linspace(0.0, 2.0 * math.log(classes), ROWS)
         x = 0.5 * x + ahead[:, None] * weight[y]
+    elif distribution == "beginning":
+        x = 0.2 * x
     kind = getattr(torch, dtype)
     return x.to(kind).requires_grad_(), weight.to(kind).requires_grad_(), y
 
@@ -136,6 +139,9 @@ def layer_cases() -> Iterator[Case]:
                         "output layer", name, (ROWS, classes), layer, bars, distribution, dtype, note=f"{FEATURES} features",
                         full=classes > 100_000,
                     )  # fmt: skip
+    bars = (Bar(SCORES, at_most=1.2), Bar(LINEAR, at_most=1.2))
+    note = f"{FEATURES} features, hundreds of classes in the support"
+    yield Case("output layer", "entmax15", (ROWS, 12_000), layer, bars, "beginning", "float32", note=note)
 
 
 # -- where the time goes -------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def entries_of(dense: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         return None
     most, flat = dense.numel() // _SPARSE, dense.view(-1)
     even = flat[: flat.shape[0] // _FEW * _FEW].view(-1, _FEW)
-    used = even.abs().amax(1).nonzero()[:, 0]
+    used = ((even.amax(1) != 0) | (even.amin(1) != 0)).nonzero()[:, 0]
     if used.shape[0] > most:
         return None
     of_used, place = even[used].nonzero(as_tuple=True)
