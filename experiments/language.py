@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import math
+import multiprocessing
 import re
 import sys
 import time
@@ -35,6 +37,8 @@ EXPERIMENT = Experiment(
     quick_seeds=2,
     data={TEXT: "tinyshakespeare, github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt"},
     needs=("matplotlib", "scipy", "torch"),
+    options={"--jobs": {"type": int, "default": 1, "metavar": "N", "help": "processes; the figures don't depend on it, but for seconds"}},
+    free=("--jobs",),
 )  # fmt: skip
 SOFTMAX, ENTMAX, PLUS, SPARSEMAX = ARMS = (
     "softmax",
@@ -139,6 +143,14 @@ def trained(
     return found
 
 
+def alone(*given: Any) -> dict[str, Any]:
+    """`trained` in a process of its own, on one thread."""
+    import torch  # late, as above
+
+    torch.set_num_threads(1)
+    return trained(*given)
+
+
 @quick_on_one_thread
 def run(settings: Settings, found: Findings) -> None:
     import torch  # late: listing the experiments needs no torch
@@ -170,12 +182,19 @@ def run(settings: Settings, found: Findings) -> None:
         }
         text, classes = words_of(settings.data(TEXT), 12_000)
         found.data = f"tinyshakespeare (Karpathy 2015), {len(text):,} words and marks, {classes:,} of them different; the last tenth tests."
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in ARMS}
-    for seed in settings.track(settings.seeds, "seed"):
-        for name in ARMS:
-            seconds = None if name == SOFTMAX else results[SOFTMAX][seed]["seconds"]
-            results[name].append(trained(name, text, classes, plan, seed, seconds))
-            settings.say(f"{name}: {results[name][-1]['seconds']:.0f} s")
+    results: dict[str, list[dict[str, Any]]] = {}
+    jobs = multiprocessing.get_context("spawn").Pool(settings.options.jobs) if settings.options.jobs > 1 else None
+    with jobs or contextlib.nullcontext():
+        for names in ((SOFTMAX,), (PLUS, ENTMAX, SPARSEMAX)):  # softmax says how many seconds the others have
+            work = [
+                (name, text, classes, plan, seed, None if name == SOFTMAX else results[SOFTMAX][seed]["seconds"])
+                for name in names for seed in settings.seeds
+            ]  # fmt: skip
+            waiting = None if jobs is None else [jobs.apply_async(alone, one) for one in work]
+            for i, (name, *_) in enumerate(settings.track(work, "network", lambda one: f"{one[0]}, seed {one[4]}")):
+                found_here = trained(*work[i]) if waiting is None else waiting[i].get()
+                results.setdefault(name, []).append(found_here)
+                settings.say(f"{found_here['seconds']:.0f} s")
     found.settings = {
         **plan,
         "network": "an embedding, a GRU, an output layer without a bias; each word from the 35 before it at most",
