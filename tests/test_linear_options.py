@@ -331,11 +331,16 @@ def test_a_masked_row_and_a_lost_one_with_further_losses():
 
 
 def test_what_a_loss_will_do_can_be_read():
-    _, free, y = torch_operands("float32")
+    torch, free, y = torch_operands("float32")
     told = lambda *a, **k: A.linear.explain_linear_loss(*free[:2], y, *a, **k)  # noqa: E731
     assert told() == "all 60 scores of 7 rows at a time, with their gradient in the forward pass"
     assert told(chunk=16) == "the scores of 16 classes and 7 rows at a time, computed again for the gradient"
-    assert "each row keeps those" in told("sparsemax")
+    assert told("sparsemax") == told()
+    for options in ({"chunk": 16}, {"reduction": "none"}):
+        assert "each row keeps those" in told("sparsemax", **options)
+    x, weight = torch.zeros(600, 1024, requires_grad=True), torch.zeros(20_000, 1024, requires_grad=True)
+    plan = A.linear.explain_linear_loss(x, weight, torch.zeros(600, dtype=torch.int64), "sparsemax")
+    assert "each row keeps those" in plan  # all scores of some rows would take too much memory
     assert told("taylor", reduction="none").endswith("computed again for the gradient")
     with pytest.raises(TypeError, match="chunks"):
         told(chunks=3)
