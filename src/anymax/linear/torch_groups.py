@@ -110,17 +110,18 @@ def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, list[
         ds, value = _slopes(part, g[where] if g.ndim else g, db, [d[where] if d.ndim else d for d in dparams])
         total += value
         few = entries_of(ds) if layer.mapping.facts.sparse and ds.dtype is wide else None
-        if few is not None and wants[1] and dw is None:
-            dw = torch.zeros(weight.shape, dtype=wide)
-        if dx is not None:
-            dx[where] = (
-                ds @ weight.to(ds.dtype) if few is None else added_to_rows(None, *few, part.layer.x, weight, None)
-            )
-        if few is not None and dw is not None:
-            add_to_classes(dw, *few, part.layer.x, None)
-        elif wants[1]:
-            alone = where.stop - where.start == layer.rows
-            dw = _with_product(dw, ds, part.layer.x, x.dtype if alone else wide)
+        if few is None:
+            if dx is not None:
+                dx[where] = ds @ weight.to(ds.dtype)
+            if wants[1]:
+                alone = where.stop - where.start == layer.rows
+                dw = _with_product(dw, ds, part.layer.x, x.dtype if alone else wide)
+        else:
+            if dx is not None:
+                dx[where] = added_to_rows(None, *few, part.layer.x, weight, None)
+            if wants[1]:
+                dw = torch.zeros(weight.shape, dtype=wide) if dw is None else dw
+                add_to_classes(dw, *few, part.layer.x, None)
         del ds  # before the scores of the next group
     dw = None if dw is None else dw.to(weight.dtype)
     db = None if db is None or bias is None else db.to(bias.dtype)
