@@ -181,6 +181,17 @@ def engine(request):
 
 
 @pytest.fixture
+def one_thread():
+    """torch on one thread: the networks of these tests are so small that its threads would only wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def call(capsys, monkeypatch):
     """Runs the program `anymax`: (exit code, stdout, stderr)."""
     from anymax.cli import main

@@ -20,13 +20,7 @@ import anymax
 from anymax import Entmax, Softmax, Sparsemax, SparseSoftmax
 from experiments import _sentences, _transducer, conformal, length, longtail
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # -- sentences --------------------------------------------------------------------------------------------------------

@@ -17,13 +17,7 @@ pytest.importorskip("matplotlib")
 import anymax
 from experiments import _networks, attending, statements
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def softmax(z):
