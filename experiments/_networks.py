@@ -12,6 +12,8 @@ import anymax
 from anymax import Entmax, Mapping, PerturbMax, Sigsoftmax, Softmax, Sparsemax, Taylor
 
 from . import _images
+from ._common import Settings
+from ._report import Findings
 
 Loss = Callable[[Any, Any], Any]
 Data = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # x, y, x_test, y_test
@@ -44,6 +46,26 @@ def fashion(who: str, folder: Path, rows: int, seed: int) -> Data:
     x, y, x_test, y_test = _images.fashion(who, folder)
     chosen = np.random.default_rng(seed).permutation(len(y))[:rows]
     return x[chosen], y[chosen], x_test, y_test
+
+
+def sets(
+    who: str, settings: Settings, found: Findings, rows: int = 5000
+) -> dict[str, tuple[Callable[[int], Data], int]]:
+    """The digits, and unless the run is quick Fashion-MNIST with `rows` to train: how a seed draws it, and the hidden units of its network.
+
+    What they are goes into `found.data`.
+    """
+    both: dict[str, tuple[Callable[[int], Data], int]] = {"digits": (digits, 32 if settings.quick else 64)}
+    found.data = f"{DIGITS}: of 1,797 rows 1,000 drawn to train, the others to test."
+    if not settings.quick:
+        both["Fashion-MNIST"] = (lambda seed: fashion(who, settings.options.fashion_mnist, rows, seed), 128)
+        found.data += f" {FASHION}: {rows:,} rows drawn to train, 10,000 to test."
+    return both
+
+
+def network(sets: dict[str, tuple[Callable[[int], Data], int]]) -> str:
+    """What is trained on each of `sets`, in words."""
+    return "one hidden layer, ReLU; " + ", ".join(f"{name}: {hidden} units" for name, (_, hidden) in sets.items())
 
 
 def epochs(

@@ -109,16 +109,8 @@ def trained(data: _networks.Data, name: str, hidden: int, lengths: tuple[int, ..
 
 @quick_on_one_thread
 def run(settings: Settings, found: Findings) -> None:
-    quick = settings.quick
-    lengths = (2, 5) if quick else LENGTHS
-    sets: dict[str, tuple[Callable[[int], _networks.Data], int]] = {"digits": (_networks.digits, 32 if quick else 64)}
-    found.data = f"{_networks.DIGITS}: of 1,797 rows 1,000 drawn to train, the others to test."
-    if not quick:
-        sets["Fashion-MNIST"] = (
-            lambda seed: _networks.fashion("calibration", settings.options.fashion_mnist, 5000, seed),
-            128,
-        )
-        found.data += f" {_networks.FASHION}: 5,000 rows drawn to train, 10,000 to test."
+    lengths = (2, 5) if settings.quick else LENGTHS
+    sets = _networks.sets("calibration", settings, found)
     found.data += f" A fifth of the training rows ({HELD:.0%}) stops the training and chooses the temperature, and trains nothing."
     results: dict[str, dict[str, list[list[dict[str, Any]]]]] = {
         name: {model: [] for model in _networks.MODELS} for name in sets
@@ -130,8 +122,7 @@ def run(settings: Settings, found: Findings) -> None:
         for model in _networks.MODELS:
             results[name][model].append(trained(data, model, hidden, lengths, seed))
     found.settings = {
-        "network": "one hidden layer, ReLU; "
-        + ", ".join(f"{name}: {hidden} units" for name, (_, hidden) in sets.items()),
+        "network": _networks.network(sets),
         "epochs": lengths,
         **_networks.SETTINGS,
         "stopped": "at the epoch with the least Brier score on the held-out rows, of all epochs",

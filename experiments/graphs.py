@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import sys
 import time
 from typing import Any
 
 import numpy as np
 
+from . import _jobs
 from ._common import Experiment, Settings, main, quick_on_one_thread, walk
 from ._report import Claim, Findings
 from ._statistics import Interval, difference, over_seeds
@@ -26,7 +25,7 @@ EXPERIMENT = Experiment(
     },
     seeds=10,
     needs=("matplotlib", "scipy", "torch"),
-    options={"--jobs": {"type": int, "default": 1, "metavar": "N", "help": "processes; the figures don't depend on it"}},
+    options={"--jobs": _jobs.OPTION},
     free=("--jobs",),
 )  # fmt: skip
 MAPS = {"softmax": "softmax", "1.5-entmax": "entmax15", "sparsemax": "sparsemax"}
@@ -138,9 +137,6 @@ def tuned(name: str, noise: float, plan: dict[str, Any]) -> dict[str, Any]:
 
 def cell(noise: float, name: str, seeds: list[int], plan: dict[str, Any]) -> tuple[Any, Any, float]:
     """What was chosen, the figures of each seed, and the seconds of a processor that it took."""
-    import torch  # late: listing the experiments needs no torch
-
-    torch.set_num_threads(1)
     begun = time.process_time()
     chosen = tuned(name, noise, plan)
     results = [fit(name, seed, noise, chosen["rate"], chosen["decay"], plan) for seed in seeds]
@@ -168,12 +164,10 @@ def run(settings: Settings, found: Findings) -> None:
     }  # fmt: skip
     cells = [(noise, name) for noise in noises for name in names]
     chosen, results, seconds = {}, {}, 0.0
-    jobs = multiprocessing.get_context("spawn").Pool(settings.options.jobs) if settings.options.jobs > 1 else None
-    with jobs or contextlib.nullcontext():
-        work = [(*one, settings.seeds, plan) for one in cells]
-        waiting = None if jobs is None else [jobs.apply_async(cell, one) for one in work]
-        for i, key in enumerate(settings.track(cells, "setting", lambda c: f"{c[1]}, {c[0]} noisy edges a node")):
-            chosen[key], results[key], took = cell(*work[i]) if waiting is None else waiting[i].get()
+    with _jobs.run_on(settings.options.jobs) as each:
+        done = each(cell, [(*one, settings.seeds, plan) for one in cells])
+        for key in settings.track(cells, "setting", lambda c: f"{c[1]}, {c[0]} noisy edges a node"):
+            chosen[key], results[key], took = next(done)
             seconds += took
 
     def values(noise: int, name: str, figure: str) -> list[float]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import math
-import multiprocessing
 import re
 import sys
 import time
@@ -15,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from . import _jobs
 from ._common import Experiment, Settings, main, quick_on_one_thread
 from ._report import Claim, Findings
 from ._statistics import difference, over_seeds, ratio
@@ -37,7 +36,7 @@ EXPERIMENT = Experiment(
     quick_seeds=2,
     data={TEXT: "tinyshakespeare, github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt"},
     needs=("matplotlib", "scipy", "torch"),
-    options={"--jobs": {"type": int, "default": 1, "metavar": "N", "help": "processes; the figures don't depend on it, but for seconds"}},
+    options={"--jobs": _jobs.OPTION},
     free=("--jobs",),
 )  # fmt: skip
 SOFTMAX, ENTMAX, PLUS, SPARSEMAX = ARMS = (
@@ -143,19 +142,8 @@ def trained(
     return found
 
 
-def alone(*given: Any) -> dict[str, Any]:
-    """`trained` in a process of its own, on one thread."""
-    import torch  # late, as above
-
-    torch.set_num_threads(1)
-    return trained(*given)
-
-
 @quick_on_one_thread
 def run(settings: Settings, found: Findings) -> None:
-    import torch  # late: listing the experiments needs no torch
-
-    torch.set_num_threads(1)
     if settings.quick:
         plan = {
             "width": 16,
@@ -183,16 +171,15 @@ def run(settings: Settings, found: Findings) -> None:
         text, classes = words_of(settings.data(TEXT), 12_000)
         found.data = f"tinyshakespeare (Karpathy 2015), {len(text):,} words and marks, {classes:,} of them different; the last tenth tests."
     results: dict[str, list[dict[str, Any]]] = {}
-    jobs = multiprocessing.get_context("spawn").Pool(settings.options.jobs) if settings.options.jobs > 1 else None
-    with jobs or contextlib.nullcontext():
+    with _jobs.run_on(settings.options.jobs) as each:
         for names in ((SOFTMAX,), (PLUS, ENTMAX, SPARSEMAX)):  # softmax says how many seconds the others have
             work = [
                 (name, text, classes, plan, seed, None if name == SOFTMAX else results[SOFTMAX][seed]["seconds"])
                 for name in names for seed in settings.seeds
             ]  # fmt: skip
-            waiting = None if jobs is None else [jobs.apply_async(alone, one) for one in work]
-            for i, (name, *_) in enumerate(settings.track(work, "network", lambda one: f"{one[0]}, seed {one[4]}")):
-                found_here = trained(*work[i]) if waiting is None else waiting[i].get()
+            done = each(trained, work)
+            for name, *_ in settings.track(work, "network", lambda one: f"{one[0]}, seed {one[4]}"):
+                found_here = next(done)
                 results.setdefault(name, []).append(found_here)
                 settings.say(f"{found_here['seconds']:.0f} s")
     found.settings = {

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import multiprocessing
 import sys
 import time
 from typing import Any
 
 import numpy as np
 
+from . import _jobs
 from ._common import Experiment, Settings, main, quick_on_one_thread
 from ._report import Claim, Findings
 from ._statistics import Interval, difference, over_seeds
@@ -32,7 +31,7 @@ EXPERIMENT = Experiment(
     },
     seeds=5,
     needs=("matplotlib", "scipy", "torch"),
-    options={"--jobs": {"type": int, "default": 1, "metavar": "N", "help": "processes; the figures don't depend on it"}},
+    options={"--jobs": _jobs.OPTION},
     free=("--jobs",),
 )  # fmt: skip
 SOFTMAX, SCALABLE, ENTMAX, ADAPTIVE = MAPS = ("softmax", "scalable softmax", "1.5-entmax", "adaptive-scaled 1.5-entmax")
@@ -151,7 +150,6 @@ def cell(name: str, code: str, seed: int, plan: dict[str, Any]) -> dict[str, Any
     """Train one network and test it at every length: percent right, and the seconds of a processor."""
     import torch  # late: listing the experiments needs no torch
 
-    torch.set_num_threads(1)
     begun = time.process_time()
     torch.manual_seed(seed)
     model = network(name, code)
@@ -212,11 +210,10 @@ def run(settings: Settings, found: Findings) -> None:
     work = [(name, code, seed) for seed in settings.seeds for code in CODES for name in MAPS]
     results: dict[tuple[str, str], list[dict[int, float]]] = {(name, code): [] for name in MAPS for code in CODES}
     seconds = 0.0
-    jobs = multiprocessing.get_context("spawn").Pool(settings.options.jobs) if settings.options.jobs > 1 else None
-    with jobs or contextlib.nullcontext():
-        waiting = None if jobs is None else [jobs.apply_async(cell, (*one, plan)) for one in work]
-        for i, (name, code, _) in enumerate(settings.track(work, "network", lambda w: f"{w[0]}, {w[1]}, seed {w[2]}")):
-            one = cell(*work[i], plan) if waiting is None else waiting[i].get()
+    with _jobs.run_on(settings.options.jobs) as each:
+        done = each(cell, [(*one, plan) for one in work])
+        for name, code, _ in settings.track(work, "network", lambda w: f"{w[0]}, {w[1]}, seed {w[2]}"):
+            one = next(done)
             settings.say(f"the last loss in training is {one['loss']:.3f}, after {one['seconds']:.0f} s")
             results[name, code].append(one["right"])
             seconds += one["seconds"]

@@ -98,16 +98,8 @@ def trained(data: _networks.Data, arm: str, hidden: int, lengths: tuple[int, ...
 
 @quick_on_one_thread
 def run(settings: Settings, found: Findings) -> None:
-    quick = settings.quick
-    lengths = (2, 6) if quick else LENGTHS
-    sets: dict[str, tuple[Callable[[int], _networks.Data], int]] = {"digits": (_networks.digits, 32 if quick else 64)}
-    found.data = f"{_networks.DIGITS}: of 1,797 rows 1,000 drawn to train, the others to test."
-    if not quick:
-        sets["Fashion-MNIST"] = (
-            lambda seed: _networks.fashion("noise", settings.options.fashion_mnist, 5000, seed),
-            128,
-        )
-        found.data += f" {_networks.FASHION}: 5,000 rows drawn to train, 10,000 to test."
+    lengths = (2, 6) if settings.quick else LENGTHS
+    sets = _networks.sets("noise", settings, found)
     found.data += " Labels are made wrong in the training rows alone, of which a fifth stops the training."
     results: dict[tuple[str, float, str], list[dict[int | str, float]]] = {}
     jobs = [(name, seed) for name in sets for seed in settings.seeds]
@@ -119,8 +111,7 @@ def run(settings: Settings, found: Findings) -> None:
                 one = trained((x, wrong(y, share, seed), x_test, y_test), arm, hidden, lengths, seed)
                 results.setdefault((name, share, arm), []).append(one)
     found.settings = {
-        "network": "one hidden layer, ReLU; "
-        + ", ".join(f"{name}: {hidden} units" for name, (_, hidden) in sets.items()),
+        "network": _networks.network(sets),
         "epochs": lengths,
         **_networks.SETTINGS,
         "wrong labels": "exactly the share said, drawn at random; each of the other classes as often",

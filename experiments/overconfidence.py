@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -90,29 +89,20 @@ def measure(data: _networks.Data, name: str, hidden: int, epochs: int, seed: int
 
 
 def run(settings: Settings, found: Findings) -> None:
-    options, quick = settings.options, settings.quick
-    sets: dict[str, tuple[Callable[[int], _networks.Data], int, int]] = {
-        "digits": (_networks.digits, 32 if quick else 64, 20 if quick else 150)
-    }
-    found.data = "The digits of scikit-learn (UCI), 1,000 to train and 797 to test."
-    if not quick:
-        sets["Fashion-MNIST"] = (
-            lambda seed: _networks.fashion("overconfidence", options.fashion_mnist, options.train, seed),
-            128,
-            options.epochs,
-        )
-        found.data += f" Fashion-MNIST (Xiao, Rasul and Vollgraf 2017), {options.train:,} to train and 10,000 to test."
+    options = settings.options
+    sets = _networks.sets("overconfidence", settings, found, options.train)
+    lengths = {"digits": 20 if settings.quick else 150, "Fashion-MNIST": options.epochs}
     results: dict[str, dict[str, list[dict[str, Any]]]] = {
         name: {model: [] for model in _networks.MODELS} for name in sets
     }
     gaps: dict[str, float] = {}
     jobs = [(name, seed) for name in sets for seed in settings.seeds]
     for name, seed in settings.track(jobs, "data and seed", lambda job: f"{job[0]}, {job[1]}"):
-        draw_data, hidden, epochs = sets[name]
+        draw_data, hidden = sets[name]
         data = draw_data(seed)
         for model in _networks.MODELS:
             settings.say(f"{name}, seed {seed}: {model}")
-            one = measure(data, model, hidden, epochs, seed)
+            one = measure(data, model, hidden, lengths[name], seed)
             if model == "softmax":
                 gaps[name] = min(gaps.get(name, np.inf), float(slack(one["z"], data[1]).min()))
             one["y"], one["y_test"] = data[1], data[3]
@@ -145,8 +135,8 @@ def run(settings: Settings, found: Findings) -> None:
         "log(n-1) - log(exp(l)-1), by arithmetic.",
     )
     found.settings = {
-        "network": "one hidden layer, ReLU; " + ", ".join(f"{name}: {sets[name][1]} units" for name in sets),
-        "epochs": ", ".join(f"{name}: {sets[name][2]}" for name in sets),
+        "network": _networks.network(sets),
+        "epochs": ", ".join(f"{name}: {lengths[name]}" for name in sets),
         **_networks.SETTINGS,
         "calibration error": "expected calibration error, 10 bins",
     }

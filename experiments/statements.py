@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -172,24 +171,14 @@ def apart(z: np.ndarray) -> float:
 
 @quick_on_one_thread
 def run(settings: Settings, found: Findings) -> None:
-    quick = settings.quick
-    sets: dict[str, tuple[Callable[[int], _networks.Data], int, int]] = {
-        "digits": (_networks.digits, 32 if quick else 64, 4 if quick else 60)
-    }
-    found.data = f"{_networks.DIGITS}: of 1,797 rows 1,000 drawn to train, the others to test."
-    if not quick:
-        sets["Fashion-MNIST"] = (
-            lambda seed: _networks.fashion("statements", settings.options.fashion_mnist, 5000, seed),
-            128,
-            40,
-        )
-        found.data += f" {_networks.FASHION}: 5,000 rows drawn to train, 10,000 to test."
+    sets = _networks.sets("statements", settings, found)
+    lengths = {"digits": 4 if settings.quick else 60, "Fashion-MNIST": 40}
     found.data += " A fifth of the training rows stops the training."
     results: dict[str, dict[str, list[dict[str, Any]]]] = {name: {arm: [] for arm in ARMS} for name in sets}
     first: dict[tuple[str, bool, int], list[dict[str, float]]] = {}
     jobs = [(name, seed) for name in sets for seed in settings.seeds]
     for name, seed in settings.track(jobs, "data and seed", lambda job: f"{job[0]}, {job[1]}"):
-        draw_data, hidden, epochs = sets[name]
+        draw_data, hidden = sets[name]
         data = draw_data(seed)
         for unit in (False, True):
             for n in CLASSES:
@@ -197,10 +186,10 @@ def run(settings: Settings, found: Findings) -> None:
                 figures = {"apart": apart(z), "spread": float(np.ptp(z, axis=1).mean()), "deviation": float(z.std())}
                 first.setdefault((name, unit, n), []).append(figures)
         for arm in ARMS:
-            results[name][arm].append(trained(data, arm, hidden, epochs, seed))
+            results[name][arm].append(trained(data, arm, hidden, lengths[name], seed))
     found.settings = {
-        "network": "one hidden layer, ReLU; " + ", ".join(f"{name}: {hidden} units" for name, (_, hidden, _) in sets.items()),
-        "epochs": ", ".join(f"{name}: {epochs}" for name, (_, _, epochs) in sets.items()),
+        "network": _networks.network(sets),
+        "epochs": ", ".join(f"{name}: {lengths[name]}" for name in sets),
         "optimizer": _networks.SETTINGS["optimizer"],
         "calibration error": "expected calibration error, 10 bins",
         "stopped": "at the epoch with the best figure of a fifth of the training rows: of their accuracy where nothing else is said",

@@ -20,7 +20,7 @@ pytest.importorskip("matplotlib")
 stats = pytest.importorskip("scipy.stats")
 
 import experiments
-from experiments import _common, _report, _statistics, _together
+from experiments import _common, _jobs, _report, _statistics, _together
 from experiments._statistics import CONFIRMED, CONTRADICTED, NOT_TESTED, UNDECIDED
 
 ORDER = [
@@ -278,6 +278,21 @@ def told(found, edge=False, partial=False):
     found.data, found.partial = "Nothing.", partial
     found.test("it", "a test", _statistics.over_seeds([1.0, 1.1, 0.9]), at_least=0.5)
     found.chosen("the rate", 1.0 if edge else 0.5, [0.1, 0.5, 1.0])
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_runs_come_in_their_order_whatever_the_number_of_processes(jobs):
+    with _jobs.run_on(jobs) as each:
+        assert list(each(divmod, [(7, 2), (9, 4), (1, 3)])) == [(3, 1), (2, 1), (0, 1)]
+        threads = each(torch_threads, [(), ()])
+        assert [next(threads), next(threads)] == [1, 1]  # of a second call too
+
+
+def torch_threads():
+    import torch
+
+    return torch.get_num_threads()
 
 
 def test_saved_results_come_from_the_default_command(elsewhere, capsys):
@@ -603,7 +618,7 @@ def test_pages_are_written_anew(tmp_path):
 
 
 def test_sources_are_what_an_experiment_imports():
-    assert {"_common", "_report", "_statistics", "_together", "graphs"} == set(_common._own("graphs"))
+    assert {"_common", "_jobs", "_report", "_statistics", "_together", "graphs"} == set(_common._own("graphs"))
     assert "_images" in _common._own("longtail")
     before = _common.sources("graphs")
     assert before == _common.sources("graphs")
