@@ -33,8 +33,8 @@ FORMS = {
     "parts": 16,
 }  # lanes that are gathered: some rows have as few, others not
 each_form = pytest.mark.parametrize("form", ["whole", "few", "parts"])
-SIZES = (1, 5, 507) + ((4096, 40_001, 131_072) if REAL else ())
-LONG = 40_001 if REAL else 507
+SIZES = (1, 5, 251) + ((4096, 40_001, 131_072) if REAL else ())
+LONG = 40_001 if REAL else 251
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -129,12 +129,14 @@ def close(got, want, atol):
 @each(SERVED)
 @pytest.mark.parametrize("n", SIZES)
 def test_forward_is_the_references(case, n):
-    if case.mass > n or (case not in QUICK and n == 507):
+    if case.mass > n or (case not in QUICK and n == 251):
         pytest.skip("fewer classes than the budget, or a slow one: 129 serve as well")
     x = rows(n)
     want = wide(lambda t: am.apply(mapped(case), t), x)
-    close(forward(case, x), want, bound(case, want))
-    assert torch.equal(forward(case, x), forward(case, x))
+    got = forward(case, x)
+    close(got, want, bound(case, want))
+    if REAL:  # the interpreter has one order
+        assert torch.equal(got, forward(case, x))
 
 
 @each(QUICK)
@@ -494,7 +496,7 @@ def test_backward_is_the_references(case, n, form):
 @pytest.mark.parametrize("sigma", [0.02, 8.0])
 @pytest.mark.parametrize("form", ["few", "parts"])
 def test_backward_from_the_lanes_that_the_forward_found(case, sigma, form):
-    n = LONG if REAL else 300  # a part is not a power of two
+    n = LONG if REAL else 150  # a part is not a power of two
     x, g = rows(n, sigma=sigma, batch=(3,)), rows(n, seed=9, batch=(3,))
     x[1, ::7] = -torch.inf
     x[2, 3] = torch.nan
@@ -576,7 +578,7 @@ LISTED = ("sparsemax", "entmax-1.5", "normmax-2", "sparse_softmax-k2", "sparse_s
 @each([c for c in LOSSES if c.id in LISTED])
 @pytest.mark.parametrize("form", ["few", "parts"])
 def test_the_gradient_of_a_loss_from_the_lanes_that_it_found(case, form):
-    n = LONG if REAL else 300  # a part is not a power of two
+    n = LONG if REAL else 150  # a part is not a power of two
     x, t = rows(n, sigma=8.0, batch=(5,)), torch.tensor([1, n - 1, -100, 7, 4], device=DEVICE)
     t[0] = x[0].argmax()  # in a lane of the list; the next one is in none
     x[3] = 0.01 * x[3]  # many lanes

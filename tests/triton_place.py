@@ -21,7 +21,30 @@ WARNINGS = [
 ]
 
 if INTERPRETED:
+    import types
+
+    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpreterBuilder
+
+    def patched_once(patch):
+        """`patch` looks through all of triton.language for each function that a kernel calls: within a launch, once is enough."""
+        here: set[str] = set()  # the modules that this launch has patched
+
+        def patch_lang(fn):
+            names = {value.__name__ for value in fn.__globals__.values() if isinstance(value, types.ModuleType)}
+            names &= {triton.language.__name__, triton.language.core.__name__}
+            if here and names <= here:
+                return interpreter._LangPatchScope()
+            scope = patch(fn)
+            here.update(names)
+            restore = scope.restore
+            scope.restore = lambda: (restore(), here.clear())
+            return scope
+
+        return patch_lang
+
+    if hasattr(interpreter, "_LangPatchScope"):  # older ones patch by other means
+        interpreter._patch_lang = patched_once(interpreter._patch_lang)
 
     if not hasattr(
         InterpreterBuilder, "get_bf16"
