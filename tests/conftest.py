@@ -21,6 +21,7 @@ import gc
 import importlib.metadata
 import inspect
 import os
+import pathlib
 import sys
 
 # Threads of OpenMP that have nothing to do wait asleep. Awake, as is the default, those of one worker of `-n auto` keep the processors from
@@ -28,6 +29,10 @@ import sys
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Inductor would begin a pool of processes, each with a torch of its own, for the few kernels that tests compile.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# What XLA has compiled for one worker serves the others, the processes that tests start, and the next battery.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "d" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import pytest
 
@@ -45,7 +50,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "whole(condition): left to the whole battery, `--all`")
     config.addinivalue_line("markers", "long: half a minute or more, begun first")
     config.addinivalue_line("markers", "thin(m): the short battery takes one parametrisation of m")
-    if not (config.option.whole or config.option.rest):
+    if not config.option.whole:
         compile_briefly()
     if config.getoption("dist", "no") == "load":
         # What `-n` means by itself gives a worker up to a quarter of all tests at once, for which others wait at the end. So each begins
@@ -54,7 +59,7 @@ def pytest_configure(config):
 
 
 def compile_briefly():
-    """XLA compiles with fewer passes, since a program of a test runs once; the whole battery has all of them."""
+    """XLA compiles with fewer passes, since a program of a test runs once; with `--all` it has all of them, as it has for users."""
     try:
         version = tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2]))
     except (importlib.metadata.PackageNotFoundError, ValueError):
