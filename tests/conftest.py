@@ -4,6 +4,7 @@
 battery is marked where it is written:
 
 - `@pytest.mark.whole`: all of a test, or with a condition on its parameters, by their names, those for which it is true;
+- `@pytest.mark.weekly`: the same, left to `--all` alone, which a workflow runs once a week: kernels compiled for one more target;
 - `@pytest.mark.thin(m)`: the short battery takes those parametrisations whose places in their lists add up to a multiple of m. Any
   two values still meet where a third parameter has m values or more, and none is left out where another parameter has.
 
@@ -45,11 +46,12 @@ from anymax.kernels import native
 def pytest_addoption(parser):
     group = parser.getgroup("anymax")
     group.addoption("--all", action="store_true", dest="whole", help="the whole battery, and not the short one")
-    group.addoption("--rest", action="store_true", help="what the whole battery has and the short one leaves out")
+    group.addoption("--rest", action="store_true", help="what the short battery leaves out, but for weekly tests")
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "whole(condition): left to the whole battery, `--all`")
+    config.addinivalue_line("markers", "whole(condition): left to the whole battery, `--all` or `--rest`")
+    config.addinivalue_line("markers", "weekly(condition): left to `--all`")
     config.addinivalue_line("markers", "long: half a minute or more, begun first")
     config.addinivalue_line("markers", "thin(m): the short battery takes one parametrisation of m")
     if not config.option.whole:
@@ -82,14 +84,21 @@ def places(items):
     return out
 
 
-def left_to_the_whole_battery(item, its_places):
-    """True for a test that the short battery leaves out."""
-    for mark in item.iter_markers("whole"):
+def marked(item, name):
+    """Whether a test has this mark, without a condition or with one that is true of its parameters."""
+    for mark in item.iter_markers(name):
         if not mark.args:
             return True
         (condition,) = mark.args
         if condition(**{name: item.callspec.params[name] for name in inspect.signature(condition).parameters}):
             return True
+    return False
+
+
+def left_to_the_whole_battery(item, its_places):
+    """True for a test that the short battery leaves out."""
+    if marked(item, "whole"):
+        return True
     thin = [mark.args[0] for mark in item.iter_markers("thin")]
     if not thin and "kind" in its_places and item.callspec.params["kind"] == "jax" and "test_law_" not in item.nodeid:
         return (sum(its_places.values()) - its_places["kind"]) % 8 != 0
@@ -104,8 +113,10 @@ def pytest_collection_modifyitems(config, items):
     named = {argument.rsplit("::", 1)[-1].split("[")[0] for argument in config.args if "::" in argument}
     taken, left = [], []
     for item, its_places in zip(items, places(items)):
-        out = left_to_the_whole_battery(item, its_places) and getattr(item, "originalname", item.name) not in named
-        (left if out != config.option.rest else taken).append(item)
+        out = getattr(item, "originalname", item.name) not in named
+        weekly = out and marked(item, "weekly")
+        out = out and (weekly or left_to_the_whole_battery(item, its_places))
+        (left if weekly or out != config.option.rest else taken).append(item)
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = taken
