@@ -17,7 +17,7 @@ def run_on(jobs: int) -> Iterator[Callable[..., Iterator[Any]]]:
     With one job a run begins when its result is asked for; with more, so many processes take them in their order.
     """
     one_thread()
-    if jobs == 1:
+    if jobs <= 1:
         yield lambda run, work: (run(*one) for one in work)
         return
     with multiprocessing.get_context("spawn").Pool(jobs, initializer=one_thread) as pool:

@@ -17,6 +17,7 @@ from ._report import Findings
 
 Loss = Callable[[Any, Any], Any]
 Data = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # x, y, x_test, y_test
+Sets = dict[str, tuple[Callable[[int], Data], int]]  # a seed draws the data; hidden units
 MODELS: dict[str, tuple[Mapping, Loss]] = {
     "softmax": (Softmax(), anymax.cross_entropy),
     "Taylor softmax": (Taylor(2), anymax.taylor_softmax_loss),
@@ -48,14 +49,12 @@ def fashion(who: str, folder: Path, rows: int, seed: int) -> Data:
     return x[chosen], y[chosen], x_test, y_test
 
 
-def sets(
-    who: str, settings: Settings, found: Findings, rows: int = 5000
-) -> dict[str, tuple[Callable[[int], Data], int]]:
+def sets(who: str, settings: Settings, found: Findings, rows: int = 5000) -> Sets:
     """The digits, and unless the run is quick Fashion-MNIST with `rows` to train: how a seed draws it, and the hidden units of its network.
 
     What they are goes into `found.data`.
     """
-    both: dict[str, tuple[Callable[[int], Data], int]] = {"digits": (digits, 32 if settings.quick else 64)}
+    both: Sets = {"digits": (digits, 32 if settings.quick else 64)}
     found.data = f"{DIGITS}: of 1,797 rows 1,000 drawn to train, the others to test."
     if not settings.quick:
         both["Fashion-MNIST"] = (lambda seed: fashion(who, settings.options.fashion_mnist, rows, seed), 128)
@@ -63,7 +62,7 @@ def sets(
     return both
 
 
-def network(sets: dict[str, tuple[Callable[[int], Data], int]]) -> str:
+def network(sets: Sets) -> str:
     """What is trained on each of `sets`, in words."""
     return "one hidden layer, ReLU; " + ", ".join(f"{name}: {hidden} units" for name, (_, hidden) in sets.items())
 

@@ -97,7 +97,7 @@ def marked(item, name):
 
 def left_to_the_whole_battery(item, its_places):
     """True for a test that the short battery leaves out."""
-    if marked(item, "whole"):
+    if marked(item, "whole") or marked(item, "weekly"):
         return True
     thin = [mark.args[0] for mark in item.iter_markers("thin")]
     if not thin and "kind" in its_places and item.callspec.params["kind"] == "jax" and "test_law_" not in item.nodeid:
@@ -113,9 +113,8 @@ def pytest_collection_modifyitems(config, items):
     named = {argument.rsplit("::", 1)[-1].split("[")[0] for argument in config.args if "::" in argument}
     taken, left = [], []
     for item, its_places in zip(items, places(items)):
-        out = getattr(item, "originalname", item.name) not in named
+        out = left_to_the_whole_battery(item, its_places) and getattr(item, "originalname", item.name) not in named
         weekly = out and marked(item, "weekly")
-        out = out and (weekly or left_to_the_whole_battery(item, its_places))
         (left if weekly or out != config.option.rest else taken).append(item)
     if left:
         config.hook.pytest_deselected(items=left)
