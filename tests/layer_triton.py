@@ -191,6 +191,15 @@ def test_log_p_and_thresholds(name):
     compare([log_p[some]], [want[some]], 1e-4)
 
 
+def test_a_sparse_product_of_a_transposed_weight_of_more_than_2_31_numbers():
+    """Its features are 2^30 numbers apart; memory of which only these are read."""
+    memory = torch.empty(2**31 + 1, dtype=torch.bfloat16, device=DEVICE)
+    rows = memory.as_strided((1, 3), (1, 2**30)).copy_(torch.tensor([[1.0, 2.0, 3.0]]))
+    out, one = torch.zeros(1, 3, device=DEVICE), torch.ones(1, device=DEVICE)
+    gpu.add_products(out, torch.tensor([0, 1], device=DEVICE), torch.tensor([0], device=DEVICE), one, rows)
+    assert out.tolist() == [[1.0, 2.0, 3.0]]
+
+
 def test_a_sparse_product():
     draw = torch.Generator().manual_seed(0)
     dense = torch.randn(7, 30, generator=draw) * (torch.rand(7, 30, generator=draw) < 0.6)

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 import anymax as am
 from anymax.autodiff import torch as leaf
 from anymax.kernels import triton as engine
-from anymax.kernels.triton import launch, plans, replay
+from anymax.kernels.triton import launch, operands, plans, replay
 
 pytestmark = WARNINGS
 
@@ -128,6 +128,40 @@ def test_layouts_are_kept_apart(monkeypatch):
             with anew(monkeypatch):
                 assert torch.equal(got, engine.ENGINE.forward(mapping, y)), i
     assert len(replay._known) == len({replay.layout(x) for x in given})
+
+
+def test_the_end_of_the_memory_is_part_of_a_layout():
+    """Rows of 600 classes, 601 apart: those that end with their memory are read in another way than those that don't."""
+    tight, roomy = torch.zeros(4 * 601 - 1, device=DEVICE), torch.zeros(5 * 601, device=DEVICE)
+    rows = [memory.as_strided((4, 600), (601, 1)) for memory in (tight, roomy)]
+    assert [operands.lay_out(None, x).shift for x in rows] == [2, 1]
+    assert replay.layout(rows[0]) != replay.layout(rows[1])
+    assert replay.layout(rows[1]) == replay.layout(torch.zeros(5 * 601, device=DEVICE).as_strided((4, 600), (601, 1)))
+
+
+@pytest.mark.parametrize("operand", ["mask", "out", "index", "g"])
+def test_an_operand_on_another_device(operand):
+    """Its address means nothing to a kernel: an error before the first launch, also where a call like it is kept."""
+    x, given = scores(3, 40), {name: scores(3, 40) for name in ("out", "g")}
+    given |= {
+        "mask": torch.ones(3, 40, dtype=torch.bool, device=DEVICE),
+        "index": torch.zeros(3, dtype=torch.int64, device=DEVICE),
+    }
+    value, link = torch.empty(2, 3, device=DEVICE), engine.triton_link(am.Sparsemax())
+    run, back = launch.run, launch.backward
+
+    def call(mask, out, index, g):
+        run("p", link, x, mask=mask, out=out)
+        run("loss", link, x, index=index, value=value)
+        back(link, False, None, x, g, out)
+
+    call(**given)
+    assert len(kept()) == 3
+    elsewhere = torch.device("cpu" if REAL else "meta")
+    assert replay.layout(given[operand]) != replay.layout(given[operand].to(elsewhere))
+    with pytest.raises(ValueError, match=f"can't read a tensor on {elsewhere}"):
+        call(**given | {operand: given[operand].to(elsewhere)})
+    assert len(kept()) == len(replay._known) == 3
 
 
 def test_in_place_and_apart_are_two_calls(monkeypatch):

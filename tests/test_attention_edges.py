@@ -251,7 +251,7 @@ def nested():
 
 
 WRONG = {
-    "mask elsewhere": (lambda: A.attention(q, k, v, mask=keep.to("meta")), ValueError, "mask is on meta and q on cpu"),
+    "mask elsewhere": (lambda: A.attention(q, k, v, mask=keep.to("meta")), ValueError, "mask is on meta, the call's .* on cpu"),
     "alpha elsewhere": (lambda: A.attention(q, k, v, Entmax(torch.ones(4, 1, 1, **meta))), ValueError, "alpha is on meta"),
     "prior elsewhere": (lambda: A.attention(q, k, v, mix=(torch.ones(5, 7, **meta), 0.5)), ValueError, "the prior of mix is on meta"),
     "weight": (lambda: A.attention(q, k, v, mix=(torch.ones(5, 7), "half")), ValueError, "weight of mix must be a number from 0 to 1"),

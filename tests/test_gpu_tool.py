@@ -61,6 +61,15 @@ def test_a_dry_run_of_ragged_rows_and_output_layers(tmp_path):
     assert lines[-2]["peers"]["torch.scatter_reduce"]["ours_ms"] > 0
 
 
+def test_every_suite_of_kernels_runs_on_a_device(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from tools import gpu
+
+    suites = {path.name.removesuffix("_triton.py") for path in (ROOT / "tests").glob("*_triton.py")} - {"test"}
+    assert suites == {name.removesuffix("_triton.py") for name in gpu.SUITES if name != "test_cuda.py"}
+    assert suites - {"sinkhorn"} == {suite for tool, suite in gpu.SANITIZED if tool == "memcheck"}  # it has no strides
+
+
 @pytest.mark.whole
 def test_tests_run_in_pieces(tmp_path):
     _, lines = called(tmp_path, "--stages", "parity", "--only", "test_logsumexp")

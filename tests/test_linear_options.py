@@ -204,7 +204,7 @@ def test_shapes_without_values(name):
     assert [g.shape for g in torch.autograd.grad(loss, (x, weight, bias))] == [a.shape for a in free]
     assert A.linear_log_prob(x, weight, y.to("meta"), MAPS[name]).shape == y.shape
     for given in ({"linear_weight": weight}, {"linear_weight": free[1], "linear_bias": bias}):
-        with pytest.raises(ValueError, match="is on meta and x on cpu; move one of them"):
+        with pytest.raises(ValueError, match="is on meta, the call's other arrays are on cpu; move one of them"):
             A.linear_loss(free[0], target=y, mapping=MAPS[name], **given)
     if MAPS[name].has_threshold:
         assert A.linear.linear_threshold(x, weight, MAPS[name], linear_bias=bias).tau.shape == y.shape

@@ -288,3 +288,34 @@ def test_no_rows_among_the_other_axes():
     alpha = torch.tensor([[[1.5]], [[1.3]]])  # of each head
     q, k = torch.zeros(0, 2, 5, 4), torch.zeros(0, 2, 6, 4)
     assert A.attention(q, k, k, Entmax(alpha)).shape == (0, 2, 5, 4)
+
+
+X, META = torch.zeros(3, 5), {"device": "meta"}
+CLASSES = torch.zeros(3, dtype=torch.int64)
+ELSEWHERE = {
+    "mask": lambda: A.sparsemax(X, mask=torch.ones(3, 5, dtype=torch.bool, **META)),
+    "target": lambda: A.sparsemax_loss(X, CLASSES.to("meta")),
+    "target, a distribution": lambda: A.sparsemax_loss(X, torch.ones(3, 5, **META)),
+    "weight": lambda: A.cross_entropy(X, CLASSES, weight=torch.ones(5, **META)),
+    "y": lambda: A.log_prob("softmax", X, CLASSES.to("meta")),
+    "target, a margin": lambda: A.margin_loss("softmax", X, CLASSES.to("meta")),
+    "target, many labels": lambda: A.multilabel_softmax_loss(X, torch.ones(3, 5, **META)),
+    "bias": lambda: A.routing.route(X, 2, bias=torch.ones(5, **META)),
+    "index": lambda: A.routing.route(X, 2, index=torch.zeros(3, 2, dtype=torch.int64, **META)),
+    "rows": lambda: A.Sinkhorn(5)(X, rows=torch.ones(3, **META)),
+    "support: ids": lambda: A.log_prob("softmax", X, CLASSES, support=(CLASSES.to("meta"), torch.arange(4, **META))),
+    "b": lambda: A.contrastive_loss(X, X.to("meta")),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_an_operand_on_another_device(name):
+    with pytest.raises(
+        ValueError, match=f"^.*{name.split(',')[0]} is on meta, the call's other arrays are on cpu; move one of them"
+    ):
+        ELSEWHERE[name]()
+
+
+def test_one_number_in_the_memory_of_the_cpu_goes_where_the_scores_are():
+    target = torch.zeros((), dtype=torch.int64)
+    assert A.sparsemax_loss(torch.zeros(5, **META), target).device.type == "meta"

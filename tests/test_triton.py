@@ -80,7 +80,7 @@ def test_interpreted(group):
 SHORT = (
     "test_gradients and sparsemax and False or launched or options and entmax-1.5 and smoothing or product "
     "or second_call and top-k or in_place_and or test_unusual or hooks or losses_by and top-k "
-    "or sinkhorn and (masks or 30)"
+    "or sinkhorn and (masks or 30) or end_of_the_memory or another_device"
 )
 SHORT += " or of_the_reference and (deepseek-v3 or eight) and float32 or any_axis_strides"
 MORE = {

@@ -11,7 +11,7 @@ as it is done: a crash or a time limit loses that case and no other. What FOLDER
 off goes on where it stopped. The machine needs torch, Triton and NumPy (and pytest for the parity of every option).
 
 smoke   every case of the table of `benchmarks`, once, on all cores at the same time: this compiles all kernels, and checks their results
-parity  tests/{rows,ragged,layer,attention}_triton.py and tests/test_cuda.py, in pieces, on all cores
+parity  tests/*_triton.py and tests/test_cuda.py, in pieces, on all cores
 bench   the cases again, one after the other, against their peers, on the device's clock
 plans   the plans of each kernel and shape, tiles of attention, and those around them, once, on all cores
 tune    these plans against each other, a shape at a time, on the device's clock
@@ -46,6 +46,8 @@ SUITES = (
     "rows_triton.py",
     "ragged_triton.py",
     "layer_triton.py",
+    "replay_triton.py",
+    "router_triton.py",
     "sinkhorn_triton.py",
     "attention_triton.py",
     "test_cuda.py",
@@ -109,6 +111,8 @@ SANITIZED = {  # (tool, file of tests) -> which of them
     ("memcheck", "attention"): "entmax-1.25 and a_map",
     ("memcheck", "ragged"): "entmax-1.5 and (rows or steps)",
     ("memcheck", "layer"): "entmax-1.5 and gradients",
+    ("memcheck", "replay"): "layouts or top-k and second_call",
+    ("memcheck", "router"): "deepseek-v3 and float32",
 }
 NCU = "gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__inst_issued.avg.pct_of_peak_sustained_active,sm__warps_active.avg.pct_of_peak_sustained_active"  # noqa: E501
 PROFILED = """

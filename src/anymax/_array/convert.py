@@ -130,7 +130,10 @@ def like(value: Any, x: Array, xp: Namespace) -> Any:
 
 
 def beside(value: Any, rows: Array, name: str, xp: Namespace) -> Array:
-    """A target, weight or mask as an array of the scores' framework, on their device."""
+    """A target, weight or mask as an array of the scores' framework, on their device.
+
+    A tensor on another device is an error, before a kernel reads its address; one number in the CPU's memory is moved, as torch does.
+    """
     if is_torch(rows) and isinstance(value, (list, tuple)) and compiling():  # torch.compile can't trace NumPy's dtypes
         return xp.asarray(value, device=rows.device)
     value = asarray(value, name)
@@ -138,7 +141,15 @@ def beside(value: Any, rows: Array, name: str, xp: Namespace) -> Array:
         raise TypeError(f"{name}: got a torch tensor for scores of another framework; convert one of them")
     if is_jax(value) and is_torch(rows):
         raise TypeError(f"{name}: got a JAX array for scores of torch; convert one of them")
-    if is_torch(value) or type(value) is type(rows):
+    if is_torch(value):
+        if value.device == rows.device:
+            return value
+        if value.ndim or not value.is_cpu:
+            raise ValueError(
+                f"{name} is on {value.device}, the call's other arrays are on {rows.device}; move one of them"
+            )
+        return value.to(rows.device)
+    if type(value) is type(rows):
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind == "u":
         value = value.astype(np.int64)  # torch can't compare unsigned integers

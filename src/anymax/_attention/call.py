@@ -175,8 +175,6 @@ def _scores(q: Array, shape: tuple[int, ...], mapping: Mapping, options: Options
         )
     for name, value in mapping.params().items():
         value = beside(value, q, name, xp)
-        if value.ndim:  # torch accepts a single number from any device
-            operands.same_device(fitting.who, value, q, name)
         mapping.check_width(name, fit_axes(value, shape, f"attention: {mapping.name}: {name}"))
     return Scores(shape, mapping, transform, factor, softcap, bool(options.is_causal), left, right, int(offset), arrays)
 

@@ -125,7 +125,6 @@ class Fitting(NamedTuple):
     def array(self, value: Any, name: str) -> Array:
         """`value`, on the device of q, with the axes of the scores."""
         value = beside(value, self.q, name, namespace(self.q))
-        same_device(self.who, value, self.q, name)
         return fit_axes(value, self.shape, f"{self.who}: {name}")
 
     def real(self, value: Any, name: str) -> Array:
@@ -175,11 +174,6 @@ class Fitting(NamedTuple):
             )
         tail = min(3, len(self.shape)) if given else len(self.shape)
         return self.array(xp.reshape(value, (*given, *(1,) * tail)), name)
-
-
-def same_device(who: str, value: Array, q: Array, name: str) -> None:
-    if is_torch(value) and value.device != q.device:
-        raise ValueError(f"{who}: {name} is on {value.device} and q on {q.device}; move one of them")
 
 
 def every_attention(

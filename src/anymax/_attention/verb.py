@@ -11,7 +11,7 @@ from .._core.options import check_keywords, documented_like
 from .._core.typing import AnyArray, ArrayT
 from . import implementations
 from .call import AttentionCall, AttentionOptions, Options, checked
-from .operands import every_attention, same_device
+from .operands import every_attention
 
 _WORDS = {
     "temperature": "say scale=1 / (T * sqrt(features)), or transform=anymax.temperature(T)",
@@ -208,8 +208,7 @@ def _mixed(call: AttentionCall, out: Array, p: Any, mix: Any, xp: Namespace) -> 
     """Mixes the prior in after the map: the output is linear in p, so no implementation needs to know the prior."""
     if not isinstance(mix, (tuple, list)) or len(mix) != 2:
         raise TypeError(f"attention: mix must be a pair (prior, weight), got {type(mix).__name__}")
-    prior = beside(mix[0], call.q, "mix", xp)
-    same_device("attention", prior, call.q, "the prior of mix")
+    prior = beside(mix[0], call.q, "the prior of mix", xp)
     prior = fit_axes(prior, call.scores.shape, "attention: the prior of mix")
     v = upcast(call.v, xp)
     prior = xp.broadcast_to(like(prior, v, xp), call.scores.shape)
@@ -217,8 +216,7 @@ def _mixed(call: AttentionCall, out: Array, p: Any, mix: Any, xp: Namespace) -> 
     prior = prior if keep is None else xp.where(keep, prior, xp.zeros_like(prior))
     weight = mix[1]
     if is_array(weight):
-        weight = beside(weight, call.q, "mix", xp)
-        same_device("attention", weight, call.q, "the weight of mix")
+        weight = beside(weight, call.q, "the weight of mix", xp)
         weight = like(fit_axes(weight, (*call.scores.shape[:-1], 1), "attention: the weight of mix"), v, xp)
     else:
         weight = check_scalar(

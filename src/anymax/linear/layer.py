@@ -177,9 +177,6 @@ def _operands(who: str, x: Any, weight: Any, bias: Any, part: bool) -> tuple[Arr
             raise ValueError(
                 f"{who}: a linear_bias of shape {tuple(bias.shape)}: expected one number per class, ({n},)"
             )
-    for name, a in (("linear_weight", weight), ("linear_bias", bias)):
-        if a is not None and is_torch(a) and a.device != x.device:
-            raise ValueError(f"{who}: {name} is on {a.device} and x on {x.device}; move one of them")
     return x, weight, bias
 
 

@@ -144,7 +144,7 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
     skip = _plain(job, arrays) and job.link not in ("softmax", "budget") and k.shape[2] >= SKIPPED
     centres = radii = q
     capped = {"maxnreg": plan.registers} if plan.registers else {}
-    with on_device_of(q):
+    with on_device_of(q, k, v, *arrays.values()):
         if skip:
             programs = k.shape[0] * k.shape[1] * wide
             centres = torch.empty((programs, k.shape[3]), dtype=k.dtype, device=k.device)
@@ -186,7 +186,7 @@ def _forward_split(
     partial = new((queries, parts, e))
     tiles = batch * k.shape[1] * _cdiv(groups * rows, cut.M) * parts
     launch = {"M": cut.M, "N": cut.N, "num_warps": cut.warps, "num_stages": cut.stages}
-    with on_device_of(q):
+    with on_device_of(q, k, v, *arrays.values()):
         if job.link == "softmax":
             scores = tops = state = sums
         else:
@@ -246,7 +246,7 @@ def backward(
     sums = torch.empty((batch, heads, rows, 3) if learn else (0,), dtype=torch.float32, device=q.device)
     launch = {"M": plan.M, "N": plan.N, "num_warps": plan.warps, "num_stages": plan.stages}
     capped = {"maxnreg": plan.registers} if plan.registers else {}
-    with on_device_of(q):
+    with on_device_of(q, k, v, g, *arrays.values()):
         _launch(
             attention_queries, tall * batch * heads,
             q, k, v, out, saved.state, saved.lists, saved.counts, g, dq, numbers, sums, plane, *common, _most(wide),

@@ -71,7 +71,7 @@ class _Call:
         self, function: Any, pointers: tuple, numbers: tuple, options: dict[str, Any], parts: int = 1, warps: int = 0
     ) -> None:
         shape = (self.rows.all, self.rows.n, self.span)
-        with on_device_of(self.x):
+        with on_device_of(self.x, *pointers):
             options = {**options, "num_warps": warps or self.plan.warps}
             replay.launch(function, self.grid(parts), (*pointers, *shape, *numbers), options)
 
@@ -415,7 +415,7 @@ def _perturb(link: Link, x: Any, p: Tensor | None, g: Tensor | None, out: Any, m
         "BACK": g is not None, "NOISE": noise, "MASKED": mask is not None, "INT64": rows.long_offsets, "UNIT": rows.unit, "R": call.plan.R,
         "K": call.plan.K, "L": call.plan.L, "WHOLE": call.plan.whole, "num_warps": call.plan.warps,
     }  # fmt: skip
-    with on_device_of(x):
+    with on_device_of(x, *map(rows.tensor, operands)):
         replay.launch(
             perturb_rows, call.grid(), (*map(rows.tensor, operands), weights, rows.all, rows.n, *numbers), options
         )

@@ -16,7 +16,7 @@ def layer_products(VALUE, INDEX, STARTS, ROWS, OUT, d, r0, r1, o0, o1, E: tl.con
     begin = tl.load(STARTS + i)
     end = tl.load(STARTS + i + 1)
     if begin < end:  # a row without entries is left alone
-        f = tl.program_id(1) * F + tl.arange(0, F)
+        f = tl.program_id(1).to(tl.int64) * F + tl.arange(0, F)
         inside = f < d
         acc = tl.zeros([F], tl.float32)
         for at in range(begin, end, E):

@@ -146,7 +146,11 @@ def lay_out(cut: Cut | None, x: Tensor, **operands: Tensor | None) -> Laid:
     return PlainRows(x, **given) if cut is None else RaggedRows(cut, x, **given)
 
 
-def on_device_of(x: Tensor) -> contextlib.AbstractContextManager:
+def on_device_of(x: Tensor, *others: Any) -> contextlib.AbstractContextManager:
+    """The device of x, on which a kernel is launched that reads x and the tensors among `others`."""
+    for a in others:
+        if isinstance(a, torch.Tensor) and a.device != x.device:
+            raise ValueError(f"a kernel on {x.device} can't read a tensor on {a.device}; move one of them")
     return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 

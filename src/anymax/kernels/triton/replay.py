@@ -6,6 +6,8 @@ launch a kernel that is known, with known numbers and other addresses, takes 10.
 
 from __future__ import annotations
 
+import functools
+import operator
 import threading
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
@@ -40,22 +42,25 @@ def layout(t: Tensor | None) -> Hashable:
     """What the launches of a call depend on, but for the numbers of a tensor and where they lie."""
     if t is None:
         return None
-    shape = t.shape
-    if shape and shape[-1] * t.element_size() % 16:  # unaligned rows: the memory may end in the middle of 16 bytes
-        return shape, t.stride(), t.dtype, t.data_ptr() % 16, t.storage_offset(), t.untyped_storage().nbytes()
-    return shape, t.stride(), t.dtype, t.data_ptr() % 16
+    shape, stride = t.shape, t.stride()
+    same = shape, stride, t.dtype, t.device, t.data_ptr() % 16
+    if shape and functools.reduce(operator.or_, stride[:-1], shape[-1]) * t.element_size() % 16:
+        # the length of a row or the step to the next one is no multiple of 16 bytes: the memory may end in the middle of them
+        return *same, t.storage_offset(), t.untyped_storage().nbytes()
+    return same
 
 
 def repeated(key: Hashable, given: tuple[Tensor | None, ...], call: Callable[[], Any]) -> Any:
     """`call()`, or the launches that it made before with tensors of the same layout.
 
-    key: what the launches depend on beside `given`, whose first tensor is on the device of all; call: launches kernels that read and
-    write `given` and memory from `empty`, and returns None or a named tuple whose field `memory` is such memory.
+    key: what the launches depend on beside `given`, which must have a first tensor; call: launches kernels that read and write `given`
+    and memory from `empty`, and returns None or a named tuple whose field `memory` is such memory. A tensor on another device than the
+    first is an error: a kernel would read its address in the wrong memory.
     """
     places = [0 if t is None else t.data_ptr() for t in given]
     first = given[0]
     assert first is not None
-    key = key, first.device, *map(layout, given), *map(places.index, places)
+    key = key, *map(layout, given), *map(places.index, places)
     kept = _known.get(key)
     if kept is not None:
         return kept.again(given)

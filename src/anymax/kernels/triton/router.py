@@ -47,7 +47,7 @@ def choose(
     if not math.prod(lead):
         return index, weight
     G, S = triton.next_power_of_2(count), triton.next_power_of_2(n // count)
-    with on_device_of(x):
+    with on_device_of(x, bias):
         router_rows[rows.shape[0],](
             rows, rows if bias is None else bias, index, weight, n, n // count, rows.stride(0), factor,
             k=k, groups=count, kept=kept, most=most, SCORING=scoring, BIASED=bias is not None, NORM=normalise, WEIGHTS=weights,

@@ -177,7 +177,7 @@ def run(x: Tensor, g: Tensor | None, iterations: int, temperature: float) -> Ten
     if not count:
         return out
     blocks, slope = triton.cdiv(count, BLOCK), 1.0 / max(temperature, 1e-37)
-    with on_device_of(x):
+    with on_device_of(x, g):
         if g is None:
             sinkhorn_forward[(blocks,)](x, out, count, iterations, slope, B=BLOCK, num_warps=4)
         else:
