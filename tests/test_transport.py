@@ -403,3 +403,38 @@ def test_no_warning_where_all_is_well():
         warnings.simplefilter("error")
         Sinkhorn(None)(np.where(np.eye(4) > 0, 0.0, -np.inf))
         Sinkhorn()(np.zeros((3, 3)), mask=np.zeros((3, 3), bool))
+
+
+@pytest.mark.usefixtures("_by")
+@pytest.mark.parametrize("iterations", [5, None])
+def test_totals_may_differ_by_the_rounding_of_fp32(iterations):
+    rows, columns = (a.astype(np.float32) / a.astype(np.float32).sum() for a in sums(5, 6, seed=1))
+    rows, columns = rows.astype(np.float64), columns.astype(np.float64) * (1 + 3e-7)
+    p = Sinkhorn(iterations)(scores(5, 6), rows=rows, columns=columns)
+    np.testing.assert_allclose(p.sum(-2), columns, rtol=1e-6)
+    with pytest.raises(ValueError, match="the rows must have the same total as the columns"):
+        Sinkhorn(iterations)(scores(5, 6), rows=rows, columns=columns * (1 + 1e-5))
+
+
+@pytest.mark.parametrize("name", ["rows", "columns"])
+def test_constant_sums_in_a_program_of_jax(name):
+    """Their values can be read while the scores are traced: wrong ones are an error there, too."""
+    jax = pytest.importorskip("jax")
+    x, a = jax.numpy.asarray(scores(3, 3)), jax.numpy.asarray([1.0, 0.5, 1.5])
+    given = {"rows": a, "columns": a}
+    np.testing.assert_allclose(jax.jit(lambda x: Sinkhorn()(x, **given))(x), Sinkhorn()(x, **given), rtol=1e-5)
+    given[name] = -a
+    with pytest.raises(ValueError, match=f"{name} must be at least 0 and finite"):
+        jax.jit(lambda x: Sinkhorn()(x, **given))(x)
+
+
+def test_the_limit_is_one_program_of_jax_for_each_shape():
+    jax = pytest.importorskip("jax")
+    from anymax.transport import jax_sinkhorn
+
+    x = jax.numpy.asarray(scores(3, 3))
+    want = Sinkhorn(None)(np.asarray(x))
+    np.testing.assert_allclose(Sinkhorn(None)(x), want, atol=1e-5)
+    compiled = jax_sinkhorn._converged._cache_size(), jax_sinkhorn._differentiable._cache_size()
+    np.testing.assert_allclose(Sinkhorn(None)(x + 1.0), want, atol=1e-5)
+    assert (jax_sinkhorn._converged._cache_size(), jax_sinkhorn._differentiable._cache_size()) == compiled

@@ -1,4 +1,4 @@
-"""Sinkhorn of JAX arrays: one compiled program for each number of iterations and shape."""
+"""Sinkhorn of JAX arrays: one compiled program for each shape and number of iterations, or the limit."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._array import Array
+from .._array import Array, stop_gradient
 from . import plain
 from .assignment import assignment
-from .problem import Given, problem
+from .problem import Given, Problem, problem
 
 
 def plan(given: Given, iterations: int | None) -> Array:
@@ -19,10 +19,12 @@ def plan(given: Given, iterations: int | None) -> Array:
     posed = problem(given, jnp, balanced=iterations is None)
     if iterations is not None:
         return _steps(posed, iterations)
-    held = plain.limit(posed, jnp)
-    return plain.differentiable(posed, held, jnp)
+    held = plain.warned(*_converged(Problem(*map(stop_gradient, posed))), posed.z)
+    return _differentiable(posed, held)
 
 
+_converged = jax.jit(functools.partial(plain.converged, xp=jnp))
+_differentiable = jax.jit(functools.partial(plain.differentiable, xp=jnp))
 _steps = jax.jit(functools.partial(plain.steps, xp=jnp), static_argnums=(1,))
 
 

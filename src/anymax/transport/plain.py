@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable
 
-from .._array import Array, Namespace, device_of, finish, is_double, is_jax, known, loop, stop_gradient
+from .._array import Array, Namespace, device_of, finish, is_double, is_jax, known_largest, loop, stop_gradient
 from .problem import Problem
 
 POTENTIALS, FACTORS, NEWTON = 2000, 100, 100  # the most rounds of each phase of `limit`
@@ -68,11 +68,14 @@ def steps(p: Problem, iterations: int, xp: Namespace) -> Array:
 
 
 def limit(p: Problem, xp: Namespace) -> Array:
-    """P at convergence, a constant: first potentials in the log domain, then factors of entries that are fixed, which round less.
+    """P at convergence, a constant."""
+    return warned(*converged(Problem(*map(stop_gradient, p)), xp), p.z)
 
-    Where the iteration is slow, as at low temperatures, Newton's method ends it.
+
+def converged(p: Problem, xp: Namespace) -> tuple[Array, Array]:
+    """(P at convergence, by how much a row's sum is still wrong): first potentials in the log domain, then factors of entries that are
+    fixed, which round less. Where the iteration is slow, as at low temperatures, Newton's method ends it.
     """
-    p = Problem(*map(stop_gradient, p))
     there, one = p.rows > 0, xp.ones_like(p.z[..., :, :1])
     begin = xp.where(p.poisoned, xp.zeros_like(one[..., :1, :]), xp.ones_like(one[..., :1, :]))
 
@@ -136,14 +139,20 @@ def limit(p: Problem, xp: Namespace) -> Array:
 
     state = loop(unfinished, factors, (xp.where(there, one, xp.zeros_like(one)), begin), FACTORS, 100)
     u, left = loop(unfinished, newton, state, NEWTON, 10)
-    if known(left) and bool(xp.any(left > 2.5 * enough)):
+    return finish(entries * u * columns_of(u), p.keep, p.poisoned, xp), left
+
+
+def warned(found: Array, left: Array, z: Array) -> Array:
+    """P as it is, after a warning where it has not converged."""
+    most = known_largest(left)
+    if most is not None and most > 2.5 * tolerance(z):
         warnings.warn(
-            f"Sinkhorn(iterations=None): the sums of some rows are still wrong by {float(xp.max(left)):.1e} of their value; raise the "
+            f"Sinkhorn(iterations=None): the sums of some rows are still wrong by {most:.1e} of their value; raise the "
             "temperature, give a number of iterations, or check that the mask leaves a way to reach these sums",
             RuntimeWarning,
             stacklevel=2,
         )
-    return finish(entries * u * columns_of(u), p.keep, p.poisoned, xp)
+    return found
 
 
 def _over(mass: Array, sums: Array, xp: Namespace) -> Array:

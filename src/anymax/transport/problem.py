@@ -19,8 +19,10 @@ from .._array import (
     is_double,
     is_floating,
     known,
+    known_any,
     like,
     namespace,
+    on_constants,
     stop_gradient,
     upcast,
 )
@@ -99,8 +101,10 @@ def _sums(who: str, name: str, value: Any, x: Array, shape: tuple[int, ...], xp:
     value = fit_axes(value, shape, name, to="one number for each, of shape ")
     value = like(value, x, xp)
     if known(value):
-        held = stop_gradient(value)
-        if not bool(xp.all((held >= 0) & (held < math.inf) | xp.isnan(held))):
+        with on_constants(value):  # its values may be read while JAX traces the scores
+            held = stop_gradient(value)
+            wrong = bool(xp.any((held < 0) | (held == math.inf)))
+        if wrong:
             raise ValueError(f"{who}: {name} must be at least 0 and finite, got {value!r}")
     return value
 
@@ -179,12 +183,10 @@ def _or_one(total: Array, xp: Namespace) -> Array:
 
 
 def _check(in_rows: Array, in_columns: Array, bad: Array, xp: Namespace) -> None:
-    if not (known(in_rows) and known(in_columns)):
-        return
     a, b = stop_gradient(in_rows), stop_gradient(in_columns)
-    near = xp.abs(a - b) <= (1e-8 if is_double(a) else 1e-4) * xp.where(a > b, a, b)
+    near = xp.abs(a - b) <= (1e-6 if is_double(a) else 1e-4) * xp.where(a > b, a, b)  # 1e-6: sums of fp32 numbers in fp64
     wrong = ~near & ~bad
-    if bool(xp.any(wrong)):
+    if known_any(wrong, xp):
         shape = tuple(wrong.shape)
         each = xp.reshape(xp.where(wrong, xp.ones_like(a), xp.zeros_like(a)), (-1,))
         at = int(xp.argmax(each))

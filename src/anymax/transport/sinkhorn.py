@@ -90,9 +90,9 @@ class Sinkhorn(MatrixMap):
         axes
             The axis along which the rows are numbered, and that of the columns. The sums of the first are made right first.
         rows, columns
-            The sums of rows [..., n] and of columns [..., m], at least 0, with one total; they have gradients. By default each row
-            sums to 1 and the columns to equal shares of the total; if one is given, the other has equal shares of its total. What has no
-            entry left by the mask is 0 and does not count.
+            The sums of rows [..., n] and of columns [..., m], at least 0, with one total (to 1e-6 of it in float64, else 1e-4); they have
+            gradients. By default each row sums to 1 and the columns to equal shares of the total; if one is given, the other has equal
+            shares of its total. What has no entry left by the mask is 0 and does not count.
         mask
             Booleans that broadcast to x, True = keep.
 
