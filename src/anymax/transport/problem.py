@@ -184,7 +184,8 @@ def _or_one(total: Array, xp: Namespace) -> Array:
 
 def _check(in_rows: Array, in_columns: Array, bad: Array, xp: Namespace) -> None:
     a, b = stop_gradient(in_rows), stop_gradient(in_columns)
-    near = xp.abs(a - b) <= (1e-6 if is_double(a) else 1e-4) * xp.where(a > b, a, b)  # 1e-6: sums of fp32 numbers in fp64
+    share = 1e-6 if is_double(a) else 1e-4  # in fp64 the numbers may have been rounded to fp32
+    near = xp.abs(a - b) <= share * xp.where(a > b, a, b)
     wrong = ~near & ~bad
     if known_any(wrong, xp):
         shape = tuple(wrong.shape)
