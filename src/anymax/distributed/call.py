@@ -14,7 +14,6 @@ from .._array import (
     asarray,
     check_axis,
     compiling,
-    differentiates,
     floating,
     is_array,
     is_torch,
@@ -30,11 +29,11 @@ from .._core.names import as_mapping
 from .._core.options import check_options
 from .._core.rows import align_mask, aligned, hide
 from .._core.typing import Mask, Reduction
+from ..autodiff.agreement import HERE, Agreement, Head, described, fail_together
 from ..autodiff.choose_group import as_group
 from ..autodiff.group import Group, Message
 from ..losses.options import LossOptions
 from ..transforms.base import Transform, put_through
-from .agreement import HERE, Agreement, Head, fail_together
 from .shard import Places, Shard, Shards, columns_of, divided
 
 
@@ -225,13 +224,12 @@ class ShardedCall:
     def _describe(self) -> None:
         """Record what all calls must have in common: the map, its parameters and the rows."""
         x, mapping = self.x, self.mapping
-        fixed = {k: v for k, v in mapping.constants().items() if isinstance(v, (int, float, str, type, type(None)))}
-        self.agreement.say(map=f"{mapping.name}({', '.join(f'{k}={v!r}' for k, v in fixed.items())})")
+        of_classes = {k for k, v in mapping.params().items() if self._varies(k, v)}
+        self.agreement.say_mapping(mapping, of_classes)
         for name, value in mapping.params().items():
-            varies = self._varies(name, value)
-            words = "one value for each class" if varies else described(value)
-            self.agreement.say(**{f"{mapping.name}'s_{name}": words})
-            if name in mapping.per_class and value.ndim and not varies:  # it could be that of the one class here
+            if (
+                name in mapping.per_class and value.ndim and name not in of_classes
+            ):  # it could be that of the one class here
                 self.agreement.same[f"{name} of {mapping.name}"] = stop_gradient(value)
         self.agreement.say(rows=f"of shape {self.lead}", dtype=str(x.dtype), temperature=described(self.temperature))
         said = (f"{t.name}({', '.join(f'{k}={described(v)}' for k, v in t.params)})" for t in self.transforms)
@@ -298,13 +296,6 @@ def _with_hidden(mapping: Mapping, rows: Array, n: int, here: Any, xp: Namespace
     wide = wide if n else wide[..., 1:]  # no masked class needs to represent no classes
     given = _array.positions(wide, xp.int32, xp) < n
     return inner, xp.where(given | here, wide, -math.inf * xp.ones_like(wide))
-
-
-def described(value: Any) -> str:
-    """A parameter, as the processes compare it."""
-    if not is_array(value):
-        return repr(value)
-    return f"{'a learned' if differentiates(value) else 'an'} array of shape {tuple(value.shape)}"
 
 
 def message_of(rows: int, columns: int, x: Array) -> Message:

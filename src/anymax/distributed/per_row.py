@@ -10,10 +10,10 @@ from .. import _array
 from .._array import Array, device_of, is_integer, namespace, total
 from .._core.classes import refuse_strays
 from .._random.draws import count_of, uniforms
+from ..autodiff.agreement import Agreement
 from ..likelihood.softmax_plain import Terms, at_classes
 from ..likelihood.terms import left_over
 from ..thresholds import Threshold
-from .agreement import Agreement
 from .call import Arguments, ShardedCall
 from .methods import solve
 from .shard import Shard, columns_of
