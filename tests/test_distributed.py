@@ -156,7 +156,9 @@ def test_thresholds_log_p_and_samples(mapping, sizes):
     if mapping.has_threshold:
         calls.append(lambda x, **o: tuple((A if not o else D).threshold(mapping, x, **o)))
     if isinstance(mapping, A.Softmax):
-        calls.append(lambda x, **o: (A if not o else D).logsumexp(x, temperature=0.3, **o))
+        cold = torch.tensor([0.0, 0.0, 0.3, 0.0, 1.0, 0.0], dtype=torch.float64)[:, None]
+        for t in (0.3, 0.0, cold):
+            calls.append(lambda x, t=t, **o: (A if not o else D).logsumexp(x, temperature=t, **o))
     for f in calls:
         want, gradient = on_one(x, f)
         found = apart(sizes, x, lambda a, g, start: f(a, group=g, class_start=start))
@@ -315,7 +317,7 @@ def test_poison_on_one_process_is_seen_on_all():
         (lambda g, x: D.threshold("taylor", x, group=g), "has no threshold"),
         (lambda g, x: D.apply("softmax", x, group=g, class_start=-1), "a number from 0 on"),
         (lambda g, x: D.apply("softmax", x, group=g, axis_name="c"), None),
-        (lambda g, x: D.logsumexp(x, temperature=0.0, group=g), "above 0"),
+        (lambda g, x: D.logsumexp(x, temperature=-1.0, group=g), "at least 0"),
     ],
 )
 def test_all_processes_end_with_a_sentence(change, words):

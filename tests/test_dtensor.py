@@ -49,6 +49,8 @@ calls = [
     (lambda x: A.accuracy_loss(A.Sparsemax(), x, t), 1, 1), (lambda x: A.smoothed_nll(A.Sparsemax(), x, t, epsilon=0.1), 1, 1),
     (lambda x: A.margin_loss("softmax", torch.tanh(x), t), 1, 1), (lambda x: A.entmax15_loss(x, torch.arange(23) % 7, axis=0), 2, 1),
     (A.logsumexp, 0, 1), (lambda x: A.logsumexp(x, temperature=alphas), 0, 1), (lambda x: A.logsumexp(x, keepdims=True), 0, 1),
+    (lambda x: A.logsumexp(x, temperature=0), 0, 1), (lambda x: A.logsumexp(x, temperature=alphas - alphas[:1]), 0, 1),
+    (lambda x: A.thresholds.mellowmax(x, -0.7), 0, 1), (lambda x: A.thresholds.mellowmax(x, alphas, mask=keep, keepdims=True), 0, 1),
     (lambda x: A.log_prob(A.Softmax(), x, known), 0, 1), (lambda x: A.log_prob(A.Taylor(2), x, known), 0, 3),
     (lambda x: A.log_prob_entropy(A.Taylor(2), x, torch.stack([known, known])), 0, 3),
     (lambda x: A.apply(A.Sink("entmax15", alphas), x), 0, 2), (lambda x: A.fenchel_young(A.Sink("entmax15", 0.3), x, none, w), 1, 2),

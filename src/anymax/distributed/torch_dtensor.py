@@ -27,7 +27,7 @@ from . import verbs
 from .call import ShardKeywords
 
 Tensor = torch.Tensor
-# the verbs and the kinds of losses for classes that are split over devices; for all other losses the classes are gathered
+# the verbs and the kinds of losses for classes that are split over devices; for all others the classes are gathered
 BY_SHARDS: dict[str, Callable[..., Any]] = {
     "apply": verbs.apply,
     "log_apply": verbs.log_apply,
@@ -217,7 +217,7 @@ def of_rows(
     parameters
         Values with one number per row.
     """
-    layout = Layout(verb, x, axes, True)
+    layout = Layout(verb, x, axes, verb in BY_SHARDS)
     given: dict[str, Any] = {k: layout.local_part(v, k, learns=True) for k, v in parameters.items()}
     given["mask"] = layout.mask(mask)
     first: tuple[int, ...] = ()

@@ -147,7 +147,7 @@ def logsumexp(
     Parameters
     ----------
     temperature
-        T, a number above 0 or an array with one value per row.
+        T, a number of at least 0 or an array with one value per row; 0 gives the maximum itself.
 
     Returns
     -------
