@@ -145,7 +145,10 @@ for call, words in (
         assert words in str(error), error
     else:
         raise AssertionError(words)
-assert torch.allclose(whole(A.topp(0.7)(apart)).exp(), A.topp(0.7)(x).exp())
+if size == 2:
+    import layout_cases
+    wrong = layout_cases.wrong_cells(mesh)
+    assert not wrong, wrong
 print("right")
 dist.destroy_process_group()
 """

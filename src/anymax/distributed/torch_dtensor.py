@@ -23,6 +23,7 @@ from .._core.typing import LossKind
 from ..autodiff.torch_graphs import outside_graphs
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import counted_weight, result_dtype
+from ..transforms.base import Transform
 from . import verbs
 from .call import ShardKeywords
 
@@ -232,6 +233,13 @@ def of_rows(
         found = BY_SHARDS[verb](mapping, layout.local, axis=layout.axes[0], keepdims=keepdims, **given, **layout.shard)
     found = found if isinstance(found, tuple) else (found,)
     return [layout.per_row(v, keepdims, first if i == 0 else ()) for i, v in enumerate(found)]
+
+
+def transformed(transform: Transform, x: DTensor) -> DTensor:
+    """The scores after a transform; one that does not change each score by itself gathers the classes first."""
+    layout = Layout(transform.name, x, transform.axis, transform.by_classes)
+    here = transform.replace(**{k: layout.local_part(v, f"{transform.name}: {k}") for k, v in transform.params})
+    return layout.per_class(here(layout.local))
 
 
 def loss(
