@@ -156,7 +156,9 @@ def test_thresholds_log_p_and_samples(mapping, sizes):
     if mapping.has_threshold:
         calls.append(lambda x, **o: tuple((A if not o else D).threshold(mapping, x, **o)))
     if isinstance(mapping, A.Softmax):
-        calls.append(lambda x, **o: (A if not o else D).logsumexp(x, temperature=0.3, **o))
+        cold = torch.tensor([0.0, 0.0, 0.3, 0.0, 1.0, 0.0], dtype=torch.float64)[:, None]
+        for t in (0.3, 0.0, cold):
+            calls.append(lambda x, t=t, **o: (A if not o else D).logsumexp(x, temperature=t, **o))
     for f in calls:
         want, gradient = on_one(x, f)
         found = apart(sizes, x, lambda a, g, start: f(a, group=g, class_start=start))
@@ -180,6 +182,38 @@ def test_what_has_no_probability_has_the_gradient_of_the_loss():
         return b.grad
 
     same(torch.cat(together(2, one), -1), a.grad)
+
+
+@pytest.mark.parametrize(
+    "mapping", [A.Budget, A.Entmax, lambda v: A.Sink("sparsemax", v - 9.0)], ids=["k", "alpha", "sink"]
+)
+def test_a_parameter_does_not_change_log_p_of_a_class_without_probability(mapping):
+    """It is -inf around the parameter, too: the gradient is 0 in every layout, also where p is divided by its sum k."""
+    x, y, one = (
+        torch.tensor([[3.0, 0.0, -9.0, 2.5]], dtype=torch.float64),
+        torch.tensor([2]),
+        torch.eye(4, dtype=torch.float64),
+    )
+    calls = {
+        "rows": lambda m, y, _: A.log_prob(m, x, y), "with entropy": lambda m, y, _: A.log_prob_entropy(m, x, y)[0],
+        "scores that learn": lambda m, y, _: A.log_prob(m, x.clone().requires_grad_(), y),
+        "an output layer": lambda m, y, _: A.linear_log_prob(x, one, y, m),
+        "shards": lambda m, y, g: D.log_prob_entropy(m, cut(x, (3, 1), g.rank), y, group=g)[0],
+        "shards of a layer": lambda m, y, g: D.linear_log_prob(x, one[:3] if g.rank == 0 else one[3:], y, m, group=g),
+    }  # fmt: skip
+
+    def gradients(group):
+        found = {}
+        for name, f in calls.items():
+            for index in (y, torch.tensor([0])):
+                v = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
+                found[name, int(index)] = float(torch.autograd.grad(f(mapping(v), index, group).sum(), v)[0])
+        return found
+
+    for found in together(2, gradients):
+        for name in calls:
+            assert found[name, 2] == 0.0, (name, found)
+            assert abs(found[name, 0] - found["rows", 0]) < 1e-12, (name, found)
 
 
 # forward and backward collectives: p; the loss of class indices (nll where there is no other); log p of classes with the entropy
@@ -315,7 +349,7 @@ def test_poison_on_one_process_is_seen_on_all():
         (lambda g, x: D.threshold("taylor", x, group=g), "has no threshold"),
         (lambda g, x: D.apply("softmax", x, group=g, class_start=-1), "a number from 0 on"),
         (lambda g, x: D.apply("softmax", x, group=g, axis_name="c"), None),
-        (lambda g, x: D.logsumexp(x, temperature=0.0, group=g), "above 0"),
+        (lambda g, x: D.logsumexp(x, temperature=-1.0, group=g), "at least 0"),
     ],
 )
 def test_all_processes_end_with_a_sentence(change, words):

@@ -1,6 +1,9 @@
 """Processes that are asked for different things, or of which one fails: one error, with the same words, on all of them, and no waiting."""
 
+import importlib
 import importlib.util
+import inspect
+import pkgutil
 import re
 
 import pytest
@@ -135,6 +138,130 @@ def test_a_collective_more_only_where_a_call_is_another_than_before():
         assert counts[0] <= 2 * len(calls)
 
 
+# -- every public function with a group ---------------------------------------------------------------------------------------------
+
+
+def functions_with_a_group():
+    """The public functions and classes of anymax and its rooms that take processes, by their signatures."""
+    rooms = [m.name for m in pkgutil.iter_modules(A.__path__, "anymax.") if not m.name.startswith("anymax._")]
+    for room in ("anymax", *rooms):
+        if importlib.util.find_spec("numpyro") is None and room == "anymax.numpyro":
+            continue
+        module = importlib.import_module(room)
+        for name in getattr(module, "__all__", ()):
+            public = getattr(module, name)
+            methods = inspect.getmembers(public, inspect.isfunction) if inspect.isclass(public) else ()
+            for called, f in ((name, public), *((f"{name}.{n}", m) for n, m in methods if not n.startswith("_"))):
+                if callable(f) and {"group", "axis_name", "process_group"} & signature_of(f):
+                    yield f"{room}.{called}"
+
+
+def signature_of(f):
+    try:
+        return set(inspect.signature(f).parameters)
+    except ValueError:  # of a type of C
+        return set()
+
+
+def head(g, mapping, x, **options):
+    torch.manual_seed(0)
+    out = A.nn.MarginHead(
+        options.pop("in_features", 5), options.pop("num_classes", 4), mapping, group=g, **options
+    ).double()
+    return out(x, INDEX[: len(x)])
+
+
+def probabilities(g, mapping, x, **options):
+    return A.nn.MarginHead(5, 4, mapping, group=g, **options).double().probabilities(x)
+
+
+SCORES, LOGS, MASK = (
+    numbers(54, 3, 2),
+    torch.full((3, 1), -0.5, dtype=torch.float64),
+    torch.ones(3, 6, dtype=torch.bool),
+)
+ROWS_MAY_DIFFER = ("anymax.nn.MarginHead",)
+# (the call, an argument that one process says otherwise: its values on both); besides map, dtype, rows, and who learns
+EVERY = {
+    "anymax.contrastive_loss": (
+        lambda g, m, x, b=FEATURES, **o: A.contrastive_loss(x, b[: len(b) - 3 + len(x)].to(x), mapping=m, group=g, **o),
+        {"bidirectional": (True, False), "reduction": ("sum", "mean"), "temperature": (1.0, 0.5), "mask": (None, MASK[:, :6]),
+         "b": (FEATURES, torch.cat([FEATURES] * 2)), "bidirectional ": (True, "no"), "temperature ": (learned(0.5), learned(0.7))},
+    ),
+    "anymax.distributed.apply": (lambda g, m, x, **o: D.apply(m, x, group=g, **o), {"class_count": (4, 5), "axis": (-1, 3)}),
+    "anymax.distributed.log_apply": (lambda g, m, x, **o: D.log_apply(m, x, group=g, **o), {"axis": (-1, 3)}),
+    "anymax.distributed.threshold": (lambda g, m, x, **o: D.threshold(m, x, group=g, **o), {"class_count": (4, 5)}),
+    "anymax.distributed.logsumexp": (lambda g, _, x, **o: D.logsumexp(x, group=g, **o), {"temperature": (1.0, 2.0)}),
+    "anymax.distributed.fenchel_young": (
+        lambda g, m, x, **o: D.fenchel_young(m, x, INDEX[: len(x)], group=g, **o), {"label_smoothing": (0.0, 0.1)}
+    ),
+    "anymax.distributed.nll": (lambda g, m, x, **o: D.nll(m, x, INDEX[: len(x)], group=g, **o), {"ignore_index": (-1, -2)}),
+    "anymax.distributed.log_prob_entropy": (
+        lambda g, m, x, y=INDEX: D.log_prob_entropy(m, x, y[: len(x)], group=g), {"y": (INDEX, 0 * INDEX)}
+    ),
+    "anymax.distributed.sample": (lambda g, m, x, **o: D.sample(m, x, group=g, **o), {"num_samples": (None, 2)}),
+    "anymax.distributed.linear_loss": (
+        lambda g, m, x, **o: D.linear_loss(x, CENTRES.to(x), INDEX[: len(x)], m, group=g, **o), {"z_loss": (0.0, 0.1), "chunk": (None, 2)}
+    ),
+    "anymax.distributed.linear_threshold": (lambda g, m, x, **o: D.linear_threshold(x, CENTRES.to(x), m, group=g, **o), {"chunk": (1, 2)}),
+    "anymax.distributed.linear_log_prob": (
+        lambda g, m, x, **o: D.linear_log_prob(x, CENTRES.to(x), INDEX[: len(x)], m, group=g, **o), {"temperature": (1.0, 2.0)}
+    ),
+    "anymax.distributed.linear_log_prob_entropy": (
+        lambda g, m, x, **o: D.linear_log_prob_entropy(x, CENTRES.to(x), INDEX[: len(x)], m, group=g, **o), {"temperature": (1.0, 2.0)}
+    ),
+    "anymax.distributed.linear_topk_kl": (
+        lambda g, m, x, **o: D.linear_topk_kl(x, CENTRES.to(x), INDEX[: len(x), None], LOGS[: len(x)], m, group=g, **o),
+        {"direction": ("forward", "reverse"), "tail": ("ignore", "one class")},
+    ),
+    "anymax.nn.MarginHead": (
+        head, {"num_classes": (4, 5), "in_features": (5, 4), "margin": (0.1, 0.2), "scale": (8.0, 9.0), "reduction": ("sum", "mean"),
+               "ignore_index": (-1, -2), "sub_centers": (1, 2), "sample_rate": (1.0, 0.5)},
+    ),
+    "anymax.nn.MarginHead.probabilities": (probabilities, {"sub_centers": (1, 2)}),
+}  # fmt: skip
+
+
+def test_every_function_with_a_group_has_a_row():
+    assert set(functions_with_a_group()) == {name for name in EVERY if name != "anymax.nn.MarginHead.probabilities"}
+
+
+def ways_to_differ(name):
+    """(what differs, the call of process r) of a function, besides its own options: its map, the dtype, the rows, who learns."""
+    call, options = EVERY[name]
+    x = FEATURES if "linear" in name or name.startswith(("anymax.nn", "anymax.contrastive")) else SCORES
+    if "logsumexp" not in name:
+        yield "the map", lambda g, r: call(g, "entmax15" if r else "softmax", x)
+    yield "the dtype", lambda g, r: call(g, "softmax", x.float() if r else x)
+    if name not in ROWS_MAY_DIFFER:
+        yield "the rows", lambda g, r: call(g, "softmax", x[r:])
+    if "linear" in name or not name.startswith("anymax.distributed"):
+        yield "who learns", lambda g, r: call(g, "softmax", x.clone().requires_grad_() if r else x)
+    for option, values in options.items():
+        yield option, lambda g, r, o=option, v=values: call(g, "softmax", x, **{o.strip(): v[r]})
+
+
+def differ_in_turn(rank, same):
+    """Each function is called alike by all processes, then otherwise by one; same(text): the texts of all."""
+    wrong = []
+    for name in EVERY:
+        for what, call in ways_to_differ(name):
+            group, words = TorchGroup(torch.distributed.group.WORLD), "nothing"
+            call(group, 0)
+            try:
+                call(group, rank)
+            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                words = f"{type(error).__name__}: {error}"
+            texts, who = same(words), name.removeprefix("anymax.").removesuffix(".probabilities")
+            if (
+                len(set(texts)) > 1
+                or who not in words
+                or not re.search("process 0.*process 1|process 1: |class_count=5", words)
+            ):
+                wrong.append((name, what, texts))
+    assert not wrong, wrong
+
+
 REAL = """
 import test_distributed_agreement as T
 x = T.cut(T.numbers(52, 3, 4), (2, 2), rank)
@@ -146,12 +273,16 @@ for name, (f, words) in T.ODD.items():
         assert T.re.search(words, str(error)), (name, error)
     else:
         raise AssertionError(name)
+def same(text):
+    texts = [None] * size
+    dist.all_gather_object(texts, text)
+    return texts
+T.differ_in_turn(rank, same)
 print("right")
 dist.destroy_process_group()
 """
 
 
 @gloo
-@pytest.mark.whole
 def test_processes_of_gloo_are_not_ended_by_what_differs():
     all_right(2, REAL)

@@ -167,3 +167,28 @@ def test_what_is_missing_is_said():
     said(lambda x: D.apply("softmax", x, axis_name="classes"), "call it inside jax.shard_map")
     said(split(lambda x: D.apply("softmax", x, axis_name="classes", class_start=1), P(None, "classes")), "leave class_start= out")
     """)
+
+
+def test_a_support_without_jit():
+    """What JAX runs as it comes has the values of constants, too."""
+    right("""
+    x, w = jnp.asarray(rng.normal(size=(3, 5))), jnp.asarray(rng.normal(size=(8, 5)))
+    t, kept = jnp.asarray([1, 6, 3]), (jnp.asarray([1, 2, 6, 7, 0, 3]), jnp.asarray([0, 2, 4, 6]))
+    f = lambda x, w: D.linear_log_prob(x, w, t, support=kept, axis_name="classes")
+    got = jax.shard_map(f, mesh=mesh, in_specs=(P(), P("classes")), out_specs=P())(x, w)
+    np.testing.assert_allclose(got, A.linear_log_prob(x, w, t, support=kept), rtol=1e-12)
+    """)
+
+
+@pytest.mark.whole
+def test_pairs_on_four_devices():
+    right("""
+    a, b, mask = jnp.asarray(rng.normal(size=(8, 3))), jnp.asarray(rng.normal(size=(12, 3))), jnp.asarray(rng.random((8, 12)) < 0.7)
+    columns = np.concatenate([[2 * r, 2 * r + 1, 8 + r] for r in range(4)])  # those of each device, its pairs before its negatives
+    for mapping, check in (("softmax", True), ("sparsemax", False)):
+        options = {"temperature": 0.5, "mapping": mapping}
+        f = lambda a, b, keep: A.contrastive_loss(a, b, mask=keep, axis_name="classes", **options)
+        f = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(P("classes"),) * 3, out_specs=P(), check_vma=check))
+        want = A.contrastive_loss(a, b, mask=mask, **options)
+        np.testing.assert_allclose(f(a, b[columns], mask[:, columns]), want, rtol=1e-12)
+    """)

@@ -86,9 +86,17 @@ def known_largest(x: Array) -> float | None:
     return float(most) if known(most) else None  # under jax.jit the result of an operation on a constant is traced
 
 
-def on_constants(x: Array) -> contextlib.AbstractContextManager:
-    """A context for operations on constants of x's framework, whose results may be read in it, also while JAX traces."""
-    return sys.modules["jax"].ensure_compile_time_eval() if is_jax(x) else contextlib.nullcontext()
+def on_constants(x: Array, *values: Any) -> contextlib.AbstractContextManager:
+    """A context for operations on `values`, constants of x's framework; their results may be read in it, also while JAX traces.
+
+    If one of the values is traced, so are results of it.
+    """
+    if not is_jax(x):
+        return contextlib.nullcontext()
+    jax = sys.modules["jax"]
+    if any(isinstance(value, jax.core.Tracer) for value in values):
+        return jax.ensure_compile_time_eval()
+    return jax.core.eval_context()  # the other one leaves what jax.shard_map runs without jit
 
 
 # -- whether a derivative is taken ----------------------------------------------------------------------------------------------

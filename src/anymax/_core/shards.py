@@ -77,6 +77,13 @@ def scores_over_devices(
     return over_devices().like_scores(verb, on_device, mapping, x, axis, mask, dtype)
 
 
+def transform_over_devices(transform: Any, x: Any) -> Any:
+    """A transform of a DTensor: each device transforms its rows. One whose draws or parameters belong to all rows together is refused."""
+    if transform.random or not transform.by_rows:
+        refuse(transform.name, x)
+    return over_devices().transformed(transform, x)
+
+
 def rows_over_devices(
     verb: str,
     whole: Callable[..., Any],

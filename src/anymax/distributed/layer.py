@@ -11,6 +11,7 @@ from .. import _array
 from .._array import Array, Namespace, device_of, is_array, namespace, upcast
 from .._core.shards import refuse as refuse_sharded
 from ..autodiff import bridge
+from ..autodiff.agreement import Agreement, described, fail_together
 from ..autodiff.group import Group
 from ..likelihood.support import pair_of
 from ..likelihood.teacher import Teacher
@@ -30,8 +31,7 @@ from ..losses.options import LossOptions, class_weights
 from ..losses.targets import counted_weight, holds_indices
 from ..thresholds import Threshold
 from ..transforms.base import Transform, check_range
-from .agreement import Agreement, fail_together
-from .call import Arguments, ShardedCall, described, message_of
+from .call import Arguments, ShardedCall, message_of
 from .further import FurtherLosses
 from .losses import loss_of_call, say_options, target_is, width
 from .per_row import GivenClasses, terms_of_call, threshold_of_call

@@ -28,6 +28,7 @@ from .._array import (
 from .._core.classes import refuse_strays
 from .._core.mapping import left_of
 from .._core.typing import LossKind
+from ..autodiff.agreement import Agreement
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import (
     Samples,
@@ -43,7 +44,6 @@ from ..losses.targets import (
     rounding,
     to_spread,
 )
-from .agreement import Agreement
 from .call import Arguments, ShardedCall
 from .further import FurtherLosses
 from .methods import solve

@@ -7,16 +7,18 @@ import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, device_of, is_integer, namespace, total
+from .._array import Array, device_of, is_integer, namespace, stop_gradient, total
 from .._core.classes import refuse_strays
+from .._core.mapping import one_a_row
+from .._core.rows import aligned
 from .._random.draws import count_of, uniforms
+from ..autodiff.agreement import Agreement
 from ..likelihood.softmax_plain import Terms, at_classes
 from ..likelihood.terms import left_over
 from ..thresholds import Threshold
-from .agreement import Agreement
 from .call import Arguments, ShardedCall
 from .methods import solve
-from .shard import Shard, columns_of
+from .shard import Shard, Shards, columns_of
 from .softmax import Part, Sums
 from .solution import Columns, Solution
 from .support import SupportPart
@@ -44,17 +46,55 @@ def threshold_of_call(call: ShardedCall, keepdims: bool = False) -> Threshold:
 def logsumexp(arguments: Arguments, agreement: Agreement, temperature: Any, keepdims: bool) -> Array:
     call = arguments.call(agreement)
     temperature = _array.number(temperature)
-    if not _array.is_array(temperature):
-        words = "a number above 0 or an array of them"
-        _array.check_scalar("logsumexp: temperature", temperature, lambda v: v > 0, words)
+    tiny = float(namespace(call.x).finfo(_array.wide_dtype(call.x, namespace(call.x))).smallest_normal)
+    if _array.is_array(temperature):
+        cold = temperature < tiny
+        warm = _array.safe(temperature, ~cold, 1.0, namespace(temperature))
+    else:
+        words = "a number of at least 0 or an array of them"
+        _array.check_scalar("logsumexp: temperature", temperature, lambda v: v >= 0, words)
+        cold = bool(temperature < tiny)
+        warm = 1.0 if cold else temperature
+        agreement.say(limit="the maximum" if cold else "none")
 
-    def finish(out: Sums, _: None) -> Array:
+    def finish(out: Sums, largest: Any) -> Array:
         shards, shard, xp = out.shards, out.shards.shard, out.shards.xp
         strange = xp.max(shards.highs, axis=0)  # NaN, +inf, or -inf for a row without classes
         value = shard.temperature * (shards.high + out.log_z)
+        if columns is not None:
+            value = xp.where(columns.where_cold(shard), largest, value)
         return shard.per_row(xp.where(shards.poisoned | shards.empty, strange, value), keepdims)
 
-    return solve(dataclasses.replace(call, temperature=temperature), finish)
+    columns = None if cold is False else Largest(call, cold)
+    return solve(dataclasses.replace(call, temperature=warm), finish, columns or Columns())
+
+
+class Largest(Columns):
+    """The maximum, the limit of a temperature of 0: how many scores of a process are its largest, and their sum."""
+
+    count = 2
+
+    def __init__(self, call: ShardedCall, cold: Any) -> None:
+        self.call, self.cold = call, cold
+
+    def where_cold(self, shard: Shard) -> Any:
+        """True where the temperature is 0, [..., 1] or for all rows."""
+        if not _array.is_array(self.cold):
+            return shard.xp.ones_like(shard.rows[..., :1]) > 0
+        return one_a_row(aligned(self.cold, shard.rows, self.call.axis, "temperature"), "temperature") > 0
+
+    def first(self, shard: Shard, a: Array, anchor: Array) -> tuple[list[Array], None]:
+        xp = shard.xp
+        best = xp.isfinite(a) & (a == shard.high())
+        zero = xp.zeros_like(a)
+        own = xp.where(best, a, zero)
+        return [total(xp.astype(best, a.dtype), xp), total(xp.where(best, own - stop_gradient(own), zero), xp)], None
+
+    def summed(self, shards: Shards, state: None) -> Array:
+        xp, (counts, sums) = shards.xp, shards.extra
+        best = shards.highs == shards.high
+        count, sums = (xp.sum(xp.where(best, part, xp.zeros_like(part)), axis=0) for part in (counts, sums))
+        return shards.high + sums / xp.where(count > 0, count, xp.ones_like(count))
 
 
 # -- log p of given classes ----------------------------------------------------------------------------------------------------------

@@ -23,11 +23,12 @@ from .._core.typing import LossKind
 from ..autodiff.torch_graphs import outside_graphs
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import counted_weight, result_dtype
+from ..transforms.base import Transform
 from . import verbs
 from .call import ShardKeywords
 
 Tensor = torch.Tensor
-# the verbs and the kinds of losses for classes that are split over devices; for all other losses the classes are gathered
+# the verbs and the kinds of losses for classes that are split over devices; for all others the classes are gathered
 BY_SHARDS: dict[str, Callable[..., Any]] = {
     "apply": verbs.apply,
     "log_apply": verbs.log_apply,
@@ -139,10 +140,13 @@ class Layout:
         return None if mask is None else self.local_part(_array.asarray(mask, "mask"), "mask")
 
     def mapping(self, mapping: Mapping) -> Mapping:
-        params = mapping.params()
-        return mapping.replace(
-            **{k: self.local_part(v, f"{mapping.name}: {k}", learns=True) for k, v in params.items()}
-        )
+        params = {}
+        for name, value in mapping.params().items():
+            # where each device has one class, `anymax.distributed` takes what has the axis of the classes for a value of this class
+            along = name in mapping.per_class and value.ndim >= len(self.shape) - self.axes[0]
+            alone = self.along is not None and self.shape[self.axes[0]] == self.mesh.size(self.along)
+            params[name] = self.local_part(value, f"{mapping.name}: {name}", learns=not (along and alone))
+        return mapping.replace(**params)
 
     def per_class(self, p: Tensor) -> DTensor:
         """A result with the shape of the scores."""
@@ -214,7 +218,7 @@ def of_rows(
     parameters
         Values with one number per row.
     """
-    layout = Layout(verb, x, axes, True)
+    layout = Layout(verb, x, axes, verb in BY_SHARDS)
     given: dict[str, Any] = {k: layout.local_part(v, k, learns=True) for k, v in parameters.items()}
     given["mask"] = layout.mask(mask)
     first: tuple[int, ...] = ()
@@ -229,6 +233,13 @@ def of_rows(
         found = BY_SHARDS[verb](mapping, layout.local, axis=layout.axes[0], keepdims=keepdims, **given, **layout.shard)
     found = found if isinstance(found, tuple) else (found,)
     return [layout.per_row(v, keepdims, first if i == 0 else ()) for i, v in enumerate(found)]
+
+
+def transformed(transform: Transform, x: DTensor) -> DTensor:
+    """The scores after a transform; one that does not change each score by itself gathers the classes first."""
+    layout = Layout(transform.name, x, transform.axis, transform.by_classes)
+    here = transform.replace(**{k: layout.local_part(v, f"{transform.name}: {k}") for k, v in transform.params})
+    return layout.per_class(here(layout.local))
 
 
 def loss(

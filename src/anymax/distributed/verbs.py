@@ -14,10 +14,10 @@ from typing import Any, Unpack
 from .._core.mapping import Mapping
 from .._core.options import check_options, documented_like
 from .._core.typing import ArrayT, LossKind, Mask, Reduction
+from ..autodiff.agreement import Agreement
 from ..losses.options import name_of_kind
 from ..thresholds import Threshold
 from . import losses, per_row
-from .agreement import Agreement
 from .call import Arguments, ScoresKeywords, ShardedLossKeywords, ShardKeywords, eagerly, every_verb
 from .methods import solve
 
@@ -147,7 +147,7 @@ def logsumexp(
     Parameters
     ----------
     temperature
-        T, a number above 0 or an array with one value per row.
+        T, a number of at least 0 or an array with one value per row; 0 gives the maximum itself.
 
     Returns
     -------

@@ -30,7 +30,7 @@ def on_support(
 def read_support(who: str, rows: Array, count: int, n: int, support: Any, xp: Namespace) -> tuple[Array, Array]:
     """The ids and the offsets of a support of `count` rows of n classes, as arrays of the kind of `rows`."""
     ids, offsets = pair_of(who, rows, support, xp)
-    with on_constants(rows):
+    with on_constants(rows, ids, offsets):
         return _checked(who, count, n, ids, offsets, xp)
 
 
@@ -51,7 +51,7 @@ def pair_of(who: str, rows: Array, support: Any, xp: Namespace) -> tuple[Array, 
         raise TypeError(
             f"{who}: support must be (ids, offsets), as sample(return_support=True) gives it, got {type(support).__name__}"
         )
-    with on_constants(rows):
+    with on_constants(rows, *support):
         ids, offsets = (_array.beside(a, rows, f"support: {name}", xp) for a, name in zip(support, ("ids", "offsets")))
     return ids, offsets
 
@@ -88,7 +88,7 @@ def places_of(
 
 def padded(who: str, lead: tuple[int, ...], n: int, ids: Array, offsets: Array, xp: Namespace) -> tuple[Array, Array]:
     """(ids of each row's support, [..., width + 1]; True where there is one). The last place is always empty."""
-    with on_constants(ids):
+    with on_constants(ids, ids, offsets):
         size, count = offsets[1:] - offsets[:-1], math.prod(lead)
         wide = int(xp.max(size)) if count else 0
         step = xp.reshape(xp.arange(wide + 1, dtype=ids.dtype, **device_of(ids)), (1, wide + 1))

@@ -110,15 +110,18 @@ def _of_map(mapping: Mapping, rows: Array, at: Array, entropy: bool, rest: bool,
         p: Any = bridge(s).apply(mapping, s) if log_p is None else None
         found = _array.log(take(p, at, xp), xp) if log_p is None else take(log_p, at, xp)
         lost = inside & (found == -math.inf)
-        pulled = _array.differentiates(s) and not (known(lost) and not bool(xp.any(lost)))
+        moves = any(map(_array.differentiates, (s, *mapping.params().values())))
+        pulled = moves and not (known(lost) and not bool(xp.any(lost)))
         p = xp.exp(log_p) if p is None and (entropy or rest or pulled) else p
         if sums_to_another(mapping, xp):
             p = xp.exp(log_p) if p is None else p
             found, p = found - xp.log(_sums(p, xp)), p / _sums(p, xp)
-        if pulled:  # the value is infinite, but the gradient e_y - p is not
+        if (
+            pulled
+        ):  # the value is infinite, but the gradient e_y - p is not; it does not depend on a parameter of the map
             y, _, _ = _array.finite_scores(s, xp)
             pull = take(y, at, xp) - dot(stop_gradient(p), y, xp)
-            found = xp.where(lost, found + (pull - stop_gradient(pull)), found)
+            found = xp.where(lost, stop_gradient(found) + (pull - stop_gradient(pull)), found)
         h = entropy_of(p)[..., None] if entropy else None
         others = None
         if rest:

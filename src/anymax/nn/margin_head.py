@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from .. import distributed, functional, losses, transforms
-from .._array import check_scalar, is_integer, namespace, upcast
+from .._array import check_scalar, compiling, differentiates, is_integer, namespace, upcast
 from .._core.classes import refuse_strays
 from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .._core.typing import Reduction
+from ..autodiff.agreement import Agreement, described, fail_together
 from ..autodiff.choose_group import as_group
 from ..autodiff.group import Group
+from ..autodiff.torch_graphs import outside_graphs
 from ..distributed import ShardKeywords
 from ..distributed.verbs import loss_of_kind as sharded_loss
 from ..linear.verbs import margin_linear_loss
@@ -136,17 +138,22 @@ class MarginHead(OfMapping):
 
         With a group every process must pass the same embeddings.
         """
-        scores = self.scores(embeddings)
         if self.group is None:
-            return functional.apply(self.mapping, scores)
-        return distributed.apply(self.mapping, scores, group=self.group, class_start=self.class_start)
+            return functional.apply(self.mapping, self.scores(embeddings))
+        return self._agreed(embeddings, lambda _: self._part_of_probabilities(embeddings))
+
+    def _part_of_probabilities(self, embeddings: Tensor) -> Tensor:
+        shard = ShardKeywords(group=self.group, class_start=self.class_start)
+        return distributed.apply(self.mapping, self.scores(embeddings), **shard)
 
     def forward(self, embeddings: Tensor, target: Tensor) -> Tensor:
         """The loss of embeddings [N, in_features] with the classes `target` [N], with the margin; many cosines are not stored.
 
         With a group the rows of all processes are one batch; `reduction="none"` returns all losses, in the order of the processes.
         """
-        if self.group is not None or (self.training and self.sample_rate < 1):
+        if self.group is not None:
+            return self._agreed(embeddings, lambda sizes: self._loss_of_some_classes(embeddings, target, sizes), target)
+        if self.training and self.sample_rate < 1:
             return self._loss_of_some_classes(embeddings, target)
         rows, centres = math.prod(embeddings.shape[:-1]), self.weight.shape[0]
         many = rows * centres >= _MANY and not self.mapping.hides_a_class  # the margin does not act on that class
@@ -162,11 +169,43 @@ class MarginHead(OfMapping):
             self.mapping, cosines, target, margin=self.margin, scale=self.scale, axis=-1, **options
         )
 
-    def _loss_of_some_classes(self, embeddings: Tensor, target: Tensor) -> Tensor:
-        """The loss where this process has a part of the classes, or a step uses a part of them."""
+    def _agreed(self, embeddings: Tensor, run: Callable[[list[int]], Tensor], target: Tensor | None = None) -> Tensor:
+        """`run(rows of each process)`, after the processes have compared their calls; without a target all have the same rows."""
+        if compiling():
+            return outside_graphs(self._compared, embeddings, run, target)
+        return self._compared(embeddings, run, target)
+
+    def _compared(self, embeddings: Tensor, run: Callable[[list[int]], Tensor], target: Tensor | None) -> Tensor:
+        assert self.group is not None
+        agreement = Agreement("MarginHead", self.group, self.weight, room="nn.")
+
+        def compared() -> list[int]:
+            if embeddings.ndim != 2 or embeddings.shape[1] != self.weight.shape[1]:
+                raise ValueError(
+                    f"MarginHead: expected embeddings [N, {self.weight.shape[1]}], got the shape {tuple(embeddings.shape)}"
+                )
+            if target is not None:
+                self._integers(embeddings, target)
+            agreement.say_mapping(self.mapping)
+            margin = str(self.margin) if isinstance(self.margin, margins.Margin) else "a function"
+            agreement.say(
+                call="a loss" if target is not None else f"probabilities of {embeddings.shape[0]} rows",
+                num_classes=self.num_classes, in_features=self.weight.shape[1],
+                sub_centers=self.sub_centers, margin=margin, scale=described(self.scale), **self.options,
+                sample_rate=self.sample_rate if self.training else 1.0,
+                embeddings=f"{'learned, ' if differentiates(embeddings) else ''}{embeddings.dtype}",
+                weight=f"{'learned, ' if differentiates(self.weight) else ''}{self.weight.dtype}",
+            )  # fmt: skip
+            return agreement.settle(embeddings.shape[0])
+
+        return run(fail_together(agreement, compared))
+
+    def _loss_of_some_classes(self, embeddings: Tensor, target: Tensor, sizes: list[int] | None = None) -> Tensor:
+        """The loss where this process has a part of the classes, or a step uses a part of them. sizes: the rows of each process."""
         target = self._integers(embeddings, target)
         if self.group is not None:
-            embeddings, target = _exchanged(self.group, embeddings, target)
+            assert sizes is not None
+            embeddings, target = _exchanged(self.group, embeddings, target, sizes)
         left_out = self.options["ignore_index"]
         ignored, options = target == left_out, {**self.options, "ignore_index": _IGNORED}
         hides = self.mapping.hides_a_class
@@ -241,9 +280,8 @@ class MarginHead(OfMapping):
         def __call__(self, embeddings: Tensor, target: Tensor) -> Tensor: ...
 
 
-def _exchanged(group: Group, embeddings: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of all processes, which may have different numbers of rows."""
-    sizes = group.stack(torch.tensor([embeddings.shape[0]], device=embeddings.device))[:, 0].tolist()
+def _exchanged(group: Group, embeddings: Tensor, target: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
+    """The rows of all processes, which have these numbers of rows."""
     more = max(sizes) - embeddings.shape[0]
     padded = torch.cat([embeddings, embeddings.new_zeros(more, embeddings.shape[1])])
     rows = group.vary(group.stack(padded))

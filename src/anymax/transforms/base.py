@@ -49,6 +49,7 @@ from .._array import compiling as _compiling
 from .._core.mapping import Mapping
 from .._core.options import Function, check_keywords, documented_like
 from .._core.rows import hide
+from .._core.shards import sharded, transform_over_devices
 from .._core.typing import ArrayT, Numbers
 from ..kernels import decode
 from ..mappings import Softmax
@@ -103,6 +104,8 @@ class Transform(ABC):
         return params[self.params[0][0]]
 
     def __call__(self, x: ArrayT | Numbers) -> ArrayT:
+        if sharded(x):
+            return transform_over_devices(self, x)
         scores, xp = floats(x)
         axis = check_axis(self.axis, scores.ndim)
         y = to_last(upcast(scores, xp), axis, xp)

@@ -5,17 +5,31 @@ sizes, which kills processes; with it, all processes raise the same error. So ea
 it knows the calls of the others. It uses the *expected* size: that of the call that followed the same calls the last time. All processes
 have made the same calls, so they expect the same. A process whose call has another size sends zeros of the expected size, and says so;
 if all say so and agree, their data follow in one more collective.
+
+A function with `group=` that sends its own data later compares its calls so:
+
+    agreement = Agreement("contrastive_loss", as_group(...), x, room="")
+
+    def verb():
+        ...  # checks of the arguments
+        agreement.say(reduction=reduction, rows=shape_of(x))  # what must be the same on every process
+        agreement.settle()
+        ...  # collectives
+
+    return fail_together(agreement, verb)
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
-from .._array import Array, is_floating, is_torch, namespace
-from ..autodiff.group import Expected, Group, Message
+from .._array import Array, differentiates, is_array, is_floating, is_torch, namespace
+from .._core.mapping import Mapping
+from .group import Expected, Group, Message
 
 _BASE = 1 << 12  # of the two digits by which a number is sent: exact in fp32 up to 2^36
 _MARKS = 1 << 24  # fp32 holds all integers up to this
@@ -32,31 +46,37 @@ class Head(NamedTuple):
     start: int | None = None  # the index of its first class, if the caller gives it
     count: int = 0  # of all classes, if the caller gives it
     most: int = 0  # candidates in its fullest row
+    split: int = 0  # which parameters have one value for each class, as far as it can tell
     digest: int = 0  # a checksum of the words that must be the same everywhere
     mark: int = 0  # a checksum of the arrays that must be the same everywhere
 
     def coded(self) -> list[float]:
         """As numbers that fp32 can hold; the mark is added on the device."""
-        two = (self.size, self.start or 0, self.count, self.most, self.digest)
+        two = (self.size, self.start or 0, self.count, self.most, self.split, self.digest)
         return [float(self.sends), float(self.start is not None), *(float(d) for v in two for d in divmod(v, _BASE))]
 
     @classmethod
     def read(cls, row: list[float]) -> Head:
         sends, given, *digits, mark = (int(v) for v in row)
-        size, start, count, most, digest = (
+        size, start, count, most, split, digest = (
             a * _BASE + b for a, b in zip(digits[::2], digits[1::2], strict=True)
         )  # as `coded` wrote them
-        return cls(sends, size, start if given else None, count, most, digest, mark)
+        return cls(sends, size, start if given else None, count, most, split, digest, mark)
 
 
 WIDTH = len(Head(FAILED).coded()) + 1
 
 
 class Agreement:
-    """One call: what its processes must agree on, and the collective in which they do."""
+    """One call: what its processes must agree on, and the collective in which they do.
 
-    def __init__(self, who: str, group: Group, x: Any, message: Message | None = None) -> None:
-        self.who, self.group, self.x = who, group, x
+    who: the verb. x: an array on the device of the collectives. room: where the verb is found, as the errors name it.
+    """
+
+    def __init__(
+        self, who: str, group: Group, x: Any, message: Message | None = None, room: str = "distributed."
+    ) -> None:
+        self.who, self.group, self.x, self.name = who, group, x, f"anymax.{room}{who}"
         self.words: dict[str, str] = {"verb": who}  # what must be the same on every process
         self.same: dict[str, Array] = {}  # arrays that must be the same on every process, by name
         self.message = message  # of the next collective, once all know it
@@ -69,6 +89,17 @@ class Agreement:
 
     def say(self, **words: Any) -> None:
         self.words |= {k.replace("_", " "): v if isinstance(v, str) else repr(v) for k, v in words.items()}
+
+    def say_mapping(self, mapping: Mapping, of_classes: Collection[str] = ()) -> None:
+        """of_classes: its parameters that may have one value for each class of this process."""
+        kinds = (int, float, str, type, type(None))
+        fixed = {k: repr(v) for k, v in mapping.constants().items() if isinstance(v, kinds)}
+        fixed |= {k: v.__qualname__ for k, v in mapping.constants().items() if inspect.isfunction(v)}
+        self.say(map=f"{mapping.name}({', '.join(f'{k}={v}' for k, v in fixed.items())})")
+        for name, value in mapping.params().items():
+            learned = "learned values" if differentiates(value) else "values"
+            words = f"{learned} along the classes, of {value.ndim} axes" if name in of_classes else described(value)
+            self.say(**{f"{mapping.name}'s_{name}": words})
 
     def exchange(self, payload: Array | None, head: Head) -> tuple[Array | None, list[Head]]:
         """The payloads of all processes, [size, *shape of the payload], and their heads; raise if the calls differ."""
@@ -83,7 +114,7 @@ class Agreement:
         self._failures(heads, None)
         if len({h.start is None for h in heads}) > 1:
             raise ValueError(
-                f"anymax.distributed.{self.who}: class_start is given on some processes only; give it on all of them, or on none"
+                f"{self.name}: class_start is given on some processes only; give it on all of them, or on none"
             )
         if len({(h.digest, h.sends) for h in heads}) > 1:
             self._differences()
@@ -97,6 +128,17 @@ class Agreement:
         if sends == FOLLOWS:
             stacked = group.stack(xp.reshape(payload, (-1,)))
         return xp.reshape(stacked, (group.size, *payload.shape)), heads
+
+    def settle(self, size: int = 0) -> list[int]:
+        """Compare the calls of a verb that sends its data later; return the size that each process gives, by rank.
+
+        Where values are not known, as in JAX, one program is the call of all devices, and there is nothing to compare.
+        """
+        if not self.group.strict:
+            return [size] * self.group.size
+        heads = self.exchange(None, Head(HERE, size))[1]
+        self.open = False
+        return [head.size for head in heads]
 
     def failed(self, error: Exception) -> None:
         """Tell the others, if they have not heard from this process yet, and raise the error that all of them raise."""
@@ -121,14 +163,14 @@ class Agreement:
         if all(h.sends != FAILED for h in heads):
             return
         self.open = False
-        texts = self.group.texts("" if error is None else f"{type(error).__name__}\n{self.who}\n{error}", self.x)
+        texts = self.group.texts("" if error is None else f"{type(error).__name__}\n{self.name}\n{error}", self.x)
         said = {i: text.split("\n", 2) for i, text in enumerate(texts) if text}
         if len(said) == len(heads) and len(set(texts)) == 1:
             return
-        kind, who, _ = next(iter(said.values()))
+        kind, name, _ = next(iter(said.values()))
         words = _by_text({i: text for i, (_, _, text) in said.items()})
         each = "; ".join(f"{ranks}: {text}" for text, ranks in words.items())
-        raise _ERRORS.get(kind, RuntimeError)(f"anymax.distributed.{who}: {each}") from error
+        raise _ERRORS.get(kind, RuntimeError)(f"{name}: {each}") from error
 
     def _differences(self) -> None:
         """Raise an error that says how the calls differ."""
@@ -136,12 +178,11 @@ class Agreement:
         each = [json.loads(text) for text in self.group.texts(json.dumps(self.words), self.x)]
         names = [name for name in each[0] if any(words.get(name) != each[0][name] for words in each)]
         names += sorted({name for words in each for name in words if name not in each[0]})
-        who = f".{self.who}" if "verb" not in names else ""
-        names = names if who else ["verb"]
+        who = self.name
+        if "verb" in names:
+            who, names = "anymax", ["verb"]
         said = [f"{name} is {_where([words.get(name, 'not there') for words in each])}" for name in names]
-        raise RuntimeError(
-            f"anymax.distributed{who}: the processes of the group ask for different things: {'; '.join(said)}"
-        )
+        raise RuntimeError(f"{who}: the processes of the group ask for different things: {'; '.join(said)}")
 
     def _different_entries(self) -> None:
         """Raise an error that names the first entry that differs between the processes."""
@@ -153,9 +194,7 @@ class Agreement:
                 at = int(differs.nonzero()[0, 0])
                 values = self.group.gathered(mine.reshape(-1)[at : at + 1])[:, 0].tolist()
                 words = _where([f"{value:g}" if isinstance(value, float) else str(value) for value in values])
-                raise ValueError(
-                    f"anymax.distributed.{self.who}: {name} must be the same on every process; its entry {at} is {words}"
-                )
+                raise ValueError(f"{self.name}: {name} must be the same on every process; its entry {at} is {words}")
 
 
 def fail_together(agreement: Agreement, verb: Callable[[], Any]) -> Any:
@@ -200,3 +239,10 @@ def mark(integers: Array) -> Array:
     flat = integers.reshape(-1)
     factors = flat.new_ones(flat.shape).cumsum(0) * 2654435761 + 1013904223  # these wrap around
     return ((flat * factors).sum() >> 20) & (_MARKS - 1)
+
+
+def described(value: Any) -> str:
+    """A parameter, as the processes compare it."""
+    if not is_array(value):
+        return repr(value)
+    return f"{'a learned' if differentiates(value) else 'an'} array of shape {tuple(value.shape)}"
