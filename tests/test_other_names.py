@@ -233,6 +233,13 @@ def _by_command(name):
     raise ValueError(done.output)
 
 
+def _by_attribute(name):
+    with pytest.raises(AttributeError) as error:
+        getattr(am, name)
+    assert "did you mean" not in str(error.value)
+    am.Sink(name)
+
+
 READERS = {
     "apply": lambda name: am.apply(name, [1.0, 2.0]),
     "explain": lambda name: am.explain(name, np.ones(3)),
@@ -242,7 +249,7 @@ READERS = {
     "module": _by_module,
     "estimator": _by_estimator,
     "command": _by_command,
-    "attribute": lambda name: str(pytest.raises(AttributeError, getattr, am, name).value) and am.Sink(name),
+    "attribute": _by_attribute,
     "option": lambda name: am.apply("softmax", [1.0], **{name: 1}),
     "field of a config": lambda name: am.transforms.from_config({name: 1}),
 }
