@@ -7,6 +7,7 @@ import enum
 from typing import Any
 
 from .._array import is_number, number
+from .._core.names import in_64_bits
 from .._core.options import check_keywords
 from .._core.spelling import nearest
 from .base import Composed
@@ -138,7 +139,7 @@ def _unset(value: Any, known: Any) -> bool:
 
 def _checked(name: str, value: Any, usual: Any) -> Any:
     """The value of a field, a number if it usually has one."""
-    value = number(value)
+    value = in_64_bits(number(value))
     if type(usual) in (int, float) and not is_number(value):
         raise TypeError(f"from_config: {name} must be a number, got {value!r}")
     return value

@@ -51,10 +51,10 @@ class Processor:
     def __init__(self, vllm_config: Any, of_batch: Any, is_pin_memory: bool | None = None) -> None:
         self._states: Any = of_batch  # under V2 its view of the requests, under V1 a device
         self._batch = Batch()
-        if is_pin_memory is None:
-            type(self).vocabulary = of_batch.vocab_size
-        elif vllm_config is not None:
-            type(self).vocabulary = vllm_config.model_config.get_vocab_size()
+        config = None if vllm_config is None else vllm_config.model_config
+        known = of_batch.vocab_size if is_pin_memory is None else config and config.get_vocab_size()
+        if known is not None:  # of several models in a process, the largest
+            type(self).vocabulary = max(known, self.vocabulary or 0)
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
