@@ -477,3 +477,9 @@ def test_numbers_beyond_those_of_arrays(config, error):
     with pytest.raises(error, match="from_config: ") if error else contextlib.nullcontext():
         y = from_config(config, tokens=TOKENS[:2])(X[:2])
         assert np.isfinite(y).any(-1).all()
+
+
+@pytest.mark.parametrize("samplers", ["k" * 65, ["top_k"] * 65, "top_k;" * 70])
+def test_a_chain_of_samplers_has_an_end(samplers):
+    with pytest.raises(ValueError, match="a chain has at most 64 names"):
+        from_config({"samplers": samplers}, order="llama.cpp")
