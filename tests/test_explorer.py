@@ -1,6 +1,8 @@
 """The explorer: its page as it is shipped, its kernels and program held to Python through Node, the command that opens it."""
 
+import base64
 import contextlib
+import gzip
 import io
 import re
 import warnings
@@ -16,14 +18,51 @@ from anymax import plot
 # -- the page as it is shipped ---------------------------------------------------------------------------------------
 
 
-def test_the_page_is_that_of_its_sources(monkeypatch):
+def test_the_page_is_that_of_its_sources():
+    assert build_tool().staleness() == ""
+
+
+def another_kernel(page):
     tool = build_tool()
-    assert tool.staleness() == ""
-    words = tool.flags()
-    monkeypatch.setattr(tool, "flags", lambda: words + " -Os")
+    wasm = bytearray(tool.wasm_of(page))
+    wasm[-1] ^= 1
+    return page.replace(tool.packed_of(page), base64.b64encode(gzip.compress(wasm, 9, mtime=0)).decode())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda page: page.replace("</body>", "<script>fetch('//x')</script></body>"), "not what its sources make"),
+        (lambda page: page.replace('"use strict";', '"use strict"; '), "not what its sources make"),
+        (lambda page: page + "\n", "not what its sources make"),
+        (another_kernel, "not those of tools/explorer-kernels.json"),
+    ],
+    ids=["a script", "a blank", "a line", "a byte of the kernels"],
+)
+def test_a_page_that_is_changed_by_hand_is_found(change, words, monkeypatch, tmp_path):
+    """The page ships in the wheel, and its kernels in the npm package: it is compared with what its sources make, byte for byte."""
+    tool, changed = build_tool(), tmp_path / "index.html"
+    changed.write_text(change(INDEX.read_text(encoding="utf-8")), encoding="utf-8")
+    monkeypatch.setattr(tool, "INDEX", changed)
+    assert words in tool.staleness()
+
+
+def test_a_change_of_the_sources_makes_the_page_old(monkeypatch):
+    tool = build_tool()
+    flags = tool.flags()
+    with monkeypatch.context() as patch:
+        patch.setattr(tool, "STYLES", tool.STYLES[:2])
+        assert "not what its sources make" in tool.staleness()
+    monkeypatch.setattr(tool, "flags", lambda: flags + " -Os")
     assert "sources of the kernels have changed" in tool.staleness()
-    monkeypatch.setattr(tool, "STYLES", ())
-    assert "kernels and the page have changed" in tool.staleness()
+
+
+def test_the_page_names_the_libraries_in_its_kernels():
+    notice = build_tool().NOTICE.read_text(encoding="utf-8")
+    assert "-->" not in notice
+    assert notice in INDEX.read_text(encoding="utf-8")
+    for name in ("wasi-libc", "musl", "dlmalloc", "compiler-rt"):
+        assert name in notice
 
 
 def test_the_page_is_one_file_that_asks_for_nothing():

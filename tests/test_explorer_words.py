@@ -72,16 +72,18 @@ def test_a_comma_with_two_readings_is_asked_about(ask):
 def test_names_are_read_with_the_scores(ask):
     for (text, wanted), reply in zip(ROWS.items(), ask(*({"ask": "row", "text": text} for text in ROWS))):
         assert (reply["answer"]["scores"], reply["answer"]["names"]) == wanted, text
-    half, plain, many, long = ask(
+    half, plain, many, long, turned = ask(
         {"ask": "row", "text": "cat: 2, 1"},
         {"ask": "names", "text": " cat ,, big\tdog\u0007,,", "count": 5},
         {"ask": "names", "text": "a,b,c", "count": 2},
         {"ask": "names", "text": "x" * 99, "count": 2},
+        {"ask": "names", "text": "a\u202eb, \u2066\u2069, c\u200bd\u00ade, क\u094d\u200dष, f\u2028g", "count": 5},
     )
     assert 'Entry 1, "cat:", is not a number' in half["error"]
     assert plain["answer"] == ["cat", "", "big dog"]
     assert "3 names for 2 classes" in many["error"]
     assert long["answer"] == ["x" * 24]
+    assert turned["answer"] == ["a b", "", "c d e", "क\u094d\u200dष", "f g"]
 
 
 @node

@@ -459,3 +459,27 @@ def test_sequences_of_transformers(case):
 def test_errors_of_sequences(bias, error, words):
     with pytest.raises(error, match=words):
         sequence_bias([1], bias)(X)
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        ({"temperature": 10**400}, None),
+        ([{"temperature": 10**30}, {"temperature": 2}], None),
+        ([{"top_p": 1e-320}, {"top_p": 0.5}], None),
+        ({"seed": 10**400}, None),
+        ({"top_k": 10**400}, TypeError),
+        ({"repetition_penalty": 10**400}, ValueError),
+    ],
+    ids=lambda v: str(v)[:20],
+)
+def test_numbers_beyond_those_of_arrays(config, error):
+    with pytest.raises(error, match="from_config: ") if error else contextlib.nullcontext():
+        y = from_config(config, tokens=TOKENS[:2])(X[:2])
+        assert np.isfinite(y).any(-1).all()
+
+
+@pytest.mark.parametrize("samplers", ["k" * 65, ["top_k"] * 65, "top_k;" * 70])
+def test_a_chain_of_samplers_has_an_end(samplers):
+    with pytest.raises(ValueError, match="a chain has at most 64 names"):
+        from_config({"samplers": samplers}, order="llama.cpp")

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import chromium
+import mpmath as mp
 import numpy as np
 import pytest
 
@@ -208,6 +209,114 @@ def test_draws_are_an_inversion(ask):
 
 
 @node
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_log_p_of_a_perturbed_class_far_below_another(ask, dtype):
+    """p of such a class is 0 in double precision, and log p is finite: of two classes it has a closed form."""
+    formulas = {
+        "normal": lambda d: mp.ncdf(-d / mp.sqrt(2)),
+        "logistic": lambda d: (mp.exp(-d) * (d - 1) + mp.exp(-2 * d)) / (1 - mp.exp(-d)) ** 2,
+        "laplace": lambda d: mp.exp(-d) * (1 + d / 2) / 2,
+        "gumbel": lambda d: 1 / (1 + mp.exp(d)),
+    }
+    scale, gaps = 0.75, np.array([1.0, 8.0, 12.0, 30.0, 60.0, 150.0], dtype)
+    x = np.stack([0 * gaps, -gaps, np.full_like(gaps, -np.inf)], -1)
+    more = {"x": sent(x), "options": {"classes": 3}}
+    replies = ask(
+        *({"call": "logApply", "map": {"name": "perturb_max", "noise": n, "scale": scale}, **more} for n in formulas)
+    )
+    for (noise, formula), reply in zip(formulas.items(), replies, strict=True):
+        log_p = got(reply, x.shape)
+        wanted = [float(mp.log(formula(mp.mpf(float(d)) / scale))) for d in gaps]
+        np.testing.assert_allclose(log_p[:, 1], wanted, rtol=1e-4, atol=1e-5, err_msg=noise)
+        assert np.isneginf(log_p[:, 2]).all()
+
+
+@node
+def test_log_p_of_a_perturbed_class_far_below_several(ask):
+    x = np.array([0.0, -0.5, -25.0, 0.0, -40.0])
+    [reply] = ask({"call": "logApply", "map": "perturb_max", "x": sent(x)})
+    with mp.workdps(30):
+
+        def density(u, i):
+            return mp.npdf(u - x[i]) * mp.fprod(mp.ncdf(u - v) for j, v in enumerate(x) if j != i)
+
+        wanted = [float(mp.log(mp.quad(lambda u, i=i: density(u, i), range(-36, 12, 3)))) for i in range(5)]
+    np.testing.assert_allclose(got(reply), wanted, rtol=1e-5)
+
+
+@node
+def test_log_p_far_below_what_is_integrated_is_finite(ask):
+    [reply] = ask({"call": "logApply", "map": "perturb_max", "x": sent(np.array([0.0, -1e5, -np.inf]))})
+    log_p = got(reply)
+    assert -1e11 < log_p[1] < -1e4
+    assert np.isneginf(log_p[2])
+
+
+@node
+def test_integers_of_any_size_are_targets(installed):
+    script = """
+    import { load } from "anymax";
+    const { loss } = await load(), x = Float64Array.of(0.6, 0.5, 0.4, 2, 0, 1), classes = 3;
+    const of = (targets) => {
+      try { return Array.from(loss("softmax", x, targets, { classes })); } catch (error) { return error.message; }
+    };
+    const same = (a, b) => JSON.stringify(of(a)) === JSON.stringify(of(b));
+    console.log(JSON.stringify([
+      same([0n, 2n], [0, 2]), same(BigInt64Array.of(1n, -5n), [1, -1]), same([-(2 ** 63) - 4096, 1], [-1, 1]),
+      same([-(2n ** 64n), 1], [-1, 1]), same([-(2n ** 64n) + 1n, 1], [-1, 1]),
+      of([3n, 0]), of([2n ** 64n, 0]), of([NaN, 0]), of(["1", 0]), of([undefined, 0]), of([Symbol.iterator, 0]),
+    ]));
+    """
+    *right, over, far, nan, word, nothing, symbol = json.loads(run_node(installed, script))
+    assert right == [True] * 5
+    for said, value in (
+        (over, "3"),
+        (far, str(2**64)),
+        (nan, "NaN"),
+        (word, "1"),
+        (nothing, "undefined"),
+        (symbol, "Symbol("),
+    ):
+        assert f"a target is {value}" in said
+
+
+@node
+def test_random_numbers_are_numbers(installed):
+    script = """
+    import { load } from "anymax";
+    const { sample } = await load(), x = Float64Array.of(0.6, 0.5, 0.4), told = [];
+    for (const random of [() => NaN, () => 1.5, () => -0.1, () => undefined, () => 0.5, 5]) {
+      try { told.push(Array.from(sample("softmax", x, { random }))); } catch (error) { told.push(error.message); }
+    }
+    console.log(JSON.stringify(told));
+    """
+    *wrong, right, number = json.loads(run_node(installed, script))
+    assert right == [1]
+    for said, value in zip(wrong, ("NaN", "1.5", "-0.1", "undefined"), strict=True):
+        assert said == f"sample: random gave {value}; it has to give numbers from 0 to 1"
+    assert "random is 5; it has to be a function" in number
+
+
+def test_a_folder_of_others_is_not_emptied(tmp_path):
+    """`--out` names a folder, and an error in it must not cost its files."""
+    npm.make(tmp_path / "npm")
+    npm.make(tmp_path / "npm")  # its own
+    theirs = tmp_path / "npm" / "thesis.tex"
+    theirs.write_text("years")
+    with pytest.raises(
+        SystemExit, match=r"has thesis\.tex, which is not of the package; give a folder that is new or empty"
+    ):
+        npm.make(tmp_path / "npm")
+    assert theirs.read_text() == "years"
+    assert (tmp_path / "npm" / "anymax.mjs").exists()
+    with pytest.raises(SystemExit, match="is a file"):
+        npm.make(theirs)
+    (tmp_path / "empty").mkdir()
+    npm.make(tmp_path / "empty")
+    assert {file.name for file in (tmp_path / "empty").iterdir()} == {*npm.WRITTEN, *npm.MADE}
+
+
+@node
 def test_names_of_their_own(ask):
     x = wide("float64")
     shape = {"x": sent(x), "options": {"classes": 1000}}
@@ -367,7 +476,7 @@ def test_the_archive_has_what_it_should(tmp_path, capsys):
     npm.make(tmp_path / "npm")
     assert npm.packed(tmp_path / "npm") == 0
     said = capsys.readouterr().out
-    files = [*npm.WRITTEN, "LICENSE", "anymax.wasm", "codes.mjs", "engine.mjs"]
+    files = [*npm.WRITTEN, *npm.MADE]
     assert said.splitlines()[:-1] == sorted(files)
     [archive] = tmp_path.glob("*.tgz")
     assert archive.name == f"anymax-{anymax.__version__}.tgz"

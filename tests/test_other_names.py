@@ -3,12 +3,13 @@
 import re
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
 import anymax as am
-from anymax._core import elsewhere
+from anymax._core import elsewhere, names
 
 
 @pytest.mark.parametrize(
@@ -206,3 +207,86 @@ def test_a_name_like_no_other_gets_no_advice():
     for name in ("zzz", "_private", "__wrapped__"):
         with pytest.raises(AttributeError, match=rf"^module 'anymax' has no attribute '{name}'$"):
             getattr(am, name)
+
+
+def _by_estimator(name):
+    pytest.importorskip("sklearn")
+    from anymax.sklearn import MappingClassifier
+
+    MappingClassifier(name).fit([[0.0], [1.0]], [0, 1])
+
+
+def _by_module(name):
+    pytest.importorskip("torch")
+    from anymax.nn import Activation
+
+    Activation(name)
+
+
+def _by_command(name):
+    testing = pytest.importorskip("click.testing")
+    pytest.importorskip("rich")
+    from anymax.cli.commands import program
+
+    done = testing.CliRunner().invoke(program, ["compare", "2", "1", "-m", name])
+    assert done.exit_code == 2, done.output
+    raise ValueError(done.output)
+
+
+def _by_attribute(name):
+    with pytest.raises(AttributeError) as error:
+        getattr(am, name)
+    assert "did you mean" not in str(error.value)
+    am.Sink(name)
+
+
+READERS = {
+    "apply": lambda name: am.apply(name, [1.0, 2.0]),
+    "explain": lambda name: am.explain(name, np.ones(3)),
+    "loss": lambda name: am.nll(name, np.ones((1, 3)), [0]),
+    "a map in a map": am.Sink,
+    "strength of a prior": lambda name: am.prior(log_p=[0.0, 1.0], strength=name),
+    "module": _by_module,
+    "estimator": _by_estimator,
+    "command": _by_command,
+    "attribute": _by_attribute,
+    "option": lambda name: am.apply("softmax", [1.0], **{name: 1}),
+    "field of a config": lambda name: am.transforms.from_config({name: 1}),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    "name", ["_" * 1600 + "!", "a" * 40_000, "sink:mapping=" * 330, "sink:mapping=" * 70, "softmax" + "x" * 60]
+)
+def test_a_long_name_is_refused_at_once(reader, name):
+    """A name is measured before it is compared with those that are known; maps within maps are counted before they are read."""
+    for _ in range(2):  # the first may import
+        started = time.perf_counter()
+        with pytest.raises((ValueError, TypeError)) as error:
+            READERS[reader](name)
+    assert time.perf_counter() - started < 1.0
+    if reader not in ("option", "field of a config"):
+        assert re.search(
+            r"at most (64|1000) characters|at most 4 maps stand in each other", " ".join(str(error.value).split())
+        )
+
+
+@pytest.mark.parametrize("name", ["entmax:alpha=1.3,alpha=1.4", "sink:mapping=softmax,mapping=sparsemax"])
+def test_a_parameter_that_is_given_twice_is_refused(name):
+    with pytest.raises(ValueError, match="is given twice; give it once"):
+        am.apply(name, [1.0, 2.0])
+
+
+def test_maps_within_maps_by_name_are_read_up_to_four():
+    assert am.apply("sink:mapping=entmax:alpha=1.3,score=0.5", [1.0, 2.0]).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [("9" * 19, 1e19), ("-" + "9" * 19, -1e19), ("1" + "0" * 400, np.inf), ("-1" + "0" * 400, -np.inf)],
+)
+def test_an_integer_beyond_64_bits_is_read_as_a_float(word, value):
+    assert names.number(word) == value
+    assert isinstance(names.number(word), float)
+    assert names.number("9223372036854775807") == 2**63 - 1

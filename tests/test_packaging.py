@@ -163,6 +163,75 @@ def test_constraints_pin_every_dependency():
             assert asked.specifier.contains(pin[1]), f"{text}, and constraints.txt has {pin[1]}"
 
 
+# -- the workflows ----------------------------------------------------------------------------------------------------------
+
+
+def workflows() -> dict[str, str]:
+    read("constraints.txt")  # only in the repository
+    return {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+
+
+def test_actions_are_pinned_by_digest():
+    """A tag or a branch of another repository can be moved, and its code runs here; a digest can't. The tag stands beside it."""
+    pins, seen = {}, 0
+    for name, text in workflows().items():
+        for used, said in re.findall(r"^[ -]*uses: (\S+)(?: # (\S+))?$", text, flags=re.M):
+            if used.startswith("./"):
+                continue
+            action, _, digest = used.partition("@")
+            assert re.fullmatch(r"[0-9a-f]{40}", digest), f"{name}: {used}"
+            assert re.fullmatch(r"v\d+\.\d+\.\d+", said), f"{name}: {used} is which release?"
+            assert pins.setdefault(action, (digest, said)) == (digest, said), f"{name}: {action} is pinned twice"
+            seen += 1
+        assert len(re.findall(r"\buses:", text)) == len(re.findall(r"^[ -]*uses: \S+(?: # \S+)?$", text, flags=re.M)), (
+            name
+        )
+    assert seen > 40
+    assert "package-ecosystem: github-actions" in read(".github/dependabot.yml")
+
+
+def test_nothing_is_published_before_the_tests():
+    yaml = pytest.importorskip("yaml")
+    jobs = yaml.safe_load(workflows()["wheels"])["jobs"]
+    publishing = {
+        name: job
+        for name, job in jobs.items()
+        if any(
+            "pypi-publish" in step.get("uses", "") or "npm publish" in step.get("run", "")
+            for step in job.get("steps", ())
+        )
+    }
+    assert set(publishing) == {"publish", "publish-npm"}
+    on_a_tag = "startsWith(github.ref, 'refs/tags/v')"
+    for job in publishing.values():
+        assert set(job["needs"]) == {"check", "tests"}
+        assert job["if"] == on_a_tag
+        assert job["permissions"]["id-token"] == "write"
+        assert set(job["permissions"].values()) <= {"read", "write"}
+    assert jobs["tests"] == {"if": on_a_tag, "uses": "./.github/workflows/ci.yml"}
+    called = yaml.safe_load(workflows()["ci"])
+    assert "workflow_call" in called[True]  # YAML reads `on` so
+    assert any("npm publish --provenance" in step.get("run", "") for step in jobs["publish-npm"]["steps"])
+    for name, text in workflows().items():
+        assert yaml.safe_load(text)["permissions"] == {"contents": "read"}, name
+
+
+def test_what_is_published_is_built_with_the_date_of_its_commit():
+    yaml = pytest.importorskip("yaml")
+    jobs = yaml.safe_load(workflows()["wheels"])["jobs"]
+    for name in ("sdist", "wheel", "pure"):
+        steps = jobs[name]["steps"]
+        dated = [
+            i for i, step in enumerate(steps) if "SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)" in step.get("run", "")
+        ]
+        sent = [i for i, step in enumerate(steps) if "upload-artifact" in step.get("uses", "")]
+        assert dated == [1], name
+        assert len(sent) == 1, name
+        assert not any("twine" in step.get("run", "") for step in steps[: sent[0]]), name
+    linux = tomllib.loads(read("pyproject.toml"))["tool"]["cibuildwheel"]["linux"]
+    assert linux["environment-pass"] == ["SOURCE_DATE_EPOCH"]
+
+
 # -- the compiled library ---------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import numpy as np
@@ -337,3 +338,15 @@ def test_a_nucleus_of_a_flat_row_without_the_engine(kind):
     with A.use("reference"):
         left = back(A.topp(0.5)(KINDS[kind](np.zeros((3, 8)))))
     assert np.isfinite(left).sum(-1).tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["number", "array"])
+@pytest.mark.parametrize("engine", ["reference", None])
+@every_kind
+def test_a_mass_below_the_smallest_number_of_the_scores_keeps_a_class(kind, engine, each):
+    x = KINDS[kind](np.float32([[2.0, 1.0, 0.0, -1.0]] * 2))
+    mass = np.array([[1e-320], [0.5]]) if each else 1e-320
+    with A.use(engine) if engine else contextlib.nullcontext():
+        assert (back(topp(mass)(x)) > -INF).sum(-1).min() == 1
+        assert (back(typical(mass)(x)) > -INF).sum(-1).min() == 1
+        assert (back(A.sparse_softmax(x, p=1e-320)) > 0).sum(-1).min() == 1

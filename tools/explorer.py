@@ -1,11 +1,13 @@
 """Builds the explorer, `src/anymax/explorer/index.html`: one file, the kernels in it as WebAssembly, that needs no server and no internet.
 
-    python tools/explorer.py            # compile csrc/ if it has changed, put the page together
-    python tools/explorer.py --check    # only say whether the page is that of the sources
+    python tools/explorer.py                      # compile csrc/ if it has changed, put the page together
+    python tools/explorer.py --check              # only say whether the page is what the sources make, byte for byte
+    python tools/explorer.py --check --compile    # and whether its kernels are what csrc/ compiles to
 
 The compiler is Clang 14 or later with the C library for WebAssembly: on Debian and Ubuntu
 `apt-get install clang lld wasi-libc libclang-rt-14-dev-wasm32 libc++-14-dev-wasm32`. `CLANG` names another one than `clang++`. `wasm-opt`
-(of the package binaryen) makes the result quicker. Changes to the page alone need no compiler.
+(of the package binaryen) makes the result quicker. Changes to the page alone need no compiler. Those of Debian 12 give the same bytes
+each time; `tools/explorer-kernels.json` has their digest, beside that of the sources, so that a change of either shows without a compiler.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import base64
 import gzip
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -26,6 +29,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CSRC, PAGE = ROOT / "csrc", ROOT / "src" / "anymax" / "explorer"
 INDEX = PAGE / "index.html"
+RECORD = (
+    ROOT / "tools" / "explorer-kernels.json"
+)  # the digests of the kernels and of the sources that they were compiled from
 UNITS = (
     *sorted(f"units/{p.name}" for p in CSRC.glob("units/*.cpp")),
     "doors/abi.cpp",
@@ -33,6 +39,7 @@ UNITS = (
     *sorted(f"wasm/{p.name}" for p in CSRC.glob("wasm/*.cpp")),
 )
 NOT_COMPILED = ("xla_ffi.cpp", "xla_ffi_abi.h", "cpu.hpp")
+NOTICE = PAGE / "NOTICE.txt"  # of the libraries that are compiled into the kernels
 STYLES = ("style.css", "narrow.css", "print.css")
 # in the order in which they build on each other
 MODULES = (
@@ -43,50 +50,52 @@ MODULES = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="exit 1 where the page is older than its sources")
-    if parser.parse_args().check:
-        stale = staleness()
-        print(stale or "the page is that of its sources")
-        return 1 if stale else 0
-    old = INDEX.read_text(encoding="utf-8") if INDEX.exists() else ""
-    if mark(old, "kernels") == kernels_fingerprint():
-        wasm = wasm_of(old)
-    else:
+    parser.add_argument("--check", action="store_true", help="exit 1 where the page is not what its sources make")
+    parser.add_argument("--compile", action="store_true", help="compile csrc/ even if it has not changed")
+    given = parser.parse_args()
+    if given.check:
+        wrong = staleness() or (given.compile and kernels_differ())
+        print(wrong or "the page is that of its sources")
+        return 1 if wrong else 0
+    if given.compile or not INDEX.exists() or record().get("sources") != kernels_fingerprint():
         wasm = compile_kernels()
-    INDEX.write_text(assemble(wasm), encoding="utf-8")
-    print(
-        f"{INDEX.relative_to(ROOT)}: {INDEX.stat().st_size:,} bytes, the kernels {len(wasm):,} before they are packed"
-    )
+        packed = base64.b64encode(gzip.compress(wasm, 9, mtime=0)).decode()
+        made = {"sources": kernels_fingerprint(), "wasm": hashlib.sha256(wasm).hexdigest()}
+        RECORD.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+    else:
+        packed = packed_of(INDEX.read_text(encoding="utf-8"))
+    INDEX.write_text(assemble(packed), encoding="utf-8", newline="\n")
+    print(f"{INDEX.relative_to(ROOT)}: {INDEX.stat().st_size:,} bytes")
     return 0
 
 
 def staleness() -> str:
-    """Why the page has to be built again; empty where it is that of its sources."""
-    page = INDEX.read_text(encoding="utf-8") if INDEX.exists() else ""
-    changed = [
-        what
-        for what, now in (("kernels", kernels_fingerprint()), ("page", page_fingerprint()))
-        if mark(page, what) != now
-    ]
-    if not changed:
-        return ""
-    return f"the sources of the {' and the '.join(changed)} have changed; run: python tools/explorer.py"
+    """Why the page is not what its sources make; empty where it is."""
+    if not INDEX.exists():
+        return "there is no page; run: python tools/explorer.py"
+    page = INDEX.read_text(encoding="utf-8")
+    if record().get("sources") != kernels_fingerprint():
+        return "the sources of the kernels have changed; run: python tools/explorer.py"
+    if hashlib.sha256(wasm_of(page)).hexdigest() != record().get("wasm"):
+        return f"the kernels in the page are not those of {RECORD.relative_to(ROOT)}; run: python tools/explorer.py --compile"
+    if page != assemble(packed_of(page)):
+        return "the page is not what its sources make; run: python tools/explorer.py"
+    return ""
 
 
-def mark(page: str, what: str) -> str | None:
-    """The fingerprint that a page was built with."""
-    found = re.search(rf'<meta name="anymax-{what}" content="(\w+)">', page)
-    return found[1] if found else None
+def kernels_differ() -> str:
+    """Why the recorded kernels are not what csrc/ compiles to, by the compiler of Debian 12; empty where they are."""
+    found = hashlib.sha256(compile_kernels()).hexdigest()
+    return "" if found == record().get("wasm") else f"csrc/ compiles to other kernels, with the digest {found}"
+
+
+def record() -> dict[str, str]:
+    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
 
 
 def kernels_fingerprint() -> str:
     files = [p for p in CSRC.rglob("*.[ch]*") if p.name not in NOT_COMPILED]
     return fingerprint(sorted(files), flags())
-
-
-def page_fingerprint() -> str:
-    names = ("page.html", *STYLES, *(f"{name}.mjs" for name in MODULES))
-    return fingerprint([PAGE / name for name in names])
 
 
 def fingerprint(files: list[Path], *words: str) -> str:
@@ -148,17 +157,17 @@ def run(*command: str) -> None:
         sys.exit(f"this failed: {shlex.join(command)}")
 
 
-def assemble(wasm: bytes) -> str:
+def assemble(packed: str) -> str:
+    """The page, with these kernels, which are packed."""
     template = (PAGE / "page.html").read_text(encoding="utf-8")
     version = re.search(r'"(.+)"', (ROOT / "src/anymax/_version.py").read_text(encoding="utf-8"))
     assert version
     pieces = {
-        "MARKS": f'<meta name="anymax-kernels" content="{kernels_fingerprint()}">\n'
-        f'<meta name="anymax-page" content="{page_fingerprint()}">',
+        "NOTICE": NOTICE.read_text(encoding="utf-8"),
         "VERSION": version[1],
         "STYLE": "\n".join((PAGE / name).read_text(encoding="utf-8") for name in STYLES),
         "SCRIPT": "\n".join(f"// -- {name} --\n{joined(PAGE / f'{name}.mjs')}" for name in MODULES),
-        "KERNELS": base64.b64encode(gzip.compress(wasm, 9, mtime=0)).decode(),
+        "KERNELS": packed,
     }
     missing = set(re.findall(r"\{\{(\w+)\}\}", template)) ^ set(pieces)
     if missing:
@@ -179,12 +188,16 @@ def joined(module: Path) -> str:
     return f"const {{ {', '.join(names)} }} = (() => {{\n{text}return {{ {', '.join(names)} }};\n}})();"
 
 
+def packed_of(page: str) -> str:
+    """The kernels that a page holds, as it holds them."""
+    found = re.findall(r'<script type="application/wasm\+gzip" id="kernels">([\w+/=]+)</script>', page)
+    if len(found) != 1:
+        sys.exit(f"{INDEX} does not hold kernels once; delete it and build again")
+    return found[0]
+
+
 def wasm_of(page: str) -> bytes:
-    """The kernels that a page holds."""
-    found = re.search(r'<script type="application/wasm\+gzip" id="kernels">([\w+/=\s]+)</script>', page)
-    if not found:
-        sys.exit(f"{INDEX} holds no kernels; delete it and build again")
-    return gzip.decompress(base64.b64decode(found[1]))
+    return gzip.decompress(base64.b64decode(packed_of(page), validate=True))
 
 
 if __name__ == "__main__":

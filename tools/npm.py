@@ -20,7 +20,17 @@ sys.path.insert(0, str(ROOT))
 from tools import explorer  # noqa: E402
 
 SOURCES = ROOT / "packaging" / "npm"
-WRITTEN = ("package.json", "README.md", "anymax.d.ts", "anymax.mjs", "browser.mjs", "maps.mjs", "node.mjs")
+WRITTEN = (
+    "package.json",
+    "README.md",
+    "anymax.d.ts",
+    "anymax.mjs",
+    "browser.mjs",
+    "maps.mjs",
+    "node.mjs",
+    "perturbed.mjs",
+)
+MADE = ("LICENSE", "NOTICE.txt", "anymax.wasm", "codes.mjs", "engine.mjs")  # from elsewhere in the repository
 MOST = 500_000  # bytes of the archive
 ENUMERATIONS = {"MAP": "map", "OP": "op", "DTYPE": "dtype", "NOISE": "noise"}
 
@@ -39,12 +49,17 @@ def main() -> int:
 
 
 def make(out: Path) -> None:
-    """The package's files in the folder `out`, which has no others."""
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
+    """The package's files in the folder `out`, which is new, empty, or has an older package and no other file."""
+    if out.exists() and (not out.is_dir() or (strange := {file.name for file in out.iterdir()} - {*WRITTEN, *MADE})):
+        what = f"has {min(strange)}, which is not of the package" if out.is_dir() else "is a file"
+        sys.exit(f"{out} {what}; give a folder that is new or empty")
+    out.mkdir(parents=True, exist_ok=True)
+    for file in out.iterdir():
+        file.unlink()
     for name in WRITTEN:
         shutil.copy(SOURCES / name, out)
     shutil.copy(explorer.PAGE / "engine.mjs", out)
+    shutil.copy(explorer.NOTICE, out)
     shutil.copy(ROOT / "LICENSE", out)
     (out / "codes.mjs").write_text(codes((ROOT / "csrc" / "anymax.h").read_text(encoding="utf-8")), encoding="utf-8")
     (out / "anymax.wasm").write_bytes(explorer.wasm_of(explorer.INDEX.read_text(encoding="utf-8")))

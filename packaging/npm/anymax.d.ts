@@ -25,16 +25,16 @@ export interface Rows {
 export interface Anymax {
   /** Probabilities. A score of -Infinity is a masked class: it gets 0. A row that is all masked becomes zeros, one with NaN or Infinity NaN. */
   apply<X extends Scores>(map: Map, x: X, options?: Rows): Like<X>;
-  /** Their logarithms, -Infinity for 0. */
+  /** Their logarithms, -Infinity for 0; those of perturb_max also where p itself is too small for a number. */
   logApply<X extends Scores>(map: Map, x: X, options?: Rows): Like<X>;
   /** The gradient of the scores, given that of the probabilities: J^T g. */
   vjp<X extends Scores>(map: Map, x: X, g: X, options?: Rows): Like<X>;
   /** The same, given the gradient of the log probabilities. */
   logVjp<X extends Scores>(map: Map, x: X, g: X, options?: Rows): Like<X>;
   /** The Fenchel-Young loss of each row for its target class; cross-entropy for softmax. A target below 0 leaves its row out, which gives 0. */
-  loss<X extends Scores>(map: Map, x: X, targets: ArrayLike<number>, options?: Rows): Like<X>;
+  loss<X extends Scores>(map: Map, x: X, targets: ArrayLike<number> | ArrayLike<bigint>, options?: Rows): Like<X>;
   /** The gradient of that loss, p - y, times `scale` (1 / rows for a mean). */
-  lossGradient<X extends Scores>(map: Map, x: X, targets: ArrayLike<number>, options?: Rows & { scale?: number }): Like<X>;
+  lossGradient<X extends Scores>(map: Map, x: X, targets: ArrayLike<number> | ArrayLike<bigint>, options?: Rows & { scale?: number }): Like<X>;
   /** The threshold tau of each row, such as p = max(x - tau, 0) for sparsemax; logsumexp for softmax. */
   threshold<X extends Scores>(map: Map, x: X, options?: Rows): Like<X>;
   /** `draws` classes from each row, side by side; -1 where a row has no class. `random` gives numbers from 0 to 1, `Math.random` by default. */

@@ -1,7 +1,8 @@
 // The functions of the package: rows of scores in a typed array, their classes side by side, in and the same kind of array out.
-import { DTYPE, OP } from "./codes.mjs";
+import { DTYPE, NOISE, OP } from "./codes.mjs";
 import { instantiate, sentence } from "./engine.mjs";
 import { kernelOf, names, refuseOthers } from "./maps.mjs";
+import { logs } from "./perturbed.mjs";
 
 // load(), which takes the engine from `read` once, and load(bytes), which takes it from there.
 export function loader(read) {
@@ -56,7 +57,16 @@ async function functions(bytes) {
 
   function logApply(map, x, options = {}) {
     const shape = shapeOf("logApply", x, options), kernel = kernelOf(map, shape.classes);
-    return kernel.log ? of(OP.LOG, kernel, x, shape) : shape.Kind.from(of(OP.FORWARD, kernel, ...doubled(x, shape)), Math.log);
+    if (kernel.log) return of(OP.LOG, kernel, x, shape);
+    const [wide, doubles] = doubled(x, shape);
+    if (kernel.noise === NOISE.gumbel && kernel.name === "perturb_max") { // softmax of x / scale, exactly
+      return shape.Kind.from(of(OP.LOG, kernelOf("softmax", shape.classes), wide.map((v) => v / kernel.number), doubles));
+    }
+    const p = of(OP.FORWARD, kernel, wide, doubles), n = shape.classes;
+    if (kernel.name !== "perturb_max") return shape.Kind.from(p, Math.log);
+    const out = new shape.Kind(x.length), noise = Object.keys(NOISE).find((name) => NOISE[name] === kernel.noise);
+    for (let i = 0; i < x.length; i += n) out.set(logs(wide.subarray(i, i + n), p.subarray(i, i + n), noise, kernel.number), i);
+    return out;
   }
 
   // J^T g, of p or of log p.
@@ -87,9 +97,9 @@ async function functions(bytes) {
     const kernel = kernelOf(map, shape.classes);
     if (!kernel.loss) throw new TypeError(`${who}: ${kernel.name} has no Fenchel-Young loss of a class; take minus the target's log p of logApply`);
     if (targets?.length !== shape.rows) throw new TypeError(`${who}: there are ${targets?.length} targets and ${shape.rows} rows; give each row a class`);
-    const wrong = Array.prototype.find.call(targets, (t) => !Number.isInteger(t) || t >= shape.classes);
-    if (wrong !== undefined) throw new RangeError(`${who}: a target is ${wrong}; it has to be an integer below ${shape.classes}, and one below 0 leaves its row out`);
-    return [kernel, BigInt64Array.from(targets, BigInt)];
+    const wrong = Array.prototype.findIndex.call(targets, (t) => !(typeof t === "bigint" || Number.isInteger(t)) || t >= shape.classes);
+    if (wrong >= 0) throw new RangeError(`${who}: a target is ${String(targets[wrong])}; it has to be an integer below ${shape.classes}, and one below 0 leaves its row out`);
+    return [kernel, BigInt64Array.from(targets, (t) => t < 0 ? -1n : BigInt(t))]; // any below 0 is no class; one below -2^63 has no place there
   }
 
   function loss(map, x, targets, options = {}) {
@@ -121,12 +131,14 @@ async function functions(bytes) {
   function sample(map, x, options = {}) {
     const { draws = 1, random = Math.random, ...rest } = options, shape = shapeOf("sample", x, rest, ["draws", "random"]), { rows, classes } = shape;
     if (!Number.isInteger(draws) || draws < 0) throw new RangeError(`sample: draws is ${draws}; it has to be an integer from 0, the number of draws from each row`);
+    if (typeof random !== "function") throw new TypeError(`sample: random is ${String(random)}; it has to be a function that gives numbers from 0 to 1`);
     const p = of(OP.FORWARD, kernelOf(map, classes), x, shape), drawn = new Int32Array(rows * draws), upto = new Float64Array(classes);
     for (let r = 0; r < rows; r++) {
       let total = 0;
       for (let i = 0; i < classes; i++) upto[i] = total += p[r * classes + i];
       for (let s = 0; s < draws; s++) {
-        const u = random() * total;
+        const given = random(), u = given * total;
+        if (!(given >= 0 && given <= 1)) throw new RangeError(`sample: random gave ${String(given)}; it has to give numbers from 0 to 1`);
         drawn[r * draws + s] = total > 0 ? first(upto, u < total ? (v) => v > u : (v) => v === total) : -1;
       }
     }

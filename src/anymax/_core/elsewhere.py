@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from .handed import handed
-from .names import ALIASES, classes, nearest, ratios
+from .names import ALIASES, classes, ratios
+from .spelling import nearest
 
 
 def tables() -> list[dict[str, Any]]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .._array import compiling, is_array, shown
+from .._array import compiling, is_array, is_int, shown
 from .handed import handed
 from .mapping import Mapping
 from .matrix_map import MatrixMap
+from .spelling import LONGEST, bare, nearest
 
 ALIASES = {"entmax15": "entmax:alpha=1.5", "taylor_softmax": "taylor"}
-
+LONGEST_SPEC = 1000  # characters of a name with its parameters
+DEEPEST = 4  # maps in each other, as the two of "sink:mapping=sparsemax"
 
 # names that people try as a map, and what does it here
 _ELSEWHERE = {
@@ -92,20 +95,6 @@ def names() -> list[str]:
     return [name for each in classes() for name in (kinds if each == "ratio" else (each,))]
 
 
-def bare(name: str) -> str:
-    """A name without its case, its dashes and its blanks, by which names are compared."""
-    return name.strip().lower().replace("-", "").replace("_", "").replace(" ", "")
-
-
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name that is spelled most like this one, whatever the case and the dashes; None if none is near."""
-    import difflib  # late: for a name that is wrong
-
-    bare_names = {bare(each): each for each in known}
-    near = difflib.get_close_matches(bare(name), bare_names, 1, cutoff)
-    return bare_names[near[0]] if near else None
-
-
 def _spelled(name: str) -> str | None:
     """The name as the catalogue spells it; sparse_softmax, sparse-softmax and SparseSoftmax are the same."""
     return next((known for known in (*classes(), *ratios()) if bare(known) == bare(name)), None)
@@ -113,6 +102,8 @@ def _spelled(name: str) -> str | None:
 
 def find(name: str) -> str:
     """The name as the catalogue spells it, or an error with the nearest one."""
+    if len(name) > LONGEST:
+        raise UnknownMap(f"a map's name has at most {LONGEST} characters, got {len(name)}: {name[:20]!r}...")
     found = _spelled(name)
     if found is None:
         raise UnknownMap(f"there is no map {name!r}{_advice(name)}; the maps are {', '.join(names())}")
@@ -152,8 +143,18 @@ def _fields(kind: type[Mapping]) -> list[dataclasses.Field[Any]]:
     return [f for f in kind.__dataclass_fields__.values() if "ClassVar" not in str(f.type)]  # type: ignore[attr-defined]
 
 
+def check_length(spec: str) -> None:
+    if len(spec) > LONGEST_SPEC:
+        raise ValueError(
+            f"a name with its parameters has at most {LONGEST_SPEC} characters, got {len(spec)}: {spec[:20]!r}..."
+        )
+
+
 def read(spec: str) -> tuple[str, dict[str, Any]]:
     """The name and the parameters in `NAME` or `NAME:parameter=value,...`."""
+    check_length(spec)
+    if spec.count(":") > DEEPEST:
+        raise ValueError(f"{spec[:20]!r}...: at most {DEEPEST} maps stand in each other by name; give the map itself")
     name, _, rest = spec.partition(":")
     full = next((meant for alias, meant in ALIASES.items() if bare(alias) == bare(name)), name)
     if rest and ":" in full:
@@ -173,6 +174,8 @@ def parameters(spec: str, words: str, name: str, takes: Iterable[str], example: 
         if key not in takes:
             known = " or ".join(takes) or "none"
             raise ValueError(f"{spec!r}: {name} has no parameter {key!r}; it takes {known}")
+        if key in given:
+            raise ValueError(f"{spec!r}: {key} is given twice; give it once")
         given[key] = number(value)
     return given
 
@@ -183,10 +186,20 @@ def number(word: str) -> int | float | bool | str:
         return word == "true"
     for kind in (int, float):
         try:
-            return kind(word)
+            return in_64_bits(kind(word))
         except ValueError:
             continue
     return word
+
+
+def in_64_bits(value: Any) -> Any:
+    """A number that arrays can hold: an integer beyond 64 bits as a float, infinite if it is beyond these too; all else unchanged."""
+    if not is_int(value) or -(2**63) <= value < 2**63:
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def make(name: str, given: dict[str, Any]) -> Mapping:

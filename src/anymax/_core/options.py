@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from .spelling import nearest
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _HINTS = {  # names in other libraries, and what to do here
@@ -90,10 +92,8 @@ def _unknown_option(who: str, takes: tuple[str, ...], name: str, hints: dict[str
     hint = _by_a_transform(who, takes, name) if hints.get(name) == _HINTS.get(name) else None
     hint = hints.get(name) if hint is None else hint
     if hint is None:
-        import difflib  # late: needed only for this error
-
-        near = difflib.get_close_matches(name, takes, 1)
-        hint = f"did you mean {near[0]}=?" if near else None
+        near = nearest(name, takes)
+        hint = f"did you mean {near}=?" if near else None
     rest = f"its options are {', '.join(takes)}" if takes else "it takes none"
     return TypeError(f"{who} has no option {name!r}{f' ({hint})' if hint else ''}; {rest}")
 

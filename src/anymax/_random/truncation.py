@@ -108,7 +108,7 @@ def topp_keep(x: Array, p: Any, xp: Namespace, min_keep: int = 1, mass: Array | 
     y = xp.where(strange, xp.zeros_like(x), x)
     high = xp.where(strange | (high == -math.inf), xp.zeros_like(high), high)
     e = xp.exp(y - high)
-    level, z = stop_gradient(like(p, e, xp)), _mass(e, xp) if mass is None else mass
+    level, z = _share(p, e, xp), _mass(e, xp) if mass is None else mass
     # a kept entry and those after it have more than 1 - p of the mass: at most n entries, none above this one
     some = (e * x.shape[-1] >= 0.99 * (1.0 - level) * xp.astype(z, e.dtype)) & (e > 0) & ~strange
     s = _falling(y, max(_most(some, xp), min_keep) if mass is None else x.shape[-1], xp)
@@ -130,12 +130,18 @@ def typical_keep(x: Array, mass: Any, xp: Namespace, min_keep: int = 1) -> Array
     far = xp.where(found.live, far, math.inf * xp.ones_like(far))
     order = _rising(far, _most(found.live, xp), xp)
     near, p = (xp.take_along_axis(a, order, axis=-1) for a in (far, found.p))
-    level = stop_gradient(like(mass, p, xp))
+    level = _share(mass, p, xp)
     inside = _before(p, level, _mass(found.p, xp), xp)
     if min_keep > 1:
         inside = inside | (positions(near, xp.int32, xp) < min_keep)
     edge = top(xp.where(inside, near, -xp.ones_like(near)), xp)
     return _or_all((far <= edge) | found.strange, level, found.live)
+
+
+def _share(mass: Any, x: Array, xp: Namespace) -> Any:
+    """A mass in the dtype of x, where it stays above 0, so that it keeps a class; NaN stays NaN."""
+    level, least = stop_gradient(like(mass, x, xp)), float(xp.finfo(x.dtype).smallest_normal)
+    return xp.where(level < least, least * xp.ones_like(level), level) if is_array(level) else max(level, least)
 
 
 def cutoff_keep(x: Array, epsilon: Any, xp: Namespace, min_keep: int = 1, by_entropy: bool = False) -> Array:

@@ -2,9 +2,10 @@
 
 const LONGEST = 24; // characters of a name
 
-// A name as stored: one line, without commas, which separate names, and without control characters.
+// A name as stored: one line, without commas, which separate names, and without control characters or invisible ones such as those that turn
+// the direction of what follows, in a program that is copied too. Only the two that join letters stay: scripts and emoji are written with them.
 export function clean(name) {
-  return Array.from(name.replace(/[\p{Cc}\s,;]+/gu, " ").replace(/\p{Surrogate}/gu, "").trim()).slice(0, LONGEST).join("").trim();
+  return Array.from(name.replace(/(?:(?![\u200c\u200d])\p{Cf}|[\p{Cc}\s,;])+/gu, " ").replace(/\p{Surrogate}/gu, "").trim()).slice(0, LONGEST).join("").trim();
 }
 
 // Names separated by commas, semicolons or line ends, in the order of the classes; an empty one leaves its class without a name.

@@ -19,11 +19,8 @@ STEPS = {
     "temperature": 0, "topk": 1, "topp": 2, "minp": 3, "topnsigma": 4, "epsilon_cutoff": 5, "eta": 6, "typical": 7, "xtc": 8,
 }  # the codes of csrc/anymax.h, which a test compares  # fmt: skip
 MOST = 64  # the most steps of a pass
-_SHARES = (
-    "minp",
-    "epsilon_cutoff",
-    "eta",
-)  # a row's 0 keeps all classes; the engine's least share keeps those with p > 0 in fp64
+# a row's share may be 0, a smaller one rounded to the scores' dtype; the engine's least share keeps as many
+_SHARES = ("topp", "minp", "epsilon_cutoff", "eta", "typical")
 _LEAST_SHARE = 5e-324
 
 

@@ -38,6 +38,7 @@ from .._core.typing import Parameter
 from .._random.nodes import CHUNK, Chunk, Nodes, first, softplus
 from .._random.noises import Law, Noise, constant, draw, find
 
+_MOST_NODES = 10_000  # beyond, nothing is gained but time
 _FAR = 1e15  # a score this far below the top counts as masked; its square is finite in fp32
 
 
@@ -59,7 +60,7 @@ class PerturbMax(Mapping):
     noise
         "gumbel", "normal", "logistic", "laplace", "exponential" or "uniform" on [0, 1], or your own `anymax.Noise`.
     nodes
-        The number of quadrature points, an integer from 8; None takes 32 in fp32 and 64 in fp64. Noises with kinks use
+        The number of quadrature points, an integer from 8 to 10,000; None takes 32 in fp32 and 64 in fp64. Noises with kinks use
         panels of 8 Gauss points: `nodes` / 4 panels (`nodes` for "uniform" with more than 24 classes), and one for each
         kink of the 24 highest scores. Your own `Noise` uses `nodes` such panels.
     scale
@@ -88,8 +89,10 @@ class PerturbMax(Mapping):
             self, "scale", check_number("PerturbMax", "scale", self.scale, 0.0, "for no noise at all use a hard argmax")
         )
         q = self.nodes
-        if q is not None and (not is_int(q) or q < 8):
-            raise ValueError(f"PerturbMax(nodes={q!r}): expected None or an integer from 8; 32 suits fp32, 64 fp64")
+        if q is not None and (not is_int(q) or not 8 <= q <= _MOST_NODES):
+            raise ValueError(
+                f"PerturbMax(nodes={q!r}): expected None or an integer from 8 to {_MOST_NODES}; 32 suits fp32, 64 fp64"
+            )
 
     @property
     def law(self) -> Law:

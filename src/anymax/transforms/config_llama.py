@@ -32,6 +32,7 @@ from .dynamic_temperature import dynamic_temperature
 from .scaling import temperature
 from .truncation import minp, topk, topnsigma, topp, typical, xtc
 
+_LONGEST = 64  # names in a chain
 _HUGE = 1e30  # deviations that no score is away
 LETTERS = {
     "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p", "x": "xtc",
@@ -48,6 +49,8 @@ def samplers(value: Any) -> tuple[str, ...]:
         names = value.split(";") if ";" in value else [value] if value in LETTERS.values() else list(value)
     else:
         names = list(value)
+    if len(names) > _LONGEST:
+        raise ValueError(f"from_config: samplers: a chain has at most {_LONGEST} names, got {len(names)}")
     out = []
     for name in names:
         plain = str(name).strip().replace("-", "_")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 from typing import Any
 
 from .._array import is_number, number
+from .._core.names import in_64_bits
 from .._core.options import check_keywords
+from .._core.spelling import nearest
 from .base import Composed
 from .config_llama import LLAMA_CPP
 from .config_rows import Rows, System
@@ -138,7 +139,7 @@ def _unset(value: Any, known: Any) -> bool:
 
 def _checked(name: str, value: Any, usual: Any) -> Any:
     """The value of a field, a number if it usually has one."""
-    value = number(value)
+    value = in_64_bits(number(value))
     if type(usual) in (int, float) and not is_number(value):
         raise TypeError(f"from_config: {name} must be a number, got {value!r}")
     return value
@@ -189,7 +190,7 @@ def _system(order: Any, configs: list[Any]) -> System:
 
 
 def _near(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name, known, 1)
+    near = nearest(name, known)
     others = [n for n, s in SYSTEMS.items() if name in s.known or name in s.aliases]
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near!r}?" if near else ""
     return hint or (f"; it is one of {others[0]}, order={others[0]!r}" if others else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from ..mappings import Softmax
 from ..transforms import compose
 from .spec import Part, Spec
 
+LOG = logging.getLogger("vllm.anymax")  # a child of vLLM's own logger, whose handlers print it
+
 # (rows of the batch, "all", "prompt" or "output") -> [rows, length], -1 where a row has fewer
 TokensOf = Callable[[Sequence[int], str], Tensor]
 
@@ -33,6 +36,24 @@ class Request:
     seed: int | None = None
     history: Any = None  # where its tokens are
     sources: dict[int, torch.Generator] = dataclasses.field(default_factory=dict)  # of each part that draws
+    refused: bool = False  # True once it can't be served; its rows stay as they are
+
+    def asks(self, n: int) -> bool:
+        """True if it asks for something that can be done to rows of n classes."""
+        if not self.refused:
+            try:
+                self.spec.check(n)
+            except ValueError as error:
+                self.refuse(error, n)
+        return not self.refused and bool(self.spec.parts or self.spec.mapping is not None)
+
+    def refuse(self, error: Exception, n: int) -> None:
+        """Leaves the rows of this request as they are from now on, and says so once, in vLLM's log."""
+        self.refused = True
+        LOG.warning(
+            "anymax: a request can't be served over %d classes, so its logits stay as they are: %s: %s; it asked for %s",
+            *(n, type(error).__name__, error, self.spec.shown()),
+        )
 
     def source(self, place: int, like: Tensor) -> torch.Generator | None:
         """The generator of a part that draws random numbers; None: torch's global one. It goes on from token to token."""
@@ -47,23 +68,30 @@ class Request:
         return self.sources[place]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class Group:
     """Rows whose requests name the same transforms and the same map."""
 
     rows: tuple[int, ...]
     index: Tensor | None  # the rows; None: all of the batch, in its order
     requests: tuple[Request, ...]  # one a row
-    made: Any  # the transform, if it is the same at each token
+    made: Any = None  # the transform, once it is made, if it is the same at each token
 
     @property
     def parts(self) -> tuple[Part, ...]:
         return self.requests[0].spec.parts
 
-    def transform(self, x: Tensor, tokens_of: TokensOf) -> Any:
+    def scores(self, x: Tensor, tokens_of: TokensOf) -> Tensor:
+        """The rows after what their requests ask for."""
+        return _scores(x, self._transform(x, tokens_of), self.requests[0].spec.mapping).to(x.dtype)
+
+    def _transform(self, x: Tensor, tokens_of: TokensOf) -> Any:
         if self.made is not None:
             return self.made
-        return compose(*(self._part(place, x, tokens_of) for place in range(len(self.parts))))
+        made = compose(*(self._part(place, x, tokens_of) for place in range(len(self.parts))))
+        if not any(part.tokens or "generator" in part.takes for part in self.parts):
+            self.made = made
+        return made
 
     def _part(self, place: int, x: Tensor, tokens_of: TokensOf) -> Any:
         part, changes = self.parts[place], _together(self.requests, place, x.device)
@@ -97,36 +125,49 @@ class Batch:
         self.put(here, other if swap else None)
 
     def apply(self, logits: Tensor, places: Sequence[int], tokens_of: TokensOf) -> Tensor:
-        """The logits [rows, classes] after what the requests at these places ask for; row i belongs to the request at places[i]."""
+        """The logits [rows, classes] after what the requests at these places ask for; row i belongs to the request at places[i].
+
+        A request that can't be served leaves its rows as they are, and the others go on: an error here would end the engine for all.
+        """
         if not self.requests:
             return logits
         known = (tuple(places), logits.device)
         if self._groups is None or self._groups[0] != known:
             self._groups = known, self._grouped(places, logits)
         for group in self._groups[1]:
-            x = logits if group.index is None else logits[group.index]
-            y = _scores(x, group.transform(x, tokens_of), group.requests[0].spec.mapping).to(logits.dtype)
-            if group.index is None:
-                logits = y
-            else:
-                logits[group.index] = y
+            logits = self._served(group, logits, tokens_of)
+        return logits
+
+    def _served(self, group: Group, logits: Tensor, tokens_of: TokensOf) -> Tensor:
+        try:
+            y = group.scores(logits if group.index is None else logits[group.index], tokens_of)
+        except Exception as error:
+            self._groups = None
+            each = list(dict.fromkeys(group.requests))
+            if len(each) == 1:
+                each[0].refuse(error, logits.shape[-1])
+                return logits
+            for request in each:  # which of them is it?
+                rows = [row for row, mine in zip(group.rows, group.requests, strict=True) if mine is request]
+                alone = Group(tuple(rows), torch.tensor(rows, device=logits.device), (request,) * len(rows))
+                logits = self._served(alone, logits, tokens_of)
+            return logits
+        if group.index is None:
+            return y
+        logits[group.index] = y
         return logits
 
     def _grouped(self, places: Sequence[int], logits: Tensor) -> list[Group]:
         by_kind: dict[Any, list[int]] = {}
         for row, place in enumerate(places):
             request = self.requests.get(place)
-            if request is not None and (request.spec.parts or request.spec.mapping is not None):
+            if request is not None and request.asks(logits.shape[-1]):
                 by_kind.setdefault(_kind(request.spec), []).append(row)
         groups = []
         for rows in by_kind.values():
             requests = tuple(self.requests[places[row]] for row in rows)
-            parts = requests[0].spec.parts
             index = None if len(rows) == len(places) else torch.tensor(rows, device=logits.device)
-            made = None
-            if not any(part.tokens or "generator" in part.takes for part in parts):
-                made = compose(*(part.make(**_together(requests, i, logits.device)) for i, part in enumerate(parts)))
-            groups.append(Group(tuple(rows), index, requests, made))
+            groups.append(Group(tuple(rows), index, requests))
         return groups
 
 

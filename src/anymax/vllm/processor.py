@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from .batch import Batch, Request
+from .batch import LOG, Batch, Request
 from .spec import Spec, read
 
 KEY = "anymax"  # in `SamplingParams.extra_args`
@@ -43,14 +43,25 @@ class Processor:
     >>> llm.generate("Once upon a time", params)  # doctest: +SKIP
     """
 
+    vocabulary: ClassVar[int | None] = None
+    """How many classes the model has: `validate_params` refuses a request that names others, where its process knows them.
+
+    An engine of this process says it. `vllm serve` has its engine in another one: there, serve a subclass that says it."""
+
     def __init__(self, vllm_config: Any, of_batch: Any, is_pin_memory: bool | None = None) -> None:
         self._states: Any = of_batch  # under V2 its view of the requests, under V1 a device
         self._batch = Batch()
+        config = None if vllm_config is None else vllm_config.model_config
+        known = of_batch.vocab_size if is_pin_memory is None else config and config.get_vocab_size()
+        if known is not None:  # of several models in a process, the largest
+            type(self).vocabulary = max(known, self.vocabulary or 0)
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
         """A ValueError for a request that asks for what there is not; vLLM answers it with HTTP 400."""
-        _asked(sampling_params)
+        spec = _asked(sampling_params)
+        if spec is not None and cls.vocabulary is not None:
+            spec.check(cls.vocabulary)
 
     def apply(self, logits: Tensor, ctx: Any = None) -> Tensor:
         """The logits after what each request asks for. `ctx` is V2's layout of the batch."""
@@ -65,9 +76,9 @@ class Processor:
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         """A request comes into a slot; False if it asks for nothing."""
-        spec = _asked(sampling_params)
-        self._batch.put(req_idx, None if spec is None else Request(spec, sampling_params.seed))
-        return spec is not None
+        request = _request(sampling_params)
+        self._batch.put(req_idx, request)
+        return request is not None
 
     def _on_device(self, ctx: Any, rows: Sequence[int], which: str) -> Tensor:
         """The tokens of rows, drafts of this step included: position i of a sequence is column i, and what is not asked for is -1."""
@@ -103,8 +114,7 @@ class Processor:
         for place in batch_update.removed:
             self._batch.put(place, None)
         for place, params, prompt, output in batch_update.added:
-            spec = _asked(params)
-            self._batch.put(place, None if spec is None else Request(spec, params.seed, (prompt or [], output)))
+            self._batch.put(place, _request(params, (prompt or [], output)))
         for here, there, direction in batch_update.moved:
             self._batch.move(here, there, swap=direction.name == "SWAP")
 
@@ -125,6 +135,16 @@ def _asked(sampling_params: Any) -> Spec | None:
         return None
     spec = read(given)
     return spec if spec.parts or spec.mapping is not None else None
+
+
+def _request(sampling_params: Any, history: Any = None) -> Request | None:
+    """The request for the engine; None if it asks for nothing, or for what `validate_params` should have refused."""
+    try:
+        spec = _asked(sampling_params)
+    except ValueError as error:
+        LOG.warning("anymax: a request is left as it is: %s", error)
+        return None
+    return None if spec is None else Request(spec, sampling_params.seed, history)
 
 
 def over(interfaces: Sequence[type]) -> type[Processor]:
