@@ -43,10 +43,8 @@ def threshold_of_call(call: ShardedCall, keepdims: bool = False) -> Threshold:
 
 def logsumexp(arguments: Arguments, agreement: Agreement, temperature: Any, keepdims: bool) -> Array:
     call = arguments.call(agreement)
-    temperature = _array.number(temperature)
-    if not _array.is_array(temperature):
-        words = "a number above 0 or an array of them"
-        _array.check_scalar("logsumexp: temperature", temperature, lambda v: v > 0, words)
+    hint = "over processes the limit 0 is not computed: take the maximum of their maxima"
+    temperature = _array.check_number("logsumexp", "temperature", temperature, _array.ABOVE_0, hint)
 
     def finish(out: Sums, _: None) -> Array:
         shards, shard, xp = out.shards, out.shards.shard, out.shards.xp

@@ -166,7 +166,7 @@ def _pairs(
 ) -> DTensor:
     a, b = (as_tensor(v, next(t for t in (a, b) if isinstance(t, DTensor)).device) for v in (a, b))
     layout, mapping = PairsLayout(who, a, b), as_mapping(mapping, who)
-    mapping = mapping.replace(**{k: layout.local_part(v, f"{mapping.name}: {k}") for k, v in mapping.params().items()})
+    mapping = mapping.laid_out(**{k: layout.local_part(v, f"{mapping.name}: {k}") for k, v in mapping.params().items()})
     group = None if layout.along is None else (layout.mesh, layout.along)
     temperature = layout.local_part(temperature, "temperature")
     value = whole(layout.local, layout.partners, mapping=mapping, temperature=temperature, group=group, **options)

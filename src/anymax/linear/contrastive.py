@@ -86,7 +86,7 @@ def contrastive_loss(
         given = {"bidirectional": bidirectional, "reduction": reduction}
         return handed.layers_over_devices().pairs(who, contrastive_loss, a, b, mapping, temperature, given)
     first, second = _pairs(who, a, b)
-    check_range(who, "temperature", temperature, lambda v: v > 0, "above 0")
+    check_range(who, "temperature", temperature, _array.ABOVE_0)
     xp, temperature = namespace(first), _array.number(temperature)
     if _array.is_array(temperature):
         if math.prod(temperature.shape) != 1:
@@ -94,7 +94,7 @@ def contrastive_loss(
                 f"{who}: temperature of shape {tuple(temperature.shape)}: expected one number for all pairs"
             )
         temperature = _array.beside(temperature, first, "temperature", xp)
-        temperature = as_dtype(xp.reshape(temperature, ()), first.dtype, xp)
+        temperature = as_dtype(xp.reshape(_array.nan_outside(temperature, _array.ABOVE_0), ()), first.dtype, xp)
     loss = Pairs(mapping, bidirectional, options)
     if group is None and axis_name is None:
         return loss.here(first, second, temperature, xp)

@@ -7,9 +7,10 @@ import math
 from typing import Any, ClassVar, Literal
 
 from .._array import (
+    NOT_NEGATIVE,
     Array,
     Namespace,
-    check_number,
+    Ranges,
     dot,
     finite_scores,
     is_array,
@@ -69,11 +70,10 @@ class Budget(Separable):
     zero_below_threshold = True
     array_field = "k"
     example: ClassVar[dict[str, Any]] = {"k": 2}
+    ranges: ClassVar[Ranges] = {"k": NOT_NEGATIVE}
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "k", check_number("Budget", "k", self.k, above=0.0, hint="the sum that the probabilities shall have")
-        )
+        self.check_ranges("the sum that the probabilities shall have", "k")
         if not isinstance(self.shape, str) or self.shape not in _FORMULAS:
             raise ValueError(f"Budget: shape must be one of {', '.join(map(repr, _FORMULAS))}, got {self.shape!r}")
         if self.shape != "linear":  # of what the class says of itself, this holds for "linear" only

@@ -8,10 +8,11 @@ import sys
 from typing import Any, ClassVar
 
 from .._array import (
+    POSITIVE,
     Array,
     Namespace,
+    Ranges,
     asarray,
-    check_number,
     differentiates,
     dot,
     eager,
@@ -77,6 +78,7 @@ class PerturbMax(Mapping):
     formula = "pᵢ = P[argmax(x + ε) = i]"
     kernel = "perturb_max"
     iterative = True
+    ranges: ClassVar[Ranges] = {"scale": POSITIVE}
 
     noise: str | Noise = "normal"
     nodes: int | None = None
@@ -84,9 +86,7 @@ class PerturbMax(Mapping):
 
     def __post_init__(self) -> None:
         find(self.noise)
-        object.__setattr__(
-            self, "scale", check_number("PerturbMax", "scale", self.scale, 0.0, "for no noise at all use a hard argmax")
-        )
+        self.check_ranges("for no noise at all use a hard argmax", "scale")
         q = self.nodes
         if q is not None and (not is_int(q) or q < 8):
             raise ValueError(f"PerturbMax(nodes={q!r}): expected None or an integer from 8; 32 suits fp32, 64 fp64")

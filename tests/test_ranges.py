@@ -1,0 +1,257 @@
+"""The range of every parameter: an error where the values can be read, NaN where they can't, alike for numbers and for arrays of each kind.
+
+One table of rows: how a call takes the parameter, and values in and out of its range. A parameter of a map or a transform without a row is found
+by its signature.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from kinds import KINDS, back
+
+import anymax as am
+from anymax import _array, mappings, transforms
+from anymax._array import ranges
+from anymax.thresholds import mellowmax
+from anymax.transforms import adaptive
+
+INF, NAN = math.inf, math.nan
+X = np.array([[3.0, 1.0, 2.0, -1.0], [0.0, 0.5, 1.0, 2.0]]) / 4.0
+TOKENS = np.array([[1, 2, 1, 2], [0, 1, 0, 1]])
+ARRAYS = {kind: KINDS[kind] for kind in ("numpy", "torch", "jax") if kind in KINDS}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """`call(value, x)` makes a map, transform or loss with the parameter and applies it to rows x; an array has one value per row, [2, 1]."""
+
+    call: Callable[[Any, Any], Any]
+    good: tuple[float, ...]  # the ends of the range that belong to it, and a number inside
+    bad: tuple[float, ...]  # the ends that do not, and numbers outside
+    arrays: bool = True  # the parameter may be an array
+    each: bool = True  # with one value for each row; else one number for all
+    of: tuple[str, str] | None = None  # (class or function, parameter), if the name of the row does not say it
+
+
+def mapped(kind: Any, name: str, *more: Any, **fixed: Any) -> Callable[[Any, Any], Any]:
+    return lambda v, x: am.apply(kind(*more, **{name: v}, **fixed), x)
+
+
+def moved(make: Any, name: str, *more: Any, **fixed: Any) -> Callable[[Any, Any], Any]:
+    return lambda v, x: make(*more, **{name: v}, **fixed)(x)
+
+
+def target(x: Any) -> Any:
+    return torch.tensor([0, 3]) if isinstance(x, torch.Tensor) else np.array([0, 3])
+
+
+def one(v: Any) -> Any:
+    return v.reshape(-1)[0] if hasattr(v, "reshape") else v
+
+
+POSITIVE = ((1e-3, 1.0), (0.0, -1.0, INF))
+NOT_NEGATIVE = ((0.0, 1.0), (-1e-3, INF))
+SHARE = ((1e-3, 1.0), (0.0, -0.5, 1.001, INF))
+UNIT = ((0.0, 0.5, 1.0), (-1e-3, 1.001))
+INSIDE = ((1e-3, 0.5), (0.0, 1.0, -1.0))
+AT_LEAST_0 = ((0.0, 1.0, INF), (-1e-3, -INF))
+FINITE = ((-2.0, 0.0, 2.0), (INF, -INF))
+ENTMAX = am.Entmax(1.5)
+MAPS = {
+    "Entmax alpha": Row(mapped(am.Entmax, "alpha"), *POSITIVE),
+    "NormMax alpha": Row(mapped(am.NormMax, "alpha"), (1.001, 2.0), (1.0, 0.5, INF)),
+    "Budget k": Row(mapped(am.Budget, "k"), (0.0, 1e-3, 4.0), (-1e-3, -INF)),
+    "Budget k sigmoid": Row(mapped(am.Budget, "k", shape="sigmoid"), (0.0, 1e-3, 4.0), (-1e-3, -INF)),
+    "Budget k laplace": Row(mapped(am.Budget, "k", shape="laplace"), (0.0, 1e-3, 4.0), (-1e-3, -INF)),
+    "Fusedmax strength": Row(mapped(am.Fusedmax, "strength"), *NOT_NEGATIVE),
+    "Ranks strength": Row(mapped(am.Ranks, "strength"), *POSITIVE),
+    "Ranks strength kl": Row(mapped(am.Ranks, "strength", regularization="kl"), *POSITIVE),
+    "PerturbMax scale": Row(mapped(am.PerturbMax, "scale"), *POSITIVE),
+    "PerturbMax scale gumbel": Row(mapped(am.PerturbMax, "scale", noise="gumbel"), *POSITIVE),
+    "Bounded upper": Row(mapped(am.Bounded, "upper"), *AT_LEAST_0),
+    "Bounded alpha": Row(mapped(am.Bounded, "alpha", 0.5), (1.0, 1.5, 2.0), (0.999, 2.001, INF)),
+    "SparseSoftmax p": Row(mapped(am.SparseSoftmax, "p"), *SHARE),
+    "SparseSoftmax k": Row(mapped(am.SparseSoftmax, "k"), (1, 9), (0, -1)),
+    "Sink score": Row(mapped(am.Sink, "score"), *FINITE),
+    "Sink bound": Row(mapped(am.Sink, "bound", am.Bounded(0.4)), *AT_LEAST_0),
+    "Elementwise tau": Row(mapped(am.Elementwise, "tau"), *FINITE),
+    "Softpick epsilon": Row(mapped(am.Softpick, "epsilon"), *NOT_NEGATIVE, arrays=False),
+    "Taylor order": Row(mapped(am.Taylor, "order"), (2, 170), (0, 1, 3, -2, 172), arrays=False),
+    "PerturbMax nodes": Row(mapped(am.PerturbMax, "nodes"), (8, 64), (7, 0, -1), arrays=False),
+}
+MAPS_INSIDE = {  # a parameter of a map in a map, and of what is made of maps
+    "Sink of Entmax": Row(lambda v, x: am.apply(am.Sink(am.Entmax(v)), x), *POSITIVE),
+    "Elementwise of Entmax": Row(lambda v, x: am.apply(am.Elementwise(am.Entmax(v)), x), *POSITIVE),
+    "soft_rank": Row(lambda v, x: am.soft_rank(x, regularization_strength=v), *POSITIVE),
+    "soft_sort": Row(lambda v, x: am.soft_sort(x, regularization_strength=v), *POSITIVE),
+    "soft_sort kl": Row(lambda v, x: am.soft_sort(x, "kl", v), *POSITIVE),
+    "soft_permutation": Row(lambda v, x: am.soft_permutation(x, temperature=v).reshape(2, -1), *POSITIVE),
+    "Sinkhorn": Row(lambda v, x: am.Sinkhorn(temperature=one(v))(x).reshape(1, -1), *POSITIVE, each=False),
+}
+TRANSFORMS = {
+    "temperature T": Row(moved(transforms.temperature, "T"), *AT_LEAST_0),
+    "scalable beta": Row(moved(transforms.scalable, "beta"), (-1.0, 0.0, 2.0), ()),
+    "scalable gamma": Row(moved(transforms.scalable, "gamma"), (-1.0, 0.0, 2.0), ()),
+    "scalable delta": Row(moved(transforms.scalable, "delta"), (-1.0, 0.0, 2.0), ()),
+    "scalable n": Row(moved(transforms.scalable, "n"), (1.0, 9.0), (0.5, -1.0)),
+    "prior log_p": Row(moved(transforms.prior, "log_p"), (-1.0, 0.0, 2.0), ()),
+    "prior scale": Row(moved(transforms.prior, "scale"), (-1.0, 0.0, 2.0), ()),
+    "prior strength": Row(moved(transforms.prior, "strength", [0.0, 0.0, 0.0, -1.0]), (-1.0, 0.0), (INF,), arrays=False),
+    "softcap cap": Row(moved(transforms.softcap, "cap"), *POSITIVE),
+    "noise scale": Row(moved(transforms.noise, "scale", "gumbel", generator=0), *NOT_NEGATIVE),
+    "cosine eps": Row(moved(transforms.cosine, "eps", np.eye(4)), (1e-8, 1.0), (0.0, -1.0), arrays=False),
+    "topk k": Row(moved(transforms.topk, "k"), (1, 9), (0, -1)),
+    "topk min_keep": Row(moved(transforms.topk, "min_keep", 1), (1, 9), (0, -1), arrays=False),
+    "topp p": Row(moved(transforms.topp, "p"), *SHARE),
+    "minp p": Row(moved(transforms.minp, "p"), *SHARE),
+    "topnsigma n": Row(moved(transforms.topnsigma, "n"), (1e-3, 2.0), (0.0, -1.0)),
+    "typical mass": Row(moved(transforms.typical, "mass"), *SHARE),
+    "epsilon_cutoff epsilon": Row(moved(transforms.epsilon_cutoff, "epsilon"), *INSIDE),
+    "eta epsilon": Row(moved(transforms.eta, "epsilon"), *INSIDE),
+    "xtc threshold": Row(moved(transforms.xtc, "threshold", generator=0), *UNIT),
+    "xtc probability": Row(moved(transforms.xtc, "probability", generator=0), *UNIT),
+    "toph a": Row(moved(transforms.toph, "a"), *SHARE),
+    "toph_of_transformers a": Row(moved(adaptive.toph_of_transformers, "a"), *SHARE),
+    "mink tau": Row(moved(transforms.mink, "tau"), *NOT_NEGATIVE),
+    "dynamic_temperature low": Row(moved(transforms.dynamic_temperature, "low", high=1.0), *NOT_NEGATIVE),
+    "dynamic_temperature high": Row(moved(transforms.dynamic_temperature, "high", low=0.0), *NOT_NEGATIVE),
+    "dynamic_temperature exponent": Row(moved(transforms.dynamic_temperature, "exponent", 0.5, 1.0), *POSITIVE),
+    "repetition_penalty penalty": Row(moved(transforms.repetition_penalty, "penalty", TOKENS), *POSITIVE),
+    "repetition_penalty presence": Row(moved(transforms.repetition_penalty, "presence", TOKENS), *FINITE),
+    "repetition_penalty frequency": Row(moved(transforms.repetition_penalty, "frequency", TOKENS), *FINITE),
+    "dry multiplier": Row(moved(transforms.dry, "multiplier", TOKENS), *NOT_NEGATIVE),
+    "dry base": Row(moved(transforms.dry, "base", TOKENS), (1.0, 2.0), (0.9, -1.0, INF)),
+    "dry allowed_length": Row(moved(transforms.dry, "allowed_length", TOKENS), (1, 3), (0, -1), arrays=False),
+    "logit_bias bias": Row(moved(transforms.logit_bias, "bias"), (-1.0, 0.0, -INF), (INF,)),
+    "mix weight": Row(lambda v, x: transforms.mix(am.softmax(x), np.full(4, 0.25), v), *UNIT),
+}
+for _name in ("topp", "minp", "typical", "epsilon_cutoff", "eta", "toph", "mink"):
+    _first = {"typical": 0.5, "mink": 3.0}.get(_name, 0.4)
+    TRANSFORMS[f"{_name} min_keep"] = Row(moved(getattr(transforms, _name), "min_keep", _first), (1, 9), (0, -1), arrays=False)
+TRANSFORMS["pless min_keep"] = Row(moved(transforms.pless, "min_keep"), (1, 9), (0, -1), arrays=False)
+
+
+def layer(x: Any, **options: Any) -> Any:
+    weight = torch.eye(4, dtype=x.dtype) if isinstance(x, torch.Tensor) else np.eye(4)
+    return am.linear_loss(x, weight, target(x), "sparsemax", reduction="none", **options)
+
+
+def tempered(v: Any, x: Any) -> Any:
+    v = v[..., 0] if hasattr(v, "shape") else v
+    return am.linear_log_prob(x, torch.eye(4, dtype=x.dtype) if isinstance(x, torch.Tensor) else np.eye(4), target(x), temperature=v)
+
+
+LOSSES = {
+    "margin_loss scale": Row(lambda v, x: am.margin_loss("sparsemax", x, target(x), scale=v, reduction="none"), *POSITIVE),
+    "margin_loss margin": Row(lambda v, x: am.margin_loss("sparsemax", x, target(x), margin=v, reduction="none"), *FINITE, arrays=False),
+    "smoothed_nll epsilon": Row(
+        lambda v, x: am.smoothed_nll("sparsemax", x, target(x), epsilon=v, reduction="none"), *POSITIVE, arrays=False
+    ),
+    "label_smoothing": Row(lambda v, x: am.nll("softmax", x, target(x), label_smoothing=v, reduction="none"), *UNIT, arrays=False),
+    "linear z_loss": Row(lambda v, x: layer(x, z_loss=v), *NOT_NEGATIVE, arrays=False),
+    "linear suppress": Row(lambda v, x: layer(x, suppress=v), *NOT_NEGATIVE, arrays=False),
+    "linear temperature": Row(tempered, (1e-3, 1.0, INF), (-1e-3,)),
+    "log_prob temperature": Row(lambda v, x: am.log_prob("softmax", x, target(x), temperature=v), *AT_LEAST_0),
+    "contrastive temperature": Row(
+        lambda v, x: am.contrastive_loss(x, x, temperature=one(v), reduction="none"), (1e-2, 1.0), (0.0, -1.0), each=False
+    ),
+    "logsumexp temperature": Row(lambda v, x: am.logsumexp(x, temperature=v), (0.0, 1.0), (-1e-3,)),
+    "mellowmax omega": Row(lambda v, x: mellowmax(x, v), (-1.0, 0.0, 2.0), ()),
+    "entropy alpha": Row(lambda v, x: am.entropy(am.softmax(x), "renyi", v), *POSITIVE),
+    "attention weight of mix": Row(
+        lambda v, x: am.attention(x[None], x[None], x[None], mix=(am.softmax(x @ x.T)[None], v)), *UNIT, arrays=False
+    ),
+    "attention softcap": Row(lambda v, x: am.attention(x[None], x[None], x[None], softcap=v), *POSITIVE, arrays=False),
+    "attention dropout": Row(lambda v, x: am.attention(x[None], x[None], x[None], dropout_p=v), (0.0,), (1.0, -0.1), arrays=False),
+    "perturb_argmax scale": Row(
+        lambda v, x: am.sampling.perturb_argmax(x, scale=v, generator=0), *NOT_NEGATIVE, arrays=False
+    ),
+    "gumbel_softmax temperature": Row(lambda v, x: am.gumbel_softmax(x, v, generator=0), *AT_LEAST_0),
+}
+TABLE = MAPS | MAPS_INSIDE | TRANSFORMS | LOSSES
+IN_ARRAYS = {name: row for name, row in TABLE.items() if row.arrays}
+
+
+def beside(row: Row, value: float) -> np.ndarray:
+    """The value for the first row, and a good one for the second."""
+    inside = next(v for v in reversed(row.good) if math.isfinite(v))
+    return np.array([[value], [inside]] if row.each else [[value]], dtype=None if isinstance(value, int) else np.float64)
+
+
+def lost(out: Any) -> list[bool]:
+    """For each row whether all of it is NaN; half of a row would be an error."""
+    out = back(out).astype(float).reshape(len(out) if np.ndim(out) else 1, -1)
+    nan = np.isnan(out)
+    assert (nan.all(1) == nan.any(1)).all(), out
+    return nan.all(1).tolist()
+
+
+def never(row: Row) -> tuple[float, ...]:
+    """What is out of the range; NaN is out of all of them."""
+    return row.bad if all(isinstance(v, int) for v in row.good) else (*row.bad, NAN)
+
+
+# -- where the values can be read ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_number(name):
+    row = TABLE[name]
+    for value in row.good:
+        assert not any(lost(row.call(value, X))), value
+        row.call(np.float64(value) if isinstance(value, float) else np.int64(value), X)
+    for value in never(row):
+        with pytest.raises((ValueError, TypeError)):
+            row.call(value, X)
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+@pytest.mark.parametrize("name", IN_ARRAYS)
+def test_an_array(name, kind):
+    row, make = IN_ARRAYS[name], ARRAYS[kind]
+    for value in row.good[:1] if kind == "jax" else row.good:
+        assert not any(lost(row.call(make(beside(row, value)), make(X)))), value
+    for value in never(row):
+        with pytest.raises(ValueError):
+            row.call(make(beside(row, value)), make(X))
+
+
+# -- where they can't -----------------------------------------------------------------------------------------------------------------
+
+NOT_COMPILED = "epsilon_cutoff epsilon", "eta epsilon"  # they take numbers whose logarithm is taken when they are made
+
+
+@pytest.mark.parametrize("name", IN_ARRAYS)
+def test_under_vmap_of_torch(name):
+    row = IN_ARRAYS[name]
+    x = torch.tensor(X)
+    for value in (*never(row)[:2], row.good[0]):
+        v = torch.tensor(beside(row, value))
+        if row.each:
+            if "tokens" in inspect.getsource(row.call) or name.split()[0] in ("repetition_penalty", "dry", "noise", "xtc", "gumbel_softmax"):
+                continue  # their other arguments are for two rows
+            got = lost(torch.func.vmap(lambda v, x: row.call(v[None], x[None]))(v, torch.stack([x[0], x[1]])[:, :]).reshape(2, -1))
+        else:
+            got = lost(torch.func.vmap(lambda v: row.call(v, x))(v))
+        assert got[0] is (value not in row.good), value
+        assert not any(got[1:])
+
+
+@pytest.mark.parametrize("name", IN_ARRAYS)
+def test_under_jit_of_jax(name):
+    row = IN_ARRAYS[name]
+    program = jax.jit(row.call)
+    for value in (*never(row), row.good[0]):
+        got = lost(program(jnp.asarray(beside(row, value)), jnp.asarray(X)))
+        assert all(got) if not row.each and value not in row.good else got[0] is (value not in row.good), value
+        assert not row.each or not any(got[1:])
