@@ -189,9 +189,8 @@ def _order(kind: Any, alpha: Any) -> Any:
         return _ORDERS[kind]
     if kind in ("shannon", "renyi2"):
         raise TypeError(f"entropy: {kind!r} takes no alpha; use 'renyi' or 'tsallis'")
-    if is_array(alpha):
-        return alpha
-    return _array.check_scalar("entropy: alpha", alpha, lambda v: 0 < v < math.inf, "a positive number")
+    alpha = _array.check_number("entropy", "alpha", alpha, _array.POSITIVE, "the order of the entropy")
+    return _array.nan_outside(alpha, _array.POSITIVE)
 
 
 def _shannon(q: Array, xp: Namespace) -> Array:

@@ -26,6 +26,7 @@ from .._array import (
     like,
     log,
     namespace,
+    number,
     poison,
     positions,
     safe,
@@ -87,9 +88,10 @@ class PerturbMax(Mapping):
     def __post_init__(self) -> None:
         find(self.noise)
         self.check_ranges("for no noise at all use a hard argmax", "scale")
-        q = self.nodes
+        q = number(self.nodes)
         if q is not None and (not is_int(q) or q < 8):
             raise ValueError(f"PerturbMax(nodes={q!r}): expected None or an integer from 8; 32 suits fp32, 64 fp64")
+        object.__setattr__(self, "nodes", q)
 
     @property
     def law(self) -> Law:

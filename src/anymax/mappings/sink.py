@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, ClassVar
 
-from .._array import AT_LEAST_0, FINITE, Array, Namespace, Ranges, as_dtype, is_array
+from .._array import AT_LEAST_0, Array, Namespace, Range, Ranges, as_dtype, is_array, nan_outside
 from .._core.facts import Facts
 from .._core.mapping import Mapping, with_rest
 from .._core.names import as_mapping
 from .._core.of_another import OfAnother
 from .._core.typing import Parameter
 from .softmax import Softmax
+
+_SCORE = Range(-math.inf, math.inf, "low")  # -inf: no sink
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,7 +31,7 @@ class Sink(OfAnother):
         The map of the classes and the sink, or its name; its probabilities must sum to the same number in every row.
     score
         The score of the sink, a number or an array that broadcasts to the scores with size 1 along the classes; a tensor may
-        be learned.
+        be learned. -inf stands for no sink.
     bound
         The most that the sink may get, for a `Bounded` map: a number or an array as the score is. By default it is the bound of
         all classes, and where each class has its own the sink has none.
@@ -51,7 +54,7 @@ class Sink(OfAnother):
     name = "sink"
     formula = "pᵢ = P(x₁, …, xₙ, s)ᵢ for a map P"
     hides_a_class: ClassVar[bool] = True
-    own_ranges: ClassVar[Ranges] = {"score": FINITE, "bound": AT_LEAST_0}
+    own_ranges: ClassVar[Ranges] = {"score": _SCORE, "bound": AT_LEAST_0}
 
     def __post_init__(self) -> None:
         inner = as_mapping(self.mapping, "Sink")
@@ -81,7 +84,7 @@ class Sink(OfAnother):
     def with_hidden(self, x: Array, xp: Namespace) -> tuple[Mapping, Array]:
         score = self.score if is_array(self.score) else self.score + xp.zeros_like(x[..., :1])
         score = xp.broadcast_to(as_dtype(score, x.dtype, xp), (*x.shape[:-1], 1))
-        return self.inner.for_one_more(x, self.bound, xp), xp.concat([x, score], axis=-1)
+        return self.inner.for_one_more(x, nan_outside(self.bound, AT_LEAST_0), xp), xp.concat([x, score], axis=-1)
 
     @property
     def facts(self) -> Facts:
