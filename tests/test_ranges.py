@@ -378,3 +378,20 @@ def test_a_tensor_of_fakes_is_not_read():
         alpha = torch.tensor([[1.5], [-1.0]])
         assert not _array.readable(alpha)
         assert am.apply(am.Entmax(alpha), torch.zeros(2, 3)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("shape", ["linear", "sigmoid", "laplace"])
+def test_a_budget_of_nothing(shape):
+    """k = 0 gives 0 with gradient 0, as a number, as an array and in some rows."""
+    want = np.array([[0.0] * 4, am.budget(X, 1, shape=shape)[1]])
+    for k in (0, 0.0, torch.tensor(0.0), torch.zeros(2, 1)):
+        assert not am.budget(torch.tensor(X), k, shape=shape).any(), k
+    for k in (torch.tensor([[0.0], [1.0]], dtype=torch.float64), torch.tensor([[0.0], [1.0]], requires_grad=True)):
+        x = torch.tensor(X, requires_grad=True)
+        p = am.budget(x, k, shape=shape)
+        np.testing.assert_allclose(back(p), want, atol=1e-7)
+        grads = torch.autograd.grad((p * torch.arange(4.0)).sum(), [x, k] if k.requires_grad else [x])
+        assert not any(g[0].any() or g.isnan().any() for g in grads)
+    np.testing.assert_allclose(am.budget(X, np.array([[0.0], [1.0]]), shape=shape), want, atol=1e-12)
+    assert not am.apply(am.Sink(am.Budget(0, shape)), X).any()
+    assert not am.segment_apply(am.Budget(np.zeros(2), shape), X.ravel(), lengths=[4, 4]).any()

@@ -332,9 +332,13 @@ class Mapping(OverProcesses, ABC):
 
     def sound(self, x: Array, xp: Namespace) -> Array:
         """The rows, NaN where a parameter is out of its range, so that p, its derivatives and all that follows from it are NaN, too."""
-        values = self.params()
-        bad = rows_out_of_range((values[name], allowed) for name, allowed in self.ranges.items() if name in values)
+        bad = self.lost()
         return x if bad is None else poison(x, bad, xp)
+
+    def lost(self) -> Array | None:
+        """Where rows have a parameter out of its range, [..., 1] or of no dimension; None if it is known that none has."""
+        values = self.params()
+        return rows_out_of_range((values[name], allowed) for name, allowed in self.ranges.items() if name in values)
 
     def frozen(self) -> Self:
         """The same map with its parameters as constants for differentiation."""

@@ -436,7 +436,7 @@ def budget(
     Parameters
     ----------
     k
-        The sum of p, a number above 0 or an array with one value per row.
+        The sum of p, a number of at least 0 or an array with one value per row.
     shape
         "linear" has exact zeros and ones; "sigmoid" and "laplace", distribution functions instead of the cut at 0 and 1, have
         neither.

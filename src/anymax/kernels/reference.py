@@ -15,6 +15,7 @@ from .._array import (
     floating,
     is_torch,
     namespace,
+    poison,
     quiet,
     recorded,
     upcast,
@@ -50,7 +51,9 @@ class Reference(Engine):
         return _in_compute_dtype(mapping.jvp, x, p, v)
 
     def loss(self, mapping: Mapping, x: Array, p: Array, y: Array) -> Array:
-        return _of_sound(mapping, mapping.loss, x, p, y)
+        out = _in_compute_dtype(mapping.loss, x, p, y)
+        bad = mapping.lost() if mapping.params() else None
+        return out if bad is None else poison(out, bad, namespace(out))
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
         xp = namespace(x)

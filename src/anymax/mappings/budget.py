@@ -45,8 +45,8 @@ class Budget(Separable):
     Parameters
     ----------
     k
-        The sum of p, a number above 0, or an array that broadcasts to the scores with size 1 along the classes; it has a
-        gradient. A k above the number of classes is an error; in an array whose values can't be read, as under a compiler,
+        The sum of p, a number of at least 0, or an array that broadcasts to the scores with size 1 along the classes; it has a
+        gradient. 0 gives zeros. A k above the number of classes is an error; in an array whose values can't be read, as under a compiler,
         each class gets 1.
     shape
         F: "linear" has exact zeros and ones; "sigmoid" is `1 / (1 + exp(-t))`, and "laplace" is `exp(t) / 2` below 0 and

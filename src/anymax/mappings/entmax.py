@@ -47,7 +47,7 @@ class Entmax(Separable):
     ----------
     alpha
         A number above 0, or an array that broadcasts to the scores with size 1 along the classes; a tensor may be learned,
-        with an exact gradient through the map and through the loss. A non-positive entry of an array makes its rows NaN.
+        with an exact gradient through the map and through the loss.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Transforms of all scores: temperatures, masks, priors, normalisation, cosines, noise; and `mix`, which works on probabilities."""
+"""Transforms of all scores: temperatures, masks, priors, normalisation, cosines, noise."""
 
 from __future__ import annotations
 
@@ -13,40 +13,34 @@ from .._array import (
     AT_LEAST_1,
     NOT_NAN,
     NOT_NEGATIVE,
-    UNIT,
     Array,
     Namespace,
     Ranges,
-    as_dtype,
     asarray,
     differentiates,
     dtype_name,
     finish,
     finite_scores,
     floating,
-    floats,
     is_array,
     is_boolean,
-    is_torch,
     known,
     known_any,
     namespace,
-    nan_outside,
     pick_axis,
     power,
     safe,
     stop_gradient,
     top,
     total,
-    upcast,
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.rows import hide
-from .._core.typing import ArrayT, Numbers, Parameter
+from .._core.typing import Numbers, Parameter
 from .._random.generators import listed
 from .._random.noises import Noise, draw, find
-from .base import Transform, as_parameter, check_range, makes_transform, on_kept
+from .base import Transform, as_parameter, makes_transform, on_kept
 
 _TINY = 1.2e-38  # no dtype to compute in has a larger temperature whose reciprocal is infinite
 
@@ -458,39 +452,6 @@ class _Noise(Transform):
 
     def rows(self, x: Array, xp: Namespace, kind: Any, scale: Any, generator: Any) -> Array:
         return on_kept(x, lambda y: y + scale * draw(kind, tuple(x.shape), x, generator), xp)
-
-
-def mix(p: ArrayT | Numbers, prior: Any, weight: Parameter) -> ArrayT:
-    """Prior knowledge after the map: `(1 - weight) p + weight prior`. `prior` uses it before the map.
-
-    Use it for a lower bound on every probability, or to mix in a second distribution whatever the scores are.
-
-    Parameters
-    ----------
-    p
-        The probabilities from a map.
-    prior
-        Probabilities that broadcast to them.
-    weight
-        From 0 to 1, a number or an array with one value per row.
-
-    Returns
-    -------
-    Array
-        Probabilities, an array of the kind, shape and dtype of p.
-
-    Examples
-    --------
-    >>> mix([0.75, 0.25], [0.5, 0.5], 0.5)
-    array([0.625, 0.375])
-    """
-    probabilities, xp = floats(p, "p")
-    check_range("mix", "weight", weight, UNIT)
-    q = upcast(probabilities, xp)
-    other = as_parameter(prior if is_torch(prior) else asarray(prior, "prior"), q, xp)
-    share = nan_outside(as_parameter(weight, q, xp), UNIT)
-    out = (1.0 - share) * q + share * other
-    return as_dtype(out, probabilities.dtype, xp)
 
 
 # -- helpers ---------------------------------------------------------------------------------------------------------
