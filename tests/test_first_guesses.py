@@ -604,3 +604,30 @@ def test_help_begins_with_calls_that_run():
     given |= {"W": rng.normal(size=(6, 3)), "q": q, "k": q, "v": q, "index": np.array([0, 0, 1, 1])}
     for call in calls:
         exec(call, given)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_axis_none_is_the_whole_array(kind):
+    """As in scipy.special.softmax and jax.nn.softmax; what works along one axis says so."""
+    x = np.linspace(-1, 1, 12).reshape(3, 4)
+    given, e = KINDS[kind](x), np.exp(x)
+    np.testing.assert_allclose(back(am.softmax(given, axis=None)), e / e.sum(), rtol=1e-5)
+    np.testing.assert_allclose(back(am.softmax(given)), e / e.sum(-1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(back(am.softmax(given, dim=0)), e / e.sum(0), rtol=1e-5)
+    np.testing.assert_allclose(back(am.log_softmax(given, axis=None)), np.log(e / e.sum()), rtol=1e-4)
+    np.testing.assert_allclose(back(am.logsumexp(given, axis=None)), np.log(e.sum()), rtol=1e-5)
+    for verb in (
+        am.sparsemax,
+        am.entmax,
+        am.entmax15,
+        am.sigsoftmax,
+        am.taylor_softmax,
+        am.normmax,
+        am.perturb_max,
+        Sparsemax(),
+    ):
+        np.testing.assert_allclose(back(verb(given, axis=None)).sum(), 1.0, rtol=1e-5)
+    assert back(am.threshold("sparsemax", given, axis=None).support) == (am.sparsemax(x.ravel()) > 0).sum()
+    for one in (lambda: am.sample("softmax", given, axis=None, generator=0), lambda: am.topk(2, axis=None)(given)):
+        with pytest.raises(TypeError, match="axis: expected an integer, got None; None, all axes"):
+            one()

@@ -184,7 +184,7 @@ def vllm_row(x, c, tokens, output):
         x[i] = x[i] / c.repetition_penalty if x[i] > 0 else x[i] * c.repetition_penalty
     for i in set(output):
         x[i] -= c.frequency_penalty * list(output).count(i) + c.presence_penalty
-    if c.temperature < 1e-5:
+    if c.temperature == 0:  # SamplingParams lifts others to 0.01 before it asks which are greedy
         out = np.full(n, -INF)
         out[np.argmax(x)] = x.max()
         return out

@@ -414,7 +414,7 @@ def test_parameter_errors():
         am.Taylor(3)
     with pytest.raises(TypeError, match="exactly one"):
         am.SparseSoftmax()
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="a whole number from 1 on"):
         am.SparseSoftmax(k=0)
 
 

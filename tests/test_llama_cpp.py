@@ -66,8 +66,12 @@ def dry(cur, c, tokens, chance):
 
 
 def top_n_sigma(cur, c, tokens, chance):
-    s = np.array([s for _, s in cur])
-    return cur if c["top_n_sigma"] <= 0 else [v for v in cur if v[1] >= s.max() - c["top_n_sigma"] * s.std()]
+    s = np.array([s for _, s in cur if s > -INF])
+    if c["top_n_sigma"] <= 0:
+        return cur
+    return [
+        (i, v if v >= s.max() - c["top_n_sigma"] * s.std() else -INF) for i, v in cur
+    ]  # masked, and still a candidate
 
 
 def top_k(cur, c, tokens, chance):
@@ -77,7 +81,7 @@ def top_k(cur, c, tokens, chance):
 def typ_p(cur, c, tokens, chance):
     if c["typ_p"] >= 1:
         return cur
-    cur = falling(cur)
+    cur = [v for v in falling(cur) if v[1] > -INF]
     p = probabilities(cur)
     entropy = -sum(v * math.log(v) for v in p)
     kept, mass = [], 0.0
@@ -105,7 +109,7 @@ def min_p(cur, c, tokens, chance):
     if c["min_p"] <= 0:
         return cur
     cur = falling(cur)
-    return [v for i, v in enumerate(cur) if v[1] >= cur[0][1] + math.log(c["min_p"]) or i < c["min_keep"]]
+    return [v for i, v in enumerate(cur) if v[1] >= cur[0][1] + math.log(c["min_p"]) or i < max(c["min_keep"], 1)]
 
 
 def xtc(cur, c, tokens, chance):
@@ -121,7 +125,7 @@ def temperature(cur, c, tokens, chance):
         if len(cur) < 2:
             return cur
         low, high = max(0.0, T - c["dynatemp_range"]), T + c["dynatemp_range"]
-        entropy = -sum(v * math.log(v) for v in probabilities(cur)) / math.log(len(cur))
+        entropy = -sum(v * math.log(v) for v in probabilities(cur) if v > 0) / math.log(len(cur))
         T = low + (high - low) * entropy ** c["dynatemp_exponent"]
     if T <= 0:
         best = max(s for _, s in cur)
@@ -135,7 +139,9 @@ ORACLE = {f.__name__: f for f in (penalties, dry, top_n_sigma, top_k, typ_p, top
 def chain(x, config, tokens, chance=1.0, order=None):
     c = DEFAULTS | config
     cur = [(i, s + c["logit_bias"].get(i, 0.0)) for i, s in enumerate(x.tolist())]
-    for name in DEFAULT_ORDER if order is None else order:
+    letters = {"s": "top_n_sigma", "k": "top_k", "p": "top_p", "t": "temperature"}
+    named = [letters[c] for c in config["samplers"]] if "samplers" in config else DEFAULT_ORDER
+    for name in named if order is None else order:
         cur = ORACLE[name](cur, c, list(tokens), chance)
     out = np.full(len(x), -INF)
     for i, s in cur:
@@ -164,6 +170,11 @@ CASES = {
     "greedy after xtc": {"temp": -1.0, "xtc_probability": 0.5},
     "dynamic": {"dynatemp_range": 0.5, "dynatemp_exponent": 1.5},
     "dynamic from 0": {"temp": 0.2, "dynatemp_range": 0.4},
+    "dynamic below 0": {"temp": -1.0, "dynatemp_range": 0.5},
+    "dynamic after sigma": {"samplers": "st", "top_n_sigma": 1.0, "temp": 1.0, "dynatemp_range": 0.5},
+    "dynamic after sigma and k": {"samplers": "kst", "top_k": 9, "top_n_sigma": 1.0, "dynatemp_range": 0.5, "logit_bias": {2: -INF}},
+    "dynamic after sigma and p": {"samplers": "spt", "top_p": 0.9, "top_n_sigma": 1.5, "dynatemp_range": 0.5},
+    "min_p above 1": {"min_p": 1.5, "top_p": 1.0},
     "keep": {"min_keep": 4, "top_p": 0.1, "min_p": 0.9, "typ_p": 0.2},
     "first alone": {"top_p": 0.0},
     "everything": {
@@ -235,7 +246,9 @@ def test_other_chains(order):
 def test_rows_of_their_own(kind):
     """Each row with another case, one of them greedy; XTC is left out, whose numbers depend on the row."""
     cases = [
-        c for name, c in CASES.items() if "xtc" not in name and name not in ("everything", "keep") and "dry" not in name
+        c
+        for name, c in CASES.items()
+        if "xtc" not in name and name not in ("everything", "keep") and "dry" not in name and "samplers" not in c
     ]
     cases.append({"dry_multiplier": 0.8, "penalty_last_n": 5, "penalty_present": 0.2})
     x, tokens = X[: len(cases)], TOKENS[: len(cases)]

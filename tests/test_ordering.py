@@ -400,3 +400,13 @@ def test_torchsort_itself(regularization, strength):
         torch.testing.assert_close(got, want)
         g = torch.randn(8, 10, dtype=torch.float64)
         torch.testing.assert_close(*(torch.autograd.grad(out, x, g, retain_graph=True)[0] for out in (got, want)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("descending", [False, True])
+def test_infinity_makes_its_row_nan(kind, descending):
+    x = KINDS[kind](np.array([[1.0, math.inf, 2.0], [1.0, -math.inf, 2.0]]))
+    for verb in (soft_rank, soft_sort):
+        out = back(verb(x, descending=descending))
+        assert np.isnan(out).all(1).tolist() == [True, False], verb
+        assert not np.isnan(out[1]).any(), verb

@@ -313,3 +313,30 @@ def test_what_it_refuses():
         with pytest.raises(kind, match=words):
             wrong()
     assert am.apply("sink:mapping=sparsemax,score=1", [1.5, 0.0]).tolist() == [0.75, 0.0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bound", [None, 0.3, np.array([[0.3], [0.05]])])
+def test_a_bound_for_each_class_and_for_the_sink(kind, bound):
+    """The sink is one more class of Bounded, whose bound is given or 1."""
+    x, upper = np.array([[3.0, 1.0, 2.0, -1.0], [0.0, 0.5, 1.0, 2.0]]), np.array([0.3, 0.2, 0.4, 0.1])
+    last = np.broadcast_to(1.0 if bound is None else bound, (2, 1))
+    wide = np.concatenate([np.broadcast_to(upper, (2, 4)), last], -1)
+    make = KINDS[kind]
+    mapping = am.Sink(am.Bounded(make(upper)), bound=make(bound) if isinstance(bound, np.ndarray) else bound)
+    want = am.apply(am.Bounded(wide), np.concatenate([x, np.zeros((2, 1))], -1))[:, :-1]
+    np.testing.assert_allclose(back(am.apply(mapping, make(x))), want, atol=1e-6)
+    if bound is not None:  # one bound for all classes, and another for the sink
+        alike = np.concatenate([np.full((2, 4), 0.4), last], -1)
+        want = am.apply(am.Bounded(alike), np.concatenate([x, np.zeros((2, 1))], -1))[:, :-1]
+        np.testing.assert_allclose(am.apply(am.Sink(am.Bounded(0.4), bound=bound), x), want)
+
+
+def test_where_the_sink_takes_no_bound():
+    q = torch.zeros(1, 1, 2, 4)
+    with pytest.raises(
+        TypeError, match=r"only a map with upper bounds, such as Bounded\(0.5\), takes a bound of the sink"
+    ):
+        am.Sink("sparsemax", bound=0.3)
+    with pytest.raises(TypeError, match="in attention the sink has the bound of the keys"):
+        am.attention(q, q, q, am.Sink(am.Bounded(0.5), bound=0.2))

@@ -41,7 +41,7 @@ from .mappings.entmax import tsallis_terms
 @check_keywords()
 @documented_like(apply)
 def jacobian(
-    mapping: Mapping | str, x: ArrayT | Numbers, axis: int | None = None, *, dim: int | None = None, mask: Mask = None
+    mapping: Mapping | str, x: ArrayT | Numbers, axis: int = -1, *, dim: int | None = None, mask: Mask = None
 ) -> ArrayT:
     """The derivatives dp_i / dx_j of a map, for every row, from the map's own formula.
 
@@ -80,14 +80,14 @@ def jacobian(
     p = xp.broadcast_to(p[..., None, :], (*s.shape[:-1], n, n))
     params = {k: v[..., None, :] if is_array(v) and v.ndim else v for k, v in mapping.params().items()}
     with quiet(s):
-        out = mapping.replace(**params).vjp(wide, p, xp.broadcast_to(eye, wide.shape), xp) + 0.0  # no -0
+        out = mapping.laid_out(**params).vjp(wide, p, xp.broadcast_to(eye, wide.shape), xp) + 0.0  # no -0
     return as_dtype(out, rows.dtype, xp)
 
 
 @check_keywords()
 @documented_like(jacobian)
 def jacobian_norm(
-    mapping: Mapping | str, x: ArrayT | Numbers, axis: int | None = None, *, dim: int | None = None, mask: Mask = None
+    mapping: Mapping | str, x: ArrayT | Numbers, axis: int = -1, *, dim: int | None = None, mask: Mask = None
 ) -> ArrayT:
     """Half the sum of |dp_i / dx_j| over i and j, for every row: how much of a gradient passes through the map.
 
@@ -116,7 +116,7 @@ def entropy(
     kind: Entropy = "shannon",
     alpha: Parameter | None = None,
     *,
-    axis: int | None = None,
+    axis: int = -1,
     dim: int | None = None,
 ) -> ArrayT:
     """The entropy of distributions, by Shannon, Renyi or Tsallis, in natural units; 0 log 0 is 0.
@@ -189,9 +189,8 @@ def _order(kind: Any, alpha: Any) -> Any:
         return _ORDERS[kind]
     if kind in ("shannon", "renyi2"):
         raise TypeError(f"entropy: {kind!r} takes no alpha; use 'renyi' or 'tsallis'")
-    if is_array(alpha):
-        return alpha
-    return _array.check_scalar("entropy: alpha", alpha, lambda v: 0 < v < math.inf, "a positive number")
+    alpha = _array.check_number("entropy", "alpha", alpha, _array.POSITIVE, "the order of the entropy")
+    return _array.nan_outside(alpha, _array.POSITIVE)
 
 
 def _shannon(q: Array, xp: Namespace) -> Array:

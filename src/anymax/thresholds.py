@@ -11,7 +11,6 @@ from ._array import (
     as_dtype,
     differentiates,
     is_array,
-    is_number,
     namespace,
     pick_axis,
     quiet,
@@ -21,7 +20,7 @@ from ._array import (
 from ._core.mapping import Mapping
 from ._core.names import as_mapping
 from ._core.options import check_keywords, documented_like
-from ._core.rows import hide, like_scores, prepare_axes
+from ._core.rows import Rows, hide, like_scores, prepare_axes
 from ._core.shards import rows_over_devices, sharded
 from ._core.typing import ArrayT, Axes, Mask, Numbers, Parameter
 from .autodiff import bridge
@@ -55,7 +54,7 @@ class Threshold(NamedTuple, Generic[ArrayT]):
 def threshold(
     mapping: Mapping | str,
     x: ArrayT | Numbers,
-    axis: Axes = None,
+    axis: Axes = -1,
     *,
     dim: Axes = None,
     mask: Mask = None,
@@ -93,6 +92,7 @@ def threshold(
         raise TypeError(mapping.no_threshold())
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
     if sharded(x):
+        axis = _array.every_axis(axis, x.ndim)
         return Threshold(*rows_over_devices("threshold", threshold, mapping, x, axis, mask, keepdims))
     given = prepare_axes(mapping, x, axis, mask, least=0).with_a_class()
     rows, xp = given.rows, namespace(given.rows)
@@ -148,7 +148,7 @@ def tau_and_support(mapping: Mapping, rows: Array, xp: Any) -> tuple[Array, Arra
 @documented_like(threshold)
 def logsumexp(
     x: ArrayT | Numbers,
-    axis: Axes = None,
+    axis: Axes = -1,
     *,
     dim: Axes = None,
     temperature: Parameter = 1.0,
@@ -178,14 +178,11 @@ def logsumexp(
     >>> anymax.logsumexp([2.0, 1.0, -1.0]).round(3)
     np.float64(2.349)
     """
-    temperature = _array.number(temperature)
-    if not is_array(temperature):
-        if not is_number(temperature):
-            raise TypeError(f"logsumexp: temperature must be a number or an array, got {temperature!r}")
-        if not temperature >= 0:
-            raise ValueError(f"logsumexp: temperature must not be negative, got {temperature!r}")
+    hint = "0 gives the maximum"
+    temperature = _array.check_number("logsumexp", "temperature", temperature, _array.AT_LEAST_0, hint)
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
     if sharded(x):
+        axis = _array.every_axis(axis, x.ndim)
         verb = lambda _, rows, **given: logsumexp(rows, **given)  # noqa: E731
         return rows_over_devices("logsumexp", verb, Softmax(), x, axis, mask, keepdims, temperature=temperature)[0]
     given = prepare_axes(Softmax(), x, axis, mask, least=0).with_a_class()
@@ -196,8 +193,12 @@ def logsumexp(
         out = None if engine is None else engine.logsumexp(rows)
     if out is None:
         with quiet(rows):
-            out = _smooth_max(upcast(rows, xp), given.parameter(temperature, "temperature"), xp)
+            out = _smooth_max(upcast(rows, xp), _temperature(given, temperature), xp)
     return given.restore_one(like_scores(as_dtype(out, rows.dtype, xp), given.scores), keepdims)
+
+
+def _temperature(given: Rows, temperature: Any) -> Any:
+    return _array.nan_outside(given.parameter(temperature, "temperature"), _array.AT_LEAST_0)
 
 
 def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
@@ -223,7 +224,7 @@ def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
 def mellowmax(
     x: ArrayT | Numbers,
     omega: Parameter = 1.0,
-    axis: Axes = None,
+    axis: Axes = -1,
     *,
     dim: Axes = None,
     mask: Mask = None,
@@ -250,14 +251,10 @@ def mellowmax(
     >>> float(mellowmax([2.0, 2.0]))
     2.0
     """
-    omega = _array.number(omega)
-    if not is_array(omega):
-        if not is_number(omega):
-            raise TypeError(f"mellowmax: omega must be a number or an array, got {omega!r}")
-        if omega != omega:
-            raise ValueError("mellowmax: omega must be a number, got NaN")
+    omega = _array.check_number("mellowmax", "omega", omega, _array.NOT_NAN, "0 gives the mean")
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
     if sharded(x):
+        axis = _array.every_axis(axis, x.ndim)
         verb = lambda _, rows, **given: mellowmax(rows, **given)  # noqa: E731
         return rows_over_devices("mellowmax", verb, Softmax(), x, axis, mask, keepdims, omega=omega)[0]
     given = prepare_axes(Softmax(), x, axis, mask, least=0).with_a_class()

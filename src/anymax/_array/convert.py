@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard
 
 import numpy as np
 
-from .dtypes import as_dtype, dtype_name, floating, is_floating, is_integer
+from .dtypes import as_dtype, floating
 from .kinds import Array, Namespace, is_array, is_jax, is_ragged, is_torch, namespace
 from .tracing import compiling
 
@@ -186,27 +185,6 @@ def shown(value: Any) -> str:
     if "\n" not in said and len(said) <= 60 and " object at 0x" not in said:
         return said
     return f"a value of the type {type(value).__qualname__}"
-
-
-def check_number(owner: str, name: str, value: Any, above: float, hint: str) -> Any:
-    """The parameter, if it is a real array or a finite number above a bound; the values of an array are checked in NumPy only.
-
-    Scalars of NumPy become numbers of Python, which adopt the dtype of any scores.
-    """
-    if is_array(value):
-        value = asarray(value, name)
-        if not (is_floating(value) or is_integer(value)):
-            raise TypeError(f"{owner}({name}=...): expected a real array, got one of {dtype_name(value)}")
-        if isinstance(value, np.ndarray) and not bool(np.all(value > above)):
-            raise ValueError(f"{owner}({name}=...): every entry must be above {above:g} ({hint}), got {value!r}")
-        return value
-    value = number(value)
-    if not is_number(value):
-        raise TypeError(f"{owner}({name}=...): expected a number or an array, got {value!r}")
-    # torch.compile(dynamic=True) turns it into a symbol, which math.isfinite rejects
-    if not above < value < math.inf:
-        raise ValueError(f"{owner}({name}={value!r}): {name} must be finite and above {above:g} ({hint})")
-    return value
 
 
 def check_scalar(subject: str, value: Any, allowed: Callable[[float], bool], words: str) -> Any:

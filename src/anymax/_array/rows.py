@@ -17,6 +17,10 @@ def check_axis(axis: Any, ndim: int) -> int:
         hint = (
             "; to group scores by an index, write anymax.segment_apply(mapping, x, index=...)" if is_array(axis) else ""
         )
+        if axis is None:
+            hint = (
+                "; None, all axes, is for the functions that take several axes: here reshape to one axis, x.reshape(-1)"
+            )
         raise TypeError(f"axis: expected an integer, got {shown(axis)}{hint}")
     if not ndim:
         raise ValueError("scores: expected at least one dimension, the classes, got a 0-d array")
@@ -33,13 +37,19 @@ def fit_axes(value: Array, shape: tuple[int, ...], name: str, hint: str = "", to
     return value if value.ndim == len(shape) else namespace(value).reshape(value, given)
 
 
-def pick_axis(axis: _T | None, dim: _T | None, default: int = -1) -> _T | int:
-    """The axis, which may be given as `axis` or as `dim`."""
+def pick_axis(axis: _T, dim: _T | None, default: Any = -1) -> _T:
+    """The axis, which may be given as `axis`, whose default is `default`, or as `dim`. None stays: it is every axis, as in SciPy."""
     if dim is None:
-        return default if axis is None else axis
-    if axis is not None and axis != dim:
+        return axis
+    given = axis is not None if default is None else type(axis) is not int or axis != default
+    if given and axis != dim:
         raise TypeError(f"axis={axis} and dim={dim} are two names of one argument; give only one")
     return dim
+
+
+def every_axis(axis: Any, ndim: int) -> Any:
+    """The axis, or all of them for None: the whole array is one row, as in `scipy.special.softmax` and `jax.nn.softmax`."""
+    return axis if axis is not None else -1 if ndim < 2 else tuple(range(ndim))
 
 
 def to_last(x: Array, axis: int, xp: Namespace) -> Array:

@@ -109,6 +109,10 @@ def checked(q: Array, k: Array, v: Array, options: Options) -> tuple[AttentionCa
     if isinstance(mapping, Sink):
         if options.sink is not None:
             raise ValueError(f"attention: {mapping!r} has a sink, and sink= gives another; give one of them")
+        if mapping.hidden_has_own:
+            raise TypeError(
+                f"attention: {mapping!r}: in attention the sink has the bound of the keys; leave bound= out"
+            )
         mapping, options = mapping.inner, dataclasses.replace(options, sink=mapping.score)
     for name in ("is_causal", "enable_gqa", "need_weights"):
         check_flag("attention", name, getattr(options, name))

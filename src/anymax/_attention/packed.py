@@ -302,7 +302,7 @@ class _Job:
 
     def _mapping_of(self, ids: Array, xp: Namespace) -> Mapping:
         name = self.mapping.name
-        return self.mapping.replace(
+        return self.mapping.laid_out(
             **{n: self._of(a, f"{name}: {n}", ids, xp) for n, a in self.mapping.params().items()}
         )
 

@@ -188,7 +188,7 @@ def tile(scores: Scores, arrays: dict[str, Array], shape: tuple[int, ...], row: 
     return dataclasses.replace(
         scores,
         shape=shape,
-        mapping=scores.mapping.replace(**{k[8:]: v for k, v in arrays.items() if k.startswith("mapping.")}),
+        mapping=scores.mapping.laid_out(**{k[8:]: v for k, v in arrays.items() if k.startswith("mapping.")}),
         transform=Composed(tuple(parts)) if parts else None,
         offset=scores.offset + row,
         arrays=own,

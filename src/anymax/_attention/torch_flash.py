@@ -163,7 +163,7 @@ def _plainly(job: Any, mapping: Any, inputs: dict[str, Tensor]) -> Tensor:
         own = inputs["ranges"].long()[:, :, None, None, None].unbind(1)
         arrays |= dict(zip(("lengths", "q_lengths", "offset"), own))
     if "param" in inputs:
-        mapping = mapping.replace(**dict.fromkeys(mapping.params(), inputs["param"][..., None]))
+        mapping = mapping.laid_out(**dict.fromkeys(mapping.params(), inputs["param"][..., None]))
     left, right = (None if n < 0 else n for n in (job.left, job.right))
     shape = (*q.shape[:-1], k.shape[-2])
     scores = Scores(shape, mapping, None, job.scale, job.softcap or None, job.causal, left, right, job.offset, arrays)

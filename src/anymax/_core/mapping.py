@@ -14,14 +14,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 from .._array import (
     Array,
     Namespace,
+    Ranges,
+    check_number,
+    compiling,
     differentiates,
     dot,
     finite_scores,
     is_array,
     is_number,
+    poison,
+    rows_out_of_range,
     stop_gradient,
     top,
     total,
+    unchecked,
 )
 from .facts import Facts
 from .handed import handed
@@ -69,6 +75,7 @@ class Mapping(OverProcesses, ABC):
     hides_a_class: ClassVar[bool] = False  # True if p is that of all but the last class of `with_hidden`
     # True if Omega(y) does not exist for every y (see `no_constant`): the map's own loss leaves it out
     omits_constant: ClassVar[bool] = False
+    hidden_has_own: bool = False  # True if the hidden class has parameters of its own beside its score
     # the parameter that JAX passes as an array, so that one compiled program fits all its values
     array_field: ClassVar[str | None] = None
     needs_scores: bool = True  # False if `vjp` needs p only, not x
@@ -77,6 +84,9 @@ class Mapping(OverProcesses, ABC):
     example: ClassVar[dict[str, Any]] = {}
     # the parameters that may vary along the classes; others have one value per row
     per_class: ClassVar[tuple[str, ...]] = ()
+    bounds_classes: ClassVar[bool] = False  # True if the caller gives each class an upper bound
+    # of the parameters that may be arrays: a row whose own is out of its range, and could not be read, becomes NaN
+    ranges: ClassVar[Ranges] = {}
 
     def __new__(cls, *args: Any, **fields: Any) -> Self:
         if fields:
@@ -97,7 +107,7 @@ class Mapping(OverProcesses, ABC):
                 setattr(cls, name, getattr(Mapping, name))
 
     def __call__(
-        self, x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]
+        self, x: ArrayT | Numbers, axis: Axes = -1, *, out: Any = None, **options: Unpack[LogOptions]
     ) -> ArrayT:
         """`apply(mapping, x, axis, ...)`: p(x) along the last axis, or along `axis`; the options are those of `apply`."""
         return handed.call(self.name, self, x, axis, out, options)
@@ -261,6 +271,15 @@ class Mapping(OverProcesses, ABC):
         """(map, rows): the map of the rows with one class more, at the end, for a map that `hides_a_class`."""
         raise TypeError(f"{self.name} hides no class")
 
+    def for_one_more(self, x: Array, bound: Any, xp: Namespace) -> Mapping:
+        """The map of rows like x with one class more, the last. `bound` is its own upper bound, if the map `bounds_classes`, or None."""
+        for name, value in self.params().items():
+            if value.ndim and value.shape[-1] != 1 and name in self.per_class:
+                raise TypeError(
+                    f"Sink(mapping={self.name}): {name} has one value for each class, and the sink has none; give one value for all classes"
+                )
+        return self
+
     # -- what p sums to ----------------------------------------------------------------------------------------------------
 
     def sums(self, keep: Array | None, xp: Namespace) -> tuple[Any, Any]:
@@ -295,9 +314,35 @@ class Mapping(OverProcesses, ABC):
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes) if changes else self  # type: ignore[type-var]
 
+    def laid_out(self, **arrays: Any) -> Self:
+        """The same map with its arrays in another layout, dtype or framework. Their values, checked before, are not read again."""
+        if not arrays or compiling():
+            return self.replace(**arrays)
+        with unchecked():
+            return self.replace(**arrays)
+
+    def check_ranges(self, hint: str, *names: str) -> None:
+        """An error for a parameter that is no number or real array, or is known to be out of its range; numbers become Python's.
+
+        `__post_init__` of a map calls it. hint: what the parameters are, or what else to do.
+        """
+        for name in names:
+            value = check_number(type(self).__name__, name, getattr(self, name), self.ranges[name], hint)
+            object.__setattr__(self, name, value)
+
+    def sound(self, x: Array, xp: Namespace) -> Array:
+        """The rows, NaN where a parameter is out of its range, so that p, its derivatives and all that follows from it are NaN, too."""
+        bad = self.lost()
+        return x if bad is None else poison(x, bad, xp)
+
+    def lost(self) -> Array | None:
+        """Where rows have a parameter out of its range, [..., 1] or of no dimension; None if it is known that none has."""
+        values = self.params()
+        return rows_out_of_range((values[name], allowed) for name, allowed in self.ranges.items() if name in values)
+
     def frozen(self) -> Self:
         """The same map with its parameters as constants for differentiation."""
-        return self.replace(**{k: stop_gradient(v) for k, v in self.params().items()})
+        return self.laid_out(**{k: stop_gradient(v) for k, v in self.params().items()})
 
     def constants(self) -> dict[str, Any]:
         """The parameters that are not arrays."""

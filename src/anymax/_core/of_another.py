@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from .._array import Array, is_array
+from .._array import Array, Ranges, is_array
 from .mapping import Mapping, one_a_row
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ class OfAnother(Mapping):
     """A map with a field `mapping`, the inner map; its further fields have one value per row. See `Sink` and `Elementwise`."""
 
     mapping: Mapping | str
+    own_ranges: ClassVar[Ranges] = {}
 
     @property
     def inner(self) -> Mapping:
@@ -27,6 +28,10 @@ class OfAnother(Mapping):
     def _own(self) -> dict[str, Any]:
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         return {f.name: getattr(self, f.name) for f in fields if f.name != "mapping"}
+
+    @property
+    def ranges(self) -> Ranges:  # type: ignore[override]
+        return self.own_ranges | {_INNER + name: allowed for name, allowed in self.inner.ranges.items()}
 
     def params(self) -> dict[str, Array]:
         own = {name: value for name, value in self._own().items() if is_array(value)}

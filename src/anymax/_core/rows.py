@@ -13,6 +13,7 @@ from .._array import (
     as_scalar,
     asarray,
     check_axis,
+    every_axis,
     fit_axes,
     floating,
     from_last,
@@ -34,7 +35,7 @@ def join(mapping: Mapping | str, x: Any, axes: Any, mask: Any) -> tuple[Joined, 
     mapping = as_mapping(mapping)
     joined = Joined.of(x, axes)
     params = {name: joined.lay_out(v, f"{mapping.name}: {name}") for name, v in mapping.params().items() if v.ndim}
-    mapping = mapping.replace(**params) if params else mapping
+    mapping = mapping.laid_out(**params) if params else mapping
     return joined, mapping, None if mask is None else joined.lay_out(asarray(mask, "mask"), "mask")
 
 
@@ -79,6 +80,9 @@ def prepare_axes(
     mapping: Mapping | str, x: Any, axis: Any, mask: Any = None, dtype: Any = None, *, least: int = 1
 ) -> Rows:
     """The rows of a call whose classes are along one axis or several."""
+    if axis is None:
+        x = asarray(x)
+        axis = every_axis(axis, x.ndim)
     if not isinstance(axis, (tuple, list)):
         return prepare(mapping, x, axis, mask, dtype, least=least)
     joined, mapping, mask = join(mapping, x, axis, mask)
@@ -112,7 +116,7 @@ def split(
         keep = align_mask(rows, _array.beside(mask, x, "mask", xp), axis, xp)
     params = mapping.params()
     if params:
-        mapping = mapping.replace(**{k: aligned(v, rows, axis, f"{mapping.name}: {k}") for k, v in params.items()})
+        mapping = mapping.laid_out(**{k: aligned(v, rows, axis, f"{mapping.name}: {k}") for k, v in params.items()})
         for k, v in mapping.params().items():
             mapping.check_width(k, v)
     return x, rows, mapping, axis, keep

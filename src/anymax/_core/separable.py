@@ -10,6 +10,7 @@ from .._array import (
     Array,
     Namespace,
     counts,
+    device_of,
     dot,
     finish,
     finite_scores,
@@ -169,12 +170,16 @@ class Separable(Mapping):
         if known(at_end) and not bool(xp.any(at_end)):
             return level
         short = at_end & (evaluate(high)[0] < -1e-2 * mass)
-        if known_any(short, xp):
+        if known_any(short, xp) and known_any(short & ~self._lost(short, xp), xp):
             raise ValueError(
                 f"{self!r}: its link doesn't reach the sum {_brief(self.mass)} at the upper end of the search for the threshold; if its "
                 "probabilities have an upper bound, define ceiling(), and else see that slope() is the inverse of link()"
             )
         return poison(level, short, xp)
+
+    def _lost(self, like: Array, xp: Namespace) -> Array:
+        """True for rows with a parameter out of its range, whose level is of no use."""
+        return xp.isnan(self.sound(xp.zeros(like.shape, dtype=xp.asarray(0.0).dtype, **device_of(like)), xp))
 
     def _below(self, most: Any, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
         """(anchor, level) for a link with a ceiling."""

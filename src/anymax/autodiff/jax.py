@@ -202,7 +202,7 @@ def _opened(mapping: Mapping, x: Array) -> Mapping:
         x = getattr(x, "primal", getattr(x, "val", None))
     if not isinstance(x, jax.Array):
         return mapping
-    return mapping.replace(**{name: jnp.asarray(value)})
+    return mapping.laid_out(**{name: jnp.asarray(value)})
 
 
 # -- the fast path: a concrete array, its last axis, no options ------------------------------

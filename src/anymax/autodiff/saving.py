@@ -62,7 +62,7 @@ def with_params(mapping: Mapping, params: Any) -> Mapping:
     if not params:
         return mapping
     names = [name for name, value in mapping.params().items() if isinstance(value, Tensor)]
-    return mapping.replace(**dict(zip(names, params, strict=True)))
+    return mapping.laid_out(**dict(zip(names, params, strict=True)))
 
 
 def restored(t: Tensor, was: As) -> Tensor:

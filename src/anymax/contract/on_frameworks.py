@@ -47,8 +47,10 @@ def parameters(case: Case) -> None:
                     out["the loss"] = fenchel_young(own, x, y, reduction="sum")
             return out
 
-        bent = _parameter(verbs, value, name)
-        for step in (1e-3, -1e-3) if bent else ():  # on both sides of a kink, where there is one derivative
+        allowed = m.ranges.get(name)
+        at_end = allowed is not None and bool(np.any((start == allowed.low) | (start == allowed.high)))
+        bent = at_end or _parameter(verbs, value, name)
+        for step in (1e-3, -1e-3) if bent else ():  # beside a kink, or an end, there is one derivative
             beside = (value.detach() + step * (1.0 + value.detach().abs())).requires_grad_()
             with contextlib.suppress(TypeError, ValueError):  # the value may be out of range
                 _parameter(verbs, beside, name)

@@ -102,7 +102,8 @@ class Arguments(NamedTuple):
 
     def call(self, agreement: Agreement, classes_last: bool = True) -> ShardedCall:
         default: Any = -1 if classes_last else None
-        axis = LossOptions(axis=pick_axis(self.axis, self.dim, default)).class_axis(self.x)
+        axis = pick_axis(self.axis, self.dim, None)
+        axis = LossOptions(axis=default if axis is None else axis).class_axis(self.x)
         return ShardedCall.of(agreement, self.mapping, self.x, axis, self.mask, self.class_start, self.class_count)
 
 
@@ -167,20 +168,26 @@ class ShardedCall:
         if not n:  # one masked class represents no classes
             rows = wider(rows, 1, -math.inf, xp)
             params = {k: wider(v, 1, 0.0, xp) if k in of_classes else v for k, v in params.items()}
-        common = self.mapping.replace(**params)
+        common = self.mapping.laid_out(**params)
         for name, value in common.params().items():
             common.check_width(name, value)
         temperature = one_a_row(aligned(self.temperature, rows, axis, "temperature"), "temperature")
+        temperature = _array.nan_outside(temperature, _array.ABOVE_0)
         # parameters vary from here on; only those of `common` and `seen` are common
         varied = {k: v if k in of_classes else self.group.vary_parameter(v) for k, v in params.items()}
-        mapping = common.replace(**varied)
+        mapping = common.laid_out(**varied)
         if is_array(temperature) or temperature != 1.0:
             rows = divided(rows, self.group.vary_parameter(temperature), xp)
         for t in self.transforms:
             learned = {k: self.group.vary_parameter(v) for k, v in t.params if is_array(v)}
             rows = put_through(self.who, t.replace(**learned), rows, own=True)
+        rows = mapping.sound(rows, xp)
         seen, has_hidden = common, common.hides_a_class and self._has_hidden(n)
         if seen.hides_a_class:
+            if of_classes or seen.hidden_has_own:
+                raise TypeError(
+                    f"{self.who}: {seen!r}: over processes give one upper bound for all classes and the sink"
+                )
             mapping, rows = _with_hidden(mapping, rows, n, has_hidden, xp)
             common = seen.over_all
         return Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n, seen, has_hidden, of_classes)

@@ -34,9 +34,9 @@ class Gathered(Solution):
         self.k = k  # 0 if z has all classes in place
         self.whole = whole  # True if z has all classes
         shard, vary = shards.shard, shards.shard.group.vary_parameter
-        self.common: Mapping = shard.common.replace(**of_classes)  # the map of z, for what all processes compute
+        self.common: Mapping = shard.common.laid_out(**of_classes)  # the map of z, for what all processes compute
         # the same for this process's classes: the gradients of its parameters add up over the processes
-        self.mapping: Mapping = shard.mapping.replace(**{name: vary(v) for name, v in of_classes.items()})
+        self.mapping: Mapping = shard.mapping.laid_out(**{name: vary(v) for name, v in of_classes.items()})
 
     def softmax_over(self, keep: Array) -> Gathered:
         """The problem of the softmax over some of the gathered classes instead."""

@@ -253,12 +253,13 @@ def _temperature(who: str, given: Any, layer: Layer, xp: Namespace) -> Any:
     """A number, or an array of one number or [rows, 1]."""
     if given is None:
         return 1.0
-    check_range(who, "temperature", given, lambda v: v > 0, "above 0")
+    check_range(who, "temperature", given, _array.ABOVE_0)
     given = _array.number(given)
     if not is_array(given):
         return given
     if math.prod(given.shape) == 1:
-        return xp.reshape(_array.beside(given, layer.x, "temperature", xp), ())
+        given = _array.beside(given, layer.x, "temperature", xp)
+        return xp.reshape(_array.nan_outside(given, _array.ABOVE_0), ())
     return temperature_of_rows(who, given, layer, xp)
 
 

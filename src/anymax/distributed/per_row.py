@@ -45,14 +45,13 @@ def threshold_of_call(call: ShardedCall, keepdims: bool = False) -> Threshold:
 
 def logsumexp(arguments: Arguments, agreement: Agreement, temperature: Any, keepdims: bool) -> Array:
     call = arguments.call(agreement)
-    temperature = _array.number(temperature)
+    temperature = _array.check_number("logsumexp", "temperature", temperature, _array.AT_LEAST_0, "0 is the limit, the maximum")
     tiny = float(namespace(call.x).finfo(_array.wide_dtype(call.x, namespace(call.x))).smallest_normal)
     if _array.is_array(temperature):
+        temperature = _array.nan_outside(temperature, _array.AT_LEAST_0)
         cold = temperature < tiny
         warm = _array.safe(temperature, ~cold, 1.0, namespace(temperature))
     else:
-        words = "a number of at least 0 or an array of them"
-        _array.check_scalar("logsumexp: temperature", temperature, lambda v: v >= 0, words)
         cold = bool(temperature < tiny)
         warm = 1.0 if cold else temperature
         agreement.say(limit="the maximum" if cold else "none")

@@ -181,7 +181,7 @@ def _pairs(who: str, whole: Callable[..., Any], given: Any) -> DTensor:
     a, b = given.a, given.b
     a, b = (as_tensor(v, next(t for t in (a, b) if isinstance(t, DTensor)).device) for v in (a, b))
     layout, mapping = PairsLayout(who, a, b), as_mapping(given.mapping, who)
-    mapping = mapping.replace(**{k: layout.local_part(v, f"{mapping.name}: {k}") for k, v in mapping.params().items()})
+    mapping = mapping.laid_out(**{k: layout.local_part(v, f"{mapping.name}: {k}") for k, v in mapping.params().items()})
     local = given._replace(
         a=layout.local, b=layout.partners, mapping=mapping, mask=layout.keep(given.mask), negatives=layout.negatives,
         temperature=layout.local_part(given.temperature, "temperature"),

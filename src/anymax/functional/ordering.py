@@ -6,14 +6,17 @@ import math
 from typing import Any
 
 from .._array import (
+    POSITIVE,
     Array,
     as_dtype,
     check_axis,
     check_flag,
+    check_number,
     finite_scores,
     floats,
     is_array,
     namespace,
+    nan_outside,
     pick_axis,
     poison,
     take,
@@ -25,7 +28,7 @@ from .._core.options import check_keywords, documented_like
 from .._core.rows import hide, like_scores, prepare
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import ArrayT, Axes, Mask, Numbers, Parameter
-from ..mappings.ranks import Ranks, Regularization, SoftSorted, check_strength
+from ..mappings.ranks import HOW_SOFT, Ranks, Regularization, SoftSorted
 from .verbs import apply
 
 _DIRECTION = {"direction": "say descending=True for 'DESCENDING'"}
@@ -37,7 +40,7 @@ def soft_rank(
     x: ArrayT | Numbers,
     regularization: Regularization = "l2",
     regularization_strength: Parameter = 1.0,
-    axis: Axes = None,
+    axis: Axes = -1,
     *,
     descending: bool = False,
     dim: Axes = None,
@@ -73,11 +76,11 @@ def soft_rank(
     """
     refuse_sharded("soft_rank", x)
     descending = check_flag("soft_rank", "descending", descending)
-    check_strength("soft_rank", "regularization_strength", regularization_strength)
+    check_number("soft_rank", "regularization_strength", regularization_strength, POSITIVE, HOW_SOFT)
     mapping = Ranks(regularization_strength, regularization)
     scores, xp = floats(x)
     if descending:
-        scores = xp.where(scores == -math.inf, scores, -scores)
+        scores = xp.where(xp.abs(scores) == math.inf, scores, -scores)  # +inf stays what makes a row NaN
     return apply(mapping, scores, axis, dim=dim, mask=mask)
 
 
@@ -87,7 +90,7 @@ def soft_sort(
     x: ArrayT | Numbers,
     regularization: Regularization = "l2",
     regularization_strength: Parameter = 1.0,
-    axis: Axes = None,
+    axis: Axes = -1,
     *,
     descending: bool = False,
     dim: Axes = None,
@@ -129,7 +132,7 @@ def soft_permutation(
     x: ArrayT | Numbers,
     mapping: Mapping | str = "softmax",
     temperature: Parameter = 1.0,
-    axis: int | None = None,
+    axis: int = -1,
     *,
     descending: bool = False,
     dim: int | None = None,
@@ -168,13 +171,15 @@ def soft_permutation(
     refuse_sharded("soft_permutation", x)
     mapping = as_mapping(mapping, "soft_permutation")
     descending = check_flag("soft_permutation", "descending", descending)
-    check_strength("soft_permutation", "temperature", temperature)
+    check_number("soft_permutation", "temperature", temperature, POSITIVE, HOW_SOFT)
     scores, xp = floats(x)
     axis = check_axis(pick_axis(axis, dim), scores.ndim)
     given = prepare(mapping, scores, axis, mask)
-    z = _distances(given.rows, given.parameter(temperature, "soft_permutation: temperature"), descending)
+    z = _distances(
+        given.rows, nan_outside(given.parameter(temperature, "soft_permutation: temperature"), POSITIVE), descending
+    )
     each = {name: value[..., None, :] if value.ndim else value for name, value in given.mapping.params().items()}
-    p = as_dtype(apply(given.mapping.replace(**each), z), given.rows.dtype, xp)
+    p = as_dtype(apply(given.mapping.laid_out(**each), z), given.rows.dtype, xp)
     lead = list(range(p.ndim - 2))
     order = (*lead[:axis], p.ndim - 2, p.ndim - 1, *lead[axis:])
     return like_scores(p if axis == len(lead) else xp.permute_dims(p, order), given.scores)

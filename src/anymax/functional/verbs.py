@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from .. import _array
-from .._array import Array, is_ragged, is_torch, namespace, pick_axis, to_last
+from .._array import Array, every_axis, is_ragged, is_torch, namespace, pick_axis, to_last
 from .._core.handed import handed
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
@@ -35,7 +35,7 @@ from ..mappings import (
 def apply(
     mapping: Mapping | str,
     x: ArrayT | Numbers,
-    axis: Axes = None,
+    axis: Axes = -1,
     *,
     dim: Axes = None,
     mask: Mask = None,
@@ -54,7 +54,8 @@ def apply(
         The scores, an array of NumPy, torch or JAX, or lists of numbers. -inf marks a masked class; a row with NaN or +inf
         becomes NaN.
     axis, dim
-        The axis of the classes, the last one by default; a tuple of axes is treated as one axis.
+        The axis of the classes, the last one by default; a tuple of axes is treated as one axis, and None, as in SciPy, stands
+        for all axes.
     mask
         Booleans that broadcast to x, True = keep. A masked class gets 0; if all classes of a row are masked, all get 0.
     out
@@ -76,14 +77,17 @@ def apply(
     """
     if isinstance(mapping, str):
         mapping = as_mapping(mapping)
-    named = axis if dim is None else dim if axis is None else ()  # () is no axis: `pick_axis` refuses two of them
-    if dtype is None and (p := _quickly(mapping, x, named, mask, out)) is not None:
+    named = axis if dim is None else pick_axis(axis, dim)
+    if dtype is None and named is not None and (p := _quickly(mapping, x, named, mask, out)) is not None:
         return p
-    return _fully(as_mapping(mapping, "apply"), x, pick_axis(axis, dim), mask, out, dtype)
+    return _fully(as_mapping(mapping, "apply"), x, named, mask, out, dtype)
 
 
 def _fully(mapping: Mapping, x: Any, axis: Any, mask: Any, out: Any, dtype: Any) -> Any:
     """`apply`, where no engine takes these arguments directly."""
+    if axis is None:
+        x = _array.asarray(x)
+        axis = every_axis(axis, x.ndim)
     if is_ragged(x) and mask is None and out is None and dtype is None and not isinstance(axis, (tuple, list)):
         return handed.apply_to_ragged(mapping, x, axis)
     if sharded(x):
@@ -138,7 +142,7 @@ def _learned(x: Any) -> Any:
 def log_apply(
     mapping: Mapping | str,
     x: ArrayT | Numbers,
-    axis: Axes = None,
+    axis: Axes = -1,
     *,
     dim: Axes = None,
     mask: Mask = None,
@@ -166,7 +170,7 @@ def log_apply(
     """
     mapping, axis = as_mapping(mapping, "log_apply"), pick_axis(axis, dim)
     if sharded(x):
-        return scores_over_devices("log_apply", log_apply, mapping, x, axis, mask, dtype)
+        return scores_over_devices("log_apply", log_apply, mapping, x, every_axis(axis, x.ndim), mask, dtype)
     given = prepare_axes(mapping, x, axis, mask, dtype, least=0)
     if not given.rows.shape[-1]:
         return given.restore(_array.duplicate(given.rows, namespace(given.rows)))
@@ -198,9 +202,9 @@ def call(name: str, mapping: Mapping, x: Any, axis: Any, out: Any, options: Any)
     """`apply` for the function `name`, which errors about options mention."""
     if options:
         return apply(mapping, x, axis, out=out, **check_options(name, _APPLY, options))
-    if not _dynamo() and (quick := _QUICK.get(type(x))) is not None:
+    if not _dynamo() and axis is not None and (quick := _QUICK.get(type(x))) is not None:
         p = quick(mapping, x, axis, None, out)
-        return _fully(mapping, x, pick_axis(axis, None), None, out, None) if p is None else p
+        return _fully(mapping, x, axis, None, out, None) if p is None else p
     return apply(mapping, x, axis, out=out)
 
 
@@ -209,7 +213,7 @@ def call(name: str, mapping: Mapping, x: Any, axis: Any, out: Any, options: Any)
 
 @documented_like(apply)
 def softmax(
-    x: ArrayT | Numbers, axis: Axes = None, *, out: ArrayT | None = None, **options: Unpack[LogOptions]
+    x: ArrayT | Numbers, axis: Axes = -1, *, out: ArrayT | None = None, **options: Unpack[LogOptions]
 ) -> ArrayT:
     """The softmax `exp(x_i) / sum_j exp(x_j)` of scores: every class keeps some probability.
 
@@ -224,7 +228,7 @@ def softmax(
 
 
 @documented_like(log_apply)
-def log_softmax(x: ArrayT | Numbers, axis: Axes = None, **options: Unpack[LogOptions]) -> ArrayT:
+def log_softmax(x: ArrayT | Numbers, axis: Axes = -1, **options: Unpack[LogOptions]) -> ArrayT:
     """The logarithm of the softmax, `x_i - logsumexp(x)`, which never underflows.
 
     Use it for log-likelihoods, and instead of the logarithm of `softmax`.
@@ -239,7 +243,7 @@ def log_softmax(x: ArrayT | Numbers, axis: Axes = None, **options: Unpack[LogOpt
 
 @documented_like(apply)
 def sparsemax(
-    x: ArrayT | Numbers, axis: Axes = None, *, out: ArrayT | None = None, **options: Unpack[LogOptions]
+    x: ArrayT | Numbers, axis: Axes = -1, *, out: ArrayT | None = None, **options: Unpack[LogOptions]
 ) -> ArrayT:
     """The distribution nearest to the scores, `p_i = max(x_i - tau, 0)`: most classes get exactly 0.
 
@@ -258,7 +262,7 @@ def sparsemax(
 def entmax(
     x: ArrayT | Numbers,
     alpha: Parameter = 1.5,
-    axis: Axes = None,
+    axis: Axes = -1,
     *,
     out: ArrayT | None = None,
     **options: Unpack[LogOptions],
@@ -283,7 +287,7 @@ def entmax(
 
 @documented_like(apply)
 def entmax15(
-    x: ArrayT | Numbers, axis: Axes = None, *, out: ArrayT | None = None, **options: Unpack[LogOptions]
+    x: ArrayT | Numbers, axis: Axes = -1, *, out: ArrayT | None = None, **options: Unpack[LogOptions]
 ) -> ArrayT:
     """1.5-entmax, halfway between softmax and sparsemax: `entmax` with alpha = 1.5.
 
@@ -298,7 +302,7 @@ def entmax15(
 
 
 @documented_like(apply)
-def taylor_softmax(x: ArrayT | Numbers, order: int = 2, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
+def taylor_softmax(x: ArrayT | Numbers, order: int = 2, axis: Axes = -1, **options: Unpack[ApplyOptions]) -> ArrayT:
     """Softmax with its Taylor polynomial for exp, `1 + x + x^2/2` for order 2: long tails, no exact zeros.
 
     Use it if softmax is overconfident. It is not shift-invariant, and scores far below 0 get a large probability. Its loss is
@@ -320,7 +324,7 @@ def taylor_softmax(x: ArrayT | Numbers, order: int = 2, axis: Axes = None, **opt
 @documented_like(apply)
 def sparse_softmax(
     x: ArrayT | Numbers,
-    axis: Axes = None,
+    axis: Axes = -1,
     *,
     k: int | AnyArray | None = None,
     p: Parameter | None = None,
@@ -348,13 +352,13 @@ def sparse_softmax(
         return call("sparse_softmax", _cached_map(SparseSoftmax, k), x, axis, out, options)
     # first, since a misspelt k or p is a better error than a missing one
     check_options("sparse_softmax", _APPLY, options)
-    if k is None and p is None and type(axis) is int:
+    if k is None and p is None and type(axis) is int and axis != -1:
         raise TypeError(f"sparse_softmax: give k=<number of classes to keep> or p=<mass>; did you mean k={axis}?")
     return call("sparse_softmax", SparseSoftmax(k=k, p=p), x, axis, out, options)
 
 
 @documented_like(apply)
-def sigsoftmax(x: ArrayT | Numbers, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
+def sigsoftmax(x: ArrayT | Numbers, axis: Axes = -1, **options: Unpack[ApplyOptions]) -> ArrayT:
     """Probabilities in proportion to `exp(x_i) sigmoid(x_i)`: a softmax whose logarithm is not linear in the scores.
 
     Use it in the output layer of a language model that is narrow for its vocabulary. It is not shift-invariant. Its loss is `nll`;
@@ -372,7 +376,7 @@ def sigsoftmax(x: ArrayT | Numbers, axis: Axes = None, **options: Unpack[ApplyOp
 def perturb_max(
     x: ArrayT | Numbers,
     noise: str | Noise = "normal",
-    axis: Axes = None,
+    axis: Axes = -1,
     *,
     nodes: int | None = None,
     scale: Parameter = 1.0,
@@ -402,7 +406,7 @@ def perturb_max(
 
 
 @documented_like(apply)
-def normmax(x: ArrayT | Numbers, alpha: Parameter = 2.0, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
+def normmax(x: ArrayT | Numbers, alpha: Parameter = 2.0, axis: Axes = -1, **options: Unpack[ApplyOptions]) -> ArrayT:
     """Normmax, `argmax <p, x> - ||p||_alpha`: exact zeros, and nearly equal shares for the classes that are kept.
 
     Use it to choose a set of classes and treat them alike. Its loss is `normmax_loss`; its map is `NormMax` (Blondel, Martins and
@@ -423,7 +427,7 @@ def normmax(x: ArrayT | Numbers, alpha: Parameter = 2.0, axis: Axes = None, **op
 
 @documented_like(apply)
 def budget(
-    x: ArrayT | Numbers, k: Parameter, axis: Axes = None, *, shape: str = "linear", **options: Unpack[ApplyOptions]
+    x: ArrayT | Numbers, k: Parameter, axis: Axes = -1, *, shape: str = "linear", **options: Unpack[ApplyOptions]
 ) -> ArrayT:
     """A relaxed top-k: k units of probability shared among the classes, at most 1 for each, `p_i = min(max(x_i - tau, 0), 1)`.
 
@@ -432,7 +436,7 @@ def budget(
     Parameters
     ----------
     k
-        The sum of p, a number above 0 or an array with one value per row.
+        The sum of p, a number of at least 0 or an array with one value per row.
     shape
         "linear" has exact zeros and ones; "sigmoid" and "laplace", distribution functions instead of the cut at 0 and 1, have
         neither.

@@ -15,6 +15,7 @@ from .._array import (
     floating,
     is_torch,
     namespace,
+    poison,
     quiet,
     recorded,
     upcast,
@@ -35,13 +36,13 @@ class Reference(Engine):
         return None
 
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
-        return _in_blocks(mapping, x) if _takes_blocks(mapping, x) else _in_compute_dtype(mapping.forward, x)
+        return _in_blocks(mapping, x) if _takes_blocks(mapping, x) else _of_sound(mapping, mapping.forward, x)
 
     def log_forward(self, mapping: Mapping, x: Array) -> Array | None:
-        return _in_compute_dtype(mapping.log_forward, x)
+        return _of_sound(mapping, mapping.log_forward, x)
 
     def differentiable(self, mapping: Mapping, x: Array, held: Array | None = None) -> Array:
-        return _in_compute_dtype(lambda x, xp: mapping.differentiable(x, xp, held), x)
+        return _of_sound(mapping, lambda x, xp: mapping.differentiable(x, xp, held), x)
 
     def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
         return _in_compute_dtype(mapping.vjp, x, p, g)
@@ -50,12 +51,21 @@ class Reference(Engine):
         return _in_compute_dtype(mapping.jvp, x, p, v)
 
     def loss(self, mapping: Mapping, x: Array, p: Array, y: Array) -> Array:
-        return _in_compute_dtype(mapping.loss, x, p, y)
+        out = _in_compute_dtype(mapping.loss, x, p, y)
+        bad = mapping.lost() if mapping.params() else None
+        return out if bad is None else poison(out, bad, namespace(out))
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
         xp = namespace(x)
         with quiet(x):
-            return mapping.threshold(upcast(x, xp), xp)
+            return mapping.threshold(mapping.sound(upcast(x, xp), xp), xp)
+
+
+def _of_sound(mapping: Mapping, method: Any, x: Array, *others: Array) -> Array:
+    """A method of the map, whose result is NaN in rows with a parameter that is out of its range."""
+    if not mapping.params():
+        return _in_compute_dtype(method, x, *others)
+    return _in_compute_dtype(lambda x, *more: method(mapping.sound(x, more[-1]), *more), x, *others)
 
 
 def _in_compute_dtype(method: Any, x: Array, *others: Array) -> Array:
@@ -86,8 +96,8 @@ def _in_blocks(mapping: Mapping, x: Array) -> Array:
     step = max(BLOCK // n, 1)
     parts = []
     for i in range(0, rows.shape[0], step):
-        part = mapping.replace(**{name: value[i : i + step] for name, value in params.items()})
-        parts.append(_in_compute_dtype(part.forward, rows[i : i + step]))
+        part = mapping.laid_out(**{name: value[i : i + step] for name, value in params.items()})
+        parts.append(_of_sound(part, part.forward, rows[i : i + step]))
     return xp.reshape(xp.concat(parts, axis=0), x.shape)
 
 

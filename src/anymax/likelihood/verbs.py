@@ -15,6 +15,7 @@ from .._array import (
     Namespace,
     as_scalar,
     counts,
+    every_axis,
     is_integer,
     namespace,
     pick_axis,
@@ -52,7 +53,7 @@ def log_prob(
     support: Any = None,
     transform: Any = None,
     temperature: Any = None,
-    axis: Axes = None,
+    axis: Axes = -1,
     dim: Axes = None,
     mask: Any = None,
 ) -> ArrayT:
@@ -112,7 +113,7 @@ def log_prob_entropy(
     support: Any = None,
     transform: Any = None,
     temperature: Any = None,
-    axis: Axes = None,
+    axis: Axes = -1,
     dim: Axes = None,
     mask: Any = None,
 ) -> tuple[ArrayT, ArrayT]:
@@ -149,6 +150,7 @@ def _log_prob(
                 f"{who}: a DTensor goes without support, transform and temperature; change the scores first"
             )
         whole = log_prob_entropy if entropy else log_prob
+        axis = every_axis(axis, x.ndim)
         log_p, *h = rows_over_devices(who, whole, as_mapping(mapping, who), x, axis, mask, y=y)
         return log_p, h[0] if entropy else None
     rows, mapping, scale = read_scaled(who, mapping, x, axis, mask, transform, temperature)
@@ -173,7 +175,7 @@ def kl(
     mapping_q: Mapping | str,
     y: Any,
     *,
-    axis: Axes = None,
+    axis: Axes = -1,
     dim: Axes = None,
     mask: Any = None,
 ) -> ArrayT:
@@ -242,7 +244,7 @@ def topk_kl(
     tail: Tail = "ignore",
     direction: Direction = "forward",
     temperature: Any = None,
-    axis: int | None = None,
+    axis: int = -1,
     dim: int | None = None,
     mask: Any = None,
 ) -> ArrayT:

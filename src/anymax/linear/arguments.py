@@ -114,7 +114,7 @@ def with_temperature(who: str, layer: Layer, temperature: Any) -> tuple[Layer, t
     The temperature is a number, or has one value for each row, in the shape of x without its last axis.
     """
     xp = namespace(layer.x)
-    check_range(who, "temperature", temperature, lambda v: v >= 0, "at least 0")
+    check_range(who, "temperature", temperature, _array.AT_LEAST_0)
     wide = upcast(layer.x, xp)
     if is_torch(layer.x) and layer.x.device.type == "cpu":  # the quotient must not be rounded to half precision
         layer = layer.with_operands(wide, layer.weight, layer.bias)
@@ -122,6 +122,7 @@ def with_temperature(who: str, layer: Layer, temperature: Any) -> tuple[Layer, t
         scale = _array.number(temperature)
         if is_array(scale):
             scale = as_dtype(xp.reshape(_array.beside(scale, layer.x, "temperature", xp), ()), wide.dtype, xp)
+            scale = _array.nan_outside(scale, _array.AT_LEAST_0)
             scale = float(scale) if _array.known(scale) and not differentiates(scale) else scale
         if not is_array(scale) and not float(xp.finfo(wide.dtype).smallest_normal) <= scale < math.inf:
             return layer, (tempered(scale),)  # argmax, or no difference between the classes
@@ -144,7 +145,7 @@ def temperature_of_rows(who: str, temperature: Array, layer: Layer, xp: Namespac
         raise ValueError(
             f"{who}: temperature of shape {tuple(scale.shape)}: expected a number, or one value for each row, of shape {layer.lead}"
         )
-    return xp.reshape(scale, (layer.rows, 1))
+    return xp.reshape(_array.nan_outside(scale, _array.AT_LEAST_0), (layer.rows, 1))
 
 
 def class_of_each_row(

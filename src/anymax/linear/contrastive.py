@@ -152,13 +152,14 @@ class Pairs(NamedTuple):
         xp, n, negatives = namespace(a), a.shape[0], given.negatives
         if negatives is None and b.shape[0] > n:
             b, negatives = b[:n, :], b[n:, :]
-        check_range(_WHO, "temperature", given.temperature, lambda v: v > 0, "above 0")
+        check_range(_WHO, "temperature", given.temperature, _array.ABOVE_0)
         t = _array.number(given.temperature)
         wide = upcast(a, xp)
         if _array.is_array(t):
             if math.prod(t.shape) != 1:
                 raise ValueError(f"{_WHO}: temperature of shape {tuple(t.shape)}: expected one number for all pairs")
-            t = as_dtype(xp.reshape(_array.beside(t, a, "temperature", xp), ()), wide.dtype, xp)
+            t = _array.nan_outside(_array.beside(t, a, "temperature", xp), _array.ABOVE_0)
+            t = as_dtype(xp.reshape(t, ()), wide.dtype, xp)
         scaled = wide / t
         if not (
             is_torch(a) and a.device.type == "cpu" and autocast_dtype(a) is None

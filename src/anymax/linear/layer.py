@@ -74,7 +74,7 @@ class Layer:
             k: _one_a_row(aligned(v, x[..., :1], x.ndim - 1, f"{mapping.name}: {k}"), lead, f"{mapping.name}: {k}", xp)
             for k, v in mapping.params().items()
         }
-        mapping = mapping.replace(**params) if params else mapping
+        mapping = mapping.laid_out(**params) if params else mapping
         keep = _mask_of_rows(who, mask, x, (*lead, n), xp)
         if hides := mapping.hides_a_class and not part:
             mapping, weight, bias, keep = _with_hidden(who, mapping, weight, bias, keep, xp)
@@ -96,7 +96,7 @@ class Layer:
         """The layer with other rows, given as `by_row` returns them."""
         params = {k: v for k, v in arrays.items() if k not in ("x", "keep")}
         return dataclasses.replace(
-            self, x=arrays["x"], keep=arrays.get("keep", self.keep), mapping=self.mapping.replace(**params)
+            self, x=arrays["x"], keep=arrays.get("keep", self.keep), mapping=self.mapping.laid_out(**params)
         )
 
     def with_operands(self, x: Array, weight: Array, bias: Array | None) -> Layer:
@@ -228,9 +228,7 @@ def _with_hidden(
 ) -> tuple[Mapping, Array, Array, Array | None]:
     """The map, the weight, the bias and the mask with the class that the map hides as the last: no weight, and its score as the bias."""
     row = weight[:1, :]
-    none = (
-        xp.zeros_like(row[:, :1]) if row.shape[0] else xp.zeros((1, 1), dtype=weight.dtype, **_array.device_of(weight))
-    )
+    none = xp.zeros_like(weight[:, 0])[None, :]
     own = mapping.params().get("score")
     if own is not None and math.prod(own.shape) != 1:
         raise ValueError(
@@ -238,7 +236,7 @@ def _with_hidden(
         )
     inner, scores = mapping.with_hidden(none, xp)
     known: Array = xp.zeros_like(weight[:, 0]) if bias is None else bias
-    bias = xp.concat([known, as_dtype(scores[0, 1:], known.dtype, xp)])
+    bias = xp.concat([known, as_dtype(scores[0, -1:], known.dtype, xp)])
     keep = None if keep is None else xp.concat([keep, xp.ones_like(keep[:, :1])], axis=-1)
     return inner, xp.concat([weight, xp.zeros_like(row)]), bias, keep
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._array import (
+    POSITIVE,
     Array,
     Namespace,
     adopt,
@@ -24,21 +25,21 @@ from .._array import (
     beside,
     check_axis,
     check_integer,
+    check_number,
     counts,
     dtype_name,
     eager,
     floats,
     from_last,
-    is_array,
     is_integer,
     is_number,
     like,
     namespace,
+    nan_outside,
     number,
     positions,
     quiet,
     safe,
-    shown,
     stop_gradient,
     take,
     to_last,
@@ -317,10 +318,9 @@ def with_margin(
     ask_for_axis(cosines, target, options.axis)
     counted = counts(target, xp) if is_integer(target) else target  # the margin refuses what is no index
     counted = xp.where(counted == options.ignore_index, xp.full_like(counted, -1), counted)
-    scale = number(scale)
-    if not is_array(scale) and not is_number(scale):
-        raise TypeError(f"margin_loss: scale must be a number or an array, got {shown(scale)}")
-    return as_margin(margin)(wide, counted, axis) * like(scale, wide, xp), target, axis, dtype
+    scale = check_number("margin_loss", "scale", scale, POSITIVE, "cosines lie from -1 to 1, and are multiplied by it")
+    scaled = as_margin(margin)(wide, counted, axis) * nan_outside(like(scale, wide, xp), POSITIVE)
+    return scaled, target, axis, dtype
 
 
 def _psi(c: Array, m1: float, m2: float, m3: float, xp: Namespace) -> Array:

@@ -114,7 +114,7 @@ def every_loss(
     weight
         One factor for each class, as in torch: a mean then weights each sample by the factor of its target.
     axis, dim
-        The axis of the classes: by default 1, as in torch, and 0 for a vector of scores; a tuple of axes is treated as
+        The axis of the classes: by default (None) 1, as in torch, and 0 for a vector of scores; a tuple of axes is treated as
         one axis.
     mask
         Booleans that broadcast to the scores, True = keep. A masked class has probability 0; if it is the target, a loss

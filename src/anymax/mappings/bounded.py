@@ -10,9 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .._array import (
+    AT_LEAST_0,
     Array,
     Namespace,
-    check_number,
+    Range,
+    Ranges,
     dot,
     finite_scores,
     is_array,
@@ -28,6 +30,8 @@ from .._core.facts import Facts
 from .._core.separable import Separable
 from .._core.typing import Parameter
 from .entmax import Entmax
+
+_ENTMAX = Entmax()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,22 +67,18 @@ class Bounded(Separable):
     formula = "pᵢ = min(((α−1)(xᵢ − τ))₊^(1/(α−1)), uᵢ)"
     example: ClassVar[dict[str, Any]] = {"upper": 0.4}
     per_class = ("upper",)
+    ranges: ClassVar[Ranges] = {"upper": AT_LEAST_0, "alpha": Range(1.0, 2.0, "both")}
     needs_scores = True
+    bounds_classes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        upper = check_number("Bounded", "upper", self.upper, above=-math.inf, hint="the most that a class may get")
-        if _known_where(upper, lambda u: u < 0):
-            raise ValueError(f"Bounded(upper={upper!r}): upper must be at least 0, the most that a class may get")
-        object.__setattr__(self, "upper", upper)
-        alpha = check_number("Bounded", "alpha", self.alpha, above=0.0, hint="1 is softmax, 2 sparsemax")
-        if _known_where(alpha, lambda a: (a < 1) | (a > 2)):
-            raise ValueError(f"Bounded(alpha={alpha!r}): alpha must be from 1, softmax, to 2, sparsemax")
-        object.__setattr__(self, "alpha", alpha)
+        self.check_ranges("the most that a class may get", "upper")
+        self.check_ranges("1 is softmax, 2 sparsemax", "alpha")
 
     @property
     def facts(self) -> Facts:
         u: Any = self.upper
-        free = Entmax(self.alpha).facts
+        free = self._free.facts
         if not is_array(u):
             return dataclasses.replace(free, sparse=free.sparse or u == 0, margin=free.margin if u >= 1 else None)
         none = u == 0  # a class without a budget gets 0
@@ -95,28 +95,44 @@ class Bounded(Separable):
 
     @property
     def zeros_stay(self) -> bool:  # type: ignore[override]
-        return Entmax(self.alpha).facts.sparse  # whatever the bounds of one process are
+        return self._free.facts.sparse  # whatever the bounds of one process are
+
+    @property
+    def _free(self) -> Entmax:
+        """The map without the bounds."""
+        return _ENTMAX.laid_out(alpha=self.alpha) if is_array(self.alpha) else Entmax(self.alpha)
+
+    def for_one_more(self, x: Array, bound: Any, xp: Namespace) -> Bounded:
+        """The new class has the bound that is given, else that of all classes, or none where they differ."""
+        u: Any = self.upper
+        varies = is_array(u) and u.ndim > 0 and u.shape[-1] != 1
+        if bound is None and not varies:
+            return self
+        one = xp.ones_like(x)
+        u = like(u, x, xp) * (one[..., : u.shape[-1]] if varies else one)
+        more = like(1.0 if bound is None else bound, x, xp) * xp.ones_like(u[..., :1])
+        return self.laid_out(upper=xp.concat([u, more], axis=-1))
 
     # -- the link, that of entmax below the bound ------------------------------------------------------------------------
 
     def omega_terms(self, q: Array, xp: Namespace) -> Array:
-        return Entmax(self.alpha).omega_terms(q, xp)
+        return self._free.omega_terms(q, xp)
 
     def link(self, t: Array, xp: Namespace) -> Array:
-        p, most = Entmax(self.alpha).link(t, xp), self.ceiling(t, xp)
+        p, most = self._free.link(t, xp), self.ceiling(t, xp)
         return xp.where(p < most, p, most + xp.zeros_like(p))
 
     def slope(self, q: Array, xp: Namespace) -> Array:
         some = ~(q <= 0)
         least = xp.zeros_like(q) - self.level_to_tau(q, xp)  # at 0: -1 / (alpha - 1), for softmax -infinity
         least = xp.where(least < 0, least, -math.inf * xp.ones_like(q))
-        return xp.where(some, Entmax(self.alpha).slope(safe(q, some, 1.0, xp), xp), least)
+        return xp.where(some, self._free.slope(safe(q, some, 1.0, xp), xp), least)
 
     def curvature(self, q: Array, xp: Namespace) -> Array:
-        return Entmax(self.alpha).curvature(q, xp)
+        return self._free.curvature(q, xp)
 
     def sensitivity(self, p: Array, xp: Namespace) -> Array:
-        return xp.where(p >= self.ceiling(p, xp), xp.zeros_like(p), Entmax(self.alpha).sensitivity(p, xp))
+        return xp.where(p >= self.ceiling(p, xp), xp.zeros_like(p), self._free.sensitivity(p, xp))
 
     def ceiling(self, x: Array, xp: Namespace) -> Any:
         u: Any = self.upper
@@ -146,13 +162,13 @@ class Bounded(Separable):
         return super().threshold(x, xp) - self.level_to_tau(x, xp)
 
     def level_to_tau(self, level: Array, xp: Namespace) -> Any:
-        return Entmax(self.alpha).level_to_tau(level, xp)
+        return self._free.level_to_tau(level, xp)
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         # which classes have their bound can't be read from a p that was saved in half precision
         exact = stop_gradient(self.frozen().forward(stop_gradient(x), xp))
         free = (exact > 0) & ~(exact >= stop_gradient(self.ceiling(exact, xp))) | xp.isnan(p)
-        s = xp.where(free, Entmax(self.alpha).sensitivity(safe(p, free & (p > 0), 1.0, xp), xp), xp.zeros_like(p))
+        s = xp.where(free, self._free.sensitivity(safe(p, free & (p > 0), 1.0, xp), xp), xp.zeros_like(p))
         s = xp.where(xp.isnan(p), p, s)
         rate = total(s, xp)
         return s * (g - dot(s, g, xp) / xp.where(rate == 0, xp.ones_like(rate), rate))

@@ -7,9 +7,10 @@ import math
 from typing import Any, ClassVar, Literal
 
 from .._array import (
+    NOT_NEGATIVE,
     Array,
     Namespace,
-    check_number,
+    Ranges,
     dot,
     finite_scores,
     is_array,
@@ -44,8 +45,8 @@ class Budget(Separable):
     Parameters
     ----------
     k
-        The sum of p, a number above 0, or an array that broadcasts to the scores with size 1 along the classes; it has a
-        gradient. A k above the number of classes is an error; in an array whose values can't be read, as under a compiler,
+        The sum of p, a number of at least 0, or an array that broadcasts to the scores with size 1 along the classes; it has a
+        gradient. 0 gives zeros. A k above the number of classes is an error; in an array whose values can't be read, as under a compiler,
         each class gets 1.
     shape
         F: "linear" has exact zeros and ones; "sigmoid" is `1 / (1 + exp(-t))`, and "laplace" is `exp(t) / 2` below 0 and
@@ -69,11 +70,10 @@ class Budget(Separable):
     zero_below_threshold = True
     array_field = "k"
     example: ClassVar[dict[str, Any]] = {"k": 2}
+    ranges: ClassVar[Ranges] = {"k": NOT_NEGATIVE}
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "k", check_number("Budget", "k", self.k, above=0.0, hint="the sum that the probabilities shall have")
-        )
+        self.check_ranges("the sum that the probabilities shall have", "k")
         if not isinstance(self.shape, str) or self.shape not in _FORMULAS:
             raise ValueError(f"Budget: shape must be one of {', '.join(map(repr, _FORMULAS))}, got {self.shape!r}")
         if self.shape != "linear":  # of what the class says of itself, this holds for "linear" only

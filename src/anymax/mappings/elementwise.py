@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from .._array import (
+    FINITE,
     Array,
     Namespace,
+    Ranges,
     as_dtype,
-    check_number,
     differentiates,
     finish,
     finite_scores,
@@ -76,6 +77,7 @@ class Elementwise(OfAnother):
 
     needs_scores = False
     each_alone = True
+    own_ranges: ClassVar[Ranges] = {"tau": FINITE}
 
     name = "elementwise"
     formula = "pᵢ = link(xᵢ − τ), τ fixed"
@@ -89,8 +91,7 @@ class Elementwise(OfAnother):
                 f"Entmax(1.5), and {found.name} has no link"
             )
         object.__setattr__(self, "mapping", found)
-        tau = check_number("Elementwise", "tau", self.tau, above=-math.inf, hint="the threshold of every class")
-        object.__setattr__(self, "tau", tau)
+        self.check_ranges("the threshold of every class", "tau")
 
     @property
     def link_map(self) -> Separable:

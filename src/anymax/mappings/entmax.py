@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from .._array import (
+    POSITIVE,
     Array,
     Namespace,
-    check_number,
+    Ranges,
     eager,
     expm1_over,
     finite_scores,
@@ -46,7 +47,7 @@ class Entmax(Separable):
     ----------
     alpha
         A number above 0, or an array that broadcasts to the scores with size 1 along the classes; a tensor may be learned,
-        with an exact gradient through the map and through the loss. A non-positive entry of an array makes its rows NaN.
+        with an exact gradient through the map and through the loss.
 
     Examples
     --------
@@ -65,15 +66,10 @@ class Entmax(Separable):
     zero_below_threshold = True
     array_field = "alpha"
     searches_by_sums = True  # up to alpha = 2
+    ranges: ClassVar[Ranges] = {"alpha": POSITIVE}
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self,
-            "alpha",
-            check_number(
-                "Entmax", "alpha", self.alpha, above=0.0, hint="1 is softmax, 1.5 the usual choice, 2 sparsemax"
-            ),
-        )
+        self.check_ranges("1 is softmax, 1.5 the usual choice, 2 sparsemax", "alpha")
 
     @property
     def facts(self) -> Facts:

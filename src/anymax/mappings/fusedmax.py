@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from .._array import (
+    NOT_NEGATIVE,
     Array,
     Namespace,
+    Ranges,
     adopt,
-    check_number,
     decides,
     differentiates,
     dot,
@@ -62,18 +63,14 @@ class Fusedmax(Mapping):
     strength: Parameter = 0.1
 
     loss_of_whole_target = True
+    ranges: ClassVar[Ranges] = {"strength": NOT_NEGATIVE}
 
     name = "fusedmax"
     formula = "p = sparsemax(TV(x))"
     iterative = True
 
     def __post_init__(self) -> None:
-        strength = check_number(
-            "Fusedmax", "strength", self.strength, above=-math.inf, hint="the price of a difference"
-        )
-        if not is_array(strength) and strength < 0:
-            raise ValueError(f"Fusedmax(strength={strength!r}): strength must be at least 0")
-        object.__setattr__(self, "strength", strength)
+        self.check_ranges("the price of a difference", "strength")
 
     @property
     def facts(self) -> Facts:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import math
+from typing import Any, ClassVar
 
 from .._array import (
     Array,
     Namespace,
-    check_number,
+    Range,
+    Ranges,
     dot,
     finish,
     finite_scores,
@@ -55,13 +57,10 @@ class NormMax(Mapping):
     array_field = "alpha"
     iterative = True
     needs_scores = False
+    ranges: ClassVar[Ranges] = {"alpha": Range(1.0, math.inf)}
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self,
-            "alpha",
-            check_number("NormMax", "alpha", self.alpha, above=1.0, hint="the norm must be strictly convex"),
-        )
+        self.check_ranges("the norm must be strictly convex", "alpha")
 
     @property
     def facts(self) -> Facts:

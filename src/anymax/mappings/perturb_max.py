@@ -8,10 +8,11 @@ import sys
 from typing import Any, ClassVar
 
 from .._array import (
+    POSITIVE,
     Array,
     Namespace,
+    Ranges,
     asarray,
-    check_number,
     differentiates,
     dot,
     eager,
@@ -25,6 +26,7 @@ from .._array import (
     like,
     log,
     namespace,
+    number,
     poison,
     positions,
     safe,
@@ -78,6 +80,7 @@ class PerturbMax(Mapping):
     formula = "pᵢ = P[argmax(x + ε) = i]"
     kernel = "perturb_max"
     iterative = True
+    ranges: ClassVar[Ranges] = {"scale": POSITIVE}
 
     noise: str | Noise = "normal"
     nodes: int | None = None
@@ -85,14 +88,13 @@ class PerturbMax(Mapping):
 
     def __post_init__(self) -> None:
         find(self.noise)
-        object.__setattr__(
-            self, "scale", check_number("PerturbMax", "scale", self.scale, 0.0, "for no noise at all use a hard argmax")
-        )
-        q = self.nodes
+        self.check_ranges("for no noise at all use a hard argmax", "scale")
+        q = number(self.nodes)
         if q is not None and (not is_int(q) or not 8 <= q <= _MOST_NODES):
             raise ValueError(
                 f"PerturbMax(nodes={q!r}): expected None or an integer from 8 to {_MOST_NODES}; 32 suits fp32, 64 fp64"
             )
+        object.__setattr__(self, "nodes", q)
 
     @property
     def law(self) -> Law:

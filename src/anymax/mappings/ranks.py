@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from .._array import (
+    POSITIVE,
     Array,
     Namespace,
+    Ranges,
     check_flag,
     check_number,
     counts,
@@ -31,8 +33,7 @@ from ._isotonic import of_block, starts_of_blocks
 Regularization = Literal["l2", "kl"]
 
 
-def check_strength(who: str, name: str, given: Any) -> Any:
-    return check_number(who, name, given, above=0.0, hint="how soft the order is; near 0 it is that of the scores")
+HOW_SOFT = "how soft the order is; near 0 it is that of the scores"
 
 
 def check_regularization(who: str, given: Any) -> None:
@@ -74,9 +75,10 @@ class Ranks(Mapping):
     kernel = "ranks"
     iterative = True
     array_field = "strength"
+    ranges: ClassVar[Ranges] = {"strength": POSITIVE}
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "strength", check_strength("Ranks", "strength", self.strength))
+        self.check_ranges(HOW_SOFT, "strength")
         check_regularization("Ranks", self.regularization)
 
     @property
@@ -189,9 +191,11 @@ class SoftSorted(Mapping):
     name = "soft_sort"
     kernel = "soft_sort"
     iterative = True
+    ranges: ClassVar[Ranges] = {"strength": POSITIVE}
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "strength", check_strength("soft_sort", "regularization_strength", self.strength))
+        strength = check_number("soft_sort", "regularization_strength", self.strength, POSITIVE, HOW_SOFT)
+        object.__setattr__(self, "strength", strength)
         check_regularization("soft_sort", self.regularization)
         object.__setattr__(self, "descending", check_flag("soft_sort", "descending", self.descending))
 

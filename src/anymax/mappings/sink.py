@@ -6,13 +6,15 @@ import dataclasses
 import math
 from typing import Any, ClassVar
 
-from .._array import Array, Namespace, as_dtype, check_number, is_array
+from .._array import AT_LEAST_0, Array, Namespace, Range, Ranges, as_dtype, is_array, nan_outside
 from .._core.facts import Facts
 from .._core.mapping import Mapping, with_rest
 from .._core.names import as_mapping
 from .._core.of_another import OfAnother
 from .._core.typing import Parameter
 from .softmax import Softmax
+
+_SCORE = Range(-math.inf, math.inf, "low")  # -inf: no sink
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,7 +31,10 @@ class Sink(OfAnother):
         The map of the classes and the sink, or its name; its probabilities must sum to the same number in every row.
     score
         The score of the sink, a number or an array that broadcasts to the scores with size 1 along the classes; a tensor may
-        be learned.
+        be learned. -inf stands for no sink.
+    bound
+        The most that the sink may get, for a `Bounded` map: a number or an array as the score is. By default it is the bound of
+        all classes, and where each class has its own the sink has none.
 
     Examples
     --------
@@ -44,10 +49,12 @@ class Sink(OfAnother):
 
     mapping: Mapping | str = dataclasses.field(default_factory=Softmax)
     score: Parameter = 0.0
+    bound: Parameter | None = None
 
     name = "sink"
     formula = "pᵢ = P(x₁, …, xₙ, s)ᵢ for a map P"
     hides_a_class: ClassVar[bool] = True
+    own_ranges: ClassVar[Ranges] = {"score": _SCORE, "bound": AT_LEAST_0}
 
     def __post_init__(self) -> None:
         inner = as_mapping(self.mapping, "Sink")
@@ -58,10 +65,17 @@ class Sink(OfAnother):
                 f"{lowest:g} to {highest:g}; nest no sinks"
             )
         object.__setattr__(self, "mapping", inner)
-        score = check_number(
-            "Sink", "score", self.score, above=-math.inf, hint="the score of the class that is not given"
-        )
-        object.__setattr__(self, "score", score)
+        self.check_ranges("the score of the class that is not given", "score")
+        if self.bound is not None:
+            if not inner.bounds_classes:
+                raise TypeError(
+                    f"Sink(mapping={inner!r}, bound=...): only a map with upper bounds, such as Bounded(0.5), takes a bound of the sink"
+                )
+            self.check_ranges("the most that the sink may get", "bound")
+
+    @property
+    def hidden_has_own(self) -> bool:  # type: ignore[override]
+        return self.bound is not None
 
     @property
     def over_all(self) -> Mapping:
@@ -70,7 +84,7 @@ class Sink(OfAnother):
     def with_hidden(self, x: Array, xp: Namespace) -> tuple[Mapping, Array]:
         score = self.score if is_array(self.score) else self.score + xp.zeros_like(x[..., :1])
         score = xp.broadcast_to(as_dtype(score, x.dtype, xp), (*x.shape[:-1], 1))
-        return self.over_all, xp.concat([x, score], axis=-1)
+        return self.inner.for_one_more(x, nan_outside(self.bound, AT_LEAST_0), xp), xp.concat([x, score], axis=-1)
 
     @property
     def facts(self) -> Facts:
@@ -88,11 +102,16 @@ class Sink(OfAnother):
     def sums(self, keep: Array | None, xp: Namespace) -> tuple[Any, Any]:
         """The sink takes at most its upper bound of the sum."""
         _, most = self.inner.sums(None, xp)
-        bound = None if keep is None else self.inner.ceiling(xp.zeros((1,)), xp)
+        bound = None if keep is None else self._ceiling_of_sink(keep, xp)
         if bound is None:
             return 0.0, most
         left = most - bound
         return (xp.where(left > 0, left, xp.zeros_like(left)) if is_array(left) else max(0.0, left)), most
+
+    def _ceiling_of_sink(self, keep: Array, xp: Namespace) -> Any:
+        like = xp.astype(keep, xp.result_type(xp.asarray(0.0).dtype, *(v.dtype for v in self.params().values())))
+        most = self.inner.for_one_more(like, self.bound, xp).ceiling(xp.concat([like, like[..., :1]], axis=-1), xp)
+        return most[..., -1:] if is_array(most) and most.ndim else most
 
     @property
     def sums_to_one(self) -> bool:

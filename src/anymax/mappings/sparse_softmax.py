@@ -7,19 +7,18 @@ import math
 from typing import Any, ClassVar
 
 from .._array import (
+    SHARE,
     Array,
     Namespace,
+    Range,
+    Ranges,
     check_integer,
-    check_number,
     counts,
-    decides,
     dot,
     finish,
     finite_scores,
     is_array,
-    known_any,
     like,
-    namespace,
     poison,
     stop_gradient,
     total,
@@ -64,6 +63,7 @@ class SparseSoftmax(Mapping):
     array_field = "p"
     example: ClassVar[dict[str, Any]] = {"k": 2}
     needs_scores = False
+    ranges: ClassVar[Ranges] = {"k": Range(1.0, math.inf, "low", whole=True), "p": SHARE}
 
     def __post_init__(self) -> None:
         if (self.k is None) == (self.p is None):
@@ -71,12 +71,12 @@ class SparseSoftmax(Mapping):
                 f"SparseSoftmax(k={self.k!r}, p={self.p!r}): give exactly one, k=<number of classes to keep> or p=<mass>"
             )
         if self.k is not None:
-            object.__setattr__(self, "k", _number_of_classes(self.k))
+            if not is_array(self.k):
+                what = "an integer, the number of classes to keep, or an array of them, one per row"
+                check_integer("SparseSoftmax", "k", self.k, what)
+            self.check_ranges("the number of classes to keep", "k")
         else:
-            p = check_number("SparseSoftmax", "p", self.p, 0.0, "the softmax mass to keep, at most 1")
-            if not is_array(p) and p > 1:
-                raise ValueError(f"SparseSoftmax(p={p!r}): p must be at most 1, the softmax mass to keep")
-            object.__setattr__(self, "p", p)
+            self.check_ranges("the softmax mass to keep", "p")
 
     @property
     def facts(self) -> Facts:
@@ -90,8 +90,6 @@ class SparseSoftmax(Mapping):
 
     def _kept(self, x: Array, xp: Namespace) -> tuple[Array, ...]:
         y, keep, poisoned = finite_scores(x, xp)
-        if is_array(self.k):
-            poisoned = poisoned | ~_is_count(stop_gradient(like(self.k, x, xp)), xp)
         s = stop_gradient(xp.where(keep, y, -math.inf * xp.ones_like(y)))
         kept = keep & (topk_keep(s, self.k, xp) if self.k is not None else topp_keep(s, self.p, xp))
         return y - stop_gradient(row_top(y, keep, xp)), kept, keep, poisoned
@@ -173,23 +171,3 @@ class SparseSoftmax(Mapping):
         s, kept, _, _ = self._kept(x, xp)
         _, z = self._sums(s, kept, xp)
         return xp.log(z) * total(y, xp) - dot(y, s, xp)
-
-
-def _number_of_classes(k: Any) -> Any:
-    """k, if it is an integer from 1 on or an array of these. If the values of an array can't be read, rows with others become NaN."""
-    if not is_array(k):
-        k = check_integer(
-            "SparseSoftmax", "k", k, "an integer, the number of classes to keep, or an array of them, one per row"
-        )
-        if k < 1:
-            raise ValueError(f"SparseSoftmax(k={k}): k must be at least 1")
-        return k
-    k = check_number("SparseSoftmax", "k", k, 0.0, "the number of classes to keep")
-    xp = namespace(k)
-    if decides(k) and known_any(~_is_count(k, xp), xp):
-        raise ValueError(f"SparseSoftmax(k=...): every entry must be a whole number from 1 on, got {k!r}")
-    return k
-
-
-def _is_count(k: Array, xp: Namespace) -> Array:
-    return (k >= 1) & (k == xp.floor(k))

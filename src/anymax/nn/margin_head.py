@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import distributed, functional, losses, transforms
-from .._array import check_scalar, compiling, differentiates, is_integer, namespace, upcast
+from .._array import POSITIVE, check_number, check_scalar, compiling, differentiates, is_integer, namespace, upcast
 from .._core.classes import refuse_strays
 from .._core.mapping import Mapping
 from .._core.options import documented_like
@@ -96,7 +96,8 @@ class MarginHead(OfMapping):
         check_sizes("MarginHead", in_features=in_features, num_classes=num_classes)
         super().__init__(or_softmax(mapping), None, (1.0, 2.0))
         self.margin = margins.as_margin(margin)
-        self.scale = scale
+        hint = "cosines lie from -1 to 1, and are multiplied by it"
+        self.scale = check_number("MarginHead", "scale", scale, POSITIVE, hint)
         self.options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction}
         sample_rate = check_scalar(
             "MarginHead: sample_rate", sample_rate, lambda v: 0 < v <= 1, "a number above 0 and at most 1"

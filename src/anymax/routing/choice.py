@@ -113,7 +113,7 @@ def route(
     norm_topk_prob: bool = False,
     routed_scaling_factor: float = 1.0,
     index: Any = None,
-    axis: int | None = None,
+    axis: int = -1,
     dim: int | None = None,
     mask: Any = None,
     invalid: Invalid = None,
@@ -312,7 +312,7 @@ def expert_choice(
     *,
     bias: Any = None,
     routed_scaling_factor: float = 1.0,
-    axis: int | None = None,
+    axis: int = -1,
     dim: int | None = None,
     mask: Any = None,
 ) -> Routes:
@@ -369,7 +369,7 @@ def route_support(
     scoring: Mapping | str = "entmax15",
     *,
     routed_scaling_factor: float = 1.0,
-    axis: int | None = None,
+    axis: int = -1,
     dim: int | None = None,
     mask: Any = None,
 ) -> SupportRoutes:

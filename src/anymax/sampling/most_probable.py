@@ -48,7 +48,7 @@ def top(
     transform: Callable[[Any], Any] | None = None,
     *,
     index: Any = None,
-    axis: int | None = None,
+    axis: int = -1,
     dim: int | None = None,
     mask: Any = None,
     invalid: Invalid = None,

@@ -47,12 +47,13 @@ class SegmentCall:
         mapping, x = as_mapping(mapping, who), asarray(x)
         xp = namespace(x)
         x = floating(x, xp)
-        axis = check_axis(pick_axis(axis, dim, 0), x.ndim)
+        axis = pick_axis(axis, dim, None)
+        axis = check_axis(0 if axis is None else axis, x.ndim)
         what = f"x of shape {tuple(x.shape)} along axis {axis}"
         segments = along(who, read(who, index, ptr, lengths, num_segments), x.shape[axis], what)
         call = cls(xp, mapping, x, axis, segments)
         params = {k: call.one_each(v, f"{mapping.name}: {k}") for k, v in mapping.params().items()}
-        return dataclasses.replace(call, mapping=mapping.replace(**params)) if params else call
+        return dataclasses.replace(call, mapping=mapping.laid_out(**params)) if params else call
 
     def constant(self) -> SegmentCall:
         """The call as a constant of differentiation."""
@@ -98,7 +99,7 @@ class SegmentCall:
     def segments_first(self) -> Mapping:
         """The mapping with its parameters in the engine's layout, [segments, heads ...]."""
         params = self.mapping.params()
-        return self.mapping.replace(**{k: from_last(v, 0, self.xp) for k, v in params.items() if v.ndim})
+        return self.mapping.laid_out(**{k: from_last(v, 0, self.xp) for k, v in params.items() if v.ndim})
 
     def moved(self, each: Array) -> Array:
         """From [segments, heads ...] to the segments at the axis of the entries."""

@@ -177,7 +177,7 @@ def of_rows(value: Any, bucket: Bucket) -> Any:
 
 def mapping_of(mapping: Mapping, bucket: Bucket) -> Mapping:
     """The mapping with parameters for the rows of a bucket."""
-    return mapping.replace(**{name: of_rows(value, bucket) for name, value in mapping.params().items()})
+    return mapping.laid_out(**{name: of_rows(value, bucket) for name, value in mapping.params().items()})
 
 
 def by_rows(segments: Segments, x: Array, verb: Callable[[Bucket, Array], Array], least: int = 1) -> Array:

@@ -21,7 +21,8 @@ from .base import Composed, Transform, is_function
 from .configs import Configured, from_config
 from .dry import dry
 from .dynamic_temperature import dynamic_temperature
-from .scaling import cosine, mask, mix, noise, normalize, prior, scalable, temperature
+from .mixing import mix
+from .scaling import cosine, mask, noise, normalize, prior, scalable, temperature
 from .softcap import softcap
 from .tokens import logit_bias, repetition_penalty, sequence_bias
 from .truncation import epsilon_cutoff, eta, minp, topk, topnsigma, topp, typical, xtc

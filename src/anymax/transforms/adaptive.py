@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import Any, ClassVar
 
-from .._array import Array, Namespace, check_flag, pick_axis
+from .._array import NOT_NEGATIVE, SHARE, Array, Namespace, Ranges, check_flag, pick_axis
 from .._core.typing import Parameter
 from .._random.truncation import mink_keep, pless_keep, toph_hundred_keep, toph_keep
-from .base import Transform, check_range, makes_transform, of_scores
-from .truncation import MASS, Truncation, min_keep_of
+from .base import Transform, makes_transform, of_scores
+from .truncation import Truncation, min_keep_of
 
 
 @makes_transform
-def pless(norm: bool = False, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def pless(norm: bool = False, min_keep: int = 1, *, axis: int = -1, dim: int | None = None) -> Transform:
     """Keep the classes whose softmax probability is at least `sum p^2`, the chance that two draws agree.
 
     It has no level to choose: a flat row keeps many classes and a peaked one few. Tan et al. 2025 (p-less sampling).
@@ -47,7 +46,7 @@ class _PLess(Truncation):
 
 
 @makes_transform
-def toph(a: Parameter = 0.4, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def toph(a: Parameter = 0.4, min_keep: int = 1, *, axis: int = -1, dim: int | None = None) -> Transform:
     """Keep the most probable classes whose own entropy is at most `a` times the entropy of the row.
 
     The entropy of the kept classes is that of their probabilities divided by their sum; it grows with each class. Baghaei Potraghloo et
@@ -70,20 +69,21 @@ def toph(a: Parameter = 0.4, min_keep: int = 1, *, axis: int | None = None, dim:
     >>> np.exp(toph(0.7)(np.log([0.5, 0.3, 0.1, 0.1]))).round(3)  # entropies 0, 0.66, 0.94 and 1.17; the limit is 0.82
     array([0.5, 0.3, 0. , 0. ])
     """
-    check_range("toph", "a", a, lambda v: (v > 0) & (v <= 1), MASS)
+    _TopH.check(a=a)
     return _TopH((("a", a), ("min_keep", min_keep_of("toph", min_keep))), pick_axis(axis, dim))
 
 
 class _TopH(Truncation):
     name = "toph"
     aligned = ("a",)
+    ranges: ClassVar[Ranges] = {"a": SHARE}
 
     def keep(self, x: Array, xp: Namespace, a: Any, min_keep: int) -> Array:
         return toph_keep(x, a, xp, min_keep)
 
 
 @makes_transform
-def toph_of_transformers(a: Parameter, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def toph_of_transformers(a: Parameter, *, axis: int = -1, dim: int | None = None) -> Transform:
     """The option `top_h` of transformers: `toph` over the 100 most probable classes, with the sum of their terms -p log p.
 
     `from_config` makes it; the one of the paper is `toph`.
@@ -101,20 +101,21 @@ def toph_of_transformers(a: Parameter, *, axis: int | None = None, dim: int | No
     >>> np.exp(adaptive.toph_of_transformers(0.7)(np.log([0.5, 0.3, 0.1, 0.1]))).round(3)  # terms 0.35, 0.36, 0.23 and 0.23
     array([0.5, 0.3, 0. , 0. ])
     """
-    check_range("toph_of_transformers", "a", a, lambda v: (v > 0) & (v <= 1), MASS)
+    _TopHOfTransformers.check(a=a)
     return _TopHOfTransformers((("a", a),), pick_axis(axis, dim))
 
 
 class _TopHOfTransformers(Truncation):
     name = "toph_of_transformers"
     aligned = ("a",)
+    ranges: ClassVar[Ranges] = {"a": SHARE}
 
     def keep(self, x: Array, xp: Namespace, a: Any) -> Array:
         return toph_hundred_keep(x, a, xp)
 
 
 @makes_transform
-def mink(tau: Parameter = 3.0, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def mink(tau: Parameter = 3.0, min_keep: int = 1, *, axis: int = -1, dim: int | None = None) -> Transform:
     """Keep the scores before the steepest drop: with the scores sorted, the first k, where `(x_k - x_(k+1)) / k` is largest.
 
     The drop is at the same place at every temperature. Ding et al. 2026 (min-k sampling).
@@ -132,13 +133,14 @@ def mink(tau: Parameter = 3.0, min_keep: int = 1, *, axis: int | None = None, di
     >>> mink()([5.0, 4.5, 1.0, 0.5, 0.0])  # the drops are 0.5, 1.75, 0.17 and 0.13
     array([ 5. ,  4.5, -inf, -inf, -inf])
     """
-    check_range("mink", "tau", tau, lambda v: (v >= 0) & (v < math.inf), "at least 0 and finite")
+    _MinK.check(tau=tau)
     return _MinK((("tau", tau), ("min_keep", min_keep_of("mink", min_keep))), pick_axis(axis, dim))
 
 
 class _MinK(Truncation):
     name = "mink"
     aligned = ("tau",)
+    ranges: ClassVar[Ranges] = {"tau": NOT_NEGATIVE}
 
     def keep(self, x: Array, xp: Namespace, tau: Any, min_keep: int) -> Array:
         return mink_keep(x, tau, xp, min_keep)

@@ -17,16 +17,21 @@ import numpy as np
 from .._array import (
     Array,
     Namespace,
+    Range,
+    Ranges,
     adopt,
+    any_of_row,
     as_dtype,
     check_axis,
     differentiates,
     dtype_name,
     duplicate,
     eager,
+    entries_out_of_range,
     floating,
     floats,
     from_last,
+    in_range,
     is_array,
     is_boolean,
     is_floating,
@@ -34,11 +39,11 @@ from .._array import (
     is_jax,
     is_number,
     is_torch,
-    known_any,
     like,
     namespace,
     narrow,
     number,
+    poison,
     quiet,
     safe,
     stop_gradient,
@@ -86,6 +91,9 @@ class Transform(ABC):
 
     params: tuple[tuple[str, Any], ...] = ()
     axis: int = -1
+    with_neutral: bool = (
+        False  # True if rows that it leaves as they are have a value out of its range, as `from_config` writes it
+    )
 
     name: ClassVar[str]  # the name of the factory
     aligned: ClassVar[tuple[str, ...]] = ()  # the parameters that broadcast to the scores; others are passed unchanged
@@ -94,6 +102,9 @@ class Transform(ABC):
     random: ClassVar[bool] = False  # True if it adds random numbers
     elementwise: ClassVar[bool] = False  # True if it changes each score by itself
     step: ClassVar[str | None] = None  # the engine's equivalent step (kernels/decode.py)
+    ranges: ClassVar[
+        dict[str, Range]
+    ] = {}  # of its numbers: the rows of one that is out of range, and could not be read, become NaN
 
     @abstractmethod
     def rows(self, x: Array, xp: Namespace, **params: Any) -> Array:
@@ -111,18 +122,41 @@ class Transform(ABC):
         y = to_last(upcast(scores, xp), axis, xp)
         with quiet(scores):
             cut = _in_one_pass((self,), y, axis, xp) if self.truncates and self.step else None
-            y = self.rows(y, xp, **self.align(y, axis, xp)) if cut is None else cut
+            y = self.aligned_rows(y, axis, xp) if cut is None else cut
         y = y if y.dtype == scores.dtype or narrow(scores) else xp.astype(y, scores.dtype)
         return from_last(y, axis, xp)
+
+    def aligned_rows(self, x: Array, axis: int, xp: Namespace) -> Array:
+        """`rows` with the parameters aligned to rows whose classes were at `axis`; NaN where a parameter is out of its range."""
+        y = self.rows(x, xp, **self.align(x, axis, xp))
+        own = dict(self.params)
+        for name, allowed in self._ranges.items():
+            bad = entries_out_of_range(own[name], allowed)  # as given: a cast may lose a small number
+            if bad is not None:
+                y = poison(y, any_of_row(_align(bad, y, axis, xp)), xp)
+        return y
 
     def align(self, rows: Array, axis: int, xp: Namespace) -> dict[str, Any]:
         """The parameters by name, aligned to rows whose classes have been moved from `axis` to the end."""
         return {k: _align(v, rows, axis, xp) if k in self.aligned else v for k, v in self.params}
 
+    @property
+    def _ranges(self) -> Ranges:
+        return {} if self.with_neutral else self.ranges
+
+    @classmethod
+    def check(cls, advice: str = "", /, **values: Any) -> None:
+        """An error for a parameter that is no number or real array, or is known to be out of its range."""
+        for name, value in values.items():
+            check_range(cls.name, name, value, cls.ranges[name], advice)
+
     def is_step(self, rows: Array, params: dict[str, Any]) -> bool:
         """True if the engine has an equivalent step for these parameters."""
+        ranges = self._ranges
         return self.step is not None and all(
-            _one_a_row(v, rows) and _finite(v) for k, v in params.items() if k in self.aligned
+            _one_a_row(v, rows) and _finite(v) and (k not in ranges or in_range(v, ranges[k]))
+            for k, v in params.items()
+            if k in self.aligned
         )
 
     def as_step(self, rows: Array, params: dict[str, Any]) -> decode.Step:
@@ -158,7 +192,7 @@ class Transform(ABC):
         return hash(self._key())
 
 
-def every_transform(*, axis: int | None = None, dim: int | None = None) -> None:
+def every_transform(*, axis: int = -1, dim: int | None = None) -> None:
     """The parameters and the result that all transforms share; read by `documented_like`, and never called.
 
     Parameters
@@ -328,19 +362,15 @@ def _finite(value: Any) -> bool:
     return bool(namespace(value).all(namespace(value).isfinite(value))) if is_array(value) else math.isfinite(value)
 
 
-def check_range(who: str, name: str, value: Any, allowed: Callable[[Any], Any], words: str) -> None:
-    """Check that a parameter is a number or a real array, and that its values are allowed if they can be read."""
+def check_range(who: str, name: str, value: Any, allowed: Range, advice: str = "") -> None:
+    """Check that a parameter is a number or a real array, and that its values are in range if they can be read (`_array/ranges.py`)."""
     value = number(value)
     if not (is_number(value) or is_array(value)):
-        raise TypeError(f"{who}: {name} must be a number or an array, {words}; got {value!r}")
+        raise TypeError(f"{who}: {name} must be a number or an array, {allowed.words}; got {value!r}")
     if is_array(value):
-        xp = namespace(value)
-        value = floating(value, xp, name)
-        ok = not known_any(~allowed(value), xp)
-    else:
-        ok = bool(allowed(value))
-    if not ok:
-        raise ValueError(f"{who}: {name} must be {words}; got {brief(value)}{of_scores(who, value)}")
+        value = floating(value, namespace(value), name)
+    if not in_range(value, allowed):
+        raise ValueError(f"{who}: {name} must be {allowed.words}{advice}; got {brief(value)}{of_scores(who, value)}")
 
 
 def of_scores(who: str, value: Any) -> str:

@@ -5,8 +5,11 @@ Read at llama.cpp of 2026 (common/common.h, common/sampling.cpp, src/llama-sampl
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from .._array import Array, Namespace
+from .base import Transform
 from .config_rows import ALL as EVERY
 from .config_rows import (
     ENDS,
@@ -34,6 +37,7 @@ from .truncation import minp, topk, topnsigma, topp, typical, xtc
 
 _LONGEST = 64  # names in a chain
 _HUGE = 1e30  # deviations that no score is away
+_LOW, _EDGE = -1e30, -1e20  # a score without a chance, and what is above all such scores
 LETTERS = {
     "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p", "x": "xtc",
     "t": "temperature", "i": "infill", "a": "adaptive_p",
@@ -41,6 +45,50 @@ LETTERS = {
 _OTHER_NAMES = {"nucleus": "top_p", "typical_p": "typ_p", "typical": "typ_p", "typ": "typ_p", "temp": "temperature"}
 _INFILL = "it looks at the texts of the classes"
 _ADAPTIVE = "its target follows the classes that were drawn before, and it draws by itself"
+
+
+class _Counted(Transform):
+    """A masked class counts as a candidate, with a score that has no chance: llama.cpp's dynamic temperature divides by log(candidates)."""
+
+    name = "counted"
+
+    def rows(self, x: Array, xp: Namespace) -> Array:
+        return xp.where(x == -math.inf, _LOW * xp.ones_like(x), x)
+
+
+class _Uncounted(Transform):
+    """Such classes are masked again."""
+
+    name = "uncounted"
+
+    def rows(self, x: Array, xp: Namespace) -> Array:
+        return xp.where(x < _EDGE, -math.inf * xp.ones_like(x), x)
+
+
+class _CountedSigma(Transform):
+    """`topnsigma` that leaves the others as candidates without a chance, as llama.cpp does; its other samplers remove them."""
+
+    name = "top_n_sigma_counted"
+    aligned = ("n",)
+
+    def rows(self, x: Array, xp: Namespace, n: Any) -> Array:
+        kept = topnsigma(n)(_Uncounted()(x))
+        return xp.where(x == -math.inf, x, _Counted()(kept))
+
+
+def _counted_sigma(n: Any) -> Transform:
+    topnsigma(n)  # checks it
+    return _CountedSigma((("n", n),))
+
+
+def _sigma(rows: Rows) -> None:
+    make = _counted_sigma if _counts_masked(rows) else topnsigma
+    rows.cut(make, "n", "top_n_sigma", lambda v: v <= 0, _HUGE)
+
+
+def _counts_masked(rows: Rows) -> bool:
+    """True if the number of candidates, those that are masked but not removed among them, changes a temperature."""
+    return any(d > 0 for d in rows.column("dynatemp_range"))
 
 
 def samplers(value: Any) -> tuple[str, ...]:
@@ -69,6 +117,9 @@ def _build(rows: Rows, fields: list[dict[str, Any]]) -> None:
     if any(chain != chains[0] for chain in chains):
         raise ValueError("from_config: the samplers of the rows differ; one chain serves a batch")
     biases(rows, "logit_bias")
+    counts = "temperature" in chains[0] and "temperature" not in rows.leave and _counts_masked(rows)
+    if counts:
+        rows.add(_Counted())
     target = [v for v in rows.column("adaptive_target") if v >= 0]
     if target and "adaptive_p" not in chains[0]:
         rows.left["adaptive_target"] = "the samplers have no adaptive_p"
@@ -82,6 +133,8 @@ def _build(rows: Rows, fields: list[dict[str, Any]]) -> None:
             )
         elif name != "adaptive_p":  # with a negative target it does nothing
             _STEPS[name](rows)
+    if counts:
+        rows.add(_Uncounted())
 
 
 def _least(rows: Rows) -> int:
@@ -142,7 +195,9 @@ def _xtc(rows: Rows) -> None:
 def _temperature(rows: Rows) -> None:
     T, spread = rows.column("temp"), rows.column("dynatemp_range")
     if any(d > 0 for d in spread):
-        greedy = [t <= 0 and d <= 0 for t, d in zip(T, spread, strict=True)]
+        greedy = [
+            t + max(d, 0.0) <= 0 for t, d in zip(T, spread, strict=True)
+        ]  # a temperature below 0 is that of the largest
         params = {
             "low": ("temp", [max(0.0, t - max(d, 0.0)) for t, d in zip(T, spread, strict=True)], 1.0),
             "high": ("dynatemp_range", [t + max(d, 0.0) for t, d in zip(T, spread, strict=True)], 1.0),
@@ -153,6 +208,12 @@ def _temperature(rows: Rows) -> None:
         greedy = [t <= 0 for t in T]
         rows.level(temperature, {"T": ("temp", T, 1.0)}, [g or t == 1 for g, t in zip(greedy, T, strict=True)], False)
     rows.level(topk, {"k": ("temp", [1] * len(T), EVERY)}, [not g for g in greedy], False)
+
+
+def _min_p(rows: Rows) -> None:
+    most = rows.column("min_p")
+    rows.cut(minp, "p", "min_p", lambda v: v <= 0 or v > 1, 0.0, min_keep=_least(rows))
+    rows.level(topk, {"k": ("min_p", [_least(rows)] * len(most), EVERY)}, [p <= 1 for p in most], False)
 
 
 def _top_p(rows: Rows) -> None:
@@ -170,11 +231,11 @@ def _typical(rows: Rows) -> None:
 _STEPS = {
     "penalties": _penalties,
     "dry": _dry,
-    "top_n_sigma": lambda rows: rows.cut(topnsigma, "n", "top_n_sigma", lambda v: v <= 0, _HUGE),
+    "top_n_sigma": _sigma,
     "top_k": lambda rows: top_k(rows, lambda v: v <= 0),
     "typ_p": _typical,
     "top_p": _top_p,
-    "min_p": lambda rows: rows.cut(minp, "p", "min_p", lambda v: v <= 0, 0.0, min_keep=_least(rows)),
+    "min_p": _min_p,
     "xtc": _xtc,
     "temperature": _temperature,
 }

@@ -5,6 +5,7 @@ It has the contract of a system too, and the steps that systems share.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -107,7 +108,7 @@ class Rows:
         except (TypeError, ValueError) as error:
             names = ", ".join(dict.fromkeys(field for field, _, _ in params.values()))
             raise type(error)(f"from_config: {names}: {error}") from None
-        self.add(made.replace(**final) if any(skip) else made)
+        self.add(dataclasses.replace(made.replace(**final), with_neutral=True) if any(skip) else made)
 
     def sequences(self, biases: list[dict[tuple[int, ...], float]]) -> tuple[tuple[tuple[int, ...], ...], Any]:
         """The sequences of all rows and their biases: a tuple if the rows agree; else an array [rows, sequences], 0 for none."""

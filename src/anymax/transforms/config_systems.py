@@ -135,7 +135,9 @@ TRANSFORMERS = System(
 
 
 def _vllm(rows: Rows, fields: list[dict[str, Any]]) -> None:
-    rows.greedy = [0 <= v < 1e-5 for v in rows.column("temperature")]
+    for row in rows.values:  # vLLM does this first, so that only 0 is greedy
+        row["temperature"] = 0.01 if 0 < row["temperature"] < 0.01 else row["temperature"]
+    rows.greedy = [v == 0 for v in rows.column("temperature")]
     if rows.any("allowed_token_ids"):
         each = [classes(v) for v in rows.column("allowed_token_ids")]
         rows.add(allowed(each[0] if all(e == each[0] for e in each) else each))
@@ -170,8 +172,6 @@ def _vllm(rows: Rows, fields: list[dict[str, Any]]) -> None:
     penalties(
         rows, lambda field: rows.history("output", field), presence="presence_penalty", frequency="frequency_penalty"
     )
-    for row in rows.values:
-        row["temperature"] = 0.01 if 0 < row["temperature"] < 0.01 else row["temperature"]
     rows.cut(temperature, "T", "temperature", lambda v: v == 1, 1.0)
     rows.cut(minp, "p", "min_p", lambda v: v == 0, 0.0)
     top_k(rows, lambda v: v in (0, -1))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from .._array import (
+    NOT_NEGATIVE,
     Array,
     Namespace,
+    Range,
+    Ranges,
     counts,
     decides,
     device_of,
@@ -23,7 +26,7 @@ from .._array import (
     positions,
 )
 from .._core.typing import Parameter
-from .base import Transform, check_range, makes_transform, on_kept
+from .base import Transform, makes_transform, on_kept
 from .tokens import in_order, read_tokens, tokens_beside
 
 _LONGEST = 50  # as in text-generation-webui: more would only make a power overflow
@@ -37,7 +40,7 @@ def dry(
     allowed_length: int = 2,
     sequence_breakers: Any = (),
     *,
-    axis: int | None = None,
+    axis: int = -1,
     dim: int | None = None,
 ) -> Transform:
     """Lower the scores of the classes that would repeat a sequence: by `multiplier * base^(l - allowed_length)`, where l is the length of
@@ -69,8 +72,7 @@ def dry(
     array([ 0. ,  0. ,  0. , -0.8])
     """
     tokens = read_tokens("dry", tokens)
-    check_range("dry", "multiplier", multiplier, lambda v: (v >= 0) & (v < math.inf), "at least 0 and finite")
-    check_range("dry", "base", base, lambda v: (v >= 1) & (v < math.inf), "at least 1 and finite")
+    _Dry.check(multiplier=multiplier, base=base)
     if not is_int(number(allowed_length)) or allowed_length < 1:
         raise ValueError(f"dry: allowed_length must be an integer of at least 1, got {allowed_length!r}")
     listed = sequence_breakers.tolist() if is_array(sequence_breakers) else sequence_breakers
@@ -92,6 +94,7 @@ def dry(
 class _Dry(Transform):
     name = "dry"
     aligned = ("multiplier", "base")
+    ranges: ClassVar[Ranges] = {"multiplier": NOT_NEGATIVE, "base": Range(1.0, math.inf, "low")}
 
     def rows(
         self,

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
-from .._array import Array, Namespace, finite_scores, pick_axis, power, stop_gradient, top, total, xlogx
+from .._array import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    Array,
+    Namespace,
+    Ranges,
+    finite_scores,
+    pick_axis,
+    power,
+    stop_gradient,
+    top,
+    total,
+    xlogx,
+)
 from .._core.rows import hide
 from .._core.typing import Parameter
-from .base import Transform, check_range, makes_transform
+from .base import Transform, makes_transform
 from .scaling import divided
 
 
 @makes_transform
 def dynamic_temperature(
-    low: Parameter, high: Parameter, exponent: Parameter = 1.0, *, axis: int | None = None, dim: int | None = None
+    low: Parameter, high: Parameter, exponent: Parameter = 1.0, *, axis: int = -1, dim: int | None = None
 ) -> Transform:
     """`x / T` with `T = low + (high - low) (H / log n)^exponent`, where H is the entropy of softmax and n the number of classes that are
     not masked.
@@ -41,9 +54,7 @@ def dynamic_temperature(
     >>> cut(np.log([0.9, 0.1])).round(3)  # H / log n is 0.469, T is 0.969
     array([-0.109, -2.376])
     """
-    for name, value in (("low", low), ("high", high)):
-        check_range("dynamic_temperature", name, value, lambda v: (v >= 0) & (v < math.inf), "at least 0 and finite")
-    check_range("dynamic_temperature", "exponent", exponent, lambda v: (v > 0) & (v < math.inf), "above 0 and finite")
+    _DynamicTemperature.check(low=low, high=high, exponent=exponent)
     params = (("low", low), ("high", high), ("exponent", exponent))
     return _DynamicTemperature(params, pick_axis(axis, dim))
 
@@ -51,6 +62,7 @@ def dynamic_temperature(
 class _DynamicTemperature(Transform):
     name = "dynamic_temperature"
     aligned = ("low", "high", "exponent")
+    ranges: ClassVar[Ranges] = {"low": NOT_NEGATIVE, "high": NOT_NEGATIVE, "exponent": POSITIVE}
 
     def rows(self, x: Array, xp: Namespace, low: Any, high: Any, exponent: Any) -> Array:
         T = low + (high - low) * power(_flatness(x, xp), exponent, xp)

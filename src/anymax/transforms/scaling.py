@@ -1,26 +1,29 @@
-"""Transforms of all scores: temperatures, masks, priors, normalisation, cosines, noise; and `mix`, which works on probabilities."""
+"""Transforms of all scores: temperatures, masks, priors, normalisation, cosines, noise."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from .._array import (
+    ABOVE_0,
+    AT_LEAST_0,
+    AT_LEAST_1,
+    NOT_NAN,
+    NOT_NEGATIVE,
     Array,
     Namespace,
-    as_dtype,
+    Ranges,
     asarray,
     differentiates,
     dtype_name,
     finish,
     finite_scores,
     floating,
-    floats,
     is_array,
     is_boolean,
-    is_torch,
     known,
     known_any,
     namespace,
@@ -30,21 +33,20 @@ from .._array import (
     stop_gradient,
     top,
     total,
-    upcast,
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.rows import hide
-from .._core.typing import ArrayT, Numbers, Parameter
+from .._core.typing import Numbers, Parameter
 from .._random.generators import listed
 from .._random.noises import Noise, draw, find
-from .base import Transform, as_parameter, check_range, makes_transform, on_kept
+from .base import Transform, as_parameter, makes_transform, on_kept
 
 _TINY = 1.2e-38  # no dtype to compute in has a larger temperature whose reciprocal is infinite
 
 
 @makes_transform
-def temperature(T: Parameter, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def temperature(T: Parameter, *, axis: int = -1, dim: int | None = None) -> Transform:
     """`x / T`: T > 1 flattens the distribution, T < 1 sharpens it.
 
     Every sampler has it, before or after its truncations. The order matters for truncations by probability, such as `topp` and `minp`.
@@ -63,13 +65,14 @@ def temperature(T: Parameter, *, axis: int | None = None, dim: int | None = None
     >>> temperature(0)([1.0, 3.0])
     array([-inf,   1.])
     """
-    check_range("temperature", "T", T, lambda v: v >= 0, "at least 0")
+    _Temperature.check(T=T)
     return _Temperature((("T", T),), pick_axis(axis, dim))
 
 
 class _Temperature(Transform):
     name = step = "temperature"
     aligned = ("T",)
+    ranges: ClassVar[Ranges] = {"T": AT_LEAST_0}
     elementwise = True
 
     @property
@@ -116,7 +119,7 @@ def scalable(
     delta: Parameter = 0.0,
     n: Parameter | None = None,
     *,
-    axis: int | None = None,
+    axis: int = -1,
     dim: int | None = None,
 ) -> Transform:
     """`(delta + beta log(n)^gamma) x`: a temperature that depends on the length n of the row, so that long rows do not get flat.
@@ -142,10 +145,9 @@ def scalable(
     >>> scalable(beta=0.5)([1.0, 2.0, 4.0, 8.0]).round(4)
     array([0.6931, 1.3863, 2.7726, 5.5452])
     """
-    for name, value in (("beta", beta), ("gamma", gamma), ("delta", delta)):
-        check_range("scalable", name, value, lambda v: v == v, "a number, not NaN")
+    _Scalable.check(beta=beta, gamma=gamma, delta=delta)
     if n is not None:
-        check_range("scalable", "n", n, lambda v: v >= 1, "at least 1")
+        _Scalable.check(n=n)
     params = (("beta", beta), ("gamma", gamma), ("delta", delta), ("n", n))
     return _Scalable(params, pick_axis(axis, dim))
 
@@ -153,6 +155,7 @@ def scalable(
 class _Scalable(Transform):
     name = "scalable"
     aligned = ("beta", "gamma", "delta", "n")
+    ranges: ClassVar[Ranges] = {"beta": NOT_NAN, "gamma": NOT_NAN, "delta": NOT_NAN, "n": AT_LEAST_1}
     elementwise = True
 
     @property
@@ -171,7 +174,7 @@ def _grown(n: float, gamma: Any) -> Any:
 
 
 @makes_transform
-def mask(keep: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def mask(keep: Any, *, axis: int = -1, dim: int | None = None) -> Transform:
     """-inf where `keep` is False, so that every map gives these entries probability 0.
 
     Use it for padding and for classes that must not be drawn; most verbs take `mask=` too.
@@ -206,7 +209,7 @@ def prior(
     scale: Parameter | Numbers | None = None,
     *,
     strength: float | Mapping | str = 1.0,
-    axis: int | None = None,
+    axis: int = -1,
     dim: int | None = None,
 ) -> Transform:
     """Prior knowledge before the map: `scale * x + strength * log_p`. `mix` uses it after the map.
@@ -235,9 +238,7 @@ def prior(
     if log_p is None and scale is None:
         raise TypeError("prior(): give log_p=<added to the scores>, scale=<multiplies the scores>, or both")
     log_p, scale = (v if v is None or isinstance(v, (int, float)) else asarray(v, "prior") for v in (log_p, scale))
-    for name, value in (("log_p", log_p), ("scale", scale)):
-        if value is not None:
-            check_range("prior", name, value, lambda v: v == v, "a number, not NaN")
+    _Prior.check(**{k: v for k, v in (("log_p", log_p), ("scale", scale)) if v is not None})
     axis = pick_axis(axis, dim)
     if isinstance(strength, (str, Mapping)):
         strength = _fitting(as_mapping(strength, "prior", "strength is a number or a map"), log_p, axis)
@@ -273,6 +274,7 @@ def _fitting(mapping: Mapping, log_p: Any, axis: int) -> float:
 class _Prior(Transform):
     name = "prior"
     aligned = ("log_p", "scale")
+    ranges: ClassVar[Ranges] = {"log_p": NOT_NAN, "scale": NOT_NAN}
     elementwise = True
 
     def rows(self, x: Array, xp: Namespace, log_p: Any, scale: Any, strength: Any) -> Array:
@@ -288,7 +290,7 @@ class _Prior(Transform):
 
 @makes_transform
 def normalize(
-    kind: Literal["l1", "l2", "max", "standard"] = "l2", *, axis: int | None = None, dim: int | None = None
+    kind: Literal["l1", "l2", "max", "standard"] = "l2", *, axis: int = -1, dim: int | None = None
 ) -> Transform:
     """Divide each row by its norm, or standardise it. A row of zeros stays a row of zeros.
 
@@ -354,7 +356,7 @@ def _centred(y: Array, keep: Array, xp: Namespace) -> Array:
     return xp.where(keep, y - mean, xp.zeros_like(y))
 
 
-def cosine(weight: Any, eps: float = 1e-8, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def cosine(weight: Any, eps: float = 1e-8, *, axis: int = -1, dim: int | None = None) -> Transform:
     """Embeddings [..., d] to cosine scores [..., C]: the cosine of each embedding with the weight of each class.
 
     Use it before a margin loss (`margin_loss`), which takes cosines.
@@ -383,12 +385,13 @@ def cosine(weight: Any, eps: float = 1e-8, *, axis: int | None = None, dim: int 
     if weight.ndim != 2:
         raise ValueError(f"cosine: weight must have the shape [classes, features], got {tuple(weight.shape)}")
     floating(weight, namespace(weight), "weight")
-    check_range("cosine", "eps", eps, lambda v: v > 0, "above 0")
+    _Cosine.check(eps=eps)
     return _Cosine((("weight", weight), ("eps", eps)), pick_axis(axis, dim))
 
 
 class _Cosine(Transform):
     name = "cosine"
+    ranges: ClassVar[Ranges] = {"eps": ABOVE_0}
 
     def rows(self, x: Array, xp: Namespace, weight: Array, eps: float) -> Array:
         if x.shape[-1] != weight.shape[1]:
@@ -412,7 +415,7 @@ def noise(
     scale: Parameter = 1.0,
     *,
     generator: Any = None,
-    axis: int | None = None,
+    axis: int = -1,
     dim: int | None = None,
 ) -> Transform:
     """Add `scale` times independent noise to the scores.
@@ -434,7 +437,7 @@ def noise(
     >>> noise("normal", 0.1, generator=0)([1.0, 2.0]).round(4)
     array([1.0126, 1.9868])
     """
-    check_range("noise", "scale", scale, lambda v: (v >= 0) & (v < math.inf), "at least 0 and finite")
+    _Noise.check(scale=scale)
     find(kind)  # raises for an unknown kind
     params = (("kind", kind), ("scale", scale), ("generator", listed(generator)))
     return _Noise(params, pick_axis(axis, dim))
@@ -443,44 +446,12 @@ def noise(
 class _Noise(Transform):
     name = "noise"
     aligned = ("scale",)
+    ranges: ClassVar[Ranges] = {"scale": NOT_NEGATIVE}
     whole = True  # the noise of a row depends on its place among the rows
     random = True
 
     def rows(self, x: Array, xp: Namespace, kind: Any, scale: Any, generator: Any) -> Array:
         return on_kept(x, lambda y: y + scale * draw(kind, tuple(x.shape), x, generator), xp)
-
-
-def mix(p: ArrayT | Numbers, prior: Any, weight: Parameter) -> ArrayT:
-    """Prior knowledge after the map: `(1 - weight) p + weight prior`. `prior` uses it before the map.
-
-    Use it for a lower bound on every probability, or to mix in a second distribution whatever the scores are.
-
-    Parameters
-    ----------
-    p
-        The probabilities from a map.
-    prior
-        Probabilities that broadcast to them.
-    weight
-        From 0 to 1, a number or an array with one value per row.
-
-    Returns
-    -------
-    Array
-        Probabilities, an array of the kind, shape and dtype of p.
-
-    Examples
-    --------
-    >>> mix([0.75, 0.25], [0.5, 0.5], 0.5)
-    array([0.625, 0.375])
-    """
-    probabilities, xp = floats(p, "p")
-    check_range("mix", "weight", weight, lambda v: (v >= 0) & (v <= 1), "from 0 to 1")
-    q = upcast(probabilities, xp)
-    other = as_parameter(prior if is_torch(prior) else asarray(prior, "prior"), q, xp)
-    share = as_parameter(weight, q, xp)
-    out = (1.0 - share) * q + share * other
-    return as_dtype(out, probabilities.dtype, xp)
 
 
 # -- helpers ---------------------------------------------------------------------------------------------------------

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
-from .._array import Array, Namespace, is_number, pick_axis
+from .._array import POSITIVE, Array, Namespace, Ranges, is_number, pick_axis
 from .._core.typing import Parameter
-from .base import Transform, check_range, makes_transform, on_kept
+from .base import Transform, makes_transform, on_kept
 
 
 @makes_transform
-def softcap(cap: Parameter, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def softcap(cap: Parameter, *, axis: int = -1, dim: int | None = None) -> Transform:
     """`cap * tanh(x / cap)`: scores far below `cap` are nearly unchanged, and none is above `cap` or below `-cap`.
 
     Gemma 2 has it with 30 in its output layer; give it to `linear_loss` and the other functions of output layers as `transform=`.
@@ -27,12 +27,13 @@ def softcap(cap: Parameter, *, axis: int | None = None, dim: int | None = None) 
     >>> softcap(30.0)([0.0, 15.0, 300.0, -math.inf]).round(3)
     array([ 0.   , 13.864, 30.   ,   -inf])
     """
-    check_range("softcap", "cap", cap, lambda v: (v > 0) & (v < math.inf), "a finite number above 0")
+    _Softcap.check(cap=cap)
     return _Softcap((("cap", cap),), pick_axis(axis, dim))
 
 
 class _Softcap(Transform):
     name = "softcap"
+    ranges: ClassVar[Ranges] = {"cap": POSITIVE}
     elementwise = True
     aligned = ("cap",)
 

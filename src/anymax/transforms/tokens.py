@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from .._array import (
+    FINITE,
+    POSITIVE,
     Array,
     Namespace,
+    Range,
+    Ranges,
     adopt,
     asarray,
     beside,
@@ -29,7 +33,7 @@ from .._array import (
 )
 from .._core.rows import hide
 from .._core.typing import Parameter
-from .base import Transform, check_range, from_numpy, makes_transform, on_kept
+from .base import Transform, from_numpy, makes_transform, on_kept
 
 
 @makes_transform
@@ -39,7 +43,7 @@ def repetition_penalty(
     presence: Parameter = 0.0,
     frequency: Parameter = 0.0,
     *,
-    axis: int | None = None,
+    axis: int = -1,
     dim: int | None = None,
 ) -> Transform:
     """Lower the scores of the classes that came before: a score s becomes `s / penalty`, or `s * penalty` if it is negative, minus
@@ -68,9 +72,7 @@ def repetition_penalty(
     array([ 0.25,  1.  , -2.5 ])
     """
     tokens = read_tokens("repetition_penalty", tokens)
-    check_range("repetition_penalty", "penalty", penalty, lambda v: (v > 0) & (v < math.inf), "above 0 and finite")
-    for name, value in (("presence", presence), ("frequency", frequency)):
-        check_range("repetition_penalty", name, value, lambda v: (v > -math.inf) & (v < math.inf), "finite")
+    _RepetitionPenalty.check(penalty=penalty, presence=presence, frequency=frequency)
     params = (("tokens", tokens), ("penalty", penalty), ("presence", presence), ("frequency", frequency))
     return _RepetitionPenalty(params, pick_axis(axis, dim))
 
@@ -78,6 +80,7 @@ def repetition_penalty(
 class _RepetitionPenalty(Transform):
     name = "repetition_penalty"
     aligned = ("penalty", "presence", "frequency")
+    ranges: ClassVar[Ranges] = {"penalty": POSITIVE, "presence": FINITE, "frequency": FINITE}
 
     def rows(self, x: Array, xp: Namespace, tokens: Array, penalty: Any, presence: Any, frequency: Any) -> Array:
         n = x.shape[-1]
@@ -93,7 +96,7 @@ class _RepetitionPenalty(Transform):
 
 
 @makes_transform
-def logit_bias(bias: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def logit_bias(bias: Any, *, axis: int = -1, dim: int | None = None) -> Transform:
     """Add a bias to some or all of the scores.
 
     Use it to ban a class (-inf), or to make it more likely, as in OpenAI's API, vLLM and llama.cpp.
@@ -113,13 +116,14 @@ def logit_bias(bias: Any, *, axis: int | None = None, dim: int | None = None) ->
     elif not isinstance(bias, (int, float)):
         bias = asarray(bias, "bias")
     if not isinstance(bias, tuple):
-        check_range("logit_bias", "bias", bias, lambda v: v < math.inf, "numbers below infinity, not NaN")
+        _LogitBias.check(bias=bias)
     return _LogitBias((("bias", bias),), pick_axis(axis, dim))
 
 
 class _LogitBias(Transform):
     name = "logit_bias"
     aligned = ("bias",)
+    ranges: ClassVar[Ranges] = {"bias": Range(-math.inf, math.inf, "low")}
 
     def rows(self, x: Array, xp: Namespace, bias: Any) -> Array:
         if isinstance(bias, tuple):
@@ -136,7 +140,7 @@ class _LogitBias(Transform):
 
 
 @makes_transform
-def sequence_bias(tokens: Any, bias: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def sequence_bias(tokens: Any, bias: Any, *, axis: int = -1, dim: int | None = None) -> Transform:
     """Add a bias to the class that would complete a sequence: to its last class, where the tokens end with the classes before it.
 
     Use it to ban words of several tokens (-inf), or to make them more likely: the `bad_words_ids` and `sequence_bias` of transformers, and

@@ -7,8 +7,14 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 from .._array import (
+    ABOVE_0,
+    AT_LEAST_1,
+    INSIDE,
+    SHARE,
+    UNIT,
     Array,
     Namespace,
+    Ranges,
     finite_scores,
     fit_axes,
     floats,
@@ -27,18 +33,16 @@ from .._core.typing import AnyArray, Numbers, Parameter
 from .._random.generators import listed, uniform
 from .._random.truncation import cutoff_keep, group_keep, topk_keep, topp_keep, typical_keep, xtc_keep
 from ..kernels.selection import Groups, chosen_mask, masked_as
-from .base import Transform, brief, check_range, makes_transform, of_scores
+from .base import Transform, brief, makes_transform, of_scores
 
-MASS = "above 0 and at most 1"
-_INSIDE = "above 0 and below 1"
 _MOST = 2**31 - 1  # positions are counted in 32 bits
 
 
-def _range(words: str, value: Any) -> str:
-    """What is allowed; at 0 and -1, which configs have for "off", also what to write for that."""
+def _off(value: Any) -> str:
+    """For 0 and -1, which configs have for "off": what to write for that."""
     value = number(value)
     off = isinstance(value, (int, float)) and value in (0, -1)
-    return f"{words} (a config's {value:g} for off is no transform: leave it out, or use from_config)" if off else words
+    return f" (a config's {value:g} for off is no transform: leave it out, or use from_config)" if off else ""
 
 
 class Truncation(Transform):
@@ -63,7 +67,7 @@ def topk(
     groups: int | None = None,
     keep_groups: int | None = None,
     group_by: int | str = 2,
-    axis: int | None = None,
+    axis: int = -1,
     dim: int | None = None,
 ) -> Transform:
     """Keep exactly the k largest scores and mask the others; keep all if there are fewer than k.
@@ -102,13 +106,13 @@ def topk(
     given: Any = k
     one = is_array(given) and (given.ndim > 0 or not is_int(number(given)))
     if one and is_integer(given):
-        check_range("topk", "k", given, lambda v: v >= 1, "at least 1")
+        _TopK.check(k=given)
     elif one or not is_int(number(given)):
         raise TypeError(
             f"topk: k must be an integer, the number of scores to keep, got {brief(given)}{of_scores('topk', given)}"
         )
     elif given < 1:
-        raise ValueError(f"topk: k must be {_range('at least 1', given)}, got {given}")
+        raise ValueError(f"topk: k must be at least 1{_off(given)}, got {given}")
     params = (("k", given), ("min_keep", min_keep)) if one else (("k", max(int(given), min_keep)),)
     split = check_groups("topk", groups, keep_groups, group_by)
     if by is None and split is None:
@@ -155,6 +159,7 @@ def fit_groups(who: str, groups: Groups | None, n: int) -> Groups | None:
 class _TopK(Truncation):
     name = step = "topk"
     aligned = ("k",)
+    ranges: ClassVar[Ranges] = {"k": AT_LEAST_1}
 
     def keep(self, x: Array, xp: Namespace, k: Any, min_keep: int = 1) -> Array:
         return topk_keep(x, _at_least(k, min_keep, xp), xp)
@@ -163,6 +168,7 @@ class _TopK(Truncation):
 class _TopKBy(Truncation):
     name = "topk"
     aligned = ("k", "by")
+    ranges: ClassVar[Ranges] = _TopK.ranges
 
     def keep(
         self, x: Array, xp: Namespace, k: Any, by: Any, groups: Any, keep_groups: Any, group_by: Any, min_keep: int = 1
@@ -186,7 +192,7 @@ def _at_least(k: Any, least: int, xp: Namespace) -> Any:
 
 
 @makes_transform
-def topp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def topp(p: Parameter, min_keep: int = 1, *, axis: int = -1, dim: int | None = None) -> Transform:
     """Keep the nucleus: the fewest largest scores whose softmax mass reaches p, at least one.
 
     The usual truncation of a sampler. Holtzman et al. 2020.
@@ -204,20 +210,21 @@ def topp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int |
     >>> topp(0.7)([2.0, 1.0, 0.0])
     array([  2.,   1., -inf])
     """
-    check_range("topp", "p", p, lambda v: (v > 0) & (v <= 1), MASS)
+    _TopP.check(p=p)
     return _TopP((("p", p), ("min_keep", min_keep_of("topp", min_keep))), pick_axis(axis, dim))
 
 
 class _TopP(Truncation):
     name = step = "topp"
     aligned = ("p",)
+    ranges: ClassVar[Ranges] = {"p": SHARE}
 
     def keep(self, x: Array, xp: Namespace, p: Any, min_keep: int) -> Array:
         return topp_keep(x, p, xp, min_keep)
 
 
 @makes_transform
-def minp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def minp(p: Parameter, min_keep: int = 1, *, axis: int = -1, dim: int | None = None) -> Transform:
     """Keep the scores whose softmax probability is at least p times the largest: `x >= max x + log p`.
 
     It is a threshold on the scores and needs no sum. At high temperatures it keeps fewer unlikely classes than `topp`. Nguyen et al.
@@ -235,13 +242,14 @@ def minp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int |
     >>> minp(0.2)([2.0, 1.0, 0.0])
     array([  2.,   1., -inf])
     """
-    check_range("minp", "p", p, lambda v: (v > 0) & (v <= 1), _range(MASS, p))
+    _MinP.check(_off(p), p=p)
     return _MinP((("p", p), ("min_keep", min_keep_of("minp", min_keep))), pick_axis(axis, dim))
 
 
 class _MinP(Truncation):
     name = step = "minp"
     aligned = ("p",)
+    ranges: ClassVar[Ranges] = {"p": SHARE}
 
     def keep(self, x: Array, xp: Namespace, p: Any, min_keep: int) -> Array:
         y = stop_gradient(x)
@@ -251,7 +259,7 @@ class _MinP(Truncation):
 
 
 @makes_transform
-def topnsigma(n: Parameter, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def topnsigma(n: Parameter, *, axis: int = -1, dim: int | None = None) -> Transform:
     """Keep the scores within n standard deviations of the largest: `x >= max x - n std x`.
 
     It keeps the same classes at every temperature. Tang et al. 2024.
@@ -268,13 +276,14 @@ def topnsigma(n: Parameter, *, axis: int | None = None, dim: int | None = None) 
     >>> topnsigma(1.0)([4.0, 3.5, 0.0])
     array([ 4. ,  3.5, -inf])
     """
-    check_range("topnsigma", "n", n, lambda v: v > 0, _range("above 0", n))
+    _TopNSigma.check(_off(n), n=n)
     return _TopNSigma((("n", n),), pick_axis(axis, dim))
 
 
 class _TopNSigma(Truncation):
     name = step = "topnsigma"
     aligned = ("n",)
+    ranges: ClassVar[Ranges] = {"n": ABOVE_0}
 
     def keep(self, x: Array, xp: Namespace, n: Any) -> Array:
         y, keep, poisoned = finite_scores(stop_gradient(x), xp)
@@ -292,7 +301,7 @@ class _TopNSigma(Truncation):
 
 
 @makes_transform
-def typical(mass: Parameter = 0.9, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def typical(mass: Parameter = 0.9, min_keep: int = 1, *, axis: int = -1, dim: int | None = None) -> Transform:
     """Keep the typical classes: the fewest with -log p nearest to the entropy of the row whose softmax mass reaches `mass`.
 
     Use it for text that is neither dull nor odd; it may mask the most probable class. Meister et al. 2023.
@@ -311,22 +320,21 @@ def typical(mass: Parameter = 0.9, min_keep: int = 1, *, axis: int | None = None
     >>> np.exp(typical(0.5)(np.log([0.4, 0.2, 0.2, 0.2]))).round(3)
     array([0. , 0.2, 0.2, 0.2])
     """
-    check_range("typical", "mass", mass, lambda v: (v > 0) & (v <= 1), MASS)
+    _Typical.check(mass=mass)
     return _Typical((("mass", mass), ("min_keep", min_keep_of("typical", min_keep))), pick_axis(axis, dim))
 
 
 class _Typical(Truncation):
     name = step = "typical"
     aligned = ("mass",)
+    ranges: ClassVar[Ranges] = {"mass": SHARE}
 
     def keep(self, x: Array, xp: Namespace, mass: Any, min_keep: int) -> Array:
         return typical_keep(x, mass, xp, min_keep)
 
 
 @makes_transform
-def epsilon_cutoff(
-    epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None
-) -> Transform:
+def epsilon_cutoff(epsilon: Parameter, min_keep: int = 1, *, axis: int = -1, dim: int | None = None) -> Transform:
     """Keep the classes whose softmax probability is at least epsilon.
 
     It masks only the tail; `eta` has a lower threshold for rows with a large entropy. Hewitt et al. 2022.
@@ -345,7 +353,7 @@ def epsilon_cutoff(
     >>> np.exp(epsilon_cutoff(0.1)(np.log([0.87, 0.099, 0.001, 0.03]))).round(3)
     array([0.87, 0.  , 0.  , 0.  ])
     """
-    check_range("epsilon_cutoff", "epsilon", epsilon, lambda v: (v > 0) & (v < 1), _INSIDE)
+    _EpsilonCutoff.check(epsilon=epsilon)
     return _EpsilonCutoff(
         (("epsilon", epsilon), ("min_keep", min_keep_of("epsilon_cutoff", min_keep))), pick_axis(axis, dim)
     )
@@ -354,6 +362,7 @@ def epsilon_cutoff(
 class _EpsilonCutoff(Truncation):
     name = step = "epsilon_cutoff"
     aligned = ("epsilon",)
+    ranges: ClassVar[Ranges] = {"epsilon": INSIDE}
     by_entropy: ClassVar[bool] = False  # True if the cutoff is lower for rows with a large entropy
 
     def keep(self, x: Array, xp: Namespace, epsilon: Any, min_keep: int) -> Array:
@@ -361,7 +370,7 @@ class _EpsilonCutoff(Truncation):
 
 
 @makes_transform
-def eta(epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def eta(epsilon: Parameter, min_keep: int = 1, *, axis: int = -1, dim: int | None = None) -> Transform:
     """Keep the classes whose softmax probability is at least `min(epsilon, sqrt(epsilon) exp(-entropy))`.
 
     It is `epsilon_cutoff` with a lower threshold for rows with a large entropy. Hewitt et al. 2022.
@@ -379,7 +388,7 @@ def eta(epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: 
     >>> np.exp(eta(0.0625)(np.log([0.01, 0.04, 0.9, 0.05]))).round(3)
     array([0. , 0. , 0.9, 0. ])
     """
-    check_range("eta", "epsilon", epsilon, lambda v: (v > 0) & (v < 1), _INSIDE)
+    _Eta.check(epsilon=epsilon)
     return _Eta((("epsilon", epsilon), ("min_keep", min_keep_of("eta", min_keep))), pick_axis(axis, dim))
 
 
@@ -394,7 +403,7 @@ def xtc(
     probability: Parameter = 0.5,
     *,
     generator: Any = None,
-    axis: int | None = None,
+    axis: int = -1,
     dim: int | None = None,
 ) -> Transform:
     """Exclude the top choices: at random, mask all classes with probability `threshold` or more except the least probable of them.
@@ -421,8 +430,7 @@ def xtc(
     >>> np.exp(xtc(0.1, 1.0, generator=0)(np.log([0.4, 0.3, 0.2, 0.06, 0.04]))).round(3)
     array([0.  , 0.  , 0.2 , 0.06, 0.04])
     """
-    check_range("xtc", "threshold", threshold, lambda v: (v >= 0) & (v <= 1), "from 0 to 1")
-    check_range("xtc", "probability", probability, lambda v: (v >= 0) & (v <= 1), "from 0 to 1")
+    _XTC.check(threshold=threshold, probability=probability)
     params = (("threshold", threshold), ("probability", probability), ("generator", listed(generator)))
     return _XTC(params, pick_axis(axis, dim))
 
@@ -430,6 +438,7 @@ def xtc(
 class _XTC(Truncation):
     name = step = "xtc"
     aligned = ("threshold", "probability")
+    ranges: ClassVar[Ranges] = {"threshold": UNIT, "probability": UNIT}
     whole = True  # which rows are changed depends on their places
 
     def keep(self, x: Array, xp: Namespace, threshold: Any, probability: Any, generator: Any) -> Array:

@@ -6,6 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from .._array import (
+    POSITIVE,
     Array,
     Namespace,
     as_dtype,
@@ -22,6 +23,7 @@ from .._array import (
     known_any,
     like,
     namespace,
+    nan_outside,
     on_constants,
     stop_gradient,
     upcast,
@@ -77,7 +79,7 @@ def read(
         x = hide(x, fit_axes(mask, tuple(x.shape), "mask"))
     x = upcast(x, xp)
     if is_array(temperature):
-        divisor = like(temperature, x, xp)
+        divisor = nan_outside(like(temperature, x, xp), POSITIVE)
         x = x / fit_axes(divisor, tuple(x.shape), "temperature")
         temperature = 1.0
     if order != tuple(range(x.ndim)):

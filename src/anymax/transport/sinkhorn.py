@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from .._array import (
+    POSITIVE,
     Array,
     Namespace,
     check_integer,
@@ -68,7 +69,9 @@ class Sinkhorn(MatrixMap):
                 raise ValueError(f"Sinkhorn(iterations={count}): iterations must be {hint}")
             object.__setattr__(self, "iterations", count)
         hint = "the scores are divided by it"
-        object.__setattr__(self, "temperature", check_number("Sinkhorn", "temperature", self.temperature, 0.0, hint))
+        object.__setattr__(
+            self, "temperature", check_number("Sinkhorn", "temperature", self.temperature, POSITIVE, hint)
+        )
 
     @check_keywords({"dim": "say axes=, of rows and columns", "axis": "say axes=, of rows and columns"})
     def __call__(

@@ -13,14 +13,14 @@ import importlib.util
 import sys
 from typing import Any
 
-from ..._array import Array, is_jax, is_torch
+from ..._array import Array, is_jax, is_torch, nan_outside
 from ..._core.mapping import Mapping
 from ..._random.nodes import NODES
 from .. import arrays
 from .._rows import disjoint
 from ..choice import asked
 from ..engine import BELOW, Engine, IndexLoss
-from ..link import SOFTMAX, SPARSE, Link
+from ..link import KINDS, SOFTMAX, SPARSE, Link
 from ..linked import found_link, link_of
 from . import limits
 
@@ -98,6 +98,8 @@ def prepared(mapping: Mapping) -> tuple[Any, Link]:
     launch, link = load(), triton_link(mapping)
     assert not isinstance(launch, str), launch
     assert not isinstance(link, str), link
+    if link.params is not None and link.kind != "entmax":  # whose kernels find an alpha out of range; the others, NaN
+        link = link._replace(params=nan_outside(link.params, mapping.ranges[str(KINDS[link.kind].parameter)]))
     return launch, link
 
 
