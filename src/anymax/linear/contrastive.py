@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from .. import _array
-from .._array import Array, Namespace, as_dtype, device_of, namespace, upcast
+from .._array import Array, Namespace, as_dtype, device_of, namespace, upcast, without_autocast
 from .._core.handed import handed
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
@@ -96,9 +96,10 @@ def contrastive_loss(
         temperature = _array.beside(temperature, first, "temperature", xp)
         temperature = as_dtype(xp.reshape(temperature, ()), first.dtype, xp)
     loss = Pairs(mapping, bidirectional, options)
-    if group is None and axis_name is None:
-        return loss.here(first, second, temperature, xp)
-    return loss.over(as_group(who, group, axis_name, first), first, second, temperature, xp)
+    with without_autocast(first):  # they have its dtype, and their quotient is not to be rounded
+        if group is None and axis_name is None:
+            return loss.here(first, second, temperature, xp)
+        return loss.over(as_group(who, group, axis_name, first), first, second, temperature, xp)
 
 
 class Pairs(NamedTuple):

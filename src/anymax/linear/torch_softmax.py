@@ -211,11 +211,11 @@ def _others_back(layer: Layer, target: Tensor, of: _Slopes, blocks: BlockSize, w
                 dx[tile].addmm_(d, block.weight(a, b))
             if dw is not None:
                 if len(tiles) == 1 and d.dtype is dw.dtype:
-                    torch.mm(d.t(), block.x, out=dw[a:b])
+                    torch.mm(d.t(), block.layer.x, out=dw[a:b])
                 elif sums is None:
-                    sums = (d.t() @ block.x).to(wide)
+                    sums = (d.t() @ block.layer.x).to(wide)
                 else:
-                    sums += d.t() @ block.x
+                    sums += d.t() @ block.layer.x
         if sums is not None and dw is not None:
             dw[a:b] = sums
     return [None if dx is None else dx.to(x.dtype), dw, None if db is None or bias is None else db.to(bias.dtype)]
