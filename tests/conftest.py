@@ -208,6 +208,16 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module")
+def one_process():
+    """A default group of torch that has this process alone."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
 @pytest.fixture
 def call(capsys, monkeypatch):
     """Runs the program `anymax`: (exit code, stdout, stderr)."""

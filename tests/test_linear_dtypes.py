@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from kinds import every_kind
 from laws import close
@@ -32,6 +33,86 @@ def test_dtypes_may_differ(name):
                 close(a.double(), b, 1e-5 + torch.finfo(of.dtype).eps, (dtypes, options))
         ask = lambda *o: A.linear_log_prob(*o[:2], y, MAPS[name], linear_bias=o[2]).clamp(min=-1e3)  # noqa: E731
         close(ask(*own).detach(), ask(*exact).detach(), 1e-4, dtypes)
+
+
+OF_HALVES = {
+    "the loss of each row": lambda x, w, y, m: A.linear_loss(x, w, y, m, reduction="none"),
+    "their mean": lambda x, w, y, m: A.linear_loss(x, w, y, m),
+    "blocks of classes": lambda x, w, y, m: A.linear_loss(x, w, y, m, chunk=50),
+    "smoothed": lambda x, w, y, m: A.linear_loss(x, w, y, m, label_smoothing=0.1),
+    "transformed": lambda x, w, y, m: A.linear_loss(x, w, y, m, transform=A.temperature(0.7)),
+    "log p": lambda x, w, y, m: A.linear_log_prob(x, w, y, m),
+    "at a temperature": lambda x, w, y, m: A.linear_log_prob(x, w, y, m, temperature=0.7),
+    "entropy": lambda x, w, y, m: A.linear_log_prob_entropy(x, w, y, m)[1],
+    "threshold": lambda x, w, y, m: A.linear.linear_threshold(x, w, m).tau,
+    "a teacher": lambda x, w, y, m: A.linear_topk_kl(x, w, y[:, None], x[:, :1] * 0 - 0.5, m),
+    "a sink": lambda x, w, y, m: A.linear_loss(x, w, y, A.Sink(m, score=0.3), reduction="none"),
+    "pairs": lambda x, w, y, m: A.contrastive_loss(x, w[: x.shape[0]], mapping=m, temperature=3.0, reduction="none"),
+    "over processes": lambda x, w, y, m: A.distributed.linear_loss(x, w, y, m, reduction="none"),
+    "log p over processes": lambda x, w, y, m: A.distributed.linear_log_prob(x, w, y, m, temperature=0.7, chunk=7),
+}
+
+
+@pytest.mark.whole(lambda dtype: dtype == "float16")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "autocast"])
+@pytest.mark.parametrize("name", ["softmax", "entmax15"])
+@pytest.mark.parametrize("verb", OF_HALVES)
+def test_no_score_of_half_precision_is_rounded_on_a_cpu(verb, name, dtype, one_process):
+    """Values are those of fp64 to 2e-5, and gradients are off by their own rounding."""
+    torch, compute, mapping = pytest.importorskip("torch"), OF_HALVES[verb], MAPS[name]
+    torch.manual_seed(0)
+    half = torch.bfloat16 if dtype == "autocast" else getattr(torch, dtype)
+    own = [(torch.randn(shape) / 4).to(half) for shape in ((24, 64), (300, 64))]
+    own[0] *= 16
+    exact = [a.double().requires_grad_() for a in own]
+    y = (exact[0] @ exact[1].T).argmax(1)
+    free = [(a.float() if dtype == "autocast" else a).requires_grad_() for a in own]
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "autocast"):
+        got = compute(*free, y, mapping)
+    want = compute(*exact, y, mapping)
+    assert got.dtype is torch.float32
+    close(got.detach().double(), want.detach(), 2e-5)
+    for a, b in zip(torch.autograd.grad(got.sum(), free), torch.autograd.grad(want.sum(), exact)):
+        assert (a - b).norm() <= 1.6 * (b.to(half) - b).norm(), "more than rounded"
+
+
+@pytest.mark.parametrize("given", [{}, {"chunk": 50}, {"temperature": 0.7}], ids=str)
+def test_no_score_of_half_precision_is_rounded_by_jax_on_a_cpu(given):
+    """A loss in several groups of rows too, whose gradients of the weight are added in fp32."""
+    jax, torch = pytest.importorskip("jax"), pytest.importorskip("torch")
+    draw = np.random.default_rng(0)
+    own = [
+        jax.numpy.asarray(draw.normal(size=shape) * f, "bfloat16") for shape, f in (((24, 64), 4), ((300, 64), 0.25))
+    ]
+    exact = [torch.tensor(np.asarray(a, np.float64), requires_grad=True) for a in own]
+    y = draw.integers(300, size=24)
+
+    @jax.jit
+    def log_p(*free):
+        value = A.linear_log_prob(*free, jax.numpy.asarray(y), **given)
+        return value.sum(), value
+
+    gradients, got = jax.grad(log_p, (0, 1), has_aux=True)(*own)
+    want = torch.log_softmax(exact[0] @ exact[1].T / given.get("temperature", 1.0), 1)[torch.arange(24), y]
+    close(np.asarray(got, np.float64), want.detach(), 2e-5)
+    for a, b in zip(gradients, torch.autograd.grad(want.sum(), exact)):
+        rounded = (b.to(torch.bfloat16) - b).norm()
+        assert np.linalg.norm(np.asarray(a, np.float64) - b.numpy()) <= 1.3 * rounded, "more than rounded"
+
+
+@pytest.mark.parametrize("name", ["softmax", "entmax15", "taylor"])
+@pytest.mark.parametrize("way", ["compiled", "vmap"])
+def test_half_precision_is_traced(way, name):
+    """torch.compile traces the dtype of the product of bf16 too."""
+    torch, free, y = torch_operands("float32")
+    x, weight, _ = (a.detach().bfloat16() for a in free)
+    loss = lambda x, y: A.linear_loss(x, weight, y, MAPS[name], reduction="none")  # noqa: E731
+    if way == "compiled":
+        got = torch.compile(loss, backend="eager", fullgraph=True)(x, y)
+    else:
+        got = torch.func.vmap(lambda a, b: loss(a[None], b[None])[0])(x, y)
+    want = A.linear_loss(x.double(), weight.double(), y, MAPS[name], reduction="none")
+    close(got.double(), want, 1e-5)
 
 
 def test_autocast_converts_dtypes_that_differ():

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import anymax as am
-from anymax.linear import torch_candidate_scores, torch_groups, torch_sizes, torch_softmax
+from anymax.linear import layer, torch_candidate_scores, torch_groups, torch_sizes, torch_softmax
 
 ROWS, FEATURES, CLASSES = 40, 24, 90
 MAPS = {"softmax": am.Softmax(), "sparsemax": am.Sparsemax(), "entmax15": am.Entmax(1.5)}
@@ -24,6 +24,7 @@ maps, dtypes = pytest.mark.parametrize("name", MAPS), pytest.mark.parametrize("d
 def _as_on_a_gpu(monkeypatch):
     """Small sizes, so that there are several groups, parts of them and blocks."""
     monkeypatch.setattr(torch_sizes, "on_gpu", lambda x: True)
+    monkeypatch.setattr(layer, "on_cpu", lambda x: False)
     small = {"small": CLASSES, "group": CLASSES, "few": 7 * CLASSES, "block": ROWS * 32}
     monkeypatch.setattr(torch_sizes, "GPU", torch_sizes.GPU._replace(**small))
 

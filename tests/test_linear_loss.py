@@ -265,6 +265,40 @@ def test_a_masked_target_pulls_as_it_does_in_all_scores(name):
         close(a, b, 1e-10)
 
 
+OF_A_MASKED_CLASS = {
+    "mask": lambda keep: {"mask": keep},
+    "bias": lambda keep: {"linear_bias": keep.to(float).log()},
+    "mask of rows": lambda keep: {"mask": keep.expand(ROWS, -1)},
+    "chunk": lambda keep: {"mask": keep, "chunk": 11},
+    "weight": lambda keep: {"mask": keep, "weight": keep + 1.0},
+    "least": lambda keep: {"mask": keep, "least": 0.01},
+}
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("given", OF_A_MASKED_CLASS)
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "topk"])
+def test_the_loss_of_a_masked_class_is_infinite_and_has_no_gradient_in_its_score(name, given, smoothing):
+    """A target without a share, smoothing of 1, has the loss of all other classes."""
+    torch, (x, weight, _), y = torch_operands()
+    if given == "least" and name != "softmax":
+        return
+    keep = torch.arange(CLASSES) != y[0]
+    some, given = y != y[0], OF_A_MASKED_CLASS[given](keep) | {"label_smoothing": smoothing, "reduction": "none"}
+    got = A.linear_loss(x, weight, y, MAPS[name], **given)
+    masked = (x @ weight.T).detach().masked_fill(~keep, -INF)
+    want = dense(MAPS[name], masked[some], y[some], given.get("weight"), label_smoothing=smoothing, reduction="none")
+    close(got[some].detach(), want, 1e-10)
+    if smoothing < 1:
+        assert (got[~some] == INF).all()
+    elif "weight" not in given:
+        other = torch.where(some, y, y[some][0])
+        close(got.detach(), dense(MAPS[name], masked, other, label_smoothing=1.0, reduction="none"), 1e-10)
+    got.sum().backward()
+    assert not weight.grad[y[0]].any()
+    assert weight.grad.isfinite().all()
+
+
 @pytest.mark.whole(lambda kind: kind == "jax")
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "strict"])
 @pytest.mark.parametrize("name", ["softmax", "sparsemax", "taylor"])

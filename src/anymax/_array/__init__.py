@@ -35,6 +35,8 @@ from .dtypes import (
     upcast,
     wide_dtype,
     wide_name,
+    widest,
+    without_autocast,
 )
 from .kinds import Array, Namespace, device_of, is_array, is_jax, is_ragged, is_torch, namespace, torch_loaded
 from .ranges import (
@@ -94,6 +96,7 @@ from .tracing import (
     loop,
     modes,
     on_constants,
+    on_cpu,
     plain_backward,
     quiet,
     recorded,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 from typing import Any
 
@@ -62,6 +64,20 @@ def autocast_dtype(x: Any) -> Any:
     # these have no autocast, and an error in its place; torch.compile before torch 2.12 does not trace `is_autocast_available`
     on = kind not in ("meta", "lazy", "vulkan") and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if on else None
+
+
+def without_autocast(x: Any) -> contextlib.AbstractContextManager:
+    """A context in which torch's autocast changes no tensor beside `x`: the operands have the dtypes that they are to have."""
+    if not is_torch(x) or autocast_dtype(x) is None:
+        return contextlib.nullcontext()
+    return sys.modules["torch"].autocast(x.device.type, enabled=False)
+
+
+def widest(xp: Namespace, *arrays: Array) -> Any:
+    """The dtype to which arrays are promoted. torch.compile does not trace `torch.result_type`, which the namespace calls for bf16."""
+    if is_torch(arrays[0]):
+        return functools.reduce(sys.modules["torch"].promote_types, (a.dtype for a in arrays))
+    return xp.result_type(*arrays)
 
 
 def asked_for(given: Any, x: Array) -> Any:

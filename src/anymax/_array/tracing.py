@@ -73,6 +73,17 @@ def decides(x: Array) -> bool:
     return known(x) and not (is_torch(x) and sys.modules["torch"].jit.is_tracing())
 
 
+def on_cpu(x: Array) -> bool:
+    """True for an array in the memory of a CPU; while JAX traces, if it computes on a CPU by default."""
+    if is_torch(x):
+        return x.device.type == "cpu"
+    if is_jax(x):
+        return (
+            all(d.platform == "cpu" for d in x.devices()) if eager(x) else sys.modules["jax"].default_backend() == "cpu"
+        )
+    return True
+
+
 def known_any(condition: Array, xp: Namespace) -> bool:
     """True if some entry is known to be True."""
     return known(condition) and bool(xp.any(condition))

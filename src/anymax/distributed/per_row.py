@@ -45,7 +45,9 @@ def threshold_of_call(call: ShardedCall, keepdims: bool = False) -> Threshold:
 
 def logsumexp(arguments: Arguments, agreement: Agreement, temperature: Any, keepdims: bool) -> Array:
     call = arguments.call(agreement)
-    temperature = _array.check_number("logsumexp", "temperature", temperature, _array.AT_LEAST_0, "0 is the limit, the maximum")
+    temperature = _array.check_number(
+        "logsumexp", "temperature", temperature, _array.AT_LEAST_0, "0 is the limit, the maximum"
+    )
     tiny = float(namespace(call.x).finfo(_array.wide_dtype(call.x, namespace(call.x))).smallest_normal)
     if _array.is_array(temperature):
         temperature = _array.nan_outside(temperature, _array.AT_LEAST_0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._array import Array, dtype_name, eager, is_jax
+from .._array import Array, dtype_name, eager, is_jax, on_cpu
 from .._core.mapping import Mapping
 from . import arrays
 from .engine import BELOW, Engine, IndexLoss
@@ -28,7 +28,7 @@ class Xla(Engine):
             return f"it takes float32, float64, float16 and bfloat16, not {dtype_name(x)}"
         if reason := arrays.refuse_width(x):
             return reason
-        if eager(x) and any(device.platform != "cpu" for device in x.devices()):
+        if eager(x) and not on_cpu(x):
             return "it takes arrays on the CPU, these are on another device"
         from .jax_primitives import problem  # late: jax is loaded already, since x is its array
 

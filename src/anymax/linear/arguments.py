@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _array
-from .._array import Array, Namespace, as_dtype, differentiates, is_array, is_integer, is_torch, namespace, upcast
+from .._array import Array, Namespace, as_dtype, differentiates, is_array, is_integer, namespace, upcast
 from .._core.classes import class_indices
 from .._core.mapping import Mapping
 from .._core.shards import refuse as refuse_sharded
@@ -116,8 +116,6 @@ def with_temperature(who: str, layer: Layer, temperature: Any) -> tuple[Layer, t
     xp = namespace(layer.x)
     check_range(who, "temperature", temperature, _array.AT_LEAST_0)
     wide = upcast(layer.x, xp)
-    if is_torch(layer.x) and layer.x.device.type == "cpu":  # the quotient must not be rounded to half precision
-        layer = layer.with_operands(wide, layer.weight, layer.bias)
     if not is_array(temperature) or math.prod(temperature.shape) == 1:
         scale = _array.number(temperature)
         if is_array(scale):

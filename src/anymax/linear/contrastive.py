@@ -6,7 +6,18 @@ import math
 from typing import Any, NamedTuple
 
 from .. import _array
-from .._array import Array, Namespace, as_dtype, autocast_dtype, check_flag, device_of, is_torch, namespace, upcast
+from .._array import (
+    Array,
+    Namespace,
+    as_dtype,
+    check_flag,
+    device_of,
+    is_jax,
+    is_torch,
+    namespace,
+    upcast,
+    without_autocast,
+)
 from .._core.handed import handed
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
@@ -115,10 +126,11 @@ class Given(NamedTuple):
 
 def loss_of_pairs(given: Given, group: Any = None, axis_name: Any = None) -> Any:
     """The loss of pairs that this process has, or of those of all processes of a group."""
-    if group is None and axis_name is None:
-        return Pairs.read(given).here()
     a = _array.asarray(given.a, "a")
-    return bridge(a).layers.outside_graphs(_together, given, a, group, axis_name)
+    with without_autocast(a):  # the embeddings have its dtype, and their quotient is not to be rounded
+        if group is None and axis_name is None:
+            return Pairs.read(given).here()
+        return bridge(a).layers.outside_graphs(_together, given, a, group, axis_name)
 
 
 def _together(given: Given, a: Array, group: Any, axis_name: Any) -> Any:
@@ -161,9 +173,9 @@ class Pairs(NamedTuple):
             t = _array.nan_outside(_array.beside(t, a, "temperature", xp), _array.ABOVE_0)
             t = as_dtype(xp.reshape(t, ()), wide.dtype, xp)
         scaled = wide / t
-        if not (
-            is_torch(a) and a.device.type == "cpu" and autocast_dtype(a) is None
-        ):  # there the quotient need not be rounded
+        if is_jax(a) or (
+            is_torch(a) and a.device.type != "cpu"
+        ):  # elsewhere products of half precision are computed in fp32
             scaled = as_dtype(scaled, a.dtype, xp)
         more = 0 if negatives is None else negatives.shape[0]
         apart = processes if given.negatives is None else 1  # the processes that have negatives of their own

@@ -15,7 +15,7 @@ from .._core.static import Static
 from ..autodiff.jax import static_of
 from .bridge import PIECE, LayerBridge
 from .job import Job
-from .layer import Layer, dots, rows_at_a_time
+from .layer import ByRow, Layer, dots, rows_at_a_time
 from .per_row import PerRow
 
 
@@ -30,18 +30,16 @@ class _Shared(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _run(
-    per_row: PerRow, static: Static, step: int, by_row: dict[str, Array], shared: _Shared, target: Array | None
-) -> Any:
+def _run(per_row: PerRow, static: Static, step: int, by_row: ByRow, shared: _Shared, target: Array | None) -> Any:
     @jax.checkpoint
-    def group(by_row: dict[str, Array], target: Array | None, shared: _Shared) -> Any:
-        params = by_row | shared.params
+    def group(by_row: ByRow, target: Array | None, shared: _Shared) -> Any:
+        x, keep, params = by_row
+        params = params | shared.params
         mapping = static.mapping({k: params[k] for k in static.names})
-        keep = by_row.get("keep", shared.keep)
-        part = Layer(by_row["x"], shared.weight, shared.bias, keep, mapping, (), by_row["x"].dtype)
+        part = Layer(x, shared.weight, shared.bias, shared.keep if keep is None else keep, mapping, (), x.dtype)
         return Job(part, per_row, target, shared.class_weight).result()
 
-    rows = by_row["x"].shape[0]
+    rows = by_row.x.shape[0]
     given = by_row, target
     if rows <= step:
         return group(*given, shared)
@@ -67,8 +65,8 @@ class JaxLayers(LayerBridge):
     def by_rows(self, job: Job) -> Any:
         layer, step = job.layer, rows_at_a_time(job.layer, job.chunk)
         by_row = layer.by_row()
-        params = {k: v for k, v in layer.mapping.params().items() if k not in by_row}
-        keep = None if "keep" in by_row else layer.keep
+        params = {k: v for k, v in layer.mapping.params().items() if k not in by_row.params}
+        keep = layer.keep if by_row.keep is None else None
         shared = _Shared(layer.weight, layer.bias, keep, params, job.class_weight)
         return _run(job.per_row, static_of(layer.mapping), step, by_row, shared, job.target)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _array
 from .._array import (
@@ -20,9 +20,12 @@ from .._array import (
     is_jax,
     is_torch,
     namespace,
+    on_cpu,
     recorded,
     stop_gradient,
     upcast,
+    widest,
+    without_autocast,
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
@@ -32,12 +35,20 @@ from .._core.shards import refuse as refuse_sharded
 _GROUP = 1 << 22  # scores of a group of rows
 
 
+class ByRow(NamedTuple):
+    """The arrays of a layer that have an entry for each row."""
+
+    x: Array
+    keep: Array | None
+    params: dict[str, Array]  # of the map, by name
+
+
 @dataclasses.dataclass(frozen=True)
 class Layer:
     """The operands of the scores `x @ weight.T + bias`, and a map. A parameter of the map is a number or has one value per row."""
 
     x: Array  # [rows, features]
-    weight: Array  # [classes, features], in the dtype of x or a narrower one
+    weight: Array  # [classes, features], in the dtype of x, or on torch's CPU a narrower one
     bias: Array | None  # [classes]
     keep: Array | None  # [1 or rows, classes], boolean
     mapping: Mapping
@@ -69,7 +80,7 @@ class Layer:
         xp, lead, (n, features) = namespace(x), tuple(x.shape[:-1]), weight.shape
         if not part:
             mapping.check(n)
-        x, weight, bias = _in_dtype_of_product(x, weight, bias, xp)
+        x, weight, bias = _in_dtype_of_product(x, weight, bias, xp, part)
         params = {
             k: _one_a_row(aligned(v, x[..., :1], x.ndim - 1, f"{mapping.name}: {k}"), lead, f"{mapping.name}: {k}", xp)
             for k, v in mapping.params().items()
@@ -85,19 +96,10 @@ class Layer:
         """One number of each row, [rows] or [rows, 1], in the shape of the rows as given."""
         return as_scalar(xp.reshape(each, self.lead))
 
-    def by_row(self) -> dict[str, Array]:
-        """The arrays that have an entry for each row, by name."""
-        out = {"x": self.x}
-        if self.keep is not None and self.keep.shape[0] != 1:
-            out["keep"] = self.keep
-        return out | {k: v for k, v in self.mapping.params().items() if v.ndim}
-
-    def with_rows(self, arrays: dict[str, Array]) -> Layer:
-        """The layer with other rows, given as `by_row` returns them."""
-        params = {k: v for k, v in arrays.items() if k not in ("x", "keep")}
-        return dataclasses.replace(
-            self, x=arrays["x"], keep=arrays.get("keep", self.keep), mapping=self.mapping.laid_out(**params)
-        )
+    def by_row(self) -> ByRow:
+        """The arrays that have an entry for each row."""
+        keep = None if self.keep is None or self.keep.shape[0] == 1 else self.keep
+        return ByRow(self.x, keep, {k: v for k, v in self.mapping.params().items() if v.ndim})
 
     def with_operands(self, x: Array, weight: Array, bias: Array | None) -> Layer:
         """The layer with other features, weight and bias."""
@@ -119,7 +121,10 @@ class Layer:
 
     def part(self, where: Any) -> Layer:
         """Some of the rows: a slice, or their indices."""
-        return self.with_rows({k: v[where, ...] for k, v in self.by_row().items()})
+        x, keep, params = self.by_row()
+        keep = self.keep if keep is None else keep[where, ...]
+        mapping = self.mapping.laid_out(**{k: v[where, ...] for k, v in params.items()}) if params else self.mapping
+        return dataclasses.replace(self, x=x[where, ...], keep=keep, mapping=mapping)
 
     def groups(self, step: int) -> Iterator[slice]:
         """Where the rows are, `step` at a time; one group without rows if there are none."""
@@ -148,7 +153,8 @@ class Layer:
         """All scores, [rows, classes], in the dtype of the product; a masked class has -inf."""
         xp = namespace(self.x)
         weight = as_dtype(self.weight, self.x.dtype, xp)  # features may be wider
-        s = xp.matmul(self.x, weight.T)
+        with without_autocast(self.x):
+            s = xp.matmul(self.x, weight.T)
         s = s if self.bias is None else s + self.bias
         return s if self.keep is None else xp.where(self.keep, s, -math.inf * xp.ones_like(s))
 
@@ -181,9 +187,10 @@ def _operands(who: str, x: Any, weight: Any, bias: Any, part: bool) -> tuple[Arr
 
 
 def one_dtype(xp: Namespace, *operands: Array | None) -> tuple[Any, ...]:
-    """The operands of a product in one dtype, that of `_dtype_of_product`."""
+    """The operands of a product in one dtype, that of `_dtype_of_product`; half precision on a CPU as fp32, so that no score is rounded."""
     dtype = _dtype_of_product(xp, operands)
-    return tuple(None if a is None else as_dtype(a, dtype, xp) for a in operands)
+    same = (None if a is None else as_dtype(a, dtype, xp) for a in operands)
+    return tuple(a if a is None or not on_cpu(a) else upcast(a, xp) for a in same)
 
 
 def dtype_of_result(x: Array, xp: Namespace) -> Any:
@@ -193,23 +200,25 @@ def dtype_of_result(x: Array, xp: Namespace) -> Any:
 
 
 def _dtype_of_product(xp: Namespace, operands: tuple[Array | None, ...]) -> Any:
-    """The dtype of torch's autocast if it is on, else the widest of the operands; NumPy's half precision is computed in fp32."""
+    """The dtype of torch's autocast if it is on, else the widest of the operands."""
     given = [a for a in operands if a is not None]
     autocast = autocast_dtype(given[0]) if is_torch(given[0]) else None
     if autocast is not None and given[0].dtype != xp.float64:
         return autocast
-    return xp.result_type(*(a if is_torch(a) or is_jax(a) else upcast(a, xp) for a in given))
+    return widest(xp, *given)
 
 
 def _in_dtype_of_product(
-    x: Array, weight: Array, bias: Array | None, xp: Namespace
+    x: Array, weight: Array, bias: Array | None, xp: Namespace, part: bool
 ) -> tuple[Array, Array, Array | None]:
-    """The operands in the dtype of the product; on torch's CPU a narrower weight stays as it is, and its classes are converted a part
-    at a time."""
-    if not is_torch(x) or x.device.type != "cpu" or autocast_dtype(x) is not None:
+    """The operands as `one_dtype` gives them; but on torch's CPU a narrower weight stays as it is, and its classes are converted a part
+    at a time. part: the classes are on several processes; then a few rows at a time add to one gradient of the weight, in fp32."""
+    if part or not is_torch(x) or not on_cpu(x):
         return one_dtype(xp, x, weight, bias)
     dtype = _dtype_of_product(xp, (x, weight, bias))
-    return as_dtype(x, dtype, xp), weight, None if bias is None else as_dtype(bias, dtype, xp)
+    weight = weight if autocast_dtype(x) is None else as_dtype(weight, dtype, xp)
+    bias = None if bias is None else upcast(as_dtype(bias, dtype, xp), xp)
+    return upcast(as_dtype(x, dtype, xp), xp), weight, bias
 
 
 def _one_a_row(value: Any, lead: tuple[int, ...], name: str, xp: Namespace) -> Any:
@@ -228,14 +237,14 @@ def _with_hidden(
 ) -> tuple[Mapping, Array, Array, Array | None]:
     """The map, the weight, the bias and the mask with the class that the map hides as the last: no weight, and its score as the bias."""
     row = weight[:1, :]
-    none = xp.zeros_like(weight[:, 0])[None, :]
+    none = upcast(xp.zeros_like(weight[:, 0])[None, :], xp)  # a score of half precision would be rounded
     own = mapping.params().get("score")
     if own is not None and math.prod(own.shape) != 1:
         raise ValueError(
             f"{who}: {mapping!r} has a score for each row; in an output layer a sink has one score for all rows"
         )
     inner, scores = mapping.with_hidden(none, xp)
-    known: Array = xp.zeros_like(weight[:, 0]) if bias is None else bias
+    known: Array = upcast(xp.zeros_like(weight[:, 0]) if bias is None else bias, xp)
     bias = xp.concat([known, as_dtype(scores[0, -1:], known.dtype, xp)])
     keep = None if keep is None else xp.concat([keep, xp.ones_like(keep[:, :1])], axis=-1)
     return inner, xp.concat([weight, xp.zeros_like(row)]), bias, keep

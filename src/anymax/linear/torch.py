@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .._array import compiling, exporting
+from .._array import autocast_dtype, compiling, exporting, without_autocast
 from ..autodiff.torch_graphs import outside_graphs
 from . import torch_candidate_scores, torch_contrastive, torch_groups, torch_values
 from .bridge import LayerBridge
@@ -19,13 +20,30 @@ from .torch_groups import rows_ahead, rows_of_group, rows_with_a_class, runs_eag
 Tensor = torch.Tensor
 
 
+def _of_given_dtypes(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method whose operands have the dtypes that they are to have, which autocast must not change: it would round the scores."""
+
+    @functools.wraps(method)
+    def call(self: TorchLayers, of: Any, *given: Any) -> Any:
+        x = of.layer.x if isinstance(of, Job) else of.x if isinstance(of, Layer) else of
+        if autocast_dtype(x) is None:
+            return method(self, of, *given)
+        with without_autocast(x):
+            return method(self, of, *given)
+
+    return call
+
+
 class TorchLayers(LayerBridge):
+    @_of_given_dtypes
     def by_rows(self, job: Job) -> Any:
         return torch_groups.by_rows(job)
 
+    @_of_given_dtypes
     def gathered(self, layer: Layer, classes: Tensor) -> Tensor:
         return torch_candidate_scores.gathered(layer, classes)
 
+    @_of_given_dtypes
     def values(self, job: Job, out: Tensor) -> Tensor:
         if runs_eagerly(job.layer):
             return with_a_class(job, out, torch_values.values)
@@ -36,12 +54,14 @@ class TorchLayers(LayerBridge):
             found = torch_compiled.values(job)
         return self.by_rows(job) if found is None else found
 
+    @_of_given_dtypes
     def total(self, job: Job, out: Tensor, factor: Tensor) -> Tensor | None:
         if not runs_eagerly(job.layer) or torch_values.holds_no_rows(job):
             return None
         rows = rows_with_a_class(out)
         return total(job if rows is None else job.part(rows), factor)
 
+    @_of_given_dtypes
     def both_ways(self, a: Tensor, b: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor] | None:
         return None if compiling() else torch_contrastive.both_ways(a, b, keep)
 
@@ -63,6 +83,7 @@ class TorchLayers(LayerBridge):
     def outside_graphs(self, f: Callable[..., Any], *given: Any) -> Any:
         return outside_graphs(f, *given) if compiling() else f(*given)
 
+    @_of_given_dtypes
     def thresholds(self, job: Job) -> tuple[Tensor, Tensor]:
         found = torch_values.thresholds(job)
         return self.by_rows(job) if found is None else found

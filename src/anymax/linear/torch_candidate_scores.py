@@ -6,6 +6,7 @@ The gradient of the gradient holds all scores: it uses plain operations.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -34,7 +35,10 @@ def candidates_of(job: Job, bound: Bound, of_target: OfTarget = OfTarget.USED) -
 
 def scores_of(layer: Layer, held: Candidates, u: Tensor | None) -> tuple[Tensor, Tensor]:
     """The scores of the candidates, with their gradient, and <scores, u>."""
-    return _CandidateScores.apply(layer.x, layer.weight, layer.bias, held.value, held.index, u)
+    s, even = _CandidateScores.apply(layer.x, layer.weight, layer.bias, held.value, held.index, u)
+    if layer.keep is not None or layer.bias is not None:  # a masked target is among them, and has no gradient
+        s = s.masked_fill(held.value == -math.inf, -math.inf)
+    return s, even
 
 
 def gathered(layer: Layer, classes: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ and the map of them is the map of the row.
 from __future__ import annotations
 
 import enum
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -29,7 +28,6 @@ Tensor = torch.Tensor
 _SOFTMAX = Softmax()
 
 _FEW = 64  # scores that are skipped together if their maximum is below the bound
-_INSTRUCTIONS = {torch.bfloat16: ("avx512_bf16", "amx_tile"), torch.float16: ("amx_fp16",)}
 
 
 Bound = Callable[[Tensor, Layer], Tensor]
@@ -60,24 +58,11 @@ class BlockSize(NamedTuple):
 
     def buffer(self, layer: Layer) -> Tensor:
         """Memory for one block of the layer's scores."""
-        return layer.x.new_empty(min(layer.rows, self.rows) * self.classes, dtype=dtype_of_product(layer.x))
+        return layer.x.new_empty(min(layer.rows, self.rows) * self.classes, dtype=layer.x.dtype)
 
     def parts(self, layer: Layer) -> Iterator[tuple[int, int]]:
         for a in range(0, layer.classes, self.classes):
             yield a, min(a + self.classes, layer.classes)
-
-
-def dtype_of_product(x: Tensor) -> torch.dtype:
-    """The dtype in which products with x are fast: a CPU that has no instructions for half precision takes 10 to 50 times as long in it."""
-    if torch_sizes.on_gpu(x) or x.dtype not in _INSTRUCTIONS:
-        return x.dtype
-    return x.dtype if _has_instructions(x.dtype) else torch.float32
-
-
-@functools.cache
-def _has_instructions(dtype: torch.dtype) -> bool:
-    checks = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in _INSTRUCTIONS[dtype])
-    return any(check is not None and check() for check in checks)
 
 
 class ScoreBlocks:
@@ -90,7 +75,6 @@ class ScoreBlocks:
         self, layer: Layer, blocks: BlockSize, target: Tensor | None = None, buffer: Tensor | None = None
     ) -> None:
         self.layer, self.buffer = layer, blocks.buffer(layer) if buffer is None else buffer
-        self.x = layer.x.to(self.buffer.dtype)
         self.converted = (
             (0, 0),
             layer.weight[:0],
@@ -110,7 +94,7 @@ class ScoreBlocks:
         """The scores of the classes a to b, in the dtype of the product; own: in memory of their own, and not in the buffer."""
         layer, size = self.layer, self.layer.rows * (b - a)
         s = (self.buffer.new_empty(size) if own else self.buffer[:size]).view(layer.rows, b - a)
-        torch.mm(self.x, self.weight(a, b).t(), out=s)
+        torch.mm(layer.x, self.weight(a, b).t(), out=s)
         if layer.bias is not None:
             s += layer.bias[a:b]
         if layer.keep is not None:
@@ -120,7 +104,7 @@ class ScoreBlocks:
     def weight(self, a: int, b: int) -> Tensor:
         """The weight of the classes a to b, in the dtype of the product."""
         if self.converted[0] != (a, b):
-            self.converted = (a, b), self.layer.weight[a:b].to(self.x.dtype)
+            self.converted = (a, b), self.layer.weight[a:b].to(self.layer.x.dtype)
         return self.converted[1]
 
     def targets(self, a: int, b: int) -> tuple[Tensor, Tensor, Tensor]:

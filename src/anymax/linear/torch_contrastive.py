@@ -86,7 +86,7 @@ class _BothWays(torch.autograd.Function):
                 diagonal -= of_rows[pairs] + of_columns[pairs]
                 q = q.to(s.dtype)
                 da[tile] += q @ scores.weight(i, j)
-                db[i:j] += q.t() @ scores.x
+                db[i:j] += q.t() @ scores.layer.x
         return da.to(a.dtype), db.to(b.dtype), None
 
 

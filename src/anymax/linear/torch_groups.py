@@ -11,10 +11,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import array_api_compat.torch as xp
 import torch
 
-from .._array import modes, plain_backward, recorded, transformed, upcast, wide_dtype
+from .._array import modes, plain_backward, recorded, transformed, wide_dtype
 from ..autodiff.saving import params_of, save, saved, with_params
 from ..autodiff.torch import KINDS, plain_grads
 from ..kernels import triton
@@ -22,7 +21,6 @@ from . import torch_sizes
 from .bridge import joined
 from .job import Job
 from .layer import Layer, rows_at_a_time
-from .torch_candidates import dtype_of_product
 from .torch_products import add_to_classes, added_to_rows, entries_of
 
 Tensor = torch.Tensor
@@ -250,7 +248,6 @@ def by_rows(job: Job) -> Any:
 
     If something traces the calls, all scores are computed at once, in plain operations.
     """
-    job = _in_fast_dtype(job)
     layer = job.layer
     if not runs_eagerly(layer, job.target, job.class_weight):
         return job.result()
@@ -272,18 +269,8 @@ def total(job: Job, factor: Tensor) -> Tensor | None:
 
     None where there is no gradient to compute, where too few rows of scores fit into memory, or where the caller says `chunk`.
     """
-    job = _in_fast_dtype(job)
     step = rows_ahead(job)
     return None if step is None else _Ahead.apply(job, step, factor, *_tensors(job))
-
-
-def _in_fast_dtype(job: Job) -> Job:
-    """The job with features in the dtype in which products are fast, if they are computed one by one."""
-    layer = job.layer
-    if not runs_eagerly(layer):
-        return job
-    x = layer.x.to(dtype_of_product(layer.x))
-    return job if x is layer.x else dataclasses.replace(job, layer=layer.with_operands(x, layer.weight, layer.bias))
 
 
 def rows_ahead(job: Job) -> int | None:
@@ -293,7 +280,7 @@ def rows_ahead(job: Job) -> int | None:
         return None
     if not layer.recorded() or _learns(job):
         return None
-    if layer.x.dtype is torch.float16:  # too narrow for a gradient before the caller's factor
+    if layer.weight.dtype is torch.float16:  # too narrow for a gradient before the caller's factor
         return None
     # rows of scores in as much memory as the weight, or in a share of it, unless that is little
     features, n, sizes = layer.x.shape[1], layer.classes, torch_sizes.sizes_of(layer.x)
@@ -304,7 +291,9 @@ def rows_ahead(job: Job) -> int | None:
 
 
 def _learns(job: Job) -> bool:
-    """True if the transforms, or functions among them, have tensors that require a gradient; one row shows it."""
+    """True if the transforms, or functions among them, have tensors that require a gradient; a row of zeros shows it."""
     if not job.per_row.transforms:
         return False
-    return job.per_row.transformed(upcast(job.layer.constant().part(slice(0, 1)).scores(), xp)).requires_grad
+    x = job.layer.x
+    row = torch.zeros((1, job.layer.classes), dtype=wide_dtype(x, torch), device=x.device)
+    return job.per_row.transformed(row).requires_grad

@@ -78,7 +78,7 @@ class _Others(torch.autograd.Function):
         if plain_backward(*grads):
             return *_plain_gradient(x, weight, bias, keep, target, u, h.shape[1] > 0, grads), *none
         layer, (g, g_even, g_h), wants = _layer(x, weight, bias, keep), grads, ctx.needs_input_grad[:3]
-        g = torch.zeros_like(value) if g is None else g
+        g = torch.zeros_like(value) if g is None else g.masked_fill(value == -math.inf, 0)  # a masked class has none
         if g_h is not None:  # the gradient of the entropy is -q (log q + entropy)
             g = torch.cat([g[:, :-1], g[:, -1:] - g_h * h], 1)
         return *_others_back(layer, target, _Slopes(value, g, g_h, u, g_even), ctx.blocks, wants), *none
@@ -106,7 +106,8 @@ class _Likely(torch.autograd.Function):
             return *_plain_gradient(x, weight, bias, keep, target[:, None], u, False, (*grads, None)), *none
         g, g_even = grads
         if g is not None:
-            g = ((value - _level(two)).exp_() * g[:, 1:]).scatter_(1, at[:, None], g[:, :1])
+            own = g[:, :1].masked_fill(two[:, :1] == -math.inf, 0)
+            g = ((value - _level(two)).exp_() * g[:, 1:]).scatter_(1, at[:, None], own)
         return *few_back(ctx.needs_input_grad, g, g_even, index, x, weight, bias, u, mean), *none
 
 
@@ -210,11 +211,11 @@ def _others_back(layer: Layer, target: Tensor, of: _Slopes, blocks: BlockSize, w
                 dx[tile].addmm_(d, block.weight(a, b))
             if dw is not None:
                 if len(tiles) == 1 and d.dtype is dw.dtype:
-                    torch.mm(d.t(), block.x, out=dw[a:b])
+                    torch.mm(d.t(), block.layer.x, out=dw[a:b])
                 elif sums is None:
-                    sums = (d.t() @ block.x).to(wide)
+                    sums = (d.t() @ block.layer.x).to(wide)
                 else:
-                    sums += d.t() @ block.x
+                    sums += d.t() @ block.layer.x
         if sums is not None and dw is not None:
             dw[a:b] = sums
     return [None if dx is None else dx.to(x.dtype), dw, None if db is None or bias is None else db.to(bias.dtype)]

@@ -50,6 +50,7 @@ def way(job: Job) -> Callable[[Job], Tensor] | None:
         or per_row.suppress
         or per_row.sub_centers > 1
         or each_row
+        or per_row.smoothing == 1.0  # no share for the target, whose loss may be infinite
         or not runs_eagerly(layer, job.class_weight)
     ):
         return None
@@ -131,9 +132,9 @@ def _of_softmax(job: Job) -> Tensor:
         z_term = _z_term(job, two)
     if u is None:
         return _weighted(job, value) + z_term
-    level = two[:, 0] + value  # logsumexp of the row
-    share = 1.0 - per_row.smoothing if class_weight is None else (1.0 - per_row.smoothing) * class_weight[job.target]
-    return share * value + per_row.smoothing * (u.sum() * level - even) + z_term
+    level = tau_of(_SOFTMAX, two, xp)[:, 0]  # not from the target's loss, which is infinite for a masked class
+    own = _weighted(job, (1.0 - per_row.smoothing) * value)
+    return own + per_row.smoothing * (u.sum() * torch.where(level == -math.inf, 0, level) - even) + z_term
 
 
 def _terms_of_softmax(job: Job) -> Tensor:
@@ -273,7 +274,7 @@ def _spread(job: Job) -> Tensor | None:
 def _smoothed(job: Job, value: Tensor, own: Tensor, even: Tensor) -> Tensor:
     """The Fenchel-Young loss of the smoothed target from that of a class: <scores, y> is linear in y, and Omega has two kinds of terms."""
     layer, e = job.layer, job.per_row.smoothing
-    value = value + e * (own - even)
+    value = value + e * (torch.where(own == -math.inf, 0, own) - even)  # a masked target's loss is infinite already
     if layer.mapping.own_loss == "fenchel_young":
         free = layer.unmasked_classes(xp)
         n = layer.classes if free is None else int(free.sum())
