@@ -99,6 +99,8 @@ def read(given: Any) -> Spec:
         try:
             found = _part(entry)
             mapping = found if isinstance(found, Mapping) else None
+            if mapping is not None:
+                mapping.check_draw("anymax")
         except TypeError as error:
             raise ValueError(f"anymax: {entry!r}: {error}") from None
         if isinstance(found, Part):
