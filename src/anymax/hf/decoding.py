@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers.generation.configuration_utils import GenerationMode
 
 from .._core.mapping import Mapping
+from .._core.options import check_keywords
 from .._random.generators import global_source, going_on
 from ..functional.draws import log_p_of_draw
 from ..likelihood.terms import read
@@ -78,6 +79,7 @@ class LogitsProcessor(transformers.LogitsProcessor):
     >>> tokens = model.generate(prompt, do_sample=True, top_k=0, logits_processor=[cut])  # doctest: +SKIP
     """
 
+    @check_keywords()
     def __init__(self, transform: Any = None, mapping: Mapping | None = None) -> None:
         self.transform, self.mapping = _chosen("LogitsProcessor", transform, mapping)
         self._applied: tuple[torch.device, Any] | None = None  # the transform with generators on that device
@@ -105,6 +107,7 @@ def _refuse_beams(model: Any, input_ids: Tensor, logits_processor: Any, *args: A
             )
 
 
+@check_keywords()
 def sample(
     transform: Any = None, mapping: Mapping | None = None, *, generator: Any = None, streamer: Any = None
 ) -> Callable[..., Any]:
