@@ -390,7 +390,7 @@ def test_a_margin_head_with_a_sink():
         (lambda g, x: D.apply(A.Sink(score=torch.zeros(2, 2)), x, group=g), ValueError, "varies along the classes"),
         (lambda g, x: D.apply(A.Sink("budget:k=6"), x, group=g), ValueError, "can't be chosen of 5"),
         (lambda g, x: D.apply(A.Sink(), x[:, :0], group=g), ValueError, "no classes on any process"),
-        (lambda g, x: D.sample(A.Sink("budget:k=2"), x, group=g), ValueError, "a probability of its own"),
+        (lambda g, x: D.sample(A.Elementwise(), x, group=g), ValueError, "a number of its own"),
         (lambda g, x: D.apply(A.Sink(), x, group=g, class_start=2 * g.rank, class_count=7), ValueError, "have 4 classes together"),
         (lambda g, x: D.fenchel_young(A.Sink("taylor"), x, torch.tensor([0, 1]), group=g), TypeError, "anymax.nll"),
     ],

@@ -228,6 +228,10 @@ def test_a_map_that_minds_an_offset_is_refused_in_beams_alone():
 def test_decoding_says_what_is_wrong():
     made, prompt = build("gpt2", "eager"), tokens(2, 5)
     for make in (hf.LogitsProcessor, hf.sample):
+        with pytest.raises(TypeError, match=r"no option 'top_p' \(write transform=anymax\.topp\(0\.9\)\)"):
+            make(top_p=0.9)
+        with pytest.raises(ValueError, match="gives each class a number of its own, and a row no distribution"):
+            make(mapping=A.Elementwise())
         with pytest.raises(TypeError, match="got two maps"):
             make(Sparsemax(), Entmax(1.5))
         with pytest.raises(TypeError, match=r"transform must be a function scores -> scores such as anymax\.topp"):

@@ -242,8 +242,9 @@ def test_rows_without_a_class_in_other_verbs(kind):
 def test_rows_without_a_class_have_gradients():
     x = torch.zeros(3, 0, requires_grad=True)
     for verb in (am.sparsemax, am.log_softmax, am.logsumexp, lambda x: am.softmax(x, dtype=torch.float64)):
-        (g,) = torch.autograd.grad(verb(x).sum(), x)
+        (g,) = torch.autograd.grad(verb(x).sum(), x, create_graph=True)
         assert g.shape == x.shape
+        assert g.requires_grad
     out = torch.empty(3, 0)
     assert am.softmax(x.detach(), out=out) is out
     assert (
@@ -258,9 +259,21 @@ def test_rows_without_a_class_have_gradients():
     )
 
 
+@every_kind
+def test_a_number_is_one_class(kind):
+    """As in torch.softmax and SciPy."""
+    x = KINDS[kind](np.float32(3.0))
+    assert back(am.softmax(x)) == back(am.sparsemax(x, 0)) == back(am.softmax(x, mask=KINDS[kind](np.True_))) == 1.0
+    assert back(am.log_softmax(x)) == 0.0
+    assert back(am.logsumexp(x)) == 3.0
+    assert am.softmax(x).shape == ()
+    with pytest.raises(ValueError, match="axis 1 is out of range for scores with 1 dimension"):
+        am.softmax(x, axis=1)
+
+
 def test_shapes_that_hold_no_classes():
     with pytest.raises(ValueError, match="at least one dimension"):
-        am.softmax(3.0)
+        am.threshold("softmax", 3.0)
     for verb in (
         am.cross_entropy,
         lambda x, y: am.log_prob("softmax", x, y),

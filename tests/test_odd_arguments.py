@@ -86,6 +86,11 @@ ODD = [
     (lambda: am.choose("forward", Sparsemax(), "a"), "scores: expected an array or a list of numbers, got 'a'"),
     (lambda: am.softmax(np.matrix(X)), "scores: a numpy.matrix is not read, since its rows are matrices again; give numpy.asarray(x)"),
     (lambda: am.entropy(np.matrix(X)), "p: a numpy.matrix is not read"),
+    (lambda: am.nll(X, Y), "the map is missing, since ndarray of shape (2, 3) comes first; write nll(anymax.Softmax(), scores, target)"),
+    (lambda: am.sample(X.tolist()), "sample: the map is missing, since list comes first; write sample(anymax.Softmax(), x)"),
+    (lambda: am.log_prob("softmax", y=Y), "log_prob: x is missing; write log_prob(anymax.Softmax(), x, y)"),
+    (lambda: am.compose(top_p=0.9), "compose takes transforms, and no options, got top_p=0.9; write compose(anymax.topp(0.9))"),
+    (lambda: am.compose(minp=0.2), "write compose(anymax.transforms.minp(0.2))"),
 ]  # fmt: skip
 
 
@@ -108,6 +113,8 @@ def test_an_odd_argument_is_one_sentence(call, words):
 def test_an_odd_tensor_is_one_sentence():
     torch = pytest.importorskip("torch")
     x, y = torch.tensor(X), torch.tensor(Y)
+    one_sentence(lambda: am.nn.Categorical(logits=x), "the map is missing; write Categorical(anymax.Softmax(), scores)")
+    one_sentence(lambda: am.nn.Loss(), "Loss: the map is missing; write Loss(anymax.Softmax())")
     ragged = [torch.ones(2), torch.ones(3)]
     sparse = "must be a dense tensor, got a sparse one; call its to_dense()"
     nested = "a dense tensor, got a nested one; pad it, and say mask=, or use a verb on segments such as anymax.segment_log_apply"

@@ -240,6 +240,13 @@ def test_one_class_a_row_is_a_mapping_classifier():
         ({}, np.zeros((150, 5), int), "y has no label in any row"),
         ({}, np.full((150, 5), 2), "expected an indicator matrix"),
         ({"mapping": "sigmoid"}, np.arange(150) % 3, "is for an indicator matrix"),
+        (
+            {},
+            [["a", "b"]] * 75 + [["a"]] * 75,
+            r"a list of labels for each row: .*MultiLabelBinarizer\(\).fit_transform\(y\)",
+        ),
+        ({}, [["a", "b"]] * 150, "a list of labels for each row"),
+        ({}, [{1, 2}] * 150, "a set of labels for each row"),
     ],
 )
 def test_errors_of_many_labels_say_what_to_do(options, many, words):

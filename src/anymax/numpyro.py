@@ -11,7 +11,8 @@ from typing import Any
 
 from ._core.mapping import Mapping
 from ._core.static import Static
-from .likelihood.terms import kl_rows, log_p_rows, p_rows, read, refuse_other_sums, terms_of
+from .functional.draws import log_p_of_draw, p_of_draw
+from .likelihood.terms import kl_rows, read, refuse_draws_of_none, terms_of
 from .mappings import Softmax
 from .sampling import samplers
 
@@ -85,7 +86,7 @@ class Categorical(Distribution):
         validate_args: bool | None = None,
     ) -> None:
         self.scores, mapping = read("Categorical", mapping, jnp.asarray(scores), -1, mask, transform)
-        refuse_other_sums("Categorical", mapping, jnp)
+        refuse_draws_of_none("Categorical", mapping)
         self._static, self._params = Static(mapping, None), mapping.params()
         super().__init__(batch_shape=self.scores.shape[:-1], validate_args=validate_args)
 
@@ -96,12 +97,12 @@ class Categorical(Distribution):
     @lazy_property
     def probs(self) -> jax.Array:
         """p, normalised to sum to 1 for every map."""
-        return p_rows(self.mapping, self.scores, jnp)
+        return p_of_draw(self.mapping, self.scores, jnp)
 
     @lazy_property
     def logits(self) -> jax.Array:
         """log p, -inf where p is 0."""
-        return log_p_rows(self.mapping, self.scores, jnp)
+        return log_p_of_draw(self.mapping, self.scores, jnp)
 
     @constraints.dependent_property(is_discrete=True, event_dim=0)  # type: ignore[arg-type]
     def support(self) -> Any:

@@ -20,7 +20,7 @@ from ._array import (
 from ._core.mapping import Mapping
 from ._core.names import as_mapping
 from ._core.options import check_keywords, documented_like
-from ._core.rows import Rows, hide, like_scores, prepare_axes
+from ._core.rows import Rows, as_one_class, hide, like_scores, prepare_axes
 from ._core.shards import rows_over_devices, sharded
 from ._core.typing import ArrayT, Axes, Mask, Numbers, Parameter
 from .autodiff import bridge
@@ -185,6 +185,8 @@ def logsumexp(
         axis = _array.every_axis(axis, x.ndim)
         verb = lambda _, rows, **given: logsumexp(rows, **given)  # noqa: E731
         return rows_over_devices("logsumexp", verb, Softmax(), x, axis, mask, keepdims, temperature=temperature)[0]
+    if (one := as_one_class(x, axis)) is not None:
+        return logsumexp(one, temperature=temperature, mask=mask)
     given = prepare_axes(Softmax(), x, axis, mask, least=0).with_a_class()
     rows, xp = given.rows, namespace(given.rows)
     out = None

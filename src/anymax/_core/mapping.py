@@ -33,7 +33,7 @@ from .facts import Facts
 from .handed import handed
 from .options import check_fields
 from .over_processes import OverProcesses
-from .typing import ArrayT, Axes, LogOptions, LossKind, Numbers
+from .typing import ArrayT, Axes, Draw, LogOptions, LossKind, Numbers
 
 if TYPE_CHECKING:
     from typing import Self
@@ -292,8 +292,37 @@ class Mapping(OverProcesses, ABC):
 
     @property
     def sums_to_one(self) -> bool:
-        """True if p of every row with classes sums to 1, so that it is a distribution."""
+        """True if p of every row with classes, whichever of them are masked, sums to 1, so that it is a distribution."""
         return True
+
+    @property
+    def one_draw(self) -> Draw:
+        """How p gives the distribution of one draw from a row. What draws, and what has log p of a draw, follows it.
+
+        "p": by itself. "share": divided by its sum, which the scores do not change. "rest": by itself, and what it leaves of 1 is the
+        probability of none of the classes. "none": not at all, as `check_draw` says. For a map that `hides_a_class` it is said of p of
+        all classes, those of `over_all`; a draw of the hidden one is a draw of none.
+        """
+        whole = self.over_all
+        if whole.sums_to_one:
+            return "p"
+        lowest, highest = whole.sums(None, None)  # type: ignore[arg-type]  # without rows there is nothing to compute
+        if lowest is highest:
+            return "share"
+        return "none" if is_array(highest) or highest > 1.0 else "rest"
+
+    @property
+    def may_draw_none(self) -> bool:
+        """True if one draw from a row with classes may be none of them."""
+        return self.hides_a_class or self.one_draw == "rest"
+
+    def check_draw(self, who: str) -> None:
+        """Raise an error if p is not the distribution of one draw."""
+        if not self.sums_to_one and self.one_draw == "none":
+            raise ValueError(
+                f"{who}: {self!r} gives each class a number of its own, and a row no distribution, so there is no single draw; where each "
+                "number is a probability, draw each class by itself, as in random(p.shape) < p"
+            )
 
     @property
     def least_classes(self) -> int:

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from .._array import is_array
 from .spelling import nearest
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -115,6 +116,17 @@ def _by_a_transform(who: str, takes: tuple[str, ...], name: str) -> str | None:
     return None if name in ("temperature", "T") else f"put the scores through {transform} first"
 
 
+def refuse_as_transforms(who: str, options: dict[str, Any], transforms: Iterable[str]) -> None:
+    """An error for options of a function that takes transforms, which have these names."""
+    for name, value in options.items():
+        write = (
+            f"anymax.transforms.{name}({value!r})"
+            if name in transforms
+            else _TRANSFORMS.get(name, ("transforms", ""))[0]
+        )
+        raise TypeError(f"{who} takes transforms, and no options, got {name}={value!r}; write {who}({write})")
+
+
 _FIELD_HINTS = {  # names that newcomers give to a map when they construct it
     **dict.fromkeys(("dim", "axis"), "it goes to the call, as in anymax.apply(mapping, x, dim=1)"),
     **dict.fromkeys(("mask", "out", "dtype"), "it goes to the call, as in anymax.apply(mapping, x, mask=keep)"),
@@ -143,6 +155,7 @@ def check_fields(kind: type, given: Iterable[str]) -> None:
 
 def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Callable[[Function], Function]:
     """Decorate a function so that an unknown keyword raises an error that names the right one; a function with `**options` raises its own.
+    A missing argument, such as the map, raises one that says what to write.
 
     Parameters
     ----------
@@ -163,7 +176,8 @@ def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Ca
     def decorate(function: Function) -> Function:
         names, most, open_ended = _parameters(function)
         who, words = function.__qualname__.removesuffix(".__init__"), {**_HINTS, **(hints or {})}
-        bound = int("self" in names)
+        bound, required = int("self" in names), _required(function)
+        least = len(required)
         takes = names[bound:]
 
         def renamed(args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
@@ -187,11 +201,36 @@ def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Ca
         def call(*args: Any, **options: Any) -> Any:
             if len(args) > most:
                 raise too_many(len(args) - bound)
-            return function(*args, **(renamed(args, options) if options else options))
+            given = renamed(args, options) if options else options
+            if len(args) < least and any(name not in given for name in required[len(args) :]):
+                raise _lacking(who, required[bound:], args[bound:], given)
+            return function(*args, **given)
 
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+def _required(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The parameters that must be given, and may be given without a name, in order."""
+    code = function.__code__
+    if not hasattr(function, "__signature__") and not hasattr(function, "__wrapped__"):
+        return code.co_varnames[: code.co_argcount - len(function.__defaults__ or ())]  # type: ignore[attr-defined]
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty)
+
+
+def _lacking(who: str, required: tuple[str, ...], args: tuple[Any, ...], options: dict[str, Any]) -> TypeError:
+    """The error for arguments that are missing: the map, if it is, or if scores stand in its place."""
+    missing = [name for name in required[len(args) :] if name not in options]
+    call = f"{who}({', '.join('anymax.Softmax()' if name.startswith('mapping') else name for name in required)})"
+    if required[0].startswith("mapping"):
+        if missing[0] == required[0]:
+            return TypeError(f"{who}: the map is missing; write {call}")
+        if args and (is_array(args[0]) or isinstance(args[0], (list, tuple))):
+            got = f"{type(args[0]).__name__}{f' of shape {tuple(args[0].shape)}' if is_array(args[0]) else ''}"
+            return TypeError(f"{who}: the map is missing, since {got} comes first; write {call}")
+    return TypeError(f"{who}: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; write {call}")
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], int, bool]:

@@ -89,6 +89,15 @@ def prepare_axes(
     return prepare(mapping, joined.scores, -1, mask, dtype, least=least)._replace(joined=joined)
 
 
+def as_one_class(x: Any, axis: Any) -> Array | None:
+    """A number, or an array without axes, as a row of one class, as torch.softmax and SciPy take it; None for other arrays."""
+    x = asarray(x)
+    if x.ndim or isinstance(axis, (tuple, list)):
+        return None
+    check_axis(axis, 1)
+    return namespace(x).reshape(x, (1,))
+
+
 def split(
     mapping: Mapping | str, x: Any, axis: int, mask: Any, dtype: Any, *, least: int = 1
 ) -> tuple[Array, Array, Mapping, int, Array | None]:

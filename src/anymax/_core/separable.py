@@ -6,6 +6,8 @@ import math
 from abc import abstractmethod
 from typing import Any, ClassVar
 
+import numpy as np
+
 from .._array import (
     Array,
     Namespace,
@@ -28,6 +30,8 @@ from .._array import (
 )
 from .mapping import Mapping, positive, row_top
 from .solve import Totals, below_ceilings, below_one_ceiling, root, totals
+
+_ONE_CLASS = np.ones((1, 1))
 
 
 class Separable(Mapping):
@@ -110,7 +114,15 @@ class Separable(Mapping):
 
     @property
     def sums_to_one(self) -> bool:
-        return not is_array(self.mass) and self.mass == 1.0
+        """True if the mass is 1, and no bound is known to be, or may be, below it: then a mask may leave too little."""
+        if is_array(self.mass) or self.mass != 1.0:
+            return False
+        if type(self).ceiling is Separable.ceiling:
+            return True
+        if not all(isinstance(v, np.ndarray) for v in self.params().values()):
+            return False
+        most = self.ceiling(_ONE_CLASS, np)
+        return most is None or bool(np.all(most >= 1.0) if is_array(most) else most >= 1.0)
 
     @property
     def least_classes(self) -> int:

@@ -53,9 +53,11 @@ def distribution(case: Case) -> None:
                 if case.mapping.may_vanish:
                     want = np.where(sums == 0, 0.0, want)
                 near(sums, want, atol * float(np.max(np.abs(want), initial=1.0)), f"p sums to what sums() says {where}")
-    one = np.ones((1, case.n), bool)
-    low, high = (np.max(a) for a in case.mapping.sums(one, np))
-    need(case.mapping.sums_to_one == (low == high == 1.0), "sums_to_one agrees with sums()")
+    kept = np.concatenate(
+        [np.ones((1, case.n), bool), np.eye(case.n, dtype=bool)]
+    )  # all classes, and each of them alone
+    sums = [np.max(a) for one in kept for a in case.mapping.sums(one[None], np)]
+    need(case.mapping.sums_to_one == all(a == 1.0 for a in sums), "sums_to_one agrees with sums()")
 
 
 def masked(case: Case) -> None:

@@ -14,7 +14,6 @@ from .._random.draws import invert
 from ..autodiff import bridge
 from ..autodiff.group import jax
 from ..functional import apply, log_apply
-from ..likelihood.terms import left_over
 from ..losses.verbs import fenchel_young
 from ..mappings import Softmax
 from ..thresholds import Threshold, threshold
@@ -93,7 +92,7 @@ class Gathered(Solution):
         xp, n = self.xp, self.z.shape[-1]
         p = apply(self.common, self.z)
         # what p leaves of 1 is the probability of none of the classes
-        index = invert(with_rest(p, 1.0, xp) if left_over("sample", self.common, xp) else p, u, xp)
+        index = invert(with_rest(p, 1.0, xp) if self.common.one_draw == "rest" else p, u, xp)
         index = xp.where(index < n, index, -xp.ones_like(index))
         ids = _array.counts(self._ids(), xp)
         found = xp.take_along_axis(ids, xp.where(index < 0, xp.zeros_like(index), index), axis=-1)

@@ -376,7 +376,9 @@ def loss(
 def loss_of_call(
     call: ShardedCall, kind: LossKind, target: Any, options: LossOptions, further: FurtherLosses = _NO_MORE
 ) -> Array:
-    if kind != "nll" and not call.mapping.facts.has_potential:
+    if kind == "nll":
+        call.mapping.check_draw(call.who)
+    elif not call.mapping.facts.has_potential:
         raise TypeError(call.mapping.no_potential())
     columns = Target.of(call, kind, target, options, further)
     return solve(call, columns.loss, columns)

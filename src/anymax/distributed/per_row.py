@@ -14,7 +14,6 @@ from .._core.rows import aligned
 from .._random.draws import count_of, uniforms
 from ..autodiff.agreement import Agreement
 from ..likelihood.softmax_plain import Terms, at_classes
-from ..likelihood.terms import left_over
 from ..thresholds import Threshold
 from .call import Arguments, ShardedCall
 from .methods import solve
@@ -129,6 +128,7 @@ def terms_of_call(
 
     kept: the scores of the call are those of this part of a support. hidden: -1 is the class that the map hides, and not none.
     """
+    call.mapping.check_draw(call.who)
 
     def finish(out: Solution, places: tuple[Array, Array]) -> Terms:
         shards, xp = out.shards, out.shards.xp
@@ -190,7 +190,7 @@ class GivenClasses(Columns):
 
 def sample(arguments: Arguments, agreement: Agreement, generator: Any, num_samples: int | None) -> Array:
     call, size = arguments.call(agreement).constant(), count_of(num_samples)
-    left_over("sample", call.mapping, namespace(call.x))  # refuses a map that draws each class by itself
+    call.mapping.check_draw("sample")
     agreement.say(num_samples=num_samples)
 
     def finish(out: Solution, _: None) -> Array:

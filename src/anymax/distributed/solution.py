@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _array
-from .._array import Array, stop_gradient, total
-from .._core.mapping import Mapping
+from .._array import Array, stop_gradient, total, xlogx
+from .._core.mapping import Mapping, left_of
 from .._random.draws import invert
+from ..functional.draws import sum_of
 from ..likelihood.softmax_plain import Terms, at_classes
-from ..likelihood.terms import sums_to_another
 from .shard import Shard, Shards, columns_of
 
 
@@ -96,7 +96,13 @@ class Solution(ABC):
 
     def nll(self, gap: Array, mass: Array, terms: Callable[[Array], Array]) -> Array:
         """`-<y, log p>`, [..., 1]; gap and mass as in `fenchel_young`. `terms(log_p)` is the part of this process."""
-        return self.xp.sum(self.shards.stack(terms(self.log_p())), axis=0)
+        xp, log_p = self.xp, self.log_p()
+        if self.shard.mapping.one_draw != "share":
+            return xp.sum(self.shards.stack(terms(log_p)), axis=0)
+        p = xp.exp(xp.where(self.shards.poisoned, xp.zeros_like(log_p), log_p))
+        both = xp.concat([terms(log_p), total(p, xp)], axis=-1)
+        value, whole = columns_of(xp.sum(self.shards.stack(both), axis=0))
+        return value + mass * xp.log(sum_of(whole, xp))
 
     def log_prob(self, here: Array, at: Array, *, entropy: bool = False, rest: bool = False) -> Terms:
         """log p of classes [..., m] and the other terms of each row. here: True where a class is on this process; at: its place.
@@ -124,11 +130,16 @@ class Solution(ABC):
         found, lost, pull = (sums[..., i * m : (i + 1) * m] for i in range(3))
         mean, mass, *more = columns_of(sums[..., 3 * m :])
         h, others = more[0] if entropy else None, _array.log(more[-1], xp) if rest else None
-        if sums_to_another(shard.mapping, xp):  # probabilities that sum to k, but one class is drawn
-            mass = xp.where(mass > 0, mass, xp.ones_like(mass))
+        draw = shard.mapping.one_draw
+        if draw == "share":  # probabilities that sum to k, but one class is drawn
+            mass = sum_of(mass, xp)
             found, mean = found - xp.log(mass), mean / stop_gradient(mass)
             h = None if h is None else h / mass - xp.log(mass)
             others = None if others is None else others - xp.log(mass)
+        elif draw == "rest":
+            left = left_of(mass, 1.0, xp)
+            h = None if h is None else h + xlogx(left, xp)
+            others = None if others is None else _array.log(more[-1] + left, xp)
         lost = lost > 0
         return Terms(xp.where(lost, -math.inf + pull - mean, found), None if h is None else -h, others)
 

@@ -8,12 +8,12 @@ from typing import Any, Unpack
 import numpy as np
 
 from .. import _array
-from .._array import Array, every_axis, is_ragged, is_torch, namespace, pick_axis, to_last
+from .._array import Array, as_scalar, every_axis, is_ragged, is_torch, namespace, pick_axis, to_last
 from .._core.handed import handed
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import check_keywords, check_options, documented_like, option_names
-from .._core.rows import hide, join, like_scores, prepare_axes, restore_axis, split
+from .._core.rows import as_one_class, hide, join, like_scores, prepare_axes, restore_axis, split
 from .._core.shards import scores_over_devices, sharded
 from .._core.typing import AnyArray, ApplyOptions, ArrayT, Axes, DType, LogOptions, Mask, Numbers, Parameter
 from .._random.noises import Noise
@@ -95,9 +95,11 @@ def _fully(mapping: Mapping, x: Any, axis: Any, mask: Any, out: Any, dtype: Any)
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = join(mapping, x, axis, mask)
         return _store(joined.restore(apply(mapping, joined.scores, mask=mask, dtype=dtype)), out)
+    if (one := as_one_class(x, axis)) is not None:
+        return _store(_alone(apply(mapping, one, mask=mask, dtype=dtype)), out)
     scores, rows, mapping, axis, keep = split(mapping, x, axis, mask, dtype, least=0)
     if not rows.shape[-1]:
-        return _store(_array.duplicate(scores, namespace(scores)), out)
+        return _store(scores * scores, out)  # its derivatives have derivatives, as those of torch.softmax do
     leaf = bridge(rows)
     if keep is not None and not leaf.masks(mapping, rows):
         rows, keep = hide(rows, keep), None
@@ -110,6 +112,11 @@ def _fully(mapping: Mapping, x: Any, axis: Any, mask: Any, out: Any, dtype: Any)
         ):
             return out
     return _store(like_scores(restore_axis(leaf.apply(mapping, rows, keep), axis), scores), out)
+
+
+def _alone(p: Array) -> Any:
+    """The result of one class, for scores without axes."""
+    return as_scalar(namespace(p).reshape(p, ()))
 
 
 _QUICK: dict[type, Any] = {}  # for a type of array, the function that computes simple calls at once, or returns None
@@ -171,9 +178,11 @@ def log_apply(
     mapping, axis = as_mapping(mapping, "log_apply"), pick_axis(axis, dim)
     if sharded(x):
         return scores_over_devices("log_apply", log_apply, mapping, x, every_axis(axis, x.ndim), mask, dtype)
+    if (one := as_one_class(x, axis)) is not None:
+        return _alone(log_apply(mapping, one, mask=mask, dtype=dtype))
     given = prepare_axes(mapping, x, axis, mask, dtype, least=0)
     if not given.rows.shape[-1]:
-        return given.restore(_array.duplicate(given.rows, namespace(given.rows)))
+        return given.restore(given.rows * given.rows)
     return given.restore(bridge(given.rows).log_p(given.mapping, given.rows))
 
 

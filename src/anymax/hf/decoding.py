@@ -16,8 +16,10 @@ from torch import Tensor
 from transformers.generation.configuration_utils import GenerationMode
 
 from .._core.mapping import Mapping
+from .._core.options import check_keywords
 from .._random.generators import global_source, going_on
-from ..likelihood.terms import log_p_rows, read
+from ..functional.draws import log_p_of_draw
+from ..likelihood.terms import read
 from ..mappings import Softmax
 from ..sampling import samplers
 from ..transforms.applying import unseeded
@@ -47,6 +49,7 @@ def _chosen(who: str, transform: Any, mapping: Mapping | None) -> tuple[Any, Map
             f"{who}: transform must be a function scores -> scores such as anymax.topp(0.9), or a map such as anymax.Entmax(1.5); got "
             f"{transform!r}"
         )
+    mapping.check_draw(who)
     return transform, mapping
 
 
@@ -76,6 +79,7 @@ class LogitsProcessor(transformers.LogitsProcessor):
     >>> tokens = model.generate(prompt, do_sample=True, top_k=0, logits_processor=[cut])  # doctest: +SKIP
     """
 
+    @check_keywords()
     def __init__(self, transform: Any = None, mapping: Mapping | None = None) -> None:
         self.transform, self.mapping = _chosen("LogitsProcessor", transform, mapping)
         self._applied: tuple[torch.device, Any] | None = None  # the transform with generators on that device
@@ -86,7 +90,7 @@ class LogitsProcessor(transformers.LogitsProcessor):
         if self._applied is None or self._applied[0] != scores.device:
             self._applied = scores.device, unseeded(self.transform, scores)
         rows, mapping = read("LogitsProcessor", self.mapping, scores, transform=self._applied[1])
-        return log_p_rows(mapping, rows, xp)
+        return log_p_of_draw(mapping, rows, xp)
 
     def __repr__(self) -> str:
         return f"LogitsProcessor(transform={self.transform!r}, mapping={self.mapping!r})"
@@ -103,6 +107,7 @@ def _refuse_beams(model: Any, input_ids: Tensor, logits_processor: Any, *args: A
             )
 
 
+@check_keywords()
 def sample(
     transform: Any = None, mapping: Mapping | None = None, *, generator: Any = None, streamer: Any = None
 ) -> Callable[..., Any]:
@@ -220,5 +225,5 @@ class _Draw(transformers.LogitsProcessor):
                 f"anymax.hf.sample: sequence {row} has no token to draw: all are masked by the processors before, or a score is NaN or +inf"
             )
         if self.keep:
-            self.scores.append(log_p_rows(mapping, rows, xp))
+            self.scores.append(log_p_of_draw(mapping, rows, xp))
         return torch.full_like(scores, -math.inf).scatter_(-1, token[:, None], 0.0)

@@ -11,7 +11,6 @@ from .._array import (
     Namespace,
     as_dtype,
     dot,
-    is_array,
     known,
     known_any,
     namespace,
@@ -20,12 +19,14 @@ from .._array import (
     take,
     total,
     upcast,
+    wider,
 )
-from .._core.mapping import Mapping
+from .._core.mapping import Mapping, rest_of, with_rest
 from .._core.names import as_mapping
 from .._core.rows import prepare_axes
 from .._core.shards import refuse as refuse_sharded
 from ..autodiff import bridge
+from ..functional.draws import log_p_of_draw, sum_of
 from ..inspection import entropy as entropy_of
 from ..mappings import Softmax
 from ..transforms import temperature as tempered
@@ -47,6 +48,7 @@ def read_scaled(
 ) -> tuple[Array, Mapping, float]:
     """The same for scores that a temperature divides, and the factor by which the caller must still multiply the rows."""
     mapping = as_mapping(mapping, who)
+    mapping.check_draw(who)
     refuse_sharded(who, x)
     given = prepare_axes(mapping, x, axis, mask)
     rows, mapping, xp = given.rows, given.mapping, namespace(given.rows)
@@ -112,86 +114,52 @@ def _of_map(mapping: Mapping, rows: Array, at: Array, entropy: bool, rest: bool,
         lost = inside & (found == -math.inf)
         moves = any(map(_array.differentiates, (s, *mapping.params().values())))
         pulled = moves and not (known(lost) and not bool(xp.any(lost)))
-        p = xp.exp(log_p) if p is None and (entropy or rest or pulled) else p
-        if sums_to_another(mapping, xp):
-            p = xp.exp(log_p) if p is None else p
-            found, p = found - xp.log(_sums(p, xp)), p / _sums(p, xp)
-        if (
-            pulled
-        ):  # the value is infinite, but the gradient e_y - p is not; it does not depend on a parameter of the map
+        draw = mapping.one_draw
+        p = xp.exp(log_p) if p is None and (entropy or rest or pulled or draw == "share") else p
+        if draw == "share":
+            whole = sum_of(p, xp)
+            found, p = xp.where(lost, found, found - xp.log(whole)), p / whole
+        if pulled:
+            # the value is infinite, but the gradient e_y - p is not; it does not depend on a parameter of the map
             y, _, _ = _array.finite_scores(s, xp)
             pull = take(y, at, xp) - dot(stop_gradient(p), y, xp)
             found = xp.where(lost, stop_gradient(found) + (pull - stop_gradient(pull)), found)
-        h = entropy_of(p)[..., None] if entropy else None
-        others = None
+        h = others = None
+        if entropy:
+            h = entropy_of(with_rest(p, 1.0, xp) if draw == "rest" else p)[..., None]
         if rest:
-            others = _array.log(total(xp.where(at_classes(given, p, xp), xp.zeros_like(p), p), xp), xp)
+            mass = total(xp.where(at_classes(given, p, xp), xp.zeros_like(p), p), xp)
+            others = _array.log(mass + rest_of(p, 1.0, xp) if draw == "rest" else mass, xp)
     return Terms(found, h, others)
 
 
 def kl_rows(mapping_p: Mapping, x: Array, mapping_q: Mapping, y: Array, xp: Namespace) -> Array:
-    """`sum p (log p - log q)` of rows, without the axis of the classes."""
+    """`sum p (log p - log q)` of rows, without the axis of the classes; a draw of none of them is one more outcome."""
     x, y = upcast(x, xp), upcast(y, xp)
     y = as_dtype(y, x.dtype, xp)
     with quiet(x):
-        log_p, log_q = log_p_rows(mapping_p, x, xp), log_p_rows(mapping_q, y, xp)
+        log_p, log_q = log_p_of_draw(mapping_p, x, xp, none=True), log_p_of_draw(mapping_q, y, xp, none=True)
+        outcomes = max(log_p.shape[-1], log_q.shape[-1])
+        log_p, log_q = (wider(a, outcomes, -math.inf, xp) for a in (log_p, log_q))
         each = divergences(log_p, log_q, xp)
         lost = each == math.inf
         value = total(each, xp)
         if _array.differentiates(y) and not (known(lost) and not bool(xp.any(lost))):
             p, q = (stop_gradient(xp.exp(a)) for a in (log_p, log_q))
-            s, _, _ = _array.finite_scores(y, xp)
+            y = mapping_q.with_hidden(y, xp)[1] if mapping_q.hides_a_class else y
+            s = wider(_array.finite_scores(y, xp)[0], outcomes, 0.0, xp)
             p = xp.where(lost, p, xp.zeros_like(p))
             pull = total(p, xp) * dot(q, s, xp) - dot(p, s, xp)
             value = value + (pull - stop_gradient(pull))
     return value[..., 0]
 
 
-def p_rows(mapping: Mapping, rows: Array, xp: Namespace) -> Array:
-    """p of rows, which sums to 1 unless the map's own p may sum to less."""
-    p = bridge(rows).apply(mapping, rows)
-    return p / _sums(p, xp) if sums_to_another(mapping, xp) else p
-
-
-def log_p_rows(mapping: Mapping, rows: Array, xp: Namespace) -> Array:
-    """log p of rows, as in `p_rows`."""
-    log_p = bridge(rows).log_p(mapping, rows)
-    return log_p - xp.log(_sums(xp.exp(log_p), xp)) if sums_to_another(mapping, xp) else log_p
-
-
-def sums_to_another(mapping: Mapping, xp: Namespace) -> bool:
-    """True if p of every row has one sum other than 1, so that p divided by it is the distribution of one draw."""
-    if mapping.sums_to_one:
-        return False
-    lowest, highest = mapping.sums(None, xp)
-    return lowest is highest
-
-
-def refuse_other_sums(who: str, mapping: Mapping, xp: Namespace) -> None:
-    """An error for a map whose p is no distribution over the classes, up to a factor that is the same for all rows."""
-    lowest, highest = mapping.sums(None, xp)
-    if lowest is not highest:
+def refuse_draws_of_none(who: str, mapping: Mapping) -> None:
+    """An error for a map from which a draw may be none of the classes."""
+    if mapping.may_draw_none:
         raise ValueError(
-            f"{who}: {mapping!r} gives the classes no distribution: they sum to {lowest:g} to {highest:g}; make its sink one of the classes"
+            f"{who}: {mapping!r} gives the classes no distribution: a draw may be none of them; make its sink one of the classes"
         )
-
-
-def left_over(who: str, mapping: Mapping, xp: Namespace) -> bool:
-    """True if what p of a row leaves of 1 is the probability of none of its classes; an error if p is not that of one draw at all."""
-    lowest, highest = mapping.sums(None, xp)
-    if lowest is highest:
-        return False
-    if is_array(highest) or highest > 1.0:
-        raise ValueError(
-            f"{who}: {mapping!r} gives each class a probability of its own, so a row has no single draw; draw each class by itself, as in "
-            "random(p.shape) < p"
-        )
-    return True
-
-
-def _sums(p: Array, xp: Namespace) -> Array:
-    sums = total(p, xp)
-    return xp.where(sums > 0, sums, xp.ones_like(sums))
 
 
 def divergences(log_p: Array, log_q: Array, xp: Namespace) -> Array:

@@ -20,7 +20,6 @@ from .._array import (
     namespace,
     pick_axis,
     upcast,
-    wider,
 )
 from .._core.classes import class_indices, refuse_strays
 from .._core.mapping import Mapping
@@ -222,17 +221,7 @@ def kl(
         raise ValueError(
             f"kl: the two scores must have one shape, got {tuple(rows.shape)} and {tuple(others.shape)} (classes last)"
         )
-    if mapping_p.hides_a_class or mapping_q.hides_a_class:
-        mapping_p, rows = _with_one_more(mapping_p, upcast(rows, xp), xp)
-        mapping_q, others = _with_one_more(mapping_q, upcast(others, xp), xp)
     return as_scalar(kl_rows(mapping_p, rows, mapping_q, others, xp))
-
-
-def _with_one_more(mapping: Mapping, rows: Array, xp: Namespace) -> tuple[Mapping, Array]:
-    """The map and the rows with the class that it hides, or with one that is masked."""
-    if mapping.hides_a_class:
-        return mapping.with_hidden(rows, xp)
-    return mapping, wider(rows, rows.shape[-1] + 1, -math.inf, xp)
 
 
 @check_keywords({"tau": "say temperature=", "T": "say temperature="})

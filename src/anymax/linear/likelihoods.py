@@ -216,6 +216,7 @@ def _read(
 ) -> tuple[Layer, tuple[Callable[[Any], Any], ...]]:
     """The layer, at its temperature, and the transforms of its scores."""
     layer = Layer.of(who, x, weight, mapping, bias, mask)
+    layer.mapping.check_draw(who)
     refuse_with_hidden(who, layer, temperature=temperature, transform=transform)
     transforms = row_transforms(who, transform)
     if temperature is None:

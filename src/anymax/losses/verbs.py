@@ -28,6 +28,7 @@ from .._core.shards import over_devices, sharded
 from .._core.typing import AnyArray, ArrayT, LossKeywords, LossKind, Numbers, Parameter, Target, Weight
 from .._random.noises import Noise
 from ..autodiff import bridge
+from ..functional.draws import log_p_of_draw, p_of_draw
 from ..mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
 from .batch import Batch, one_axis, over_all
 from .indices import index_loss
@@ -424,7 +425,8 @@ def _by_row(rows: Callable[[Batch], Array], weighted: bool = False) -> Callable[
 
 
 def _smoothed_nll(epsilon: float, batch: Batch) -> Array:
-    xp, p = batch.xp, batch.p()
+    batch.mapping.check_draw("smoothed_nll")
+    xp, p = batch.xp, p_of_draw(batch.mapping, batch.rows, batch.xp)
     n = total(xp.astype(batch.keep, p.dtype), xp)
     log_p = xp.log((p + epsilon) / (1.0 + n * epsilon))
     return -batch.of_target(hide(log_p, batch.keep), batch.keep)
@@ -473,12 +475,13 @@ _without_constant = functools.partial(_fenchel_young, with_constant=False)
 @over_all
 def _nll(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
     """-<y, log p>."""
+    mapping.check_draw("nll")
     out = index_loss(mapping, scores, target, options) if mapping.is_softmax else None  # there it is the same loss
     return _nll_by_row(mapping, scores, target, options) if out is None else out
 
 
 def _minus_log_p(batch: Batch) -> Array:
-    log_p = bridge(batch.rows).log_p(batch.mapping, batch.rows)
+    log_p = log_p_of_draw(batch.mapping, batch.rows, batch.xp)
     return -batch.of_target(log_p, log_p > -math.inf)
 
 

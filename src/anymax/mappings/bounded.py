@@ -87,13 +87,6 @@ class Bounded(Separable):
         return dataclasses.replace(free, monotone=one_a_row, sparse=sparse, margin=None)
 
     @property
-    def sums_to_one(self) -> bool:
-        u: Any = self.upper
-        if not isinstance(u, np.ndarray) or not u.ndim or u.shape[-1] == 1:
-            return not _known_where(u, lambda u: u == 0)
-        return bool((np.sum(np.minimum(u, 1.0), axis=-1) >= 1.0 - 1e-9).all())
-
-    @property
     def zeros_stay(self) -> bool:  # type: ignore[override]
         return self._free.facts.sparse  # whatever the bounds of one process are
 

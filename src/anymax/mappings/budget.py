@@ -85,6 +85,10 @@ class Budget(Separable):
         return self.k
 
     @property
+    def sums_to_one(self) -> bool:
+        return not is_array(self.k) and self.k == 1.0  # the bound of one class is no less
+
+    @property
     def full_up_to(self) -> Any:  # type: ignore[override]
         return self.k
 

@@ -16,7 +16,8 @@ from torch.distributions.utils import lazy_property
 from .._core.classes import refuse_strays
 from .._core.mapping import Mapping
 from .._core.options import check_keywords
-from ..likelihood.terms import kl_rows, log_p_rows, p_rows, read, refuse_other_sums, terms_of
+from ..functional.draws import log_p_of_draw, p_of_draw
+from ..likelihood.terms import kl_rows, read, refuse_draws_of_none, terms_of
 from ..mappings import Softmax
 from ..sampling import samplers
 
@@ -87,7 +88,7 @@ class Categorical(TorchCategorical):
         if not isinstance(scores, Tensor):
             raise TypeError(f"Categorical: scores must be a tensor, got {type(scores).__name__}")
         self.scores, self.mapping = read("Categorical", mapping, scores, -1, mask, transform)
-        refuse_other_sums("Categorical", self.mapping, xp)
+        refuse_draws_of_none("Categorical", self.mapping)
         self._set(self.scores.shape[:-1], validate_args)
 
     def _set(self, batch_shape: Size, validate_args: bool | None) -> None:
@@ -108,12 +109,12 @@ class Categorical(TorchCategorical):
     @lazy_property
     def probs(self) -> Tensor:
         """p, normalised to sum to 1 for every map."""
-        return p_rows(self.mapping, self.scores, xp)
+        return p_of_draw(self.mapping, self.scores, xp)
 
     @lazy_property
     def logits(self) -> Tensor:
         """log p, -inf where p is 0."""
-        return log_p_rows(self.mapping, self.scores, xp)
+        return log_p_of_draw(self.mapping, self.scores, xp)
 
     @property
     def mode(self) -> Tensor:

@@ -34,8 +34,9 @@ from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, Numbers
 from .._random.draws import at, check_k, invert, uniforms
 from .._random.noises import draw
+from ..functional.draws import log_p_of_draw
 from ..kernels.selection import chosen
-from ..likelihood.terms import log_p_rows, read
+from ..likelihood.terms import read
 from ..mappings import Softmax
 from .results import Invalid, check_invalid, every_sampler, validated
 
@@ -160,7 +161,7 @@ def _log_p(
     """(log p of the transformed rows, classes last; the axis of the classes in x; the namespace)."""
     rows, mapping = read(who, mapping, x, axis, mask, transform)
     xp = namespace(rows)
-    return log_p_rows(mapping, upcast(rows, xp), xp), check_axis(axis, rows.ndim), xp
+    return log_p_of_draw(mapping, upcast(rows, xp), xp), check_axis(axis, rows.ndim), xp
 
 
 def _best(key: Array, log_p: Array, k: int, axis: int, xp: Namespace) -> TopK:

@@ -27,7 +27,6 @@ from .._array import (
     from_last,
     is_number,
     like,
-    log,
     namespace,
     number,
     pick_axis,
@@ -38,7 +37,7 @@ from .._array import (
     to_last,
     upcast,
 )
-from .._core.mapping import Mapping, rest_of, with_rest
+from .._core.mapping import Mapping, with_rest
 from .._core.names import as_mapping
 from .._core.options import check_keywords, documented_like
 from .._core.rows import hide, prepare, with_a_class
@@ -47,8 +46,8 @@ from .._core.typing import AnyArray, ArrayT, Numbers, Parameter
 from .._random.draws import at, count_of, invert, uniforms
 from .._random.noises import Noise, draw
 from ..functional import apply
+from ..functional.draws import log_p_of_draw
 from ..kernels import decode
-from ..likelihood.terms import left_over, log_p_rows
 from ..mappings import Softmax
 from ..transforms import noise as noisy
 from ..transforms import temperature as tempered
@@ -231,7 +230,7 @@ def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> A
         return p
     if (corner := aligned.corner(rows, xp)) is not None:
         return corner
-    left_over("gumbel_softmax", mapping, xp)
+    mapping.check_draw("gumbel_softmax")
     if aligned.hides_a_class:
         aligned, rows = aligned.with_hidden(rows, xp)
         return _corner(aligned, rows, stop_gradient(apply(aligned, rows)), -1, xp)[..., :-1]
@@ -364,10 +363,11 @@ def sample(
     x, axis, xp = _read("sample", x, axis, invalid)
     given = prepare(mapping, x, axis, mask, least=0).with_a_class()
     rows, mapping, size = given.rows, given.mapping.frozen(), count_of(num_samples)
-    rest = left_over("sample", mapping, xp)
+    mapping.check_draw("sample")
+    outside = mapping.may_draw_none  # the last index is none of the classes
     parts = transforms_along(transform, axis, rows.ndim, "sample")
     hides = mapping.hides_a_class  # transforms don't see that class
-    read = None if return_support or rest else read_steps(parts, rows, axis, mapping)
+    read = None if return_support or outside else read_steps(parts, rows, axis, mapping)
     parts, steps = (parts, ()) if read is None else read
     cut = full = stop_gradient(rows)
     if parts:
@@ -377,27 +377,28 @@ def sample(
         cut, full = wide, wide if full is cut else whole.with_hidden(full, xp)[1]
         read = None if return_support else read_steps((), cut, -1, mapping)
     if read is None:
-        drawn = _by_inversion(mapping, cut, full, size, generator, return_log_prob, return_support, rest)
+        drawn = _by_inversion(mapping, cut, full, size, generator, return_log_prob, return_support, outside)
     else:
         drawn = _in_one_pass(mapping, cut, full, steps, size, generator, return_log_prob)
     if invalid is not None:
         drawn = drawn._replace(index=validated("sample", drawn.index, given.rows, invalid, xp))
-    if rest:  # the last index is none of the classes, and no lost row
+    if outside:  # which is no lost row
         drawn = drawn._replace(index=xp.where(drawn.index == rows.shape[-1], -xp.ones_like(drawn.index), drawn.index))
     index, log_prob, full_log_prob = (None if v is None else _samples_first(v, num_samples, xp) for v in drawn[:3])
     return Sample(index, log_prob, full_log_prob, drawn.support) if return_log_prob or return_support else index
 
 
 def _by_inversion(
-    mapping: Mapping, cut: Array, full: Array, size: int, generator: Any, log_prob: bool, support: bool, rest: bool
+    mapping: Mapping, cut: Array, full: Array, size: int, generator: Any, log_prob: bool, support: bool, outside: bool
 ) -> Sample:
-    """Samples by the inverse of the distribution function, [..., size]. rest: the last index is none of the classes, in no support."""
+    """Samples by the inverse of the distribution function, [..., size]. outside: the last index is none of the classes, in no support."""
     xp = namespace(cut)
-    p = _whole(stop_gradient(apply(mapping, upcast(cut, xp))), mapping, rest, xp)
+    p = stop_gradient(apply(mapping, upcast(cut, xp)))
+    p = with_rest(p, 1.0, xp) if mapping.one_draw == "rest" else p
     index = invert(p, uniforms(p, size, generator, xp), xp)
-    log_p = _log_prob(mapping, cut, index, rest, xp) if log_prob else None
-    full_log_p = log_p if full is cut or not log_prob else _log_prob(mapping, full, index, rest, xp)
-    return Sample(index, log_p, full_log_p, support_of(p[..., : p.shape[-1] - rest], xp) if support else None)
+    log_p = _log_prob(mapping, cut, index, xp) if log_prob else None
+    full_log_p = log_p if full is cut or not log_prob else _log_prob(mapping, full, index, xp)
+    return Sample(index, log_p, full_log_p, support_of(p[..., : p.shape[-1] - outside], xp) if support else None)
 
 
 def _in_one_pass(
@@ -422,17 +423,9 @@ def _in_one_pass(
     return Sample(drawn.index, xp.astype(drawn.log_p, wide), xp.astype(full_log_p, wide))
 
 
-def _whole(p: Array, mapping: Mapping, rest: bool, xp: Namespace) -> Array:
-    """p with what it leaves of 1 as the last class, where that is asked for and not there already."""
-    return with_rest(p, 1.0, xp) if rest and not mapping.sums_to_one else p
-
-
-def _log_prob(mapping: Mapping, rows: Array, index: Array, rest: bool, xp: Namespace) -> Array:
+def _log_prob(mapping: Mapping, rows: Array, index: Array, xp: Namespace) -> Array:
     """log p at the indices, a constant for differentiation."""
-    log_p = stop_gradient(log_p_rows(mapping, upcast(rows, xp), xp))
-    if rest and not mapping.sums_to_one:
-        log_p = xp.concat([log_p, log(rest_of(xp.exp(log_p), 1.0, xp), xp)], axis=-1)
-    return at(log_p, index, xp)
+    return at(stop_gradient(log_p_of_draw(mapping, upcast(rows, xp), xp, none=True)), index, xp)
 
 
 def _samples_first(index: Array, num_samples: int | None, xp: Namespace) -> Array:

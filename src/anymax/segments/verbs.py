@@ -16,7 +16,6 @@ from .._random.generators import uniform
 from ..autodiff import bridge
 from ..functional import apply
 from ..inspection import entropy
-from ..likelihood.terms import left_over
 from ..mappings import Softmax
 from ..thresholds import Threshold, logsumexp, threshold
 from . import tensors
@@ -346,7 +345,8 @@ def segment_sample(
     tensors.refuse("segment_sample", x)
     size = count_of(num_samples)
     call = SegmentCall.of("segment_sample", mapping, x, **options).constant()
-    xp, rest = call.xp, left_over("segment_sample", call.mapping, call.xp)
+    xp, mapping = call.xp, call.mapping
+    mapping.check_draw("segment_sample")
     call = dataclasses.replace(call, x=upcast(call.x, xp))
     p = _array.to_last(_probabilities(call), call.axis, xp)
     wide = p if is_jax(p) or (is_torch(p) and p.device.type == "mps") else xp.astype(p, xp.float64)
@@ -354,10 +354,13 @@ def segment_sample(
     rows, parts = rows_of(call.segments, p), []
     for bucket in rows.buckets:
         row = of_bucket(p, bucket, 0.0)
-        if rest:  # what p leaves is drawn as no entry
+        if mapping.hides_a_class and mapping.one_draw == "share":  # the entries don't say what the sum is
+            scores = of_bucket(call.rows, bucket, -math.inf, mapping.least_classes)
+            row = apply(*mapping_of(mapping, bucket).with_hidden(scores, xp))
+        elif mapping.may_draw_none:
             row = with_rest(row, 1.0, xp)
         drawn = invert(row, xp.take(u, bucket.ids, axis=-2), xp)
-        drawn = xp.where(drawn == bucket.width, -xp.ones_like(drawn), drawn)
+        drawn = xp.where(drawn >= bucket.width, -xp.ones_like(drawn), drawn)  # none of the entries
         table = xp.broadcast_to(xp.reshape(bucket.entry, (-1, bucket.width)), (*drawn.shape[:-1], bucket.width))
         found = xp.take_along_axis(table, xp.where(drawn < 0, xp.zeros_like(drawn), drawn), axis=-1)
         parts.append(xp.where(drawn < 0, -xp.ones_like(found), found))

@@ -21,7 +21,7 @@ from .classes import MappingClassifier
 from .label_models import BASELINES, MapModel, SigmoidModel
 from .levels import SCORES, best, lasting
 from .parameters import NO_MAP, mapping_of, number_of
-from .targets import indicator, label_weights, one_a_row
+from .targets import indicator, label_weights, one_a_row, refuse_sets
 
 if TYPE_CHECKING:
     from typing import Self
@@ -180,6 +180,10 @@ class MultiLabelMappingClassifier(MappingClassifier):
         near = self._tune(rows, labels, weights)
         self._fit_labels(rows, labels, weights, near)
         return self
+
+    def _data(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Any]:
+        refuse_sets(y)
+        return super()._data(X, y, reset)
 
     def _one_a_row(self, target: Any) -> bool:
         one = one_a_row(target)

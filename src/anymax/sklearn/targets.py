@@ -14,14 +14,27 @@ def one_a_row(target: Any) -> bool:
     return not sparse.issparse(target) and (target.ndim == 1 or target.shape[1] == 1)
 
 
+_BINARIZE = "sklearn.preprocessing.MultiLabelBinarizer().fit_transform(y) makes one of lists or sets of labels"
+
+
+def refuse_sets(y: Any) -> None:
+    """An error for lists or sets of labels, which scikit-learn cannot read."""
+    first = y[0] if isinstance(y, (list, tuple)) and y else None
+    if not isinstance(first, (list, tuple, set, frozenset)):
+        return
+    kind = type(first).__name__
+    lengths = {len(row) for row in y if isinstance(row, (list, tuple, set, frozenset))}
+    if isinstance(first, (set, frozenset)) or len(lengths) > 1 or any(isinstance(label, str) for label in first):
+        raise ValueError(
+            f"y holds a {kind} of labels for each row: expected an indicator matrix [rows, labels] of 0 and 1; {_BINARIZE}"
+        )
+
+
 def indicator(y: Any) -> Any:
     """Sets of labels as a CSR matrix of ones."""
     kind = type_of_target(y)
     if kind != "multilabel-indicator":
-        raise ValueError(
-            f"y is of type {kind!r}: expected an indicator matrix [rows, labels] of 0 and 1; "
-            "sklearn.preprocessing.MultiLabelBinarizer makes one of sets of labels"
-        )
+        raise ValueError(f"y is of type {kind!r}: expected an indicator matrix [rows, labels] of 0 and 1; {_BINARIZE}")
     labels = _csr(y)
     if (labels.data != 1).any():
         stray = labels.data[labels.data != 1][0]

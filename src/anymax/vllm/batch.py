@@ -16,7 +16,7 @@ from .._array import is_number
 from .._core.mapping import Mapping
 from .._random.generators import torch_source
 from ..functional import apply
-from ..likelihood.terms import log_p_rows
+from ..functional.draws import log_p_of_draw
 from ..likelihood.terms import read as read_rows
 from ..mappings import Softmax
 from ..transforms import compose
@@ -178,7 +178,7 @@ def _scores(x: Tensor, transform: Any, mapping: Mapping | None) -> Tensor:
     rows, mapping = read_rows("anymax.vllm", mapping, x, transform=transform)
     if mapping.facts.sparse and mapping.sums_to_one and rows.device.type == "cpu" and not rows.requires_grad:
         return _log_of_few(apply(mapping, rows))
-    return log_p_rows(mapping, rows, xp)
+    return log_p_of_draw(mapping, rows, xp)
 
 
 def _log_of_few(p: Tensor) -> Tensor:

@@ -130,6 +130,8 @@ def read(given: Any) -> Spec:
         try:
             found = _part(entry)
             mapping = found if isinstance(found, Mapping) else None
+            if mapping is not None:
+                mapping.check_draw("anymax")
         except TypeError as error:
             raise ValueError(f"anymax: {_said(entry)}: {error}") from None
         if isinstance(found, Part):
