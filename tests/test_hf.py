@@ -179,7 +179,9 @@ def test_training_with_and_without_checkpointing(model):
 
 
 def test_a_first_guess_is_answered():
-    with pytest.raises(TypeError, match="it registers every map; name one as attn_implementation='anymax_sparsemax'"):
+    with pytest.raises(
+        TypeError, match="it registers all maps for attention; name one as attn_implementation='anymax_sparsemax'"
+    ):
         hf.register("sparsemax")  # type: ignore[call-arg]
     with pytest.raises(AttributeError, match=r"did you mean anymax\.hf\.LogitsProcessor\?"):
         _ = hf.LogitProcessor  # type: ignore[attr-defined]
@@ -338,6 +340,12 @@ def test_names_and_errors():
     assert {"anymax_sparsemax", "anymax_entmax15", "anymax_entmax", "anymax_taylor", "anymax_normmax"} <= set(
         hf.register()
     )
+    for name in ("anymax_ranks", "anymax_bounded", "anymax_ratio", "sparsemax"):  # no weights of keys, and no name
+        assert name not in transformers.AttentionInterface().valid_keys()
+        with pytest.raises(
+            ValueError, match=f"'{name}' is not the name of a map for attention; the names are anymax_budget"
+        ):
+            hf.attend(name, torch.nn.Module(), *[torch.zeros(1, 2, 3, 4)] * 3, None)
     with pytest.raises(ValueError, match="anymax_sparsemaxx"):
         build("llama", "anymax_sparsemaxx")
     with pytest.raises(TypeError, match=r"anymax_sparsemax: the model's config has anymax=.*alpha"):

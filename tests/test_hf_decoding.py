@@ -162,9 +162,11 @@ def test_sample_goes_with_the_options_of_generate():
     going = hf.sample(A.topk(20), generator=torch.Generator().manual_seed(1))
     assert torch.equal(made.generate(prompt, custom_generate=going, **GENERATED), plain)
     assert not torch.equal(made.generate(prompt, custom_generate=going, **GENERATED), plain), "a generator goes on"
-    made.generate(prompt[:1], custom_generate=hf.sample(generator=1, streamer=Streamer()), **GENERATED)
-    assert Streamer.seen[-1] == "end"
-    assert len(Streamer.seen) == 13
+    for own, given in ((Streamer, {}), (lambda: None, {"streamer": Streamer()})):
+        Streamer.seen = []
+        made.generate(prompt[:1], custom_generate=hf.sample(generator=1, streamer=own()), **given, **GENERATED)
+        assert Streamer.seen[-1] == "end"
+        assert len(Streamer.seen) == 13 + len(given), "generate's own gets the prompt too"
     more = made.generate(prompt, custom_generate=draw, do_sample=True, top_k=0, num_return_sequences=3, **GENERATED)
     assert more.shape == (6, 17)
     assert len({tuple(row.tolist()) for row in more}) == 6
@@ -225,6 +227,15 @@ def test_a_map_that_minds_an_offset_is_refused_in_beams_alone():
     torch.testing.assert_close(own[0](prompt, normed).exp(), A.apply(Taylor(2), normed))
 
 
+def test_the_classes_of_transformers_stay_as_they_are():
+    kind = transformers.GenerationMixin
+    before = dict(vars(kind))
+    made = build("gpt2", "eager")
+    made.generate(tokens(1, 5), custom_generate=hf.sample(), **GENERATED)
+    made.generate(tokens(1, 5), logits_processor=[hf.LogitsProcessor(Taylor(2))], **GENERATED)
+    assert dict(vars(kind)) == before
+
+
 def test_decoding_says_what_is_wrong():
     made, prompt = build("gpt2", "eager"), tokens(2, 5)
     for make in (hf.LogitsProcessor, hf.sample):
@@ -252,6 +263,6 @@ def test_decoding_says_what_is_wrong():
     for drafts in ({"assistant_model": made}, {"prompt_lookup_num_tokens": 2}):
         with pytest.raises(ValueError, match="draws one token at a time, and takes no drafts; leave assistant_model"):
             made.generate(prompt[:1], custom_generate=hf.sample(), **drafts, **GENERATED)
-    with pytest.raises(ValueError, match=r"generate does not hand its streamer on; say anymax\.hf\.sample"):
-        made.generate(prompt[:1], custom_generate=hf.sample(), streamer=Streamer(), **GENERATED)
+    with pytest.raises(ValueError, match="generate has a streamer and sample has one; give one of them"):
+        made.generate(prompt[:1], custom_generate=hf.sample(streamer=Streamer()), streamer=Streamer(), **GENERATED)
     assert repr(hf.LogitsProcessor(A.topk(3))) == "LogitsProcessor(transform=topk(k=3), mapping=Softmax())"

@@ -22,7 +22,9 @@ from .checks import check_first
 
 _PREFIX = "anymax_"
 _TRANSFORMS = ("temperature", "scalable")
-_KINDS: dict[str, Any] = {kind.name: kind for kind in CATALOGUE if kind.name != "ratio"}
+# ranks are no weights of keys, a bound is that of a known class, and a ratio takes functions, which a config can't hold
+_NO_ATTENTION = ("bounded", "ranks", "ratio")
+_KINDS: dict[str, Any] = {kind.name: kind for kind in CATALOGUE if kind.name not in _NO_ATTENTION}
 _KINDS["entmax15"] = functools.partial(Entmax, alpha=1.5)
 # models with some attention that bypasses the interface
 _PARTLY_OWN = ("bigbird_pegasus", "git", "informer", "longt5", "pegasus_x")
@@ -30,9 +32,9 @@ _ALWAYS_MASKED: set[type] = set()  # configs of models whose layers may have a w
 NAMES: tuple[str, ...] = tuple(_PREFIX + name for name in sorted(_KINDS))  # the names for `attn_implementation`
 
 
-@check_keywords({"": "it registers every map; name one as attn_implementation='anymax_sparsemax'"})
+@check_keywords({"": "it registers all maps for attention; name one as attn_implementation='anymax_sparsemax'"})
 def register() -> tuple[str, ...]:
-    """Registers the maps with transformers, for names such as `attn_implementation="anymax_sparsemax"`.
+    """Registers the maps for attention with transformers, for names such as `attn_implementation="anymax_sparsemax"`.
 
     Call it before you create a model; a second call does no harm. It works for every model that uses transformers' attention interface
     (Llama, BERT, T5, ...). A model with its own attention code (Bloom, DeBERTa) would silently use softmax, so it raises an
@@ -234,12 +236,14 @@ def _of(name: str, module: torch.nn.Module, config: Any, query: Tensor) -> tuple
     if isinstance(owned, OfMapping):
         return owned.mapping, transform
     kind = name.removeprefix(_PREFIX)
+    if name not in NAMES:
+        raise ValueError(f"{name!r} is not the name of a map for attention; the names are {', '.join(NAMES)}")
     if kind == "sparse_softmax" and not values:
         raise ValueError(f"{name}: say how many keys to keep in the model's config, as in anymax={{'k': 8}}")
     try:
         return _KINDS[kind](**{k: _number(v, query) for k, v in values.items()}), transform
     except TypeError as error:
-        raise TypeError(f"{name}: the model's config has anymax={config.anymax!r}, and {error}") from None
+        raise TypeError(f"{name}: the model's config has anymax={values!r}, and {error}") from None
 
 
 def _number(value: Any, query: Tensor) -> Any:

@@ -1,8 +1,9 @@
-"""Checks that methods of transformers make before they work."""
+"""What transformers does not hand on: checks that its methods make before they work, and the call in which one of ours runs."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -18,3 +19,11 @@ def check_first(kind: type, name: str, check: Callable[..., None]) -> None:
         return inner(self, *args, **options)
 
     setattr(kind, name, checked)
+
+
+def within(method: Any) -> dict[str, Any] | None:
+    """The variables of the call of a method of transformers in which this function is called; None where there is no such call."""
+    code, frame = inspect.unwrap(method).__code__, inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -24,9 +23,10 @@ from ..mappings import Softmax
 from ..sampling import samplers
 from ..transforms.applying import unseeded
 from ..transforms.base import is_function
-from .checks import check_first
+from .checks import within
 
-_GENERATE = inspect.signature(transformers.GenerationMixin.generate)  # type: ignore[attr-defined]
+_GENERATE: Any = transformers.GenerationMixin.generate  # type: ignore[attr-defined]
+_BEAM_SEARCH: Any = transformers.GenerationMixin._beam_search  # type: ignore[attr-defined]
 _NO_DRAFTS = (
     "anymax.hf.sample draws one token at a time, and takes no drafts; leave assistant_model, prompt_lookup_num_tokens and "
     "assistant_early_exit out, or use logits_processor=[anymax.hf.LogitsProcessor(...)]"
@@ -83,10 +83,14 @@ class LogitsProcessor(transformers.LogitsProcessor):
     def __init__(self, transform: Any = None, mapping: Mapping | None = None) -> None:
         self.transform, self.mapping = _chosen("LogitsProcessor", transform, mapping)
         self._applied: tuple[torch.device, Any] | None = None  # the transform with generators on that device
-        if not self.mapping.facts.shift_invariant:
-            check_first(transformers.GenerationMixin, "_beam_search", _refuse_beams)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        # the scores don't tell, since earlier processors may have changed them
+        if not self.mapping.facts.shift_invariant and within(_BEAM_SEARCH) is not None:
+            raise ValueError(
+                f"LogitsProcessor: {self.mapping!r} changes with a common offset of the scores, and these are log-probabilities, as "
+                "beam search hands them on; use a map such as Softmax or Entmax, or sample"
+            )
         if self._applied is None or self._applied[0] != scores.device:
             self._applied = scores.device, unseeded(self.transform, scores)
         rows, mapping = read("LogitsProcessor", self.mapping, scores, transform=self._applied[1])
@@ -94,17 +98,6 @@ class LogitsProcessor(transformers.LogitsProcessor):
 
     def __repr__(self) -> str:
         return f"LogitsProcessor(transform={self.transform!r}, mapping={self.mapping!r})"
-
-
-def _refuse_beams(model: Any, input_ids: Tensor, logits_processor: Any, *args: Any, **options: Any) -> None:
-    """An error for maps that are not shift-invariant: beam search passes log-probabilities, but a processor can't detect that, since
-    earlier processors may have changed them."""
-    for one in logits_processor:
-        if isinstance(one, LogitsProcessor) and not one.mapping.facts.shift_invariant:
-            raise ValueError(
-                f"LogitsProcessor: {one.mapping!r} changes with a common offset of the scores, and these are log-probabilities, as "
-                "beam search hands them on; use a map such as Softmax or Entmax, or sample"
-            )
 
 
 @check_keywords()
@@ -128,7 +121,7 @@ def sample(
         again with each call of `generate`; or a list of these, one for each sequence. By default torch's global generator,
         which `transformers.set_seed` sets.
     streamer
-        A streamer of transformers, which gets the tokens as they come; pass it here, not to `generate`.
+        A streamer of transformers, which gets the tokens as they come. One that you pass to `generate` gets the prompt too.
 
     Returns
     -------
@@ -145,7 +138,6 @@ def sample(
     >>> tokens = model.generate(prompt, custom_generate=draw, max_new_tokens=20)  # doctest: +SKIP
     """
     transform, mapping = _chosen("sample", transform, mapping)
-    check_first(transformers.GenerationMixin, "generate", _refuse_drafts_and_streamer)
     return _TokenByToken(transform, mapping, generator, streamer)
 
 
@@ -172,8 +164,13 @@ class _TokenByToken:
                 f"anymax.hf.sample draws one token at a time, not num_beams={generation_config.num_beams}; for beams use "
                 "logits_processor=[anymax.hf.LogitsProcessor(...)]"
             )
-        if generation_config.get_generation_mode() == GenerationMode.ASSISTED_GENERATION:
+        given = within(_GENERATE) or {}  # which keeps two of its arguments to itself
+        assisted = generation_config.get_generation_mode(given.get("assistant_model"))
+        if assisted == GenerationMode.ASSISTED_GENERATION:
             raise ValueError(_NO_DRAFTS)
+        streamers = [s for s in (self.streamer, given.get("streamer")) if s is not None]
+        if len(streamers) > 1:
+            raise ValueError("anymax.hf.sample: generate has a streamer and sample has one; give one of them")
         config = copy.copy(generation_config)
         config.do_sample = False  # `_Draw` leaves one token above -inf, which greedy search takes
         keep = bool(config.return_dict_in_generate and config.output_scores)
@@ -185,25 +182,12 @@ class _TokenByToken:
             logits_processor=transformers.LogitsProcessorList([*logits_processor, draw]),
             stopping_criteria=stopping_criteria,
             generation_config=config,
-            streamer=self.streamer,
+            streamer=streamers[0] if streamers else None,
             **model_kwargs,
         )
         if keep:
             out.scores = tuple(draw.scores[: len(out.scores)])
         return out
-
-
-def _refuse_drafts_and_streamer(model: Any, *args: Any, **options: Any) -> None:
-    """An error for two arguments that `generate` does not pass on to `custom_generate`."""
-    given = _GENERATE.bind(model, *args, **options).arguments
-    if not isinstance(given.get("custom_generate"), _TokenByToken):
-        return
-    if given.get("assistant_model") is not None:
-        raise ValueError(_NO_DRAFTS)
-    if given.get("streamer") is not None:
-        raise ValueError(
-            "anymax.hf.sample: generate does not hand its streamer on; say anymax.hf.sample(..., streamer=...)"
-        )
 
 
 class _Draw(transformers.LogitsProcessor):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import sys
-import weakref
 from typing import Any, NamedTuple
 
 import torch
@@ -13,18 +10,15 @@ from .. import linear
 from .._array import is_array, shown
 from .._core.mapping import Mapping
 from .._core.options import check_options
-from .._core.shards import sharded
 from ..mappings import Softmax
 from ..transforms import compose, softcap
 from ..transforms import temperature as tempered
+from .head import Head, whole
 
 Tensor = torch.Tensor
 
 _SOFTMAX = Softmax()
 _OPTIONS = ("chunk", "mask", "support", "temperature", "transform")
-_FACTORS = ("logit_scale", "lm_head_multiplier")  # numbers of a config that multiply the logits
-_DIVISORS = ("logits_scaling",)  # and that divide them
-_CHECKED: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose logits were compared with what is computed here
 
 
 class TokenStatistics(NamedTuple):
@@ -61,7 +55,8 @@ def token_statistics(
 
     Use it for the policy and the reference model of reinforcement learning, in place of `model(input_ids).logits` and what follows. The
     model's head is found from its config: tied weights, a bias, a soft cap, a factor of the logits. At the first call with a model its own
-    logits of two tokens are compared with these.
+    logits of the last tokens are compared with these. The model runs as you give it, with its wrappers, so that DDP and FSDP reduce the
+    gradients as those of a loss.
 
     Parameters
     ----------
@@ -71,7 +66,8 @@ def token_statistics(
     input_ids
         The tokens, [texts, length].
     attention_mask
-        1 for tokens and 0 for padding, [texts, length]; what belongs to padding is 0.
+        1 for tokens and 0 for padding, [texts, length], on either side. What belongs to padding is 0, and so is the first token after it,
+        which is not predicted from a token.
     mapping
         The map from logits to probabilities, softmax by default.
     last
@@ -108,146 +104,50 @@ def token_statistics(
     inputs = inputs or {}
     if taken := {"input_ids", "attention_mask", "use_cache", "labels"} & set(inputs):
         raise TypeError(f"{who}: inputs has {', '.join(sorted(taken))}; give it as an argument, or leave it out")
-    head = _Head.of(model)
-    given = {"attention_mask": attention_mask, **inputs}
-    head.check(input_ids[:1, :2], {k: v[:1, :2] for k, v in given.items() if isinstance(v, Tensor) and v.ndim == 2})
-    hidden = head.hidden(input_ids, given)[:, -last - 1 : -1]
-    target = input_ids[:, length - last :]
-    if attention_mask is not None:
-        target = torch.where(attention_mask[:, length - last :] == 0, -1, target)
-    return TokenStatistics(*head.statistics(hidden, target, mapping, options))
+    target, there = input_ids[:, length - last :], None
+    if attention_mask is not None:  # a token and the one before it, from which it is predicted
+        real = attention_mask != 0
+        there = real[:, length - last :] & real[:, length - last - 1 : -1]
+    head = Head.of(model)
+
+    def compute(hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return _statistics(head, hidden[:, -last - 1 : -1], target, there, mapping, options)
+
+    return TokenStatistics(*head.run(compute, input_ids=input_ids, attention_mask=attention_mask, **inputs))
 
 
-class _Head(NamedTuple):
-    """What a causal model computes after its last hidden state."""
+def _statistics(
+    head: Head, hidden: Tensor, target: Tensor, there: Tensor | None, mapping: Any, options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """log p and entropy of each row, 0 where it is not `there`."""
+    options = dict(options)
+    if head.cap is not None:  # before the caller's temperature
+        steps = [softcap(head.cap)]
+        if (temperature := options.pop("temperature", None)) is not None:
+            if is_array(temperature) and temperature.ndim:
+                raise ValueError(
+                    "token_statistics: this model caps its logits before the temperature, which must be one number then"
+                )
+            steps.append(tempered(temperature))
+        if options.get("transform") is not None:
+            steps.append(options["transform"])
+        options["transform"] = compose(*steps)
+    weight, bias = head.weight, head.bias
+    if head.factor != 1.0:
+        hidden, bias = hidden * head.factor, None if bias is None else bias * head.factor
 
-    model: Any
-    base: Any
-    layer: Any  # with a weight and perhaps a bias
-    factor: float
-    cap: float | None
+    def of(hidden: Tensor, target: Tensor) -> Any:
+        return map(whole, linear.linear_log_prob_entropy(hidden, weight, target, mapping, linear_bias=bias, **options))
 
-    @classmethod
-    def of(cls, model: Any) -> _Head:
-        given = model
-        while True:
-            if hasattr(model, "get_base_model"):  # PEFT
-                model = model.get_base_model()
-            elif isinstance(getattr(model, "module", None), torch.nn.Module) and not hasattr(model, "config"):  # DDP
-                model = model.module
-            else:
-                break
-        config = getattr(model, "config", None)
-        layer = getattr(model, "get_output_embeddings", lambda: None)()
-        base = getattr(model, "base_model", None)
-        if (
-            config is None
-            or layer is None
-            or base is None
-            or base is model
-            or getattr(config, "is_encoder_decoder", False)
-        ):
-            raise TypeError(
-                f"token_statistics: expected a causal language model of transformers with an output layer, got {type(model).__name__}; "
-                "give hidden states and the weight of a head to anymax.linear_log_prob_entropy"
-            )
-        more = [name for name, _ in layer.named_parameters() if name not in ("weight", "bias")]
-        if more or getattr(getattr(given, "active_peft_config", None), "is_prompt_learning", False):
-            what = f"its output layer has further parameters, {', '.join(more)}" if more else "it learns its prompt"
-            raise TypeError(
-                f"token_statistics: {type(given).__name__} has more than a linear layer at its end: {what}; merge an adapter first, or use "
-                "anymax.log_prob_entropy with its logits"
-            )
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
-        factor = math.prod(_number(text, name) or 1.0 for name in _FACTORS)
-        factor /= math.prod(_number(text, name) or 1.0 for name in _DIVISORS)
-        return cls(model, base, layer, factor, _number(text, "final_logit_softcapping"))
-
-    def hidden(self, input_ids: Tensor, given: dict[str, Any]) -> Tensor:
-        """The last hidden state of each token.
-
-        If parameters are spread over devices, the whole model is called, since FSDP gathers them only then; it makes the logits of one
-        token for each text.
-        """
-        if not _over_devices(self.model):
-            return self.base(input_ids=input_ids, use_cache=False, **given).last_hidden_state
-        states: list[Any] = []
-        hook = self.base.register_forward_hook(lambda module, args, out: states.append(out.last_hidden_state))
-        try:
-            logits = self.model(input_ids=input_ids, use_cache=False, logits_to_keep=1, **given).logits
-        finally:
-            hook.remove()
-        # the logits get a gradient of 0, since FSDP reduces the gradients of a model whose result has one
-        return torch.where(torch.tensor(False, device=logits.device), _whole(logits).sum(), _whole(states[-1]))
-
-    def scores(self, hidden: Tensor) -> Tensor:
-        """The logits as they are understood here."""
-        weight, bias = _whole(self.layer.weight), _whole(getattr(self.layer, "bias", None))
-        s = torch.nn.functional.linear(_whole(hidden), weight, bias) * self.factor
-        return s if self.cap is None else softcap(self.cap)(s)
-
-    def check(self, input_ids: Tensor, given: dict[str, Tensor]) -> None:
-        """Compare the model's own logits of a few tokens with `scores`; once for each model."""
-        if self.model in _CHECKED or not input_ids.numel():
-            return
-        states: list[Tensor] = []
-        hook = self.layer.register_forward_pre_hook(lambda module, args: states.append(args[0]))
-        try:
-            with torch.no_grad():
-                logits = self.model(input_ids=input_ids, use_cache=False, **given).logits.float()
-                ours = self.scores(states[-1]).float() if states else None
-        finally:
-            hook.remove()
-        near = 2e-2 * max(float(logits.std(correction=0)), 1e-6)
-        if ours is None or ours.shape != logits.shape or not torch.allclose(ours, logits, rtol=2e-2, atol=near):
-            raise ValueError(
-                f"token_statistics: {type(self.model).__name__} does not compute its logits in a way that is known here; use "
-                "anymax.log_prob_entropy with its logits"
-            )
-        _CHECKED.add(self.model)
-
-    def statistics(
-        self, hidden: Tensor, target: Tensor, mapping: Any, options: dict[str, Any]
-    ) -> tuple[Tensor, Tensor]:
-        """log p and entropy of each row, 0 where the target is -1."""
-        options = dict(options)
-        if self.cap is not None:  # before the caller's temperature
-            steps = [softcap(self.cap)]
-            if (temperature := options.pop("temperature", None)) is not None:
-                if is_array(temperature) and temperature.ndim:
-                    raise ValueError(
-                        "token_statistics: this model caps its logits before the temperature, which must be one number then"
-                    )
-                steps.append(tempered(temperature))
-            if options.get("transform") is not None:
-                steps.append(options["transform"])
-            options["transform"] = compose(*steps)
-        weight, bias = self.layer.weight, getattr(self.layer, "bias", None)
-        if self.factor != 1.0:
-            hidden, bias = hidden * self.factor, None if bias is None else bias * self.factor
-        there = target >= 0
-        hidden = torch.where(there[..., None], hidden, 0.0)  # padding may be NaN
-        arrays = [*options.values(), *(mapping.params().values() if isinstance(mapping, Mapping) else ())]
-        if bool(there.all()) or "support" in options or any(is_array(v) for v in arrays):
-            terms = linear.linear_log_prob_entropy(hidden, weight, target, mapping, linear_bias=bias, **options)
-            log_p, h = map(_whole, terms)
-            return log_p, torch.where(there, h, 0.0)
-        found = linear.linear_log_prob_entropy(
-            hidden[there], weight, target[there], mapping, linear_bias=bias, **options
-        )
-        log_p, h = (value.new_zeros(target.shape).masked_scatter(there, value) for value in map(_whole, found))
+    if there is None or bool(there.all()):
+        log_p, h = of(hidden, target)
         return log_p, h
-
-
-def _over_devices(model: torch.nn.Module) -> bool:
-    fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
-    return any(isinstance(m, fsdp) for m in model.modules()) or any(map(sharded, model.parameters()))
-
-
-def _whole(a: Any) -> Any:
-    return a.full_tensor() if sharded(a) else a
-
-
-def _number(config: Any, name: str) -> float | None:
-    value = getattr(config, name, None)
-    return float(value) if isinstance(value, (int, float)) else None
+    arrays = [*options.values(), *(mapping.params().values() if isinstance(mapping, Mapping) else ())]
+    if "support" in options or any(is_array(v) for v in arrays):  # they have an entry for each row
+        rows = of(torch.where(there[..., None], hidden, 0.0), target)  # padding may be NaN
+        log_p, h = (torch.where(there, value, 0.0) for value in rows)
+    else:
+        log_p, h = (
+            value.new_zeros(target.shape).masked_scatter(there, value) for value in of(hidden[there], target[there])
+        )
+    return log_p, h
