@@ -27,6 +27,7 @@ from .._array import (
     stop_gradient,
     top,
     total,
+    wider,
 )
 
 
@@ -55,11 +56,41 @@ def group_keep(x: Array, count: int, keep: int, most: int, xp: Namespace) -> Arr
     *lead, n = x.shape
     y = xp.reshape(stop_gradient(x), (*lead, count, n // count))
     best = top(y, xp) if most == 1 else _falling(y, most, xp)
-    sums = best[..., 0]
-    for i in range(1, most):
-        sums = sums + xp.where(best[..., i] == -math.inf, xp.zeros_like(sums), best[..., i])
-    kept = xp.expand_dims(topk_keep(sums, keep, xp), axis=-1)
+    kept = xp.expand_dims(topk_keep(_sum_of_group(best, xp), keep, xp), axis=-1)
     return xp.reshape(xp.broadcast_to(kept, y.shape), x.shape)
+
+
+def _sum_of_group(best: Array, xp: Namespace) -> Array:
+    """The sum of entries [..., m] in descending order; -inf counts as nothing, and there is no sum of nothing else."""
+    sums = best[..., 0]
+    for i in range(1, best.shape[-1]):
+        sums = sums + _or_nothing(best[..., i], xp)
+    return sums
+
+
+def _or_nothing(x: Array, xp: Namespace) -> Array:
+    return xp.where(x == -math.inf, xp.zeros_like(x), x)
+
+
+def group_levels(x: Array, count: int, keep: int, most: int, xp: Namespace) -> Array:
+    """The level that each entry must pass for its group to be among those that `group_keep` keeps; -inf if the group is so without it.
+
+    It lies in the middle between what the last group that is kept and the first that is not need. There are more groups than are kept.
+    """
+    y = xp.reshape(x, (*x.shape[:-1], count, x.shape[-1] // count))
+    best = _falling(y, min(most + 1, y.shape[-1]), xp)
+    best = best if best.shape[-1] > most else wider(best, most + 1, -math.inf, xp)
+    sums = xp.expand_dims(_sum_of_group(best[..., :most], xp), axis=-1)
+    ranked = _falling(sums[..., 0], keep + 1, xp)
+    last, after = ranked[..., keep - 1 : keep], ranked[..., keep:]
+    middle = xp.expand_dims(xp.where(after > -math.inf, 0.5 * (last + after), after), axis=-1)
+    inside = y >= best[..., most - 1 : most]  # among those that are added
+    small = _or_nothing(sums, xp)
+    others = xp.where(inside, small - _or_nothing(y, xp), small - _or_nothing(best[..., most - 1 : most], xp))
+    without = xp.where(inside, others + _or_nothing(best[..., most:], xp), sums)
+    alone = inside & (best[..., 1:2] == -math.inf)
+    level = xp.where((without >= middle) & ~alone, -math.inf * xp.ones_like(y), middle - others)
+    return xp.reshape(level, x.shape)
 
 
 def topp_keep(x: Array, p: Any, xp: Namespace, min_keep: int = 1, mass: Array | None = None) -> Array:

@@ -153,10 +153,17 @@ class Router(OfMapping):
 
     @torch.no_grad()
     def balance(self, x: Tensor, **options: Any) -> None:
-        """Sets the correction by `anymax.routing.balance` for the tokens of these features; options are those of that function."""
+        """Sets the correction by `anymax.routing.balance` for the tokens of these features.
+
+        Parameters
+        ----------
+        options
+            Those of that function: `mask`, `method`, `iterations`, `step`, `group`. It knows the router's own, groups among them.
+        """
         if self.e_score_correction_bias is None:
             raise ValueError("Router: it has no correction to set; make it with correction=True")
-        made = balance(self.scores(x), self.k, self.e_score_correction_bias, self.scoring, **options)
+        words = {name: self.options[name] for name in ("groups", "keep_groups", "group_by")}
+        made = balance(self.scores(x), self.k, self.e_score_correction_bias, self.scoring, **words, **options)
         self.e_score_correction_bias.copy_(made)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+import itertools
+import math
+from typing import Any, Literal, NamedTuple, get_args
 
 from .. import _array
-from .._array import Array, Namespace, positions, quiet, running_sum, stop_gradient, upcast
+from .._array import (
+    Array,
+    Namespace,
+    compiling,
+    decides,
+    known_largest,
+    positions,
+    quiet,
+    running_sum,
+    stop_gradient,
+    top,
+    upcast,
+)
 from .._core.mapping import Mapping
 from .._core.options import check_keywords
+from .._core.rows import hide
 from .._core.typing import AnyArray, Numbers
 from .._random.draws import at, check_k
+from .._random.truncation import group_levels
+from ..autodiff.agreement import Agreement, fail_together
 from ..autodiff.choose_group import as_group
-from ..kernels.selection import chosen
-from .choice import per_expert, read_router
+from ..autodiff.group import Group
+from ..kernels.selection import Groups, chosen
+from ..transforms.truncation import check_groups, fit_groups
+from .choice import eligible, read_router
 from .counting import loads
 
 Method = Literal["quantile", "sign"]
@@ -26,6 +45,10 @@ def balance(
     bias: Any = None,
     scoring: Mapping | str = "softmax",
     *,
+    groups: int | None = None,
+    keep_groups: int | None = None,
+    group_by: int | str = 2,
+    mask: Any = None,
     method: Method = "quantile",
     iterations: int = 1,
     step: float = 0.001,
@@ -40,23 +63,26 @@ def balance(
     ----------
     scores
         The outputs of the gate, [..., experts]; all leading axes are tokens.
-    k, scoring
-        As in `route`.
+    k, scoring, groups, keep_groups, group_by, mask
+        As in `route`. An expert that is masked, or -inf, for all tokens has no share and keeps its bias; one that only some tokens may
+        go to has a share of at most these. The experts of padding are all masked: `mask=real[..., None]`. Tokens with NaN do not count.
     bias
         The bias so far, one number for each expert; zeros by default.
     method
-        "quantile" finds the bias with which each expert gets its share of these tokens, in turns (Su 2026): alpha, a threshold of
-        each token between its k-th and its next value plus bias, then for each expert the number b with which the right number of
-        tokens have a value plus b above alpha. "sign" adds `step` where an expert got fewer tokens than the mean and subtracts
-        it where it got more, as in DeepSeek-V3.
+        "quantile" finds the bias with which each expert gets its share of these tokens, in turns (Su 2026): for each token and expert
+        the threshold that the value plus bias has to pass, then for each expert the number b with which the right number of
+        tokens have a value plus b above it. The threshold lies between the k-th and the next value plus bias of the token, or is
+        what brings the expert's group among those that are kept. "sign" adds `step` where an expert got fewer tokens than its share
+        and subtracts it where it got more, as in DeepSeek-V3.
     iterations
-        How many turns; a few reach loads that are even to a few tokens.
+        How many turns. A few reach loads that are even to a few tokens, with groups some more (ten to thirty from a bias of 0).
     step
         The step of the sign rule, which "quantile" does not need.
     group, axis_name
         Processes with tokens of their own, a group of torch or, in JAX, an axis of the mesh: the bias is that of all tokens, and the
         same on all processes. One collective a turn: each process sends the thresholds of up to 512 portions of its tokens for
-        each expert, which are exact for up to 512 tokens.
+        each expert, which are exact for up to 512 tokens. In torch one more compares the calls: another k, step, bias or number of
+        experts on a process is the same error on all.
 
     Returns
     -------
@@ -72,63 +98,180 @@ def balance(
     >>> np.bincount(route(scores, 1, bias=bias).index[:, 0])
     array([2, 2])
     """
+    given = {
+        "method": method, "iterations": iterations, "step": step, "groups": groups, "keep_groups": keep_groups, "group_by": group_by,
+    }  # fmt: skip
+    if group is None and axis_name is None:
+        return _balanced(scores, k, bias, scoring, mask, None, **given)
+    x = _array.asarray(scores)
+    if compiling() and _array.is_torch(x):
+        from ..autodiff.torch_graphs import outside_graphs  # late: only now is torch sure to be loaded
+
+        return outside_graphs(_together, x, k, bias, scoring, mask, group, axis_name, **given)
+    return _together(x, k, bias, scoring, mask, group, axis_name, **given)
+
+
+def _together(x: Array, k: Any, bias: Any, scoring: Any, mask: Any, group: Any, axis_name: Any, **given: Any) -> Any:
+    """The bias of the tokens of all processes, which compare their calls first; if one fails, all do."""
+    agreement = Agreement("balance", as_group("balance", group, axis_name, x), x, room="routing.")
+    return fail_together(agreement, lambda: _balanced(x, k, bias, scoring, mask, agreement, **given))
+
+
+def _balanced(
+    scores: Any,
+    k: Any,
+    bias: Any,
+    scoring: Any,
+    mask: Any,
+    agreement: Agreement | None,
+    *,
+    method: Any,
+    iterations: Any,
+    step: Any,
+    groups: Any,
+    keep_groups: Any,
+    group_by: Any,
+) -> Array:
     if method not in get_args(Method):
         raise ValueError(f"balance: method must be {' or '.join(map(repr, get_args(Method)))}, got {method!r}")
     if not _array.is_int(_array.number(iterations)) or iterations < 1:
         raise ValueError(f"balance: iterations must be an integer of at least 1, got {iterations!r}")
     if method == "quantile" and step != 0.001:
         raise ValueError('balance: step belongs to method="sign"; quantiles need none')
-    read, given, xp = read_router("balance", scores, scoring, -1, None, None)
-    rows = upcast(given.rows, xp)
+    read, given, xp = read_router("balance", scores, scoring, -1, None, mask)
+    rows = stop_gradient(upcast(given.rows, xp))
     n = rows.shape[-1]
     k = check_k("balance", k, n)
-    values = xp.reshape(read.constants(rows, xp), (-1, n))
+    split = fit_groups("balance", check_groups("balance", groups, keep_groups, group_by), n)
     if bias is None:
-        b = xp.zeros_like(values[:1, :]) if values.shape[0] else xp.sum(values, axis=0, keepdims=True)
+        b = xp.zeros((1, n), dtype=rows.dtype, **_array.device_of(rows))
     else:
-        b = per_expert(given, bias, "bias", xp)
-        if _array.asarray(bias).ndim != 1:
+        bias = _array.beside(bias, rows, "bias", xp)
+        if tuple(bias.shape) != (n,):
             raise ValueError(
-                f"balance: bias must have one number for each of {n} experts, got the shape {tuple(_array.asarray(bias).shape)}"
+                f"balance: bias must have one number for each of {n} experts, got the shape {tuple(bias.shape)}"
             )
-        b = xp.reshape(xp.astype(_array.beside(bias, rows, "bias", xp), values.dtype), (1, n))
-    b = stop_gradient(b)
+        b = xp.reshape(stop_gradient(_array.as_dtype(bias, rows.dtype, xp)), (1, n))
+    if agreement is not None:
+        agreement.say_mapping(read.mapping)
+        agreement.same |= {f"{name} of {read.mapping.name}": v for name, v in read.mapping.params().items()}
+        agreement.same["bias"] = b
+        agreement.say(
+            experts=n, k=k, dtype=str(rows.dtype), scoring=read.name, groups=split, method=method, iterations=iterations, step=step,
+        )  # fmt: skip
+        agreement.settle()
     if k == n:
         return b[0, :]
-    processes = None if group is None and axis_name is None else as_group("balance", group, axis_name, rows)
-    with quiet(values):
+    values = read.constants(rows, xp)
+    key = eligible(values, values == 0 if read.gives_zeros else None, rows, xp)
+    with quiet(key):
+        batch = _Batch.of(key, k, split, None if agreement is None else agreement.group, xp)
         for _ in range(iterations):
-            b = (
-                _by_sign(values, k, b, step, processes, xp)
-                if method == "sign"
-                else _by_quantiles(values, k, b, processes, xp)
-            )
+            b = batch.by_sign(b, step) if method == "sign" else batch.by_quantiles(b)
     return b[0, :]
 
 
-def _by_sign(values: Array, k: int, b: Array, step: float, processes: Any, xp: Namespace) -> Array:
-    n = values.shape[-1]
-    load = xp.astype(loads(xp.reshape(chosen(values + b, k, xp), (-1,)), n, xp), values.dtype)
-    if processes is not None:
-        load = xp.sum(processes.stack(load), axis=0)
-    return b + step * xp.sign(xp.mean(load) - load)
+class _Batch(NamedTuple):
+    """The tokens of a batch, and how their experts are chosen."""
+
+    key: Array  # [tokens, experts], the values; -inf where the token can't go to the expert
+    k: int
+    split: Groups | None
+    group: Group | None  # the processes with further tokens
+    full: bool  # every token may go to every expert, as far as values are known
+    xp: Namespace
+
+    @classmethod
+    def of(cls, key: Array, k: int, split: Groups | None, group: Group | None, xp: Namespace) -> _Batch:
+        n = key.shape[-1]
+        key = xp.reshape(key, (-1, n))
+        plain = (split is None or k < split.keep * (n // split.count)) and decides(key)
+        if plain and bool(xp.isfinite(xp.sum(key))):
+            return cls(key, k, split, group, True, xp)
+        return cls(hide(key, ~xp.isnan(top(key, xp))), k, split, group, False, xp)  # a row with NaN goes nowhere
+
+    def by_sign(self, b: Array, step: Any) -> Array:
+        key, xp = self.key, self.xp
+        index = xp.reshape(chosen(key + b, self.k, xp, self.split), (-1,))
+        load = xp.astype(loads(index, key.shape[-1], xp), key.dtype)
+        if self.full:
+            room = key.shape[0] * xp.ones_like(load)
+        else:
+            room = xp.sum(xp.astype(key > -math.inf, key.dtype), axis=0)
+        if self.group is not None:
+            both = xp.sum(self.group.stack(xp.stack([load, room])), axis=0)
+            load, room = both[0, :], both[1, :]
+        return b + step * xp.expand_dims(xp.sign(_shares(xp.sum(load), room, xp) - load), axis=0)
+
+    def by_quantiles(self, b: Array) -> Array:
+        """With it each expert is above its thresholds for as many tokens as its share."""
+        xp, (tokens, n) = self.xp, self.key.shape
+        if self.group is None and not tokens:
+            return b
+        above, made = self._above(b)
+        if self.group is None and self.full:
+            level = _level(above, tokens * self.k / n, xp)
+            return xp.reshape(xp.mean(level) - level, (1, n))
+        if self.group is None:
+            sizes = xp.ones_like(above)
+        else:
+            above, sizes, made = _of_all(above, made, self.k / n, self.group, xp)
+        there = (sizes > 0) & (above > -math.inf)
+        finite = there & (above < math.inf)
+        share = _shares(made, xp.sum(xp.where(there, sizes, xp.zeros_like(sizes)), axis=-1), xp)
+        # infinities become the largest and the smallest number
+        high, low = (
+            f(xp.where(finite, above, edge * xp.ones_like(above)), axis=-1, keepdims=True)
+            for f, edge in ((xp.max, -math.inf), (xp.min, math.inf))
+        )
+        above = xp.where(finite, above, xp.where(there, high, low))
+        share = xp.expand_dims(share, axis=-1)
+        level = _level(above, share, xp) if self.group is None else _level_of_all(above, sizes, share, xp)
+        some = xp.any(finite, axis=-1)  # the bias of others does not matter
+        level = xp.where(some, level, xp.zeros_like(level))
+        count = xp.sum(xp.astype(some, b.dtype))
+        level = xp.sum(level) / xp.where(count > 0, count, xp.ones_like(count)) - level
+        return xp.where(xp.expand_dims(some, axis=0), xp.reshape(level, (1, n)), b)
+
+    def _above(self, b: Array) -> tuple[Array, Array]:
+        """(how far the value of each expert lies above the threshold of each token, [experts, tokens]; how many choices are made)."""
+        key, xp, k = self.key, self.xp, self.k
+        biased = key + b
+        index = chosen(biased, k + 1, xp, self.split)
+        edge = at(biased, index, xp)
+        edge = edge if self.full else xp.where(index < 0, -math.inf * xp.ones_like(edge), edge)
+        last, after = edge[:, k - 1 : k], edge[:, k:]
+        alpha = xp.where(after > -math.inf, 0.5 * (last + after), after)
+        if self.split is not None and self.split.keep < self.split.count:
+            alpha = xp.maximum(alpha, group_levels(biased, *self.split, xp))
+        above = key - alpha
+        above = above if self.full else xp.where(xp.isfinite(key), above, key)
+        return xp.permute_dims(above, (1, 0)), xp.sum(xp.astype(index[:, :k] >= 0, key.dtype))
 
 
-def _by_quantiles(values: Array, k: int, b: Array, processes: Any, xp: Namespace) -> Array:
-    tokens, n = values.shape
-    if processes is None and not tokens:
-        return b
-    biased = values + b
-    edge = at(biased, chosen(biased, k + 1, xp), xp) if tokens else biased
-    alpha = 0.5 * (edge[:, k - 1 : k] + edge[:, k : k + 1])
-    above = xp.permute_dims(values - alpha, (1, 0))  # [experts, tokens]
-    if processes is None:
-        few = min(tokens, int(tokens * k / n) + 2)
-        level = _between(at(above, chosen(above, few, xp), xp), xp.ones_like(above[:, :few]), tokens * k / n, xp)
-    else:
-        level = _of_all(above, k / n, processes, xp)
-    b = -xp.permute_dims(level, (1, 0))
-    return b - xp.mean(b)
+def _level(above: Array, share: Any, xp: Namespace) -> Array:
+    """The level that `share` entries of each row are above, [rows]."""
+    most = share if isinstance(share, float) else known_largest(share)
+    few = above.shape[-1] if most is None else min(above.shape[-1], int(most) + 2)
+    some = at(above, chosen(above, few, xp), xp) if few < above.shape[-1] else _array.descending(above, xp)
+    return _between(some, xp.ones_like(some), share, xp)[:, 0]
+
+
+def _level_of_all(above: Array, sizes: Array, share: Any, xp: Namespace) -> Array:
+    """The same of entries that stand for `sizes` entries each; those of none come last."""
+    order = xp.where(sizes > 0, above, -math.inf * xp.ones_like(above))
+    order = xp.argsort(order, axis=-1, descending=True, stable=True)
+    above, sizes = (_array.take(a, order, xp) for a in (above, sizes))
+    return _between(above, sizes, share, xp)[:, 0]
+
+
+def _shares(made: Any, room: Array, xp: Namespace) -> Array:
+    """How many of all choices each expert should get, [experts]: as many as the others, but at most `room`."""
+    n = room.shape[0]
+    rising = xp.sort(room)
+    left = n - _array.positions(rising, room.dtype, xp)
+    level = xp.max((made - (running_sum(rising, xp) - rising)) / left)  # when the experts with the least room are full
+    return xp.minimum(room, level)
 
 
 def _between(descending: Array, sizes: Array, count: Any, xp: Namespace) -> Array:
@@ -147,32 +290,34 @@ def _between(descending: Array, sizes: Array, count: Any, xp: Namespace) -> Arra
     return a + (z - a) * share
 
 
-def _of_all(above: Array, part: float, processes: Any, xp: Namespace) -> Array:
-    """The level of all processes: each sends the middles of portions of its entries, which are finer above the level it expects."""
+def _of_all(above: Array, made: Array, part: float, group: Group, xp: Namespace) -> tuple[Array, Array, Array]:
+    """(numbers of all processes, [experts, numbers], how many entries each stands for, how many choices all make).
+
+    Each sends the middles of portions of its entries, which are finer above the level that it expects.
+    """
     n, tokens = above.shape
     bounds = _portions(tokens, part)
-    descending = at(above, chosen(above, tokens, xp), xp) if tokens else above
-    starts, ends = bounds[:-1], bounds[1:]
-    sent = [
-        0.5 * (descending[:, (a + z - 1) // 2] + descending[:, (a + z) // 2])
-        if z > a
-        else xp.zeros((n,), dtype=above.dtype, **_array.device_of(above))
-        for a, z in zip(starts, ends, strict=True)
-    ]
-    sizes = xp.asarray(
-        [float(z - a) for a, z in zip(starts, ends, strict=True)], dtype=above.dtype, **_array.device_of(above)
-    )
-    sizes = xp.broadcast_to(xp.reshape(sizes, (1, SENT)), (n, SENT))
-    message = xp.stack([xp.stack(sent, axis=-1), sizes])
-    got = processes.stack(message)  # [processes, 2, experts, SENT]
-    values, sizes = (xp.reshape(xp.permute_dims(got[:, i], (1, 0, 2)), (n, -1)) for i in (0, 1))
-    values = xp.where(sizes > 0, values, -xp.inf * xp.ones_like(values))
-    order = xp.argsort(values, axis=-1, descending=True, stable=True)
-    values, sizes = (_array.take(a, order, xp) for a in (values, sizes))
-    values = xp.where(
-        sizes > 0, values, xp.min(xp.where(sizes > 0, values, xp.inf * xp.ones_like(values)), axis=-1, keepdims=True)
-    )
-    return _between(values, sizes, part * xp.sum(sizes, axis=-1, keepdims=True), xp)
+    pairs = list(itertools.pairwise(bounds))
+    as_sent: dict[str, Any] = {"dtype": above.dtype, **_array.device_of(above)}
+    sizes = xp.asarray([float(z - a) for a, z in pairs], **as_sent)
+    if tokens:
+        descending = _array.descending(above, xp)
+        # of an empty portion any entry will do
+        first, last = (
+            xp.take(
+                descending, xp.asarray([min(max(i, 0), tokens - 1) for i in at], **_array.device_of(above)), axis=-1
+            )
+            for at in ([(a + z - 1) // 2 for a, z in pairs], [(a + z) // 2 for a, z in pairs])
+        )
+        middle = 0.5 * (first + last)
+        middle = xp.where(xp.isfinite(middle), middle, last)
+    else:
+        middle = xp.zeros((n, SENT), **as_sent)
+    # [processes, n * SENT + SENT + 1]
+    got = group.stack(xp.concat([xp.reshape(middle, (-1,)), sizes, xp.reshape(made, (1,))]))
+    middles = xp.permute_dims(xp.reshape(got[:, : n * SENT], (-1, n, SENT)), (1, 0, 2))
+    sizes = xp.broadcast_to(xp.reshape(got[:, n * SENT : -1], (1, -1)), (n, got.shape[0] * SENT))
+    return xp.reshape(middles, (n, -1)), sizes, xp.sum(got[:, -1])
 
 
 def _portions(tokens: int, part: float) -> list[int]:

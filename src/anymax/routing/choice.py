@@ -22,14 +22,14 @@ from .._array import (
 )
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
-from .._core.rows import Rows, prepare
+from .._core.rows import Rows, hide, prepare
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, Numbers
-from .._random.draws import at, check_k
+from .._random.draws import at, check_k, largest
 from ..kernels.choice import asked
 from ..kernels.selection import chosen, masked_as, routed
 from ..sampling.most_probable import read_index
-from ..sampling.results import support_of
+from ..sampling.results import Invalid, check_invalid, support_of, validated
 from ..transforms.truncation import check_groups, fit_groups
 from .scoring import Scoring
 
@@ -116,6 +116,7 @@ def route(
     axis: int | None = None,
     dim: int | None = None,
     mask: Any = None,
+    invalid: Invalid = None,
 ) -> Routes:
     """The k experts of each token and their weights: the router of DeepSeek-V3, Mixtral, Qwen3, GLM, gpt-oss and others.
 
@@ -135,13 +136,19 @@ def route(
     index
         Experts to use instead of a choice, integers [..., k] and -1 for none: to replay the choice of another model, or of the
         rollout of a policy. The weights are those of these scores and have their gradient.
+    invalid
+        What to give where a token has fewer than k experts, or NaN: None gives -1. "argmax" gives other experts with the weight 0,
+        those with the largest scores, so that the k experts of each token differ and can be looked up at once; a row with NaN, such
+        as one of padding, gets the experts 0 to k - 1, weights of 0 and no gradient. "raise" is an error, and is not possible
+        in traced code.
 
     Returns
     -------
     Routes
         A named tuple (index, weight), both with k in the place of the experts, the expert with the largest value (plus the bias)
         first. -1 and 0 follow where a token has fewer than k: the others are masked, or `scoring` gives them exactly 0. In
-        a row with NaN or +inf the experts are -1 and the weights NaN. The weights are fp32 for scores in half precision.
+        a row with NaN the experts are -1 and the weights NaN, and so they are in one with +inf where `scoring` is a map. The weights are
+        fp32 for scores in half precision.
 
     Examples
     --------
@@ -157,7 +164,10 @@ def route(
     >>> index, weight.round(3)
     (array([[0, 1]]), array([[0.5  , 0.881]]))
     """
+    check_invalid("route", invalid)
     read, given, xp = read_router("route", scores, scoring, axis, dim, mask)
+    if invalid == "argmax":
+        given = given._replace(rows=read.sound(given.rows, xp))
     rows = upcast(given.rows, xp)
     n = rows.shape[-1]
     split = fit_groups("route", check_groups("route", groups, keep_groups, group_by), n)
@@ -165,26 +175,61 @@ def route(
         if k is None:
             raise TypeError("route: give k, how many experts each token goes to, or index=, the experts")
         k = check_k("route", k, n)
+        if by is not None and bias is not None:
+            raise ValueError("route: give bias= or by=, which are two ways to choose; by takes values plus bias")
         made = _in_one_kernel(given, read, k, split, bias, by, norm_topk_prob, routed_scaling_factor, xp)
-        if made is not None:
-            return made
-        plain = split is None or split.most == 1
-        if by is not None:
-            if bias is not None:
-                raise ValueError("route: give bias= or by=, which are two ways to choose; by takes values plus bias")
-            key = per_expert(given, by, "by", xp)
-        elif bias is not None:
-            key = plus_bias(read.constants(rows, xp), per_expert(given, bias, "bias", xp))
-        else:
-            key = rows if read.in_order and plain else read.constants(rows, xp)
-        if key is not rows:
-            key = masked_as(key, rows, xp)
-        place = chosen(key, k, xp, split)
+        if made is None:
+            place = chosen(_compared(given, rows, read, bias, by, split, xp), k, xp, split)
+            made = _weighed(rows, place, read, True, norm_topk_prob, routed_scaling_factor, xp)
+        if invalid is not None:
+            made = _with_others(*made, rows, invalid, xp)
     else:
-        if bias is not None or by is not None or split is not None:
-            raise ValueError("route: bias=, by= and groups= choose experts, and index= gives them; leave one out")
-        place = read_index("route", index, rows, given.axis, k, xp)
-    return _weighed(given, rows, place, read, index is None, norm_topk_prob, routed_scaling_factor, xp)
+        for name, value in (("bias", bias), ("by", by), ("groups", split), ("invalid", invalid)):
+            if value is not None:
+                raise ValueError(f"route: {name}= is about the choice of experts, and index= gives them; leave one out")
+        place, stray = read_index("route", index, rows, given.axis, k, xp)
+        made = _weighed(rows, place, read, False, norm_topk_prob, routed_scaling_factor, xp)
+        made = made if stray is None else made._replace(weight=poison(made.weight, stray, xp))
+    return Routes(*(_array.from_last(a, given.axis, xp) for a in made))
+
+
+def _compared(given: Rows, rows: Array, scoring: Scoring, bias: Any, by: Any, split: Any, xp: Namespace) -> Array:
+    """What experts are chosen by, [..., experts]."""
+    if by is None and bias is None and scoring.in_order and (split is None or split.most == 1):
+        return rows
+    values = scoring.constants(rows, xp) if by is None or scoring.gives_zeros else None
+    zero = values == 0 if scoring.gives_zeros else None
+    if by is not None:
+        key = per_expert(given, by, "by", xp)
+    elif bias is not None:
+        key = plus_bias(values, per_expert(given, bias, "bias", xp))
+    else:
+        key = values
+    return eligible(key, zero, rows, xp)
+
+
+def eligible(key: Any, zero: Array | None, rows: Array, xp: Namespace) -> Array:
+    """Numbers to choose experts by: -inf where `scoring` gives exactly `zero`, and where the scores have infinities and NaN these."""
+    return masked_as(key if zero is None else hide(key, ~zero), rows, xp)
+
+
+def _with_others(place: Array, weight: Array, rows: Array, invalid: Invalid, xp: Namespace) -> Routes:
+    """The experts [..., k] with what `invalid` says in place of each -1, which come last, and the weight 0 there."""
+    none = place < 0
+    if invalid == "raise":
+        return Routes(validated("route", place, rows, invalid, xp), weight)
+    if decides(none) and not bool(xp.any(none)):
+        return Routes(place, weight)
+    k, ids = place.shape[-1], _array.positions(rows, place.dtype, xp)
+    taken = xp.any(xp.expand_dims(place, axis=-1) == xp.expand_dims(ids, axis=-2), axis=-2)
+    scores = stop_gradient(rows)
+    low = xp.finfo(rows.dtype).min * xp.ones_like(
+        scores
+    )  # for those that are masked, which come before those that are taken
+    left = largest(hide(xp.where(scores > low, scores, low), ~taken), k, xp)
+    at_left = _array.positions(place, place.dtype, xp) - xp.sum(xp.astype(~none, place.dtype), axis=-1, keepdims=True)
+    others = at(left, at_left, xp)
+    return Routes(xp.where(none, xp.astype(others, place.dtype), place), xp.where(none, xp.zeros_like(weight), weight))
 
 
 def _in_one_kernel(
@@ -209,19 +254,12 @@ def _in_one_kernel(
     if made is None:
         return None
     if alone:
-        return Routes(*(_array.from_last(a, given.axis, xp) for a in made))
-    return _weighed(given, upcast(given.rows, xp), made.index, scoring, True, normalise, factor, xp)
+        return Routes(made.index, made.weight)
+    return _weighed(upcast(given.rows, xp), made.index, scoring, True, normalise, factor, xp)
 
 
 def _weighed(
-    given: Rows,
-    rows: Array,
-    place: Array,
-    scoring: Scoring,
-    choice: bool,
-    normalise: bool,
-    factor: float,
-    xp: Namespace,
+    rows: Array, place: Array, scoring: Scoring, choice: bool, normalise: bool, factor: float, xp: Namespace
 ) -> Routes:
     """The experts and their weights; an expert that was chosen and has no value is none."""
     weight = scoring.at(rows, place, xp, normalise)
@@ -232,7 +270,7 @@ def _weighed(
             weight = poison(weight, none & xp.isnan(top(rows, xp)), xp)
         lost = xp.isnan(weight) | (weight == 0) if scoring.gives_zeros else xp.isnan(weight)
         place = xp.where(lost, -xp.ones_like(place), place)
-    return Routes(_array.from_last(place, given.axis, xp), _array.from_last(weight, given.axis, xp))
+    return Routes(place, weight)
 
 
 def read_router(who: str, scores: Any, scoring: Any, axis: Any, dim: Any, mask: Any) -> tuple[Scoring, Rows, Namespace]:
@@ -257,7 +295,7 @@ def per_expert(given: Rows, value: Any, name: str, xp: Namespace) -> Array:
     return xp.broadcast_to(xp.reshape(value, (1,) * (rows.ndim - value.ndim) + tuple(value.shape)), rows.shape)
 
 
-def plus_bias(values: Array, bias: Array) -> Array:
+def plus_bias(values: Any, bias: Array) -> Array:
     """The values, an array that nobody else has, plus the bias."""
     if not decides(values):
         return values + bias
@@ -294,7 +332,8 @@ def expert_choice(
     -------
     Routes
         A named tuple (index, weight), [..., experts, capacity]: the tokens of each expert, the largest value first, and their
-        weights; -1 and 0 where an expert finds fewer tokens with a value above 0.
+        weights; -1 and 0 follow where an expert finds fewer tokens with a value above 0. Where a token has NaN for an expert, this
+        expert has -1 and NaN.
 
     Examples
     --------
@@ -311,14 +350,14 @@ def expert_choice(
         raise ValueError(f"expert_choice: scores must be [..., tokens, experts], got the shape {tuple(rows.shape)}")
     values = read.values(rows, xp)
     key = stop_gradient(values)
+    zero = ~(key > 0) & ~xp.isnan(key)
     if bias is not None:
         key = key + per_expert(given, bias, "bias", xp)  # the values are weights too
-        key = masked_as(key, rows, xp)
-    turned, key = (_array.to_last(a, a.ndim - 2, xp) for a in (values, key))
+    turned, key = (_array.to_last(a, a.ndim - 2, xp) for a in (values, eligible(key, zero, rows, xp)))
     place = chosen(key, check_k("expert_choice", capacity, rows.shape[-2]), xp)
-    weight = at(turned, place, xp)
-    none = (place < 0) | ~(weight > 0)
-    weight = xp.where(none & ~xp.isnan(weight), xp.zeros_like(weight), weight)
+    none = place < 0
+    weight = xp.where(none, xp.zeros_like(key[..., :1]), at(turned, place, xp))
+    weight = poison(weight, xp.isnan(top(key, xp)), xp)
     weight = weight if routed_scaling_factor == 1.0 else weight * routed_scaling_factor
     return Routes(xp.where(none, -xp.ones_like(place), place), weight)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .._array import Array, Namespace, quiet, sigmoid, stop_gradient, total
+from .._array import Array, Namespace, quiet, sigmoid, stop_gradient, top, total
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
+from .._core.rows import hide
 from .._random.draws import at
 from ..autodiff import bridge
 from ..mappings import Softmax
@@ -55,6 +57,11 @@ class Scoring(NamedTuple):
     def gives_zeros(self) -> bool:
         """True if experts that are not masked may have the value 0, which leaves them out."""
         return self.each is None and (self.mapping.facts.sparse or not self.mapping.facts.monotone)
+
+    def sound(self, rows: Array, xp: Namespace) -> Array:
+        """The scores, all of them masked in a row whose values are not all numbers: one with NaN, or with +inf but for the sigmoid."""
+        high = top(stop_gradient(rows), xp)
+        return hide(rows, ~xp.isnan(high) if self.each is sigmoid else high < math.inf)
 
     def values(self, rows: Array, xp: Namespace) -> Array:
         """The value of every expert; 0 for one that is masked."""

@@ -6,7 +6,19 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import _array
-from .._array import Array, Namespace, counts, from_last, is_integer, namespace, pick_axis, stop_gradient, upcast
+from .._array import (
+    Array,
+    Namespace,
+    counts,
+    from_last,
+    is_integer,
+    known,
+    namespace,
+    pick_axis,
+    poison,
+    stop_gradient,
+    upcast,
+)
 from .._core.classes import refuse_strays
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
@@ -88,9 +100,9 @@ def top(
     if index is None:
         if k is None:
             raise TypeError("top: give k, how many classes to return, or index=, the classes")
-        place, count = None, check_k("top", k, rows.shape[-1])
+        place, stray, count = None, None, check_k("top", k, rows.shape[-1])
     else:
-        place, count = read_index("top", index, rows, given.axis, k, xp), 0
+        (place, stray), count = read_index("top", index, rows, given.axis, k, xp), 0
     p = bridge(rows).apply(given.mapping, rows)
     facts = given.mapping.facts
     if place is None:
@@ -103,13 +115,17 @@ def top(
         kept = shown = place >= 0
         found = at(p, place, xp)
     found = xp.where(kept | xp.isnan(found), found, xp.zeros_like(found))
+    found = found if stray is None else poison(found, stray, xp)
     place = validated("top", xp.where(shown, place, -xp.ones_like(place)), given.rows, invalid, xp)
     found = _array.as_dtype(found, given.scores.dtype, xp)
     return Top(from_last(place, given.axis, xp), from_last(found, given.axis, xp))
 
 
-def read_index(who: str, index: Any, rows: Array, axis: int, k: Any, xp: Namespace) -> Array:
-    """Given classes [..., m] in the layout of the rows, -1 for none; an error if one is known to be no class."""
+def read_index(who: str, index: Any, rows: Array, axis: int, k: Any, xp: Namespace) -> tuple[Array, Array | None]:
+    """(given classes [..., m] in the layout of the rows, -1 for none; where values can't be read, True at those that are no class).
+
+    An error if one is known to be no class; where values can't be read it is -1 here, and its result should be NaN.
+    """
     index = _array.beside(index, rows, "index", xp)
     if not is_integer(index):
         raise TypeError(f"{who}: index must be integers, the classes to return, got {index.dtype}")
@@ -123,5 +139,5 @@ def read_index(who: str, index: Any, rows: Array, axis: int, k: Any, xp: Namespa
     index = counts(_array.to_last(index, axis, xp), xp)
     if k is not None and k != index.shape[-1]:
         raise ValueError(f"{who}: k={k} and index has {index.shape[-1]} classes a row; give one of them")
-    refuse_strays(f"{who}: index", index, rows.shape[-1], None, xp)
-    return index
+    stray = refuse_strays(f"{who}: index", index, rows.shape[-1], None, xp)
+    return (index, None) if known(stray) else (xp.where(stray, -xp.ones_like(index), index), stray)
