@@ -260,6 +260,9 @@ extern "C" int anymax_run_segments(const anymax_call *call, const anymax_segment
 
 namespace {
 
+// What the beginning of segment s counts in a sum that tells one set of beginnings from another.
+uint64_t weight(int64_t s) { return ((uint64_t)s + 1) * 0x9e3779b97f4a7c15ull ^ (uint64_t)s >> 7; }
+
 // Of an index in order: ptr[t] = e for all t above the segment of entry e - 1, up to that of entry e.
 template <class T>
 struct Bounds {
@@ -274,8 +277,8 @@ struct Bounds {
     }
     void run(int64_t begin, int64_t end) {
         constexpr int64_t STEP = 8;
-        int64_t before = begin ? index[begin - 1] : -1;
-        if (out_of_order.load(std::memory_order_relaxed) || (begin ? before : index[0]) < 0 || before > most) return out_of_order.store(true);
+        int64_t before = begin ? once(index + begin - 1) : -1;
+        if (out_of_order.load(std::memory_order_relaxed) || (begin ? before : once(index)) < 0 || before > most) return out_of_order.store(true);
         for (int64_t e = begin; e < end;) {
             if (e + STEP <= end) {
                 T other = 0;
@@ -286,7 +289,7 @@ struct Bounds {
                 }
             }
             for (const int64_t stop = e + STEP < end ? e + STEP : end; e < stop; e++) {
-                const int64_t s = index[e];
+                const int64_t s = once(index + e);
                 if (s == before) continue;
                 if (s < before || s > most) return out_of_order.store(true);
                 fill(before + 1, s, e);
@@ -309,18 +312,23 @@ int64_t sorted(const T *index, int64_t count, int64_t segments, T *ptr, T *order
     if (!order) return 0;
     memset(ptr, 0, (size_t)(segments + 1) * sizeof(T));
     for (int64_t e = 0; e < count; e++) {
-        const int64_t s = index[e];
+        const int64_t s = once(index + e);
         if (s < 0 || s > bounds.most) return -1 - e;
         ptr[s]++;
     }
+    uint64_t begun = 0, ended = 0;  // of where the segments begin, and of where those before them end: the same, or the index has changed
     for (int64_t s = 0, from = 0; s <= segments; s++) {
         const int64_t n = ptr[s];
-        ptr[s] = (T)from, from += n;
+        ptr[s] = (T)from, begun += (uint64_t)from * weight(s), from += n;
     }
-    for (int64_t e = 0; e < count; e++) order[ptr[index[e]]++] = (T)e;
-    for (int64_t s = segments; s > 0; s--) ptr[s] = ptr[s - 1];
+    for (int64_t e = 0; e < count; e++) {
+        const int64_t s = once(index + e), at = s < 0 || s > bounds.most ? count : (int64_t)ptr[s];
+        if (at >= count) return -1 - count;
+        order[at] = (T)e, ptr[s] = (T)(at + 1);
+    }
+    for (int64_t s = segments; s > 0; s--) ptr[s] = ptr[s - 1], ended += (uint64_t)ptr[s] * weight(s);
     ptr[0] = 0;
-    return 0;
+    return begun == ended ? 0 : -1 - count;
 }
 
 }  // namespace

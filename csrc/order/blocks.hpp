@@ -229,7 +229,7 @@ template <class T> struct OrderCall {
         if (call->kl) row.in_logarithms[0].start = 0;
     }
 
-    // J^T g of one row, from the order that `forward` has written; false: that is not what `order` holds.
+    // J^T g of one row, from the order that `forward` has written, in a copy of its own: what is checked of it stays so; false: that is not what it holds.
     bool backward(const T *x, const T *p, const T *g, const int32_t *order, T *out) const {
         const int64_t n = call->n;
         uint32_t highest = 0;

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from .dtypes import as_dtype, dtype_name, floating, is_floating, is_integer
+from .dtypes import as_dtype, counts, dtype_name, floating, is_floating, is_integer
 from .kinds import Array, Namespace, is_array, is_jax, is_ragged, is_torch, namespace
 from .tracing import compiling
 
@@ -141,7 +141,7 @@ def beside(value: Any, rows: Array, name: str, xp: Namespace) -> Array:
     if is_torch(value) or type(value) is type(rows):
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind == "u":
-        value = value.astype(np.int64)  # torch can't compare unsigned integers
+        value = counts(value, namespace(value))  # torch can't compare unsigned integers
     return adopt(value, rows, xp)
 
 

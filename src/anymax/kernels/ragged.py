@@ -46,6 +46,8 @@ def sort(index: np.ndarray, segments: int | None, threads_of_torch: bool) -> tup
     if not isinstance(engine, str):
         order = np.empty(index.shape, np.int64)
         done = engine.sort_segments(index, ptr, order, threads_of_torch)
+        if done == -1 - index.size:
+            raise RuntimeError("the index has changed while it was sorted: let no other thread write to it, or give a copy")
         return (-1 - done, ptr, None) if done < 0 else (-1, ptr, order)
     wrong = (index < 0) | (index >= count)
     if wrong.any():

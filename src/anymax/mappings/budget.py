@@ -102,6 +102,13 @@ class Budget(Separable):
         rest = _nearest_end(q, xp)
         return xlogx(rest, xp) + (math.log(2.0) - 1.0) * rest
 
+    def at(self, x: Array, anchor: Array, level: Array, xp: Namespace) -> Array:
+        t = x - anchor + level
+        if self.shape != "linear":
+            return self.link(t, xp)
+        eps = float(xp.finfo(t.dtype).eps)  # the level is rounded to it, and a class at an end is to stay there
+        return xp.where(t > 2.0 * eps, xp.where(t < 1.0 - eps, t, xp.ones_like(t)), xp.zeros_like(t))
+
     def link(self, t: Array, xp: Namespace) -> Array:
         if self.shape == "linear":
             return xp.where(t > 0, xp.where(t < 1, t, xp.ones_like(t)), xp.zeros_like(t))
