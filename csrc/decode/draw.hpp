@@ -138,7 +138,8 @@ inline void decode_row(const anymax_decode_call &call, int64_t row, Link link, S
     const bool sound = l.cells.sound && l.top != -infinity<C>;
     for (int64_t k = 0; k < call.count && sound && !scratch.failed; k++) {
         const StepRow &range = STEPS[call.steps[k].kind];
-        const double value = call.values ? call.values[row * call.count + k] : call.steps[k].value;  // checked, but perhaps written to since
+        // checked, but perhaps written to since
+        const double value = call.values ? call.values[row * call.count + k] : call.steps[k].value;
         take(l, call.steps[k], value >= range.least ? value <= range.most ? value : range.most : range.least, scratch);
     }
     if (scratch.failed) return;

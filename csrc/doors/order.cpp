@@ -25,13 +25,9 @@ template <class T> int backward(const anymax_order_call *call, anymax_parallel t
     const OrderCall<T> rows{call, (const T *)call->x, (const T *)call->p, (const T *)call->g, (T *)call->out};
     const int64_t n = call->n, grain = CLASSES_OF_A_PIECE / n + 1;
     return share(team, call->rows, grain, [&](int64_t begin, int64_t end) -> int {
-        Room room;
-        int32_t *const order = room.take<int32_t>(n);
-        if (!order) return ANYMAX_NO_MEMORY;
         for (int64_t r = begin; r < end; r++) {
             const int64_t at = r * n;
-            memcpy(order, call->order + at, (size_t)n * sizeof(int32_t));
-            if (!rows.backward(rows.x ? rows.x + at : nullptr, rows.p + at, rows.g + at, order, rows.out + at)) return ANYMAX_BAD_SUPPORT;
+            if (!rows.backward(rows.x ? rows.x + at : nullptr, rows.p + at, rows.g + at, call->order + at, rows.out + at)) return ANYMAX_BAD_SUPPORT;
         }
         return ANYMAX_OK;
     });

@@ -260,9 +260,6 @@ extern "C" int anymax_run_segments(const anymax_call *call, const anymax_segment
 
 namespace {
 
-// What the beginning of segment s counts in a sum that tells one set of beginnings from another.
-uint64_t weight(int64_t s) { return ((uint64_t)s + 1) * 0x9e3779b97f4a7c15ull ^ (uint64_t)s >> 7; }
-
 // Of an index in order: ptr[t] = e for all t above the segment of entry e - 1, up to that of entry e.
 template <class T>
 struct Bounds {
@@ -278,7 +275,8 @@ struct Bounds {
     void run(int64_t begin, int64_t end) {
         constexpr int64_t STEP = 8;
         int64_t before = begin ? once(index + begin - 1) : -1;
-        if (out_of_order.load(std::memory_order_relaxed) || (begin ? before : once(index)) < 0 || before > most) return out_of_order.store(true);
+        if (out_of_order.load(std::memory_order_relaxed)) return;
+        if ((begin ? before : once(index)) < 0 || before > most) return out_of_order.store(true);
         for (int64_t e = begin; e < end;) {
             if (e + STEP <= end) {
                 T other = 0;
@@ -310,25 +308,27 @@ int64_t sorted(const T *index, int64_t count, int64_t segments, T *ptr, T *order
         bounds.fill(0, segments, 0);
     if (!bounds.out_of_order.load()) return count;
     if (!order) return 0;
+    if (bounds.most < 0) return -1;  // there are no segments
     memset(ptr, 0, (size_t)(segments + 1) * sizeof(T));
+    const uint64_t most = (uint64_t)bounds.most;
+    uint64_t counted = 0, placed = 0;  // sums of squares: where they differ, the index has changed meanwhile
     for (int64_t e = 0; e < count; e++) {
-        const int64_t s = once(index + e);
-        if (s < 0 || s > bounds.most) return -1 - e;
-        ptr[s]++;
+        const uint64_t s = (uint64_t)(int64_t)once(index + e);
+        if (s > most) return -1 - e;
+        ptr[s]++, counted += s * s;
     }
-    uint64_t begun = 0, ended = 0;  // of where the segments begin, and of where those before them end: the same, or the index has changed
     for (int64_t s = 0, from = 0; s <= segments; s++) {
         const int64_t n = ptr[s];
-        ptr[s] = (T)from, begun += (uint64_t)from * weight(s), from += n;
+        ptr[s] = (T)from, from += n;
     }
     for (int64_t e = 0; e < count; e++) {
-        const int64_t s = once(index + e), at = s < 0 || s > bounds.most ? count : (int64_t)ptr[s];
-        if (at >= count) return -1 - count;
-        order[at] = (T)e, ptr[s] = (T)(at + 1);
+        const uint64_t s = (uint64_t)(int64_t)once(index + e);
+        if (s > most || (int64_t)ptr[s] >= count) return -1 - count;
+        order[ptr[s]++] = (T)e, placed += s * s;
     }
-    for (int64_t s = segments; s > 0; s--) ptr[s] = ptr[s - 1], ended += (uint64_t)ptr[s] * weight(s);
+    for (int64_t s = segments; s > 0; s--) ptr[s] = ptr[s - 1];
     ptr[0] = 0;
-    return begun == ended ? 0 : -1 - count;
+    return counted == placed ? 0 : -1 - count;
 }
 
 }  // namespace

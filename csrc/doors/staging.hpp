@@ -133,7 +133,7 @@ struct Moves {
         char *const own = (char *)view.data, *const row = staged + (begin - this->begin) * bytes;
         bool out = false;
         for (int64_t k = 0; k < count; k++) {
-            const uint64_t e = (uint64_t)once(places + k);
+            const uint64_t e = (uint64_t)places[k];
             if (BYTES >= 16 && k < ahead) __builtin_prefetch(own + places[k + ENTRIES_AHEAD] * step, !IN);
             out |= e >= most;
             move<IN>(row + k * bytes, own + (int64_t)(e < most ? e : 0) * step, (size_t)(BYTES ? BYTES : bytes));
@@ -144,7 +144,7 @@ struct Moves {
     int strided(int64_t begin, int64_t end) const {
         bool out = false;
         for (int64_t k = begin; k < end; k++) {
-            const uint64_t e = (uint64_t)once(order + k);
+            const uint64_t e = (uint64_t)order[k];
             out |= e >= (uint64_t)entries;
             T *const own = (T *)view.data + (int64_t)(e < (uint64_t)entries ? e : 0) * view.cls, *const row = (T *)staged + (k - this->begin) * heads;
             for (int64_t h = 0; h < heads; h++) IN ? (void)(row[h] = own[h * view.inner]) : (void)(own[h * view.inner] = row[h]);

@@ -89,7 +89,8 @@ class LinearHead {
 
     LinearHead(const anymax_linear_call &call, int64_t head)
         : call(call), d(call.d), dv(call.dv), D(d + 1), Dp(padded(D)), Vp(padded(dv)), L(call.queries), q((const C *)call.q + head * call.groups * L * d),
-          k((const C *)call.k + head * call.keys * d), v((const C *)call.v + head * call.keys * dv), keys(keys_of(call, head)) {}
+          k((const C *)call.k + head * call.keys * d), v((const C *)call.v + head * call.keys * dv),
+          keys(keys_of(call, head)) {}
 
     // Those that `lengths` says are there, of those that are: it was checked, but another thread may have written to it since.
     static int64_t keys_of(const anymax_linear_call &call, int64_t head) {

@@ -16,8 +16,9 @@ struct ClipSums {
     ANYMAX_INLINE V excess(V k) const { return part + (full - k); }
 };
 
-// What each share between 0 and 1 has too much. Where there are k full ones, or with those between k, the k largest scores lie 1 and more above the others:
-// any tau from the next score to 1 below them is right, the search ends beside such a tau, and those between are 0, or 1, but for that.
+// What each share between 0 and 1 has too much. Where there are k full ones, or with those between k, the k largest scores lie
+// 1 and more above the others: any tau from the next score to 1 below them is right, the search ends beside such a tau, and
+// those between are 0, or 1, but for that.
 ANYMAX_INLINE vd left_over(const ClipSums<vd> &s, double k) {
     const vd each = s.inside > vd{} ? s.excess(all<vd>(k)) / larger(s.inside, all<vd>(1.0)) : vd{};
     return s.full == k ? all<vd>(inf64) : s.full + s.inside == k ? all<vd>(-inf64) : each;
@@ -35,7 +36,8 @@ struct Filled {
     vd lost;
 };
 inline Filled budget_level(const double *y, int64_t count, double k) {
-    double low = 0.0, high = 1.0, level = 1.0;  // that of a row whose k largest scores lie 1 and more above the others
+    // a level of 1 itself is that of a row whose k largest scores lie 1 and more above the others
+    double low = 0.0, high = 1.0 + 0x1p-52, level = 0.5;
     ClipSums<double> s{};
     for (int turn = 0; turn < 200; turn++) {
         vd part{};

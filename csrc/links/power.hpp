@@ -40,8 +40,8 @@ struct Power {
     static ANYMAX_INLINE V value(V u, V rate) {
         return R == 1 ? u : rate * u;
     }
-    // and p, less what the sum of u^R is above 1, to first order. Of sparsemax what the level is rounded to is 0: the threshold of scores on a grid is
-    // often one of them. Of the others that is a power of it, which hardly is a number.
+    // and p, less what the sum of u^R is above 1, to first order. Of sparsemax what the level is rounded to is 0: the threshold
+    // of scores on a grid is often one of them. Of the others that is a power of it, which hardly is a number.
     template <class V>
     static ANYMAX_INLINE V p(V u, V lost, V level) {
         if (R == 1) return u > larger(lost + least(level), V{}) ? u - lost : V{};

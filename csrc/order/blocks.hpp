@@ -229,7 +229,7 @@ template <class T> struct OrderCall {
         if (call->kl) row.in_logarithms[0].start = 0;
     }
 
-    // J^T g of one row, from the order that `forward` has written, in a copy of its own: what is checked of it stays so; false: that is not what it holds.
+    // J^T g of one row, from the order that `forward` has written; false: that is not what `order` holds.
     bool backward(const T *x, const T *p, const T *g, const int32_t *order, T *out) const {
         const int64_t n = call->n;
         uint32_t highest = 0;
@@ -249,7 +249,11 @@ template <class T> struct OrderCall {
         return true;
     }
 
-    static uint32_t place(int32_t entry) { return (uint32_t)entry & ~FIRST_OF_BLOCK; }
+    // A class of the row, whatever another thread has written there since the order was checked.
+    uint32_t place(int32_t entry) const {
+        const uint32_t i = (uint32_t)entry & ~FIRST_OF_BLOCK;
+        return i < (uint64_t)call->n ? i : 0;
+    }
 
     // The sum of f(j) over a block, in four parts that need not wait for each other.
     template <class F> static double sum_of(int64_t a, int64_t b, F f) {

@@ -120,7 +120,8 @@ template <Keeping K>
 ANYMAX_INLINE int64_t keep_all(const float *x, int64_t n, vf high, vf edge, float *to, int64_t at, int64_t limit) {
     constexpr int64_t W = width<float>;
     int64_t i = 0;
-    // The beginning of these n speaks for them; `at` counts those before them, too. No more than four vectors are stored beyond the limit, here and below.
+    // The beginning of these n speaks for them; `at` counts those before them, too. No more than four vectors are stored beyond
+    // the limit, here and below.
     if (K == SCORES && n >= SPEAKS_FROM && at + 4 * W <= limit) {
         const int64_t before = at;
         for (; i < 8 * W; i += W) at += keep<K>(load(x + i), high, edge, to + at);

@@ -169,7 +169,8 @@ bool Array::read(Kind kind, PyObject *a, bool writable, bool ours) {
     if (kind == NUMPY) {
         found = from_buffer(a, PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0));
     } else {
-        found = (tensor_of.load(std::memory_order_relaxed) ? from_exchange(a) : from_attributes(a)) && (ours || ask(bound.is_neg, a).get() == Py_False);
+        const bool exchanges = tensor_of.load(std::memory_order_relaxed);
+        found = (exchanges ? from_exchange(a) : from_attributes(a)) && (ours || ask(bound.is_neg, a).get() == Py_False);
     }
     if (found)
         aligned &= (uintptr_t)data % (uintptr_t)item() == 0;

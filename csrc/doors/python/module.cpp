@@ -26,7 +26,8 @@ struct Binding {
 };
 #endif
 
-// (functions by name): kept for good, what they replace as well. `exchange` is torch's capsule of DLPack's exchange API, `smallest` a number of bytes.
+// (functions by name): kept for good, what they replace as well. `exchange` is torch's capsule of DLPack's exchange API,
+// `smallest` a number of bytes.
 PyObject *bind(PyObject *, PyObject *functions) {
     if (!PyDict_Check(functions)) return PyErr_Format(PyExc_TypeError, "expected a dictionary of functions");
     const Ref copy(PyDict_Copy(functions));  // which nobody else changes
