@@ -115,7 +115,8 @@ ANYMAX_API int anymax_run_segments(const anymax_call *call, const anymax_segment
 
 /* Sorts entries by segment, and by place within one: index[e] from 0 to segments - 1 gives ptr [segments + 1] and order [entries], for
    anymax_segments. `count` where the entries are in order already: `order` was not written. 0 where they are not; below 0: entry
-   -1 - result is out of range. With order NULL it is 0 in both cases, and ptr is nothing. `pool` as in anymax_call. */
+   -1 - result is out of range, or, where that is entry `count`, the index has changed meanwhile. With order NULL it is 0 in all
+   these cases, and ptr is nothing. `pool` as in anymax_call. */
 ANYMAX_API int64_t anymax_sort_segments(const int64_t *index, int64_t count, int64_t segments, int64_t *ptr, int64_t *order, int32_t pool);
 
 /* Attention with Taylor softmax of order 2, at a cost that grows with the length and not its square: sum_l w_l v_l / sum_l w_l over the keys of a

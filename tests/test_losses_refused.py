@@ -90,6 +90,28 @@ def test_an_index_is_below_the_number_of_classes(kind, options):
             A.sparsemax_loss(c(np.zeros((2, 3))), c(np.array([0, bad])), **{k: c(v) for k, v in options.items()})
 
 
+_LARGEST = np.array([2**64 - 1, 1], np.uint64)
+_OUT_OF_64_BITS = {
+    "log_prob": lambda x, t: A.log_prob("softmax", x, t),
+    "log_prob_entropy": lambda x, t: A.log_prob_entropy("softmax", x, t),
+    "topk_kl": lambda x, t: A.topk_kl(x, t[:, None], x[:, :1] - 3.0),
+    "nll": lambda x, t: A.nll("softmax", x, t),
+    "linear_log_prob": lambda x, t: A.linear_log_prob(x, x, t, "softmax"),
+    "repetition_penalty": lambda x, t: A.transforms.repetition_penalty(t[:, None], 2.0)(x),
+    "segment_loss": lambda x, t: A.segment_loss("softmax", x[:, 0], t, lengths=[1, 1]),
+}
+
+
+@pytest.mark.parametrize(
+    ("scores", "target"), [(np.asarray, np.asarray), (torch.tensor, np.asarray), (torch.tensor, torch.tensor)]
+)
+@pytest.mark.parametrize("name", _OUT_OF_64_BITS)
+def test_an_unsigned_index_of_64_bits_is_refused(name, scores, target):
+    x, t = scores(np.zeros((2, 2))), target(_LARGEST)
+    with pytest.raises((IndexError, ValueError), match=r"9223372036854775807|a token is out of range"):
+        _OUT_OF_64_BITS[name](x, t)
+
+
 def test_unsigned_indices_beside_a_tensor():
     torch = pytest.importorskip("torch")
     x = torch.tensor([[1.0, 2.0, 0.5], [0.0, 1.0, 3.0]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from cases import each
@@ -160,6 +162,72 @@ def test_thresholds(case):
     with am.use("reference"):
         want = am.threshold(mapped(case), x, keepdims=True).tau
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+# -- exact zeros and ones ----------------------------------------------------------------------------------------------
+
+ENGINES = pytest.mark.parametrize("engine", ["native", "reference"])
+
+
+def _by(engine):
+    return am.use(engine) if engine == "reference" else contextlib.nullcontext()
+
+
+def _apart(n, k, dtype):
+    """Rows whose k largest scores lie 1 and more above the others, many of them hardly more."""
+    rng, count = np.random.default_rng(n), min(300, 40_000 // n)
+    x = torch.tensor(rng.normal(size=(count, n)) * 3).to(getattr(torch, dtype)).double().numpy()
+    for row, more in zip(x, np.where(rng.random(count) < 0.7, 0.0, rng.exponential(size=count) * 0.01), strict=True):
+        order = np.argsort(-row)
+        row[order[:k]] += max(1.0 - (row[order[k - 1]] - row[order[k]]), 0.0) + more
+    x = torch.tensor(x).to(getattr(torch, dtype))
+    ordered = -np.sort(-x.double().numpy(), 1).astype(np.longdouble)
+    x = x[torch.tensor(ordered[:, k - 1] - ordered[:, k] >= 1.0)]
+    return x, torch.zeros_like(x).scatter(1, x.topk(k).indices, 1.0)
+
+
+@ENGINES
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("n", "k"), [(2, 1), (8, 3), (30, 5), (60, 20), (100, 50), (200, 10), (500, 40), (1000, 3), (5000, 300)]
+)
+def test_a_budget_of_scores_that_lie_apart_is_ones_and_zeros(n, k, dtype, engine):
+    x, want = _apart(n, k, dtype)
+    each = torch.full((len(x), 1), float(k), dtype=torch.float64)
+    with _by(engine):
+        assert torch.equal(am.apply(am.Budget(k), x), want)
+        assert torch.equal(am.apply(am.Budget(k), x.T.contiguous(), axis=0), want.T)
+        assert torch.equal(am.apply(am.Budget(each), x), want)
+        assert torch.equal(am.segment_apply(am.Budget(k), x.flatten(), lengths=[n] * len(x)), want.flatten())
+        assert torch.equal(am.log_apply(am.Budget(k), x), want.log())
+        tau, support = am.threshold(am.Budget(k), x)
+    assert (support == k).all()
+    if dtype == "float64":
+        assert torch.equal((x > tau[:, None]).double(), want)
+
+
+def _support_on_a_grid(x, k):
+    """The classes of sparsemax (k = 1) and budget with a probability, of whole scores in quarters: in whole numbers."""
+    out = np.zeros(x.shape, bool)
+    for row, to in zip(x, out, strict=True):
+        ends = np.unique(np.concatenate([row, row - 4]))  # tau is one of these, or between two of them
+        sums = np.clip(row - ends[:, None], 0, 4).sum(1)
+        to[:] = row > ends[np.flatnonzero(sums >= 4 * k)[-1]]
+    return out
+
+
+@ENGINES
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("k", [1, 2, 7])
+@pytest.mark.parametrize("n", [8, 30, 100, 600, 2000])
+def test_zeros_at_a_threshold_that_is_a_score(n, k, dtype, engine):
+    scores = np.round(np.random.default_rng(n + k).normal(size=(min(300, 40_000 // n), n)) * 5).astype(int)
+    x, want = torch.tensor(scores / 4, dtype=getattr(torch, dtype)), torch.tensor(_support_on_a_grid(scores, k))
+    with _by(engine):
+        assert torch.equal(am.apply(am.Budget(k), x) > 0, want)
+        if k == 1:
+            assert torch.equal(am.apply(am.Sparsemax(), x) > 0, want)
+            assert torch.equal(am.apply(am.Sparsemax(), x.T.contiguous(), axis=0) > 0, want.T)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,6 +1,7 @@
 """Ragged rows by the CPU engine: lengths of every kernel, heads, orders, gradients; an index of any kind; JAX's programs."""
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -140,6 +141,33 @@ def test_an_index_of_negatives_alone():
         Segments.of(np.full(20, -1))
     with pytest.raises(IndexError, match=r"index\[0\] is 5; allowed is none"):
         Segments.of(np.full(20, 5), num_segments=0)
+
+
+def test_an_index_that_another_thread_writes_to():
+    rng, over = np.random.default_rng(0), threading.Event()
+    fine, strange = rng.integers(0, 5000, 200_000), rng.integers(0, 2**40, 200_000) * rng.choice([-1, 0, 1], 200_000)
+    other, index, refused = rng.permutation(fine), fine.copy(), 0
+
+    def write():
+        while not over.is_set():
+            for numbers in (other, fine, strange, fine):
+                np.copyto(index, numbers)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(60):
+            try:
+                rows = Segments.of(index, num_segments=5000)
+            except (IndexError, RuntimeError):
+                refused += 1
+                continue
+            if rows.order is not None:
+                np.testing.assert_array_equal(np.bincount(rows.order, minlength=index.size), 1)
+    finally:
+        over.set()
+        writer.join()
+    assert refused
 
 
 # -- a value of k for each segment -------------------------------------------------------------------------------------

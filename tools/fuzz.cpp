@@ -6,6 +6,7 @@
 //   fuzz --digests [--from SEED] [--calls N]                     a digest of each case's results, to compare two builds bit for bit
 //   fuzz --refused                                               calls that must be refused
 //   fuzz --threads [--seconds N]                                 eight threads call at once, beside others that change the settings
+//   fuzz --writers [--seconds N]                                 calls, while another thread writes to what they read as an index
 //   fuzz --fork                                                  a process that forks while its threads are at work
 #include <math.h>
 #include <signal.h>
@@ -1411,6 +1412,240 @@ void ragged(Random &random, const std::string &isa) {
     }
 }
 
+// -- orders, choices, Sinkhorn, tables, an index -------------------------------------------------------------------------------------------
+
+// `to` becomes what `call` writes to it, the same bits by one thread and by several.
+template <class F>
+void twice(Random &random, Block &to, int64_t bytes, const char *what, F call) {
+    Block other;
+    for (int turn = 0; turn < 2; turn++) {
+        Block &now = turn ? other : to;
+        now.make(bytes, 0x5a);
+        anymax_set_num_threads(turn ? (int)(1 + random.below(4)) : 1);
+        calls++;
+        if (const int code = call(now.data, turn ? 0 : -1)) fail("%s: refused: %s", what, anymax_error(code));
+    }
+    if (!to.is(other.copy())) fail("%s: the work was shared out, and the result differs", what);
+}
+
+template <class C>
+void random_rows(Random &random, Block &to, int64_t rows, int64_t n, int64_t lost) {
+    to.make(rows * n * (int64_t)sizeof(C), 0);
+    const bool ties = random.chance(0.3), masks = random.chance(0.3);
+    const double sigma = random.pick({0.1, 3.0, 100.0});
+    for (int64_t i = 0; i < rows * n; i++) {
+        const double v = random.normal() * sigma;
+        ((C *)to.data)[i] = (C)(masks && random.chance(0.2) ? -INF : ties ? floor(v) : v);
+    }
+    if (lost >= 0) ((C *)to.data)[lost * n + random.below(n)] = (C)random.pick({NaN, INF});
+}
+
+template <class C>
+void ordered(Random &random, const std::string &isa) {
+    anymax_order_call c;
+    memset(&c, 0, sizeof c);
+    c.dtype = sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, c.rows = random.below(6), c.n = 1 + random.below(random.chance(0.1) ? 5000 : 300);
+    c.sorted = random.chance(0.5), c.descending = random.chance(0.5), c.kl = random.chance(0.5), c.strength = pow(10.0, random.real(-3.0, 2.0));
+    const int64_t rows = c.rows, n = c.n, lost = rows && random.chance(0.2) ? random.below(rows) : -1;
+    snprintf(words + strlen(words), sizeof words - strlen(words), "; an order by %s, %s: %ld rows of %ld, sorted %d, descending %d, kl %d, strength %g", isa.c_str(),
+             DTYPE[c.dtype], (long)rows, (long)n, c.sorted, c.descending, c.kl, c.strength);
+    Block x, order, out, g, back;
+    random_rows<C>(random, x, rows, n, lost), random_rows<C>(random, g, rows, n, -1);
+    for (int64_t i = 0; i < rows * n; i++)
+        if (!(((C *)g.data)[i] > -INF)) ((C *)g.data)[i] = 0;
+    c.x = x.data;
+    twice(random, order, rows * n * 4, "the classes in order", [&](char *to, int pool) {
+        Block unused;
+        unused.make(x.size, 0);
+        c.order = (int32_t *)to, c.out = unused.data, c.pool = pool;
+        return anymax_order(&c);
+    });
+    c.order = random.chance(0.5) ? (int32_t *)order.data : nullptr;
+    twice(random, out, x.size, "an order", [&](char *to, int pool) { return c.out = to, c.pool = pool, anymax_order(&c); });
+    c.order = (int32_t *)order.data, c.p = out.data, c.g = g.data;
+    twice(random, back, x.size, "its gradient", [&](char *to, int pool) { return c.out = to, c.pool = pool, anymax_order_vjp(&c); });
+    const auto at = [n](const Block &b, int64_t r, int64_t i) { return (double)((const C *)b.data)[r * n + i]; };
+    for (int64_t r = 0; r < rows; r++) {
+        std::vector<char> named((size_t)n);
+        int64_t there = 0;
+        double most = 0.0, sum = 0.0, sum_of_x = 0.0;
+        for (int64_t j = 0; j < n; j++) {
+            const uint32_t i = (uint32_t)c.order[r * n + j] & 0x7fffffffu;
+            if (i >= (uint64_t)n || named[i]++) fail("row %ld: the order names class %u", (long)r, i);
+            if (r == lost) {
+                if (at(out, r, j) == at(out, r, j) || at(back, r, j) == at(back, r, j)) fail("row %ld is poisoned, and has a number", (long)r);
+                continue;
+            }
+            const double v = at(x, r, j), p = at(out, r, j);
+            if (!(fabs(p) < INF)) fail("row %ld, class %ld: %g", (long)r, (long)j, p);
+            if (v > -INF) there++, sum_of_x += v, most = std::max(most, fabs(v));
+            sum += p;
+        }
+        if (c.order[r * n] >= 0) fail("row %ld: the first block does not begin at its first place", (long)r);
+        if (r == lost || c.kl) continue;
+        const double want = c.sorted ? sum_of_x : 0.5 * (double)there * ((double)there + 1.0), size = c.sorted ? most * (double)n + (double)(n * n) / c.strength : (double)(n * n);
+        if (!(fabs(sum - want) <= (sizeof(C) == 8 ? 1e-9 : 1e-4) * (1.0 + size))) fail("row %ld adds up to %g, not %g", (long)r, sum, want);
+        for (int64_t j = 1; j < n && !c.sorted; j++) {
+            const int64_t a = c.order[r * n + j - 1] & 0x7fffffff, b = c.order[r * n + j] & 0x7fffffff;
+            if (at(x, r, b) > -INF && at(out, r, b) > at(out, r, a) * (1.0 + 1e-5) + 1e-5) fail("row %ld: class %ld ranks above class %ld", (long)r, (long)b, (long)a);
+        }
+    }
+    if (!rows) return;
+    const int32_t held = c.order[0];
+    for (const int32_t wrong : {(int32_t)n, INT32_MIN | (int32_t)n, held & INT32_MAX, -1}) {
+        c.order[0] = wrong, c.out = back.data;
+        if (anymax_order_vjp(&c) != ANYMAX_BAD_SUPPORT) fail("an order that begins with %d was served", wrong);
+    }
+}
+
+// The k largest of each row: with groups only that they are classes, each once.
+void chosen(Random &random, const std::string &isa) {
+    anymax_choice_call c;
+    memset(&c, 0, sizeof c);
+    c.dtype = (int32_t)random.below(4), c.rows = random.below(6), c.groups = random.pick<int64_t>({1, 1, 2, 8});
+    c.n = c.groups * (1 + random.below(40)), c.kept = 1 + random.below(c.groups), c.most = 1 + random.below(c.n / c.groups), c.k = 1 + random.below(c.n);
+    snprintf(words + strlen(words), sizeof words - strlen(words), "; a choice by %s, %s: %ld rows of %ld, k %ld, %ld of %ld groups, by %ld", isa.c_str(), DTYPE[c.dtype],
+             (long)c.rows, (long)c.n, (long)c.k, (long)c.kept, (long)c.groups, (long)c.most);
+    Block x, index;
+    const int64_t size = size_of(c.dtype);
+    x.make(c.rows * c.n * size, 0);
+    for (int64_t i = 0; i < c.rows * c.n; i++) {
+        const double v = random.normal() * 3.0;
+        encode(x.data + i * size, c.dtype, random.chance(0.02) ? -INF : random.chance(0.001) ? NaN : random.chance(0.3) ? floor(v) : v);
+    }
+    c.x = x.data;
+    twice(random, index, c.rows * c.k * 8, "a choice", [&](char *to, int pool) { return c.index = (int64_t *)to, c.pool = pool, anymax_choose(&c); });
+    for (int64_t r = 0; r < c.rows; r++) {
+        const auto score = [&](int64_t i) { return decode(x.data + (r * c.n + i) * size, c.dtype); };
+        std::vector<int64_t> order;
+        bool bad = false;
+        for (int64_t i = 0; i < c.n; i++) bad = bad || score(i) != score(i);
+        for (int64_t i = 0; i < c.n && !bad; i++)
+            if (score(i) > -INF) order.push_back(i);
+        std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return score(a) > score(b); });
+        order.resize((size_t)c.n, -1);
+        std::vector<char> named((size_t)c.n);
+        for (int64_t j = 0; j < c.k; j++) {
+            const int64_t i = ((const int64_t *)index.data)[r * c.k + j];
+            if (i < -1 || i >= c.n || (i >= 0 && (bad || score(i) == -INF || named[(size_t)i]++))) fail("row %ld: class %ld was chosen", (long)r, (long)i);
+            if (c.groups == 1 && i != order[(size_t)j]) fail("row %ld: choice %ld is %ld, not %ld", (long)r, (long)j, (long)i, (long)order[(size_t)j]);
+        }
+    }
+}
+
+// The sums of columns, which each iteration makes last; gradients alone are to be numbers.
+template <class C>
+void transported(Random &random, const std::string &isa) {
+    anymax_sinkhorn_call c;
+    memset(&c, 0, sizeof c);
+    c.dtype = sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, c.count = random.below(40), c.n = 1 + random.below(12), c.m = 1 + random.below(12);
+    if (random.chance(0.1)) c.count = 1 + random.below(2), c.n = 1 + random.below(150), c.m = 1 + random.below(150);
+    c.iterations = 1 + random.below(6), c.temperature = random.pick({0.3, 1.0, 10.0});
+    const int64_t entries = c.n * c.m, lost = c.count && random.chance(0.2) ? random.below(c.count) : -1;
+    snprintf(words + strlen(words), sizeof words - strlen(words), "; Sinkhorn by %s, %s: %ld matrices of %ld x %ld, %ld iterations", isa.c_str(), DTYPE[c.dtype], (long)c.count,
+             (long)c.n, (long)c.m, (long)c.iterations);
+    Block x, rows, g, out, left;
+    x.make(c.count * entries * (int64_t)sizeof(C), 0), rows.make(c.n * (int64_t)sizeof(C), 0), left.make(c.count * 8, 0);
+    for (int64_t i = 0; i < c.count * entries; i++) ((C *)x.data)[i] = (C)random.normal();
+    if (lost >= 0) ((C *)x.data)[lost * entries + random.below(entries)] = (C)random.pick({NaN, INF});
+    double total = 0.0;
+    for (int64_t i = 0; i < c.n; i++) total += (double)(((C *)rows.data)[i] = (C)random.real(0.1, 2.0));
+    c.x = x.data, c.rows = random.chance(0.5) ? rows.data : nullptr;
+    if (random.chance(0.3)) c.tolerance = 1e-2, c.left = (double *)left.data;
+    twice(random, out, x.size, "Sinkhorn", [&](char *to, int pool) { return c.out = to, c.pool = pool, anymax_sinkhorn(&c); });
+    for (int64_t k = 0; k < c.count; k++)
+        for (int64_t j = 0; j < c.m; j++) {
+            double sum = 0.0;
+            for (int64_t i = 0; i < c.n; i++) sum += (double)((C *)out.data)[k * entries + i * c.m + j];
+            const double want = (c.rows ? total : (double)c.n) / (double)c.m;
+            if (k == lost ? sum == sum : !(fabs(sum - want) <= (sizeof(C) == 8 ? 1e-10 : 1e-4) * want)) fail("matrix %ld, column %ld: %g, not %g", (long)k, (long)j, sum, want);
+        }
+    random_rows<C>(random, g, c.count, entries, -1);
+    for (int64_t i = 0; i < c.count * entries; i++)
+        if (!(((C *)g.data)[i] > -INF)) ((C *)g.data)[i] = 0;
+    c.g = g.data, c.tolerance = 0.0;
+    twice(random, out, x.size, "Sinkhorn's gradient", [&](char *to, int pool) { return c.out = to, c.pool = pool, anymax_sinkhorn(&c); });
+    for (int64_t i = 0; i < c.count * entries; i++)
+        if (i / entries != lost && !(fabs((double)((C *)out.data)[i]) < INF)) fail("matrix %ld: a derivative of %g", (long)(i / entries), (double)((C *)out.data)[i]);
+}
+
+// The link max(t, 0), which is that of sparsemax, as a table; and s = p, which gives the gradient of softmax.
+void by_table(Random &random, const std::string &isa) {
+    constexpr int SHIFT = 20;
+    const auto bits = [](float v) {
+        uint32_t b;
+        memcpy(&b, &v, 4);
+        return b;
+    };
+    const float low = 0x1p-20f, high = 4.0f;
+    const uint32_t first = bits(low) >> SHIFT, last = (bits(high) - 1) >> SHIFT;
+    std::vector<float> cells;
+    for (uint32_t k = first; k <= last; k++) {
+        const uint32_t from = k << SHIFT, to = (k + 1) << SHIFT;
+        float a, b;
+        memcpy(&a, &from, 4), memcpy(&b, &to, 4);
+        cells.insert(cells.end(), {a, b - a, 0.0f, 0.0f});
+    }
+    anymax_tabled_call c;
+    memset(&c, 0, sizeof c);
+    c.dtype = random.pick({(int32_t)ANYMAX_F32, (int32_t)ANYMAX_F32, (int32_t)ANYMAX_BF16, (int32_t)ANYMAX_F16});
+    c.rows = random.below(6), c.n = 1 + random.below(random.chance(0.1) ? 3000 : 200), c.mass = c.most = 1.0;
+    c.link = anymax_table{cells.data(), (int64_t)cells.size() / 4, SHIFT, 1, 0.0, 1.0, 1.0, low, high, 0.0f, high};
+    const int64_t lost = c.rows && random.chance(0.2) ? random.below(c.rows) : -1, size = size_of(c.dtype);
+    snprintf(words + strlen(words), sizeof words - strlen(words), "; a table by %s, %s: %ld rows of %ld", isa.c_str(), DTYPE[c.dtype], (long)c.rows, (long)c.n);
+    Block scores, x, g, out, tau;
+    random_rows<float>(random, scores, c.rows, c.n, lost);
+    x.make(c.rows * c.n * size, 0), g.make(x.size, 0), tau.make(c.rows * 4, 0x5a);
+    for (int64_t i = 0; i < c.rows * c.n; i++) encode(x.data + i * size, c.dtype, (double)((float *)scores.data)[i]), encode(g.data + i * size, c.dtype, random.normal());
+    c.x = x.data, c.tau = random.chance(0.5) ? (float *)tau.data : nullptr;
+    twice(random, out, x.size, "a table", [&](char *to, int pool) { return c.out = to, c.pool = pool, anymax_tabled(&c); });
+    const double loose = c.dtype == ANYMAX_F32 ? 1e-4 : 2e-2;
+    const auto at = [&](const Block &b, int64_t i) { return decode(b.data + i * size, c.dtype); };
+    for (int64_t r = 0; r < c.rows; r++) {
+        double sum = 0.0;
+        bool bad = false, any = false;
+        for (int64_t i = r * c.n; i < (r + 1) * c.n; i++) bad = bad || !(at(x, i) < INF), any = any || at(x, i) > -INF, sum += at(out, i);
+        if (bad ? sum == sum : !(fabs(sum - (double)any) <= loose)) fail("row %ld adds up to %g", (long)r, sum);
+    }
+    const Block p = std::move(out);
+    Block back;
+    c.x = p.data, c.g = g.data, c.tau = nullptr;
+    twice(random, back, x.size, "a table's gradient", [&](char *to, int pool) { return c.out = to, c.pool = pool, anymax_tabled(&c); });
+    for (int64_t r = 0; r < c.rows; r++) {
+        double mass = 0.0, mean = 0.0;
+        for (int64_t i = r * c.n; i < (r + 1) * c.n; i++) mass += at(p, i), mean += at(p, i) * at(g, i);
+        for (int64_t i = r * c.n; i < (r + 1) * c.n && mass > 0.5; i++)
+            if (!(fabs(at(back, i) - at(p, i) * (at(g, i) - mean / mass)) <= 4.0 * loose)) fail("row %ld: a derivative of %g", (long)r, at(back, i));
+    }
+}
+
+// An index is sorted as std::stable_sort does it, and its first entry out of range is named.
+void indexed(Random &random) {
+    const int64_t count = random.below(random.chance(0.1) ? 300000 : 300), segments = 1 + random.below(random.chance(0.5) ? 5 : 400);
+    std::vector<int64_t> index((size_t)count), ptr((size_t)segments + 1, 7), order((size_t)count, 7), want((size_t)count);
+    for (int64_t &s : index) s = random.below(segments);
+    const bool in_order = random.chance(0.4);
+    if (in_order) std::sort(index.begin(), index.end());
+    int64_t stray = -1;
+    if (count && random.chance(0.2)) stray = random.below(count), index[(size_t)stray] = random.pick<int64_t>({-1, segments, INT64_MAX, INT64_MIN});
+    snprintf(words + strlen(words), sizeof words - strlen(words), "; an index of %ld entries and %ld segments, in order %d, stray %ld", (long)count, (long)segments, in_order, (long)stray);
+    anymax_set_num_threads((int)(1 + random.below(4)));
+    calls++;
+    const int64_t done = anymax_sort_segments(index.data(), count, segments, ptr.data(), order.data(), random.chance(0.5) ? 0 : -1);
+    if (stray >= 0) {
+        if (done != -1 - stray) fail("entry %ld is out of range, and the answer is %ld", (long)stray, (long)done);
+        return;
+    }
+    std::iota(want.begin(), want.end(), 0);
+    std::stable_sort(want.begin(), want.end(), [&](int64_t a, int64_t b) { return index[(size_t)a] < index[(size_t)b]; });
+    const bool was = std::is_sorted(index.begin(), index.end());
+    if (done != (was ? count : 0) || (!was && order != want)) fail("the index was not sorted: %ld", (long)done);
+    std::vector<int64_t> bounds((size_t)segments + 1);
+    for (const int64_t s : index) bounds[(size_t)s + 1]++;
+    std::partial_sum(bounds.begin(), bounds.end(), bounds.begin());
+    if (ptr != bounds) fail("the bounds of %ld segments are wrong", (long)segments);
+}
+
 void one_case(uint64_t seed, const std::vector<std::string> &units) {
     Random random(seed);
     const std::string isa = units[(size_t)random.below((int64_t)units.size())];
@@ -1437,6 +1672,11 @@ void one_case(uint64_t seed, const std::vector<std::string> &units) {
     if (random.chance(0.2)) decoded(random, isa);
     if (random.chance(0.4)) ragged(random, isa);
     if (random.chance(0.1)) (random.chance(0.5) ? linear_heads<float> : linear_heads<double>)(random, isa);
+    if (random.chance(0.2)) (random.chance(0.5) ? ordered<float> : ordered<double>)(random, isa);
+    if (random.chance(0.2)) chosen(random, isa);
+    if (random.chance(0.1)) (random.chance(0.5) ? transported<float> : transported<double>)(random, isa);
+    if (random.chance(0.2)) by_table(random, isa);
+    if (random.chance(0.2)) indexed(random);
     alarm(0);
     words[0] = 0;
 }
@@ -1592,6 +1832,40 @@ void refused() {
     unfit("no g", [](anymax_linear_call &c) { c.g = nullptr; });
     unfit("no dv", [](anymax_linear_call &c) { c.dv_ = nullptr; });
     if (anymax_linear(nullptr) == 0 || anymax_linear_vjp(nullptr) == 0) fail("nothing was served");
+    const auto refuse_each = [&](const char *what, const auto &fine, int (*run)(decltype(&fine)), std::initializer_list<void (*)(std::remove_const_t<std::remove_reference_t<decltype(fine)>> &)> changes) {
+        for (const auto change : changes) {
+            auto bad = fine;
+            change(bad);
+            snprintf(words, sizeof words, "%s, changed", what), count++;
+            if (run(&bad) == 0) fail("the call was served");
+        }
+        if (run(nullptr) == 0) fail("nothing was served");
+    };
+    std::vector<int32_t> in_order((size_t)(rows * n), INT32_MIN);
+    std::vector<int64_t> places((size_t)(rows * n));
+    using Order = anymax_order_call;
+    const Order an_order{ANYMAX_F32, -1, 1, 1, 0, rows, n, 1.0, bytes.data(), in_order.data(), bytes.data(), bytes.data(), bytes.data()};
+    for (const auto run : {anymax_order, anymax_order_vjp})
+        refuse_each("an order", an_order, run,
+                    {[](Order &c) { c.dtype = ANYMAX_BF16; }, [](Order &c) { c.rows = -1; }, [](Order &c) { c.n = 0; }, [](Order &c) { c.n = INT64_MAX; },
+                     [](Order &c) { c.rows = INT64_MAX; }, [](Order &c) { c.strength = 0.0; }, [](Order &c) { c.strength = NaN; },
+                     [](Order &c) { c.strength = INF; }, [](Order &c) { c.x = nullptr; }, [](Order &c) { c.out = nullptr; }});
+    using Choice = anymax_choice_call;
+    refuse_each("a choice", Choice{ANYMAX_F32, -1, rows, n, bytes.data(), 3, 4, 2, 2, places.data()}, anymax_choose,
+                {[](Choice &c) { c.dtype = 4; }, [](Choice &c) { c.rows = -1; }, [](Choice &c) { c.n = 0; }, [](Choice &c) { c.k = 0; }, [](Choice &c) { c.k = 41; },
+                 [](Choice &c) { c.groups = 3; }, [](Choice &c) { c.groups = 0; }, [](Choice &c) { c.kept = 5; }, [](Choice &c) { c.kept = 0; },
+                 [](Choice &c) { c.most = 11; }, [](Choice &c) { c.most = 0; }, [](Choice &c) { c.x = nullptr; }, [](Choice &c) { c.index = nullptr; }});
+    using Sinkhorn = anymax_sinkhorn_call;
+    refuse_each("Sinkhorn", Sinkhorn{ANYMAX_F32, -1, 1, rows, n, 3, 1.0, bytes.data(), nullptr, nullptr, 0, 0, nullptr, bytes.data(), 0.0, nullptr}, anymax_sinkhorn,
+                {[](Sinkhorn &c) { c.dtype = ANYMAX_F16; }, [](Sinkhorn &c) { c.count = -1; }, [](Sinkhorn &c) { c.n = 0; }, [](Sinkhorn &c) { c.m = INT64_MAX; },
+                 [](Sinkhorn &c) { c.rows_step = -1; }, [](Sinkhorn &c) { c.iterations = 0; }, [](Sinkhorn &c) { c.temperature = NaN; },
+                 [](Sinkhorn &c) { c.tolerance = -1.0; }, [](Sinkhorn &c) { c.tolerance = 0.1; }, [](Sinkhorn &c) { c.x = nullptr; }, [](Sinkhorn &c) { c.out = nullptr; }});
+    using Tabled = anymax_tabled_call;
+    const anymax_table table{(const float *)bytes.data(), 16, 20, 1, 0.0, 1.0, 1.0, 1.0f, 2.0f, 0.0f, 1.0f};
+    refuse_each("a table", Tabled{ANYMAX_F32, -1, rows, n, 1.0, 1.0, table, bytes.data(), nullptr, bytes.data(), nullptr}, anymax_tabled,
+                {[](Tabled &c) { c.dtype = ANYMAX_F64; }, [](Tabled &c) { c.n = 0; }, [](Tabled &c) { c.rows = INT64_MAX; }, [](Tabled &c) { c.mass = 0.0; },
+                 [](Tabled &c) { c.most = NaN; }, [](Tabled &c) { c.link.cells = nullptr; }, [](Tabled &c) { c.link.count = 1; }, [](Tabled &c) { c.link.shift = 30; },
+                 [](Tabled &c) { c.link.sign = 0; }, [](Tabled &c) { c.link.low = 0.0f; }, [](Tabled &c) { c.link.high = (float)INF; }, [](Tabled &c) { c.x = nullptr; }});
     for (int code = -300; code < 300; code++)
         if (!anymax_error(code) || !anymax_error(code)[0]) fail("code %d has no words", code);
     if (anymax_set_isa(nullptr) == 0 || anymax_set_isa("") == 0 || anymax_set_isa("none") == 0) fail("an instruction set that is none was chosen");
@@ -1682,6 +1956,79 @@ void threads(double seconds, uint64_t seed) {
     printf("threads: %ld calls by 8 threads (%s)\n", (long)done.load(), isa.c_str());
 }
 
+// -- another thread that writes ----------------------------------------------------------------------------------------------------------------
+
+// What is read as an index, while another thread writes to it: whatever comes out, no memory is touched but that of the call.
+void writers(double seconds) {
+    constexpr int64_t COUNT = 60000, SEGMENTS = 500, N = 300, ROWS = COUNT / N;
+    std::vector<int64_t> index(COUNT), ptr(SEGMENTS + 1), order(COUNT), place(COUNT), lengths(8, 20), target(ROWS, 3);
+    std::vector<int32_t> named(COUNT);
+    std::vector<double> values(ROWS, 5.0);
+    std::vector<float> x(COUNT), p(COUNT), g(COUNT), out(COUNT), scale(ROWS, 1.0f);
+    Random random(1);
+    for (int64_t i = 0; i < COUNT; i++) x[(size_t)i] = (float)random.normal(), g[(size_t)i] = (float)random.normal(), place[(size_t)i] = COUNT - 1 - i;
+    std::atomic<bool> over{false};
+    std::thread writer([&] {
+        Random own(2);
+        const int64_t some[] = {0, 1, SEGMENTS - 1, SEGMENTS, -1, COUNT, INT64_MAX, INT64_MIN, 77, N, 20, 21};
+        while (!over.load()) {
+            const int64_t v = some[own.below(12)], at = own.below(COUNT);
+            __atomic_store_n(&index[(size_t)at], own.chance(0.5) ? own.below(SEGMENTS) : v, __ATOMIC_RELAXED);
+            __atomic_store_n(&place[(size_t)at], own.chance(0.9) ? own.below(COUNT) : v, __ATOMIC_RELAXED);
+            __atomic_store_n(&named[(size_t)at], (int32_t)(own.chance(0.9) ? own.below(N) : v), __ATOMIC_RELAXED);
+            __atomic_store_n(&lengths[(size_t)own.below(8)], v, __ATOMIC_RELAXED);
+            __atomic_store_n(&target[(size_t)own.below(ROWS)], v, __ATOMIC_RELAXED);
+            const double value = own.pick({5.0, NaN, -1.0, 1e300, 0.0});
+            __atomic_store(&values[(size_t)own.below(ROWS)], (double *)&value, __ATOMIC_RELAXED);
+            if (own.chance(0.001)) {  // for a while all is well, lest every call be refused at once
+                for (int64_t i = 0; i < COUNT; i++) {
+                    __atomic_store_n(&index[(size_t)i], (i * 7) % SEGMENTS, __ATOMIC_RELAXED), __atomic_store_n(&place[(size_t)i], COUNT - 1 - i, __ATOMIC_RELAXED);
+                    __atomic_store_n(&named[(size_t)i], (int32_t)(i % N) | (i % N ? 0 : INT32_MIN), __ATOMIC_RELAXED);
+                }
+                for (int64_t &l : lengths) __atomic_store_n(&l, 20, __ATOMIC_RELAXED);
+                for (double &u : values) __atomic_store_n((int64_t *)&u, 0x4014000000000000, __ATOMIC_RELAXED);
+            }
+        }
+    });
+    snprintf(words, sizeof words, "beside a thread that writes");
+    std::vector<int64_t> bounds(ROWS + 1);
+    for (int64_t r = 0; r <= ROWS; r++) bounds[(size_t)r] = r * N;
+    int64_t done = 0, served = 0;
+    const auto start = std::chrono::steady_clock::now();
+    for (; std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < seconds; done++) {
+        served += anymax_sort_segments(index.data(), COUNT, SEGMENTS, ptr.data(), order.data(), -1) >= 0;
+        anymax_call c;
+        memset(&c, 0, sizeof c);
+        c.op = ANYMAX_FORWARD, c.map = ANYMAX_SPARSEMAX, c.outer = ROWS, c.inner = 1, c.n = COUNT, c.pool = -1;
+        c.x = anymax_view{x.data(), 0, 1, 1}, c.out = anymax_view{out.data(), 0, 1, 1};
+        const anymax_segments segments{bounds.data(), place.data(), nullptr};
+        served += anymax_run_segments(&c, &segments) == 0;
+        c.op = ANYMAX_LOSS_GRAD, c.n = N, c.index = target.data(), c.scale = scale.data();
+        c.x = anymax_view{x.data(), N, 0, 1}, c.out = anymax_view{out.data(), N, 0, 1};
+        served += anymax_run(&c) == 0;
+        anymax_order_call o;
+        memset(&o, 0, sizeof o);
+        o.pool = -1, o.rows = ROWS, o.n = N, o.strength = 1.0, o.sorted = done & 1, o.descending = 1, o.kl = done >> 1 & 1;
+        o.x = x.data(), o.order = named.data(), o.p = p.data(), o.g = g.data(), o.out = out.data();
+        served += anymax_order_vjp(&o) == 0;
+        anymax_linear_call l;
+        memset(&l, 0, sizeof l);
+        l.pool = -1, l.threads = 1, l.heads = 8, l.groups = 1, l.queries = 5, l.keys = 20, l.d = 4, l.dv = 4, l.scale = 0.5;
+        l.q = x.data(), l.k = x.data() + 1000, l.v = x.data() + 2000, l.out = out.data(), l.lengths = lengths.data();
+        served += anymax_linear(&l) == 0;
+        anymax_decode_call d;
+        memset(&d, 0, sizeof d);
+        const anymax_step step{ANYMAX_LARGEST_SCORES, 1, 5.0};
+        std::vector<uint8_t> keep(COUNT);
+        d.pool = -1, d.rows = ROWS, d.n = d.stride = N, d.x = x.data(), d.steps = &step, d.count = 1, d.values = values.data(), d.keep = keep.data();
+        served += anymax_decode(&d) == 0;
+    }
+    over = true;
+    writer.join();
+    words[0] = 0;
+    printf("writers: %ld rounds of 6 calls, %ld calls served\n", (long)done, (long)served);
+}
+
 // -- fork ------------------------------------------------------------------------------------------------------------------------------------
 
 void forks(int times, uint64_t seed) {
@@ -1759,7 +2106,7 @@ int main(int count, char **argument) {
             table = true;
         else if (word == "--digests")
             digests = true;
-        else if (word == "--refused" || word == "--threads" || word == "--fork")
+        else if (word == "--refused" || word == "--threads" || word == "--writers" || word == "--fork")
             mode = word;
         else if (word.find_first_not_of("0123456789") == std::string::npos)
             from = strtoull(word.c_str(), nullptr, 10), most = 1, one = true;
@@ -1769,6 +2116,7 @@ int main(int count, char **argument) {
     setvbuf(stdout, nullptr, _IOLBF, 0);
     if (mode == "--refused") return refused(), 0;
     if (mode == "--threads") return threads(seconds < 1e9 ? seconds : 20.0, from), 0;
+    if (mode == "--writers") return writers(seconds < 1e9 ? seconds : 10.0), 0;
     if (mode == "--fork") return forks(10, from), 0;
     verbose = one;
     const std::vector<std::string> units = isas();

@@ -65,7 +65,7 @@ compile() {
             compile "$(basename "$file" .cpp)_on_$unit.o" "$file" $common $checks -fno-exceptions -fno-rtti $(flags_of "_${unit^^}") "-DANYMAX_UNIT=$unit" -I "$root/csrc"
         done
     done
-    for file in abi ragged pool xla_ffi; do
+    for file in abi order ragged pool xla_ffi; do
         compile $file.o "$root/csrc/doors/$file.cpp" $common $checks -fno-exceptions -fno-rtti $have -I "$root/csrc"
     done
     # the driver itself would take most of the time under ThreadSanitizer; it shares nothing but atomics
@@ -87,6 +87,7 @@ fi
 # Fresh memory is full of NaNs for one process and of 0.747 for the next: what is used before it is set shows in the results.
 ASAN_OPTIONS=$address "$out/fuzz" --refused
 ASAN_OPTIONS=$address "$out/fuzz" --fork
+ASAN_OPTIONS=$address "$out/fuzz" --writers --seconds $((brief ? 5 : 20))
 running=() status=0
 for ((i = 0; i < jobs; i++)); do
     ASAN_OPTIONS=$address:malloc_fill_byte=$((i % 2 ? 63 : 255)) "$out/fuzz" --seconds "$seconds" --from $((seed + i)) --step "$jobs" --table &

@@ -22,6 +22,12 @@ int share(anymax_parallel run, int64_t count, int64_t grain, const F &f) {
     return __atomic_load_n(&task.code, __ATOMIC_RELAXED);
 }
 
+// A number that another thread may write to meanwhile: what is checked of it holds for what is done with it.
+template <class T>
+inline T once(const T *number) {
+    return __atomic_load_n(number, __ATOMIC_RELAXED);
+}
+
 // The first of `count` places for which before(place), true of those that come first, is false.
 template <class F>
 inline int64_t first_not(int64_t count, F before) {

@@ -3,6 +3,7 @@
 
 #include "core/families.hpp"
 #include "decode/left.hpp"
+#include "decode/steps.hpp"
 
 namespace ANYMAX_UNIT {
 
@@ -135,7 +136,12 @@ inline void decode_row(const anymax_decode_call &call, int64_t row, Link link, S
     if (scratch.failed) return;
     Left<C> l = all_of(x, n, scratch);
     const bool sound = l.cells.sound && l.top != -infinity<C>;
-    for (int64_t k = 0; k < call.count && sound && !scratch.failed; k++) take(l, call.steps[k], call.values ? call.values[row * call.count + k] : call.steps[k].value, scratch);
+    for (int64_t k = 0; k < call.count && sound && !scratch.failed; k++) {
+        const StepRow &range = STEPS[call.steps[k].kind];
+        // checked, but perhaps written to since
+        const double value = call.values ? call.values[row * call.count + k] : call.steps[k].value;
+        take(l, call.steps[k], value >= range.least ? value <= range.most ? value : range.most : range.least, scratch);
+    }
     if (scratch.failed) return;
     mark_left(call, row, x, l, l.cells.sound, scratch);
     if ((!call.draws && !call.entropy && !call.tau) || scratch.failed) return;

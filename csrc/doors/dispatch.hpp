@@ -7,6 +7,7 @@
 #include "limits.hpp"
 
 using ANYMAX_UNIT::first_not;
+using ANYMAX_UNIT::once;
 using ANYMAX_UNIT::share;
 
 // How many of a kind are enough for a thread, by the work of one.

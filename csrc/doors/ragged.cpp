@@ -274,8 +274,9 @@ struct Bounds {
     }
     void run(int64_t begin, int64_t end) {
         constexpr int64_t STEP = 8;
-        int64_t before = begin ? index[begin - 1] : -1;
-        if (out_of_order.load(std::memory_order_relaxed) || (begin ? before : index[0]) < 0 || before > most) return out_of_order.store(true);
+        int64_t before = begin ? once(index + begin - 1) : -1;
+        if (out_of_order.load(std::memory_order_relaxed)) return;
+        if ((begin ? before : once(index)) < 0 || before > most) return out_of_order.store(true);
         for (int64_t e = begin; e < end;) {
             if (e + STEP <= end) {
                 T other = 0;
@@ -286,7 +287,7 @@ struct Bounds {
                 }
             }
             for (const int64_t stop = e + STEP < end ? e + STEP : end; e < stop; e++) {
-                const int64_t s = index[e];
+                const int64_t s = once(index + e);
                 if (s == before) continue;
                 if (s < before || s > most) return out_of_order.store(true);
                 fill(before + 1, s, e);
@@ -307,20 +308,27 @@ int64_t sorted(const T *index, int64_t count, int64_t segments, T *ptr, T *order
         bounds.fill(0, segments, 0);
     if (!bounds.out_of_order.load()) return count;
     if (!order) return 0;
+    if (bounds.most < 0) return -1;  // there are no segments
     memset(ptr, 0, (size_t)(segments + 1) * sizeof(T));
+    const uint64_t most = (uint64_t)bounds.most;
+    uint64_t counted = 0, placed = 0;  // sums of squares: where they differ, the index has changed meanwhile
     for (int64_t e = 0; e < count; e++) {
-        const int64_t s = index[e];
-        if (s < 0 || s > bounds.most) return -1 - e;
-        ptr[s]++;
+        const uint64_t s = (uint64_t)(int64_t)once(index + e);
+        if (s > most) return -1 - e;
+        ptr[s]++, counted += s * s;
     }
     for (int64_t s = 0, from = 0; s <= segments; s++) {
         const int64_t n = ptr[s];
         ptr[s] = (T)from, from += n;
     }
-    for (int64_t e = 0; e < count; e++) order[ptr[index[e]]++] = (T)e;
+    for (int64_t e = 0; e < count; e++) {
+        const uint64_t s = (uint64_t)(int64_t)once(index + e);
+        if (s > most || (int64_t)ptr[s] >= count) return -1 - count;
+        order[ptr[s]++] = (T)e, placed += s * s;
+    }
     for (int64_t s = segments; s > 0; s--) ptr[s] = ptr[s - 1];
     ptr[0] = 0;
-    return 0;
+    return counted == placed ? 0 : -1 - count;
 }
 
 }  // namespace

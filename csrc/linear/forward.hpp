@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/rows.hpp"
+#include "core/tasks.hpp"
 #include "core/unit.h"
 
 namespace ANYMAX_UNIT {
@@ -88,7 +89,14 @@ class LinearHead {
 
     LinearHead(const anymax_linear_call &call, int64_t head)
         : call(call), d(call.d), dv(call.dv), D(d + 1), Dp(padded(D)), Vp(padded(dv)), L(call.queries), q((const C *)call.q + head * call.groups * L * d),
-          k((const C *)call.k + head * call.keys * d), v((const C *)call.v + head * call.keys * dv), keys(call.lengths ? call.lengths[head] : call.keys) {}
+          k((const C *)call.k + head * call.keys * d), v((const C *)call.v + head * call.keys * dv),
+          keys(keys_of(call, head)) {}
+
+    // Those that `lengths` says are there, of those that are: it was checked, but another thread may have written to it since.
+    static int64_t keys_of(const anymax_linear_call &call, int64_t head) {
+        const int64_t there = call.lengths ? once(call.lengths + head) : call.keys;
+        return there < 0 ? 0 : there < call.keys ? there : call.keys;
+    }
 
     static int64_t padded(int64_t count) { return (count + W - 1) / W * W; }
     static void row_in(const C *from, int64_t count, C factor, C *to, int64_t padded) {

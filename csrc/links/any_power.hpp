@@ -172,6 +172,7 @@ struct AnyPower {
         return near ? -1.0 / slope - level : -level / slope;
     }
     double tau(double level) const { return near ? -1.0 / slope - level : -level / slope; }
+    static double least(double) { return 0.0; }
     double floor(double n) const {
         double least = ::exp(-::log(n) / r);  // u where every p is 1/n
         return near ? ::expm1(-::log(n) / r) / slope : least;

@@ -5,57 +5,77 @@
 
 namespace ANYMAX_UNIT {
 
-// -- one row, in doubles
-
-// Of y in whole vectors the level in [0, 1] where clip(y + level, 0, 1) sums to k, but for `lost` of the terms that lie between.
-struct Filled {
-    double level, lost;
-};
-inline Filled budget_level(const double *y, int64_t count, double k) {
-    double low = 0.0, high = 1.0, level = 0.5, excess = 0.0;
-    int64_t inside = 0;
-    for (int turn = 0; turn < 200; turn++) {
-        vd s0{};
-        vl s1{};
-        int64_t full = 0;
-        for (int64_t i = 0; i < count;) {  // sums of blocks: a long row rounds no more than a short one
-            vd block{};
-            for (const int64_t end = i + 64 * width<double> < count ? i + 64 * width<double> : count; i < end; i += width<double>) {
-                vd t = load(y + i) + level;
-                vl in = (t > vd{}) & (t < 1.0), whole = t >= 1.0;
-                block += in ? t : vd{};
-                s1 += in;
-                full += __builtin_popcount(bits(whole));
-            }
-            s0 += block;
-        }
-        inside = 0;
-        for (int64_t j = 0; j < width<double>; j++) inside -= s1[j];
-        excess = (sum(s0) - k) + (double)full;
-        if (excess > 0.0)
-            high = level;
-        else
-            low = level;
-        double next = inside ? level - excess / (double)inside : 0.5 * (low + high);
-        if (excess == 0.0 || next == level) break;
-        if (!(next > low && next < high)) next = 0.5 * (low + high);
-        if (!(next > low && next < high)) break;
-        level = next;
-    }
-    return Filled{level, inside ? excess / (double)inside : 0.0};
-}
-
-// -- rows one a lane
+// Differences of scores, and thresholds, are rounded: what differs by less from a share of 0 or 1, in doubles, is one of these.
+constexpr double HARDLY_ANY = 0x1p-51, ALMOST_ALL = 1.0 - 0x1p-52;
 
 // Sums of clip(x - tau, 0, 1): what lies between, how many that are, and how many are 1.
 template <class V>
 struct ClipSums {
     V part, inside, full;
+    // What they have too much. The full ones go off k first: beside their number the digits of a small part would be lost.
+    ANYMAX_INLINE V excess(V k) const { return part + (full - k); }
 };
+
+// What each share between 0 and 1 has too much. Where there are k full ones, or with those between k, the k largest scores lie
+// 1 and more above the others: any tau from the next score to 1 below them is right, the search ends beside such a tau, and
+// those between are 0, or 1, but for that.
+ANYMAX_INLINE vd left_over(const ClipSums<vd> &s, double k) {
+    const vd each = s.inside > vd{} ? s.excess(all<vd>(k)) / larger(s.inside, all<vd>(1.0)) : vd{};
+    return s.full == k ? all<vd>(inf64) : s.full + s.inside == k ? all<vd>(-inf64) : each;
+}
+ANYMAX_INLINE vd share(vd t, vd lost) {
+    const vd least = larger(lost + HARDLY_ANY, vd{});
+    return t >= ALMOST_ALL ? all<vd>(1.0) : t > least ? smaller(t - lost, all<vd>(1.0)) : vd{};
+}
+
+// -- one row, in doubles
+
+// Of y in whole vectors the level in [0, 1] where clip(y + level, 0, 1) sums to k, but for `lost` of the terms that lie between.
+struct Filled {
+    double level;
+    vd lost;
+};
+inline Filled budget_level(const double *y, int64_t count, double k) {
+    // a level of 1 itself is that of a row whose k largest scores lie 1 and more above the others
+    double low = 0.0, high = 1.0 + 0x1p-52, level = 0.5;
+    ClipSums<double> s{};
+    for (int turn = 0; turn < 200; turn++) {
+        vd part{};
+        vl in_lanes{};
+        int64_t full = 0, inside = 0;
+        for (int64_t i = 0; i < count;) {  // sums of blocks: a long row rounds no more than a short one
+            vd block{};
+            for (const int64_t end = i + 64 * width<double> < count ? i + 64 * width<double> : count; i < end; i += width<double>) {
+                vd t = load(y + i) + level;
+                vl in = (t > vd{}) & (t < ALMOST_ALL), whole = t >= ALMOST_ALL;
+                block += in ? t : vd{};
+                in_lanes += in;
+                full += __builtin_popcount(bits(whole));
+            }
+            part += block;
+        }
+        for (int64_t j = 0; j < width<double>; j++) inside -= in_lanes[j];
+        s = ClipSums<double>{sum(part), (double)inside, (double)full};
+        const double excess = s.excess(k);
+        if (excess > 0.0)
+            high = level;
+        else
+            low = level;
+        double next = inside ? level - excess / s.inside : 0.5 * (low + high);
+        if (excess == 0.0 || next == level) break;
+        if (!(next > low && next < high)) next = 0.5 * (low + high);
+        if (!(next > low && next < high)) break;
+        level = next;
+    }
+    return Filled{level, left_over(ClipSums<vd>{all<vd>(s.part), all<vd>(s.inside), all<vd>(s.full)}, k)};
+}
+
+// -- rows one a lane
+
 template <class V>
 ANYMAX_INLINE void clip_step(V v, ClipSums<V> &s) {
     const V one = all<V>(scalar<V>(1));
-    const auto full = v >= one, above = v > V{};
+    const auto full = v >= scalar<V>(sizeof(scalar<V>) == 4 ? 1.0 : ALMOST_ALL), above = v > V{};
     s.part += above ? (full ? V{} : v) : V{};
     s.inside += above ? one : V{};
     s.full += full ? one : V{};
@@ -70,7 +90,8 @@ ANYMAX_INLINE void clip_step(vf v, ClipSums<vf> &s) {
 }
 ANYMAX_INLINE void clip_step(vd v, ClipSums<vd> &s) {
     const __m512d one = _mm512_set1_pd(1.0);
-    const __mmask8 above = _mm512_cmp_pd_mask((__m512d)v, _mm512_setzero_pd(), _CMP_GT_OQ), full = _mm512_cmp_pd_mask((__m512d)v, one, _CMP_GE_OQ);
+    const __mmask8 above = _mm512_cmp_pd_mask((__m512d)v, _mm512_setzero_pd(), _CMP_GT_OQ);
+    const __mmask8 full = _mm512_cmp_pd_mask((__m512d)v, _mm512_set1_pd(ALMOST_ALL), _CMP_GE_OQ);
     s.part = (vd)_mm512_mask_add_pd((__m512d)s.part, (__mmask8)(above & ~full), (__m512d)s.part, (__m512d)v);
     s.inside = (vd)_mm512_mask_add_pd((__m512d)s.inside, above, (__m512d)s.inside, one);
     s.full = (vd)_mm512_mask_add_pd((__m512d)s.full, full, (__m512d)s.full, one);
@@ -95,7 +116,7 @@ ANYMAX_INLINE ClipSums<V> clip_root(int64_t n, V &tau, V low, V high, V k, V ask
     ClipSums<V> s{};
     for (int turn = 0; turn < turns; turn++) {
         s = clip_sums<V>(n, tau, x);
-        const V excess = (s.part - k) + s.full;
+        const V excess = s.excess(k);
         low = excess > V{} ? tau : low;
         high = excess < V{} ? tau : high;
         const V half = low + (high - low) * scalar<V>(0.5);
@@ -108,13 +129,9 @@ ANYMAX_INLINE ClipSums<V> clip_root(int64_t n, V &tau, V low, V high, V k, V ask
     return s;
 }
 
+constexpr float FLOAT_RANGE = 1e4f;  // scores further apart are solved row by row, in doubles
 // The shares of a budget of k among scores one row a lane: of tau in floats, and then in doubles, all relative to an origin near to it. It lies between
 // the edge and the largest score.
-constexpr float FLOAT_RANGE = 1e4f;  // scores further apart are solved row by row, in doubles
-ANYMAX_INLINE vd share(vd t, vd lost) {
-    return ((t > vd{}) & (t < 1.0)) ? smaller(larger(t - lost, vd{}), all<vd>(1.0)) : t > vd{} ? all<vd>(1.0) : vd{};
-}
-ANYMAX_INLINE vd left_over(const ClipSums<vd> &s, double k) { return s.inside > vd{} ? ((s.part - k) + s.full) / larger(s.inside, all<vd>(1.0)) : vd{}; }
 inline void share_out(const vf *v, vf *out, int64_t n, vf origin, vf edge, vf top, vf asked, double k) {
     vf tau = splat(-0.5f);
     clip_root<vf>(n, tau, edge - origin, top - origin, splat((float)k), asked, 1e-5f, 24, [&](int64_t i) ANYMAX_EACH { return v[i] - origin; });

@@ -18,6 +18,10 @@ ANYMAX_INLINE vd finished(Finish finish, vd value, vd rate, vd lost, vd share) {
     return finish == NORMMAX_FINISH ? rate * share : larger(value - rate * lost, vd{});
 }
 
+// What of a level is lost to rounding.
+template <class C>
+constexpr C ROUNDED = C(sizeof(C) == 4 ? 0x1p-22 : 0x1p-51);
+
 // Entmax at alpha = 1 + 1/R, in products alone; sparsemax is Power<1>.
 template <int R>
 struct Power {
@@ -36,12 +40,18 @@ struct Power {
     static ANYMAX_INLINE V value(V u, V rate) {
         return R == 1 ? u : rate * u;
     }
-    // and p, less what the sum of u^R is above 1, to first order.
+    // and p, less what the sum of u^R is above 1, to first order. Of sparsemax what the level is rounded to is 0: the threshold
+    // of scores on a grid is often one of them. Of the others that is a power of it, which hardly is a number.
     template <class V>
-    static ANYMAX_INLINE V p(V u, V lost) {
-        if (R == 1) return u > V{} ? larger(u - lost, V{}) : V{};
+    static ANYMAX_INLINE V p(V u, V lost, V level) {
+        if (R == 1) return u > larger(lost + least(level), V{}) ? u - lost : V{};
         return larger(rate(u) * (u - lost), V{});
     }
+    template <class V>
+    static ANYMAX_INLINE V least(V level) {
+        return R == 1 ? level * ROUNDED<scalar<V>> : V{};
+    }
+    static double least(double level) { return R == 1 ? level * ROUNDED<double> : 0.0; }
     // -Omega / p of a class.
     template <class V>
     static ANYMAX_INLINE V own(V p) {

@@ -19,7 +19,7 @@ struct Batch {
     uint32_t few;           // one bit a row, 1 where few of its vectors have candidates: `hit` then says which
     uint64_t hit[W][BATCH_MOST / W / 64];  // of each row one bit a vector: 1 where it has candidates; of SUPPORTS, once the row is written, where p is not 0
     uint32_t wanted;        // one bit a row, 0: a loss or gradient whose target is no class
-    const int64_t *target;
+    int64_t target[W];
     const float *scale;
     alignas(64) float aim[W];            // the targets' scores
     alignas(64) double loss[W], tau[W];  // losses and thresholds, where they are wanted
@@ -120,7 +120,9 @@ template <Keeping K>
 ANYMAX_INLINE int64_t keep_all(const float *x, int64_t n, vf high, vf edge, float *to, int64_t at, int64_t limit) {
     constexpr int64_t W = width<float>;
     int64_t i = 0;
-    if (K == SCORES && n >= SPEAKS_FROM) {  // the beginning of these n speaks for them; `at` counts those before them, too
+    // The beginning of these n speaks for them; `at` counts those before them, too. No more than four vectors are stored beyond
+    // the limit, here and below.
+    if (K == SCORES && n >= SPEAKS_FROM && at + 4 * W <= limit) {
         const int64_t before = at;
         for (; i < 8 * W; i += W) at += keep<K>(load(x + i), high, edge, to + at);
         if ((at - before) * n > (limit + limit / 8 - before) * 8 * W) return limit + 1;

@@ -68,7 +68,8 @@ static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool b
     vf tau = splat(-0.5f);  // of the cells alone, which is no larger than the row's
     const ClipSums<vf> s = clip_root<vf>(cells, tau, splat(-1.0f), load(b.top) - lowest, splat((float)k), lanes_asked(b), 1e-5f, 24, [&](int64_t i) ANYMAX_EACH { return b.transposed[i] - lowest; });
     const vf slack = absolute(lowest) * 1e-6f + (float)(k * 2e-5) + 1e-5f;
-    const vf edge = lowest - slack + (absolute(s.part + s.full - (float)k) <= (float)(k * 1e-5) ? larger(tau, splat(-1.0f)) : splat(-1.0f));
+    const vi near = absolute(s.excess(splat((float)k))) <= (float)(k * 1e-5);
+    const vf edge = lowest - slack + (near ? larger(tau, splat(-1.0f)) : splat(-1.0f));
     const vf top = load(b.top);
     store(b.edge, edge);
     const uint32_t few = few_vectors(b.transposed, cells, edge, n), far = bits(~(top - lowest < FLOAT_RANGE));

@@ -77,7 +77,7 @@ static Support<C> budget_row(double k, const C *x, int64_t n, Scratch &scratch, 
         return Support<C>{c.index, y, count, (double)lowest_of(c.value, count) - 1.0, true, true};
     }
     const auto [level, lost] = budget_level(y, count, k);
-    for (int64_t i = 0; i < count; i += width<double>) store(y + i, share(load(y + i) + level, all<vd>(lost)));
+    for (int64_t i = 0; i < count; i += width<double>) store(y + i, share(load(y + i) + level, lost));
     return Support<C>{c.index, y, count, (double)anchor - level, true, true};
 }
 

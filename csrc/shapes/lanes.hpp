@@ -168,7 +168,7 @@ ANYMAX_INLINE void tile_root(const vec<C> *v, int64_t n, vec<C> &level, vec<C> &
 
 template <class C, int R>
 ANYMAX_INLINE vec<C> power_value(vec<C> y, vec<C> level, vec<C> lost) {
-    return Power<R>::p(larger(y * C(Power<R>::slope) + level, vec<C>{}), lost);
+    return Power<R>::p(larger(y * C(Power<R>::slope) + level, vec<C>{}), lost, level);
 }
 
 // Of the lanes of part h the losses for the class with the score `aim`, sum p (x - aim) less Omega, and tau: in doubles, from the level that was found.
@@ -184,7 +184,7 @@ inline void power_loss(const vec<C> *x, int64_t n, vec<C> high, vec<C> level, ve
     }
     const vd lost = (s0 - 1.0) / s1;
     for (int64_t i = 0; i < n; i++) {
-        const vd p = Power<R>::p(u[i], lost);
+        const vd p = Power<R>::p(u[i], lost, at);
         sum += p > vd{} ? p * ((part(x[i], h) - target) + Power<R>::own(p)) : vd{};
         if (to) store_narrow(to + i * width<C>, p);
     }

@@ -91,16 +91,17 @@ inline void sweep_write(C *to, const C *x, int64_t begin, int64_t end, int64_t n
     const Ground<C, R> ground(top, edge.below);
     const C s = (C)Power<R>::slope;
     const vec<C> a = splat(ground.near), l = splat(ground.rest), lost = splat((C)edge.lost);
+    const vec<C> level = splat((C)(-edge.below * Power<R>::slope));
     if constexpr (R > 2 && sizeof(C) == 4) {
         const WideGround<R> wide((double)top, edge.below);
-        auto half = [&](vd v) ANYMAX_EACH { return Power<R>::p(wide.u(v), all<vd>(edge.lost)); };
+        auto half = [&](vd v) ANYMAX_EACH { return Power<R>::p(wide.u(v), all<vd>(edge.lost), vd{}); };
         return write(to, begin, end, bypass, [&](int64_t i) ANYMAX_EACH {
             vec<C> v = load_or(x, i, n, -infinity<C>);
             return join(half(low(v)), half(high(v)));
         });
     }
     write(to, begin, end, bypass, [&](int64_t i) ANYMAX_EACH {
-        return Power<R>::p(larger((load_or(x, i, n, -infinity<C>) - a) * s + l, vec<C>{}), lost);
+        return Power<R>::p(larger((load_or(x, i, n, -infinity<C>) - a) * s + l, vec<C>{}), lost, level);
     });
 }
 

@@ -96,12 +96,13 @@ inline double *widen(const Candidates<C> &c, C top, Scratch &scratch) {
 template <class L>
 inline void values(const L &link, const Root &root, double *y, int64_t count, Finish finish) {
     constexpr int64_t W = width<double>;
-    const double lost = root.excess / root.rate, share = 1.0 / root.rate;
+    const double lost = root.excess / root.rate, share = 1.0 / root.rate, least = L::least(root.level);
     const auto at = link.at(root.level);
     for (int64_t i = 0; i < count; i += W) {
         vd v, k;
         at.terms(load(y + i), v, k);
-        store(y + i, finished(finish, v, k, splat(lost), splat(share)));
+        const vd p = finished(finish, v, k, splat(lost), splat(share));
+        store(y + i, p > least ? p : vd{});
     }
 }
 

@@ -53,9 +53,9 @@ inline uint32_t solve_batch(Output output, Batch &b, const Plan &plan, double pa
 
 // What a loss or its gradient wants of each row beside its scores, which are staged.
 inline void aim_at(Batch &b, const anymax_call &call, int64_t r, int64_t count) {
-    b.wanted = 0, b.target = call.index + r, b.scale = (const float *)call.scale + r;
+    b.wanted = 0, b.scale = (const float *)call.scale + r;
     for (int64_t j = 0; j < Batch::W; j++) {
-        const int64_t t = j < count ? b.target[j] : -1;
+        const int64_t t = b.target[j] = j < count ? call.index[r + j] : -1;
         const bool class_ = t >= 0 && t < call.n;
         b.aim[j] = class_ ? b.x[j][t] : 0.0f;
         b.wanted |= (uint32_t)class_ << j;

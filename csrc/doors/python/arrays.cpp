@@ -3,7 +3,7 @@
 #include <string.h>
 
 Bound bound;
-int64_t smallest = INT64_MAX;
+std::atomic<int64_t> smallest{INT64_MAX};
 
 namespace {
 
@@ -26,7 +26,7 @@ struct Exchange {  // DLPackExchangeAPI
     int (*tensor)(void *object, Tensor *out);  // dltensor_from_py_object_no_sync
 };
 
-int (*tensor_of)(void *, Tensor *);
+std::atomic<int (*)(void *, Tensor *)> tensor_of{nullptr};
 
 int dtype_of(const Tensor &t) {
     if (t.lanes != 1) return OTHER;
@@ -72,8 +72,9 @@ bool is_true(Ref object) { return object && PyObject_IsTrue(object.get()) == 1; 
 bool bind_exchange(PyObject *capsule) {
     const Exchange *exchange = capsule ? (const Exchange *)PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : nullptr;
     if (!exchange) PyErr_Clear();
-    tensor_of = exchange && exchange->major == 1 ? exchange->tensor : nullptr;
-    return tensor_of != nullptr;
+    const auto found = exchange && exchange->major == 1 ? exchange->tensor : nullptr;
+    tensor_of.store(found);
+    return found != nullptr;
 }
 
 Kind kind_of(PyObject *a) {
@@ -130,7 +131,7 @@ bool Array::from_buffer(PyObject *a, int flags) {
 bool Array::from_exchange(PyObject *a) {
     Tensor t;
     memset(&t, 0, sizeof t);
-    if (tensor_of(a, &t)) return false;  // no numbers of its own: of vmap, of a mode, sparse
+    if (tensor_of.load(std::memory_order_relaxed)(a, &t)) return false;  // no numbers of its own: of vmap, of a mode, sparse
     if (t.device != 1 || t.ndim < 0 || t.ndim > AXES) return false;
     data = (char *)t.data + t.byte_offset, dtype = dtype_of(t), ndim = t.ndim, count = 1;
     for (int i = ndim; i--;) {
@@ -168,7 +169,8 @@ bool Array::read(Kind kind, PyObject *a, bool writable, bool ours) {
     if (kind == NUMPY) {
         found = from_buffer(a, PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0));
     } else {
-        found = (tensor_of ? from_exchange(a) : from_attributes(a)) && (ours || ask(bound.is_neg, a).get() == Py_False);
+        const bool exchanges = tensor_of.load(std::memory_order_relaxed);
+        found = (exchanges ? from_exchange(a) : from_attributes(a)) && (ours || ask(bound.is_neg, a).get() == Py_False);
     }
     if (found)
         aligned &= (uintptr_t)data % (uintptr_t)item() == 0;

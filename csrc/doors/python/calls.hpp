@@ -3,6 +3,8 @@
 #ifndef ANYMAX_PYTHON_CALLS_HPP
 #define ANYMAX_PYTHON_CALLS_HPP
 
+#include <float.h>
+
 #include "doors/python/arrays.hpp"
 #include "limits.hpp"
 #include "maps.hpp"
@@ -43,6 +45,14 @@ ANYMAX_CALL(call_sinkhorn);
 PyObject *answer(int code, const char *what, PyObject *kind, int64_t n, PyObject *result = Py_True);
 // An argument beside the scores, as Array::read_dense has it; None: there is none.
 bool beside(Array &array, Kind kind, PyObject *a, int wanted, int64_t numbers, bool writable = false);
+
+// Numbers as the engine has them, those beyond as the nearest end, refused or the same to it; NaN is the lowest integer.
+inline int32_t integer_of(double v) {
+    return v >= (double)INT32_MAX ? INT32_MAX : v > (double)INT32_MIN ? (int32_t)v : INT32_MIN;
+}
+inline float float_of(double v) {
+    return v > FLT_MAX ? __builtin_huge_valf() : v < -FLT_MAX ? -__builtin_huge_valf() : (float)v;
+}
 
 // engine(pool) with the interpreter let go where the call is large.
 template <class F> int without_lock(Kind kind, int64_t work, F engine) {

@@ -22,7 +22,7 @@ ANYMAX_CALL(call_decode) {
     anymax_step list[STEPS_MOST];
     for (int64_t k = 0; k < call.count; k++) {
         const double *step = (const double *)steps.data + 3 * k;
-        list[k] = anymax_step{(int32_t)step[0], step[1] < (double)INT32_MAX ? (int32_t)step[1] : INT32_MAX, step[2]};
+        list[k] = anymax_step{integer_of(step[0]), integer_of(step[1]), step[2]};
     }
     call.map = link.map, call.param = link.param, call.dtype = x.dtype, call.rows = rows, call.n = n, call.stride = n, call.x = x.data;
     call.steps = list, call.values = (const double *)values.data, call.keep = (uint8_t *)keep.data, call.left = left.data;

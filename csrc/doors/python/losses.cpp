@@ -147,8 +147,11 @@ ANYMAX_CALL(call_largest) {
     Array x, value, positions;
     const double k = PyFloat_AsDouble(args[1]);
     if (!x.read(kind, args[0]) || x.dtype > ANYMAX_F16 || !x.dense() || x.ndim < 1) return none();
-    const int64_t n = x.shape[x.ndim - 1], rows = n ? x.count / n : 0, numbers = rows * (int64_t)k;
-    if (numbers < 0 || !value.read_dense(kind, args[2], x.dtype, numbers, true) || !positions.read_dense(kind, args[3], LONGS, numbers, true)) return none();
+    const int64_t n = x.shape[x.ndim - 1], rows = n ? x.count / n : 0;
+    if (!(k >= 1.0 && k <= (double)n)) return none();
+    const int64_t numbers = rows * (int64_t)k;
+    if (!value.read_dense(kind, args[2], x.dtype, numbers, true)) return none();
+    if (!positions.read_dense(kind, args[3], LONGS, numbers, true)) return none();
     anymax_call call{};
     call.op = ANYMAX_LARGEST, call.map = ANYMAX_TOPK, call.dtype = x.dtype, call.param = k, call.outer = rows, call.inner = 1, call.n = n;
     call.x = anymax_view{x.data, n, 0, 1}, call.out = anymax_view{value.data, (int64_t)k, 0, 1}, call.positions = (int64_t *)positions.data;

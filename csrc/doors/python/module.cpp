@@ -14,25 +14,37 @@ extern "C" ANYMAX_API void *anymax_xla(void *);
 
 namespace {
 
-// (functions by name): kept for good. `exchange` is torch's capsule of DLPack's exchange API, `smallest` a number of bytes.
-PyObject *bind(PyObject *, PyObject *given) {
+#if defined(Py_GIL_DISABLED)
+PyMutex binding;
+struct Binding {
+    Binding() { PyMutex_Lock(&binding); }
+    ~Binding() { PyMutex_Unlock(&binding); }
+};
+#else
+struct Binding {
+    Binding() {}  // the interpreter's lock is held
+};
+#endif
+
+// (functions by name): kept for good, what they replace as well. `exchange` is torch's capsule of DLPack's exchange API,
+// `smallest` a number of bytes.
+PyObject *bind(PyObject *, PyObject *functions) {
+    if (!PyDict_Check(functions)) return PyErr_Format(PyExc_TypeError, "expected a dictionary of functions");
+    const Ref copy(PyDict_Copy(functions));  // which nobody else changes
+    if (!copy) return nullptr;
+    PyObject *const given = copy.get();
+    const Binding one_at_a_time;
     const struct {
         const char *name;
-        PyObject **place;
+        Kept *place;
     } places[] = {
 #define ANYMAX_PLACE(name) {#name, &bound.name},
         ANYMAX_OF_ENGINE(ANYMAX_PLACE) ANYMAX_OF_TORCH(ANYMAX_PLACE)
 #undef ANYMAX_PLACE
     };
-    if (!PyDict_Check(given)) return PyErr_Format(PyExc_TypeError, "expected a dictionary of functions");
-    for (const auto &place : places) {
-        PyObject *object = PyDict_GetItemString(given, place.name);
-        if (!object) continue;
-        PyObject *old = *place.place;
-        *place.place = again(object).give();
-        Py_XDECREF(old);
-    }
-    if (PyObject *bytes = PyDict_GetItemString(given, "smallest")) smallest = PyLong_AsLongLong(bytes);
+    for (const auto &place : places)
+        if (PyObject *object = PyDict_GetItemString(given, place.name)) place.place->keep(object);
+    if (PyObject *bytes = PyDict_GetItemString(given, "smallest")) smallest.store(PyLong_AsLongLong(bytes));
     if (PyErr_Occurred()) return nullptr;
     if (PyObject *capsule = PyDict_GetItemString(given, "exchange")) return PyBool_FromLong(bind_exchange(capsule == Py_None ? nullptr : capsule));
     return PyBool_FromLong(0);
@@ -113,7 +125,7 @@ int fill(PyObject *module) { return PyModule_AddIntConstant(module, "ABI", anyma
 
 PyModuleDef_Slot slots[] = {
     {Py_mod_exec, (void *)fill},
-#if defined(Py_GIL_DISABLED)  // calls share nothing but what `bind` was given
+#if defined(Py_GIL_DISABLED)  // calls share nothing but what `bind` was given, which stays
     {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif
     {0, nullptr},

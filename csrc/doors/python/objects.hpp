@@ -7,6 +7,8 @@
 #include <Python.h>
 #include <stdint.h>
 
+#include <atomic>
+
 // A reference of our own.
 class Ref {
     PyObject *object = nullptr;
@@ -58,18 +60,29 @@ inline Ref again(PyObject *borrowed) {
     X(is_neg)   /* (tensor) -> whether it has a lazy minus sign */                                                                                     \
     X(strided) X(f32) X(f64) X(bf16) X(f16) X(i32) X(i64) X(boolean)
 
-#define ANYMAX_MEMBER(name) PyObject *name;
+// A reference that is never given back, so that a call may use it while another thread hands over a new one.
+class Kept {
+    PyObject *object = nullptr;
+
+  public:
+    void keep(PyObject *borrowed) { __atomic_store_n(&object, again(borrowed).give(), __ATOMIC_RELEASE); }
+    operator PyObject *() const { return __atomic_load_n(&object, __ATOMIC_ACQUIRE); }
+};
+
+#define ANYMAX_MEMBER(name) Kept name;
 struct Bound {
     ANYMAX_OF_ENGINE(ANYMAX_MEMBER)
     ANYMAX_OF_TORCH(ANYMAX_MEMBER)
 };
 #undef ANYMAX_MEMBER
 extern Bound bound;
-extern int64_t smallest;  // bytes of a result that `result` finds memory for
+extern std::atomic<int64_t> smallest;  // bytes of a result that `result` finds memory for
 
 // A call of Python.
 inline Ref ask(PyObject *function) { return Ref(PyObject_CallNoArgs(function)); }
-template <class... T> Ref ask(PyObject *function, T... arguments) { return Ref(PyObject_CallFunctionObjArgs(function, arguments..., nullptr)); }
+template <class... T> Ref ask(PyObject *function, const T &...arguments) {
+    return Ref(PyObject_CallFunctionObjArgs(function, (PyObject *)arguments..., nullptr));
+}
 
 // Attribute names, made once.
 inline PyObject *name_of(const char *text) { return PyUnicode_InternFromString(text); }

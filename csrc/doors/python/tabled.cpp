@@ -15,7 +15,8 @@ ANYMAX_CALL(call_tabled) {
     const double *v = (const double *)numbers.data;
     anymax_tabled_call call{};
     call.dtype = x.dtype, call.rows = rows, call.n = n, call.x = x.data, call.g = g.data, call.out = out.data, call.tau = (float *)tau.data;
-    call.link = anymax_table{(const float *)cells.data, cells.count / 4, (int32_t)v[0], (int32_t)v[1], v[2], v[7], v[10], (float)v[3], (float)v[4], (float)v[5], (float)v[6]};
+    call.link = anymax_table{(const float *)cells.data, cells.count / 4, integer_of(v[0]), integer_of(v[1]), v[2], v[7], v[10],
+                             float_of(v[3]), float_of(v[4]), float_of(v[5]), float_of(v[6])};
     call.mass = v[8], call.most = v[9];
     const int code = without_lock(kind, at_most_so_much(x.count, TABLED_COST), [&](int pool) {
         call.pool = pool;

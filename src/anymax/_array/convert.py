@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from .dtypes import as_dtype, floating
+from .dtypes import as_dtype, counts, floating
 from .kinds import Array, Namespace, is_array, is_jax, is_ragged, is_torch, namespace
 from .tracing import compiling
 
@@ -151,7 +151,7 @@ def beside(value: Any, rows: Array, name: str, xp: Namespace) -> Array:
     if type(value) is type(rows):
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind == "u":
-        value = value.astype(np.int64)  # torch can't compare unsigned integers
+        value = counts(value, namespace(value))  # torch can't compare unsigned integers
     return adopt(value, rows, xp)
 
 

@@ -129,5 +129,12 @@ def narrow(x: Array) -> bool:
 
 
 def counts(x: Array, xp: Namespace) -> Array:
-    """`x` as int64, to count and index classes; JAX without x64 would warn of int64 and gets its widest integer."""
-    return xp.astype(x, sys.modules["jax"].dtypes.canonicalize_dtype("int64") if is_jax(x) else xp.int64)
+    """`x` as int64, to count and index classes; JAX without x64 would warn of int64 and gets its widest integer.
+
+    What is too large for that is the largest integer, which is no class: wrapped around it would be below 0, and a row to leave out.
+    """
+    out = xp.astype(x, sys.modules["jax"].dtypes.canonicalize_dtype("int64") if is_jax(x) else xp.int64)
+    unsigned = x.dtype.kind == "u" if isinstance(x.dtype, np.dtype) else dtype_name(x).startswith("uint")
+    if unsigned and x.dtype.itemsize >= out.dtype.itemsize:
+        out = xp.where(out < 0, xp.iinfo(out.dtype).max * xp.ones_like(out), out)
+    return out

@@ -267,8 +267,8 @@ def _known(who: str, name: str, value: Array, num_segments: int | None) -> Segme
     if name == "lengths":
         ptr = _ends(who, a)
     else:
-        _check_bounds(who, name, a)
-        ptr = a.copy() if not a.flags.owndata or a is value else a  # a later change by the caller must not matter
+        ptr = a.copy() if not a.flags.owndata or a is value else a  # a change by the caller must not matter, now or later
+        _check_bounds(who, name, ptr)
     if num_segments not in (None, ptr.size - 1):
         raise ValueError(f"{who}: num_segments={num_segments}, and {name} has {ptr.size - 1} segments")
     return Segments(ptr, None, int(ptr[-1]))

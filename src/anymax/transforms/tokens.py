@@ -27,6 +27,7 @@ from .._array import (
     is_number,
     is_torch,
     known_any,
+    namespace,
     number,
     pick_axis,
     positions,
@@ -252,8 +253,7 @@ def read_tokens(who: str, tokens: Any) -> Array:
         raise TypeError(f"{who}: tokens must be integers, the classes that came before, got {dtype_name(tokens)}")
     if tokens.ndim == 0:
         raise ValueError(f"{who}: tokens must have an axis, the classes that came before, got a single number")
-    # also unsigned integers, which torch can't compare
-    return tokens.astype(np.int64) if isinstance(tokens, np.ndarray) else tokens
+    return counts(tokens, namespace(tokens)) if is_integer(tokens) else tokens  # torch can't compare unsigned integers
 
 
 def _padded(tokens: Any) -> Any:
