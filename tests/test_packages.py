@@ -72,7 +72,7 @@ def test_a_wheel_is_built_by_the_settings_of_cibuildwheel():
 def test_everything_that_is_sent_names_the_same_version():
     assert f'"version": "{anymax.__version__}"' in read("packaging/npm/package.json")
     assert f'version: "{anymax.__version__}"' in read("packaging/conda/recipe.yaml")
-    assert '  "files": ["*.mjs", "*.d.ts", "anymax.wasm"]' in read("packaging/npm/package.json")
+    assert '  "files": ["*.mjs", "*.d.ts", "anymax.wasm", "NOTICE.txt"]' in read("packaging/npm/package.json")
     assert {path.name for path in npm.SOURCES.iterdir()} == set(npm.WRITTEN)
 
 
