@@ -175,12 +175,21 @@ def probabilities(g, mapping, x, **options):
     return A.nn.MarginHead(5, 4, mapping, group=g, **options).double().probabilities(x)
 
 
+def balanced(g, scoring, x, k=2, num_experts=4, **options):
+    torch.manual_seed(0)
+    A.nn.Router(5, num_experts, k, scoring, correction=True).to(x).balance(x, group=g, **options)
+
+
 SCORES, LOGS, MASK = (
     numbers(54, 3, 2),
     torch.full((3, 1), -0.5, dtype=torch.float64),
     torch.ones(3, 6, dtype=torch.bool),
 )
-ROWS_MAY_DIFFER = ("anymax.nn.MarginHead",)
+ROWS_MAY_DIFFER = ("anymax.nn.MarginHead", "anymax.routing.balance", "anymax.nn.Router.balance")
+BY_OPTIONS = (
+    "anymax.nn.MarginHead.probabilities",
+    "anymax.nn.Router.balance",
+)  # the group is that of the module, or one of `options`
 # (the call, an argument that one process says otherwise: its values on both); besides map, dtype, rows, and who learns
 EVERY = {
     "anymax.contrastive_loss": (
@@ -218,24 +227,29 @@ EVERY = {
         head, {"num_classes": (4, 5), "in_features": (5, 4), "margin": (0.1, 0.2), "scale": (8.0, 9.0), "reduction": ("sum", "mean"),
                "ignore_index": (-1, -2), "sub_centers": (1, 2), "sample_rate": (1.0, 0.5)},
     ),
+    "anymax.routing.balance": (
+        lambda g, m, x, k=2, **o: A.routing.balance(x, k, scoring=m, group=g, **o),
+        {"k": (2, 3), "method": ("quantile", "sign"), "iterations": (1, 2), "bias": (None, torch.arange(5.0, dtype=torch.float64))},
+    ),
+    "anymax.nn.Router.balance": (balanced, {"k": (2, 3), "num_experts": (4, 5), "method": ("quantile", "sign")}),
     "anymax.nn.MarginHead.probabilities": (probabilities, {"sub_centers": (1, 2)}),
 }  # fmt: skip
 
 
 def test_every_function_with_a_group_has_a_row():
-    assert set(functions_with_a_group()) == {name for name in EVERY if name != "anymax.nn.MarginHead.probabilities"}
+    assert set(functions_with_a_group()) == set(EVERY) - set(BY_OPTIONS)
 
 
 def ways_to_differ(name):
     """(what differs, the call of process r) of a function, besides its own options: its map, the dtype, the rows, who learns."""
     call, options = EVERY[name]
-    x = FEATURES if "linear" in name or name.startswith(("anymax.nn", "anymax.contrastive")) else SCORES
+    x = FEATURES if "linear" in name or not name.startswith("anymax.distributed") else SCORES
     if "logsumexp" not in name:
         yield "the map", lambda g, r: call(g, "entmax15" if r else "softmax", x)
     yield "the dtype", lambda g, r: call(g, "softmax", x.float() if r else x)
     if name not in ROWS_MAY_DIFFER:
         yield "the rows", lambda g, r: call(g, "softmax", x[r:])
-    if "linear" in name or not name.startswith("anymax.distributed"):
+    if "linear" in name or name.startswith(("anymax.contrastive", "anymax.nn.MarginHead")):
         yield "who learns", lambda g, r: call(g, "softmax", x.clone().requires_grad_() if r else x)
     for option, values in options.items():
         yield option, lambda g, r, o=option, v=values: call(g, "softmax", x, **{o.strip(): v[r]})
@@ -252,7 +266,10 @@ def differ_in_turn(rank, same):
                 call(group, rank)
             except (RuntimeError, ValueError, TypeError, IndexError) as error:
                 words = f"{type(error).__name__}: {error}"
-            texts, who = same(words), name.removeprefix("anymax.").removesuffix(".probabilities")
+            texts, who = (
+                same(words),
+                name.removeprefix("anymax.").removesuffix(".probabilities").replace("nn.Router", "routing"),
+            )
             if (
                 len(set(texts)) > 1
                 or who not in words

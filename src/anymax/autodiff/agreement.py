@@ -237,6 +237,7 @@ def mark(integers: Array) -> Array:
     """A hash of the integers, from 0 to 2^24 - 1."""
     assert is_torch(integers)
     flat = integers.reshape(-1)
+    flat = flat ^ (flat >> 31) ^ (flat >> 47)  # the bits of 1.0 or 2.5 are all at the upper end
     factors = flat.new_ones(flat.shape).cumsum(0) * 2654435761 + 1013904223  # these wrap around
     return ((flat * factors).sum() >> 20) & (_MARKS - 1)
 

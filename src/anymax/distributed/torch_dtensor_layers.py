@@ -152,15 +152,15 @@ class PairsLayout(Layout):
         split = [any(split_axis(v.placements[dim], 2) == 0 for v in given) for dim in range(self.mesh.ndim)]
         self.along = split.index(True) if any(split) else None
         self.places = [Shard(0) if dim == self.along else WHOLE for dim in range(self.mesh.ndim)]
-        a, b = given
+        first, second = given
         self.negatives = None
-        if b.ndim == 2 and b.shape[0] > n:
+        if second.ndim == 2 and second.shape[0] > n:
             back = [Partial() if dim == self.along else WHOLE for dim in range(self.mesh.ndim)]
-            every = [WHOLE] * self.mesh.ndim
-            self.negatives = b[n:].redistribute(placements=every).to_local(grad_placements=back)
-            b = b[:n]
+            every = self.everywhere(second[n:]).redistribute(placements=[WHOLE] * self.mesh.ndim)
+            self.negatives = every.to_local(grad_placements=back)
+            second = self.everywhere(second[:n])
         self.local, self.partners = (
-            v.redistribute(placements=self.places).to_local(grad_placements=self.places) for v in (a, b)
+            v.redistribute(placements=self.places).to_local(grad_placements=self.places) for v in (first, second)
         )
 
     def keep(self, mask: Any) -> Any:
