@@ -1,7 +1,7 @@
 // log p of Perturb Max where p is too small for its engine: the log of INT G h_i du at equal steps, G = prod_j F(u - z_j) and h_i = f / F (u - z_i).
 
 const LOG_2 = Math.LN2, HALF_LOG_2PI = 0.5 * Math.log(2 * Math.PI);
-const DEEPEST = -300, WIDTH = 12; // of z, the scores below the highest: beyond, log p is a lower bound; and of what is integrated around them
+const DEEPEST = -300; // the lowest z, the scores less the highest, of which all of the integral is computed: for lower ones log p is a lower bound
 
 // (1 + 2w) erfcx(w) in powers of (w - 3.75) / (w + 3.75), the coefficients of anymax/_random/noises.py.
 const ERFCX = [
@@ -11,38 +11,46 @@ const ERFCX = [
   -2.4857126394415325e-07, 2.3263504032644517e-08, 3.197926733604639e-08, -3.744208176587683e-09, -2.623107459747668e-09, 3.11143001991097e-10,
 ];
 function logPhi(v) {
-  const w = Math.abs(v) * Math.SQRT1_2, r = (w - 3.75) / (w + 3.75), half = 0.5 * ERFCX.reduceRight((sum, c) => sum * r + c, 0) / (1 + 2 * w);
+  if (v > 9) return 0; // to 1e-19
+  const w = Math.abs(v) * Math.SQRT1_2, r = (w - 3.75) / (w + 3.75);
+  let sum = 0;
+  for (let i = ERFCX.length - 1; i >= 0; i--) sum = sum * r + ERFCX[i];
+  const half = 0.5 * sum / (1 + 2 * w);
   return v < 0 ? Math.log(half) - w * w : Math.log1p(-half * Math.exp(-w * w));
 }
 
-// log F, log f, and a step that is short enough for them
+// log F, log f; the step, and where the integrand of a class begins, for the lowest z, and ends, above the highest score's.
 const LAWS = {
-  normal: { cdf: logPhi, pdf: (v) => -0.5 * v * v - HALF_LOG_2PI, step: 1 / 8 },
+  normal: { cdf: logPhi, pdf: (v) => -0.5 * v * v - HALF_LOG_2PI, step: 1 / 4, begin: (z) => z / 2 - 8, above: 6 },
   logistic: {
-    cdf: (v) => Math.min(v, 0) - Math.log1p(Math.exp(-Math.abs(v))), pdf: (v) => -Math.abs(v) - 2 * Math.log1p(Math.exp(-Math.abs(v))), step: 1 / 4,
+    cdf: (v) => (v < 0 ? v : 0) - Math.log1p(Math.exp(-Math.abs(v))), pdf: (v) => -Math.abs(v) - 2 * Math.log1p(Math.exp(-Math.abs(v))),
+    step: 1 / 2, begin: (z) => z - 18, above: 18,
   },
-  laplace: { cdf: (v) => v < 0 ? v - LOG_2 : Math.log1p(-0.5 * Math.exp(-v)), pdf: (v) => -Math.abs(v) - LOG_2, step: 1 / 32 },
+  laplace: {
+    cdf: (v) => v < 0 ? v - LOG_2 : Math.log1p(-0.5 * Math.exp(-v)), pdf: (v) => -Math.abs(v) - LOG_2, step: 1 / 8, begin: (z) => z - 18, above: 18,
+  },
 };
 
 const SMALL = 1e-6; // below it the error of p, about 1e-13 of 1, has no part in log p's first digits
+const NOTHING = 40; // e^-40 of a sum
 
 // log p of a row, given its scores and p in double precision; exact zeros of a bounded noise, and masked classes, are -Infinity.
 export function logs(x, p, noise, scale) {
-  const law = LAWS[noise], out = Array.from(p, Math.log), small = [];
-  p.forEach((v, i) => v < SMALL && x[i] > -Infinity && small.push(i));
+  const law = LAWS[noise], out = p.map(Math.log), small = [];
+  for (let i = 0; i < p.length; i++) if (p[i] < SMALL && x[i] > -Infinity) small.push(i);
   if (!law || !small.length) return out;
-  const high = x.reduce((most, v) => Math.max(most, v)), z = Array.from(x, (v) => (v - high) / scale), kept = z.filter((v) => v > -Infinity);
-  const low = Math.max(DEEPEST, Math.min(...small.map((i) => z[i]))) - WIDTH, end = WIDTH + 2 * Math.log(kept.length) + (noise === "normal" ? 0 : 30);
-  const sums = small.map(() => ({ high: -Infinity, sum: 0 }));
-  for (let u = low; u <= end; u += law.step) {
+  const { cdf, pdf, step } = law, high = x.reduce((most, v) => Math.max(most, v)), z = x.map((v) => (v - high) / scale), below = new Float64Array(z.length);
+  const lowest = small.reduce((least, i) => Math.min(least, z[i]), 0), end = Math.log(z.length) + law.above;
+  const most = new Float64Array(z.length).fill(-Infinity), sums = new Float64Array(z.length);
+  for (let u = law.begin(Math.max(DEEPEST, lowest)); u <= end; u += step) {
     let logG = 0;
-    for (const v of kept) logG += law.cdf(u - v);
-    small.forEach((i, s) => {
-      const term = logG + law.pdf(u - z[i]) - law.cdf(u - z[i]), part = sums[s];
-      if (term > part.high) part.sum = part.sum * Math.exp(part.high - term) + 1, part.high = term;
-      else if (term > -Infinity) part.sum += Math.exp(term - part.high);
-    });
+    for (let i = 0; i < z.length; i++) logG += below[i] = z[i] > -Infinity ? cdf(u - z[i]) : 0;
+    for (const i of small) {
+      const term = logG - below[i] + pdf(u - z[i]), less = term - most[i];
+      if (less > 0) sums[i] = sums[i] * Math.exp(-less) + 1, most[i] = term;
+      else if (less > -NOTHING) sums[i] += Math.exp(less);
+    }
   }
-  small.forEach((i, s) => { out[i] = sums[s].high + Math.log(sums[s].sum * law.step); });
+  for (const i of small) out[i] = most[i] + Math.log(sums[i] * step);
   return out;
 }

@@ -43,7 +43,7 @@ class Request:
         if not self.refused:
             try:
                 self.spec.check(n)
-            except ValueError as error:
+            except Exception as error:
                 self.refuse(error, n)
         return not self.refused and bool(self.spec.parts or self.spec.mapping is not None)
 

@@ -141,7 +141,7 @@ def _request(sampling_params: Any, history: Any = None) -> Request | None:
     """The request for the engine; None if it asks for nothing, or for what `validate_params` should have refused."""
     try:
         spec = _asked(sampling_params)
-    except ValueError as error:
+    except Exception as error:  # in the engine, which goes on for the others
         LOG.warning("anymax: a request is left as it is: %s", error)
         return None
     return None if spec is None else Request(spec, sampling_params.seed, history)
