@@ -291,8 +291,8 @@ FAULTS = {
   ),
   "arrays, masks, dtypes": (
     Fault("the values of a tensor are not read", "src/anymax/_array/ranges.py",
-          "if not readable(value) or _trust.given:",
-          "if not isinstance(value, np.ndarray) or _trust.given:", "ranges"),
+          "if compiling() or _UNCHECKED.depth or not readable(value):",
+          "if not isinstance(value, np.ndarray) or _UNCHECKED.depth:", "ranges"),
     Fault("a number out of range passes on in a formula", "src/anymax/_array/ranges.py",
           "return value + xp.where(bad, math.nan * xp.ones_like(value), xp.zeros_like(value))",
           "return value", "ranges"),

@@ -14,14 +14,14 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .convert import asarray, is_number, number, shown
 from .dtypes import dtype_name, floating, is_floating, is_integer
-from .kinds import Array, is_array, is_jax, namespace
+from .kinds import Array, is_array, is_jax, is_torch, namespace
 from .tracing import compiling, decides, eager, stop_gradient
 
 
@@ -83,21 +83,24 @@ UNIT = Range(0.0, 1.0, "both")
 INSIDE = Range(0.0, 1.0)
 
 
-class _Trust(threading.local):
-    given = False
+class _Unchecked(threading.local):
+    """See `unchecked`; `depth` is how many of these contexts a thread is in."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
 
 
-_trust = _Trust()
+_UNCHECKED = _Unchecked()
 
 
-@contextlib.contextmanager
-def unchecked() -> Iterator[None]:
+def unchecked() -> contextlib.AbstractContextManager[None]:
     """A context in which maps are made again from parameters that were checked before: their values are not read."""
-    before, _trust.given = _trust.given, True
-    try:
-        yield
-    finally:
-        _trust.given = before
+    return _UNCHECKED
 
 
 def readable(value: Array) -> bool:
@@ -115,9 +118,19 @@ def in_range(value: Any, allowed: Range) -> bool:
     """False if a number, or an entry of an array whose values can be read, is out of the range."""
     if not is_array(value):
         return allowed.has(value)
-    if not readable(value) or _trust.given:
+    if compiling() or _UNCHECKED.depth or not readable(value):
         return True
     value = stop_gradient(value) if not is_jax(value) else np.asarray(value)  # a constant under jax.jit is no tracer
+    return _all_in(value, allowed)
+
+
+_FEW = 16  # so many numbers are compared sooner one by one
+
+
+def _all_in(value: Array, allowed: Range) -> bool:
+    """True if all entries of an array whose values can be read are in the range."""
+    if (isinstance(value, np.ndarray) or is_torch(value)) and math.prod(value.shape) <= _FEW:
+        return all(map(allowed.has, value.reshape(-1).tolist()))
     return bool(namespace(value).all(allowed.holds(value)))
 
 
@@ -145,7 +158,10 @@ def entries_out_of_range(value: Any, allowed: Range) -> Array | None:
     """Where an array is out of the range, in its shape; None for a number, which was checked, and if it is known that no entry is."""
     if not is_array(value):
         return None
-    xp, value = namespace(value), stop_gradient(value)
+    value = stop_gradient(value)
+    if decides(value) and not is_jax(value) and _all_in(value, allowed):
+        return None
+    xp = namespace(value)
     bad = ~allowed.holds(value if is_floating(value) else floating(value, xp))
     return None if decides(bad) and not bool(xp.any(bad)) else bad
 
