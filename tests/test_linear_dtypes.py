@@ -81,7 +81,9 @@ def test_no_score_of_half_precision_is_rounded_by_jax_on_a_cpu(given):
     """A loss in several groups of rows too, whose gradients of the weight are added in fp32."""
     jax, torch = pytest.importorskip("jax"), pytest.importorskip("torch")
     draw = np.random.default_rng(0)
-    own = [jax.numpy.asarray(draw.normal(size=shape) * f, "bfloat16") for shape, f in (((24, 64), 4), ((300, 64), 0.25))]
+    own = [
+        jax.numpy.asarray(draw.normal(size=shape) * f, "bfloat16") for shape, f in (((24, 64), 4), ((300, 64), 0.25))
+    ]
     exact = [torch.tensor(np.asarray(a, np.float64), requires_grad=True) for a in own]
     y = draw.integers(300, size=24)
 

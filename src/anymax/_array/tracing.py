@@ -78,7 +78,9 @@ def on_cpu(x: Array) -> bool:
     if is_torch(x):
         return x.device.type == "cpu"
     if is_jax(x):
-        return all(d.platform == "cpu" for d in x.devices()) if eager(x) else sys.modules["jax"].default_backend() == "cpu"
+        return (
+            all(d.platform == "cpu" for d in x.devices()) if eager(x) else sys.modules["jax"].default_backend() == "cpu"
+        )
     return True
 
 

@@ -30,9 +30,7 @@ class _Shared(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _run(
-    per_row: PerRow, static: Static, step: int, by_row: ByRow, shared: _Shared, target: Array | None
-) -> Any:
+def _run(per_row: PerRow, static: Static, step: int, by_row: ByRow, shared: _Shared, target: Array | None) -> Any:
     @jax.checkpoint
     def group(by_row: ByRow, target: Array | None, shared: _Shared) -> Any:
         x, keep, params = by_row

@@ -12,7 +12,6 @@ from .._core.mapping import Mapping, with_rest
 from .._core.names import as_mapping
 from .._core.of_another import OfAnother
 from .._core.typing import Parameter
-from .softmax import Softmax
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,7 +41,7 @@ class Sink(OfAnother):
     np.int64(-1)
     """
 
-    mapping: Mapping | str = dataclasses.field(default_factory=Softmax)
+    mapping: Mapping | str = "softmax"
     score: Parameter = 0.0
 
     name = "sink"
