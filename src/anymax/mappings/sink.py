@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any, ClassVar
 
-from .._array import Array, Namespace, as_dtype, check_number, is_array
+from .._array import Array, Namespace, as_dtype, check_number, is_array, without_autocast
 from .._core.facts import Facts
 from .._core.mapping import Mapping, with_rest
 from .._core.names import as_mapping
@@ -69,7 +69,8 @@ class Sink(OfAnother):
     def with_hidden(self, x: Array, xp: Namespace) -> tuple[Mapping, Array]:
         score = self.score if is_array(self.score) else self.score + xp.zeros_like(x[..., :1])
         score = xp.broadcast_to(as_dtype(score, x.dtype, xp), (*x.shape[:-1], 1))
-        return self.over_all, xp.concat([x, score], axis=-1)
+        with without_autocast(x):  # which has no rule for arrays of fp16 beside bf16
+            return self.over_all, xp.concat([x, score], axis=-1)
 
     @property
     def facts(self) -> Facts:
