@@ -324,15 +324,15 @@ def test_a_layer_with_a_support_a_teacher_and_further_losses():
 
         layers(taught, teach, score)
     x, w, b = numbers(1, *ROWS, 5), numbers(2, N, 5), numbers(3, N)
-    for mapping, more in ((A.Sink(), {"z_loss": 0.1}), (A.Sink("sparsemax", 0.5), {"suppress": 0.3})):
-        want = A.linear_loss(x, w, TOKENS, mapping, linear_bias=b, **more)
 
-        def further(group):
-            part = lambda a: cut(a, (20, 17), group.rank)  # noqa: E731
-            return D.linear_loss(x, part(w.T).T, TOKENS, mapping, linear_bias=part(b), group=group, **more)
+    def further(group, mapping=A.Sink(), **more):  # noqa: B008
+        part = lambda a: cut(a, (20, 17), group.rank)  # noqa: E731
+        return D.linear_loss(x, part(w.T).T, TOKENS, mapping, linear_bias=part(b), group=group, **more)
 
-        for value in together(2, further):
-            same(value, want)
+    for value in together(2, lambda group: further(group, z_loss=0.1)):
+        same(value, A.linear_loss(x, w, TOKENS, A.Sink(), linear_bias=b, z_loss=0.1))
+    with pytest.raises(ValueError, match="the sink is none of them"):
+        together(2, lambda group: further(group, A.Sink("sparsemax", 0.5), suppress=0.3))
 
 
 def test_a_margin_head_with_a_sink():

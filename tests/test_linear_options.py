@@ -143,6 +143,7 @@ REFUSED = {
     "smoothing of 2": (lambda: A.linear_loss(X, W, [0, 1], label_smoothing=2), ValueError, "from 0 to 1"),
     "a least probability of 1": (lambda: A.linear_loss(X, W, [0, 1], least=1.0), ValueError, "from 0 to below 1"),
     "a least probability of sparsemax": (lambda: A.linear_loss(X, W, [0, 1], Sparsemax(), least=0.1), ValueError, "to softmax only"),
+    "a sink to suppress": (lambda: A.linear_loss(X, W, [0, 1], A.Sink(Sparsemax()), suppress=0.1), ValueError, "the sink is none of"),
     "an unknown reduction": (lambda: A.linear_loss(X, W, [0, 1], reduction="average"), ValueError, "reduction must be"),
     "a fraction of a class": (lambda: A.linear_loss(X, W, [0, 1], chunk=2.5), TypeError, "the number of classes at a time"),
     "no classes at a time": (lambda: A.linear_loss(X, W, [0, 1], chunk=0), ValueError, "at least 1"),

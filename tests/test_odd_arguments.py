@@ -1,5 +1,6 @@
 """Odd arguments: one sentence each, in words of ours."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -8,6 +9,7 @@ from test_first_guesses import Model, X, Y, same
 
 import anymax as am
 from anymax import Sparsemax
+from anymax._array import like
 
 
 class Column:
@@ -177,3 +179,77 @@ def test_loss_modules_take_weights_as_a_list():
     same(
         am.nn.Loss("softmax", weight=[1.0, 2.0, 3.0])(x, y), am.nn.Loss("softmax", torch.tensor([1.0, 2.0, 3.0]))(x, y)
     )
+
+
+# -- a parameter of a user's map may have any name ------------------------------------------------------------------------------
+
+
+NAMES = (
+    "keep",
+    "x",
+    "target",
+    "weight",
+    "bias",
+    "mask",
+    "tau",
+    "index",
+    "value",
+    "static",
+    "mapping",
+    "options",
+    "dim",
+)
+DRAW = np.random.default_rng(0)
+FEATURES, WEIGHT, KEEP, OF_ROWS = (
+    DRAW.normal(size=(6, 4)),
+    DRAW.normal(size=(5, 4)),
+    DRAW.random((6, 5)) < 0.8,
+    DRAW.random((6, 1)),
+)
+TARGET, SCORES, ROW = KEEP.argmax(1), FEATURES @ WEIGHT.T, np.array([0, 0, 0, 1, 1, 2])
+
+
+def named(name):
+    """exp(c tanh(x)) by its sum, where c is a parameter of this name."""
+
+    def weights(self, x, keep, xp):
+        c = like(getattr(self, name), x, xp)
+        u = xp.exp(c * xp.tanh(x))
+        return u, u * c * (1 - xp.tanh(x) ** 2)
+
+    facts = am.Facts(monotone=True, shift_invariant=False, sparse=False, has_potential=False)
+    space = {"facts": facts, "name": "own", "formula": "", "weights": weights, "__annotations__": {name: object}}
+    return dataclasses.dataclass(frozen=True, eq=False)(type("Own", (am.RatioMap,), space))
+
+
+CALLS = {
+    "apply": lambda m, a: am.apply(m(a(OF_ROWS)), a(SCORES), mask=a(KEEP)),
+    "log p": lambda m, a: am.log_prob(m(a(OF_ROWS)), a(SCORES), a(TARGET), mask=a(KEEP)),
+    "nll": lambda m, a: am.nll(m(a(OF_ROWS)), a(SCORES), a(TARGET), a(np.arange(1.0, 6.0)), label_smoothing=0.1),
+    "linear_loss": lambda m, a: am.linear_loss(
+        a(FEATURES), a(WEIGHT), a(TARGET), m(a(OF_ROWS)), mask=a(KEEP), linear_bias=a(WEIGHT[:, 0]), chunk=2, reduction="none"
+    ),
+    "linear_log_prob_entropy": lambda m, a: am.linear_log_prob_entropy(a(FEATURES), a(WEIGHT), a(TARGET), m(a(OF_ROWS)))[1],
+    "linear_loss of a sink": lambda m, a: am.linear_loss(a(FEATURES), a(WEIGHT), a(TARGET), am.Sink(m(a(OF_ROWS)))),
+    "segments": lambda m, a: am.segment_apply(m(a(OF_ROWS[0, 0])), a(SCORES[:, 0]), index=a(ROW), num_segments=3),
+    "attention": lambda m, a: am.attention(*[a(SCORES[None])] * 3, m(a(OF_ROWS[None]))),
+    "over processes": lambda m, a: am.distributed.linear_loss(a(FEATURES), a(WEIGHT), a(TARGET), m(a(OF_ROWS)), mask=a(KEEP)),
+    "Activation": lambda m, a: am.nn.Activation(m(a(OF_ROWS)))(a(SCORES)),
+    "Loss": lambda m, a: am.nn.Loss(m(a(OF_ROWS)))(a(SCORES), a(TARGET)),
+}  # fmt: skip
+OF_TORCH = ("over processes", "Activation", "Loss")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_parameter_of_a_map_may_have_any_name(call, name, one_process):
+    torch, compute = pytest.importorskip("torch"), CALLS[call]
+    for array in (torch.tensor,) if call in OF_TORCH else (np.array, torch.tensor):
+        np.testing.assert_allclose(compute(named(name), array), compute(named("own"), array), err_msg=str(array))
+
+
+@pytest.mark.parametrize("name", ["keep", "x", "weight"])
+def test_a_parameter_of_a_map_may_have_any_name_in_jax(name):
+    array = pytest.importorskip("jax").numpy.asarray
+    compute = CALLS["linear_loss"]
+    np.testing.assert_allclose(compute(named(name), array), compute(named("own"), np.array), rtol=1e-5)

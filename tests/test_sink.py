@@ -127,6 +127,21 @@ def test_under_compile_vmap_and_jax():
     np.testing.assert_allclose(slope, s.grad, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("scores", "autocast"), [("float16", "bfloat16"), ("bfloat16", "float16")])
+def test_under_an_autocast_of_another_half(scores, autocast):
+    """torch has no rule for joining arrays of both."""
+    x, dtype = torch.tensor(X).to(getattr(torch, scores)), getattr(torch, autocast)
+    calls = (
+        lambda: am.apply(am.Sink(), x),
+        lambda: am.fenchel_young(am.Sink("sparsemax"), x, torch.tensor([0, -1, 3, 2, -1])),
+        lambda: am.segment_apply(am.Sink(), x[:, 0], index=torch.tensor([0, 0, 1, 1, 1]), num_segments=2),
+    )
+    for call in calls:
+        with torch.autocast("cpu", dtype):
+            got = call()
+        torch.testing.assert_close(got.double(), call().double(), rtol=0.01, atol=0.01)
+
+
 def test_a_draw_of_the_sink_is_minus_one():
     """As often as its probability says, also where the classes left are cut, and with its log p."""
     x = np.tile([-1.0, 0.0, -3.0], (40_000, 1))

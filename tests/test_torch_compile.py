@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import shutil
 
+import numpy as np
 import pytest
 from cases import takes_an_index, whole
+from laws import close
 
 torch = pytest.importorskip("torch")
 
@@ -321,3 +323,58 @@ def test_functions_compile_with_the_options_of_their_signatures():
     found = compiled(A.threshold, "eager")(Sparsemax(), x)
     assert type(found) is A.thresholds.Threshold
     torch.testing.assert_close(found.tau, A.threshold(Sparsemax(), x).tau)
+
+
+# -- operands that are no tensors, and maps made inside ------------------------------------------------------------------------
+
+
+Q = scores(1, (2, 4, 5, 4))
+ATTENTION = A.nn.Attention(8, 2, A.Sink("sparsemax", score=0.3))
+PACKED = torch.tensor([0, 3, 5])
+EIGHT = scores(2, (4, 8))
+WHOLE = {
+    "a sink made inside": lambda: A.attention(Q, Q, Q, A.Sink("softmax", score=0.5)),
+    "a number": lambda: A.attention(Q, Q, Q, sink=0.2),
+    "an array": lambda: A.attention(Q, Q, Q, sink=np.arange(4.0)),
+    "packed": lambda: A.attention_varlen(*[Q[0].movedim(0, 1)] * 3, PACKED, PACKED, 3, 3, mapping=A.Sink()),
+    "nn.Attention": lambda: ATTENTION(*[EIGHT[None]] * 3)[0].detach(),
+    "Sink()": lambda: A.apply(A.Sink(), EIGHT),
+    "mask": lambda: A.apply("sparsemax", EIGHT, mask=np.arange(8) > 2),
+    "target": lambda: A.sparsemax_loss(EIGHT, np.array([0, 1, 2, 3])),
+    "target and weight": lambda: A.linear_loss(EIGHT, EIGHT, np.array([0, 1, 2, 3]), weight=np.arange(1.0, 5.0)),
+    "a distribution": lambda: A.fenchel_young("sparsemax", EIGHT, np.full((4, 8), 0.125, "float32")),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_numbers_and_arrays_beside_tensors_compile_whole(name):
+    close(compiled(WHOLE[name], "eager")(), WHOLE[name](), 1e-5)
+
+
+@pytest.mark.whole
+def test_inductor_computes_the_same():
+    """Maps, losses, attention and an output layer in one program, which gcc compiles."""
+    w, y, q = scores(3, (8, 8)), torch.tensor([0, 1, 2, 3]), scores(4, (1, 2, 4, 4))
+
+    def f(x, q):
+        maps = (
+            "softmax",
+            "entmax15",
+            A.Entmax(1.3),
+            A.Budget(2),
+            "taylor",
+            A.SparseSoftmax(k=2),
+            A.Sink("sparsemax", 0.2),
+        )
+        loss = (
+            A.cross_entropy(x, y) + A.entmax15_loss(x, y) + A.nll("taylor", x, y) + A.linear_loss(x, w, y, "entmax15")
+        )
+        out = A.attention(q, q, q, "entmax15", is_causal=True) + A.attention(q, q, q, sink=0.2)
+        ragged = A.segment_apply("entmax15", x[:, 0], index=y // 2, num_segments=2)
+        return sum((A.apply(m, x) ** 2).sum() for m in maps) + loss + (out**2).sum() + (ragged**2).sum()
+
+    got, want = ([a.requires_grad_() for a in (EIGHT.clone(), q.clone())] for _ in range(2))
+    a, b = torch.compile(f, fullgraph=True)(*got), f(*want)
+    close(a, b, 1e-4)
+    for d, e in zip(torch.autograd.grad(a, got), torch.autograd.grad(b, want)):
+        close(d, e, 1e-4)

@@ -128,12 +128,15 @@ def like(value: Any, x: Array, xp: Namespace) -> Any:
     return as_dtype(value, x.dtype, xp)
 
 
+_BY_TORCH = (list, tuple, int, float, np.ndarray)  # what torch makes a tensor of while it compiles
+
+
 def beside(value: Any, rows: Array, name: str, xp: Namespace) -> Array:
     """A target, weight or mask as an array of the scores' framework, on their device.
 
     A tensor on another device is an error, before a kernel reads its address; one number in the CPU's memory is moved, as torch does.
     """
-    if is_torch(rows) and isinstance(value, (list, tuple)) and compiling():  # torch.compile can't trace NumPy's dtypes
+    if is_torch(rows) and isinstance(value, _BY_TORCH) and compiling():  # torch.compile can't trace NumPy's dtypes
         return xp.asarray(value, device=rows.device)
     value = asarray(value, name)
     if is_torch(value) and not is_torch(rows):

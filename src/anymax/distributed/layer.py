@@ -138,7 +138,7 @@ def linear_loss(
     who = agreement.who
     read = LossOptions.read(who, weight, options)
     layer = _layer(arguments, given)
-    z_loss, suppress = further_losses(who, layer.mapping.over_all, *further)
+    z_loss, suppress = further_losses(who, layer.mapping.over_all, layer.mapping.hides_a_class, *further)
     xp, lead, n, rows, shared = namespace(layer.x), layer.lead, layer.classes, layer.rows, agreement.group
     refuse_sharded(who, None, target=target)
     target = _array.beside(target, layer.x, "target", xp)

@@ -62,8 +62,8 @@ def elementwise(who: str, transform: Any, why: str, instead: str) -> tuple[Trans
     return tuple(out)
 
 
-def further_losses(who: str, mapping: Mapping, z_loss: Any, suppress: Any) -> tuple[float, float]:
-    """The factors `z_loss` and `suppress` of `linear_loss`, checked."""
+def further_losses(who: str, mapping: Mapping, hides: bool, z_loss: Any, suppress: Any) -> tuple[float, float]:
+    """The factors `z_loss` and `suppress` of `linear_loss`, checked. hides: the caller's map hides one of the classes of this map."""
     z_loss, suppress = (
         float(
             _array.check_scalar(f"{who}: {name}", value, lambda v: 0 <= v < math.inf, "a finite number of at least 0")
@@ -75,6 +75,10 @@ def further_losses(who: str, mapping: Mapping, z_loss: Any, suppress: Any) -> tu
     if suppress and not mapping.facts.sparse:
         raise ValueError(
             f"{who}: suppress= applies to maps that give classes probability 0, such as sparsemax; leave it out with {mapping!r}"
+        )
+    if suppress and hides:
+        raise ValueError(
+            f"{who}: suppress= lowers the scores of classes with probability 0, and the sink is none of them; leave one of the two out"
         )
     return z_loss, suppress
 

@@ -109,7 +109,7 @@ def linear_loss(
         For a sparse map, the factor of a second loss that lowers the scores of the classes with probability 0, as in
         Sparsemax+: `(1 - s_t) * -log(1 - s_0)`, where s is the softmax of the scores, s_t the share of the target, held
         constant, and s_0 that of all classes with probability 0 but the target. Its gradient reaches all classes. It needs
-        class indices.
+        class indices, and a map without a sink, whose score it would lower as well.
     z_loss
         The factor of tau squared, which is added to the loss of each row and keeps the scores from drifting. tau is the threshold of
         the map, for softmax logsumexp. Class weights apply to it, and to `suppress`, as to the loss.
@@ -181,7 +181,7 @@ def _read(
     least = _array.check_scalar(f"{who}: least", least, lambda v: 0 <= v < 1, "a probability, from 0 to below 1")
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
-    z_loss, suppress = further_losses(who, layer.mapping, z_loss, suppress)
+    z_loss, suppress = further_losses(who, layer.mapping, layer.hides_a_class, z_loss, suppress)
     per_row = RowLoss(
         who, row_transforms(who, transform), float(options.label_smoothing), least=float(least), z_loss=z_loss, suppress=suppress
     )  # fmt: skip

@@ -6,13 +6,12 @@ import dataclasses
 import math
 from typing import Any, ClassVar
 
-from .._array import AT_LEAST_0, Array, Namespace, Range, Ranges, as_dtype, is_array, nan_outside
+from .._array import AT_LEAST_0, Array, Namespace, Range, Ranges, as_dtype, is_array, nan_outside, without_autocast
 from .._core.facts import Facts
 from .._core.mapping import Mapping, with_rest
 from .._core.names import as_mapping
 from .._core.of_another import OfAnother
 from .._core.typing import Parameter
-from .softmax import Softmax
 
 _SCORE = Range(-math.inf, math.inf, "low")  # -inf: no sink
 
@@ -47,7 +46,7 @@ class Sink(OfAnother):
     np.int64(-1)
     """
 
-    mapping: Mapping | str = dataclasses.field(default_factory=Softmax)
+    mapping: Mapping | str = "softmax"
     score: Parameter = 0.0
     bound: Parameter | None = None
 
@@ -84,7 +83,8 @@ class Sink(OfAnother):
     def with_hidden(self, x: Array, xp: Namespace) -> tuple[Mapping, Array]:
         score = self.score if is_array(self.score) else self.score + xp.zeros_like(x[..., :1])
         score = xp.broadcast_to(as_dtype(score, x.dtype, xp), (*x.shape[:-1], 1))
-        return self.inner.for_one_more(x, nan_outside(self.bound, AT_LEAST_0), xp), xp.concat([x, score], axis=-1)
+        with without_autocast(x):  # which has no rule for arrays of fp16 beside bf16
+            return self.inner.for_one_more(x, nan_outside(self.bound, AT_LEAST_0), xp), xp.concat([x, score], axis=-1)
 
     @property
     def facts(self) -> Facts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ class OfMapping(nn.Module):
     """A module that registers the tensors of a mapping."""
 
     prefix = ""  # is put before the tensors' names
+    own: ClassVar[tuple[str, ...]] = ()  # names that the module uses itself, where there is no prefix
 
     def __init__(self, mapping: Mapping | str, learn: str | None, bounds: tuple[float, float]) -> None:
         super().__init__()
@@ -26,13 +27,16 @@ class OfMapping(nn.Module):
         self._constants = mapping.constants()
         self._tensors = tuple(mapping.params())
         self.learn, self.bounds = learn, bounds
+        taken = {*dir(self), *self.own}
+        places = {name: self.prefix + name for name in mapping.params()}
+        self._places = {name: f"map_{place}" if place in taken else place for name, place in places.items()}
         for name, value in mapping.params().items():
             if name == learn:
                 continue
             if isinstance(value, nn.Parameter):
-                self.register_parameter(self.prefix + name, value)
+                self.register_parameter(self._places[name], value)
             else:
-                self.register_buffer(self.prefix + name, torch.as_tensor(value))
+                self.register_buffer(self._places[name], torch.as_tensor(value))
         if learn is not None:
             self._make_learnable(mapping, learn, bounds)
 
@@ -60,7 +64,7 @@ class OfMapping(nn.Module):
         """The map with the module's current tensors, for any function of anymax."""
         if self._fixed is not None:
             return self._fixed
-        values = {name: getattr(self, self.prefix + name) for name in self._tensors}
+        values = {name: getattr(self, self._places[name]) for name in self._tensors}
         if self.learn is not None:
             low, high = self.bounds
             values[self.learn] = low + (high - low) * torch.sigmoid(getattr(self, f"raw_{self.learn}"))

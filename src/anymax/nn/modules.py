@@ -45,6 +45,8 @@ class Activation(OfMapping):
     1.5
     """
 
+    own = ("dim",)
+
     @check_keywords({"axis": "say dim="})
     def __init__(
         self,
@@ -100,6 +102,7 @@ class Loss(OfMapping):
     """
 
     weight: Tensor | None
+    own = ("weight", "options")
 
     @check_keywords({"axis": "say dim="})
     def __init__(

@@ -14,7 +14,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array import Array, device_of, fit_axes, from_last, is_array, is_torch, namespace, running_sum, to_last
+from .._array import (
+    Array,
+    device_of,
+    fit_axes,
+    from_last,
+    is_array,
+    is_torch,
+    namespace,
+    running_sum,
+    to_last,
+    without_autocast,
+)
 from .._core.mapping import Mapping
 from .layout import Segments
 
@@ -137,7 +148,8 @@ def _first(rows: Array, width: int) -> Array:
 def _joined(parts: list[Array]) -> Array:
     """Concatenate along the last axis. torch can batch `cat` over gradients, but not `concat`."""
     if is_torch(parts[0]):
-        return sys.modules["torch"].cat(parts, -1)
+        with without_autocast(parts[0]):
+            return sys.modules["torch"].cat(parts, -1)
     return namespace(parts[0]).concat(parts, axis=-1)
 
 
@@ -157,7 +169,8 @@ def segments_of(rows: PaddedRows, parts: list[Array], empty: Any) -> Array:
     """Numbers [..., rows] of each bucket as [..., segments]; `empty` for a segment without entries."""
     one, xp = parts[0], namespace(parts[0])
     none = xp.full((*one.shape[:-1], 1), empty, dtype=one.dtype, **device_of(one))
-    return _take(xp.concat([*parts, none], axis=-1), rows.row)
+    with without_autocast(one):
+        return _take(xp.concat([*parts, none], axis=-1), rows.row)
 
 
 def of_segments(value: Any, rows_axis: int, shape: tuple[int, ...], name: str) -> Any:
