@@ -2,7 +2,10 @@
 
 import copy
 import dataclasses
+import importlib
+import inspect
 import pickle
+import pkgutil
 import re
 import subprocess
 import sys
@@ -520,14 +523,65 @@ def test_a_module_without_its_package_says_what_to_install(module, missing, word
 import sys
 sys.modules[{missing!r}] = None
 import anymax
+import importlib
 try:
-    anymax.{module}
+    importlib.import_module("anymax.{module}")
     anymax.plot.curves()
 except ImportError as error:
     print(error)
+if {module!r} != "plot":
+    assert not hasattr(anymax, {module!r})
+    try:
+        anymax.{module}
+    except AttributeError as error:
+        print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == words
+    assert set(done.stdout.splitlines()) == {words}
+
+
+ALONE = """
+import importlib.abc, inspect, pkgutil, pydoc, sys
+
+class Alone(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in sys.stdlib_module_names and top not in ("numpy", "array_api_compat", "anymax"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Alone())
+import anymax
+
+absent = ["hf", "nn", "numpyro", "sklearn", "vllm"]  # of what `dir(anymax)` lists
+public = [name for _, name, _ in pkgutil.iter_modules(anymax.__path__) if not name.startswith("_")]
+lacking = []
+for name in ["anymax", *(f"anymax.{name}" for name in public)]:
+    try:
+        assert len(pydoc.render_doc(name)) > 500
+    except pydoc.ErrorDuringImport as error:
+        assert "install it with: pip install 'anymax[" in str(error), error
+        lacking.append(name)
+    else:
+        assert {each for each, _ in inspect.getmembers(sys.modules[name])} >= {*dir(sys.modules[name])} - {*absent}, name
+print(*lacking)
+"""
+
+
+def test_help_with_numpy_alone():
+    """`help`, `pydoc` and `inspect.getmembers` go over all names."""
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == [f"anymax.{name}" for name in ("hf", "nn", "numpyro", "sklearn", "vllm")]
+
+
+@pytest.mark.whole(lambda name: name in (".hf", ".nn", ".numpyro", ".sklearn", ".vllm"))
+@pytest.mark.parametrize(
+    "name", [f".{m.name}" for m in pkgutil.iter_modules(am.__path__) if not m.name.startswith("_")]
+)
+def test_every_name_that_a_module_lists_is_there(name):
+    module = importlib.import_module(name, "anymax")
+    listed = set(dir(module))
+    assert {each for each, _ in inspect.getmembers(module)} == listed >= set(getattr(module, "__all__", ()))
 
 
 # -- options in the wrong place ----------------------------------------------------------------------------------------------------

@@ -267,7 +267,7 @@ ASKED = {
     "_array.kinds": {"torch", "x"}, "_array.dtypes": {"xp"}, "_array.tracing": {"jax.lax", "lax"},
     "contract.on_numpy": {"m"}, "contract.on_frameworks": {"jax"}, "kernels.library": {"threadpoolctl", "os"},
     "transforms.configs": {"kind"},  # vLLM's SamplingParams is a msgspec.Struct
-    "hf.tokens": {"model", "config"}, "_core.options": {"function"},
+    "hf.head": {"model", "config"}, "_core.options": {"function"},
     "nn.base": {"self"},  # torch's Module has names of its own, which a parameter of a map may have too
     "sklearn.classes": {"self"}, "sklearn.labels": {"self"}, "sklearn.distributions": {"self"},  # as scikit-learn has it: fitted or not
 }  # fmt: skip

@@ -273,6 +273,8 @@ def test_outside_of_jit_one_program_serves_every_number(mapping):
         np.testing.assert_allclose(A.apply(m, x), A.apply(m, np.asarray(x)), atol=1e-6)
         jax.grad(lambda x: (A.apply(m, x) ** 2).sum())(x)
         jax.vmap(lambda x: A.apply(m, x))(x)
+        if m.has_threshold:
+            np.testing.assert_allclose(A.threshold(m, x).tau, A.threshold(m, np.asarray(x)).tau, rtol=1e-5)
         if mapping is not Budget:
             loss = A.fenchel_young(m, x, y)
             np.testing.assert_allclose(loss, A.fenchel_young(m, np.asarray(x), np.asarray(y)), rtol=1e-5)

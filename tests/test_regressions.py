@@ -10,6 +10,7 @@ from kinds import KINDS, back
 
 import anymax as am
 from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Softmax, Sparsemax, SparseSoftmax
+from anymax.functional import verbs
 from anymax.kernels import native
 
 torch = pytest.importorskip("torch")
@@ -60,6 +61,27 @@ def test_a_budget_of_another_shape_has_no_kernel_of_the_linear_one(shape):
     np.testing.assert_array_equal(am.apply(f"budget:k=2,shape={shape}", x), am.budget(x, 2, shape=shape))
     with pytest.raises(ValueError, match=r"shape must be one of 'linear', 'sigmoid', 'laplace', got 'normal'"):
         Budget(2, "normal")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: am.budget(x, 2, shape="sigmoid"),
+        lambda x: am.budget(x, 2, shape="laplace"),
+        lambda x: am.perturb_max(x, "logistic", scale=0.7),
+        lambda x: am.normmax(x, 2.5),
+        lambda x: am.entmax(x, 1.31),
+        lambda x: am.taylor_softmax(x, 4),
+    ],
+    ids=["sigmoid", "laplace", "perturb_max", "normmax", "entmax", "taylor"],
+)
+def test_the_map_of_a_repeated_call_is_made_once(call):
+    x = np.zeros(3)
+    call(x)
+    made = verbs._cached_map.cache_info()
+    call(x)
+    now = verbs._cached_map.cache_info()
+    assert (now.misses, now.hits) == (made.misses, made.hits + 1)
 
 
 @pytest.mark.parametrize("shape", ["sigmoid", "laplace"])

@@ -251,7 +251,10 @@ if not TYPE_CHECKING:  # type checkers see only the names that are imported abov
         if name in _LATE:
             import importlib
 
-            return importlib.import_module(f".{name}", __name__)
+            try:
+                return importlib.import_module(f".{name}", __name__)
+            except ImportError as error:  # of an extra; `hasattr`, `help` and `inspect` go on after this error alone
+                raise AttributeError(str(error), name=name) from error
         if name in _LATE_NAMES:
             import importlib
 

@@ -169,7 +169,13 @@ def _slope_shape(x: Any, tau: Any, *others: Any, transposed: bool, **facts: Any)
 # <p - y, v> for each row, transposed v (p - y); the backward kernel recomputes p from the scores
 _slope = linear_primitive("anymax_slope", 3, _slope_shape, _slope_value, _slope_plain)
 
+
+def _threshold(static: Static, params: dict[str, Array], x: Array) -> Array:
+    return reference.threshold(static.mapping(params), x)
+
+
 _compiled = jax.jit(_apply, static_argnums=(0,))
+_compiled_threshold = jax.jit(_threshold, static_argnums=(0,))
 _compiled_loss = jax.jit(_loss, static_argnums=(0,))
 _compiled_index = jax.jit(_index, static_argnums=(0,))
 
@@ -251,6 +257,11 @@ class JaxBridge(Bridge):
 
     def quick(self) -> Any:
         return _quick
+
+    def threshold(self, mapping: Mapping, x: Array) -> Array:
+        if mapping.hides_a_class:
+            return self.threshold(*mapping.with_hidden(x, jnp))
+        return _run(_compiled_threshold, _opened(mapping, x), x)
 
     def loss(self, mapping: Mapping, x: Array, y: Array) -> Array:
         return _run(_compiled_loss, _opened(mapping, x), x, y)

@@ -101,6 +101,8 @@ def _json(text: str) -> list[list[float]] | None:
         found = json.loads(text)
     except json.JSONDecodeError:
         return None
+    except RecursionError:  # of Python's own reader
+        raise ValueError("its brackets are nested too deep; a list has scores, or lists of them") from None
     rows = found if all(isinstance(row, list) for row in found) else [found]
     return [_numbers([str(v) for v in row], f"list {i}") for i, row in enumerate(rows, start=1)]
 

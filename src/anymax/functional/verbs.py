@@ -190,18 +190,22 @@ _APPLY, _LOG_APPLY = option_names(apply), option_names(log_apply)
 _SOFTMAX, _SPARSEMAX, _ENTMAX15 = Softmax(), Sparsemax(), Entmax(1.5)
 
 
+_REPEATED = frozenset((float, int, str, type(None)))  # kinds of parameters that calls repeat
+
+
 @functools.lru_cache(maxsize=256, typed=True)  # typed, since Taylor accepts 2 and rejects 2.0
-def _cached_map(kind: Any, value: Any) -> Mapping:
-    return kind(value)
+def _cached_map(kind: type[Mapping], value: Any, **more: Any) -> Mapping:
+    return kind(value, **more)
 
 
-def _map_of(kind: Any, value: Any) -> Mapping:
-    """kind(value), from a cache if value is a Python number, since calls repeat it.
+def _map_of(kind: type[Mapping], value: Any, **more: Any) -> Mapping:
+    """kind(value, ...), from a cache if no parameter is an array.
 
     Functions without a parameter have the axis where the others have `value`, so an error hints at it.
     """
+    repeated = type(value) in _REPEATED and (not more or _REPEATED.issuperset(map(type, more.values())))
     try:
-        return _cached_map(kind, value) if type(value) in (float, int) and not _dynamo() else kind(value)
+        return _cached_map(kind, value, **more) if repeated and not _dynamo() else kind(value, **more)
     except (TypeError, ValueError) as error:
         hint = f"; did you mean axis={value}?" if type(value) is int and value < 2 else ""
         raise type(error)(f"{error}{hint}") from None
@@ -410,7 +414,7 @@ def perturb_max(
     >>> anymax.perturb_max([2.0, 1.0, -1.0], noise="normal").round(3)
     array([0.756, 0.237, 0.007])
     """
-    mapping = _map_of(functools.partial(PerturbMax, nodes=nodes, scale=scale), noise)
+    mapping = _map_of(PerturbMax, noise, nodes=nodes, scale=scale)
     return apply(mapping, x, axis, **check_options("perturb_max", _APPLY, options))
 
 
@@ -457,8 +461,8 @@ def budget(
     >>> anymax.budget([2.0, 1.0, 0.5, -1.0], k=2, shape="sigmoid").round(3)
     array([0.793, 0.585, 0.461, 0.16 ])
     """
-    kind = Budget if shape == "linear" else functools.partial(Budget, shape=shape)  # type: ignore[arg-type]
-    return apply(_map_of(kind, k), x, axis, **check_options("budget", _APPLY, options))
+    mapping = _map_of(Budget, k) if shape == "linear" else _map_of(Budget, k, shape=shape)
+    return apply(mapping, x, axis, **check_options("budget", _APPLY, options))
 
 
 def _store(p: Array, out: Any) -> Array:

@@ -41,7 +41,7 @@ class Head(NamedTuple):
                 "give hidden states and the weight of a head to anymax.linear_log_prob_entropy"
             )
         more = [name for name, _ in layer.named_parameters() if name not in ("weight", "bias")]
-        adapters = (getattr(m, "active_peft_config", None) for m in wrappers)
+        adapters = (getattr(one, "active_peft_config", None) for one in wrappers)
         if more or any(getattr(a, "is_prompt_learning", False) for a in adapters):
             what = f"its output layer has further parameters, {', '.join(more)}" if more else "it learns its prompt"
             raise TypeError(
