@@ -248,3 +248,26 @@ def test_draws_are_those_of_one_draw(kind, verb):
             of_each = np.take_along_axis(logs(q), np.where(index < 0, 6, index).T, -1).T
             for log_p in (found.log_prob, found.full_log_prob):
                 np.testing.assert_allclose(back(log_p), of_each, atol=1e-4 if kind == "jax" else 1e-11, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("make", "value"),
+    [
+        (Bounded, [0.1, 0.2, 0.05, 0.3, 0.1, 0.15]), (lambda u: Bounded(u, 1.5), 0.12), (Budget, 2.5), (lambda k: Sink(Budget(k)), 1.5),
+        (lambda s: Softpick(), 0.0),
+    ],
+)  # fmt: skip
+def test_gradients_are_those_of_one_draw(make, value):
+    """In the scores and in a learned bound or mass, of the entropy, a divergence and a loss."""
+    import torch
+
+    x = torch.tensor(X[[0, 2, 3]], dtype=torch.float64).clamp(min=-3.0).requires_grad_()
+    v = torch.tensor(value, dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([2, 0, 3])
+
+    def f(x, v):
+        m = make(v)
+        d = A.likelihood.kl(m, x, Sink(), torch.zeros_like(x))
+        return A.log_prob_entropy(m, x, y)[1], d, A.smoothed_nll(m, x, y, epsilon=0.1, reduction="none")
+
+    assert torch.autograd.gradcheck(f, (x, v))

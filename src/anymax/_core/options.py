@@ -116,15 +116,25 @@ def _by_a_transform(who: str, takes: tuple[str, ...], name: str) -> str | None:
     return None if name in ("temperature", "T") else f"put the scores through {transform} first"
 
 
-def refuse_as_transforms(who: str, options: dict[str, Any], transforms: Iterable[str]) -> None:
-    """An error for options of a function that takes transforms, which have these names."""
-    for name, value in options.items():
-        write = (
-            f"anymax.transforms.{name}({value!r})"
-            if name in transforms
-            else _TRANSFORMS.get(name, ("transforms", ""))[0]
-        )
-        raise TypeError(f"{who} takes transforms, and no options, got {name}={value!r}; write {who}({write})")
+def takes_transforms(names: Iterable[str]) -> Callable[[Function], Function]:
+    """Decorate a function of transforms, which have these names, so that one given as an option raises an error that says what to write."""
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def call(*transforms: Any, **options: Any) -> Any:
+            for name, value in options.items():
+                write = (
+                    f"anymax.transforms.{name}({value!r})"
+                    if name in names
+                    else _TRANSFORMS.get(name, ("transforms", ""))[0]
+                )
+                who = function.__name__
+                raise TypeError(f"{who} takes transforms, and no options, got {name}={value!r}; write {who}({write})")
+            return function(*transforms)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
 
 
 _FIELD_HINTS = {  # names that newcomers give to a map when they construct it

@@ -91,7 +91,8 @@ def log_prob(
     Array
         An array of the kind of x and of the shape of y; fp32 for scores in half precision. -inf where p is 0, with the
         gradient of the map's loss, `e_y - p` (0 for a masked class), which leads back to the support. NaN in a row with NaN
-        or +inf. The probabilities of a map whose sum is k (`Budget`) are divided by k, as in `sample`.
+        or +inf. It is that of one draw, as in `sample`: probabilities that sum to k (`Budget`), or to less than 1 (`Bounded`, where
+        the bounds leave too little), are divided by their sum. A map that gives no distribution (`Elementwise`, `Ranks`) is an error.
 
     Examples
     --------

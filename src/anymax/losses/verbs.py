@@ -69,7 +69,8 @@ def nll(
 ) -> ArrayT:
     """The negative log-likelihood of a map, `-log p_t` of the target: +inf where its probability is exactly 0.
 
-    For maps without exact zeros. With softmax it is the cross-entropy; a sparse map is better trained with `fenchel_young`.
+    For maps without exact zeros. With softmax it is the cross-entropy; a sparse map is better trained with `fenchel_young`. p_t is that
+    of one draw, as in `anymax.log_prob`: with `Budget(k)` p divided by k. A map that gives no distribution (`Elementwise`) is an error.
 
     Examples
     --------

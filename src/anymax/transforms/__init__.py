@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._core.elsewhere import answering
 from .._core.mapping import Mapping
-from .._core.options import refuse_as_transforms
+from .._core.options import takes_transforms
 from .adaptive import mink, pless, toph
 from .base import Composed, Transform, is_function
 from .configs import Configured, from_config
@@ -38,7 +38,8 @@ if not TYPE_CHECKING:
     __getattr__ = answering(__name__, __all__)
 
 
-def compose(*transforms: Callable[[Any], Any], **options: Any) -> Composed:
+@takes_transforms(__all__)
+def compose(*transforms: Callable[[Any], Any]) -> Composed:
     """Apply transforms from left to right; `compose()` changes nothing.
 
     Use it to write down what a sampler does to its scores. The order matters; the page "Decoding" shows the order of other libraries.
@@ -58,7 +59,6 @@ def compose(*transforms: Callable[[Any], Any], **options: Any) -> Composed:
     >>> compose(temperature(2.0), compose(topk(3), minp(0.1)))
     compose(temperature(T=2.0), topk(k=3), minp(p=0.1))
     """
-    refuse_as_transforms("compose", options, __all__)
     flat: list[Callable[[Any], Any]] = []
     for t in transforms:
         if not is_function(t):
