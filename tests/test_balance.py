@@ -26,7 +26,7 @@ GROUPS = {
 }
 METHODS = {
     "quantile": [{"iterations": 30}],
-    "sign": [{"method": "sign", "step": 0.03 * 0.94**i} for i in range(90)],
+    "sign": [{"method": "sign", "step": 0.03 * 0.95**i} for i in range(110)],
 }
 
 
