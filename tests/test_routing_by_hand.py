@@ -107,7 +107,7 @@ def test_routes_token_by_token_in_jax():
         more = {k: jax.numpy.asarray(v) if isinstance(v, np.ndarray) else v for k, v in WORDS[words].items()}
         got = jax.jit(lambda x, s=scoring, m=more: route(x, 5, s, **m))(x)
         given = [{k: v[t] if k == "by" else v for k, v in WORDS[words].items()} for t in range(len(x))]
-        want = [one_token(row, 5, scoring, **m)[0] for row, m in zip(x, given, strict=True)]
+        want = [one_token(row, 5, scoring, **m)[0] for row, m in zip(x.astype(np.float64), given, strict=True)]
         np.testing.assert_array_equal(got.index, want)
 
 
