@@ -166,12 +166,6 @@ def test_bounds_of_each_class(alpha):
                 value.backward()
                 return value.detach(), b.grad, v.grad
 
-            if 1 in sizes:  # one class has one value: it could be that of all classes
-                with pytest.raises(
-                    RuntimeError, match=r"bounded's upper is one value for each class on processes 0, 1 and 3, an? "
-                ):
-                    together(len(sizes), one)
-            sizes = (20, 0, 17)
             found = together(len(sizes), one)
             if f is not calls[0]:
                 for value, *_ in found:
@@ -179,11 +173,48 @@ def test_bounds_of_each_class(alpha):
             same(torch.cat([g for _, g, _ in found], -1), a.grad, rtol=1e-8, atol=1e-9)
             same(torch.cat([g for *_, g in found], -1), u.grad, rtol=1e-8, atol=1e-9)
 
-    def single(group):
-        with pytest.raises(ValueError, match="upper of bounded must be the same on every process"):
-            D.apply(A.Bounded(torch.tensor([0.5 + 0.1 * group.rank])), torch.zeros(2, 1), group=group)
+    def another(group):
+        D.apply(A.Bounded(torch.full((2 - group.rank,), 0.5)), torch.zeros(2, 2), group=group)
 
-    together(3, single)
+    with pytest.raises(
+        ValueError, match="upper of bounded has one value for each class on some processes, and one for all"
+    ):
+        together(2, another)
+
+
+# (classes of each process, the shape of the bounds of all classes): a process with one class can't tell whether a bound is its own
+ALONE = [
+    ((2, 1), (3,)),
+    ((1, 1), (2,)),
+    ((1, 1), (5, 2)),
+    ((1, 2, 0), (5, 3)),
+    ((2, 1), (1,)),
+    ((1, 2), (5, 1)),
+    ((1, 1), ()),
+]
+
+
+@pytest.mark.parametrize(("sizes", "shape"), ALONE, ids=str)
+def test_bounds_where_a_process_has_one_class(sizes, shape):
+    x, bounds = numbers(64, 5, sum(sizes)), 0.4 + 0.5 * torch.sigmoid(numbers(65, *shape, 1)[..., 0])
+    split = shape[-1:] == (sum(sizes),)
+    weight = numbers(66, 5, sum(sizes))
+
+    def loss(module, a, u, part=lambda w: w, **more):
+        return (module.apply(A.Bounded(u), a, **more) * part(weight)).sum()
+
+    free = [v.clone().requires_grad_() for v in (x, bounds)]
+    want = torch.autograd.grad(loss(A, *free), free)
+
+    def one(group):
+        part = lambda w: cut(w, sizes, group.rank)  # noqa: E731
+        own = [part(x).clone().requires_grad_(), (part(bounds) if split else bounds).clone().requires_grad_()]
+        return torch.autograd.grad(loss(D, *own, part, group=group), own)
+
+    found = together(len(sizes), one)
+    same(torch.cat([g for g, _ in found], -1), want[0])
+    for g in [torch.cat([g for _, g in found], -1)] if split else [g for _, g in found]:
+        same(g, want[1])
 
 
 def test_what_a_target_may_be():

@@ -106,6 +106,12 @@ for v, t1, y1 in ((x[:1], known[:1], shares[:1]), (x[:, :1], known[:3].new_zeros
             assert torch.allclose(got, f(a)), (place, got, f(a))
             got, want = torch.autograd.grad(got.square().sum(), d)[0], torch.autograd.grad(f(a).square().sum(), a)[0]
             assert torch.allclose(whole(got), want), (place, whole(got), want)
+v = x[:, :2] if size == 2 else x[:, :4]  # a class on each device
+for bound in (0.3 + 0.5 * w[: v.shape[1]], 0.3 + 0.5 * w[:7, None], 0.3 + 0.5 * w[:1]):
+    u, at = bound.clone().requires_grad_(), distribute_tensor(v, mesh, [*[Replicate()] * (mesh.ndim - 1), Shard(1)])
+    want = torch.autograd.grad((A.apply(A.Bounded(u), v) * v).sum(), u)[0]
+    got = torch.autograd.grad(whole((A.apply(A.Bounded(u), at) * at).sum()), u)[0]
+    assert torch.allclose(whole(got), want), (bound.shape, whole(got), want)
 half = DTensor.from_local(x / 2, mesh, [Partial()] * mesh.ndim)
 apart = distribute_tensor(x, mesh, places[1])
 for call, words in (

@@ -91,10 +91,14 @@ for call, words in (
         assert words in str(error), error
     else:
         raise AssertionError(words)
-few = [torch.randn(8, 5, generator=g, dtype=torch.float64) for _ in "ab"]
+few = [torch.randn(n, 5, generator=g, dtype=torch.float64) for n in (8, 11)]
+left = torch.rand(8, 11, generator=g) < 0.7
 for of_a, of_b in ((S, S), (S, R), (R, None), (None, S)):
-    for kind, more in (("softmax", {}), ("entmax15", {"bidirectional": False, "reduction": "sum"}), ("softmax", {"reduction": "none"})):
-        free = [v.clone().requires_grad_() for v in (*few, torch.tensor(0.4, dtype=torch.float64))]
+    for kind, pairs, more in (
+        ("softmax", 8, {}), ("entmax15", 8, {"bidirectional": False, "reduction": "sum"}), ("softmax", 8, {"reduction": "none"}),
+        ("softmax", 11, {"mask": left}), ("entmax15", 11, {"mask": left[0]}), ("sparsemax", 8, {"mask": left[:, :8]}),
+    ):
+        free = [v.clone().requires_grad_() for v in (few[0], few[1][:pairs], torch.tensor(0.4, dtype=torch.float64))]
         spread = [v.detach() if p is None else distribute_tensor(v.detach(), mesh, list(p) + [Replicate()] * (mesh.ndim - 1))
                   for v, p in zip(free, (of_a, of_b, None))]
         spread = [v.clone().detach().requires_grad_() for v in spread]

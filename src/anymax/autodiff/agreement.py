@@ -46,21 +46,22 @@ class Head(NamedTuple):
     start: int | None = None  # the index of its first class, if the caller gives it
     count: int = 0  # of all classes, if the caller gives it
     most: int = 0  # candidates in its fullest row
+    split: int = 0  # which parameters have one value for each class, as far as it can tell
     digest: int = 0  # a checksum of the words that must be the same everywhere
     mark: int = 0  # a checksum of the arrays that must be the same everywhere
 
     def coded(self) -> list[float]:
         """As numbers that fp32 can hold; the mark is added on the device."""
-        two = (self.size, self.start or 0, self.count, self.most, self.digest)
+        two = (self.size, self.start or 0, self.count, self.most, self.split, self.digest)
         return [float(self.sends), float(self.start is not None), *(float(d) for v in two for d in divmod(v, _BASE))]
 
     @classmethod
     def read(cls, row: list[float]) -> Head:
         sends, given, *digits, mark = (int(v) for v in row)
-        size, start, count, most, digest = (
+        size, start, count, most, split, digest = (
             a * _BASE + b for a, b in zip(digits[::2], digits[1::2], strict=True)
         )  # as `coded` wrote them
-        return cls(sends, size, start if given else None, count, most, digest, mark)
+        return cls(sends, size, start if given else None, count, most, split, digest, mark)
 
 
 WIDTH = len(Head(FAILED).coded()) + 1
@@ -90,13 +91,14 @@ class Agreement:
         self.words |= {k.replace("_", " "): v if isinstance(v, str) else repr(v) for k, v in words.items()}
 
     def say_mapping(self, mapping: Mapping, of_classes: Collection[str] = ()) -> None:
-        """of_classes: its parameters that have one value for each class of this process."""
+        """of_classes: its parameters that may have one value for each class of this process."""
         kinds = (int, float, str, type, type(None))
         fixed = {k: repr(v) for k, v in mapping.constants().items() if isinstance(v, kinds)}
         fixed |= {k: v.__qualname__ for k, v in mapping.constants().items() if inspect.isfunction(v)}
         self.say(map=f"{mapping.name}({', '.join(f'{k}={v}' for k, v in fixed.items())})")
         for name, value in mapping.params().items():
-            words = "one value for each class" if name in of_classes else described(value)
+            learned = "learned values" if differentiates(value) else "values"
+            words = f"{learned} along the classes, of {value.ndim} axes" if name in of_classes else described(value)
             self.say(**{f"{mapping.name}'s_{name}": words})
 
     def exchange(self, payload: Array | None, head: Head) -> tuple[Array | None, list[Head]]:

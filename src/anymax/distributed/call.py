@@ -162,7 +162,7 @@ class ShardedCall:
         n = rows.shape[-1]
         if self.mask is not None and n:
             rows = hide(rows, align_mask(rows, _array.beside(self.mask, x, "mask", xp), axis, xp))
-        of_classes = tuple(k for k, v in self.mapping.params().items() if self._varies(k, v))
+        of_classes = tuple(k for k, v in self.mapping.params().items() if self._along(k, v) and self._varies(v))
         params = {k: aligned(v, rows, axis, f"{self.mapping.name}: {k}") for k, v in self.mapping.params().items()}
         if not n:  # one masked class represents no classes
             rows = wider(rows, 1, -math.inf, xp)
@@ -185,13 +185,40 @@ class ShardedCall:
             common = seen.over_all
         return Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n, seen, has_hidden, of_classes)
 
-    def _varies(self, name: str, value: Array) -> bool:
-        """True for a parameter of the map that has one value for each class, and so is split like the scores."""
-        along = self.axis - self.x.ndim  # counted from the end, as arrays broadcast
-        if name not in self.mapping.per_class or value.ndim < -along:
-            return False
-        # of a single class, where the group cannot compare: a value that is common varies too, with the same result
-        return value.shape[along] != 1 or (self.x.shape[along] == 1 and not self.group.strict)
+    def _along(self, name: str, value: Array) -> bool:
+        """True for a parameter of the map that has the axis of the classes, and may have one value for each."""
+        return name in self.mapping.per_class and value.ndim >= self.x.ndim - self.axis % self.x.ndim
+
+    def _varies(self, value: Array) -> bool:
+        """True for one that is split like the scores. That of a single class here may be common: the other processes know (`_split`)."""
+        width = value.shape[self.axis - self.x.ndim]  # counted from the end, as arrays broadcast
+        return width != 1 or self.x.shape[self.axis] == 1
+
+    @property
+    def _split(self) -> int:
+        """For each such parameter a digit of base 4: 1 if it has one value for each class, 2 if one for all, 0 if either may be true."""
+        out = 0
+        for name in reversed(self.mapping.per_class):
+            value = self.mapping.params().get(name)
+            mine = 0
+            if value is not None and self._along(name, value) and self.x.shape[self.axis] != 1:
+                mine = 1 if self._varies(value) else 2
+            out = 4 * out + mine
+        return out
+
+    def _common_after_all(self, heads: list[Head]) -> list[str]:
+        """The parameters that have one value for all classes, as a process with more than one class, or with none, knows."""
+        out = []
+        for i, name in enumerate(self.mapping.per_class):
+            said = {head.split // 4**i % 4 for head in heads}
+            if {1, 2} <= said:
+                raise ValueError(
+                    f"{self.agreement.name}: {name} of {self.mapping.name} has one value for each class on some processes, and one for all "
+                    "classes on others; give all processes their part of it, or all of them the same number"
+                )
+            if 2 in said:
+                out.append(name)
+        return out
 
     def _has_hidden(self, n: int) -> Any:
         """True on one process: the last in the order of the classes."""
@@ -217,6 +244,7 @@ class ShardedCall:
         stacked, heads = self.agreement.exchange(columns, self._head(shard.n, most))
         assert stacked is not None
         places = self._places(heads)
+        shard.make_common(self._common_after_all(heads))
         shard.seen.check(sum(places.sizes))
         most = max(head.most for head in heads)
         return Shards(shard, places, columns_of(places.in_order(stacked)), width=len(head), most=most)
@@ -224,13 +252,7 @@ class ShardedCall:
     def _describe(self) -> None:
         """Record what all calls must have in common: the map, its parameters and the rows."""
         x, mapping = self.x, self.mapping
-        of_classes = {k for k, v in mapping.params().items() if self._varies(k, v)}
-        self.agreement.say_mapping(mapping, of_classes)
-        for name, value in mapping.params().items():
-            if (
-                name in mapping.per_class and value.ndim and name not in of_classes
-            ):  # it could be that of the one class here
-                self.agreement.same[f"{name} of {mapping.name}"] = stop_gradient(value)
+        self.agreement.say_mapping(mapping, [k for k, v in mapping.params().items() if self._along(k, v)])
         self.agreement.say(rows=f"of shape {self.lead}", dtype=str(x.dtype), temperature=described(self.temperature))
         said = (f"{t.name}({', '.join(f'{k}={described(v)}' for k, v in t.params)})" for t in self.transforms)
         self.agreement.say(transform=", ".join(said) or "not given")
@@ -248,7 +270,7 @@ class ShardedCall:
         return tuple(s for i, s in enumerate(self.x.shape) if i != self.axis % self.x.ndim)
 
     def _head(self, size: int, most: int = 0) -> Head:
-        return Head(HERE, size, self.start, self.count or 0, most)
+        return Head(HERE, size, self.start, self.count or 0, most, self._split)
 
     def _find_start(self, columns: int) -> None:
         """Find this process's first class, and how many there are, as far as the caller does not give them, by a collective.

@@ -37,6 +37,12 @@ class Shard:
         """How many classes of `rows` are classes."""
         return self.n + self.seen.hides_a_class
 
+    def make_common(self, names: list[str]) -> None:
+        """These parameters have one value for all classes, and not one for each, as other processes say."""
+        for name in set(names) & set(self.of_classes):
+            self.mapping = self.mapping.replace(**{name: self.group.vary_parameter(self.mapping.params()[name])})
+        self.of_classes = tuple(name for name in self.of_classes if name not in names)
+
     def high(self) -> Array:
         """The maximum of each row, [..., 1], a constant."""
         return stop_gradient(top(self.rows, self.xp))

@@ -139,10 +139,13 @@ class Layout:
         return None if mask is None else self.local_part(_array.asarray(mask, "mask"), "mask")
 
     def mapping(self, mapping: Mapping) -> Mapping:
-        params = mapping.params()
-        return mapping.replace(
-            **{k: self.local_part(v, f"{mapping.name}: {k}", learns=True) for k, v in params.items()}
-        )
+        params = {}
+        for name, value in mapping.params().items():
+            # where each device has one class, `anymax.distributed` takes what has the axis of the classes for a value of this class
+            along = name in mapping.per_class and value.ndim >= len(self.shape) - self.axes[0]
+            alone = self.along is not None and self.shape[self.axes[0]] == self.mesh.size(self.along)
+            params[name] = self.local_part(value, f"{mapping.name}: {name}", learns=not (along and alone))
+        return mapping.replace(**params)
 
     def per_class(self, p: Tensor) -> DTensor:
         """A result with the shape of the scores."""

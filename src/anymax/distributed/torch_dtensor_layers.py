@@ -138,38 +138,55 @@ def _loss(layout: LayerLayout, run: Any, mapping: Mapping, target: Any, given: d
 
 
 class PairsLayout(Layout):
-    """The placements of pairs of embeddings, and this device's pairs, split along at most one dimension of the mesh."""
+    """The placements of pairs of embeddings, and this device's pairs, split along at most one dimension of the mesh.
+
+    b may have more rows than a: negatives, which each device has as a whole.
+    """
 
     def __init__(self, who: str, a: Tensor, b: Tensor) -> None:
         self.who, self.axes, self.along, self.shape = who, (1,), None, a.shape
         self.mesh = next(v.device_mesh for v in (a, b) if isinstance(v, DTensor))
-        both = self.everywhere(a), self.everywhere(b)
-        for name, v in zip("ab", both):
+        n, given = a.shape[0], (self.everywhere(a), self.everywhere(b))
+        for name, v in zip("ab", given):
             self.refuse_partial(name, v)
-        split = [any(split_axis(v.placements[dim], 2) == 0 for v in both) for dim in range(self.mesh.ndim)]
+        split = [any(split_axis(v.placements[dim], 2) == 0 for v in given) for dim in range(self.mesh.ndim)]
         self.along = split.index(True) if any(split) else None
         self.places = [Shard(0) if dim == self.along else WHOLE for dim in range(self.mesh.ndim)]
+        a, b = given
+        self.negatives = None
+        if b.ndim == 2 and b.shape[0] > n:
+            back = [Partial() if dim == self.along else WHOLE for dim in range(self.mesh.ndim)]
+            every = [WHOLE] * self.mesh.ndim
+            self.negatives = b[n:].redistribute(placements=every).to_local(grad_placements=back)
+            b = b[:n]
         self.local, self.partners = (
-            v.redistribute(placements=self.places).to_local(grad_placements=self.places) for v in both
+            v.redistribute(placements=self.places).to_local(grad_placements=self.places) for v in (a, b)
         )
 
+    def keep(self, mask: Any) -> Any:
+        """This device's rows of the mask of pairs."""
+        if mask is None:
+            return None
+        mask = self.everywhere(as_tensor(mask, self.mesh.device_type))
+        by_row = mask.ndim == 2 and mask.shape[0] == self.shape[0]
+        return mask.redistribute(placements=self.places if by_row else [WHOLE] * self.mesh.ndim).to_local()
 
-def pairs(
-    who: str, whole: Callable[..., Any], a: Any, b: Any, mapping: Any, temperature: Any, options: dict[str, Any]
-) -> DTensor:
+
+def pairs(who: str, whole: Callable[..., Any], given: Any) -> DTensor:
     """The loss of pairs by `whole`, with the group of the devices over which they are split."""
-    return outside_graphs(_pairs, who, whole, a, b, mapping, temperature, options)
+    return outside_graphs(_pairs, who, whole, given)
 
 
-def _pairs(
-    who: str, whole: Callable[..., Any], a: Any, b: Any, mapping: Any, temperature: Any, options: dict[str, Any]
-) -> DTensor:
+def _pairs(who: str, whole: Callable[..., Any], given: Any) -> DTensor:
+    a, b = given.a, given.b
     a, b = (as_tensor(v, next(t for t in (a, b) if isinstance(t, DTensor)).device) for v in (a, b))
-    layout, mapping = PairsLayout(who, a, b), as_mapping(mapping, who)
+    layout, mapping = PairsLayout(who, a, b), as_mapping(given.mapping, who)
     mapping = mapping.replace(**{k: layout.local_part(v, f"{mapping.name}: {k}") for k, v in mapping.params().items()})
-    group = None if layout.along is None else (layout.mesh, layout.along)
-    temperature = layout.local_part(temperature, "temperature")
-    value = whole(layout.local, layout.partners, mapping=mapping, temperature=temperature, group=group, **options)
+    local = given._replace(
+        a=layout.local, b=layout.partners, mapping=mapping, mask=layout.keep(given.mask), negatives=layout.negatives,
+        temperature=layout.local_part(given.temperature, "temperature"),
+    )  # fmt: skip
+    value = whole(local, None if layout.along is None else (layout.mesh, layout.along))
     if value.ndim:
         return layout.per_row(value)
     return DTensor.from_local(value, layout.mesh, [WHOLE] * layout.mesh.ndim, run_check=False)

@@ -33,8 +33,11 @@ class LayerBridge(ABC):
         """`factor` times the sum of `values`, if its gradient is best computed with it; else None."""
         return None
 
-    def both_ways(self, a: Array, b: Array) -> tuple[Array, Array] | None:
-        """The cross-entropies of the rows and columns of `a @ b.T`, with targets on the diagonal; None if two losses do it as well."""
+    def both_ways(self, a: Array, b: Array, keep: Array | None) -> tuple[Array, Array] | None:
+        """The cross-entropies of the rows of `a @ b.T` and of as many columns, with targets on the diagonal; None if two losses do as well.
+
+        keep: False where a score is masked, none on the diagonal.
+        """
         return None
 
     def plan(self, job: Job, indices: bool, total: bool) -> str:

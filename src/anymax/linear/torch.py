@@ -42,8 +42,8 @@ class TorchLayers(LayerBridge):
         rows = rows_with_a_class(out)
         return total(job if rows is None else job.part(rows), factor)
 
-    def both_ways(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
-        return None if compiling() else torch_contrastive.both_ways(a, b)
+    def both_ways(self, a: Tensor, b: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        return None if compiling() else torch_contrastive.both_ways(a, b, keep)
 
     def plan(self, job: Job, indices: bool, total: bool) -> str:
         layer = job.layer

@@ -1,11 +1,14 @@
 """PyTorch: softmax of the scores of all pairs, along the rows and along the columns, a block of scores at a time.
 
+Columns after those of the pairs are negatives of the rows, and have no loss of their own.
+
 Both directions share the blocks. The first blocks are held for the gradient, which computes the others again; the gradient of the
 gradient holds all scores.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -27,21 +30,24 @@ _SIZE = BlockSize(1024, 2048)
 _HELD = 1 << 25  # the most scores that are held, 128 MB in fp32
 
 
-def both_ways(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The cross-entropies of the scores `a @ b.T` whose targets are on the diagonal, of the rows and of the columns; None if traced."""
-    return _BothWays.apply(a, b) if a.shape[0] and runs_eagerly(_layer(a, b)) else None
+def both_ways(a: Tensor, b: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """The cross-entropies of the scores `a @ b.T` whose targets are on the diagonal, of the rows and of as many columns; None if traced.
+
+    keep: False where a score is masked, none on the diagonal.
+    """
+    return _BothWays.apply(a, b, keep) if a.shape[0] and runs_eagerly(_layer(a, b, keep)) else None
 
 
 class _BothWays(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, a: Tensor, b: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
         wide, n = wide_dtype(a, torch), a.shape[0]
         ctx.set_materialize_grads(False)
         own, rows = (torch.empty(n, dtype=wide, device=a.device) for _ in range(2))
         tiles = math.ceil(n / _SIZE.rows)
         columns = own.new_empty((n, tiles))
         room, held = _HELD if any(ctx.needs_input_grad) else 0, []
-        for number, (tile, scores) in enumerate(_tiles(a, b)):
+        for number, (tile, scores) in enumerate(_tiles(a, b, keep)):
             found = []
             for i, j in _SIZE.parts(scores.layer):
                 room -= scores.layer.rows * (j - i)
@@ -51,21 +57,25 @@ class _BothWays(torch.autograd.Function):
                 pairs, diagonal = _diagonal(s, tile, i, j)
                 own[pairs] = diagonal.to(wide)
                 found.append(logsumexp(s, wide))
-                columns[i:j, number] = logsumexp(s.t().contiguous(), wide)[:, 0]
+                if i < n:
+                    columns[i:j, number] = logsumexp(s[:, : n - i].t().contiguous(), wide)[:, 0]
             rows[tile] = torch.cat(found, 1).logsumexp(1)
         levels = rows, columns.logsumexp(1)
-        save(ctx, a, b, *levels, *held)
+        save(ctx, a, b, keep, *levels, *held)
         return tuple(_not_negative(level - own) for level in levels)  # type: ignore[return-value]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        a, b, rows, columns, *held = saved(ctx)
+        a, b, keep, rows, columns, *held = saved(ctx)
         if plain_backward(*grads):
-            return (*plain_grads(_plain, (a, b), grads),)
+            return (*plain_grads(functools.partial(_plain, keep), (a, b), grads), None)
         of_rows, of_columns = (torch.zeros_like(rows) if g is None else g.to(rows.dtype) for g in grads)
+        more = b.shape[0] - a.shape[0]
+        columns = torch.nn.functional.pad(columns, (0, more), value=math.inf)  # negatives have no loss
+        of_columns = torch.nn.functional.pad(of_columns, (0, more))
         da, db = torch.zeros_like(a, dtype=rows.dtype), torch.zeros_like(b, dtype=rows.dtype)
         blocks = iter(held)
-        for tile, scores in _tiles(a, b):
+        for tile, scores in _tiles(a, b, keep):
             for i, j in _SIZE.parts(scores.layer):
                 s = next(blocks, None)
                 s = scores.block(i, j) if s is None else s
@@ -77,16 +87,16 @@ class _BothWays(torch.autograd.Function):
                 q = q.to(s.dtype)
                 da[tile] += q @ scores.weight(i, j)
                 db[i:j] += q.t() @ scores.x
-        return da.to(a.dtype), db.to(b.dtype)
+        return da.to(a.dtype), db.to(b.dtype), None
 
 
-def _layer(a: Tensor, b: Tensor) -> Layer:
-    return Layer(a, b, None, None, _SOFTMAX, (a.shape[0],), a.dtype)
+def _layer(a: Tensor, b: Tensor, keep: Tensor | None) -> Layer:
+    return Layer(a, b, None, keep, _SOFTMAX, (a.shape[0],), a.dtype)
 
 
-def _tiles(a: Tensor, b: Tensor) -> Iterator[tuple[slice, ScoreBlocks]]:
+def _tiles(a: Tensor, b: Tensor, keep: Tensor | None) -> Iterator[tuple[slice, ScoreBlocks]]:
     """Some rows at a time, and the blocks of their scores."""
-    layer = _layer(a, b)
+    layer = _layer(a, b, keep)
     buffer = _SIZE.buffer(layer)
     for tile in _SIZE.tiles(layer):
         yield tile, ScoreBlocks(layer.part(tile), _SIZE, None, buffer)
@@ -103,6 +113,7 @@ def _not_negative(value: Tensor) -> Tensor:
     return torch.where(value < 0, 0.0, value)
 
 
-def _plain(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    s = (a @ b.T).to(wide_dtype(a, torch))
-    return s.logsumexp(1) - s.diagonal(), s.logsumexp(0) - s.diagonal()
+def _plain(keep: Tensor | None, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    s = (a @ b.to(a.dtype).T).to(wide_dtype(a, torch))
+    s = s if keep is None else s.masked_fill(~keep, -math.inf)
+    return s.logsumexp(1) - s.diagonal(), s[:, : a.shape[0]].logsumexp(0) - s.diagonal()
