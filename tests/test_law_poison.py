@@ -40,6 +40,18 @@ def test_poison_of_every_kind(case, kind):
     laws.same(p[[0, 5]], clean[[0, 5]])
 
 
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "taylor"])
+def test_poison_among_many_rows(kind, name):
+    """XLA's maximum of as many rows loses NaN on a CPU."""
+    x = np.random.default_rng(0).normal(size=(1000, 32)).astype(np.float32)
+    x[500, 7] = math.nan
+    with am.use("reference"):
+        p = back(am.apply(name, KINDS[kind](x)))
+    assert np.isnan(p[500]).all()
+    assert np.isfinite(np.delete(p, 500, 0)).all()
+
+
 @each_first
 @pytest.mark.parametrize("kind", OTHERS)
 def test_extremes_of_every_kind(case, kind):

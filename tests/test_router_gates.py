@@ -121,6 +121,42 @@ def test_the_gradients_are_those_of_the_gate(name):
     torch.testing.assert_close(router.weight.grad, gate.weight.grad, rtol=1e-5, atol=1e-5)
 
 
+GROUPED = ("DeepseekV3TopkRouter", "DeepseekV2TopkRouter", "Mistral4TopkRouter")  # one of each rule
+
+
+@pytest.mark.whole(lambda name: name not in GROUPED)
+@pytest.mark.parametrize("name", [name for name in HERE if name not in ("Llama4Router", "AfmoeTokenChoiceRouter")])
+def test_the_loads_of_the_gate_are_even(name):
+    """As the gate itself chooses where it has a correction; the sign rule is DeepSeek's, by hand from the gate's own loads."""
+    gate = gate_of(name, 3)
+    router, x = nn.Router.from_gate(gate), 0.25 * torch.randn(2048, 16, generator=torch.Generator().manual_seed(4))
+    if router.e_score_correction_bias is None:
+        router.register_buffer("e_score_correction_bias", torch.zeros(32))
+    theirs = [b for key, b in gate.state_dict().items() if key.endswith(("correction_bias", "expert_bias"))]
+    more = (router.e_score_correction_bias,) if name in APART else ()
+
+    def load():
+        if not theirs and not more:
+            return torch.bincount(router(x).index.flatten(), minlength=32)
+        for b in theirs:
+            b.copy_(router.e_score_correction_bias)
+        return torch.bincount(gate(x, *more)[2].flatten(), minlength=32)
+
+    router.e_score_correction_bias.zero_()
+    by_hand = torch.zeros(32)
+    for _ in range(5):
+        count = load().float()
+        by_hand += 0.01 * (count.mean() - count).sign()
+        router.balance(x, method="sign", step=0.01)
+        torch.testing.assert_close(router.e_score_correction_bias, by_hand)
+    router.balance(x, iterations=30)
+    assert (load() / 256 - 1).abs().max() < 0.03
+    router.e_score_correction_bias.zero_()
+    for i in range(120):
+        router.balance(x, method="sign", step=0.04 * 0.95**i)
+    assert (load() / 256 - 1).abs().max() < 0.03
+
+
 @pytest.mark.skipif("SwitchTransformersTop1Router" not in FOUND, reason="this transformers has no Switch")
 def test_switch_is_a_route_and_a_capacity():
     gate = gate_of("SwitchTransformersTop1Router")

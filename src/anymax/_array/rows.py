@@ -6,6 +6,7 @@ import math
 from typing import Any, TypeVar
 
 from .convert import is_int, number, shown
+from .dtypes import is_floating
 from .kinds import Array, Namespace, device_of, is_array, is_jax, is_torch, namespace
 
 _T = TypeVar("_T")
@@ -119,7 +120,11 @@ def top(x: Array, xp: Namespace) -> Array:
     """The maximum over the classes, [..., 1]."""
     if not x.shape[-1]:
         raise ValueError(f"scores of shape {tuple(x.shape)} have no classes along their axis; at least one is needed")
-    return xp.max(x, axis=-1, keepdims=True)
+    high = xp.max(x, axis=-1, keepdims=True)
+    if not is_jax(x) or not is_floating(x):
+        return high
+    # XLA's maximum of many rows loses NaN on a CPU (JAX 0.10, openxla/xla#21461)
+    return poison(high, xp.any(xp.isnan(x), axis=-1, keepdims=True), xp)
 
 
 def finite_scores(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:

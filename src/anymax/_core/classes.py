@@ -24,6 +24,15 @@ def class_indices(
     return xp.where(ignored, -xp.ones_like(index), index), ignored
 
 
+def known_index(what: str, index: Array, n: int, xp: Namespace) -> tuple[Array, Array | None]:
+    """(the indices, -1 for none; None); an error if one is known to be out of range.
+
+    Where values may not be read, an index out of range becomes -1, and the second is True there: its result should be NaN.
+    """
+    stray = refuse_strays(what, index, n, None, xp)
+    return (index, None) if known(stray) else (xp.where(stray, -xp.ones_like(index), index), stray)
+
+
 def refuse_strays(
     what: str, index: Array, n: int, ignore_index: int | None, xp: Namespace, *, hides: bool = False, waits: bool = False
 ) -> Array:  # fmt: skip

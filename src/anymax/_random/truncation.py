@@ -55,7 +55,7 @@ def group_keep(x: Array, count: int, keep: int, most: int, xp: Namespace) -> Arr
     """
     *lead, n = x.shape
     y = xp.reshape(stop_gradient(x), (*lead, count, n // count))
-    best = top(y, xp) if most == 1 else _falling(y, most, xp)
+    best = top(y, xp) if most == 1 else _falling(y, most, xp)[..., :most]
     kept = xp.expand_dims(topk_keep(_sum_of_group(best, xp), keep, xp), axis=-1)
     return xp.reshape(xp.broadcast_to(kept, y.shape), x.shape)
 
@@ -78,11 +78,11 @@ def group_levels(x: Array, count: int, keep: int, most: int, xp: Namespace) -> A
     It lies in the middle between what the last group that is kept and the first that is not need. There are more groups than are kept.
     """
     y = xp.reshape(x, (*x.shape[:-1], count, x.shape[-1] // count))
-    best = _falling(y, min(most + 1, y.shape[-1]), xp)
+    best = _falling(y, min(most + 1, y.shape[-1]), xp)[..., : most + 1]
     best = best if best.shape[-1] > most else wider(best, most + 1, -math.inf, xp)
     sums = xp.expand_dims(_sum_of_group(best[..., :most], xp), axis=-1)
     ranked = _falling(sums[..., 0], keep + 1, xp)
-    last, after = ranked[..., keep - 1 : keep], ranked[..., keep:]
+    last, after = ranked[..., keep - 1 : keep], ranked[..., keep : keep + 1]
     middle = xp.expand_dims(xp.where(after > -math.inf, 0.5 * (last + after), after), axis=-1)
     inside = y >= best[..., most - 1 : most]  # among those that are added
     small = _or_nothing(sums, xp)
@@ -324,7 +324,7 @@ def _most(some: Array, xp: Namespace) -> int:
 
 
 def _falling(x: Array, m: int, xp: Namespace) -> Array:
-    """The m largest entries of each row, sorted, the largest first."""
+    """The m largest entries of each row, sorted, the largest first; in JAX the others follow."""
     n = x.shape[-1]
     if m < n and is_torch(x):
         return x.topk(m, dim=-1).values

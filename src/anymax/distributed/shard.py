@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, Namespace, as_dtype, stop_gradient
+from .._array import Array, Namespace, as_dtype, stop_gradient, top
 from .._core.mapping import Mapping
 from .._core.rows import restore_axis
 from ..autodiff.group import Group
@@ -45,7 +45,7 @@ class Shard:
 
     def high(self) -> Array:
         """The maximum of each row, [..., 1], a constant."""
-        return stop_gradient(self.xp.max(self.rows, axis=-1, keepdims=True))
+        return stop_gradient(top(self.rows, self.xp))
 
     def per_class(self, p: Array) -> Array:
         """A result with the shape of the rows, in the axis order and dtype of the scores."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ class Router(OfMapping):
         The number of features.
     num_experts
         The number of experts.
-    k, scoring, groups, keep_groups, group_by, norm_topk_prob, routed_scaling_factor
+    k, scoring, groups, keep_groups, group_by, norm_topk_prob, routed_scaling_factor, invalid
         As in `anymax.routing.route`. A tensor in a map becomes a buffer of the module, an `nn.Parameter` its parameter.
     bias
         Whether to add a learned number to the scores of each expert.
@@ -72,6 +72,7 @@ class Router(OfMapping):
         norm_topk_prob: bool = False,
         routed_scaling_factor: float = 1.0,
         score_factor: float = 1.0,
+        invalid: Literal["argmax", "raise"] | None = None,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -90,7 +91,7 @@ class Router(OfMapping):
         self.k, self.score_factor = k, score_factor
         self.options: dict[str, Any] = {
             "groups": groups, "keep_groups": keep_groups, "group_by": group_by, "norm_topk_prob": norm_topk_prob,
-            "routed_scaling_factor": routed_scaling_factor,
+            "routed_scaling_factor": routed_scaling_factor, "invalid": invalid,
         }  # fmt: skip
         self.reset_parameters()
 

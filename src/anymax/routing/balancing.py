@@ -243,7 +243,9 @@ class _Batch(NamedTuple):
         last, after = edge[:, k - 1 : k], edge[:, k:]
         alpha = xp.where(after > -math.inf, 0.5 * (last + after), after)
         if self.split is not None and self.split.keep < self.split.count:
-            alpha = xp.maximum(alpha, group_levels(biased, *self.split, xp))
+            # the sum of a group moves with the bias of all that are added
+            past = (biased - group_levels(biased, *self.split, xp)) / self.split.most
+            alpha = xp.maximum(alpha, biased - past)
         above = key - alpha
         above = above if self.full else xp.where(xp.isfinite(key), above, key)
         return xp.permute_dims(above, (1, 0)), xp.sum(xp.astype(index[:, :k] >= 0, key.dtype))

@@ -6,8 +6,8 @@ import math
 from typing import Any, NamedTuple
 
 from .. import _array
-from .._array import Array, asarray, counts, device_of, is_integer, namespace, stop_gradient
-from .._core.classes import refuse_strays
+from .._array import Array, asarray, counts, device_of, is_floating, is_integer, namespace, running_sum, stop_gradient
+from .._core.classes import known_index
 from .._core.options import check_keywords
 from .counting import loads
 
@@ -30,7 +30,8 @@ def limit_capacity(index: Any, capacity: int, num_experts: int, *, priority: Any
     Parameters
     ----------
     index
-        The experts of each token, integers [..., k], -1 for none, as `route` gives them.
+        The experts of each token, integers [..., k], -1 for none, as `route` gives them. Where values can't be read (on a GPU, in
+        traced code) an index that is out of range counts as none; elsewhere it is an error.
     capacity
         How many tokens an expert takes, at least 0.
     priority
@@ -59,7 +60,7 @@ def limit_capacity(index: Any, capacity: int, num_experts: int, *, priority: Any
         if not _array.is_int(_array.number(value)) or value < least:
             raise ValueError(f"limit_capacity: {name} must be an integer of at least {least}, got {value!r}")
     index = counts(index, xp)
-    refuse_strays("limit_capacity: index", index, num_experts, None, xp)
+    index, _ = known_index("limit_capacity: index", index, num_experts, xp)
     *lead, k = index.shape
     tokens = math.prod(lead)
     flat = xp.reshape(index, (tokens, k))
@@ -70,7 +71,10 @@ def limit_capacity(index: Any, capacity: int, num_experts: int, *, priority: Any
             raise ValueError(
                 f"limit_capacity: priority must have the shape {tuple(lead)}, one number a token, got {tuple(priority.shape)}"
             )
-        order = _sorted(-xp.reshape(priority, (tokens,)), xp)
+        priority = xp.reshape(priority, (tokens,))
+        order = _sorted(
+            -priority if is_floating(priority) else ~counts(priority, xp), xp
+        )  # the negative of an integer may not exist
         flat = xp.take(flat, order, axis=0)
     by_choice = xp.reshape(xp.permute_dims(flat, (1, 0)), (-1,))  # all first choices, then all second ones
     place = xp.permute_dims(xp.reshape(_places(by_choice, num_experts, xp), (k, tokens)), (1, 0))
@@ -92,7 +96,7 @@ def _places(experts: Array, n: int, xp: Any) -> Array:
     """How many entries before each one have its expert."""
     order = _sorted(xp.where(experts < 0, n * xp.ones_like(experts), experts), xp)
     load = loads(experts, n, xp)
-    starts = xp.concat([xp.cumulative_sum(load) - load, xp.sum(load, keepdims=True)])
+    starts = xp.concat([running_sum(load, xp) - load, xp.sum(load, keepdims=True)])
     ranked = xp.take(experts, order, axis=0)
     ranked = xp.where(ranked < 0, n * xp.ones_like(ranked), ranked)
     ranks = xp.arange(experts.shape[0], dtype=ranked.dtype, **device_of(experts)) - xp.astype(

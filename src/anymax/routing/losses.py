@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 from .. import _array
-from .._array import Array, Namespace, is_integer, upcast
+from .._array import Array, Namespace, is_integer, poison, stop_gradient, upcast
+from .._core.classes import known_index
 from .._core.mapping import Mapping
 from .._core.options import check_keywords
 from .._core.typing import AnyArray, Numbers
@@ -17,13 +18,22 @@ Per = Literal["batch", "sequence"]
 
 
 @check_keywords(
-    {"top_k": "it is the last axis of index", "num_experts": "it is the last axis of scores"}, logits="scores"
+    {
+        "top_k": "it is the last axis of index",
+        "num_experts": "it is the last axis of scores",
+        "tokens_per_expert": "say counts=",
+        "total_num_tokens": "say tokens=",
+        "probs": "they come first, with scoring=None",
+    },
+    logits="scores",
 )
 def load_balancing_loss(
     scores: AnyArray | Numbers,
-    index: Any,
-    scoring: Mapping | str = "softmax",
+    index: Any = None,
+    scoring: Mapping | str | None = "softmax",
     *,
+    counts: Any = None,
+    tokens: Any = None,
     per: Per = "batch",
     mask: Any = None,
 ) -> Any:
@@ -37,9 +47,15 @@ def load_balancing_loss(
     scores
         The outputs of the gate, [..., experts].
     index
-        The experts that each token went to, integers [..., k], -1 for none, as `route` gives them.
+        The experts that each token went to, integers [..., k], -1 for none, as `route` gives them. Where values can't be read (on a
+        GPU, in traced code) an index that is out of range makes the loss NaN; elsewhere it is an error.
     scoring
-        As in `route`. Its values are divided by their sum in each row.
+        As in `route`. Its values are divided by their sum in each row. None: the scores are the shares P already.
+    counts
+        Instead of index, how many tokens chose each expert: [experts], or for each sequence [..., experts]. Give those of all
+        processes or micro-batches together, and the mean of their losses is the loss of all tokens.
+    tokens
+        The number of tokens that `counts` are of, by default those of the scores.
     per
         "batch": `E sum_e f_e P_e` over all tokens, where f_e is the number of choices of expert e divided by that of tokens, and P_e
         its mean share. Even loads give k. It is Switch's loss (Fedus et al. 2022), for any k as transformers has it.
@@ -60,33 +76,60 @@ def load_balancing_loss(
     >>> scores = np.array([[4.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
     >>> load_balancing_loss(scores, route(scores, 1).index).round(3)
     np.float64(1.098)
+
+    The same of the mean shares and the counts that each process knows:
+
+    >>> load_balancing_loss(scores, counts=np.array([2, 1])).round(3)
+    np.float64(1.098)
     """
     if per not in get_args(Per):
         raise ValueError(f"load_balancing_loss: per must be {' or '.join(map(repr, get_args(Per)))}, got {per!r}")
-    read, given, xp = read_router("load_balancing_loss", scores, scoring, -1, None, None)
+    if (index is None) == (counts is None) or (counts is None and tokens is not None):
+        raise TypeError(
+            "load_balancing_loss: give index, the experts of each token, or counts=, how many tokens chose each expert; tokens= belongs "
+            "to counts="
+        )
+    read, given, xp = read_router("load_balancing_loss", scores, scoring or "softmax", -1, None, None)
     rows = upcast(given.rows, xp)
-    index = _array.beside(index, rows, "index", xp)
+    n, axes = rows.shape[-1], rows.ndim - 1
+    keep = token_mask("load_balancing_loss", mask, rows, xp)
+    lead = 0 if per == "batch" else max(axes - 1, 0)
+    lead_shape, over = tuple(rows.shape[:lead]), tuple(range(lead, axes))
+    size = _of_tokens(keep, rows, over, xp)
+    if index is not None:
+        counted, k = _counted(index, rows, keep, lead_shape, xp)
+        f = counted / size
+    else:
+        counted = xp.astype(_array.beside(counts, rows, "counts", xp), rows.dtype)
+        if tuple(counted.shape) != (*lead_shape, n):
+            raise ValueError(
+                f"load_balancing_loss: counts must have the shape {(*lead_shape, n)}, a number for each expert, got {tuple(counted.shape)}"
+            )
+        f = stop_gradient(counted) / (size if tokens is None else tokens)
+        k = xp.sum(f, axis=-1)
+    shares = rows if scoring is None else read.shares(rows, xp)
+    if keep is not None:
+        shares = xp.where(keep, shares, xp.zeros_like(shares))
+    mean = xp.sum(shares, axis=over) / size if over else shares
+    value = xp.sum(f * mean, axis=-1) * n
+    return value if per == "batch" else xp.mean(value / k)
+
+
+def _counted(index: Any, rows: Array, keep: Array | None, lead: tuple[int, ...], xp: Namespace) -> tuple[Array, int]:
+    """(how many tokens chose each expert, [*lead, experts], NaN where an index is out of range and can't be read; k)."""
+    index, n = _array.beside(index, rows, "index", xp), rows.shape[-1]
     if not is_integer(index) or tuple(index.shape[:-1]) != tuple(rows.shape[:-1]):
         raise ValueError(
             f"load_balancing_loss: index must be integers [..., k] beside scores of shape {tuple(rows.shape)}, got {index.dtype} "
             f"{tuple(index.shape)}"
         )
-    n, k = rows.shape[-1], index.shape[-1]
-    keep = token_mask("load_balancing_loss", mask, rows, xp)
-    if keep is not None:
-        index = xp.where(keep, index, -xp.ones_like(index))
-    tokens = rows.ndim - 1
-    lead = 0 if per == "batch" else max(tokens - 1, 0)
-    lead_shape, over = tuple(rows.shape[:lead]), tuple(range(lead, tokens))
-    size = _of_tokens(keep, rows, over, xp)
-    shares = read.shares(rows, xp)
-    if keep is not None:
-        shares = xp.where(keep, shares, xp.zeros_like(shares))
-    counted = xp.astype(loads(xp.reshape(index, (*lead_shape, -1)), n, xp), rows.dtype)
-    f = counted / size
-    mean = xp.sum(shares, axis=over) / size if over else shares
-    value = xp.sum(f * mean, axis=-1) * n
-    return value if per == "batch" else xp.mean(value / k)
+    index = _array.counts(index, xp)
+    index = index if keep is None else xp.where(keep, index, -xp.ones_like(index))
+    index, stray = known_index("load_balancing_loss: index", index, n, xp)
+    counted = xp.astype(loads(xp.reshape(index, (*lead, -1)), n, xp), rows.dtype)
+    if stray is not None:
+        counted = poison(counted, xp.any(xp.reshape(stray, (*lead, -1)), axis=-1, keepdims=True), xp)
+    return counted, index.shape[-1]
 
 
 def _of_tokens(keep: Array | None, rows: Array, over: tuple[int, ...], xp: Namespace) -> Any:

@@ -12,14 +12,13 @@ from .._array import (
     counts,
     from_last,
     is_integer,
-    known,
     namespace,
     pick_axis,
     poison,
     stop_gradient,
     upcast,
 )
-from .._core.classes import refuse_strays
+from .._core.classes import known_index
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
 from .._core.rows import prepare
@@ -139,5 +138,4 @@ def read_index(who: str, index: Any, rows: Array, axis: int, k: Any, xp: Namespa
     index = counts(_array.to_last(index, axis, xp), xp)
     if k is not None and k != index.shape[-1]:
         raise ValueError(f"{who}: k={k} and index has {index.shape[-1]} classes a row; give one of them")
-    stray = refuse_strays(f"{who}: index", index, rows.shape[-1], None, xp)
-    return (index, None) if known(stray) else (xp.where(stray, -xp.ones_like(index), index), stray)
+    return known_index(f"{who}: index", index, rows.shape[-1], xp)
