@@ -1962,11 +1962,10 @@ void threads(double seconds, uint64_t seed) {
 void writers(double seconds) {
     constexpr int64_t COUNT = 60000, SEGMENTS = 500, N = 300, ROWS = COUNT / N;
     std::vector<int64_t> index(COUNT), ptr(SEGMENTS + 1), order(COUNT), place(COUNT), lengths(8, 20), target(ROWS, 3);
-    std::vector<int32_t> named(COUNT);
     std::vector<double> values(ROWS, 5.0);
-    std::vector<float> x(COUNT), p(COUNT), g(COUNT), out(COUNT), scale(ROWS, 1.0f);
+    std::vector<float> x(COUNT), out(COUNT), scale(ROWS, 1.0f);
     Random random(1);
-    for (int64_t i = 0; i < COUNT; i++) x[(size_t)i] = (float)random.normal(), g[(size_t)i] = (float)random.normal(), place[(size_t)i] = COUNT - 1 - i;
+    for (int64_t i = 0; i < COUNT; i++) x[(size_t)i] = (float)random.normal(), place[(size_t)i] = COUNT - 1 - i;
     std::atomic<bool> over{false};
     std::thread writer([&] {
         Random own(2);
@@ -1975,15 +1974,14 @@ void writers(double seconds) {
             const int64_t v = some[own.below(12)], at = own.below(COUNT);
             __atomic_store_n(&index[(size_t)at], own.chance(0.5) ? own.below(SEGMENTS) : v, __ATOMIC_RELAXED);
             __atomic_store_n(&place[(size_t)at], own.chance(0.9) ? own.below(COUNT) : v, __ATOMIC_RELAXED);
-            __atomic_store_n(&named[(size_t)at], (int32_t)(own.chance(0.9) ? own.below(N) : v), __ATOMIC_RELAXED);
             __atomic_store_n(&lengths[(size_t)own.below(8)], v, __ATOMIC_RELAXED);
             __atomic_store_n(&target[(size_t)own.below(ROWS)], v, __ATOMIC_RELAXED);
             const double value = own.pick({5.0, NaN, -1.0, 1e300, 0.0});
             __atomic_store(&values[(size_t)own.below(ROWS)], (double *)&value, __ATOMIC_RELAXED);
             if (own.chance(0.001)) {  // for a while all is well, lest every call be refused at once
                 for (int64_t i = 0; i < COUNT; i++) {
-                    __atomic_store_n(&index[(size_t)i], (i * 7) % SEGMENTS, __ATOMIC_RELAXED), __atomic_store_n(&place[(size_t)i], COUNT - 1 - i, __ATOMIC_RELAXED);
-                    __atomic_store_n(&named[(size_t)i], (int32_t)(i % N) | (i % N ? 0 : INT32_MIN), __ATOMIC_RELAXED);
+                    __atomic_store_n(&index[(size_t)i], (i * 7) % SEGMENTS, __ATOMIC_RELAXED);
+                    __atomic_store_n(&place[(size_t)i], COUNT - 1 - i, __ATOMIC_RELAXED);
                 }
                 for (int64_t &l : lengths) __atomic_store_n(&l, 20, __ATOMIC_RELAXED);
                 for (double &u : values) __atomic_store_n((int64_t *)&u, 0x4014000000000000, __ATOMIC_RELAXED);
@@ -2006,11 +2004,6 @@ void writers(double seconds) {
         c.op = ANYMAX_LOSS_GRAD, c.n = N, c.index = target.data(), c.scale = scale.data();
         c.x = anymax_view{x.data(), N, 0, 1}, c.out = anymax_view{out.data(), N, 0, 1};
         served += anymax_run(&c) == 0;
-        anymax_order_call o;
-        memset(&o, 0, sizeof o);
-        o.pool = -1, o.rows = ROWS, o.n = N, o.strength = 1.0, o.sorted = done & 1, o.descending = 1, o.kl = done >> 1 & 1;
-        o.x = x.data(), o.order = named.data(), o.p = p.data(), o.g = g.data(), o.out = out.data();
-        served += anymax_order_vjp(&o) == 0;
         anymax_linear_call l;
         memset(&l, 0, sizeof l);
         l.pool = -1, l.threads = 1, l.heads = 8, l.groups = 1, l.queries = 5, l.keys = 20, l.d = 4, l.dv = 4, l.scale = 0.5;
@@ -2026,7 +2019,7 @@ void writers(double seconds) {
     over = true;
     writer.join();
     words[0] = 0;
-    printf("writers: %ld rounds of 6 calls, %ld calls served\n", (long)done, (long)served);
+    printf("writers: %ld rounds of 5 calls, %ld calls served\n", (long)done, (long)served);
 }
 
 // -- fork ------------------------------------------------------------------------------------------------------------------------------------

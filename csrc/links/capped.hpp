@@ -62,7 +62,7 @@ inline Filled budget_level(const double *y, int64_t count, double k) {
         else
             low = level;
         double next = inside ? level - excess / s.inside : 0.5 * (low + high);
-        if (excess == 0.0 || next == level) break;
+        if (fabs(excess) <= k * 0x1p-53 || next == level) break;  // the rest is `lost`
         if (!(next > low && next < high)) next = 0.5 * (low + high);
         if (!(next > low && next < high)) break;
         level = next;

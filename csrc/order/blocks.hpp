@@ -249,11 +249,7 @@ template <class T> struct OrderCall {
         return true;
     }
 
-    // A class of the row, whatever another thread has written there since the order was checked.
-    uint32_t place(int32_t entry) const {
-        const uint32_t i = (uint32_t)entry & ~FIRST_OF_BLOCK;
-        return i < (uint64_t)call->n ? i : 0;
-    }
+    static uint32_t place(int32_t entry) { return (uint32_t)entry & ~FIRST_OF_BLOCK; }
 
     // The sum of f(j) over a block, in four parts that need not wait for each other.
     template <class F> static double sum_of(int64_t a, int64_t b, F f) {

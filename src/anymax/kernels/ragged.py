@@ -44,10 +44,13 @@ def sort(index: np.ndarray, segments: int | None, threads_of_torch: bool) -> tup
     count = segments if segments is not None else max(int(index.max(initial=-1)) + 1, 0)
     ptr = np.zeros(_few(count) + 1, np.int64)
     if not isinstance(engine, str):
-        order = np.zeros(index.shape, np.int64)  # each entry a place, even if another thread writes to the index meanwhile
+        # zeros: every place has an entry, even if another thread writes to the index meanwhile
+        order = np.zeros(index.shape, np.int64)
         done = engine.sort_segments(index, ptr, order, threads_of_torch)
         if done == -1 - index.size:
-            raise RuntimeError("the index has changed while it was sorted: let no other thread write to it, or give a copy")
+            raise RuntimeError(
+                "the index has changed while it was sorted: let no other thread write to it, or give a copy"
+            )
         return (-1 - done, ptr, None) if done < 0 else (-1, ptr, order)
     wrong = (index < 0) | (index >= count)
     if wrong.any():

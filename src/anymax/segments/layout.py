@@ -267,7 +267,8 @@ def _known(who: str, name: str, value: Array, num_segments: int | None) -> Segme
     if name == "lengths":
         ptr = _ends(who, a)
     else:
-        ptr = a.copy() if not a.flags.owndata or a is value else a  # a change by the caller must not matter, now or later
+        # a change by the caller must not matter, now or later
+        ptr = a.copy() if not a.flags.owndata or a is value else a
         _check_bounds(who, name, ptr)
     if num_segments not in (None, ptr.size - 1):
         raise ValueError(f"{who}: num_segments={num_segments}, and {name} has {ptr.size - 1} segments")
