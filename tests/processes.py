@@ -111,6 +111,6 @@ def ended(many, seconds=120):
 
 def all_right(size, program):
     """Each process of the program ends well and prints "right", and nothing else."""
-    for status, out, err in ended(started(size, program)):
+    for status, out, err in ended(started(size, program), 60 * max(size, 2)):
         assert status == 0, err[-3000:]
         assert out == "right\n", out

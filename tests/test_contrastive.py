@@ -128,6 +128,16 @@ def test_many_pairs_in_blocks():
     close(torch.autograd.grad(got, a)[0], torch.autograd.grad(want, a)[0], 1e-4)
 
 
+def test_negatives_with_large_scores_have_finite_gradients():
+    torch = pytest.importorskip("torch")
+    a, b = (torch.tensor(v).requires_grad_() for v in embeddings(negatives=3))
+    s, place = a @ b.T / 5e-4, torch.arange(9)
+    want = torch.nn.functional.cross_entropy(s, place) + torch.nn.functional.cross_entropy(s[:, :9].T, place)
+    got = A.contrastive_loss(a, b, temperature=5e-4)
+    for one, other in zip(torch.autograd.grad(got, (a, b)), torch.autograd.grad(0.5 * want, (a, b))):
+        close(one, other, 1e-9)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision(dtype):
     torch = pytest.importorskip("torch")
