@@ -249,8 +249,6 @@ def test_calls_go_to_the_engine_as_they_come(monkeypatch):
         assert not longs
         for (a, k), p in zip(others, want, strict=True):
             assert torch.equal(f(x, *a, **k), p), (a, k)
-        assert longs
-        longs.clear()
     for mapping in (A.Sparsemax(), A.Entmax(1.2)):
         module = A.nn.Activation(mapping, dim=-1)
         assert torch.equal(module(x), A.apply(mapping, x))
