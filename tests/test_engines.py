@@ -227,7 +227,7 @@ def test_calls_go_to_the_engine_as_they_come(monkeypatch):
     asked = [
         *[((i,), {}) for i in (-1, 2, 0, 1, -2)],
         *[((), {name: i}) for name in ("axis", "dim") for i in (-1, 2, 0, -3)],
-        ((), {"axis": None, "dim": None, "mask": None}),
+        ((), {"dim": None, "mask": None}),
     ]
     others = [((), {"axis": 0, "dim": 0}), ((-1,), {"dim": -1}), ((), {"dim": (2,)})]
     wanted = [[f(x, *a, **k) for a, k in others] for f in sugar]
@@ -249,8 +249,6 @@ def test_calls_go_to_the_engine_as_they_come(monkeypatch):
         assert not longs
         for (a, k), p in zip(others, want, strict=True):
             assert torch.equal(f(x, *a, **k), p), (a, k)
-        assert longs
-        longs.clear()
     for mapping in (A.Sparsemax(), A.Entmax(1.2)):
         module = A.nn.Activation(mapping, dim=-1)
         assert torch.equal(module(x), A.apply(mapping, x))
@@ -261,7 +259,7 @@ def test_calls_go_to_the_engine_as_they_come(monkeypatch):
         with pytest.raises(TypeError, match="expected an integer"):
             A.sparsemax(x, dim=wrong)
     with pytest.raises(TypeError, match="two names of one argument"):
-        A.sparsemax(x, -1, dim=2)
+        A.sparsemax(x, 1, dim=2)
     assert A.sparsemax([1.0, 0.0], axis=-1).tolist() == [1.0, 0.0]
 
 

@@ -72,7 +72,7 @@ ODD = [
     (lambda: am.cross_entropy(X, Y, ignore_index="a"), "cross_entropy(ignore_index='a'): ignore_index must be an integer"),
     (lambda: am.cross_entropy(X, Y, ignore_index=None), "ignore_index must be an integer"),
     (lambda: am.sparsemax_loss(X, [[-0.5, 0.5, 1.0], [0, 0, 1.0]]), "non-negative numbers that sum to 1; the smallest number is -0.5"),
-    (lambda: am.margin_loss(Sparsemax(), X / 9, Y, scale="a"), "margin_loss: scale must be a number or an array, got 'a'"),
+    (lambda: am.margin_loss(Sparsemax(), X / 9, Y, scale="a"), "margin_loss(scale=...): expected a number or an array, got 'a'"),
     (lambda: am.entropy(Sparsemax()), "entropy: expected probabilities, got Sparsemax(); a map gives them: anymax.entropy(anymax.apply("),
     (lambda: am.entropy(Sparsemax(), X), "entropy: expected probabilities, got Sparsemax()"),
     (lambda: am.entropy("softmax", X), "entropy: expected probabilities, got 'softmax'"),
