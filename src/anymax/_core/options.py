@@ -237,8 +237,10 @@ def _lacking(who: str, required: tuple[str, ...], args: tuple[Any, ...], options
     if required[0].startswith("mapping"):
         if missing[0] == required[0]:
             return TypeError(f"{who}: the map is missing; write {call}")
-        if args and (is_array(args[0]) or isinstance(args[0], (list, tuple))):
-            got = f"{type(args[0]).__name__}{f' of shape {tuple(args[0].shape)}' if is_array(args[0]) else ''}"
+        first: Any = args[0] if args else None
+        shape = f" of shape {tuple(first.shape)}" if is_array(first) else None
+        if shape is not None or isinstance(first, (list, tuple)):
+            got = f"{type(first).__name__}{shape or ''}"
             return TypeError(f"{who}: the map is missing, since {got} comes first; write {call}")
     return TypeError(f"{who}: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; write {call}")
 
