@@ -26,7 +26,7 @@ GROUPS = {
 }
 METHODS = {
     "quantile": [{"iterations": 30}],
-    "sign": [{"method": "sign", "step": 0.03 * 0.95**i} for i in range(110)],
+    "sign": [{"method": "sign", "step": 0.02 * 0.96**i} for i in range(160)],
 }
 
 

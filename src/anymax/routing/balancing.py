@@ -10,7 +10,6 @@ from .. import _array
 from .._array import (
     Array,
     Namespace,
-    compiling,
     decides,
     known_largest,
     positions,
@@ -26,6 +25,7 @@ from .._core.rows import hide
 from .._core.typing import AnyArray, Numbers
 from .._random.draws import at, check_k
 from .._random.truncation import group_levels
+from ..autodiff import bridge
 from ..autodiff.agreement import Agreement, fail_together
 from ..autodiff.choose_group import as_group
 from ..autodiff.group import Group
@@ -104,14 +104,12 @@ def balance(
     if group is None and axis_name is None:
         return _balanced(scores, k, bias, scoring, mask, None, **given)
     x = _array.asarray(scores)
-    if compiling() and _array.is_torch(x):
-        from ..autodiff.torch_graphs import outside_graphs  # late: only now is torch sure to be loaded
-
-        return outside_graphs(_together, x, k, bias, scoring, mask, group, axis_name, **given)
-    return _together(x, k, bias, scoring, mask, group, axis_name, **given)
+    return bridge(x).layers.outside_graphs(_together, x, k, bias, scoring, mask, group, axis_name, given)
 
 
-def _together(x: Array, k: Any, bias: Any, scoring: Any, mask: Any, group: Any, axis_name: Any, **given: Any) -> Any:
+def _together(
+    x: Array, k: Any, bias: Any, scoring: Any, mask: Any, group: Any, axis_name: Any, given: dict[str, Any]
+) -> Any:
     """The bias of the tokens of all processes, which compare their calls first; if one fails, all do."""
     agreement = Agreement("balance", as_group("balance", group, axis_name, x), x, room="routing.")
     return fail_together(agreement, lambda: _balanced(x, k, bias, scoring, mask, agreement, **given))
