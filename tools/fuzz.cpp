@@ -1551,7 +1551,7 @@ void transported(Random &random, const std::string &isa) {
     double total = 0.0;
     for (int64_t i = 0; i < c.n; i++) total += (double)(((C *)rows.data)[i] = (C)random.real(0.1, 2.0));
     c.x = x.data, c.rows = random.chance(0.5) ? rows.data : nullptr;
-    if (random.chance(0.3)) c.tolerance = 1e-2, c.left = (double *)left.data;
+    if (random.chance(0.3)) c.tolerance = 1e-2, c.left = (double *)left.data, c.iterations++;
     twice(random, out, x.size, "Sinkhorn", [&](char *to, int pool) { return c.out = to, c.pool = pool, anymax_sinkhorn(&c); });
     for (int64_t k = 0; k < c.count; k++)
         for (int64_t j = 0; j < c.m; j++) {
