@@ -1551,7 +1551,7 @@ void transported(Random &random, const std::string &isa) {
     double total = 0.0;
     for (int64_t i = 0; i < c.n; i++) total += (double)(((C *)rows.data)[i] = (C)random.real(0.1, 2.0));
     c.x = x.data, c.rows = random.chance(0.5) ? rows.data : nullptr;
-    if (random.chance(0.3)) c.tolerance = 1e-2, c.left = (double *)left.data;
+    if (random.chance(0.3)) c.tolerance = 1e-2, c.left = (double *)left.data, c.iterations++;
     twice(random, out, x.size, "Sinkhorn", [&](char *to, int pool) { return c.out = to, c.pool = pool, anymax_sinkhorn(&c); });
     for (int64_t k = 0; k < c.count; k++)
         for (int64_t j = 0; j < c.m; j++) {
@@ -1564,7 +1564,8 @@ void transported(Random &random, const std::string &isa) {
     for (int64_t i = 0; i < c.count * entries; i++)
         if (!(((C *)g.data)[i] > -INF)) ((C *)g.data)[i] = 0;
     c.g = g.data, c.tolerance = 0.0;
-    twice(random, out, x.size, "Sinkhorn's gradient", [&](char *to, int pool) { return c.out = to, c.pool = pool, anymax_sinkhorn(&c); });
+    c.out = out.data, c.pool = 0;
+    if (const int code = anymax_sinkhorn(&c)) fail("Sinkhorn's gradient: refused: %s", anymax_error(code));
     for (int64_t i = 0; i < c.count * entries; i++)
         if (i / entries != lost && !(fabs((double)((C *)out.data)[i]) < INF)) fail("matrix %ld: a derivative of %g", (long)(i / entries), (double)((C *)out.data)[i]);
 }

@@ -68,8 +68,12 @@ static Support<C> budget_row(double k, const C *x, int64_t n, Scratch &scratch, 
     const int64_t count = c.count;
     if (count < place) place = count;
     const C edge = select(c.value, count, place, 0, lowest_of(c.value, count), count, s.top);
-    C anchor = s.top;
-    for (int64_t i = 0; i < count; i++) anchor = c.value[i] >= edge && c.value[i] < anchor ? c.value[i] : anchor;
+    vec<C> least = splat(s.top);
+    for (int64_t i = 0; i < count; i += width<C>) {
+        const vec<C> v = load_or(c.value, i, count, infinity<C>);
+        least = v >= edge ? smaller(least, v) : least;
+    }
+    const C anchor = lowest_lane(least);
     double *y = widen(c, anchor, scratch);
     if (scratch.failed) return poisoned<C>(true, false);
     if (k >= (double)count) {
