@@ -30,7 +30,7 @@ static constexpr MapRow MAPS[ANYMAX_MAPS] = {
     {ANYMAX_SOFTMAX, "softmax", EXPONENTIALS, 1.0, 0.0, 0, false, true, 1},
     {ANYMAX_SPARSEMAX, "sparsemax", THRESHOLDS, 1.0, 0.0, 0, false, false, 1},
     {ANYMAX_ENTMAX, "entmax", THRESHOLDS, 1e-300, 1e300, 0, true, false, 2},  // at alpha = 1 it is softmax, and has a log
-    {ANYMAX_BUDGET, "budget", THRESHOLDS, 1e-300, 1e300, 0, true, false, 2},
+    {ANYMAX_BUDGET, "budget", THRESHOLDS, 0.0, 1e300, 0, true, false, 2},
     {ANYMAX_NORMMAX, "normmax", THRESHOLDS, 1.0000000000000002, 1e300, 0, true, false, 3},
     {ANYMAX_TOPK, "topk", TRUNCATIONS, 1.0, 9e15, 1, true, true, 2},
     {ANYMAX_TOPP, "topp", TRUNCATIONS, 1e-300, 1.0, 0, true, true, 5},

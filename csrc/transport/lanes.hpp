@@ -116,7 +116,7 @@ class SmallMatrices {
         V u[SMALL_SIDE], v[SMALL_SIDE], by_row[SMALL_SIDE], most = all<V>(C(1));
         for (int64_t j = 0; j < m(); j++) v[j] = all<V>(C(1));
         for (int64_t i = 0; i < n(); i++) by_row[i] = C(1) / rows[i], u[i] = V{};
-        for (int64_t k = 1; k < iterations && bits(most > tolerance); k++) {
+        for (int64_t k = 0; k < iterations && bits(most > tolerance); k++) {
             const ints<C> going = most > tolerance;
             V wrong{};
             for (int64_t i = 0; i < n(); i++) {

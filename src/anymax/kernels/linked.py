@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._array import is_array, readable, stop_gradient
+from .._array import is_array
 from .._core.mapping import Mapping
 from .link import KINDS, MAPS, MOST_NODES, NOISES, Link, out_of_range
 
@@ -51,8 +51,6 @@ def _find(mapping: Mapping) -> Link | str:
     attribute = KINDS[kind].parameter
     value: Any = getattr(mapping, attribute) if attribute else 0.0
     if is_array(value):
-        if kind == "budget" and readable(value) and bool((stop_gradient(value) == 0).any()):
-            return "it takes k of budget above 0"
         return Link(kind, MAPS[kind], 0.0, value, 0, 0)
     if attribute and (reason := out_of_range(kind, value)):
         return reason
