@@ -59,7 +59,8 @@ def logsumexp(arguments: Arguments, agreement: Agreement, temperature: Any, keep
 
     def finish(out: Sums, largest: Any) -> Array:
         shards, shard, xp = out.shards, out.shards.shard, out.shards.xp
-        strange = xp.max(shards.highs, axis=0)  # NaN, +inf, or -inf for a row without classes
+        bad = xp.any(xp.isnan(shards.highs), axis=0)  # XLA's maximum of many rows may lose NaN
+        strange = _array.poison(xp.max(shards.highs, axis=0), bad, xp)  # NaN, +inf, or -inf for a row without classes
         value = shard.temperature * (shards.high + out.log_z)
         if columns is not None:
             value = xp.where(columns.where_cold(shard), largest, value)

@@ -51,8 +51,7 @@ def plain_loss(mapping: Mapping, x: Array, p: Array, index: Array, loss: Any = r
     y = one_hot(index, x)
     value = loss(mapping, upcast(x, jnp), p, y)[..., 0]
     value = jnp.where(jnp.any((y > 0) & (x == -jnp.inf), axis=-1), jnp.inf, jnp.where(value > 0, value, 0.0))
-    high = jnp.max(x, axis=-1)
-    poisoned = jnp.isnan(high) | (high == jnp.inf) | (index >= x.shape[-1])
+    poisoned = jnp.any(jnp.isnan(x) | (x == jnp.inf), axis=-1) | (index >= x.shape[-1])
     return jnp.where(index < 0, 0.0, jnp.where(poisoned, jnp.nan, value))
 
 
