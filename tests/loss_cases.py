@@ -69,9 +69,10 @@ def losses():
     for name, mapping in POTENTIAL.items():
         table[f"fenchel_young-{name}"] = lambda x, t, m=mapping, **o: A.fenchel_young(m, x, t, **o)
     for name, mapping in MAPS.items():
-        if not mapping.facts.sparse or mapping.name == "ratio":
+        if mapping.one_draw != "none" and (not mapping.facts.sparse or mapping.name == "ratio"):
             table[f"nll-{name}"] = lambda x, t, m=mapping, **o: A.nll(m, x, t, **o)
-        table[f"smoothed_nll-{name}"] = lambda x, t, m=mapping, **o: A.smoothed_nll(m, x, t, epsilon=1e-3, **o)
+        if mapping.one_draw != "none":
+            table[f"smoothed_nll-{name}"] = lambda x, t, m=mapping, **o: A.smoothed_nll(m, x, t, epsilon=1e-3, **o)
         table[f"accuracy_loss-{name}"] = lambda x, t, m=mapping, **o: A.accuracy_loss(m, x, t, **o)
         table[f"stop_gradient_loss-{name}"] = lambda x, t, m=mapping, **o: A.stop_gradient_loss(m, x, t, **o)
     table["sparse_softmax_loss"] = lambda x, t, **o: A.sparse_softmax_loss(x, t, k=2, **o)

@@ -612,7 +612,7 @@ def test_signatures_name_types_as_they_are_written():
         return docstrings.signature(None, what, "", thing, None, None, None)
 
     assert shown("function", anymax.log_softmax) == (
-        "(x: ArrayT | Numbers, axis: Axes = None, *, dim: Axes = None, mask: Mask = None, dtype: DType = None)", "ArrayT",
+        "(x: ArrayT | Numbers, axis: Axes = -1, *, dim: Axes = None, mask: Mask = None, dtype: DType = None)", "ArrayT",
     )  # fmt: skip
     assert shown("class", anymax.Entmax) == ("(alpha: Parameter = 1.5)", None)
     assert shown("class", anymax.thresholds.Threshold) == ("(tau: ArrayT, support: ArrayT)", None)

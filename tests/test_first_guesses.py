@@ -406,8 +406,8 @@ def test_the_second_argument():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: am.entmax(X, -1), "alpha must be finite and above 0.*; did you mean axis=-1\\?"),
-        (lambda: am.entmax(X, 0), "alpha must be finite and above 0.*; did you mean axis=0\\?"),
+        (lambda: am.entmax(X, -1), "alpha must be above 0 and finite.*; did you mean axis=-1\\?"),
+        (lambda: am.entmax(X, 0), "alpha must be above 0 and finite.*; did you mean axis=0\\?"),
         (lambda: am.taylor_softmax(X, 1), "the order must be even.*; did you mean axis=1\\?"),
         (lambda: am.taylor_softmax(X, -1), "the order must be even.*; did you mean axis=-1\\?"),
         (lambda: am.normmax(X, 1), "; did you mean axis=1\\?"),

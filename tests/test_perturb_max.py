@@ -434,7 +434,7 @@ def test_errors():
     for nodes in (0, 7, 32.0, True):
         with pytest.raises(ValueError, match=r"nodes=.*integer from 8"):
             PerturbMax(nodes=nodes)
-    with pytest.raises(ValueError, match="scale must be finite and above 0"):
+    with pytest.raises(ValueError, match="scale must be above 0 and finite"):
         PerturbMax(scale=-1.0)
     with pytest.raises(TypeError, match="expected a number or an array"):
         PerturbMax(scale="1")

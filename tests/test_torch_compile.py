@@ -71,6 +71,8 @@ def loss_of(name, smoothing=0.1):
     if mapping.facts.has_potential and takes_an_index(mapping):
         smoothing = 0.0 if "sparse_softmax" in name else smoothing
         return lambda x: A.fenchel_young(mapping, x, T, label_smoothing=smoothing)
+    if mapping.one_draw == "none":
+        return lambda x: A.accuracy_loss(mapping, x, T)
     return lambda x: A.smoothed_nll(mapping, x, T, epsilon=1e-3)
 
 

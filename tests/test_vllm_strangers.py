@@ -150,7 +150,7 @@ def test_a_made_up_request_is_refused_or_runs_alone_and_beside_others(part, know
     [
         ("budget:k=1000000", "k must be at most the number of classes"),
         ("sink:mapping=budget:k=5000", "k must be at most the number of classes"),
-        ("entmax:alpha=1" + "0" * 400, "alpha must be finite"),
+        ("entmax:alpha=1" + "0" * 400, "alpha must be above 0 and finite"),
         ("topk:k=1" + "0" * 30, "k must be an integer"),
         ([{"name": "logit_bias", "bias": {"7": 1}}], "class 7 is out of range for 7 classes"),
         ([{"name": "logit_bias", "bias": {"-1": 1}}], "integers from 0 to 2147483647"),

@@ -135,6 +135,6 @@ def counts(x: Array, xp: Namespace) -> Array:
     """
     out = xp.astype(x, sys.modules["jax"].dtypes.canonicalize_dtype("int64") if is_jax(x) else xp.int64)
     unsigned = x.dtype.kind == "u" if isinstance(x.dtype, np.dtype) else dtype_name(x).startswith("uint")
-    if unsigned and x.dtype.itemsize >= out.dtype.itemsize:
+    if unsigned and xp.iinfo(x.dtype).bits >= xp.iinfo(out.dtype).bits:
         out = xp.where(out < 0, xp.iinfo(out.dtype).max * xp.ones_like(out), out)
     return out

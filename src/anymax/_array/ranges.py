@@ -156,7 +156,9 @@ def check_number(owner: str, name: str, value: Any, allowed: Range, hint: str) -
 
 def entries_out_of_range(value: Any, allowed: Range) -> Array | None:
     """Where an array is out of the range, in its shape; None for a number, which was checked, and if it is known that no entry is."""
-    if not is_array(value):
+    if not is_array(value) or (
+        compiling() and isinstance(value, np.ndarray)
+    ):  # whose dtype torch can't trace; it was read before
         return None
     value = stop_gradient(value)
     if decides(value) and not is_jax(value) and _all_in(value, allowed):

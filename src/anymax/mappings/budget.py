@@ -106,16 +106,18 @@ class Budget(Separable):
         rest = _nearest_end(q, xp)
         return xlogx(rest, xp) + (math.log(2.0) - 1.0) * rest
 
-    def at(self, x: Array, anchor: Array, level: Array, xp: Namespace) -> Array:
-        t = x - anchor + level
+    def without_rounding(self, t: Array, xp: Namespace) -> Array:
         if self.shape != "linear":
-            return self.link(t, xp)
-        eps = float(xp.finfo(t.dtype).eps)  # the level is rounded to it, and a class at an end is to stay there
-        return _clipped(t, 2.0 * eps, 1.0 - eps, xp)
+            return t
+        # the level is rounded, relative to a small budget, and a class at an end is to stay there
+        eps, k = float(xp.finfo(t.dtype).eps), like(self.k, t, xp)
+        small = xp.where(k < 1.0, k, xp.ones_like(k)) if is_array(k) else min(k, 1.0)
+        t = xp.where(t > 2.0 * eps * small, t, xp.zeros_like(t))
+        return xp.where(t < 1.0 - eps, t, xp.ones_like(t))
 
     def link(self, t: Array, xp: Namespace) -> Array:
         if self.shape == "linear":
-            return _clipped(t, 0.0, 1.0, xp)
+            return xp.where(t > 0, xp.where(t < 1, t, xp.ones_like(t)), xp.zeros_like(t))
         if self.shape == "sigmoid":
             return sigmoid(t, xp)
         rest = 0.5 * xp.exp(xp.where(t < 0, t, -t))  # not by the absolute value, whose derivative at 0 is 0
@@ -189,11 +191,6 @@ class Budget(Separable):
             raise ValueError(
                 f"Budget(k={k}): k classes can't be chosen of {n}; k must be at most the number of classes"
             )
-
-
-def _clipped(t: Array, low: float, high: float, xp: Namespace) -> Array:
-    """t between low and high, 0 below and 1 above."""
-    return xp.where(t > low, xp.where(t < high, t, xp.ones_like(t)), xp.zeros_like(t))
 
 
 def _nearest_end(q: Array, xp: Namespace) -> Array:

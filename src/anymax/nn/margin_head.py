@@ -15,10 +15,10 @@ from .._core.classes import refuse_strays
 from .._core.mapping import Mapping
 from .._core.options import documented_like
 from .._core.typing import Reduction
+from ..autodiff import bridge
 from ..autodiff.agreement import Agreement, described, fail_together
 from ..autodiff.choose_group import as_group
 from ..autodiff.group import Group
-from ..autodiff.torch_graphs import outside_graphs
 from ..distributed import ShardKeywords
 from ..distributed.verbs import loss_of_kind as sharded_loss
 from ..linear.verbs import margin_linear_loss
@@ -173,7 +173,7 @@ class MarginHead(OfMapping):
     def _agreed(self, embeddings: Tensor, run: Callable[[list[int]], Tensor], target: Tensor | None = None) -> Tensor:
         """`run(rows of each process)`, after the processes have compared their calls; without a target all have the same rows."""
         if compiling():
-            return outside_graphs(self._compared, embeddings, run, target)
+            return bridge(embeddings).layers.outside_graphs(self._compared, embeddings, run, target)
         return self._compared(embeddings, run, target)
 
     def _compared(self, embeddings: Tensor, run: Callable[[list[int]], Tensor], target: Tensor | None) -> Tensor:
