@@ -412,7 +412,6 @@ def test_the_second_argument():
         (lambda: am.taylor_softmax(X, -1), "the order must be even.*; did you mean axis=-1\\?"),
         (lambda: am.normmax(X, 1), "; did you mean axis=1\\?"),
         (lambda: am.normmax(X, -1), "; did you mean axis=-1\\?"),
-        (lambda: am.budget(X, 0), "; did you mean axis=0\\?"),
         (lambda: am.perturb_max(X, -1), "noise: expected a name or a Noise.*; did you mean axis=-1\\?"),
         (lambda: am.sparse_softmax(X, 2), "give k=<number of classes to keep> or p=<mass>; did you mean k=2\\?"),
         (lambda: am.entropy(am.softmax(X), 1), "kind must be one of .*; did you mean axis=1\\?"),
