@@ -404,7 +404,7 @@ FAULTS = {
           "outside = (index < (-1 if hides else 0)) | (index >= n)",
           "outside = (index < (-1 if hides else 0)) | (index > n)", "losses_refused native_gradients"),
     Fault("an unsigned index beyond 64 bits", "src/anymax/_array/dtypes.py",
-          "if unsigned and x.dtype.itemsize >= out.dtype.itemsize:",
+          "if unsigned and xp.iinfo(x.dtype).bits >= xp.iinfo(out.dtype).bits:",
           "if unsigned and x.dtype.itemsize > out.dtype.itemsize:", "losses_refused"),
     Fault("the tail of a rounded teacher", "src/anymax/likelihood/verbs.py",
           "sums, noise = total(xp.exp(t), xp), _noise_of_sum(t, given, xp)",

@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeGuard, TypeVar, cast
 
 from .handed import handed
 from .names import as_mapping
@@ -15,7 +15,7 @@ from .names import as_mapping
 _APART = ("sample",)
 
 
-def sharded(x: Any) -> bool:
+def sharded(x: Any) -> TypeGuard[Any]:
     """True for a DTensor."""
     return isinstance(x, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
 

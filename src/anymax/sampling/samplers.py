@@ -59,7 +59,7 @@ class DrawOptions(TypedDict, total=False):
     """The keyword-only options of `gumbel_max` and `perturb_argmax`."""
 
     generator: Any
-    axis: int | None
+    axis: int
     dim: int | None
     num_samples: int | None
     invalid: Invalid

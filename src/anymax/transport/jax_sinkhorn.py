@@ -19,8 +19,8 @@ def plan(given: Given, iterations: int | None) -> Array:
     posed = problem(given, jnp, balanced=iterations is None)
     if iterations is not None:
         return _steps(posed, iterations)
-    held = plain.warned(*_converged(Problem(*map(stop_gradient, posed))), posed.z)
-    return _differentiable(posed, held)
+    held, left = _converged(Problem(*map(stop_gradient, posed)))
+    return _differentiable(posed, plain.warned(held, left, posed.z))
 
 
 _converged = jax.jit(functools.partial(plain.converged, xp=jnp))
