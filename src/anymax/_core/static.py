@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from .._array import Array
+from .._array import Array, unchecked
 from .mapping import Mapping
 
 
@@ -23,7 +23,8 @@ class Static:
         return isinstance(other, Static) and self.key == other.key
 
     def mapping(self, params: dict[str, Array]) -> Mapping:
-        return self.kind.rebuilt(self.constants | params)
+        with unchecked():  # the arrays were checked when the map was made, or are derivatives by them
+            return self.kind.rebuilt(self.constants | params)
 
     def mapping_of(self, values: Iterable[Array]) -> Mapping:
         """The mapping with arrays in the order of `names`."""

@@ -37,7 +37,7 @@ OPTIONS = {"plain": {}, "causal": {"is_causal": True}, "everything": {}}
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize(
     ("map", "given"),
-    [("softmax", {}), ("sparsemax", {}), ("entmax", {"alpha": 1.5}), ("budget", {"k": 2.0})],
+    [("softmax", {}), ("sparsemax", {}), ("entmax", {"alpha": 1.5}), ("budget", {"k": 2.5})],
     ids=["softmax", "sparsemax", "entmax", "budget"],
 )
 def test_attention_and_its_gradients(kernel, device, map, given, option):
