@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from kinds import KINDS, back, every_kind
-from loss_cases import LOSSES, MAPS, POTENTIAL, every_loss, every_map, every_potential, on_kinds, rng
+from loss_cases import LOSSES, MAPS, POTENTIAL, every_loss, every_potential, on_kinds, rng
 
 import anymax as A
 
