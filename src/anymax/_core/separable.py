@@ -207,9 +207,9 @@ class Separable(Mapping):
         return anchor, self._between(low, end, x - anchor, keep, reachable, xp)
 
     def at(self, x: Array, anchor: Array, level: Array, xp: Namespace) -> Array:
-        return self.link(self.without_rounding(x - anchor + level, xp), xp)
+        return self.link(self.without_rounding(x - anchor + level, level, xp), xp)
 
-    def without_rounding(self, t: Array, xp: Namespace) -> Array:
+    def without_rounding(self, t: Array, level: Array, xp: Namespace) -> Array:
         """`x - tau`, where what differs from an end of p by the rounding of tau alone is that end."""
         return t
 

@@ -106,12 +106,12 @@ class Budget(Separable):
         rest = _nearest_end(q, xp)
         return xlogx(rest, xp) + (math.log(2.0) - 1.0) * rest
 
-    def without_rounding(self, t: Array, xp: Namespace) -> Array:
+    def without_rounding(self, t: Array, level: Array, xp: Namespace) -> Array:
         if self.shape != "linear":
             return t
-        # the level is rounded, relative to a small budget, and a class at an end is to stay there
-        eps, k = float(xp.finfo(t.dtype).eps), like(self.k, t, xp)
-        small = xp.where(k < 1.0, k, xp.ones_like(k)) if is_array(k) else min(k, 1.0)
+        # the level is rounded, relative to its size, and a class at an end is to stay there
+        eps, level = float(xp.finfo(t.dtype).eps), stop_gradient(level)
+        small = xp.where(level < 1.0, level, xp.ones_like(level))
         t = xp.where(t > 2.0 * eps * small, t, xp.zeros_like(t))
         return xp.where(t < 1.0 - eps, t, xp.ones_like(t))
 
