@@ -131,7 +131,7 @@ def test_layouts_are_kept_apart(monkeypatch):
 
 
 def test_the_end_of_the_memory_is_part_of_a_layout():
-    """Rows of 600 classes, 601 apart: those that end with their memory are read in another way than those that don't."""
+    """Rows of 600 classes, 601 apart: the last row is not read in packs of 16 bytes if its memory ends within the last pack."""
     tight, roomy = torch.zeros(4 * 601 - 1, device=DEVICE), torch.zeros(5 * 601, device=DEVICE)
     rows = [memory.as_strided((4, 600), (601, 1)) for memory in (tight, roomy)]
     assert [operands.lay_out(None, x).shift for x in rows] == [2, 1]

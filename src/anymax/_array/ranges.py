@@ -22,7 +22,7 @@ import numpy as np
 from .convert import asarray, is_number, number, shown
 from .dtypes import dtype_name, floating, is_floating, is_integer
 from .kinds import Array, is_array, is_jax, is_torch, namespace
-from .tracing import compiling, decides, eager, stop_gradient
+from .tracing import compiling, decides, eager, on_cpu, stop_gradient
 
 
 class Range(NamedTuple):
@@ -108,9 +108,7 @@ def readable(value: Array) -> bool:
     if isinstance(value, np.ndarray):
         return not compiling()
     if is_jax(value):
-        return (
-            eager(value) and all(device.platform == "cpu" for device in value.devices()) and value.is_fully_addressable
-        )
+        return eager(value) and on_cpu(value) and value.is_fully_addressable
     return decides(value)
 
 
@@ -156,9 +154,9 @@ def check_number(owner: str, name: str, value: Any, allowed: Range, hint: str) -
 
 def entries_out_of_range(value: Any, allowed: Range) -> Array | None:
     """Where an array is out of the range, in its shape; None for a number, which was checked, and if it is known that no entry is."""
-    if not is_array(value) or (
-        compiling() and isinstance(value, np.ndarray)
-    ):  # whose dtype torch can't trace; it was read before
+    if not is_array(value):
+        return None
+    if isinstance(value, np.ndarray) and compiling():  # it was read before, and torch can't trace its dtype
         return None
     value = stop_gradient(value)
     if decides(value) and not is_jax(value) and _all_in(value, allowed):

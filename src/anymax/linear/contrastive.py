@@ -246,7 +246,7 @@ class Pairs(NamedTuple):
         agreement.settle()
 
     def _masks_of_others(self, group: Group, keep: Array) -> Array:
-        """The mask of this process's b and all a, [pairs, pairs of all processes], of which each process knows its rows."""
+        """The mask of this process's b and all a, [pairs, pairs of all processes]. Each process gives its rows of it."""
         xp, n = self.xp, self.a.shape[0]
         mine = xp.zeros((group.size, n, n), dtype=xp.uint8, **device_of(keep))
         for rank in range(group.size):  # one at a time, since all of them are the masks of all processes
