@@ -16,6 +16,7 @@ from triton_place import DEVICE, REAL, WARNINGS
 torch = pytest.importorskip("torch")
 
 import anymax as am
+from anymax._array.ranges import unchecked
 from anymax import kernels
 from anymax.kernels import reference
 from anymax.kernels import triton as engine
@@ -520,13 +521,14 @@ def test_the_lanes_serve_autograd():
 def test_one_alpha_a_row_on_both_sides_of_two():
     alpha = torch.tensor([[1.0], [1.3], [1.5], [2.0], [2.5], [4.0], [0.7], [-1.0]], device=DEVICE)
     x, g = rows(200, batch=(8,)), rows(200, batch=(8,), seed=2)
-    got = engine.ENGINE.forward(am.Entmax(alpha), x)
-    want = wide(lambda t: am.apply(am.Entmax(alpha.double()), t), x)
-    close(got[:7], want[:7], 1e-6)
+    with unchecked():  # as on a device, where the values are not read
+        mapping, exact = am.Entmax(alpha), am.Entmax(alpha.double())
+    got = engine.ENGINE.forward(mapping, x)
+    close(got[:7], wide(lambda t: am.apply(exact, t), x)[:7], 1e-6)
     assert bool(got[7].isnan().all())
     close(
-        engine.ENGINE.vjp(am.Entmax(alpha), x, got, g)[:7],
-        wide(lambda *t: reference.ENGINE.vjp(am.Entmax(alpha.double()), *t), x, got, g)[:7],
+        engine.ENGINE.vjp(mapping, x, got, g)[:7],
+        wide(lambda *t: reference.ENGINE.vjp(exact, *t), x, got, g)[:7],
         1e-5,
     )
 
