@@ -22,6 +22,7 @@ class IndexLoss(NamedTuple):
     value: Array
     saved: Any  # for `index_loss_grad` of the same engine
     count: Any = None  # the number of rows in a mean: an int, a tensor on a GPU, or None
+    slope: Any = None  # the derivative of each row's loss by the parameter, where it was asked for
 
 
 class Engine(ABC):
