@@ -42,6 +42,7 @@ static constexpr MapRow MAPS[ANYMAX_MAPS] = {
 
 static inline bool needs_scores(int32_t map) { return MAPS[map].family == RATIOS || MAPS[map].family == NOISES; }
 static inline bool has_loss(int32_t map) { return MAPS[map].family != RATIOS; }
+static inline bool has_slope(int32_t map) { return MAPS[map].family == THRESHOLDS && MAPS[map].per_row; }  // by its parameter
 static inline bool is_sparse(int32_t map) { return MAPS[map].family == THRESHOLDS || MAPS[map].family == TRUNCATIONS; }
 
 // The nodes of perturb max where the caller has no wish.
