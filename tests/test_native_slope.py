@@ -296,6 +296,24 @@ def test_slopes_of_segments(kind, value, heads, index):
     np.testing.assert_array_equal(loss.slope, each_segment(x, index, of_row, 0.0))
 
 
+def test_slopes_of_long_segments():
+    """One among short ones is served where it lies, with all threads or with one."""
+    lengths = np.array([3, 3000, 0, 5, 2500])
+    ptr, total = np.concatenate([[0], np.cumsum(lengths)]), int(lengths.sum())
+    x, g = normal(1, total, dtype="float32")[:, 0], normal(1, total, seed=1, dtype="float32")[:, 0]
+    along, mapping = SegmentsAlong(Segments(ptr, None, total), 0), Entmax(np.array([1.3, 1.4, 1.5, 1.6, 2.5]))
+    p = ragged.RAGGED.forward(mapping, x, along)
+    slope = ragged.RAGGED.slope(mapping, "alpha", x, p, g, along)
+    loss = ragged.RAGGED.index_loss(mapping, x, np.array([0, 1, -1, 2, -1]), along, save=False, slope=True)
+    for s, place in ((0, 0), (1, 1), (3, 2), (4, -1)):
+        own, alone = slice(ptr[s], ptr[s + 1]), Entmax(np.array([[mapping.alpha[s]]]))
+        q, h, y = (a[own][None] for a in (p, g, x))
+        np.testing.assert_array_equal(slope[s], ENGINE.slope(alone, "alpha", y, q, h)[0, 0])
+        made = ENGINE.index_loss(alone, y, np.array([place]), save=False, slope=True)
+        np.testing.assert_array_equal(loss.slope[s], made.slope[0])
+    assert slope[2] == loss.slope[2] == 0.0
+
+
 def test_other_maps_and_parameters_are_refused():
     x = normal(20, 4)
     value = np.full((4, 1), 7.0)

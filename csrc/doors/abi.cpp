@@ -157,10 +157,10 @@ int check_map(const anymax_call *c) {
     switch (c->op) {
         case ANYMAX_LOG:
         case ANYMAX_LOG_VJP: return map.log || (!c->params && link_of(c->map, c->param) == EXPONENTIAL) ? ANYMAX_OK : ANYMAX_BAD_MAP;
-        case ANYMAX_LOSS: return has_loss(c->map) && (!c->slope || has_slope(c->map)) ? ANYMAX_OK : ANYMAX_BAD_MAP;
+        case ANYMAX_LOSS: return has_loss(c->map) && (!c->slope || map.slope) ? ANYMAX_OK : ANYMAX_BAD_MAP;
         case ANYMAX_LOSS_GRAD:
         case ANYMAX_THRESHOLD: return has_loss(c->map) ? ANYMAX_OK : ANYMAX_BAD_MAP;
-        case ANYMAX_SLOPE: return has_slope(c->map) ? ANYMAX_OK : ANYMAX_BAD_MAP;
+        case ANYMAX_SLOPE: return map.slope ? ANYMAX_OK : ANYMAX_BAD_MAP;
         case ANYMAX_LARGEST: return !c->params && c->param >= 1.0 && c->param <= (double)c->n && is_multiple(c->param, 1) ? ANYMAX_OK : ANYMAX_BAD_PARAM;
         default: return ANYMAX_OK;
     }

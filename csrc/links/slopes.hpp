@@ -7,6 +7,26 @@
 
 namespace ANYMAX_UNIT {
 
+// By which formulas a link moves with its parameter.
+enum Moving { BY_ALPHA, BY_NORM, BY_BUDGET, UNMOVED };
+inline Moving moving_of(Link link) {
+    if (link == EXPONENTIAL) return BY_ALPHA;
+    if (link.family != THRESHOLDS) return UNMOVED;
+    switch (link.threshold()) {
+        case POWER1:
+        case POWER2:
+        case POWER3:
+        case POWER4:
+        case CURVE:
+        case ANY_POWER:
+        case STEEP: return BY_ALPHA;
+        case NORM: return BY_NORM;
+        case CAPPED: return BY_BUDGET;
+        case NO_LINK: break;
+    }
+    return UNMOVED;
+}
+
 // 1 / 2!, 1 / 3! ...
 struct OverFactorials {
     double of[16] = {};

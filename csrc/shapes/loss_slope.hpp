@@ -9,10 +9,14 @@ namespace ANYMAX_UNIT {
 // From the probabilities of the row, with zeros among them or without; budget's from its threshold.
 template <class C>
 inline double loss_slope(Link link, double param, const C *p, int64_t count, double tau) {
-    if (link == CAPPED) return tau + 0.5;
-    if (link == NORM) {
-        const NormRise norm = norm_rise(param, p, count);
-        return -norm.rise * ::exp(norm.log_norm);
+    switch (moving_of(link)) {
+        case BY_ALPHA: break;
+        case BY_NORM: {
+            const NormRise norm = norm_rise(param, p, count);
+            return -norm.rise * ::exp(norm.log_norm);
+        }
+        case BY_BUDGET: return tau + 0.5;
+        case UNMOVED: return not_a_number<double>;
     }
     const EntmaxOmegaRise rise{param - 1.0};
     vd total{};

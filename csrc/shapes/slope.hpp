@@ -71,10 +71,10 @@ inline void weigh_norm(double alpha, Moves<N> &m) {
 
 // <g, dp/dparam> of some rows of a link. Each step goes over all of them, so that no row waits for its own sums across lanes.
 template <class N>
-inline void slopes_of(Link link, double param, Moves<N> *rows, int64_t count, double *to) {
+inline void slopes_of(Moving moving, double param, Moves<N> *rows, int64_t count, double *to) {
     const double c = param - 1.0;
     for (int64_t k = 0; k < count; k++) {
-        if (link == NORM)
+        if (moving == BY_NORM)
             weigh_norm(param, rows[k]);
         else if (c >= 0.5)
             rows[k].weigh(EntmaxRise<true>{c, c > 1.0 ? lowest_log(rows[k].p, rows[k].count) : 0.0});
@@ -149,9 +149,10 @@ inline int64_t moved_classes(const anymax_call &call, int64_t row, int64_t n, C 
 template <class C>
 static void slope_rows(const anymax_call &call, Link link, int64_t begin, int64_t end, Scratch &scratch) {
     constexpr int64_t W = width<C>, ROWS = 8;
-    const bool wide = sizeof(C) == 4 && call.param > 2.0 && link != CAPPED;  // powers of p that grow as p falls leave the range of floats
+    const Moving moving = moving_of(link);
+    const bool wide = sizeof(C) == 4 && call.param > 2.0 && moving != BY_BUDGET;  // powers of p that grow as p falls leave the range of floats
     C *const value = (C *)call.value;
-    if (link == NO_LINK) {
+    if (moving == UNMOVED) {
         for (int64_t r = begin; r < end; r++) value[r] = not_a_number<C>;
         return;
     }
@@ -178,7 +179,7 @@ static void slope_rows(const anymax_call &call, Link link, int64_t begin, int64_
             rows[k].count = moved_classes(call, r + k, call.sizes ? call.sizes[r + k] : call.n, p + k * step, g + k * step, scratch);
         }
         if (scratch.failed) return;
-        for (int64_t k = 0; k < count && link == CAPPED; k++) slopes[k] = mean_inside(rows[k].p, rows[k].g, rows[k].count);
+        for (int64_t k = 0; k < count && moving == BY_BUDGET; k++) slopes[k] = mean_inside(rows[k].p, rows[k].g, rows[k].count);
         for (int64_t k = 0; k < count && wide; k++) {
             constexpr int64_t D = width<double>;
             const Moves<C> &row = rows[k];
@@ -186,9 +187,9 @@ static void slope_rows(const anymax_call &call, Link link, int64_t begin, int64_
             if (!more) return;
             for (int64_t i = 0; i < row.count; i += D) store(more + i, load_wide_or(row.p, i, row.count, 0.0)), store(more + step + i, load_wide_or(row.g, i, row.count, 0.0));
             Moves<double> in_doubles{more, more + step, more + 2 * step, more + 3 * step, row.count, 0.0, 0.0};
-            slopes_of(link, call.param, &in_doubles, 1, slopes + k);
+            slopes_of(moving, call.param, &in_doubles, 1, slopes + k);
         }
-        if (link != CAPPED && !wide) slopes_of(link, call.param, rows, count, slopes);
+        if (moving != BY_BUDGET && !wide) slopes_of(moving, call.param, rows, count, slopes);
         for (int64_t k = 0; k < count; k++) value[r + k] = rows[k].count ? (C)slopes[k] : C(0);
     }
 }

@@ -45,7 +45,7 @@ inline void loss_power(Tile<C> &t, int64_t n, TileLoss<C> &f) {
     C *const p = f.slopes ? (C *)t.v : nullptr;
     for (int h = 0; h < TileLoss<C>::PARTS; h++) power_loss<C, R>(x, n, t.high, level, load(f.aim), h, u, f.value, f.tau, p ? p + h * width<double> : p);
     const EntmaxOmegaRise rise{1.0 / R};
-    if (p) lanes_loss_slope<C>(n, 1.0 + rise.c, [&](int64_t i) ANYMAX_EACH { return rise.of(t.v[i]); }, f.slope);
+    if (p) lanes_loss_slope<C>(n, 1.0 + rise.c, [&](int64_t i) ANYMAX_EACH { return bits(t.v[i] > vec<C>{}) ? rise.of(t.v[i]) : vec<C>{}; }, f.slope);
 }
 
 // The values and thresholds of rows, or their thresholds alone (targets of none).

@@ -122,7 +122,7 @@ ANYMAX_CALL(call_slope) {
     Rows r(kind_of(args[2]));
     GivenMap link;
     Array support, params, value;
-    if (!served(r.kind, args[0]) || !link.read(args[0]) || !has_slope(link.map) || !r.lead(args[2], args[4], &r.call.p) || !r.link(link, ANYMAX_SLOPE, params)) return none();
+    if (!served(r.kind, args[0]) || !link.read(args[0]) || !MAPS[link.map].slope || !r.lead(args[2], args[4], &r.call.p) || !r.link(link, ANYMAX_SLOPE, params)) return none();
     if (!r.beside(args[3], &r.call.g) || (args[1] != Py_None && !r.beside(args[1], &r.call.x)) || !r.support(args[5], support)) return none();
     if (!value.read_dense(r.kind, args[6], wide_of(r), r.rows, true)) return none();
     r.call.value = value.data;
