@@ -124,8 +124,7 @@ def _quick_learned_backward(ctx: Any, g: Tensor, p: Tensor, memory: Tensor | Non
         slope = torch.empty(rows, dtype=_WIDE[p.dtype], device="cpu")
         if _engine.slope(ctx.number, None, p, g, axis, memory, slope) is None:
             return None
-        was = ctx.params_as[0]
-        by_number = slope.sum().reshape(was.shape).to(was.dtype)
+        by_number = slope.sum(dtype=ctx.params_as[0].dtype)
     return out, None, None, None, by_number
 
 
@@ -224,8 +223,8 @@ class _IndexLoss(torch.autograd.Function):
         if number is not None and not _grad():
             out = engine.quick_loss_grad(number, x, index, g, axis, factor, memory) if ctx.needs_input_grad[0] else None
             if out is not None or not ctx.needs_input_grad[0]:
-                was, by_row = ctx.params_as[0], slope * (g * factor)
-                return out, None, None, None, by_row.sum().reshape(was.shape).to(was.dtype)
+                by_row = slope * (g * factor if factor != 1.0 else g)
+                return out, None, None, None, by_row.sum(dtype=ctx.params_as[0].dtype)
         if params:
             mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
         if slope is not None:
@@ -436,7 +435,6 @@ def _quick_learned(mapping: Mapping, link: Link, x: Tensor, axis: int | None, ma
     number = _number(mapping, link, x)
     if number is None or not x.ndim or hooked():
         return None
-    mapping.check(x.shape[-1 if axis is None else axis])
     made = _engine.forward_saving(number, x, axis, mask, None, -1)
     return (
         None if made is None else _Apply.apply(x, (*made, number), mapping, -1 if axis is None else axis, link.params)
