@@ -1009,7 +1009,7 @@ FAULTS = {
           "alike.param = call->params[r];",
           "alike.param = call->params[begin];", "native_gradients law_arrays"),
     Fault("which tiles take a parameter for each row", "csrc/plan.hpp",
-          "const Link link = call.params ? NO_LINK : link_of(call.map, call.param);\n    const Rule &rule = first_of(RULES",
+          "const Link link = by_parameter(call) ? NO_LINK : link_of(call.map, call.params ? 1.0 : call.param);\n    const Rule &rule = first_of(RULES",
           "const Link link = link_of(call.map, call.params ? call.params[0] : call.param);\n    const Rule &rule = first_of(RULES",
           "native_rows law_arrays", "rows are taken in turns of one parameter, whatever the plan of their call"),
     Fault("which normmax the short backward takes", "csrc/plan.hpp",
