@@ -80,7 +80,7 @@ from .rows import (
     total,
     wider,
 )
-from .safe import expm1_over, log, log1p_over, power, safe, sigmoid, xlogx
+from .safe import expm1_over, log, log1p_over, phi, power, psi, safe, sigmoid, xlogx
 from .tracing import (
     alike,
     ask_torch,

@@ -71,3 +71,23 @@ def _over(function: Any, coefficients: tuple[float, ...], c: Any, t: Array, xp: 
     series = t * _series(xp.where(near, w, xp.zeros_like(w)), coefficients)
     away = function(xp.where(near, xp.ones_like(w), w)) / xp.where(near, xp.ones_like(w), c + xp.zeros_like(w))
     return xp.where(near, series, away)
+
+
+# Coefficients of (exp(z) - 1 - z)/z^2 and (z exp(z) - exp(z) + 1)/z^2; fifteen terms reach 1e-17 for |z| < 1/2.
+_PHI = tuple(1.0 / math.factorial(k + 2) for k in range(15))
+_PSI = tuple((k + 1.0) / math.factorial(k + 2) for k in range(15))
+
+
+def phi(z: Array, xp: Namespace) -> Array:
+    """`(exp(z) - 1 - z) / z^2`, 1/2 at 0."""
+    near = xp.abs(z) < 0.5
+    away = xp.where(near, xp.ones_like(z), z)
+    return xp.where(near, _series(xp.where(near, z, xp.zeros_like(z)), _PHI), (xp.expm1(away) - away) / (away * away))
+
+
+def psi(z: Array, xp: Namespace) -> Array:
+    """`(z exp(z) - exp(z) + 1) / z^2`, 1/2 at 0."""
+    near = xp.abs(z) < 0.5
+    away = xp.where(near, xp.ones_like(z), z)
+    far = (away * xp.exp(away) - xp.expm1(away)) / (away * away)
+    return xp.where(near, _series(xp.where(near, z, xp.zeros_like(z)), _PSI), far)

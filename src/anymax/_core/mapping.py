@@ -44,7 +44,10 @@ if TYPE_CHECKING:
 _ONE = 1.0
 _MAKES_P = ("forward", "weights", "link")  # the methods from which p follows, of all kinds of maps
 # what holds for one p: a subclass has its own, or the defaults, unless it names the kernel itself
-_OF_P = ("kernel", "formula", "as_softmax", "as_entmax", "exponents", "most_kept", "nucleus", "zero_below_threshold")
+_OF_P = (
+    "kernel", "formula", "as_softmax", "as_entmax", "exponents", "most_kept", "nucleus", "zero_below_threshold", "learns",
+    "loss_learns",
+)  # fmt: skip
 
 
 class Mapping(OverProcesses, ABC):
@@ -85,6 +88,9 @@ class Mapping(OverProcesses, ABC):
     # the parameters that may vary along the classes; others have one value per row
     per_class: ClassVar[tuple[str, ...]] = ()
     bounds_classes: ClassVar[bool] = False  # True if the caller gives each class an upper bound
+    # the parameters in which the derivatives of p, and of the loss, follow from p alone: `param_jvp`, `param_vjp`, `loss_slope`
+    learns: tuple[str, ...] = ()
+    loss_learns: tuple[str, ...] = ()
     # of the parameters that may be arrays: a row whose own is out of its range, and could not be read, becomes NaN
     ranges: ClassVar[Ranges] = {}
 
@@ -127,6 +133,18 @@ class Mapping(OverProcesses, ABC):
     def jvp(self, x: Array, p: Array, v: Array, xp: Namespace) -> Array:
         """J v; the same as `vjp` for a map with a potential, whose Jacobian is symmetric."""
         return self.vjp(x, p, v, xp)
+
+    def param_jvp(self, name: str, x: Array, p: Array, v: Array, xp: Namespace) -> Array:
+        """The change of p where a parameter of `learns` changes by v, [..., 1] or [..., n]; plain operations on x and p = p(x)."""
+        raise TypeError(f"{self.name} has no derivative by {name} in closed form")
+
+    def param_vjp(self, name: str, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
+        """`<g, dp / d parameter>`, [..., 1], or one for each class of a parameter of `per_class`."""
+        return dot(self.param_jvp(name, x, p, xp.ones_like(p[..., :1]), xp), g, xp)
+
+    def loss_slope(self, name: str, x: Array, p: Array, xp: Namespace) -> Array:
+        """The derivative of `loss`, which is `Omega*(x) - <x, y>`, by a parameter of `loss_learns`, with p = p(x); [..., 1] or [..., n]."""
+        raise TypeError(f"{self.name} has no derivative of the loss by {name} in closed form")
 
     def log_forward(self, x: Array, xp: Namespace) -> Array | None:
         """log p(x), -inf where p is 0; None if it is no more accurate than the logarithm of p."""

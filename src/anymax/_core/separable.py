@@ -289,14 +289,40 @@ class Separable(Mapping):
         return change if most is None else xp.where(change < most - p, change, most - p)
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
-        s = self.sensitivity(p, xp)
-        if self.steep:
-            # One s_i may exceed all others by many orders of magnitude; g minus its g_i does not cancel.
-            largest = xp.finfo(s.dtype).max ** 0.75
-            s = xp.where(s > largest, largest * xp.ones_like(s), s)
+        s = self._finite_sensitivity(p, xp)
+        if self.steep:  # g minus that of the largest s_i does not cancel
             g = g - take(g, xp.argmax(stop_gradient(s), axis=-1, keepdims=True), xp)
         rate = total(s, xp)
         return s * (g - dot(s, g, xp) / xp.where(rate == 0, xp.ones_like(rate), rate))
+
+    # -- the derivatives by a parameter -----------------------------------------------------------------------------------
+
+    def link_rate(self, name: str, p: Array, xp: Namespace) -> Array:
+        """The derivative of the link by a parameter at a constant argument, or that plus a multiple of `sensitivity`; 0 where p is 0."""
+        raise TypeError(f"{self.name} has no derivative by {name} in closed form")
+
+    def mass_rate(self, name: str) -> float:
+        """The derivative of `mass` by a parameter."""
+        return 0.0
+
+    def param_jvp(self, name: str, x: Array, p: Array, v: Array, xp: Namespace) -> Array:
+        """`r - s (sum r - m) / sum s` times v: r is `link_rate`, s the sensitivity and m `mass_rate`."""
+        s = self._finite_sensitivity(p, xp)
+        rate = total(s, xp)
+        share = s / xp.where(rate == 0, xp.ones_like(rate), rate)
+        gained = self.mass_rate(name)
+        if gained:
+            return gained * share * v
+        r = self.link_rate(name, p, xp)
+        return (r - share * total(r, xp)) * v
+
+    def _finite_sensitivity(self, p: Array, xp: Namespace) -> Array:
+        """`sensitivity`, bounded where it may be infinite: one s_i may exceed all others by many orders of magnitude."""
+        s = self.sensitivity(p, xp)
+        if not self.steep:
+            return s
+        largest = xp.finfo(s.dtype).max ** 0.75
+        return xp.where(s > largest, largest * xp.ones_like(s), s)
 
     def omega(self, q: Array, xp: Namespace) -> Array:
         """The sum of `omega_terms` minus an affine function, so that it is 0 at every vertex however the terms are normalised."""

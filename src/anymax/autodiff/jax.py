@@ -2,8 +2,9 @@
 
 `jax.custom_jvp` has the rule `dp = J(x, p) dx`, where p is the function itself. So jit, grad, jvp, vmap, hessian and shard_map
 work, and no iteration is differentiated. J times a vector is a primitive, `_product`. It is linear in the vector; to transpose it
-swaps `vjp` and `jvp`; its derivatives in x and p are those of the map's formula. If a parameter is differentiated, the rule is
-`jax.jvp` of `Mapping.differentiable`. Calls outside jit are compiled too, once for each mapping and shape.
+swaps `vjp` and `jvp`; its derivatives in x and p are those of the map's formula. A parameter that is differentiated adds
+`Mapping.param_jvp` of its change; where the map has none, the rule is `jax.jvp` of `Mapping.differentiable`. Calls outside jit are
+compiled too, once for each mapping and shape.
 """
 
 from __future__ import annotations
@@ -52,13 +53,18 @@ def _apply(static: Static, params: dict[str, Array], x: Array) -> Array:
 def _apply_rule(static: Static, primals: Any, tangents: Any) -> Any:
     (params, x), (dparams, dx) = primals, tangents
     mapping = static.mapping(params)
-    if mapping.traced or not all(map(is_zero, dparams.values())):
+    changes = {name: change for name, change in dparams.items() if not is_zero(change)}
+    if mapping.traced or not changes.keys() <= set(mapping.learns):
         f = lambda params, x: reference.differentiable(static.mapping(params), x)  # noqa: E731
         return jax.jvp(f, primals, with_zeros(tangents, primals))
     p = _apply(static, params, x)
     engine = kernels.choose("vjp", mapping, x)
     scores = x if mapping.needs_scores else p
-    return p, _product(scores, p, dx, *_beside(x, params), static=static, engine=engine, transposed=False)
+    by_params = [reference.param_jvp(mapping, name, x, p, change) for name, change in changes.items()]
+    if is_zero(dx):
+        return p, functools.reduce(jnp.add, by_params, _zeros_like(p))
+    by_scores = _product(scores, p, dx, *_beside(x, params), static=static, engine=engine, transposed=False)
+    return p, functools.reduce(jnp.add, by_params, by_scores)
 
 
 # -- the Jacobian times a vector -------------------------------------------------------------------------------------
@@ -108,12 +114,23 @@ def _loss(static: Static, params: dict[str, Array], x: Array, y: Array) -> Array
 def _loss_rule(static: Static, primals: Any, tangents: Any) -> Any:
     """The gradient is p - y, or that of plain operations on the scores where the loss needs no p."""
     (params, x, y), (dparams, dx, dy) = primals, tangents
-    plain = static.kind.loss_from_scores or static.mapping(params).traced
-    if plain or is_zero(dx) or not all(map(is_zero, (*dparams.values(), dy))):
+    mapping = static.mapping(params)
+    changes = {name: change for name, change in dparams.items() if not is_zero(change)}
+    closed = changes.keys() <= set(mapping.loss_learns) and is_zero(dy)
+    if static.kind.loss_from_scores or mapping.traced or not closed:
         return jax.jvp(functools.partial(_plain_loss, static), primals, with_zeros(tangents, primals))
     p = _apply(static, params, x)
+    value = reference.loss(mapping, x, p, y)
+    by_params = [_times(reference.loss_slope(mapping, name, x, p), change, value) for name, change in changes.items()]
+    if is_zero(dx):
+        return value, functools.reduce(jnp.add, by_params, _zeros_like(value))
     gradient = jnp.where(x == -jnp.inf, 0.0, p - y)
-    return reference.loss(static.mapping(params), x, p, y), jnp.sum(gradient * dx, axis=-1, keepdims=True)
+    return value, functools.reduce(jnp.add, by_params, jnp.sum(gradient * dx, axis=-1, keepdims=True))
+
+
+def _times(slope: Array, change: Array, value: Array) -> Array:
+    """slope times the change of a parameter, in the dtype of the value."""
+    return (slope * change).astype(value.dtype)
 
 
 # -- the loss of class indices, in one pass ------------------------------------------------------------------------
@@ -131,8 +148,16 @@ def _index(static: Static, params: dict[str, Array], x: Array, index: Array) -> 
 def _index_rule(static: Static, primals: Any, tangents: Any) -> Any:
     (params, x, index), (dparams, dx, _) = primals, tangents
     value, tau = _index(static, params, x, index)
-    if all(map(is_zero, dparams.values())):
-        change = _slope(x, tau, index, dx, *_beside(x, params), static=static, transposed=False)
+    mapping = static.mapping(params)
+    changes = {name: change for name, change in dparams.items() if not is_zero(change)}
+    if changes.keys() <= set(mapping.loss_learns):
+        change = _zeros_like(value)
+        if not is_zero(dx):
+            change = _slope(x, tau, index, dx, *_beside(x, params), static=static, transposed=False)
+        p = _apply(static, params, upcast(x, jnp)) if changes else None
+        for name, by in changes.items():
+            slope = jnp.where(index[..., None] >= 0, reference.loss_slope(mapping, name, x, p), 0.0)
+            change = change + jnp.squeeze(_times(slope, by, value), -1)
     else:
         f = lambda params, x: _composed(static, params, x, index)  # noqa: E731
         change = jax.jvp(f, (params, x), with_zeros((dparams, dx), (params, x)))[1]

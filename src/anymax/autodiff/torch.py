@@ -31,6 +31,7 @@ from ..kernels.support import non_zeros_in
 from .bridge import Bridge, seen
 from .saving import As, hooked, params_of, restored, save, saved, with_params
 from .torch_operations import spec_of
+from .torch_parameters import gradients, learns, needs_plain, traced
 
 Tensor = torch.Tensor
 
@@ -38,6 +39,7 @@ _compiling = torch.compiler.is_compiling
 _grad, _functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
 KINDS = (torch.Tensor, torch.nn.Parameter)  # the kinds of array that `quick` takes
 _WIDE = {torch.float64: torch.float64, **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float32)}
+_HALVES = (torch.float16, torch.bfloat16)
 _engine: Any = None if isinstance(native.load(), str) else native.engine_for(torch.empty(0, device="cpu"))
 _forward = _engine and _engine.forward
 _gpu = triton.ENGINE
@@ -68,6 +70,8 @@ class _Apply(torch.autograd.Function):
         (g,), (p, x, memory, *params), (mapping, axis) = grads, ctx.saved_tensors, ctx.call
         if params:
             mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
+            if any(ctx.needs_input_grad[4:]):
+                return _learned_backward(ctx, mapping, g, p, x, memory)
         if _engine is not None and ctx.support is None and not _grad():
             out = _engine.vjp(mapping, x, p, g, axis, memory)
             if out is not None:
@@ -77,15 +81,39 @@ class _Apply(torch.autograd.Function):
             out = _quick_vjp(mapping, axis, p if x is None else x, p, g, found)
             if out is not None:
                 return out, *(None,) * (3 + len(params))
-        was = As(g.dtype, g.shape, g.device, False, Tensor if ctx.kind in KINDS else ctx.kind)
-        p = restored(p, was)
-        x = p if x is None else restored(x, was)
-        support = None
-        if memory is not None:
-            memory = restored(memory, ctx.was)
-            support = non_zeros_in(memory, p, axis) if ctx.support is None else ctx.support._replace(memory=memory)
-        x, p, g = (to_last(a, axis % a.ndim, xp) for a in (x, p, g))
+        x, p, g, support = _restored(ctx, g, p, x, memory)
         return from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp), *(None,) * (3 + len(params))
+
+
+def _restored(ctx: Any, g: Tensor, p: Tensor, x: Tensor | None, memory: Any) -> tuple[Tensor, Tensor, Tensor, Any]:
+    """(x, p, g, support) of `_Apply` as they were saved, the classes last. x is p for a map that does not need the scores."""
+    axis = ctx.call[1]
+    was = As(g.dtype, g.shape, g.device, False, Tensor if ctx.kind in KINDS else ctx.kind)
+    p = restored(p, was)
+    x = p if x is None else restored(x, was)
+    support = None
+    if memory is not None:
+        memory = restored(memory, ctx.was)
+        support = non_zeros_in(memory, p, axis) if ctx.support is None else ctx.support._replace(memory=memory)
+    x, p, g = (to_last(a, axis % a.ndim, xp) for a in (x, p, g))
+    return x, p, g, support
+
+
+def _learned_backward(ctx: Any, mapping: Mapping, g: Tensor, p: Tensor, x: Tensor | None, memory: Any) -> Any:
+    """The gradients of `_Apply` by the scores and by the parameters."""
+    axis = ctx.call[1]
+    x, p, g, support = _restored(ctx, g, p, x, memory)
+    out = from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp) if ctx.needs_input_grad[0] else None
+    by_params = gradients(mapping, ctx.needs_input_grad[4:], lambda name: _slope(mapping, name, x, p, g, support))
+    return out, None, None, None, *by_params
+
+
+def _slope(mapping: Mapping, name: str, x: Tensor, p: Tensor, g: Tensor, support: Any = None) -> Tensor:
+    """`<g, dp / d parameter>` of each row."""
+    if plain_backward(g):
+        return reference.slope(mapping, name, x, p, g)
+    engine = kernels.choose("slope", mapping, g)
+    return engine.slope(mapping, name, x, p, g, support if g.shape == p.shape else None)
 
 
 def _vjp(mapping: Mapping, x: Tensor, p: Tensor, g: Tensor, support: Any = None) -> Tensor:
@@ -148,7 +176,7 @@ class _IndexLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, made: IndexLoss, call: _LossCall, *params: Tensor) -> Tensor:
-        value, memory, count = made
+        value, memory, count, slope = made
         ctx.lanes = None  # of a GPU's engine: the rest of what it saved beside the memory
         if memory is not None and not isinstance(memory, Tensor):
             memory, ctx.lanes = memory.memory, memory._replace(memory=None)
@@ -156,7 +184,10 @@ class _IndexLoss(torch.autograd.Function):
         ctx.was = None if memory is None else As.of(memory)
         ctx.counted = type(count) is Tensor  # on a GPU: the gradient is divided by it
         ctx.factor = 1.0 / max(count or 0, 1) if call.reduction == "mean" and not ctx.counted else 1.0
-        ctx.save_for_backward(x, index, memory, *((count,) if ctx.counted else ()), *params)
+        ctx.learns = slope is not None
+        ctx.save_for_backward(
+            x, index, memory, *((count,) if ctx.counted else ()), *((slope,) if ctx.learns else ()), *params
+        )
         if params:
             ctx.params_as = [As.of(value) for value in params]
         return value
@@ -166,9 +197,16 @@ class _IndexLoss(torch.autograd.Function):
         (g,), (x, index, memory, *params) = grads, ctx.saved_tensors
         mapping, engine, axis, ignored, _ = ctx.call
         g, factor = g / params.pop(0) if ctx.counted else g, ctx.factor
+        slope = params.pop(0) if ctx.learns else None
         none = (None,) * (3 + len(params))
         if params:
             mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
+        if slope is not None:
+            slope = _slope_of_rows(mapping, x, index, ignored) if _grad() else slope
+            by_row = (slope * (g * factor)).unsqueeze(-1)
+            none = (None, None, None, *gradients(mapping, ctx.needs_input_grad[4:], lambda name: by_row))
+            if not ctx.needs_input_grad[0]:
+                return None, *none
         if not _grad():
             out = engine.quick_loss_grad(mapping, x, index, g, axis, factor, memory)
             if out is None and _on_gpu(x) and memory is not None and As.of(memory) == ctx.was:
@@ -188,6 +226,13 @@ class _IndexLoss(torch.autograd.Function):
         if out is None:
             out = _plain_slope(mapping, x, index, g * factor, axis, ignored)
         return out, *none
+
+
+def _slope_of_rows(mapping: Mapping, x: Tensor, index: Tensor, ignored: int) -> Tensor:
+    """The derivative of each row's loss by the parameter, from p; it has derivatives where autograd records."""
+    (name,) = mapping.loss_learns
+    slope = reference.loss_slope(mapping, name, x, BRIDGE.apply(mapping, x)).squeeze(-1)
+    return torch.where((index != ignored) & (index >= 0), slope, torch.zeros_like(slope))
 
 
 def _plain_slope(mapping: Mapping, x: Tensor, index: Tensor, g: Tensor, axis: int, ignored: int) -> Tensor:
@@ -216,7 +261,14 @@ class _Compiled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, p, *params = ctx.saved_tensors
-        return torch.ops.anymax.vjp(x, p, grads[0], params, ctx.spec), None, None, *([None] * ctx.count)
+        out = torch.ops.anymax.vjp(x, p, grads[0], params, ctx.spec)
+        by_params = [
+            torch.ops.anymax.slope(x, p, grads[0], params, ctx.spec, i).sum_to_size(value.shape).to(value.dtype)
+            if want
+            else None
+            for i, (value, want) in enumerate(zip(params, ctx.needs_input_grad[3:]))
+        ]
+        return out, None, None, *by_params
 
 
 class _Loss(torch.autograd.Function):
@@ -236,22 +288,23 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, y, p, *params = saved(ctx)
+        g, mapping = grads[0], with_params(ctx.mapping, params)
         if torch.is_grad_enabled():
-            p = BRIDGE.apply(with_params(ctx.mapping, params), x)
-        return grads[0] * (p - y), *(None,) * (2 + len(params))
+            p = BRIDGE.apply(mapping, x)
+        by_params = gradients(
+            mapping, ctx.needs_input_grad[3:], lambda name: g * reference.loss_slope(mapping, name, x, p)
+        )
+        return g * (p - y), None, None, *by_params
 
 
 # -- the kind of a call, and the fast path: the CPU engine takes any axis, mask and strides --------------------------------
 
 
-def learns(mapping: Mapping) -> bool:
-    """True if autograd records operations on a parameter."""
-    return recorded(*mapping.params().values())
-
-
-def traced(mapping: Mapping) -> bool:
-    """True if torch must see plain operations: under torch.compile, a mode, a transform, or for a parameter with a gradient."""
-    return _compiling() or modes() or transformed() or learns(mapping)
+def _saving(engine: Any, mapping: Mapping, x: Tensor, mask: Tensor | None, learning: bool) -> tuple[Tensor, Any]:
+    """`forward_saving`; for a learned parameter and half precision with all non-zeros, whose values are floats."""
+    if learning and engine is native.ENGINE and x.dtype in _HALVES and not mapping.needs_scores:
+        return native.ENGINE.forward_saving(mapping, x, mask, None, x.shape[-1])
+    return engine.forward_saving(mapping, x, mask)
 
 
 def _implicit(mapping: Mapping, x: Tensor) -> Tensor:
@@ -362,9 +415,10 @@ class TorchBridge(Bridge):
     def apply(self, mapping: Mapping, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if mapping.hides_a_class:
             return seen(self.apply(*mapping.with_hidden(x, xp)))
-        if transformed() or learns(mapping) or mapping.traced:
+        if transformed() or mapping.traced or needs_plain(mapping, x):
             return _implicit(mapping, x)
-        wants = recorded(x)
+        learning = learns(mapping)
+        wants = learning or recorded(x)
         if torch_exports():
             return reference.differentiable(mapping, x) if wants else reference.forward(mapping, x)
         # a mode may trace, or have no values, so it gets opaque operations too
@@ -380,7 +434,7 @@ class TorchBridge(Bridge):
         if not wants:
             return engine.forward(mapping, x, mask)
         with torch.no_grad():
-            made = (engine.forward(mapping, x, mask), None) if hooked() else engine.forward_saving(mapping, x, mask)
+            made = (engine.forward(mapping, x, mask), None) if hooked() else _saving(engine, mapping, x, mask, learning)
         return _Apply.apply(x, made, mapping, -1, *params_of(mapping))
 
     def quick(self) -> Any:
@@ -390,7 +444,7 @@ class TorchBridge(Bridge):
         return torch.compiler.is_dynamo_compiling
 
     def masks(self, mapping: Mapping, x: Tensor) -> bool:
-        if traced(mapping) or mapping.needs_scores or mapping.hides_a_class:
+        if mapping.needs_scores or mapping.hides_a_class or traced(mapping, x):
             return False
         return kernels.choose("forward", mapping, x).takes_mask
 
@@ -399,7 +453,11 @@ class TorchBridge(Bridge):
         alike = type(out) is Tensor and (out.dtype, out.shape, out.device) == (x.dtype, x.shape, x.device)
         if not alike or not x.numel():
             return False
-        if recorded(x, out) or traced(mapping) or (out.is_inference() and not torch.is_inference_mode_enabled()):
+        if (
+            recorded(x, out, *mapping.params().values())
+            or traced(mapping, x)
+            or (out.is_inference() and not torch.is_inference_mode_enabled())
+        ):
             return False
         done = kernels.choose("forward", mapping, x).write(mapping, x, mask, out)
         if done:
@@ -409,7 +467,7 @@ class TorchBridge(Bridge):
     def log(self, mapping: Mapping, x: Tensor) -> Tensor | None:
         if mapping.hides_a_class:
             return seen(self.log(*mapping.with_hidden(x, xp)))
-        engine = None if traced(mapping) else kernels.compiled("log_forward", mapping, x)
+        engine = None if traced(mapping, x, "log_forward") else kernels.compiled("log_forward", mapping, x)
         if engine is None:
             return reference.log_forward(mapping, x)
         if recorded(x):
@@ -417,9 +475,9 @@ class TorchBridge(Bridge):
         return engine.log_forward(mapping, x)
 
     def loss(self, mapping: Mapping, x: Tensor, y: Tensor) -> Tensor:
-        plain = transformed() or learns(mapping) or recorded(y)
+        plain = transformed() or recorded(y) or needs_plain(mapping, x, "loss")
         if not plain and not torch.compiler.is_compiling() and not modes():
-            if recorded(x):
+            if recorded(x) or learns(mapping):
                 return _Loss.apply(x, y, mapping, *params_of(mapping))[0]
             p = kernels.choose("forward", mapping, x).forward(mapping, x)
             return kernels.choose("loss", mapping, x).loss(mapping, x, p, y)
@@ -449,11 +507,20 @@ class TorchBridge(Bridge):
         if _on_gpu(x) and x.numel() and _untraced() and _gpu.quick("index_loss", mapping, x):
             engine: Any = _gpu
         else:
-            engine = None if traced(mapping) or x.is_nested else kernels.compiled("index_loss", mapping, x)
+            engine = (
+                None if traced(mapping, x, "index_loss") or x.is_nested else kernels.compiled("index_loss", mapping, x)
+            )
         if engine is None:
             return None
+        learning = learns(mapping)
+        wants = wants or learning
         save = wants and (engine.needs_saved or not hooked())
-        made = engine.index_loss(mapping, x, index, save=save, axis=axis, ignored=ignored, reduction=reduction)
+        with torch.no_grad():
+            made = engine.index_loss(
+                mapping, x, index, save=save, axis=axis, ignored=ignored, reduction=reduction, slope=learning
+            )
+            if made is not None and learning and made.slope is None:
+                made = made._replace(slope=_slope_of_rows(mapping, x, index, ignored))
         if made is None or not wants:
             return made and made.value
         call = _LossCall(mapping, engine, axis, ignored, reduction)

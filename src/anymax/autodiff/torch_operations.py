@@ -23,6 +23,7 @@ _LIBRARY = library(__name__)
 nodes.panel_nodes()
 _LIBRARY.define("forward(Tensor x, Tensor[] params, str spec) -> Tensor")
 _LIBRARY.define("vjp(Tensor x, Tensor p, Tensor g, Tensor[] params, str spec) -> Tensor")
+_LIBRARY.define("slope(Tensor x, Tensor p, Tensor g, Tensor[] params, str spec, int place) -> Tensor")
 _LIBRARY.define("hold(Tensor x, Tensor[] params, str spec) -> Tensor")
 
 
@@ -71,6 +72,21 @@ def _vjp_op(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str) ->
     return _own(kernels.choose("vjp", mapping, x).vjp(mapping, x, p, g), x, p, g)
 
 
+def _slope_op(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str, place: int) -> Tensor:
+    """`<g, dp / d parameter>` for the parameter at this place; 0 for one in which p has no derivative."""
+    mapping = mapping_from(spec, params)
+    name = list(mapping.params())[place]
+    if name not in mapping.learns:
+        return _slope_fake(x, p, g, params, spec, place).zero_()
+    return kernels.choose("slope", mapping, p).slope(mapping, name, x, p, g).contiguous()
+
+
+def _slope_fake(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str, place: int) -> Tensor:
+    mapping = mapping_from(spec, params)
+    size = p.shape[-1] if list(mapping.params())[place] in mapping.per_class else 1
+    return p.new_empty((*p.shape[:-1], size), dtype=torch.float64 if p.dtype == torch.float64 else torch.float32)
+
+
 def _hold_op(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
     return mapping_from(spec, params).hold(upcast(floating(x, xp), xp), xp).clone(memory_format=torch.contiguous_format)
 
@@ -91,6 +107,7 @@ def _hold_fake(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
 for _name, _impl, _fake in (
     ("forward", _forward_op, _forward_fake),
     ("vjp", _vjp_op, _vjp_fake),
+    ("slope", _slope_op, _slope_fake),
     ("hold", _hold_op, _hold_fake),
 ):
     _LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")

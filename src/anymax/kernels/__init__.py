@@ -17,8 +17,8 @@ from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.typing import AnyArray, DType, Numbers
 from . import choice, framework, native, order, ragged, reference, tabled, triton, xla
-from .choice import asked
-from .engine import OPS, Engine, RaggedEngine
+from .choice import asked, unlearned
+from .engine import OPS, SLOPE, Engine, RaggedEngine
 from .triton import ragged as triton_ragged
 
 ENGINES: tuple[Engine, ...] = (
@@ -107,11 +107,17 @@ def use(name: str) -> contextlib.AbstractContextManager[None]:
     return _Use(name)
 
 
+def _refusal(engine: Engine, op: str, mapping: Mapping, x: Any) -> str | None:
+    """Why an engine can't compute an operation, with the derivatives that are asked for; None if it can."""
+    learning = None if engine is reference.ENGINE or op == SLOPE else unlearned(op, mapping)
+    return learning or engine.refuse(op, mapping, x)
+
+
 def compiled(op: str, mapping: Mapping, x: Array) -> Engine | None:
     """The compiled engine that has an operation in one pass; None where the caller must compose it ("log_forward", "index_loss")."""
     name = asked()
     for engine in ENGINES:
-        if engine.compiled and name in (None, engine.name) and engine.refuse(op, mapping, x) is None:
+        if engine.compiled and name in (None, engine.name) and _refusal(engine, op, mapping, x) is None:
             return engine
     return None
 
@@ -130,7 +136,7 @@ def choose(op: str, mapping: Mapping | str, x: AnyArray) -> Engine:
     ----------
     op
         "forward", "log_forward", "vjp", "log_vjp" (the gradient of log p), "loss", "index_loss" (the loss of class indices,
-        with its gradient) or "threshold".
+        with its gradient), "threshold" or "slope" (the derivative of p by a parameter, times a gradient).
     mapping
         The map, such as `anymax.Sparsemax()`, or its name.
     x
@@ -148,17 +154,17 @@ def choose(op: str, mapping: Mapping | str, x: AnyArray) -> Engine:
     ...     anymax.choose("forward", anymax.Sparsemax(), np.zeros(3)).name
     'reference'
     """
-    if op not in OPS:
-        raise ValueError(f"there is no operation {op!r}; the operations are {', '.join(OPS)}")
+    if op not in (*OPS, SLOPE):
+        raise ValueError(f"there is no operation {op!r}; the operations are {', '.join((*OPS, SLOPE))}")
     mapping = as_mapping(mapping, "choose")
     x = asarray(x) if isinstance(x, (list, tuple, str)) else x
     only = forced()
     if only is not None:
-        reason = only.refuse(op, mapping, x)
+        reason = _refusal(only, op, mapping, x)
         if reason is not None:
             raise RuntimeError(f"engine {only.name!r} was asked for and can't compute {op} of {mapping!r}: {reason}")
         return only
-    return next(engine for engine in ENGINES if engine.refuse(op, mapping, x) is None)
+    return next(engine for engine in ENGINES if _refusal(engine, op, mapping, x) is None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,14 +242,15 @@ def explain(mapping: Mapping | str, x: AnyArray | Numbers, *, verbose: bool = Fa
         inner, wide = mapping.with_hidden(floating(scores, namespace(scores)), namespace(scores))
         return dataclasses.replace(explain(inner, wide, verbose=verbose), mapping=mapping)
     rows, plans = [], []
-    for op in OPS if mapping.has_threshold else OPS[:-1]:
+    ops = (*OPS, SLOPE) if any(name in mapping.learns for name in mapping.params()) else OPS
+    for op in ops if mapping.has_threshold else (o for o in ops if o != "threshold"):
         engine = choose(op, mapping, scores)
         plans.append(engine.plan(op, mapping, scores))
         refusals = []
         for other in ENGINES:
             if other is engine:
                 break
-            reason = other.refuse(op, mapping, scores)
+            reason = _refusal(other, op, mapping, scores)
             refusals.append((other.name, reason or f"engine {engine.name!r} was asked for"))
         rows.append((op, engine.name, tuple(refusals)))
     return Explanation(mapping, tuple(rows), tuple(plans), verbose)

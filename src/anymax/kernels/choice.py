@@ -6,6 +6,9 @@ import contextvars
 import os
 from collections.abc import Callable
 
+from .._array import recorded
+from .._core.mapping import Mapping
+
 forced: contextvars.ContextVar[str | None] = contextvars.ContextVar("anymax_engine", default=None)
 # read once: os.environ is slow compared with a call of 1 us
 environment: str | None = os.environ.get("ANYMAX_ENGINE") or None
@@ -24,3 +27,15 @@ def refuse_other(name: str) -> str | None:
 def quickest() -> Callable[[], str | None]:
     """`asked`, or a faster function with the same result: the context variable's `get` where the environment names no engine."""
     return asked if environment else forced.get
+
+
+def unlearned(op: str, mapping: Mapping) -> str | None:
+    """Why no engine takes a parameter that torch differentiates: its derivative does not follow from p; None if there is none."""
+    values = mapping.params()
+    if not recorded(*values.values()):
+        return None
+    closed = mapping.loss_learns if op in ("loss", "index_loss") else mapping.learns
+    for name, value in values.items():
+        if name not in closed and recorded(value):
+            return f"its derivatives in p are those of the scores, and {name} of {mapping.name} has a gradient; plain operations have it"
+    return None

@@ -13,6 +13,7 @@ from .support import NonZeros
 
 # the operations of `choose` and `explain`
 OPS = ("forward", "log_forward", "vjp", "log_vjp", "loss", "index_loss", "threshold")
+SLOPE = "slope"  # the operation of maps whose arrays of parameters may be learned
 BELOW = -(2**63)  # `ignored` of an index loss: leave out rows with any index below 0
 
 
@@ -22,6 +23,7 @@ class IndexLoss(NamedTuple):
     value: Array
     saved: Any  # for `index_loss_grad` of the same engine
     count: Any = None  # the number of rows in a mean: an int, a tensor on a GPU, or None
+    slope: Any = None  # the derivative of each row's loss by the parameter, where it was asked for
 
 
 class Engine(ABC):
@@ -77,6 +79,10 @@ class Engine(ABC):
         """J^T g."""
         self._refused("vjp")
 
+    def slope(self, mapping: Mapping, name: str, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
+        """`<g, dp / d parameter>` of each row, [..., 1], or one for each class of a parameter of `per_class`; float32 or float64."""
+        self._refused(SLOPE)
+
     def log_vjp(self, mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
         """`vjp` of log p: `g - p sum g` on the classes whose probability is not 0."""
         self._refused("log_vjp")
@@ -87,8 +93,11 @@ class Engine(ABC):
 
     def index_loss(
         self, mapping: Mapping, x: Array, index: Array, *, save: bool, axis: int = -1, ignored: int = BELOW, reduction: str = "none",
+        slope: bool = False,
     ) -> IndexLoss | None:  # fmt: skip
         """The losses of class indices, or their sum or mean, in one pass; `save`: keep what the gradient needs.
+
+        `slope` asks for the derivative of each row's loss by the parameter; an engine that has none leaves it None.
 
         Rows with the index `ignored`, which is below 0, are left out; by default rows with any index below 0. None where the engine
         has no one-pass loss for these arrays, this axis or this reduction, or where another index is not a class.

@@ -229,6 +229,7 @@ class Native(Engine):
 
     def index_loss(
         self, mapping: Mapping, x: Array, index: Array, *, save: bool, axis: int = -1, ignored: int = BELOW, reduction: str = "none",
+        slope: bool = False,
     ) -> IndexLoss | None:  # fmt: skip
         if type(axis) is not int or not -x.ndim <= axis < x.ndim:
             return None

@@ -50,6 +50,21 @@ class Reference(Engine):
     def jvp(self, mapping: Mapping, x: Array, p: Array, v: Array) -> Array:
         return _in_compute_dtype(mapping.jvp, x, p, v)
 
+    def param_jvp(self, mapping: Mapping, name: str, x: Array, p: Array, v: Array) -> Array:
+        """The change of p where a parameter changes by v; `Mapping.param_jvp`."""
+        return _in_compute_dtype(lambda x, p, v, xp: mapping.param_jvp(name, x, p, v, xp), x, p, v)
+
+    def slope(self, mapping: Mapping, name: str, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
+        xp = namespace(p)
+        with quiet(p):
+            return mapping.param_vjp(name, upcast(x, xp), upcast(p, xp), upcast(g, xp), xp)
+
+    def loss_slope(self, mapping: Mapping, name: str, x: Array, p: Array) -> Array:
+        """The derivative of `loss` by a parameter, float32 or float64; `Mapping.loss_slope`."""
+        xp = namespace(p)
+        with quiet(p):
+            return mapping.loss_slope(name, upcast(x, xp), upcast(p, xp), xp)
+
     def loss(self, mapping: Mapping, x: Array, p: Array, y: Array) -> Array:
         out = _in_compute_dtype(mapping.loss, x, p, y)
         bad = mapping.lost() if mapping.params() else None

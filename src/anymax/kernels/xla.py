@@ -42,6 +42,7 @@ class Xla(Engine):
 
     def index_loss(
         self, mapping: Mapping, x: Array, index: Array, *, save: bool, axis: int = -1, ignored: int = BELOW, reduction: str = "none",
+        slope: bool = False,
     ) -> IndexLoss | None:  # fmt: skip
         plain = axis == -1 and ignored == BELOW and reduction == "none"
         return IndexLoss(*_bind("index_loss", mapping, x, index)) if plain else None

@@ -69,6 +69,8 @@ class Budget(Separable):
     kernel = "budget"
     zero_below_threshold = True
     array_field = "k"
+    learns = ("k",)
+    loss_learns = ("k",)
     example: ClassVar[dict[str, Any]] = {"k": 2}
     ranges: ClassVar[Ranges] = {"k": NOT_NEGATIVE}
 
@@ -140,6 +142,15 @@ class Budget(Separable):
         if self.shape == "linear":
             return super().sensitivity(p, xp)
         return p * (1.0 - p) if self.shape == "sigmoid" else _nearest_end(p, xp)
+
+    def mass_rate(self, name: str) -> float:
+        return 1.0
+
+    def loss_slope(self, name: str, x: Array, p: Array, xp: Namespace) -> Array:
+        """`d Omega* / dk = tau`, plus 1/2 for "linear", whose Omega is 0 at the vertices by half of the sum."""
+        x, keep, _ = finite_scores(x, xp)
+        tau = self._threshold_beside(x, keep, p, like(self.k, x, xp), xp)
+        return tau + 0.5 if self.shape == "linear" else tau
 
     def omega_slope(self, q: Array, xp: Namespace) -> Array:
         inside = q > 0

@@ -19,8 +19,10 @@ from .._array import (
     known_any,
     like,
     log1p_over,
+    phi,
     poison,
     power,
+    psi,
     safe,
     total,
 )
@@ -65,6 +67,8 @@ class Entmax(Separable):
     kernel = "entmax"
     zero_below_threshold = True
     array_field = "alpha"
+    learns = ("alpha",)
+    loss_learns = ("alpha",)
     searches_by_sums = True  # up to alpha = 2
     ranges: ClassVar[Ranges] = {"alpha": POSITIVE}
 
@@ -112,6 +116,22 @@ class Entmax(Separable):
 
     def omega_terms(self, q: Array, xp: Namespace) -> Array:
         return tsallis_terms(q, like(self.alpha, q, xp), xp)
+
+    # -- the derivative by alpha -------------------------------------------------------------------------------------------
+
+    def link_rate(self, name: str, p: Array, xp: Namespace) -> Array:
+        """`-p log^2 p phi(-c log p)`, smooth at alpha = 1; from alpha = 1.5 on `p (1 - c log p) / c^2`, which is that plus `s / c^2`."""
+        return link_rate(p, self._c(p, xp), xp)
+
+    def loss_slope(self, name: str, x: Array, p: Array, xp: Namespace) -> Array:
+        """`-d Omega / d alpha` at p."""
+        alpha = like(self.alpha, p, xp)
+        inside = positive(p)
+        q = safe(p, inside, 1.0, xp)
+        log_q = xp.log(q)
+        bent = q * log_q * log_q * psi((alpha - 1.0) * log_q, xp)
+        terms = tsallis_terms(q, alpha, xp) - bent
+        return total(xp.where(inside, terms, xp.zeros_like(p)), xp) / alpha
 
     # -- the threshold ----------------------------------------------------------------------------------------------------
 
@@ -245,6 +265,23 @@ def tsallis_terms(q: Array, alpha: Any, xp: Namespace) -> Array:
     inside = q > 0
     s = safe(q, inside, 1.0, xp)
     return xp.where(inside, s * expm1_over(alpha - 1.0, xp.log(s), xp) / alpha, xp.zeros_like(q))
+
+
+def link_rate(p: Array, c: Any, xp: Namespace) -> Array:
+    """The derivative of `(1 + c t)_+^(1/c)` by c at a constant t, as a function of p, less a multiple of `p^(1-c)`; 0 where p is 0."""
+    inside = positive(p)
+    q = safe(p, inside, 1.0, xp)
+    log_q = xp.log(q)
+    far = c >= 0.5
+    if not is_array(c):
+        r = q * (1.0 - c * log_q) / (c * c) if far else -q * log_q * log_q * phi(-c * log_q, xp)
+    else:
+        one, zero = xp.ones_like(c), xp.zeros_like(c)
+        away, near = xp.where(far, c, one), xp.where(far, zero, c)
+        r = xp.where(
+            far, q * (1.0 - away * log_q) / (away * away), -q * log_q * log_q * phi(-near * log_q, xp)
+        )  # fmt: skip
+    return xp.where(inside, r, xp.zeros_like(p))
 
 
 def _link(t: Array, c: Any, xp: Namespace) -> Array:

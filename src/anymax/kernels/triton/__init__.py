@@ -193,6 +193,7 @@ class Triton(Engine):
 
     def index_loss(
         self, mapping: Mapping, x: Array, index: Array, *, save: bool, axis: int = -1, ignored: int = BELOW, reduction: str = "none",
+        slope: bool = False,
     ) -> IndexLoss | None:  # fmt: skip
         """In fp32; an index that is no class makes the loss NaN."""
         if index.device != x.device or (axis != -1 and mapping.params()):
