@@ -140,6 +140,99 @@ def test_a_scale_for_each_row_in_other_layouts_and_dtypes():
         assert float((half.double() - torch.tensor(p)).abs().max()) < 8 * torch.finfo(dtype).eps  # of the nodes, too
 
 
+def central(f, scale, h=1e-5):
+    """The derivative of f, one number a row, by the scale of each row, or by one for all, by central differences."""
+    return ((f(scale + h) - f(scale - h)) / (2 * h)).sum_to_size(scale.shape)
+
+
+@compiled
+@pytest.mark.parametrize("shape", [(6, 1), ()], ids=["a row", "one"])
+@pytest.mark.parametrize("noise", sorted(NOISES.keys() - {"exponential"}))
+def test_a_learned_scale_runs_in_the_engine(noise, shape):
+    """Its derivative by central differences of p and of the loss, beside masked classes and rows that are left out."""
+    draw = torch.Generator().manual_seed(3)
+    x, g = (torch.randn(6, 9, dtype=torch.float64, generator=draw) for _ in range(2))
+    x[1, ::3] = -torch.inf
+    scale = 0.5 + torch.rand(shape, dtype=torch.float64, generator=draw)
+    target, weight = (
+        torch.tensor([0, 4, 8, -100, 3, 2]),
+        torch.tensor([[1.0], [0.5], [2.0], [1.0], [0.1], [1.0]]).double(),
+    )
+
+    def weighed(s):
+        return (A.apply(PerturbMax(noise, scale=s), x) * g).sum(-1, keepdim=True)
+
+    def losses(s):
+        return weight * A.fenchel_young(PerturbMax(noise, scale=s), x, target, reduction="none")[:, None]
+
+    for f in (weighed, losses):
+        free = scale.clone().requires_grad_()
+        with A.use("native"):
+            (got,) = torch.autograd.grad(f(free).sum(), free)
+        torch.testing.assert_close(got, central(f, scale), rtol=1e-7, atol=2e-9)
+    mean = scale.clone().requires_grad_()
+    (got,) = torch.autograd.grad(A.fenchel_young(PerturbMax(noise, scale=mean), x, target), mean)
+    one = central(lambda s: A.fenchel_young(PerturbMax(noise, scale=s), x, target, reduction="none")[:, None], scale)
+    torch.testing.assert_close(got, one / 5, rtol=1e-7, atol=2e-9)
+    both = x[[0, 2]].clone().requires_grad_(), (scale[[0, 2]] if shape else scale).clone().requires_grad_()
+    function = lambda x, s: A.apply(PerturbMax(noise, scale=s), x)  # noqa: E731
+    assert torch.autograd.gradcheck(function, both, atol=1e-6)
+    assert torch.autograd.gradgradcheck(function, both, atol=1e-5)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_learned_scale_of_few_digits(dtype):
+    """Of the scores as they are rounded, against the reference in fp64; scores far from 0 and a sure row lose no digits."""
+    x = torch.randn(4, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x[1] += 1000.0
+    x[2, 7] = 60.0
+    g, target = torch.randn(4, 50, generator=torch.Generator().manual_seed(1)).to(dtype), torch.tensor([3, 4, 7, 7])
+    found = []
+    for kind, wide in (("native", torch.float32), ("reference", torch.float64)):
+        with A.use(kind):
+            scale = torch.tensor([[0.7], [1.0], [1.3], [2.0]], dtype=wide, requires_grad=True)
+            given = x if kind == "native" else x.double()
+            p = A.apply(PerturbMax("normal", scale=scale), given)
+            (slope,) = torch.autograd.grad((p * g.to(p.dtype)).sum(), scale)
+            value = A.fenchel_young(PerturbMax("normal", scale=scale), given, target, reduction="none")
+            found.append((slope.double(), torch.autograd.grad(value.sum(), scale)[0].double()))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-6 if dtype == torch.float32 else 4e-3)
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
+def test_a_learned_scale_in_programs():
+    """Compiled programs of torch, and of JAX, with second derivatives, run the engine's values."""
+    x, scale = torch.tensor(np.stack([ROW, ROW**2])), torch.tensor([[0.7], [1.4]], dtype=torch.float64)
+    weight = torch.tensor([1.0, -2.0, 0.5, 3.0, 0.0], dtype=torch.float64)
+
+    def value(s):
+        return (A.apply(PerturbMax("logistic", scale=s), x) * weight).sum(-1, keepdim=True)
+
+    want, free = central(value, scale), scale.clone().requires_grad_()
+    (got,) = torch.autograd.grad(torch.compile(value, backend="aot_eager", fullgraph=True)(free).sum(), free)
+    torch.testing.assert_close(got, want, rtol=1e-7, atol=2e-9)
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    with jax.enable_x64(True):
+        y, w, s = jnp.asarray(x.numpy()), jnp.asarray(weight.numpy()), jnp.asarray(scale.numpy())
+        p = lambda s: (A.apply(PerturbMax("logistic", scale=s), y) * w).sum()  # noqa: E731
+        loss = lambda s: A.fenchel_young(PerturbMax("logistic", scale=s), y, jnp.asarray([3, 0])).sum()  # noqa: E731
+        np.testing.assert_allclose(jax.jit(jax.grad(p))(s), want, rtol=1e-7, atol=2e-9)
+        for f in (p, loss):
+            slope, h = jax.jit(jax.grad(f)), 1e-5
+            second, first = np.asarray(jax.jit(jax.hessian(f))(s)), jax.jit(jax.jacfwd(f))(s)
+            np.testing.assert_allclose(first, slope(s), atol=1e-14)
+            for i in range(2):
+                e = jnp.zeros((2, 1)).at[i].set(h)
+                np.testing.assert_allclose(slope(s)[i, 0], (f(s + e) - f(s - e)) / (2 * h), rtol=1e-7, atol=2e-9)
+                np.testing.assert_allclose(
+                    second[:, 0, i, 0], ((slope(s + e) - slope(s - e)) / (2 * h))[:, 0], atol=2e-8
+                )
+
+
 @compiled
 def test_rows_of_a_scale_out_of_range_are_nan_and_the_others_are_not():
     x, scale = np.stack([ROW] * 5), np.array([[1.0], [0.0], [np.nan], [np.inf], [-1.0]])
