@@ -228,19 +228,20 @@ class _Side(NamedTuple):
 def _side(
     beside: Callable[[np.ndarray], Pair], sign: float, begin: np.ndarray, width: np.ndarray, slopes: bool
 ) -> _Side:
-    done: list[Pair] = []
+    u, du, missed = [], [], ""
     for i in range(0, len(begin), _AT_ONCE):
-        cells, fine, missed = _cells(beside, sign, begin[i : i + _AT_ONCE], width[i : i + _AT_ONCE], slopes)
+        cells, fine, given = _cells(beside, sign, begin[i : i + _AT_ONCE], width[i : i + _AT_ONCE], slopes)
         count = len(fine) if fine.all() else int(np.argmin(fine))
-        done.append((cells[0][:count], cells[1][:count]))
+        u.append(cells[0][:count])
+        du.append(cells[1][:count])
         if count < len(fine):
             place = f"{sign * float(begin[i + count, 0]):.3g}"
-            end = f"ends near {place}, where u is negative, or too small or large for fp32"
-            words = f"misses it near {place}, as at a kink or a steep edge" if missed[count] else end
-            return _Side(
-                *map(np.concatenate, zip(*done)), words if missed[count] or begin[i + count, 0] < NEAREST else ""
-            )
-    return _Side(*map(np.concatenate, zip(*done)), "")
+            if given[count]:
+                missed = f"misses it near {place}, as at a kink or a steep edge"
+            elif begin[i + count, 0] < NEAREST:
+                missed = f"ends near {place}, where u is negative, or too small or large for fp32"
+            break
+    return _Side(np.concatenate(u), np.concatenate(du), missed)
 
 
 def _cells(

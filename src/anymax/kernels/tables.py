@@ -113,7 +113,10 @@ def _made(mapping: Mapping) -> Tables | Weights | str:
         return reason
     try:
         with quiet(np.zeros(1)):
-            return _tables(mapping) if isinstance(mapping, Separable) else weights_of(mapping)
+            if isinstance(mapping, RatioMap):
+                return weights_of(mapping)
+            assert isinstance(mapping, Separable), mapping
+            return _tables(mapping)
     except Exception as error:
         what = "link" if isinstance(mapping, Separable) else "u"
         return f"its {what} can't be put into a table: {type(error).__name__}: {error}"
