@@ -237,9 +237,22 @@ typedef struct {
     float below, above; /* and these are the values up to `low` and from `high` on */
 } anymax_table;
 
+/* A function u of a score that is never below 0, and its derivative, as cubics in cells on either side of 0, which have their numbers by |x|: first those
+   above 0, then those below. With `per` > 0, a power of two, there are so many to a unit; else they are as in anymax_table, with v = |x|, from `least` on. */
+typedef struct {
+    const float *weights, *slopes; /* [above + beneath, 4]; slopes may be NULL without a gradient */
+    int64_t above, beneath;
+    float low, high;               /* there are cells of the scores between these, but for those below `least`, */
+    float lost, gone;              /* and up to the one and from the other on, which may be infinite, u and u' are 0 */
+    float per, least;
+    int32_t shift;
+    float weight, slope;           /* at 0 */
+} anymax_weights;
+
 /* p_i = link(x_i - tau), tau such that a row sums to `mass`, for a link that is 0 or vanishes at small t. Without g: x are scores, out becomes p, and tau the
    thresholds; either may be NULL. With g: x are probabilities, `link` is 1 / omega'' as a function of p, with sign 1 and offset 0, and out becomes
-   s (g - <s, g> / sum s), s = link(p). F32, BF16 or F16, rows [rows, n] in C order. */
+   s (g - <s, g> / sum s), s = link(p). With a ratio there is no link: x are scores, and out becomes p_i = u(x_i) / sum u, with g u' (g - <p, g>) / sum u.
+   F32, BF16 or F16, rows [rows, n] in C order. */
 typedef struct {
     int32_t dtype, pool;
     int64_t rows, n;
@@ -248,6 +261,8 @@ typedef struct {
     const void *x, *g;
     void *out;
     float *tau; /* [rows] */
+    const anymax_weights *ratio;
+    uint8_t *left; /* [rows], with a ratio: 1 where a score has no cell, and the row is left to the caller */
 } anymax_tabled_call;
 ANYMAX_API int anymax_tabled(const anymax_tabled_call *call);
 

@@ -37,7 +37,7 @@ static constexpr MapRow MAPS[ANYMAX_MAPS] = {
     {ANYMAX_TOPP, "topp", TRUNCATIONS, 1e-300, 1.0, 0, true, true, 5},
     {ANYMAX_TAYLOR, "taylor", RATIOS, 2.0, 64.0, 2, false, false, 1},
     {ANYMAX_SIGSOFTMAX, "sigsoftmax", RATIOS, 1.0, 0.0, 0, false, true, 2},
-    {ANYMAX_PERTURB, "perturb", NOISES, 1e-300, 1e300, 0, false, false, 4},
+    {ANYMAX_PERTURB, "perturb", NOISES, 1e-300, 1e300, 0, true, false, 4},
     {ANYMAX_RELU, "relu", RATIOS, 1.0, 0.0, 0, false, false, 1},
 };
 
@@ -156,7 +156,7 @@ static inline Link link_of(int32_t map, double param) {
         case ANYMAX_TAYLOR: return TAYLOR;
         case ANYMAX_SIGSOFTMAX: return SIGMOID;
         case ANYMAX_RELU: return RELU;
-        case ANYMAX_PERTURB: return PERTURBED;
+        case ANYMAX_PERTURB: return param > 0.0 && param - param == 0.0 ? Link(PERTURBED) : NO_LINK;
     }
     return NO_LINK;
 }

@@ -266,7 +266,7 @@ static void vjp_any(const anymax_call &call, int64_t row, Link link, const C *x,
     const int64_t n = call.n;
     if (needs_scores(call.map)) {
         const auto [high, sound] = scan_top(x, n);
-        if (settled(out, high, sound, C(0), team)) return;
+        if (settled(out, high, sound && link != NO_LINK, C(0), team)) return;
         const C *h = stage<C>(g, call.g.cls, call.dtype, nullptr, 0, n, scratch, STAGED_G);
         if (!h) return;
         if (link.family == RATIOS) return with_ratio(link.ratio(), call.param, x, n, high, [&](const auto &u) { ratio_vjp_row(u, x, p, h, n, out, scratch, team); });

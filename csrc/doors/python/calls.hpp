@@ -39,6 +39,7 @@ ANYMAX_CALL(call_linear);
 ANYMAX_CALL(call_order);
 ANYMAX_CALL(call_order_vjp);
 ANYMAX_CALL(call_tabled);
+ANYMAX_CALL(call_ratio);
 ANYMAX_CALL(call_plan);
 ANYMAX_CALL(call_sinkhorn);
 

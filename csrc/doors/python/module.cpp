@@ -109,6 +109,7 @@ PyMethodDef methods[] = {
     FAST(order),
     FAST(order_vjp),
     FAST(tabled),
+    FAST(ratio),
     FAST(plan),
     FAST(sinkhorn),
     {"bind", bind, METH_O, nullptr},

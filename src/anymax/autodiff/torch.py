@@ -20,7 +20,7 @@ import torch
 import torch.utils.checkpoint
 
 from .. import kernels
-from .._array import from_last, modes, plain_backward, recorded, to_last, torch_exports, transformed
+from .._array import from_last, modes, plain_backward, recorded, to_last, torch_exports, transformed, upcast
 from .._core.mapping import Mapping
 from ..kernels import native, triton
 from ..kernels.engine import BELOW, Engine, IndexLoss
@@ -31,7 +31,7 @@ from ..kernels.support import non_zeros_in
 from .bridge import Bridge, seen
 from .saving import As, hooked, params_of, restored, save, saved, with_params
 from .torch_operations import spec_of
-from .torch_parameters import gradients, learns, needs_plain, traced
+from .torch_parameters import gradients, learns, moved, needs_plain, traced
 
 Tensor = torch.Tensor
 
@@ -107,6 +107,12 @@ def _learned_backward(ctx: Any, mapping: Mapping, g: Tensor, p: Tensor, x: Tenso
     """The gradients of `_Apply` by the scores and by the parameters."""
     axis = ctx.call[1]
     x, p, g, support = _restored(ctx, g, p, x, memory)
+    if mapping.scales_scores:  # both follow from J^T g
+        wide = (upcast(a, xp) for a in (x, p, g))
+        by_scores = _vjp(mapping, *wide)
+        by_params = gradients(mapping, ctx.needs_input_grad[4:], lambda name: moved(mapping, name, x, by_scores))
+        out = from_last(by_scores.to(x.dtype), axis % p.ndim, xp) if ctx.needs_input_grad[0] else None
+        return out, None, None, None, *by_params
     out = from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp) if ctx.needs_input_grad[0] else None
     by_params = gradients(mapping, ctx.needs_input_grad[4:], lambda name: _slope(mapping, name, x, p, g, support))
     return out, None, None, None, *by_params
@@ -254,10 +260,11 @@ class _IndexLoss(torch.autograd.Function):
         return out, *none
 
 
-def _slope_of_rows(mapping: Mapping, x: Tensor, index: Tensor, ignored: int) -> Tensor:
-    """The derivative of each row's loss by the parameter, from p; it has derivatives where autograd records."""
+def _slope_of_rows(mapping: Mapping, x: Tensor, index: Tensor, ignored: int, engine: Engine = reference) -> Tensor:
+    """The derivative of each row's loss by the parameter, from p; by the reference it has derivatives where autograd records."""
     (name,) = mapping.loss_learns
-    slope = reference.loss_slope(mapping, name, x, BRIDGE.apply(mapping, x)).squeeze(-1)
+    engine = engine if mapping.scales_scores else reference
+    slope = engine.loss_slope(mapping, name, x, BRIDGE.apply(mapping, x)).squeeze(-1)
     return torch.where((index != ignored) & (index >= 0), slope, torch.zeros_like(slope))
 
 
@@ -574,7 +581,7 @@ class TorchBridge(Bridge):
                 mapping, x, index, save=save, axis=axis, ignored=ignored, reduction=reduction, slope=learning
             )
             if made is not None and learning and made.slope is None:
-                made = made._replace(slope=_slope_of_rows(mapping, x, index, ignored))
+                made = made._replace(slope=_slope_of_rows(mapping, x, index, ignored, engine))
         if made is None or not wants:
             return made and made.value
         call = _LossCall(mapping, engine, axis, ignored, reduction)

@@ -115,6 +115,13 @@ class Compiled(Protocol):
         """Writes `out` and `tau`; with `g` it reads probabilities and writes the gradient."""
         ...
 
+    def ratio(
+        self, weights: np.ndarray, slopes: np.ndarray | None, numbers: np.ndarray, x: Array, g: Array | None, out: Array,
+        left: np.ndarray, /,
+    ) -> bool | None:  # fmt: skip
+        """Writes p of the scores, or with `g` the gradient, and where a row is left to the caller."""
+        ...
+
     def bind(self, functions: dict[str, Any], /) -> None:
         """Hand over Python's functions and objects that it uses, by name."""
         ...

@@ -260,6 +260,8 @@ class Native(Engine):
 
     def slope(self, mapping: Mapping, name: str, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
         """`<g, dp/d name>` of each row, [..., 1], float32 or float64."""
+        if mapping.scales_scores:
+            return super().slope(mapping, name, x, p, g, saved)
         link = _link(mapping, p)
         refuse_parameter(mapping, link, name)
         g, value = _gradient(mapping, None, x, p, g), room_in(arrays_of(p), (*p.shape[:-1], 1), wide(p))
