@@ -168,7 +168,9 @@ class NativeRagged(RaggedEngine):
     def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, along: SegmentsAlong) -> Array:
         return _entries("log_vjp", mapping, along, _scores(mapping, x), log_p, g)
 
-    def index_loss(self, mapping: Mapping, x: Array, index: Array, along: SegmentsAlong, *, save: bool) -> IndexLoss:
+    def index_loss(
+        self, mapping: Mapping, x: Array, index: Array, along: SegmentsAlong, *, save: bool, slope: bool = False
+    ) -> IndexLoss:
         return IndexLoss(_each("index_loss", mapping, along, x, index), None)
 
     def index_loss_grad(
