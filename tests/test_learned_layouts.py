@@ -8,6 +8,8 @@ import torch
 
 import anymax
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of torch.compile
+
 LENGTHS = (3, 0, 1, 5, 4)
 ENTRIES = sum(LENGTHS)
 MAPS = (
@@ -46,9 +48,9 @@ def _central(f, at, h=1e-5):
 def _order(kind):
     """The segments as sorted lengths, or as an index in no order."""
     index = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
-    return anymax.Segments.of(lengths=LENGTHS) if kind == "sorted" else anymax.Segments.of(
-        np.random.default_rng(1).permutation(index), num_segments=len(LENGTHS)
-    )
+    if kind == "sorted":
+        return anymax.Segments.of(lengths=LENGTHS)
+    return anymax.Segments.of(np.random.default_rng(1).permutation(index), num_segments=len(LENGTHS))
 
 
 @EACH_MAP
@@ -78,8 +80,7 @@ def _targets(segments, axis):
     """An entry of each segment; the empty one is ignored, and one more."""
     places = [-100 if not n else int(np.nonzero(segments.index == s)[0][n // 2]) for s, n in enumerate(LENGTHS)]
     places[2] = -100
-    both = np.stack([places, [max(t, -100) for t in places]], 1 if axis == 0 else 0)
-    return both
+    return np.stack([places, places], 1 if axis == 0 else 0)
 
 
 @pytest.mark.parametrize(("kind", "value"), [m[1:] for m in MAPS[:4]], ids=[m[0] for m in MAPS[:4]])
@@ -100,7 +101,6 @@ def test_the_loss_of_segments_has_the_derivative_of_finite_differences(kind, val
     value.backward()
     np.testing.assert_allclose(a.grad, expected, rtol=2e-6, atol=2e-8)
     fixed = torch.tensor(x, requires_grad=True)
-    loss(kind(a.detach()).params()[next(iter(kind(a.detach()).params()))], fixed) if False else None
     anymax.segment_loss(kind(a.detach()), fixed, torch.tensor(target), index=segments, axis=axis).backward()
     np.testing.assert_allclose(scores.grad, fixed.grad, atol=1e-14)
 
@@ -117,3 +117,101 @@ def test_a_learned_parameter_of_segments_has_second_derivatives(kind, value):
         g = lambda x, a: anymax.segment_loss(kind(a), x, target, index=segments)  # noqa: E731
         assert torch.autograd.gradcheck(g, (x, a), atol=1e-6)
         assert torch.autograd.gradgradcheck(g, (x, a), atol=1e-6)
+
+
+def test_nan_in_one_segment_leaves_the_parameters_of_the_others():
+    x, a = torch.tensor(_scores(ENTRIES)), torch.full((len(LENGTHS),), 1.3, dtype=torch.float64, requires_grad=True)
+    x[1] = math.nan
+    p = anymax.segment_apply(anymax.Entmax(a), x, lengths=LENGTHS)
+    (p * torch.tensor(_scores(ENTRIES, seed=1))).sum().backward()
+    assert a.grad[0].isnan()
+    assert torch.isfinite(a.grad[1:]).all()
+    assert a.grad[3] != 0.0
+    x[1] = 0.0
+    whole = torch.full((), 1.3, dtype=torch.float64, requires_grad=True)
+    p = anymax.segment_apply(anymax.Entmax(whole), x, lengths=LENGTHS)
+    p.sum().backward()
+    assert abs(whole.grad) < 1e-14  # p sums to 1 for any alpha
+
+
+def test_a_learned_parameter_of_segments_under_options_of_torch():
+    x, segments = torch.tensor(_scores(ENTRIES), dtype=torch.float32), _order("unsorted")
+    g = torch.tensor(_scores(3, ENTRIES, seed=1), dtype=torch.float32)
+    a = torch.tensor(1.3, requires_grad=True)
+    f = lambda a: anymax.segment_apply(anymax.Entmax(a), x, index=segments)  # noqa: E731
+    one = [torch.autograd.grad(f(a), a, part)[0] for part in g]
+    batched = torch.autograd.grad(f(a), a, g, is_grads_batched=True)[0]
+    torch.testing.assert_close(batched, torch.stack(one), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.func.jacrev(f)(a.detach()) @ g[0], one[0], rtol=1e-4, atol=1e-5)
+    half = torch.autograd.grad(
+        anymax.segment_apply(anymax.Entmax(a), x.bfloat16(), index=segments), a, g[0].bfloat16()
+    )[0]
+    torch.testing.assert_close(half, one[0], rtol=0.05, atol=0.02)
+    log_p = lambda a: anymax.segment_log_apply(anymax.Entmax(a), x.double(), index=segments).clamp(min=-50.0)  # noqa: E731
+    a64 = a.detach().double().requires_grad_()
+    assert torch.autograd.gradcheck(log_p, (a64,), atol=1e-5)
+
+
+def test_segments_of_an_engine_that_is_asked_for():
+    x, a = torch.tensor(_scores(ENTRIES)), torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
+    with anymax.use("native"):
+        p = anymax.segment_apply(anymax.Entmax(a), x, lengths=LENGTHS)
+        assert type(p.grad_fn).__name__ == "_ApplyBackward"
+        score = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+        anymax.segment_apply(
+            anymax.Sink(anymax.Entmax(1.5), score=score), x, lengths=LENGTHS
+        )  # the wider rows are native
+    with anymax.use("reference"):
+        q = anymax.segment_apply(anymax.Entmax(a), x, lengths=LENGTHS)
+        assert type(q.grad_fn).__name__ != "_ApplyBackward"
+    g = torch.tensor(_scores(ENTRIES, seed=1))
+    by_engine, by_formula = (torch.autograd.grad(out, a, g)[0] for out in (p, q))
+    torch.testing.assert_close(by_engine, by_formula, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["one for all", "one a segment"])
+def test_compiled_segments_learn_a_parameter(each):
+    x, segments = torch.tensor(_scores(ENTRIES), requires_grad=True), _order("unsorted")
+    a = torch.tensor(_sizes(anymax.Entmax, 1.3, len(LENGTHS)) if each else 1.3, dtype=torch.float64, requires_grad=True)
+    g = torch.tensor(_scores(ENTRIES, seed=1))
+    f = lambda x, a: (anymax.segment_apply(anymax.Entmax(a), x, index=segments) * g).sum()  # noqa: E731
+    expected = torch.autograd.grad(f(x, a), (x, a))
+    found = torch.autograd.grad(torch.compile(f, fullgraph=True, backend="aot_eager")(x, a), (x, a))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "each"),
+    [
+        (anymax.Entmax, 1.3, True),
+        pytest.param(anymax.Entmax, 1.0, False, marks=pytest.mark.whole),
+        (anymax.NormMax, 2.2, False),
+        pytest.param(anymax.Budget, 0.8, True, marks=pytest.mark.whole),
+    ],
+)
+def test_segments_of_jax_have_the_derivatives_of_torch(kind, value, each):
+    jax = pytest.importorskip("jax")
+    from jax.test_util import check_grads
+
+    with jax.enable_x64(True):
+        index = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
+        index = np.random.default_rng(1).permutation(index)
+        x, g = _scores(ENTRIES), _scores(ENTRIES, seed=1)
+        at = _sizes(kind, value, len(LENGTHS)) if each else np.asarray(value)
+        tensors = [torch.tensor(v, requires_grad=True) for v in (x, at)]
+        segments = anymax.Segments.of(index, num_segments=len(LENGTHS))
+        p = anymax.segment_apply(kind(tensors[1]), tensors[0], index=segments)
+        expected = torch.autograd.grad(p, tensors, torch.tensor(g))
+
+        def f(x, a, index):
+            return (anymax.segment_apply(kind(a), x, index=index, num_segments=len(LENGTHS))[:ENTRIES] * g).sum()
+
+        for gradient in (jax.grad(f, (0, 1)), jax.jit(jax.grad(f, (0, 1)))):
+            for found, wanted in zip(gradient(x, at, jax.numpy.asarray(index)), expected):
+                np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-11)
+        stray = jax.numpy.asarray(np.concatenate([index, [-1]]))  # under jit it is an entry of no segment
+        of_stray = lambda a, i: f(jax.numpy.append(x, 1.0), a, i)  # noqa: E731
+        more = jax.jit(jax.grad(of_stray))(at, stray)
+        np.testing.assert_allclose(more, expected[1], rtol=1e-9, atol=1e-11)
+        if kind is anymax.Entmax and each:
+            check_grads(lambda x, a: f(x, a, segments), (x, at), order=2, modes=("fwd", "rev"), atol=1e-5, rtol=1e-5)
