@@ -215,3 +215,104 @@ def test_segments_of_jax_have_the_derivatives_of_torch(kind, value, each):
         np.testing.assert_allclose(more, expected[1], rtol=1e-9, atol=1e-11)
         if kind is anymax.Entmax and each:
             check_grads(lambda x, a: f(x, a, segments), (x, at), order=2, modes=("fwd", "rev"), atol=1e-5, rtol=1e-5)
+
+
+# -- output layers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "value"), [(anymax.Entmax, 1.3), (anymax.Entmax, 1.0), (anymax.NormMax, 2.2)])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("each", [False, True], ids=["one for all", "one a row"])
+def test_an_output_layer_gives_a_parameter_the_gradient_of_its_rows(kind, value, reduction, each):
+    rows, features, classes = 40, 6, 300
+    x, weight, bias = (
+        torch.tensor(_scores(*s, seed=i)) for i, s in enumerate([(rows, features), (classes, features), (classes,)])
+    )
+    target = torch.arange(rows) * 7 % classes
+    target[3] = target[11] = -100
+    at = torch.tensor(_sizes(kind, value, rows)[:, None] if each else value, dtype=torch.float64)
+    factors = torch.tensor(_scores(rows, seed=9)) if reduction == "none" else torch.tensor(1.0)
+
+    def gradients(loss):
+        leaves = [a.clone().requires_grad_() for a in (at, x, weight, bias)]
+        return torch.autograd.grad((loss(*leaves) * factors).sum(), leaves)
+
+    def whole(a, x, weight, bias):
+        scores = x @ weight.T + bias
+        return anymax.fenchel_young(kind(a), scores, target, axis=-1, reduction=reduction)
+
+    wanted = gradients(whole)
+    found = gradients(lambda a, x, w, b: anymax.linear_loss(x, w, target, kind(a), linear_bias=b, reduction=reduction))
+    for got, want in zip(found, wanted):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
+    values = [
+        anymax.linear_loss(x, weight, target, kind(a), linear_bias=bias, reduction=reduction)
+        for a in (at, at.clone().requires_grad_())
+    ]
+    torch.testing.assert_close(values[1].detach(), values[0], rtol=1e-12, atol=1e-13)
+
+
+def test_log_p_of_an_output_layer_gives_a_parameter_the_gradient_of_finite_differences():
+    x, weight = torch.tensor(_scores(5, 3)), torch.tensor(_scores(40, 3, seed=1) * 0.3)
+    target = anymax.apply(anymax.Entmax(1.3), x @ weight.T).argmax(-1)
+    f = lambda a: float(anymax.linear_log_prob(x, weight, target, anymax.Entmax(float(a))).sum())  # noqa: E731
+    a = torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
+    anymax.linear_log_prob(x, weight, target, anymax.Entmax(a)).sum().backward()
+    np.testing.assert_allclose(a.grad, _central(f, np.array(1.3)), rtol=1e-6)
+
+
+def test_only_the_parameters_that_are_wanted_are_differentiated(monkeypatch):
+    asked = []
+    slope = anymax.Entmax.loss_slope
+    monkeypatch.setattr(anymax.Entmax, "loss_slope", lambda *given: asked.append(1) or slope(*given))
+    monkeypatch.setattr(anymax.kernels.native.Native, "ops", ("forward", "vjp"))  # no loss in one pass
+    x, weight = torch.tensor(_scores(8, 3), requires_grad=True), torch.tensor(_scores(20, 3, seed=1))
+    a = torch.tensor(1.3, dtype=torch.float64)
+    anymax.linear_loss(x, weight, torch.arange(8), anymax.Entmax(a)).backward()
+    assert not asked
+    anymax.linear_loss(x, weight, torch.arange(8), anymax.Entmax(a.requires_grad_())).backward()
+    assert asked
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_an_output_layer_with_a_learned_parameter_has_second_derivatives(reduction):
+    x, weight = (torch.tensor(_scores(*s, seed=i), requires_grad=True) for i, s in enumerate([(3, 2), (7, 2)]))
+    a = torch.tensor([[1.3], [1.6], [1.2]], dtype=torch.float64, requires_grad=True)
+    target = torch.tensor([1, -100, 4])
+    f = lambda x, w, a: anymax.linear_loss(x, w, target, anymax.Entmax(a), reduction=reduction)  # noqa: E731
+    assert torch.autograd.gradcheck(f, (x, weight, a), atol=1e-6)
+    assert torch.autograd.gradgradcheck(f, (x, weight, a), atol=1e-6)
+
+
+# -- shards ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["few candidates", "many candidates"])
+@pytest.mark.parametrize("each", [False, True], ids=["one for all", "one a row"])
+def test_shards_give_a_parameter_the_gradient_of_one_process(many, each, monkeypatch):
+    from processes import together
+
+    from anymax import distributed
+    from anymax.distributed import candidates
+
+    if many:
+        monkeypatch.setattr(candidates, "MANY", 0)
+    x, g = torch.tensor(_scores(3, 20)), torch.tensor(_scores(3, 20, seed=1))
+    target = torch.tensor([2, -100, 17])
+    at = torch.tensor(_sizes(anymax.Entmax, 1.3, 3)[:, None] if each else 1.3, dtype=torch.float64)
+    a = at.clone().requires_grad_()
+    wanted = [
+        torch.autograd.grad((anymax.apply(anymax.Entmax(a), x) * g).sum(), a)[0],
+        torch.autograd.grad(anymax.fenchel_young(anymax.Entmax(a), x, target, axis=-1), a)[0],
+    ]
+
+    def one(group):
+        mine = slice(group.rank * 10, group.rank * 10 + 10)
+        a = at.clone().requires_grad_()
+        p = distributed.apply(anymax.Entmax(a), x[:, mine], axis=-1, group=group)
+        loss = distributed.fenchel_young(anymax.Entmax(a), x[:, mine], target, axis=-1, group=group)
+        return [torch.autograd.grad(v, a)[0] for v in ((p * g[:, mine]).sum(), loss)]
+
+    for found in together(2, one):
+        for got, want in zip(found, wanted):
+            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
