@@ -134,6 +134,15 @@ def test_nan_in_one_segment_leaves_the_parameters_of_the_others():
     assert abs(whole.grad) < 1e-14  # p sums to 1 for any alpha
 
 
+def test_an_ignored_segment_has_no_part_in_the_gradient_of_a_parameter():
+    x, a = torch.tensor(_scores(ENTRIES)), torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
+    target = torch.tensor(_targets(_order("sorted"), 0)[:, 0])
+    losses = lambda x: anymax.segment_loss(anymax.Entmax(a), x, target, lengths=LENGTHS, reduction="none")[[0, 3, 4]]  # noqa: E731
+    wanted = torch.autograd.grad(losses(x).sum(), a)[0]
+    x[LENGTHS[0]] = math.nan  # the third segment, whose target is ignored
+    torch.testing.assert_close(torch.autograd.grad(losses(x).sum(), a)[0], wanted)
+
+
 def test_a_learned_parameter_of_segments_under_options_of_torch():
     x, segments = torch.tensor(_scores(ENTRIES), dtype=torch.float32), _order("unsorted")
     g = torch.tensor(_scores(3, ENTRIES, seed=1), dtype=torch.float32)
