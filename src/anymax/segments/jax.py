@@ -151,7 +151,7 @@ def _by_param(
     if name not in static.mapping(params).learns_by_sums:
         change = lambda mapping, x, p, v: reference.param_jvp(mapping, name, x, p, v)  # noqa: E731
         return padded.formula(segments, _mapping(static, params.values()), 0, change, x, p, spread(v))
-    entries = static.mapping({k: spread(a) for k, a in params.items()})  # a parameter has a number for each entry
+    entries: Any = static.mapping({k: spread(a) for k, a in params.items()})  # a parameter has a number for each entry
     owned = (index < count).reshape(-1, *[1] * (p.ndim - 1))
     wide = jnp.where(owned, upcast(p, jnp), 0.0)  # not NaN where an entry has no segment
 
