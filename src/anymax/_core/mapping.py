@@ -46,7 +46,7 @@ _MAKES_P = ("forward", "weights", "link")  # the methods from which p follows, o
 # what holds for one p: a subclass has its own, or the defaults, unless it names the kernel itself
 _OF_P = (
     "kernel", "formula", "as_softmax", "as_entmax", "exponents", "most_kept", "nucleus", "zero_below_threshold", "learns",
-    "loss_learns", "score_change",
+    "loss_learns", "learns_by_sums", "score_change",
 )  # fmt: skip
 
 

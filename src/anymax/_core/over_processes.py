@@ -17,6 +17,9 @@ class OverProcesses:
     zero_below_threshold: bool = False  # True if p_i > 0 exactly where x_i > `threshold`
     full_up_to: Any = 0.0  # a row of at most so many classes gives each the most; its `threshold` is arbitrary
     nucleus: Any = None  # if p is softmax over a nucleus: the softmax mass of the nucleus
+    learns_by_sums: tuple[
+        str, ...
+    ] = ()  # those of `learns` in which `param_jvp` takes `totals`, and is else pointwise in p
     by_weights: bool = False  # True if p is `weights` divided by their sum, as `RatioMap` has it
     each_alone: bool = False  # True if p_i, and the class's part of the loss, depend on no other class
     loss_of_whole_target: bool = (

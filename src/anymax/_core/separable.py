@@ -305,16 +305,15 @@ class Separable(Mapping):
         """The derivative of `mass` by a parameter."""
         return 0.0
 
-    def param_jvp(self, name: str, x: Array, p: Array, v: Array, xp: Namespace) -> Array:
+    def param_jvp(
+        self, name: str, x: Array, p: Array, v: Array, xp: Namespace, totals: Totals = totals
+    ) -> Array:  # fmt: skip
         """`r - s (sum r - m) / sum s` times v: r is `link_rate`, s the sensitivity and m `mass_rate`."""
-        s = self._finite_sensitivity(p, xp)
-        rate = total(s, xp)
+        s, gained = self._finite_sensitivity(p, xp), self.mass_rate(name)
+        r = None if gained else self.link_rate(name, p, xp)
+        rate, *moved = totals([s] if r is None else [s, r], xp)
         share = s / xp.where(rate == 0, xp.ones_like(rate), rate)
-        gained = self.mass_rate(name)
-        if gained:
-            return gained * share * v
-        r = self.link_rate(name, p, xp)
-        return (r - share * total(r, xp)) * v
+        return gained * share * v if r is None else (r - share * moved[0]) * v
 
     def _finite_sensitivity(self, p: Array, xp: Namespace) -> Array:
         """`sensitivity`, bounded where it may be infinite: one s_i may exceed all others by many orders of magnitude."""

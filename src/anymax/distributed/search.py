@@ -20,6 +20,13 @@ def searchable(shard: Shard) -> Separable | None:
     return mapping if mapping is not None and mapping.sums_suffice(shard.rows, shard.xp) else None
 
 
+def _constant(mapping: Separable) -> Separable:
+    """The map as a constant of differentiation, whose single numbers that can be read are Python's: formulas of arrays take longer."""
+    mapping = mapping.frozen()
+    read = {name: float(value) for name, value in mapping.params().items() if not value.ndim and _array.known(value)}
+    return mapping.laid_out(**read) if read else mapping
+
+
 class Level(Solution):
     """The level of each row, from which p follows: its threshold is `shards.high - level`, for a map with a shift minus this."""
 
@@ -31,7 +38,7 @@ class Level(Solution):
         keep = xp.isfinite(rows)
         y = xp.where(keep, rows - shards.high, xp.zeros_like(rows))
         start = None if tau is None else xp.where(tau > -math.inf, shards.high - tau, xp.zeros_like(shards.high))
-        self.level = mapping.frozen().search(y, keep, xp, start, self._summed)
+        self.level = _constant(mapping).search(y, keep, xp, start, self._summed)
 
     def p(self) -> Array:
         shard, shards, xp, mapping = self.shard, self.shards, self.xp, self.mapping

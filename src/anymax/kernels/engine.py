@@ -194,6 +194,8 @@ class RaggedEngine(ABC):
 
     def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
         """Why the engine can't compute an operation on segments of arrays like x; None if it can."""
+        if op == SLOPE and type(self).slope is RaggedEngine.slope:
+            return "it has no derivative by a parameter for segments"
         return refuse_other(self.rows.name) or self.rows.refuse(op, mapping, x)
 
     @abstractmethod
@@ -214,13 +216,22 @@ class RaggedEngine(ABC):
     ) -> Array:
         """J^T g. Maps with `needs_scores` need x."""
 
+    def slope(
+        self, mapping: Mapping, name: str, x: Array | None, p: Array, g: Array, along: SegmentsAlong, saved: Any = None
+    ) -> Array:
+        """`<g, dp / d parameter>` of each segment, float32 or float64. An engine without it refuses "slope": callers pad the rows."""
+        raise RuntimeError(f"the engine {self.rows.name} does not implement {SLOPE} of segments; pad the rows")
+
     @abstractmethod
     def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, along: SegmentsAlong) -> Array:
         """`vjp` of log p."""
 
     @abstractmethod
-    def index_loss(self, mapping: Mapping, x: Array, index: Array, along: SegmentsAlong, *, save: bool) -> IndexLoss:
-        """The loss of each segment for the place of its target within it; 0 for a place below 0. `save` is as in `Engine.index_loss`."""
+    def index_loss(
+        self, mapping: Mapping, x: Array, index: Array, along: SegmentsAlong, *, save: bool, slope: bool = False
+    ) -> IndexLoss:
+        """The loss of each segment for the place of its target within it; 0 for a place below 0. `save` and `slope` are as in
+        `Engine.index_loss`."""
 
     @abstractmethod
     def index_loss_grad(

@@ -101,11 +101,11 @@ def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, list[
     dx = torch.empty_like(x) if wants[0] else None
     dw: Tensor | None = None
     db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
-    dparams: list[Tensor] = [torch.zeros_like(p) for p in params]
+    dparams = [torch.zeros_like(p) if want else None for p, want in zip(params, wants[3:])]
     total = torch.zeros((), dtype=wide, device=x.device)
     for where in layer.groups(step):
         part = job.part(where)
-        ds, value = _slopes(part, g[where] if g.ndim else g, db, [d[where] if d.ndim else d for d in dparams])
+        ds, value = _slopes(part, g[where] if g.ndim else g, db, [_part(d, where) for d in dparams])
         total += value
         few = entries_of(ds) if layer.mapping.facts.sparse and ds.dtype is wide else None
         if few is None:
@@ -135,15 +135,25 @@ def _scale(a: Tensor, g: Tensor) -> None:
         a.mul_(g)
 
 
-def _slopes(job: Job, g: Tensor, db: Tensor | None, dparams: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The gradient in the scores of some rows, and the sum of g times their results; adds the gradients by bias and parameters."""
+def _part(each: Tensor | None, rows: slice) -> Tensor | None:
+    """Some rows of a tensor; a single number is returned unchanged."""
+    return each if each is None or not each.ndim else each[rows]
+
+
+def _slopes(job: Job, g: Tensor, db: Tensor | None, dparams: list[Tensor | None]) -> tuple[Tensor, Tensor]:
+    """The gradient in the scores of some rows, and the sum of g times their results; adds the gradients by bias and parameters, None for
+    a parameter without."""
     ds = _scores(job.layer)  # each few rows of it become their gradient
     total = torch.zeros((), dtype=g.dtype, device=g.device)
     for few, some, s in _few_at_a_time(job, ds):
         with torch.enable_grad():
             s.requires_grad_()
-            free = [value.detach().requires_grad_() for value in params_of(some.layer.mapping)]
+            free = [
+                value.detach().requires_grad_(d is not None)
+                for value, d in zip(params_of(some.layer.mapping), dparams, strict=True)
+            ]
             value = _first(job.per_row(with_params(some.layer.mapping, free), s, some.target, job.class_weight))
+            free = [value for value in free if value.requires_grad]
             scale = (g[few] if g.ndim else g).to(value.dtype)
             slope, *rest = torch.autograd.grad(value, [s, *free], scale.expand_as(value), allow_unused=True)
         total = total + (scale * value.detach()).sum()
@@ -153,7 +163,7 @@ def _slopes(job: Job, g: Tensor, db: Tensor | None, dparams: list[Tensor]) -> tu
                 ds[few].masked_fill_(~some.layer.keep, 0)
             if db is not None:
                 db += ds[few].sum(0, dtype=db.dtype)
-        for dparam, d in zip(dparams, rest):
+        for dparam, d in zip((d for d in dparams if d is not None), rest):
             if d is not None:
                 (dparam[few] if dparam.ndim else dparam).add_(d)
     return ds, total

@@ -71,6 +71,7 @@ class Budget(Separable):
     array_field = "k"
     learns = ("k",)
     loss_learns = ("k",)
+    learns_by_sums = ("k",)
     example: ClassVar[dict[str, Any]] = {"k": 2}
     ranges: ClassVar[Ranges] = {"k": NOT_NEGATIVE}
 

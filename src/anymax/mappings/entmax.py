@@ -69,6 +69,7 @@ class Entmax(Separable):
     array_field = "alpha"
     learns = ("alpha",)
     loss_learns = ("alpha",)
+    learns_by_sums = ("alpha",)
     searches_by_sums = True  # up to alpha = 2
     ranges: ClassVar[Ranges] = {"alpha": POSITIVE}
 

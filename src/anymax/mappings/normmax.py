@@ -24,7 +24,7 @@ from .._array import (
 )
 from .._core.facts import Facts
 from .._core.mapping import Mapping, positive, row_top
-from .._core.solve import root
+from .._core.solve import Totals, root, totals
 from .._core.typing import Parameter
 
 
@@ -57,6 +57,7 @@ class NormMax(Mapping):
     array_field = "alpha"
     learns = ("alpha",)
     loss_learns = ("alpha",)
+    learns_by_sums = ("alpha",)
     iterative = True
     needs_scores = False
     ranges: ClassVar[Ranges] = {"alpha": Range(1.0, math.inf)}
@@ -128,43 +129,45 @@ class NormMax(Mapping):
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         """The Hessian of tau: `J = diag(w) - w p^T - p w^T + <w, 1> p p^T`, `w_i = p_i^(2-alpha) ||p||^(alpha-1) / (alpha-1)`."""
-        w = self._weights(p, xp)
+        w = self._weights(p, self._log_norm(p, xp)[0], xp)
         h = g - dot(p, g, xp)
         wh = w * h
         return wh - p * total(wh, xp)
 
-    def _weights(self, p: Array, xp: Namespace) -> Array:
+    def _weights(self, p: Array, log_norm: Array, xp: Namespace) -> Array:
         """`p^(2-alpha) ||p||^(alpha-1) / (alpha-1)`, 0 where p is 0."""
         alpha = like(self.alpha, p, xp)
         inside = positive(p)
         q = safe(p, inside, 1.0, xp)
-        norm = xp.where(inside, q**alpha, xp.zeros_like(p))
-        norm = total(norm, xp)
-        norm = xp.where(norm == 0, xp.ones_like(norm), norm) ** ((alpha - 1.0) / alpha)
-        return xp.where(inside, q ** (2.0 - alpha) * norm / (alpha - 1.0), xp.zeros_like(p))
+        scale = xp.exp((alpha - 1.0) * log_norm) / (alpha - 1.0)
+        return xp.where(inside, q ** (2.0 - alpha) * scale, xp.zeros_like(p))
 
-    def _norm_slope(self, p: Array, xp: Namespace) -> Array:
-        """`d ||p|| / d alpha` at a constant p: `||p|| (<p^alpha, log p> / sum p^alpha - log ||p||) / alpha`."""
+    def _log_norm(self, p: Array, xp: Namespace, totals: Totals = totals) -> tuple[Array, Array]:
+        """`log ||p||`, and its derivative by alpha at a constant p: `(<p^alpha, log p> / sum p^alpha - log ||p||) / alpha`."""
         alpha = like(self.alpha, p, xp)
         inside = positive(p)
         q = safe(p, inside, 1.0, xp)
         log_q = xp.log(q)
         powers = xp.where(inside, xp.exp(alpha * log_q), xp.zeros_like(p))
-        mass = total(powers, xp)
+        mass, bent = totals([powers, powers * log_q], xp)
         mass = xp.where(mass == 0, xp.ones_like(mass), mass)
         log_norm = xp.log(mass) / alpha
-        return xp.exp(log_norm) * (total(powers * log_q, xp) / mass - log_norm) / alpha
+        return log_norm, (bent / mass - log_norm) / alpha
 
-    def param_jvp(self, name: str, x: Array, p: Array, v: Array, xp: Namespace) -> Array:
+    def param_jvp(
+        self, name: str, x: Array, p: Array, v: Array, xp: Namespace, totals: Totals = totals
+    ) -> Array:  # fmt: skip
         """`a - p sum a` times v, with `a = w d||p||/d alpha - p log p / (alpha-1)` and w as in `vjp`."""
         alpha = like(self.alpha, p, xp)
         inside = positive(p)
-        entropy = p * xp.log(safe(p, inside, 1.0, xp))
-        a = self._weights(p, xp) * self._norm_slope(p, xp) - xp.where(inside, entropy, xp.zeros_like(p)) / (alpha - 1.0)
-        return (a - p * total(a, xp)) * v
+        entropy = xp.where(inside, p * xp.log(safe(p, inside, 1.0, xp)), xp.zeros_like(p))
+        log_norm, slope = self._log_norm(p, xp, totals)
+        a = self._weights(p, log_norm, xp) * xp.exp(log_norm) * slope - entropy / (alpha - 1.0)
+        return (a - p * totals([a], xp)[0]) * v
 
     def loss_slope(self, name: str, x: Array, p: Array, xp: Namespace) -> Array:
-        return -self._norm_slope(p, xp)
+        log_norm, slope = self._log_norm(p, xp)
+        return -xp.exp(log_norm) * slope
 
     def omega(self, q: Array, xp: Namespace) -> Array:
         """`||q||_alpha - 1`."""

@@ -118,20 +118,48 @@ _engine = by_library(
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _apply(static: Static, params: dict[str, Array], x: Array, ptr: Array, order: Array) -> Array:
+def _apply(static: Static, params: dict[str, Array], x: Array, ptr: Array, order: Array, index: Array) -> Array:
+    """index: the segment of each entry, which the derivative by a parameter needs; empty without parameters."""
     return _bind("forward", static, params.values(), (x,), ptr, order)
 
 
 @functools.partial(_apply.defjvp, symbolic_zeros=True)
 def _apply_rule(static: Static, primals: Any, tangents: Any) -> Any:
-    (params, x, ptr, order), (dparams, dx, _, _) = primals, tangents
+    (params, x, ptr, order, index), (dparams, dx, _, _, _) = primals, tangents
     mapping = static.mapping(params)
-    if mapping.traced or not all(map(is_zero, dparams.values())):
+    changes = {name: change for name, change in dparams.items() if not is_zero(change)}
+    if mapping.traced or not changes.keys() <= set(mapping.learns):
         f = lambda params, x: _plain(static, params, x, ptr, order)  # noqa: E731
         return jax.jvp(f, (params, x), with_zeros((dparams, dx), (params, x)))
-    p = _apply(static, params, x, ptr, order)
+    p = _apply(static, params, x, ptr, order, index)
     scores = x if mapping.needs_scores else p
-    return p, _product(scores, p, dx, *params.values(), ptr, order, static=static, transposed=False)
+    by_params = [_by_param(static, params, name, scores, p, v, ptr, order, index) for name, v in changes.items()]
+    if is_zero(dx):
+        return p, functools.reduce(jnp.add, by_params, jnp.zeros_like(p))
+    by_scores = _product(scores, p, dx, *params.values(), ptr, order, static=static, transposed=False)
+    return p, functools.reduce(jnp.add, by_params, by_scores)
+
+
+def _by_param(
+    static: Static, params: dict[str, Array], name: str, x: Array, p: Array, v: Array, ptr: Array, order: Array,
+    index: Array,
+) -> Array:  # fmt: skip
+    """The change of p where a parameter changes by v, [segments, heads ...], by sums over segments or on padded rows."""
+    segments = _segments(ptr, order, p.shape[0])
+    count = segments.num_segments
+    spread = lambda a: a[jnp.minimum(index, max(count - 1, 0))]  # noqa: E731
+    if name not in static.mapping(params).learns_by_sums:
+        change = lambda mapping, x, p, v: reference.param_jvp(mapping, name, x, p, v)  # noqa: E731
+        return padded.formula(segments, _mapping(static, params.values()), 0, change, x, p, spread(v))
+    entries: Any = static.mapping({k: spread(a) for k, a in params.items()})  # a parameter has a number for each entry
+    owned = (index < count).reshape(-1, *[1] * (p.ndim - 1))
+    wide = jnp.where(owned, upcast(p, jnp), 0.0)  # not NaN where an entry has no segment
+
+    def totals(parts: list[Array], xp: Any) -> list[Array]:
+        return [spread(jax.ops.segment_sum(a, index, count, indices_are_sorted=segments.order is None)) for a in parts]
+
+    change = entries.param_jvp(name, wide, wide, spread(v), jnp, totals)
+    return as_dtype(change, p.dtype, jnp)
 
 
 def _product_value(x: Array, p: Array, v: Array, *more: Array, static: Static, transposed: bool) -> Array:
@@ -158,8 +186,10 @@ class JaxSegments(SegmentBridge):
         shape = (call.segments.num_segments, *x.shape[1:])
         first = {k: from_last(a, 0, jnp) if a.ndim else a for k, a in mapping.params().items()}
         params = {k: jnp.broadcast_to(a, shape).astype(wide) for k, a in first.items()}
-        x, *values, ptr, order = alike(x, *params.values(), ptr, order)
-        return jnp.moveaxis(_compiled(static_of(mapping), dict(zip(params, values)), x, ptr, order), 0, call.axis)
+        index = call.segments.placed("index", x) if params else jnp.zeros((0,), ptr.dtype)
+        x, *values, ptr, order, index = alike(x, *params.values(), ptr, order, index)
+        out = _compiled(static_of(mapping), dict(zip(params, values)), x, ptr, order, index)
+        return jnp.moveaxis(out, 0, call.axis)
 
     def log(self, call: SegmentCall) -> Array | None:
         if not call.mapping.is_softmax:

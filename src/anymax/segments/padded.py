@@ -169,8 +169,7 @@ def segments_of(rows: PaddedRows, parts: list[Array], empty: Any) -> Array:
     """Numbers [..., rows] of each bucket as [..., segments]; `empty` for a segment without entries."""
     one, xp = parts[0], namespace(parts[0])
     none = xp.full((*one.shape[:-1], 1), empty, dtype=one.dtype, **device_of(one))
-    with without_autocast(one):
-        return _take(xp.concat([*parts, none], axis=-1), rows.row)
+    return _take(_joined([*parts, none]), rows.row)
 
 
 def of_segments(value: Any, rows_axis: int, shape: tuple[int, ...], name: str) -> Any:
@@ -216,10 +215,24 @@ def each_row(
 
 def formula(segments: Segments, mapping: Mapping, axis: int, function: Any, *arrays: Array) -> Array:
     """Apply function(mapping, *rows) to arrays with the entries along `axis`: scores, padded with -inf, and others, padded with 0."""
+    x, verb = _verb(mapping, axis, function, arrays)
+    return from_last(by_rows(segments, x, verb, least=mapping.least_classes), axis, namespace(x))
+
+
+def each_formula(segments: Segments, mapping: Mapping, axis: int, function: Any, *arrays: Array) -> Array:
+    """The same for a function whose result is a number for each row, or several that are added up: [..., segments], 0 for an empty one."""
+    x, verb = _verb(mapping, axis, function, arrays)
+    xp = namespace(x)
+    one_each = lambda bucket, rows: xp.sum(verb(bucket, rows), axis=-1)  # noqa: E731
+    return each_row(segments, x, one_each, 0.0, least=mapping.least_classes)
+
+
+def _verb(mapping: Mapping, axis: int, function: Any, arrays: Any) -> tuple[Array, Callable[[Bucket, Array], Array]]:
+    """(the first array, the entries last; the function on a bucket's rows of it and of the other arrays)."""
     xp, least = namespace(arrays[0]), mapping.least_classes
     x, *others = (to_last(a, axis, xp) for a in arrays)
 
     def verb(bucket: Bucket, rows: Array) -> Array:
         return function(mapping_of(mapping, bucket), rows, *(of_bucket(a, bucket, 0.0, least) for a in others))
 
-    return from_last(by_rows(segments, x, verb, least=least), axis, xp)
+    return x, verb

@@ -16,10 +16,11 @@ from .._array import modes, plain_backward, recorded, torch_exports, transformed
 from .._core.mapping import Mapping
 from ..autodiff.saving import params_of, save, saved, with_params
 from ..autodiff.torch import BRIDGE as ROWS
-from ..autodiff.torch import learns, plain_grads
+from ..autodiff.torch import plain_grads
 from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import mapping_from, spec_of
-from ..kernels import choose_ragged
+from ..autodiff.torch_parameters import gradients, learns, needs_plain
+from ..kernels import choose, choose_ragged
 from ..kernels.engine import RaggedEngine
 from ..kernels.reference import ENGINE as reference
 from . import padded
@@ -42,13 +43,13 @@ class TorchSegments(SegmentBridge):
         engine = _eager_engine(call, "forward")
         if engine is None:
             return None
-        if recorded(x):
+        if recorded(x) or learns(mapping):
             return _Apply.apply(x, call, engine, *params_of(mapping))
         return engine.forward(call.segments_first, x, call.segments_along)
 
     def log(self, call: SegmentCall) -> Tensor | None:
         mapping, x = call.mapping, call.x
-        engine = _eager_engine(call, "log_forward")
+        engine = None if learns(mapping) else _eager_engine(call, "log_forward")
         if engine is None:
             return None
         if recorded(x):
@@ -64,7 +65,7 @@ class TorchSegments(SegmentBridge):
         engine = _eager_engine(call, "index_loss")
         if engine is None:
             return None
-        if recorded(x):
+        if recorded(x) or learns(mapping):
             return _IndexLoss.apply(x, place, call, engine, *params_of(mapping))
         return engine.index_loss(call.segments_first, x, place, call.segments_along, save=False).value
 
@@ -78,7 +79,13 @@ def _compiled() -> bool:
 
 def _eager_engine(call: SegmentCall, op: str) -> RaggedEngine | None:
     """The engine of an operation; None where torch must see plain operations."""
-    return None if _compiled() or modes() or transformed() or learns(call.mapping) else call.engine(op)
+    return None if _compiled() or modes() or transformed() or _needs_plain(call, op) else call.engine(op)
+
+
+def _needs_plain(call: SegmentCall, op: str) -> bool:
+    """`needs_plain`; and for a learned parameter of a map that hides a class, whose wider rows padding makes."""
+    mapping = call.mapping
+    return learns(mapping) if mapping.hides_a_class else needs_plain(mapping, call.x, op)
 
 
 # -- the autograd functions ---------------------------------------------------------------------------------------------------------------
@@ -94,15 +101,43 @@ def _rows(call: SegmentCall, formula: Any, *tensors: Tensor) -> Tensor:
     return padded.formula(call.segments, call.mapping, call.axis, formula, *tensors)
 
 
-def _slope(call: SegmentCall, x: Tensor, place: Tensor, g: Tensor) -> Tensor:
+def _by_scores(call: SegmentCall, x: Tensor, place: Tensor, g: Tensor) -> Tensor:
     """The gradient of `index_loss`, `g (p - y)`, in plain operations."""
-    p = BRIDGE.apply(dataclasses.replace(call, x=x))
-    p = (_rows(call, ROWS.apply, x) if p is None else p).movedim(call.axis, 0)
+    p = _p(call, x).movedim(call.axis, 0)
     index, rank = (call.segments.placed(name, x) for name in ("index", "rank"))
     target = place.index_select(0, index)
     y = (rank.reshape(-1, *[1] * (p.ndim - 1)) == target).to(p.dtype)
     out = torch.where(target >= 0, g.to(p.dtype).index_select(0, index) * (p - y), torch.zeros_like(p))
     return out.movedim(0, call.axis)
+
+
+def _p(call: SegmentCall, x: Tensor) -> Tensor:
+    """p(x), which autograd records."""
+    p = BRIDGE.apply(dataclasses.replace(call, x=x))
+    return _rows(call, ROWS.apply, x) if p is None else p
+
+
+def _slope(call: SegmentCall, name: str, x: Tensor | None, p: Tensor, g: Tensor, kept: Any = None) -> Tensor:
+    """`<g, dp / d parameter>` of each segment, the segments last as in the parameters of a call."""
+    plain = plain_backward(g)
+    engine = None if plain else choose_ragged("slope", call.mapping, g)
+    if engine is not None:
+        return engine.slope(call.segments_first, name, x, p, g, call.segments_along, kept).movedim(0, -1)
+
+    def of_rows(mapping: Mapping, x: Tensor, p: Tensor, g: Tensor) -> Tensor:
+        return (reference if plain else choose("slope", mapping, p)).slope(mapping, name, x, p, g)
+
+    return padded.each_formula(call.segments, call.mapping, call.axis, of_rows, p if x is None else x, p, g)
+
+
+def _loss_slope(call: SegmentCall, name: str, x: Tensor, place: Tensor) -> Tensor:
+    """The derivative of `index_loss` by a parameter, [segments, heads ...]; autograd records it."""
+
+    def of_rows(mapping: Mapping, x: Tensor, p: Tensor) -> Tensor:
+        return reference.loss_slope(mapping, name, x, p)
+
+    each = padded.each_formula(call.segments, call.mapping, call.axis, of_rows, x, _p(call, x)).movedim(-1, 0)
+    return torch.where(place >= 0, each, torch.zeros_like(each))
 
 
 class _Apply(torch.autograd.Function):
@@ -118,11 +153,14 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,), (p, x, kept, *params) = grads, saved(ctx)
-        call, none = _with(ctx.call, params), (None,) * (2 + len(params))
+        call, wanted = _with(ctx.call, params), ctx.needs_input_grad
+        others = None, None, *gradients(call.mapping, wanted[3:], lambda name: _slope(call, name, x, p, g, kept))
+        if not wanted[0]:
+            return None, *others
         engine = None if plain_backward(g) else choose_ragged("vjp", call.mapping, g)
         if engine is None:  # this gradient may be differentiated
-            return _rows(call, reference.vjp, p if x is None else x, p, g), *none
-        return engine.vjp(call.segments_first, x, p, g, call.segments_along, kept), *none
+            return _rows(call, reference.vjp, p if x is None else x, p, g), *others
+        return engine.vjp(call.segments_first, x, p, g, call.segments_along, kept), *others
 
 
 class _Log(torch.autograd.Function):
@@ -151,26 +189,45 @@ class _IndexLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, place: Tensor, call: Any, engine: Any, *params: Tensor) -> Tensor:
         ctx.call = call, engine
-        loss = engine.index_loss(call.segments_first, x.detach(), place, call.segments_along, save=True)
-        save(ctx, x, place, loss.saved, *params)
+        learned = ctx.needs_input_grad[4:]
+        loss = engine.index_loss(
+            call.segments_first, x.detach(), place, call.segments_along, save=True, slope=any(learned)
+        )
+        slopes = _slopes(call, learned, x, place) if loss.slope is None else [loss.slope]
+        ctx.ready = len(slopes)
+        save(ctx, x, place, loss.saved, *slopes, *params)
         return loss.value
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,), (x, place, kept, *params), (call, engine) = grads, saved(ctx), ctx.call
-        call, none = _with(call, params), (None,) * (3 + len(params))
+        wanted, slopes = ctx.needs_input_grad, params[: ctx.ready]
+        params = params[ctx.ready :]
+        call = _with(call, params)
+        if slopes and torch.is_grad_enabled():
+            slopes = _slopes(call, wanted[4:], x, place)
+        each = iter(slopes)
+        others = None, None, None, *gradients(call.mapping, wanted[4:], lambda _: (next(each) * g).movedim(0, -1))
+        if not wanted[0]:
+            return None, *others
         if plain_backward(g) or engine.refuse("vjp", call.mapping, g) is not None:
-            return _slope(call, x, place, g), *none
+            return _by_scores(call, x, place, g), *others
         scale = g.to(wide_dtype(x, torch)).contiguous()
-        return engine.index_loss_grad(call.segments_first, x, place, scale, kept, call.segments_along), *none
+        return engine.index_loss_grad(call.segments_first, x, place, scale, kept, call.segments_along), *others
+
+
+def _slopes(call: SegmentCall, wanted: Any, x: Tensor, place: Tensor) -> list[Tensor]:
+    """`_loss_slope` by each parameter that is wanted, of the tensors of `params_of`."""
+    names = [name for name, value in call.mapping.params().items() if isinstance(value, Tensor)]
+    return [_loss_slope(call, name, x, place) for name, want in zip(names, wanted, strict=True) if want]
 
 
 # -- opaque operations, for torch.compile -----------------------------------------------------------------------------------------------
 
 _LIBRARY.define("segments(Tensor x, Tensor ptr, Tensor? order, Tensor[] params, str spec, int axis) -> Tensor")
-_LIBRARY.define(
-    "segments_vjp(Tensor x, Tensor p, Tensor g, Tensor ptr, Tensor? order, Tensor[] params, str spec, int axis) -> Tensor"
-)
+_OPERANDS = "Tensor x, Tensor p, Tensor g, Tensor ptr, Tensor? order, Tensor[] params, str spec, int axis"
+_LIBRARY.define(f"segments_vjp({_OPERANDS}) -> Tensor")
+_LIBRARY.define(f"segments_slope({_OPERANDS}, int place) -> Tensor")
 
 
 class _Compiled(torch.autograd.Function):
@@ -183,26 +240,30 @@ class _Compiled(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
         x, ptr, ctx.order, ctx.spec, ctx.axis, scores, *params = inputs
-        ctx.count, ctx.sorted = len(params), ctx.order is None
+        ctx.sorted = ctx.order is None
         ctx.save_for_backward(x if scores else output, output, ptr, *([] if ctx.sorted else [ctx.order]), *params)
         ctx.order = None
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, p, ptr, *rest = ctx.saved_tensors
-        order = None if ctx.sorted else rest.pop(0)
-        out = torch.ops.anymax.segments_vjp(x, p, grads[0], ptr, order, rest, ctx.spec, ctx.axis)
-        return out, None, None, None, None, None, *([None] * ctx.count)
+        x, p, ptr, *params = ctx.saved_tensors
+        order = None if ctx.sorted else params.pop(0)
+        given = x, p, grads[0], ptr, order, params, ctx.spec, ctx.axis
+        by_params = [
+            torch.ops.anymax.segments_slope(*given, i).sum_to_size(value.shape).to(value.dtype) if want else None
+            for i, (value, want) in enumerate(zip(params, ctx.needs_input_grad[6:]))
+        ]
+        return torch.ops.anymax.segments_vjp(*given), None, None, None, None, None, *by_params
 
 
 def _opaque(call: SegmentCall) -> Tensor | None:
     mapping, segments, x = call.mapping, call.segments, call.x
     spec = spec_of(mapping)
-    if spec is None or learns(mapping) or transformed():
+    if spec is None or transformed() or _needs_plain(call, "forward"):
         return None
     ptr, order = (segments.placed(name, x) for name in ("ptr", "order"))
     params = list(mapping.params().values())
-    if recorded(x):
+    if recorded(x) or learns(mapping):
         return _Compiled.apply(x, ptr, order, spec, call.axis, mapping.needs_scores, *params)
     return torch.ops.anymax.segments(x, ptr, order, params, spec, call.axis)
 
@@ -232,10 +293,30 @@ def _vjp_op(
         return _rows(call, reference.vjp, x, p, g).contiguous()
 
 
+def _slope_op(
+    x: Tensor, p: Tensor, g: Tensor, ptr: Tensor, order: Tensor | None, params: list[Tensor], spec: str, axis: int, place: int
+) -> Tensor:  # fmt: skip
+    """`<g, dp / d parameter>` of each segment for the parameter at this place."""
+    call = _of(mapping_from(spec, params), x, ptr, order, axis)
+    with torch.no_grad():
+        name = list(call.mapping.params())[place]
+        return _slope(call, name, x if call.mapping.needs_scores else None, p, g).contiguous()
+
+
 def _like(x: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-for _name, _impl in (("segments", _forward_op), ("segments_vjp", _vjp_op)):
+def _slope_fake(x: Tensor, p: Tensor, g: Tensor, ptr: Tensor, *others: Any) -> Tensor:
+    axis = others[3]
+    heads = (n for i, n in enumerate(p.shape) if i != axis)
+    return p.new_empty((*heads, ptr.shape[0] - 1), dtype=wide_dtype(p, torch))
+
+
+for _name, _impl, _fake in (
+    ("segments", _forward_op, _like),
+    ("segments_vjp", _vjp_op, _like),
+    ("segments_slope", _slope_op, _slope_fake),
+):
     _LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"anymax::{_name}", _like, lib=_LIBRARY)
+    torch.library.register_fake(f"anymax::{_name}", _fake, lib=_LIBRARY)

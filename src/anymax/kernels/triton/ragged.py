@@ -49,7 +49,9 @@ class TritonRagged(RaggedEngine):
         kernels, link, *place = _call(mapping, log_p, along)
         return kernels.backward(link, True, x, log_p, g, *place)
 
-    def index_loss(self, mapping: Mapping, x: Array, index: Array, along: SegmentsAlong, *, save: bool) -> IndexLoss:
+    def index_loss(
+        self, mapping: Mapping, x: Array, index: Array, along: SegmentsAlong, *, save: bool, slope: bool = False
+    ) -> IndexLoss:
         kernels, link, *place = _call(mapping, x, along)
         return IndexLoss(*kernels.loss(link, x, index, *place, save))
 
