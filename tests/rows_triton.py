@@ -16,8 +16,8 @@ from triton_place import DEVICE, REAL, WARNINGS
 torch = pytest.importorskip("torch")
 
 import anymax as am
-from anymax._array.ranges import unchecked
 from anymax import kernels
+from anymax._array.ranges import unchecked
 from anymax.kernels import reference
 from anymax.kernels import triton as engine
 from anymax.kernels.link import SPARSE

@@ -2,8 +2,9 @@
 
 `jax.custom_jvp` has the rule `dp = J(x, p) dx`, where p is the function itself. So jit, grad, jvp, vmap, hessian and shard_map
 work, and no iteration is differentiated. J times a vector is a primitive, `_product`. It is linear in the vector; to transpose it
-swaps `vjp` and `jvp`; its derivatives in x and p are those of the map's formula. If a parameter is differentiated, the rule adds
-`Mapping.param_jvp` times its change; for a parameter without this it is `jax.jvp` of `Mapping.differentiable`. Calls outside jit are compiled too, once for each mapping and shape.
+swaps `vjp` and `jvp`; its derivatives in x and p are those of the map's formula. A parameter that is differentiated adds
+`Mapping.param_jvp` of its change; where the map has none, the rule is `jax.jvp` of `Mapping.differentiable`. Calls outside jit are
+compiled too, once for each mapping and shape.
 """
 
 from __future__ import annotations

@@ -90,13 +90,13 @@ def _restored(ctx: Any, g: Tensor, p: Tensor, x: Tensor | None, memory: Any) -> 
     axis = ctx.call[1]
     was = As(g.dtype, g.shape, g.device, False, Tensor if ctx.kind in KINDS else ctx.kind)
     p = restored(p, was)
-    x = p if x is None else restored(x, was)
+    scores = p if x is None else restored(x, was)
     support = None
     if memory is not None:
         memory = restored(memory, ctx.was)
         support = non_zeros_in(memory, p, axis) if ctx.support is None else ctx.support._replace(memory=memory)
-    x, p, g = (to_last(a, axis % a.ndim, xp) for a in (x, p, g))
-    return x, p, g, support
+    scores, p, g = (to_last(a, axis % a.ndim, xp) for a in (scores, p, g))
+    return scores, p, g, support
 
 
 def _learned_backward(ctx: Any, mapping: Mapping, g: Tensor, p: Tensor, x: Tensor | None, memory: Any) -> Any:

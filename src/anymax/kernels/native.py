@@ -23,7 +23,7 @@ from .engine import BELOW, Engine, IndexLoss
 from .library import get_num_threads as get_num_threads
 from .library import pool
 from .library import set_num_threads as set_num_threads
-from .link import CODES, MAPS, NEED_SCORES, SOFTMAX, SPARSE, WITHOUT_LOSS, Link, refuse_link
+from .link import CODES, MAPS, NEED_SCORES, SOFTMAX, SPARSE, WITHOUT_LOSS, Link, out_of_range, refuse_link
 from .linked import found_link, link_of
 from .support import NonZeros, non_zeros_in
 
@@ -148,7 +148,17 @@ def broadcast(link: Link, x: Array, shape: tuple[int, ...]) -> Link:
 
 def _link(mapping: Mapping, x: Array) -> Link:
     link = found_link(mapping)
-    return link if link.params is None else broadcast(link, x, (*x.shape[:-1], 1))
+    if link.params is None:
+        return link
+    return one_for_all(link) or broadcast(link, x, (*x.shape[:-1], 1))
+
+
+def one_for_all(link: Link) -> Link | None:
+    """The link with its only parameter as a number; None if it has several, or one that is out of range: then its rows become NaN."""
+    if math.prod(link.params.shape) != 1:
+        return None
+    value = link.params.item()
+    return None if out_of_range(link.kind, value) else link._replace(param=value, params=None)
 
 
 def _done(answer: Any, what: str, *arrays: Array | None) -> Any:

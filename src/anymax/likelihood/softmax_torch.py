@@ -29,7 +29,7 @@ _MANY = 1 << 26
 
 
 def terms(x: Tensor, index: Tensor, *, scale: float, entropy: bool, rest: bool) -> Terms:
-    if type(x) not in KINDS or x.layout is not torch.strided or traced(_SOFTMAX):
+    if type(x) not in KINDS or x.layout is not torch.strided or traced(_SOFTMAX, x):
         return plain(x, index, xp, scale=scale, entropy=entropy, rest=rest)
     if recorded(x):
         log_p, h, others = _Terms.apply(x, index, scale, entropy, rest)

@@ -1,0 +1,295 @@
+"""Parameters that are learned: their derivatives follow from p, so an engine computes p, on torch and on JAX."""
+
+from __future__ import annotations
+
+import mpmath
+import numpy as np
+import pytest
+from torch_cases import its_own_warnings
+
+import anymax as A
+from anymax import kernels
+
+torch = pytest.importorskip("torch")
+pytestmark = its_own_warnings
+
+D = torch.float64
+ROW = np.array([0.4, -0.2, 0.93, -1.0, 0.1, 0.93])  # with two equal scores
+G = np.array([0.3, -1.0, 0.7, 0.2, 1.1, -0.4])
+ENTMAX = [1.0, 1 + 1e-9, 1.0001, 1.01, 1.25, 1.5, 1.7, 2.0, 2.5, 4.0]
+NORMMAX = [1.05, 1.5, 2.0, 3.0]
+BUDGET = [0.4, 1.0, 2.3, 4.5]
+EACH = [
+    *((A.Entmax, "alpha", a) for a in ENTMAX),
+    *((A.NormMax, "alpha", a) for a in NORMMAX),
+    *((A.Budget, "k", k) for k in BUDGET),
+]
+each = pytest.mark.parametrize(("kind", "name", "value"), EACH, ids=lambda v: getattr(v, "__name__", str(v)))
+
+
+# -- an oracle of 40 digits -------------------------------------------------------------------------------------------------------
+
+
+def level(f, low, high):
+    """The root of a rising function, by halving."""
+    for _ in range(140):
+        middle = (low + high) / 2
+        low, high = (middle, high) if f(middle) < 0 else (low, middle)
+    return low
+
+
+def exact(kind, value, x):
+    """(p, Omega*) of one row."""
+    x, one = [mpmath.mpf(float(v)) for v in x], mpmath.mpf(1)
+    top, positive = max(x), lambda v: v if v > 0 else mpmath.mpf(0)
+    if kind is A.Budget:
+
+        def p(t):
+            return [min(positive(v + t), one) for v in x]
+
+        p = p(level(lambda t: sum(p(t)) - value, -top, 2 - min(x)))
+        return p, sum(v * u - v * (v - 1) / 2 for v, u in zip(p, x))
+    if kind is A.NormMax:
+        beta = value / (value - 1)
+        tau = -level(lambda t: sum(positive(v + t) ** beta for v in x) - 1, -top, 1 - top)
+        w = [positive(v - tau) ** (beta - 1) for v in x]
+        p = [v / sum(w) for v in w]
+        return p, sum(v * u for v, u in zip(p, x)) - sum(v**value for v in p) ** (1 / value) + 1
+    c = value - 1
+    link = (lambda t: mpmath.exp(t)) if c == 0 else (lambda t: positive(1 + c * t) ** (1 / c))
+    t = level(lambda t: sum(link(v + t) for v in x) - 1, -top - 40, -top)
+    p = [link(v + t) for v in x]
+    terms = [v * (mpmath.log(v) if c == 0 else (v**c - 1) / c) / value for v in p if v > 0]
+    return p, sum(v * u for v, u in zip(p, x)) - sum(terms)
+
+
+def slopes(kind, value):
+    """(<g, dp/d parameter>, d Omega*/d parameter) of ROW."""
+    with mpmath.workdps(40):
+        h, at = mpmath.mpf(10) ** -13, mpmath.mpf(value)
+        (p, o), (q, u) = exact(kind, at + h, ROW), exact(kind, at - h, ROW)
+        return float(sum((a - b) * float(g) for a, b, g in zip(p, q, G)) / (2 * h)), float((o - u) / (2 * h))
+
+
+# -- values -----------------------------------------------------------------------------------------------------------------------
+
+
+@each
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["fp64", "fp32"])
+def test_against_forty_digits(kind, name, value, dtype, tolerance):
+    """By the engine, for one value for all and one a row, of scores that are learned, too, and of fixed ones."""
+    want, want_loss = slopes(kind, value)
+    x, g = (torch.tensor(np.stack([v, v[::-1]]), dtype=dtype) for v in (ROW, G))
+    for shape in ((), (2, 1)):
+        for learned in (False, True):
+            a = torch.full(shape, value, dtype=dtype, requires_grad=True)
+            s = x.clone().requires_grad_(learned)
+            p = A.apply(kind(a), s)
+            assert type(p.grad_fn).__name__ == "_ApplyBackward"
+            p.backward(g)
+            got = a.grad if shape else a.grad / 2
+            near = tolerance * max(1.0, abs(want))
+            np.testing.assert_allclose(got, np.full(shape, want), rtol=0, atol=near)
+            if learned:
+                fixed = x.clone().requires_grad_()
+                A.apply(kind(value if not shape else a.detach()), fixed).backward(g)
+                torch.testing.assert_close(s.grad, fixed.grad, rtol=0, atol=tolerance)
+            if kind is not A.Budget:
+                a.grad = None
+                A.fenchel_young(kind(a), s, torch.tensor([0, 3]), reduction="sum").backward()
+                got = a.grad if shape else a.grad / 2
+                np.testing.assert_allclose(
+                    got, np.full(shape, want_loss), rtol=0, atol=tolerance * max(1.0, abs(want_loss))
+                )
+
+
+@each
+def test_the_loss_of_a_distribution(kind, name, value):
+    """Its derivative by the parameter is that of Omega* alone, where the target is a vertex."""
+    if kind is A.Budget:
+        pytest.skip("its vertices have no one class")
+    a = torch.tensor(value, dtype=D, requires_grad=True)
+    y = torch.eye(6, dtype=D)[2]
+    A.fenchel_young(kind(a), torch.tensor(ROW, dtype=D), y).backward()
+    np.testing.assert_allclose(a.grad, slopes(kind, value)[1], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("kind", "value"), [(A.Entmax, 1.3), (A.NormMax, 2.0), (A.Budget, 2.3)], ids=["entmax", "normmax", "budget"]
+)
+def test_half_precision_keeps_floats_for_the_derivative(kind, value, dtype):
+    """p is rounded to half precision; the derivative is not that of the rounded p."""
+    rng = np.random.default_rng(0)
+    x, g = (torch.tensor(rng.normal(size=(4, 60))).to(dtype) for _ in range(2))
+    found = []
+    for other in (dtype, D):
+        a = torch.tensor(value, dtype=torch.float32 if other is dtype else D, requires_grad=True)
+        A.apply(kind(a), x.to(other)).backward(g.to(other))
+        found.append(float(a.grad))
+    assert abs(found[0] - found[1]) < 2e-5 * max(1.0, abs(found[1]))
+
+
+# -- edges ------------------------------------------------------------------------------------------------------------------------
+
+
+def grad_by(mapping_of, x, g, shape=(), value=1.4, **options):
+    a = torch.full(shape, value, dtype=x.dtype, requires_grad=True)
+    A.apply(mapping_of(a), x, **options).backward(g)
+    return a.grad
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [(A.Entmax, 1.4), (A.NormMax, 2.0), (A.Budget, 1.0)], ids=["entmax", "normmax", "budget"]
+)
+def test_strange_rows(kind, value):
+    """NaN in one row is a NaN for that row's own parameter; masked rows and rows of one class have a derivative of 0."""
+    x, g = torch.tensor(np.stack([ROW] * 4)), torch.tensor(np.stack([G] * 4))
+    plain = grad_by(kind, x, g, (4, 1), value)
+    x[1, 2] = np.nan
+    mask = torch.ones(4, 6, dtype=torch.bool)
+    mask[2] = False
+    mask[3, 1:] = False
+    got = grad_by(kind, x, g, (4, 1), value, mask=mask)
+    assert got[0] == plain[0]
+    assert got[1].isnan()
+    assert got[2] == 0.0
+    assert got[3] == 0.0  # a single class has all that it may have
+
+
+def test_a_mask_is_minus_infinity():
+    x, g = torch.tensor(np.stack([ROW, -ROW])), torch.tensor(np.stack([G, G]))
+    mask = torch.tensor([[True, False, True, True, True, True], [True, True, True, False, True, False]])
+    hidden = x.masked_fill(~mask, -torch.inf)
+    assert torch.equal(grad_by(A.Entmax, x, g, (2, 1), mask=mask), grad_by(A.Entmax, hidden, g, (2, 1)))
+
+
+def test_any_axis_and_any_shape_of_the_parameter():
+    rng = np.random.default_rng(0)
+    x, g = (torch.tensor(rng.normal(size=(3, 7, 4))) for _ in range(2))
+    each = grad_by(A.Entmax, x, g, (3, 1, 4), axis=1)
+    assert each.shape == (3, 1, 4)
+    np.testing.assert_allclose(grad_by(A.Entmax, x, g, (3, 1, 1), axis=1), each.sum(2, keepdim=True), rtol=1e-12)
+    np.testing.assert_allclose(grad_by(A.Entmax, x, g, (4,), axis=1), each.sum((0, 1)), rtol=1e-12)
+    np.testing.assert_allclose(grad_by(A.Entmax, x, g, (), axis=1), each.sum(), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "value"), [(A.Entmax, 1.4), (A.NormMax, 2.0)], ids=["entmax", "normmax"])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_rows_that_the_loss_leaves_out(kind, value, reduction):
+    rng = np.random.default_rng(0)
+    x, t = torch.tensor(rng.normal(size=(5, 9))), torch.tensor([0, -100, 3, 8, -100])
+    found = []
+    for rows, target in ((x, t), (x[[0, 2, 3]], t[[0, 2, 3]])):
+        a = torch.tensor(value, dtype=D, requires_grad=True)
+        A.fenchel_young(kind(a), rows, target, reduction=reduction).sum().backward()
+        found.append(float(a.grad))
+    assert abs(found[0] - found[1]) < 1e-12
+
+
+# -- second derivatives, and the ways of torch and JAX --------------------------------------------------------------------------------
+
+WAYS = [(A.Entmax, 1.3), (A.Entmax, 2.4), (A.NormMax, 2.0), (A.Budget, 2.3)]
+ways = pytest.mark.parametrize(("kind", "value"), WAYS, ids=["entmax", "steep", "normmax", "budget"])
+
+
+@ways
+@pytest.mark.whole(lambda kind, value: value != 1.3)
+def test_first_and_second_derivatives_of_torch(kind, value):
+    x = torch.tensor(np.stack([ROW[:4], ROW[2:]]), requires_grad=True)
+    t = torch.tensor([0, 1])
+    for shape in ((), (2, 1)):
+        a = torch.full(shape, value, dtype=D, requires_grad=True)
+        calls = [lambda x, a: A.apply(kind(a), x)]
+        if kind is not A.Budget:
+            calls += [
+                lambda x, a: A.fenchel_young(kind(a), x, t),
+                lambda x, a: A.fenchel_young(kind(a), x, torch.eye(4, dtype=D)[t]),
+            ]
+        for call in calls:
+            assert torch.autograd.gradcheck(call, (x, a))
+            assert torch.autograd.gradgradcheck(call, (x, a))
+
+
+@ways
+@pytest.mark.whole(lambda kind, value: value != 1.3)
+def test_first_and_second_derivatives_of_jax(kind, value):
+    """Along a direction of scores and parameters, by differences of the values and of the gradient."""
+    jax = pytest.importorskip("jax")
+    with jax.enable_x64(True):
+        x, t, a = jax.numpy.asarray([ROW[:4], ROW[2:]]), jax.numpy.asarray([0, 1]), jax.numpy.full((2, 1), value)
+        weights, way = (
+            jax.numpy.asarray([G[:4], G[2:]]),
+            (jax.numpy.asarray([G[2:], G[:4]]), jax.numpy.asarray([[0.3], [-0.8]])),
+        )
+
+        def both(x, a):
+            out = (A.apply(kind(a), x) * weights).sum()
+            return out if kind is A.Budget else out + (A.fenchel_young(kind(a), x, t) * weights[:, 0]).sum()
+
+        value_of, grad = jax.jit(both), jax.jit(jax.grad(both, (0, 1)))
+        second = jax.jit(lambda x, a: jax.jvp(grad, (x, a), way)[1])(x, a)
+        h = 1e-6
+        ends = [(x + s * h * way[0], a + s * h * way[1]) for s in (1, -1)]
+        slope = sum((g * v).sum() for g, v in zip(grad(x, a), way))
+        np.testing.assert_allclose(slope, (value_of(*ends[0]) - value_of(*ends[1])) / (2 * h), rtol=1e-7, atol=1e-8)
+        for got, above, below in zip(second, grad(*ends[0]), grad(*ends[1])):
+            np.testing.assert_allclose(got, (above - below) / (2 * h), rtol=1e-6, atol=1e-7)
+
+
+@ways
+def test_jax_computes_p_by_the_engine(kind, value):
+    """The program of the gradient has the engine's call and no loop."""
+    jax = pytest.importorskip("jax")
+    if not isinstance(kernels.choose("forward", kind(value), jax.numpy.zeros(3)), type(kernels.xla.ENGINE)):
+        pytest.skip("the library is not compiled")
+    x = jax.numpy.asarray([ROW, ROW], dtype="float32")
+    made = jax.jit(jax.grad(lambda a: (A.apply(kind(a), x) ** 2).sum())).lower(jax.numpy.float32(value)).as_text()
+    assert "custom_call" in made
+    assert "while" not in made
+
+
+@ways
+@pytest.mark.whole(lambda kind, value: value != 1.3)
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while it traces
+def test_compiled_by_torch(kind, value):
+    x, g = torch.tensor(np.stack([ROW, -ROW])), torch.tensor(np.stack([G, G]))
+    found = []
+    for wrap in (lambda f: f, lambda f: torch.compile(f, backend="aot_eager", fullgraph=True)):
+        a = torch.full((2, 1), value, dtype=D, requires_grad=True)
+        s = x.clone().requires_grad_()
+        wrap(lambda s, a: A.apply(kind(a), s))(s, a).backward(g)
+        found.append((a.grad, s.grad))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
+
+
+# -- what is said of it -----------------------------------------------------------------------------------------------------------------
+
+
+def engines(mapping, x):
+    return {op: name for op, name, _ in A.explain(mapping, x).rows}
+
+
+def test_explain_tells_the_engine_of_a_learned_parameter():
+    x = torch.zeros(2, 5)
+    compiled = not isinstance(kernels.native.load(), str)
+    for kind, value in WAYS:
+        found = engines(kind(torch.tensor(value, requires_grad=True)), x)
+        assert (found["forward"] == "native") == compiled
+        assert "slope" in found
+        assert "slope" not in engines(kind(value), x)
+    plain = A.Fusedmax(torch.tensor(1.0, requires_grad=True))
+    said = A.explain(plain, x, verbose=True)
+    assert engines(plain, x)["forward"] == "reference"
+    assert "has a gradient; plain operations have it" in str(said)
+    with torch.no_grad():
+        assert "has a gradient" not in str(A.explain(plain, x, verbose=True))
+
+
+def test_an_engine_that_is_asked_for_refuses_what_it_can_not_differentiate():
+    x = torch.zeros(2, 5)
+    mapping = A.Budget(torch.tensor(2.0, requires_grad=True), shape="sigmoid")
+    assert A.apply(mapping, x).requires_grad
+    plain = A.Elementwise(A.Entmax(torch.tensor(1.5, requires_grad=True)))
+    with A.use("native"), pytest.raises(RuntimeError, match="can't compute forward"):
+        A.apply(plain, x)
