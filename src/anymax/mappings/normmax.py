@@ -128,43 +128,41 @@ class NormMax(Mapping):
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         """The Hessian of tau: `J = diag(w) - w p^T - p w^T + <w, 1> p p^T`, `w_i = p_i^(2-alpha) ||p||^(alpha-1) / (alpha-1)`."""
-        w = self._weights(p, xp)
-        h = g - dot(p, g, xp)
-        wh = w * h
-        return wh - p * total(wh, xp)
-
-    def _weights(self, p: Array, xp: Namespace) -> Array:
-        """`p^(2-alpha) ||p||^(alpha-1) / (alpha-1)`, 0 where p is 0."""
         alpha = like(self.alpha, p, xp)
         inside = positive(p)
         q = safe(p, inside, 1.0, xp)
         norm = xp.where(inside, q**alpha, xp.zeros_like(p))
         norm = total(norm, xp)
         norm = xp.where(norm == 0, xp.ones_like(norm), norm) ** ((alpha - 1.0) / alpha)
-        return xp.where(inside, q ** (2.0 - alpha) * norm / (alpha - 1.0), xp.zeros_like(p))
+        w = xp.where(inside, q ** (2.0 - alpha) * norm / (alpha - 1.0), xp.zeros_like(p))
+        h = g - dot(p, g, xp)
+        wh = w * h
+        return wh - p * total(wh, xp)
 
-    def _norm_slope(self, p: Array, xp: Namespace) -> Array:
-        """`d ||p|| / d alpha` at a constant p: `||p|| (<p^alpha, log p> / sum p^alpha - log ||p||) / alpha`."""
+    def _by_alpha(self, p: Array, xp: Namespace) -> tuple[Array, Array, Array]:
+        """(log p, log ||p||, `d ||p|| / d alpha` at a constant p); log p is 0 where p is 0.
+
+        The slope is `||p|| (<p^alpha, log p> / sum p^alpha - log ||p||) / alpha`.
+        """
         alpha = like(self.alpha, p, xp)
         inside = positive(p)
-        q = safe(p, inside, 1.0, xp)
-        log_q = xp.log(q)
-        powers = xp.where(inside, xp.exp(alpha * log_q), xp.zeros_like(p))
+        log_p = xp.log(safe(p, inside, 1.0, xp))
+        powers = xp.where(inside, xp.exp(alpha * log_p), xp.zeros_like(p))
         mass = total(powers, xp)
         mass = xp.where(mass == 0, xp.ones_like(mass), mass)
         log_norm = xp.log(mass) / alpha
-        return xp.exp(log_norm) * (total(powers * log_q, xp) / mass - log_norm) / alpha
+        return log_p, log_norm, xp.exp(log_norm) * (total(powers * log_p, xp) / mass - log_norm) / alpha
 
     def param_jvp(self, name: str, x: Array, p: Array, v: Array, xp: Namespace) -> Array:
         """`a - p sum a` times v, with `a = w d||p||/d alpha - p log p / (alpha-1)` and w as in `vjp`."""
-        alpha = like(self.alpha, p, xp)
-        inside = positive(p)
-        entropy = p * xp.log(safe(p, inside, 1.0, xp))
-        a = self._weights(p, xp) * self._norm_slope(p, xp) - xp.where(inside, entropy, xp.zeros_like(p)) / (alpha - 1.0)
+        c = like(self.alpha, p, xp) - 1.0
+        log_p, log_norm, slope = self._by_alpha(p, xp)
+        w = xp.exp((1.0 - c) * log_p + c * log_norm)  # one exponential, which costs XLA less than a power
+        a = xp.where(positive(p), w * slope - p * log_p, xp.zeros_like(p)) / c
         return (a - p * total(a, xp)) * v
 
     def loss_slope(self, name: str, x: Array, p: Array, xp: Namespace) -> Array:
-        return -self._norm_slope(p, xp)
+        return -self._by_alpha(p, xp)[2]
 
     def omega(self, q: Array, xp: Namespace) -> Array:
         """`||q||_alpha - 1`."""
