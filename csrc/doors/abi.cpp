@@ -107,7 +107,7 @@ int64_t cache_size() {
 // The saved support of these rows, before anything is read or written by its indices: it may have gone through other hands since it was saved.
 bool in_order(const anymax_call *call, int64_t begin, int64_t end) {
     const anymax_support &s = call->support;
-    if (!s.count || (call->op != ANYMAX_VJP && call->op != ANYMAX_LOSS_GRAD)) return true;
+    if (!s.count || (call->op != ANYMAX_VJP && call->op != ANYMAX_LOSS_GRAD && call->op != ANYMAX_SLOPE)) return true;
     for (int64_t r = begin; r < end; r++) {
         if (s.count[r] < -1 || s.count[r] > s.capacity) return false;
         const int32_t *index = s.index + r * s.capacity;
@@ -157,9 +157,10 @@ int check_map(const anymax_call *c) {
     switch (c->op) {
         case ANYMAX_LOG:
         case ANYMAX_LOG_VJP: return map.log || (!c->params && link_of(c->map, c->param) == EXPONENTIAL) ? ANYMAX_OK : ANYMAX_BAD_MAP;
-        case ANYMAX_LOSS:
+        case ANYMAX_LOSS: return has_loss(c->map) && (!c->slope || map.slope) ? ANYMAX_OK : ANYMAX_BAD_MAP;
         case ANYMAX_LOSS_GRAD:
         case ANYMAX_THRESHOLD: return has_loss(c->map) ? ANYMAX_OK : ANYMAX_BAD_MAP;
+        case ANYMAX_SLOPE: return map.slope ? ANYMAX_OK : ANYMAX_BAD_MAP;
         case ANYMAX_LARGEST: return !c->params && c->param >= 1.0 && c->param <= (double)c->n && is_multiple(c->param, 1) ? ANYMAX_OK : ANYMAX_BAD_PARAM;
         default: return ANYMAX_OK;
     }
@@ -175,6 +176,7 @@ int check_operands(const anymax_call *c) {
         case ANYMAX_VJP:
         case ANYMAX_LOG_VJP: there = given; break;
         case ANYMAX_LOSS: there = x && c->index && c->value; break;
+        case ANYMAX_SLOPE: there = c->p.data && c->g.data && c->value; break;
         case ANYMAX_LOSS_GRAD: there = x && out && c->index && c->scale; break;
         case ANYMAX_THRESHOLD: there = x && c->tau; break;
         case ANYMAX_LARGEST: there = x && out && c->positions; break;

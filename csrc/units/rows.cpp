@@ -1,6 +1,7 @@
 // The way of each call, and single rows in any layout. This and the other files of units/ are compiled once for each instruction set, with its own
 // flags and -DANYMAX_UNIT=<name>.
 #include "shapes/ops.hpp"
+#include "shapes/slope.hpp"
 
 namespace ANYMAX_UNIT {
 
@@ -74,7 +75,9 @@ template <class C>
 static int run_rows(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team) {
     Scratch scratch;
     const Grouping grouping = plan.rule.grouping;
-    if (grouping == ROW)
+    if (call.op == ANYMAX_SLOPE)
+        slope_rows<C>(call, plan.link, begin, end, scratch);
+    else if (grouping == ROW)
         by_rows<C>(call, begin, end, bypass, team, scratch);
     else if (call.op == ANYMAX_VJP)
         run_backward(call, plan, begin, end, bypass, team, scratch);

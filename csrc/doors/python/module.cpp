@@ -96,6 +96,7 @@ PyMethodDef methods[] = {
     FAST(log_forward),
     FAST(vjp),
     FAST(log_vjp),
+    FAST(slope),
     FAST(loss),
     FAST(loss_grad),
     FAST(threshold),
