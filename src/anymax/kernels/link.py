@@ -32,6 +32,7 @@ KINDS = {  # in the order of their codes
     "sigsoftmax": Kind("ratios", log=True),
     "perturb_max": Kind("noises", "scale", (1e-300, 1e300)),
     "relu": Kind("ratios"),
+    "bounded": Kind("ceilings", "alpha", (1.0, 2.0)),
 }
 MAPS = {name: code for code, name in enumerate(KINDS)}
 
@@ -41,8 +42,8 @@ def _of(*families: str) -> tuple[str, ...]:
 
 
 SPARSE = _of("thresholds", "truncations")  # the gradient needs nothing but the non-zeros
-NEED_SCORES = _of("ratios", "noises")  # the gradient needs the scores beside p
-WITHOUT_LOSS = _of("ratios")  # the library has no loss or threshold
+NEED_SCORES = _of("ratios", "noises", "ceilings")  # the gradient needs the scores beside p
+WITHOUT_LOSS = _of("ratios", "ceilings")  # the library has no loss or threshold
 WITHOUT_LOG = tuple(name for name, kind in KINDS.items() if not kind.log)
 RANGES = {name: kind.range for name, kind in KINDS.items() if kind.parameter}
 NOISES = {"normal": 0, "logistic": 1, "uniform": 2, "laplace": 3, "gumbel": 4}
@@ -59,6 +60,7 @@ class Link(NamedTuple):
     params: Any  # an array with one number per row, or None
     noise: int
     nodes: int  # 0: the default of the dtype
+    upper: Any = None  # the bounds of the classes, a float or an array that broadcasts to the rows, or None
 
 
 SOFTMAX = Link("softmax", MAPS["softmax"], 0.0, None, 0, 0)
