@@ -126,7 +126,7 @@ template <class L>
 inline double level_of_all(const L &link, double y) { return level_of_none(link, y) + (level_of_none(link, 0.0) < 0.0 ? -level_of_none(link, 0.0) : 1.0); }
 
 struct BoundedRoot {
-    double level;
+    double level, next;  // `next`: where Newton's step from there leads
     BoundedSums sums;
 };
 
@@ -135,18 +135,21 @@ struct BoundedRoot {
 template <class V, class L, class U, class Y>
 inline BoundedRoot bounded_root(const L &link, const U &bound, int64_t count, double level, double low, double high, double enough, int turns, Y y) {
     BoundedSums s{};
+    double next = level;
     for (int turn = 0; turn < turns; turn++) {
         s = bounded_sums<V>(link, bound, count, level, y);
         const double excess = s.excess(), mass = 1.0 - s.full;
         (excess > 0.0 ? high : low) = level;
+        const double newton = mass > 0.0 && s.rate > 0.0 && s.free > 0.0 ? level - bounded_step(link, s, mass) : not_a_number<double>;
+        next = newton > low && newton < high ? newton : level;
         if (fabs(excess) <= enough) break;
-        double next = mass > 0.0 && s.rate > 0.0 && s.free > 0.0 ? level - bounded_step(link, s, mass) : not_a_number<double>;
+        next = newton;
         if (next == level || (fabs(excess) <= 1e-9 && fabs(next - level) <= 4e-16 * fabs(level))) break;  // bounded_values does the rest
         if (!(next > low && next < high) || (turn >= 12 && turn % 2)) next = low + (high - low) * 0.5;
         if (!(next > low && next < high)) break;
         level = next;
     }
-    return BoundedRoot{level, s};
+    return BoundedRoot{level, next, s};
 }
 
 // p in the place of y.

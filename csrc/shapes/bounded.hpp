@@ -134,16 +134,24 @@ inline C bounded_floor(const L &link, const Scan<C> &s, double alpha, double mos
     if (needed > cells) return -infinity<C>;
     const C reached = needed == 1 ? s.top : reached_by(s, needed);
     if (reached == -infinity<C>) return reached;
-    double bound = ((double)reached - (double)s.top) - reach, level = level_of_none(link, bound);
-    const vec<C> high = splat(s.top);
-    for (int turn = 0; turn < 4; turn++) {
-        const BoundedSums sums = bounded_sums<vec<C>>(link, OneBound<C>{(C)most}, cells, level, [&](int64_t i) ANYMAX_EACH { return load(s.cells + i) - high; });
-        if (!(sums.excess() > 0.0)) break;
-        bound = larger(bound, link.tau(level));
-        const double mass = 1.0 - sums.full;
-        if (!(mass > 0.0 && sums.rate > 0.0) || sums.excess() < 1e-2) break;
-        level -= bounded_step(link, sums, mass);
-    }
+    double bound = ((double)reached - (double)s.top) - reach, level = level_of_none(link, bound), low = level_of_none(link, 0.0), high = level;
+    const vec<C> top = splat(s.top);
+    const auto climb = [&](const C *cells, int64_t count, int turns) {
+        for (int turn = 0; turn < turns; turn++) {
+            const BoundedSums sums = bounded_sums<vec<C>>(link, OneBound<C>{(C)most}, count, level, [&](int64_t i) ANYMAX_EACH { return load(cells + i) - top; });
+            const double excess = sums.excess(), mass = 1.0 - sums.full;
+            if (excess > 0.0) bound = larger(bound, link.tau(level));
+            (excess > 0.0 ? high : low) = level;
+            const double next = mass > 0.0 && sums.rate > 0.0 ? level - bounded_step(link, sums, mass * 1.03) : low;
+            level = next > low && next < high ? next : 0.5 * (low + high);
+            if (excess > 0.0 && excess < 0.1) break;
+        }
+        low = level_of_none(link, 0.0);
+    };
+    vec<C> few[CELL_VECTORS];
+    const int used = few_cells(s, few);
+    climb((const C *)few, used * width<C>, 4);
+    if (used < s.count) climb(s.cells, cells, 2);
     return (C)(bound - (1e-5 * (1.0 + fabs(bound))));
 }
 
@@ -165,7 +173,7 @@ inline double bounded_scores(const C *value, C anchor, double *y, int64_t count)
 
 // How near to 1 a sum of p comes; the rest is made good to first order.
 template <class C>
-constexpr double BOUNDED_ENOUGH = sizeof(C) == 4 ? 1e-7 : 0x1p-52;
+constexpr double BOUNDED_ENOUGH = sizeof(C) == 4 ? 5e-7 : 0x1p-52;
 
 // What may have a value at a threshold stays: the others are none of the support. How many do.
 template <class C>
@@ -195,9 +203,9 @@ inline double *bounded_solve(const L &link, const U &bound, Candidates<C> &c, C 
         const vec<C> at = splat(anchor);
         const auto narrow = [=, value = (const C *)c.value](int64_t i) ANYMAX_EACH { return load(value + i) - at; };
         if (!all && bounded_sums<vec<C>>(link, bound, c.count, level, narrow).excess() < 0.0) return nullptr;
-        level = bounded_root<vec<C>>(link, bound, c.count, level, none, high, 1e-6, 24, narrow).level;
-        const double tau = link.tau(level);
-        c.count = bounded_thinned(c, most, (C)((double)anchor + (tau - 1e-3 * (1.0 + fabs(tau)))));
+        const BoundedRoot root = bounded_root<vec<C>>(link, bound, c.count, level, none, high, 3e-4, 12, narrow);
+        const double tau = link.tau(level = root.next);
+        if (fabs(root.sums.excess()) < 1e-3) c.count = bounded_thinned(c, most, (C)((double)anchor + (tau - 1e-3 * (1.0 + fabs(tau)))));
         all = true;
     }
     double *const y = scratch.take<double>(WIDE, c.count + 2 * width<double>);
