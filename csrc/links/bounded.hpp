@@ -125,8 +125,14 @@ inline double level_of_none(const AnyPower &link, double y) { return link.near ?
 template <class L>
 inline double level_of_all(const L &link, double y) { return level_of_none(link, y) + (level_of_none(link, 0.0) < 0.0 ? -level_of_none(link, 0.0) : 1.0); }
 
+// Of a bracket; of a very wide one by its logarithm.
+inline double bounded_middle(double low, double high) {
+    const double least = low > 1.0 ? low : 1.0;
+    return high > 16.0 * least ? sqrt(least) * sqrt(high) : low + (high - low) * 0.5;
+}
+
 struct BoundedRoot {
-    double level, next;  // `next`: where Newton's step from there leads
+    double level, next, low, sure;  // `next`: where Newton's step from there leads; `low`: the last one where the sum was 1 at most, `sure`: and surely more
     BoundedSums sums;
 };
 
@@ -135,21 +141,22 @@ struct BoundedRoot {
 template <class V, class L, class U, class Y>
 inline BoundedRoot bounded_root(const L &link, const U &bound, int64_t count, double level, double low, double high, double enough, int turns, Y y) {
     BoundedSums s{};
-    double next = level;
+    double next = level, sure = high;
     for (int turn = 0; turn < turns; turn++) {
         s = bounded_sums<V>(link, bound, count, level, y);
         const double excess = s.excess(), mass = 1.0 - s.full;
         (excess > 0.0 ? high : low) = level;
+        if (excess > 1e-5) sure = level;
         const double newton = mass > 0.0 && s.rate > 0.0 && s.free > 0.0 ? level - bounded_step(link, s, mass) : not_a_number<double>;
         next = newton > low && newton < high ? newton : level;
         if (fabs(excess) <= enough) break;
         next = newton;
         if (next == level || (fabs(excess) <= 1e-9 && fabs(next - level) <= 4e-16 * fabs(level))) break;  // bounded_values does the rest
-        if (!(next > low && next < high) || (turn >= 12 && turn % 2)) next = low + (high - low) * 0.5;
+        if (!(next > low && next < high) || (turn >= 12 && turn % 2)) next = bounded_middle(low, high);
         if (!(next > low && next < high)) break;
         level = next;
     }
-    return BoundedRoot{level, next, s};
+    return BoundedRoot{level, next, low, sure, s};
 }
 
 // p in the place of y.

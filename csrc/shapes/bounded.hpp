@@ -133,7 +133,7 @@ inline C bounded_floor(const L &link, const Scan<C> &s, double alpha, double mos
     const int64_t needed = (int64_t)::ceil(1.0 / most), cells = s.count * width<C>;
     if (needed > cells) return -infinity<C>;
     const C reached = needed == 1 ? s.top : reached_by(s, needed);
-    if (reached == -infinity<C>) return reached;
+    if (!((double)reached - (double)s.top > -1e4)) return -infinity<C>;  // of no use, where classes are masked or lie far apart
     double bound = ((double)reached - (double)s.top) - reach, level = level_of_none(link, bound), low = level_of_none(link, 0.0), high = level;
     const vec<C> top = splat(s.top);
     const auto climb = [&](const C *cells, int64_t count, int turns) {
@@ -143,7 +143,7 @@ inline C bounded_floor(const L &link, const Scan<C> &s, double alpha, double mos
             if (excess > 0.0) bound = larger(bound, link.tau(level));
             (excess > 0.0 ? high : low) = level;
             const double next = mass > 0.0 && sums.rate > 0.0 ? level - bounded_step(link, sums, mass * 1.03) : low;
-            level = next > low && next < high ? next : 0.5 * (low + high);
+            level = next > low && next < high ? next : bounded_middle(low, high);
             if (excess > 0.0 && excess < 0.1) break;
         }
         low = level_of_none(link, 0.0);
@@ -171,9 +171,11 @@ inline double bounded_scores(const C *value, C anchor, double *y, int64_t count)
     return lowest;
 }
 
-// How near to 1 a sum of p comes; the rest is made good to first order.
-template <class C>
+// How near to 1 a sum of p comes; the rest is made good to first order. In sparsemax what is not 0 has all of its weight in the gradient.
+template <class C, class L>
 constexpr double BOUNDED_ENOUGH = sizeof(C) == 4 ? 5e-7 : 0x1p-52;
+template <class C>
+constexpr double BOUNDED_ENOUGH<C, Power<1>> = 0x1p-52;
 
 // What may have a value at a threshold stays: the others are none of the support. How many do.
 template <class C>
@@ -193,7 +195,7 @@ inline int64_t bounded_thinned(Candidates<C> &c, C *most, C threshold) {
 // are not all of the support. bound: of the first ones of `most`, their bounds, if they are not all alike.
 template <class C, class L, class U>
 inline double *bounded_solve(const L &link, const U &bound, Candidates<C> &c, C *most, C anchor, double level, bool all, Scratch &scratch) {
-    constexpr double enough = BOUNDED_ENOUGH<C>;
+    constexpr double enough = BOUNDED_ENOUGH<C, L>;
     const double none = level_of_none(link, 0.0), lowest = (double)lowest_of(c.value, c.count) - (double)anchor;
     double high = all ? level_of_all(link, lowest) : level;
     if (!(level < high)) level = high;
@@ -204,8 +206,9 @@ inline double *bounded_solve(const L &link, const U &bound, Candidates<C> &c, C 
         const auto narrow = [=, value = (const C *)c.value](int64_t i) ANYMAX_EACH { return load(value + i) - at; };
         if (!all && bounded_sums<vec<C>>(link, bound, c.count, level, narrow).excess() < 0.0) return nullptr;
         const BoundedRoot root = bounded_root<vec<C>>(link, bound, c.count, level, none, high, 3e-4, 12, narrow);
-        const double tau = link.tau(level = root.next);
-        if (fabs(root.sums.excess()) < 1e-3) c.count = bounded_thinned(c, most, (C)((double)anchor + (tau - 1e-3 * (1.0 + fabs(tau)))));
+        const double tau = link.tau(root.sure);
+        level = root.next;
+        c.count = bounded_thinned(c, most, (C)((double)anchor + (tau - 1e-5 * (1.0 + fabs(tau)))));
         all = true;
     }
     double *const y = scratch.take<double>(WIDE, c.count + 2 * width<double>);
@@ -215,9 +218,9 @@ inline double *bounded_solve(const L &link, const U &bound, Candidates<C> &c, C 
     const auto scores = [=](int64_t i) ANYMAX_EACH { return load(y + i); };
     if (!all && bounded_sums<vd>(link, bound, count, level, scores).excess() < 0.0) return nullptr;
     BoundedRoot root = bounded_root<vd>(link, bound, count, level, none, high, enough, 400, scores);
-    if (fabs(root.level) > 16.0) {  // far below the anchor digits are lost: once more, from the largest free one
+    for (int64_t again = 0; fabs(root.level) > 16.0 && again < count; again++) {  // far below the anchor digits are lost: once more, from the largest free one
         C next = -infinity<C>;
-        const auto at = link.at(root.level);
+        const auto at = link.at(root.low);
         for (int64_t i = 0; i < count; i += width<double>) {
             vd v, k;
             at.terms(load(y + i), v, k);
@@ -225,11 +228,11 @@ inline double *bounded_solve(const L &link, const U &bound, Candidates<C> &c, C 
             for (int64_t j = i; j < i + width<double> && j < count; j++)
                 if (inside >> (j - i) & 1) next = larger(next, c.value[j]);
         }
-        if (next > -infinity<C>) {
-            const double moved = root.level + (level_of_none(link, (double)anchor - (double)next) - none);
-            const double furthest = level_of_all(link, bounded_scores((const C *)c.value, next, y, count));
-            root = bounded_root<vd>(link, bound, count, moved > none && moved < furthest ? moved : 0.5 * (none + furthest), none, furthest + 1e-12 * (1.0 + fabs(furthest)), enough, 400, scores);
-        }
+        if (next == anchor || next == -infinity<C>) break;
+        const double moved = root.level + (level_of_none(link, (double)anchor - (double)next) - none);
+        const double furthest = level_of_all(link, bounded_scores((const C *)c.value, next, y, count));
+        root = bounded_root<vd>(link, bound, count, moved > none && moved < furthest ? moved : 0.5 * (none + furthest), none, furthest + 1e-12 * (1.0 + fabs(furthest)), enough, 400, scores);
+        anchor = next;
     }
     bounded_values(link, bound, root, y, count);
     return y;
