@@ -34,7 +34,8 @@ enum anymax_map {
     ANYMAX_SIGSOFTMAX = 8,
     ANYMAX_PERTURB = 9,    /* param: scale; noise: which; nodes: how many, as ANYMAX_NODES says */
     ANYMAX_RELU = 10,      /* p = max(x, 0) / sum max(x, 0) */
-    ANYMAX_MAPS = 11
+    ANYMAX_BOUNDED = 11,   /* param: alpha, 1 to 2; upper: the bounds */
+    ANYMAX_MAPS = 12
 };
 
 /* Nodes that the digits of floats and of doubles need. */
@@ -94,6 +95,7 @@ typedef struct {
     const int64_t *sizes; /* [outer], of calls that anymax_run_segments makes by itself: how many classes each row has, n at most; else NULL */
     void *slope;          /* [rows]: beside the value of ANYMAX_LOSS its derivative by the parameter, float; double for ANYMAX_F64. Entmax', normmax' and budget's
                              (there of Omega*(x) - x_t, whatever k is); NULL: it is not wanted */
+    anymax_view upper; /* of ANYMAX_BOUNDED the bounds of the classes, float; double for ANYMAX_F64. A row with one that is NaN or below 0 becomes NaN */
 } anymax_call;
 
 /* 0, or one of the codes that anymax_error() puts into words. Nothing is written where the call is refused, but for a support whose classes are
@@ -108,7 +110,7 @@ ANYMAX_API int anymax_rows(int64_t code, const void *x, void *out, int64_t rows,
    one number a row (params, index, scale, value, tau, slope) is [segments, heads]. A target (index) counts from the first entry of its segment. Each row
    becomes what anymax_run makes of it where its entries lie side by side, to the last bit. An empty segment has no entries to write; its
    threshold is -inf, its loss, and the slope of that, 0 for a target below 0 and NaN for any other; its ANYMAX_SLOPE 0. Neither mask nor support nor
-   ANYMAX_LARGEST; tau for ANYMAX_THRESHOLD alone. */
+   ANYMAX_LARGEST nor ANYMAX_BOUNDED; tau for ANYMAX_THRESHOLD alone. */
 typedef struct {
     const int64_t *ptr;   /* [segments + 1], ascending from 0 to the number of entries */
     const int64_t *order; /* [entries]: a permutation, or NULL: they lie in order */

@@ -11,6 +11,7 @@ enum Family {
     THRESHOLDS,    // p is a function of x - tau, 0 below
     TRUNCATIONS,   // softmax over some of the classes
     RATIOS,        // p = u(x) / sum u: the gradient needs the scores beside p; no loss
+    CEILINGS,      // entmax under a bound of each class: the gradient needs the scores, too; no loss
     NOISES         // the share of draws of a noise in which a class is the largest: the gradient needs the scores, too
 };
 
@@ -39,11 +40,12 @@ static constexpr MapRow MAPS[ANYMAX_MAPS] = {
     {ANYMAX_SIGSOFTMAX, "sigsoftmax", RATIOS, 1.0, 0.0, 0, false, true, 2},
     {ANYMAX_PERTURB, "perturb", NOISES, 1e-300, 1e300, 0, true, false, 4},
     {ANYMAX_RELU, "relu", RATIOS, 1.0, 0.0, 0, false, false, 1},
+    {ANYMAX_BOUNDED, "bounded", CEILINGS, 1.0, 2.0, 0, true, false, 3},
 };
 
-static inline bool needs_scores(int32_t map) { return MAPS[map].family == RATIOS || MAPS[map].family == NOISES; }
-static inline bool has_loss(int32_t map) { return MAPS[map].family != RATIOS; }
-static inline bool is_sparse(int32_t map) { return MAPS[map].family == THRESHOLDS || MAPS[map].family == TRUNCATIONS; }
+static inline bool needs_scores(int32_t map) { return MAPS[map].family == RATIOS || MAPS[map].family == NOISES || MAPS[map].family == CEILINGS; }
+static inline bool has_loss(int32_t map) { return MAPS[map].family != RATIOS && MAPS[map].family != CEILINGS; }
+static inline bool is_sparse(int32_t map) { return MAPS[map].family == THRESHOLDS || MAPS[map].family == TRUNCATIONS || MAPS[map].family == CEILINGS; }
 
 // The nodes of perturb max where the caller has no wish.
 static inline int64_t nodes_of(int64_t asked, int32_t dtype) { return asked ? asked : dtype == ANYMAX_F64 ? ANYMAX_NODES_F64 : ANYMAX_NODES; }
@@ -92,6 +94,7 @@ enum RatioLink {
     RELU      // Ratio.relu
 };
 enum NoiseLink { PERTURBED = RELU + 1 };
+enum CeilingLink { BOUNDED = PERTURBED + 1 };
 
 // A link of any family.
 struct Link {
@@ -102,6 +105,7 @@ struct Link {
     constexpr Link(TruncationLink link) : code(link), family(TRUNCATIONS) {}
     constexpr Link(RatioLink link) : code(link), family(RATIOS) {}
     constexpr Link(NoiseLink link) : code(link), family(NOISES) {}
+    constexpr Link(CeilingLink link) : code(link), family(CEILINGS) {}
     constexpr operator int() const { return code; }
     constexpr ThresholdLink threshold() const { return (ThresholdLink)code; }
     constexpr TruncationLink truncation() const { return (TruncationLink)code; }
@@ -132,9 +136,10 @@ static constexpr LinkRow LINKS[] = {
     {SIGMOID, "sigmoid"},
     {RELU, "relu"},
     {PERTURBED, "perturbed"},
+    {BOUNDED, "bounded"},
 };
-constexpr bool in_order(int i = 0) { return i > PERTURBED || (LINKS[i].link == i && in_order(i + 1)); }
-static_assert(sizeof(LINKS) / sizeof(LinkRow) == PERTURBED + 1 && in_order(), "each link has its row, in the order of the enumerations");
+constexpr bool in_order(int i = 0) { return i > BOUNDED || (LINKS[i].link == i && in_order(i + 1)); }
+static_assert(sizeof(LINKS) / sizeof(LinkRow) == BOUNDED + 1 && in_order(), "each link has its row, in the order of the enumerations");
 
 static inline Link link_of(int32_t map, double param) {
     const double c = param - 1.0;
@@ -157,6 +162,7 @@ static inline Link link_of(int32_t map, double param) {
         case ANYMAX_SIGSOFTMAX: return SIGMOID;
         case ANYMAX_RELU: return RELU;
         case ANYMAX_PERTURB: return param > 0.0 && param - param == 0.0 ? Link(PERTURBED) : NO_LINK;
+        case ANYMAX_BOUNDED: return BOUNDED;
     }
     return NO_LINK;
 }

@@ -235,7 +235,7 @@ inline int64_t worth_saving(int32_t op, int32_t map, double param, int64_t rows,
         if (n <= TILE_MOST && (bit(link) & (bit(EXPONENTIAL) | POWERS))) return 0;  // a tile is as quick to do again
         return is_sparse(map) ? least(n, most(128, n / 32)) : link == EXPONENTIAL ? 1 : 0;
     }
-    const bool entmax = map == ANYMAX_ENTMAX;
+    const bool entmax = map == ANYMAX_ENTMAX || map == ANYMAX_BOUNDED;
     if (op != ANYMAX_FORWARD || !is_sparse(map) || rows * n < SAVED_CALL_FROM || (entmax && param < 1.22)) return 0;
     const bool wide = entmax && param < 1.45, wider = entmax && param < 1.3;
     if (n < (wider ? SAVED_FROM_WIDER : wide ? SAVED_FROM_WIDE : SAVED_FROM)) return 0;

@@ -19,4 +19,5 @@ class Call(ctypes.Structure):
         *((name, View) for name in ("x", "p", "g", "out", "mask")), ("support", Support),
         *((name, ctypes.c_void_p) for name in ("index", "scale", "value", "tau", "positions")),
         ("pool", ctypes.c_int32), ("fresh", ctypes.c_int32), *((name, ctypes.c_void_p) for name in ("starts", "sizes", "slope")),
+        ("upper", View),
     ]  # fmt: skip

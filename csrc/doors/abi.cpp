@@ -169,7 +169,8 @@ int check_map(const anymax_call *c) {
 int check_operands(const anymax_call *c) {
     if (c->support.count && c->support.capacity < 0) return ANYMAX_BAD_SHAPE;
     if (c->support.count && c->support.capacity > 0 && (!c->support.index || !c->support.value)) return ANYMAX_BAD_POINTER;
-    if (c->sizes || (c->starts && (c->mask.data || c->support.count))) return ANYMAX_BAD_CALL;
+    if (c->sizes || (c->starts && (c->mask.data || c->support.count || c->map == ANYMAX_BOUNDED))) return ANYMAX_BAD_CALL;
+    if (c->map == ANYMAX_BOUNDED && !c->upper.data) return ANYMAX_BAD_POINTER;
     const bool x = c->x.data, out = c->out.data, given = c->p.data && c->g.data && out && (x || !needs_scores(c->map));
     bool there = x && out;
     switch (c->op) {

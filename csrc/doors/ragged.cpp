@@ -228,7 +228,7 @@ void find_alike(Work &w) {
 
 extern "C" int anymax_run_segments_by(const anymax_call *call, const anymax_segments *segments, anymax_parallel run) {
     if (!call || !segments || !segments->ptr) return ANYMAX_BAD_CALL;
-    if (call->op == ANYMAX_LARGEST || call->mask.data || call->support.count) return ANYMAX_BAD_CALL;
+    if (call->op == ANYMAX_LARGEST || call->map == ANYMAX_BOUNDED || call->mask.data || call->support.count) return ANYMAX_BAD_CALL;
     if (segments->kept && (!segments->order || (call->op != ANYMAX_FORWARD && call->op != ANYMAX_VJP && call->op != ANYMAX_SLOPE))) return ANYMAX_BAD_CALL;
     if (call->outer < 0 || call->outer > INT32_MAX || call->inner < 0 || call->n < 0) return ANYMAX_BAD_SHAPE;
     if (call->inner && (call->n > INT64_MAX / 16 / call->inner || call->outer > INT64_MAX / 16 / call->inner)) return ANYMAX_BAD_SHAPE;

@@ -75,6 +75,7 @@ struct Sensitivity {
             case TRUNCATIONS: break;
             case THRESHOLDS: exponent = of_threshold(l.threshold(), param); break;
             case RATIOS:
+            case CEILINGS:
             case NOISES: exponent = __builtin_nan("");  // they have no such weight
         }
         steep = exponent < 0.0;

@@ -3,6 +3,7 @@
 
 #include "core/families.hpp"
 #include "shapes/backward.hpp"
+#include "shapes/bounded.hpp"
 #include "shapes/candidates.hpp"
 #include "shapes/loss_slope.hpp"
 #include "shapes/ratio.hpp"
@@ -65,6 +66,7 @@ static void forward_row(const anymax_call &call, int64_t row, Source source, Lin
     const int64_t n = call.n;
     if (call.support.count) call.support.count[row] = -1;
     if (link == EXPONENTIAL) return softmax_row(x, n, out, false, scratch, team);
+    if (link == BOUNDED) return bounded_row(call, row, x, out, scratch, team);
     if (link.has_zeros()) {
         Scan<C> known{};
         if (source != CANDIDATES && forward_dense(call, row, source, link, x, known, out, scratch, team)) return;
@@ -264,6 +266,7 @@ template <class C>
 static void vjp_any(const anymax_call &call, int64_t row, Link link, const C *x, const C *p, const void *g, const Sink<C> &out, Scratch &scratch,
                     const Team &team) {
     const int64_t n = call.n;
+    if (link == BOUNDED) return bounded_vjp_row(call, row, x, p, g, out, scratch, team);
     if (needs_scores(call.map)) {
         const auto [high, sound] = scan_top(x, n);
         if (settled(out, high, sound && link != NO_LINK, C(0), team)) return;
@@ -318,7 +321,7 @@ static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, in
         case ANYMAX_LOG: log_row(call, link, x, out, scratch, team); break;
         case ANYMAX_VJP: {
             if (call.support.count) saved_ahead<C>(call, r, end);
-            const bool saved = saved_row<C>(call, r).count >= 0 && !needs_scores(call.map);
+            const bool saved = saved_row<C>(call, r).count >= 0 && (link == BOUNDED || !needs_scores(call.map));
             const C *p = saved ? nullptr : stage<C>(at(call, call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
             if (saved || p) vjp_any(call, r, link, x, p, at(call, call.g, size, o, i), out, scratch, team);
             break;

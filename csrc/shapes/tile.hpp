@@ -212,6 +212,7 @@ inline uint32_t tile_map(Tile<C> &t, Link link, double param, int64_t n) {
             }
             return 0;
         case RATIOS:
+        case CEILINGS:
         case NOISES: return 0;
     }
     return 0;

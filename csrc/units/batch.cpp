@@ -39,6 +39,7 @@ inline uint32_t solve_batch(Batch &b, const Plan &plan, double param, int64_t ro
             return 0;
         case EXPONENTIALS:
         case RATIOS:
+        case CEILINGS:
         case NOISES: return 0;
     }
     return 0;

@@ -41,7 +41,7 @@ PyObject *forward(int op, PyObject *const *args, int64_t capacity, Ref &memory) 
     GivenMap link;
     Array support, params;
     if (!served(r.kind, args[0]) || !link.read(args[0]) || !r.lead(args[1], args[2], &r.call.x) || !r.link(link, op, params)) return none();
-    if ((args[3] != Py_None && !r.mask(args[3])) || (capacity && !r.save(capacity, args[1], support, memory))) return none();
+    if (!r.bounds(link) || (args[3] != Py_None && !r.mask(args[3])) || (capacity && !r.save(capacity, args[1], support, memory))) return none();
     if (!r.write(args[4], op == ANYMAX_FORWARD)) return none();
     return r.answer(link);
 }
@@ -51,7 +51,7 @@ PyObject *backward(int op, PyObject *const *args) {
     GivenMap link;
     Array support, params;
     if (!served(r.kind, args[0]) || !link.read(args[0]) || !r.lead(args[2], args[4], &r.call.p) || !r.link(link, op, params)) return none();
-    if (!r.beside(args[3], &r.call.g) || (args[1] != Py_None && !r.beside(args[1], &r.call.x))) return none();
+    if (!r.beside(args[3], &r.call.g) || (args[1] != Py_None && !r.beside(args[1], &r.call.x)) || !r.bounds(link)) return none();
     if (!r.support(args[5], support) || !r.write(Py_None, op == ANYMAX_VJP)) return none();
     return r.answer(link);
 }
@@ -76,7 +76,8 @@ bool GivenMap::read(PyObject *mapping) {
     map = (int32_t)PyLong_AsLong(PyTuple_GetItem(t, 1)), param = PyFloat_AsDouble(PyTuple_GetItem(t, 2));
     params = PyTuple_GetItem(t, 3);
     noise = (int32_t)PyLong_AsLong(PyTuple_GetItem(t, 4)), nodes = PyLong_AsLongLong(PyTuple_GetItem(t, 5));
-    return params && !PyErr_Occurred();
+    upper = PyTuple_GetItem(t, 6);
+    return params && upper && !PyErr_Occurred();
 }
 
 // (mapping, x, axis, mask, out) -> out

@@ -17,6 +17,7 @@ struct GivenMap {
     int64_t nodes = 0;
     bool chosen = false;  // it was given as such, and not found for a mapping
     PyObject *kind = nullptr, *params = nullptr;  // borrowed of the tuple; params: None, or one number a row
+    PyObject *upper = nullptr;                    // the same; bounds of the classes: None, a number, or an array
     bool read(PyObject *mapping_or_link);
 };
 

@@ -148,7 +148,7 @@ ANYMAX_CALL(call_plan) {
     Rows r(kind_of(args[1]));
     GivenMap link;
     Array params;
-    if (!link.read(args[0]) || !r.lead(args[1], Py_None, &r.call.x) || !r.link(link, (int)op, params) || !r.lay_out()) return none();
+    if (!link.read(args[0]) || !r.lead(args[1], Py_None, &r.call.x) || !r.link(link, (int)op, params) || !r.bounds(link) || !r.lay_out()) return none();
     r.call.p = r.call.g = r.call.out = r.call.x;
     r.call.value = (void *)r.call.x.data, r.call.scale = r.call.value, r.call.index = (const int64_t *)r.call.value;  // asked whether they are there
     const char *plan = anymax_plan(&r.call);

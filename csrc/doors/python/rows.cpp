@@ -131,6 +131,24 @@ bool Rows::link(const GivenMap &l, int op, Array &params) {
     return true;
 }
 
+bool Rows::bounds(const GivenMap &l) {
+    if (l.upper == Py_None) return true;
+    if (PyFloat_Check(l.upper)) {
+        one_bound = PyFloat_AsDouble(l.upper), narrow_bound = float_of(one_bound);
+        call.upper = anymax_view{dtype == ANYMAX_F64 ? (void *)&one_bound : (void *)&narrow_bound, 0, 0, 0};
+        return true;
+    }
+    if (!l.chosen && kind == TORCH) {  // Python is to see to a gradient
+        static PyObject *const learned = name_of("requires_grad");
+        const Ref asked(PyObject_GetAttr(l.upper, learned));
+        if (!asked || asked.get() != Py_False) return PyErr_Clear(), false;
+    }
+    Operand &o = operands[used];
+    if (!o.array.read(kind, l.upper) || o.array.dtype != (dtype == ANYMAX_F64 ? ANYMAX_F64 : ANYMAX_F32)) return false;
+    o.view = &call.upper, used++;
+    return spread(o);
+}
+
 // -- two strides for the rows and one for the classes -----------------------------------------------------------------------------
 
 // The axes of the rows, as few as the strides of all operands allow, or of one of them.
@@ -187,7 +205,7 @@ bool Rows::lay_out() {
     if (outer.size == 1) {
         outer = inner, inner = Axis{1, {}};
         bool sideways = false;  // rows side by side are transposed in groups
-        for (int k = 0; k < used; k++) sideways |= operands[k].strides[axis] != 1 && outer.steps[k] == 1;
+        for (int k = 0; k < used; k++) sideways |= operands[k].view != &call.upper && operands[k].strides[axis] != 1 && outer.steps[k] == 1;
         if (sideways && n > 1) inner = outer, outer = Axis{1, {}};
     }
     call.outer = outer.size, call.inner = inner.size;

@@ -19,7 +19,9 @@ struct Axis {
 class Rows {
     int axis = 0, used = 0;
     const Array *per_row = nullptr;  // parameters
-    Operand operands[5];  // x, p, g, out, mask: as far as the call has them
+    double one_bound = 0.0;          // of all classes; a float where the scores are narrower
+    float narrow_bound = 0.0f;
+    Operand operands[5];  // x, p, g, out, mask, bounds: as far as the call has them
 
     bool spread(Operand &o);  // its strides for the axes of the scores, by the rules of broadcasting
     int merged(Axis *axes, int only) const;
@@ -46,6 +48,7 @@ class Rows {
     bool support(PyObject *memory, Array &array);                // None: there is none
     bool save(int64_t capacity, PyObject *x, Array &array, Ref &memory);  // memory for a support of so many non-zeros a row, or less than 0: of what pays
     bool link(const GivenMap &l, int op, Array &params);
+    bool bounds(const GivenMap &l);  // of the classes, where the map has them
     bool lay_out();
     int run();
     PyObject *answer(const GivenMap &link) {  // of the call, whose result is an array

@@ -54,6 +54,7 @@ ANYMAX_CALL(call_segments) {
         o.view = o.entries.view, like = like ? like : &o.entries.array;
     }
     if (!like) return none();
+    if (link.upper != Py_None) return none();
     const int64_t segments = ptr.count - 1, entries = like->shape[axis];
     int64_t heads = 1;
     for (int i = 0; i < like->ndim; i++) heads *= i == axis ? 1 : like->shape[i];

@@ -267,7 +267,7 @@ def _quick(mapping: Mapping, x: Array, axis: Any, mask: Any, out: Any) -> Array 
     if not x.shape[-1] or x.dtype not in _DTYPES or kernels.asked() is not None:
         return None
     link = link_of(mapping)
-    if type(link) is not Link or link.params is not None or link.kind == "perturb_max":
+    if type(link) is not Link or link.params is not None or link.upper is not None or link.kind == "perturb_max":
         return None
     mapping.check(x.shape[-1])
     name = mapping.array_field

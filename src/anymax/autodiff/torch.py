@@ -421,7 +421,8 @@ def _quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -
             return None
         if made[1] is not None and hooked():
             made = made[0], None
-        return _Apply.apply(x, made, mapping, -1 if axis is None else axis)
+        params = () if link.upper is None else params_of(mapping)
+        return _Apply.apply(x, made, mapping, -1 if axis is None else axis, *params)
     if out is None:
         return _forward(mapping, x, axis, mask, None)
     if type(out) is not Tensor or out.requires_grad or (out.is_inference() and not torch.is_inference_mode_enabled()):

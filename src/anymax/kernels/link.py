@@ -33,6 +33,7 @@ KINDS = {  # in the order of their codes
     "sigsoftmax": Kind("ratios", log=True),
     "perturb_max": Kind("noises", "scale", (1e-300, 1e300)),
     "relu": Kind("ratios"),
+    "bounded": Kind("ceilings", "alpha", (1.0, 2.0)),
 }
 MAPS = {name: code for code, name in enumerate(KINDS)}
 
@@ -42,8 +43,8 @@ def _of(*families: str) -> tuple[str, ...]:
 
 
 SPARSE = _of("thresholds", "truncations")  # the gradient needs nothing but the non-zeros
-NEED_SCORES = _of("ratios", "noises")  # the gradient needs the scores beside p
-WITHOUT_LOSS = _of("ratios")  # the library has no loss or threshold
+NEED_SCORES = _of("ratios", "noises", "ceilings")  # the gradient needs the scores beside p
+WITHOUT_LOSS = _of("ratios", "ceilings")  # the library has no loss or threshold
 WITH_SLOPE = ("entmax", "normmax", "budget")  # the library has the derivative by their parameter
 WITHOUT_LOG = tuple(name for name, kind in KINDS.items() if not kind.log)
 RANGES = {name: kind.range for name, kind in KINDS.items() if kind.parameter}
@@ -61,6 +62,7 @@ class Link(NamedTuple):
     params: Any  # an array with one number per row, or None
     noise: int
     nodes: int  # 0: the default of the dtype
+    upper: Any = None  # the bounds of the classes, a float or an array that broadcasts to the rows, or None
 
 
 SOFTMAX = Link("softmax", MAPS["softmax"], 0.0, None, 0, 0)

@@ -48,10 +48,12 @@ def _find(mapping: Mapping) -> Link | str:
         if reason := out_of_range(kind, scale):
             return reason
         return Link(kind, MAPS[kind], float(scale), None, NOISES[noise], nodes or 0)
+    upper: Any = getattr(mapping, "upper") if kind == "bounded" else None  # noqa: B009
+    upper = upper if upper is None or is_array(upper) else float(upper)
     attribute = KINDS[kind].parameter
     value: Any = getattr(mapping, attribute) if attribute else 0.0
     if is_array(value):
-        return Link(kind, MAPS[kind], 0.0, value, 0, 0)
+        return Link(kind, MAPS[kind], 0.0, value, 0, 0, upper)
     if attribute and (reason := out_of_range(kind, value)):
         return reason
-    return Link(kind, MAPS[kind], float(value), None, 0, 0)
+    return Link(kind, MAPS[kind], float(value), None, 0, 0, upper)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, ask_torch, is_jax, is_torch, namespace, top, upcast
+from .._array import Array, ask_torch, is_array, is_jax, is_torch, namespace, top, upcast
 from .._core.mapping import Mapping
 from . import choice, library
 from ._memory import LARGE, SMALLEST
@@ -40,7 +40,7 @@ from .linked import found_link, link_of
 from .support import NonZeros, non_zeros_in
 
 _BY_CODE = (*DTYPES, "int32")  # in the order of the codes of csrc/doors/python/arrays.hpp
-_SPARSE = frozenset(MAPS[kind] for kind in SPARSE)
+_SPARSE = frozenset(MAPS[kind] for kind in (*SPARSE, "bounded"))
 _AXES = 32  # the most axes of an array
 
 
@@ -160,6 +160,8 @@ def broadcast(link: Link, x: Array, shape: tuple[int, ...]) -> Link:
 
 def _link(mapping: Mapping, x: Array) -> Link:
     link = found_link(mapping)
+    if is_array(link.upper):
+        link = link._replace(upper=arrays_of(x).cast(link.upper, wide(x), x))
     if link.params is None:
         return link
     return one_for_all(link) or broadcast(link, x, (*x.shape[:-1], 1))
@@ -232,8 +234,9 @@ class Native(Engine):
             return self.lacks(op)
         if reason := refuse_link(op, link_of(mapping)) or refuse_array(x):
             return reason
-        params = found_link(mapping).params
-        return refuse_tensor(params) if is_torch(x) and is_torch(params) else None
+        link = found_link(mapping)
+        given = [a for a in (link.params, link.upper) if is_torch(a)] if is_torch(x) else []
+        return next((reason for a in given if (reason := refuse_tensor(a))), None)
 
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
         return _done(engine_for(x).forward(_link(mapping, x), x, -1, mask, out), "p(x)", x, mask, out)

@@ -149,7 +149,9 @@ class NativeRagged(RaggedEngine):
     def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
         """It knows links alone; soft ranks, which the engine of rows has too, are none."""
         link = link_of(mapping)
-        return link if isinstance(link, str) else super().refuse(op, mapping, x)
+        if isinstance(link, str):
+            return link
+        return "it takes no segments of maps with upper bounds" if link.upper is not None else super().refuse(op, mapping, x)
 
     def forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
         return _entries("forward", mapping, along, x)

@@ -9,7 +9,7 @@ from .._core.mapping import Mapping
 from . import arrays
 from .engine import BELOW, Engine, IndexLoss
 from .link import refuse_link
-from .linked import link_of
+from .linked import found_link, link_of
 
 
 class Xla(Engine):
@@ -24,6 +24,8 @@ class Xla(Engine):
             return self.lacks(op)
         if reason := refuse_link(op, link_of(mapping)):
             return reason
+        if (link := found_link(mapping)).upper is not None:
+            return f"it has no kernel for {link.kind}"
         if dtype_name(x) not in arrays.DTYPES:
             return f"it takes float32, float64, float16 and bfloat16, not {dtype_name(x)}"
         if reason := arrays.refuse_width(x):

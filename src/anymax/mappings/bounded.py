@@ -64,6 +64,7 @@ class Bounded(Separable):
     alpha: Parameter = 2.0
 
     name = "bounded"
+    kernel = "bounded"
     formula = "pᵢ = min(((α−1)(xᵢ − τ))₊^(1/(α−1)), uᵢ)"
     example: ClassVar[dict[str, Any]] = {"upper": 0.4}
     per_class = ("upper",)
