@@ -6,9 +6,10 @@
 
 namespace ANYMAX_UNIT {
 
-// From the probabilities of the row, with zeros among them or without; budget's from its threshold.
+// From the probabilities of the row, with zeros among them or without; budget's from its threshold. Apart from its callers, which would pay for its registers
+// where no slope is wanted.
 template <class C>
-inline double loss_slope(Link link, double param, const C *p, int64_t count, double tau) {
+__attribute__((noinline)) static double loss_slope(Link link, double param, const C *p, int64_t count, double tau) {
     switch (moving_of(link)) {
         case BY_ALPHA: break;
         case BY_NORM: {
@@ -26,7 +27,7 @@ inline double loss_slope(Link link, double param, const C *p, int64_t count, dou
 
 // Of alpha = 1, whose log p is x less its largest and `rest`.
 template <class C>
-inline double loss_slope_softmax(const C *x, int64_t n, C high, double rest) {
+__attribute__((noinline)) static double loss_slope_softmax(const C *x, int64_t n, C high, double rest) {
     const EntmaxOmegaRise rise{0.0};
     const vec<C> top = splat(high), less = splat((C)rest);
     vd total{};

@@ -140,7 +140,10 @@ inline int64_t moved_classes(const anymax_call &call, int64_t row, int64_t n, C 
     }
     for (int64_t i = 0; i < saved.count; i += W) {
         store(p + i, load_or(saved.value, i, saved.count, C(0)));
-        for (int64_t j = i; j < i + W; j += width<double>) store_narrow(g + j, gathered(own_g, call.g.cls, call.dtype, saved.index + j, saved.count - j));
+        for (int64_t j = i; j < i + W; j += width<double>) {
+            const int64_t left = saved.count - j;
+            store_narrow(g + j, left > 0 ? gathered(own_g, call.g.cls, call.dtype, saved.index + j, left) : vd{});
+        }
     }
     return saved.count;
 }

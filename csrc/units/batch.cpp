@@ -72,6 +72,14 @@ static Batch *batch_memory(Scratch &scratch) {
     return batch;
 }
 
+// Of losses, the derivatives by the parameter of the rows that are done.
+__attribute__((noinline)) static void slopes_of_losses(const Batch &b, const anymax_call &call, Link link, int64_t r, uint32_t done) {
+    for (; done; done &= done - 1) {
+        const int64_t j = __builtin_ctz(done);
+        ((float *)call.slope)[r + j] = (float)loss_slope(link, call.param, b.side + j * b.step, b.count[j], b.tau[j]);
+    }
+}
+
 // What a row becomes depends on the row alone, and so does whether the batch leaves it.
 void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch) {
     if (!PACKS) return;  // nobody calls, and nothing is compiled
@@ -109,12 +117,12 @@ void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64
         if (output > SUPPORTS) aim_at(b, call, r, count);
         const uint32_t done = solve_batch(output, b, plan, call.param, count, n, bypass && direct_out);
         const uint32_t all = (uint32_t)((1ull << count) - 1);
+        if (output == LOSS && call.slope) slopes_of_losses(b, call, plan.link, r, done & all);
         for (int64_t j = 0; (output == LOSS || to.count) && j < count; j++) {
             if (!(done >> j & 1)) continue;
             if (output == LOSS) {
                 ((float *)call.value)[r + j] = (float)b.loss[j];
                 if (call.tau) ((float *)call.tau)[r + j] = (float)b.tau[j];
-                if (call.slope) ((float *)call.slope)[r + j] = (float)loss_slope(plan.link, call.param, b.side + j * b.step, b.count[j], b.tau[j]);
             }
             if (!to.count) continue;
             int32_t *const index = to.index + (r + j) * to.capacity;
