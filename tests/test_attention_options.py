@@ -307,7 +307,7 @@ def test_sparse_blocks(name, monkeypatch):
 
 # name -> (mapping of an array, the first and the last number of that array)
 LEARNED = {
-    "entmax": (Entmax, 1.4, 2.6), "near softmax": (Entmax, 1.0, 1.01), "normmax": (NormMax, 1.5, 4.0), "budget": (Budget, 1.2, 3.5),
+    "entmax": (Entmax, 1.6, 2.6), "near softmax": (Entmax, 1.0, 1.01), "normmax": (NormMax, 1.5, 4.0), "budget": (Budget, 1.2, 3.5),
     "linear budget": (lambda k: Budget(k, shape="linear"), 1.2, 3.5),
 }  # fmt: skip
 
