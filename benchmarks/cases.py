@@ -40,6 +40,7 @@ GROUPS = {
     "both": "Forward and backward",
     "loss": "Losses, forward and backward",
     "package": "Against the package entmax",
+    "learned": "A learned parameter, forward and backward",
     "own map": "Maps of one's own, without a kernel",
     "jax": "JAX under jit",
     "overhead": "What a call costs, one row of ten scores",

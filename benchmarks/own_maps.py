@@ -81,10 +81,27 @@ class Roots(Squares):
         return q**-0.5
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Gates(anymax.RatioMap):
+    """Sigsoftmax, as a map of one's own."""
+
+    name = "gates"
+
+    @property
+    def facts(self) -> anymax.Facts:
+        return anymax.Facts(monotone=True, shift_invariant=False, sparse=False, has_potential=False)
+
+    def weights(self, x: Any, keep: Any, xp: Any) -> tuple[Any, Any]:
+        e = xp.exp(-x)
+        u = 1.0 / (e * (1.0 + e))
+        return u, u * (1.0 + e / (1.0 + e))
+
+
 MAPS = {
     "sparsemax": (Squares(), anymax.Sparsemax()),
     "softmax": (Exps(), anymax.Softmax()),
     "entmax 1.5": (Roots(), anymax.Entmax(1.5)),
+    "sigsoftmax": (Gates(), anymax.Sigsoftmax()),
 }
 
 
@@ -137,7 +154,7 @@ def own_both(case: Case) -> Workload:
 def own_map_cases() -> Iterator[Case]:
     for shape in SHAPES:
         for name in MAPS:
-            kernel = Bar(KERNEL, at_most=10.0)
+            kernel = Bar(KERNEL, at_most=4.0 if name == "sigsoftmax" else 10.0)
             bars = (kernel, Bar(LINES, at_most=0.5)) if name == "sparsemax" else (kernel,)
             yield Case("own map", name, shape, own_forward, bars)
             yield Case("own map", name, shape, own_both, bars, note="forward+backward")

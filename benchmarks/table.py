@@ -5,6 +5,7 @@ from __future__ import annotations
 from .attention import attention_cases
 from .cases import GROUPS, Case, map_cases
 from .decoding import decoding_cases
+from .learned import learned_cases
 from .ordering import ordering_cases
 from .output_layers import layer_cases
 from .own_maps import own_map_cases
@@ -20,6 +21,7 @@ from .transport import transport_cases
 def table() -> list[Case]:
     cases = [
         *map_cases(),
+        *learned_cases(),
         *own_map_cases(),
         *attention_cases(),
         *decoding_cases(),

@@ -18,7 +18,7 @@ extern "C" {
 #define ANYMAX_API __attribute__((visibility("default")))
 #endif
 
-#define ANYMAX_ABI 10
+#define ANYMAX_ABI 11
 
 enum anymax_dtype { ANYMAX_F32 = 0, ANYMAX_F64 = 1, ANYMAX_BF16 = 2, ANYMAX_F16 = 3 };
 
@@ -51,7 +51,8 @@ enum anymax_op {
     ANYMAX_LOSS_GRAD = 5, /* (x; support or tau where they were saved; index; scale[row]) -> out = scale (p - y) */
     ANYMAX_THRESHOLD = 6, /* x -> tau[row]: logsumexp for softmax and sparse softmax */
     ANYMAX_LARGEST = 7,   /* x -> the k largest values, sorted, and their indices */
-    ANYMAX_OPS = 8
+    ANYMAX_SLOPE = 8,     /* (p or `support`, g) -> value[row] = <g, dp/dparam>: entmax, normmax, budget */
+    ANYMAX_OPS = 9
 };
 
 typedef struct {
@@ -75,14 +76,14 @@ typedef struct {
     const double *params; /* one a row, or NULL: `param` for all */
     int64_t nodes;
     anymax_view x;    /* scores */
-    anymax_view p;    /* probabilities, read by VJP */
-    anymax_view g;    /* the incoming gradient, read by VJP */
+    anymax_view p;    /* probabilities, read by VJP and SLOPE */
+    anymax_view g;    /* the incoming gradient, read by VJP and SLOPE */
     anymax_view out;  /* the result */
     anymax_view mask; /* bytes, 0 = leave out; data NULL: none */
     anymax_support support;
     const int64_t *index; /* [rows]: the target class of each row; a negative one leaves the row out (value and gradient 0) */
     const void *scale;    /* [rows]: factor of the gradient, float; double for ANYMAX_F64 */
-    void *value;          /* [rows]: losses, float; double for ANYMAX_F64 */
+    void *value;          /* [rows]: losses, or the slopes of ANYMAX_SLOPE, float; double for ANYMAX_F64 */
     void *tau;            /* [rows]: thresholds, float; double for ANYMAX_F64 */
     int64_t *positions;   /* [rows, k]: indices of ANYMAX_LARGEST; `out` has k classes */
     int32_t pool;         /* 0: the pool of this library; 1: the one given to anymax_set_parallel; -1: no threads */
@@ -91,6 +92,8 @@ typedef struct {
     const int64_t *starts; /* [outer]: row (o, i) of x, p, g and out begins at data + starts[o] + i * inner; NULL: as said above. Not with a mask or a
                               support */
     const int64_t *sizes; /* [outer], of calls that anymax_run_segments makes by itself: how many classes each row has, n at most; else NULL */
+    void *slope;          /* [rows]: beside the value of ANYMAX_LOSS its derivative by the parameter, float; double for ANYMAX_F64. Entmax', normmax' and budget's
+                             (there of Omega*(x) - x_t, whatever k is); NULL: it is not wanted */
 } anymax_call;
 
 /* 0, or one of the codes that anymax_error() puts into words. Nothing is written where the call is refused, but for a support whose classes are
@@ -102,14 +105,15 @@ ANYMAX_API int anymax_rows(int64_t code, const void *x, void *out, int64_t rows,
 
 /* Ragged rows: the entries ptr[s] ... ptr[s + 1] - 1 are one row of each head. In a call on segments `outer` is their number, `inner` that of heads and
    `n` that of all entries; entry e of head h of an operand lies at data + order[e] * cls + h * inner, the strides of `outer` are not read, and what has
-   one number a row (params, index, scale, value, tau) is [segments, heads]. A target (index) counts from the first entry of its segment. Each row
+   one number a row (params, index, scale, value, tau, slope) is [segments, heads]. A target (index) counts from the first entry of its segment. Each row
    becomes what anymax_run makes of it where its entries lie side by side, to the last bit. An empty segment has no entries to write; its
-   threshold is -inf, its loss 0 for a target below 0 and NaN for any other. Neither mask nor support nor ANYMAX_LARGEST; tau for ANYMAX_THRESHOLD alone. */
+   threshold is -inf, its loss, and the slope of that, 0 for a target below 0 and NaN for any other; its ANYMAX_SLOPE 0. Neither mask nor support nor
+   ANYMAX_LARGEST; tau for ANYMAX_THRESHOLD alone. */
 typedef struct {
     const int64_t *ptr;   /* [segments + 1], ascending from 0 to the number of entries */
     const int64_t *order; /* [entries]: a permutation, or NULL: they lie in order */
     void *kept; /* [entries, heads], of the dtype of the call, or NULL; with an order alone: p in that order, written by ANYMAX_FORWARD beside out, read by
-                   ANYMAX_VJP in the place of p */
+                   ANYMAX_VJP and ANYMAX_SLOPE in the place of p */
 } anymax_segments;
 ANYMAX_API int anymax_run_segments(const anymax_call *call, const anymax_segments *segments);
 
@@ -233,9 +237,22 @@ typedef struct {
     float below, above; /* and these are the values up to `low` and from `high` on */
 } anymax_table;
 
+/* A function u of a score that is never below 0, and its derivative, as cubics in cells on either side of 0, which have their numbers by |x|: first those
+   above 0, then those below. With `per` > 0, a power of two, there are so many to a unit; else they are as in anymax_table, with v = |x|, from `least` on. */
+typedef struct {
+    const float *weights, *slopes; /* [above + beneath, 4]; slopes may be NULL without a gradient */
+    int64_t above, beneath;
+    float low, high;               /* there are cells of the scores between these, but for those below `least`, */
+    float lost, gone;              /* and up to the one and from the other on, which may be infinite, u and u' are 0 */
+    float per, least;
+    int32_t shift;
+    float weight, slope;           /* at 0 */
+} anymax_weights;
+
 /* p_i = link(x_i - tau), tau such that a row sums to `mass`, for a link that is 0 or vanishes at small t. Without g: x are scores, out becomes p, and tau the
    thresholds; either may be NULL. With g: x are probabilities, `link` is 1 / omega'' as a function of p, with sign 1 and offset 0, and out becomes
-   s (g - <s, g> / sum s), s = link(p). F32, BF16 or F16, rows [rows, n] in C order. */
+   s (g - <s, g> / sum s), s = link(p). With a ratio there is no link: x are scores, and out becomes p_i = u(x_i) / sum u, with g u' (g - <p, g>) / sum u.
+   F32, BF16 or F16, rows [rows, n] in C order. */
 typedef struct {
     int32_t dtype, pool;
     int64_t rows, n;
@@ -244,6 +261,8 @@ typedef struct {
     const void *x, *g;
     void *out;
     float *tau; /* [rows] */
+    const anymax_weights *ratio;
+    uint8_t *left; /* [rows], with a ratio: 1 where a score has no cell, and the row is left to the caller */
 } anymax_tabled_call;
 ANYMAX_API int anymax_tabled(const anymax_tabled_call *call);
 

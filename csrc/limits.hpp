@@ -37,6 +37,7 @@ constexpr int64_t WORTH_SEEKING = 17;         // the zeros of p in one row,
 constexpr int64_t WORTH_SEEKING_WIDE = 1024;  // of entmax below 3/2, which leaves more,
 constexpr int64_t many_nonzeros(int64_t n) { return n / 32 + 8; }  // unless there are more non-zeros than this
 constexpr int64_t BACKWARD_BLOCK = 128;       // beyond, p, g and results of 16 rows leave the first cache, and there are 8 in turn
+constexpr int64_t SLOPES_TOGETHER = 1024;     // non-zeros of a row whose slope is found with others': all that is made of 8 of them stays in the second cache
 constexpr int64_t CLEARED_TOGETHER = 16384;   // bytes of rows that are set to 0 in one go
 constexpr int64_t EXPONENTIALS_KEPT = 262144;  // bytes of a row's exponentials that are kept rather than computed twice
 constexpr int64_t SORTED_MOST = 16;           // scores at the edge of a nucleus that are sorted

@@ -23,20 +23,21 @@ struct MapRow {
     bool per_row;        // the parameter may differ from row to row (anymax_call.params)
     bool log;            // has ANYMAX_LOG and ANYMAX_LOG_VJP
     int cost;            // the work of a class, softmax's is 1; of NOISES that of a node
+    bool slope = false;  // has ANYMAX_SLOPE, and the slope of its loss
 };
 
 static constexpr MapRow MAPS[ANYMAX_MAPS] = {
-    // code            name       family         least                  most   step per row log   cost
+    // code            name       family         least                  most   step per row log   cost slope
     {ANYMAX_SOFTMAX, "softmax", EXPONENTIALS, 1.0, 0.0, 0, false, true, 1},
     {ANYMAX_SPARSEMAX, "sparsemax", THRESHOLDS, 1.0, 0.0, 0, false, false, 1},
-    {ANYMAX_ENTMAX, "entmax", THRESHOLDS, 1e-300, 1e300, 0, true, false, 2},  // at alpha = 1 it is softmax, and has a log
-    {ANYMAX_BUDGET, "budget", THRESHOLDS, 0.0, 1e300, 0, true, false, 2},
-    {ANYMAX_NORMMAX, "normmax", THRESHOLDS, 1.0000000000000002, 1e300, 0, true, false, 3},
+    {ANYMAX_ENTMAX, "entmax", THRESHOLDS, 1e-300, 1e300, 0, true, false, 2, true},  // at alpha = 1 it is softmax, and has a log
+    {ANYMAX_BUDGET, "budget", THRESHOLDS, 0.0, 1e300, 0, true, false, 2, true},
+    {ANYMAX_NORMMAX, "normmax", THRESHOLDS, 1.0000000000000002, 1e300, 0, true, false, 3, true},
     {ANYMAX_TOPK, "topk", TRUNCATIONS, 1.0, 9e15, 1, true, true, 2},
     {ANYMAX_TOPP, "topp", TRUNCATIONS, 1e-300, 1.0, 0, true, true, 5},
     {ANYMAX_TAYLOR, "taylor", RATIOS, 2.0, 64.0, 2, false, false, 1},
     {ANYMAX_SIGSOFTMAX, "sigsoftmax", RATIOS, 1.0, 0.0, 0, false, true, 2},
-    {ANYMAX_PERTURB, "perturb", NOISES, 1e-300, 1e300, 0, false, false, 4},
+    {ANYMAX_PERTURB, "perturb", NOISES, 1e-300, 1e300, 0, true, false, 4},
     {ANYMAX_RELU, "relu", RATIOS, 1.0, 0.0, 0, false, false, 1},
 };
 
@@ -155,7 +156,7 @@ static inline Link link_of(int32_t map, double param) {
         case ANYMAX_TAYLOR: return TAYLOR;
         case ANYMAX_SIGSOFTMAX: return SIGMOID;
         case ANYMAX_RELU: return RELU;
-        case ANYMAX_PERTURB: return PERTURBED;
+        case ANYMAX_PERTURB: return param > 0.0 && param - param == 0.0 ? Link(PERTURBED) : NO_LINK;
     }
     return NO_LINK;
 }

@@ -93,7 +93,7 @@ struct Rule {
 };
 
 constexpr int64_t ANY = INT64_MAX;
-constexpr uint32_t FORWARDS = bit(ANYMAX_FORWARD), VJPS = bit(ANYMAX_VJP), LOSSES = bit(ANYMAX_LOSS), GRADS = bit(ANYMAX_LOSS_GRAD), TAUS = bit(ANYMAX_THRESHOLD);
+constexpr uint32_t FORWARDS = bit(ANYMAX_FORWARD), VJPS = bit(ANYMAX_VJP), LOSSES = bit(ANYMAX_LOSS), GRADS = bit(ANYMAX_LOSS_GRAD), TAUS = bit(ANYMAX_THRESHOLD), SLOPES = bit(ANYMAX_SLOPE);
 constexpr uint32_t LOGS = bit(ANYMAX_LOG), LOG_VJPS = bit(ANYMAX_LOG_VJP);
 constexpr uint32_t F32 = bit(ANYMAX_F32), F64 = bit(ANYMAX_F64), FLOATS = bit(ANYMAX_F32, ANYMAX_BF16, ANYMAX_F16), ALL_TYPES = FLOATS | F64;
 constexpr uint32_t POWERS = bit(POWER1, POWER2), CURVES = bit(POWER3, POWER4, CURVE);
@@ -130,7 +130,7 @@ static constexpr Rule RULES[] = {
     {ROW, DENSE, FORWARDS, bit(LARGEST), FLOATS, TILE_MOST + 1, COUNT_MOST<float>, MANY_LARGEST, SUPPORT},
     {ROW, DENSE, FORWARDS, bit(LARGEST), F64, TILE_MOST + 1, COUNT_MOST<double>, MANY_LARGEST, SUPPORT},
     {ROW, EITHER, FORWARDS | LOSSES | GRADS, bit(NUCLEUS), ALL_TYPES, 1, ANY, 0, TAU},
-    {ROW, SAVED, VJPS | GRADS, SOLVED, ALL_TYPES, 1, ANY, SUPPORT, 0},
+    {ROW, SAVED, VJPS | GRADS | SLOPES, SOLVED, ALL_TYPES, 1, ANY, SUPPORT, 0},
     {ROW, CANDIDATES, FORWARDS | LOSSES | GRADS | TAUS, SOLVED, ALL_TYPES, 1, ANY, 0, 0},
     {ROW, DENSE, ~0u, ~0u, ALL_TYPES, 1, ANY, 0, 0},
 };
@@ -156,12 +156,15 @@ inline const Rule &first_of(const Rule *rule, const anymax_call &call, Link link
 
 struct Plan {
     const Rule &rule;
-    Link link;   // NO_LINK where each row has a parameter of its own: such a call is never run as it is, `rows` makes a call of the rows of each parameter
+    Link link;   // NO_LINK where each row goes by its parameter: such a call is never run as it is, `rows` makes a call of the rows of each parameter
     bool outer;  // the call is run once for each outer row: its inner rows are the outer rows of that call, and what a row becomes does not depend on where it lies
 };
 
+// True where the parameter of each row decides on its rule. Noises have one rule, whatever the scale of a row.
+inline bool by_parameter(const anymax_call &call) { return call.params && MAPS[call.map].family != NOISES; }
+
 inline Plan plan_of(const anymax_call &call) {
-    const Link link = call.params ? NO_LINK : link_of(call.map, call.param);
+    const Link link = by_parameter(call) ? NO_LINK : link_of(call.map, call.params ? 1.0 : call.param);
     const Rule &rule = first_of(RULES, call, link);
     return Plan{rule, link, call.inner > 1 && rule.grouping == BATCH && call.op == ANYMAX_VJP};
 }
@@ -171,7 +174,7 @@ inline const char *plan_name(const anymax_call &call) {
     static thread_local char text[96];
     const Plan plan = plan_of(call);
     const Rule &rule = plan.rule;
-    if (call.params) return "each row by the rule of its parameter";
+    if (by_parameter(call)) return "each row by the rule of its parameter";
     const char *const way = GROUPING_NAMES[rule.grouping], *const source = SOURCE_NAMES[rule.source], *const link = LINKS[plan.link].name;
     if (rule.most == ANY)
         snprintf(text, sizeof text, "%s: %s (%s)", way, source, link);
@@ -189,7 +192,7 @@ inline int64_t uneven_from(anymax_call call, int64_t n) {
         if (call.op == ANYMAX_VJP) return rule.most;
         if (call.op == ANYMAX_FORWARD) return n <= ONE_GROUP ? ONE_GROUP : n <= TWO_GROUPS ? TWO_GROUPS : rule.most;
     }
-    if (&rule != LAST_RULE || call.params) return 0;  // a parameter of each row decides on its rule
+    if (&rule != LAST_RULE || by_parameter(call)) return 0;
     const uint32_t traits = traits_of(call) | BY_LENGTH;
     for (const Rule *other = RULES; other != LAST_RULE; other++)
         if (other->most >= n && covers(*other, call, plan.link, traits)) return 0;  // a longer row may take another way

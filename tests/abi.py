@@ -18,5 +18,5 @@ class Call(ctypes.Structure):
         ("param", ctypes.c_double), ("params", ctypes.c_void_p), ("nodes", ctypes.c_int64),
         *((name, View) for name in ("x", "p", "g", "out", "mask")), ("support", Support),
         *((name, ctypes.c_void_p) for name in ("index", "scale", "value", "tau", "positions")),
-        ("pool", ctypes.c_int32), ("fresh", ctypes.c_int32), *((name, ctypes.c_void_p) for name in ("starts", "sizes")),
+        ("pool", ctypes.c_int32), ("fresh", ctypes.c_int32), *((name, ctypes.c_void_p) for name in ("starts", "sizes", "slope")),
     ]  # fmt: skip

@@ -462,6 +462,26 @@ def test_perturb_max_in_steps_is_that_of_a_whole_row(monkeypatch):
 
 
 @pytest.mark.parametrize("form", ["whole", "steps"])
+def test_a_scale_for_each_row_of_perturb_max(form, monkeypatch):
+    if form == "steps":
+        monkeypatch.setitem(plans.forced, "perturb", plans.Plan(2, 1, 32, False, 4))
+    x, g = rows(70, batch=(5,)), rows(70, batch=(5,), seed=9)
+    scale = torch.tensor([[0.3], [1.7], [40.0], [-1.0], [1e-45]], device=DEVICE)
+    with unchecked():  # as on a device, where the values are not read
+        mapping = am.PerturbMax("normal", nodes=8, scale=scale)
+    p = engine.ENGINE.forward(mapping, x)
+    pulled = engine.ENGINE.vjp(mapping, x, p, g)
+    assert bool(p[3].isnan().all())
+    assert bool(pulled[3].isnan().all())
+    for i in (0, 1, 2):
+        one = mapping.replace(scale=float(scale[i]))
+        close(p[i : i + 1], engine.ENGINE.forward(one, x[i : i + 1]), 1e-6)
+        same = engine.ENGINE.vjp(one, x[i : i + 1], p[i : i + 1], g[i : i + 1])
+        close(pulled[i : i + 1], same, 1e-6 * float(same.abs().max()))
+    close(p[4], torch.nn.functional.one_hot(x[4].argmax(), 70), 1e-6)
+
+
+@pytest.mark.parametrize("form", ["whole", "steps"])
 def test_an_infinite_gradient_where_perturb_max_has_no_probability(form, monkeypatch):
     if form == "steps":
         monkeypatch.setitem(plans.forced, "perturb", plans.Plan(1, 1, 4, False, 4))

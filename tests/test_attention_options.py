@@ -305,6 +305,76 @@ def test_sparse_blocks(name, monkeypatch):
     assert seen or name in ("normmax", "budget")
 
 
+# name -> (mapping of an array, the first and the last number of that array)
+LEARNED = {
+    "entmax": (Entmax, 1.4, 2.6), "near softmax": (Entmax, 1.0, 1.01), "normmax": (NormMax, 1.5, 4.0), "budget": (Budget, 1.2, 3.5),
+    "linear budget": (lambda k: Budget(k, shape="linear"), 1.2, 3.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["entmax", "normmax", "linear budget"])
+@pytest.mark.parametrize("shape", [(), (4, 1, 1), (2, 1, 1, 1), (1, 4, 150, 1)])
+def test_sparse_blocks_of_a_learned_parameter(name, shape, monkeypatch):
+    """The derivative by the parameter is a sum over the non-zeros, too, with the others and alone."""
+    monkeypatch.setattr(torch_blockwise, "_BLOCK", 3 * 300 * 128)
+    seen = []
+    inner = torch_blockwise._sparse_backward
+    monkeypatch.setattr(torch_blockwise, "_sparse_backward", lambda *a: (seen.append(1), inner(*a)))
+    g = np.random.default_rng(1)
+    arrays = [g.normal(size=s) * 2 for s in ((2, 4, 150, 8), (2, 2, 300, 8), (2, 2, 300, 5))]
+    kind, low, high = LEARNED[name]
+    parameter = torch.linspace(low, high, math.prod(shape), dtype=torch.float64).reshape(shape).requires_grad_()
+    for options in ({}, {"is_causal": True, "offset": 150}, {"bias": g.normal(size=(1, 4, 1, 300))}):
+        (a, ga), (b, gb) = both(kind(parameter), arrays, options, groups=True, learn=[parameter])
+        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(ga, gb)
+    assert seen or name == "normmax"
+    q, k, v = (torch.tensor(a) for a in arrays)
+    run = functools.partial(A.attention, q, k, v, kind(parameter), enable_gqa=True)
+    found = [
+        torch.autograd.grad(run(implementation=i).square().sum(), parameter)[0] for i in ("blockwise", "reference")
+    ]
+    torch.testing.assert_close(*found)
+
+
+# name -> options of attention, beside which the derivative by a parameter must hold
+BESIDE = {
+    "plain": {}, "causal": {"is_causal": True, "offset": S - L}, "mask": {"mask": KEEP}, "bias": {"bias": BIAS}, "sink": {"sink": SINK},
+    "softcap": {"softcap": 2.0}, "window": {"window": (3, 2), "offset": 1}, "dropout": {"dropout_p": 0.3, "generator": 5},
+    "queries that share keys": {"enable_gqa": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("option", BESIDE)
+@pytest.mark.parametrize("implementation", ["blockwise", "reference"])
+def test_gradient_by_a_parameter(option, implementation, blocks):
+    """Central differences, for a number of all heads and for one of each head."""
+    q, k, v = tensors(Q, K[:, :2], V[:, :2]) if "share" in option else tensors(Q, K, V)
+    options = given(BESIDE[option], torch.tensor)
+    for shape in ((), (4, 1, 1)):
+        alpha = torch.linspace(1.3, 1.9, math.prod(shape), dtype=torch.float64).reshape(shape).requires_grad_()
+        f = lambda a: A.attention(q, k, v, Entmax(a), implementation=implementation, **options)  # noqa: E731
+        assert torch.autograd.gradcheck(f, (alpha,), fast_mode=True)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("implementation", ["blockwise", "reference"])
+def test_gradients_by_q_k_v_and_a_parameter(name, implementation, blocks):
+    kind, low, high = LEARNED[name]
+    leaves = [torch.tensor(a[:1, :2, :4], requires_grad=True) for a in (Q, K, V)]
+    parameter = torch.linspace(low + 0.005, high, 2, dtype=torch.float64).reshape(2, 1, 1).requires_grad_()
+    f = lambda q, k, v, a: A.attention(q, k, v, kind(a), implementation=implementation)  # noqa: E731
+    assert torch.autograd.gradcheck(f, (*leaves, parameter), fast_mode=True)
+
+
+@pytest.mark.parametrize("implementation", ["blockwise", "reference"])
+def test_second_derivatives_by_a_parameter(implementation, blocks):
+    q, k, v = (torch.tensor(a[:1, :2, :3], requires_grad=True) for a in (Q, K, V))
+    alpha = torch.tensor([1.3, 1.8], dtype=torch.float64).reshape(2, 1, 1).requires_grad_()
+    f = lambda q, v, a: A.attention(q, k, v, Entmax(a), is_causal=True, implementation=implementation)  # noqa: E731
+    assert torch.autograd.gradgradcheck(f, (q, v, alpha), fast_mode=True)
+
+
 def test_second_derivatives_of_blocks(blocks):
     leaves = [torch.tensor(a[:1, :1, :3], requires_grad=True) for a in (Q, K, V)]
     f = lambda *a: A.attention(*a, Entmax(1.5), is_causal=True, implementation="blockwise")  # noqa: E731

@@ -119,7 +119,7 @@ def test_the_loss_of_a_distribution(kind, name, value):
     ("kind", "value"), [(A.Entmax, 1.3), (A.NormMax, 2.0), (A.Budget, 2.3)], ids=["entmax", "normmax", "budget"]
 )
 def test_half_precision_keeps_floats_for_the_derivative(kind, value, dtype):
-    """p is rounded to half precision; the derivative is not that of the rounded p."""
+    """p is rounded to half precision; the derivative is not that of the rounded p, but for classes that fp16 rounds to 0."""
     rng = np.random.default_rng(0)
     x, g = (torch.tensor(rng.normal(size=(4, 60))).to(dtype) for _ in range(2))
     found = []
@@ -127,7 +127,7 @@ def test_half_precision_keeps_floats_for_the_derivative(kind, value, dtype):
         a = torch.tensor(value, dtype=torch.float32 if other is dtype else D, requires_grad=True)
         A.apply(kind(a), x.to(other)).backward(g.to(other))
         found.append(float(a.grad))
-    assert abs(found[0] - found[1]) < 2e-5 * max(1.0, abs(found[1]))
+    assert abs(found[0] - found[1]) < (2e-5 if dtype is torch.bfloat16 else 2e-4) * max(1.0, abs(found[1]))
 
 
 # -- edges ------------------------------------------------------------------------------------------------------------------------
@@ -293,3 +293,10 @@ def test_an_engine_that_is_asked_for_refuses_what_it_can_not_differentiate():
     plain = A.Elementwise(A.Entmax(torch.tensor(1.5, requires_grad=True)))
     with A.use("native"), pytest.raises(RuntimeError, match="can't compute forward"):
         A.apply(plain, x)
+
+
+def test_more_classes_to_choose_than_there_are():
+    """A number that is learned is checked as one that is not."""
+    k = torch.tensor(5.0, requires_grad=True)
+    with pytest.raises(ValueError, match="can't be chosen of 3"):
+        A.budget(torch.zeros(2, 3, requires_grad=True), k)

@@ -80,7 +80,17 @@ def test_a_gradient_from_saved_supports_in_place(run, name, n):
 
 @pytest.mark.parametrize("op", ["forward", "log_forward", "threshold"])
 @pytest.mark.parametrize(
-    ("name", "wrong"), [("topk", 2.5), ("topk", 0.5), ("topp", 1.5), ("topp", -1.0), ("budget", -1.0), ("entmax", 0.0)]
+    ("name", "wrong"),
+    [
+        ("topk", 2.5),
+        ("topk", 0.5),
+        ("topp", 1.5),
+        ("topp", -1.0),
+        ("budget", -1.0),
+        ("entmax", 0.0),
+        ("perturb_max", 0.0),
+        ("perturb_max", np.inf),
+    ],
 )
 def test_a_wrong_parameter_of_a_row_makes_that_row_nan(run, op, name, wrong):
     if op == "log_forward" and name in link.WITHOUT_LOG:
@@ -102,6 +112,7 @@ def test_a_wrong_parameter_of_a_row_makes_that_row_nan(run, op, name, wrong):
         ("topp", (0.5, 0.9)),
         ("budget", (2.0, 3.5)),
         ("normmax", (2.0, 60.0)),
+        ("perturb_max", (0.7, 2.0, 1e-3, 40.0)),
     ],
 )
 def test_rows_with_parameters_of_their_own_are_rows_of_those_parameters(run, name, params, n):
@@ -111,11 +122,12 @@ def test_rows_with_parameters_of_their_own_are_rows_of_those_parameters(run, nam
     x, g = scores(rows, 1, n), scores(rows, 1, n, seed=1)
     p, d = np.empty_like(x), np.empty_like(x)
     assert run("forward", name, 1.5, x.shape[:1] + (1, n), x=x, out=p, params=each) == 0
-    assert run("vjp", name, 1.5, x.shape[:1] + (1, n), p=p, g=g, out=d, params=each) == 0
+    assert run("vjp", name, 1.5, x.shape[:1] + (1, n), x=x, p=p, g=g, out=d, params=each) == 0
     for r in range(rows):
         alone, grad = np.empty((1, 1, n), np.float32), np.empty((1, 1, n), np.float32)
         assert run("forward", name, each[r], (1, 1, n), x=x[r : r + 1].copy(), out=alone) == 0
-        assert run("vjp", name, each[r], (1, 1, n), p=p[r : r + 1].copy(), g=g[r : r + 1].copy(), out=grad) == 0
+        one = {"p": p[r : r + 1].copy(), "g": g[r : r + 1].copy(), "x": x[r : r + 1].copy()}
+        assert run("vjp", name, each[r], (1, 1, n), **one, out=grad) == 0
         np.testing.assert_array_equal(p[r], alone[0])
         np.testing.assert_array_equal(d[r], grad[0])
 

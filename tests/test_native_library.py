@@ -276,7 +276,6 @@ def test_refusals():
         ("loss", am.Sparsemax(), x, "not loss"),
         ("forward", am.Ratio.square(), x, "no kernel for ratio"),
         ("forward", am.PerturbMax("exponential"), x, "no kernel"),
-        ("forward", am.PerturbMax("normal", scale=np.ones((2, 1))), x, "one scale of the noise"),
         ("log_forward", am.Sparsemax(), x, "log of p is used"),
         ("index_loss", am.Taylor(2), x, "no such operation"),
         ("forward", am.Sparsemax(), x.astype(np.longdouble), "it takes float32"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import pickle
 
 import numpy as np
@@ -13,7 +14,20 @@ from cases import takes_an_index, whole
 torch = pytest.importorskip("torch")
 
 import anymax as A
-from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor, nn
+from anymax import (
+    Bounded,
+    Budget,
+    Entmax,
+    NormMax,
+    PerturbMax,
+    Ratio,
+    Sigsoftmax,
+    Softmax,
+    Sparsemax,
+    SparseSoftmax,
+    Taylor,
+    nn,
+)
 
 Parameter = torch.nn.Parameter
 MAPS = whole(
@@ -146,11 +160,44 @@ def test_learning_alpha_finds_it():
         (lambda: nn.Activation(Entmax(2.5), learn="alpha"), r"strictly inside bounds=\(1\.0, 2\.0\)"),
         (lambda: nn.Activation(Entmax(1.0), learn="alpha"), "strictly inside"),
         (lambda: nn.Activation(Entmax(1.5), learn="alpha", bounds=(2.0, 1.0)), "strictly inside"),
+        (
+            lambda: nn.Loss(Entmax(1.5), learn="alpha", bounds=(-1.0, 2.0)),
+            r"alpha in its range, above 0 and finite, got \(-1\.0, 2\.0\)",
+        ),
+        (lambda: nn.Loss(NormMax(1.5), learn="alpha", bounds=(0.5, 2.0)), "alpha in its range, above 1 and finite"),
+        (lambda: nn.Activation(Entmax(1.5), learn="alpha", bounds=(1.0, math.inf)), "above 0 and finite"),
+        (lambda: nn.Activation(Bounded(0.5, 1.5), learn="alpha", bounds=(1.0, 3.0)), "in its range, from 1 to 2, got"),
+        (lambda: nn.Activation(SparseSoftmax(k=2), learn="k", bounds=(1, 3)), "have no derivative by k"),
+        (lambda: nn.Loss(SparseSoftmax(p=0.5), learn="p", bounds=(0, 1)), "have no derivative by p"),
+        (lambda: nn.Activation(Taylor(2), learn="order", bounds=(1, 3)), "have no derivative by order"),
+        (lambda: nn.Activation(PerturbMax(nodes=32), learn="nodes", bounds=(8, 99)), "have no derivative by nodes"),
+        (lambda: nn.Attention(4, 2, SparseSoftmax(k=2), learn="k", bounds=(1, 3)), "have no derivative by k"),
     ],
 )
 def test_errors_of_learning(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize(
+    ("mapping", "name", "bounds"),
+    [
+        (NormMax(1.5), "alpha", (1.0, 2.0)),
+        (PerturbMax(), "scale", (0.0, 2.0)),
+        (Budget(2), "k", (0.0, 3.0)),
+        (Entmax(0.5), "alpha", (0.0, 1.0)),
+    ],
+)
+@pytest.mark.parametrize("raw", [-1e4, 1e4])
+def test_a_learned_number_stays_in_the_range_of_its_map(mapping, name, bounds, raw):
+    """Also where its sigmoid rounds to a bound that is no number of the map."""
+    module = nn.Activation(mapping, learn=name, bounds=bounds)
+    with torch.no_grad():
+        next(module.parameters()).fill_(raw)
+    value = float(module.mapping.params()[name].detach())
+    assert mapping.ranges[name].has(value)
+    assert abs(value - bounds[raw > 0]) < 1e-6
+    assert module(scores()).isfinite().all()
 
 
 def test_a_module_needs_a_mapping():

@@ -319,9 +319,10 @@ def test_the_codes_of_python_are_those_of_the_header():
     rows = re.findall(r"^    \{ANYMAX_\w+, (.*)\},", read("csrc/maps.hpp"), flags=re.M)
     assert len(rows) == len(link.MAPS)
     for name, row in zip(link.MAPS, rows, strict=True):
-        _, family, low, high, _, _, log, _ = row.split(", ")
+        _, family, low, high, _, _, log, _, *slope = row.split(", ")
         assert family.lower() == link.KINDS[name].family, name
         assert log == str(link.KINDS[name].log).lower(), name
+        assert (slope == ["true"]) == (name in link.WITH_SLOPE), name
         if name in link.RANGES:
             assert float(low) <= max(link.RANGES[name][0], 1.0000000000000002 * (name == "normmax")), name
             assert float(high) >= link.RANGES[name][1], name

@@ -1,5 +1,6 @@
 """PerturbMax against scipy's quadrature, finite differences, sampling, and the laws that it promises."""
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -12,7 +13,9 @@ from scipy import integrate, special, stats
 
 import anymax as A
 from anymax import kernels
+from anymax._array import unchecked
 from anymax._random.noises import NOISES, Noise
+from anymax.kernels import native
 from anymax.mappings.perturb_max import PerturbMax
 
 LAWS = {
@@ -24,6 +27,7 @@ LAWS = {
     "exponential": stats.expon(),
 }
 ALL = sorted(NOISES)
+compiled = pytest.mark.skipif(isinstance(native.load(), str), reason="no engine")
 KINKED = {"uniform": (0.0, 1.0), "laplace": (0.0,), "exponential": (0.0,)}
 ROW = np.array([0.3, -0.2, 1.0, 0.7, -1.9])
 
@@ -83,6 +87,165 @@ def test_no_rows_with_a_scale_for_each(noise, make):
     assert mapping.facts.margin is None
     assert A.fenchel_young(mapping, none, make(np.zeros(0, int))) == 0
     assert A.fenchel_young(mapping, none, none, reduction="none").shape == (0,)
+
+
+# one for each row, from nearly no noise to nearly nothing but noise; equal ones follow one another, as the first and the last do
+SCALES = np.array([0.3, 1.7, 1.7, 0.05, 25.0, 0.8])[:, None]
+
+
+@compiled
+@pytest.mark.parametrize("noise", sorted(NOISES.keys() - {"exponential"}))
+@pytest.mark.parametrize("kind", ["numpy", "torch", "jax"])
+def test_the_engines_take_a_scale_for_each_row(noise, kind):
+    """p at x / scale, whose derivative is that of p divided by the scale, and whose loss is multiplied by it."""
+    jax = pytest.importorskip("jax") if kind == "jax" else None
+    make = {"numpy": np.asarray, "torch": torch.tensor}[kind] if jax is None else jax.numpy.asarray
+    with contextlib.nullcontext() if jax is None else jax.enable_x64(True):
+        x = np.stack([ROW, ROW[::-1], 0.5 * ROW, ROW + 3.0, 2.0 * ROW, ROW**2])
+        mapping, target = PerturbMax(noise, scale=make(SCALES)), np.arange(6) % 5
+        engine = kernels.choose("forward", mapping, make(x))
+        assert engine is kernels.choose("vjp", mapping, make(x)) is kernels.choose("index_loss", mapping, make(x))
+        assert engine.name == ("native" if jax is None else "xla")
+        p, g = engine.forward(mapping, make(x)), np.cos(np.arange(30.0)).reshape(6, 5)
+        for row, one, scale in zip(x, np.asarray(p), SCALES[:, 0], strict=True):
+            np.testing.assert_allclose(one, oracle(row / scale, LAWS[noise], KINKED.get(noise, ())), atol=3e-9)
+        alone, with_one = PerturbMax(noise), x / SCALES
+        pulled = np.asarray(engine.vjp(mapping, make(x), p, make(g)))
+        want = alone.vjp(with_one, alone.forward(with_one, np), g, np) / SCALES
+        np.testing.assert_allclose(pulled, want, atol=1e-8 * np.abs(want).max(-1, keepdims=True).max())
+        value = np.asarray(A.fenchel_young(mapping, make(x), make(target), reduction="none"))
+        want = alone.loss(with_one, None, np.eye(5)[target], np)[:, 0] * SCALES[:, 0]
+        np.testing.assert_allclose(value, want, atol=1e-8 * (1.0 + want.max()))
+
+
+@compiled
+def test_a_scale_for_each_row_in_other_layouts_and_dtypes():
+    x = np.random.default_rng(2).normal(size=(4, 3, 40))
+    scale = np.exp(np.random.default_rng(3).normal(size=(4, 3, 1)))
+    mapping, keep = PerturbMax("logistic", scale=scale), x > -1.0
+    p = A.apply(mapping, x)
+    with A.use("reference"):
+        np.testing.assert_allclose(p, A.apply(mapping, x), atol=1e-9)
+        masked = A.apply(mapping, x, mask=keep)
+    np.testing.assert_allclose(A.apply(mapping, x, mask=keep), masked, atol=1e-9)
+    turned = PerturbMax("logistic", scale=np.moveaxis(scale, -1, 0))
+    np.testing.assert_allclose(A.apply(turned, np.moveaxis(x, -1, 0), axis=0), np.moveaxis(p, -1, 0), atol=1e-14)
+    heads = PerturbMax("logistic", scale=scale[:1])  # one for each of the second axis
+    for i in range(3):
+        one = PerturbMax("logistic", scale=float(scale[0, i, 0]))
+        np.testing.assert_array_equal(A.apply(heads, x)[:, i], A.apply(one, x[:, i]))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        half = A.apply(mapping, torch.tensor(x).to(dtype))
+        assert half.dtype == dtype
+        assert float((half.double() - torch.tensor(p)).abs().max()) < 8 * torch.finfo(dtype).eps  # of the nodes, too
+
+
+def central(f, scale, h=1e-5):
+    """The derivative of f, one number a row, by the scale of each row, or by one for all, by central differences."""
+    return ((f(scale + h) - f(scale - h)) / (2 * h)).sum_to_size(scale.shape)
+
+
+@compiled
+@pytest.mark.parametrize("shape", [(6, 1), ()], ids=["a row", "one"])
+@pytest.mark.parametrize("noise", sorted(NOISES.keys() - {"exponential"}))
+def test_a_learned_scale_runs_in_the_engine(noise, shape):
+    """Its derivative by central differences of p and of the loss, beside masked classes and rows that are left out."""
+    draw = torch.Generator().manual_seed(3)
+    x, g = (torch.randn(6, 9, dtype=torch.float64, generator=draw) for _ in range(2))
+    x[1, ::3] = -torch.inf
+    scale = 0.5 + torch.rand(shape, dtype=torch.float64, generator=draw)
+    target, weight = (
+        torch.tensor([0, 4, 8, -100, 3, 2]),
+        torch.tensor([[1.0], [0.5], [2.0], [1.0], [0.1], [1.0]]).double(),
+    )
+
+    def weighed(s):
+        return (A.apply(PerturbMax(noise, scale=s), x) * g).sum(-1, keepdim=True)
+
+    def losses(s):
+        return weight * A.fenchel_young(PerturbMax(noise, scale=s), x, target, reduction="none")[:, None]
+
+    for f in (weighed, losses):
+        free = scale.clone().requires_grad_()
+        with A.use("native"):
+            (got,) = torch.autograd.grad(f(free).sum(), free)
+        torch.testing.assert_close(got, central(f, scale), rtol=1e-7, atol=2e-9)
+    mean = scale.clone().requires_grad_()
+    (got,) = torch.autograd.grad(A.fenchel_young(PerturbMax(noise, scale=mean), x, target), mean)
+    one = central(lambda s: A.fenchel_young(PerturbMax(noise, scale=s), x, target, reduction="none")[:, None], scale)
+    torch.testing.assert_close(got, one / 5, rtol=1e-7, atol=2e-9)
+    both = x[[0, 2]].clone().requires_grad_(), (scale[[0, 2]] if shape else scale).clone().requires_grad_()
+    function = lambda x, s: A.apply(PerturbMax(noise, scale=s), x)  # noqa: E731
+    assert torch.autograd.gradcheck(function, both, atol=1e-6)
+    assert torch.autograd.gradgradcheck(function, both, atol=1e-5)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_learned_scale_of_few_digits(dtype):
+    """Of the scores as they are rounded, against the reference in fp64; scores far from 0 and a sure row lose no digits."""
+    x = torch.randn(4, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x[1] += 1000.0
+    x[2, 7] = 60.0
+    g, target = torch.randn(4, 50, generator=torch.Generator().manual_seed(1)).to(dtype), torch.tensor([3, 4, 7, 7])
+    found = []
+    for kind, wide in (("native", torch.float32), ("reference", torch.float64)):
+        with A.use(kind):
+            scale = torch.tensor([[0.7], [1.0], [1.3], [2.0]], dtype=wide, requires_grad=True)
+            given = x if kind == "native" else x.double()
+            p = A.apply(PerturbMax("normal", scale=scale), given)
+            (slope,) = torch.autograd.grad((p * g.to(p.dtype)).sum(), scale)
+            value = A.fenchel_young(PerturbMax("normal", scale=scale), given, target, reduction="none")
+            found.append((slope.double(), torch.autograd.grad(value.sum(), scale)[0].double()))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-6 if dtype == torch.float32 else 4e-3)
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
+def test_a_learned_scale_in_programs():
+    """Compiled programs of torch, and of JAX, with second derivatives, run the engine's values."""
+    x, scale = torch.tensor(np.stack([ROW, ROW**2])), torch.tensor([[0.7], [1.4]], dtype=torch.float64)
+    weight = torch.tensor([1.0, -2.0, 0.5, 3.0, 0.0], dtype=torch.float64)
+
+    def value(s):
+        return (A.apply(PerturbMax("logistic", scale=s), x) * weight).sum(-1, keepdim=True)
+
+    want, free = central(value, scale), scale.clone().requires_grad_()
+    (got,) = torch.autograd.grad(torch.compile(value, backend="aot_eager", fullgraph=True)(free).sum(), free)
+    torch.testing.assert_close(got, want, rtol=1e-7, atol=2e-9)
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    with jax.enable_x64(True):
+        y, w, s = jnp.asarray(x.numpy()), jnp.asarray(weight.numpy()), jnp.asarray(scale.numpy())
+        p = lambda s: (A.apply(PerturbMax("logistic", scale=s), y) * w).sum()  # noqa: E731
+        loss = lambda s: A.fenchel_young(PerturbMax("logistic", scale=s), y, jnp.asarray([3, 0])).sum()  # noqa: E731
+        np.testing.assert_allclose(jax.jit(jax.grad(p))(s), want, rtol=1e-7, atol=2e-9)
+        for f in (p, loss):
+            slope, h = jax.jit(jax.grad(f)), 1e-5
+            second, first = np.asarray(jax.jit(jax.hessian(f))(s)), jax.jit(jax.jacfwd(f))(s)
+            np.testing.assert_allclose(first, slope(s), atol=1e-14)
+            for i in range(2):
+                e = jnp.zeros((2, 1)).at[i].set(h)
+                np.testing.assert_allclose(slope(s)[i, 0], (f(s + e) - f(s - e)) / (2 * h), rtol=1e-7, atol=2e-9)
+                np.testing.assert_allclose(
+                    second[:, 0, i, 0], ((slope(s + e) - slope(s - e)) / (2 * h))[:, 0], atol=2e-8
+                )
+
+
+@compiled
+def test_rows_of_a_scale_out_of_range_are_nan_and_the_others_are_not():
+    x, scale = np.stack([ROW] * 5), np.array([[1.0], [0.0], [np.nan], [np.inf], [-1.0]])
+    with unchecked():  # as on a device, where the values are not read
+        mapping = PerturbMax("normal", scale=scale)
+    engine = kernels.choose("forward", mapping, x)
+    p = engine.forward(mapping, x)
+    found = p, engine.vjp(mapping, x, np.stack([p[0]] * 5), x)
+    made = engine.index_loss(mapping, x, np.zeros(5, np.int64), save=True)
+    slope = engine.index_loss_grad(mapping, x, np.zeros(5, np.int64), np.ones(5), made.saved)
+    for rows in (*found, made.value[:, None], slope, engine.threshold(mapping, x)):
+        assert np.isfinite(rows[0]).all()
+        assert np.isnan(rows[1:]).all()
 
 
 @pytest.mark.parametrize(("noise", "ends", "budget"), [("normal", (-9, 9), 1e-9), ("logistic", (-38, 45), 5e-7)])

@@ -26,6 +26,7 @@ import anymax
 from anymax import (
     Budget,
     Entmax,
+    PerturbMax,
     Segments,
     SparseSoftmax,
     segment_apply,
@@ -51,19 +52,20 @@ pytestmark = its_own_warnings
 
 @pytest.mark.parametrize("kind", ["numpy", "padded", "torch", JAX])
 @pytest.mark.parametrize("shape", ["segments", "segments and heads", "heads"])
-def test_a_parameter_of_each_segment(kind, shape):
+@pytest.mark.parametrize("map_of", [Entmax, lambda scale: PerturbMax("logistic", scale=scale)], ids=["alpha", "scale"])
+def test_a_parameter_of_each_segment(map_of, kind, shape):
     x = scores(2, dtype="float64")
     size = {"segments": (COUNT, 1), "segments and heads": (COUNT, 2), "heads": (1, 2)}[shape]
     alpha = np.random.default_rng(3).uniform(1.1, 2.5, size)
     place = {"numpy": np.asarray, "padded": np.asarray, "torch": torch.tensor, "jax": jnp.asarray}[kind]
     with anymax.use("reference") if kind == "padded" else contextlib.nullcontext():
-        got = np.asarray(segment_apply(Entmax(place(alpha)), place(x), index=place(SHUFFLED), num_segments=COUNT))
+        got = np.asarray(segment_apply(map_of(place(alpha)), place(x), index=place(SHUFFLED), num_segments=COUNT))
     full = np.broadcast_to(alpha, (COUNT, 2))
     for s in range(COUNT):
         for h in range(2):
             own = np.nonzero(s == SHUFFLED)[0]
             if len(own):
-                want = anymax.apply(Entmax(np.array([full[s, h]])), np.ascontiguousarray(x[own, h]))
+                want = anymax.apply(map_of(np.array([full[s, h]])), np.ascontiguousarray(x[own, h]))
                 np.testing.assert_allclose(got[own, h], want, atol=1e-12 if kind != "jax" else 2e-6)
 
 

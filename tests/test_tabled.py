@@ -297,7 +297,7 @@ class Lifted(Squares):
     ("mapping", "why"),
     [
         (am.Sparsemax(), "has one"),
-        (am.Taylor(), "not a Separable"),
+        (am.NormMax(), "neither a Separable"),
         (OwnSolve(), "has its own solve"),
         (Powers(np.full((90, 1), 1.5)), "alpha is not one"),
         (Sigmoids(np.full((90, 1), 2.0)), "k is not one"),

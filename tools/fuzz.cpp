@@ -74,7 +74,7 @@ std::vector<std::string> isas() {
     return all;
 }
 
-const char *const OP[] = {"forward", "log", "vjp", "log_vjp", "loss", "loss_grad", "threshold", "largest"};
+const char *const OP[] = {"forward", "log", "vjp", "log_vjp", "loss", "loss_grad", "threshold", "largest", "slope"};
 const char *const DTYPE[] = {"f32", "f64", "bf16", "f16"};
 
 constexpr double INF = __builtin_huge_val();
@@ -298,7 +298,7 @@ struct Case {
     bool junk = false;     // p or the support are not those of x
     Operand x, p, g, mask;
     Block params, index, scale, tau, s_index, s_value, s_count;  // those that are read
-    bool saves = false, reads_support = false, with_tau = false, reads_tau = false;
+    bool saves = false, reads_support = false, with_tau = false, reads_tau = false, with_slope = false;
     int64_t capacity = 0;
     Layout out{};
 
@@ -308,11 +308,11 @@ struct Case {
     double score(int64_t row, int64_t i) const { return mask.block.data && mask.get(row, i) == 0.0 ? -INF : x.get(row, i); }
     int64_t target(int64_t row) const { return ((const int64_t *)index.data)[row]; }
     Shape result() const { return op == ANYMAX_LARGEST ? Shape{shape.outer, shape.inner, k} : shape; }
-    bool to_rows() const { return op != ANYMAX_LOSS && op != ANYMAX_THRESHOLD; }
+    bool to_rows() const { return op != ANYMAX_LOSS && op != ANYMAX_THRESHOLD && op != ANYMAX_SLOPE; }
 };
 
 struct Result {
-    std::vector<uint64_t> out, value, tau, positions, count, index, saved;  // bits; NaNs are made alike
+    std::vector<uint64_t> out, value, tau, slope, positions, count, index, saved;  // bits; NaNs are made alike
     int64_t width = 0, capacity = 0;
 };
 
@@ -328,7 +328,7 @@ std::string difference(const Result &a, const Result &b, int64_t skip) {
             }
         if (p.size() != q.size()) where = name;
     };
-    part("out", a.out, b.out, a.width), part("value", a.value, b.value, 1), part("tau", a.tau, b.tau, 1);
+    part("out", a.out, b.out, a.width), part("value", a.value, b.value, 1), part("tau", a.tau, b.tau, 1), part("slope", a.slope, b.slope, 1);
     part("positions", a.positions, b.positions, a.width), part("support.count", a.count, b.count, 1);
     part("support.index", a.index, b.index, a.capacity), part("support.value", a.saved, b.saved, a.capacity);
     return where;
@@ -344,7 +344,7 @@ uint64_t bits_of(const char *from, int32_t dtype) {
 uint64_t digest = 0;
 void digest_of(uint64_t word) { digest = (digest ^ word) * 0x100000001b3ull, digest ^= digest >> 29; }
 void digest_of(const Result &r) {
-    for (const auto *part : {&r.out, &r.value, &r.tau, &r.positions, &r.count, &r.index, &r.saved})
+    for (const auto *part : {&r.out, &r.value, &r.tau, &r.slope, &r.positions, &r.count, &r.index, &r.saved})
         for (const uint64_t word : *part) digest_of(word);
 }
 
@@ -363,7 +363,7 @@ Result perform(const Case &c, const How &how) {
     const int64_t rows = shape.rows();
     const int64_t wide = size_of(c.wide());
     Operand out;
-    Block value, tau, positions, s_index, s_value, s_count;
+    Block value, tau, slope, positions, s_index, s_value, s_count;
     anymax_call call;
     memset(&call, 0, sizeof call);
     call.op = c.op, call.map = c.map, call.dtype = c.dtype, call.noise = c.noise, call.nodes = c.nodes;
@@ -386,7 +386,8 @@ Result perform(const Case &c, const How &how) {
         call.out = out.view();
         before = out.block.copy();
     }
-    if (c.op == ANYMAX_LOSS) value.make(rows * wide, 0xa5), call.value = value.data;
+    if (c.op == ANYMAX_LOSS || c.op == ANYMAX_SLOPE) value.make(rows * wide, 0xa5), call.value = value.data;
+    if (c.with_slope) slope.make(rows * wide, 0xa5), call.slope = slope.data;
     if (c.op == ANYMAX_THRESHOLD || (c.op == ANYMAX_LOSS && c.with_tau)) tau.make(rows * wide, 0xa5), call.tau = tau.data;
     if (c.reads_tau) call.tau = c.tau.data;
     if (c.op == ANYMAX_LARGEST) positions.make(rows * c.k * 8, 0xa5), call.positions = (int64_t *)positions.data;
@@ -410,6 +411,7 @@ Result perform(const Case &c, const How &how) {
         if (call.scale) call.scale = (const char *)call.scale + r * wide;
         if (call.value) call.value = (char *)call.value + r * wide;
         if (call.tau) call.tau = (char *)call.tau + r * wide;
+        if (call.slope) call.slope = (char *)call.slope + r * wide;
         if (call.positions) call.positions += r * c.k;
         if (call.support.count) {
             call.support.count += r, call.support.index += r * c.capacity;
@@ -449,6 +451,7 @@ Result perform(const Case &c, const How &how) {
     };
     numbers(value, r.value);
     numbers(tau, r.tau);
+    numbers(slope, r.slope);
     for (int64_t i = 0; i < positions.size / 8; i++) r.positions.push_back(row_read(i / c.k) ? ((const uint64_t *)positions.data)[i] : 0);
     if (c.saves)
         for (int64_t row = 0; row < rows; row++) {
@@ -536,6 +539,7 @@ double a_param(Random &random, int32_t map, int64_t n, bool &wild) {
 bool takes_params(int32_t map) { return MAPS[map].per_row; }
 bool sparse(int32_t map) { return is_sparse(map); }
 bool has(int32_t op, int32_t map) {
+    if (op == ANYMAX_SLOPE) return MAPS[map].slope;
     if (op == ANYMAX_LOG || op == ANYMAX_LOG_VJP) return MAPS[map].log || map == ANYMAX_ENTMAX;
     if (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD || op == ANYMAX_THRESHOLD) return has_loss(map);
     return true;
@@ -663,12 +667,12 @@ void make(Random &random, Case &c, std::vector<const char *> &said) {
     if ((c.op == ANYMAX_FORWARD || c.op == ANYMAX_LOG) && !c.x.shared() && random.chance(0.15)) c.in_place = true, c.out = c.x.layout;
     if (random.chance(0.4) && (c.op == ANYMAX_FORWARD || (c.op == ANYMAX_LOSS && (sparse(c.map) || random.chance(0.2)))))
         c.saves = true, c.capacity = random.pick<int64_t>({0, 1, 3, 16, 64, n, n + 2});
-    if (c.op == ANYMAX_LOSS) c.with_tau = random.chance(0.5);
+    if (c.op == ANYMAX_LOSS) c.with_tau = random.chance(0.5), c.with_slope = MAPS[c.map].slope && random.chance(0.5);
 
-    if (c.op == ANYMAX_VJP || c.op == ANYMAX_LOG_VJP) {
+    if (c.op == ANYMAX_VJP || c.op == ANYMAX_LOG_VJP || c.op == ANYMAX_SLOPE) {
         Case f;
-        borrow_scores(c, f, c.op == ANYMAX_VJP ? ANYMAX_FORWARD : ANYMAX_LOG);
-        if (c.op == ANYMAX_VJP && random.chance(0.4)) f.saves = true, c.capacity = f.capacity = random.pick<int64_t>({0, 1, 3, 16, 64, n, n + 2});
+        borrow_scores(c, f, c.op == ANYMAX_LOG_VJP ? ANYMAX_LOG : ANYMAX_FORWARD);
+        if (c.op != ANYMAX_LOG_VJP && random.chance(0.4)) f.saves = true, c.capacity = f.capacity = random.pick<int64_t>({0, 1, 3, 16, 64, n, n + 2});
         const Result p = perform(f, How{-1, 1, 0, -1});
         if (f.saves) keep_support(c, p);
         c.p.make(c.shape, c.dtype, layout_of(random, c.shape, kind(), random.chance(0.3)));
@@ -866,11 +870,54 @@ void check_vjp(const Case &c, const Result &got) {
     }
 }
 
+// The derivative by alpha or k as the formulas say it, in long doubles.
+void check_slope(const Case &c, const Result &got) {
+    if (c.junk || c.wild || (c.reads_support && c.dtype > ANYMAX_F64)) return;  // what such a support holds has more digits than p
+    const int64_t n = c.shape.n;
+    for (int64_t r = 0; r < c.shape.rows(); r++) {
+        const double v = number(got.value[r], c.wide()), alpha = c.param_of(r);
+        const long double by = (long double)alpha - 1.0L;
+        long double s_sum = 0, s_g = 0, least = 1, power = 0, power_log = 0, most = 0, free = 0, free_g = 0, mass = 0;
+        bool bad = false, any = false;
+        for (int64_t i = 0; i < n; i++) {
+            const long double p = c.p.get(r, i), g = c.g.get(r, i);
+            bad = bad || p != p, any = any || p > 0;
+            if (!(p > 0)) continue;
+            least = std::min(least, p), most = std::max(most, p), mass += p;
+            const long double s = c.map == ANYMAX_NORMMAX ? p : powl(p, 1 - by), l = logl(p);
+            s_sum += s, s_g += s * g;
+            power += powl(p, alpha), power_log += powl(p, alpha) * l;
+            if (p < 1) free += 1, free_g += g;
+        }
+        if (bad ? v == v : !any && v != 0.0) fail("row %ld: a slope of %g", r, v);
+        if (bad || !any || least < (c.dtype == ANYMAX_F64 ? 1e-200L : 1e-37L) || fabsl(mass - 1) > 0.1L * (c.map != ANYMAX_BUDGET) || alpha > 12.0) continue;
+        long double want = 0, size = 0, rounding = 1e-30L;
+        const long double mean = s_g / s_sum, norm = powl(power, 1.0L / alpha), rise = norm / alpha * (power_log / power - logl(norm)) * powl(norm, by);
+        for (int64_t i = 0; i < n && c.map != ANYMAX_BUDGET; i++) {
+            const long double p = c.p.get(r, i), l = p > 0 ? logl(p) : 0, z = -by * l;
+            if (!(p > 0)) continue;
+            const long double d = c.map == ANYMAX_NORMMAX ? (rise * powl(p, 1 - by) - p * l) / by
+                                  : by >= 0.5L            ? p * (1 - by * l) / (by * by)
+                                  : fabsl(z) < 1e-4L      ? -p * l * l * (0.5L + z / 6 + z * z / 24)
+                                                          : -p * (expm1l(z) - z) / (by * by);
+            want += d * (c.g.get(r, i) - mean), size += fabsl(d) * (fabsl(c.g.get(r, i) - mean)), rounding += 1e-15L * fabsl(d * mean);
+        }
+        if (c.map == ANYMAX_BUDGET) want = free > 0 ? free_g / free : 0, size = fabsl(want) + (free > 0 ? 1 : 0) * 100;
+        if (!(fabsl(v - want) <= (c.dtype == ANYMAX_F64 ? 1e-9L : 1e-5L) * size + rounding)) fail("row %ld: a slope of %.9g, not %.9Lg, of %.9Lg", r, v, want, size);
+    }
+}
+
 void check_loss(const Case &c, const Result &got) {
     for (int64_t r = 0; r < c.shape.rows(); r++) {
         const Row row = look(c, r);
         const int64_t t = c.target(r);
         const double v = number(got.value[r], c.wide());
+        if (c.with_slope) {
+            const double slope = number(got.slope[r], c.wide());
+            if (t < 0 && slope != 0.0) fail("row %ld is left out: slope %g", r, slope);
+            if (t >= c.shape.n && slope == slope) fail("row %ld, target %ld: slope %g", r, t, slope);
+            if (t >= 0 && t < c.shape.n && !c.wild && (row.bad ? slope == slope : row.count == 0 ? slope != 0.0 : slope != slope)) fail("row %ld: slope %g", r, slope);
+        }
         if (t < 0 && v != 0.0) fail("row %ld is left out: loss %g", r, v);
         if (t >= c.shape.n && v == v) fail("row %ld, target %ld: loss %g", r, t, v);
         if (t < 0 || t >= c.shape.n || c.wild) continue;
@@ -956,6 +1003,7 @@ void check(const Case &c, const Result &got) {
         case ANYMAX_LOSS: return check_loss(c, got);
         case ANYMAX_LOSS_GRAD: return check_loss_grad(c, got);
         case ANYMAX_THRESHOLD: return check_threshold(c, got);
+        case ANYMAX_SLOPE: return check_slope(c, got);
         default: return check_largest(c, got);
     }
 }
@@ -1016,7 +1064,7 @@ void again(Random &random, Case &c, const Result &first) {
             for (size_t i = 0; i < v.size(); i++)
                 if ((int64_t)i / width != row) v[i] = 0;
         };
-        keep(want.out, want.width), keep(want.value, 1), keep(want.tau, 1), keep(want.positions, want.width), keep(want.count, 1);
+        keep(want.out, want.width), keep(want.value, 1), keep(want.tau, 1), keep(want.slope, 1), keep(want.positions, want.width), keep(want.count, 1);
         keep(want.index, want.capacity), keep(want.saved, want.capacity);
         compare(want, one, -1, "the row alone");
     }
@@ -1307,6 +1355,7 @@ void ragged(Random &random, const std::string &isa) {
     std::vector<int32_t> ops = {ANYMAX_FORWARD, ANYMAX_FORWARD, ANYMAX_VJP};
     if (map.log) ops.insert(ops.end(), {ANYMAX_LOG, ANYMAX_LOG_VJP});
     if (has_loss(c.map)) ops.insert(ops.end(), {ANYMAX_LOSS, ANYMAX_LOSS_GRAD, ANYMAX_THRESHOLD});
+    if (map.slope) ops.insert(ops.end(), {ANYMAX_SLOPE, ANYMAX_LOSS});
     c.op = ops[(size_t)random.below((int64_t)ops.size())];
     c.param = c.map == ANYMAX_TAYLOR ? 2.0 : c.map == ANYMAX_TOPK ? (double)(1 + random.below(6)) : c.map == ANYMAX_TOPP ? 0.9 : c.map == ANYMAX_BUDGET || c.map == ANYMAX_PERTURB ? 1.0 : random.pick({1.5, 2.0, 1.25, random.real(1.05, 3.0)});
     c.noise = (int32_t)random.below(5), c.nodes = 32;
@@ -1324,12 +1373,12 @@ void ragged(Random &random, const std::string &isa) {
     const bool across = random.chance(0.3), row_params = map.per_row && random.chance(0.3);  // heads one after another
     const int64_t pad = random.chance(0.3) ? 3 : 0, cls = across ? 1 : heads + pad, inner = across ? c.n + pad : 1;
     const int64_t places = c.n && rows ? (c.n - 1) * cls + (heads - 1) * inner + 1 : 0;
-    Block x, p, g, out, index, scale, result, params;
+    Block x, p, g, out, index, scale, result, slope, params;
     for (Block *b : {&x, &p, &g}) {
         b->make(places * size, 0);
         for (int64_t i = 0; i < places; i++) encode(b->data + i * size, c.dtype, random.chance(0.03) && b == &x ? -INF : random.normal() * 2.0);
     }
-    out.make(places * size, 0xa5), index.make(rows * 8, 0), scale.make(rows * wide, 0), result.make(rows * wide, 0xa5), params.make(rows * 8, 0);
+    out.make(places * size, 0xa5), index.make(rows * 8, 0), scale.make(rows * wide, 0), result.make(rows * wide, 0xa5), slope.make(rows * wide, 0xa5), params.make(rows * 8, 0);
     for (int64_t r = 0; r < rows; r++) {
         const int64_t n = ptr[(size_t)(r / heads) + 1] - ptr[(size_t)(r / heads)];
         ((int64_t *)index.data)[r] = n && random.chance(0.9) ? random.below(n) : -1;
@@ -1337,22 +1386,23 @@ void ragged(Random &random, const std::string &isa) {
         ((double *)params.data)[r] = c.map == ANYMAX_TOPP ? random.real(0.3, 1.0) : c.map == ANYMAX_BUDGET ? 1.0 : random.pick({1.5, 2.0, random.real(1.05, 3.0)});
     }
     const auto view = [&](Block &b) { return anymax_view{b.data, 0, inner, cls}; };
-    const bool backward = c.op == ANYMAX_VJP || c.op == ANYMAX_LOG_VJP, to_rows = c.op != ANYMAX_LOSS && c.op != ANYMAX_THRESHOLD;
+    const bool backward = c.op == ANYMAX_VJP || c.op == ANYMAX_LOG_VJP || c.op == ANYMAX_SLOPE, to_rows = c.op != ANYMAX_LOSS && c.op != ANYMAX_THRESHOLD && c.op != ANYMAX_SLOPE;
     c.params = row_params && c.op != ANYMAX_LOG && c.op != ANYMAX_LOG_VJP ? (const double *)params.data : nullptr;
-    c.x = view(x);
+    if (c.op != ANYMAX_SLOPE) c.x = view(x);
     if (backward) c.p = view(p), c.g = view(g);
     if (to_rows) c.out = view(out);
     if (c.op == ANYMAX_LOSS || c.op == ANYMAX_LOSS_GRAD) c.index = (const int64_t *)index.data;
     if (c.op == ANYMAX_LOSS_GRAD) c.scale = scale.data;
-    if (c.op == ANYMAX_LOSS) c.value = result.data;
+    if (c.op == ANYMAX_LOSS || c.op == ANYMAX_SLOPE) c.value = result.data;
+    if (c.op == ANYMAX_LOSS && MAPS[c.map].slope && random.chance(0.5)) c.slope = slope.data;
     if (c.op == ANYMAX_THRESHOLD) c.tau = result.data;
     const std::vector<int64_t> bounds = ptr;  // of exactly their sizes
     anymax_segments segments{bounds.data(), mixed && c.n ? order.data() : nullptr, nullptr};
     Block kept, nothing;
-    if (segments.order && (c.op == ANYMAX_FORWARD || c.op == ANYMAX_VJP) && random.chance(0.5)) {
+    if (segments.order && (c.op == ANYMAX_FORWARD || c.op == ANYMAX_VJP || c.op == ANYMAX_SLOPE) && random.chance(0.5)) {
         kept.make(c.n * heads * size, 0xa5), segments.kept = kept.data;
-        for (int64_t i = 0; c.op == ANYMAX_VJP && i < c.n * heads; i++) memcpy(kept.data + i * size, p.data + (order[(size_t)(i / heads)] * cls + i % heads * inner) * size, (size_t)size);
-        if (c.op == ANYMAX_VJP) nothing.make(places * size, 0), c.p = view(nothing);
+        for (int64_t i = 0; c.op != ANYMAX_FORWARD && i < c.n * heads; i++) memcpy(kept.data + i * size, p.data + (order[(size_t)(i / heads)] * cls + i % heads * inner) * size, (size_t)size);
+        if (c.op != ANYMAX_FORWARD) nothing.make(places * size, 0), c.p = view(nothing);
     }
     snprintf(words + strlen(words), sizeof words - strlen(words), "; segments by %s, op %d, map %d, %s: %ld of %ld heads, %ld entries", isa.c_str(), c.op, c.map, DTYPE[c.dtype], (long)c.outer, (long)heads, (long)c.n);
     c.pool = random.chance(0.5) ? 0 : -1;
@@ -1368,6 +1418,7 @@ void ragged(Random &random, const std::string &isa) {
         if (!n) {
             const double empty = c.op == ANYMAX_THRESHOLD ? -INF : 0.0;
             if (!to_rows && decode(each, kind) != empty) fail("segment %ld has no entry and the number %g", (long)s, decode(each, kind));
+            if (c.slope && decode(slope.data + r * wide, kind) != 0.0) fail("segment %ld has no entry and the slope %g", (long)s, decode(slope.data + r * wide, kind));
             continue;
         }
         Block rx, rp, rg, rout;
@@ -1376,7 +1427,7 @@ void ragged(Random &random, const std::string &isa) {
             for (int64_t k = 0; k < n; k++) memcpy(to->data + k * size, from->data + place(k) * size, (size_t)size);
         }
         rout.make(n * size, 0xa5);
-        char number[8] = {};
+        char number[8] = {}, own_slope[8] = {};
         anymax_call one = c;
         one.outer = one.inner = 1, one.n = n, one.pool = -1;
         const auto row = [&](const anymax_view &v, Block &b) { return v.data ? anymax_view{b.data, n, 0, 1} : anymax_view{}; };
@@ -1386,9 +1437,11 @@ void ragged(Random &random, const std::string &isa) {
         if (one.scale) one.scale = scale.data + r * wide;
         if (one.value) one.value = number;
         if (one.tau) one.tau = number;
+        if (one.slope) one.slope = own_slope;
         calls++;
         if (const int code = anymax_run(&one)) fail("row %ld alone was refused: %s", (long)r, anymax_error(code));
         if (!to_rows && bits_of(each, kind) != bits_of(number, kind)) fail("row %ld is %.9g, and alone %.9g", (long)r, decode(each, kind), decode(number, kind));
+        if (c.slope && bits_of(slope.data + r * wide, kind) != bits_of(own_slope, kind)) fail("the slope of row %ld is %.9g, and alone %.9g", (long)r, decode(slope.data + r * wide, kind), decode(own_slope, kind));
         for (int64_t k = 0; to_rows && k < n; k++) {
             written[(size_t)place(k)] = true;
             const char *got = out.data + place(k) * size;
@@ -1741,22 +1794,23 @@ void refused() {
                 with("fewer than no rows, twice", [](anymax_call &c) { c.outer = c.inner = -1; });
                 with("too many rows", [](anymax_call &c) { c.outer = INT64_MAX; });
                 with("too many rows, in two", [](anymax_call &c) { c.outer = c.inner = (int64_t)1 << 33; });
-                if (op != ANYMAX_VJP && op != ANYMAX_LOG_VJP) with("no x", [](anymax_call &c) { c.x.data = nullptr; });
+                if (op != ANYMAX_VJP && op != ANYMAX_LOG_VJP && op != ANYMAX_SLOPE) with("no x", [](anymax_call &c) { c.x.data = nullptr; });
                 if (op == ANYMAX_VJP && needs_scores(map)) with("no x", [](anymax_call &c) { c.x.data = nullptr; });
-                if (op == ANYMAX_VJP || op == ANYMAX_LOG_VJP) {
+                if (op == ANYMAX_VJP || op == ANYMAX_LOG_VJP || op == ANYMAX_SLOPE) {
                     with("no p", [](anymax_call &c) { c.p.data = nullptr; });
                     with("no g", [](anymax_call &c) { c.g.data = nullptr; });
                 }
-                if (op != ANYMAX_LOSS && op != ANYMAX_THRESHOLD) with("no out", [](anymax_call &c) { c.out.data = nullptr; });
+                if (op != ANYMAX_LOSS && op != ANYMAX_THRESHOLD && op != ANYMAX_SLOPE) with("no out", [](anymax_call &c) { c.out.data = nullptr; });
                 if (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD) with("no index", [](anymax_call &c) { c.index = nullptr; });
-                if (op == ANYMAX_LOSS) with("no value", [](anymax_call &c) { c.value = nullptr; });
+                if (op == ANYMAX_LOSS || op == ANYMAX_SLOPE) with("no value", [](anymax_call &c) { c.value = nullptr; });
+                if (op == ANYMAX_LOSS && !MAPS[map].slope) with("a slope", [&](anymax_call &c) { c.slope = positions.data(); });
                 if (op == ANYMAX_LOSS_GRAD) with("no scale", [](anymax_call &c) { c.scale = nullptr; });
                 if (op == ANYMAX_THRESHOLD) with("no tau", [](anymax_call &c) { c.tau = nullptr; });
                 if (op == ANYMAX_LARGEST) with("no positions", [](anymax_call &c) { c.positions = nullptr; });
                 if (map == ANYMAX_ENTMAX || map == ANYMAX_BUDGET || map == ANYMAX_NORMMAX || map == ANYMAX_TOPK || map == ANYMAX_TOPP || map == ANYMAX_TAYLOR ||
                     map == ANYMAX_PERTURB || op == ANYMAX_LARGEST)
                     for (double v : {NaN, INF, -INF, 0.0, -0.0, -1.0, -1e300})
-                        with("a parameter out of range", [v](anymax_call &c) { c.param = v; });
+                        if (v != 0.0 || map != ANYMAX_BUDGET || op == ANYMAX_LARGEST) with("a parameter out of range", [v](anymax_call &c) { c.param = v; });
                 if (map == ANYMAX_NORMMAX) with("alpha = 1", [](anymax_call &c) { c.param = 1.0; });
                 if (map == ANYMAX_TOPP) with("p > 1", [](anymax_call &c) { c.param = 1.0 + 1e-15; });
                 if (map == ANYMAX_TOPK) with("k < 1", [](anymax_call &c) { c.param = 0.99; });
@@ -1776,13 +1830,13 @@ void refused() {
                     with("no such noise", [](anymax_call &c) { c.noise = -1; });
                 }
                 if (!takes_params(map)) with("parameters of rows", [&](anymax_call &c) { c.params = params.data(); });
-                if (op == ANYMAX_FORWARD || op == ANYMAX_LOSS || op == ANYMAX_VJP || op == ANYMAX_LOSS_GRAD) {
+                if (op == ANYMAX_FORWARD || op == ANYMAX_LOSS || op == ANYMAX_VJP || op == ANYMAX_LOSS_GRAD || op == ANYMAX_SLOPE) {
                     const anymax_support support{(int32_t *)s_index.data(), s_value.data(), (int32_t *)s_count.data(), n};
                     with("a support without indices", [&](anymax_call &c) { c.support = support, c.support.index = nullptr; });
                     with("a support without values", [&](anymax_call &c) { c.support = support, c.support.value = nullptr; });
                     with("a support of less than nothing", [&](anymax_call &c) { c.support = support, c.support.capacity = -1; });
                 }
-                if (op == ANYMAX_VJP || op == ANYMAX_LOSS_GRAD) {
+                if (op == ANYMAX_VJP || op == ANYMAX_LOSS_GRAD || op == ANYMAX_SLOPE) {
                     std::vector<int32_t> at((size_t)(rows * n), 0), held((size_t)rows, 2);
                     for (int64_t i = 0; i < rows * n; i++) at[(size_t)i] = (int32_t)(i % n);
                     const auto changed = [&](const char *what, auto change) {

@@ -109,6 +109,16 @@ ANYMAX_INLINE int64_t pack(vf v, uint32_t b, float *to) {
 #endif
     return __builtin_popcount(b);
 }
+ANYMAX_INLINE int64_t pack(vd v, uint32_t b, double *to) {
+#if defined(__AVX512F__)
+    _mm512_storeu_pd(to, _mm512_maskz_compress_pd((__mmask8)b, (__m512d)v));
+#elif defined(__AVX2__)
+    _mm256_storeu_pd(to, (__m256d)_mm256_permutevar8x32_ps((__m256)v, lanes_by(TABLES.halves[b])));
+#else
+    append_each(v, b, 0, to, nullptr);
+#endif
+    return __builtin_popcount(b);
+}
 // The way back: the lanes that m marks take one after another what lies at `from`; the others are 0.
 ANYMAX_INLINE vf unpack(vi m, uint32_t b, const float *from) {
 #if defined(__AVX512F__)

@@ -46,6 +46,7 @@ static inline void anymax_skip_rows(anymax_call *call, int64_t rows) {
     if (call->scale) call->scale = (const char *)call->scale + rows * wide;
     if (call->value) call->value = (char *)call->value + rows * wide;
     if (call->tau) call->tau = (char *)call->tau + rows * wide;
+    if (call->slope) call->slope = (char *)call->slope + rows * wide;
 }
 
 /* The support that lies in one piece: the values, the indices, the counts. */

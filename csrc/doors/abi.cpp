@@ -107,7 +107,7 @@ int64_t cache_size() {
 // The saved support of these rows, before anything is read or written by its indices: it may have gone through other hands since it was saved.
 bool in_order(const anymax_call *call, int64_t begin, int64_t end) {
     const anymax_support &s = call->support;
-    if (!s.count || (call->op != ANYMAX_VJP && call->op != ANYMAX_LOSS_GRAD)) return true;
+    if (!s.count || (call->op != ANYMAX_VJP && call->op != ANYMAX_LOSS_GRAD && call->op != ANYMAX_SLOPE)) return true;
     for (int64_t r = begin; r < end; r++) {
         if (s.count[r] < -1 || s.count[r] > s.capacity) return false;
         const int32_t *index = s.index + r * s.capacity;
@@ -157,9 +157,10 @@ int check_map(const anymax_call *c) {
     switch (c->op) {
         case ANYMAX_LOG:
         case ANYMAX_LOG_VJP: return map.log || (!c->params && link_of(c->map, c->param) == EXPONENTIAL) ? ANYMAX_OK : ANYMAX_BAD_MAP;
-        case ANYMAX_LOSS:
+        case ANYMAX_LOSS: return has_loss(c->map) && (!c->slope || map.slope) ? ANYMAX_OK : ANYMAX_BAD_MAP;
         case ANYMAX_LOSS_GRAD:
         case ANYMAX_THRESHOLD: return has_loss(c->map) ? ANYMAX_OK : ANYMAX_BAD_MAP;
+        case ANYMAX_SLOPE: return map.slope ? ANYMAX_OK : ANYMAX_BAD_MAP;
         case ANYMAX_LARGEST: return !c->params && c->param >= 1.0 && c->param <= (double)c->n && is_multiple(c->param, 1) ? ANYMAX_OK : ANYMAX_BAD_PARAM;
         default: return ANYMAX_OK;
     }
@@ -175,6 +176,7 @@ int check_operands(const anymax_call *c) {
         case ANYMAX_VJP:
         case ANYMAX_LOG_VJP: there = given; break;
         case ANYMAX_LOSS: there = x && c->index && c->value; break;
+        case ANYMAX_SLOPE: there = c->p.data && c->g.data && c->value; break;
         case ANYMAX_LOSS_GRAD: there = x && out && c->index && c->scale; break;
         case ANYMAX_THRESHOLD: there = x && c->tau; break;
         case ANYMAX_LARGEST: there = x && out && c->positions; break;
@@ -325,10 +327,26 @@ static bool sound(const anymax_table &t) {
     return (int64_t)((high - 1) >> t.shift) - (int64_t)(low >> t.shift) < t.count;
 }
 
+static bool sound(const anymax_weights &w) {
+    const double size = (double)w.high > -(double)w.low ? (double)w.high : -(double)w.low;
+    if (!w.weights || w.above < 1 || w.beneath < 1 || w.above > INT32_MAX / 8 || w.beneath > INT32_MAX / 8 || !(w.low < 0.0f) || !(w.high > 0.0f) || !(size <= 3.4e38) || !(w.lost <= w.low) || !(w.gone >= w.high)) return false;
+    if (w.per > 0.0f) return w.per <= 1024.0f && (double)w.high * w.per <= (double)w.above && -(double)w.low * w.per <= (double)w.beneath;
+    if (w.shift < 8 || w.shift > 23 || !(w.least > 0.0f) || !(w.least < w.high) || !(w.least < -w.low)) return false;
+    const float sides[] = {w.high, -w.low};
+    uint32_t least, most[2];
+    memcpy(&least, &w.least, sizeof least), memcpy(most, sides, sizeof most);
+    const auto cells = [&](uint32_t to) { return (int64_t)((to - 1) >> w.shift) - (int64_t)(least >> w.shift) + 1; };
+    return cells(most[0]) <= w.above && cells(most[1]) <= w.beneath;
+}
+
 static int check(const anymax_tabled_call *call) {
     if (!call || !entry() || !entry()->unit->tabled) return ANYMAX_BAD_CALL;
     if (call->dtype < ANYMAX_F32 || call->dtype > ANYMAX_F16 || call->dtype == ANYMAX_F64) return ANYMAX_BAD_DTYPE;
     if (call->rows < 0 || call->n < 1 || call->n > TABLED_CLASSES || call->rows > INT64_MAX / 16 / call->n) return ANYMAX_BAD_SHAPE;
+    if (const anymax_weights *const ratio = call->ratio) {
+        if (!sound(*ratio)) return ANYMAX_BAD_PARAM;
+        return call->rows && (!call->x || !call->out || !call->left || (call->g && !ratio->slopes)) ? ANYMAX_BAD_POINTER : ANYMAX_OK;
+    }
     if (!sound(call->link) || !(call->mass > 0.0) || !(call->most > 0.0)) return ANYMAX_BAD_PARAM;
     return call->rows && (!call->x || (call->g && !call->out)) ? ANYMAX_BAD_POINTER : ANYMAX_OK;
 }

@@ -21,7 +21,9 @@ bool heads_lie_alike(const anymax_call &call) {
 }
 
 // What has one number a row and is written, if there is such.
-void *result_of(const anymax_call &call) { return call.op == ANYMAX_LOSS ? call.value : call.op == ANYMAX_THRESHOLD ? call.tau : nullptr; }
+void *result_of(const anymax_call &call) { return call.op == ANYMAX_LOSS || call.op == ANYMAX_SLOPE ? call.value : call.op == ANYMAX_THRESHOLD ? call.tau : nullptr; }
+// And beside it.
+void *slope_of(const anymax_call &call) { return call.op == ANYMAX_LOSS ? call.slope : nullptr; }
 
 int serve_group(const Work &w, const Group &g, Stage &stage) {
     const anymax_call &call = *w.call;
@@ -52,14 +54,15 @@ int serve_group(const Work &w, const Group &g, Stage &stage) {
         return staged;
     };
     c.params = (const double *)each(PARAMS, call.params, 8), c.index = (const int64_t *)each(TARGETS, call.index, 8), c.scale = each(SCALES, call.scale, w.wide);
-    void *const result = result_of(call);
-    char *const made = result ? stage.take<char>(RESULTS, rows * w.wide) : nullptr;
+    void *const result = result_of(call), *const slope = slope_of(call);
+    char *const made = result ? stage.take<char>(RESULTS, rows * w.wide) : nullptr, *const slopes = slope ? stage.take<char>(LOSS_SLOPES, rows * w.wide) : nullptr;
     if (stage.failed) return ANYMAX_NO_MEMORY;
-    c.value = call.op == ANYMAX_LOSS ? made : nullptr, c.tau = call.op == ANYMAX_THRESHOLD ? made : nullptr;
+    c.value = call.op == ANYMAX_THRESHOLD ? nullptr : made, c.tau = call.op == ANYMAX_THRESHOLD ? made : nullptr, c.slope = slopes;
     const int code = w.unit->rows(&c, 0, rows, 0, nullptr);
     if (code) return code;
     if (call.out.data && !c.starts) move_group<false>(w, g, call.out, (char *)c.out.data, c.inner > 1);
     if (result) move_each<false>(w, g, result, made, w.wide);
+    if (slope) move_each<false>(w, g, slope, slopes, w.wide);
     return ANYMAX_OK;
 }
 
@@ -76,15 +79,15 @@ int serve_in_place(const Work &w, int64_t s, anymax_parallel team) {
 
 void serve_empty(const Work &w, int64_t s) {
     const anymax_call &call = *w.call;
-    void *const to = result_of(call);
-    if (!to) return;
-    for (int64_t r = s * call.inner; r < (s + 1) * call.inner; r++) {
-        const double v = call.op == ANYMAX_THRESHOLD ? -__builtin_inf() : call.index[r] < 0 ? 0.0 : __builtin_nan("");
-        if (w.wide == 8)
-            ((double *)to)[r] = v;
-        else
-            ((float *)to)[r] = (float)v;
-    }
+    void *const results[] = {result_of(call), slope_of(call)};
+    for (void *const to : results)
+        for (int64_t r = s * call.inner; to && r < (s + 1) * call.inner; r++) {
+            const double v = call.op == ANYMAX_THRESHOLD ? -__builtin_inf() : call.op == ANYMAX_SLOPE || call.index[r] < 0 ? 0.0 : __builtin_nan("");
+            if (w.wide == 8)
+                ((double *)to)[r] = v;
+            else
+                ((float *)to)[r] = (float)v;
+        }
 }
 
 // Brings the entries of segments into the cache, in order, before they are taken by length. Reads and no prefetches, which are dropped where a page is
@@ -226,7 +229,7 @@ void find_alike(Work &w) {
 extern "C" int anymax_run_segments_by(const anymax_call *call, const anymax_segments *segments, anymax_parallel run) {
     if (!call || !segments || !segments->ptr) return ANYMAX_BAD_CALL;
     if (call->op == ANYMAX_LARGEST || call->mask.data || call->support.count) return ANYMAX_BAD_CALL;
-    if (segments->kept && (!segments->order || (call->op != ANYMAX_FORWARD && call->op != ANYMAX_VJP))) return ANYMAX_BAD_CALL;
+    if (segments->kept && (!segments->order || (call->op != ANYMAX_FORWARD && call->op != ANYMAX_VJP && call->op != ANYMAX_SLOPE))) return ANYMAX_BAD_CALL;
     if (call->outer < 0 || call->outer > INT32_MAX || call->inner < 0 || call->n < 0) return ANYMAX_BAD_SHAPE;
     if (call->inner && (call->n > INT64_MAX / 16 / call->inner || call->outer > INT64_MAX / 16 / call->inner)) return ANYMAX_BAD_SHAPE;
     anymax_call row = *call;
@@ -236,7 +239,7 @@ extern "C" int anymax_run_segments_by(const anymax_call *call, const anymax_segm
     if (!ascending(*segments, call->outer, call->n)) return ANYMAX_BAD_SEGMENTS;
     if (!call->outer || !call->inner) return ANYMAX_OK;
     if (call->n && (code = check_operands(call))) return code;
-    if ((call->op == ANYMAX_LOSS && !(call->value && call->index)) || (call->op == ANYMAX_THRESHOLD && !call->tau)) return ANYMAX_BAD_POINTER;
+    if ((call->op == ANYMAX_LOSS && !(call->value && call->index)) || (call->op == ANYMAX_THRESHOLD && !call->tau) || (call->op == ANYMAX_SLOPE && !call->value)) return ANYMAX_BAD_POINTER;
     const int64_t chunk = SEGMENTS_CHUNK / call->inner > SEGMENTS_CHUNK_LEAST ? SEGMENTS_CHUNK / call->inner : SEGMENTS_CHUNK_LEAST;
     Work w{call, segments, unit_in_use(), anymax_item(call->dtype), anymax_wide(call->dtype), chunk, 0, run != nullptr, {}, {}};
     find_alike(w);

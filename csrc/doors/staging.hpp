@@ -24,7 +24,7 @@ struct Work {
     bool long_one(int64_t s) const { return shared && length(s) >= SHARED_ROW; }
 };
 
-enum Staged { STARTS, SIZES, PARAMS, TARGETS, SCALES, RESULTS, SORTED, ROWS, ORDERED = ROWS + 4, STAGES = ORDERED + 4 };  // ROWS: x, p, g and out; ORDERED: from another order
+enum Staged { STARTS, SIZES, PARAMS, TARGETS, SCALES, RESULTS, LOSS_SLOPES, SORTED, ROWS, ORDERED = ROWS + 4, STAGES = ORDERED + 4 };  // ROWS: x, p, g and out; ORDERED: from another order
 typedef ANYMAX_UNIT::Rooms<STAGES> Stage;
 
 // Kept by each thread from call to call: what the system gives anew is slower to come than what is done in it.

@@ -4,6 +4,7 @@
 #include "core/families.hpp"
 #include "shapes/backward.hpp"
 #include "shapes/candidates.hpp"
+#include "shapes/loss_slope.hpp"
 #include "shapes/ratio.hpp"
 
 namespace ANYMAX_UNIT {
@@ -152,6 +153,7 @@ static double loss_row(const anymax_call &call, int64_t row, Source source, Link
         double rest = 0.0, tau = lse_row(x, n, &rest, &high, scratch, team);
         if (call.tau) ((C *)call.tau)[row] = (C)tau;
         if (tau != tau) return tau;
+        if (call.slope) ((C *)call.slope)[row] = tau == -inf64 ? C(0) : (C)loss_slope_softmax(x, n, high, rest);
         return aim == -inf64 ? inf64 : ((double)high - aim) + rest;
     }
     NucleusRow<C> nucleus;
@@ -167,6 +169,7 @@ static double loss_row(const anymax_call &call, int64_t row, Source source, Link
         save_support(call, row, found);
         if (call.tau) ((C *)call.tau)[row] = (C)found.tau;
         if (!found.sound) return not_a_number<double>;
+        if (call.slope) ((C *)call.slope)[row] = found.any ? (C)loss_slope(link, call.param, found.p, found.count, found.tau) : C(0);
         if (!found.any) return inf64;
         if (link.family == TRUNCATIONS) {
             C *const kept = scratch.take<C>(EXTRA, found.count), high = -infinity<C>;
@@ -263,7 +266,7 @@ static void vjp_any(const anymax_call &call, int64_t row, Link link, const C *x,
     const int64_t n = call.n;
     if (needs_scores(call.map)) {
         const auto [high, sound] = scan_top(x, n);
-        if (settled(out, high, sound, C(0), team)) return;
+        if (settled(out, high, sound && link != NO_LINK, C(0), team)) return;
         const C *h = stage<C>(g, call.g.cls, call.dtype, nullptr, 0, n, scratch, STAGED_G);
         if (!h) return;
         if (link.family == RATIOS) return with_ratio(link.ratio(), call.param, x, n, high, [&](const auto &u) { ratio_vjp_row(u, x, p, h, n, out, scratch, team); });
@@ -329,6 +332,7 @@ static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, in
         case ANYMAX_LOSS: {
             const int64_t t = call.index[r];
             double v = 0.0;
+            if (call.slope) ((C *)call.slope)[r] = t < 0 ? C(0) : not_a_number<C>;  // until the row has one
             if (t >= n)
                 v = not_a_number<double>;
             else if (t >= 0)

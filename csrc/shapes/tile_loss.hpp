@@ -2,6 +2,7 @@
 // for the backward, which is as quick to do again.
 #pragma once
 
+#include "shapes/loss_slope.hpp"
 #include "shapes/tile.hpp"
 
 namespace ANYMAX_UNIT {
@@ -13,14 +14,23 @@ struct TileLoss {
     typedef typename lanes_of<C>::integer integer;
     alignas(64) integer target[W];  // of each row; below 0: left out, n: a mistake
     alignas(64) C aim[W];           // its score
-    alignas(64) double value[W], tau[W];
+    alignas(64) double value[W], tau[W], slope[W];
     alignas(64) C scale[W];  // of the gradient
+    bool slopes;             // the derivatives by the parameter are wanted
 };
 
 template <class C>
 inline void loss_softmax(Tile<C> &t, int64_t n, TileLoss<C> &f) {
     prepare(t, n);
     lanes_softmax_loss<C>(n, [&](int64_t i) ANYMAX_EACH { return i < n ? t.v[i] : splat(-infinity<C>); }, t.high, load(f.aim), f.value, f.tau);
+    if (!f.slopes) return;
+    vec<C> less;
+    for (int h = 0; h < TileLoss<C>::PARTS; h++) store_narrow((C *)&less + h * width<double>, load(f.tau + h * width<double>) - part(t.high, h));
+    const EntmaxOmegaRise rise{0.0};
+    lanes_loss_slope<C>(n, 1.0, [&](int64_t i) ANYMAX_EACH {
+        const vec<C> l = larger(t.v[i] - less, splat(C(-1000)));
+        return rise.of(exp(l), l);
+    }, f.slope);
 }
 
 // Sparsemax (R = 1) and entmax 3/2 (R = 2).
@@ -32,7 +42,10 @@ inline void loss_power(Tile<C> &t, int64_t n, TileLoss<C> &f) {
     vec<C> level = first_level<C, R>(t, n), unused;
     tile_root<C, R>(t.v, n, level, unused);
     vd u[TILE_MOST];
-    for (int h = 0; h < TileLoss<C>::PARTS; h++) power_loss<C, R>(x, n, t.high, level, load(f.aim), h, u, f.value, f.tau, nullptr);
+    C *const p = f.slopes ? (C *)t.v : nullptr;
+    for (int h = 0; h < TileLoss<C>::PARTS; h++) power_loss<C, R>(x, n, t.high, level, load(f.aim), h, u, f.value, f.tau, p ? p + h * width<double> : p);
+    const EntmaxOmegaRise rise{1.0 / R};
+    if (p) lanes_loss_slope<C>(n, 1.0 + rise.c, [&](int64_t i) ANYMAX_EACH { return bits(t.v[i] > vec<C>{}) ? rise.of(t.v[i]) : vec<C>{}; }, f.slope);
 }
 
 // The values and thresholds of rows, or their thresholds alone (targets of none).
@@ -46,10 +59,10 @@ inline void tile_losses(Tile<C> &t, int64_t n, Link link, TileLoss<C> &f) {
         loss_power<C, 2>(t, n, f);
     const uint32_t sound = bits(t.sound), any = bits(t.any);
     for (int64_t j = 0; j < width<C>; j++) {
-        if (!(any >> j & 1)) f.value[j] = inf64, f.tau[j] = -inf64;
-        if (!(sound >> j & 1)) f.value[j] = f.tau[j] = not_a_number<double>;
-        if (f.target[j] >= n) f.value[j] = not_a_number<double>;
-        if (f.target[j] < 0) f.value[j] = 0.0;
+        if (!(any >> j & 1)) f.value[j] = inf64, f.tau[j] = -inf64, f.slope[j] = 0.0;
+        if (!(sound >> j & 1)) f.value[j] = f.tau[j] = f.slope[j] = not_a_number<double>;
+        if (f.target[j] >= n) f.value[j] = f.slope[j] = not_a_number<double>;
+        if (f.target[j] < 0) f.value[j] = f.slope[j] = 0.0;
     }
 }
 

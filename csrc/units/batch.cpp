@@ -2,6 +2,7 @@
 #include "core/families.hpp"
 #include "shapes/batch_curve.hpp"
 #include "shapes/batch_power.hpp"
+#include "shapes/loss_slope.hpp"
 
 namespace ANYMAX_UNIT {
 
@@ -112,6 +113,7 @@ void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64
             if (output == LOSS) {
                 ((float *)call.value)[r + j] = (float)b.loss[j];
                 if (call.tau) ((float *)call.tau)[r + j] = (float)b.tau[j];
+                if (call.slope) ((float *)call.slope)[r + j] = (float)loss_slope(plan.link, call.param, b.side + j * b.step, b.count[j], b.tau[j]);
             }
             if (!to.count) continue;
             int32_t *const index = to.index + (r + j) * to.capacity;

@@ -1,14 +1,18 @@
 // The way of each call, and single rows in any layout. This and the other files of units/ are compiled once for each instruction set, with its own
 // flags and -DANYMAX_UNIT=<name>.
 #include "shapes/ops.hpp"
+#include "shapes/slope.hpp"
 
 namespace ANYMAX_UNIT {
 
 template <class C>
 void by_rows(const anymax_call &given, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch) {
-    anymax_call own;  // of the length of its own
-    if (given.sizes) own = given, own.n = given.sizes[begin];
-    const anymax_call &call = given.sizes ? own : given;
+    anymax_call own;  // of the length and the parameter of its own
+    const bool each = given.sizes || given.params;
+    if (each) own = given, own.params = nullptr;
+    if (given.sizes) own.n = given.sizes[begin];
+    if (given.params) own.param = given.params[begin];
+    const anymax_call &call = each ? own : given;
     int64_t n = call.n;
     const int64_t size = anymax_item(call.dtype), inner = call.inner;
     const bool reads_x = call.x.data != nullptr;
@@ -16,12 +20,13 @@ void by_rows(const anymax_call &given, int64_t begin, int64_t end, bool bypass, 
     const bool transpose_x = reads_x && inner > 1 && adjacent_rows(call.x, n) && !call.mask.data, transpose_result = to_rows && inner > 1 && adjacent_rows(call.out, n);
     C *transposed = nullptr, *result = nullptr;
     int64_t first = 0, held = 0;  // the rows that `transposed` and `result` hold
-    const Link link = link_of(call.map, call.param);
+    Link link = link_of(call.map, call.param);
     const Rule *rule = &first_of(ROW_RULES, call, link);
     const bool varies = given.sizes && rule != LAST_RULE;  // a row of another length may have another rule
     for (int64_t r = begin; r < end && !scratch.failed; r++) {
         const int64_t o = inner == 1 ? r : r / inner, i = inner == 1 ? 0 : r - o * inner;
         if (given.sizes) own.n = n = given.sizes[r];
+        if (given.params) own.param = given.params[r], link = link_of(call.map, own.param);
         if (varies) rule = &first_of(ROW_RULES, call, link);
         if ((transpose_x || transpose_result) && r >= first + held) {
             first = r;
@@ -74,7 +79,9 @@ template <class C>
 static int run_rows(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team) {
     Scratch scratch;
     const Grouping grouping = plan.rule.grouping;
-    if (grouping == ROW)
+    if (call.op == ANYMAX_SLOPE)
+        slope_rows<C>(call, plan.link, begin, end, scratch);
+    else if (grouping == ROW)
         by_rows<C>(call, begin, end, bypass, team, scratch);
     else if (call.op == ANYMAX_VJP)
         run_backward(call, plan, begin, end, bypass, team, scratch);
@@ -103,9 +110,10 @@ static int rows_alike(const anymax_call &call, int64_t begin, int64_t end, bool 
     return code;
 }
 
-// Rows with parameters of their own: those in turn with the same one are rows of a call with that. What a row becomes depends on its own alone.
+// Rows with parameters of their own: those in turn with the same one are rows of a call with that, where it decides on the rule. What a row becomes
+// depends on its own alone.
 static int rows(const anymax_call *call, int64_t begin, int64_t end, int bypass, anymax_parallel team) {
-    if (!call->params) return rows_alike(*call, begin, end, bypass != 0, Team{team});
+    if (!by_parameter(*call)) return rows_alike(*call, begin, end, bypass != 0, Team{team});
     anymax_call alike = *call;
     alike.params = nullptr;
     int code = 0;

@@ -1,13 +1,17 @@
-// Maps whose link is a table, for one instruction set.
+// Maps whose link or u is a table, for one instruction set.
 #if !defined(ANYMAX_MAPS_ALONE)
 #include "core/families.hpp"
+#include "tabled/ratios.hpp"
 #include "tabled/rows.hpp"
 
 namespace ANYMAX_UNIT {
 
 int tabled(const anymax_tabled_call *call, int64_t begin, int64_t end) {
     Scratch scratch;
-    TabledRows(*call).run(begin, end, scratch);
+    if (call->ratio)
+        TabledRatios(*call).run(begin, end, scratch);
+    else
+        TabledRows(*call).run(begin, end, scratch);
     return scratch.failed ? ANYMAX_NO_MEMORY : ANYMAX_OK;
 }
 

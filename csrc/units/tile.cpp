@@ -71,6 +71,7 @@ static void loss_rows(const anymax_call &call, Link link, int64_t begin, int64_t
     const Lanes<C> lanes(call, call.x), out(call, call.out);
     Tile<C> t;
     TileLoss<C> f;
+    f.slopes = call.op == ANYMAX_LOSS && call.slope;
     each_tile<C>(begin, end, [&](int64_t r, int64_t count) {
         lanes.in(t, r, count);
         for (int64_t j = 0; j < width<C>; j++) {
@@ -87,6 +88,7 @@ static void loss_rows(const anymax_call &call, Link link, int64_t begin, int64_t
         for (int64_t j = 0; j < count; j++) {
             if (call.support.count) call.support.count[r + j] = -1;  // found again
             if (call.value && call.op == ANYMAX_LOSS) ((C *)call.value)[r + j] = (C)f.value[j];
+            if (f.slopes) ((C *)call.slope)[r + j] = (C)f.slope[j];
             if (call.tau && f.target[j] >= (call.op == ANYMAX_LOSS ? 0 : -1)) ((C *)call.tau)[r + j] = (C)f.tau[j];
         }
     });

@@ -26,6 +26,7 @@ ANYMAX_CALL(call_forward_saving);
 ANYMAX_CALL(call_log_forward);
 ANYMAX_CALL(call_vjp);
 ANYMAX_CALL(call_log_vjp);
+ANYMAX_CALL(call_slope);
 ANYMAX_CALL(call_loss);
 ANYMAX_CALL(call_loss_grad);
 ANYMAX_CALL(call_threshold);
@@ -38,6 +39,7 @@ ANYMAX_CALL(call_linear);
 ANYMAX_CALL(call_order);
 ANYMAX_CALL(call_order_vjp);
 ANYMAX_CALL(call_tabled);
+ANYMAX_CALL(call_ratio);
 ANYMAX_CALL(call_plan);
 ANYMAX_CALL(call_sinkhorn);
 

@@ -1,4 +1,4 @@
-// Losses of class indices and their gradients, thresholds, the largest scores, linear attention.
+// Losses of class indices and their gradients, slopes by a parameter, thresholds, the largest scores, linear attention.
 #include <stdlib.h>
 
 #include "doors/python/rows.hpp"
@@ -66,16 +66,18 @@ struct Loss {
 
 }  // namespace
 
-// (mapping, x, index, value, axis, ignored, reduction, save) -> (how many rows count, what loss_grad wants of it or None).
-// reduction 0: a value a row, 1: their sum, 2: their mean
+// (mapping, x, index, value, axis, ignored, reduction, save[, slope]) -> (how many rows count, what loss_grad wants of it or None).
+// reduction 0: a value a row, 1: their sum, 2: their mean; slope: one a row, as anymax_call has it, or None
 ANYMAX_CALL(call_loss) {
     int64_t ignored, reduction;
-    if (!arguments(count, 8) || !integer(args[5], ignored) || !integer(args[6], reduction)) return nullptr;
+    if ((count != 9 && !arguments(count, 8)) || !integer(args[5], ignored) || !integer(args[6], reduction)) return nullptr;
     Rows r(kind_of(args[1]));
     Loss loss;
     if (!loss.open(r, ANYMAX_LOSS, args, ignored)) return none();
-    Array value;
+    Array value, slope;
     if (!value.read_dense(r.kind, args[3], wide_of(r), reduction ? 1 : r.rows, true)) return none();
+    if (count == 9 && !beside(slope, r.kind, args[8], wide_of(r), r.rows, true)) return none();
+    r.call.slope = slope.data;
     Ref memory;
     if (args[7] == Py_True && !r.save(-1, args[1], loss.memory, memory)) return none();
     Each each(value, r.rows, reduction != 0);
@@ -112,6 +114,19 @@ ANYMAX_CALL(call_loss_grad) {
     r.call.scale = each.data;
     if (!r.write(Py_None, true)) return none();
     return r.answer(loss.link);
+}
+
+// (mapping, x or None, p, g, axis, the support or None, value) -> True: <g, dp/dparam> of each row
+ANYMAX_CALL(call_slope) {
+    if (!arguments(count, 7)) return nullptr;
+    Rows r(kind_of(args[2]));
+    GivenMap link;
+    Array support, params, value;
+    if (!served(r.kind, args[0]) || !link.read(args[0]) || !MAPS[link.map].slope || !r.lead(args[2], args[4], &r.call.p) || !r.link(link, ANYMAX_SLOPE, params)) return none();
+    if (!r.beside(args[3], &r.call.g) || (args[1] != Py_None && !r.beside(args[1], &r.call.x)) || !r.support(args[5], support)) return none();
+    if (!value.read_dense(r.kind, args[6], wide_of(r), r.rows, true)) return none();
+    r.call.value = value.data;
+    return answer(r.run(), "the slope", link.kind, r.n);
 }
 
 // (mapping, x, tau) -> True: tau [..., 1] of each row

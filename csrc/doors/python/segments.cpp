@@ -27,18 +27,18 @@ struct Entries {
 
 }  // namespace
 
-// (link, op, ptr, order, axis, x, p, g, out, index, scale, result, kept) -> True. ptr [segments + 1] and order [entries] or None: int64 of NumPy; x, p, g and
+// (link, op, ptr, order, axis, x, p, g, out, index, scale, result, kept[, slope]) -> True. ptr [segments + 1] and order [entries] or None: int64 of NumPy; x, p, g and
 // out: entries along the axis, those that the operation has; index [segments, heads] int64, scale and result the same, as wide as it is computed; kept
-// [entries, heads], as anymax_segments has it
+// [entries, heads], as anymax_segments has it; slope as the result, beside that of a loss
 ANYMAX_CALL(call_segments) {
-    if (!arguments(count, 13)) return nullptr;
+    if (count != 14 && !arguments(count, 13)) return nullptr;
     int64_t op, axis;
     if (!integer(args[1], op) || !integer(args[4], axis)) return nullptr;
     PyObject *const first = args[5] != Py_None ? args[5] : args[6];
     const Kind kind = kind_of(first);
     GivenMap link;
     Entries x, p, g, out;
-    Array ptr, order, params, index, scale, result, kept;
+    Array ptr, order, params, index, scale, result, kept, slope;
     if (kind == NEITHER || axis < 0 || !link.read(args[0]) || !ptr.read_dense(NUMPY, args[2], LONGS, -1) || ptr.count < 1) return none();
     anymax_call call{};
     struct {
@@ -61,11 +61,12 @@ ANYMAX_CALL(call_segments) {
     const int64_t rows = segments * heads;
     if (!beside(order, NUMPY, args[3], LONGS, entries) || !beside(params, kind, link.params, ANYMAX_F64, rows) || !beside(index, kind, args[9], LONGS, rows)) return none();
     if (!beside(scale, kind, args[10], wide, rows) || !beside(result, kind, args[11], wide, rows, true)) return none();
+    if (count == 14 && !beside(slope, kind, args[13], wide, rows, true)) return none();
     if (!beside(kept, kind, args[12], like->dtype, entries * heads, true)) return none();
     call.op = (int32_t)op, call.map = link.map, call.noise = link.noise, call.param = link.param, call.nodes = nodes_of(link.nodes, wide), call.dtype = like->dtype;
     call.outer = segments, call.inner = heads, call.n = entries;
     call.params = (const double *)params.data, call.index = (const int64_t *)index.data, call.scale = scale.data;
-    (op == ANYMAX_THRESHOLD ? call.tau : call.value) = result.data;
+    (op == ANYMAX_THRESHOLD ? call.tau : call.value) = result.data, call.slope = slope.data;
     const anymax_segments from{(const int64_t *)ptr.data, (const int64_t *)order.data, kept.data};
     const int code = without_lock(kind, work_of(&call, entries * heads) + rows, [&](int pool) {
         call.pool = pool;

@@ -243,7 +243,7 @@ def _never(call: AttentionCall) -> bool:
 
 
 def _tracked(call: AttentionCall) -> bool:
-    return recorded(call.q, call.k, call.v)
+    return recorded(call.q, call.k, call.v, *call.scores.mapping.params().values())
 
 
 def _fills_gpu(call: AttentionCall) -> bool:

@@ -44,6 +44,11 @@ class _Job:
     dropout_p: float
     seed: int
 
+    @property
+    def follows_from_p(self) -> set[str]:
+        """The names of the arrays in which the derivative follows from p."""
+        return {f"mapping.{name}" for name in self.scores.mapping.learns}
+
     def blocks(self) -> list[_Block]:
         rows, keys = self.scores.shape[-2:]
         heads = math.prod(self.lead)
@@ -258,10 +263,11 @@ def _dropped(p: Tensor, job: _Job, block: _Block) -> Tensor:
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, job: _Job, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor) -> Tensor:
-        # the sparse backward has gradients of q, k and v only, for maps whose derivative needs only p
-        alone = not any(ctx.needs_input_grad[4:]) and not job.scores.mapping.needs_scores
+        # the sparse backward has gradients of q, k, v and of parameters whose derivative follows from p
+        learned = [name for name, wanted in zip(job.names, ctx.needs_input_grad[4:]) if wanted]
+        alone = set(learned) <= job.follows_from_p and not job.scores.mapping.needs_scores
         alone = alone and job.scores.softcap is None and job.scores.transform is None and "scale" not in job.names
-        alone = alone and not hooked()
+        alone = alone and not job.scores.mapping.per_class and not hooked()
         out, few = _forward(job, q, k, v, arrays, alone)
         ctx.job, ctx.sparse = job, [pair is not None for pair in few]
         save(ctx, q, k, v, *arrays, *itertools.chain(*(pair for pair in few if pair is not None)))
@@ -361,11 +367,18 @@ def _sparse_backward(
     flat = _flat(index, k, block)
     if out[2] is not None:
         _scatter(out[2], flat, p[..., None] * g[:, None, :], block)
-    if out[0] is None and out[1] is None:
+    if all(o is None for o in (*out[:2], *out[3:])):
         return
     dp = (_rows_of(v, block)[flat] @ g[:, :, None]).squeeze(-1)
-    t = _tile(job, block, {n: _pick(a, job, block) for n, a in zip(job.names, arrays)}, q)
+    parts = {n: _pick(a, job, block) for n, a in zip(job.names, arrays)}
+    t = _tile(job, block, parts, q)
     p, dp = (a.view(*t.shape[:3], -1) for a in (p, dp))
+    for name, o in zip(job.names, out[3:]):
+        if o is not None:
+            slope = kernels.choose("slope", t.mapping, p).slope(t.mapping, name.removeprefix("mapping."), p, p, dp)
+            _put(o, slope.sum_to_size(parts[name].shape).to(o.dtype), job, block)
+    if out[0] is None and out[1] is None:
+        return
     ds = kernels.choose("vjp", t.mapping, p).vjp(t.mapping, p, p, dp).view(len(index), -1) * job.scores.scale
     if out[0] is not None:
         dq = torch.nn.functional.embedding_bag(flat, _rows_of(k, block), per_sample_weights=ds, mode="sum")

@@ -46,7 +46,7 @@ _MAKES_P = ("forward", "weights", "link")  # the methods from which p follows, o
 # what holds for one p: a subclass has its own, or the defaults, unless it names the kernel itself
 _OF_P = (
     "kernel", "formula", "as_softmax", "as_entmax", "exponents", "most_kept", "nucleus", "zero_below_threshold", "learns",
-    "loss_learns", "learns_by_sums",
+    "loss_learns", "learns_by_sums", "score_change",
 )  # fmt: skip
 
 
@@ -136,11 +136,29 @@ class Mapping(OverProcesses, ABC):
 
     def param_jvp(self, name: str, x: Array, p: Array, v: Array, xp: Namespace) -> Array:
         """The change of p where a parameter of `learns` changes by v, [..., 1] or [..., n]; plain operations on x and p = p(x)."""
-        raise TypeError(f"{self.name} has no derivative by {name} in closed form")
+        change = self.score_change(name, x, xp)
+        if change is None:
+            raise TypeError(f"{self.name} has no derivative by {name} in closed form")
+        return self.jvp(x, p, change * v, xp)
 
     def param_vjp(self, name: str, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         """`<g, dp / d parameter>`, [..., 1], or one for each class of a parameter of `per_class`."""
+        change = self.score_change(name, x, xp)
+        if change is not None:
+            return dot(self.vjp(x, p, g, xp), change, xp)
         return dot(self.param_jvp(name, x, p, xp.ones_like(p[..., :1]), xp), g, xp)
+
+    def score_change(self, name: str, x: Array, xp: Namespace) -> Array | None:
+        """The change of the scores, [..., n], that changes p as a change of 1 of a parameter does; None if there is none.
+
+        With it the derivative by the parameter follows from J^T g, which an engine computes for the scores anyway.
+        """
+        return None
+
+    @property
+    def scales_scores(self) -> bool:
+        """True if the parameters of `learns` do what a change of the scores does."""
+        return type(self).score_change is not Mapping.score_change
 
     def loss_slope(self, name: str, x: Array, p: Array, xp: Namespace) -> Array:
         """The derivative of `loss`, which is `Omega*(x) - <x, y>`, by a parameter of `loss_learns`, with p = p(x); [..., 1] or [..., n]."""

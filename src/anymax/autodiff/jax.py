@@ -22,7 +22,7 @@ from .._array import Array, alike, upcast
 from .._core.mapping import Mapping
 from .._core.static import Static
 from ..kernels import xla, xla_rows
-from ..kernels.engine import BELOW, Engine
+from ..kernels.engine import BELOW, Engine, slope_by_scale
 from ..kernels.jax_primitives import is_zero, linear_primitive
 from ..kernels.link import Link
 from ..kernels.linked import link_of
@@ -60,6 +60,11 @@ def _apply_rule(static: Static, primals: Any, tangents: Any) -> Any:
     p = _apply(static, params, x)
     engine = kernels.choose("vjp", mapping, x)
     scores = x if mapping.needs_scores else p
+    if mapping.scales_scores:
+        for name, change in changes.items():
+            moved = (mapping.score_change(name, upcast(x, jnp), jnp) * change).astype(x.dtype)
+            dx = moved if is_zero(dx) else dx + moved
+        changes = {}
     by_params = [reference.param_jvp(mapping, name, x, p, change) for name, change in changes.items()]
     if is_zero(dx):
         return p, functools.reduce(jnp.add, by_params, _zeros_like(p))
@@ -156,7 +161,11 @@ def _index_rule(static: Static, primals: Any, tangents: Any) -> Any:
             change = _slope(x, tau, index, dx, *_beside(x, params), static=static, transposed=False)
         p = _apply(static, params, upcast(x, jnp)) if changes else None
         for name, by in changes.items():
-            slope = jnp.where(index[..., None] >= 0, reference.loss_slope(mapping, name, x, p), 0.0)
+            if mapping.scales_scores:
+                slope = slope_by_scale(mapping, name, x, p, _index(static, params, x, jnp.argmax(x, axis=-1))[0])
+            else:
+                slope = reference.loss_slope(mapping, name, x, p)
+            slope = jnp.where(index[..., None] >= 0, slope, 0.0)
             change = change + jnp.squeeze(_times(slope, by, value), -1)
     else:
         f = lambda params, x: _composed(static, params, x, index)  # noqa: E731

@@ -20,18 +20,18 @@ import torch
 import torch.utils.checkpoint
 
 from .. import kernels
-from .._array import from_last, modes, plain_backward, recorded, to_last, torch_exports, transformed
+from .._array import from_last, modes, plain_backward, recorded, to_last, torch_exports, transformed, upcast
 from .._core.mapping import Mapping
 from ..kernels import native, triton
 from ..kernels.engine import BELOW, Engine, IndexLoss
-from ..kernels.link import Link
+from ..kernels.link import WITH_SLOPE, Link
 from ..kernels.linked import link_of
 from ..kernels.reference import ENGINE as reference
 from ..kernels.support import non_zeros_in
 from .bridge import Bridge, seen
 from .saving import As, hooked, params_of, restored, save, saved, with_params
 from .torch_operations import spec_of
-from .torch_parameters import gradients, learns, needs_plain, traced
+from .torch_parameters import gradients, learns, moved, needs_plain, traced
 
 Tensor = torch.Tensor
 
@@ -53,8 +53,8 @@ class _Apply(torch.autograd.Function):
     """p(x), computed by an engine; never under a functorch transform."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, made: tuple[Tensor, Any], mapping: Mapping, axis: int, *params: Tensor) -> Tensor:
-        p, support = made
+    def forward(ctx: Any, x: Tensor, made: tuple[Any, ...], mapping: Mapping, axis: int, *params: Tensor) -> Tensor:
+        p, support, ctx.number = made if len(made) == 3 else (*made, None)
         memory, ctx.support = support, None  # the C++ engine's memory, in a quick call
         if support is not None and not isinstance(support, Tensor):
             memory, ctx.support = support.memory, support._replace(memory=None)
@@ -69,6 +69,10 @@ class _Apply(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,), (p, x, memory, *params), (mapping, axis) = grads, ctx.saved_tensors, ctx.call
         if params:
+            if ctx.number is not None and not _grad():
+                found = _quick_learned_backward(ctx, g, p, memory)
+                if found is not None:
+                    return found
             mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
             if any(ctx.needs_input_grad[4:]):
                 return _learned_backward(ctx, mapping, g, p, x, memory)
@@ -103,9 +107,31 @@ def _learned_backward(ctx: Any, mapping: Mapping, g: Tensor, p: Tensor, x: Tenso
     """The gradients of `_Apply` by the scores and by the parameters."""
     axis = ctx.call[1]
     x, p, g, support = _restored(ctx, g, p, x, memory)
+    if mapping.scales_scores:  # both follow from J^T g
+        wide = (upcast(a, xp) for a in (x, p, g))
+        by_scores = _vjp(mapping, *wide)
+        by_params = gradients(mapping, ctx.needs_input_grad[4:], lambda name: moved(mapping, name, x, by_scores))
+        out = from_last(by_scores.to(x.dtype), axis % p.ndim, xp) if ctx.needs_input_grad[0] else None
+        return out, None, None, None, *by_params
     out = from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp) if ctx.needs_input_grad[0] else None
     by_params = gradients(mapping, ctx.needs_input_grad[4:], lambda name: _slope(mapping, name, x, p, g, support))
     return out, None, None, None, *by_params
+
+
+def _quick_learned_backward(ctx: Any, g: Tensor, p: Tensor, memory: Tensor | None) -> Any:
+    """The gradients of `_Apply` by the scores and the number that the parameter was; None for an unusual call."""
+    axis, out, by_number = ctx.call[1], None, None
+    if type(p) not in KINDS or (memory is not None and As.of(memory) != ctx.was):
+        return None
+    if ctx.needs_input_grad[0] and (out := _engine.vjp(ctx.number, None, p, g, axis, memory)) is None:
+        return None
+    if ctx.needs_input_grad[4]:
+        rows = [n for i, n in enumerate(p.shape) if i != axis % p.ndim]
+        slope = torch.empty(rows, dtype=_WIDE[p.dtype], device="cpu")
+        if _engine.slope(ctx.number, None, p, g, axis, memory, slope) is None:
+            return None
+        by_number = slope.sum(dtype=ctx.params_as[0].dtype)
+    return out, None, None, None, by_number
 
 
 def _slope(mapping: Mapping, name: str, x: Tensor, p: Tensor, g: Tensor, support: Any = None) -> Tensor:
@@ -169,6 +195,7 @@ class _LossCall(NamedTuple):
     axis: int
     ignored: int
     reduction: str
+    number: Link | None = None  # the link with the parameter as a number, in a quick call
 
 
 class _IndexLoss(torch.autograd.Function):
@@ -195,14 +222,19 @@ class _IndexLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,), (x, index, memory, *params) = grads, ctx.saved_tensors
-        mapping, engine, axis, ignored, _ = ctx.call
+        mapping, engine, axis, ignored, _, number = ctx.call
         g, factor = g / params.pop(0) if ctx.counted else g, ctx.factor
         slope = params.pop(0) if ctx.learns else None
         none = (None,) * (3 + len(params))
+        if number is not None and not _grad():
+            out = engine.quick_loss_grad(number, x, index, g, axis, factor, memory) if ctx.needs_input_grad[0] else None
+            if out is not None or not ctx.needs_input_grad[0]:
+                by_row = slope * (g * factor if factor != 1.0 else g)
+                return out, None, None, None, by_row.sum(dtype=ctx.params_as[0].dtype)
         if params:
             mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
         if slope is not None:
-            slope = _slope_of_rows(mapping, x, index, ignored) if _grad() else slope
+            slope = _slope_of_rows(mapping, to_last(x, axis % x.ndim, xp), index, ignored) if _grad() else slope
             by_row = (slope * (g * factor)).unsqueeze(-1)
             none = (None, None, None, *gradients(mapping, ctx.needs_input_grad[4:], lambda name: by_row))
             if not ctx.needs_input_grad[0]:
@@ -228,10 +260,11 @@ class _IndexLoss(torch.autograd.Function):
         return out, *none
 
 
-def _slope_of_rows(mapping: Mapping, x: Tensor, index: Tensor, ignored: int) -> Tensor:
-    """The derivative of each row's loss by the parameter, from p; it has derivatives where autograd records."""
+def _slope_of_rows(mapping: Mapping, x: Tensor, index: Tensor, ignored: int, engine: Engine = reference) -> Tensor:
+    """The derivative of each row's loss by the parameter, from p; by the reference it has derivatives where autograd records."""
     (name,) = mapping.loss_learns
-    slope = reference.loss_slope(mapping, name, x, BRIDGE.apply(mapping, x)).squeeze(-1)
+    engine = engine if mapping.scales_scores else reference
+    slope = engine.loss_slope(mapping, name, x, BRIDGE.apply(mapping, x)).squeeze(-1)
     return torch.where((index != ignored) & (index >= 0), slope, torch.zeros_like(slope))
 
 
@@ -363,7 +396,7 @@ def _quick_vjp(mapping: Mapping, axis: int, x: Tensor, p: Tensor, g: Tensor, sup
 
 def _quick_slope(ctx: Any, mapping: Mapping, x: Tensor, index: Tensor, g: Tensor, kept: Any) -> Tensor | None:
     """The gradient of `_IndexLoss` on a GPU, of tensors as they were saved; None for an unusual call."""
-    _, _, axis, ignored, _ = ctx.call
+    axis, ignored = ctx.call.axis, ctx.call.ignored
     if not _once(g) or type(x) not in KINDS or type(index) is not Tensor:
         return None
     if (x.dtype, x.shape) != ctx.scores or index.dtype != ctx.index or not _gpu.quick("vjp", mapping, x):
@@ -377,10 +410,12 @@ def _quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -
         return _quick_on_gpu(mapping, x, axis, mask, out)
     if x.requires_grad and _grad():
         link = link_of(mapping)
-        if out is not None or type(link) is not Link or link.params is not None or _functorch():
+        if out is not None or type(link) is not Link or _functorch():
             return None
         if mask is not None and mapping.needs_scores:
             return None
+        if link.params is not None:
+            return _quick_learned(mapping, link, x, axis, mask)
         made = _engine.forward_saving(mapping, x, axis, mask, None, -1)
         if made is None:
             return None
@@ -392,6 +427,25 @@ def _quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -
     if type(out) is not Tensor or out.requires_grad or (out.is_inference() and not torch.is_inference_mode_enabled()):
         return None
     return _wrote(_forward(mapping, x, axis, mask, out))
+
+
+def _number(mapping: Mapping, link: Link, x: Tensor) -> Link | None:
+    """The link with its parameter as a number, for a plain tensor without axes whose derivative an engine has; None for any other."""
+    value = link.params
+    if type(value) not in KINDS or value.ndim or not value.is_cpu or x.dtype in _HALVES or kernels.asked() is not None:
+        return None
+    return native.one_for_all(link) if link.kind in WITH_SLOPE and len(mapping.learns) == 1 else None
+
+
+def _quick_learned(mapping: Mapping, link: Link, x: Tensor, axis: int | None, mask: Any) -> Tensor | None:
+    """`_quick` with a gradient, for a parameter that is one tensor for all rows, learned or not."""
+    number = _number(mapping, link, x)
+    if number is None or not x.ndim or hooked():
+        return None
+    made = _engine.forward_saving(number, x, axis, mask, None, -1)
+    return (
+        None if made is None else _Apply.apply(x, (*made, number), mapping, -1 if axis is None else axis, link.params)
+    )
 
 
 def _quick_without_library(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -> Tensor | None:
@@ -498,12 +552,19 @@ class TorchBridge(Bridge):
         if x.is_cpu and index.dtype is torch.int64 and x.dtype in _WIDE and not (wants and _functorch()):
             value = torch.empty(index.shape if reduction == "none" else (), dtype=_WIDE[x.dtype], device="cpu")
             save = wants and not hooked()
-            done = _quick_loss(mapping, x, index, value, axis, ignored, reduction, save)
+            link, slope = link_of(mapping), None
+            if wants and type(link) is Link and link.params is not None:
+                link = _number(mapping, link, x)
+                slope = None if link is None else torch.empty(index.shape, dtype=_WIDE[x.dtype], device="cpu")
+            done = link and _quick_loss(
+                mapping if slope is None else link, x, index, value, axis, ignored, reduction, save, slope
+            )
             if done is not None:
                 if not wants:
                     return value
-                call = _LossCall(mapping, native.ENGINE, axis, ignored, reduction)
-                return _IndexLoss.apply(x, index, IndexLoss(value, done[1], done[0]), call)
+                call = _LossCall(mapping, native.ENGINE, axis, ignored, reduction, None if slope is None else link)
+                made = IndexLoss(value, done[1], done[0], slope)
+                return _IndexLoss.apply(x, index, made, call, *(() if slope is None else params_of(mapping)))
         if _on_gpu(x) and x.numel() and _untraced() and _gpu.quick("index_loss", mapping, x):
             engine: Any = _gpu
         else:
@@ -520,7 +581,7 @@ class TorchBridge(Bridge):
                 mapping, x, index, save=save, axis=axis, ignored=ignored, reduction=reduction, slope=learning
             )
             if made is not None and learning and made.slope is None:
-                made = made._replace(slope=_slope_of_rows(mapping, x, index, ignored))
+                made = made._replace(slope=_slope_of_rows(mapping, x, index, ignored, engine))
         if made is None or not wants:
             return made and made.value
         call = _LossCall(mapping, engine, axis, ignored, reduction)

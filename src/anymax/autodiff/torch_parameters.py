@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import array_api_compat.torch as xp
 import torch
 
 from .. import kernels
-from .._array import modes, recorded, transformed
+from .._array import dot, modes, recorded, transformed, upcast
 from .._core.mapping import Mapping
 from ..kernels.choice import unlearned
 
@@ -40,6 +41,13 @@ def gradients(mapping: Mapping, wanted: Iterable[bool], slope: Callable[[str], T
     """The gradients by the tensors of `params_of`: `slope` of a name, summed to the shape of its tensor; None where none is wanted."""
     tensors = ((name, value) for name, value in mapping.params().items() if isinstance(value, Tensor))
     return [_summed(slope(name), value) if want else None for (name, value), want in zip(tensors, wanted, strict=True)]
+
+
+def moved(mapping: Mapping, name: str, x: Tensor, by_scores: Tensor) -> Tensor:
+    """`<g, dp / d parameter>` of each row, from J^T g, for a map that `scales_scores`."""
+    change = mapping.score_change(name, upcast(x, xp), xp)
+    assert change is not None, name
+    return dot(by_scores, change, xp)
 
 
 def _summed(slope: Tensor, value: Tensor) -> Tensor:

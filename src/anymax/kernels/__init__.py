@@ -110,7 +110,12 @@ def use(name: str) -> contextlib.AbstractContextManager[None]:
 def _refusal(engine: Engine, op: str, mapping: Mapping, x: Any) -> str | None:
     """Why an engine can't compute an operation, with the derivatives that are asked for; None if it can."""
     learning = None if engine is reference.ENGINE or op == SLOPE else unlearned(op, mapping)
-    return learning or engine.refuse(op, mapping, x)
+    return learning or engine.refuse(_asked_of_engines(op, mapping), mapping, x)
+
+
+def _asked_of_engines(op: str, mapping: Mapping) -> str:
+    """The operation from which `op` follows: the derivative by a parameter that scales the scores from J^T g."""
+    return "vjp" if op == SLOPE and mapping.scales_scores else op
 
 
 def compiled(op: str, mapping: Mapping, x: Array) -> Engine | None:
@@ -245,7 +250,7 @@ def explain(mapping: Mapping | str, x: AnyArray | Numbers, *, verbose: bool = Fa
     ops = (*OPS, SLOPE) if any(name in mapping.learns for name in mapping.params()) else OPS
     for op in ops if mapping.has_threshold else (o for o in ops if o != "threshold"):
         engine = choose(op, mapping, scores)
-        plans.append(engine.plan(op, mapping, scores))
+        plans.append(engine.plan(_asked_of_engines(op, mapping), mapping, scores))
         refusals = []
         for other in ENGINES:
             if other is engine:

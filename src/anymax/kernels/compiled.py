@@ -39,9 +39,17 @@ class Compiled(Protocol):
     ) -> Array | None: ...
 
     def loss(
-        self, mapping: Map, x: Array, index: Array, value: Array, axis: int, ignored: int, reduction: int, save: bool, /
-    ) -> tuple[int, Array | None] | None:
-        """Writes `value`; returns how many rows count, and the memory for `loss_grad`."""
+        self, mapping: Map, x: Array, index: Array, value: Array, axis: int, ignored: int, reduction: int, save: bool,
+        slope: Array | None = None, /,
+    ) -> tuple[int, Array | None] | None:  # fmt: skip
+        """Writes `value`, and to `slope` the derivative of each row's loss by the parameter. Returns how many rows count, and the memory
+        for `loss_grad`."""
+        ...
+
+    def slope(
+        self, mapping: Map, x: Array | None, p: Array, g: Array, axis: int, saved: Array | None, value: Array, /
+    ) -> bool | None:
+        """Writes `<g, dp/dparam>` of each row to `value`."""
         ...
 
     def loss_grad(
@@ -75,9 +83,9 @@ class Compiled(Protocol):
 
     def segments(
         self, link: Link, op: int, ptr: np.ndarray, order: np.ndarray | None, axis: int, x: Any, p: Any, g: Any, out: Any, index: Any,
-        scale: Any, result: Any, saved: Any, /,
+        scale: Any, result: Any, saved: Any, slope: Any = None, /,
     ) -> bool | None:  # fmt: skip
-        """Writes `out`, a number for each entry, or `result`, one for each segment."""
+        """Writes `out`, a number for each entry, or `result`, one for each segment, and beside that of a loss `slope`."""
         ...
 
     def sort_segments(
@@ -105,6 +113,13 @@ class Compiled(Protocol):
         self, cells: np.ndarray, numbers: np.ndarray, x: Array, g: Array | None, out: Array | None, tau: Array | None, /
     ) -> bool | None:
         """Writes `out` and `tau`; with `g` it reads probabilities and writes the gradient."""
+        ...
+
+    def ratio(
+        self, weights: np.ndarray, slopes: np.ndarray | None, numbers: np.ndarray, x: Array, g: Array | None, out: Array,
+        left: np.ndarray, /,
+    ) -> bool | None:  # fmt: skip
+        """Writes p of the scores, or with `g` the gradient, and where a row is left to the caller."""
         ...
 
     def bind(self, functions: dict[str, Any], /) -> None:

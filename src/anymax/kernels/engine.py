@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol
 
-from .._array import Array
+from .._array import Array, dot, like, namespace, upcast
 from .._core.mapping import Mapping
 from .choice import refuse_other
 from .support import NonZeros
@@ -24,6 +24,19 @@ class IndexLoss(NamedTuple):
     saved: Any  # for `index_loss_grad` of the same engine
     count: Any = None  # the number of rows in a mean: an int, a tensor on a GPU, or None
     slope: Any = None  # the derivative of each row's loss by the parameter, where it was asked for
+
+
+def slope_by_scale(mapping: Mapping, name: str, x: Array, p: Array, lowest: Array) -> Array:
+    """The derivative of each row's loss by a parameter that scales the scores, [..., 1], with p = p(x).
+
+    The loss is the parameter times that of the scores divided by it. `lowest` is its value for the largest score, which loses no digits
+    in a sure row.
+    """
+    xp = namespace(x)
+    x, p = upcast(x, xp), upcast(p, xp)
+    change = mapping.score_change(name, x, xp)
+    assert change is not None, mapping
+    return lowest[..., None] / like(mapping.params()[name], x, xp) + dot(p, change, xp)
 
 
 class Engine(ABC):
@@ -80,8 +93,15 @@ class Engine(ABC):
         self._refused("vjp")
 
     def slope(self, mapping: Mapping, name: str, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
-        """`<g, dp / d parameter>` of each row, [..., 1], or one for each class of a parameter of `per_class`; float32 or float64."""
-        self._refused(SLOPE)
+        """`<g, dp / d parameter>` of each row, [..., 1], or one for each class of a parameter of `per_class`; float32 or float64.
+
+        That of a parameter with a `score_change` follows from J^T g.
+        """
+        xp = namespace(x)
+        change = mapping.score_change(name, upcast(x, xp), xp)
+        if change is None:
+            self._refused(SLOPE)
+        return dot(upcast(self.vjp(mapping, x, p, g, saved), xp), change, xp)
 
     def log_vjp(self, mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
         """`vjp` of log p: `g - p sum g` on the classes whose probability is not 0."""
@@ -103,6 +123,12 @@ class Engine(ABC):
         has no one-pass loss for these arrays, this axis or this reduction, or where another index is not a class.
         """
         return None
+
+    def loss_slope(self, mapping: Mapping, name: str, x: Array, p: Array) -> Array:
+        """The derivative of each row's loss by a parameter that scales the scores, [..., 1], with p = p(x)."""
+        made = self.index_loss(mapping, x, namespace(x).argmax(x, axis=-1), save=False)
+        assert made is not None, mapping
+        return slope_by_scale(mapping, name, x, p, made.value)
 
     def index_loss_grad(
         self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, *, axis: int = -1, ignored: int = BELOW,

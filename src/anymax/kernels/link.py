@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 # The codes of csrc/anymax.h and csrc/maps.hpp, which a test compares. Engines need them where nothing was compiled, too.
 CODES = {
     "forward": 0, "log_forward": 1, "vjp": 2, "log_vjp": 3, "index_loss": 4, "index_loss_grad": 5, "threshold": 6, "largest": 7,
+    "slope": 8,
 }  # fmt: skip
 
 
@@ -43,6 +44,7 @@ def _of(*families: str) -> tuple[str, ...]:
 SPARSE = _of("thresholds", "truncations")  # the gradient needs nothing but the non-zeros
 NEED_SCORES = _of("ratios", "noises")  # the gradient needs the scores beside p
 WITHOUT_LOSS = _of("ratios")  # the library has no loss or threshold
+WITH_SLOPE = ("entmax", "normmax", "budget")  # the library has the derivative by their parameter
 WITHOUT_LOG = tuple(name for name, kind in KINDS.items() if not kind.log)
 RANGES = {name: kind.range for name, kind in KINDS.items() if kind.parameter}
 NOISES = {"normal": 0, "logistic": 1, "uniform": 2, "laplace": 3, "gumbel": 4}
@@ -72,6 +74,8 @@ def refuse_link(op: str, link: Link | str) -> str | None:
         return f"it has no log p of {link.kind}; log of p is used"
     if op in ("index_loss", "threshold") and link.kind in WITHOUT_LOSS:
         return f"{link.kind} has no such operation"
+    if op == "slope" and link.kind not in WITH_SLOPE:
+        return f"it has no derivative of {link.kind} by a parameter"
     return None
 
 

@@ -41,10 +41,10 @@ def _find(mapping: Mapping) -> Link | str:
         noise, nodes, scale = (getattr(mapping, a) for a in ("noise", "nodes", "scale"))
         if not isinstance(noise, str) or noise not in NOISES:
             return f"it has no kernel for the noise {noise!r}; it knows {', '.join(NOISES)}"
-        if is_array(scale):
-            return "it takes one scale of the noise for all rows"
         if (nodes or 0) > MOST_NODES:
             return f"it takes up to {MOST_NODES} nodes, not {nodes}"
+        if is_array(scale):
+            return Link(kind, MAPS[kind], 0.0, scale, NOISES[noise], nodes or 0)
         if reason := out_of_range(kind, scale):
             return reason
         return Link(kind, MAPS[kind], float(scale), None, NOISES[noise], nodes or 0)

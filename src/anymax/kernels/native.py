@@ -23,7 +23,19 @@ from .engine import BELOW, Engine, IndexLoss
 from .library import get_num_threads as get_num_threads
 from .library import pool
 from .library import set_num_threads as set_num_threads
-from .link import CODES, MAPS, NEED_SCORES, SOFTMAX, SPARSE, WITHOUT_LOSS, Link, out_of_range, refuse_link
+from .link import (
+    CODES,
+    KINDS,
+    MAPS,
+    NEED_SCORES,
+    SOFTMAX,
+    SPARSE,
+    WITH_SLOPE,
+    WITHOUT_LOSS,
+    Link,
+    out_of_range,
+    refuse_link,
+)
 from .linked import found_link, link_of
 from .support import NonZeros, non_zeros_in
 
@@ -169,19 +181,31 @@ def _done(answer: Any, what: str, *arrays: Array | None) -> Any:
     return answer
 
 
-def _backward(log: bool, mapping: Mapping, x: Array, p: Array, g: Array, saved: NonZeros | None) -> Array:
-    link = _link(mapping, p)
-    scores = x if link.kind in NEED_SCORES else None
+def _gradient(mapping: Mapping, scores: Array | None, x: Array, p: Array, g: Array) -> Array:
+    """g in the dtype of p, with which a backward pass goes over the scores, if it needs them, and p."""
     if p.shape != g.shape or (scores is not None and (x.shape != p.shape or x.dtype != p.dtype)):
         words = ", ".join(f"{n} {dtype_of(a)} {tuple(a.shape)}" for n, a in (("x", x), ("p", p), ("g", g)))
         raise ValueError(
             f"the backward of {mapping.name} takes x, p and g of one shape, and x and p of one dtype; got {words}"
         )
-    g = arrays_of(p).cast(g, dtype_of(p), p) if dtype_of(g) != dtype_of(p) else g
+    return arrays_of(p).cast(g, dtype_of(p), p) if dtype_of(g) != dtype_of(p) else g
+
+
+def _backward(log: bool, mapping: Mapping, x: Array, p: Array, g: Array, saved: NonZeros | None) -> Array:
+    link = _link(mapping, p)
+    scores = x if link.kind in NEED_SCORES else None
+    g = _gradient(mapping, scores, x, p, g)
     engine = engine_for(p)
     if log:
         return _done(engine.log_vjp(link, scores, p, g, -1, None), "log_vjp", scores, p, g)
     return _done(engine.vjp(link, scores, p, g, -1, saved and saved.memory), "vjp", scores, p, g)
+
+
+def refuse_parameter(mapping: Mapping, link: Link, name: str) -> None:
+    """An error unless the library has the derivative by this parameter."""
+    if link.kind not in WITH_SLOPE or KINDS[link.kind].parameter != name:
+        known = ", ".join(f"{KINDS[kind].parameter} of {kind}" for kind in WITH_SLOPE)
+        raise ValueError(f"the native engine has the derivatives by {known}, not by {name} of {mapping.name}")
 
 
 REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
@@ -196,7 +220,7 @@ def _numbers(link: Link, x: Array, what: str) -> Array:
 
 class Native(Engine):
     name = "native"
-    ops = ("forward", "log_forward", "vjp", "log_vjp", "index_loss", "threshold")
+    ops = ("forward", "log_forward", "vjp", "log_vjp", "index_loss", "threshold", "slope")
     compiled = takes_mask = True
     needs_saved = False
 
@@ -234,6 +258,17 @@ class Native(Engine):
     def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
         return _backward(False, mapping, x, p, g, saved)
 
+    def slope(self, mapping: Mapping, name: str, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
+        """`<g, dp/d name>` of each row, [..., 1], float32 or float64."""
+        if mapping.scales_scores:
+            return super().slope(mapping, name, x, p, g, saved)
+        link = _link(mapping, p)
+        refuse_parameter(mapping, link, name)
+        g, value = _gradient(mapping, None, x, p, g), room_in(arrays_of(p), (*p.shape[:-1], 1), wide(p))
+        memory = saved and saved.memory
+        _done(engine_for(p).slope(link, None, p, g, -1, memory, value), f"the derivative by {name}", p, g)
+        return value
+
     def log_vjp(self, mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
         return _backward(True, mapping, x, log_p, g, None)
 
@@ -243,14 +278,16 @@ class Native(Engine):
     ) -> IndexLoss | None:  # fmt: skip
         if type(axis) is not int or not -x.ndim <= axis < x.ndim:
             return None
-        if axis != -1 and (isinstance(link := link_of(mapping), str) or link.params is not None):
+        link = _link(mapping, x)
+        if axis != -1 and link.params is not None:
             return None
         arrays = arrays_of(x)
         index = arrays.cast(index, "int64", x) if dtype_of(index) != "int64" else index
-        shape = () if reduction != "none" else tuple(n for i, n in enumerate(x.shape) if i != axis % x.ndim)
-        value = room_in(arrays, shape, wide(x))
-        made = engine_for(x).loss(_link(mapping, x), x, index, value, axis, ignored, REDUCTIONS[reduction], save)
-        return made and IndexLoss(value, made[1], made[0])
+        rows = tuple(n for i, n in enumerate(x.shape) if i != axis % x.ndim)
+        value = room_in(arrays, () if reduction != "none" else rows, wide(x))
+        rise = room_in(arrays, rows, wide(x)) if slope and link.kind in WITH_SLOPE else None
+        made = engine_for(x).loss(link, x, index, value, axis, ignored, REDUCTIONS[reduction], save, rise)
+        return made and IndexLoss(value, made[1], made[0], rise)
 
     def index_loss_grad(
         self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Array | None, *, axis: int = -1, ignored: int = BELOW,
@@ -260,19 +297,30 @@ class Native(Engine):
         return engine_for(x).loss_grad(_link(mapping, x), x, index, scale, axis, factor, saved)
 
     def quick_index_loss(
-        self, mapping: Mapping, x: Array, index: Array, value: Array, axis: int, ignored: int, reduction: str, save: bool, /
+        self, mapping: Mapping | Link, x: Array, index: Array, value: Array, axis: int, ignored: int, reduction: str, save: bool,
+        slope: Array | None = None, /
     ) -> tuple[int, Array | None] | None:  # fmt: skip
         """`index_loss` of a torch tensor on the CPU that nobody has checked: writes `value`, and returns the count and what it saved.
 
         None for an unusual call, for which the caller chooses an engine.
         """
-        engine, link = load(), link_of(mapping)
+        engine, link = load(), mapping if type(mapping) is Link else link_of(mapping)
         if isinstance(engine, str) or isinstance(link, str) or link.params is not None or link.kind in WITHOUT_LOSS:
             return None
-        return engine.loss(mapping, x, index, value, axis, ignored, REDUCTIONS[reduction], save)
+        if slope is None:
+            return engine.loss(mapping, x, index, value, axis, ignored, REDUCTIONS[reduction], save)
+        return engine.loss(mapping, x, index, value, axis, ignored, REDUCTIONS[reduction], save, slope)
 
     def quick_loss_grad(
-        self, mapping: Mapping, x: Array, index: Array, scale: Array, axis: int, factor: float, saved: Array | None, /
+        self,
+        mapping: Mapping | Link,
+        x: Array,
+        index: Array,
+        scale: Array,
+        axis: int,
+        factor: float,
+        saved: Array | None,
+        /,
     ) -> Array | None:
         engine = load()
         return None if isinstance(engine, str) else engine.loss_grad(mapping, x, index, scale, axis, factor, saved)

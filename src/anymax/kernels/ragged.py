@@ -13,7 +13,7 @@ from .._core.mapping import Mapping
 from . import native
 from .arrays import arrays_of, dtype_of, room_in, wide
 from .engine import IndexLoss, RaggedEngine, SegmentsAlong
-from .link import CODES, NEED_SCORES
+from .link import CODES, NEED_SCORES, WITH_SLOPE
 from .linked import found_link, link_of
 
 MOST = 2**31 - 1  # the most segments: the engine counts them in 32 bits
@@ -65,7 +65,8 @@ def _each_shape(x: Array, along: SegmentsAlong) -> tuple[int, ...]:
 
 
 def _run(
-    op: str, mapping: Any, along: SegmentsAlong, operands: list[Any], index: Any, scale: Any, result: Any, saved: Any = None
+    op: str, mapping: Any, along: SegmentsAlong, operands: list[Any], index: Any, scale: Any, result: Any, saved: Any = None,
+    slope: Any = None,
 ) -> None:  # fmt: skip
     segments, axis = along
     like = next(a for a in operands if a is not None)
@@ -75,7 +76,7 @@ def _run(
     index, scale = (None if a is None else arrays_of(a).contiguous(a) for a in (index, scale))
     x, p, g, out = operands
     made = engine.segments(
-        link, CODES[op], segments.ptr, segments.order, axis, x, p, g, out, index, scale, result, saved
+        link, CODES[op], segments.ptr, segments.order, axis, x, p, g, out, index, scale, result, saved, slope
     )
     if made is None:
         words = ", ".join(f"{dtype_of(a)} {tuple(a.shape)}" for a in operands if a is not None)
@@ -121,14 +122,18 @@ def _entries(
     return from_last(to_last(out, at, xp), axis, xp)
 
 
-def _each(op: str, mapping: Any, along: SegmentsAlong, x: Array, index: Any) -> Array:
-    """Runs an operation whose result has a number for each segment and head: [segments, heads ...]."""
-    shape = _each_shape(x, along)
-    result = room_in(arrays_of(x), shape, wide(x))
+def _each(
+    op: str, mapping: Any, along: SegmentsAlong, operands: list[Any], index: Any = None, saved: Any = None, slope: bool = False
+) -> tuple[Array, Array | None]:  # fmt: skip
+    """Runs an operation with a number for each segment and head, [segments, heads ...]; `slope`: and the derivative of that, a loss."""
+    lead = next(a for a in operands if a is not None)
+    shape, dtype, framework = _each_shape(lead, along), wide(lead), arrays_of(lead)
+    result = room_in(framework, shape, dtype)
+    rise = room_in(framework, shape, dtype) if slope else None
     if math.prod(shape):
-        (x,), axis = _laid_out([x], along.axis)
-        _run(op, mapping, SegmentsAlong(along.segments, axis), [x, None, None, None], index, None, result)
-    return result
+        operands, axis = _laid_out(operands, along.axis)
+        _run(op, mapping, SegmentsAlong(along.segments, axis), operands, index, None, result, saved, rise)
+    return result, rise
 
 
 def _scores(mapping: Mapping, x: Array | None) -> Array | None:
@@ -168,10 +173,20 @@ class NativeRagged(RaggedEngine):
     def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, along: SegmentsAlong) -> Array:
         return _entries("log_vjp", mapping, along, _scores(mapping, x), log_p, g)
 
+    def slope(
+        self, mapping: Mapping, name: str, x: Array | None, p: Array, g: Array, along: SegmentsAlong, saved: Any = None
+    ) -> Array:
+        """`<g, dp/d name>` of each segment, [segments, heads ...], float32 or float64."""
+        native.refuse_parameter(mapping, found_link(mapping), name)
+        g = arrays_of(p).cast(g, dtype_of(p), p) if dtype_of(g) != dtype_of(p) else g
+        return _each("slope", mapping, along, [None, p, g, None], saved=saved)[0]
+
     def index_loss(
         self, mapping: Mapping, x: Array, index: Array, along: SegmentsAlong, *, save: bool, slope: bool = False
     ) -> IndexLoss:
-        return IndexLoss(_each("index_loss", mapping, along, x, index), None)
+        slope = slope and found_link(mapping).kind in WITH_SLOPE
+        value, rise = _each("index_loss", mapping, along, [x, None, None, None], index, slope=slope)
+        return IndexLoss(value, None, slope=rise)
 
     def index_loss_grad(
         self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, along: SegmentsAlong
@@ -179,7 +194,7 @@ class NativeRagged(RaggedEngine):
         return _entries("index_loss_grad", mapping, along, x, index=index, scale=scale)
 
     def threshold(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
-        return _each("threshold", mapping, along, x, None)
+        return _each("threshold", mapping, along, [x, None, None, None])[0]
 
 
 RAGGED = NativeRagged()

@@ -16,7 +16,10 @@ import numpy as np
 
 from .._array import is_number, namespace, quiet
 from .._core.mapping import Mapping
+from .._core.ratio_map import RatioMap
 from .._core.separable import Separable
+from .cubics import NODES, through
+from .ratios import Weights, weights_of
 
 CELLS = (32, 64, 128, 256, 512)  # in each octave; more are tried where fewer miss
 MOST = 8192  # cells of a table: 128 KB, which fit into a second-level cache
@@ -25,7 +28,6 @@ EXACT = 2e-8  # the largest relative error of a link's table where p is above th
 TAIL = 1e-4  # and below it
 SLOPE = 1e-7  # the largest relative error of a table of slopes
 SMALLEST = 2.0**-126  # the smallest normal number of fp32
-_NODES = 0.5 - 0.5 * np.cos(np.pi * (np.arange(4) + 0.5) / 4)  # Chebyshev's
 _BETWEEN = np.array([0.0, 0.1, 0.26, 0.5, 0.63, 0.87, 1.0])
 
 Function = Callable[[np.ndarray], np.ndarray]
@@ -45,7 +47,7 @@ class Tables(NamedTuple):
     slopes: Table | str
 
 
-def tables_of(mapping: Mapping) -> Tables | str:
+def tables_of(mapping: Mapping) -> Tables | Weights | str:
     """The tables of a map, or a sentence that says why it has none. They are made once for equal maps."""
     try:
         return mapping._tables
@@ -58,39 +60,66 @@ def tables_of(mapping: Mapping) -> Tables | str:
         return found
 
 
+def made(mapping: Mapping) -> bool:
+    """True if the map has asked for its tables before."""
+    try:
+        return mapping._tables is not None
+    except AttributeError:
+        return False
+
+
+def forget(mapping: Mapping, why: str) -> None:
+    """Leaves the map without tables."""
+    object.__setattr__(mapping, "_tables", why)
+
+
 # a map that overrides one of these is not solved as a table is
 _KEEP_THE_SOLVER = ("forward", "at", "rate", "remainder", "solve", "search", "threshold")
 
 
+def _own_method(mapping: Mapping) -> str | None:
+    """The name of a method of the map that no table can replace; None if it has none."""
+    kind = type(mapping)
+    if isinstance(mapping, Separable):
+        own = (name for name in _KEEP_THE_SOLVER if getattr(kind, name) is not getattr(Separable, name))
+    else:  # those of the library do what RatioMap does
+        own = (name for name in ("forward", "vjp") if not getattr(kind, name).__module__.startswith("anymax."))
+    return next(own, None)
+
+
 def refuse_map(mapping: Mapping) -> str | None:
     """Why no table can replace a map, as far as its fields and methods tell; None if one may."""
-    if not isinstance(mapping, Separable):
-        return f"{mapping.name} is not a Separable, whose p is a link of x - tau"
+    if not isinstance(mapping, (Separable, RatioMap)):
+        return f"{mapping.name} is neither a Separable, whose p is a link of x - tau, nor a RatioMap, whose p is a share of u(x)"
     if mapping.kernel is not None:
         return f"it is for maps without a kernel, and {mapping.name} has one"
-    other = [name for name in _KEEP_THE_SOLVER if getattr(type(mapping), name) is not getattr(Separable, name)]
-    if other:
-        return f"{type(mapping).__name__} has its own {other[0]}, which a table of the link can't replace"
+    separable = isinstance(mapping, Separable)
+    if (own := _own_method(mapping)) is not None:
+        return f"{type(mapping).__name__} has its own {own}, which a table of {'the link' if separable else 'u'} can't replace"
     for name, value in (*mapping.params().items(), *mapping.constants().items()):
-        if value is not None and not is_number(value) and not isinstance(value, (str, bool)):
+        number = value is None or is_number(value) or isinstance(value, (str, bool))
+        if not number and (separable or not callable(value)):
             return f"it takes maps whose parameters are numbers, and {name} is not one"
-    return None if is_number(mapping.mass) else "it takes one mass for all rows"
+    return "it takes one mass for all rows" if isinstance(mapping, Separable) and not is_number(mapping.mass) else None
 
 
 @functools.lru_cache(maxsize=64)
-def _made_once(mapping: Mapping) -> Tables | str:
+def _made_once(mapping: Mapping) -> Tables | Weights | str:
     return _made(mapping)
 
 
-def _made(mapping: Mapping) -> Tables | str:
+def _made(mapping: Mapping) -> Tables | Weights | str:
     if (reason := refuse_map(mapping)) is not None:
         return reason
-    assert isinstance(mapping, Separable)
     try:
         with quiet(np.zeros(1)):
+            if isinstance(mapping, RatioMap):
+                return weights_of(mapping)
+            assert isinstance(mapping, Separable), mapping
             return _tables(mapping)
     except Exception as error:
-        return f"its link can't be put into a table: {type(error).__name__}: {error}"
+        what = "link" if isinstance(mapping, Separable) else "u"
+        return f"its {what} can't be put into a table: {type(error).__name__}: {error}"
 
 
 def _of_numbers(method: Any) -> Function:
@@ -250,10 +279,10 @@ def _fitted(
         v = begin + (end - begin) * at
         return (v - start) / width, function(sign * (v - offset))
 
-    u, f = values(_NODES)
+    u, f = values(NODES)
     if not np.all(np.isfinite(f)):
         return "is impossible, since it is not finite everywhere"
-    c = _through(u, f)
+    c = through(u, f)
     u, f = values(_BETWEEN)
     miss = np.abs(((c[:, 3:] * u + c[:, 2:3]) * u + c[:, 1:2]) * u + c[:, :1] - f)
     wrong = error(f, miss)
@@ -264,21 +293,3 @@ def _fitted(
             f"misses it by {float(miss[at]):.1g} of {float(f[at]):.1g} near {place:.3g}, as at a kink or a steep edge"
         )
     return np.ascontiguousarray(c, dtype=np.float32)
-
-
-def _through(u: np.ndarray, f: np.ndarray) -> np.ndarray:
-    """The coefficients [..., 4] of the cubics through f at u, [..., 4], by Newton's divided differences."""
-    slope, parts = f, [f[..., 0]]
-    for degree in (1, 2, 3):
-        slope = np.diff(slope, axis=-1) / (u[..., degree:] - u[..., :-degree])
-        parts.append(slope[..., 0])
-    (a, b, c, d), (u0, u1, u2) = parts, (u[..., i] for i in range(3))
-    return np.stack(
-        [
-            a - u0 * (b - u1 * (c - u2 * d)),
-            b - c * (u0 + u1) + d * (u0 * u1 + u0 * u2 + u1 * u2),
-            c - d * (u0 + u1 + u2),
-            d,
-        ],
-        axis=-1,
-    )

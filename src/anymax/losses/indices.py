@@ -29,7 +29,7 @@ def index_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions)
         ask_for_axis(scores, target, options.axis)
     leaf, axis, ignored, reduction = bridge(scores), options.class_axis(scores), options.ignore_index, options.reduction
     plain = options.weight is None and ignored < 0
-    if plain and options.mask is None and link.params is None and leaf.reduces(scores):
+    if plain and options.mask is None and (link.params is None or not link.params.ndim) and leaf.reduces(scores):
         value = leaf.index_loss(mapping, scores, target, axis, ignored, reduction)  # without moving the axis
         return value if value is None else cast(value, result_dtype(scores))
     given = prepare(mapping, scores, axis, options.mask)

@@ -113,7 +113,10 @@ class Entmax(Separable):
         c = self._c(p, xp)
         if not is_array(c) and c in (0.0, 1.0):
             return p if c == 0.0 else xp.where(inside, xp.ones_like(p) + 0.0 * p, xp.zeros_like(p))
-        return xp.where(inside, safe(p, inside, 1.0, xp) ** (1.0 - c), xp.zeros_like(p))
+        q = safe(p, inside, 1.0, xp)
+        # XLA takes an exponential many times as fast as a power of an array
+        s = xp.exp((1.0 - c) * xp.log(q)) if is_array(c) else q ** (1.0 - c)
+        return xp.where(inside, s, xp.zeros_like(p))
 
     def omega_terms(self, q: Array, xp: Namespace) -> Array:
         return tsallis_terms(q, like(self.alpha, q, xp), xp)

@@ -158,11 +158,11 @@ class NormMax(Mapping):
         self, name: str, x: Array, p: Array, v: Array, xp: Namespace, totals: Totals = totals
     ) -> Array:  # fmt: skip
         """`a - p sum a` times v, with `a = w d||p||/d alpha - p log p / (alpha-1)` and w as in `vjp`."""
-        alpha = like(self.alpha, p, xp)
-        inside = positive(p)
-        entropy = xp.where(inside, p * xp.log(safe(p, inside, 1.0, xp)), xp.zeros_like(p))
+        c, inside = like(self.alpha, p, xp) - 1.0, positive(p)
+        log_p = xp.log(safe(p, inside, 1.0, xp))
         log_norm, slope = self._log_norm(p, xp, totals)
-        a = self._weights(p, log_norm, xp) * xp.exp(log_norm) * slope - entropy / (alpha - 1.0)
+        w = xp.exp((1.0 - c) * log_p + (1.0 + c) * log_norm)  # one exponential, which costs XLA less than a power
+        a = xp.where(inside, w * slope - p * log_p, xp.zeros_like(p)) / c
         return (a - p * totals([a], xp)[0]) * v
 
     def loss_slope(self, name: str, x: Array, p: Array, xp: Namespace) -> Array:

@@ -80,6 +80,8 @@ class PerturbMax(Mapping):
     formula = "pᵢ = P[argmax(x + ε) = i]"
     kernel = "perturb_max"
     iterative = True
+    learns = ("scale",)
+    loss_learns = ("scale",)
     ranges: ClassVar[Ranges] = {"scale": POSITIVE}
 
     noise: str | Noise = "normal"
@@ -154,6 +156,17 @@ class PerturbMax(Mapping):
             p = _softmax(z, xp)
             out = p * (g - dot(p, g, xp))
         return finish(out / scale, keep, poisoned, xp)
+
+    def score_change(self, name: str, x: Array, xp: Namespace) -> Array:
+        """p depends on x / scale, so the scale changes it as a change of `-x / scale` does, less a constant of the row."""
+        z, keep, _, _, _ = self._rows(x, xp)
+        return xp.where(keep & (z > -_FAR), -z, xp.zeros_like(z))
+
+    def loss_slope(self, name: str, x: Array, p: Array, xp: Namespace) -> Array:
+        """`E max(z + eps) - E eps - <p, z>` for z = x / scale: the loss is that of z, times the scale."""
+        z, keep, poisoned, _, _ = self._rows(x, xp)
+        out = self._excess(z, xp) - dot(p, xp.where(keep, z, xp.zeros_like(z)), xp)
+        return poison(out, poisoned, xp)
 
     def expected_max(self, x: Array, xp: Namespace) -> Array:
         """E max(x + scale * eps), [..., 1]; its gradient is p. -inf for a row without classes."""

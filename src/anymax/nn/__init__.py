@@ -2,6 +2,7 @@
 
 `Activation("entmax", learn="alpha")` learns alpha and keeps it inside `bounds`. A tensor in a map becomes a buffer of the module, and an
 `nn.Parameter` its parameter: `Activation(Entmax(alpha=nn.Parameter(...)))` learns alpha without bounds.
+In a map that is in no module, a parameter is in nobody's `parameters()`.
 
 A map is data, not a module. In `torch.nn.Sequential` use an `Activation`, as in `Sequential(Linear(20, 5), Activation("sparsemax"))`.
 """

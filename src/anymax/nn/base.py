@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from .._array import asarray, is_int
+from .._array import FINITE, asarray, is_int
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
+from ..kernels.reference import ENGINE as reference
 from ..mappings import Softmax
 
 
@@ -50,11 +52,19 @@ class OfMapping(nn.Module):
             names = [name for name, value in fields.items() if not isinstance(value, (str, bool))]
             hint = f"; write learn={names[0]!r}" if names else "; it has no number that could be learned"
             raise ValueError(f"learn={learn!r}: {mapping!r} has no number of that name{hint}")
+        _check_derivative(mapping, learn, start)
         start = torch.as_tensor(start, dtype=torch.get_default_dtype()).detach()
         if not (low < high and bool(((start > low) & (start < high)).all())):
             raise ValueError(
                 f"learn={learn!r}: the start must lie strictly inside bounds={bounds}, got {start.tolist()}"
             )
+        allowed = mapping.ranges.get(learn, FINITE)
+        if not (allowed.low <= low and high <= allowed.high and math.isfinite(high - low)):
+            finite = " and finite" if allowed.high == math.inf and "finite" not in allowed.words else ""
+            raise ValueError(
+                f"learn={learn!r}: bounds must leave {learn} in its range, {allowed.words}{finite}, got {bounds}"
+            )
+        self._open = (not allowed.has(low), not allowed.has(high))
         self._constants.pop(learn, None)
         self._tensors = tuple(t for t in self._tensors if t != learn)
         self.register_parameter(f"raw_{learn}", nn.Parameter(torch.logit((start - low) / (high - low))))
@@ -66,15 +76,38 @@ class OfMapping(nn.Module):
             return self._fixed
         values = {name: getattr(self, self._places[name]) for name in self._tensors}
         if self.learn is not None:
-            low, high = self.bounds
-            values[self.learn] = low + (high - low) * torch.sigmoid(getattr(self, f"raw_{self.learn}"))
+            values[self.learn] = self._learned()
         return self._kind.rebuilt(self._constants | values)
+
+    def _learned(self) -> torch.Tensor:
+        """The learned number; where its sigmoid rounds to a bound that the map does not take, the number beside that bound."""
+        (low, high), (above, below) = self.bounds, self._open
+        value = low + (high - low) * torch.sigmoid(getattr(self, f"raw_{self.learn}"))
+        if not (above or below):
+            return value
+        step = torch.finfo(value.dtype).eps * max(abs(low), abs(high))
+        return value.clamp(low + step if above else None, high - step if below else None)
 
     def extra_repr(self) -> str:
         words = [f"{k}={v!r}" for k, v in self._constants.items()] + [f"{k}=<tensor>" for k in self._tensors]
         if self.learn is not None:
             words.append(f"{self.learn} learned in {self.bounds}")
         return f"{self._kind.__name__}({', '.join(words)})"
+
+
+def _check_derivative(mapping: Mapping, learn: str, start: Any) -> None:
+    """An error unless p has a derivative by the number to be learned."""
+    with torch.enable_grad():
+        leaf = torch.as_tensor(start, dtype=torch.float64).detach().clone().requires_grad_()
+        try:
+            trial = mapping.replace(**{learn: leaf})
+        except (TypeError, ValueError):  # a number that takes no array
+            smooth = False
+        else:
+            width = leaf.shape[-1] if leaf.ndim and leaf.shape[-1] > 1 else mapping.least_classes + 1
+            smooth = reference.differentiable(trial, leaf.new_zeros((*leaf.shape[:-1], width))).requires_grad
+    if not smooth:
+        raise ValueError(f"learn={learn!r}: the probabilities of {mapping!r} have no derivative by {learn}")
 
 
 def or_softmax(mapping: Mapping | str | None) -> Mapping | str:

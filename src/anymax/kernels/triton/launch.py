@@ -410,13 +410,14 @@ def _perturb(link: Link, x: Any, p: Tensor | None, g: Tensor | None, out: Any, m
     rows = lay_out(None, x, out=out, p=p, g=g, mask=mask)
     call, operands = _Call("perturb", rows), ("x", "mask", "p", "g", "out")
     weights = x if call.plan.whole else call.empty(2 * nodes, torch.float32)
+    each = link.params is not None
+    scales = per_row(link.params, x) if each else x
     numbers = (nodes, *rows.sizes, *rows.steps(*operands), float(link.param), *_ends(noise, x.shape[-1]))
     options = {
-        "BACK": g is not None, "NOISE": noise, "MASKED": mask is not None, "INT64": rows.long_offsets, "UNIT": rows.unit, "R": call.plan.R,
-        "K": call.plan.K, "L": call.plan.L, "WHOLE": call.plan.whole, "num_warps": call.plan.warps,
+        "BACK": g is not None, "PER_ROW": each, "NOISE": noise, "MASKED": mask is not None, "INT64": rows.long_offsets,
+        "UNIT": rows.unit, "R": call.plan.R, "K": call.plan.K, "L": call.plan.L, "WHOLE": call.plan.whole, "num_warps": call.plan.warps,
     }  # fmt: skip
-    with on_device_of(x, *map(rows.tensor, operands)):
-        replay.launch(
-            perturb_rows, call.grid(), (*map(rows.tensor, operands), weights, rows.all, rows.n, *numbers), options
-        )
+    pointers = (*map(rows.tensor, operands), weights, scales)
+    with on_device_of(x, *pointers):
+        replay.launch(perturb_rows, call.grid(), (*pointers, rows.all, rows.n, *numbers), options)
     rows.finish()

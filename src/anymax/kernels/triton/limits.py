@@ -16,10 +16,12 @@ def taken(link: Link, name: str) -> Link | str:
         return f"it has no kernel for {name}"
     if link.kind == "perturb_max":
         noise = noise_of(link)
-        if noise == "gumbel" and link.param == 1.0:
+        one = link.params is None
+        if noise == "gumbel" and one and link.param == 1.0:
             return link._replace(kind="softmax", param=0.0)
         if noise not in NOISES:
-            return f"it has no kernel for the noise {noise!r} at scale {link.param:g}; it knows {', '.join(NOISES)}"
+            scale = f"at scale {link.param:g}" if one else "with a scale for each row"
+            return f"it has no kernel for the noise {noise!r} {scale}; it knows {', '.join(NOISES)}"
     if link.kind == "normmax" and link.params is not None:
         return "it takes one alpha of normmax for all rows"
     if link.kind == "topk" and link.params is not None:

@@ -17,6 +17,7 @@ from .links import law
 from .tile import fetch, operand, place, put, survey, total, wide
 
 FAR_BELOW = tl.constexpr(-1e15)
+LEAST_SCALE = tl.constexpr(1e-37)  # its reciprocal is a float
 
 
 @triton.jit
@@ -77,15 +78,15 @@ def pulls(pa, ga, begin, kept, INT64: tl.constexpr, K: tl.constexpr, L: tl.const
 
 
 @triton.jit
-def perturb_rows(X, M, P, G, OUT, NODES,
+def perturb_rows(X, M, P, G, OUT, NODES, SCALES,
                  rows, n, nodes, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, p0, p1, p2, pc, g0, g1, g2, gc, o0, o1, o2, oc, scale,
                  low1, low_n, deep, up1, up_n, shallow,
-                 BACK: tl.constexpr, NOISE: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, UNIT: tl.constexpr,
-                 R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+                 BACK: tl.constexpr, PER_ROW: tl.constexpr, NOISE: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr,
+                 UNIT: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """p, or with BACK J^T g = `INT G h_i (g_i sum h - sum h g) du / scale`, from P = p(x) and G = g.
 
     low1, low_n: the lower end for one class and for n equal classes; up1, up_n: the upper end. NODES [rows, nodes, 2] has the weights of
-    the nodes of longer rows.
+    the nodes of longer rows. SCALES [rows] are the scales where each row has its own (PER_ROW); NaN makes the row NaN.
     """
     n = n * UNIT
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
@@ -96,6 +97,10 @@ def perturb_rows(X, M, P, G, OUT, NODES,
     ga = operand(G, place(row, d1, d2, g0, g1, g2, UNIT), gc, M, mo, mc, n, valid, 0, False)
     oo = place(row, d1, d2, o0, o1, o2, UNIT)
     x, _, top, bad = survey(at, at, None, MASKED, INT64, R, K, L, WHOLE)
+    if PER_ROW:
+        scale = tl.load(SCALES + row, mask=valid, other=1.0)
+        bad = bad | (scale != scale)
+        scale = tl.where(scale == scale, tl.maximum(scale, LEAST_SCALE), 1.0)
     top = tl.where((top == float("-inf")) | bad, 0.0, top)
     kept = valid
     if WHOLE:
