@@ -1,4 +1,4 @@
-"""The kernel of Bounded: against the array code, the optimality conditions and central differences; layouts, masks, dtypes, what is refused."""
+"""The kernel of Bounded: against array code, optimality and central differences; layouts, masks, dtypes, refusals."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_p_is_that_of_the_array_code(alpha, kind):
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_the_optimality_conditions(alpha):
-    """Of free classes x - omega'(p) is tau; full ones lie above it by what their bound costs, zeros below; sums are 1 where the bounds allow it."""
+    """Of free classes x - omega'(p) is tau, of full ones no less, and what is 0 lies below; sums are 1 where the bounds allow it."""
     rng = np.random.default_rng(11)
     slope = lambda q: np.log(q) if alpha == 1 else q ** (alpha - 1) / (alpha - 1)  # noqa: E731
     for n in (5, 64, 512, 5000):
