@@ -22,6 +22,7 @@ MAPS = (
     "sigsoftmax",
     "perturb",
     "relu",
+    "bounded",
 )
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
@@ -80,6 +81,7 @@ TABLE = (
     ((FORWARD, "budget", 300.0, 500), "row: candidates", "row: candidates"),
     ((FORWARD, "perturb", 1.0, 10), "row: all classes", "row: all classes"),
     ((FORWARD, "relu", 0, 10), "row: all classes", "row: all classes"),
+    ((FORWARD, "bounded", 1.5, 1000), "row: all classes or candidates", "row: all classes or candidates"),
     ((VJP, "entmax", 1.5, 200), "batch: all classes", "batch: all classes"),
     ((VJP, "entmax", 1.5, 320), "batch: all classes", "batch: all classes"),
     ((VJP, "entmax", 1.5, 321), "row: all classes", "row: all classes"),

@@ -177,15 +177,15 @@ constexpr double BOUNDED_ENOUGH = sizeof(C) == 4 ? 5e-7 : 0x1p-52;
 template <class C>
 constexpr double BOUNDED_ENOUGH<C, Power<1>> = 0x1p-52;
 
-// What may have a value at a threshold stays: the others are none of the support. How many do.
+// What lies above a threshold, less the anchor, stays: the others are none of the support. How many do.
 template <class C>
-inline int64_t bounded_thinned(Candidates<C> &c, C *most, C threshold) {
+inline int64_t bounded_thinned(Candidates<C> &c, C *most, C anchor, C threshold) {
     int64_t count = 0;
     for (int64_t i = 0; i < c.count; i++) {
         const C v = c.value[i];
         c.value[count] = v, c.index[count] = c.index[i];
         if (most) most[count] = most[i];
-        count += v > threshold;
+        count += v - anchor > threshold;
     }
     for (int64_t i = count; most && i < count + 2 * width<C>; i++) most[i] = C(0);
     return count;
@@ -208,7 +208,7 @@ inline double *bounded_solve(const L &link, const U &bound, Candidates<C> &c, C 
         const BoundedRoot root = bounded_root<vec<C>>(link, bound, c.count, level, none, high, 3e-4, 12, narrow);
         const double tau = link.tau(root.sure);
         level = root.next;
-        c.count = bounded_thinned(c, most, (C)((double)anchor + (tau - 1e-5 * (1.0 + fabs(tau)))));
+        c.count = bounded_thinned(c, most, anchor, (C)(tau - 1e-5 * (1.0 + fabs(tau))));
         all = true;
     }
     double *const y = scratch.take<double>(WIDE, c.count + 2 * width<double>);

@@ -151,7 +151,9 @@ class NativeRagged(RaggedEngine):
         link = link_of(mapping)
         if isinstance(link, str):
             return link
-        return "it takes no segments of maps with upper bounds" if link.upper is not None else super().refuse(op, mapping, x)
+        if link.upper is not None:
+            return "it takes no segments of maps with upper bounds"
+        return super().refuse(op, mapping, x)
 
     def forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
         return _entries("forward", mapping, along, x)
