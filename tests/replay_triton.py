@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 import anymax as am
 from anymax.autodiff import torch as leaf
+from anymax.autodiff import torch_rows
 from anymax.kernels import triton as engine
 from anymax.kernels.triton import launch, operands, plans, replay
 
@@ -70,13 +71,18 @@ class Recording(replay._Recording):
             RUNS[-1].likes = {at: bound[at] for at in places}
 
 
+def taken_as_on_gpu(monkeypatch, answer):
+    for module in (leaf, torch_rows):
+        monkeypatch.setattr(module, "on_gpu", lambda t: answer)
+
+
 @pytest.fixture(autouse=True)
 def _kept(monkeypatch):
     monkeypatch.setattr(replay, "_known", {})
     monkeypatch.setattr(replay, "_Recording", Recording)
     if not REAL:
         monkeypatch.setattr(replay, "runner", runner)
-        monkeypatch.setattr(leaf, "_on_gpu", lambda t: True)
+        taken_as_on_gpu(monkeypatch, True)
     RUNS.clear()
     with am.use("triton") if not REAL else contextlib.nullcontext():
         yield
@@ -247,7 +253,7 @@ def test_the_oldest_calls_make_room(monkeypatch):
 
 
 def taken(mapping, x, axis=None, mask=None, out=None):
-    return leaf._quick_on_gpu(mapping, x, axis, mask, out)
+    return torch_rows.quick_on_gpu(mapping, x, axis, mask, out)
 
 
 @each_map
@@ -262,7 +268,7 @@ def test_the_short_way_gives_what_the_long_one_does(name, monkeypatch):
         assert p is not None
         assert torch.equal(taken(mapping, x).nan_to_num(7.0), p.detach().nan_to_num(7.0))
         with monkeypatch.context() as patch, anew(monkeypatch):
-            patch.setattr(leaf, "_on_gpu", lambda t: False)
+            taken_as_on_gpu(patch, False)
             want = am.apply(mapping, plain)
             slope = torch.autograd.grad(want, plain, g)[0]
         assert torch.equal(p.detach().nan_to_num(7.0), want.detach().nan_to_num(7.0))

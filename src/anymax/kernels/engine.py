@@ -76,6 +76,10 @@ class Engine(ABC):
         """p(x), and the `saved` argument for `vjp` of the same engine, or None."""
         return self.forward(mapping, x, mask, out), None
 
+    def forward_learning(self, mapping: Mapping, x: Array, mask: Array | None = None) -> tuple[Array, Any]:
+        """`forward_saving` for a parameter that is learned: where p is rounded to half precision, the derivative needs more of it."""
+        return self.forward_saving(mapping, x, mask)
+
     def forward_non_zeros(self, mapping: Mapping, x: Array, out: Array) -> tuple[Array, NonZeros | None]:
         """p(x), written to `out` where the engine can, and its non-zeros where the engine has found them."""
         return self.forward(mapping, x, out=out), None

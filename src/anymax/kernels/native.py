@@ -252,6 +252,11 @@ class Native(Engine):
         p, memory = _done(made, "p(x)", x, mask, out)
         return p, None if memory is None else non_zeros_in(memory, p, -1)
 
+    def forward_learning(self, mapping: Mapping, x: Array, mask: Array | None = None) -> tuple[Array, NonZeros | None]:
+        """In half precision with all non-zeros, whose values are floats."""
+        whole = SIZES[dtype_of(x)] == 2 and not mapping.needs_scores
+        return self.forward_saving(mapping, x, mask, None, x.shape[-1] if whole else -1)
+
     def forward_non_zeros(self, mapping: Mapping, x: Array, out: Array) -> tuple[Array, NonZeros | None]:
         return self.forward_saving(mapping, x, out=out)
 
@@ -307,7 +312,7 @@ class Native(Engine):
 
         None for an unusual call, for which the caller chooses an engine.
         """
-        engine, link = load(), mapping if type(mapping) is Link else link_of(mapping)
+        engine, link = load(), mapping if isinstance(mapping, Link) else link_of(mapping)
         if isinstance(engine, str) or isinstance(link, str) or link.params is not None or link.kind in WITHOUT_LOSS:
             return None
         if slope is None:

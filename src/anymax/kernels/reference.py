@@ -52,12 +52,19 @@ class Reference(Engine):
 
     def param_jvp(self, mapping: Mapping, name: str, x: Array, p: Array, v: Array) -> Array:
         """The change of p where a parameter changes by v; `Mapping.param_jvp`."""
+        p = self._unrounded(mapping, x, p)
         return _in_compute_dtype(lambda x, p, v, xp: mapping.param_jvp(name, x, p, v, xp), x, p, v)
 
     def slope(self, mapping: Mapping, name: str, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
         xp = namespace(p)
         with quiet(p):
+            p = self._unrounded(mapping, x, p)
             return mapping.param_vjp(name, upcast(x, xp), upcast(p, xp), upcast(g, xp), xp)
+
+    def _unrounded(self, mapping: Mapping, x: Array, p: Array) -> Array:
+        """p, computed again where half precision has rounded that of a map whose derivative asks which classes have their bound."""
+        wide = upcast(x, namespace(x))
+        return self.differentiable(mapping, wide) if mapping.bounds_classes and wide.dtype != p.dtype else p
 
     def loss_slope(self, mapping: Mapping, name: str, x: Array, p: Array) -> Array:
         """The derivative of `loss` by a parameter, float32 or float64; `Mapping.loss_slope`."""

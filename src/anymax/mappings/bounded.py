@@ -28,8 +28,9 @@ from .._array import (
 )
 from .._core.facts import Facts
 from .._core.separable import Separable
+from .._core.solve import Totals, totals
 from .._core.typing import Parameter
-from .entmax import Entmax
+from .entmax import Entmax, link_rate
 
 _ENTMAX = Entmax()
 
@@ -70,6 +71,7 @@ class Bounded(Separable):
     per_class = ("upper",)
     ranges: ClassVar[Ranges] = {"upper": AT_LEAST_0, "alpha": Range(1.0, 2.0, "both")}
     needs_scores = True
+    learns = ("upper", "alpha")
     bounds_classes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -166,6 +168,35 @@ class Bounded(Separable):
         s = xp.where(xp.isnan(p), p, s)
         rate = total(s, xp)
         return s * (g - dot(s, g, xp) / xp.where(rate == 0, xp.ones_like(rate), rate))
+
+    def param_jvp(
+        self, name: str, x: Array, p: Array, v: Array, xp: Namespace, totals: Totals = totals
+    ) -> Array:  # fmt: skip
+        """A class at its bound moves with that, and the classes between 0 and their bounds share what it takes. p is not rounded."""
+        full, share = self._full(p, xp), self._share(p, xp, totals)
+        if name == "upper":
+            moves = xp.where(full, v + xp.zeros_like(p), xp.zeros_like(p))
+        else:
+            c = like(self.alpha, p, xp) - 1.0
+            moves = xp.where(full, xp.zeros_like(p), link_rate(p, c, xp)) * v
+        return moves - share * totals([moves], xp)[0]
+
+    def param_vjp(self, name: str, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
+        if name != "upper":
+            return super().param_vjp(name, x, p, g, xp)
+        mean = dot(self._share(p, xp, totals), g, xp)
+        return xp.where(self._full(p, xp), g - mean, xp.zeros_like(p) * mean)
+
+    def _full(self, p: Array, xp: Namespace) -> Array:
+        """Where a class has its bound, and that is not above 1, where it is no bound."""
+        u = like(self.upper, p, xp)
+        return (p >= self.ceiling(p, xp)) & ~(u > 1.0)
+
+    def _share(self, p: Array, xp: Namespace, totals: Totals) -> Array:
+        """`s / sum s`, 0 for all classes where none lies between 0 and its bound."""
+        s = self.sensitivity(p, xp)
+        rate = totals([s], xp)[0]
+        return s / xp.where(rate == 0, xp.ones_like(rate), rate)
 
     # -- the loss ------------------------------------------------------------------------------------------------------------
 

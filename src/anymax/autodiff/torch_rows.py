@@ -1,0 +1,234 @@
+"""PyTorch: p(x) as autograd records it, and the calls that an engine takes as they are.
+
+The CPU's engine takes any axis, mask and strides, the GPU's the last axis; each returns None for an unusual call, for which the bridge
+chooses an engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import array_api_compat.torch as xp
+import torch
+
+from .. import kernels
+from .._array import from_last, modes, plain_backward, to_last, transformed, upcast
+from .._core.mapping import Mapping
+from ..kernels import native, triton
+from ..kernels.link import WITH_SLOPE, Link
+from ..kernels.linked import link_of
+from ..kernels.reference import ENGINE as reference
+from ..kernels.support import non_zeros_in
+from .saving import As, hooked, params_of, restored, with_params
+from .torch_parameters import gradients, moved
+
+Tensor = torch.Tensor
+
+_grad, _functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
+KINDS = (torch.Tensor, torch.nn.Parameter)  # the kinds of array that `quick` takes
+WIDE = {torch.float64: torch.float64, **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float32)}
+_HALVES = (torch.float16, torch.bfloat16)
+_engine: Any = None if isinstance(native.load(), str) else native.engine_for(torch.empty(0, device="cpu"))
+_forward = _engine and _engine.forward
+GPU = triton.ENGINE
+_tracing = torch._C._get_tracing_state
+
+
+class Apply(torch.autograd.Function):
+    """p(x), computed by an engine; never under a functorch transform."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, made: tuple[Any, ...], mapping: Mapping, axis: int, *params: Tensor) -> Tensor:
+        p, support, ctx.number = made if len(made) == 3 else (*made, None)
+        memory, ctx.support = support, None  # the C++ engine's memory, in a quick call
+        if support is not None and not isinstance(support, Tensor):
+            memory, ctx.support = support.memory, support._replace(memory=None)
+        ctx.call, ctx.kind = (mapping, axis), type(p)
+        ctx.was = None if memory is None else As.of(memory)
+        ctx.save_for_backward(p, x if mapping.needs_scores else None, memory, *params)
+        if params:
+            ctx.params_as = [As.of(value) for value in params]
+        return p
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (g,), (p, x, memory, *params), (mapping, axis) = grads, ctx.saved_tensors, ctx.call
+        if params:
+            if ctx.number is not None and not _grad():
+                found = _quick_learned_backward(ctx, g, p, memory)
+                if found is not None:
+                    return found
+            mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
+            if any(ctx.needs_input_grad[4:]):
+                return _learned_backward(ctx, mapping, g, p, x, memory)
+        if _engine is not None and ctx.support is None and not _grad():
+            out = _engine.vjp(mapping, x, p, g, axis, memory)
+            if out is not None:
+                return out, *(None,) * (3 + len(params))
+        if on_gpu(p) and (memory is None or As.of(memory) == ctx.was):
+            found = None if memory is None or ctx.support is None else ctx.support._replace(memory=memory)
+            out = _quick_vjp(mapping, axis, p if x is None else x, p, g, found)
+            if out is not None:
+                return out, *(None,) * (3 + len(params))
+        x, p, g, support = _restored(ctx, g, p, x, memory)
+        return from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp), *(None,) * (3 + len(params))
+
+
+def _restored(ctx: Any, g: Tensor, p: Tensor, x: Tensor | None, memory: Any) -> tuple[Tensor, Tensor, Tensor, Any]:
+    """(x, p, g, support) of `Apply` as they were saved, the classes last. x is p for a map that does not need the scores."""
+    axis = ctx.call[1]
+    was = As(g.dtype, g.shape, g.device, False, Tensor if ctx.kind in KINDS else ctx.kind)
+    p = restored(p, was)
+    scores = p if x is None else restored(x, was)
+    support = None
+    if memory is not None:
+        memory = restored(memory, ctx.was)
+        support = non_zeros_in(memory, p, axis) if ctx.support is None else ctx.support._replace(memory=memory)
+    scores, p, g = (to_last(a, axis % a.ndim, xp) for a in (scores, p, g))
+    return scores, p, g, support
+
+
+def _learned_backward(ctx: Any, mapping: Mapping, g: Tensor, p: Tensor, x: Tensor | None, memory: Any) -> Any:
+    """The gradients of `Apply` by the scores and by the parameters."""
+    axis = ctx.call[1]
+    x, p, g, support = _restored(ctx, g, p, x, memory)
+    if mapping.scales_scores:  # both follow from J^T g
+        wide = (upcast(a, xp) for a in (x, p, g))
+        by_scores = _vjp(mapping, *wide)
+        by_params = gradients(mapping, ctx.needs_input_grad[4:], lambda name: moved(mapping, name, x, by_scores))
+        out = from_last(by_scores.to(x.dtype), axis % p.ndim, xp) if ctx.needs_input_grad[0] else None
+        return out, None, None, None, *by_params
+    out = from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp) if ctx.needs_input_grad[0] else None
+    by_params = gradients(mapping, ctx.needs_input_grad[4:], lambda name: _slope(mapping, name, x, p, g, support))
+    return out, None, None, None, *by_params
+
+
+def _quick_learned_backward(ctx: Any, g: Tensor, p: Tensor, memory: Tensor | None) -> Any:
+    """The gradients of `Apply` by the scores and the number that the parameter was; None for an unusual call."""
+    axis, out, by_number = ctx.call[1], None, None
+    if type(p) not in KINDS or (memory is not None and As.of(memory) != ctx.was):
+        return None
+    if ctx.needs_input_grad[0] and (out := _engine.vjp(ctx.number, None, p, g, axis, memory)) is None:
+        return None
+    if ctx.needs_input_grad[4]:
+        rows = [n for i, n in enumerate(p.shape) if i != axis % p.ndim]
+        slope = torch.empty(rows, dtype=WIDE[p.dtype], device="cpu")
+        if _engine.slope(ctx.number, None, p, g, axis, memory, slope) is None:
+            return None
+        by_number = slope.sum(dtype=ctx.params_as[0].dtype)
+    return out, None, None, None, by_number
+
+
+def _slope(mapping: Mapping, name: str, x: Tensor, p: Tensor, g: Tensor, support: Any = None) -> Tensor:
+    """`<g, dp / d parameter>` of each row."""
+    if plain_backward(g):
+        return reference.slope(mapping, name, x, p, g)
+    engine = kernels.choose("slope", mapping, g)
+    return engine.slope(mapping, name, x, p, g, support if g.shape == p.shape else None)
+
+
+def _vjp(mapping: Mapping, x: Tensor, p: Tensor, g: Tensor, support: Any = None) -> Tensor:
+    if plain_backward(g):
+        return reference.vjp(mapping, x, p, g)
+    engine = kernels.choose("vjp", mapping, g)  # g may be a batch of torch.vmap when p is not
+    return engine.vjp(mapping, x, p, g, support if g.shape == p.shape else None)
+
+
+def on_gpu(t: Tensor) -> bool:
+    return t.is_cuda
+
+
+def untraced() -> bool:
+    """True if nothing of torch traces or transforms the call. Not to be called while `compiling`."""
+    return not (modes() or transformed() or _tracing() is not None)
+
+
+def quick_on_gpu(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -> Tensor | None:
+    """`quick` for a tensor that is not on the CPU."""
+    if mask is not None or (axis is not None and axis != -1 and axis != x.ndim - 1) or not x.ndim or not x.numel():
+        return None
+    if not isinstance(mapping, Mapping) or not untraced() or not GPU.quick("forward", mapping, x):
+        return None
+    mapping.check(x.shape[-1])
+    wants = x.requires_grad and _grad()
+    if out is None:
+        if not wants:
+            return GPU.forward(mapping, x)
+        made = (GPU.forward(mapping, x), None) if hooked() else GPU.forward_saving(mapping, x)
+        return Apply.apply(x, made, mapping, -1)
+    if wants or type(out) is not Tensor or out.requires_grad or out.is_inference():
+        return None
+    alike = (
+        (out.dtype, out.shape, out.device) == (x.dtype, x.shape, x.device) and out.is_contiguous() and not out.is_neg()
+    )
+    if not alike or (out is not x and out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()):
+        return None
+    return wrote(GPU.forward(mapping, x, None, out))
+
+
+def once(g: Tensor) -> bool:
+    """True for one plain gradient, through which no derivative is taken."""
+    return type(g) is Tensor and not plain_backward(g) and untraced()
+
+
+def _quick_vjp(mapping: Mapping, axis: int, x: Tensor, p: Tensor, g: Tensor, support: Any) -> Tensor | None:
+    """J^T g on a GPU, of tensors as they were saved; None for an unusual call."""
+    if not once(g) or type(p) is not Tensor or axis not in (-1, p.ndim - 1):
+        return None
+    if not (g.shape == p.shape == x.shape) or not (g.dtype == p.dtype == x.dtype):
+        return None
+    return GPU.vjp(mapping, x, p, g, support) if GPU.quick("vjp", mapping, g, p, x) else None
+
+
+def quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -> Tensor | None:
+    """p(x) by the CPU engine or the GPU's; None for an unusual call. Not to be called while `compiling`."""
+    if not x.is_cpu:
+        return quick_on_gpu(mapping, x, axis, mask, out)
+    if x.requires_grad and _grad():
+        link = link_of(mapping)
+        if out is not None or type(link) is not Link or _functorch():
+            return None
+        if mask is not None and mapping.needs_scores:
+            return None
+        if link.params is not None:
+            return _quick_learned(mapping, link, x, axis, mask)
+        made = _engine.forward_saving(mapping, x, axis, mask, None, -1)
+        if made is None:
+            return None
+        if made[1] is not None and hooked():
+            made = made[0], None
+        params = () if link.upper is None else params_of(mapping)
+        return Apply.apply(x, made, mapping, -1 if axis is None else axis, *params)
+    if out is None:
+        return _forward(mapping, x, axis, mask, None)
+    if type(out) is not Tensor or out.requires_grad or (out.is_inference() and not torch.is_inference_mode_enabled()):
+        return None
+    return wrote(_forward(mapping, x, axis, mask, out))
+
+
+def number_of(mapping: Mapping, link: Link, x: Tensor) -> Link | None:
+    """The link with its parameter as a number, for a plain tensor without axes whose derivative an engine has; None for any other."""
+    value = link.params
+    if type(value) not in KINDS or value.ndim or not value.is_cpu or x.dtype in _HALVES or kernels.asked() is not None:
+        return None
+    return native.one_for_all(link) if link.kind in WITH_SLOPE and len(mapping.learns) == 1 else None
+
+
+def _quick_learned(mapping: Mapping, link: Link, x: Tensor, axis: int | None, mask: Any) -> Tensor | None:
+    """`quick` with a gradient, for a parameter that is one tensor for all rows, learned or not."""
+    number = number_of(mapping, link, x)
+    if number is None or not x.ndim or hooked():
+        return None
+    made = _engine.forward_saving(number, x, axis, mask, None, -1)
+    return None if made is None else Apply.apply(x, (*made, number), mapping, -1 if axis is None else axis, link.params)
+
+
+def quick_without_library(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -> Tensor | None:
+    return None if x.is_cpu else quick_on_gpu(mapping, x, axis, mask, out)
+
+
+def wrote(out: Tensor | None) -> Tensor | None:
+    """Tell autograd that the values changed, so that a graph that saved the old ones raises an error."""
+    if out is not None and not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+    return out
