@@ -190,7 +190,7 @@ class Bounded(Separable):
     def _full(self, p: Array, xp: Namespace) -> Array:
         """Where a class has its bound, and that is not above 1, where it is no bound."""
         u = like(self.upper, p, xp)
-        return (p >= self.ceiling(p, xp)) & ~(u > 1.0)
+        return (p >= self.ceiling(p, xp)) & (u <= 1.0)
 
     def _share(self, p: Array, xp: Namespace, totals: Totals) -> Array:
         """`s / sum s`, 0 for all classes where none lies between 0 and its bound."""
