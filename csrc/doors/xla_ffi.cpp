@@ -221,7 +221,7 @@ xla_error *refuse_code(const xla_call *call, int code) { return refuse(call, cod
 
 // The operands and results of a call.
 struct Buffers {
-    const xla_buffer *in[6] = {}, *out[2] = {};
+    const xla_buffer *in[6] = {}, *out[3] = {};
 
     // False where they are not so many, or one is no buffer.
     bool read(const xla_call *call, int64_t inputs, int64_t outputs) {
@@ -231,12 +231,13 @@ struct Buffers {
         for (int64_t i = 0; i < outputs; i++) all &= (out[i] = buffer(call->results, i)) != nullptr;
         return all;
     }
-    // The operands with classes, as views like this one; of two inputs of a product with the Jacobian none is x.
+    // The operands with classes, as views like this one; of two inputs of a product with the Jacobian, or of a slope, none is x.
     void lay_out(anymax_call &c, int64_t inputs, bool to_rows, const anymax_view &like) const {
         const auto view = [&](const xla_buffer *b) { return anymax_view{b->data, like.outer, like.inner, like.cls}; };
         if (to_rows) c.out = view(out[0]);
-        if (c.op != ANYMAX_VJP || inputs == 3) c.x = view(in[0]);
-        if (c.op == ANYMAX_VJP) c.p = view(in[inputs - 2]), c.g = view(in[inputs - 1]);
+        const bool product = c.op == ANYMAX_VJP || c.op == ANYMAX_SLOPE;
+        if (!product || inputs == 3) c.x = view(in[0]);
+        if (product) c.p = view(in[inputs - 2]), c.g = view(in[inputs - 1]);
     }
 };
 
@@ -303,10 +304,11 @@ xla_error *serve_segments(const xla_call *call, anymax_call c, int64_t per_row) 
 // -- rows of one length ---------------------------------------------------------------------------------------------
 
 xla_error *serve_rows(const xla_call *call, anymax_call c, int64_t per_row) {
-    const bool loss = c.op == ANYMAX_LOSS, gradient = c.op == ANYMAX_LOSS_GRAD, to_rows = !loss && c.op != ANYMAX_THRESHOLD;
-    const int64_t given = call->operands.count - per_row, inputs = c.op == ANYMAX_VJP ? (given == 2 ? 2 : 3) : gradient ? 4 : loss ? 2 : 1, outputs = loss ? 2 : 1;
+    const bool loss = c.op == ANYMAX_LOSS, gradient = c.op == ANYMAX_LOSS_GRAD, slope = c.op == ANYMAX_SLOPE, to_rows = !loss && !slope && c.op != ANYMAX_THRESHOLD;
+    const int64_t given = call->operands.count - per_row, inputs = c.op == ANYMAX_VJP ? (given == 2 ? 2 : 3) : gradient ? 4 : loss || slope ? 2 : 1;
+    const int64_t outputs = loss ? (call->results.count == 3 ? 3 : 2) : 1;  // the third of a loss is its slope
     Buffers b;
-    if (c.op < 0 || c.op > ANYMAX_THRESHOLD || c.op == ANYMAX_LOG_VJP || !b.read(call, inputs + per_row, outputs)) return refuse_form(call);
+    if (c.op < 0 || (c.op > ANYMAX_THRESHOLD && !slope) || c.op == ANYMAX_LOG_VJP || !b.read(call, inputs + per_row, outputs)) return refuse_form(call);
     const xla_buffer *x = b.in[0], *targets = loss ? b.in[1] : gradient ? b.in[2] : nullptr, *own_params = b.in[inputs];
     c.dtype = dtype_of(x->dtype);
     if (c.dtype < 0) return refuse(call, XLA_INVALID_ARGUMENT, "scores must be float16, bfloat16, float32 or float64");
@@ -317,7 +319,7 @@ xla_error *serve_rows(const xla_call *call, anymax_call c, int64_t per_row) {
     const auto each_row = [&](const xla_buffer *a) { return a->dtype == computed && size_of(a) == rows; };
     bool alike = true;
     for (int64_t i = 0; i < outputs; i++) alike &= to_rows ? like_x(b.out[i]) : each_row(b.out[i]);
-    for (int64_t i = 1; i < inputs && c.op == ANYMAX_VJP; i++) alike &= like_x(b.in[i]);
+    for (int64_t i = 1; i < inputs && (c.op == ANYMAX_VJP || slope); i++) alike &= like_x(b.in[i]);
     if (gradient) alike &= each_row(b.in[1]) && each_row(b.in[3]);
     if (targets) alike &= whole(targets) && size_of(targets) == rows;
     if (per_row) alike &= real(own_params) && size_of(own_params) == rows;
@@ -326,7 +328,8 @@ xla_error *serve_rows(const xla_call *call, anymax_call c, int64_t per_row) {
     c.outer = rows, c.inner = 1, c.n = n;
     b.lay_out(c, inputs, to_rows, anymax_view{nullptr, n, 0, 1});
     if (c.op == ANYMAX_THRESHOLD) c.tau = b.out[0]->data;
-    if (loss) c.value = b.out[0]->data, c.tau = b.out[1]->data;
+    if (slope) c.value = b.out[0]->data;
+    if (loss) c.value = b.out[0]->data, c.tau = b.out[1]->data, c.slope = outputs == 3 ? b.out[2]->data : nullptr;
     if (gradient) c.tau = b.in[1]->data, c.scale = b.in[3]->data;
     Wholes index;
     Reals params;

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from .. import kernels
-from .._array import Array, alike, upcast
+from .._array import Array, alike, upcast, wide_name
 from .._core.mapping import Mapping
 from .._core.static import Static
 from ..kernels import xla, xla_rows
@@ -65,7 +65,7 @@ def _apply_rule(static: Static, primals: Any, tangents: Any) -> Any:
             moved = (mapping.score_change(name, upcast(x, jnp), jnp) * change).astype(x.dtype)
             dx = moved if is_zero(dx) else dx + moved
         changes = {}
-    by_params = [reference.param_jvp(mapping, name, x, p, change) for name, change in changes.items()]
+    by_params = [_moved_by(name, scores, p, change, params, static) for name, change in changes.items()]
     if is_zero(dx):
         return p, functools.reduce(jnp.add, by_params, _zeros_like(p))
     by_scores = _product(scores, p, dx, *_beside(x, params), static=static, engine=engine, transposed=False)
@@ -101,6 +101,43 @@ def shape_of_vector(x: Any, p: Any, v: Any, *others: Any, **facts: Any) -> Any:
 
 
 _product = linear_primitive("anymax_product", 2, shape_of_vector, _product_value, _product_plain)
+
+
+# -- the derivative by a parameter, times its change -------------------------------------------------------------------
+
+
+def _moved_by(name: str, scores: Array, p: Array, change: Array, params: dict[str, Array], static: Static) -> Array:
+    """The change of p where a parameter changes."""
+    engine = kernels.choose("slope", static.mapping(params), p)
+    size = p.shape[-1] if name in static.kind.per_class else 1
+    change = jnp.broadcast_to(change, (*p.shape[:-1], size)).astype(wide_name(p))
+    together = alike(scores, p, change, *_beside(p, params))
+    return _moved(*together, static=static, engine=engine, name=name, transposed=False)
+
+
+def _moved_value(
+    x: Array, p: Array, v: Array, *params: Array, static: Static, engine: Engine, name: str, transposed: bool
+) -> Array:
+    mapping = static.mapping_of(params)
+    return (engine.slope if transposed else reference.param_jvp)(mapping, name, x, p, v)
+
+
+def _moved_plain(
+    x: Array, p: Array, v: Array, *params: Array, static: Static, engine: Engine, name: str, transposed: bool
+) -> Array:
+    return _moved_value(x, p, v, *params, static=static, engine=reference, name=name, transposed=transposed)
+
+
+def _moved_shape(
+    x: Any, p: Any, v: Any, *others: Any, static: Static, name: str, transposed: bool, **facts: Any
+) -> Any:
+    if not transposed:
+        return p.update(weak_type=False)
+    size = p.shape[-1] if name in static.kind.per_class else 1
+    return p.update(shape=(*p.shape[:-1], size), dtype=jnp.dtype(wide_name(p)), weak_type=False)
+
+
+_moved = linear_primitive("anymax_moved", 2, _moved_shape, _moved_value, _moved_plain)
 
 
 # -- the loss --------------------------------------------------------------------------------------------------------
@@ -152,25 +189,58 @@ def _index(static: Static, params: dict[str, Array], x: Array, index: Array) -> 
 @functools.partial(_index.defjvp, symbolic_zeros=True)
 def _index_rule(static: Static, primals: Any, tangents: Any) -> Any:
     (params, x, index), (dparams, dx, _) = primals, tangents
-    value, tau = _index(static, params, x, index)
     mapping = static.mapping(params)
     changes = {name: change for name, change in dparams.items() if not is_zero(change)}
-    if changes.keys() <= set(mapping.loss_learns):
-        change = _zeros_like(value)
-        if not is_zero(dx):
-            change = _slope(x, tau, index, dx, *_beside(x, params), static=static, transposed=False)
-        p = _apply(static, params, upcast(x, jnp)) if changes else None
-        for name, by in changes.items():
-            if mapping.scales_scores:
-                slope = slope_by_scale(mapping, name, x, p, _index(static, params, x, jnp.argmax(x, axis=-1))[0])
-            else:
-                slope = reference.loss_slope(mapping, name, x, p)
-            slope = jnp.where(index[..., None] >= 0, slope, 0.0)
-            change = change + jnp.squeeze(_times(slope, by, value), -1)
-    else:
+    if not changes.keys() <= set(mapping.loss_learns):
         f = lambda params, x: _composed(static, params, x, index)  # noqa: E731
         change = jax.jvp(f, (params, x), with_zeros((dparams, dx), (params, x)))[1]
+        value, tau = _index(static, params, x, index)
+        return (value, tau), (change, _zeros_like(tau))
+    value, tau, *slopes = _index_and_slopes(static, tuple(changes), params, x, index)
+    change = _zeros_like(value)
+    if not is_zero(dx):
+        change = _slope(x, tau, index, dx, *_beside(x, params), static=static, transposed=False)
+    for slope, by in zip(slopes, changes.values()):
+        change = change + jnp.squeeze(_times(slope[..., None], by, value), -1)
     return (value, tau), (change, _zeros_like(tau))
+
+
+def _index_and_slopes(static: Static, names: tuple[str, ...], params: dict[str, Array], x: Array, index: Array) -> Any:
+    """What `_index` gives, and the derivative of each row's loss by the parameters of these names."""
+    mapping = static.mapping(params)
+    if names and not mapping.scales_scores:
+        return _index_and_slope(static, params, x, index)
+    made = _index(static, params, x, index)
+    if not names:
+        return made
+    p = _apply(static, params, upcast(x, jnp))
+    largest = _index(static, params, x, jnp.argmax(x, axis=-1))[0]
+    slopes = [slope_by_scale(mapping, name, x, p, largest)[..., 0] for name in names]
+    return *made, *(jnp.where(index >= 0, slope, 0.0) for slope in slopes)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _index_and_slope(static: Static, params: dict[str, Array], x: Array, index: Array) -> tuple[Array, Array, Array]:
+    """What `_index` gives, and the derivative by the map's only parameter, in one pass."""
+    made = xla.ENGINE.index_loss(static.mapping(params), x, index, save=True, slope=True)
+    assert made is not None
+    assert made.slope is not None
+    return made.value, made.saved, made.slope
+
+
+@_index_and_slope.defjvp
+def _index_and_slope_rule(static: Static, primals: Any, tangents: Any) -> Any:
+    params, x, index = primals
+    (name,) = params
+
+    def slope(params: dict[str, Array], x: Array) -> Array:
+        p = _apply(static, params, upcast(x, jnp))
+        return xla_rows.loss_slope(static.mapping(params), name, x, p, index)
+
+    value, tau, found = _index_and_slope(static, params, x, index)
+    by_value = jax.jvp(lambda params, x: _index(static, params, x, index)[0], (params, x), tangents[:2])[1]
+    by_slope = jax.jvp(slope, (params, x), tangents[:2])[1]
+    return (value, tau, found), (by_value, _zeros_like(tau), by_slope.astype(found.dtype))
 
 
 def _composed(static: Static, params: dict[str, Array], x: Array, index: Array) -> Array:

@@ -84,7 +84,7 @@ def link_for(mapping: Mapping, x: Array) -> Link:
 
 def handler_attributes(op: str, static: Static, link: Link) -> dict[str, Any]:
     """The attributes of the handler for an operation of a map; `static` names the parameters that are operands."""
-    codes = {"op": CODES[op], "map": link.code, "noise": link.noise}
+    codes = {"op": CODES["index_loss" if op == "index_loss_slope" else op], "map": link.code, "noise": link.noise}
     numbers = {**codes, "nodes": link.nodes, "per_row": len(static.names)}
     return {**{key: np.int64(value) for key, value in numbers.items()}, "param": np.float64(link.param)}
 

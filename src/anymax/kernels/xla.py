@@ -8,13 +8,13 @@ from .._array import Array, dtype_name, eager, is_jax, on_cpu
 from .._core.mapping import Mapping
 from . import arrays
 from .engine import BELOW, Engine, IndexLoss
-from .link import refuse_link
+from .link import WITH_SLOPE, refuse_link
 from .linked import found_link, link_of
 
 
 class Xla(Engine):
     name = "xla"
-    ops = ("forward", "vjp", "index_loss")
+    ops = ("forward", "vjp", "index_loss", "slope")
     compiled = True
 
     def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
@@ -42,12 +42,20 @@ class Xla(Engine):
     def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
         return _bind("vjp", mapping, *((x, p, g) if mapping.needs_scores else (p, g)))[0]
 
+    def slope(self, mapping: Mapping, name: str, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
+        return _bind("slope", mapping, p, g)[0]
+
     def index_loss(
         self, mapping: Mapping, x: Array, index: Array, *, save: bool, axis: int = -1, ignored: int = BELOW, reduction: str = "none",
         slope: bool = False,
     ) -> IndexLoss | None:  # fmt: skip
         plain = axis == -1 and ignored == BELOW and reduction == "none"
-        return IndexLoss(*_bind("index_loss", mapping, x, index)) if plain else None
+        if not plain:
+            return None
+        if slope and found_link(mapping).kind in WITH_SLOPE:
+            value, tau, rise = _bind("index_loss_slope", mapping, x, index)
+            return IndexLoss(value, tau, slope=rise)
+        return IndexLoss(*_bind("index_loss", mapping, x, index))
 
     def index_loss_grad(
         self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, *, axis: int = -1, ignored: int = BELOW,

@@ -34,10 +34,15 @@ def _formula(*operands: Array, op: str, static: Static, link: Link) -> list[Arra
         return [reference.forward(mapping, x)]
     if op == "vjp":
         return [reference.vjp(mapping, x, *operands[count - 2 : count])]
+    if op == "slope":
+        return [reference.slope(mapping, mapping.learns[0], x, *operands[count - 2 : count])]
     p = reference.forward(mapping, upcast(x, jnp))
     if op == "index_loss":
         value = plain_loss(mapping, x, p, others[0])
         return [value, value]
+    if op == "index_loss_slope":
+        value = plain_loss(mapping, x, p, others[0])
+        return [value, value, loss_slope(mapping, mapping.loss_learns[0], x, p, others[0])]
     return [plain_slope(x, p, *others[1:])]
 
 
@@ -53,6 +58,12 @@ def plain_loss(mapping: Mapping, x: Array, p: Array, index: Array, loss: Any = r
     value = jnp.where(jnp.any((y > 0) & (x == -jnp.inf), axis=-1), jnp.inf, jnp.where(value > 0, value, 0.0))
     poisoned = jnp.any(jnp.isnan(x) | (x == jnp.inf), axis=-1) | (index >= x.shape[-1])
     return jnp.where(index < 0, 0.0, jnp.where(poisoned, jnp.nan, value))
+
+
+def loss_slope(mapping: Mapping, name: str, x: Array, p: Array, index: Array) -> Array:
+    """The derivative of `plain_loss` by a parameter, one number a row; p is not rounded."""
+    slope = reference.loss_slope(mapping, name, x, p)[..., 0]
+    return jnp.where(index < 0, 0.0, jnp.where(index >= x.shape[-1], jnp.nan, slope))
 
 
 def plain_slope(x: Array, p: Array, index: Array, scale: Array) -> Array:
@@ -88,10 +99,13 @@ def _by_rows(ctx: Any) -> dict[str, Any] | None:
 
 
 def _shapes(x: Any, *others: Any, op: str, **facts: Any) -> Any:
-    if op != "index_loss":
-        return [x.update(weak_type=False)]
     wide = np.dtype(wide_name(x))
-    return [others[0].update(dtype=wide, weak_type=False)] * 2  # the index has the shape of the rows
+    if op == "slope":
+        return [x.update(shape=(*x.shape[:-1], 1), dtype=wide, weak_type=False)]
+    if not op.startswith("index_loss") or op == "index_loss_grad":
+        return [x.update(weak_type=False)]
+    each = others[0].update(dtype=wide, weak_type=False)  # the index has the shape of the rows
+    return [each] * (3 if op == "index_loss_slope" else 2)
 
 
 _rows = by_library("anymax", _shapes, _formula, handler_attributes, sharding=_by_rows)
