@@ -17,6 +17,13 @@ native.engine_for(torch.empty(0))  # the engine takes tensors in whichever test 
 
 SERVED = tuple(c for c in CASES if not isinstance(linked.link_of(c.mapping), str))
 each_served = each(SERVED)
+
+
+def serves(op, case):
+    """True if the engine has this operation of a map that it knows."""
+    return native.ENGINE.refuse(op, case.mapping, torch.zeros(3)) is None
+
+
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 SPARSE = tuple(c for c in SERVED if c.row in ("Sparsemax", "Entmax", "Budget", "NormMax", "SparseSoftmax"))
 

@@ -410,7 +410,7 @@ def test_the_engine_says_what_is_no_argument():
     ):  # fmt: skip
         assert engine.vjp(am.Sparsemax(), None, p, g_, -1, memory_) is None
     assert (out == 7).all()
-    for wrong in ((), (am.Sparsemax(), x), (0,) * 9):
+    for wrong in ((), (am.Sparsemax(), x), (0,) * 11):
         for f in (
             engine.forward,
             engine.forward_saving,

@@ -17,6 +17,7 @@ from native_cases import (
     mapped,
     reference,
     rows,
+    serves,
     tensor,
     torch,
 )
@@ -155,7 +156,7 @@ def test_logarithms_and_their_backward(case, n):
     torch.testing.assert_close(got, torch.nan_to_num(want), rtol=1e-9, atol=1e-9)
 
 
-@each(tuple(c for c in SERVED if c.mapping.has_threshold and c.row != "PerturbMax"))
+@each(tuple(c for c in SERVED if c.mapping.has_threshold and c.row != "PerturbMax" and serves("threshold", c)))
 def test_thresholds(case):
     x = rows(case, 60, "float64")
     got = native.ENGINE.threshold(mapped(case), x)
