@@ -293,7 +293,7 @@ def test_losses_by_the_short_way(name, monkeypatch):
 
             got = loss(free)
             with monkeypatch.context() as patch, anew(monkeypatch):
-                patch.setattr(leaf, "_on_gpu", lambda t: False)
+                taken_as_on_gpu(patch, False)
                 want = loss(plain)
             assert all(torch.equal(a, b) for a, b in zip(got, want))
 
