@@ -483,7 +483,7 @@ def test_other_devices_and_exported_programs_get_the_formula():
 def test_what_is_refused():
     x = jnp.asarray(X[0], "float32")
     assert xla.ENGINE.refuse("forward", Sparsemax(), X) == "it takes JAX arrays, these scores are of numpy"
-    assert xla.ENGINE.refuse("loss", Sparsemax(), x) == "it has forward, vjp, index_loss, not loss"
+    assert xla.ENGINE.refuse("loss", Sparsemax(), x) == "it has forward, vjp, index_loss, slope, not loss"
     assert xla.ENGINE.refuse("index_loss", Taylor(2), x) == "taylor has no such operation"
     assert "no kernel for ratio" in xla.ENGINE.refuse("forward", Ratio.sigmoid(), x)
     assert "taylor from 2 to 64, not 66" in xla.ENGINE.refuse("forward", Taylor(66), x)
