@@ -164,7 +164,9 @@ def _link(mapping: Mapping, x: Array) -> Link:
         link = link._replace(upper=arrays_of(x).cast(link.upper, wide(x), x))
     if link.params is None:
         return link
-    return one_for_all(link) or broadcast(link, x, (*x.shape[:-1], 1))
+    number = one_for_all(link)
+    more = number is not None and number.kind == "budget" and number.param > x.shape[-1]  # each class gets 1 of an array
+    return broadcast(link, x, (*x.shape[:-1], 1)) if number is None or more else number
 
 
 def one_for_all(link: Link) -> Link | None:
