@@ -239,7 +239,7 @@ def test_layouts_of_rows_that_begin_anywhere(case, dtype, batch, form, monkeypat
             engine.ENGINE.forward(mapped(case), over, None, over)
             found.append([forward(case, x), p, over, engine.ENGINE.vjp(mapped(case), x, p, g, saved)])
             if case.mapping.facts.has_potential:
-                value, state, _ = engine.ENGINE.index_loss(mapped(case), x, t, save=True)
+                value, state, *_ = engine.ENGINE.index_loss(mapped(case), x, t, save=True)
                 grad = engine.ENGINE.index_loss_grad(mapped(case), x, t, torch.ones(batch, device=DEVICE), state)
                 found[-1] += [value, grad]
     want = wide(lambda s: am.apply(mapped(case), s), x).nan_to_num()
@@ -607,7 +607,7 @@ def test_the_gradient_of_a_loss_from_the_lanes_that_it_found(case, form):
     x[4, 3] = torch.nan
     scale = torch.arange(1.0, 6.0, device=DEVICE)
     with planned(form):
-        _, saved, _ = engine.ENGINE.index_loss(mapped(case), x, t, save=True, ignored=-100)
+        _, saved, *_ = engine.ENGINE.index_loss(mapped(case), x, t, save=True, ignored=-100)
         grad = lambda state: engine.ENGINE.index_loss_grad(mapped(case), x, t, scale, state, ignored=-100)  # noqa: E731
         got, want = grad(saved), grad(saved.state)
         counts = saved.memory[saved.first + 5 * saved.few :]
@@ -655,7 +655,7 @@ def test_a_masked_target_a_stray_one_and_a_poisoned_row():
     x[0, 2], x[1, 3] = -torch.inf, torch.nan
     t = torch.tensor([2, 0, 9, 1], device=DEVICE)
     for mapping in (am.Softmax(), am.Entmax(1.5), am.SparseSoftmax(k=2)):
-        value, state, _ = engine.ENGINE.index_loss(mapping, x, t, save=True)
+        value, state, *_ = engine.ENGINE.index_loss(mapping, x, t, save=True)
         assert float(value[0]) == torch.inf
         assert bool(value[1:3].isnan().all())
         grad = engine.ENGINE.index_loss_grad(mapping, x, t, torch.ones(4, device=DEVICE), state)

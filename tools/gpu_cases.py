@@ -53,7 +53,7 @@ def row_cases() -> Iterator[Case]:
             def loss(mapping: Any = maps[name], make: Any = make, rows: int = shape[0]) -> None:
                 t = torch.empty(rows, dtype=torch.int64, device="meta")
                 x = make()
-                _, state, _ = engine.ENGINE.index_loss(mapping, x, t, save=True)
+                _, state, *_ = engine.ENGINE.index_loss(mapping, x, t, save=True)
                 engine.ENGINE.index_loss_grad(mapping, x, t, torch.empty(rows, device="meta"), state)
 
             yield Case(f"forward/{name} {label}", forward, name in MAIN and shape[-1] in (1024, 128_256))
