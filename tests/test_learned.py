@@ -300,3 +300,14 @@ def test_more_classes_to_choose_than_there_are():
     k = torch.tensor(5.0, requires_grad=True)
     with pytest.raises(ValueError, match="can't be chosen of 3"):
         A.budget(torch.zeros(2, 3, requires_grad=True), k)
+
+
+def test_a_row_without_classes_that_a_loss_leaves_out():
+    x, t = torch.tensor([[1.0, 0.5, 0.0, 2.0], [-torch.inf] * 4]), torch.tensor([1, -100])
+    for shape in ("linear", "sigmoid"):
+        k = torch.tensor(1.0, requires_grad=True)
+        A.fenchel_young(A.Budget(k, shape), x, t, ignore_index=-100, reduction="sum").backward()
+        whole = k.grad.clone()
+        k.grad = None
+        A.fenchel_young(A.Budget(k, shape), x[:1], t[:1], reduction="sum").backward()
+        assert torch.equal(k.grad, whole)

@@ -293,3 +293,32 @@ def test_explain_says_so():
     text = str(am.explain(Softplus(1.5), np.zeros((64, 512), np.float32)))
     assert "forward     tabled (a table of " in text
     assert "cells from -" in text
+
+
+@pytest.mark.parametrize("knee", [5.0, 9.0, 40.0])
+def test_a_function_that_changes_far_from_0_has_no_old_table(knee):
+    x = np.random.default_rng(0).normal(size=(512, 600)).astype("float32") * 4
+    ends = [100.0]
+    mapping = am.Ratio(lambda x: np.where(np.abs(x) < ends[0], 1.0 + x * x, 1.0 + ends[0] ** 2))
+    before = am.apply(mapping, x)
+    ends[0] = knee
+    with am.use("reference"):
+        want = am.apply(mapping, x.astype("float64"))
+    np.testing.assert_allclose(am.apply(mapping, x), want, rtol=2e-6, atol=1e-9)
+    assert (abs(before - want).max() > 1e-4) == (knee < 20.0)
+
+
+def test_a_function_without_a_derivative_has_a_table_where_torch_records_nothing():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(512, 600, generator=torch.Generator().manual_seed(0))
+    factor = torch.tensor(0.5, requires_grad=True)
+    plain, held = am.Ratio(lambda x: x.cosh()), am.Ratio(lambda x: 1.0 + factor * x * x)
+    am.apply(plain, x)
+    assert plain._tables is not None
+    assert am.apply(held, x).requires_grad
+    with torch.no_grad():
+        assert not am.apply(held, x).requires_grad
+    assert am.explain(plain, x).rows[0][1] == "tabled"
+    assert am.explain(plain, x.requires_grad_()).rows[0][1] == "reference"
+    with am.use("tabled"), pytest.raises(RuntimeError, match="no derivative of its own"):
+        am.apply(plain, x)

@@ -227,6 +227,13 @@ class _Loss(torch.autograd.Function):
 # -- the kind of a call, and the fast path: the CPU engine takes any axis, mask and strides --------------------------------
 
 
+def _records(mapping: Mapping, x: Tensor) -> bool:
+    """True if autograd, or a tracer, records the formula of a map that is `traced`: of the scores, or of what its functions hold."""
+    if _compiling() or modes() or torch_exports() or recorded(x):
+        return True
+    return _grad() and reference.differentiable(mapping, x.reshape(-1, x.shape[-1])[:1]).requires_grad
+
+
 def _implicit(mapping: Mapping, x: Tensor) -> Tensor:
     spec = spec_of(mapping) if mapping.iterative and not torch_exports() else None
     if spec is None:
@@ -255,7 +262,7 @@ class TorchBridge(Bridge):
     def apply(self, mapping: Mapping, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if mapping.hides_a_class:
             return seen(self.apply(*mapping.with_hidden(x, xp)))
-        if transformed() or mapping.traced or needs_plain(mapping, x):
+        if transformed() or needs_plain(mapping, x) or (mapping.traced and _records(mapping, x)):
             return _implicit(mapping, x)
         learning = learns(mapping)
         wants = learning or recorded(x)

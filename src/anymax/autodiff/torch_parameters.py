@@ -25,7 +25,7 @@ def needs_plain(mapping: Mapping, x: Tensor, op: str = "forward") -> bool:
 
     It is an error if `anymax.use` asks for an engine, none of which has such a derivative.
     """
-    if unlearned(op, mapping) is None:
+    if unlearned(op, mapping, x) is None:
         return False
     if kernels.asked() is not None:
         kernels.choose(op, mapping, x)

@@ -109,7 +109,7 @@ def use(name: str) -> contextlib.AbstractContextManager[None]:
 
 def _refusal(engine: Engine, op: str, mapping: Mapping, x: Any) -> str | None:
     """Why an engine can't compute an operation, with the derivatives that are asked for; None if it can."""
-    learning = None if engine is reference.ENGINE or op == SLOPE else unlearned(op, mapping)
+    learning = None if engine is reference.ENGINE or op == SLOPE else unlearned(op, mapping, x)
     return learning or engine.refuse(_asked_of_engines(op, mapping), mapping, x)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import os
 from collections.abc import Callable
+from typing import Any
 
 from .._array import recorded
 from .._core.mapping import Mapping
@@ -29,8 +30,11 @@ def quickest() -> Callable[[], str | None]:
     return asked if environment else forced.get
 
 
-def unlearned(op: str, mapping: Mapping) -> str | None:
-    """Why no engine takes a parameter that torch differentiates: its derivative does not follow from p; None if there is none."""
+def unlearned(op: str, mapping: Mapping, x: Any = None) -> str | None:
+    """Why torch must see plain operations: for a parameter whose derivative does not follow from p, or a map without a derivative of its
+    own whose scores have a gradient; None if it need not."""
+    if mapping.traced and x is not None and recorded(x):
+        return f"{mapping.name} has no derivative of its own, and the scores have a gradient; plain operations have it"
     values = mapping.params()
     if not recorded(*values.values()):
         return None

@@ -165,7 +165,9 @@ def _link(mapping: Mapping, x: Array) -> Link:
     if link.params is None:
         return link
     number = one_for_all(link)
-    more = number is not None and number.kind == "budget" and number.param > x.shape[-1]  # each class gets 1 of an array
+    more = (
+        number is not None and number.kind == "budget" and number.param > x.shape[-1]
+    )  # each class gets 1 of an array
     return broadcast(link, x, (*x.shape[:-1], 1)) if number is None or more else number
 
 

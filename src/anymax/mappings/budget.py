@@ -151,6 +151,9 @@ class Budget(Separable):
         """`d Omega* / dk = tau`, plus 1/2 for "linear", whose Omega is 0 at the vertices by half of the sum."""
         x, keep, _ = finite_scores(x, xp)
         tau = self._threshold_beside(x, keep, p, like(self.k, x, xp), xp)
+        tau = xp.where(
+            xp.any(keep, axis=-1, keepdims=True), tau, xp.zeros_like(tau)
+        )  # a row without classes has no price
         return tau + 0.5 if self.shape == "linear" else tau
 
     def omega_slope(self, q: Array, xp: Namespace) -> Array:
