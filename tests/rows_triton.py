@@ -61,7 +61,7 @@ def planned(form):
 
 
 def served(case):
-    return not isinstance(engine.triton_link(case.mapping), str)
+    return engine.refuse_map("forward", case.mapping) is None
 
 
 SERVED = tuple(c for c in CASES if served(c))
@@ -564,6 +564,202 @@ def test_the_gradient_in_alpha():
         close(a, b, 1e-5)
 
 
+# -- the derivative by a parameter ----------------------------------------------------------------------------------------------
+
+ALPHAS = (0.7, 1.0, 1.0001, 1.3, 1.5, 2.0, 2.5, 4.0)
+LEARNED = {
+    **{f"entmax-{alpha:g}": am.Entmax(alpha) for alpha in ALPHAS if alpha != 1.0},
+    **{f"normmax-{alpha:g}": am.NormMax(alpha) for alpha in (1.3, 2.0, 4.0, 30.0)},
+    "budget": am.Budget(2.5),
+    "entmax-rows": am.Entmax(torch.tensor(ALPHAS)[:, None]),
+    "entmax-one": am.Entmax(torch.tensor(1.0)),
+    "normmax-rows": am.NormMax(torch.tensor([1.1, 1.5, 2.0, 2.5, 3.0, 4.0, 8.0, 30.0])[:, None]),
+    "budget-rows": am.Budget(torch.tensor([1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5])[:, None]),
+}
+
+
+def learned(name):
+    return on(LEARNED[name], lambda a: torch.as_tensor(a, device=DEVICE))
+
+
+def parameter(mapping):
+    return "k" if isinstance(mapping, am.Budget) else "alpha"
+
+
+def slopes(mapping, p, g):
+    """By the engine, and by the reference in fp64; p and g serve as scores, too, which nobody reads."""
+    name = parameter(mapping)
+    assert kernels.choose("slope", mapping, p) is engine.ENGINE
+    got = engine.ENGINE.slope(mapping, name, p, p, g)
+    assert got.dtype is torch.float32
+    return got, wide(lambda p, g: reference.ENGINE.slope(mapping, name, p, p, g), p, g)
+
+
+def scale_of(mapping, p, g, want):
+    """How large the terms are whose sum a slope is."""
+    most = float(g.abs().max()) if g.numel() else 1.0
+    return max(1.0, most) * max(1.0, float(want.nan_to_num().abs().max()))
+
+
+@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize(
+    ("n", "sigma", "form"), [(5, 1.0, "whole"), (129, 2.0, "whole"), (LONG, 0.02, "steps"), (LONG, 4.0, "steps")]
+)
+def test_slope_is_the_references(name, n, sigma, form):
+    mapping = learned(name)
+    x, g = rows(n, sigma=sigma, batch=(8,)), rows(n, seed=9, batch=(8,))
+    p = wide(lambda t: am.apply(mapping, t), x).float()
+    with planned(form):
+        got, want = slopes(mapping, p, g)
+    assert got.shape == (8, 1)
+    close(got, want, 3e-6 * scale_of(mapping, p, g, want))
+
+
+@pytest.mark.parametrize("form", ["whole", "steps"])
+@pytest.mark.parametrize("name", ["entmax-1.3", "entmax-2.5", "entmax-rows", "normmax-2", "normmax-rows", "budget"])
+def test_slope_of_strange_rows_and_ties(name, form):
+    """Ties, one class alone, all but equal ones, NaN, nothing but zeros; g is not read where p is 0."""
+    mapping = learned(name)
+    p = torch.zeros(8, 150, device=DEVICE)
+    p[0, 3:7], p[1, 149], p[2] = 0.25, 1.0, 1 / 150
+    p[3, ::50], p[4, 7], p[7, :2] = torch.tensor([0.5, 0.3, 0.2], device=DEVICE), torch.nan, 0.5
+    p[6, ::2] = torch.linspace(0.1, 1.0, 75, device=DEVICE) / 41.25
+    g = rows(150, batch=(8,), seed=3)
+    with planned(form):
+        got, want = slopes(mapping, p, g)
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=3e-5, equal_nan=True)
+        assert got[4].isnan().all()
+        assert not got[[1, 5]].any()
+        unread = torch.where(p == 0.0, torch.inf, g)
+        assert torch.equal(engine.ENGINE.slope(mapping, parameter(mapping), p, p, unread)[5:], got[5:])
+
+
+@pytest.mark.parametrize("form", ["whole", "steps"])
+def test_slope_of_steep_rows_is_finite(form):
+    """p^(2 - alpha) of the smallest floats is beyond all floats, and sum p^alpha below them."""
+    p = torch.full((3, 200), 1e-37, device=DEVICE)
+    p[0, 50], p[1, 60:], p[2, :140] = 1.0, 1 / 140, 1 / 140  # in steps, the smallest are seen first or last
+    g = rows(200, batch=(3,), seed=4)
+    with planned(form):
+        for alpha in (3.0, 8.0, torch.tensor([[5.0], [100.0], [3.0]], device=DEVICE)):
+            got, want = slopes(am.Entmax(alpha), p, g)
+            close(got, want, 3e-6 * scale_of(None, p, g, want))
+
+
+def of_normmax(p, g, alpha):
+    """<g, dp/dalpha> of a row by 300 digits, in which the sum of the powers of all but the largest p is not lost."""
+    mp = pytest.importorskip("mpmath").mp.clone()
+    mp.dps = 300
+    p, g, alpha = [mp.mpf(v) for v in p.tolist()], [mp.mpf(v) for v in g.tolist()], mp.mpf(alpha)
+    mass = sum(v**alpha for v in p)
+    rise = (sum(v**alpha * mp.log(v) for v in p) / mass - mp.log(mass) / alpha) / alpha
+    a = [(mass * v ** (2 - alpha) * rise - v * mp.log(v)) / (alpha - 1) for v in p]
+    mean = sum(v * h for v, h in zip(p, g))
+    return float(sum(v * (h - mean) for v, h in zip(a, g)))
+
+
+@pytest.mark.parametrize("form", ["whole", "steps"])
+@pytest.mark.parametrize("alpha", [1.01, 3.0, 12.0, 45.0])
+def test_slope_of_steep_norms_keeps_its_digits(alpha, form):
+    """The derivative of a norm falls as fast as the sensitivity to it grows: up to a large product."""
+    n = 150
+    p, g = torch.zeros(4, n, device=DEVICE), rows(n, batch=(4,), seed=4)
+    p[0, :2], p[1, ::70], p[2, 100:105] = (
+        *(torch.tensor(t, device=DEVICE) for t in ([0.9, 0.1], [0.9, 0.06, 0.04])),
+        0.2,
+    )
+    p[3] = 1.0 / n
+    p[3, :75] *= 1.5
+    p[3, 75:] *= 0.5
+    want = [of_normmax(p[i][p[i] > 0], g[i][p[i] > 0], alpha) for i in range(4)]
+    with planned(form):
+        got = engine.ENGINE.slope(am.NormMax(alpha), "alpha", p, p, g)
+    torch.testing.assert_close(got.double().flatten(), torch.tensor(want, device=DEVICE).double(), rtol=3e-5, atol=1e-5)
+
+
+def test_slope_of_an_alpha_out_of_its_range_is_nan():
+    p, g = torch.full((2, 4), 0.25, device=DEVICE), rows(4, batch=(2,), seed=1)
+    for kind, alpha in ((am.Entmax, [[-1.0], [1.5]]), (am.NormMax, [[0.5], [1.5]])):
+        with unchecked():  # as on a device, where the values are not read
+            mapping = kind(torch.tensor(alpha, device=DEVICE))
+        got = engine.ENGINE.slope(mapping, "alpha", p, p, g)
+        assert got.isnan().flatten().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["entmax-1.3", "entmax-2", "entmax-4", "normmax-2", "budget"])
+def test_slope_of_halves(name, dtype):
+    mapping, x, g = learned(name), rows(97, dtype, batch=(3,)), rows(97, dtype, batch=(3,), seed=4)
+    p = engine.ENGINE.forward(mapping, x)
+    for form in ("whole", "steps"):
+        with planned(form):
+            got, want = slopes(mapping, p, g)
+            close(got, want, 3e-6 * scale_of(mapping, p, g, want))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["entmax-1.5", "entmax-rows", "normmax-2"])
+def test_slope_of_layouts(name, layout):
+    mapping, p, g = learned(name), rows(20, batch=(3, 4)).softmax(-1), rows(20, batch=(3, 4), seed=5)
+    if name == "entmax-rows":
+        mapping = am.Entmax(torch.linspace(1.0, 3.0, 12, device=DEVICE).reshape(3, 4, 1))
+        if layout == "four axes apart":
+            mapping = am.Entmax(mapping.alpha.reshape(3, 2, 2, 1, 1))
+    p, g = LAYOUTS[layout](p), LAYOUTS[layout](g)
+    want = engine.ENGINE.slope(mapping, "alpha", p, p.contiguous(), g.contiguous())
+    close(engine.ENGINE.slope(mapping, "alpha", p, p, g), want, 1e-6)
+    close(want, slopes(mapping, p, g)[1], 1e-5)
+
+
+@pytest.mark.parametrize(("batch", "form"), [(8, "whole"), (3, "whole"), (8, "steps"), (3, "steps")])
+@pytest.mark.parametrize("name", ["entmax-2.5", "normmax-4", "budget"])
+def test_slope_of_rows_that_begin_anywhere(name, batch, form, monkeypatch):
+    mapping, dtype = learned(name), "bfloat16"
+    p = rows(101, dtype, batch=(batch,)).float().softmax(-1).to(torch.bfloat16)
+    g = rows(101, dtype, batch=(batch,), seed=1)
+    monkeypatch.setattr(plans, "SHIFTED", 16)
+    assert operands.PlainRows(p, g=g).shift == (1 if batch == 8 else 2)
+    with planned(form):
+        got, want = slopes(mapping, p, g)
+    close(got, want, 3e-6 * scale_of(mapping, p, g, want))
+
+
+def test_slope_beyond_32_bits():
+    store = torch.empty(2**31 + 64, dtype=torch.float16, device=DEVICE)
+    p, g = (store.as_strided((2, 3), (1, 2**30), at) for at in (0, 8))
+    p.copy_(torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.75, 0.25]]))
+    g.copy_(rows(3, "float16", batch=(2,), seed=1))
+    want = engine.ENGINE.slope(am.Entmax(1.3), "alpha", p, p.contiguous(), g.contiguous())
+    assert torch.equal(engine.ENGINE.slope(am.Entmax(1.3), "alpha", p, p, g), want)
+
+
+def test_slope_without_rows_or_classes():
+    for shape in ((0, 5), (3, 0), (2, 0, 4)):
+        p = torch.zeros(shape, device=DEVICE)
+        got = engine.ENGINE.slope(am.Entmax(1.5), "alpha", p, p, p)
+        assert got.shape == (*shape[:-1], 1)
+        assert not got.any()
+
+
+@pytest.mark.parametrize("kind", [am.Entmax, am.NormMax, am.Budget])
+def test_the_slope_serves_autograd(kind, monkeypatch):
+    """One parameter for all rows and one for each, whose gradients are sums over rows."""
+    if kind is am.NormMax and not REAL:
+        pytest.skip("its p for an alpha that is a tensor is not from this engine, which the interpreter is asked for")
+    calls, before = [], launch.slope
+    monkeypatch.setattr(launch, "slope", lambda *given: calls.append(before(*given)))
+    x = rows(40, batch=(3, 4)).requires_grad_()
+    for shape in ((), (4, 1), (3, 4, 1)):
+        value = torch.full(shape, 2.5, device=DEVICE, requires_grad=True)
+        got = torch.autograd.grad((am.apply(kind(value), x) ** 2).sum(), (x, value))
+        y, same = x.detach().double().requires_grad_(), value.detach().double().requires_grad_()
+        with am.use("reference"):
+            want = torch.autograd.grad((am.apply(kind(same), y) ** 2).sum(), (y, same))
+        for a, b in zip(got, want):
+            close(a, b, 2e-5)
+    assert len(calls) == 3
+
+
 # -- losses and logarithms ------------------------------------------------------------------------------------------------------
 
 LOSSES = tuple(c for c in QUICK if c.mapping.facts.has_potential and c.mass == 1.0)
@@ -607,7 +803,7 @@ def test_the_gradient_of_a_loss_from_the_lanes_that_it_found(case, form):
     x[4, 3] = torch.nan
     scale = torch.arange(1.0, 6.0, device=DEVICE)
     with planned(form):
-        _, saved, *_ = engine.ENGINE.index_loss(mapped(case), x, t, save=True, ignored=-100)
+        saved = engine.ENGINE.index_loss(mapped(case), x, t, save=True, ignored=-100).saved
         grad = lambda state: engine.ENGINE.index_loss_grad(mapped(case), x, t, scale, state, ignored=-100)  # noqa: E731
         got, want = grad(saved), grad(saved.state)
         counts = saved.memory[saved.first + 5 * saved.few :]

@@ -18,7 +18,7 @@ import anymax as am
 from anymax import kernels
 from anymax._random.noises import find
 from anymax.kernels import triton as engine
-from anymax.kernels.link import WITHOUT_LOG, WITHOUT_LOSS
+from anymax.kernels.link import KINDS, WITH_SLOPE, WITHOUT_LOG, WITHOUT_LOSS
 from anymax.kernels.triton import ragged
 
 ROOT = str(Path(__file__).parents[1])
@@ -43,11 +43,13 @@ WORDS = {  # of the names in rows_triton.py: one process each
     "rows": "flat or layouts or masks",
     "strange": "strange or huge or ties or offsets or perturb_max or alpha",
     "backward": "backward and not logarithms",
+    "slopes": "slope and not backward",
     "losses": "index_losses",
 }
 BRIEF = (
     "forward_is and 5- and not normal and not array-3.5 or backward_is and 3-whole or index_losses and 2-whole "
-    "or two_rows_of and 0.9-False or ties and whole and SparseSoftmax or in_place and Sparsemax and few or many_lanes and 40-parts"
+    "or two_rows_of and 0.9-False or ties and whole and SparseSoftmax or in_place and Sparsemax and few or many_lanes and 40-parts "
+    "or slope and (references and 129 or steep_rows and steps or serves and Entmax)"
 )
 GROUPS = grouped(WORDS, BRIEF)
 
@@ -146,12 +148,14 @@ def launches(monkeypatch, mapping, n, dtype):
     link = engine.triton_link(mapping)
     _, saved = engine.ENGINE.forward_saving(mapping, x, keep)
     engine.ENGINE.vjp(mapping, x, x, x, saved)
+    if link.kind in WITH_SLOPE:
+        engine.ENGINE.slope(mapping, KINDS[link.kind].parameter, x, x, x)
     if link.kind not in WITHOUT_LOG:
         engine.ENGINE.log_forward(mapping, x)
         if link.kind != "sigsoftmax":
             engine.ENGINE.log_vjp(mapping, x, x, x)
     if link.kind not in ("perturb_max", *WITHOUT_LOSS):
-        _, state, *_ = engine.ENGINE.index_loss(mapping, x, t, save=True)
+        state = engine.ENGINE.index_loss(mapping, x, t, save=True).saved
         engine.ENGINE.index_loss_grad(mapping, x, t, torch.ones(4), state)
         if link.params is None:
             engine.ENGINE.threshold(mapping, x)

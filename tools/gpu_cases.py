@@ -53,14 +53,22 @@ def row_cases() -> Iterator[Case]:
             def loss(mapping: Any = maps[name], make: Any = make, rows: int = shape[0]) -> None:
                 t = torch.empty(rows, dtype=torch.int64, device="meta")
                 x = make()
-                _, state, *_ = engine.ENGINE.index_loss(mapping, x, t, save=True)
+                state = engine.ENGINE.index_loss(mapping, x, t, save=True).saved
                 engine.ENGINE.index_loss_grad(mapping, x, t, torch.empty(rows, device="meta"), state)
 
+            def slope(mapping: Any = maps[name], make: Any = make) -> None:
+                engine.ENGINE.slope(mapping, "alpha", make(), make(), make())
+
             yield Case(f"forward/{name} {label}", forward, name in MAIN and shape[-1] in (1024, 128_256))
+            if shape == MOST and engine.refuse_map("slope", maps[name]) is None:
+                yield Case(f"slope/{name} {label}", slope, False)
             if name in MAIN[:2] and shape[-1] >= MOST[-1]:
                 yield Case(f"backward/{name} {label}", backward, False)
                 if shape[-1] <= 128_256:
                     yield Case(f"loss/{name} {label}", loss, shape == MOST)
+                if name == "entmax15":
+                    each = am.Entmax(torch.empty(shape[0], 1, device="meta"))
+                    yield Case(f"slope/entmax one a row {label}", functools.partial(slope, each), False)
 
 
 def attention_cases() -> Iterator[Case]:

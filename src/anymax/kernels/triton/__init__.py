@@ -1,8 +1,9 @@
 """The GPU engine: row kernels in Triton for torch tensors on CUDA and ROCm. Triton is imported with the first such tensor.
 
 Each family of maps has one kernel, with the link as a compile-time name: `separable` (sparsemax, entmax, budget, normmax), `truncated`
-(top-k, top-p), `dense` (softmax, sigsoftmax, Taylor), `perturb`; and there is `backward`. The kernels compute in fp32 on fp32, bf16 and
-fp16, with any strides and without a copy for a mask. Under TRITON_INTERPRET=1 `anymax.use("triton")` runs on the CPU, slowly, for tests.
+(top-k, top-p), `dense` (softmax, sigsoftmax, Taylor), `perturb`; and there are `backward` and `slope`. The kernels compute in fp32 on fp32,
+bf16 and fp16, with any strides and without a copy for a mask. Under TRITON_INTERPRET=1 `anymax.use("triton")` runs on the CPU, slowly, for
+tests.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def _apart(mapping: Mapping, x: Array, mask: Array | None, out: Array) -> bool:
 
 class Triton(Engine):
     name = "triton"
-    ops = ("forward", "log_forward", "vjp", "log_vjp", "index_loss", "threshold")
+    ops = ("forward", "log_forward", "vjp", "log_vjp", "index_loss", "threshold", "slope")
     compiled = takes_mask = True
 
     def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
@@ -188,6 +189,15 @@ class Triton(Engine):
     def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
         return _backward(mapping, False, x, p, g, saved)
 
+    def slope(self, mapping: Mapping, name: str, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
+        """In fp32, from p alone: it does not need what a forward saved."""
+        if mapping.scales_scores:
+            return super().slope(mapping, name, x, p, g, saved)
+        launch, link = prepared(mapping)
+        out = launch.numbers(p, *p.shape[:-1], 1)
+        launch.slope(link, p, g, out)
+        return out
+
     def log_vjp(self, mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
         return _backward(mapping, True, x, log_p, g)
 
@@ -245,6 +255,8 @@ def warm_up(mapping: Mapping, shape: tuple[int, ...], dtype: Any, device: Any) -
             p, saved = ENGINE.forward_saving(mapping, x, mask)
         ENGINE.vjp(mapping, x, p, x, saved)
         ENGINE.vjp(mapping, x, p, x)
+        if has("slope"):
+            ENGINE.slope(mapping, str(KINDS[prepared(mapping)[1].kind].parameter), x, p, x)
         if has("log_forward"):
             log_p = ENGINE.log_forward(mapping, x)
             if has("log_vjp"):

@@ -19,6 +19,7 @@ from .operands import Cut, Laid, RaggedRows, lay_out, on_device_of, per_row
 from .perturb import perturb_rows
 from .plans import SOLVING, few_lanes, loosened, plan, shallow, span, unpaired
 from .separable import separable_rows
+from .slope import slope_rows
 from .tile import survey_parts
 from .truncated import truncated_rows
 
@@ -321,6 +322,29 @@ def _backward(
     numbers = (spread, *rows.sizes, *rows.steps("scores", "x", "g", "out"), float(param), rows.count)
     call(backward_rows, pointers, numbers, options, call.parts or 1)
     rows.finish()
+
+
+def slope(link: Link, p: Tensor, g: Tensor, out: Tensor) -> None:
+    """<g, dp/dparam> of each row, written to `out` [rows], contiguous fp32: of entmax, normmax and budget."""
+    if not p.numel():
+        out.zero_()
+        return
+    call = functools.partial(_slope, link, p, g, out)
+    if link.params is not None or plans.forced:
+        call()
+    else:
+        replay.repeated(("slope", link), (p, g, out), call)
+
+
+def _slope(link: Link, p: Tensor, g: Tensor, out: Tensor) -> None:
+    each, c = link.params is not None and link.kind != "budget", 0.0 if link.kind == "budget" else link.param - 1.0
+    rows = lay_out(None, p, g=g)
+    p, g = rows.held["x"], rows.held["g"]
+    params = per_row(link.params, p, 1.0) if each else p
+    call = _Call("slope", rows)
+    form = "each" if each else "late" if c >= 0.5 else "early"
+    options = {"MAP": link.kind, "FORM": form, "STEEP": each or c > 1.0, "PER_ROW": each, **call.tile}
+    call(slope_rows, (p, g, out, params), (*rows.sizes, *rows.steps("x", "g"), float(c)), options)
 
 
 # -- operations, for the engine -----------------------------------------------------------------------------------------------------

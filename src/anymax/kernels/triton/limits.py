@@ -22,8 +22,6 @@ def taken(link: Link, name: str) -> Link | str:
         if noise not in NOISES:
             scale = f"at scale {link.param:g}" if one else "with a scale for each row"
             return f"it has no kernel for the noise {noise!r} {scale}; it knows {', '.join(NOISES)}"
-    if link.kind == "normmax" and link.params is not None:
-        return "it takes one alpha of normmax for all rows"
     if link.kind == "topk" and link.params is not None:
         return "it takes one k for all rows"
     if link.kind == "taylor" and link.param > MOST_ORDER:
@@ -36,6 +34,8 @@ def refuse(op: str, link: Link | str) -> str | None:
     if reason := refuse_link(op, link):
         return reason
     assert not isinstance(link, str), link
+    if op != "slope" and link.kind == "normmax" and link.params is not None:
+        return "it takes one alpha of normmax for all rows"
     if op == "log_vjp" and link.kind == "sigsoftmax":
         return "it has no backward of log p for sigsoftmax"
     if op in ("index_loss", "threshold") and link.kind == "perturb_max":

@@ -50,6 +50,7 @@ FAMILIES = {
     "truncated": Family(2048, 16384, ((math.inf, 4, 16),), paired=2),
     "nucleus": Family(1024, 16384, ((math.inf, 2, 16),), two=8192),
     "backward": Family(1024, 16384, ((65536, 2, 16), (math.inf, 4, 16))),
+    "slope": Family(1024, 4096, ((65536, 2, 8), (math.inf, 2, 16))),  # one pass, so that no row need stay in registers
 }
 LONGEST_TILE = max(family.whole for family in FAMILIES.values())
 SHIFTED = 512  # unaligned rows with at least so many classes are read in packs of 16 bytes, in spite of their two ends
