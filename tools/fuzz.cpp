@@ -296,7 +296,7 @@ struct Case {
     bool wild = false;     // a parameter at the ends of its range: no law but that of memory
     bool in_place = false;
     bool junk = false;     // p or the support are not those of x
-    Operand x, p, g, mask;
+    Operand x, p, g, mask, upper;  // upper: of ANYMAX_BOUNDED, in the wide dtype
     Block params, index, scale, tau, s_index, s_value, s_count;  // those that are read
     bool saves = false, reads_support = false, with_tau = false, reads_tau = false, with_slope = false;
     int64_t capacity = 0;
@@ -305,6 +305,7 @@ struct Case {
     int32_t wide() const { return dtype == ANYMAX_F64 ? ANYMAX_F64 : ANYMAX_F32; }
     double param_of(int64_t row) const { return per_row.empty() ? param : per_row[row]; }
     bool softmax(int64_t row) const { return map == ANYMAX_SOFTMAX || (map == ANYMAX_ENTMAX && param_of(row) == 1.0); }
+    double bound(int64_t row, int64_t i) const { return std::min(upper.get(row, i), 1.0); }
     double score(int64_t row, int64_t i) const { return mask.block.data && mask.get(row, i) == 0.0 ? -INF : x.get(row, i); }
     int64_t target(int64_t row) const { return ((const int64_t *)index.data)[row]; }
     Shape result() const { return op == ANYMAX_LARGEST ? Shape{shape.outer, shape.inner, k} : shape; }
@@ -369,7 +370,7 @@ Result perform(const Case &c, const How &how) {
     call.op = c.op, call.map = c.map, call.dtype = c.dtype, call.noise = c.noise, call.nodes = c.nodes;
     call.outer = shape.outer, call.inner = shape.inner, call.n = shape.n, call.param = c.op == ANYMAX_LARGEST ? (double)c.k : c.param;
     call.params = (const double *)c.params.data;
-    call.x = c.x.view(), call.p = c.p.view(), call.g = c.g.view(), call.mask = c.mask.view();
+    call.x = c.x.view(), call.p = c.p.view(), call.g = c.g.view(), call.mask = c.mask.view(), call.upper = c.upper.view();
     call.index = (const int64_t *)c.index.data, call.scale = c.scale.data;
     call.pool = how.pool;
     std::vector<char> before;
@@ -397,7 +398,7 @@ Result perform(const Case &c, const How &how) {
     }
     if (c.reads_support) call.support = anymax_support{(int32_t *)c.s_index.data, c.s_value.data, (int32_t *)c.s_count.data, c.capacity};
 
-    const Block *inputs[] = {&c.x.block, &c.p.block, &c.g.block, &c.mask.block, &c.params, &c.index, &c.scale, &c.tau, &c.s_index, &c.s_value, &c.s_count};
+    const Block *inputs[] = {&c.x.block, &c.p.block, &c.g.block, &c.mask.block, &c.params, &c.index, &c.scale, &c.tau, &c.s_index, &c.s_value, &c.s_count, &c.upper.block};
     std::vector<std::vector<char>> held;
     for (const Block *b : inputs) held.push_back(b->copy());
 
@@ -406,6 +407,7 @@ Result perform(const Case &c, const How &how) {
         for (anymax_view *v : {&call.x, &call.p, &call.g, &call.out})
             if (v->data) v->data = (char *)v->data + (o * v->outer + i * v->inner) * size_of(c.dtype);
         if (call.mask.data) call.mask.data = (char *)call.mask.data + o * call.mask.outer + i * call.mask.inner;
+        if (call.upper.data) call.upper.data = (char *)call.upper.data + (o * call.upper.outer + i * call.upper.inner) * wide;
         if (call.params) call.params += r;
         if (call.index) call.index += r;
         if (call.scale) call.scale = (const char *)call.scale + r * wide;
@@ -429,7 +431,7 @@ Result perform(const Case &c, const How &how) {
     if ((_mm_getcsr() & 0xffc0u) != csr) fail("the rounding mode was changed");
 #endif
     for (size_t i = 0; i < held.size(); i++)
-        if (!inputs[i]->is(held[i])) fail("operand %zu of x, p, g, mask, params, index, scale, tau, support was written to", i);
+        if (!inputs[i]->is(held[i])) fail("operand %zu of x, p, g, mask, params, index, scale, tau, support, upper was written to", i);
 
     Result r;
     r.width = result.n, r.capacity = c.capacity > 0 ? c.capacity : 1;
@@ -529,6 +531,7 @@ double a_param(Random &random, int32_t map, int64_t n, bool &wild) {
         case ANYMAX_TOPP:
             return random.chance(0.4) ? random.real(1e-3, 1.0) : random.pick({0.1, 0.5, 0.9, 0.99, 1.0, 1e-300, 1e-9, 1.0 - 1e-12});
         case ANYMAX_TAYLOR: return random.pick({2.0, 2.0, 4.0, 6.0, 8.0, 16.0, 64.0});
+        case ANYMAX_BOUNDED: return random.chance(0.3) ? random.real(1.0, 2.0) : random.pick({1.0, 1.0, 1.25, 1.3, 4.0 / 3.0, 1.5, 1.5, 2.0, 2.0, 1.0 + 1e-9});
         case ANYMAX_PERTURB:
             if (random.chance(0.03)) return wild = true, random.pick({1e-300, 1e300, 1e-30, 1e30});
             return random.pick({0.1, 0.5, 1.0, 1.0, 3.0, 20.0});
@@ -595,6 +598,11 @@ void borrow_scores(const Case &from, Case &to, int32_t op) {
     to.out = plain;
     for (int64_t r = 0; r < to.shape.rows(); r++)
         for (int64_t i = 0; i < to.shape.n; i++) to.x.set(r, i, from.score(r, i));
+    if (from.upper.block.data) {
+        to.upper.make(to.shape, to.wide(), plain);
+        for (int64_t r = 0; r < to.shape.rows(); r++)
+            for (int64_t i = 0; i < to.shape.n; i++) to.upper.set(r, i, from.upper.get(r, i));
+    }
     if (!from.per_row.empty()) {
         to.params.make(from.params.size, 0);
         memcpy(to.params.data, from.params.data, (size_t)from.params.size);
@@ -657,6 +665,15 @@ void make(Random &random, Case &c, std::vector<const char *> &said) {
     }
     c.x.make(c.shape, c.dtype, layout_of(random, c.shape, kind(), true));
     fill_scores(random, c, said);
+    if (c.map == ANYMAX_BOUNDED) {
+        Layout layout = layout_of(random, c.shape, kind(), true);
+        c.upper.make(c.shape, c.wide(), layout);
+        const double share = random.pick({0.2, 0.9, 1.0, 1.5, 3.0, 20.0}) / (double)n, holes = random.chance(0.3) ? 0.3 : 0.0;
+        const bool alike = random.chance(0.3);
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t i = 0; i < n; i++) c.upper.set(r, i, random.chance(holes) ? 0.0 : alike ? share : random.pick({share, 2.0 * share, share * random.real(), 1.0, 7.0}));
+        if (random.chance(0.03) && rows) c.wild = true, c.upper.set(random.below(rows), random.below(n), random.pick({NaN, -1.0, INF, -INF}));
+    }
     if (random.chance(c.op == ANYMAX_FORWARD ? 0.3 : 0.15)) {
         c.mask.make(c.shape, -1, layout_of(random, c.shape, kind(), true));
         const double share = random.pick({0.02, 0.5, 0.95, 1.0});
@@ -777,11 +794,17 @@ void check_forward(const Case &c, const Result &got) {
         int64_t inside = 0;
         for (int64_t i = 0; i < n; i++) exact += p(i), inside += p(i) > 0.0;
         const double sum = (double)exact;
-        const double goal = c.map == ANYMAX_BUDGET ? std::min(param, (double)row.count) : c.map == ANYMAX_RELU && row.top <= 0.0 ? 0.0 : 1.0;
+        double room = 0.0;
+        for (int64_t i = 0; i < n && c.map == ANYMAX_BOUNDED; i++) {
+            if (c.score(r, i) > -INF) room += c.bound(r, i);
+            if (p(i) > c.bound(r, i) * (1.0 + (c.dtype == ANYMAX_BF16 ? 5e-3 : 1e-3 * (c.dtype == ANYMAX_F16))) + (c.dtype == ANYMAX_F16 ? 6e-8 : 0.0))
+                fail("row %ld, class %ld: p = %.17g above its bound, %.17g", r, i, p(i), c.bound(r, i));
+        }
+        const double goal = c.map == ANYMAX_BOUNDED ? std::min(room, 1.0) : c.map == ANYMAX_BUDGET ? std::min(param, (double)row.count) : c.map == ANYMAX_RELU && row.top <= 0.0 ? 0.0 : 1.0;
         const double more = c.map == ANYMAX_PERTURB ? 1e-6 : 0.0;
         if (!(fabs(sum - goal) <= (slack(c, n) + more) * goal)) fail("row %ld adds up to %.17g, not %.17g", r, sum, goal);
         if (c.map == ANYMAX_TOPK && (double)inside > param) fail("row %ld has %ld classes of at most %g", r, inside, param);
-        if (c.map != ANYMAX_TAYLOR && c.map != ANYMAX_PERTURB) {  // a larger score never has less
+        if (c.map != ANYMAX_TAYLOR && c.map != ANYMAX_PERTURB && c.map != ANYMAX_BOUNDED) {  // a larger score never has less
             for (int64_t i = 0; i < n; i++) order[(size_t)i] = i;
             std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return c.score(r, a) < c.score(r, b); });
             const double ulp = c.dtype == ANYMAX_F64 ? 0x1p-52 : c.dtype == ANYMAX_F32 ? 0x1p-23 : 0.0;
@@ -1076,7 +1099,7 @@ void again(Random &random, Case &c, const Result &first) {
 }
 
 void short_calls(const Case &c, const Result &first, Random &random) {
-    if (c.shape.rows() == 0 || c.shape.inner != 1 || c.mask.block.data || !c.per_row.empty() || c.in_place || c.map == ANYMAX_PERTURB) return;
+    if (c.shape.rows() == 0 || c.shape.inner != 1 || c.mask.block.data || !c.per_row.empty() || c.in_place || c.map == ANYMAX_PERTURB || c.map == ANYMAX_BOUNDED) return;
     if ((c.op != ANYMAX_FORWARD && c.op != ANYMAX_LOG) || c.saves) return;
     if (c.x.layout.outer != c.shape.n || c.x.layout.cls != 1 || c.out.outer != c.shape.n || c.out.cls != 1) return;
     const int64_t code = c.op | c.map << 8 | c.dtype << 16 | random.below(2) << 24;
@@ -1140,7 +1163,7 @@ struct Lender {
     static xla_error *create(xla_error_args *a) { fail("XLA is told: %s", a->message); }
 };
 
-bool known_to_xla(const Case &c) { return c.op == ANYMAX_FORWARD && !c.mask.block.data && !c.saves && c.shape.rows() > 0; }
+bool known_to_xla(const Case &c) { return c.op == ANYMAX_FORWARD && c.map != ANYMAX_BOUNDED && !c.mask.block.data && !c.saves && c.shape.rows() > 0; }
 
 // A forward pass as XLA calls for it.
 void by_xla(const Case &c, const Result &want, Lender &lender) {
@@ -1350,7 +1373,7 @@ void decoded(Random &random, const std::string &isa) {
 void ragged(Random &random, const std::string &isa) {
     anymax_call c;
     memset(&c, 0, sizeof c);
-    c.map = (int32_t)random.below(ANYMAX_MAPS), c.dtype = (int32_t)random.below(4);
+    c.map = (int32_t)random.below(ANYMAX_BOUNDED), c.dtype = (int32_t)random.below(4);  // all but Bounded, the last
     const MapRow &map = MAPS[c.map];
     std::vector<int32_t> ops = {ANYMAX_FORWARD, ANYMAX_FORWARD, ANYMAX_VJP};
     if (map.log) ops.insert(ops.end(), {ANYMAX_LOG, ANYMAX_LOG_VJP});
@@ -1755,7 +1778,7 @@ void refused() {
                 good.param = op == ANYMAX_LARGEST ? (double)k : map == ANYMAX_TOPP ? 0.5 : map == ANYMAX_TOPK ? 3.0 : map == ANYMAX_TAYLOR ? 2.0 : 1.5;
                 if (op == ANYMAX_LOG || op == ANYMAX_LOG_VJP) good.param = map == ANYMAX_ENTMAX ? 1.0 : good.param;
                 const anymax_view view{bytes.data(), n, 0, 1};
-                good.x = good.p = good.g = view;
+                good.x = good.p = good.g = good.upper = view;
                 good.out = anymax_view{out.data(), op == ANYMAX_LARGEST ? k : n, 0, 1};
                 good.index = index.data(), good.scale = bytes.data(), good.value = value.data(), good.tau = tau.data();
                 good.positions = (int64_t *)positions.data();
@@ -1811,6 +1834,8 @@ void refused() {
                     map == ANYMAX_PERTURB || op == ANYMAX_LARGEST)
                     for (double v : {NaN, INF, -INF, 0.0, -0.0, -1.0, -1e300})
                         if (v != 0.0 || map != ANYMAX_BUDGET || op == ANYMAX_LARGEST) with("a parameter out of range", [v](anymax_call &c) { c.param = v; });
+                if (map == ANYMAX_BOUNDED) with("no bounds", [](anymax_call &c) { c.upper.data = nullptr; });
+                if (map == ANYMAX_BOUNDED) with("alpha > 2", [](anymax_call &c) { c.param = 2.5; });
                 if (map == ANYMAX_NORMMAX) with("alpha = 1", [](anymax_call &c) { c.param = 1.0; });
                 if (map == ANYMAX_TOPP) with("p > 1", [](anymax_call &c) { c.param = 1.0 + 1e-15; });
                 if (map == ANYMAX_TOPK) with("k < 1", [](anymax_call &c) { c.param = 0.99; });
