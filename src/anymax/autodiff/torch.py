@@ -281,11 +281,8 @@ class TorchBridge(Bridge):
         if not wants:
             return engine.forward(mapping, x, mask)
         with torch.no_grad():
-            made = (
-                (engine.forward(mapping, x, mask), None)
-                if hooked()
-                else (engine.forward_learning if learning else engine.forward_saving)(mapping, x, mask)
-            )
+            saving = engine.forward_learning if learning else engine.forward_saving
+            made = (engine.forward(mapping, x, mask), None) if hooked() else saving(mapping, x, mask)
         return Apply.apply(x, made, mapping, -1, *params_of(mapping))
 
     def quick(self) -> Any:

@@ -48,7 +48,8 @@ def _find(mapping: Mapping) -> Link | str:
         if reason := out_of_range(kind, scale):
             return reason
         return Link(kind, MAPS[kind], float(scale), None, NOISES[noise], nodes or 0)
-    upper: Any = getattr(mapping, "upper") if kind == "bounded" else None  # noqa: B009
+    bounded: Any = mapping
+    upper = bounded.upper if kind == "bounded" else None
     upper = upper if upper is None or is_array(upper) else float(upper)
     attribute = KINDS[kind].parameter
     value: Any = getattr(mapping, attribute) if attribute else 0.0

@@ -319,8 +319,6 @@ class Native(Engine):
         engine, link = load(), mapping if isinstance(mapping, Link) else link_of(mapping)
         if isinstance(engine, str) or isinstance(link, str) or link.params is not None or link.kind in WITHOUT_LOSS:
             return None
-        if slope is None:
-            return engine.loss(mapping, x, index, value, axis, ignored, REDUCTIONS[reduction], save)
         return engine.loss(mapping, x, index, value, axis, ignored, REDUCTIONS[reduction], save, slope)
 
     def quick_loss_grad(
