@@ -1,6 +1,6 @@
 """Errors to 50 digits of every map, and of other packages on the same rows: `python -m benchmarks.accuracy`.
 
-The rows are of the kind of `tests/test_law_accuracy.py`: 2, 5 and 63 scores, normal with standard deviation 8, 1, 0.1 and 0.02,
+The rows are of the kind of `tests/laws/test_law_accuracy.py`: 2, 5 and 63 scores, normal with standard deviation 8, 1, 0.1 and 0.02,
 as they are and, for maps that a common constant does not change, beside 10,000.
 The oracles are those of the tests; they share no code with the library.
 """
@@ -20,7 +20,7 @@ import anymax
 
 from . import report
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "laws"))
 
 import cases
 import laws

@@ -1,5 +1,5 @@
 // Lengths of rows and calls at which a way gives way to another, in classes unless it says otherwise. Of the other files only plan.hpp compares a length
-// with numbers of its own: those that are counted in vectors, and those that a parameter decides; tests/test_plan.py looks for more. Without vectors, so that
+// with numbers of its own: those that are counted in vectors, and those that a parameter decides; tests/kernels/test_plan.py looks for more. Without vectors, so that
 // the doors can include it; all of it is internal to each file, as maps.hpp is.
 #pragma once
 

@@ -9,7 +9,7 @@ battery is marked where it is written:
   two values still meet where a third parameter has m values or more, and none is left out where another parameter has.
 
 JAX compiles a program for each case: of a test that goes over kinds of arrays and over something else, the short battery gives it one case
-in eight. The laws (`test_law_*.py`) give it all of theirs.
+in eight. The laws (`laws/`) give it all of theirs.
 
 `@pytest.mark.long` goes first: half a minute and more in one process, for which no worker is to wait at the end.
 
@@ -32,7 +32,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # What XLA has compiled for one worker serves the others, the processes that tests start, and the next battery.
 os.environ.setdefault(
-    "JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "d" / "jax")
+    "JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[2] / ".pytest_cache" / "d" / "jax")
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
@@ -100,7 +100,7 @@ def left_to_the_whole_battery(item, its_places):
     if marked(item, "whole") or marked(item, "weekly"):
         return True
     thin = [mark.args[0] for mark in item.iter_markers("thin")]
-    if not thin and "kind" in its_places and item.callspec.params["kind"] == "jax" and "test_law_" not in item.nodeid:
+    if not thin and "kind" in its_places and item.callspec.params["kind"] == "jax" and item.path.parent.name != "laws":
         return (sum(its_places.values()) - its_places["kind"]) % 8 != 0
     return any(sum(its_places.values()) % m for m in thin)
 

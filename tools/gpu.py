@@ -11,7 +11,7 @@ as it is done: a crash or a time limit loses that case and no other. What FOLDER
 off goes on where it stopped. The machine needs torch, Triton and NumPy (and pytest for the parity of every option).
 
 smoke   every case of the table of `benchmarks`, once, on all cores at the same time: this compiles all kernels, and checks their results
-parity  tests/*_triton.py and tests/test_cuda.py, in pieces, on all cores
+parity  tests/kernels/*_triton.py and tests/kernels/test_cuda.py, in pieces, on all cores
 bench   the cases again, one after the other, against their peers, on the device's clock
 plans   the plans of each kernel and shape, tiles of attention, and those around them, once, on all cores
 tune    these plans against each other, a shape at a time, on the device's clock
@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(ROOT / "tests" / "kernels"), str(ROOT / "tests" / "laws")]
 
 from tools import gpu_tune  # noqa: E402
 from tools.gpu_jobs import ONE_BY_ONE, Job, begin, finish, lines_of, run  # noqa: E402
@@ -144,7 +144,7 @@ def check(args: argparse.Namespace) -> Iterator[Job]:
     pytest = [sys.executable, *"-m pytest -q -x -p no:cacheprovider".split()]
     for (tool, file), words in SANITIZED.items() if sanitizer else ():
         how = [str(sanitizer), *f"--tool {tool} --error-exitcode 9 --target-processes all".split()]
-        command = [*how, *pytest, f"tests/{file}_triton.py", "-k", words]
+        command = [*how, *pytest, f"tests/kernels/{file}_triton.py", "-k", words]
         yield Job("check", f"{tool} {file} {words}", functools.partial(outside, command, summary), 200)
     if ncu:
         how = [ncu, *f"--clock-control none --csv --metrics {NCU} -k regex:_rows".split()]
@@ -166,7 +166,7 @@ def parity(args: argparse.Namespace) -> Iterator[Job]:
             def pytest_collection_finish(self, session: Any) -> None:
                 ids.extend(item.nodeid for item in session.items)
 
-        files = [str(ROOT / "tests" / name) for name in SUITES]
+        files = [str(ROOT / "tests" / "kernels" / name) for name in SUITES]
         code = pytest.main(["-q", "--collect-only", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *files], [Plugin()])
         return {"ok": int(code) == 0 and bool(ids), "tests": ids}
 

@@ -42,7 +42,7 @@ PRELOADED = (
     "scipy.special",
     "mpmath",
 )  # once, for all children; nothing that brings a plugin of pytest
-NOT_FOR_ONE_SET = "tests/test_native_library.py::test_an_instruction_set_by_the_environment"
+NOT_FOR_ONE_SET = "tests/kernels/test_native_library.py::test_an_instruction_set_by_the_environment"
 
 
 # -- where a piece stands ---------------------------------------------------------------------------------------------------
@@ -63,6 +63,11 @@ def place(fault: Fault, root: Path = ROOT) -> Path:
     raise LookupError(f"{fault.name}: {fault.file} has {here} times, and not once, {fault.old!r} (it stands {where})")
 
 
+def file_of(name: str, root: Path) -> Path | None:
+    """The file of tests that a fault calls by this name, in any room; None where there is none."""
+    return next((root / "tests").rglob(f"test_{name}.py"), None)
+
+
 def lost(root: Path = ROOT) -> list[str]:
     """A sentence for each fault that can't be planted as it is."""
     said = []
@@ -71,8 +76,7 @@ def lost(root: Path = ROOT) -> list[str]:
             place(fault, root)
         except LookupError as error:
             said.append(str(error))
-        tests = [name for name in fault.tests.split() if not (root / "tests" / f"test_{name}.py").is_file()]
-        said += [f"{fault.name}: there is no tests/test_{name}.py" for name in tests]
+        said += [f"{fault.name}: there is no test_{name}.py" for name in fault.tests.split() if not file_of(name, root)]
     return said
 
 
@@ -206,7 +210,7 @@ def tested(folder: Path, files: str, *options: str, library: str) -> tuple[int, 
             sys.path[:] = [str(folder / "src"), str(folder), *(p for p in sys.path if Path(p or ".").resolve() != ROOT)]
             import pytest
 
-            names = [f"tests/test_{name}.py" for name in files.split()]
+            names = [str(file_of(name, folder)) for name in files.split()]
             code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *names, *more]))
         except BaseException:
             traceback.print_exc()
@@ -220,7 +224,7 @@ def tested(folder: Path, files: str, *options: str, library: str) -> tuple[int, 
     seconds = sum(after[2:4]) - sum(before[2:4])
     code = os.waitstatus_to_exitcode(status)
     if code < 0:  # a fault in csrc/ can end the process; faulthandler says in which test
-        at = re.search(r'File ".*?(tests/test_\w+\.py)", line \d+ in (test_\w+)', said)
+        at = re.search(r'File ".*?(tests/\w+/test_\w+\.py)", line \d+ in (test_\w+)', said)
         return 1, f"{at[1]}::{at[2]}, by signal {-code}" if at else said[-300:], round(seconds, 1)
     if code not in (0, 1, 2, 5):
         raise RuntimeError(f"pytest did not run (its code is {code}):\n{said[-3000:]}")
@@ -236,7 +240,7 @@ def seen(folder: Path, fault: Fault, engine: Library | None, short: bool, wide: 
     os.utime(path, (time.time(), time.time()))
     rounds = [("short", fault.tests, ()), ("whole", fault.tests, ("--rest",))]
     if wide:
-        rounds.insert(1, ("short", "", ("--ignore=tests/test_plant.py",)))
+        rounds.insert(1, ("short", "", ("--ignore=tests/project/test_plant.py",)))
     if short:
         rounds = rounds[:1]
     found, spent = {"name": fault.name, "seen": "open" if short else "neither", "by": ""}, 0.0

@@ -72,7 +72,7 @@ def sugar(name: str) -> str:
 
 
 def facts(page: Page) -> str:
-    """The table that `tests/test_facts.py` holds the map to."""
+    """The table that `tests/laws/test_facts.py` holds the map to."""
     f, mapping = page.mapping.facts, page.mapping
     short = sugar(mapping.name)
     rows = [
@@ -185,7 +185,7 @@ def markdown(page: Page) -> str:
         sections["Definition"],
         on_one_vector(page),
         text.section("Facts", facts(page)),
-        "`tests/test_facts.py` checks each line with numbers.",
+        "`tests/laws/test_facts.py` checks each line with numbers.",
         *(sections[title] for title in ("Loss", "Gradient", "When it helps", "When it hurts")),
         text.section("In three frameworks", examples.tabs(examples.MAP, **words)),
         text.section("Measured", measured.of_map(name)),

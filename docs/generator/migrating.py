@@ -1,4 +1,4 @@
-"""The page "Migrating", from the tables of `anymax._core.elsewhere`; `tests/test_docs.py` compares both sides of every row."""
+"""The page "Migrating", from the tables of `anymax._core.elsewhere`; `tests/project/test_docs.py` compares both sides of every row."""
 
 from __future__ import annotations
 

@@ -1,0 +1,459 @@
+"""The GPU engine without a GPU: every kernel in Triton's interpreter, and compiled ahead of time for NVIDIA and AMD."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import anymax as am
+from anymax import kernels
+from anymax._random.noises import find
+from anymax.kernels import triton as engine
+from anymax.kernels.link import KINDS, WITH_SLOPE, WITHOUT_LOG, WITHOUT_LOSS
+from anymax.kernels.triton import ragged
+
+ROOT = str(Path(__file__).parents[2])
+if ROOT not in sys.path:
+    sys.path.append(ROOT)  # tools are no part of the package
+from tools import gpu_launches, gpu_static
+from tools.gpu_launches import KERNELS, Recorder, compiled, described
+
+needs_triton = pytest.mark.skipif(isinstance(engine.load(), str), reason="triton is not installed")
+
+# -- in the interpreter ---------------------------------------------------------------------------------------------------------
+
+
+def grouped(words, brief):
+    """Groups of tests, none in two of them: the brief one first, the one of what no words name last."""
+    groups = {**words, "others": f"not ({' or '.join(f'({w})' for w in words.values())})"}
+    return {"brief": brief, **{name: f"({w}) and not ({brief})" for name, w in groups.items()}}
+
+
+WORDS = {  # of the names in rows_triton.py: one process each
+    "forward": "forward or halves",
+    "rows": "flat or layouts or masks",
+    "strange": "strange or huge or ties or offsets or perturb_max or alpha",
+    "backward": "backward and not logarithms",
+    "slopes": "slope and not backward",
+    "losses": "index_losses",
+}
+BRIEF = (
+    "forward_is and 5- and not normal and not array-3.5 or backward_is and 3-whole or index_losses and 2-whole "
+    "or two_rows_of and 0.9-False or ties and whole and SparseSoftmax or in_place and Sparsemax and few or many_lanes and 40-parts "
+    "or slope and (references and 129 or steep_rows and steps or serves and Entmax)"
+)
+GROUPS = grouped(WORDS, BRIEF)
+
+
+def interpreted(words, *files):
+    """The tests of these files that `words` select, in a process where the interpreter stands in for the compiler."""
+    here = Path(__file__).parent
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", words]
+    out = subprocess.run(
+        [sys.executable, "-m", "pytest", *(str(here / file) for file in files), *options],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        check=False,
+    )
+    assert out.returncode == 0, out.stdout[-3000:] + out.stderr[-1000:]
+    assert " passed" in out.stdout
+
+
+@pytest.mark.long
+@pytest.mark.whole(lambda group: group != "brief")
+@needs_triton
+@pytest.mark.parametrize("group", GROUPS)
+def test_interpreted(group):
+    interpreted(GROUPS[group], "rows_triton.py")
+
+
+SHORT = (
+    "test_gradients and sparsemax and False or launched or options and entmax-1.5 and smoothing or product "
+    "or second_call and top-k or in_place_and or test_unusual or hooks or losses_by and top-k "
+    "or sinkhorn and (masks or 30) or end_of_the_memory or another_device"
+)
+SHORT += " or of_the_reference and (deepseek-v3 or eight) and float32 or any_axis_strides"
+MORE = {
+    "brief": (
+        SHORT,
+        "ragged_triton.py",
+        "layer_triton.py",
+        "replay_triton.py",
+        "router_triton.py",
+        "sinkhorn_triton.py",
+    )
+}
+MORE |= {
+    f"more {name}": (f"not ({SHORT})", f"{name}_triton.py")
+    for name in ("ragged", "layer", "replay", "router", "sinkhorn")
+}
+
+
+@pytest.mark.long
+@pytest.mark.whole(lambda group: group != "brief")
+@needs_triton
+@pytest.mark.parametrize("group", MORE)
+def test_interpreted_ragged_rows_and_output_layers(group):
+    interpreted(*MORE[group])
+
+
+@needs_triton
+@pytest.mark.parametrize("noise", ["normal", "logistic"])
+def test_levels_of_noises_are_those_of_the_reference(noise):
+    depths = np.array([1e-15, 1e-9, 2e-5, 0.5, 0.69, 0.7, 1.0, 3.0, 20.7, 600.0])
+    want = find(noise).level(depths, np)
+    got = np.array([engine.load().level(noise, depth) for depth in depths.tolist()])
+    assert np.abs(got - want).max() <= 1e-12 * np.abs(want).max()
+
+
+# -- ahead of time: what the engine launches, compiled instead -----------------------------------------------------------------
+
+TARGETS = ("sm_80", "sm_90", "gfx942")
+
+
+MAPS = {
+    "softmax": am.Softmax(), "sparsemax": am.Sparsemax(), "entmax-1.5": am.Entmax(1.5), "entmax-1.25": am.Entmax(1.25),
+    "entmax-1.7": am.Entmax(1.7),
+    "entmax-3": am.Entmax(3.0), "entmax-rows": am.Entmax(torch.full((4, 1), 1.4)), "budget": am.Budget(3), "normmax-2": am.NormMax(2.0),
+    "normmax-3": am.NormMax(3.0), "top-k": am.SparseSoftmax(k=5), "top-p": am.SparseSoftmax(p=0.9), "taylor": am.Taylor(4),
+    "sigsoftmax": am.Sigsoftmax(), "perturb-normal": am.PerturbMax("normal"), "perturb-logistic": am.PerturbMax("logistic"),
+}  # fmt: skip
+
+
+def recorded(monkeypatch, module=None, names=KERNELS["launch"]):
+    """The launches of these kernels from here on, in place of which nothing happens."""
+    module, calls = module or engine.load(), []
+    for name in names:
+        monkeypatch.setattr(module, name, Recorder(getattr(module, name), calls))
+    return calls
+
+
+def launches(monkeypatch, mapping, n, dtype):
+    """Every launch that this map has, of rows like these."""
+    calls = recorded(monkeypatch)
+    x = torch.zeros(4, n, dtype=dtype)
+    keep, t = torch.ones(n, dtype=torch.bool), torch.zeros(4, dtype=torch.long)
+    link = engine.triton_link(mapping)
+    _, saved = engine.ENGINE.forward_saving(mapping, x, keep)
+    engine.ENGINE.vjp(mapping, x, x, x, saved)
+    if link.kind in WITH_SLOPE:
+        engine.ENGINE.slope(mapping, KINDS[link.kind].parameter, x, x, x)
+    if link.kind not in WITHOUT_LOG:
+        engine.ENGINE.log_forward(mapping, x)
+        if link.kind != "sigsoftmax":
+            engine.ENGINE.log_vjp(mapping, x, x, x)
+    if link.kind not in ("perturb_max", *WITHOUT_LOSS):
+        state = engine.ENGINE.index_loss(mapping, x, t, save=True).saved
+        engine.ENGINE.index_loss_grad(mapping, x, t, torch.ones(4), state)
+        if link.params is None:
+            engine.ENGINE.threshold(mapping, x)
+    return calls
+
+
+# in the short battery most kernels are compiled once, of a map and for a target that are quick
+SOON = {
+    "softmax": "sm_80",
+    "entmax-1.5": "sm_80",
+    "top-p": "gfx942",
+    "taylor": "gfx942",
+}
+
+
+@pytest.mark.whole(lambda name, target: SOON.get(name) != target)
+@pytest.mark.weekly(
+    lambda name, target: SOON.get(name) != target and (list(MAPS).index(name) + TARGETS.index(target)) % 3 != 0
+)
+@needs_triton
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", MAPS)
+def test_compiles_ahead_of_time(name, target, monkeypatch, compiler):
+    monkeypatch.setattr(engine.load(), "_wave", gpu_launches.TARGETS[target][2])
+    # one target the rows that fit on chip, another the long ones, the third rows of few classes
+    n, dtype = {"sm_80": (1000, torch.float16), "sm_90": (131_072, torch.bfloat16), "gfx942": (8192, torch.float32)}[
+        target
+    ]
+    compile_all(launches(monkeypatch, MAPS[name], n, dtype), target)
+
+
+@pytest.mark.whole
+@pytest.mark.weekly(lambda name: name not in ("sparsemax", "top-k"))
+@needs_triton
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax-1.7", "budget", "top-k"])
+def test_rows_in_parts_compile_ahead_of_time(name, monkeypatch, compiler):
+    calls = launches(monkeypatch, MAPS[name], 1_000_000, torch.float32)
+    assert any(one.options.get("PARTS", 0) > 0 for one in calls)
+    compile_all(calls, "sm_90")  # 16,384 lanes in the registers of one program
+
+
+@pytest.mark.whole
+@needs_triton
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "n", "rows"), [("softmax", 50_257, 8), ("softmax", 50_257, 3), ("entmax-1.5", 1001, 8)]
+)
+def test_rows_that_begin_anywhere_are_read_in_packs(name, n, rows, monkeypatch, compiler):
+    calls, x = recorded(monkeypatch), torch.zeros(rows, n, dtype=torch.bfloat16)
+    engine.ENGINE.forward(MAPS[name], x)
+    engine.ENGINE.vjp(am.Softmax(), x, x, x)
+    for one in calls:
+        assert one.options["SHIFT"] == (1 if rows == 8 else 2)
+        found = gpu_static.figures(compiled("sm_90", one))
+        assert found["wide_loads"] > 0
+        if rows == 8 and not one.options.get(
+            "PARTS"
+        ):  # else the last row, or what is known of parts, is read number by number
+            assert found["wide_loads"] == found["loads"]
+
+
+@pytest.mark.whole
+@needs_triton
+@pytest.mark.filterwarnings("ignore")
+def test_ragged_rows_compile_ahead_of_time(monkeypatch, compiler):
+    from anymax.kernels.triton import segments
+
+    monkeypatch.setattr(segments, "_SPARE", 0)
+    calls, mapping, rows = recorded(monkeypatch), am.Softmax(), (am.Segments.of(lengths=[9, 0, 40_000]), 0)
+    x, t = torch.zeros(40_009, 2, dtype=torch.bfloat16), torch.zeros(3, 2, dtype=torch.int64)
+    ragged.RAGGED.forward(mapping, x, rows)
+    ragged.RAGGED.vjp(mapping, x, x, x, rows)
+    ragged.RAGGED.log_vjp(mapping, x, ragged.RAGGED.log_forward(mapping, x, rows), x, rows)
+    saved = ragged.RAGGED.index_loss(mapping, x, t, rows, save=True).saved
+    ragged.RAGGED.index_loss_grad(mapping, x, t, torch.ones(t.shape), saved, rows)
+    ragged.RAGGED.forward(am.Entmax(torch.full((3, 2), 1.4)), x, rows)
+    assert all(one.options["RAGGED"] for one in calls)
+    assert {one.options["WHOLE"] for one in calls} == {True, False}
+    compile_all(calls, "sm_90")
+
+
+@pytest.mark.whole
+@needs_triton
+@pytest.mark.filterwarnings("ignore")
+def test_sparse_products_compile_ahead_of_time(monkeypatch, compiler):
+    from anymax.kernels.triton import layer
+
+    calls = recorded(monkeypatch, layer, KERNELS["layer"])
+    starts, index = torch.zeros(201, dtype=torch.int64), torch.zeros(200, dtype=torch.int64)
+    for dtype in (torch.float16, torch.float32):
+        rows = torch.zeros(200, 96, dtype=dtype)
+        layer.add_products(rows.clone(), starts, index, torch.zeros(200), rows)
+        layer.scale(rows, torch.zeros((), dtype=torch.float32))
+    compile_all(calls, "sm_80")
+
+
+@pytest.mark.whole(lambda target: target != "sm_80")
+@needs_triton
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("target", ["sm_80", "gfx942"])
+def test_routers_compile_ahead_of_time(target, monkeypatch, compiler):
+    from anymax.kernels.triton import router
+
+    calls, bias = recorded(monkeypatch, router, KERNELS["router"]), torch.zeros(256)
+    router.choose(torch.zeros(64, 256), 8, (8, 4, 2), "sigmoid", bias, True, True, 2.5)
+    router.choose(torch.zeros(64, 256, dtype=torch.bfloat16), 8, (1, 1, 1), "softmax", None, True, True)
+    compile_all(calls, target)
+    for one in calls:
+        if target == "sm_80" and not oldest():
+            found = gpu_static.figures(compiled(target, one))
+            assert (found["stack"], found["spills"]) == (0, 0)
+
+
+@pytest.mark.whole
+@needs_triton
+@pytest.mark.filterwarnings("ignore")
+def test_small_matrices_compile_ahead_of_time(monkeypatch, compiler):
+    from anymax.kernels.triton import sinkhorn_kernels
+
+    calls = recorded(monkeypatch, sinkhorn_kernels, KERNELS["sinkhorn"])
+    x = torch.zeros(1000, 4, 4)
+    for g in (None, x):
+        sinkhorn_kernels.run(x, g, 20, 1.0)
+    for target in ("sm_80", "gfx942"):
+        compile_all(calls, target)
+
+
+def oldest():
+    """Whether this is the oldest Triton, which no bar of size is for: the record of tools/gpu_static.py has its figures."""
+    import triton
+
+    return gpu_static.oldest(triton.__version__)
+
+
+def compile_all(calls, target, most=2_000_000, shared=64):
+    assert len(calls) >= 2
+    for one in calls:
+        made = compiled(target, one)
+        binary = made.asm["hsaco" if target == "gfx942" else "cubin"]
+        assert len(binary) > 1000
+        if oldest():
+            continue
+        # a tile in the layout of another is computed many times over: such a kernel is ten times as long. The bar is wide, since the
+        # length has the names of files in it, and differs by a sixth between versions of Triton
+        assert len(made.asm.get("ptx", "")) < most, one.options
+        assert made.metadata.shared <= shared * 1024
+
+
+@needs_triton
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("n", [70, 40_000])
+def test_warm_up_makes_every_call(name, n, monkeypatch):
+    def kinds(calls):
+        """What the compiler would be told: constants, types, and by what numbers can be divided."""
+        return {(one.name, repr(described(one))) for one in calls}
+
+    if not hasattr(engine.load().dense_rows, "fn"):
+        pytest.skip("the interpreter has replaced the compiler")
+    mapping = am.Entmax(torch.full((4, 1), 1.4)) if name == "entmax-rows" else MAPS[name]
+    calls = recorded(monkeypatch)
+    engine.warm_up(mapping, (4, n), torch.float32, "cpu")
+    warm = kinds(calls)
+    assert kinds(launches(monkeypatch, mapping, n, torch.float32)) <= warm
+    calls = recorded(monkeypatch)
+    x, link = torch.zeros(4, n), engine.triton_link(mapping)
+    engine.ENGINE.forward(mapping, x)
+    if link.kind not in ("perturb_max", *WITHOUT_LOSS):
+        t = torch.zeros(4, dtype=torch.long)
+        loss, state, count, _ = engine.ENGINE.index_loss(mapping, x, t, save=True, ignored=-100, reduction="mean")
+        engine.ENGINE.index_loss_grad(mapping, x, t, loss / count, state, ignored=-100)
+    assert kinds(calls) <= warm
+
+
+def test_warm_up_refuses():
+    with pytest.raises(TypeError, match="expected a mapping"):
+        am.kernels.warm_up(am.Softmax, [(2, 3)])
+    with pytest.raises(ValueError, match="expected dtypes"):
+        am.kernels.warm_up(am.Softmax(), [(2, 3)], "half a float", device="cpu")
+    with pytest.raises(RuntimeError, match=r"can't (run|compute)"):
+        am.kernels.warm_up(am.Softmax(), (2, 3), device="cpu")
+
+
+@needs_triton
+def test_parameters_given_as_numbers_are_copied_once():
+    from anymax.kernels.triton import operands
+
+    x, alpha = torch.zeros(3, 5), np.array([[1.2], [1.5], [3.0]])
+    first = operands.per_row(alpha, x, 1.0)
+    held = dict(operands._numbers)
+    again = operands.per_row(alpha.copy(), x, 1.0)
+    assert dict(operands._numbers) == held
+    assert any(again.data_ptr() == t.data_ptr() for t in held.values())
+    assert first.tolist() == pytest.approx([0.2, 0.5, 2.0])
+    assert operands.per_row(np.float64(1.5), x).tolist() == [1.5] * 3
+
+
+@needs_triton
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_copied_parameter_is_kept_for_the_stream_that_reads_it(capturing, monkeypatch):
+    """A cached copy belongs to the stream of the first call; a graph's copy is never freed, and needs no stream."""
+    from anymax.kernels.triton import operands
+
+    used = []
+    monkeypatch.setattr(operands, "_numbers", {})
+    monkeypatch.setattr(operands, "_captured", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: used.append((self.data_ptr(), stream)))
+    x = types.SimpleNamespace(device=torch.device("cpu"), is_cuda=True, shape=(3, 5))
+    for _ in range(2):
+        operands.per_row([[1.2], [1.5], [3.0]], x)
+    (kept,) = operands._numbers.values()
+    assert used == ([] if capturing else [(kept.data_ptr(), "the stream of cpu")] * 2)
+    assert list(operands._captured.values()) == ([kept] if capturing else [])
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("mapping", "dtype", "n", "masked", "rows", "warps"),
+    [
+        (am.SparseSoftmax(k=5), torch.bfloat16, 1024, False, 2, 1), (am.SparseSoftmax(k=5), torch.float16, 1024, False, 2, 1),
+        (am.SparseSoftmax(k=5), torch.bfloat16, 1024, True, 1, 1), (am.SparseSoftmax(k=5), torch.bfloat16, 1001, False, 1, 1),
+        (am.SparseSoftmax(k=5), torch.float32, 1024, False, 1, 1), (am.SparseSoftmax(p=0.9), torch.bfloat16, 1024, False, 1, 1),
+        (am.Entmax(1.5), torch.bfloat16, 1024, False, 1, 1), (am.Entmax(1.5), torch.bfloat16, 512, False, 2, 1),
+        (am.SparseSoftmax(p=0.9), torch.bfloat16, 8192, False, 2, 8), (am.SparseSoftmax(p=0.9), torch.float32, 3000, False, 2, 4),
+        (am.SparseSoftmax(p=0.9), torch.bfloat16, 8192, True, 1, 8), (am.SparseSoftmax(p=0.9), torch.bfloat16, 9000, False, 1, 16),
+    ],
+)  # fmt: skip
+def test_two_rows_are_taken_at_a_time_where_it_pays(mapping, dtype, n, masked, rows, warps, monkeypatch):
+    calls, x = recorded(monkeypatch), torch.zeros(8, n, dtype=dtype)
+    engine.ENGINE.forward(mapping, x, torch.ones(n, dtype=torch.bool) if masked else None)
+    (one,) = calls
+    assert (one.options["R"], one.options["num_warps"], one.grid[0]) == (rows, warps, 8 // rows)
+
+
+@needs_triton
+def test_a_call_that_repeats_hands_over_what_triton_does():
+    """In a process of its own: the driver stands in for that of a GPU."""
+    out = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "driverless.py")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert out.stdout == "the same\n", out.stderr[-2000:]
+
+
+# -- chosen or not ------------------------------------------------------------------------------------------------------------------
+
+
+def on_gpu(dtype=torch.float32, **facts):
+    """As a tensor on a GPU looks to `refuse`."""
+    device = types.SimpleNamespace(type="cuda", __str__=lambda: "cuda:0")
+    return types.SimpleNamespace(device=device, dtype=dtype, **facts)
+
+
+def test_it_costs_nothing_where_it_does_not_serve():
+    code = "import sys, anymax, torch; anymax.explain(anymax.Softmax(), torch.zeros(2)); print('triton' in sys.modules)"
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "False"
+
+
+def test_refusals():
+    x = torch.zeros(2, 3)
+    assert "on a GPU (CUDA, ROCm), these are on cpu" in engine.ENGINE.refuse("forward", am.Sparsemax(), x)
+    assert "of numpy" in engine.ENGINE.refuse("forward", am.Sparsemax(), x.numpy())
+    with am.use("triton"), pytest.raises(RuntimeError, match="engine 'triton' was asked for"):
+        am.sparsemax(x)
+
+
+def test_refusals_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(engine, "is_torch", lambda x: True)
+    for op, mapping, words in (
+        ("loss", am.Sparsemax(), "not loss"),
+        ("forward", am.Ratio.square(), "no kernel for ratio"),
+        ("forward", am.PerturbMax("uniform"), "no kernel for the noise 'uniform'"),
+        ("forward", am.PerturbMax("gumbel", scale=2.0), "at scale 2"),
+        ("forward", am.NormMax(torch.tensor([2.0])), "one alpha of normmax"),
+        ("forward", am.Taylor(30), "order 16"),
+        ("log_forward", am.Sparsemax(), "log of p is used"),
+        ("log_vjp", am.Sigsoftmax(), "no backward of log p"),
+        ("index_loss", am.Taylor(2), "no such operation"),
+        ("threshold", am.Entmax(torch.tensor([1.5])), "one alpha only"),
+    ):
+        assert words in engine.ENGINE.refuse(op, mapping, on_gpu()), (op, mapping)
+    assert "plain tensors" in engine.ENGINE.refuse("forward", am.Sparsemax(), on_gpu())
+
+
+def test_without_triton(monkeypatch):
+    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: None)
+    engine.load.cache_clear()
+    try:
+        assert "triton is not installed" in engine.load()
+    finally:
+        engine.load.cache_clear()
+    with contextlib.suppress(RuntimeError), am.use("triton"):
+        assert kernels.forced() is engine.ENGINE
