@@ -7,8 +7,8 @@
                                                                  (pip install --no-deps --target FOLDER triton==3.4.0)
 
 A launch is recorded in the place of its kernel and compiled ahead of time with what the runtime would have told the compiler. A kernel that
-the record has, of the same source and the same launch, is not compiled again. `tests/project/test_gpu_static.py` holds the record to the bars
-and to the sources.
+the record has, of the same source and the same launch, is not compiled again. `tests/project/test_gpu_static.py` holds the record to the
+bars and to the sources.
 """
 
 from __future__ import annotations
