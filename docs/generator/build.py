@@ -17,6 +17,7 @@ def write(folder: Path, pictures: bool = True) -> None:
         "promises": maps.promises(),
         "needs": choose.needs(),
         "costs": measured.costs(),
+        "speed-learned": measured.learned(),
         "errors": measured.errors(),
         "evidence-index": evidence.index(),
         "verdicts": evidence.verdicts(),

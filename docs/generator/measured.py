@@ -31,7 +31,8 @@ class Run(NamedTuple):
         packages = ", ".join(f"{name} {versions[name]}" for name in known)
         device = self.facts.get("gpu") or hardware["cpu"]
         own = f"anymax {versions['anymax']} ({versions['commit']})"
-        return f"{device}, {self.facts['threads']} threads; {packages}; {own}; {self.facts['date']}"
+        threads = "1 thread" if self.facts["threads"] == 1 else f"{self.facts['threads']} threads"
+        return f"{device}, {threads}; {packages}; {own}; {self.facts['date']}"
 
 
 def is_sound(reading: dict[str, Any]) -> bool:
@@ -163,6 +164,23 @@ def costs() -> str:
     rows = [(f"`{name}`", *(row.get(head, "") for head in heads)) for name, row in cells.items()]
     titles = ("", *(f"{column}, {shape.replace('x', ' × ')}" for column, shape in heads))
     return text.table(titles, rows, tuple(range(1, len(titles)))) + f"\n\n{run.machine}. Empty: not measured."
+
+
+def learned() -> str:
+    """A row for each case of a learned parameter: its time, and its ratio to the peer's."""
+    for run in reversed(runs()):
+        found = [r for r in run.readings if r["group"] == "learned" or (r["group"] == "jax" and "learned" in r["name"])]
+        if found:
+            break
+    else:
+        return NONE
+    rows = []
+    for r in found:
+        name = r["name"].replace(" normal", "").removesuffix(" learned").replace(" learned,", ",")
+        name = name.removesuffix(" package") + (", JAX under jit" if r["group"] == "jax" else "")
+        rows.append((name, ms(r["ours_ms"]), r["peer"], ms(r["peer_ms"]), ratio(r)))
+    head = ("", "ms", "against", "ms", "ratio")
+    return f"{text.table(head, rows, (1, 3, 4))}\n\n{run.machine}."
 
 
 def outcomes() -> str:
