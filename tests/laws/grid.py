@@ -1,0 +1,131 @@
+"""The grid: a verb in each layout of the classes, on each kind of array, with each kind of parameter, eager and compiled.
+
+A row is a verb with its options and the parameter that it asks about. A cell is served, and held to NumPy's rows by the reference in fp64,
+one row and one number at a time, and to central differences of these; or `REFUSED` has the sentence that refuses it. `test_grid.py` runs
+them. A new verb, option, layout or parameter is a row here. A verb that `layout_cases.VERBS` has in a layout, and that no row asks
+about, is an error.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import anymax as A
+from anymax import distributed, linear, segments
+
+ROWS, CLASSES = 3, 6
+LAYOUTS = {"rows": A, "segments": segments, "layer": linear, "shards": distributed}
+PARAMETERS = ("number", "array", "learned", "learned array")
+KINDS = ("numpy", "torch", "jax")
+HOW = ("eager", "compiled")
+
+X = np.random.default_rng(0).normal(size=(ROWS, CLASSES))
+TARGET = np.array([int(np.argmax(X[0])), 2, 4])
+LIKELY = np.argsort(-X, -1)[:, :2]  # classes that no map here gives zero
+TEACHER = np.log(np.array([[0.5, 0.3], [0.6, 0.1], [0.2, 0.7]]))
+SHARES = np.random.default_rng(1).dirichlet(np.ones(CLASSES), ROWS)
+SCORES = {
+    "scores": X,
+    "shares": SHARES,
+    "apart": 20.0 * X,
+}  # so far apart that one class has all of p: a draw is no chance
+CLASS_WEIGHT = np.linspace(0.5, 2.0, CLASSES)
+
+
+class Row(NamedTuple):
+    """A verb that the grid asks about."""
+
+    names: dict[str, str]  # layout -> the name of the verb there
+    make: Any = A.Entmax  # the map of a parameter, or the name of the keyword that takes it
+    value: float = 1.4  # of the parameter
+    arguments: tuple[str, ...] = ()  # after the scores: names in `operands`
+    options: Mapping[str, Any] = MappingProxyType({})  # of the verb, by keyword
+    smooth: bool = True  # it has derivatives by the scores
+    scores: str = "scores"  # in `SCORES`
+
+
+def _everywhere(name: str, **more: str) -> dict[str, str]:
+    return {"rows": name, "segments": f"segment_{name}", "shards": name, **more}
+
+
+LOSS = {"rows": "fenchel_young", "segments": "segment_loss", "layer": "linear_loss", "shards": "fenchel_young"}
+NLL = {"rows": "nll", "shards": "nll"}
+EACH: dict[str, Any] = {"reduction": "none"}
+
+GRID = {
+    "apply, alpha of entmax": Row(_everywhere("apply")),
+    "apply, alpha of normmax": Row(_everywhere("apply"), A.NormMax, 2.3),
+    "apply, k of budget": Row(_everywhere("apply"), A.Budget, 1.7),
+    "apply, bound of bounded": Row(_everywhere("apply"), A.Bounded, 0.45),
+    "apply, scale of perturb-max": Row(_everywhere("apply"), lambda s: A.PerturbMax("logistic", scale=s), 0.8),
+    "apply, scale of gumbel": Row(_everywhere("apply"), lambda s: A.PerturbMax("gumbel", scale=s), 0.8),
+    "apply, score of a sink": Row(_everywhere("apply"), lambda s: A.Sink(A.Sparsemax(), s), 0.3),
+    "log_apply": Row(_everywhere("log_apply"), value=1.1),
+    "threshold": Row(_everywhere("threshold", layer="linear_threshold")),
+    "logsumexp": Row(_everywhere("logsumexp"), "temperature", 0.7),
+    "entropy": Row({"rows": "entropy", "segments": "segment_entropy"}, "alpha", 1.5, options={"kind": "tsallis"}, scores="shares"),
+    "support": Row({"rows": "support"}, None, smooth=False, scores="shares"),
+    "fenchel_young, alpha of entmax": Row(LOSS, arguments=("target",), options=EACH),
+    "fenchel_young, alpha of normmax": Row(LOSS, A.NormMax, 2.3, ("target",), EACH),
+    "fenchel_young, scale of perturb-max": Row(LOSS, lambda s: A.PerturbMax("logistic", scale=s), 0.8, ("target",), EACH),
+    "fenchel_young, score of a sink": Row(LOSS, lambda s: A.Sink(A.Sparsemax(), s), 0.3, ("target",), EACH),
+    "fenchel_young, a distribution": Row(LOSS, arguments=("shares",), options=EACH),
+    "fenchel_young, label_smoothing": Row(LOSS, arguments=("target",), options=EACH | {"label_smoothing": 0.2}),
+    "fenchel_young, weight": Row(LOSS, arguments=("target",), options=EACH | {"weight": "class_weight"}),
+    "fenchel_young, mean": Row(LOSS, arguments=("target",), options={"reduction": "mean"}),
+    "nll": Row(NLL, arguments=("likely",), options=EACH),
+    "nll, label_smoothing": Row(NLL, value=1.05, arguments=("likely",), options=EACH | {"label_smoothing": 0.1}),
+    "log_prob": Row({"rows": "log_prob", "layer": "linear_log_prob"}, arguments=("likely",)),
+    "log_prob_entropy": Row(
+        {"rows": "log_prob_entropy", "layer": "linear_log_prob_entropy", "shards": "log_prob_entropy"}, arguments=("likely",)
+    ),
+    "topk_kl": Row({"rows": "topk_kl", "layer": "linear_topk_kl"}, "temperature", 0.7, ("ids", "teacher")),
+    "sample": Row(_everywhere("sample"), value=1.5, options={"generator": 0}, smooth=False, scores="apart"),
+}  # fmt: skip
+
+
+APART = {("segments", "segment_support"): "a count of classes, where the verb of rows gives a mask"}
+
+
+class Cell(NamedTuple):
+    row: str
+    layout: str
+    kind: str
+    parameter: str
+    how: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.row}: {self.layout}, {self.kind}, {self.parameter}, {self.how}"
+
+    def fits(self, pattern: tuple[str, ...]) -> bool:
+        return all(want in ("", got) for want, got in zip(pattern, self))
+
+
+def cells() -> list[Cell]:
+    """Every combination that is one: NumPy learns nothing and compiles nothing."""
+    every = (
+        Cell(name, *rest)
+        for name, row in GRID.items()
+        for rest in itertools.product(row.names, KINDS, PARAMETERS if row.make else PARAMETERS[:1], HOW)
+    )
+    return [c for c in every if c.kind != "numpy" or (c.how == "eager" and not c.parameter.startswith("learned"))]
+
+
+# (row, layout, kind, parameter, how), "" for any -> (error, words); the first that fits counts
+REFUSED: dict[tuple[str, str, str, str, str], tuple[type[Exception], str]] = {
+    ("", "shards", "numpy", "", ""): (TypeError, "expected this process's part of the scores, a torch tensor with group= or a JAX array"),
+    ("fenchel_young, label_smoothing", "segments", "", "", ""): (TypeError, "no option 'label_smoothing'.*target as a distribution"),
+    ("fenchel_young, score of a sink", "layer", "", "array", ""): (ValueError, "a sink has one score for all rows"),
+    ("fenchel_young, score of a sink", "layer", "", "learned array", ""): (ValueError, "a sink has one score for all rows"),
+    ("fenchel_young, weight", "segments", "", "", ""): (TypeError, "has no option 'weight'"),
+}  # fmt: skip
+
+
+def refusal(cell: Cell) -> tuple[type[Exception], str] | None:
+    return next((words for pattern, words in REFUSED.items() if cell.fits(pattern)), None)
