@@ -123,8 +123,8 @@ class _IndexLoss(torch.autograd.Function):
         if number is not None and not _grad():
             out = engine.quick_loss_grad(number, x, index, g, axis, factor, memory) if ctx.needs_input_grad[0] else None
             if out is not None or not ctx.needs_input_grad[0]:
-                by_row = slope * (g * factor if factor != 1.0 else g)
-                return out, None, None, None, by_row.sum(dtype=ctx.params_as[0].dtype)
+                each, dtype = slope * (g * factor if factor != 1.0 else g), ctx.params_as[0].dtype
+                return out, None, None, None, each.sum(dtype=dtype) if each.ndim else each.to(dtype)
         if params:
             mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
         if slope is not None:
@@ -348,7 +348,7 @@ class TorchBridge(Bridge):
             save = wants and not hooked()
             link = link_of(mapping)
             number = number_of(mapping, link, x) if wants and type(link) is Link and link.params is not None else None
-            slope = None if number is None else torch.empty(index.shape, dtype=WIDE[x.dtype], device="cpu")
+            slope = None if number is None else torch.empty_like(value)
             done = _quick_loss(number or mapping, x, index, value, axis, ignored, reduction, save, slope)
             if done is not None:
                 if not wants:
