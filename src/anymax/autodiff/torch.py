@@ -346,7 +346,7 @@ class TorchBridge(Bridge):
         if x.is_cpu and index.dtype is torch.int64 and x.dtype in WIDE and not (wants and _functorch()):
             value = torch.empty(index.shape if reduction == "none" else (), dtype=WIDE[x.dtype], device="cpu")
             save = wants and not hooked()
-            link = link_of(mapping)
+            link: Any = link_of(mapping)
             number = number_of(mapping, link, x) if wants and type(link) is Link and link.params is not None else None
             slope = None if number is None else torch.empty_like(value)
             done = _quick_loss(number or mapping, x, index, value, axis, ignored, reduction, save, slope)
@@ -355,7 +355,7 @@ class TorchBridge(Bridge):
                     return value
                 call = _LossCall(mapping, native.ENGINE, axis, ignored, reduction, number)
                 made = IndexLoss(value, done[1], done[0], slope)
-                return _IndexLoss.apply(x, index, made, call, *(() if number is None else params_of(mapping)))
+                return _IndexLoss.apply(x, index, made, call, *(() if number is None else (link.params,)))
         if on_gpu(x) and x.numel() and untraced() and GPU.quick("index_loss", mapping, x):
             engine: Any = GPU
         else:
