@@ -380,6 +380,34 @@ def test_a_tensor_of_fakes_is_not_read():
         assert am.apply(am.Entmax(alpha), torch.zeros(2, 3)).shape == (2, 3)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+@pytest.mark.parametrize("kind", [torch.tensor, lambda *a, **k: torch.nn.Parameter(torch.tensor(*a, **k))])
+def test_one_number_in_a_tensor_is_read_only_where_nothing_looks_on(kind):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            raise AssertionError(f"{function} was called")
+
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        alpha, bad = kind(1.5, dtype=dtype), kind(-1.0, dtype=dtype)
+        assert am.Entmax(alpha).alpha is alpha
+        assert am.Entmax(alpha).facts.sparse
+        assert not am.Entmax(kind(0.5, dtype=dtype)).facts.sparse
+        for wrong in (bad, kind(NAN, dtype=dtype)):
+            with pytest.raises(ValueError, match=r"Entmax\(alpha=...\): every entry must be above 0"):
+                am.Entmax(wrong)
+        with ranges.unchecked():
+            am.Entmax(bad)
+        with Seen():
+            am.Entmax(bad)
+        torch.func.vmap(lambda x, bad=bad: am.Entmax(bad) and x)(torch.zeros(2))
+        torch.jit.trace(lambda x, bad=bad: am.Entmax(bad) and x, torch.zeros(2), check_trace=False)
+        am.Entmax(bad.to("meta"))
+    with pytest.raises(TypeError, match="dense"):
+        am.Entmax(torch.tensor(1.5).to_sparse())
+
+
 @pytest.mark.parametrize("shape", ["linear", "sigmoid", "laplace"])
 def test_a_budget_of_nothing(shape):
     """k = 0 gives 0 with gradient 0, as a number, as an array and in some rows."""

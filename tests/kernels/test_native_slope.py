@@ -209,6 +209,19 @@ def test_strides_and_halves(kind, value, dtype):
         value_of = np.empty([s for i, s in enumerate(q.shape) if i != axis], got.dtype)
         assert engine.slope(known, None, q, h, axis, None, value_of)
         np.testing.assert_array_equal(value_of.ravel(), got[:, 0])
+        for number in (np.empty((), "float32"), np.empty((), "float64")):  # the sum beside J^T g
+            by_scores = engine.vjp(known, None, q, h, axis, None, number)
+            np.testing.assert_array_equal(by_scores, engine.vjp(known, None, q, h, axis, None))
+            np.testing.assert_allclose(number, value_of.sum(dtype="float64"), rtol=1e-6, atol=1e-6)
+        for refused in (np.empty((), "float16"), np.empty(2, "float64"), np.empty(0, "float64")):
+            assert engine.vjp(known, None, q, h, axis, None, refused) is None
+    assert engine.vjp(native.found_link(Sparsemax()), None, p, g, -1, None, np.empty((), "float64")) is None
+    each, one, index = np.empty(12, got.dtype), np.empty((), got.dtype), np.arange(12) - 1
+    for reduction in (0, 1, 2):  # of a loss without its mean
+        for slope in (each, one):
+            value_of = np.empty(() if reduction else 12, got.dtype)
+            assert engine.loss(known, p, index, value_of, -1, -1, reduction, False, slope)[0] == 11
+        np.testing.assert_allclose(one, each.sum(dtype="float64"), rtol=1e-6, atol=1e-6)
 
 
 @each_few

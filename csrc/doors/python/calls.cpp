@@ -46,14 +46,25 @@ PyObject *forward(int op, PyObject *const *args, int64_t capacity, Ref &memory) 
     return r.answer(link);
 }
 
-PyObject *backward(int op, PyObject *const *args) {
+// number: a float or a double for the sum of <g, dp/dparam> over the rows, or None
+PyObject *backward(int op, PyObject *const *args, PyObject *number = Py_None) {
     Rows r(kind_of(args[2]));
     GivenMap link;
-    Array support, params;
+    Array support, params, sum;
     if (!served(r.kind, args[0]) || !link.read(args[0]) || !r.lead(args[2], args[4], &r.call.p) || !r.link(link, op, params)) return none();
     if (!r.beside(args[3], &r.call.g) || (args[1] != Py_None && !r.beside(args[1], &r.call.x)) || !r.bounds(link)) return none();
+    const bool slope = number != Py_None;
+    if (slope && (!MAPS[link.map].slope || !sum.read(r.kind, number, true) || sum.count != 1 || (sum.dtype != ANYMAX_F32 && sum.dtype != ANYMAX_F64))) return none();
     if (!r.support(args[5], support) || !r.write(Py_None, op == ANYMAX_VJP)) return none();
-    return r.answer(link);
+    if (!slope) return r.answer(link);
+    Each slopes(r, sum, true);
+    if (!slopes.data) return PyErr_NoMemory();
+    int code = r.run();
+    r.call.op = ANYMAX_SLOPE, r.call.value = slopes.data;
+    if (!code) code = r.run();
+    if (!code && sum.dtype == ANYMAX_F64) *(double *)sum.data = slopes.sum();
+    if (!code && sum.dtype == ANYMAX_F32) *(float *)sum.data = (float)slopes.sum();
+    return answer(code, "op", link.kind, r.n, r.result.get());
 }
 
 }  // namespace
@@ -102,6 +113,9 @@ ANYMAX_CALL(call_log_forward) {
     return arguments(count, 5) ? forward(ANYMAX_LOG, args, 0, memory) : nullptr;
 }
 
-// (mapping, x or None, p, g, axis, the support or None) -> J^T g
-ANYMAX_CALL(call_vjp) { return arguments(count, 6) ? backward(ANYMAX_VJP, args) : nullptr; }
+// (mapping, x or None, p, g, axis, the support or None[, number]) -> J^T g; number: as `backward` has it
+ANYMAX_CALL(call_vjp) {
+    if (count == 7) return backward(ANYMAX_VJP, args, args[6]);
+    return arguments(count, 6) ? backward(ANYMAX_VJP, args) : nullptr;
+}
 ANYMAX_CALL(call_log_vjp) { return arguments(count, 6) ? backward(ANYMAX_LOG_VJP, args) : nullptr; }

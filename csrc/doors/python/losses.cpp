@@ -1,40 +1,7 @@
 // Losses of class indices and their gradients, slopes by a parameter, thresholds, the largest scores, linear attention.
-#include <stdlib.h>
-
 #include "doors/python/rows.hpp"
 
 namespace {
-
-// One number a row: the caller's array, or scratch memory of ours where the caller has one number for all.
-class Each {
-    char small[1024];
-    char *own = nullptr;
-    const int64_t rows;
-    const bool wide;
-
-  public:
-    void *data;
-    Each(const Array &given, int64_t rows, bool single) : rows(rows), wide(given.dtype == ANYMAX_F64), data(given.data) {
-        const int64_t size = rows * (wide ? 8 : 4);
-        if (single) data = size <= (int64_t)sizeof small ? small : (own = (char *)malloc((size_t)size));
-    }
-    ~Each() { free(own); }
-    double at(const void *from, int64_t r) const { return wide ? ((const double *)from)[r] : (double)((const float *)from)[r]; }
-    void put(void *to, int64_t r, double value) const {
-        if (wide)
-            ((double *)to)[r] = value;
-        else
-            ((float *)to)[r] = (float)value;
-    }
-    void fill(double value) {
-        for (int64_t r = 0; r < rows; r++) put(data, r, value);
-    }
-    double sum() const {
-        double total = 0.0;
-        for (int64_t r = 0; r < rows; r++) total += at(data, r);
-        return total;
-    }
-};
 
 // The classes of the rows: from 0 to n - 1, or `ignored` and below 0, for rows to leave out, which are not counted.
 bool classes(const Array &index, int64_t n, int64_t ignored, int64_t &counted) {
@@ -48,8 +15,6 @@ bool classes(const Array &index, int64_t n, int64_t ignored, int64_t &counted) {
     }
     return !stray;
 }
-
-int wide_of(const Rows &r) { return r.dtype == ANYMAX_F64 ? ANYMAX_F64 : ANYMAX_F32; }
 
 struct Loss {
     GivenMap link;
@@ -67,7 +32,8 @@ struct Loss {
 }  // namespace
 
 // (mapping, x, index, value, axis, ignored, reduction, save[, slope]) -> (how many rows count, what loss_grad wants of it or None).
-// reduction 0: a value a row, 1: their sum, 2: their mean; slope: one a row, as anymax_call has it, or None
+// reduction 0: a value a row, 1: their sum, 2: their mean; slope: one a row, as anymax_call has it, where it has
+// no axes their sum, or None
 ANYMAX_CALL(call_loss) {
     int64_t ignored, reduction;
     if ((count != 9 && !arguments(count, 8)) || !integer(args[5], ignored) || !integer(args[6], reduction)) return nullptr;
@@ -76,16 +42,18 @@ ANYMAX_CALL(call_loss) {
     if (!loss.open(r, ANYMAX_LOSS, args, ignored)) return none();
     Array value, slope;
     if (!value.read_dense(r.kind, args[3], wide_of(r), reduction ? 1 : r.rows, true)) return none();
-    if (count == 9 && !beside(slope, r.kind, args[8], wide_of(r), r.rows, true)) return none();
-    r.call.slope = slope.data;
+    if (count == 9 && !beside(slope, r.kind, args[8], wide_of(r), -1, true)) return none();
+    const bool summed = slope.data && slope.ndim == 0;
+    if (slope.data && !summed && slope.count != r.rows) return none();
     Ref memory;
     if (args[7] == Py_True && !r.save(-1, args[1], loss.memory, memory)) return none();
-    Each each(value, r.rows, reduction != 0);
-    if (!each.data) return PyErr_NoMemory();
-    r.call.value = each.data;
+    Each each(r, value, reduction != 0), slopes(r, slope, summed);
+    if (!each.data || (summed && !slopes.data)) return PyErr_NoMemory();
+    r.call.value = each.data, r.call.slope = slopes.data;
     const int code = r.run();
     if (code) return answer(code, "the loss", loss.link.kind, r.n);
     if (reduction) each.put(value.data, 0, each.sum() / (double)(reduction == 2 && loss.counted ? loss.counted : 1));
+    if (summed) slopes.put(slope.data, 0, slopes.sum());
     const Ref counted(PyLong_FromLongLong(loss.counted));
     return PyTuple_Pack(2, counted.get(), memory ? memory.get() : Py_None);
 }
@@ -108,7 +76,7 @@ ANYMAX_CALL(call_loss_grad) {
     if (!scale.read(r.kind, args[3]) || scale.dtype != wide_of(r)) return none();
     const bool single = scale.ndim == 0;
     if (single ? !r.in_order(args[3], scale, copy) : factor != 1.0 || !r.each(args[3], wide_of(r), scale, copy)) return none();
-    Each each(scale, r.rows, single);
+    Each each(r, scale, single);
     if (!each.data) return PyErr_NoMemory();
     if (single) each.fill(each.at(scale.data, 0) * factor);
     r.call.scale = each.data;

@@ -2,6 +2,8 @@
 #ifndef ANYMAX_PYTHON_ROWS_HPP
 #define ANYMAX_PYTHON_ROWS_HPP
 
+#include <stdlib.h>
+
 #include "doors/python/calls.hpp"
 
 // What takes part in a call: the operands that have classes, by the place of their view in anymax_call.
@@ -56,6 +58,39 @@ class Rows {
         return ::answer(code, "op", link.kind, n, result.get());
     }
     bool batch_is(const Array &a) const;
+};
+
+inline int wide_of(const Rows &r) { return r.dtype == ANYMAX_F64 ? ANYMAX_F64 : ANYMAX_F32; }
+
+// One number a row: the caller's array, or scratch memory of ours where the caller has one number for all.
+class Each {
+    char small[1024];
+    char *own = nullptr;
+    const int64_t rows;
+    const bool wide;
+
+  public:
+    void *data;
+    Each(const Rows &r, const Array &given, bool single) : rows(r.rows), wide(r.dtype == ANYMAX_F64), data(given.data) {
+        const int64_t size = rows * (wide ? 8 : 4);
+        if (single) data = size <= (int64_t)sizeof small ? small : (own = (char *)malloc((size_t)size));
+    }
+    ~Each() { free(own); }
+    double at(const void *from, int64_t r) const { return wide ? ((const double *)from)[r] : (double)((const float *)from)[r]; }
+    void put(void *to, int64_t r, double value) const {
+        if (wide)
+            ((double *)to)[r] = value;
+        else
+            ((float *)to)[r] = (float)value;
+    }
+    void fill(double value) {
+        for (int64_t r = 0; r < rows; r++) put(data, r, value);
+    }
+    double sum() const {
+        double total = 0.0;
+        for (int64_t r = 0; r < rows; r++) total += at(data, r);
+        return total;
+    }
 };
 
 // What all functions do with their arguments and results.

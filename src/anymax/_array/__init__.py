@@ -98,6 +98,7 @@ from .tracing import (
     on_constants,
     on_cpu,
     plain_backward,
+    plain_number,
     quiet,
     recorded,
     stop_gradient,

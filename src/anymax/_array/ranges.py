@@ -22,7 +22,7 @@ import numpy as np
 from .convert import asarray, is_number, number, shown
 from .dtypes import dtype_name, floating, is_floating, is_integer
 from .kinds import Array, is_array, is_jax, is_torch, namespace
-from .tracing import compiling, decides, eager, on_cpu, stop_gradient
+from .tracing import compiling, decides, eager, on_cpu, plain_number, stop_gradient
 
 
 class Range(NamedTuple):
@@ -138,6 +138,8 @@ def check_number(owner: str, name: str, value: Any, allowed: Range, hint: str) -
     Scalars of NumPy become numbers of Python, which adopt the dtype of any scores.
     """
     if is_array(value):
+        if not _UNCHECKED.depth and (found := plain_number(value)) is not None and allowed.has(found):
+            return value
         value = asarray(value, name)
         if not (is_floating(value) or is_integer(value)):
             raise TypeError(f"{owner}({name}=...): expected a real array, got one of {dtype_name(value)}")

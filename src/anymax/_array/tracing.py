@@ -73,6 +73,19 @@ def decides(x: Array) -> bool:
     return known(x) and not (is_torch(x) and sys.modules["torch"].jit.is_tracing())
 
 
+def plain_number(x: Array) -> float | None:
+    """The number in a float tensor of torch without axes, where plainly nothing traces or changes calls; None for any other array."""
+    torch = torch_loaded()
+    if torch is None or torch.compiler.is_compiling() or type(x) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    if x.ndim or not x.is_cpu or x.dtype not in (torch.float32, torch.float64) or x.layout is not torch.strided:
+        return None
+    c = torch._C
+    if torch_exports() or c._are_functorch_transforms_active() or c._is_tracing() or modes():
+        return None
+    return x.item()
+
+
 def on_cpu(x: Array) -> bool:
     """True for an array in the memory of a CPU; while JAX traces, if it computes on a CPU by default."""
     if is_torch(x):

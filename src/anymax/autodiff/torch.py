@@ -123,8 +123,8 @@ class _IndexLoss(torch.autograd.Function):
         if number is not None and not _grad():
             out = engine.quick_loss_grad(number, x, index, g, axis, factor, memory) if ctx.needs_input_grad[0] else None
             if out is not None or not ctx.needs_input_grad[0]:
-                by_row = slope * (g * factor if factor != 1.0 else g)
-                return out, None, None, None, by_row.sum(dtype=ctx.params_as[0].dtype)
+                each, dtype = slope * (g * factor if factor != 1.0 else g), ctx.params_as[0].dtype
+                return out, None, None, None, each.sum(dtype=dtype) if each.ndim else each.to(dtype)
         if params:
             mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
         if slope is not None:
@@ -346,16 +346,16 @@ class TorchBridge(Bridge):
         if x.is_cpu and index.dtype is torch.int64 and x.dtype in WIDE and not (wants and _functorch()):
             value = torch.empty(index.shape if reduction == "none" else (), dtype=WIDE[x.dtype], device="cpu")
             save = wants and not hooked()
-            link = link_of(mapping)
+            link: Any = link_of(mapping)
             number = number_of(mapping, link, x) if wants and type(link) is Link and link.params is not None else None
-            slope = None if number is None else torch.empty(index.shape, dtype=WIDE[x.dtype], device="cpu")
+            slope = None if number is None else torch.empty_like(value)
             done = _quick_loss(number or mapping, x, index, value, axis, ignored, reduction, save, slope)
             if done is not None:
                 if not wants:
                     return value
                 call = _LossCall(mapping, native.ENGINE, axis, ignored, reduction, number)
                 made = IndexLoss(value, done[1], done[0], slope)
-                return _IndexLoss.apply(x, index, made, call, *(() if number is None else params_of(mapping)))
+                return _IndexLoss.apply(x, index, made, call, *(() if number is None else (link.params,)))
         if on_gpu(x) and x.numel() and untraced() and GPU.quick("index_loss", mapping, x):
             engine: Any = GPU
         else:

@@ -53,11 +53,12 @@ class Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,), (p, x, memory, *params), (mapping, axis) = grads, ctx.saved_tensors, ctx.call
+        if ctx.number is not None and not _grad():
+            number = torch.empty_like(params[0]) if ctx.needs_input_grad[4] else None
+            out = _engine.vjp(ctx.number, None, p, g, axis, memory, number)
+            if out is not None:
+                return out, None, None, None, number
         if params:
-            if ctx.number is not None and not _grad():
-                found = _quick_learned_backward(ctx, g, p, memory)
-                if found is not None:
-                    return found
             mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
             if any(ctx.needs_input_grad[4:]):
                 return _learned_backward(ctx, mapping, g, p, x, memory)
@@ -101,22 +102,6 @@ def _learned_backward(ctx: Any, mapping: Mapping, g: Tensor, p: Tensor, x: Tenso
     out = from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp) if ctx.needs_input_grad[0] else None
     by_params = gradients(mapping, ctx.needs_input_grad[4:], lambda name: _slope(mapping, name, x, p, g, support))
     return out, None, None, None, *by_params
-
-
-def _quick_learned_backward(ctx: Any, g: Tensor, p: Tensor, memory: Tensor | None) -> Any:
-    """The gradients of `Apply` by the scores and the number that the parameter was; None for an unusual call."""
-    axis, out, by_number = ctx.call[1], None, None
-    if type(p) not in KINDS or (memory is not None and As.of(memory) != ctx.was):
-        return None
-    if ctx.needs_input_grad[0] and (out := _engine.vjp(ctx.number, None, p, g, axis, memory)) is None:
-        return None
-    if ctx.needs_input_grad[4]:
-        rows = [n for i, n in enumerate(p.shape) if i != axis % p.ndim]
-        slope = torch.empty(rows, dtype=WIDE[p.dtype], device="cpu")
-        if _engine.slope(ctx.number, None, p, g, axis, memory, slope) is None:
-            return None
-        by_number = slope.sum(dtype=ctx.params_as[0].dtype)
-    return out, None, None, None, by_number
 
 
 def _slope(mapping: Mapping, name: str, x: Tensor, p: Tensor, g: Tensor, support: Any = None) -> Tensor:

@@ -31,8 +31,10 @@ class Compiled(Protocol):
     def log_forward(self, mapping: Map, x: Array, axis: int, mask: Any, out: Array | None, /) -> Array | None: ...
 
     def vjp(
-        self, mapping: Map, x: Array | None, p: Array, g: Array, axis: int, saved: Array | None, /
-    ) -> Array | None: ...
+        self, mapping: Map, x: Array | None, p: Array, g: Array, axis: int, saved: Array | None, number: Array | None = None, /
+    ) -> Array | None:  # fmt: skip
+        """J^T g. Writes to `number` the sum over the rows of `<g, dp/dparam>`."""
+        ...
 
     def log_vjp(
         self, mapping: Map, x: Array | None, log_p: Array, g: Array, axis: int, saved: None, /
@@ -42,8 +44,8 @@ class Compiled(Protocol):
         self, mapping: Map, x: Array, index: Array, value: Array, axis: int, ignored: int, reduction: int, save: bool,
         slope: Array | None = None, /,
     ) -> tuple[int, Array | None] | None:  # fmt: skip
-        """Writes `value`, and to `slope` the derivative of each row's loss by the parameter. Returns how many rows count, and the memory
-        for `loss_grad`."""
+        """Writes `value`, and to `slope` the derivative of each row's loss by the parameter; where it has no axes, their sum. Returns how
+        many rows count, and the memory for `loss_grad`."""
         ...
 
     def slope(

@@ -176,7 +176,9 @@ def one_for_all(link: Link) -> Link | None:
     if math.prod(link.params.shape) != 1:
         return None
     value = link.params.item()
-    return None if out_of_range(link.kind, value) else link._replace(param=value, params=None)
+    return (
+        None if out_of_range(link.kind, value) else Link(*link[:2], value, None, *link[4:])
+    )  # sooner than by `_replace`
 
 
 def _done(answer: Any, what: str, *arrays: Array | None) -> Any:

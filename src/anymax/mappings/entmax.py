@@ -20,6 +20,7 @@ from .._array import (
     like,
     log1p_over,
     phi,
+    plain_number,
     poison,
     power,
     psi,
@@ -80,7 +81,7 @@ class Entmax(Separable):
     def facts(self) -> Facts:
         alpha: Any = self.alpha
         if is_array(alpha):
-            above = (alpha > 1).any()
+            above = number > 1 if (number := plain_number(alpha)) is not None else (alpha > 1).any()
             sparse = not known(above) or bool(above)
             return Facts(monotone=True, shift_invariant=True, sparse=sparse, has_potential=True)
         margin = 1.0 / (alpha - 1.0) if alpha > 1 else None
