@@ -54,11 +54,10 @@ inline Bounds<C> bounds_of(const anymax_call &call, int64_t row, bool checked, S
 // -- alpha = 1: min(s e, u) of the exponentials e, filled up as s grows
 
 // The scale at which the terms sum to 1, from below: Newton's steps on a concave sum never overshoot, and what is full stays so. A class of an infinite
-// e is full from the start. `infinity` where all classes of an e above 0 are full and don't sum to 1.
+// e is full from the start. before: how many are full where the scale is from, if it was made of all others. `infinity` where all classes of an e above 0 are full and don't sum to 1.
 template <class C, bool EACH>
-inline double filled_scale(const C *e, const Bounds<C> &u, int64_t n, double scale) {
+inline double filled_scale(const C *e, const Bounds<C> &u, int64_t n, double scale, int64_t before = -1) {
     constexpr int64_t W = width<C>;
-    int64_t before = -1;
     for (;;) {
         const vec<C> by = splat((C)scale);
         vd free{}, full{};
@@ -90,7 +89,8 @@ inline void filled_row(const C *x, int64_t n, const Bounds<C> &u, C high, const 
     constexpr int64_t W = width<C>;
     C *const e = scratch.take<C>(RESULT, n);
     if (!e) return;
-    double scale = filled_scale<C, EACH>(e, u, n, 1.0 / exp_sum<C, true>(x, 0, n, high, e));
+    double scale = 1.0 / exp_sum<C, true>(x, 0, n, high, e);
+    if (EACH || !((C)scale < u.one)) scale = filled_scale<C, EACH>(e, u, n, scale, 0);  // the largest has e = 1
     while (scale > (sizeof(C) == 4 ? 1e12 : 1e100)) {  // the free ones lie far below: their exponentials once more, from the largest of them
         const vec<C> by = splat((C)(scale < 1e30 ? scale : sizeof(C) == 4 ? 1e30 : scale < 1e290 ? scale : 1e290)), none = splat(-infinity<C>);
         vec<C> top = none;
