@@ -228,7 +228,7 @@ def test_the_derivatives_by_bounds_and_alpha_in_every_dtype(alpha, kind):
     for n in (1, 40, 600):
         x, w, u = rng.normal(0, 1, (64, n)), rng.normal(size=(64, n)), np.asarray(bounds(kind, 64, n, rng), np.float32)
         a = np.full((64, 1), alpha, np.float32)
-        for dtype, tol in ((torch.float64, 1e-10), (torch.float32, 2e-5), (torch.bfloat16, 2e-5), (torch.float16, 2e-5)):
+        for dtype, tol in ((torch.float64, 1e-10), (torch.float32, 2e-5), (torch.bfloat16, 1e-4), (torch.float16, 1e-4)):
             y, g = torch.tensor(x).to(dtype), torch.tensor(w).to(dtype)
             kept = torch.float64 if dtype == torch.float64 else torch.float32
             given = [torch.tensor(t).to(kept).requires_grad_() for t in (u, a)]

@@ -17,15 +17,24 @@ static void bounds_vjp(const Bounds<C> &u, const C *p, const C *g, C mean, int64
     });
 }
 
+// True where a class has the bound 0, which it has reached though it is in no support.
+template <class C>
+inline bool some_have_none(const Bounds<C> &u, int64_t n) {
+    if (!u.each) return u.one <= C(0);
+    ints<C> none{};
+    for (int64_t i = 0; i < n; i += width<C>) none |= load_or(u.each, i, n, C(1)) <= vec<C>{};
+    return bits(none) != 0;
+}
+
 // Writes call.value[row], the product of g with the derivative by alpha, and `out`, that by the bounds, as far as they are wanted. The classes that
-// are free are those between 0 and their bounds; half precision has rounded p, and such a row is solved again.
+// are free are those between 0 and their bounds. A saved support tells them as p does; half precision has rounded p, and such a row is solved again.
 template <class C>
 static void bounded_slope_row(const anymax_call &call, int64_t row, const C *x, const C *p, const void *g, const Sink<C> &out, Scratch &scratch, const Team &team) {
     constexpr int64_t W = width<C>;
     const int64_t n = call.n;
     const Saved<C> saved = saved_row<C>(call, row);
-    const bool wanted = out.row != nullptr, again = !is_type<C>(call.dtype) && (wanted || saved.count < 0);
-    if (again) {
+    const bool wanted = out.row != nullptr;
+    if (saved.count < 0 && !is_type<C>(call.dtype)) {
         C *const exact = scratch.take<C>(BATCH_OUT, n + W);
         if (exact) bounded_row<C>(call, row, x, sink_of(exact, n, false), scratch, team);
         p = exact;
@@ -64,6 +73,20 @@ static void bounded_slope_row(const anymax_call &call, int64_t row, const C *x, 
         }
     });
     const C mean = (C)mean_of<Weigh<PLAIN>>(sum(rate), sum(dot));
+    if (saved.count >= 0 && !some_have_none(u, n)) {
+        double *const each = scratch.take<double>(BATCH_OUT, saved.count + 1);
+        for (int64_t i = 0; each && i < saved.count; i++) {
+            const int64_t at = saved.index[i];
+            const C most = u.each ? u.each[at] : u.mean;
+            each[i] = saved.value[i] >= most && most <= C(1) ? (double)(h[at] - mean) : 0.0;
+        }
+        return each ? spread(out, saved.index, (const double *)each, saved.count, team) : void();
+    }
+    if (saved.count >= 0) {
+        memset(free, 0, (size_t)n * sizeof(C));
+        for (int64_t i = 0; i < saved.count; i++) free[saved.index[i]] = saved.value[i];
+        p = free;
+    }
     u.each ? bounds_vjp<C, true>(u, p, h, mean, n, out, scratch, team) : bounds_vjp<C, false>(u, p, h, mean, n, out, scratch, team);
 }
 

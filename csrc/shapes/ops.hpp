@@ -359,7 +359,8 @@ static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, in
             break;
         }
         case ANYMAX_SLOPE: {  // of BOUNDED; the others' rows go together
-            const C *p = saved_row<C>(call, r).count >= 0 && !call.out.data ? nullptr : stage<C>(at(call, call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
+            if (call.support.count) saved_ahead<C>(call, r, end);
+            const C *p = saved_row<C>(call, r).count >= 0 ? nullptr : stage<C>(at(call, call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
             if (!scratch.failed) bounded_slope_row(call, r, x, p, at(call, call.g, size, o, i), out, scratch, team);
             break;
         }

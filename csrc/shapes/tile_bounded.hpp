@@ -76,13 +76,13 @@ ANYMAX_INLINE TileBoundedSums<V> tile_bounded_sums(const L &link, int64_t n, V l
     typedef scalar<V> C;
     TileBoundedSums<V> s{};
     for (int64_t i = 0; i < n;) {  // sums of eight: the rounding of one long sum would show
-        TileBoundedSums<V> t{};
+        V free{}, all_rates{}, full{};
         const int64_t end = i + 8 < n ? i + 8 : n;
         const auto add = [&](int64_t j, V v, V rate) ANYMAX_EACH {
             const V most = u(j), value = v * rate;
             const auto inside = value < most * C(NEARLY_FULL);
-            t.free += inside ? value : V{}, t.rate += inside ? rate : V{};
-            t.full += inside ? V{} : v > V{} ? most : V{};
+            free += inside ? value : V{}, all_rates += inside ? rate : V{};
+            full += inside ? V{} : most;  // of classes without a budget 0
             keep(j, value, rate);
         };
         for (; i + 4 <= end; i += 4) {
@@ -96,15 +96,15 @@ ANYMAX_INLINE TileBoundedSums<V> tile_bounded_sums(const L &link, int64_t n, V l
             link.template rates<1>(&rate);
             add(i, v, rate);
         }
-        s.free += t.free, s.rate += t.rate, s.full += t.full;
+        s.free += free, s.rate += all_rates, s.full += full;
     }
     return s;
 }
 
-// Newton's steps on the r-norm of what is free, within a bracket, until no sum is off by more than `enough`, or a step leads nowhere. Lanes that are not
-// asked for don't hold up the others.
+// Newton's steps on the r-norm of what is free, within a bracket, until no sum is off by more than `enough`, or a step leads nowhere. From a sum that is
+// off by `last` or less a lane takes one step more; the sums are those before it. Lanes that are not asked for don't hold up the others.
 template <class V, class L, class Y, class U, class K, class M>
-ANYMAX_INLINE TileBoundedSums<V> tile_bounded_root(const L &link, int64_t n, V &level, V low, V high, M asked, scalar<V> enough, int turns, Y y, U u, K keep) {
+ANYMAX_INLINE TileBoundedSums<V> tile_bounded_root(const L &link, int64_t n, V &level, V low, V high, M asked, scalar<V> enough, scalar<V> last, int turns, Y y, U u, K keep) {
     typedef scalar<V> C;
     TileBoundedSums<V> s{};
     for (int turn = 0; turn < turns; turn++) {
@@ -114,10 +114,11 @@ ANYMAX_INLINE TileBoundedSums<V> tile_bounded_root(const L &link, int64_t n, V &
         const auto some = (mass > V{}) & (s.rate > V{}) & (s.free > V{});
         const V share = some ? mass / s.free : all<V>(C(1));
         V next = level + (some ? s.free * link.root(share) / s.rate : V{});
-        next = some & (next > low) & (next < high) & (turn < 12 || turn % 2 == 0 ? asked | ~asked : asked & ~asked) ? next : low + (high - low) * C(0.5);
-        const auto go = asked & (absolute(excess) > enough) & (next != level);
-        if (!bits(go)) break;
-        level = go ? next : level;
+        next = some & (next > low) & (next < high) & (turn < 12 || turn % 2 == 0 ? level == level : level != level) ? next : low + (high - low) * C(0.5);
+        asked &= (absolute(excess) > enough) & (next != level);
+        if (!bits(asked)) break;
+        level = asked ? next : level;
+        asked &= absolute(excess) > last;
     }
     return s;
 }
@@ -139,24 +140,37 @@ inline uint32_t tile_bounded(Tile<float> &t, int64_t n, const L &link, const Til
     const vf anchor = sound ? top : vf{}, end = sound ? top - least : vf{};
     vf y[TILE_MOST];
     for (int64_t i = 0; i < n; i++) y[i] = sound & (bounds.at(i) > 0.0f) ? t.v[i] - anchor : none;
-    vf level = splat(1.0f);
     const auto nothing = [](int64_t, auto, auto) ANYMAX_EACH {};
     const vf high_level = end * (float)link.slope * (1.0f + 1e-5f) + (1.0f + 1e-5f);
-    tile_bounded_root<vf>(link, n, level, vf{}, high_level, sound, 2e-6f, 24, [&](int64_t i) ANYMAX_EACH { return y[i]; }, [&](int64_t i) ANYMAX_EACH { return bounds.at(i); }, nothing);
+    vf level = splat(1.0f);
+    if (n >= CELLS_FROM) {  // where the best of each eight would be at theirs, if they can be
+        vf cell[TILE_MOST / 8], most[TILE_MOST / 8], at = level;
+        int64_t cells = 0;
+        for (int64_t i = 0; i < n; i += 8, cells++) {
+            cell[cells] = none, most[cells] = vf{};
+            for (int64_t j = i; j < i + 8 && j < n; j++) cell[cells] = larger(cell[cells], y[j]), most[cells] = larger(most[cells], bounds.at(j));
+        }
+        const auto s = tile_bounded_root<vf>(link, cells, at, vf{}, high_level, sound, 0.05f, 0.05f, 5, [&](int64_t i) ANYMAX_EACH { return cell[i]; }, [&](int64_t i) ANYMAX_EACH { return most[i]; }, nothing);
+        level = absolute(s.excess()) < 0.5f ? at : level;
+    }
+    tile_bounded_root<vf>(link, n, level, vf{}, high_level, sound, 1e-6f, 3e-4f, 24, [&](int64_t i) ANYMAX_EACH { return y[i]; }, [&](int64_t i) ANYMAX_EACH { return bounds.at(i); }, nothing);
     for (int upper = 0; upper < 2; upper++) {
         const auto half = [&](vf v) ANYMAX_EACH { return upper ? high(v) : low(v); };
-        vd value[TILE_MOST], rate[TILE_MOST], at = half(level);
+        vd value[TILE_MOST], rate[TILE_MOST], x[TILE_MOST], most[TILE_MOST], at = half(level);
         const vd zero = half(anchor);
+        for (int64_t i = 0; i < n; i++) x[i] = half(y[i]) > -inf64 ? half(t.v[i]) - zero : all<vd>(-inf64);
+        for (int64_t i = 0; i < (bounds.alike ? 1 : n); i++) most[i] = half(bounds.at(i));
+        const auto bound = [&](int64_t i) ANYMAX_EACH { return most[bounds.alike ? 0 : i]; };
         const vl asked = half(sound ? splat(1.0f) : vf{}) > 0.0;
-        const auto s = tile_bounded_root<vd>(link, n, at, vd{}, half(high_level), asked, L::least(vd{} + 1.0)[0] > 0.0 ? 0x1p-50 : 5e-7, 60,
-            [&](int64_t i) ANYMAX_EACH { return half(y[i]) > -inf64 ? half(t.v[i]) - zero : all<vd>(-inf64); }, [&](int64_t i) ANYMAX_EACH { return half(bounds.at(i)); },
+        const auto s = tile_bounded_root<vd>(link, n, at, vd{}, half(high_level), asked, L::least(vd{} + 1.0)[0] > 0.0 ? 0x1p-50 : ENOUGH, 0.0, 60,
+            [&](int64_t i) ANYMAX_EACH { return x[i]; }, bound,
             [&](int64_t i, vd v, vd k) ANYMAX_EACH { value[i] = v, rate[i] = k; });
         const vd excess = s.excess(), lost = s.rate > vd{} ? excess / s.rate : vd{}, tiny = L::least(at);
-        const vl there = asked & (absolute(excess) < 1e-6);
+        const vl there = asked & (absolute(excess) <= ENOUGH);
         for (int64_t i = 0; i < n; i++) {
-            const vd most = half(bounds.at(i)), p = value[i] - rate[i] * lost;
-            const vl inside = (value[i] < most * NEARLY_FULL) & (p < most);
-            store_narrow((float *)(t.v + i) + upper * width<double>, half(y[i]) > -inf64 ? (inside ? (p > tiny ? p : vd{}) : most) : vd{});
+            const vd u = bound(i), p = value[i] - rate[i] * lost;
+            const vl inside = (value[i] < u * NEARLY_FULL) & (p < u);
+            store_narrow((float *)(t.v + i) + upper * width<double>, x[i] > -inf64 ? (inside ? (p > tiny ? p : vd{}) : u) : vd{});
         }
         store_narrow((float *)&level + upper * width<double>, there ? all<vd>(1.0) : vd{});
     }
