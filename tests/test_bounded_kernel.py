@@ -228,7 +228,12 @@ def test_the_derivatives_by_bounds_and_alpha_in_every_dtype(alpha, kind):
     for n in (1, 40, 600):
         x, w, u = rng.normal(0, 1, (64, n)), rng.normal(size=(64, n)), np.asarray(bounds(kind, 64, n, rng), np.float32)
         a = np.full((64, 1), alpha, np.float32)
-        for dtype, tol in ((torch.float64, 1e-10), (torch.float32, 2e-5), (torch.bfloat16, 1e-4), (torch.float16, 1e-4)):
+        for dtype, tol in (
+            (torch.float64, 1e-10),
+            (torch.float32, 2e-5),
+            (torch.bfloat16, 1e-4),
+            (torch.float16, 1e-4),
+        ):
             y, g = torch.tensor(x).to(dtype), torch.tensor(w).to(dtype)
             kept = torch.float64 if dtype == torch.float64 else torch.float32
             given = [torch.tensor(t).to(kept).requires_grad_() for t in (u, a)]
@@ -252,7 +257,9 @@ def test_the_derivatives_of_rows_that_are_lost_and_of_bounds_that_are_none():
         assert np.isnan(by_alpha[0]).all()
         assert not by_upper[1].any()
         assert not by_alpha[1].any()
-        np.testing.assert_allclose(by_upper[3], [0.0, 1.0, 3.0], atol=1e-6)  # the first class takes what the others leave
+        np.testing.assert_allclose(
+            by_upper[3], [0.0, 1.0, 3.0], atol=1e-6
+        )  # the first class takes what the others leave
         if alpha == 2.0:
             assert p[2].tolist() == [1.0, 0.0, 0.0]
             assert not by_upper[2].any()
