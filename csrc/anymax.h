@@ -52,7 +52,8 @@ enum anymax_op {
     ANYMAX_LOSS_GRAD = 5, /* (x; support or tau where they were saved; index; scale[row]) -> out = scale (p - y) */
     ANYMAX_THRESHOLD = 6, /* x -> tau[row]: logsumexp for softmax and sparse softmax */
     ANYMAX_LARGEST = 7,   /* x -> the k largest values, sorted, and their indices */
-    ANYMAX_SLOPE = 8,     /* (p or `support`, g) -> value[row] = <g, dp/dparam>: entmax, normmax, budget */
+    ANYMAX_SLOPE = 8,     /* (x where the map needs it, p or `support`, g) -> value[row] = <g, dp/dparam>: entmax, normmax, budget, bounded; of bounded
+                             out = the same by the bound of each class, too. One of both may be NULL there */
     ANYMAX_OPS = 9
 };
 

@@ -40,7 +40,7 @@ static constexpr MapRow MAPS[ANYMAX_MAPS] = {
     {ANYMAX_SIGSOFTMAX, "sigsoftmax", RATIOS, 1.0, 0.0, 0, false, true, 2},
     {ANYMAX_PERTURB, "perturb", NOISES, 1e-300, 1e300, 0, true, false, 4},
     {ANYMAX_RELU, "relu", RATIOS, 1.0, 0.0, 0, false, false, 1},
-    {ANYMAX_BOUNDED, "bounded", CEILINGS, 1.0, 2.0, 0, true, false, 3},
+    {ANYMAX_BOUNDED, "bounded", CEILINGS, 1.0, 2.0, 0, true, false, 3, true},
 };
 
 static inline bool needs_scores(int32_t map) { return MAPS[map].family == RATIOS || MAPS[map].family == NOISES || MAPS[map].family == CEILINGS; }

@@ -56,6 +56,7 @@ enum Trait : uint32_t {
     HEADS = 1 << 3,    // as anymax_run_segments makes them: rows of several heads where they lie
     MILD = 1 << 4,     // normmax: beyond, the exponent alpha / (alpha - 1) is near to 1
     MIDDLING = 1 << 5, // normmax: below, 1 / (alpha - 1) times what floats leave out; above, a root
+    CURVED = 1 << 11,  // bounded: a link other than the exponential, in floats
     // budgets and k beside n
     WITHIN = 1 << 6,
     SMALL_BUDGET = 1 << 7,
@@ -70,7 +71,7 @@ inline uint32_t traits_of(const anymax_call &c) {
     const auto is = [](bool holds, Trait trait) -> uint32_t { return holds ? trait : 0; };
     const bool spaced = c.out.cls != 1 || c.g.cls != 1 || (c.p.cls != 1 && !c.support.count);
     return is(c.support.count, SUPPORT) | is(c.op == ANYMAX_LOSS && c.tau, TAU) | is(spaced, SPACED) |
-           is(c.starts && c.inner > 1 && c.p.inner == 1 && c.g.inner == 1 && c.out.inner == 1, HEADS) | is(k < 51.0, MILD) | is(k >= 1.5 && k <= 2.0, MIDDLING) |
+           is(c.starts && c.inner > 1 && c.p.inner == 1 && c.g.inner == 1 && c.out.inner == 1, HEADS) | is(k < 51.0, MILD) | is(k >= 1.5 && k <= 2.0, MIDDLING) | is(k >= 1.02 && k <= 2.0, CURVED) |
            is(k <= n, WITHIN) | is(k > 0.0 && k * 2.0 <= n && ::ceil(k) <= (double)(8 * width<float>), SMALL_BUDGET) |
            is(k >= 1.0 && k <= (double)(BATCH_CANDIDATES_FEW / 2) && k * 2.0 <= n, FEW_LARGEST) | is(k < n && k * 8.0 >= n, MANY_LARGEST) |
            is(k >= 1.0 && k < n && k * 14.0 >= n, COUNTED);
@@ -118,6 +119,7 @@ static constexpr Rule RULES[] = {
     {TILE, DENSE, FORWARDS, POWERS | CURVES, FLOATS, 1, TILE_MOST, 0, SUPPORT},
     {TILE, DENSE, FORWARDS, bit(NORM), FLOATS, 1, TILE_MOST, MILD, SUPPORT},
     {TILE, DENSE, FORWARDS, bit(LARGEST), FLOATS, 1, TILE_MOST, MANY_LARGEST, SUPPORT},
+    {TILE, DENSE, FORWARDS, bit(BOUNDED), FLOATS, 1, TILE_MOST, CURVED, SUPPORT},
     {TILE, DENSE, LOSSES | GRADS | TAUS, bit(EXPONENTIAL) | POWERS, ALL_TYPES, 1, TILE_MOST, 0, 0},
     {TILE, DENSE, VJPS, WEIGHED, F32, 1, BESIDE_MOST, HEADS, SUPPORT},
     {BATCH, DENSE, VJPS, WEIGHED, FLOATS, 1, DENSE_MOST, 0, SUPPORT},
@@ -131,7 +133,7 @@ static constexpr Rule RULES[] = {
     {ROW, DENSE, FORWARDS, bit(LARGEST), F64, TILE_MOST + 1, COUNT_MOST<double>, MANY_LARGEST, SUPPORT},
     {ROW, EITHER, FORWARDS | LOSSES | GRADS, bit(NUCLEUS), ALL_TYPES, 1, ANY, 0, TAU},
     {ROW, SAVED, VJPS | GRADS | SLOPES, SOLVED, ALL_TYPES, 1, ANY, SUPPORT, 0},
-    {ROW, SAVED, VJPS | GRADS, bit(BOUNDED), ALL_TYPES, 1, ANY, SUPPORT, 0},
+    {ROW, SAVED, VJPS | GRADS | SLOPES, bit(BOUNDED), ALL_TYPES, 1, ANY, SUPPORT, 0},
     {ROW, EITHER, FORWARDS, bit(BOUNDED), ALL_TYPES, 1, ANY, 0, 0},
     {ROW, CANDIDATES, FORWARDS | LOSSES | GRADS | TAUS, SOLVED, ALL_TYPES, 1, ANY, 0, 0},
     {ROW, DENSE, ~0u, ~0u, ALL_TYPES, 1, ANY, 0, 0},

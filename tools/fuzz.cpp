@@ -299,6 +299,7 @@ struct Case {
     Operand x, p, g, mask, upper;  // upper: of ANYMAX_BOUNDED, in the wide dtype
     Block params, index, scale, tau, s_index, s_value, s_count;  // those that are read
     bool saves = false, reads_support = false, with_tau = false, reads_tau = false, with_slope = false;
+    bool by_bounds = false, by_param = true;  // what is wanted of ANYMAX_SLOPE
     int64_t capacity = 0;
     Layout out{};
 
@@ -309,7 +310,7 @@ struct Case {
     double score(int64_t row, int64_t i) const { return mask.block.data && mask.get(row, i) == 0.0 ? -INF : x.get(row, i); }
     int64_t target(int64_t row) const { return ((const int64_t *)index.data)[row]; }
     Shape result() const { return op == ANYMAX_LARGEST ? Shape{shape.outer, shape.inner, k} : shape; }
-    bool to_rows() const { return op != ANYMAX_LOSS && op != ANYMAX_THRESHOLD && op != ANYMAX_SLOPE; }
+    bool to_rows() const { return by_bounds || (op != ANYMAX_LOSS && op != ANYMAX_THRESHOLD && op != ANYMAX_SLOPE); }
 };
 
 struct Result {
@@ -387,7 +388,7 @@ Result perform(const Case &c, const How &how) {
         call.out = out.view();
         before = out.block.copy();
     }
-    if (c.op == ANYMAX_LOSS || c.op == ANYMAX_SLOPE) value.make(rows * wide, 0xa5), call.value = value.data;
+    if (c.op == ANYMAX_LOSS || (c.op == ANYMAX_SLOPE && c.by_param)) value.make(rows * wide, 0xa5), call.value = value.data;
     if (c.with_slope) slope.make(rows * wide, 0xa5), call.slope = slope.data;
     if (c.op == ANYMAX_THRESHOLD || (c.op == ANYMAX_LOSS && c.with_tau)) tau.make(rows * wide, 0xa5), call.tau = tau.data;
     if (c.reads_tau) call.tau = c.tau.data;
@@ -686,6 +687,8 @@ void make(Random &random, Case &c, std::vector<const char *> &said) {
         c.saves = true, c.capacity = random.pick<int64_t>({0, 1, 3, 16, 64, n, n + 2});
     if (c.op == ANYMAX_LOSS) c.with_tau = random.chance(0.5), c.with_slope = MAPS[c.map].slope && random.chance(0.5);
 
+    if (c.op == ANYMAX_SLOPE && c.map == ANYMAX_BOUNDED) c.by_bounds = random.chance(0.7), c.by_param = !c.by_bounds || random.chance(0.5);
+
     if (c.op == ANYMAX_VJP || c.op == ANYMAX_LOG_VJP || c.op == ANYMAX_SLOPE) {
         Case f;
         borrow_scores(c, f, c.op == ANYMAX_LOG_VJP ? ANYMAX_LOG : ANYMAX_FORWARD);
@@ -897,28 +900,38 @@ void check_vjp(const Case &c, const Result &got) {
 void check_slope(const Case &c, const Result &got) {
     if (c.junk || c.wild || (c.reads_support && c.dtype > ANYMAX_F64)) return;  // what such a support holds has more digits than p
     const int64_t n = c.shape.n;
+    if (c.map == ANYMAX_BOUNDED && c.dtype > ANYMAX_F64) return;  // nor does p tell which classes have their bounds
     for (int64_t r = 0; r < c.shape.rows(); r++) {
-        const double v = number(got.value[r], c.wide()), alpha = c.param_of(r);
+        const double v = c.by_param ? number(got.value[r], c.wide()) : 0.0, alpha = c.param_of(r);
+        const auto at_bound = [&](int64_t i) { return c.map == ANYMAX_BOUNDED && c.p.get(r, i) >= c.bound(r, i); };
         const long double by = (long double)alpha - 1.0L;
-        long double s_sum = 0, s_g = 0, least = 1, power = 0, power_log = 0, most = 0, free = 0, free_g = 0, mass = 0;
+        long double s_sum = 0, s_g = 0, size_g = 0, least = 1, power = 0, power_log = 0, most = 0, free = 0, free_g = 0, mass = 0;
         bool bad = false, any = false;
         for (int64_t i = 0; i < n; i++) {
             const long double p = c.p.get(r, i), g = c.g.get(r, i);
-            bad = bad || p != p, any = any || p > 0;
-            if (!(p > 0)) continue;
+            bad = bad || p != p, any = any || (p > 0 && !at_bound(i));
+            if (!(p > 0) || at_bound(i)) continue;
             least = std::min(least, p), most = std::max(most, p), mass += p;
             const long double s = c.map == ANYMAX_NORMMAX ? p : powl(p, 1 - by), l = logl(p);
-            s_sum += s, s_g += s * g;
+            s_sum += s, s_g += s * g, size_g += s * fabsl(g);
             power += powl(p, alpha), power_log += powl(p, alpha) * l;
             if (p < 1) free += 1, free_g += g;
         }
-        if (bad ? v == v : !any && v != 0.0) fail("row %ld: a slope of %g", r, v);
-        if (bad || !any || least < (c.dtype == ANYMAX_F64 ? 1e-200L : 1e-37L) || fabsl(mass - 1) > 0.1L * (c.map != ANYMAX_BUDGET) || alpha > 12.0) continue;
+        if (c.by_param && (bad ? v == v : !any && v != 0.0)) fail("row %ld: a slope of %g", r, v);
+        for (int64_t i = 0; i < n && c.by_bounds; i++) {
+            const double d = number(got.out[r * n + i], c.dtype), g = c.g.get(r, i);
+            const bool full = at_bound(i) && c.upper.get(r, i) <= 1.0;
+            if (bad ? d == d : !full && d != 0.0) fail("row %ld, class %ld: a slope of %g by its bound", r, i, d);
+            const long double want = g - (any ? s_g / s_sum : 0), size = fabsl(want) + fabs(g) + (any ? size_g / s_sum : 0);
+            if (!bad && full && least > (c.dtype == ANYMAX_F64 ? 1e-200L : 1e-37L) && fabsl(d - want) > (c.dtype == ANYMAX_F64 ? 1e-11L : 2e-6L) * size)
+                fail("row %ld, class %ld: a slope of %.9g by its bound, not %.9Lg", r, i, d, want);
+        }
+        if (!c.by_param || bad || !any || least < (c.dtype == ANYMAX_F64 ? 1e-200L : 1e-37L) || fabsl(mass - 1) > 0.1L * (c.map != ANYMAX_BUDGET && c.map != ANYMAX_BOUNDED) || alpha > 12.0) continue;
         long double want = 0, size = 0, rounding = 1e-30L;
         const long double mean = s_g / s_sum, norm = powl(power, 1.0L / alpha), rise = norm / alpha * (power_log / power - logl(norm)) * powl(norm, by);
         for (int64_t i = 0; i < n && c.map != ANYMAX_BUDGET; i++) {
             const long double p = c.p.get(r, i), l = p > 0 ? logl(p) : 0, z = -by * l;
-            if (!(p > 0)) continue;
+            if (!(p > 0) || at_bound(i)) continue;
             const long double d = c.map == ANYMAX_NORMMAX ? (rise * powl(p, 1 - by) - p * l) / by
                                   : by >= 0.5L            ? p * (1 - by * l) / (by * by)
                                   : fabsl(z) < 1e-4L      ? -p * l * l * (0.5L + z / 6 + z * z / 24)
@@ -1818,14 +1831,14 @@ void refused() {
                 with("too many rows", [](anymax_call &c) { c.outer = INT64_MAX; });
                 with("too many rows, in two", [](anymax_call &c) { c.outer = c.inner = (int64_t)1 << 33; });
                 if (op != ANYMAX_VJP && op != ANYMAX_LOG_VJP && op != ANYMAX_SLOPE) with("no x", [](anymax_call &c) { c.x.data = nullptr; });
-                if (op == ANYMAX_VJP && needs_scores(map)) with("no x", [](anymax_call &c) { c.x.data = nullptr; });
+                if ((op == ANYMAX_VJP || op == ANYMAX_SLOPE) && needs_scores(map)) with("no x", [](anymax_call &c) { c.x.data = nullptr; });
                 if (op == ANYMAX_VJP || op == ANYMAX_LOG_VJP || op == ANYMAX_SLOPE) {
                     with("no p", [](anymax_call &c) { c.p.data = nullptr; });
                     with("no g", [](anymax_call &c) { c.g.data = nullptr; });
                 }
                 if (op != ANYMAX_LOSS && op != ANYMAX_THRESHOLD && op != ANYMAX_SLOPE) with("no out", [](anymax_call &c) { c.out.data = nullptr; });
                 if (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD) with("no index", [](anymax_call &c) { c.index = nullptr; });
-                if (op == ANYMAX_LOSS || op == ANYMAX_SLOPE) with("no value", [](anymax_call &c) { c.value = nullptr; });
+                if (op == ANYMAX_LOSS || op == ANYMAX_SLOPE) with("no value", [](anymax_call &c) { c.value = nullptr, c.out.data = nullptr; });
                 if (op == ANYMAX_LOSS && !MAPS[map].slope) with("a slope", [&](anymax_call &c) { c.slope = positions.data(); });
                 if (op == ANYMAX_LOSS_GRAD) with("no scale", [](anymax_call &c) { c.scale = nullptr; });
                 if (op == ANYMAX_THRESHOLD) with("no tau", [](anymax_call &c) { c.tau = nullptr; });

@@ -177,7 +177,7 @@ int check_operands(const anymax_call *c) {
         case ANYMAX_VJP:
         case ANYMAX_LOG_VJP: there = given; break;
         case ANYMAX_LOSS: there = x && c->index && c->value; break;
-        case ANYMAX_SLOPE: there = c->p.data && c->g.data && c->value; break;
+        case ANYMAX_SLOPE: there = c->p.data && c->g.data && (x || !needs_scores(c->map)) && (c->value || (out && c->map == ANYMAX_BOUNDED)); break;
         case ANYMAX_LOSS_GRAD: there = x && out && c->index && c->scale; break;
         case ANYMAX_THRESHOLD: there = x && c->tau; break;
         case ANYMAX_LARGEST: there = x && out && c->positions; break;

@@ -134,17 +134,19 @@ inline double bounded_middle(double low, double high) {
 struct BoundedRoot {
     double level, next, low, sure;  // `next`: where Newton's step from there leads; `low`: the last one where the sum was 1 at most, `sure`: and surely more
     BoundedSums sums;
+    bool reached;  // the sum was no less than 1 at the first level
 };
 
 // A level of y(i) where the sum is within `enough` of 1, between `low`, where it is 1 at most, and `high`, where it is no less: Newton's steps, which the
-// bounds may lead astray, within the bracket.
+// bounds may lead astray, within the bracket. falls: the first level is worth going on from only where it is not too low.
 template <class V, class L, class U, class Y>
-inline BoundedRoot bounded_root(const L &link, const U &bound, int64_t count, double level, double low, double high, double enough, int turns, Y y) {
+inline BoundedRoot bounded_root(const L &link, const U &bound, int64_t count, double level, double low, double high, double enough, int turns, bool falls, Y y) {
     BoundedSums s{};
     double next = level, sure = high;
     for (int turn = 0; turn < turns; turn++) {
         s = bounded_sums<V>(link, bound, count, level, y);
         const double excess = s.excess(), mass = 1.0 - s.full;
+        if (falls && turn == 0 && excess < 0.0) return BoundedRoot{level, next, low, sure, s, false};
         (excess > 0.0 ? high : low) = level;
         if (excess > 1e-5) sure = level;
         const double newton = mass > 0.0 && s.rate > 0.0 && s.free > 0.0 ? level - bounded_step(link, s, mass) : not_a_number<double>;
@@ -156,7 +158,7 @@ inline BoundedRoot bounded_root(const L &link, const U &bound, int64_t count, do
         if (!(next > low && next < high)) break;
         level = next;
     }
-    return BoundedRoot{level, next, low, sure, s};
+    return BoundedRoot{level, next, low, sure, s, true};
 }
 
 // p in the place of y.

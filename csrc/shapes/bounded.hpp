@@ -54,11 +54,10 @@ inline Bounds<C> bounds_of(const anymax_call &call, int64_t row, bool checked, S
 // -- alpha = 1: min(s e, u) of the exponentials e, filled up as s grows
 
 // The scale at which the terms sum to 1, from below: Newton's steps on a concave sum never overshoot, and what is full stays so. A class of an infinite
-// e is full from the start. `infinity` where all classes of an e above 0 are full and don't sum to 1.
+// e is full from the start. before: how many are full where the scale is from, if it was made of all others. `infinity` where all classes of an e above 0 are full and don't sum to 1.
 template <class C, bool EACH>
-inline double filled_scale(const C *e, const Bounds<C> &u, int64_t n, double scale) {
+inline double filled_scale(const C *e, const Bounds<C> &u, int64_t n, double scale, int64_t before = -1) {
     constexpr int64_t W = width<C>;
-    int64_t before = -1;
     for (;;) {
         const vec<C> by = splat((C)scale);
         vd free{}, full{};
@@ -90,7 +89,8 @@ inline void filled_row(const C *x, int64_t n, const Bounds<C> &u, C high, const 
     constexpr int64_t W = width<C>;
     C *const e = scratch.take<C>(RESULT, n);
     if (!e) return;
-    double scale = filled_scale<C, EACH>(e, u, n, 1.0 / exp_sum<C, true>(x, 0, n, high, e));
+    double scale = 1.0 / exp_sum<C, true>(x, 0, n, high, e);
+    if (EACH || !((C)scale < u.one)) scale = filled_scale<C, EACH>(e, u, n, scale, 0);  // the largest has e = 1
     while (scale > (sizeof(C) == 4 ? 1e12 : 1e100)) {  // the free ones lie far below: their exponentials once more, from the largest of them
         const vec<C> by = splat((C)(scale < 1e30 ? scale : sizeof(C) == 4 ? 1e30 : scale < 1e290 ? scale : 1e290)), none = splat(-infinity<C>);
         vec<C> top = none;
@@ -129,12 +129,10 @@ inline void filled_row(const C *x, int64_t n, const Bounds<C> &u, C high, const 
 // A bound, less the top, that tau is surely not below in a row with `most` for all classes: by the maxima of its blocks, to which the whole row only adds.
 template <class C, class L>
 inline C bounded_floor(const L &link, const Scan<C> &s, double alpha, double most) {
-    const double c = alpha - 1.0, reach = ::pow(most, c) / c;  // x - tau of a class that is just full
     const int64_t needed = (int64_t)::ceil(1.0 / most), cells = s.count * width<C>;
     if (needed > cells) return -infinity<C>;
-    const C reached = needed == 1 ? s.top : reached_by(s, needed);
-    if (!((double)reached - (double)s.top > -1e4)) return -infinity<C>;  // of no use, where classes are masked or lie far apart
-    double bound = ((double)reached - (double)s.top) - reach, level = level_of_none(link, bound), low = level_of_none(link, 0.0), high = level;
+    const double none = level_of_none(link, 0.0);
+    double bound = -inf64, level = level_of_all(link, 0.0), low = none, high = level_of_none(link, -1e4);
     const vec<C> top = splat(s.top);
     const auto climb = [&](const C *cells, int64_t count, int turns) {
         for (int turn = 0; turn < turns; turn++) {
@@ -146,11 +144,18 @@ inline C bounded_floor(const L &link, const Scan<C> &s, double alpha, double mos
             level = next > low && next < high ? next : bounded_middle(low, high);
             if (excess > 0.0 && excess < 0.1) break;
         }
-        low = level_of_none(link, 0.0);
+        low = none;
     };
     vec<C> few[CELL_VECTORS];
     const int used = few_cells(s, few);
-    climb((const C *)few, used * width<C>, 4);
+    if (needed * 4 <= used * width<C>) climb((const C *)few, used * width<C>, 4);
+    if (bound == -inf64) {  // from the score that so many reach as it takes to be full
+        const C reached = needed == 1 ? s.top : reached_by(s, needed);
+        if (!((double)reached - (double)s.top > -1e4)) return -infinity<C>;  // of no use, where classes are masked or lie far apart
+        const double c = alpha - 1.0, reach = ::pow(most, c) / c;  // x - tau of a class that is just full
+        bound = ((double)reached - (double)s.top) - reach, level = level_of_none(link, bound), high = level;
+        climb((const C *)few, used * width<C>, 4);
+    }
     if (used < s.count) climb(s.cells, cells, 2);
     return (C)(bound - (1e-5 * (1.0 + fabs(bound))));
 }
@@ -204,8 +209,8 @@ inline double *bounded_solve(const L &link, const U &bound, Candidates<C> &c, C 
         for (int64_t i = c.count; i < (c.count + width<C> - 1) / width<C> * width<C>; i++) c.value[i] = -infinity<C>;
         const vec<C> at = splat(anchor);
         const auto narrow = [=, value = (const C *)c.value](int64_t i) ANYMAX_EACH { return load(value + i) - at; };
-        if (!all && bounded_sums<vec<C>>(link, bound, c.count, level, narrow).excess() < 0.0) return nullptr;
-        const BoundedRoot root = bounded_root<vec<C>>(link, bound, c.count, level, none, high, 3e-4, 12, narrow);
+        const BoundedRoot root = bounded_root<vec<C>>(link, bound, c.count, level, none, high, 3e-4, 12, !all, narrow);
+        if (!root.reached) return nullptr;
         const double tau = link.tau(root.sure);
         level = root.next;
         c.count = bounded_thinned(c, most, anchor, (C)(tau - 1e-5 * (1.0 + fabs(tau))));
@@ -216,8 +221,8 @@ inline double *bounded_solve(const L &link, const U &bound, Candidates<C> &c, C 
     const int64_t count = c.count;
     bounded_scores((const C *)c.value, anchor, y, count);
     const auto scores = [=](int64_t i) ANYMAX_EACH { return load(y + i); };
-    if (!all && bounded_sums<vd>(link, bound, count, level, scores).excess() < 0.0) return nullptr;
-    BoundedRoot root = bounded_root<vd>(link, bound, count, level, none, high, enough, 400, scores);
+    BoundedRoot root = bounded_root<vd>(link, bound, count, level, none, high, enough, 400, !all, scores);
+    if (!root.reached) return nullptr;
     for (int64_t again = 0; fabs(root.level) > 16.0 && again < count; again++) {  // far below the anchor digits are lost: once more, from the largest free one
         C next = -infinity<C>;
         const auto at = link.at(root.low);
@@ -231,7 +236,7 @@ inline double *bounded_solve(const L &link, const U &bound, Candidates<C> &c, C 
         if (next == anchor || next == -infinity<C>) break;
         const double moved = root.level + (level_of_none(link, (double)anchor - (double)next) - none);
         const double furthest = level_of_all(link, bounded_scores((const C *)c.value, next, y, count));
-        root = bounded_root<vd>(link, bound, count, moved > none && moved < furthest ? moved : 0.5 * (none + furthest), none, furthest + 1e-12 * (1.0 + fabs(furthest)), enough, 400, scores);
+        root = bounded_root<vd>(link, bound, count, moved > none && moved < furthest ? moved : 0.5 * (none + furthest), none, furthest + 1e-12 * (1.0 + fabs(furthest)), enough, 400, false, scores);
         anchor = next;
     }
     bounded_values(link, bound, root, y, count);
@@ -269,8 +274,9 @@ static Support<C> bounded_support(const L &link, double alpha, const C *x, int64
         }
         C anchor = s.top;
         if (u.each) {
-            anchor = c.value[0];
-            for (int64_t i = 1; i < c.count; i++) anchor = larger(anchor, c.value[i]);
+            vec<C> high = splat(-infinity<C>);
+            for (int64_t i = 0; i < c.count; i += width<C>) high = larger(high, load_or((const C *)c.value, i, c.count, -infinity<C>));
+            anchor = highest_lane(high);
         }
         const double level = level_of_none(link, every_class ? -1.0 : ((double)s.top - (double)anchor) + (double)bound);
         const double *const p = u.each ? bounded_solve(link, EachBound<C>{most}, c, most, anchor, level, every_class, scratch)

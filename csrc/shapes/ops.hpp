@@ -3,7 +3,7 @@
 
 #include "core/families.hpp"
 #include "shapes/backward.hpp"
-#include "shapes/bounded.hpp"
+#include "shapes/bounded_slope.hpp"
 #include "shapes/candidates.hpp"
 #include "shapes/loss_slope.hpp"
 #include "shapes/ratio.hpp"
@@ -356,6 +356,12 @@ static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, in
                 fill(out, not_a_number<C>);
             else
                 loss_gradient_row(call, r, source, link, x, t, scale, out, scratch, team);
+            break;
+        }
+        case ANYMAX_SLOPE: {  // of BOUNDED; the others' rows go together
+            if (call.support.count) saved_ahead<C>(call, r, end);
+            const C *p = saved_row<C>(call, r).count >= 0 ? nullptr : stage<C>(at(call, call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
+            if (!scratch.failed) bounded_slope_row(call, r, x, p, at(call, call.g, size, o, i), out, scratch, team);
             break;
         }
         case ANYMAX_THRESHOLD: ((C *)call.tau)[r] = (C)tau_row(call, link, x, scratch, team); break;

@@ -79,7 +79,7 @@ template <class C>
 static int run_rows(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team) {
     Scratch scratch;
     const Grouping grouping = plan.rule.grouping;
-    if (call.op == ANYMAX_SLOPE)
+    if (call.op == ANYMAX_SLOPE && plan.link != BOUNDED)
         slope_rows<C>(call, plan.link, begin, end, scratch);
     else if (grouping == ROW)
         by_rows<C>(call, begin, end, bypass, team, scratch);

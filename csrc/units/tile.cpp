@@ -1,5 +1,6 @@
 // Rows of few classes for one instruction set, one a lane.
 #include "core/families.hpp"
+#include "shapes/tile_bounded.hpp"
 #include "shapes/tile_loss.hpp"
 
 namespace ANYMAX_UNIT {
@@ -115,7 +116,12 @@ void run_tiles(const anymax_call &call, const Plan &plan, int64_t begin, int64_t
     each_tile<C>(begin, end, [&](int64_t r, int64_t count) {
         lanes.in(t, r, count);
         if (call.op == ANYMAX_LOG) return tile_log_softmax(t, call.n), out.out(t, r, count, 0);
-        const uint32_t others = ~tile_map(t, plan.link, call.param, call.n) & ((1u << count) - 1);
+        uint32_t done = 0;
+        if (plan.link != BOUNDED)
+            done = tile_map(t, plan.link, call.param, call.n);
+        else if constexpr (sizeof(C) == 4)
+            done = tile_bounded(t, call, r, count);
+        const uint32_t others = ~done & ((1u << count) - 1);
         out.out(t, r, count, others);
         for (int64_t j = 0; others && j < count; j++)
             if (others >> j & 1) by_rows<C>(call, r + j, r + j + 1, bypass, team, scratch);

@@ -190,7 +190,82 @@ def test_the_gradient_of_every_dtype(alpha, kind):
             torch.testing.assert_close(got.double(), want, atol=tol, rtol=tol)
 
 
-def test_bounds_that_have_a_gradient_go_to_plain_operations():
+LEARNED = ("number", "class", "row", "zeros", "one a row", "short")
+
+
+@pytest.mark.parametrize("kind", LEARNED)
+@pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0])
+def test_the_derivatives_by_bounds_and_alpha_are_those_of_central_differences(alpha, kind):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(17)
+    for n in (40, 400):  # of the longer ones a support is saved, but for alpha 1 and 1.3
+        rows, h = 48, 1e-6
+        x, w = rng.normal(0, 1, (rows, n)), rng.normal(size=(rows, n))
+        u = np.asarray(bounds(kind, rows, n, rng))
+        v = rng.normal(size=u.shape) * (u > 0.0)  # a bound of 0 has a derivative on one side only
+        v = v / n if kind == "one a row" else v  # many full classes move together, and others would become free
+        a = np.full((rows, 1), alpha if 1.0 < alpha < 2.0 else 1.5)
+        upper, each = torch.tensor(u, requires_grad=True), torch.tensor(a, requires_grad=True)
+        with am.use("native"):
+            y = am.apply(am.Bounded(upper, alpha), torch.tensor(x))
+            (by_upper,) = torch.autograd.grad((y * torch.tensor(w)).sum(), upper)
+            y = am.apply(am.Bounded(upper, each), torch.tensor(x))
+            both = torch.autograd.grad((y * torch.tensor(w)).sum(), (upper, each))
+        assert by_upper.shape == upper.shape
+        up, down = (reference(am.Bounded(u + s * h * v, alpha), x) for s in (1, -1))
+        np.testing.assert_allclose((by_upper.numpy() * v).sum(), ((up - down) * w).sum() / (2 * h), atol=2e-6)
+        up, down = (reference(am.Bounded(u, a + s * h), x) for s in (1, -1))
+        np.testing.assert_allclose(both[1].numpy()[:, 0], ((up - down) * w).sum(-1) / (2 * h), atol=2e-7)
+        up, down = (reference(am.Bounded(u + s * h * v, a), x) for s in (1, -1))
+        np.testing.assert_allclose((both[0].numpy() * v).sum(), ((up - down) * w).sum() / (2 * h), atol=2e-6)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0])
+@pytest.mark.parametrize("kind", LEARNED)
+def test_the_derivatives_by_bounds_and_alpha_in_every_dtype(alpha, kind):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(18)
+    for n in (1, 40, 600):
+        x, w, u = rng.normal(0, 1, (64, n)), rng.normal(size=(64, n)), np.asarray(bounds(kind, 64, n, rng), np.float32)
+        a = np.full((64, 1), alpha, np.float32)
+        for dtype, tol in (
+            (torch.float64, 1e-10),
+            (torch.float32, 2e-5),
+            (torch.bfloat16, 1e-4),
+            (torch.float16, 1e-4),
+        ):
+            y, g = torch.tensor(x).to(dtype), torch.tensor(w).to(dtype)
+            kept = torch.float64 if dtype == torch.float64 else torch.float32
+            given = [torch.tensor(t).to(kept).requires_grad_() for t in (u, a)]
+            with am.use("native"):
+                got = torch.autograd.grad(am.apply(am.Bounded(*given), y), given, g)
+            exact = [t.detach().double().requires_grad_() for t in given]
+            with am.use("reference"):
+                want = torch.autograd.grad(am.apply(am.Bounded(*exact), y.double()), exact, g.double())
+            for one, other in zip(got, want, strict=True):
+                torch.testing.assert_close(one.double(), other, atol=tol * 8, rtol=tol)
+
+
+def test_the_derivatives_of_rows_that_are_lost_and_of_bounds_that_are_none():
+    x = np.array([[1.0, 2.0, np.nan], [-INF] * 3, [9.0, 0.0, 0.0], [1.0, 2.0, 3.0]], np.float32)
+    g = np.array([[1.0, 2.0, 4.0]] * 4, np.float32)
+    for alpha in (1.0, 1.3, 2.0):
+        mapping = am.Bounded(np.array([7.0, 0.25, 0.25], np.float32), alpha)
+        p = native.ENGINE.forward(mapping, x)
+        by_upper, by_alpha = (native.ENGINE.slope(mapping, name, x, p, g) for name in ("upper", "alpha"))
+        assert np.isnan(by_upper[0]).all()
+        assert np.isnan(by_alpha[0]).all()
+        assert not by_upper[1].any()
+        assert not by_alpha[1].any()
+        np.testing.assert_allclose(
+            by_upper[3], [0.0, 1.0, 3.0], atol=1e-6
+        )  # the first class takes what the others leave
+        if alpha == 2.0:
+            assert p[2].tolist() == [1.0, 0.0, 0.0]
+            assert not by_upper[2].any()
+
+
+def test_bounds_that_have_a_gradient():
     torch = pytest.importorskip("torch")
     x = torch.randn(4, 9, requires_grad=True)
     u = torch.full((9,), 0.3, requires_grad=True)
@@ -214,8 +289,8 @@ def test_which_engine_serves():
     for upper in (0.3, np.full(8, 0.3), np.full((3, 1), 0.3)):
         for alpha in (1.0, 1.5, 2.0, np.full((3, 1), 1.5)):
             mapping = am.Bounded(upper, alpha)
-            assert {op: kernels.choose(op, mapping, x).name for op in ("forward", "vjp", "loss")} == {
-                "forward": "native", "vjp": "native", "loss": "reference",
+            assert {op: kernels.choose(op, mapping, x).name for op in ("forward", "vjp", "slope", "loss")} == {
+                "forward": "native", "vjp": "native", "slope": "native", "loss": "reference",
             }  # fmt: skip
     assert dict(am.explain(am.Bounded(0.3), x).rows[1][2])["native"] == "it has no log p of bounded; log of p is used"
 

@@ -333,7 +333,9 @@ def test_other_maps_and_parameters_are_refused():
     for mapping in (Softmax(), Sparsemax(), SparseSoftmax(k=2)):
         p = ENGINE.forward(mapping, x)
         assert native.engine_for(x).slope(native.found_link(mapping), None, p, x, -1, None, value) is None
-        with pytest.raises(ValueError, match="alpha of entmax, alpha of normmax, k of budget, not by alpha"):
+        with pytest.raises(
+            ValueError, match="alpha of entmax, alpha of normmax, k of budget, alpha of bounded, not by alpha"
+        ):
             ENGINE.slope(mapping, "alpha", x, p, x)
         assert link.refuse_link("slope", native.found_link(mapping)) is not None
         assert ENGINE.index_loss(mapping, x, np.zeros(4, np.int64), save=False, slope=True).slope is None

@@ -84,14 +84,16 @@ ANYMAX_CALL(call_loss_grad) {
     return r.answer(loss.link);
 }
 
-// (mapping, x or None, p, g, axis, the support or None, value) -> True: <g, dp/dparam> of each row
+// (mapping, x or None, p, g, axis, the support or None, value) -> True: <g, dp/dparam> of each row. Of bounded, with None for the value: -> the same by the
+// bound of each class
 ANYMAX_CALL(call_slope) {
     if (!arguments(count, 7)) return nullptr;
     Rows r(kind_of(args[2]));
     GivenMap link;
     Array support, params, value;
     if (!served(r.kind, args[0]) || !link.read(args[0]) || !MAPS[link.map].slope || !r.lead(args[2], args[4], &r.call.p) || !r.link(link, ANYMAX_SLOPE, params)) return none();
-    if (!r.beside(args[3], &r.call.g) || (args[1] != Py_None && !r.beside(args[1], &r.call.x)) || !r.support(args[5], support)) return none();
+    if (!r.beside(args[3], &r.call.g) || (args[1] != Py_None && !r.beside(args[1], &r.call.x)) || !r.bounds(link) || !r.support(args[5], support)) return none();
+    if (args[6] == Py_None && link.map == ANYMAX_BOUNDED) return r.write(Py_None, false) ? r.answer(link) : none();
     if (!value.read_dense(r.kind, args[6], wide_of(r), r.rows, true)) return none();
     r.call.value = value.data;
     return answer(r.run(), "the slope", link.kind, r.n);

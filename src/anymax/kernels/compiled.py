@@ -49,9 +49,9 @@ class Compiled(Protocol):
         ...
 
     def slope(
-        self, mapping: Map, x: Array | None, p: Array, g: Array, axis: int, saved: Array | None, value: Array, /
-    ) -> bool | None:
-        """Writes `<g, dp/dparam>` of each row to `value`."""
+        self, mapping: Map, x: Array | None, p: Array, g: Array, axis: int, saved: Array | None, value: Array | None, /
+    ) -> Any:
+        """Writes `<g, dp/dparam>` of each row to `value`; of `Bounded`, without `value`, returns the same by the bound of each class."""
         ...
 
     def loss_grad(

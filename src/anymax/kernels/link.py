@@ -45,7 +45,7 @@ def _of(*families: str) -> tuple[str, ...]:
 SPARSE = _of("thresholds", "truncations")  # the gradient needs nothing but the non-zeros
 NEED_SCORES = _of("ratios", "noises", "ceilings")  # the gradient needs the scores beside p
 WITHOUT_LOSS = _of("ratios", "ceilings")  # the library has no loss or threshold
-WITH_SLOPE = ("entmax", "normmax", "budget")  # the library has the derivative by their parameter
+WITH_SLOPE = ("entmax", "normmax", "budget", "bounded")  # the library has the derivative by their parameter
 WITHOUT_LOG = tuple(name for name, kind in KINDS.items() if not kind.log)
 RANGES = {name: kind.range for name, kind in KINDS.items() if kind.parameter}
 NOISES = {"normal": 0, "logistic": 1, "uniform": 2, "laplace": 3, "gumbel": 4}

@@ -211,7 +211,7 @@ def _backward(log: bool, mapping: Mapping, x: Array, p: Array, g: Array, saved: 
 
 def refuse_parameter(mapping: Mapping, link: Link, name: str) -> None:
     """An error unless the library has the derivative by this parameter."""
-    if link.kind not in WITH_SLOPE or KINDS[link.kind].parameter != name:
+    if link.kind not in WITH_SLOPE or name not in (KINDS[link.kind].parameter, *mapping.per_class):
         known = ", ".join(f"{KINDS[kind].parameter} of {kind}" for kind in WITH_SLOPE)
         raise ValueError(f"the native engine has the derivatives by {known}, not by {name} of {mapping.name}")
 
@@ -273,15 +273,22 @@ class Native(Engine):
         return _backward(False, mapping, x, p, g, saved)
 
     def slope(self, mapping: Mapping, name: str, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
-        """`<g, dp/d name>` of each row, [..., 1], float32 or float64."""
+        """`<g, dp/d name>` of each row, [..., 1], float32 or float64; of each class, [..., n], by the bounds of `Bounded`."""
         if mapping.scales_scores:
             return super().slope(mapping, name, x, p, g, saved)
         link = _link(mapping, p)
         refuse_parameter(mapping, link, name)
-        g, value = _gradient(mapping, None, x, p, g), room_in(arrays_of(p), (*p.shape[:-1], 1), wide(p))
-        memory = saved and saved.memory
-        _done(engine_for(p).slope(link, None, p, g, -1, memory, value), f"the derivative by {name}", p, g)
-        return value
+        scores, memory = x if link.kind in NEED_SCORES else None, saved and saved.memory
+        value: Array | None = None
+        if name in mapping.per_class:
+            if wide(p) != dtype_of(p):  # the result has the dtype of p, and is to be summed over rows
+                x, g, memory = upcast(x, namespace(x)), upcast(g, namespace(g)), None
+                scores, p = x, self.forward(mapping, x)
+        else:
+            value = room_in(arrays_of(p), (*p.shape[:-1], 1), wide(p))
+        g = _gradient(mapping, scores, x, p, g)
+        made = _done(engine_for(p).slope(link, scores, p, g, -1, memory, value), f"the derivative by {name}", p, g)
+        return made if value is None else value
 
     def log_vjp(self, mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
         return _backward(True, mapping, x, log_p, g, None)

@@ -173,12 +173,12 @@ class Bounded(Separable):
         self, name: str, x: Array, p: Array, v: Array, xp: Namespace, totals: Totals = totals
     ) -> Array:  # fmt: skip
         """A class at its bound moves with that, and the classes between 0 and their bounds share what it takes. p is not rounded."""
-        full, share = self._full(p, xp), self._share(p, xp, totals)
+        share = self._share(p, xp, totals)
         if name == "upper":
-            moves = xp.where(full, v + xp.zeros_like(p), xp.zeros_like(p))
+            moves = xp.where(self._full(p, xp), v + xp.zeros_like(p), xp.zeros_like(p))
         else:
             c = like(self.alpha, p, xp) - 1.0
-            moves = xp.where(full, xp.zeros_like(p), link_rate(p, c, xp)) * v
+            moves = xp.where(p >= self.ceiling(p, xp), xp.zeros_like(p), link_rate(p, c, xp)) * v
         return moves - share * totals([moves], xp)[0]
 
     def param_vjp(self, name: str, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
