@@ -160,19 +160,21 @@ inline C bounded_floor(const L &link, const Scan<C> &s, double alpha, double mos
     return (C)(bound - (1e-5 * (1.0 + fabs(bound))));
 }
 
+constexpr double FURTHEST = -1e307;  // from an anchor; what lies further is seen as it is from the next one
+
 // y = x - anchor of the candidates as doubles, padded.
 template <class C>
 inline double bounded_scores(const C *value, C anchor, double *y, int64_t count) {
     constexpr int64_t W = width<double>;
     vd least{};
     for (int64_t i = 0; i < count; i += W) {  // reads beyond the end: scratch, overwritten below
-        const vd v = load_wide(value + i) - (double)anchor;
+        const vd v = larger(load_wide(value + i) - (double)anchor, splat(FURTHEST));
         store(y + i, v);
         if (i + W <= count) least = smaller(least, v);
     }
     double lowest = lowest_lane(least);
     for (int64_t i = count / W * W; i < count; i++) lowest = y[i] < lowest ? y[i] : lowest;
-    for (int64_t i = count; i < (count + W - 1) / W * W; i++) y[i] = -1e300;
+    for (int64_t i = count; i < (count + W - 1) / W * W; i++) y[i] = -1.6e308;
     return lowest;
 }
 
@@ -201,7 +203,7 @@ inline int64_t bounded_thinned(Candidates<C> &c, C *most, C anchor, C threshold)
 template <class C, class L, class U>
 inline double *bounded_solve(const L &link, const U &bound, Candidates<C> &c, C *most, C anchor, double level, bool all, Scratch &scratch) {
     constexpr double enough = BOUNDED_ENOUGH<C, L>;
-    const double none = level_of_none(link, 0.0), lowest = (double)lowest_of(c.value, c.count) - (double)anchor;
+    const double none = level_of_none(link, 0.0), lowest = larger((double)lowest_of(c.value, c.count) - (double)anchor, FURTHEST);
     double high = all ? level_of_all(link, lowest) : level;
     if (!(level < high)) level = high;
     high += 1e-12 * (1.0 + fabs(high));

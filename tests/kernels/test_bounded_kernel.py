@@ -98,6 +98,20 @@ def test_bounds_that_are_hit_exactly_and_large_scores():
                     assert (np.diff(p[[1, 2, 4, 3]]) <= 0).all()
 
 
+@pytest.mark.parametrize("alpha", ALPHAS[1:])
+@pytest.mark.parametrize("size", [1e15, 1e300, 1.7e308])
+def test_scores_up_to_the_end_of_the_dtype_fill_the_largest_classes(alpha, size):
+    rng = np.random.default_rng(3)
+    x, upper = rng.normal(size=(3, 300)), rng.uniform(0.0, 0.1, 300)
+    x *= size / np.abs(x).max()  # so far apart that all but one are full or 0
+    with am.use("native"):
+        p = am.apply(am.Bounded(upper, alpha=alpha), x)
+    for row, scores in zip(p, x):
+        order = np.argsort(-scores)
+        full = np.minimum(upper[order], np.maximum(1.0 - np.concatenate([[0.0], np.cumsum(upper[order])[:-1]]), 0.0))
+        np.testing.assert_allclose(row[order], full, atol=1e-12)
+
+
 def test_rows_that_are_lost():
     x = np.array([[1.0, 2.0, np.nan], [1.0, INF, 0.0], [-INF] * 3, [1.0, 2.0, 3.0]], np.float32)
     for alpha in (1.0, 1.3, 2.0):
