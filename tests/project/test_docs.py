@@ -6,7 +6,6 @@ import inspect
 import json
 import math
 import re
-import sys
 import tomllib
 import types
 from pathlib import Path
@@ -23,8 +22,6 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 if not DOCS.is_dir():
     pytest.skip("the pages are in the repository only", allow_module_level=True)
-if str(DOCS) not in sys.path:
-    sys.path.insert(0, str(DOCS))
 
 from generator import (
     api,

@@ -5,7 +5,6 @@ import importlib
 import json
 import math
 import re
-import sys
 import time
 from pathlib import Path
 
@@ -13,8 +12,6 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.append(str(ROOT))  # experiments and benchmarks are no part of the package
 
 pytest.importorskip("matplotlib")
 stats = pytest.importorskip("scipy.stats")
@@ -22,6 +19,8 @@ stats = pytest.importorskip("scipy.stats")
 import experiments
 from experiments import _common, _jobs, _report, _statistics, _together
 from experiments._statistics import CONFIRMED, CONTRADICTED, NOT_TESTED, UNDECIDED
+
+pytestmark = pytest.mark.whole
 
 ORDER = [
     "multilabel", "proportions", "nli", "finetune", "seq2seq", "verification", "overconfidence", "graphs", "conformal", "longtail",
@@ -85,7 +84,6 @@ def check_picture(path):
     assert (pixels.min(axis=1) < 0.9).mean() > 0.005
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("name", experiments.NAMES)
 def test_quick_run(name, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("ANYMAX_DATA", raising=False)
@@ -114,8 +112,6 @@ def test_names_are_the_scripts_and_the_guide_has_them():
         assert load(name).__name__.endswith(name)
 
 
-@pytest.mark.thin(3)
-@pytest.mark.thin(3)
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "results").glob("*.json")), ids=lambda p: p.stem)
 def test_saved_results(path):
     """They are full runs, and their verdicts follow from their figures."""
@@ -371,7 +367,6 @@ def test_a_walk_ends_inside_of_what_it_tried(best, start):
     assert not _common.walk(lambda x: -x, 1.0, 2.0, 1e-6, most=3)[2]
 
 
-@pytest.mark.whole
 def test_an_interrupted_run_keeps_what_is_done(tmp_path, monkeypatch, capsys):
     module = load("multilabel")
     for package in module.EXPERIMENT.needs:

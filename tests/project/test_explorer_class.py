@@ -11,10 +11,11 @@ from explorer_at_work import ADDRESS, ALL, DRAWN, RECORD, boxes, browser, click,
 
 import anymax
 
+pytestmark = [pytest.mark.whole, browser]
+
 # -- one screen ------------------------------------------------------------------------------------------------------
 
 
-@browser
 @pytest.mark.parametrize(
     ("maps", "sliders"), [("softmax,entmax,sparsemax", 4), (ALL, 10)], ids=["as it opens", "all maps"]
 )
@@ -30,7 +31,6 @@ def test_sliders_and_bars_are_in_view_together(opened, maps, sliders):
     assert min(bottom - top for _, top, _, bottom in boxes(page, ".stick")) > 80
 
 
-@browser
 def test_the_bars_of_all_cards_stand_on_one_line(opened):
     page = opened
     page.open(ADDRESS + f"#maps={ALL}")
@@ -43,7 +43,6 @@ def test_the_bars_of_all_cards_stand_on_one_line(opened):
     assert page.js("document.querySelectorAll('.card .sign path').length") == 14
 
 
-@browser
 @pytest.mark.parametrize("width", [1280, 390])
 def test_no_word_is_cut_off(opened, width):
     page = opened
@@ -77,7 +76,6 @@ def test_no_word_is_cut_off(opened, width):
 # -- names, commas, entropies ----------------------------------------------------------------------------------------
 
 
-@browser
 def test_classes_have_names(opened):
     page = opened
     page.js("document.getElementById('more').open = true; document.getElementById('names').focus()")
@@ -112,7 +110,6 @@ def test_classes_have_names(opened):
     assert state(page)["names"] == "cat,<b>dog</b>,fox"
 
 
-@browser
 def test_a_pasted_comma_is_asked_about(opened):
     page = opened
     before = state(page)["x"]
@@ -137,7 +134,6 @@ def test_a_pasted_comma_is_asked_about(opened):
     assert state(page)["x"] == "1.5,2.5"
 
 
-@browser
 def test_entropies_are_those_of_probabilities(opened):
     page = opened
     page.open(ADDRESS + "#x=-1,-2,-0.5&maps=softmax,budget,relu&focus=budget&k=2&heat=entropy")
@@ -159,7 +155,6 @@ def test_entropies_are_those_of_probabilities(opened):
 # -- steps back ------------------------------------------------------------------------------------------------------
 
 
-@browser
 def test_undo_and_redo(opened):
     page = opened
     begun = state(page)
@@ -194,7 +189,6 @@ def test_undo_and_redo(opened):
 # -- the story -------------------------------------------------------------------------------------------------------
 
 
-@browser
 def test_the_story(opened):
     page = opened
     page.size(1280, 720)
@@ -250,7 +244,6 @@ def test_the_story(opened):
     assert (state(page)["x"], state(page).get("story")) == ("1,0,-1", None)
 
 
-@browser
 def test_the_story_stands_still_for_those_who_want_less_motion(opened):
     page = opened
     page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])
@@ -268,7 +261,6 @@ def test_the_story_stands_still_for_those_who_want_less_motion(opened):
 # -- paper -----------------------------------------------------------------------------------------------------------
 
 
-@browser
 def test_paper_keeps_the_bars_and_holds_everything(opened):
     page = opened
     page.open(ADDRESS + f"#maps={ALL}")

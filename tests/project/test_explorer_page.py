@@ -9,8 +9,9 @@ from explorer_at_work import ADDRESS, DRAWN, STATE, browser, choose, middle, sho
 
 import anymax
 
+pytestmark = [pytest.mark.whole, browser]
 
-@browser
+
 def test_dragging_a_bar_with_mouse_finger_and_keys(opened):
     page = opened
     assert shown(page, "sparsemax", "above 0") == "2 of 5"
@@ -35,7 +36,6 @@ def test_dragging_a_bar_with_mouse_finger_and_keys(opened):
     assert page.js("document.activeElement.dataset.at") == "2"
 
 
-@browser
 def test_sliding_a_setting(opened):
     page = opened
     assert shown(page, "entmax", "above 0") == "3 of 5"
@@ -56,7 +56,6 @@ def test_sliding_a_setting(opened):
     assert (state(page)["T"], state(page)["alpha"]) == ("1", "1.5")
 
 
-@browser
 def test_bad_input_is_answered_in_words_and_loses_nothing(opened):
     page, before = opened, state(opened)
     page.js("document.getElementById('paste-open').click()")
@@ -85,7 +84,6 @@ def test_bad_input_is_answered_in_words_and_loses_nothing(opened):
     assert state(page)["T"] == "1"
 
 
-@browser
 def test_a_link_brings_everything_back(opened):
     page = opened
     page.js("document.querySelector('#chips label[data-map=perturb] input').click()")
@@ -106,7 +104,6 @@ def test_a_link_brings_everything_back(opened):
     assert state(page)["x"] == "3,2,1"
 
 
-@browser
 def test_the_plane_of_three_classes(opened):
     page = opened
     page.open(ADDRESS + "#x=1,0,-1&maps=sparsemax&focus=sparsemax")
@@ -120,7 +117,6 @@ def test_the_plane_of_three_classes(opened):
     assert float(state(page)["x"].split(",")[2]) < scores[2] - 0.3
 
 
-@browser
 def test_the_program_is_copied(opened):
     page = opened
     page.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
@@ -133,7 +129,6 @@ def test_the_program_is_copied(opened):
     assert page.js("document.getElementById('python').textContent") == program
 
 
-@browser
 def test_it_answers_within_50_ms_on_2000_classes(opened):
     """The median over a drag; other work on the machine can only add to it, so that the best of some drags counts."""
     page = opened
@@ -159,7 +154,6 @@ def test_it_answers_within_50_ms_on_2000_classes(opened):
     assert shown(page, "softmax", "above 0") == "2000 of 2000"
 
 
-@browser
 def test_everything_to_operate_has_a_name_and_a_place_in_the_order(opened):
     page = opened
     tree = page.call("Accessibility.getFullAXTree")["nodes"]
@@ -219,7 +213,6 @@ def contrast(one, other):
     return (high + 0.05) / (low + 0.05)
 
 
-@browser
 def test_light_and_dark_are_legible_and_nothing_runs_out_of_a_phone(opened, tmp_path):
     page, painted = opened, set()
     for theme in ("light", "dark"):
