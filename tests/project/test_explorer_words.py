@@ -4,7 +4,8 @@ import math
 import xml.etree.ElementTree as ET
 
 import numpy as np
-from explorer_at_work import SCREENS, node
+import pytest
+from explorer_at_work import SCREENS
 
 import anymax
 
@@ -48,7 +49,7 @@ BAD = {
 }
 
 
-@node
+@pytest.mark.whole
 def test_scores_are_read_as_people_paste_them(ask):
     replies = ask(*({"ask": "parse", "text": text} for text in (*GOOD, *BAD)))
     for wanted, reply in zip(GOOD.values(), replies):
@@ -57,7 +58,7 @@ def test_scores_are_read_as_people_paste_them(ask):
         assert words in reply.get("error", ""), reply
 
 
-@node
+@pytest.mark.whole
 def test_a_comma_with_two_readings_is_asked_about(ask):
     asked = ask(*({"ask": "parse", "text": text} for text in TWO_READINGS))
     ways = [(text, way) for text in TWO_READINGS for way in ("decimal", "separator")]
@@ -68,7 +69,6 @@ def test_a_comma_with_two_readings_is_asked_about(ask):
         assert (next(chosen)["answer"], next(chosen)["answer"]) == readings
 
 
-@node
 def test_names_are_read_with_the_scores(ask):
     for (text, wanted), reply in zip(ROWS.items(), ask(*({"ask": "row", "text": text} for text in ROWS))):
         assert (reply["answer"]["scores"], reply["answer"]["names"]) == wanted, text
@@ -86,7 +86,7 @@ def test_names_are_read_with_the_scores(ask):
     assert turned["answer"] == ["a b", "", "c d e", "क\u094d\u200dष", "f g"]
 
 
-@node
+@pytest.mark.whole
 def test_the_address_holds_the_whole_state(ask):
     given = {
         **SCREENS["all settings"],
@@ -153,7 +153,7 @@ def as_text(node):
     return (node.text or "") + "".join(parts)
 
 
-@node
+@pytest.mark.whole
 def test_formulas_are_typeset(ask):
     formulas, words = (reply["answer"] for reply in ask({"ask": "formulas"}, {"ask": "words"}))
     assert {key: as_text(ET.fromstring(text)).replace("\u00a0", " ") for key, text in formulas.items()} == TYPESET
@@ -161,7 +161,7 @@ def test_formulas_are_typeset(ask):
     assert not [text for text in words if "$" in text]
 
 
-@node
+@pytest.mark.whole
 def test_steps_back_and_forth(ask):
     def seen(*steps):
         return ask({"ask": "steps", "steps": list(steps)})[0]["answer"]
@@ -210,7 +210,7 @@ def nearest(lab):
     return (np.linalg.norm(lab[:, None] - lab, axis=-1) + 9 * np.eye(len(lab))).min()
 
 
-@node
+@pytest.mark.whole
 def test_colours_and_signs_tell_the_maps_apart(ask, maps):
     looks = ask({"ask": "looks"})[0]["answer"]
     assert looks.keys() == maps.keys()
@@ -225,7 +225,7 @@ def test_colours_and_signs_tell_the_maps_apart(ask, maps):
             assert ((np.maximum(light, paper) + 0.05) / (np.minimum(light, paper) + 0.05)).min() >= 3, theme
 
 
-@node
+@pytest.mark.whole
 def test_the_story_says_what_the_library_computes(ask):
     begin, end = (reply["answer"] for reply in ask({"ask": "story", "along": 0}, {"ask": "story", "along": 1}))
     assert [step["title"] for step in begin] == [

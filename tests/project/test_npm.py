@@ -86,7 +86,7 @@ def for_loss(dtype):
     return x
 
 
-ROWS = {"rows of seven": scores, "rows of a thousand": wide}
+ROWS = {"narrow": scores, "wide": wide}
 DTYPES = ("float32", "float64")
 TARGETS = np.array([0, 6, 2, 1, -100])
 SLOPE = np.random.default_rng(6).normal(0, 1, (6, 7))  # of what comes after the probabilities
