@@ -118,15 +118,9 @@ def torch_inputs():
 
 
 SHAPES = {
-    "x": (6, 5),
-    "e": (6, 8),
-    "W": (5, 8),
-    "q4": (2, 2, 4, 8),
-    "k4": (2, 2, 4, 8),
-    "v4": (2, 2, 4, 8),
-    "bias": (4, 4),
+    "x": (6, 5), "e": (6, 8), "W": (5, 8), "q4": (2, 2, 4, 8), "k4": (2, 2, 4, 8), "v4": (2, 2, 4, 8), "bias": (4, 4),
     "s": (2, 4, 8),
-}
+}  # fmt: skip
 
 
 def jax_inputs():
@@ -134,12 +128,9 @@ def jax_inputs():
     rng = np.random.default_rng(0)
     y = np.array([0, 1, 2, 3, 4, 2])
     made = {
-        "x": rng.normal(size=(6, 5)),
-        "q": rng.dirichlet(np.ones(5), 6),
-        "onehot": np.eye(5)[y],
-        "t": rng.normal(size=6) * 2,
-        "x3": rng.normal(size=(2, 3, 4)),
-    }
+        "x": rng.normal(size=(6, 5)), "q": rng.dirichlet(np.ones(5), 6), "onehot": np.eye(5)[y],
+        "t": rng.normal(size=6) * 2, "x3": rng.normal(size=(2, 3, 4)),
+    }  # fmt: skip
     made = {name: jax.numpy.asarray(v, dtype="float32") for name, v in made.items()}
     made |= {"y": jax.numpy.asarray(y), "sign": jax.numpy.asarray([0, 1, 0, 1, 1, 0]), "key": jax.random.key(0)}
     made["index"] = jax.numpy.asarray([0, 0, 2, 1, 2, 2])

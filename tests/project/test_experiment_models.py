@@ -38,13 +38,9 @@ def encoder(seed=0):
 def test_the_encoder_is_bert():
     transformers = pytest.importorskip("transformers")
     names = (
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "intermediate_size",
+        "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
         "max_position_embeddings",
-    )
+    )  # fmt: skip
     theirs = transformers.BertModel(transformers.BertConfig(**{name: getattr(SHAPE, name) for name in names})).eval()
     for p in theirs.parameters():
         torch.nn.init.normal_(p, std=0.3)

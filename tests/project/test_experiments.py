@@ -585,14 +585,9 @@ def test_pages_are_written_anew(tmp_path):
         found.table("All", [{"which": "one", "figure": figure, "none": None}])
         found.against_paper("it", 1.0, figure)
         head = {
-            "name": name,
-            "title": name,
-            "quick": False,
-            "command": "python",
-            "seconds": 1.0,
-            "date": "2026-01-01",
+            "name": name, "title": name, "quick": False, "command": "python", "seconds": 1.0, "date": "2026-01-01",
             "threads": 1,
-        }
+        }  # fmt: skip
         head |= {
             "settings": {"seeds": [0, 1, 2]},
             "hardware": {"cpu": "one"},

@@ -83,12 +83,8 @@ def test_classes_have_names(opened):
     page.key("Tab")
     assert state(page)["names"] == "cat,<b>dog</b>,fox"
     assert page.js("[...document.querySelectorAll('.aim')].map((e) => e.textContent)") == [
-        "cat",
-        "<b>dog</b>",
-        "fox",
-        "3",
-        "4",
-    ]
+        "cat", "<b>dog</b>", "fox", "3", "4",
+    ]  # fmt: skip
     assert page.js("document.querySelector('.stick').ariaLabel") == "Score of cat"
     assert "cat: 0.90, <b>dog</b>: 0.10, fox: exactly 0, class 3: exactly 0" in page.js(
         "document.querySelector('.card[data-map=sparsemax] canvas').ariaLabel"

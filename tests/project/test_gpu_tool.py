@@ -31,13 +31,9 @@ def called(folder, *words):
 
 def test_a_dry_run_leaves_a_line_for_each_case_and_goes_on_where_it_stopped(tmp_path):
     words = (
-        "--stages",
-        "smoke,bench,check",
-        "--only",
-        "gpu (forward|loss)/(softmax|sparsemax_loss) 6x40 normal$",
-        "--budget",
-        "0.01",
-    )
+        "--stages", "smoke,bench,check", "--only", "gpu (forward|loss)/(softmax|sparsemax_loss) 6x40 normal$",
+        "--budget", "0.01",
+    )  # fmt: skip
     said, lines = called(tmp_path, *words)
     cases = [f"gpu {case} 6x40 normal" for case in ("forward/softmax", "loss/sparsemax_loss")]
     assert [line["case"] for line in lines] == [*cases, *cases, "crash"]

@@ -88,17 +88,9 @@ def sources(package):
 # what Python 3.9 does not have, by the call or the name; `ast.parse` knows its grammar
 LATER = {("zip", "strict"), ("dataclass", "slots"), ("dataclass", "kw_only")}
 LATER_NAMES = {
-    "pairwise",
-    "bit_count",
-    "TypeAlias",
-    "ParamSpec",
-    "Self",
-    "NotRequired",
-    "StrEnum",
-    "EllipsisType",
-    "NoneType",
+    "pairwise", "bit_count", "TypeAlias", "ParamSpec", "Self", "NotRequired", "StrEnum", "EllipsisType", "NoneType",
     "batched",
-}
+}  # fmt: skip
 
 
 def later_than_39(text):
@@ -201,14 +193,9 @@ def test_layers_have_no_state(package):
 
 def test_it_has_the_files_of_the_hub(package):
     names = {
-        "build.toml",
-        "flake.nix",
-        "CARD.md",
-        "LICENSE",
-        "benchmarks/benchmark.py",
-        "tests/__init__.py",
+        "build.toml", "flake.nix", "CARD.md", "LICENSE", "benchmarks/benchmark.py", "tests/__init__.py",
         "torch-ext/anymax/__init__.py",
-    }
+    }  # fmt: skip
     assert all((package / name).is_file() for name in names)
     assert 'repo-id = "OWNER/anymax"' in (package / "build.toml").read_text()
     with pytest.raises(SystemExit, match="is not empty"):

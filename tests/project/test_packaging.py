@@ -358,13 +358,9 @@ def test_the_files_that_say_who_and_how():
     assert "# repository-code:" in read("CITATION.cff")
     governance = read("GOVERNANCE.md")
     for place in (
-        "tools/wheel.py",
-        "tools/npm.py --pack",
-        "tools/conda.py",
-        "packaging/npm/package.json",
-        "repository-code",
+        "tools/wheel.py", "tools/npm.py --pack", "tools/conda.py", "packaging/npm/package.json", "repository-code",
         "CODEOWNERS",
-    ):
+    ):  # fmt: skip
         assert place in governance, place
     for name in re.findall(r"`((?:tools|packaging|src|\.github)/[\w./-]+)`", governance):
         assert (ROOT / name).exists(), name

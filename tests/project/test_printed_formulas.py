@@ -54,13 +54,8 @@ def value(formula, tau, mapping):
     for pattern, word in WORDS:
         formula = re.sub(pattern, word, formula)
     scope = {
-        "x": X,
-        "tau": tau,
-        "alpha": getattr(mapping, "alpha", None),
-        "exp": np.exp,
-        "clip": np.clip,
-        "min": np.minimum,
-    }
+        "x": X, "tau": tau, "alpha": getattr(mapping, "alpha", None), "exp": np.exp, "clip": np.clip, "min": np.minimum,
+    }  # fmt: skip
     return eval(formula.strip(), {"__builtins__": {}, "relu": lambda t: np.maximum(t, 0.0), **scope})
 
 

@@ -17,14 +17,8 @@ from anymax.sklearn import MappingClassifier, MultiLabelMappingClassifier, losse
 from anymax.sklearn.objective import Linear
 
 OWN_LOSS = [
-    "softmax",
-    "sparsemax",
-    "entmax15",
-    am.Entmax(1.2),
-    am.Entmax(0.7),
-    am.NormMax(2.0),
-    am.PerturbMax("logistic"),
-]
+    "softmax", "sparsemax", "entmax15", am.Entmax(1.2), am.Entmax(0.7), am.NormMax(2.0), am.PerturbMax("logistic"),
+]  # fmt: skip
 
 LOSSES = [am.Softmax(), am.Sparsemax(), am.Entmax(1.5), am.Entmax(1.2), am.Entmax(0.6), am.NormMax()]
 
@@ -130,17 +124,8 @@ def test_sparsemax_by_another_way():
 
 
 PROBLEMS = (
-    "sparsemax",
-    "entmax",
-    "normmax",
-    "taylor",
-    "binary",
-    "labels",
-    "labels taylor",
-    "labels csr",
-    "sigmoid",
-    "zlpr",
-)
+    "sparsemax", "entmax", "normmax", "taylor", "binary", "labels", "labels taylor", "labels csr", "sigmoid", "zlpr",
+)  # fmt: skip
 
 
 @functools.cache
