@@ -47,9 +47,10 @@ def _close():
     plt.close("all")
 
 
-@pytest.mark.thin(3)
-@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
-def test_draws_and_returns_axes(call):
+@pytest.mark.whole(lambda name: name not in ("curves", "bars of one", "support"))
+@pytest.mark.parametrize("name", CALLS)
+def test_draws_and_returns_axes(name):
+    call = CALLS[name]
     ax = call()
     assert isinstance(ax, plt.Axes)
     ax.figure.canvas.draw()
@@ -66,13 +67,14 @@ def test_draws_in_a_part_of_a_figure():
     left.figure.canvas.draw()
 
 
+@pytest.mark.whole
 def test_heads_give_an_array_of_axes():
     axes = plot.attention(np.stack([P[:6]] * 5))
     assert axes.shape == (2, 4)
     axes.flat[0].figure.canvas.draw()
 
 
-@pytest.mark.thin(4)
+@pytest.mark.whole
 @pytest.mark.parametrize("cls", CATALOGUE)
 def test_every_map_has_a_portrait(cls):
     pytest.importorskip("rich")
@@ -140,6 +142,7 @@ def test_masked_keys_are_no_zeros():
     assert {ax.images[0].norm.vmax for ax in heads.flat} == {0.5}, "heads share one scale"
 
 
+@pytest.mark.whole
 def test_the_key_of_attention_covers_nothing():
     for ax in plot.attention(np.stack([np.tril(P[:6])] * 4), mask=np.tri(6, dtype=bool)).flat:
         ax.figure.canvas.draw()
@@ -151,6 +154,7 @@ def test_the_key_of_attention_covers_nothing():
         assert not any(box.overlaps(other.bbox) for other in ax.figure.axes)
 
 
+@pytest.mark.whole
 def test_a_legend_of_long_names_stays_on_the_sheet():
     ax = plot.curves([PerturbMax(noise) for noise in ("gumbel", "normal", "logistic", "laplace", "uniform")])
     ax.figure.canvas.draw()
@@ -172,6 +176,7 @@ def test_wide_supports_of_several_are_outlines():
     assert len(plot.support_histogram({name: q[:, :12] for name, q in p.items()}).patches) == 26, "bars side by side"
 
 
+@pytest.mark.whole
 def test_torch_tensors_are_drawn():
     torch = pytest.importorskip("torch")
     w = torch.softmax(torch.randn(3, 4, requires_grad=True), -1)
@@ -179,6 +184,7 @@ def test_torch_tensors_are_drawn():
     assert plot.support_histogram(w) is not None
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("framework", ["torch", "jax.numpy"])
 def test_arrays_of_every_framework_are_drawn_alike(framework):
     module = pytest.importorskip(framework)
@@ -216,6 +222,7 @@ def luminance(colour):
     return float(np.dot(matplotlib.colors.to_rgb(colour), (0.2126, 0.7152, 0.0722)))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("style", ["default", "dark_background"])
 def test_nothing_fades_into_the_background(style):
     with plt.style.context(style):
@@ -288,6 +295,7 @@ def test_lines_differ_in_more_than_colour():
 COLUMN = {"figure.figsize": (3.3, 2.6), "font.size": 7}  # of a paper in two columns
 
 
+@pytest.mark.whole(lambda name, style: style or name != "losses")
 @pytest.mark.parametrize("style", [{}, COLUMN], ids=["screen", "column"])
 @pytest.mark.parametrize("name", ["curves", "bars", "losses", "support of two"])
 def test_a_legend_covers_nothing_and_the_sizes_are_matplotlibs_own(name, style):

@@ -56,7 +56,7 @@ def test_softmax_is_logistic_regression_with_weights():
     np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-5)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.whole(lambda mapping: mapping not in ("softmax", "sparsemax"))
 @pytest.mark.parametrize("mapping", OWN_LOSS, ids=str)
 def test_nothing_lowers_the_objective(mapping):
     """Against SciPy on the definition, with numerical derivatives where they are smooth enough: no code in common but the loss."""
@@ -185,6 +185,7 @@ def test_losses_are_the_librarys(mapping, k, engine):
         np.testing.assert_allclose(residual, (am.apply(mapping, z) - np.eye(k)[y]) / 20, atol=1e-12)
 
 
+@pytest.mark.whole
 def test_label_losses_are_the_librarys():
     rng = np.random.default_rng(0)
     z, share = rng.normal(size=(30, 3)), np.full(30, 1 / 30)
