@@ -9,6 +9,7 @@ import pytest
 import anymax
 from anymax import Budget, Entmax, Softmax, Sparsemax
 
+pytestmark = pytest.mark.whole
 ROOT = Path(__file__).parents[2]
 X = np.array([1.3, 0.9, 0.4, -0.2, -2.0])
 MAPS = [Softmax(), Sparsemax(), Entmax(1.5), Entmax(1.2), Entmax(3.0), Entmax(0.8), Budget(2)]
