@@ -221,15 +221,3 @@ def test_plot_says_the_file_that_it_wrote(call, tmp_path, monkeypatch, out, writ
 @pytest.mark.parametrize("name", ["jacobian", "sparsemax"])
 def test_plot_of_scores(call, tmp_path, name):
     done(call, "plot", name, 1, -2, 0.5, "--out", tmp_path / "x.png")
-
-
-@needs_plot
-def test_curves_of_what_is_no_list_of_mappings():
-    from anymax import plot
-
-    with pytest.raises(ValueError, match="there is no map 'softmin'"):
-        plot.curves("softmin")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"expected a mapping such as .*, got the class Softmax; add"):
-        plot.curves(anymax.Softmax)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="got no mappings"):
-        plot.curves([])

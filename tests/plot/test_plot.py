@@ -1,7 +1,11 @@
 """Pictures: every function draws without a warning on its own Axes and on given ones."""
 
+import sys
+
 import numpy as np
 import pytest
+from colours import SEEN, linear
+from refusals import each, refuses
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("agg")
@@ -240,22 +244,11 @@ def test_nothing_fades_into_the_background(style):
         assert plot.jacobian(Sparsemax(), [0.5, 0.0, -2.0]).get_facecolor() == (1.0, 1.0, 1.0, 1.0)
 
 
-# What protanopes, deuteranopes and tritanopes see of linear RGB: Machado, Oliveira and Fernandes 2009, severity 1.
-SEEN = {
-    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
-    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
-    "all": np.eye(3),
-}
-
-
 def lab(colours, seen):
     """CIE L*a*b* of colours as someone sees them."""
-    rgb = np.array([matplotlib.colors.to_rgb(c) for c in colours])
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    linear = np.clip(linear @ np.array(seen).T, 0, 1)
+    rgb = linear(np.array([matplotlib.colors.to_rgb(c) for c in colours]))
     to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-    xyz = linear @ to_xyz.T / (to_xyz @ np.ones(3))
+    xyz = np.clip(rgb @ np.array(seen).T, 0, 1) @ to_xyz.T / (to_xyz @ np.ones(3))
     f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.stack([116 * f[:, 1] - 16, 500 * (f[:, 0] - f[:, 1]), 200 * (f[:, 1] - f[:, 2])], -1)
 
@@ -347,10 +340,6 @@ def test_bars_are_the_probabilities_and_zeros_are_named():
     heights = np.reshape([bar.get_height() for bar in ax.patches], (2, 4))
     np.testing.assert_allclose(heights[1], [0.8, 0.2, 0, 0], atol=1e-12)
     assert [t.get_text() for t in ax.texts] == ["0", "0"]
-    with pytest.raises(ValueError, match="choose a row"):
-        plot.bars(x=[[1.0, 2.0]])
-    with pytest.raises(ValueError, match="no mappings"):
-        plot.bars([])
 
 
 def test_jacobians_of_one_page_share_a_scale():
@@ -387,31 +376,39 @@ def test_labels(mapping, words):
     assert plot.label(mapping) == words
 
 
-def test_wrong_arguments():
-    with pytest.raises(TypeError, match=r"add \(\): Sparsemax\(\)"):
-        plot.curves(Sparsemax)
-    with pytest.raises(ValueError, match="choose a row"):
-        plot.jacobian(Softmax(), np.zeros((2, 3)))
-    with pytest.raises(ValueError, match="got shape"):
-        plot.attention(np.zeros(3))
-    for shape in ((0, 4), (0, 4, 3)):
-        with pytest.raises(ValueError, match="no weights to draw, got shape"):
-            plot.attention(np.zeros(shape))
-    with pytest.raises(ValueError, match="heads need as many Axes"):
-        plot.attention(np.zeros((3, 2, 2)), ax=plt.subplots(1, 2)[1])
-    with pytest.raises(ValueError, match="a masked key has a weight; in a boolean mask True means"):
-        plot.attention(np.tri(3) / 3, mask=~np.tri(3, dtype=bool))
-    with pytest.raises(ValueError, match=r"mask of shape \(2, 2\) does not broadcast to weights of shape \(3, 3\)"):
-        plot.attention(np.eye(3), mask=np.ones((2, 2), dtype=bool))
-    with pytest.raises(TypeError, match="mask must be boolean"):
-        plot.attention(np.eye(3), mask=np.ones((3, 3), dtype=int))
-    with pytest.raises(ValueError, match="got shapes"):
-        plot.calibration(np.zeros((3, 2)), np.zeros(4))
+SQUARE = np.ones((3, 3))
+WRONG = {
+    "a class for a map": (lambda: plot.curves(Sparsemax), TypeError, r"got the class Sparsemax; add \(\): Sparsemax\(\)"),
+    "no such map": (lambda: plot.curves("softmin"), ValueError, "there is no map 'softmin'"),
+    "curves of nothing": (lambda: plot.curves([]), ValueError, "got no mappings"),
+    "bars of nothing": (lambda: plot.bars([]), ValueError, "no mappings"),
+    "bars of two rows": (lambda: plot.bars(x=[[1.0, 2.0]]), ValueError, "choose a row"),
+    "a Jacobian of two rows": (lambda: plot.jacobian(Softmax(), np.zeros((2, 3))), ValueError, "choose a row"),
+    "attention of one axis": (lambda: plot.attention(np.zeros(3)), ValueError, "got shape"),
+    "no queries": (lambda: plot.attention(np.zeros((0, 4))), ValueError, "no weights to draw, got shape"),
+    "no heads": (lambda: plot.attention(np.zeros((0, 4, 3))), ValueError, "no weights to draw, got shape"),
+    "too few Axes": (
+        lambda: plot.attention(np.zeros((3, 2, 2)), ax=plt.subplots(1, 2)[1]), ValueError, "heads need as many Axes",
+    ),
+    "a masked weight": (
+        lambda: plot.attention(np.tri(3) / 3, mask=~np.tri(3, dtype=bool)),
+        ValueError, "a masked key has a weight; in a boolean mask True means",
+    ),
+    "a mask of another shape": (
+        lambda: plot.attention(np.eye(3), mask=SQUARE[:2, :2] > 0),
+        ValueError, r"mask of shape \(2, 2\) does not broadcast to weights of shape \(3, 3\)",
+    ),
+    "a mask of integers": (lambda: plot.attention(np.eye(3), mask=SQUARE.astype(int)), TypeError, "mask must be boolean"),
+    "one target too many": (lambda: plot.calibration(np.zeros((3, 2)), np.zeros(4)), ValueError, "got shapes"),
+}  # fmt: skip
+
+
+@each(WRONG)
+def test_wrong_arguments(call, error, words):
+    refuses(call, error, words)
 
 
 def test_without_matplotlib(monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r"pip install 'anymax\[plot\]'"):

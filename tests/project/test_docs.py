@@ -142,12 +142,8 @@ def jax_inputs():
 
 def numpy_inputs():
     rng = np.random.default_rng(0)
-    made = {
-        "x": rng.normal(size=(6, 5)),
-        "x3": rng.normal(size=(2, 3, 4)),
-        "t": rng.normal(size=5),
-        "onehot": np.eye(5)[2],
-    }
+    made = {name: rng.normal(size=shape) for name, shape in {"x": (6, 5), "x3": (2, 3, 4), "t": 5}.items()}
+    made |= {"onehot": np.eye(5)[2]}
     made |= {"w": rng.uniform(0.5, 2.0, 5), "q": rng.dirichlet(np.ones(5), 6), "np": np}
     return made | {"a": rng.dirichlet(np.ones(6)), "b": rng.dirichlet(np.ones(5))}
 

@@ -507,14 +507,8 @@ def test_claims_together(tmp_path):
     rng = np.random.default_rng(0)
     clear, faint = rng.normal(-1.0, 0.1, 8), np.array([-0.4, -1.5, -1.2, -0.5])
     undecided = np.array([-1.0, 0.4, -0.9, 0.3])
-    saved(
-        tmp_path,
-        "one",
-        a_test(clear, 0.0),
-        a_test(faint, 0.0, "b"),
-        a_test(clear, 0.0, "both"),
-        a_test(faint, 0.0, "both"),
-    )
+    both = [a_test(values, 0.0, "both") for values in (clear, faint)]
+    saved(tmp_path, "one", a_test(clear, 0.0), a_test(faint, 0.0, "b"), *both)
     saved(tmp_path, "two", a_test(undecided, 0.0, "c"), a_test(-clear, 0.0, "d"), a_test(clear, 0.0, "d"))
     saved(tmp_path, "three", a_test(clear, 0.0), quick=True)
     found = {one.claim: one for one in _together.claims(tmp_path)}
@@ -522,12 +516,8 @@ def test_claims_together(tmp_path):
     assert found["a"].p == pytest.approx(stats.ttest_1samp(clear, 0.0).pvalue)
     assert found["b"].p == found["both"].p == pytest.approx(stats.ttest_1samp(faint, 0.0).pvalue)  # all must confirm
     assert found["d"].p == pytest.approx(2 * found["a"].p)  # any of two may contradict
-    assert [found[k].verdict for k in "abcd"] == [
-        CONFIRMED,
-        CONFIRMED if found["b"].p < 0.05 else UNDECIDED,
-        UNDECIDED,
-        CONTRADICTED,
-    ]
+    of_b = CONFIRMED if found["b"].p < 0.05 else UNDECIDED
+    assert [found[k].verdict for k in "abcd"] == [CONFIRMED, of_b, UNDECIDED, CONTRADICTED]
     assert found["a"].together == CONFIRMED
     assert found["b"].together == UNDECIDED
     assert found["a"].seen == found["d"].seen == ""

@@ -72,12 +72,7 @@ def test_every_loss_trains(name):
     drawings = _characters.invented(("a",), characters=4, drawers=6)
     method = verification.METHODS[name]
     setting = method.setting(method.start, min(verification.FIRST, method.margins[-1]))
-    net = _characters.train(
-        drawings,
-        *setting,
-        epochs=12,
-        seed=0,
-    )
+    net = _characters.train(drawings, *setting, epochs=12, seed=0)
     vectors = _characters.embed(net, drawings)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, rtol=1e-5)
     assert verification.pairs(vectors, drawings.characters).eer < 0.1

@@ -54,15 +54,8 @@ def test_no_word_is_cut_off(opened, width):
     page.js(DRAWN)
     written = page.js("window.written")
     assert {"0.25", "1.00", "the brown fox", "3 of 3"} <= {one["text"] for one in written}
-    outside = [
-        one
-        for one in written
-        if one["left"] < -0.5
-        or one["right"] > one["width"] + 0.5
-        or one["top"] < 0
-        or one["bottom"] > one["height"] + 1
-    ]
-    assert not outside
+    across = [one for one in written if one["left"] < -0.5 or one["right"] > one["width"] + 0.5]
+    assert not across + [one for one in written if one["top"] < 0 or one["bottom"] > one["height"] + 1]
     ((left, top, right, bottom),) = boxes(page, "#board")
     aims, figures = boxes(page, ".aim"), boxes(page, ".stick .figure")
     assert len(figures) == 3

@@ -66,15 +66,8 @@ def bare(package, code, *, interpreted, alone=False, folder="cuda"):
     env.pop("TRITON_INTERPRET", None)
     if interpreted:
         env["TRITON_INTERPRET"] = "1"
-    return subprocess.run(
-        [sys.executable, "-c", BARE + code],
-        env=env,
-        cwd=package,
-        capture_output=True,
-        text=True,
-        timeout=1500,
-        check=False,
-    )
+    command = [sys.executable, "-c", BARE + code]
+    return subprocess.run(command, env=env, cwd=package, capture_output=True, text=True, timeout=1500, check=False)
 
 
 # -- its text ---------------------------------------------------------------------------------------------------------------------------
@@ -341,12 +334,6 @@ torch.testing.assert_close(model(x), want)
 print("kernelized", kernel.__name__)
 """
     env = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    out = subprocess.run(
-        [sys.executable, "-c", "import sys\n" + code, str(package)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    command = [sys.executable, "-c", "import sys\n" + code, str(package)]
+    out = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert "kernelized _anymax_cpu_" in out.stdout, out.stderr[-3000:]

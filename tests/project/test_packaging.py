@@ -145,14 +145,11 @@ def test_actions_are_pinned_by_digest():
 def test_nothing_is_published_before_the_tests():
     yaml = pytest.importorskip("yaml")
     jobs = yaml.safe_load(workflows()["wheels"])["jobs"]
-    publishing = {
-        name: job
-        for name, job in jobs.items()
-        if any(
-            "pypi-publish" in step.get("uses", "") or "npm publish" in step.get("run", "")
-            for step in job.get("steps", ())
-        )
-    }
+
+    def publishes(step):
+        return "pypi-publish" in step.get("uses", "") or "npm publish" in step.get("run", "")
+
+    publishing = {name: job for name, job in jobs.items() if any(map(publishes, job.get("steps", ())))}
     assert set(publishing) == {"publish", "publish-npm"}
     on_a_tag = "startsWith(github.ref, 'refs/tags/v')"
     for job in publishing.values():
@@ -194,11 +191,8 @@ def test_the_library_is_found_where_it_lies(monkeypatch, tmp_path):
         folder.mkdir()
     monkeypatch.delenv("ANYMAX_LIBRARY", raising=False)
     monkeypatch.delitem(sys.modules, "anymax._engine", raising=False)
-    monkeypatch.setattr(
-        sys,
-        "meta_path",
-        [f for f in sys.meta_path if "Editable" not in type(f).__name__ and "Scikit" not in type(f).__name__],
-    )
+    finders = [f for f in sys.meta_path if not re.search("Editable|Scikit", type(f).__name__)]
+    monkeypatch.setattr(sys, "meta_path", finders)
     monkeypatch.setattr(anymax, "__path__", [str(folder) for folder in folders])
     assert library.path() is None
     file = folders[1] / f"_engine{importlib.machinery.EXTENSION_SUFFIXES[0]}"
@@ -266,12 +260,8 @@ def test_the_sources_of_the_library_are_shipped():
     needed = [Path("CMakeLists.txt"), Path("pyproject.toml"), Path("LICENSE"), Path("README.md")]
     needed += [path.relative_to(ROOT) for name in ("csrc", "cmake", "src") for path in (ROOT / name).rglob("*.[chp]*")]
     assert {"csrc", "cmake", "src"} <= {path.parts[0] for path in needed}
-    assert not [
-        (str(path), pattern)
-        for path in needed
-        for pattern in patterns
-        if "__pycache__" not in path.parts and any(fnmatch.fnmatch(part, pattern) for part in path.parts)
-    ]
+    sent = [path for path in needed if "__pycache__" not in path.parts]
+    assert not [(path, p) for path in sent for p in patterns if any(fnmatch.fnmatch(part, p) for part in path.parts)]
 
 
 # -- what a release sends -------------------------------------------------------------------------------------------------

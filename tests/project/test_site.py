@@ -163,13 +163,8 @@ def test_the_search_lists_a_page_once_and_records_last(tmp_path):
     page = "{0}\n======\n\n.. index:: ! {0}, ! {0}s\n\nWords on zeros.\n\nZeros\n-----\n\nMore of {0}.\n"
     index = "Start\n=====\n\n.. toctree::\n\n   entmax\n   evidence\n   changelog\n"
     record = "{0}\n========\n\nZeros\n-----\n\nZeros and more zeros of entmax.\n"
-    pages = {
-        "index": index,
-        "entmax": page.format("Entmax"),
-        "evidence": record.format("Evidence"),
-        "changelog": record.format("Changes!"),
-    }
-    site = built(tmp_path / "a", **pages)
+    evidence, changes = record.format("Evidence"), record.format("Changes!")
+    site = built(tmp_path / "a", index=index, entmax=page.format("Entmax"), evidence=evidence, changelog=changes)
     entmax, zeros, evidence = search.ask(site, ["entmax", "zeros", "evidence"])
     assert entmax == ["entmax", "index", "changelog", "evidence"]
     assert zeros == ["entmax", "index", "changelog", "evidence"]
