@@ -50,15 +50,15 @@ def imports(name, path):
 
 
 def _imports(name, path):
-    package = name.split(".")[:-1]
+    package, nodes = name.split(".")[:-1], nodes_of(path)
     for_types = {
         n
-        for b in nodes_of(path)
+        for b in nodes
         if isinstance(b, ast.If) and "TYPE_CHECKING" in ast.dump(b.test) and not isinstance(b.test, ast.UnaryOp)
         for statement in b.body
         for n in ast.walk(statement)
     }
-    for node in nodes_of(path):
+    for node in nodes:
         if node in for_types:
             continue
         if isinstance(node, ast.Import):
