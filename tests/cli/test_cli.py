@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 from cli_calls import document, done, needs_plot
 
-pytest.importorskip("click")
-pytest.importorskip("rich")
-
 import anymax
 from anymax.cli import names
 from anymax.mappings import CATALOGUE

@@ -10,9 +10,6 @@ import numpy as np
 import pytest
 from cli_calls import done, needs_plot, needs_tour, program
 
-pytest.importorskip("click")
-pytest.importorskip("rich")
-
 import anymax
 from anymax.cli import main, names
 from anymax.mappings import CATALOGUE

@@ -13,14 +13,19 @@ import anymax
 
 pytestmark = [pytest.mark.whole, browser]
 
+
+@pytest.fixture
+def page(opened):
+    return opened
+
+
 # -- one screen ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("maps", "sliders"), [("softmax,entmax,sparsemax", 4), (ALL, 10)], ids=["as it opens", "all maps"]
 )
-def test_sliders_and_bars_are_in_view_together(opened, maps, sliders):
-    page = opened
+def test_sliders_and_bars_are_in_view_together(page, maps, sliders):
     page.size(1280, 720)
     page.open(ADDRESS + f"#maps={maps}")
     found = boxes(page, ".slider input[type=range]")
@@ -31,8 +36,7 @@ def test_sliders_and_bars_are_in_view_together(opened, maps, sliders):
     assert min(bottom - top for _, top, _, bottom in boxes(page, ".stick")) > 80
 
 
-def test_the_bars_of_all_cards_stand_on_one_line(opened):
-    page = opened
+def test_the_bars_of_all_cards_stand_on_one_line(page):
     page.open(ADDRESS + f"#maps={ALL}")
     rows = {}
     for card, canvas in zip(boxes(page, ".card"), boxes(page, ".card canvas")):
@@ -44,8 +48,7 @@ def test_the_bars_of_all_cards_stand_on_one_line(opened):
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_no_word_is_cut_off(opened, width):
-    page = opened
+def test_no_word_is_cut_off(page, width):
     page.size(width, 844, phone=width == 390)
     page.open(
         ADDRESS + "#x=4,-4,3.99&maps=softmax,budget,sparsemax&focus=sparsemax&k=2&names=the%20brown%20fox,dog,cat"
@@ -69,8 +72,7 @@ def test_no_word_is_cut_off(opened, width):
 # -- names, commas, entropies ----------------------------------------------------------------------------------------
 
 
-def test_classes_have_names(opened):
-    page = opened
+def test_classes_have_names(page):
     page.js("document.getElementById('more').open = true; document.getElementById('names').focus()")
     page.type("cat, <b>dog</b>,fox")
     page.key("Tab")
@@ -99,8 +101,7 @@ def test_classes_have_names(opened):
     assert state(page)["names"] == "cat,<b>dog</b>,fox"
 
 
-def test_a_pasted_comma_is_asked_about(opened):
-    page = opened
+def test_a_pasted_comma_is_asked_about(page):
     before = state(page)["x"]
     page.js(
         "{ const given = new DataTransfer(); given.setData('text', '1,5 2,5');"
@@ -123,8 +124,7 @@ def test_a_pasted_comma_is_asked_about(opened):
     assert state(page)["x"] == "1.5,2.5"
 
 
-def test_entropies_are_those_of_probabilities(opened):
-    page = opened
+def test_entropies_are_those_of_probabilities(page):
     page.open(ADDRESS + "#x=-1,-2,-0.5&maps=softmax,budget,relu&focus=budget&k=2&heat=entropy")
     for fact in ("Shannon", "Rényi 2", "Tsallis 1.5"):
         assert shown(page, "softmax", fact).replace(".", "").isdigit()
@@ -144,8 +144,7 @@ def test_entropies_are_those_of_probabilities(opened):
 # -- steps back ------------------------------------------------------------------------------------------------------
 
 
-def test_undo_and_redo(opened):
-    page = opened
+def test_undo_and_redo(page):
     begun = state(page)
     assert [page.js(f"document.getElementById('{name}').ariaDisabled") for name in ("undo", "redo")] == ["true", "true"]
     x, y, (_, top, _, height) = middle(page, '.stick[data-at="3"]')
@@ -178,8 +177,7 @@ def test_undo_and_redo(opened):
 # -- the story -------------------------------------------------------------------------------------------------------
 
 
-def test_the_story(opened):
-    page = opened
+def test_the_story(page):
     page.size(1280, 720)
     page.js("document.querySelector('.aim[data-aim=\"1\"]').click()")
     own = state(page)
@@ -233,8 +231,7 @@ def test_the_story(opened):
     assert (state(page)["x"], state(page).get("story")) == ("1,0,-1", None)
 
 
-def test_the_story_stands_still_for_those_who_want_less_motion(opened):
-    page = opened
+def test_the_story_stands_still_for_those_who_want_less_motion(page):
     page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])
     page.open(ADDRESS + "#story=3")
     along = "Number(document.getElementById('story-along').value)"
@@ -250,8 +247,7 @@ def test_the_story_stands_still_for_those_who_want_less_motion(opened):
 # -- paper -----------------------------------------------------------------------------------------------------------
 
 
-def test_paper_keeps_the_bars_and_holds_everything(opened):
-    page = opened
+def test_paper_keeps_the_bars_and_holds_everything(page):
     page.open(ADDRESS + f"#maps={ALL}")
     if page.js("document.documentElement.dataset.theme") != "dark":
         click(page, "theme")
