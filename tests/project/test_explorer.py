@@ -20,10 +20,6 @@ pytestmark = pytest.mark.whole
 # -- the page as it is shipped ---------------------------------------------------------------------------------------
 
 
-def test_the_page_is_that_of_its_sources():
-    assert build_tool().staleness() == ""
-
-
 def another_kernel(page):
     tool = build_tool()
     wasm = bytearray(tool.wasm_of(page))

@@ -18,6 +18,8 @@ if not DOCS.is_dir():
 
 from generator import api, readme, scores
 
+from tools import explorer
+
 PUBLIC = """
     Mapping Separable RatioMap Facts Noise Sinkhorn
     apply log_apply softmax log_softmax logsumexp sparsemax entmax entmax15 taylor_softmax sparse_softmax sigsoftmax
@@ -100,6 +102,11 @@ def test_the_types_of_signatures_are_explained():
             written |= {word for p in parameters for word in re.findall(r"\w+", str(p.annotation))}
     assert explained - {"Array", "AnyArray"} <= written
     assert vars(types).keys() & written <= explained | {"Any", "Literal", "Sequence"}
+
+
+def test_the_explorers_page_is_that_of_its_sources():
+    """Its kernels are compiled of `csrc/`."""
+    assert explorer.staleness() == ""
 
 
 # -- the compiled library ---------------------------------------------------------------------------------------------------
