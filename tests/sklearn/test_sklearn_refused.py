@@ -140,7 +140,38 @@ def rows():
         yield f"partial_fit {calls}", (functools.partial(in_parts, calls), ValueError, words)
 
 
-WRONG = dict(rows())
+def of_labels(y, **options):
+    """A second call, where the first was an indicator matrix of 5 labels."""
+    model = MultiLabelMappingClassifier().partial_fit(MANY_X, MANY, classes=range(5))
+    model.partial_fit(MANY_X, y, **options)
+
+
+def of_one_label():
+    model = MultiLabelMappingClassifier().partial_fit(MANY_X, MANY[:, 0], classes=[0, 1])
+    model.partial_fit(MANY_X, MANY)
+
+
+def covered(**options):
+    x, y = blobs(60, 4, 3)
+    SupportConformalClassifier().fit(x, y).predict_set(x, **options)
+
+
+LATER = {  # calls after the first
+    "another coverage": (lambda: covered(coverage=0), ValueError, "coverage=0: expected a number above 0 and below 1"),
+    "fewer labels": (lambda: of_labels(MANY[:, :4]), ValueError, "a matrix of 5 labels"),
+    "one class after label sets": (
+        lambda: of_labels(MANY[:, 0]),
+        ValueError,
+        "y is one class per row; that of the first call was an indicator matrix of 5 labels",
+    ),
+    "classes of label sets": (
+        lambda: of_labels(MANY, classes=[3, 4]),
+        ValueError,
+        "the classes of an indicator matrix are its columns, 0 to 4",
+    ),
+    "label sets after one class": (of_one_label, ValueError, "that of the first call was one class per row"),
+}
+WRONG = dict(rows()) | LATER
 
 
 @each(WRONG)
@@ -149,4 +180,4 @@ def test_errors_say_what_to_do(call, error, words):
 
 
 def test_no_row_hides_another():
-    assert len(WRONG) == sum(map(len, (CLASSES, CONFORMAL, LABELS, PROPORTIONS, PARTIAL_FIT)))
+    assert len(WRONG) == sum(map(len, (CLASSES, CONFORMAL, LABELS, PROPORTIONS, PARTIAL_FIT, LATER)))
