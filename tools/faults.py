@@ -441,7 +441,7 @@ FAULTS = {
           "1 / (1 + far)", "sklearn_labels"),
     Fault("a conformal classifier's classifier", "src/anymax/sklearn/conformal.py",
           "if not is_classifier(self._inner()):",
-          "if False:", "sklearn_conformal"),
+          "if False:", "sklearn_refused"),
     Fault("entropy of scores", "src/anymax/inspection.py",
           "if known_any((q < -1e-3) | (q > 1.01), xp):",
           "if known_any(q < -1e-3, xp):", "inspection"),

@@ -1,6 +1,7 @@
 """The command line's program in a process of its own, and what its commands need."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -29,3 +30,15 @@ def program(*args, cwd, **environment):
         encoding="utf-8",
         timeout=300,
     )
+
+
+def done(call, *words, **options):
+    """What a command prints that succeeds without a word on stderr."""
+    code, out, err = call(*words, **options)
+    assert (code, err) == (0, "")
+    return out
+
+
+def document(call, *words):
+    """The JSON that a command prints."""
+    return json.loads(done(call, *words, "--json"))

@@ -1,16 +1,12 @@
 """The commands of the program `anymax`: compare, inventory, explain and plot."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_calls import needs_plot
-
-pytest.importorskip("click")
-pytest.importorskip("rich")
+from cli_calls import document, done, needs_plot
 
 import anymax
 from anymax.cli import names
@@ -20,33 +16,27 @@ from anymax.mappings import CATALOGUE
 
 
 def test_compare_json_is_one_document_with_the_maps_own_numbers(call):
-    code, out, err = call("compare", 2, 1, 0.1, -1, "--json", "--temperature", 2)
-    assert (code, err) == (0, "")
-    document = json.loads(out)
-    assert document["scores"] == [2, 1, 0.1, -1]
-    assert [m["name"] for m in document["mappings"]] == [cls.name for cls in CATALOGUE]
-    for m in document["mappings"]:
+    found = document(call, "compare", 2, 1, 0.1, -1, "--temperature", 2)
+    assert found["scores"] == [2, 1, 0.1, -1]
+    assert [m["name"] for m in found["mappings"]] == [cls.name for cls in CATALOGUE]
+    for m in found["mappings"]:
         mapping = names.make(m["name"], {})
         np.testing.assert_allclose(m["p"], anymax.apply(mapping, np.array([2, 1, 0.1, -1]) / 2), atol=1e-12)
         assert m["support"] == sum(v > 0 for v in m["p"])
 
 
 def test_compare_options_choose_maps_and_parameters(call):
-    code, out, _ = call(
-        "compare", 1, -1, "-0.5", "--mapping", "entmax", "-m", "SparseSoftmax", "--alpha", 1.3, "--k", 1, "--json"
-    )
-    assert code == 0
-    entmax, sparse = json.loads(out)["mappings"]
+    words = "compare 1 -1 -0.5 --mapping entmax -m SparseSoftmax --alpha 1.3 --k 1"
+    entmax, sparse = document(call, *words.split())["mappings"]
     assert (entmax["name"], entmax["parameters"]) == ("entmax", {"alpha": 1.3})
     assert (sparse["name"], sparse["parameters"]["k"]) == ("sparse_softmax", 1)
     assert sparse["p"] == [1, 0, 0]
 
 
 def test_compare_specs_carry_their_own_parameters(call):
-    _, out, _ = call(
-        "compare", 1, 0, "-m", "entmax:alpha=1.2", "-m", "entmax:alpha=2", "-m", "taylor", "--order", 4, "--json"
-    )
-    assert [m["parameters"] for m in json.loads(out)["mappings"]] == [{"alpha": 1.2}, {"alpha": 2}, {"order": 4}]
+    words = "compare 1 0 -m entmax:alpha=1.2 -m entmax:alpha=2 -m taylor --order 4"
+    found = document(call, *words.split())["mappings"]
+    assert [m["parameters"] for m in found] == [{"alpha": 1.2}, {"alpha": 2}, {"order": 4}]
 
 
 @pytest.mark.parametrize(
@@ -58,17 +48,13 @@ def test_compare_takes_every_parameter(call, words):
 
 @pytest.mark.parametrize("score", ["-1", "-1.5", "-.5", "-1e-3", "-2E+2", "-0", "-inf"])
 def test_compare_takes_negative_numbers_in_any_place(call, score):
-    code, out, err = call("compare", score, "1", "--json", score)
-    assert code == 0, err
-    scores = json.loads(out)["scores"]
+    scores = document(call, "compare", score, "1", score)["scores"]
     assert scores == [None if score == "-inf" else float(score), 1, None if score == "-inf" else float(score)]
 
 
 @pytest.mark.parametrize("name", ["entmax15", "Entmax-15"])
 def test_entmax15_is_entmax_with_its_alpha(call, name):
-    code, out, err = call("compare", 2, 1, "-m", name, "-m", "entmax:alpha=1.5", "--json")
-    assert (code, err) == (0, "")
-    a, b = json.loads(out)["mappings"]
+    a, b = document(call, "compare", 2, 1, "-m", name, "-m", "entmax:alpha=1.5")["mappings"]
     assert a == b
 
 
@@ -82,21 +68,19 @@ def test_unknown_map_lists_each_name_once(call):
 
 
 def test_compare_masks_minus_infinity(call):
-    _, out, _ = call("compare", 1, "-inf", 0.5, "--json")
-    assert all(m["p"][1] == 0 for m in json.loads(out)["mappings"])
+    assert all(m["p"][1] == 0 for m in document(call, "compare", 1, "-inf", 0.5)["mappings"])
 
 
 def test_compare_one_score(call):
     short = ("sink", "elementwise", "softpick", "bounded")  # whose rows may sum to less
-    _, out, _ = call("compare", 5, "--json")
-    assert all(m["p"] == [pytest.approx(1)] for m in json.loads(out)["mappings"] if m["name"] not in short)
+    found = document(call, "compare", 5)["mappings"]
+    assert all(m["p"] == [pytest.approx(1)] for m in found if m["name"] not in short)
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 @pytest.mark.parametrize("n", [1, 4, 30])
 def test_compare_fits_the_terminal(call, width, n):
-    code, out, _ = call("compare", *[-i / 7 for i in range(n)], width=width)
-    assert code == 0
+    out = done(call, "compare", *[-i / 7 for i in range(n)], width=width)
     assert max(map(len, out.splitlines())) <= max(width, 40)
     assert "sparsemax" in out
     assert "█" in out or "#" in out
@@ -115,9 +99,7 @@ def test_colours_can_be_forced_and_refused(call, monkeypatch):
 
 
 def test_inventory_lists_the_catalogue(call):
-    code, out, _ = call("inventory", "--json")
-    assert code == 0
-    rows = json.loads(out)
+    rows = document(call, "inventory")
     assert [row["class"] for row in rows] == [cls.__name__ for cls in CATALOGUE]
     for row in rows:
         facts = names.make(row["name"], {}).facts
@@ -129,8 +111,7 @@ def test_inventory_lists_the_catalogue(call):
 
 @pytest.mark.parametrize("width", [30, 80, 160])
 def test_inventory_as_a_table(call, width):
-    code, out, _ = call("inventory", width=width)
-    assert code == 0
+    out = done(call, "inventory", width=width)
     assert all(cls.name in out for cls in CATALOGUE)
     assert max(map(len, out.splitlines())) <= width
 
@@ -139,8 +120,7 @@ def test_inventory_as_a_table(call, width):
 
 
 def test_explain_names_an_engine_for_each_framework(call):
-    code, out, _ = call("explain", "entmax", "--alpha", "1.3", "2", "1", "--framework", "all")
-    assert code == 0
+    out = done(call, "explain", "entmax", "--alpha", "1.3", "2", "1", "--framework", "all")
     assert "Entmax(alpha=1.3)" in out
     assert "reference" in out
     assert [w for w in ("numpy", "torch", "jax") if f"{w}, float32" in out or f"{w}: not installed" in out] == [
@@ -152,8 +132,7 @@ def test_explain_names_an_engine_for_each_framework(call):
 
 def test_explain_says_each_refusal_once(call):
     """Every operation had all of them again."""
-    code, out, err = call("explain", "square", "2", "-1", "--framework", "all", "--verbose")
-    assert (code, err) == (0, "")
+    out = done(call, "explain", "square", "2", "-1", "--framework", "all", "--verbose")
     for part in out.split(", float32 of shape (2,)")[1:]:
         refusals = [line for line in part.splitlines() if " refuses" in line]
         assert refusals
@@ -161,6 +140,7 @@ def test_explain_says_each_refusal_once(call):
     assert "(triton refuses, also log_forward and vjp and log_vjp and loss and index_loss: " in out
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "words", [["compare", "2", "1"], ["explain", "entmax"], ["inventory"], ["compare", "2", "1", "--json"]]
 )
@@ -174,8 +154,7 @@ def test_quick_commands_load_no_framework(words):
 
 
 def test_explain_of_one_framework(call):
-    code, out, _ = call("explain", "entmax")
-    assert code == 0
+    out = done(call, "explain", "entmax")
     assert out.startswith("numpy, float32 of shape (4,)\nEntmax(alpha=1.5)\n")
     assert "torch, float32" not in out
     assert "'tf' is not one of" in call("explain", "entmax", "--framework", "tf")[2]
@@ -191,17 +170,17 @@ def test_explain_offers_no_choice_of_maps(call):
 # -- plot ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thin(3)
+@pytest.mark.whole(lambda name: name != "bars")
 @needs_plot
 @pytest.mark.parametrize("name", ["curves", "bars", "losses", "jacobian", "simplex", "sparsemax", "entmax:alpha=1.3"])
 def test_plot_writes_a_picture(call, tmp_path, name):
     out = tmp_path / "picture.png"
-    code, said, err = call("plot", name, "--out", out, *(["-m", "sparsemax"] if name == "simplex" else []))
-    assert code == 0, err
+    said = done(call, "plot", name, "--out", out, *(["-m", "sparsemax"] if name == "simplex" else []))
     assert said == f"{out}\n"
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.whole
 @needs_plot
 def test_plot_names_its_file(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -210,6 +189,7 @@ def test_plot_names_its_file(call, tmp_path, monkeypatch):
     assert (tmp_path / "curves.png").exists()
 
 
+@pytest.mark.whole(lambda out: out not in ("folder", "bare"))
 @needs_plot
 @pytest.mark.parametrize(
     ("out", "written"),
@@ -228,26 +208,13 @@ def test_plot_says_the_file_that_it_wrote(call, tmp_path, monkeypatch, out, writ
     monkeypatch.chdir(tmp_path)
     for folder in ("folder", "folder.d"):
         Path(folder).mkdir()
-    code, said, err = call("plot", "losses", "-m", "softmax", "--out", out)
-    assert (code, err) == (0, "")
+    said = done(call, "plot", "losses", "-m", "softmax", "--out", out)
     assert Path(said.removesuffix("\n")) == Path(written)
     assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()] == [Path(written)]
 
 
+@pytest.mark.whole
 @needs_plot
 @pytest.mark.parametrize("name", ["jacobian", "sparsemax"])
 def test_plot_of_scores(call, tmp_path, name):
-    code, _, err = call("plot", name, 1, -2, 0.5, "--out", tmp_path / "x.png")
-    assert code == 0, err
-
-
-@needs_plot
-def test_curves_of_what_is_no_list_of_mappings():
-    from anymax import plot
-
-    with pytest.raises(ValueError, match="there is no map 'softmin'"):
-        plot.curves("softmin")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"expected a mapping such as .*, got the class Softmax; add"):
-        plot.curves(anymax.Softmax)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="got no mappings"):
-        plot.curves([])
+    done(call, "plot", name, 1, -2, 0.5, "--out", tmp_path / "x.png")

@@ -10,9 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-
-pytest.importorskip("click")
-pytest.importorskip("rich")
+from cli_calls import document, done
 
 import anymax
 from anymax.cli import names
@@ -50,17 +48,14 @@ def pipe(call, monkeypatch):
     ],
 )
 def test_compare_reads_standard_input(pipe, text, rows):
-    code, out, err = pipe(text, "compare", "-", "--json", "-m", "sparsemax")
-    assert (code, err) == (0, "")
-    documents = json.loads(out)
-    assert [d["scores"] for d in documents] == rows
-    for document, row in zip(documents, rows, strict=True):
-        np.testing.assert_allclose(document["mappings"][0]["p"], anymax.sparsemax(row))
+    found = document(pipe, text, "compare", "-", "-m", "sparsemax")
+    assert [one["scores"] for one in found] == rows
+    for one, row in zip(found, rows, strict=True):
+        np.testing.assert_allclose(one["mappings"][0]["p"], anymax.sparsemax(row))
 
 
 def test_rows_of_standard_input_as_tables(pipe):
-    code, out, _ = pipe("2 1\n3 -inf 1\n", "compare", "-")
-    assert code == 0
+    out = done(pipe, "2 1\n3 -inf 1\n", "compare", "-")
     assert [line for line in out.splitlines() if line.startswith("row")] == ["row 1", "row 2"]
     assert out.count("sparsemax") == 2
     one = pipe("2 1 0.1\n", "compare", "-")[1]
@@ -98,24 +93,21 @@ def test_standard_input_that_is_no_scores(pipe, text, words, says):
 def test_explain_and_plot_read_standard_input(pipe, tmp_path):
     assert "float32 of shape (2, 3)" in pipe("1 2 3\n4 5 6\n", "explain", "entmax", "-")[1]
     pytest.importorskip("matplotlib")
-    code, _, err = pipe("1,2,3", "plot", "bars", "-", "--out", tmp_path / "x.png")
-    assert code == 0, err
+    done(pipe, "1,2,3", "plot", "bars", "-", "--out", tmp_path / "x.png")
 
 
-def test_a_process_reads_its_standard_input(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "anymax", "compare", "-", "--json"], input=b"2 1\n", capture_output=True, check=True
-    )
-    assert json.loads(done.stdout)[0]["scores"] == [2, 1]
-    piped = subprocess.run(
-        [sys.executable, "-m", "anymax", "compare", "--json"], input=b"2 1\n", capture_output=True, check=True
-    )
-    assert piped.stdout == done.stdout
-    done = subprocess.run(
-        [sys.executable, "-m", "anymax", "compare", "-"], input=b"\xff\xfe2", capture_output=True, check=False
-    )
-    assert done.returncode == 2
-    assert done.stderr.count(b"\n") == 1
+@pytest.mark.whole
+def test_a_process_reads_its_standard_input():
+    def ran(words, given):
+        command = [sys.executable, "-m", "anymax", *words.split()]
+        return subprocess.run(command, input=given, capture_output=True, check=False)
+
+    program = ran("compare - --json", b"2 1\n")
+    assert json.loads(program.stdout)[0]["scores"] == [2, 1]
+    assert ran("compare --json", b"2 1\n").stdout == program.stdout
+    program = ran("compare -", b"\xff\xfe2")
+    assert program.returncode == 2
+    assert program.stderr.count(b"\n") == 1
 
 
 # -- wrong arguments ----------------------------------------------------------------------------------------------------
@@ -187,9 +179,7 @@ def test_wrong_arguments_give_one_line_and_2(call, tmp_path, monkeypatch, words,
     "words", [["2,1,-1"], ["[2,", "1,", "-1]"], ["2 1 -1"], ["2,1", "-1"], ["(", "2", "1;-1", ")"]]
 )
 def test_scores_with_commas_in_brackets_and_in_quotes(call, words):
-    code, out, err = call("compare", "--json", *words)
-    assert (code, err) == (0, "")
-    assert json.loads(out)["scores"] == [2, 1, -1]
+    assert document(call, "compare", *words)["scores"] == [2, 1, -1]
 
 
 def test_unknown_engine_in_the_environment_is_one_line(call, environment):
@@ -234,16 +224,13 @@ def test_the_fields_of_a_map_are_its_options(call, with_sparsegen):
     x = np.array([0.5, 0.3, 0.1])
 
     def p(*words):
-        code, out, err = call("compare", *x, "--json", *words)
-        assert (code, err) == (0, "")
-        return {row["name"]: row for row in json.loads(out)["mappings"]}["sparsegen"]
+        return {row["name"]: row for row in document(call, "compare", *x, *words)["mappings"]}["sparsegen"]
 
     for words, lam in (((), 0.25), (("-m", "sparsegen:lam=0.5"), 0.5), (("-m", "sparsegen", "--lam", "0.4"), 0.4)):
         row = p(*words)
         assert row["parameters"] == {"lam": lam}
         np.testing.assert_allclose(row["p"], anymax.sparsemax(x / (1 - lam)))
-    code, out, _ = call("inventory", width=120)
-    assert code == 0
+    out = done(call, "inventory", width=120)
     assert "sparsegen lam=0.25" in out
     assert "--lam" in call("compare", "--help")[1]
 
@@ -261,6 +248,5 @@ def test_every_parameter_that_is_no_function_is_an_option(call):
         for field in dataclasses.fields(cls):
             if cls is not anymax.Ratio:
                 assert f"--{field.name} " in said
-    code, out, _ = call("compare", 1, 2, "-m", "perturb_max:noise=gumbel,scale=2,nodes=16", "--json")
-    assert code == 0
-    assert json.loads(out)["mappings"][0]["parameters"] == {"noise": "gumbel", "nodes": 16, "scale": 2}
+    (found,) = document(call, "compare", 1, 2, "-m", "perturb_max:noise=gumbel,scale=2,nodes=16")["mappings"]
+    assert found["parameters"] == {"noise": "gumbel", "nodes": 16, "scale": 2}

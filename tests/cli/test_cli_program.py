@@ -8,10 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_calls import needs_plot, needs_tour, program
-
-pytest.importorskip("click")
-pytest.importorskip("rich")
+from cli_calls import done, needs_plot, needs_tour, program
 
 import anymax
 from anymax.cli import main, names
@@ -20,12 +17,12 @@ from anymax.mappings import CATALOGUE
 # -- progress -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 @needs_plot
 def test_progress_is_for_a_terminal_alone(call, monkeypatch, tmp_path):
     """A line on stderr where that is a terminal; nothing elsewhere, and never anything on stdout."""
     words = ["plot", "jacobian", "-m", "softmax", "-m", "sparsemax", "--out", tmp_path / "x.png"]
-    code, out, err = call(*words)
-    assert (code, err) == (0, "")
+    out = done(call, *words)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     code, told, err = call(*words, TERM="xterm")
     assert (code, told) == (0, out)
@@ -57,8 +54,7 @@ def test_show_config_says_what_runs_here(call, capsys, monkeypatch):
 def test_version_and_help(call):
     assert call("--version")[:2] == (0, f"anymax {anymax.__version__}\n")
     for words in ([], ["--help"], ["-h"]):
-        code, out, _ = call(*words)
-        assert code == 0
+        out = done(call, *words)
         assert all(command in out for command in ("tour", "compare", "inventory", "plot", "explain"))
 
 
@@ -92,6 +88,7 @@ def test_interrupt_is_one_line(call, monkeypatch):
     assert (code, err.strip()) == (130, "anymax: interrupted")
 
 
+@pytest.mark.whole
 def test_as_a_process(tmp_path):
     done = program("compare", "2", "1", "0.1", "-1", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -103,6 +100,7 @@ def test_as_a_process(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.whole
 def test_a_terminal_without_unicode(tmp_path):
     done = program("compare", "2", "1", "-1", cwd=tmp_path, PYTHONUTF8="0", PYTHONIOENCODING="ascii", LC_ALL="C")
     assert done.returncode == 0, done.stderr
@@ -134,6 +132,7 @@ def test_tour_from_end_to_end(tmp_path):
         assert rows[name]["accuracy"] > 0.85, name
 
 
+@pytest.mark.whole
 @needs_tour
 def test_tour_without_pictures_leaves_no_folder(tmp_path, monkeypatch, call):
     from anymax.cli import tour
@@ -141,8 +140,7 @@ def test_tour_without_pictures_leaves_no_folder(tmp_path, monkeypatch, call):
     train = tour.train
     monkeypatch.setattr(tour, "train", lambda m, data, epochs, *rest: train(m, data, 1, *rest))
     monkeypatch.chdir(tmp_path)
-    code, out, err = call("tour", "--quick", "--no-pictures")
-    assert code == 0, err
+    out = done(call, "tour", "--quick", "--no-pictures")
     assert "accuracy" in out
     assert list(Path().iterdir()) == []
 
@@ -160,6 +158,7 @@ def test_tour_says_at_once_that_a_folder_cannot_be_written(tmp_path, monkeypatch
     assert "can't be written (Permission denied)" in err
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no disk that is always full")
 @pytest.mark.parametrize("words", [["inventory"], ["inventory", "--json"], ["compare", "1", "2"]])
 def test_a_full_disk_is_one_line_and_1(words):

@@ -25,7 +25,7 @@ def scores(shape=(3, 2, 5), seed=0):
     return np.random.default_rng(seed).normal(0.3, 0.7, shape).astype(np.float32)
 
 
-@pytest.mark.thin(4)
+@pytest.mark.whole
 @pytest.mark.parametrize("name", MAPS)
 def test_it_is_consistent(name):
     d = Categorical(MAPS[name], scores(), validate_args=True)
@@ -101,6 +101,7 @@ def test_a_number_that_is_no_class_has_no_probability():
     assert d.log_prob(-1) == 0.0
 
 
+@pytest.mark.whole
 def test_a_batch_without_rows():
     d = Categorical(Softmax(), np.zeros((2, 0, 5)), validate_args=True)
     drawn = d.sample(jax.random.key(0), (3,))

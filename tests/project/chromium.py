@@ -44,9 +44,7 @@ class Chromium:
         assert found
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         (hears, says), (listens, answers) = os.pipe(), os.pipe()
-        hears, answers = (
-            _moved(end) for end in (hears, answers)
-        )  # out of the way of 3 and 4, where Chromium reads and writes
+        hears, answers = map(_moved, (hears, answers))  # out of the way of 3 and 4, where Chromium reads and writes
         shell = f'exec "$0" "$@" 3<&{hears} 4>&{answers} {hears}<&- {answers}>&-'
         command = ["bash", "-c", shell, found, *FLAGS, f"--user-data-dir={self._folder.name}", "about:blank"]
         self._process = subprocess.Popen(
@@ -121,11 +119,8 @@ class Chromium:
 
     def mouse(self, *points: tuple[float, float]) -> None:
         """Down at the first point, through the others, up at the last."""
-        for kind, (x, y) in [
-            ("mousePressed", points[0]),
-            *(("mouseMoved", p) for p in points[1:]),
-            ("mouseReleased", points[-1]),
-        ]:
+        moves = [("mouseMoved", p) for p in points[1:]]
+        for kind, (x, y) in [("mousePressed", points[0]), *moves, ("mouseReleased", points[-1])]:
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
 
     def finger(self, *points: tuple[float, float]) -> None:
@@ -137,17 +132,9 @@ class Chromium:
         """`held`: 2 with Ctrl, 4 with Cmd, 8 with Shift, added together."""
         for _ in range(times):
             for kind in ("keyDown", "keyUp"):
-                code = KEYS[name]
-                self.call(
-                    "Input.dispatchKeyEvent",
-                    type=kind,
-                    key=name,
-                    code=name,
-                    modifiers=held,
-                    text="\r" if name == "Enter" else "",  # without it Enter presses no button
-                    windowsVirtualKeyCode=code,
-                    nativeVirtualKeyCode=code,
-                )
+                codes = {"windowsVirtualKeyCode": KEYS[name], "nativeVirtualKeyCode": KEYS[name]}
+                text = "\r" if name == "Enter" else ""  # without it Enter presses no button
+                self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, modifiers=held, text=text, **codes)
 
     def type(self, text: str) -> None:
         self.call("Input.insertText", text=text)

@@ -18,7 +18,6 @@ PAGE = Path(anymax.__file__).parent / "explorer"
 INDEX = PAGE / "index.html"
 SOURCES = ROOT / "src" / "anymax" / "explorer"
 
-node = pytest.mark.skipif(shutil.which("node") is None or not SOURCES.exists(), reason="needs Node and the repository")
 browser = pytest.mark.skipif(chromium.path() is None, reason="needs Chromium")
 
 
@@ -34,6 +33,8 @@ def build_tool():
 
 def asker(folder):
     """Requests to the page's modules in one run of Node, and their answers; what a module throws is a ValueError."""
+    if shutil.which("node") is None or not SOURCES.exists():
+        pytest.skip("needs Node and the repository")
     wasm = folder / "anymax.wasm"
     wasm.write_bytes(build_tool().wasm_of(INDEX.read_text(encoding="utf-8")))
 

@@ -33,6 +33,7 @@ def examples(name):
     return [test for test in finder.find(module, name, extraglobs={"anymax": anymax}) if test.examples]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_of_a_module(name):
     said = []

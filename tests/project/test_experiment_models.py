@@ -4,15 +4,9 @@ import gzip
 import itertools
 import json
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-ROOT = Path(__file__).parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.append(str(ROOT))  # experiments are no part of the package
 
 torch = pytest.importorskip("torch")
 
@@ -20,7 +14,7 @@ import anymax
 from anymax import Entmax, Softmax, Sparsemax, SparseSoftmax
 from experiments import _sentences, _transducer, conformal, length, longtail
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("one_thread")]
 
 
 # -- sentences --------------------------------------------------------------------------------------------------------
@@ -44,13 +38,9 @@ def encoder(seed=0):
 def test_the_encoder_is_bert():
     transformers = pytest.importorskip("transformers")
     names = (
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "intermediate_size",
+        "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
         "max_position_embeddings",
-    )
+    )  # fmt: skip
     theirs = transformers.BertModel(transformers.BertConfig(**{name: getattr(SHAPE, name) for name in names})).eval()
     for p in theirs.parameters():
         torch.nn.init.normal_(p, std=0.3)
@@ -232,7 +222,6 @@ def test_zeros_are_counted():
     assert (dense.output, dense.symbols, dense.attention) == (0.0, 4.0, 0.0)
 
 
-@pytest.mark.whole
 def test_training_learns_to_copy():
     rng = np.random.default_rng(0)
     words = [tuple(rng.choice(list("abcd"), size=rng.integers(1, 4))) for _ in range(150)]

@@ -1,15 +1,9 @@
 """The parts of the experiments on statements: each is held to something that shares no code with it."""
 
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-ROOT = Path(__file__).parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.append(str(ROOT))  # experiments are no part of the package
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
@@ -17,7 +11,7 @@ pytest.importorskip("matplotlib")
 import anymax
 from experiments import _networks, attending, statements
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("one_thread")]
 
 
 def softmax(z):
@@ -252,7 +246,6 @@ def test_the_power_is_a_slope():
     assert attending.power({n: 3 * math.log(n) ** 0.7 for n in (16, 64, 4096)}) == pytest.approx(0.7)
 
 
-@pytest.mark.whole
 def test_exact_recall_is_learned():
     task = attending.Exact("softmax", 8, 16)
     model = attending.trained(task, 2e-2, 250, 0)

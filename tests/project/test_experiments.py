@@ -5,7 +5,6 @@ import importlib
 import json
 import math
 import re
-import sys
 import time
 from pathlib import Path
 
@@ -13,8 +12,6 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.append(str(ROOT))  # experiments and benchmarks are no part of the package
 
 pytest.importorskip("matplotlib")
 stats = pytest.importorskip("scipy.stats")
@@ -22,6 +19,8 @@ stats = pytest.importorskip("scipy.stats")
 import experiments
 from experiments import _common, _jobs, _report, _statistics, _together
 from experiments._statistics import CONFIRMED, CONTRADICTED, NOT_TESTED, UNDECIDED
+
+pytestmark = pytest.mark.whole
 
 ORDER = [
     "multilabel", "proportions", "nli", "finetune", "seq2seq", "verification", "overconfidence", "graphs", "conformal", "longtail",
@@ -85,7 +84,6 @@ def check_picture(path):
     assert (pixels.min(axis=1) < 0.9).mean() > 0.005
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("name", experiments.NAMES)
 def test_quick_run(name, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("ANYMAX_DATA", raising=False)
@@ -114,8 +112,6 @@ def test_names_are_the_scripts_and_the_guide_has_them():
         assert load(name).__name__.endswith(name)
 
 
-@pytest.mark.thin(3)
-@pytest.mark.thin(3)
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "results").glob("*.json")), ids=lambda p: p.stem)
 def test_saved_results(path):
     """They are full runs, and their verdicts follow from their figures."""
@@ -371,7 +367,6 @@ def test_a_walk_ends_inside_of_what_it_tried(best, start):
     assert not _common.walk(lambda x: -x, 1.0, 2.0, 1e-6, most=3)[2]
 
 
-@pytest.mark.whole
 def test_an_interrupted_run_keeps_what_is_done(tmp_path, monkeypatch, capsys):
     module = load("multilabel")
     for package in module.EXPERIMENT.needs:
@@ -512,14 +507,8 @@ def test_claims_together(tmp_path):
     rng = np.random.default_rng(0)
     clear, faint = rng.normal(-1.0, 0.1, 8), np.array([-0.4, -1.5, -1.2, -0.5])
     undecided = np.array([-1.0, 0.4, -0.9, 0.3])
-    saved(
-        tmp_path,
-        "one",
-        a_test(clear, 0.0),
-        a_test(faint, 0.0, "b"),
-        a_test(clear, 0.0, "both"),
-        a_test(faint, 0.0, "both"),
-    )
+    both = [a_test(values, 0.0, "both") for values in (clear, faint)]
+    saved(tmp_path, "one", a_test(clear, 0.0), a_test(faint, 0.0, "b"), *both)
     saved(tmp_path, "two", a_test(undecided, 0.0, "c"), a_test(-clear, 0.0, "d"), a_test(clear, 0.0, "d"))
     saved(tmp_path, "three", a_test(clear, 0.0), quick=True)
     found = {one.claim: one for one in _together.claims(tmp_path)}
@@ -527,12 +516,8 @@ def test_claims_together(tmp_path):
     assert found["a"].p == pytest.approx(stats.ttest_1samp(clear, 0.0).pvalue)
     assert found["b"].p == found["both"].p == pytest.approx(stats.ttest_1samp(faint, 0.0).pvalue)  # all must confirm
     assert found["d"].p == pytest.approx(2 * found["a"].p)  # any of two may contradict
-    assert [found[k].verdict for k in "abcd"] == [
-        CONFIRMED,
-        CONFIRMED if found["b"].p < 0.05 else UNDECIDED,
-        UNDECIDED,
-        CONTRADICTED,
-    ]
+    of_b = CONFIRMED if found["b"].p < 0.05 else UNDECIDED
+    assert [found[k].verdict for k in "abcd"] == [CONFIRMED, of_b, UNDECIDED, CONTRADICTED]
     assert found["a"].together == CONFIRMED
     assert found["b"].together == UNDECIDED
     assert found["a"].seen == found["d"].seen == ""
@@ -590,14 +575,9 @@ def test_pages_are_written_anew(tmp_path):
         found.table("All", [{"which": "one", "figure": figure, "none": None}])
         found.against_paper("it", 1.0, figure)
         head = {
-            "name": name,
-            "title": name,
-            "quick": False,
-            "command": "python",
-            "seconds": 1.0,
-            "date": "2026-01-01",
+            "name": name, "title": name, "quick": False, "command": "python", "seconds": 1.0, "date": "2026-01-01",
             "threads": 1,
-        }
+        }  # fmt: skip
         head |= {
             "settings": {"seeds": [0, 1, 2]},
             "hardware": {"cpu": "one"},

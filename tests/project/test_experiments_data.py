@@ -17,11 +17,11 @@ from scipy import sparse
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "experiments").exists():
     pytest.skip("only in the repository", allow_module_level=True)
-if str(ROOT) not in sys.path:
-    sys.path.append(str(ROOT))  # experiments are no part of the package
 
 from experiments import data
 from experiments.data import mulan, omniglot, rcv1
+
+pytestmark = pytest.mark.whole
 
 
 def run(monkeypatch, module, checkout, out):

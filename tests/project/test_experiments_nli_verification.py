@@ -1,15 +1,9 @@
 """What the experiments on sentence pairs and on verification measure with, held to other code and to plain counting."""
 
 import itertools
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-ROOT = Path(__file__).parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.append(str(ROOT))  # experiments are no part of the package
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
@@ -18,6 +12,8 @@ pytest.importorskip("scipy")
 import anymax
 from experiments import _characters, _entailment, _report, nli, verification
 from experiments._statistics import CONFIRMED, CONTRADICTED, NOT_TESTED
+
+pytestmark = pytest.mark.whole
 
 # -- verification: curves and drawings ----------------------------------------------------------------------------------------
 
@@ -70,19 +66,13 @@ def test_drawings():
     assert turned.characters[6 + 1] != one.characters[1]
 
 
-@pytest.mark.thin(7)
 @pytest.mark.parametrize("name", verification.METHODS)
 def test_every_loss_trains(name):
     """Four characters of very few drawings: after training, drawings of one character are nearer than those of two."""
     drawings = _characters.invented(("a",), characters=4, drawers=6)
     method = verification.METHODS[name]
     setting = method.setting(method.start, min(verification.FIRST, method.margins[-1]))
-    net = _characters.train(
-        drawings,
-        *setting,
-        epochs=12,
-        seed=0,
-    )
+    net = _characters.train(drawings, *setting, epochs=12, seed=0)
     vectors = _characters.embed(net, drawings)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, rtol=1e-5)
     assert verification.pairs(vectors, drawings.characters).eer < 0.1
@@ -214,7 +204,6 @@ def test_measure_counts_real_words_only(model):
     assert np.isnan(_entailment.measure(made(model, "none"), VOCABULARY, PAIRS).zeros)
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("model", MODELS)
 def test_training_keeps_the_best_epoch_and_learns_alpha(model):
     """The held-out pairs have the labels that training contradicts, so that the best epoch is not the last."""

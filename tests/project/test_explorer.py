@@ -10,16 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from explorer_at_work import INDEX, ROOT, SCREENS, build_tool, node
+from explorer_at_work import INDEX, ROOT, SCREENS, build_tool
 
 import anymax
 from anymax import plot
 
+pytestmark = pytest.mark.whole
+
 # -- the page as it is shipped ---------------------------------------------------------------------------------------
-
-
-def test_the_page_is_that_of_its_sources():
-    assert build_tool().staleness() == ""
 
 
 def another_kernel(page):
@@ -80,9 +78,6 @@ def test_the_page_is_one_file_that_asks_for_nothing():
 
 
 def test_the_page_is_packed():
-    for name in ("pyproject.toml", ".gitignore"):
-        if not (ROOT / name).exists():
-            pytest.skip("only in the repository")
     ignored = (ROOT / ".gitignore").read_text().split()
     assert not [line for line in ignored if line.strip("/") in ("explorer", "*.html", "index.html", "wasm")]
     assert 'wheel.packages = ["src/anymax"]' in (ROOT / "pyproject.toml").read_text()
@@ -91,7 +86,13 @@ def test_the_page_is_packed():
 # -- the kernels against Python, through Node ------------------------------------------------------------------------
 
 
-@node
+def prints(program):
+    """What a program on the page prints, and its names."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(program, scope := {})
+    return out.getvalue(), scope
+
+
 def test_every_map_of_the_library_is_on_the_page(maps):
     made = {key: eval(row["python"], {"anymax": anymax}) for key, row in maps.items()}
     from anymax.mappings import CATALOGUE
@@ -105,7 +106,6 @@ def test_every_map_of_the_library_is_on_the_page(maps):
         assert maps[key]["threshold"] == mapping.has_threshold, key
 
 
-@node
 def test_the_program_on_the_page_gives_the_numbers_on_the_page(ask, maps):
     """For every map: the page's numbers, from the compiled kernels, are those of the Python that the page hands out."""
     requests = [
@@ -154,28 +154,22 @@ def numbers_agree(found, wanted, x):
             assert np.allclose(here, value, rtol=1e-9, atol=1e-9 if quadrature else 1e-12, equal_nan=True), worst
 
 
-@node
 def test_the_whole_program_runs_and_prints(ask):
-    program = ask({"ask": "screen", "given": SCREENS["all settings"]})[0]["answer"]["program"]
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        exec(program, {})
-    assert "sparsemax\n  p: " in out.getvalue()
-    assert "gradient" in out.getvalue()
+    said, _ = prints(ask({"ask": "screen", "given": SCREENS["all settings"]})[0]["answer"]["program"])
+    assert "sparsemax\n  p: " in said
+    assert "gradient" in said
 
 
-@node
 def test_the_program_has_the_names(ask):
     program = ask({"ask": "screen", "given": SCREENS["names"]})[0]["answer"]["program"]
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        exec(program, scope := {})
+    said, scope = prints(program)
     assert scope["names"] == ["cat", "class 1", 'a "wild" \\owl ü']
     assert 'target = 2  # a "wild" \\owl ü' in program
     p = anymax.sparsemax([1.5, 0.2, -0.3])
     wanted = f'sparsemax\n  cat: {p[0]:.4g}, class 1: {p[1]:.4g}, a "wild" \\owl ü: {p[2]:.4g}\n'
-    assert wanted in out.getvalue()
+    assert wanted in said
 
 
-@node
 def test_the_draws_of_the_page(ask, maps):
     """Frequencies are the probabilities, within 5 standard deviations; no class of probability 0 is drawn; a seed is its draws."""
     given = {"x": [2.0, 1.0, 0.5, -1.0, -4.0], "maps": list(maps), "draws": 10_000, "seed": 3}
@@ -200,34 +194,21 @@ def test_the_draws_of_the_page(ask, maps):
     assert not any("drawn" in found for found in without.values())
 
 
-@node
 def test_the_address_has_the_draws(ask):
-    turned, plain, wrong = (
-        reply["answer"]
-        for reply in ask(
-            {"ask": "turn", "given": {"draws": 100, "seed": 7}},
-            {"ask": "turn", "given": {}},
-            {"ask": "hash", "text": "#draws=7&seed=x"},
-        )
-    )
+    given, bad = {"ask": "turn", "given": {"draws": 100, "seed": 7}}, {"ask": "hash", "text": "#draws=7&seed=x"}
+    turned, plain, wrong = (reply["answer"] for reply in ask(given, {"ask": "turn", "given": {}}, bad))
     assert (turned["state"]["draws"], turned["state"]["seed"], turned["complaints"]) == (100, 7, [])
     assert (plain["state"]["draws"], plain["state"]["seed"], plain["complaints"]) == (0, 1, [])
     assert len(wrong["complaints"]) == 2
     assert "one of 0, 1, 10, 100, 1000, 10000" in wrong["complaints"][0]
 
 
-@node
 def test_the_program_draws_too(ask):
-    program = ask(
-        {"ask": "screen", "given": {"draws": 100, "maps": ["sparsemax", "budget"], "focus": "sparsemax", "k": 2}}
-    )[0]["answer"]["program"]
-    with contextlib.redirect_stdout(io.StringIO()):
-        exec(program, scope := {})
-    results = scope["results"]
+    given = {"draws": 100, "maps": ["sparsemax", "budget"], "focus": "sparsemax", "k": 2}
+    results = prints(ask({"ask": "screen", "given": given})[0]["answer"]["program"])[1]["results"]
     assert [found["drawn"].sum() if "drawn" in found else None for found in results.values()] == [100, None]
 
 
-@node
 def test_pictures_are_those_of_python(ask, maps):
     settings = {"T": 0.8, "tilt": 0.3, "margin": 0.25, "k": 1}
     seen = lambda s: np.asarray(s) / 0.8 - 0.3 * np.log(np.arange(1, s.shape[-1] + 1))  # noqa: E731

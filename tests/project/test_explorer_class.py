@@ -11,15 +11,21 @@ from explorer_at_work import ADDRESS, ALL, DRAWN, RECORD, boxes, browser, click,
 
 import anymax
 
+pytestmark = [pytest.mark.whole, browser]
+
+
+@pytest.fixture
+def page(opened):
+    return opened
+
+
 # -- one screen ------------------------------------------------------------------------------------------------------
 
 
-@browser
 @pytest.mark.parametrize(
     ("maps", "sliders"), [("softmax,entmax,sparsemax", 4), (ALL, 10)], ids=["as it opens", "all maps"]
 )
-def test_sliders_and_bars_are_in_view_together(opened, maps, sliders):
-    page = opened
+def test_sliders_and_bars_are_in_view_together(page, maps, sliders):
     page.size(1280, 720)
     page.open(ADDRESS + f"#maps={maps}")
     found = boxes(page, ".slider input[type=range]")
@@ -30,9 +36,7 @@ def test_sliders_and_bars_are_in_view_together(opened, maps, sliders):
     assert min(bottom - top for _, top, _, bottom in boxes(page, ".stick")) > 80
 
 
-@browser
-def test_the_bars_of_all_cards_stand_on_one_line(opened):
-    page = opened
+def test_the_bars_of_all_cards_stand_on_one_line(page):
     page.open(ADDRESS + f"#maps={ALL}")
     rows = {}
     for card, canvas in zip(boxes(page, ".card"), boxes(page, ".card canvas")):
@@ -43,10 +47,8 @@ def test_the_bars_of_all_cards_stand_on_one_line(opened):
     assert page.js("document.querySelectorAll('.card .sign path').length") == 14
 
 
-@browser
 @pytest.mark.parametrize("width", [1280, 390])
-def test_no_word_is_cut_off(opened, width):
-    page = opened
+def test_no_word_is_cut_off(page, width):
     page.size(width, 844, phone=width == 390)
     page.open(
         ADDRESS + "#x=4,-4,3.99&maps=softmax,budget,sparsemax&focus=sparsemax&k=2&names=the%20brown%20fox,dog,cat"
@@ -55,15 +57,8 @@ def test_no_word_is_cut_off(opened, width):
     page.js(DRAWN)
     written = page.js("window.written")
     assert {"0.25", "1.00", "the brown fox", "3 of 3"} <= {one["text"] for one in written}
-    outside = [
-        one
-        for one in written
-        if one["left"] < -0.5
-        or one["right"] > one["width"] + 0.5
-        or one["top"] < 0
-        or one["bottom"] > one["height"] + 1
-    ]
-    assert not outside
+    across = [one for one in written if one["left"] < -0.5 or one["right"] > one["width"] + 0.5]
+    assert not across + [one for one in written if one["top"] < 0 or one["bottom"] > one["height"] + 1]
     ((left, top, right, bottom),) = boxes(page, "#board")
     aims, figures = boxes(page, ".aim"), boxes(page, ".stick .figure")
     assert len(figures) == 3
@@ -77,20 +72,14 @@ def test_no_word_is_cut_off(opened, width):
 # -- names, commas, entropies ----------------------------------------------------------------------------------------
 
 
-@browser
-def test_classes_have_names(opened):
-    page = opened
+def test_classes_have_names(page):
     page.js("document.getElementById('more').open = true; document.getElementById('names').focus()")
     page.type("cat, <b>dog</b>,fox")
     page.key("Tab")
     assert state(page)["names"] == "cat,<b>dog</b>,fox"
     assert page.js("[...document.querySelectorAll('.aim')].map((e) => e.textContent)") == [
-        "cat",
-        "<b>dog</b>",
-        "fox",
-        "3",
-        "4",
-    ]
+        "cat", "<b>dog</b>", "fox", "3", "4",
+    ]  # fmt: skip
     assert page.js("document.querySelector('.stick').ariaLabel") == "Score of cat"
     assert "cat: 0.90, <b>dog</b>: 0.10, fox: exactly 0, class 3: exactly 0" in page.js(
         "document.querySelector('.card[data-map=sparsemax] canvas').ariaLabel"
@@ -112,9 +101,7 @@ def test_classes_have_names(opened):
     assert state(page)["names"] == "cat,<b>dog</b>,fox"
 
 
-@browser
-def test_a_pasted_comma_is_asked_about(opened):
-    page = opened
+def test_a_pasted_comma_is_asked_about(page):
     before = state(page)["x"]
     page.js(
         "{ const given = new DataTransfer(); given.setData('text', '1,5 2,5');"
@@ -137,9 +124,7 @@ def test_a_pasted_comma_is_asked_about(opened):
     assert state(page)["x"] == "1.5,2.5"
 
 
-@browser
-def test_entropies_are_those_of_probabilities(opened):
-    page = opened
+def test_entropies_are_those_of_probabilities(page):
     page.open(ADDRESS + "#x=-1,-2,-0.5&maps=softmax,budget,relu&focus=budget&k=2&heat=entropy")
     for fact in ("Shannon", "Rényi 2", "Tsallis 1.5"):
         assert shown(page, "softmax", fact).replace(".", "").isdigit()
@@ -159,9 +144,7 @@ def test_entropies_are_those_of_probabilities(opened):
 # -- steps back ------------------------------------------------------------------------------------------------------
 
 
-@browser
-def test_undo_and_redo(opened):
-    page = opened
+def test_undo_and_redo(page):
     begun = state(page)
     assert [page.js(f"document.getElementById('{name}').ariaDisabled") for name in ("undo", "redo")] == ["true", "true"]
     x, y, (_, top, _, height) = middle(page, '.stick[data-at="3"]')
@@ -194,9 +177,7 @@ def test_undo_and_redo(opened):
 # -- the story -------------------------------------------------------------------------------------------------------
 
 
-@browser
-def test_the_story(opened):
-    page = opened
+def test_the_story(page):
     page.size(1280, 720)
     page.js("document.querySelector('.aim[data-aim=\"1\"]').click()")
     own = state(page)
@@ -250,9 +231,7 @@ def test_the_story(opened):
     assert (state(page)["x"], state(page).get("story")) == ("1,0,-1", None)
 
 
-@browser
-def test_the_story_stands_still_for_those_who_want_less_motion(opened):
-    page = opened
+def test_the_story_stands_still_for_those_who_want_less_motion(page):
     page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])
     page.open(ADDRESS + "#story=3")
     along = "Number(document.getElementById('story-along').value)"
@@ -268,9 +247,7 @@ def test_the_story_stands_still_for_those_who_want_less_motion(opened):
 # -- paper -----------------------------------------------------------------------------------------------------------
 
 
-@browser
-def test_paper_keeps_the_bars_and_holds_everything(opened):
-    page = opened
+def test_paper_keeps_the_bars_and_holds_everything(page):
     page.open(ADDRESS + f"#maps={ALL}")
     if page.js("document.documentElement.dataset.theme") != "dark":
         click(page, "theme")

@@ -13,13 +13,13 @@ matplotlib.use("agg")
 
 import matplotlib.pyplot as plt
 
+pytestmark = pytest.mark.whole
 GALLERY = Path(__file__).parents[2] / "docs" / "gallery"
 if not GALLERY.is_dir():
     pytest.skip("the pages are in the repository only", allow_module_level=True)
 EXAMPLES = sorted(GALLERY.glob("plot_*.py"))
 
 
-@pytest.mark.thin(5)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_draws(path):
     if "sklearn" in path.read_text(encoding="utf-8"):

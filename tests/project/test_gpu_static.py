@@ -7,7 +7,6 @@ sources that it was made of. Some of its kernels are compiled again.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,12 @@ from anymax.kernels import triton as engine
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
+    pytest.mark.whole,
     pytest.mark.skipif(isinstance(engine.load(), str), reason="triton can't be loaded"),
     pytest.mark.skipif(not (ROOT / "tools").exists(), reason="the tools are in the repository only"),
     pytest.mark.filterwarnings("ignore"),  # of the compiler
 ]
 if (ROOT / "tools").exists():
-    if str(ROOT) not in sys.path:
-        sys.path.append(str(ROOT))  # tools are no part of the package
     from tools import gpu_cases, gpu_static
 
 # -- the record -----------------------------------------------------------------------------------------------------------------------
@@ -68,7 +66,6 @@ class Pool:
         return map(function, jobs)
 
 
-@pytest.mark.whole
 def test_a_record_is_made_brought_up_to_date_and_told_apart_from_other_sources(
     tmp_path, monkeypatch, capsys, uninterpreted
 ):
@@ -207,7 +204,6 @@ CASES = {  # case -> programs that a multiprocessor holds, at least
 }
 
 
-@pytest.mark.whole(lambda name: name not in list(CASES)[:2])
 @pytest.mark.parametrize("name", CASES)
 def test_the_compilers_figures(name, rows, compiler):
     import triton

@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "gpu.py"
 pytestmark = [
+    pytest.mark.whole,
     pytest.mark.skipif(not TOOL.exists(), reason="the tools are in the repository only"),
     pytest.mark.skipif(not hasattr(os, "fork"), reason="it forks"),
 ]
@@ -28,16 +29,11 @@ def called(folder, *words):
     return out.stdout, [json.loads(line) for line in (folder / "cases.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.whole
 def test_a_dry_run_leaves_a_line_for_each_case_and_goes_on_where_it_stopped(tmp_path):
     words = (
-        "--stages",
-        "smoke,bench,check",
-        "--only",
-        "gpu (forward|loss)/(softmax|sparsemax_loss) 6x40 normal$",
-        "--budget",
-        "0.01",
-    )
+        "--stages", "smoke,bench,check", "--only", "gpu (forward|loss)/(softmax|sparsemax_loss) 6x40 normal$",
+        "--budget", "0.01",
+    )  # fmt: skip
     said, lines = called(tmp_path, *words)
     cases = [f"gpu {case} 6x40 normal" for case in ("forward/softmax", "loss/sparsemax_loss")]
     assert [line["case"] for line in lines] == [*cases, *cases, "crash"]
@@ -51,7 +47,6 @@ def test_a_dry_run_leaves_a_line_for_each_case_and_goes_on_where_it_stopped(tmp_
     assert "# bench: 0 cases" in again
 
 
-@pytest.mark.whole
 def test_a_dry_run_of_ragged_rows_and_output_layers(tmp_path):
     names = ["gpu ragged/sparsemax 60x9x2 Poisson both ways", "gpu output layer/softmax 12x90 trained 24 features"]
     only = f"({'|'.join(names)})$"
@@ -61,8 +56,7 @@ def test_a_dry_run_of_ragged_rows_and_output_layers(tmp_path):
     assert lines[-2]["peers"]["torch.scatter_reduce"]["ours_ms"] > 0
 
 
-def test_every_suite_of_kernels_runs_on_a_device(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
+def test_every_suite_of_kernels_runs_on_a_device():
     from tools import gpu
 
     suites = {path.name.removesuffix("_triton.py") for path in (ROOT / "tests" / "kernels").glob("*_triton.py")} - {
@@ -72,7 +66,6 @@ def test_every_suite_of_kernels_runs_on_a_device(monkeypatch):
     assert suites - {"sinkhorn"} == {suite for tool, suite in gpu.SANITIZED if tool == "memcheck"}  # it has no strides
 
 
-@pytest.mark.whole
 def test_tests_run_in_pieces(tmp_path):
     _, lines = called(tmp_path, "--stages", "parity", "--only", "test_logsumexp")
     (line,) = lines
@@ -97,8 +90,7 @@ gpu.run(jobs, pathlib.Path({str(tmp_path)!r}), 1, time.monotonic() + 30)
 # -- plans ------------------------------------------------------------------------------------------------------------------------
 
 
-def test_plans_around_one_serve_the_same_rows(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
+def test_plans_around_one_serve_the_same_rows():
     from anymax.kernels.triton.plans import Plan
     from tools import gpu_tune
 
@@ -116,7 +108,6 @@ def test_plans_around_one_serve_the_same_rows(monkeypatch):
             assert one.warps in {plan.warps // 2, plan.warps, plan.warps * 2}
 
 
-@pytest.mark.whole
 def test_the_plans_around_those_in_force_are_compiled_and_then_tuned(tmp_path):
     only = "rows (dense|truncated) 6x40 float32$"
     _, tuned = called(tmp_path, "--stages", "tune", "--only", only, "--budget", "0.01")

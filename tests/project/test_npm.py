@@ -25,8 +25,6 @@ if not SOURCES.exists():
 
 from tools import explorer, npm
 
-node = pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
-
 MAPS = {
     "softmax": (anymax.Softmax(), "softmax"),
     "sparsemax": (anymax.Sparsemax(), {"name": "sparsemax"}),
@@ -45,33 +43,9 @@ MAPS = {
 }
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """A folder in which `import "anymax"` finds the package, as npm puts it there."""
-    folder = tmp_path_factory.mktemp("project")
-    npm.make(folder / "node_modules" / "anymax")
-    return folder
-
-
-def run_node(folder, script, requests=()):
-    (folder / "script.mjs").write_text(script, encoding="utf-8")
-    done = subprocess.run(
-        ["node", folder / "script.mjs"], input=json.dumps(requests), capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def ask(installed):
-    (installed / "npm.mjs").write_bytes((Path(__file__).parent / "npm.mjs").read_bytes())
-    script = """
-    import { readFileSync } from "node:fs";
-    import { load } from "anymax";
-    import { answer } from "./npm.mjs";
-    console.log(JSON.stringify(await answer(load, JSON.parse(readFileSync(0, "utf8")))));
-    """
-    return lambda *requests: json.loads(run_node(installed, script, requests))
+def js(expression):
+    """What a request says by an expression of JavaScript."""
+    return {"js": expression}
 
 
 def sent(a):
@@ -81,10 +55,12 @@ def sent(a):
     return {"kind": kind, "numbers": [words.get(str(v), v) for v in a.ravel().astype(float).tolist()]}
 
 
-def got(reply, shape=None):
-    assert "refused" not in reply, reply
-    numbers = np.array([float(str(v).replace("Infinity", "inf")) for v in reply["numbers"]], reply["kind"][:-5].lower())
-    return numbers if shape is None else numbers.reshape(shape)
+def request(call, x, *more, of=None, **options):
+    """A call on an array, whose last axis has the classes, or on what is said of it; `of`: the map."""
+    if isinstance(x, np.ndarray):
+        options = {"classes": x.shape[-1], **options}
+        x = sent(x)
+    return {"call": call, "x": x, "more": list(more), "options": options} | ({} if of is None else {"map": of})
 
 
 def scores(dtype):
@@ -104,11 +80,143 @@ def wide(dtype):
     return np.random.default_rng(5).normal(0, 1, (3, 1000)).astype(dtype)
 
 
-def requests_of(call, x, more=(), **options):
-    return [
-        {"call": call, "map": given, "x": sent(x), "more": list(more), "options": {"classes": x.shape[-1], **options}}
-        for _, given in MAPS.values()
-    ]
+def for_loss(dtype):
+    x = scores(dtype)[:5]
+    x[4] = 1.0
+    return x
+
+
+ROWS = {"narrow": scores, "wide": wide}
+DTYPES = ("float32", "float64")
+TARGETS = np.array([0, 6, 2, 1, -100])
+SLOPE = np.random.default_rng(6).normal(0, 1, (6, 7))  # of what comes after the probabilities
+U = np.random.default_rng(7).random((12, 50))
+U[:, 0], U[:, 1] = 0.0, 1.0
+GAPS, NOISE_SCALE = [1.0, 8.0, 12.0, 30.0, 60.0, 150.0], 0.75
+FAR = {  # log p of the lower of two classes, `d` scales apart
+    "normal": lambda d: mp.ncdf(-d / mp.sqrt(2)),
+    "logistic": lambda d: (mp.exp(-d) * (d - 1) + mp.exp(-2 * d)) / (1 - mp.exp(-d)) ** 2,
+    "laplace": lambda d: mp.exp(-d) * (1 + d / 2) / 2,
+    "gumbel": lambda d: 1 / (1 + mp.exp(d)),
+}
+SEVERAL = np.array([0.0, -0.5, -25.0, 0.0, -40.0])
+OWN = {  # functions that are named for a map
+    "softmax": ({}, anymax.Softmax()),
+    "sparsemax": ({}, anymax.Sparsemax()),
+    "entmax": ({"alpha": 1.3}, anymax.Entmax(1.3)),
+    "sparseSoftmax": ({"k": 5}, anymax.SparseSoftmax(k=5)),
+}
+NOTHING = np.zeros(0, np.float32)
+EMPTY = {"apply": [], "logApply": [], "vjp": [sent(NOTHING)], "logVjp": [sent(NOTHING)], "loss": [[]], "sample": []}
+SAME_TARGETS = {  # integers of any size, as small ones
+    "[0n, 2n]": [0, 2],
+    "BigInt64Array.of(1n, -5n)": [1, -1],
+    "[-(2 ** 63) - 4096, 1]": [-1, 1],
+    "[-(2n ** 64n), 1]": [-1, 1],
+    "[-(2n ** 64n) + 1n, 1]": [-1, 1],
+}
+TWO_ROWS, SIX = np.array([[0.6, 0.5, 0.4], [2, 0, 1]]), sent(np.zeros(6, np.float32))
+WRONG_TARGETS = {
+    "[3n, 0]": "3", "[2n ** 64n, 0]": str(2**64), "[NaN, 0]": "NaN", "['1', 0]": "1", "[undefined, 0]": "undefined",
+    "[Symbol.iterator, 0]": "Symbol(",
+}  # fmt: skip
+WRONG = {  # words -> request
+    'there is no map "spasemax"; the maps are softmax, sparsemax, entmax': request("apply", SIX, of="spasemax"),
+    "alpha is -1; it has to be a finite number above 0": request("apply", SIX, of={"name": "entmax", "alpha": -1}),
+    "softmax: there is no option alpha; it takes none": request("apply", SIX, of={"name": "softmax", "alpha": 1}),
+    "k is undefined; it has to be a finite number above 0": request("apply", SIX, of="budget"),
+    "k is 7, and there are 6 classes": request("apply", SIX, of={"name": "budget", "k": 7}),
+    "give exactly one of k and p": request("apply", SIX, of="sparse_softmax"),
+    "order is 3; it has to be an even integer": request("apply", SIX, of={"name": "taylor", "order": 3}),
+    '"normal", "logistic"': request("apply", SIX, of={"name": "perturb_max", "noise": "cauchy"}),
+    "the scores are of the kind Array; give a Float32Array": request("softmax", [1, 2]),
+    "classes is 4 and there are 6 scores": request("softmax", SIX, classes=4),
+    "there is no option axis; the options are classes": request("softmax", SIX, axis=1),
+    "there are 2 targets and 3 rows": request("loss", SIX, [0, 1], of="softmax", classes=2),
+    "a target is 6; it has to be an integer below 6": request("loss", SIX, [6], of="softmax"),
+    "taylor has no Fenchel-Young loss": request("loss", SIX, [0], of="taylor"),
+    "sigsoftmax has none": request("threshold", SIX, of="sigsoftmax"),
+    "is Float64Array of 6 and the scores Float32Array of 6": request("vjp", SIX, sent(np.zeros(6)), of="softmax"),
+    "draws is -1": request("sample", SIX, of="softmax", draws=-1),
+    "scale is half": request("lossGradient", SIX, [0], of="softmax", scale="half"),
+    "random is 5; it has to be a function": request("sample", SIX, of="softmax", random=5),
+} | {
+    f"sample: random gave {value}; it has to give numbers from 0 to 1": request("sample", SIX, of="softmax", random=js(f"() => {value}"))
+    for value in ("NaN", "1.5", "-0.1", "undefined")
+} | {
+    f"a target is {said}": request("loss", TWO_ROWS, js(given), of="softmax") for given, said in WRONG_TARGETS.items()
+}  # fmt: skip
+
+
+def asked():
+    """Every request of this file, by the words of the test that asks it."""
+    for name, (_, given) in MAPS.items():
+        for dtype in DTYPES:
+            for rows, made in ROWS.items():
+                yield ("p", name, rows, dtype), request("apply", made(dtype), of=given)
+                yield ("log p", name, rows, dtype), request("logApply", made(dtype), of=given)
+            slope, x = sent(SLOPE.astype(dtype)), for_loss(dtype)
+            for call in ("vjp", "logVjp"):
+                yield (call, name, dtype), request(call, scores(dtype)[:6], slope, of=given)
+            yield ("loss", name, dtype), request("loss", x, TARGETS.tolist(), of=given)
+            yield ("lossGradient", name, dtype), request("lossGradient", x, TARGETS.tolist(), of=given, scale=0.25)
+            yield ("threshold", name, dtype), request("threshold", x, of=given)
+        yield ("drawn", name), request("sample", scores("float32"), of=given, draws=50, random=U.ravel().tolist())
+    for noise in FAR:
+        for dtype in DTYPES:
+            x = np.array([[0, -gap, -np.inf] for gap in GAPS], dtype)
+            of = {"name": "perturb_max", "noise": noise, "scale": NOISE_SCALE}
+            yield ("far below", noise, dtype), request("logApply", x, of=of)
+    yield "far below several", request("logApply", SEVERAL, of="perturb_max")
+    yield "not integrated", request("logApply", np.array([0.0, -1e5, -np.inf]), of="perturb_max")
+    yield from ((("own", call), request(call, wide("float64"), **given)) for call, (given, _) in OWN.items())
+    yield "logSoftmax", request("logSoftmax", wide("float64"))
+    yield "one row", request("softmax", sent(np.array([1.0, 2.0])))
+    yield from ((("empty", call), request(call, sent(NOTHING), *more, of="sparsemax")) for call, more in EMPTY.items())
+    for given, small in SAME_TARGETS.items():
+        yield ("target", given), request("loss", TWO_ROWS, js(given), of="softmax")
+        yield ("small target", given), request("loss", TWO_ROWS, small, of="softmax")
+    yield "a half", request("sample", np.array([0.6, 0.5, 0.4]), of="softmax", random=js("() => 0.5"))
+    yield from ((("wrong", words), wrong) for words, wrong in WRONG.items())
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder in which `import "anymax"` finds the package, as npm puts it there."""
+    folder = tmp_path_factory.mktemp("project")
+    npm.make(folder / "node_modules" / "anymax")
+    (folder / "npm.mjs").write_bytes((Path(__file__).parent / "npm.mjs").read_bytes())
+    return folder
+
+
+def run_node(folder, script, requests=()):
+    if shutil.which("node") is None:
+        pytest.skip("needs Node")
+    (folder / "script.mjs").write_text(script, encoding="utf-8")
+    done = subprocess.run(
+        ["node", folder / "script.mjs"], input=json.dumps(requests), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def replies(installed):
+    """The answers to all requests, in one run of Node."""
+    script = """
+    import { readFileSync } from "node:fs";
+    import { load } from "anymax";
+    import { answer } from "./npm.mjs";
+    console.log(JSON.stringify(await answer(load, JSON.parse(readFileSync(0, "utf8")))));
+    """
+    every = dict(asked())
+    return dict(zip(every, json.loads(run_node(installed, script, list(every.values()))), strict=True))
+
+
+def got(reply, shape=None):
+    assert "refused" not in reply, reply
+    numbers = np.array([float(str(v).replace("Infinity", "inf")) for v in reply["numbers"]], reply["kind"][:-5].lower())
+    return numbers if shape is None else numbers.reshape(shape)
 
 
 def reference(function, x, *more):
@@ -124,179 +232,143 @@ def close(found, wanted, dtype, what, scale=1.0):
     assert np.allclose(found, wanted, rtol=tolerance, atol=tolerance * scale, equal_nan=True), (what, found - wanted)
 
 
-@node
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_probabilities(ask, dtype):
-    for x in (scores(dtype), wide(dtype)):
-        replies = ask(*requests_of("apply", x), *requests_of("logApply", x))
-        for (name, (mapping, _)), reply, log in zip(MAPS.items(), replies, replies[len(MAPS) :], strict=False):
-            p, wanted = got(reply, x.shape), reference(functools.partial(anymax.apply, mapping), x)
-            close(p, wanted, dtype, name)
-            log_p, wanted_log = got(log, x.shape), reference(functools.partial(anymax.log_apply, mapping), x)
-            assert np.isneginf(log_p[np.isneginf(wanted_log)]).all(), name
-            if name in ("softmax", "entmax at 1"):
-                close(log_p, wanted_log, dtype, name, scale=100)
-            near = wanted > (1e-3 if name == "perturbed" else 1e-30 if dtype == "float32" else 1e-300)  # quadrature
-            close(log_p[near], wanted_log[near], dtype, name, scale=10_000 if name == "perturbed" else 100)
+each_map, each_dtype = pytest.mark.parametrize("name", MAPS), pytest.mark.parametrize("dtype", DTYPES)
 
 
-@node
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_gradients(ask, dtype):
-    x = scores(dtype)[:6]
-    g = np.random.default_rng(6).normal(0, 1, x.shape).astype(dtype)
-    replies = ask(*requests_of("vjp", x, [sent(g)]), *requests_of("logVjp", x, [sent(g)]))
-    for (name, (mapping, _)), reply in zip(MAPS.items(), replies, strict=False):
-        wanted = reference(lambda x, g: np.einsum("ri,rij->rj", g, anymax.jacobian(mapping, x)), x, g)  # noqa: B023
-        close(got(reply, x.shape), wanted, dtype, name, scale=10)
-    for (name, (mapping, _)), reply in zip(MAPS.items(), replies[len(MAPS) :], strict=True):
-
-        def pulled_back(x, g, mapping=mapping):
-            p = anymax.apply(mapping, x)
-            return np.einsum("ri,rij->rj", np.where(p > 0, g / np.where(p > 0, p, 1), 0), anymax.jacobian(mapping, x))
-
-        found, plain = (
-            got(reply, x.shape),
-            [0, 1, 3, 4, 5],
-        )  # in the other row p underflows, here and not in the kernels
-        assert np.isfinite(found).all(), name
-        close(found[plain], reference(pulled_back, x, g)[plain], dtype, name, scale=300)
+@each_map
+@each_dtype
+@pytest.mark.parametrize("rows", ROWS)
+def test_probabilities(replies, name, dtype, rows):
+    x, mapping = ROWS[rows](dtype), MAPS[name][0]
+    p, wanted = got(replies["p", name, rows, dtype], x.shape), reference(functools.partial(anymax.apply, mapping), x)
+    close(p, wanted, dtype, name)
+    log_p = got(replies["log p", name, rows, dtype], x.shape)
+    wanted_log = reference(functools.partial(anymax.log_apply, mapping), x)
+    assert np.isneginf(log_p[np.isneginf(wanted_log)]).all()
+    if name in ("softmax", "entmax at 1"):
+        close(log_p, wanted_log, dtype, name, scale=100)
+    near = wanted > (1e-3 if name == "perturbed" else 1e-30 if dtype == "float32" else 1e-300)  # quadrature
+    close(log_p[near], wanted_log[near], dtype, name, scale=10_000 if name == "perturbed" else 100)
 
 
-@node
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_losses(ask, dtype):
-    x, targets = scores(dtype)[:5], np.array([0, 6, 2, 1, -100])
-    x[4] = 1.0
-    options = {"scale": 0.25}
-    losses = ask(*requests_of("loss", x, [targets.tolist()]))
-    gradients = ask(*requests_of("lossGradient", x, [targets.tolist()], **options))
-    thresholds = ask(*requests_of("threshold", x))
-    for (name, (mapping, _)), reply, slope, tau in zip(MAPS.items(), losses, gradients, thresholds, strict=True):
-        has_loss = mapping.facts.has_potential and name != "budget"
-        assert ("refused" in reply) == ("refused" in slope) == (not has_loss), name
-        if has_loss:
-            wanted = reference(lambda x: anymax.fenchel_young(mapping, x, targets, reduction="none"), x)  # noqa: B023
-            close(got(reply), wanted, dtype, name, scale=50)
-            p = reference(functools.partial(anymax.apply, mapping), x)
-            wanted = 0.25 * (p - (targets[:, None] == np.arange(7))) * (targets >= 0)[:, None]
-            close(got(slope, x.shape), wanted, dtype, name)
-        assert ("refused" in tau) == (not mapping.has_threshold), name
-        if mapping.has_threshold:
-            close(got(tau), reference(lambda x: anymax.threshold(mapping, x).tau, x), dtype, name, scale=10)  # noqa: B023
+@pytest.mark.whole
+@each_map
+@each_dtype
+def test_gradients(replies, name, dtype):
+    mapping, x, g = MAPS[name][0], scores(dtype)[:6], SLOPE.astype(dtype)
+    wanted = reference(lambda x, g: np.einsum("ri,rij->rj", g, anymax.jacobian(mapping, x)), x, g)
+    close(got(replies["vjp", name, dtype], x.shape), wanted, dtype, name, scale=10)
+
+    def pulled_back(x, g):
+        p = anymax.apply(mapping, x)
+        return np.einsum("ri,rij->rj", np.where(p > 0, g / np.where(p > 0, p, 1), 0), anymax.jacobian(mapping, x))
+
+    found, plain = got(replies["logVjp", name, dtype], x.shape), [0, 1, 3, 4, 5]  # p underflows in the other row, here
+    assert np.isfinite(found).all()
+    close(found[plain], reference(pulled_back, x, g)[plain], dtype, name, scale=300)
 
 
-@node
-def test_draws_are_an_inversion(ask):
-    """A number draws the first class whose cumulative sum exceeds it, never one of probability 0; a row without a class draws -1."""
-    x = scores("float32")
-    u = np.random.default_rng(7).random((len(x), 50))
-    u[:, 0], u[:, 1] = 0.0, 1.0
-    for (name, (mapping, _)), reply in zip(
-        MAPS.items(), ask(*requests_of("sample", x, draws=50, random=u.ravel().tolist())), strict=True
-    ):
-        drawn = got(reply, u.shape)
+@pytest.mark.whole
+@each_map
+@each_dtype
+def test_losses(replies, name, dtype):
+    mapping, x = MAPS[name][0], for_loss(dtype)
+    reply, slope, tau = (replies[call, name, dtype] for call in ("loss", "lossGradient", "threshold"))
+    has_loss = mapping.facts.has_potential and name != "budget"
+    assert ("refused" in reply) == ("refused" in slope) == (not has_loss)
+    if has_loss:
+        wanted = reference(lambda x: anymax.fenchel_young(mapping, x, TARGETS, reduction="none"), x)
+        close(got(reply), wanted, dtype, name, scale=50)
         p = reference(functools.partial(anymax.apply, mapping), x)
-        for row, numbers, classes in zip(p, u, drawn, strict=True):
-            if not row.sum() > 0:
-                assert (classes == -1).all(), name
-                continue
-            assert (row[classes] > 0).all(), name
-            upto = np.cumsum(row) / row.sum()
-            at = np.clip(numbers, 0, 1 - 1e-12)
-            low = np.where(classes > 0, upto[np.maximum(classes - 1, 0)], 0)
-            assert ((low <= at + 1e-6) & (at <= upto[classes] + 1e-6)).all(), name
+        wanted = 0.25 * (p - (TARGETS[:, None] == np.arange(7))) * (TARGETS >= 0)[:, None]
+        close(got(slope, x.shape), wanted, dtype, name)
+    assert ("refused" in tau) == (not mapping.has_threshold)
+    if mapping.has_threshold:
+        close(got(tau), reference(lambda x: anymax.threshold(mapping, x).tau, x), dtype, name, scale=10)
 
 
-@node
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_log_p_of_a_perturbed_class_far_below_another(ask, dtype):
+@each_map
+def test_draws_are_an_inversion(replies, name):
+    """A number draws the first class whose cumulative sum exceeds it, never one of probability 0; a row without a class draws -1."""
+    drawn = got(replies["drawn", name], U.shape)
+    p = reference(functools.partial(anymax.apply, MAPS[name][0]), scores("float32"))
+    for row, numbers, classes in zip(p, U, drawn, strict=True):
+        if not row.sum() > 0:
+            assert (classes == -1).all()
+            continue
+        assert (row[classes] > 0).all()
+        upto = np.cumsum(row) / row.sum()
+        at = np.clip(numbers, 0, 1 - 1e-12)
+        low = np.where(classes > 0, upto[np.maximum(classes - 1, 0)], 0)
+        assert ((low <= at + 1e-6) & (at <= upto[classes] + 1e-6)).all()
+
+
+@each_dtype
+@pytest.mark.parametrize("noise", FAR)
+def test_log_p_of_a_perturbed_class_far_below_another(replies, noise, dtype):
     """p of such a class is 0 in double precision, and log p is finite: of two classes it has a closed form."""
-    formulas = {
-        "normal": lambda d: mp.ncdf(-d / mp.sqrt(2)),
-        "logistic": lambda d: (mp.exp(-d) * (d - 1) + mp.exp(-2 * d)) / (1 - mp.exp(-d)) ** 2,
-        "laplace": lambda d: mp.exp(-d) * (1 + d / 2) / 2,
-        "gumbel": lambda d: 1 / (1 + mp.exp(d)),
-    }
-    scale, gaps = 0.75, np.array([1.0, 8.0, 12.0, 30.0, 60.0, 150.0], dtype)
-    x = np.stack([0 * gaps, -gaps, np.full_like(gaps, -np.inf)], -1)
-    more = {"x": sent(x), "options": {"classes": 3}}
-    replies = ask(
-        *({"call": "logApply", "map": {"name": "perturb_max", "noise": n, "scale": scale}, **more} for n in formulas)
-    )
-    for (noise, formula), reply in zip(formulas.items(), replies, strict=True):
-        log_p = got(reply, x.shape)
-        wanted = [float(mp.log(formula(mp.mpf(float(d)) / scale))) for d in gaps]
-        np.testing.assert_allclose(log_p[:, 1], wanted, rtol=1e-4, atol=1e-5, err_msg=noise)
-        assert np.isneginf(log_p[:, 2]).all()
+    log_p = got(replies["far below", noise, dtype], (len(GAPS), 3))
+    wanted = [float(mp.log(FAR[noise](mp.mpf(d) / NOISE_SCALE))) for d in GAPS]
+    np.testing.assert_allclose(log_p[:, 1], wanted, rtol=1e-4, atol=1e-5)
+    assert np.isneginf(log_p[:, 2]).all()
 
 
-@node
-def test_log_p_of_a_perturbed_class_far_below_several(ask):
-    x = np.array([0.0, -0.5, -25.0, 0.0, -40.0])
-    [reply] = ask({"call": "logApply", "map": "perturb_max", "x": sent(x)})
+@pytest.mark.whole
+def test_log_p_of_a_perturbed_class_far_below_several(replies):
+    x = SEVERAL
     with mp.workdps(30):
 
         def density(u, i):
             return mp.npdf(u - x[i]) * mp.fprod(mp.ncdf(u - v) for j, v in enumerate(x) if j != i)
 
         wanted = [float(mp.log(mp.quad(lambda u, i=i: density(u, i), range(-36, 12, 3)))) for i in range(5)]
-    np.testing.assert_allclose(got(reply), wanted, rtol=1e-5)
+    np.testing.assert_allclose(got(replies["far below several"]), wanted, rtol=1e-5)
 
 
-@node
-def test_log_p_far_below_what_is_integrated_is_finite(ask):
-    [reply] = ask({"call": "logApply", "map": "perturb_max", "x": sent(np.array([0.0, -1e5, -np.inf]))})
-    log_p = got(reply)
+def test_log_p_far_below_what_is_integrated_is_finite(replies):
+    log_p = got(replies["not integrated"])
     assert -1e11 < log_p[1] < -1e4
     assert np.isneginf(log_p[2])
 
 
-@node
-def test_integers_of_any_size_are_targets(installed):
-    script = """
-    import { load } from "anymax";
-    const { loss } = await load(), x = Float64Array.of(0.6, 0.5, 0.4, 2, 0, 1), classes = 3;
-    const of = (targets) => {
-      try { return Array.from(loss("softmax", x, targets, { classes })); } catch (error) { return error.message; }
-    };
-    const same = (a, b) => JSON.stringify(of(a)) === JSON.stringify(of(b));
-    console.log(JSON.stringify([
-      same([0n, 2n], [0, 2]), same(BigInt64Array.of(1n, -5n), [1, -1]), same([-(2 ** 63) - 4096, 1], [-1, 1]),
-      same([-(2n ** 64n), 1], [-1, 1]), same([-(2n ** 64n) + 1n, 1], [-1, 1]),
-      of([3n, 0]), of([2n ** 64n, 0]), of([NaN, 0]), of(["1", 0]), of([undefined, 0]), of([Symbol.iterator, 0]),
-    ]));
-    """
-    *right, over, far, nan, word, nothing, symbol = json.loads(run_node(installed, script))
-    assert right == [True] * 5
-    for said, value in (
-        (over, "3"),
-        (far, str(2**64)),
-        (nan, "NaN"),
-        (word, "1"),
-        (nothing, "undefined"),
-        (symbol, "Symbol("),
-    ):
-        assert f"a target is {value}" in said
+@pytest.mark.parametrize("given", SAME_TARGETS)
+def test_integers_of_any_size_are_targets(replies, given):
+    assert got(replies["target", given]).tolist() == got(replies["small target", given]).tolist()
 
 
-@node
-def test_random_numbers_are_numbers(installed):
-    script = """
-    import { load } from "anymax";
-    const { sample } = await load(), x = Float64Array.of(0.6, 0.5, 0.4), told = [];
-    for (const random of [() => NaN, () => 1.5, () => -0.1, () => undefined, () => 0.5, 5]) {
-      try { told.push(Array.from(sample("softmax", x, { random }))); } catch (error) { told.push(error.message); }
-    }
-    console.log(JSON.stringify(told));
-    """
-    *wrong, right, number = json.loads(run_node(installed, script))
-    assert right == [1]
-    for said, value in zip(wrong, ("NaN", "1.5", "-0.1", "undefined"), strict=True):
-        assert said == f"sample: random gave {value}; it has to give numbers from 0 to 1"
-    assert "random is 5; it has to be a function" in number
+def test_a_number_draws_a_class(replies):
+    assert got(replies["a half"]).tolist() == [1]
 
 
+@pytest.mark.parametrize("call", OWN)
+def test_names_of_their_own(replies, call):
+    x = wide("float64")
+    wanted = reference(functools.partial(anymax.apply, OWN[call][1]), x)
+    close(got(replies["own", call], x.shape), wanted, "float64", call)
+
+
+def test_log_softmax_and_one_row(replies):
+    x = wide("float64")
+    close(got(replies["logSoftmax"], x.shape), reference(anymax.log_softmax, x), "float64", "logSoftmax")
+    close(got(replies["one row"]), anymax.softmax(np.array([1.0, 2.0])), "float64", "one row")
+
+
+@pytest.mark.parametrize("call", EMPTY)
+def test_nothing_gives_nothing(replies, call):
+    assert got(replies["empty", call]).size == 0
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_what_is_refused(replies, words):
+    reply = replies["wrong", words]
+    assert words in reply.get("refused", reply)
+    assert reply["kind"] in ("TypeError", "RangeError")
+
+
+# -- the package as it is made, at work ------------------------------------------------------------------------------
+
+
+@pytest.mark.whole
 def test_a_folder_of_others_is_not_emptied(tmp_path):
     """`--out` names a folder, and an error in it must not cost its files."""
     npm.make(tmp_path / "npm")
@@ -316,68 +388,7 @@ def test_a_folder_of_others_is_not_emptied(tmp_path):
     assert {file.name for file in (tmp_path / "empty").iterdir()} == {*npm.WRITTEN, *npm.MADE}
 
 
-@node
-def test_names_of_their_own(ask):
-    x = wide("float64")
-    shape = {"x": sent(x), "options": {"classes": 1000}}
-    calls = {
-        "softmax": ({}, anymax.Softmax()),
-        "sparsemax": ({}, anymax.Sparsemax()),
-        "entmax": ({"alpha": 1.3}, anymax.Entmax(1.3)),
-        "sparseSoftmax": ({"k": 5}, anymax.SparseSoftmax(k=5)),
-    }
-    replies = ask(*({**shape, "call": call, "options": {"classes": 1000, **own}} for call, (own, _) in calls.items()))
-    for reply, (_, mapping) in zip(replies, calls.values(), strict=True):
-        close(got(reply, x.shape), reference(functools.partial(anymax.apply, mapping), x), "float64", mapping.name)
-    [logs, plain] = ask({**shape, "call": "logSoftmax"}, {"call": "softmax", "x": sent(np.array([1.0, 2.0]))})
-    close(got(logs, x.shape), reference(anymax.log_softmax, x), "float64", "logSoftmax")
-    close(got(plain), anymax.softmax(np.array([1.0, 2.0])), "float64", "one row")
-
-
-@node
-def test_nothing_gives_nothing(ask):
-    for call, more in (
-        ("apply", []),
-        ("logApply", []),
-        ("vjp", ["x"]),
-        ("logVjp", ["x"]),
-        ("loss", [[]]),
-        ("sample", []),
-    ):
-        empty = sent(np.zeros(0, np.float32))
-        [reply] = ask({"call": call, "map": "sparsemax", "x": empty, "more": [empty if m == "x" else m for m in more]})
-        assert got(reply).size == 0, call
-
-
-@node
-def test_what_is_refused(ask):
-    x = sent(np.zeros(6, np.float32))
-    wrong = {
-        "there is no map \"spasemax\"; the maps are softmax, sparsemax, entmax": {"call": "apply", "map": "spasemax", "x": x},
-        "alpha is -1; it has to be a finite number above 0": {"call": "apply", "map": {"name": "entmax", "alpha": -1}, "x": x},
-        "softmax: there is no option alpha; it takes none": {"call": "apply", "map": {"name": "softmax", "alpha": 1}, "x": x},
-        "k is undefined; it has to be a finite number above 0": {"call": "apply", "map": "budget", "x": x},
-        "k is 7, and there are 6 classes": {"call": "apply", "map": {"name": "budget", "k": 7}, "x": x},
-        "give exactly one of k and p": {"call": "apply", "map": "sparse_softmax", "x": x},
-        "order is 3; it has to be an even integer": {"call": "apply", "map": {"name": "taylor", "order": 3}, "x": x},
-        '"normal", "logistic"': {"call": "apply", "map": {"name": "perturb_max", "noise": "cauchy"}, "x": x},
-        "the scores are of the kind Array; give a Float32Array": {"call": "softmax", "x": [1, 2]},
-        "classes is 4 and there are 6 scores": {"call": "softmax", "x": x, "options": {"classes": 4}},
-        "there is no option axis; the options are classes": {"call": "softmax", "x": x, "options": {"axis": 1}},
-        "there are 2 targets and 3 rows": {"call": "loss", "map": "softmax", "x": x, "more": [[0, 1]], "options": {"classes": 2}},
-        "a target is 6; it has to be an integer below 6": {"call": "loss", "map": "softmax", "x": x, "more": [[6]]},
-        "taylor has no Fenchel-Young loss": {"call": "loss", "map": "taylor", "x": x, "more": [[0]]},
-        "sigsoftmax has none": {"call": "threshold", "map": "sigsoftmax", "x": x},
-        "is Float64Array of 6 and the scores Float32Array of 6": {"call": "vjp", "map": "softmax", "x": x, "more": [sent(np.zeros(6))]},
-        "draws is -1": {"call": "sample", "map": "softmax", "x": x, "options": {"draws": -1}},
-        "scale is half": {"call": "lossGradient", "map": "softmax", "x": x, "more": [[0]], "options": {"scale": "half"}},
-    }  # fmt: skip
-    for (words, _), reply in zip(wrong.items(), ask(*wrong.values()), strict=True):
-        assert words in reply.get("refused", reply), (words, reply)
-        assert reply["kind"] in ("TypeError", "RangeError"), words
-
-
-@node
+@pytest.mark.whole
 def test_the_readme_prints_what_it_says(installed):
     blocks = re.findall(r"```js\n(.*?)```", (SOURCES / "README.md").read_text(encoding="utf-8"), flags=re.S)
     assert len(blocks) == 2
@@ -388,7 +399,6 @@ def test_the_readme_prints_what_it_says(installed):
         )
 
 
-@node
 def test_many_calls_leave_the_memory_as_it_is(installed):
     """What a call takes of the engine's memory it gives back, an error or not; memory that grows leaves results of before as they are."""
     script = """
@@ -413,12 +423,13 @@ def test_many_calls_leave_the_memory_as_it_is(installed):
     assert json.loads(run_node(installed, script)) == [True] * 5
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(chromium.path() is None, reason="needs Chromium")
 def test_in_chromium(installed):
     """The module for browsers fetches the engine from beside it, and answers as in Node."""
     x = scores("float32")
-    requests = [*requests_of("apply", x), *requests_of("sample", x, draws=2, random=[0.3] * 24)]
-    (installed / "npm.mjs").write_bytes((Path(__file__).parent / "npm.mjs").read_bytes())
+    requests = [request("apply", x, of=given) for _, given in MAPS.values()]
+    requests += [request("sample", x, of=given, draws=2, random=[0.3] * 24) for _, given in MAPS.values()]
     (installed / "index.html").write_text(
         '<!doctype html><script type="importmap">{"imports": {"anymax": "./node_modules/anymax/browser.mjs"}}</script>'
         '<script type="module">import { load } from "anymax"; import { answer } from "./npm.mjs";'
@@ -463,7 +474,7 @@ def test_the_package_knows_every_map_of_the_kernels(installed):
     assert names == set(re.findall(r"^\| `(\w+)` \|", (SOURCES / "README.md").read_text(encoding="utf-8"), flags=re.M))
 
 
-@node
+@pytest.mark.whole
 def test_the_types_name_every_function(installed):
     script = 'import { load } from "anymax"; console.log(JSON.stringify(Object.keys(await load())));'
     types = (SOURCES / "anymax.d.ts").read_text(encoding="utf-8").partition("interface Anymax")[2]
@@ -471,6 +482,7 @@ def test_the_types_name_every_function(installed):
     assert sorted(named) == sorted(json.loads(run_node(installed, script)))
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
 def test_the_archive_has_what_it_should(tmp_path, capsys):
     npm.make(tmp_path / "npm")

@@ -1,4 +1,4 @@
-"""What is installed: names, version, import time, pins that must agree."""
+"""What is installed and what a release sends: version, import time, pins that must agree, the library, wheels, the conda recipe."""
 
 import ctypes
 import fnmatch
@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,38 +17,19 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import anymax
-from anymax.kernels import library, link
-from anymax.mappings import CATALOGUE
+from anymax.kernels import library
 
 ROOT = Path(__file__).parents[2]
+if not (ROOT / "tools" / "wheel.py").exists():
+    pytest.skip("only in the repository", allow_module_level=True)
 
-PUBLIC = """
-    Mapping Separable RatioMap Facts Noise Sinkhorn
-    apply log_apply softmax log_softmax logsumexp sparsemax entmax entmax15 taylor_softmax sparse_softmax sigsoftmax
-    perturb_max normmax budget threshold
-    fenchel_young nll cross_entropy sparsemax_loss entmax_loss entmax15_loss sparse_softmax_loss taylor_softmax_loss normmax_loss
-    perturb_max_loss accuracy_loss smoothed_nll stop_gradient_loss multilabel_softmax_loss margin_loss
-    transforms margins temperature mask prior normalize topk topp minp cosine compose mix
-    sample gumbel_max gumbel_softmax
-    soft_rank soft_sort soft_permutation
-    attention attention_varlen linear_attention LinearState
-    Segments segment_apply segment_log_apply segment_logsumexp segment_threshold segment_loss segment_sample segment_entropy
-    segment_support linear_loss linear_log_prob linear_log_prob_entropy linear_topk_kl contrastive_loss
-    log_prob log_prob_entropy topk_kl
-    jacobian entropy support facts logit_gap check_mapping
-    choose explain explain_attention use show_config __version__
-""".split()
-MOST = 110  # names in the root; what is rarer is in its module
-MOVED = {
-    "transforms": "epsilon_cutoff eta logit_bias repetition_penalty scalable topnsigma typical xtc",
-    "sampling": "gumbel_topk perturb_argmax speculative_accept topk_log_prob",
-    "likelihood": "kl",
-    "inspection": "jacobian_norm",
-    "kernels": "warm_up",
-    "thresholds": "Threshold",
-    "linear": "linear_threshold",
-}
-TRANSFORMS = "temperature mask prior normalize topk topp minp scalable cosine compose mix".split()
+from tools import conda, npm, wheel
+
+pytestmark = pytest.mark.whole
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
 
 
 def run(code: str, **environment: str) -> str:
@@ -58,42 +40,19 @@ def run(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def test_public_names_are_these():
-    """A name that comes or goes is a decision: it belongs in this list and in the changelog. The maps are those of the catalogue."""
-    assert sorted(anymax.__all__) == sorted([*PUBLIC, *(kind.__name__ for kind in CATALOGUE)])
-    assert all(hasattr(anymax.transforms, name) for name in TRANSFORMS)
-
-
-def test_the_root_is_small_and_says_where_its_former_names_are():
-    assert len(anymax.__all__) <= MOST
-    for home, names in MOVED.items():
-        for name in names.split():
-            assert getattr(getattr(anymax, home), name).__name__ == name
-            with pytest.raises(AttributeError, match=rf"anymax\.{name} is now anymax\.{home}\.{name}$"):
-                getattr(anymax, name)
-
-
-def test_public_names_exist():
-    for name in anymax.__all__:
-        assert hasattr(anymax, name), name
-    assert {"hf", "nn", "plot"} <= set(dir(anymax)) - set(anymax.__all__), "a star import must not load a framework"
-
-
-def test_dir_shows_only_public_names_that_exist():
-    assert set(anymax.__all__) <= set(dir(anymax))
-
-
-@pytest.mark.skipif(not (ROOT / "CHANGELOG.md").exists(), reason="only in the repository")
-def test_other_files_name_the_same_version():
-    """Those that a release has to change; GOVERNANCE.md says so."""
+def test_everything_that_is_sent_names_the_same_version():
+    """GOVERNANCE.md says what a release has to change."""
+    recipe, package = read("packaging/conda/recipe.yaml"), read("packaging/npm/package.json")
     assert f"\nversion: {anymax.__version__}\n" in read("CITATION.cff")
-    assert f'version: "{anymax.__version__}"' in read("packaging/conda/recipe.yaml")
+    assert f'version: "{anymax.__version__}"' in recipe
+    assert f'"version": "{anymax.__version__}"' in package
+    assert '  "files": ["*.mjs", "*.d.ts", "anymax.wasm", "NOTICE.txt"]' in package
+    assert {path.name for path in npm.SOURCES.iterdir()} == set(npm.WRITTEN)
     wanted = re.findall(
         r'"(numpy|array-api-compat)(\S+)"', re.search(r"^dependencies = (.*)$", read("pyproject.toml"), flags=re.M)[1]
     )
     assert len(wanted) == 2
-    for name, bound in wanted:
-        assert f"- {name} {bound}\n" in read("packaging/conda/recipe.yaml")
+    assert all(f"- {name} {bound}\n" in recipe for name, bound in wanted)
 
 
 def test_version_is_single_sourced():
@@ -101,9 +60,7 @@ def test_version_is_single_sourced():
 
     assert anymax.__version__ == __version__
     assert importlib.metadata.version("anymax") == __version__
-    changelog = ROOT / "CHANGELOG.md"
-    if changelog.exists():
-        assert f"## [{__version__}]" in changelog.read_text(encoding="utf-8")
+    assert f"## [{__version__}]" in read("CHANGELOG.md")
 
 
 def test_import_loads_no_framework_and_no_extra():
@@ -136,16 +93,12 @@ def test_package_says_that_it_is_typed():
     assert (Path(anymax.__file__).parent / "py.typed").exists()
 
 
-@pytest.mark.skipif(not (ROOT / ".pre-commit-config.yaml").exists(), reason="only in the repository")
 def test_pins_agree():
-    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    pyproject, hooks = read("pyproject.toml"), read(".pre-commit-config.yaml")
     for tool, repository in (("ruff", "ruff-pre-commit"), ("pyright", "pyright-python")):
         pin = re.search(rf'"{tool}(?:\[\w+\])?==([\d.]+)"', pyproject)
         rev = re.search(rf"{repository}\n\s+rev: v([\d.]+)", hooks)
-        assert pin
-        assert rev
-        assert pin[1] == rev[1]
+        assert pin[1] == rev[1], tool
 
 
 def test_constraints_pin_every_dependency():
@@ -167,7 +120,6 @@ def test_constraints_pin_every_dependency():
 
 
 def workflows() -> dict[str, str]:
-    read("constraints.txt")  # only in the repository
     return {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / ".github" / "workflows").glob("*.yml")}
 
 
@@ -193,14 +145,11 @@ def test_actions_are_pinned_by_digest():
 def test_nothing_is_published_before_the_tests():
     yaml = pytest.importorskip("yaml")
     jobs = yaml.safe_load(workflows()["wheels"])["jobs"]
-    publishing = {
-        name: job
-        for name, job in jobs.items()
-        if any(
-            "pypi-publish" in step.get("uses", "") or "npm publish" in step.get("run", "")
-            for step in job.get("steps", ())
-        )
-    }
+
+    def publishes(step):
+        return "pypi-publish" in step.get("uses", "") or "npm publish" in step.get("run", "")
+
+    publishing = {name: job for name, job in jobs.items() if any(map(publishes, job.get("steps", ())))}
     assert set(publishing) == {"publish", "publish-npm"}
     on_a_tag = "startsWith(github.ref, 'refs/tags/v')"
     for job in publishing.values():
@@ -235,13 +184,6 @@ def test_what_is_published_is_built_with_the_date_of_its_commit():
 # -- the compiled library ---------------------------------------------------------------------------------------------------
 
 
-def read(name: str) -> str:
-    path = ROOT / name
-    if not path.exists():
-        pytest.skip(f"{name} is only in the repository")
-    return path.read_text(encoding="utf-8")
-
-
 def test_the_library_is_found_where_it_lies(monkeypatch, tmp_path):
     """An editable install has two folders, that of the sources and that of the library; no library is no error."""
     folders = [tmp_path / "sources", tmp_path / "compiled"]
@@ -249,11 +191,8 @@ def test_the_library_is_found_where_it_lies(monkeypatch, tmp_path):
         folder.mkdir()
     monkeypatch.delenv("ANYMAX_LIBRARY", raising=False)
     monkeypatch.delitem(sys.modules, "anymax._engine", raising=False)
-    monkeypatch.setattr(
-        sys,
-        "meta_path",
-        [f for f in sys.meta_path if "Editable" not in type(f).__name__ and "Scikit" not in type(f).__name__],
-    )
+    finders = [f for f in sys.meta_path if not re.search("Editable|Scikit", type(f).__name__)]
+    monkeypatch.setattr(sys, "meta_path", finders)
     monkeypatch.setattr(anymax, "__path__", [str(folder) for folder in folders])
     assert library.path() is None
     file = folders[1] / f"_engine{importlib.machinery.EXTENSION_SUFFIXES[0]}"
@@ -301,33 +240,6 @@ def test_the_library_is_that_of_the_header():
     assert not [name for name in names if not hasattr(opened, name)]
 
 
-def test_the_codes_of_python_are_those_of_the_header():
-    header = read("csrc/anymax.h")
-
-    def codes(kind):
-        body = re.search(rf"enum anymax_{kind} \{{(.*?)\}};", header, flags=re.S)[1]
-        return [
-            name.lower()
-            for name in re.findall(r"ANYMAX_(?!MAPS|OPS)(\w+) = \d+", re.sub(r"/\*.*?\*/", "", body, flags=re.S))
-        ]
-
-    assert [name.replace("perturb_max", "perturb") for name in link.MAPS] == codes("map")
-    assert list(link.MAPS.values()) == list(range(len(link.MAPS)))
-    assert list(link.NOISES) == codes("noise")
-    assert len(link.CODES) == len(codes("op"))
-    assert list(link.CODES.values()) == list(range(len(link.CODES)))
-    rows = re.findall(r"^    \{ANYMAX_\w+, (.*)\},", read("csrc/maps.hpp"), flags=re.M)
-    assert len(rows) == len(link.MAPS)
-    for name, row in zip(link.MAPS, rows, strict=True):
-        _, family, low, high, _, _, log, _, *slope = row.split(", ")
-        assert family.lower() == link.KINDS[name].family, name
-        assert log == str(link.KINDS[name].log).lower(), name
-        assert (slope == ["true"]) == (name in link.WITH_SLOPE), name
-        if name in link.RANGES:
-            assert float(low) <= max(link.RANGES[name][0], 1.0000000000000002 * (name == "normmax")), name
-            assert float(high) >= link.RANGES[name][1], name
-
-
 def test_the_wheel_is_for_any_python():
     """With the library for any Python from 3.11 on, on this platform; without it for any machine as well."""
     wheel = importlib.metadata.distribution("anymax").read_text("WHEEL")
@@ -348,39 +260,97 @@ def test_the_sources_of_the_library_are_shipped():
     needed = [Path("CMakeLists.txt"), Path("pyproject.toml"), Path("LICENSE"), Path("README.md")]
     needed += [path.relative_to(ROOT) for name in ("csrc", "cmake", "src") for path in (ROOT / name).rglob("*.[chp]*")]
     assert {"csrc", "cmake", "src"} <= {path.parts[0] for path in needed}
-    assert not [
-        (str(path), pattern)
-        for path in needed
-        for pattern in patterns
-        if "__pycache__" not in path.parts and any(fnmatch.fnmatch(part, pattern) for part in path.parts)
-    ]
+    sent = [path for path in needed if "__pycache__" not in path.parts]
+    assert not [(path, p) for path in sent for p in patterns if any(fnmatch.fnmatch(part, p) for part in path.parts)]
 
 
-def test_cmake_names_every_source_and_no_other():
-    cmake = read("CMakeLists.txt")
-    named = set(re.findall(r"(?:csrc/doors|cmake)/\w+\.cpp", cmake))
-    assert 'csrc/units/*.cpp"' in cmake
-    assert 'csrc/doors/python/*.cpp"' in cmake
-    named |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc").glob("units/*.cpp")}
-    assert named == {
-        path.relative_to(ROOT).as_posix()
-        for files in ("csrc/doors/*.cpp", "csrc/units/*.cpp", "cmake/*.cpp")
-        for path in ROOT.glob(files)
+# -- what a release sends -------------------------------------------------------------------------------------------------
+
+
+def made(folder, name="cp311-abi3-manylinux_2_28_x86_64", without=(), **more):
+    """A wheel with as much in it as the checks ask for."""
+    path = folder / f"anymax-{anymax.__version__}-{name}.whl"
+    files = dict.fromkeys((*wheel.OWED, f"anymax-{anymax.__version__}.dist-info/licenses/LICENSE"), "")
+    files |= {"anymax/_engine.abi3.so": ""} | {
+        key.replace("__", "/").replace("_dot_", "."): v for key, v in more.items()
     }
+    with zipfile.ZipFile(path, "w") as file:
+        for one, text in files.items():
+            if one not in without:
+                file.writestr(one, text)
+    return path
 
 
-def test_the_units_of_cmake_are_those_of_the_dispatcher():
-    cmake, cross = read("CMakeLists.txt"), read("tools/cross.sh")
-    flags = {
-        name: options.split() for name, options in re.findall(r"^set\(ANYMAX_FLAGS_(\w+) ?(.*)\)$", cmake, flags=re.M)
-    }
-    built = {unit for line in re.findall(r"set\(candidates (.*)\)", cmake) for unit in line.upper().split()}
-    known = set(re.findall(r"defined\(ANYMAX_HAVE_(\w+)\)", read("csrc/doors/abi.cpp")))
-    assert set(flags) == built
-    assert known == built | {"SIMD128"}, "WebAssembly is built by tools/cross.sh"
-    crossed = re.findall(r'^ +build \$target \S+ (?:"([^"]+)"|(\w+))', cross, flags=re.M)
-    assert {unit for several, one in crossed for unit in (several or one).upper().split()} == known
-    assert not any("fast-math" in line for line in re.findall(r"^set\(ANYMAX_FLAGS.*$", cmake, flags=re.M))
-    assert not flags["BASELINE"]
-    assert not flags["NEON"]
-    assert set(flags["AVX2"]) < set(flags["AVX512"]) | {"-mavx2"}, "what a machine with AVX-512 has besides"
+def test_a_wheel_as_it_should_be_has_no_fault(tmp_path):
+    assert wheel.faults(made(tmp_path)) == []
+    assert wheel.faults(made(tmp_path, "py3-none-any", without=["anymax/_engine.abi3.so"])) == []
+    assert wheel.faults(made(tmp_path, "cp314-cp314t-win_amd64")) == []
+
+
+def test_the_faults_of_a_wheel(tmp_path):
+    def said(*given, **more):
+        [fault] = wheel.faults(made(tmp_path, *given, **more))
+        return fault
+
+    assert "3,000,000 is the most" in said(anymax__big_dot_py="x" * 3_000_000)
+    assert "it was not repaired" in said("cp311-abi3-linux_x86_64")
+    assert "its name should be" in said("cp312-cp312-manylinux_2_28_x86_64")
+    assert "it has no anymax/py.typed" in said(without=["anymax/py.typed"])
+    assert "licenses/LICENSE" in said(without=[f"anymax-{anymax.__version__}.dist-info/licenses/LICENSE"])
+    assert "it has 0 compiled modules" in said(without=["anymax/_engine.abi3.so"])
+    assert "it has 1 compiled modules" in said("py3-none-any")
+    assert "it has tests/test_x.py, which no user needs" in said(tests__test_x_dot_py="")
+    assert "it has anymax/explorer/app.mjs" in said(anymax__explorer__app_dot_mjs="")
+
+
+def test_a_wheel_is_built_by_the_settings_of_cibuildwheel():
+    ours = tomllib.loads(read("pyproject.toml"))["tool"]["cibuildwheel"]
+    found = wheel.settings()
+    assert found["test-command"] == ours["test-command"]
+    assert found["environment"]["ANYMAX_MUST_COMPILE"] == "1"
+    workflow = read(".github/workflows/wheels.yml")
+    assert workflow.count("python tools/wheel.py") >= 3
+    assert not re.findall(r"^(?:repair-wheel-command|build-frontend)", read("pyproject.toml"), flags=re.M), (
+        "tools/wheel.py knows cibuildwheel's defaults alone"
+    )
+
+
+def test_the_recipe_of_a_release_has_an_address_and_a_digest(tmp_path):
+    archive = tmp_path / f"anymax-{anymax.__version__}.tar.gz"
+    archive.write_bytes(b"")
+    text = conda.recipe(archive)
+    assert "path: ../.." not in text
+    assert "sha256: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855\n" in text  # of no bytes
+    assert "url: https://pypi.org/packages/source/a/anymax/anymax-${{ version }}.tar.gz\n" in text
+    assert text.endswith(read("packaging/conda/recipe.yaml").partition("path: ../..")[2])
+    with pytest.raises(SystemExit, match=r"anymax-9\.tar\.gz is not the release"):
+        conda.recipe(tmp_path / "anymax-9.tar.gz")
+
+
+def test_the_previous_releases_are_before_ours():
+    pins = dict(re.findall(r"^([\w-]+)==([\d.]+)", read("constraints.txt"), flags=re.M))
+    previous = [Requirement(line) for line in read(".github/previous.txt").splitlines() if not line.startswith("#")]
+    assert {asked.name for asked in previous} == {"torch", "jax", "jaxlib"}
+    extras = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
+    for asked in previous:
+        [line] = re.findall(r"==([\d.]+)\.\*", str(asked.specifier))
+        ours = tuple(map(int, pins[asked.name].split(".")[:2]))
+        assert tuple(map(int, line.split("."))) < ours, f"{asked}, and constraints.txt has {pins[asked.name]}"
+        if asked.name in extras:
+            assert Requirement(extras[asked.name][0]).specifier.contains(f"{line}.0"), (
+                f"pyproject.toml does not allow {asked}"
+            )
+    assert ".github/previous.txt" in read(".github/workflows/ci.yml")
+
+
+def test_the_files_that_say_who_and_how():
+    assert re.search(r"^\*\s+@", read(".github/CODEOWNERS"), flags=re.M)
+    assert "# repository-code:" in read("CITATION.cff")
+    governance = read("GOVERNANCE.md")
+    for place in (
+        "tools/wheel.py", "tools/npm.py --pack", "tools/conda.py", "packaging/npm/package.json", "repository-code",
+        "CODEOWNERS",
+    ):  # fmt: skip
+        assert place in governance, place
+    for name in re.findall(r"`((?:tools|packaging|src|\.github)/[\w./-]+)`", governance):
+        assert (ROOT / name).exists(), name

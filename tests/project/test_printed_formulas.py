@@ -9,6 +9,7 @@ import pytest
 import anymax
 from anymax import Budget, Entmax, Softmax, Sparsemax
 
+pytestmark = pytest.mark.whole
 ROOT = Path(__file__).parents[2]
 X = np.array([1.3, 0.9, 0.4, -0.2, -2.0])
 MAPS = [Softmax(), Sparsemax(), Entmax(1.5), Entmax(1.2), Entmax(3.0), Entmax(0.8), Budget(2)]
@@ -54,13 +55,8 @@ def value(formula, tau, mapping):
     for pattern, word in WORDS:
         formula = re.sub(pattern, word, formula)
     scope = {
-        "x": X,
-        "tau": tau,
-        "alpha": getattr(mapping, "alpha", None),
-        "exp": np.exp,
-        "clip": np.clip,
-        "min": np.minimum,
-    }
+        "x": X, "tau": tau, "alpha": getattr(mapping, "alpha", None), "exp": np.exp, "clip": np.clip, "min": np.minimum,
+    }  # fmt: skip
     return eval(formula.strip(), {"__builtins__": {}, "relu": lambda t: np.maximum(t, 0.0), **scope})
 
 

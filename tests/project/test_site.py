@@ -4,7 +4,6 @@ import contextlib
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,10 @@ import anymax
 DOCS = Path(__file__).parents[2] / "docs"
 if not DOCS.is_dir():
     pytest.skip("the pages are in the repository only", allow_module_level=True)
-if str(DOCS) not in sys.path:
-    sys.path.insert(0, str(DOCS))
 
 from generator import maps, measured, migrating, pictures, project, scores, search, speed
 
+pytestmark = pytest.mark.whole
 needs_benchmarks = pytest.mark.skipif(
     not measured.runs(), reason="the results of the benchmarks are in the repository only"
 )
@@ -82,7 +80,6 @@ def test_a_picture_has_a_version_for_each_theme(tmp_path):
     assert pictures.old(target, [__file__])
 
 
-@pytest.mark.whole
 def test_every_picture_of_the_maps_and_scores_has_its_dark_version(tmp_path):
     pytest.importorskip("matplotlib")
     page = next(page for page in maps.pages() if page.kind is anymax.Sparsemax)
@@ -144,7 +141,6 @@ INDEX = "Start\n=====\n\n.. toctree::\n\n   one\n   two\n"
 
 
 @needs_node
-@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore")
 def test_the_search_is_asked_whether_it_finds_the_right_page_first(tmp_path):
     one = "Entmax\n======\n\n{}\n\nAlpha can be learned.\n"
@@ -162,19 +158,13 @@ def test_the_search_is_asked_whether_it_finds_the_right_page_first(tmp_path):
 
 
 @needs_node
-@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore")
 def test_the_search_lists_a_page_once_and_records_last(tmp_path):
     page = "{0}\n======\n\n.. index:: ! {0}, ! {0}s\n\nWords on zeros.\n\nZeros\n-----\n\nMore of {0}.\n"
     index = "Start\n=====\n\n.. toctree::\n\n   entmax\n   evidence\n   changelog\n"
     record = "{0}\n========\n\nZeros\n-----\n\nZeros and more zeros of entmax.\n"
-    pages = {
-        "index": index,
-        "entmax": page.format("Entmax"),
-        "evidence": record.format("Evidence"),
-        "changelog": record.format("Changes!"),
-    }
-    site = built(tmp_path / "a", **pages)
+    evidence, changes = record.format("Evidence"), record.format("Changes!")
+    site = built(tmp_path / "a", index=index, entmax=page.format("Entmax"), evidence=evidence, changelog=changes)
     entmax, zeros, evidence = search.ask(site, ["entmax", "zeros", "evidence"])
     assert entmax == ["entmax", "index", "changelog", "evidence"]
     assert zeros == ["entmax", "index", "changelog", "evidence"]
@@ -196,7 +186,6 @@ and <span class="math">\\(\\frac{1}{2}\\)</span> between softmax and sparsemax.<
 """
 
 
-@pytest.mark.whole
 def test_excerpts_are_words(tmp_path):
     chromium = pytest.importorskip("chromium")
     if chromium.path() is None:

@@ -17,6 +17,7 @@ if not FOLDER.exists():
 jax = pytest.importorskip("jax")
 pytest.importorskip("optax")
 jnp = jax.numpy
+pytestmark = pytest.mark.whole
 
 import oracles
 
@@ -46,7 +47,6 @@ def run(code, *words):
     return done.stdout + done.stderr
 
 
-@pytest.mark.whole
 def test_its_own_tests_pass():
     code = """
 spec = importlib.util.spec_from_file_location("__main__", sys.argv.pop(1) + "/_entmax_test.py")

@@ -80,17 +80,3 @@ def test_proportions_a_few_rows_at_a_time():
     assert model.score(x, q) > LabelDistributionClassifier("sparsemax", l2=1e-3).fit(x, q).score(x, q) - 0.005
     with pytest.raises(ValueError, match="are not those of the first call"):
         model.partial_fit(x, mixtures(5, 600)[1])
-
-
-@pytest.mark.parametrize(
-    ("q", "options", "words"),
-    [
-        (np.full((150, 4), 0.5), {}, "row 0 of y sums to 2: expected proportions that sum to 1"),
-        (np.full((150, 4), [2.0, -1.0, 0.0, 0.0]), {}, "y holds -1.0: expected proportions from 0"),
-        (np.eye(4)[[0] * 150], {"class_weight": "balanced"}, "of proportions it is a dict of column: weight, or None"),
-        (np.eye(4)[[0] * 150], {"class_weight": {7: 1.0}}, "names the class 7; the classes are the columns 0 to 3"),
-    ],
-)
-def test_errors_of_proportions(q, options, words):
-    with pytest.raises(ValueError, match=words):
-        LabelDistributionClassifier(**options).fit(mixtures()[0], q)

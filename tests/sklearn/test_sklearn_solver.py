@@ -120,6 +120,7 @@ def test_a_line_search_finds_a_kink_far_below_its_first_step():
     assert model.n_iter_[0] > 0
 
 
+@pytest.mark.whole(lambda kind: kind is not np.asarray)
 @pytest.mark.parametrize("kind", [np.asarray, sparse.csr_matrix])
 def test_many_features_that_go_together(kind):
     """Words of few topics: by a diagonal alone it took more than twice as many iterations."""
