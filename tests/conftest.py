@@ -23,6 +23,7 @@ import importlib.metadata
 import inspect
 import os
 import pathlib
+import re
 import sys
 
 # Threads of OpenMP that have nothing to do wait asleep. Awake, as is the default, those of one worker of `-n auto` keep the processors from
@@ -103,6 +104,16 @@ def left_to_the_whole_battery(item, its_places):
     if not thin and "kind" in its_places and item.callspec.params["kind"] == "jax" and item.path.parent.name != "laws":
         return (sum(its_places.values()) - its_places["kind"]) % 8 != 0
     return any(sum(its_places.values()) % m for m in thin)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """A file all of whose tests are left out is not imported, unless it is named."""
+    if config.option.whole or config.option.rest or collection_path.suffix != ".py":
+        return None
+    if any(collection_path.name in argument for argument in config.args):
+        return None
+    left = re.search(r"^pytestmark = pytest\.mark\.whole$", collection_path.read_text(encoding="utf-8"), re.M)
+    return True if left else None
 
 
 @pytest.hookimpl(tryfirst=True)
