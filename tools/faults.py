@@ -2024,7 +2024,7 @@ FAULTS = {
           'if spec.count(":") > 500:', "other_names"),
     Fault("names: a parameter given twice", "src/anymax/_core/names.py",
           "        if key in given:\n",
-          "        if key in ():\n", "other_names"),
+          "        if key in ():\n", "functional_refused"),
     Fault("names: integers beyond 64 bits", "src/anymax/_core/names.py",
           "return in_64_bits(kind(word))",
           "return kind(word)", "other_names"),

@@ -171,24 +171,6 @@ def test_the_answer_to_a_first_guess_runs(row):
     exec(row["new"], given)
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda x: am.sample("softmax", x, top_p=0.5), r"write transform=anymax\.topp\(0\.9\)"),
-        (lambda x: am.sample("softmax", x, temperature=0.7), r"write transform=anymax\.temperature\(0\.7\)"),
-        (lambda x: am.sample("softmax", x, min_p=0.1), r"write transform=anymax\.minp\(0\.1\)"),
-        (lambda x: am.sample("softmax", x, n=3), "say num_samples="),
-        (lambda x: am.sample("softmax", x, num_samples=2, replacement=False), r"anymax\.sampling\.gumbel_topk draws"),
-        (lambda x: am.softmax(x, top_k=3), r"put the scores through anymax\.topk\(50\) first"),
-        (lambda x: am.softmax(x, temperature=3), "divide the scores by it"),
-        (lambda x: am.sparse_softmax(x, top_k=3), "say k="),
-    ],
-)
-def test_an_option_of_other_libraries_is_answered_by_what_does_it_here(call, words):
-    with pytest.raises(TypeError, match=words):
-        call(np.zeros((2, 5)))
-
-
 def test_a_module_that_is_not_loaded_is_read_for_its_names():
     code = "import sys, anymax\ntry: anymax.MappingClassifier\nexcept AttributeError as e: print(e, 'sklearn' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -270,12 +252,6 @@ def test_a_long_name_is_refused_at_once(reader, name):
         assert re.search(
             r"at most (64|1000) characters|at most 4 maps stand in each other", " ".join(str(error.value).split())
         )
-
-
-@pytest.mark.parametrize("name", ["entmax:alpha=1.3,alpha=1.4", "sink:mapping=softmax,mapping=sparsemax"])
-def test_a_parameter_that_is_given_twice_is_refused(name):
-    with pytest.raises(ValueError, match="is given twice; give it once"):
-        am.apply(name, [1.0, 2.0])
 
 
 def test_maps_within_maps_by_name_are_read_up_to_four():

@@ -359,25 +359,6 @@ def test_a_cold_soft_permutation_is_the_permutation():
     laws.close(soft_permutation(x, temperature=0.3), want / want.sum(-1, keepdims=True), 1e-14)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda: Ranks(0.0), ValueError, "strength"),
-        (lambda: Ranks(1.0, "l1"), ValueError, r"Ranks: regularization must be 'l2' .*or 'kl' .*got 'l1'"),
-        (lambda: soft_rank([1.0], "l2", -1.0), ValueError, "soft_rank.*regularization_strength"),
-        (lambda: soft_sort([1.0], "l2", 0.0), ValueError, "soft_sort.*regularization_strength"),
-        (lambda: soft_sort([1.0], descending="yes"), TypeError, "descending must be True or False, got 'yes'"),
-        (lambda: soft_rank([1.0], descending=1), TypeError, "descending must be True or False, got 1"),
-        (lambda: soft_permutation([1.0], temperature=0.0), ValueError, "soft_permutation.*temperature"),
-        (lambda: soft_permutation([1.0], descending=None), TypeError, "descending must be True or False"),
-        (lambda: soft_rank([1.0], direction="DESCENDING"), TypeError, "say descending=True"),
-    ],
-)
-def test_errors(call, error, words):
-    with pytest.raises(error, match=words):
-        call()
-
-
 @pytest.mark.parametrize("verb", [soft_rank, soft_sort, soft_permutation])
 def test_a_boolean_of_numpy_is_one(verb):
     x = [3.0, 1.0, 2.0]
