@@ -50,16 +50,14 @@ THEIRS = {
     "raises for a row of -inf": lambda e: raises(
         RuntimeError, "out of bounds", lambda: e.sparsemax(torch.tensor([[0.0, 1.0], [-INF, -INF]]), dim=-1)
     ),
-    "a loss is NaN beside a class at -inf": lambda e: e.entmax15_loss(
-        torch.tensor([[0.5, -INF, 1.0, 0.2]]), torch.tensor([3])
-    ).isnan(),
+    "a loss is NaN beside a class at -inf": lambda e: e.entmax15_loss(torch.tensor([[0.5, -INF, 1.0, 0.2]]), torch.tensor([3])).isnan(),
     "modules refuse a parameter": lambda e: raises(
         AttributeError, "before Module", lambda: e.EntmaxBisect(alpha=torch.nn.Parameter(torch.tensor(1.5)))
     ),
     "integers make p uniform": lambda e: len(set(e.entmax_bisect(torch.tensor([3, 1, 2]), alpha=1.5).tolist())) == 1,
     "a Hessian is NaN once a zero exists": nan_in_a_hessian_beside_a_zero,
     "values at alpha = 10 are off by 0.1": far_off_at_alpha_10,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("defect", THEIRS)
