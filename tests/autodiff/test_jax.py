@@ -47,7 +47,7 @@ def square(name):
     return lambda x: (A.apply(MAPS[name], x) ** 2).sum()
 
 
-@pytest.mark.whole(lambda name: name not in ("softmax", "entmax3", "taylor", "ranks-1"))
+@pytest.mark.whole(lambda name: name not in ("softmax", "entmax3", "taylor"))
 @every_map
 def test_values_and_derivatives(name, x64):
     """One program for the value, the Jacobians of both modes, vmap and the Hessian; held to NumPy and to differences."""
