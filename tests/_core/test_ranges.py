@@ -106,9 +106,7 @@ TRANSFORMS = {
     "scalable n": Row(moved(transforms.scalable, "n"), (1.0, 9.0), (0.5, -1.0)),
     "prior log_p": Row(moved(transforms.prior, "log_p"), (-1.0, 0.0, 2.0), ()),
     "prior scale": Row(moved(transforms.prior, "scale"), (-1.0, 0.0, 2.0), ()),
-    "prior strength": Row(
-        moved(transforms.prior, "strength", [0.0, 0.0, 0.0, -1.0]), (-1.0, 0.0), (INF,), arrays=False
-    ),
+    "prior strength": Row(moved(transforms.prior, "strength", [0.0, 0.0, 0.0, -1.0]), (-1.0, 0.0), (INF,), arrays=False),
     "softcap cap": Row(moved(transforms.softcap, "cap"), *POSITIVE),
     "noise scale": Row(moved(transforms.noise, "scale", "gumbel", generator=0), *NOT_NEGATIVE),
     "cosine eps": Row(moved(transforms.cosine, "eps", np.eye(4)), (1e-8, 1.0), (0.0, -1.0), arrays=False),
@@ -136,7 +134,7 @@ TRANSFORMS = {
     "dry allowed_length": Row(moved(transforms.dry, "allowed_length", TOKENS), (1, 3), (0, -1), arrays=False),
     "logit_bias bias": Row(moved(transforms.logit_bias, "bias"), (-1.0, 0.0, -INF), (INF,)),
     "mix weight": Row(lambda v, x: transforms.mix(am.softmax(x), np.full(4, 0.25), v), *UNIT),
-}
+}  # fmt: skip
 for _name in ("topp", "minp", "typical", "epsilon_cutoff", "eta", "toph", "mink"):
     _first = {"typical": 0.5, "mink": 3.0}.get(_name, 0.4)
     TRANSFORMS[f"{_name} min_keep"] = Row(
@@ -158,27 +156,18 @@ def tempered(v: Any, x: Any) -> Any:
 
 
 LOSSES = {
-    "margin_loss scale": Row(
-        lambda v, x: am.margin_loss("sparsemax", x, target(x), scale=v, reduction="none"), *POSITIVE
-    ),
-    "margin_loss margin": Row(
-        lambda v, x: am.margin_loss("sparsemax", x, target(x), margin=v, reduction="none"), *FINITE, arrays=False
-    ),
+    "margin_loss scale": Row(lambda v, x: am.margin_loss("sparsemax", x, target(x), scale=v, reduction="none"), *POSITIVE),
+    "margin_loss margin": Row(lambda v, x: am.margin_loss("sparsemax", x, target(x), margin=v, reduction="none"), *FINITE, arrays=False),
     "smoothed_nll epsilon": Row(
         lambda v, x: am.smoothed_nll("sparsemax", x, target(x), epsilon=v, reduction="none"), *POSITIVE, arrays=False
     ),
-    "label_smoothing": Row(
-        lambda v, x: am.nll("softmax", x, target(x), label_smoothing=v, reduction="none"), *UNIT, arrays=False
-    ),
+    "label_smoothing": Row(lambda v, x: am.nll("softmax", x, target(x), label_smoothing=v, reduction="none"), *UNIT, arrays=False),
     "linear z_loss": Row(lambda v, x: layer(x, z_loss=v), *NOT_NEGATIVE, arrays=False),
     "linear suppress": Row(lambda v, x: layer(x, suppress=v), *NOT_NEGATIVE, arrays=False),
     "linear temperature": Row(tempered, (1e-3, 1.0, INF), (-1e-3,)),
     "log_prob temperature": Row(lambda v, x: am.log_prob("softmax", x, target(x), temperature=v), *AT_LEAST_0),
     "contrastive temperature": Row(
-        lambda v, x: am.contrastive_loss(x, x, temperature=one(v), reduction="none"),
-        (1e-2, 1.0),
-        (0.0, -1.0),
-        each=False,
+        lambda v, x: am.contrastive_loss(x, x, temperature=one(v), reduction="none"), (1e-2, 1.0), (0.0, -1.0), each=False
     ),
     "logsumexp temperature": Row(lambda v, x: am.logsumexp(x, temperature=v), (0.0, 1.0), (-1e-3,)),
     "mellowmax omega": Row(lambda v, x: mellowmax(x, v), (-1.0, 0.0, 2.0), ()),
@@ -187,14 +176,10 @@ LOSSES = {
         lambda v, x: am.attention(x[None], x[None], x[None], mix=(am.softmax(x @ x.T)[None], v)), *UNIT, arrays=False
     ),
     "attention softcap": Row(lambda v, x: am.attention(x[None], x[None], x[None], softcap=v), *POSITIVE, arrays=False),
-    "attention dropout": Row(
-        lambda v, x: am.attention(x[None], x[None], x[None], dropout_p=v), (0.0,), (1.0, -0.1), arrays=False
-    ),
-    "perturb_argmax scale": Row(
-        lambda v, x: am.sampling.perturb_argmax(x, scale=v, generator=0), *NOT_NEGATIVE, arrays=False
-    ),
+    "attention dropout": Row(lambda v, x: am.attention(x[None], x[None], x[None], dropout_p=v), (0.0,), (1.0, -0.1), arrays=False),
+    "perturb_argmax scale": Row(lambda v, x: am.sampling.perturb_argmax(x, scale=v, generator=0), *NOT_NEGATIVE, arrays=False),
     "gumbel_softmax temperature": Row(lambda v, x: am.gumbel_softmax(x, v, generator=0), *AT_LEAST_0),
-}
+}  # fmt: skip
 TABLE = MAPS | MAPS_INSIDE | TRANSFORMS | LOSSES
 IN_ARRAYS = {name: row for name, row in TABLE.items() if row.arrays}
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from kinds import KINDS, back, every_kind, generator
+from refusals import each, one_sentence, said
 from sampling_cases import CUT, INF, X, vocabulary
 
 import anymax as am
@@ -62,28 +63,29 @@ def test_seeds_on_the_meta_device():
     assert am.attention(x, x, x, Sparsemax(), dropout_p=0.5, generator=0).shape == (2, 5)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda: gumbel_max([True, False], generator=0), TypeError, "bool"),
-        (lambda: gumbel_max([0.0], generator=0, num_samples=1.5), TypeError, "num_samples"),
-        (lambda: gumbel_max([0.0], generator=0, num_samples=-1), TypeError, "num_samples"),
-        (lambda: gumbel_max([0.0], generator=0, axis=1), ValueError, "out of range"),
-        (lambda: perturb_argmax([0.0], "cauchy", generator=0), ValueError, "gumbel, normal"),
-        (lambda: perturb_argmax([0.0], scale=-1, generator=0), ValueError, "at least 0"),
-        (lambda: perturb_argmax([0.0], scale="1", generator=0), TypeError, "number"),
-        (lambda: gumbel_softmax([0.0], -1.0, generator=0), ValueError, "at least 0"),
-        (lambda: sample(Softmax(), [True], generator=0), TypeError, "bool"),
-        (
-            lambda: sample(Softmax(), np.zeros((2, 3)), transform=cosine(np.eye(5, 3))),
-            ValueError,
-            r"got, \(2, 3\) of float64, but gave ndarray of float64 \(2, 5\)",
-        ),
-    ],
+WRONG = said(
+    TypeError,
+    (lambda: gumbel_max([True, False], generator=0), "scores…bool"),
+    (lambda: gumbel_max([0.0], generator=0, num_samples=1.5), "num_samples…got 1.5"),
+    (lambda: gumbel_max([0.0], generator=0, num_samples=-1), "num_samples…got -1"),
+    (lambda: perturb_argmax([0.0], scale="1", generator=0), "number"),
+    (lambda: sample(Softmax(), [True], generator=0), "bool"),
+) | said(
+    ValueError,
+    (lambda: gumbel_max([0.0], generator=0, axis=1), "out of range"),
+    (lambda: perturb_argmax([0.0], "cauchy", generator=0), "gumbel, normal"),
+    (lambda: perturb_argmax([0.0], scale=-1, generator=0), "scale…at least 0"),
+    (lambda: gumbel_softmax([0.0], -1.0, generator=0), "temperature…at least 0"),
+    (
+        lambda: sample(Softmax(), np.zeros((2, 3)), transform=cosine(np.eye(5, 3))),
+        "got, (2, 3) of float64, but gave ndarray of float64 (2, 5)",
+    ),
 )
-def test_what_is_refused(make, error, words):
-    with pytest.raises(error, match=words):
-        make()
+
+
+@each(WRONG)
+def test_what_is_refused(call, error, words):
+    one_sentence(call, error, words)
 
 
 def test_integer_scores_and_lists():
@@ -91,7 +93,7 @@ def test_integer_scores_and_lists():
     assert sample(Softmax(), np.array([0, 100]), generator=0) == 1
 
 
-@pytest.mark.thin(2)
+@pytest.mark.whole(lambda verb: verb != "sample")
 @pytest.mark.parametrize("verb", VERBS)
 def test_jit_and_vmap(verb):
     jax = pytest.importorskip("jax")

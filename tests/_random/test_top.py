@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 from kinds import KINDS, back, every_kind, readonly
+from refusals import each, one_sentence, said
 
 import anymax as A
 from anymax._array import namespace
@@ -101,27 +102,37 @@ def test_strange_rows(kind, engine):
         assert np.isfinite(p[3]).all()
 
 
-def test_empty_batches_and_errors():
+def test_empty_batches():
     assert top("softmax", np.zeros((0, 5)), 2).index.shape == (0, 2)
-    for bad, error, said in [
-        (lambda: top("softmax", [1.0, 2.0], 3), ValueError, "k must be from 1 to the number of classes, 2; got 3"),
-        (lambda: top("softmax", [1.0, 2.0]), TypeError, "give k, how many classes to return, or index="),
-        (lambda: top("softmax", [1.0, 2.0], index=[0.0]), TypeError, "index must be integers"),
-        (lambda: top("softmax", [1.0, 2.0], index=[[0]]), ValueError, "does not belong to scores"),
-        (lambda: top("softmax", [1.0, 2.0], index=[2]), IndexError, "from 0 to 1, or -1 for none"),
-        (lambda: top("softmax", [1.0, 2.0], 2, index=[1]), ValueError, "k=2 and index has 1"),
-        (lambda: topk(2, groups=2), ValueError, "keep_groups must be an integer of at least 1 where there are groups"),
-        (lambda: topk(2, keep_groups=2), ValueError, "belong to groups="),
-        (lambda: topk(2, groups=2, keep_groups=3), ValueError, "at most groups, 2, got 3"),
-        (lambda: topk(2, groups=2, keep_groups=1, group_by="sum"), ValueError, '"max" or how many'),
-        (lambda: topk(2, groups=2, keep_groups=1)([1.0, 2.0, 3.0]), ValueError, "3 classes can't be split into 2"),
-        (lambda: topk(2, groups=2, keep_groups=1, group_by=3)(np.ones(4)), ValueError, "more scores than a group has, 2"),
-        (lambda: topk(2, by=np.ones(3))(np.ones(4)), ValueError, "does not broadcast"),
-        (lambda: topk(np.array([[2], [0]])), ValueError, "k must be at least 1"),
-        (lambda: topk(np.array([[2.0]])), TypeError, "k must be an integer"),
-    ]:  # fmt: skip
-        with pytest.raises(error, match=said):
-            bad()
+
+
+WRONG = said(
+    ValueError,
+    (lambda: top("softmax", [1.0, 2.0], 3), "k must be from 1 to the number of classes, 2; got 3"),
+    (lambda: top("softmax", [1.0, 2.0], index=[[0]]), "does not belong to scores"),
+    (lambda: top("softmax", [1.0, 2.0], 2, index=[1]), "k=2 and index has 1"),
+    (lambda: topk(2, groups=2), "keep_groups must be an integer of at least 1 where there are groups"),
+    (lambda: topk(2, keep_groups=2), "belong to groups="),
+    (lambda: topk(2, groups=2, keep_groups=3), "at most groups, 2, got 3"),
+    (lambda: topk(2, groups=2, keep_groups=1, group_by="sum"), '"max" or how many'),
+    (lambda: topk(2, groups=2, keep_groups=1)([1.0, 2.0, 3.0]), "3 classes can't be split into 2"),
+    (lambda: topk(2, groups=2, keep_groups=1, group_by=3)(np.ones(4)), "more scores than a group has, 2"),
+    (lambda: topk(2, by=np.ones(3))(np.ones(4)), "does not broadcast"),
+    (lambda: topk(np.array([[2], [0]])), "k must be at least 1"),
+) | said(
+    TypeError,
+    (lambda: top("softmax", [1.0, 2.0]), "give k, how many classes to return, or index="),
+    (lambda: top("softmax", [1.0, 2.0], index=[0.0]), "index must be integers"),
+    (lambda: topk(np.array([[2.0]])), "k must be an integer"),
+) | said(
+    IndexError,
+    (lambda: top("softmax", [1.0, 2.0], index=[2]), "from 0 to 1, or -1 for none"),
+)  # fmt: skip
+
+
+@each(WRONG)
+def test_what_is_refused(call, error, words):
+    one_sentence(call, error, words)
 
 
 # -- the transform -----------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 
 import numpy as np
 import pytest
@@ -91,7 +90,7 @@ def same(f, g, x, tolerance=2e-6):
 # -- compile ---------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thin(5)
+@pytest.mark.whole(lambda name: name not in ("budget", "taylor"))
 @every_map
 def test_forward_and_backward_in_one_graph(name):
     f = of(name)
@@ -104,20 +103,19 @@ def test_forward_and_backward_in_one_graph(name):
     same(g, f, masked)
 
 
-@pytest.mark.thin(3)
-@pytest.mark.thin(5)
+@pytest.mark.whole(lambda name: name != "sparsemax")
 @pytest.mark.parametrize("name", [n for n in MAPS if n != "perturb_max"])  # which compiles for long
 def test_loss_forward_and_backward_in_one_graph(name):
     same(compiled(loss_of(name)), loss_of(name), scores(1), 1e-5)
 
 
-@pytest.mark.thin(4)
+@pytest.mark.whole(lambda name: name != "softmax")
 @few
 def test_loss_of_class_indices_in_one_graph(name):
     same(compiled(loss_of(name, 0.0)), loss_of(name, 0.0), scores(1), 1e-5)
 
 
-@pytest.mark.thin(4)
+@pytest.mark.whole(lambda name: name != "softmax")
 @few
 def test_dynamic_shapes(name):
     f = of(name)
@@ -185,13 +183,6 @@ def test_halves_and_autocast():
     torch.testing.assert_close(compiled(f)(x), f(x))
 
 
-@pytest.mark.thin(2)
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-@pytest.mark.parametrize("name", ["entmax1.25", "taylor"])
-def test_inductor(name):
-    same(compiled(of(name), "inductor"), of(name), scores(8), 1e-5)
-
-
 # -- export -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -206,7 +197,7 @@ class Model(torch.nn.Module):
         return self.head(self.layer(x))
 
 
-@pytest.mark.thin(20)
+@pytest.mark.whole(lambda name: name != "softmax")
 @every_map
 def test_export(name):
     model = Model(MAPS[name]).eval()
@@ -228,7 +219,7 @@ def test_strict_export(name):
     torch.testing.assert_close(program.module()(x), model(x), rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.thin(7)
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "name", ["softmax", "sparsemax", "entmax1.5", "entmax1.25", "sparse_softmax_k", "taylor", "budget"]
 )
@@ -302,7 +293,7 @@ CALLS = {
 }
 
 
-@pytest.mark.thin(10)
+@pytest.mark.whole(lambda name, dynamic: (name, dynamic) not in (("logsumexp", False), ("alibi", True)))
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CALLS)
 def test_what_has_a_size_of_its_own_beside_sizes_that_are_free(name, dynamic):
@@ -345,9 +336,10 @@ WHOLE = {
     "target": lambda: A.sparsemax_loss(EIGHT, np.array([0, 1, 2, 3])),
     "target and weight": lambda: A.linear_loss(EIGHT, EIGHT, np.array([0, 1, 2, 3]), weight=np.arange(1.0, 5.0)),
     "a distribution": lambda: A.fenchel_young("sparsemax", EIGHT, np.full((4, 8), 0.125, "float32")),
-}
+}  # fmt: skip
 
 
+@pytest.mark.whole(lambda name: name in ("a number", "nn.Attention", "Sink()", "target and weight"))
 @pytest.mark.parametrize("name", WHOLE)
 def test_numbers_and_arrays_beside_tensors_compile_whole(name):
     close(compiled(WHOLE[name], "eager")(), WHOLE[name](), 1e-5)

@@ -38,14 +38,12 @@ VERBS = {
     "apply, a map of its own": lambda q, k, v: A.apply(Entmax(1.3), q, 1),
     "apply, a function": lambda q, k, v: A.apply(Ratio(lambda x: x * x + 1), q),
     "attention": lambda q, k, v: A.attention(q, k, v, Entmax(1.3)),
-    "attention in blocks": lambda q, k, v: A.attention(
-        q, k, v, Sparsemax(), implementation="blockwise", is_causal=True
-    ),
+    "attention in blocks": lambda q, k, v: A.attention(q, k, v, Sparsemax(), implementation="blockwise", is_causal=True),
     "linear attention": lambda q, k, v: A.linear_attention(q, k, v),
     "causal linear attention": lambda q, k, v: A.linear_attention(q, k, v, is_causal=True),
     "one head": lambda q, k, v: A.linear_attention(q[0], k[0], v[0], is_causal=True),
     "state": lambda q, k, v: A.LinearState.of(k, v).attend(q),
-}
+}  # fmt: skip
 
 
 @when

@@ -32,12 +32,10 @@ HOOKED = {
     "loss_ignored": lambda x: A.cross_entropy(x, CLASSES.where(CLASSES > 9, -100)),
     "attention": lambda x: A.attention(*x.view(1, 8, 64, 64).expand(3, -1, -1, -1, -1), Sparsemax()).square().sum(),
     "blockwise": lambda x: (
-        A.attention(*3 * x.view(1, 2, 256, 64).expand(3, -1, -1, -1, -1), Sparsemax(), implementation="blockwise")
-        .square()
-        .sum()
+        A.attention(*3 * x.view(1, 2, 256, 64).expand(3, -1, -1, -1, -1), Sparsemax(), implementation="blockwise").square().sum()
     ),
     "linear": lambda x: A.linear_attention(*x.view(8, 64, 64).expand(3, -1, -1, -1)).square().sum(),
-}
+}  # fmt: skip
 UNPACK = {
     "double": lambda t: t.double() if t.is_floating_point() else t,
     "strided": lambda t: torch.stack([t, t], -1)[..., 0],

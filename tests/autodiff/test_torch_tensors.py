@@ -17,6 +17,7 @@ pytestmark = its_own_warnings
 # -- the manners of a tensor -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole(lambda dtype: dtype == torch.float16)
 @every_map
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_halves_are_computed_in_fp32(name, dtype):

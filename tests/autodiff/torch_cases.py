@@ -43,9 +43,15 @@ MAPS = whole(
 FENCHEL = [n for n, m in MAPS.items() if m.facts.has_potential and takes_an_index(m)]
 ROWS = [n for n in MAPS if n != "entmax_rows"]  # one mapping for any row
 SLOW = ("entmax_rows", "perturb_max", "perturb_gumbel")
-every_map = pytest.mark.parametrize("name", MAPS)
-every_row_map = pytest.mark.parametrize("name", ROWS)
-every_loss = pytest.mark.parametrize("name", FENCHEL)
+# of a family with several the short battery takes the others
+KIN = ("entmax1.25", "entmax1", "entmax0.7", "normmax1.5", "budget_sigmoid", "perturb_gumbel")
+
+
+def over(names):
+    return pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.whole) if n in KIN else n for n in names])
+
+
+every_map, every_row_map, every_loss = over(MAPS), over(ROWS), over(FENCHEL)
 T = torch.tensor([0, 3, 2])
 
 

@@ -7,6 +7,8 @@ def test_mistakes(call, error, words):
     refuses(call, error, words)
 """
 
+import re
+
 import pytest
 
 
@@ -19,3 +21,19 @@ def each(table):
 def refuses(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def said(error, *rows):
+    """Rows `(call, words)` of one error, named by their words, which stand in it as they are; `…` is anything."""
+    table = {words: (call, error, re.escape(words).replace("…", ".*")) for call, words in rows}
+    assert len(table) == len(rows), "two rows have the same words"
+    return table
+
+
+def one_sentence(call, error, words):
+    """The error is ours: one line, raised by this package, and says what to do."""
+    with pytest.raises(error, match=words) as raised:
+        call()
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 400
+    assert "/anymax/" in str(raised.traceback[-1].path)

@@ -5,7 +5,7 @@ import dataclasses
 import laws
 import numpy as np
 import pytest
-from cases import BY_ID, CASES, each_case
+from cases import CASES, each_case
 
 import anymax as am
 
@@ -123,15 +123,3 @@ def test_facts_are_data():
 def test_sparse_of_an_array_alpha():
     assert am.facts(am.Entmax(np.array([0.5, 1.5]))).sparse
     assert not am.facts(am.Entmax(np.array([0.5, 1.0]))).sparse
-
-
-def test_entropies():
-    p = BY_ID["softmax"].apply(laws.scores(4, 63, seed=60))
-    laws.close(am.entropy(p), -(p * np.log(p)).sum(-1), 1e-14)
-    laws.close(am.entropy(p, "renyi2"), -np.log((p**2).sum(-1)), 1e-14)
-    laws.close(am.entropy(p, "renyi", 3.0), -0.5 * np.log((p**3).sum(-1)), 1e-14)
-    laws.close(am.entropy(p, "tsallis", 2.0), 0.5 * (1 - (p**2).sum(-1)), 1e-14)
-    laws.close(am.entropy(p, "tsallis", 1.0), am.entropy(p), 1e-14)
-    laws.close(am.entropy(np.eye(3)), np.zeros(3), 0)
-    assert np.isnan(am.entropy(np.array([np.nan, 1.0])))
-    laws.same(am.support(np.array([0.0, 0.4, 0.6])), [False, True, True])

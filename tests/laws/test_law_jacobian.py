@@ -78,52 +78,12 @@ def test_a_poisoned_row_has_a_poisoned_derivative(case):
         laws.same(j[[0, 2]], clean[[0, 2]])
 
 
-# -- the seeds ------------------------------------------------------------------------------------------------------------
-
-
-def test_softmax_by_its_formula():
-    for x in ROWS:
-        p = np.exp(x - x.max()) / np.exp(x - x.max()).sum()
-        laws.close(am.jacobian(am.Softmax(), x), np.diag(p) - np.outer(p, p), 1e-15)
-        # half the L1 norm is 1 - sum p^2 = 1 - exp(-Renyi entropy), which vanishes as p nears a vertex
-        norm = am.inspection.jacobian_norm(am.Softmax(), x)
-        laws.close(norm, 1 - np.sum(p**2), 1e-15)
-        laws.close(norm, 1 - np.exp(-am.entropy(p, "renyi2")), 1e-14)
-    assert am.inspection.jacobian_norm(am.Softmax(), np.array([40.0, 0.0, 0.0])) < 1e-16
-
-
 @each_case
 def test_jacobian_norm(case):
     x = laws.scores(4, 6, seed=24)
     laws.close(
         am.inspection.jacobian_norm(case.mapping, x), 0.5 * np.abs(am.jacobian(case.mapping, x)).sum((-1, -2)), 1e-13
     )
-
-
-def test_sparsemax_on_its_support():
-    """diag(s) - s s^T / |S|, s the indicator of the support: never vanishing while two classes are in it."""
-    for x in ROWS:
-        s = (am.sparsemax(x) > 0).astype(float)
-        laws.close(am.jacobian(am.Sparsemax(), x), np.diag(s) - np.outer(s, s) / s.sum(), 1e-15)
-    x = np.array([0.3, 0.2, -5.0])
-    laws.close(am.jacobian(am.Sparsemax(), x), [[0.5, -0.5, 0], [-0.5, 0.5, 0], [0, 0, 0]], 1e-15)
-    laws.close(am.jacobian(am.Sparsemax(), np.array([3.0, 0.2, -5.0])), np.zeros((3, 3)), 0)
-
-
-@pytest.mark.parametrize("alpha", [1.1, 1.5, 1.75])
-def test_entmax_by_its_formula(alpha):
-    for x in ROWS:
-        p = am.entmax(x, alpha)
-        s = np.where(p > 0, np.where(p > 0, p, 1) ** (2 - alpha), 0)
-        laws.close(am.jacobian(am.Entmax(alpha), x), np.diag(s) - np.outer(s, s) / s.sum(), 1e-14)
-
-
-def test_budget_moves_only_what_is_neither_full_nor_empty():
-    x = np.array([3.0, 0.6, 0.5, -2.0])
-    laws.close(am.budget(x, 2), [1, 0.55, 0.45, 0], 1e-15)
-    j = np.zeros((4, 4))
-    j[1:3, 1:3] = [[0.5, -0.5], [-0.5, 0.5]]
-    laws.close(am.jacobian(am.Budget(2), x), j, 1e-15)
 
 
 @pytest.mark.parametrize("alpha", [3.0, 10.0])

@@ -102,54 +102,6 @@ def test_no_margin(case):
     assert am.fenchel_young(case.mapping, x[None], target) > 0
 
 
-# -- the formulas of the seeds ------------------------------------------------------------------------------------------------
-
-
-def test_modified_huber():
-    """Two classes under sparsemax: with s the lead of the target, 0 from 1 on, -s to -1, (s - 1)^2 / 4 between."""
-    s = np.linspace(-3, 3, 241)
-    x = np.stack([s, np.zeros_like(s)], axis=1)
-    values = am.sparsemax_loss(x, np.zeros(241, dtype=np.int64), reduction="none")
-    laws.close(values, np.where(s >= 1, 0, np.where(s <= -1, -s, (s - 1) ** 2 / 4)), 1e-15)
-    assert (values[s >= 1] == 0).all()
-
-
-def test_sparsemax_loss_of_the_paper():
-    """`-<q, z> + 1/2 sum_S (z_j^2 - tau^2) + 1/2 |q|^2`, for one label and for a distribution."""
-    for x in ROWS:
-        tau = am.threshold(am.Sparsemax(), x).tau
-        inside = am.sparsemax(x) > 0
-        for q in (np.eye(len(x))[2], np.full(len(x), 1 / len(x))):
-            paper = -q @ x + 0.5 * np.sum((x**2 - tau**2)[inside]) + 0.5 * q @ q
-            laws.close(am.sparsemax_loss(x, q), paper, 1e-14)
-
-
-def test_cross_entropy_is_the_loss_of_softmax():
-    x, t = laws.scores(9, 63, sigma=3.0, seed=33), np.arange(9)
-    exact = np.log(np.exp(x).sum(-1)) - x[np.arange(9), t]
-    laws.close(am.cross_entropy(x, t, reduction="none"), exact, 1e-13)
-    laws.close(am.fenchel_young(am.Softmax(), x, t, reduction="none"), exact, 1e-13)
-    laws.close(am.fenchel_young(am.Entmax(1.0), x, t, reduction="none"), exact, 1e-13)
-
-
-@pytest.mark.parametrize("alpha", [0.5, 1.1, 1.5, 2.0, 3.0])
-def test_entmax_loss_by_its_definition(alpha):
-    """`<p - y, x> + H(p) - H(y)` with H the Tsallis entropy."""
-    for x in ROWS:
-        y = np.eye(len(x))[0]
-        p = am.entmax(x, alpha)
-        laws.close(am.entmax_loss(x, y, alpha=alpha), (p - y) @ x + am.entropy(p, "tsallis", alpha), 1e-13)
-
-
-def test_loss_gap_bound():
-    """A cross-entropy of l needs max x - min x >= log(n-1) - log(e^l - 1): attained with all others equal."""
-    for n in (2, 63, 507):
-        for loss in (1e-6, 0.1, 2.0):
-            x = np.zeros(n)
-            x[0] = am.logit_gap(loss, n)
-            laws.close(am.cross_entropy(x[None], np.array([0])), loss, 1e-12)
-
-
 # -- numbers ----------------------------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ import math
 import laws
 import numpy as np
 import pytest
-from cases import CASES, each_case, each_first, on
+from cases import CASES, each_case, each_first, few_of_jax, on
 from kinds import KINDS, back
 
 import anymax as am
@@ -23,6 +23,7 @@ def test_extremes(case):
     laws.extremes(case.apply, case.sums, positive_row=case.positive_row)
 
 
+@few_of_jax
 @each_first
 @pytest.mark.parametrize("kind", OTHERS)
 def test_poison_of_every_kind(case, kind):
@@ -52,6 +53,7 @@ def test_poison_among_many_rows(kind, name):
     assert np.isfinite(np.delete(p, 500, 0)).all()
 
 
+@few_of_jax
 @each_first
 @pytest.mark.parametrize("kind", OTHERS)
 def test_extremes_of_every_kind(case, kind):

@@ -46,9 +46,7 @@ ONE = {
     "sample, sink": lambda a: am.sample(am.Sink("softmax", 1.0), a(X), generator=_seed(a)),
     "gumbel_max": lambda a: am.gumbel_max(a(X), generator=_seed(a)),
     "perturb_argmax": lambda a: sampling.perturb_argmax(a(X), "uniform", generator=_seed(a)),
-    "speculative_accept": lambda a: tuple(
-        sampling.speculative_accept(a(DRAFT), a(WANTED), a(np.array([1, 0])), generator=_seed(a))
-    ),
+    "speculative_accept": lambda a: tuple(sampling.speculative_accept(a(DRAFT), a(WANTED), a(np.array([1, 0])), generator=_seed(a))),
     "linear_loss": lambda a: am.linear_loss(a(H[None]), a(W), a(np.array([1])), "sparsemax"),
     "linear_loss, a single row": lambda a: am.linear_loss(a(H), a(W), a(np.array(1)), "softmax", reduction="none"),
     "linear_log_prob": lambda a: am.linear_log_prob(a(H), a(W), a(np.array(1)), "softmax"),

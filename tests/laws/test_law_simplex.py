@@ -3,7 +3,7 @@
 import laws
 import numpy as np
 import pytest
-from cases import CASES, each_case, each_first
+from cases import CASES, each_case, each_first, few_of_jax
 from kinds import KINDS, back
 
 import anymax as am
@@ -25,6 +25,7 @@ def test_masked(case):
     laws.masked(case.apply, max(2, _least(case)), 1e-14 if case.tv is None else 10 * case.tv[1])
 
 
+@few_of_jax
 @each_first
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "numpy"])
 def test_simplex_of_every_kind(case, kind):
@@ -49,6 +50,7 @@ def test_fewer_classes_than_units():
     np.testing.assert_array_equal(am.budget(x, 3), [1, 0, 1])
 
 
+@pytest.mark.whole(lambda n: n > 507)
 @pytest.mark.parametrize("n", [63, 507, 131072])
 @pytest.mark.parametrize(
     "case", [c for c in CASES if c.mapping.facts.shift_invariant and c.distribution], ids=lambda c: c.id

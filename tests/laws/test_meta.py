@@ -258,7 +258,7 @@ FAULTS = {
     "poison spreads": (laws.poison, (right,), (apart(spread),)),
     "poison is silent": (laws.poison, (right,), (apart(cured),)),
     "overflow": (laws.extremes, (right,), (overflowing,)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -133,19 +133,13 @@ VERBS = {
     "kl of softmax": (lambda m, c: A.likelihood.kl(Softmax(), c(X), m, c(X)), lambda f, m: divergence(SOFT(X), f(X))),
     "kl of softpick": (lambda m, c: A.likelihood.kl(Softpick(), c(X), m, c(X)), lambda f, m: divergence(PICK(X), f(X))),
     "topk_log_prob": (lambda m, c: of_found(sampling.topk_log_prob(m, c(X), 6)), lambda f, m: of_classes(f(X))),
-    "gumbel_topk": (
-        lambda m, c: of_found(sampling.gumbel_topk(c(X), 6, mapping=m, generator=source(c))),
-        lambda f, m: of_classes(f(X)),
-    ),
+    "gumbel_topk": (lambda m, c: of_found(sampling.gumbel_topk(c(X), 6, mapping=m, generator=source(c))), lambda f, m: of_classes(f(X))),
     "linear_log_prob": (lambda m, c: layer(A.linear_log_prob, m, c, CLASSES[0]), lambda f, m: of_classes(f(X))[0]),
     "linear_log_prob_entropy": (
         lambda m, c: layer(A.linear_log_prob_entropy, m, c, CLASSES[0])[1],
         lambda f, m: stats.entropy(f(X), axis=-1),
     ),
-    "linear_topk_kl": (
-        lambda m, c: layer(A.linear_topk_kl, m, c, GIVEN, TEACHER, tail="one class"),
-        lambda f, m: from_teacher(f(X)),
-    ),
+    "linear_topk_kl": (lambda m, c: layer(A.linear_topk_kl, m, c, GIVEN, TEACHER, tail="one class"), lambda f, m: from_teacher(f(X))),
 }  # fmt: skip
 TORCH = {
     "distributed.log_prob": (lambda m, c: apart(D.log_prob_entropy, m, c, CLASSES)[0], lambda f, m: of_classes(f(X))),
@@ -222,7 +216,7 @@ SAMPLERS = {
 OF_TORCH = {
     "distributed.sample": lambda m, c: apart(D.sample, m, c, generator=0, num_samples=DRAWS // 10),
     "Categorical.sample": of_categorical,
-}
+}  # fmt: skip
 DRAWN = [(kind, verb) for verb in SAMPLERS for kind in KINDS if kind != "strict"] + [
     ("torch", verb) for verb in OF_TORCH
 ]

