@@ -10,11 +10,7 @@ import warnings
 import numpy as np
 import pytest
 from abi import Call, View
-from native_cases import (
-    DTYPES,
-    FEW,
-    torch,
-)
+from native_cases import DTYPES, FEW, torch
 
 import anymax as am
 from anymax import kernels

@@ -7,6 +7,7 @@ import dataclasses
 import mpmath as mp
 import numpy as np
 import pytest
+from engine_state import instructions
 
 import anymax as am
 from anymax import kernels
@@ -130,16 +131,12 @@ def test_the_gradient_by_central_differences(name, n):
 @pytest.mark.parametrize("name", ["softplus", "square"])
 @pytest.mark.parametrize("isa", native.load().isas())
 def test_every_instruction_set(name, isa):
-    lib, before, mapping = native.load(), native.isa(), SERVED[name][1]
-    x, g = scores(301), scores(301, seed=1)
-    assert lib.set_isa(isa)
-    try:
+    mapping, x, g = SERVED[name][1], scores(301), scores(301, seed=1)
+    with instructions(isa):
         p = by_tables(mapping, x)
         np.testing.assert_allclose(p, plain.forward(mapping, x.astype(np.float64)), rtol=1e-6)
         want = plain.vjp(mapping, x, p, g)
         np.testing.assert_allclose(ENGINE.vjp(mapping, x, p, g), want, atol=8 * EPS * np.abs(want).max())
-    finally:
-        lib.set_isa(before)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

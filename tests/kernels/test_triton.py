@@ -31,35 +31,61 @@ needs_triton = pytest.mark.skipif(isinstance(engine.load(), str), reason="triton
 
 # -- in the interpreter ---------------------------------------------------------------------------------------------------------
 
-
-def grouped(words, brief):
-    """Groups of tests, none in two of them: the brief one first, the one of what no words name last."""
-    groups = {**words, "others": f"not ({' or '.join(f'({w})' for w in words.values())})"}
-    return {"brief": brief, **{name: f"({w}) and not ({brief})" for name, w in groups.items()}}
-
-
-WORDS = {  # of the names in rows_triton.py: one process each
-    "forward": "forward or halves",
-    "rows": "flat or layouts or masks",
-    "strange": "strange or huge or ties or offsets or perturb_max or alpha",
-    "backward": "backward and not logarithms",
-    "slopes": "slope and not backward",
-    "losses": "index_losses",
+# What the short battery takes of each file: one process for all of them.
+BRIEF = {
+    "rows": (
+        "(forward_is and 5- or backward_is and 3-whole) and (softmax or sparsemax or entmax-1.5 or entmax-4/3 or budget-2.5 or normmax-2 "
+        "or taylor-4) or index_losses and 2-whole and (-softmax or entmax-1.5) or ties_are and whole and SparseSoftmax "
+        "or ties_below and float32-whole and 40 or in_place and Sparsemax and few or many_lanes and 40-parts "
+        "or slope and (references and 129 and (-rows or entmax-1.3 or normmax-2) or steep_rows and steps)"
+    ),
+    "ragged": "test_gradients and sparsemax and False or launched",
+    "layer": "product",
+    "replay": "second_call and top-k and dtype0 or in_place_and or test_unusual or hooks or end_of_the_memory or another_device",
+    "router": "of_the_reference and (deepseek-v3 or eight) and float32 or any_axis_strides",
+    "sinkhorn": "masks or 30.0-2]",
+    "attention": "a_map_with_slopes and sparsemax or keys_in_parts_with_a_map and budgets",
 }
-BRIEF = (
-    "forward_is and 5- and not normal and not array-3.5 or backward_is and 3-whole or index_losses and 2-whole "
-    "or two_rows_of and 0.9-False or ties and whole and SparseSoftmax or in_place and Sparsemax and few or many_lanes and 40-parts "
-    "or slope and (references and 129 or steep_rows and steps or serves and Entmax)"
-)
-GROUPS = grouped(WORDS, BRIEF)
+PARTS = {  # of the long files, by the names of their tests: one process each
+    "rows": {
+        "forward": "forward or halves",
+        "rows": "flat or layouts or masks",
+        "strange": "strange or huge or ties or offsets or perturb_max or alpha",
+        "backward": "backward and not logarithms",
+        "slopes": "slope and not backward",
+        "losses": "index_losses",
+    },
+    "attention": {
+        "options": "an_option and not keys_in_parts",
+        "maps": "(a_map or features or layouts or shared) and not keys_in_parts",
+        "parts": "keys_in_parts",
+    },
+}
 
 
-def interpreted(words, *files):
-    """The tests of these files that `words` select, in a process where the interpreter stands in for the compiler."""
-    here = Path(__file__).parent
+def groups():
+    """name -> (files, words): every test of a file is in one group, with what no words name in `others`."""
+    yield "brief", (tuple(BRIEF), " or ".join(f"{file}_triton and ({words})" for file, words in BRIEF.items()))
+    for file, brief in BRIEF.items():
+        words = PARTS.get(file, {})
+        named = " or ".join(f"({w})" for w in words.values())
+        for name, own in {**words, "others": f"not ({named})" if named else file}.items():
+            yield f"{file} {name}", ((file,), f"({own}) and not ({brief})")
+
+
+GROUPS = dict(groups())
+
+
+@pytest.mark.long
+@pytest.mark.whole(lambda group: group != "brief")
+@needs_triton
+@pytest.mark.parametrize("group", GROUPS)
+def test_interpreted(group):
+    """In a process where the interpreter stands in for the compiler."""
+    here, (files, words) = Path(__file__).parent, GROUPS[group]
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", words]
     out = subprocess.run(
-        [sys.executable, "-m", "pytest", *(str(here / file) for file in files), *options],
+        [sys.executable, "-m", "pytest", *(str(here / f"{file}_triton.py") for file in files), *options],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         cwd=ROOT,
         capture_output=True,
@@ -69,44 +95,6 @@ def interpreted(words, *files):
     )
     assert out.returncode == 0, out.stdout[-3000:] + out.stderr[-1000:]
     assert " passed" in out.stdout
-
-
-@pytest.mark.long
-@pytest.mark.whole(lambda group: group != "brief")
-@needs_triton
-@pytest.mark.parametrize("group", GROUPS)
-def test_interpreted(group):
-    interpreted(GROUPS[group], "rows_triton.py")
-
-
-SHORT = (
-    "test_gradients and sparsemax and False or launched or options and entmax-1.5 and smoothing or product "
-    "or second_call and top-k or in_place_and or test_unusual or hooks or losses_by and top-k "
-    "or sinkhorn and (masks or 30) or end_of_the_memory or another_device"
-)
-SHORT += " or of_the_reference and (deepseek-v3 or eight) and float32 or any_axis_strides"
-MORE = {
-    "brief": (
-        SHORT,
-        "ragged_triton.py",
-        "layer_triton.py",
-        "replay_triton.py",
-        "router_triton.py",
-        "sinkhorn_triton.py",
-    )
-}
-MORE |= {
-    f"more {name}": (f"not ({SHORT})", f"{name}_triton.py")
-    for name in ("ragged", "layer", "replay", "router", "sinkhorn")
-}
-
-
-@pytest.mark.long
-@pytest.mark.whole(lambda group: group != "brief")
-@needs_triton
-@pytest.mark.parametrize("group", MORE)
-def test_interpreted_ragged_rows_and_output_layers(group):
-    interpreted(*MORE[group])
 
 
 @needs_triton
@@ -163,12 +151,7 @@ def launches(monkeypatch, mapping, n, dtype):
 
 
 # in the short battery most kernels are compiled once, of a map and for a target that are quick
-SOON = {
-    "softmax": "sm_80",
-    "entmax-1.5": "sm_80",
-    "top-p": "gfx942",
-    "taylor": "gfx942",
-}
+SOON = {"softmax": "sm_80", "entmax-1.5": "sm_80", "top-p": "gfx942", "taylor": "gfx942"}
 
 
 @pytest.mark.whole(lambda name, target: SOON.get(name) != target)

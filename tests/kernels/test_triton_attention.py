@@ -1,4 +1,4 @@
-"""Attention by Triton without a GPU: attention_triton.py in the interpreter, and every form of launch compiled ahead of time."""
+"""Attention by Triton without a GPU: every form of launch compiled ahead of time. test_triton.py runs attention_triton.py."""
 
 from __future__ import annotations
 
@@ -11,29 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_triton import compiled, grouped, interpreted, oldest, recorded
+from test_triton import compiled, oldest, recorded
 
 from anymax.kernels import triton as engine
 from anymax.kernels.triton import attention_plans as plans
 
 needs_triton = pytest.mark.skipif(isinstance(engine.load(), str), reason="triton is not installed")
-
-WORDS = {  # of the names in attention_triton.py: one process each
-    "options": "an_option and not keys_in_parts",
-    "maps": "(a_map or features or layouts or shared) and not keys_in_parts",
-    "parts": "keys_in_parts",
-}
-BRIEF = "a_map and sparsemax and not keys_in_parts or keys_in_parts_with_a_map and budgets"
-GROUPS = grouped(WORDS, BRIEF)
-
-
-@pytest.mark.long
-@pytest.mark.whole(lambda group: group != "brief")
-@needs_triton
-@pytest.mark.parametrize("group", GROUPS)
-def test_interpreted(group):
-    interpreted(GROUPS[group], "attention_triton.py")
-
 
 # -- ahead of time ---------------------------------------------------------------------------------------------------------------
 
