@@ -7,7 +7,7 @@ import pytest
 from engine_state import by_threads
 
 import anymax
-from anymax import Budget, Entmax, Softmax, Sparsemax, SparseSoftmax, Taylor
+from anymax import Entmax, Softmax, Sparsemax, SparseSoftmax
 from anymax.kernels import decode, native
 from anymax.kernels.decode import STEPS, Step
 
@@ -115,12 +115,6 @@ def test_what_is_left_may_be_written_into_the_scores(chain, n, dtype):
     np.testing.assert_array_equal(made.keep, want != -math.inf)
 
 
-def test_a_draw_and_scores_that_are_written_over_are_refused():
-    x = scores(10)
-    with pytest.raises(RuntimeError, match="refused a draw of softmax: an operand"):
-        decode.run(SOFTMAX, x, (Step("topk", 3),), in_place=True, u=np.full((4, 1), 0.5))
-
-
 @pytest.mark.parametrize("kind", ["topk", "topp", "minp", "xtc"])
 def test_equal_scores(kind):
     x = np.array([[1.0, 2.0, 2.0, 0.0, 2.0, 2.0, -math.inf, 1.0]])
@@ -224,18 +218,6 @@ def test_the_same_for_any_number_of_threads():
     for other in made[1:]:
         np.testing.assert_array_equal(made[0].index, other.index)
         np.testing.assert_array_equal(made[0].log_p, other.log_p)
-
-
-def test_what_it_refuses():
-    x = scores(20)
-    assert decode.refuse(SOFTMAX, x, decode.MOST) is None
-    assert "taylor" in decode.refuse(Taylor(), x)
-    assert "64 steps" in decode.refuse(SOFTMAX, x, decode.MOST + 1)
-    assert "one parameter" in decode.refuse(Budget(np.ones((4, 1))), x)
-    with anymax.use("reference"):
-        assert "reference" in decode.refuse(SOFTMAX, x)
-    with pytest.raises(RuntimeError, match="parameter is out of range"):
-        decode.run(SOFTMAX, x, (Step("topp", 1.5),), keep=True)
 
 
 def test_more_classes_to_keep_than_32_bits_count():

@@ -22,7 +22,7 @@ from row_cases import reference, rows, torch
 import anymax as am
 from anymax import kernels
 from anymax.functional import verbs
-from anymax.kernels import linked, native
+from anymax.kernels import native
 
 
 def test_while_another_thread_imports_torch():
@@ -237,23 +237,6 @@ def test_a_threadpoolctl_too_old_to_be_told_of_a_library_is_left_alone(tmp_path)
     assert in_a_child(code, PYTHONPATH=paths) == f"{native.isa()} 2.0"
 
 
-def test_refusals():
-    x = np.zeros((2, 3), np.float32)
-    assert ENGINE.refuse("forward", am.Sparsemax(), x) is None
-    for op, mapping, scores, words in (
-        ("loss", am.Sparsemax(), x, "not loss"),
-        ("forward", am.Ratio.square(), x, "no kernel for ratio"),
-        ("forward", am.PerturbMax("exponential"), x, "no kernel"),
-        ("log_forward", am.Sparsemax(), x, "log of p is used"),
-        ("index_loss", am.Taylor(2), x, "no such operation"),
-        ("forward", am.Sparsemax(), x.astype(np.longdouble), "it takes float32"),
-        ("forward", am.Sparsemax(), x.astype(">f4"), "byte order"),
-        ("forward", am.Sparsemax(), torch.zeros(2, 3).to_sparse(), "dense tensors"),
-        ("forward", am.Sparsemax(), torch.zeros(2, 3, device="meta"), "on the CPU"),
-    ):
-        assert words in ENGINE.refuse(op, mapping, scores), (op, mapping)
-
-
 def test_without_a_library(monkeypatch):
     sentence = "it was not compiled when anymax was installed"
     monkeypatch.setattr(native, "load", lambda: sentence)
@@ -378,26 +361,6 @@ def test_the_engine_says_what_is_no_argument():
     ):  # fmt: skip
         assert engine.vjp(am.Sparsemax(), None, p, g_, -1, memory_) is None
     assert (out == 7).all()
-    for wrong in ((), (am.Sparsemax(), x), (0,) * 11):
-        for f in (
-            engine.forward,
-            engine.forward_saving,
-            engine.vjp,
-            engine.loss,
-            engine.loss_grad,
-            engine.threshold,
-            engine.largest,
-            engine.linear,
-        ):
-            with pytest.raises(TypeError, match="arguments"):
-                f(*wrong)
-    with pytest.raises(RuntimeError, match="an operand is missing"):
-        engine.vjp(am.Taylor(2), None, x, g, -1, None)
-    with pytest.raises(RuntimeError, match="parameter is out of range"):
-        engine.forward(linked.link_of(am.SparseSoftmax(k=3))._replace(param=0.0), x, -1, None, None)
-    memory[:] = 9  # classes that are none
-    with pytest.raises(RuntimeError, match="has changed since"):
-        engine.vjp(am.Sparsemax(), None, x, g, -1, memory)
 
 
 @pytest.mark.whole

@@ -240,19 +240,6 @@ def test_maps_without_a_table(mapping, words):
     assert kernels.choose("forward", mapping, x) is not ENGINE
 
 
-def test_refusals_of_calls():
-    mapping, x = Softplus(1.25), scores(512, rows=16)
-    assert ENGINE.refuse("forward", mapping, x) is ENGINE.refuse("vjp", mapping, x) is None
-    assert "not float64" in ENGINE.refuse("forward", mapping, x.astype(np.float64))
-    assert "at least 4096 scores" in ENGINE.refuse("forward", mapping, x[:1])
-    assert "has no threshold" in ENGINE.refuse("threshold", mapping, x)
-    assert "not log_forward" in ENGINE.refuse("log_forward", mapping, x)
-    without = am.Ratio(lambda x: 1.0 + x * x)
-    with am.use("tabled"):
-        assert ENGINE.refuse("forward", without, x) is None
-        assert "no derivative of u" in ENGINE.refuse("vjp", without, x)
-
-
 def test_functions_get_a_table_in_a_large_call():
     """People write them in the call itself, each time a new one."""
     mapping, x = am.Ratio(lambda x: np.cosh(x), np.sinh), scores(512, rows=tabled.FIRST // 512)

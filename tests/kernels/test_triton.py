@@ -314,15 +314,6 @@ def test_warm_up_makes_every_call(name, n, monkeypatch):
     assert kinds(calls) <= warm
 
 
-def test_warm_up_refuses():
-    with pytest.raises(TypeError, match="expected a mapping"):
-        am.kernels.warm_up(am.Softmax, [(2, 3)])
-    with pytest.raises(ValueError, match="expected dtypes"):
-        am.kernels.warm_up(am.Softmax(), [(2, 3)], "half a float", device="cpu")
-    with pytest.raises(RuntimeError, match=r"can't (run|compute)"):
-        am.kernels.warm_up(am.Softmax(), (2, 3), device="cpu")
-
-
 @needs_triton
 def test_parameters_given_as_numbers_are_copied_once():
     from anymax.kernels.triton import operands
@@ -389,46 +380,11 @@ def test_a_call_that_repeats_hands_over_what_triton_does():
     assert out.stdout == "the same\n", out.stderr[-2000:]
 
 
-# -- chosen or not ------------------------------------------------------------------------------------------------------------------
-
-
-def on_gpu(dtype=torch.float32, **facts):
-    """As a tensor on a GPU looks to `refuse`."""
-    device = types.SimpleNamespace(type="cuda", __str__=lambda: "cuda:0")
-    return types.SimpleNamespace(device=device, dtype=dtype, **facts)
-
-
 def test_it_costs_nothing_where_it_does_not_serve():
     code = "import sys, anymax, torch; anymax.explain(anymax.Softmax(), torch.zeros(2)); print('triton' in sys.modules)"
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"
-
-
-def test_refusals():
-    x = torch.zeros(2, 3)
-    assert "on a GPU (CUDA, ROCm), these are on cpu" in engine.ENGINE.refuse("forward", am.Sparsemax(), x)
-    assert "of numpy" in engine.ENGINE.refuse("forward", am.Sparsemax(), x.numpy())
-    with am.use("triton"), pytest.raises(RuntimeError, match="engine 'triton' was asked for"):
-        am.sparsemax(x)
-
-
-def test_refusals_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(engine, "is_torch", lambda x: True)
-    for op, mapping, words in (
-        ("loss", am.Sparsemax(), "not loss"),
-        ("forward", am.Ratio.square(), "no kernel for ratio"),
-        ("forward", am.PerturbMax("uniform"), "no kernel for the noise 'uniform'"),
-        ("forward", am.PerturbMax("gumbel", scale=2.0), "at scale 2"),
-        ("forward", am.NormMax(torch.tensor([2.0])), "one alpha of normmax"),
-        ("forward", am.Taylor(30), "order 16"),
-        ("log_forward", am.Sparsemax(), "log of p is used"),
-        ("log_vjp", am.Sigsoftmax(), "no backward of log p"),
-        ("index_loss", am.Taylor(2), "no such operation"),
-        ("threshold", am.Entmax(torch.tensor([1.5])), "one alpha only"),
-    ):
-        assert words in engine.ENGINE.refuse(op, mapping, on_gpu()), (op, mapping)
-    assert "plain tensors" in engine.ENGINE.refuse("forward", am.Sparsemax(), on_gpu())
 
 
 def test_without_triton(monkeypatch):
