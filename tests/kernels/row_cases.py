@@ -26,6 +26,20 @@ def reference(f, *tensors):
         return f(*(t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in tensors))
 
 
+MAPS = {  # one of each kernel
+    "softmax": am.Softmax(), "sparsemax": am.Sparsemax(), "entmax-1.5": am.Entmax(1.5), "entmax-1.25": am.Entmax(1.25),
+    "entmax-1.7": am.Entmax(1.7), "entmax-3": am.Entmax(3.0), "budget": am.Budget(3), "normmax-2": am.NormMax(2.0),
+    "top-k": am.SparseSoftmax(k=5), "top-p": am.SparseSoftmax(p=0.9), "taylor": am.Taylor(2), "sigsoftmax": am.Sigsoftmax(),
+}  # fmt: skip
+
+
+def some(*names):
+    return {name: MAPS[name] for name in names}
+
+
+BIG, TINY = float(np.finfo(np.float32).max), 1e-45
+EXTREME = ([BIG, -BIG, 0.0], [2.9e33], [BIG] * 3, [TINY, -TINY, 0.0], [-BIG] * 3, [1e4, 1e4 - 1, 1e4 - 2])
+
 LAYOUTS = {
     "contiguous": lambda x: x,
     "every other row": lambda x: x.repeat_interleave(2, 0)[::2],

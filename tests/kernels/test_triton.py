@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import row_cases
 
 torch = pytest.importorskip("torch")
 
@@ -28,6 +29,12 @@ from tools import gpu_launches, gpu_static
 from tools.gpu_launches import KERNELS, Recorder, compiled, described
 
 needs_triton = pytest.mark.skipif(isinstance(engine.load(), str), reason="triton is not installed")
+
+
+def ahead(test):
+    """Compiled for another machine than this one."""
+    return needs_triton(pytest.mark.filterwarnings("ignore")(test))  # of the compiler
+
 
 # -- in the interpreter ---------------------------------------------------------------------------------------------------------
 
@@ -112,11 +119,8 @@ TARGETS = ("sm_80", "sm_90", "gfx942")
 
 
 MAPS = {
-    "softmax": am.Softmax(), "sparsemax": am.Sparsemax(), "entmax-1.5": am.Entmax(1.5), "entmax-1.25": am.Entmax(1.25),
-    "entmax-1.7": am.Entmax(1.7),
-    "entmax-3": am.Entmax(3.0), "entmax-rows": am.Entmax(torch.full((4, 1), 1.4)), "budget": am.Budget(3), "normmax-2": am.NormMax(2.0),
-    "normmax-3": am.NormMax(3.0), "top-k": am.SparseSoftmax(k=5), "top-p": am.SparseSoftmax(p=0.9), "taylor": am.Taylor(4),
-    "sigsoftmax": am.Sigsoftmax(), "perturb-normal": am.PerturbMax("normal"), "perturb-logistic": am.PerturbMax("logistic"),
+    **row_cases.MAPS, "entmax-rows": am.Entmax(torch.full((4, 1), 1.4)), "normmax-3": am.NormMax(3.0), "taylor": am.Taylor(4),
+    "perturb-normal": am.PerturbMax("normal"), "perturb-logistic": am.PerturbMax("logistic"),
 }  # fmt: skip
 
 
@@ -158,8 +162,7 @@ SOON = {"softmax": "sm_80", "entmax-1.5": "sm_80", "top-p": "gfx942", "taylor": 
 @pytest.mark.weekly(
     lambda name, target: SOON.get(name) != target and (list(MAPS).index(name) + TARGETS.index(target)) % 3 != 0
 )
-@needs_triton
-@pytest.mark.filterwarnings("ignore")  # of the compiler
+@ahead
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", MAPS)
 def test_compiles_ahead_of_time(name, target, monkeypatch, compiler):
@@ -173,8 +176,7 @@ def test_compiles_ahead_of_time(name, target, monkeypatch, compiler):
 
 @pytest.mark.whole
 @pytest.mark.weekly(lambda name: name not in ("sparsemax", "top-k"))
-@needs_triton
-@pytest.mark.filterwarnings("ignore")
+@ahead
 @pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax-1.7", "budget", "top-k"])
 def test_rows_in_parts_compile_ahead_of_time(name, monkeypatch, compiler):
     calls = launches(monkeypatch, MAPS[name], 1_000_000, torch.float32)
@@ -183,8 +185,7 @@ def test_rows_in_parts_compile_ahead_of_time(name, monkeypatch, compiler):
 
 
 @pytest.mark.whole
-@needs_triton
-@pytest.mark.filterwarnings("ignore")
+@ahead
 @pytest.mark.parametrize(
     ("name", "n", "rows"), [("softmax", 50_257, 8), ("softmax", 50_257, 3), ("entmax-1.5", 1001, 8)]
 )
@@ -203,8 +204,7 @@ def test_rows_that_begin_anywhere_are_read_in_packs(name, n, rows, monkeypatch, 
 
 
 @pytest.mark.whole
-@needs_triton
-@pytest.mark.filterwarnings("ignore")
+@ahead
 def test_ragged_rows_compile_ahead_of_time(monkeypatch, compiler):
     from anymax.kernels.triton import segments
 
@@ -223,8 +223,7 @@ def test_ragged_rows_compile_ahead_of_time(monkeypatch, compiler):
 
 
 @pytest.mark.whole
-@needs_triton
-@pytest.mark.filterwarnings("ignore")
+@ahead
 def test_sparse_products_compile_ahead_of_time(monkeypatch, compiler):
     from anymax.kernels.triton import layer
 
@@ -238,8 +237,7 @@ def test_sparse_products_compile_ahead_of_time(monkeypatch, compiler):
 
 
 @pytest.mark.whole(lambda target: target != "sm_80")
-@needs_triton
-@pytest.mark.filterwarnings("ignore")
+@ahead
 @pytest.mark.parametrize("target", ["sm_80", "gfx942"])
 def test_routers_compile_ahead_of_time(target, monkeypatch, compiler):
     from anymax.kernels.triton import router
@@ -255,8 +253,7 @@ def test_routers_compile_ahead_of_time(target, monkeypatch, compiler):
 
 
 @pytest.mark.whole
-@needs_triton
-@pytest.mark.filterwarnings("ignore")
+@ahead
 def test_small_matrices_compile_ahead_of_time(monkeypatch, compiler):
     from anymax.kernels.triton import sinkhorn_kernels
 

@@ -11,12 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_triton import compiled, oldest, recorded
+from test_triton import ahead, compiled, oldest, recorded
 
-from anymax.kernels import triton as engine
 from anymax.kernels.triton import attention_plans as plans
-
-needs_triton = pytest.mark.skipif(isinstance(engine.load(), str), reason="triton is not installed")
 
 # -- ahead of time ---------------------------------------------------------------------------------------------------------------
 
@@ -58,8 +55,7 @@ SPILLED = {"sparsemax fp16": 352, "entmax-1.3 fp32": 352, "entmax-1.3 bf16": 160
 
 
 @pytest.mark.whole
-@needs_triton
-@pytest.mark.filterwarnings("ignore")  # of the compiler
+@ahead
 @pytest.mark.parametrize(("name", "target"), [(name, target) for name, form in FORMS.items() for target in form[-1]])
 def test_compiles_ahead_of_time(name, target, monkeypatch, compiler, tmp_path):
     from anymax.kernels.triton import attention
@@ -92,8 +88,7 @@ SPLIT_FORMS = {
 
 
 @pytest.mark.whole
-@needs_triton
-@pytest.mark.filterwarnings("ignore")  # of the compiler
+@ahead
 @pytest.mark.parametrize(
     ("name", "target"), [(name, target) for name, form in SPLIT_FORMS.items() for target in form[-1]]
 )
