@@ -1,6 +1,6 @@
 """Attention by the Triton kernels against the reference in fp64: every option, map, dtype and layout, forward and all gradients.
 
-On a GPU it runs for real: `pytest tests/kernels/attention_triton.py`. Without one, test_triton_attention.py runs this file in Triton's
+On a GPU it runs for real: `pytest tests/kernels/attention_triton.py`. Without one, test_triton.py runs this file in Triton's
 interpreter, in a process of its own: TRITON_INTERPRET=1 is read when triton is imported.
 """
 

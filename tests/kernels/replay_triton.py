@@ -9,6 +9,7 @@ import inspect
 import math
 
 import pytest
+import row_cases
 from triton_place import DEVICE, REAL, WARNINGS
 
 torch = pytest.importorskip("torch")
@@ -21,11 +22,7 @@ from anymax.kernels.triton import launch, operands, plans, replay
 
 pytestmark = WARNINGS
 
-MAPS = {
-    "softmax": am.Softmax(), "sparsemax": am.Sparsemax(), "entmax-1.5": am.Entmax(1.5), "entmax-1.3": am.Entmax(1.3),
-    "budget": am.Budget(3), "normmax": am.NormMax(2.0), "top-k": am.SparseSoftmax(k=5), "top-p": am.SparseSoftmax(p=0.9),
-    "taylor": am.Taylor(2), "sigsoftmax": am.Sigsoftmax(), "perturb-max": am.PerturbMax("normal"),
-}  # fmt: skip
+MAPS = row_cases.MAPS | {"perturb-max": am.PerturbMax("normal")}
 each_map = pytest.mark.parametrize("name", MAPS)
 
 

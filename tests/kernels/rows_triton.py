@@ -8,9 +8,11 @@ is imported.
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import numpy as np
 import pytest
+import row_cases
 from cases import CASES, each, on
 from triton_place import DEVICE, REAL, WARNINGS
 
@@ -28,16 +30,12 @@ pytestmark = WARNINGS
 
 STEPS = plans.Plan(1, 2, 512 if REAL else 64, False, 4)  # a long row, on a small scale
 PARTS = plans.Plan(1, 2, 256 if REAL else 32, False, 4, 4)  # the same in parts
-FORMS = {
-    "whole": None,
-    "few": 16,
-    "steps": 0,
-    "parts": 16,
-}  # lanes that are gathered: some rows have as few, others not
+# lanes that are gathered: some rows have as few, others not
+FORMS = {"whole": None, "few": 16, "steps": 0, "parts": 16}
 each_form = pytest.mark.parametrize("form", ["whole", "few", "parts"])
 SIZES = (1, 5, 251) + ((4096, 40_001, 131_072) if REAL else ())
 LONG = 40_001 if REAL else 251
-DTYPES = ("float32", "bfloat16", "float16")
+rows, wide = functools.partial(row_cases.rows, batch=(5,), device=DEVICE), row_cases.reference
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +64,8 @@ def served(case):
 
 
 SERVED = tuple(c for c in CASES if served(c))
-QUICK = tuple(
-    c for c in SERVED if c.row != "PerturbMax" or c.id == "perturb_max-gumbel"
-)  # perturb max loops over everything anyhow
+# perturb max loops over everything anyhow
+QUICK = tuple(c for c in SERVED if c.row != "PerturbMax" or c.id == "perturb_max-gumbel")
 FEW = tuple(
     c for c in SERVED
     if c.id in ("softmax", "sparsemax", "entmax-1.5", "entmax-1.1", "entmax-3", "entmax-array-1.75", "budget-2.5", "normmax-2",
@@ -87,23 +84,10 @@ def mapped(case):
     return mapping.replace(nodes=32) if case.row == "PerturbMax" else mapping
 
 
-def rows(n, dtype="float32", batch=(5,), sigma=2.0, seed=0):
-    """Scores on a grid of 1/8, so that every dtype holds the same ones, ties among them."""
-    x = np.random.default_rng([seed, n]).normal(size=(*batch, n)) * sigma
-    return torch.as_tensor(np.round(x * 8) / 8, device=DEVICE).to(getattr(torch, dtype))
-
-
-def wide(f, *tensors):
-    """The same call by the reference in fp64."""
-    with am.use("reference"):
-        return f(*(t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in tensors))
-
-
 def bound(case, want, dtype="float32"):
     """What the reference itself is allowed, and one ulp more."""
-    eps = {"float32": 2.0**-23, "bfloat16": 2.0**-8 if REAL else 2.0**-7, "float16": 2.0**-10}[
-        dtype
-    ]  # the interpreter cuts bf16 off
+    cut = 2.0**-8 if REAL else 2.0**-7  # the interpreter cuts bf16 off
+    eps = {"float32": 2.0**-23, "bfloat16": cut, "float16": 2.0**-10}[dtype]
     top = float(want.abs().max()) if want.numel() else 1.0
     if case.tv is not None:
         return 5e-6 + eps * top
@@ -119,6 +103,14 @@ def forward(case, x, mask=None):
     out = poisoned(x)
     assert engine.ENGINE.forward(mapped(case), x, mask, out) is out
     return out
+
+
+def slopes_of(f, *leaves):
+    """The gradients of f(*leaves) by this engine, and those by the reference in fp64."""
+    copies = [a.detach().double().requires_grad_() for a in leaves]
+    got = torch.autograd.grad(f(*leaves), leaves)
+    with am.use("reference"):
+        return zip(got, torch.autograd.grad(f(*copies), copies), strict=True)
 
 
 def close(got, want, atol):
@@ -194,13 +186,7 @@ def test_flat_and_peaked_rows(case, sigma, form):
         close(forward(case, x), want, bound(case, want))
 
 
-LAYOUTS = {
-    "padded": lambda x: torch.nn.functional.pad(x, (3, 4))[..., 3:-4],
-    "every other class": lambda x: x.repeat_interleave(2, -1)[..., ::2],
-    "classes first": lambda x: x.movedim(-1, 0).contiguous().movedim(0, -1),
-    "classes in the middle": lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2),
-    "outer axes swapped": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
-    "one row for all": lambda x: x[:1].expand_as(x),
+LAYOUTS = {name: make for name, make in row_cases.LAYOUTS.items() if name not in ("contiguous", "every other row")} | {
     "four axes apart": lambda x: (
         x.reshape(3, 2, 2, 1, -1).repeat_interleave(2, 0).repeat_interleave(2, 1).repeat_interleave(3, 2)[::2, ::2, ::3]
     ),
@@ -303,15 +289,7 @@ def test_strange_rows_touch_no_other(case, form):
 
 @each(QUICK)
 def test_huge_tiny_and_equal_scores(case):
-    big, tiny = torch.finfo(torch.float32).max, 1e-45
-    for row in (
-        [big, -big, 0.0],
-        [2.9e33],
-        [big, big, big],
-        [tiny, -tiny, 0.0],
-        [-big, -big, -big],
-        [1e4, 1e4 - 1, 1e4 - 2],
-    ):
+    for row in row_cases.EXTREME:
         if case.mass <= len(row):
             p = forward(case, torch.tensor([row], device=DEVICE))
             assert bool(p.isfinite().all()), row
@@ -375,18 +353,8 @@ def test_ties_below_zero_and_a_mass_that_one_score_has(mapping, dtype, form):
     assert torch.equal(got > 0, want.to(x.dtype) > 0)
 
 
-IN_PLACE = [
-    (mapping, form)
-    for form in ("few", "parts")
-    for mapping in (
-        am.Softmax(),
-        am.Sparsemax(),
-        am.Entmax(1.1),
-        am.Budget(2.5),
-        am.SparseSoftmax(p=0.9),
-        am.SparseSoftmax(k=40),
-    )
-]
+OVER = (am.Softmax(), am.Sparsemax(), am.Entmax(1.1), am.Budget(2.5), am.SparseSoftmax(p=0.9), am.SparseSoftmax(k=40))
+IN_PLACE = [(mapping, form) for form in ("few", "parts") for mapping in OVER]
 IN_PLACE += [(am.Sparsemax(), "whole"), (am.Taylor(2), "few"), (am.PerturbMax("logistic", nodes=32), "few")]
 
 
@@ -548,20 +516,13 @@ def test_one_alpha_a_row_on_both_sides_of_two():
     close(got[:7], wide(lambda t: am.apply(exact, t), x)[:7], 1e-6)
     assert bool(got[7].isnan().all())
     close(
-        engine.ENGINE.vjp(mapping, x, got, g)[:7],
-        wide(lambda *t: reference.ENGINE.vjp(exact, *t), x, got, g)[:7],
-        1e-5,
+        engine.ENGINE.vjp(mapping, x, got, g)[:7], wide(lambda *t: reference.ENGINE.vjp(exact, *t), x, got, g)[:7], 1e-5
     )
 
 
 def test_the_gradient_in_alpha():
-    x = rows(40, batch=(3,)).requires_grad_()
-    alpha = torch.full((3, 1), 1.4, device=DEVICE, requires_grad=True)
-    got = torch.autograd.grad((am.entmax(x, alpha) ** 2).sum(), (x, alpha))
-    y, beta = x.detach().double().requires_grad_(), alpha.detach().double().requires_grad_()
-    with am.use("reference"):
-        want = torch.autograd.grad((am.entmax(y, beta) ** 2).sum(), (y, beta))
-    for a, b in zip(got, want):
+    x, alpha = rows(40, batch=(3,)).requires_grad_(), torch.full((3, 1), 1.4, device=DEVICE, requires_grad=True)
+    for a, b in slopes_of(lambda x, alpha: (am.entmax(x, alpha) ** 2).sum(), x, alpha):
         close(a, b, 1e-5)
 
 
@@ -665,10 +626,8 @@ def test_slope_of_steep_norms_keeps_its_digits(alpha, form):
     """The derivative of a norm falls as fast as the sensitivity to it grows: up to a large product."""
     n = 150
     p, g = torch.zeros(4, n, device=DEVICE), rows(n, batch=(4,), seed=4)
-    p[0, :2], p[1, ::70], p[2, 100:105] = (
-        *(torch.tensor(t, device=DEVICE) for t in ([0.9, 0.1], [0.9, 0.06, 0.04])),
-        0.2,
-    )
+    p[0, :2], p[1, ::70] = (torch.tensor(t, device=DEVICE) for t in ([0.9, 0.1], [0.9, 0.06, 0.04]))
+    p[2, 100:105] = 0.2
     p[3] = 1.0 / n
     p[3, :75] *= 1.5
     p[3, 75:] *= 0.5
@@ -752,11 +711,7 @@ def test_the_slope_serves_autograd(kind, monkeypatch):
     x = rows(40, batch=(3, 4)).requires_grad_()
     for shape in ((), (4, 1), (3, 4, 1)):
         value = torch.full(shape, 2.5, device=DEVICE, requires_grad=True)
-        got = torch.autograd.grad((am.apply(kind(value), x) ** 2).sum(), (x, value))
-        y, same = x.detach().double().requires_grad_(), value.detach().double().requires_grad_()
-        with am.use("reference"):
-            want = torch.autograd.grad((am.apply(kind(same), y) ** 2).sum(), (y, same))
-        for a, b in zip(got, want):
+        for a, b in slopes_of(lambda x, value: (am.apply(kind(value), x) ** 2).sum(), x, value):
             close(a, b, 2e-5)
     assert len(calls) == 3
 
@@ -836,14 +791,10 @@ def test_the_lanes_of_a_loss_serve_autograd():
 
 def test_losses_of_sure_rows_keep_their_digits():
     x = torch.tensor([[20.0, 0.0, -1.0], [0.4, 0.0, -3.0], [5.0, 0.0, 0.0]], device=DEVICE)
+    first = torch.zeros(3, dtype=torch.long, device=DEVICE)
     for mapping in (am.Softmax(), am.Entmax(1.5), am.Entmax(1.1), am.Sparsemax(), am.NormMax(2.0)):
-        got = am.fenchel_young(mapping, x, torch.zeros(3, dtype=torch.long, device=DEVICE), reduction="none")
-        want = wide(
-            lambda t, m=mapping: am.fenchel_young(
-                m, t, torch.zeros(3, dtype=torch.long, device=DEVICE), reduction="none"
-            ),
-            x,
-        )
+        loss = lambda t, m=mapping: am.fenchel_young(m, t, first, reduction="none")  # noqa: E731
+        got, want = loss(x), wide(loss, x)
         torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=5e-8)
 
 
@@ -867,15 +818,16 @@ def test_a_masked_target_a_stray_one_and_a_poisoned_row():
 def test_logarithms_and_their_backward(case, form):
     x, g = rows(150, batch=(3,)), rows(150, batch=(3,), seed=3)
     x[0, 0] = -torch.inf
-    free, y = x.clone().requires_grad_(), x.double().requires_grad_()
+
+    def total(t):
+        log_p = am.log_apply(case.mapping, t)
+        return torch.where(log_p.isfinite(), log_p * g, 0.0).sum()
+
     with planned(form):
-        got = am.log_apply(case.mapping, free)
-        back = torch.autograd.grad(torch.where(got.isfinite(), got * g, 0.0).sum(), free)[0]
-    with am.use("reference"):
-        want = am.log_apply(case.mapping, y)
-        wide_back = torch.autograd.grad(torch.where(want.isfinite(), want * g, 0.0).sum(), y)[0]
-    torch.testing.assert_close(got.double(), want, rtol=2e-6, atol=2e-6)
-    close(back, wide_back.nan_to_num(), 1e-4)
+        got = am.log_apply(case.mapping, x)
+        torch.testing.assert_close(got.double(), wide(lambda t: am.log_apply(case.mapping, t), x), rtol=2e-6, atol=2e-6)
+        for a, b in slopes_of(total, x.requires_grad_()):
+            close(a, b.nan_to_num(), 1e-4)
 
 
 @each(tuple(c for c in QUICK if c.mapping.has_threshold and c.id not in ("entmax-array-1.75", "entmax-array-3.5")))
@@ -903,21 +855,11 @@ def test_logsumexp(form):
 
 def test_the_public_functions():
     x = rows(33, batch=(4, 3))
-    for f in (
-        am.softmax,
-        am.sparsemax,
-        am.entmax15,
-        lambda t, **o: am.sparse_softmax(t, k=3, **o),
-        lambda t, **o: am.budget(t, 2, **o),
-    ):
+    for f in (am.softmax, am.sparsemax, am.entmax15, lambda t: am.sparse_softmax(t, k=3), lambda t: am.budget(t, 2)):
         want = wide(f, x)
         close(f(x), want, 5e-7)
-        free = x.clone().requires_grad_()
-        (f(free) ** 2).sum().backward()
-        y = x.double().requires_grad_()
-        with am.use("reference"):
-            (f(y) ** 2).sum().backward()
-        close(free.grad, y.grad, 2e-6)
+        for a, b in slopes_of(lambda t, f=f: (f(t) ** 2).sum(), x.clone().requires_grad_()):
+            close(a, b, 2e-6)
     out = poisoned(x)
     assert am.sparsemax(x, out=out) is out
     close(out, wide(am.sparsemax, x), 5e-7)
@@ -926,14 +868,11 @@ def test_the_public_functions():
 
 
 def test_double_backward_and_transforms_take_plain_operations():
-    x = rows(7, batch=(2,)).requires_grad_()
-    first = torch.autograd.grad((am.entmax15(x) ** 3).sum(), x, create_graph=True)[0]
-    second = torch.autograd.grad(first.sum(), x)[0]
-    y = x.detach().double().requires_grad_()
-    with am.use("reference"):
-        first = torch.autograd.grad((am.entmax15(y) ** 3).sum(), y, create_graph=True)[0]
-        want = torch.autograd.grad(first.sum(), y)[0]
-    close(second, want, 1e-4)
+    def first(x):
+        return torch.autograd.grad((am.entmax15(x) ** 3).sum(), x, create_graph=True)[0].sum()
+
+    for a, b in slopes_of(first, rows(7, batch=(2,)).requires_grad_()):
+        close(a, b, 1e-4)
 
 
 def test_it_is_chosen():

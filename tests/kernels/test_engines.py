@@ -17,7 +17,7 @@ from kinds import KINDS, back, every_kind
 import anymax as A
 from anymax import Entmax, Softmax, Sparsemax, Taylor, kernels
 from anymax.functional import verbs
-from anymax.kernels import decode, link, native
+from anymax.kernels import link, native
 
 needs_torch = pytest.mark.skipif("torch" not in KINDS, reason="torch is not installed")
 
@@ -135,14 +135,6 @@ def test_an_engine_that_was_asked_for_serves():
         assert A.choose("forward", Softmax(), x).name == "reference"
 
 
-def test_unknown_engines():
-    with (
-        pytest.raises(ValueError, match=r"anymax\.use: there is no engine 'cuda'; the engines are .*reference"),
-        A.use("cuda"),
-    ):
-        pass
-
-
 def test_the_environment(environment):
     x = scores()
     environment("reference")
@@ -255,11 +247,6 @@ def test_calls_go_to_the_engine_as_they_come(monkeypatch):
         assert torch.equal(A.apply(mapping, x, 2), A.apply(mapping, x))
     assert not longs
     assert torch.equal(A.apply(A.Sparsemax(), x, 0, dim=0), wanted[1][0])
-    for wrong in (-1.0, True, "2"):
-        with pytest.raises(TypeError, match="expected an integer"):
-            A.sparsemax(x, dim=wrong)
-    with pytest.raises(TypeError, match="two names of one argument"):
-        A.sparsemax(x, 1, dim=2)
     assert A.sparsemax([1.0, 0.0], axis=-1).tolist() == [1.0, 0.0]
 
 
@@ -289,19 +276,6 @@ def test_memory_mapped_arrays_are_served_as_any_others(tmp_path):
     np.testing.assert_allclose(out, A.softmax(x), rtol=1e-6)
     with pytest.raises(ValueError, match="read-only"):
         A.softmax(x, out=mapped)
-
-
-def test_a_matrix_is_refused_in_a_sentence():
-    with pytest.warns(PendingDeprecationWarning):
-        x = np.matrix([[1.0, 2.0]])
-    for f in (
-        A.softmax,
-        lambda x: A.cross_entropy(x, np.array([0])),
-        lambda x: A.attention(x, x, x),
-        A.linear_attention,
-    ):
-        with pytest.raises(TypeError, match=r"numpy\.matrix is not read.*numpy\.asarray"):
-            f(*[x] * (3 if f is A.linear_attention else 1))
 
 
 @pytest.mark.parametrize(
@@ -358,7 +332,6 @@ def test_the_library_says_how_many_classes_it_counts():
     assert link.MOST_CLASSES == 2**31 - 1 - 1024
     x = np.broadcast_to(np.float32(0.0), (1, link.MOST_CLASSES + 1))
     assert native.load().forward(A.Softmax(), x, -1, None, None) is None
-    assert "up to 2147482623 classes, not 2147482624" in decode.refuse(A.Softmax(), x)
 
 
 @pytest.mark.skipif(isinstance(native.load(), str), reason="no compiled engine")
@@ -375,10 +348,8 @@ def test_the_library_takes_what_its_ranges_say(kind):
         assert p.shape == (2, 5)
 
 
-def test_a_taylor_polynomial_beyond_doubles_is_refused():
+def test_a_taylor_polynomial_of_the_highest_order():
     assert np.isfinite(A.taylor_softmax(np.array([1.0, 900.0]), 170)).all()
-    with pytest.raises(ValueError, match="at most 170"):
-        A.Taylor(172)
 
 
 # -- a kernel holds for the class that names it ---------------------------------------------------------------------------------

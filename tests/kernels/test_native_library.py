@@ -6,7 +6,6 @@ import concurrent.futures
 import ctypes
 import os
 import shutil
-import subprocess
 import sys
 import textwrap
 import warnings
@@ -16,32 +15,14 @@ import numpy as np
 import pytest
 from abi import Call, View
 from cases import each
-from native_cases import (
-    SERVED,
-    bound,
-    mapped,
-    reference,
-    rows,
-    torch,
-)
+from engine_state import by_threads, in_a_child, instructions
+from native_cases import ENGINE, SERVED, bound, close, mapped, named
+from row_cases import reference, rows, torch
 
 import anymax as am
 from anymax import kernels
 from anymax.functional import verbs
-from anymax.kernels import linked, native
-
-
-def in_a_child(code, **env):
-    out = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert out.returncode == 0, out.stderr
-    return out.stdout.strip()
+from anymax.kernels import native
 
 
 def test_while_another_thread_imports_torch():
@@ -67,6 +48,7 @@ def test_while_another_thread_imports_torch():
     in_a_child(code)
 
 
+@pytest.mark.whole
 def test_the_first_call_goes_the_short_way():
     """One forward and many backwards is all that some programs do."""
     code = """
@@ -82,23 +64,16 @@ def test_the_first_call_goes_the_short_way():
 
 @pytest.mark.parametrize("isa", native.load().isas())
 def test_every_instruction_set(isa):
-    lib, before = native.load(), native.isa()
-    x = {
-        d: rows(None, n, d, batch=(5,))
-        for d, n in (("float32", 700), ("float64", 90), ("bfloat16", 33), ("float16", 9))
-    }
-    want = {(c.id, d): native.ENGINE.forward(mapped(c), a) for c in SERVED for d, a in x.items()}
-    assert lib.set_isa(isa)
-    try:
+    lengths = {"float32": 700, "float64": 90, "bfloat16": 33, "float16": 9}
+    x = {dtype: rows(n, dtype, batch=(5,)) for dtype, n in lengths.items()}
+    want = {(case, dtype): ENGINE.forward(mapped(case), a) for case in SERVED for dtype, a in x.items()}
+    with instructions(isa):
         assert native.isa() == isa
-        for (id_, d), p in want.items():
-            case = next(c for c in SERVED if c.id == id_)
-            got = native.ENGINE.forward(mapped(case), x[d])
-            assert float((got.double() - p.double()).abs().max()) <= 2 * bound(case, p, d), (id_, d)
-    finally:
-        lib.set_isa(before)
+        for (case, dtype), p in want.items():
+            close(ENGINE.forward(mapped(case), x[dtype]), p, 2 * bound(case, p, dtype))
 
 
+@pytest.mark.whole
 def test_an_instruction_set_by_the_environment():
     code = (
         "from anymax.kernels import _memory, native; print(native.isa(), native.load() if native.isa() is None else '')"
@@ -108,33 +83,20 @@ def test_an_instruction_set_by_the_environment():
     assert not native.load().set_isa("mmx")
 
 
-@pytest.mark.thin(3)
+SOON = {("softmax", 7), ("sparsemax", 3), ("entmax-1.5", 1)}  # (map, rows)
+
+
+@pytest.mark.whole(lambda case, shape: (case.id, shape[0]) not in SOON)
 @pytest.mark.parametrize("shape", [(7, 5000), (1, 300_000), (3, 262_144 + 17)], ids=str)
-@each(
-    tuple(
-        c
-        for c in SERVED
-        if c.id in ("softmax", "sparsemax", "entmax-1.5", "entmax-1.1", "sparse_softmax-k5", "budget-2")
-    )
-)
+@each(named("softmax", "sparsemax", "entmax-1.5", "entmax-1.1", "sparse_softmax-k5", "budget-2"))
 def test_results_do_not_depend_on_the_number_of_threads(case, shape):
     x = np.random.default_rng(3).normal(size=shape).astype(np.float32)
-    before = native.get_num_threads()
+    of_torch = by_threads((1, 2, 3), lambda: ENGINE.forward(case.mapping, torch.as_tensor(x)))
+    of_its_own = by_threads((1, 2, 3), lambda: torch.as_tensor(ENGINE.forward(case.mapping, x)))
+    assert all(torch.equal(r, of_torch[0]) for r in (*of_torch, *of_its_own))
     x = torch.as_tensor(x)
-    results = []
-    try:
-        for threads in (1, 2, 3):
-            native.set_num_threads(threads)
-            assert native.get_num_threads() == threads
-            torch.set_num_threads(threads)
-            results.append(native.ENGINE.forward(case.mapping, x))
-            results.append(torch.as_tensor(native.ENGINE.forward(case.mapping, x.numpy())))  # the library's own pool
-    finally:
-        native.set_num_threads(before)
-        torch.set_num_threads(os.cpu_count() or 1)
-    assert all(torch.equal(r, results[0]) for r in results)
     want = reference(lambda t: am.apply(case.mapping, t), x)
-    assert float((results[0].double() - want).abs().max()) <= bound(case, want, "float32")
+    close(of_torch[0], want, bound(case, want, "float32"))
 
 
 def test_many_threads_of_python_at_once():
@@ -146,6 +108,7 @@ def test_many_threads_of_python_at_once():
                 assert np.array_equal(got, w)
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("first", ["import torch", "pass"])
 def test_a_forked_child_works(first):
@@ -168,6 +131,7 @@ def test_a_forked_child_works(first):
     assert in_a_child(code, OMP_NUM_THREADS="2") == "0"
 
 
+@pytest.mark.whole
 def test_omp_num_threads():
     code = "from anymax.kernels import _memory, native; print(native.get_num_threads())"
     assert in_a_child(code, OMP_NUM_THREADS="3") == "3"
@@ -196,6 +160,7 @@ def with_pool_lent(code):
     return in_a_child(LENT + textwrap.dedent(code))
 
 
+@pytest.mark.whole
 def test_only_tensors_go_to_the_pool_of_torch():
     """Its threads wait awake, which a BLAS beside them pays for dearly."""
     code = """
@@ -225,6 +190,7 @@ def test_only_tensors_go_to_the_pool_of_torch():
     with_pool_lent(code)
 
 
+@pytest.mark.whole
 def test_truncations_are_shared_out_by_their_work():
     code = """
     from anymax import Softmax
@@ -241,6 +207,7 @@ def test_truncations_are_shared_out_by_their_work():
     with_pool_lent(code)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", [None, "Engine.so"])
 def test_threadpoolctl_limits_the_pool(name, tmp_path):
     """In a process of its own: threadpoolctl finds a library by its file, and can't where that was replaced meanwhile."""
@@ -262,28 +229,12 @@ def test_threadpoolctl_limits_the_pool(name, tmp_path):
     assert in_a_child(code, ANYMAX_LIBRARY=str(path)) == "1 4"
 
 
+@pytest.mark.whole
 def test_a_threadpoolctl_too_old_to_be_told_of_a_library_is_left_alone(tmp_path):
     (tmp_path / "threadpoolctl.py").write_text("def threadpool_limits(limits=None, user_api=None): ...\n")
     code = "import anymax, numpy; from anymax.kernels import _memory, native; print(native.isa(), anymax.sparsemax(numpy.eye(2)).sum())"
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     assert in_a_child(code, PYTHONPATH=paths) == f"{native.isa()} 2.0"
-
-
-def test_refusals():
-    x = np.zeros((2, 3), np.float32)
-    assert native.ENGINE.refuse("forward", am.Sparsemax(), x) is None
-    for op, mapping, scores, words in (
-        ("loss", am.Sparsemax(), x, "not loss"),
-        ("forward", am.Ratio.square(), x, "no kernel for ratio"),
-        ("forward", am.PerturbMax("exponential"), x, "no kernel"),
-        ("log_forward", am.Sparsemax(), x, "log of p is used"),
-        ("index_loss", am.Taylor(2), x, "no such operation"),
-        ("forward", am.Sparsemax(), x.astype(np.longdouble), "it takes float32"),
-        ("forward", am.Sparsemax(), x.astype(">f4"), "byte order"),
-        ("forward", am.Sparsemax(), torch.zeros(2, 3).to_sparse(), "dense tensors"),
-        ("forward", am.Sparsemax(), torch.zeros(2, 3, device="meta"), "on the CPU"),
-    ):
-        assert words in native.ENGINE.refuse(op, mapping, scores), (op, mapping)
 
 
 def test_without_a_library(monkeypatch):
@@ -303,11 +254,11 @@ def test_without_a_library(monkeypatch):
 
 def test_explain_names_the_engine():
     told = str(am.explain(am.Entmax(1.5), torch.randn(2, 5), verbose=True))
-    assert f"forward     native ({native.ENGINE.plan('forward', am.Entmax(1.5), torch.randn(2, 5))})" in told
+    assert f"forward     native ({ENGINE.plan('forward', am.Entmax(1.5), torch.randn(2, 5))})" in told
     assert "index_loss  native" in told
     for n in (5, 200, 5000):
         for op in ("forward", "vjp", "index_loss"):
-            way, _, isa = native.ENGINE.plan(op, am.Entmax(1.5), torch.randn(300, n)).rpartition(" ")
+            way, _, isa = ENGINE.plan(op, am.Entmax(1.5), torch.randn(300, n)).rpartition(" ")
             assert isa == native.isa()
             assert way
     assert "it has no log p of entmax; log of p is used" in told
@@ -410,28 +361,9 @@ def test_the_engine_says_what_is_no_argument():
     ):  # fmt: skip
         assert engine.vjp(am.Sparsemax(), None, p, g_, -1, memory_) is None
     assert (out == 7).all()
-    for wrong in ((), (am.Sparsemax(), x), (0,) * 11):
-        for f in (
-            engine.forward,
-            engine.forward_saving,
-            engine.vjp,
-            engine.loss,
-            engine.loss_grad,
-            engine.threshold,
-            engine.largest,
-            engine.linear,
-        ):
-            with pytest.raises(TypeError, match="arguments"):
-                f(*wrong)
-    with pytest.raises(RuntimeError, match="an operand is missing"):
-        engine.vjp(am.Taylor(2), None, x, g, -1, None)
-    with pytest.raises(RuntimeError, match="parameter is out of range"):
-        engine.forward(linked.link_of(am.SparseSoftmax(k=3))._replace(param=0.0), x, -1, None, None)
-    memory[:] = 9  # classes that are none
-    with pytest.raises(RuntimeError, match="has changed since"):
-        engine.vjp(am.Sparsemax(), None, x, g, -1, memory)
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc to spoil what is freed")
 def test_the_end_of_the_interpreter():
     code = """

@@ -5,16 +5,12 @@ from __future__ import annotations
 import ctypes
 import itertools
 import sys
-import warnings
 
 import numpy as np
 import pytest
 from abi import Call, View
-from native_cases import (
-    DTYPES,
-    FEW,
-    torch,
-)
+from native_cases import DTYPES, ENGINE, FEW
+from row_cases import torch
 
 import anymax as am
 from anymax import kernels
@@ -44,7 +40,6 @@ def test_out_is_written_without_a_copy(monkeypatch):
 @pytest.mark.parametrize("axis", [-1, 0])
 @pytest.mark.parametrize("call", [am.softmax, am.sparsemax, am.sigsoftmax])
 def test_out_that_overlaps_the_scores_by_address(shared, axis, call):
-    torch = pytest.importorskip("torch")
     base = np.random.default_rng(0).normal(size=(65, 300)).astype(np.float32)
     whole = torch.from_numpy(base)
     make = {
@@ -58,14 +53,14 @@ def test_out_that_overlaps_the_scores_by_address(shared, axis, call):
             a.shape, [s // 4 for s in a.strides],
         ),
     }[shared]  # fmt: skip
-    for read, write in (
-        (base[1:], base[:-1]),
-        (base[:-1, 1:], base[1:, 1:]),
-        (base[:, 1:], base[:, :-1]),
-        (base, base),
+    for there, here in (
+        (np.s_[1:], np.s_[:-1]),
+        (np.s_[:-1, 1:], np.s_[1:, 1:]),
+        (np.s_[:, 1:], np.s_[:, :-1]),
+        (..., ...),
     ):
         base[...] = np.random.default_rng(1).normal(size=base.shape)
-        x, out = make(read), make(write)
+        x, out = make(base[there]), make(base[here])
         want = call(x.clone(), axis=axis)
         assert torch.equal(call(x, axis=axis, out=out), want)
 
@@ -88,7 +83,7 @@ def test_out_that_overlaps_the_mask_or_a_parameter():
 def test_the_short_way_is_the_long_way(mapping):
     for shape in ((10,), (1, 10), (3, 4, 50), (2, 3000)):
         x = torch.randn(shape)
-        want = native.ENGINE.forward(mapping, x)
+        want = ENGINE.forward(mapping, x)
         assert torch.equal(am.apply(mapping, x), want)
         assert np.array_equal(am.apply(mapping, x.numpy()), want.numpy())
         free = x.clone().requires_grad_()
@@ -98,30 +93,67 @@ def test_the_short_way_is_the_long_way(mapping):
         torch.testing.assert_close(got, kernels.reference.ENGINE.vjp(mapping, x, want, g), rtol=1e-5, atol=1e-6)
 
 
-def test_the_short_way_steps_aside():
+def traced(how):
+    """softmax and sparsemax as make_fx or torch.jit trace them, of other numbers."""
+
+    def check(x):
+        for f in (lambda t: am.softmax(t), lambda t: am.sparsemax(t)):
+            torch.testing.assert_close(how(f, x)(2 * x), f(2 * x), rtol=0, atol=1e-6)
+
+    return check
+
+
+def by_make_fx(f, x, **options):
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    x = torch.randn(3, 5)
-    want = am.sparsemax(x)
-    assert am.sparsemax(torch.tensor(1.0).reshape(1)).tolist() == [1.0]
-    assert am.sparsemax(torch.tensor(1.0)).shape == ()
-    graph = make_fx(lambda t: am.sparsemax(t))(x)
-    torch.testing.assert_close(graph(2 * x), am.sparsemax(2 * x), rtol=0, atol=1e-6)
-    torch.testing.assert_close(torch.vmap(am.sparsemax)(x), want)
+    return make_fx(f, **options)(x)
+
+
+def vmapped(x):
+    torch.testing.assert_close(torch.vmap(am.sparsemax)(x), am.sparsemax(x))
+    w, each = torch.randn(3, 5, requires_grad=True), x[:, None, None]
+    torch.testing.assert_close(torch.vmap(lambda a: am.softmax(w) * a)(each), torch.softmax(w, -1) * each)
+    torch.testing.assert_close(torch.func.grad(lambda a: (am.softmax(w) * a).sum())(x), torch.softmax(w, -1))
     jacobian = torch.autograd.functional.jacobian(am.sparsemax, x)
     torch.testing.assert_close(torch.func.grad(lambda t: am.sparsemax(t)[0, 0])(x), jacobian[0, 0])
+
+
+def minus(x):
+    """A lazy minus sign, of scores and of a gradient."""
+    z = torch.complex(x, x).conj().imag
+    torch.testing.assert_close(am.sparsemax(z), am.sparsemax(z.resolve_neg().clone()))
+    torch.testing.assert_close(am.softmax(torch._neg_view(x)), torch.softmax(-x, -1))
+    w = torch.randn(3, 5, requires_grad=True)
+    (got,) = torch.autograd.grad(am.sparsemax(w), w, torch._neg_view(x))
+    torch.testing.assert_close(got, torch.autograd.grad(am.sparsemax(w), w, -x)[0])
+
+
+def shapes(x):
+    assert am.sparsemax(torch.tensor(1.0).reshape(1)).tolist() == [1.0]
+    for shape in ((), (0, 5), (5, 0)):
+        assert am.sparsemax(torch.ones(shape)).shape == shape
     assert am.sparsemax(x.to(torch.int64)).dtype == torch.float32
-    assert am.sparsemax(torch.empty(0, 5)).shape == (0, 5)
-    assert am.sparsemax(torch.empty(5, 0)).shape == (5, 0)
-    assert am.sparsemax(torch.randn(3, 5, device="meta")).device.type == "meta"
+    assert am.sparsemax(x.to("meta")).device.type == "meta"
     with torch._subclasses.FakeTensorMode() as mode:
         assert type(am.sparsemax(mode.from_tensor(x))) is not torch.Tensor
-    z = torch.randn(3, 5, dtype=torch.complex64).conj().imag  # a lazy minus sign
-    torch.testing.assert_close(am.sparsemax(z), am.sparsemax(z.resolve_neg().clone()))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.jit is deprecated, and people use it
-        traced = torch.jit.trace(lambda t: am.sparsemax(t), x, check_trace=False)
-        torch.testing.assert_close(traced(2 * x), am.sparsemax(2 * x), rtol=0, atol=1e-6)
+
+
+UNUSUAL = {
+    "shapes and kinds": shapes,
+    "vmap and func.grad": vmapped,
+    "a lazy minus": minus,
+    "make_fx": traced(by_make_fx),
+    "make_fx before autograd": traced(lambda f, x: by_make_fx(f, x, pre_dispatch=True)),
+    "torch.jit": traced(lambda f, x: torch.jit.trace(f, x, check_trace=False)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated, and people use it
+@pytest.mark.parametrize("call", UNUSUAL)
+def test_the_short_way_steps_aside(call):
+    x = torch.randn(3, 5)
+    am.softmax(x)  # from here on torch has a short way
+    UNUSUAL[call](x)
 
 
 @pytest.mark.parametrize("n", [5, 40, 300, 3000])
@@ -324,15 +356,8 @@ def test_the_engine_takes_plain_arrays_and_refuses_the_rest():
 
 def test_the_engine_makes_its_result():
     engine, x = native.load(), torch.randn(4, 6)
-    for scores in (
-        x,
-        x.double(),
-        x.bfloat16(),
-        x[1],
-        torch.nn.Parameter(x),
-        torch.randn(700, 300),
-        torch.randn(700, 300).bfloat16(),
-    ):
+    large = torch.randn(700, 300)
+    for scores in (x, x.double(), x.bfloat16(), x[1], torch.nn.Parameter(x), large, large.bfloat16()):
         p = engine.forward(am.Sparsemax(), scores, -1, None, None)
         assert (type(p), p.dtype, p.requires_grad) == (torch.Tensor, scores.dtype, False)
         assert torch.equal(p, engine.forward(am.Sparsemax(), scores, -1, None, torch.empty_like(p)))
@@ -364,23 +389,6 @@ def test_arrays_are_not_kept():
             x.resize((6, 4))  # no buffer is held
 
 
-def test_the_short_way_leaves_what_is_out_of_the_ordinary():
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    x, w = torch.randn(4, 7), torch.randn(4, 7, requires_grad=True)
-    am.softmax(x)  # from here on torch has a short way
-    torch.testing.assert_close(am.softmax(torch._neg_view(x)), torch.softmax(-x, -1))
-    p = am.sparsemax(w)
-    (got,) = torch.autograd.grad(p, w, torch._neg_view(x), retain_graph=True)
-    torch.testing.assert_close(got, torch.autograd.grad(p, w, -x)[0])
-    torch.testing.assert_close(
-        torch.vmap(lambda a: am.softmax(w) * a)(x[:, None, None]), torch.softmax(w, -1) * x[:, None, None]
-    )
-    torch.testing.assert_close(torch.func.grad(lambda a: (am.softmax(w) * a).sum())(x), torch.softmax(w, -1))
-    traced = make_fx(lambda a: am.softmax(a), pre_dispatch=True)(x)
-    torch.testing.assert_close(traced(2 * x), torch.softmax(2 * x, -1))
-
-
 @pytest.mark.parametrize("axis", [None, 0])
 def test_out_is_new_to_a_graph_that_saved_it(axis):
     w, saved, x = torch.randn(4, 7, requires_grad=True), torch.ones(4, 7), torch.randn(4, 7)
@@ -410,7 +418,6 @@ def test_scratch_is_where_the_scores_are():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [100, 3000])
 def test_large_results_have_pages_of_their_own(kind, dtype, n, monkeypatch):
-    torch = pytest.importorskip("torch")
     if kind == "numpy" and dtype == "bfloat16":
         pytest.skip("NumPy has none")
     g = np.random.default_rng(0)
@@ -422,15 +429,10 @@ def test_large_results_have_pages_of_their_own(kind, dtype, n, monkeypatch):
     index, scale = (index.numpy(), scale.numpy()) if kind == "numpy" else (index, scale)
 
     def results(mapping):
-        p, saved = native.ENGINE.forward_saving(mapping, x)
-        yield from (
-            p,
-            native.ENGINE.forward(mapping, x),
-            native.ENGINE.vjp(mapping, x, p, y, saved),
-            native.ENGINE.vjp(mapping, x, p, y),
-        )
-        if native.ENGINE.refuse("index_loss", mapping, x) is None:
-            yield native.ENGINE.index_loss_grad(mapping, x, index, scale, None)
+        p, saved = ENGINE.forward_saving(mapping, x)
+        yield from (p, ENGINE.forward(mapping, x), ENGINE.vjp(mapping, x, p, y, saved), ENGINE.vjp(mapping, x, p, y))
+        if ENGINE.refuse("index_loss", mapping, x) is None:
+            yield ENGINE.index_loss_grad(mapping, x, index, scale, None)
 
     for mapping in (*FEW, am.SparseSoftmax(k=9), am.Budget(3), am.NormMax(), am.Entmax(3.0), am.Taylor(2)):
         want = [torch.as_tensor(a).double().numpy() for a in results(mapping)]
@@ -447,7 +449,6 @@ def test_large_results_have_pages_of_their_own(kind, dtype, n, monkeypatch):
 
 
 def test_a_large_result_is_a_tensor_like_any_other():
-    torch = pytest.importorskip("torch")
     x = torch.randn(1100, 8192, requires_grad=True)
     p = am.sparsemax(x)
     p.backward(torch.ones_like(p) * torch.arange(8192))

@@ -10,20 +10,7 @@ from abi import Call, Support, View
 from anymax.kernels import library as engine
 
 FORWARD, LOG, VJP, LOG_VJP, LOSS, LOSS_GRAD, THRESHOLD, LARGEST = range(8)
-MAPS = (
-    "softmax",
-    "sparsemax",
-    "entmax",
-    "budget",
-    "normmax",
-    "topk",
-    "topp",
-    "taylor",
-    "sigsoftmax",
-    "perturb",
-    "relu",
-    "bounded",
-)
+MAPS = "softmax sparsemax entmax budget normmax topk topp taylor sigsoftmax perturb relu bounded".split()
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -110,7 +97,16 @@ TABLE = (
     ((LOG, "softmax", 0, 65, "float64"), "row: all classes", "row: all classes"),
     ((LOSS, "entmax", 1.3, 10), "batch: candidates", "row: candidates"),
     ((VJP, "entmax", 1.5, 200, "bfloat16"), "batch: all classes", "batch: all classes"),
-)
+    ((LOG, "entmax", 1.0, 10), "tile: all classes", "tile: all classes"),
+    # these would be refused
+    *(
+        (asked, None, None)
+        for asked in (
+            (FORWARD, "entmax", -1.0, 10), (FORWARD, "taylor", 3.0, 10), (FORWARD, "normmax", 1.0, 10), (LOSS, "taylor", 2.0, 10),
+            (LOG, "sparsemax", 0.0, 10), (FORWARD, "softmax", 0.0, 0), (LARGEST, "topk", 11.0, 10),
+        )
+    ),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -124,43 +120,38 @@ def test_each_rule_and_its_limits(library, asked, packs, plain):
 def test_rows_with_parameters_of_their_own(library):
     assert plan(library, FORWARD, "entmax", 1.5, 10, params=64) == "each row by the rule of its parameter"
     assert plan(library, FORWARD, "entmax", 1.5, 10) == "tile: all classes"
-
-
-def test_a_call_that_would_be_refused_has_no_plan(library):
-    assert plan(library, FORWARD, "entmax", -1.0, 10) is None
-    assert plan(library, FORWARD, "taylor", 3.0, 10) is None
-    assert plan(library, FORWARD, "normmax", 1.0, 10) is None
-    assert plan(library, LOSS, "taylor", 2.0, 10) is None
-    assert plan(library, LOG, "sparsemax", 0.0, 10) is None
-    assert plan(library, LOG, "entmax", 1.0, 10) == "tile: all classes"
-    assert plan(library, FORWARD, "softmax", 0.0, 0) is None
-    assert plan(library, LARGEST, "topk", 11.0, 10) is None
     assert plan(library, FORWARD, "taylor", 2.0, 10, params=64) is None
 
 
-def test_what_is_worth_saving(library):
-    def saves(op, name, param, rows, n):
-        return library.anymax_saves(op, MAPS.index(name), param, rows, n)
+SAVED = (  # operation, map, parameter, rows, classes -> how many numbers of a row are worth saving
+    ((FORWARD, "softmax", 0, 4096, 1000), 0),
+    ((FORWARD, "entmax", 1.5, 4096, 1000), 125),
+    ((FORWARD, "entmax", 1.5, 16, 1000), 0),  # small
+    ((FORWARD, "entmax", 1.5, 4096, 255), 0),  # short
+    ((FORWARD, "entmax", 1.4, 4096, 767), 0),
+    ((FORWARD, "entmax", 1.4, 4096, 768), 96),
+    ((FORWARD, "entmax", 1.25, 4096, 4096), 512),
+    ((FORWARD, "entmax", 1.2, 4096, 32000), 0),  # hardly sparse
+    ((FORWARD, "topk", 100, 4096, 1000), 0),
+    ((FORWARD, "budget", 100, 4096, 1000), 0),
+    ((LOSS, "softmax", 0, 8, 128), 0),  # found anew as quickly
+    ((LOSS, "softmax", 0, 8, 129), 1),  # its threshold
+    ((LOSS, "entmax", 1.5, 8, 128), 0),
+    ((LOSS, "entmax", 1.3, 8, 128), 128),
+    ((LOSS, "entmax", 1.5, 8, 32000), 1000),
+    ((LOSS, "perturb", 1.0, 8, 32000), 0),
+    ((FORWARD, "softmax", 0, 8, 0), 0),
+    ((99, "softmax", 0.0, 8, 8), -1),
+    ((FORWARD, 99, 0.0, 8, 8), -1),
+)
 
-    assert saves(FORWARD, "softmax", 0, 4096, 1000) == 0
-    assert saves(FORWARD, "entmax", 1.5, 4096, 1000) == 125
-    assert saves(FORWARD, "entmax", 1.5, 16, 1000) == 0  # small
-    assert saves(FORWARD, "entmax", 1.5, 4096, 255) == 0  # short
-    assert saves(FORWARD, "entmax", 1.4, 4096, 767) == 0
-    assert saves(FORWARD, "entmax", 1.4, 4096, 768) == 96
-    assert saves(FORWARD, "entmax", 1.25, 4096, 4096) == 512
-    assert saves(FORWARD, "entmax", 1.2, 4096, 32000) == 0  # hardly sparse
-    assert saves(FORWARD, "topk", 100, 4096, 1000) == 0
-    assert saves(FORWARD, "budget", 100, 4096, 1000) == 0
-    assert saves(LOSS, "softmax", 0, 8, 128) == 0  # found anew as quickly
-    assert saves(LOSS, "softmax", 0, 8, 129) == 1  # its threshold
-    assert saves(LOSS, "entmax", 1.5, 8, 128) == 0
-    assert saves(LOSS, "entmax", 1.3, 8, 128) == 128
-    assert saves(LOSS, "entmax", 1.5, 8, 32000) == 1000
-    assert saves(LOSS, "perturb", 1.0, 8, 32000) == 0
-    assert saves(FORWARD, "softmax", 0, 8, 0) == 0
-    assert library.anymax_saves(99, 0, 0.0, 8, 8) == -1
-    assert library.anymax_saves(FORWARD, 99, 0.0, 8, 8) == -1
+
+@pytest.mark.parametrize(
+    ("asked", "numbers"), SAVED, ids=lambda v: "-".join(map(str, v)) if isinstance(v, tuple) else ""
+)
+def test_what_is_worth_saving(library, asked, numbers):
+    op, name, *rest = asked
+    assert library.anymax_saves(op, MAPS.index(name) if name in MAPS else name, *rest) == numbers
 
 
 def test_the_whole_decision_is_told(library):

@@ -7,6 +7,7 @@ import dataclasses
 import mpmath as mp
 import numpy as np
 import pytest
+from engine_state import instructions
 
 import anymax as am
 from anymax import kernels
@@ -130,16 +131,12 @@ def test_the_gradient_by_central_differences(name, n):
 @pytest.mark.parametrize("name", ["softplus", "square"])
 @pytest.mark.parametrize("isa", native.load().isas())
 def test_every_instruction_set(name, isa):
-    lib, before, mapping = native.load(), native.isa(), SERVED[name][1]
-    x, g = scores(301), scores(301, seed=1)
-    assert lib.set_isa(isa)
-    try:
+    mapping, x, g = SERVED[name][1], scores(301), scores(301, seed=1)
+    with instructions(isa):
         p = by_tables(mapping, x)
         np.testing.assert_allclose(p, plain.forward(mapping, x.astype(np.float64)), rtol=1e-6)
         want = plain.vjp(mapping, x, p, g)
         np.testing.assert_allclose(ENGINE.vjp(mapping, x, p, g), want, atol=8 * EPS * np.abs(want).max())
-    finally:
-        lib.set_isa(before)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -241,19 +238,6 @@ def test_maps_without_a_table(mapping, words):
     x = scores(900, rows=300)
     assert words in ENGINE.refuse("forward", mapping, x)
     assert kernels.choose("forward", mapping, x) is not ENGINE
-
-
-def test_refusals_of_calls():
-    mapping, x = Softplus(1.25), scores(512, rows=16)
-    assert ENGINE.refuse("forward", mapping, x) is ENGINE.refuse("vjp", mapping, x) is None
-    assert "not float64" in ENGINE.refuse("forward", mapping, x.astype(np.float64))
-    assert "at least 4096 scores" in ENGINE.refuse("forward", mapping, x[:1])
-    assert "has no threshold" in ENGINE.refuse("threshold", mapping, x)
-    assert "not log_forward" in ENGINE.refuse("log_forward", mapping, x)
-    without = am.Ratio(lambda x: 1.0 + x * x)
-    with am.use("tabled"):
-        assert ENGINE.refuse("forward", without, x) is None
-        assert "no derivative of u" in ENGINE.refuse("vjp", without, x)
 
 
 def test_functions_get_a_table_in_a_large_call():

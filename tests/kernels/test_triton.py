@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import row_cases
 
 torch = pytest.importorskip("torch")
 
@@ -29,37 +30,69 @@ from tools.gpu_launches import KERNELS, Recorder, compiled, described
 
 needs_triton = pytest.mark.skipif(isinstance(engine.load(), str), reason="triton is not installed")
 
+
+def ahead(test):
+    """Compiled for another machine than this one."""
+    return needs_triton(pytest.mark.filterwarnings("ignore")(test))  # of the compiler
+
+
 # -- in the interpreter ---------------------------------------------------------------------------------------------------------
 
-
-def grouped(words, brief):
-    """Groups of tests, none in two of them: the brief one first, the one of what no words name last."""
-    groups = {**words, "others": f"not ({' or '.join(f'({w})' for w in words.values())})"}
-    return {"brief": brief, **{name: f"({w}) and not ({brief})" for name, w in groups.items()}}
-
-
-WORDS = {  # of the names in rows_triton.py: one process each
-    "forward": "forward or halves",
-    "rows": "flat or layouts or masks",
-    "strange": "strange or huge or ties or offsets or perturb_max or alpha",
-    "backward": "backward and not logarithms",
-    "slopes": "slope and not backward",
-    "losses": "index_losses",
+# What the short battery takes of each file: one process for all of them.
+BRIEF = {
+    "rows": (
+        "(forward_is and 5- or backward_is and 3-whole) and (softmax or sparsemax or entmax-1.5 or entmax-4/3 or budget-2.5 or normmax-2 "
+        "or taylor-4) or index_losses and 2-whole and (-softmax or entmax-1.5) or ties_are and whole and SparseSoftmax "
+        "or ties_below and float32-whole and 40 or in_place and Sparsemax and few or many_lanes and 40-parts "
+        "or slope and (references and 129 and (-rows or entmax-1.3 or normmax-2) or steep_rows and steps)"
+    ),
+    "ragged": "test_gradients and sparsemax and False or launched",
+    "layer": "product",
+    "replay": "second_call and top-k and dtype0 or in_place_and or test_unusual or hooks or end_of_the_memory or another_device",
+    "router": "of_the_reference and (deepseek-v3 or eight) and float32 or any_axis_strides",
+    "sinkhorn": "masks or 30.0-2]",
+    "attention": "a_map_with_slopes and sparsemax or keys_in_parts_with_a_map and budgets",
 }
-BRIEF = (
-    "forward_is and 5- and not normal and not array-3.5 or backward_is and 3-whole or index_losses and 2-whole "
-    "or two_rows_of and 0.9-False or ties and whole and SparseSoftmax or in_place and Sparsemax and few or many_lanes and 40-parts "
-    "or slope and (references and 129 or steep_rows and steps or serves and Entmax)"
-)
-GROUPS = grouped(WORDS, BRIEF)
+PARTS = {  # of the long files, by the names of their tests: one process each
+    "rows": {
+        "forward": "forward or halves",
+        "rows": "flat or layouts or masks",
+        "strange": "strange or huge or ties or offsets or perturb_max or alpha",
+        "backward": "backward and not logarithms",
+        "slopes": "slope and not backward",
+        "losses": "index_losses",
+    },
+    "attention": {
+        "options": "an_option and not keys_in_parts",
+        "maps": "(a_map or features or layouts or shared) and not keys_in_parts",
+        "parts": "keys_in_parts",
+    },
+}
 
 
-def interpreted(words, *files):
-    """The tests of these files that `words` select, in a process where the interpreter stands in for the compiler."""
-    here = Path(__file__).parent
+def groups():
+    """name -> (files, words): every test of a file is in one group, with what no words name in `others`."""
+    yield "brief", (tuple(BRIEF), " or ".join(f"{file}_triton and ({words})" for file, words in BRIEF.items()))
+    for file, brief in BRIEF.items():
+        words = PARTS.get(file, {})
+        named = " or ".join(f"({w})" for w in words.values())
+        for name, own in {**words, "others": f"not ({named})" if named else file}.items():
+            yield f"{file} {name}", ((file,), f"({own}) and not ({brief})")
+
+
+GROUPS = dict(groups())
+
+
+@pytest.mark.long
+@pytest.mark.whole(lambda group: group != "brief")
+@needs_triton
+@pytest.mark.parametrize("group", GROUPS)
+def test_interpreted(group):
+    """In a process where the interpreter stands in for the compiler."""
+    here, (files, words) = Path(__file__).parent, GROUPS[group]
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", words]
     out = subprocess.run(
-        [sys.executable, "-m", "pytest", *(str(here / file) for file in files), *options],
+        [sys.executable, "-m", "pytest", *(str(here / f"{file}_triton.py") for file in files), *options],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         cwd=ROOT,
         capture_output=True,
@@ -69,44 +102,6 @@ def interpreted(words, *files):
     )
     assert out.returncode == 0, out.stdout[-3000:] + out.stderr[-1000:]
     assert " passed" in out.stdout
-
-
-@pytest.mark.long
-@pytest.mark.whole(lambda group: group != "brief")
-@needs_triton
-@pytest.mark.parametrize("group", GROUPS)
-def test_interpreted(group):
-    interpreted(GROUPS[group], "rows_triton.py")
-
-
-SHORT = (
-    "test_gradients and sparsemax and False or launched or options and entmax-1.5 and smoothing or product "
-    "or second_call and top-k or in_place_and or test_unusual or hooks or losses_by and top-k "
-    "or sinkhorn and (masks or 30) or end_of_the_memory or another_device"
-)
-SHORT += " or of_the_reference and (deepseek-v3 or eight) and float32 or any_axis_strides"
-MORE = {
-    "brief": (
-        SHORT,
-        "ragged_triton.py",
-        "layer_triton.py",
-        "replay_triton.py",
-        "router_triton.py",
-        "sinkhorn_triton.py",
-    )
-}
-MORE |= {
-    f"more {name}": (f"not ({SHORT})", f"{name}_triton.py")
-    for name in ("ragged", "layer", "replay", "router", "sinkhorn")
-}
-
-
-@pytest.mark.long
-@pytest.mark.whole(lambda group: group != "brief")
-@needs_triton
-@pytest.mark.parametrize("group", MORE)
-def test_interpreted_ragged_rows_and_output_layers(group):
-    interpreted(*MORE[group])
 
 
 @needs_triton
@@ -124,11 +119,8 @@ TARGETS = ("sm_80", "sm_90", "gfx942")
 
 
 MAPS = {
-    "softmax": am.Softmax(), "sparsemax": am.Sparsemax(), "entmax-1.5": am.Entmax(1.5), "entmax-1.25": am.Entmax(1.25),
-    "entmax-1.7": am.Entmax(1.7),
-    "entmax-3": am.Entmax(3.0), "entmax-rows": am.Entmax(torch.full((4, 1), 1.4)), "budget": am.Budget(3), "normmax-2": am.NormMax(2.0),
-    "normmax-3": am.NormMax(3.0), "top-k": am.SparseSoftmax(k=5), "top-p": am.SparseSoftmax(p=0.9), "taylor": am.Taylor(4),
-    "sigsoftmax": am.Sigsoftmax(), "perturb-normal": am.PerturbMax("normal"), "perturb-logistic": am.PerturbMax("logistic"),
+    **row_cases.MAPS, "entmax-rows": am.Entmax(torch.full((4, 1), 1.4)), "normmax-3": am.NormMax(3.0), "taylor": am.Taylor(4),
+    "perturb-normal": am.PerturbMax("normal"), "perturb-logistic": am.PerturbMax("logistic"),
 }  # fmt: skip
 
 
@@ -163,20 +155,14 @@ def launches(monkeypatch, mapping, n, dtype):
 
 
 # in the short battery most kernels are compiled once, of a map and for a target that are quick
-SOON = {
-    "softmax": "sm_80",
-    "entmax-1.5": "sm_80",
-    "top-p": "gfx942",
-    "taylor": "gfx942",
-}
+SOON = {"softmax": "sm_80", "entmax-1.5": "sm_80", "top-p": "gfx942", "taylor": "gfx942"}
 
 
 @pytest.mark.whole(lambda name, target: SOON.get(name) != target)
 @pytest.mark.weekly(
     lambda name, target: SOON.get(name) != target and (list(MAPS).index(name) + TARGETS.index(target)) % 3 != 0
 )
-@needs_triton
-@pytest.mark.filterwarnings("ignore")  # of the compiler
+@ahead
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", MAPS)
 def test_compiles_ahead_of_time(name, target, monkeypatch, compiler):
@@ -190,8 +176,7 @@ def test_compiles_ahead_of_time(name, target, monkeypatch, compiler):
 
 @pytest.mark.whole
 @pytest.mark.weekly(lambda name: name not in ("sparsemax", "top-k"))
-@needs_triton
-@pytest.mark.filterwarnings("ignore")
+@ahead
 @pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax-1.7", "budget", "top-k"])
 def test_rows_in_parts_compile_ahead_of_time(name, monkeypatch, compiler):
     calls = launches(monkeypatch, MAPS[name], 1_000_000, torch.float32)
@@ -200,8 +185,7 @@ def test_rows_in_parts_compile_ahead_of_time(name, monkeypatch, compiler):
 
 
 @pytest.mark.whole
-@needs_triton
-@pytest.mark.filterwarnings("ignore")
+@ahead
 @pytest.mark.parametrize(
     ("name", "n", "rows"), [("softmax", 50_257, 8), ("softmax", 50_257, 3), ("entmax-1.5", 1001, 8)]
 )
@@ -220,8 +204,7 @@ def test_rows_that_begin_anywhere_are_read_in_packs(name, n, rows, monkeypatch, 
 
 
 @pytest.mark.whole
-@needs_triton
-@pytest.mark.filterwarnings("ignore")
+@ahead
 def test_ragged_rows_compile_ahead_of_time(monkeypatch, compiler):
     from anymax.kernels.triton import segments
 
@@ -240,8 +223,7 @@ def test_ragged_rows_compile_ahead_of_time(monkeypatch, compiler):
 
 
 @pytest.mark.whole
-@needs_triton
-@pytest.mark.filterwarnings("ignore")
+@ahead
 def test_sparse_products_compile_ahead_of_time(monkeypatch, compiler):
     from anymax.kernels.triton import layer
 
@@ -255,8 +237,7 @@ def test_sparse_products_compile_ahead_of_time(monkeypatch, compiler):
 
 
 @pytest.mark.whole(lambda target: target != "sm_80")
-@needs_triton
-@pytest.mark.filterwarnings("ignore")
+@ahead
 @pytest.mark.parametrize("target", ["sm_80", "gfx942"])
 def test_routers_compile_ahead_of_time(target, monkeypatch, compiler):
     from anymax.kernels.triton import router
@@ -272,8 +253,7 @@ def test_routers_compile_ahead_of_time(target, monkeypatch, compiler):
 
 
 @pytest.mark.whole
-@needs_triton
-@pytest.mark.filterwarnings("ignore")
+@ahead
 def test_small_matrices_compile_ahead_of_time(monkeypatch, compiler):
     from anymax.kernels.triton import sinkhorn_kernels
 
@@ -329,15 +309,6 @@ def test_warm_up_makes_every_call(name, n, monkeypatch):
         loss, state, count, _ = engine.ENGINE.index_loss(mapping, x, t, save=True, ignored=-100, reduction="mean")
         engine.ENGINE.index_loss_grad(mapping, x, t, loss / count, state, ignored=-100)
     assert kinds(calls) <= warm
-
-
-def test_warm_up_refuses():
-    with pytest.raises(TypeError, match="expected a mapping"):
-        am.kernels.warm_up(am.Softmax, [(2, 3)])
-    with pytest.raises(ValueError, match="expected dtypes"):
-        am.kernels.warm_up(am.Softmax(), [(2, 3)], "half a float", device="cpu")
-    with pytest.raises(RuntimeError, match=r"can't (run|compute)"):
-        am.kernels.warm_up(am.Softmax(), (2, 3), device="cpu")
 
 
 @needs_triton
@@ -406,46 +377,11 @@ def test_a_call_that_repeats_hands_over_what_triton_does():
     assert out.stdout == "the same\n", out.stderr[-2000:]
 
 
-# -- chosen or not ------------------------------------------------------------------------------------------------------------------
-
-
-def on_gpu(dtype=torch.float32, **facts):
-    """As a tensor on a GPU looks to `refuse`."""
-    device = types.SimpleNamespace(type="cuda", __str__=lambda: "cuda:0")
-    return types.SimpleNamespace(device=device, dtype=dtype, **facts)
-
-
 def test_it_costs_nothing_where_it_does_not_serve():
     code = "import sys, anymax, torch; anymax.explain(anymax.Softmax(), torch.zeros(2)); print('triton' in sys.modules)"
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"
-
-
-def test_refusals():
-    x = torch.zeros(2, 3)
-    assert "on a GPU (CUDA, ROCm), these are on cpu" in engine.ENGINE.refuse("forward", am.Sparsemax(), x)
-    assert "of numpy" in engine.ENGINE.refuse("forward", am.Sparsemax(), x.numpy())
-    with am.use("triton"), pytest.raises(RuntimeError, match="engine 'triton' was asked for"):
-        am.sparsemax(x)
-
-
-def test_refusals_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(engine, "is_torch", lambda x: True)
-    for op, mapping, words in (
-        ("loss", am.Sparsemax(), "not loss"),
-        ("forward", am.Ratio.square(), "no kernel for ratio"),
-        ("forward", am.PerturbMax("uniform"), "no kernel for the noise 'uniform'"),
-        ("forward", am.PerturbMax("gumbel", scale=2.0), "at scale 2"),
-        ("forward", am.NormMax(torch.tensor([2.0])), "one alpha of normmax"),
-        ("forward", am.Taylor(30), "order 16"),
-        ("log_forward", am.Sparsemax(), "log of p is used"),
-        ("log_vjp", am.Sigsoftmax(), "no backward of log p"),
-        ("index_loss", am.Taylor(2), "no such operation"),
-        ("threshold", am.Entmax(torch.tensor([1.5])), "one alpha only"),
-    ):
-        assert words in engine.ENGINE.refuse(op, mapping, on_gpu()), (op, mapping)
-    assert "plain tensors" in engine.ENGINE.refuse("forward", am.Sparsemax(), on_gpu())
 
 
 def test_without_triton(monkeypatch):

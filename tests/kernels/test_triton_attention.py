@@ -1,4 +1,4 @@
-"""Attention by Triton without a GPU: attention_triton.py in the interpreter, and every form of launch compiled ahead of time."""
+"""Attention by Triton without a GPU: every form of launch compiled ahead of time. test_triton.py runs attention_triton.py."""
 
 from __future__ import annotations
 
@@ -11,29 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_triton import compiled, grouped, interpreted, oldest, recorded
+from test_triton import ahead, compiled, oldest, recorded
 
-from anymax.kernels import triton as engine
 from anymax.kernels.triton import attention_plans as plans
-
-needs_triton = pytest.mark.skipif(isinstance(engine.load(), str), reason="triton is not installed")
-
-WORDS = {  # of the names in attention_triton.py: one process each
-    "options": "an_option and not keys_in_parts",
-    "maps": "(a_map or features or layouts or shared) and not keys_in_parts",
-    "parts": "keys_in_parts",
-}
-BRIEF = "a_map and sparsemax and not keys_in_parts or keys_in_parts_with_a_map and budgets"
-GROUPS = grouped(WORDS, BRIEF)
-
-
-@pytest.mark.long
-@pytest.mark.whole(lambda group: group != "brief")
-@needs_triton
-@pytest.mark.parametrize("group", GROUPS)
-def test_interpreted(group):
-    interpreted(GROUPS[group], "attention_triton.py")
-
 
 # -- ahead of time ---------------------------------------------------------------------------------------------------------------
 
@@ -75,8 +55,7 @@ SPILLED = {"sparsemax fp16": 352, "entmax-1.3 fp32": 352, "entmax-1.3 bf16": 160
 
 
 @pytest.mark.whole
-@needs_triton
-@pytest.mark.filterwarnings("ignore")  # of the compiler
+@ahead
 @pytest.mark.parametrize(("name", "target"), [(name, target) for name, form in FORMS.items() for target in form[-1]])
 def test_compiles_ahead_of_time(name, target, monkeypatch, compiler, tmp_path):
     from anymax.kernels.triton import attention
@@ -109,8 +88,7 @@ SPLIT_FORMS = {
 
 
 @pytest.mark.whole
-@needs_triton
-@pytest.mark.filterwarnings("ignore")  # of the compiler
+@ahead
 @pytest.mark.parametrize(
     ("name", "target"), [(name, target) for name, form in SPLIT_FORMS.items() for target in form[-1]]
 )
