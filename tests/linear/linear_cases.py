@@ -159,16 +159,14 @@ def numbers(got, want, atol, *said):
     laws.close(np.where(lost, 0.0, got), np.where(lost, 0.0, want), atol, *said)
 
 
-def same(got, want, free, atol, pull=None):
-    """A value and its gradients by what is free; rows without a finite value pull at nothing."""
+def same(got, want, free, atol, pull=None, everywhere=False):
+    """A value and its gradients by what is free. Rows without a finite value pull at nothing, unless `everywhere`."""
     torch = pytest.importorskip("torch")
     numbers(got, want, atol)
     if pull is None:
         pull = torch.linspace(0.5, 2.0, want.numel(), dtype=want.dtype).reshape(want.shape)
-    gradients = [
-        torch.autograd.grad(v, free, pull.to(v.dtype) * want.detach().isfinite(), retain_graph=True)
-        for v in (got, want)
-    ]
+    pull = pull if everywhere else pull * want.detach().isfinite()
+    gradients = [torch.autograd.grad(v, free, pull.to(v.dtype), retain_graph=True) for v in (got, want)]
     for of, one, other in zip(free, *gradients, strict=True):
         assert one.dtype is of.dtype
         laws.close(one.double(), other.double(), atol, tuple(of.shape))
