@@ -187,7 +187,7 @@ OPTIONS = {
     "all": {
         "weight": _weight, "ignore_index": lambda t, n: int(t[3]), "label_smoothing": 0.2, "mask": _entries, "reduction": "mean",
     },
-    "smoothed masks": {"label_smoothing": 0.2, "mask": _classes, "reduction": "sum"},
+    "smoothed masks": {"weight": _weight, "label_smoothing": 0.2, "mask": _classes, "reduction": "sum"},
     "all ignored": {"target": _ignored},
 }  # fmt: skip
 
