@@ -20,7 +20,7 @@ class Fault(NamedTuple):
 
 _LAWS = "law_kkt law_symmetry law_simplex law_jacobian law_accuracy"
 _RATIO = "law_symmetry law_simplex law_jacobian law_accuracy"
-_LOSSES = "losses losses_masked losses_formulas losses_refused"
+_LOSSES = "losses losses_formulas losses_refused"
 _TRANSFORMS = "transforms transforms_truncation transforms_scores transforms_derivatives transforms_own"
 _TORCH = "torch torch_parameters torch_tensors torch_saved"
 
@@ -405,7 +405,7 @@ FAULTS = {
           "return sums", "losses distributed"),
     Fault("label smoothing and masked classes", "src/anymax/losses/batch.py",
           "uniform = free / xp.where(count > 0, count, xp.ones_like(count))",
-          "uniform = free / y.shape[-1]", "losses_masked"),
+          "uniform = free / y.shape[-1]", "losses"),
     Fault("an index equal to the number of classes", "src/anymax/_core/classes.py",
           "outside = (index < (-1 if hides else 0)) | (index >= n)",
           "outside = (index < (-1 if hides else 0)) | (index > n)", "losses_refused native_gradients"),
@@ -447,7 +447,7 @@ FAULTS = {
           "if known_any(q < -1e-3, xp):", "inspection"),
     Fault("the loss of a masked class", "src/anymax/losses/verbs.py",
           "value = value + xp.where(masked, math.inf",
-          "value = value + xp.where(masked, 0.0", "losses_masked law_loss"),
+          "value = value + xp.where(masked, 0.0", "losses law_loss"),
     Fault("the exponentials beside the largest", "src/anymax/losses/multilabel.py",
           "return anchor + xp.log(xp.exp(-anchor) + total(e, xp))",
           "return anchor + xp.log(1.0 + total(e, xp))", "losses_formulas"),
@@ -1127,7 +1127,7 @@ FAULTS = {
           'full = call.segments.placed("lengths", value) >= 0', "segments_verbs"),
     Fault("segments: a target of another segment, traced", "src/anymax/segments/loss.py",
           "counts(place, xp)), stray | apart",
-          "counts(place, xp)), stray", "segments segments_verbs segments_torch segments_traced segments_jax"),
+          "counts(place, xp)), stray", "segments segments_verbs segments_torch segments_jax"),
     Fault("segments: what is put where a segment has no entries", "src/anymax/segments/padded.py",
           "row[lengths == 0] = rows",
           "row[lengths == 0] = 0", "segments_verbs"),
@@ -1142,16 +1142,16 @@ FAULTS = {
           "dot[k % (W / 2)] += w[k] == vf{} ? vf{} : w[k] * g[k];", "segments_kernels"),
     Fault("segments: where heads that lie side by side begin", "csrc/doors/ragged.cpp",
           "const int64_t step = dense ? 1 : call.out.cls;",
-          "const int64_t step = 1;", "segments_kernels segments segments_verbs segments_torch segments_traced"),
+          "const int64_t step = 1;", "segments_kernels segments segments_verbs segments_torch"),
     Fault("segments: an entry of an order out of range", "csrc/doors/staging.hpp",
           "out |= e >= most;",
-          "out |= e > most;", "segments_kernels segments segments_verbs segments_torch segments_traced"),
+          "out |= e > most;", "segments_kernels segments segments_verbs segments_torch"),
     Fault("segments: p that is kept for the gradient", "csrc/doors/ragged.cpp",
           "w.call->op == ANYMAX_FORWARD ? 3 : 1;",
           "w.call->op == ANYMAX_FORWARD ? 3 : 2;", "segments_kernels"),
     Fault("segments: bounds of segments without entries", "csrc/doors/ragged.cpp",
           "fill(before + 1, s, e);",
-          "fill(s, s, e);", "segments_kernels segments segments_verbs segments_torch segments_traced"),
+          "fill(s, s, e);", "segments_kernels segments segments_verbs segments_torch"),
     Fault("segments: an index whose first entry is negative", "csrc/doors/ragged.cpp",
           "(begin ? before : once(index)) < 0",
           "before < -1", "segments_kernels"),

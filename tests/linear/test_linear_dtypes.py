@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kinds import every_kind
+from kinds import every_kind, jax_in_the_whole_battery
 from laws import close
-from linear_cases import MAPS, made, operands, torch_operands
+from linear_cases import MAPS, made, operands, same, torch_operands
 
 import anymax as A
 
@@ -76,6 +76,7 @@ def test_no_score_of_half_precision_is_rounded_on_a_cpu(verb, name, dtype, one_p
         assert (a - b).norm() <= 1.6 * (b.to(half) - b).norm(), "more than rounded"
 
 
+@pytest.mark.whole(lambda given: "chunk" not in given)
 @pytest.mark.parametrize("given", [{}, {"chunk": 50}, {"temperature": 0.7}], ids=str)
 def test_no_score_of_half_precision_is_rounded_by_jax_on_a_cpu(given):
     """A loss in several groups of rows too, whose gradients of the weight are added in fp32."""
@@ -100,6 +101,7 @@ def test_no_score_of_half_precision_is_rounded_by_jax_on_a_cpu(given):
         assert np.linalg.norm(np.asarray(a, np.float64) - b.numpy()) <= 1.3 * rounded, "more than rounded"
 
 
+@pytest.mark.whole(lambda way, name: way == "compiled" and name != "entmax15")
 @pytest.mark.parametrize("name", ["softmax", "entmax15", "taylor"])
 @pytest.mark.parametrize("way", ["compiled", "vmap"])
 def test_half_precision_is_traced(way, name):
@@ -115,38 +117,31 @@ def test_half_precision_is_traced(way, name):
     close(got.double(), want, 1e-5)
 
 
-def test_autocast_converts_dtypes_that_differ():
+@pytest.mark.parametrize("half", [False, True], ids=["one dtype", "dtypes that differ"])
+def test_autocast_is_that_of_a_linear_layer(half):
     torch, free, y = torch_operands("float32")
-    half = free[0].detach().bfloat16().requires_grad_()
+    free[0] = free[0].detach().bfloat16().requires_grad_() if half else free[0]
     with torch.autocast("cpu", torch.bfloat16):
-        got = A.linear_loss(half, free[1], y, linear_bias=free[2])
-        want = torch.nn.functional.cross_entropy(torch.nn.functional.linear(half, *free[1:]), y)
-    assert got.dtype is torch.float32
-    close(got.detach(), want.detach(), 1e-2)
-    for a, b in zip(torch.autograd.grad(got, [half, free[1]]), torch.autograd.grad(want, [half, free[1]])):
-        assert a.dtype is b.dtype
-        close(a.float(), b.float(), 1e-2)
+        got = A.linear_loss(*free[:2], y, linear_bias=free[2])
+        want = torch.nn.functional.cross_entropy(torch.nn.functional.linear(*free), y)
+    assert got.dtype is want.dtype is torch.float32
+    same(got, want, free, 2e-2)
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_losses_of_half_precision_are_in_single_precision(kind):
     """So are those of all other verbs here, and the loss of 40 classes has more digits than bf16 can hold."""
     x, weight, _, y, *_ = operands()
-    a, w, t = made(kind, x, weight, y)
     if kind == "strict":
         pytest.skip("has no half precision")
-    half = "bfloat16" if kind != "numpy" else "float16"
-    convert = (lambda v: v.astype(half)) if kind != "torch" else (lambda v: v.to(getattr(__import__("torch"), half)))
-    for given in (
-        {},
-        {"reduction": "none"},
-        {"chunk": 16},
-        {"mapping": "sparsemax"},
-        {"mapping": "taylor", "reduction": "sum"},
-    ):
-        assert "float32" in str(A.linear_loss(convert(a), convert(w), t, **given).dtype)
+    half, (a, w, t) = "bfloat16" if kind != "numpy" else "float16", made(kind, x, weight, y)
+    a, w = (v.astype(half) if kind != "torch" else v.bfloat16() for v in (a, w))
+    sums = {"mapping": "taylor", "reduction": "sum"}
+    for given in ({}, {"reduction": "none"}, {"chunk": 16}, {"mapping": "sparsemax"}, sums):
+        assert "float32" in str(A.linear_loss(a, w, t, **given).dtype)
     for verb in (A.linear_log_prob, lambda a, w, t: A.linear.linear_threshold(a, w).tau):
-        assert "float32" in str(verb(convert(a), convert(w), t).dtype)
+        assert "float32" in str(verb(a, w, t).dtype)
 
 
 def test_the_loss_of_a_margin_head_is_in_single_precision():

@@ -5,24 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from laws import close
-from linear_cases import CLASSES, INF, MAPS, QUICK, ROWS, SEVERAL, dense, every_map, operands, torch_operands
+from linear_cases import CLASSES, MAPS, ROWS, SEVERAL, dense, operands, same, torch_operands
 
 import anymax as A
-from anymax import Entmax, PerturbMax, Softmax
-
-
-@pytest.mark.parametrize(("name", "options"), [*((name, "all") for name in MAPS), *((name, "plain") for name in QUICK)])
-def test_gradients_by_finite_differences(name, options):
-    torch, (x, weight, bias), y = torch_operands(rows=4, classes=12)
-    mapping = MAPS[name]
-    factors = torch.linspace(0.5, 2.0, 12, dtype=torch.float64)
-    given = {} if options == "plain" else {"weight": factors, "label_smoothing": 0.2}
-    y[1] = -100
-
-    def loss(x, weight, bias):
-        return A.linear_loss(x, weight, y, mapping, linear_bias=bias, reduction="none", chunk=5, **given)
-
-    assert torch.autograd.gradcheck(loss, (x, weight, bias), eps=1e-6, atol=2e-6, fast_mode=True)
+from anymax import Entmax, NormMax, PerturbMax, Softmax
 
 
 @pytest.mark.whole(lambda name: name not in ("softmax", "entmax15", "taylor"))
@@ -35,30 +21,6 @@ def test_the_gradient_of_the_gradient(name):
         return A.linear_loss(x, weight, y, mapping, linear_bias=bias, label_smoothing=0.1, reduction="none", chunk=4)
 
     assert torch.autograd.gradgradcheck(loss, (x, weight, bias), eps=1e-6, atol=2e-5, fast_mode=True)
-
-
-@pytest.mark.thin(4)
-@every_map
-def test_gradients_of_log_p(name):
-    """Where p is 0 it is that of the loss, e_y - p."""
-    torch, free, y = torch_operands(rows=5)
-    mapping = MAPS[name]
-    got = torch.autograd.grad(
-        A.linear_log_prob(*free[:2], y, mapping, linear_bias=free[2], chunk=7).clamp(min=-30).sum(), free
-    )
-    scores = free[0] @ free[1].T + free[2]
-    want = torch.autograd.grad(A.log_prob(mapping, scores, y).clamp(min=-30).sum(), free)
-    for a, b in zip(got, want):
-        close(a, b, 1e-9, name)
-    if name in ("sparsemax", "entmax15"):
-        lost = A.log_prob(mapping, scores, y) == -INF
-        assert lost.any()
-        given = lost.double()
-        bias = torch.autograd.grad(
-            A.linear_log_prob(*free[:2], y, mapping, linear_bias=free[2], chunk=7), free[2], given
-        )[0]
-        p = A.apply(mapping, scores.detach())
-        close(bias, (torch.nn.functional.one_hot(y, CLASSES) - p)[lost].sum(0), 1e-9)
 
 
 @pytest.mark.whole(lambda name: name != "entmax15")
@@ -91,22 +53,33 @@ def test_second_derivatives_of_jax():
     close(ours, want, 1e-5)
 
 
-def test_alpha_is_learned():
+EACH = np.linspace(0.0, 0.4, ROWS)[:, None]
+PARAMETERS = {
+    "alpha": (Entmax, 1.3),
+    "alpha a row": (Entmax, 1.3 + EACH),
+    "alpha at 1": (Entmax, 1.0),
+    "alpha from 1 on": (Entmax, 1.0 + EACH),
+    "normmax": (NormMax, 2.2),
+    "normmax a row": (NormMax, 2.2 + EACH),
+    "scale": (lambda scale: PerturbMax(scale=scale), 1.2),  # of a map that needs whole rows
+}
+
+
+@pytest.mark.parametrize("given", [{}, {"chunk": 13}, {"reduction": "none"}], ids=str)
+@pytest.mark.parametrize("row", PARAMETERS)
+def test_a_parameter_is_learned(row, given):
+    make, value = PARAMETERS[row]
     torch, free, y = torch_operands()
-    for shape in ((), (ROWS, 1)):
-        alpha = torch.full(shape, 1.4, dtype=torch.float64, requires_grad=True)
-        got = torch.autograd.grad(A.linear_loss(*free[:2], y, Entmax(alpha), chunk=13), [alpha, *free[:2]])
-        want = torch.autograd.grad(dense(Entmax(alpha), free[0] @ free[1].T, y), [alpha, *free[:2]])
-        for a, b in zip(got, want):
-            close(a, b, 1e-9)
-    scale = torch.tensor(1.2, dtype=torch.float64, requires_grad=True)  # of a map that needs whole rows
-    got = torch.autograd.grad(A.linear_loss(*free[:2], y, PerturbMax(scale=scale), chunk=13), [scale, *free[:2]])
-    want = torch.autograd.grad(dense(PerturbMax(scale=scale), free[0] @ free[1].T, y), [scale, *free[:2]])
-    for a, b in zip(got, want):
-        close(a, b, 1e-9)
+    y[3] = -100
+    one = torch.tensor(value, dtype=torch.float64, requires_grad=True)
+    got = A.linear_loss(*free[:2], y, make(one), linear_bias=free[2], **given)
+    want = dense(make(one), free[0] @ free[1].T + free[2], y, reduction=given.get("reduction", "mean"))
+    same(got, want, [one, *free], 1e-9)
 
 
-@pytest.mark.thin(4)
+@pytest.mark.whole(
+    lambda name, dtype: (name, dtype) not in (("softmax", "bfloat16"), ("entmax15", "float16"), ("taylor", "float32"))
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["softmax", "entmax15", "sparsemax", "topk", "taylor"])
 def test_dtypes(name, dtype):
@@ -116,11 +89,10 @@ def test_dtypes(name, dtype):
     got = A.linear_loss(*free[:2], y, MAPS[name], linear_bias=free[2], label_smoothing=0.1, chunk=17)
     want = dense(MAPS[name], wide[0] @ wide[1].T + wide[2], y, label_smoothing=0.1)
     assert got.dtype is torch.float32
-    eps = torch.finfo(free[0].dtype).eps
-    close(got.detach().double(), want.detach(), 16 * eps)
+    close(got.detach().double(), want.detach(), 16 * torch.finfo(free[0].dtype).eps)
     for a, b in zip(torch.autograd.grad(got, free), torch.autograd.grad(want, wide)):
         assert a.dtype is free[0].dtype
-        close(a.double(), b, 16 * eps)
+        close(a.double(), b, 16 * torch.finfo(free[0].dtype).eps)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -138,23 +110,9 @@ def test_small_probabilities_may_be_left_out(smoothing):
         assert 0 < int((p < least).sum()) < p.numel()
         for a, b in zip(torch.autograd.grad(got, free), want):
             close(a, b, 1e-10)
-    flat = A.linear_loss(1e-6 * free[0], free[1], y, least=0.001)  # all are kept
-    close(
-        torch.autograd.grad(flat, free[1])[0],
-        torch.autograd.grad(A.linear_loss(1e-6 * free[0], free[1], y), free[1])[0],
-        1e-12,
-    )
+    flat = 1e-6 * free[0]  # all are kept
+    same(A.linear_loss(flat, free[1], y, least=0.001), A.linear_loss(flat, free[1], y), [free[1]], 1e-12)
     assert torch.autograd.gradcheck(lambda x: A.linear_loss(x, free[1], y, least=1e-300), free[0], fast_mode=True)
-
-
-def test_autocast_is_that_of_a_linear_layer():
-    torch, free, y = torch_operands("float32")
-    with torch.autocast("cpu", torch.bfloat16):
-        got = A.linear_loss(*free[:2], y, Softmax(), linear_bias=free[2])
-        want = torch.nn.functional.cross_entropy(torch.nn.functional.linear(*free), y)
-    assert got.dtype is want.dtype is torch.float32
-    close(got.detach(), want.detach(), 2e-2)
-    assert torch.autograd.grad(got, free)[1].dtype is torch.float32
 
 
 @pytest.mark.filterwarnings(
@@ -177,14 +135,13 @@ def test_torch_compile(name, monkeypatch):
     def loss(x, weight, bias):
         return A.linear_loss(x, weight, y, MAPS[name], linear_bias=bias, label_smoothing=0.1)
 
-    got, want = loss(*free), A.linear_loss(*free[:2], y, MAPS[name], linear_bias=free[2], label_smoothing=0.1)
-    close(got.detach(), want.detach(), 1e-5)
-    for a, b in zip(torch.autograd.grad(got, free), torch.autograd.grad(want, free)):
-        close(a, b, 1e-5)
+    want = A.linear_loss(*free[:2], y, MAPS[name], linear_bias=free[2], label_smoothing=0.1)
+    same(loss(*free), want, free, 1e-5)
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("grad", [pytest.param(True, marks=pytest.mark.whole), False])
+@pytest.mark.whole
+@pytest.mark.parametrize("grad", [True, False])
 def test_torch_compile_where_no_gradient_is_asked_for(grad):
     torch, free, y = torch_operands("float32")
     x, weight, bias = free if grad else (a.detach() for a in free)
@@ -277,12 +234,7 @@ def test_all_scores_of_a_sparse_map_with_their_gradient(name, scale, monkeypatch
     assert loss.isnan()
     kept = torch.arange(400) != 3
     loss = A.linear_loss(free[0][kept], free[1], y[kept], name, linear_bias=free[2], weight=factors)
-    got = torch.autograd.grad(loss, free)
-    want = torch.autograd.grad(
-        A.fenchel_young(name, free[0][kept] @ free[1].T + free[2], y[kept], weight=factors), free
-    )  # fmt: skip
-    for a, b in zip(got, want):
-        close(a, b, 1e-11, name)
+    same(loss, A.fenchel_young(name, free[0][kept] @ free[1].T + free[2], y[kept], weight=factors), free, 1e-11)
     assert len(made) > 2
     assert all((few is None) == (scale < 1) for few in made)
 

@@ -1,12 +1,13 @@
-"""Output layers: losses, log p and thresholds of scores that are never all held, against the same of all scores in fp64."""
+"""Output layers: losses, log p, entropies and thresholds of scores that are never all held, against the same of all scores in fp64."""
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import numpy as np
 import pytest
-from kinds import KINDS, back, every_kind
+from kinds import KINDS, back
 from laws import close
 from linear_cases import (
     CLASSES,
@@ -14,86 +15,78 @@ from linear_cases import (
     INF,
     MAPS,
     NAN,
+    OPTIONS,
     QUICK,
     ROWS,
+    VERBS,
     dense,
     made,
+    numbers,
+    of_all_scores,
     operands,
+    same,
+    takes,
     tolerance,
     torch_operands,
 )
 
 import anymax as A
-from anymax import Budget, Entmax, PerturbMax, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax
+from anymax import Budget, Softmax, SparseSoftmax
 
-# -- values -----------------------------------------------------------------------------------------------------------------
+# -- the loss: each map with each option -----------------------------------------------------------------------------------------
 
-OPTIONS = {
-    "plain": ((), {}), "smoothed": ((), {"label_smoothing": 0.1}), "weighted": (("weight",), {"reduction": "sum"}),
-    "masked": (("mask",), {"reduction": "none"}), "all": (("weight", "mask"), {"label_smoothing": 0.3}),
-}  # fmt: skip
-
-
-# torch has ways of its own for each option, of a map that never needs a whole row; the others make the scores, and take the loss of these
-CASES = [
-    *(("torch", name, options) for name in MAPS for options in (OPTIONS if name in QUICK else ("plain", "all"))),
-    *((kind, name, "all") for kind in KINDS if kind != "torch" for name in ("softmax", "topp", "taylor")),
-    *(("numpy", name, "masked") for name in ("softmax", "normmax")),
+# torch has ways of its own, which all maps and options ask; the others make the scores, and take the loss of these
+CELLS = [
+    (kind, name, options)
+    for kind in KINDS
+    for name in (MAPS if kind == "torch" else ("softmax", "sparsemax", "topp", "taylor"))
+    for options, given in OPTIONS.items()
+    if takes(MAPS[name], given)
 ]
-BRIEF = [
-    *(("torch", name, "all") for name in MAPS), *(("torch", name, "plain") for name in ("softmax", "entmax15", "topk")),
-    ("numpy", "softmax", "all"), ("numpy", "taylor", "all"), ("jax", "softmax", "all"),
-]  # fmt: skip
+BRIEF = (
+    "all",
+    "all in blocks",
+    "z_loss and all",
+    "suppress",
+    "ignore_index",
+)  # for the maps that are not QUICK, and for NumPy
 
 
-@pytest.mark.whole(lambda kind, name, options: (kind, name, options) not in BRIEF)
-@pytest.mark.parametrize(("kind", "name", "options"), [case for case in CASES if case[0] in KINDS])
+def beyond_the_short_battery(kind, name, options):
+    if kind in ("jax", "strict"):
+        return (kind, name, options) not in (("jax", "sparsemax", "z_loss and all"), ("strict", "softmax", "all"))
+    return (kind == "numpy" or name not in QUICK) and options not in BRIEF
+
+
+def resolved(options, y, classes):
+    """Target and keywords of a row of OPTIONS."""
+    given = {k: v(y, classes) if callable(v) and k != "transform" else v for k, v in OPTIONS[options].items()}
+    return given.pop("target", y), given
+
+
+@pytest.mark.whole.with_args(beyond_the_short_battery)
+@pytest.mark.parametrize(("kind", "name", "options"), CELLS)
 def test_the_loss_is_that_of_all_scores(kind, name, options):
-    mapping, (x, weight, bias, y, factors, keep) = MAPS[name], operands()
-    y[2] = -100
-    keep[y[y >= 0]] = True
-    arrays, given = OPTIONS[options]
-    arrays = {key: {"weight": factors, "mask": keep}[key] for key in arrays}
-    want = dense(mapping, x @ weight.T + bias, y, **arrays, **given)
-    for chunk in (None, 16):
-        a, w, t, b = made(kind, x, weight, y, bias)
-        own = {key: KINDS[kind](value) for key, value in arrays.items()}
-        got = A.linear_loss(a, w, t, mapping, linear_bias=b, chunk=chunk, **own, **given)
-        close(back(got), want, tolerance(kind), chunk)
+    """And in torch its gradient."""
+    mapping, (x, weight, bias, y, *_) = MAPS[name], operands()
+    target, given = resolved(options, y, CLASSES)
+    free, (target,) = made(kind, x, weight, bias), made(kind, target)
+    given = {k: KINDS[kind](v) if isinstance(v, np.ndarray) else v for k, v in given.items()}
+    got = A.linear_loss(*free[:2], target, mapping, linear_bias=free[2], **given)
+    if kind == "torch":
+        free = [a.requires_grad_() for a in free]
+        want = of_all_scores("loss", *free, target, mapping, **given)
+        numbers(got, want, 1e-9)  # where no gradient is wanted, by ways of its own
+        same(A.linear_loss(*free[:2], target, mapping, linear_bias=free[2], **given), want, free, 1e-9)
+    else:
+        target, given = resolved(options, y, CLASSES)
+        numbers(got, of_all_scores("loss", x, weight, bias, target, mapping, **given), 10 * tolerance(kind))
 
 
-@pytest.mark.whole(lambda name, kind: kind != "torch" or name == "topp")
-@every_kind
-@pytest.mark.parametrize("name", ["softmax", "sparsemax", "topp", "taylor"])
-def test_soft_targets(name, kind):
-    mapping, (x, weight, bias, _, factors, _) = MAPS[name], operands()
-    soft = np.random.default_rng(3).dirichlet(np.full(CLASSES, 0.1), ROWS)
-    want = dense(mapping, x @ weight.T + bias, soft, factors)
-    a, w, t, b, f = made(kind, x, weight, soft, bias, factors)
-    close(back(A.linear_loss(a, w, t, mapping, linear_bias=b, weight=f)), want, tolerance(kind))
-    if name in ("softmax", "sparsemax"):
-        want = dense(mapping, x @ weight.T, soft, label_smoothing=0.2, reduction="none")
-        close(
-            back(A.linear_loss(a, w, t, mapping, label_smoothing=0.2, reduction="none", chunk=20)),
-            want,
-            tolerance(kind),
-        )
-
-
-@pytest.mark.whole(lambda kind: kind not in ("numpy", "torch"))
-@every_kind
-@pytest.mark.parametrize("mapping", [Entmax(1.0), PerturbMax("gumbel")], ids=repr)
-def test_softmax_by_another_name_has_the_loss_of_softmax(mapping, kind):
-    x, weight, bias, y, factors, _ = operands()
-    soft = np.random.default_rng(3).dirichlet(np.full(CLASSES, 0.1), ROWS)
-    a, w, b, f = made(kind, x, weight, bias, factors)
-    for target in (y, soft):
-        t = KINDS[kind](target)
-        own, want = (
-            back(A.linear_loss(a, w, t, each, linear_bias=b, weight=f, label_smoothing=0.2))
-            for each in (mapping, Softmax())
-        )
-        close(own, want, tolerance(kind))
+def test_every_option_of_the_loss_has_a_row():
+    asked = {key for given in OPTIONS.values() for key in given} - {"target"}
+    named = {p.name for p in inspect.signature(A.linear_loss).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    assert named - asked == {"linear_bias", "least"}  # the one is in each row, the other has a test of its own
 
 
 def test_a_budget_of_classes():
@@ -105,34 +98,54 @@ def test_a_budget_of_classes():
         close(back(A.linear_loss(a, w, t, Budget(3), linear_bias=b, chunk=11)), want, 1e-10)
 
 
-@pytest.mark.thin(4)
-@pytest.mark.whole(lambda kind: kind == "jax")
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        (k, name)
-        for k in KINDS
-        if k != "strict"
-        for name in (MAPS if k == "torch" else ("softmax", "entmax15", "taylor"))
-    ],
-)
-def test_log_p_and_the_threshold(kind, name):
-    mapping, (x, weight, bias, y, _, keep) = MAPS[name], operands(1)
-    scores = x @ weight.T + bias
+# -- log p, entropies and thresholds -----------------------------------------------------------------------------------------------
+
+ASKED = {
+    "plain": {},
+    "mask in blocks": {"mask": True, "chunk": 16},
+    "transform": {"transform": A.transforms.softcap(2.0)},
+    "truncated": {"transform": A.compose(A.temperature(0.7), A.topk(9))},
+}
+VERB_CELLS = [
+    (kind, verb, name, options)
+    for kind in KINDS
+    if kind != "strict"
+    for verb in VERBS
+    if verb != "loss"
+    for name in (MAPS if kind == "torch" else ("softmax", "entmax15", "taylor"))
+    if verb not in ("tau", "support") or MAPS[name].has_threshold
+    for options in (ASKED if kind == "torch" else ("plain", "mask in blocks"))
+]
+
+
+@pytest.mark.whole(lambda kind, name, options: kind == "jax" or (name not in QUICK and options != "mask in blocks"))
+@pytest.mark.parametrize(("kind", "verb", "name", "options"), VERB_CELLS)
+def test_a_verb_gives_what_it_gives_of_all_scores(kind, verb, name, options):
+    """And in torch its gradient."""
+    mapping, (x, weight, bias, y, _, keep), given = MAPS[name], operands(1), dict(ASKED[options])
     y[0] = -1
-    a, w, t, b, k = made(kind, x, weight, y, bias, keep)
-    for chunk in (None, 16):
-        got = A.linear_log_prob(a, w, t, mapping, linear_bias=b, mask=k, chunk=chunk)
-        close(
-            np.nan_to_num(back(got), neginf=-1e9),
-            np.nan_to_num(A.log_prob(mapping, scores, y, mask=keep), neginf=-1e9),
-            10 * tolerance(kind),
-        )
-        if mapping.has_threshold:
-            tau, support = A.linear.linear_threshold(a, w, mapping, linear_bias=b, mask=k, chunk=chunk)
-            want = A.threshold(mapping, scores, mask=keep)
-            close(back(tau), want.tau, tolerance(kind))
-            np.testing.assert_array_equal(back(support), want.support)
+    if "mask" in given:
+        given["mask"] = KINDS[kind](keep)
+    free, (target,) = made(kind, x, weight, bias), made(kind, y)
+    if kind == "torch" and verb != "support":
+        free = [a.requires_grad_() for a in free]
+    got = VERBS[verb][0](*free[:2], target, mapping, linear_bias=free[2], **given)
+    if kind == "torch" and verb != "support":
+        same(got, of_all_scores(verb, *free, target, mapping, **given), free, 1e-9)
+    else:
+        given |= {"mask": keep} if "mask" in given else {}
+        numbers(got, of_all_scores(verb, x, weight, bias, y, mapping, **given), 10 * tolerance(kind))
+
+
+@pytest.mark.parametrize("name", ["sparsemax", "entmax15"])
+def test_the_gradient_of_a_log_p_of_0_is_that_of_the_loss(name):
+    torch, free, y = torch_operands(rows=5)
+    scores = (free[0] @ free[1].T + free[2]).detach()
+    lost = A.log_prob(MAPS[name], scores, y) == -INF
+    assert lost.any()
+    log_p = A.linear_log_prob(*free[:2], y, MAPS[name], linear_bias=free[2], chunk=7)
+    want = torch.nn.functional.one_hot(y, CLASSES) - A.apply(MAPS[name], scores)
+    close(torch.autograd.grad(log_p, free[2], lost.double())[0], want[lost].sum(0), 1e-9)
 
 
 @pytest.mark.whole(lambda kind: kind == "jax")
@@ -163,47 +176,128 @@ def test_a_support_touches_its_rows_of_the_weight_only(kind):
 # -- rows out of the ordinary ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thin(3)
-@pytest.mark.parametrize("name", QUICK)
-def test_many_rows_and_blocks(name):
-    """More rows than a tile of them, and blocks that the library chooses."""
-    torch, free, y = torch_operands(rows=1100, classes=300, sigma=1.5)
-    y[::7] = -100
-    got = A.linear_loss(*free[:2], y, MAPS[name], linear_bias=free[2])
-    want = dense(MAPS[name], free[0] @ free[1].T + free[2], y)
-    close(got.detach(), want.detach(), 1e-10)
-    for a, b in zip(torch.autograd.grad(got, free), torch.autograd.grad(want, free)):
-        close(a, b, 1e-10)
-
-
-@pytest.mark.parametrize("name", ["sparsemax", "entmax15", "topk"])
-def test_rows_whose_support_is_large_are_served_in_groups(name):
+def _large_support(free, y):
     """At the start of training all scores are near 0, and most classes have a probability; some rows may be ahead of the others."""
-    torch, free, y = torch_operands(rows=80, classes=4096, sigma=1.0)
+    free[0][::2] *= 1e-4
+    free[2].zero_()
+
+
+def _ties(free, y):
+    """Whole numbers, whose products are exact."""
+    free[0].round_()
+    free[1][:] = KINDS["torch"](np.arange(1.0, 1.0 + FEATURES))
+
+
+def _a_masked_target(free, y):
+    """Its score, the largest of its row, says nothing of what may have a probability."""
+    y[0] = (free[0] @ free[1].T)[0].argmax()
+    free[1][y[0]] *= 5
+
+
+def _masked_biases(free, y):
+    free[2][[c for c in range(CLASSES) if c not in y.tolist()][:9]] = -INF
+
+
+def _rows_kept(free, y):
+    """One row has its target alone, and one, which is ignored, no class."""
+    keep = KINDS["torch"](np.random.default_rng(2).random((ROWS, CLASSES)) < 0.5).scatter(1, y[:, None], True)
+    keep[3] = False
+    keep[3, y[3]] = True
+    keep[5] = False
+    y[5] = -100
+    return {"mask": keep, "chunk": 11, "reduction": "none"}
+
+
+def _target_0_left_out(free, y):
+    _a_masked_target(free, y)
+    keep = KINDS["torch"](np.ones((ROWS, CLASSES), bool))
+    keep[0, y[0]] = False
+    return {"mask": keep, "chunk": 7}
+
+
+def _biases_beside_a_mask(free, y):
+    free[2][[3, 8]] = -INF
+    return {"mask": KINDS["torch"](np.arange(CLASSES) != 5)}
+
+
+LAYOUTS = {  # name: (sizes, what changes the operands and gives keywords, keywords, maps)
+    "many rows and blocks": ({"rows": 1100, "classes": 300, "sigma": 1.5}, None, {}, QUICK),
+    "more rows than a tile": ({"rows": 1500, "classes": 9}, None, {"chunk": 4}, ("softmax", "sparsemax")),
+    "large supports": (
+        {"rows": 80, "classes": 4096, "sigma": 1.0},
+        _large_support,
+        {},
+        ("sparsemax", "entmax15", "top 500"),
+    ),
+    "ties": ({"rows": 4, "classes": 40}, _ties, {"chunk": 7}, ("softmax", "sparsemax", "topk")),
+    "masked biases": ({}, _masked_biases, {"label_smoothing": 0.1, "chunk": 11, "reduction": "none"}, QUICK),
+    "rows kept": ({}, _rows_kept, {}, QUICK),
+    "rows kept, smoothed": ({}, _rows_kept, {"label_smoothing": 0.1}, [name for name in QUICK if name != "topk"]),
+}
+LAYOUT_CELLS = [(layout, name) for layout, row in LAYOUTS.items() for name in row[3]]
+
+
+@pytest.mark.whole(
+    lambda layout, name: layout == "many rows and blocks" and name not in ("softmax", "entmax15", "topk")
+)
+@pytest.mark.parametrize(("layout", "name"), LAYOUT_CELLS)
+def test_rows_out_of_the_ordinary(layout, name):
+    sizes, change, given, _ = LAYOUTS[layout]
+    torch, free, y = torch_operands(**sizes)
+    mapping = SparseSoftmax(k=500) if name == "top 500" else MAPS[name]
     with torch.no_grad():
-        free[0][::2] *= 1e-4
-        free[2].zero_()
-    mapping = MAPS[name] if name != "topk" else SparseSoftmax(k=500)
+        given = given | ((change and change(free, y)) or {})
+    got = A.linear_loss(*free[:2], y, mapping, linear_bias=free[2], **given)
+    same(got, of_all_scores("loss", *free, y, mapping, **given), free, 1e-10)
+
+
+OF_VERBS = {
+    "large supports": LAYOUTS["large supports"][:2],
+    "masked target": ({}, _target_0_left_out),
+    "masked biases": ({}, _biases_beside_a_mask),
+}
+
+
+@pytest.mark.parametrize(
+    ("verb", "layout", "name"),
+    [
+        ("tau", "large supports", "sparsemax"), ("tau", "large supports", "top 500"), ("tau", "large supports", "entmax15"),
+        ("support", "large supports", "sparsemax"), ("support", "large supports", "top 500"), ("support", "large supports", "entmax15"),
+        ("tau", "masked target", "softmax"), ("log p", "masked target", "softmax"), ("log p", "masked target", "sparsemax"),
+        ("log p", "masked target", "topk"), ("tau", "masked biases", "softmax"), ("support", "masked biases", "softmax"),
+    ],
+)  # fmt: skip
+def test_verbs_of_rows_out_of_the_ordinary(verb, layout, name):
+    sizes, change = OF_VERBS[layout]
+    torch, free, y = torch_operands(**sizes)
+    mapping = SparseSoftmax(k=500) if name == "top 500" else MAPS[name]
+    with torch.no_grad():
+        given = change(free, y) or {}
+    got = VERBS[verb][0](*free[:2], y, mapping, linear_bias=free[2], **given)
+    want = of_all_scores(verb, *free, y, mapping, **given)
+    if verb == "support":
+        numbers(got, want, 0)
+    else:  # a log p of -inf has the gradient of the loss
+        same(got, want, free, 1e-10, everywhere=verb == "log p")
+
+
+@pytest.mark.parametrize("name", ["sparsemax", "entmax15", "top 500"])
+def test_rows_of_a_large_support_are_computed_from_all_of_their_scores(name):
+    torch, free, y = torch_operands(**LAYOUTS["large supports"][0])
     from anymax.linear import torch_candidate_scores, torch_values
     from anymax.linear.job import Job
     from anymax.linear.layer import Layer
     from anymax.linear.per_row import RowLoss
 
+    with torch.no_grad():
+        _large_support(free, y)
+    mapping = SparseSoftmax(k=500) if name == "top 500" else MAPS[name]
     layer = Layer.of("test", *free[:2], mapping, None, None)
     held = torch_candidate_scores.candidates_of(Job(layer, RowLoss(), y), torch_values._bound(mapping))
     assert held.full.any()
-    assert name == "topk" or not held.full.all()
-    got = A.linear_loss(*free[:2], y, mapping, linear_bias=free[2])
-    want = dense(mapping, free[0] @ free[1].T + free[2], y)
-    close(got.detach(), want.detach(), 1e-10)
-    for a, b in zip(torch.autograd.grad(got, free), torch.autograd.grad(want, free)):
-        close(a, b, 1e-10)
-    found, wanted = A.linear.linear_threshold(*free[:2], mapping), A.threshold(mapping, (free[0] @ free[1].T).detach())
-    close(found.tau.detach(), wanted.tau, 1e-10)
-    assert (found.support == wanted.support).all()
+    assert name == "top 500" or not held.full.all()
 
 
-@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", QUICK)
 def test_a_row_of_nan_poisons_no_other(name):
     torch, free, y = torch_operands()
@@ -212,57 +306,10 @@ def test_a_row_of_nan_poisons_no_other(name):
     got = A.linear_loss(*free[:2], y, MAPS[name], reduction="none", chunk=9)
     assert got.isnan().nonzero()[:, 0].tolist() == [1, 4]
     sound = [i for i in range(ROWS) if i not in (1, 4)]
-    want = dense(MAPS[name], (free[0] @ free[1].T)[sound], y[sound], reduction="none")
+    want = dense(MAPS[name], free[0][sound] @ free[1].T, y[sound], reduction="none")
     close(got[sound].detach(), want.detach(), 1e-10)
-    for a, b in zip(torch.autograd.grad(got[sound].sum(), free[:2]), torch.autograd.grad(want.sum(), free[:2])):
-        assert not a[sound].isnan().any() if a.shape[0] == ROWS else True
-        close(
-            a[sound] if a.shape[0] == ROWS else torch.zeros(1),
-            b[sound] if a.shape[0] == ROWS else torch.zeros(1),
-            1e-10,
-        )
-
-
-@pytest.mark.thin(3)
-@pytest.mark.parametrize("name", QUICK)
-def test_masks_of_rows_and_classes(name):
-    torch, free, y = torch_operands()
-    rng = np.random.default_rng(2)
-    keep = torch.tensor(rng.random((ROWS, CLASSES)) < 0.5).scatter(1, y[:, None], True)
-    keep[3] = False
-    keep[3, y[3]] = True  # one class alone
-    y[5] = -100
-    keep[5] = False
-    bias = free[2].detach().clone()
-    bias[[c for c in range(CLASSES) if c not in y.tolist()][:9]] = -INF
-    bias.requires_grad_()
-    for given in ({"mask": keep}, {"mask": keep, "label_smoothing": 0.1}, {"label_smoothing": 0.1}):
-        if "topk" in name and "label_smoothing" in given and "mask" in given:
-            continue
-        got = A.linear_loss(*free[:2], y, MAPS[name], linear_bias=bias, chunk=11, reduction="none", **given)
-        want = dense(MAPS[name], free[0] @ free[1].T + bias, y, reduction="none", **given)
-        close(got.detach(), want.detach(), 1e-10, given)
-        for a, b in zip(
-            torch.autograd.grad(got.sum(), [*free[:2], bias]), torch.autograd.grad(want.sum(), [*free[:2], bias])
-        ):
-            close(a, b, 1e-10, given)
-
-
-@pytest.mark.parametrize("name", ["softmax", "sparsemax", "topk"])
-def test_a_masked_target_pulls_as_it_does_in_all_scores(name):
-    """Its score, the largest of its row, says nothing of what may have a probability."""
-    torch, free, y = torch_operands()
-    y[0] = (free[0] @ free[1].T)[0].argmax()
-    with torch.no_grad():
-        free[1][y[0]] *= 5
-    scores, keep = free[0] @ free[1].T, torch.ones(ROWS, CLASSES, dtype=torch.bool)
-    keep[0, y[0]] = False
-    got = A.linear_log_prob(*free[:2], y, MAPS[name], mask=keep, chunk=7)
-    want = A.log_prob(MAPS[name], scores, y, mask=keep)
-    assert got[0] == want[0] == -INF
-    ones = torch.ones_like(want)
-    for a, b in zip(torch.autograd.grad(got, free[:2], ones), torch.autograd.grad(want, free[:2], ones)):
-        close(a, b, 1e-10)
+    one, other = (torch.autograd.grad(v.sum(), free[0])[0][sound] for v in (got[sound], want))
+    close(one, other, 1e-10)
 
 
 OF_A_MASKED_CLASS = {
@@ -323,19 +370,6 @@ def test_shapes(name, kind):
         assert not free.grad.any()
 
 
-def test_ties_are_broken_by_position_as_in_all_scores():
-    torch, free, _ = torch_operands(rows=4, classes=40)
-    with torch.no_grad():  # whole numbers, whose products are exact
-        free[0].round_()
-        free[1][:] = torch.arange(1.0, 1.0 + FEATURES)
-    y = torch.tensor([0, 5, 39, 12])
-    for mapping in (SparseSoftmax(k=6), Sparsemax(), Softmax()):
-        got = torch.autograd.grad(A.linear_loss(*free[:2], y, mapping, chunk=7), free[:2])
-        want = torch.autograd.grad(dense(mapping, free[0] @ free[1].T, y), free[:2])
-        for a, b in zip(got, want):
-            close(a, b, 1e-10)
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_bound_is_rounded_down(dtype):
     torch = pytest.importorskip("torch")
@@ -347,51 +381,16 @@ def test_a_bound_is_rounded_down(dtype):
     assert bool(((low.float() <= x) & (x < above.float())).all())
 
 
-def leaves(rows):
-    torch = pytest.importorskip("torch")
-    g = torch.Generator().manual_seed(0)
-    x, weight, bias = torch.randn(rows, 4, generator=g), torch.randn(9, 4, generator=g), torch.randn(9, generator=g)
-    return [a.requires_grad_() for a in (x, weight, bias)], torch.randint(9, (rows,), generator=g)
-
-
-@pytest.mark.parametrize("mapping", [Softmax(), Sparsemax()], ids=repr)
-def test_more_rows_than_a_tile(mapping):
-    import torch
-
-    free, target = leaves(1500)
-    got = torch.autograd.grad(A.linear_loss(free[0], free[1], target, mapping, linear_bias=free[2], chunk=4), free)
-    want = torch.autograd.grad(A.fenchel_young(mapping, free[0] @ free[1].T + free[2], target), free)
-    for a, b in zip(got, want):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-
-
-def test_a_bias_of_minus_infinity_beside_a_mask():
-    import torch
-
-    (x, weight, bias), _ = leaves(6)
-    bias.data[3] = -math.inf
-    keep = torch.arange(9) != 5
-    tau, size = A.linear.linear_threshold(x, weight, "softmax", linear_bias=bias, mask=keep)
-    scores = torch.where(keep, x @ weight.T + bias, -math.inf)
-    torch.testing.assert_close(tau, torch.logsumexp(scores, -1))
-    assert size.tolist() == [7] * 6
-
-
-@pytest.mark.parametrize("mapping", [Softmax(), Sigsoftmax()], ids=repr)
-def test_a_transform_without_a_slope_at_masked_scores(mapping):
+@pytest.mark.parametrize("name", ["softmax", "sigsoftmax"])
+def test_a_transform_without_a_slope_at_masked_scores(name):
     """Its derivative at -inf is infinite; the gradient of a masked class is 0 all the same."""
-    import torch
-
-    free, target = leaves(6)
+    torch, free, y = torch_operands(rows=6, classes=9)
+    y[y == 5] = 0
     keep = torch.arange(9) != 5
-    target[target == 5] = 0
 
     def steep(s):
         return s - s.square()
 
-    got = A.linear_loss(free[0], free[1], target, mapping, linear_bias=free[2], mask=keep, transform=steep)
+    got = A.linear_loss(*free[:2], y, MAPS[name], linear_bias=free[2], mask=keep, transform=steep)
     scores = torch.where(keep, free[0] @ free[1].T + free[2], -math.inf)
-    want = A.nll(mapping, steep(scores), target)
-    torch.testing.assert_close(got, want)
-    for a, b in zip(torch.autograd.grad(got, free), torch.autograd.grad(want, free)):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    same(got, A.nll(MAPS[name], steep(scores), y), free, 1e-9)

@@ -1,4 +1,4 @@
-"""Output layers: transforms, margins, modules, memory and what is refused."""
+"""Output layers: margins, modules, memory, what torch traces, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,30 +7,17 @@ import sys
 
 import numpy as np
 import pytest
-from kinds import KINDS, back
 from laws import close
-from linear_cases import MAPS, QUICK, dense, made, operands, torch_operands
+from linear_cases import MAPS, QUICK, dense, operands, same, torch_operands
+from refusals import each, refuses
 
 import anymax as A
 from anymax import Budget, Entmax, Softmax, Sparsemax, Taylor
 
-# -- transforms, margins, modules --------------------------------------------------------------------------------------------------
+# -- margins, modules --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.whole(lambda kind: kind == "jax")
-@pytest.mark.parametrize("kind", [k for k in KINDS if k != "strict"])
-def test_transforms(kind):
-    x, weight, _, y, *_ = operands()
-    transform = A.compose(A.temperature(0.7), A.topk(9))
-    a, w, t = made(kind, x, weight, y)
-    for mapping in (Softmax(), Sparsemax()):
-        want = A.log_prob(mapping, x @ weight.T, y, transform=transform)
-        close(np.exp(back(A.linear_log_prob(a, w, t, mapping, transform=transform))), np.exp(want), 1e-5)
-        want = dense(mapping, A.temperature(2.0)(x @ weight.T), y)
-        close(back(A.linear_loss(a, w, t, mapping, transform=A.temperature(2.0), chunk=20)), want, 1e-5)
-
-
-@pytest.mark.thin(4)
+@pytest.mark.whole(lambda name, margin: (name == "softmax") != (margin == A.margins.AM(0.3)))
 @pytest.mark.parametrize("margin", [A.margins.AM(0.3), A.margins.ArcFace(0.5)], ids=str)
 @pytest.mark.parametrize("name", [*QUICK, "taylor"])
 def test_margins(name, margin):
@@ -41,9 +28,7 @@ def test_margins(name, margin):
     unit = [torch.nn.functional.normalize(a, dim=-1) for a in free[:2]]
     got = margin_linear_loss(*unit, y, MAPS[name], margin, 8.0, ignore_index=-100, reduction="mean")
     want = A.margin_loss(MAPS[name], unit[0] @ unit[1].T, y, margin=margin, scale=8.0, axis=-1)
-    close(got.detach(), want.detach(), 1e-10)
-    for a, b in zip(torch.autograd.grad(got, free[:2], retain_graph=True), torch.autograd.grad(want, free[:2])):
-        close(a, b, 1e-9)
+    same(got, want, free[:2], 1e-9)
 
 
 def test_a_large_margin_head_holds_no_cosines(monkeypatch):
@@ -55,13 +40,11 @@ def test_a_large_margin_head_holds_no_cosines(monkeypatch):
         head = A.nn.MarginHead(6, 50, MAPS[name], A.margins.ArcFace(0.2), 8.0)
         x, y = torch.randn(9, 6), torch.randint(50, (9,))
         want = head(x, y)
-        gradient = torch.autograd.grad(want, head.weight)[0]
         with monkeypatch.context() as patch:
             patch.setattr(margin_head, "_MANY", 100)
             patch.setattr(A.nn.MarginHead, "cosines", None)
             got = head(x, y)
-        close(got.detach(), want.detach(), 1e-5)
-        close(torch.autograd.grad(got, head.weight)[0], gradient, 1e-5)
+        same(got, want, [head.weight], 1e-5)
 
 
 def test_the_module():
@@ -129,11 +112,7 @@ def test_memory_is_a_tenth_of_the_scores(mapping):
 
 X, W = [[1.0, 0.0], [0.0, 2.0]], [[2.0, 0.0], [0.0, 2.0], [1.0, 1.0]]
 REFUSED = {
-    "weight after target": (
-        lambda: A.linear_loss(X, [0, 0], [[1.0]]),
-        ValueError,
-        "the weight comes before the target",
-    ),
+    "weight after target": (lambda: A.linear_loss(X, [0, 0], [[1.0]]), ValueError, "the weight comes before the target"),
     "another width": (lambda: A.linear_loss(X, [[1.0]], [0, 0]), ValueError, r"expected features \[..., features\]"),
     "a bias of another width": (lambda: A.linear_loss(X, W, [0, 0], linear_bias=[1.0]), ValueError, "one number per class"),
     "no classes": (lambda: A.linear_loss(X, np.zeros((0, 2)), [0, 0]), ValueError, "at least one is needed"),
@@ -171,15 +150,22 @@ REFUSED = {
         r"takes 4 without a name \(x, linear_weight, target, mapping\), got 5; name the others: linear_bias=, weight=",
     ),
     "floats for classes": (lambda: A.linear_log_prob(X, W, [0.0, 1.0]), TypeError, "class indices"),
+    "z_loss of taylor": (
+        lambda: A.linear_loss(X, W, [0, 1], "taylor", z_loss=1.0), ValueError,
+        "z_loss= is the factor of tau squared, and taylor has no threshold",
+    ),
+    "suppress of softmax": (lambda: A.linear_loss(X, W, [0, 1], suppress=1.0), ValueError, "to maps that give classes probability 0"),
+    "suppress of a distribution": (
+        lambda: A.linear_loss(X, W, np.full((2, 3), 1 / 3), "sparsemax", suppress=1.0), TypeError, "suppress= needs class indices",
+    ),
+    "a negative z_loss": (lambda: A.linear_loss(X, W, [0, 1], z_loss=-1.0), ValueError, "z_loss must be a finite number of at least 0"),
     "five classes to keep of three": (lambda: A.linear_loss(X, W, [0, 1], Budget(5)), ValueError, "5"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused(case):
-    call, kind, said = REFUSED[case]
-    with pytest.raises(kind, match=said):
-        call()
+@each(REFUSED)
+def test_what_is_refused(call, error, words):
+    refuses(call, error, words)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
@@ -214,71 +200,6 @@ def test_shapes_without_values(name):
 # -- further losses -----------------------------------------------------------------------------------------------------------------
 
 
-def sparsemax_plus(s, y, a, mapping):
-    """The loss of Sparsemax+ as it is written, row by row."""
-    out = []
-    for row, t in zip(s, y):
-        p, e = A.apply(mapping, row), np.exp(row - row.max())
-        q = e / e.sum()
-        zeros = (p == 0) & (np.arange(len(row)) != t)
-        value = float(A.fenchel_young(mapping, row, int(t), reduction="none"))
-        out.append(value - a * (1 - q[t]) * np.log(1 - q[zeros].sum()))
-    return np.array(out)
-
-
-@pytest.mark.whole(lambda kind: kind == "jax")
-@pytest.mark.parametrize("kind", [k for k in KINDS if k != "strict"])
-@pytest.mark.parametrize("name", ["sparsemax", "entmax15"])
-def test_the_loss_of_classes_without_a_probability(name, kind):
-    x, weight, bias, y, *_ = operands(seed=3)
-    mapping = MAPS[name]
-    want = sparsemax_plus(x @ weight.T + bias, y, 0.7, mapping)
-    a, w, b, t = made(kind, x, weight, bias, y)
-    got = back(A.linear_loss(a, w, t, mapping, linear_bias=b, suppress=0.7, reduction="none"))
-    close(got, want, 1e-4 if kind == "jax" else 1e-9)
-    y[2] = -100
-    t = made(kind, y)[0]
-    mean = back(A.linear_loss(a, w, t, mapping, linear_bias=b, suppress=0.7))
-    close(mean, np.delete(want, 2).mean(), 1e-4 if kind == "jax" else 1e-9)
-
-
-def test_gradients_of_further_losses():
-    torch, free, y = torch_operands(seed=3)
-    y[2] = -100
-    numbers = torch.linspace(0.5, 2, 60, dtype=torch.float64)
-    for mapping, options in (
-        (Sparsemax(), {"suppress": 0.7}),
-        (Softmax(), {"z_loss": 0.3}),
-        (Softmax(), {"z_loss": 0.3, "chunk": 16, "weight": numbers}),
-        (Softmax(), {"z_loss": 0.3, "chunk": 16, "label_smoothing": 0.1}),
-        (Softmax(), {"z_loss": 0.3, "transform": A.transforms.softcap(2.0)}),
-    ):
-        loss = lambda *o: A.linear_loss(*o[:2], y, mapping, linear_bias=o[2], **options)  # noqa: B023, E731
-        if "suppress" not in options:  # there the share of the target is held constant
-            assert torch.autograd.gradcheck(loss, free, atol=1e-6)
-        s = (free[0] @ free[1].T + free[2]).detach()
-        if "softcap" in str(options):
-            s = 2.0 * torch.tanh(s / 2.0)
-        if mapping.is_softmax:
-            kept = y >= 0
-            given = {"weight": options.get("weight"), "label_smoothing": options.get("label_smoothing", 0.0)}
-            want = torch.nn.functional.cross_entropy(s, y, ignore_index=-100, reduction="none", **given)
-            norm = kept.double() if given["weight"] is None else numbers[y.clamp(min=0)] * kept
-            want = (want + 0.3 * s.logsumexp(1) ** 2 * norm).sum() / norm.sum()
-            close(loss(*free).detach(), want, 1e-9)
-
-
-def test_compiled_further_losses():
-    torch, free, y = torch_operands("float32", seed=3)
-
-    def step(x, w):
-        return A.linear_loss(x, w, y, z_loss=0.5) + A.linear_loss(x, w, y, "sparsemax", suppress=0.5)
-
-    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
-    with torch.no_grad():
-        close(compiled(*free[:2]), step(*free[:2]), 1e-5)
-
-
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 def test_a_compiled_soft_cap_holds_no_scores():
     torch, free, y = torch_operands("float32", seed=3)
@@ -289,6 +210,7 @@ def test_a_compiled_soft_cap_holds_no_scores():
         return (
             A.linear_loss(x, w, y, z_loss=0.5, transform=cap)
             + A.linear_loss(x, w, y, "sparsemax", transform=cap)
+            + A.linear_loss(x, w, y, "sparsemax", suppress=0.5)
             + entropy.sum()
         )
 
@@ -297,22 +219,8 @@ def test_a_compiled_soft_cap_holds_no_scores():
         return graph.forward
 
     compiled = torch.compile(step, backend=backend, fullgraph=True)
-    close(compiled(*free[:2]).detach(), step(*free[:2]).detach(), 1e-5)
-    for a, b in zip(torch.autograd.grad(compiled(*free[:2]), free[:2]), torch.autograd.grad(step(*free[:2]), free[:2])):
-        close(a, b, 1e-5)
+    same(compiled(*free[:2]), step(*free[:2]), free[:2], 1e-5)
     assert not any("matmul" in str(target) for target in seen)
-
-
-def test_further_losses_are_refused_where_they_have_no_meaning():
-    x, weight, _, y, *_ = operands()
-    with pytest.raises(ValueError, match="z_loss= is the factor of tau squared, and taylor has no threshold"):
-        A.linear_loss(x, weight, y, "taylor", z_loss=1.0)
-    with pytest.raises(ValueError, match="suppress= applies to maps that give classes probability 0"):
-        A.linear_loss(x, weight, y, suppress=1.0)
-    with pytest.raises(TypeError, match="suppress= needs class indices"):
-        A.linear_loss(x, weight, np.full((len(x), 60), 1 / 60), "sparsemax", suppress=1.0)
-    with pytest.raises(ValueError, match="z_loss must be a finite number of at least 0"):
-        A.linear_loss(x, weight, y, z_loss=-1.0)
 
 
 def test_a_masked_row_and_a_lost_one_with_further_losses():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kinds import KINDS, back, every_kind
+from kinds import KINDS, back
 from laws import close
-from linear_cases import CLASSES, MAPS, ROWS, dense, made, operands, tolerance, torch_operands
+from linear_cases import CLASSES, MAPS, ROWS, dense, made, same, torch_operands
 
 import anymax as A
-from anymax import Bounded, Budget, Elementwise, Entmax, NormMax, Sink, Softmax, Sparsemax, SparseSoftmax
+from anymax import Bounded, Budget, Elementwise, Entmax, NormMax, Sink, Softmax, Sparsemax
 
 THRESHOLDS = {name: mapping for name, mapping in MAPS.items() if mapping.has_threshold} | {
     "budget": Budget(5), "sigmoids": Budget(2, shape="sigmoid"), "laplace": Budget(2, shape="laplace"), "bounded": Bounded(0.3),
@@ -17,12 +17,7 @@ THRESHOLDS = {name: mapping for name, mapping in MAPS.items() if mapping.has_thr
 }  # fmt: skip
 
 
-def at_class_0(keep):
-    keep[:, 0] = True  # so that a row has a class
-    return keep
-
-
-@pytest.mark.thin(5)
+@pytest.mark.whole(lambda name: name not in ("softmax", "entmax15", "budget", "bounded15"))
 @pytest.mark.parametrize("name", THRESHOLDS)
 def test_the_gradient_of_tau_is_that_of_finite_differences(name):
     """In all ways of torch: blocks of classes, candidates, all scores of some rows."""
@@ -34,7 +29,7 @@ def test_the_gradient_of_tau_is_that_of_finite_differences(name):
     for chunk in (None, 5):
         ask = lambda x, w, b: A.linear.linear_threshold(x, w, THRESHOLDS[name], linear_bias=b, chunk=chunk).tau  # noqa: B023, E731
         assert torch.autograd.gradcheck(ask, free)
-    assert torch.autograd.gradgradcheck(ask, free)
+    assert torch.autograd.gradgradcheck(ask, free, fast_mode=True)
 
 
 @pytest.mark.parametrize("name", ["softmax", "entmax15", "topk", "normmax", "sigmoids", "sink"])
@@ -42,7 +37,6 @@ def test_the_gradient_of_tau_of_a_layer_is_that_of_all_scores(name):
     torch, free, _ = torch_operands(rows=90, classes=300, sigma=1.5)
     keep = torch.tensor(np.random.default_rng(2).random((90, 300)) < 0.5)
     keep[3] = False
-    factors = torch.linspace(-1, 2, 90, dtype=torch.float64)
     for mask, transform, chunk in (
         (None, None, None),
         (keep, None, None),
@@ -51,17 +45,13 @@ def test_the_gradient_of_tau_of_a_layer_is_that_of_all_scores(name):
     ):
         if transform is not None and name == "sink":
             continue
-        got = A.linear.linear_threshold(
-            *free[:2], THRESHOLDS[name], linear_bias=free[2], mask=mask, transform=transform, chunk=chunk
-        )
+        options = {"mask": mask, "transform": transform, "chunk": chunk}
+        got = A.linear.linear_threshold(*free[:2], THRESHOLDS[name], linear_bias=free[2], **options)
         s = free[0] @ free[1].T + free[2]
         want = A.threshold(THRESHOLDS[name], s if transform is None else transform(s), mask=mask)
         assert name == "sink" or (got.support == want.support).all()  # here the sink counts
         assert mask is None or name == "sink" or got.tau[3] == want.tau[3] == -float("inf")
-        pull = [(torch.where(t.tau.isfinite(), t.tau, 0.0) * factors).sum() for t in (got, want)]
-        close(got.tau.detach().nan_to_num(neginf=-9.0), want.tau.detach().nan_to_num(neginf=-9.0), 1e-10)
-        for a, b in zip(torch.autograd.grad(pull[0], free), torch.autograd.grad(pull[1], free)):
-            close(a, b, 1e-10)
+        same(got.tau, want.tau, free, 1e-10)
 
 
 def test_the_gradient_of_tau_is_p_or_the_sensitivities():
@@ -136,15 +126,14 @@ def test_torch_func(name):
     close(torch.func.jacfwd(tau)(x[0]), want[0], 1e-10)
 
 
-@pytest.mark.whole(lambda name: name != "sparsemax")
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 @pytest.mark.parametrize("name", ["softmax", "sparsemax"])
 def test_compiled(name):
     torch, free, _ = torch_operands("float32")
     step = lambda x, w: A.linear.linear_threshold(x, w, MAPS[name]).tau.square().sum()  # noqa: E731
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
-    for a, b in zip(torch.autograd.grad(compiled(*free[:2]), free[:2]), torch.autograd.grad(step(*free[:2]), free[:2])):
-        close(a, b, 1e-5)
+    same(compiled(*free[:2]), step(*free[:2]), free[:2], 1e-5)
 
 
 @pytest.mark.skipif("jax" not in KINDS, reason="needs JAX")
@@ -167,62 +156,12 @@ def test_jax(name):
 # -- the loss of tau squared -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.whole(lambda name, kind: kind != "torch" and name != "entmax15")
-@every_kind
-@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax15", "entmax08", "topk", "normmax", "squares"])
-def test_z_loss_of_every_map_with_a_threshold(name, kind):
-    mapping, (x, weight, bias, y, factors, keep) = MAPS[name], operands(seed=3)
-    y[2] = -100
-    keep[y[y >= 0]] = True
-    s, counted = x @ weight.T + bias, y >= 0
-    tau = A.threshold(mapping, s, mask=keep).tau
-    norm = np.where(counted, factors[np.where(counted, y, 0)], 0.0)
-    want = dense(mapping, s, y, factors, mask=keep, reduction="none") + 0.3 * tau**2 * norm
-    a, w, b, t, f, k = made(kind, x, weight, bias, y, factors, keep)
-    for chunk in (None, 16):
-        given = {"linear_bias": b, "weight": f, "mask": k, "chunk": chunk, "z_loss": 0.3}
-        close(back(A.linear_loss(a, w, t, mapping, reduction="none", **given)), want, 10 * tolerance(kind))
-        close(back(A.linear_loss(a, w, t, mapping, **given)), want.sum() / norm.sum(), 10 * tolerance(kind))
-
-
-@pytest.mark.parametrize(("name", "options"), [
-    ("sparsemax", {}), ("sparsemax", {"label_smoothing": 0.1}), ("entmax15", {"chunk": 16}), ("topk", {}), ("normmax", {}),
-    ("entmax3", {"reduction": "sum"}), ("entmax15", {"transform": A.transforms.softcap(2.0)}), ("entmax15", {"suppress": 0.3}),
-])  # fmt: skip
-def test_the_gradient_of_z_loss(name, options):
-    torch, free, y = torch_operands(seed=3)
-    y[2] = -100
-    got = A.linear_loss(*free[:2], y, MAPS[name], linear_bias=free[2], z_loss=0.3, **options)
-    s = free[0] @ free[1].T + free[2]
-    s = options["transform"](s) if "transform" in options else s
-    squares = (A.threshold(MAPS[name], s).tau ** 2)[y >= 0]
-    plain = A.linear_loss(*free[:2], y, MAPS[name], linear_bias=free[2], **options)
-    want = plain + 0.3 * (squares.sum() if options.get("reduction") == "sum" else squares.mean())
-    close(got.detach(), want.detach(), 1e-10)
-    for a, b in zip(torch.autograd.grad(got, free), torch.autograd.grad(want, free)):
-        close(a, b, 1e-9)
-
-
 def test_second_derivatives_of_z_loss():
     torch, free, y = torch_operands(rows=3, classes=9)
     for mapping in (Softmax(), Entmax(1.5), Sparsemax()):
         loss = lambda *o: A.linear_loss(*o[:2], y % 9, mapping, linear_bias=o[2], z_loss=0.3)  # noqa: B023, E731
         assert torch.autograd.gradcheck(loss, free)
         assert torch.autograd.gradgradcheck(loss, free)
-
-
-@pytest.mark.parametrize("name", ["sparsemax", "topk"])
-def test_rows_with_many_candidates(name):
-    """Some rows of scores near 0 have too large a support to be kept; they are computed from all of their scores."""
-    torch, free, _ = torch_operands(rows=80, classes=4096, sigma=1.0)
-    with torch.no_grad():
-        free[0][::2] *= 1e-4
-        free[2].zero_()
-    mapping = MAPS[name] if name != "topk" else SparseSoftmax(k=500)
-    got, want = A.linear.linear_threshold(*free[:2], mapping), A.threshold(mapping, free[0] @ free[1].T)
-    factors = torch.linspace(-1, 2, 80, dtype=torch.float64)
-    for a, b in zip(*(torch.autograd.grad((t.tau * factors).sum(), free[:2]) for t in (got, want))):
-        close(a, b, 1e-10)
 
 
 def test_the_module():

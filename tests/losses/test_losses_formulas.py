@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
 import plainly
 import pytest
 from kinds import KINDS, back, every_kind
-from loss_cases import FENCHEL, MAPS, WITHOUT, every_map, on_kinds, rng, tolerance
+from loss_cases import LOSSES, MAPS, plain, rng, tolerance
 
 import anymax as A
 from anymax import Entmax, NormMax, PerturbMax, Sigsoftmax, Softmax, Sparsemax, Taylor
@@ -18,32 +19,6 @@ F = torch.nn.functional
 
 
 # -- the kin ---------------------------------------------------------------------------------------------------------------------------
-
-
-@every_kind
-@pytest.mark.parametrize("name", WITHOUT)
-def test_nll_is_minus_log_p(name, kind):
-    p_of = {
-        "taylor": plainly.taylor,
-        "sigsoftmax": plainly.sigsoftmax,
-        "ratio_square": lambda x: x * x / (x * x).sum(),
-        "softpick": lambda x: np.maximum(np.expm1(x), 0.0) / np.abs(np.expm1(x)).sum(),
-        "ratio_sigmoid": lambda x: plainly.sigmoid(x) / plainly.sigmoid(x).sum(),
-    }[name]
-    x = rng(19).normal(size=(4, 5)) * 2
-    t = np.array([0, 4, 2, 2])
-    soft = rng(20).dirichlet(np.ones(5), 4)
-    w = rng(21).uniform(0.5, 2, 5)
-    with np.errstate(divide="ignore"):  # softpick has zeros
-        logs = np.log(np.stack([p_of(r) for r in x]))
-    make, tol = KINDS[kind], 10 * tolerance(kind)
-    np.testing.assert_allclose(
-        back(A.nll(MAPS[name], make(x), make(t), make(w), reduction="none")), -logs[range(4), t] * w[t], rtol=tol
-    )
-    np.testing.assert_allclose(
-        back(A.nll(MAPS[name], make(x), make(t), make(w))), -(logs[range(4), t] * w[t]).sum() / w[t].sum(), rtol=tol
-    )
-    np.testing.assert_allclose(back(A.nll(MAPS[name], make(x), make(soft))), -(soft * logs).sum(-1).mean(), rtol=tol)
 
 
 def test_nll_of_a_class_outside_the_support_is_inf():
@@ -56,57 +31,6 @@ def test_nll_does_not_underflow():
     np.testing.assert_allclose(A.nll(Sigsoftmax(), np.float32([-300, 300]), 0), 900, rtol=1e-6)
 
 
-@every_kind
-def test_smoothed_nll_is_its_formula(kind):
-    x = rng(22).normal(size=(4, 5)) * 2
-    t = np.array([0, 4, 2, 2])
-    eps = 0.01
-    p = np.stack([plainly.entmax(r, 2.0) for r in x])
-    want = -np.log((p[range(4), t] + eps) / (1 + 5 * eps))
-    make = KINDS[kind]
-    got = A.smoothed_nll(Sparsemax(), make(x), make(t), epsilon=eps, reduction="none")
-    np.testing.assert_allclose(back(got), want, rtol=10 * tolerance(kind))
-    soft = rng(23).dirichlet(np.ones(5), 4)
-    got = A.smoothed_nll(Sparsemax(), make(x), make(soft), epsilon=eps)
-    np.testing.assert_allclose(
-        back(got), -(soft * np.log((p + eps) / (1 + 5 * eps))).sum(-1).mean(), rtol=10 * tolerance(kind)
-    )
-
-
-@on_kinds(["softmax", "sparsemax", "entmax3", "normmax", "taylor"])
-def test_accuracy_loss_is_minus_p(name, kind):
-    p_of = {"taylor": plainly.taylor}.get(name) or FENCHEL[name][1]
-    x = rng(24).normal(size=(4, 5))
-    t = np.array([0, 4, 2, 2])
-    w = rng(25).uniform(0.5, 2, 5)
-    p = np.stack([p_of(r) for r in x])[range(4), t]
-    make, tol = KINDS[kind], 10 * tolerance(kind)
-    np.testing.assert_allclose(
-        back(A.accuracy_loss(MAPS[name], make(x), make(t), reduction="none")), -p, rtol=tol, atol=tol
-    )
-    np.testing.assert_allclose(
-        back(A.accuracy_loss(MAPS[name], make(x), make(t), make(w))), -(w[t] * p).sum() / w[t].sum(), rtol=tol
-    )
-
-
-def test_accuracy_loss_of_perturb_max_counts_wins():
-    """-P[argmax(x + noise) = t], by half a million draws."""
-    x = np.array([0.3, -0.4, 1.0])
-    draws = x + rng(26).normal(size=(500_000, 3))
-    want = -(draws.argmax(-1) == 2).mean()
-    assert abs(float(A.accuracy_loss(PerturbMax("normal"), x, 2)) - want) < 3e-3
-
-
-@every_map
-def test_gradient_of_stop_gradient_loss_is_p_minus_y(name):
-    x = torch.tensor(rng(27).normal(size=(4, 5)), requires_grad=True)
-    t = torch.tensor([0, 4, -100, 2])
-    A.stop_gradient_loss(MAPS[name], x, t, reduction="sum").backward()
-    y = torch.tensor(np.eye(5)[[0, 4, 0, 2]])
-    want = (A.apply(MAPS[name], x.detach()) - y) * (t != -100)[:, None]
-    torch.testing.assert_close(x.grad, want)
-
-
 def test_gradient_of_stop_gradient_loss_in_jax():
     jax = pytest.importorskip("jax")
     x = rng(27).normal(size=5).astype(np.float32)
@@ -114,87 +38,81 @@ def test_gradient_of_stop_gradient_loss_in_jax():
     np.testing.assert_allclose(got, plainly.taylor(x) - np.eye(5)[3], atol=1e-6)
 
 
+def multilabel(x, y, left_out):
+    """log(1 + sum exp of the others) + log(1 + sum exp(-x) of the labels), of the classes that are not left out."""
+    y, e = np.where(left_out, 0.0, y), np.exp(np.where(left_out, 0.0, x))
+    return np.log1p(((1 - y) * e * ~left_out).sum(-1)) + np.log1p((y / e).sum(-1))
+
+
+SCORES, HARD, SHARES = rng(28).normal(size=(4, 6)) * 3, rng(29).uniform(size=(4, 6)) < 0.4, rng(31).uniform(size=(4, 6))
+HARD[2:] = [[True], [False]]
+NO, SECOND = np.zeros((4, 6), bool), np.tile(np.arange(6) == 1, (4, 1))
+MULTILABEL = {  # name: (targets, keywords, what is left out)
+    "hard": (HARD * 1.0, {"reduction": "none"}, NO),
+    "mean": (HARD * 1.0, {}, NO),
+    "integers": (HARD * 1, {}, NO),
+    "shares": (SHARES, {"reduction": "none"}, NO),
+    "ignored": (np.where(SECOND, -100, SHARES), {"reduction": "none"}, SECOND),
+    "another ignore_index": (np.where(SECOND, 7, SHARES), {"ignore_index": 7}, SECOND),
+    "masked": (np.where(SECOND, 0.0, SHARES), {"mask": ~SECOND}, SECOND),
+    "a score of -inf": (np.where(SECOND, 0.0, SHARES), {}, SECOND),
+}
+
+
 @every_kind
-def test_multilabel_softmax_loss_is_its_formula(kind):
-    x = rng(28).normal(size=(4, 6)) * 3
-    y = (rng(29).uniform(size=(4, 6)) < 0.4).astype(float)
-    y[3] = 0.0
-    y[2] = 1.0
-    want = np.log1p((np.exp(x) * (1 - y)).sum(-1)) + np.log1p((np.exp(-x) * y).sum(-1))
-    make, tol = KINDS[kind], 10 * tolerance(kind)
-    np.testing.assert_allclose(back(A.multilabel_softmax_loss(make(x), make(y), reduction="none")), want, rtol=tol)
-    np.testing.assert_allclose(back(A.multilabel_softmax_loss(make(x), make(y))), want.mean(), rtol=tol)
-    np.testing.assert_allclose(
-        back(A.multilabel_softmax_loss(make(x), make(y.astype(np.int64)))), want.mean(), rtol=tol
-    )
+@pytest.mark.parametrize("row", MULTILABEL)
+def test_multilabel_softmax_loss_is_its_formula(row, kind):
+    y, given, left_out = MULTILABEL[row]
+    x, want = np.where(left_out & (row == "a score of -inf"), -math.inf, SCORES), multilabel(SCORES, y, left_out)
+    make, given = KINDS[kind], {k: KINDS[kind](v) if k == "mask" else v for k, v in given.items()}
+    got = A.multilabel_softmax_loss(make(x), make(y), **given)
+    np.testing.assert_allclose(back(got), want if "reduction" in given else want.mean(), rtol=10 * tolerance(kind))
+    if kind == "torch":
+        free = make(x).requires_grad_()
+        A.multilabel_softmax_loss(free, make(y), **given).sum().backward()
+        slope = plainly.numeric_gradient(lambda v: np.sum(A.multilabel_softmax_loss(v, y, **MULTILABEL[row][1])), x)
+        np.testing.assert_allclose(free.grad, np.where(left_out, 0.0, slope), rtol=1e-7, atol=1e-8)
 
 
-def test_multilabel_softmax_loss_soft_ignored_masked_and_far():
-    x = rng(30).normal(size=(3, 5))
-    y = rng(31).uniform(size=(3, 5))
-    want = np.log1p((np.exp(x) * (1 - y)).sum(-1)) + np.log1p((np.exp(-x) * y).sum(-1))
-    np.testing.assert_allclose(A.multilabel_softmax_loss(x, y, reduction="none"), want, rtol=1e-12)
-    ignored = y.copy()
-    ignored[:, 1] = -100
-    rest = [0, 2, 3, 4]
-    short = A.multilabel_softmax_loss(x[:, rest], y[:, rest], reduction="none")
-    np.testing.assert_allclose(A.multilabel_softmax_loss(x, ignored, reduction="none"), short, rtol=1e-12)
-    other = np.where(ignored == -100, 7, ignored)
-    np.testing.assert_allclose(A.multilabel_softmax_loss(x, other, ignore_index=7, reduction="none"), short, rtol=1e-12)
-    masked, zero = x.copy(), y.copy()
-    masked[:, 1], zero[:, 1] = -math.inf, 0.0
-    np.testing.assert_allclose(A.multilabel_softmax_loss(masked, zero, reduction="none"), short, rtol=1e-12)
-    a = torch.tensor(masked, requires_grad=True)
-    A.multilabel_softmax_loss(a, torch.tensor(zero)).backward()
-    assert a.grad.isfinite().all()
+def test_multilabel_softmax_loss_of_large_scores():
     np.testing.assert_allclose(A.multilabel_softmax_loss([1e4, -1e4], [0, 1]), 2e4)
-    a = torch.tensor(x, requires_grad=True)
-    A.multilabel_softmax_loss(a, torch.tensor(y)).backward()
-    want = plainly.numeric_gradient(lambda v: A.multilabel_softmax_loss(v, y), x)
-    np.testing.assert_allclose(a.grad.numpy(), want, atol=1e-8)
+
+
+KEPT = {
+    "k": ({"k": 2}, [1, 3]),
+    "all": ({"k": 9}, [*range(5)]),
+    "p": ({"p": 0.5}, [1]),
+    "p of 1": ({"p": 1.0}, [*range(5)]),
+}
 
 
 @every_kind
-@pytest.mark.parametrize("t", [0, 1, 2, 3, 4])
-def test_sparse_softmax_loss_is_logsumexp_of_the_kept_less_the_target(t, kind):
+@pytest.mark.parametrize("t", [0, 1, 4])
+@pytest.mark.parametrize("row", KEPT)
+def test_sparse_softmax_loss_is_logsumexp_of_the_kept_less_the_target(row, t, kind):
     """Finite, with a full gradient, also for a target outside of the kept classes."""
-    x = np.array([0.3, 2.0, -1.0, 1.5, 0.0])
-    make, tol = KINDS[kind], tolerance(kind)
-    for given, kept in (({"k": 2}, [1, 3]), ({"k": 9}, range(5)), ({"p": 0.5}, [1, 3]), ({"p": 1.0}, range(5))):
-        if given == {"p": 0.5}:
-            p = plainly.topp_softmax(x, 0.5)
-            kept = np.flatnonzero(p)
-        want = plainly.logsumexp(x[list(kept)]) - x[t]
-        np.testing.assert_allclose(
-            back(A.sparse_softmax_loss(make(x), make(np.array(t)), **given)), want, rtol=10 * tol
-        )
-        if kind == "torch":
-            a = torch.tensor(x, requires_grad=True)
-            A.sparse_softmax_loss(a, torch.tensor(t), **given).backward()
-            p = np.zeros(5)
-            p[list(kept)] = plainly.softmax(x[list(kept)])
-            np.testing.assert_allclose(a.grad.numpy(), p - np.eye(5)[t], atol=1e-12)
+    x, make, (given, kept) = np.array([0.3, 2.0, -1.0, 1.5, 0.0]), KINDS[kind], KEPT[row]
+    free = make(x).requires_grad_() if kind == "torch" else make(x)
+    got = A.sparse_softmax_loss(free, make(np.array(t)), **given)
+    np.testing.assert_allclose(back(got), plainly.logsumexp(x[kept]) - x[t], rtol=10 * tolerance(kind))
+    if kind == "torch":
+        got.backward()
+        p = np.zeros(5)
+        p[kept] = plainly.softmax(x[kept])
+        np.testing.assert_allclose(free.grad, p - np.eye(5)[t], atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax1.5", "entmax3", "taylor"])
-def test_margin_loss_is_the_loss_of_the_shifted_cosines(name):
-    c = rng(32).uniform(-1, 1, (4, 5))
-    t = np.array([0, 4, 2, 2])
-    shifted = 12.0 * (c - 0.2 * np.eye(5)[t])
-    got = A.margin_loss(MAPS[name], c, t, margin=0.2, scale=12.0, reduction="none")
-    if name == "taylor":
-        want = [-math.log(plainly.taylor(r)[i]) for r, i in zip(shifted, t)]
-    else:
-        _, p_of, omega = FENCHEL[name]
-        want = [plainly.fenchel_young(p_of(r), omega, r, np.eye(5)[i]) for r, i in zip(shifted, t)]
-    np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-10)
-    angle = np.arccos(c[range(4), t]) + 0.3
-    arc = c.copy()
-    arc[range(4), t] = np.cos(angle)
-    if (angle < math.pi).all() and name != "taylor":
-        got = A.margin_loss(MAPS[name], c, t, margin=A.margins.ArcFace(0.3), scale=12.0, reduction="none")
-        want = [plainly.fenchel_young(p_of(r), omega, r, np.eye(5)[i]) for r, i in zip(12.0 * arc, t)]
-        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-10)
+@pytest.mark.parametrize("margin", [0.2, A.margins.ArcFace(0.3)], ids=str)
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax-1.5", "entmax-3", "taylor-2"])
+def test_margin_loss_is_the_loss_of_the_shifted_cosines(name, margin):
+    c, t = rng(32).uniform(-0.9, 0.9, (4, 5)), np.array([0, 4, 2, 2])
+    shifted, own = c.copy(), (range(4), t)
+    shifted[own] = c[own] - 0.2 if margin == 0.2 else np.cos(np.arccos(c[own]) + 0.3)
+    want = plain(
+        LOSSES[("nll-" if name == "taylor-2" else "fenchel_young-") + name], 12.0 * shifted, t, reduction="none"
+    )
+    got = A.margin_loss(MAPS[name], c, t, margin=margin, scale=12.0, reduction="none")
+    np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-10)
 
 
 def test_margin_loss_ignores_and_weighs():
@@ -250,9 +168,7 @@ def test_sugar(sugar):
 def test_sugar_of_taylor():
     x, t = rng(37).normal(size=(4, 5)), np.array([0, 4, 1, 2])
     assert A.taylor_softmax_loss(x, t, order=4) == A.nll(Taylor(4), x, t)
-    np.testing.assert_allclose(
-        A.taylor_softmax_loss(x, t), -np.mean([math.log(plainly.taylor(r)[i]) for r, i in zip(x, t)]), rtol=1e-12
-    )
+    assert A.taylor_softmax_loss(x, t) == A.nll(Taylor(2), x, t)
 
 
 # -- other packages ---------------------------------------------------------------------------------------------------------------------
@@ -295,32 +211,28 @@ def test_optax_agrees_on_the_sparsemax_loss():
     np.testing.assert_allclose(got, optax.losses.sparsemax_loss(s, jnp.ones(9)), rtol=1e-5, atol=1e-6)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cubic(A.Separable):
+    """entmax of 3, with 1/6 q^3 + 1/4 for (q^3 - q) / 6: one regulariser on the simplex."""
+
+    name = "cubic"
+    facts = A.Facts(monotone=True, shift_invariant=True, sparse=True, has_potential=True)
+
+    def omega_terms(self, q, xp):
+        return q**3 / 6.0 + 0.25
+
+    def link(self, t, xp):
+        return xp.sqrt(2.0 * xp.where(t > 0, t, 0.0 * t))
+
+    def slope(self, q, xp):
+        return 0.5 * q * q
+
+    def curvature(self, q, xp):
+        return q
+
+
 def test_omega_terms_need_not_vanish_at_a_vertex():
-    """1/6 q^3 and (q^3 - q)/6 are one regulariser on the simplex: one loss, for indices and for one-hot rows."""
-    import dataclasses
-
-    from anymax import Facts, Separable
-
-    @dataclasses.dataclass(frozen=True, eq=False)
-    class Cubic(Separable):
-        name = "cubic"
-
-        @property
-        def facts(self):
-            return Facts(monotone=True, shift_invariant=True, sparse=True, has_potential=True)
-
-        def omega_terms(self, q, xp):
-            return q**3 / 6.0 + 0.25
-
-        def link(self, t, xp):
-            return xp.sqrt(2.0 * xp.where(t > 0, t, 0.0 * t))
-
-        def slope(self, q, xp):
-            return 0.5 * q * q
-
-        def curvature(self, q, xp):
-            return q
-
+    """One loss, for indices and for one-hot rows."""
     x = np.array([[1.0, 0.9, 0.3, -2.0], [0.0, 0.0, 0.0, 0.0]])
     want = A.entmax_loss(x, np.array([0, 1]), alpha=3.0, reduction="none")
     for target in (np.array([0, 1]), np.eye(4)[[0, 1]]):

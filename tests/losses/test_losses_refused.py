@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from kinds import KINDS
-from loss_cases import WITHOUT
+from refusals import each, refuses
 
 import anymax as A
 from anymax import Budget, Softmax, Sparsemax, SparseSoftmax
@@ -15,15 +15,9 @@ from anymax import Budget, Softmax, Sparsemax, SparseSoftmax
 torch = pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize("name", WITHOUT)
-@pytest.mark.parametrize("t", [np.array([0]), np.array([[0.5, 0.5]])])
-def test_a_map_without_a_potential_names_the_loss_to_use(name, t):
-    with pytest.raises(TypeError, match=r"no Fenchel-Young loss.*not symmetric.*anymax\.nll"):
-        A.fenchel_young(WITHOUT[name], np.zeros((1, 2)), t)
-
-
 X = np.zeros((3, 4))
 T = np.zeros(3, int)
+PAIRS, pairs = np.ones((9, 4)), A.contrastive_loss
 WRONG = {
     "shape": (lambda: A.fenchel_young(Sparsemax(), X, np.zeros(4, int)), ValueError, r"target of shape \(4,\).*expected class indices of shape \(3,\)"),  # noqa: E501
     "soft shape": (lambda: A.fenchel_young(Sparsemax(), X, np.zeros(3)), ValueError, r"distribution.*must have the shape of the scores, \(3, 4\)"),  # noqa: E501
@@ -62,14 +56,20 @@ WRONG = {
     "multilabel reduction": (lambda: A.multilabel_softmax_loss(X, X, reduction="avg"), ValueError, "'mean', 'sum' or 'none'"),
     "mask dtype": (lambda: A.fenchel_young(Sparsemax(), X, T, mask=X), TypeError, "boolean array, True = keep"),
     "foreign target": (lambda: A.fenchel_young(Sparsemax(), X, torch.zeros(3, dtype=torch.int64)), TypeError, "torch tensor"),
+    "pairs": (lambda: pairs(PAIRS, PAIRS[:3]), ValueError, r"b \[pairs, features\], or \[pairs \+ negatives, features\], got \(9, 4\) and \(3, 4\)"),  # noqa: E501
+    "pairs: bidirectional": (lambda: pairs(PAIRS, PAIRS, bidirectional="no"), TypeError, "bidirectional must be True or False, got 'no'"),
+    "pairs: mask dtype": (lambda: pairs(PAIRS, PAIRS, mask=np.ones((9, 9))), TypeError, "mask must be booleans, True = keep, got float64"),
+    "pairs: mask": (lambda: pairs(PAIRS, PAIRS, mask=np.ones((8, 9), dtype=bool)), ValueError, r"mask of shape \(8, 9\) does not broadcast"),  # noqa: E501
+    "pairs: temperature": (lambda: pairs(PAIRS, PAIRS, temperature=0.0), ValueError, "temperature must be above 0"),
+    "pairs: temperatures": (lambda: pairs(PAIRS, PAIRS, temperature=np.ones(9)), ValueError, "one number for all pairs"),
+    "pairs: tau": (lambda: pairs(PAIRS, PAIRS, tau=0.1), TypeError, "say temperature="),
+    "pairs: axis_name": (lambda: pairs(PAIRS, PAIRS, axis_name="pairs"), TypeError, "torch tensor with group="),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_errors_say_what_to_do(case):
-    call, error, words = WRONG[case]
-    with pytest.raises(error, match=words):
-        call()
+@each(WRONG)
+def test_errors_say_what_to_do(call, error, words):
+    refuses(call, error, words)
 
 
 def test_a_stray_index_under_jit_is_nan_in_its_sample_only():

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from kinds import KINDS, back, every_kind
 from laws import close
+from linear_cases import same
+from refusals import each, refuses
 
 import anymax as A
 from anymax import Entmax, Softmax, Sparsemax, Taylor
@@ -59,15 +61,21 @@ def test_derivatives():
         assert torch.autograd.gradgradcheck(loss, c)
 
 
-def test_what_is_refused():
-    with pytest.raises(ValueError, match="5 along axis 1 are no multiple of sub_centers=2"):
-        A.margin_loss(Softmax(), np.zeros((2, 5)), [0, 1], sub_centers=2)
-    with pytest.raises(ValueError, match="sub_centers must be at least 1, the number of centers of each class, got 0"):
-        A.margin_loss(Softmax(), np.zeros((2, 4)), [0, 1], sub_centers=0)
-    with pytest.raises(TypeError, match="sub_centers"):
-        A.margin_loss(Softmax(), np.zeros((2, 4)), [0, 1], sub_centers=1.5)
-    with pytest.raises(ValueError, match="needs one axis of the classes"):
-        A.margin_loss(Softmax(), np.zeros((2, 4)), [0, 1], sub_centers=2, axis=(0, 1))
+def refused(classes, **given):
+    return lambda: A.margin_loss(Softmax(), np.zeros((2, classes)), [0, 1], **given)
+
+
+REFUSED = {
+    "a remainder": (refused(5, sub_centers=2), ValueError, "5 along axis 1 are no multiple of sub_centers=2"),
+    "none": (refused(4, sub_centers=0), ValueError, "must be at least 1, the number of centers of each class, got 0"),
+    "a fraction": (refused(4, sub_centers=1.5), TypeError, "sub_centers"),
+    "several axes": (refused(4, sub_centers=2, axis=(0, 1)), ValueError, "needs one axis of the classes"),
+}
+
+
+@each(REFUSED)
+def test_what_is_refused(call, error, words):
+    refuses(call, error, words)
 
 
 # -- the module ------------------------------------------------------------------------------------------------------------------
@@ -88,17 +96,15 @@ def test_the_module():
     want = A.margin_loss(
         Softmax(), (unit[0] @ unit[1].T).view(9, 20, COUNT).amax(-1), y, margin=ArcFace(0.2), scale=8.0
     )
-    close(head(x, y).detach(), want.detach(), 1e-5)
-    close(*(torch.autograd.grad(v, head.weight)[0] for v in (head(x, y), want)), 1e-5)
+    same(head(x, y), want, [head.weight], 1e-5)
     assert str(head).endswith("scale=8.0, sub_centers=3)")
 
 
 @pytest.mark.parametrize("mapping", [Softmax(), Entmax(1.5), Taylor(2)], ids=repr)
 def test_a_large_head_holds_no_cosines(mapping, monkeypatch):
-    torch, head, x, y = head_and_batch(mapping)
+    _, head, x, y = head_and_batch(mapping)
     y[2] = -100
     want = head(x, y)
-    gradient = torch.autograd.grad(want, head.weight)[0]
     from anymax.nn import margin_head
 
     monkeypatch.setattr(margin_head, "_MANY", 100)
@@ -106,9 +112,7 @@ def test_a_large_head_holds_no_cosines(mapping, monkeypatch):
     for options in ({}, {"reduction": "none"}):
         head.options |= options
         got = head(x, y)
-        got = got if not got.ndim else got.sum() / 8
-        close(got.detach(), want.detach(), 1e-5)
-        close(torch.autograd.grad(got, head.weight)[0], gradient, 1e-5)
+        same(got if not got.ndim else got.sum() / 8, want, [head.weight], 1e-5)
     with pytest.raises(IndexError, match="from 0 to 19"):
         head(x, y + 20)
 

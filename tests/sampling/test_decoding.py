@@ -1,4 +1,4 @@
-"""Decoding: transformers' own warpers and the definitions of vLLM and llama.cpp as oracles, beams, draws without replacement, drafts."""
+"""Decoding: transformers' own warpers, the k best, beams, draws without replacement, drafts. Whole configs: test_from_config.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import math
 import numpy as np
 import pytest
 from kinds import KINDS, back, every_kind, generator, jax_in_the_whole_battery
-from scipy import stats
+from refusals import each, refuses
+from sampling_cases import agrees
 from scipy.special import log_softmax as scipy_log_softmax
 from scipy.special import softmax as scipy_softmax
 
@@ -17,84 +18,6 @@ from anymax import Entmax, Softmax, Sparsemax, SparseSoftmax, compose, transform
 from anymax.sampling import gumbel_topk, speculative_accept, topk_log_prob
 
 INF = math.inf
-
-
-def chi_squared(index, p):
-    counts = np.bincount(index, minlength=len(p))
-    assert counts[p == 0].sum() == 0
-    expected = len(index) * p[p > 0]
-    assert stats.chisquare(counts[p > 0], expected * len(index) / expected.sum()).pvalue > 1e-6
-
-
-def log(rows):
-    with np.errstate(divide="ignore"):
-        return np.log(np.array(rows, np.float32))
-
-
-# -- the cases of transformers' test_logits_process.py, with our transforms ------------------------------------------------------
-
-RAMP = np.arange(10, dtype=np.float32)[None] - 5
-RAMPS = np.concatenate([RAMP, 100 * RAMP])  # the second row is extreme
-HALF = np.tile(np.arange(10, dtype=np.float32), (2, 1))
-HALF[1, :5] += 10
-CASES = {  # name: (transform, scores, which are kept)
-    "top-k": (am.topk(3), HALF, [[0] * 7 + [1] * 3, [0, 0, 1, 1, 1] + [0] * 5]),
-    "top-k, at least 3": (am.topk(1, min_keep=3), RAMP, [[0] * 7 + [1] * 3]),
-    "top-p": (am.topp(0.8), log([[0.3, 0.1, 0.1, 0.5], [0.15, 0.3, 0.3, 0.25]]), [[1, 0, 0, 1], [0, 1, 1, 1]]),
-    "top-p, at least 2": (am.topp(0.9, min_keep=2), RAMPS, [[0] * 7 + [1] * 3, [0] * 8 + [1] * 2]),
-    "min-p": (
-        am.minp(0.05),
-        log([[0.9, 0.0274, 0.047, 0.0274], [0.15, 0.3, 0.3, 0.25], [0.97, 0.01, 0.01, 0.01]]),
-        [[1, 0, 1, 0], [1] * 4, [1, 0, 0, 0]],
-    ),
-    "min-p, at least 2": (am.minp(0.9, min_keep=2), RAMPS, [[0] * 8 + [1] * 2] * 2),
-    "typical": (
-        transforms.typical(0.5),
-        log([[0.97, 0.01, 0.01, 0.01], [0.4, 0.2, 0.2, 0.2]]),
-        [[1, 0, 0, 0], [0, 1, 1, 1]],
-    ),
-    "typical of equals": (transforms.typical(0.5, min_keep=3), np.full((2, 5), 0.2, np.float32), [[1] * 5] * 2),
-    "typical, at least 2": (transforms.typical(0.7, min_keep=2), RAMPS, [[0] * 8 + [1] * 2] * 2),
-    "epsilon": (
-        transforms.epsilon_cutoff(0.1),
-        log([[0.87, 0.099, 0.001, 0.03], [0.4, 0.299, 0.101, 0.2]]),
-        [[1, 0, 0, 0], [1] * 4],
-    ),
-    "epsilon, at least 2": (
-        transforms.epsilon_cutoff(5e-2, min_keep=2),
-        RAMPS,
-        [[0] * 7 + [1] * 3, [0] * 8 + [1] * 2],
-    ),
-    "eta": (
-        transforms.eta(0.0625),
-        log([[0.0, 0.1, 0.8, 0.1], [0.01, 0.04, 0.9, 0.05]]),
-        [[0, 1, 1, 1], [0, 0, 1, 0]],
-    ),
-    "eta, at least 2": (transforms.eta(0.1, min_keep=2), RAMPS, [[0] * 8 + [1] * 2] * 2),
-}
-
-
-@every_kind
-@pytest.mark.parametrize("name", CASES)
-def test_transformers_own_cases(kind, name):
-    transform, x, kept = CASES[name]
-    y = back(transform(KINDS[kind](x)))
-    assert np.array_equal(y > -INF, np.array(kept, bool))
-    assert np.array_equal(y[y > -INF], x[y > -INF])
-
-
-def test_transformers_own_cases_of_penalties_and_temperature():
-    x = np.full((2, 10), 0.1, np.float32)
-    x[0, 0], x[1, 5] = -0.1, 0.4
-    y = transforms.repetition_penalty([[0, 1], [5, 0]], 2.0)(x)
-    np.testing.assert_allclose([y[0, 0], y[0, 1], y[1, 0], y[1, 5]], [-0.2, 0.05, 0.05, 0.2], rtol=1e-6)
-    x = np.full((2, 20), 0.05, np.float32)
-    x[1, 5], x[1, 10] = 0.15, -0.35
-    p, sharp, smooth = (am.softmax(am.temperature(T)(x)) for T in (1.0, 0.5, 1.3))
-    np.testing.assert_allclose(sharp[0], p[0], rtol=1e-6)
-    np.testing.assert_allclose(smooth[0], p[0], rtol=1e-6)
-    assert smooth[1].max() < p[1].max() < sharp[1].max()
-    assert smooth[1].min() > p[1].min() > sharp[1].min()
 
 
 # -- transformers' warpers on random rows ----------------------------------------------------------------------------------------
@@ -126,123 +49,6 @@ def test_transformers_warpers(name, sigma):
         assert torch.equal(torch.isneginf(ours(x.half())), torch.isneginf(ours(x.half().float())))
 
 
-def test_transformers_repetition_penalty():
-    torch = pytest.importorskip("torch")
-    process = pytest.importorskip("transformers.generation.logits_process")
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randn(40, 30, generator=draw)
-    tokens = torch.randint(30, (40, 12), generator=draw)
-    theirs = process.RepetitionPenaltyLogitsProcessor(1.3)(tokens, x)
-    torch.testing.assert_close(transforms.repetition_penalty(tokens, 1.3)(x), theirs)
-    theirs = process.SequenceBiasLogitsProcessor([[[3], 2.5], [[7], -4.0]])(tokens, x)
-    torch.testing.assert_close(transforms.logit_bias({3: 2.5, 7: -4.0})(x), theirs)
-
-
-def test_the_order_of_transformers():
-    """What `generate` does, in the order in which it does it, against the composition of the page "Decoding"."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GenerationConfig(
-        do_sample=True, repetition_penalty=1.2, temperature=0.7, top_k=40, top_p=0.95, min_p=0.02, typical_p=0.9,
-        epsilon_cutoff=3e-3, eta_cutoff=2e-2, sequence_bias=[[[3], 1.5]],
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=200, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
-        )
-    )
-    draw = torch.Generator().manual_seed(0)
-    x, tokens = 2 * torch.randn(50, 200, generator=draw), torch.randint(200, (50, 20), generator=draw)
-    theirs = model._get_logits_processor(config, input_ids_seq_length=20, device="cpu")(tokens, x)
-    ours = compose(
-        transforms.logit_bias({3: 1.5}), transforms.repetition_penalty(tokens, 1.2), am.temperature(0.7),
-        am.topk(40), am.topp(0.95), am.minp(0.02),
-        transforms.typical(0.9), transforms.epsilon_cutoff(3e-3), transforms.eta(2e-2),
-    )  # fmt: skip
-    assert torch.equal(torch.isneginf(ours(x)), torch.isneginf(theirs))
-    torch.testing.assert_close(ours(x), theirs)
-
-
-# -- llama.cpp and vLLM, by their definitions ------------------------------------------------------------------------------------
-
-
-def llama_cpp(x, last, chance):
-    """Its default chain over one row of candidates [(class, logit)], with the first of equals first."""
-    counts = {t: last.count(t) for t in last}
-    rows = []
-    for i, s in enumerate(x):
-        if i in counts:
-            s = (s * 1.1 if s <= 0 else s / 1.1) - counts[i] * 0.1 - 0.2
-        rows.append((i, s))
-
-    def probabilities(rows):
-        return scipy_softmax([s for _, s in rows])
-
-    logits = np.array([s for _, s in rows])
-    rows = [r for r in rows if r[1] >= logits.max() - 1.5 * logits.std()]
-    rows = sorted(rows, key=lambda r: -r[1])[:12]
-    p = probabilities(rows)
-    entropy = -np.sum(p * np.log(p))
-    kept, mass = [], 0.0
-    for i in sorted(range(len(rows)), key=lambda i: abs(-np.log(p[i]) - entropy)):
-        kept.append(i)
-        mass += p[i]
-        if mass > 0.97:
-            break
-    rows = sorted((rows[i] for i in kept), key=lambda r: -r[1])
-    p = probabilities(rows)
-    rows = rows[: int(np.argmax(np.cumsum(p) >= 0.9)) + 1] if np.cumsum(p)[-1] >= 0.9 else rows
-    rows = [r for r in rows if r[1] >= rows[0][1] + math.log(0.05)]
-    p = probabilities(rows)
-    if chance <= 0.5 and len(rows) >= 2:
-        last_above = max([i for i in range(len(rows)) if p[i] >= 0.1], default=0)
-        rows = rows[last_above:]
-    out = np.full(len(x), -INF)
-    for i, s in rows:
-        out[i] = s / 0.8
-    return out
-
-
-def test_the_order_of_llama_cpp():
-    rng = np.random.default_rng(0)
-    x, last = rng.normal(0, 2, (60, 50)), rng.integers(50, size=(60, 16))
-    seeds = list(range(60))
-    ours = compose(
-        transforms.repetition_penalty(last, 1.1, presence=0.2, frequency=0.1), transforms.topnsigma(1.5),
-        am.topk(12), transforms.typical(0.97), am.topp(0.9),
-        am.minp(0.05), transforms.xtc(0.1, 0.5, generator=seeds), am.temperature(0.8),
-    )(x)  # fmt: skip
-    chance = [np.random.default_rng(s).random() for s in seeds]
-    want = np.stack([llama_cpp(r, t.tolist(), u) for r, t, u in zip(x, last, chance)])
-    np.testing.assert_allclose(ours, want, rtol=1e-12)
-    assert {u <= 0.5 for u in chance} == {True, False}
-
-
-def test_the_order_of_vllm():
-    """Penalties of prompt and output, temperature, min-p, then top-k and top-p of one sorted row."""
-    torch = pytest.importorskip("torch")
-    rng = np.random.default_rng(1)
-    x, prompt, output = rng.normal(0, 2, (60, 50)), rng.integers(50, size=(60, 9)), rng.integers(50, size=(60, 7))
-    logits, n = torch.tensor(x), 50
-    seen = [torch.nn.functional.one_hot(torch.tensor(t), n).sum(1) for t in (prompt, output)]
-    r = torch.where((seen[0] + seen[1]) > 0, 1.2, 1.0)
-    logits = torch.where(logits > 0, logits / r, logits * r) - 0.1 * seen[1] - 0.3 * (seen[1] > 0)
-    logits = logits / 0.7
-    p = logits.softmax(-1)
-    logits = logits.masked_fill(p < 0.01 * p.amax(-1, keepdim=True), -INF)
-    ordered, index = logits.sort(dim=-1)
-    ordered = ordered.masked_fill(ordered < ordered[:, -20, None], -INF)
-    drop = ordered.softmax(-1).cumsum(-1) <= 1 - 0.9
-    drop[:, -1] = False
-    want = torch.empty_like(logits).scatter(-1, index, ordered.masked_fill(drop, -INF))
-    ours = compose(
-        transforms.repetition_penalty(np.concatenate([prompt, output], -1), 1.2),
-        transforms.repetition_penalty(output, presence=0.3, frequency=0.1),
-        am.temperature(0.7), am.minp(0.01), am.topk(20), am.topp(0.9),
-    )  # fmt: skip
-    torch.testing.assert_close(ours(torch.tensor(x)), want)
-
-
 def test_a_composition_is_data():
     cut = compose(
         am.temperature(0.7),
@@ -263,6 +69,7 @@ def test_a_composition_is_data():
 # -- the k best ------------------------------------------------------------------------------------------------------------------
 
 
+@jax_in_the_whole_battery
 @every_kind
 @pytest.mark.parametrize("mapping", [Softmax(), Sparsemax(), Entmax(1.5), SparseSoftmax(p=0.8)], ids=lambda m: m.name)
 def test_topk_log_prob(kind, mapping):
@@ -288,6 +95,7 @@ def test_topk_log_prob(kind, mapping):
     assert np.array_equal(back(moved.index).T, back(topk_log_prob(mapping, c(x), 4, transform).index))
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_log_p_is_that_of_a_draw_in_every_verb(kind):
     """A map whose probabilities sum to 2 draws one class with half of each."""
@@ -342,6 +150,7 @@ def test_a_beam_search(kind):
 # -- without replacement -----------------------------------------------------------------------------------------------------------
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_gumbel_topk_is_drawing_one_after_the_other(kind):
     """Frequencies of ordered pairs: p_i p_j / (1 - p_i)."""
@@ -350,7 +159,7 @@ def test_gumbel_topk_is_drawing_one_after_the_other(kind):
     drawn = gumbel_topk(KINDS[kind](np.tile(x, (20_000, 1))), 2, generator=generator(kind))
     pairs = back(drawn.index)
     want = np.array([[p[i] * p[j] / (1 - p[i]) if i != j else 0.0 for j in range(5)] for i in range(5)])
-    chi_squared(5 * pairs[:, 0] + pairs[:, 1], want.ravel())
+    agrees(5 * pairs[:, 0] + pairs[:, 1], want.ravel())
     np.testing.assert_allclose(back(drawn.log_prob), np.log(p[pairs]), atol=1e-6)
 
 
@@ -405,13 +214,13 @@ def test_what_follows_a_draft_is_distributed_as_the_target(kind, after):
     for place in range(4 if after else 3):
         reached = count >= place
         assert reached.sum() > 3000
-        chi_squared(out[reached, place], TARGET[place])  # whatever came before, as the target
+        agrees(out[reached, place], TARGET[place])  # whatever came before, as the target
     # the joint law of the first two, where both are there
     both = count >= 1
     joint = np.outer(TARGET[0], TARGET[1])
     pairs = 4 * out[both, 0] + out[both, 1]
     accepted = np.minimum(TARGET[0], DRAFT[0])  # the first is accepted with this mass
-    chi_squared(pairs, (joint / TARGET[0][:, None] * accepted[:, None] / accepted.sum()).ravel())
+    agrees(pairs, (joint / TARGET[0][:, None] * accepted[:, None] / accepted.sum()).ravel())
     assert abs(both.mean() - accepted.sum()) < 5 / math.sqrt(size)
     if not after:
         assert (token[count == 3] == -1).all()
@@ -436,7 +245,7 @@ def test_drafts_of_any_maps(kind):
     assert (np.take_along_axis(p[:, 0], token[:, None], -1) > 0).all()
 
 
-@pytest.mark.whole(lambda kind: kind == "jax")
+@jax_in_the_whole_battery
 @every_kind
 def test_short_drafts_strange_rows_and_seeds_a_row(kind):
     c = KINDS[kind]
@@ -444,7 +253,7 @@ def test_short_drafts_strange_rows_and_seeds_a_row(kind):
     tokens = np.tile([2, -1, -1], (4000, 1))  # the target likes the first more than the draft
     count, token = map(back, speculative_accept(c(q), c(p), c(tokens), generator=generator(kind)))
     assert (count == 1).all()
-    chi_squared(token, TARGET[1])
+    agrees(token, TARGET[1])
     q, p, tokens = q[:5], p[:5], np.tile([2, 3, 2], (5, 1))
     p[1, 0], p[2, 1], q[3, 0] = math.nan, 0.0, math.nan
     count, token = map(back, speculative_accept(c(q), c(p), c(tokens), generator=2))
@@ -468,6 +277,7 @@ def test_a_draft_where_some_of_the_targets_probabilities_are_nan():
     assert (int(count), int(token)) == (0, -1)
 
 
+@pytest.mark.whole
 def test_drafts_under_jit():
     jax = pytest.importorskip("jax")
     q, p = (jax.numpy.asarray(np.broadcast_to(a, (50, *a.shape)), dtype="float32") for a in (DRAFT, TARGET))
@@ -480,6 +290,7 @@ def test_drafts_under_jit():
     assert np.array_equal(drawn.index, gumbel_topk(jax.numpy.log(p[:, 0]), 3, generator=key).index)
 
 
+@pytest.mark.whole
 def test_under_torch_compile():
     torch = pytest.importorskip("torch")
     x = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
@@ -525,32 +336,31 @@ X, P = np.zeros((2, 5)), np.full((2, 3, 5), 0.2)
 T = np.zeros((2, 3), int)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda: topk_log_prob(Softmax(), X, 0), ValueError, "k must be from 1 to the number of classes, 5; got 0"),
-        (lambda: topk_log_prob(Softmax(), X, 6), ValueError, "k must be from 1 to the number of classes, 5; got 6"),
-        (lambda: topk_log_prob(Softmax(), X, 2.0), TypeError, "k must be an integer"),
-        (lambda: topk_log_prob(X, X, 2), TypeError, "expected a mapping"),
-        (lambda: topk_log_prob(Softmax(), X, 2, 0.7), TypeError, "transform must be a function"),
-        (lambda: topk_log_prob(Softmax(), np.zeros((2, 0)), 1), ValueError, "no classes"),
-        (lambda: gumbel_topk(X, 0), ValueError, "k must be from 1"),
-        (lambda: gumbel_topk(X, True), TypeError, "k must be an integer"),
-        (lambda: gumbel_topk(X, 2, generator=0.5), TypeError, "generator: NumPy arrays need"),
-        (lambda: gumbel_topk(X, 2, generator=[1]), ValueError, "got 1 for 2 rows"),
-        (lambda: speculative_accept(P, P, T[:, :2]), ValueError, r"got \(2, 3, 5\), \(2, 3, 5\) and \(2, 2\)"),
-        (lambda: speculative_accept(P, P[:, :2], T), ValueError, "must belong together"),
-        (lambda: speculative_accept(P, P[..., :4], T), ValueError, "must belong together"),
-        (lambda: speculative_accept(P[:, :0], P[:, :1], T[:, :0]), ValueError, "T at least 1"),
-        (lambda: speculative_accept(P, P, T + 0.5), TypeError, "tokens must be integers"),
-        (lambda: speculative_accept(P, P, T + 5), ValueError, "out of range for 5 classes; tokens are 0 to 4"),
-        (lambda: speculative_accept(P, P, T - 2), ValueError, "out of range for 5 classes; tokens are 0 to 4"),
-        (lambda: speculative_accept(P[0, 0], P, T), ValueError, "p_draft must be"),
-        (lambda: speculative_accept(P, P[0, 0], T), ValueError, "p_target must be"),
-        (lambda: speculative_accept(P[..., :0], P[..., :0], T - 1), ValueError, r"\(2, 3, 0\) has no classes"),
-        (lambda: speculative_accept(P, P, T, generator="0"), TypeError, "generator: NumPy arrays need"),
-    ],
-)
-def test_what_is_refused(make, error, words):
-    with pytest.raises(error, match=words):
-        make()
+REFUSED = {
+    "k of 0": (lambda: topk_log_prob(Softmax(), X, 0), ValueError, "k must be from 1 to the number of classes, 5; got 0"),
+    "k of 6": (lambda: topk_log_prob(Softmax(), X, 6), ValueError, "k must be from 1 to the number of classes, 5; got 6"),
+    "a fraction of k": (lambda: topk_log_prob(Softmax(), X, 2.0), TypeError, "k must be an integer"),
+    "scores for a map": (lambda: topk_log_prob(X, X, 2), TypeError, "expected a mapping"),
+    "a number for a transform": (lambda: topk_log_prob(Softmax(), X, 2, 0.7), TypeError, "transform must be a function"),
+    "no classes": (lambda: topk_log_prob(Softmax(), np.zeros((2, 0)), 1), ValueError, "no classes"),
+    "draws: k of 0": (lambda: gumbel_topk(X, 0), ValueError, "k must be from 1"),
+    "draws: a boolean k": (lambda: gumbel_topk(X, True), TypeError, "k must be an integer"),
+    "draws: a fraction for a generator": (lambda: gumbel_topk(X, 2, generator=0.5), TypeError, "generator: NumPy arrays need"),
+    "draws: one seed of two": (lambda: gumbel_topk(X, 2, generator=[1]), ValueError, "got 1 for 2 rows"),
+    "tokens that are too few": (lambda: speculative_accept(P, P, T[:, :2]), ValueError, r"got \(2, 3, 5\), \(2, 3, 5\) and \(2, 2\)"),
+    "targets that are too few": (lambda: speculative_accept(P, P[:, :2], T), ValueError, "must belong together"),
+    "targets of fewer classes": (lambda: speculative_accept(P, P[..., :4], T), ValueError, "must belong together"),
+    "no draft": (lambda: speculative_accept(P[:, :0], P[:, :1], T[:, :0]), ValueError, "T at least 1"),
+    "fractions for tokens": (lambda: speculative_accept(P, P, T + 0.5), TypeError, "tokens must be integers"),
+    "a token too high": (lambda: speculative_accept(P, P, T + 5), ValueError, "out of range for 5 classes; tokens are 0 to 4"),
+    "a token below -1": (lambda: speculative_accept(P, P, T - 2), ValueError, "out of range for 5 classes; tokens are 0 to 4"),
+    "a draft of one row": (lambda: speculative_accept(P[0, 0], P, T), ValueError, "p_draft must be"),
+    "a target of one row": (lambda: speculative_accept(P, P[0, 0], T), ValueError, "p_target must be"),
+    "a draft without classes": (lambda: speculative_accept(P[..., :0], P[..., :0], T - 1), ValueError, r"\(2, 3, 0\) has no classes"),
+    "words for a generator": (lambda: speculative_accept(P, P, T, generator="0"), TypeError, "generator: NumPy arrays need"),
+}  # fmt: skip
+
+
+@each(REFUSED)
+def test_what_is_refused(call, error, words):
+    refuses(call, error, words)

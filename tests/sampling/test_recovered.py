@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from kinds import KINDS, back, every_kind, generator
+from kinds import KINDS, back, every_kind, generator, jax_in_the_whole_battery
+from refusals import each, refuses
 
 from anymax.sampling import decoding, recovered_tokens, speculative_accept
 
@@ -77,6 +78,7 @@ def test_a_draft_without_probabilities_is_accepted_exactly(monkeypatch):
     np.testing.assert_array_equal(got.token, same.token)
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_kinds(kind):
     c = KINDS[kind]
@@ -103,6 +105,7 @@ def test_seeds_shorter_drafts_and_no_rejection():
         np.testing.assert_allclose(share(many[:, i]), P[i], atol=4 * math.sqrt(0.25 / n))
 
 
+@pytest.mark.whole
 def test_under_jit():
     jax = pytest.importorskip("jax")
     key, tokens = jax.random.key(0), jax.numpy.asarray([0, 3, 1])
@@ -112,20 +115,23 @@ def test_under_jit():
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ((Q, P, [0, 1]), ValueError, "recovered_tokens: p_draft .* must belong together"),
-        ((Q, P[:2], [0, 1, 2]), ValueError, "must belong together"),
-        ((Q, np.vstack([P, P[:1]]), [0, 1, 2]), ValueError, "p_target .*T, classes.* must belong together"),
-        ((None, P, [0, 1]), ValueError, r"got None, \(3, 4\) and \(2,\)"),
-        ((Q, P, [0, 1, 4]), ValueError, "a token is out of range for 4 classes"),
-        ((Q, P, [0.0, 1.0, 2.0]), TypeError, "tokens must be integers"),
-        ((Q[0], P[0], [0]), ValueError, "p_target must be .*T, classes"),
-        ((None, np.zeros((3, 0)), [0, 1, 2]), ValueError, "has no classes"),
-        ((None, P, 3), ValueError, "must belong together"),
-    ],
-)
-def test_errors(arguments, error, words):
-    with pytest.raises(error, match=words):
-        recovered_tokens(*arguments, generator=0)
+def of(*arguments):
+    return lambda: recovered_tokens(*arguments, generator=0)
+
+
+REFUSED = {
+    "tokens that are too few": (of(Q, P, [0, 1]), ValueError, "recovered_tokens: p_draft .* must belong together"),
+    "targets that are too few": (of(Q, P[:2], [0, 1, 2]), ValueError, "must belong together"),
+    "a target after the draft": (of(Q, np.vstack([P, P[:1]]), [0, 1, 2]), ValueError, "p_target .*T, classes.* must belong together"),
+    "tokens that are too few for no draft": (of(None, P, [0, 1]), ValueError, r"got None, \(3, 4\) and \(2,\)"),
+    "a token too high": (of(Q, P, [0, 1, 4]), ValueError, "a token is out of range for 4 classes"),
+    "fractions for tokens": (of(Q, P, [0.0, 1.0, 2.0]), TypeError, "tokens must be integers"),
+    "one row": (of(Q[0], P[0], [0]), ValueError, "p_target must be .*T, classes"),
+    "no classes": (of(None, np.zeros((3, 0)), [0, 1, 2]), ValueError, "has no classes"),
+    "a token alone": (of(None, P, 3), ValueError, "must belong together"),
+}  # fmt: skip
+
+
+@each(REFUSED)
+def test_what_is_refused(call, error, words):
+    refuses(call, error, words)

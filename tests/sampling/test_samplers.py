@@ -34,6 +34,7 @@ def test_gumbel_max_is_softmax(kind):
         agrees(row, scipy_softmax(x.astype(np.float64)))
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_the_extremes_of_fp32_noise_have_no_ties(kind):
     """24 random bits give some among the thousand largest of a million, and ties favour the first classes."""
@@ -46,18 +47,18 @@ def test_the_extremes_of_fp32_noise_have_no_ties(kind):
     assert stats.kstest(u, "uniform").pvalue > 1e-6
 
 
+NOISES = {
+    "gumbel": stats.gumbel_r, "normal": stats.norm, "logistic": stats.logistic, "laplace": stats.laplace, "exponential": stats.expon,
+    "uniform": stats.uniform,
+}  # fmt: skip
+
+
+@jax_in_the_whole_battery
 @every_kind
-@pytest.mark.parametrize("noise", ["gumbel", "normal", "logistic", "laplace", "exponential", "uniform"])
+@pytest.mark.parametrize("noise", NOISES)
 def test_perturb_argmax_of_two(kind, noise):
     """P[x0 + e0 > x1 + e1] from the distribution of the difference of two noises, by numerical integration."""
-    law = {
-        "gumbel": stats.gumbel_r,
-        "normal": stats.norm,
-        "logistic": stats.logistic,
-        "laplace": stats.laplace,
-        "exponential": stats.expon,
-        "uniform": stats.uniform,
-    }[noise]
+    law = NOISES[noise]
     x, scale = np.array([0.4, 0.0], np.float32), 0.8
     grid = np.linspace(-40, 40, 400_001)
     p = np.trapezoid(law.pdf(grid) * law.cdf(grid + 0.5), grid)
@@ -65,6 +66,7 @@ def test_perturb_argmax_of_two(kind, noise):
     agrees(index, np.array([p, 1 - p]))
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_scale_zero_is_argmax(kind):
     assert np.array_equal(back(perturb_argmax(KINDS[kind](X), scale=0, generator=0)), X.argmax(-1))
@@ -77,6 +79,7 @@ MAPS = {
 }
 
 
+@jax_in_the_whole_battery
 @every_kind
 @pytest.mark.parametrize("name", MAPS)
 def test_sample_from_any_map(kind, name):
@@ -110,7 +113,7 @@ def test_sample_masks_axes_and_one_sample(kind):
         assert (back(verb(c(np.zeros((3, 1))), generator=generator(kind))) == 0).all()
 
 
-@pytest.mark.thin(2)
+@jax_in_the_whole_battery
 @every_kind
 @pytest.mark.parametrize("verb", ["gumbel_max", "sample"])
 def test_nothing_to_draw_is_minus_one(kind, verb):
@@ -121,6 +124,7 @@ def test_nothing_to_draw_is_minus_one(kind, verb):
         assert (index == np.array([-1, -1, -1, 1])).all()
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_a_class_of_probability_zero_is_never_drawn(kind):
     """First and last classes without mass, and cumulative sums that are not monotone in the last bit."""
@@ -158,6 +162,7 @@ def test_bisection_is_searchsorted(n):
 # -- relaxed samples ------------------------------------------------------------------------------------------------------
 
 
+@jax_in_the_whole_battery
 @every_kind
 @pytest.mark.parametrize("hard", [False, True])
 def test_gumbel_softmax(kind, hard):
@@ -171,6 +176,7 @@ def test_gumbel_softmax(kind, hard):
     assert (y[:, 0, 3] == 0).all()
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_gumbel_softmax_strange_rows_and_axes(kind):
     x = np.array([[-INF, -INF, -INF], [math.nan, 0.0, 1.0], [0.0, 1.0, 2.0]], np.float32)
@@ -201,6 +207,7 @@ def test_gumbel_softmax_gradient_is_that_of_the_soft_sample():
         assert torch.autograd.gradcheck(lambda v, m=mapping: gumbel_softmax(v, 0.7, generator=5, mapping=m), finite)
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_a_hard_sample_of_a_budget_has_k_ones(kind):
     """Those of the k largest scores with their noise; half a unit goes to the next, and a row has no more than its classes."""
@@ -269,6 +276,7 @@ def test_draws_after_transforms_have_their_frequencies(kind):
         agrees(row, np.where(np.isinf(sparse(r)), 0, sparsemax_row(np.maximum(sparse(r), -1e3))))
 
 
+@jax_in_the_whole_battery
 @every_kind
 @pytest.mark.parametrize("count", [None, 3])
 def test_log_prob_and_support(kind, count):
@@ -341,6 +349,7 @@ def test_log_prob_with_noise_in_the_transform(kind):
     assert plain.support is None
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_transforms_go_along_the_axis_of_the_classes(kind):
     c, x = KINDS[kind], vocabulary()
@@ -377,6 +386,7 @@ def test_no_derivative_and_learned_parameters():
     assert not any(a.requires_grad for a in drawn[:3])
 
 
+@pytest.mark.whole
 def test_jit_with_transforms_and_log_prob():
     jax = pytest.importorskip("jax")
     x = jax.numpy.asarray(vocabulary())

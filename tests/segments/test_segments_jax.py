@@ -24,6 +24,7 @@ MAPS = {
 }  # fmt: skip
 
 
+@pytest.mark.whole(lambda traced, name: name not in ("entmax", "alpha of each") or not traced)
 @pytest.mark.parametrize("traced", [True, False], ids=["index traced", "index known"])
 @pytest.mark.parametrize("name", MAPS)
 def test_a_program_gives_what_numpy_and_torch_have(name, traced):
@@ -41,6 +42,7 @@ def test_a_program_gives_what_numpy_and_torch_have(name, traced):
         np.testing.assert_array_equal(got, slope)
 
 
+@pytest.mark.whole
 def test_the_engine_is_in_the_program_and_nothing_is_padded():
     f = jax.jit(lambda x, index: segment_apply("sparsemax", x, index=index, num_segments=COUNT))
     words = f.lower(X, SHUFFLED).as_text()
@@ -56,6 +58,7 @@ def test_the_engine_is_in_the_program_and_nothing_is_padded():
     assert jax_primitives.TARGET not in exported.mlir_module()
 
 
+@pytest.mark.whole(lambda dtype: dtype != "float16")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_entries_of_no_segment_become_nan(dtype):
     index = SHUFFLED.copy()
@@ -100,6 +103,7 @@ def test_the_derivative_of_a_parameter():
     np.testing.assert_allclose(jax.grad(f)(jnp.asarray(1.4)), want, rtol=1e-3)
 
 
+@pytest.mark.whole
 def test_second_derivatives_and_forward_mode():
     x, step = jnp.asarray(X[:6, 0]), jnp.asarray(G[:6, 0])
     f = lambda x: segment_apply("softmax", x, lengths=[2, 4])  # noqa: E731
@@ -110,6 +114,7 @@ def test_second_derivatives_and_forward_mode():
     np.testing.assert_allclose(jax.jvp(f, (x,), (step,))[1], slope(x), atol=1e-6)
 
 
+@pytest.mark.whole(lambda mapping: isinstance(mapping, Entmax))
 @pytest.mark.parametrize("mapping", [Softmax(), Entmax(1.5)], ids=repr)
 def test_a_traced_target_of_another_segment_makes_its_loss_nan(mapping):
     def loss(x, target):

@@ -5,18 +5,16 @@ import threading
 
 import numpy as np
 import pytest
+from segment_cases import MAPS, by_map
 
 import anymax
-from anymax import Budget, Entmax, NormMax, Segments, Softmax, Sparsemax, SparseSoftmax, segment_apply
+from anymax import Segments, Sparsemax, SparseSoftmax, segment_apply
 from anymax.kernels import native
 from anymax.kernels.engine import SegmentsAlong
 from anymax.kernels.ragged import RAGGED
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(isinstance(native.load(), str), reason="no engine")
-
-MAPS = [Softmax(), Sparsemax(), Entmax(1.5), Entmax(1.3), NormMax(2.0), SparseSoftmax(k=5), Budget(1.0)]
-by_map = pytest.mark.parametrize("mapping", MAPS, ids=repr)
 
 
 def lengths_of(most, count, seed=0):
@@ -35,7 +33,7 @@ def row_by_row(function, lengths, *arrays):
     return out
 
 
-@pytest.mark.thin(2)
+@pytest.mark.whole(lambda mapping, mixed, heads: heads == 8 and (mixed or mapping != MAPS[0]))
 @pytest.mark.parametrize("heads", [1, 2, 8])
 @pytest.mark.parametrize("mixed", [False, True], ids=["in order", "mixed"])
 @by_map

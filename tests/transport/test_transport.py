@@ -10,6 +10,7 @@ import warnings
 import mpmath
 import numpy as np
 import pytest
+from refusals import each, refuses
 
 import anymax as am
 from anymax.transport import Sinkhorn, gumbel_sinkhorn
@@ -78,31 +79,24 @@ def test_steps_are_those_of_the_plain_loop(shape, iterations, framework):
     np.testing.assert_allclose(other, normalised(x, iterations, rows=rows[:, None], columns=columns), rtol=1e-11)
 
 
-def test_hyper_connections_rows_first_and_columns_first():
-    """DeepSeek-V4 normalises rows and then columns, twenty times; mHC's paper columns and then rows. Both by a few lines of torch."""
-    x = torch.from_numpy(scores(50, 4, 4))
-    p = x.softmax(-1)
-    p = p / p.sum(-2, keepdim=True)
-    for _ in range(19):
-        p = p / p.sum(-1, keepdim=True)
-        p = p / p.sum(-2, keepdim=True)
-    torch.testing.assert_close(Sinkhorn(20)(x), p, rtol=1e-12, atol=1e-15)
-    p = x.exp()
-    for _ in range(20):
-        p = p / p.sum(-2, keepdim=True)
-        p = p / p.sum(-1, keepdim=True)
-    torch.testing.assert_close(Sinkhorn(20)(x, axes=(-1, -2)), p, rtol=1e-12, atol=1e-15)
-
-
-def test_transformers_hyper_connection():
-    """What transformers' DeepSeek-V4 computes but for its epsilon of 1e-6, which it adds to each sum."""
-    x, epsilon = torch.from_numpy(scores(50, 4, 4, sigma=1.0)), 1e-6
+def hyper_connection(x, epsilon=0.0):
+    """As DeepSeek-V4 in transformers: rows and then columns, twenty times, with an epsilon that it adds to each sum."""
     p = x.softmax(-1) + epsilon
     p = p / (p.sum(-2, keepdim=True) + epsilon)
     for _ in range(19):
         p = p / (p.sum(-1, keepdim=True) + epsilon)
         p = p / (p.sum(-2, keepdim=True) + epsilon)
-    assert (Sinkhorn(20)(x) - p).abs().max() < 5e-6
+    return p
+
+
+def test_hyper_connections_rows_first_and_columns_first():
+    """mHC's paper normalises columns and then rows."""
+    x = torch.from_numpy(scores(50, 4, 4))
+    torch.testing.assert_close(Sinkhorn(20)(x), hyper_connection(x), rtol=1e-12, atol=1e-15)
+    want = normalised(x.numpy(), 20, -2, -1)
+    np.testing.assert_allclose(Sinkhorn(20)(x, axes=(-1, -2)), want, rtol=1e-12, atol=1e-15)
+    x = torch.from_numpy(scores(50, 4, 4, sigma=1.0))
+    assert (Sinkhorn(20)(x) - hyper_connection(x, 1e-6)).abs().max() < 5e-6
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -151,14 +145,10 @@ def test_integers_and_lists_become_floats():
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_both_sums_at_the_limit(shape, sigma, dtype):
     x = scores(7, *shape, sigma=sigma, dtype=dtype)
-    rows, columns = (a.astype(dtype) for a in sums(*shape))
-    p = Sinkhorn(None)(x, rows=rows, columns=columns)
-    np.testing.assert_allclose(
-        p.sum(-1), np.broadcast_to(rows, p.shape[:-1]), rtol=1e-6 if dtype == "float32" else 4e-12
-    )
-    np.testing.assert_allclose(
-        p.sum(-2), np.broadcast_to(columns, (7, shape[1])), rtol=1e-6 if dtype == "float32" else 4e-12
-    )
+    wanted, bound = [a.astype(dtype) for a in sums(*shape)], 1e-6 if dtype == "float32" else 4e-12
+    p = Sinkhorn(None)(x, rows=wanted[0], columns=wanted[1])
+    for axis, want in zip((-1, -2), wanted):
+        np.testing.assert_allclose(p.sum(axis), np.broadcast_to(want, (7, len(want))), rtol=bound)
 
 
 def test_the_limit_solves_the_problem():
@@ -313,35 +303,34 @@ def test_a_number_added_to_a_row_changes_nothing(iterations):
 # -- what is refused --------------------------------------------------------------------------------------------------------------
 
 
-def test_refusals_say_what_was_given():
-    x = scores(3, 4)
-    with pytest.raises(ValueError, match=r"got 3 for rows and 8 for columns"):
-        Sinkhorn()(x, rows=[1.0] * 3, columns=[2.0] * 4)
-    with pytest.raises(ValueError, match=r"one number for each of the 3 rows, \[\.\.\., 3\], got shape \(4,\)"):
-        Sinkhorn()(x, rows=[1.0] * 4)
-    with pytest.raises(ValueError, match="rows must be at least 0 and finite"):
-        Sinkhorn()(x, rows=[1.0, -1.0, 1.0])
-    with pytest.raises(ValueError, match="name one axis twice"):
-        Sinkhorn()(x, (1, -1))
-    with pytest.raises(TypeError, match="axes must be two axes"):
-        Sinkhorn()(x, -1)
-    with pytest.raises(TypeError, match=r"no option 'axis' \(say axes="):
-        Sinkhorn()(x, axis=-1)
-    with pytest.raises(ValueError, match=r"two axes or more, rows and columns, got shape \(4,\)"):
-        Sinkhorn()(x[0])
-    with pytest.raises(ValueError, match="no rows or no columns"):
-        Sinkhorn()(np.zeros((3, 0)))
-    with pytest.raises(TypeError, match="expected a boolean array"):
-        Sinkhorn()(x, mask=np.ones((3, 4)))
-    for iterations in (0, -1):
-        with pytest.raises(ValueError, match=f"iterations={iterations}.*an integer of at least 1, or None"):
-            Sinkhorn(iterations)
-    with pytest.raises(TypeError, match=r"iterations=2\.5"):
-        Sinkhorn(2.5)
-    with pytest.raises(ValueError, match=r"temperature=0\.0.*above 0"):
-        Sinkhorn(temperature=0.0)
-    with pytest.raises(TypeError, match=r"a map of matrices.*call it: Sinkhorn\(\.\.\.\)\(x, axes=\(-2, -1\)\)"):
-        am.apply(Sinkhorn(), x)
+X = scores(3, 4)
+REFUSED = {
+    "two totals": (lambda: Sinkhorn()(X, rows=[1.0] * 3, columns=[2.0] * 4), ValueError, "got 3 for rows and 8 for columns"),
+    "sums of columns": (
+        lambda: Sinkhorn()(X, rows=[1.0] * 4), ValueError, r"one number for each of the 3 rows, \[\.\.\., 3\], got shape \(4,\)",
+    ),
+    "a sum below 0": (lambda: Sinkhorn()(X, rows=[1.0, -1.0, 1.0]), ValueError, "rows must be at least 0 and finite"),
+    "one axis twice": (lambda: Sinkhorn()(X, (1, -1)), ValueError, "name one axis twice"),
+    "one axis": (lambda: Sinkhorn()(X, -1), TypeError, "axes must be two axes"),
+    "axis": (lambda: Sinkhorn()(X, axis=-1), TypeError, r"no option 'axis' \(say axes="),
+    "a row": (lambda: Sinkhorn()(X[0]), ValueError, r"two axes or more, rows and columns, got shape \(4,\)"),
+    "no columns": (lambda: Sinkhorn()(np.zeros((3, 0))), ValueError, "no rows or no columns"),
+    "a mask of numbers": (lambda: Sinkhorn()(X, mask=np.ones((3, 4))), TypeError, "expected a boolean array"),
+    "no steps": (lambda: Sinkhorn(0), ValueError, "iterations=0.*an integer of at least 1, or None"),
+    "steps below 0": (lambda: Sinkhorn(-1), ValueError, "iterations=-1.*an integer of at least 1, or None"),
+    "half a step": (lambda: Sinkhorn(2.5), TypeError, r"iterations=2\.5"),
+    "no temperature": (lambda: Sinkhorn(temperature=0.0), ValueError, r"temperature=0\.0.*above 0"),
+    "a map of rows": (lambda: am.apply(Sinkhorn(), X), TypeError, r"a map of matrices.*call it: Sinkhorn\(\.\.\.\)\(x, axes=\(-2, -1\)\)"),
+    "a permutation of a rectangle": (
+        lambda: gumbel_sinkhorn(np.zeros((2, 3)), hard=True, generator=0), ValueError, "as many rows as columns, got 2 and 3",
+    ),
+    "hard of 1": (lambda: gumbel_sinkhorn(np.zeros((2, 2)), hard=1), TypeError, "hard must be True or False"),
+}  # fmt: skip
+
+
+@each(REFUSED)
+def test_what_is_refused(call, error, words):
+    refuses(call, error, words)
 
 
 # -- random permutations -----------------------------------------------------------------------------------------------------------
@@ -388,13 +377,6 @@ def test_hard_samples_are_permutations_with_the_relaxed_gradient(framework, axes
     assert set(np.unique(p)) == {0.0, 1.0}
     assert (p.sum(axes[0]) == 1).all()
     assert (p.sum(axes[1]) == 1).all()
-
-
-def test_random_permutations_refuse_what_has_none():
-    with pytest.raises(ValueError, match=r"as many rows as columns, got 2 and 3"):
-        gumbel_sinkhorn(np.zeros((2, 3)), hard=True, generator=0)
-    with pytest.raises(TypeError, match="hard must be True or False"):
-        gumbel_sinkhorn(np.zeros((2, 2)), hard=1)
 
 
 @pytest.mark.usefixtures("_by")

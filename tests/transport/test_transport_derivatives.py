@@ -149,6 +149,7 @@ def test_batches_of_gradients(iterations):
     torch.testing.assert_close(got, want)
 
 
+@pytest.mark.whole
 @pytest.mark.long
 @pytest.mark.parametrize("iterations", [3, None])
 @pytest.mark.filterwarnings("ignore")
