@@ -69,8 +69,9 @@ SCORES = """
     x, w, t, y = numbers(3, 36), numbers(3, 36), jnp.asarray([0, 35, 5]), jax.nn.softmax(numbers(3, 36))
     key = jax.random.key(0)
     maps = {"softmax": A.Softmax(), "sparsemax": A.Sparsemax(), "normmax": A.NormMax(2.0), "taylor": A.Taylor(2),
-            "topk": A.SparseSoftmax(k=4), "topp": A.SparseSoftmax(p=0.8), "sigmoid": A.Elementwise("sigmoid", 0.2), "softpick": A.Softpick(), "fusedmax": A.Fusedmax(0.2),
-            "ranks": A.Ranks(), "bounded": A.Bounded(0.2), "relaxed top-k": A.Budget(4, shape="sigmoid")}
+            "topk": A.SparseSoftmax(k=4), "topp": A.SparseSoftmax(p=0.8), "sigmoid": A.Elementwise("sigmoid", 0.2),
+            "softpick": A.Softpick(), "fusedmax": A.Fusedmax(0.2), "ranks": A.Ranks(), "bounded": A.Bounded(0.2),
+            "relaxed top-k": A.Budget(4, shape="sigmoid")}
     maps |= {f"sink of {i}": A.Sink(i, 0.3) for i in ("softmax", "entmax15", "sparse_softmax:p=0.8", "taylor", "perturb_max")}
     of_index = ("softmax", "sparsemax", "normmax", "taylor", "topk", "topp")
     of_point = ("sigmoid", "softpick", "fusedmax", "ranks", "bounded", "relaxed top-k")
@@ -86,7 +87,8 @@ SCORES = """
             held("entropy, " + name, lambda call, x: call("log_prob_entropy", m, x, index)[1], [(x, -1)], check=check)
         if name in of_point or name in ("softmax", "sparsemax") or (sink and "sparse_softmax" not in name):
             point = 0.7 * y if sink else y if name in of_index else A.apply(m, w)
-            held("loss of shares, " + name, lambda call, x, y: call(loss, m, x, y), [(x, -1), (point, -1)], check=check)
+            f = lambda call, x, y: call(loss, m, x, jax.lax.stop_gradient(y))
+            held("loss of shares, " + name, f, [(x, -1), (point, -1)], check=check)
         if name in ("softmax", "sink of softmax", "sink of perturb_max"):
             held("samples, " + name, lambda call, x: call("sample", m, x, generator=key, num_samples=9), [(x, -1)], check=check)
     for inner in ("softmax", "entmax15") if which == "sinks" else ():
@@ -96,14 +98,15 @@ SCORES = """
 
 # Where more classes than a fixed number may be kept the devices search with sums; both are in one program.
 GATHERED = """
-    x, t = numbers(3, 2000), jnp.asarray([0, 1999, 5])
+    x = numbers(3, 2000)
     f = lambda call, x: call("apply", "sparse_softmax:k=5", x)
     text = jax.jit(split(f, [(x, -1)], own)).lower(x).compile().as_text()
     sizes = re.findall(r"= \\(?f64\\[([\\d,]*)\\][^=]* all-gather", text)
     few = max([int(np.prod([int(v) for v in s.split(",") if v])) for s in sizes], default=0)
     assert 0 < few <= 3 * 4 * 8, few  # how many numbers the largest all-gather brings together
     for size in (1.0, 1e-4):
-        held(f"candidates, {size}", lambda call, x: call("fenchel_young", "entmax15", x, t), [(size * x[:, :1000], -1)])
+        f = lambda call, x: call("fenchel_young", "entmax15", x, jnp.asarray([0, 999, 5]))
+        held(f"candidates, {size}", f, [(size * x[:, :1000], -1)])
 """
 
 LAYERS = """

@@ -256,9 +256,10 @@ def test_a_row_without_classes_has_no_further_loss(name):
 def test_the_support_is_that_of_all_classes(many, monkeypatch):
     if many:
         monkeypatch.setattr(candidates, "MANY", 8)
-    f = lambda here, x, w, b: tuple(
-        here.call("linear_threshold", x, w, "entmax15", linear_bias=b, mask=here.part(KEEP))
-    )  # noqa: E731
+
+    def f(here, x, w, b):
+        return tuple(here.call("linear_threshold", x, w, "entmax15", linear_bias=b, mask=here.part(KEEP)))
+
     assert held(f, OPERANDS, CUT)[1][1, 1] == 0
 
 
