@@ -59,7 +59,7 @@ def right(program):
     env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", HEAD + textwrap.dedent(program) + "\nprint('right')"],
-        env=env, capture_output=True, text=True, timeout=280,
+        env=env, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == "right\n"
@@ -150,15 +150,16 @@ LAYERS = """
             loss = call("linear_loss", x, w, t, mapping, linear_bias=b, ignore_index=-1, z_loss=0.3)
             return call("linear_threshold", x, w, mapping, linear_bias=b).tau, loss
         held("tau, " + mapping, tau, leaves)
+    def traced(w, ids):
+        return D.linear_log_prob(x, w, t, support=(ids, support[1]), axis_name="classes")
     try:
-        f = lambda w, ids: D.linear_log_prob(x, w, t, support=(ids, support[1]), axis_name="classes")
-        jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(P("classes"), P()), out_specs=P()))(w, support[0])
+        jax.jit(jax.shard_map(traced, mesh=mesh, in_specs=(P("classes"), P()), out_specs=P()))(w, support[0])
     except TypeError as error:
         assert "in JAX let the function close over it" in str(error), error
     else:
         raise AssertionError("a traced support")
-    # what JAX runs as it comes has the values of constants, too
-    f = lambda call, x, w: call("linear_log_prob", x, w, t, support=tuple(map(jnp.asarray, support)))
+    constants = tuple(map(jnp.asarray, support))  # what JAX runs as it comes has the values of constants, too
+    f = lambda call, x, w: call("linear_log_prob", x, w, t, support=constants)
     np.testing.assert_allclose(split(f, leaves[:2])(x, w), f(one, x, w), rtol=1e-12)
 """
 
