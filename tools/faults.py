@@ -1469,7 +1469,7 @@ FAULTS = {
           "if counts - {at} and False:", "distributed_refused"),
     Fault("the scale of a ratio map's weights", "src/anymax/distributed/ratio.py",
           "v = u[..., :n] / xp.where(largest > 0, largest, xp.ones_like(largest))",
-          "v = u[..., :n]", "distributed"),
+          "v = u[..., :n]", "distributed distributed_layers"),
     Fault("classes of a nucleus that many share", "src/anymax/distributed/candidates.py",
           "share * count >= 0.99 *",
           "share >= 0.99 *", "distributed"),
