@@ -12,15 +12,22 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("needs torch", allow_module_level=True)
 
 import torch
-from processes import all_right, together
-from test_distributed import cut, gloo, numbers
+from processes import together
+from shard_cases import Cut, Here, numbers
 
 import anymax as A
 from anymax import distributed as D
-from anymax.autodiff.torch_group import TorchGroup as TorchGroup
+from anymax.transforms import softcap
 
 INDEX, SHARES = torch.tensor([0, 3, 1]), torch.full((3, 2), 0.25, dtype=torch.float64)
 FEATURES, CENTRES = numbers(50, 3, 5), numbers(51, 2, 5)
+SCORES, LOGS, MASK = (
+    numbers(54, 3, 2),
+    torch.full((3, 1), -0.5, dtype=torch.float64),
+    torch.ones(3, 6, dtype=torch.bool),
+)
+IDS, LOG_P = torch.tensor([[0, 3], [1, 2], [2, 0]]), torch.full((3, 2), 0.4).log().double()
+KEPT, OFFSETS = torch.tensor([0, 3, 1, 2]), torch.tensor([0, 2, 3, 4])
 
 
 def loss(g, x, t=INDEX, verb="nll", mapping="softmax", start=True, **given):
@@ -30,6 +37,18 @@ def loss(g, x, t=INDEX, verb="nll", mapping="softmax", start=True, **given):
 
 def layer(g, x=FEATURES, t=INDEX, mapping="sparsemax", **given):
     return D.linear_loss(x, CENTRES, t, mapping, group=g, **given)
+
+
+def tokens(g, t=INDEX, **given):
+    return D.linear_log_prob_entropy(FEATURES, CENTRES, t, group=g, **given)
+
+
+def kept(g, ids=KEPT, offsets=OFFSETS, **given):
+    return tokens(g, support=(ids, offsets), **given)
+
+
+def kl(g, ids=IDS, log_p=LOG_P, **given):
+    return D.linear_topk_kl(FEATURES, CENTRES, ids, log_p, group=g, **given)
 
 
 def learned(value=1.5):
@@ -69,6 +88,31 @@ ODD = {
     "a layer's features": (
         lambda g, x, r: layer(g, FEATURES.clone().requires_grad_() if r else FEATURES), "x is 5 features, an array .* 5 features, a le",
     ),
+    "a layer's z_loss": (lambda g, x, r: layer(g, mapping="softmax", z_loss=r * 0.1), r"z loss is 0\.0 on process 0, 0\.1 on"),
+    "a layer's suppress": (lambda g, x, r: layer(g, suppress=r * 0.1), r"suppress is 0\.0 on process 0, 0\.1 on"),
+    "a layer's cap": (
+        lambda g, x, r: layer(g, mapping="softmax", transform=softcap(3.0 + r)), r"transform is softcap\(cap=3\.0\) on process 0, softcap",
+    ),
+    "tokens": (lambda g, x, r: tokens(g, INDEX + r * (INDEX == 1)), "target must be the same on every process; its entry 2 is 1 on"),
+    "tokens' shape": (lambda g, x, r: tokens(g, INDEX[r:]), r"process 1: linear_log_prob_entropy: target of shape \(2,\)"),
+    "tokens' kind": (lambda g, x, r: tokens(g, INDEX.double() if r else INDEX), "target must be class indices .* torch.float64"),
+    "tokens' temperature": (lambda g, x, r: tokens(g, temperature=1.0 + r), r"temperature is 1\.0 on process 0, 2\.0 on process 1"),
+    "a temperature of 0": (lambda g, x, r: tokens(g, temperature=1.0 - r), "process 1: .*: temperature must be above 0"),
+    "a teacher's ids": (lambda g, x, r: kl(g, IDS + r * (IDS == 3) * -3 + r), "ids must be the same on every process; its entry 0 is 0 on"),
+    "a teacher's log p": (
+        lambda g, x, r: kl(g, log_p=LOG_P - 0.01 * r), r"teacher_log_p must .* entry 0 is -0\.916291 on process 0, -0\.926291 on",
+    ),
+    "a teacher's dtype": (lambda g, x, r: kl(g, log_p=LOG_P.float() if r else LOG_P), "teacher log p is an array .* of torch.float64 on"),
+    "direction": (lambda g, x, r: kl(g, direction="reverse" if r else "forward"), "direction is forward on process 0, reverse on"),
+    "a layer's verb": (
+        lambda g, x, r: tokens(g) if r else kl(g), "verb is linear_topk_kl on process 0, linear_log_prob_entropy on",
+    ),
+    "a support's ids": (lambda g, x, r: kept(g, KEPT - r * (KEPT == 2)), "ids of the support must be .* entry 3 is 2 on process 0, 1 on"),
+    "a support's offsets": (
+        lambda g, x, r: kept(g, offsets=OFFSETS - r * (OFFSETS == 3)), "offsets of the support must be .* entry 2 is 3 on",
+    ),
+    "a support's size": (lambda g, x, r: kept(g, KEPT[: 4 - r]), r"support is an array of shape \(4,\) of torch.int64 and .* on"),
+    "full": (lambda g, x, r: kept(g, **({"full": True} if r else {})), "full is False on process 0, True on"),
 }  # fmt: skip
 
 
@@ -83,21 +127,24 @@ def said(f, ranks=2):
     return together(ranks, one)
 
 
+def part(group):
+    return Here(Cut((2, 2)), group).part(numbers(52, 3, 4))
+
+
 @pytest.mark.parametrize("name", ODD)
 def test_what_differs_is_one_error_on_all_processes(name):
     """Also after calls of which all are the same."""
     f, words = ODD[name]
-    x = numbers(52, 3, 4)
 
     def both(group):
         for _ in range(2):
-            f(group, cut(x, (2, 2), group.rank), 0)
-        f(group, cut(x, (2, 2), group.rank), group.rank)
+            f(group, part(group), 0)
+        f(group, part(group), group.rank)
 
     first, second = said(both)
     assert first == second
     assert re.search(words, first[1]), first
-    assert first == said(lambda g: f(g, cut(x, (2, 2), g.rank), g.rank))[0]
+    assert first == said(lambda g: f(g, part(g), g.rank))[0]
 
 
 def test_an_error_of_all_is_each_ones_own():
@@ -113,29 +160,6 @@ def test_many_processes_are_named_by_what_they_say():
     words = {words for _, words in said(f, 7)}
     assert len(words) == 1
     assert "reduction is 'mean' on processes 0, 2, 3, 4 and 2 more, 'sum' on process 1" in words.pop()
-
-
-def test_a_collective_more_only_where_a_call_is_another_than_before():
-    x, t = numbers(53, 3, 4), INDEX
-    calls = [
-        lambda g, a: D.apply("softmax", a, group=g),
-        lambda g, a: D.apply("softmax", a, group=g),
-        lambda g, a: D.nll("softmax", a, t, axis=-1, group=g, class_start=2 * g.rank),
-        lambda g, a: D.logsumexp(a[:2], group=g),
-    ]
-
-    def one(group):
-        counts = []
-        for _ in range(3):
-            group.calls = 0
-            for f in calls:
-                f(group, cut(x, (2, 2), group.rank))
-            counts.append(group.calls)
-        return counts
-
-    for counts in together(2, one):
-        assert counts[-1] == len(calls)
-        assert counts[0] <= 2 * len(calls)
 
 
 # -- every public function with a group ---------------------------------------------------------------------------------------------
@@ -180,16 +204,11 @@ def balanced(g, scoring, x, k=2, num_experts=4, **options):
     A.nn.Router(5, num_experts, k, scoring, correction=True).to(x).balance(x, group=g, **options)
 
 
-SCORES, LOGS, MASK = (
-    numbers(54, 3, 2),
-    torch.full((3, 1), -0.5, dtype=torch.float64),
-    torch.ones(3, 6, dtype=torch.bool),
-)
 ROWS_MAY_DIFFER = ("anymax.nn.MarginHead", "anymax.routing.balance", "anymax.nn.Router.balance")
 BY_OPTIONS = (
     "anymax.nn.MarginHead.probabilities",
     "anymax.nn.Router.balance",
-)  # the group is that of the module, or one of `options`
+)  # the group is the module's, or one of `options`
 # (the call, an argument that one process says otherwise: its values on both); besides map, dtype, rows, and who learns
 EVERY = {
     "anymax.contrastive_loss": (
@@ -255,51 +274,31 @@ def ways_to_differ(name):
         yield option, lambda g, r, o=option, v=values: call(g, "softmax", x, **{o.strip(): v[r]})
 
 
-def differ_in_turn(rank, same):
-    """Each function is called alike by all processes, then otherwise by one; same(text): the texts of all."""
-    wrong = []
-    for name in EVERY:
-        for what, call in ways_to_differ(name):
-            group, words = TorchGroup(torch.distributed.group.WORLD), "nothing"
-            call(group, 0)
-            try:
-                call(group, rank)
-            except (RuntimeError, ValueError, TypeError, IndexError) as error:
-                words = f"{type(error).__name__}: {error}"
-            texts, who = (
-                same(words),
-                name.removeprefix("anymax.").removesuffix(".probabilities").replace("nn.Router", "routing"),
-            )
-            if (
-                len(set(texts)) > 1
-                or who not in words
-                or not re.search("process 0.*process 1|process 1: |class_count=5", words)
-            ):
-                wrong.append((name, what, texts))
-    assert not wrong, wrong
+DIFFERENCES = [(name, what) for name in EVERY for what, _ in ways_to_differ(name)]
 
 
-REAL = """
-import test_distributed_agreement as T
-x = T.cut(T.numbers(52, 3, 4), (2, 2), rank)
-for name, (f, words) in T.ODD.items():
-    f(T.TorchGroup(dist.group.WORLD), x, 0)
+def disagreement(name, what, group):
+    """What this process is told where one of two calls the function otherwise, after both have called it alike."""
+    call, words = dict(ways_to_differ(name))[what], "nothing"
+    call(group, 0)
     try:
-        f(T.TorchGroup(dist.group.WORLD), x, rank)
+        call(group, group.rank)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        assert T.re.search(words, str(error)), (name, error)
-    else:
-        raise AssertionError(name)
-def same(text):
-    texts = [None] * size
-    dist.all_gather_object(texts, text)
-    return texts
-T.differ_in_turn(rank, same)
-print("right")
-dist.destroy_process_group()
-"""
+        words = f"{type(error).__name__}: {error}"
+    return words
 
 
-@gloo
-def test_processes_of_gloo_are_not_ended_by_what_differs():
-    all_right(2, REAL)
+def is_clear(name, texts):
+    """All processes are told the same, by the function's name, and which of them differ."""
+    who = name.removeprefix("anymax.").removesuffix(".probabilities").replace("nn.Router", "routing")
+    return (
+        len(set(texts)) == 1
+        and who in texts[0]
+        and re.search("process 0.*process 1|process 1: |class_count=5", texts[0])
+    )
+
+
+@pytest.mark.parametrize(("name", "what"), DIFFERENCES)
+def test_each_function_says_what_differs(name, what):
+    texts = together(2, lambda group: disagreement(name, what, group))
+    assert is_clear(name, texts), texts

@@ -12,7 +12,7 @@ if importlib.util.find_spec("jax") is None:
     pytest.skip("needs JAX", allow_module_level=True)
 
 HEAD = """
-import re, sys
+import functools, re, sys
 import jax, numpy as np, jax.numpy as jnp
 jax.config.update("jax_enable_x64", True)
 import anymax as A
@@ -20,21 +20,37 @@ from anymax import distributed as D
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 mesh = Mesh(np.array(jax.devices()), ("classes",))
 rng = np.random.default_rng(0)
+numbers = lambda *shape: jnp.asarray(rng.normal(size=shape))
+own = P(None, "classes")
 def finite(v):
     return jnp.where(jnp.isfinite(v), v, 0)
-def split(f, out, check=True):
-    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P(None, "classes"), out_specs=out, check_vma=check))
-def held(x, f, ref, out, w=1.0, check=True):
-    g = split(f, out, check)
-    np.testing.assert_allclose(g(x), ref(x), rtol=1e-10, atol=1e-12)
-    if jnp.issubdtype(g(x).dtype, jnp.floating):
-        got, want = (jax.grad(lambda x: (finite(h(x)) * w).sum())(x) for h in (g, ref))
-        np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-10)
-def gathered(f, x):
-    "How many numbers the largest all-gather of the program brings together."
-    text = split(f, P(None, "classes")).lower(x).compile().as_text()
-    sizes = re.findall(r"= \\(?f64\\[([\\d,]*)\\][^=]* all-gather", text)
-    return max([int(np.prod([int(v) for v in s.split(",") if v])) for s in sizes], default=0), len(sizes)
+def spec(a, axis):
+    return P() if axis is None else P(*[None] * (axis % a.ndim), "classes")
+def one(verb, *arguments, **options):
+    return getattr(A if hasattr(A, verb) else A.linear, verb)(*arguments, **options)
+def split(f, leaves, out=P(), check=True):
+    "f(call, *leaves) on the mesh, of leaves (array, the axis along which it is cut or None)."
+    def shard(*parts):
+        return f(lambda verb, *a, **o: getattr(D, verb)(*a, axis_name="classes", **o), *parts)
+    return jax.shard_map(shard, mesh=mesh, in_specs=tuple(spec(*leaf) for leaf in leaves), out_specs=out, check_vma=check)
+def held(name, f, leaves, out=P(), check=True, chunk=None):
+    "The values and the gradients of the mesh are those of one array."
+    def on_mesh(call, *a):
+        return f(lambda verb, *b, **o: call(verb, *b, **o, **({"chunk": chunk} if chunk and verb.startswith("linear_") else {})), *a)
+    arrays = [a for a, _ in leaves]
+    def moved(g):
+        def total(*a):
+            values = g(*a)
+            values = values if isinstance(values, tuple) else (values,)
+            real = [v for v in values if jnp.issubdtype(v.dtype, jnp.floating)]
+            return sum((finite(v) * jnp.cos(jnp.arange(v.size).reshape(v.shape))).sum() for v in real) + 0.0, values
+        return jax.jit(jax.value_and_grad(total, tuple(range(len(arrays))), has_aux=True))
+    (_, got), got_grads = moved(split(on_mesh, leaves, out, check))(*arrays)
+    (_, want), want_grads = moved(functools.partial(f, one))(*arrays)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12, err_msg=name)
+    for a, b in zip(got_grads, want_grads, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-9, err_msg="gradient, " + name)
 """
 
 
@@ -43,119 +59,143 @@ def right(program):
     env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", HEAD + textwrap.dedent(program) + "\nprint('right')"],
-        env=env, capture_output=True, text=True, timeout=280,
+        env=env, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == "right\n"
 
 
-@pytest.mark.whole
-def test_classes_on_four_devices():
-    right("""
-    x, w = jnp.asarray(rng.normal(size=(3, 2000))), jnp.asarray(rng.normal(size=(3, 2000)))
-    t = jnp.asarray([0, 1999, 5])
-    held(x, lambda x: D.apply("softmax", x, axis_name="classes"), A.softmax, P(None, "classes"), w)
-    held(x, lambda x: D.nll("softmax", x, t, axis_name="classes"), lambda x: A.cross_entropy(x, t), P())
-    held(x, lambda x: D.fenchel_young("sparsemax", x, t, axis_name="classes"), lambda x: A.sparsemax_loss(x, t), P())
-    y = jax.nn.softmax(w)
-    for loss, m in (("nll", "softmax"), ("fenchel_young", "sparsemax")):
-        value = jax.jit(jax.shard_map(lambda x, y: getattr(D, loss)(m, x, y, axis_name="classes"), mesh=mesh,
-            in_specs=P(None, "classes"), out_specs=P()))(x, y)
-        np.testing.assert_allclose(value, getattr(A, loss)(m, x, y), rtol=1e-10)
-    few, many = gathered(lambda x: D.apply("sparse_softmax:k=5", x, axis_name="classes"), x)
-    assert 0 < few <= 3 * 4 * 8, few
-    """)
-
-
-@pytest.mark.whole
-def test_an_output_layer_on_four_devices():
-    right("""
-    x, w, b = (jnp.asarray(rng.normal(size=s)) for s in ((2, 3, 6), (40, 6), (40,)))
-    t = jnp.asarray(rng.integers(0, 40, (2, 3)))
-    factors = jnp.asarray(rng.uniform(size=40))
-    for mapping, options in (("softmax", {}), ("sparsemax", {"reduction": "none"}), ("entmax15", {"weight": factors}),
-                             ("sparse_softmax:k=3", {}), ("sparse_softmax:p=0.7", {"weight": factors})):
-        def one(x, w, b, f, chunk):
-            given = {k: f if k == "weight" else v for k, v in options.items()}
-            return D.linear_loss(x, w, t, mapping, linear_bias=b, axis_name="classes", chunk=chunk, **given)
-        for chunk in (None, 4):
-            g = jax.jit(jax.shard_map(lambda x, w, b, f: one(x, w, b, f, chunk), mesh=mesh,
-                in_specs=(P(), P("classes"), P("classes"), P("classes")), out_specs=P()))
-            ref = lambda x, w, b: A.linear_loss(x, w, t, mapping, linear_bias=b, **options)
-            np.testing.assert_allclose(g(x, w, b, factors), ref(x, w, b), rtol=1e-10)
-            for got, want in zip(jax.grad(lambda *a: g(*a, factors).sum(), (0, 1, 2))(x, w, b),
-                                 jax.grad(lambda *a: ref(*a).sum(), (0, 1, 2))(x, w, b)):
-                np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-10)
-    """)
-
-
-@pytest.mark.whole
-def test_maps_on_four_devices():
-    right("""
-    w, t = jnp.asarray(rng.normal(size=(3, 36))), jnp.asarray([0, 35, 5])
-    x = jnp.asarray(rng.normal(size=(3, 36)))
-    own, here = P(None, "classes"), dict(axis_name="classes")
-    held(x, lambda x: D.apply("normmax", x, **here), lambda x: A.normmax(x), own, w, check=False)
-    for m in (A.Taylor(2), A.SparseSoftmax(k=4), A.SparseSoftmax(p=0.8)):
-        held(x, lambda x: D.apply(m, x, **here), lambda x: A.apply(m, x), own, w)
-        loss = "fenchel_young" if m.facts.has_potential else "nll"
-        value = split(lambda x: getattr(D, loss)(m, x, t, **here), P())(x)
-        np.testing.assert_allclose(value, getattr(A, loss)(m, x, t), rtol=1e-10)
+SCORES = """
+    x, w, t, y = numbers(3, 36), numbers(3, 36), jnp.asarray([0, 35, 5]), jax.nn.softmax(numbers(3, 36))
     key = jax.random.key(0)
-    h = split(lambda x: D.log_prob_entropy("taylor", x, t, **here)[1], P())(x)
-    np.testing.assert_allclose(h, A.log_prob_entropy(A.Taylor(2), x, t)[1], rtol=1e-10)
-    drawn = split(lambda x: D.sample("softmax", x, generator=key, num_samples=9, **here), P())(x)
-    assert (drawn == A.sample("softmax", x, generator=key, num_samples=9)).all()
-    """)
+    maps = {"softmax": A.Softmax(), "sparsemax": A.Sparsemax(), "normmax": A.NormMax(2.0), "taylor": A.Taylor(2),
+            "topk": A.SparseSoftmax(k=4), "topp": A.SparseSoftmax(p=0.8), "sigmoid": A.Elementwise("sigmoid", 0.2),
+            "softpick": A.Softpick(), "fusedmax": A.Fusedmax(0.2), "ranks": A.Ranks(), "bounded": A.Bounded(0.2),
+            "relaxed top-k": A.Budget(4, shape="sigmoid")}
+    maps |= {f"sink of {i}": A.Sink(i, 0.3) for i in ("softmax", "entmax15", "sparse_softmax:p=0.8", "taylor", "perturb_max")}
+    of_index = ("softmax", "sparsemax", "normmax", "taylor", "topk", "topp")
+    of_point = ("sigmoid", "softpick", "fusedmax", "ranks", "bounded", "relaxed top-k")
+    groups = {"classes": of_index, "points": of_point, "sinks": [n for n in maps if n.startswith("sink")]}
+    for name in groups[which]:
+        m = maps[name]
+        check, sink = name not in ("normmax", "sink of perturb_max"), name.startswith("sink")
+        loss = "fenchel_young" if m.facts.has_potential else "nll"
+        held("p, " + name, lambda call, x: call("apply", m, x), [(x, -1)], own, check)
+        if name in of_index or sink:
+            index = jnp.asarray([0, -1, 35]) if sink else t
+            held("loss, " + name, lambda call, x: call(loss, m, x, index), [(x, -1)], check=check)
+            held("entropy, " + name, lambda call, x: call("log_prob_entropy", m, x, index)[1], [(x, -1)], check=check)
+        if name in of_point or name in ("softmax", "sparsemax") or (sink and "sparse_softmax" not in name):
+            point = 0.7 * y if sink else y if name in of_index else A.apply(m, w)
+            f = lambda call, x, y: call(loss, m, x, jax.lax.stop_gradient(y))
+            held("loss of shares, " + name, f, [(x, -1), (point, -1)], check=check)
+        if name in ("softmax", "sink of softmax", "sink of perturb_max"):
+            held("samples, " + name, lambda call, x: call("sample", m, x, generator=key, num_samples=9), [(x, -1)], check=check)
+    for inner in ("softmax", "entmax15") if which == "sinks" else ():
+        f = lambda call, x, s: call("nll", A.Sink(inner, s), x, jnp.asarray([0, -1, 35]))
+        held("a sink's score, " + inner, f, [(x, -1), (jnp.asarray(0.3), None)])
+"""
 
-
-@pytest.mark.whole
-def test_many_and_few_candidates():
-    """Where more classes than a fixed number may be kept the devices search with sums; both are in one program."""
-    right("""
-    t = jnp.asarray([0, 999, 5])
-    f = split(lambda x: D.fenchel_young("entmax15", x, t, axis_name="classes"), P())
-    g = jax.jit(jax.grad(f))
+# Where more classes than a fixed number may be kept the devices search with sums; both are in one program.
+GATHERED = """
+    x = numbers(3, 2000)
+    f = lambda call, x: call("apply", "sparse_softmax:k=5", x)
+    text = jax.jit(split(f, [(x, -1)], own)).lower(x).compile().as_text()
+    sizes = re.findall(r"= \\(?f64\\[([\\d,]*)\\][^=]* all-gather", text)
+    few = max([int(np.prod([int(v) for v in s.split(",") if v])) for s in sizes], default=0)
+    assert 0 < few <= 3 * 4 * 8, few  # how many numbers the largest all-gather brings together
     for size in (1.0, 1e-4):
-        x = size * jnp.asarray(rng.normal(size=(3, 1000)))
-        np.testing.assert_allclose(f(x), A.entmax15_loss(x, t), rtol=1e-10)
-        np.testing.assert_allclose(g(x), jax.grad(lambda x: A.entmax15_loss(x, t))(x), rtol=1e-8, atol=1e-12)
-    """)
+        f = lambda call, x: call("fenchel_young", "entmax15", x, jnp.asarray([0, 999, 5]))
+        held(f"candidates, {size}", f, [(size * x[:, :1000], -1)])
+"""
 
+LAYERS = """
+    x, w, b = leaves = numbers(2, 3, 6), 0.5 * numbers(40, 6), numbers(40)
+    leaves = [(x, None), (w, 0), (b, -1)]
+    t, factors, keep = jnp.asarray([[5, 0, 33], [-1, 12, 35]]), jnp.asarray(rng.uniform(size=40)), jnp.arange(40) < 38
+    ids = jnp.asarray(np.stack([rng.permutation(40)[:5] for _ in range(6)]).reshape(2, 3, 5)).at[1, 2, 4].set(-1)
+    log_p = jax.nn.log_softmax(numbers(2, 3, 5)) + np.log(0.8)
+    kept = [30, 5, 2, 21], [1, 36, 0], [9], [3, 22, 35], [], [20, 4, 7, 19, 36]
+    support = np.array(sum(kept, [])), np.append(0, np.cumsum([len(k) for k in kept]))
+    cap = [(jnp.asarray(2.0), None)]
+    for mapping, options, weighted in (("softmax", {}, 0), ("sparsemax", {"reduction": "none"}, 0), ("entmax15", {}, 1),
+                                       ("sparse_softmax:k=3", {}, 0), ("sparse_softmax:p=0.7", {}, 1)) if which == "losses" else ():
+        def loss(call, x, w, b, f):
+            more = {"weight": f} if weighted else {}
+            return call("linear_loss", x, w, t, mapping, linear_bias=b, ignore_index=-1, **more, **options)
+        for chunk in (None, 4):
+            held(f"loss, {mapping}, {chunk}", loss, [*leaves, (factors, -1)], chunk=chunk)
+    both = ("softmax", 4, "one class", "reverse"), ("entmax15", None, "ignore", "forward")
+    for mapping, chunk, tail, direction in both if which == "tokens" else ():
+        def terms(call, x, w, b, keep):
+            given = {"linear_bias": b, "temperature": 1.3, "mask": keep > 0}
+            return call("linear_log_prob_entropy", x, w, t, mapping, **given)
+        def kl(call, x, w, b, log_p):
+            return call("linear_topk_kl", x, w, ids, log_p, mapping, linear_bias=b, tail=tail, direction=direction)
+        held("terms, " + mapping, terms, [*leaves, (keep * 1.0, -1)], chunk=chunk)
+        held("kl, " + mapping, kl, [*leaves, (log_p, None)], chunk=chunk)
+    for mapping, chunk, *_ in both if which == "supports" else ():
+        def capped(call, x, w, b, cap):
+            given = {"linear_bias": b, "transform": A.transforms.softcap(cap)}
+            pairs = call("linear_log_prob_entropy", x, w, t, mapping, temperature=1.3, support=support, full=True, **given)
+            further = {"z_loss": 0.2} if mapping == "softmax" else {"suppress": 0.3}
+            kl = call("linear_topk_kl", x, w, ids, log_p, mapping, tail="one class", **given)
+            return *pairs[0], *pairs[1], kl, call("linear_loss", x, w, t, mapping, ignore_index=-1, **further, **given)
+        held("support and cap, " + mapping, capped, [*leaves, *cap], chunk=chunk)
+        def sink(call, x, w, b, s):
+            return call("linear_loss", x, w, t, A.Sink(mapping, s), linear_bias=b)
+        held("sink, " + mapping, sink, [*leaves, (jnp.asarray(0.3), None)], chunk=4)
+    for mapping in ("softmax", "entmax15", "normmax") if which == "losses" else ():
+        def tau(call, x, w, b):
+            loss = call("linear_loss", x, w, t, mapping, linear_bias=b, ignore_index=-1, z_loss=0.3)
+            return call("linear_threshold", x, w, mapping, linear_bias=b).tau, loss
+        held("tau, " + mapping, tau, leaves)
+    def traced(w, ids):
+        return D.linear_log_prob(x, w, t, support=(ids, support[1]), axis_name="classes")
+    try:
+        jax.jit(jax.shard_map(traced, mesh=mesh, in_specs=(P("classes"), P()), out_specs=P()))(w, support[0])
+    except TypeError as error:
+        assert "in JAX let the function close over it" in str(error), error
+    else:
+        raise AssertionError("a traced support")
+    constants = tuple(map(jnp.asarray, support))  # what JAX runs as it comes has the values of constants, too
+    f = lambda call, x, w: call("linear_log_prob", x, w, t, support=constants)
+    np.testing.assert_allclose(split(f, leaves[:2])(x, w), f(one, x, w), rtol=1e-12)
+"""
 
-@pytest.mark.whole
-def test_rows_on_several_devices_need_no_communication():
-    """By themselves, as XLA splits programs, and by explicit sharding."""
-    right("""
+# By themselves, as XLA splits programs, and by explicit sharding.
+ROWS = """
     rows = Mesh(np.array(jax.devices()), ("rows",))
-    x = jax.device_put(jnp.asarray(rng.normal(size=(8, 50))), NamedSharding(rows, P("rows")))
+    x = jax.device_put(numbers(8, 50), NamedSharding(rows, P("rows")))
     for f in (A.softmax, A.taylor_softmax, A.sparsemax):
         text = jax.jit(f).lower(x).compile().as_text()
         assert "all-gather" not in text and "all-reduce" not in text, f
         np.testing.assert_allclose(jax.jit(f)(x), f(np.asarray(x)), atol=1e-12)
-    """)
+"""
 
+PAIRS = """
+    a, b, mask = numbers(8, 3), numbers(12, 3), jnp.asarray(rng.random((8, 12)) < 0.7)
+    columns = np.concatenate([[2 * r, 2 * r + 1, 8 + r] for r in range(4)])  # those of each device, its pairs before its negatives
+    for mapping, check in (("softmax", True), ("sparsemax", False)):
+        options = {"temperature": 0.5, "mapping": mapping}
+        f = lambda a, b, keep: A.contrastive_loss(a, b, mask=keep, axis_name="classes", **options)
+        f = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(P("classes"),) * 3, out_specs=P(), check_vma=check))
+        want = A.contrastive_loss(a, b, mask=mask, **options)
+        np.testing.assert_allclose(f(a, b[columns], mask[:, columns]), want, rtol=1e-12)
+"""
 
-def test_losses_are_known_to_be_the_same_on_every_device():
-    """`out_specs=P()`, which JAX proves when it traces."""
-    right("""
+# `out_specs=P()`, which JAX proves when it traces; and what is missing is said
+TRACED = """
     def common(f, *given):
-        specs = tuple(P(*(None,) * (a.ndim - 1), "classes") for a in given)
-        jax.eval_shape(jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=P()), *given)
+        jax.eval_shape(split(f, [(a, -1) for a in given]), *given)
     x, y, w, t = jnp.zeros((3, 8)), jnp.full((3, 8), 0.125), jnp.ones((5, 8)), jnp.asarray([0, 7, 5])
-    here = dict(axis_name="classes", axis=-1)
     for m in ("softmax", "sparsemax", "normmax", "taylor", "sparse_softmax:p=0.8", "perturb_max"):
-        common(lambda x, y: D.nll(m, x, y, label_smoothing=0.1, **here), x, y)
+        common(lambda call, x, y: call("nll", m, x, y, label_smoothing=0.1, axis=-1), x, y)
         if m not in ("taylor", "sparse_softmax:p=0.8"):
-            common(lambda x, y: D.fenchel_young(m, x, y, reduction="none", **here), x, y)
+            common(lambda call, x, y: call("fenchel_young", m, x, y, reduction="none", axis=-1), x, y)
     for m in ("sparse_softmax:k=3", "sparse_softmax:p=0.8"):
-        common(lambda w: D.linear_loss(jnp.ones((3, 5)), w.T, t, m, axis_name="classes"), w)
-    common(lambda w, y: D.linear_loss(jnp.ones((3, 5)), w.T, y, "entmax15", axis_name="classes"), w, y)
-    """)
-
-
-def test_what_is_missing_is_said():
-    right("""
+        common(lambda call, w: call("linear_loss", jnp.ones((3, 5)), w.T, t, m), w)
+    common(lambda call, w, y: call("linear_loss", jnp.ones((3, 5)), w.T, y, "entmax15"), w, y)
     def said(f, words, x=jnp.zeros((2, 4))):
         try:
             f(x)
@@ -165,30 +205,16 @@ def test_what_is_missing_is_said():
             raise AssertionError(words)
     said(lambda x: D.apply("softmax", x), "say axis_name=")
     said(lambda x: D.apply("softmax", x, axis_name="classes"), "call it inside jax.shard_map")
-    said(split(lambda x: D.apply("softmax", x, axis_name="classes", class_start=1), P(None, "classes")), "leave class_start= out")
-    """)
+    said(split(lambda call, x: call("apply", "softmax", x, class_start=1), [(x, -1)], own), "leave class_start= out")
+"""
+PROGRAMS = {
+    "what is gathered": GATHERED, "rows need no communication": ROWS, "pairs": PAIRS, "what is traced": TRACED,
+} | {f"scores, {which}": f"    which = {which!r}" + SCORES for which in ("classes", "points", "sinks")} | {
+    f"layers, {which}": f"    which = {which!r}" + LAYERS for which in ("losses", "tokens", "supports")
+}  # fmt: skip
 
 
-def test_a_support_without_jit():
-    """What JAX runs as it comes has the values of constants, too."""
-    right("""
-    x, w = jnp.asarray(rng.normal(size=(3, 5))), jnp.asarray(rng.normal(size=(8, 5)))
-    t, kept = jnp.asarray([1, 6, 3]), (jnp.asarray([1, 2, 6, 7, 0, 3]), jnp.asarray([0, 2, 4, 6]))
-    f = lambda x, w: D.linear_log_prob(x, w, t, support=kept, axis_name="classes")
-    got = jax.shard_map(f, mesh=mesh, in_specs=(P(), P("classes")), out_specs=P())(x, w)
-    np.testing.assert_allclose(got, A.linear_log_prob(x, w, t, support=kept), rtol=1e-12)
-    """)
-
-
-@pytest.mark.whole
-def test_pairs_on_four_devices():
-    right("""
-    a, b, mask = jnp.asarray(rng.normal(size=(8, 3))), jnp.asarray(rng.normal(size=(12, 3))), jnp.asarray(rng.random((8, 12)) < 0.7)
-    columns = np.concatenate([[2 * r, 2 * r + 1, 8 + r] for r in range(4)])  # those of each device, its pairs before its negatives
-    for mapping, check in (("softmax", True), ("sparsemax", False)):
-        options = {"temperature": 0.5, "mapping": mapping}
-        f = lambda a, b, keep: A.contrastive_loss(a, b, mask=keep, axis_name="classes", **options)
-        f = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(P("classes"),) * 3, out_specs=P(), check_vma=check))
-        want = A.contrastive_loss(a, b, mask=mask, **options)
-        np.testing.assert_allclose(f(a, b[columns], mask[:, columns]), want, rtol=1e-12)
-    """)
+@pytest.mark.whole(lambda name: name != "what is traced")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_four_devices(name):
+    right(PROGRAMS[name])

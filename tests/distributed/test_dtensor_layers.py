@@ -120,6 +120,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.whole)])
+@pytest.mark.whole
+@pytest.mark.parametrize("size", [2, 4])
 def test_every_placement(size):
     all_right(size, PLACED)

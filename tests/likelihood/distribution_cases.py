@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from kinds import KINDS, back
 
 import anymax as A
 from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor
@@ -32,3 +33,25 @@ def probabilities(mapping, x):
 
 def tolerance(kind):
     return 3e-6 if kind == "jax" else 1e-12
+
+
+def log_of(p, y):
+    """log p of a class of each row, by NumPy."""
+    with np.errstate(divide="ignore"):
+        return np.log(np.take_along_axis(p, y[:, None], -1))[:, 0]
+
+
+def slopes(kind, f, *arrays):
+    """The value of f and the derivatives of its sum by each array, all as NumPy."""
+    if kind == "torch":
+        import torch
+
+        leaves = [torch.tensor(a, requires_grad=True) for a in arrays]
+        value = f(*leaves)
+        found = torch.autograd.grad(value.sum(), leaves)
+    else:
+        import jax
+
+        leaves = [KINDS[kind](a) for a in arrays]
+        value, found = f(*leaves), jax.grad(lambda *a: f(*a).sum(), tuple(range(len(leaves))))(*leaves)
+    return back(value), *map(back, found)

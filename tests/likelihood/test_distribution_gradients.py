@@ -7,11 +7,13 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from distribution_cases import INF, MAPS, briefly, every_map, probabilities, scores
+from distribution_cases import INF, MAPS, every_map, probabilities, scores, slopes
 from kinds import KINDS, back, jax_in_the_whole_battery
 
 import anymax as A
 from anymax import Softmax, Sparsemax
+
+of_torch_and_jax = pytest.mark.parametrize("kind", [k for k in ("torch", "jax") if k in KINDS])
 
 
 def torch_scores(name, seed=0):
@@ -20,6 +22,7 @@ def torch_scores(name, seed=0):
     return torch, x, A.apply(MAPS[name], x).argmax(-1)
 
 
+@pytest.mark.whole(lambda name: name not in ("softmax", "sparsemax", "topp", "taylor", "normal"))
 @every_map
 def test_gradients_of_both(name):
     torch, x, y = torch_scores(name)
@@ -69,7 +72,8 @@ def test_gradients_of_kl(names):
     assert torch.autograd.gradcheck(value, (x.requires_grad_(), y.requires_grad_()))
 
 
-@pytest.mark.parametrize("kind", [k for k in ("torch", "jax") if k in KINDS])
+@jax_in_the_whole_battery
+@of_torch_and_jax
 def test_the_entropys_gradient_where_p_is_0(kind):
     """-p (log p + H) exactly, masked and underflowed classes included."""
     x = np.array([[0.0, 1.0, -INF, -2000.0, 0.5], [0.0, -INF, -INF, -INF, -INF], [-INF] * 5, [3.0] * 5])
@@ -78,21 +82,12 @@ def test_the_entropys_gradient_where_p_is_0(kind):
         log_p = np.where(p > 0, np.log(np.where(p > 0, p, 1)), 0)
     h = -(p * log_p).sum(-1, keepdims=True)
     want, y = -p * (log_p + h), np.zeros(4, int)
-    if kind == "torch":
-        import torch
-
-        leaf = torch.tensor(x, requires_grad=True)
-        A.log_prob_entropy(Softmax(), leaf, torch.tensor(y))[1].sum().backward()
-        got = leaf.grad
-    else:
-        import jax
-
-        got = jax.grad(lambda x: A.log_prob_entropy(Softmax(), x, y)[1].sum())(KINDS[kind](x))
-    np.testing.assert_allclose(back(got), want, atol=1e-6 if kind == "jax" else 1e-14)
+    got = slopes(kind, lambda x: A.log_prob_entropy(Softmax(), x, KINDS[kind](y))[1], x)[1]
+    np.testing.assert_allclose(got, want, atol=1e-6 if kind == "jax" else 1e-14)
 
 
-@briefly
-@pytest.mark.parametrize("kind", [k for k in ("torch", "jax") if k in KINDS])
+@jax_in_the_whole_battery
+@of_torch_and_jax
 @pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax15", "topk", "relu", "taylor", "normal"])
 def test_off_the_support_the_gradient_is_that_of_the_loss(name, kind):
     """-inf, and e_y - p: of a class that the map leaves out, and of one that is masked, which itself has none."""
@@ -102,68 +97,37 @@ def test_off_the_support_the_gradient_is_that_of_the_loss(name, kind):
         x, y = x[1:], y[1:]
     p = probabilities(MAPS[name], x)
     want = (np.arange(5) == 2) * (x > -INF) - p
+    verbs = [lambda x: A.log_prob(MAPS[name], x, KINDS[kind](y))]
     if kind == "torch":
-        import torch
-
-        leaf = torch.tensor(x, requires_grad=True)
-        value = A.log_prob(MAPS[name], leaf, torch.tensor(y))
-        value.sum().backward()
-        got = leaf.grad
-        both = A.log_prob_entropy(MAPS[name], leaf, torch.tensor(y))[0]
-        np.testing.assert_allclose(torch.autograd.grad(both.sum(), leaf)[0], want, atol=2e-6)
-    else:
-        import jax
-
-        value = A.log_prob(MAPS[name], KINDS[kind](x), y)
-        got = jax.grad(lambda x: A.log_prob(MAPS[name], x, y).sum())(KINDS[kind](x))
-    assert (back(value) == -INF).all()
-    np.testing.assert_allclose(back(got), want, atol=2e-6)
+        verbs.append(lambda x: A.log_prob_entropy(MAPS[name], x, KINDS[kind](y))[0])
+    for verb in verbs:
+        value, got = slopes(kind, verb, x)
+        assert (value == -INF).all()
+        np.testing.assert_allclose(got, want, atol=2e-6)
 
 
-@pytest.mark.parametrize("kind", [k for k in ("torch", "jax") if k in KINDS])
+@of_torch_and_jax
 def test_where_nothing_was_drawn_there_is_no_gradient(kind):
     x, y = np.array([[0.3, 0.2], [-INF, -INF], [math.nan, 1.0], [0.1, 0.2]], np.float32), np.array([-1, -1, -1, 1])
-    if kind == "torch":
-        import torch
-
-        leaf = torch.tensor(x, requires_grad=True)
-        A.log_prob(Softmax(), leaf, torch.tensor(y)).sum().backward()
-        got = back(leaf.grad)
-    else:
-        import jax
-
-        got = back(jax.grad(lambda x: A.log_prob(Softmax(), x, y).sum())(KINDS[kind](x)))
+    got = slopes(kind, lambda x: A.log_prob(Softmax(), x, KINDS[kind](y)), x)[1]
     assert (got[:2] == 0).all()
     np.testing.assert_allclose(got[3], [-0.4750208, 0.4750208], rtol=1e-5)
 
 
 @jax_in_the_whole_battery
-@pytest.mark.parametrize("kind", [k for k in ("torch", "jax") if k in KINDS])
+@of_torch_and_jax
 def test_an_infinite_divergence_has_a_gradient(kind):
     """Of the second side that of the log p that are lost: `sum p (q - e)` over the lost classes."""
     x, y = np.array([[1.0, 0.5, 0.0]]), np.array([[3.0, 0.0, -INF]])
     p, q = probabilities(Softmax(), x), probabilities(Sparsemax(), y)
     want = p[:, 1:].sum() * q - p * np.array([[0.0, 1.0, 0.0]])
-    if kind == "torch":
-        import torch
-
-        a, b = torch.tensor(x, requires_grad=True), torch.tensor(y, requires_grad=True)
-        value = A.likelihood.kl(Softmax(), a, Sparsemax(), b)
-        value.sum().backward()
-        ga, gb = a.grad, b.grad
-    else:
-        import jax
-
-        value = A.likelihood.kl(Softmax(), KINDS[kind](x), Sparsemax(), KINDS[kind](y))
-        ga, gb = jax.grad(lambda a, b: A.likelihood.kl(Softmax(), a, Sparsemax(), b).sum(), (0, 1))(
-            KINDS[kind](x), KINDS[kind](y)
-        )
-    assert (back(value) == INF).all()
-    assert np.isfinite(back(ga)).all()
-    np.testing.assert_allclose(back(gb), want, atol=1e-6)
+    value, ga, gb = slopes(kind, lambda a, b: A.likelihood.kl(Softmax(), a, Sparsemax(), b), x, y)
+    assert (value == INF).all()
+    assert np.isfinite(ga).all()
+    np.testing.assert_allclose(gb, want, atol=1e-6)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.whole(lambda name: name != "softmax")
 @pytest.mark.parametrize("name", ["softmax", "entmax15", "taylor"])
 def test_jax_agrees_with_torch(name):
     jax = pytest.importorskip("jax")
@@ -183,16 +147,24 @@ def test_jax_agrees_with_torch(name):
     np.testing.assert_allclose(back(each), back(h), atol=2e-5)
 
 
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile's own making
+@pytest.mark.parametrize("name", ["softmax", "entmax15"])
+def test_compiled(name):
+    torch, x, y = torch_scores(name)
+    both = lambda x, y: A.log_prob_entropy(MAPS[name], x, y)  # noqa: E731
+    for a, b in zip(torch.compile(both, backend="aot_eager", fullgraph=True)(x, y), both(x, y), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.func's own making
 @pytest.mark.parametrize("name", ["softmax", "entmax15"])
 def test_transforms_of_torch(name):
     torch, x, y = torch_scores(name)
     mapping = MAPS[name]
     both = lambda x, y: A.log_prob_entropy(mapping, x, y)  # noqa: E731
-    want = both(x, y)
-    for got in (torch.func.vmap(both)(x, y), torch.compile(both, backend="aot_eager", fullgraph=True)(x, y)):
-        for a, b in zip(got, want):
-            torch.testing.assert_close(a, b)
+    for a, b in zip(torch.func.vmap(both)(x, y), both(x, y), strict=True):
+        torch.testing.assert_close(a, b)
     one = lambda x, y: sum(both(x, y))  # noqa: E731
     leaf = x.clone().requires_grad_()
     gradient = torch.autograd.grad(one(leaf, y).sum(), leaf)[0]

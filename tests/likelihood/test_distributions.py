@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-from distribution_cases import INF, MAPS, briefly, every_map, probabilities, scores, tolerance
+from distribution_cases import INF, MAPS, briefly, every_map, log_of, probabilities, scores, tolerance
 from kinds import KINDS, back, every_kind, jax_in_the_whole_battery
+from refusals import each, refuses
 
 import anymax as A
 from anymax import Softmax, Sparsemax
@@ -22,8 +23,7 @@ from anymax.likelihood.softmax_plain import blocks
 def test_log_prob_and_entropy_are_those_of_p(name, kind):
     x, y = scores(), np.array([0, 1, 2, 3, 6, -1])
     p = probabilities(MAPS[name], x)
-    with np.errstate(divide="ignore"):
-        want = np.log(np.take_along_axis(p, y[:, None], -1))[:, 0]
+    want = log_of(p, y)
     want[-1] = 0.0
     c = KINDS[kind]
     log_p, h = A.log_prob_entropy(MAPS[name], c(x), c(y))
@@ -58,7 +58,7 @@ def test_axes_samples_and_masks(kind):
     assert A.log_prob(Softmax(), c(x[:0]), c(y[0, :0]), axis=1).shape == (0, 3)
 
 
-@briefly
+@pytest.mark.whole(lambda name, kind: kind == "jax" or (kind == "strict" and name not in ("softmax", "sparsemax")))
 @every_kind
 @pytest.mark.parametrize("name", ["softmax", "sparsemax", "taylor"])
 def test_transforms_and_temperatures(name, kind):
@@ -77,8 +77,7 @@ def test_transforms_and_temperatures(name, kind):
     }
     for options, z in cases.values():
         p = probabilities(mapping, z)
-        with np.errstate(divide="ignore"):
-            want = np.log(np.take_along_axis(p, y[:, None], -1))[:, 0]
+        want = log_of(p, y)
         log_p, h = A.log_prob_entropy(mapping, c(x), c(y), **options)
         np.testing.assert_allclose(back(log_p), want, atol=2 * tolerance(kind), rtol=2 * tolerance(kind))
         np.testing.assert_allclose(back(h), scipy.stats.entropy(p, axis=-1), atol=2 * tolerance(kind))
@@ -95,7 +94,7 @@ def test_transforms_and_temperatures(name, kind):
     np.testing.assert_allclose(cold, 0.0)
 
 
-@briefly
+@pytest.mark.whole(lambda name, kind: kind == "jax" or (kind == "strict" and name not in ("softmax", "sparsemax")))
 @every_kind
 @pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax15", "relu"])
 def test_a_support_masks_all_others(name, kind):
@@ -107,8 +106,7 @@ def test_a_support_masks_all_others(name, kind):
     for row, kept in zip(keep, lists):
         row[kept] = True
     p = probabilities(MAPS[name], np.where(keep, x, -INF))
-    with np.errstate(divide="ignore"):
-        want = np.log(np.take_along_axis(p, y[:, None], -1))[:, 0]
+    want = log_of(p, y)
     assert want[3] == want[5] == -INF
     log_p, h = A.log_prob_entropy(MAPS[name], c(x), c(y), support=(c(ids), c(offsets)))
     np.testing.assert_allclose(back(log_p), want, atol=tolerance(kind), rtol=tolerance(kind))
@@ -140,6 +138,7 @@ def test_strange_rows(name, kind):
     assert back(A.log_prob(MAPS[name], c(x[1]), c(np.array(-1)))) == 0.0
 
 
+@jax_in_the_whole_battery
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "strict"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["softmax", "sparsemax"])
@@ -155,12 +154,12 @@ def test_half_precision_gives_fp32(name, dtype, kind):
     p = probabilities(MAPS[name], x.astype(np.float64))
     assert "float32" in str(log_p.dtype)
     assert "float32" in str(h.dtype)
-    with np.errstate(divide="ignore"):
-        np.testing.assert_allclose(back(log_p), np.log(p[range(4), y]), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(back(log_p), log_of(p, y), rtol=2e-5, atol=2e-6)
     np.testing.assert_allclose(back(h), scipy.stats.entropy(p, axis=-1), rtol=2e-6, atol=2e-6)
     assert "float32" in str(A.log_prob(MAPS[name], given, KINDS[kind](y)).dtype)
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_a_common_offset_changes_nothing(kind):
     """lse of scores near 1e4 has three digits behind the point in fp32; log p has all of them."""
@@ -245,50 +244,42 @@ def test_blocks_cover_each_row_once():
             assert (seen == 1).all()
 
 
-def test_errors_say_what_is_wrong():
-    x, y = scores(), np.arange(6)
-    good = (np.array([0, 1, 2]), np.array([0, 1, 1, 1, 2, 2, 3]))
-    cases = [
-        (lambda: A.log_prob(Softmax(), x, y + 2), IndexError, "from 0 to 6, or -1 for none, got values from 2 to 7"),
-        (lambda: A.log_prob(Softmax(), x, y - 2), IndexError, "from -2 to 3"),
-        (lambda: A.log_prob(Softmax(), x, y.astype(float)), TypeError, r"integers\), got float64"),
-        (
-            lambda: A.log_prob(Softmax(), x, y[:5]),
-            ValueError,
-            r"y of shape \(5,\): expected one class for each row, of shape \(6,\)",
-        ),
-        (lambda: A.log_prob(3, x, y), TypeError, "such as 'sparsemax', got 3"),
-        (lambda: A.log_prob("softmaxx", x, y), ValueError, "there is no map 'softmaxx'"),
-        (lambda: A.log_prob(Softmax(), x, y, temperature=-1.0), ValueError, "at least 0"),
-        (
-            lambda: A.log_prob(Softmax(), x, y, temperature=x),
-            ValueError,
-            "temperature of shape .* one value for each row",
-        ),
-        (lambda: A.log_prob(Softmax(), x, y, transform=3), TypeError, "log_prob: transform must be a function"),
-        (
-            lambda: A.log_prob(Softmax(), x, y, transform=lambda s: s[:, :3]),
-            ValueError,
-            r"gave ndarray of float64 \(6, 3\)",
-        ),
-        (lambda: A.log_prob(Softmax(), x, y, support=good[0]), TypeError, r"support must be \(ids, offsets\)"),
-        (lambda: A.log_prob(Softmax(), x, y, support=(good[0], good[1][:-1])), ValueError, "7 integers for 6 rows"),
-        (lambda: A.log_prob(Softmax(), x, y, support=(good[0], good[1] + 1)), ValueError, "rise from 0 to 3"),
-        (lambda: A.log_prob(Softmax(), x, y, support=(good[0] + 6, good[1])), IndexError, "from 0 to 6, got 6 to 8"),
-        (lambda: A.log_prob(Softmax(), x, y, support=([1, 1, 2], [0, 2, 2, 2, 2, 2, 3])), ValueError, "a class twice"),
-        (lambda: A.likelihood.kl(Softmax(), x, Softmax(), x[:5]), ValueError, "one shape"),
-        (lambda: A.topk_kl(x, [[0]] * 6, [[-0.1]] * 6, tail="drop"), ValueError, "'ignore' or 'one class', got 'drop'"),
-        (lambda: A.topk_kl(x, [[0, 1]] * 6, [[-0.1]] * 6), ValueError, "one shape"),
-        (lambda: A.topk_kl(x, [[0.0]] * 6, [[-0.1]] * 6), TypeError, "ids must be integers"),
-        (lambda: A.topk_kl(x, [[0, 0]] * 6, [[-1.0, -1.0]] * 6), ValueError, "a class twice"),
-        (
-            lambda: A.topk_kl(x, [[0, 1]] * 6, [[-0.1, -0.1]] * 6),
-            ValueError,
-            "sum to at most 1 in each row; the largest sum is 1.8",
-        ),
-        (lambda: A.topk_kl(x, [[7]] * 6, [[-0.1]] * 6), IndexError, "topk_kl: ids"),
-        (lambda: A.topk_kl(x, [[0]] * 5, [[-0.1]] * 5), ValueError, "does not belong to scores"),
-    ]
-    for call, kind, words in cases:
-        with pytest.raises(kind, match=words):
-            call()
+X, Y, IDS, OFFSETS = scores(), np.arange(6), np.array([0, 1, 2]), np.array([0, 1, 1, 1, 2, 2, 3])
+WRONG = {
+    "y too large": (lambda: A.log_prob(Softmax(), X, Y + 2), IndexError, "from 0 to 6, or -1 for none, got values from 2 to 7"),
+    "y too small": (lambda: A.log_prob(Softmax(), X, Y - 2), IndexError, "from -2 to 3"),
+    "y of floats": (lambda: A.log_prob(Softmax(), X, Y.astype(float)), TypeError, r"integers\), got float64"),
+    "y of another shape": (
+        lambda: A.log_prob(Softmax(), X, Y[:5]), ValueError, r"y of shape \(5,\): expected one class for each row, of shape \(6,\)",
+    ),
+    "no map": (lambda: A.log_prob(3, X, Y), TypeError, "such as 'sparsemax', got 3"),
+    "an unknown map": (lambda: A.log_prob("softmaxx", X, Y), ValueError, "there is no map 'softmaxx'"),
+    "a negative temperature": (lambda: A.log_prob(Softmax(), X, Y, temperature=-1.0), ValueError, "at least 0"),
+    "temperatures of classes": (
+        lambda: A.log_prob(Softmax(), X, Y, temperature=X), ValueError, "temperature of shape .* one value for each row",
+    ),
+    "no transform": (lambda: A.log_prob(Softmax(), X, Y, transform=3), TypeError, "log_prob: transform must be a function"),
+    "a transform of classes": (
+        lambda: A.log_prob(Softmax(), X, Y, transform=lambda s: s[:, :3]), ValueError, r"gave ndarray of float64 \(6, 3\)",
+    ),
+    "support, a pair": (lambda: A.log_prob(Softmax(), X, Y, support=IDS), TypeError, r"support must be \(ids, offsets\)"),
+    "support, rows": (lambda: A.log_prob(Softmax(), X, Y, support=(IDS, OFFSETS[:-1])), ValueError, "7 integers for 6 rows"),
+    "support, falling": (lambda: A.log_prob(Softmax(), X, Y, support=(IDS, OFFSETS + 1)), ValueError, "rise from 0 to 3"),
+    "support, classes": (lambda: A.log_prob(Softmax(), X, Y, support=(IDS + 6, OFFSETS)), IndexError, "from 0 to 6, got 6 to 8"),
+    "support, twice": (lambda: A.log_prob(Softmax(), X, Y, support=([1, 1, 2], [0, 2, 2, 2, 2, 2, 3])), ValueError, "a class twice"),
+    "kl, shapes": (lambda: A.likelihood.kl(Softmax(), X, Softmax(), X[:5]), ValueError, "one shape"),
+    "tail": (lambda: A.topk_kl(X, [[0]] * 6, [[-0.1]] * 6, tail="drop"), ValueError, "'ignore' or 'one class', got 'drop'"),
+    "ids, shape": (lambda: A.topk_kl(X, [[0, 1]] * 6, [[-0.1]] * 6), ValueError, "one shape"),
+    "ids of floats": (lambda: A.topk_kl(X, [[0.0]] * 6, [[-0.1]] * 6), TypeError, "ids must be integers"),
+    "ids, twice": (lambda: A.topk_kl(X, [[0, 0]] * 6, [[-1.0, -1.0]] * 6), ValueError, "a class twice"),
+    "a teacher's sum": (
+        lambda: A.topk_kl(X, [[0, 1]] * 6, [[-0.1, -0.1]] * 6), ValueError, "sum to at most 1 in each row; the largest sum is 1.8",
+    ),
+    "ids, classes": (lambda: A.topk_kl(X, [[7]] * 6, [[-0.1]] * 6), IndexError, "topk_kl: ids"),
+    "rows of a teacher": (lambda: A.topk_kl(X, [[0]] * 5, [[-0.1]] * 5), ValueError, "does not belong to scores"),
+}  # fmt: skip
+
+
+@each(WRONG)
+def test_errors_say_what_is_wrong(call, error, words):
+    refuses(call, error, words)

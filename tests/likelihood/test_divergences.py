@@ -9,11 +9,12 @@ import pytest
 import scipy.special
 import scipy.stats
 from distribution_cases import INF, MAPS, probabilities, scores, tolerance
-from kinds import KINDS, back, every_kind
+from kinds import KINDS, back, every_kind, jax_in_the_whole_battery
 
 import anymax as A
 
 
+@jax_in_the_whole_battery
 @every_kind
 @pytest.mark.parametrize(
     "names", [("softmax", "softmax"), ("sparsemax", "entmax15"), ("topk", "softmax"), ("budget", "taylor")]
@@ -35,6 +36,7 @@ def test_kl_is_scipys(names, kind):
     )
 
 
+@jax_in_the_whole_battery
 @every_kind
 @pytest.mark.parametrize("tail", ["ignore", "one class"])
 def test_topk_kl_by_its_formula(tail, kind):
@@ -101,6 +103,7 @@ def test_a_rounded_teacher_that_names_all_has_no_tail(dtype):
         assert abs(float(got)) < 5 * float(torch.finfo(teacher.dtype).eps) * math.log(n)
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_a_teacher_with_a_class_that_the_student_has_not(kind):
     c = KINDS[kind]

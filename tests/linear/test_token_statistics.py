@@ -10,6 +10,7 @@ import pytest
 from kinds import KINDS, back
 from laws import close
 from linear_cases import MAPS, made, operands, tolerance, torch_operands
+from refusals import each, refuses
 
 import anymax as A
 
@@ -119,6 +120,7 @@ def test_divergence_from_a_teacher(kind, tail, direction):
     close(back(A.topk_kl(s, i, log_p, **options)), want, tolerance(kind))
 
 
+@pytest.mark.whole(lambda tail, direction: (tail, direction) != ("one class", "reverse"))
 @pytest.mark.parametrize("tail", ["ignore", "one class"])
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
 def test_gradient_of_the_divergence(tail, direction):
@@ -283,7 +285,7 @@ def test_second_derivatives():
     assert torch.autograd.gradgradcheck(terms, free, atol=1e-5)
 
 
-@pytest.mark.whole(lambda name: name != "softmax")
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 @pytest.mark.parametrize("name", ["softmax", "entmax15"])
 def test_compiles_without_a_graph_break(name):
@@ -304,6 +306,7 @@ def test_compiles_without_a_graph_break(name):
         close(one, other, 1e-4)
 
 
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 def test_a_support_under_a_compiler_breaks_the_graph():
     torch, free, y = torch_operands(seed=6)
@@ -338,24 +341,35 @@ def test_jax_under_jit_and_grad():
         close(np.asarray(one), np.asarray(other), 1e-4)
 
 
-def test_what_is_refused():
-    x, weight, _, y, *_ = operands()
-    with pytest.raises(ValueError, match="full=True applies to a support"):
-        A.linear_log_prob_entropy(x, weight, y, full=True)
-    with pytest.raises(ValueError, match="expected a number, or one value for each row"):
-        A.linear_log_prob_entropy(x, weight, y, temperature=np.ones(3))
-    with pytest.raises(ValueError, match="temperature must be at least 0"):
-        A.linear_log_prob_entropy(x, weight, y, temperature=-1.0)
-    with pytest.raises(ValueError, match="temperature of 0 in some rows"):
-        A.linear_log_prob_entropy(x, weight, y, temperature=np.zeros(len(x)))
-    with pytest.raises(ValueError, match="direction must be 'forward' or 'reverse'"):
-        A.linear_topk_kl(x, weight, y[:, None], np.zeros((len(x), 1)), direction="backward")
-    with pytest.raises(ValueError, match="a row names a class twice"):
-        A.linear_topk_kl(x, weight, np.zeros((len(x), 2), int), np.log(np.full((len(x), 2), 0.1)))
-    with pytest.raises(TypeError, match="say temperature="):
-        A.linear_log_prob_entropy(x, weight, y, tau=2.0)
-    with pytest.raises(ValueError, match="with a support a mask has no meaning"):
-        A.linear_log_prob_entropy(x, weight, y, support=(y, np.arange(len(x) + 1)), mask=np.ones(60, bool))
+X, WEIGHT, _, Y, *_ = operands()
+ZEROS, TWICE = np.zeros((len(X), 1)), (np.zeros((len(X), 2), int), np.log(np.full((len(X), 2), 0.1)))
+WRONG = {
+    "full": (lambda: A.linear_log_prob_entropy(X, WEIGHT, Y, full=True), ValueError, "full=True applies to a support"),
+    "temperatures": (
+        lambda: A.linear_log_prob_entropy(X, WEIGHT, Y, temperature=np.ones(3)), ValueError, "expected a number, or one value for each row",
+    ),
+    "a negative temperature": (
+        lambda: A.linear_log_prob_entropy(X, WEIGHT, Y, temperature=-1.0), ValueError, "temperature must be at least 0",
+    ),
+    "temperatures of 0": (
+        lambda: A.linear_log_prob_entropy(X, WEIGHT, Y, temperature=np.zeros(len(X))), ValueError, "temperature of 0 in some rows",
+    ),
+    "direction": (
+        lambda: A.linear_topk_kl(X, WEIGHT, Y[:, None], ZEROS, direction="backward"),
+        ValueError, "direction must be 'forward' or 'reverse'",
+    ),
+    "twice": (lambda: A.linear_topk_kl(X, WEIGHT, *TWICE), ValueError, "a row names a class twice"),
+    "tau": (lambda: A.linear_log_prob_entropy(X, WEIGHT, Y, tau=2.0), TypeError, "say temperature="),
+    "a mask with a support": (
+        lambda: A.linear_log_prob_entropy(X, WEIGHT, Y, support=(Y, np.arange(len(X) + 1)), mask=np.ones(60, bool)),
+        ValueError, "with a support a mask has no meaning",
+    ),
+}  # fmt: skip
+
+
+@each(WRONG)
+def test_what_is_refused(call, error, words):
+    refuses(call, error, words)
 
 
 def test_a_temperature_of_0_is_the_largest_class():

@@ -162,7 +162,6 @@ def test_against_pytorch_metric_learning():
 def test_over_two_processes():
     torch, head, x, y = head_and_batch(margin=AM(0.1))
     from processes import together
-    from test_distributed import gloo  # noqa: F401
 
     def one(group):
         part = A.nn.MarginHead(8, 20, None, AM(0.1), 8.0, sub_centers=COUNT, group=group)
