@@ -8,23 +8,7 @@ import importlib
 import math
 
 import pytest
-from attention_cases import (
-    ALPHA,
-    BLOCKS,
-    OPTIONS,
-    PRIOR,
-    SDPA_HAS_NOT,
-    SINK,
-    B,
-    H,
-    K,
-    Q,
-    S,
-    V,
-    call,
-    in_blocks,
-    torch,
-)
+from attention_cases import ALPHA, BLOCKS, OPTIONS, PRIOR, SDPA_HAS_NOT, SINK, B, H, K, Q, S, V, call, in_blocks, torch
 
 import anymax as A
 from anymax import Budget, Entmax, NormMax, Softmax, Sparsemax, SparseSoftmax, Taylor

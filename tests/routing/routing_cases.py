@@ -37,8 +37,9 @@ def routes(x, k, scoring="softmax", bias=0.0, by=None, groups=1, keep_groups=1, 
            routed_scaling_factor=1.0):  # fmt: skip
     """(experts, weights) [tokens, k] as the papers say it, by sorting; -1 and 0 where a token has fewer: -inf is no expert."""
     x = np.asarray(x, np.float64)
+    x = np.where(np.isnan(x).any(-1, keepdims=True), -INF, x)  # a token with NaN has no expert
     v = VALUES[scoring](x)
-    there = (x > -INF) & ~np.isnan(x).any(-1, keepdims=True) & ((v > 0) | (scoring != "sparsemax"))
+    there = (x > -INF) & ((v > 0) | (scoring != "sparsemax"))
     key = np.where(there, v + bias if by is None else by, -INF)
     blocks = key.reshape(len(x), groups, -1)
     most = -np.sort(-blocks, -1)[..., : 1 if group_by == "max" else group_by]

@@ -21,10 +21,7 @@ GROUPS = {
     "sums of four": ("sigmoid", 4, {"groups": 4, "keep_groups": 2, "group_by": 4}),
     "all groups": ("sigmoid", 3, {"groups": 4, "keep_groups": 4, "group_by": 3}),
 }
-METHODS = {
-    "quantile": [{"iterations": 30}],
-    "sign": [{"method": "sign", "step": 0.02 * 0.96**i} for i in range(160)],
-}
+METHODS = {"quantile": [{"iterations": 30}], "sign": [{"method": "sign", "step": 0.02 * 0.96**i} for i in range(160)]}
 
 
 def skewed(seed=0, tokens=TOKENS, experts=EXPERTS, spread=1.0):
@@ -163,7 +160,7 @@ def test_without_tokens_the_bias_stays():
 # -- processes --------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.whole(lambda tokens: tokens == 2000)
+@pytest.mark.whole(lambda tokens, method: (tokens, method) != (256, "sign"))
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("tokens", "tolerance"), [(256, 1e-5), (2000, 2e-2)])
 def test_a_bias_of_all_devices_of_jax(tokens, tolerance, method):

@@ -44,7 +44,7 @@ def replayed(x, k, **words):
 WAYS = {"rows": route, "columns": of_columns, "reference": by_reference, "replayed": replayed}
 
 
-@pytest.mark.whole(lambda kind, case, way: kind == "jax" and (case, way) != ("deepseek-v3", "rows"))
+@jax_in_the_whole_battery
 @pytest.mark.parametrize("way", WAYS)
 @every_paper
 @every_kind
@@ -123,7 +123,7 @@ def test_the_two_rules_of_groups_differ(kind, by, chosen):
 # -- masks, strange rows, rows without an expert ------------------------------------------------------------------------------------
 
 
-@pytest.mark.whole(lambda kind, case: kind == "jax" and case != "deepseek-v3")
+@jax_in_the_whole_battery
 @every_paper
 @every_kind
 def test_masked_experts_and_strange_rows(kind, case):
@@ -145,7 +145,7 @@ STRANGE = np.array(
 )
 
 
-@pytest.mark.whole(lambda kind, scoring, words: kind == "jax" and (scoring, len(words)) != ("softmax", 1))
+@jax_in_the_whole_battery
 @pytest.mark.parametrize(
     "words", [{}, {"bias": np.array([0.0, 0.1, 0.0, 0.0])}, {"groups": 2, "keep_groups": 1}], ids="-".join
 )
@@ -313,6 +313,7 @@ def test_supports(kind, scoring):
     assert ((index >= 0).sum(-1) == np.minimum((v > 0).sum(-1), 6)).all()
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_experts_of_a_sequence_with_a_nan(kind):
     x = np.array([[1.0, 0.0], [math.nan, 2.0], [0.0, 1.0]])

@@ -116,7 +116,7 @@ def test_capacity_in_a_program():
 INTEGERS = ("uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 
 
-@pytest.mark.whole(lambda kind, dtype: kind == "jax" and dtype != "uint8")
+@jax_in_the_whole_battery
 @pytest.mark.parametrize("dtype", INTEGERS)
 @every_kind
 def test_every_integer_is_an_index(kind, dtype):
