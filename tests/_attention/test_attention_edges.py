@@ -130,12 +130,6 @@ def test_nan_stays_in_its_row(name):
         torch.testing.assert_close(g[others], wanted[others])
 
 
-def test_arrays_without_heads():
-    q, k, v = (torch.randn(n, d).bfloat16() for n, d in ((4, 5), (6, 5), (6, 7)))
-    out = A.attention(q, k, v, Sparsemax())
-    assert (out.shape, out.dtype) == ((4, 7), torch.bfloat16)
-
-
 def test_dropout_of_numpy():
     q, k, v = np.random.default_rng(0).normal(size=(3, 6, 5))
     run = lambda seed: A.attention(q, k, v, dropout_p=0.3, generator=seed)  # noqa: E731

@@ -37,7 +37,7 @@ by_map = pytest.mark.parametrize("mapping", MAPS, ids=repr)
 OPTIONS = [
     {}, {"is_causal": True}, {"window": (2, 1)}, {"window": 3, "is_causal": True}, {"alibi": True}, {"alibi": np.arange(4) / 8},
     {"softcap": 1.5}, {"scale": 0.7}, {"sink": np.array([0.5, -1.0, 0.0, 2.0])}, {"transform": temperature(2.0)}, {"transform": topk(2)},
-    {"scale": np.linspace(0.5, 2.0, H).reshape(H, 1, 1)},
+    {"scale": np.linspace(0.5, 2.0, H).reshape(H, 1, 1)}, {"enable_gqa": True, "is_causal": True},
 ]  # fmt: skip
 by_option = pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(o) or "plain")
 
@@ -68,7 +68,7 @@ def ways(request, monkeypatch):
 @by_option
 @by_map
 def test_it_is_a_loop_over_sequences(mapping, options, ways):
-    q, k, v = operands()
+    q, k, v = operands(heads=2 if "enable_gqa" in options else H)
     want = one_by_one(q, k, v, CU_Q, CU_K, mapping, **options)
     got = attention_varlen(q, k, v, CU_Q, CU_K, mapping=mapping, **options)
     assert got.shape == (TOTAL_Q, H, DV)
@@ -126,20 +126,6 @@ def test_slopes_of_any_array(kind):
     np.testing.assert_allclose(back(got), want, atol=5e-6 if kind == "jax" else 1e-13)
 
 
-def test_the_last_query_stands_at_the_last_key():
-    """As in FlashAttention from 2.1 on: `seqlen_q` of 1 in decoding sees all keys."""
-    q, k, v = operands(queries=2)
-    got = attention_varlen(q, k, v, [0, 1, 2], [0, 20, TOTAL_K], is_causal=True)
-    np.testing.assert_allclose(got, attention_varlen(q, k, v, [0, 1, 2], [0, 20, TOTAL_K]), atol=1e-14)
-
-
-def test_one_sequence_is_attention():
-    q, k, v = operands()
-    got = attention_varlen(q, k, v, [0, TOTAL_Q], [0, TOTAL_K], mapping="entmax15", offset=0, is_causal=True)
-    want = attention(*(a.swapaxes(0, 1) for a in (q, k, v)), "entmax15", is_causal=True)
-    np.testing.assert_array_equal(got, want.swapaxes(0, 1))
-
-
 def test_keys_have_the_bounds_of_queries_by_default_and_segments_serve():
     q, k, v = operands(keys=TOTAL_Q)
     want = one_by_one(q, k, v, CU_Q, CU_Q, Sparsemax())
@@ -154,14 +140,6 @@ def test_names_of_flash_attention_and_of_torch():
     np.testing.assert_array_equal(got, want)
     got = attention_varlen(query=q, key=k, value=v, cu_seq_q=CU_Q, cu_seq_k=CU_K, max_q=19, max_k=np.int64(21))
     np.testing.assert_array_equal(got, attention_varlen(q, k, v, CU_Q, CU_K))
-
-
-def test_heads_that_share_keys():
-    q, k, v = operands(heads=2)
-    for mapping in ("softmax", "sparsemax"):
-        got = attention_varlen(q, k, v, CU_Q, CU_K, mapping=mapping, enable_gqa=True, is_causal=True)
-        want = attention_varlen(q, k.repeat(2, 1), v.repeat(2, 1), CU_Q, CU_K, mapping=mapping, is_causal=True)
-        np.testing.assert_allclose(got, want, atol=1e-13)
 
 
 def test_fewer_keys_than_a_map_of_k_needs():

@@ -196,63 +196,70 @@ def test_engine_is_the_matrix(isa, dtype, causal):
             np.testing.assert_allclose(out, want, **tol)
 
 
+Q, K, V = arrays((2, 6, 40, 12), (2, 3, 33, 12))
+STRIDED = np.flip(Q, -1)[..., ::2, :], K.swapaxes(-1, -2)[:, [0] * 6, :, :].swapaxes(-1, -2), V[:, [1] * 6]
+TAKEN = {  # name -> (arrays, options)
+    "shared heads, lengths": ((Q, K, V), {"enable_gqa": True, "lengths": np.array([33, 5])}),
+    "shared heads, lengths, causal": ((Q, K, V), {"enable_gqa": True, "is_causal": True, "lengths": np.array([0, 20])}),
+    "one key for all heads": ((Q, K[:, :1], V[:, :1]), {"scale": -0.7}),
+    "a scale of each head": (
+        (Q, K[0, :1], V[0, :1]),
+        {"is_causal": True, "scale": np.linspace(0.1, 1, 6)[:, None, None]},
+    ),
+    "no batch": ((Q[0, :3], K[0], V[0]), {"lengths": 7}),
+    "no heads": ((Q[0, 0], K[0, 0], V[0, 0]), {"lengths": 7, "is_causal": True}),
+    "strides": (STRIDED, {}),
+}
+
+
 @compiled
-def test_engine_takes_what_attention_takes():
-    """Shared heads, one key for all heads, lengths, a scale of each head, strides, halves; NumPy and torch alike."""
-    q, k, v = arrays((2, 6, 40, 12), (2, 3, 33, 12))
-    cases = [
-        ((q, k, v), {"enable_gqa": True, "lengths": np.array([33, 5])}),
-        ((q, k, v), {"enable_gqa": True, "is_causal": True, "lengths": np.array([0, 20])}),
-        ((q, k[:, :1], v[:, :1]), {"scale": -0.7}),
-        ((q, k[0, :1], v[0, :1]), {"is_causal": True, "scale": np.linspace(0.1, 1, 6)[:, None, None]}),
-        ((q[0, :3], k[0], v[0]), {"lengths": 7}),
-        ((q[0, 0], k[0, 0], v[0, 0]), {"lengths": 7, "is_causal": True}),
-        ((np.flip(q, -1)[..., ::2, :], k.swapaxes(-1, -2)[:, [0] * 6, :, :].swapaxes(-1, -2), v[:, [1] * 6]), {}),
-    ]
-    for operands, options in cases:
-        exact = dict(options)
-        scale, lengths = exact.pop("scale", None), exact.pop("lengths", None)
-        operands = [np.array(a) if i else a for i, a in enumerate(operands)]
-        scaled = [operands[0] * (1.0 if scale is None else scale), *operands[1:]]
-        exact |= {"scale": None if scale is None else 1.0, "lengths": lengths}
+@pytest.mark.parametrize("dtype", ["numpy", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("case", TAKEN)
+def test_engine_takes_what_attention_takes(case, dtype):
+    operands, options = TAKEN[case]
+    scale = options.get("scale")
+    with A.use("reference"):
+        scaled = operands[0] * (1.0 if scale is None else scale), *operands[1:]
+        want = A.attention(*scaled, Taylor(2), **options | {"scale": None if scale is None else 1.0})
+    if dtype != "numpy":
+        operands = [torch.from_numpy(a.copy()).to(getattr(torch, dtype)) for a in operands]
+        options = options | ({"scale": torch.from_numpy(scale)} if isinstance(scale, np.ndarray) else {})
+    out = served(lambda: linear_attention(*operands, **options))
+    assert out.dtype == operands[0].dtype
+    if dtype in ("numpy", "float64"):
+        np.testing.assert_allclose(back(out), want, atol=1e-12)
+    else:
         with A.use("reference"):
-            want = A.attention(*scaled, Taylor(2), **exact)
-        np.testing.assert_allclose(served(lambda: linear_attention(*operands, **options)), want, atol=1e-12)  # noqa: B023
-        tensors = [torch.from_numpy(a.copy()) for a in operands]
-        if isinstance(scale, np.ndarray):
-            options["scale"] = torch.from_numpy(scale)
-        np.testing.assert_allclose(served(lambda: linear_attention(*tensors, **options)), want, atol=1e-12)  # noqa: B023
-        for half in (torch.bfloat16, torch.float16):
-            small = [t.to(half) for t in tensors]
-            out = served(lambda: linear_attention(*small, **options))  # noqa: B023
-            with A.use("reference"):
-                again = linear_attention(*small, **options)
-            assert out.dtype is half
-            torch.testing.assert_close(out, again, atol=1e-2, rtol=1e-2)
+            torch.testing.assert_close(out, linear_attention(*operands, **options), atol=1e-2, rtol=1e-2)
+
+
+LEARNED = {  # name -> (shape of q, shape of k, features of v, options)
+    "few": ((2, 5, 3), (2, 7, 3), 4, {"scale": -0.4}),
+    "many": ((1, 2, 300, 16), (1, 2, 290, 16), 17, {}),
+    "shared heads": ((2, 4, 50, 17), (2, 2, 160, 17), 5, {"enable_gqa": True}),
+    "shared heads, lengths": (
+        (2, 4, 160, 17),
+        (2, 2, 150, 17),
+        33,
+        {"enable_gqa": True, "lengths": torch.tensor([150, 40])},
+    ),
+    "no key": ((1, 2, 20, 64), (1, 2, 9, 64), 64, {"lengths": torch.tensor([0])}),
+    "one key for all heads": ((2, 3, 10, 6), (2, 1, 12, 6), 3, {}),
+}
 
 
 @compiled
 @pytest.mark.parametrize("causal", [False, True])
-def test_gradients_of_the_engine(isa, causal):
-    for dtype, tol in ((torch.float64, 1e-10), (torch.float32, 2e-4)):
-        for q, k, v, options in (
-            ((2, 5, 3), (2, 7, 3), 4, {"scale": -0.4}),
-            ((1, 2, 300, 16), (1, 2, 290, 16), 17, {}),
-            ((2, 4, 50, 17), (2, 2, 160, 17), 5, {"enable_gqa": True}),
-            ((2, 4, 160, 17), (2, 2, 150, 17), 33, {"enable_gqa": True, "lengths": torch.tensor([150, 40])}),
-            ((1, 2, 20, 64), (1, 2, 9, 64), 64, {"lengths": torch.tensor([0])}),
-            ((2, 3, 10, 6), (2, 1, 12, 6), 3, {}),
-        ):
-            results = []
-            leaves = [torch.from_numpy(a).to(dtype).requires_grad_() for a in arrays(q, k, (*k[:-1], v))]
-            for call in (linear_attention, functools.partial(A.attention, implementation="reference")):
-                if call is linear_attention:
-                    out = served(lambda: linear_attention(*leaves, is_causal=causal, **options))  # noqa: B023
-                else:
-                    out = call(*leaves, Taylor(2), is_causal=causal, **options)
-                results.append((out, *torch.autograd.grad(out.sin().sum(), leaves)))
-            for got, want in zip(*results):
-                torch.testing.assert_close(got, want, atol=tol * (1 + float(want.detach().abs().max())), rtol=0)
+@pytest.mark.parametrize(("dtype", "tol"), [(torch.float64, 1e-10), (torch.float32, 2e-4)], ids=str)
+@pytest.mark.parametrize("case", LEARNED)
+def test_gradients_of_the_engine(case, dtype, tol, causal, isa):
+    q, k, v, options = LEARNED[case]
+    leaves = [torch.from_numpy(a).to(dtype).requires_grad_() for a in arrays(q, k, (*k[:-1], v))]
+    ours = served(lambda: linear_attention(*leaves, is_causal=causal, **options))
+    plain = A.attention(*leaves, Taylor(2), is_causal=causal, implementation="reference", **options)
+    got, want = ((out, *torch.autograd.grad(out.sin().sum(), leaves)) for out in (ours, plain))
+    for one, other in zip(got, want):
+        torch.testing.assert_close(one, other, atol=tol * (1 + float(other.detach().abs().max())), rtol=0)
 
 
 @compiled

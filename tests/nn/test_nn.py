@@ -193,6 +193,12 @@ EXAMPLES = {  # name -> (the module, what it is given beside [4, 5] numbers, how
     "learned attention": (
         lambda: nn.Attention(5, 1, Entmax(torch.full((1, 1, 1), 1.5)), learn="alpha"), {"key": "x", "value": "x"}, "Attention(",
     ),
+    "attention with all": (
+        lambda: nn.Attention(
+            6, 3, Entmax(scalar([[[1.1]], [[1.5]], [[2.0]]])), kdim=5, vdim=5, kv_heads=1, window=(3, 0), softcap=5.0, alibi=True,
+            sink=True, transform=A.compose(A.transforms.scalable(beta=scalar([[[0.3]], [[0.6]], [[0.9]]]))),
+        ), {"query": "wide", "key": "x", "value": "x"}, "Attention(",
+    ),
     "adaptive attention": (
         lambda: nn.Attention(5, 1, "entmax15", transform=nn.AdaptiveScale(5, 1, delta=0.5)), {"key": "x", "value": "x"}, "Attention(",
     ),
@@ -214,11 +220,11 @@ def made(name):
 
 def outcome(name, module, dtype=torch.float32):
     x = scores(4).to(dtype)
-    given = {"x": x, "classes": torch.tensor([0, 1, 2, 0])}
+    given = {"x": x, "wide": torch.cat([x, x[:, :1]], 1), "classes": torch.tensor([0, 1, 2, 0])}
     more = {key: given[value] if isinstance(value, str) else value for key, value in EXAMPLES[name][1].items()}
     if isinstance(module, (nn.Loss, nn.MarginHead)):
         return module(x, *more.values())
-    out = module(x, **more)
+    out = module(**more) if "query" in more else module(x, **more)
     return out[0] if isinstance(out, tuple) else out
 
 

@@ -272,14 +272,3 @@ def test_options_are_those_of_attention():
     torch.testing.assert_close(out, module.out_proj(want.transpose(1, 2).flatten(-2)))
     torch.testing.assert_close(weights, p)
     assert weights.shape == (N, H, S, S)
-    out.pow(2).sum().backward()
-    for parameter in module.parameters():
-        assert parameter.grad is not None
-        assert parameter.grad.isfinite().all()
-        assert parameter.grad.any()
-    twin = copy.deepcopy(module)
-    torch.testing.assert_close(twin(x, x, x), module(x, x, x))
-    with torch.no_grad():
-        twin.transform_0_beta.add_(1.0)
-        twin.map_alpha.mul_(1.2)
-    assert (twin(x, x, x)[0] - module(x, x, x)[0]).abs().max() > 1e-4

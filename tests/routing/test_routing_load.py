@@ -10,6 +10,7 @@ from kinds import KINDS, back, every_kind, jax_in_the_whole_battery
 from refusals import each, refuses
 from routing_cases import BIAS, VALUES, X, routes
 
+import anymax
 from anymax.routing import balance, expert_choice, limit_capacity, load_balancing_loss, route, router_z_loss
 
 INDEX = routes(X, 4)[0]
@@ -212,6 +213,22 @@ WRONG = {
 }
 
 
-@each(WRONG)
+def router(*args, **options):
+    pytest.importorskip("torch")
+    return anymax.nn.Router(*args, **options)
+
+
+ROUTER = {
+    "no correction": (lambda: router(8, 16, 2).balance(KINDS["torch"](X[:, :8])), ValueError, "correction=True"),
+    "few experts": (lambda: router(8, 2, 3), ValueError, "at most num_experts"),
+    "a layer": (
+        lambda: anymax.nn.Router.from_gate(pytest.importorskip("torch").nn.Linear(3, 4)),
+        TypeError,
+        r"the gate Linear is not known.*MixtralTopKRouter",
+    ),
+}
+
+
+@each(WRONG | ROUTER)
 def test_words(call, error, words):
     refuses(call, error, words)
