@@ -1579,7 +1579,7 @@ FAULTS = {
           "include_self=True", "graph_attention"),
     Fault("dropout of a graph's weights", "src/anymax/nn/graph_attention.py",
           "used = nn.functional.dropout(weights, self.dropout, self.training)",
-          "used = weights", "graph_attention"),
+          "used = weights", "graph_attention nn"),
     Fault("the mean over heads of a graph", "src/anymax/nn/graph_attention.py",
           "else out.mean(1)",
           "else out.sum(1)", "graph_attention"),

@@ -259,8 +259,11 @@ def test_rows_of_one_kind_go_through_one_call(case, monkeypatch):
     requests, sizes = CALLS[case]
     seen, x = calls(monkeypatch), scores(len(requests))
     x[:, 3] = -math.inf
-    _, y = served(requests, x)
+    ours, y = served(requests, x)
     assert sorted(seen) == sizes
+    assert (
+        sorted(len(group.rows) for group in ours._batch._groups[1]) == sizes
+    )  # none that failed and went on row by row
     for i, name in enumerate(requests):
         close(y[i], wanted(name, x[i]))
 
