@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
-from kinds import KINDS, back, every_kind
+from kinds import KINDS, back, every_kind, jax_in_the_whole_battery
 
 import anymax as A
 from anymax import Budget, Entmax, Softmax, Sparsemax, SparseSoftmax, Taylor
@@ -43,6 +43,7 @@ def servers(*arrays, **options):
 @pytest.mark.parametrize("lengths", [(0, 4), (3, 0), (0, 0), (1, 1)])
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3), (0, 3), (2, 0)], ids=str)
 @every_map
+@pytest.mark.whole(lambda name: name not in ("softmax", "entmax", "budget"))
 def test_no_queries_no_keys_no_heads(name, lead, lengths):
     """As torch: as many outputs as queries, and zeros without a key."""
     mapping, (rows, keys) = MAPS[name], lengths
@@ -129,6 +130,14 @@ def test_nan_stays_in_its_row(name):
         torch.testing.assert_close(g[others], wanted[others])
 
 
+def test_dropout_of_numpy():
+    q, k, v = np.random.default_rng(0).normal(size=(3, 6, 5))
+    run = lambda seed: A.attention(q, k, v, dropout_p=0.3, generator=seed)  # noqa: E731
+    np.testing.assert_array_equal(run(0), run(0))
+    assert (run(0) != run(1)).any()
+    np.testing.assert_allclose(np.mean([run(seed) for seed in range(500)], 0), A.attention(q, k, v), atol=0.2)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_bias_in_floats_is_not_rounded_to_half_precision(dtype):
     """Numbers some thousands from 0, as biases of positions may be, are units apart there."""
@@ -180,20 +189,7 @@ def test_a_learned_number_of_a_transform_is_shown_without_a_warning():
             assert torch.autograd.grad(out.square().sum(), beta)[0].isfinite()
 
 
-@pytest.mark.parametrize("scale", [0.0, -0.5])
-def test_a_scale_that_is_not_above_zero(scale):
-    """torch's own causal attention multiplies its -inf by the scale."""
-    q, k, v = (torch.randn(2, 3, n, 4, dtype=torch.float64, requires_grad=True) for n in (5, 6, 6))
-    seen = torch.ones(5, 6, dtype=torch.bool).tril()
-    for mapping in (Softmax(), Sparsemax()):
-        for implementation in servers(q, k, v, mapping=mapping, scale=scale, is_causal=True):
-            out = A.attention(q, k, v, mapping, scale=scale, is_causal=True, implementation=implementation)
-            want = A.apply(mapping, (scale * q @ k.mT).masked_fill(~seen, -math.inf)) @ v
-            torch.testing.assert_close(out, want)
-            got, wanted = (torch.autograd.grad(o.square().sum(), (q, k, v), retain_graph=True) for o in (out, want))
-            torch.testing.assert_close(got, wanted)
-
-
+@pytest.mark.whole
 @pytest.mark.parametrize("options", [{"dropout_p": 0.5}, {"alibi": True}], ids=str)
 def test_compile(options):
     """What needs something made at each call: random numbers, slopes."""
@@ -220,83 +216,21 @@ def test_compile_with_any_size():
 # -- what a caller may write ------------------------------------------------------------------------------------------------------------
 
 
+PLAIN = [
+    ("alibi", [0.5, 0.25, 0.125]),
+    ("alibi", 0.5),
+    ("sink", [0.0, 1.0, 2.0]),
+    ("sink", 1.0),
+    ("bias", 0.5),
+    ("lengths", [3, 6]),
+]
+
+
+@jax_in_the_whole_battery
 @every_kind
-def test_numbers_and_lists_beside_arrays(kind):
-    make = KINDS[kind]
-    g = np.random.default_rng(0)
+@pytest.mark.parametrize(("name", "value"), PLAIN, ids=str)
+def test_numbers_and_lists_beside_arrays(name, value, kind):
+    make, g = KINDS[kind], np.random.default_rng(0)
     q, k, v = (make(g.normal(size=(2, 3, n, 4))) for n in (5, 6, 6))
-    for name, value in (
-        ("alibi", [0.5, 0.25, 0.125]),
-        ("alibi", 0.5),
-        ("sink", [0.0, 1.0, 2.0]),
-        ("sink", 1.0),
-        ("bias", 0.5),
-    ):
-        array = np.asarray(value)
-        want = A.attention(q, k, v, Sparsemax(), **{name: make(array)})
-        np.testing.assert_array_equal(back(A.attention(q, k, v, Sparsemax(), **{name: value})), back(want))
-    want = A.attention(q, k, v, Sparsemax(), lengths=make(np.array([3, 6])))
-    np.testing.assert_array_equal(back(A.attention(q, k, v, Sparsemax(), lengths=[3, 6])), back(want))
-
-
-G = np.random.default_rng(0)
-Q, K, V = (G.normal(size=(2, 4, n, 3)) for n in (5, 7, 7))
-q, k, v = (torch.tensor(a) for a in (Q, K, V))
-keep = torch.ones(5, 7, dtype=torch.bool)
-meta = {"device": "meta"}
-
-
-def nested():
-    return torch.nested.nested_tensor([torch.zeros(4, 5, 3)], layout=torch.jagged)
-
-
-WRONG = {
-    "mask elsewhere": (lambda: A.attention(q, k, v, mask=keep.to("meta")), ValueError, "mask is on meta, the call's .* on cpu"),
-    "alpha elsewhere": (lambda: A.attention(q, k, v, Entmax(torch.ones(4, 1, 1, **meta))), ValueError, "alpha is on meta"),
-    "prior elsewhere": (lambda: A.attention(q, k, v, mix=(torch.ones(5, 7, **meta), 0.5)), ValueError, "the prior of mix is on meta"),
-    "weight": (lambda: A.attention(q, k, v, mix=(torch.ones(5, 7), "half")), ValueError, "weight of mix must be a number from 0 to 1"),
-    "weight of 2": (lambda: A.attention(q, k, v, mix=(torch.ones(5, 7), 2)), ValueError, "weight of mix must be a number from 0 to 1"),
-    "weights": (lambda: A.attention(q, k, v, mix=(torch.ones(5, 7), torch.ones(3))), ValueError, r"the weight of mix of shape \(3,\)"),
-    "dropout word": (lambda: A.attention(q, k, v, dropout_p="0.1"), ValueError, "at least 0 and below 1, got '0.1'"),
-    "dropout none": (lambda: A.attention(q, k, v, dropout_p=None), ValueError, "dropout_p must be a number .* got None"),
-    "causal word": (lambda: A.attention(q, k, v, is_causal="no"), TypeError, "is_causal must be True or False, got 'no'"),
-    "causal array": (lambda: A.attention(q, k, v, is_causal=np.ones(2, bool)), TypeError, "is_causal must be True or False"),
-    "gqa number": (lambda: A.attention(q, k, v, enable_gqa=2), TypeError, "enable_gqa must be True or False, got 2"),
-    "weights word": (lambda: A.attention(q, k, v, need_weights="no"), TypeError, "need_weights must be True or False"),
-    "sink bool": (lambda: A.attention(q, k, v, sink=True), TypeError, "sink must be real, got bool"),
-    "transform shape": (lambda: A.attention(q, k, v, transform=lambda s: s[..., :1]), ValueError, r"must give back .* \(2, 4, 5, 7\)"),
-    "transform none": (lambda: A.attention(Q, K, V, transform=lambda s: None), ValueError, "but gave NoneType"),
-    "transform dtype": (lambda: A.attention(q, k, v, transform=lambda s: s > 0), ValueError, "but gave Tensor of bool"),
-    "transform kind": (lambda: A.attention(q, k, v, transform=lambda s: s.numpy()), ValueError, "but gave ndarray"),
-    "sparse": (lambda: A.attention(q.to_sparse(), k, v), TypeError, r"q must be a dense tensor, got a sparse one; call its to_dense\(\)"),
-    "nested": (lambda: A.attention(*[nested()] * 3), TypeError, "q must be a dense tensor, got a nested one; pad it and say lengths="),
-    "float8": (lambda: A.attention(*(a.to(torch.float8_e4m3fn) for a in (q, k, v))), TypeError, "of 16 bits or more, got torch.float8"),
-    "linear framework": (lambda: A.linear_attention(q, K, V), TypeError, "linear_attention: q, k and v must be of one framework"),
-    "linear dtype": (lambda: A.linear_attention(q, k.float(), v), TypeError, "linear_attention: q, k and v must have one dtype"),
-    "linear integers": (lambda: A.linear_attention(*(a.long() for a in (q, k, v))), TypeError, "must be real floating-point"),
-    "linear device": (lambda: A.linear_attention(q, k.to("meta"), v), ValueError, "must be on one device, got cpu, meta and cpu"),
-    "linear batches": (lambda: A.linear_attention(q, k[:1].expand(3, 4, 7, 3), v), ValueError, "do not broadcast"),
-    "linear values": (lambda: A.linear_attention(q, k, v[:, :3]), ValueError, "v of shape .* does not broadcast"),
-    "linear scale": (lambda: A.linear_attention(q, k, v, scale="big"), TypeError, "linear_attention: scale must be a number or an array"),
-    "linear lengths": (lambda: A.linear_attention(q, k, v, lengths=[1, 2, 3]), ValueError, "lengths must have one number"),
-    "linear map": (lambda: A.linear_attention(q, k, v, 2), TypeError, r"linear_attention: expected a mapping such as .*, got 2"),
-}  # fmt: skip
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own, of nested and sparse tensors
-@pytest.mark.parametrize("case", WRONG)
-def test_errors(case):
-    call, error, words = WRONG[case]
-    with pytest.raises(error, match=words):
-        call()
-
-
-def test_arrays_of_jax_beside_torch_are_an_error():
-    jnp = pytest.importorskip("jax").numpy
-    for options in (
-        {"mask": jnp.ones((5, 7), bool)},
-        {"bias": jnp.ones((5, 7))},
-        {"mapping": Entmax(jnp.full((4, 1, 1), 1.5))},
-    ):
-        with pytest.raises(TypeError, match="got a JAX array for scores of torch; convert one of them"):
-            A.attention(q, k, v, **options)
+    got, want = (A.attention(q, k, v, Sparsemax(), **{name: each}) for each in (value, make(np.asarray(value))))
+    np.testing.assert_array_equal(back(got), back(want))

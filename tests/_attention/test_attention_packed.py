@@ -4,9 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-from kinds import KINDS, back, every_kind, generator
+from kinds import KINDS, back, every_kind, generator, jax_in_the_whole_battery
 
-import anymax
 from anymax import (
     Budget,
     Entmax,
@@ -32,13 +31,13 @@ CU_Q, CU_K = (
     [0, 3, 3, 10, 11, 30, 34],
     [0, 5, 7, 7, 20, 41, 48],
 )  # one has no queries, one no keys; two are of one class
-TOTAL_Q, TOTAL_K = CU_Q[-1], CU_K[-1]
+TOTAL_Q, TOTAL_K, SEQUENCES = CU_Q[-1], CU_K[-1], len(CU_Q) - 1
 MAPS = [Softmax(), Sparsemax(), Entmax(1.3), SparseSoftmax(k=3), Taylor(2)]
 by_map = pytest.mark.parametrize("mapping", MAPS, ids=repr)
 OPTIONS = [
     {}, {"is_causal": True}, {"window": (2, 1)}, {"window": 3, "is_causal": True}, {"alibi": True}, {"alibi": np.arange(4) / 8},
     {"softcap": 1.5}, {"scale": 0.7}, {"sink": np.array([0.5, -1.0, 0.0, 2.0])}, {"transform": temperature(2.0)}, {"transform": topk(2)},
-    {"scale": np.linspace(0.5, 2.0, H).reshape(H, 1, 1)},
+    {"scale": np.linspace(0.5, 2.0, H).reshape(H, 1, 1)}, {"enable_gqa": True, "is_causal": True},
 ]  # fmt: skip
 by_option = pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(o) or "plain")
 
@@ -49,18 +48,13 @@ def operands(seed=0, dtype=np.float64, heads=H, queries=TOTAL_Q, keys=TOTAL_K):
     return [rng.normal(size=shape).astype(dtype) for shape in shapes]
 
 
-def turned(a):
-    return a.transpose(1, 0, 2)
-
-
-def one_by_one(q, k, v, cu_q, cu_k, mapping=None, offset=None, **options):
-    """attention(sequence) one after the other; `mapping` and `offset` may be functions of the number of the sequence."""
+def one_by_one(q, k, v, cu_q, cu_k, mapping=None, of=lambda i: {}, **options):
+    """attention(sequence) one after the other, in NumPy or torch; `of` gives the options of a sequence by its number."""
     outs = []
     for i, ((a, b), (c, d)) in enumerate(zip(itertools.pairwise(cu_q), itertools.pairwise(cu_k), strict=True)):
-        own = (d - c) - (b - a) if offset is None else offset(i) if callable(offset) else offset
-        each = mapping(i) if callable(mapping) and not isinstance(mapping, anymax.Mapping) else mapping
-        outs.append(turned(attention(turned(q[a:b]), turned(k[c:d]), turned(v[c:d]), each, offset=own, **options)))
-    return np.concatenate(outs)
+        own = {"offset": (d - c) - (b - a), "mapping": mapping, **options, **of(i)}
+        outs.append(attention(*(x.swapaxes(0, 1) for x in (q[a:b], k[c:d], v[c:d])), **own).swapaxes(0, 1))
+    return np.concatenate(outs) if isinstance(outs[0], np.ndarray) else pytest.importorskip("torch").cat(outs)
 
 
 @pytest.fixture(params=["classes", "alone"])
@@ -70,11 +64,11 @@ def ways(request, monkeypatch):
         monkeypatch.setattr(packed, "_ALONE", 1)
 
 
-@pytest.mark.thin(4)
+@pytest.mark.whole(lambda mapping, options: mapping != Sparsemax() and options != {"is_causal": True})
 @by_option
 @by_map
 def test_it_is_a_loop_over_sequences(mapping, options, ways):
-    q, k, v = operands()
+    q, k, v = operands(heads=2 if "enable_gqa" in options else H)
     want = one_by_one(q, k, v, CU_Q, CU_K, mapping, **options)
     got = attention_varlen(q, k, v, CU_Q, CU_K, mapping=mapping, **options)
     assert got.shape == (TOTAL_Q, H, DV)
@@ -82,8 +76,9 @@ def test_it_is_a_loop_over_sequences(mapping, options, ways):
     assert np.abs(want).max() > 0.1
 
 
+@pytest.mark.whole(lambda kind, dtype: kind == "jax" or dtype == "float16")
 @every_kind
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float16", marks=pytest.mark.whole)])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_every_framework_and_dtype(kind, dtype):
     if kind == "strict" and dtype == "float16":
         pytest.skip("array_api_strict has no float16")
@@ -98,46 +93,37 @@ def test_every_framework_and_dtype(kind, dtype):
         np.testing.assert_allclose(back(got).astype(np.float64), want, atol=4e-3 if dtype == "float16" else 2e-6)
 
 
-@pytest.mark.parametrize("offset", [0, 2, -1, np.array([4, 1, 2, -3, 4, 0])], ids=str)
-def test_offsets(offset, ways):
-    q, k, v = operands()
-    each = (lambda i: int(offset[i])) if isinstance(offset, np.ndarray) else offset
-    for options in ({"is_causal": True}, {"window": 2}, {"alibi": True}):
-        got = attention_varlen(q, k, v, CU_Q, CU_K, mapping=Sparsemax(), offset=offset, **options)
-        np.testing.assert_allclose(
-            got, one_by_one(q, k, v, CU_Q, CU_K, Sparsemax(), offset=each, **options), atol=1e-13
-        )
+OFFSETS, ALPHA = np.array([4, 1, 2, -3, 4, 0]), np.linspace(1.1, 2.0, SEQUENCES)
+SLOPES = np.linspace(0.0, 1.5, SEQUENCES * H).reshape(SEQUENCES, H)
+OF_EACH = {  # name -> (options, those of a sequence by its number)
+    **{f"offset {n}": ({"offset": n, "is_causal": True}, lambda i, n=n: {"offset": n}) for n in (0, 2, -1)},
+    "offsets": ({"offset": OFFSETS, "is_causal": True}, lambda i: {"offset": int(OFFSETS[i])}),
+    "offsets of a window": ({"offset": OFFSETS, "window": 2}, lambda i: {"offset": int(OFFSETS[i])}),
+    "offsets of slopes": ({"offset": OFFSETS, "alibi": True}, lambda i: {"offset": int(OFFSETS[i])}),
+    "slopes": ({"alibi": SLOPES}, lambda i: {"alibi": SLOPES[i]}),
+    "slopes in lists": ({"alibi": SLOPES.tolist()}, lambda i: {"alibi": SLOPES[i]}),
+    "alphas": ({"mapping": Entmax(ALPHA.reshape(-1, 1, 1, 1))}, lambda i: {"mapping": Entmax(ALPHA[i])}),
+    "scales": ({"scale": 1 / ALPHA.reshape(-1, 1, 1, 1)}, lambda i: {"scale": 1 / ALPHA[i]}),
+    "alphas of heads": ({"mapping": Entmax(ALPHA[:H].reshape(H, 1, 1))}, lambda i: {}),
+}
 
 
+@pytest.mark.parametrize("case", OF_EACH)
+def test_a_number_for_each_sequence(case, ways):
+    options, of = OF_EACH[case]
+    options = {"mapping": Sparsemax(), **options}
+    got = attention_varlen(*operands(), CU_Q, CU_K, **options)
+    shared = {key: value for key, value in options.items() if key not in of(0)}
+    np.testing.assert_allclose(got, one_by_one(*operands(), CU_Q, CU_K, of=of, **shared), atol=1e-12)
+
+
+@jax_in_the_whole_battery
 @every_kind
-def test_slopes_for_each_head_of_each_sequence(kind):
-    q, k, v = operands()
-    slopes = np.linspace(0.0, 1.5, len(CU_Q[1:]) * H).reshape(-1, H)
-    want = np.concatenate(
-        [
-            one_by_one(q[a:b], k[c:d], v[c:d], [0, b - a], [0, d - c], Sparsemax(), alibi=own)
-            for own, (a, b), (c, d) in zip(slopes, itertools.pairwise(CU_Q), itertools.pairwise(CU_K), strict=True)
-        ]
-    )
-    tol = 5e-6 if kind == "jax" else 1e-13
-    for alibi in (KINDS[kind](slopes), slopes.tolist()):
-        got = attention_varlen(*map(KINDS[kind], (q, k, v)), CU_Q, CU_K, mapping=Sparsemax(), alibi=alibi)
-        np.testing.assert_allclose(back(got), want, atol=tol)
-    with pytest.raises(ValueError, match=r"for each head of each sequence, shape \(6, 4\), got \(5, 4\)"):
-        attention_varlen(q, k, v, CU_Q, CU_K, alibi=slopes[1:])
-
-
-def test_the_last_query_stands_at_the_last_key():
-    """As in FlashAttention from 2.1 on: `seqlen_q` of 1 in decoding sees all keys."""
-    q, k, v = operands(queries=2)
-    got = attention_varlen(q, k, v, [0, 1, 2], [0, 20, TOTAL_K], is_causal=True)
-    np.testing.assert_allclose(got, attention_varlen(q, k, v, [0, 1, 2], [0, 20, TOTAL_K]), atol=1e-14)
-
-
-def test_one_sequence_is_attention():
-    q, k, v = operands()
-    got = attention_varlen(q, k, v, [0, TOTAL_Q], [0, TOTAL_K], mapping="entmax15", offset=0, is_causal=True)
-    np.testing.assert_array_equal(got, turned(attention(turned(q), turned(k), turned(v), "entmax15", is_causal=True)))
+def test_slopes_of_any_array(kind):
+    make = KINDS[kind]
+    got = attention_varlen(*map(make, operands()), CU_Q, CU_K, mapping=Sparsemax(), alibi=make(SLOPES))
+    want = attention_varlen(*operands(), CU_Q, CU_K, mapping=Sparsemax(), alibi=SLOPES)
+    np.testing.assert_allclose(back(got), want, atol=5e-6 if kind == "jax" else 1e-13)
 
 
 def test_keys_have_the_bounds_of_queries_by_default_and_segments_serve():
@@ -154,30 +140,6 @@ def test_names_of_flash_attention_and_of_torch():
     np.testing.assert_array_equal(got, want)
     got = attention_varlen(query=q, key=k, value=v, cu_seq_q=CU_Q, cu_seq_k=CU_K, max_q=19, max_k=np.int64(21))
     np.testing.assert_array_equal(got, attention_varlen(q, k, v, CU_Q, CU_K))
-
-
-def test_heads_that_share_keys():
-    q, k, v = operands(heads=2)
-    for mapping in ("softmax", "sparsemax"):
-        got = attention_varlen(q, k, v, CU_Q, CU_K, mapping=mapping, enable_gqa=True, is_causal=True)
-        want = attention_varlen(q, k.repeat(2, 1), v.repeat(2, 1), CU_Q, CU_K, mapping=mapping, is_causal=True)
-        np.testing.assert_allclose(got, want, atol=1e-13)
-
-
-def test_a_number_for_each_sequence_or_head(ways):
-    q, k, v = operands()
-    alpha = np.linspace(1.1, 2.0, 6)
-    got = attention_varlen(
-        q, k, v, CU_Q, CU_K, mapping=Entmax(alpha.reshape(6, 1, 1, 1)), scale=1 / alpha.reshape(6, 1, 1, 1)
-    )
-    want = np.concatenate([
-        one_by_one(q[a:b], k[c:d], v[c:d], [0, b - a], [0, d - c], Entmax(n), scale=1 / n)
-        for n, (a, b), (c, d) in zip(alpha, itertools.pairwise(CU_Q), itertools.pairwise(CU_K), strict=True)
-    ])  # fmt: skip
-    np.testing.assert_allclose(got, want, atol=1e-12)
-    each = alpha[:H].reshape(H, 1, 1)
-    got = attention_varlen(q, k, v, CU_Q, CU_K, mapping=Entmax(each))
-    np.testing.assert_allclose(got, one_by_one(q, k, v, CU_Q, CU_K, Entmax(each)), atol=1e-12)
 
 
 def test_fewer_keys_than_a_map_of_k_needs():
@@ -213,10 +175,8 @@ def test_nan_stays_in_its_sequence(ways):
 # -- dropout --------------------------------------------------------------------------------------------------------------------------
 
 
-@every_kind
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "strict"])  # the same as NumPy's
 def test_dropout(kind):
-    if kind == "strict":
-        pytest.skip("the same as NumPy's")
     make = KINDS[kind]
     ends = np.arange(0, 401, 4)
     q, k = (make(np.zeros((400, 1, 2), np.float32)) for _ in range(2))
@@ -250,23 +210,15 @@ def torch():
     return pytest.importorskip("torch")
 
 
-@pytest.mark.thin(3)
+@pytest.mark.whole(lambda mapping: mapping not in (Softmax(), Entmax(1.3)))
 @by_map
-def test_gradients(mapping, torch, ways):
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients(mapping, causal, torch, ways):
     mapping = Sparsemax() if isinstance(mapping, SparseSoftmax) else mapping
-    q, k, v = (torch.tensor(a, requires_grad=True) for a in operands())
+    leaves = [torch.tensor(a, requires_grad=True) for a in operands()]
     g = torch.randn(TOTAL_Q, H, DV, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for options in ({}, {"is_causal": True}):
-        got = torch.autograd.grad(
-            (attention_varlen(q, k, v, CU_Q, CU_K, mapping=mapping, **options) * g).sum(), (q, k, v)
-        )
-        outs = []
-        for (a, b), (c, d) in zip(itertools.pairwise(CU_Q), itertools.pairwise(CU_K), strict=True):
-            own = (x.transpose(0, 1) for x in (q[a:b], k[c:d], v[c:d]))
-            outs.append(attention(*own, mapping, offset=(d - c) - (b - a), **options).transpose(0, 1))
-        want = torch.autograd.grad((torch.cat(outs) * g).sum(), (q, k, v))
-        for one, other in zip(got, want, strict=True):
-            torch.testing.assert_close(one, other)
+    outs = (f(*leaves, CU_Q, CU_K, mapping=mapping, is_causal=causal) for f in (attention_varlen, one_by_one))
+    torch.testing.assert_close(*(torch.autograd.grad(out, leaves, g) for out in outs))
 
 
 @pytest.mark.whole
@@ -336,10 +288,11 @@ def test_jit_with_traced_bounds(jax, offset):
     def call(q, k, v, at_q, at_k):
         return attention_varlen(q, k, v, at_q, at_k, 19, 21, mapping="sparsemax", is_causal=True, offset=offset)
 
-    want = one_by_one(q, k, v, CU_Q, CU_K, Sparsemax(), is_causal=True, offset=offset)
+    given = {} if offset is None else {"offset": offset}
+    want = one_by_one(q, k, v, CU_Q, CU_K, Sparsemax(), is_causal=True, **given)
     np.testing.assert_allclose(call(q, k, v, np.array(CU_Q), np.array(CU_K)), want, atol=2e-6)
     other_q, other_k = [0, 1, 2, 3, 20, 30, 34], [0, 2, 4, 7, 25, 40, 48]
-    want = one_by_one(q, k, v, other_q, other_k, Sparsemax(), is_causal=True, offset=offset)
+    want = one_by_one(q, k, v, other_q, other_k, Sparsemax(), is_causal=True, **given)
     np.testing.assert_allclose(call(q, k, v, np.array(other_q), np.array(other_k)), want, atol=2e-6)
     assert call._cache_size() == 1
 
@@ -358,52 +311,3 @@ def test_traced_bounds_that_do_not_fit_give_nan(jax):
         jax.jit(lambda a: attention_varlen(q, q, q[..., :DV], a))(np.array(CU_Q))
     with pytest.raises(TypeError, match="traced by JAX, and q is of another framework"):
         jax.jit(lambda a: attention_varlen(*operands(), a, CU_K, 19, 21))(np.array(CU_Q))
-
-
-# -- bad input ------------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "said"),
-    [
-        ({"cu_seqlens_q": [0, 3, 2, TOTAL_Q]}, ValueError, r"cu_seqlens_q\[2\] is 2, below cu_seqlens_q\[1\], 3"),
-        ({"cu_seqlens_k": [1, 3, TOTAL_K]}, ValueError, r"cu_seqlens_k\[0\] is 1"),
-        ({"cu_seqlens_q": [0, 3]}, ValueError, "3 entries in all, and q has 34"),
-        ({"cu_seqlens_k": [0, 3, 48]}, ValueError, "6 sequences and cu_seqlens_k has 2"),
-        ({"cu_seqlens_q": [0.0, 34.0]}, TypeError, "cu_seqlens_q must be integers"),
-        ({"cu_seqlens_q": []}, ValueError, "cu_seqlens_q is empty"),
-        ({"max_seqlen_q": 18}, ValueError, "max_seqlen_q is 18, and sequence 4 has 19"),
-        ({"max_seqlen_k": 2.5}, TypeError, "max_seqlen_k must be an integer"),
-        ({"q": np.zeros((1, 34, H, D))}, ValueError, r"q must have the shape \[entries, heads, features\]"),
-        ({"v": np.zeros((45, H, DV))}, ValueError, "k has 48 keys and v has 45"),
-        ({"k": np.zeros((48, H, D + 1))}, ValueError, "features"),
-        ({"q": [[[1.0]]]}, TypeError, "numpy.asarray"),
-        ({"mask": np.ones((34, 48), bool)}, TypeError, "is_causal= or window="),
-        ({"bias": 1.0}, TypeError, "no option 'bias'"),
-        ({"need_weights": True}, TypeError, "call attention for each sequence"),
-        ({"mix": (1.0, 0.5)}, TypeError, "call attention for each sequence"),
-        ({"lengths": [1]}, TypeError, "cu_seqlens_k has them"),
-        ({"window_size": (-1, 0)}, TypeError, "where FlashAttention has -1"),
-        ({"offset": np.zeros(3, int)}, TypeError, r"shape \(6,\)"),
-        ({"offset": 0.5}, TypeError, "offset must be an integer"),
-        ({"mapping": Entmax(np.full((H, 34, 1), 1.5))}, ValueError, r"\[sequences, 1 or heads, 1, 1\]"),
-        ({"sink": np.zeros(3)}, ValueError, "sink"),
-        ({"is_causal": 1}, TypeError, "True or False"),
-        ({"mapping": "softmaxx"}, ValueError, "softmax"),
-        ({"implementation": "flash"}, ValueError, "no implementation"),
-    ],
-    ids=lambda value: str(sorted(value)) if isinstance(value, dict) else "",
-)  # fmt: skip
-def test_what_is_wrong_is_said(change, error, said):
-    q, k, v = operands()
-    with pytest.raises(error, match=said):
-        attention_varlen(**{"q": q, "k": k, "v": v, "cu_seqlens_q": CU_Q, "cu_seqlens_k": CU_K, **change})
-
-
-def test_frameworks_do_not_mix(torch):
-    q, k, v = operands()
-    with pytest.raises(TypeError, match="one framework"):
-        attention_varlen(torch.tensor(q), k, v, CU_Q, CU_K)
-    nested = torch.nested.nested_tensor([torch.ones(2, H, D)], layout=torch.jagged)
-    with pytest.raises(TypeError, match=r"values\(\)"):
-        attention_varlen(nested, nested, nested, [0, 2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from hf_models import SMALL, gemma2, gpt2, its_own_warnings, llama, t5, torch, transformers
+from hf_models import SMALL, gemma2, gpt2, its_own_warnings, llama, torch, transformers
 from laws import close
 from processes import all_right
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -187,9 +187,7 @@ def halved(state, bucket):
 
 @its_own_warnings
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"find_unused_parameters": True}, {"static_graph": True}],
-    ids=lambda o: next(iter(o), "plain"),
+    "options", [{}, {"find_unused_parameters": True}, {"static_graph": True}], ids=lambda o: next(iter(o), "plain")
 )
 @pytest.mark.parametrize("name", ["llama", "tied", "adapter"])
 def test_ddp_reduces_the_gradients(name, options, group):
@@ -225,48 +223,6 @@ def test_a_compiled_model_is_not_compiled_again():
     for got, want in zip(A.hf.token_statistics(model, TOKENS), A.hf.token_statistics(one, TOKENS)):
         assert torch.equal(got, want)
     assert graphs.frame_count == compiled > 0
-
-
-@its_own_warnings
-def test_what_is_refused():
-    model = build("llama")
-    with pytest.raises(ValueError, match=r"integers \[texts, length\]"):
-        A.hf.token_statistics(model, TOKENS[0])
-    with pytest.raises(ValueError, match="last must be a number of tokens from 0 to 5"):
-        A.hf.token_statistics(model, TOKENS, last=6)
-    with pytest.raises(ValueError, match="attention_mask of shape"):
-        A.hf.token_statistics(model, TOKENS, MASK[:1])
-    with pytest.raises(TypeError, match="no option 'tau'"):
-        A.hf.token_statistics(model, TOKENS, tau=1.0)
-    kind, config = t5()
-    with pytest.raises(TypeError, match="expected a causal language model"):
-        A.hf.token_statistics(kind(config), TOKENS)
-
-    class Other(type(model)):
-        def forward(self, *args, **options):
-            out = super().forward(*args, **options)
-            out.logits = out.logits + 1.0
-            return out
-
-    odd = Other(model.config)
-    with pytest.raises(ValueError, match="in a way that is known here"):
-        A.hf.token_statistics(odd, TOKENS)
-
-
-@its_own_warnings
-def test_a_head_with_further_parameters_is_refused():
-    model = build("llama")
-
-    class Adapted(torch.nn.Linear):
-        def __init__(self, inner):
-            super().__init__(inner.in_features, inner.out_features, bias=False)
-            self.weight, self.down = inner.weight, torch.nn.Parameter(torch.zeros(2, inner.in_features))
-
-    model.set_output_embeddings(Adapted(model.get_output_embeddings()))
-    with pytest.raises(TypeError, match="further parameters, down"):
-        A.hf.token_statistics(model, TOKENS)
-    with pytest.raises(TypeError, match="inputs has use_cache"):
-        A.hf.token_statistics(model, TOKENS, inputs={"use_cache": True})
 
 
 SPREAD = """

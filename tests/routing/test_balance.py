@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
+import functools
 
 import numpy as np
 import pytest
-from kinds import KINDS, back, every_kind
+from kinds import KINDS, back, every_kind, jax_in_the_whole_battery
+from routing_cases import VALUES, loads
 
 from anymax.routing import balance
 
 TOKENS, EXPERTS = 2048, 32
-VALUES = {
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "softmax": lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True),
-}
 GROUPS = {
     "no groups": ("sigmoid", 4, {}),
     "deepseek-v3": ("sigmoid", 4, {"groups": 4, "keep_groups": 2}),
@@ -24,34 +21,19 @@ GROUPS = {
     "sums of four": ("sigmoid", 4, {"groups": 4, "keep_groups": 2, "group_by": 4}),
     "all groups": ("sigmoid", 3, {"groups": 4, "keep_groups": 4, "group_by": 3}),
 }
-METHODS = {
-    "quantile": [{"iterations": 30}],
-    "sign": [{"method": "sign", "step": 0.02 * 0.96**i} for i in range(160)],
-}
+METHODS = {"quantile": [{"iterations": 30}], "sign": [{"method": "sign", "step": 0.02 * 0.96**i} for i in range(160)]}
 
 
-def skewed(seed=0, tokens=TOKENS, experts=EXPERTS):
+def skewed(seed=0, tokens=TOKENS, experts=EXPERTS, spread=1.0):
     rng = np.random.default_rng(seed)
-    return (rng.normal(size=(tokens, experts)) + rng.normal(size=experts)).astype(np.float32)
-
-
-def loads(x, k, b, scoring, groups=1, keep_groups=1, group_by=2):
-    """How many tokens choose each expert, by sorting; -inf is no expert, and a token with NaN chooses none."""
-    x = x[~np.isnan(x).any(-1)].astype(np.float64)
-    key = np.where(x > -math.inf, VALUES[scoring](x) + b, -math.inf)
-    blocks = key.reshape(len(x), groups, -1)
-    most = np.sort(blocks, -1)[..., ::-1][..., : 1 if group_by == "max" else group_by]
-    rank = (-np.where(most > -math.inf, most, 0).sum(-1)).argsort(-1).argsort(-1)
-    key = np.where((rank < keep_groups)[..., None], blocks, -math.inf).reshape(key.shape)
-    best = (-key).argsort(-1)[:, :k]
-    there = np.take_along_axis(key, best, -1) > -math.inf
-    return np.bincount(best[there], minlength=x.shape[1])
+    return (rng.normal(size=(tokens, experts)) + spread * rng.normal(size=experts)).astype(np.float32)
 
 
 def unevenness(load):
     return np.abs(load / load.mean() - 1).max()
 
 
+@pytest.mark.whole(lambda name, method: method == "sign" and name not in ("deepseek-v3", "one group"))
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", GROUPS)
 def test_the_loads_are_even(name, method):
@@ -111,24 +93,62 @@ def test_the_zeros_of_a_sparse_map_are_no_choice():
     assert balance(x, 1, b, "sparsemax")[2:].tolist() == [5.0, 5.0]
 
 
+@jax_in_the_whole_battery
+@pytest.mark.parametrize("method", METHODS)
 @every_kind
-def test_every_framework_finds_the_same(kind):
+def test_every_framework_finds_the_same(kind, method):
     c, (x, mask) = KINDS[kind], with_gaps("mask")
     x, mask, b = x[:1000], mask[:1000], np.linspace(-0.1, 0.1, EXPERTS).astype(np.float32)
-    for options in ({}, {"method": "sign"}):
-        words = {"groups": 4, "keep_groups": 2, **options}
-        want = balance(x, 4, b, "sigmoid", mask=mask, **words)
-        np.testing.assert_allclose(back(balance(c(x), 4, c(b), "sigmoid", mask=c(mask), **words)), want, atol=1e-6)
+    words = {"groups": 4, "keep_groups": 2, "method": method}
+    want = balance(x, 4, b, "sigmoid", mask=mask, **words)
+    np.testing.assert_allclose(back(balance(c(x), 4, c(b), "sigmoid", mask=c(mask), **words)), want, atol=1e-6)
 
 
-def test_traced_values():
-    jax, torch = pytest.importorskip("jax"), pytest.importorskip("torch")
-    x, _ = with_gaps("-inf")
+@pytest.mark.whole(lambda framework: framework == "torch")
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_traced_values(framework):
+    module, x = pytest.importorskip(framework), with_gaps("-inf")[0][:300]
+    traced = (
+        module.jit if framework == "jax" else functools.partial(module.compile, backend="aot_eager", fullgraph=True)
+    )
     f = lambda x: balance(x, 4, None, "sigmoid", groups=4, keep_groups=2)  # noqa: E731
-    want = f(x[:300])
-    np.testing.assert_allclose(jax.jit(f)(x[:300]), want, atol=1e-6)
-    compiled = torch.compile(f, backend="aot_eager", fullgraph=True)
-    np.testing.assert_allclose(compiled(torch.tensor(x[:300])), want, atol=1e-6)
+    np.testing.assert_allclose(traced(f)(KINDS[framework](x)), f(x), atol=1e-6)
+
+
+@pytest.mark.whole(lambda kind: kind in ("jax", "strict"))
+@every_kind
+def test_a_turn_is_that_of_the_definition(kind):
+    c, k = KINDS[kind], 3
+    x, b = skewed(0, 60, 12, 2.0), np.linspace(-0.1, 0.1, 12).astype(np.float32)
+    s = VALUES["sigmoid"](x.astype(np.float64))
+    ranked = -np.sort(-(s + b), axis=-1)
+    above = s - 0.5 * (ranked[:, k - 1] + ranked[:, k])[:, None]
+    level = -np.sort(-above, axis=0)
+    want = -0.5 * (level[14] + level[15])  # 60 * 3 / 12 = 15 tokens each
+    np.testing.assert_allclose(back(balance(c(x), k, c(b), "sigmoid")), want - want.mean(), atol=2e-6)
+    load = loads(x, k, b, "sigmoid")
+    want = b + 0.5 * np.sign(load.mean() - load)
+    np.testing.assert_allclose(back(balance(c(x), k, c(b), "sigmoid", method="sign", step=0.5)), want, atol=1e-6)
+
+
+def test_quantiles_balance_in_a_few_turns():
+    """The largest load is near the mean; the sign rule is far from it after as many steps, whatever its step."""
+    x, k, zero = skewed(0, 2000, 32, 2.0), 4, np.zeros(32, np.float32)
+    error = lambda b: unevenness(loads(x, k, b, "sigmoid"))  # noqa: E731
+    by_quantiles, by_sign = zero, dict.fromkeys((0.001, 0.01, 0.1), zero)
+    for _ in range(8):
+        by_quantiles = balance(x, k, by_quantiles, "sigmoid")
+        by_sign = {step: balance(x, k, b, "sigmoid", method="sign", step=step) for step, b in by_sign.items()}
+    assert error(zero) > 1.0
+    assert error(by_quantiles) < 0.5 * min(map(error, by_sign.values()))
+    assert error(by_quantiles) < 0.06
+    assert abs(by_quantiles.mean()) < 1e-6
+    np.testing.assert_allclose(balance(x, k, None, "sigmoid", iterations=8), by_quantiles, atol=1e-6)
+
+
+def test_balance_without_a_choice():
+    assert balance(np.ones((3, 2)), 2).tolist() == [0.0, 0.0]
+    assert balance(np.zeros((0, 3)), 1, np.ones(3)).tolist() == [1.0] * 3
 
 
 def test_without_tokens_the_bias_stays():
@@ -138,6 +158,20 @@ def test_without_tokens_the_bias_stays():
 
 
 # -- processes --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.whole(lambda tokens, method: (tokens, method) != (256, "sign"))
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("tokens", "tolerance"), [(256, 1e-5), (2000, 2e-2)])
+def test_a_bias_of_all_devices_of_jax(tokens, tolerance, method):
+    """Over two devices' worth of tokens, by vmap with a named axis: it is that of all tokens together."""
+    jax = pytest.importorskip("jax")
+    x, words = skewed(0, 2 * tokens, 32, 2.0), {"method": method, **({"step": 0.01} if method == "sign" else {})}
+    f = lambda x: balance(x, 4, None, "sigmoid", axis_name="tokens", **words)  # noqa: E731
+    got = back(jax.vmap(f, axis_name="tokens")(x.reshape(2, tokens, 32)))
+    np.testing.assert_array_equal(got[0], got[1])
+    want = balance(x, 4, None, "sigmoid", **words)
+    np.testing.assert_allclose(got[0], want, atol=tolerance if method == "quantile" else 1e-6)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -211,6 +245,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.whole
 def test_two_gloo_processes_compare_their_calls():
     pytest.importorskip("torch")
     from processes import all_right

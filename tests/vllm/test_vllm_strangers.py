@@ -31,22 +31,7 @@ VALUES = [
 ]  # fmt: skip
 CLASSES = ["0", "1", "6", "7", "-1", "99999999999999999999", "1, 2", "1,,2", "x", "", "3,3", "6,7", "1" * 400, "²"]
 MAPS = [*names.names(), "entmax15", "ratio", "Entmax", "sparse-max", "no map"]
-FIELDS = [
-    "alpha",
-    "k",
-    "p",
-    "order",
-    "noise",
-    "scale",
-    "nodes",
-    "mapping",
-    "score",
-    "upper",
-    "tau",
-    "strength",
-    "shape",
-    "u",
-]
+FIELDS = "alpha k p order noise scale nodes mapping score upper tau strength shape u".split()
 
 
 def made_up(choose):
@@ -125,7 +110,7 @@ def served(given, rows=None, seeds=None):
 ROW = torch.linspace(-2.0, 3.0, N)
 
 
-@pytest.mark.thin(5)
+@pytest.mark.whole(lambda part: part > 0)
 @pytest.mark.parametrize("part", range(5))
 def test_a_made_up_request_is_refused_or_runs_alone_and_beside_others(part, knowing, caplog):
     choose, taken = random.Random(part), []
