@@ -4,9 +4,7 @@
 battery is marked where it is written:
 
 - `@pytest.mark.whole`: all of a test, or with a condition on its parameters, by their names, those for which it is true;
-- `@pytest.mark.weekly`: the same, left to `--all` alone, which a workflow runs once a week: kernels compiled for one more target;
-- `@pytest.mark.thin(m)`: the short battery takes those parametrisations whose places in their lists add up to a multiple of m. Any
-  two values still meet where a third parameter has m values or more, and none is left out where another parameter has.
+- `@pytest.mark.weekly`: the same, left to `--all` alone, which a workflow runs once a week: kernels compiled for one more target.
 
 JAX compiles a program for each case: of a test that goes over kinds of arrays and over something else, the short battery gives it one case
 in eight. The laws (`laws/`) give it all of theirs.
@@ -54,7 +52,6 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "whole(condition): left to the whole battery, `--all` or `--rest`")
     config.addinivalue_line("markers", "weekly(condition): left to `--all`")
     config.addinivalue_line("markers", "long: half a minute or more, begun first")
-    config.addinivalue_line("markers", "thin(m): the short battery takes one parametrisation of m")
     if not config.option.whole:
         compile_briefly()
     if config.getoption("dist", "no") == "load":
@@ -100,10 +97,9 @@ def left_to_the_whole_battery(item, its_places):
     """True for a test that the short battery leaves out."""
     if marked(item, "whole") or marked(item, "weekly"):
         return True
-    thin = [mark.args[0] for mark in item.iter_markers("thin")]
-    if not thin and "kind" in its_places and item.callspec.params["kind"] == "jax" and item.path.parent.name != "laws":
-        return (sum(its_places.values()) - its_places["kind"]) % 8 != 0
-    return any(sum(its_places.values()) % m for m in thin)
+    if "kind" not in its_places or item.callspec.params["kind"] != "jax" or item.path.parent.name == "laws":
+        return False
+    return (sum(its_places.values()) - its_places["kind"]) % 8 != 0
 
 
 def pytest_ignore_collect(collection_path, config):
