@@ -133,7 +133,7 @@ def rows():
     )
     for kind, x, usual, table in of:
         for options, y, words in table:
-            said = ", ".join(f"{key}={value!r}" for key, value in options.items())
+            said = ", ".join(f"{key}={getattr(value, 'name', value)!r}" for key, value in options.items())
             call = functools.partial(fitted, kind, options, x, usual if y is None else y)
             yield f"{kind.__name__}({said}): {words[:40]}", (call, (ValueError, TypeError), words)
     for calls, words in PARTIAL_FIT:
