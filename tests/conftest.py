@@ -6,8 +6,8 @@ battery is marked where it is written:
 - `@pytest.mark.whole`: all of a test, or with a condition on its parameters, by their names, those for which it is true;
 - `@pytest.mark.weekly`: the same, left to `--all` alone, which a workflow runs once a week: kernels compiled for one more target.
 
-JAX compiles a program for each case: of a test that goes over kinds of arrays and over something else, the short battery gives it one case
-in eight. The laws (`laws/`) give it all of theirs.
+JAX compiles a program for each case: of a test that goes over kinds of arrays, the short battery leaves out JAX, but for the laws (`laws/`)
+and what has the mark `@pytest.mark.soon`, with a condition or without.
 
 `@pytest.mark.long` goes first: half a minute and more in one process, for which no worker is to wait at the end.
 
@@ -51,6 +51,9 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "whole(condition): left to the whole battery, `--all` or `--rest`")
     config.addinivalue_line("markers", "weekly(condition): left to `--all`")
+    config.addinivalue_line(
+        "markers", "soon(condition): of a test that goes over kinds of arrays, JAX's cases in the short battery, too"
+    )
     config.addinivalue_line("markers", "long: half a minute or more, begun first")
     if not config.option.whole:
         compile_briefly()
@@ -71,17 +74,6 @@ def compile_briefly():
         os.environ.setdefault("XLA_FLAGS", flags)
 
 
-def places(items):
-    """Of each test the places of its parameters' values in their lists, in the order in which they come; `engine` is always both."""
-    seen, out = {}, []
-    for item in items:
-        params = item.callspec.params if hasattr(item, "callspec") else {}
-        lists = seen.setdefault(item.nodeid.split("[")[0], {})
-        names = [name for name in params if name != "engine"]
-        out.append({name: lists.setdefault(name, {}).setdefault(id(params[name]), len(lists[name])) for name in names})
-    return out
-
-
 def marked(item, name):
     """Whether a test has this mark, without a condition or with one that is true of its parameters."""
     for mark in item.iter_markers(name):
@@ -93,13 +85,12 @@ def marked(item, name):
     return False
 
 
-def left_to_the_whole_battery(item, its_places):
+def left_to_the_whole_battery(item):
     """True for a test that the short battery leaves out."""
     if marked(item, "whole") or marked(item, "weekly"):
         return True
-    if "kind" not in its_places or item.callspec.params["kind"] != "jax" or item.path.parent.name == "laws":
-        return False
-    return (sum(its_places.values()) - its_places["kind"]) % 8 != 0
+    kind = item.callspec.params.get("kind") if hasattr(item, "callspec") else None
+    return kind == "jax" and item.path.parent.name != "laws" and not marked(item, "soon")
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -119,8 +110,8 @@ def pytest_collection_modifyitems(config, items):
         return
     named = {argument.rsplit("::", 1)[-1].split("[")[0] for argument in config.args if "::" in argument}
     taken, left = [], []
-    for item, its_places in zip(items, places(items)):
-        out = left_to_the_whole_battery(item, its_places) and getattr(item, "originalname", item.name) not in named
+    for item in items:
+        out = left_to_the_whole_battery(item) and getattr(item, "originalname", item.name) not in named
         weekly = out and marked(item, "weekly")
         (left if weekly or out != config.option.rest else taken).append(item)
     if left:

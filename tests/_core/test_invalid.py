@@ -106,6 +106,7 @@ def test_speculative():
         sampling.recovered_tokens(draft, target[:, :2], tokens, generator=0, invalid="raise")
 
 
+@pytest.mark.whole
 def test_under_jit():
     jax = pytest.importorskip("jax")
     x, key = jax.numpy.asarray(X), jax.random.key(0)
@@ -117,6 +118,7 @@ def test_under_jit():
         jax.jit(lambda x: am.sample("softmax", x, generator=key, invalid="raise"))(x)
 
 
+@pytest.mark.whole
 def test_under_torch_compile_and_vmap():
     torch = pytest.importorskip("torch")
     x = torch.tensor(X)

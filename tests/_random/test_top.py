@@ -59,6 +59,7 @@ SHAPES = {  # classes, k, groups
 }  # fmt: skip
 
 
+@pytest.mark.soon(lambda kind, shape, engine: shape == "few" and engine is None)
 @pytest.mark.parametrize("engine", [None, "reference"])
 @pytest.mark.parametrize("shape", SHAPES)
 @every_kind
@@ -239,6 +240,7 @@ def test_derivatives_of_torch(name):
     assert torch.autograd.gradcheck(lambda a: top(A.Entmax(a), x.detach(), 3).p, a)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("groups", [None, 2])
 def test_under_torch_compile(groups):
     torch = pytest.importorskip("torch")
@@ -256,6 +258,7 @@ def test_under_torch_compile(groups):
     )
 
 
+@pytest.mark.whole
 def test_in_jax():
     jax = pytest.importorskip("jax")
     x = jax.numpy.asarray(np.random.default_rng(4).normal(size=(5, 7)).astype(np.float32))

@@ -117,6 +117,7 @@ def test_gradient_in_alpha(x64):
         np.testing.assert_allclose(g(jnp.asarray(alpha)), want, atol=1e-7)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "shape", [(7,), (64, 10), (16, 1000), pytest.param((2048, 2048), marks=pytest.mark.whole)], ids=str
 )

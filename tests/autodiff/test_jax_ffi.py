@@ -335,6 +335,7 @@ def test_donated_operands():
         np.testing.assert_allclose(f(jnp.array(x)), want, atol=2e-6)
 
 
+@pytest.mark.whole
 @needs_library
 def test_many_threads_and_loops_at_once():
     """Handlers run on XLA's threads and share their rows out to others of them: none may wait for one that waits."""
@@ -428,6 +429,7 @@ def test_two_devices(what):
     assert done.stdout == "right\n", done.stderr
 
 
+@pytest.mark.whole
 @needs_library
 def test_other_devices_and_exported_programs_get_the_formula():
     f = jax.jit(jax.grad(lambda x: (A.sparsemax(x) ** 2).sum()))

@@ -40,6 +40,7 @@ def test_gradients_by_differences(name):
     assert autograd.gradgradcheck(of(name), x, check_fwd_over_rev=True, fast_mode=True)
 
 
+@pytest.mark.whole
 @every_loss
 def test_gradients_of_the_loss_by_differences(name):
     x = leaf(1, (3, 4))

@@ -90,7 +90,7 @@ def same(f, g, x, tolerance=2e-6):
 # -- compile ---------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.whole(lambda name: name not in ("budget", "taylor"))
+@pytest.mark.whole
 @every_map
 def test_forward_and_backward_in_one_graph(name):
     f = of(name)
@@ -103,19 +103,19 @@ def test_forward_and_backward_in_one_graph(name):
     same(g, f, masked)
 
 
-@pytest.mark.whole(lambda name: name != "sparsemax")
+@pytest.mark.whole
 @pytest.mark.parametrize("name", [n for n in MAPS if n != "perturb_max"])  # which compiles for long
 def test_loss_forward_and_backward_in_one_graph(name):
     same(compiled(loss_of(name)), loss_of(name), scores(1), 1e-5)
 
 
-@pytest.mark.whole(lambda name: name != "softmax")
+@pytest.mark.whole
 @few
 def test_loss_of_class_indices_in_one_graph(name):
     same(compiled(loss_of(name, 0.0)), loss_of(name, 0.0), scores(1), 1e-5)
 
 
-@pytest.mark.whole(lambda name: name != "softmax")
+@pytest.mark.whole
 @few
 def test_dynamic_shapes(name):
     f = of(name)
@@ -169,6 +169,7 @@ def test_an_alpha_learned_inside_bounds():
     torch.testing.assert_close(got, module.raw_alpha.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.whole
 def test_modules_and_attention():
     q, k, v = (scores(i, (2, 4, 6)) for i in range(3))
     for mapping in (Softmax(), Entmax(1.5)):
@@ -293,7 +294,7 @@ CALLS = {
 }
 
 
-@pytest.mark.whole(lambda name, dynamic: (name, dynamic) not in (("logsumexp", False), ("alibi", True)))
+@pytest.mark.whole
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CALLS)
 def test_what_has_a_size_of_its_own_beside_sizes_that_are_free(name, dynamic):

@@ -122,7 +122,7 @@ BY_PARAMETER = {  # a function of scores and a parameter, and the parameter's va
 }
 
 
-@pytest.mark.whole(lambda name: name not in ("budget", "budget laplace", "normmax loss", "entmax one"))
+@pytest.mark.whole
 @pytest.mark.parametrize("name", BY_PARAMETER)
 def test_parameters_by_differences_to_second_order(name):
     """The gradient, the second derivative and the mixed one, in the scores and in the parameter."""

@@ -214,7 +214,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-@pytest.mark.whole(lambda name: name != "what is traced")
+@pytest.mark.whole
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_four_devices(name):
     right(PROGRAMS[name])

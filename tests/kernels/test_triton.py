@@ -236,7 +236,7 @@ def test_sparse_products_compile_ahead_of_time(monkeypatch, compiler):
     compile_all(calls, "sm_80")
 
 
-@pytest.mark.whole(lambda target: target != "sm_80")
+@pytest.mark.whole
 @ahead
 @pytest.mark.parametrize("target", ["sm_80", "gfx942"])
 def test_routers_compile_ahead_of_time(target, monkeypatch, compiler):
@@ -364,6 +364,7 @@ def test_two_rows_are_taken_at_a_time_where_it_pays(mapping, dtype, n, masked, r
     assert (one.options["R"], one.options["num_warps"], one.grid[0]) == (rows, warps, 8 // rows)
 
 
+@pytest.mark.whole
 @needs_triton
 def test_a_call_that_repeats_hands_over_what_triton_does():
     """In a process of its own: the driver stands in for that of a GPU."""
@@ -377,6 +378,7 @@ def test_a_call_that_repeats_hands_over_what_triton_does():
     assert out.stdout == "the same\n", out.stderr[-2000:]
 
 
+@pytest.mark.whole
 def test_it_costs_nothing_where_it_does_not_serve():
     code = "import sys, anymax, torch; anymax.explain(anymax.Softmax(), torch.zeros(2)); print('triton' in sys.modules)"
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

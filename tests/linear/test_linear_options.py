@@ -168,6 +168,7 @@ def test_what_is_refused(call, error, words):
     refuses(call, error, words)
 
 
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("name", ["softmax", "entmax15"])
 def test_jit_trace(name):

@@ -137,7 +137,7 @@ def test_compiled(name):
 
 
 @pytest.mark.skipif("jax" not in KINDS, reason="needs JAX")
-@pytest.mark.whole(lambda name: name != "entmax15")
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["softmax", "entmax15", "normmax", "topk", "sigmoids", "sink"])
 def test_jax(name):
     import jax
@@ -156,6 +156,7 @@ def test_jax(name):
 # -- the loss of tau squared -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_second_derivatives_of_z_loss():
     torch, free, y = torch_operands(rows=3, classes=9)
     for mapping in (Softmax(), Entmax(1.5), Sparsemax()):

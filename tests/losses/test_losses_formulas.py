@@ -197,6 +197,7 @@ def test_the_entmax_package_agrees(theirs):
     torch.testing.assert_close(b.grad, a.grad, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.whole
 def test_optax_agrees_on_the_sparsemax_loss():
     optax = pytest.importorskip("optax")
     jnp = pytest.importorskip("jax.numpy")

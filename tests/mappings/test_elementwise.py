@@ -59,6 +59,7 @@ def test_the_loss_is_a_sum_of_binary_ones():
         torch.testing.assert_close(slope, 0.5 * p.detach())
 
 
+@pytest.mark.whole
 def test_derivatives_also_in_the_threshold():
     x = T.clone().requires_grad_()
     tau = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None].requires_grad_()

@@ -88,6 +88,7 @@ def test_limits_axes_masks_and_rows_that_are_lost(kind):
 
 
 # torch's own, inside forward mode
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning")
 def test_the_gradient_is_a_softmax():
     torch = pytest.importorskip("torch")
@@ -102,6 +103,7 @@ def test_the_gradient_is_a_softmax():
     torch.testing.assert_close(torch.func.vmap(lambda r: mellowmax(r, 0.7))(y), mellowmax(y, 0.7))
 
 
+@pytest.mark.whole
 @jax_in_the_whole_battery
 @pytest.mark.parametrize("kind", ["torch", "jax"])
 def test_compilers(kind):

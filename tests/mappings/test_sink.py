@@ -110,6 +110,7 @@ def test_learned_parameters_of_a_module():
     assert all(p.grad is not None and p.grad.abs() > 0 for p in module.parameters())
 
 
+@pytest.mark.whole
 def test_under_compile_vmap_and_jax():
     mapping, x = am.Sink("entmax15", SCORE), torch.tensor(X)
     want = am.apply(mapping, x)

@@ -51,6 +51,7 @@ def test_of_equal_centers_the_first_moves():
     assert (g != 0).tolist() == [[True, False, True, False]]
 
 
+@pytest.mark.whole
 def test_derivatives():
     torch = pytest.importorskip("torch")
     c, y = cosines()

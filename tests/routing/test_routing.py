@@ -221,7 +221,7 @@ def test_compiled_routes(case):
     )
 
 
-@pytest.mark.whole(lambda case: case != "deepseek-v3")
+@pytest.mark.whole
 @pytest.mark.parametrize("case", ["deepseek-v3", "mixtral", "jamba"])
 def test_routes_in_jax(case):
     jax = pytest.importorskip("jax")

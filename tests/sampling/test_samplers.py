@@ -310,6 +310,7 @@ def test_log_prob_and_support(kind, count):
         np.testing.assert_allclose(whole_found - found, np.log(q[kept].sum()), atol=3e-6)  # the kept mass
 
 
+@pytest.mark.soon
 @every_kind
 def test_log_prob_of_other_maps_axes_and_masks(kind):
     c, x = KINDS[kind], vocabulary()

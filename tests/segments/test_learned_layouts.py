@@ -92,6 +92,7 @@ def test_segments_have_the_derivative_of_finite_differences(kind, value, layout,
     np.testing.assert_allclose(scores.grad, fixed.grad, atol=1e-14)
 
 
+@pytest.mark.whole
 @EACH_MAP
 def test_a_learned_parameter_of_segments_has_second_derivatives(kind, value):
     segments = _order("unsorted")
@@ -165,6 +166,7 @@ def test_segments_of_an_engine_that_is_asked_for():
     torch.testing.assert_close(by_engine, by_formula, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("each", [False, True], ids=["one for all", "one a segment"])
 def test_compiled_segments_learn_a_parameter(each):
     x, segments = torch.tensor(_scores(ENTRIES), requires_grad=True), _order("unsorted")
@@ -176,6 +178,7 @@ def test_compiled_segments_learn_a_parameter(each):
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("kind", "value", "each"),
     [

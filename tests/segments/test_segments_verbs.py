@@ -302,6 +302,7 @@ def test_the_gradient_of_a_loss_in_jax():
 # -- under jit -----------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("verb", [pytest.param("loss", marks=pytest.mark.whole), "sample"])
 def test_under_torch_compile(verb):
     """The threshold and others are in the table of verbs."""

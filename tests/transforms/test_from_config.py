@@ -262,7 +262,7 @@ def test_a_batch_in_torch(dtype, engine):
         assert drawn.log_prob[0] == 0
 
 
-@pytest.mark.whole(lambda dtype: dtype != "bfloat16")
+@pytest.mark.whole
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_a_batch_compiles(dtype):
     torch = pytest.importorskip("torch")
@@ -270,7 +270,7 @@ def test_a_batch_compiles(dtype):
     torch.testing.assert_close(torch.compile(made, fullgraph=True, backend="aot_eager")(x), made(x))
 
 
-@pytest.mark.whole(lambda dtype: dtype != "bfloat16")
+@pytest.mark.whole
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_a_batch_under_jit(dtype):
     jax = pytest.importorskip("jax")

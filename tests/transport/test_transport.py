@@ -59,6 +59,7 @@ def _by(request):
 # -- n steps -------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole(lambda framework: framework == "jax")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("iterations", [1, 2, 20])
 @pytest.mark.parametrize("framework", ["numpy", "reference", "torch", "jax"])
@@ -410,6 +411,7 @@ def test_constant_sums_in_a_program_of_jax(name):
         jax.jit(lambda x: Sinkhorn()(x, **given))(x)
 
 
+@pytest.mark.whole
 def test_the_limit_is_one_program_of_jax_for_each_shape():
     jax = pytest.importorskip("jax")
     from anymax.transport import jax_sinkhorn

@@ -85,6 +85,7 @@ def test_many_steps_have_the_gradient_of_the_limit():
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("iterations", [5, None])
 def test_masked_entries_have_no_gradient(iterations):
     x = draw(3, 5, 5)
@@ -168,6 +169,7 @@ def test_compiled(iterations):
 # -- JAX -----------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("iterations", [3, None])
 def test_jax(iterations):
     jax = pytest.importorskip("jax")
