@@ -17,7 +17,7 @@ THRESHOLDS = {name: mapping for name, mapping in MAPS.items() if mapping.has_thr
 }  # fmt: skip
 
 
-@pytest.mark.whole(lambda name: name not in ("softmax", "entmax15", "budget", "bounded15"))
+@pytest.mark.whole(lambda name: name not in ("softmax", "entmax15", "budget"))
 @pytest.mark.parametrize("name", THRESHOLDS)
 def test_the_gradient_of_tau_is_that_of_finite_differences(name):
     """In all ways of torch: blocks of classes, candidates, all scores of some rows."""
