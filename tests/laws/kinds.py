@@ -30,8 +30,8 @@ def _strict(a):
 
 
 _PACKAGES = {"numpy": "numpy", "torch": "torch", "jax": "jax", "strict": "array_api_strict"}
-_MAKERS = {"numpy": np.asarray, "torch": _torch, "jax": _jax, "strict": _strict}
-KINDS = {name: _MAKERS[name] for name, package in _PACKAGES.items() if importlib.util.find_spec(package)}
+MAKERS = {"numpy": np.asarray, "torch": _torch, "jax": _jax, "strict": _strict}
+KINDS = {name: MAKERS[name] for name, package in _PACKAGES.items() if importlib.util.find_spec(package)}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 # JAX compiles for seconds what the other kinds do in milliseconds by the same lines
 jax_in_the_whole_battery = pytest.mark.whole(lambda kind: kind == "jax")

@@ -21,7 +21,7 @@ from grid import (
     cells,
     refusal,
 )
-from kinds import _MAKERS, back, generator
+from kinds import MAKERS, back, generator
 from layout_cases import VERBS
 from processes import together
 
@@ -53,13 +53,13 @@ def _operands(row, layout="rows", kind="numpy", some=slice(None)):
     found = [known[name][some] for name in row.arguments]
     if layout == "segments":
         found = [a + CLASSES * np.arange(ROWS) if a.dtype.kind == "i" else a.reshape(-1) for a in found]
-    return [_MAKERS[kind](a) for a in found]
+    return [MAKERS[kind](a) for a in found]
 
 
 def _call(row, layout, kind, x, value, after, part=slice(None), **place):
     """The verb of a layout at a value of its parameter, for a part of the classes; where one class has all of p a draw is no chance."""
     function = getattr(LAYOUTS[layout], row.names[layout])
-    changed = {"weight": lambda: _MAKERS[kind](CLASS_WEIGHT[part]), "generator": lambda: generator(kind)}
+    changed = {"weight": lambda: MAKERS[kind](CLASS_WEIGHT[part]), "generator": lambda: generator(kind)}
     options = {name: changed[name]() if name in changed else option for name, option in row.options.items()} | place
     if row.make is None or isinstance(row.make, str):
         before, options = (), options | ({row.make: value} if row.make else {})
@@ -67,7 +67,7 @@ def _call(row, layout, kind, x, value, after, part=slice(None), **place):
         before = (row.make(value),)
     scores = [x]
     if layout == "layer":  # the products of these features with the weight are the scores
-        scores.append(_MAKERS[kind](np.eye(CLASSES)))
+        scores.append(MAKERS[kind](np.eye(CLASSES)))
         return function(*scores, *after, *before, **options)
     return function(*before, *scores, *after, **options)
 
@@ -144,7 +144,7 @@ def _segments(cell, row, x, value):
     after, lengths = _operands(row, "segments", cell.kind), [CLASSES] * ROWS
     found = _list(_call(row, "segments", cell.kind, x.reshape(-1), value, after, lengths=lengths))
     if row.names["rows"] == "sample":  # the number of an entry
-        return [found[0] - CLASSES * _MAKERS[cell.kind](np.arange(ROWS))]
+        return [found[0] - CLASSES * MAKERS[cell.kind](np.arange(ROWS))]
     return [part.reshape(x.shape) if part.shape == (x.shape[0] * x.shape[1],) else part for part in found]
 
 
@@ -207,9 +207,9 @@ def _leaf(cell, row):
     if cell.parameter == "number":
         return row.value
     if not cell.parameter.endswith("array"):
-        return _MAKERS[cell.kind](np.array(row.value))
+        return MAKERS[cell.kind](np.array(row.value))
     values = _values(row, each=True)
-    return _MAKERS[cell.kind](values if cell.layout == "segments" else values[:, None])
+    return MAKERS[cell.kind](values if cell.layout == "segments" else values[:, None])
 
 
 def _computed(cell, row):
@@ -218,7 +218,7 @@ def _computed(cell, row):
     learns = cell.parameter.startswith("learned")
     if cell.kind == "numpy":
         return f(SCORES[row.scores], value), None, None
-    weights = [_MAKERS[cell.kind](w) for w in _weights(_expected(cell)[0])]
+    weights = [MAKERS[cell.kind](w) for w in _weights(_expected(cell)[0])]
     if cell.kind == "torch":
         if learns:
             value.requires_grad_()
