@@ -133,11 +133,26 @@ def _apply_rule(static: Static, primals: Any, tangents: Any) -> Any:
         return jax.jvp(f, (params, x), with_zeros((dparams, dx), (params, x)))
     p = _apply(static, params, x, ptr, order, index)
     scores = x if mapping.needs_scores else p
+    if mapping.scales_scores:
+        for name, change in changes.items():
+            moved = _moved_scores(static, params, name, x, change, ptr, order, index)
+            dx = moved if is_zero(dx) else dx + moved
+        changes = {}
     by_params = [_by_param(static, params, name, scores, p, v, ptr, order, index) for name, v in changes.items()]
     if is_zero(dx):
         return p, functools.reduce(jnp.add, by_params, jnp.zeros_like(p))
     by_scores = _product(scores, p, dx, *params.values(), ptr, order, static=static, transposed=False)
     return p, functools.reduce(jnp.add, by_params, by_scores)
+
+
+def _moved_scores(
+    static: Static, params: dict[str, Array], name: str, x: Array, v: Array, ptr: Array, order: Array, index: Array
+) -> Array:
+    """The change of the scores that does what a change of a parameter by v does, on padded rows."""
+    segments = _segments(ptr, order, x.shape[0])
+    change = lambda mapping, x, v: mapping.score_change(name, upcast(x, jnp), jnp) * v  # noqa: E731
+    v = v[jnp.minimum(index, max(segments.num_segments - 1, 0))]
+    return padded.formula(segments, _mapping(static, params.values()), 0, change, x, v).astype(x.dtype)
 
 
 def _by_param(
