@@ -267,7 +267,9 @@ def _rare(cell):
 
 @pytest.mark.weekly(lambda cell: _rare(cell))
 @pytest.mark.whole(lambda cell: not _brief(cell))
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning", "ignore:The .grad attribute")  # of torch.compile
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning", "ignore:The .grad attribute"
+)  # of torch.compile
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if not refusal(cell)], ids=lambda cell: cell.id)
 def test_served(cell, one_group):
     row = GRID[cell.row]
