@@ -226,6 +226,7 @@ def _computed(cell, row):
             return _threads(cell, row, value)
         x = torch.tensor(SCORES[row.scores], requires_grad=row.smooth)
         if cell.how == "compiled":
+            torch.compiler.reset()  # the programs of other cells count against a limit
             f = torch.compile(
                 f, backend="aot_eager", fullgraph=cell.layout != "shards"
             )  # these communicate outside of graphs
