@@ -151,8 +151,13 @@ def _moved_scores(
     """The change of the scores that does what a change of a parameter by v does, on padded rows."""
     segments = _segments(ptr, order, x.shape[0])
     change = lambda mapping, x, v: mapping.score_change(name, upcast(x, jnp), jnp) * v  # noqa: E731
-    v = v[jnp.minimum(index, max(segments.num_segments - 1, 0))]
-    return padded.formula(segments, _mapping(static, params.values()), 0, change, x, v).astype(x.dtype)
+    moved = padded.formula(segments, _mapping(static, params.values()), 0, change, x, _of_entries(v, segments, index))
+    return moved.astype(x.dtype)
+
+
+def _of_entries(a: Array, segments: Segments, index: Array) -> Array:
+    """What each segment has, for each of its entries."""
+    return a[jnp.minimum(index, max(segments.num_segments - 1, 0))]
 
 
 def _by_param(
@@ -162,7 +167,7 @@ def _by_param(
     """The change of p where a parameter changes by v, [segments, heads ...], by sums over segments or on padded rows."""
     segments = _segments(ptr, order, p.shape[0])
     count = segments.num_segments
-    spread = lambda a: a[jnp.minimum(index, max(count - 1, 0))]  # noqa: E731
+    spread = lambda a: _of_entries(a, segments, index)  # noqa: E731
     if name not in static.mapping(params).learns_by_sums:
         change = lambda mapping, x, p, v: reference.param_jvp(mapping, name, x, p, v)  # noqa: E731
         return padded.formula(segments, _mapping(static, params.values()), 0, change, x, p, spread(v))
