@@ -199,6 +199,7 @@ class Model(torch.nn.Module):
 
 
 @pytest.mark.whole(lambda name: name != "softmax")
+@pytest.mark.weekly(lambda name: name not in ("softmax", "sparsemax", "entmax1.25", "sparse_softmax_k", "fusedmax-0.3"))
 @every_map
 def test_export(name):
     model = Model(MAPS[name]).eval()
@@ -221,6 +222,7 @@ def test_strict_export(name):
 
 
 @pytest.mark.whole
+@pytest.mark.weekly(lambda name: name in ("entmax1.25", "budget"))
 @pytest.mark.parametrize(
     "name", ["softmax", "sparsemax", "entmax1.5", "entmax1.25", "sparse_softmax_k", "taylor", "budget"]
 )

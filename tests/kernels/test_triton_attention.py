@@ -55,6 +55,7 @@ SPILLED = {"sparsemax fp16": 352, "entmax-1.3 fp32": 352, "entmax-1.3 bf16": 160
 
 
 @pytest.mark.whole
+@pytest.mark.weekly(lambda name: name == "alphas bf16")
 @ahead
 @pytest.mark.parametrize(("name", "target"), [(name, target) for name, form in FORMS.items() for target in form[-1]])
 def test_compiles_ahead_of_time(name, target, monkeypatch, compiler, tmp_path):

@@ -108,6 +108,7 @@ def test_plans_around_one_serve_the_same_rows():
             assert one.warps in {plan.warps // 2, plan.warps, plan.warps * 2}
 
 
+@pytest.mark.weekly
 def test_the_plans_around_those_in_force_are_compiled_and_then_tuned(tmp_path):
     only = "rows (dense|truncated) 6x40 float32$"
     _, tuned = called(tmp_path, "--stages", "tune", "--only", only, "--budget", "0.01")

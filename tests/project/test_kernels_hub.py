@@ -287,6 +287,7 @@ GROUPS = {"brief": BRIEF, "rows": f"test_rows and not ({BRIEF})", "others": f"no
 
 @pytest.mark.long
 @pytest.mark.whole(lambda group: group != "brief")
+@pytest.mark.weekly(lambda group: group == "rows")
 @pytest.mark.parametrize("group", GROUPS)
 def test_its_own_tests_pass_in_a_bare_environment(package, group):
     run_its_tests(package, GROUPS[group])
