@@ -854,7 +854,7 @@ FAULTS = {
           "if True:", "sink"),
     Fault("torch: the gradient that comes in", "src/anymax/autodiff/torch.py",
           "return g * (p - y), None, lambda name:",
-          "return p - y, None, lambda name:", "torch_tensors nn law_loss"),
+          "return p - y, None, lambda name:", "losses torch_derivatives"),
     Fault("torch: the mean of a loss", "src/anymax/autodiff/torch.py",
           "ctx.factor = 1.0 / max(count or 0, 1) if call.reduction == \"mean\" and not ctx.counted else 1.0",
           "ctx.factor = 1.0", "losses native_gradients"),
