@@ -223,7 +223,7 @@ class TorchBridge(Bridge):
                 return reference.differentiable(mapping, x)
             params = list(mapping.params().values())
             if wants:
-                return traced_forward((spec, mapping.needs_scores), x, *params)
+                return traced_forward((mapping.needs_scores, spec), x, *params)
             return torch.ops.anymax.forward(x, params, spec)
         engine = kernels.choose("forward", mapping, x)
         if not wants:

@@ -71,7 +71,7 @@ def operation(
                 out = plain(how, free, kept)
             return out if isinstance(out, tuple) else (out,)
 
-        found = plain_grads(formula, tensors, grads, wants[: len(tensors)])
+        found = plain_grads(formula, tensors, grads, wants)
         return *found, *(None for _ in wants[len(tensors) :])
 
     class Operation(torch.autograd.Function):
@@ -138,14 +138,14 @@ def plain_grads(
     grads: Iterable[Tensor | None],
     wants: Sequence[bool],
 ) -> list[Tensor | None]:
-    """The gradients of `function` by those of the tensors `given` that are wanted; they can be differentiated again, and `grads` may be
-    batched."""
+    """The gradients of `function` by those of the tensors `given` that are wanted, 0 where it does not depend on one; they can be
+    differentiated again, and `grads` may be batched."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         # a view, so that a tensor that was computed from another of these does not count as a part of that one
         free = [
             a if a is None or not want else a.view_as(a) if a.requires_grad else a.detach().requires_grad_()
-            for a, want in zip(given, wants, strict=True)
+            for a, want in zip(given, wants)
         ]
         out = function(*free)
         pairs = [(a, g) for a, g in zip(out, grads) if a is not None and g is not None and a.requires_grad]
@@ -153,7 +153,7 @@ def plain_grads(
         found = torch.autograd.grad(
             [a for a, _ in pairs], wanted, [g for _, g in pairs], create_graph=again, allow_unused=True
         )
-    left = iter(found)
+    left = (torch.zeros_like(a) if d is None else d for a, d in zip(wanted, found))
     return [None if a is None or not want else next(left) for a, want in zip(free, wants)]
 
 

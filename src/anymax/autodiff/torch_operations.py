@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -117,31 +117,31 @@ opaque("hold(Tensor x, Tensor[] params, str spec) -> Tensor", _hold, _hold_fake,
 # -- their derivatives --------------------------------------------------------------------------------------------------------------
 
 
-def by_parameters(
-    slope: Callable[[int], Tensor], params: Sequence[Tensor], wants: Sequence[bool]
-) -> list[Tensor | None]:
-    """The gradients by the parameters that are wanted, where `slope` of a place gives that of each row."""
-    return [
-        slope(i).sum_to_size(value.shape).to(value.dtype) if want else None
-        for i, (value, want) in enumerate(zip(params, wants))
-    ]
+def traced_map(name: str, forward: Any, vjp: Any, slope: Any, layout: int = 0) -> Callable[..., Tensor]:
+    """p(x) by opaque operations: `call((needs_scores, spec, ...), x, *layout, *params)`.
+
+    forward, vjp, slope : of (x, *layout, params, spec, ...), of (x, p, g, *layout, params, spec, ...), and that with the place of a
+        parameter. `layout` is the number of tensors that say where the rows lie.
+    """
+
+    def run(how: Any, x: Tensor, *others: Any) -> Tensor:
+        return forward(x, *others[:layout], others[layout:], *how[1:])
+
+    def save(how: Any, tensors: Any, p: Tensor) -> Any:
+        return tensors[0] if how[0] else p, p, *tensors[1:]
+
+    def backward(how: Any, saved: Any, g: Tensor, wants: Any) -> Any:
+        x, p, *others = saved
+        params = others[layout:]
+        given = x, p, g, *others[:layout], params, *how[1:]
+        by_params = [
+            slope(*given, i).sum_to_size(value.shape).to(value.dtype) if want else None
+            for i, (value, want) in enumerate(zip(params, wants[1 + layout :]))
+        ]
+        return vjp(*given), *(None,) * layout, *by_params
+
+    return traced(name, run, save, backward)
 
 
-def _run(how: tuple[str, bool], x: Tensor, *params: Tensor) -> Tensor:
-    return torch.ops.anymax.forward(x, params, how[0])
-
-
-def _save(how: tuple[str, bool], tensors: Sequence[Tensor], p: Tensor) -> Sequence[Tensor]:
-    x, *params = tensors
-    return x if how[1] else p, p, *params
-
-
-def _backward(how: tuple[str, bool], saved: Sequence[Tensor], g: Tensor, wants: Sequence[bool]) -> list[Tensor | None]:
-    x, p, *params = saved
-    slope = lambda place: torch.ops.anymax.slope(x, p, g, params, how[0], place)  # noqa: E731
-    return [torch.ops.anymax.vjp(x, p, g, params, how[0]), *by_parameters(slope, params, wants[1:])]
-
-
-traced_forward = traced(
-    "Forward", _run, _save, _backward
-)  # of (spec, does the gradient need the scores?), x, parameters
+_ops = torch.ops.anymax
+traced_forward = traced_map("TracedForward", _ops.forward, _ops.vjp, _ops.slope)

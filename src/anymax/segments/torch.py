@@ -16,8 +16,8 @@ import torch
 from .._array import modes, plain_backward, recorded, torch_exports, transformed, wide_dtype
 from .._core.mapping import Mapping
 from ..autodiff.torch import BRIDGE as ROWS
-from ..autodiff.torch_adapter import opaque, operation, traced
-from ..autodiff.torch_operations import by_parameters, mapping_from, spec_of
+from ..autodiff.torch_adapter import opaque, operation
+from ..autodiff.torch_operations import mapping_from, spec_of, traced_map
 from ..autodiff.torch_parameters import learns, needs_plain
 from ..kernels import choose, choose_ragged
 from ..kernels.engine import RaggedEngine
@@ -216,25 +216,6 @@ def _slopes(call: SegmentCall, wanted: Any, x: Tensor, place: Tensor) -> list[Te
 # -- opaque operations, for torch.compile -----------------------------------------------------------------------------------------------
 
 
-def _run(how: tuple[str, int, bool], x: Tensor, ptr: Tensor, order: Tensor | None, *params: Tensor) -> Tensor:
-    return torch.ops.anymax.segments(x, ptr, order, params, *how[:2])
-
-
-def _save(how: tuple[str, int, bool], tensors: Sequence[Tensor | None], p: Tensor) -> Sequence[Tensor | None]:
-    x, *others = tensors
-    return x if how[2] else p, p, *others
-
-
-def _backward(how: tuple[str, int, bool], saved: Any, g: Tensor, wants: Sequence[bool]) -> Sequence[Tensor | None]:
-    x, p, ptr, order, *params = saved
-    given = x, p, g, ptr, order, params, *how[:2]
-    by_params = by_parameters(lambda place: torch.ops.anymax.segments_slope(*given, place), params, wants[3:])
-    return torch.ops.anymax.segments_vjp(*given), None, None, *by_params
-
-
-_traced = traced("Segments", _run, _save, _backward)  # of (spec, axis, does the gradient need the scores?)
-
-
 def _opaque(call: SegmentCall) -> Tensor | None:
     mapping, segments, x = call.mapping, call.segments, call.x
     spec = spec_of(mapping)
@@ -243,7 +224,7 @@ def _opaque(call: SegmentCall) -> Tensor | None:
     ptr, order = (segments.placed(name, x) for name in ("ptr", "order"))
     params = list(mapping.params().values())
     if recorded(x) or learns(mapping):
-        return _traced((spec, call.axis, mapping.needs_scores), x, ptr, order, *params)
+        return _traced((mapping.needs_scores, spec, call.axis), x, ptr, order, *params)
     return torch.ops.anymax.segments(x, ptr, order, params, spec, call.axis)
 
 
@@ -292,3 +273,6 @@ _OPERANDS = "Tensor x, Tensor p, Tensor g, Tensor ptr, Tensor? order, Tensor[] p
 opaque("segments(Tensor x, Tensor ptr, Tensor? order, Tensor[] params, str spec, int axis) -> Tensor", _forward_op)
 opaque(f"segments_vjp({_OPERANDS}) -> Tensor", _vjp_op)
 opaque(f"segments_slope({_OPERANDS}, int place) -> Tensor", _slope_op, _slope_fake)
+
+_ops = torch.ops.anymax
+_traced = traced_map("TracedSegments", _ops.segments, _ops.segments_vjp, _ops.segments_slope, layout=2)  # ptr and order
