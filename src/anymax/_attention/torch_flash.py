@@ -15,7 +15,7 @@ import torch
 
 from .._array import beside, fit_axes, modes, recorded
 from ..autodiff.saving import As, restored
-from ..autodiff.torch_adapter import opaque, operation, traced
+from ..autodiff.torch_adapter import opaque, operation, traced_operation
 from ..kernels import triton as engine
 from ..kernels.triton import attention as kernels
 from . import torch_blockwise
@@ -123,7 +123,7 @@ def _traced_backward(how: Any, saved: Any, g: Tensor, wants: Any) -> Any:
     return [found.get(n) for n in each]
 
 
-_traced = traced("TracedAttention", _traced_run, _traced_save, _traced_backward)
+_traced = traced_operation("TracedAttention", _traced_run, _traced_backward, _traced_save)
 
 
 def _plainly(job: Any, mapping: Any, inputs: dict[str, Tensor]) -> Tensor:

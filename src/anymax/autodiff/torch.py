@@ -1,8 +1,8 @@
 """PyTorch: backward, double backward, forward mode, torch.func, compile and export.
 
 Each call takes one of four paths:
-- eager: an engine computes the result, and an `autograd.Function` records it. It has no `jvp`, since torch.compile refuses that. If its
-  backward is itself differentiated, it uses plain operations;
+- eager: an engine computes the result, and an `autograd.Function` records it (`torch_adapter.py`; those of the calls that take the least
+  time are written out, in `torch_rows.py` and here). If its backward is itself differentiated, it uses plain operations;
 - compiled: the same with opaque operations (`torch.ops.anymax`), so that the compiler does not trace an iteration;
 - functorch transforms, forward mode, or a parameter with a gradient: `Mapping.differentiable`, plain operations around the result of
   the iteration, which is held constant;

@@ -3,7 +3,7 @@
 - `operation`: eager calls, from a forward pass, a backward pass and the plain formula, by which a backward pass that is itself
   differentiated is computed. Saved tensors are checked when the graph returns them (saving.py);
 - `opaque`: an operation of `torch.ops.anymax`, which torch.compile does not trace;
-- `traced`: opaque operations with a backward pass.
+- `traced_operation`: opaque operations with a backward pass.
 
 Neither function has a `jvp`, since torch.compile refuses that; `torch.library.register_autograd` would give wrong forward-mode derivatives.
 """
@@ -194,11 +194,11 @@ def opaque(
         torch.library.register_vmap(f"anymax::{name}", vmap, lib=library)
 
 
-def traced(
+def traced_operation(
     name: str,
     run: Callable[..., Any],
-    save: Callable[..., Sequence[Tensor | None]],
     backward: Callable[..., Sequence[Tensor | None]],
+    save: Callable[..., Sequence[Tensor | None]] | None = None,
 ) -> Callable[..., Any]:
     """Opaque operations with a backward pass, `call(how, *tensors)`, which torch.compile traces.
 
@@ -208,10 +208,10 @@ def traced(
         It names the function in the graph.
     run : callable
         ``run(how, *tensors)`` returns the result, or a tuple of results, of which the first has a gradient.
-    save : callable
-        ``save(how, tensors, result)`` returns the tensors to save.
     backward : callable
         ``backward(how, saved, g, wants)`` returns the gradients by the tensors.
+    save : callable, optional
+        ``save(how, tensors, result)`` returns the tensors to save, by default those of the call.
     """
 
     class Traced(torch.autograd.Function):
@@ -224,7 +224,7 @@ def traced(
             ctx.how, *tensors = inputs
             if isinstance(output, tuple):
                 ctx.mark_non_differentiable(*output[1:])
-            ctx.save_for_backward(*save(ctx.how, tensors, output))
+            ctx.save_for_backward(*(tensors if save is None else save(ctx.how, tensors, output)))
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:

@@ -15,7 +15,7 @@ from .._core.mapping import Mapping
 from .._random import nodes
 from ..mappings import CATALOGUE
 from ..mappings.ranks import SoftSorted
-from .torch_adapter import like, opaque, traced
+from .torch_adapter import like, opaque, traced_operation
 
 Tensor = torch.Tensor
 
@@ -140,7 +140,7 @@ def traced_map(name: str, forward: Any, vjp: Any, slope: Any, layout: int = 0) -
         ]
         return vjp(*given), *(None,) * layout, *by_params
 
-    return traced(name, run, save, backward)
+    return traced_operation(name, run, backward, save)
 
 
 _ops = torch.ops.anymax

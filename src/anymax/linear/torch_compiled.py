@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .._array import wide_dtype
-from ..autodiff.torch_adapter import opaque, traced
+from ..autodiff.torch_adapter import opaque, traced_operation
 from ..autodiff.torch_operations import mapping_from, spec_of
 from ..transforms.softcap import cap_of, softcap
 from . import torch_values
@@ -99,13 +99,9 @@ def _run(how: Any, *tensors: Tensor | None) -> Tensor:
     return torch.ops.anymax.layer(*tensors, *how)
 
 
-def _save(how: Any, tensors: Any, result: Tensor) -> Any:
-    return tensors
-
-
 def _backward(how: Any, saved: Any, g: Tensor, wants: Any) -> Any:
     dx, dw, db = torch.ops.anymax.layer_vjp(g, *saved, *how)
     return dx, dw, None if saved[2] is None else db, None, None, None
 
 
-_traced = traced("TracedLayer", _run, _save, _backward)
+_traced = traced_operation("TracedLayer", _run, _backward)

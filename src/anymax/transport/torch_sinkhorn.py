@@ -13,7 +13,7 @@ import array_api_compat.torch as xp
 import torch
 
 from .._array import modes, recorded, transformed
-from ..autodiff.torch_adapter import opaque, operation, plain_grads, traced
+from ..autodiff.torch_adapter import opaque, operation, plain_grads, traced_operation
 from ..autodiff.torch_graphs import outside_graphs
 from ..kernels import sinkhorn as kernel
 from . import plain
@@ -77,15 +77,11 @@ def _traced_run(how: Any, *tensors: Any) -> Tensor:
     return torch.ops.anymax.sinkhorn(*tensors, *how)
 
 
-def _traced_save(how: Any, tensors: Any, result: Tensor) -> Any:
-    return tensors
-
-
 def _traced_backward(how: Any, saved: Any, g: Tensor, wants: Any) -> Any:
     return torch.ops.anymax.sinkhorn_vjp(*saved, g, *how), None, None
 
 
-_traced = traced("TracedSinkhorn", _traced_run, _traced_save, _traced_backward)
+_traced = traced_operation("TracedSinkhorn", _traced_run, _traced_backward)
 
 
 def _steps_op(x: Tensor, rows: Tensor | None, columns: Tensor | None, iterations: int, temperature: float) -> Tensor:
