@@ -146,7 +146,7 @@ def test_gradients(name, long):
     g = scores(len(index), 2, seed=9)
     with long_ones() if long else contextlib.nullcontext():
         p = am.segment_apply(mapping, x, index=index, num_segments=len(lengths))
-        assert type(p.grad_fn).__name__ == "_ApplyBackward"
+        assert type(p.grad_fn).__name__ == "SegmentApplyBackward"
         (got,) = torch.autograd.grad(p, x, g)
 
     def slope(x, g):
@@ -201,7 +201,7 @@ def test_losses_and_thresholds(name, long):
             value.grad_fn,
             *(parent for parent, _ in value.grad_fn.next_functions),
         ]  # a GPU's rows of NaN are set after it
-        assert "_IndexLossBackward" in [type(function).__name__ for function in made]
+        assert "SegmentIndexLossBackward" in [type(function).__name__ for function in made]
         (got,) = torch.autograd.grad(
             (value * (1.0 + torch.arange(value.numel(), device=DEVICE).view_as(value))).sum(), x
         )

@@ -222,6 +222,16 @@ def test_bridge_alone_chooses_by_the_framework():
     assert not stray
 
 
+# The adapter; two calls that take so little time that their functions are written out; those of a group and of hooks, which have no engine.
+WITH_FUNCTIONS = {"autodiff.torch_adapter", "autodiff.torch_rows", "autodiff.torch", "autodiff.torch_group", "hf.head"}
+
+
+def test_one_adapter_makes_derivatives_for_torch():
+    sources = {name: path.read_text() for name, path in modules().items()}
+    assert {name for name, text in sources.items() if "autograd.Function)" in text} == WITH_FUNCTIONS
+    assert {name for name, text in sources.items() if "register_fake" in text} == {"autodiff.torch_adapter"}
+
+
 def overridden(bridge):
     """(operation, its signature in the contract, its signature here) of what a bridge, or a part of one, has of its own."""
     contract = type(bridge).__mro__[1]

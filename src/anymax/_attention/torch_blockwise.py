@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -18,8 +19,9 @@ import torch
 from .. import kernels
 from .._array import batched, modes, plain_backward, recorded, upcast
 from .._core.mapping import Mapping
-from ..autodiff.saving import hooked, save, saved
+from ..autodiff.saving import hooked
 from ..autodiff.torch import BRIDGE as bridge
+from ..autodiff.torch_adapter import operation
 from ..kernels.support import NonZeros
 from .call import AttentionCall
 from .scores import ADDED, Scores, outer, tile
@@ -91,7 +93,7 @@ def attend(call: AttentionCall, source: Any) -> Tensor:
     job = _Job(dataclasses.replace(scores, shape=shape), lead, call.groups, tuple(arrays), call.dropout_p, seed)
     tensors = (q, k, v, *arrays.values())
     if recorded(*tensors):
-        out = _Attend.apply(job, *tensors)
+        out = _attend(job, *tensors)
     else:
         out, _ = _forward(job, q, k, v, tensors[3:], False)
     return out.reshape(*scores.shape[:-1], v.shape[-1])  # type: ignore[union-attr]
@@ -157,7 +159,7 @@ def _tile(job: _Job, block: _Block, parts: dict[str, Tensor], like: Tensor) -> S
 
 
 def _forward(
-    job: _Job, q: Tensor, k: Tensor, v: Tensor, arrays: tuple[Tensor, ...], keep: bool
+    job: _Job, q: Tensor, k: Tensor, v: Tensor, arrays: Sequence[Tensor], keep: bool
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor] | None]]:
     """The output, and with `keep` the non-zeros of each sparse block."""
     s = job.scores
@@ -257,45 +259,42 @@ def _dropped(p: Tensor, job: _Job, block: _Block) -> Tensor:
     return p * (kept.to(p.dtype) / (1.0 - job.dropout_p))
 
 
-# -- backward ---------------------------------------------------------------------------------------------------------------------
+# -- derivatives ------------------------------------------------------------------------------------------------------------------
 
 
-class _Attend(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, job: _Job, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor) -> Tensor:
-        # the sparse backward has gradients of q, k, v and of parameters whose derivative follows from p
-        learned = [name for name, wanted in zip(job.names, ctx.needs_input_grad[4:]) if wanted]
-        alone = set(learned) <= job.follows_from_p and not job.scores.mapping.needs_scores
-        alone = alone and job.scores.softcap is None and job.scores.transform is None and "scale" not in job.names
-        alone = alone and not job.scores.mapping.per_class and not hooked()
-        out, few = _forward(job, q, k, v, arrays, alone)
-        ctx.job, ctx.sparse = job, [pair is not None for pair in few]
-        save(ctx, q, k, v, *arrays, *itertools.chain(*(pair for pair in few if pair is not None)))
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        job, (g,) = ctx.job, grads
-        q, k, v, *rest = saved(ctx)
-        arrays, kept = rest[: len(job.names)], iter(rest[len(job.names) :])
-        wants = ctx.needs_input_grad[1:]
-        if job.dropout_p and batched(g):
-            raise RuntimeError(
-                "attention: implementation 'blockwise' has no batch of gradients through dropout; ask for 'reference'"
-            )
-        if plain_backward(g):
-            return None, *_again(job, q, k, v, arrays, g, wants)
-        tensors = (q, k, v, *arrays)
-        out = [torch.zeros_like(t) if w else None for t, w in zip(tensors, wants)]
-        for block, sparse in zip(job.blocks(), ctx.sparse):
-            if sparse:
-                _sparse_backward(job, block, (next(kept), next(kept)), tensors, g, out)
-            else:
-                _dense_backward(job, block, tensors, g, out)
-        return None, *out
+def _recorded_forward(job: _Job, operands: Any, wants: Any) -> tuple[Tensor, Any]:
+    """The output, and of each block the two tensors of its non-zeros, or None twice."""
+    q, k, v, *arrays = operands
+    # the sparse backward has gradients of q, k, v and of parameters whose derivative follows from p
+    learned = [name for name, wanted in zip(job.names, wants[3:]) if wanted]
+    alone = set(learned) <= job.follows_from_p and not job.scores.mapping.needs_scores
+    alone = alone and job.scores.softcap is None and job.scores.transform is None and "scale" not in job.names
+    alone = alone and not job.scores.mapping.per_class and not hooked()
+    out, few = _forward(job, q, k, v, arrays, alone)
+    return out, list(itertools.chain(*(pair or (None, None) for pair in few)))
 
 
-def _dense_backward(job: _Job, block: _Block, tensors: tuple[Tensor, ...], g: Tensor, out: list[Tensor | None]) -> None:
+def _backward(job: _Job, tensors: Any, kept: Any, grads: Any, wants: Any) -> Any:
+    (g,) = grads
+    if job.dropout_p and batched(g):
+        raise RuntimeError(
+            "attention: implementation 'blockwise' has no batch of gradients through dropout; ask for 'reference'"
+        )
+    if plain_backward(g):
+        return _again(job, tensors, g, wants)
+    out = [torch.zeros_like(t) if w else None for t, w in zip(tensors, wants)]
+    for n, block in enumerate(job.blocks()):
+        if kept[2 * n] is None:
+            _dense_backward(job, block, tensors, g, out)
+        else:
+            _sparse_backward(job, block, kept[2 * n : 2 * n + 2], tensors, g, out)
+    return out
+
+
+_attend = operation("BlockwiseAttention", _recorded_forward, _backward)
+
+
+def _dense_backward(job: _Job, block: _Block, tensors: Sequence[Tensor], g: Tensor, out: list[Tensor | None]) -> None:
     """Recomputes the block with autograd and adds its gradients to `out`."""
     q, k, v, *arrays = tensors
     places = (
@@ -330,11 +329,10 @@ def _block_output(job: _Job, block: _Block, q: Tensor, k: Tensor, v: Tensor, par
     return (p.reshape(t.shape[0], -1, t.shape[3]) @ v).view(*t.shape[:3], v.shape[-1])
 
 
-def _again(
-    job: _Job, q: Tensor, k: Tensor, v: Tensor, arrays: list[Tensor], g: Tensor, wants: tuple[bool, ...]
-) -> list[Tensor | None]:
-    """Gradients by plain operations, which autograd and vmap can pass through."""
-    inputs = [t for t, w in zip((q, k, v, *arrays), wants) if w]
+def _again(job: _Job, tensors: Sequence[Tensor], g: Tensor, wants: Sequence[bool]) -> list[Tensor | None]:
+    """Gradients by plain operations, which autograd and vmap can pass through, a block at a time."""
+    q, k, v, *arrays = tensors
+    inputs = [t for t, w in zip(tensors, wants) if w]
     create_graph = torch.is_grad_enabled()
     total: list[Tensor | None] = [None] * len(inputs)
     for block in job.blocks():
@@ -354,8 +352,8 @@ def _again(
 def _sparse_backward(
     job: _Job,
     block: _Block,
-    pair: tuple[Tensor, Tensor],
-    tensors: tuple[Tensor, ...],
+    pair: Sequence[Tensor],
+    tensors: Sequence[Tensor],
     g: Tensor,
     out: list[Tensor | None],
 ) -> None:

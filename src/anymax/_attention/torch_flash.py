@@ -1,4 +1,4 @@
-"""Attention of torch tensors by the Triton kernels: an autograd function for eager calls, opaque operations under torch.compile.
+"""Attention of torch tensors by the Triton kernels: in eager calls, and as opaque operations under torch.compile.
 
 Plain operations pack the arguments that vary into a few arrays, and autograd differentiates the packing: slope and sink of each head
 of each batch in one array, lengths and offset of each batch in another. Second derivatives go through `torch_blockwise`, in plain
@@ -13,10 +13,9 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from .._array import beside, fit_axes, modes, plain_backward, recorded
-from ..autodiff.saving import As, restored, save, saved
-from ..autodiff.torch import plain_grads
-from ..autodiff.torch_library import library
+from .._array import beside, fit_axes, modes, recorded
+from ..autodiff.saving import As, restored
+from ..autodiff.torch_adapter import opaque, operation, traced_operation
 from ..kernels import triton as engine
 from ..kernels.triton import attention as kernels
 from . import torch_blockwise
@@ -24,16 +23,6 @@ from .call import AttentionCall
 from .scores import ADDED, Scores
 
 Tensor = torch.Tensor
-
-_LIBRARY = library(__name__)
-_CALL = (
-    "Tensor q, Tensor k, Tensor v, Tensor[] arrays, str names, str link, int power, float param, float scale, float softcap, "
-    "bool causal, SymInt left, SymInt right, SymInt offset, float dropout_p, bool alibi, bool sink"
-)
-_LIBRARY.define(f"attention({_CALL}, bool save) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
-_LIBRARY.define(
-    f"attention_backward({_CALL}, Tensor out, Tensor state, Tensor lists, Tensor counts, Tensor flags, Tensor g, str wants) -> Tensor[]"
-)
 
 
 def _named(names: str, arrays: Any) -> dict[str, Tensor]:
@@ -74,81 +63,67 @@ def _backward_fake(q: Tensor, k: Tensor, v: Tensor, arrays: list[Tensor], names:
     return [torch.empty_like(inputs[n], memory_format=torch.contiguous_format) for n in rest[-1].split()]
 
 
-for _name, _impl, _fake in (
-    ("attention", _attention, _attention_fake),
-    ("attention_backward", _backward, _backward_fake),
-):
-    _LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"anymax::{_name}", _fake, lib=_LIBRARY)
+_CALL = (
+    "Tensor q, Tensor k, Tensor v, Tensor[] arrays, str names, str link, int power, float param, float scale, float softcap, "
+    "bool causal, SymInt left, SymInt right, SymInt offset, float dropout_p, bool alibi, bool sink"
+)
+_SAVED = "Tensor out, Tensor state, Tensor lists, Tensor counts, Tensor flags"
+opaque(f"attention({_CALL}, bool save) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", _attention, _attention_fake)
+opaque(f"attention_backward({_CALL}, {_SAVED}, Tensor g, str wants) -> Tensor[]", _backward, _backward_fake)
 
 
-# -- the autograd functions -------------------------------------------------------------------------------------------------------
+# -- derivatives ------------------------------------------------------------------------------------------------------------------
 
 
-class _Flash(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, job: Any, mapping: Any, names: str, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor
-    ) -> Tensor:
-        out, held = kernels.forward(job, q, k, v, _named(names, arrays), True)
-        ctx.job, ctx.mapping, ctx.names = job, mapping, names
-        save(ctx, q, k, v, *arrays, out, *held)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        q, k, v, *rest = saved(ctx)
-        arrays, (out, *held) = rest[:-5], rest[-5:]
-        names = ("q", "k", "v", *ctx.names.split())
-        wants = [n for n, needed in zip(names, ctx.needs_input_grad[3:]) if needed]
-        if plain_backward(grads[0]):
-            found = _again(ctx.job, ctx.mapping, dict(zip(names, (q, k, v, *arrays))), grads[0], wants)
-        else:
-            held = _held(ctx.job, q, k, v, *held)
-            found = kernels.backward(ctx.job, q, k, v, _named(ctx.names, arrays), out, held, grads[0], set(wants))
-        return None, None, None, *(found[n] if n in wants else None for n in names)
+def _eager_forward(how: Any, operands: Any, wants: Any) -> tuple[Tensor, Any]:
+    (job, _, names), (q, k, v, *arrays) = how, operands
+    out, held = kernels.forward(job, q, k, v, _named(names, arrays), True)
+    return out, (out, *held)
 
 
-class _Compiled(torch.autograd.Function):
-    """`_Flash` by opaque operations, for torch.compile."""
-
-    @staticmethod
-    def forward(job: Any, names: str, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor) -> tuple[Tensor, ...]:
-        return torch.ops.anymax.attention(q, k, v, arrays, names, *job, True)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.job, ctx.names, *tensors = inputs
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*tensors, *output)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        q, k, v, *rest = ctx.saved_tensors
-        arrays, saved = rest[:-5], rest[-5:]
-        names = ("q", "k", "v", *ctx.names.split())
-        wants = [n for n, needed in zip(names, ctx.needs_input_grad[2:]) if needed]
-        found = torch.ops.anymax.attention_backward(
-            q, k, v, arrays, ctx.names, *ctx.job, *saved, grads[0].contiguous(), " ".join(wants)
-        )
-        found = dict(zip(wants, found))
-        return None, None, *(found.get(n) for n in names)
+def _eager_backward(how: Any, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
+    (job, _, names), (q, k, v, *arrays), (out, *held) = how, operands, kept
+    each = ("q", "k", "v", *names.split())
+    wanted = {n for n, want in zip(each, wants) if want}
+    held = _held(job, q, k, v, *held)
+    found = kernels.backward(job, q, k, v, _named(names, arrays), out, held, grads[0], wanted)
+    return [found[n] if n in wanted else None for n in each]
 
 
-def _again(job: Any, mapping: Any, inputs: dict[str, Tensor], g: Tensor, wants: list[str]) -> dict[str, Tensor]:
-    """Gradients by plain operations, which autograd and vmap can pass through."""
+def _eager_plain(how: Any, operands: Any, kept: Any) -> Tensor:
+    job, mapping, names = how
     if job.dropout_p:
         raise RuntimeError(
             "attention: there is no second derivative through the dropout of implementation 'triton', and no batch of gradients; "
             "ask for 'reference'"
         )
+    return _plainly(job, mapping, dict(zip(("q", "k", "v", *names.split()), operands)))
 
-    def attended(*leaves: Tensor) -> tuple[Tensor]:
-        return (_plainly(job, mapping, {**inputs, **dict(zip(wants, leaves))}),)
 
-    given = [inputs[n] for n in wants]
-    found = zip(given, plain_grads(attended, given, (g,)))
-    return dict(zip(wants, (torch.zeros_like(a) if d is None else d for a, d in found)))
+_eager = operation("Attention", _eager_forward, _eager_backward, _eager_plain)
+
+
+def _traced_run(how: Any, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor) -> tuple[Tensor, ...]:
+    job, names = how
+    return torch.ops.anymax.attention(q, k, v, arrays, names, *job, True)
+
+
+def _traced_save(how: Any, tensors: Any, result: Any) -> Any:
+    return *tensors, *result
+
+
+def _traced_backward(how: Any, saved: Any, g: Tensor, wants: Any) -> Any:
+    (job, names), (q, k, v, *rest) = how, saved
+    each = ("q", "k", "v", *names.split())
+    wanted = [n for n, want in zip(each, wants) if want]
+    found = torch.ops.anymax.attention_backward(
+        q, k, v, rest[:-5], names, *job, *rest[-5:], g.contiguous(), " ".join(wanted)
+    )
+    found = dict(zip(wanted, found))
+    return [found.get(n) for n in each]
+
+
+_traced = traced_operation("TracedAttention", _traced_run, _traced_backward, _traced_save)
 
 
 def _plainly(job: Any, mapping: Any, inputs: dict[str, Tensor]) -> Tensor:
@@ -231,11 +206,11 @@ def attend(call: AttentionCall, seed: Tensor | None) -> Tensor:
     opaque = torch.compiler.is_compiling() or modes()
     wants = recorded(q, k, v, *tensors)
     if opaque and wants:
-        out = _Compiled.apply(job, names, q, k, v, *tensors)[0]
+        out = _traced((job, names), q, k, v, *tensors)[0]
     elif opaque:
         out = torch.ops.anymax.attention(q, k, v, tensors, names, *job, False)[0]
     elif wants:
-        out = _Flash.apply(job, s.mapping, names, q, k, v, *tensors)
+        out = _eager((job, s.mapping, names), q, k, v, *tensors)
     else:
         out, _ = kernels.forward(job, q, k, v, arrays, False)
     out = out if v.shape[-1] == features else out[..., :features].contiguous()

@@ -1,8 +1,8 @@
 """PyTorch: backward, double backward, forward mode, torch.func, compile and export.
 
 Each call takes one of four paths:
-- eager: an engine computes the result, and an `autograd.Function` records it. It has no `jvp`, since torch.compile refuses that. If its
-  backward is itself differentiated, it uses plain operations;
+- eager: an engine computes the result, and an `autograd.Function` records it (`torch_adapter.py`; those of the calls that take the least
+  time are written out, in `torch_rows.py` and here). If its backward is itself differentiated, it uses plain operations;
 - compiled: the same with opaque operations (`torch.ops.anymax`), so that the compiler does not trace an iteration;
 - functorch transforms, forward mode, or a parameter with a gradient: `Mapping.differentiable`, plain operations around the result of
   the iteration, which is held constant;
@@ -12,7 +12,7 @@ Each call takes one of four paths:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import array_api_compat.torch as xp
@@ -28,8 +28,9 @@ from ..kernels.link import Link
 from ..kernels.linked import link_of
 from ..kernels.reference import ENGINE as reference
 from .bridge import Bridge, seen
-from .saving import As, hooked, params_of, restored, save, saved, with_params
-from .torch_operations import spec_of
+from .saving import As, hooked, params_of, restored, with_params
+from .torch_adapter import operation
+from .torch_operations import spec_of, traced_forward
 from .torch_parameters import gradients, learns, needs_plain, traced
 from .torch_rows import GPU, KINDS, WIDE, Apply, number_of, on_gpu, once, quick, quick_without_library, untraced, wrote
 
@@ -40,45 +41,27 @@ _grad, _functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_ac
 _quick_loss = native.ENGINE.quick_index_loss
 
 
-# -- the autograd functions -------------------------------------------------------------------------------------------------
+# -- operations with derivatives ----------------------------------------------------------------------------------------------
 
 
-def plain_grads(
-    function: Callable[..., Iterable[Tensor | None]], given: Iterable[Tensor | None], grads: Iterable[Tensor | None]
-) -> list[Tensor | None]:
-    """The gradients of `function` by the tensors `given`; they can be differentiated again, and `grads` may be batched."""
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # a view, so that a tensor that was computed from another of these does not count as a part of that one
-        free = [a if a is None else a.view_as(a) if a.requires_grad else a.detach().requires_grad_() for a in given]
-        out = function(*free)
-        pairs = [(a, g) for a, g in zip(out, grads) if a is not None and g is not None and a.requires_grad]
-        wanted = [a for a in free if a is not None]
-        found = torch.autograd.grad(
-            [a for a, _ in pairs], wanted, [g for _, g in pairs], create_graph=again, allow_unused=True
-        )
-    left = iter(found)
-    return [None if a is None else next(left) for a in free]
+def _log_forward(engine: Engine, operands: Any, wants: Any) -> tuple[Any, list[Any]]:
+    x, mapping = operands
+    log_p = engine.log_forward(mapping, x)
+    return log_p, [log_p]
 
 
-class _Log(torch.autograd.Function):
-    """log p(x), computed by a compiled engine."""
+def _log_backward(_: Engine, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
+    (x, mapping), (log_p,), (g,) = operands, kept, grads
+    engine = kernels.compiled("log_vjp", mapping, g)
+    return engine and (engine.log_vjp(mapping, x, log_p, g), None)
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, mapping: Mapping, engine: Any, *params: Tensor) -> Tensor:
-        log_p = engine.log_forward(mapping, x)
-        ctx.mapping = mapping
-        save(ctx, x, log_p, *params)
-        return log_p
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, log_p, *params = saved(ctx)
-        (g,), mapping, none = grads, with_params(ctx.mapping, params), (None,) * (2 + len(params))
-        engine = None if plain_backward(g) else kernels.compiled("log_vjp", mapping, g)
-        if engine is None:
-            return *plain_grads(lambda a: (reference.log_forward(mapping, a),), (x,), grads), *none
-        return engine.log_vjp(mapping, x, log_p, g), *none
+def _log_plain(_: Engine, operands: Any, kept: Any) -> Any:
+    x, mapping = operands
+    return reference.log_forward(mapping, x)
+
+
+_log = operation("Log", _log_forward, _log_backward, _log_plain, of_map=True)
 
 
 class _LossCall(NamedTuple):
@@ -172,56 +155,21 @@ def _plain_slope(mapping: Mapping, x: Tensor, index: Tensor, g: Tensor, axis: in
     return (g.expand(index.shape).unsqueeze(axis) * p_y).to(x.dtype)
 
 
-class _Compiled(torch.autograd.Function):
-    """p(x) as opaque operations, for torch.compile."""
-
-    @staticmethod
-    def forward(x: Tensor, spec: str, needs_scores: bool, *params: Tensor) -> Tensor:
-        return torch.ops.anymax.forward(x, params, spec)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, ctx.spec, ctx.needs_scores, *params = inputs
-        ctx.count = len(params)
-        ctx.save_for_backward(x if ctx.needs_scores else output, output, *params)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, p, *params = ctx.saved_tensors
-        out = torch.ops.anymax.vjp(x, p, grads[0], params, ctx.spec)
-        by_params = [
-            torch.ops.anymax.slope(x, p, grads[0], params, ctx.spec, i).sum_to_size(value.shape).to(value.dtype)
-            if want
-            else None
-            for i, (value, want) in enumerate(zip(params, ctx.needs_input_grad[3:]))
-        ]
-        return out, None, None, *by_params
+def _loss_forward(_: None, operands: Any, wants: Any) -> tuple[Tensor, list[Tensor]]:
+    x, y, mapping = operands
+    p = kernels.choose("forward", mapping, x).forward(mapping, x)
+    return kernels.choose("loss", mapping, x).loss(mapping, x, p, y), [p]
 
 
-class _Loss(torch.autograd.Function):
-    """`Omega*(x) - <x, y>`: the gradient is p - y, so the solver is not differentiated."""
+def _loss_backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
+    (x, y, mapping), (p,), (g,) = operands, kept, grads
+    if torch.is_grad_enabled():
+        p = BRIDGE.apply(mapping, x)
+    return g * (p - y), None, lambda name: g * reference.loss_slope(mapping, name, x, p)
 
-    @staticmethod
-    def forward(x: Tensor, y: Tensor, mapping: Mapping, *params: Tensor) -> tuple[Tensor, Tensor]:
-        p = kernels.choose("forward", mapping, x).forward(mapping, x)
-        return kernels.choose("loss", mapping, x).loss(mapping, x, p, y), p
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, y, ctx.mapping, *params = inputs
-        ctx.mark_non_differentiable(output[1])
-        save(ctx, x, y, output[1], *params)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, y, p, *params = saved(ctx)
-        g, mapping = grads[0], with_params(ctx.mapping, params)
-        if torch.is_grad_enabled():
-            p = BRIDGE.apply(mapping, x)
-        by_params = gradients(
-            mapping, ctx.needs_input_grad[3:], lambda name: g * reference.loss_slope(mapping, name, x, p)
-        )
-        return g * (p - y), None, None, *by_params
+# `Omega*(x) - <x, y>`: the gradient is p - y, so the solver is not differentiated
+_loss = operation("Loss", _loss_forward, _loss_backward, of_map=True)
 
 
 # -- the kind of a call, and the fast path: the CPU engine takes any axis, mask and strides --------------------------------
@@ -275,7 +223,7 @@ class TorchBridge(Bridge):
                 return reference.differentiable(mapping, x)
             params = list(mapping.params().values())
             if wants:
-                return _Compiled.apply(x, spec, mapping.needs_scores, *params)
+                return traced_forward((mapping.needs_scores, spec), x, *params)
             return torch.ops.anymax.forward(x, params, spec)
         engine = kernels.choose("forward", mapping, x)
         if not wants:
@@ -319,14 +267,14 @@ class TorchBridge(Bridge):
         if engine is None:
             return reference.log_forward(mapping, x)
         if recorded(x):
-            return _Log.apply(x, mapping, engine, *params_of(mapping))
+            return _log(engine, x, mapping)
         return engine.log_forward(mapping, x)
 
     def loss(self, mapping: Mapping, x: Tensor, y: Tensor) -> Tensor:
         plain = transformed() or recorded(y) or needs_plain(mapping, x, "loss")
         if not plain and not torch.compiler.is_compiling() and not modes():
             if recorded(x) or learns(mapping):
-                return _Loss.apply(x, y, mapping, *params_of(mapping))[0]
+                return _loss(None, x, y, mapping)
             p = kernels.choose("forward", mapping, x).forward(mapping, x)
             return kernels.choose("loss", mapping, x).loss(mapping, x, p, y)
         # torch.compile takes first derivatives only, and these treat p as a constant.

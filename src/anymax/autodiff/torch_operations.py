@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -14,17 +15,12 @@ from .._core.mapping import Mapping
 from .._random import nodes
 from ..mappings import CATALOGUE
 from ..mappings.ranks import SoftSorted
-from .torch_library import library
+from .torch_adapter import like, opaque, traced_operation
 
 Tensor = torch.Tensor
 
 _KINDS = {kind.__name__: kind for kind in (*CATALOGUE, SoftSorted)}
-_LIBRARY = library(__name__)
 nodes.panel_nodes()
-_LIBRARY.define("forward(Tensor x, Tensor[] params, str spec) -> Tensor")
-_LIBRARY.define("vjp(Tensor x, Tensor p, Tensor g, Tensor[] params, str spec) -> Tensor")
-_LIBRARY.define("slope(Tensor x, Tensor p, Tensor g, Tensor[] params, str spec, int place) -> Tensor")
-_LIBRARY.define("hold(Tensor x, Tensor[] params, str spec) -> Tensor")
 
 
 # -- a mapping as a string and tensors, which the schemas of operations allow ---------------------------------------------------
@@ -56,23 +52,26 @@ def mapping_from(spec: str, params: list[Tensor]) -> Mapping:
         return _KINDS[kind](**fields)
 
 
+# -- the operations ----------------------------------------------------------------------------------------------------------------
+
+
 def _own(out: Tensor, *inputs: Tensor) -> Tensor:
     """A tensor that an operation may return: contiguous, and not one of its inputs."""
     return out.clone() if any(out is a for a in inputs) else out.contiguous()
 
 
-def _forward_op(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
+def _forward(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
     mapping = mapping_from(spec, params)
     return _own(kernels.choose("forward", mapping, x).forward(mapping, x), x)
 
 
-def _vjp_op(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str) -> Tensor:
+def _vjp(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str) -> Tensor:
     mapping = mapping_from(spec, params)
     x, p = (a if a.dtype == g.dtype else a.to(g.dtype) for a in (x, p))  # hooks of saved tensors may have changed them
     return _own(kernels.choose("vjp", mapping, x).vjp(mapping, x, p, g), x, p, g)
 
 
-def _slope_op(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str, place: int) -> Tensor:
+def _slope(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str, place: int) -> Tensor:
     """`<g, dp / d parameter>` for the parameter at this place; 0 for one in which p has no derivative."""
     mapping = mapping_from(spec, params)
     name = list(mapping.params())[place]
@@ -87,31 +86,13 @@ def _slope_fake(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str
     return p.new_empty((*p.shape[:-1], size), dtype=torch.float64 if p.dtype == torch.float64 else torch.float32)
 
 
-def _hold_op(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
+def _hold(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
     return mapping_from(spec, params).hold(upcast(floating(x, xp), xp), xp).clone(memory_format=torch.contiguous_format)
-
-
-def _forward_fake(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _vjp_fake(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str) -> Tensor:
-    return torch.empty_like(p, memory_format=torch.contiguous_format)
 
 
 def _hold_fake(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
     dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
     return x.new_empty((*x.shape[:-1], mapping_from(spec, params).held_size(x.shape[-1])), dtype=dtype)
-
-
-for _name, _impl, _fake in (
-    ("forward", _forward_op, _forward_fake),
-    ("vjp", _vjp_op, _vjp_fake),
-    ("slope", _slope_op, _slope_fake),
-    ("hold", _hold_op, _hold_fake),
-):
-    _LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"anymax::{_name}", _fake, lib=_LIBRARY)
 
 
 def _hold_vmap(info: Any, in_dims: Any, x: Tensor, params: list[Tensor], spec: str) -> tuple[Tensor, int]:
@@ -127,4 +108,40 @@ def _hold_vmap(info: Any, in_dims: Any, x: Tensor, params: list[Tensor], spec: s
     return torch.ops.anymax.hold(x, moved, spec), 0
 
 
-torch.library.register_vmap("anymax::hold", _hold_vmap, lib=_LIBRARY)
+opaque("forward(Tensor x, Tensor[] params, str spec) -> Tensor", _forward)
+opaque("vjp(Tensor x, Tensor p, Tensor g, Tensor[] params, str spec) -> Tensor", _vjp, lambda x, *others: like(*others))
+opaque("slope(Tensor x, Tensor p, Tensor g, Tensor[] params, str spec, int place) -> Tensor", _slope, _slope_fake)
+opaque("hold(Tensor x, Tensor[] params, str spec) -> Tensor", _hold, _hold_fake, _hold_vmap)
+
+
+# -- their derivatives --------------------------------------------------------------------------------------------------------------
+
+
+def traced_map(name: str, forward: Any, vjp: Any, slope: Any, layout: int = 0) -> Callable[..., Tensor]:
+    """p(x) by opaque operations: `call((needs_scores, spec, ...), x, *layout, *params)`.
+
+    forward, vjp, slope : of (x, *layout, params, spec, ...), of (x, p, g, *layout, params, spec, ...), and that with the place of a
+        parameter. `layout` is the number of tensors that say where the rows lie.
+    """
+
+    def run(how: Any, x: Tensor, *others: Any) -> Tensor:
+        return forward(x, *others[:layout], others[layout:], *how[1:])
+
+    def save(how: Any, tensors: Any, p: Tensor) -> Any:
+        return tensors[0] if how[0] else p, p, *tensors[1:]
+
+    def backward(how: Any, saved: Any, g: Tensor, wants: Any) -> Any:
+        x, p, *others = saved
+        params = others[layout:]
+        given = x, p, g, *others[:layout], params, *how[1:]
+        by_params = [
+            slope(*given, i).sum_to_size(value.shape).to(value.dtype) if want else None
+            for i, (value, want) in enumerate(zip(params, wants[1 + layout :]))
+        ]
+        return vjp(*given), *(None,) * layout, *by_params
+
+    return traced_operation(name, run, backward, save)
+
+
+_ops = torch.ops.anymax
+traced_forward = traced_map("TracedForward", _ops.forward, _ops.vjp, _ops.slope)

@@ -14,9 +14,9 @@ import array_api_compat.torch as xp
 import torch
 
 from .. import kernels
-from .._array import plain_backward, recorded, wide_dtype
-from ..autodiff.saving import save, saved
-from ..autodiff.torch import KINDS, plain_grads, traced
+from .._array import recorded, wide_dtype
+from ..autodiff.torch import KINDS, traced
+from ..autodiff.torch_adapter import operation
 from ..kernels import decode
 from ..mappings import Softmax
 from .softmax_plain import LOWEST, Terms, at_classes, blocks, plain
@@ -32,7 +32,7 @@ def terms(x: Tensor, index: Tensor, *, scale: float, entropy: bool, rest: bool) 
     if type(x) not in KINDS or x.layout is not torch.strided or traced(_SOFTMAX, x):
         return plain(x, index, xp, scale=scale, entropy=entropy, rest=rest)
     if recorded(x):
-        log_p, h, others = _Terms.apply(x, index, scale, entropy, rest)
+        log_p, h, others = _terms((scale, entropy, rest), x, index)
     else:
         _, _, log_p, h, others = _forward(x.detach(), index, scale, entropy, rest)
     return Terms(log_p, h if entropy else None, others if rest else None)
@@ -48,23 +48,23 @@ class _Found(NamedTuple):
     rest: Tensor  # [..., 1]
 
 
-class _Terms(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) -> tuple[Tensor, ...]:
-        ctx.call = {"scale": scale, "entropy": entropy, "rest": rest}
-        ctx.set_materialize_grads(False)
-        found = _forward(x, index, scale, entropy, rest)
-        save(ctx, x, index, *found)
-        return found.log_p, found.entropy, found.rest
+def _terms_forward(how: Any, operands: Any, wants: Any) -> tuple[tuple[Tensor, ...], _Found]:
+    (x, index), (scale, entropy, rest) = operands, how
+    found = _forward(x, index, scale, entropy, rest)
+    return (found.log_p, found.entropy, found.rest), found
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        (x, index, *found), none = saved(ctx), (None,) * 4
-        if all(g is None for g in grads):
-            return None, *none
-        if plain_backward(*grads):
-            return *plain_grads(lambda a: plain(a, index, xp, **ctx.call), (x,), grads), *none
-        return _backward(x, index, _Found(*found), grads, ctx.call["scale"]), *none
+
+def _terms_backward(how: Any, operands: Any, kept: Any, grads: Any, wants: Any) -> tuple[Tensor, None]:
+    x, index = operands
+    return _backward(x, index, _Found(*kept), grads, how[0]), None
+
+
+def _terms_plain(how: Any, operands: Any, kept: Any) -> Terms:
+    (x, index), (scale, entropy, rest) = operands, how
+    return plain(x, index, xp, scale=scale, entropy=entropy, rest=rest)
+
+
+_terms = operation("SoftmaxTerms", _terms_forward, _terms_backward, _terms_plain)
 
 
 def _parts(x: Tensor) -> Any:

@@ -5,16 +5,14 @@ The gradient of the gradient holds all scores: it uses plain operations.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
 import array_api_compat.torch as xp
 import torch
 
-from .._array import plain_backward, wide_dtype
-from ..autodiff.saving import save, saved
-from ..autodiff.torch import plain_grads
+from .._array import wide_dtype
+from ..autodiff.torch_adapter import operation
 from ..kernels import triton
 from .job import Job
 from .layer import Layer, dots
@@ -35,7 +33,7 @@ def candidates_of(job: Job, bound: Bound, of_target: OfTarget = OfTarget.USED) -
 
 def scores_of(layer: Layer, held: Candidates, u: Tensor | None) -> tuple[Tensor, Tensor]:
     """The scores of the candidates, with their gradient, and <scores, u>."""
-    s, even = _CandidateScores.apply(layer.x, layer.weight, layer.bias, held.value, held.index, u)
+    s, even = _scores(None, layer.x, layer.weight, layer.bias, held.index, u, held.value)
     if layer.keep is not None or layer.bias is not None:  # a masked target is among them, and has no gradient
         s = s.masked_fill(held.value == -math.inf, -math.inf)
     return s, even
@@ -48,31 +46,22 @@ def gathered(layer: Layer, classes: Tensor) -> Tensor:
     value = torch.cat([dots(free.x[at], free.weight, free.bias, classes[at], xp) for at in free.groups(step)])
     if free is layer or not layer.recorded():
         return value
-    return _CandidateScores.apply(layer.x, layer.weight, layer.bias, value, classes, None)[0]
+    return _scores(None, layer.x, layer.weight, layer.bias, classes, None, value)[0]
 
 
 # -- the gradient ----------------------------------------------------------------------------------------------------------------------
 
 
-class _CandidateScores(torch.autograd.Function):
-    """The scores of the candidates as a function of features, weight and bias; and <scores, u> for a vector u over all classes."""
+def _forward(_: None, operands: Any, wants: Any) -> tuple[tuple[Tensor, Tensor], Any]:
+    """The scores of the candidates, `value`, and <scores, u> for a vector u over all classes."""
+    x, weight, bias, _, u, value = operands
+    even, mean = weighted_scores(value, x, weight, bias, u)
+    return (value, even), (mean,)
 
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor, index: Tensor, u: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        ctx.set_materialize_grads(False)
-        even, mean = weighted_scores(value, x, weight, bias, u)
-        save(ctx, x, weight, bias, index, u, mean)
-        return value, even
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        (x, weight, bias, index, u, mean), (g, g_even), none = saved(ctx), grads, (None,) * 3
-        if plain_backward(*grads):
-            plain = functools.partial(_plain_scores, index=index, u=u)
-            return *plain_grads(plain, (x, weight, bias), grads), *none
-        return *few_back(ctx.needs_input_grad, g, g_even, index, x, weight, bias, u, mean), *none
+def _backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
+    (x, weight, bias, index, u), (mean,), (g, g_even) = operands, kept, grads
+    return *few_back(wants, g, g_even, index, x, weight, bias, u, mean), None, None, None
 
 
 def few_back(
@@ -133,10 +122,8 @@ def _add_outer(dw: Tensor, u: Tensor, v: Tensor) -> None:
         dw[a : a + step] += torch.outer(u[a : a + step], v).to(dw.dtype)
 
 
-def _plain_scores(
-    x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor, u: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """`_CandidateScores` in plain operations, for derivatives of any order."""
+def _plain(_: None, operands: Any, kept: Any) -> tuple[Tensor, Tensor]:
+    x, weight, bias, index, u = operands
     wide = wide_dtype(x, torch)
     index = index.to(torch.int64)
     x, weight = x.to(wide), weight.to(wide)
@@ -146,3 +133,6 @@ def _plain_scores(
         return value, value.new_zeros(0)
     even = x @ (u @ weight)
     return value, even if bias is None else even + (torch.where(u == 0, 0, bias.to(wide)) * u).sum()
+
+
+_scores = operation("CandidateScores", _forward, _backward, _plain, saves=5)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .._array import wide_dtype
-from ..autodiff.torch_library import library
+from ..autodiff.torch_adapter import opaque, traced_operation
 from ..autodiff.torch_operations import mapping_from, spec_of
 from ..transforms.softcap import cap_of, softcap
 from . import torch_values
@@ -22,30 +22,7 @@ from .torch_groups import with_a_class
 
 Tensor = torch.Tensor
 
-_OPERANDS = "Tensor x, Tensor weight, Tensor? bias, Tensor? keep, Tensor index, Tensor? class_weight"
-_ARGUMENTS = f"{_OPERANDS}, str spec, float[] loss, float cap, str terms, int chunk"
 _LOSS = ("smoothing", "z_loss", "suppress")  # the numbers of a loss
-_LIBRARY = library(__name__)
-_LIBRARY.define(f"layer({_ARGUMENTS}) -> Tensor")
-_LIBRARY.define(f"layer_vjp(Tensor g, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor)")
-
-
-class _Layer(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> Tensor:
-        return torch.ops.anymax.layer(x, weight, bias, *others)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        *tensors, spec, loss, cap, terms, chunk = inputs
-        ctx.call = spec, loss, cap, terms, chunk
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, weight, bias, *others = ctx.saved_tensors
-        dx, dw, db = torch.ops.anymax.layer_vjp(grads[0], x, weight, bias, *others, *ctx.call)
-        return dx, dw, None if bias is None else db, *(None,) * 8
 
 
 def values(job: Job) -> Tensor | None:
@@ -56,10 +33,9 @@ def values(job: Job) -> Tensor | None:
     if spec is None or cap is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
         return None
     tensors = layer.x, layer.weight, layer.bias, layer.keep, job.target, job.class_weight
-    call = *tensors, spec, [getattr(per_row, name) for name in _LOSS], cap, _name_of(per_row), chunk
-    if layer.recorded():
-        return _Layer.apply(*call)
-    return torch.ops.anymax.layer(*call)  # torch.compile can't trace an autograd function without a gradient
+    how = spec, [getattr(per_row, name) for name in _LOSS], cap, _name_of(per_row), chunk
+    # torch.compile can't trace an autograd function without a gradient
+    return _traced(how, *tensors) if layer.recorded() else _run(how, *tensors)
 
 
 def _values(
@@ -110,6 +86,22 @@ def _vjp_fake(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *others
     return x.new_empty(x.shape), weight.new_empty(weight.shape), one
 
 
-for _name, _impl, _fake in (("layer", _forward, _forward_fake), ("layer_vjp", _vjp, _vjp_fake)):
-    _LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"anymax::{_name}", _fake, lib=_LIBRARY)
+_OPERANDS = "Tensor x, Tensor weight, Tensor? bias, Tensor? keep, Tensor index, Tensor? class_weight"
+_ARGUMENTS = f"{_OPERANDS}, str spec, float[] loss, float cap, str terms, int chunk"
+opaque(f"layer({_ARGUMENTS}) -> Tensor", _forward, _forward_fake)
+opaque(f"layer_vjp(Tensor g, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor)", _vjp, _vjp_fake)
+
+
+# -- derivatives ---------------------------------------------------------------------------------------------------------------------
+
+
+def _run(how: Any, *tensors: Tensor | None) -> Tensor:
+    return torch.ops.anymax.layer(*tensors, *how)
+
+
+def _backward(how: Any, saved: Any, g: Tensor, wants: Any) -> Any:
+    dx, dw, db = torch.ops.anymax.layer_vjp(g, *saved, *how)
+    return dx, dw, None if saved[2] is None else db, None, None, None
+
+
+_traced = traced_operation("TracedLayer", _run, _backward)

@@ -8,16 +8,14 @@ gradient holds all scores.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from .._array import plain_backward, wide_dtype
-from ..autodiff.saving import save, saved
-from ..autodiff.torch import plain_grads
+from .._array import wide_dtype
+from ..autodiff.torch_adapter import operation
 from ..mappings import Softmax
 from .layer import Layer
 from .torch_candidates import BlockSize, ScoreBlocks, logsumexp
@@ -35,59 +33,54 @@ def both_ways(a: Tensor, b: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor
 
     keep: False where a score is masked, none on the diagonal.
     """
-    return _BothWays.apply(a, b, keep) if a.shape[0] and runs_eagerly(_layer(a, b, keep)) else None
+    return _both_ways(None, a, b, keep) if a.shape[0] and runs_eagerly(_layer(a, b, keep)) else None
 
 
-class _BothWays(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
-        wide, n = wide_dtype(a, torch), a.shape[0]
-        ctx.set_materialize_grads(False)
-        own, rows = (torch.empty(n, dtype=wide, device=a.device) for _ in range(2))
-        tiles = math.ceil(n / _SIZE.rows)
-        columns = own.new_empty((n, tiles))
-        room, held = _HELD if any(ctx.needs_input_grad) else 0, []
-        for number, (tile, scores) in enumerate(_tiles(a, b, keep)):
-            found = []
-            for i, j in _SIZE.parts(scores.layer):
-                room -= scores.layer.rows * (j - i)
-                s = scores.block(i, j, room >= 0)
-                if room >= 0:
-                    held.append(s)
-                pairs, diagonal = _diagonal(s, tile, i, j)
-                own[pairs] = diagonal.to(wide)
-                found.append(logsumexp(s, wide))
-                if i < n:
-                    columns[i:j, number] = logsumexp(s[:, : n - i].t().contiguous(), wide)[:, 0]
-            rows[tile] = torch.cat(found, 1).logsumexp(1)
-        levels = rows, columns.logsumexp(1)
-        save(ctx, a, b, keep, *levels, *held)
-        return tuple(_not_negative(level - own) for level in levels)  # type: ignore[return-value]
+def _forward(_: None, operands: Any, wants: Any) -> tuple[tuple[Tensor, ...], Any]:
+    a, b, keep = operands
+    wide, n = wide_dtype(a, torch), a.shape[0]
+    own, rows = (torch.empty(n, dtype=wide, device=a.device) for _ in range(2))
+    tiles = math.ceil(n / _SIZE.rows)
+    columns = own.new_empty((n, tiles))
+    room, held = _HELD if any(wants) else 0, []
+    for number, (tile, scores) in enumerate(_tiles(a, b, keep)):
+        found = []
+        for i, j in _SIZE.parts(scores.layer):
+            room -= scores.layer.rows * (j - i)
+            s = scores.block(i, j, room >= 0)
+            if room >= 0:
+                held.append(s)
+            pairs, diagonal = _diagonal(s, tile, i, j)
+            own[pairs] = diagonal.to(wide)
+            found.append(logsumexp(s, wide))
+            if i < n:
+                columns[i:j, number] = logsumexp(s[:, : n - i].t().contiguous(), wide)[:, 0]
+        rows[tile] = torch.cat(found, 1).logsumexp(1)
+    levels = rows, columns.logsumexp(1)
+    return tuple(_not_negative(level - own) for level in levels), (*levels, *held)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        a, b, keep, rows, columns, *held = saved(ctx)
-        if plain_backward(*grads):
-            return (*plain_grads(functools.partial(_plain, keep), (a, b), grads), None)
-        of_rows, of_columns = (torch.zeros_like(rows) if g is None else g.to(rows.dtype) for g in grads)
-        more = b.shape[0] - a.shape[0]
-        columns = torch.nn.functional.pad(columns, (0, more), value=math.inf)  # negatives have no loss
-        of_columns = torch.nn.functional.pad(of_columns, (0, more))
-        da, db = torch.zeros_like(a, dtype=rows.dtype), torch.zeros_like(b, dtype=rows.dtype)
-        blocks = iter(held)
-        for tile, scores in _tiles(a, b, keep):
-            for i, j in _SIZE.parts(scores.layer):
-                s = next(blocks, None)
-                s = scores.block(i, j) if s is None else s
-                p = s.to(rows.dtype)
-                q = (p - columns[None, i:j]).exp_().mul_(of_columns[None, i:j])
-                q.addcmul_((p - rows[tile, None]).exp_(), of_rows[tile, None])
-                pairs, diagonal = _diagonal(q, tile, i, j)
-                diagonal -= of_rows[pairs] + of_columns[pairs]
-                q = q.to(s.dtype)
-                da[tile] += q @ scores.weight(i, j)
-                db[i:j] += q.t() @ scores.layer.x
-        return da.to(a.dtype), db.to(b.dtype), None
+
+def _backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
+    (a, b, keep), (rows, columns, *held) = operands, kept
+    of_rows, of_columns = (torch.zeros_like(rows) if g is None else g.to(rows.dtype) for g in grads)
+    more = b.shape[0] - a.shape[0]
+    columns = torch.nn.functional.pad(columns, (0, more), value=math.inf)  # negatives have no loss
+    of_columns = torch.nn.functional.pad(of_columns, (0, more))
+    da, db = torch.zeros_like(a, dtype=rows.dtype), torch.zeros_like(b, dtype=rows.dtype)
+    blocks = iter(held)
+    for tile, scores in _tiles(a, b, keep):
+        for i, j in _SIZE.parts(scores.layer):
+            s = next(blocks, None)
+            s = scores.block(i, j) if s is None else s
+            p = s.to(rows.dtype)
+            q = (p - columns[None, i:j]).exp_().mul_(of_columns[None, i:j])
+            q.addcmul_((p - rows[tile, None]).exp_(), of_rows[tile, None])
+            pairs, diagonal = _diagonal(q, tile, i, j)
+            diagonal -= of_rows[pairs] + of_columns[pairs]
+            q = q.to(s.dtype)
+            da[tile] += q @ scores.weight(i, j)
+            db[i:j] += q.t() @ scores.layer.x
+    return da.to(a.dtype), db.to(b.dtype), None
 
 
 def _layer(a: Tensor, b: Tensor, keep: Tensor | None) -> Layer:
@@ -113,7 +106,11 @@ def _not_negative(value: Tensor) -> Tensor:
     return torch.where(value < 0, 0.0, value)
 
 
-def _plain(keep: Tensor | None, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def _plain(_: None, operands: Any, kept: Any) -> tuple[Tensor, Tensor]:
+    a, b, keep = operands
     s = (a @ b.to(a.dtype).T).to(wide_dtype(a, torch))
     s = s if keep is None else s.masked_fill(~keep, -math.inf)
     return s.logsumexp(1) - s.diagonal(), s[:, : a.shape[0]].logsumexp(0) - s.diagonal()
+
+
+_both_ways = operation("BothWays", _forward, _backward, _plain)

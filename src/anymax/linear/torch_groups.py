@@ -1,6 +1,6 @@
 """PyTorch: an output layer of any map by groups of rows, whose scores are computed again for the gradient, or with it in the forward pass.
 
-`_tensors` lists what a result depends on. The backward pass takes them from the graph, so that a change in between is an error. Tensors
+`_operands` lists what a result depends on. The backward pass takes them from the graph, so that a change in between is an error. Tensors
 that a user's function reads are not seen.
 """
 
@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from .._array import modes, plain_backward, recorded, transformed, wide_dtype
-from ..autodiff.saving import params_of, save, saved, with_params
-from ..autodiff.torch import KINDS, plain_grads
+from .._array import modes, recorded, transformed, wide_dtype
+from ..autodiff.saving import params_of, with_params
+from ..autodiff.torch import KINDS
+from ..autodiff.torch_adapter import operation
 from ..kernels import triton
 from . import torch_sizes
 from .bridge import joined
@@ -25,67 +26,70 @@ from .torch_products import add_to_classes, added_to_rows, entries_of
 
 Tensor = torch.Tensor
 
+_Gradient = list[Tensor | None]  # by x, weight, bias and the tensors of the map
 _FEW = (
     24  # fewer rows in a group do not pay: adding up the weight's gradient takes longer than computing the scores again
 )
 
 
-class _Groups(torch.autograd.Function):
-    """The result for each row, a group of rows at a time; the gradient computes the scores of each group again."""
-
-    @staticmethod
-    def forward(ctx: Any, job: Job, step: int, *tensors: Tensor | None) -> Any:
-        """tensors: the result of `_tensors`."""
-        ctx.call = job, step
-        save(ctx, *tensors)
-        out = _results(_with(job, tensors), step)
-        if isinstance(out, tuple):
-            ctx.mark_non_differentiable(*out[1:])
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (job, step), tensors, g = ctx.call, saved(ctx), grads[0]
-        none = (None,) * 2
-        if plain_backward(g):
-            return *none, *_plain(job, tensors, (g,), _first)
-        return *none, *_gradient(_with(job, tensors), step, g, ctx.needs_input_grad[len(none) :])[1]
+def _groups_forward(how: tuple[Job, int], operands: Any, wants: Any) -> tuple[Any, tuple[()]]:
+    """The result for each row, a group of rows at a time."""
+    job, step = how
+    return _results(_with(job, operands), step), ()
 
 
-class _Ahead(torch.autograd.Function):
+def _groups_backward(how: tuple[Job, int], operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
+    """It computes the scores of each group again."""
+    job, step = how
+    _, gradient = _gradient(_with(job, operands), step, grads[0], wants)
+    return _of_operands(gradient, operands)
+
+
+def _groups_plain(how: tuple[Job, int], operands: Any, kept: Any) -> Any:
+    return _with(how[0], operands).result()
+
+
+_groups = operation("RowGroups", _groups_forward, _groups_backward, _groups_plain, of_map=True, one_result=True)
+
+
+@dataclasses.dataclass
+class _Ahead:
     """A factor times the sum of the results of all rows. The forward pass computes the gradient too, so that no score is computed twice."""
 
-    @staticmethod
-    def forward(ctx: Any, job: Job, step: int, factor: Tensor, *tensors: Tensor | None) -> Tensor:
-        ctx.call = job, step, factor
-        save(ctx, *tensors)
-        value, ctx.ready = _gradient(_with(job, tensors), step, factor, ctx.needs_input_grad[3:])
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (job, step, factor), tensors, (g,) = ctx.call, saved(ctx), grads
-        none = (None,) * 3
-        if plain_backward(g):
-            return *none, *_plain(job, tensors, grads, lambda value: factor * value.sum())
-        # it is handed over, so that nobody copies it; a second call computes it again
-        ready, ctx.ready = ctx.ready, None
-        if ready is None:
-            ready = _gradient(_with(job, tensors), step, factor, ctx.needs_input_grad[3:])[1]
-        for a in ready:
-            if a is not None:
-                _scale(a, g)
-        return *none, *ready
+    job: Job
+    step: int
+    factor: Tensor
+    ready: _Gradient | None = None
 
 
-def _plain(job: Job, tensors: list[Any], grads: Any, of: Callable[[Tensor], Tensor]) -> list[Tensor | None]:
-    """The gradients by `tensors` of a function of the result, in plain operations, which can be differentiated again."""
+def _ahead_forward(how: _Ahead, operands: Any, wants: Any) -> tuple[Tensor, tuple[()]]:
+    value, how.ready = _gradient(_with(how.job, operands), how.step, how.factor, wants)
+    return value, ()
 
-    def plain(*free: Tensor | None) -> tuple[Tensor]:
-        return (of(_with(job, (*free, *tensors[len(free) :])).result()),)
 
-    count = 3 + len(params_of(job.layer.mapping))
-    return [*plain_grads(plain, tuple(tensors[:count]), grads), *(None,) * (len(tensors) - count)]
+def _ahead_backward(how: _Ahead, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
+    # it is handed over, so that nobody copies it; a second call computes it again
+    ready, how.ready = how.ready, None
+    if ready is None:
+        ready = _gradient(_with(how.job, operands), how.step, how.factor, wants)[1]
+    for a in ready:
+        if a is not None:
+            _scale(a, grads[0])
+    return _of_operands(ready, operands)
+
+
+def _ahead_plain(how: _Ahead, operands: Any, kept: Any) -> Tensor:
+    return how.factor * _with(how.job, operands).result().sum()
+
+
+_ahead = operation("RowsAhead", _ahead_forward, _ahead_backward, _ahead_plain, of_map=True)
+
+
+def _of_operands(gradient: _Gradient, operands: Any) -> tuple[Any, ...]:
+    """The gradient as `operation` takes it."""
+    dx, dw, db, *dparams = gradient
+    each = iter([d for d in dparams if d is not None])
+    return dx, dw, db, *(None,) * (len(operands) - 4), lambda _: next(each)
 
 
 def _first(value: Any) -> Tensor:
@@ -93,15 +97,15 @@ def _first(value: Any) -> Tensor:
     return value[0] if isinstance(value, tuple) else value
 
 
-def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, list[Tensor | None]]:
-    """The sum of g times the results, g for each row or for all, and its gradients by `_tensors`, a group of rows at a time."""
+def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, _Gradient]:
+    """The sum of g times the results, g for each row or for all, and its gradient, a group of rows at a time."""
     layer = job.layer
     x, weight, bias, params = layer.x, layer.weight, layer.bias, params_of(layer.mapping)
     wide = wide_dtype(x, torch)
     dx = torch.empty_like(x) if wants[0] else None
     dw: Tensor | None = None
     db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
-    dparams = [torch.zeros_like(p) if want else None for p, want in zip(params, wants[3:])]
+    dparams = [torch.zeros_like(p) if want else None for p, want in zip(params, wants[len(wants) - len(params) :])]
     total = torch.zeros((), dtype=wide, device=x.device)
     for where in layer.groups(step):
         part = job.part(where)
@@ -123,7 +127,7 @@ def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, list[
         del ds  # before the scores of the next group
     dw = None if dw is None else dw.to(weight.dtype)
     db = None if db is None or bias is None else db.to(bias.dtype)
-    return total, [dx, dw, db, *dparams, *(None,) * (len(_tensors(job)) - 3 - len(params))]
+    return total, [dx, dw, db, *dparams]
 
 
 def _scale(a: Tensor, g: Tensor) -> None:
@@ -206,21 +210,17 @@ def _with_product(dw: Tensor | None, ds: Tensor, x: Tensor, dtype: torch.dtype) 
     return dw
 
 
-def _tensors(job: Job) -> tuple[Tensor | None, ...]:
-    """All tensors that the result depends on, those that may have a gradient first."""
+def _operands(job: Job) -> tuple[Any, ...]:
+    """All that the result depends on."""
     layer = job.layer
-    free = layer.x, layer.weight, layer.bias, *params_of(layer.mapping)
-    return *free, layer.keep, job.target, job.class_weight, *job.per_row.arrays()
+    tensors = layer.x, layer.weight, layer.bias, layer.keep, job.target, job.class_weight
+    return *tensors, *job.per_row.arrays(), layer.mapping
 
 
-def _with(job: Job, tensors: Any) -> Job:
-    """The job with the tensors that `_tensors` lists."""
-    layer = job.layer
-    x, weight, bias, *rest = tensors
-    count = len(params_of(layer.mapping))
-    keep, target, class_weight, *arrays = rest[count:]
-    mapping = with_params(layer.mapping, rest[:count])
-    layer = dataclasses.replace(layer, x=x, weight=weight, bias=bias, keep=keep, mapping=mapping)
+def _with(job: Job, operands: Any) -> Job:
+    """The job with the operands that `_operands` lists."""
+    x, weight, bias, keep, target, class_weight, *arrays, mapping = operands
+    layer = dataclasses.replace(job.layer, x=x, weight=weight, bias=bias, keep=keep, mapping=mapping)
     return dataclasses.replace(
         job, layer=layer, per_row=job.per_row.with_arrays(arrays), target=target, class_weight=class_weight
     )
@@ -265,7 +265,7 @@ def by_rows(job: Job) -> Any:
         return _results(job, rows_of_group(job))
     if not layer.rows or _learns(job):
         return job.result()
-    return _Groups.apply(job, rows_of_group(job), *_tensors(job))
+    return _groups((job, rows_of_group(job)), *_operands(job))
 
 
 def rows_of_group(job: Job) -> int:
@@ -280,7 +280,7 @@ def total(job: Job, factor: Tensor) -> Tensor | None:
     None where there is no gradient to compute, where too few rows of scores fit into memory, or where the caller says `chunk`.
     """
     step = rows_ahead(job)
-    return None if step is None else _Ahead.apply(job, step, factor, *_tensors(job))
+    return None if step is None else _ahead(_Ahead(job, step, factor), *_operands(job))
 
 
 def rows_ahead(job: Job) -> int | None:

@@ -5,15 +5,13 @@ The gradient computes each block of scores again. The gradient of the gradient h
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any, NamedTuple
 
 import torch
 
-from .._array import plain_backward, wide_dtype
-from ..autodiff.saving import save, saved
-from ..autodiff.torch import plain_grads
+from .._array import wide_dtype
+from ..autodiff.torch_adapter import operation
 from ..likelihood.softmax_plain import LOWEST, at_classes
 from ..mappings import Softmax
 from . import torch_sizes
@@ -22,7 +20,6 @@ from .layer import Layer
 from .torch_candidate_scores import candidates_of, few_back, weighted_scores
 from .torch_candidates import (
     BlockSize,
-    Candidates,
     OfTarget,
     ScoreBlocks,
     logsumexp,
@@ -48,67 +45,79 @@ def of_softmax(
         bound = lambda s, layer: logsumexp(s, wide) + (math.log(least) - 1e-4)  # noqa: E731
         held = candidates_of(job, bound, OfTarget.APART)
         if not bool(held.full.any()):
-            two, even = _Likely.apply(layer.x, layer.weight, layer.bias, layer, target, held, u)
+            two, even = _likely(None, *_operands(layer, target, u), held.value, held.index, held.at, held.others)
             return two, even, even
     target = target if target.ndim == 2 else target[:, None]
-    blocks = BlockSize.of(layer, job.chunk)
-    return _Others.apply(layer.x, layer.weight, layer.bias, layer, target, blocks, u, entropy)
+    return _others((BlockSize.of(layer, job.chunk), entropy), *_operands(layer, target, u))
 
 
-class _Others(torch.autograd.Function):
+def _operands(layer: Layer, target: Tensor, u: Tensor | None) -> tuple[Tensor | None, ...]:
+    return layer.x, layer.weight, layer.bias, layer.keep, target, u
+
+
+def _others_forward(how: tuple[BlockSize, bool], operands: Any, wants: Any) -> tuple[tuple[Tensor, ...], Any]:
     """The scores of the targets of each row and logsumexp of all others, [rows, m + 1]; <scores, u> for a vector u over all classes; the
     entropy of the softmax of the others."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer, target: Tensor, blocks: BlockSize,
-        u: Tensor | None, entropy: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        layer = dataclasses.replace(layer, x=x, weight=weight, bias=bias)
-        ctx.blocks = blocks
-        ctx.set_materialize_grads(False)
-        value, h = others_of(layer, target, blocks, entropy)
-        even, _ = weighted_scores(value, x, weight, bias, u)
-        save(ctx, x, weight, bias, layer.keep, target, value, u, h)
-        return value, even, h
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        (x, weight, bias, keep, target, value, u, h), none = saved(ctx), (None,) * 5
-        if plain_backward(*grads):
-            return *_plain_gradient(x, weight, bias, keep, target, u, h.shape[1] > 0, grads), *none
-        layer, (g, g_even, g_h), wants = _layer(x, weight, bias, keep), grads, ctx.needs_input_grad[:3]
-        g = torch.zeros_like(value) if g is None else g.masked_fill(value == -math.inf, 0)  # a masked class has none
-        if g_h is not None:  # the gradient of the entropy is -q (log q + entropy)
-            g = torch.cat([g[:, :-1], g[:, -1:] - g_h * h], 1)
-        return *_others_back(layer, target, _Slopes(value, g, g_h, u, g_even), ctx.blocks, wants), *none
+    x, weight, bias, keep, target, u = operands
+    value, h = others_of(_layer(x, weight, bias, keep), target, *how)
+    even, _ = weighted_scores(value, x, weight, bias, u)
+    return (value, even, h), (value, h)
 
 
-class _Likely(torch.autograd.Function):
-    """`_Others` with a gradient for the candidates only."""
+def _others_backward(how: tuple[BlockSize, bool], operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
+    (x, weight, bias, keep, target, u), (value, h), (g, g_even, g_h) = operands, kept, grads
+    g = torch.zeros_like(value) if g is None else g.masked_fill(value == -math.inf, 0)  # a masked class has none
+    if g_h is not None:  # the gradient of the entropy is -q (log q + entropy)
+        g = torch.cat([g[:, :-1], g[:, -1:] - g_h * h], 1)
+    slopes = _Slopes(value, g, g_h, u, g_even)
+    return *_others_back(_layer(x, weight, bias, keep), target, slopes, how[0], wants), None, None, None
 
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer, target: Tensor, held: Candidates, u: Tensor | None
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        assert held.at is not None
-        assert held.others is not None
-        ctx.set_materialize_grads(False)
-        two = torch.cat([held.value.gather(1, held.at[:, None]), held.others], 1)
-        even, mean = weighted_scores(two, x, weight, bias, u)
-        save(ctx, x, weight, bias, layer.keep, target, two, held.value, held.index, held.at, u, mean)
-        return two, even
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        (x, weight, bias, keep, target, two, value, index, at, u, mean), none = saved(ctx), (None,) * 4
-        if plain_backward(*grads):
-            return *_plain_gradient(x, weight, bias, keep, target[:, None], u, False, (*grads, None)), *none
-        g, g_even = grads
-        if g is not None:
-            own = g[:, :1].masked_fill(two[:, :1] == -math.inf, 0)
-            g = ((value - _level(two)).exp_() * g[:, 1:]).scatter_(1, at[:, None], own)
-        return *few_back(ctx.needs_input_grad, g, g_even, index, x, weight, bias, u, mean), *none
+def _others_plain(how: tuple[BlockSize, bool], operands: Any, kept: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _plain(*operands, entropy=how[1])
+
+
+def _plain(
+    x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, target: Tensor, u: Tensor | None, entropy: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    s = _layer(x, weight, bias, keep).scores().to(wide_dtype(x, torch))
+    there = target >= 0
+    own = torch.where(there, s.gather(1, target.clamp(min=0)), -math.inf)
+    s = s.masked_fill(at_classes(torch.where(there, target, s.shape[1]), s, torch), -math.inf)
+    level = s.logsumexp(1, keepdim=True)
+    even = s.new_zeros(0) if u is None else (torch.where(u == 0, 0, s) * u).sum(1)
+    h = s.new_zeros((s.shape[0], 0))
+    if entropy:
+        below = (s - torch.where(level == -math.inf, math.inf, level)).clamp(min=LOWEST)
+        h = -(below.exp() * below).sum(1, keepdim=True)
+    return torch.cat([own, level], 1), even, h
+
+
+_others = operation("SoftmaxOthers", _others_forward, _others_backward, _others_plain)
+
+
+def _likely_forward(_: None, operands: Any, wants: Any) -> tuple[tuple[Tensor, Tensor], Any]:
+    """`_others_forward` with a gradient for the candidates only."""
+    x, weight, bias, _keep, _target, u, value, _index, at, others = operands
+    two = torch.cat([value.gather(1, at[:, None]), others], 1)
+    even, mean = weighted_scores(two, x, weight, bias, u)
+    return (two, even), (two, mean)
+
+
+def _likely_backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
+    (x, weight, bias, _keep, _target, u, value, index, at), (two, mean), (g, g_even) = operands, kept, grads
+    if g is not None:
+        own = g[:, :1].masked_fill(two[:, :1] == -math.inf, 0)
+        g = ((value - _level(two)).exp_() * g[:, 1:]).scatter_(1, at[:, None], own)
+    return *few_back(wants, g, g_even, index, x, weight, bias, u, mean), *(None,) * 7
+
+
+def _likely_plain(_: None, operands: Any, kept: Any) -> tuple[Tensor, Tensor]:
+    x, weight, bias, keep, target, u, *_candidates = operands
+    return _plain(x, weight, bias, keep, target[:, None], u, entropy=False)[:2]
+
+
+_likely = operation("SoftmaxCandidates", _likely_forward, _likely_backward, _likely_plain, saves=9)
 
 
 def others_of(layer: Layer, target: Tensor, blocks: BlockSize, entropy: bool) -> tuple[Tensor, Tensor]:
@@ -149,7 +158,7 @@ def _level(value: Tensor) -> Tensor:
 class _Slopes(NamedTuple):
     """What the gradient in the scores of some rows depends on: it is g for the targets, and q (g - mix log q) for the others."""
 
-    value: Tensor  # the result of `_Others`
+    value: Tensor  # the result of `_others`
     g: Tensor  # [rows, m + 1]
     mix: Tensor | None  # [rows, 1]
     u: Tensor | None
@@ -187,7 +196,7 @@ class _Slopes(NamedTuple):
 
 
 def _others_back(layer: Layer, target: Tensor, of: _Slopes, blocks: BlockSize, wants: Any) -> list[Tensor | None]:
-    """The gradients of `_Others` by x, weight and bias, a block of scores at a time."""
+    """The gradients of `_others` by x, weight and bias, a block of scores at a time."""
     x, weight, bias, wide = layer.x, layer.weight, layer.bias, of.value.dtype
     dx = torch.zeros(x.shape, dtype=wide, device=x.device) if wants[0] else None
     dw = torch.empty_like(weight) if wants[1] else None
@@ -219,27 +228,6 @@ def _others_back(layer: Layer, target: Tensor, of: _Slopes, blocks: BlockSize, w
         if sums is not None and dw is not None:
             dw[a:b] = sums
     return [None if dx is None else dx.to(x.dtype), dw, None if db is None or bias is None else db.to(bias.dtype)]
-
-
-def _plain_gradient(
-    x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, target: Tensor, u: Tensor | None, entropy: bool, grads: Any
-) -> list[Tensor | None]:  # fmt: skip
-    """The gradients of `of_softmax` by x, weight and bias in plain operations, which can be differentiated again."""
-
-    def plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        s = _layer(x, weight, bias, keep).scores().to(wide_dtype(x, torch))
-        there = target >= 0
-        own = torch.where(there, s.gather(1, target.clamp(min=0)), -math.inf)
-        s = s.masked_fill(at_classes(torch.where(there, target, s.shape[1]), s, torch), -math.inf)
-        level = s.logsumexp(1, keepdim=True)
-        even = s.new_zeros(0) if u is None else (torch.where(u == 0, 0, s) * u).sum(1)
-        h = s.new_zeros((s.shape[0], 0))
-        if entropy:
-            below = (s - torch.where(level == -math.inf, math.inf, level)).clamp(min=LOWEST)
-            h = -(below.exp() * below).sum(1, keepdim=True)
-        return torch.cat([own, level], 1), even, h
-
-    return plain_grads(plain, (x, weight, bias), grads)
 
 
 def _layer(x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None) -> Layer:

@@ -6,6 +6,7 @@ Under torch.compile the engine is an opaque operation, as it is for rows.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -14,12 +15,10 @@ import torch
 
 from .._array import modes, plain_backward, recorded, torch_exports, transformed, wide_dtype
 from .._core.mapping import Mapping
-from ..autodiff.saving import params_of, save, saved, with_params
 from ..autodiff.torch import BRIDGE as ROWS
-from ..autodiff.torch import plain_grads
-from ..autodiff.torch_library import library
-from ..autodiff.torch_operations import mapping_from, spec_of
-from ..autodiff.torch_parameters import gradients, learns, needs_plain
+from ..autodiff.torch_adapter import opaque, operation
+from ..autodiff.torch_operations import mapping_from, spec_of, traced_map
+from ..autodiff.torch_parameters import learns, needs_plain
 from ..kernels import choose, choose_ragged
 from ..kernels.engine import RaggedEngine
 from ..kernels.reference import ENGINE as reference
@@ -29,7 +28,6 @@ from .call import SegmentCall
 from .layout import Segments, check
 
 Tensor = torch.Tensor
-_LIBRARY = library(__name__)
 
 
 # -- the operations: None where the engines refuse ------------------------------------------------------------------------------
@@ -44,7 +42,7 @@ class TorchSegments(SegmentBridge):
         if engine is None:
             return None
         if recorded(x) or learns(mapping):
-            return _Apply.apply(x, call, engine, *params_of(mapping))
+            return _apply((call, engine), x, mapping)
         return engine.forward(call.segments_first, x, call.segments_along)
 
     def log(self, call: SegmentCall) -> Tensor | None:
@@ -53,7 +51,7 @@ class TorchSegments(SegmentBridge):
         if engine is None:
             return None
         if recorded(x):
-            return _Log.apply(x, call, engine, *params_of(mapping))
+            return _log((call, engine), x, mapping)
         return engine.log_forward(call.segments_first, x, call.segments_along)
 
     def threshold(self, call: SegmentCall) -> Tensor | None:
@@ -66,7 +64,7 @@ class TorchSegments(SegmentBridge):
         if engine is None:
             return None
         if recorded(x) or learns(mapping):
-            return _IndexLoss.apply(x, place, call, engine, *params_of(mapping))
+            return _index_loss((call, engine), x, place, mapping)
         return engine.index_loss(call.segments_first, x, place, call.segments_along, save=False).value
 
 
@@ -88,12 +86,12 @@ def _needs_plain(call: SegmentCall, op: str) -> bool:
     return learns(mapping) if mapping.hides_a_class else needs_plain(mapping, call.x, op)
 
 
-# -- the autograd functions ---------------------------------------------------------------------------------------------------------------
+# -- derivatives of eager calls --------------------------------------------------------------------------------------------------------
 
 
-def _with(call: SegmentCall, params: Any) -> SegmentCall:
-    """The call with the parameters that the graph gave back."""
-    return dataclasses.replace(call, mapping=with_params(call.mapping, params)) if params else call
+def _with(call: SegmentCall, mapping: Mapping) -> SegmentCall:
+    """The call with the map that the graph gave back."""
+    return call if mapping is call.mapping else dataclasses.replace(call, mapping=mapping)
 
 
 def _rows(call: SegmentCall, formula: Any, *tensors: Tensor) -> Tensor:
@@ -140,80 +138,73 @@ def _loss_slope(call: SegmentCall, name: str, x: Tensor, place: Tensor) -> Tenso
     return torch.where(place >= 0, each, torch.zeros_like(each))
 
 
-class _Apply(torch.autograd.Function):
-    """p(x) by the engine, in eager mode."""
+def _apply_forward(how: Any, operands: Any, wants: Any) -> tuple[Tensor, Sequence[Tensor | None]]:
+    (call, engine), (x, mapping) = how, operands
+    p, kept = engine.forward_saving(call.segments_first, x.detach(), call.segments_along)
+    return p, (p, x if mapping.needs_scores else None, kept)
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, call: Any, engine: Any, *params: Tensor) -> Tensor:
-        p, kept = engine.forward_saving(call.segments_first, x.detach(), call.segments_along)
-        ctx.call = call
-        save(ctx, p, x if call.mapping.needs_scores else None, kept, *params)
-        return p
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (p, x, kept, *params) = grads, saved(ctx)
-        call, wanted = _with(ctx.call, params), ctx.needs_input_grad
-        others = None, None, *gradients(call.mapping, wanted[3:], lambda name: _slope(call, name, x, p, g, kept))
-        if not wanted[0]:
-            return None, *others
-        engine = None if plain_backward(g) else choose_ragged("vjp", call.mapping, g)
+def _apply_backward(how: Any, operands: Any, saved: Any, grads: Any, wants: Any) -> Any:
+    (call, _), (mapping,), (p, x, kept), (g,) = how, operands, saved, grads
+    call = _with(call, mapping)
+    by_scores = None
+    if wants[0]:
+        engine = None if plain_backward(g) else choose_ragged("vjp", mapping, g)
         if engine is None:  # this gradient may be differentiated
-            return _rows(call, reference.vjp, p if x is None else x, p, g), *others
-        return engine.vjp(call.segments_first, x, p, g, call.segments_along, kept), *others
+            by_scores = _rows(call, reference.vjp, p if x is None else x, p, g)
+        else:
+            by_scores = engine.vjp(call.segments_first, x, p, g, call.segments_along, kept)
+    return by_scores, lambda name: _slope(call, name, x, p, g, kept)
 
 
-class _Log(torch.autograd.Function):
-    """log p(x) by the engine, in eager mode."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, call: Any, engine: Any, *params: Tensor) -> Tensor:
-        log_p = engine.log_forward(call.segments_first, x.detach(), call.segments_along)
-        ctx.call = call
-        save(ctx, log_p, x, *params)
-        return log_p
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (log_p, x, *params) = grads, saved(ctx)
-        call, none = _with(ctx.call, params), (None,) * (2 + len(params))
-        engine = None if plain_backward(g) else choose_ragged("log_vjp", call.mapping, g)
-        if engine is None:
-            return *plain_grads(lambda a: (_rows(call, reference.log_forward, a),), (x,), grads), *none
-        return engine.log_vjp(call.segments_first, x, log_p, g, call.segments_along), *none
+_apply = operation("SegmentApply", _apply_forward, _apply_backward, of_map=True, saves=0)
 
 
-class _IndexLoss(torch.autograd.Function):
-    """The loss by the engine, in eager mode; `place` says which entry of each segment is the target."""
+def _log_forward(how: Any, operands: Any, wants: Any) -> tuple[Tensor, Sequence[Tensor]]:
+    call, engine = how
+    log_p = engine.log_forward(call.segments_first, operands[0].detach(), call.segments_along)
+    return log_p, (log_p,)
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, place: Tensor, call: Any, engine: Any, *params: Tensor) -> Tensor:
-        ctx.call = call, engine
-        learned = ctx.needs_input_grad[4:]
-        loss = engine.index_loss(
-            call.segments_first, x.detach(), place, call.segments_along, save=True, slope=any(learned)
-        )
-        slopes = _slopes(call, learned, x, place) if loss.slope is None else [loss.slope]
-        ctx.ready = len(slopes)
-        save(ctx, x, place, loss.saved, *slopes, *params)
-        return loss.value
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (x, place, kept, *params), (call, engine) = grads, saved(ctx), ctx.call
-        wanted, slopes = ctx.needs_input_grad, params[: ctx.ready]
-        params = params[ctx.ready :]
-        call = _with(call, params)
-        if slopes and torch.is_grad_enabled():
-            slopes = _slopes(call, wanted[4:], x, place)
-        each = iter(slopes)
-        others = None, None, None, *gradients(call.mapping, wanted[4:], lambda _: (next(each) * g).movedim(0, -1))
-        if not wanted[0]:
-            return None, *others
-        if plain_backward(g) or engine.refuse("vjp", call.mapping, g) is not None:
-            return _by_scores(call, x, place, g), *others
+def _log_backward(how: Any, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
+    (call, _), (x, mapping), (log_p,), (g,) = how, operands, kept, grads
+    call, engine = _with(call, mapping), choose_ragged("log_vjp", mapping, g)
+    return engine and (engine.log_vjp(call.segments_first, x, log_p, g, call.segments_along), None)
+
+
+def _log_plain(how: Any, operands: Any, kept: Any) -> Tensor:
+    x, mapping = operands
+    return _rows(_with(how[0], mapping), reference.log_forward, x)
+
+
+_log = operation("SegmentLog", _log_forward, _log_backward, _log_plain, of_map=True)
+
+
+def _index_loss_forward(how: Any, operands: Any, wants: Any) -> tuple[Tensor, Sequence[Tensor | None]]:
+    """`place` says which entry of each segment is the target."""
+    (call, engine), (x, place, _) = how, operands
+    learned = wants[2:]
+    loss = engine.index_loss(call.segments_first, x.detach(), place, call.segments_along, save=True, slope=any(learned))
+    slopes = _slopes(call, learned, x, place) if loss.slope is None else [loss.slope]
+    return loss.value, (loss.saved, *slopes)
+
+
+def _index_loss_backward(how: Any, operands: Any, saved: Any, grads: Any, wants: Any) -> Any:
+    (call, engine), (x, place, mapping), (kept, *slopes), (g,) = how, operands, saved, grads
+    call = _with(call, mapping)
+    if slopes and torch.is_grad_enabled():
+        slopes = _slopes(call, wants[2:], x, place)
+    each = iter(slopes)
+    by_scores = None
+    if wants[0] and (plain_backward(g) or engine.refuse("vjp", mapping, g) is not None):
+        by_scores = _by_scores(call, x, place, g)
+    elif wants[0]:
         scale = g.to(wide_dtype(x, torch)).contiguous()
-        return engine.index_loss_grad(call.segments_first, x, place, scale, kept, call.segments_along), *others
+        by_scores = engine.index_loss_grad(call.segments_first, x, place, scale, kept, call.segments_along)
+    return by_scores, None, lambda _: (next(each) * g).movedim(0, -1)
+
+
+_index_loss = operation("SegmentIndexLoss", _index_loss_forward, _index_loss_backward, of_map=True)
 
 
 def _slopes(call: SegmentCall, wanted: Any, x: Tensor, place: Tensor) -> list[Tensor]:
@@ -224,37 +215,6 @@ def _slopes(call: SegmentCall, wanted: Any, x: Tensor, place: Tensor) -> list[Te
 
 # -- opaque operations, for torch.compile -----------------------------------------------------------------------------------------------
 
-_LIBRARY.define("segments(Tensor x, Tensor ptr, Tensor? order, Tensor[] params, str spec, int axis) -> Tensor")
-_OPERANDS = "Tensor x, Tensor p, Tensor g, Tensor ptr, Tensor? order, Tensor[] params, str spec, int axis"
-_LIBRARY.define(f"segments_vjp({_OPERANDS}) -> Tensor")
-_LIBRARY.define(f"segments_slope({_OPERANDS}, int place) -> Tensor")
-
-
-class _Compiled(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        x: Tensor, ptr: Tensor, order: Tensor | None, spec: str, axis: int, scores: bool, *params: Tensor
-    ) -> Tensor:
-        return torch.ops.anymax.segments(x, ptr, order, params, spec, axis)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, ptr, ctx.order, ctx.spec, ctx.axis, scores, *params = inputs
-        ctx.sorted = ctx.order is None
-        ctx.save_for_backward(x if scores else output, output, ptr, *([] if ctx.sorted else [ctx.order]), *params)
-        ctx.order = None
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, p, ptr, *params = ctx.saved_tensors
-        order = None if ctx.sorted else params.pop(0)
-        given = x, p, grads[0], ptr, order, params, ctx.spec, ctx.axis
-        by_params = [
-            torch.ops.anymax.segments_slope(*given, i).sum_to_size(value.shape).to(value.dtype) if want else None
-            for i, (value, want) in enumerate(zip(params, ctx.needs_input_grad[6:]))
-        ]
-        return torch.ops.anymax.segments_vjp(*given), None, None, None, None, None, *by_params
-
 
 def _opaque(call: SegmentCall) -> Tensor | None:
     mapping, segments, x = call.mapping, call.segments, call.x
@@ -264,7 +224,7 @@ def _opaque(call: SegmentCall) -> Tensor | None:
     ptr, order = (segments.placed(name, x) for name in ("ptr", "order"))
     params = list(mapping.params().values())
     if recorded(x) or learns(mapping):
-        return _Compiled.apply(x, ptr, order, spec, call.axis, mapping.needs_scores, *params)
+        return _traced((mapping.needs_scores, spec, call.axis), x, ptr, order, *params)
     return torch.ops.anymax.segments(x, ptr, order, params, spec, call.axis)
 
 
@@ -303,20 +263,16 @@ def _slope_op(
         return _slope(call, name, x if call.mapping.needs_scores else None, p, g).contiguous()
 
 
-def _like(x: Tensor, *others: Any) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 def _slope_fake(x: Tensor, p: Tensor, g: Tensor, ptr: Tensor, *others: Any) -> Tensor:
     axis = others[3]
     heads = (n for i, n in enumerate(p.shape) if i != axis)
     return p.new_empty((*heads, ptr.shape[0] - 1), dtype=wide_dtype(p, torch))
 
 
-for _name, _impl, _fake in (
-    ("segments", _forward_op, _like),
-    ("segments_vjp", _vjp_op, _like),
-    ("segments_slope", _slope_op, _slope_fake),
-):
-    _LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"anymax::{_name}", _fake, lib=_LIBRARY)
+_OPERANDS = "Tensor x, Tensor p, Tensor g, Tensor ptr, Tensor? order, Tensor[] params, str spec, int axis"
+opaque("segments(Tensor x, Tensor ptr, Tensor? order, Tensor[] params, str spec, int axis) -> Tensor", _forward_op)
+opaque(f"segments_vjp({_OPERANDS}) -> Tensor", _vjp_op)
+opaque(f"segments_slope({_OPERANDS}, int place) -> Tensor", _slope_op, _slope_fake)
+
+_ops = torch.ops.anymax
+_traced = traced_map("TracedSegments", _ops.segments, _ops.segments_vjp, _ops.segments_slope, layout=2)  # ptr and order

@@ -12,11 +12,9 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from .._array import modes, plain_backward, recorded, transformed
-from ..autodiff.saving import save, saved
-from ..autodiff.torch import plain_grads
+from .._array import modes, recorded, transformed
+from ..autodiff.torch_adapter import opaque, operation, plain_grads, traced_operation
 from ..autodiff.torch_graphs import outside_graphs
-from ..autodiff.torch_library import library
 from ..kernels import sinkhorn as kernel
 from . import plain
 from .assignment import assignment
@@ -24,13 +22,6 @@ from .limit import limit
 from .problem import Given, Problem, check_totals, problem
 
 Tensor = torch.Tensor
-
-_LIBRARY = library(__name__)
-_LIBRARY.define("sinkhorn_limit(Tensor z, Tensor keep, Tensor rows, Tensor columns, Tensor poisoned) -> Tensor")
-_LIBRARY.define("sinkhorn(Tensor x, Tensor? rows, Tensor? columns, int iterations, float temperature) -> Tensor")
-_LIBRARY.define(
-    "sinkhorn_vjp(Tensor x, Tensor? rows, Tensor? columns, Tensor g, int iterations, float temperature) -> Tensor"
-)
 
 
 def plan(given: Given, iterations: int | None) -> Tensor:
@@ -42,7 +33,7 @@ def plan(given: Given, iterations: int | None) -> Tensor:
         held = torch.ops.anymax.sinkhorn_limit(*(a.detach() for a in posed))
         return plain.differentiable(posed, held, xp)
     if recorded(*posed):
-        return _Limit.apply(*posed)
+        return _limit(None, *posed)
     return limit(posed, xp)
 
 
@@ -52,10 +43,13 @@ def plan(given: Given, iterations: int | None) -> Tensor:
 def _steps(given: Given, iterations: int) -> Tensor:
     call = kernel.Call(given.x, given.rows, given.columns, iterations, given.temperature)
     if not (transformed() or recorded(given.rows, given.columns) or torch.compiler.is_exporting()):
-        traced = torch.compiler.is_compiling() or modes()
-        if traced or kernel.refuse(call) is None:
+        (*tensors, _, _), how = call, call[3:]
+        if torch.compiler.is_compiling() or modes():
             check_totals(given, xp)
-            return _Steps.apply(*call) if traced or recorded(given.x) else kernel.forward(call)
+            return _traced(how, *tensors) if recorded(given.x) else torch.ops.anymax.sinkhorn(*call)
+        if kernel.refuse(call) is None:
+            check_totals(given, xp)
+            return _eager(how, *tensors) if recorded(given.x) else kernel.forward(call)
     return _plain(*call)
 
 
@@ -63,31 +57,31 @@ def _plain(x: Tensor, rows: Tensor | None, columns: Tensor | None, iterations: i
     return plain.steps(problem(Given(x, rows, columns, temperature), xp), iterations, xp)
 
 
-class _Steps(torch.autograd.Function):
-    """P by an engine. The backward pass uses plain operations where it is itself differentiated."""
+def _eager_forward(how: Any, operands: Any, wants: Any) -> tuple[Tensor, tuple[()]]:
+    return kernel.forward(kernel.Call(*operands, *how)), ()
 
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, rows: Tensor | None, columns: Tensor | None, iterations: int, temperature: float
-    ) -> Tensor:
-        ctx.iterations, ctx.temperature = iterations, temperature
-        if torch.compiler.is_compiling() or modes():
-            ctx.save_for_backward(x, rows, columns)
-            return torch.ops.anymax.sinkhorn(x, rows, columns, iterations, temperature)
-        save(ctx, x, rows, columns)
-        return kernel.forward(kernel.Call(x, rows, columns, iterations, temperature))
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), how = grads, (ctx.iterations, ctx.temperature)
-        if torch.compiler.is_compiling() or modes():
-            x, rows, columns = ctx.saved_tensors
-            return torch.ops.anymax.sinkhorn_vjp(x, rows, columns, g, *how), None, None, None, None
-        x, rows, columns = saved(ctx)
-        call = kernel.Call(x, rows, columns, *how)
-        if plain_backward(g) or kernel.refuse(call._replace(x=g)) is not None:
-            return *plain_grads(lambda a: (_plain(a, rows, columns, *how),), (x,), grads), None, None, None, None
-        return kernel.vjp(call, g), None, None, None, None
+def _eager_backward(how: Any, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
+    call, (g,) = kernel.Call(*operands, *how), grads
+    return None if kernel.refuse(call._replace(x=g)) is not None else (kernel.vjp(call, g), None, None)
+
+
+def _eager_plain(how: Any, operands: Any, kept: Any) -> Tensor:
+    return _plain(*operands, *how)
+
+
+_eager = operation("Sinkhorn", _eager_forward, _eager_backward, _eager_plain)
+
+
+def _traced_run(how: Any, *tensors: Any) -> Tensor:
+    return torch.ops.anymax.sinkhorn(*tensors, *how)
+
+
+def _traced_backward(how: Any, saved: Any, g: Tensor, wants: Any) -> Any:
+    return torch.ops.anymax.sinkhorn_vjp(*saved, g, *how), None, None
+
+
+_traced = traced_operation("TracedSinkhorn", _traced_run, _traced_backward)
 
 
 def _steps_op(x: Tensor, rows: Tensor | None, columns: Tensor | None, iterations: int, temperature: float) -> Tensor:
@@ -101,40 +95,37 @@ def _vjp_op(
     call = kernel.Call(x, rows, columns, iterations, temperature)
     if kernel.refuse(call) is None:
         return kernel.vjp(call, g)
-    (slope,) = plain_grads(lambda a: (_plain(a, *call[1:]),), (x,), (g,))
+    (slope,) = plain_grads(lambda a: (_plain(a, *call[1:]),), (x,), (g,), (True,))
     assert slope is not None
     return slope.contiguous()
 
 
-def _like_x(x: Tensor, *others: Any) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+_OPERANDS = "Tensor x, Tensor? rows, Tensor? columns"
+opaque(f"sinkhorn({_OPERANDS}, int iterations, float temperature) -> Tensor", _steps_op)
+opaque(f"sinkhorn_vjp({_OPERANDS}, Tensor g, int iterations, float temperature) -> Tensor", _vjp_op)
 
 
 # -- the limit -----------------------------------------------------------------------------------------------------------------------
 
 
-class _Limit(torch.autograd.Function):
-    """The limit, whose gradient solves the equations of its potentials once."""
+def _limit_forward(_: None, operands: Any, wants: Any) -> tuple[Tensor, tuple[Tensor]]:
+    held = limit(Problem(*operands), xp)
+    return held, (held,)
 
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, keep: Tensor, rows: Tensor, columns: Tensor, poisoned: Tensor) -> Tensor:
-        held = limit(Problem(z, keep, rows, columns, poisoned), xp)
-        save(ctx, z, keep, rows, columns, poisoned, held)
-        return held
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        z, keep, rows, columns, poisoned, held = saved(ctx)
-        if plain_backward(*grads):
+def _limit_backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
+    """The gradient solves the equations of the limit's potentials once."""
+    posed = Problem(*operands)
+    (held,), (g,) = kept, grads
+    dz, of_rows, of_columns = plain.slopes(posed, held, g, xp)
+    return dz, None, of_rows.sum_to_size(posed.rows.shape), of_columns.sum_to_size(posed.columns.shape), None
 
-            def again(z: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor]:
-                return (plain.differentiable(Problem(z, keep, rows, columns, poisoned), held.detach(), xp),)
 
-            dz, of_rows, of_columns = plain_grads(again, (z, rows, columns), grads)
-        else:
-            dz, of_rows, of_columns = plain.slopes(Problem(z, keep, rows, columns, poisoned), held, grads[0], xp)
-            of_rows, of_columns = of_rows.sum_to_size(rows.shape), of_columns.sum_to_size(columns.shape)
-        return dz, None, of_rows, of_columns, None
+def _limit_plain(_: None, operands: Any, kept: Any) -> Tensor:
+    return plain.differentiable(Problem(*operands), kept[0].detach(), xp)
+
+
+_limit = operation("SinkhornLimit", _limit_forward, _limit_backward, _limit_plain)
 
 
 def _limit_op(z: Tensor, keep: Tensor, rows: Tensor, columns: Tensor, poisoned: Tensor) -> Tensor:
@@ -150,10 +141,11 @@ def _limit_vmap(info: Any, in_dims: Any, *operands: Tensor) -> tuple[Tensor, int
     return torch.ops.anymax.sinkhorn_limit(*moved), 0
 
 
-for _name, _impl in (("sinkhorn", _steps_op), ("sinkhorn_vjp", _vjp_op), ("sinkhorn_limit", _limit_op)):
-    _LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"anymax::{_name}", _like_x, lib=_LIBRARY)
-torch.library.register_vmap("anymax::sinkhorn_limit", _limit_vmap, lib=_LIBRARY)
+opaque(
+    "sinkhorn_limit(Tensor z, Tensor keep, Tensor rows, Tensor columns, Tensor poisoned) -> Tensor",
+    _limit_op,
+    vmap=_limit_vmap,
+)
 
 
 # -- assignments ---------------------------------------------------------------------------------------------------------------------
