@@ -15,11 +15,11 @@ import torch
 from .._array import modes, plain_backward, recorded, torch_exports, transformed, wide_dtype
 from .._core.mapping import Mapping
 from ..autodiff.saving import params_of, save, saved, with_params
-from ..autodiff.torch import BRIDGE as ROWS
 from ..autodiff.torch import plain_grads
 from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import mapping_from, spec_of
 from ..autodiff.torch_parameters import gradients, learns, needs_plain
+from ..functional import apply
 from ..kernels import choose, choose_ragged
 from ..kernels.engine import RaggedEngine
 from ..kernels.reference import ENGINE as reference
@@ -114,7 +114,7 @@ def _by_scores(call: SegmentCall, x: Tensor, place: Tensor, g: Tensor) -> Tensor
 def _p(call: SegmentCall, x: Tensor) -> Tensor:
     """p(x), which autograd records."""
     p = BRIDGE.apply(dataclasses.replace(call, x=x))
-    return _rows(call, ROWS.apply, x) if p is None else p
+    return _rows(call, apply, x) if p is None else p
 
 
 def _slope(call: SegmentCall, name: str, x: Tensor | None, p: Tensor, g: Tensor, kept: Any = None) -> Tensor:
@@ -280,7 +280,7 @@ def _forward_op(x: Tensor, ptr: Tensor, order: Tensor | None, params: list[Tenso
     with torch.no_grad():
         if (engine := choose_ragged("forward", call.mapping, x)) is not None:
             return engine.forward(call.segments_first, x, call.segments_along)
-        return _rows(call, ROWS.apply, x).contiguous()
+        return _rows(call, apply, x).contiguous()
 
 
 def _vjp_op(
