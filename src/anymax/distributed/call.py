@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypedDict
 from .. import _array
 from .._array import (
     Array,
-    Namespace,
     asarray,
     check_axis,
     compiling,
@@ -148,6 +147,11 @@ class ShardedCall:
     def group(self) -> Group:
         return self.agreement.group
 
+    @property
+    def hides(self) -> bool:
+        """True if the map hides a class, for which an index of -1 stands."""
+        return self.mapping.hides_a_class
+
     def first(self, shard: Shard) -> Any:
         """The index of this process's first class, for columns with `indices`."""
         return shard.n * self.group.rank if self.start is None else self.start
@@ -182,15 +186,14 @@ class ShardedCall:
             learned = {k: self.group.vary_parameter(v) for k, v in t.params if is_array(v)}
             rows = put_through(self.who, t.replace(**learned), rows, own=True)
         rows = mapping.sound(rows, xp)
-        seen, has_hidden = common, common.hides_a_class and self._has_hidden(n)
-        if seen.hides_a_class:
-            if of_classes or seen.hidden_has_own:
+        shard = Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n, common, of_classes)
+        if self.hides:
+            if of_classes or common.hidden_has_own:
                 raise TypeError(
-                    f"{self.who}: {seen!r}: over processes give one upper bound for all classes and the sink"
+                    f"{self.who}: {common!r}: over processes give one upper bound for all classes and the sink"
                 )
-            mapping, rows = _with_hidden(mapping, rows, n, has_hidden, xp)
-            common = seen.over_all
-        return Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n, seen, has_hidden, of_classes)
+            shard.join_hidden(self._has_hidden(n))
+        return shard
 
     def _along(self, name: str, value: Array) -> bool:
         """True for a parameter of the map that has the axis of the classes, and may have one value for each."""
@@ -237,7 +240,7 @@ class ShardedCall:
         """This process's rows. columns: how many [..., 1] it sends in the first collective. indices: `first` will be called."""
         if self.group.strict:
             self._describe()
-            last_unknown = self.mapping.hides_a_class and self.start is not None and self.count is None
+            last_unknown = self.hides and self.start is not None and self.count is None
             if (indices and self.start is None) or last_unknown:
                 self._find_start(columns)
         return self._rows()
@@ -246,7 +249,7 @@ class ShardedCall:
         """The first collective: columns [..., 1], those of the method and those of the verb, and the candidates of the fullest row."""
         columns = shard.xp.concat([*head, *extra], axis=-1)
         if not self.group.strict:
-            places = Places.equal(self.group, shard.n, shard.seen.hides_a_class)
+            places = Places.equal(self.group, shard.n, shard.hides)
             return Shards(shard, places, columns_of(self.group.stack(columns)), width=len(head))
         stacked, heads = self.agreement.exchange(columns, self._head(shard.n, most))
         assert stacked is not None
@@ -314,17 +317,9 @@ class ShardedCall:
         if not at:
             raise ValueError(f"{who}: there are no classes on any process; at least one is needed")
         hidden = None
-        if self.mapping.hides_a_class:  # as `_has_hidden` says
+        if self.hides:  # as `_has_hidden` says
             hidden = len(heads) - 1 if heads[0].start is None else [i for i in order if sizes[i]][-1]
         return Places(sizes, starts[self.group.rank], order, order.index(self.group.rank), hidden)
-
-
-def _with_hidden(mapping: Mapping, rows: Array, n: int, here: Any, xp: Namespace) -> tuple[Mapping, Array]:
-    """The map of all classes, and the rows with the hidden class as the last, which is masked where it is not `here`."""
-    inner, wide = mapping.with_hidden(rows, xp)
-    wide = wide if n else wide[..., 1:]  # no masked class needs to represent no classes
-    given = _array.positions(wide, xp.int32, xp) < n
-    return inner, xp.where(given | here, wide, -math.inf * xp.ones_like(wide))
 
 
 def message_of(rows: int, columns: int, x: Array) -> Message:
