@@ -350,7 +350,7 @@ class Mapping(OverProcesses, ABC):
     @property
     def may_draw_none(self) -> bool:
         """True if one draw from a row with classes may be none of them."""
-        return self.over_all is not self or self.one_draw == "rest"
+        return self.hides_a_class or self.one_draw == "rest"
 
     def check_draw(self, who: str) -> None:
         """Raise an error if p is not the distribution of one draw."""

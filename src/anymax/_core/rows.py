@@ -47,9 +47,7 @@ class Rows(NamedTuple):
     mapping: Mapping  # aligned to the rows
     axis: int  # of the classes of `scores`, from 0 on
     joined: Joined | None = None  # if the classes were along several axes
-    caller: Mapping | None = (
-        None  # aligned, the map that hides the last class of `rows`; the classes of `mapping` are all of them
-    )
+    caller: Mapping | None = None  # if it hides the last class of `rows`; then `mapping` is that of all classes
 
     @property
     def hides(self) -> bool:

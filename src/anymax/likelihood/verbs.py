@@ -223,7 +223,8 @@ def kl(
         raise ValueError(
             f"kl: the two scores must have one shape, got {tuple(p.rows.shape)} and {tuple(q.rows.shape)} (classes last)"
         )
-    p, q = (given.over_all(upcast(given.rows, xp)) if given.hides else given for given in (p, q))
+    p = p.over_all(upcast(p.rows, xp)) if p.hides else p
+    q = q.over_all(upcast(q.rows, xp)) if q.hides else q
     return as_scalar(kl_rows(p.mapping, p.rows, q.mapping, q.rows, xp))
 
 

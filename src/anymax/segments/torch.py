@@ -18,9 +18,10 @@ from ..autodiff.saving import params_of, save, saved, with_params
 from ..autodiff.torch import plain_grads
 from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import mapping_from, spec_of
-from ..autodiff.torch_parameters import gradients, learns, needs_plain
+from ..autodiff.torch_parameters import gradients, learns
 from ..functional import apply
 from ..kernels import choose, choose_ragged
+from ..kernels.choice import unlearned
 from ..kernels.engine import RaggedEngine
 from ..kernels.reference import ENGINE as reference
 from . import padded
@@ -79,13 +80,9 @@ def _compiled() -> bool:
 
 def _eager_engine(call: SegmentCall, op: str) -> RaggedEngine | None:
     """The engine of an operation; None where torch must see plain operations."""
-    return None if _compiled() or modes() or transformed() or _needs_plain(call, op) else call.engine(op)
-
-
-def _needs_plain(call: SegmentCall, op: str) -> bool:
-    """`needs_plain`; and for a learned parameter of a map that hides a class, whose wider rows padding makes."""
-    mapping = call.mapping
-    return learns(mapping) if mapping.hides_a_class else needs_plain(mapping, call.x, op)
+    if _compiled() or modes() or transformed() or unlearned(op, call.mapping, call.x) is not None:
+        return None
+    return call.engine(op)
 
 
 # -- the autograd functions ---------------------------------------------------------------------------------------------------------------
@@ -259,7 +256,7 @@ class _Compiled(torch.autograd.Function):
 def _opaque(call: SegmentCall) -> Tensor | None:
     mapping, segments, x = call.mapping, call.segments, call.x
     spec = spec_of(mapping)
-    if spec is None or transformed() or _needs_plain(call, "forward"):
+    if spec is None or transformed() or unlearned("forward", mapping, x) is not None:
         return None
     ptr, order = (segments.placed(name, x) for name in ("ptr", "order"))
     params = list(mapping.params().values())
