@@ -117,6 +117,7 @@ class ShardedCall:
     mask: Any
     start: int | None
     count: int | None
+    hides: bool  # the map hides a class, for which an index of -1 stands
     temperature: Any = 1.0  # divides the scores: a number above 0, or an array with one value per row
     transforms: tuple[Transform, ...] = ()  # of the scores after that, each score by itself
 
@@ -133,7 +134,7 @@ class ShardedCall:
                     raise ValueError(f"{who}({name}={value}): expected a number from 0 on")
         if not group.strict and not is_torch(x) and start is not None:
             raise TypeError(f"{who}: in JAX the classes lie in the order of the axis; leave class_start= out")
-        return cls(agreement, mapping, x, check_axis(axis, x.ndim), mask, start, count)
+        return cls(agreement, mapping, x, check_axis(axis, x.ndim), mask, start, count, mapping.hides_a_class)
 
     def constant(self) -> ShardedCall:
         """The call as a constant of differentiation."""
@@ -146,11 +147,6 @@ class ShardedCall:
     @property
     def group(self) -> Group:
         return self.agreement.group
-
-    @property
-    def hides(self) -> bool:
-        """True if the map hides a class, for which an index of -1 stands."""
-        return self.mapping.hides_a_class
 
     def first(self, shard: Shard) -> Any:
         """The index of this process's first class, for columns with `indices`."""
