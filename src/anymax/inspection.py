@@ -69,12 +69,12 @@ def jacobian(
     """
     refuse_sharded("jacobian", x)
     given = prepare(as_mapping(mapping, "jacobian"), x, pick_axis(axis, dim), mask, least=0)
-    rows, mapping, xp = given.rows, given.mapping, namespace(given.rows)
-    s = upcast(rows, xp)
-    n = rows.shape[-1]
-    if not n:
-        return as_dtype(xp.zeros((*rows.shape[:-1], 0, 0), dtype=s.dtype, **device_of(s)), rows.dtype, xp)
-    p = bridge(s).apply(mapping, s)
+    rows, xp = given.rows, namespace(given.rows)
+    if not rows.shape[-1]:
+        return xp.zeros((*rows.shape[:-1], 0, 0), dtype=rows.dtype, **device_of(rows))
+    s, mapping, n = upcast(rows, xp), given.mapping, rows.shape[-1]
+    over_all = given.over_all(s)
+    p = over_all.seen(bridge(s).apply(over_all.mapping, over_all.rows))
     eye = xp.eye(n, dtype=s.dtype, **device_of(s))
     wide = xp.broadcast_to(s[..., None, :], (*s.shape[:-1], n, n))
     p = xp.broadcast_to(p[..., None, :], (*s.shape[:-1], n, n))

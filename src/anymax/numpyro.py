@@ -85,9 +85,10 @@ class Categorical(Distribution):
         transform: Any = None,
         validate_args: bool | None = None,
     ) -> None:
-        self.scores, mapping = read("Categorical", mapping, jnp.asarray(scores), -1, mask, transform)
-        refuse_draws_of_none("Categorical", mapping)
-        self._static, self._params = Static(mapping, None), mapping.params()
+        given = read("Categorical", mapping, jnp.asarray(scores), -1, mask, transform)
+        refuse_draws_of_none("Categorical", given.mapping)
+        self.scores = given.rows
+        self._static, self._params = Static(given.mapping, None), given.mapping.params()
         super().__init__(batch_shape=self.scores.shape[:-1], validate_args=validate_args)
 
     @property

@@ -94,9 +94,10 @@ def threshold(
     if sharded(x):
         axis = _array.every_axis(axis, x.ndim)
         return Threshold(*rows_over_devices("threshold", threshold, mapping, x, axis, mask, keepdims))
-    given = prepare_axes(mapping, x, axis, mask, least=0).with_a_class()
+    given = prepare_axes(mapping, x, axis, mask, least=0).with_a_class().over_all()
     rows, xp = given.rows, namespace(given.rows)
-    tau, size = tau_and_support(given.mapping, rows, xp)
+    p = bridge(rows).apply(given.mapping.frozen(), stop_gradient(rows))
+    tau, size = tau_of(given.mapping, rows, xp), _support_size(given.seen(p), xp)
     tau = like_scores(as_dtype(tau, rows.dtype, xp), given.scores)
     return Threshold(given.restore_one(tau, keepdims), given.restore_one(size, keepdims))
 
@@ -120,8 +121,6 @@ def _support_size(p: Array, xp: Any) -> Array:
 
 def tau_of(mapping: Mapping, rows: Array, xp: Any) -> Array:
     """tau of rows of scores, [..., 1], single or double, with its derivatives in the scores and the map's parameters."""
-    if mapping.hides_a_class:
-        mapping, rows = mapping.with_hidden(rows, xp)
     leaf = bridge(rows)
     moves = differentiates(rows) or any(differentiates(value) for value in mapping.params().values())
     if moves and mapping.is_softmax:

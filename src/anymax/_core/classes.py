@@ -10,7 +10,7 @@ def class_indices(
 ) -> tuple[Array, Array]:
     """(the class of each sample, -1 where it is left out; True where it is); an error if an index is known to be out of range.
 
-    hides: the map hides a class, for which -1 stands unless it is `ignore_index`; it becomes n, the last class of `Mapping.with_hidden`.
+    hides: the map hides a class, for which -1 stands unless it is `ignore_index`; it becomes n, the last of all classes.
     Where values may not be read, an index out of range becomes a number above all classes, which makes the loss of its sample NaN.
     """
     hides = hides and ignore_index != -1

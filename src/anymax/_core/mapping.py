@@ -75,7 +75,7 @@ class Mapping(OverProcesses, ABC):
     iterative: bool = False  # True if `forward` iterates; `hold` gives the outcome of the iteration
     most_kept: int | None = None  # only so many classes, those with the largest scores, have p > 0
     may_vanish: bool = False  # True if a row of finite scores may have no probabilities at all, and p sums to 0
-    hides_a_class: ClassVar[bool] = False  # True if p is that of all but the last class of `with_hidden`
+    hides_a_class: ClassVar[bool] = False  # True if p is that of all but one class: `Rows.over_all` has it as the last
     # True if Omega(y) does not exist for every y (see `no_constant`): the map's own loss leaves it out
     omits_constant: ClassVar[bool] = False
     hidden_has_own: bool = False  # True if the hidden class has parameters of its own beside its score
@@ -304,7 +304,7 @@ class Mapping(OverProcesses, ABC):
         return self
 
     def with_hidden(self, x: Array, xp: Namespace) -> tuple[Mapping, Array]:
-        """(map, rows): the map of the rows with one class more, at the end, for a map that `hides_a_class`."""
+        """(map, rows): the rows with one class more, the hidden one, at the end, and the map of all classes. For `Rows.over_all`."""
         raise TypeError(f"{self.name} hides no class")
 
     def for_one_more(self, x: Array, bound: Any, xp: Namespace) -> Mapping:
@@ -336,7 +336,7 @@ class Mapping(OverProcesses, ABC):
         """How p gives the distribution of one draw from a row. What draws, and what has log p of a draw, follows it.
 
         "p": by itself. "share": divided by its sum, which the scores do not change. "rest": by itself, and what it leaves of 1 is the
-        probability of none of the classes. "none": not at all, as `check_draw` says. For a map that `hides_a_class` it is said of p of
+        probability of none of the classes. "none": not at all, as `check_draw` says. For a map that hides a class it is said of p of
         all classes, those of `over_all`; a draw of the hidden one is a draw of none.
         """
         whole = self.over_all

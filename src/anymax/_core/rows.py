@@ -47,6 +47,28 @@ class Rows(NamedTuple):
     mapping: Mapping  # aligned to the rows
     axis: int  # of the classes of `scores`, from 0 on
     joined: Joined | None = None  # if the classes were along several axes
+    caller: Mapping | None = None  # if it hides the last class of `rows`; then `mapping` is that of all classes
+
+    @property
+    def hides(self) -> bool:
+        """True if the caller's map hides a class, for which an index of -1 stands. After `over_all` it is the last of `rows`."""
+        return self.caller is not None or self.mapping.hides_a_class
+
+    def over_all(self, rows: Array | None = None) -> Rows:
+        """The same over all classes: one that the map hides becomes the last. Bridges take no other map.
+
+        rows: the scores of the classes that the caller sees, if they have changed.
+        """
+        rows = self.rows if rows is None else rows
+        caller = self.mapping
+        if not caller.hides_a_class:
+            return self if rows is self.rows else self._replace(rows=rows)
+        mapping, rows = caller.with_hidden(rows, namespace(rows))
+        return self._replace(rows=rows, mapping=mapping, caller=caller)
+
+    def seen(self, of_all: Array) -> Array:
+        """What the caller sees of a result [..., n] over the classes of `rows`."""
+        return of_all if self.caller is None else of_all[..., :-1]
 
     def parameter(self, value: Any, name: str) -> Any:
         """A number, or an array with one value per row, aligned to the rows."""
@@ -55,11 +77,12 @@ class Rows(NamedTuple):
 
     def with_a_class(self) -> Rows:
         """The same; rows without a class get one that is masked, so that they give what rows do whose classes are all masked."""
-        return self._replace(rows=with_a_class(self.rows))
+        return self if self.rows.shape[-1] else self._replace(rows=with_a_class(self.rows))
 
     def restore(self, out: Array) -> Array:
         """A result [..., n] in the layout of the scores, and in their dtype if it has 8 bits."""
-        out = like_scores(restore_axis(out, self.axis), self.scores)
+        out = out if self.caller is None else self.seen(out)
+        out = like_scores(from_last(out, self.axis, namespace(out)), self.scores)
         return out if self.joined is None else self.joined.restore(out)
 
     def restore_one(self, out: Array, keepdims: bool) -> Array:

@@ -19,16 +19,11 @@ if TYPE_CHECKING:
     from ..segments.bridge import SegmentBridge
 
 
-def seen(wide: Array | None) -> Any:
-    """A result of rows `with_hidden`, without the class that is hidden."""
-    return None if wide is None else wide[..., :-1]
-
-
 class Bridge(ABC):
     """Calls the engines for arrays of one framework, with its derivatives. `bridge(x)` chooses it.
 
-    These operations are on rows of scores, with the classes last, in the caller's dtype. Higher rooms register a
-    function that returns their part for a framework; the part is imported on first use.
+    These operations are on rows of scores, with the classes last, in the caller's dtype, and on maps that hide no class (`Rows.over_all`).
+    Higher rooms register a function that returns their part for a framework; the part is imported on first use.
     """
 
     framework: ClassVar[str]  # "numpy", "torch" or "jax"
@@ -59,8 +54,6 @@ class Bridge(ABC):
 
     def log(self, mapping: Mapping, x: Array) -> Array | None:
         """log p(x); None if the map has no formula for it."""
-        if mapping.hides_a_class:
-            return seen(self.log(*mapping.with_hidden(x, namespace(x))))
         return (kernels.compiled("log_forward", mapping, x) or reference).log_forward(mapping, x)
 
     def log_p(self, mapping: Mapping, x: Array) -> Array:
@@ -76,8 +69,6 @@ class Bridge(ABC):
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
         """tau of each row, [..., 1], single or double, without a derivative."""
-        if mapping.hides_a_class:
-            return self.threshold(*mapping.with_hidden(x, namespace(x)))
         engine = None if _array.compiling() else kernels.compiled("threshold", mapping, x)
         return (engine or reference).threshold(mapping, x)
 

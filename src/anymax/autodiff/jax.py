@@ -27,7 +27,7 @@ from ..kernels.jax_primitives import is_zero, linear_primitive
 from ..kernels.link import Link
 from ..kernels.linked import link_of
 from ..kernels.reference import ENGINE as reference
-from .bridge import Bridge, seen
+from .bridge import Bridge
 
 
 def with_zeros(tangents: Any, primals: Any) -> Any:
@@ -355,16 +355,12 @@ class JaxBridge(Bridge):
     kinds = _KINDS
 
     def apply(self, mapping: Mapping, x: Array, mask: Array | None = None) -> Array:
-        if mapping.hides_a_class:
-            return seen(self.apply(*mapping.with_hidden(x, jnp)))
         return _run(_compiled, _opened(mapping, x), x)
 
     def quick(self) -> Any:
         return _quick
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
-        if mapping.hides_a_class:
-            return self.threshold(*mapping.with_hidden(x, jnp))
         return _run(_compiled_threshold, _opened(mapping, x), x)
 
     def loss(self, mapping: Mapping, x: Array, y: Array) -> Array:

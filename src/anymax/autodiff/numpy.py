@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from .. import kernels
-from .._array import Array, namespace
+from .._array import Array
 from .._core.mapping import Mapping
 from ..kernels import native
 from ..kernels.engine import BELOW
-from .bridge import Bridge, seen
+from .bridge import Bridge
 
 _FLOATS = frozenset(map(np.dtype, ("float32", "float64", "float16")))  # a set is searched quickly
 
@@ -21,8 +21,6 @@ class NumpyBridge(Bridge):
     kinds = (np.ndarray,)
 
     def apply(self, mapping: Mapping, x: Array, mask: Array | None = None) -> Array:
-        if mapping.hides_a_class:
-            return seen(self.apply(*mapping.with_hidden(x, namespace(x))))
         return kernels.choose("forward", mapping, x).forward(mapping, x, mask)
 
     def quick(self) -> Any:
@@ -30,7 +28,7 @@ class NumpyBridge(Bridge):
         return None if isinstance(engine, str) else engine.forward
 
     def masks(self, mapping: Mapping, x: Array) -> bool:
-        return not mapping.hides_a_class and kernels.choose("forward", mapping, x).takes_mask
+        return kernels.choose("forward", mapping, x).takes_mask
 
     def write(self, mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
         return kernels.choose("forward", mapping, x).write(mapping, x, mask, out)

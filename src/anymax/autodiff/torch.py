@@ -27,7 +27,7 @@ from ..kernels.engine import BELOW, Engine, IndexLoss
 from ..kernels.link import Link
 from ..kernels.linked import link_of
 from ..kernels.reference import ENGINE as reference
-from .bridge import Bridge, seen
+from .bridge import Bridge
 from .saving import As, hooked, params_of, restored, with_params
 from .torch_adapter import operation
 from .torch_operations import spec_of, traced_forward
@@ -208,8 +208,6 @@ class TorchBridge(Bridge):
     kinds = KINDS
 
     def apply(self, mapping: Mapping, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        if mapping.hides_a_class:
-            return seen(self.apply(*mapping.with_hidden(x, xp)))
         if transformed() or needs_plain(mapping, x) or (mapping.traced and _records(mapping, x)):
             return _implicit(mapping, x)
         learning = learns(mapping)
@@ -240,7 +238,7 @@ class TorchBridge(Bridge):
         return torch.compiler.is_dynamo_compiling
 
     def masks(self, mapping: Mapping, x: Tensor) -> bool:
-        if mapping.needs_scores or mapping.hides_a_class or traced(mapping, x):
+        if mapping.needs_scores or traced(mapping, x):
             return False
         return kernels.choose("forward", mapping, x).takes_mask
 
@@ -261,8 +259,6 @@ class TorchBridge(Bridge):
         return done
 
     def log(self, mapping: Mapping, x: Tensor) -> Tensor | None:
-        if mapping.hides_a_class:
-            return seen(self.log(*mapping.with_hidden(x, xp)))
         engine = None if traced(mapping, x, "log_forward") else kernels.compiled("log_forward", mapping, x)
         if engine is None:
             return reference.log_forward(mapping, x)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypedDict
 from .. import _array
 from .._array import (
     Array,
-    Namespace,
     asarray,
     check_axis,
     compiling,
@@ -118,6 +117,7 @@ class ShardedCall:
     mask: Any
     start: int | None
     count: int | None
+    hides: bool  # the map hides a class, for which an index of -1 stands
     temperature: Any = 1.0  # divides the scores: a number above 0, or an array with one value per row
     transforms: tuple[Transform, ...] = ()  # of the scores after that, each score by itself
 
@@ -134,7 +134,7 @@ class ShardedCall:
                     raise ValueError(f"{who}({name}={value}): expected a number from 0 on")
         if not group.strict and not is_torch(x) and start is not None:
             raise TypeError(f"{who}: in JAX the classes lie in the order of the axis; leave class_start= out")
-        return cls(agreement, mapping, x, check_axis(axis, x.ndim), mask, start, count)
+        return cls(agreement, mapping, x, check_axis(axis, x.ndim), mask, start, count, mapping.hides_a_class)
 
     def constant(self) -> ShardedCall:
         """The call as a constant of differentiation."""
@@ -182,15 +182,14 @@ class ShardedCall:
             learned = {k: self.group.vary_parameter(v) for k, v in t.params if is_array(v)}
             rows = put_through(self.who, t.replace(**learned), rows, own=True)
         rows = mapping.sound(rows, xp)
-        seen, has_hidden = common, common.hides_a_class and self._has_hidden(n)
-        if seen.hides_a_class:
-            if of_classes or seen.hidden_has_own:
+        shard = Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n, common, of_classes)
+        if self.hides:
+            if of_classes or common.hidden_has_own:
                 raise TypeError(
-                    f"{self.who}: {seen!r}: over processes give one upper bound for all classes and the sink"
+                    f"{self.who}: {common!r}: over processes give one upper bound for all classes and the sink"
                 )
-            mapping, rows = _with_hidden(mapping, rows, n, has_hidden, xp)
-            common = seen.over_all
-        return Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n, seen, has_hidden, of_classes)
+            shard.join_hidden(self._has_hidden(n))
+        return shard
 
     def _along(self, name: str, value: Array) -> bool:
         """True for a parameter of the map that has the axis of the classes, and may have one value for each."""
@@ -237,7 +236,7 @@ class ShardedCall:
         """This process's rows. columns: how many [..., 1] it sends in the first collective. indices: `first` will be called."""
         if self.group.strict:
             self._describe()
-            last_unknown = self.mapping.hides_a_class and self.start is not None and self.count is None
+            last_unknown = self.hides and self.start is not None and self.count is None
             if (indices and self.start is None) or last_unknown:
                 self._find_start(columns)
         return self._rows()
@@ -246,7 +245,7 @@ class ShardedCall:
         """The first collective: columns [..., 1], those of the method and those of the verb, and the candidates of the fullest row."""
         columns = shard.xp.concat([*head, *extra], axis=-1)
         if not self.group.strict:
-            places = Places.equal(self.group, shard.n, shard.seen.hides_a_class)
+            places = Places.equal(self.group, shard.n, shard.hides)
             return Shards(shard, places, columns_of(self.group.stack(columns)), width=len(head))
         stacked, heads = self.agreement.exchange(columns, self._head(shard.n, most))
         assert stacked is not None
@@ -314,17 +313,9 @@ class ShardedCall:
         if not at:
             raise ValueError(f"{who}: there are no classes on any process; at least one is needed")
         hidden = None
-        if self.mapping.hides_a_class:  # as `_has_hidden` says
+        if self.hides:  # as `_has_hidden` says
             hidden = len(heads) - 1 if heads[0].start is None else [i for i in order if sizes[i]][-1]
         return Places(sizes, starts[self.group.rank], order, order.index(self.group.rank), hidden)
-
-
-def _with_hidden(mapping: Mapping, rows: Array, n: int, here: Any, xp: Namespace) -> tuple[Mapping, Array]:
-    """The map of all classes, and the rows with the hidden class as the last, which is masked where it is not `here`."""
-    inner, wide = mapping.with_hidden(rows, xp)
-    wide = wide if n else wide[..., 1:]  # no masked class needs to represent no classes
-    given = _array.positions(wide, xp.int32, xp) < n
-    return inner, xp.where(given | here, wide, -math.inf * xp.ones_like(wide))
 
 
 def message_of(rows: int, columns: int, x: Array) -> Message:

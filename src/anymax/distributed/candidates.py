@@ -110,7 +110,7 @@ class ByNucleus(Method):
             stop_gradient(log_sum(shards.highs, shards.head[1], shards.high, xp)[1]),
             stop_gradient(like(nucleus, shard.rows, xp)),
         )
-        count = shards.count + shard.seen.hides_a_class
+        count = shards.count + shard.hides
         chosen = (share * count >= 0.99 * (1.0 - level) * z) & (share > 0)
         chosen = chosen | ((share >= 0) & xp.isfinite(shard.rows) & (level >= 1.0 + 0.0 * z))
         k = largest(shards, chosen) if shard.group.strict else shard.rows.shape[-1]

@@ -59,7 +59,7 @@ class Gathered(Solution):
         return self._threshold.tau
 
     def support(self) -> Array:
-        return super().support() if self.shard.seen.hides_a_class else self._threshold.support
+        return super().support() if self.shard.hides else self._threshold.support
 
     def sums(self) -> tuple[Any, Any]:
         # where upper bounds decide the sum each class has its own, and is a candidate

@@ -75,7 +75,7 @@ class SplitLayer:
         transforms = elementwise(who, given.transform, "the scores of a row are on several processes", _INSTEAD)
         call = ShardedCall.of(agreement, layer.mapping, layer.x, -1, None, arguments.class_start, arguments.class_count)
         call = dataclasses.replace(call, temperature=temperature, transforms=transforms)
-        places = Places.equal(shared, n, layer.mapping.hides_a_class)
+        places = Places.equal(shared, n, call.hides)
         if shared.strict:
             agreement.say(chunk=chunk, x=f"{layer.x.shape[-1]} features, {described(layer.x)}")
             places = call.agree(n)
@@ -138,7 +138,9 @@ def linear_loss(
     who = agreement.who
     read = LossOptions.read(who, weight, options)
     layer = _layer(arguments, given)
-    z_loss, suppress = further_losses(who, layer.mapping.over_all, layer.mapping.hides_a_class, *further)
+    mapping = layer.mapping.over_all
+    hides = mapping is not layer.mapping
+    z_loss, suppress = further_losses(who, mapping, hides, *further)
     xp, lead, n, rows, shared = namespace(layer.x), layer.lead, layer.classes, layer.rows, agreement.group
     refuse_sharded(who, None, target=target)
     target = _array.beside(target, layer.x, "target", xp)
@@ -150,12 +152,11 @@ def linear_loss(
         target_is(agreement, target, xp)
     split = SplitLayer.agreed(arguments, agreement, layer, given)
     target = xp.reshape(target, (rows, n) if soft else (rows,))
-    kind, each, more = loss_of(layer.mapping.over_all), read._replace(reduction="none"), FurtherLosses(z_loss, suppress)
-    hides = layer.mapping.hides_a_class
+    kind, each, more = loss_of(mapping), read._replace(reduction="none"), FurtherLosses(z_loss, suppress)
     value = split.by_rows(
         width(read, soft and hides), lambda call, where: loss_of_call(call, kind, target[where, ...], each, more)
     )
-    norm = _norm(target, soft, read, split.start, n, shared, value, hides, xp)
+    norm = _norm(target, soft, read, split.start, n, shared, value, xp)
     return read.reduce(xp.reshape(value, lead), xp.reshape(norm, lead), layer.dtype, xp)
 
 
@@ -188,7 +189,7 @@ def log_prob(
     parts = [None] if support is None else [split.support(index, support), *([None] if full else [])]
     pairs = []
     for kept in parts:
-        columns = _terms(split, "target", index, kept, entropy=entropy, hidden=layer.mapping.hides_a_class)
+        columns = _terms(split, "target", index, kept, entropy=entropy, hidden=True)
         log_p, *h = (xp.reshape(columns[:, i], layer.lead) for i in range(1 + entropy))
         pairs.append((log_p, h[0] if entropy else None))
     return pairs
@@ -277,12 +278,11 @@ def _norm(
     n: int,
     group: Group,
     value: Array,
-    hides: bool,
     xp: Any,
 ) -> Array:
     """The weight of each row in a mean: 1 for a row that counts, or the weight of its target, which one process knows.
 
-    hides: the index -1 is the class that the map hides, whose weight is 1.
+    That of the index -1 is 1: it is the class that the map hides, or the loss is NaN.
     """
     if soft:
         return xp.ones_like(value)
@@ -296,4 +296,4 @@ def _norm(
     elsewhere = (at < 0) | (at >= n)
     mine = counted_weight(at, ignored | elsewhere, w, value.dtype, xp) if n else xp.zeros_like(value)
     norm = xp.sum(group.stack(mine), axis=0)
-    return xp.where((index == -1) & ~ignored, xp.ones_like(norm), norm) if hides else norm
+    return xp.where((index == -1) & ~ignored, xp.ones_like(norm), norm)

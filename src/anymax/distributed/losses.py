@@ -90,7 +90,7 @@ class Target(Columns, ABC):
         self, call: ShardedCall, kind: LossKind, t: Array, options: LossOptions, further: FurtherLosses
     ) -> None:
         self.call, self.kind, self.t, self.options, self.further = call, kind, t, options, further
-        self.nll, self.hides = kind == "nll", call.mapping.hides_a_class
+        self.nll, self.hides = kind == "nll", call.hides
         self.count = width(options, self.hides and not self.indices)
 
     @staticmethod

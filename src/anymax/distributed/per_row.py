@@ -116,7 +116,7 @@ def log_prob(arguments: Arguments, agreement: Agreement, y: Any, entropy: bool) 
     agreement.say(y=f"of shape {shape}")
     agreement.same["y"] = y
     index = xp.moveaxis(xp.reshape(y, (math.prod(shape[:first]), *lead)), 0, -1)
-    terms = terms_of_call(call, "y", index, entropy=entropy, hidden=call.mapping.hides_a_class)
+    terms = terms_of_call(call, "y", index, entropy=entropy, hidden=True)
     log_p = xp.reshape(xp.moveaxis(terms.log_p, -1, 0), shape)
     return log_p, None if terms.entropy is None else terms.entropy[..., 0]
 
@@ -127,9 +127,10 @@ def terms_of_call(
 ) -> Terms:  # fmt: skip
     """log p of the classes `index` [..., m], an argument of this name, and on request the entropy and log p of all other classes.
 
-    kept: the scores of the call are those of this part of a support. hidden: -1 is the class that the map hides, and not none.
+    kept: the scores of the call are those of this part of a support. hidden: -1 is the class that the map hides, if it hides one.
     """
     call.mapping.check_draw(call.who)
+    hidden = hidden and call.hides
 
     def finish(out: Solution, places: tuple[Array, Array]) -> Terms:
         shards, xp = out.shards, out.shards.xp
@@ -150,7 +151,10 @@ class GivenClasses(Columns):
     def __init__(
         self, call: ShardedCall, index: Array, kept: SupportPart | None, hidden: bool, *, entropy: bool, rest: bool
     ) -> None:
-        """index: [..., m], counted over all processes; below 0 for no class. kept, hidden: as in `terms_of_call`."""
+        """index: [..., m], counted over all processes; below 0 for no class, or -1 for the class that the map hides if `hidden` is true.
+
+        kept: as in `terms_of_call`.
+        """
         self.call, self.index, self.kept, self.hidden = call, index, kept, hidden
         self.entropy, self.rest = entropy, rest
         self.indices = kept is None

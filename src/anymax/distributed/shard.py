@@ -9,7 +9,7 @@ from typing import Any
 from .. import _array
 from .._array import Array, Namespace, as_dtype, stop_gradient, top
 from .._core.mapping import Mapping
-from .._core.rows import restore_axis
+from .._core.rows import Rows, restore_axis
 from ..autodiff.group import Group
 
 
@@ -29,13 +29,24 @@ class Shard:
     # masked on the others. Without it one masked class represents no classes.
     n: int
     seen: Mapping  # the caller's map, common; `mapping` and `common` are those of all classes, with a hidden one
-    has_hidden: Any = False  # True on the process that has the class that `seen` hides
     of_classes: tuple[str, ...] = ()  # the parameters with one value for each class of this process, also in `common`
+    hides: bool = False  # `seen` hides a class
+    has_hidden: Any = False  # True on the process that has it
+
+    def join_hidden(self, here: Any) -> None:
+        """Make the class that `seen` hides the last of `rows`, masked where it is not `here`."""
+        xp, n = self.xp, self.n
+        given = Rows(self.rows, self.rows, self.mapping, -1).over_all()
+        rows = given.rows if n else given.rows[..., 1:]  # no masked class needs to represent no classes
+        mine = _array.positions(rows, xp.int32, xp) < n
+        self.rows = xp.where(mine | here, rows, -math.inf * xp.ones_like(rows))
+        self.mapping, self.common = given.mapping, self.seen.over_all
+        self.hides, self.has_hidden = True, here
 
     @property
     def columns(self) -> int:
         """How many classes of `rows` are classes."""
-        return self.n + self.seen.hides_a_class
+        return self.n + self.hides
 
     def make_common(self, names: list[str]) -> None:
         """These parameters have one value for all classes, and not one for each, as other processes say."""

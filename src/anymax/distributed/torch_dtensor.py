@@ -275,14 +275,13 @@ def _loss(
             w = class_weights(w, like, _array.namespace(like))
             each = each._replace(weight=w[layout.start : layout.start + layout.local.shape[axis]])
         value = verb(mapping, layout.local, t, **each._asdict(), **layout.shard)
-    return layout.per_row(value) if options.reduction == "none" else reduced(layout, value, mapping, t, w, options)
+    return layout.per_row(value) if options.reduction == "none" else reduced(layout, value, t, w, options)
 
 
-def reduced(layout: Layout, value: Tensor, mapping: Mapping, t: Tensor, w: Any, options: LossOptions) -> DTensor:
+def reduced(layout: Layout, value: Tensor, t: Tensor, w: Any, options: LossOptions) -> DTensor:
     """The sum or mean of the losses of this device's rows and all others. w: class weights, of all classes."""
     mesh, indices = layout.mesh, is_integer(t)
-    if w is not None and mapping.hides_a_class:
-        w = torch.cat([w, w.new_ones(1)])  # which the index -1 takes
+    w = None if w is None else torch.cat([w, w.new_ones(1)])  # the last one for a class that a map hides
     rows = layout.of_rows()
     summed = [Partial() if isinstance(p, Shard) else WHOLE for p in rows]
     wide = value if value.dtype == torch.float64 else value.float()

@@ -134,7 +134,7 @@ def _loss(layout: LayerLayout, run: Any, mapping: Mapping, target: Any, given: d
         given["weight"] = w[first : first + layout.weight.shape[0]]
     each = {"ignore_index": options.ignore_index, "label_smoothing": options.label_smoothing, "reduction": "none"}
     value = run(t, **given, **each)
-    return layout.per_row(value) if options.reduction == "none" else reduced(layout, value, mapping, t, w, options)
+    return layout.per_row(value) if options.reduction == "none" else reduced(layout, value, t, w, options)
 
 
 class PairsLayout(Layout):

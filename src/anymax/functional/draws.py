@@ -1,4 +1,4 @@
-"""The distribution of one draw from a row, by `Mapping.one_draw`: for samplers, likelihoods and distributions of every kind."""
+"""The distribution of one draw from a row over all classes, by `Mapping.one_draw`: for samplers, likelihoods and distributions."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ from ..autodiff import bridge
 
 def p_of_draw(mapping: Mapping, rows: Array, xp: Namespace) -> Array:
     """The probability of each class in one draw, of rows in fp32 or fp64; 0 in a row without classes."""
-    inner, wide = mapping.with_hidden(rows, xp) if mapping.hides_a_class else (mapping, rows)
-    p = bridge(wide).apply(inner, wide)
-    p = p / sum_of(p, xp) if inner.one_draw == "share" else p
-    return p if wide is rows else p[..., :-1]
+    p = bridge(rows).apply(mapping, rows)
+    return p / sum_of(p, xp) if mapping.one_draw == "share" else p
 
 
 def log_p_of_draw(mapping: Mapping, rows: Array, xp: Namespace, *, none: bool = False) -> Array:
     """The logarithm of `p_of_draw`. none: and that of a draw of none of the classes, as the last entry, if there may be one."""
-    inner, wide = mapping.with_hidden(rows, xp) if mapping.hides_a_class else (mapping, rows)
-    log_p = bridge(wide).log_p(inner, wide)
-    kind = inner.one_draw
+    log_p = bridge(rows).log_p(mapping, rows)
+    kind = mapping.one_draw
     if kind == "share":
         log_p = log_p - xp.log(sum_of(xp.exp(log_p), xp))
     if none and kind == "rest":
         return xp.concat([log_p, log(rest_of(xp.exp(log_p), 1.0, xp), xp)], axis=-1)
-    return log_p if none or wide is rows else log_p[..., :-1]
+    return log_p
 
 
 def sum_of(p: Array, xp: Namespace) -> Array:

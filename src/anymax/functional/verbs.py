@@ -13,7 +13,7 @@ from .._core.handed import handed
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import check_keywords, check_options, documented_like, option_names
-from .._core.rows import as_one_class, hide, join, like_scores, prepare_axes, restore_axis, split
+from .._core.rows import Rows, as_one_class, hide, join, like_scores, prepare_axes, restore_axis, split
 from .._core.shards import scores_over_devices, sharded
 from .._core.typing import AnyArray, ApplyOptions, ArrayT, Axes, DType, LogOptions, Mask, Numbers, Parameter
 from .._random.noises import Noise
@@ -100,6 +100,9 @@ def _fully(mapping: Mapping, x: Any, axis: Any, mask: Any, out: Any, dtype: Any)
     scores, rows, mapping, axis, keep = split(mapping, x, axis, mask, dtype, least=0)
     if not rows.shape[-1]:
         return _store(scores * scores, out)  # its derivatives have derivatives, as those of torch.softmax do
+    if mapping.hides_a_class:
+        given = Rows(scores, rows if keep is None else hide(rows, keep), mapping, axis).over_all()
+        return _store(given.restore(bridge(given.rows).apply(given.mapping, given.rows)), out)
     leaf = bridge(rows)
     if keep is not None and not leaf.masks(mapping, rows):
         rows, keep = hide(rows, keep), None
@@ -183,6 +186,7 @@ def log_apply(
     given = prepare_axes(mapping, x, axis, mask, dtype, least=0)
     if not given.rows.shape[-1]:
         return given.restore(given.rows * given.rows)
+    given = given.over_all()
     return given.restore(bridge(given.rows).log_p(given.mapping, given.rows))
 
 

@@ -93,8 +93,8 @@ class LogitsProcessor(transformers.LogitsProcessor):
             )
         if self._applied is None or self._applied[0] != scores.device:
             self._applied = scores.device, unseeded(self.transform, scores)
-        rows, mapping = read("LogitsProcessor", self.mapping, scores, transform=self._applied[1])
-        return log_p_of_draw(mapping, rows, xp)
+        given = read("LogitsProcessor", self.mapping, scores, transform=self._applied[1]).over_all()
+        return given.seen(log_p_of_draw(given.mapping, given.rows, xp))
 
     def __repr__(self) -> str:
         return f"LogitsProcessor(transform={self.transform!r}, mapping={self.mapping!r})"
@@ -198,16 +198,15 @@ class _Draw(transformers.LogitsProcessor):
         self.scores: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        mapping, rows, transform = self.mapping, scores, self.transform
-        if self.keep:
-            rows, mapping = read("sample", mapping, rows, transform=transform)
-            transform = None
-        token: Tensor = samplers.sample(mapping, rows, transform=transform, generator=self.generator)
+        given = read("sample", self.mapping, scores, transform=self.transform) if self.keep else None
+        rows, transform = (scores, self.transform) if given is None else (given.rows, None)
+        token: Tensor = samplers.sample(self.mapping, rows, transform=transform, generator=self.generator)
         if bool((token < 0).any()):
             row = int((token < 0).nonzero()[0])
             raise ValueError(
                 f"anymax.hf.sample: sequence {row} has no token to draw: all are masked by the processors before, or a score is NaN or +inf"
             )
-        if self.keep:
-            self.scores.append(log_p_of_draw(mapping, rows, xp))
+        if given is not None:
+            given = given.over_all()
+            self.scores.append(given.seen(log_p_of_draw(given.mapping, given.rows, xp)))
         return torch.full_like(scores, -math.inf).scatter_(-1, token[:, None], 0.0)

@@ -12,9 +12,10 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from .._array import Array, asarray, floating, namespace
+from .._array import Array, asarray
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
+from .._core.rows import prepare
 from .._core.typing import AnyArray, DType, Numbers
 from . import choice, framework, native, order, ragged, reference, tabled, triton, xla
 from .choice import asked, unlearned
@@ -243,9 +244,9 @@ def explain(mapping: Mapping | str, x: AnyArray | Numbers, *, verbose: bool = Fa
     """
     mapping = as_mapping(mapping, "explain")
     scores: Array = asarray(x)
-    if mapping.hides_a_class:  # the engines get the wider rows
-        inner, wide = mapping.with_hidden(floating(scores, namespace(scores)), namespace(scores))
-        return dataclasses.replace(explain(inner, wide, verbose=verbose), mapping=mapping)
+    if mapping.hides_a_class:  # the engines get rows over all classes
+        given = prepare(mapping, scores, -1, least=0).over_all()
+        return dataclasses.replace(explain(given.mapping, given.rows, verbose=verbose), mapping=mapping)
     rows, plans = [], []
     ops = (*OPS, SLOPE) if any(name in mapping.learns for name in mapping.params()) else OPS
     for op in ops if mapping.has_threshold else (o for o in ops if o != "threshold"):

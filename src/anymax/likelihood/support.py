@@ -14,17 +14,17 @@ from .softmax_plain import at_classes
 
 def on_support(
     who: str, mapping: Mapping, rows: Array, index: Array, support: Any, xp: Namespace
-) -> tuple[Mapping, Array, Array]:
-    """(mapping, scores of each row's support with a masked class at the end, places of the classes).
+) -> tuple[Array, Array]:
+    """(scores of each row's support with a masked class at the end, places of the classes).
 
     The rows are masked instead if they are traced, or if a parameter varies along the classes."""
     *lead, n = rows.shape
     ids, offsets = read_support(who, rows, math.prod(lead), n, support, xp)
     if not eager(ids) or any(v.ndim and v.shape[-1] != 1 for v in mapping.params().values()):
-        return mapping, hide(rows, _as_mask(ids, offsets, tuple(rows.shape), xp)), index
+        return hide(rows, _as_mask(ids, offsets, tuple(rows.shape), xp)), index
     classes, there, spot = places_of(who, tuple(lead), n, index, ids, offsets, xp)
     scores = take(rows, classes, xp)
-    return mapping, hide(scores, there), spot
+    return hide(scores, there), spot
 
 
 def read_support(who: str, rows: Array, count: int, n: int, support: Any, xp: Namespace) -> tuple[Array, Array]:

@@ -23,7 +23,7 @@ from .._array import (
 )
 from .._core.mapping import Mapping, rest_of, with_rest
 from .._core.names import as_mapping
-from .._core.rows import prepare_axes
+from .._core.rows import Rows, prepare_axes
 from .._core.shards import refuse as refuse_sharded
 from ..autodiff import bridge
 from ..functional.draws import log_p_of_draw, sum_of
@@ -36,30 +36,28 @@ from .softmax_plain import Terms, at_classes
 _SOFTMAX = Softmax()
 
 
-def read(
-    who: str, mapping: Mapping | str, x: Any, axis: Any = -1, mask: Any = None, transform: Any = None
-) -> tuple[Array, Mapping]:
-    """(rows after the transforms, classes last; the mapping aligned to them)."""
-    return read_scaled(who, mapping, x, axis, mask, transform, None)[:2]
+def read(who: str, mapping: Mapping | str, x: Any, axis: Any = -1, mask: Any = None, transform: Any = None) -> Rows:
+    """The rows after the transforms, over the classes that the caller sees."""
+    return read_scaled(who, mapping, x, axis, mask, transform, None)[0]
 
 
 def read_scaled(
     who: str, mapping: Mapping | str, x: Any, axis: Any, mask: Any, transform: Any, temperature: Any
-) -> tuple[Array, Mapping, float]:
+) -> tuple[Rows, float]:
     """The same for scores that a temperature divides, and the factor by which the caller must still multiply the rows."""
     mapping = as_mapping(mapping, who)
     mapping.check_draw(who)
     refuse_sharded(who, x)
     given = prepare_axes(mapping, x, axis, mask)
-    rows, mapping, xp = given.rows, given.mapping, namespace(given.rows)
-    temperature = _array.number(temperature)
-    if type(temperature) in (int, float) and temperature > 1e-30 and mapping.is_softmax and transform is None:
-        return rows, mapping, 1.0 / temperature
+    rows, xp = given.rows, namespace(given.rows)
+    temperature = None if temperature is None else _array.number(temperature)
+    if type(temperature) in (int, float) and temperature > 1e-30 and given.mapping.is_softmax and transform is None:
+        return given, 1.0 / temperature
     if temperature is not None:
         rows = tempered(given.parameter(temperature, "temperature"))(upcast(rows, xp))
     if transform is not None:
         rows = transformed(who, transform, rows, given.axis, xp)
-    return rows, mapping, 1.0
+    return given if rows is given.rows else given._replace(rows=rows), 1.0
 
 
 def terms_of(
@@ -146,7 +144,6 @@ def kl_rows(mapping_p: Mapping, x: Array, mapping_q: Mapping, y: Array, xp: Name
         value = total(each, xp)
         if _array.differentiates(y) and not (known(lost) and not bool(xp.any(lost))):
             p, q = (stop_gradient(xp.exp(a)) for a in (log_p, log_q))
-            y = mapping_q.with_hidden(y, xp)[1] if mapping_q.hides_a_class else y
             s = wider(_array.finite_scores(y, xp)[0], outcomes, 0.0, xp)
             p = xp.where(lost, p, xp.zeros_like(p))
             pull = total(p, xp) * dot(q, s, xp) - dot(p, s, xp)

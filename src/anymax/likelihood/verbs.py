@@ -153,15 +153,16 @@ def _log_prob(
         axis = every_axis(axis, x.ndim)
         log_p, *h = rows_over_devices(who, whole, as_mapping(mapping, who), x, axis, mask, y=y)
         return log_p, h[0] if entropy else None
-    rows, mapping, scale = read_scaled(who, mapping, x, axis, mask, transform, temperature)
-    xp = namespace(rows)
-    index, shape = _classes(who, y, rows, xp, hides=mapping.hides_a_class)
+    given, scale = read_scaled(who, mapping, x, axis, mask, transform, temperature)
+    rows, hides, xp = given.rows, given.hides, namespace(given.rows)
+    index, shape = _classes(who, y, rows, xp, hides=hides)
     if support is not None:
-        mapping, rows, index = on_support(who, mapping, rows, index, support, xp)
-    if mapping.hides_a_class:
+        rows, index = on_support(who, given.mapping, rows, index, support, xp)
+    if hides:
         index, _ = class_indices(f"{who}: y", index, rows.shape[-1], None, xp, hides=True)
-        mapping, rows = mapping.with_hidden(upcast(rows, xp), xp)
-    log_p, h, _ = terms_of(mapping, rows, index, xp, scale=scale, entropy=entropy)
+        given = given.over_all(upcast(rows, xp))
+        rows = given.rows
+    log_p, h, _ = terms_of(given.mapping, rows, index, xp, scale=scale, entropy=entropy)
     last = log_p.ndim - 1
     one = log_p.shape[-1] == 1 and len(shape) == last
     log_p = log_p[..., 0] if one else xp.permute_dims(log_p, (last, *range(last)))
@@ -215,14 +216,16 @@ def kl(
     array([inf])
     """
     axis = pick_axis(axis, dim)
-    rows, mapping_p = read("kl", mapping_p, x, axis, mask)
-    xp = namespace(rows)
-    others, mapping_q = read("kl", mapping_q, _array.beside(y, rows, "y", xp), axis, mask)
-    if tuple(rows.shape) != tuple(others.shape):
+    p = read("kl", mapping_p, x, axis, mask)
+    xp = namespace(p.rows)
+    q = read("kl", mapping_q, _array.beside(y, p.rows, "y", xp), axis, mask)
+    if tuple(p.rows.shape) != tuple(q.rows.shape):
         raise ValueError(
-            f"kl: the two scores must have one shape, got {tuple(rows.shape)} and {tuple(others.shape)} (classes last)"
+            f"kl: the two scores must have one shape, got {tuple(p.rows.shape)} and {tuple(q.rows.shape)} (classes last)"
         )
-    return as_scalar(kl_rows(mapping_p, rows, mapping_q, others, xp))
+    p = p.over_all(upcast(p.rows, xp)) if p.hides else p
+    q = q.over_all(upcast(q.rows, xp)) if q.hides else q
+    return as_scalar(kl_rows(p.mapping, p.rows, q.mapping, q.rows, xp))
 
 
 @check_keywords({"tau": "say temperature=", "T": "say temperature="})
@@ -281,7 +284,8 @@ def topk_kl(
     array([0.0302])
     """
     who, axis = "topk_kl", pick_axis(axis, dim)
-    rows, _, scale = read_scaled(who, _SOFTMAX, x, axis, mask, None, temperature)
+    given, scale = read_scaled(who, _SOFTMAX, x, axis, mask, None, temperature)
+    rows = given.rows
     xp, lead, n = namespace(rows), tuple(rows.shape[:-1]), rows.shape[-1]
     teacher = Teacher.read(who, rows, lead, n, axis, ids, teacher_log_p, tail, direction, xp)
     log_p, _, log_rest = terms_of(_SOFTMAX, rows, teacher.ids, xp, scale=scale, rest=teacher.needs_rest)

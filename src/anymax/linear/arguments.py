@@ -92,15 +92,6 @@ def needs_indices(who: str, suppress: float, target: Array) -> None:
 FULL_WITHOUT_SUPPORT = "full=True applies to a support; without one the result is over all classes already"
 
 
-def refuse_with_hidden(who: str, layer: Layer, **given: Any) -> None:
-    """Refuse what would act on the class that a map hides as on the others."""
-    names = [name for name, value in given.items() if value is not None]
-    if layer.hides_a_class and names:
-        raise ValueError(
-            f"{who}: {' and '.join(names)} can't be given with a sink here; make the scores, and use the verbs of scores"
-        )
-
-
 def check_support(who: str, support: Any, mask: Any, transform: Any) -> None:
     """Refuse what can't be given with a support."""
     if support is None:
@@ -155,7 +146,7 @@ def class_of_each_row(
 ) -> tuple[Array, Array]:
     """`class_indices` of the rows, [rows]."""
     index = xp.reshape(_array.counts(target, xp), (layer.rows,))
-    return class_indices(who, index, layer.seen_classes, ignore_index, xp, hides=layer.hides_a_class)
+    return class_indices(who, index, layer.seen_classes, ignore_index, xp, hides=layer.hides)
 
 
 def indices_of_rows(who: str, target: Any, layer: Layer, xp: Namespace) -> Array:

@@ -29,7 +29,7 @@ from .._array import (
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
-from .._core.rows import aligned
+from .._core.rows import Rows, aligned
 from .._core.shards import refuse as refuse_sharded
 
 _GROUP = 1 << 22  # scores of a group of rows
@@ -54,7 +54,7 @@ class Layer:
     mapping: Mapping
     lead: tuple[int, ...]  # the shape of the rows as given
     dtype: Any  # of the result: fp32 or fp64
-    hides_a_class: bool = False  # the last class is one that the caller's map hides; the index -1 stands for it
+    hides: bool = False  # the last class is one that the caller's map hides; the index -1 stands for it
 
     @property
     def rows(self) -> int:
@@ -67,7 +67,15 @@ class Layer:
     @property
     def seen_classes(self) -> int:
         """How many classes the caller gave."""
-        return self.classes - 1 if self.hides_a_class else self.classes
+        return self.classes - self.hides
+
+    def refuse_with_sink(self, who: str, **given: Any) -> None:
+        """Refuse what would act on the class that a map hides as on the others."""
+        names = [name for name, value in given.items() if value is not None]
+        if self.hides and names:
+            raise ValueError(
+                f"{who}: {' and '.join(names)} can't be given with a sink here; make the scores, and use the verbs of scores"
+            )
 
     @classmethod
     def of(cls, who: str, x: Any, weight: Any, mapping: Any, bias: Any, mask: Any, part: bool = False) -> Layer:
@@ -88,7 +96,7 @@ class Layer:
         mapping = mapping.laid_out(**params) if params else mapping
         keep = _mask_of_rows(who, mask, x, (*lead, n), xp)
         if hides := mapping.hides_a_class and not part:
-            mapping, weight, bias, keep = _with_hidden(who, mapping, weight, bias, keep, xp)
+            mapping, weight, bias, keep = _with_sink(who, mapping, weight, bias, keep, xp)
         dtype = dtype_of_result(x, xp)
         return cls(xp.reshape(x, (math.prod(lead), features)), weight, bias, keep, mapping, lead, dtype, hides)
 
@@ -232,7 +240,7 @@ def _one_a_row(value: Any, lead: tuple[int, ...], name: str, xp: Namespace) -> A
     return xp.reshape(xp.broadcast_to(value, (*lead, 1)), (-1, 1))
 
 
-def _with_hidden(
+def _with_sink(
     who: str, mapping: Mapping, weight: Array, bias: Array | None, keep: Array | None, xp: Namespace
 ) -> tuple[Mapping, Array, Array, Array | None]:
     """The map, the weight, the bias and the mask with the class that the map hides as the last: no weight, and its score as the bias."""
@@ -243,11 +251,11 @@ def _with_hidden(
         raise ValueError(
             f"{who}: {mapping!r} has a score for each row; in an output layer a sink has one score for all rows"
         )
-    inner, scores = mapping.with_hidden(none, xp)
+    given = Rows(none, none, mapping, 1).over_all()
     known: Array = upcast(xp.zeros_like(weight[:, 0]) if bias is None else bias, xp)
-    bias = xp.concat([known, as_dtype(scores[0, -1:], known.dtype, xp)])
+    bias = xp.concat([known, as_dtype(given.rows[0, -1:], known.dtype, xp)])
     keep = None if keep is None else xp.concat([keep, xp.ones_like(keep[:, :1])], axis=-1)
-    return inner, xp.concat([weight, xp.zeros_like(row)]), bias, keep
+    return given.mapping, xp.concat([weight, xp.zeros_like(row)]), bias, keep
 
 
 def _mask_of_rows(who: str, mask: Any, x: Array, shape: tuple[int, ...], xp: Namespace) -> Array | None:

@@ -24,7 +24,6 @@ from .arguments import (
     check_support,
     class_of_each_row,
     indices_of_rows,
-    refuse_with_hidden,
     row_transforms,
     with_temperature,
 )
@@ -217,7 +216,7 @@ def _read(
     """The layer, at its temperature, and the transforms of its scores."""
     layer = Layer.of(who, x, weight, mapping, bias, mask)
     layer.mapping.check_draw(who)
-    refuse_with_hidden(who, layer, temperature=temperature, transform=transform)
+    layer.refuse_with_sink(who, temperature=temperature, transform=transform)
     transforms = row_transforms(who, transform)
     if temperature is None:
         return layer, transforms
@@ -240,7 +239,7 @@ class _Tokens:
         chunk: Any, support: Any, *, entropy: bool,
     ) -> _Tokens:  # fmt: skip
         layer, transforms = _read(who, x, weight, mapping, bias, mask, temperature, transform)
-        refuse_with_hidden(who, layer, support=support)
+        layer.refuse_with_sink(who, support=support)
         xp = namespace(layer.x)
         index, _ = class_of_each_row(who, indices_of_rows(who, target, layer, xp), layer, None, xp)
         return cls(layer, index, RowTerms(who, transforms, entropy=entropy), check_chunk(who, chunk))

@@ -22,10 +22,10 @@ from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
 from ..autodiff import bridge
 from ..losses.margins import as_margin
 from ..losses.options import LossOptions, cast, class_weights
-from ..losses.targets import counted_weight, holds_indices, with_hidden_share
+from ..losses.targets import counted_weight, holds_indices, with_rest_of_sums
 from ..mappings import Softmax
 from ..thresholds import Threshold
-from .arguments import HINTS, class_of_each_row, further_losses, needs_indices, refuse_with_hidden, row_transforms
+from .arguments import HINTS, class_of_each_row, further_losses, needs_indices, row_transforms
 from .job import Job
 from .layer import Layer, check_chunk
 from .per_row import PerRow, RowLoss, Thresholds
@@ -176,12 +176,12 @@ def _read(
 ) -> tuple[Layer, LossOptions, RowLoss, int | None]:  # fmt: skip
     """The layer, and what to compute, from the arguments of `linear_loss`."""
     layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
-    refuse_with_hidden(who, layer, transform=transform, weight=weight)
+    layer.refuse_with_sink(who, transform=transform, weight=weight)
     options = LossOptions.read(who, weight, given)
     least = _array.check_scalar(f"{who}: least", least, lambda v: 0 <= v < 1, "a probability, from 0 to below 1")
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
-    z_loss, suppress = further_losses(who, layer.mapping, layer.hides_a_class, z_loss, suppress)
+    z_loss, suppress = further_losses(who, layer.mapping, layer.hides, z_loss, suppress)
     per_row = RowLoss(
         who, row_transforms(who, transform), float(options.label_smoothing), least=float(least), z_loss=z_loss, suppress=suppress
     )  # fmt: skip
@@ -201,7 +201,7 @@ def margin_linear_loss(
     """`margin_loss` of the cosines `x @ centres.T` of rows of length 1, of which each class has `sub_centers`."""
     options = LossOptions.read("margin_loss", None, given)
     layer = Layer.of("margin_loss", scale * x, centres, mapping, None, None)
-    refuse_with_hidden("margin_loss", layer, margin=margin)
+    layer.refuse_with_sink("margin_loss", margin=margin)
     per_row = RowLoss("margin_loss", margin=as_margin(margin), scale=scale, sub_centers=sub_centers)
     return _loss(layer, target, options, per_row, None)
 
@@ -246,7 +246,7 @@ def linear_threshold(
     layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
     if not layer.mapping.has_threshold:
         raise TypeError(layer.mapping.no_threshold())
-    refuse_with_hidden(who, layer, transform=transform)
+    layer.refuse_with_sink(who, transform=transform)
     xp, per_row = namespace(layer.x), Thresholds(who, row_transforms(who, transform))
     job = Job(layer, per_row, chunk=check_chunk(who, chunk))
     tau, size = bridge(layer.x).layers.thresholds(job)
@@ -294,8 +294,8 @@ def _job(
     if per_row.margin is not None:
         raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
     y = xp.reshape(target, (layer.rows, layer.seen_classes))
-    if layer.hides_a_class:
-        y = with_hidden_share(y, (0.0, 1.0), xp)
+    if layer.hides:
+        y = with_rest_of_sums(y, (0.0, 1.0), xp)
     return (
         Job(all_scores, per_row, y, class_weight, chunk),
         None,

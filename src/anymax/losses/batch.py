@@ -30,7 +30,7 @@ from .targets import (
     result_dtype,
     rounding,
     to_spread,
-    with_hidden_share,
+    with_rest_of_sums,
 )
 
 
@@ -44,7 +44,7 @@ def one_axis(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -
     return mapping, joined.scores, target, options._replace(axis=-1, mask=mask)
 
 
-def with_hidden(
+def _with_all_classes(
     mapping: Mapping, scores: Any, target: Any, options: LossOptions
 ) -> tuple[Mapping, Any, Any, LossOptions]:
     """The map, scores and target with the class that the map hides as the last one: the index -1, and what a distribution leaves."""
@@ -58,13 +58,13 @@ def with_hidden(
         options = options._replace(ignore_index=-1)
     else:
         y = _array.to_last(as_dtype(t, upcast(given.rows, xp).dtype, xp), given.axis, xp)
-        t = with_hidden_share(y, given.mapping.sums(given.rows > -math.inf, xp), xp)
-    inner, rows = given.mapping.with_hidden(given.rows, xp)
+        t = with_rest_of_sums(y, given.mapping.sums(given.rows > -math.inf, xp), xp)
     weight = options.weight
     if weight is not None:
         weight = class_weights(weight, upcast(given.rows, xp), xp)
         weight = xp.concat([weight, xp.ones_like(weight[:1])])
-    return inner, rows, t, options._replace(axis=-1, mask=None, weight=weight)
+    over_all = given.over_all()
+    return over_all.mapping, over_all.rows, t, options._replace(axis=-1, mask=None, weight=weight)
 
 
 def over_all(formula: Callable[..., Array]) -> Callable[..., Array]:
@@ -73,7 +73,7 @@ def over_all(formula: Callable[..., Array]) -> Callable[..., Array]:
     @functools.wraps(formula)
     def call(mapping: Mapping, scores: Any, target: Any, options: LossOptions, **more: Any) -> Array:
         if mapping.hides_a_class:
-            mapping, scores, target, options = with_hidden(mapping, scores, target, options)
+            mapping, scores, target, options = _with_all_classes(mapping, scores, target, options)
         return formula(mapping, scores, target, options, **more)
 
     return call

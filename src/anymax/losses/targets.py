@@ -127,7 +127,7 @@ def refuse_sums(found: Array, sums: Sums, xp: Namespace, where: str = "", left_o
         raise ValueError(f"{_expected(sums, where)}; the sums go from {low:g} to {high:g}{several}")
 
 
-def with_hidden_share(y: Array, sums: Sums, xp: Namespace) -> Array:
+def with_rest_of_sums(y: Array, sums: Sums, xp: Namespace) -> Array:
     """Distributions with what they leave of the highest sum as the last class, the hidden one; an error if they are none."""
     refuse_negative(y, sums, xp)
     refuse_sums(total(y, xp), sums, xp)

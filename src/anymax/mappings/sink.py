@@ -6,11 +6,22 @@ import dataclasses
 import math
 from typing import Any, ClassVar
 
-from .._array import AT_LEAST_0, Array, Namespace, Range, Ranges, as_dtype, is_array, nan_outside, without_autocast
+from .._array import (
+    AT_LEAST_0,
+    Array,
+    Namespace,
+    Range,
+    Ranges,
+    as_dtype,
+    is_array,
+    nan_outside,
+    without_autocast,
+)
 from .._core.facts import Facts
 from .._core.mapping import Mapping, with_rest
 from .._core.names import as_mapping
 from .._core.of_another import OfAnother
+from .._core.rows import Rows
 from .._core.typing import Parameter
 
 _SCORE = Range(-math.inf, math.inf, "low")  # -inf: no sink
@@ -134,28 +145,33 @@ class Sink(OfAnother):
     def iterative(self) -> bool:  # type: ignore[override]
         return self.inner.iterative
 
+    def _over_all(self, x: Array) -> Rows:
+        return Rows(x, x, self, x.ndim - 1).over_all()
+
     def forward(self, x: Array, xp: Namespace) -> Array:
-        inner, wide = self.with_hidden(x, xp)
-        return inner.forward(wide, xp)[..., :-1]
+        given = self._over_all(x)
+        return given.seen(given.mapping.forward(given.rows, xp))
 
     def log_forward(self, x: Array, xp: Namespace) -> Array | None:
-        inner, wide = self.with_hidden(x, xp)
-        log_p = inner.log_forward(wide, xp)
-        return None if log_p is None else log_p[..., :-1]
+        given = self._over_all(x)
+        log_p = given.mapping.log_forward(given.rows, xp)
+        return None if log_p is None else given.seen(log_p)
 
     def hold(self, x: Array, xp: Namespace) -> Array:
-        inner, wide = self.with_hidden(x, xp)
-        return inner.hold(wide, xp)
+        given = self._over_all(x)
+        return given.mapping.hold(given.rows, xp)
 
     def differentiable(self, x: Array, xp: Namespace, held: Array | None = None) -> Array:
-        inner, wide = self.with_hidden(x, xp)
-        return inner.differentiable(wide, xp, held)[..., :-1]
+        given = self._over_all(x)
+        return given.seen(given.mapping.differentiable(given.rows, xp, held))
 
     def _product(self, transposed: bool, x: Array, g: Array, xp: Namespace) -> Array:
-        inner, wide = self.with_hidden(x, xp)
+        given = self._over_all(x)
         g = xp.concat([g, xp.zeros_like(g[..., :1])], axis=-1)
         # the sink's p, which is exactly 0 off the support, is no difference of sums
-        return (inner.vjp if transposed else inner.jvp)(wide, inner.differentiable(wide, xp), g, xp)[..., :-1]
+        p = given.mapping.differentiable(given.rows, xp)
+        product = given.mapping.vjp if transposed else given.mapping.jvp
+        return given.seen(product(given.rows, p, g, xp))
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         return self._product(True, x, g, xp)
@@ -168,8 +184,8 @@ class Sink(OfAnother):
         return self.inner.has_threshold
 
     def threshold(self, x: Array, xp: Namespace) -> Array:
-        inner, wide = self.with_hidden(x, xp)
-        return inner.threshold(wide, xp)
+        given = self._over_all(x)
+        return given.mapping.threshold(given.rows, xp)
 
     # -- the loss ------------------------------------------------------------------------------------------------------------
 
@@ -181,8 +197,9 @@ class Sink(OfAnother):
         return self.inner.omega(self.with_rest(q, xp), xp)
 
     def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
-        inner, wide = self.with_hidden(x, xp)
-        return inner.loss(wide, inner.differentiable(wide, xp), self.with_rest(y, xp), xp)
+        given = self._over_all(x)
+        p = given.mapping.differentiable(given.rows, xp)
+        return given.mapping.loss(given.rows, p, self.with_rest(y, xp), xp)
 
     def constant(self, y: Array, xp: Namespace) -> Array:
         return self.inner.constant(self.with_rest(y, xp), xp)

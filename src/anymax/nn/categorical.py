@@ -87,8 +87,9 @@ class Categorical(TorchCategorical):
     ) -> None:
         if not isinstance(scores, Tensor):
             raise TypeError(f"Categorical: scores must be a tensor, got {type(scores).__name__}")
-        self.scores, self.mapping = read("Categorical", mapping, scores, -1, mask, transform)
-        refuse_draws_of_none("Categorical", self.mapping)
+        given = read("Categorical", mapping, scores, -1, mask, transform)
+        refuse_draws_of_none("Categorical", given.mapping)
+        self.scores, self.mapping = given.rows, given.mapping
         self._set(self.scores.shape[:-1], validate_args)
 
     def _set(self, batch_shape: Size, validate_args: bool | None) -> None:

@@ -123,6 +123,11 @@ class MarginHead(OfMapping):
         return nearest_centers(transforms.cosine(weight)(embeddings), self.sub_centers, -1)
 
     @property
+    def _hides(self) -> bool:
+        """True if -1 is a class, which the map hides."""
+        return self.mapping.hides_a_class
+
+    @property
     def _classes(self) -> int:
         """How many classes this process has."""
         return self.weight.shape[0] // self.sub_centers
@@ -157,7 +162,7 @@ class MarginHead(OfMapping):
         if self.training and self.sample_rate < 1:
             return self._loss_of_some_classes(embeddings, target)
         rows, centres = math.prod(embeddings.shape[:-1]), self.weight.shape[0]
-        many = rows * centres >= _MANY and not self.mapping.hides_a_class  # the margin does not act on that class
+        many = rows * centres >= _MANY and not self._hides  # the margin does not act on that class
         if isinstance(self.margin, margins.Margin) and many:
             x, unit = (nn.functional.normalize(a, dim=-1, eps=1e-8) for a in (embeddings, self.weight))
             return margin_linear_loss(
@@ -209,12 +214,11 @@ class MarginHead(OfMapping):
             embeddings, target = _exchanged(self.group, embeddings, target, sizes)
         left_out = self.options["ignore_index"]
         ignored, options = target == left_out, {**self.options, "ignore_index": _IGNORED}
-        hides = self.mapping.hides_a_class
+        xp, n = namespace(target), self.num_classes
         # after the exchange, so that every process raises the error
-        refuse_strays("MarginHead", target, self.num_classes, left_out, namespace(target), hides=hides, waits=True)
-        hidden = (target == -1) & hides
+        stray = refuse_strays("MarginHead", target, n, left_out, xp, hides=self._hides, waits=True)
         # since other classes may get the index `ignore_index` below
-        target = torch.where(ignored, _IGNORED, torch.where((target < 0) & ~hidden, self.num_classes, target))
+        target = torch.where(ignored, _IGNORED, torch.where(stray, n, target))
         weight, starts, count = self.weight, self.starts, self.sub_centers
         if self.training and self.sample_rate < 1:
             chosen, target, starts = self._sampled(target)

@@ -12,6 +12,7 @@ from .._core.names import as_mapping
 from .._core.rows import hide
 from .._random.draws import at
 from ..autodiff import bridge
+from ..functional import apply
 from ..mappings import Softmax
 
 _SOFTMAX = Softmax()
@@ -66,7 +67,7 @@ class Scoring(NamedTuple):
     def values(self, rows: Array, xp: Namespace) -> Array:
         """The value of every expert; 0 for one that is masked."""
         if self.each is None:
-            return bridge(rows).apply(self.mapping, rows)
+            return apply(self.mapping, rows)
         with quiet(rows):
             return self.each(rows, xp)
 

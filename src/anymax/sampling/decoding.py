@@ -12,7 +12,6 @@ from .._array import (
     as_dtype,
     as_scalar,
     beside,
-    check_axis,
     counts,
     floats,
     from_last,
@@ -159,9 +158,11 @@ def _log_p(
     who: str, mapping: Mapping | str, x: Any, transform: Any, axis: int, mask: Any
 ) -> tuple[Array, int, Namespace]:
     """(log p of the transformed rows, classes last; the axis of the classes in x; the namespace)."""
-    rows, mapping = read(who, mapping, x, axis, mask, transform)
-    xp = namespace(rows)
-    return log_p_of_draw(mapping, upcast(rows, xp), xp), check_axis(axis, rows.ndim), xp
+    given = read(who, mapping, x, axis, mask, transform)
+    xp = namespace(given.rows)
+    given = given.over_all(upcast(given.rows, xp))
+    log_p = log_p_of_draw(given.mapping, given.rows, xp)
+    return given.seen(log_p), given.axis, xp
 
 
 def _best(key: Array, log_p: Array, k: int, axis: int, xp: Namespace) -> TopK:

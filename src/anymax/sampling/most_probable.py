@@ -93,7 +93,8 @@ def top(
     if invalid is not None and index is not None:
         raise ValueError("top: invalid= is about classes that are chosen, and index= gives them; leave one of them out")
     given = prepare(mapping, x, pick_axis(axis, dim), mask)
-    xp, rows = namespace(given.rows), upcast(given.rows, namespace(given.rows))
+    xp = namespace(given.rows)
+    rows = upcast(given.rows, xp)
     if transform is not None:
         rows = transformed("top", transform, rows, given.axis, xp)
     if index is None:
@@ -102,7 +103,8 @@ def top(
         place, stray, count = None, None, check_k("top", k, rows.shape[-1])
     else:
         (place, stray), count = read_index("top", index, rows, given.axis, k, xp), 0
-    p = bridge(rows).apply(given.mapping, rows)
+    over_all = given.over_all(rows)
+    p = over_all.seen(bridge(rows).apply(over_all.mapping, over_all.rows))
     facts = given.mapping.facts
     if place is None:
         place = chosen(rows if facts.monotone else stop_gradient(p), count, xp)

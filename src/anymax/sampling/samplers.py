@@ -225,15 +225,15 @@ def gumbel_softmax(
 def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> Array:
     """The limit of the rows of p as the scores z are scaled up: most often the largest scores get the whole sum, each up to its bound."""
     given = prepare(mapping.frozen(), z, axis, least=0)
-    rows, aligned = given.rows, given.mapping
-    if not rows.shape[-1]:
+    if not given.rows.shape[-1]:
         return p
+    given = given.over_all()
+    rows, aligned = given.rows, given.mapping
+    if given.caller is not None:
+        return given.seen(_corner(aligned, rows, apply(aligned, rows), -1, xp))
     if (corner := aligned.corner(rows, xp)) is not None:
         return corner
     mapping.check_draw("gumbel_softmax")
-    if aligned.hides_a_class:
-        aligned, rows = aligned.with_hidden(rows, xp)
-        return _corner(aligned, rows, stop_gradient(apply(aligned, rows)), -1, xp)[..., :-1]
     if (most := aligned.ceiling(rows, xp)) is None:
         first = xp.expand_dims(xp.argmax(p, axis=-1), axis=-1)
         return xp.astype((positions(p, first.dtype, xp) == first) & ~(p <= 0), p.dtype)
@@ -366,16 +366,17 @@ def sample(
     mapping.check_draw("sample")
     outside = mapping.may_draw_none  # the last index is none of the classes
     parts = transforms_along(transform, axis, rows.ndim, "sample")
-    hides = mapping.hides_a_class  # transforms don't see that class
     read = None if return_support or outside else read_steps(parts, rows, axis, mapping)
     parts, steps = (parts, ()) if read is None else read
     cut = full = stop_gradient(rows)
     if parts:
         cut, full = cut_and_full("sample", parts, upcast(cut, xp), axis, return_log_prob)
-    if hides:
-        whole, (mapping, wide) = mapping, mapping.with_hidden(cut, xp)
-        cut, full = wide, wide if full is cut else whole.with_hidden(full, xp)[1]
-        read = None if return_support else read_steps((), cut, -1, mapping)
+    if outside:  # the transforms have not seen a class that the map hides
+        given_all = given._replace(mapping=mapping)
+        over_all = given_all.over_all(cut)
+        full = over_all.rows if full is cut else given_all.over_all(full).rows
+        cut, mapping = over_all.rows, over_all.mapping
+        read = read_steps((), cut, -1, mapping) if over_all.hides and not return_support else None
     if read is None:
         drawn = _by_inversion(mapping, cut, full, size, generator, return_log_prob, return_support, outside)
     else:

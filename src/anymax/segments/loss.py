@@ -20,7 +20,7 @@ from .call import SegmentCall
 from .padded import Bucket, each_row, mapping_of, of_bucket
 from .verbs import HINTS, SegmentOptions, segment_apply
 
-_IGNORED = -2  # the place of a target that is left out, where -1 is an answer
+_IGNORED = -2  # the place of a target that is left out; -1 may be an answer
 
 
 @check_keywords(
@@ -95,31 +95,33 @@ def _of_entries(call: SegmentCall, target: Array, ignore_index: int) -> tuple[Ar
     if call.mapping.sums_to_one:
         first = xp.permute_dims(place, (axis, *(i for i in range(place.ndim) if i != axis)))
         made = bridge(call.x).segments.index_loss(call, _contiguous(first))
-    if call.mapping.hides_a_class:  # there -1 is no entry, the class that the map hides
-        none = (target == -1) & ~ignored
-        place = xp.where(ignored, _IGNORED * xp.ones_like(place), xp.where(none, -xp.ones_like(place), place))
     value = _by_rows(call, place) if made is None else call.moved(made)
     value = _array.poison(value, stray, xp) if not _array.known(stray) else value
     return value, xp.astype(~ignored, value.dtype)
 
 
 def _places(call: SegmentCall, target: Array, ignored: Array) -> tuple[Array, Array]:
-    """(the place of each target within its segment, -1 if ignored; True where a target is no entry of its segment)."""
+    """(the place of each target within its segment; True where a target is no entry of its segment).
+
+    The place is `_IGNORED` for one that is ignored, and -1 for the class that the map hides.
+    """
     xp, segments, axis = call.xp, call.segments, call.axis
     n = segments.num_entries
-    ignored = ignored | ((target == -1) & call.mapping.hides_a_class)
-    stray = ~ignored & ((target < 0) | (target >= n))
+    hidden = (target == -1) & ~ignored if call.mapping.hides_a_class else None
+    none = ignored if hidden is None else ignored | hidden
+    stray = ~none & ((target < 0) | (target >= n))
     _refuse(stray, target, f"the entries are 0 to {n - 1}" if n else "there are no entries", xp, axis)
     owner = place = xp.zeros_like(target)
     if n:
-        flat = xp.reshape(xp.where(ignored | stray, xp.zeros_like(target), target), (-1,))
+        flat = xp.reshape(xp.where(none | stray, xp.zeros_like(target), target), (-1,))
         owner, place = (
             xp.reshape(xp.take(segments.placed(name, target), flat, axis=0), target.shape) for name in ("index", "rank")
         )
     own = xp.arange(segments.num_segments, dtype=target.dtype, **_array.device_of(target))
-    apart = ~ignored & (owner != _at_axis(own, axis, target.ndim, xp))
+    apart = ~none & (owner != _at_axis(own, axis, target.ndim, xp))
     _refuse(apart, target, "it is an entry of another segment", xp, axis)
-    return xp.where(ignored, -xp.ones_like(target), counts(place, xp)), stray | apart
+    place = xp.where(none, _IGNORED * xp.ones_like(target), counts(place, xp))
+    return place if hidden is None else xp.where(hidden, -xp.ones_like(target), place), stray | apart
 
 
 def _at_axis(each: Array, axis: int, ndim: int, xp: Any) -> Array:
@@ -141,11 +143,11 @@ def _refuse(wrong: Array, target: Array, why: str, xp: Any, axis: int) -> None:
 def _by_rows(call: SegmentCall, place: Array) -> Array:
     xp = call.xp
     place = _array.to_last(place, call.axis, xp)
-    out = _IGNORED if call.mapping.hides_a_class else -1
 
     def verb(bucket: Bucket, rows: Array) -> Array:
         each = xp.take(place, bucket.ids, axis=-1)
-        return fenchel_young(mapping_of(call.mapping, bucket), rows, each, axis=-1, reduction="none", ignore_index=out)
+        mapping = mapping_of(call.mapping, bucket)
+        return fenchel_young(mapping, rows, each, axis=-1, reduction="none", ignore_index=_IGNORED)
 
     value = each_row(call.segments, upcast(call.rows, xp), verb, 0.0, least=call.mapping.least_classes)
     return _array.from_last(value, call.axis, xp)

@@ -15,11 +15,12 @@ import torch
 
 from .._array import modes, plain_backward, recorded, torch_exports, transformed, wide_dtype
 from .._core.mapping import Mapping
-from ..autodiff.torch import BRIDGE as ROWS
 from ..autodiff.torch_adapter import opaque, operation
 from ..autodiff.torch_operations import mapping_from, spec_of, traced_map
-from ..autodiff.torch_parameters import learns, needs_plain
+from ..autodiff.torch_parameters import learns
+from ..functional import apply
 from ..kernels import choose, choose_ragged
+from ..kernels.choice import unlearned
 from ..kernels.engine import RaggedEngine
 from ..kernels.reference import ENGINE as reference
 from . import padded
@@ -77,13 +78,9 @@ def _compiled() -> bool:
 
 def _eager_engine(call: SegmentCall, op: str) -> RaggedEngine | None:
     """The engine of an operation; None where torch must see plain operations."""
-    return None if _compiled() or modes() or transformed() or _needs_plain(call, op) else call.engine(op)
-
-
-def _needs_plain(call: SegmentCall, op: str) -> bool:
-    """`needs_plain`; and for a learned parameter of a map that hides a class, whose wider rows padding makes."""
-    mapping = call.mapping
-    return learns(mapping) if mapping.hides_a_class else needs_plain(mapping, call.x, op)
+    if _compiled() or modes() or transformed() or unlearned(op, call.mapping, call.x) is not None:
+        return None
+    return call.engine(op)
 
 
 # -- derivatives of eager calls --------------------------------------------------------------------------------------------------------
@@ -112,7 +109,7 @@ def _by_scores(call: SegmentCall, x: Tensor, place: Tensor, g: Tensor) -> Tensor
 def _p(call: SegmentCall, x: Tensor) -> Tensor:
     """p(x), which autograd records."""
     p = BRIDGE.apply(dataclasses.replace(call, x=x))
-    return _rows(call, ROWS.apply, x) if p is None else p
+    return _rows(call, apply, x) if p is None else p
 
 
 def _slope(call: SegmentCall, name: str, x: Tensor | None, p: Tensor, g: Tensor, kept: Any = None) -> Tensor:
@@ -219,7 +216,7 @@ def _slopes(call: SegmentCall, wanted: Any, x: Tensor, place: Tensor) -> list[Te
 def _opaque(call: SegmentCall) -> Tensor | None:
     mapping, segments, x = call.mapping, call.segments, call.x
     spec = spec_of(mapping)
-    if spec is None or transformed() or _needs_plain(call, "forward"):
+    if spec is None or transformed() or unlearned("forward", mapping, x) is not None:
         return None
     ptr, order = (segments.placed(name, x) for name in ("ptr", "order"))
     params = list(mapping.params().values())
@@ -240,7 +237,7 @@ def _forward_op(x: Tensor, ptr: Tensor, order: Tensor | None, params: list[Tenso
     with torch.no_grad():
         if (engine := choose_ragged("forward", call.mapping, x)) is not None:
             return engine.forward(call.segments_first, x, call.segments_along)
-        return _rows(call, ROWS.apply, x).contiguous()
+        return _rows(call, apply, x).contiguous()
 
 
 def _vjp_op(

@@ -10,6 +10,7 @@ from .. import _array
 from .._array import Array, as_dtype, is_array, is_jax, is_ragged, is_torch, namespace, quiet, stop_gradient, upcast
 from .._core.mapping import Mapping, with_rest
 from .._core.options import check_keywords, documented_like
+from .._core.rows import Rows
 from .._core.typing import ArrayT, Entropy, Numbers, Parameter
 from .._random.draws import count_of, invert
 from .._random.generators import uniform
@@ -138,9 +139,15 @@ def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Un
     if is_ragged(x):
         return tensors.apply("segment_log_apply", segment_log_apply, mapping, x, **options)
     call = SegmentCall.of("segment_log_apply", mapping, x, **options)
-    out = bridge(call.x).segments.log(call)
+    leaf = bridge(call.x)
+    out = leaf.segments.log(call)
     if out is None:
-        out = formula(call.segments, call.mapping, call.axis, bridge(call.x).log_p, upcast(call.x, call.xp))
+
+        def log_p(mapping: Mapping, rows: Array) -> Array:
+            given = Rows(rows, rows, mapping, rows.ndim - 1).over_all()
+            return given.seen(leaf.log_p(given.mapping, given.rows))
+
+        out = formula(call.segments, call.mapping, call.axis, log_p, upcast(call.x, call.xp))
     return as_dtype(out, call.x.dtype, call.xp)
 
 
@@ -354,11 +361,8 @@ def segment_sample(
     rows, parts = rows_of(call.segments, p), []
     for bucket in rows.buckets:
         row = of_bucket(p, bucket, 0.0)
-        if mapping.hides_a_class and mapping.one_draw == "share":  # the entries don't say what the sum is
-            scores = of_bucket(call.rows, bucket, -math.inf, mapping.least_classes)
-            row = apply(*mapping_of(mapping, bucket).with_hidden(scores, xp))
-        elif mapping.may_draw_none:
-            row = with_rest(row, 1.0, xp)
+        if mapping.may_draw_none:
+            row = _with_none(call, bucket) if mapping.one_draw == "share" else with_rest(row, 1.0, xp)
         drawn = invert(row, xp.take(u, bucket.ids, axis=-2), xp)
         drawn = xp.where(drawn >= bucket.width, -xp.ones_like(drawn), drawn)  # none of the entries
         table = xp.broadcast_to(xp.reshape(bucket.entry, (-1, bucket.width)), (*drawn.shape[:-1], bucket.width))
@@ -371,3 +375,10 @@ def segment_sample(
     if num_samples is None:
         return _array.from_last(out[..., 0], call.axis, xp)
     return _array.from_last(xp.permute_dims(out, (last, *range(last))), call.axis + 1, xp)
+
+
+def _with_none(call: SegmentCall, bucket: Bucket) -> Array:
+    """p of rows over all classes, where the entries don't say what the sum is."""
+    scores = of_bucket(call.rows, bucket, -math.inf, call.mapping.least_classes)
+    given = Rows(scores, scores, mapping_of(call.mapping, bucket), scores.ndim - 1).over_all()
+    return apply(given.mapping, given.rows)

@@ -175,10 +175,11 @@ def _scores(x: Tensor, transform: Any, mapping: Mapping | None) -> Tensor:
     """The scores after a transform; with a map log p instead."""
     if mapping is None or isinstance(mapping, Softmax):  # what comes after takes scores of softmax
         return transform(x)
-    rows, mapping = read_rows("anymax.vllm", mapping, x, transform=transform)
+    given = read_rows("anymax.vllm", mapping, x, transform=transform).over_all()
+    rows, mapping = given.rows, given.mapping
     if mapping.facts.sparse and mapping.sums_to_one and rows.device.type == "cpu" and not rows.requires_grad:
-        return _log_of_few(apply(mapping, rows))
-    return log_p_of_draw(mapping, rows, xp)
+        return given.seen(_log_of_few(apply(mapping, rows)))
+    return given.seen(log_p_of_draw(mapping, rows, xp))
 
 
 def _log_of_few(p: Tensor) -> Tensor:
