@@ -13,18 +13,18 @@ import torch
 from .._array import wide_dtype
 from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import mapping_from, spec_of
+from ..losses.further import FurtherLosses
 from ..transforms.softcap import cap_of, softcap
 from . import torch_values
 from .job import Job
 from .layer import Layer
-from .per_row import PerRow, RowLoss, RowTerms
+from .per_row import EACH_ROW, PerRow, RowLoss, RowTerms
 from .torch_groups import with_a_class
 
 Tensor = torch.Tensor
 
 _OPERANDS = "Tensor x, Tensor weight, Tensor? bias, Tensor? keep, Tensor index, Tensor? class_weight"
 _ARGUMENTS = f"{_OPERANDS}, str spec, float[] loss, float cap, str terms, int chunk"
-_LOSS = ("smoothing", "z_loss", "suppress")  # the numbers of a loss
 _LIBRARY = library(__name__)
 _LIBRARY.define(f"layer({_ARGUMENTS}) -> Tensor")
 _LIBRARY.define(f"layer_vjp(Tensor g, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor)")
@@ -56,7 +56,7 @@ def values(job: Job) -> Tensor | None:
     if spec is None or cap is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
         return None
     tensors = layer.x, layer.weight, layer.bias, layer.keep, job.target, job.class_weight
-    call = *tensors, spec, [getattr(per_row, name) for name in _LOSS], cap, _name_of(per_row), chunk
+    call = *tensors, spec, [per_row.options.smoothing, *per_row.further], cap, _name_of(per_row), chunk
     if layer.recorded():
         return _Layer.apply(*call)
     return torch.ops.anymax.layer(*call)  # torch.compile can't trace an autograd function without a gradient
@@ -71,7 +71,7 @@ def _values(
     per_row = (
         RowTerms(who, transforms, entropy="entropy" in terms, rest="rest" in terms)
         if terms
-        else RowLoss(who, transforms, **dict(zip(_LOSS, loss, strict=True)))
+        else RowLoss(who, transforms, EACH_ROW._replace(smoothing=loss[0]), further=FurtherLosses(*loss[1:]))
     )
     job = Job(layer, per_row, index, class_weight, None if chunk < 0 else chunk)
     return with_a_class(job, per_row.empty_rows(index), torch_values.values)

@@ -24,7 +24,7 @@ class LossOptions(NamedTuple):
     mask: Mask = None
     ignore_index: int = -100
     reduction: Reduction = "mean"
-    label_smoothing: float = 0.0
+    smoothing: float = 0.0  # label_smoothing
 
     @classmethod
     def read(cls, who: str, weight: Any, given: dict[str, Any], own: tuple[str, ...] = ()) -> LossOptions:
@@ -49,6 +49,11 @@ class LossOptions(NamedTuple):
     def class_axis(self, x: Array) -> Any:
         """The axis of the classes of scores x, or the axes."""
         return self.axis if self.axis is not None else 1 if x.ndim > 1 else 0
+
+    def keywords(self) -> dict[str, Any]:
+        """The options as a caller gives them."""
+        fields = self._asdict()
+        return fields | {"label_smoothing": fields.pop("smoothing")}
 
     def reduce(self, value: Array, norm: Array, dtype: Any, xp: Namespace) -> Array:
         """Apply the reduction to the losses of all samples; a mean divides by the sum of `norm`."""
