@@ -395,8 +395,8 @@ FAULTS = {
   ),
   "losses": (
     Fault("class weights", "src/anymax/losses/batch.py",
-          "sample_weight = xp.astype(~ignored, rows.dtype) * dot(y, class_weight, xp)",
-          "sample_weight = xp.astype(~ignored, rows.dtype)", "losses"),
+          "sample_weight = dot(y, class_weight, xp)",
+          "sample_weight = total(y, xp)", "losses"),
     Fault("label smoothing keeps the mass", "src/anymax/losses/targets.py",
           "even = even if mapping.sums_to_one else sums * even",
           "pass", f"plain_ways {_LOSSES}"),

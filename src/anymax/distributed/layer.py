@@ -31,7 +31,7 @@ from ..losses.targets import holds_indices
 from ..thresholds import Threshold
 from ..transforms.base import Transform, check_range
 from .call import Arguments, ShardedCall, message_of
-from .losses import is_bounded, losses_of_call, say_options, target_is, width
+from .losses import is_bounded, losses_of_call, target_is, width
 from .per_row import GivenClasses, terms_of_call, threshold_of_call
 from .shard import Places
 from .support import SupportPart
@@ -132,7 +132,7 @@ def linear_loss(
     further: tuple[Any, Any],
     options: dict[str, Any],
 ) -> Any:
-    """The loss of the scores `x @ linear_weight.T`. further: `z_loss` and `suppress`."""
+    """The loss of the scores `x @ linear_weight.T`. further: the fields of `FurtherLosses`."""
     who = agreement.who
     read = LossOptions.read(who, weight, options)
     layer = _layer(arguments, given)
@@ -143,8 +143,7 @@ def linear_loss(
     soft = not holds_indices(target, (*lead, n), -1, f"{who}: target", part=True)
     more.need_indices(who, target)
     if agreement.group.strict:
-        say_options(agreement, read)
-        agreement.say(**more._asdict())
+        agreement.say(**read.words(), **more._asdict())
         target_is(agreement, target, xp)
     split = SplitLayer.agreed(arguments, agreement, layer, given)
     target = xp.reshape(target, (rows, n) if soft else (rows,))

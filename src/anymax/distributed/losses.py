@@ -111,7 +111,7 @@ class Target(Columns, ABC):
         xp = namespace(call.x)
         t = _array.beside(target, call.x, "target", xp)
         if call.group.strict and not call.agreement.agreed:
-            say_options(call.agreement, options)
+            call.agreement.say(**options.words())
             target_is(call.agreement, t, xp)
         return (ClassIndices if is_integer(t) else Distributions)(call, kind, t, options, further, xp)
 
@@ -359,14 +359,6 @@ class Distributions(Target):
 
 
 # -- the losses ------------------------------------------------------------------------------------------------------------------------
-
-
-def say_options(agreement: Agreement, options: LossOptions) -> None:
-    """The options that must be the same on every process."""
-    agreement.say(
-        weight="not given" if options.weight is None else "given", ignore_index=options.ignore_index,
-        reduction=repr(options.reduction), label_smoothing=options.smoothing,
-    )  # fmt: skip
 
 
 def target_is(agreement: Agreement, t: Array, xp: Namespace) -> None:

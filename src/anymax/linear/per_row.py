@@ -16,12 +16,11 @@ from ..losses.formulas import FORMULAS
 from ..losses.further import FurtherLosses, Levels, levels
 from ..losses.indices import loss_of_rows
 from ..losses.margins import nearest_centers
-from ..losses.options import LossOptions
+from ..losses.options import EACH_ROW, LossOptions
 from ..losses.targets import counted_weight, weighted
 from ..thresholds import tau_and_support, tau_of
 from ..transforms.base import Transform, put_through
 
-EACH_ROW = LossOptions(axis=-1, reduction="none", ignore_index=-1)
 NO_MORE = FurtherLosses()
 
 

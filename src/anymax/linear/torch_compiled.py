@@ -14,11 +14,12 @@ from .._array import wide_dtype
 from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import mapping_from, spec_of
 from ..losses.further import FurtherLosses
+from ..losses.options import EACH_ROW
 from ..transforms.softcap import cap_of, softcap
 from . import torch_values
 from .job import Job
 from .layer import Layer
-from .per_row import EACH_ROW, PerRow, RowLoss, RowTerms
+from .per_row import PerRow, RowLoss, RowTerms
 from .torch_groups import with_a_class
 
 Tensor = torch.Tensor

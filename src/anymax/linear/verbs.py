@@ -22,14 +22,14 @@ from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
 from ..autodiff import bridge
 from ..losses.further import FurtherLosses
 from ..losses.margins import as_margin
-from ..losses.options import LossOptions, cast, class_weights
+from ..losses.options import EACH_ROW, LossOptions, cast, class_weights
 from ..losses.targets import counted_weight, holds_indices, with_hidden_share
 from ..mappings import Softmax
 from ..thresholds import Threshold
 from .arguments import HINTS, class_of_each_row, refuse_with_hidden, row_transforms
 from .job import Job
 from .layer import Layer, check_chunk
-from .per_row import EACH_ROW, PerRow, RowLoss, Thresholds
+from .per_row import PerRow, RowLoss, Thresholds
 
 _SOFTMAX = Softmax()
 _HINTS = HINTS | {

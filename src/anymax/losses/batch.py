@@ -112,7 +112,7 @@ class Batch:
             poisoned = poisoned | stray[..., None]  # if values may not be read, such a sample becomes NaN
             t = t[..., None]
             ignored = t == options.ignore_index
-            t = xp.where(ignored, xp.zeros_like(t), t)
+            t = xp.where(ignored, -xp.ones_like(t), t)
             y = xp.astype(t == _array.positions(rows, t.dtype, xp), rows.dtype)
         else:
             y = _array.to_last(as_dtype(t, rows.dtype, xp), given.axis, xp)
@@ -120,7 +120,7 @@ class Batch:
         sample_weight = None
         if class_weight is not None:
             with quiet(rows):
-                sample_weight = xp.astype(~ignored, rows.dtype) * dot(y, class_weight, xp)
+                sample_weight = dot(y, class_weight, xp)
         if options.smoothing:
             free = xp.astype(keep, rows.dtype)
             y = smoothed(options, mapping, y, free, total(free, xp), total(y, xp), xp)

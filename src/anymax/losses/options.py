@@ -55,6 +55,13 @@ class LossOptions(NamedTuple):
         fields = self._asdict()
         return fields | {"label_smoothing": fields.pop("smoothing")}
 
+    def words(self) -> dict[str, Any]:
+        """What processes must agree on, and how an error tells it."""
+        weight = "not given" if self.weight is None else "given"
+        return {
+            "weight": weight, "ignore_index": self.ignore_index, "reduction": repr(self.reduction), "label_smoothing": self.smoothing,
+        }  # fmt: skip
+
     def reduce(self, value: Array, norm: Array, dtype: Any, xp: Namespace) -> Array:
         """Apply the reduction to the losses of all samples; a mean divides by the sum of `norm`."""
         if self.reduction == "mean":
@@ -66,6 +73,7 @@ class LossOptions(NamedTuple):
 
 
 _USUAL = LossOptions()
+EACH_ROW = LossOptions(axis=-1, reduction="none", ignore_index=-1)  # of rows whose targets have been read
 
 
 def name_of_kind(kind: LossKind) -> str:

@@ -204,7 +204,8 @@ def smoothed(
     """The entries of a target after label smoothing, or what is linear in them: a sum, a gap, a loss without Omega.
 
     of_ones: the same for a 1 at each unmasked class, of which there are `count`. What is spread sums to 1, as in torch, even if a soft
-    target sums to something else; for a map whose p may sum to something else, to the sum of the target.
+    target sums to something else; for a map whose p may sum to something else, to the sum of the target. Smoothing by epsilon over the
+    n - 1 other classes, another convention, is that by `epsilon * n / (n - 1)`.
     """
     even = of_ones / xp.where(count > 0, count, xp.ones_like(count))
     even = even if mapping.sums_to_one else sums * even

@@ -3,7 +3,7 @@
 `options.py` documents and reads the shared options. The classes are axis 1, as in torch, while maps use the last
 axis. Class indices for scores of shape (N, T, C) with T = C fit both, so a call without `axis` then warns, once. A tuple of axes is read
 as one axis, as if the scores were reshaped in that order. A masked class (-inf) that is not the target changes nothing; a mean over
-nothing is 0. Label smoothing by epsilon over the n - 1 other classes, another convention, is `label_smoothing=epsilon * n / (n - 1)`.
+nothing is 0.
 """
 
 from __future__ import annotations
