@@ -515,6 +515,7 @@ LAYER_VERBS = {
     "loss, weights": LayerVerb(layer_loss(weight=FACTORS), (*TRAINED, "topk")),
     "loss, weights and mask": LayerVerb(layer_loss(weight=FACTORS, mask=True), (*TRAINED, "topk")),
     "loss, soft": LayerVerb(layer_loss("soft"), (*SOFT, *SEVERAL)),
+    "loss, soft, weights and z_loss": LayerVerb(layer_loss("soft", weight=FACTORS, z_loss=0.3), ("softmax", "entmax15")),
     "log_prob": LayerVerb(terms("linear_log_prob"), (*TOKENS_OF, *OF_SINK), WARMTH),
     "log_prob_entropy": LayerVerb(terms(), (*TOKENS_OF, *OF_SINK), WARMTH),
     "log_prob_entropy, all classes": LayerVerb(terms(masked=False), ("budget", "softmax"), WARMTH),

@@ -42,13 +42,13 @@ def kl(g, ids=IDS, log_p=LOG_P, **given):
     return D.linear_topk_kl(X, WEIGHT, ids, log_p, group=g, **given)
 
 
-def young(mapping, y):
+def young(mapping, y, **options):
     """A Fenchel-Young loss whose target no process can take, nor one alone."""
 
     def call(g):
         here = Here(Cut((20, 17)), g)
         return D.fenchel_young(
-            mapping, here.part(rows()[2:4]), here.part(y) if y.is_floating_point() else y, axis=-1, group=g
+            mapping, here.part(rows()[2:4]), here.part(y) if y.is_floating_point() else y, axis=-1, group=g, **options
         )
 
     return call
@@ -80,11 +80,15 @@ EYE, EVEN, ENDS = (
 UNFIT = r"Unfit\(alpha=2\.0\): its Fenchel-Young loss is -.*check_mapping"
 OUTSIDE = torch.tensor([3, -1, 11, 7])
 RANGE = "from 0 to 10, or ignore_index=-100, got values from -1 to 11"
+SMOOTHED = {"label_smoothing": 0.2}
 TARGETS = {  # refused on one process, too
     "ranks of shares": (A.Ranks(), EVEN, "sum to what the probabilities of their row sum to"),
     "ranks of indices": (A.Ranks(), ENDS, "a class index to 1"),
     "above a bound": (A.Bounded(0.2), EYE, "gives no class more than its upper bound"),
     "indices above a bound": (A.Bounded(0.2), ENDS, "gives no class more than its upper bound"),
+    # of 0.8 and 0.2 / N
+    "smoothed above a bound": (A.Bounded(0.795), EYE, "gives no class more than its upper bound", SMOOTHED),
+    "smoothed indices above a bound": (A.Bounded(0.795), ENDS, "gives no class more than its upper bound", SMOOTHED),
     "above 1": (A.Elementwise(), 2.0 * EYE, "no class more than its upper bound"),
     "too small a sum": (A.Budget(2, shape="sigmoid"), EVEN, "the sums go from 1 to 1"),
 }
@@ -208,7 +212,9 @@ WRONG = {
     # of a margin head, whose targets all processes have
     "head": (lambda g: head(g)(FEW, OUTSIDE if g.rank else FEW_INDEX), IndexError, RANGE),
     "head, sampled": (lambda g: head(g, sample_rate=0.4)(FEW, OUTSIDE if g.rank else FEW_INDEX), IndexError, RANGE),
-} | {name: (young(mapping, y), ValueError, words) for name, (mapping, y, words) in TARGETS.items()}  # fmt: skip
+} | {
+    name: (young(mapping, y, **dict(*given)), ValueError, words) for name, (mapping, y, words, *given) in TARGETS.items()
+}  # fmt: skip
 
 
 @each(WRONG)
@@ -218,7 +224,8 @@ def test_all_processes_end_with_a_sentence(call, error, words):
 
 CENTRES_OF_ONE = head(sample_rate=0.4)
 ALONE = {
-    name: (lambda m=m, y=y: A.fenchel_young(m, rows()[2:4], y, axis=-1), ValueError, words) for name, (m, y, words) in TARGETS.items()
+    name: (lambda m=m, y=y, o=o: A.fenchel_young(m, rows()[2:4], y, axis=-1, **dict(*o)), ValueError, words)
+    for name, (m, y, words, *o) in TARGETS.items()
 } | {
     "head, sampled": (lambda: head(sample_rate=0.4)(FEW, OUTSIDE), IndexError, RANGE),
     "head, floats": (lambda: CENTRES_OF_ONE(FEW, FEW_INDEX.float()), TypeError, r"a tensor of integers, got torch\.float32"),

@@ -263,6 +263,14 @@ def test_equal_class_weights_change_no_mean():
         close(A.linear_loss(x, weight, y, mapping, weight=np.full(60, 10.0), **options), want, 1e-12)
 
 
+@pytest.mark.parametrize("name", ["softmax", "entmax15", "normmax"])
+def test_class_weights_of_a_one_hot_target_are_those_of_its_index(name):
+    x, w, _, y, weight, _ = operands()
+    given = {"weight": weight, "z_loss": 0.3, "label_smoothing": 0.1, "reduction": "none"}
+    one_hot = np.eye(60)[y]
+    close(A.linear_loss(x, w, one_hot, MAPS[name], **given), A.linear_loss(x, w, y, MAPS[name], **given), 1e-12)
+
+
 def test_suppression_of_a_row_whose_biases_mask_all():
     torch, free, y = torch_operands(seed=3)
     bias = torch.full((60,), -float("inf"), dtype=torch.float64)

@@ -53,12 +53,19 @@ class ApplyOptions(LogOptions, total=False):
     out: AnyArray | None
 
 
-class LossKeywords(TypedDict, total=False):
-    """Options of every loss."""
-
+class _AxisKeywords(TypedDict, total=False):
     axis: Axes
     dim: Axes
     mask: Mask
+
+
+class SampleKeywords(TypedDict, total=False):
+    """Options of every loss but where the classes are."""
+
     ignore_index: int
     reduction: Reduction
     label_smoothing: float
+
+
+class LossKeywords(_AxisKeywords, SampleKeywords, total=False):
+    """Options of every loss."""

@@ -27,7 +27,7 @@ from .._core.mapping import Mapping, one_a_row
 from .._core.names import as_mapping
 from .._core.options import check_options
 from .._core.rows import align_mask, aligned, hide
-from .._core.typing import Mask, Reduction
+from .._core.typing import Mask, SampleKeywords
 from ..autodiff.agreement import HERE, Agreement, Head, described, fail_together
 from ..autodiff.choose_group import as_group
 from ..autodiff.group import Group, Message
@@ -52,13 +52,10 @@ class ScoresKeywords(ShardKeywords, total=False):
     mask: Mask
 
 
-class ShardedLossKeywords(ScoresKeywords, total=False):
+class ShardedLossKeywords(ScoresKeywords, SampleKeywords, total=False):
     """Those of losses, which `fenchel_young` describes."""
 
     axis: int | None
-    ignore_index: int
-    reduction: Reduction
-    label_smoothing: float
 
 
 def every_verb(

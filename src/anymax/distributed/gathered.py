@@ -14,7 +14,8 @@ from .._random.draws import invert
 from ..autodiff import bridge
 from ..autodiff.group import jax
 from ..functional import apply, log_apply
-from ..losses.verbs import fenchel_young
+from ..losses.formulas import fenchel_young
+from ..losses.options import EACH_ROW
 from ..mappings import Softmax
 from ..thresholds import Threshold, threshold
 from .shard import Shards, columns_of
@@ -84,7 +85,7 @@ class Gathered(Solution):
         dead = ~xp.isfinite(stop_gradient(top))
         z = xp.where(dead, xp.zeros_like(z), z)  # a row without classes, or with NaN, gets its value at the end
         top = xp.where(dead, xp.zeros_like(top), top)
-        value = fenchel_young(mapping, z, first, axis=-1, reduction="none")[..., None]
+        value = fenchel_young(mapping, z, first, EACH_ROW)[..., None]
         value = xp.where(dead, xp.zeros_like(value), value)
         return value + (top - stop_gradient(top)) + gap
 

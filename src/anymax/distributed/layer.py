@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import _array
-from .._array import Array, Namespace, device_of, is_array, namespace, upcast
+from .._array import Array, Namespace, is_array, namespace, upcast
 from .._core.shards import refuse as refuse_sharded
 from ..autodiff import bridge
 from ..autodiff.agreement import Agreement, described, fail_together
@@ -19,21 +19,19 @@ from ..linear.arguments import (
     FULL_WITHOUT_SUPPORT,
     check_support,
     elementwise,
-    further_losses,
     indices_of_rows,
-    needs_indices,
     temperature_of_rows,
 )
 from ..linear.bridge import joined
 from ..linear.layer import Layer, check_chunk
 from ..linear.per_row import loss_of
-from ..losses.options import LossOptions, class_weights
-from ..losses.targets import counted_weight, holds_indices
+from ..losses.further import FurtherLosses
+from ..losses.options import LossOptions
+from ..losses.targets import holds_indices
 from ..thresholds import Threshold
 from ..transforms.base import Transform, check_range
 from .call import Arguments, ShardedCall, message_of
-from .further import FurtherLosses
-from .losses import loss_of_call, say_options, target_is, width
+from .losses import is_bounded, losses_of_call, target_is, width
 from .per_row import GivenClasses, terms_of_call, threshold_of_call
 from .shard import Places
 from .support import SupportPart
@@ -134,29 +132,28 @@ def linear_loss(
     further: tuple[Any, Any],
     options: dict[str, Any],
 ) -> Any:
-    """The loss of the scores `x @ linear_weight.T`. further: `z_loss` and `suppress`."""
+    """The loss of the scores `x @ linear_weight.T`. further: the fields of `FurtherLosses`."""
     who = agreement.who
     read = LossOptions.read(who, weight, options)
     layer = _layer(arguments, given)
     mapping = layer.mapping.over_all
     hides = mapping is not layer.mapping
-    z_loss, suppress = further_losses(who, mapping, hides, *further)
-    xp, lead, n, rows, shared = namespace(layer.x), layer.lead, layer.classes, layer.rows, agreement.group
+    more = FurtherLosses.read(who, mapping, hides, *further)
+    xp, lead, n, rows = namespace(layer.x), layer.lead, layer.classes, layer.rows
     refuse_sharded(who, None, target=target)
     target = _array.beside(target, layer.x, "target", xp)
     soft = not holds_indices(target, (*lead, n), -1, f"{who}: target", part=True)
-    needs_indices(who, suppress, target)
-    if shared.strict:
-        say_options(agreement, read)
-        agreement.say(z_loss=z_loss, suppress=suppress)
+    more.need_indices(who, target)
+    if agreement.group.strict:
+        agreement.say(**read.words(), **more._asdict())
         target_is(agreement, target, xp)
     split = SplitLayer.agreed(arguments, agreement, layer, given)
     target = xp.reshape(target, (rows, n) if soft else (rows,))
-    kind, each, more = loss_of(mapping), read._replace(reduction="none"), FurtherLosses(z_loss, suppress)
-    value = split.by_rows(
-        width(read, soft and hides), lambda call, where: loss_of_call(call, kind, target[where, ...], each, more)
+    kind = loss_of(mapping)
+    value, norm = split.by_rows(
+        width(read, is_bounded(layer.mapping, kind, layer.x, xp), soft and hides),
+        lambda call, where: losses_of_call(call, kind, target[where, ...], read, more),
     )
-    norm = _norm(target, soft, read, split.start, n, shared, value, xp)
     return read.reduce(xp.reshape(value, lead), xp.reshape(norm, lead), layer.dtype, xp)
 
 
@@ -268,32 +265,3 @@ def _rows_at_a_time(rows: int, classes: int, group: Group) -> int:
     """The rows of a part: the same number on every process, since all make the call of a part together."""
     step = max(1, _SCORES // max(1, classes))
     return step if group.strict else max(step, -(-rows // _PARTS))
-
-
-def _norm(
-    target: Array,
-    soft: bool,
-    options: LossOptions,
-    start: Any,
-    n: int,
-    group: Group,
-    value: Array,
-    xp: Any,
-) -> Array:
-    """The weight of each row in a mean: 1 for a row that counts, or the weight of its target, which one process knows.
-
-    That of the index -1 is 1: it is the class that the map hides, or the loss is NaN.
-    """
-    if soft:
-        return xp.ones_like(value)
-    index = _array.counts(target, xp)
-    ignored = index == options.ignore_index
-    if options.weight is None:
-        return counted_weight(index, ignored, None, value.dtype, xp)
-    first = n * group.rank if start is None else start
-    w = class_weights(options.weight, xp.zeros((1, n), dtype=value.dtype, **device_of(value)), xp)
-    at = index - first
-    elsewhere = (at < 0) | (at >= n)
-    mine = counted_weight(at, ignored | elsewhere, w, value.dtype, xp) if n else xp.zeros_like(value)
-    norm = xp.sum(group.stack(mine), axis=0)
-    return xp.where((index == -1) & ~ignored, xp.ones_like(norm), norm)

@@ -26,38 +26,45 @@ from .._array import (
     wider,
 )
 from .._core.classes import refuse_strays
-from .._core.mapping import left_of
+from .._core.mapping import Mapping, left_of
+from .._core.rows import hide
 from .._core.typing import LossKind
 from ..autodiff.agreement import Agreement
+from ..losses.further import FurtherLosses, Levels
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import (
     Samples,
+    each_row,
+    has_constant,
     holds_indices,
     not_below_zero,
     of_target,
-    reduce_rows,
     refuse_above,
+    refuse_more_than_room,
     refuse_negative,
     refuse_one_class,
     refuse_sums,
     result_dtype,
-    rounding,
-    to_spread,
+    room_below,
+    smoothed,
 )
 from .call import Arguments, ShardedCall
-from .further import FurtherLosses
 from .methods import solve
 from .shard import Shard, Shards, columns_of
-from .softmax import size_of
+from .softmax import Part, logsumexp, size_of
 from .solution import Columns, Solution
 
 _EVERYWHERE = " over all processes"
-_NO_MORE = FurtherLosses()
 
 
-def width(options: LossOptions, hidden_share: bool) -> int:
-    """How many numbers per row each process sends about its targets. hidden_share: a class that the map hides has what others leave."""
-    return 4 + 3 * bool(options.label_smoothing) + 2 * hidden_share
+def width(options: LossOptions, bounded: bool, shares: bool) -> int:
+    """How many numbers per row each process sends first. shares: a class that the map hides has what a distribution leaves."""
+    return 4 + (3 + bounded if options.smoothing else 0) + 2 * shares
+
+
+def is_bounded(mapping: Mapping, kind: LossKind, x: Array, xp: Namespace) -> bool:
+    """True if targets above the upper bounds of classes are refused."""
+    return kind != "nll" and mapping.ceiling(x, xp) is not None
 
 
 class TargetPart(NamedTuple):
@@ -87,20 +94,26 @@ class Target(Columns, ABC):
     """The target of a loss as this process knows it. The class weights belong inside the sums of `nll`; they multiply other losses."""
 
     def __init__(
-        self, call: ShardedCall, kind: LossKind, t: Array, options: LossOptions, further: FurtherLosses
+        self, call: ShardedCall, kind: LossKind, t: Array, options: LossOptions, further: FurtherLosses, xp: Namespace
     ) -> None:
         self.call, self.kind, self.t, self.options, self.further = call, kind, t, options, further
         self.nll, self.hides = kind == "nll", call.hides
-        self.count = width(options, self.hides and not self.indices)
+        self.shares = self.hides and not self.indices  # the hidden class has what a distribution leaves
+        self.bounded = is_bounded(call.mapping, kind, call.x, xp)
+        self.count = width(options, self.bounded, self.shares)
 
     @staticmethod
     def of(call: ShardedCall, kind: LossKind, target: Any, options: LossOptions, further: FurtherLosses) -> Target:
+        if kind == "nll":
+            call.mapping.check_draw(call.who)
+        elif not call.mapping.facts.has_potential:
+            raise TypeError(call.mapping.no_potential())
         xp = namespace(call.x)
         t = _array.beside(target, call.x, "target", xp)
         if call.group.strict and not call.agreement.agreed:
-            say_options(call.agreement, options)
+            call.agreement.say(**options.words())
             target_is(call.agreement, t, xp)
-        return (ClassIndices if is_integer(t) else Distributions)(call, kind, t, options, further)
+        return (ClassIndices if is_integer(t) else Distributions)(call, kind, t, options, further, xp)
 
     @abstractmethod
     def _sums(
@@ -117,7 +130,8 @@ class Target(Columns, ABC):
         """y, like the rows."""
 
     def first(self, shard: Shard, a: Array, anchor: Array) -> tuple[list[Array], TargetPart]:
-        """`_sums`; with smoothing also the first two for 1 in place of y, over the unmasked classes, and the number of these."""
+        """`_sums`; with smoothing also the first two for 1 in place of y, over the unmasked classes, the number of these, and, if p has an
+        upper bound, how far the target of the highest class stays below it."""
         xp, options, w = shard.xp, self.options, None
         if options.weight is not None:
             w = class_weights(options.weight, shard.rows[..., : shard.n], xp)
@@ -125,53 +139,65 @@ class Target(Columns, ABC):
         keep, inside = a != -math.inf, w if self.nll else None
         holds_indices(self.t, self.call.x.shape, shard.axis, part=True)
         columns, part = self._sums(shard, a, anchor, keep, w, inside)
-        if options.label_smoothing:
+        if options.smoothing:
             free = xp.astype(keep, a.dtype)
-            wf = free if inside is None else free * inside
-            gap = xp.where(keep, anchor - a, xp.zeros_like(a))
-            columns += [total(wf * gap, xp), total(wf, xp), total(free, xp)]
-        if not self.nll and shard.mapping.ceiling(shard.rows, xp) is not None:  # smoothing does not raise the largest
-            y = (1.0 - options.label_smoothing) * self._here(part, shard)
-            poisoned = xp.any(~(a < math.inf), axis=-1, keepdims=True)
+            count, gap = total(free, xp), xp.where(keep, anchor - a, xp.zeros_like(a))
+            if inside is None:
+                columns += [total(gap, xp), count, count]
+            else:
+                columns += [total(free * inside * gap, xp), total(free * inside, xp), count]
+        if self.bounded and options.smoothing:
+            columns.append(room_below(options, self._here(part, shard), keep, shard.mapping, xp))
+        elif self.bounded:
+            y, poisoned = self._here(part, shard), xp.any(~(a < math.inf), axis=-1, keepdims=True)
             refuse_above(y, shard.mapping, xp, left_out=(y > 0) & ~keep | part.ignored | poisoned)
-        return columns + self._of_hidden(shard, a, anchor), part
+        return columns + (self._of_hidden(shard, a, anchor) if self.shares else []), part
 
     def _of_hidden(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
-        """The first two columns for 1 at the hidden class in place of y, if its share of the target is yet to be known."""
-        return []
+        """The first two columns for 1 at the hidden class in place of y, where its share of the target is yet to be known."""
+        raise TypeError("class indices have no share")
 
     def summed(self, shards: Shards, state: TargetPart) -> TargetSums:
-        return self._with_constant(self._summed(state, shards))
-
-    def second(self, state: TargetSums, v: Array | None = None) -> list[Array]:
-        # a ratio map has no loss but `nll`
-        return list(state.constant) if v is None else [self._terms(state, _array.log(v, state.shards.xp))]
-
-    def _summed(self, part: TargetPart, shards: Shards) -> TargetSums:
-        xp, s, extra = shards.xp, self.options.label_smoothing, shards.extra
+        xp, extra, mapping, part = shards.xp, shards.extra, shards.shard.mapping, state
         below = shards.high[None, ...] - shards.anchors
 
         def summed(i: int) -> tuple[Array, Array]:
             return xp.sum(extra[i] + extra[i + 1] * below, axis=0), xp.sum(extra[i + 1], axis=0)
 
         gap, mass = summed(0)
-        whole, sample = xp.sum(extra[2], axis=0), xp.sum(extra[3], axis=0)
+        whole, sample, free, rest = xp.sum(extra[2], axis=0), xp.sum(extra[3], axis=0), None, None
         stray = self._check(part, shards, whole)
-        if self.hides and not self.indices:
+        if self.shares:
             gap_there, _ = summed(self.count - 2)
             part, rest = self._with_rest(part, shards, whole)
             some = rest > 0
             gap = gap + xp.where(some, rest * xp.where(some, gap_there, xp.zeros_like(rest)), xp.zeros_like(rest))
             mass, whole, sample = mass + rest, whole + rest, sample + rest
-        if not s:
-            return TargetSums(part, shards, gap, mass, whole, sample, stray)
-        even_gap, even_mass = summed(4)
-        free = stop_gradient(xp.sum(extra[6], axis=0))
-        spread = s * to_spread(shards.shard.mapping, whole)
-        share = spread / xp.where(free > 0, free, xp.ones_like(free))
-        gap = (1.0 - s) * gap + share * even_gap
-        mass = (1.0 - s) * mass + share * even_mass
-        return TargetSums(part, shards, gap, mass, whole, sample, stray, free)
+        if self.options.smoothing:
+            free = stop_gradient(xp.sum(extra[6], axis=0))
+            mix = functools.partial(smoothed, self.options, mapping, count=free, sums=whole, xp=xp)
+            even_gap, even_mass = summed(4)
+            gap, mass = mix(gap, even_gap), mix(mass, even_mass)
+            rest = rest if rest is None else mix(rest, xp.ones_like(rest))
+            if self.bounded:
+                above = mix(0.0, xp.ones_like(whole)) > xp.min(extra[7], axis=0)
+                left_out = part.ignored | stray | shards.poisoned | (gap == math.inf)
+                refuse_more_than_room(above & ~left_out, mapping, xp)
+        if rest is not None and not self.nll:
+            refuse_above(rest, shards.shard.common, xp)
+        sums = TargetSums(part, shards, gap, mass, whole, sample, stray, free)
+        if self.kind != "fenchel_young" or not has_constant(mapping, self.indices, self.options):
+            return sums
+        y = self._smoothed(sums)
+        terms = mapping.constant_terms(y, xp)
+        if terms is not None:
+            return sums._replace(constant=tuple(terms), by_terms=True)
+        y = wider(y[..., : shards.shard.columns], shards.places.most, 0.0, xp)  # all processes send as many
+        return sums._replace(constant=tuple(columns_of(y)))
+
+    def second(self, state: TargetSums, v: Array | None = None) -> list[Array]:
+        # a ratio map has no loss but `nll`
+        return list(state.constant) if v is None else [self._terms(state, _array.log(v, state.shards.xp))]
 
     def _with_rest(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
         """(the part with the hidden class's share of a distribution, which is what the sum of the others leaves; this share)."""
@@ -180,14 +206,13 @@ class Target(Columns, ABC):
     # -- the target of this process's classes as a distribution ------------------------------------------------------------------
 
     def _smoothed(self, sums: TargetSums) -> Array:
-        s, shard, xp = self.options.label_smoothing, sums.shards.shard, sums.shards.xp
+        shard, xp = sums.shards.shard, sums.shards.xp
         y = self._here(sums.part, shard)
-        if not s:
+        if not self.options.smoothing:
             return y
-        free = xp.astype(shard.rows != -math.inf, y.dtype)
         whole = shard.group.vary(sums.whole) if differentiates(y) else stop_gradient(sums.whole)
-        spread = s * to_spread(shard.mapping, whole)
-        return (1.0 - s) * y + spread * free / xp.where(sums.free > 0, sums.free, xp.ones_like(sums.free))
+        free = xp.astype(shard.rows != -math.inf, y.dtype)
+        return smoothed(self.options, shard.mapping, y, free, sums.free, whole, xp)
 
     def _terms(self, sums: TargetSums, log_p: Array) -> Array:
         """-<w y, log p> of this process's classes."""
@@ -197,30 +222,12 @@ class Target(Columns, ABC):
         finite = log_p > -math.inf
         return -of_target(y, xp.where(shards.poisoned, xp.zeros_like(log_p), log_p), finite, xp)
 
-    def _with_constant(self, sums: TargetSums) -> TargetSums:
-        """The sums with this process's part of Omega(y)."""
-        smooth, shards = bool(self.options.label_smoothing), sums.shards
-        shard, xp = shards.shard, shards.xp
-        if (self.indices and not smooth) or self.kind != "fenchel_young":
-            return sums
-        refused = shard.mapping.no_constant(smooth)
-        if refused is not None:
-            raise ValueError(refused)
-        y = self._smoothed(sums)
-        terms = shard.mapping.constant_terms(y, xp)
-        if terms is not None:
-            return sums._replace(constant=tuple(terms), by_terms=True)
-        y = wider(y[..., : shard.columns], shards.places.most, 0.0, xp)  # all processes send as many
-        return sums._replace(constant=tuple(columns_of(y)))
-
     # -- the results of a solution -----------------------------------------------------------------------------------------------
 
-    def _constant(self, sums: TargetSums, out: Solution) -> Any:
+    def _constant(self, sums: TargetSums, out: Solution) -> Array:
         """Omega(y) from the parts of all processes."""
         shards, later = sums.shards, out.later
         mapping, xp = out.common, shards.xp
-        if not later:
-            return 0.0
         if sums.by_terms:
             return mapping.constant_of(later, xp)
         return mapping.constant(shards.joined(xp.concat(later, axis=-1)), xp)
@@ -228,35 +235,43 @@ class Target(Columns, ABC):
     def _check_sums(self, out: Solution, sums: TargetSums, left_out: Array) -> None:
         """Refuse a distribution whose sum is not that of p, where only the scores say what this is."""
 
-    def _rounding(self, sums: TargetSums) -> Array:
-        """A bound of the terms' rounding, since |x - centre| <= (maximum - x) + (maximum - centre)."""
-        shards, gap, mass = sums.shards, stop_gradient(sums.gap), stop_gradient(sums.mass)
-        shard, xp = shards.shard, shards.xp
-        size = 1.0 + gap / xp.where(mass == 0, xp.ones_like(mass), mass) + 2.0 * gap
-        size = 1.0 + size * size_of(shard.common, shard.rows[..., :1], xp)  # `gap` is that of the exponents
-        return rounding(size, mass, shard.common, shards.count, xp)
-
     def loss(self, out: Solution, sums: TargetSums) -> Array:
-        """The loss of each row, reduced."""
+        """The loss of all rows, reduced."""
+        shard, xp = sums.shards.shard, sums.shards.xp
+        dtype = result_dtype(xp.astype(shard.rows[..., :1], shard.dtype))
+        return self.options.reduce(*self.each_row(out, sums), dtype, xp)
+
+    def each_row(self, out: Solution, sums: TargetSums) -> tuple[Array, Array]:
+        """(the loss of each row, what it counts in a mean)."""
         shards, shard, xp = sums.shards, sums.shards.shard, sums.shards.xp
         poisoned, ignored = shards.poisoned | sums.stray, sums.part.ignored
         if self.nll:
             value = out.nll(sums.gap, sums.mass, functools.partial(self._terms, sums))
         else:
-            self._check_sums(out, sums, ignored | poisoned)
+            if not self.indices:
+                self._check_sums(out, sums, ignored | poisoned)
             value = out.fenchel_young(sums.gap, sums.mass, functools.partial(self._smoothed, sums))
-            value = value + self._constant(sums, out)
-            bound = functools.partial(self._rounding, sums)
-            value = not_below_zero(shard.common, value, ~(poisoned | ignored), bound, xp)
+            value = value + self._constant(sums, out) if out.later else value
+            terms = lambda: (sums.gap, sums.mass, size_of(shard.common, shard.rows[..., :1], xp))  # noqa: E731
+            value = not_below_zero(shard.common, value, ~(poisoned | ignored), terms, shards.count, xp)
         if self.further:
-            more = self.further.of(out, lambda: self._here(sums.part, shard) > 0)
-            # the weights multiply the whole loss of other maps in `reduce_rows`
-            value = value + (
-                more * sums.sample if self.nll and self.indices and self.options.weight is not None else more
-            )
-        dtype = result_dtype(xp.astype(shard.rows[..., :1], shard.dtype))
+            more = self.further.of(shards.empty, out.tau, lambda: self._levels(out, sums))
+            # the weights multiply the whole loss of other maps in `each_row`
+            value = value + (more * sums.sample if self.nll and self.options.weight is not None else more)
         samples = Samples(poisoned, ignored, sums.sample, self.indices)
-        return reduce_rows(self.options, value, samples, dtype, weighs=self.nll)
+        return each_row(self.options, value, samples, weighs=self.nll)
+
+    def _levels(self, out: Solution, sums: TargetSums) -> Levels:
+        """What `FurtherLosses` needs of each row, by one collective."""
+        shards, a, xp = sums.shards, out.shard.rows, out.xp
+        here = self._here(sums.part, out.shard) > 0
+        counts = (stop_gradient(out.p()) != 0) | here
+        parts = Part.of(a, xp), Part.of(hide(a, counts), xp)
+        own = total(xp.where(here, stop_gradient(a), xp.zeros_like(a)), xp)
+        own, *of_parts = shards.collect([own, *(column for part in parts for column in (part.high, part.rest))])
+        zero = xp.zeros_like(shards.high)
+        whole, kept = (logsumexp(high, rest, zero, xp) for high, rest in (of_parts[:2], of_parts[2:]))
+        return xp.sum(own, axis=0), whole, kept
 
 
 class ClassIndices(Target):
@@ -326,8 +341,6 @@ class Distributions(Target):
             refuse_sums(sums.whole, out.sums(), out.xp, _EVERYWHERE, left_out | (sums.gap == math.inf))
 
     def _of_hidden(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
-        if not self.hides:
-            return []
         xp, score = shard.xp, a[..., -1:]
         here = (xp.zeros_like(score) == 0) & shard.has_hidden
         keep = score != -math.inf
@@ -337,7 +350,6 @@ class Distributions(Target):
     def _with_rest(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
         shard, xp, y = shards.shard, shards.xp, part.y
         rest = left_of(whole, shard.mapping.sums(None, xp)[1], xp)
-        refuse_above(rest, shard.common, xp)
         own = shard.group.vary(rest) if differentiates(y) else stop_gradient(rest)
         here = (_array.positions(y, xp.int32, xp) == shard.n) & shard.has_hidden
         return part._replace(y=xp.where(here, own, y)), rest
@@ -347,14 +359,6 @@ class Distributions(Target):
 
 
 # -- the losses ------------------------------------------------------------------------------------------------------------------------
-
-
-def say_options(agreement: Agreement, options: LossOptions) -> None:
-    """The options that must be the same on every process."""
-    agreement.say(
-        weight="not given" if options.weight is None else "given", ignore_index=options.ignore_index,
-        reduction=repr(options.reduction), label_smoothing=options.label_smoothing,
-    )  # fmt: skip
 
 
 def target_is(agreement: Agreement, t: Array, xp: Namespace) -> None:
@@ -370,15 +374,14 @@ def loss(
     arguments: Arguments, agreement: Agreement, kind: LossKind, target: Any, weight: Any, given: dict[str, Any]
 ) -> Array:
     call = arguments.call(agreement, classes_last=False)
-    return loss_of_call(call, kind, target, LossOptions.read(arguments.who, weight, given))
-
-
-def loss_of_call(
-    call: ShardedCall, kind: LossKind, target: Any, options: LossOptions, further: FurtherLosses = _NO_MORE
-) -> Array:
-    if kind == "nll":
-        call.mapping.check_draw(call.who)
-    elif not call.mapping.facts.has_potential:
-        raise TypeError(call.mapping.no_potential())
-    columns = Target.of(call, kind, target, options, further)
+    options = LossOptions.read(arguments.who, weight, given)
+    columns = Target.of(call, kind, target, options, FurtherLosses())
     return solve(call, columns.loss, columns)
+
+
+def losses_of_call(
+    call: ShardedCall, kind: LossKind, target: Any, options: LossOptions, further: FurtherLosses
+) -> tuple[Array, Array]:
+    """(the loss of each row, what it counts in a mean)."""
+    columns = Target.of(call, kind, target, options, further)
+    return solve(call, columns.each_row, columns)

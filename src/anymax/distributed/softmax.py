@@ -110,15 +110,19 @@ class Sums(Solution):
 
     def _log_rest(self, highs: Array, rests: Array) -> Array:
         """log p of all classes that are not given: their own maximum, so that the given ones take no digits from it, and their sum."""
-        xp = self.xp
-        high, none = highest(highs, xp)
-        value = (high - self.shards.high) + log_sum(highs, rests, high, xp)[0] - self.log_z
-        return xp.where(none, -math.inf * xp.ones_like(value), value)
+        return logsumexp(highs, rests, self.shards.high, self.xp) - self.log_z
 
     def masses(self, p: Array, dtype: Any) -> Array:
         shards, xp = self.shards, self.xp
         share = xp.exp(stop_gradient(xp.where(shards.finite, shards.highs, -math.inf) - shards.high))
         return xp.astype(share * (1.0 + shards.head[1]), dtype)
+
+
+def logsumexp(highs: Array, rests: Array, anchor: Array, xp: Namespace) -> Array:
+    """logsumexp of all processes less an anchor, [..., 1], from the maximum and the rest of each; -inf without classes."""
+    high, none = highest(highs, xp)
+    value = (high - anchor) + log_sum(highs, rests, high, xp)[0]
+    return xp.where(none, -math.inf * xp.ones_like(value), value)
 
 
 def log_sum(highs: Array, rests: Array, high: Array, xp: Namespace) -> tuple[Array, Array]:

@@ -24,7 +24,6 @@ from . import layer_verbs
 from .torch_dtensor import WHOLE, Layout, as_tensor, reduced, split_axis, whole_tensor
 
 Tensor = torch.Tensor
-_LOSS = ("reduction", "ignore_index", "label_smoothing")
 
 
 class LayerLayout(Layout):
@@ -125,15 +124,14 @@ def _loss(layout: LayerLayout, run: Any, mapping: Mapping, target: Any, given: d
     target = as_tensor(target, layout.mesh.device_type)
     indices = is_integer(target)
     t = layout.rows(target) if indices else layout.local_part(target, "target")
-    options = LossOptions.read(layout.who, None, {k: given.pop(k) for k in _LOSS if k in given})
+    options = LossOptions.read(layout.who, None, {k: given[k] for k in ("reduction", "ignore_index") if k in given})
     w = given.pop("weight", None)
     if w is not None:
         like = layout.local.new_empty((1, layout.shape[-1]))
         w = class_weights(whole_tensor(w, layout.mesh.device_type), like, torch)
         first = 0 if layout.along is None else layout.start
         given["weight"] = w[first : first + layout.weight.shape[0]]
-    each = {"ignore_index": options.ignore_index, "label_smoothing": options.label_smoothing, "reduction": "none"}
-    value = run(t, **given, **each)
+    value = run(t, **(given | {"reduction": "none"}))
     return layout.per_row(value) if options.reduction == "none" else reduced(layout, value, t, w, options)
 
 

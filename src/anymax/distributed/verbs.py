@@ -13,7 +13,7 @@ from typing import Any, Unpack
 
 from .._core.mapping import Mapping
 from .._core.options import check_options, documented_like
-from .._core.typing import ArrayT, LossKind, Mask, Reduction
+from .._core.typing import ArrayT, LossKind, Mask, Reduction, SampleKeywords
 from ..autodiff.agreement import Agreement
 from ..losses.options import name_of_kind
 from ..thresholds import Threshold
@@ -21,7 +21,7 @@ from . import losses, per_row
 from .call import Arguments, ScoresKeywords, ShardedLossKeywords, ShardKeywords, eagerly, every_verb
 from .methods import solve
 
-_LOSS = "ignore_index", "reduction", "label_smoothing"
+_LOSS = tuple(SampleKeywords.__annotations__)
 
 
 @documented_like(every_verb)

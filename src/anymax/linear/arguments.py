@@ -9,7 +9,6 @@ from typing import Any
 from .. import _array
 from .._array import Array, Namespace, as_dtype, differentiates, is_array, is_integer, namespace, upcast
 from .._core.classes import class_indices
-from .._core.mapping import Mapping
 from .._core.shards import refuse as refuse_sharded
 from ..transforms import temperature as tempered
 from ..transforms.applying import transforms_along
@@ -60,33 +59,6 @@ def elementwise(who: str, transform: Any, why: str, instead: str) -> tuple[Trans
             )
         out.append(t)
     return tuple(out)
-
-
-def further_losses(who: str, mapping: Mapping, hides: bool, z_loss: Any, suppress: Any) -> tuple[float, float]:
-    """The factors `z_loss` and `suppress` of `linear_loss`, checked. hides: the caller's map hides one of the classes of this map."""
-    z_loss, suppress = (
-        float(
-            _array.check_scalar(f"{who}: {name}", value, lambda v: 0 <= v < math.inf, "a finite number of at least 0")
-        )
-        for name, value in (("z_loss", z_loss), ("suppress", suppress))
-    )
-    if z_loss and not mapping.has_threshold:
-        raise ValueError(f"{who}: z_loss= is the factor of tau squared, and {mapping.no_threshold()}")
-    if suppress and not mapping.facts.sparse:
-        raise ValueError(
-            f"{who}: suppress= applies to maps that give classes probability 0, such as sparsemax; leave it out with {mapping!r}"
-        )
-    if suppress and hides:
-        raise ValueError(
-            f"{who}: suppress= lowers the scores of classes with probability 0, and the sink is none of them; leave one of the two out"
-        )
-    return z_loss, suppress
-
-
-def needs_indices(who: str, suppress: float, target: Array) -> None:
-    """Refuse `suppress` with a target that has no class indices."""
-    if suppress and not is_integer(target):
-        raise TypeError(f"{who}: target: suppress= needs class indices of an integer dtype, got {target.dtype}")
 
 
 FULL_WITHOUT_SUPPORT = "full=True applies to a support; without one the result is over all classes already"

@@ -8,17 +8,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Self
 
-from .._array import Array, dtype_name, is_array, is_torch, namespace, safe, take, upcast
+from .._array import Array, as_dtype, dot, dtype_name, is_array, is_torch, namespace, safe, take, upcast
 from .._core.mapping import Mapping
 from .._core.typing import LossKind
 from ..likelihood.terms import terms_of
+from ..losses.formulas import FORMULAS
+from ..losses.further import FurtherLosses, Levels, levels
 from ..losses.indices import loss_of_rows
 from ..losses.margins import nearest_centers
-from ..losses.suppression import suppression
+from ..losses.options import EACH_ROW, LossOptions
 from ..losses.targets import counted_weight, weighted
-from ..losses.verbs import loss_of_kind
 from ..thresholds import tau_and_support, tau_of
 from ..transforms.base import Transform, put_through
+
+NO_MORE = FurtherLosses()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +30,12 @@ class PerRow(ABC):
 
     who: str = ""
     transforms: tuple[Callable[[Any], Any], ...] = ()  # of the scores
-    smoothing: float = 0.0  # this and the following are for a loss
+    options: LossOptions = EACH_ROW  # this and the following are for a loss
     margin: Callable[..., Any] | None = None
     scale: float = 1.0  # of the cosines that the margin takes
     sub_centers: int = 1  # scores of each class, next to each other, of which the largest counts
     least: float = 0.0  # softmax may leave out the gradient of classes below this probability
-    z_loss: float = 0.0  # the factor of tau squared
-    suppress: float = 0.0  # the factor of the loss of classes with probability 0
+    further: FurtherLosses = NO_MORE
 
     def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Any:
         """Compute them from all scores of the rows; a class index of -1 means no class."""
@@ -73,6 +75,7 @@ class RowLoss(PerRow):
     """Computes the loss of each row."""
 
     def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Array:
+        assert target is not None
         value = self._of_halves(mapping, scores, target, class_weight)
         if value is not None:
             return value
@@ -80,23 +83,18 @@ class RowLoss(PerRow):
         s = nearest_centers(s, self.sub_centers, -1)
         if self.margin is not None:
             s = self.scale * self.margin(s / self.scale, target, -1)
-        value = _loss(mapping, s, target, class_weight, self.smoothing)
-        more = None
-        if self.z_loss:
-            plain = value if class_weight is None and not self.smoothing else None
-            more = self.z_term(_tau(mapping, s, target, plain), target)
-        if self.suppress and target is not None:
-            part = self.suppress * suppression(mapping, s, target)
-            more = part if more is None else more + part
-        if more is None:
+        value = _loss(mapping, s, target, self.options._replace(weight=class_weight))
+        if not self.further:
             return value
-        return value + (more if class_weight is None or target is None else self.weighted(more, target, class_weight))
+        plain = value if class_weight is None and not self.options.smoothing else None
+        tau, parts = lambda: _tau(mapping, s, target, plain), lambda: levels(mapping, s, target)
+        return value + self.more(target, class_weight, tau, parts)
 
-    def _of_halves(self, mapping: Mapping, s: Array, target: Array | None, class_weight: Array | None) -> Array | None:
+    def _of_halves(self, mapping: Mapping, s: Array, target: Array, class_weight: Array | None) -> Array | None:
         """The loss of half-precision scores without a copy in fp32, by an engine that computes in fp32; None where there is none."""
-        if not is_torch(s) or dtype_name(s) not in ("bfloat16", "float16") or target is None or target.ndim > 1:
+        if not is_torch(s) or dtype_name(s) not in ("bfloat16", "float16") or target.ndim > 1:
             return None
-        if self.transforms or self.margin is not None or self.smoothing or self.z_loss or self.suppress:
+        if self.transforms or self.margin is not None or self.options.smoothing or self.further:
             return None
         if (loss_of(mapping) == "nll" and not mapping.is_softmax) or mapping.params():
             return None
@@ -105,23 +103,26 @@ class RowLoss(PerRow):
             return value
         return weighted(value, counted_weight(target, target < 0, class_weight, value.dtype, xp), xp)
 
-    def weighted(self, more: Array, target: Array, class_weight: Array) -> Array:
-        """Further losses of rows, times the class weights of their targets; those of distributions are left as they are."""
+    def more(
+        self,
+        target: Array,
+        class_weight: Array | None,
+        tau: Callable[[], Array],
+        levels: Callable[[], Levels] | None = None,
+    ) -> Array:
+        """The further losses of rows, times the class weights of their targets."""
+        none = target.ndim == 1 and target < 0
+        more = self.further.of(none, tau, levels)
+        if class_weight is None:
+            return more
         xp = namespace(more)
         if target.ndim > 1:
-            return more
-        return more * xp.take(class_weight, xp.where(target < 0, xp.zeros_like(target), target), axis=0)
-
-    def z_term(self, tau: Array, target: Array | None) -> Array:
-        """`z_loss` times the square of tau, 0 for a row without a class, one that is all masked, or one that has a target of -1."""
-        xp = namespace(tau)
-        some = tau > -math.inf if target is None or target.ndim > 1 else (tau > -math.inf) & (target >= 0)
-        tau = xp.where(some | xp.isnan(tau), tau, xp.zeros_like(tau))
-        return self.z_loss * tau * tau
+            return more * dot(as_dtype(target, more.dtype, xp), class_weight, xp)[:, 0]
+        return more * counted_weight(target, none, class_weight, more.dtype, xp)
 
     def of_candidates(self, mapping: Mapping, s: Array, at: Any) -> Array:
         """The loss without smoothing, margin and class weights."""
-        return _loss(mapping, s, at, None, 0.0)
+        return _loss(mapping, s, at, EACH_ROW)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,21 +154,19 @@ def loss_of(mapping: Mapping) -> LossKind:
     return "nll" if mapping.is_softmax else mapping.own_loss
 
 
-def _tau(mapping: Mapping, s: Array, target: Array | None, plain: Array | None) -> Array:
+def _tau(mapping: Mapping, s: Array, target: Array, plain: Array | None) -> Array:
     """tau of each row. For softmax it is the loss of a class, which an engine computes, plus the score of this class.
 
     plain: that loss without smoothing and weights, if it is known. If the target is masked, and the loss infinite, tau is given as 0.
     """
     xp = namespace(s)
-    if not mapping.is_softmax or target is None or target.ndim > 1:
+    if not mapping.is_softmax or target.ndim > 1:
         return tau_of(mapping, s, xp)[:, 0]
     own = take(s, xp.where(target < 0, xp.zeros_like(target), target)[:, None], xp)[:, 0]
-    plain = _loss(mapping, s, target, None, 0.0) if plain is None else plain
+    plain = _loss(mapping, s, target, EACH_ROW) if plain is None else plain
     known = ~(own == -math.inf)
     return xp.where(known, safe(plain, known, 0.0, xp) + safe(own, known, 0.0, xp), xp.zeros_like(own))
 
 
-def _loss(mapping: Mapping, s: Array, target: Any, class_weight: Array | None, smoothing: float) -> Array:
-    return loss_of_kind(
-        loss_of(mapping), mapping, s, target, class_weight, axis=-1, reduction="none", ignore_index=-1, label_smoothing=smoothing
-    )  # fmt: skip
+def _loss(mapping: Mapping, s: Array, target: Any, options: LossOptions) -> Array:
+    return FORMULAS[loss_of(mapping)](mapping, s, target, options)

@@ -13,6 +13,8 @@ import torch
 from .._array import wide_dtype
 from ..autodiff.torch_adapter import opaque, traced_operation
 from ..autodiff.torch_operations import mapping_from, spec_of
+from ..losses.further import FurtherLosses
+from ..losses.options import EACH_ROW
 from ..transforms.softcap import cap_of, softcap
 from . import torch_values
 from .job import Job
@@ -22,7 +24,6 @@ from .torch_groups import with_a_class
 
 Tensor = torch.Tensor
 
-_LOSS = ("smoothing", "z_loss", "suppress")  # the numbers of a loss
 
 
 def values(job: Job) -> Tensor | None:
@@ -33,7 +34,7 @@ def values(job: Job) -> Tensor | None:
     if spec is None or cap is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
         return None
     tensors = layer.x, layer.weight, layer.bias, layer.keep, job.target, job.class_weight
-    how = spec, [getattr(per_row, name) for name in _LOSS], cap, _name_of(per_row), chunk
+    how = spec, [per_row.options.smoothing, *per_row.further], cap, _name_of(per_row), chunk
     # torch.compile can't trace an autograd function without a gradient
     return _traced(how, *tensors) if layer.recorded() else _run(how, *tensors)
 
@@ -47,7 +48,7 @@ def _values(
     per_row = (
         RowTerms(who, transforms, entropy="entropy" in terms, rest="rest" in terms)
         if terms
-        else RowLoss(who, transforms, **dict(zip(_LOSS, loss, strict=True)))
+        else RowLoss(who, transforms, EACH_ROW._replace(smoothing=loss[0]), further=FurtherLosses(*loss[1:]))
     )
     job = Job(layer, per_row, index, class_weight, None if chunk < 0 else chunk)
     return with_a_class(job, per_row.empty_rows(index), torch_values.values)

@@ -16,7 +16,7 @@ from .._core.mapping import Mapping
 from .._core.separable import Separable
 from ..autodiff.torch import BRIDGE
 from ..likelihood.terms import terms_of
-from ..losses.targets import weighted
+from ..losses.targets import smoothed, weighted
 from ..mappings import Softmax
 from ..thresholds import tau_of
 from . import torch_sizes
@@ -43,14 +43,14 @@ def way(job: Job) -> Callable[[Job], Tensor] | None:
     """How to compute the job without all scores of a row: softmax in blocks, a sparse map from candidates; None if there is no such way."""
     layer, per_row, terms = job.layer, job.per_row, isinstance(job.per_row, RowTerms)
     each_row = (
-        per_row.smoothing and layer.keep is not None and layer.keep.shape[0] != 1
+        per_row.options.smoothing and layer.keep is not None and layer.keep.shape[0] != 1
     )  # smoothed over classes of its own
     if (
         per_row.transforms
-        or per_row.suppress
+        or per_row.further.suppress
         or per_row.sub_centers > 1
         or each_row
-        or per_row.smoothing == 1.0  # no share for the target, whose loss may be infinite
+        or per_row.options.smoothing == 1.0  # no share for the target, whose loss may be infinite
         or not runs_eagerly(layer, job.class_weight)
     ):
         return None
@@ -121,20 +121,17 @@ def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
 def _of_softmax(job: Job) -> Tensor:
     assert job.target is not None
     per_row, class_weight = job.per_row, job.class_weight
-    u = _spread(job)
-    u = u if u is None or class_weight is None else u * class_weight
+    free = _unmasked(job)
+    u = free if free is None or class_weight is None else free * class_weight
     two, even, _ = of_softmax(job, u, least=least_of(job))
     if per_row.margin is not None:
         two = torch.cat([_moved(two[:, :1], per_row), two[:, 1:]], 1)
-    value = per_row.of_candidates(_SOFTMAX, two, torch.zeros_like(job.target))
-    z_term: Any = 0.0
-    if isinstance(per_row, RowLoss) and per_row.z_loss:
-        z_term = _z_term(job, two)
-    if u is None:
-        return _weighted(job, value) + z_term
-    level = tau_of(_SOFTMAX, two, xp)[:, 0]  # not from the target's loss, which is infinite for a masked class
-    own = _weighted(job, (1.0 - per_row.smoothing) * value)
-    return own + per_row.smoothing * (u.sum() * torch.where(level == -math.inf, 0, level) - even) + z_term
+    value = _weighted(job, per_row.of_candidates(_SOFTMAX, two, torch.zeros_like(job.target)))
+    if free is not None and u is not None:
+        level = tau_of(_SOFTMAX, two, xp)[:, 0]  # not from the target's loss, which is infinite for a masked class
+        of_all = u.sum() * torch.where(level == -math.inf, 0, level) - even
+        value = smoothed(per_row.options, _SOFTMAX, value, of_all, free.sum(), 1.0, xp)
+    return _with_further(job, value, two)
 
 
 def _terms_of_softmax(job: Job) -> Tensor:
@@ -223,8 +220,8 @@ def _of_candidates(bound: Bound, job: Job) -> Tensor:
 
 def _of_scores(job: Job, held: Candidates) -> Tensor:
     assert held.at is not None
-    per_row, u = job.per_row, _spread(job)
-    s, even = scores_of(job.layer, held, u)
+    per_row, free = job.per_row, _unmasked(job)
+    s, even = scores_of(job.layer, held, free)
     at = held.at[:, None]
     if isinstance(per_row, RowTerms):
         assert job.target is not None
@@ -233,8 +230,8 @@ def _of_scores(job: Job, held: Candidates) -> Tensor:
     if per_row.margin is not None:
         s = s.scatter(1, at, _moved(own, per_row))
     value = per_row.of_candidates(job.layer.mapping, s, held.at)
-    value = _weighted(job, value if u is None else _smoothed(job, value, own[:, 0], even))
-    return value + _z_term(job, s) if isinstance(per_row, RowLoss) and per_row.z_loss else value
+    value = _weighted(job, value if free is None else _smoothed(job, value, own[:, 0], even, free.sum()))
+    return _with_further(job, value, s)
 
 
 # -- helpers of both ---------------------------------------------------------------------------------------------------------------
@@ -245,12 +242,13 @@ def _weighted(job: Job, value: Tensor) -> Tensor:
     return value if job.class_weight is None else weighted(value, job.class_weight[job.target], xp)
 
 
-def _z_term(job: Job, s: Tensor) -> Tensor:
-    """The term of tau squared, from scores that contain the support of each row."""
-    assert isinstance(job.per_row, RowLoss)
-    assert job.target is not None
-    term = job.per_row.z_term(tau_of(job.layer.mapping, s, xp)[:, 0], job.target)
-    return term if job.class_weight is None else job.per_row.weighted(term, job.target, job.class_weight)
+def _with_further(job: Job, value: Tensor, s: Tensor) -> Tensor:
+    """The value with the term of tau squared, from scores that contain the support of each row; `way` leaves out `suppress`."""
+    per_row, target = job.per_row, job.target
+    if target is None or not isinstance(per_row, RowLoss) or not per_row.further:
+        return value
+    tau = lambda: tau_of(job.layer.mapping, s, xp)[:, 0]  # noqa: E731
+    return value + per_row.more(target, job.class_weight, tau)
 
 
 def _moved(own: Tensor, per_row: PerRow) -> Tensor:
@@ -260,24 +258,25 @@ def _moved(own: Tensor, per_row: PerRow) -> Tensor:
     return per_row.scale * margin(cosines, (cosines[:, 0] * 0).to(torch.int64), -1)
 
 
-def _spread(job: Job) -> Tensor | None:
-    """The share of each class in what label smoothing spreads; None without smoothing."""
+def _unmasked(job: Job) -> Tensor | None:
+    """A 1 for each unmasked class, and 0 for the others; None without label smoothing."""
     layer = job.layer
-    if not job.per_row.smoothing:
+    if not job.per_row.options.smoothing:
         return None
-    wide = wide_dtype(layer.x, xp)
     free = layer.unmasked_classes(xp)
-    free = torch.ones(layer.classes, dtype=wide, device=layer.x.device) if free is None else free[0].to(wide)
-    return free / torch.where(free.sum() > 0, free.sum(), torch.ones_like(free[0]))
+    wide = wide_dtype(layer.x, xp)
+    return torch.ones(layer.classes, dtype=wide, device=layer.x.device) if free is None else free[0].to(wide)
 
 
-def _smoothed(job: Job, value: Tensor, own: Tensor, even: Tensor) -> Tensor:
-    """The Fenchel-Young loss of the smoothed target from that of a class: <scores, y> is linear in y, and Omega has two kinds of terms."""
-    layer, e = job.layer, job.per_row.smoothing
-    value = value + e * (torch.where(own == -math.inf, 0, own) - even)  # a masked target's loss is infinite already
-    if layer.mapping.own_loss == "fenchel_young":
-        free = layer.unmasked_classes(xp)
-        n = layer.classes if free is None else int(free.sum())
-        most, least = (torch.full_like(value[:, None], q) for q in (1.0 - e + e / max(n, 1), e / max(n, 1)))
-        value = value + (layer.mapping.omega(most, xp) + (n - 1) * layer.mapping.omega(least, xp))[:, 0]
+def _smoothed(job: Job, value: Tensor, own: Tensor, even: Tensor, n: Tensor) -> Tensor:
+    """The Fenchel-Young loss of the smoothed target from that of a class: <scores, y> is linear in y, and Omega has two kinds of terms.
+
+    even: the sum of the scores of the n unmasked classes.
+    """
+    options, mapping = job.per_row.options, job.layer.mapping
+    own = torch.where(own == -math.inf, 0, own)  # a masked target's loss is infinite already
+    value = value + smoothed(options, mapping, 0.0, n * own - even, n, 1.0, xp)
+    if mapping.own_loss == "fenchel_young":
+        most, least = (smoothed(options, mapping, q, torch.ones_like(value[:, None]), n, 1.0, xp) for q in (1.0, 0.0))
+        value = value + (mapping.omega(most, xp) + (n - 1) * mapping.omega(least, xp))[:, 0]
     return value + torch.where(value < 0, -value, torch.zeros_like(value)).detach()

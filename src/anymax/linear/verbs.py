@@ -20,12 +20,13 @@ from .._core.shards import layer_over_devices
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
 from ..autodiff import bridge
+from ..losses.further import FurtherLosses
 from ..losses.margins import as_margin
-from ..losses.options import LossOptions, cast, class_weights
+from ..losses.options import EACH_ROW, LossOptions, cast, class_weights
 from ..losses.targets import counted_weight, holds_indices, with_rest_of_sums
 from ..mappings import Softmax
 from ..thresholds import Threshold
-from .arguments import HINTS, class_of_each_row, further_losses, needs_indices, row_transforms
+from .arguments import HINTS, class_of_each_row, row_transforms
 from .job import Job
 from .layer import Layer, check_chunk
 from .per_row import PerRow, RowLoss, Thresholds
@@ -181,10 +182,9 @@ def _read(
     least = _array.check_scalar(f"{who}: least", least, lambda v: 0 <= v < 1, "a probability, from 0 to below 1")
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
-    z_loss, suppress = further_losses(who, layer.mapping, layer.hides, z_loss, suppress)
-    per_row = RowLoss(
-        who, row_transforms(who, transform), float(options.label_smoothing), least=float(least), z_loss=z_loss, suppress=suppress
-    )  # fmt: skip
+    further = FurtherLosses.read(who, layer.mapping, layer.hides, z_loss, suppress)
+    each = EACH_ROW._replace(smoothing=float(options.smoothing))
+    per_row = RowLoss(who, row_transforms(who, transform), each, least=float(least), further=further)
     return layer, options, per_row, check_chunk(who, chunk)
 
 
@@ -290,7 +290,7 @@ def _job(
         index, out = class_of_each_row(who, target, layer, options.ignore_index, xp)
         norm = counted_weight(index, out, class_weight, one.dtype, xp)
         return Job(all_scores, per_row, index, class_weight, chunk), out, norm
-    needs_indices(who, per_row.suppress, target)
+    per_row.further.need_indices(who, target)
     if per_row.margin is not None:
         raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
     y = xp.reshape(target, (layer.rows, layer.seen_classes))

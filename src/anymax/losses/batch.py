@@ -19,17 +19,15 @@ from .options import LossOptions, class_weights
 from .targets import (
     Samples,
     ask_for_axis,
+    each_row,
     holds_indices,
-    not_below_zero,
     of_target,
-    reduce_rows,
     refuse_above,
     refuse_negative,
     refuse_one_class,
     refuse_sums,
     result_dtype,
-    rounding,
-    to_spread,
+    smoothed,
     with_rest_of_sums,
 )
 
@@ -89,7 +87,6 @@ class Batch:
     keep: Array  # [..., n], False where masked
     poisoned: Array  # [..., 1], True for scores with NaN or +inf and for an impossible target
     y: Array  # [..., n], the target as a distribution, smoothed
-    soft: bool  # the target is a distribution, as given or by smoothing
     indices: bool
     ignored: Array  # [..., 1], True for a sample that is left out
     class_weight: Array | None  # [n]
@@ -99,7 +96,7 @@ class Batch:
 
     @classmethod
     def of(cls, mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Batch:
-        x, smoothing = asarray(scores), options.label_smoothing
+        x = asarray(scores)
         given = prepare(mapping, x, options.class_axis(x), options.mask)
         x, mapping, xp = given.scores, given.mapping, namespace(given.rows)
         dtype, rows = result_dtype(given.rows), upcast(given.rows, xp)
@@ -115,7 +112,7 @@ class Batch:
             poisoned = poisoned | stray[..., None]  # if values may not be read, such a sample becomes NaN
             t = t[..., None]
             ignored = t == options.ignore_index
-            t = xp.where(ignored, xp.zeros_like(t), t)
+            t = xp.where(ignored, -xp.ones_like(t), t)
             y = xp.astype(t == _array.positions(rows, t.dtype, xp), rows.dtype)
         else:
             y = _array.to_last(as_dtype(t, rows.dtype, xp), given.axis, xp)
@@ -123,16 +120,11 @@ class Batch:
         sample_weight = None
         if class_weight is not None:
             with quiet(rows):
-                sample_weight = xp.astype(~ignored, rows.dtype) * dot(y, class_weight, xp)
-        if smoothing:
+                sample_weight = dot(y, class_weight, xp)
+        if options.smoothing:
             free = xp.astype(keep, rows.dtype)
-            count = total(free, xp)
-            uniform = free / xp.where(count > 0, count, xp.ones_like(count))
-            y = (1.0 - smoothing) * y + smoothing * to_spread(mapping, total(y, xp)) * uniform
-        return cls(
-            xp, mapping, rows, keep, poisoned, y, bool(smoothing) or not indices, indices, ignored, class_weight, sample_weight,
-            options, dtype,
-        )  # fmt: skip
+            y = smoothed(options, mapping, y, free, total(free, xp), total(y, xp), xp)
+        return cls(xp, mapping, rows, keep, poisoned, y, indices, ignored, class_weight, sample_weight, options, dtype)
 
     def check_sums(self, masked: Array) -> None:
         """Raise an error if the target sums to what p can't sum to, as far as values may be read. `masked`: a class with a target is."""
@@ -144,20 +136,11 @@ class Batch:
         refuse_negative(self.y, sums, xp)
         refuse_sums(total(self.y, xp), sums, xp, left_out=masked | self.poisoned)
 
-    def not_below_zero(self, value: Array, masked: Array) -> Array:
-        """Set losses that rounding made negative to 0; see `not_below_zero`. `masked`: a class with a target is."""
-        checked = ~masked & ~self.poisoned & ~self.ignored
-        return not_below_zero(self.mapping, value, checked, self._rounding, self.xp)
-
-    def _rounding(self) -> Array:
-        xp, rows = self.xp, stop_gradient(self.rows)
-        x, _, _ = _array.finite_scores(rows, xp)
-        y = stop_gradient(self.y)
-        mass = total(y, xp)
-        centre = dot(y, x, xp) / xp.where(mass == 0, xp.ones_like(mass), mass)
-        # below the centre only scores of targets count: elsewhere p makes the terms small
-        size = 1.0 + xp.abs(row_top(x, self.keep, xp) - centre) + dot(y, xp.abs(x - centre), xp)
-        return rounding(size, mass, self.mapping, x.shape[-1], xp)
+    def terms(self) -> tuple[Array, Array, float]:
+        """What `not_below_zero` needs."""
+        xp, y = self.xp, stop_gradient(self.y)
+        x, keep, _ = _array.finite_scores(stop_gradient(self.rows), xp)
+        return dot(y, xp.where(keep, row_top(x, keep, xp) - x, xp.zeros_like(x)), xp), total(y, xp), 1.0
 
     def p(self) -> Array:
         """The probabilities [..., n]."""
@@ -171,4 +154,4 @@ class Batch:
     def reduce(self, value: Array, weighted: bool = False) -> Array:
         """Reduce `value`, [..., 1]; `weighted` means that it includes the class weights already."""
         samples = Samples(self.poisoned, self.ignored, self.sample_weight, self.indices)
-        return reduce_rows(self.options, value, samples, self.dtype, weighs=weighted)
+        return self.options.reduce(*each_row(self.options, value, samples, weighs=weighted), self.dtype, self.xp)

@@ -19,7 +19,7 @@ from .targets import ask_for_axis, counted_weight, result_dtype, weighted
 def index_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array | None:
     """The Fenchel-Young loss; None if the general formula must compute it, or must report a wrong target."""
     link = link_of(mapping)
-    if isinstance(link, str) or options.label_smoothing or not mapping.sums_to_one:
+    if isinstance(link, str) or options.smoothing or not mapping.sums_to_one:
         return None
     if is_torch(scores) != is_torch(target) or not (is_torch(scores) or (is_array(scores) and is_array(target))):
         return None

@@ -24,7 +24,7 @@ class LossOptions(NamedTuple):
     mask: Mask = None
     ignore_index: int = -100
     reduction: Reduction = "mean"
-    label_smoothing: float = 0.0
+    smoothing: float = 0.0  # label_smoothing
 
     @classmethod
     def read(cls, who: str, weight: Any, given: dict[str, Any], own: tuple[str, ...] = ()) -> LossOptions:
@@ -50,6 +50,18 @@ class LossOptions(NamedTuple):
         """The axis of the classes of scores x, or the axes."""
         return self.axis if self.axis is not None else 1 if x.ndim > 1 else 0
 
+    def keywords(self) -> dict[str, Any]:
+        """The options as a caller gives them."""
+        fields = self._asdict()
+        return fields | {"label_smoothing": fields.pop("smoothing")}
+
+    def words(self) -> dict[str, Any]:
+        """What processes must agree on, and how an error tells it."""
+        weight = "not given" if self.weight is None else "given"
+        return {
+            "weight": weight, "ignore_index": self.ignore_index, "reduction": repr(self.reduction), "label_smoothing": self.smoothing,
+        }  # fmt: skip
+
     def reduce(self, value: Array, norm: Array, dtype: Any, xp: Namespace) -> Array:
         """Apply the reduction to the losses of all samples; a mean divides by the sum of `norm`."""
         if self.reduction == "mean":
@@ -61,6 +73,7 @@ class LossOptions(NamedTuple):
 
 
 _USUAL = LossOptions()
+EACH_ROW = LossOptions(axis=-1, reduction="none", ignore_index=-1)  # of rows whose targets have been read
 
 
 def name_of_kind(kind: LossKind) -> str:

@@ -116,6 +116,20 @@ def refuse_above(y: Array, mapping: Mapping, xp: Namespace, left_out: Any = Fals
         )
 
 
+def room_below(options: LossOptions, y: Array, keep: Array, mapping: Mapping, xp: Namespace) -> Array:
+    """How much label smoothing may give each class of these, of which others are elsewhere, so that none is above its bound, [..., 1]."""
+    room = 1.01 * mapping.ceiling(y, xp) - (1.0 - options.smoothing) * y
+    return -_array.top(stop_gradient(xp.where(keep, -room, -math.inf * xp.ones_like(y))), xp)
+
+
+def refuse_more_than_room(more: Array, mapping: Mapping, xp: Namespace) -> None:
+    """Raise an error if label smoothing is known to give a class more than `room_below`."""
+    if known_any(more, xp):
+        raise ValueError(
+            f"target: {mapping.name} gives no class more than its upper bound, and with label smoothing the target of one is above it"
+        )
+
+
 def refuse_sums(found: Array, sums: Sums, xp: Namespace, where: str = "", left_out: Any = False) -> None:
     """Raise an error if the sums of distributions, [..., 1], are known to differ from those of the map, in rows that are not left out."""
     lowest, highest = sums
@@ -184,11 +198,28 @@ def weighted(value: Array, factor: Array, xp: Namespace) -> Array:
     return xp.where((factor == 0) & ~xp.isfinite(value), xp.zeros_like(value), value * factor)
 
 
-def to_spread(mapping: Mapping, sums: Array) -> Any:
-    """The sum that label smoothing redistributes: 1, as in torch, even if a soft target sums to something else; for a map whose p may
-    sum to something else, the sum of the target.
+def smoothed(
+    options: LossOptions, mapping: Mapping, of_target: Any, of_ones: Any, count: Any, sums: Any, xp: Namespace
+) -> Any:
+    """The entries of a target after label smoothing, or what is linear in them: a sum, a gap, a loss without Omega.
+
+    of_ones: the same for a 1 at each unmasked class, of which there are `count`. What is spread sums to 1, as in torch, even if a soft
+    target sums to something else; for a map whose p may sum to something else, to the sum of the target. Smoothing by epsilon over the
+    n - 1 other classes, another convention, is that by `epsilon * n / (n - 1)`.
     """
-    return 1.0 if mapping.sums_to_one else sums
+    even = of_ones / xp.where(count > 0, count, xp.ones_like(count))
+    even = even if mapping.sums_to_one else sums * even
+    return (1.0 - options.smoothing) * of_target + options.smoothing * even
+
+
+def has_constant(mapping: Mapping, indices: bool, options: LossOptions) -> bool:
+    """Whether Omega(y) is a part of the loss: it is 0 for a single class. An error if the map has none for such a target."""
+    if indices and not options.smoothing:
+        return False
+    refused = mapping.no_constant(options.smoothing > 0)
+    if refused is not None:
+        raise ValueError(refused)
+    return True
 
 
 def of_target(factor: Array, per_class: Array, finite: Array, xp: Namespace) -> Array:
@@ -198,23 +229,29 @@ def of_target(factor: Array, per_class: Array, finite: Array, xp: Namespace) -> 
     return total(xp.where(asked, factor * xp.where(asked, per_class, zero), zero), xp)
 
 
-def rounding(size: Array, sums: Array, mapping: Mapping, n: int, xp: Namespace) -> Array:
-    """How far rounding may push a loss below 0, [..., 1]: rounding of its terms, of the given size, and of the sums of targets."""
+def _rounding(gap: Array, mass: Array, scale: Any, mapping: Mapping, n: int, xp: Namespace) -> Array:
+    """How far rounding may push a loss below 0, [..., 1]: rounding of its terms and of the sum of the target, for n classes.
+
+    gap, mass: <y, M - a> and <y, 1>, M the largest score of the row. Scores below the mean of those of the target, which are less than
+    the rest, have a p that makes their terms small. scale: the scores are so many times a.
+    """
+    size = 1.0 + gap / xp.where(mass == 0, xp.ones_like(mass), mass) + 2.0 * gap  # |a - mean| <= (M - a) + (M - mean)
     share = (64.0 + 4.0 * math.sqrt(n)) * float(xp.finfo(size.dtype).eps)
     lowest, highest = (_array.like(value, size, xp) for value in mapping.sums(None, xp))
-    beside = xp.where(sums < lowest, lowest - sums, xp.where(sums > highest, sums - highest, xp.zeros_like(sums)))
-    return (share + 4.0 * beside) * size
+    beside = xp.where(mass < lowest, lowest - mass, xp.where(mass > highest, mass - highest, xp.zeros_like(mass)))
+    return (share + 4.0 * beside) * (1.0 + scale * size)
 
 
 def not_below_zero(
-    mapping: Mapping, value: Array, checked: Array, rounding: Callable[[], Array], xp: Namespace
+    mapping: Mapping, value: Array, checked: Array, terms: Callable[[], tuple[Array, Array, Any]], n: int, xp: Namespace
 ) -> Array:
     """Set losses that rounding made negative to 0. A `checked` loss further below 0 is a fault in the map's formulas: raise an error, or
-    leave it visible if values may not be read."""
+    leave it visible if values may not be read. terms: (gap, mass, scale) as in `_rounding`."""
     below = value < 0
     if known(below) and not bool(xp.any(below)):
         return value
-    wrong = (value < -rounding()) & checked
+    gap, mass, scale = terms()
+    wrong = (value < -_rounding(stop_gradient(gap), stop_gradient(mass), scale, mapping, n, xp)) & checked
     if known_any(wrong, xp):
         worst = float(xp.min(xp.where(wrong, stop_gradient(value), xp.zeros_like(value))))  # others may be NaN
         raise ValueError(
@@ -233,15 +270,15 @@ class Samples(NamedTuple):
     indices: bool  # targets are class indices, and a mean divides by these weights
 
 
-def reduce_rows(options: LossOptions, value: Array, samples: Samples, dtype: Any, *, weighs: bool) -> Array:
-    """Reduce the losses of all samples, [..., 1]. weighs: `value` includes the class weights already."""
+def each_row(options: LossOptions, value: Array, samples: Samples, *, weighs: bool) -> tuple[Array, Array]:
+    """(the losses of all samples, what each counts in a mean), from losses [..., 1]. weighs: these include the class weights already."""
     xp, ignored = namespace(value), samples.ignored
     value = _array.poison(value, samples.poisoned, xp)
     value = xp.where(ignored, xp.zeros_like(value), value)
     if options.weight is not None and not weighs:
         value = weighted(value, samples.weight, xp)
     norm = samples.weight if options.weight is not None and samples.indices else xp.astype(~ignored, value.dtype)
-    return options.reduce(xp.squeeze(value, axis=-1), xp.squeeze(norm, axis=-1), dtype, xp)
+    return xp.squeeze(value, axis=-1), xp.squeeze(norm, axis=-1)
 
 
 def result_dtype(rows: Array) -> Any:

@@ -3,7 +3,7 @@
 `options.py` documents and reads the shared options. The classes are axis 1, as in torch, while maps use the last
 axis. Class indices for scores of shape (N, T, C) with T = C fit both, so a call without `axis` then warns, once. A tuple of axes is read
 as one axis, as if the scores were reshaped in that order. A masked class (-inf) that is not the target changes nothing; a mean over
-nothing is 0. Label smoothing by epsilon over the n - 1 other classes, another convention, is `label_smoothing=epsilon * n / (n - 1)`.
+nothing is 0.
 """
 
 from __future__ import annotations
@@ -14,26 +14,17 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from .. import _array
-from .._array import (
-    Array,
-    dot,
-    quiet,
-    stop_gradient,
-    total,
-)
+from .._array import Array
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
-from .._core.rows import hide
 from .._core.shards import over_devices, sharded
 from .._core.typing import AnyArray, ArrayT, LossKeywords, LossKind, Numbers, Parameter, Target, Weight
 from .._random.noises import Noise
-from ..autodiff import bridge
-from ..functional.draws import log_p_of_draw, p_of_draw
 from ..mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
-from .batch import Batch, one_axis, over_all
-from .indices import index_loss
-from .margins import of_nearest_centers, with_margin
-from .options import LossOptions, cast, is_loss, name_of_kind
+from . import formulas
+from .batch import one_axis
+from .margins import of_nearest_centers
+from .options import LossOptions, is_loss, name_of_kind
 
 _SOFTMAX, _SPARSEMAX, _ENTMAX15 = Softmax(), Sparsemax(), Entmax(1.5)
 
@@ -56,7 +47,7 @@ def fenchel_young(
     >>> anymax.fenchel_young(anymax.Sparsemax(), [[2.0, 1.5, -1.0], [3.0, 0.0, 0.0]], [0, 0])
     np.float64(0.03125)
     """
-    return _loss("fenchel_young", _fenchel_young, mapping, scores, target, weight, options)
+    return _loss("fenchel_young", formulas.fenchel_young, mapping, scores, target, weight, options)
 
 
 @is_loss
@@ -77,7 +68,7 @@ def nll(
     >>> anymax.nll(anymax.Sigsoftmax(), [[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(0.278)
     """
-    return _loss("nll", _nll, mapping, scores, target, weight, options)
+    return _loss("nll", formulas.nll, mapping, scores, target, weight, options)
 
 
 @is_loss
@@ -105,7 +96,7 @@ def smoothed_nll(
     np.float64(13.82)
     """
     epsilon = _array.check_scalar("smoothed_nll: epsilon", epsilon, lambda v: 0 < v < math.inf, "a positive number")
-    formula = _by_row(functools.partial(_smoothed_nll, epsilon), weighted=True)
+    formula = formulas.by_row(functools.partial(formulas.smoothed_nll, epsilon), weighted=True)
     return _loss("smoothed_nll", formula, mapping, scores, target, weight, options, "epsilon")
 
 
@@ -126,7 +117,7 @@ def accuracy_loss(
     >>> anymax.accuracy_loss(anymax.Sparsemax(), [[2.0, 1.5, -1.0]], [0])
     np.float64(-0.75)
     """
-    return _loss("accuracy_loss", _by_row(_accuracy_loss), mapping, scores, target, weight, options)
+    return _loss("accuracy_loss", formulas.by_row(formulas.accuracy_loss), mapping, scores, target, weight, options)
 
 
 @is_loss
@@ -147,7 +138,9 @@ def stop_gradient_loss(
     >>> anymax.stop_gradient_loss(anymax.Taylor(2), [[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(-0.5)
     """
-    return _loss("stop_gradient_loss", _by_row(_stop_gradient_loss), mapping, scores, target, weight, options)
+    return _loss(
+        "stop_gradient_loss", formulas.by_row(formulas.stop_gradient_loss), mapping, scores, target, weight, options
+    )
 
 
 @is_loss
@@ -191,7 +184,7 @@ def margin_loss(
     own = "margin", "scale", "sub_centers"
     read = LossOptions.read("margin_loss", weight, {**options}, own)
     cosines = of_nearest_centers("margin_loss", cosines, sub_centers, read)
-    formula = functools.partial(_margin_loss, margin, scale)
+    formula = functools.partial(formulas.margin_loss, margin, scale)
     return _loss("margin_loss", formula, mapping, cosines, target, weight, options, *own)
 
 
@@ -211,7 +204,7 @@ def cross_entropy(
     >>> anymax.cross_entropy([[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(0.349)
     """
-    return _loss("cross_entropy", _nll, _SOFTMAX, scores, target, weight, options)
+    return _loss("cross_entropy", formulas.nll, _SOFTMAX, scores, target, weight, options)
 
 
 @is_loss
@@ -228,7 +221,7 @@ def sparsemax_loss(
     >>> anymax.sparsemax_loss([[2.0, 1.5, -1.0]], [0])
     np.float64(0.0625)
     """
-    return _loss("sparsemax_loss", _fenchel_young, _SPARSEMAX, scores, target, weight, options)
+    return _loss("sparsemax_loss", formulas.fenchel_young, _SPARSEMAX, scores, target, weight, options)
 
 
 @is_loss
@@ -254,7 +247,7 @@ def entmax_loss(
     >>> anymax.entmax_loss([[2.0, 1.0, -1.0]], [0], alpha=1.5).round(3)
     np.float64(0.062)
     """
-    return _loss("entmax_loss", _fenchel_young, Entmax(alpha), scores, target, weight, options, "alpha")
+    return _loss("entmax_loss", formulas.fenchel_young, Entmax(alpha), scores, target, weight, options, "alpha")
 
 
 @is_loss
@@ -270,7 +263,7 @@ def entmax15_loss(
     >>> anymax.entmax15_loss([[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(0.062)
     """
-    return _loss("entmax15_loss", _fenchel_young, _ENTMAX15, scores, target, weight, options)
+    return _loss("entmax15_loss", formulas.fenchel_young, _ENTMAX15, scores, target, weight, options)
 
 
 @is_loss
@@ -300,7 +293,7 @@ def sparse_softmax_loss(
     np.float64(0.313)
     """
     mapping = SparseSoftmax(k=k, p=p)
-    return _loss("sparse_softmax_loss", _without_constant, mapping, scores, target, weight, options, "k", "p")
+    return _loss("sparse_softmax_loss", formulas.without_constant, mapping, scores, target, weight, options, "k", "p")
 
 
 @is_loss
@@ -321,7 +314,7 @@ def taylor_softmax_loss(
     >>> anymax.taylor_softmax_loss([[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(0.47)
     """
-    return _loss("taylor_softmax_loss", _nll, Taylor(order), scores, target, weight, options, "order")
+    return _loss("taylor_softmax_loss", formulas.nll, Taylor(order), scores, target, weight, options, "order")
 
 
 @is_loss
@@ -347,7 +340,7 @@ def normmax_loss(
     >>> anymax.normmax_loss([[2.0, 1.8, -1.0]], [0]).round(3)
     np.float64(0.2)
     """
-    return _loss("normmax_loss", _fenchel_young, NormMax(alpha), scores, target, weight, options, "alpha")
+    return _loss("normmax_loss", formulas.fenchel_young, NormMax(alpha), scores, target, weight, options, "alpha")
 
 
 @is_loss
@@ -380,15 +373,12 @@ def perturb_max_loss(
     np.float64(0.203)
     """
     mapping, own = PerturbMax(noise, nodes=nodes, scale=scale), ("noise", "nodes", "scale")
-    return _loss("perturb_max_loss", _fenchel_young, mapping, scores, target, weight, options, *own)
+    return _loss("perturb_max_loss", formulas.fenchel_young, mapping, scores, target, weight, options, *own)
 
 
 def loss_of_kind(kind: LossKind, mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Any:
     """The loss of a kind, such as `mapping.own_loss`."""
-    return _loss(name_of_kind(kind), _FORMULAS[kind], mapping, scores, target, weight, options)
-
-
-# -- the formulas --------------------------------------------------------------------------------------------------------------------
+    return _loss(name_of_kind(kind), formulas.FORMULAS[kind], mapping, scores, target, weight, options)
 
 
 def _loss(
@@ -401,7 +391,7 @@ def _loss(
     mapping, options = as_mapping(mapping, who), LossOptions.read(who, weight, given, own)
     if sharded(scores):
         whole = functools.partial(_along, formula)
-        kind = next((kind for kind, its in _FORMULAS.items() if its is formula), None)
+        kind = next((kind for kind, its in formulas.FORMULAS.items() if its is formula), None)
         return over_devices().loss(who, kind, whole, mapping, scores, target, options)
     return _along(formula, mapping, scores, target, options)
 
@@ -411,88 +401,3 @@ def _along(formula: Callable[..., Array], mapping: Mapping, scores: Any, target:
     if isinstance(options.axis, (tuple, list)):
         mapping, scores, target, options = one_axis(mapping, scores, target, options)
     return formula(mapping, scores, target, options)
-
-
-def _by_row(rows: Callable[[Batch], Array], weighted: bool = False) -> Callable[..., Array]:
-    """The formula of a loss from the one of each row; `weighted` means that `rows` includes the class weights."""
-
-    @over_all
-    def formula(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
-        batch = Batch.of(mapping, scores, target, options)
-        with quiet(batch.rows):
-            return batch.reduce(rows(batch), weighted)
-
-    return formula
-
-
-def _smoothed_nll(epsilon: float, batch: Batch) -> Array:
-    batch.mapping.check_draw("smoothed_nll")
-    xp, p = batch.xp, p_of_draw(batch.mapping, batch.rows, batch.xp)
-    n = total(xp.astype(batch.keep, p.dtype), xp)
-    log_p = xp.log((p + epsilon) / (1.0 + n * epsilon))
-    return -batch.of_target(hide(log_p, batch.keep), batch.keep)
-
-
-def _accuracy_loss(batch: Batch) -> Array:
-    return -dot(batch.y, batch.p(), batch.xp)
-
-
-def _stop_gradient_loss(batch: Batch) -> Array:
-    p = bridge(batch.rows).apply(batch.mapping, stop_gradient(batch.rows))
-    x = batch.xp.where(batch.keep, batch.rows, batch.xp.zeros_like(batch.rows))
-    return dot(stop_gradient(p) - batch.y, x, batch.xp)
-
-
-@over_all
-def _fenchel_young(
-    mapping: Mapping, scores: Any, target: Any, options: LossOptions, with_constant: bool = True
-) -> Array:
-    """Omega*(x) + Omega(y) - <x, y>."""
-    if not mapping.facts.has_potential:
-        raise TypeError(mapping.no_potential())
-    out = index_loss(mapping, scores, target, options)
-    if out is not None:
-        return out
-    batch = Batch.of(mapping, scores, target, options)
-    with_constant = with_constant and batch.soft  # Omega of a single class is 0
-    refused = mapping.no_constant(options.label_smoothing > 0) if with_constant else None
-    if refused is not None:
-        raise ValueError(refused)
-    mapping, x, y, xp = batch.mapping, batch.rows, batch.y, batch.xp
-    masked = xp.any((y > 0) & ~batch.keep, axis=-1, keepdims=True)
-    batch.check_sums(masked)
-    value = bridge(x).loss(mapping, x, y)  # Omega*(x) - <x, y>, whose gradient is p - y
-    with quiet(x):
-        if with_constant:
-            value = value + mapping.constant(y, xp)  # Omega(y)
-        value = batch.not_below_zero(value, masked)
-        value = value + xp.where(masked, math.inf * xp.ones_like(value), xp.zeros_like(value))
-        return batch.reduce(value)
-
-
-_without_constant = functools.partial(_fenchel_young, with_constant=False)
-
-
-@over_all
-def _nll(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
-    """-<y, log p>."""
-    mapping.check_draw("nll")
-    out = index_loss(mapping, scores, target, options) if mapping.is_softmax else None  # there it is the same loss
-    return _nll_by_row(mapping, scores, target, options) if out is None else out
-
-
-def _minus_log_p(batch: Batch) -> Array:
-    log_p = log_p_of_draw(batch.mapping, batch.rows, batch.xp)
-    return -batch.of_target(log_p, log_p > -math.inf)
-
-
-_nll_by_row = _by_row(_minus_log_p, weighted=True)
-_FORMULAS: dict[LossKind, Callable[..., Array]] = {
-    "fenchel_young": _fenchel_young, "without_constant": _without_constant, "nll": _nll,
-}  # fmt: skip
-
-
-def _margin_loss(margin: Any, scale: Any, mapping: Mapping, cosines: Any, target: Any, options: LossOptions) -> Array:
-    """The loss of `scale * margin(cosines, target)`; neither acts on the class that a map hides."""
-    scores, target, axis, dtype = with_margin(margin, scale, cosines, target, options)
-    return cast(_FORMULAS[mapping.own_loss](mapping, scores, target, options._replace(axis=axis)), dtype)

@@ -12,9 +12,9 @@ from .._core.mapping import Mapping
 from .._core.options import check_keywords, documented_like
 from .._core.typing import ArrayT, Numbers, Reduction
 from ..autodiff import bridge
-from ..losses.options import LossOptions
+from ..losses.formulas import fenchel_young
+from ..losses.options import EACH_ROW, LossOptions
 from ..losses.targets import result_dtype
-from ..losses.verbs import fenchel_young
 from . import tensors
 from .call import SegmentCall
 from .padded import Bucket, each_row, mapping_of, of_bucket
@@ -143,11 +143,11 @@ def _refuse(wrong: Array, target: Array, why: str, xp: Any, axis: int) -> None:
 def _by_rows(call: SegmentCall, place: Array) -> Array:
     xp = call.xp
     place = _array.to_last(place, call.axis, xp)
+    options = EACH_ROW._replace(ignore_index=_IGNORED)
 
     def verb(bucket: Bucket, rows: Array) -> Array:
         each = xp.take(place, bucket.ids, axis=-1)
-        mapping = mapping_of(call.mapping, bucket)
-        return fenchel_young(mapping, rows, each, axis=-1, reduction="none", ignore_index=_IGNORED)
+        return fenchel_young(mapping_of(call.mapping, bucket), rows, each, options)
 
     value = each_row(call.segments, upcast(call.rows, xp), verb, 0.0, least=call.mapping.least_classes)
     return _array.from_last(value, call.axis, xp)
@@ -166,7 +166,7 @@ def _of_distributions(call: SegmentCall, target: Array) -> tuple[Array, Array]:
 
     def verb(bucket: Bucket, rows: Array) -> Array:
         share = of_bucket(y, bucket, 0.0, least)
-        return fenchel_young(mapping_of(call.mapping, bucket), rows, share, axis=-1, reduction="none")
+        return fenchel_young(mapping_of(call.mapping, bucket), rows, share, EACH_ROW)
 
     value = _array.from_last(each_row(call.segments, x, verb, 0.0, least=least), call.axis, xp)
     full = call.segments.placed("lengths", value) > 0

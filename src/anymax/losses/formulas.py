@@ -1,0 +1,103 @@
+"""The formulas of the losses, `formula(mapping, scores, target, options)`, for scores along one axis that are not a DTensor."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from .._array import Array, dot, quiet, stop_gradient, total
+from .._core.mapping import Mapping
+from .._core.rows import hide
+from .._core.typing import LossKind
+from ..autodiff import bridge
+from ..functional.draws import log_p_of_draw, p_of_draw
+from .batch import Batch, over_all
+from .indices import index_loss
+from .margins import with_margin
+from .options import LossOptions, cast
+from .targets import has_constant, not_below_zero
+
+
+def by_row(rows: Callable[[Batch], Array], weighted: bool = False) -> Callable[..., Array]:
+    """The formula of a loss from the one of each row; `weighted` means that `rows` includes the class weights."""
+
+    @over_all
+    def formula(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
+        batch = Batch.of(mapping, scores, target, options)
+        with quiet(batch.rows):
+            return batch.reduce(rows(batch), weighted)
+
+    return formula
+
+
+def smoothed_nll(epsilon: float, batch: Batch) -> Array:
+    batch.mapping.check_draw("smoothed_nll")
+    xp, p = batch.xp, p_of_draw(batch.mapping, batch.rows, batch.xp)
+    n = total(xp.astype(batch.keep, p.dtype), xp)
+    log_p = xp.log((p + epsilon) / (1.0 + n * epsilon))
+    return -batch.of_target(hide(log_p, batch.keep), batch.keep)
+
+
+def accuracy_loss(batch: Batch) -> Array:
+    return -dot(batch.y, batch.p(), batch.xp)
+
+
+def stop_gradient_loss(batch: Batch) -> Array:
+    p = bridge(batch.rows).apply(batch.mapping, stop_gradient(batch.rows))
+    x = batch.xp.where(batch.keep, batch.rows, batch.xp.zeros_like(batch.rows))
+    return dot(stop_gradient(p) - batch.y, x, batch.xp)
+
+
+@over_all
+def fenchel_young(
+    mapping: Mapping, scores: Any, target: Any, options: LossOptions, with_constant: bool = True
+) -> Array:
+    """Omega*(x) + Omega(y) - <x, y>."""
+    if not mapping.facts.has_potential:
+        raise TypeError(mapping.no_potential())
+    out = index_loss(mapping, scores, target, options)
+    if out is not None:
+        return out
+    batch = Batch.of(mapping, scores, target, options)
+    with_constant = with_constant and has_constant(mapping, batch.indices, options)
+    mapping, x, y, xp = batch.mapping, batch.rows, batch.y, batch.xp
+    masked = xp.any((y > 0) & ~batch.keep, axis=-1, keepdims=True)
+    batch.check_sums(masked)
+    value = bridge(x).loss(mapping, x, y)  # Omega*(x) - <x, y>, whose gradient is p - y
+    with quiet(x):
+        if with_constant:
+            value = value + mapping.constant(y, xp)  # Omega(y)
+        checked = ~(masked | batch.poisoned | batch.ignored)
+        value = not_below_zero(mapping, value, checked, batch.terms, x.shape[-1], xp)
+        value = value + xp.where(masked, math.inf * xp.ones_like(value), xp.zeros_like(value))
+        return batch.reduce(value)
+
+
+without_constant = functools.partial(fenchel_young, with_constant=False)
+
+
+@over_all
+def nll(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
+    """-<y, log p>."""
+    mapping.check_draw("nll")
+    out = index_loss(mapping, scores, target, options) if mapping.is_softmax else None  # there it is the same loss
+    return nll_by_row(mapping, scores, target, options) if out is None else out
+
+
+def minus_log_p(batch: Batch) -> Array:
+    log_p = log_p_of_draw(batch.mapping, batch.rows, batch.xp)
+    return -batch.of_target(log_p, log_p > -math.inf)
+
+
+nll_by_row = by_row(minus_log_p, weighted=True)
+FORMULAS: dict[LossKind, Callable[..., Array]] = {
+    "fenchel_young": fenchel_young, "without_constant": without_constant, "nll": nll,
+}  # fmt: skip
+
+
+def margin_loss(margin: Any, scale: Any, mapping: Mapping, cosines: Any, target: Any, options: LossOptions) -> Array:
+    """The loss of `scale * margin(cosines, target)`; neither acts on the class that a map hides."""
+    scores, target, axis, dtype = with_margin(margin, scale, cosines, target, options)
+    return cast(FORMULAS[mapping.own_loss](mapping, scores, target, options._replace(axis=axis)), dtype)
