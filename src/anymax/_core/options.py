@@ -1,16 +1,15 @@
-"""Options that a function passes on to another: their signatures and docstrings, and the error for an unknown option."""
+"""The error for an unknown option, and what to do instead; `tables` has the options themselves."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 from .._array import is_array
 from .spelling import nearest
-
-Function = TypeVar("Function", bound=Callable[..., Any])
+from .tables import Function, complete
 
 _HINTS = {  # names in other libraries, and what to do here
     "k": "leave it out, since any number of classes may have a probability",
@@ -71,7 +70,7 @@ def option_names(function: Callable[..., Any]) -> tuple[str, ...]:
     >>> option_names(anymax.log_apply)
     ('axis', 'dim', 'mask', 'dtype')
     """
-    return "axis", *_keywords(function)
+    return "axis", *(p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY)
 
 
 def check_options(who: str, takes: tuple[str, ...], options: Any, hints: dict[str, str] | None = None) -> Any:
@@ -184,6 +183,7 @@ def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Ca
     """
 
     def decorate(function: Function) -> Function:
+        complete(function)
         names, most, open_ended = _parameters(function)
         who, words = function.__qualname__.removesuffix(".__init__"), {**_HINTS, **(hints or {})}
         bound, required = int("self" in names), _required(function)
@@ -256,84 +256,3 @@ def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], int, boo
     names = tuple(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
     most = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
     return names, most, len(names) < len(parameters)
-
-
-# -- docstrings and signatures -------------------------------------------------------------------------------------------------
-
-
-def documented_like(home: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Decorate a function or class with the documentation of the parameters that it shares with `home`.
-
-    Its docstring gets the parameters that it does not describe itself, and the section on what is returned if it has none. `**options`
-    becomes the keywords of `home` in its signature. It is the same object, so a call costs nothing more.
-
-    Examples
-    --------
-    >>> @documented_like(anymax.log_apply)
-    ... def halved(x, **options): ...
-    >>> list(inspect.signature(halved).parameters)
-    ['x', 'dim', 'mask', 'dtype']
-    """
-
-    def decorate(function: Function) -> Function:
-        signature = inspect.signature(function)
-        if any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
-            signature = _with_options(signature, _keywords(home))
-            function.__signature__ = signature  # type: ignore[attr-defined]
-        if function.__doc__ and home.__doc__:  # `python -OO` has none
-            function.__doc__ = joined(sections(function.__doc__), sections(home.__doc__), signature.parameters)
-        return function
-
-    return decorate
-
-
-def _with_options(own: inspect.Signature, options: dict[str, inspect.Parameter]) -> inspect.Signature:
-    """The signature `own` with these keywords in place of `**options`, after those that it alone has."""
-    mine = {p.name: p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD}
-    last = [name for name in options if name not in mine or mine[name].kind is inspect.Parameter.KEYWORD_ONLY]
-    order = [*(name for name in mine if name not in last), *last]
-    return own.replace(parameters=[{**options, **mine}[name] for name in order])
-
-
-@functools.cache
-def _keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    return {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
-
-
-@functools.cache
-def sections(text: str) -> dict[str, list[str]]:
-    """The lines of a docstring in NumPy's style by the titles of its sections; what stands before the first has the title ""."""
-    lines = inspect.cleandoc(text).split("\n")
-    now: list[str] = []
-    found = {"": now}
-    for line, below in zip(lines, [*lines[1:], ""], strict=True):
-        if line and below == "-" * len(line):
-            now = found[line] = []
-        elif line.strip("-") or not line:
-            now.append(line)
-    return found
-
-
-def entries(lines: Iterable[str]) -> dict[str, str]:
-    """The text of each parameter by its name, in a section of them; parameters that share a line share their text."""
-    blocks: list[list[str]] = []
-    for line in filter(None, lines):
-        if line[0] == " ":
-            blocks[-1].append(line)
-        else:
-            blocks.append([line])
-    return {name: "\n".join(block) for block in blocks for name in block[0].partition(" : ")[0].split(", ")}
-
-
-def joined(own: dict[str, list[str]], home: dict[str, list[str]], parameters: Iterable[str]) -> str:
-    """The docstring `own` with what `home` has on the other parameters, and on what is returned."""
-    described = {**entries(home.get("Parameters", ())), **entries(own.get("Parameters", ()))}
-    both = dict.fromkeys(
-        described[name] for name in parameters if name in described
-    )  # once, where two names share their lines
-    rest = {title: lines for title, lines in own.items() if title not in ("", "Parameters")}
-    parts = {"": own[""], "Parameters": both, "Returns": home.get("Returns", ()), **rest}
-    texts = {title: "\n".join(lines).strip("\n") for title, lines in parts.items()}
-    return "\n\n".join(
-        f"{title}\n{'-' * len(title)}\n{text}" if title else text for title, text in texts.items() if text
-    )

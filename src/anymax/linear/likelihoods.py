@@ -9,9 +9,10 @@ from typing import Any
 
 from .._array import Array, Namespace, namespace, quiet, take
 from .._core.mapping import Mapping
-from .._core.options import check_keywords, documented_like
+from .._core.options import check_keywords
 from .._core.shards import layer_over_devices
 from .._core.shards import refuse as refuse_sharded
+from .._core.tables import document
 from .._core.typing import ArrayT, Mask, Numbers
 from ..autodiff import bridge
 from ..likelihood.support import places_of, sized_support
@@ -38,7 +39,6 @@ _HINTS = HINTS | {"tau": "say temperature=", "T": "say temperature=", "labels": 
 
 
 @check_keywords(_HINTS, bias="linear_bias")
-@documented_like(linear_loss)
 @layer_over_devices("target")
 def linear_log_prob(
     x: ArrayT | Numbers,
@@ -91,7 +91,6 @@ def linear_log_prob(
 
 
 @check_keywords(_HINTS, bias="linear_bias")
-@documented_like(linear_log_prob)
 @layer_over_devices("target")
 def linear_log_prob_entropy(
     x: ArrayT | Numbers,
@@ -145,7 +144,6 @@ def linear_log_prob_entropy(
 
 
 @check_keywords(_HINTS, bias="linear_bias")
-@documented_like(linear_log_prob)
 @layer_over_devices("ids", "teacher_log_p")
 def linear_topk_kl(
     x: ArrayT | Numbers,
@@ -272,3 +270,6 @@ class _Tokens:
             s = bridge(layer.x).layers.gathered(layer, classes)
             s = self.per_row.transformed(xp.where(there, s, -math.inf * xp.ones_like(s)))
             return terms_of(layer.mapping, s, spot, xp, entropy=self.per_row.entropy)
+
+
+document(globals(), linear_log_prob, linear_loss)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 from .. import _array
 from .._array import (
@@ -21,9 +21,10 @@ from .._array import (
     upcast,
 )
 from .._core.mapping import Mapping
-from .._core.options import check_keywords, documented_like
+from .._core.options import check_keywords
 from .._core.rows import Rows, hide, prepare
 from .._core.shards import refuse as refuse_sharded
+from .._core.tables import Default, document
 from .._core.typing import AnyArray, Numbers
 from .._random.draws import at, check_k, largest
 from ..kernels.choice import asked
@@ -49,18 +50,8 @@ class SupportRoutes(NamedTuple):
     weight: Any
 
 
-def every_router(
-    scores: Any,
-    k: Any,
-    scoring: Any = "softmax",
-    *,
-    bias: Any = None,
-    axis: Any = None,
-    dim: Any = None,
-    mask: Any = None,
-    routed_scaling_factor: Any = 1.0,
-) -> None:
-    """The parameters that routers share; read by `documented_like`, and never called.
+class RouterOptions(TypedDict, total=False):
+    """The options that routers share.
 
     Parameters
     ----------
@@ -82,6 +73,12 @@ def every_router(
         The weights are multiplied by this number.
     """
 
+    bias: Any
+    axis: int
+    dim: int | None
+    mask: Any
+    routed_scaling_factor: Annotated[float, Default(1.0)]
+
 
 _WORDS = {
     "logits": "the scores come first, without a name",
@@ -99,7 +96,6 @@ _WORDS = {
 
 
 @check_keywords(_WORDS)
-@documented_like(every_router)
 def route(
     scores: AnyArray | Numbers,
     k: int | None = None,
@@ -304,7 +300,6 @@ def plus_bias(values: Any, bias: Array) -> Array:
 
 
 @check_keywords(_WORDS)
-@documented_like(every_router)
 def expert_choice(
     scores: AnyArray | Numbers,
     capacity: int,
@@ -363,7 +358,6 @@ def expert_choice(
 
 
 @check_keywords({**_WORDS, "k": "leave it out, or use route, which takes k: the scores say how many experts there are"})
-@documented_like(every_router)
 def route_support(
     scores: AnyArray | Numbers,
     scoring: Mapping | str = "entmax15",
@@ -403,3 +397,6 @@ def route_support(
     weight = xp.take(xp.reshape(values, (-1,)), flat, axis=0)
     weight = weight if routed_scaling_factor == 1.0 else weight * routed_scaling_factor
     return SupportRoutes(support.ids, support.offsets, weight)
+
+
+document(globals(), RouterOptions)
