@@ -86,7 +86,7 @@ WRONG = (
         (lambda: am.sparsemax_loss(X, Y, temperature=2), "sparsemax_loss has no option 'temperature' (divide the scores by it)"),
         (lambda: am.sparsemax_loss(X, Y, k=3), "sparsemax_loss has no option 'k' (it belongs to the map"),
         (lambda: am.fenchel_young("entmax", X, Y, alpha=1.3), "(it belongs to the map, as in anymax.Entmax(alpha=1.3))"),
-        (lambda: am.entmax_loss(X, Y, alfa=1.3), "entmax_loss has no option 'alfa' (did you mean alpha=?); its options are alpha, weight"),
+        (lambda: am.entmax_loss(X, Y, alfa=1.3), "entmax_loss has no option 'alfa' (did you mean alpha=?); its options are weight, alpha"),
         (lambda: am.multilabel_softmax_loss(X, KEEP, pos_weight=2), "no option 'pos_weight' (say weight=, one factor for each class)"),
         (lambda: am.margin_loss(Sparsemax(), X / 9, Y, margin=Sparsemax()), "margin: expected a number"),
         (lambda: am.segment_loss("softmax", X, Y, weight=[1], ptr=[0]), "(weigh the losses that reduction='none' gives)"),

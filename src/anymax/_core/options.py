@@ -9,7 +9,7 @@ from typing import Any
 
 from .._array import is_array
 from .spelling import nearest
-from .tables import Function, complete
+from .tables import Function, show_options
 
 _HINTS = {  # names in other libraries, and what to do here
     "k": "leave it out, since any number of classes may have a probability",
@@ -88,13 +88,16 @@ def check_options(who: str, takes: tuple[str, ...], options: Any, hints: dict[st
     return options
 
 
-def _unknown_option(who: str, takes: tuple[str, ...], name: str, hints: dict[str, str]) -> TypeError:
+def _unknown_option(
+    who: str, takes: tuple[str, ...], name: str, hints: dict[str, str], options: tuple[str, ...] = ()
+) -> TypeError:
+    """The error; options: those of `takes` that may be left out."""
     hint = _by_a_transform(who, takes, name) if hints.get(name) == _HINTS.get(name) else None
     hint = hints.get(name) if hint is None else hint
     if hint is None:
         near = nearest(name, takes)
         hint = f"did you mean {near}=?" if near else None
-    rest = f"its options are {', '.join(takes)}" if takes else "it takes none"
+    rest = f"its options are {', '.join(options or takes)}" if takes else "it takes none"
     return TypeError(f"{who} has no option {name!r}{f' ({hint})' if hint else ''}; {rest}")
 
 
@@ -183,19 +186,20 @@ def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Ca
     """
 
     def decorate(function: Function) -> Function:
-        complete(function)
+        show_options(function)
         names, most, open_ended = _parameters(function)
         who, words = function.__qualname__.removesuffix(".__init__"), {**_HINTS, **(hints or {})}
         bound, required = int("self" in names), _required(function)
         least = len(required)
         takes = names[bound:]
+        optional = tuple(name for name in takes if name not in required)
 
         def renamed(args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
             out = {}
             for name, value in options.items():
                 ours = aliases.get(name, name)
                 if not open_ended and ours not in takes:
-                    raise _unknown_option(who, takes, name, words)
+                    raise _unknown_option(who, takes, name, words, optional)
                 if ours in out or (name in aliases and (ours in options or ours in takes[: len(args) - bound])):
                     raise TypeError(f"{who}: {name}= is another name of {ours}, which is given too; give only one")
                 out[ours] = value

@@ -97,8 +97,10 @@ def read(table: Mapping[str, Row], who: str, options: Mapping[str, Any]) -> dict
     """The options, each checked as its row says."""
     out = dict(options)
     for name, value in options.items():
-        for check in table[name].checks:
-            out[name] = check(who, name, value)
+        row = table[name]
+        if type(value) is not type(row.default) or value != row.default:
+            for check in row.checks:
+                out[name] = check(who, name, out[name])
     return out
 
 
@@ -112,25 +114,28 @@ def table_of(function: Callable[..., Any]) -> Any:
     return None if name == written else inspect.unwrap(function).__globals__[name]
 
 
-def complete(function: Callable[..., Any], home: Any = None) -> inspect.Signature:
-    """The signature of a function with the options of its table, or without one those of `home`; it shows them from now on.
+def show_options(function: Callable[..., Any], home: Any = None) -> None:
+    """Put the options of its table into the signature of a function, in place of `**options`; without a table those of `home`.
 
     Examples
     --------
     >>> from anymax._core.typing import LogOptions
     >>> def halved(x, **options: "Unpack[LogOptions]"): ...
-    >>> list(complete(halved).parameters)
+    >>> show_options(halved)
+    >>> list(inspect.signature(halved).parameters)
     ['x', 'dim', 'mask', 'dtype']
     """
-    own = inspect.signature(function)
-    mine = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    table = table_of(function)
-    if len(mine) == len(own.parameters) or table is home is None:
-        return own
-    options = _parameters(home if table is None else table)
-    theirs = [p for p in options if p.name not in own.parameters]
-    function.__signature__ = own.replace(parameters=[*mine, *theirs])  # type: ignore[attr-defined]
-    return inspect.signature(function)
+    home = table_of(function) or home
+    if home is not None and "__signature__" not in function.__dict__:
+        own = inspect.signature(function)
+        mine = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        theirs = [p for p in _parameters(home) if p.name not in own.parameters]
+        if len(mine) < len(own.parameters):
+            function.__signature__ = own.replace(parameters=[*mine, *theirs])  # type: ignore[attr-defined]
+
+
+def _signature(thing: Any) -> inspect.Signature:
+    return thing.__dict__.get("__signature__") or inspect.signature(thing)
 
 
 def _parameters(home: Any) -> list[inspect.Parameter]:
@@ -174,7 +179,7 @@ def documented_like(home: Any) -> Callable[[Function], Function]:
     """
 
     def decorate(function: Function) -> Function:
-        complete(function, home)
+        show_options(function, home)
         share_words(function, home)
         return function
 
@@ -183,12 +188,12 @@ def documented_like(home: Any) -> Callable[[Function], Function]:
 
 def share_words(thing: Any, *homes: Any) -> None:
     """Complete the help of one function or class; see `document`. It stays the same object, so a call costs nothing more."""
-    parameters = complete(thing).parameters
+    show_options(thing)
     homes = tuple(home for home in (table_of(thing), *homes) if home not in (None, thing))
     if thing.__doc__ and homes:  # `python -OO` has none
         titles = ("Parameters",) if inspect.isclass(thing) else ("Parameters", "Returns")
         words = [{title: sections(home.__doc__ or "").get(title, []) for title in titles} for home in homes]
-        thing.__doc__ = joined(sections(thing.__doc__), words, parameters)
+        thing.__doc__ = joined(sections(thing.__doc__), words, _signature(thing).parameters)
 
 
 @functools.cache

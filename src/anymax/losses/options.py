@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from .. import _array
 from .._array import Array, Namespace, as_dtype, as_scalar, namespace, quiet
-from .._core.options import check_keywords, check_options
+from .._core.options import check_keywords
 from .._core.tables import Function, read, rows, share_words
 from .._core.typing import Axes, LossKeywords, LossKind, Mask, Reduction, Weight
 
@@ -28,13 +28,14 @@ class LossOptions(NamedTuple):
     label_smoothing: float = 0.0
 
     @classmethod
-    def read(cls, who: str, weight: Any, given: dict[str, Any], own: tuple[str, ...] = ()) -> LossOptions:
-        """The options from a caller's keywords, checked; an error for an unknown one begins with `who`, and lists its `own` too."""
+    def read(cls, who: str, weight: Any, given: dict[str, Any]) -> LossOptions:
+        """The options from a caller's keywords, checked; an error begins with `who`."""
         if not given:
             return _USUAL if weight is None else cls(weight)
-        check_options(who, (*own, "weight", *_TABLE), given, _HINTS)
         options = read(_TABLE, who, given)
-        axis = _array.pick_axis(options.pop("axis", None), options.pop("dim", None), None)
+        axis = options.pop("axis", None)
+        if "dim" in options:
+            axis = _array.pick_axis(axis, options.pop("dim"), None)
         return cls(weight, axis, **options)
 
     def class_axis(self, x: Array) -> Any:
@@ -82,6 +83,6 @@ def is_loss(function: Function) -> Function:
     """Decorate a loss: its docstring gets the words that all losses share, and torch's and TensorFlow's names are taken, too."""
     names = function.__code__.co_varnames
     scores = names[names.index("target") - 1]
-    function = check_keywords(input=scores, logits=scores, labels="target")(function)
+    function = check_keywords(_HINTS, input=scores, logits=scores, labels="target")(function)
     share_words(function, LossKeywords)
     return function
