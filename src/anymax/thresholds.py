@@ -143,7 +143,7 @@ def tau_and_support(mapping: Mapping, rows: Array, xp: Any) -> tuple[Array, Arra
     return tau_of(mapping, rows, xp), _support_size(p, xp)
 
 
-@check_keywords({"tau": "say temperature=", "T": "say temperature="})
+@check_keywords()
 def logsumexp(
     x: ArrayT | Numbers,
     axis: Axes = -1,
@@ -219,7 +219,7 @@ def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
     return xp.where(finite if cold is None else finite & ~cold, smooth, high)
 
 
-@check_keywords({"temperature": "say omega=, its reciprocal", "beta": "say omega="})
+@check_keywords({"temperature": "say omega=, its reciprocal"})
 @documented_like(logsumexp)
 def mellowmax(
     x: ArrayT | Numbers,

@@ -17,7 +17,7 @@ _WORDS = {
     "temperature": "say scale=1 / (T * sqrt(features)), or transform=anymax.temperature(T)",
     "tau": "say scale=1 / (T * sqrt(features)), or transform=anymax.temperature(T)",
     "T": "say scale=1 / (T * sqrt(features)), or transform=anymax.temperature(T)",
-    "p": "say dropout_p=",
+    "top_k": "say transform=anymax.topk(50)",
     "alpha": "it belongs to the map, as in mapping=anymax.Entmax(alpha=1.3)",
 }
 

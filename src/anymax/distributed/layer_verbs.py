@@ -28,12 +28,6 @@ _LOSS_HINTS = _HINTS | {
     "temperature": "write transform=anymax.temperature(0.7), or divide x by it",
     "support": "say mask=, this process's part of it, True = keep",
 }
-_TERMS_HINTS = _HINTS | {
-    "tau": "say temperature=",
-    "T": "say temperature=",
-    "labels": "say target=",
-    "y": "say target=",
-}
 
 
 @check_keywords(_LOSS_HINTS, bias="linear_bias")
@@ -131,7 +125,7 @@ def linear_threshold(
     return eagerly(layer.threshold, arguments, Given(linear_weight, linear_bias, chunk, transform))
 
 
-@check_keywords(_TERMS_HINTS, bias="linear_bias")
+@check_keywords(_HINTS, bias="linear_bias")
 def linear_log_prob(
     x: ArrayT,
     linear_weight: Any,
@@ -183,7 +177,7 @@ def linear_log_prob(
     return eagerly(layer.log_prob, arguments, given, target, False, support)[0][0]
 
 
-@check_keywords(_TERMS_HINTS, bias="linear_bias")
+@check_keywords(_HINTS, bias="linear_bias")
 def linear_log_prob_entropy(
     x: ArrayT,
     linear_weight: Any,
@@ -226,7 +220,7 @@ def linear_log_prob_entropy(
     return tuple(pairs) if full else pairs[0]
 
 
-@check_keywords(_TERMS_HINTS, bias="linear_bias")
+@check_keywords(_HINTS, bias="linear_bias")
 def linear_topk_kl(
     x: ArrayT,
     linear_weight: Any,

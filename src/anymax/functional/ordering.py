@@ -125,7 +125,7 @@ def soft_sort(
     return apply(SoftSorted(regularization_strength, regularization, descending), x, axis, dim=dim, mask=mask)
 
 
-@check_keywords({"tau": "say temperature=", **_DIRECTION}, values="x")
+@check_keywords(_DIRECTION, values="x")
 def soft_permutation(
     x: ArrayT | Numbers,
     mapping: Mapping | str = "softmax",

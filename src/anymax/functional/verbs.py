@@ -317,7 +317,7 @@ def sparse_softmax(
     if type(k) is int and p is None and not options and not _dynamo():  # the common call, from a cache
         return call("sparse_softmax", _cached_map(SparseSoftmax, k), x, axis, options)
     # first, since a misspelt k or p is a better error than a missing one
-    check_options("sparse_softmax", _APPLY, options)
+    check_options("sparse_softmax", ("k", "p", *_APPLY), options)
     if k is None and p is None and type(axis) is int and axis != -1:
         raise TypeError(f"sparse_softmax: give k=<number of classes to keep> or p=<mass>; did you mean k={axis}?")
     return call("sparse_softmax", SparseSoftmax(k=k, p=p), x, axis, options)

@@ -35,10 +35,6 @@ from .terms import kl_rows, read, read_scaled, terms_of
 
 _SOFTMAX = Softmax()
 _HINTS = {
-    "tau": "say temperature=",
-    "T": "say temperature=",
-    "target": "say y=",
-    "labels": "say y=",
     "top_k": "give it as transform=",
     "top_p": "give it as transform=",
 }
@@ -225,7 +221,7 @@ def kl(
     return as_scalar(kl_rows(mapping_p, rows, mapping_q, others, xp))
 
 
-@check_keywords({"tau": "say temperature=", "T": "say temperature="})
+@check_keywords()
 def topk_kl(
     x: ArrayT | Numbers,
     ids: Any,

@@ -35,10 +35,9 @@ from .per_row import RowTerms
 from .verbs import linear_loss
 
 _SOFTMAX = Softmax()
-_HINTS = HINTS | {"tau": "say temperature=", "T": "say temperature=", "labels": "say target=", "y": "say target="}
 
 
-@check_keywords(_HINTS, bias="linear_bias")
+@check_keywords(HINTS, bias="linear_bias")
 @layer_over_devices("target")
 def linear_log_prob(
     x: ArrayT | Numbers,
@@ -90,7 +89,7 @@ def linear_log_prob(
     return tokens.all()[0] if support is None else tokens.over(support)[0]
 
 
-@check_keywords(_HINTS, bias="linear_bias")
+@check_keywords(HINTS, bias="linear_bias")
 @layer_over_devices("target")
 def linear_log_prob_entropy(
     x: ArrayT | Numbers,
@@ -143,7 +142,7 @@ def linear_log_prob_entropy(
     return (kept, tokens.all()) if full else kept
 
 
-@check_keywords(_HINTS, bias="linear_bias")
+@check_keywords(HINTS, bias="linear_bias")
 @layer_over_devices("ids", "teacher_log_p")
 def linear_topk_kl(
     x: ArrayT | Numbers,

@@ -55,7 +55,7 @@ class AttentionPool(OfMapping):
     prefix = "map_"
     query: Tensor | None
 
-    @check_keywords({"dim": "say features=", "embed_dim": "say features=", "gate_nn": "give its results as scores"})
+    @check_keywords({"dim": "say features=", "gate_nn": "give its results as scores"})
     def __init__(
         self,
         mapping: Mapping | str | None = None,

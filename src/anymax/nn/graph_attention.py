@@ -74,7 +74,7 @@ class GraphAttention(OfMapping):
     res: nn.Linear | None
     bias: Tensor | None
 
-    @check_keywords({"activation": "say mapping=", "num_heads": "say heads="})
+    @check_keywords({"activation": "say mapping="})
     def __init__(
         self,
         in_channels: int | tuple[int, int],

@@ -47,7 +47,7 @@ class Activation(OfMapping):
 
     own = ("dim",)
 
-    @check_keywords({"axis": "say dim="})
+    @check_keywords()
     def __init__(
         self,
         mapping: Mapping | str,
@@ -103,7 +103,7 @@ class Loss(OfMapping):
     weight: Tensor | None
     own = ("weight", "options")
 
-    @check_keywords({"axis": "say dim="})
+    @check_keywords()
     def __init__(
         self,
         mapping: Mapping | str,

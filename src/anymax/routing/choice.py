@@ -80,22 +80,7 @@ class RouterOptions(TypedDict, total=False):
     routed_scaling_factor: Annotated[float, Default(1.0)]
 
 
-_WORDS = {
-    "logits": "the scores come first, without a name",
-    "top_k": "say k=",
-    "num_experts_per_tok": "say k=",
-    "n_group": "say groups=",
-    "num_group": "say groups=",
-    "topk_group": "say keep_groups=",
-    "scoring_func": "say scoring=",
-    "e_score_correction_bias": "say bias=",
-    "expert_bias": "say bias=",
-    "renormalize": "say norm_topk_prob=",
-    "route_scale": "say routed_scaling_factor=",
-}
-
-
-@check_keywords(_WORDS)
+@check_keywords()
 def route(
     scores: AnyArray | Numbers,
     k: int | None = None,
@@ -299,7 +284,7 @@ def plus_bias(values: Any, bias: Array) -> Array:
     return values
 
 
-@check_keywords(_WORDS)
+@check_keywords()
 def expert_choice(
     scores: AnyArray | Numbers,
     capacity: int,
@@ -357,7 +342,7 @@ def expert_choice(
     return Routes(xp.where(none, -xp.ones_like(place), place), weight)
 
 
-@check_keywords({**_WORDS, "k": "leave it out, or use route, which takes k: the scores say how many experts there are"})
+@check_keywords({"k": "leave it out, or use route, which takes k: the scores say how many experts there are"})
 def route_support(
     scores: AnyArray | Numbers,
     scoring: Mapping | str = "entmax15",

@@ -277,7 +277,6 @@ def sample(
 ) -> ArrayT | Sample: ...
 @check_keywords(
     {
-        "n": "say num_samples=",
         "replacement": "draws are independent; anymax.sampling.gumbel_topk draws classes that differ",
     },
     logits="x",

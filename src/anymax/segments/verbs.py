@@ -67,12 +67,7 @@ HINTS = {
     "mask": "give the scores of entries to leave out as -inf",
     "batch": "say index=",
     "segment_ids": "say index=",
-    "cu_seqlens": "say ptr=",
-    "offsets": "say ptr=",
-    "indptr": "say ptr=",
     "src": "the scores come first, without a name",
-    "dim_size": "say num_segments=",
-    "num_nodes": "say num_segments=",
 }
 
 
