@@ -7,10 +7,8 @@ matplotlib is imported at the first call (extra `plot`). `two_classes` and `maps
 from typing import TYPE_CHECKING
 
 from .._core.elsewhere import answering
-from .._core.tables import document
 from .maps import bars, jacobian, simplex
 from .models import attention, calibration, reliability, support_histogram
-from .style import PictureOptions
 from .two_classes import curve, curves, losses, rivals
 from .words import label, title
 
@@ -24,5 +22,3 @@ if not TYPE_CHECKING:
 
 for _picture in (attention, bars, calibration, curves, jacobian, losses, reliability, simplex, support_histogram):
     _picture.__module__ = __name__  # the public path
-
-document(globals(), PictureOptions)

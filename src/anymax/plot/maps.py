@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._core.mapping import Mapping
-from .._core.tables import documented_like
+from .._core.tables import document, documented_like
 from .._core.typing import AnyArray, Numbers
 from ..functional import apply
 from ..inspection import jacobian as _jacobian
 from . import style
 from .inputs import SCORES, THREE, Maps, maps_of, row_of, some_maps
-from .style import DIVERGING, SEQUENTIAL
+from .style import DIVERGING, SEQUENTIAL, PictureOptions
 from .two_classes import curves, losses
 from .words import title
 
@@ -184,3 +184,6 @@ def panels(mapping: Mapping, x: Sequence[float] = SCORES) -> dict[str, Callable[
         "losses": lambda ax: losses(mapping, ax=ax).set_title(f"Loss: {ax.get_title().lower()}"),
         "jacobian": lambda ax: jacobian(mapping, x, ax=ax).set_title("Jacobian"),
     }
+
+
+document(globals(), PictureOptions)

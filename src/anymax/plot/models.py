@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._core.tables import documented_like
+from .._core.tables import document, documented_like
 from .._core.typing import AnyArray, Numbers
 from . import style
-from .style import COLOURS, DASHES
+from .style import COLOURS, DASHES, PictureOptions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -258,3 +258,6 @@ def reliability(
     confidence, accuracy = (np.bincount(index, weights=w, minlength=bins) / rows for w in (sure, hit.astype(float)))
     share = count / max(len(p), 1)
     return confidence, accuracy, share, float((share * np.abs(confidence - accuracy)).sum())
+
+
+document(globals(), PictureOptions)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._core.mapping import Mapping
+from .._core.tables import document
 from .._core.typing import AnyArray, Numbers
 from ..functional import apply
 from ..losses import verbs
 from ..mappings import Softmax
 from . import style
 from .inputs import THREE, USUAL, Maps, maps_of, some_maps
-from .style import DASHES, MARKERS
+from .style import DASHES, MARKERS, PictureOptions
 from .words import title
 
 if TYPE_CHECKING:
@@ -237,3 +238,6 @@ def _lead_loss(mapping: Mapping, others: tuple[float, ...]) -> Callable[[np.ndar
         )
 
     return f
+
+
+document(globals(), PictureOptions)

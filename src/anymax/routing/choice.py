@@ -74,7 +74,7 @@ class RouterOptions(TypedDict, total=False):
     """
 
     bias: Any
-    axis: int
+    axis: Annotated[int, Default(-1)]
     dim: int | None
     mask: Any
     routed_scaling_factor: Annotated[float, Default(1.0)]

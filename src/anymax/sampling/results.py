@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from .._array import Array, Namespace, device_of, eager, running_sum, stop_gradient
+from .._core.tables import Default
 
 Invalid = Literal["argmax", "raise"] | None  # what becomes of -1
 
@@ -14,7 +15,7 @@ class DrawOptions(TypedDict, total=False):
     """The keyword-only options of `gumbel_max` and `perturb_argmax`."""
 
     generator: Any
-    axis: int
+    axis: Annotated[int, Default(-1)]
     dim: int | None
     num_samples: int | None
     invalid: Invalid
