@@ -150,20 +150,18 @@ def _parameters(home: Any) -> list[inspect.Parameter]:
 
 
 def document(room: dict[str, Any], *homes: Any) -> None:
-    """Complete the help of the functions and classes of a module, `globals()`, whose docstrings have sections.
+    """Complete the help of the functions and classes of a module, `globals()`.
 
-    Each shows the options of its own table. Its docstring gets the words of that table, and then those of the `homes` (tables, functions
-    or classes), on the parameters that it does not describe, and on what is returned.
+    Each function shows the options of its table. A docstring that has sections gets the words of that table, and then those of the `homes`
+    (tables, functions or classes), on the parameters that it does not describe, and on what is returned.
     """
     for name, thing in tuple(room.items()):
-        if (
-            not name.startswith("_")
-            and (inspect.isfunction(thing) or inspect.isclass(thing))
-            and thing.__module__ == room["__name__"]
-            and not typing.is_typeddict(thing)
-            and len(sections(thing.__doc__ or "")) > 1
-        ):
-            share_words(thing, *homes)
+        if getattr(thing, "__module__", "") != room["__name__"] or name.startswith("_") or typing.is_typeddict(thing):
+            continue
+        if inspect.isfunction(thing) or inspect.isclass(thing):
+            show_options(thing)
+            if len(sections(thing.__doc__ or "")) > 1:
+                share_words(thing, *homes)
 
 
 def documented_like(home: Any) -> Callable[[Function], Function]:
@@ -189,11 +187,30 @@ def documented_like(home: Any) -> Callable[[Function], Function]:
 def share_words(thing: Any, *homes: Any) -> None:
     """Complete the help of one function or class; see `document`. It stays the same object, so a call costs nothing more."""
     show_options(thing)
-    homes = tuple(home for home in (table_of(thing), *homes) if home not in (None, thing))
-    if thing.__doc__ and homes:  # `python -OO` has none
-        titles = ("Parameters",) if inspect.isclass(thing) else ("Parameters", "Returns")
-        words = [{title: sections(home.__doc__ or "").get(title, []) for title in titles} for home in homes]
-        thing.__doc__ = joined(sections(thing.__doc__), words, _signature(thing).parameters)
+    texts = [home.__doc__ for home in (table_of(thing), *homes) if home not in (None, thing) and home.__doc__]
+    if thing.__doc__ and texts:  # `python -OO` has none
+        described, returns = _words(thing.__doc__)
+        for words, result in map(_words, texts):
+            described = {**words, **described}
+            returns = returns or (() if inspect.isclass(thing) else result)
+        own = sections(thing.__doc__)
+        texts = [described[name] for name in _signature(thing).parameters if name in described]
+        parts = {"": own[""], "Parameters": dict.fromkeys(texts), "Returns": returns}  # a text of two names stands once
+        thing.__doc__ = "\n\n".join(
+            _section(title, lines) for title, lines in {**parts, **own, **parts}.items() if lines
+        )
+
+
+def _section(title: str, lines: Iterable[str]) -> str:
+    text = "\n".join(lines).strip("\n")
+    return f"{title}\n{'-' * len(title)}\n{text}" if title else text
+
+
+@functools.cache
+def _words(text: str) -> tuple[dict[str, str], Iterable[str]]:
+    """What a docstring says of each parameter, and of what is returned."""
+    said = sections(text)
+    return entries(said.get("Parameters", ())), said.get("Returns", ())
 
 
 @functools.cache
@@ -219,20 +236,3 @@ def entries(lines: Iterable[str]) -> dict[str, str]:
         else:
             blocks.append([line])
     return {name: "\n".join(block) for block in blocks for name in block[0].partition(" : ")[0].split(", ")}
-
-
-def joined(own: dict[str, list[str]], homes: list[dict[str, list[str]]], parameters: Iterable[str]) -> str:
-    """The docstring `own` with what the first of `homes` to do so says of each other parameter, and of what is returned."""
-    described: dict[str, str] = {}
-    for words in (own, *homes):
-        described = {**entries(words.get("Parameters", ())), **described}
-    both = dict.fromkeys(
-        described[name] for name in parameters if name in described
-    )  # once, where two names share their lines
-    returns = next(filter(None, (words.get("Returns") for words in (own, *homes))), ())
-    rest = {title: lines for title, lines in own.items() if title not in ("", "Parameters", "Returns")}
-    parts = {"": own[""], "Parameters": both, "Returns": returns, **rest}
-    texts = {title: "\n".join(lines).strip("\n") for title, lines in parts.items()}
-    return "\n\n".join(
-        f"{title}\n{'-' * len(title)}\n{text}" if title else text for title, text in texts.items() if text
-    )
