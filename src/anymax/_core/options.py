@@ -109,13 +109,12 @@ def _unknown_option(
     who: str, takes: tuple[str, ...], name: str, hints: dict[str, str], options: tuple[str, ...] = ()
 ) -> TypeError:
     """The error; hints: the advice of `who`, before that of all; options: those of `takes` that may be left out."""
+    elsewhere = (f"say {ours}={how}" for ours, theirs, how in _ELSEWHERE if ours in takes and name in theirs.split())
     near = nearest(name, takes)
     hint = (
         hints.get(name)
         or _by_a_transform(takes, name)
-        or next(
-            (f"say {ours}={how}" for ours, theirs, how in _ELSEWHERE if ours in takes and name in theirs.split()), ""
-        )
+        or next(elsewhere, "")
         or _INSTEAD.get(name)
         or (f"did you mean {near}=?" if near else "")
     )
@@ -125,7 +124,7 @@ def _unknown_option(
 
 _TRANSFORMS = {  # what a transform does here and an option elsewhere; and the name of our option, where there is one
     "top_k": ("anymax.topk(50)", "k"), "top_p": ("anymax.topp(0.9)", "p"), "min_p": ("anymax.minp(0.1)", ""),
-    "temperature": ("anymax.temperature(0.7)", ""), "T": ("anymax.temperature(0.7)", ""),
+    "temperature": ("anymax.temperature(0.7)", "temperature"), "T": ("anymax.temperature(0.7)", "temperature"),
     "repetition_penalty": ("anymax.transforms.repetition_penalty(tokens, 1.2)", ""),
 }  # fmt: skip
 
