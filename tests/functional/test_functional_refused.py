@@ -50,6 +50,9 @@ WRONG = (
         (lambda: am.linear_attention(X, X, X, causal=True), "linear_attention has no option 'causal' (say is_causal=)"),
         (lambda: am.attention(X, X, X, transform=Sparsemax()), "transform must be a function…a map is given as mapping="),
         # of maps, and of verbs for all of them
+        (lambda: am.attention(X, X, X, top_k=3), "attention has no option 'top_k' (say transform=anymax.topk(50))"),
+        (lambda: am.sampling.gumbel_softmax(X, T=2), "gumbel_softmax has no option 'T' (say temperature=)"),
+        (lambda: am.softmax(X, labels=Y), "softmax has no option 'labels'; its options are axis"),
         (lambda: am.softmax(X, T=2), "softmax has no option 'T' (divide the scores by it)"),
         (lambda: am.softmax(X, attn_mask=KEEP), "softmax has no option 'attn_mask' (say mask=, True = keep)"),
         (lambda: am.softmax(X, where=KEEP), "softmax has no option 'where' (say mask="),
