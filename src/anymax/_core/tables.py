@@ -120,7 +120,7 @@ def show_options(function: Callable[..., Any], home: Any = None) -> None:
     Examples
     --------
     >>> from anymax._core.typing import LogOptions
-    >>> def halved(x, **options: "Unpack[LogOptions]"): ...
+    >>> def halved(x, **options: Unpack[LogOptions]): ...
     >>> show_options(halved)
     >>> list(inspect.signature(halved).parameters)
     ['x', 'dim', 'mask', 'dtype']
@@ -170,10 +170,15 @@ def documented_like(home: Any) -> Callable[[Function], Function]:
     Examples
     --------
     >>> @documented_like(anymax.log_apply)
-    ... def halved(x, mask=None):
-    ...     "Half of it."
-    >>> print(halved.__doc__.partition("mask")[2].partition("Returns")[0].strip())
-    Booleans that broadcast to x, True = keep; a masked class gets -inf.
+    ... def halved(mask):
+    ...     "Half of log p."
+    >>> print(halved.__doc__.partition("Returns")[0].rstrip())
+    Half of log p.
+    <BLANKLINE>
+    Parameters
+    ----------
+    mask
+        Booleans that broadcast to x, True = keep; a masked class gets -inf.
     """
 
     def decorate(function: Function) -> Function:
