@@ -13,7 +13,7 @@ from anymax._attention.call import AttentionOptions
 from anymax._attention.call import Options as AttentionRecord
 from anymax._core import tables
 from anymax._core.tables import Between, Default, Integer, OneOf
-from anymax._core.typing import LossKeywords, PlainLossKeywords
+from anymax._core.typing import LossKeywords, SampleKeywords
 from anymax.losses.options import LossOptions
 
 
@@ -104,7 +104,7 @@ ROOMS = {
     for module in MODULES
     for table in vars(module).values()
     if typing.is_typeddict(table) and table.__module__.startswith("anymax.") and table.__module__ != "anymax._core.typing"
-} | {PlainLossKeywords: "anymax"}  # fmt: skip
+} | {SampleKeywords: "anymax"}  # fmt: skip
 
 
 def differing(table, room):
@@ -126,7 +126,7 @@ def test_an_option_is_the_same_wherever_it_is_spelled_out(table):
 
 
 def test_records_have_the_options_of_their_tables():
-    theirs = {name: row.default for name, row in tables.rows(LossKeywords).items() if name != "dim"}
-    assert LossOptions._field_defaults == {"weight": None} | theirs
+    theirs = [row.default for name, row in tables.rows(LossKeywords).items() if name != "dim"]
+    assert [*LossOptions._field_defaults.values()] == [None, *theirs]  # of the weight, and of the others in this order
     record = {field.name: field.default for field in dataclasses.fields(AttentionRecord) if field.kw_only}
     assert record == {"need_weights": False} | {n: row.default for n, row in tables.rows(AttentionOptions).items()}

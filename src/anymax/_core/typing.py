@@ -93,21 +93,21 @@ class LogOptions(TypedDict, total=False):
     dtype: DType
 
 
-class PlainLossKeywords(TypedDict, total=False):
-    """Options of every loss, however its classes lie."""
+class _AxisKeywords(TypedDict, total=False):
+    axis: Axes
+    dim: Axes
+    mask: Mask
+
+
+class SampleKeywords(TypedDict, total=False):
+    """Options of every loss but where the classes are."""
 
     ignore_index: Annotated[int, Default(-100), Integer("which marks samples to leave out")]
     reduction: Annotated[Reduction, Default("mean"), OneOf("mean", "sum", "none", elementwise_mean="mean")]
     label_smoothing: Annotated[float, Default(0.0), Between(0, 1)]
 
 
-class _OfScores(TypedDict, total=False):
-    axis: Axes
-    dim: Axes
-    mask: Mask
-
-
-class LossKeywords(_OfScores, PlainLossKeywords, total=False):
+class LossKeywords(_AxisKeywords, SampleKeywords, total=False):
     """Options of the losses of scores.
 
     Parameters

@@ -28,7 +28,7 @@ from .._core.mapping import Mapping, one_a_row
 from .._core.names import as_mapping
 from .._core.options import check_options
 from .._core.rows import align_mask, aligned, hide
-from .._core.typing import Mask, PlainLossKeywords
+from .._core.typing import Mask, SampleKeywords
 from ..autodiff.agreement import HERE, Agreement, Head, described, fail_together
 from ..autodiff.choose_group import as_group
 from ..autodiff.group import Group, Message
@@ -93,7 +93,7 @@ class _OfLoss(TypedDict, total=False):
     mask: Mask
 
 
-class ShardedLossKeywords(_OfLoss, PlainLossKeywords, ShardKeywords, total=False):
+class ShardedLossKeywords(_OfLoss, SampleKeywords, ShardKeywords, total=False):
     """The options of losses of scores.
 
     Parameters

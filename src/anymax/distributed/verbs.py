@@ -13,8 +13,8 @@ from typing import Any, Unpack
 
 from .._core.mapping import Mapping
 from .._core.options import check_options
-from .._core.tables import document, rows
-from .._core.typing import ArrayT, LossKind, PlainLossKeywords
+from .._core.tables import document
+from .._core.typing import ArrayT, LossKind, SampleKeywords
 from ..autodiff.agreement import Agreement
 from ..losses.options import name_of_kind
 from ..thresholds import Threshold
@@ -22,7 +22,7 @@ from . import losses, per_row
 from .call import Arguments, ScoresKeywords, ShardedLossKeywords, ShardKeywords, eagerly
 from .methods import solve
 
-_LOSS = tuple(rows(PlainLossKeywords))
+_LOSS = tuple(SampleKeywords.__annotations__)
 
 
 def apply(

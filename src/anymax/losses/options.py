@@ -8,9 +8,10 @@ from .. import _array
 from .._array import Array, Namespace, as_dtype, as_scalar, namespace, quiet
 from .._core.options import check_keywords
 from .._core.tables import Function, read, rows, share_words
-from .._core.typing import Axes, LossKeywords, LossKind, Mask, Reduction, Weight
+from .._core.typing import Axes, LossKeywords, LossKind, Mask, Reduction, SampleKeywords, Weight
 
 _TABLE = rows(LossKeywords)
+_DEFAULTS = {name: _TABLE[name].default for name in ("mask", *SampleKeywords.__annotations__)}  # in the fields' order
 _HINTS = {
     "alpha": "it belongs to the map, as in anymax.Entmax(alpha=1.3)",
     "k": "it belongs to the map, as in anymax.SparseSoftmax(k=8)",
@@ -36,7 +37,7 @@ class LossOptions(NamedTuple):
         axis = options.pop("axis", None)
         if "dim" in options:
             axis = _array.pick_axis(axis, options.pop("dim"), None)
-        return cls(weight, axis, **options)
+        return cls(weight, axis, *(_DEFAULTS | options).values())
 
     def class_axis(self, x: Array) -> Any:
         """The axis of the classes of scores x, or the axes."""
