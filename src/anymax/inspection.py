@@ -29,17 +29,16 @@ from ._array import (
 from ._core.facts import Facts
 from ._core.mapping import Mapping
 from ._core.names import as_mapping
-from ._core.options import check_keywords, documented_like
+from ._core.options import check_keywords
 from ._core.rows import prepare
 from ._core.shards import refuse as refuse_sharded
-from ._core.typing import AnyArray, ArrayT, Entropy, Mask, Numbers, Parameter
+from ._core.tables import document
+from ._core.typing import AnyArray, ApplyOptions, ArrayT, Entropy, Mask, Numbers, Parameter
 from .autodiff import bridge
-from .functional import apply
 from .mappings.entmax import tsallis_terms
 
 
 @check_keywords()
-@documented_like(apply)
 def jacobian(
     mapping: Mapping | str, x: ArrayT | Numbers, axis: int = -1, *, dim: int | None = None, mask: Mask = None
 ) -> ArrayT:
@@ -85,7 +84,6 @@ def jacobian(
 
 
 @check_keywords()
-@documented_like(jacobian)
 def jacobian_norm(
     mapping: Mapping | str, x: ArrayT | Numbers, axis: int = -1, *, dim: int | None = None, mask: Mask = None
 ) -> ArrayT:
@@ -110,7 +108,6 @@ def jacobian_norm(
 
 
 @check_keywords()
-@documented_like(jacobian)
 def entropy(
     p: ArrayT | Numbers,
     kind: Entropy = "shannon",
@@ -312,3 +309,6 @@ def logit_gap(loss: float | AnyArray, n: int) -> Any:
     value = floating(value, xp, "loss")
     with quiet(value):
         return math.log(n - 1) - value - xp.log(-xp.expm1(-value))
+
+
+document(globals(), jacobian, ApplyOptions)

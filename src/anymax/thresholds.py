@@ -19,12 +19,12 @@ from ._array import (
 )
 from ._core.mapping import Mapping
 from ._core.names import as_mapping
-from ._core.options import check_keywords, documented_like
+from ._core.options import check_keywords
 from ._core.rows import Rows, as_one_class, hide, like_scores, prepare_axes
 from ._core.shards import rows_over_devices, sharded
-from ._core.typing import ArrayT, Axes, Mask, Numbers, Parameter
+from ._core.tables import document, documented_like
+from ._core.typing import ApplyOptions, ArrayT, Axes, Mask, Numbers, Parameter
 from .autodiff import bridge
-from .functional import apply
 from .mappings import Softmax
 
 
@@ -50,7 +50,6 @@ class Threshold(NamedTuple, Generic[ArrayT]):
 
 
 @check_keywords()
-@documented_like(apply)
 def threshold(
     mapping: Mapping | str,
     x: ArrayT | Numbers,
@@ -92,7 +91,7 @@ def threshold(
         raise TypeError(mapping.no_threshold())
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
     if sharded(x):
-        axis = _array.every_axis(axis, x.ndim)
+        axis = _array.axis_or_all(axis, x.ndim)
         return Threshold(*rows_over_devices("threshold", threshold, mapping, x, axis, mask, keepdims))
     given = prepare_axes(mapping, x, axis, mask, least=0).with_a_class().over_all()
     rows, xp = given.rows, namespace(given.rows)
@@ -143,8 +142,7 @@ def tau_and_support(mapping: Mapping, rows: Array, xp: Any) -> tuple[Array, Arra
     return tau_of(mapping, rows, xp), _support_size(p, xp)
 
 
-@check_keywords({"tau": "say temperature=", "T": "say temperature="})
-@documented_like(threshold)
+@check_keywords()
 def logsumexp(
     x: ArrayT | Numbers,
     axis: Axes = -1,
@@ -181,7 +179,7 @@ def logsumexp(
     temperature = _array.check_number("logsumexp", "temperature", temperature, _array.AT_LEAST_0, hint)
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
     if sharded(x):
-        axis = _array.every_axis(axis, x.ndim)
+        axis = _array.axis_or_all(axis, x.ndim)
         verb = lambda _, rows, **given: logsumexp(rows, **given)  # noqa: E731
         return rows_over_devices("logsumexp", verb, Softmax(), x, axis, mask, keepdims, temperature=temperature)[0]
     if (one := as_one_class(x, axis)) is not None:
@@ -220,7 +218,7 @@ def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
     return xp.where(finite if cold is None else finite & ~cold, smooth, high)
 
 
-@check_keywords({"temperature": "say omega=, its reciprocal", "beta": "say omega="})
+@check_keywords({"temperature": "say omega=, its reciprocal"})
 @documented_like(logsumexp)
 def mellowmax(
     x: ArrayT | Numbers,
@@ -255,7 +253,7 @@ def mellowmax(
     omega = _array.check_number("mellowmax", "omega", omega, _array.NOT_NAN, "0 gives the mean")
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
     if sharded(x):
-        axis = _array.every_axis(axis, x.ndim)
+        axis = _array.axis_or_all(axis, x.ndim)
         verb = lambda _, rows, **given: mellowmax(rows, **given)  # noqa: E731
         return rows_over_devices("mellowmax", verb, Softmax(), x, axis, mask, keepdims, omega=omega)[0]
     given = prepare_axes(Softmax(), x, axis, mask, least=0).with_a_class()
@@ -284,3 +282,6 @@ def _mellow(s: Array, omega: Any, xp: Any) -> Array:
     far = _smooth_max(hide(_array.safe(below, ~near, 0.0, xp), keep), t, xp) - t * xp.log(count)
     out = sign * (anchor + xp.where(near, _array.log1p_over(v, mean, xp), far))
     return xp.where(poisoned | (high == -math.inf), _array.top(s, xp), out)
+
+
+document(globals(), threshold, ApplyOptions)

@@ -50,6 +50,9 @@ WRONG = (
         (lambda: am.linear_attention(X, X, X, causal=True), "linear_attention has no option 'causal' (say is_causal=)"),
         (lambda: am.attention(X, X, X, transform=Sparsemax()), "transform must be a function…a map is given as mapping="),
         # of maps, and of verbs for all of them
+        (lambda: am.attention(X, X, X, top_k=3), "attention has no option 'top_k' (say transform=anymax.topk(50))"),
+        (lambda: am.sampling.gumbel_softmax(X, T=2), "gumbel_softmax has no option 'T' (say temperature=)"),
+        (lambda: am.softmax(X, labels=Y), "softmax has no option 'labels'; its options are axis"),
         (lambda: am.softmax(X, T=2), "softmax has no option 'T' (divide the scores by it)"),
         (lambda: am.softmax(X, attn_mask=KEEP), "softmax has no option 'attn_mask' (say mask=, True = keep)"),
         (lambda: am.softmax(X, where=KEEP), "softmax has no option 'where' (say mask="),
@@ -86,7 +89,7 @@ WRONG = (
         (lambda: am.sparsemax_loss(X, Y, temperature=2), "sparsemax_loss has no option 'temperature' (divide the scores by it)"),
         (lambda: am.sparsemax_loss(X, Y, k=3), "sparsemax_loss has no option 'k' (it belongs to the map"),
         (lambda: am.fenchel_young("entmax", X, Y, alpha=1.3), "(it belongs to the map, as in anymax.Entmax(alpha=1.3))"),
-        (lambda: am.entmax_loss(X, Y, alfa=1.3), "entmax_loss has no option 'alfa' (did you mean alpha=?); its options are alpha, weight"),
+        (lambda: am.entmax_loss(X, Y, alfa=1.3), "entmax_loss has no option 'alfa' (did you mean alpha=?); its options are weight, alpha"),
         (lambda: am.multilabel_softmax_loss(X, KEEP, pos_weight=2), "no option 'pos_weight' (say weight=, one factor for each class)"),
         (lambda: am.margin_loss(Sparsemax(), X / 9, Y, margin=Sparsemax()), "margin: expected a number"),
         (lambda: am.segment_loss("softmax", X, Y, weight=[1], ptr=[0]), "(weigh the losses that reduction='none' gives)"),

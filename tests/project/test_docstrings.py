@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import anymax
-from anymax._core import options
+from anymax._core import tables
 
 NO_DOCSTRINGS = ("__main__", "_engine")  # a program, and the compiled library
 MODULES = [
@@ -74,10 +74,10 @@ FUNCTIONS = {name: thing for name, thing in PUBLIC.items() if inspect.isfunction
 
 def missing(thing):
     """What `help` does not say of a public name."""
-    said = options.sections(inspect.getdoc(thing) or "")
+    said = tables.sections(inspect.getdoc(thing) or "")
     base = inspect.isabstract(thing)  # its parameters are those of its subclasses
     parameters = [] if base else inspect.signature(thing).parameters.values()
-    described = options.entries(said.get("Parameters", ()))
+    described = tables.entries(said.get("Parameters", ()))
     for p in parameters:
         if p.kind is p.VAR_KEYWORD and p.name not in described:
             yield f"the options behind {p}"
@@ -196,7 +196,7 @@ def test_spelled_says_what_the_other_function_says(as_indented):
 
     before = guest
     host.__doc__, guest.__doc__ = as_indented(host.__doc__), as_indented(guest.__doc__)
-    assert options.documented_like(host)(guest) is before
+    assert tables.documented_like(host)(guest) is before
     assert str(inspect.signature(guest)) == "(x, k, axis=0, *, own=3, mask=None, out=None)"
     head = "Guest.\n\nProse.\n\nParameters\n----------\n"
     said = "x\n    The scores,\n    an array.\naxis\n    Ours.\nmask, out\n    Two at once.\n\n"
@@ -210,7 +210,7 @@ def test_spelled_without_docstrings():
 
     def guest(**options): ...
 
-    assert str(inspect.signature(options.documented_like(host)(guest))) == "(*, mask=None)"
+    assert str(inspect.signature(tables.documented_like(host)(guest))) == "(*, mask=None)"
     assert guest.__doc__ is None
 
 

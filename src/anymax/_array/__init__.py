@@ -62,10 +62,10 @@ from .ranges import (
     unchecked,
 )
 from .rows import (
+    axis_or_all,
     check_axis,
     descending,
     dot,
-    every_axis,
     finish,
     finite_scores,
     fit_axes,

@@ -48,7 +48,7 @@ def pick_axis(axis: _T, dim: _T | None, default: Any = -1) -> _T:
     return dim
 
 
-def every_axis(axis: Any, ndim: int) -> Any:
+def axis_or_all(axis: Any, ndim: int) -> Any:
     """The axis, or all of them for None: the whole array is one row, as in `scipy.special.softmax` and `jax.nn.softmax`."""
     return axis if axis is not None else -1 if ndim < 2 else tuple(range(ndim))
 

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from .._array import (
     Array,
@@ -34,6 +34,7 @@ from .._array import (
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
+from .._core.tables import Default
 from .._core.typing import AnyArray
 from ..mappings import Sink, Softmax
 from ..transforms.base import is_function
@@ -44,14 +45,39 @@ ImplementationName = Literal["sdpa", "triton", "blockwise", "linear", "reference
 
 
 class AttentionOptions(TypedDict, total=False):
-    """The keyword-only options of `attention`."""
+    """The keyword-only options of `attention`. The words are those that kinds of attention share.
+
+    Parameters
+    ----------
+    q
+        The queries, [..., H, L, D]: floating-point numbers of 16 bits or more, in an array of NumPy, torch or JAX.
+    k
+        The keys, [..., H, S, D], of the same kind and dtype.
+    v
+        The values, [..., H, S, Dv].
+    is_causal
+        Query i attends to the keys up to offset + i only.
+    scale
+        The factor of q k^T, a number or an array; 1 / sqrt(D) by default.
+    enable_gqa
+        Let several heads of q share one head of k and v; the number of heads of k must divide that of q.
+    dropout_p
+        The share of the weights that is set to 0, from 0 to below 1; for training.
+    window
+        How many keys before and after itself a query attends to: a number, or a pair (before, after) with None for no
+        limit.
+    softcap
+        A number c above 0; the scores become c tanh(scores / c).
+    lengths
+        How many keys of each batch are real, as integers; the others are padding and are masked.
+    """
 
     window: int | tuple[int | None, int | None] | None
     alibi: bool | AnyArray | None
     softcap: float | None
     lengths: AnyArray | None
     q_lengths: AnyArray | None
-    offset: int | AnyArray
+    offset: Annotated[int | AnyArray, Default(0)]
     sink: AnyArray | None
     transform: Callable[[Any], Any] | None
     mix: tuple[AnyArray, float | AnyArray] | None

@@ -38,11 +38,13 @@ from .._array import (
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
-from .._core.options import check_keywords, documented_like
+from .._core.options import check_keywords
+from .._core.tables import document
 from .._core.typing import AnyArray, ArrayT
 from ..kernels import arrays, native, taylor_attention
 from ..mappings import Taylor
-from .operands import Fitting, check, every_attention, same_features, same_length
+from .call import AttentionOptions
+from .operands import Fitting, check, same_features, same_length
 
 _CHUNK, _LEAST = 256, 32  # the most and fewest queries or keys of a chunk
 _FEATURES = 1 << 20  # numbers in a chunk's features, all heads together, so that they fit in the cache
@@ -201,7 +203,6 @@ class LinearState(NamedTuple):
 
 
 @check_keywords(query="q", key="k", value="v")
-@documented_like(every_attention)
 def linear_attention(
     q: ArrayT,
     k: ArrayT,
@@ -479,3 +480,6 @@ def _scan(
         return memory, None
     outs = xp.moveaxis(outs, 0, -3)
     return memory, xp.reshape(outs, (*outs.shape[:-3], count * chunk, outs.shape[-1]))[..., :n, :]
+
+
+document(globals(), AttentionOptions)

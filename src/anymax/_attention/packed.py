@@ -33,13 +33,14 @@ from .._array import (
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
-from .._core.options import check_keywords, documented_like
+from .._core.options import check_keywords
+from .._core.tables import document
 from .._core.typing import AnyArray, ArrayT
 from .._random.generators import independent
 from ..mappings import Softmax
 from ..segments.layout import Segments, along, read_one
 from . import operands
-from .call import ImplementationName
+from .call import AttentionOptions, ImplementationName
 from .verb import attention
 
 _ALONE = 1 << 14  # measured: from so many scores a head on, padding costs a CPU more than another call
@@ -65,7 +66,6 @@ _WORDS = {
 
 @check_keywords(_WORDS, query="q", key="k", value="v", cu_seq_q="cu_seqlens_q", cu_seq_k="cu_seqlens_k", max_q="max_seqlen_q",
            max_k="max_seqlen_k", causal="is_causal", softmax_scale="scale", alibi_slopes="alibi")  # fmt: skip
-@documented_like(operands.every_attention)
 def attention_varlen(
     q: ArrayT,
     k: ArrayT,
@@ -412,3 +412,6 @@ def _gathered(a: Array, starts: Array, lengths: Array, width: int, xp: Namespace
     a = xp.concat([a, xp.zeros_like(xp.broadcast_to(xp.sum(a[:0], axis=0, keepdims=True), (1, *a.shape[1:])))], axis=0)
     rows = xp.reshape(xp.take(a, xp.reshape(at, (-1,)), axis=0), (*valid.shape, *a.shape[1:]))
     return xp.permute_dims(rows, (0, 2, 1, 3))
+
+
+document(globals(), AttentionOptions)

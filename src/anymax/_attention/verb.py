@@ -7,17 +7,17 @@ from typing import Any, Literal, Unpack, overload
 from .. import kernels
 from .._array import Array, Namespace, as_dtype, beside, check_scalar, fit_axes, is_array, like, namespace, upcast
 from .._core.mapping import Mapping
-from .._core.options import check_keywords, documented_like
+from .._core.options import check_keywords
+from .._core.tables import document, documented_like
 from .._core.typing import AnyArray, ArrayT
 from . import implementations
 from .call import AttentionCall, AttentionOptions, Options, checked
-from .operands import every_attention
 
 _WORDS = {
     "temperature": "say scale=1 / (T * sqrt(features)), or transform=anymax.temperature(T)",
     "tau": "say scale=1 / (T * sqrt(features)), or transform=anymax.temperature(T)",
     "T": "say scale=1 / (T * sqrt(features)), or transform=anymax.temperature(T)",
-    "p": "say dropout_p=",
+    "top_k": "say transform=anymax.topk(50)",
     "alpha": "it belongs to the map, as in mapping=anymax.Entmax(alpha=1.3)",
 }
 
@@ -47,8 +47,6 @@ def attention(
 
 
 @check_keywords(_WORDS, query="q", key="k", value="v", attn_mask="mask")
-@documented_like(every_attention)
-@documented_like(Options)
 def attention(
     q: ArrayT,
     k: ArrayT,
@@ -224,3 +222,6 @@ def _mixed(call: AttentionCall, out: Array, p: Any, mix: Any, xp: Namespace) -> 
         )
     out = (1.0 - weight) * upcast(out, xp) + weight * implementations.values(prior, v, call.groups)
     return out, None if p is None else (1.0 - weight) * upcast(p, xp) + weight * prior
+
+
+document(globals())

@@ -18,8 +18,8 @@ class HandedDown:
     catalogue: tuple[type[Mapping], ...]
     """All maps, for code that looks them up by name."""
 
-    call: Callable[[str, Mapping, Any, Any, Any, Any], Any]
-    """Implements `Mapping.__call__`: (the name for errors, map, scores, axis, out, options)."""
+    call: Callable[[str, Mapping, Any, Any, Any], Any]
+    """Implements `Mapping.__call__`: (the name for errors, map, scores, axis, options)."""
 
     notebook_page: Callable[[Mapping], str]
     """The page that a notebook shows for a map."""

@@ -33,7 +33,7 @@ from .facts import Facts
 from .handed import handed
 from .options import check_fields
 from .over_processes import OverProcesses
-from .typing import ArrayT, Axes, Draw, LogOptions, LossKind, Numbers
+from .typing import ApplyOptions, ArrayT, Axes, Draw, LossKind, Numbers
 
 if TYPE_CHECKING:
     from typing import Self
@@ -112,11 +112,9 @@ class Mapping(OverProcesses, ABC):
             if name not in own:
                 setattr(cls, name, getattr(Mapping, name))
 
-    def __call__(
-        self, x: ArrayT | Numbers, axis: Axes = -1, *, out: Any = None, **options: Unpack[LogOptions]
-    ) -> ArrayT:
+    def __call__(self, x: ArrayT | Numbers, axis: Axes = -1, **options: Unpack[ApplyOptions]) -> ArrayT:
         """`apply(mapping, x, axis, ...)`: p(x) along the last axis, or along `axis`; the options are those of `apply`."""
-        return handed.call(self.name, self, x, axis, out, options)
+        return handed.call(self.name, self, x, axis, options)
 
     @property
     @abstractmethod

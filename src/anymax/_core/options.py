@@ -1,65 +1,81 @@
-"""Options that a function passes on to another: their signatures and docstrings, and the error for an unknown option."""
+"""The error for an unknown option, and what to do instead; `tables` has the options themselves."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 from .._array import is_array
 from .spelling import nearest
+from .tables import Function, show_options
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+_ELSEWHERE = (  # an option, its names in other libraries, and what to write after `option=`
+    ("target", "labels y", ""),
+    ("y", "labels target", ""),
+    ("weight", "weights class_weight pos_weight", ", one factor for each class"),
+    ("label_smoothing", "smoothing", ""),
+    ("reduction", "size_average", "'mean' or reduction='sum'"),
+    ("reduction", "reduce", "'none' for one loss a sample"),
+    ("temperature", "tau T", ""),
+    ("omega", "beta", ""),
+    ("chunk", "options", ""),
+    ("dim", "axis", ""),
+    # masks and lengths
+    ("mask", "where attn_mask", ", True = keep"),
+    ("lengths", "key_padding_mask", ", or mask= of the shape [batch, 1, 1, keys], True = keep"),
+    ("mask", "key_padding_mask", ", True = keep"),
+    ("lengths", "key_value_seq_lengths", ""),
+    ("q_lengths", "query_seq_lengths", ""),
+    # attention
+    ("is_causal", "causal", ""),
+    ("scale", "softmax_scale", ""),
+    ("window", "window_size local_window_size", "(left, right), None for no limit"),
+    ("alibi", "alibi_slopes", ""),
+    ("bias", "attn_bias", ""),
+    ("dropout_p", "dropout p", ""),
+    ("need_weights", "return_attn_probs output_attentions", "True"),
+    ("heads", "num_heads", ""),
+    ("features", "embed_dim", ""),
+    # samples
+    ("generator", "seed", ", which takes an integer too"),
+    ("generator", "rng key", ""),
+    ("num_samples", "size n_samples n", ""),
+    ("k", "top_k budget n", ""),
+    ("p", "top_p", ""),
+    # segments
+    ("ptr", "cu_seqlens offsets indptr", ""),
+    ("num_segments", "dim_size num_nodes", ""),
+    # routers
+    ("k", "num_experts_per_tok", ""),
+    ("groups", "n_group num_group", ""),
+    ("keep_groups", "topk_group", ""),
+    ("scoring", "scoring_func", ""),
+    ("bias", "e_score_correction_bias expert_bias", ""),
+    ("norm_topk_prob", "renormalize", ""),
+    ("routed_scaling_factor", "route_scale", ""),
+    ("capacity", "expert_capacity", ""),
+    ("counts", "tokens_per_expert", ""),
+    ("tokens", "total_num_tokens", ""),
+    ("iterations", "n_iters", ""),
+)
 
-_HINTS = {  # names in other libraries, and what to do here
+_INSTEAD = {  # options of other libraries that we have not, and what to do
     "k": "leave it out, since any number of classes may have a probability",
     "n_iter": "leave it out, since the answer is exact",
     "ensure_sum_one": "leave it out, since it always is",
-    "where": "say mask=, True = keep",
-    "attn_mask": "say mask=, True = keep",
     "tau": "divide the scores by it",
     "temperature": "divide the scores by it",
     "T": "divide the scores by it",
     "beta": "multiply the scores by it",
     "b": "add log(b) to the scores",
     "alpha": "only entmax and normmax take it, as in anymax.Entmax(alpha=1.3)",
-    "top_k": "say k=",
-    "top_p": "say p=",
-    "budget": "say k=",
     "return_support_size": "see anymax.threshold, which has it",
     "input": "the scores come first, without a name",
     "logits": "the scores come first, without a name",
-    # losses
-    "labels": "say target=",
-    "y": "say target=",
-    "size_average": "say reduction='mean' or reduction='sum'",
-    "reduce": "say reduction='none' for one loss a sample",
-    "weights": "say weight=, one factor for each class",
-    "class_weight": "say weight=, one factor for each class",
-    "pos_weight": "say weight=, one factor for each class",
-    "smoothing": "say label_smoothing=",
-    # attention
-    "causal": "say is_causal=",
-    "softmax_scale": "say scale=",
-    "window_size": "say window=(left, right), None for no limit",
-    "local_window_size": "say window=(left, right), None for no limit",
-    "alibi_slopes": "say alibi=",
-    "attn_bias": "say bias=",
-    "dropout": "say dropout_p=",
-    "key_padding_mask": "say lengths=, or mask= of the shape [batch, 1, 1, keys], True = keep",
-    "query_seq_lengths": "say q_lengths=",
-    "key_value_seq_lengths": "say lengths=",
-    "return_attn_probs": "say need_weights=True",
-    "output_attentions": "say need_weights=True",
     "average_attn_weights": "need_weights=True gives the weights of each head; average them",
     "num_heads": "q, k and v have the shape [batch, heads, length, features]; anymax.nn.Attention splits heads",
-    # samples
-    "seed": "say generator=, which takes an integer too",
-    "rng": "say generator=",
-    "key": "say generator=",
-    "size": "say num_samples=",
-    "n_samples": "say num_samples=",
 }
 
 
@@ -71,7 +87,7 @@ def option_names(function: Callable[..., Any]) -> tuple[str, ...]:
     >>> option_names(anymax.log_apply)
     ('axis', 'dim', 'mask', 'dtype')
     """
-    return "axis", *_keywords(function)
+    return "axis", *(p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY)
 
 
 def check_options(who: str, takes: tuple[str, ...], options: Any, hints: dict[str, str] | None = None) -> Any:
@@ -85,31 +101,38 @@ def check_options(who: str, takes: tuple[str, ...], options: Any, hints: dict[st
     """
     for name in options:
         if name not in takes:
-            raise _unknown_option(who, takes, name, {**_HINTS, **(hints or {})})
+            raise _unknown_option(who, takes, name, hints or {})
     return options
 
 
-def _unknown_option(who: str, takes: tuple[str, ...], name: str, hints: dict[str, str]) -> TypeError:
-    hint = _by_a_transform(who, takes, name) if hints.get(name) == _HINTS.get(name) else None
-    hint = hints.get(name) if hint is None else hint
-    if hint is None:
-        near = nearest(name, takes)
-        hint = f"did you mean {near}=?" if near else None
-    rest = f"its options are {', '.join(takes)}" if takes else "it takes none"
+def _unknown_option(
+    who: str, takes: tuple[str, ...], name: str, hints: dict[str, str], options: tuple[str, ...] = ()
+) -> TypeError:
+    """The error; hints: the advice of `who`, before that of all; options: those of `takes` that may be left out."""
+    elsewhere = (f"say {ours}={how}" for ours, theirs, how in _ELSEWHERE if ours in takes and name in theirs.split())
+    near = nearest(name, takes)
+    hint = (
+        hints.get(name)
+        or _by_a_transform(takes, name)
+        or next(elsewhere, "")
+        or _INSTEAD.get(name)
+        or (f"did you mean {near}=?" if near else "")
+    )
+    rest = f"its options are {', '.join(options or takes)}" if takes else "it takes none"
     return TypeError(f"{who} has no option {name!r}{f' ({hint})' if hint else ''}; {rest}")
 
 
 _TRANSFORMS = {  # what a transform does here and an option elsewhere; and the name of our option, where there is one
     "top_k": ("anymax.topk(50)", "k"), "top_p": ("anymax.topp(0.9)", "p"), "min_p": ("anymax.minp(0.1)", ""),
-    "temperature": ("anymax.temperature(0.7)", ""), "T": ("anymax.temperature(0.7)", ""),
+    "temperature": ("anymax.temperature(0.7)", "temperature"), "T": ("anymax.temperature(0.7)", "temperature"),
     "repetition_penalty": ("anymax.transforms.repetition_penalty(tokens, 1.2)", ""),
 }  # fmt: skip
 
 
-def _by_a_transform(who: str, takes: tuple[str, ...], name: str) -> str | None:
+def _by_a_transform(takes: tuple[str, ...], name: str) -> str | None:
     """Advice for an option that is a transform here; None if there is none, or an option of ours does it."""
     transform, ours = _TRANSFORMS.get(name, ("", ""))
-    if not transform or ours in takes or (ours and who.lower().replace("_", "").startswith("sparsesoftmax")):
+    if not transform or ours in takes:
         return None
     if "transform" in takes:
         return f"write transform={transform}"
@@ -142,7 +165,6 @@ _FIELD_HINTS = {  # names that newcomers give to a map when they construct it
     **dict.fromkeys(("mask", "out", "dtype"), "it goes to the call, as in anymax.apply(mapping, x, mask=keep)"),
     **dict.fromkeys(("temperature", "tau", "T"), "divide the scores by it, as in mapping(anymax.temperature(2.0)(x))"),
     "learn": "anymax.nn.Activation and anymax.nn.Loss take it, as in learn='alpha'",
-    "n": "say k=",
 }
 
 
@@ -160,7 +182,7 @@ def check_fields(kind: type, given: Iterable[str]) -> None:
     (_, *takes), _, open_ended = _parameters(kind.__init__)
     for name in given:
         if not open_ended and name not in takes:
-            raise _unknown_option(kind.__name__, tuple(takes), name, {**_HINTS, **_FIELD_HINTS})
+            raise _unknown_option(kind.__name__, tuple(takes), name, _FIELD_HINTS)
 
 
 def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Callable[[Function], Function]:
@@ -170,7 +192,7 @@ def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Ca
     Parameters
     ----------
     hints
-        Advice for a keyword, in place of the general advice in `_HINTS`; under "", advice for too many values without a name.
+        Advice for a keyword, before that of `_ELSEWHERE` and `_INSTEAD`; under "", advice for too many values without a name.
     aliases
         The names that other libraries use for its parameters; their values are passed on under our name.
 
@@ -184,18 +206,20 @@ def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Ca
     """
 
     def decorate(function: Function) -> Function:
+        show_options(function)
         names, most, open_ended = _parameters(function)
-        who, words = function.__qualname__.removesuffix(".__init__"), {**_HINTS, **(hints or {})}
+        who, words = function.__qualname__.removesuffix(".__init__"), hints or {}
         bound, required = int("self" in names), _required(function)
         least = len(required)
         takes = names[bound:]
+        optional = tuple(name for name in takes if name not in required)
 
         def renamed(args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
             out = {}
             for name, value in options.items():
                 ours = aliases.get(name, name)
                 if not open_ended and ours not in takes:
-                    raise _unknown_option(who, takes, name, words)
+                    raise _unknown_option(who, takes, name, words, optional)
                 if ours in out or (name in aliases and (ours in options or ours in takes[: len(args) - bound])):
                     raise TypeError(f"{who}: {name}= is another name of {ours}, which is given too; give only one")
                 out[ours] = value
@@ -256,84 +280,3 @@ def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], int, boo
     names = tuple(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
     most = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
     return names, most, len(names) < len(parameters)
-
-
-# -- docstrings and signatures -------------------------------------------------------------------------------------------------
-
-
-def documented_like(home: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Decorate a function or class with the documentation of the parameters that it shares with `home`.
-
-    Its docstring gets the parameters that it does not describe itself, and the section on what is returned if it has none. `**options`
-    becomes the keywords of `home` in its signature. It is the same object, so a call costs nothing more.
-
-    Examples
-    --------
-    >>> @documented_like(anymax.log_apply)
-    ... def halved(x, **options): ...
-    >>> list(inspect.signature(halved).parameters)
-    ['x', 'dim', 'mask', 'dtype']
-    """
-
-    def decorate(function: Function) -> Function:
-        signature = inspect.signature(function)
-        if any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
-            signature = _with_options(signature, _keywords(home))
-            function.__signature__ = signature  # type: ignore[attr-defined]
-        if function.__doc__ and home.__doc__:  # `python -OO` has none
-            function.__doc__ = joined(sections(function.__doc__), sections(home.__doc__), signature.parameters)
-        return function
-
-    return decorate
-
-
-def _with_options(own: inspect.Signature, options: dict[str, inspect.Parameter]) -> inspect.Signature:
-    """The signature `own` with these keywords in place of `**options`, after those that it alone has."""
-    mine = {p.name: p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD}
-    last = [name for name in options if name not in mine or mine[name].kind is inspect.Parameter.KEYWORD_ONLY]
-    order = [*(name for name in mine if name not in last), *last]
-    return own.replace(parameters=[{**options, **mine}[name] for name in order])
-
-
-@functools.cache
-def _keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    return {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
-
-
-@functools.cache
-def sections(text: str) -> dict[str, list[str]]:
-    """The lines of a docstring in NumPy's style by the titles of its sections; what stands before the first has the title ""."""
-    lines = inspect.cleandoc(text).split("\n")
-    now: list[str] = []
-    found = {"": now}
-    for line, below in zip(lines, [*lines[1:], ""], strict=True):
-        if line and below == "-" * len(line):
-            now = found[line] = []
-        elif line.strip("-") or not line:
-            now.append(line)
-    return found
-
-
-def entries(lines: Iterable[str]) -> dict[str, str]:
-    """The text of each parameter by its name, in a section of them; parameters that share a line share their text."""
-    blocks: list[list[str]] = []
-    for line in filter(None, lines):
-        if line[0] == " ":
-            blocks[-1].append(line)
-        else:
-            blocks.append([line])
-    return {name: "\n".join(block) for block in blocks for name in block[0].partition(" : ")[0].split(", ")}
-
-
-def joined(own: dict[str, list[str]], home: dict[str, list[str]], parameters: Iterable[str]) -> str:
-    """The docstring `own` with what `home` has on the other parameters, and on what is returned."""
-    described = {**entries(home.get("Parameters", ())), **entries(own.get("Parameters", ()))}
-    both = dict.fromkeys(
-        described[name] for name in parameters if name in described
-    )  # once, where two names share their lines
-    rest = {title: lines for title, lines in own.items() if title not in ("", "Parameters")}
-    parts = {"": own[""], "Parameters": both, "Returns": home.get("Returns", ()), **rest}
-    texts = {title: "\n".join(lines).strip("\n") for title, lines in parts.items()}
-    return "\n\n".join(
-        f"{title}\n{'-' * len(title)}\n{text}" if title else text for title, text in texts.items() if text
-    )

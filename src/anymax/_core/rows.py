@@ -12,8 +12,8 @@ from .._array import (
     Array,
     as_scalar,
     asarray,
+    axis_or_all,
     check_axis,
-    every_axis,
     fit_axes,
     floating,
     from_last,
@@ -105,7 +105,7 @@ def prepare_axes(
     """The rows of a call whose classes are along one axis or several."""
     if axis is None:
         x = asarray(x)
-        axis = every_axis(axis, x.ndim)
+        axis = axis_or_all(axis, x.ndim)
     if not isinstance(axis, (tuple, list)):
         return prepare(mapping, x, axis, mask, dtype, least=least)
     joined, mapping, mask = join(mapping, x, axis, mask)

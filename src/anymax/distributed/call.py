@@ -37,31 +37,7 @@ from .shard import Places, Shard, Shards, columns_of, divided
 
 
 class ShardKeywords(TypedDict, total=False):
-    """The keywords that say which classes this process has; `every_verb` describes them."""
-
-    group: Any
-    axis_name: Any
-    class_start: int | None
-    class_count: int | None
-
-
-class ScoresKeywords(ShardKeywords, total=False):
-    """Those of verbs of scores, which `apply` describes too."""
-
-    dim: int | None
-    mask: Mask
-
-
-class ShardedLossKeywords(ScoresKeywords, SampleKeywords, total=False):
-    """Those of losses, which `fenchel_young` describes."""
-
-    axis: int | None
-
-
-def every_verb(
-    *, group: Any = None, axis_name: Any = None, class_start: int | None = None, class_count: int | None = None
-) -> None:
-    """The keywords of every verb. `documented_like` reads this docstring and signature; the function is never called.
+    """The options that say which classes this process has; every verb takes them.
 
     Parameters
     ----------
@@ -74,6 +50,74 @@ def every_verb(
         The index of this process's first class; by default the processes have their classes in the order of their ranks.
     class_count
         The number of classes on all processes; checked if given.
+    """
+
+    group: Any
+    axis_name: Any
+    class_start: int | None
+    class_count: int | None
+
+
+class _OfScores(TypedDict, total=False):
+    dim: int | None
+    mask: Mask
+
+
+class ScoresKeywords(_OfScores, ShardKeywords, total=False):
+    """The options of verbs of scores, beside the axis.
+
+    Parameters
+    ----------
+    mapping
+        The map, such as `anymax.Sparsemax()`, or its name; the same on every process.
+    x
+        This process's part of the scores, a torch tensor or a JAX array; in torch the parts may differ in size or be empty.
+        -inf marks a masked class; a NaN or +inf on any process makes the row NaN on all.
+    axis, dim
+        The axis of the classes, the last one by default.
+    mask
+        Booleans that broadcast to this process's scores, True = keep.
+
+    Returns
+    -------
+    Array
+        p of this process's classes, with the shape and dtype of x. Its gradient is correct if every process calls
+        `backward`.
+    """
+
+
+class _OfLoss(TypedDict, total=False):
+    axis: int | None
+    dim: int | None
+    mask: Mask
+
+
+class ShardedLossKeywords(_OfLoss, SampleKeywords, ShardKeywords, total=False):
+    """The options of losses of scores.
+
+    Parameters
+    ----------
+    scores
+        This process's part of the scores; see `x` of `anymax.distributed.apply`.
+    target
+        Class indices, counted over all processes and the same on each, or this process's part of distributions (floating
+        point, of the shape of its scores). With a `Sink`, -1 is the sink, which has what a distribution leaves.
+    weight
+        One factor for each class of this process; a mean then weights each sample by the factor of its target, as in torch.
+    axis, dim
+        The axis of the classes: by default 1, as in torch, and 0 for a vector of scores.
+    ignore_index
+        The class index of samples that are left out; a mean does not count them.
+    reduction
+        "mean" over the samples, their "sum", or "none" for one value per sample.
+    label_smoothing
+        The share of the target, from 0 to 1, that is spread evenly over the unmasked classes of all processes.
+
+    Returns
+    -------
+    Array
+        The loss, the same on every process: one number in the dtype of the scores; with `reduction="none"` one for each
+        sample. In a backward pass every process must pass it the same gradient.
     """
 
 

@@ -6,19 +6,18 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from .._core.mapping import Mapping
-from .._core.options import check_keywords, documented_like
+from .._core.options import check_keywords
+from .._core.tables import document, documented_like
 from .._core.typing import ArrayT, Mask, Reduction
 from ..likelihood.teacher import Direction, Tail
 from ..linear.arguments import HINTS
 from ..linear.likelihoods import linear_log_prob_entropy as linear_log_prob_entropy_of_one
 from ..linear.likelihoods import linear_topk_kl as linear_topk_kl_of_one
 from ..linear.verbs import linear_loss as linear_loss_of_one
-from ..linear.verbs import linear_threshold as linear_threshold_of_one
 from ..thresholds import Threshold
 from . import layer
-from .call import Arguments, ShardKeywords, eagerly, every_verb
+from .call import Arguments, ShardedLossKeywords, ShardKeywords, eagerly
 from .layer import Given
-from .verbs import fenchel_young
 
 _HINTS = HINTS | {
     "least": "leave it out: over several processes the gradient is always exact",
@@ -29,31 +28,10 @@ _LOSS_HINTS = _HINTS | {
     "temperature": "write transform=anymax.temperature(0.7), or divide x by it",
     "support": "say mask=, this process's part of it, True = keep",
 }
-_TERMS_HINTS = _HINTS | {
-    "tau": "say temperature=",
-    "T": "say temperature=",
-    "labels": "say target=",
-    "y": "say target=",
-}
-
-
-def every_layer(*, transform: Callable[[Any], Any] | None = None) -> None:
-    """The keywords of every verb of output layers. `documented_like` reads this docstring; the function is never called.
-
-    Parameters
-    ----------
-    transform
-        A transform of the scores that changes each of them by itself, and all classes alike, the same on every process, such as
-        `anymax.transforms.softcap(30.0)` or a temperature above 0. One that needs all scores of a row, such as `topk`, is refused,
-        and so is a function of your own that is not a `Transform` with `elementwise = True`.
-    """
 
 
 @check_keywords(_LOSS_HINTS, bias="linear_bias")
-@documented_like(linear_loss_of_one)
-@documented_like(fenchel_young)
-@documented_like(every_layer)
-@documented_like(every_verb)
+@documented_like(ShardedLossKeywords)
 def linear_loss(
     x: ArrayT,
     linear_weight: Any,
@@ -89,6 +67,10 @@ def linear_loss(
         One number for each class of this process, added to the scores.
     mask
         Booleans that broadcast to this process's scores, [..., classes of this process], True = keep.
+    transform
+        A transform of the scores that changes each of them by itself, and all classes alike, the same on every process, such as
+        `anymax.transforms.softcap(30.0)` or a temperature above 0. One that needs all scores of a row, such as `topk`, is refused,
+        and so is a function of your own that is not a `Transform` with `elementwise = True`.
     chunk
         How many rows to compute at a time (in `anymax.linear_loss` it counts classes); by default as many as have 4 million
         scores per process.
@@ -109,9 +91,6 @@ def linear_loss(
 
 
 @check_keywords(_HINTS, bias="linear_bias")
-@documented_like(linear_threshold_of_one)
-@documented_like(linear_loss)
-@documented_like(every_verb)
 def linear_threshold(
     x: ArrayT,
     linear_weight: Any,
@@ -146,9 +125,7 @@ def linear_threshold(
     return eagerly(layer.threshold, arguments, Given(linear_weight, linear_bias, chunk, transform))
 
 
-@check_keywords(_TERMS_HINTS, bias="linear_bias")
-@documented_like(linear_loss)
-@documented_like(every_verb)
+@check_keywords(_HINTS, bias="linear_bias")
 def linear_log_prob(
     x: ArrayT,
     linear_weight: Any,
@@ -200,10 +177,7 @@ def linear_log_prob(
     return eagerly(layer.log_prob, arguments, given, target, False, support)[0][0]
 
 
-@check_keywords(_TERMS_HINTS, bias="linear_bias")
-@documented_like(linear_log_prob_entropy_of_one)
-@documented_like(linear_log_prob)
-@documented_like(every_verb)
+@check_keywords(_HINTS, bias="linear_bias")
 def linear_log_prob_entropy(
     x: ArrayT,
     linear_weight: Any,
@@ -246,10 +220,7 @@ def linear_log_prob_entropy(
     return tuple(pairs) if full else pairs[0]
 
 
-@check_keywords(_TERMS_HINTS, bias="linear_bias")
-@documented_like(linear_topk_kl_of_one)
-@documented_like(linear_log_prob)
-@documented_like(every_verb)
+@check_keywords(_HINTS, bias="linear_bias")
 def linear_topk_kl(
     x: ArrayT,
     linear_weight: Any,
@@ -302,3 +273,8 @@ def linear_topk_kl(
     arguments = Arguments.of("linear_topk_kl", mapping, x, mask=mask, **options)
     given = Given(linear_weight, linear_bias, chunk, transform, temperature)
     return eagerly(layer.topk_kl, arguments, given, ids, teacher_log_p, tail, direction)
+
+
+document(
+    globals(), linear_log_prob, linear_loss, linear_loss_of_one, linear_log_prob_entropy_of_one, linear_topk_kl_of_one
+)

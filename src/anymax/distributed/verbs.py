@@ -12,50 +12,29 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from .._core.mapping import Mapping
-from .._core.options import check_options, documented_like
-from .._core.typing import ArrayT, LossKind, Mask, Reduction, SampleKeywords
+from .._core.options import check_options
+from .._core.tables import document
+from .._core.typing import ArrayT, LossKind, SampleKeywords
 from ..autodiff.agreement import Agreement
 from ..losses.options import name_of_kind
 from ..thresholds import Threshold
 from . import losses, per_row
-from .call import Arguments, ScoresKeywords, ShardedLossKeywords, ShardKeywords, eagerly, every_verb
+from .call import Arguments, ScoresKeywords, ShardedLossKeywords, ShardKeywords, eagerly
 from .methods import solve
 
 _LOSS = tuple(SampleKeywords.__annotations__)
 
 
-@documented_like(every_verb)
 def apply(
     mapping: Mapping | str,
     x: ArrayT,
     axis: int | None = None,
-    *,
-    dim: int | None = None,
-    mask: Mask = None,
-    **options: Unpack[ShardKeywords],
+    **options: Unpack[ScoresKeywords],
 ) -> ArrayT:
     """The probabilities of this process's classes, from the scores of all processes.
 
     Like `anymax.apply`, for scores that are split along the classes. Softmax exchanges two numbers per row, a sparse map its few
     candidates.
-
-    Parameters
-    ----------
-    mapping
-        The map, such as `anymax.Sparsemax()`, or its name; the same on every process.
-    x
-        This process's part of the scores, a torch tensor or a JAX array; in torch the parts may differ in size or be empty.
-        -inf marks a masked class; a NaN or +inf on any process makes the row NaN on all.
-    axis, dim
-        The axis of the classes, the last one by default.
-    mask
-        Booleans that broadcast to this process's scores, True = keep.
-
-    Returns
-    -------
-    Array
-        p of this process's classes, with the shape and dtype of x. Its gradient is correct if every process calls
-        `backward`.
 
     Examples
     --------
@@ -65,11 +44,10 @@ def apply(
     tensor([0.7500, 0.2500, 0.0000])
     >>> dist.destroy_process_group()
     """
-    arguments = Arguments.of("apply", mapping, x, axis=axis, dim=dim, mask=mask, **options)
+    arguments = Arguments.of("apply", mapping, x, axis=axis, **options)
     return eagerly(_probabilities, arguments, False)
 
 
-@documented_like(apply)
 def log_apply(
     mapping: Mapping | str,
     x: ArrayT,
@@ -96,7 +74,6 @@ def log_apply(
     return eagerly(_probabilities, Arguments.of("log_apply", mapping, x, axis=axis, **options), True)
 
 
-@documented_like(apply)
 def threshold(
     mapping: Mapping | str,
     x: ArrayT,
@@ -131,7 +108,6 @@ def threshold(
     return eagerly(per_row.threshold, Arguments.of("threshold", mapping, x, axis=axis, **options), keepdims)
 
 
-@documented_like(threshold)
 def logsumexp(
     x: ArrayT,
     axis: int | None = None,
@@ -167,48 +143,16 @@ def logsumexp(
     return eagerly(per_row.logsumexp, arguments, temperature, keepdims)
 
 
-@documented_like(apply)
 def fenchel_young(
     mapping: Mapping | str,
     scores: ArrayT,
     target: Any,
     weight: Any = None,
-    *,
-    axis: int | None = None,
-    dim: int | None = None,
-    mask: Mask = None,
-    ignore_index: int = -100,
-    reduction: Reduction = "mean",
-    label_smoothing: float = 0.0,
-    **options: Unpack[ShardKeywords],
+    **options: Unpack[ShardedLossKeywords],
 ) -> ArrayT:
     """The Fenchel-Young loss of a map, `Omega*(x) + Omega(y) - <x, y>`, over the classes of all processes.
 
     Like `anymax.fenchel_young`. The gradient by a process's scores is p - y of its classes, and needs no communication.
-
-    Parameters
-    ----------
-    scores
-        This process's part of the scores; see `x` of `anymax.distributed.apply`.
-    target
-        Class indices, counted over all processes and the same on each, or this process's part of distributions (floating
-        point, of the shape of its scores). With a `Sink`, -1 is the sink, which has what a distribution leaves.
-    weight
-        One factor for each class of this process; a mean then weights each sample by the factor of its target, as in torch.
-    axis, dim
-        The axis of the classes: by default 1, as in torch, and 0 for a vector of scores.
-    ignore_index
-        The class index of samples that are left out; a mean does not count them.
-    reduction
-        "mean" over the samples, their "sum", or "none" for one value per sample.
-    label_smoothing
-        The share of the target, from 0 to 1, that is spread evenly over the unmasked classes of all processes.
-
-    Returns
-    -------
-    Array
-        The loss, the same on every process: one number in the dtype of the scores; with `reduction="none"` one for each
-        sample. In a backward pass every process must pass it the same gradient.
 
     Examples
     --------
@@ -218,13 +162,9 @@ def fenchel_young(
     tensor(0.0625)
     >>> dist.destroy_process_group()
     """
-    return loss_of_kind(
-        "fenchel_young", mapping, scores, target, weight, axis=axis, dim=dim, mask=mask, ignore_index=ignore_index, reduction=reduction,
-        label_smoothing=label_smoothing, **options,
-    )  # fmt: skip
+    return loss_of_kind("fenchel_young", mapping, scores, target, weight, **options)
 
 
-@documented_like(fenchel_young)
 def nll(
     mapping: Mapping | str, scores: ArrayT, target: Any, weight: Any = None, **options: Unpack[ShardedLossKeywords]
 ) -> ArrayT:
@@ -248,7 +188,6 @@ def nll(
     return loss_of_kind("nll", mapping, scores, target, weight, **options)
 
 
-@documented_like(apply)
 def log_prob_entropy(
     mapping: Mapping | str,
     x: ArrayT,
@@ -284,7 +223,6 @@ def log_prob_entropy(
     return eagerly(per_row.log_prob, Arguments.of("log_prob_entropy", mapping, x, axis=axis, **options), y, True)
 
 
-@documented_like(apply)
 def sample(
     mapping: Mapping | str,
     x: ArrayT,
@@ -348,3 +286,6 @@ def loss_of_kind(
 
 def _probabilities(arguments: Arguments, agreement: Agreement, logs: bool) -> Any:
     return solve(arguments.call(agreement), lambda out, _: out.shards.shard.per_class(out.log_p() if logs else out.p()))
+
+
+document(globals(), threshold, ScoresKeywords, ShardKeywords)

@@ -24,10 +24,11 @@ from .._array import (
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
-from .._core.options import check_keywords, documented_like
+from .._core.options import check_keywords
 from .._core.rows import hide, like_scores, prepare
 from .._core.shards import refuse as refuse_sharded
-from .._core.typing import ArrayT, Axes, Mask, Numbers, Parameter
+from .._core.tables import document
+from .._core.typing import ApplyOptions, ArrayT, Axes, Mask, Numbers, Parameter
 from ..mappings.ranks import HOW_SOFT, Ranks, Regularization, SoftSorted
 from .verbs import apply
 
@@ -35,7 +36,6 @@ _DIRECTION = {"direction": "say descending=True for 'DESCENDING'"}
 
 
 @check_keywords(_DIRECTION, values="x")
-@documented_like(apply)
 def soft_rank(
     x: ArrayT | Numbers,
     regularization: Regularization = "l2",
@@ -85,7 +85,6 @@ def soft_rank(
 
 
 @check_keywords(_DIRECTION, values="x")
-@documented_like(soft_rank)
 def soft_sort(
     x: ArrayT | Numbers,
     regularization: Regularization = "l2",
@@ -126,8 +125,7 @@ def soft_sort(
     return apply(SoftSorted(regularization_strength, regularization, descending), x, axis, dim=dim, mask=mask)
 
 
-@check_keywords({"tau": "say temperature=", **_DIRECTION}, values="x")
-@documented_like(soft_rank)
+@check_keywords(_DIRECTION, values="x")
 def soft_permutation(
     x: ArrayT | Numbers,
     mapping: Mapping | str = "softmax",
@@ -195,3 +193,6 @@ def _distances(rows: Array, temperature: Any, descending: bool) -> Array:
     z = -gap / (temperature[..., None] if is_array(temperature) and temperature.ndim else temperature)
     z = hide(z, keep[..., None, :] & take(keep, order, xp)[..., :, None])
     return poison(z, poisoned[..., None], xp)
+
+
+document(globals(), soft_rank, ApplyOptions)

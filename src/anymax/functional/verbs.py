@@ -8,13 +8,14 @@ from typing import Any, Unpack
 import numpy as np
 
 from .. import _array
-from .._array import Array, as_scalar, every_axis, is_ragged, is_torch, namespace, pick_axis, to_last
+from .._array import Array, as_scalar, axis_or_all, is_ragged, is_torch, namespace, pick_axis, to_last
 from .._core.handed import handed
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
-from .._core.options import check_keywords, check_options, documented_like, option_names
+from .._core.options import check_keywords, check_options, option_names
 from .._core.rows import Rows, as_one_class, hide, join, like_scores, prepare_axes, restore_axis, split
 from .._core.shards import scores_over_devices, sharded
+from .._core.tables import document, documented_like
 from .._core.typing import AnyArray, ApplyOptions, ArrayT, Axes, DType, LogOptions, Mask, Numbers, Parameter
 from .._random.noises import Noise
 from ..autodiff import bridge
@@ -46,29 +47,6 @@ def apply(
 
     The most common maps also have functions (`softmax`, `sparsemax`, `entmax`, ...); `apply` takes every map, also your own.
 
-    Parameters
-    ----------
-    mapping
-        The map, such as `anymax.Entmax(alpha=1.3)`, or its name, such as "entmax:alpha=1.3".
-    x
-        The scores, an array of NumPy, torch or JAX, or lists of numbers. -inf marks a masked class; a row with NaN or +inf
-        becomes NaN.
-    axis, dim
-        The axis of the classes, the last one by default; a tuple of axes is treated as one axis, and None, as in SciPy, stands
-        for all axes.
-    mask
-        Booleans that broadcast to x, True = keep. A masked class gets 0; if all classes of a row are masked, all get 0.
-    out
-        A NumPy array or torch tensor to write the result to, with the shape and dtype of the result; allows no gradient.
-    dtype
-        The floating-point dtype to which the scores are cast first, as in `torch.softmax`.
-
-    Returns
-    -------
-    Array
-        p, an array of the shape, kind and dtype of x, empty if x has no classes; integers become floats, and lists become
-        NumPy arrays.
-
     Examples
     --------
     >>> anymax.apply(anymax.Sparsemax(), [[2.0, 1.5, -1.0], [0.0, 0.0, -1.0]])
@@ -87,7 +65,7 @@ def _fully(mapping: Mapping, x: Any, axis: Any, mask: Any, out: Any, dtype: Any)
     """`apply`, where no engine takes these arguments directly."""
     if axis is None:
         x = _array.asarray(x)
-        axis = every_axis(axis, x.ndim)
+        axis = axis_or_all(axis, x.ndim)
     if is_ragged(x) and mask is None and out is None and dtype is None and not isinstance(axis, (tuple, list)):
         return handed.apply_to_ragged(mapping, x, axis)
     if sharded(x):
@@ -148,7 +126,7 @@ def _learned(x: Any) -> Any:
 
 
 @check_keywords()
-@documented_like(apply)
+@documented_like(LogOptions)
 def log_apply(
     mapping: Mapping | str,
     x: ArrayT | Numbers,
@@ -163,16 +141,6 @@ def log_apply(
     It is more accurate than the logarithm of `apply` where p is tiny: softmax, sparse softmax, sigsoftmax and perturb-max compute
     log p directly, without underflow.
 
-    Parameters
-    ----------
-    mask
-        Booleans that broadcast to x, True = keep; a masked class gets -inf.
-
-    Returns
-    -------
-    Array
-        log p, an array of the shape, kind and dtype of x; integers become floats, and lists become NumPy arrays.
-
     Examples
     --------
     >>> anymax.log_apply(anymax.Softmax(), [0.0, -1000.0])
@@ -180,7 +148,7 @@ def log_apply(
     """
     mapping, axis = as_mapping(mapping, "log_apply"), pick_axis(axis, dim)
     if sharded(x):
-        return scores_over_devices("log_apply", log_apply, mapping, x, every_axis(axis, x.ndim), mask, dtype)
+        return scores_over_devices("log_apply", log_apply, mapping, x, axis_or_all(axis, x.ndim), mask, dtype)
     if (one := as_one_class(x, axis)) is not None:
         return _alone(log_apply(mapping, one, mask=mask, dtype=dtype))
     given = prepare_axes(mapping, x, axis, mask, dtype, least=0)
@@ -215,8 +183,9 @@ def _map_of(kind: type[Mapping], value: Any, **more: Any) -> Mapping:
         raise type(error)(f"{error}{hint}") from None
 
 
-def call(name: str, mapping: Mapping, x: Any, axis: Any, out: Any, options: Any) -> Array:
+def call(name: str, mapping: Mapping, x: Any, axis: Any, options: Any) -> Array:
     """`apply` for the function `name`, which errors about options mention."""
+    out = options.pop("out", None) if options else None
     if options:
         return apply(mapping, x, axis, out=out, **check_options(name, _APPLY, options))
     if not _dynamo() and axis is not None and (quick := _QUICK.get(type(x))) is not None:
@@ -228,10 +197,7 @@ def call(name: str, mapping: Mapping, x: Any, axis: Any, out: Any, options: Any)
 # -- a function for each map ---------------------------------------------------------------------------------------------------
 
 
-@documented_like(apply)
-def softmax(
-    x: ArrayT | Numbers, axis: Axes = -1, *, out: ArrayT | None = None, **options: Unpack[LogOptions]
-) -> ArrayT:
+def softmax(x: ArrayT | Numbers, axis: Axes = -1, **options: Unpack[ApplyOptions]) -> ArrayT:
     """The softmax `exp(x_i) / sum_j exp(x_j)` of scores: every class keeps some probability.
 
     The default choice; `sparsemax`, `entmax` and `sparse_softmax` give exact zeros. Its loss is `cross_entropy`.
@@ -241,10 +207,9 @@ def softmax(
     >>> anymax.softmax([2.0, 1.0, -1.0]).round(3)
     array([0.705, 0.259, 0.035])
     """
-    return call("softmax", _SOFTMAX, x, axis, out, options)
+    return call("softmax", _SOFTMAX, x, axis, options)
 
 
-@documented_like(log_apply)
 def log_softmax(x: ArrayT | Numbers, axis: Axes = -1, **options: Unpack[LogOptions]) -> ArrayT:
     """The logarithm of the softmax, `x_i - logsumexp(x)`, which never underflows.
 
@@ -258,10 +223,7 @@ def log_softmax(x: ArrayT | Numbers, axis: Axes = -1, **options: Unpack[LogOptio
     return log_apply(_SOFTMAX, x, axis, **check_options("log_softmax", _LOG_APPLY, options))
 
 
-@documented_like(apply)
-def sparsemax(
-    x: ArrayT | Numbers, axis: Axes = -1, *, out: ArrayT | None = None, **options: Unpack[LogOptions]
-) -> ArrayT:
+def sparsemax(x: ArrayT | Numbers, axis: Axes = -1, **options: Unpack[ApplyOptions]) -> ArrayT:
     """The distribution nearest to the scores, `p_i = max(x_i - tau, 0)`: most classes get exactly 0.
 
     Use it if few classes matter and you want to see which. Its loss is `sparsemax_loss`; its map is `Sparsemax` (Martins and
@@ -272,17 +234,14 @@ def sparsemax(
     >>> anymax.sparsemax([2.0, 1.5, -1.0])
     array([0.75, 0.25, 0.  ])
     """
-    return call("sparsemax", _SPARSEMAX, x, axis, out, options)
+    return call("sparsemax", _SPARSEMAX, x, axis, options)
 
 
-@documented_like(apply)
 def entmax(
     x: ArrayT | Numbers,
     alpha: Parameter = 1.5,
     axis: Axes = -1,
-    *,
-    out: ArrayT | None = None,
-    **options: Unpack[LogOptions],
+    **options: Unpack[ApplyOptions],
 ) -> ArrayT:
     """alpha-entmax: the family from softmax (alpha = 1) to sparsemax (alpha = 2), with exact zeros for alpha above 1.
 
@@ -299,13 +258,10 @@ def entmax(
     >>> anymax.entmax([2.0, 1.0, -1.0], alpha=1.5).round(3)
     array([0.831, 0.169, 0.   ])
     """
-    return call("entmax", _map_of(Entmax, alpha), x, axis, out, options)
+    return call("entmax", _map_of(Entmax, alpha), x, axis, options)
 
 
-@documented_like(apply)
-def entmax15(
-    x: ArrayT | Numbers, axis: Axes = -1, *, out: ArrayT | None = None, **options: Unpack[LogOptions]
-) -> ArrayT:
+def entmax15(x: ArrayT | Numbers, axis: Axes = -1, **options: Unpack[ApplyOptions]) -> ArrayT:
     """1.5-entmax, halfway between softmax and sparsemax: `entmax` with alpha = 1.5.
 
     Use it for a sparse attention or output layer that still trains as smoothly as softmax. Its loss is `entmax15_loss`.
@@ -315,10 +271,9 @@ def entmax15(
     >>> anymax.entmax15([2.0, 1.0, -1.0]).round(3)
     array([0.831, 0.169, 0.   ])
     """
-    return call("entmax15", _ENTMAX15, x, axis, out, options)
+    return call("entmax15", _ENTMAX15, x, axis, options)
 
 
-@documented_like(apply)
 def taylor_softmax(x: ArrayT | Numbers, order: int = 2, axis: Axes = -1, **options: Unpack[ApplyOptions]) -> ArrayT:
     """Softmax with its Taylor polynomial for exp, `1 + x + x^2/2` for order 2: long tails, no exact zeros.
 
@@ -338,15 +293,13 @@ def taylor_softmax(x: ArrayT | Numbers, order: int = 2, axis: Axes = -1, **optio
     return apply(_map_of(Taylor, order), x, axis, **check_options("taylor_softmax", _APPLY, options))
 
 
-@documented_like(apply)
 def sparse_softmax(
     x: ArrayT | Numbers,
     axis: Axes = -1,
     *,
     k: int | AnyArray | None = None,
     p: Parameter | None = None,
-    out: ArrayT | None = None,
-    **options: Unpack[LogOptions],
+    **options: Unpack[ApplyOptions],
 ) -> ArrayT:
     """Softmax over the k largest scores, or over the fewest classes whose softmax mass reaches p; the others get exactly 0.
 
@@ -366,15 +319,14 @@ def sparse_softmax(
     array([0.731, 0.269, 0.   ])
     """
     if type(k) is int and p is None and not options and not _dynamo():  # the common call, from a cache
-        return call("sparse_softmax", _cached_map(SparseSoftmax, k), x, axis, out, options)
+        return call("sparse_softmax", _cached_map(SparseSoftmax, k), x, axis, options)
     # first, since a misspelt k or p is a better error than a missing one
-    check_options("sparse_softmax", _APPLY, options)
+    check_options("sparse_softmax", ("k", "p", *_APPLY), options)
     if k is None and p is None and type(axis) is int and axis != -1:
         raise TypeError(f"sparse_softmax: give k=<number of classes to keep> or p=<mass>; did you mean k={axis}?")
-    return call("sparse_softmax", SparseSoftmax(k=k, p=p), x, axis, out, options)
+    return call("sparse_softmax", SparseSoftmax(k=k, p=p), x, axis, options)
 
 
-@documented_like(apply)
 def sigsoftmax(x: ArrayT | Numbers, axis: Axes = -1, **options: Unpack[ApplyOptions]) -> ArrayT:
     """Probabilities in proportion to `exp(x_i) sigmoid(x_i)`: a softmax whose logarithm is not linear in the scores.
 
@@ -389,7 +341,6 @@ def sigsoftmax(x: ArrayT | Numbers, axis: Axes = -1, **options: Unpack[ApplyOpti
     return apply(Sigsoftmax(), x, axis, **check_options("sigsoftmax", _APPLY, options))
 
 
-@documented_like(apply)
 def perturb_max(
     x: ArrayT | Numbers,
     noise: str | Noise = "normal",
@@ -422,7 +373,6 @@ def perturb_max(
     return apply(mapping, x, axis, **check_options("perturb_max", _APPLY, options))
 
 
-@documented_like(apply)
 def normmax(x: ArrayT | Numbers, alpha: Parameter = 2.0, axis: Axes = -1, **options: Unpack[ApplyOptions]) -> ArrayT:
     """Normmax, `argmax <p, x> - ||p||_alpha`: exact zeros, and nearly equal shares for the classes that are kept.
 
@@ -442,7 +392,6 @@ def normmax(x: ArrayT | Numbers, alpha: Parameter = 2.0, axis: Axes = -1, **opti
     return apply(_map_of(NormMax, alpha), x, axis, **check_options("normmax", _APPLY, options))
 
 
-@documented_like(apply)
 def budget(
     x: ArrayT | Numbers, k: Parameter, axis: Axes = -1, *, shape: str = "linear", **options: Unpack[ApplyOptions]
 ) -> ArrayT:
@@ -467,6 +416,9 @@ def budget(
     """
     mapping = _map_of(Budget, k) if shape == "linear" else _map_of(Budget, k, shape=shape)
     return apply(mapping, x, axis, **check_options("budget", _APPLY, options))
+
+
+document(globals(), ApplyOptions)
 
 
 def _store(p: Array, out: Any) -> Array:

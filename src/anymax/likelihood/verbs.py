@@ -14,8 +14,8 @@ from .._array import (
     Array,
     Namespace,
     as_scalar,
+    axis_or_all,
     counts,
-    every_axis,
     is_integer,
     namespace,
     pick_axis,
@@ -24,8 +24,9 @@ from .._array import (
 from .._core.classes import class_indices, refuse_strays
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
-from .._core.options import check_keywords, documented_like
+from .._core.options import check_keywords
 from .._core.shards import rows_over_devices, sharded
+from .._core.tables import document
 from .._core.typing import ArrayT, Axes, Numbers
 from ..mappings import Softmax
 from .support import on_support
@@ -34,10 +35,6 @@ from .terms import kl_rows, read, read_scaled, terms_of
 
 _SOFTMAX = Softmax()
 _HINTS = {
-    "tau": "say temperature=",
-    "T": "say temperature=",
-    "target": "say y=",
-    "labels": "say y=",
     "top_k": "give it as transform=",
     "top_p": "give it as transform=",
 }
@@ -104,7 +101,6 @@ def log_prob(
 
 
 @check_keywords(_HINTS)
-@documented_like(log_prob)
 def log_prob_entropy(
     mapping: Mapping | str,
     x: ArrayT | Numbers,
@@ -150,7 +146,7 @@ def _log_prob(
                 f"{who}: a DTensor goes without support, transform and temperature; change the scores first"
             )
         whole = log_prob_entropy if entropy else log_prob
-        axis = every_axis(axis, x.ndim)
+        axis = axis_or_all(axis, x.ndim)
         log_p, *h = rows_over_devices(who, whole, as_mapping(mapping, who), x, axis, mask, y=y)
         return log_p, h[0] if entropy else None
     given, scale = read_scaled(who, mapping, x, axis, mask, transform, temperature)
@@ -228,7 +224,7 @@ def kl(
     return as_scalar(kl_rows(p.mapping, p.rows, q.mapping, q.rows, xp))
 
 
-@check_keywords({"tau": "say temperature=", "T": "say temperature="})
+@check_keywords()
 def topk_kl(
     x: ArrayT | Numbers,
     ids: Any,
@@ -312,3 +308,6 @@ def _classes(who: str, y: Any, rows: Array, xp: Namespace, *, hides: bool) -> tu
         return y[..., None], shape
     y = xp.reshape(y, (math.prod(shape[:first]), *lead))
     return xp.permute_dims(y, (*range(1, y.ndim), 0)), shape
+
+
+document(globals(), log_prob)

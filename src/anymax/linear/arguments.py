@@ -17,7 +17,6 @@ from .layer import Layer
 
 HINTS = {
     "axis": "leave it out: the features of x are its last axis",
-    "options": "say chunk=",
     "input": "say x=",
     "softcap": "give it as transform=, as in transform=anymax.transforms.softcap(30.0)",
 }

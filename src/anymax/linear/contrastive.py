@@ -39,7 +39,7 @@ _SOFTMAX = Softmax()
 _WHO = "contrastive_loss"
 
 
-@check_keywords({"tau": "say temperature=", "logit_scale": "say temperature=1 / logit_scale"})
+@check_keywords({"logit_scale": "say temperature=1 / logit_scale"})
 def contrastive_loss(
     a: ArrayT | Numbers,
     b: Any,

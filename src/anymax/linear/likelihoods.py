@@ -9,9 +9,10 @@ from typing import Any
 
 from .._array import Array, Namespace, namespace, quiet, take
 from .._core.mapping import Mapping
-from .._core.options import check_keywords, documented_like
+from .._core.options import check_keywords
 from .._core.shards import layer_over_devices
 from .._core.shards import refuse as refuse_sharded
+from .._core.tables import document
 from .._core.typing import ArrayT, Mask, Numbers
 from ..autodiff import bridge
 from ..likelihood.support import places_of, sized_support
@@ -33,11 +34,9 @@ from .per_row import RowTerms
 from .verbs import linear_loss
 
 _SOFTMAX = Softmax()
-_HINTS = HINTS | {"tau": "say temperature=", "T": "say temperature=", "labels": "say target=", "y": "say target="}
 
 
-@check_keywords(_HINTS, bias="linear_bias")
-@documented_like(linear_loss)
+@check_keywords(HINTS, bias="linear_bias")
 @layer_over_devices("target")
 def linear_log_prob(
     x: ArrayT | Numbers,
@@ -89,8 +88,7 @@ def linear_log_prob(
     return tokens.all()[0] if support is None else tokens.over(support)[0]
 
 
-@check_keywords(_HINTS, bias="linear_bias")
-@documented_like(linear_log_prob)
+@check_keywords(HINTS, bias="linear_bias")
 @layer_over_devices("target")
 def linear_log_prob_entropy(
     x: ArrayT | Numbers,
@@ -143,8 +141,7 @@ def linear_log_prob_entropy(
     return (kept, tokens.all()) if full else kept
 
 
-@check_keywords(_HINTS, bias="linear_bias")
-@documented_like(linear_log_prob)
+@check_keywords(HINTS, bias="linear_bias")
 @layer_over_devices("ids", "teacher_log_p")
 def linear_topk_kl(
     x: ArrayT | Numbers,
@@ -271,3 +268,6 @@ class _Tokens:
             s = bridge(layer.x).layers.gathered(layer, classes)
             s = self.per_row.transformed(xp.where(there, s, -math.inf * xp.ones_like(s)))
             return terms_of(layer.mapping, s, spot, xp, entropy=self.per_row.entropy)
+
+
+document(globals(), linear_log_prob, linear_loss)

@@ -15,9 +15,10 @@ from typing import Any
 from .. import _array
 from .._array import Array, device_of, namespace, quiet, upcast
 from .._core.mapping import Mapping
-from .._core.options import check_keywords, check_options, documented_like
+from .._core.options import check_keywords, check_options
 from .._core.shards import layer_over_devices
 from .._core.shards import refuse as refuse_sharded
+from .._core.tables import document, documented_like
 from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
 from ..autodiff import bridge
 from ..losses.further import FurtherLosses
@@ -207,7 +208,6 @@ def margin_linear_loss(
 
 
 @check_keywords(_HINTS, bias="linear_bias")
-@documented_like(linear_loss)
 def linear_threshold(
     x: ArrayT | Numbers,
     linear_weight: Any,
@@ -301,3 +301,6 @@ def _job(
         None,
         xp.ones((layer.rows,), dtype=one.dtype, **device_of(one)),
     )
+
+
+document(globals(), linear_loss)

@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 
 from .. import _array
 from .._array import Array, Namespace, as_dtype, as_scalar, namespace, quiet
-from .._core.options import Function, check_keywords, check_options, documented_like
-from .._core.typing import Axes, LossKeywords, LossKind, Mask, Reduction, Weight
+from .._core.options import check_keywords
+from .._core.tables import Function, read, rows, share_words
+from .._core.typing import Axes, LossKeywords, LossKind, Mask, Reduction, SampleKeywords, Weight
 
-_NAMES = "weight", *LossKeywords.__annotations__
+_TABLE = rows(LossKeywords)
+_DEFAULTS = {name: _TABLE[name].default for name in ("mask", *SampleKeywords.__annotations__)}  # in the fields' order
 _HINTS = {
     "alpha": "it belongs to the map, as in anymax.Entmax(alpha=1.3)",
     "k": "it belongs to the map, as in anymax.SparseSoftmax(k=8)",
@@ -27,24 +29,15 @@ class LossOptions(NamedTuple):
     smoothing: float = 0.0  # label_smoothing
 
     @classmethod
-    def read(cls, who: str, weight: Any, given: dict[str, Any], own: tuple[str, ...] = ()) -> LossOptions:
-        """The options from a caller's keywords, checked; an error for an unknown one begins with `who`, and lists its `own` too."""
+    def read(cls, who: str, weight: Any, given: dict[str, Any]) -> LossOptions:
+        """The options from a caller's keywords, checked; an error begins with `who`."""
         if not given:
             return _USUAL if weight is None else cls(weight)
-        check_options(who, (*own, *_NAMES), given, _HINTS)
-        reduction = given.get("reduction", "mean")
-        if reduction not in ("mean", "sum", "none"):
-            hint = "; it is called 'mean' here" if reduction == "elementwise_mean" else ""
-            raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}{hint}")
-        ignored = given.get("ignore_index", -100)
-        if type(ignored) is not int:
-            what = "an integer, which marks samples to leave out"
-            ignored = _array.check_integer(who, "ignore_index", ignored, what)
-        smoothing = given.get("label_smoothing", 0.0)
-        smoothing = _array.check_scalar("label_smoothing", smoothing, lambda v: 0 <= v <= 1, "a number from 0 to 1")
-        neither: Any = None
-        axis = _array.pick_axis(given.get("axis"), given.get("dim"), neither)
-        return cls(weight, axis, given.get("mask"), ignored, reduction, smoothing)
+        options = read(_TABLE, who, given)
+        axis = options.pop("axis", None)
+        if "dim" in options:
+            axis = _array.pick_axis(axis, options.pop("dim"), None)
+        return cls(weight, axis, *(_DEFAULTS | options).values())
 
     def class_axis(self, x: Array) -> Any:
         """The axis of the classes of scores x, or the axes."""
@@ -100,56 +93,10 @@ def cast(value: Array, dtype: Any) -> Array:
     return as_scalar(value)
 
 
-def every_loss(
-    mapping: Any,
-    scores: Any,
-    target: Any,
-    weight: Any = None,
-    *,
-    axis: Axes = None,
-    dim: Axes = None,
-    mask: Mask = None,
-    ignore_index: int = -100,
-    reduction: Reduction = "mean",
-    label_smoothing: float = 0.0,
-) -> None:
-    """The parameters of every loss. `documented_like` reads this docstring; the function is never called.
-
-    Parameters
-    ----------
-    mapping
-        The map, such as `anymax.Entmax(alpha=1.3)`, or its name, such as "entmax:alpha=1.3".
-    scores
-        The scores, an array of NumPy, torch or JAX, or lists of numbers; -inf marks a masked class.
-    target
-        Class indices (integers, of the shape of the scores without the axis of the classes), or distributions over the
-        classes (floating point, of the shape of the scores).
-    weight
-        One factor for each class, as in torch: a mean then weights each sample by the factor of its target.
-    axis, dim
-        The axis of the classes: by default (None) 1, as in torch, and 0 for a vector of scores; a tuple of axes is treated as
-        one axis.
-    mask
-        Booleans that broadcast to the scores, True = keep. A masked class has probability 0; if it is the target, a loss
-        without an upper bound is +inf.
-    ignore_index
-        The class index of samples that are left out; a mean does not count them.
-    reduction
-        "mean" over the samples, their "sum", or "none" for one value per sample. A mean over no samples is 0, and so are its
-        gradients; torch's is NaN.
-    label_smoothing
-        The share of the target, from 0 to 1, that is taken from it and spread evenly over the unmasked classes. As in torch,
-        each gets `label_smoothing / n` also where a soft target of `nll` or `cross_entropy` does not sum to 1.
-
-    Returns
-    -------
-    Array
-        The loss, one number of the kind and dtype of the scores; with `reduction="none"` one for each sample.
-    """
-
-
 def is_loss(function: Function) -> Function:
-    """Decorate a loss: its docstring gets the options that all losses share, and torch's and TensorFlow's names are taken, too."""
+    """Decorate a loss: its docstring gets the words that all losses share, and torch's and TensorFlow's names are taken, too."""
     names = function.__code__.co_varnames
     scores = names[names.index("target") - 1]
-    return documented_like(every_loss)(check_keywords(input=scores, logits=scores, labels="target")(function))
+    function = check_keywords(_HINTS, input=scores, logits=scores, labels="target")(function)
+    share_words(function, LossKeywords)
+    return function

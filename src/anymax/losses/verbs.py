@@ -97,7 +97,7 @@ def smoothed_nll(
     """
     epsilon = _array.check_scalar("smoothed_nll: epsilon", epsilon, lambda v: 0 < v < math.inf, "a positive number")
     formula = formulas.by_row(functools.partial(formulas.smoothed_nll, epsilon), weighted=True)
-    return _loss("smoothed_nll", formula, mapping, scores, target, weight, options, "epsilon")
+    return _loss("smoothed_nll", formula, mapping, scores, target, weight, options)
 
 
 @is_loss
@@ -181,11 +181,10 @@ def margin_loss(
     >>> anymax.margin_loss(anymax.Softmax(), two_each, [0], margin=0.35, scale=10.0, sub_centers=2).round(3)
     np.float64(0.201)
     """
-    own = "margin", "scale", "sub_centers"
-    read = LossOptions.read("margin_loss", weight, {**options}, own)
+    read = LossOptions.read("margin_loss", weight, {**options})
     cosines = of_nearest_centers("margin_loss", cosines, sub_centers, read)
     formula = functools.partial(formulas.margin_loss, margin, scale)
-    return _loss("margin_loss", formula, mapping, cosines, target, weight, options, *own)
+    return _loss("margin_loss", formula, mapping, cosines, target, weight, options)
 
 
 # -- sugar -------------------------------------------------------------------------------------------------------------------
@@ -247,7 +246,7 @@ def entmax_loss(
     >>> anymax.entmax_loss([[2.0, 1.0, -1.0]], [0], alpha=1.5).round(3)
     np.float64(0.062)
     """
-    return _loss("entmax_loss", formulas.fenchel_young, Entmax(alpha), scores, target, weight, options, "alpha")
+    return _loss("entmax_loss", formulas.fenchel_young, Entmax(alpha), scores, target, weight, options)
 
 
 @is_loss
@@ -293,7 +292,7 @@ def sparse_softmax_loss(
     np.float64(0.313)
     """
     mapping = SparseSoftmax(k=k, p=p)
-    return _loss("sparse_softmax_loss", formulas.without_constant, mapping, scores, target, weight, options, "k", "p")
+    return _loss("sparse_softmax_loss", formulas.without_constant, mapping, scores, target, weight, options)
 
 
 @is_loss
@@ -314,7 +313,7 @@ def taylor_softmax_loss(
     >>> anymax.taylor_softmax_loss([[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(0.47)
     """
-    return _loss("taylor_softmax_loss", formulas.nll, Taylor(order), scores, target, weight, options, "order")
+    return _loss("taylor_softmax_loss", formulas.nll, Taylor(order), scores, target, weight, options)
 
 
 @is_loss
@@ -340,7 +339,7 @@ def normmax_loss(
     >>> anymax.normmax_loss([[2.0, 1.8, -1.0]], [0]).round(3)
     np.float64(0.2)
     """
-    return _loss("normmax_loss", formulas.fenchel_young, NormMax(alpha), scores, target, weight, options, "alpha")
+    return _loss("normmax_loss", formulas.fenchel_young, NormMax(alpha), scores, target, weight, options)
 
 
 @is_loss
@@ -372,8 +371,8 @@ def perturb_max_loss(
     >>> anymax.perturb_max_loss([[2.0, 1.0, -1.0]], [0], noise="normal").round(3)
     np.float64(0.203)
     """
-    mapping, own = PerturbMax(noise, nodes=nodes, scale=scale), ("noise", "nodes", "scale")
-    return _loss("perturb_max_loss", formulas.fenchel_young, mapping, scores, target, weight, options, *own)
+    mapping = PerturbMax(noise, nodes=nodes, scale=scale)
+    return _loss("perturb_max_loss", formulas.fenchel_young, mapping, scores, target, weight, options)
 
 
 def loss_of_kind(kind: LossKind, mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Any:
@@ -382,13 +381,13 @@ def loss_of_kind(kind: LossKind, mapping: Mapping, scores: Any, target: Any, wei
 
 
 def _loss(
-    who: str, formula: Callable[..., Array], mapping: Any, scores: Any, target: Any, weight: Any, given: Any, *own: str
+    who: str, formula: Callable[..., Array], mapping: Any, scores: Any, target: Any, weight: Any, given: Any
 ) -> Any:
-    """`formula(mapping, scores, target, options)` with the options of the caller; `own`: the options that only this loss has.
+    """`formula(mapping, scores, target, options)` with the options of the caller.
 
     All losses pass DTensors on here.
     """
-    mapping, options = as_mapping(mapping, who), LossOptions.read(who, weight, given, own)
+    mapping, options = as_mapping(mapping, who), LossOptions.read(who, weight, given)
     if sharded(scores):
         whole = functools.partial(_along, formula)
         kind = next((kind for kind, its in formulas.FORMULAS.items() if its is formula), None)

@@ -18,10 +18,13 @@ except ModuleNotFoundError as error:
 
 from typing import TYPE_CHECKING
 
+from .._attention.call import AttentionOptions
 from .._core.elsewhere import answering
+from .._core.tables import document
 from .adaptive_scale import AdaptiveScale
 from .attention import Attention
 from .attention_pool import AttentionPool
+from .base import OfMapping
 from .categorical import Categorical
 from .graph_attention import GraphAttention
 from .linear_loss import LinearLoss
@@ -41,6 +44,8 @@ for _kind in (
     Activation, AdaptiveScale, Attention, AttentionPool, Categorical, GraphAttention, LinearLoss, Loss, MarginHead, Router,
 ):  # fmt: skip
     _kind.__module__ = __name__  # the public path, by which pickles find them
+
+document(globals(), OfMapping, AttentionOptions)
 
 
 def __dir__() -> list[str]:

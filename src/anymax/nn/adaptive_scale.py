@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from .._array import is_number
-from .._core.options import check_keywords, documented_like
+from .._core.options import check_keywords
 from ..transforms import scalable
 from ..transforms.base import Transform
-from .base import check_sizes, every_module
+from .base import check_sizes
 
 
-@documented_like(every_module)
 class AdaptiveScale(nn.Module):
     """The scale `delta + beta log(n)^gamma` of attention scores, with beta and gamma learned as functions of the query, for each head.
 

@@ -13,14 +13,11 @@ from .._attention import attention, is_causal_bias, kept_by, operands
 from .._attention.call import ImplementationName
 from .._attention.scores import transforms_of
 from .._core.mapping import Mapping
-from .._core.options import documented_like
 from .adaptive_scale import AdaptiveScale
-from .base import OfMapping, check_integer, every_module, or_softmax
+from .base import OfMapping, check_integer, or_softmax
 from .nested import nested_as, padded
 
 
-@documented_like(every_module)
-@documented_like(operands.every_attention)
 class Attention(OfMapping):
     """Multi-head attention with any map: `nn.MultiheadAttention` with a `mapping`. It loads the weights of `nn.MultiheadAttention`.
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from .._array import dense
 from .._core.mapping import Mapping
-from .._core.options import check_keywords, documented_like
+from .._core.options import check_keywords
 from ..segments import Segments, segment_apply
 from ..segments.layout import read
-from .base import OfMapping, check_sizes, every_module, or_softmax
+from .base import OfMapping, check_sizes, or_softmax
 
 
 def weighted_sums(x: Tensor, weights: Tensor, index: Tensor, n: int) -> Tensor:
@@ -22,7 +22,6 @@ def weighted_sums(x: Tensor, weights: Tensor, index: Tensor, n: int) -> Tensor:
     return weighted.new_zeros((n, *weighted.shape[1:])).index_add(0, index, weighted)
 
 
-@documented_like(every_module)
 class AttentionPool(OfMapping):
     """A weighted sum over each segment, with any map: a set of vectors, of any size, becomes one vector.
 
@@ -56,7 +55,7 @@ class AttentionPool(OfMapping):
     prefix = "map_"
     query: Tensor | None
 
-    @check_keywords({"dim": "say features=", "embed_dim": "say features=", "gate_nn": "give its results as scores"})
+    @check_keywords({"dim": "say features=", "gate_nn": "give its results as scores"})
     def __init__(
         self,
         mapping: Mapping | str | None = None,

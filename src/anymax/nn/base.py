@@ -16,7 +16,25 @@ from ..mappings import Softmax
 
 
 class OfMapping(nn.Module):
-    """A module that registers the tensors of a mapping."""
+    """A module that registers the tensors of a mapping.
+
+    Parameters
+    ----------
+    dropout
+        The share of the weights that is set to 0 in training.
+    ignore_index
+        Samples with this target are left out.
+    reduction
+        "mean", "sum" or "none".
+    label_smoothing
+        The share of each target that is spread evenly over all classes, from 0 to 1.
+    learn
+        The name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
+    bounds
+        The interval (low, high) of the learned number.
+    device, dtype
+        The device and dtype of the weights.
+    """
 
     prefix = ""  # is put before the tensors' names
     own: ClassVar[tuple[str, ...]] = ()  # names that the module uses itself, where there is no prefix
@@ -134,35 +152,3 @@ def check_sizes(who: str, **sizes: Any) -> None:
         check_integer(who, name, size)
         if size < 1:
             raise ValueError(f"{who}: {name} must be at least 1, got {size}")
-
-
-def every_module(
-    *,
-    dropout: Any,
-    ignore_index: Any,
-    reduction: Any,
-    label_smoothing: Any,
-    learn: Any,
-    bounds: Any,
-    device: Any,
-    dtype: Any,
-) -> None:
-    """The parameters that modules share; read by `documented_like`, and never called.
-
-    Parameters
-    ----------
-    dropout
-        The share of the weights that is set to 0 in training.
-    ignore_index
-        Samples with this target are left out.
-    reduction
-        "mean", "sum" or "none".
-    label_smoothing
-        The share of each target that is spread evenly over all classes, from 0 to 1.
-    learn
-        The name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
-    bounds
-        The interval (low, high) of the learned number.
-    device, dtype
-        The device and dtype of the weights.
-    """

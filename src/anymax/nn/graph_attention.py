@@ -11,16 +11,15 @@ from torch import Tensor, nn
 from .._array import check_flag, dense, eager, is_ragged
 from .._attention import operands
 from .._core.mapping import Mapping
-from .._core.options import check_keywords, documented_like
+from .._core.options import check_keywords
 from ..segments import segment_apply
 from .attention_pool import weighted_sums
-from .base import OfMapping, check_sizes, every_module, or_softmax
+from .base import OfMapping, check_sizes, or_softmax
 
 Fill = Literal["add", "sum", "mean", "min", "max", "mul"]
 _REDUCTIONS: dict[str, str] = {"add": "sum", "sum": "sum", "mean": "mean", "min": "amin", "max": "amax", "mul": "prod"}
 
 
-@documented_like(every_module)
 class GraphAttention(OfMapping):
     """Attention of the nodes of a graph to their neighbours, with any map: `GATv2Conv` of PyTorch Geometric with a `mapping`.
 
@@ -75,7 +74,7 @@ class GraphAttention(OfMapping):
     res: nn.Linear | None
     bias: Tensor | None
 
-    @check_keywords({"activation": "say mapping=", "num_heads": "say heads="})
+    @check_keywords({"activation": "say mapping="})
     def __init__(
         self,
         in_channels: int | tuple[int, int],

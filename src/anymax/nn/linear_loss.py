@@ -10,12 +10,10 @@ from torch import Tensor, nn
 
 from .. import linear
 from .._core.mapping import Mapping
-from .._core.options import documented_like
 from .._core.typing import Reduction
-from .base import OfMapping, check_sizes, class_weight_of, every_module, or_softmax
+from .base import OfMapping, check_sizes, class_weight_of, or_softmax
 
 
-@documented_like(every_module)
 class LinearLoss(OfMapping):
     """An output layer with the loss of a map, computed in blocks of scores: `linear_loss` as a module with a weight.
 

@@ -13,7 +13,6 @@ from .. import distributed, functional, losses, transforms
 from .._array import POSITIVE, check_number, check_scalar, compiling, differentiates, is_integer, namespace, upcast
 from .._core.classes import refuse_strays
 from .._core.mapping import Mapping
-from .._core.options import documented_like
 from .._core.typing import Reduction
 from ..autodiff import bridge
 from ..autodiff.agreement import Agreement, described, fail_together
@@ -24,13 +23,12 @@ from ..distributed.verbs import loss_of_kind as sharded_loss
 from ..linear.verbs import margin_linear_loss
 from ..losses import margins
 from ..losses.margins import check_centers, nearest_centers
-from .base import OfMapping, check_sizes, every_module, or_softmax
+from .base import OfMapping, check_sizes, or_softmax
 
 _MANY = 1 << 22  # from so many cosines on, they are not stored
 _IGNORED = -2  # the index of rows that are left out, in a step with other indices; -1 is the class that a map hides
 
 
-@documented_like(every_module)
 class MarginHead(OfMapping):
     """A classifier on the sphere: cosines of embeddings and class centres, a margin for the target, and the loss of a map.
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from .. import functional
 from .._core.mapping import Mapping
-from .._core.options import check_keywords, documented_like
+from .._core.options import check_keywords
 from .._core.typing import Axes, Reduction
 from ..losses.verbs import loss_of_kind
-from .base import OfMapping, class_weight_of, every_module
+from .base import OfMapping, class_weight_of
 
 
 class Activation(OfMapping):
@@ -47,7 +47,7 @@ class Activation(OfMapping):
 
     own = ("dim",)
 
-    @check_keywords({"axis": "say dim="})
+    @check_keywords()
     def __init__(
         self,
         mapping: Mapping | str,
@@ -71,7 +71,6 @@ class Activation(OfMapping):
         def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor: ...
 
 
-@documented_like(every_module)
 class Loss(OfMapping):
     """The loss of a map as a module, like `nn.CrossEntropyLoss` for softmax, and with its arguments.
 
@@ -104,7 +103,7 @@ class Loss(OfMapping):
     weight: Tensor | None
     own = ("weight", "options")
 
-    @check_keywords({"axis": "say dim="})
+    @check_keywords()
     def __init__(
         self,
         mapping: Mapping | str,

@@ -9,16 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from .._core.mapping import Mapping
-from .._core.options import documented_like
 from ..mappings import Softmax
 from ..routing import Routes, balance, route
 from ..routing.scoring import EACH
 from ..transforms.truncation import check_groups, fit_groups
-from .base import OfMapping, check_sizes, every_module
+from .base import OfMapping, check_sizes
 from .router_gates import read_gate, renamed
 
 
-@documented_like(every_module)
 class Router(OfMapping):
     """The gate of a mixture of experts: features in, the experts of each token and their weights out, by `anymax.routing.route`.
 

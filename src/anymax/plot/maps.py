@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._core.mapping import Mapping
-from .._core.options import documented_like
+from .._core.tables import document, documented_like
 from .._core.typing import AnyArray, Numbers
 from ..functional import apply
 from ..inspection import jacobian as _jacobian
 from . import style
 from .inputs import SCORES, THREE, Maps, maps_of, row_of, some_maps
-from .style import DIVERGING, SEQUENTIAL, every_picture
+from .style import DIVERGING, SEQUENTIAL, PictureOptions
 from .two_classes import curves, losses
 from .words import title
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-@documented_like(every_picture)
 def bars(mappings: Maps | None = None, x: AnyArray | Numbers | None = None, *, ax: Axes | None = None) -> Axes:
     """The probabilities that maps give to one row of scores, as bars side by side; each exact zero is written as 0.
 
@@ -60,7 +59,6 @@ def bars(mappings: Maps | None = None, x: AnyArray | Numbers | None = None, *, a
 SMALLEST_REGION = 0.005  # share of the picture: a smaller region is only a line, and gets no label
 
 
-@documented_like(every_picture)
 def simplex(mapping: Mapping | str, *, extent: float = 3.0, resolution: int = 301, ax: Axes | None = None) -> Axes:
     """The largest of three probabilities over the plane of scores that sum to 0, in its true geometry.
 
@@ -132,7 +130,6 @@ def _inside(plane: np.ndarray, region: np.ndarray) -> np.ndarray:
     return points[np.argmax(points[:, 0] - 2.0 * np.abs(points[:, 1]))]
 
 
-@documented_like(every_picture)
 @documented_like(simplex)
 def jacobian(
     mapping: Mapping | str, x: AnyArray | Numbers, *, bound: float | None = None, ax: Axes | None = None
@@ -187,3 +184,6 @@ def panels(mapping: Mapping, x: Sequence[float] = SCORES) -> dict[str, Callable[
         "losses": lambda ax: losses(mapping, ax=ax).set_title(f"Loss: {ax.get_title().lower()}"),
         "jacobian": lambda ax: jacobian(mapping, x, ax=ax).set_title("Jacobian"),
     }
+
+
+document(globals(), PictureOptions)

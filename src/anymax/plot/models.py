@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._core.options import documented_like
+from .._core.tables import document, documented_like
 from .._core.typing import AnyArray, Numbers
 from . import style
-from .style import COLOURS, DASHES, every_picture
+from .style import COLOURS, DASHES, PictureOptions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,7 +136,6 @@ def _heat(
 MOST_SIDE_BY_SIDE = 12  # bars of each of several groups: more would be too thin
 
 
-@documented_like(every_picture)
 def support_histogram(p: AnyArray | Numbers | dict[str, Any], *, ax: Axes | None = None) -> Axes:
     """How many rows have 1, 2, 3, ... probabilities above 0, as bars.
 
@@ -184,7 +183,6 @@ def support_histogram(p: AnyArray | Numbers | dict[str, Any], *, ax: Axes | None
     return style.tidy(ax, len(sizes))
 
 
-@documented_like(every_picture)
 def calibration(
     p: AnyArray | Numbers, y: AnyArray | Sequence[int], *, bins: int = 10, name: str = "", ax: Axes | None = None
 ) -> Axes:
@@ -260,3 +258,6 @@ def reliability(
     confidence, accuracy = (np.bincount(index, weights=w, minlength=bins) / rows for w in (sure, hit.astype(float)))
     share = count / max(len(p), 1)
     return confidence, accuracy, share, float((share * np.abs(confidence - accuracy)).sum())
+
+
+document(globals(), PictureOptions)

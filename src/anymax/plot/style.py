@@ -7,7 +7,7 @@ for a column of 3.3 inches stays readable.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -154,8 +154,8 @@ def legend(ax: Axes, entries: int) -> None:
     )  # fmt: skip
 
 
-def every_picture(*, ax: Any = None) -> None:
-    """The parameter and the result that all pictures share; read by `documented_like`, and never called.
+class PictureOptions(TypedDict, total=False):
+    """The option that all pictures share.
 
     Parameters
     ----------
@@ -167,3 +167,5 @@ def every_picture(*, ax: Any = None) -> None:
     Axes
         The Axes.
     """
+
+    ax: Axes | None

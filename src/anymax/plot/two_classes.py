@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._core.mapping import Mapping
-from .._core.options import documented_like
+from .._core.tables import document
 from .._core.typing import AnyArray, Numbers
 from ..functional import apply
 from ..losses import verbs
 from ..mappings import Softmax
 from . import style
 from .inputs import THREE, USUAL, Maps, maps_of, some_maps
-from .style import DASHES, MARKERS, every_picture
+from .style import DASHES, MARKERS, PictureOptions
 from .words import title
 
 if TYPE_CHECKING:
@@ -108,7 +108,6 @@ def _classes(others: tuple[float, ...]) -> str:
     return f"{words[len(others) - 1]} classes"
 
 
-@documented_like(every_picture)
 def curves(mappings: Maps | None = None, *, t: AnyArray | Numbers | None = None, ax: Axes | None = None) -> Axes:
     """The probability of the first of two classes with the scores (t, 0), as curves over t; one map alone has softmax in grey beside it.
 
@@ -146,7 +145,6 @@ def curves(mappings: Maps | None = None, *, t: AnyArray | Numbers | None = None,
     return style.tidy(ax, len(maps) + alone)
 
 
-@documented_like(every_picture)
 def losses(
     mappings: Maps | None = None,
     *,
@@ -240,3 +238,6 @@ def _lead_loss(mapping: Mapping, others: tuple[float, ...]) -> Callable[[np.ndar
         )
 
     return f
+
+
+document(globals(), PictureOptions)

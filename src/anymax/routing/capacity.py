@@ -21,7 +21,7 @@ class Capacity(NamedTuple):
     load: Any  # how many tokens chose each expert
 
 
-@check_keywords({"expert_capacity": "say capacity="})
+@check_keywords()
 def limit_capacity(index: Any, capacity: int, num_experts: int, *, priority: Any = None) -> Capacity:
     """Give each expert at most `capacity` tokens, in order; the others are named, so that the caller can pass them on unchanged.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 from .. import _array
 from .._array import (
@@ -21,9 +21,10 @@ from .._array import (
     upcast,
 )
 from .._core.mapping import Mapping
-from .._core.options import check_keywords, documented_like
+from .._core.options import check_keywords
 from .._core.rows import Rows, hide, prepare
 from .._core.shards import refuse as refuse_sharded
+from .._core.tables import Default, document
 from .._core.typing import AnyArray, Numbers
 from .._random.draws import at, check_k, largest
 from ..kernels.choice import asked
@@ -49,18 +50,8 @@ class SupportRoutes(NamedTuple):
     weight: Any
 
 
-def every_router(
-    scores: Any,
-    k: Any,
-    scoring: Any = "softmax",
-    *,
-    bias: Any = None,
-    axis: Any = None,
-    dim: Any = None,
-    mask: Any = None,
-    routed_scaling_factor: Any = 1.0,
-) -> None:
-    """The parameters that routers share; read by `documented_like`, and never called.
+class RouterOptions(TypedDict, total=False):
+    """The options that routers share.
 
     Parameters
     ----------
@@ -82,24 +73,14 @@ def every_router(
         The weights are multiplied by this number.
     """
 
-
-_WORDS = {
-    "logits": "the scores come first, without a name",
-    "top_k": "say k=",
-    "num_experts_per_tok": "say k=",
-    "n_group": "say groups=",
-    "num_group": "say groups=",
-    "topk_group": "say keep_groups=",
-    "scoring_func": "say scoring=",
-    "e_score_correction_bias": "say bias=",
-    "expert_bias": "say bias=",
-    "renormalize": "say norm_topk_prob=",
-    "route_scale": "say routed_scaling_factor=",
-}
+    bias: Any
+    axis: Annotated[int, Default(-1)]
+    dim: int | None
+    mask: Any
+    routed_scaling_factor: Annotated[float, Default(1.0)]
 
 
-@check_keywords(_WORDS)
-@documented_like(every_router)
+@check_keywords()
 def route(
     scores: AnyArray | Numbers,
     k: int | None = None,
@@ -303,8 +284,7 @@ def plus_bias(values: Any, bias: Array) -> Array:
     return values
 
 
-@check_keywords(_WORDS)
-@documented_like(every_router)
+@check_keywords()
 def expert_choice(
     scores: AnyArray | Numbers,
     capacity: int,
@@ -362,8 +342,7 @@ def expert_choice(
     return Routes(xp.where(none, -xp.ones_like(place), place), weight)
 
 
-@check_keywords({**_WORDS, "k": "leave it out, or use route, which takes k: the scores say how many experts there are"})
-@documented_like(every_router)
+@check_keywords({"k": "leave it out, or use route, which takes k: the scores say how many experts there are"})
 def route_support(
     scores: AnyArray | Numbers,
     scoring: Mapping | str = "entmax15",
@@ -403,3 +382,6 @@ def route_support(
     weight = xp.take(xp.reshape(values, (-1,)), flat, axis=0)
     weight = weight if routed_scaling_factor == 1.0 else weight * routed_scaling_factor
     return SupportRoutes(support.ids, support.offsets, weight)
+
+
+document(globals(), RouterOptions)

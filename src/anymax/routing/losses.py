@@ -21,8 +21,6 @@ Per = Literal["batch", "sequence"]
     {
         "top_k": "it is the last axis of index",
         "num_experts": "it is the last axis of scores",
-        "tokens_per_expert": "say counts=",
-        "total_num_tokens": "say tokens=",
         "probs": "they come first, with scoring=None",
     },
     logits="scores",

@@ -27,9 +27,10 @@ from .._array import (
     upcast,
 )
 from .._core.mapping import Mapping
-from .._core.options import check_keywords, documented_like
+from .._core.options import check_keywords
 from .._core.rows import prepare
 from .._core.shards import refuse as refuse_sharded
+from .._core.tables import document
 from .._core.typing import AnyArray, Numbers
 from .._random.draws import at, check_k, invert, uniforms
 from .._random.noises import draw
@@ -37,7 +38,7 @@ from ..functional.draws import log_p_of_draw
 from ..kernels.selection import chosen
 from ..likelihood.terms import read
 from ..mappings import Softmax
-from .results import Invalid, check_invalid, every_sampler, validated
+from .results import Invalid, SampleOptions, check_invalid, validated
 
 
 class TopK(NamedTuple):
@@ -58,7 +59,6 @@ class Accepted(NamedTuple):
 
 
 @check_keywords(logits="x")
-@documented_like(every_sampler)
 def topk_log_prob(
     mapping: Mapping | str,
     x: AnyArray | Numbers,
@@ -104,7 +104,6 @@ def topk_log_prob(
 
 
 @check_keywords(logits="x", key="generator")
-@documented_like(every_sampler)
 def gumbel_topk(
     x: AnyArray | Numbers,
     k: int,
@@ -184,7 +183,6 @@ def _valid(who: str, found: TopK, mapping: Any, x: Any, axis: int, mask: Any, in
 
 
 @check_keywords(key="generator")
-@documented_like(every_sampler)
 def speculative_accept(
     p_draft: AnyArray | Numbers | None,
     p_target: AnyArray | Numbers,
@@ -234,7 +232,6 @@ def speculative_accept(
 
 
 @check_keywords(key="generator")
-@documented_like(every_sampler)
 def recovered_tokens(
     p_draft: AnyArray | Numbers | None,
     p_target: AnyArray | Numbers,
@@ -363,3 +360,6 @@ def _table(who: str, p: Any, name: str) -> tuple[Array, Namespace]:
     if not p.shape[-1]:
         raise ValueError(f"{who}: {name} of shape {tuple(p.shape)} has no classes; at least one is needed")
     return p, xp
+
+
+document(globals(), SampleOptions)

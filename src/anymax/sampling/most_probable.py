@@ -20,15 +20,16 @@ from .._array import (
 )
 from .._core.classes import known_index
 from .._core.mapping import Mapping
-from .._core.options import check_keywords, documented_like
+from .._core.options import check_keywords
 from .._core.rows import prepare
 from .._core.shards import refuse as refuse_sharded
+from .._core.tables import document
 from .._core.typing import AnyArray, Numbers
 from .._random.draws import at, check_k
 from ..autodiff import bridge
 from ..kernels.selection import chosen
 from ..transforms.applying import transformed
-from .results import Invalid, check_invalid, every_sampler, validated
+from .results import Invalid, SampleOptions, check_invalid, validated
 
 
 class Top(NamedTuple):
@@ -39,7 +40,6 @@ class Top(NamedTuple):
 
 
 @check_keywords(logits="x")
-@documented_like(every_sampler)
 def top(
     mapping: Mapping | str,
     x: AnyArray | Numbers,
@@ -141,3 +141,6 @@ def read_index(who: str, index: Any, rows: Array, axis: int, k: Any, xp: Namespa
     if k is not None and k != index.shape[-1]:
         raise ValueError(f"{who}: k={k} and index has {index.shape[-1]} classes a row; give one of them")
     return known_index(f"{who}: index", index, rows.shape[-1], xp)
+
+
+document(globals(), SampleOptions)

@@ -1,12 +1,51 @@
-"""What samplers share: the log p and the support that `sample` returns, and the documentation of their parameters."""
+"""What samplers share: the log p and the support that `sample` returns, and the tables of their options."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from .._array import Array, Namespace, device_of, eager, running_sum, stop_gradient
+from .._core.tables import Default
 
 Invalid = Literal["argmax", "raise"] | None  # what becomes of -1
+
+
+class DrawOptions(TypedDict, total=False):
+    """The keyword-only options of `gumbel_max` and `perturb_argmax`."""
+
+    generator: Any
+    axis: Annotated[int, Default(-1)]
+    dim: int | None
+    num_samples: int | None
+    invalid: Invalid
+
+
+class SampleOptions(DrawOptions, total=False):
+    """The keyword-only options of `sample` on which its result's type does not depend; other samplers have some of them.
+
+    Parameters
+    ----------
+    mapping
+        The map, such as `Softmax()`, or its name, such as "softmax".
+    x
+        The scores; -inf masks a class.
+    axis, dim
+        The axis of the classes, the last by default.
+    mask
+        Boolean, broadcastable to x, True = keep; applied before the transforms.
+    transform
+        What is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function. Those
+        of `anymax.transforms` work along `axis`.
+    generator
+        A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
+    invalid
+        What to give where there is no class, as in a row that is all masked, or with NaN or +inf: None gives -1. "argmax" gives a class
+        that can be looked up at once: that of the largest score, as argmax says. "raise" is an error, and is not possible in traced code.
+    """
+
+    transform: Callable[[Any], Any] | None
+    mask: Any
 
 
 class Support(NamedTuple):
@@ -74,37 +113,3 @@ def validated(who: str, index: Array, rows: Array, invalid: Invalid, xp: Namespa
             "NaN or +inf; invalid='argmax' gives the class of the largest score there, and invalid=None gives -1"
         )
     return index
-
-
-def every_sampler(
-    mapping: Any,
-    x: Any,
-    *,
-    axis: Any = None,
-    dim: Any = None,
-    mask: Any = None,
-    transform: Any = None,
-    generator: Any = None,
-    invalid: Any = None,
-) -> None:
-    """The parameters that samplers share; read by `documented_like`, and never called.
-
-    Parameters
-    ----------
-    mapping
-        The map, such as `Softmax()`, or its name, such as "softmax".
-    x
-        The scores; -inf masks a class.
-    axis, dim
-        The axis of the classes, the last by default.
-    mask
-        Boolean, broadcastable to x, True = keep; applied before the transforms.
-    transform
-        What is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function. Those
-        of `anymax.transforms` work along `axis`.
-    generator
-        A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
-    invalid
-        What to give where there is no class, as in a row that is all masked, or with NaN or +inf: None gives -1. "argmax" gives a class
-        that can be looked up at once: that of the largest score, as argmax says. "raise" is an error, and is not possible in traced code.
-    """

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
@@ -39,9 +39,10 @@ from .._array import (
 )
 from .._core.mapping import Mapping, with_rest
 from .._core.names import as_mapping
-from .._core.options import check_keywords, documented_like
+from .._core.options import check_keywords
 from .._core.rows import hide, prepare, with_a_class
 from .._core.shards import refuse as refuse_sharded
+from .._core.tables import document, documented_like
 from .._core.typing import AnyArray, ArrayT, Numbers, Parameter
 from .._random.draws import at, count_of, invert, uniforms
 from .._random.noises import Noise, draw
@@ -52,24 +53,7 @@ from ..mappings import Softmax
 from ..transforms import noise as noisy
 from ..transforms import temperature as tempered
 from ..transforms.applying import cut_and_full, read_steps, transforms_along
-from .results import Invalid, Sample, check_invalid, every_sampler, support_of, validated
-
-
-class DrawOptions(TypedDict, total=False):
-    """The keyword-only options of `gumbel_max` and `perturb_argmax`."""
-
-    generator: Any
-    axis: int
-    dim: int | None
-    num_samples: int | None
-    invalid: Invalid
-
-
-class SampleOptions(DrawOptions, total=False):
-    """The keyword-only options of `sample` on which its result's type does not depend."""
-
-    transform: Callable[[Any], Any] | None
-    mask: Any
+from .results import DrawOptions, Invalid, Sample, SampleOptions, check_invalid, support_of, validated
 
 
 @overload
@@ -77,7 +61,6 @@ def gumbel_max(x: np.ndarray[Any, Any] | Numbers, **options: Unpack[DrawOptions]
 @overload
 def gumbel_max(x: ArrayT, **options: Unpack[DrawOptions]) -> ArrayT: ...
 @check_keywords(logits="x", key="generator")
-@documented_like(every_sampler)
 def gumbel_max(
     x: Any,
     *,
@@ -171,7 +154,6 @@ def perturb_argmax(
 
 
 @check_keywords({"eps": "leave it out"}, logits="x", tau="temperature", key="generator")
-@documented_like(every_sampler)
 def gumbel_softmax(
     x: ArrayT | Numbers,
     temperature: Parameter = 1.0,
@@ -295,13 +277,11 @@ def sample(
 ) -> ArrayT | Sample: ...
 @check_keywords(
     {
-        "n": "say num_samples=",
         "replacement": "draws are independent; anymax.sampling.gumbel_topk draws classes that differ",
     },
     logits="x",
     key="generator",
 )
-@documented_like(every_sampler)
 def sample(
     mapping: Mapping | str,
     x: Any,
@@ -445,3 +425,6 @@ def _read(who: str, x: Any, axis: Any, invalid: Invalid) -> tuple[Array, int, Na
     if invalid == "argmax" and not x.shape[axis]:
         raise ValueError(f"{who}: axis {axis} of the scores is empty, so that invalid='argmax' has no class to give")
     return x, axis, xp
+
+
+document(globals(), SampleOptions)

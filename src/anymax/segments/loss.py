@@ -9,7 +9,8 @@ import numpy as np
 from .. import _array
 from .._array import Array, counts, is_integer, known_any, upcast
 from .._core.mapping import Mapping
-from .._core.options import check_keywords, documented_like
+from .._core.options import check_keywords
+from .._core.tables import document
 from .._core.typing import ArrayT, Numbers, Reduction
 from ..autodiff import bridge
 from ..losses.formulas import fenchel_young
@@ -18,7 +19,7 @@ from ..losses.targets import result_dtype
 from . import tensors
 from .call import SegmentCall
 from .padded import Bucket, each_row, mapping_of, of_bucket
-from .verbs import HINTS, SegmentOptions, segment_apply
+from .verbs import HINTS, SegmentOptions
 
 _IGNORED = -2  # the place of a target that is left out; -1 may be an answer
 
@@ -30,7 +31,6 @@ _IGNORED = -2  # the place of a target that is left out; -1 may be an answer
         "label_smoothing": "give the target as a distribution, smoothed",
     }
 )
-@documented_like(segment_apply)
 def segment_loss(
     mapping: Mapping | str,
     x: ArrayT | Numbers,
@@ -172,3 +172,6 @@ def _of_distributions(call: SegmentCall, target: Array) -> tuple[Array, Array]:
     full = call.segments.placed("lengths", value) > 0
     full = _at_axis(xp.astype(full, value.dtype), call.axis, value.ndim, xp)
     return value, xp.broadcast_to(full, value.shape)
+
+
+document(globals())

@@ -9,8 +9,9 @@ from typing import Any, TypedDict, Unpack
 from .. import _array
 from .._array import Array, as_dtype, is_array, is_jax, is_ragged, is_torch, namespace, quiet, stop_gradient, upcast
 from .._core.mapping import Mapping, with_rest
-from .._core.options import check_keywords, documented_like
+from .._core.options import check_keywords
 from .._core.rows import Rows
+from .._core.tables import document
 from .._core.typing import ArrayT, Entropy, Numbers, Parameter
 from .._random.draws import count_of, invert
 from .._random.generators import uniform
@@ -26,46 +27,7 @@ from .padded import Bucket, each_row, formula, mapping_of, of_bucket, of_rows, r
 
 
 class SegmentOptions(TypedDict, total=False):
-    """The options that say which entries belong together; the same for every verb on segments."""
-
-    index: Any
-    ptr: Any
-    lengths: Any
-    num_segments: int | None
-    axis: int | None
-    dim: int | None
-
-
-_SOFTMAX = Softmax()
-HINTS = {
-    "mask": "give the scores of entries to leave out as -inf",
-    "batch": "say index=",
-    "segment_ids": "say index=",
-    "cu_seqlens": "say ptr=",
-    "offsets": "say ptr=",
-    "indptr": "say ptr=",
-    "src": "the scores come first, without a name",
-    "dim_size": "say num_segments=",
-    "num_nodes": "say num_segments=",
-}
-
-
-@check_keywords(HINTS)
-def segment_apply(
-    mapping: Mapping | str,
-    x: ArrayT | Numbers,
-    *,
-    index: Any = None,
-    ptr: Any = None,
-    lengths: Any = None,
-    num_segments: int | None = None,
-    axis: int | None = None,
-    dim: int | None = None,
-) -> ArrayT:
-    """The probabilities p(x) of each segment: a map over rows of unequal length, without padding.
-
-    Use it for attention over a node's neighbours, choices from baskets, or packed sequences; `apply` is for rows of one length. Give
-    exactly one of index, ptr and lengths.
+    """The options that say which entries belong together; the same for every verb on segments.
 
     Parameters
     ----------
@@ -91,6 +53,31 @@ def segment_apply(
     -------
     Array
         p, an array of the shape, kind and dtype of x: its sum over each segment is 1.
+    """
+
+    index: Any
+    ptr: Any
+    lengths: Any
+    num_segments: int | None
+    axis: int | None
+    dim: int | None
+
+
+_SOFTMAX = Softmax()
+HINTS = {
+    "mask": "give the scores of entries to leave out as -inf",
+    "batch": "say index=",
+    "segment_ids": "say index=",
+    "src": "the scores come first, without a name",
+}
+
+
+@check_keywords(HINTS)
+def segment_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> ArrayT:
+    """The probabilities p(x) of each segment: a map over rows of unequal length, without padding.
+
+    Use it for attention over a node's neighbours, choices from baskets, or packed sequences; `apply` is for rows of one length. Give
+    exactly one of index, ptr and lengths.
 
     Examples
     --------
@@ -99,12 +86,9 @@ def segment_apply(
     >>> anymax.segment_apply("softmax", [0.0, 5.0, 0.0], index=[1, 0, 1])
     array([0.5, 1. , 0.5])
     """
-    given: SegmentOptions = {
-        "index": index, "ptr": ptr, "lengths": lengths, "num_segments": num_segments, "axis": axis, "dim": dim,
-    }  # fmt: skip
     if is_ragged(x):
-        return tensors.apply("segment_apply", segment_apply, mapping, x, **given)
-    call = SegmentCall.of("segment_apply", mapping, x, **given)
+        return tensors.apply("segment_apply", segment_apply, mapping, x, **options)
+    call = SegmentCall.of("segment_apply", mapping, x, **options)
     return as_dtype(_probabilities(call), call.x.dtype, call.xp)
 
 
@@ -120,7 +104,6 @@ def _probabilities(call: SegmentCall) -> Array:
 
 
 @check_keywords(HINTS)
-@documented_like(segment_apply)
 def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> ArrayT:
     """The logarithms of the probabilities of each segment, -inf where p is exactly 0.
 
@@ -152,7 +135,6 @@ def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Un
 
 
 @check_keywords(HINTS)
-@documented_like(segment_apply)
 def segment_logsumexp(
     x: ArrayT | Numbers, *, temperature: Parameter = 1.0, **options: Unpack[SegmentOptions]
 ) -> ArrayT:
@@ -195,7 +177,6 @@ def _narrowed(out: Array, call: SegmentCall) -> Array:
 
 
 @check_keywords(HINTS)
-@documented_like(segment_apply)
 def segment_threshold(
     mapping: Mapping | str, x: ArrayT | Numbers, **options: Unpack[SegmentOptions]
 ) -> Threshold[ArrayT]:
@@ -248,7 +229,6 @@ def _counted(segments: Segments, p: Array) -> Array:
 
 
 @check_keywords(HINTS)
-@documented_like(segment_apply)
 def segment_support(p: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> ArrayT:
     """How many entries of each segment have a probability above 0.
 
@@ -276,7 +256,6 @@ def segment_support(p: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> A
 
 
 @check_keywords(HINTS)
-@documented_like(segment_apply)
 def segment_entropy(
     p: ArrayT | Numbers,
     kind: Entropy = "shannon",
@@ -317,7 +296,6 @@ def segment_entropy(
 
 
 @check_keywords(HINTS, key="generator", seed="generator")
-@documented_like(segment_apply)
 def segment_sample(
     mapping: Mapping | str,
     x: ArrayT | Numbers,
@@ -382,3 +360,6 @@ def _with_none(call: SegmentCall, bucket: Bucket) -> Array:
     scores = of_bucket(call.rows, bucket, -math.inf, call.mapping.least_classes)
     given = Rows(scores, scores, mapping_of(call.mapping, bucket), scores.ndim - 1).over_all()
     return apply(given.mapping, given.rows)
+
+
+document(globals())

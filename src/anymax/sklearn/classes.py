@@ -21,7 +21,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from .._array import quiet
 from .._core.mapping import Mapping
-from .._core.options import documented_like
+from .._core.tables import documented_like
 from ..functional import apply, log_apply
 from . import losses
 from .blocks import Blocks, here, is_dask, lazily, names_of, parts

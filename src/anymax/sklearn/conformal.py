@@ -17,7 +17,7 @@ from sklearn.utils.validation import _num_samples, assert_all_finite, check_is_f
 
 from .._array import is_int, number
 from .._core.mapping import Mapping
-from .._core.options import documented_like
+from .._core.tables import documented_like
 from .classes import MappingClassifier
 from .levels import entering
 from .losses import exponent_of, zero_first

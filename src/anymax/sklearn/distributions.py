@@ -9,7 +9,7 @@ import numpy as np
 from scipy import sparse
 
 from .._core.mapping import Mapping
-from .._core.options import documented_like
+from .._core.tables import documented_like
 from . import losses
 from .blocks import here
 from .classes import MappingClassifier

@@ -14,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import KFold, check_cv
 
 from .._core.mapping import Mapping
-from .._core.options import documented_like
+from .._core.tables import documented_like
 from . import losses
 from .blocks import only
 from .classes import MappingClassifier

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict
 
 import numpy as np
 
@@ -52,9 +52,10 @@ from .._array import (
 )
 from .._array import compiling as _compiling
 from .._core.mapping import Mapping
-from .._core.options import Function, check_keywords, documented_like
+from .._core.options import check_keywords
 from .._core.rows import hide
 from .._core.shards import sharded, transform_over_devices
+from .._core.tables import Default, Function, share_words
 from .._core.typing import ArrayT, Numbers
 from ..kernels import decode
 from ..mappings import Softmax
@@ -192,8 +193,8 @@ class Transform(ABC):
         return hash(self._key())
 
 
-def every_transform(*, axis: int = -1, dim: int | None = None) -> None:
-    """The parameters and the result that all transforms share; read by `documented_like`, and never called.
+class TransformOptions(TypedDict, total=False):
+    """The options that all transforms share.
 
     Parameters
     ----------
@@ -206,11 +207,16 @@ def every_transform(*, axis: int = -1, dim: int | None = None) -> None:
         A function scores -> scores.
     """
 
+    axis: Annotated[int, Default(-1)]
+    dim: int | None
+
 
 def makes_transform(function: Function) -> Function:
     """Decorate a function that makes a transform: its docstring gets what all of them share, and a call with scores is answered."""
     advice = f"it makes a function of scores, as in {function.__name__}(...)(x)"
-    return documented_like(every_transform)(check_keywords({"": advice})(function))
+    function = check_keywords({"": advice})(function)
+    share_words(function, TransformOptions)
+    return function
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -13,7 +13,7 @@ from .problem import read
 from .sinkhorn import Sinkhorn
 
 
-@check_keywords({"tau": "say temperature=", "n_iters": "say iterations="}, key="generator", seed="generator")
+@check_keywords(key="generator", seed="generator")
 def gumbel_sinkhorn(
     x: ArrayT | Numbers,
     temperature: Parameter = 1.0,
