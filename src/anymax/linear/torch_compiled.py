@@ -25,7 +25,6 @@ from .torch_groups import with_a_class
 Tensor = torch.Tensor
 
 
-
 def values(job: Job) -> Tensor | None:
     """The result for each row; None for a user's map, one with tensors, or a transform but a soft cap, which need plain operations."""
     layer, per_row, chunk = job.layer, job.per_row, -1 if job.chunk is None else job.chunk
