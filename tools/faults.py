@@ -2068,7 +2068,7 @@ FAULTS = {
           "if asked() != self.name:", "tabled"),
     Fault("tabled: maps with a solver of their own", "src/anymax/kernels/tables.py",
           "if getattr(kind, name) is not getattr(Separable, name))",
-          "if False]", "tabled"),
+          "if False)", "tabled"),
     Fault("tabled: a u that looks at the whole row", "src/anymax/kernels/ratios.py",
           "if not np.all(near | ~ok):",
           "if False:", "tabled_ratios"),

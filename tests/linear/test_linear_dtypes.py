@@ -9,6 +9,7 @@ from laws import close
 from linear_cases import MAPS, made, operands, same, torch_operands
 
 import anymax as A
+from anymax.linear.layer import Layer
 
 
 @pytest.mark.parametrize("name", ["softmax", "entmax15", "topk", "taylor"])
@@ -142,6 +143,15 @@ def test_losses_of_half_precision_are_in_single_precision(kind):
         assert "float32" in str(A.linear_loss(a, w, t, **given).dtype)
     for verb in (A.linear_log_prob, lambda a, w, t: A.linear.linear_threshold(a, w).tau):
         assert "float32" in str(verb(a, w, t).dtype)
+
+
+def test_off_the_cpu_a_loss_of_half_precision_is_in_single_precision():
+    """There the operands stay in half precision."""
+    torch = pytest.importorskip("torch")
+    x, weight = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((4, 6), (9, 6)))
+    layer = Layer.of("linear_loss", x, weight, "softmax", None, None)
+    assert layer.x.dtype is torch.bfloat16
+    assert layer.dtype is torch.float32
 
 
 def test_the_loss_of_a_margin_head_is_in_single_precision():
