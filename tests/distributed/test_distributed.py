@@ -39,7 +39,8 @@ from anymax.distributed import candidates
 # -- each verb of each map ------------------------------------------------------------------------------------------------------------
 
 SHORT = {  # the maps of the short battery, and how their classes are cut in it
-    "softmax": "20-17-0", "entmax15": "0-15-1-21", "budget": "0-15-1-21", "budget by row": "20-17-0", "topp": "20-17-0", "sigsoftmax": "0-15-1-21", "taylor": "20-17-0",
+    "softmax": "20-17-0", "entmax15": "0-15-1-21", "budget": "0-15-1-21", "budget by row": "20-17-0",
+    "topp": "20-17-0", "sigsoftmax": "0-15-1-21", "taylor": "20-17-0",
     "entmax by row": "20-17-0", "gumbel by row": "20-17-0", "normmax, learned": "0-15-1-21", "softplus": "20-17-0",
     "of no family": "20-17-0", "sigmoid": "20-17-0", "relu of each": "20-17-0", "softpick": "0-15-1-21", "fusedmax": "20-17-0",
     "bounded": "0-15-1-21", "bounds of classes": "0-15-1-21", "sink of softmax": "20-17-0",
