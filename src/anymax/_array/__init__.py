@@ -66,6 +66,7 @@ from .rows import (
     descending,
     dot,
     every_axis,
+    exp_and_rest,
     finish,
     finite_scores,
     fit_axes,
