@@ -210,11 +210,8 @@ def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
     finite = (high < xp.inf) & (high > -xp.inf)
     anchor = stop_gradient(xp.where(finite, high, xp.zeros_like(high)))
     keep = s > -xp.inf
-    below = xp.where(keep, s - anchor, xp.zeros_like(s)) / t
-    first = xp.argmax(s, axis=-1, keepdims=True)
-    alone = _array.positions(s, first.dtype, xp) == first
-    rest = _array.total(xp.where(keep, xp.where(alone, xp.expm1(below), xp.exp(below)), xp.zeros_like(s)), xp)
-    smooth = anchor + t * xp.log1p(rest)  # log(1 + rest) would round a small rest away
+    _, rest = _array.exp_and_rest(s, xp.where(keep, s - anchor, xp.zeros_like(s)) / t, keep, xp)
+    smooth = anchor + t * xp.log1p(rest)
     return xp.where(finite if cold is None else finite & ~cold, smooth, high)
 
 

@@ -66,6 +66,7 @@ from .rows import (
     check_axis,
     descending,
     dot,
+    exp_and_rest,
     finish,
     finite_scores,
     fit_axes,

@@ -127,6 +127,16 @@ def top(x: Array, xp: Namespace) -> Array:
     return poison(high, xp.any(xp.isnan(x), axis=-1, keepdims=True), xp)
 
 
+def exp_and_rest(s: Array, below: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
+    """(e, the sum of e less the 1 of the largest of s), where e is exp(below) of the kept entries and 0 elsewhere.
+
+    below: 0 at the largest. log1p of this rest has digits that log of the sum would round away.
+    """
+    e = xp.where(keep, xp.exp(xp.where(keep, below, xp.zeros_like(below))), xp.zeros_like(below))
+    first = xp.argmax(s, axis=-1, keepdims=True)
+    return e, total(xp.where((positions(s, first.dtype, xp) == first) & keep, e - 1.0, e), xp)
+
+
 def finite_scores(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
     """`(y, keep, poisoned)`: the scores without infinities and NaN, and where these were.
 

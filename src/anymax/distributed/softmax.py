@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .._array import Array, Namespace, device_of, like, positions, stop_gradient, top, total
+from .._array import Array, Namespace, device_of, exp_and_rest, like, stop_gradient, top
 from .._core.mapping import Mapping
 from ..likelihood.softmax_plain import Terms
 from .shard import Shard, Shards, divided, highest
@@ -45,10 +45,7 @@ class Part:
         sound = xp.isfinite(high)
         keep = (a != -math.inf) & sound
         anchor = xp.where(sound, high, xp.zeros_like(high))
-        e = xp.where(keep, xp.exp(xp.where(keep, a - anchor, xp.zeros_like(a))), xp.zeros_like(a))
-        first = xp.argmax(stop_gradient(a), axis=-1, keepdims=True)
-        rest = total(xp.where((positions(a, first.dtype, xp) == first) & keep, e - 1.0, e), xp)
-        return cls(a, keep, high, anchor, e, rest)
+        return cls(a, keep, high, anchor, *exp_and_rest(a, a - anchor, keep, xp))
 
 
 class BySums(Method):

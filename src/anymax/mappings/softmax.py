@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from .._array import Array, Namespace, counts, dot, finish, finite_scores, stop_gradient, total, xlogx
+from .._array import Array, Namespace, dot, exp_and_rest, finish, finite_scores, stop_gradient, total, xlogx
 from .._core.facts import Facts
 from .._core.mapping import row_top
 from .._core.separable import Separable
@@ -83,12 +83,8 @@ class Softmax(Separable):
         return p * (g - total(p * g, xp))
 
     def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
-        """`logsumexp(x) - <x, y>`, from the scores, since the sum of a fused kernel's p may not be accurate enough.
-
-        The sum of exponentials is 1 (the first maximum) + the rest, so log1p(rest) keeps the digits of a small loss.
-        """
-        s, e, _, keep, _ = self.shifted(x, xp)
-        tied = keep & (s == 0)
-        others = total(counts(tied, xp), xp) - 1
-        rest = total(xp.where(tied, e - 1.0, e), xp) + xp.astype(xp.where(others > 0, others, 0 * others), e.dtype)
+        """`logsumexp(x) - <x, y>`, from the scores, since the sum of a fused kernel's p may not be accurate enough."""
+        s, keep, _ = finite_scores(x, xp)
+        s = s - stop_gradient(row_top(s, keep, xp))
+        _, rest = exp_and_rest(x, s, keep, xp)
         return xp.log1p(rest) * total(y, xp) - dot(y, s, xp)
