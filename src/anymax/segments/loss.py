@@ -21,7 +21,6 @@ from .call import SegmentCall
 from .padded import Bucket, each_row, mapping_of, of_bucket
 from .verbs import HINTS, SegmentOptions
 
-_IGNORED = -2  # the place of a target that is left out; -1 may be an answer
 
 
 @check_keywords(
@@ -103,7 +102,7 @@ def _of_entries(call: SegmentCall, target: Array, ignore_index: int) -> tuple[Ar
 def _places(call: SegmentCall, target: Array, ignored: Array) -> tuple[Array, Array]:
     """(the place of each target within its segment; True where a target is no entry of its segment).
 
-    The place is `_IGNORED` for one that is ignored, and -1 for the class that the map hides.
+    The place is `_left_out` for one that is ignored, and -1 for the class that the map hides.
     """
     xp, segments, axis = call.xp, call.segments, call.axis
     n = segments.num_entries
@@ -120,8 +119,13 @@ def _places(call: SegmentCall, target: Array, ignored: Array) -> tuple[Array, Ar
     own = xp.arange(segments.num_segments, dtype=target.dtype, **_array.device_of(target))
     apart = ~none & (owner != _at_axis(own, axis, target.ndim, xp))
     _refuse(apart, target, "it is an entry of another segment", xp, axis)
-    place = xp.where(none, _IGNORED * xp.ones_like(target), counts(place, xp))
+    place = xp.where(none, _left_out(call) * xp.ones_like(target), counts(place, xp))
     return place if hidden is None else xp.where(hidden, -xp.ones_like(target), place), stray | apart
+
+
+def _left_out(call: SegmentCall) -> int:
+    """The place of a target that is left out, as engines take it; where -1 is the class that the map hides, another number."""
+    return -2 if call.mapping.hides_a_class else -1
 
 
 def _at_axis(each: Array, axis: int, ndim: int, xp: Any) -> Array:
@@ -143,7 +147,7 @@ def _refuse(wrong: Array, target: Array, why: str, xp: Any, axis: int) -> None:
 def _by_rows(call: SegmentCall, place: Array) -> Array:
     xp = call.xp
     place = _array.to_last(place, call.axis, xp)
-    options = EACH_ROW._replace(ignore_index=_IGNORED)
+    options = EACH_ROW._replace(ignore_index=_left_out(call))
 
     def verb(bucket: Bucket, rows: Array) -> Array:
         each = xp.take(place, bucket.ids, axis=-1)
