@@ -22,7 +22,6 @@ from .padded import Bucket, each_row, mapping_of, of_bucket
 from .verbs import HINTS, SegmentOptions
 
 
-
 @check_keywords(
     HINTS
     | {
