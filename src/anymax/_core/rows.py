@@ -55,7 +55,7 @@ class Rows(NamedTuple):
         return self.caller is not None or self.mapping.hides_a_class
 
     def over_all(self, rows: Array | None = None) -> Rows:
-        """The same over all classes: one that the map hides becomes the last. Bridges take no other map.
+        """These rows over all classes: one that the map hides becomes the last. Bridges take no map that hides one.
 
         rows: the scores of the classes that the caller sees, if they have changed.
         """
@@ -76,7 +76,7 @@ class Rows(NamedTuple):
         return one_a_row(aligned(value, self.rows, self.axis, name), name)
 
     def with_a_class(self) -> Rows:
-        """The same; rows without a class get one that is masked, so that they give what rows do whose classes are all masked."""
+        """The same rows; if they have no classes, one masked class each, so that they count as rows whose classes are all masked."""
         return self if self.rows.shape[-1] else self._replace(rows=with_a_class(self.rows))
 
     def restore(self, out: Array) -> Array:

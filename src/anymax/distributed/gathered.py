@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, stop_gradient, wider
-from .._core.mapping import Mapping, with_rest
+from .._core.mapping import Mapping, with_missing_mass
 from .._random.draws import invert
 from ..autodiff import bridge
 from ..autodiff.group import jax
@@ -93,7 +93,7 @@ class Gathered(Solution):
         xp, n = self.xp, self.z.shape[-1]
         p = apply(self.common, self.z)
         # what p leaves of 1 is the probability of none of the classes
-        index = invert(with_rest(p, 1.0, xp) if self.common.one_draw == "rest" else p, u, xp)
+        index = invert(with_missing_mass(p, 1.0, xp) if self.common.one_draw == "rest" else p, u, xp)
         index = xp.where(index < n, index, -xp.ones_like(index))
         ids = _array.counts(self._ids(), xp)
         found = xp.take_along_axis(ids, xp.where(index < 0, xp.zeros_like(index), index), axis=-1)

@@ -26,7 +26,7 @@ from .._array import (
     wider,
 )
 from .._core.classes import refuse_strays
-from .._core.mapping import Mapping, left_of
+from .._core.mapping import Mapping, missing_mass
 from .._core.rows import hide
 from .._core.typing import LossKind
 from ..autodiff.agreement import Agreement
@@ -169,7 +169,7 @@ class Target(Columns, ABC):
         stray = self._check(part, shards, whole)
         if self.shares:
             gap_there, _ = summed(self.count - 2)
-            part, rest = self._with_rest(part, shards, whole)
+            part, rest = self._with_hidden_share(part, shards, whole)
             some = rest > 0
             gap = gap + xp.where(some, rest * xp.where(some, gap_there, xp.zeros_like(rest)), xp.zeros_like(rest))
             mass, whole, sample = mass + rest, whole + rest, sample + rest
@@ -199,8 +199,8 @@ class Target(Columns, ABC):
         # a ratio map has no loss but `nll`
         return list(state.constant) if v is None else [self._terms(state, _array.log(v, state.shards.xp))]
 
-    def _with_rest(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
-        """(the part with the hidden class's share of a distribution, which is what the sum of the others leaves; this share)."""
+    def _with_hidden_share(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
+        """(the part with the share of the hidden class, which completes the sum of a distribution; this share)."""
         raise TypeError("class indices have no share")
 
     # -- the target of this process's classes as a distribution ------------------------------------------------------------------
@@ -347,9 +347,9 @@ class Distributions(Target):
         gap = xp.where(keep, anchor - xp.where(keep, score, anchor), math.inf * xp.ones_like(score))
         return [xp.where(here, gap, xp.zeros_like(gap)), xp.astype(here, a.dtype)]
 
-    def _with_rest(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
+    def _with_hidden_share(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
         shard, xp, y = shards.shard, shards.xp, part.y
-        rest = left_of(whole, shard.mapping.sums(None, xp)[1], xp)
+        rest = missing_mass(whole, shard.mapping.sums(None, xp)[1], xp)
         own = shard.group.vary(rest) if differentiates(y) else stop_gradient(rest)
         here = (_array.positions(y, xp.int32, xp) == shard.n) & shard.has_hidden
         return part._replace(y=xp.where(here, own, y)), rest

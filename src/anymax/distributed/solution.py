@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, stop_gradient, total, xlogx
-from .._core.mapping import Mapping, left_of
+from .._core.mapping import Mapping, missing_mass
 from .._random.draws import invert
 from ..functional.draws import sum_of
 from ..likelihood.softmax_plain import Terms, at_classes
@@ -137,7 +137,7 @@ class Solution(ABC):
             h = None if h is None else h / mass - xp.log(mass)
             others = None if others is None else others - xp.log(mass)
         elif draw == "rest":
-            left = left_of(mass, 1.0, xp)
+            left = missing_mass(mass, 1.0, xp)
             h = None if h is None else h + xlogx(left, xp)
             others = None if others is None else _array.log(more[-1] + left, xp)
         lost = lost > 0

@@ -9,10 +9,10 @@ import numpy as np
 
 from .. import _array
 from .._array import Array, as_scalar, axis_or_all, is_ragged, is_torch, namespace, pick_axis, to_last
-from .._core.handed import handed
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import check_keywords, check_options, option_names
+from .._core.providers import providers
 from .._core.rows import Rows, as_one_class, hide, join, like_scores, prepare_axes, restore_axis, split
 from .._core.shards import scores_over_devices, sharded
 from .._core.tables import document, documented_like
@@ -67,7 +67,7 @@ def _fully(mapping: Mapping, x: Any, axis: Any, mask: Any, out: Any, dtype: Any)
         x = _array.asarray(x)
         axis = axis_or_all(axis, x.ndim)
     if is_ragged(x) and mask is None and out is None and dtype is None and not isinstance(axis, (tuple, list)):
-        return handed.apply_to_ragged(mapping, x, axis)
+        return providers.apply_to_ragged(mapping, x, axis)
     if sharded(x):
         return _store(scores_over_devices("apply", apply, mapping, x, axis, mask, dtype), out)
     if isinstance(axis, (tuple, list)):

@@ -21,7 +21,7 @@ from .._array import (
     upcast,
     wider,
 )
-from .._core.mapping import Mapping, rest_of, with_rest
+from .._core.mapping import Mapping, missing_mass, with_missing_mass
 from .._core.names import as_mapping
 from .._core.rows import Rows, prepare_axes
 from .._core.shards import refuse as refuse_sharded
@@ -124,10 +124,10 @@ def _of_map(mapping: Mapping, rows: Array, at: Array, entropy: bool, rest: bool,
             found = xp.where(lost, stop_gradient(found) + (pull - stop_gradient(pull)), found)
         h = others = None
         if entropy:
-            h = entropy_of(with_rest(p, 1.0, xp) if draw == "rest" else p)[..., None]
+            h = entropy_of(with_missing_mass(p, 1.0, xp) if draw == "rest" else p)[..., None]
         if rest:
             mass = total(xp.where(at_classes(given, p, xp), xp.zeros_like(p), p), xp)
-            others = _array.log(mass + rest_of(p, 1.0, xp) if draw == "rest" else mass, xp)
+            others = _array.log(mass + missing_mass(total(p, xp), 1.0, xp) if draw == "rest" else mass, xp)
     return Terms(found, h, others)
 
 

@@ -18,10 +18,10 @@ from .._array import (
     upcast,
     without_autocast,
 )
-from .._core.handed import handed
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import check_keywords
+from .._core.providers import providers
 from .._core.shards import refuse as refuse_sharded
 from .._core.shards import sharded
 from .._core.typing import ArrayT, Mask, Numbers, Reduction
@@ -107,7 +107,7 @@ def contrastive_loss(
     if sharded(a) or sharded(b):
         if group is not None or axis_name is not None:
             raise TypeError(f"{_WHO}: leave group= out; DTensors say over which devices their pairs are spread")
-        return handed.layers_over_devices().pairs(_WHO, loss_of_pairs, given)
+        return providers.layers_over_devices().pairs(_WHO, loss_of_pairs, given)
     return loss_of_pairs(given, group, axis_name)
 
 

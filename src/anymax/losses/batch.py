@@ -28,7 +28,7 @@ from .targets import (
     refuse_sums,
     result_dtype,
     smoothed,
-    with_rest_of_sums,
+    with_hidden_share,
 )
 
 
@@ -56,7 +56,7 @@ def _with_all_classes(
         options = options._replace(ignore_index=-1)
     else:
         y = _array.to_last(as_dtype(t, upcast(given.rows, xp).dtype, xp), given.axis, xp)
-        t = with_rest_of_sums(y, given.mapping.sums(given.rows > -math.inf, xp), xp)
+        t = with_hidden_share(y, given.mapping.sums(given.rows > -math.inf, xp), xp)
     weight = options.weight
     if weight is not None:
         weight = class_weights(weight, upcast(given.rows, xp), xp)

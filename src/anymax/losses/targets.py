@@ -29,7 +29,7 @@ from .._array import (
     total,
     upcast,
 )
-from .._core.mapping import Mapping, with_rest
+from .._core.mapping import Mapping, with_missing_mass
 from .options import LossOptions
 
 # -- what a target may be ------------------------------------------------------------------------------------------------------------
@@ -141,11 +141,11 @@ def refuse_sums(found: Array, sums: Sums, xp: Namespace, where: str = "", left_o
         raise ValueError(f"{_expected(sums, where)}; the sums go from {low:g} to {high:g}{several}")
 
 
-def with_rest_of_sums(y: Array, sums: Sums, xp: Namespace) -> Array:
-    """Distributions with what they leave of the highest sum as the last class, the hidden one; an error if they are none."""
+def with_hidden_share(y: Array, sums: Sums, xp: Namespace) -> Array:
+    """Distributions with the hidden class as the last, which completes them to the highest sum; an error if a row is none."""
     refuse_negative(y, sums, xp)
     refuse_sums(total(y, xp), sums, xp)
-    return with_rest(y, sums[1], xp)
+    return with_missing_mass(y, sums[1], xp)
 
 
 def _expected(sums: Sums | None, where: str) -> str:

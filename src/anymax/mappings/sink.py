@@ -18,7 +18,7 @@ from .._array import (
     without_autocast,
 )
 from .._core.facts import Facts
-from .._core.mapping import Mapping, with_rest
+from .._core.mapping import Mapping, with_missing_mass
 from .._core.names import as_mapping
 from .._core.of_another import OfAnother
 from .._core.rows import Rows
@@ -189,20 +189,20 @@ class Sink(OfAnother):
 
     # -- the loss ------------------------------------------------------------------------------------------------------------
 
-    def with_rest(self, q: Array, xp: Namespace) -> Array:
-        """q and what the sink has of the sum."""
-        return with_rest(q, self.inner.sums(None, xp)[1], xp)
+    def with_sink(self, q: Array, xp: Namespace) -> Array:
+        """q with the probability of the sink as the last class."""
+        return with_missing_mass(q, self.inner.sums(None, xp)[1], xp)
 
     def omega(self, q: Array, xp: Namespace) -> Array:
-        return self.inner.omega(self.with_rest(q, xp), xp)
+        return self.inner.omega(self.with_sink(q, xp), xp)
 
     def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
         given = self._over_all(x)
         p = given.mapping.differentiable(given.rows, xp)
-        return given.mapping.loss(given.rows, p, self.with_rest(y, xp), xp)
+        return given.mapping.loss(given.rows, p, self.with_sink(y, xp), xp)
 
     def constant(self, y: Array, xp: Namespace) -> Array:
-        return self.inner.constant(self.with_rest(y, xp), xp)
+        return self.inner.constant(self.with_sink(y, xp), xp)
 
     def no_constant(self, smoothed: bool) -> str | None:
         return self.inner.no_constant(smoothed)

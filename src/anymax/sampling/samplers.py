@@ -37,7 +37,7 @@ from .._array import (
     to_last,
     upcast,
 )
-from .._core.mapping import Mapping, with_rest
+from .._core.mapping import Mapping, with_missing_mass
 from .._core.names import as_mapping
 from .._core.options import check_keywords
 from .._core.rows import hide, prepare, with_a_class
@@ -375,7 +375,7 @@ def _by_inversion(
     """Samples by the inverse of the distribution function, [..., size]. outside: the last index is none of the classes, in no support."""
     xp = namespace(cut)
     p = stop_gradient(apply(mapping, upcast(cut, xp)))
-    p = with_rest(p, 1.0, xp) if mapping.one_draw == "rest" else p
+    p = with_missing_mass(p, 1.0, xp) if mapping.one_draw == "rest" else p
     index = invert(p, uniforms(p, size, generator, xp), xp)
     log_p = _log_prob(mapping, cut, index, xp) if log_prob else None
     full_log_p = log_p if full is cut or not log_prob else _log_prob(mapping, full, index, xp)

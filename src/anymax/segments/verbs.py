@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack
 
 from .. import _array
 from .._array import Array, as_dtype, is_array, is_jax, is_ragged, is_torch, namespace, quiet, stop_gradient, upcast
-from .._core.mapping import Mapping, with_rest
+from .._core.mapping import Mapping, with_missing_mass
 from .._core.options import check_keywords
 from .._core.rows import Rows
 from .._core.tables import document
@@ -340,7 +340,7 @@ def segment_sample(
     for bucket in rows.buckets:
         row = of_bucket(p, bucket, 0.0)
         if mapping.may_draw_none:
-            row = _with_none(call, bucket) if mapping.one_draw == "share" else with_rest(row, 1.0, xp)
+            row = _with_none(call, bucket) if mapping.one_draw == "share" else with_missing_mass(row, 1.0, xp)
         drawn = invert(row, xp.take(u, bucket.ids, axis=-2), xp)
         drawn = xp.where(drawn >= bucket.width, -xp.ones_like(drawn), drawn)  # none of the entries
         table = xp.broadcast_to(xp.reshape(bucket.entry, (-1, bucket.width)), (*drawn.shape[:-1], bucket.width))

@@ -1,4 +1,4 @@
-"""What lower layers need from higher ones. `anymax/__init__.py` sets it at import, so that imports only point to lower layers."""
+"""Functions of higher rooms that lower ones call. `anymax/__init__.py` sets them, so that imports only point to lower rooms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .mapping import Mapping
 
 
-class HandedDown:
+class Providers:
     """Fields without a value until they are set; reading one before is an error."""
 
     catalogue: tuple[type[Mapping], ...]
@@ -59,8 +59,8 @@ class HandedDown:
         missing = [name for name in type(self).__annotations__ if name not in self.__dict__]
         if missing:
             raise RuntimeError(
-                f"anymax: internal error: anymax/__init__.py must set handed.{', handed.'.join(missing)}"
+                f"anymax: internal error: anymax/__init__.py must set providers.{', providers.'.join(missing)}"
             )
 
 
-handed = HandedDown()
+providers = Providers()
