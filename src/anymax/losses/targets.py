@@ -130,12 +130,12 @@ def refuse_more_than_room(more: Array, mapping: Mapping, xp: Namespace) -> None:
         )
 
 
-def refuse_sums(found: Array, sums: Sums, xp: Namespace, where: str = "", left_out: Any = False) -> None:
+def refuse_sums(mass: Array, sums: Sums, xp: Namespace, where: str = "", left_out: Any = False) -> None:
     """Raise an error if the sums of distributions, [..., 1], are known to differ from those of the map, in rows that are not left out."""
     lowest, highest = sums
-    outside = (found < lowest - 1e-2 * highest) | (found > highest + 1e-2 * highest)
+    outside = (mass < lowest - 1e-2 * highest) | (mass > highest + 1e-2 * highest)
     if known_any(outside & ~left_out if is_array(left_out) else outside, xp):
-        low, high = (float(f(stop_gradient(found))) for f in (xp.min, xp.max))
+        low, high = (float(f(stop_gradient(mass))) for f in (xp.min, xp.max))
         one = not is_array(lowest) and lowest == 1.0
         several = ". For several labels in a row, divide their indicator by their number" if one else ""
         raise ValueError(f"{_expected(sums, where)}; the sums go from {low:g} to {high:g}{several}")
