@@ -17,7 +17,7 @@ from ..mappings import Softmax
 from . import torch_sizes
 from .job import Job
 from .layer import Layer
-from .torch_candidate_scores import candidates_of, few_back, weighted_scores
+from .torch_candidate_scores import candidates_back, candidates_of, weighted_scores
 from .torch_candidates import (
     BlockSize,
     OfTarget,
@@ -41,11 +41,11 @@ def of_softmax(
     layer, target = job.layer, job.target
     assert target is not None
     if least and layer.recorded():
-        wide = wide_dtype(layer.x, torch)
-        bound = lambda s, layer: logsumexp(s, wide) + (math.log(least) - 1e-4)  # noqa: E731
-        held = candidates_of(job, bound, OfTarget.APART)
-        if not bool(held.full.any()):
-            two, even = _likely(None, *_operands(layer, target, u), held.value, held.index, held.at, held.others)
+        dtype = wide_dtype(layer.x, torch)
+        bound = lambda s, layer: logsumexp(s, dtype) + (math.log(least) - 1e-4)  # noqa: E731
+        value, index, at, full, others = candidates_of(job, bound, OfTarget.APART)
+        if not bool(full.any()):
+            two, even = _likely(None, *_operands(layer, target, u), value, index, at, others)
             return two, even, even
     target = target if target.ndim == 2 else target[:, None]
     return _others((BlockSize.of(layer, job.chunk), entropy), *_operands(layer, target, u))
@@ -82,7 +82,7 @@ def _plain(
 ) -> tuple[Tensor, Tensor, Tensor]:
     s = _layer(x, weight, bias, keep).scores().to(wide_dtype(x, torch))
     there = target >= 0
-    own = torch.where(there, s.gather(1, target.clamp(min=0)), -math.inf)
+    of_target = torch.where(there, s.gather(1, target.clamp(min=0)), -math.inf)
     s = s.masked_fill(at_classes(torch.where(there, target, s.shape[1]), s, torch), -math.inf)
     level = s.logsumexp(1, keepdim=True)
     even = s.new_zeros(0) if u is None else (torch.where(u == 0, 0, s) * u).sum(1)
@@ -90,7 +90,7 @@ def _plain(
     if entropy:
         below = (s - torch.where(level == -math.inf, math.inf, level)).clamp(min=LOWEST)
         h = -(below.exp() * below).sum(1, keepdim=True)
-    return torch.cat([own, level], 1), even, h
+    return torch.cat([of_target, level], 1), even, h
 
 
 _others = operation("SoftmaxOthers", _others_forward, _others_backward, _others_plain)
@@ -107,9 +107,9 @@ def _likely_forward(_: None, operands: Any, wants: Any) -> tuple[tuple[Tensor, T
 def _likely_backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
     (x, weight, bias, _keep, _target, u, value, index, at), (two, mean), (g, g_even) = operands, kept, grads
     if g is not None:
-        own = g[:, :1].masked_fill(two[:, :1] == -math.inf, 0)
-        g = ((value - _level(two)).exp_() * g[:, 1:]).scatter_(1, at[:, None], own)
-    return *few_back(wants, g, g_even, index, x, weight, bias, u, mean), *(None,) * 7
+        g_target = g[:, :1].masked_fill(two[:, :1] == -math.inf, 0)
+        g = ((value - _level(two)).exp_() * g[:, 1:]).scatter_(1, at[:, None], g_target)
+    return *candidates_back(wants, g, g_even, index, x, weight, bias, u, mean), *(None,) * 7
 
 
 def _likely_plain(_: None, operands: Any, kept: Any) -> tuple[Tensor, Tensor]:
