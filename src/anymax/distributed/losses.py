@@ -170,8 +170,8 @@ class Target(Columns, ABC):
         if self.shares:
             gap_there, _ = summed(self.count - 2)
             part, rest = self._with_hidden_share(part, shards, whole)
-            some = rest > 0
-            gap = gap + xp.where(some, rest * xp.where(some, gap_there, xp.zeros_like(rest)), xp.zeros_like(rest))
+            zero = xp.zeros_like(rest)
+            gap = gap + xp.where(rest > 0, rest * xp.where(rest > 0, gap_there, zero), zero)
             mass, whole, sample = mass + rest, whole + rest, sample + rest
         if self.options.smoothing:
             free = stop_gradient(xp.sum(extra[6], axis=0))
@@ -267,11 +267,11 @@ class Target(Columns, ABC):
         here = self._here(sums.part, out.shard) > 0
         counts = (stop_gradient(out.p()) != 0) | here
         parts = Part.of(a, xp), Part.of(hide(a, counts), xp)
-        own = total(xp.where(here, stop_gradient(a), xp.zeros_like(a)), xp)
-        own, *of_parts = shards.collect([own, *(column for part in parts for column in (part.high, part.rest))])
+        score = total(xp.where(here, stop_gradient(a), xp.zeros_like(a)), xp)
+        score, *of_parts = shards.collect([score, *(column for part in parts for column in (part.high, part.rest))])
         zero = xp.zeros_like(shards.high)
         whole, kept = (logsumexp(high, rest, zero, xp) for high, rest in (of_parts[:2], of_parts[2:]))
-        return xp.sum(own, axis=0), whole, kept
+        return xp.sum(score, axis=0), whole, kept
 
 
 class ClassIndices(Target):
@@ -350,9 +350,9 @@ class Distributions(Target):
     def _with_hidden_share(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
         shard, xp, y = shards.shard, shards.xp, part.y
         rest = missing_mass(whole, shard.mapping.sums(None, xp)[1], xp)
-        own = shard.group.vary(rest) if differentiates(y) else stop_gradient(rest)
+        share = shard.group.vary(rest) if differentiates(y) else stop_gradient(rest)
         here = (_array.positions(y, xp.int32, xp) == shard.n) & shard.has_hidden
-        return part._replace(y=xp.where(here, own, y)), rest
+        return part._replace(y=xp.where(here, share, y)), rest
 
     def _here(self, part: TargetPart, shard: Shard) -> Array:
         return part.y
@@ -371,10 +371,10 @@ def target_is(agreement: Agreement, t: Array, xp: Namespace) -> None:
 
 
 def loss(
-    arguments: Arguments, agreement: Agreement, kind: LossKind, target: Any, weight: Any, given: dict[str, Any]
+    arguments: Arguments, agreement: Agreement, kind: LossKind, target: Any, weight: Any, keywords: dict[str, Any]
 ) -> Array:
     call = arguments.call(agreement, classes_last=False)
-    options = LossOptions.read(arguments.who, weight, given)
+    options = LossOptions.read(arguments.who, weight, keywords)
     columns = Target.of(call, kind, target, options, FurtherLosses())
     return solve(call, columns.loss, columns)
 

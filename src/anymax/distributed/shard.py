@@ -36,11 +36,11 @@ class Shard:
     def join_hidden(self, here: Any) -> None:
         """Make the class that `seen` hides the last of `rows`, masked where it is not `here`."""
         xp, n = self.xp, self.n
-        given = Rows(self.rows, self.rows, self.mapping, -1).over_all()
-        rows = given.rows if n else given.rows[..., 1:]  # no masked class needs to represent no classes
+        call = Rows(self.rows, self.rows, self.mapping, -1).over_all()
+        rows = call.rows if n else call.rows[..., 1:]  # no masked class needs to represent no classes
         mine = _array.positions(rows, xp.int32, xp) < n
         self.rows = xp.where(mine | here, rows, -math.inf * xp.ones_like(rows))
-        self.mapping, self.common = given.mapping, self.seen.over_all
+        self.mapping, self.common = call.mapping, self.seen.over_all
         self.hides, self.has_hidden = True, here
 
     @property
