@@ -143,16 +143,16 @@ def entropy(
     >>> anymax.entropy([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]).round(4)
     array([0.6931, 0.    ])
     """
-    (p, xp), order = _probabilities("entropy", p), _order(kind, _array.number(alpha))
-    axis = _array.check_axis(pick_axis(axis, dim), p.ndim)
-    q = upcast(_array.to_last(p, axis, xp), xp)
+    (array, xp), order = _probabilities("entropy", p), _order(kind, _array.number(alpha))
+    axis = _array.check_axis(pick_axis(axis, dim), array.ndim)
+    q = upcast(_array.to_last(array, axis, xp), xp)
     with quiet(q):
         _refuse_scores("entropy", q, xp)
         _warn_of_scores(q, xp)
         h = _tsallis(q, order, xp) if kind == "tsallis" else _renyi(q, order, xp)
         h = xp.where(xp.any(xp.isnan(q), axis=-1, keepdims=True), math.nan * xp.ones_like(h), h)
     h = xp.squeeze(h, axis=-1) + 0.0  # no -0
-    return as_scalar(as_dtype(h, p.dtype, xp))
+    return as_scalar(as_dtype(h, array.dtype, xp))
 
 
 def _refuse_scores(who: str, q: Array, xp: Namespace) -> None:

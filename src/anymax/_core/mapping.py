@@ -78,7 +78,7 @@ class Mapping(OverProcesses, ABC):
     hides_a_class: ClassVar[bool] = False  # True if p is that of all but one class: `Rows.over_all` has it as the last
     # True if Omega(y) does not exist for every y (see `no_constant`): the map's own loss leaves it out
     omits_constant: ClassVar[bool] = False
-    hidden_has_own: bool = False  # True if the hidden class has parameters of its own beside its score
+    hidden_has_own: bool = False  # True if the hidden class has other parameters than its score
     # the parameter that JAX passes as an array, so that one compiled program fits all its values
     array_field: ClassVar[str | None] = None
     needs_scores: bool = True  # False if `vjp` needs p only, not x
@@ -91,7 +91,7 @@ class Mapping(OverProcesses, ABC):
     # the parameters in which the derivatives of p, and of the loss, follow from p alone: `param_jvp`, `param_vjp`, `loss_slope`
     learns: tuple[str, ...] = ()
     loss_learns: tuple[str, ...] = ()
-    # of the parameters that may be arrays: a row whose own is out of its range, and could not be read, becomes NaN
+    # of the parameters that may be arrays: a row whose parameter is out of its range, and could not be read, becomes NaN
     ranges: ClassVar[Ranges] = {}
 
     def __new__(cls, *args: Any, **fields: Any) -> Self:

@@ -31,10 +31,10 @@ class Providers:
     """p of a nested or sparse tensor: (map, scores, axis)."""
 
     over_devices: Callable[[], ModuleType]
-    """Loads and returns the module that handles DTensors."""
+    """Loads and returns the module that computes with DTensors."""
 
     layers_over_devices: Callable[[], ModuleType]
-    """The same for output layers."""
+    """Loads and returns the module that computes output layers of DTensors."""
 
     segment_bridge: Callable[[str], Any]
     """The bridge of `segments`, by the name of the framework."""

@@ -69,7 +69,7 @@ def over_devices() -> Any:
 def scores_over_devices(
     verb: str, whole: Callable[..., Any], mapping: Any, x: Any, axis: Any, mask: Any, dtype: Any
 ) -> Any:
-    """`whole(mapping, x, axis, mask=mask)` of a DTensor cast to dtype, with the shape of x. verb: its name.
+    """`whole(mapping, x, axis, mask=mask)` for a DTensor x, which is cast to dtype; the result has its shape. verb: the name for errors.
 
     `whole` computes the rows of a device that has all classes, `anymax.distributed` those of which each device has a part.
     """
@@ -94,6 +94,7 @@ def rows_over_devices(
     keepdims: bool | None = None,
     **per_row: Any,
 ) -> Any:
-    """The same for results with one number per row, in a list; `per_row` are further arguments with one value per row."""
+    """Results with one number per row, in a list, as `scores_over_devices` computes scores. per_row: further arguments with one value
+    per row."""
     on_device = functools.partial(whole, axis=axis, **({} if keepdims is None else {"keepdims": keepdims}))
     return over_devices().of_rows(verb, on_device, mapping, x, axis, mask, bool(keepdims), **per_row)

@@ -137,7 +137,7 @@ class Arguments(NamedTuple):
 
     @classmethod
     def of(cls, who: str, mapping: Any, x: Any, /, **options: Any) -> Arguments:
-        """The same, with checked keywords."""
+        """The arguments, with the keywords checked."""
         return cls(who, mapping, x, **check_options(who, cls._fields[3:], options))
 
     def call(self, agreement: Agreement, classes_last: bool = True) -> ShardedCall:

@@ -84,7 +84,7 @@ class SplitLayer:
         return cls(agreement, layer, temperature, transforms, start, sum(sizes), max(sizes), chunk)
 
     def support(self, index: Array, support: Any) -> SupportPart:
-        """This process's part of the support of the rows, whose own classes are `index` [rows, 1]."""
+        """This process's part of the support of the rows, whose targets are `index` [rows, 1]."""
         layer, shared = self.layer, self.agreement.group
         start = layer.classes * shared.rank if self.start is None else self.start
         xp = namespace(layer.x)
@@ -93,7 +93,7 @@ class SplitLayer:
     def by_rows(
         self, columns: int, of_rows: Callable[[ShardedCall, slice], Any], kept: SupportPart | None = None
     ) -> Any:
-        """`of_rows(call, where)` of a few rows at a time, one after the other along the first axis. columns: those it sends first.
+        """`of_rows(call, where)`, a group of rows at a time, joined along the first axis. columns: how many it sends first.
 
         kept: the part of a support whose scores alone are computed.
         """

@@ -37,7 +37,7 @@ class Columns:
         return state
 
     def second(self, state: Any, v: Array | None = None) -> list[Array]:
-        """The columns of the second collective. v: given by a ratio map, whose p is v / sum v over all processes."""
+        """The columns of the second collective. v: for a ratio map, whose p is v / sum v over all processes; else None."""
         return []
 
 

@@ -43,7 +43,7 @@ class SupportPart(NamedTuple):
         )
 
     def part(self, where: slice) -> SupportPart:
-        """The same for some of the rows."""
+        """The part of these rows."""
         rows = (self.classes[where, ...], self.there[where, ...], self.here[where, ...], self.at[where, ...])
         return SupportPart(*rows, self.count, self.width)
 

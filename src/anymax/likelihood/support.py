@@ -35,7 +35,7 @@ def read_support(who: str, rows: Array, count: int, n: int, support: Any, xp: Na
 
 
 def sized_support(who: str, rows: Array, count: int, n: int, support: Any, xp: Namespace) -> tuple[Array, Array]:
-    """The same for functions whose shapes depend on the sizes of the support, which must be known."""
+    """`read_support` for functions whose shapes depend on the sizes of the support, which must be known."""
     ids, offsets = read_support(who, rows, count, n, support, xp)
     if not (eager(ids) and eager(offsets)):
         raise TypeError(

@@ -44,7 +44,7 @@ def read(who: str, mapping: Mapping | str, x: Any, axis: Any = -1, mask: Any = N
 def read_scaled(
     who: str, mapping: Mapping | str, x: Any, axis: Any, mask: Any, transform: Any, temperature: Any
 ) -> tuple[Rows, float]:
-    """The same for scores that a temperature divides, and the factor by which the caller must still multiply the rows."""
+    """`read` for scores that a temperature divides, and the factor by which the caller must still multiply the rows."""
     mapping = as_mapping(mapping, who)
     mapping.check_draw(who)
     refuse_sharded(who, x)

@@ -250,7 +250,7 @@ class _Tokens:
         return layer.as_given(columns[:, 0], xp), entropy
 
     def over(self, support: Any) -> tuple[Any, Any]:
-        """The same over the classes of each row's support; no other rows of the weight are read."""
+        """log p and the entropy over the classes of each row's support; no other rows of the weight are read."""
         return bridge(self.layer.x).layers.outside_graphs(self._of_support, support)
 
     def _of_support(self, support: Any) -> tuple[Any, Any]:

@@ -124,7 +124,7 @@ class Candidates(NamedTuple):
     others: Tensor | None = None  # [rows, 1], logsumexp of all scores but the target's, if requested
 
     def part(self, rows: Tensor) -> Candidates:
-        """The same for some of the rows, given by their indices."""
+        """The candidates of the rows with these indices."""
         return Candidates(*(None if a is None else a[rows] for a in self))  # type: ignore[arg-type]
 
 
