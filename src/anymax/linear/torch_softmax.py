@@ -176,8 +176,8 @@ class _Slopes(NamedTuple):
         row, column, place = scores.targets(a, b)
         d[row, place] = -math.inf
         for i in range(0, d.shape[0], step):
-            some = slice(i, i + step)
-            self.part(some).change(d[some], a, b)
+            rows = slice(i, i + step)
+            self.part(rows).change(d[rows], a, b)
         d[row, place] += self.g[row, column].to(d.dtype)
         return d
 
