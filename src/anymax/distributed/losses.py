@@ -169,7 +169,7 @@ class Target(Columns, ABC):
         stray = self._check(part, shards, whole)
         if self.shares:
             gap_there, _ = summed(self.count - 2)
-            part, rest = self._with_hidden_share(part, shards, whole)
+            part, rest = self._complete_part(part, shards, whole)
             zero = xp.zeros_like(rest)
             gap = gap + xp.where(rest > 0, rest * xp.where(rest > 0, gap_there, zero), zero)
             mass, whole, sample = mass + rest, whole + rest, sample + rest
@@ -199,7 +199,7 @@ class Target(Columns, ABC):
         # a ratio map has no loss but `nll`
         return list(state.constant) if v is None else [self._terms(state, _array.log(v, state.shards.xp))]
 
-    def _with_hidden_share(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
+    def _complete_part(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
         """(the part with the share of the hidden class, which completes the sum of a distribution; this share)."""
         raise TypeError("class indices have no share")
 
@@ -347,7 +347,7 @@ class Distributions(Target):
         gap = xp.where(keep, anchor - xp.where(keep, score, anchor), math.inf * xp.ones_like(score))
         return [xp.where(here, gap, xp.zeros_like(gap)), xp.astype(here, a.dtype)]
 
-    def _with_hidden_share(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
+    def _complete_part(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
         shard, xp, y = shards.shard, shards.xp, part.y
         rest = missing_mass(whole, shard.mapping.sums(None, xp)[1], xp)
         share = shard.group.vary(rest) if differentiates(y) else stop_gradient(rest)

@@ -24,7 +24,7 @@ from ..autodiff import bridge
 from ..losses.further import FurtherLosses
 from ..losses.margins import as_margin
 from ..losses.options import EACH_ROW, LossOptions, cast, class_weights
-from ..losses.targets import counted_weight, holds_indices, with_hidden_share
+from ..losses.targets import complete_target, counted_weight, holds_indices
 from ..mappings import Softmax
 from ..thresholds import Threshold
 from .arguments import HINTS, class_of_each_row, row_transforms
@@ -292,7 +292,7 @@ def _job(
         raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
     y = xp.reshape(target, (layer.rows, layer.seen_classes))
     if layer.hides:
-        y = with_hidden_share(y, (0.0, 1.0), xp)
+        y = complete_target(y, (0.0, 1.0), xp)
     return (
         Job(all_scores, per_row, y, class_weight, chunk),
         None,

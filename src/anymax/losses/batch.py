@@ -19,6 +19,7 @@ from .options import LossOptions, class_weights
 from .targets import (
     Samples,
     ask_for_axis,
+    complete_target,
     each_row,
     holds_indices,
     of_target,
@@ -28,7 +29,6 @@ from .targets import (
     refuse_sums,
     result_dtype,
     smoothed,
-    with_hidden_share,
 )
 
 
@@ -56,7 +56,7 @@ def _with_all_classes(
         options = options._replace(ignore_index=-1)
     else:
         y = _array.to_last(as_dtype(t, upcast(call.rows, xp).dtype, xp), call.axis, xp)
-        t = with_hidden_share(y, call.mapping.sums(call.rows > -math.inf, xp), xp)
+        t = complete_target(y, call.mapping.sums(call.rows > -math.inf, xp), xp)
     weight = options.weight
     if weight is not None:
         weight = class_weights(weight, upcast(call.rows, xp), xp)

@@ -141,7 +141,7 @@ def refuse_sums(mass: Array, sums: Sums, xp: Namespace, where: str = "", left_ou
         raise ValueError(f"{_expected(sums, where)}; the sums go from {low:g} to {high:g}{several}")
 
 
-def with_hidden_share(y: Array, sums: Sums, xp: Namespace) -> Array:
+def complete_target(y: Array, sums: Sums, xp: Namespace) -> Array:
     """Distributions with the hidden class as the last, which completes them to the highest sum; an error if a row is none."""
     refuse_negative(y, sums, xp)
     refuse_sums(total(y, xp), sums, xp)
