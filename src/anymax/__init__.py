@@ -26,8 +26,8 @@ from . import functional, likelihood, mappings, margins, transforms
 from ._config import show_config
 from ._core import elsewhere
 from ._core.facts import Facts
-from ._core.handed import handed
 from ._core.mapping import Mapping
+from ._core.providers import providers
 from ._core.ratio_map import RatioMap
 from ._core.separable import Separable
 from ._version import __version__
@@ -158,17 +158,17 @@ def _layer_bridge(framework: str) -> Any:
     return linear.layer_bridge(framework)
 
 
-handed.catalogue = mappings.CATALOGUE
-handed.call = functional.call
-handed.notebook_page = _notebook_page
-handed.public_names = _public_names
-handed.apply_to_ragged = _apply_to_ragged
-handed.over_devices = _over_devices
-handed.layers_over_devices = _layers_over_devices
-handed.segment_bridge = _segment_bridge
-handed.layer_bridge = _layer_bridge
-handed.softmax_terms = likelihood.softmax_terms
-handed.check()
+providers.catalogue = mappings.CATALOGUE
+providers.call = functional.call
+providers.notebook_page = _notebook_page
+providers.public_names = _public_names
+providers.apply_to_ragged = _apply_to_ragged
+providers.over_devices = _over_devices
+providers.layers_over_devices = _layers_over_devices
+providers.segment_bridge = _segment_bridge
+providers.layer_bridge = _layer_bridge
+providers.softmax_terms = likelihood.softmax_terms
+providers.check()
 
 # these need a framework, matplotlib or scikit-learn
 _LATE = (

@@ -67,12 +67,12 @@ def jacobian(
            [ 0. ,  0. ,  0. ]])
     """
     refuse_sharded("jacobian", x)
-    given = prepare(as_mapping(mapping, "jacobian"), x, pick_axis(axis, dim), mask, least=0)
-    rows, xp = given.rows, namespace(given.rows)
+    call = prepare(as_mapping(mapping, "jacobian"), x, pick_axis(axis, dim), mask, least=0)
+    rows, xp = call.rows, namespace(call.rows)
     if not rows.shape[-1]:
         return xp.zeros((*rows.shape[:-1], 0, 0), dtype=rows.dtype, **device_of(rows))
-    s, mapping, n = upcast(rows, xp), given.mapping, rows.shape[-1]
-    over_all = given.over_all(s)
+    s, mapping, n = upcast(rows, xp), call.mapping, rows.shape[-1]
+    over_all = call.over_all(s)
     p = over_all.seen(bridge(s).apply(over_all.mapping, over_all.rows))
     eye = xp.eye(n, dtype=s.dtype, **device_of(s))
     wide = xp.broadcast_to(s[..., None, :], (*s.shape[:-1], n, n))
@@ -143,16 +143,16 @@ def entropy(
     >>> anymax.entropy([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]).round(4)
     array([0.6931, 0.    ])
     """
-    (given, xp), order = _probabilities("entropy", p), _order(kind, _array.number(alpha))
-    axis = _array.check_axis(pick_axis(axis, dim), given.ndim)
-    q = upcast(_array.to_last(given, axis, xp), xp)
+    (array, xp), order = _probabilities("entropy", p), _order(kind, _array.number(alpha))
+    axis = _array.check_axis(pick_axis(axis, dim), array.ndim)
+    q = upcast(_array.to_last(array, axis, xp), xp)
     with quiet(q):
         _refuse_scores("entropy", q, xp)
         _warn_of_scores(q, xp)
         h = _tsallis(q, order, xp) if kind == "tsallis" else _renyi(q, order, xp)
         h = xp.where(xp.any(xp.isnan(q), axis=-1, keepdims=True), math.nan * xp.ones_like(h), h)
     h = xp.squeeze(h, axis=-1) + 0.0  # no -0
-    return as_scalar(as_dtype(h, given.dtype, xp))
+    return as_scalar(as_dtype(h, array.dtype, xp))
 
 
 def _refuse_scores(who: str, q: Array, xp: Namespace) -> None:

@@ -93,12 +93,12 @@ def threshold(
     if sharded(x):
         axis = _array.axis_or_all(axis, x.ndim)
         return Threshold(*rows_over_devices("threshold", threshold, mapping, x, axis, mask, keepdims))
-    given = prepare_axes(mapping, x, axis, mask, least=0).with_a_class().over_all()
-    rows, xp = given.rows, namespace(given.rows)
-    p = bridge(rows).apply(given.mapping.frozen(), stop_gradient(rows))
-    tau, size = tau_of(given.mapping, rows, xp), _support_size(given.seen(p), xp)
-    tau = like_scores(as_dtype(tau, rows.dtype, xp), given.scores)
-    return Threshold(given.restore_one(tau, keepdims), given.restore_one(size, keepdims))
+    call = prepare_axes(mapping, x, axis, mask, least=0).with_a_class().over_all()
+    rows, xp = call.rows, namespace(call.rows)
+    p = bridge(rows).apply(call.mapping.frozen(), stop_gradient(rows))
+    tau, size = tau_of(call.mapping, rows, xp), _support_size(call.seen(p), xp)
+    tau = like_scores(as_dtype(tau, rows.dtype, xp), call.scores)
+    return Threshold(call.restore_one(tau, keepdims), call.restore_one(size, keepdims))
 
 
 _COUNTED = 1 << 20  # entries to count at a time, since torch and NumPy convert them to integers of 8 bytes
@@ -120,18 +120,18 @@ def _support_size(p: Array, xp: Any) -> Array:
 
 def tau_of(mapping: Mapping, rows: Array, xp: Any) -> Array:
     """tau of rows of scores, [..., 1], single or double, with its derivatives in the scores and the map's parameters."""
-    leaf = bridge(rows)
+    framework = bridge(rows)
     moves = differentiates(rows) or any(differentiates(value) for value in mapping.params().values())
     if moves and mapping.is_softmax:
         tau = logsumexp(upcast(rows, xp), axis=-1, keepdims=True)
         tau = xp.where(tau == -math.inf, stop_gradient(tau), tau)  # a masked row has no derivative
         return _array.poison(tau, tau == math.inf, xp)
-    tau = leaf.threshold(mapping.frozen(), stop_gradient(rows))
+    tau = framework.threshold(mapping.frozen(), stop_gradient(rows))
     if not moves:
         return tau
     x = upcast(rows, xp)
     with quiet(rows):
-        moving = mapping.moving_threshold(x, leaf.apply(mapping, x), xp)
+        moving = mapping.moving_threshold(x, framework.apply(mapping, x), xp)
         moving = xp.where(xp.isfinite(moving), moving, xp.zeros_like(moving))  # of a masked row it is -inf, as tau is
         return tau + as_dtype(moving - stop_gradient(moving), tau.dtype, xp)
 
@@ -180,24 +180,24 @@ def logsumexp(
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
     if sharded(x):
         axis = _array.axis_or_all(axis, x.ndim)
-        verb = lambda _, rows, **given: logsumexp(rows, **given)  # noqa: E731
+        verb = lambda _, rows, **options: logsumexp(rows, **options)  # noqa: E731
         return rows_over_devices("logsumexp", verb, Softmax(), x, axis, mask, keepdims, temperature=temperature)[0]
     if (one := as_one_class(x, axis)) is not None:
         return logsumexp(one, temperature=temperature, mask=mask)
-    given = prepare_axes(Softmax(), x, axis, mask, least=0).with_a_class()
-    rows, xp = given.rows, namespace(given.rows)
+    call = prepare_axes(Softmax(), x, axis, mask, least=0).with_a_class()
+    rows, xp = call.rows, namespace(call.rows)
     out = None
     if not is_array(temperature) and temperature == 1 and not _array.differentiates(rows) and not _array.compiling():
         engine = kernels.compiled("threshold", Softmax(), rows)
         out = None if engine is None else engine.logsumexp(rows)
     if out is None:
         with quiet(rows):
-            out = _smooth_max(upcast(rows, xp), _temperature(given, temperature), xp)
-    return given.restore_one(like_scores(as_dtype(out, rows.dtype, xp), given.scores), keepdims)
+            out = _smooth_max(upcast(rows, xp), _temperature(call, temperature), xp)
+    return call.restore_one(like_scores(as_dtype(out, rows.dtype, xp), call.scores), keepdims)
 
 
-def _temperature(given: Rows, temperature: Any) -> Any:
-    return _array.nan_outside(given.parameter(temperature, "temperature"), _array.AT_LEAST_0)
+def _temperature(call: Rows, temperature: Any) -> Any:
+    return _array.nan_outside(call.parameter(temperature, "temperature"), _array.AT_LEAST_0)
 
 
 def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
@@ -251,13 +251,13 @@ def mellowmax(
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
     if sharded(x):
         axis = _array.axis_or_all(axis, x.ndim)
-        verb = lambda _, rows, **given: mellowmax(rows, **given)  # noqa: E731
+        verb = lambda _, rows, **options: mellowmax(rows, **options)  # noqa: E731
         return rows_over_devices("mellowmax", verb, Softmax(), x, axis, mask, keepdims, omega=omega)[0]
-    given = prepare_axes(Softmax(), x, axis, mask, least=0).with_a_class()
-    rows, xp = given.rows, namespace(given.rows)
+    call = prepare_axes(Softmax(), x, axis, mask, least=0).with_a_class()
+    rows, xp = call.rows, namespace(call.rows)
     with quiet(rows):
-        out = _mellow(upcast(rows, xp), given.parameter(omega, "omega"), xp)
-    return given.restore_one(like_scores(as_dtype(out, rows.dtype, xp), given.scores), keepdims)
+        out = _mellow(upcast(rows, xp), call.parameter(omega, "omega"), xp)
+    return call.restore_one(like_scores(as_dtype(out, rows.dtype, xp), call.scores), keepdims)
 
 
 def _mellow(s: Array, omega: Any, xp: Any) -> Array:

@@ -207,11 +207,11 @@ class Sparsegen(anymax.Sparsemax):
 
 @pytest.fixture
 def with_sparsegen(monkeypatch):
-    from anymax._core.handed import handed
+    from anymax._core.providers import providers
     from anymax.cli import commands
 
     with monkeypatch.context() as patch:
-        patch.setattr(handed, "catalogue", (*CATALOGUE, Sparsegen))
+        patch.setattr(providers, "catalogue", (*CATALOGUE, Sparsegen))
         importlib.reload(names)
         importlib.reload(commands)
         yield

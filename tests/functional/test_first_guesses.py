@@ -18,7 +18,7 @@ from kinds import KINDS, back, jax_in_the_whole_battery
 import anymax as am
 from anymax import Entmax, PerturbMax, Ratio, Softmax, Sparsemax, SparseSoftmax
 from anymax._core import names
-from anymax._core.handed import handed
+from anymax._core.providers import providers
 from anymax.losses import targets
 from anymax.mappings import CATALOGUE
 
@@ -122,7 +122,7 @@ def test_a_name_means_a_map(name, mapping):
 
 
 def test_a_name_is_read_once(monkeypatch):
-    monkeypatch.setattr(names, "_made", {})
+    monkeypatch.setattr(names, "_by_spec", {})
     monkeypatch.setattr(names, "_MOST", 3)
     assert names.named("entmax:alpha=1.3") is names.named("entmax:alpha=1.3")
     for _ in range(2):
@@ -130,7 +130,7 @@ def test_a_name_is_read_once(monkeypatch):
             names.named("entmax:beta=1.3")
     for k in range(1, 6):
         assert names.named(f"sparse_softmax:k={k}") == SparseSoftmax(k=k)
-        assert len(names._made) <= 3
+        assert len(names._by_spec) <= 3
 
 
 def test_every_map_without_a_function_has_its_name():
@@ -198,7 +198,7 @@ def test_a_map_of_ones_own_in_the_catalogue_has_its_name(monkeypatch):
         def forward(self, x, xp):
             return super().forward(self.by * x, xp)
 
-    monkeypatch.setattr(handed, "catalogue", (*CATALOGUE, Sharper))
+    monkeypatch.setattr(providers, "catalogue", (*CATALOGUE, Sharper))
     np.testing.assert_allclose(am.apply("sharper:by=2", X), am.sparsemax(2 * X))
     with pytest.raises(ValueError, match="sharper needs by; write sharper:by="):
         am.apply("sharper", X)

@@ -25,7 +25,7 @@ def _as_on_a_gpu(monkeypatch):
     """Small sizes, so that there are several groups, parts of them and blocks."""
     monkeypatch.setattr(torch_sizes, "on_gpu", lambda x: True)
     monkeypatch.setattr(layer, "on_cpu", lambda x: False)
-    small = {"small": CLASSES, "group": CLASSES, "few": 7 * CLASSES, "block": ROWS * 32}
+    small = {"small": CLASSES, "group": CLASSES, "piece": 7 * CLASSES, "block": ROWS * 32}
     monkeypatch.setattr(torch_sizes, "GPU", torch_sizes.GPU._replace(**small))
 
 
@@ -36,8 +36,8 @@ def ways(monkeypatch):
     for module, name in (
         (torch_groups, "_gradient"),
         (torch_softmax, "_others_back"),
-        (torch_candidate_scores, "few_back"),
-        (torch_softmax, "few_back"),
+        (torch_candidate_scores, "candidates_back"),
+        (torch_softmax, "candidates_back"),
     ):
         compute = getattr(module, name)
 
@@ -159,7 +159,7 @@ def test_the_way_is_the_one_that_is_told(name, dtype, options, way, ways):
             f"the scores of {chunk} classes and 40 rows at a time"
             + ("; each row keeps those that may have a probability, and only these have a gradient" if name != "softmax" else
                "; if few classes of each row are above least=, only these have a gradient, else all, computed again"),
-            "few_back",
+            "candidates_back",
         ],
     }[way]  # fmt: skip
     assert len(ways) == 1
@@ -276,7 +276,7 @@ def peak(call):
 def test_the_memory_above_weight_and_gradients_is_that_of_the_weight(name, dtype, rows, monkeypatch):
     """It is twice as much in half precision if there are more rows than features, since the gradient of the weight is summed in fp32;
     where the CPU has products of bf16, torch packs the weight for them, too."""
-    monkeypatch.setattr(torch_sizes, "GPU", torch_sizes.GPU._replace(few=1 << 13, block=1 << 13, gathered=1 << 13))
+    monkeypatch.setattr(torch_sizes, "GPU", torch_sizes.GPU._replace(piece=1 << 13, block=1 << 13, gathered=1 << 13))
     features, classes = 64, 3000
     x, weight, bias = (
         torch.randn(*shape).div(4).to(DTYPES[dtype]).requires_grad_()

@@ -88,7 +88,7 @@ def test_gradients_with_a_learned_temperature(name, reduction, held, negatives, 
     from anymax.linear.torch_candidates import BlockSize
 
     monkeypatch.setattr(torch_contrastive, "_SIZE", BlockSize(4, 3))  # several blocks, and a diagonal across them
-    monkeypatch.setattr(torch_contrastive, "_HELD", held)
+    monkeypatch.setattr(torch_contrastive, "_SAVED", held)
     a, b = (torch.tensor(v).requires_grad_() for v in embeddings(negatives=negatives))
     mask = torch.tensor(false_negatives(9, 9 + negatives)) if negatives else None
     log_t = torch.tensor(-1.0, dtype=torch.float64).requires_grad_()

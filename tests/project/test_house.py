@@ -260,15 +260,15 @@ def test_rows_are_widened_in_one_place():
     assert not [name for name, attribute in named if attribute == "hides_a_class" and name.startswith("autodiff.")]
 
 
-def test_what_is_not_handed_down_is_an_internal_error():
-    from anymax._core.handed import HandedDown
+def test_a_provider_that_is_not_set_is_an_internal_error():
+    from anymax._core.providers import Providers
 
-    handed = HandedDown()
+    providers = Providers()
     with pytest.raises(RuntimeError, match=r"internal error: call is used before the end of anymax/__init__\.py"):
-        handed.call("softmax", None)
-    handed.call = print
-    with pytest.raises(RuntimeError, match=r"must set handed\.catalogue, handed\.notebook_page"):
-        handed.check()
+        providers.call("softmax", None)
+    providers.call = print
+    with pytest.raises(RuntimeError, match=r"must set providers\.catalogue, providers\.notebook_page"):
+        providers.check()
 
 
 def test_kernels_do_not_know_maps():
@@ -422,7 +422,7 @@ def test_what_is_planted_is_seen(what, tmp_path):
 
 
 # What `from .. import` brings into the root and is no public name.
-INTERNAL = set("annotations Any TYPE_CHECKING mappings functional likelihood segments handed elsewhere".split())
+INTERNAL = set("annotations Any TYPE_CHECKING mappings functional likelihood segments providers elsewhere".split())
 MODULES = "distributed hf linear nn numpyro plot routing sampling segments sklearn transport vllm".split()
 
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from .handed import handed
 from .names import ALIASES, classes, ratios
+from .providers import providers
 from .spelling import nearest
 
 
@@ -80,7 +80,7 @@ def _hint(module: str, name: str, known: Iterable[str]) -> str | None:
         return _answer(rows[name])
     if module == "anymax.nn" and name in (kind.__name__ for kind in classes().values()):
         return f"write anymax.nn.Activation(anymax.{name}(...)) for the module, or anymax.{name}(...) for the map alone"
-    public = handed.public_names()
+    public = providers.public_names()
     for other, names in public.items():
         if other != module and name in names:
             return f"it is {other}.{name}"

@@ -30,9 +30,9 @@ from .._array import (
     unchecked,
 )
 from .facts import Facts
-from .handed import handed
 from .options import check_fields
 from .over_processes import OverProcesses
+from .providers import providers
 from .typing import ApplyOptions, ArrayT, Axes, Draw, LossKind, Numbers
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _ONE = 1.0
 _MAKES_P = ("forward", "weights", "link")  # the methods from which p follows, of all kinds of maps
-# what holds for one p: a subclass has its own, or the defaults, unless it names the kernel itself
+# what describes one formula of p: a subclass that names no kernel inherits none of it, and has the defaults of `Mapping`
 _OF_P = (
     "kernel", "formula", "as_softmax", "as_entmax", "exponents", "most_kept", "nucleus", "zero_below_threshold", "learns",
     "loss_learns", "learns_by_sums", "score_change",
@@ -78,7 +78,7 @@ class Mapping(OverProcesses, ABC):
     hides_a_class: ClassVar[bool] = False  # True if p is that of all but one class: `Rows.over_all` has it as the last
     # True if Omega(y) does not exist for every y (see `no_constant`): the map's own loss leaves it out
     omits_constant: ClassVar[bool] = False
-    hidden_has_own: bool = False  # True if the hidden class has parameters of its own beside its score
+    hidden_has_own: bool = False  # True if the hidden class has other parameters than its score
     # the parameter that JAX passes as an array, so that one compiled program fits all its values
     array_field: ClassVar[str | None] = None
     needs_scores: bool = True  # False if `vjp` needs p only, not x
@@ -91,7 +91,7 @@ class Mapping(OverProcesses, ABC):
     # the parameters in which the derivatives of p, and of the loss, follow from p alone: `param_jvp`, `param_vjp`, `loss_slope`
     learns: tuple[str, ...] = ()
     loss_learns: tuple[str, ...] = ()
-    # of the parameters that may be arrays: a row whose own is out of its range, and could not be read, becomes NaN
+    # of the parameters that may be arrays: a row whose parameter is out of its range, and could not be read, becomes NaN
     ranges: ClassVar[Ranges] = {}
 
     def __new__(cls, *args: Any, **fields: Any) -> Self:
@@ -105,16 +105,16 @@ class Mapping(OverProcesses, ABC):
         If a subclass overrides the method that gives p, but not `log_forward`, its log p is the logarithm of that p.
         """
         super().__init_subclass__(**options)
-        own = cls.__dict__
-        stale = [] if "kernel" in own else list(_OF_P)
-        stale += ["log_forward"] if any(name in own for name in _MAKES_P) else []
+        members = cls.__dict__
+        stale = [] if "kernel" in members else list(_OF_P)
+        stale += ["log_forward"] if any(name in members for name in _MAKES_P) else []
         for name in stale:
-            if name not in own:
+            if name not in members:
                 setattr(cls, name, getattr(Mapping, name))
 
     def __call__(self, x: ArrayT | Numbers, axis: Axes = -1, **options: Unpack[ApplyOptions]) -> ArrayT:
         """`apply(mapping, x, axis, ...)`: p(x) along the last axis, or along `axis`; the options are those of `apply`."""
-        return handed.call(self.name, self, x, axis, options)
+        return providers.call(self.name, self, x, axis, options)
 
     @property
     @abstractmethod
@@ -219,23 +219,23 @@ class Mapping(OverProcesses, ABC):
         raise TypeError(self.no_threshold())
 
     def moving_threshold(self, x: Array, p: Array, xp: Namespace) -> Array:
-        """tau less a constant, [..., 1], with the derivatives of tau in the scores and the parameters. p is p(x), with its derivatives.
+        """A number, [..., 1], with the derivatives of tau by the scores and the parameters; it may differ from tau by a constant.
 
-        Override it if `threshold` stops derivatives, as one that iterates does.
+        Derivatives also run through `p = p(x)`. Override it if `threshold` stops them, as one that iterates does.
         """
         return self.threshold(x, xp)
 
     def moving_potential(self, x: Array, p: Array, xp: Namespace) -> Array:
-        """The same for Omega*(x), whose gradient is p."""
-        held = stop_gradient(p)
-        return self.loss(x, p, held, xp) + dot(held, finite_scores(x, xp)[0], xp)
+        """The same for the potential Omega*(x), whose gradient is p."""
+        p0 = stop_gradient(p)
+        return self.loss(x, p, p0, xp) + dot(p0, finite_scores(x, xp)[0], xp)
 
     @property
     def has_threshold(self) -> bool:
         return type(self).threshold is not Mapping.threshold
 
     def no_threshold(self) -> str:
-        having = [kind.name for kind in handed.catalogue if kind.threshold is not Mapping.threshold]
+        having = [kind.name for kind in providers.catalogue if kind.threshold is not Mapping.threshold]
         return f"{self.name} has no threshold; {', '.join(having[:-1])} and {having[-1]} have one"
 
     # -- the loss, which a map with a potential has -----------------------------------------------------------------------
@@ -268,16 +268,16 @@ class Mapping(OverProcesses, ABC):
         lowest, highest = self.sums(keep, xp)
         mass = total(y, xp)
         c = stop_gradient(dot(y, x, xp) / xp.where(mass == 0, xp.ones_like(mass), mass)) if lowest is highest else 0.0
-        held = stop_gradient(p)
-        value = dot(held - y, x - c, xp) - self.omega(held, xp)
-        if held is p or not differentiates(p):
+        p0 = stop_gradient(p)
+        value = dot(p0 - y, x - c, xp) - self.omega(p0, xp)
+        if p0 is p or not differentiates(p):
             return value
         pull = x - stop_gradient(x)
         if self.params():
-            inside = held > 0
-            bend = self.omega_slope(held, xp)
+            inside = p0 > 0
+            bend = self.omega_slope(p0, xp)
             pull = pull - xp.where(inside, bend - stop_gradient(bend), xp.zeros_like(bend))
-        return value + 0.5 * dot(pull, p - held, xp)
+        return value + 0.5 * dot(pull, p - p0, xp)
 
     def constant(self, y: Array, xp: Namespace) -> Array:
         """The part of the loss that depends on the target only: Omega(y), which is 0 for a single class."""
@@ -422,7 +422,7 @@ class Mapping(OverProcesses, ABC):
 
     def _repr_html_(self) -> str:
         """The page that a notebook shows: name, parameters, formula, facts and a picture."""
-        return handed.notebook_page(self)
+        return providers.notebook_page(self)
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
@@ -450,20 +450,15 @@ def positive(p: Array) -> Array:
     return ~(p <= 0)
 
 
-def rest_of(q: Array, whole: Any, xp: Namespace) -> Array:
-    """What q leaves of a sum, [..., 1]."""
-    return left_of(total(q, xp), whole, xp)
+def missing_mass(mass: Array, whole: Any, xp: Namespace) -> Array:
+    """`whole - mass`, [..., 1], for the sum of a row; 0 where rounding of this sum may be all of it."""
+    missing = whole - mass
+    return xp.where(missing > 8.0 * xp.finfo(mass.dtype).eps * whole, missing, xp.zeros_like(missing))
 
 
-def left_of(part: Array, whole: Any, xp: Namespace) -> Array:
-    """What a sum leaves of the whole, [..., 1]; 0 where rounding of the sum may be all of it."""
-    rest = whole - part
-    return xp.where(rest > 8.0 * xp.finfo(part.dtype).eps * whole, rest, xp.zeros_like(rest))
-
-
-def with_rest(q: Array, whole: Any, xp: Namespace) -> Array:
-    """q with what it leaves of a sum as one more class, the last."""
-    return xp.concat([q, rest_of(q, whole, xp)], axis=-1)
+def with_missing_mass(q: Array, whole: Any, xp: Namespace) -> Array:
+    """q with one more class, the last, which completes the sum of the row to `whole`."""
+    return xp.concat([q, missing_mass(total(q, xp), whole, xp)], axis=-1)
 
 
 def row_top(x: Array, keep: Array, xp: Namespace) -> Array:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._array import compiling, is_array, is_int, shown
-from .handed import handed
 from .mapping import Mapping
 from .matrix_map import MatrixMap
+from .providers import providers
 from .spelling import LONGEST, bare, nearest
 
 ALIASES = {"entmax15": "entmax:alpha=1.5", "taylor_softmax": "taylor"}
@@ -29,7 +29,7 @@ class UnknownMap(ValueError):
     """No map has this name."""
 
 
-def as_mapping(given: Any, who: str = "", place: str = "the mapping comes first, the scores after it") -> Mapping:
+def as_mapping(mapping: Any, who: str = "", place: str = "the mapping comes first, the scores after it") -> Mapping:
     """The map itself, or the map that a name means; for anything else an error that begins with `who`.
 
     Parameters
@@ -37,34 +37,34 @@ def as_mapping(given: Any, who: str = "", place: str = "the mapping comes first,
     place
         The hint to give if an array stands where the map should be.
     """
-    if isinstance(given, Mapping):
-        return given
-    if isinstance(given, str):
-        return named(given)
+    if isinstance(mapping, Mapping):
+        return mapping
+    if isinstance(mapping, str):
+        return named(mapping)
     begin = f"{who}: " if who else ""
     raise TypeError(
-        f"{begin}expected a mapping such as anymax.Sparsemax(), or a name such as 'sparsemax', got {_said(given, place)}"
+        f"{begin}expected a mapping such as anymax.Sparsemax(), or a name such as 'sparsemax', got {_description(mapping, place)}"
     )
 
 
-def _said(given: Any, place: str) -> str:
-    """Words for an error: what was given instead of a map, and what to write."""
-    if isinstance(given, type) and issubclass(given, Mapping):
-        needed = required(given)
-        return f"the class {given.__name__}; add (): {given.__name__}({', '.join(f'{key}=...' for key in needed)})"
-    if isinstance(given, MatrixMap):
+def _description(thing: Any, place: str) -> str:
+    """What stands where the map should be, and what to write, for an error."""
+    if isinstance(thing, type) and issubclass(thing, Mapping):
+        needed = required(thing)
+        return f"the class {thing.__name__}; add (): {thing.__name__}({', '.join(f'{key}=...' for key in needed)})"
+    if isinstance(thing, MatrixMap):
         return (
-            f"{shown(given)}, a map of matrices, along two axes; call it: {type(given).__name__}(...)(x, axes=(-2, -1))"
+            f"{shown(thing)}, a map of matrices, along two axes; call it: {type(thing).__name__}(...)(x, axes=(-2, -1))"
         )
-    if is_array(given):
-        return f"{type(given).__name__} of shape {tuple(given.shape)}; {place}"
-    name = getattr(given, "__name__", None)
-    if callable(given) and isinstance(name, str) and not isinstance(given, type):
-        found = _spelled(ALIASES.get(name, name).partition(":")[0])
-        if found is not None:
+    if is_array(thing):
+        return f"{type(thing).__name__} of shape {tuple(thing.shape)}; {place}"
+    name = getattr(thing, "__name__", None)
+    if callable(thing) and isinstance(name, str) and not isinstance(thing, type):
+        map_name = _spelled(ALIASES.get(name, name).partition(":")[0])
+        if map_name is not None:
             return f"the function {name}; give its map, by name: {name!r}"
         return f"the function {name}; a function u of your own, u(x) >= 0, is the map anymax.Ratio(u)"
-    return shown(given)
+    return shown(thing)
 
 
 def function_name(function: Callable[..., Any]) -> str:
@@ -80,7 +80,7 @@ def function_name(function: Callable[..., Any]) -> str:
 
 def classes() -> dict[str, type[Mapping]]:
     """The classes of the catalogue by name."""
-    return {kind.name: kind for kind in handed.catalogue}
+    return {kind.name: kind for kind in providers.catalogue}
 
 
 def ratios() -> dict[str, Callable[[], Mapping]]:
@@ -104,10 +104,10 @@ def find(name: str) -> str:
     """The name as the catalogue spells it, or an error with the nearest one."""
     if len(name) > LONGEST:
         raise UnknownMap(f"a map's name has at most {LONGEST} characters, got {len(name)}: {name[:20]!r}...")
-    found = _spelled(name)
-    if found is None:
+    spelling = _spelled(name)
+    if spelling is None:
         raise UnknownMap(f"there is no map {name!r}{_advice(name)}; the maps are {', '.join(names())}")
-    return found
+    return spelling
 
 
 def _advice(name: str) -> str:
@@ -166,7 +166,7 @@ def read(spec: str) -> tuple[str, dict[str, Any]]:
 
 def parameters(spec: str, words: str, name: str, takes: Iterable[str], example: str) -> dict[str, Any]:
     """The parameters in `parameter=value,...`, behind the name and the colon in `spec`, of something that `takes` these."""
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for word in filter(None, words.split(",")):
         key, equals, value = (part.strip() for part in word.partition("="))
         if not equals:
@@ -174,10 +174,10 @@ def parameters(spec: str, words: str, name: str, takes: Iterable[str], example: 
         if key not in takes:
             known = " or ".join(takes) or "none"
             raise ValueError(f"{spec!r}: {name} has no parameter {key!r}; it takes {known}")
-        if key in given:
+        if key in values:
             raise ValueError(f"{spec!r}: {key} is given twice; give it once")
-        given[key] = number(value)
-    return given
+        values[key] = number(value)
+    return values
 
 
 def number(word: str) -> int | float | bool | str:
@@ -202,7 +202,7 @@ def in_64_bits(value: Any) -> Any:
         return math.inf if value > 0 else -math.inf
 
 
-def make(name: str, given: dict[str, Any]) -> Mapping:
+def make(name: str, values: dict[str, Any]) -> Mapping:
     """The map with a name that `find` returned and these parameters."""
     kinds = ratios()
     if name in kinds:
@@ -210,20 +210,20 @@ def make(name: str, given: dict[str, Any]) -> Mapping:
     if name == "ratio":
         raise ValueError(f"ratio needs a function; choose one of {', '.join(kinds)}, or give anymax.Ratio(u, du)")
     kind = classes()[name]
-    missing = [key for key in required(kind) if key not in given]
+    missing = [key for key in required(kind) if key not in values]
     if missing:
         words = ",".join(f"{key}=..." for key in missing)
         raise ValueError(f"{name} needs {' and '.join(missing)}; write {name}:{words}")
     try:
-        return kind(**given)
+        return kind(**values)
     except TypeError:
-        if given:
+        if values:
             raise
         words = ",".join(f"{key}={value}" for key, value in kind.example.items())
         raise ValueError(f"{name} needs a parameter, as in {name}:{words}") from None
 
 
-_made: dict[str, Mapping] = {}  # by their strings, which calls repeat
+_by_spec: dict[str, Mapping] = {}  # a cache, since calls repeat the same strings
 _MOST = 256
 
 
@@ -231,10 +231,10 @@ def named(spec: str) -> Mapping:
     """The map that a string such as "entmax:alpha=1.3" means."""
     if compiling():
         return make(*read(spec))
-    found = _made.get(spec)
-    if found is None:
-        found = make(*read(spec))
-        if len(_made) >= _MOST:
-            _made.clear()
-        _made[spec] = found
-    return found
+    mapping = _by_spec.get(spec)
+    if mapping is None:
+        mapping = make(*read(spec))
+        if len(_by_spec) >= _MOST:
+            _by_spec.clear()
+        _by_spec[spec] = mapping
+    return mapping

@@ -34,8 +34,8 @@ class OfAnother(Mapping):
         return self.own_ranges | {_INNER + name: allowed for name, allowed in self.inner.ranges.items()}
 
     def params(self) -> dict[str, Array]:
-        own = {name: value for name, value in self._own().items() if is_array(value)}
-        return own | {_INNER + name: value for name, value in self.inner.params().items()}
+        arrays = {name: value for name, value in self._own().items() if is_array(value)}
+        return arrays | {_INNER + name: value for name, value in self.inner.params().items()}
 
     def constants(self) -> dict[str, Any]:
         own = {name: value for name, value in self._own().items() if not is_array(value)}

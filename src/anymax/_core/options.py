@@ -168,7 +168,7 @@ _FIELD_HINTS = {  # names that newcomers give to a map when they construct it
 }
 
 
-def check_fields(kind: type, given: Iterable[str]) -> None:
+def check_fields(kind: type, names: Iterable[str]) -> None:
     """An error if a map of the class `kind` is constructed with a name that it does not take.
 
     Examples
@@ -180,7 +180,7 @@ def check_fields(kind: type, given: Iterable[str]) -> None:
     if not inspect.isfunction(kind.__init__):
         return
     (_, *takes), _, open_ended = _parameters(kind.__init__)
-    for name in given:
+    for name in names:
         if not open_ended and name not in takes:
             raise _unknown_option(kind.__name__, tuple(takes), name, _FIELD_HINTS)
 
@@ -225,20 +225,21 @@ def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Ca
                 out[ours] = value
             return out
 
-        def too_many(given: int) -> TypeError:
+        def too_many(count: int) -> TypeError:
             first, rest = takes[: most - bound], takes[most - bound :]
             others = f"; name the others: {'=, '.join(rest)}=" if rest else ""
             advice = f"; {words['']}" if "" in words else others
-            return TypeError(f"{who} takes {len(first)} without a name ({', '.join(first)}), got {given}{advice}")
+            return TypeError(f"{who} takes {len(first)} without a name ({', '.join(first)}), got {count}{advice}")
 
         @functools.wraps(function)
         def call(*args: Any, **options: Any) -> Any:
             if len(args) > most:
                 raise too_many(len(args) - bound)
-            given = renamed(args, options) if options else options
-            if len(args) < least and any(name not in given for name in required[len(args) :]):
-                raise _lacking(who, required[bound:], args[bound:], given)
-            return function(*args, **given)
+            if options:
+                options = renamed(args, options)
+            if len(args) < least and any(name not in options for name in required[len(args) :]):
+                raise _lacking(who, required[bound:], args[bound:], options)
+            return function(*args, **options)
 
         return call  # type: ignore[return-value]
 

@@ -15,16 +15,15 @@ class OverProcesses:
     name: ClassVar[str]
     zeros_stay: bool = False  # True if p_i = 0 stays 0 when classes are added
     zero_below_threshold: bool = False  # True if p_i > 0 exactly where x_i > `threshold`
-    full_up_to: Any = 0.0  # a row of at most so many classes gives each the most; its `threshold` is arbitrary
+    # in a row of at most this many classes each p_i is its upper bound, and `threshold` is not unique
+    full_up_to: Any = 0.0
     nucleus: Any = None  # if p is softmax over a nucleus: the softmax mass of the nucleus
-    learns_by_sums: tuple[
-        str, ...
-    ] = ()  # those of `learns` in which `param_jvp` takes `totals`, and is else pointwise in p
+    # the parameters of `learns` for which `param_jvp` takes `totals` and is otherwise computed class by class
+    learns_by_sums: tuple[str, ...] = ()
     by_weights: bool = False  # True if p is `weights` divided by their sum, as `RatioMap` has it
-    each_alone: bool = False  # True if p_i, and the class's part of the loss, depend on no other class
-    loss_of_whole_target: bool = (
-        False  # True if `loss` is `Omega*(x) - <x, y>` and more that depends on y, so that it needs all of y
-    )
+    each_alone: bool = False  # True if p_i and its term of the loss depend on x_i alone
+    # True if `loss` is `Omega*(x) - <x, y>` plus a term in y, so that it needs all of y
+    loss_of_whole_target: bool = False
 
     def exponents(self, x: Array, xp: Namespace) -> Array | None:
         """a(x) with p = softmax(a), -inf where masked; None if there is no such a, or if it is the scores themselves."""

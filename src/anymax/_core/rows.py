@@ -42,12 +42,13 @@ def join(mapping: Mapping | str, x: Any, axes: Any, mask: Any) -> tuple[Joined, 
 class Rows(NamedTuple):
     """The scores of a call as rows, and the way back to their layout."""
 
-    scores: Array  # as given; several axes are joined
+    scores: Array  # of the caller; several axes are joined
     rows: Array  # [..., n], -inf where masked
     mapping: Mapping  # aligned to the rows
     axis: int  # of the classes of `scores`, from 0 on
     joined: Joined | None = None  # if the classes were along several axes
-    caller: Mapping | None = None  # if it hides the last class of `rows`; then `mapping` is that of all classes
+    # the caller's map, if it hides the last class of `rows`; `mapping` is then the map of all classes
+    caller: Mapping | None = None
 
     @property
     def hides(self) -> bool:
@@ -55,7 +56,7 @@ class Rows(NamedTuple):
         return self.caller is not None or self.mapping.hides_a_class
 
     def over_all(self, rows: Array | None = None) -> Rows:
-        """The same over all classes: one that the map hides becomes the last. Bridges take no other map.
+        """These rows over all classes: one that the map hides becomes the last. Bridges take no map that hides one.
 
         rows: the scores of the classes that the caller sees, if they have changed.
         """
@@ -67,7 +68,7 @@ class Rows(NamedTuple):
         return self._replace(rows=rows, mapping=mapping, caller=caller)
 
     def seen(self, of_all: Array) -> Array:
-        """What the caller sees of a result [..., n] over the classes of `rows`."""
+        """A result [..., n] over the classes of `rows` without the class that the caller's map hides."""
         return of_all if self.caller is None else of_all[..., :-1]
 
     def parameter(self, value: Any, name: str) -> Any:
@@ -76,7 +77,7 @@ class Rows(NamedTuple):
         return one_a_row(aligned(value, self.rows, self.axis, name), name)
 
     def with_a_class(self) -> Rows:
-        """The same; rows without a class get one that is masked, so that they give what rows do whose classes are all masked."""
+        """The same rows; if they have no classes, one masked class each, so that they count as rows whose classes are all masked."""
         return self if self.rows.shape[-1] else self._replace(rows=with_a_class(self.rows))
 
     def restore(self, out: Array) -> Array:

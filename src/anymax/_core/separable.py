@@ -65,8 +65,8 @@ class Separable(Mapping):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        own = cls.__dict__
-        if ("solve" in own or "search" in own) and "searches_by_sums" not in own:
+        members = cls.__dict__
+        if ("solve" in members or "search" in members) and "searches_by_sums" not in members:
             cls.searches_by_sums = False
 
     @abstractmethod
@@ -229,9 +229,9 @@ class Separable(Mapping):
         if (
             self.ceiling(x, xp) is not None
         ):  # a row whose classes all have 0 or their ceiling moves with the lowest of the latter
-            held = stop_gradient(p)
-            free = xp.any(~(self.sensitivity(held, xp) <= 0), axis=-1, keepdims=True)
-            lowest = -top(xp.where(held > 0, -x, -math.inf * xp.ones_like(x)), xp)
+            p0 = stop_gradient(p)
+            free = xp.any(~(self.sensitivity(p0, xp) <= 0), axis=-1, keepdims=True)
+            lowest = -top(xp.where(p0 > 0, -x, -math.inf * xp.ones_like(x)), xp)
             tau = xp.where(free | (stop_gradient(lowest) == math.inf), tau, lowest)
         return tau - self.level_to_tau(tau, xp) if self.params() else tau
 

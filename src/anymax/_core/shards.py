@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeGuard, TypeVar, cast
 
-from .handed import handed
 from .names import as_mapping
+from .providers import providers
 
 # verbs that refuse DTensors but exist in anymax.distributed
 _APART = ("sample",)
@@ -50,11 +50,11 @@ def layer_over_devices(*of_rows: str) -> Callable[[F], F]:
             operands = (*args[:2], options.get("x"), options.get("linear_weight"))
             if not any(map(sharded, operands)):
                 return verb(*args, **options)
-            who, given = verb.__name__, inspect.signature(verb).bind(*args, **options).arguments
-            x, weight, mapping = given.pop("x"), given.pop("linear_weight"), given.pop("mapping", "softmax")
-            rows = tuple(given.pop(name) for name in of_rows)
-            layers = handed.layers_over_devices()
-            return layers.layer(who, verb, x, weight, rows, as_mapping(mapping, who), given)
+            who, arguments = verb.__name__, inspect.signature(verb).bind(*args, **options).arguments
+            x, weight, mapping = arguments.pop("x"), arguments.pop("linear_weight"), arguments.pop("mapping", "softmax")
+            rows = tuple(arguments.pop(name) for name in of_rows)
+            layers = providers.layers_over_devices()
+            return layers.layer(who, verb, x, weight, rows, as_mapping(mapping, who), arguments)
 
         return cast(F, call)
 
@@ -63,13 +63,13 @@ def layer_over_devices(*of_rows: str) -> Callable[[F], F]:
 
 def over_devices() -> Any:
     """The module that handles DTensors, which is loaded when the first one appears."""
-    return handed.over_devices()
+    return providers.over_devices()
 
 
 def scores_over_devices(
     verb: str, whole: Callable[..., Any], mapping: Any, x: Any, axis: Any, mask: Any, dtype: Any
 ) -> Any:
-    """`whole(mapping, x, axis, mask=mask)` of a DTensor cast to dtype, with the shape of x. verb: its name.
+    """`whole(mapping, x, axis, mask=mask)` for a DTensor x, which is cast to dtype; the result has its shape. verb: the name for errors.
 
     `whole` computes the rows of a device that has all classes, `anymax.distributed` those of which each device has a part.
     """
@@ -92,8 +92,9 @@ def rows_over_devices(
     axis: Any,
     mask: Any,
     keepdims: bool | None = None,
-    **given: Any,
+    **per_row: Any,
 ) -> Any:
-    """The same for results with one number per row, in a list; `given` are further arguments with one value per row."""
+    """Results with one number per row, in a list, as `scores_over_devices` computes scores. per_row: further arguments with one value
+    per row."""
     on_device = functools.partial(whole, axis=axis, **({} if keepdims is None else {"keepdims": keepdims}))
-    return over_devices().of_rows(verb, on_device, mapping, x, axis, mask, bool(keepdims), **given)
+    return over_devices().of_rows(verb, on_device, mapping, x, axis, mask, bool(keepdims), **per_row)

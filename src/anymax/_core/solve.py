@@ -115,14 +115,14 @@ def below_ceilings(
     no class has more than an even share of the mass."""
     zero, infinite = xp.zeros_like(x), math.inf * xp.ones_like(x)
     count = xp.sum(counts(keep, xp), axis=-1, keepdims=True)
-    some = count > 0
+    nonempty = count > 0
     most = most * xp.ones_like(x)
     room = xp.where(keep, most, zero)
-    even = mass / xp.astype(xp.where(some, count, xp.ones_like(count)), x.dtype) + zero
+    even = mass / xp.astype(xp.where(nonempty, count, xp.ones_like(count)), x.dtype) + zero
     lowest = slope(xp.where(even < most, even, most), xp)
     lowest = -top(-xp.where(keep & (even <= most), lowest, infinite), xp)
     opened = xp.any(keep & (slope(most, xp) == math.inf), axis=-1, keepdims=True)
-    share = 0.5 + 0.5 * mass / xp.where(some, total(room, xp), xp.ones_like(lowest))
+    share = 0.5 + 0.5 * mass / xp.where(nonempty, total(room, xp), xp.ones_like(lowest))
     share = xp.where(opened & (share < 1.0), share, xp.ones_like(share))
     ends = slope(share * most, xp)
     order = xp.argsort(
@@ -130,10 +130,10 @@ def below_ceilings(
     )  # by the threshold at which a class gets its share
     full = running_sum(xp.take_along_axis(share * room, order, axis=-1), xp)
     rank = xp.sum(counts(full < mass, xp), axis=-1, keepdims=True)
-    last = xp.where(some, count, xp.ones_like(count)) - 1
-    reachable = some & (rank <= last)
+    last = xp.where(nonempty, count, xp.ones_like(count)) - 1
+    reachable = nonempty & (rank <= last)
     first = take(order, xp.where(rank < last, rank, last), xp)
-    anchor = xp.where(some, take(xp.where(keep, x, zero), first, xp), xp.zeros_like(lowest))
+    anchor = xp.where(nonempty, take(xp.where(keep, x, zero), first, xp), xp.zeros_like(lowest))
     # where scores are so large that the differences of ends are rounded away, a class before `first` may need a higher level
     upto = xp.take_along_axis(ends - (xp.where(keep, x, anchor) - anchor), order, axis=-1)
     upto = xp.where(positions(x, rank.dtype, xp) <= xp.where(rank < last, rank, last), upto, -infinite)

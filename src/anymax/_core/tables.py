@@ -127,11 +127,11 @@ def show_options(function: Callable[..., Any], home: Any = None) -> None:
     """
     home = table_of(function) or home
     if home is not None and "__signature__" not in function.__dict__:
-        own = inspect.signature(function)
-        mine = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        theirs = [p for p in _parameters(home) if p.name not in own.parameters]
-        if len(mine) < len(own.parameters):
-            function.__signature__ = own.replace(parameters=[*mine, *theirs])  # type: ignore[attr-defined]
+        signature = inspect.signature(function)
+        mine = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        theirs = [p for p in _parameters(home) if p.name not in signature.parameters]
+        if len(mine) < len(signature.parameters):
+            function.__signature__ = signature.replace(parameters=[*mine, *theirs])  # type: ignore[attr-defined]
 
 
 def _signature(thing: Any) -> inspect.Signature:
@@ -198,11 +198,11 @@ def share_words(thing: Any, *homes: Any) -> None:
         for words, result in map(_words, texts):
             described = {**words, **described}
             returns = returns or (() if inspect.isclass(thing) else result)
-        own = sections(thing.__doc__)
+        doc = sections(thing.__doc__)
         texts = [described[name] for name in _signature(thing).parameters if name in described]
-        parts = {"": own[""], "Parameters": dict.fromkeys(texts), "Returns": returns}  # a text of two names stands once
+        parts = {"": doc[""], "Parameters": dict.fromkeys(texts), "Returns": returns}  # a text of two names stands once
         thing.__doc__ = "\n\n".join(
-            _section(title, lines) for title, lines in {**parts, **own, **parts}.items() if lines
+            _section(title, lines) for title, lines in {**parts, **doc, **parts}.items() if lines
         )
 
 
@@ -223,13 +223,13 @@ def sections(text: str) -> dict[str, list[str]]:
     """The lines of a docstring in NumPy's style by the titles of its sections; what stands before the first has the title ""."""
     lines = inspect.cleandoc(text).split("\n")
     now: list[str] = []
-    found = {"": now}
+    by_title = {"": now}
     for line, below in zip(lines, [*lines[1:], ""], strict=True):
         if line and below == "-" * len(line):
-            now = found[line] = []
+            now = by_title[line] = []
         elif line.strip("-") or not line:
             now.append(line)
-    return found
+    return by_title
 
 
 def entries(lines: Iterable[str]) -> dict[str, str]:

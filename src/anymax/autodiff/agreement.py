@@ -57,11 +57,11 @@ class Head(NamedTuple):
 
     @classmethod
     def read(cls, row: list[float]) -> Head:
-        sends, given, *digits, mark = (int(v) for v in row)
+        sends, has_start, *digits, mark = (int(v) for v in row)
         size, start, count, most, split, digest = (
             a * _BASE + b for a, b in zip(digits[::2], digits[1::2], strict=True)
         )  # as `coded` wrote them
-        return cls(sends, size, start if given else None, count, most, split, digest, mark)
+        return cls(sends, size, start if has_start else None, count, most, split, digest, mark)
 
 
 WIDTH = len(Head(FAILED).coded()) + 1
@@ -213,8 +213,8 @@ def _by_text(said: dict[int, str]) -> dict[str, str]:
         by.setdefault(text, []).append(i)
     out = {}
     for text, ranks in by.items():
-        some = [str(i) for i in ranks[:4]] + ([f"{len(ranks) - 4} more"] if len(ranks) > 4 else [])
-        out[text] = f"process {some[0]}" if len(some) == 1 else f"processes {', '.join(some[:-1])} and {some[-1]}"
+        names = [str(i) for i in ranks[:4]] + ([f"{len(ranks) - 4} more"] if len(ranks) > 4 else [])
+        out[text] = f"process {names[0]}" if len(names) == 1 else f"processes {', '.join(names[:-1])} and {names[-1]}"
     return out
 
 

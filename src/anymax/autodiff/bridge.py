@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import _array, kernels
 from .._array import Array, as_dtype, namespace, quiet, upcast
-from .._core.handed import handed
 from .._core.mapping import Mapping
+from .._core.providers import providers
 from ..kernels.engine import BELOW
 from ..kernels.reference import ENGINE as reference
 
@@ -98,14 +98,14 @@ class Bridge(ABC):
     @property
     def segments(self) -> SegmentBridge:
         """The operations on rows of unequal length."""
-        return handed.segment_bridge(self.framework)
+        return providers.segment_bridge(self.framework)
 
     @property
     def layers(self) -> LayerBridge:
         """The operations on output layers, whose scores are computed a part at a time."""
-        return handed.layer_bridge(self.framework)
+        return providers.layer_bridge(self.framework)
 
     @property
     def terms(self) -> Callable[..., Terms]:
         """A function of (x, index, *, scale, entropy, rest): log p of classes under softmax(scale x), its entropy, log p of the others."""
-        return handed.softmax_terms(self.framework)
+        return providers.softmax_terms(self.framework)

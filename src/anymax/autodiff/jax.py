@@ -181,9 +181,9 @@ def _times(slope: Array, change: Array, value: Array) -> Array:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _index(static: Static, params: dict[str, Array], x: Array, index: Array) -> tuple[Array, Array]:
     """The loss of each row, and a constant that its gradient needs from the forward pass."""
-    made = xla.ENGINE.index_loss(static.mapping(params), x, index, save=True)
-    assert made is not None
-    return made.value, made.saved
+    loss = xla.ENGINE.index_loss(static.mapping(params), x, index, save=True)
+    assert loss is not None
+    return loss.value, loss.saved
 
 
 @functools.partial(_index.defjvp, symbolic_zeros=True)
@@ -210,22 +210,22 @@ def _index_and_slopes(static: Static, names: tuple[str, ...], params: dict[str, 
     mapping = static.mapping(params)
     if names and not mapping.scales_scores:
         return _index_and_slope(static, params, x, index)
-    made = _index(static, params, x, index)
+    loss = _index(static, params, x, index)
     if not names:
-        return made
+        return loss
     p = _apply(static, params, upcast(x, jnp))
     largest = _index(static, params, x, jnp.argmax(x, axis=-1))[0]
     slopes = [slope_by_scale(mapping, name, x, p, largest)[..., 0] for name in names]
-    return *made, *(jnp.where(index >= 0, slope, 0.0) for slope in slopes)
+    return *loss, *(jnp.where(index >= 0, slope, 0.0) for slope in slopes)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _index_and_slope(static: Static, params: dict[str, Array], x: Array, index: Array) -> tuple[Array, Array, Array]:
     """What `_index` gives, and the derivative by the map's only parameter, in one pass."""
-    made = xla.ENGINE.index_loss(static.mapping(params), x, index, save=True, slope=True)
-    assert made is not None
-    assert made.slope is not None
-    return made.value, made.saved, made.slope
+    loss = xla.ENGINE.index_loss(static.mapping(params), x, index, save=True, slope=True)
+    assert loss is not None
+    assert loss.slope is not None
+    return loss.value, loss.saved, loss.slope
 
 
 @_index_and_slope.defjvp
@@ -237,10 +237,10 @@ def _index_and_slope_rule(static: Static, primals: Any, tangents: Any) -> Any:
         p = _apply(static, params, upcast(x, jnp))
         return xla_rows.loss_slope(static.mapping(params), name, x, p, index)
 
-    value, tau, found = _index_and_slope(static, params, x, index)
+    value, tau, by_param = _index_and_slope(static, params, x, index)
     by_value = jax.jvp(lambda params, x: _index(static, params, x, index)[0], (params, x), tangents[:2])[1]
     by_slope = jax.jvp(slope, (params, x), tangents[:2])[1]
-    return (value, tau, found), (by_value, _zeros_like(tau), by_slope.astype(found.dtype))
+    return (value, tau, by_param), (by_value, _zeros_like(tau), by_slope.astype(by_param.dtype))
 
 
 def _composed(static: Static, params: dict[str, Array], x: Array, index: Array) -> Array:

@@ -44,10 +44,10 @@ class NumpyBridge(Bridge):
         self, mapping: Mapping, x: Array, index: Array, axis: int = -1, ignored: int = BELOW, reduction: str = "none"
     ) -> Array | None:
         engine = kernels.compiled("index_loss", mapping, x) if type(index) is np.ndarray else None
-        made = engine and engine.index_loss(
+        loss = engine and engine.index_loss(
             mapping, x, index, save=False, axis=axis, ignored=ignored, reduction=reduction
         )
-        return made and made.value[()]
+        return loss and loss.value[()]
 
 
 BRIDGE = NumpyBridge()

@@ -51,10 +51,10 @@ def with_params(mapping: Mapping, params: Any) -> Mapping:
     """The map with the tensors of `params_of`, as the graph returned them."""
     if not params:
         return mapping
-    own = {name: value for name, value in mapping.params().items() if isinstance(value, Tensor)}
-    if all(a is b for a, b in zip(own.values(), params, strict=True)):
+    tensors = {name: value for name, value in mapping.params().items() if isinstance(value, Tensor)}
+    if all(a is b for a, b in zip(tensors.values(), params, strict=True)):
         return mapping
-    return mapping.laid_out(**dict(zip(own, params, strict=True)))
+    return mapping.laid_out(**dict(zip(tensors, params, strict=True)))
 
 
 def restored(t: Tensor, was: As) -> Tensor:

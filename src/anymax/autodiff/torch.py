@@ -79,8 +79,8 @@ class _IndexLoss(torch.autograd.Function):
     """The loss of class indices, computed by an engine: one pass forward, one backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, made: IndexLoss, call: _LossCall, *params: Tensor) -> Tensor:
-        value, memory, count, slope = made
+    def forward(ctx: Any, x: Tensor, index: Tensor, loss: IndexLoss, call: _LossCall, *params: Tensor) -> Tensor:
+        value, memory, count, slope = loss
         ctx.lanes = None  # of a GPU's engine: the rest of what it saved beside the memory
         if memory is not None and not isinstance(memory, Tensor):
             memory, ctx.lanes = memory.memory, memory._replace(memory=None)
@@ -228,8 +228,8 @@ class TorchBridge(Bridge):
             return engine.forward(mapping, x, mask)
         with torch.no_grad():
             saving = engine.forward_learning if learning else engine.forward_saving
-            made = (engine.forward(mapping, x, mask), None) if hooked() else saving(mapping, x, mask)
-        return Apply.apply(x, made, mapping, -1, *params_of(mapping))
+            output = (engine.forward(mapping, x, mask), None) if hooked() else saving(mapping, x, mask)
+        return Apply.apply(x, output, mapping, -1, *params_of(mapping))
 
     def quick(self) -> Any:
         return quick_without_library if isinstance(native.load(), str) else quick
@@ -293,13 +293,13 @@ class TorchBridge(Bridge):
             link: Any = link_of(mapping)
             number = number_of(mapping, link, x) if wants and type(link) is Link and link.params is not None else None
             slope = None if number is None else torch.empty_like(value)
-            done = _quick_loss(number or mapping, x, index, value, axis, ignored, reduction, save, slope)
-            if done is not None:
+            saved = _quick_loss(number or mapping, x, index, value, axis, ignored, reduction, save, slope)
+            if saved is not None:
                 if not wants:
                     return value
                 call = _LossCall(mapping, native.ENGINE, axis, ignored, reduction, number)
-                made = IndexLoss(value, done[1], done[0], slope)
-                return _IndexLoss.apply(x, index, made, call, *(() if number is None else (link.params,)))
+                loss = IndexLoss(value, saved[1], saved[0], slope)
+                return _IndexLoss.apply(x, index, loss, call, *(() if number is None else (link.params,)))
         if on_gpu(x) and x.numel() and untraced() and GPU.quick("index_loss", mapping, x):
             engine: Any = GPU
         else:
@@ -312,15 +312,15 @@ class TorchBridge(Bridge):
         wants = wants or learning
         save = wants and (engine.needs_saved or not hooked())
         with torch.no_grad():
-            made = engine.index_loss(
+            loss = engine.index_loss(
                 mapping, x, index, save=save, axis=axis, ignored=ignored, reduction=reduction, slope=learning
             )
-            if made is not None and learning and made.slope is None:
-                made = made._replace(slope=_slope_of_rows(mapping, x, index, ignored, engine))
-        if made is None or not wants:
-            return made and made.value
+            if loss is not None and learning and loss.slope is None:
+                loss = loss._replace(slope=_slope_of_rows(mapping, x, index, ignored, engine))
+        if loss is None or not wants:
+            return loss and loss.value
         call = _LossCall(mapping, engine, axis, ignored, reduction)
-        return _IndexLoss.apply(x, index, made, call, *params_of(mapping))
+        return _IndexLoss.apply(x, index, loss, call, *params_of(mapping))
 
     def recomputed(self, function: Callable[[int], Tensor]) -> Callable[[int], Tensor]:
         return functools.partial(torch.utils.checkpoint.checkpoint, function, use_reentrant=False)

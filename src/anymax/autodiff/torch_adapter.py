@@ -71,8 +71,8 @@ def operation(
                 out = plain(how, free, kept)
             return out if isinstance(out, tuple) else (out,)
 
-        found = plain_grads(formula, tensors, grads, wants)
-        return *found, *(None for _ in wants[len(tensors) :])
+        by_tensor = plain_grads(formula, tensors, grads, wants)
+        return *by_tensor, *(None for _ in wants[len(tensors) :])
 
     class Operation(torch.autograd.Function):
         @staticmethod
@@ -109,16 +109,16 @@ def operation(
                 how, mapping, before = how
                 mapping = with_params(mapping, tensors[before:])
                 operands = *tensors[:before], mapping
-            found = None
+            by_operand = None
             if plain is None or not plain_backward(*grads):
-                found = backward(how, operands, kept, grads, wants)
-            if found is None:
+                by_operand = backward(how, operands, kept, grads, wants)
+            if by_operand is None:
                 return None, *again(ctx.how, tensors, kept, grads, wants)
             if mapping is not None:
-                *found, slope = found
-                learned = wants[len(found) :]
-                found = (*found, *gradients(mapping, learned, slope)) if learned else found
-            return None, *found
+                *by_operand, slope = by_operand
+                learned = wants[len(by_operand) :]
+                by_operand = (*by_operand, *gradients(mapping, learned, slope)) if learned else by_operand
+            return None, *by_operand
 
     function = type(name, (Operation,), {})
     apply: Callable[..., Any] = function.apply
@@ -134,27 +134,27 @@ def operation(
 
 def plain_grads(
     function: Callable[..., Iterable[Tensor | None]],
-    given: Sequence[Tensor | None],
+    tensors: Sequence[Tensor | None],
     grads: Iterable[Tensor | None],
     wants: Sequence[bool],
 ) -> list[Tensor | None]:
-    """The gradients of `function` by those of the tensors `given` that are wanted, 0 where it does not depend on one; they can be
-    differentiated again, and `grads` may be batched."""
+    """The gradients of `function` by the tensors that are wanted, 0 where it does not depend on one; they can be differentiated again,
+    and `grads` may be batched."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         # a view, so that a tensor that was computed from another of these does not count as a part of that one
         free = [
             a if a is None or not want else a.view_as(a) if a.requires_grad else a.detach().requires_grad_()
-            for a, want in zip(given, wants)
+            for a, want in zip(tensors, wants)
         ]
         out = function(*free)
         pairs = [(a, g) for a, g in zip(out, grads) if a is not None and g is not None and a.requires_grad]
         wanted = [a for a, want in zip(free, wants) if a is not None and want]
-        found = torch.autograd.grad(
+        derivatives = torch.autograd.grad(
             [a for a, _ in pairs], wanted, [g for _, g in pairs], create_graph=again, allow_unused=True
         )
-    left = (torch.zeros_like(a) if d is None else d for a, d in zip(wanted, found))
-    return [None if a is None or not want else next(left) for a, want in zip(free, wants)]
+    each = (torch.zeros_like(a) if d is None else d for a, d in zip(wanted, derivatives))
+    return [None if a is None or not want else next(each) for a, want in zip(free, wants)]
 
 
 # -- opaque operations --------------------------------------------------------------------------------------------------------------

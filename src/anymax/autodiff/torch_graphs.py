@@ -9,6 +9,6 @@ import torch
 
 
 @torch.compiler.disable(reason="its shapes, or what it sends, depend on values")
-def outside_graphs(f: Callable[..., Any], *given: Any, **named: Any) -> Any:
+def outside_graphs(f: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """`f(*given, **named)`, which torch.compile does not trace."""
-    return f(*given, **named)
+    return f(*args, **named)

@@ -138,7 +138,7 @@ def torch_group(who: str, group: Any) -> TorchGroup:
     """The group for a ProcessGroup, a DeviceMesh of one dimension, a pair (mesh, dimension), or None for all processes."""
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError(f"{who}: there are no processes yet; call torch.distributed.init_process_group first")
-    given = group
+    argument = group
     if group is None:
         group = dist.group.WORLD
     mesh, dim = group if isinstance(group, tuple) and len(group) == 2 else (group, None)
@@ -150,7 +150,7 @@ def torch_group(who: str, group: Any) -> TorchGroup:
         group = mesh.get_group(dim)
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(
-            f"{who}: group must be a ProcessGroup, a DeviceMesh of one dimension or a pair (mesh, dimension), got {shown(given)}"
+            f"{who}: group must be a ProcessGroup, a DeviceMesh of one dimension or a pair (mesh, dimension), got {shown(argument)}"
         )
     if dist.get_rank(group) < 0:
         raise ValueError(f"{who}: this process is not in the group that is given")

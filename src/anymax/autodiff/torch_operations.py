@@ -55,20 +55,20 @@ def mapping_from(spec: str, params: list[Tensor]) -> Mapping:
 # -- the operations ----------------------------------------------------------------------------------------------------------------
 
 
-def _own(out: Tensor, *inputs: Tensor) -> Tensor:
+def _returnable(out: Tensor, *inputs: Tensor) -> Tensor:
     """A tensor that an operation may return: contiguous, and not one of its inputs."""
     return out.clone() if any(out is a for a in inputs) else out.contiguous()
 
 
 def _forward(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
     mapping = mapping_from(spec, params)
-    return _own(kernels.choose("forward", mapping, x).forward(mapping, x), x)
+    return _returnable(kernels.choose("forward", mapping, x).forward(mapping, x), x)
 
 
 def _vjp(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str) -> Tensor:
     mapping = mapping_from(spec, params)
     x, p = (a if a.dtype == g.dtype else a.to(g.dtype) for a in (x, p))  # hooks of saved tensors may have changed them
-    return _own(kernels.choose("vjp", mapping, x).vjp(mapping, x, p, g), x, p, g)
+    return _returnable(kernels.choose("vjp", mapping, x).vjp(mapping, x, p, g), x, p, g)
 
 
 def _slope(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str, place: int) -> Tensor:
@@ -133,12 +133,12 @@ def traced_map(name: str, forward: Any, vjp: Any, slope: Any, layout: int = 0) -
     def backward(how: Any, saved: Any, g: Tensor, wants: Any) -> Any:
         x, p, *others = saved
         params = others[layout:]
-        given = x, p, g, *others[:layout], params, *how[1:]
+        operands = x, p, g, *others[:layout], params, *how[1:]
         by_params = [
-            slope(*given, i).sum_to_size(value.shape).to(value.dtype) if want else None
+            slope(*operands, i).sum_to_size(value.shape).to(value.dtype) if want else None
             for i, (value, want) in enumerate(zip(params, wants[1 + layout :]))
         ]
-        return vjp(*given), *(None,) * layout, *by_params
+        return vjp(*operands), *(None,) * layout, *by_params
 
     return traced_operation(name, run, backward, save)
 

@@ -38,8 +38,8 @@ class Apply(torch.autograd.Function):
     """p(x), computed by an engine; never under a functorch transform."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, made: tuple[Any, ...], mapping: Mapping, axis: int, *params: Tensor) -> Tensor:
-        p, support, ctx.number = made if len(made) == 3 else (*made, None)
+    def forward(ctx: Any, x: Tensor, output: tuple[Any, ...], mapping: Mapping, axis: int, *params: Tensor) -> Tensor:
+        p, support, ctx.number = output if len(output) == 3 else (*output, None)
         memory, ctx.support = support, None  # the C++ engine's memory, in a quick call
         if support is not None and not isinstance(support, Tensor):
             memory, ctx.support = support.memory, support._replace(memory=None)
@@ -67,8 +67,8 @@ class Apply(torch.autograd.Function):
             if out is not None:
                 return out, *(None,) * (3 + len(params))
         if on_gpu(p) and (memory is None or As.of(memory) == ctx.was):
-            found = None if memory is None or ctx.support is None else ctx.support._replace(memory=memory)
-            out = _quick_vjp(mapping, axis, p if x is None else x, p, g, found)
+            support = None if memory is None or ctx.support is None else ctx.support._replace(memory=memory)
+            out = _quick_vjp(mapping, axis, p if x is None else x, p, g, support)
             if out is not None:
                 return out, *(None,) * (3 + len(params))
         x, p, g, support = _restored(ctx, g, p, x, memory)
@@ -139,8 +139,8 @@ def quick_on_gpu(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: 
     if out is None:
         if not wants:
             return GPU.forward(mapping, x)
-        made = (GPU.forward(mapping, x), None) if hooked() else GPU.forward_saving(mapping, x)
-        return Apply.apply(x, made, mapping, -1)
+        output = (GPU.forward(mapping, x), None) if hooked() else GPU.forward_saving(mapping, x)
+        return Apply.apply(x, output, mapping, -1)
     if wants or type(out) is not Tensor or out.requires_grad or out.is_inference():
         return None
     alike = (
@@ -177,13 +177,13 @@ def quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) ->
             return None
         if link.params is not None:
             return _quick_learned(mapping, link, x, axis, mask)
-        made = _engine.forward_saving(mapping, x, axis, mask, None, -1)
-        if made is None:
+        output = _engine.forward_saving(mapping, x, axis, mask, None, -1)
+        if output is None:
             return None
-        if made[1] is not None and hooked():
-            made = made[0], None
+        if output[1] is not None and hooked():
+            output = output[0], None
         params = () if link.upper is None else params_of(mapping)
-        return Apply.apply(x, made, mapping, -1 if axis is None else axis, *params)
+        return Apply.apply(x, output, mapping, -1 if axis is None else axis, *params)
     if out is None:
         return _forward(mapping, x, axis, mask, None)
     if type(out) is not Tensor or out.requires_grad or (out.is_inference() and not torch.is_inference_mode_enabled()):
@@ -204,8 +204,10 @@ def _quick_learned(mapping: Mapping, link: Link, x: Tensor, axis: int | None, ma
     number = number_of(mapping, link, x)
     if number is None or not x.ndim or hooked():
         return None
-    made = _engine.forward_saving(number, x, axis, mask, None, -1)
-    return None if made is None else Apply.apply(x, (*made, number), mapping, -1 if axis is None else axis, link.params)
+    output = _engine.forward_saving(number, x, axis, mask, None, -1)
+    if output is None:
+        return None
+    return Apply.apply(x, (*output, number), mapping, -1 if axis is None else axis, link.params)
 
 
 def quick_without_library(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -> Tensor | None:

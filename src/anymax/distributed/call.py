@@ -122,7 +122,7 @@ class ShardedLossKeywords(_OfLoss, SampleKeywords, ShardKeywords, total=False):
 
 
 class Arguments(NamedTuple):
-    """The arguments of a verb, as given."""
+    """The arguments of a verb, not yet checked."""
 
     who: str
     mapping: Any
@@ -137,7 +137,7 @@ class Arguments(NamedTuple):
 
     @classmethod
     def of(cls, who: str, mapping: Any, x: Any, /, **options: Any) -> Arguments:
-        """The same, with checked keywords."""
+        """The arguments, with the keywords checked."""
         return cls(who, mapping, x, **check_options(who, cls._fields[3:], options))
 
     def call(self, agreement: Agreement, classes_last: bool = True) -> ShardedCall:
@@ -365,18 +365,18 @@ def message_of(rows: int, columns: int, x: Array) -> Message:
     return Message(rows * columns, _array.wide_dtype(x, xp))
 
 
-def eagerly(verb: Callable[..., Any], arguments: Arguments, *given: Any) -> Any:
+def eagerly(verb: Callable[..., Any], arguments: Arguments, *more: Any) -> Any:
     """Run a verb outside of torch.compile's graphs, since the scores decide how much is sent."""
     if not compiling():
-        return _together(verb, arguments, *given)
+        return _together(verb, arguments, *more)
     from ..autodiff.torch_graphs import outside_graphs  # late: only now is torch sure to be loaded
 
-    return outside_graphs(_together, verb, arguments, *given)
+    return outside_graphs(_together, verb, arguments, *more)
 
 
-def _together(verb: Callable[..., Any], arguments: Arguments, *given: Any) -> Any:
+def _together(verb: Callable[..., Any], arguments: Arguments, *more: Any) -> Any:
     """Run a verb; if one process fails, all do."""
     agreement = Agreement(
         arguments.who, as_group(arguments.who, arguments.group, arguments.axis_name, arguments.x), arguments.x
     )
-    return fail_together(agreement, lambda: verb(arguments, agreement, *given))
+    return fail_together(agreement, lambda: verb(arguments, agreement, *more))

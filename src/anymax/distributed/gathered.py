@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, stop_gradient, wider
-from .._core.mapping import Mapping, with_rest
+from .._core.mapping import Mapping, with_missing_mass
 from .._random.draws import invert
 from ..autodiff import bridge
 from ..autodiff.group import jax
@@ -93,20 +93,20 @@ class Gathered(Solution):
         xp, n = self.xp, self.z.shape[-1]
         p = apply(self.common, self.z)
         # what p leaves of 1 is the probability of none of the classes
-        index = invert(with_rest(p, 1.0, xp) if self.common.one_draw == "rest" else p, u, xp)
+        index = invert(with_missing_mass(p, 1.0, xp) if self.common.one_draw == "rest" else p, u, xp)
         index = xp.where(index < n, index, -xp.ones_like(index))
         ids = _array.counts(self._ids(), xp)
-        found = xp.take_along_axis(ids, xp.where(index < 0, xp.zeros_like(index), index), axis=-1)
-        return xp.where(index < 0, -xp.ones_like(found), found)
+        classes = xp.take_along_axis(ids, xp.where(index < 0, xp.zeros_like(index), index), axis=-1)
+        return xp.where(index < 0, -xp.ones_like(classes), classes)
 
     def _spread(self, value: Array, fill: float) -> Array:
         """Results for the gathered classes as rows of this process; `fill` for all other classes."""
         shard, group = self.shard, self.shard.group
         xp = shard.xp
         if not self.k:
-            places, wide = self.shards.places, shard.rows.shape[-1]
+            places, width = self.shards.places, shard.rows.shape[-1]
             mine = value[..., places.start : places.start + places.width(shard.group.rank)]
-            if mine.shape[-1] == wide:
+            if mine.shape[-1] == width:
                 return mine
             return xp.concat([mine, fill * xp.ones_like(value[..., :1])], axis=-1)  # an entry that stands for no class
         blocks = xp.reshape(value, (*value.shape[:-1], group.size, self.k))

@@ -41,8 +41,8 @@ _INSTEAD = "give mask=, or the classes that it leaves as support= where there is
 _PARTS = 16  # parts in a JAX program, which contains the code of each part
 
 
-class Given(NamedTuple):
-    """What a caller gives to every verb of output layers but x and the map."""
+class LayerArguments(NamedTuple):
+    """The arguments that all verbs of output layers share, beside those of `Arguments`; not yet checked."""
 
     weight: Any
     bias: Any
@@ -65,12 +65,12 @@ class SplitLayer:
     chunk: int | None  # how many rows to compute at a time, if the caller says it
 
     @classmethod
-    def agreed(cls, arguments: Arguments, agreement: Agreement, layer: Layer, given: Given) -> SplitLayer:
+    def agreed(cls, arguments: Arguments, agreement: Agreement, layer: Layer, of_layer: LayerArguments) -> SplitLayer:
         """The first collective of a call, in which the processes compare what the caller has told `agreement`."""
         who, shared, n = agreement.who, agreement.group, layer.classes
-        chunk = check_chunk(who, given.chunk, "rows")
-        temperature = _temperature(who, given.temperature, layer, namespace(layer.x))
-        transforms = elementwise(who, given.transform, "the scores of a row are on several processes", _INSTEAD)
+        chunk = check_chunk(who, of_layer.chunk, "rows")
+        temperature = _temperature(who, of_layer.temperature, layer, namespace(layer.x))
+        transforms = elementwise(who, of_layer.transform, "the scores of a row are on several processes", _INSTEAD)
         call = ShardedCall.of(agreement, layer.mapping, layer.x, -1, None, arguments.class_start, arguments.class_count)
         call = dataclasses.replace(call, temperature=temperature, transforms=transforms)
         places = Places.equal(shared, n, call.hides)
@@ -84,7 +84,7 @@ class SplitLayer:
         return cls(agreement, layer, temperature, transforms, start, sum(sizes), max(sizes), chunk)
 
     def support(self, index: Array, support: Any) -> SupportPart:
-        """This process's part of the support of the rows, whose own classes are `index` [rows, 1]."""
+        """This process's part of the support of the rows, whose targets are `index` [rows, 1]."""
         layer, shared = self.layer, self.agreement.group
         start = layer.classes * shared.rank if self.start is None else self.start
         xp = namespace(layer.x)
@@ -93,7 +93,7 @@ class SplitLayer:
     def by_rows(
         self, columns: int, of_rows: Callable[[ShardedCall, slice], Any], kept: SupportPart | None = None
     ) -> Any:
-        """`of_rows(call, where)` of a few rows at a time, one after the other along the first axis. columns: those it sends first.
+        """`of_rows(call, where)`, a group of rows at a time, joined along the first axis. columns: how many it sends first.
 
         kept: the part of a support whose scores alone are computed.
         """
@@ -103,7 +103,7 @@ class SplitLayer:
         step = step or _rows_at_a_time(rows, self.most if kept is None else kept.width, shared)
         layer = dataclasses.replace(layer, x=shared.vary(layer.x))
 
-        def some(begin: int) -> Any:
+        def rows_from(begin: int) -> Any:
             where = slice(begin, min(begin + step, rows))
             message = message_of(where.stop - begin, 2 + columns, layer.x) if shared.strict else None
             part = Agreement(who, shared, layer.x, message)
@@ -118,7 +118,7 @@ class SplitLayer:
 
             return fail_together(part, result)
 
-        again = bridge(layer.x).recomputed(some) if rows > step else some
+        again = bridge(layer.x).recomputed(rows_from) if rows > step else rows_from
         # without rows too, so that every parameter has a gradient, of zeros
         return joined([again(begin) for begin in range(0, max(rows, 1), step)])
 
@@ -126,7 +126,7 @@ class SplitLayer:
 def linear_loss(
     arguments: Arguments,
     agreement: Agreement,
-    given: Given,
+    of_layer: LayerArguments,
     target: Any,
     weight: Any,
     further: tuple[Any, Any],
@@ -135,7 +135,7 @@ def linear_loss(
     """The loss of the scores `x @ linear_weight.T`. further: the fields of `FurtherLosses`."""
     who = agreement.who
     read = LossOptions.read(who, weight, options)
-    layer = _layer(arguments, given)
+    layer = _layer(arguments, of_layer)
     mapping = layer.mapping.over_all
     hides = mapping is not layer.mapping
     more = FurtherLosses.read(who, mapping, hides, *further)
@@ -147,7 +147,7 @@ def linear_loss(
     if agreement.group.strict:
         agreement.say(**read.words(), **more._asdict())
         target_is(agreement, target, xp)
-    split = SplitLayer.agreed(arguments, agreement, layer, given)
+    split = SplitLayer.agreed(arguments, agreement, layer, of_layer)
     target = xp.reshape(target, (rows, n) if soft else (rows,))
     kind = loss_of(mapping)
     value, norm = split.by_rows(
@@ -160,7 +160,7 @@ def linear_loss(
 def log_prob(
     arguments: Arguments,
     agreement: Agreement,
-    given: Given,
+    of_layer: LayerArguments,
     target: Any,
     entropy: bool,
     support: Any = None,
@@ -170,8 +170,8 @@ def log_prob(
     who = agreement.who
     if full and support is None:
         raise ValueError(f"{who}: {FULL_WITHOUT_SUPPORT}")
-    check_support(who, support, arguments.mask, given.transform)
-    layer = _layer(arguments, given)
+    check_support(who, support, arguments.mask, of_layer.transform)
+    layer = _layer(arguments, of_layer)
     xp = namespace(layer.x)
     target = _array.counts(indices_of_rows(who, target, layer, xp), xp)
     agreement.same["target"] = target
@@ -181,7 +181,7 @@ def log_prob(
         support = pair_of(who, layer.x, support, xp)
         agreement.same |= {"ids of the support": support[0], "offsets of the support": support[1]}
         agreement.say(support=" and ".join(f"{described(a)} of {a.dtype}" for a in support))
-    split = SplitLayer.agreed(arguments, agreement, layer, given)
+    split = SplitLayer.agreed(arguments, agreement, layer, of_layer)
     index = xp.reshape(target, (layer.rows, 1))
     parts = [None] if support is None else [split.support(index, support), *([None] if full else [])]
     pairs = []
@@ -192,12 +192,12 @@ def log_prob(
     return pairs
 
 
-def threshold(arguments: Arguments, agreement: Agreement, given: Given) -> Threshold:
+def threshold(arguments: Arguments, agreement: Agreement, of_layer: LayerArguments) -> Threshold:
     """tau of each row, and the number of classes with a probability."""
-    layer = _layer(arguments, given)
+    layer = _layer(arguments, of_layer)
     if not layer.mapping.has_threshold:
         raise TypeError(layer.mapping.no_threshold())
-    split, xp = SplitLayer.agreed(arguments, agreement, layer, given), namespace(layer.x)
+    split, xp = SplitLayer.agreed(arguments, agreement, layer, of_layer), namespace(layer.x)
     tau, size = split.by_rows(0, lambda call, where: tuple(threshold_of_call(call)))
     return Threshold(upcast(xp.reshape(tau, layer.lead), xp), xp.reshape(size, layer.lead))
 
@@ -205,7 +205,7 @@ def threshold(arguments: Arguments, agreement: Agreement, given: Given) -> Thres
 def topk_kl(
     arguments: Arguments,
     agreement: Agreement,
-    given: Given,
+    of_layer: LayerArguments,
     ids: Any,
     teacher_log_p: Any,
     tail: Any,
@@ -213,14 +213,14 @@ def topk_kl(
 ) -> Array:
     """The divergence of each row from the k classes of a teacher, counted over all processes."""
     who = agreement.who
-    layer = _layer(arguments, given)
+    layer = _layer(arguments, of_layer)
     xp, lead = namespace(layer.x), layer.lead
     refuse_sharded(who, None, ids=ids, teacher_log_p=teacher_log_p)
     agreement.say(tail=tail, direction=direction)
     for name, a in (("ids", ids), ("teacher_log_p", teacher_log_p)):
         a = agreement.same[name] = _array.beside(a, layer.x, name, xp)
         agreement.say(**{name: f"{described(a)} of {a.dtype}"})
-    split = SplitLayer.agreed(arguments, agreement, layer, given)
+    split = SplitLayer.agreed(arguments, agreement, layer, of_layer)
     # all processes have the same ids and log_p by now, so what is wrong with them is the same error on all
     ids, teacher_log_p = agreement.same["ids"], agreement.same["teacher_log_p"]
     teacher = Teacher.read(who, layer.x, lead, split.count, -1, ids, teacher_log_p, tail, direction, xp)
@@ -243,22 +243,24 @@ def _terms(
     return split.by_rows(GivenClasses.width(index.shape[-1], **wanted), of_rows, kept)
 
 
-def _layer(arguments: Arguments, given: Given) -> Layer:
-    return Layer.of(arguments.who, arguments.x, given.weight, arguments.mapping, given.bias, arguments.mask, part=True)
+def _layer(arguments: Arguments, of_layer: LayerArguments) -> Layer:
+    return Layer.of(
+        arguments.who, arguments.x, of_layer.weight, arguments.mapping, of_layer.bias, arguments.mask, part=True
+    )
 
 
-def _temperature(who: str, given: Any, layer: Layer, xp: Namespace) -> Any:
+def _temperature(who: str, value: Any, layer: Layer, xp: Namespace) -> Any:
     """A number, or an array of one number or [rows, 1]."""
-    if given is None:
+    if value is None:
         return 1.0
-    check_range(who, "temperature", given, _array.ABOVE_0)
-    given = _array.number(given)
-    if not is_array(given):
-        return given
-    if math.prod(given.shape) == 1:
-        given = _array.beside(given, layer.x, "temperature", xp)
-        return xp.reshape(_array.nan_outside(given, _array.ABOVE_0), ())
-    return temperature_of_rows(who, given, layer, xp)
+    check_range(who, "temperature", value, _array.ABOVE_0)
+    value = _array.number(value)
+    if not is_array(value):
+        return value
+    if math.prod(value.shape) == 1:
+        value = _array.beside(value, layer.x, "temperature", xp)
+        return xp.reshape(_array.nan_outside(value, _array.ABOVE_0), ())
+    return temperature_of_rows(who, value, layer, xp)
 
 
 def _rows_at_a_time(rows: int, classes: int, group: Group) -> int:

@@ -17,7 +17,7 @@ from ..linear.verbs import linear_loss as linear_loss_of_one
 from ..thresholds import Threshold
 from . import layer
 from .call import Arguments, ShardedLossKeywords, ShardKeywords, eagerly
-from .layer import Given
+from .layer import LayerArguments
 
 _HINTS = HINTS | {
     "least": "leave it out: over several processes the gradient is always exact",
@@ -86,8 +86,8 @@ def linear_loss(
     """
     arguments = Arguments.of("linear_loss", mapping, x, mask=mask, **options)
     of_loss = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
-    given = Given(linear_weight, linear_bias, chunk, transform)
-    return eagerly(layer.linear_loss, arguments, given, target, weight, (z_loss, suppress), of_loss)
+    of_layer = LayerArguments(linear_weight, linear_bias, chunk, transform)
+    return eagerly(layer.linear_loss, arguments, of_layer, target, weight, (z_loss, suppress), of_loss)
 
 
 @check_keywords(_HINTS, bias="linear_bias")
@@ -122,7 +122,7 @@ def linear_threshold(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("linear_threshold", mapping, x, mask=mask, **options)
-    return eagerly(layer.threshold, arguments, Given(linear_weight, linear_bias, chunk, transform))
+    return eagerly(layer.threshold, arguments, LayerArguments(linear_weight, linear_bias, chunk, transform))
 
 
 @check_keywords(_HINTS, bias="linear_bias")
@@ -173,8 +173,8 @@ def linear_log_prob(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("linear_log_prob", mapping, x, mask=mask, **options)
-    given = Given(linear_weight, linear_bias, chunk, transform, temperature)
-    return eagerly(layer.log_prob, arguments, given, target, False, support)[0][0]
+    of_layer = LayerArguments(linear_weight, linear_bias, chunk, transform, temperature)
+    return eagerly(layer.log_prob, arguments, of_layer, target, False, support)[0][0]
 
 
 @check_keywords(_HINTS, bias="linear_bias")
@@ -215,8 +215,8 @@ def linear_log_prob_entropy(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("linear_log_prob_entropy", mapping, x, mask=mask, **options)
-    given = Given(linear_weight, linear_bias, chunk, transform, temperature)
-    pairs = eagerly(layer.log_prob, arguments, given, target, True, support, full)
+    of_layer = LayerArguments(linear_weight, linear_bias, chunk, transform, temperature)
+    pairs = eagerly(layer.log_prob, arguments, of_layer, target, True, support, full)
     return tuple(pairs) if full else pairs[0]
 
 
@@ -271,8 +271,8 @@ def linear_topk_kl(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("linear_topk_kl", mapping, x, mask=mask, **options)
-    given = Given(linear_weight, linear_bias, chunk, transform, temperature)
-    return eagerly(layer.topk_kl, arguments, given, ids, teacher_log_p, tail, direction)
+    of_layer = LayerArguments(linear_weight, linear_bias, chunk, transform, temperature)
+    return eagerly(layer.topk_kl, arguments, of_layer, ids, teacher_log_p, tail, direction)
 
 
 document(

@@ -26,7 +26,7 @@ from .._array import (
     wider,
 )
 from .._core.classes import refuse_strays
-from .._core.mapping import Mapping, left_of
+from .._core.mapping import Mapping, missing_mass
 from .._core.rows import hide
 from .._core.typing import LossKind
 from ..autodiff.agreement import Agreement
@@ -169,9 +169,9 @@ class Target(Columns, ABC):
         stray = self._check(part, shards, whole)
         if self.shares:
             gap_there, _ = summed(self.count - 2)
-            part, rest = self._with_rest(part, shards, whole)
-            some = rest > 0
-            gap = gap + xp.where(some, rest * xp.where(some, gap_there, xp.zeros_like(rest)), xp.zeros_like(rest))
+            part, rest = self._complete_part(part, shards, whole)
+            zero = xp.zeros_like(rest)
+            gap = gap + xp.where(rest > 0, rest * xp.where(rest > 0, gap_there, zero), zero)
             mass, whole, sample = mass + rest, whole + rest, sample + rest
         if self.options.smoothing:
             free = stop_gradient(xp.sum(extra[6], axis=0))
@@ -199,8 +199,8 @@ class Target(Columns, ABC):
         # a ratio map has no loss but `nll`
         return list(state.constant) if v is None else [self._terms(state, _array.log(v, state.shards.xp))]
 
-    def _with_rest(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
-        """(the part with the hidden class's share of a distribution, which is what the sum of the others leaves; this share)."""
+    def _complete_part(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
+        """(the part with the share of the hidden class, which completes the sum of a distribution; this share)."""
         raise TypeError("class indices have no share")
 
     # -- the target of this process's classes as a distribution ------------------------------------------------------------------
@@ -267,11 +267,11 @@ class Target(Columns, ABC):
         here = self._here(sums.part, out.shard) > 0
         counts = (stop_gradient(out.p()) != 0) | here
         parts = Part.of(a, xp), Part.of(hide(a, counts), xp)
-        own = total(xp.where(here, stop_gradient(a), xp.zeros_like(a)), xp)
-        own, *of_parts = shards.collect([own, *(column for part in parts for column in (part.high, part.rest))])
+        score = total(xp.where(here, stop_gradient(a), xp.zeros_like(a)), xp)
+        score, *of_parts = shards.collect([score, *(column for part in parts for column in (part.high, part.rest))])
         zero = xp.zeros_like(shards.high)
         whole, kept = (logsumexp(high, rest, zero, xp) for high, rest in (of_parts[:2], of_parts[2:]))
-        return xp.sum(own, axis=0), whole, kept
+        return xp.sum(score, axis=0), whole, kept
 
 
 class ClassIndices(Target):
@@ -347,12 +347,12 @@ class Distributions(Target):
         gap = xp.where(keep, anchor - xp.where(keep, score, anchor), math.inf * xp.ones_like(score))
         return [xp.where(here, gap, xp.zeros_like(gap)), xp.astype(here, a.dtype)]
 
-    def _with_rest(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
+    def _complete_part(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
         shard, xp, y = shards.shard, shards.xp, part.y
-        rest = left_of(whole, shard.mapping.sums(None, xp)[1], xp)
-        own = shard.group.vary(rest) if differentiates(y) else stop_gradient(rest)
+        rest = missing_mass(whole, shard.mapping.sums(None, xp)[1], xp)
+        share = shard.group.vary(rest) if differentiates(y) else stop_gradient(rest)
         here = (_array.positions(y, xp.int32, xp) == shard.n) & shard.has_hidden
-        return part._replace(y=xp.where(here, own, y)), rest
+        return part._replace(y=xp.where(here, share, y)), rest
 
     def _here(self, part: TargetPart, shard: Shard) -> Array:
         return part.y
@@ -371,10 +371,10 @@ def target_is(agreement: Agreement, t: Array, xp: Namespace) -> None:
 
 
 def loss(
-    arguments: Arguments, agreement: Agreement, kind: LossKind, target: Any, weight: Any, given: dict[str, Any]
+    arguments: Arguments, agreement: Agreement, kind: LossKind, target: Any, weight: Any, keywords: dict[str, Any]
 ) -> Array:
     call = arguments.call(agreement, classes_last=False)
-    options = LossOptions.read(arguments.who, weight, given)
+    options = LossOptions.read(arguments.who, weight, keywords)
     columns = Target.of(call, kind, target, options, FurtherLosses())
     return solve(call, columns.loss, columns)
 

@@ -88,8 +88,11 @@ class Largest(Columns):
         xp = shard.xp
         best = xp.isfinite(a) & (a == shard.high())
         zero = xp.zeros_like(a)
-        own = xp.where(best, a, zero)
-        return [total(xp.astype(best, a.dtype), xp), total(xp.where(best, own - stop_gradient(own), zero), xp)], None
+        scores = xp.where(best, a, zero)
+        return [
+            total(xp.astype(best, a.dtype), xp),
+            total(xp.where(best, scores - stop_gradient(scores), zero), xp),
+        ], None
 
     def summed(self, shards: Shards, state: None) -> Array:
         xp, (counts, sums) = shards.xp, shards.extra
@@ -184,8 +187,8 @@ class GivenClasses(Columns):
             below = xp.where(keep, anchor - xp.where(keep, a, anchor), xp.zeros_like(a))
             columns.append(total(xp.where(keep, xp.exp(-below), xp.zeros_like(a)) * below, xp))
         if self.rest:
-            given = at_classes(xp.where(here, at, a.shape[-1] * xp.ones_like(at)), a, xp)
-            others = Part.of(xp.where(given, -math.inf * xp.ones_like(a), a), xp)
+            at_class = at_classes(xp.where(here, at, a.shape[-1] * xp.ones_like(at)), a, xp)
+            others = Part.of(xp.where(at_class, -math.inf * xp.ones_like(a), a), xp)
             columns += [others.high, others.rest]
         return columns, (here, at)
 
@@ -200,10 +203,10 @@ def sample(arguments: Arguments, agreement: Agreement, generator: Any, num_sampl
 
     def finish(out: Solution, _: None) -> Array:
         shards, shard, xp = out.shards, out.shards.shard, out.shards.xp
-        wide = uniforms(shard.rows[..., :1][:0], 0, 0, xp).dtype
-        u = [xp.astype(shards.extra[i][0], wide) + xp.astype(shards.extra[size + i][0], wide) for i in range(size)]
-        u = xp.concat(u, axis=-1) if u else xp.zeros((*shard.rows.shape[:-1], 0), dtype=wide, **device_of(shard.rows))
-        u = xp.where(u < 1.0, u, (1.0 - float(xp.finfo(wide).eps)) * xp.ones_like(u))
+        dtype = uniforms(shard.rows[..., :1][:0], 0, 0, xp).dtype
+        u = [xp.astype(shards.extra[i][0], dtype) + xp.astype(shards.extra[size + i][0], dtype) for i in range(size)]
+        u = xp.concat(u, axis=-1) if u else xp.zeros((*shard.rows.shape[:-1], 0), dtype=dtype, **device_of(shard.rows))
+        u = xp.where(u < 1.0, u, (1.0 - float(xp.finfo(dtype).eps)) * xp.ones_like(u))
         index = out.draw(u)
         index = xp.where(
             shards.poisoned | (index >= shards.count), -xp.ones_like(index), index

@@ -83,5 +83,5 @@ class Level(Solution):
         return columns_of(xp.sum(self.shards.stack(both), axis=0))
 
     def _summed(self, parts: list[Array], xp: Namespace) -> list[Array]:
-        """The same for results of each process's classes."""
+        """`_known_sums` for results of the classes of one process, which differ between the processes."""
         return [self.shard.group.vary(a) for a in self._known_sums(parts, xp)]

@@ -31,16 +31,16 @@ class Shard:
     seen: Mapping  # the caller's map, common; `mapping` and `common` are those of all classes, with a hidden one
     of_classes: tuple[str, ...] = ()  # the parameters with one value for each class of this process, also in `common`
     hides: bool = False  # `seen` hides a class
-    has_hidden: Any = False  # True on the process that has it
+    has_hidden: Any = False  # True on the process that has the hidden class
 
     def join_hidden(self, here: Any) -> None:
         """Make the class that `seen` hides the last of `rows`, masked where it is not `here`."""
         xp, n = self.xp, self.n
-        given = Rows(self.rows, self.rows, self.mapping, -1).over_all()
-        rows = given.rows if n else given.rows[..., 1:]  # no masked class needs to represent no classes
+        call = Rows(self.rows, self.rows, self.mapping, -1).over_all()
+        rows = call.rows if n else call.rows[..., 1:]  # no masked class needs to represent no classes
         mine = _array.positions(rows, xp.int32, xp) < n
         self.rows = xp.where(mine | here, rows, -math.inf * xp.ones_like(rows))
-        self.mapping, self.common = given.mapping, self.seen.over_all
+        self.mapping, self.common = call.mapping, self.seen.over_all
         self.hides, self.has_hidden = True, here
 
     @property
@@ -49,7 +49,7 @@ class Shard:
         return self.n + self.hides
 
     def make_common(self, names: list[str]) -> None:
-        """These parameters have one value for all classes, and not one for each, as other processes say."""
+        """Take these parameters as one value for all classes, since on other processes they are."""
         for name in set(names) & set(self.of_classes):
             self.mapping = self.mapping.replace(**{name: self.group.vary_parameter(self.mapping.params()[name])})
         self.of_classes = tuple(name for name in self.of_classes if name not in names)
@@ -78,7 +78,7 @@ class Shard:
         return self.place_hidden(index, here, at) if hidden else (here, xp.where(here, at, xp.zeros_like(at)))
 
     def place_hidden(self, index: Array, here: Array, at: Array) -> tuple[Array, Array]:
-        """The same for the index -1, which is the class that the map hides; here, at: for the others."""
+        """`place`, where the index -1 is the class that the map hides. here, at: for the other indices."""
         xp = self.xp
         hidden = (index == -1) & self.has_hidden
         at = xp.where(here, at, xp.zeros_like(at))

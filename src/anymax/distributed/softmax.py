@@ -106,7 +106,7 @@ class Sums(Solution):
         return Terms(log_p, xp.where(shards.empty, xp.zeros_like(h), h), log_rest)
 
     def _log_rest(self, highs: Array, rests: Array) -> Array:
-        """log p of all classes that are not given: their own maximum, so that the given ones take no digits from it, and their sum."""
+        """log p of all other classes together, from their maximum and their sum on each process, so that no digits cancel."""
         return logsumexp(highs, rests, self.shards.high, self.xp) - self.log_z
 
     def masses(self, p: Array, dtype: Any) -> Array:

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, stop_gradient, total, xlogx
-from .._core.mapping import Mapping, left_of
+from .._core.mapping import Mapping, missing_mass
 from .._random.draws import invert
 from ..functional.draws import sum_of
 from ..likelihood.softmax_plain import Terms, at_classes
@@ -37,7 +37,7 @@ class Columns:
         return state
 
     def second(self, state: Any, v: Array | None = None) -> list[Array]:
-        """The columns of the second collective. v: given by a ratio map, whose p is v / sum v over all processes."""
+        """The columns of the second collective. v: for a ratio map, whose p is v / sum v over all processes; else None."""
         return []
 
 
@@ -116,32 +116,32 @@ class Solution(ABC):
         positive = log_p > -math.inf
         logs = xp.where(positive, log_p, xp.zeros_like(log_p))
         p = xp.where(positive, xp.exp(logs), xp.zeros_like(log_p))
-        found, inside = xp.take_along_axis(logs, at, axis=-1), xp.take_along_axis(positive, at, axis=-1)
-        zero = xp.zeros_like(found)
+        logs_at, inside = xp.take_along_axis(logs, at, axis=-1), xp.take_along_axis(positive, at, axis=-1)
+        zero = xp.zeros_like(logs_at)
         x = xp.where(xp.isfinite(shard.rows), shard.rows, xp.zeros_like(shard.rows))
         x = x - stop_gradient(x)  # 0, with a gradient
         pull = xp.where(here, xp.take_along_axis(x, at, axis=-1), zero)
-        parts = [xp.where(here & inside, found, zero), xp.astype(here & ~inside, found.dtype), pull]
+        parts = [xp.where(here & inside, logs_at, zero), xp.astype(here & ~inside, logs_at.dtype), pull]
         parts += [total(stop_gradient(p) * x, xp), total(p, xp), *([total(p * logs, xp)] if entropy else [])]
         if rest:
-            given = at_classes(xp.where(here, at, p.shape[-1] * xp.ones_like(at)), p, xp)
-            parts.append(total(xp.where(given, xp.zeros_like(p), p), xp))
+            at_class = at_classes(xp.where(here, at, p.shape[-1] * xp.ones_like(at)), p, xp)
+            parts.append(total(xp.where(at_class, xp.zeros_like(p), p), xp))
         sums = xp.sum(shards.stack(xp.concat(parts, axis=-1)), axis=0)
-        found, lost, pull = (sums[..., i * m : (i + 1) * m] for i in range(3))
+        logs_at, lost, pull = (sums[..., i * m : (i + 1) * m] for i in range(3))
         mean, mass, *more = columns_of(sums[..., 3 * m :])
         h, others = more[0] if entropy else None, _array.log(more[-1], xp) if rest else None
         draw = shard.mapping.one_draw
         if draw == "share":  # probabilities that sum to k, but one class is drawn
             mass = sum_of(mass, xp)
-            found, mean = found - xp.log(mass), mean / stop_gradient(mass)
+            logs_at, mean = logs_at - xp.log(mass), mean / stop_gradient(mass)
             h = None if h is None else h / mass - xp.log(mass)
             others = None if others is None else others - xp.log(mass)
         elif draw == "rest":
-            left = left_of(mass, 1.0, xp)
-            h = None if h is None else h + xlogx(left, xp)
-            others = None if others is None else _array.log(more[-1] + left, xp)
+            missing = missing_mass(mass, 1.0, xp)
+            h = None if h is None else h + xlogx(missing, xp)
+            others = None if others is None else _array.log(more[-1] + missing, xp)
         lost = lost > 0
-        return Terms(xp.where(lost, -math.inf + pull - mean, found), None if h is None else -h, others)
+        return Terms(xp.where(lost, -math.inf + pull - mean, logs_at), None if h is None else -h, others)
 
     def draw(self, u: Array) -> Array:
         """The class of each uniform number u [..., m], -1 in a row without classes.

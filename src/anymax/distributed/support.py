@@ -31,17 +31,19 @@ class SupportPart(NamedTuple):
             who, (layer.rows,), count, ids, offsets, xp
         )  # the same on all processes, as are its errors
         width = classes.shape[-1]
-        classes, own = classes - start, index - start
+        classes, local = classes - start, index - start
         there = there & (classes >= 0) & (classes < n)
         if known:  # the classes of this process come first, and no more columns are gathered than it needs
-            wide = int(xp.max(total(counts(there, xp), xp))) if layer.rows else 0
-            first = xp.argsort(~there, axis=-1, stable=True)[:, : wide + 1]
+            most = int(xp.max(total(counts(there, xp), xp))) if layer.rows else 0
+            first = xp.argsort(~there, axis=-1, stable=True)[:, : most + 1]
             classes, there = take(classes, first, xp), take(there, first, xp)
-        at = place_among(classes, there, own, xp)
-        return cls(xp.where(there, classes, xp.zeros_like(classes)), there, (own >= 0) & (own < n), at, count, width)
+        at = place_among(classes, there, local, xp)
+        return cls(
+            xp.where(there, classes, xp.zeros_like(classes)), there, (local >= 0) & (local < n), at, count, width
+        )
 
     def part(self, where: slice) -> SupportPart:
-        """The same for some of the rows."""
+        """The part of these rows."""
         rows = (self.classes[where, ...], self.there[where, ...], self.here[where, ...], self.at[where, ...])
         return SupportPart(*rows, self.count, self.width)
 

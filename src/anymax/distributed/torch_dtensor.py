@@ -33,9 +33,9 @@ BY_SHARDS: dict[str, Callable[..., Any]] = {
     "apply": verbs.apply,
     "log_apply": verbs.log_apply,
     "threshold": verbs.threshold,
-    "logsumexp": lambda mapping, x, **given: verbs.logsumexp(x, **given),
-    "log_prob": lambda mapping, x, keepdims, **given: verbs.log_prob(mapping, x, **given),
-    "log_prob_entropy": lambda mapping, x, keepdims, **given: verbs.log_prob_entropy(mapping, x, **given),
+    "logsumexp": lambda mapping, x, **options: verbs.logsumexp(x, **options),
+    "log_prob": lambda mapping, x, keepdims, **options: verbs.log_prob(mapping, x, **options),
+    "log_prob_entropy": lambda mapping, x, keepdims, **options: verbs.log_prob_entropy(mapping, x, **options),
     **{kind: functools.partial(verbs.loss_of_kind, kind) for kind in get_args(LossKind)},
 }
 WHOLE = Replicate()
@@ -43,8 +43,8 @@ WHOLE = Replicate()
 
 def _tuple_of(axes: Any, x: DTensor) -> tuple[int, ...]:
     """The axes of the classes, from 0 on."""
-    given = axes if isinstance(axes, (tuple, list)) else (-1 if axes is None else axes,)
-    return tuple(check_axis(a, x.ndim) for a in given)
+    axes = axes if isinstance(axes, (tuple, list)) else (-1 if axes is None else axes,)
+    return tuple(check_axis(a, x.ndim) for a in axes)
 
 
 def as_tensor(a: Any, device: Any) -> Tensor:
@@ -182,11 +182,11 @@ def _outside_graphs(f: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function of (who, whole, mapping, x, axes, ...): outside of torch.compile's graphs if x is split along the axes."""
 
     @functools.wraps(f)
-    def call(who: str, whole: Any, mapping: Mapping, x: DTensor, axes: Any, *given: Any, **named: Any) -> Any:
+    def call(who: str, whole: Any, mapping: Mapping, x: DTensor, axes: Any, *args: Any, **named: Any) -> Any:
         classes = _tuple_of(axes, x)
         split = any(isinstance(p, Shard) and p.dim % x.ndim in classes for p in x.placements)
         run = functools.partial(outside_graphs, f) if split else f
-        return run(who, whole, mapping, x, axes, *given, **named)
+        return run(who, whole, mapping, x, axes, *args, **named)
 
     return call
 
@@ -209,7 +209,7 @@ def of_rows(
     verb: str, whole: Callable[..., Any], mapping: Mapping, x: DTensor, axes: Any, mask: Any, keepdims: bool = False, y: Any = None,
     **parameters: Any,
 ) -> list[DTensor]:  # fmt: skip
-    """Results with one number per row, by `whole(mapping, rows, **given)` if each device has all classes, else by the verb.
+    """Results with one number per row, by `whole(mapping, rows, **local)` if each device has all classes, else by the verb.
 
     Parameters
     ----------
@@ -219,20 +219,20 @@ def of_rows(
         Values with one number per row.
     """
     layout = Layout(verb, x, axes, verb in BY_SHARDS)
-    given: dict[str, Any] = {k: layout.local_part(v, k, learns=True) for k, v in parameters.items()}
-    given["mask"] = layout.mask(mask)
+    local: dict[str, Any] = {k: layout.local_part(v, k, learns=True) for k, v in parameters.items()}
+    local["mask"] = layout.mask(mask)
     first: tuple[int, ...] = ()
     if y is not None:
         y = as_tensor(y, x.device)
         first = tuple(y.shape[: max(y.ndim - (x.ndim - len(layout.axes)), 0)])
-        given["y"] = layout.rows(y, len(first))
+        local["y"] = layout.rows(y, len(first))
     mapping = layout.mapping(mapping)
     if layout.along is None:
-        found = whole(mapping, layout.local, **given)
+        out = whole(mapping, layout.local, **local)
     else:
-        found = BY_SHARDS[verb](mapping, layout.local, axis=layout.axes[0], keepdims=keepdims, **given, **layout.shard)
-    found = found if isinstance(found, tuple) else (found,)
-    return [layout.per_row(v, keepdims, first if i == 0 else ()) for i, v in enumerate(found)]
+        out = BY_SHARDS[verb](mapping, layout.local, axis=layout.axes[0], keepdims=keepdims, **local, **layout.shard)
+    out = out if isinstance(out, tuple) else (out,)
+    return [layout.per_row(v, keepdims, first if i == 0 else ()) for i, v in enumerate(out)]
 
 
 def transformed(transform: Transform, x: DTensor) -> DTensor:
@@ -284,17 +284,17 @@ def reduced(layout: Layout, value: Tensor, t: Tensor, w: Any, options: LossOptio
     w = None if w is None else torch.cat([w, w.new_ones(1)])  # the last one for a class that a map hides
     rows = layout.of_rows()
     summed = [Partial() if isinstance(p, Shard) else WHOLE for p in rows]
-    wide = value if value.dtype == torch.float64 else value.float()
-    out = wide.sum()
+    dtype, value = result_dtype(value), value if value.dtype == torch.float64 else value.float()
+    out = value.sum()
     if options.reduction == "mean":
         count = math.prod([n for i, n in enumerate(layout.shape) if i not in layout.axes])
         if indices:
-            xp = _array.namespace(wide)
+            xp = _array.namespace(value)
             index = _array.counts(t, xp)
-            counted = counted_weight(index, index == options.ignore_index, w, wide.dtype, xp)
+            counted = counted_weight(index, index == options.ignore_index, w, value.dtype, xp)
             total = DTensor.from_local(counted.sum(), mesh, summed, run_check=False)
             norm = total.redistribute(placements=[WHOLE] * mesh.ndim).to_local()
         else:
-            norm = torch.full((), float(count), dtype=wide.dtype, device=wide.device)
+            norm = torch.full((), float(count), dtype=value.dtype, device=value.device)
         out = out / torch.where(norm == 0, torch.ones_like(norm), norm)
-    return DTensor.from_local(out.to(result_dtype(value)), mesh, summed, run_check=False)
+    return DTensor.from_local(out.to(dtype), mesh, summed, run_check=False)

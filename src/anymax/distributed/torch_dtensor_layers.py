@@ -81,9 +81,9 @@ class LayerLayout(Layout):
             **{k: self.local_part(v, f"{transform.name}: {k}", learns=True) for k, v in transform.params}
         )
 
-    def results(self, found: Any) -> Any:
+    def results(self, out: Any) -> Any:
         """A result with one number per row, or a tuple of them."""
-        return tuple(map(self.results, found)) if isinstance(found, tuple) else self.per_row(found)
+        return tuple(map(self.results, out)) if isinstance(out, tuple) else self.per_row(out)
 
 
 def layer(
@@ -100,38 +100,40 @@ def _layer(
     who: str, whole: Callable[..., Any], x: Any, weight: Any, of_rows: tuple[Any, ...], mapping: Any, options: Any
 ) -> Any:
     layout = LayerLayout(who, x, weight)
-    given = {k: v for k, v in options.items() if v is not None}
-    if "linear_bias" in given:
-        given["linear_bias"] = layout.classes(as_tensor(given["linear_bias"], layout.mesh.device_type))
-    if "mask" in given:
-        given["mask"] = layout.mask(given["mask"])
-    if "support" in given:
-        given["support"] = layout.support(given["support"])
-    if "transform" in given:
-        given["transform"] = layout.transform(given["transform"])
-    if isinstance(given.get("temperature"), Tensor) and given["temperature"].ndim:
-        given["temperature"] = layout.rows(given["temperature"])
+    local = {k: v for k, v in options.items() if v is not None}
+    if "linear_bias" in local:
+        local["linear_bias"] = layout.classes(as_tensor(local["linear_bias"], layout.mesh.device_type))
+    if "mask" in local:
+        local["mask"] = layout.mask(local["mask"])
+    if "support" in local:
+        local["support"] = layout.support(local["support"])
+    if "transform" in local:
+        local["transform"] = layout.transform(local["transform"])
+    if isinstance(local.get("temperature"), Tensor) and local["temperature"].ndim:
+        local["temperature"] = layout.rows(local["temperature"])
     call: Any = whole
     if layout.along is not None:
         call = functools.partial(getattr(layer_verbs, who), **layout.shard)
     run = functools.partial(call, layout.local, layout.weight, mapping=layout.mapping(mapping))
     if who == "linear_loss":
-        return _loss(layout, run, mapping, of_rows[0], given)
-    return layout.results(run(*(layout.rows(as_tensor(a, layout.mesh.device_type)) for a in of_rows), **given))
+        return _loss(layout, run, mapping, of_rows[0], local)
+    return layout.results(run(*(layout.rows(as_tensor(a, layout.mesh.device_type)) for a in of_rows), **local))
 
 
-def _loss(layout: LayerLayout, run: Any, mapping: Mapping, target: Any, given: dict[str, Any]) -> DTensor:
+def _loss(layout: LayerLayout, run: Any, mapping: Mapping, target: Any, keywords: dict[str, Any]) -> DTensor:
     target = as_tensor(target, layout.mesh.device_type)
     indices = is_integer(target)
     t = layout.rows(target) if indices else layout.local_part(target, "target")
-    options = LossOptions.read(layout.who, None, {k: given[k] for k in ("reduction", "ignore_index") if k in given})
-    w = given.pop("weight", None)
+    options = LossOptions.read(
+        layout.who, None, {k: keywords[k] for k in ("reduction", "ignore_index") if k in keywords}
+    )
+    w = keywords.pop("weight", None)
     if w is not None:
         like = layout.local.new_empty((1, layout.shape[-1]))
         w = class_weights(whole_tensor(w, layout.mesh.device_type), like, torch)
         first = 0 if layout.along is None else layout.start
-        given["weight"] = w[first : first + layout.weight.shape[0]]
-    value = run(t, **(given | {"reduction": "none"}))
+        keywords["weight"] = w[first : first + layout.weight.shape[0]]
+    value = run(t, **(keywords | {"reduction": "none"}))
     return layout.per_row(value) if options.reduction == "none" else reduced(layout, value, t, w, options)
 
 
@@ -144,13 +146,13 @@ class PairsLayout(Layout):
     def __init__(self, who: str, a: Tensor, b: Tensor) -> None:
         self.who, self.axes, self.along, self.shape = who, (1,), None, a.shape
         self.mesh = next(v.device_mesh for v in (a, b) if isinstance(v, DTensor))
-        n, given = a.shape[0], (self.everywhere(a), self.everywhere(b))
-        for name, v in zip("ab", given):
+        n, ab = a.shape[0], (self.everywhere(a), self.everywhere(b))
+        for name, v in zip("ab", ab):
             self.refuse_partial(name, v)
-        split = [any(split_axis(v.placements[dim], 2) == 0 for v in given) for dim in range(self.mesh.ndim)]
+        split = [any(split_axis(v.placements[dim], 2) == 0 for v in ab) for dim in range(self.mesh.ndim)]
         self.along = split.index(True) if any(split) else None
         self.places = [Shard(0) if dim == self.along else WHOLE for dim in range(self.mesh.ndim)]
-        first, second = given
+        first, second = ab
         self.negatives = None
         if second.ndim == 2 and second.shape[0] > n:
             back = [Partial() if dim == self.along else WHOLE for dim in range(self.mesh.ndim)]
@@ -170,19 +172,19 @@ class PairsLayout(Layout):
         return mask.redistribute(placements=self.places if by_row else [WHOLE] * self.mesh.ndim).to_local()
 
 
-def pairs(who: str, whole: Callable[..., Any], given: Any) -> DTensor:
+def pairs(who: str, whole: Callable[..., Any], arguments: Any) -> DTensor:
     """The loss of pairs by `whole`, with the group of the devices over which they are split."""
-    return outside_graphs(_pairs, who, whole, given)
+    return outside_graphs(_pairs, who, whole, arguments)
 
 
-def _pairs(who: str, whole: Callable[..., Any], given: Any) -> DTensor:
-    a, b = given.a, given.b
+def _pairs(who: str, whole: Callable[..., Any], arguments: Any) -> DTensor:
+    a, b = arguments.a, arguments.b
     a, b = (as_tensor(v, next(t for t in (a, b) if isinstance(t, DTensor)).device) for v in (a, b))
-    layout, mapping = PairsLayout(who, a, b), as_mapping(given.mapping, who)
+    layout, mapping = PairsLayout(who, a, b), as_mapping(arguments.mapping, who)
     mapping = mapping.laid_out(**{k: layout.local_part(v, f"{mapping.name}: {k}") for k, v in mapping.params().items()})
-    local = given._replace(
-        a=layout.local, b=layout.partners, mapping=mapping, mask=layout.keep(given.mask), negatives=layout.negatives,
-        temperature=layout.local_part(given.temperature, "temperature"),
+    local = arguments._replace(
+        a=layout.local, b=layout.partners, mapping=mapping, mask=layout.keep(arguments.mask), negatives=layout.negatives,
+        temperature=layout.local_part(arguments.temperature, "temperature"),
     )  # fmt: skip
     value = whole(local, None if layout.along is None else (layout.mesh, layout.along))
     if value.ndim:

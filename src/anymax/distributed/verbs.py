@@ -279,9 +279,9 @@ def loss_of_kind(
 ) -> Any:
     """The loss of a kind, such as `mapping.own_loss`."""
     who = name_of_kind(kind)
-    given = check_options(who, (*_LOSS, *Arguments._fields[3:]), options)
-    of_loss = {name: given.pop(name) for name in _LOSS if name in given}
-    return eagerly(losses.loss, Arguments.of(who, mapping, scores, **given), kind, target, weight, of_loss)
+    keywords = check_options(who, (*_LOSS, *Arguments._fields[3:]), options)
+    of_loss = {name: keywords.pop(name) for name in _LOSS if name in keywords}
+    return eagerly(losses.loss, Arguments.of(who, mapping, scores, **keywords), kind, target, weight, of_loss)
 
 
 def _probabilities(arguments: Arguments, agreement: Agreement, logs: bool) -> Any:

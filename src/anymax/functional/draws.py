@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .._array import Array, Namespace, log, total
-from .._core.mapping import Mapping, rest_of
+from .._core.mapping import Mapping, missing_mass
 from ..autodiff import bridge
 
 
@@ -20,7 +20,7 @@ def log_p_of_draw(mapping: Mapping, rows: Array, xp: Namespace, *, none: bool = 
     if kind == "share":
         log_p = log_p - xp.log(sum_of(xp.exp(log_p), xp))
     if none and kind == "rest":
-        return xp.concat([log_p, log(rest_of(xp.exp(log_p), 1.0, xp), xp)], axis=-1)
+        return xp.concat([log_p, log(missing_mass(total(xp.exp(log_p), xp), 1.0, xp), xp)], axis=-1)
     return log_p
 
 

@@ -172,15 +172,15 @@ def soft_permutation(
     check_number("soft_permutation", "temperature", temperature, POSITIVE, HOW_SOFT)
     scores, xp = floats(x)
     axis = check_axis(pick_axis(axis, dim), scores.ndim)
-    given = prepare(mapping, scores, axis, mask)
+    call = prepare(mapping, scores, axis, mask)
     z = _distances(
-        given.rows, nan_outside(given.parameter(temperature, "soft_permutation: temperature"), POSITIVE), descending
+        call.rows, nan_outside(call.parameter(temperature, "soft_permutation: temperature"), POSITIVE), descending
     )
-    each = {name: value[..., None, :] if value.ndim else value for name, value in given.mapping.params().items()}
-    p = as_dtype(apply(given.mapping.laid_out(**each), z), given.rows.dtype, xp)
+    params = {name: value[..., None, :] if value.ndim else value for name, value in call.mapping.params().items()}
+    p = as_dtype(apply(call.mapping.laid_out(**params), z), call.rows.dtype, xp)
     lead = list(range(p.ndim - 2))
     order = (*lead[:axis], p.ndim - 2, p.ndim - 1, *lead[axis:])
-    return like_scores(p if axis == len(lead) else xp.permute_dims(p, order), given.scores)
+    return like_scores(p if axis == len(lead) else xp.permute_dims(p, order), call.scores)
 
 
 def _distances(rows: Array, temperature: Any, descending: bool) -> Array:

@@ -9,10 +9,10 @@ import numpy as np
 
 from .. import _array
 from .._array import Array, as_scalar, axis_or_all, is_ragged, is_torch, namespace, pick_axis, to_last
-from .._core.handed import handed
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import check_keywords, check_options, option_names
+from .._core.providers import providers
 from .._core.rows import Rows, as_one_class, hide, join, like_scores, prepare_axes, restore_axis, split
 from .._core.shards import scores_over_devices, sharded
 from .._core.tables import document, documented_like
@@ -56,18 +56,18 @@ def apply(
     if isinstance(mapping, str):
         mapping = as_mapping(mapping)
     named = axis if dim is None else pick_axis(axis, dim)
-    if dtype is None and named is not None and (p := _quickly(mapping, x, named, mask, out)) is not None:
+    if dtype is None and named is not None and (p := _quick_path(mapping, x, named, mask, out)) is not None:
         return p
-    return _fully(as_mapping(mapping, "apply"), x, named, mask, out, dtype)
+    return _full_path(as_mapping(mapping, "apply"), x, named, mask, out, dtype)
 
 
-def _fully(mapping: Mapping, x: Any, axis: Any, mask: Any, out: Any, dtype: Any) -> Any:
-    """`apply`, where no engine takes these arguments directly."""
+def _full_path(mapping: Mapping, x: Any, axis: Any, mask: Any, out: Any, dtype: Any) -> Any:
+    """`apply` for all arguments; no engine takes them as they are."""
     if axis is None:
         x = _array.asarray(x)
         axis = axis_or_all(axis, x.ndim)
     if is_ragged(x) and mask is None and out is None and dtype is None and not isinstance(axis, (tuple, list)):
-        return handed.apply_to_ragged(mapping, x, axis)
+        return providers.apply_to_ragged(mapping, x, axis)
     if sharded(x):
         return _store(scores_over_devices("apply", apply, mapping, x, axis, mask, dtype), out)
     if isinstance(axis, (tuple, list)):
@@ -79,20 +79,20 @@ def _fully(mapping: Mapping, x: Any, axis: Any, mask: Any, out: Any, dtype: Any)
     if not rows.shape[-1]:
         return _store(scores * scores, out)  # its derivatives have derivatives, as those of torch.softmax do
     if mapping.hides_a_class:
-        given = Rows(scores, rows if keep is None else hide(rows, keep), mapping, axis).over_all()
-        return _store(given.restore(bridge(given.rows).apply(given.mapping, given.rows)), out)
-    leaf = bridge(rows)
-    if keep is not None and not leaf.masks(mapping, rows):
+        call = Rows(scores, rows if keep is None else hide(rows, keep), mapping, axis).over_all()
+        return _store(call.restore(bridge(call.rows).apply(call.mapping, call.rows)), out)
+    framework = bridge(rows)
+    if keep is not None and not framework.masks(mapping, rows):
         rows, keep = hide(rows, keep), None
     if out is not None and rows.dtype == scores.dtype:
         to = _array.in_memory(out, "out")
         if (
             type(to) is type(rows)
             and to.ndim == scores.ndim
-            and leaf.write(mapping, rows, keep, to_last(to, axis, namespace(rows)))
+            and framework.write(mapping, rows, keep, to_last(to, axis, namespace(rows)))
         ):
             return out
-    return _store(like_scores(restore_axis(leaf.apply(mapping, rows, keep), axis), scores), out)
+    return _store(like_scores(restore_axis(framework.apply(mapping, rows, keep), axis), scores), out)
 
 
 def _alone(p: Array) -> Any:
@@ -100,28 +100,28 @@ def _alone(p: Array) -> Any:
     return as_scalar(namespace(p).reshape(p, ()))
 
 
-_QUICK: dict[type, Any] = {}  # for a type of array, the function that computes simple calls at once, or returns None
+_QUICK: dict[type, Any] = {}  # by type of array, what `Bridge.quick` returns: a function for simple calls
 _dynamo = _array.compiling  # replaced by the fastest check; torch.compile evaluates it to True while tracing
 
 
-def _quickly(mapping: Any, x: Any, axis: Any, mask: Any, out: Any) -> Array | None:
-    """p(x) by an engine that takes these arguments directly; None if there is none."""
+def _quick_path(mapping: Any, x: Any, axis: Any, mask: Any, out: Any) -> Array | None:
+    """p(x) by an engine that takes the arguments as they are; None if there is none."""
     if _dynamo() or isinstance(mapping, tuple):  # the engine reads a tuple as a link
         return None
-    quick = _QUICK.get(type(x)) or _learned(x)
+    quick = _QUICK.get(type(x)) or _register_quick(x)
     return None if quick is None else quick(mapping, x, axis, mask, out)
 
 
-def _learned(x: Any) -> Any:
-    """Store and return the entry of `_QUICK` for the framework of x, called for its first array; None if it has none."""
+def _register_quick(x: Any) -> Any:
+    """Fill in and return the entry of `_QUICK` for the type of x, at its first array; None if its framework has none."""
     global _dynamo
-    leaf = bridge(x)
-    if type(x) not in leaf.kinds:
+    framework = bridge(x)
+    if type(x) not in framework.kinds:
         return None
-    _dynamo = leaf.compiling() or _dynamo
-    quick = leaf.quick()
+    _dynamo = framework.compiling() or _dynamo
+    quick = framework.quick()
     if quick is not None:
-        _QUICK.update(dict.fromkeys(leaf.kinds, quick))
+        _QUICK.update(dict.fromkeys(framework.kinds, quick))
     return quick
 
 
@@ -151,11 +151,11 @@ def log_apply(
         return scores_over_devices("log_apply", log_apply, mapping, x, axis_or_all(axis, x.ndim), mask, dtype)
     if (one := as_one_class(x, axis)) is not None:
         return _alone(log_apply(mapping, one, mask=mask, dtype=dtype))
-    given = prepare_axes(mapping, x, axis, mask, dtype, least=0)
-    if not given.rows.shape[-1]:
-        return given.restore(given.rows * given.rows)
-    given = given.over_all()
-    return given.restore(bridge(given.rows).log_p(given.mapping, given.rows))
+    call = prepare_axes(mapping, x, axis, mask, dtype, least=0)
+    if not call.rows.shape[-1]:
+        return call.restore(call.rows * call.rows)
+    call = call.over_all()
+    return call.restore(bridge(call.rows).log_p(call.mapping, call.rows))
 
 
 _APPLY, _LOG_APPLY = option_names(apply), option_names(log_apply)
@@ -190,7 +190,7 @@ def call(name: str, mapping: Mapping, x: Any, axis: Any, options: Any) -> Array:
         return apply(mapping, x, axis, out=out, **check_options(name, _APPLY, options))
     if not _dynamo() and axis is not None and (quick := _QUICK.get(type(x))) is not None:
         p = quick(mapping, x, axis, None, out)
-        return _fully(mapping, x, axis, None, out, None) if p is None else p
+        return _full_path(mapping, x, axis, None, out, None) if p is None else p
     return apply(mapping, x, axis, out=out)
 
 

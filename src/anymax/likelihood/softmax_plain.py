@@ -59,9 +59,9 @@ def plain(x: Array, index: Array, xp: Namespace, *, scale: float, entropy: bool,
             others = keep & ~at_classes(index, x, xp)
             below = stop_gradient(row_top(y, others, xp))
             e = xp.where(others, xp.exp(xp.where(others, y - below, xp.zeros_like(y))), xp.zeros_like(y))
-            some = total(e, xp) > 0
-            log_e = xp.log(xp.where(some, total(e, xp), xp.ones_like(z)))
-            log_rest = hide(below + log_e, some) - log_z
+            nonempty = total(e, xp) > 0
+            log_e = xp.log(xp.where(nonempty, total(e, xp), xp.ones_like(z)))
+            log_rest = hide(below + log_e, nonempty) - log_z
         return Terms(*(None if part is None else poison(part, poisoned, xp) for part in (log_p, h, log_rest)))
 
 

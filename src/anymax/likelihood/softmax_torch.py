@@ -38,8 +38,8 @@ def terms(x: Tensor, index: Tensor, *, scale: float, entropy: bool, rest: bool) 
     return Terms(log_p, h if entropy else None, others if rest else None)
 
 
-class _Found(NamedTuple):
-    """What the forward pass computes for each row; a term that was not requested has no columns."""
+class _RowTerms(NamedTuple):
+    """What the forward pass computes for each row, and saves; a term that was not requested has no columns."""
 
     high: Tensor  # [..., 1], the maximum
     log_z: Tensor  # [..., 1], log sum exp(s - high)
@@ -48,15 +48,15 @@ class _Found(NamedTuple):
     rest: Tensor  # [..., 1]
 
 
-def _terms_forward(how: Any, operands: Any, wants: Any) -> tuple[tuple[Tensor, ...], _Found]:
+def _terms_forward(how: Any, operands: Any, wants: Any) -> tuple[tuple[Tensor, ...], _RowTerms]:
     (x, index), (scale, entropy, rest) = operands, how
-    found = _forward(x, index, scale, entropy, rest)
-    return (found.log_p, found.entropy, found.rest), found
+    out = _forward(x, index, scale, entropy, rest)
+    return (out.log_p, out.entropy, out.rest), out
 
 
 def _terms_backward(how: Any, operands: Any, kept: Any, grads: Any, wants: Any) -> tuple[Tensor, None]:
     x, index = operands
-    return _backward(x, index, _Found(*kept), grads, how[0]), None
+    return _backward(x, index, _RowTerms(*kept), grads, how[0]), None
 
 
 def _terms_plain(how: Any, operands: Any, kept: Any) -> Terms:
@@ -72,7 +72,7 @@ def _parts(x: Tensor) -> Any:
 
 
 def _scores(x: Tensor, part: Any, scale: float) -> Tensor:
-    """A few rows in the dtype of the computation; do not change them in place."""
+    """One part of the rows in the dtype of the computation; do not change it in place."""
     s = x[part].to(wide_dtype(x, torch))
     return s if scale == 1.0 else s * scale
 
@@ -85,8 +85,8 @@ def _levels(s: Tensor) -> tuple[Tensor, Tensor]:
     """The maximum of each row and `log sum exp(s - max)`; both 0 if all classes are masked."""
     engine = kernels.compiled("index_loss", _SOFTMAX, s)
     high, place = (engine and engine.largest(s, 1)) or s.max(-1, keepdim=True)
-    made = engine and engine.index_loss(_SOFTMAX, s, place[..., 0], save=False)
-    log_z = None if made is None else made.value[..., None]
+    loss = engine and engine.index_loss(_SOFTMAX, s, place[..., 0], save=False)
+    log_z = None if loss is None else loss.value[..., None]
     none = high == -math.inf
     high = torch.where(none, 0.0, high.to(wide_dtype(s, torch)))
     log_z = (s - high).exp_().sum(-1, keepdim=True).log() if log_z is None else log_z
@@ -97,29 +97,29 @@ def _others(s: Tensor, index: Tensor) -> Tensor:
     return s.masked_fill(at_classes(index, s, xp), -math.inf)
 
 
-def _in_one_pass(x: Tensor, index: Tensor, scale: float, entropy: bool) -> _Found:
+def _in_one_pass(x: Tensor, index: Tensor, scale: float, entropy: bool) -> _RowTerms:
     """By the engine in one pass."""
-    wide, steps = wide_dtype(x, torch), () if scale == 1.0 else (decode.Step("temperature", 1.0 / scale),)
-    made = decode.run(_SOFTMAX, x, steps, given=index.clamp(max=x.shape[-1] - 1), entropy=entropy, tau=True)
-    tau = made.tau[..., None]
+    dtype, steps = wide_dtype(x, torch), () if scale == 1.0 else (decode.Step("temperature", 1.0 / scale),)
+    result = decode.run(_SOFTMAX, x, steps, given=index.clamp(max=x.shape[-1] - 1), entropy=entropy, tau=True)
+    tau = result.tau[..., None]
     none = tau == -math.inf
-    high = torch.where(none, 0.0, tau).to(wide)
-    log_z = torch.where(none, 0.0, tau - high).to(wide)
-    columns = made.entropy[..., None].to(wide) if entropy else log_z[..., :0]
-    return _Found(high, log_z, made.log_p.to(wide), columns, log_z[..., :0])
+    high = torch.where(none, 0.0, tau).to(dtype)
+    log_z = torch.where(none, 0.0, tau - high).to(dtype)
+    columns = result.entropy[..., None].to(dtype) if entropy else log_z[..., :0]
+    return _RowTerms(high, log_z, result.log_p.to(dtype), columns, log_z[..., :0])
 
 
-def _forward(x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) -> _Found:
+def _forward(x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) -> _RowTerms:
     lead, n = tuple(x.shape[:-1]), x.shape[-1]
     sizes = (1, 1, index.shape[-1], int(entropy), int(rest))
     if not rest and scale > 0.0 and decode.refuse(_SOFTMAX, x) is None:
         return _in_one_pass(x, index, scale, entropy)
-    out = _Found(*(torch.empty((*lead, size), dtype=wide_dtype(x, torch), device=x.device) for size in sizes))
+    out = _RowTerms(*(torch.empty((*lead, size), dtype=wide_dtype(x, torch), device=x.device) for size in sizes))
     at_once = scale == 1.0 and x.is_contiguous() and kernels.compiled("index_loss", _SOFTMAX, x) is not None
     levels = _levels(x) if at_once and x.numel() else None
     if levels is not None and not entropy and not rest:
         log_p = x.gather(-1, index.clamp(max=n - 1)) - levels[0] - levels[1]
-        return _Found(*levels, log_p, out.entropy, out.rest)
+        return _RowTerms(*levels, log_p, out.entropy, out.rest)
     y = torch.empty(0)
     for part in _parts(x):
         s, i = _scores(x, part, scale), index[part]
@@ -138,8 +138,8 @@ def _forward(x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) 
     return out
 
 
-def _backward(x: Tensor, index: Tensor, found: _Found, grads: tuple[Tensor | None, ...], scale: float) -> Tensor:
-    (high, log_z, log_p, entropy, rest), (g_log_p, g_entropy, g_rest) = found, grads
+def _backward(x: Tensor, index: Tensor, saved: _RowTerms, grads: tuple[Tensor | None, ...], scale: float) -> Tensor:
+    (high, log_z, log_p, entropy, rest), (g_log_p, g_entropy, g_rest) = saved, grads
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     direct = out.dtype is wide_dtype(x, torch)
     g_entropy = g_entropy if entropy.shape[-1] else None
@@ -158,8 +158,8 @@ def _backward(x: Tensor, index: Tensor, found: _Found, grads: tuple[Tensor | Non
         if g_rest is not None:
             y.addcmul_(_softmax(_others(s, index[part])), g_rest[part])
         if g_log_p is not None:
-            given = torch.where(log_p[part] == -math.inf, 0.0, g_log_p[part])  # a masked class has no gradient
-            y.scatter_add_(-1, index[part].clamp(max=x.shape[-1] - 1), given)
+            g_there = torch.where(log_p[part] == -math.inf, 0.0, g_log_p[part])  # a masked class has no gradient
+            y.scatter_add_(-1, index[part].clamp(max=x.shape[-1] - 1), g_there)
         if scale != 1.0:
             y.mul_(scale)
         if not direct:

@@ -35,7 +35,7 @@ def read_support(who: str, rows: Array, count: int, n: int, support: Any, xp: Na
 
 
 def sized_support(who: str, rows: Array, count: int, n: int, support: Any, xp: Namespace) -> tuple[Array, Array]:
-    """The same for functions whose shapes depend on the sizes of the support, which must be known."""
+    """`read_support` for functions whose shapes depend on the sizes of the support, which must be known."""
     ids, offsets = read_support(who, rows, count, n, support, xp)
     if not (eager(ids) and eager(offsets)):
         raise TypeError(
@@ -90,14 +90,14 @@ def padded(who: str, lead: tuple[int, ...], n: int, ids: Array, offsets: Array, 
     """(ids of each row's support, [..., width + 1]; True where there is one). The last place is always empty."""
     with on_constants(ids, ids, offsets):
         size, count = offsets[1:] - offsets[:-1], math.prod(lead)
-        wide = int(xp.max(size)) if count else 0
-        step = xp.reshape(xp.arange(wide + 1, dtype=ids.dtype, **device_of(ids)), (1, wide + 1))
+        width = int(xp.max(size)) if count else 0
+        step = xp.reshape(xp.arange(width + 1, dtype=ids.dtype, **device_of(ids)), (1, width + 1))
         there = step < size[:, None]
         at = xp.where(there, offsets[:-1][:, None] + step, xp.zeros_like(step))
         classes = xp.take(ids, xp.reshape(at, (-1,)), axis=0) if ids.shape[0] else xp.zeros_like(at)
-        shape = (*lead, wide + 1)
+        shape = (*lead, width + 1)
         classes, there = xp.reshape(classes, shape), xp.reshape(there, shape)
-        if wide > 1:
+        if width > 1:
             ordered = xp.sort(xp.where(there, classes, n + step), axis=-1)
             if known_any(ordered[..., 1:] == ordered[..., :-1], xp):
                 raise ValueError(f"{who}: support: a row has a class twice")

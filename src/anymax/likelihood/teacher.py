@@ -81,10 +81,10 @@ class Teacher(NamedTuple):
     def divergence(self, student: Array, rest: Array | None, xp: Namespace) -> Array:
         """The divergence [...] of a student from its log-probabilities of the teacher's classes, [..., k], and of all others, [..., 1]."""
         with quiet(student):
-            given, t = self.log_p.dtype, as_dtype(self.log_p, student.dtype, xp)
+            dtype, t = self.log_p.dtype, as_dtype(self.log_p, student.dtype, xp)
             there = self.ids >= 0
             t = hide(t, there)
-            sums, noise = total(xp.exp(t), xp), _noise_of_sum(t, given, xp)
+            sums, noise = total(xp.exp(t), xp), _noise_of_sum(t, dtype, xp)
             if known_any((t > 1e-3) | (sums > 1.01 + noise), xp):
                 raise ValueError(
                     f"{self.who}: teacher_log_p: expected log-probabilities, at most 0, whose exponentials sum to at most 1 in each row; "
@@ -96,26 +96,26 @@ class Teacher(NamedTuple):
             else:
                 value = total(divergences(t, student, xp), xp)
             if rest is not None:
-                left = 1.0 - sums
+                others = 1.0 - sums
                 if (
                     reverse
                 ):  # the student has a tail, so that the teacher's must not be empty: it is at least the rounding error
-                    left = xp.where(left > noise, left, noise)
-                    value = value + divergences(rest, xp.log(left), xp)
-                else:  # if the teacher gives all classes, `left` is 0
-                    left = xp.where(left > noise, left, xp.zeros_like(left))
-                    value = value + divergences(_array.log(left, xp), rest, xp)
+                    others = xp.where(others > noise, others, noise)
+                    value = value + divergences(rest, xp.log(others), xp)
+                else:  # if the teacher gives all classes, `others` is 0
+                    others = xp.where(others > noise, others, xp.zeros_like(others))
+                    value = value + divergences(_array.log(others, xp), rest, xp)
         return _array.as_scalar(value[..., 0])
 
 
-def _noise_of_sum(log_p: Array, given: Any, xp: Namespace) -> Array:
-    """The rounding error that the sum of p can have if log p [..., m] was given in the dtype `given`: p changes by p |log p| times the
-    relative error of log p, which is half an eps."""
+def _noise_of_sum(log_p: Array, dtype: Any, xp: Namespace) -> Array:
+    """The rounding error that the sum of p can have if log p [..., m] was rounded to `dtype`: p changes by p |log p| times the relative
+    error of log p, which is half an eps."""
     log_p = stop_gradient(log_p)
     eps = float(xp.finfo(log_p.dtype).eps)
-    given_eps = max(eps, float(xp.finfo(given).eps))
+    dtype_eps = max(eps, float(xp.finfo(dtype).eps))
     return (
-        0.5 * given_eps * -total(xp.where(log_p > -math.inf, xp.exp(log_p) * log_p, xp.zeros_like(log_p)), xp)
+        0.5 * dtype_eps * -total(xp.where(log_p > -math.inf, xp.exp(log_p) * log_p, xp.zeros_like(log_p)), xp)
         + 16.0 * eps
     )
 

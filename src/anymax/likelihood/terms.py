@@ -21,7 +21,7 @@ from .._array import (
     upcast,
     wider,
 )
-from .._core.mapping import Mapping, rest_of, with_rest
+from .._core.mapping import Mapping, missing_mass, with_missing_mass
 from .._core.names import as_mapping
 from .._core.rows import Rows, prepare_axes
 from .._core.shards import refuse as refuse_sharded
@@ -44,20 +44,20 @@ def read(who: str, mapping: Mapping | str, x: Any, axis: Any = -1, mask: Any = N
 def read_scaled(
     who: str, mapping: Mapping | str, x: Any, axis: Any, mask: Any, transform: Any, temperature: Any
 ) -> tuple[Rows, float]:
-    """The same for scores that a temperature divides, and the factor by which the caller must still multiply the rows."""
+    """`read` for scores that a temperature divides, and the factor by which the caller must still multiply the rows."""
     mapping = as_mapping(mapping, who)
     mapping.check_draw(who)
     refuse_sharded(who, x)
-    given = prepare_axes(mapping, x, axis, mask)
-    rows, xp = given.rows, namespace(given.rows)
+    call = prepare_axes(mapping, x, axis, mask)
+    rows, xp = call.rows, namespace(call.rows)
     temperature = None if temperature is None else _array.number(temperature)
-    if type(temperature) in (int, float) and temperature > 1e-30 and given.mapping.is_softmax and transform is None:
-        return given, 1.0 / temperature
+    if type(temperature) in (int, float) and temperature > 1e-30 and call.mapping.is_softmax and transform is None:
+        return call, 1.0 / temperature
     if temperature is not None:
-        rows = tempered(given.parameter(temperature, "temperature"))(upcast(rows, xp))
+        rows = tempered(call.parameter(temperature, "temperature"))(upcast(rows, xp))
     if transform is not None:
-        rows = transformed(who, transform, rows, given.axis, xp)
-    return given if rows is given.rows else given._replace(rows=rows), 1.0
+        rows = transformed(who, transform, rows, call.axis, xp)
+    return call if rows is call.rows else call._replace(rows=rows), 1.0
 
 
 def terms_of(
@@ -100,35 +100,35 @@ def _by_loss(mapping: Mapping, rows: Array, index: Array) -> Terms | None:
     return Terms(-value[..., None], None, None)
 
 
-def _of_map(mapping: Mapping, rows: Array, at: Array, entropy: bool, rest: bool, xp: Namespace) -> Terms:
+def _of_map(mapping: Mapping, rows: Array, index: Array, entropy: bool, rest: bool, xp: Namespace) -> Terms:
     """For other maps: from log p if the map has a formula for it, else from p."""
     s, n = upcast(rows, xp), rows.shape[-1]
-    inside, given = at < n, at
-    at = xp.where(inside, at, (n - 1) * xp.ones_like(at))
+    inside = index < n
+    at = xp.where(inside, index, (n - 1) * xp.ones_like(index))
     with quiet(s):
         log_p = bridge(s).log(mapping, s)
         p: Any = bridge(s).apply(mapping, s) if log_p is None else None
-        found = _array.log(take(p, at, xp), xp) if log_p is None else take(log_p, at, xp)
-        lost = inside & (found == -math.inf)
+        value = _array.log(take(p, at, xp), xp) if log_p is None else take(log_p, at, xp)
+        lost = inside & (value == -math.inf)
         moves = any(map(_array.differentiates, (s, *mapping.params().values())))
         pulled = moves and not (known(lost) and not bool(xp.any(lost)))
         draw = mapping.one_draw
         p = xp.exp(log_p) if p is None and (entropy or rest or pulled or draw == "share") else p
         if draw == "share":
             whole = sum_of(p, xp)
-            found, p = xp.where(lost, found, found - xp.log(whole)), p / whole
+            value, p = xp.where(lost, value, value - xp.log(whole)), p / whole
         if pulled:
             # the value is infinite, but the gradient e_y - p is not; it does not depend on a parameter of the map
             y, _, _ = _array.finite_scores(s, xp)
             pull = take(y, at, xp) - dot(stop_gradient(p), y, xp)
-            found = xp.where(lost, stop_gradient(found) + (pull - stop_gradient(pull)), found)
+            value = xp.where(lost, stop_gradient(value) + (pull - stop_gradient(pull)), value)
         h = others = None
         if entropy:
-            h = entropy_of(with_rest(p, 1.0, xp) if draw == "rest" else p)[..., None]
+            h = entropy_of(with_missing_mass(p, 1.0, xp) if draw == "rest" else p)[..., None]
         if rest:
-            mass = total(xp.where(at_classes(given, p, xp), xp.zeros_like(p), p), xp)
-            others = _array.log(mass + rest_of(p, 1.0, xp) if draw == "rest" else mass, xp)
-    return Terms(found, h, others)
+            mass = total(xp.where(at_classes(index, p, xp), xp.zeros_like(p), p), xp)
+            others = _array.log(mass + missing_mass(total(p, xp), 1.0, xp) if draw == "rest" else mass, xp)
+    return Terms(value, h, others)
 
 
 def kl_rows(mapping_p: Mapping, x: Array, mapping_q: Mapping, y: Array, xp: Namespace) -> Array:
@@ -161,8 +161,8 @@ def refuse_draws_of_none(who: str, mapping: Mapping) -> None:
 
 def divergences(log_p: Array, log_q: Array, xp: Namespace) -> Array:
     """p (log p - log q), 0 where p is 0 and +inf where only q is 0, with derivatives that are never NaN."""
-    some, lost = log_p != -math.inf, log_q == -math.inf
+    positive, lost = log_p != -math.inf, log_q == -math.inf
     zero = xp.zeros_like(log_p)
-    a, b = xp.where(some, log_p, zero), xp.where(some & ~lost, log_q, zero)
-    each = xp.where(some, xp.exp(a) * (a - b), zero)
-    return xp.where(some & lost, each + math.inf, each)
+    a, b = xp.where(positive, log_p, zero), xp.where(positive & ~lost, log_q, zero)
+    each = xp.where(positive, xp.exp(a) * (a - b), zero)
+    return xp.where(positive & lost, each + math.inf, each)

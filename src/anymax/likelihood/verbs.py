@@ -149,16 +149,16 @@ def _log_prob(
         axis = axis_or_all(axis, x.ndim)
         log_p, *h = rows_over_devices(who, whole, as_mapping(mapping, who), x, axis, mask, y=y)
         return log_p, h[0] if entropy else None
-    given, scale = read_scaled(who, mapping, x, axis, mask, transform, temperature)
-    rows, hides, xp = given.rows, given.hides, namespace(given.rows)
+    call, scale = read_scaled(who, mapping, x, axis, mask, transform, temperature)
+    rows, hides, xp = call.rows, call.hides, namespace(call.rows)
     index, shape = _classes(who, y, rows, xp, hides=hides)
     if support is not None:
-        rows, index = on_support(who, given.mapping, rows, index, support, xp)
+        rows, index = on_support(who, call.mapping, rows, index, support, xp)
     if hides:
         index, _ = class_indices(f"{who}: y", index, rows.shape[-1], None, xp, hides=True)
-        given = given.over_all(upcast(rows, xp))
-        rows = given.rows
-    log_p, h, _ = terms_of(given.mapping, rows, index, xp, scale=scale, entropy=entropy)
+        call = call.over_all(upcast(rows, xp))
+        rows = call.rows
+    log_p, h, _ = terms_of(call.mapping, rows, index, xp, scale=scale, entropy=entropy)
     last = log_p.ndim - 1
     one = log_p.shape[-1] == 1 and len(shape) == last
     log_p = log_p[..., 0] if one else xp.permute_dims(log_p, (last, *range(last)))
@@ -280,8 +280,8 @@ def topk_kl(
     array([0.0302])
     """
     who, axis = "topk_kl", pick_axis(axis, dim)
-    given, scale = read_scaled(who, _SOFTMAX, x, axis, mask, None, temperature)
-    rows = given.rows
+    call, scale = read_scaled(who, _SOFTMAX, x, axis, mask, None, temperature)
+    rows = call.rows
     xp, lead, n = namespace(rows), tuple(rows.shape[:-1]), rows.shape[-1]
     teacher = Teacher.read(who, rows, lead, n, axis, ids, teacher_log_p, tail, direction, xp)
     log_p, _, log_rest = terms_of(_SOFTMAX, rows, teacher.ids, xp, scale=scale, rest=teacher.needs_rest)

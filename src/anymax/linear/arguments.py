@@ -81,22 +81,22 @@ def with_temperature(who: str, layer: Layer, temperature: Any) -> tuple[Layer, t
     """
     xp = namespace(layer.x)
     check_range(who, "temperature", temperature, _array.AT_LEAST_0)
-    wide = upcast(layer.x, xp)
+    features = upcast(layer.x, xp)
     if not is_array(temperature) or math.prod(temperature.shape) == 1:
         scale = _array.number(temperature)
         if is_array(scale):
-            scale = as_dtype(xp.reshape(_array.beside(scale, layer.x, "temperature", xp), ()), wide.dtype, xp)
+            scale = as_dtype(xp.reshape(_array.beside(scale, layer.x, "temperature", xp), ()), features.dtype, xp)
             scale = _array.nan_outside(scale, _array.AT_LEAST_0)
             scale = float(scale) if _array.known(scale) and not differentiates(scale) else scale
-        if not is_array(scale) and not float(xp.finfo(wide.dtype).smallest_normal) <= scale < math.inf:
+        if not is_array(scale) and not float(xp.finfo(features.dtype).smallest_normal) <= scale < math.inf:
             return layer, (tempered(scale),)  # argmax, or no difference between the classes
-        x, bias = as_dtype(wide / scale, layer.x.dtype, xp), layer.bias
+        x, bias = as_dtype(features / scale, layer.x.dtype, xp), layer.bias
         if bias is not None:
             masked = bias == -math.inf
             free = xp.where(masked, xp.zeros_like(bias), bias)  # so that the derivative by a temperature is finite
             bias = xp.where(masked, bias, as_dtype(upcast(free, xp) / scale, bias.dtype, xp))
         return layer.with_operands(x, layer.weight, bias), ()
-    scale = as_dtype(temperature_of_rows(who, temperature, layer, xp), wide.dtype, xp)
+    scale = as_dtype(temperature_of_rows(who, temperature, layer, xp), features.dtype, xp)
     if _array.known_any(scale < float(xp.finfo(scale.dtype).smallest_normal), xp):
         raise ValueError(f"{who}: a temperature of 0 in some rows; give one number for all rows, or values above 0")
     return layer.scaled_rows(1.0 / scale, xp), ()

@@ -23,10 +23,10 @@ class LayerBridge(ABC):
 
     @abstractmethod
     def gathered(self, layer: Layer, classes: Array) -> Array:
-        """The scores of the given classes of each row, [rows, width], fp32 or fp64; no other row of the weight is read."""
+        """The scores of `classes` of each row, [rows, width], fp32 or fp64; no other row of the weight is read."""
 
     def values(self, job: Job, out: Array) -> Array:
-        """A number for the target class of each row; 0 where `out` is True and the class is -1."""
+        """A number for the target class of each row; 0 in the rows of `out`, which have no class."""
         return self.by_rows(job)
 
     def total(self, job: Job, out: Array, factor: Array) -> Array | None:
@@ -41,13 +41,13 @@ class LayerBridge(ABC):
         return None
 
     def plan(self, job: Job, indices: bool, total: bool) -> str:
-        """What is held at a time. indices: the targets are classes; total: the caller wants a sum or a mean."""
+        """Which scores are in memory at a time. indices: the targets are classes; total: the caller wants a sum or a mean."""
         layer = job.layer
         return f"all {layer.classes} scores of {rows_at_a_time(layer, job.chunk)} rows at a time"
 
-    def outside_graphs(self, f: Callable[..., Any], *given: Any) -> Any:
-        """`f(*given)`, whose shapes depend on values, so that torch.compile must not trace it."""
-        return f(*given)
+    def outside_graphs(self, f: Callable[..., Any], *args: Any) -> Any:
+        """`f(*args)`, whose shapes depend on values, so that torch.compile must not trace it."""
+        return f(*args)
 
     def thresholds(self, job: Job) -> tuple[Array, Array]:
         """tau of each row, and the number of classes with a probability above 0, which has no derivative."""

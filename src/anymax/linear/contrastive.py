@@ -18,10 +18,10 @@ from .._array import (
     upcast,
     without_autocast,
 )
-from .._core.handed import handed
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import check_keywords
+from .._core.providers import providers
 from .._core.shards import refuse as refuse_sharded
 from .._core.shards import sharded
 from .._core.typing import ArrayT, Mask, Numbers, Reduction
@@ -103,16 +103,16 @@ def contrastive_loss(
     >>> anymax.contrastive_loss(a, np.concatenate([a, hard]), temperature=0.5, bidirectional=False).round(4)
     np.float64(0.4798)
     """
-    given = Given(a, b, mapping, temperature, bidirectional, mask, reduction)
+    arguments = Arguments(a, b, mapping, temperature, bidirectional, mask, reduction)
     if sharded(a) or sharded(b):
         if group is not None or axis_name is not None:
             raise TypeError(f"{_WHO}: leave group= out; DTensors say over which devices their pairs are spread")
-        return handed.layers_over_devices().pairs(_WHO, loss_of_pairs, given)
-    return loss_of_pairs(given, group, axis_name)
+        return providers.layers_over_devices().pairs(_WHO, loss_of_pairs, arguments)
+    return loss_of_pairs(arguments, group, axis_name)
 
 
-class Given(NamedTuple):
-    """The arguments of a call, as given."""
+class Arguments(NamedTuple):
+    """The arguments of `contrastive_loss`, not yet checked."""
 
     a: Any
     b: Any
@@ -124,20 +124,20 @@ class Given(NamedTuple):
     negatives: Any = None  # further rows of b, the same on each process
 
 
-def loss_of_pairs(given: Given, group: Any = None, axis_name: Any = None) -> Any:
+def loss_of_pairs(arguments: Arguments, group: Any = None, axis_name: Any = None) -> Any:
     """The loss of pairs that this process has, or of those of all processes of a group."""
-    a = _array.asarray(given.a, "a")
+    a = _array.asarray(arguments.a, "a")
     with without_autocast(a):  # the embeddings have its dtype, and their quotient is not to be rounded
         if group is None and axis_name is None:
-            return Pairs.read(given).here()
-        return bridge(a).layers.outside_graphs(_together, given, a, group, axis_name)
+            return Pairs.read(arguments).here()
+        return bridge(a).layers.outside_graphs(_together, arguments, a, group, axis_name)
 
 
-def _together(given: Given, a: Array, group: Any, axis_name: Any) -> Any:
+def _together(arguments: Arguments, a: Array, group: Any, axis_name: Any) -> Any:
     """The loss of the pairs of all processes, which compare their calls first; if one fails, all do."""
     shared = as_group(_WHO, group, axis_name, a)
     agreement = Agreement(_WHO, shared, a, room="")
-    return fail_together(agreement, lambda: Pairs.read(given, shared.size).over(agreement))
+    return fail_together(agreement, lambda: Pairs.read(arguments, shared.size).over(agreement))
 
 
 class Pairs(NamedTuple):
@@ -156,31 +156,33 @@ class Pairs(NamedTuple):
     xp: Namespace
 
     @classmethod
-    def read(cls, given: Given, processes: int = 1) -> Pairs:
+    def read(cls, arguments: Arguments, processes: int = 1) -> Pairs:
         """The arguments, checked."""
-        options = LossOptions.read(_WHO, None, {"reduction": given.reduction})
-        mapping, bidirectional = as_mapping(given.mapping, _WHO), check_flag(_WHO, "bidirectional", given.bidirectional)
-        a, b = _embeddings(given.a, given.b)
-        xp, n, negatives = namespace(a), a.shape[0], given.negatives
+        options = LossOptions.read(_WHO, None, {"reduction": arguments.reduction})
+        mapping = as_mapping(arguments.mapping, _WHO)
+        bidirectional = check_flag(_WHO, "bidirectional", arguments.bidirectional)
+        a, b = _embeddings(arguments.a, arguments.b)
+        xp, n, negatives = namespace(a), a.shape[0], arguments.negatives
         if negatives is None and b.shape[0] > n:
             b, negatives = b[:n, :], b[n:, :]
-        check_range(_WHO, "temperature", given.temperature, _array.ABOVE_0)
-        t = _array.number(given.temperature)
-        wide = upcast(a, xp)
+        check_range(_WHO, "temperature", arguments.temperature, _array.ABOVE_0)
+        t = _array.number(arguments.temperature)
+        features = upcast(a, xp)
         if _array.is_array(t):
             if math.prod(t.shape) != 1:
                 raise ValueError(f"{_WHO}: temperature of shape {tuple(t.shape)}: expected one number for all pairs")
             t = _array.nan_outside(_array.beside(t, a, "temperature", xp), _array.ABOVE_0)
-            t = as_dtype(xp.reshape(t, ()), wide.dtype, xp)
-        scaled = wide / t
+            t = as_dtype(xp.reshape(t, ()), features.dtype, xp)
+        scaled = features / t
         if is_jax(a) or (
             is_torch(a) and a.device.type != "cpu"
         ):  # elsewhere products of half precision are computed in fp32
             scaled = as_dtype(scaled, a.dtype, xp)
         more = 0 if negatives is None else negatives.shape[0]
-        apart = processes if given.negatives is None else 1  # the processes that have negatives of their own
-        keep = None if given.mask is None else _mask(given.mask, a, processes * n, apart * more, apart, xp)
-        return cls(mapping, bidirectional, options, a, scaled, b, negatives, given.negatives is not None, keep, t, xp)
+        apart = processes if arguments.negatives is None else 1  # the processes that have negatives of their own
+        keep = None if arguments.mask is None else _mask(arguments.mask, a, processes * n, apart * more, apart, xp)
+        same = arguments.negatives is not None
+        return cls(mapping, bidirectional, options, a, scaled, b, negatives, same, keep, t, xp)
 
     def here(self) -> Array:
         """The loss of pairs of which this process has all."""

@@ -40,16 +40,16 @@ def _run(per_row: PerRow, static: Static, step: int, by_row: ByRow, shared: _Sha
         return Job(part, per_row, target, shared.class_weight).result()
 
     rows = by_row.x.shape[0]
-    given = by_row, target
+    inputs = by_row, target
     if rows <= step:
-        return group(*given, shared)
+        return group(*inputs, shared)
     whole = rows // step * step
-    stacked = jax.tree.map(lambda a: a[:whole].reshape(rows // step, step, *a.shape[1:]), given)
+    stacked = jax.tree.map(lambda a: a[:whole].reshape(rows // step, step, *a.shape[1:]), inputs)
     out = jax.lax.map(lambda part: group(*part, shared), stacked)
     out = jax.tree.map(lambda a: a.reshape(whole, *a.shape[2:]), out)
     if whole == rows:
         return out
-    last = group(*jax.tree.map(lambda a: a[whole:], given), shared)
+    last = group(*jax.tree.map(lambda a: a[whole:], inputs), shared)
     return jax.tree.map(lambda a, b: jax.numpy.concatenate([a, b]), out, last)
 
 

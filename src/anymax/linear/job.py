@@ -21,7 +21,7 @@ class Job:
     chunk: int | None = None  # as the caller says
 
     def part(self, rows: Any) -> Job:
-        """The same for some of the rows: a slice, or their indices."""
+        """The job for some of the rows: a slice, or their indices."""
         target = None if self.target is None else self.target[rows, ...]
         return dataclasses.replace(self, layer=self.layer.part(rows), target=target)
 

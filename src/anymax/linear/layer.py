@@ -69,9 +69,9 @@ class Layer:
         """How many classes the caller gave."""
         return self.classes - self.hides
 
-    def refuse_with_sink(self, who: str, **given: Any) -> None:
+    def refuse_with_sink(self, who: str, **options: Any) -> None:
         """Refuse what would act on the class that a map hides as on the others."""
-        names = [name for name, value in given.items() if value is not None]
+        names = [name for name, value in options.items() if value is not None]
         if self.hides and names:
             raise ValueError(
                 f"{who}: {' and '.join(names)} can't be given with a sink here; make the scores, and use the verbs of scores"
@@ -209,11 +209,11 @@ def dtype_of_result(x: Array, xp: Namespace) -> Any:
 
 def _dtype_of_product(xp: Namespace, operands: tuple[Array | None, ...]) -> Any:
     """The dtype of torch's autocast if it is on, else the widest of the operands."""
-    given = [a for a in operands if a is not None]
-    autocast = autocast_dtype(given[0]) if is_torch(given[0]) else None
-    if autocast is not None and given[0].dtype != xp.float64:
+    arrays = [a for a in operands if a is not None]
+    autocast = autocast_dtype(arrays[0]) if is_torch(arrays[0]) else None
+    if autocast is not None and arrays[0].dtype != xp.float64:
         return autocast
-    return widest(xp, *given)
+    return widest(xp, *arrays)
 
 
 def _in_dtype_of_product(
@@ -246,16 +246,16 @@ def _with_sink(
     """The map, the weight, the bias and the mask with the class that the map hides as the last: no weight, and its score as the bias."""
     row = weight[:1, :]
     none = upcast(xp.zeros_like(weight[:, 0])[None, :], xp)  # a score of half precision would be rounded
-    own = mapping.params().get("score")
-    if own is not None and math.prod(own.shape) != 1:
+    score = mapping.params().get("score")
+    if score is not None and math.prod(score.shape) != 1:
         raise ValueError(
             f"{who}: {mapping!r} has a score for each row; in an output layer a sink has one score for all rows"
         )
-    given = Rows(none, none, mapping, 1).over_all()
+    call = Rows(none, none, mapping, 1).over_all()
     known: Array = upcast(xp.zeros_like(weight[:, 0]) if bias is None else bias, xp)
-    bias = xp.concat([known, as_dtype(given.rows[0, -1:], known.dtype, xp)])
+    bias = xp.concat([known, as_dtype(call.rows[0, -1:], known.dtype, xp)])
     keep = None if keep is None else xp.concat([keep, xp.ones_like(keep[:, :1])], axis=-1)
-    return given.mapping, xp.concat([weight, xp.zeros_like(row)]), bias, keep
+    return call.mapping, xp.concat([weight, xp.zeros_like(row)]), bias, keep
 
 
 def _mask_of_rows(who: str, mask: Any, x: Array, shape: tuple[int, ...], xp: Namespace) -> Array | None:

@@ -199,10 +199,10 @@ def linear_topk_kl(
     xp, lead, n = namespace(layer.x), layer.lead, layer.seen_classes
     refuse_sharded(who, None, ids=ids, teacher_log_p=teacher_log_p)
     teacher = Teacher.read(who, layer.x, lead, n, -1, ids, teacher_log_p, tail, direction, xp)
-    given = xp.reshape(teacher.ids, (layer.rows, teacher.ids.shape[-1]))
+    classes = xp.reshape(teacher.ids, (layer.rows, teacher.ids.shape[-1]))
     per_row = RowTerms(who, transforms, rest=teacher.needs_rest)
     columns = bridge(layer.x).layers.values(
-        Job(layer, per_row, given, chunk=check_chunk(who, chunk)), per_row.empty_rows(given)
+        Job(layer, per_row, classes, chunk=check_chunk(who, chunk)), per_row.empty_rows(classes)
     )
     return teacher.of_columns(xp.reshape(columns, (*lead, columns.shape[-1])), xp)
 
@@ -250,7 +250,7 @@ class _Tokens:
         return layer.as_given(columns[:, 0], xp), entropy
 
     def over(self, support: Any) -> tuple[Any, Any]:
-        """The same over the classes of each row's support; no other rows of the weight are read."""
+        """log p and the entropy over the classes of each row's support; no other rows of the weight are read."""
         return bridge(self.layer.x).layers.outside_graphs(self._of_support, support)
 
     def _of_support(self, support: Any) -> tuple[Any, Any]:

@@ -63,9 +63,9 @@ class PerRow(ABC):
         """A copy with these arrays in place of those that `arrays` returns."""
         if not arrays:
             return self
-        left = iter(arrays)
+        values = iter(arrays)
         transforms = tuple(
-            t.replace(**{k: next(left) for k, v in t.params if is_array(v)}) if isinstance(t, Transform) else t
+            t.replace(**{k: next(values) for k, v in t.params if is_array(v)}) if isinstance(t, Transform) else t
             for t in self.transforms
         )
         return dataclasses.replace(self, transforms=transforms)
@@ -76,7 +76,7 @@ class RowLoss(PerRow):
 
     def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Array:
         assert target is not None
-        value = self._of_halves(mapping, scores, target, class_weight)
+        value = self._in_half_precision(mapping, scores, target, class_weight)
         if value is not None:
             return value
         s = self.transformed(upcast(scores, namespace(scores)))
@@ -90,7 +90,7 @@ class RowLoss(PerRow):
         tau, parts = lambda: _tau(mapping, s, target, plain), lambda: levels(mapping, s, target)
         return value + self.more(target, class_weight, tau, parts)
 
-    def _of_halves(self, mapping: Mapping, s: Array, target: Array, class_weight: Array | None) -> Array | None:
+    def _in_half_precision(self, mapping: Mapping, s: Array, target: Array, class_weight: Array | None) -> Array | None:
         """The loss of half-precision scores without a copy in fp32, by an engine that computes in fp32; None where there is none."""
         if not is_torch(s) or dtype_name(s) not in ("bfloat16", "float16") or target.ndim > 1:
             return None
@@ -157,15 +157,15 @@ def loss_of(mapping: Mapping) -> LossKind:
 def _tau(mapping: Mapping, s: Array, target: Array, plain: Array | None) -> Array:
     """tau of each row. For softmax it is the loss of a class, which an engine computes, plus the score of this class.
 
-    plain: that loss without smoothing and weights, if it is known. If the target is masked, and the loss infinite, tau is given as 0.
+    plain: that loss without smoothing and weights, if it is known. If the target is masked, and the loss infinite, the result is 0.
     """
     xp = namespace(s)
     if not mapping.is_softmax or target.ndim > 1:
         return tau_of(mapping, s, xp)[:, 0]
-    own = take(s, xp.where(target < 0, xp.zeros_like(target), target)[:, None], xp)[:, 0]
+    score = take(s, xp.where(target < 0, xp.zeros_like(target), target)[:, None], xp)[:, 0]
     plain = _loss(mapping, s, target, EACH_ROW) if plain is None else plain
-    known = ~(own == -math.inf)
-    return xp.where(known, safe(plain, known, 0.0, xp) + safe(own, known, 0.0, xp), xp.zeros_like(own))
+    known = ~(score == -math.inf)
+    return xp.where(known, safe(plain, known, 0.0, xp) + safe(score, known, 0.0, xp), xp.zeros_like(score))
 
 
 def _loss(mapping: Mapping, s: Array, target: Any, options: LossOptions) -> Array:

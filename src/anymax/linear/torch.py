@@ -20,48 +20,48 @@ from .torch_groups import rows_ahead, rows_of_group, rows_with_a_class, runs_eag
 Tensor = torch.Tensor
 
 
-def _of_given_dtypes(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method whose operands have the dtypes that they are to have, which autocast must not change: it would round the scores."""
+def _outside_autocast(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method whose operands already have their dtypes. It runs outside of autocast, which would round the scores."""
 
     @functools.wraps(method)
-    def call(self: TorchLayers, of: Any, *given: Any) -> Any:
+    def call(self: TorchLayers, of: Any, *args: Any) -> Any:
         x = of.layer.x if isinstance(of, Job) else of.x if isinstance(of, Layer) else of
         if autocast_dtype(x) is None:
-            return method(self, of, *given)
+            return method(self, of, *args)
         with without_autocast(x):
-            return method(self, of, *given)
+            return method(self, of, *args)
 
     return call
 
 
 class TorchLayers(LayerBridge):
-    @_of_given_dtypes
+    @_outside_autocast
     def by_rows(self, job: Job) -> Any:
         return torch_groups.by_rows(job)
 
-    @_of_given_dtypes
+    @_outside_autocast
     def gathered(self, layer: Layer, classes: Tensor) -> Tensor:
         return torch_candidate_scores.gathered(layer, classes)
 
-    @_of_given_dtypes
+    @_outside_autocast
     def values(self, job: Job, out: Tensor) -> Tensor:
         if runs_eagerly(job.layer):
             return with_a_class(job, out, torch_values.values)
-        found = None
+        value = None
         if compiling() and not (job.per_row.margin is not None or exporting(job.layer.x)):
             from . import torch_compiled  # late: it registers operations, which takes 10 ms
 
-            found = torch_compiled.values(job)
-        return self.by_rows(job) if found is None else found
+            value = torch_compiled.values(job)
+        return self.by_rows(job) if value is None else value
 
-    @_of_given_dtypes
+    @_outside_autocast
     def total(self, job: Job, out: Tensor, factor: Tensor) -> Tensor | None:
         if not runs_eagerly(job.layer) or torch_values.holds_no_rows(job):
             return None
         rows = rows_with_a_class(out)
         return total(job if rows is None else job.part(rows), factor)
 
-    @_of_given_dtypes
+    @_outside_autocast
     def both_ways(self, a: Tensor, b: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor] | None:
         return None if compiling() else torch_contrastive.both_ways(a, b, keep)
 
@@ -73,20 +73,20 @@ class TorchLayers(LayerBridge):
         if not indices or torch_values.way(job) is None:
             return f"all {layer.classes} scores of {rows_of_group(job)} rows at a time, computed again for the gradient"
         blocks = BlockSize.of(layer, job.chunk)
-        some = f"the scores of {blocks.classes} classes and {blocks.rows} rows at a time"
+        block = f"the scores of {blocks.classes} classes and {blocks.rows} rows at a time"
         if layer.mapping.is_softmax and torch_values.least_of(job):
-            return f"{some}; if few classes of each row are above least=, only these have a gradient, else all, computed again"
+            return f"{block}; if few classes of each row are above least=, only these have a gradient, else all, computed again"
         if layer.mapping.is_softmax:
-            return f"{some}, computed again for the gradient"
-        return f"{some}; each row keeps those that may have a probability, and only these have a gradient"
+            return f"{block}, computed again for the gradient"
+        return f"{block}; each row keeps those that may have a probability, and only these have a gradient"
 
-    def outside_graphs(self, f: Callable[..., Any], *given: Any) -> Any:
-        return outside_graphs(f, *given) if compiling() else f(*given)
+    def outside_graphs(self, f: Callable[..., Any], *args: Any) -> Any:
+        return outside_graphs(f, *args) if compiling() else f(*args)
 
-    @_of_given_dtypes
+    @_outside_autocast
     def thresholds(self, job: Job) -> tuple[Tensor, Tensor]:
-        found = torch_values.thresholds(job)
-        return self.by_rows(job) if found is None else found
+        thresholds = torch_values.thresholds(job)
+        return self.by_rows(job) if thresholds is None else thresholds
 
 
 BRIDGE = TorchLayers()

@@ -31,11 +31,11 @@ def candidates_of(job: Job, bound: Bound, of_target: OfTarget = OfTarget.USED) -
         return collect(layer.constant(), job.target, Rule(BlockSize.of(layer, job.chunk), bound, most, of_target))
 
 
-def scores_of(layer: Layer, held: Candidates, u: Tensor | None) -> tuple[Tensor, Tensor]:
+def scores_of(layer: Layer, candidates: Candidates, u: Tensor | None) -> tuple[Tensor, Tensor]:
     """The scores of the candidates, with their gradient, and <scores, u>."""
-    s, even = _scores(None, layer.x, layer.weight, layer.bias, held.index, u, held.value)
+    s, even = _scores(None, layer.x, layer.weight, layer.bias, candidates.index, u, candidates.value)
     if layer.keep is not None or layer.bias is not None:  # a masked target is among them, and has no gradient
-        s = s.masked_fill(held.value == -math.inf, -math.inf)
+        s = s.masked_fill(candidates.value == -math.inf, -math.inf)
     return s, even
 
 
@@ -61,10 +61,10 @@ def _forward(_: None, operands: Any, wants: Any) -> tuple[tuple[Tensor, Tensor],
 
 def _backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
     (x, weight, bias, index, u), (mean,), (g, g_even) = operands, kept, grads
-    return *few_back(wants, g, g_even, index, x, weight, bias, u, mean), None, None, None
+    return *candidates_back(wants, g, g_even, index, x, weight, bias, u, mean), None, None, None
 
 
-def few_back(
+def candidates_back(
     wants: Any, g: Tensor | None, g_even: Tensor | None, index: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None,
     u: Tensor | None, mean: Tensor | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
@@ -124,15 +124,15 @@ def _add_outer(dw: Tensor, u: Tensor, v: Tensor) -> None:
 
 def _plain(_: None, operands: Any, kept: Any) -> tuple[Tensor, Tensor]:
     x, weight, bias, index, u = operands
-    wide = wide_dtype(x, torch)
+    dtype = wide_dtype(x, torch)
     index = index.to(torch.int64)
-    x, weight = x.to(wide), weight.to(wide)
+    x, weight = x.to(dtype), weight.to(dtype)
     value = (x[:, None, :] * weight[index]).sum(-1)
-    value = value if bias is None else value + bias.to(wide)[index]
+    value = value if bias is None else value + bias.to(dtype)[index]
     if u is None:
         return value, value.new_zeros(0)
     even = x @ (u @ weight)
-    return value, even if bias is None else even + (torch.where(u == 0, 0, bias.to(wide)) * u).sum()
+    return value, even if bias is None else even + (torch.where(u == 0, 0, bias.to(dtype)) * u).sum()
 
 
 _scores = operation("CandidateScores", _forward, _backward, _plain, saves=5)

@@ -27,7 +27,7 @@ Tensor = torch.Tensor
 
 _SOFTMAX = Softmax()
 
-_FEW = 64  # scores that are skipped together if their maximum is below the bound
+_GROUP = 64  # neighbouring scores that are skipped together if their maximum is below the bound
 
 
 Bound = Callable[[Tensor, Layer], Tensor]
@@ -50,7 +50,7 @@ class BlockSize(NamedTuple):
                 max(rows, 1), n
             )  # each block makes threads wait for each other, which takes long on a busy machine
         wanted = min(rows * n // sizes.block_share, sizes.block) // tile
-        return cls(tile, min(n, max(_FEW, min(wanted // _FEW * _FEW, sizes.block_classes))))
+        return cls(tile, min(n, max(_GROUP, min(wanted // _GROUP * _GROUP, sizes.block_classes))))
 
     def tiles(self, layer: Layer) -> Iterator[slice]:
         for i in range(0, layer.rows, self.rows):
@@ -90,10 +90,10 @@ class ScoreBlocks:
                 )
             )
 
-    def block(self, a: int, b: int, own: bool = False) -> Tensor:
-        """The scores of the classes a to b, in the dtype of the product; own: in memory of their own, and not in the buffer."""
+    def block(self, a: int, b: int, new: bool = False) -> Tensor:
+        """The scores of the classes a to b, in the dtype of the product. new: in newly allocated memory, not in the buffer."""
         layer, size = self.layer, self.layer.rows * (b - a)
-        s = (self.buffer.new_empty(size) if own else self.buffer[:size]).view(layer.rows, b - a)
+        s = (self.buffer.new_empty(size) if new else self.buffer[:size]).view(layer.rows, b - a)
         torch.mm(layer.x, self.weight(a, b).t(), out=s)
         if layer.bias is not None:
             s += layer.bias[a:b]
@@ -124,7 +124,7 @@ class Candidates(NamedTuple):
     others: Tensor | None = None  # [rows, 1], logsumexp of all scores but the target's, if requested
 
     def part(self, rows: Tensor) -> Candidates:
-        """The same for some of the rows, given by their indices."""
+        """The candidates of the rows with these indices."""
         return Candidates(*(None if a is None else a[rows] for a in self))  # type: ignore[arg-type]
 
 
@@ -133,7 +133,7 @@ class OfTarget(enum.Enum):
 
     USED = enum.auto()  # it gives a bound, as any other
     LOWERED = enum.auto()  # a margin will lower it: no bound uses it, and it is the last candidate of its row
-    APART = enum.auto()  # logsumexp of all other scores is computed too; the last bound is that of the target and this
+    APART = enum.auto()  # no bound uses it but the last, with logsumexp of all other scores, which is computed too
 
 
 class Rule(NamedTuple):
@@ -188,17 +188,17 @@ class _CandidateRows:
 
     def tightened(self, low: Tensor, bound: Bound, layer: Layer) -> Tensor:
         """Cut by the bound that the candidates give, if it is above `low`; return the larger one."""
-        found = self.checked(torch.maximum(low, bound(self.value, layer).to(self.value.dtype)))
-        self.cut(found)
-        return self.checked(found)
+        low = self.checked(torch.maximum(low, bound(self.value, layer).to(self.value.dtype)))
+        self.cut(low)
+        return self.checked(low)
 
     def place(self, target: Tensor, value: Tensor, last: bool) -> Tensor:
         """The place of each row's target among the candidates; it is appended if it is not there, or if `last`."""
         there = (self.index == target[:, None]) & (self.value != -math.inf)
         there &= torch.arange(self.value.shape[1], device=target.device) < self.count[:, None]
-        found = there.any(1) & (not last)
-        at = torch.where(found, there.int().argmax(1), self.count)
-        row = (~found).nonzero()[:, 0]
+        present = there.any(1) & (not last)
+        at = torch.where(present, there.int().argmax(1), self.count)
+        row = (~present).nonzero()[:, 0]
         if row.shape[0]:
             self.append(row, target[row], value[row])
         return at
@@ -228,75 +228,76 @@ def collect(layer: Layer, target: Tensor | None, rule: Rule) -> Candidates:
 
 
 def _collect(layer: Layer, target: Tensor | None, rule: Rule) -> Candidates:
-    """`collect` for a few rows, block by block."""
+    """`collect` for a tile of rows, block by block."""
     blocks, bound, most, use = rule
     rows, device = layer.rows, layer.x.device
-    wide = wide_dtype(layer.x, torch)
+    dtype = wide_dtype(layer.x, torch)
     scores = ScoreBlocks(layer, blocks, target)
-    held = _CandidateRows(rows, min(64, most), most, wide, device)
-    of_target = torch.full((rows,), -math.inf, dtype=wide, device=device)
+    candidates = _CandidateRows(rows, min(64, most), most, dtype, device)
+    of_target = torch.full((rows,), -math.inf, dtype=dtype, device=device)
     low, sums, next_cut = torch.empty(0), [], 1
     for count, (a, b) in enumerate(blocks.parts(layer)):
         s = scores.block(a, b)
         if target is not None:
             row, _, place = scores.targets(a, b)
-            of_target[row] = s[row, place].to(wide)
+            of_target[row] = s[row, place].to(dtype)
             if use is not OfTarget.USED:
                 s[row, place] = -math.inf
             if use is OfTarget.APART:
-                sums.append(logsumexp(s, wide))
+                sums.append(logsumexp(s, dtype))
                 s[row, place] = of_target[row].to(s.dtype)
         if not count:
-            low = bound(s, layer).to(wide)
+            low = bound(s, layer).to(dtype)
             if target is not None and use is not OfTarget.LOWERED:
-                low = torch.fmax(low, bound(_below_target(layer, target, wide), layer))
-            low = held.checked(low)
+                low = torch.fmax(low, bound(_below_target(layer, target, dtype), layer))
+            low = candidates.checked(low)
         place = _above(s, _rounded_down(low, s.dtype))
         if place.shape[0]:
             row = place // (b - a)
-            held.append(row, place - row * (b - a) + a, s.view(-1)[place])
-        if count + 1 >= next_cut or held.value.shape[1] > most:
+            candidates.append(row, place - row * (b - a) + a, s.view(-1)[place])
+        if count + 1 >= next_cut or candidates.value.shape[1] > most:
             next_cut = 2 * next_cut if count + 1 >= next_cut else next_cut
-            low = held.tightened(low, bound, layer)
-            if bool((held.full | held.lost).all()):
+            low = candidates.tightened(low, bound, layer)
+            if bool((candidates.full | candidates.lost).all()):
                 break
-    low = held.tightened(low, bound, layer)
+    low = candidates.tightened(low, bound, layer)
     rest = torch.cat(sums, 1).logsumexp(1, keepdim=True) if use is OfTarget.APART else None
     if rest is not None:
-        held.cut(held.checked(torch.maximum(low, bound(torch.cat([of_target[:, None], rest], 1), layer))))
-    return held.result(None if target is None else held.place(target, of_target, use is OfTarget.LOWERED), rest)
+        candidates.cut(candidates.checked(torch.maximum(low, bound(torch.cat([of_target[:, None], rest], 1), layer))))
+    at = None if target is None else candidates.place(target, of_target, use is OfTarget.LOWERED)
+    return candidates.result(at, rest)
 
 
-def logsumexp_entropy(s: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
+def logsumexp_entropy(s: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """logsumexp of each row and the entropy of its softmax, [rows, 1]; 0 for a row without classes."""
     if decode.refuse(_SOFTMAX, s) is None:
-        made = decode.run(_SOFTMAX, s, entropy=True, tau=True)
-        return made.tau[:, None].to(wide), made.entropy[:, None].to(wide)
-    s = s.to(wide)
+        result = decode.run(_SOFTMAX, s, entropy=True, tau=True)
+        return result.tau[:, None].to(dtype), result.entropy[:, None].to(dtype)
+    s = s.to(dtype)
     level = s.logsumexp(1, keepdim=True)
     below = (s - torch.where(level == -math.inf, 0.0, level)).clamp_(min=LOWEST)
     return level, -(below.exp() * below).sum(1, keepdim=True)
 
 
-def logsumexp(s: Tensor, wide: torch.dtype) -> Tensor:
+def logsumexp(s: Tensor, dtype: torch.dtype) -> Tensor:
     """logsumexp of each row, [rows, 1]."""
     engine = kernels.compiled("threshold", _SOFTMAX, s)
     if engine is not None:
-        return engine.threshold(_SOFTMAX, s).to(wide)
-    return s.to(wide).logsumexp(1, keepdim=True)
+        return engine.threshold(_SOFTMAX, s).to(dtype)
+    return s.to(dtype).logsumexp(1, keepdim=True)
 
 
-def _below_target(layer: Layer, target: Tensor, wide: torch.dtype) -> Tensor:
+def _below_target(layer: Layer, target: Tensor, dtype: torch.dtype) -> Tensor:
     """A lower bound of the target's score, [rows, 1], -inf if it is masked; in a trained model it is among the largest of its row."""
-    score = torch.empty((layer.rows, 1), dtype=wide, device=layer.x.device)
+    score = torch.empty((layer.rows, 1), dtype=dtype, device=layer.x.device)
     size = torch.empty_like(score)
     step = max(1, torch_sizes.sizes_of(layer.x).products // max(layer.x.shape[1], 1))
     for i in range(0, layer.rows, step):
-        terms = layer.x[i : i + step].to(wide) * layer.weight[target[i : i + step]]
+        terms = layer.x[i : i + step].to(dtype) * layer.weight[target[i : i + step]]
         torch.sum(terms, 1, keepdim=True, out=score[i : i + step])
         torch.sum(terms.abs_(), 1, keepdim=True, out=size[i : i + step])
     if layer.bias is not None:
-        bias = layer.bias[target].to(wide)[:, None]
+        bias = layer.bias[target].to(dtype)[:, None]
         score, size = score + bias, size + bias.abs()
     if layer.keep is not None:
         keep = layer.keep.expand(layer.rows, -1).gather(1, target[:, None])
@@ -305,15 +306,15 @@ def _below_target(layer: Layer, target: Tensor, wide: torch.dtype) -> Tensor:
 
 
 def _above(s: Tensor, low: Tensor) -> Tensor:
-    """The places, ascending, of scores above the bound of their row, or NaN; groups of `_FEW` whose maximum is not above are skipped."""
+    """The places, ascending, of scores above the bound of their row, or NaN; groups of `_GROUP` whose maximum is not above are skipped."""
     rows, n = s.shape
-    if n % _FEW:
+    if n % _GROUP:
         return (~(s <= low)).view(-1).nonzero()[:, 0]
-    few = s.view(rows, n // _FEW, _FEW)
-    groups = (~(few.amax(2) <= low)).view(-1).nonzero()[:, 0]
-    inside = ~(few.view(-1, _FEW)[groups] <= low[groups // (n // _FEW)])
+    by_group = s.view(rows, n // _GROUP, _GROUP)
+    groups = (~(by_group.amax(2) <= low)).view(-1).nonzero()[:, 0]
+    inside = ~(by_group.view(-1, _GROUP)[groups] <= low[groups // (n // _GROUP)])
     part, place = inside.nonzero(as_tuple=True)
-    return groups[part] * _FEW + place
+    return groups[part] * _GROUP + place
 
 
 def _rounded_down(x: Tensor, dtype: torch.dtype) -> Tensor:

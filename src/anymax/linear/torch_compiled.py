@@ -53,9 +53,9 @@ def _values(
     return with_a_class(job, per_row.empty_rows(index), torch_values.values)
 
 
-def _forward(*given: Any) -> Tensor:
+def _forward(*args: Any) -> Tensor:
     with torch.no_grad():
-        return _values(*given).contiguous()
+        return _values(*args).contiguous()
 
 
 def _vjp(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 Columns after those of the pairs are negatives of the rows, and have no loss of their own.
 
-Both directions share the blocks. The first blocks are held for the gradient, which computes the others again; the gradient of the
+Both directions share the blocks. The first blocks are saved for the gradient, which computes the others again; the gradient of the
 gradient holds all scores.
 """
 
@@ -25,7 +25,7 @@ Tensor = torch.Tensor
 
 _SOFTMAX = Softmax()
 _SIZE = BlockSize(1024, 2048)
-_HELD = 1 << 25  # the most scores that are held, 128 MB in fp32
+_SAVED = 1 << 25  # the most scores that are saved for the gradient, 128 MB in fp32
 
 
 def both_ways(a: Tensor, b: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor] | None:
@@ -38,36 +38,36 @@ def both_ways(a: Tensor, b: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor
 
 def _forward(_: None, operands: Any, wants: Any) -> tuple[tuple[Tensor, ...], Any]:
     a, b, keep = operands
-    wide, n = wide_dtype(a, torch), a.shape[0]
-    own, rows = (torch.empty(n, dtype=wide, device=a.device) for _ in range(2))
+    dtype, n = wide_dtype(a, torch), a.shape[0]
+    of_pairs, rows = (torch.empty(n, dtype=dtype, device=a.device) for _ in range(2))
     tiles = math.ceil(n / _SIZE.rows)
-    columns = own.new_empty((n, tiles))
-    room, held = _HELD if any(wants) else 0, []
+    columns = of_pairs.new_empty((n, tiles))
+    room, saved = _SAVED if any(wants) else 0, []
     for number, (tile, scores) in enumerate(_tiles(a, b, keep)):
-        found = []
+        of_blocks = []
         for i, j in _SIZE.parts(scores.layer):
             room -= scores.layer.rows * (j - i)
             s = scores.block(i, j, room >= 0)
             if room >= 0:
-                held.append(s)
+                saved.append(s)
             pairs, diagonal = _diagonal(s, tile, i, j)
-            own[pairs] = diagonal.to(wide)
-            found.append(logsumexp(s, wide))
+            of_pairs[pairs] = diagonal.to(dtype)
+            of_blocks.append(logsumexp(s, dtype))
             if i < n:
-                columns[i:j, number] = logsumexp(s[:, : n - i].t().contiguous(), wide)[:, 0]
-        rows[tile] = torch.cat(found, 1).logsumexp(1)
+                columns[i:j, number] = logsumexp(s[:, : n - i].t().contiguous(), dtype)[:, 0]
+        rows[tile] = torch.cat(of_blocks, 1).logsumexp(1)
     levels = rows, columns.logsumexp(1)
-    return tuple(_not_negative(level - own) for level in levels), (*levels, *held)
+    return tuple(_not_negative(level - of_pairs) for level in levels), (*levels, *saved)
 
 
 def _backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
-    (a, b, keep), (rows, columns, *held) = operands, kept
+    (a, b, keep), (rows, columns, *saved) = operands, kept
     of_rows, of_columns = (torch.zeros_like(rows) if g is None else g.to(rows.dtype) for g in grads)
     more = b.shape[0] - a.shape[0]
     columns = torch.nn.functional.pad(columns, (0, more), value=math.inf)  # negatives have no loss
     of_columns = torch.nn.functional.pad(of_columns, (0, more))
     da, db = torch.zeros_like(a, dtype=rows.dtype), torch.zeros_like(b, dtype=rows.dtype)
-    blocks = iter(held)
+    blocks = iter(saved)
     for tile, scores in _tiles(a, b, keep):
         for i, j in _SIZE.parts(scores.layer):
             s = next(blocks, None)

@@ -27,9 +27,8 @@ from .torch_products import add_to_classes, added_to_rows, entries_of
 Tensor = torch.Tensor
 
 _Gradient = list[Tensor | None]  # by x, weight, bias and the tensors of the map
-_FEW = (
-    24  # fewer rows in a group do not pay: adding up the weight's gradient takes longer than computing the scores again
-)
+# fewer rows in a group do not pay: adding up the weight's gradient takes longer than computing the scores again
+_LEAST_ROWS = 24
 
 
 def _groups_forward(how: tuple[Job, int], operands: Any, wants: Any) -> tuple[Any, tuple[()]]:
@@ -68,7 +67,7 @@ def _ahead_forward(how: _Ahead, operands: Any, wants: Any) -> tuple[Tensor, tupl
 
 
 def _ahead_backward(how: _Ahead, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
-    # it is handed over, so that nobody copies it; a second call computes it again
+    # autograd keeps this gradient without a copy, so a second call computes it again
     ready, how.ready = how.ready, None
     if ready is None:
         ready = _gradient(_with(how.job, operands), how.step, how.factor, wants)[1]
@@ -101,29 +100,29 @@ def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, _Grad
     """The sum of g times the results, g for each row or for all, and its gradient, a group of rows at a time."""
     layer = job.layer
     x, weight, bias, params = layer.x, layer.weight, layer.bias, params_of(layer.mapping)
-    wide = wide_dtype(x, torch)
+    dtype = wide_dtype(x, torch)
     dx = torch.empty_like(x) if wants[0] else None
     dw: Tensor | None = None
-    db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
+    db = torch.zeros(weight.shape[0], dtype=dtype, device=x.device) if wants[2] else None
     dparams = [torch.zeros_like(p) if want else None for p, want in zip(params, wants[len(wants) - len(params) :])]
-    total = torch.zeros((), dtype=wide, device=x.device)
+    total = torch.zeros((), dtype=dtype, device=x.device)
     for where in layer.groups(step):
         part = job.part(where)
         ds, value = _slopes(part, g[where] if g.ndim else g, db, [_part(d, where) for d in dparams])
         total += value
-        few = entries_of(ds) if layer.mapping.facts.sparse and ds.dtype is wide else None
-        if few is None:
+        entries = entries_of(ds) if layer.mapping.facts.sparse and ds.dtype is dtype else None
+        if entries is None:
             if dx is not None:
                 dx[where] = ds @ weight.to(ds.dtype)
             if wants[1]:
                 alone = where.stop - where.start == layer.rows
-                dw = _with_product(dw, ds, part.layer.x, x.dtype if alone else wide)
+                dw = _with_product(dw, ds, part.layer.x, x.dtype if alone else dtype)
         else:
             if dx is not None:
-                dx[where] = added_to_rows(None, *few, part.layer.x, weight, None)
+                dx[where] = added_to_rows(None, *entries, part.layer.x, weight, None)
             if wants[1]:
-                dw = torch.zeros(weight.shape, dtype=wide) if dw is None else dw
-                add_to_classes(dw, *few, part.layer.x, None)
+                dw = torch.zeros(weight.shape, dtype=dtype) if dw is None else dw
+                add_to_classes(dw, *entries, part.layer.x, None)
         del ds  # before the scores of the next group
     dw = None if dw is None else dw.to(weight.dtype)
     db = None if db is None or bias is None else db.to(bias.dtype)
@@ -147,29 +146,29 @@ def _part(each: Tensor | None, rows: slice) -> Tensor | None:
 def _slopes(job: Job, g: Tensor, db: Tensor | None, dparams: list[Tensor | None]) -> tuple[Tensor, Tensor]:
     """The gradient in the scores of some rows, and the sum of g times their results; adds the gradients by bias and parameters, None for
     a parameter without."""
-    ds = _scores(job.layer)  # each few rows of it become their gradient
+    ds = _scores(job.layer)  # a piece at a time becomes its gradient
     total = torch.zeros((), dtype=g.dtype, device=g.device)
-    for few, some, s in _few_at_a_time(job, ds):
+    for where, piece, s in _pieces(job, ds):
         with torch.enable_grad():
             s.requires_grad_()
             free = [
                 value.detach().requires_grad_(d is not None)
-                for value, d in zip(params_of(some.layer.mapping), dparams, strict=True)
+                for value, d in zip(params_of(piece.layer.mapping), dparams, strict=True)
             ]
-            value = _first(job.per_row(with_params(some.layer.mapping, free), s, some.target, job.class_weight))
+            value = _first(job.per_row(with_params(piece.layer.mapping, free), s, piece.target, job.class_weight))
             free = [value for value in free if value.requires_grad]
-            scale = (g[few] if g.ndim else g).to(value.dtype)
+            scale = (g[where] if g.ndim else g).to(value.dtype)
             slope, *rest = torch.autograd.grad(value, [s, *free], scale.expand_as(value), allow_unused=True)
         total = total + (scale * value.detach()).sum()
         with torch.no_grad():
-            ds[few] = 0.0 if slope is None else slope
-            if some.layer.keep is not None:
-                ds[few].masked_fill_(~some.layer.keep, 0)
+            ds[where] = 0.0 if slope is None else slope
+            if piece.layer.keep is not None:
+                ds[where].masked_fill_(~piece.layer.keep, 0)
             if db is not None:
-                db += ds[few].sum(0, dtype=db.dtype)
+                db += ds[where].sum(0, dtype=db.dtype)
         for dparam, d in zip((d for d in dparams if d is not None), rest):
             if d is not None:
-                (dparam[few] if dparam.ndim else dparam).add_(d)
+                (dparam[where] if dparam.ndim else dparam).add_(d)
     return ds, total
 
 
@@ -180,13 +179,13 @@ def _scores(layer: Layer) -> Tensor:
         return s if layer.bias is None else s.add_(layer.bias)
 
 
-def _few_at_a_time(job: Job, s: Tensor) -> Iterator[tuple[slice, Job, Tensor]]:
-    """A few rows at a time: where they are, their part of the job, and of the scores `s`, in which masked classes become -inf."""
-    for few in job.layer.groups(max(1, torch_sizes.sizes_of(s).few // job.layer.classes)):
-        some, part = job.part(few), s[few]
-        if some.layer.keep is not None:
-            part.masked_fill_(~some.layer.keep, -math.inf)
-        yield few, some, part
+def _pieces(job: Job, s: Tensor) -> Iterator[tuple[slice, Job, Tensor]]:
+    """The pieces of some rows: where they are, their part of the job, and of the scores `s`, in which masked classes become -inf."""
+    for where in job.layer.groups(max(1, torch_sizes.sizes_of(s).piece // job.layer.classes)):
+        piece, part = job.part(where), s[where]
+        if piece.layer.keep is not None:
+            part.masked_fill_(~piece.layer.keep, -math.inf)
+        yield where, piece, part
 
 
 def _results(job: Job, step: int) -> Any:
@@ -194,8 +193,8 @@ def _results(job: Job, step: int) -> Any:
     parts = []
     for where in job.layer.groups(step):
         part = job.part(where)
-        for _, some, s in _few_at_a_time(part, _scores(part.layer)):
-            parts.append(job.per_row(some.layer.mapping, s, some.target, job.class_weight))
+        for _, piece, s in _pieces(part, _scores(part.layer)):
+            parts.append(job.per_row(piece.layer.mapping, s, piece.target, job.class_weight))
     return joined(parts)
 
 
@@ -204,7 +203,7 @@ def _with_product(dw: Tensor | None, ds: Tensor, x: Tensor, dtype: torch.dtype) 
     if ds.dtype is dtype:
         return ds.t() @ x if dw is None else dw.addmm_(ds.t(), x)
     dw = torch.zeros((ds.shape[1], x.shape[1]), dtype=dtype, device=x.device) if dw is None else dw
-    step = max(1, torch_sizes.sizes_of(x).few // max(x.shape[1], 1))
+    step = max(1, torch_sizes.sizes_of(x).piece // max(x.shape[1], 1))
     for a in range(0, ds.shape[1], step):
         dw[a : a + step] += ds[:, a : a + step].t() @ x
     return dw
@@ -295,7 +294,7 @@ def rows_ahead(job: Job) -> int | None:
     # rows of scores in as much memory as the weight, or in a share of it, unless that is little
     features, n, sizes = layer.x.shape[1], layer.classes, torch_sizes.sizes_of(layer.x)
     step = max(features // sizes.share, min(features, sizes.little // n), sizes.small // n)
-    if step < min(layer.rows, _FEW):
+    if step < min(layer.rows, _LEAST_ROWS):
         return None
     return -(-layer.rows // -(-layer.rows // step))  # groups of the same size
 

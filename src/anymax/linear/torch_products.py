@@ -12,7 +12,7 @@ from . import torch_sizes
 Tensor = torch.Tensor
 
 _SPARSE = 48  # a sparse product takes less time than one of all if at most one entry in so many is not 0
-_FEW = 32  # entries that are skipped together if all are 0
+_GROUP = 32  # neighbouring entries that are skipped together if all are 0
 
 
 def entries_of(dense: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -20,12 +20,12 @@ def entries_of(dense: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     if torch_sizes.on_gpu(dense):
         return None
     most, flat = dense.numel() // _SPARSE, dense.view(-1)
-    even = flat[: flat.shape[0] // _FEW * _FEW].view(-1, _FEW)
+    even = flat[: flat.shape[0] // _GROUP * _GROUP].view(-1, _GROUP)
     used = ((even.amax(1) != 0) | (even.amin(1) != 0)).nonzero()[:, 0]
     if used.shape[0] > most:
         return None
     of_used, place = even[used].nonzero(as_tuple=True)
-    at = torch.cat([used[of_used] * _FEW + place, flat[even.numel() :].nonzero()[:, 0] + even.numel()])
+    at = torch.cat([used[of_used] * _GROUP + place, flat[even.numel() :].nonzero()[:, 0] + even.numel()])
     if at.shape[0] > most:
         return None
     row = at // dense.shape[1]
@@ -48,8 +48,8 @@ def added_to_rows(
     if weight.dtype is not x.dtype:  # narrower: neither the factors nor the sums may be rounded to its dtype
         used, cls = torch.unique(cls, return_inverse=True)
         weight = weight[used].to(x.dtype)
-    own = _bags(weight, cls, starts(row, x.shape[0])[:-1], value)
-    return own if dx is None else dx.add_(own)
+    product = _bags(weight, cls, starts(row, x.shape[0])[:-1], value)
+    return product if dx is None else dx.add_(product)
 
 
 def add_to_classes(dw: Tensor, row: Tensor, cls: Tensor, value: Tensor, x: Tensor, gpu: Any) -> None:
@@ -63,8 +63,8 @@ def add_to_classes(dw: Tensor, row: Tensor, cls: Tensor, value: Tensor, x: Tenso
         if dw.dtype == value.dtype:
             dw.index_add_(0, cls[a:b], x[row[a:b]].mul_(value[a:b, None]))
         else:  # summed before rounding
-            own, sizes = torch.unique_consecutive(cls[a:b], return_counts=True)
-            dw[own] += _bags(x, row[a:b], sizes.cumsum(0) - sizes, value[a:b]).to(dw.dtype)
+            classes, sizes = torch.unique_consecutive(cls[a:b], return_counts=True)
+            dw[classes] += _bags(x, row[a:b], sizes.cumsum(0) - sizes, value[a:b]).to(dw.dtype)
 
 
 def starts(ordered: Tensor, count: int) -> Tensor:

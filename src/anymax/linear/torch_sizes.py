@@ -16,7 +16,7 @@ class Sizes(NamedTuple):
     little: int  # held at a time if they take no more memory than the weight
     share: int  # beyond these, rows of scores are held that take 1 / share of the weight's memory
     group: int  # of a group of rows whose scores are computed again for the gradient
-    few: int  # whose gradient is computed at a time
+    piece: int  # of a piece of a group, whose gradient is computed at a time
     block_rows: int  # the most rows of a block of some rows and classes
     block_classes: int  # its most classes
     block: int  # its most scores
@@ -27,11 +27,11 @@ class Sizes(NamedTuple):
 
 
 CPU = Sizes(
-    small=1 << 18, little=1 << 24, share=2, group=1 << 23, few=1 << 20, block_rows=1024, block_classes=2048, block=1 << 25,
+    small=1 << 18, little=1 << 24, share=2, group=1 << 23, piece=1 << 20, block_rows=1024, block_classes=2048, block=1 << 25,
     block_share=48, converted=128, products=1 << 15, gathered=1 << 18,
 )  # fmt: skip
 GPU = Sizes(
-    small=1 << 25, little=0, share=1, group=1 << 27, few=1 << 25, block_rows=8192, block_classes=1 << 25, block=1 << 25,
+    small=1 << 25, little=0, share=1, group=1 << 27, piece=1 << 25, block_rows=8192, block_classes=1 << 25, block=1 << 25,
     block_share=1, converted=1 << 25, products=1 << 24, gathered=1 << 25,
 )  # fmt: skip
 

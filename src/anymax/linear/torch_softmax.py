@@ -17,7 +17,7 @@ from ..mappings import Softmax
 from . import torch_sizes
 from .job import Job
 from .layer import Layer
-from .torch_candidate_scores import candidates_of, few_back, weighted_scores
+from .torch_candidate_scores import candidates_back, candidates_of, weighted_scores
 from .torch_candidates import (
     BlockSize,
     OfTarget,
@@ -41,11 +41,11 @@ def of_softmax(
     layer, target = job.layer, job.target
     assert target is not None
     if least and layer.recorded():
-        wide = wide_dtype(layer.x, torch)
-        bound = lambda s, layer: logsumexp(s, wide) + (math.log(least) - 1e-4)  # noqa: E731
-        held = candidates_of(job, bound, OfTarget.APART)
-        if not bool(held.full.any()):
-            two, even = _likely(None, *_operands(layer, target, u), held.value, held.index, held.at, held.others)
+        dtype = wide_dtype(layer.x, torch)
+        bound = lambda s, layer: logsumexp(s, dtype) + (math.log(least) - 1e-4)  # noqa: E731
+        value, index, at, full, others = candidates_of(job, bound, OfTarget.APART)
+        if not bool(full.any()):
+            two, even = _likely(None, *_operands(layer, target, u), value, index, at, others)
             return two, even, even
     target = target if target.ndim == 2 else target[:, None]
     return _others((BlockSize.of(layer, job.chunk), entropy), *_operands(layer, target, u))
@@ -82,7 +82,7 @@ def _plain(
 ) -> tuple[Tensor, Tensor, Tensor]:
     s = _layer(x, weight, bias, keep).scores().to(wide_dtype(x, torch))
     there = target >= 0
-    own = torch.where(there, s.gather(1, target.clamp(min=0)), -math.inf)
+    of_target = torch.where(there, s.gather(1, target.clamp(min=0)), -math.inf)
     s = s.masked_fill(at_classes(torch.where(there, target, s.shape[1]), s, torch), -math.inf)
     level = s.logsumexp(1, keepdim=True)
     even = s.new_zeros(0) if u is None else (torch.where(u == 0, 0, s) * u).sum(1)
@@ -90,7 +90,7 @@ def _plain(
     if entropy:
         below = (s - torch.where(level == -math.inf, math.inf, level)).clamp(min=LOWEST)
         h = -(below.exp() * below).sum(1, keepdim=True)
-    return torch.cat([own, level], 1), even, h
+    return torch.cat([of_target, level], 1), even, h
 
 
 _others = operation("SoftmaxOthers", _others_forward, _others_backward, _others_plain)
@@ -107,9 +107,9 @@ def _likely_forward(_: None, operands: Any, wants: Any) -> tuple[tuple[Tensor, T
 def _likely_backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
     (x, weight, bias, _keep, _target, u, value, index, at), (two, mean), (g, g_even) = operands, kept, grads
     if g is not None:
-        own = g[:, :1].masked_fill(two[:, :1] == -math.inf, 0)
-        g = ((value - _level(two)).exp_() * g[:, 1:]).scatter_(1, at[:, None], own)
-    return *few_back(wants, g, g_even, index, x, weight, bias, u, mean), *(None,) * 7
+        g_target = g[:, :1].masked_fill(two[:, :1] == -math.inf, 0)
+        g = ((value - _level(two)).exp_() * g[:, 1:]).scatter_(1, at[:, None], g_target)
+    return *candidates_back(wants, g, g_even, index, x, weight, bias, u, mean), *(None,) * 7
 
 
 def _likely_plain(_: None, operands: Any, kept: Any) -> tuple[Tensor, Tensor]:
@@ -123,8 +123,8 @@ _likely = operation("SoftmaxCandidates", _likely_forward, _likely_backward, _lik
 def others_of(layer: Layer, target: Tensor, blocks: BlockSize, entropy: bool) -> tuple[Tensor, Tensor]:
     """The scores of the targets [rows, m] and logsumexp of all others of each row, [rows, m + 1], fp32 or fp64; and the entropy of the
     softmax of the others, [rows, 1], without columns if it is not requested."""
-    wide, (rows, m) = wide_dtype(layer.x, torch), target.shape
-    value = torch.full((rows, m + 1), -math.inf, dtype=wide, device=layer.x.device)
+    dtype, (rows, m) = wide_dtype(layer.x, torch), target.shape
+    value = torch.full((rows, m + 1), -math.inf, dtype=dtype, device=layer.x.device)
     h = value.new_zeros((rows, int(entropy)))
     for tile in blocks.tiles(layer):
         part, out = layer.part(tile), value[tile]
@@ -133,17 +133,17 @@ def others_of(layer: Layer, target: Tensor, blocks: BlockSize, entropy: bool) ->
         for a, b in blocks.parts(part):
             s = scores.block(a, b)
             row, column, place = scores.targets(a, b)
-            out[row, column] = s[row, place].to(wide)
+            out[row, column] = s[row, place].to(dtype)
             s[row, place] = -math.inf
             if entropy:
-                level, of_block = logsumexp_entropy(s, wide)
+                level, of_block = logsumexp_entropy(s, dtype)
                 entropies.append(of_block)
             else:
-                level = logsumexp(s, wide)
+                level = logsumexp(s, dtype)
             levels.append(level)
         of_blocks = torch.cat(levels, 1)
         out[:, -1] = of_blocks.logsumexp(1)
-        if entropy:  # that of the choice of a block, and of each block
+        if entropy:  # of the choice of a block, plus the mean of those of the blocks
             below = (of_blocks - _level(out)).clamp_(min=LOWEST)
             h[tile] = (below.exp() * (torch.cat(entropies, 1) - below)).sum(1, keepdim=True)
     return value, h
@@ -165,7 +165,7 @@ class _Slopes(NamedTuple):
     g_even: Tensor | None
 
     def part(self, rows: slice) -> _Slopes:
-        """The same for some of the rows."""
+        """The part of these rows."""
         value, g, mix, u, g_even = self
         mix, g_even = (None if a is None else a[rows] for a in (mix, g_even))
         return _Slopes(value[rows], g[rows], mix, u, g_even)
@@ -176,8 +176,8 @@ class _Slopes(NamedTuple):
         row, column, place = scores.targets(a, b)
         d[row, place] = -math.inf
         for i in range(0, d.shape[0], step):
-            some = slice(i, i + step)
-            self.part(some).change(d[some], a, b)
+            rows = slice(i, i + step)
+            self.part(rows).change(d[rows], a, b)
         d[row, place] += self.g[row, column].to(d.dtype)
         return d
 
@@ -197,13 +197,13 @@ class _Slopes(NamedTuple):
 
 def _others_back(layer: Layer, target: Tensor, of: _Slopes, blocks: BlockSize, wants: Any) -> list[Tensor | None]:
     """The gradients of `_others` by x, weight and bias, a block of scores at a time."""
-    x, weight, bias, wide = layer.x, layer.weight, layer.bias, of.value.dtype
-    dx = torch.zeros(x.shape, dtype=wide, device=x.device) if wants[0] else None
+    x, weight, bias, dtype = layer.x, layer.weight, layer.bias, of.value.dtype
+    dx = torch.zeros(x.shape, dtype=dtype, device=x.device) if wants[0] else None
     dw = torch.empty_like(weight) if wants[1] else None
-    db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
+    db = torch.zeros(weight.shape[0], dtype=dtype, device=x.device) if wants[2] else None
     tiles = list(blocks.tiles(layer))
     buffer = blocks.buffer(layer)
-    half = buffer.dtype is not wide
+    half = buffer.dtype is not dtype
     step = torch_sizes.sizes_of(x).converted if half else max(layer.rows, 1)
     scores = [ScoreBlocks(layer.part(tile), blocks, target[tile], buffer) for tile in tiles]
     parts = [of.part(tile) for tile in tiles]
@@ -212,17 +212,17 @@ def _others_back(layer: Layer, target: Tensor, of: _Slopes, blocks: BlockSize, w
         for tile, block, part in zip(tiles, scores, parts):
             d = part.block(block, a, b, step)
             if db is not None:
-                db[a:b] += d.sum(0, dtype=wide)
+                db[a:b] += d.sum(0, dtype=dtype)
             if dx is not None and half:
-                for out, some in zip(dx[tile].split(step), d.split(step)):
-                    out += some @ weight[a:b]
+                for out, piece in zip(dx[tile].split(step), d.split(step)):
+                    out += piece @ weight[a:b]
             elif dx is not None:
                 dx[tile].addmm_(d, block.weight(a, b))
             if dw is not None:
                 if len(tiles) == 1 and d.dtype is dw.dtype:
                     torch.mm(d.t(), block.layer.x, out=dw[a:b])
                 elif sums is None:
-                    sums = (d.t() @ block.layer.x).to(wide)
+                    sums = (d.t() @ block.layer.x).to(dtype)
                 else:
                     sums += d.t() @ block.layer.x
         if sums is not None and dw is not None:

@@ -65,13 +65,13 @@ def way(job: Job) -> Callable[[Job], Tensor] | None:
 def holds_no_rows(job: Job) -> bool:
     """True if `way` is to be preferred to all scores of some rows, with a gradient in the forward pass."""
     x = job.layer.x
-    wide, gpu = x.dtype is wide_dtype(x, xp), torch_sizes.on_gpu(x)
+    full_precision, gpu = x.dtype is wide_dtype(x, xp), torch_sizes.on_gpu(x)
     if job.layer.mapping.is_softmax:
-        held = (wide or gpu) and not least_of(job)
+        holds_rows = (full_precision or gpu) and not least_of(job)
     else:
-        rows = rows_ahead(job) if wide and not gpu else None
-        held = rows is not None and rows * job.layer.classes <= torch_sizes.sizes_of(x).group
-    return not held and way(job) is not None
+        rows = rows_ahead(job) if full_precision and not gpu else None
+        holds_rows = rows is not None and rows * job.layer.classes <= torch_sizes.sizes_of(x).group
+    return not holds_rows and way(job) is not None
 
 
 def _three_products(job: Job) -> bool:
@@ -105,10 +105,10 @@ def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
     bound = _candidate_bound(job)
     if bound is None:
         return None
-    held = candidates_of(job, bound)
-    s = scores_of(layer, held, None)[0] if layer.recorded() else held.value
+    candidates = candidates_of(job, bound)
+    s = scores_of(layer, candidates, None)[0] if layer.recorded() else candidates.value
     tau, size = job.per_row.of_candidates(layer.mapping, s, None)
-    full = held.full.nonzero(as_tuple=True)[0]
+    full = candidates.full.nonzero(as_tuple=True)[0]
     if full.shape[0]:
         of_full = by_rows(job.part(full))
         tau, size = (a.index_copy(0, full, b) for a, b in zip((tau, size), of_full))
@@ -125,7 +125,7 @@ def _of_softmax(job: Job) -> Tensor:
     u = free if free is None or class_weight is None else free * class_weight
     two, even, _ = of_softmax(job, u, least=least_of(job))
     if per_row.margin is not None:
-        two = torch.cat([_moved(two[:, :1], per_row), two[:, 1:]], 1)
+        two = torch.cat([_with_margin(two[:, :1], per_row), two[:, 1:]], 1)
     value = _weighted(job, per_row.of_candidates(_SOFTMAX, two, torch.zeros_like(job.target)))
     if free is not None and u is not None:
         level = tau_of(_SOFTMAX, two, xp)[:, 0]  # not from the target's loss, which is infinite for a masked class
@@ -206,31 +206,31 @@ def _of_candidates(bound: Bound, job: Job) -> Tensor:
     if isinstance(job.per_row, RowTerms):
         assert job.target is not None
         per_class = dataclasses.replace(job, target=job.target[:, 0].clamp(min=0))
-    held = candidates_of(per_class, bound, OfTarget.USED if job.per_row.margin is None else OfTarget.LOWERED)
-    if not bool(held.full.any()):
-        return _of_scores(job, held)
-    full, rest = (part.nonzero(as_tuple=True)[0] for part in (held.full, ~held.full))
+    candidates = candidates_of(per_class, bound, OfTarget.USED if job.per_row.margin is None else OfTarget.LOWERED)
+    if not bool(candidates.full.any()):
+        return _of_scores(job, candidates)
+    full, rest = (part.nonzero(as_tuple=True)[0] for part in (candidates.full, ~candidates.full))
     dense = by_rows(job.part(full))
     if not rest.shape[0]:
         return dense
-    sparse = _of_scores(job.part(rest), held.part(rest))
+    sparse = _of_scores(job.part(rest), candidates.part(rest))
     value = sparse.new_zeros((job.layer.rows, *sparse.shape[1:]))
     return value.index_copy(0, full, dense).index_copy(0, rest, sparse)
 
 
-def _of_scores(job: Job, held: Candidates) -> Tensor:
-    assert held.at is not None
+def _of_scores(job: Job, candidates: Candidates) -> Tensor:
+    assert candidates.at is not None
     per_row, free = job.per_row, _unmasked(job)
-    s, even = scores_of(job.layer, held, free)
-    at = held.at[:, None]
+    s, even = scores_of(job.layer, candidates, free)
+    at = candidates.at[:, None]
     if isinstance(per_row, RowTerms):
         assert job.target is not None
         return per_row.of_candidates(job.layer.mapping, s, torch.where(job.target < 0, -1, at))
-    own = s.gather(1, at)
+    of_target = s.gather(1, at)
     if per_row.margin is not None:
-        s = s.scatter(1, at, _moved(own, per_row))
-    value = per_row.of_candidates(job.layer.mapping, s, held.at)
-    value = _weighted(job, value if free is None else _smoothed(job, value, own[:, 0], even, free.sum()))
+        s = s.scatter(1, at, _with_margin(of_target, per_row))
+    value = per_row.of_candidates(job.layer.mapping, s, candidates.at)
+    value = _weighted(job, value if free is None else _smoothed(job, value, of_target[:, 0], even, free.sum()))
     return _with_further(job, value, s)
 
 
@@ -251,10 +251,10 @@ def _with_further(job: Job, value: Tensor, s: Tensor) -> Tensor:
     return value + per_row.more(target, job.class_weight, tau)
 
 
-def _moved(own: Tensor, per_row: PerRow) -> Tensor:
+def _with_margin(score: Tensor, per_row: PerRow) -> Tensor:
     """The target's score with its margin."""
     margin: Any = per_row.margin
-    cosines = own / per_row.scale
+    cosines = score / per_row.scale
     return per_row.scale * margin(cosines, (cosines[:, 0] * 0).to(torch.int64), -1)
 
 
@@ -264,18 +264,18 @@ def _unmasked(job: Job) -> Tensor | None:
     if not job.per_row.options.smoothing:
         return None
     free = layer.unmasked_classes(xp)
-    wide = wide_dtype(layer.x, xp)
-    return torch.ones(layer.classes, dtype=wide, device=layer.x.device) if free is None else free[0].to(wide)
+    dtype = wide_dtype(layer.x, xp)
+    return torch.ones(layer.classes, dtype=dtype, device=layer.x.device) if free is None else free[0].to(dtype)
 
 
-def _smoothed(job: Job, value: Tensor, own: Tensor, even: Tensor, n: Tensor) -> Tensor:
+def _smoothed(job: Job, value: Tensor, score: Tensor, even: Tensor, n: Tensor) -> Tensor:
     """The Fenchel-Young loss of the smoothed target from that of a class: <scores, y> is linear in y, and Omega has two kinds of terms.
 
     even: the sum of the scores of the n unmasked classes.
     """
     options, mapping = job.per_row.options, job.layer.mapping
-    own = torch.where(own == -math.inf, 0, own)  # a masked target's loss is infinite already
-    value = value + smoothed(options, mapping, 0.0, n * own - even, n, 1.0, xp)
+    score = torch.where(score == -math.inf, 0, score)  # a masked target's loss is infinite already
+    value = value + smoothed(options, mapping, 0.0, n * score - even, n, 1.0, xp)
     if mapping.own_loss == "fenchel_young":
         most, least = (smoothed(options, mapping, q, torch.ones_like(value[:, None]), n, 1.0, xp) for q in (1.0, 0.0))
         value = value + (mapping.omega(most, xp) + (n - 1) * mapping.omega(least, xp))[:, 0]

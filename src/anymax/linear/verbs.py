@@ -24,7 +24,7 @@ from ..autodiff import bridge
 from ..losses.further import FurtherLosses
 from ..losses.margins import as_margin
 from ..losses.options import EACH_ROW, LossOptions, cast, class_weights
-from ..losses.targets import counted_weight, holds_indices, with_rest_of_sums
+from ..losses.targets import complete_target, counted_weight, holds_indices
 from ..mappings import Softmax
 from ..thresholds import Threshold
 from .arguments import HINTS, class_of_each_row, row_transforms
@@ -97,16 +97,13 @@ def linear_loss(
         rows at a time, so it must not be random, and its parameters must not differ between rows.
     chunk
         How many classes to compute at a time (in `anymax.distributed.linear_loss`, how many rows). A map that needs all scores
-        of a row takes some whole rows instead, with as many scores in all. By default softmax holds rows of scores, which
-        saves computing them a second time: on a CPU up to 64 MB or half the memory of the weight, whichever is more, but
-        never more than the weight; on a GPU as much memory as the weight, or 128 MB in fp32 if it takes less. Sparse maps do the
-        same in half precision on a GPU, and on a CPU where it takes at most 32 MB. Other calls hold a small part of all scores.
+        of a row takes whole rows instead, with as many scores in all. By default the call chooses a size, and softmax keeps
+        rows of scores in at most the memory of the weight (on a GPU 128 MB, if that is more), to compute them only once.
         `linear.explain_linear_loss` says what a call does.
     least
-        For softmax, a probability below which a class gets no gradient; 0, the default, keeps all. If no row has more than a
-        few hundred classes above it, the backward pass is as fast as that of a sparse map: 0.004 helps, 1e-4 does not. The
-        loss stays exact. The gradient, too, stays exact in JAX, under torch.compile, and where nothing would be gained, as in
-        half precision on a GPU.
+        For softmax, a probability below which a class gets no gradient; 0, the default, keeps all. The loss stays exact. With
+        0.004, which at most 250 classes of a row can reach, the backward pass is as fast as that of a sparse map; a much lower
+        value saves no time. The gradient stays exact, too, in JAX, under torch.compile, and in half precision on a GPU.
     suppress
         For a sparse map, the factor of a second loss that lowers the scores of the classes with probability 0, as in
         Sparsemax+: `(1 - s_t) * -log(1 - s_0)`, where s is the softmax of the scores, s_t the share of the target, held
@@ -174,12 +171,12 @@ def explain_linear_loss(
 
 def _read(
     who: str, x: Any, linear_weight: Any, mapping: Any, *, linear_bias: Any, weight: Any, mask: Any, transform: Any, chunk: Any,
-    least: Any, suppress: Any, z_loss: Any, **given: Any,
+    least: Any, suppress: Any, z_loss: Any, **keywords: Any,
 ) -> tuple[Layer, LossOptions, RowLoss, int | None]:  # fmt: skip
     """The layer, and what to compute, from the arguments of `linear_loss`."""
     layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
     layer.refuse_with_sink(who, transform=transform, weight=weight)
-    options = LossOptions.read(who, weight, given)
+    options = LossOptions.read(who, weight, keywords)
     least = _array.check_scalar(f"{who}: least", least, lambda v: 0 <= v < 1, "a probability, from 0 to below 1")
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
@@ -197,10 +194,10 @@ def margin_linear_loss(
     margin: Any,
     scale: float,
     sub_centers: int = 1,
-    **given: Any,
+    **keywords: Any,
 ) -> Array:
     """`margin_loss` of the cosines `x @ centres.T` of rows of length 1, of which each class has `sub_centers`."""
-    options = LossOptions.read("margin_loss", None, given)
+    options = LossOptions.read("margin_loss", None, keywords)
     layer = Layer.of("margin_loss", scale * x, centres, mapping, None, None)
     layer.refuse_with_sink("margin_loss", margin=margin)
     per_row = RowLoss("margin_loss", margin=as_margin(margin), scale=scale, sub_centers=sub_centers)
@@ -295,7 +292,7 @@ def _job(
         raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
     y = xp.reshape(target, (layer.rows, layer.seen_classes))
     if layer.hides:
-        y = with_rest_of_sums(y, (0.0, 1.0), xp)
+        y = complete_target(y, (0.0, 1.0), xp)
     return (
         Job(all_scores, per_row, y, class_weight, chunk),
         None,

@@ -19,6 +19,7 @@ from .options import LossOptions, class_weights
 from .targets import (
     Samples,
     ask_for_axis,
+    complete_target,
     each_row,
     holds_indices,
     of_target,
@@ -28,7 +29,6 @@ from .targets import (
     refuse_sums,
     result_dtype,
     smoothed,
-    with_rest_of_sums,
 )
 
 
@@ -47,21 +47,21 @@ def _with_all_classes(
 ) -> tuple[Mapping, Any, Any, LossOptions]:
     """The map, scores and target with the class that the map hides as the last one: the index -1, and what a distribution leaves."""
     x = asarray(scores)
-    given = prepare(mapping, x, options.class_axis(x), options.mask)
-    xp, n = namespace(given.rows), given.rows.shape[-1]
-    t = _array.beside(target, given.rows, "target", xp)
+    call = prepare(mapping, x, options.class_axis(x), options.mask)
+    xp, n = namespace(call.rows), call.rows.shape[-1]
+    t = _array.beside(target, call.rows, "target", xp)
     ask_for_axis(x, t, options.axis)
-    if holds_indices(t, x.shape, given.axis):
+    if holds_indices(t, x.shape, call.axis):
         t, _ = class_indices("target", _array.counts(t, xp), n, options.ignore_index, xp, hides=True)
         options = options._replace(ignore_index=-1)
     else:
-        y = _array.to_last(as_dtype(t, upcast(given.rows, xp).dtype, xp), given.axis, xp)
-        t = with_rest_of_sums(y, given.mapping.sums(given.rows > -math.inf, xp), xp)
+        y = _array.to_last(as_dtype(t, upcast(call.rows, xp).dtype, xp), call.axis, xp)
+        t = complete_target(y, call.mapping.sums(call.rows > -math.inf, xp), xp)
     weight = options.weight
     if weight is not None:
-        weight = class_weights(weight, upcast(given.rows, xp), xp)
+        weight = class_weights(weight, upcast(call.rows, xp), xp)
         weight = xp.concat([weight, xp.ones_like(weight[:1])])
-    over_all = given.over_all()
+    over_all = call.over_all()
     return over_all.mapping, over_all.rows, t, options._replace(axis=-1, mask=None, weight=weight)
 
 
@@ -97,15 +97,15 @@ class Batch:
     @classmethod
     def of(cls, mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Batch:
         x = asarray(scores)
-        given = prepare(mapping, x, options.class_axis(x), options.mask)
-        x, mapping, xp = given.scores, given.mapping, namespace(given.rows)
-        dtype, rows = result_dtype(given.rows), upcast(given.rows, xp)
+        call = prepare(mapping, x, options.class_axis(x), options.mask)
+        x, mapping, xp = call.scores, call.mapping, namespace(call.rows)
+        dtype, rows = result_dtype(call.rows), upcast(call.rows, xp)
         with quiet(rows):
             _, keep, poisoned = _array.finite_scores(rows, xp)
         class_weight = None if options.weight is None else class_weights(options.weight, rows, xp)
         t = _array.beside(target, rows, "target", xp)
         ask_for_axis(x, t, options.axis)
-        indices = holds_indices(t, x.shape, given.axis)
+        indices = holds_indices(t, x.shape, call.axis)
         if indices:
             t = _array.counts(t, xp)  # before any comparison: -100 does not exist in uint8, nor 200 in int8
             stray = refuse_strays("target", t, rows.shape[-1], options.ignore_index, xp)
@@ -115,7 +115,7 @@ class Batch:
             t = xp.where(ignored, -xp.ones_like(t), t)
             y = xp.astype(t == _array.positions(rows, t.dtype, xp), rows.dtype)
         else:
-            y = _array.to_last(as_dtype(t, rows.dtype, xp), given.axis, xp)
+            y = _array.to_last(as_dtype(t, rows.dtype, xp), call.axis, xp)
             ignored = xp.zeros_like(poisoned)
         sample_weight = None
         if class_weight is not None:

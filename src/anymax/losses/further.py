@@ -64,9 +64,9 @@ class FurtherLosses(NamedTuple):
             more = self.z_loss * t * t
         if self.suppress:
             assert levels is not None
-            own, whole, kept = levels()
-            xp = namespace(own)
-            share = xp.exp(stop_gradient(own - whole))
+            score, whole, kept = levels()
+            xp = namespace(score)
+            share = xp.exp(stop_gradient(score - whole))
             value = (1.0 - share) * (whole - kept)
             more = more + self.suppress * xp.where(none, xp.zeros_like(value), value)
         return more

@@ -27,17 +27,18 @@ def index_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions)
         return None
     if scores.ndim > 2:
         ask_for_axis(scores, target, options.axis)
-    leaf, axis, ignored, reduction = bridge(scores), options.class_axis(scores), options.ignore_index, options.reduction
+    framework, axis = bridge(scores), options.class_axis(scores)
+    ignored, reduction = options.ignore_index, options.reduction
     plain = options.weight is None and ignored < 0
-    if plain and options.mask is None and (link.params is None or not link.params.ndim) and leaf.reduces(scores):
-        value = leaf.index_loss(mapping, scores, target, axis, ignored, reduction)  # without moving the axis
+    if plain and options.mask is None and (link.params is None or not link.params.ndim) and framework.reduces(scores):
+        value = framework.index_loss(mapping, scores, target, axis, ignored, reduction)  # without moving the axis
         return value if value is None else cast(value, result_dtype(scores))
-    given = prepare(mapping, scores, axis, options.mask)
-    rows, mapping = given.rows, given.mapping
+    call = prepare(mapping, scores, axis, options.mask)
+    rows, mapping = call.rows, call.mapping
     if tuple(target.shape) != tuple(rows.shape[:-1]) or (is_torch(rows) and target.device != rows.device):
         return None
-    if plain and leaf.reduces(rows):
-        value = leaf.index_loss(mapping, rows, target, -1, ignored, reduction)
+    if plain and framework.reduces(rows):
+        value = framework.index_loss(mapping, rows, target, -1, ignored, reduction)
         return value if value is None else cast(value, result_dtype(rows))
     return _each_row(mapping, rows, target, options)
 

@@ -313,13 +313,13 @@ def with_margin(
     """(`scale * margin(cosines, target)` in fp32 or fp64, the target, the axis of the classes, the dtype of a loss)."""
     cosines, xp = floats(cosines, "cosines")
     axis = options.class_axis(cosines)
-    dtype, wide = result_dtype(cosines), upcast(cosines, xp)  # no rounding between the margin and the loss
-    target = beside(target, wide, "target", xp)
+    dtype, cosines = result_dtype(cosines), upcast(cosines, xp)  # no rounding between the margin and the loss
+    target = beside(target, cosines, "target", xp)
     ask_for_axis(cosines, target, options.axis)
     counted = counts(target, xp) if is_integer(target) else target  # the margin refuses what is no index
     counted = xp.where(counted == options.ignore_index, xp.full_like(counted, -1), counted)
     scale = check_number("margin_loss", "scale", scale, POSITIVE, "cosines lie from -1 to 1, and are multiplied by it")
-    scaled = as_margin(margin)(wide, counted, axis) * nan_outside(like(scale, wide, xp), POSITIVE)
+    scaled = as_margin(margin)(cosines, counted, axis) * nan_outside(like(scale, cosines, xp), POSITIVE)
     return scaled, target, axis, dtype
 
 

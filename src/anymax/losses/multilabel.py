@@ -48,10 +48,10 @@ def multilabel_softmax_loss(
     np.float64(0.476)
     """
     refuse_sharded("multilabel_softmax_loss", scores)
-    given = {"reduction": reduction, "axis": axis, "dim": dim, "mask": mask}
-    options, x = LossOptions.read("multilabel_softmax_loss", weight, given), asarray(scores)
-    given = prepare(Softmax(), x, options.class_axis(x), options.mask)
-    x, rows, xp = given.scores, given.rows, namespace(given.rows)
+    keywords = {"reduction": reduction, "axis": axis, "dim": dim, "mask": mask}
+    options, x = LossOptions.read("multilabel_softmax_loss", weight, keywords), asarray(scores)
+    call = prepare(Softmax(), x, options.class_axis(x), options.mask)
+    x, rows, xp = call.scores, call.rows, namespace(call.rows)
     dtype, s = result_dtype(rows), upcast(rows, xp)
     t = _array.beside(target, rows, "target", xp)
     t = _array.counts(t, xp) if is_integer(t) else t
@@ -59,7 +59,7 @@ def multilabel_softmax_loss(
         raise ValueError(
             f"target of shape {tuple(t.shape)}: expected one number for each score, shape {tuple(x.shape)}, 1 for a label and 0 for none"
         )
-    t = xp.astype(_array.to_last(t, given.axis, xp), s.dtype)
+    t = xp.astype(_array.to_last(t, call.axis, xp), s.dtype)
     valid = t != ignore_index
     y = xp.where(valid, t, xp.zeros_like(s))
     if known_any((y < 0) | (y > 1), xp):

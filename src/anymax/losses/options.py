@@ -29,11 +29,11 @@ class LossOptions(NamedTuple):
     smoothing: float = 0.0  # label_smoothing
 
     @classmethod
-    def read(cls, who: str, weight: Any, given: dict[str, Any]) -> LossOptions:
+    def read(cls, who: str, weight: Any, keywords: dict[str, Any]) -> LossOptions:
         """The options from a caller's keywords, checked; an error begins with `who`."""
-        if not given:
+        if not keywords:
             return _USUAL if weight is None else cls(weight)
-        options = read(_TABLE, who, given)
+        options = read(_TABLE, who, keywords)
         axis = options.pop("axis", None)
         if "dim" in options:
             axis = _array.pick_axis(axis, options.pop("dim"), None)

@@ -29,7 +29,7 @@ from .._array import (
     total,
     upcast,
 )
-from .._core.mapping import Mapping, with_rest
+from .._core.mapping import Mapping, with_missing_mass
 from .options import LossOptions
 
 # -- what a target may be ------------------------------------------------------------------------------------------------------------
@@ -130,22 +130,22 @@ def refuse_more_than_room(more: Array, mapping: Mapping, xp: Namespace) -> None:
         )
 
 
-def refuse_sums(found: Array, sums: Sums, xp: Namespace, where: str = "", left_out: Any = False) -> None:
+def refuse_sums(mass: Array, sums: Sums, xp: Namespace, where: str = "", left_out: Any = False) -> None:
     """Raise an error if the sums of distributions, [..., 1], are known to differ from those of the map, in rows that are not left out."""
     lowest, highest = sums
-    outside = (found < lowest - 1e-2 * highest) | (found > highest + 1e-2 * highest)
+    outside = (mass < lowest - 1e-2 * highest) | (mass > highest + 1e-2 * highest)
     if known_any(outside & ~left_out if is_array(left_out) else outside, xp):
-        low, high = (float(f(stop_gradient(found))) for f in (xp.min, xp.max))
+        low, high = (float(f(stop_gradient(mass))) for f in (xp.min, xp.max))
         one = not is_array(lowest) and lowest == 1.0
         several = ". For several labels in a row, divide their indicator by their number" if one else ""
         raise ValueError(f"{_expected(sums, where)}; the sums go from {low:g} to {high:g}{several}")
 
 
-def with_rest_of_sums(y: Array, sums: Sums, xp: Namespace) -> Array:
-    """Distributions with what they leave of the highest sum as the last class, the hidden one; an error if they are none."""
+def complete_target(y: Array, sums: Sums, xp: Namespace) -> Array:
+    """Distributions with the hidden class as the last, which completes them to the highest sum; an error if a row is none."""
     refuse_negative(y, sums, xp)
     refuse_sums(total(y, xp), sums, xp)
-    return with_rest(y, sums[1], xp)
+    return with_missing_mass(y, sums[1], xp)
 
 
 def _expected(sums: Sums | None, where: str) -> str:

@@ -381,13 +381,13 @@ def loss_of_kind(kind: LossKind, mapping: Mapping, scores: Any, target: Any, wei
 
 
 def _loss(
-    who: str, formula: Callable[..., Array], mapping: Any, scores: Any, target: Any, weight: Any, given: Any
+    who: str, formula: Callable[..., Array], mapping: Any, scores: Any, target: Any, weight: Any, keywords: Any
 ) -> Any:
     """`formula(mapping, scores, target, options)` with the options of the caller.
 
     All losses pass DTensors on here.
     """
-    mapping, options = as_mapping(mapping, who), LossOptions.read(who, weight, given)
+    mapping, options = as_mapping(mapping, who), LossOptions.read(who, weight, keywords)
     if sharded(scores):
         whole = functools.partial(_along, formula)
         kind = next((kind for kind, its in formulas.FORMULAS.items() if its is formula), None)

@@ -18,7 +18,7 @@ from .._array import (
     without_autocast,
 )
 from .._core.facts import Facts
-from .._core.mapping import Mapping, with_rest
+from .._core.mapping import Mapping, with_missing_mass
 from .._core.names import as_mapping
 from .._core.of_another import OfAnother
 from .._core.rows import Rows
@@ -149,29 +149,29 @@ class Sink(OfAnother):
         return Rows(x, x, self, x.ndim - 1).over_all()
 
     def forward(self, x: Array, xp: Namespace) -> Array:
-        given = self._over_all(x)
-        return given.seen(given.mapping.forward(given.rows, xp))
+        call = self._over_all(x)
+        return call.seen(call.mapping.forward(call.rows, xp))
 
     def log_forward(self, x: Array, xp: Namespace) -> Array | None:
-        given = self._over_all(x)
-        log_p = given.mapping.log_forward(given.rows, xp)
-        return None if log_p is None else given.seen(log_p)
+        call = self._over_all(x)
+        log_p = call.mapping.log_forward(call.rows, xp)
+        return None if log_p is None else call.seen(log_p)
 
     def hold(self, x: Array, xp: Namespace) -> Array:
-        given = self._over_all(x)
-        return given.mapping.hold(given.rows, xp)
+        call = self._over_all(x)
+        return call.mapping.hold(call.rows, xp)
 
     def differentiable(self, x: Array, xp: Namespace, held: Array | None = None) -> Array:
-        given = self._over_all(x)
-        return given.seen(given.mapping.differentiable(given.rows, xp, held))
+        call = self._over_all(x)
+        return call.seen(call.mapping.differentiable(call.rows, xp, held))
 
     def _product(self, transposed: bool, x: Array, g: Array, xp: Namespace) -> Array:
-        given = self._over_all(x)
+        call = self._over_all(x)
         g = xp.concat([g, xp.zeros_like(g[..., :1])], axis=-1)
         # the sink's p, which is exactly 0 off the support, is no difference of sums
-        p = given.mapping.differentiable(given.rows, xp)
-        product = given.mapping.vjp if transposed else given.mapping.jvp
-        return given.seen(product(given.rows, p, g, xp))
+        p = call.mapping.differentiable(call.rows, xp)
+        product = call.mapping.vjp if transposed else call.mapping.jvp
+        return call.seen(product(call.rows, p, g, xp))
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         return self._product(True, x, g, xp)
@@ -184,25 +184,25 @@ class Sink(OfAnother):
         return self.inner.has_threshold
 
     def threshold(self, x: Array, xp: Namespace) -> Array:
-        given = self._over_all(x)
-        return given.mapping.threshold(given.rows, xp)
+        call = self._over_all(x)
+        return call.mapping.threshold(call.rows, xp)
 
     # -- the loss ------------------------------------------------------------------------------------------------------------
 
-    def with_rest(self, q: Array, xp: Namespace) -> Array:
-        """q and what the sink has of the sum."""
-        return with_rest(q, self.inner.sums(None, xp)[1], xp)
+    def with_sink(self, q: Array, xp: Namespace) -> Array:
+        """q with the probability of the sink as the last class."""
+        return with_missing_mass(q, self.inner.sums(None, xp)[1], xp)
 
     def omega(self, q: Array, xp: Namespace) -> Array:
-        return self.inner.omega(self.with_rest(q, xp), xp)
+        return self.inner.omega(self.with_sink(q, xp), xp)
 
     def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
-        given = self._over_all(x)
-        p = given.mapping.differentiable(given.rows, xp)
-        return given.mapping.loss(given.rows, p, self.with_rest(y, xp), xp)
+        call = self._over_all(x)
+        p = call.mapping.differentiable(call.rows, xp)
+        return call.mapping.loss(call.rows, p, self.with_sink(y, xp), xp)
 
     def constant(self, y: Array, xp: Namespace) -> Array:
-        return self.inner.constant(self.with_rest(y, xp), xp)
+        return self.inner.constant(self.with_sink(y, xp), xp)
 
     def no_constant(self, smoothed: bool) -> str | None:
         return self.inner.no_constant(smoothed)

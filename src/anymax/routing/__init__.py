@@ -6,7 +6,7 @@
     b = balance(scores, 8, b, "sigmoid")
 
 Scores are the outputs of the gate, [..., experts]; NumPy, torch and JAX arrays. Equal scores go to the expert with the smaller number, and
-halves are compared in fp32, so that every framework and dtype chooses the same experts.
+half precision is compared in fp32, so that every framework and dtype chooses the same experts.
 """
 
 from typing import TYPE_CHECKING

@@ -98,21 +98,21 @@ def balance(
     >>> np.bincount(route(scores, 1, bias=bias).index[:, 0])
     array([2, 2])
     """
-    given = {
+    options = {
         "method": method, "iterations": iterations, "step": step, "groups": groups, "keep_groups": keep_groups, "group_by": group_by,
     }  # fmt: skip
     if group is None and axis_name is None:
-        return _balanced(scores, k, bias, scoring, mask, None, **given)
+        return _balanced(scores, k, bias, scoring, mask, None, **options)
     x = _array.asarray(scores)
-    return bridge(x).layers.outside_graphs(_together, x, k, bias, scoring, mask, group, axis_name, given)
+    return bridge(x).layers.outside_graphs(_together, x, k, bias, scoring, mask, group, axis_name, options)
 
 
 def _together(
-    x: Array, k: Any, bias: Any, scoring: Any, mask: Any, group: Any, axis_name: Any, given: dict[str, Any]
+    x: Array, k: Any, bias: Any, scoring: Any, mask: Any, group: Any, axis_name: Any, options: dict[str, Any]
 ) -> Any:
     """The bias of the tokens of all processes, which compare their calls first; if one fails, all do."""
     agreement = Agreement("balance", as_group("balance", group, axis_name, x), x, room="routing.")
-    return fail_together(agreement, lambda: _balanced(x, k, bias, scoring, mask, agreement, **given))
+    return fail_together(agreement, lambda: _balanced(x, k, bias, scoring, mask, agreement, **options))
 
 
 def _balanced(
@@ -136,8 +136,8 @@ def _balanced(
         raise ValueError(f"balance: iterations must be an integer of at least 1, got {iterations!r}")
     if method == "quantile" and step != 0.001:
         raise ValueError('balance: step belongs to method="sign"; quantiles need none')
-    read, given, xp = read_router("balance", scores, scoring, -1, None, mask)
-    rows = stop_gradient(upcast(given.rows, xp))
+    read, call, xp = read_router("balance", scores, scoring, -1, None, mask)
+    rows = stop_gradient(upcast(call.rows, xp))
     n = rows.shape[-1]
     k = check_k("balance", k, n)
     split = fit_groups("balance", check_groups("balance", groups, keep_groups, group_by), n)
@@ -206,17 +206,17 @@ class _Batch(NamedTuple):
         xp, (tokens, n) = self.xp, self.key.shape
         if self.group is None and not tokens:
             return b
-        above, made = self._above(b)
+        above, choices = self._above(b)
         if self.group is None and self.full:
             level = _level(above, tokens * self.k / n, xp)
             return xp.reshape(xp.mean(level) - level, (1, n))
         if self.group is None:
             sizes = xp.ones_like(above)
         else:
-            above, sizes, made = _of_all(above, made, self.k / n, self.group, xp)
+            above, sizes, choices = _of_all(above, choices, self.k / n, self.group, xp)
         there = (sizes > 0) & (above > -math.inf)
         finite = there & (above < math.inf)
-        share = _shares(made, xp.sum(xp.where(there, sizes, xp.zeros_like(sizes)), axis=-1), xp)
+        share = _shares(choices, xp.sum(xp.where(there, sizes, xp.zeros_like(sizes)), axis=-1), xp)
         # infinities become the largest and the smallest number
         high, low = (
             f(xp.where(finite, above, edge * xp.ones_like(above)), axis=-1, keepdims=True)
@@ -225,14 +225,14 @@ class _Batch(NamedTuple):
         above = xp.where(finite, above, xp.where(there, high, low))
         share = xp.expand_dims(share, axis=-1)
         level = _level(above, share, xp) if self.group is None else _level_of_all(above, sizes, share, xp)
-        some = xp.any(finite, axis=-1)  # the bias of others does not matter
-        level = xp.where(some, level, xp.zeros_like(level))
-        count = xp.sum(xp.astype(some, b.dtype))
+        reachable = xp.any(finite, axis=-1)  # the bias of others does not matter
+        level = xp.where(reachable, level, xp.zeros_like(level))
+        count = xp.sum(xp.astype(reachable, b.dtype))
         level = xp.sum(level) / xp.where(count > 0, count, xp.ones_like(count)) - level
-        return xp.where(xp.expand_dims(some, axis=0), xp.reshape(level, (1, n)), b)
+        return xp.where(xp.expand_dims(reachable, axis=0), xp.reshape(level, (1, n)), b)
 
     def _above(self, b: Array) -> tuple[Array, Array]:
-        """(how far the value of each expert lies above the threshold of each token, [experts, tokens]; how many choices are made)."""
+        """(how far the value of each expert lies above the threshold of each token, [experts, tokens]; how many choices there are)."""
         key, xp, k = self.key, self.xp, self.k
         biased = key + b
         index = chosen(biased, k + 1, xp, self.split)
@@ -252,9 +252,9 @@ class _Batch(NamedTuple):
 def _level(above: Array, share: Any, xp: Namespace) -> Array:
     """The level that `share` entries of each row are above, [rows]."""
     most = share if isinstance(share, float) else known_largest(share)
-    few = above.shape[-1] if most is None else min(above.shape[-1], int(most) + 2)
-    some = at(above, chosen(above, few, xp), xp) if few < above.shape[-1] else _array.descending(above, xp)
-    return _between(some, xp.ones_like(some), share, xp)[:, 0]
+    width = above.shape[-1] if most is None else min(above.shape[-1], int(most) + 2)
+    largest = at(above, chosen(above, width, xp), xp) if width < above.shape[-1] else _array.descending(above, xp)
+    return _between(largest, xp.ones_like(largest), share, xp)[:, 0]
 
 
 def _level_of_all(above: Array, sizes: Array, share: Any, xp: Namespace) -> Array:
@@ -265,12 +265,13 @@ def _level_of_all(above: Array, sizes: Array, share: Any, xp: Namespace) -> Arra
     return _between(above, sizes, share, xp)[:, 0]
 
 
-def _shares(made: Any, room: Array, xp: Namespace) -> Array:
+def _shares(choices: Any, room: Array, xp: Namespace) -> Array:
     """How many of all choices each expert should get, [experts]: as many as the others, but at most `room`."""
     n = room.shape[0]
     rising = xp.sort(room)
     left = n - _array.positions(rising, room.dtype, xp)
-    level = xp.max((made - (running_sum(rising, xp) - rising)) / left)  # when the experts with the least room are full
+    # when the experts with the least room are full
+    level = xp.max((choices - (running_sum(rising, xp) - rising)) / left)
     return xp.minimum(room, level)
 
 
@@ -290,7 +291,7 @@ def _between(descending: Array, sizes: Array, count: Any, xp: Namespace) -> Arra
     return a + (z - a) * share
 
 
-def _of_all(above: Array, made: Array, part: float, group: Group, xp: Namespace) -> tuple[Array, Array, Array]:
+def _of_all(above: Array, choices: Array, part: float, group: Group, xp: Namespace) -> tuple[Array, Array, Array]:
     """(numbers of all processes, [experts, numbers], how many entries each stands for, how many choices all make).
 
     Each sends the middles of portions of its entries, which are finer above the level that it expects.
@@ -314,7 +315,7 @@ def _of_all(above: Array, made: Array, part: float, group: Group, xp: Namespace)
     else:
         middle = xp.zeros((n, SENT), **as_sent)
     # [processes, n * SENT + SENT + 1]
-    got = group.stack(xp.concat([xp.reshape(middle, (-1,)), sizes, xp.reshape(made, (1,))]))
+    got = group.stack(xp.concat([xp.reshape(middle, (-1,)), sizes, xp.reshape(choices, (1,))]))
     middles = xp.permute_dims(xp.reshape(got[:, : n * SENT], (-1, n, SENT)), (1, 0, 2))
     sizes = xp.broadcast_to(xp.reshape(got[:, n * SENT : -1], (1, -1)), (n, got.shape[0] * SENT))
     return xp.reshape(middles, (n, -1)), sizes, xp.sum(got[:, -1])

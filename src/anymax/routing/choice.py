@@ -146,10 +146,10 @@ def route(
     (array([[0, 1]]), array([[0.5  , 0.881]]))
     """
     check_invalid("route", invalid)
-    read, given, xp = read_router("route", scores, scoring, axis, dim, mask)
+    read, call, xp = read_router("route", scores, scoring, axis, dim, mask)
     if invalid == "argmax":
-        given = given._replace(rows=read.sound(given.rows, xp))
-    rows = upcast(given.rows, xp)
+        call = call._replace(rows=read.sound(call.rows, xp))
+    rows = upcast(call.rows, xp)
     n = rows.shape[-1]
     split = fit_groups("route", check_groups("route", groups, keep_groups, group_by), n)
     if index is None:
@@ -158,32 +158,32 @@ def route(
         k = check_k("route", k, n)
         if by is not None and bias is not None:
             raise ValueError("route: give bias= or by=, which are two ways to choose; by takes values plus bias")
-        made = _in_one_kernel(given, read, k, split, bias, by, norm_topk_prob, routed_scaling_factor, xp)
-        if made is None:
-            place = chosen(_compared(given, rows, read, bias, by, split, xp), k, xp, split)
-            made = _weighed(rows, place, read, True, norm_topk_prob, routed_scaling_factor, xp)
+        routes = _in_one_kernel(call, read, k, split, bias, by, norm_topk_prob, routed_scaling_factor, xp)
+        if routes is None:
+            place = chosen(_compared(call, rows, read, bias, by, split, xp), k, xp, split)
+            routes = _weighed(rows, place, read, True, norm_topk_prob, routed_scaling_factor, xp)
         if invalid is not None:
-            made = _with_others(*made, rows, invalid, xp)
+            routes = _with_others(*routes, rows, invalid, xp)
     else:
         for name, value in (("bias", bias), ("by", by), ("groups", split), ("invalid", invalid)):
             if value is not None:
                 raise ValueError(f"route: {name}= is about the choice of experts, and index= gives them; leave one out")
-        place, stray = read_index("route", index, rows, given.axis, k, xp)
-        made = _weighed(rows, place, read, False, norm_topk_prob, routed_scaling_factor, xp)
-        made = made if stray is None else made._replace(weight=poison(made.weight, stray, xp))
-    return Routes(*(_array.from_last(a, given.axis, xp) for a in made))
+        place, stray = read_index("route", index, rows, call.axis, k, xp)
+        routes = _weighed(rows, place, read, False, norm_topk_prob, routed_scaling_factor, xp)
+        routes = routes if stray is None else routes._replace(weight=poison(routes.weight, stray, xp))
+    return Routes(*(_array.from_last(a, call.axis, xp) for a in routes))
 
 
-def _compared(given: Rows, rows: Array, scoring: Scoring, bias: Any, by: Any, split: Any, xp: Namespace) -> Array:
+def _compared(call: Rows, rows: Array, scoring: Scoring, bias: Any, by: Any, split: Any, xp: Namespace) -> Array:
     """What experts are chosen by, [..., experts]."""
     if by is None and bias is None and scoring.in_order and (split is None or split.most == 1):
         return rows
     values = scoring.constants(rows, xp) if by is None or scoring.gives_zeros else None
     zero = values == 0 if scoring.gives_zeros else None
     if by is not None:
-        key = per_expert(given, by, "by", xp)
+        key = per_expert(call, by, "by", xp)
     elif bias is not None:
-        key = plus_bias(values, per_expert(given, bias, "bias", xp))
+        key = plus_bias(values, per_expert(call, bias, "bias", xp))
     else:
         key = values
     return eligible(key, zero, rows, xp)
@@ -214,29 +214,29 @@ def _with_others(place: Array, weight: Array, rows: Array, invalid: Invalid, xp:
 
 
 def _in_one_kernel(
-    given: Rows, scoring: Scoring, k: int, split: Any, bias: Any, by: Any, normalise: bool, factor: float, xp: Namespace
+    call: Rows, scoring: Scoring, k: int, split: Any, bias: Any, by: Any, normalise: bool, factor: float, xp: Namespace
 ) -> Routes | None:
     """On a GPU: the experts by one kernel, and the weights too where no derivative is taken."""
     if (
         compiling()
         or by is not None
-        or not is_torch(given.rows)
-        or (given.rows.device.type == "cpu" and asked() != "triton")
+        or not is_torch(call.rows)
+        or (call.rows.device.type == "cpu" and asked() != "triton")
     ):
         return None
     if bias is not None:
-        bias = per_expert(given, bias, "bias", xp)
+        bias = per_expert(call, bias, "bias", xp)
         if any(size > 1 and step for size, step in zip(bias.shape[:-1], bias.stride())):
             return None  # it differs between tokens
-        bias = bias.reshape(-1, bias.shape[-1])[0].contiguous() if given.rows.numel() else None
-    alone = not differentiates(given.rows)
+        bias = bias.reshape(-1, bias.shape[-1])[0].contiguous() if call.rows.numel() else None
+    alone = not differentiates(call.rows)
     words = {"weights": alone, "normalise": normalise, "factor": factor}
-    made = routed(given.rows, k, split, scoring.name, bias, **words)
-    if made is None:
+    routes = routed(call.rows, k, split, scoring.name, bias, **words)
+    if routes is None:
         return None
     if alone:
-        return Routes(made.index, made.weight)
-    return _weighed(upcast(given.rows, xp), made.index, scoring, True, normalise, factor, xp)
+        return Routes(routes.index, routes.weight)
+    return _weighed(upcast(call.rows, xp), routes.index, scoring, True, normalise, factor, xp)
 
 
 def _weighed(
@@ -258,19 +258,19 @@ def read_router(who: str, scores: Any, scoring: Any, axis: Any, dim: Any, mask: 
     """(what makes values of the scores, with parameters aligned to the rows; the rows; the namespace)."""
     refuse_sharded(who, scores)
     read = Scoring.read(who, scoring)
-    given = prepare(read.mapping, scores, pick_axis(axis, dim), mask)
-    return read._replace(mapping=given.mapping), given, namespace(given.rows)
+    call = prepare(read.mapping, scores, pick_axis(axis, dim), mask)
+    return read._replace(mapping=call.mapping), call, namespace(call.rows)
 
 
-def per_expert(given: Rows, value: Any, name: str, xp: Namespace) -> Array:
+def per_expert(call: Rows, value: Any, name: str, xp: Namespace) -> Array:
     """Numbers that broadcast to the scores, [..., experts], in fp32 or fp64; a vector has one for each expert."""
-    rows = upcast(given.rows, xp)
+    rows = upcast(call.rows, xp)
     value = _array.like(_array.beside(value, rows, name, xp), rows, xp)
     value = stop_gradient(value)
     if value.ndim > 1:
         shape = list(rows.shape)
-        shape.insert(given.axis, shape.pop())
-        return xp.broadcast_to(_array.to_last(_array.fit_axes(value, tuple(shape), name), given.axis, xp), rows.shape)
+        shape.insert(call.axis, shape.pop())
+        return xp.broadcast_to(_array.to_last(_array.fit_axes(value, tuple(shape), name), call.axis, xp), rows.shape)
     if value.ndim == 1 and value.shape[0] != rows.shape[-1]:
         raise ValueError(f"{name} has {value.shape[0]} numbers and the scores have {rows.shape[-1]} experts")
     return xp.broadcast_to(xp.reshape(value, (1,) * (rows.ndim - value.ndim) + tuple(value.shape)), rows.shape)
@@ -324,15 +324,15 @@ def expert_choice(
     array([[0],
            [2]])
     """
-    read, given, xp = read_router("expert_choice", scores, scoring, axis, dim, mask)
-    rows = upcast(given.rows, xp)
+    read, call, xp = read_router("expert_choice", scores, scoring, axis, dim, mask)
+    rows = upcast(call.rows, xp)
     if rows.ndim < 2:
         raise ValueError(f"expert_choice: scores must be [..., tokens, experts], got the shape {tuple(rows.shape)}")
     values = read.values(rows, xp)
     key = stop_gradient(values)
     zero = ~(key > 0) & ~xp.isnan(key)
     if bias is not None:
-        key = key + per_expert(given, bias, "bias", xp)  # the values are weights too
+        key = key + per_expert(call, bias, "bias", xp)  # the values are weights too
     turned, key = (_array.to_last(a, a.ndim - 2, xp) for a in (values, eligible(key, zero, rows, xp)))
     place = chosen(key, check_k("expert_choice", capacity, rows.shape[-2]), xp)
     none = place < 0
@@ -369,8 +369,8 @@ def route_support(
     >>> ids, offsets, weight
     (array([0, 1, 1]), array([0, 2, 3]), array([0.75, 0.25, 1.  ]))
     """
-    read, given, xp = read_router("route_support", scores, scoring, axis, dim, mask)
-    rows = upcast(given.rows, xp)
+    read, call, xp = read_router("route_support", scores, scoring, axis, dim, mask)
+    rows = upcast(call.rows, xp)
     if not eager(rows):
         raise TypeError(
             "route_support: how many experts there are depends on the scores; where they are traced (jit) use "

@@ -87,8 +87,8 @@ def load_balancing_loss(
             "load_balancing_loss: give index, the experts of each token, or counts=, how many tokens chose each expert; tokens= belongs "
             "to counts="
         )
-    read, given, xp = read_router("load_balancing_loss", scores, scoring or "softmax", -1, None, None)
-    rows = upcast(given.rows, xp)
+    read, call, xp = read_router("load_balancing_loss", scores, scoring or "softmax", -1, None, None)
+    rows = upcast(call.rows, xp)
     n, axes = rows.shape[-1], rows.ndim - 1
     keep = token_mask("load_balancing_loss", mask, rows, xp)
     lead = 0 if per == "batch" else max(axes - 1, 0)
@@ -174,8 +174,8 @@ def router_z_loss(scores: AnyArray | Numbers, *, mask: Any = None) -> Any:
     >>> router_z_loss([[1.0, 1.0], [0.0, 0.0]]).round(3)
     np.float64(1.674)
     """
-    _, given, xp = read_router("router_z_loss", scores, "softmax", -1, None, None)
-    rows = upcast(given.rows, xp)
+    _, call, xp = read_router("router_z_loss", scores, "softmax", -1, None, None)
+    rows = upcast(call.rows, xp)
     z = logsumexp(rows, keepdims=True)
     keep = token_mask("router_z_loss", mask, rows, xp)
     if keep is None:

@@ -37,10 +37,10 @@ class Scoring(NamedTuple):
     mapping: Mapping
 
     @classmethod
-    def read(cls, who: str, given: Mapping | str) -> Scoring:
-        if isinstance(given, str) and given in EACH:
-            return cls(EACH[given], _SOFTMAX)
-        return cls(None, as_mapping(given, who, "scoring follows the scores and k"))
+    def read(cls, who: str, scoring: Mapping | str) -> Scoring:
+        if isinstance(scoring, str) and scoring in EACH:
+            return cls(EACH[scoring], _SOFTMAX)
+        return cls(None, as_mapping(scoring, who, "scoring follows the scores and k"))
 
     @property
     def name(self) -> str:

@@ -70,8 +70,8 @@ def top(
     -------
     Top
         A named tuple (index, p), both with k in the place of the number of classes. The largest score comes first, and among equal
-        ones the one with the smaller index; halves are compared in fp32. (A map that is not monotone is ordered by p.) -1 and 0
-        follow where a row has fewer classes: the others are masked, or the map gives them exactly 0. p has the dtype of the
+        ones the one with the smaller index; half precision is compared in fp32. (A map that is not monotone is ordered by p.) -1
+        and 0 follow where a row has fewer classes: the others are masked, or the map gives them exactly 0. p has the dtype of the
         scores and gradients in them and in the map's parameters.
 
     Examples
@@ -92,34 +92,34 @@ def top(
     check_invalid("top", invalid)
     if invalid is not None and index is not None:
         raise ValueError("top: invalid= is about classes that are chosen, and index= gives them; leave one of them out")
-    given = prepare(mapping, x, pick_axis(axis, dim), mask)
-    xp = namespace(given.rows)
-    rows = upcast(given.rows, xp)
+    call = prepare(mapping, x, pick_axis(axis, dim), mask)
+    xp = namespace(call.rows)
+    rows = upcast(call.rows, xp)
     if transform is not None:
-        rows = transformed("top", transform, rows, given.axis, xp)
+        rows = transformed("top", transform, rows, call.axis, xp)
     if index is None:
         if k is None:
             raise TypeError("top: give k, how many classes to return, or index=, the classes")
         place, stray, count = None, None, check_k("top", k, rows.shape[-1])
     else:
-        (place, stray), count = read_index("top", index, rows, given.axis, k, xp), 0
-    over_all = given.over_all(rows)
+        (place, stray), count = read_index("top", index, rows, call.axis, k, xp), 0
+    over_all = call.over_all(rows)
     p = over_all.seen(bridge(rows).apply(over_all.mapping, over_all.rows))
-    facts = given.mapping.facts
+    facts = call.mapping.facts
     if place is None:
         place = chosen(rows if facts.monotone else stop_gradient(p), count, xp)
-        found = at(p, place, xp)
+        p_top = at(p, place, xp)
         # -1: masked, a map's zero, or a row with NaN or +inf, whose p is NaN
         kept = place >= 0
-        shown = kept & ((found > 0) if facts.sparse or not facts.monotone else ~xp.isnan(found))
+        shown = kept & ((p_top > 0) if facts.sparse or not facts.monotone else ~xp.isnan(p_top))
     else:
         kept = shown = place >= 0
-        found = at(p, place, xp)
-    found = xp.where(kept | xp.isnan(found), found, xp.zeros_like(found))
-    found = found if stray is None else poison(found, stray, xp)
-    place = validated("top", xp.where(shown, place, -xp.ones_like(place)), given.rows, invalid, xp)
-    found = _array.as_dtype(found, given.scores.dtype, xp)
-    return Top(from_last(place, given.axis, xp), from_last(found, given.axis, xp))
+        p_top = at(p, place, xp)
+    p_top = xp.where(kept | xp.isnan(p_top), p_top, xp.zeros_like(p_top))
+    p_top = p_top if stray is None else poison(p_top, stray, xp)
+    place = validated("top", xp.where(shown, place, -xp.ones_like(place)), call.rows, invalid, xp)
+    p_top = _array.as_dtype(p_top, call.scores.dtype, xp)
+    return Top(from_last(place, call.axis, xp), from_last(p_top, call.axis, xp))
 
 
 def read_index(who: str, index: Any, rows: Array, axis: int, k: Any, xp: Namespace) -> tuple[Array, Array | None]:

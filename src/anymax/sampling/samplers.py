@@ -37,7 +37,7 @@ from .._array import (
     to_last,
     upcast,
 )
-from .._core.mapping import Mapping, with_rest
+from .._core.mapping import Mapping, with_missing_mass
 from .._core.names import as_mapping
 from .._core.options import check_keywords
 from .._core.rows import hide, prepare, with_a_class
@@ -206,13 +206,13 @@ def gumbel_softmax(
 
 def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> Array:
     """The limit of the rows of p as the scores z are scaled up: most often the largest scores get the whole sum, each up to its bound."""
-    given = prepare(mapping.frozen(), z, axis, least=0)
-    if not given.rows.shape[-1]:
+    call = prepare(mapping.frozen(), z, axis, least=0)
+    if not call.rows.shape[-1]:
         return p
-    given = given.over_all()
-    rows, aligned = given.rows, given.mapping
-    if given.caller is not None:
-        return given.seen(_corner(aligned, rows, apply(aligned, rows), -1, xp))
+    call = call.over_all()
+    rows, aligned = call.rows, call.mapping
+    if call.caller is not None:
+        return call.seen(_corner(aligned, rows, apply(aligned, rows), -1, xp))
     if (corner := aligned.corner(rows, xp)) is not None:
         return corner
     mapping.check_draw("gumbel_softmax")
@@ -341,8 +341,8 @@ def sample(
     mapping, axis = as_mapping(mapping, "sample"), pick_axis(axis, dim)
     refuse_sharded("sample", x)
     x, axis, xp = _read("sample", x, axis, invalid)
-    given = prepare(mapping, x, axis, mask, least=0).with_a_class()
-    rows, mapping, size = given.rows, given.mapping.frozen(), count_of(num_samples)
+    call = prepare(mapping, x, axis, mask, least=0).with_a_class()
+    rows, mapping, size = call.rows, call.mapping.frozen(), count_of(num_samples)
     mapping.check_draw("sample")
     outside = mapping.may_draw_none  # the last index is none of the classes
     parts = transforms_along(transform, axis, rows.ndim, "sample")
@@ -352,9 +352,9 @@ def sample(
     if parts:
         cut, full = cut_and_full("sample", parts, upcast(cut, xp), axis, return_log_prob)
     if outside:  # the transforms have not seen a class that the map hides
-        given_all = given._replace(mapping=mapping)
-        over_all = given_all.over_all(cut)
-        full = over_all.rows if full is cut else given_all.over_all(full).rows
+        constant = call._replace(mapping=mapping)
+        over_all = constant.over_all(cut)
+        full = over_all.rows if full is cut else constant.over_all(full).rows
         cut, mapping = over_all.rows, over_all.mapping
         read = read_steps((), cut, -1, mapping) if over_all.hides and not return_support else None
     if read is None:
@@ -362,7 +362,7 @@ def sample(
     else:
         drawn = _in_one_pass(mapping, cut, full, steps, size, generator, return_log_prob)
     if invalid is not None:
-        drawn = drawn._replace(index=validated("sample", drawn.index, given.rows, invalid, xp))
+        drawn = drawn._replace(index=validated("sample", drawn.index, call.rows, invalid, xp))
     if outside:  # which is no lost row
         drawn = drawn._replace(index=xp.where(drawn.index == rows.shape[-1], -xp.ones_like(drawn.index), drawn.index))
     index, log_prob, full_log_prob = (None if v is None else _samples_first(v, num_samples, xp) for v in drawn[:3])
@@ -375,7 +375,7 @@ def _by_inversion(
     """Samples by the inverse of the distribution function, [..., size]. outside: the last index is none of the classes, in no support."""
     xp = namespace(cut)
     p = stop_gradient(apply(mapping, upcast(cut, xp)))
-    p = with_rest(p, 1.0, xp) if mapping.one_draw == "rest" else p
+    p = with_missing_mass(p, 1.0, xp) if mapping.one_draw == "rest" else p
     index = invert(p, uniforms(p, size, generator, xp), xp)
     log_p = _log_prob(mapping, cut, index, xp) if log_prob else None
     full_log_p = log_p if full is cut or not log_prob else _log_prob(mapping, full, index, xp)

@@ -84,12 +84,12 @@ def _bind(op: str, static: Static, params: Any, operands: tuple[Array, ...], ptr
 
 
 def _formula(*operands: Array, op: str, static: Static, link: Link) -> list[Array]:
-    *given, ptr, order = operands
-    count = len(given) - len(static.names)
-    x, params = given[0], given[count:]
+    *arrays, ptr, order = operands
+    count = len(arrays) - len(static.names)
+    x, params = arrays[0], arrays[count:]
     if op == "forward":
         return [_plain(static, dict(zip(static.names, params)), x, ptr, order)]
-    return [_plain_product(x, *given[count - 2 : count], *params, ptr, order, static=static, transposed=True)]
+    return [_plain_product(x, *arrays[count - 2 : count], *params, ptr, order, static=static, transposed=True)]
 
 
 def _attributes(**facts: Any) -> dict[str, Any]:
@@ -173,12 +173,12 @@ def _by_param(
         return padded.formula(segments, _mapping(static, params.values()), 0, change, x, p, spread(v))
     entries: Any = static.mapping({k: spread(a) for k, a in params.items()})  # a parameter has a number for each entry
     owned = (index < count).reshape(-1, *[1] * (p.ndim - 1))
-    wide = jnp.where(owned, upcast(p, jnp), 0.0)  # not NaN where an entry has no segment
+    q = jnp.where(owned, upcast(p, jnp), 0.0)  # not NaN where an entry has no segment
 
     def totals(parts: list[Array], xp: Any) -> list[Array]:
         return [spread(jax.ops.segment_sum(a, index, count, indices_are_sorted=segments.order is None)) for a in parts]
 
-    change = entries.param_jvp(name, wide, wide, spread(v), jnp, totals)
+    change = entries.param_jvp(name, q, q, spread(v), jnp, totals)
     return as_dtype(change, p.dtype, jnp)
 
 
@@ -202,10 +202,10 @@ class JaxSegments(SegmentBridge):
         ptr, order = (call.segments.placed(name, x) for name in ("ptr", "order"))
         order = jnp.zeros((0,), ptr.dtype) if order is None else order
         x = jnp.moveaxis(x, call.axis, 0)
-        wide = wide_name(x)
+        dtype = wide_name(x)
         shape = (call.segments.num_segments, *x.shape[1:])
         first = {k: from_last(a, 0, jnp) if a.ndim else a for k, a in mapping.params().items()}
-        params = {k: jnp.broadcast_to(a, shape).astype(wide) for k, a in first.items()}
+        params = {k: jnp.broadcast_to(a, shape).astype(dtype) for k, a in first.items()}
         index = call.segments.placed("index", x) if params else jnp.zeros((0,), ptr.dtype)
         x, *values, ptr, order, index = alike(x, *params.values(), ptr, order, index)
         out = _compiled(static_of(mapping), dict(zip(params, values)), x, ptr, order, index)

@@ -168,10 +168,10 @@ class Segments:
         if (name, None) not in self._as:
             self._as[name, None] = make()
         if (name, place) not in self._as:
-            made = _placed(self._as[name, None], x)
+            value = _placed(self._as[name, None], x)
             if not eager(x) and is_torch(x):
-                return made
-            self._as[name, place] = made
+                return value
+            self._as[name, place] = value
         return self._as[name, place]
 
     def spread(self, values: Any, axis: int = 0) -> Any:
@@ -206,16 +206,16 @@ class Segments:
         return f"Segments(num_segments={self.num_segments}, num_entries={self.num_entries})"
 
 
-def _placed(made: Any, x: Array) -> Any:
-    if isinstance(made, np.ndarray):
+def _placed(value: Any, x: Array) -> Any:
+    if isinstance(value, np.ndarray):
         if not (is_torch(x) or is_jax(x)):
-            return made
+            return value
         with on_constants(x):
-            return namespace(x).asarray(np.ascontiguousarray(made), **device_of(x))
-    if isinstance(made, tuple):
-        parts = [_placed(part, x) for part in made]
-        return tuple(parts) if type(made) is tuple else type(made)(*parts)
-    return made
+            return namespace(x).asarray(np.ascontiguousarray(value), **device_of(x))
+    if isinstance(value, tuple):
+        parts = [_placed(part, x) for part in value]
+        return tuple(parts) if type(value) is tuple else type(value)(*parts)
+    return value
 
 
 def _arange(n: int, like: Any) -> Any:
@@ -228,13 +228,13 @@ def _arange(n: int, like: Any) -> Any:
 
 def read(who: str, index: Any, ptr: Any, lengths: Any, num_segments: Any) -> Segments:
     """The segments by the one argument that is given."""
-    given = [(name, a) for name, a in (("index", index), ("ptr", ptr), ("lengths", lengths)) if a is not None]
-    if len(given) != 1:
-        said = " and ".join(f"{name}=" for name, _ in given) or "none of them"
+    arguments = [(name, a) for name, a in (("index", index), ("ptr", ptr), ("lengths", lengths)) if a is not None]
+    if len(arguments) != 1:
+        said = " and ".join(f"{name}=" for name, _ in arguments) or "none of them"
         raise TypeError(
             f"{who}: give exactly one of index= (the segment of each entry), ptr= (the bounds) and lengths=; got {said}"
         )
-    ((name, value),) = given
+    ((name, value),) = arguments
     if num_segments is not None:
         if not is_int(number(num_segments)) or num_segments < 0:
             raise TypeError(f"{who}: num_segments must be an integer from 0 on, got {shown(num_segments)}")
@@ -292,8 +292,8 @@ def _sorted(who: str, index: np.ndarray, num_segments: int | None, tensor: bool)
     if wrong >= 0:
         count = ptr.size - 1
         allowed = f"from 0 to {count - 1}" if count else "none, since there are no segments"
-        few = "" if num_segments is None or index[wrong] < 0 else f" (num_segments={num_segments} is too small)"
-        raise IndexError(f"{who}: index[{wrong}] is {int(index[wrong])}; allowed is {allowed}{few}")
+        hint = "" if num_segments is None or index[wrong] < 0 else f" (num_segments={num_segments} is too small)"
+        raise IndexError(f"{who}: index[{wrong}] is {int(index[wrong])}; allowed is {allowed}{hint}")
     return Segments(ptr, order, index.size)
 
 

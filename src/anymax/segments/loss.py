@@ -65,8 +65,8 @@ def segment_loss(
     array([0.0625, 3.    ])
     """
     tensors.refuse("segment_loss", x)
-    given = {"ignore_index": ignore_index, "reduction": reduction}
-    wanted = LossOptions.read("segment_loss", None, given)
+    keywords = {"ignore_index": ignore_index, "reduction": reduction}
+    wanted = LossOptions.read("segment_loss", None, keywords)
     call = SegmentCall.of("segment_loss", mapping, x, **options)
     if not call.mapping.facts.has_potential:
         raise TypeError(call.mapping.no_potential())
@@ -89,11 +89,11 @@ def _of_entries(call: SegmentCall, target: Array, ignore_index: int) -> tuple[Ar
         )
     ignored = target == ignore_index
     place, stray = _places(call, target, ignored)
-    made = None
+    by_engine = None
     if call.mapping.sums_to_one:
         first = xp.permute_dims(place, (axis, *(i for i in range(place.ndim) if i != axis)))
-        made = bridge(call.x).segments.index_loss(call, _contiguous(first))
-    value = _by_rows(call, place) if made is None else call.moved(made)
+        by_engine = bridge(call.x).segments.index_loss(call, _contiguous(first))
+    value = _by_rows(call, place) if by_engine is None else call.moved(by_engine)
     value = _array.poison(value, stray, xp) if not _array.known(stray) else value
     return value, xp.astype(~ignored, value.dtype)
 
@@ -115,8 +115,8 @@ def _places(call: SegmentCall, target: Array, ignored: Array) -> tuple[Array, Ar
         owner, place = (
             xp.reshape(xp.take(segments.placed(name, target), flat, axis=0), target.shape) for name in ("index", "rank")
         )
-    own = xp.arange(segments.num_segments, dtype=target.dtype, **_array.device_of(target))
-    apart = ~none & (owner != _at_axis(own, axis, target.ndim, xp))
+    segment = xp.arange(segments.num_segments, dtype=target.dtype, **_array.device_of(target))
+    apart = ~none & (owner != _at_axis(segment, axis, target.ndim, xp))
     _refuse(apart, target, "it is an entry of another segment", xp, axis)
     place = xp.where(none, _left_out(call) * xp.ones_like(target), counts(place, xp))
     return place if hidden is None else xp.where(hidden, -xp.ones_like(target), place), stray | apart

@@ -220,7 +220,7 @@ def formula(segments: Segments, mapping: Mapping, axis: int, function: Any, *arr
 
 
 def each_formula(segments: Segments, mapping: Mapping, axis: int, function: Any, *arrays: Array) -> Array:
-    """The same for a function whose result is a number for each row, or several that are added up: [..., segments], 0 for an empty one."""
+    """`formula` for a function whose result is a number for each row, or several to add up: [..., segments], 0 for an empty segment."""
     x, verb = _verb(mapping, axis, function, arrays)
     xp = namespace(x)
     one_each = lambda bucket, rows: xp.sum(verb(bucket, rows), axis=-1)  # noqa: E731

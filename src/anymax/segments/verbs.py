@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack
 
 from .. import _array
 from .._array import Array, as_dtype, is_array, is_jax, is_ragged, is_torch, namespace, quiet, stop_gradient, upcast
-from .._core.mapping import Mapping, with_rest
+from .._core.mapping import Mapping, with_missing_mass
 from .._core.options import check_keywords
 from .._core.rows import Rows
 from .._core.tables import document
@@ -122,13 +122,13 @@ def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Un
     if is_ragged(x):
         return tensors.apply("segment_log_apply", segment_log_apply, mapping, x, **options)
     call = SegmentCall.of("segment_log_apply", mapping, x, **options)
-    leaf = bridge(call.x)
-    out = leaf.segments.log(call)
+    framework = bridge(call.x)
+    out = framework.segments.log(call)
     if out is None:
 
         def log_p(mapping: Mapping, rows: Array) -> Array:
-            given = Rows(rows, rows, mapping, rows.ndim - 1).over_all()
-            return given.seen(leaf.log_p(given.mapping, given.rows))
+            over_all = Rows(rows, rows, mapping, rows.ndim - 1).over_all()
+            return over_all.seen(framework.log_p(over_all.mapping, over_all.rows))
 
         out = formula(call.segments, call.mapping, call.axis, log_p, upcast(call.x, call.xp))
     return as_dtype(out, call.x.dtype, call.xp)
@@ -334,18 +334,18 @@ def segment_sample(
     mapping.check_draw("segment_sample")
     call = dataclasses.replace(call, x=upcast(call.x, xp))
     p = _array.to_last(_probabilities(call), call.axis, xp)
-    wide = p if is_jax(p) or (is_torch(p) and p.device.type == "mps") else xp.astype(p, xp.float64)
-    u = uniform((*p.shape[:-1], call.segments.num_segments, size), wide[..., :0], generator)
+    like = p if is_jax(p) or (is_torch(p) and p.device.type == "mps") else xp.astype(p, xp.float64)
+    u = uniform((*p.shape[:-1], call.segments.num_segments, size), like[..., :0], generator)
     rows, parts = rows_of(call.segments, p), []
     for bucket in rows.buckets:
         row = of_bucket(p, bucket, 0.0)
         if mapping.may_draw_none:
-            row = _with_none(call, bucket) if mapping.one_draw == "share" else with_rest(row, 1.0, xp)
+            row = _with_none(call, bucket) if mapping.one_draw == "share" else with_missing_mass(row, 1.0, xp)
         drawn = invert(row, xp.take(u, bucket.ids, axis=-2), xp)
         drawn = xp.where(drawn >= bucket.width, -xp.ones_like(drawn), drawn)  # none of the entries
         table = xp.broadcast_to(xp.reshape(bucket.entry, (-1, bucket.width)), (*drawn.shape[:-1], bucket.width))
-        found = xp.take_along_axis(table, xp.where(drawn < 0, xp.zeros_like(drawn), drawn), axis=-1)
-        parts.append(xp.where(drawn < 0, -xp.ones_like(found), found))
+        classes = xp.take_along_axis(table, xp.where(drawn < 0, xp.zeros_like(drawn), drawn), axis=-1)
+        parts.append(xp.where(drawn < 0, -xp.ones_like(classes), classes))
     each = [_array.to_last(part, part.ndim - 2, xp) for part in parts]  # [..., samples, rows]
     out = segments_of(rows, each, -1)
     out = _array.to_last(out, out.ndim - 2, xp)  # the samples last
@@ -358,8 +358,8 @@ def segment_sample(
 def _with_none(call: SegmentCall, bucket: Bucket) -> Array:
     """p of rows over all classes, where the entries don't say what the sum is."""
     scores = of_bucket(call.rows, bucket, -math.inf, call.mapping.least_classes)
-    given = Rows(scores, scores, mapping_of(call.mapping, bucket), scores.ndim - 1).over_all()
-    return apply(given.mapping, given.rows)
+    over_all = Rows(scores, scores, mapping_of(call.mapping, bucket), scores.ndim - 1).over_all()
+    return apply(over_all.mapping, over_all.rows)
 
 
 document(globals())

@@ -92,13 +92,14 @@ class Transform(ABC):
 
     params: tuple[tuple[str, Any], ...] = ()
     axis: int = -1
-    with_neutral: bool = (
-        False  # True if rows that it leaves as they are have a value out of its range, as `from_config` writes it
-    )
+    # True if rows that it leaves as they are have a value out of its range, as `from_config` writes it
+    with_neutral: bool = False
 
     name: ClassVar[str]  # the name of the factory
     aligned: ClassVar[tuple[str, ...]] = ()  # the parameters that broadcast to the scores; others are passed unchanged
-    whole: ClassVar[bool] = False  # True if the result of a row depends on its place among all rows
+    whole: ClassVar[bool] = (
+        False  # True if it needs all rows at once, since what it draws for a row depends on the row's index
+    )
     truncates: ClassVar[bool] = False  # True if it masks classes by their scores and does not change the others
     random: ClassVar[bool] = False  # True if it adds random numbers
     elementwise: ClassVar[bool] = False  # True if it changes each score by itself

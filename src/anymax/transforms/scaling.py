@@ -447,7 +447,7 @@ class _Noise(Transform):
     name = "noise"
     aligned = ("scale",)
     ranges: ClassVar[Ranges] = {"scale": NOT_NEGATIVE}
-    whole = True  # the noise of a row depends on its place among the rows
+    whole = True  # the noise of a row depends on the index of the row
     random = True
 
     def rows(self, x: Array, xp: Namespace, kind: Any, scale: Any, generator: Any) -> Array:

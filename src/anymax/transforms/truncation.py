@@ -439,7 +439,7 @@ class _XTC(Truncation):
     name = step = "xtc"
     aligned = ("threshold", "probability")
     ranges: ClassVar[Ranges] = {"threshold": UNIT, "probability": UNIT}
-    whole = True  # which rows are changed depends on their places
+    whole = True  # which rows are changed depends on their indices
 
     def keep(self, x: Array, xp: Namespace, threshold: Any, probability: Any, generator: Any) -> Array:
         return xtc_keep(x, self.level(x, threshold=threshold, probability=probability, generator=generator), xp)

@@ -1,4 +1,4 @@
-"""What lower layers need from higher ones. `anymax/__init__.py` sets it at import, so that imports only point to lower layers."""
+"""Functions of higher rooms that lower ones call. `anymax/__init__.py` sets them, so that imports only point to lower rooms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .mapping import Mapping
 
 
-class HandedDown:
+class Providers:
     """Fields without a value until they are set; reading one before is an error."""
 
     catalogue: tuple[type[Mapping], ...]
@@ -31,10 +31,10 @@ class HandedDown:
     """p of a nested or sparse tensor: (map, scores, axis)."""
 
     over_devices: Callable[[], ModuleType]
-    """Loads and returns the module that handles DTensors."""
+    """Loads and returns the module that computes with DTensors."""
 
     layers_over_devices: Callable[[], ModuleType]
-    """The same for output layers."""
+    """Loads and returns the module that computes output layers of DTensors."""
 
     segment_bridge: Callable[[str], Any]
     """The bridge of `segments`, by the name of the framework."""
@@ -59,8 +59,8 @@ class HandedDown:
         missing = [name for name in type(self).__annotations__ if name not in self.__dict__]
         if missing:
             raise RuntimeError(
-                f"anymax: internal error: anymax/__init__.py must set handed.{', handed.'.join(missing)}"
+                f"anymax: internal error: anymax/__init__.py must set providers.{', providers.'.join(missing)}"
             )
 
 
-handed = HandedDown()
+providers = Providers()
