@@ -233,8 +233,8 @@ def topk_kl(
     tail: Tail = "ignore",
     direction: Direction = "forward",
     temperature: Any = None,
-    axis: int = -1,
-    dim: int | None = None,
+    axis: Axes = -1,
+    dim: Axes = None,
     mask: Any = None,
 ) -> ArrayT:
     """The divergence of a student's softmax from a teacher whose k largest log-probabilities are known, `sum t (log t - log p)`.
@@ -262,7 +262,8 @@ def topk_kl(
         Divides the student's scores: a number above 0, or an array with one value per row. The teacher's log-probabilities
         must be those at this temperature; the result is not multiplied by its square.
     axis, dim
-        The axis of the classes, the last by default.
+        The axis of the classes, the last by default. Several axes are read as one row, in which ids are indices as after a
+        reshape, and k stands last.
     mask
         Boolean, broadcastable to x, True = keep.
 
@@ -279,11 +280,11 @@ def topk_kl(
     >>> anymax.topk_kl([[2.0, 0.5, 0.0, 0.0]], [[0, 1]], teacher, tail="one class").round(4)
     array([0.0302])
     """
-    who, axis = "topk_kl", pick_axis(axis, dim)
-    given, scale = read_scaled(who, _SOFTMAX, x, axis, mask, None, temperature)
+    who = "topk_kl"
+    given, scale = read_scaled(who, _SOFTMAX, x, pick_axis(axis, dim), mask, None, temperature)
     rows = given.rows
     xp, lead, n = namespace(rows), tuple(rows.shape[:-1]), rows.shape[-1]
-    teacher = Teacher.read(who, rows, lead, n, axis, ids, teacher_log_p, tail, direction, xp)
+    teacher = Teacher.read(who, rows, lead, n, given.axis, ids, teacher_log_p, tail, direction, xp)
     log_p, _, log_rest = terms_of(_SOFTMAX, rows, teacher.ids, xp, scale=scale, rest=teacher.needs_rest)
     return teacher.divergence(log_p, log_rest, xp)
 

@@ -28,10 +28,10 @@ from .._array import (
 )
 from .._core.mapping import Mapping
 from .._core.options import check_keywords
-from .._core.rows import prepare
+from .._core.rows import prepare_axes
 from .._core.shards import refuse as refuse_sharded
 from .._core.tables import document
-from .._core.typing import AnyArray, Numbers
+from .._core.typing import AnyArray, Axes, Numbers
 from .._random.draws import at, check_k, invert, uniforms
 from .._random.noises import draw
 from ..functional.draws import log_p_of_draw
@@ -65,8 +65,8 @@ def topk_log_prob(
     k: int,
     transform: Callable[[Any], Any] | None = None,
     *,
-    axis: int = -1,
-    dim: int | None = None,
+    axis: Axes = -1,
+    dim: Axes = None,
     mask: Any = None,
     invalid: Invalid = None,
 ) -> TopK:
@@ -98,9 +98,10 @@ def topk_log_prob(
     TopK(index=array([ 0, -1]), log_prob=array([  0., -inf]))
     """
     check_invalid("topk_log_prob", invalid)
-    log_p, axis, xp = _log_p("topk_log_prob", mapping, x, transform, pick_axis(axis, dim), mask)
-    found = _best(log_p, log_p, check_k("topk_log_prob", k, log_p.shape[-1]), axis, xp)
-    return _valid("topk_log_prob", found, mapping, x, axis, mask, invalid, xp)
+    axes = pick_axis(axis, dim)
+    log_p, place, xp = _log_p("topk_log_prob", mapping, x, transform, axes, mask)
+    found = _best(log_p, log_p, check_k("topk_log_prob", k, log_p.shape[-1]), place, xp)
+    return _valid("topk_log_prob", found, mapping, x, axes, mask, invalid, xp)
 
 
 @check_keywords(logits="x", key="generator")
@@ -111,8 +112,8 @@ def gumbel_topk(
     mapping: Mapping | str | None = None,
     transform: Callable[[Any], Any] | None = None,
     generator: Any = None,
-    axis: int = -1,
-    dim: int | None = None,
+    axis: Axes = -1,
+    dim: Axes = None,
     mask: Any = None,
     invalid: Invalid = None,
 ) -> TopK:
@@ -146,17 +147,18 @@ def gumbel_topk(
     """
     check_invalid("gumbel_topk", invalid)
     mapping = Softmax() if mapping is None else mapping
-    log_p, axis, xp = _log_p("gumbel_topk", mapping, x, transform, pick_axis(axis, dim), mask)
+    axes = pick_axis(axis, dim)
+    log_p, place, xp = _log_p("gumbel_topk", mapping, x, transform, axes, mask)
     k, log_p = check_k("gumbel_topk", k, log_p.shape[-1]), stop_gradient(log_p)
     with quiet(log_p):
         z = log_p + draw("gumbel", tuple(log_p.shape), log_p, generator)
-    return _valid("gumbel_topk", _best(z, log_p, k, axis, xp), mapping, x, axis, mask, invalid, xp)
+    return _valid("gumbel_topk", _best(z, log_p, k, place, xp), mapping, x, axes, mask, invalid, xp)
 
 
 def _log_p(
-    who: str, mapping: Mapping | str, x: Any, transform: Any, axis: int, mask: Any
+    who: str, mapping: Mapping | str, x: Any, transform: Any, axis: Axes, mask: Any
 ) -> tuple[Array, int, Namespace]:
-    """(log p of the transformed rows, classes last; the axis of the classes in x; the namespace)."""
+    """(log p of the transformed rows, classes last; the axis of the classes in a result; the namespace)."""
     given = read(who, mapping, x, axis, mask, transform)
     xp = namespace(given.rows)
     given = given.over_all(upcast(given.rows, xp))
@@ -173,13 +175,13 @@ def _best(key: Array, log_p: Array, k: int, axis: int, xp: Namespace) -> TopK:
     return TopK(from_last(index, axis, xp), from_last(found, axis, xp))
 
 
-def _valid(who: str, found: TopK, mapping: Any, x: Any, axis: int, mask: Any, invalid: Invalid, xp: Namespace) -> TopK:
+def _valid(who: str, found: TopK, mapping: Any, x: Any, axis: Axes, mask: Any, invalid: Invalid, xp: Namespace) -> TopK:
     """What was found, with what `invalid` says in place of -1."""
     if invalid is None:
         return found
-    rows = prepare(mapping, x, axis, mask).rows
-    index = validated(who, to_last(found.index, axis, xp), rows, invalid, xp)
-    return TopK(from_last(index, axis, xp), found.log_prob)
+    given = prepare_axes(mapping, x, axis, mask)
+    index = validated(who, to_last(found.index, given.axis, xp), given.rows, invalid, xp)
+    return TopK(from_last(index, given.axis, xp), found.log_prob)
 
 
 @check_keywords(key="generator")
