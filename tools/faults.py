@@ -115,7 +115,7 @@ FAULTS = {
           "drawn = xp.where(drawn >= bucket.width, -xp.ones_like(drawn), drawn)",
           "drawn = xp.where(drawn >= bucket.width, 0 * drawn, drawn)", "sink"),
     Fault("log p of the sink", "src/anymax/likelihood/verbs.py",
-          'index, _ = class_indices(f"{who}: y", index, rows.shape[-1], None, xp, hides=True)',
+          'index, _ = class_indices(f"{who}: target", index, rows.shape[-1], None, xp, hides=True)',
           "index = index", "sink"),
     Fault("the sink's score in an output layer", "src/anymax/linear/layer.py",
           "bias = xp.concat([known, as_dtype(given.rows[0, -1:], known.dtype, xp)])",

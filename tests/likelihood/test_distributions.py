@@ -250,7 +250,7 @@ WRONG = {
     "y too small": (lambda: A.log_prob(Softmax(), X, Y - 2), IndexError, "from -2 to 3"),
     "y of floats": (lambda: A.log_prob(Softmax(), X, Y.astype(float)), TypeError, r"integers\), got float64"),
     "y of another shape": (
-        lambda: A.log_prob(Softmax(), X, Y[:5]), ValueError, r"y of shape \(5,\): expected one class for each row, of shape \(6,\)",
+        lambda: A.log_prob(Softmax(), X, Y[:5]), ValueError, r"target of shape \(5,\): expected one class for each row, of shape \(6,\)",
     ),
     "no map": (lambda: A.log_prob(3, X, Y), TypeError, "such as 'sparsemax', got 3"),
     "an unknown map": (lambda: A.log_prob("softmaxx", X, Y), ValueError, "there is no map 'softmaxx'"),

@@ -101,22 +101,22 @@ class Largest(Columns):
 # -- log p of given classes ----------------------------------------------------------------------------------------------------------
 
 
-def log_prob(arguments: Arguments, agreement: Agreement, y: Any, entropy: bool) -> tuple[Array, Array | None]:
+def log_prob(arguments: Arguments, agreement: Agreement, target: Any, entropy: bool) -> tuple[Array, Array | None]:
     call = arguments.call(agreement)
-    shape, lead, xp = tuple(getattr(y, "shape", ())), call.lead, namespace(call.x)
+    shape, lead, xp = tuple(getattr(target, "shape", ())), call.lead, namespace(call.x)
     first = len(shape) - len(lead)
     if first < 0 or shape[first:] != lead:
         raise ValueError(
-            f"{call.who}: y of shape {shape}: expected one class for each row, of shape {lead}, or with axes of samples before these"
+            f"{call.who}: target of shape {shape}: expected one class for each row, of shape {lead}, or with axes of samples before these"
         )
-    y = _array.beside(y, call.x, "y", xp)
-    if not is_integer(y):
-        raise TypeError(f"{call.who}: y must be class indices (integers), got {y.dtype}")
-    y = _array.counts(y, xp)
-    agreement.say(y=f"of shape {shape}")
-    agreement.same["y"] = y
-    index = xp.moveaxis(xp.reshape(y, (math.prod(shape[:first]), *lead)), 0, -1)
-    terms = terms_of_call(call, "y", index, entropy=entropy, hidden=True)
+    target = _array.beside(target, call.x, "target", xp)
+    if not is_integer(target):
+        raise TypeError(f"{call.who}: target must be class indices (integers), got {target.dtype}")
+    target = _array.counts(target, xp)
+    agreement.say(target=f"of shape {shape}")
+    agreement.same["target"] = target
+    index = xp.moveaxis(xp.reshape(target, (math.prod(shape[:first]), *lead)), 0, -1)
+    terms = terms_of_call(call, "target", index, entropy=entropy, hidden=True)
     log_p = xp.reshape(xp.moveaxis(terms.log_p, -1, 0), shape)
     return log_p, None if terms.entropy is None else terms.entropy[..., 0]
 
