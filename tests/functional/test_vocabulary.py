@@ -9,6 +9,7 @@ import torch
 
 import anymax as am
 from anymax import distributed
+from anymax._core.tables import entries, sections
 
 MODULES = ("anymax", "anymax.distributed", "anymax.likelihood", "anymax.sampling", "anymax.linear", "anymax.routing")
 PUBLIC = {
@@ -57,3 +58,9 @@ def test_y_is_another_name_of_the_target_over_processes(one_process):
         distributed.log_prob_entropy("softmax", x, y=target), am.log_prob_entropy("softmax", x, target), strict=True
     ):
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("path", [p for p in PUBLIC if "chunk" in parameters(p)])
+def test_a_chunk_counts_classes(path):
+    words = entries(sections(PUBLIC[path].__doc__)["Parameters"])["chunk"]
+    assert words.split("\n", 1)[1].strip().startswith("How many classes to compute at a time")

@@ -21,7 +21,6 @@ from .layer import Given
 
 _HINTS = HINTS | {
     "least": "leave it out: over several processes the gradient is always exact",
-    "options": "say chunk=, which counts rows here",
     "margin": "use anymax.nn.MarginHead with group=",
 }
 _LOSS_HINTS = _HINTS | {
@@ -72,8 +71,8 @@ def linear_loss(
         `anymax.transforms.softcap(30.0)` or a temperature above 0. One that needs all scores of a row, such as `topk`, is refused,
         and so is a function of your own that is not a `Transform` with `elementwise = True`.
     chunk
-        How many rows to compute at a time (in `anymax.linear_loss` it counts classes); by default as many as have 4 million
-        scores per process.
+        How many classes to compute at a time, as in `anymax.linear_loss`. Each process takes some whole rows instead, with as many
+        scores in all as so many of its classes have; by default about 4 million.
 
     Examples
     --------

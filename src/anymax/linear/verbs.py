@@ -96,8 +96,8 @@ def linear_loss(
         A transform of the scores, such as `anymax.temperature(2.0)` or `anymax.transforms.softcap(30.0)`. It is applied to a group of
         rows at a time, so it must not be random, and its parameters must not differ between rows.
     chunk
-        How many classes to compute at a time (in `anymax.distributed.linear_loss`, how many rows). A map that needs all scores
-        of a row takes some whole rows instead, with as many scores in all. By default softmax holds rows of scores, which
+        How many classes to compute at a time. A map that needs all scores of a row takes some whole rows instead, with as many
+        scores in all. By default softmax holds rows of scores, which
         saves computing them a second time: on a CPU up to 64 MB or half the memory of the weight, whichever is more, but
         never more than the weight; on a GPU as much memory as the weight, or 128 MB in fp32 if it takes less. Sparse maps do the
         same in half precision on a GPU, and on a CPU where it takes at most 32 MB. Other calls hold a small part of all scores.
