@@ -147,8 +147,8 @@ def linear_log_prob(
     Parameters
     ----------
     target
-        The classes, counted over all processes and the same on each: integers of the shape of x without its last axis; -1
-        stands for none, whose log p is 0.
+        The classes, counted over all processes and the same on each: integers of the shape of x without its last axis; for
+        -100, which marks padding, and -1, none, log p is 0. With a `Sink` -1 is the sink.
     support
         The classes of each row that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
         1]]`, counted over all processes and the same on each. All others are masked. Each process reads only those rows of its

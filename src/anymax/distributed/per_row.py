@@ -135,9 +135,9 @@ def terms_of_call(
     def finish(out: Solution, places: tuple[Array, Array]) -> Terms:
         shards, xp = out.shards, out.shards.xp
         count = shards.count if kept is None else kept.count
-        stray = refuse_strays(f"{call.who}: {name}", index, count, None, xp, hides=hidden)
+        stray = refuse_strays(f"{call.who}: {name}", index, count, None, xp, hides=hidden, pads=True)
         terms = out.log_prob(*places, entropy=entropy, rest=rest)
-        log_p = terms.log_p if hidden else xp.where(index < 0, xp.zeros_like(terms.log_p), terms.log_p)
+        log_p = xp.where(index < (-1 if hidden else 0), xp.zeros_like(terms.log_p), terms.log_p)
         terms = terms._replace(log_p=_array.poison(log_p, stray, xp))
         return Terms(*(None if part is None else _array.poison(part, shards.poisoned, xp) for part in terms))
 
@@ -151,7 +151,7 @@ class GivenClasses(Columns):
     def __init__(
         self, call: ShardedCall, index: Array, kept: SupportPart | None, hidden: bool, *, entropy: bool, rest: bool
     ) -> None:
-        """index: [..., m], counted over all processes; below 0 for no class, or -1 for the class that the map hides if `hidden` is true.
+        """index: [..., m], counted over all processes; below 0 for no class, but -1 for the class that the map hides if `hidden` is true.
 
         kept: as in `terms_of_call`.
         """

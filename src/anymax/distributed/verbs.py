@@ -205,7 +205,7 @@ def log_prob_entropy(
     ----------
     target
         Class indices, counted over all processes and the same on each: integers with the shape of x without the class axis,
-        or with more axes before it; -1 means no class and has log p 0, or is the sink of a `Sink`.
+        or with more axes before it; -100, which marks padding, and -1, none, have log p 0. With a `Sink` -1 is the sink.
 
     Returns
     -------

@@ -66,9 +66,9 @@ def log_prob(
         The scores; -inf masks a class.
     target
         The classes, integers of the shape of x without the axis of the classes, or with more axes before these, as from
-        `sample(num_samples=...)`. For -1, which `sample` returns if a row has no class, log p is 0 without a gradient, so
-        that padding adds nothing to a sum. (The `log_prob` that `sample` returns is -inf there: leave the row out of a
-        ratio of the two.)
+        `sample(num_samples=...)`. For -100, the mark of padding in every target, log p is 0 without a gradient, so that padding
+        adds nothing to a sum. So it is for -1, which `sample` returns if a row has no class, but with a `Sink` -1 is the sink.
+        (The `log_prob` that `sample` returns is -inf for a row without a class: leave it out of a ratio of the two.)
     support
         The classes of each row that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
         1]]`, as vLLM and `sample(return_support=True)` return them. All others are masked.
@@ -157,7 +157,7 @@ def _log_prob(
     if support is not None:
         rows, index = on_support(who, given.mapping, rows, index, support, xp)
     if hides:
-        index, _ = class_indices(f"{who}: target", index, rows.shape[-1], None, xp, hides=True)
+        index, _ = class_indices(f"{who}: target", index, rows.shape[-1], None, xp, hides=True, pads=True)
         given = given.over_all(upcast(rows, xp))
         rows = given.rows
     log_p, h, _ = terms_of(given.mapping, rows, index, xp, scale=scale, entropy=entropy)
@@ -306,7 +306,7 @@ def _classes(who: str, target: Any, rows: Array, xp: Namespace, *, hides: bool) 
             f"{who}: target of shape {shape}: expected one class for each row, of shape {lead}, or with axes of samples before these"
         )
     target = counts(target, xp)
-    refuse_strays(f"{who}: target", target, rows.shape[-1], None, xp, hides=hides)
+    refuse_strays(f"{who}: target", target, rows.shape[-1], None, xp, hides=hides, pads=True)
     if not first:
         return target[..., None], shape
     target = xp.reshape(target, (math.prod(shape[:first]), *lead))

@@ -26,6 +26,7 @@ from .._array import (
     total,
     upcast,
 )
+from .._core.classes import PADDING
 from .._core.mapping import Mapping
 from .._core.options import check_keywords
 from .._core.rows import prepare_axes
@@ -209,7 +210,7 @@ def speculative_accept(
         The target's probabilities at the same places, [..., T, classes]; or [..., T + 1, classes], with those after the
         draft.
     tokens
-        The draft, integers [..., T]; -1 at the end of a row whose draft is shorter.
+        The draft, integers [..., T]; -100, or -1, at the end of a row whose draft is shorter.
     generator
         A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
         Row i, in C order, takes T + 1 numbers from it, as `sample` does with `num_samples`.
@@ -256,7 +257,7 @@ def recovered_tokens(
     p_target
         The target's probabilities at the same places, [..., T, classes].
     tokens
-        The draft, integers [..., T]; -1 at the end of a row whose draft is shorter: there the token is drawn from p_target.
+        The draft, integers [..., T]; -100, or -1, at the end of a row whose draft is shorter: there the token is drawn from p_target.
     generator
         A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
         Row i, in C order, takes T numbers from it.
@@ -306,9 +307,9 @@ def _draft(
             f"{who}: p_draft [..., T, classes], p_target [..., {target}, classes] and tokens [..., T] must belong together, T at least 1; "
             f"got {None if q is None else tuple(q.shape)}, {tuple(p.shape)} and {tuple(tokens.shape)}"
         )
-    if known_any((tokens < -1) | (tokens >= n), xp):
+    if known_any(((tokens < -1) & (tokens != PADDING)) | (tokens >= n), xp):
         raise ValueError(
-            f"{who}: a token is out of range for {n} classes; tokens are 0 to {n - 1}, and -1 where a draft is shorter"
+            f"{who}: a token is out of range for {n} classes; tokens are 0 to {n - 1}, and {PADDING}, or -1, where a draft is shorter"
         )
     return q, p, counts(tokens, xp), xp
 
