@@ -213,9 +213,9 @@ def support(p: np.ndarray[Any, Any] | Numbers) -> np.ndarray[Any, np.dtype[np.bo
 def support(p: ArrayT) -> ArrayT: ...
 @check_keywords({"": "for scores write anymax.support(anymax.apply(mapping, x))"})
 def support(p: Any) -> Any:
-    """The classes with a probability above 0.
+    """The support of each row, its classes with a probability above 0, as a mask.
 
-    Use it to see which classes a sparse map keeps; `threshold` counts them.
+    Use it to see which classes a sparse map keeps; `threshold` counts them, and `sample(return_support=True)` lists them.
 
     Parameters
     ----------

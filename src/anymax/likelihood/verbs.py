@@ -70,7 +70,7 @@ def log_prob(
         adds nothing to a sum. So it is for -1, which `sample` returns if a row has no class, but with a `Sink` -1 is the sink.
         (The `log_prob` that `sample` returns is -inf for a row without a class: leave it out of a ratio of the two.)
     support
-        The classes of each row that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
+        The support of each row, the classes that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
         1]]`, as vLLM and `sample(return_support=True)` return them. All others are masked.
     transform
         What is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function. Those

@@ -51,7 +51,7 @@ class SampleOptions(DrawOptions, total=False):
 
 
 class Support(NamedTuple):
-    """The classes that could be drawn: those of row i are `ids[offsets[i]:offsets[i + 1]]`, in ascending order."""
+    """The support of each row, the classes that could be drawn: those of row i are `ids[offsets[i]:offsets[i + 1]]`, in ascending order."""
 
     ids: Any
     offsets: Any
@@ -69,7 +69,7 @@ class Sample(NamedTuple):
     full_log_prob
         Their log p without the truncations of the transform.
     support
-        The classes that could be drawn.
+        The support of each row, the classes that could be drawn, as a list.
     """
 
     index: Any

@@ -332,7 +332,7 @@ def sample(
         and log(p / k) for a map whose probabilities sum to k (`Budget`). They are -inf in a row that is all masked, and NaN
         in one with NaN or +inf. Leave such rows out of importance ratios: `anymax.log_prob` of their -1 is 0.
     return_support
-        Also return the classes of each row that could be drawn, as `ids` and `offsets`; not under `jax.jit`.
+        Also return the support of each row, the classes that could be drawn, as `ids` and `offsets`; not under `jax.jit`.
 
     Returns
     -------
