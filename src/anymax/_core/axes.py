@@ -47,7 +47,7 @@ class Joined(NamedTuple):
 
 def on_one_axis(x: Array, axis: Any) -> tuple[Array, int]:
     """The scores, with several axes joined into the last, and the axis of the classes from 0 on."""
-    axis = axis_or_all(axis, x.ndim)
+    axis = axis_or_all(axis, x.ndim) if axis is None else axis
     if isinstance(axis, (tuple, list)):
         x, axis = Joined.of(x, axis).scores, -1
     return x, check_axis(axis, x.ndim)
