@@ -26,21 +26,22 @@ from ._array import (
     total,
     upcast,
 )
+from ._core.axes import on_one_axis
 from ._core.facts import Facts
 from ._core.mapping import Mapping
 from ._core.names import as_mapping
 from ._core.options import check_keywords
-from ._core.rows import prepare
+from ._core.rows import prepare_axes
 from ._core.shards import refuse as refuse_sharded
 from ._core.tables import document
-from ._core.typing import AnyArray, ApplyOptions, ArrayT, Entropy, Mask, Numbers, Parameter
+from ._core.typing import AnyArray, ApplyOptions, ArrayT, Axes, Entropy, Mask, Numbers, Parameter
 from .autodiff import bridge
 from .mappings.entmax import tsallis_terms
 
 
 @check_keywords()
 def jacobian(
-    mapping: Mapping | str, x: ArrayT | Numbers, axis: int = -1, *, dim: int | None = None, mask: Mask = None
+    mapping: Mapping | str, x: ArrayT | Numbers, axis: Axes = -1, *, dim: Axes = None, mask: Mask = None
 ) -> ArrayT:
     """The derivatives dp_i / dx_j of a map, for every row, from the map's own formula.
 
@@ -49,15 +50,14 @@ def jacobian(
 
     Parameters
     ----------
-    axis, dim
-        The axis of the classes, the last one by default.
     mask
         Booleans that broadcast to x, True = keep; the rows and columns of masked classes are 0.
 
     Returns
     -------
     Array
-        An array of shape [..., n, n], of the kind and dtype of x, with the axes i and j last.
+        An array of shape [..., n, n], of the kind and dtype of x, with the axes i and j last. Several axes are one row of n
+        classes, in C order.
 
     Examples
     --------
@@ -67,7 +67,7 @@ def jacobian(
            [ 0. ,  0. ,  0. ]])
     """
     refuse_sharded("jacobian", x)
-    call = prepare(as_mapping(mapping, "jacobian"), x, pick_axis(axis, dim), mask, least=0)
+    call = prepare_axes(as_mapping(mapping, "jacobian"), x, pick_axis(axis, dim), mask, least=0)
     rows, xp = call.rows, namespace(call.rows)
     if not rows.shape[-1]:
         return xp.zeros((*rows.shape[:-1], 0, 0), dtype=rows.dtype, **device_of(rows))
@@ -85,7 +85,7 @@ def jacobian(
 
 @check_keywords()
 def jacobian_norm(
-    mapping: Mapping | str, x: ArrayT | Numbers, axis: int = -1, *, dim: int | None = None, mask: Mask = None
+    mapping: Mapping | str, x: ArrayT | Numbers, axis: Axes = -1, *, dim: Axes = None, mask: Mask = None
 ) -> ArrayT:
     """Half the sum of |dp_i / dx_j| over i and j, for every row: how much of a gradient passes through the map.
 
@@ -113,8 +113,8 @@ def entropy(
     kind: Entropy = "shannon",
     alpha: Parameter | None = None,
     *,
-    axis: int = -1,
-    dim: int | None = None,
+    axis: Axes = -1,
+    dim: Axes = None,
 ) -> ArrayT:
     """The entropy of distributions, by Shannon, Renyi or Tsallis, in natural units; 0 log 0 is 0.
 
@@ -144,7 +144,7 @@ def entropy(
     array([0.6931, 0.    ])
     """
     (array, xp), order = _probabilities("entropy", p), _order(kind, _array.number(alpha))
-    axis = _array.check_axis(pick_axis(axis, dim), array.ndim)
+    array, axis = on_one_axis(array, pick_axis(axis, dim))
     q = upcast(_array.to_last(array, axis, xp), xp)
     with quiet(q):
         _refuse_scores("entropy", q, xp)
@@ -213,9 +213,9 @@ def support(p: np.ndarray[Any, Any] | Numbers) -> np.ndarray[Any, np.dtype[np.bo
 def support(p: ArrayT) -> ArrayT: ...
 @check_keywords({"": "for scores write anymax.support(anymax.apply(mapping, x))"})
 def support(p: Any) -> Any:
-    """The classes with a probability above 0.
+    """The support of each row, its classes with a probability above 0, as a mask.
 
-    Use it to see which classes a sparse map keeps; `threshold` counts them.
+    Use it to see which classes a sparse map keeps; `threshold` counts them, and `sample(return_support=True)` lists them.
 
     Parameters
     ----------

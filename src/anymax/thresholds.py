@@ -29,14 +29,14 @@ from .mappings import Softmax
 
 
 class Threshold(NamedTuple, Generic[ArrayT]):
-    """The result of `threshold`, for each row: tau, and the number of classes with a probability above 0.
+    """The result of `threshold`, for each row: tau, and the size of the support, the classes with a probability above 0.
 
     Parameters
     ----------
     tau
         The threshold, for which `p_i = link(x_i - tau)`.
     support
-        How many classes of the row have p_i > 0.
+        The size of the row's support: how many classes have p_i > 0. `anymax.support` says which.
 
     Examples
     --------

@@ -84,7 +84,7 @@ ODD = said(
     (lambda: am.entropy(np.matrix(X)), "p: a numpy.matrix is not read"),
     (lambda: am.nll(X, Y), "the map is missing, since ndarray of shape (2, 3) comes first; write nll(anymax.Softmax(), scores, target)"),
     (lambda: am.sample(X.tolist()), "sample: the map is missing, since list comes first; write sample(anymax.Softmax(), x)"),
-    (lambda: am.log_prob("softmax", y=Y), "log_prob: x is missing; write log_prob(anymax.Softmax(), x, y)"),
+    (lambda: am.log_prob("softmax", y=Y), "log_prob: x is missing; write log_prob(anymax.Softmax(), x, target)"),
     (lambda: am.compose(top_p=0.9), "compose takes transforms, and no options, got top_p=0.9; write compose(anymax.topp(0.9))"),
     (lambda: am.compose(minp=0.2), "write compose(anymax.transforms.minp(0.2))"),
 )  # fmt: skip

@@ -47,11 +47,11 @@ class Cut(NamedTuple):
     sizes: tuple[int, ...]
     start: bool = False
     count: bool = False
-    chunk: int | None = None  # rows of an output layer at a time
+    chunk: int | None = None  # classes of an output layer at a time
 
 
 CUTS = {"20-17-0": Cut((20, 17, 0)), "0-15-1-21": Cut((0, 15, 1, 21), start=True, count=True)}
-LAYER_CUTS = {"20-0-17": Cut((20, 0, 17), count=True), "20-0-17 by 4 rows": Cut((20, 0, 17), start=True, chunk=4)}
+LAYER_CUTS = {"20-0-17": Cut((20, 0, 17), count=True), "20-0-17 by 4 classes": Cut((20, 0, 17), start=True, chunk=4)}
 TWO = Cut((20, 17))
 
 

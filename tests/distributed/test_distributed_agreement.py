@@ -77,7 +77,7 @@ ODD = {
     "num_samples": (lambda g, x, r: D.sample("softmax", x, num_samples=r + 1, group=g), "num samples is 1 on process 0, 2 on process 1"),
     "targets": (lambda g, x, r: loss(g, x, INDEX + r * (INDEX == 1)), "target must be the same on every process; its entry 2 is 1"),
     "y out of range": (
-        lambda g, x, r: D.log_prob_entropy("softmax", x, INDEX + 90 * r, group=g), "y must be the same on every process; its entry 0 is",
+        lambda g, x, r: D.log_prob_entropy("softmax", x, INDEX + 90 * r, group=g), "target must be the same on .* its entry 0 is",
     ),
     "who learns": (lambda g, x, r: D.apply(A.Entmax(learned() if r else learned().detach()), x, group=g), "alpha is an array .* a learned"),
     "a layer's chunk": (lambda g, x, r: layer(g, chunk=1 + r), "chunk is 1 on process 0, 2 on process 1"),
@@ -225,7 +225,7 @@ EVERY = {
     ),
     "anymax.distributed.nll": (lambda g, m, x, **o: D.nll(m, x, INDEX[: len(x)], group=g, **o), {"ignore_index": (-1, -2)}),
     "anymax.distributed.log_prob_entropy": (
-        lambda g, m, x, y=INDEX: D.log_prob_entropy(m, x, y[: len(x)], group=g), {"y": (INDEX, 0 * INDEX)}
+        lambda g, m, x, target=INDEX: D.log_prob_entropy(m, x, target[: len(x)], group=g), {"target": (INDEX, 0 * INDEX)}
     ),
     "anymax.distributed.sample": (lambda g, m, x, **o: D.sample(m, x, group=g, **o), {"num_samples": (None, 2)}),
     "anymax.distributed.linear_loss": (

@@ -143,7 +143,7 @@ def test_half_precision(verb):
     want = HALF[verb](Here(), *[a.bfloat16().double() for a in (X, WEIGHT, BIAS)])
 
     def one(group):
-        here = Here(LAYER_CUTS["20-0-17 by 4 rows"], group)
+        here = Here(LAYER_CUTS["20-0-17 by 4 classes"], group)
         x, w, b = (here.part(a, axis).bfloat16().requires_grad_() for a, axis in OPERANDS)
         values = HALF[verb](here, x, w, b)
         values = values if isinstance(values, tuple) else (values,)

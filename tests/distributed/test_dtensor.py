@@ -137,7 +137,7 @@ for call, words in (
     (lambda: A.inspection.jacobian_norm("softmax", apart), "jacobian_norm takes"),
     (lambda: A.log_prob("softmax", apart, known, temperature=2.0), "log_prob: a DTensor goes without support, transform and temperature"),
     (lambda: A.log_prob("softmax", half, known), "log_prob: the scores are Partial"),
-    (lambda: A.log_prob("softmax", apart, known.double()), "log_prob: y must be class indices (integers), got torch.float64"),
+    (lambda: A.log_prob("softmax", apart, known.double()), "log_prob: target must be class indices (integers), got torch.float64"),
 ):
     try:
         call()

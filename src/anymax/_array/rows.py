@@ -18,10 +18,8 @@ def check_axis(axis: Any, ndim: int) -> int:
         hint = (
             "; to group scores by an index, write anymax.segment_apply(mapping, x, index=...)" if is_array(axis) else ""
         )
-        if axis is None:
-            hint = (
-                "; None, all axes, is for the functions that take several axes: here reshape to one axis, x.reshape(-1)"
-            )
+        if axis is None or isinstance(axis, (tuple, list)):
+            hint = "; several axes, or None for all, have no meaning here: reshape them to one axis first"
         raise TypeError(f"axis: expected an integer, got {shown(axis)}{hint}")
     if not ndim:
         raise ValueError("scores: expected at least one dimension, the classes, got a 0-d array")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from .._array import Array, asarray, check_axis, fit_axes, is_array, namespace
+from .._array import Array, asarray, axis_or_all, check_axis, fit_axes, is_array, namespace
 
 
 class Joined(NamedTuple):
@@ -43,6 +43,14 @@ class Joined(NamedTuple):
         shape = (*self.shape[:stay], *(1,) * self.joined) if summed else self.shape
         back = tuple(self.order.index(i) for i in range(len(self.order)))
         return xp.permute_dims(xp.reshape(p, shape), back)
+
+
+def on_one_axis(x: Array, axis: Any) -> tuple[Array, int]:
+    """The scores, with several axes joined into the last, and the axis of the classes from 0 on."""
+    axis = axis_or_all(axis, x.ndim) if axis is None else axis
+    if isinstance(axis, (tuple, list)):
+        x, axis = Joined.of(x, axis).scores, -1
+    return x, check_axis(axis, x.ndim)
 
 
 def _flat(x: Array, order: tuple[int, ...], joined: int) -> Array:

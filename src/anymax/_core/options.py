@@ -13,7 +13,6 @@ from .tables import Function, show_options
 
 _ELSEWHERE = (  # an option, its names in other libraries, and what to write after `option=`
     ("target", "labels y", ""),
-    ("y", "labels target", ""),
     ("weight", "weights class_weight pos_weight", ", one factor for each class"),
     ("label_smoothing", "smoothing", ""),
     ("reduction", "size_average", "'mean' or reduction='sum'"),

@@ -62,13 +62,13 @@ class SplitLayer:
     start: int | None  # the index of this process's first class
     count: int  # of all classes
     most: int  # of the classes of a process
-    chunk: int | None  # how many rows to compute at a time, if the caller says it
+    chunk: int | None  # how many classes to compute at a time, if the caller says it
 
     @classmethod
     def agreed(cls, arguments: Arguments, agreement: Agreement, layer: Layer, of_layer: LayerArguments) -> SplitLayer:
         """The first collective of a call, in which the processes compare what the caller has told `agreement`."""
         who, shared, n = agreement.who, agreement.group, layer.classes
-        chunk = check_chunk(who, of_layer.chunk, "rows")
+        chunk = check_chunk(who, of_layer.chunk)
         temperature = _temperature(who, of_layer.temperature, layer, namespace(layer.x))
         transforms = elementwise(who, of_layer.transform, "the scores of a row are on several processes", _INSTEAD)
         call = ShardedCall.of(agreement, layer.mapping, layer.x, -1, None, arguments.class_start, arguments.class_count)
@@ -99,8 +99,8 @@ class SplitLayer:
         """
         who, shared, layer, xp = self.agreement.who, self.agreement.group, self.layer, namespace(self.layer.x)
         start, count = (self.start, self.count if shared.strict else None) if kept is None else (None, None)
-        rows, step = layer.rows, self.chunk
-        step = step or _rows_at_a_time(rows, self.most if kept is None else kept.width, shared)
+        rows = layer.rows
+        step = _rows_at_a_time(rows, self.most if kept is None else kept.width, self.chunk, shared)
         layer = dataclasses.replace(layer, x=shared.vary(layer.x))
 
         def rows_from(begin: int) -> Any:
@@ -263,7 +263,13 @@ def _temperature(who: str, value: Any, layer: Layer, xp: Namespace) -> Any:
     return temperature_of_rows(who, value, layer, xp)
 
 
-def _rows_at_a_time(rows: int, classes: int, group: Group) -> int:
-    """The rows of a part: the same number on every process, since all make the call of a part together."""
-    step = max(1, _SCORES // max(1, classes))
+def _rows_at_a_time(rows: int, classes: int, chunk: int | None, group: Group) -> int:
+    """The rows of a part: the same number on every process, since all make the call of a part together.
+
+    chunk: a part has as many scores as so many classes of all rows.
+    """
+    classes = max(1, classes)
+    if chunk is not None:
+        return max(1, min(rows, rows * chunk // classes))
+    step = max(1, _SCORES // classes)
     return step if group.strict else max(step, -(-rows // _PARTS))

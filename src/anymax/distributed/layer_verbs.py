@@ -21,7 +21,6 @@ from .layer import LayerArguments
 
 _HINTS = HINTS | {
     "least": "leave it out: over several processes the gradient is always exact",
-    "options": "say chunk=, which counts rows here",
     "margin": "use anymax.nn.MarginHead with group=",
 }
 _LOSS_HINTS = _HINTS | {
@@ -72,8 +71,8 @@ def linear_loss(
         `anymax.transforms.softcap(30.0)` or a temperature above 0. One that needs all scores of a row, such as `topk`, is refused,
         and so is a function of your own that is not a `Transform` with `elementwise = True`.
     chunk
-        How many rows to compute at a time (in `anymax.linear_loss` it counts classes); by default as many as have 4 million
-        scores per process.
+        How many classes to compute at a time, as in `anymax.linear_loss`. Each process takes some whole rows instead, with as many
+        scores in all as so many of its classes have; by default about 4 million.
 
     Examples
     --------
@@ -148,10 +147,10 @@ def linear_log_prob(
     Parameters
     ----------
     target
-        The classes, counted over all processes and the same on each: integers of the shape of x without its last axis; -1
-        stands for none, whose log p is 0.
+        The classes, counted over all processes and the same on each: integers of the shape of x without its last axis; for
+        -100, which marks padding, and -1, none, log p is 0. With a `Sink` -1 is the sink.
     support
-        The classes of each row that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
+        The support of each row, the classes that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
         1]]`, counted over all processes and the same on each. All others are masked. Each process reads only those rows of its
         weight. In JAX the traced function must close over it, since its sizes must be known.
     temperature

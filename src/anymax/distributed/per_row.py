@@ -104,22 +104,22 @@ class Largest(Columns):
 # -- log p of given classes ----------------------------------------------------------------------------------------------------------
 
 
-def log_prob(arguments: Arguments, agreement: Agreement, y: Any, entropy: bool) -> tuple[Array, Array | None]:
+def log_prob(arguments: Arguments, agreement: Agreement, target: Any, entropy: bool) -> tuple[Array, Array | None]:
     call = arguments.call(agreement)
-    shape, lead, xp = tuple(getattr(y, "shape", ())), call.lead, namespace(call.x)
+    shape, lead, xp = tuple(getattr(target, "shape", ())), call.lead, namespace(call.x)
     first = len(shape) - len(lead)
     if first < 0 or shape[first:] != lead:
         raise ValueError(
-            f"{call.who}: y of shape {shape}: expected one class for each row, of shape {lead}, or with axes of samples before these"
+            f"{call.who}: target of shape {shape}: expected one class for each row, of shape {lead}, or with axes of samples before these"
         )
-    y = _array.beside(y, call.x, "y", xp)
-    if not is_integer(y):
-        raise TypeError(f"{call.who}: y must be class indices (integers), got {y.dtype}")
-    y = _array.counts(y, xp)
-    agreement.say(y=f"of shape {shape}")
-    agreement.same["y"] = y
-    index = xp.moveaxis(xp.reshape(y, (math.prod(shape[:first]), *lead)), 0, -1)
-    terms = terms_of_call(call, "y", index, entropy=entropy, hidden=True)
+    target = _array.beside(target, call.x, "target", xp)
+    if not is_integer(target):
+        raise TypeError(f"{call.who}: target must be class indices (integers), got {target.dtype}")
+    target = _array.counts(target, xp)
+    agreement.say(target=f"of shape {shape}")
+    agreement.same["target"] = target
+    index = xp.moveaxis(xp.reshape(target, (math.prod(shape[:first]), *lead)), 0, -1)
+    terms = terms_of_call(call, "target", index, entropy=entropy, hidden=True)
     log_p = xp.reshape(xp.moveaxis(terms.log_p, -1, 0), shape)
     return log_p, None if terms.entropy is None else terms.entropy[..., 0]
 
@@ -138,9 +138,9 @@ def terms_of_call(
     def finish(out: Solution, places: tuple[Array, Array]) -> Terms:
         shards, xp = out.shards, out.shards.xp
         count = shards.count if kept is None else kept.count
-        stray = refuse_strays(f"{call.who}: {name}", index, count, None, xp, hides=hidden)
+        stray = refuse_strays(f"{call.who}: {name}", index, count, None, xp, hides=hidden, pads=True)
         terms = out.log_prob(*places, entropy=entropy, rest=rest)
-        log_p = terms.log_p if hidden else xp.where(index < 0, xp.zeros_like(terms.log_p), terms.log_p)
+        log_p = xp.where(index < (-1 if hidden else 0), xp.zeros_like(terms.log_p), terms.log_p)
         terms = terms._replace(log_p=_array.poison(log_p, stray, xp))
         return Terms(*(None if part is None else _array.poison(part, shards.poisoned, xp) for part in terms))
 
@@ -154,7 +154,7 @@ class GivenClasses(Columns):
     def __init__(
         self, call: ShardedCall, index: Array, kept: SupportPart | None, hidden: bool, *, entropy: bool, rest: bool
     ) -> None:
-        """index: [..., m], counted over all processes; below 0 for no class, or -1 for the class that the map hides if `hidden` is true.
+        """index: [..., m], counted over all processes; below 0 for no class, but -1 for the class that the map hides if `hidden` is true.
 
         kept: as in `terms_of_call`.
         """

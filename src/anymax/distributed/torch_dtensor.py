@@ -206,14 +206,14 @@ def like_scores(
 
 @_outside_graphs
 def of_rows(
-    verb: str, whole: Callable[..., Any], mapping: Mapping, x: DTensor, axes: Any, mask: Any, keepdims: bool = False, y: Any = None,
+    verb: str, whole: Callable[..., Any], mapping: Mapping, x: DTensor, axes: Any, mask: Any, keepdims: bool = False, target: Any = None,
     **parameters: Any,
 ) -> list[DTensor]:  # fmt: skip
     """Results with one number per row, by `whole(mapping, rows, **local)` if each device has all classes, else by the verb.
 
     Parameters
     ----------
-    y
+    target
         The classes of each row, with any more axes before the rows.
     parameters
         Values with one number per row.
@@ -222,10 +222,10 @@ def of_rows(
     local: dict[str, Any] = {k: layout.local_part(v, k, learns=True) for k, v in parameters.items()}
     local["mask"] = layout.mask(mask)
     first: tuple[int, ...] = ()
-    if y is not None:
-        y = as_tensor(y, x.device)
-        first = tuple(y.shape[: max(y.ndim - (x.ndim - len(layout.axes)), 0)])
-        local["y"] = layout.rows(y, len(first))
+    if target is not None:
+        target = as_tensor(target, x.device)
+        first = tuple(target.shape[: max(target.ndim - (x.ndim - len(layout.axes)), 0)])
+        local["target"] = layout.rows(target, len(first))
     mapping = layout.mapping(mapping)
     if layout.along is None:
         out = whole(mapping, layout.local, **local)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from .._core.mapping import Mapping
-from .._core.options import check_options
+from .._core.options import check_keywords, check_options
 from .._core.tables import document
 from .._core.typing import ArrayT, LossKind, SampleKeywords
 from ..autodiff.agreement import Agreement
@@ -188,10 +188,11 @@ def nll(
     return loss_of_kind("nll", mapping, scores, target, weight, **options)
 
 
+@check_keywords(y="target")
 def log_prob_entropy(
     mapping: Mapping | str,
     x: ArrayT,
-    y: Any,
+    target: Any,
     *,
     axis: int | None = None,
     **options: Unpack[ScoresKeywords],
@@ -202,14 +203,14 @@ def log_prob_entropy(
 
     Parameters
     ----------
-    y
+    target
         Class indices, counted over all processes and the same on each: integers with the shape of x without the class axis,
-        or with more axes before it; -1 means no class and has log p 0, or is the sink of a `Sink`.
+        or with more axes before it; -100, which marks padding, and -1, none, have log p 0. With a `Sink` -1 is the sink.
 
     Returns
     -------
     tuple[Array, Array]
-        (log_prob, entropy), the same on every process: log_prob of the shape of y, -inf where p is 0, and the entropy `-sum
+        (log_prob, entropy), the same on every process: log_prob of the shape of target, -inf where p is 0, and the entropy `-sum
         p log p` of each row; fp32 for scores of half precision.
 
     Examples
@@ -220,7 +221,7 @@ def log_prob_entropy(
     (tensor([-0.6931]), tensor([0.6931]))
     >>> dist.destroy_process_group()
     """
-    return eagerly(per_row.log_prob, Arguments.of("log_prob_entropy", mapping, x, axis=axis, **options), y, True)
+    return eagerly(per_row.log_prob, Arguments.of("log_prob_entropy", mapping, x, axis=axis, **options), target, True)
 
 
 def sample(
@@ -263,9 +264,9 @@ def sample(
     return eagerly(per_row.sample, arguments, generator, num_samples)
 
 
-def log_prob(mapping: Any, x: Any, y: Any, **options: Unpack[ScoresKeywords]) -> Any:
+def log_prob(mapping: Any, x: Any, target: Any, **options: Unpack[ScoresKeywords]) -> Any:
     """`log_prob_entropy` without the entropy; for DTensors."""
-    return eagerly(per_row.log_prob, Arguments.of("log_prob", mapping, x, **options), y, False)[0]
+    return eagerly(per_row.log_prob, Arguments.of("log_prob", mapping, x, **options), target, False)[0]
 
 
 def loss_of_kind(

@@ -9,7 +9,6 @@ from .._array import (
     POSITIVE,
     Array,
     as_dtype,
-    check_axis,
     check_flag,
     check_number,
     finite_scores,
@@ -25,7 +24,7 @@ from .._array import (
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import check_keywords
-from .._core.rows import hide, like_scores, prepare
+from .._core.rows import hide, like_scores, prepare_axes
 from .._core.shards import refuse as refuse_sharded
 from .._core.tables import document
 from .._core.typing import ApplyOptions, ArrayT, Axes, Mask, Numbers, Parameter
@@ -130,10 +129,10 @@ def soft_permutation(
     x: ArrayT | Numbers,
     mapping: Mapping | str = "softmax",
     temperature: Parameter = 1.0,
-    axis: int = -1,
+    axis: Axes = -1,
     *,
     descending: bool = False,
-    dim: int | None = None,
+    dim: Axes = None,
     mask: Mask = None,
 ) -> ArrayT:
     """A soft permutation matrix: row i says which score is the i-th in order, `mapping(-|sort(x)_i - x_j| / temperature)`.
@@ -150,7 +149,7 @@ def soft_permutation(
         How soft the places are, a number above 0, or an array with one value per row; it has a gradient.
     axis, dim
         The axis of the scores, the last one by default. In the result the places are along it, and the scores along a new axis
-        after it.
+        after it. Several axes are treated as one, and both are last.
     mask
         Booleans that broadcast to x, True = keep. The columns of masked classes are 0, and so are the rows of the last places.
 
@@ -170,9 +169,8 @@ def soft_permutation(
     mapping = as_mapping(mapping, "soft_permutation")
     descending = check_flag("soft_permutation", "descending", descending)
     check_number("soft_permutation", "temperature", temperature, POSITIVE, HOW_SOFT)
-    scores, xp = floats(x)
-    axis = check_axis(pick_axis(axis, dim), scores.ndim)
-    call = prepare(mapping, scores, axis, mask)
+    call = prepare_axes(mapping, x, pick_axis(axis, dim), mask)
+    axis, xp = call.axis, namespace(call.rows)
     z = _distances(
         call.rows, nan_outside(call.parameter(temperature, "soft_permutation: temperature"), POSITIVE), descending
     )

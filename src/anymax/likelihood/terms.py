@@ -21,6 +21,7 @@ from .._array import (
     upcast,
     wider,
 )
+from .._core.classes import PADDING
 from .._core.mapping import Mapping, missing_mass, with_missing_mass
 from .._core.names import as_mapping
 from .._core.rows import Rows, prepare_axes
@@ -65,13 +66,13 @@ def terms_of(
 ) -> Terms:  # fmt: skip
     """log p of classes [..., m], and on request the entropy of each row or log p of all other classes, in fp32 or fp64.
 
-    All functions of this room get them here. The index -1 means no class and gives 0; any other index that is not a class gives NaN,
-    unless the caller has refused it.
+    All functions of this room get them here. The indices -1 and `PADDING` mean no class and give 0; any other index that is not a class
+    gives NaN, unless the caller has refused it.
     """
     n = rows.shape[-1]
-    stray = (index < -1) | (index >= n)
     none = index < 0
-    at = xp.where(none | stray, n * xp.ones_like(index), index)
+    outside = none | (index >= n)
+    at = xp.where(outside, n * xp.ones_like(index), index)
     if mapping.is_softmax:
         out = None
         if not entropy and not rest and scale == 1.0 and index.shape[-1] == 1:
@@ -79,10 +80,11 @@ def terms_of(
         out = bridge(rows).terms(rows, at, scale=scale, entropy=entropy, rest=rest) if out is None else out
     else:
         out = _of_map(mapping, rows, at, entropy, rest, xp)
+    if known(outside) and not bool(xp.any(outside)):
+        return out
     log_p = xp.where(none, xp.zeros_like(out.log_p), out.log_p)
-    if not known(stray) or bool(xp.any(stray)):
-        log_p = _array.poison(log_p, stray, xp)
-    return out._replace(log_p=log_p)
+    stray = outside & (index != -1) & (index != PADDING)
+    return out._replace(log_p=_array.poison(log_p, stray, xp))
 
 
 def _by_loss(mapping: Mapping, rows: Array, index: Array) -> Terms | None:

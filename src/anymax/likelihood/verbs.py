@@ -40,11 +40,11 @@ _HINTS = {
 }
 
 
-@check_keywords(_HINTS)
+@check_keywords(_HINTS, y="target")
 def log_prob(
     mapping: Mapping | str,
     x: ArrayT | Numbers,
-    y: Any,
+    target: Any,
     *,
     support: Any = None,
     transform: Any = None,
@@ -64,13 +64,13 @@ def log_prob(
         The map, such as `Softmax()`.
     x
         The scores; -inf masks a class.
-    y
+    target
         The classes, integers of the shape of x without the axis of the classes, or with more axes before these, as from
-        `sample(num_samples=...)`. For -1, which `sample` returns if a row has no class, log p is 0 without a gradient, so
-        that padding adds nothing to a sum. (The `log_prob` that `sample` returns is -inf there: leave the row out of a
-        ratio of the two.)
+        `sample(num_samples=...)`. For -100, the mark of padding in every target, log p is 0 without a gradient, so that padding
+        adds nothing to a sum. So it is for -1, which `sample` returns if a row has no class, but with a `Sink` -1 is the sink.
+        (The `log_prob` that `sample` returns is -inf for a row without a class: leave it out of a ratio of the two.)
     support
-        The classes of each row that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
+        The support of each row, the classes that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
         1]]`, as vLLM and `sample(return_support=True)` return them. All others are masked.
     transform
         What is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function. Those
@@ -79,14 +79,14 @@ def log_prob(
         Divides the scores, before the transform: a number of at least 0, or an array with one value per row.
     axis, dim
         The axis of the classes, the last by default. Several axes are read as one row, in
-        which y is an index as after a reshape.
+        which a target is an index as after a reshape.
     mask
         Boolean, broadcastable to x, True = keep; applied before the transforms.
 
     Returns
     -------
     Array
-        An array of the kind of x and of the shape of y; fp32 for scores in half precision. -inf where p is 0, with the
+        An array of the kind of x and of the shape of target; fp32 for scores in half precision. -inf where p is 0, with the
         gradient of the map's loss, `e_y - p` (0 for a masked class), which leads back to the support. NaN in a row with NaN
         or +inf. It is that of one draw, as in `sample`: probabilities that sum to k (`Budget`), or to less than 1 (`Bounded`, where
         the bounds leave too little), are divided by their sum. A map that gives no distribution (`Elementwise`, `Ranks`) is an error.
@@ -97,14 +97,16 @@ def log_prob(
     >>> anymax.log_prob(anymax.Sparsemax(), [[1.0, 0.5, -2.0], [0.0, 0.0, 3.0]], [1, 0]).round(3)
     array([-1.386,    -inf])
     """
-    return _log_prob("log_prob", mapping, x, y, support, transform, temperature, pick_axis(axis, dim), mask, False)[0]
+    return _log_prob(
+        "log_prob", mapping, x, target, support, transform, temperature, pick_axis(axis, dim), mask, False
+    )[0]
 
 
-@check_keywords(_HINTS)
+@check_keywords(_HINTS, y="target")
 def log_prob_entropy(
     mapping: Mapping | str,
     x: ArrayT | Numbers,
-    y: Any,
+    target: Any,
     *,
     support: Any = None,
     transform: Any = None,
@@ -133,11 +135,11 @@ def log_prob_entropy(
     (array([-0.693]), array([0.693]))
     """
     axis = pick_axis(axis, dim)
-    return _log_prob("log_prob_entropy", mapping, x, y, support, transform, temperature, axis, mask, True)
+    return _log_prob("log_prob_entropy", mapping, x, target, support, transform, temperature, axis, mask, True)
 
 
 def _log_prob(
-    who: str, mapping: Mapping | str, x: Any, y: Any, support: Any, transform: Any, temperature: Any, axis: Any, mask: Any,
+    who: str, mapping: Mapping | str, x: Any, target: Any, support: Any, transform: Any, temperature: Any, axis: Any, mask: Any,
     entropy: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     if sharded(x):
@@ -147,15 +149,15 @@ def _log_prob(
             )
         whole = log_prob_entropy if entropy else log_prob
         axis = axis_or_all(axis, x.ndim)
-        log_p, *h = rows_over_devices(who, whole, as_mapping(mapping, who), x, axis, mask, y=y)
+        log_p, *h = rows_over_devices(who, whole, as_mapping(mapping, who), x, axis, mask, target=target)
         return log_p, h[0] if entropy else None
     call, scale = read_scaled(who, mapping, x, axis, mask, transform, temperature)
     rows, hides, xp = call.rows, call.hides, namespace(call.rows)
-    index, shape = _classes(who, y, rows, xp, hides=hides)
+    index, shape = _classes(who, target, rows, xp, hides=hides)
     if support is not None:
         rows, index = on_support(who, call.mapping, rows, index, support, xp)
     if hides:
-        index, _ = class_indices(f"{who}: y", index, rows.shape[-1], None, xp, hides=True)
+        index, _ = class_indices(f"{who}: target", index, rows.shape[-1], None, xp, hides=True, pads=True)
         call = call.over_all(upcast(rows, xp))
         rows = call.rows
     log_p, h, _ = terms_of(call.mapping, rows, index, xp, scale=scale, entropy=entropy)
@@ -233,8 +235,8 @@ def topk_kl(
     tail: Tail = "ignore",
     direction: Direction = "forward",
     temperature: Any = None,
-    axis: int = -1,
-    dim: int | None = None,
+    axis: Axes = -1,
+    dim: Axes = None,
     mask: Any = None,
 ) -> ArrayT:
     """The divergence of a student's softmax from a teacher whose k largest log-probabilities are known, `sum t (log t - log p)`.
@@ -262,7 +264,8 @@ def topk_kl(
         Divides the student's scores: a number above 0, or an array with one value per row. The teacher's log-probabilities
         must be those at this temperature; the result is not multiplied by its square.
     axis, dim
-        The axis of the classes, the last by default.
+        The axis of the classes, the last by default. Several axes are read as one row, in which ids are indices as after a
+        reshape, and k stands last.
     mask
         Boolean, broadcastable to x, True = keep.
 
@@ -279,11 +282,11 @@ def topk_kl(
     >>> anymax.topk_kl([[2.0, 0.5, 0.0, 0.0]], [[0, 1]], teacher, tail="one class").round(4)
     array([0.0302])
     """
-    who, axis = "topk_kl", pick_axis(axis, dim)
-    call, scale = read_scaled(who, _SOFTMAX, x, axis, mask, None, temperature)
+    who = "topk_kl"
+    call, scale = read_scaled(who, _SOFTMAX, x, pick_axis(axis, dim), mask, None, temperature)
     rows = call.rows
     xp, lead, n = namespace(rows), tuple(rows.shape[:-1]), rows.shape[-1]
-    teacher = Teacher.read(who, rows, lead, n, axis, ids, teacher_log_p, tail, direction, xp)
+    teacher = Teacher.read(who, rows, lead, n, call.axis, ids, teacher_log_p, tail, direction, xp)
     log_p, _, log_rest = terms_of(_SOFTMAX, rows, teacher.ids, xp, scale=scale, rest=teacher.needs_rest)
     return teacher.divergence(log_p, log_rest, xp)
 
@@ -291,23 +294,23 @@ def topk_kl(
 # -- reading arguments ---------------------------------------------------------------------------------------------------------
 
 
-def _classes(who: str, y: Any, rows: Array, xp: Namespace, *, hides: bool) -> tuple[Array, tuple[int, ...]]:
+def _classes(who: str, target: Any, rows: Array, xp: Namespace, *, hides: bool) -> tuple[Array, tuple[int, ...]]:
     """The classes [..., m] of each row, and the shape of the result. hides: -1 stands for a class, as in `refuse_strays`."""
-    y = _array.beside(y, rows, "y", xp)
-    if not is_integer(y):
-        raise TypeError(f"{who}: y must be class indices (integers), got {y.dtype}")
-    lead, shape = tuple(rows.shape[:-1]), tuple(y.shape)
+    target = _array.beside(target, rows, "target", xp)
+    if not is_integer(target):
+        raise TypeError(f"{who}: target must be class indices (integers), got {target.dtype}")
+    lead, shape = tuple(rows.shape[:-1]), tuple(target.shape)
     first = len(shape) - len(lead)
     if first < 0 or shape[first:] != lead:
         raise ValueError(
-            f"{who}: y of shape {shape}: expected one class for each row, of shape {lead}, or with axes of samples before these"
+            f"{who}: target of shape {shape}: expected one class for each row, of shape {lead}, or with axes of samples before these"
         )
-    y = counts(y, xp)
-    refuse_strays(f"{who}: y", y, rows.shape[-1], None, xp, hides=hides)
+    target = counts(target, xp)
+    refuse_strays(f"{who}: target", target, rows.shape[-1], None, xp, hides=hides, pads=True)
     if not first:
-        return y[..., None], shape
-    y = xp.reshape(y, (math.prod(shape[:first]), *lead))
-    return xp.permute_dims(y, (*range(1, y.ndim), 0)), shape
+        return target[..., None], shape
+    target = xp.reshape(target, (math.prod(shape[:first]), *lead))
+    return xp.permute_dims(target, (*range(1, target.ndim), 0)), shape
 
 
 document(globals(), log_prob)

@@ -115,9 +115,9 @@ def temperature_of_rows(who: str, temperature: Array, layer: Layer, xp: Namespac
 def class_of_each_row(
     who: str, target: Array, layer: Layer, ignore_index: int | None, xp: Namespace
 ) -> tuple[Array, Array]:
-    """`class_indices` of the rows, [rows]."""
+    """`class_indices` of the rows, [rows]; without an `ignore_index` -1 and `PADDING` are left out."""
     index = xp.reshape(_array.counts(target, xp), (layer.rows,))
-    return class_indices(who, index, layer.seen_classes, ignore_index, xp, hides=layer.hides)
+    return class_indices(who, index, layer.seen_classes, ignore_index, xp, hides=layer.hides, pads=ignore_index is None)
 
 
 def indices_of_rows(who: str, target: Any, layer: Layer, xp: Namespace) -> Array:

@@ -273,13 +273,13 @@ def _mask_of_rows(who: str, mask: Any, x: Array, shape: tuple[int, ...], xp: Nam
     return xp.reshape(xp.broadcast_to(mask, shape), (math.prod(shape[:-1]), shape[-1]))
 
 
-def check_chunk(who: str, chunk: Any, of: str = "classes") -> int | None:
-    """The option `chunk`, checked: how many classes, or rows, to compute at a time."""
+def check_chunk(who: str, chunk: Any) -> int | None:
+    """The option `chunk`, checked: how many classes to compute at a time."""
     if chunk is None:
         return None
-    chunk = _array.check_integer(who, "chunk", chunk, f"an integer, the number of {of} at a time")
+    chunk = _array.check_integer(who, "chunk", chunk, "an integer, the number of classes at a time")
     if chunk < 1:
-        raise ValueError(f"{who}: chunk must be at least 1, the number of {of} at a time, got {chunk}")
+        raise ValueError(f"{who}: chunk must be at least 1, the number of classes at a time, got {chunk}")
     return chunk
 
 

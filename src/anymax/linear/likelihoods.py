@@ -59,9 +59,10 @@ def linear_log_prob(
     Parameters
     ----------
     target
-        The classes, integers of the shape of x without its last axis; -1 stands for none, whose log p is 0.
+        The classes, integers of the shape of x without its last axis; for -100, which marks padding, and -1, none, log p is 0. With a
+        `Sink` -1 is the sink.
     support
-        The classes of each row that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
+        The support of each row, the classes that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
         1]]`, as `sample(return_support=True)` gives them. All others are masked. A transform must then change each score by
         itself, as `softcap` does. Under `jax.jit` the traced function must close over the support, since its sizes must be known.
     temperature

@@ -96,9 +96,9 @@ def linear_loss(
         A transform of the scores, such as `anymax.temperature(2.0)` or `anymax.transforms.softcap(30.0)`. It is applied to a group of
         rows at a time, so it must not be random, and its parameters must not differ between rows.
     chunk
-        How many classes to compute at a time (in `anymax.distributed.linear_loss`, how many rows). A map that needs all scores
-        of a row takes whole rows instead, with as many scores in all. By default the call chooses a size, and softmax keeps
-        rows of scores in at most the memory of the weight (on a GPU 128 MB, if that is more), to compute them only once.
+        How many classes to compute at a time. A map that needs all scores of a row takes whole rows instead, with as many
+        scores in all. By default the call chooses a size, and softmax keeps rows of scores in at most the memory of the
+        weight (on a GPU 128 MB, if that is more), to compute them only once.
         `linear.explain_linear_loss` says what a call does.
     least
         For softmax, a probability below which a class gets no gradient; 0, the default, keeps all. The loss stays exact. With

@@ -7,9 +7,9 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, asarray, is_integer, known_any, namespace, quiet, stop_gradient, total, upcast
-from .._core.rows import hide, prepare
+from .._core.rows import hide, prepare_axes
 from .._core.shards import refuse as refuse_sharded
-from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
+from .._core.typing import ArrayT, Axes, Mask, Numbers, Reduction, Target, Weight
 from ..mappings import Softmax
 from .options import LossOptions, class_weights, is_loss
 from .targets import result_dtype
@@ -23,8 +23,8 @@ def multilabel_softmax_loss(
     *,
     ignore_index: int = -100,
     reduction: Reduction = "mean",
-    axis: int | None = None,
-    dim: int | None = None,
+    axis: Axes = None,
+    dim: Axes = None,
     mask: Mask = None,
 ) -> ArrayT:
     """Softmax and cross-entropy for several labels, `log(1 + sum_neg exp(x_i)) + log(1 + sum_pos exp(-x_j))`.
@@ -39,8 +39,6 @@ def multilabel_softmax_loss(
         One factor for each class, which multiplies its exp(x_i) or exp(-x_j).
     ignore_index
         The value in `target` of entries that are left out.
-    axis, dim
-        The axis of the classes: by default 1, as in torch, and 0 for a vector of scores.
 
     Examples
     --------
@@ -50,8 +48,8 @@ def multilabel_softmax_loss(
     refuse_sharded("multilabel_softmax_loss", scores)
     keywords = {"reduction": reduction, "axis": axis, "dim": dim, "mask": mask}
     options, x = LossOptions.read("multilabel_softmax_loss", weight, keywords), asarray(scores)
-    call = prepare(Softmax(), x, options.class_axis(x), options.mask)
-    x, rows, xp = call.scores, call.rows, namespace(call.rows)
+    call = prepare_axes(Softmax(), x, options.class_axis(x), options.mask)
+    rows, xp = call.rows, namespace(call.rows)
     dtype, s = result_dtype(rows), upcast(rows, xp)
     t = _array.beside(target, rows, "target", xp)
     t = _array.counts(t, xp) if is_integer(t) else t
@@ -59,7 +57,8 @@ def multilabel_softmax_loss(
         raise ValueError(
             f"target of shape {tuple(t.shape)}: expected one number for each score, shape {tuple(x.shape)}, 1 for a label and 0 for none"
         )
-    t = xp.astype(_array.to_last(t, call.axis, xp), s.dtype)
+    t = _array.to_last(t, call.axis, xp) if call.joined is None else call.joined.lay_out(t, "target")
+    t = xp.astype(t, s.dtype)
     valid = t != ignore_index
     y = xp.where(valid, t, xp.zeros_like(s))
     if known_any((y < 0) | (y > 1), xp):

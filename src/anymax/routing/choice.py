@@ -352,7 +352,7 @@ def route_support(
     dim: int | None = None,
     mask: Any = None,
 ) -> SupportRoutes:
-    """All experts that a sparse map gives a weight, as many as each token needs: ragged rows (CSR).
+    """The support of each token, all experts that a sparse map gives a weight, as ragged rows (CSR): as many as the token needs.
 
     `route(scores, k, "entmax15")` has at most k experts in arrays of one shape, for programs that are compiled.
 

@@ -26,12 +26,13 @@ from .._array import (
     total,
     upcast,
 )
+from .._core.classes import PADDING
 from .._core.mapping import Mapping
 from .._core.options import check_keywords
-from .._core.rows import prepare
+from .._core.rows import prepare_axes
 from .._core.shards import refuse as refuse_sharded
 from .._core.tables import document
-from .._core.typing import AnyArray, Numbers
+from .._core.typing import AnyArray, Axes, Numbers
 from .._random.draws import at, check_k, invert, uniforms
 from .._random.noises import draw
 from ..functional.draws import log_p_of_draw
@@ -65,8 +66,8 @@ def topk_log_prob(
     k: int,
     transform: Callable[[Any], Any] | None = None,
     *,
-    axis: int = -1,
-    dim: int | None = None,
+    axis: Axes = -1,
+    dim: Axes = None,
     mask: Any = None,
     invalid: Invalid = None,
 ) -> TopK:
@@ -98,9 +99,10 @@ def topk_log_prob(
     TopK(index=array([ 0, -1]), log_prob=array([  0., -inf]))
     """
     check_invalid("topk_log_prob", invalid)
-    log_p, axis, xp = _log_p("topk_log_prob", mapping, x, transform, pick_axis(axis, dim), mask)
-    found = _best(log_p, log_p, check_k("topk_log_prob", k, log_p.shape[-1]), axis, xp)
-    return _valid("topk_log_prob", found, mapping, x, axis, mask, invalid, xp)
+    axes = pick_axis(axis, dim)
+    log_p, place, xp = _log_p("topk_log_prob", mapping, x, transform, axes, mask)
+    found = _best(log_p, log_p, check_k("topk_log_prob", k, log_p.shape[-1]), place, xp)
+    return _valid("topk_log_prob", found, mapping, x, axes, mask, invalid, xp)
 
 
 @check_keywords(logits="x", key="generator")
@@ -111,8 +113,8 @@ def gumbel_topk(
     mapping: Mapping | str | None = None,
     transform: Callable[[Any], Any] | None = None,
     generator: Any = None,
-    axis: int = -1,
-    dim: int | None = None,
+    axis: Axes = -1,
+    dim: Axes = None,
     mask: Any = None,
     invalid: Invalid = None,
 ) -> TopK:
@@ -146,17 +148,18 @@ def gumbel_topk(
     """
     check_invalid("gumbel_topk", invalid)
     mapping = Softmax() if mapping is None else mapping
-    log_p, axis, xp = _log_p("gumbel_topk", mapping, x, transform, pick_axis(axis, dim), mask)
+    axes = pick_axis(axis, dim)
+    log_p, place, xp = _log_p("gumbel_topk", mapping, x, transform, axes, mask)
     k, log_p = check_k("gumbel_topk", k, log_p.shape[-1]), stop_gradient(log_p)
     with quiet(log_p):
         z = log_p + draw("gumbel", tuple(log_p.shape), log_p, generator)
-    return _valid("gumbel_topk", _best(z, log_p, k, axis, xp), mapping, x, axis, mask, invalid, xp)
+    return _valid("gumbel_topk", _best(z, log_p, k, place, xp), mapping, x, axes, mask, invalid, xp)
 
 
 def _log_p(
-    who: str, mapping: Mapping | str, x: Any, transform: Any, axis: int, mask: Any
+    who: str, mapping: Mapping | str, x: Any, transform: Any, axis: Axes, mask: Any
 ) -> tuple[Array, int, Namespace]:
-    """(log p of the transformed rows, classes last; the axis of the classes in x; the namespace)."""
+    """(log p of the transformed rows, classes last; the axis of the classes in a result; the namespace)."""
     given = read(who, mapping, x, axis, mask, transform)
     xp = namespace(given.rows)
     given = given.over_all(upcast(given.rows, xp))
@@ -173,13 +176,13 @@ def _best(key: Array, log_p: Array, k: int, axis: int, xp: Namespace) -> TopK:
     return TopK(from_last(index, axis, xp), from_last(found, axis, xp))
 
 
-def _valid(who: str, found: TopK, mapping: Any, x: Any, axis: int, mask: Any, invalid: Invalid, xp: Namespace) -> TopK:
+def _valid(who: str, found: TopK, mapping: Any, x: Any, axis: Axes, mask: Any, invalid: Invalid, xp: Namespace) -> TopK:
     """What was found, with what `invalid` says in place of -1."""
     if invalid is None:
         return found
-    rows = prepare(mapping, x, axis, mask).rows
-    index = validated(who, to_last(found.index, axis, xp), rows, invalid, xp)
-    return TopK(from_last(index, axis, xp), found.log_prob)
+    given = prepare_axes(mapping, x, axis, mask)
+    index = validated(who, to_last(found.index, given.axis, xp), given.rows, invalid, xp)
+    return TopK(from_last(index, given.axis, xp), found.log_prob)
 
 
 @check_keywords(key="generator")
@@ -207,7 +210,7 @@ def speculative_accept(
         The target's probabilities at the same places, [..., T, classes]; or [..., T + 1, classes], with those after the
         draft.
     tokens
-        The draft, integers [..., T]; -1 at the end of a row whose draft is shorter.
+        The draft, integers [..., T]; -100, or -1, at the end of a row whose draft is shorter.
     generator
         A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
         Row i, in C order, takes T + 1 numbers from it, as `sample` does with `num_samples`.
@@ -254,7 +257,7 @@ def recovered_tokens(
     p_target
         The target's probabilities at the same places, [..., T, classes].
     tokens
-        The draft, integers [..., T]; -1 at the end of a row whose draft is shorter: there the token is drawn from p_target.
+        The draft, integers [..., T]; -100, or -1, at the end of a row whose draft is shorter: there the token is drawn from p_target.
     generator
         A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
         Row i, in C order, takes T numbers from it.
@@ -304,9 +307,9 @@ def _draft(
             f"{who}: p_draft [..., T, classes], p_target [..., {target}, classes] and tokens [..., T] must belong together, T at least 1; "
             f"got {None if q is None else tuple(q.shape)}, {tuple(p.shape)} and {tuple(tokens.shape)}"
         )
-    if known_any((tokens < -1) | (tokens >= n), xp):
+    if known_any(((tokens < -1) & (tokens != PADDING)) | (tokens >= n), xp):
         raise ValueError(
-            f"{who}: a token is out of range for {n} classes; tokens are 0 to {n - 1}, and -1 where a draft is shorter"
+            f"{who}: a token is out of range for {n} classes; tokens are 0 to {n - 1}, and {PADDING}, or -1, where a draft is shorter"
         )
     return q, p, counts(tokens, xp), xp
 

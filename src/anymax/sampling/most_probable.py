@@ -21,10 +21,10 @@ from .._array import (
 from .._core.classes import known_index
 from .._core.mapping import Mapping
 from .._core.options import check_keywords
-from .._core.rows import prepare
+from .._core.rows import prepare_axes
 from .._core.shards import refuse as refuse_sharded
 from .._core.tables import document
-from .._core.typing import AnyArray, Numbers
+from .._core.typing import AnyArray, Axes, Numbers
 from .._random.draws import at, check_k
 from ..autodiff import bridge
 from ..kernels.selection import chosen
@@ -47,8 +47,8 @@ def top(
     transform: Callable[[Any], Any] | None = None,
     *,
     index: Any = None,
-    axis: int = -1,
-    dim: int | None = None,
+    axis: Axes = -1,
+    dim: Axes = None,
     mask: Any = None,
     invalid: Invalid = None,
 ) -> Top:
@@ -92,7 +92,7 @@ def top(
     check_invalid("top", invalid)
     if invalid is not None and index is not None:
         raise ValueError("top: invalid= is about classes that are chosen, and index= gives them; leave one of them out")
-    call = prepare(mapping, x, pick_axis(axis, dim), mask)
+    call = prepare_axes(mapping, x, pick_axis(axis, dim), mask)
     xp = namespace(call.rows)
     rows = upcast(call.rows, xp)
     if transform is not None:

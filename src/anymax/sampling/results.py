@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from .._array import Array, Namespace, device_of, eager, running_sum, stop_gradient
 from .._core.tables import Default
+from .._core.typing import Axes
 
 Invalid = Literal["argmax", "raise"] | None  # what becomes of -1
 
@@ -15,8 +16,8 @@ class DrawOptions(TypedDict, total=False):
     """The keyword-only options of `gumbel_max` and `perturb_argmax`."""
 
     generator: Any
-    axis: Annotated[int, Default(-1)]
-    dim: int | None
+    axis: Annotated[Axes, Default(-1)]
+    dim: Axes
     num_samples: int | None
     invalid: Invalid
 
@@ -31,7 +32,8 @@ class SampleOptions(DrawOptions, total=False):
     x
         The scores; -inf masks a class.
     axis, dim
-        The axis of the classes, the last by default.
+        The axis of the classes, the last by default; a tuple of axes is treated as one axis, in which a class is an index as
+        after a reshape, and None stands for all axes.
     mask
         Boolean, broadcastable to x, True = keep; applied before the transforms.
     transform
@@ -49,7 +51,7 @@ class SampleOptions(DrawOptions, total=False):
 
 
 class Support(NamedTuple):
-    """The classes that could be drawn: those of row i are `ids[offsets[i]:offsets[i + 1]]`, in ascending order."""
+    """The support of each row, the classes that could be drawn: those of row i are `ids[offsets[i]:offsets[i + 1]]`, in ascending order."""
 
     ids: Any
     offsets: Any
@@ -67,7 +69,7 @@ class Sample(NamedTuple):
     full_log_prob
         Their log p without the truncations of the transform.
     support
-        The classes that could be drawn.
+        The support of each row, the classes that could be drawn, as a list.
     """
 
     index: Any

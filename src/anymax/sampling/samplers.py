@@ -20,6 +20,7 @@ from .._array import (
     Namespace,
     as_dtype,
     as_scalar,
+    axis_or_all,
     check_axis,
     check_flag,
     finite_scores,
@@ -37,13 +38,14 @@ from .._array import (
     to_last,
     upcast,
 )
+from .._core.axes import on_one_axis
 from .._core.mapping import Mapping, with_missing_mass
 from .._core.names import as_mapping
 from .._core.options import check_keywords
-from .._core.rows import hide, prepare, with_a_class
+from .._core.rows import hide, join, prepare, prepare_axes, with_a_class
 from .._core.shards import refuse as refuse_sharded
 from .._core.tables import document, documented_like
-from .._core.typing import AnyArray, ArrayT, Numbers, Parameter
+from .._core.typing import AnyArray, ArrayT, Axes, Numbers, Parameter
 from .._random.draws import at, count_of, invert, uniforms
 from .._random.noises import Noise, draw
 from ..functional import apply
@@ -65,8 +67,8 @@ def gumbel_max(
     x: Any,
     *,
     generator: Any = None,
-    axis: int = -1,
-    dim: int | None = None,
+    axis: Axes = -1,
+    dim: Axes = None,
     num_samples: int | None = None,
     invalid: Invalid = None,
 ) -> Any:
@@ -111,8 +113,8 @@ def perturb_argmax(
     scale: float = 1.0,
     *,
     generator: Any = None,
-    axis: int = -1,
-    dim: int | None = None,
+    axis: Axes = -1,
+    dim: Axes = None,
     num_samples: int | None = None,
     invalid: Invalid = None,
 ) -> Any:
@@ -138,8 +140,12 @@ def perturb_argmax(
         raise TypeError(f"perturb_argmax: scale must be a number, got {scale!r}")
     if not 0 <= scale < math.inf:
         raise ValueError(f"perturb_argmax: scale must be at least 0 and finite, got {scale}")
-    x, axis, xp = _read("perturb_argmax", x, pick_axis(axis, dim), invalid)
-    rows = with_a_class(stop_gradient(upcast(to_last(x, axis, xp), xp)))
+    check_invalid("perturb_argmax", invalid)
+    x, xp = floats(x)
+    x, axis = on_one_axis(x, pick_axis(axis, dim))
+    rows = to_last(x, axis, xp)
+    _check_classes("perturb_argmax", rows, axis, invalid)
+    rows = with_a_class(stop_gradient(upcast(rows, xp)))
     y, keep, poisoned = finite_scores(rows, xp)
     lead, n = tuple(y.shape[:-1]), y.shape[-1]
     size = count_of(num_samples)
@@ -160,8 +166,8 @@ def gumbel_softmax(
     *,
     hard: bool = False,
     generator: Any = None,
-    axis: int = -1,
-    dim: int | None = None,
+    axis: Axes = -1,
+    dim: Axes = None,
     mapping: Mapping | str | None = None,
 ) -> ArrayT:
     """A relaxed sample, differentiable in x: `softmax((x + Gumbel noise) / temperature)`, or another map instead of softmax.
@@ -192,11 +198,17 @@ def gumbel_softmax(
     """
     refuse_sharded("gumbel_softmax", x)
     hard = check_flag("gumbel_softmax", "hard", hard)
-    axis = pick_axis(axis, dim)
+    axis, chosen = pick_axis(axis, dim), Softmax() if mapping is None else as_mapping(mapping, "gumbel_softmax")
     scores, xp = floats(x)
+    axis = axis_or_all(axis, scores.ndim)
+    if isinstance(axis, (tuple, list)):
+        joined, chosen, _ = join(chosen, scores, axis, None)
+        temperature = joined.lay_out(number(temperature), "temperature")
+        return joined.restore(
+            gumbel_softmax(joined.scores, temperature, hard=hard, generator=generator, mapping=chosen)
+        )
     axis = check_axis(axis, scores.ndim)
     z = tempered(temperature)(noisy("gumbel", generator=generator, axis=axis)(upcast(scores, xp)))
-    chosen = Softmax() if mapping is None else as_mapping(mapping, "gumbel_softmax")
     p = apply(chosen, z, axis)
     if hard:
         corner = _corner(chosen, stop_gradient(z), to_last(stop_gradient(p), axis, xp), axis, xp)
@@ -289,8 +301,8 @@ def sample(
     transform: Callable[[Any], Any] | None = None,
     generator: Any = None,
     num_samples: int | None = None,
-    axis: int = -1,
-    dim: int | None = None,
+    axis: Axes = -1,
+    dim: Axes = None,
     mask: Any = None,
     return_log_prob: bool = False,
     return_support: bool = False,
@@ -320,7 +332,7 @@ def sample(
         and log(p / k) for a map whose probabilities sum to k (`Budget`). They are -inf in a row that is all masked, and NaN
         in one with NaN or +inf. Leave such rows out of importance ratios: `anymax.log_prob` of their -1 is 0.
     return_support
-        Also return the classes of each row that could be drawn, as `ids` and `offsets`; not under `jax.jit`.
+        Also return the support of each row, the classes that could be drawn, as `ids` and `offsets`; not under `jax.jit`.
 
     Returns
     -------
@@ -340,8 +352,11 @@ def sample(
     """
     mapping, axis = as_mapping(mapping, "sample"), pick_axis(axis, dim)
     refuse_sharded("sample", x)
-    x, axis, xp = _read("sample", x, axis, invalid)
-    call = prepare(mapping, x, axis, mask, least=0).with_a_class()
+    check_invalid("sample", invalid)
+    call = prepare_axes(mapping, x, axis, mask, least=0)
+    axis, xp = call.axis, namespace(call.rows)
+    _check_classes("sample", call.rows, axis, invalid)
+    call = call.with_a_class()
     rows, mapping, size = call.rows, call.mapping.frozen(), count_of(num_samples)
     mapping.check_draw("sample")
     outside = mapping.may_draw_none  # the last index is none of the classes
@@ -417,14 +432,9 @@ def _samples_first(index: Array, num_samples: int | None, xp: Namespace) -> Arra
     return xp.permute_dims(index, (last, *range(last)))
 
 
-def _read(who: str, x: Any, axis: Any, invalid: Invalid) -> tuple[Array, int, Namespace]:
-    """The scores as an array of floats, the axis of their classes from 0 on, and the namespace."""
-    check_invalid(who, invalid)
-    x, xp = floats(x)
-    axis = check_axis(axis, x.ndim)
-    if invalid == "argmax" and not x.shape[axis]:
+def _check_classes(who: str, rows: Array, axis: int, invalid: Invalid) -> None:
+    if invalid == "argmax" and not rows.shape[-1]:
         raise ValueError(f"{who}: axis {axis} of the scores is empty, so that invalid='argmax' has no class to give")
-    return x, axis, xp
 
 
 document(globals(), SampleOptions)

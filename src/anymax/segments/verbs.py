@@ -230,7 +230,7 @@ def _counted(segments: Segments, p: Array) -> Array:
 
 @check_keywords(HINTS)
 def segment_support(p: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> ArrayT:
-    """How many entries of each segment have a probability above 0.
+    """The size of each segment's support: how many of its entries have a probability above 0.
 
     Use it to see how many neighbours a sparse map keeps; `anymax.support(p)` gives the entries themselves.
 

@@ -52,8 +52,8 @@ def dry(
     Parameters
     ----------
     tokens
-        The classes that came before, in order: integers [..., length] with the leading axes of the scores; -1 where a row has fewer, at
-        any place. [length] gives all rows the same tokens. To look at the last 1,000 alone, give `tokens[..., -1000:]`.
+        The classes that came before, in order: integers [..., length] with the leading axes of the scores; -100, or -1, where a row has
+        fewer, at any place. [length] gives all rows the same tokens. To look at the last 1,000 alone, give `tokens[..., -1000:]`.
     multiplier
         The penalty of a sequence of the allowed length, at least 0; a number, or an array with one value per row: [..., 1].
     base

@@ -32,6 +32,7 @@ from .._array import (
     pick_axis,
     positions,
 )
+from .._core.classes import PADDING
 from .._core.rows import hide
 from .._core.typing import Parameter
 from .base import Transform, from_numpy, makes_transform, on_kept
@@ -56,8 +57,8 @@ def repetition_penalty(
     Parameters
     ----------
     tokens
-        The classes that came before, integers [..., length] with the leading axes of the scores; -1 where a row has fewer.
-        [length] gives all rows the same tokens.
+        The classes that came before, integers [..., length] with the leading axes of the scores; -100, or -1, where a row
+        has fewer. [length] gives all rows the same tokens.
     penalty
         A number above 0, or an array with one value per row: [..., 1]. 1 changes nothing, and values below 1 raise scores.
     presence
@@ -150,8 +151,8 @@ def sequence_bias(tokens: Any, bias: Any, *, axis: int = -1, dim: int | None = N
     Parameters
     ----------
     tokens
-        The classes that came before, in order: integers [..., length] with the leading axes of the scores; -1 where a row has fewer, at
-        any place. [length] gives all rows the same tokens. A list with one list of classes for each row may have several lengths.
+        The classes that came before, in order: integers [..., length] with the leading axes of the scores; -100, or -1, where a row has
+        fewer, at any place. [length] gives all rows the same tokens. A list with one list of classes for each row may have several lengths.
     bias
         A dict sequence -> bias, such as `{(3, 5): -inf, (7,): 1.5}`. Where several sequences end with the same class, their biases add up.
     axis, dim
@@ -270,7 +271,7 @@ def _padded(tokens: Any) -> Any:
 
 
 def in_order(tokens: Array, xp: Namespace) -> Array:
-    """The tokens of each row in their order, with all -1 before them."""
+    """The tokens of each row in their order, with all padding before them."""
     n = tokens.shape[-1]
     place = positions(tokens, tokens.dtype, xp)
     order = xp.argsort(xp.where(tokens < 0, place, place + n), axis=-1)
@@ -287,15 +288,15 @@ def tokens_beside(who: str, tokens: Array, x: Array, xp: Namespace) -> Array:
             f"{who}: tokens of shape {tuple(tokens.shape)} do not belong to rows of shape {tuple(x.shape)}; give [length], or "
             "[..., length] with the leading axes of the scores"
         )
-    if known_any((tokens < -1) | (tokens >= n), xp):
+    if known_any(((tokens < -1) & (tokens != PADDING)) | (tokens >= n), xp):
         raise ValueError(
-            f"{who}: a token is out of range for {n} classes; tokens are 0 to {n - 1}, and -1 where a row has fewer"
+            f"{who}: a token is out of range for {n} classes; tokens are 0 to {n - 1}, and {PADDING}, or -1, where a row has fewer"
         )
     return tokens
 
 
 def _sums(index: Array, weight: Array | None, n: int, x: Array, xp: Namespace) -> Array:
-    """For each class the sum of the weights (1 by default) at the places where `index` [..., length] names it; -1 names none."""
+    """For each class the sum of the weights (1 by default) at the places where `index` [..., length] names it; below 0 it names none."""
     lead = tuple(index.shape[:-1])
     rows = math.prod(lead)
     if not (is_torch(x) or is_jax(x) or isinstance(x, np.ndarray)):  # the standard has no scatter-add

@@ -25,6 +25,7 @@ def of_numpy(x: NDArray[np.float32], y: NDArray[np.int64], keep: NDArray[np.bool
     assert_type(anymax.entmax(x, alpha=1.3, axis=0, mask=keep), NDArray[np.float32])
     assert_type(anymax.apply(Entmax(1.5), x, dim=-1), NDArray[np.float32])
     assert_type(anymax.log_apply(Sparsemax(), x, axis=(0, 1)), NDArray[np.float32])
+    assert_type(anymax.jacobian(Sparsemax(), x, axis=(0, 1)), NDArray[np.float32])
     assert_type(anymax.fenchel_young(Sparsemax(), x, y, reduction="none"), NDArray[np.float32])
     assert_type(anymax.threshold(Sparsemax(), x), Threshold[NDArray[np.float32]])
     assert_type(anymax.threshold(Sparsemax(), x).tau, NDArray[np.float32])
@@ -105,7 +106,7 @@ def wrong_calls(x: torch.Tensor, y: torch.Tensor) -> None:
     anymax.fenchel_young(x, y)  # type: ignore  # noqa: PGH003
     anymax.entropy(x, "rényi")  # type: ignore  # noqa: PGH003
     anymax.facts(Sparsemax)  # type: ignore  # noqa: PGH003
-    anymax.jacobian(Sparsemax(), x, axis=(0, 1))  # type: ignore  # noqa: PGH003
+    anymax.jacobian(Sparsemax(), x, axis="rows")  # type: ignore  # noqa: PGH003
     Entmax(alpha="1.5")  # type: ignore  # noqa: PGH003
     Entmax(1.5).alpha = 2.0  # type: ignore  # noqa: PGH003
     print(anymax.nosuch)  # type: ignore  # noqa: PGH003, T201
