@@ -17,7 +17,7 @@ import torch
 
 from .. import kernels
 from .._array import wide_dtype
-from ..kernels import decode
+from ..kernels.tasks import DECODE
 from ..likelihood.softmax_plain import LOWEST
 from ..mappings import Softmax
 from . import torch_sizes
@@ -269,8 +269,9 @@ def _collect(layer: Layer, target: Tensor | None, rule: Rule) -> Candidates:
 
 def logsumexp_entropy(s: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
     """logsumexp of each row and the entropy of its softmax, [rows, 1]; 0 for a row without classes."""
-    if decode.refuse(_SOFTMAX, s) is None:
-        made = decode.run(_SOFTMAX, s, entropy=True, tau=True)
+    engine = kernels.engine_of(DECODE, _SOFTMAX, s)
+    if engine is not None:
+        made = engine.decode(_SOFTMAX, s, entropy=True, tau=True)
         return made.tau[:, None].to(wide), made.entropy[:, None].to(wide)
     s = s.to(wide)
     level = s.logsumexp(1, keepdim=True)
