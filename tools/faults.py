@@ -909,7 +909,7 @@ FAULTS = {
           "lengths = xp.asarray(lengths)  #", "torch_derivatives"),
     Fault("compiled: the engine of a task", "src/anymax/kernels/__init__.py",
           "    if compiling():\n        return None\n    name, on_gpu",
-          "    name, on_gpu", "torch_compile"),
+          "    name, on_gpu", "routing"),
     Fault("compiled: the nodes of a noise with kinks", "src/anymax/autodiff/torch_operations.py",
           "nodes.panel_nodes()\n",
           "", "torch_compile"),
