@@ -235,7 +235,7 @@ class Triton(Engine):
                 return reason
         if op == LAYER:
             return None
-        return _refuse_matrices(task, x) if op == SINKHORN else _part("router").refuse(x, *task)
+        return _refuse_matrices(task, x) if op == SINKHORN else _refuse_rows(task, x)
 
     def select(self, task: Selection, x: Array) -> Array:
         return _part("router").choose(x, *task)[0]
@@ -261,6 +261,16 @@ class Triton(Engine):
 def _part(name: str) -> Any:
     """A module of this folder that loads Triton."""
     return importlib.import_module(f"{__name__}.{name}")
+
+
+def _refuse_rows(task: Selection, x: Array) -> str | None:
+    """Why the kernel of routers can't take these rows; None if it can."""
+    if not x.ndim or not 1 <= task.k <= x.shape[-1]:
+        return "it chooses from 1 to all classes of rows"
+    router = _part("router")
+    if router.takes(x, *task):
+        return None
+    return f"it takes up to {router.MOST_CLASSES} classes, k and groups up to {router.MOST_CHOSEN}, group_by up to {router.MOST_ADDED}"
 
 
 def _refuse_matrices(task: Sinkhorn, x: Array) -> str | None:

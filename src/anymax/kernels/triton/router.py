@@ -17,15 +17,11 @@ MOST_CLASSES, MOST_CHOSEN, MOST_ADDED = 4096, 32, 8  # beyond these a sort by to
 _WARP_LANES = 1024  # the most lanes of a row that one warp holds
 
 
-def refuse(x: Tensor, k: int, groups: tuple[int, int, int]) -> str | None:
-    """Why the kernel can't take these rows; None if it can."""
-    if not x.ndim or not 1 <= k <= x.shape[-1]:
-        return "it chooses from 1 to all classes of rows"
+def takes(x: Tensor, k: int, groups: tuple[int, int, int]) -> bool:
+    """True for rows that the kernel takes."""
     count, kept, most = groups
     lanes = triton.next_power_of_2(count) * triton.next_power_of_2(max(1, x.shape[-1] // count))
-    if lanes <= MOST_CLASSES and k <= MOST_CHOSEN and kept <= MOST_CHOSEN and most <= MOST_ADDED:
-        return None
-    return f"it chooses up to {MOST_CHOSEN} of up to {MOST_CLASSES} classes, and of up to {MOST_CHOSEN} groups by up to {MOST_ADDED} scores"
+    return lanes <= MOST_CLASSES and k <= MOST_CHOSEN and kept <= MOST_CHOSEN and most <= MOST_ADDED
 
 
 def choose(
