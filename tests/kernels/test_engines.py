@@ -61,7 +61,7 @@ def test_every_engine_gives_the_same(kind):
 
 
 TASKS = {  # name -> (what is asked for, x)
-    tasks.DECODE: (Softmax(), scores()), tasks.SELECT: (tasks.Selection(2), scores()), tasks.ROUTE: (tasks.Selection(2), scores()),
+    tasks.DECODE: (Softmax(), scores()), tasks.SELECT: ((2, tasks.WHOLE), scores()), tasks.ROUTE: ((2, tasks.WHOLE), scores()),
     tasks.SINKHORN: (tasks.Sinkhorn(None, None, 3, 1.0), scores()), tasks.SINKHORN_LIMIT: (tasks.Sinkhorn(None, None, 3, 1.0), scores()),
     tasks.LINEAR_ATTENTION: ((scores(), scores()), scores()), tasks.LAYER: ((scores(),), scores()),
 }  # fmt: skip

@@ -351,7 +351,7 @@ class Native(Engine):
                 return "it takes one parameter of a map for all rows"
             return "it takes rows of at least one class" if not x.ndim or not x.shape[-1] else None
         if op == SELECT:
-            return None if x.ndim and 1 <= task.k <= x.shape[-1] else "it chooses from 1 to all classes of rows"
+            return None if x.ndim and 1 <= task[0] <= x.shape[-1] else "it chooses from 1 to all classes of rows"
         if op == LINEAR_ATTENTION:
             for a in task:
                 if reason := refuse_array(a):
@@ -411,11 +411,11 @@ class Native(Engine):
         return out if made is not None else _done(made, "a pass", x)
 
     def select(self, task: Selection, x: Array) -> Array | None:
-        arrays = arrays_of(x)
-        index = room_in(arrays, (*x.shape[:-1], task.k), "int64")
+        arrays, (k, groups) = arrays_of(x), task
+        index = room_in(arrays, (*x.shape[:-1], k), "int64")
         if not math.prod(x.shape):
             return index
-        made = engine_for(x).choose(arrays.contiguous(x), task.k, *task.groups, index)
+        made = engine_for(x).choose(arrays.contiguous(x), k, *groups, index)
         return None if made is None else index
 
     def sinkhorn(self, task: Sinkhorn, x: Array, g: Array | None = None) -> Array:

@@ -10,7 +10,7 @@ from .._random.draws import at, largest
 from .._random.truncation import group_keep
 from . import engine_of
 from .arrays import arrays_of
-from .tasks import SELECT, WHOLE, Groups, Selection
+from .tasks import SELECT, WHOLE, Groups
 
 
 def chosen(x: Array, k: int, xp: Namespace, groups: Groups | None = None) -> Array:
@@ -21,7 +21,7 @@ def chosen(x: Array, k: int, xp: Namespace, groups: Groups | None = None) -> Arr
     x = stop_gradient(x)
     if groups is not None and groups.keep == groups.count:
         groups = None
-    task = Selection(k, groups or WHOLE)
+    task = k, groups or WHOLE
     engine = engine_of(SELECT, task, x)
     if engine is not None and (index := engine.select(task, x)) is not None:
         return index
@@ -44,7 +44,7 @@ def masked_as(key: Array, rows: Array, xp: Namespace) -> Array:
 
 def chosen_mask(x: Array, k: int, xp: Namespace, groups: Groups | None = None) -> Array | None:
     """True at the k largest scores, and in a row with a NaN at all above -inf; None where no engine computes it."""
-    task = Selection(k, groups or WHOLE)
+    task = k, groups or WHOLE
     engine = engine_of(SELECT, task, x)
     index = engine and engine.select(task, x)
     if index is None:

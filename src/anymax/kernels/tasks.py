@@ -27,13 +27,9 @@ class Groups(NamedTuple):
 
 
 WHOLE = Groups(1, 1, 1)
-
-
-class Selection(NamedTuple):
-    """The k largest scores of each row."""
-
-    k: int
-    groups: Groups = WHOLE
+Selection = tuple[
+    int, Groups
+]  # how many of the largest scores of each row, from which classes; plain, as it is made often
 
 
 class Sinkhorn(NamedTuple):

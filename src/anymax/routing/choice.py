@@ -26,7 +26,7 @@ from .._core.tables import Default, document
 from .._core.typing import AnyArray, Numbers
 from .._random.draws import at, check_k, largest
 from ..kernels.selection import chosen, masked_as
-from ..kernels.tasks import ROUTE, WHOLE, Selection
+from ..kernels.tasks import ROUTE, WHOLE
 from ..sampling.most_probable import read_index
 from ..sampling.results import Invalid, check_invalid, support_of, validated
 from ..transforms.truncation import check_groups, fit_groups
@@ -217,7 +217,7 @@ def _in_one_kernel(
     """On a GPU: the experts by one kernel, and the weights too where no derivative is taken."""
     if by is not None:
         return None
-    task = Selection(k, split or WHOLE)
+    task = k, split or WHOLE
     engine = kernels.engine_of(ROUTE, task, given.rows)
     if engine is None:
         return None

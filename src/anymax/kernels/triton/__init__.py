@@ -265,7 +265,7 @@ def _part(name: str) -> Any:
 
 def _refuse_rows(task: Selection, x: Array) -> str | None:
     """Why the kernel of routers can't take these rows; None if it can."""
-    if not x.ndim or not 1 <= task.k <= x.shape[-1]:
+    if not x.ndim or not 1 <= task[0] <= x.shape[-1]:
         return "it chooses from 1 to all classes of rows"
     router = _part("router")
     if router.takes(x, *task):
