@@ -13,7 +13,8 @@ from refusals import each, one_sentence, said
 
 import anymax as A
 from anymax._array import namespace
-from anymax.kernels.selection import Groups, chosen
+from anymax.kernels.selection import chosen
+from anymax.kernels.tasks import Groups
 from anymax.sampling import gumbel_topk, top, topk_log_prob
 from anymax.transforms import topk
 

@@ -13,7 +13,9 @@ from triton_place import DEVICE, REAL, WARNINGS
 torch = pytest.importorskip("torch")
 
 import anymax as am
-from anymax.kernels import triton as engine
+from anymax.kernels import engine_of
+from anymax.kernels.tasks import LAYER
+from anymax.kernels.triton import ENGINE
 from anymax.kernels.triton import layer as gpu
 from anymax.linear import torch_products, torch_sizes
 
@@ -238,7 +240,7 @@ def test_the_factor_of_a_loss_is_read_by_a_kernel(factor, monkeypatch):
 
 def test_what_the_kernels_refuse():
     x, weight, _, _ = operands()
-    assert engine.output_layer(x, weight, None) is gpu
-    assert engine.output_layer(x.double(), weight.double()) is None
+    assert engine_of(LAYER, (weight,), x) is ENGINE
+    assert engine_of(LAYER, (weight.double(),), x.double()) is None
     with am.use("reference"):
-        assert engine.output_layer(x, weight) is None
+        assert engine_of(LAYER, (weight,), x) is None

@@ -15,8 +15,10 @@ torch = pytest.importorskip("torch")
 
 import anymax as am
 from anymax._array import namespace
-from anymax.kernels import triton as engine
-from anymax.kernels.selection import Groups, chosen
+from anymax.kernels import engine_of
+from anymax.kernels.selection import chosen
+from anymax.kernels.tasks import SELECT, WHOLE, Groups
+from anymax.kernels.triton import ENGINE
 from anymax.routing import route
 from anymax.sampling import top
 
@@ -48,7 +50,7 @@ def tied(rows, n, dtype="float32", seed=0):
 def test_ids_are_those_of_the_reference(shape, dtype):
     n, k, groups = SHAPES[shape]
     x = tied(12, n, dtype)
-    assert engine.router_of(x) is not None
+    assert engine_of(SELECT, (k, WHOLE), x) is ENGINE
     got = chosen(x, k, namespace(x), groups)
     with am.use("reference"):
         want = chosen(x.cpu(), k, namespace(x), groups)
@@ -98,12 +100,12 @@ def test_any_axis_strides_and_what_falls_back():
     assert torch.equal(route(x, 3, "sigmoid", bias=each).index, route(x, 3, "sigmoid", by=x.sigmoid() + each).index)
     assert route(x[:0], 3).index.shape == (0, 3)
     long = torch.randn(2, 5000, device=DEVICE)
-    assert not engine.router_of(long).takes(long, 3, (1, 1, 1))
+    assert "up to 4096 classes" in ENGINE.refuse_task(SELECT, (3, WHOLE), long)
     assert torch.equal(route(long, 3).index, torch.sort(long, dim=-1, descending=True, stable=True).indices[:, :3])
     p = top("softmax", x[4:], 3)
     torch.testing.assert_close(p.p, x[4:].float().softmax(-1).topk(3).values, rtol=1e-5, atol=1e-6)
     if not REAL:
         with am.use("native"):
-            assert engine.router_of(x) is None
-    assert engine.router_of(x.double()) is None
-    assert engine.router_of(x.cpu().numpy()) is None
+            assert engine_of(SELECT, (3, WHOLE), x) is not ENGINE
+    assert engine_of(SELECT, (3, WHOLE), x.double()) is None
+    assert engine_of(SELECT, (3, WHOLE), x.cpu().numpy()) is None

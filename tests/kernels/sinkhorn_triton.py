@@ -12,7 +12,9 @@ from triton_place import DEVICE, REAL, WARNINGS
 
 torch = pytest.importorskip("torch")
 
-from anymax.kernels.triton import sinkhorn, sinkhorn_kernels
+from anymax.kernels.tasks import SINKHORN
+from anymax.kernels.tasks import Sinkhorn as Task
+from anymax.kernels.triton import ENGINE, sinkhorn_kernels
 from anymax.transport import Sinkhorn, plain
 from anymax.transport.problem import Given, problem
 
@@ -68,7 +70,7 @@ def test_sinkhorn_masks_and_poison():
 @pytest.mark.skipif(not REAL, reason="which tensors the kernels take")
 def test_sinkhorn_of_tensors_on_the_gpu():
     x = draw(1000).to(DEVICE).requires_grad_()
-    assert sinkhorn.refuse(x, None, None, None) is None
+    assert ENGINE.refuse_task(SINKHORN, Task(None, None, 20, 1.0), x) is None
     g = draw(1000, 1).to(DEVICE)
     Sinkhorn()(x).backward(g)
     torch.testing.assert_close(x.grad.cpu().double(), wide(x.detach().cpu(), g.cpu(), 20)[1], rtol=1e-3, atol=1e-5)

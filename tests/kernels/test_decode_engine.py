@@ -8,7 +8,7 @@ from engine_state import by_threads
 
 import anymax
 from anymax import Entmax, Softmax, Sparsemax, SparseSoftmax
-from anymax.kernels import decode, native
+from anymax.kernels import native
 from anymax.kernels.decode import STEPS, Step
 
 pytestmark = pytest.mark.skipif(isinstance(native.load(), str), reason="no compiled engine")
@@ -92,7 +92,7 @@ def scores(n, rows=4, seed=0, dtype="float64"):
 @pytest.mark.parametrize("chain", CHAINS)
 def test_what_is_left(chain, n, dtype):
     x = scores(n, dtype=dtype)
-    made = decode.run(SOFTMAX, x, CHAINS[chain], keep=True, left=True)
+    made = native.ENGINE.decode(SOFTMAX, x, CHAINS[chain], keep=True, left=True)
     kept = made.keep
     np.testing.assert_array_equal(made.left, np.where(kept, x, -math.inf))
     want = np.stack([held(row, CHAINS[chain]) > -math.inf for row in x])
@@ -108,8 +108,8 @@ def test_what_is_left(chain, n, dtype):
 def test_what_is_left_may_be_written_into_the_scores(chain, n, dtype):
     x = scores(n, rows=6, dtype=dtype)
     x[1], x[2, 0], x[3, n // 2], x[4] = -math.inf, math.nan, math.inf, 1.0
-    want = decode.run(SOFTMAX, x.copy(), CHAINS[chain], left=True).left
-    made = decode.run(SOFTMAX, x, CHAINS[chain], in_place=True, keep=True)
+    want = native.ENGINE.decode(SOFTMAX, x.copy(), CHAINS[chain], left=True).left
+    made = native.ENGINE.decode(SOFTMAX, x, CHAINS[chain], in_place=True, keep=True)
     assert made.left is x
     np.testing.assert_array_equal(x, want)
     np.testing.assert_array_equal(made.keep, want != -math.inf)
@@ -119,7 +119,7 @@ def test_what_is_left_may_be_written_into_the_scores(chain, n, dtype):
 def test_equal_scores(kind):
     x = np.array([[1.0, 2.0, 2.0, 0.0, 2.0, 2.0, -math.inf, 1.0]])
     steps = (Step(kind, {"topk": 3, "topp": 0.5, "minp": 0.5, "xtc": 0.1}[kind]),)
-    assert (decode.run(SOFTMAX, x, steps, keep=True).keep == (held(x[0], steps) > -math.inf)).all()
+    assert (native.ENGINE.decode(SOFTMAX, x, steps, keep=True).keep == (held(x[0], steps) > -math.inf)).all()
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_draws_and_their_log_probabilities(mapping, chain, dtype):
     steps = CHAINS[chain] if chain else ()
     u = np.random.default_rng(1).random((3, 200))
     u[:, 0], u[:, 1] = 0.0, 1.0 - 2.0**-53
-    made = decode.run(mapping, x, steps, u=u, log_p=True, entropy=True, tau=True)
+    made = native.ENGINE.decode(mapping, x, steps, u=u, log_p=True, entropy=True, tau=True)
     for r in range(3):
         z = held(x[r], steps)
         p = anymax.apply(mapping, z)
@@ -152,7 +152,7 @@ def test_draws_and_their_log_probabilities(mapping, chain, dtype):
 
 def test_frequencies():
     x = np.log(np.array([0.5, 0.25, 0.15, 0.1]))
-    index = decode.run(SOFTMAX, x, u=(np.arange(10000) + 0.5) / 10000).index
+    index = native.ENGINE.decode(SOFTMAX, x, u=(np.arange(10000) + 0.5) / 10000).index
     np.testing.assert_array_equal(np.bincount(index, minlength=4), [5000, 2500, 1500, 1000])
 
 
@@ -161,7 +161,7 @@ def test_log_p_of_given_classes(mapping):
     x = scores(60, rows=5)
     given = np.tile(np.arange(-1, 61), (5, 1))
     steps = (Step("topk", 20),)
-    log_p = decode.run(mapping, x, steps, given=given).log_p
+    log_p = native.ENGINE.decode(mapping, x, steps, given=given).log_p
     for r in range(5):
         with np.errstate(divide="ignore"):
             want = np.log(anymax.apply(mapping, held(x[r], steps)))
@@ -172,7 +172,9 @@ def test_log_p_of_given_classes(mapping):
 def test_a_value_for_each_row():
     x = scores(300, rows=6)
     T, p = np.linspace(0.5, 2.0, 6)[:, None], np.linspace(0.2, 1.0, 6)[:, None]
-    kept = decode.run(SOFTMAX, x, (Step("temperature", T), Step("topk", 100), Step("topp", p)), keep=True).keep
+    kept = native.ENGINE.decode(
+        SOFTMAX, x, (Step("temperature", T), Step("topk", 100), Step("topp", p)), keep=True
+    ).keep
     for r in range(6):
         alone = (Step("temperature", T[r, 0]), Step("topk", 100), Step("topp", p[r, 0]))
         assert (kept[r] == (held(x[r], alone) > -math.inf)).all()
@@ -181,10 +183,10 @@ def test_a_value_for_each_row():
 def test_rows_without_numbers_or_classes():
     x = scores(50, rows=5)
     x[1, 3], x[2, 4], x[3] = math.nan, math.inf, -math.inf
-    made = decode.run(
+    made = native.ENGINE.decode(
         SOFTMAX, x, CHAINS["a language model's"], keep=True, u=np.full((5, 2), 0.5), log_p=True, entropy=True
     )
-    alone = decode.run(SOFTMAX, x[[0, 4]], CHAINS["a language model's"], u=np.full((2, 2), 0.5), log_p=True)
+    alone = native.ENGINE.decode(SOFTMAX, x[[0, 4]], CHAINS["a language model's"], u=np.full((2, 2), 0.5), log_p=True)
     np.testing.assert_array_equal(made.index[[0, 4]], alone.index)
     assert (made.index[1:4] == -1).all()
     assert np.isnan(made.log_p[1:3]).all()
@@ -201,11 +203,11 @@ def test_torch(dtype):
     x = torch.tensor(scores(400, rows=70)).to(getattr(torch, dtype)).reshape(7, 10, 400)
     u = torch.rand(7, 10, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     steps = (Step("temperature", torch.full((10, 1), 0.8)), Step("topk", 30))
-    made = decode.run(SOFTMAX, x.requires_grad_(), steps, keep=True, u=u, log_p=True, entropy=True)
+    made = native.ENGINE.decode(SOFTMAX, x.requires_grad_(), steps, keep=True, u=u, log_p=True, entropy=True)
     assert type(made.index) is torch.Tensor
     assert made.index.shape == (7, 10, 3)
     assert made.entropy.shape == (7, 10)
-    wide = decode.run(
+    wide = native.ENGINE.decode(
         SOFTMAX, x.detach().double().numpy(), (Step("temperature", 0.8), Step("topk", 30)), keep=True, u=u.numpy()
     )
     np.testing.assert_array_equal(made.keep.numpy(), wide.keep)
@@ -214,7 +216,7 @@ def test_torch(dtype):
 
 def test_the_same_for_any_number_of_threads():
     x, u = scores(5000, rows=64, dtype="float32"), np.random.default_rng(2).random((64, 3))
-    made = by_threads((1, 2, 3), lambda: decode.run(Entmax(1.5), x, CHAINS["topp"], u=u, log_p=True))
+    made = by_threads((1, 2, 3), lambda: native.ENGINE.decode(Entmax(1.5), x, CHAINS["topp"], u=u, log_p=True))
     for other in made[1:]:
         np.testing.assert_array_equal(made[0].index, other.index)
         np.testing.assert_array_equal(made[0].log_p, other.log_p)
@@ -222,7 +224,7 @@ def test_the_same_for_any_number_of_threads():
 
 def test_more_classes_to_keep_than_32_bits_count():
     x = scores(7)
-    assert decode.run(SOFTMAX, x, (Step("topp", 0.1, 10**20),), keep=True).keep.all()
+    assert native.ENGINE.decode(SOFTMAX, x, (Step("topp", 0.1, 10**20),), keep=True).keep.all()
 
 
 def test_the_codes_of_the_header():

@@ -17,7 +17,7 @@ from kinds import KINDS, back, every_kind
 import anymax as A
 from anymax import Entmax, Softmax, Sparsemax, Taylor, kernels
 from anymax.functional import verbs
-from anymax.kernels import link, native
+from anymax.kernels import link, native, tasks
 
 needs_torch = pytest.mark.skipif("torch" not in KINDS, reason="torch is not installed")
 
@@ -58,6 +58,34 @@ def test_every_engine_gives_the_same(kind):
             if engine.refuse("forward", mapping, x) is None:
                 with A.use(engine.name):
                     np.testing.assert_allclose(back(A.apply(mapping, x)), want, rtol=1e-6, atol=1e-12)
+
+
+TASKS = {  # name -> (what is asked for, x)
+    tasks.DECODE: (Softmax(), scores()), tasks.SELECT: ((2, tasks.WHOLE), scores()), tasks.ROUTE: ((2, tasks.WHOLE), scores()),
+    tasks.SINKHORN: (tasks.Sinkhorn(None, None, 3, 1.0), scores()), tasks.SINKHORN_LIMIT: (tasks.Sinkhorn(None, None, 3, 1.0), scores()),
+    tasks.LINEAR_ATTENTION: ((scores(), scores()), scores()), tasks.LAYER: ((scores(),), scores()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", TASKS)
+def test_a_task_has_the_engine_that_is_asked_for_or_none(op):
+    having = [engine for engine in kernels.ENGINES if op in engine.tasks]
+    assert having
+    refusals = {engine.name: engine.refuse_task(op, *TASKS[op]) for engine in kernels.ENGINES}
+    for engine in kernels.ENGINES:
+        reason = refusals[engine.name]
+        assert reason == f"it has no {op}" if engine not in having else reason is None or len(reason.split()) >= 4
+        with A.use(engine.name):
+            assert kernels.engine_of(op, *TASKS[op]) is (None if reason else engine)
+    first = next((engine for engine in having if refusals[engine.name] is None), None)
+    assert kernels.engine_of(op, *TASKS[op]) is first
+
+
+def test_an_engine_has_no_task_that_it_does_not_name():
+    for engine in kernels.ENGINES:
+        for op in TASKS:
+            if op != tasks.LAYER and op not in engine.tasks:
+                assert getattr(type(engine), op) is getattr(kernels.Engine, op)
 
 
 @pytest.fixture

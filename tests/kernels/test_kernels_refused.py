@@ -12,8 +12,9 @@ from refusals import each, refuses
 from row_cases import torch
 
 import anymax as am
-from anymax.kernels import decode, link, native, tabled, triton
+from anymax.kernels import engine_of, link, native, tabled, triton
 from anymax.kernels.decode import Step
+from anymax.kernels.tasks import DECODE
 
 X = np.random.default_rng(0).normal(size=(4, 20)).astype(np.float32)
 T = torch.from_numpy(X)
@@ -50,9 +51,9 @@ MISTAKES = {
         lambda: am.kernels.warm_up(am.Softmax(), [(2, 3)], "half a float", device="cpu"), ValueError, "expected dtypes"
     ),
     "warm up a CPU": (lambda: am.kernels.warm_up(am.Softmax(), (2, 3), device="cpu"), RuntimeError, r"can't (run|compute)"),
-    "a mass above 1": (lambda: decode.run(am.Softmax(), X, (Step("topp", 1.5),), keep=True), RuntimeError, "parameter is out of range"),
+    "a mass above 1": (lambda: ENGINE.decode(am.Softmax(), X, (Step("topp", 1.5),), keep=True), RuntimeError, "parameter is out of range"),
     "a draw of scores that are written over": (
-        lambda: decode.run(am.Softmax(), X, (Step("topk", 3),), in_place=True, u=np.full((4, 1), 0.5)),
+        lambda: ENGINE.decode(am.Softmax(), X, (Step("topk", 3),), in_place=True, u=np.full((4, 1), 0.5)),
         RuntimeError, "refused a draw of softmax: an operand",
     ),
     "the slope of softmax": (
@@ -97,11 +98,10 @@ REASONS = {  # name -> (what the engine says, words of it)
     "tabled: no classes": (lambda: tabled.ENGINE.refuse("forward", Exps(), MANY[:, :0]), "classes"),
     "tabled: a long row": (lambda: tabled.ENGINE.refuse("forward", Exps(), LONG), "classes"),
     "tabled: no derivative": (lambda: by("tabled", tabled.ENGINE.refuse, "vjp", WITHOUT_SLOPE, MANY), "no derivative of u"),
-    "decode: taylor": (lambda: decode.refuse(am.Taylor(), X), "taylor"),
-    "decode: steps": (lambda: decode.refuse(am.Softmax(), X, decode.MOST + 1), "64 steps"),
-    "decode: parameters": (lambda: decode.refuse(am.Budget(np.ones((4, 1))), X), "one parameter"),
-    "decode: another engine": (lambda: by("reference", decode.refuse, am.Softmax(), X), "reference"),
-    "decode: classes": (lambda: decode.refuse(am.Softmax(), NO_ROW_OF_ITS_OWN), "up to 2147482623 classes, not 2147482624"),
+    "decode: taylor": (lambda: ENGINE.refuse_task(DECODE, am.Taylor(), X), "taylor"),
+    "decode: parameters": (lambda: ENGINE.refuse_task(DECODE, am.Budget(np.ones((4, 1))), X), "one parameter"),
+    "decode: another engine": (lambda: str(by("reference", engine_of, DECODE, am.Softmax(), X)), "None"),
+    "decode: classes": (lambda: ENGINE.refuse_task(DECODE, am.Softmax(), NO_ROW_OF_ITS_OWN), "up to 2147482623 classes, not 2147482624"),
     "triton: a CPU": (lambda: triton.ENGINE.refuse("forward", SPARSEMAX, T), "on a GPU (CUDA, ROCm), these are on cpu"),
     "triton: numpy": (lambda: triton.ENGINE.refuse("forward", SPARSEMAX, X), "of numpy"),
     "triton: no tensor": (lambda: on_gpu("forward", SPARSEMAX), "plain tensors"),
@@ -125,7 +125,7 @@ def test_reasons(said, words):
 
 def test_what_is_not_refused():
     assert ENGINE.refuse("forward", SPARSEMAX, X) is None
-    assert decode.refuse(am.Softmax(), X, decode.MOST) is None
+    assert engine_of(DECODE, am.Softmax(), X) is ENGINE
     assert tabled.ENGINE.refuse("forward", Exps(), MANY) is tabled.ENGINE.refuse("vjp", Exps(), MANY) is None
     with am.use("tabled"):
         assert tabled.ENGINE.refuse("forward", WITHOUT_SLOPE, MANY) is None

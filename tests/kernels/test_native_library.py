@@ -194,14 +194,15 @@ def test_only_tensors_go_to_the_pool_of_torch():
 def test_truncations_are_shared_out_by_their_work():
     code = """
     from anymax import Softmax
-    from anymax.kernels import decode
+    from anymax.kernels.decode import Step
+    from anymax.kernels.native import ENGINE
     x = torch.randn(64, 200)
     for name, value, want in ("temperature", 2.0, False), ("minp", 0.1, False), ("typical", 0.9, True), ("xtc", 0.1, True):
         calls.clear()
-        decode.run(Softmax(), x, (decode.Step(name, value),), keep=True)
+        ENGINE.decode(Softmax(), x, (Step(name, value),), keep=True)
         assert bool(calls) == want, (name, calls)
     calls.clear()
-    decode.run(Softmax(), torch.randn(64, 64), u=torch.rand(64, 40, dtype=torch.float64))
+    ENGINE.decode(Softmax(), torch.randn(64, 64), u=torch.rand(64, 40, dtype=torch.float64))
     assert calls  # the draws cost more than the classes
     """
     with_pool_lent(code)

@@ -14,7 +14,7 @@ from row_cases import torch
 
 import anymax as am
 from anymax import kernels
-from anymax.kernels import _memory, arrays, link, native
+from anymax.kernels import _memory, arrays, callbacks, link, native
 
 
 def test_out_is_written_without_a_copy(monkeypatch):
@@ -436,7 +436,7 @@ def test_large_results_have_pages_of_their_own(kind, dtype, n, monkeypatch):
 
     for mapping in (*FEW, am.SparseSoftmax(k=9), am.Budget(3), am.NormMax(), am.Entmax(3.0), am.Taylor(2)):
         want = [torch.as_tensor(a).double().numpy() for a in results(mapping)]
-        for module, bound, size in ((native, "SMALLEST", 500), (native, "LARGE", 1000), (_memory, "LARGE", 1000)):
+        for module, bound, size in ((native, "SMALLEST", 500), (callbacks, "LARGE", 1000), (_memory, "LARGE", 1000)):
             monkeypatch.setattr(module, bound, size)
         native.load().bind({"smallest": 500})
         try:
@@ -452,7 +452,7 @@ def test_a_large_result_is_a_tensor_like_any_other():
     x = torch.randn(1100, 8192, requires_grad=True)
     p = am.sparsemax(x)
     p.backward(torch.ones_like(p) * torch.arange(8192))
-    assert p.nbytes == x.grad.nbytes > native.LARGE
+    assert p.nbytes == x.grad.nbytes > callbacks.LARGE
     with am.use("reference"):
         part = x[::100].detach().requires_grad_()
         q = am.sparsemax(part)

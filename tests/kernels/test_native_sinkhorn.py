@@ -10,7 +10,10 @@ from engine_state import by_threads, instructions
 torch = pytest.importorskip("torch")
 
 import anymax as am
-from anymax.kernels import native, sinkhorn
+from anymax.kernels import engine_of, native
+from anymax.kernels.native import ENGINE
+from anymax.kernels.tasks import SINKHORN
+from anymax.kernels.tasks import Sinkhorn as Task
 from anymax.transport import Sinkhorn, plain
 from anymax.transport.problem import Given, problem
 
@@ -34,20 +37,20 @@ def sums(*shape, total=None, seed=0):
     return a if total is None else a * (total / a.sum(-1, keepdim=True))
 
 
-def wide(call, g):
+def wide(task, x, g):
     """P and the gradient of the scores, by autograd through plain steps in float64."""
-    x = call.x.detach().double().clone().requires_grad_()
-    rows, columns = (None if a is None else a.double() for a in (call.rows, call.columns))
+    x = x.detach().double().clone().requires_grad_()
+    rows, columns = (None if a is None else a.double() for a in (task.rows, task.columns))
     if rows is not None and columns is not None:  # totals that are equal in float32
         columns = columns * (rows.sum(-1, keepdim=True) / columns.sum(-1, keepdim=True))
-    p = plain.steps(problem(Given(x, rows, columns, call.temperature), xp), call.iterations, xp)
+    p = plain.steps(problem(Given(x, rows, columns, task.temperature), xp), task.iterations, xp)
     p.backward(g.double())
     return p.detach(), x.grad
 
 
-def holds(call, g, bound):
-    p, slope = sinkhorn.forward(call), sinkhorn.vjp(call, g)
-    want, want_slope = wide(call, g)
+def holds(task, x, g, bound):
+    p, slope = ENGINE.sinkhorn(task, x), ENGINE.sinkhorn(task, x, g)
+    want, want_slope = wide(task, x, g)
     assert (p - want).abs().max() <= bound * want.abs().max()
     assert (slope - want_slope).abs().max() <= 10 * bound * max(1.0, want_slope.abs().max())
     assert not torch.isnan(slope).any()
@@ -70,7 +73,7 @@ def test_forward_and_backward(shape, dtype):
     same = sums(shape[1], total=2.0).to(kind), sums(shape[2], total=2.0, seed=1).to(kind)
     for given in ((None, None), (rows, columns), (rows, None), (None, columns), same):
         for iterations, temperature in ((1, 1.0), (20, 1.0), (6, 0.3)):
-            holds(sinkhorn.Call(x, *given, iterations, temperature), g, 40 * eps)
+            holds(Task(*given, iterations, temperature), x, g, 40 * eps)
 
 
 @pytest.mark.usefixtures("isa")
@@ -82,19 +85,19 @@ def test_large_scores_and_masks_among_others(shape):
     x[1::5][torch.rand(x[1::5].shape, generator=torch.Generator().manual_seed(2)) < 0.3] = -torch.inf
     x[2] = -torch.inf
     x[3, 0], x[3, :, 0] = -torch.inf, -torch.inf
-    holds(sinkhorn.Call(x, None, None, 20, 1.0), g, 1e-12)
+    holds(Task(None, None, 20, 1.0), x, g, 1e-12)
     rows = sums(*shape[:-1])
     rows[0, 0], rows[-1, -1] = 1e-9, 0.0
     columns = sums(shape[0], shape[-1], total=rows.sum(-1, keepdim=True))
     given = draw(*shape), rows, columns, 7, 1.0
-    holds(sinkhorn.Call(*given), g, 1e-12)
+    holds(Task(*given[1:]), given[0], g, 1e-12)
     # a step of 80 or more between potentials: entries are computed anew
     steep = (
         torch.linspace(0, 3000, shape[-1], dtype=torch.float64).flip(-1)
         * torch.linspace(-1, 1, shape[-2], dtype=torch.float64)[:, None]
     )
-    holds(sinkhorn.Call(x.clamp(-3, 3) + steep, None, None, 9, 1.0), g, 1e-11)
-    holds(sinkhorn.Call((x.clamp(-3, 3) + steep / 10).float(), None, None, 9, 1.0), g.float(), 5e-5)
+    holds(Task(None, None, 9, 1.0), x.clamp(-3, 3) + steep, g, 1e-11)
+    holds(Task(None, None, 9, 1.0), (x.clamp(-3, 3) + steep / 10).float(), g.float(), 5e-5)
 
 
 @pytest.mark.usefixtures("isa")
@@ -103,8 +106,8 @@ def test_factors_that_grow_without_end(iterations):
     """Sums that a mask does not allow: each iteration doubles some factors, until they go to the potentials."""
     x, g = draw(5, 3, 3), draw(5, 3, 3, seed=1)
     x[:, :2, 1:] = -torch.inf
-    holds(sinkhorn.Call(x.float(), None, None, iterations, 1.0), g.float(), 1e-5)
-    holds(sinkhorn.Call(x, None, None, iterations, 1.0), g, 1e-12)
+    holds(Task(None, None, iterations, 1.0), x.float(), g.float(), 1e-5)
+    holds(Task(None, None, iterations, 1.0), x, g, 1e-12)
 
 
 @pytest.mark.usefixtures("isa")
@@ -114,13 +117,13 @@ def test_the_limit_and_what_it_lacks(dtype):
         x = draw(*shape).to(dtype)
         x[0] *= 100.0  # too slow for so few iterations
         tolerance = 4e-7 if dtype is torch.float32 else 1e-12
-        p, left = sinkhorn.converge(sinkhorn.Call(x, None, None, 300, 1.0), tolerance)
+        p, left = ENGINE.sinkhorn_limit(Task(None, None, 300, 1.0), x, tolerance)
         assert left.shape == shape[:1]
         assert left[0] > tolerance
         assert (left[1:] <= tolerance).all()
         assert ((p.sum(-1) - 1).abs()[1:] <= 2 * tolerance).all()
         assert ((p.sum(-2) - shape[1] / shape[2]).abs() <= 2 * tolerance).all()
-        alone, _ = sinkhorn.converge(sinkhorn.Call(x[7:8].clone(), None, None, 300, 1.0), tolerance)
+        alone, _ = ENGINE.sinkhorn_limit(Task(None, None, 300, 1.0), x[7:8].clone(), tolerance)
         torch.testing.assert_close(alone, p[7:8], rtol=1e-5 if dtype is torch.float32 else 1e-10, atol=0)
 
 
@@ -134,8 +137,8 @@ def test_a_matrix_does_not_depend_on_the_others_of_its_vector():
 
 def test_threads_change_nothing():
     x, g = draw(5000, 4, 4).float(), draw(5000, 4, 4, seed=1).float()
-    call = sinkhorn.Call(x, None, None, 20, 1.0)
-    found = by_threads((1, 2), lambda: (sinkhorn.forward(call), sinkhorn.vjp(call, g)))
+    task = Task(None, None, 20, 1.0)
+    found = by_threads((1, 2), lambda: (ENGINE.sinkhorn(task, x), ENGINE.sinkhorn(task, x, g)))
     assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
@@ -150,11 +153,11 @@ def test_numpy_and_strides():
 
 def test_what_the_engine_refuses():
     x = torch.zeros(2, 4, 4)
-    call = sinkhorn.Call(x, None, None, 3, 1.0)
-    assert sinkhorn.refuse(call) is None
-    assert "it takes float32 and float64" in sinkhorn.refuse(call._replace(x=x.half()))
+    task = Task(None, None, 3, 1.0)
+    assert engine_of(SINKHORN, task, x) is ENGINE
+    assert "it takes float32 and float64" in ENGINE.refuse_task(SINKHORN, task, x.half())
     with am.use("reference"):
-        assert sinkhorn.refuse(call) == "the engine reference is asked for"
+        assert engine_of(SINKHORN, task, x) is None
     engine, out = native.engine_for(x), torch.full_like(x, torch.nan)
     for given in (
         (x, torch.ones(3), None, None, out), (x, None, torch.ones(2, 3), None, out), (x, None, None, torch.zeros(2, 4), out),

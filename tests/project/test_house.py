@@ -205,7 +205,7 @@ def test_frameworks_only_in_leaves():
 # by more than the framework (a group of processes, an implementation of attention).
 LOADERS = {
     "autodiff.__init__", "segments.__init__", "likelihood.__init__", "linear.__init__", "autodiff.choose_group", "distributed.call",
-    "__init__", "_config", "kernels.__init__", "kernels.selection", "kernels.triton", "segments.layout", "_attention.implementations",
+    "__init__", "_config", "kernels.__init__", "kernels.triton", "segments.layout", "_attention.implementations",
     "_attention.linear", "numpyro", "transport.sinkhorn", "transport.gumbel",
 }  # fmt: skip
 NAMED = re.compile(r"(^|[._])(torch|jax|dtensor|triton|xla)($|_)")
@@ -440,7 +440,7 @@ def test_all_is_what_is_public():
 
 
 # In `kernels.triton` these alone know maps and arrays: they hand links to the rest, which other packages can have without ours.
-AT_THE_DOOR = {f"kernels.triton.{name}" for name in ("__init__", "ragged", "sinkhorn")}
+AT_THE_DOOR = {f"kernels.triton.{name}" for name in ("__init__", "ragged")}
 BELOW_THE_DOOR = {"kernels.link", "kernels._rows"}
 
 

@@ -41,7 +41,8 @@ from .._core.names import as_mapping
 from .._core.options import check_keywords
 from .._core.tables import document
 from .._core.typing import AnyArray, ArrayT
-from ..kernels import arrays, native, taylor_attention
+from ..kernels import arrays
+from ..kernels.tasks import LINEAR_ATTENTION, LinearAttention
 from ..mappings import Taylor
 from .call import AttentionOptions
 from .operands import Fitting, check, same_features, same_length
@@ -287,10 +288,8 @@ def _compiled(
     xp: Namespace,
 ) -> Array | None:
     """The output by the compiled engine; None where it can't compute it: tracers, forward derivatives, GPUs, JAX."""
-    # `_unobserved` comes first: a compiler can't trace `kernels.asked`
-    if not _unobserved(q) or kernels.asked() not in (None, native.ENGINE.name):
-        return None
-    if any(native.refuse_array(a) is not None for a in (q, k, v)):
+    engine = kernels.engine_of(LINEAR_ATTENTION, (k, v), q) if _unobserved(q) else None
+    if engine is None:
         return None
     dtype, q, k, v = q.dtype, *(upcast(a, xp) for a in (q, k, v))
     if is_array(scale):
@@ -305,15 +304,15 @@ def _compiled(
         lengths = xp.asarray(lengths, copy=True)  # the backward pass reads them after the caller may have changed them
         counts = np.asarray(lengths)  # one for each batch; its heads share it
         each = np.broadcast_to(counts[..., None] if own else counts, own)
-    how = taylor_attention.How(groups, float(scale), causal, each)
+    task = LinearAttention(groups, float(scale), causal, each)
     q, k, v = (xp.broadcast_to(a, (*lead, *a.shape[-2:])) for a, lead in ((q, heads), (k, own), (v, own)))
     if recorded(q, k, v):
         from . import torch_linear  # late: only where torch is loaded already
 
         plain = functools.partial(_plain, scale=scale, causal=causal, lengths=lengths, xp=xp)
-        out = torch_linear.attend(q, k, v, how, plain)
+        out = torch_linear.attend(engine, task, q, k, v, plain)
     else:
-        out, _ = taylor_attention.attend(q, k, v, how)
+        out, _ = engine.linear_attention(task, q, k, v)
     return as_dtype(out, dtype, xp)
 
 

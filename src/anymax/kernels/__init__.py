@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from .._array import Array, asarray
+from .._array import Array, asarray, compiling
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.rows import prepare
@@ -20,6 +20,7 @@ from .._core.typing import AnyArray, DType, Numbers
 from . import choice, framework, native, order, ragged, reference, tabled, triton, xla
 from .choice import asked, unlearned
 from .engine import OPS, SLOPE, Engine, RaggedEngine
+from .tasks import DECODE, LAYER, LINEAR_ATTENTION, ROUTE, SELECT, SINKHORN, SINKHORN_LIMIT
 from .triton import ragged as triton_ragged
 
 ENGINES: tuple[Engine, ...] = (
@@ -32,6 +33,10 @@ ENGINES: tuple[Engine, ...] = (
     reference.ENGINE,
 )
 RAGGED: tuple[RaggedEngine, ...] = (ragged.RAGGED, triton_ragged.RAGGED)
+_OF_TASKS = {
+    op: tuple(engine for engine in ENGINES if op in engine.tasks)
+    for op in (DECODE, SELECT, ROUTE, SINKHORN, SINKHORN_LIMIT, LINEAR_ATTENTION, LAYER)
+}
 
 
 def names() -> tuple[str, ...]:
@@ -124,6 +129,19 @@ def compiled(op: str, mapping: Mapping, x: Array) -> Engine | None:
     name = asked()
     for engine in ENGINES:
         if engine.compiled and name in (None, engine.name) and _refusal(engine, op, mapping, x) is None:
+            return engine
+    return None
+
+
+def engine_of(op: str, task: Any, x: Array) -> Engine | None:
+    """The engine that computes one of the operations of tasks.py on arrays like x; None where the caller must compose it, and while
+    torch.compile traces."""
+    if compiling():
+        return None
+    name, on_gpu = choice.forced.get() or choice.environment, getattr(x, "is_cuda", False)  # `asked()`, a call less
+    for engine in _OF_TASKS[op]:
+        mine = engine.on_gpu == on_gpu if name is None else name == engine.name
+        if mine and engine.refuse_task(op, task, x) is None:
             return engine
     return None
 

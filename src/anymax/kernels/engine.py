@@ -6,10 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol
 
+import numpy as np
+
 from .._array import Array, dot, like, namespace, upcast
 from .._core.mapping import Mapping
 from .choice import refuse_other
+from .decode import Decoded, Step
 from .support import NonZeros
+from .tasks import LinearAttention, Selection, Sinkhorn
 
 # the operations of `choose` and `explain`
 OPS = ("forward", "log_forward", "vjp", "log_vjp", "loss", "index_loss", "threshold")
@@ -47,7 +51,9 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]  # as `anymax.use` takes it
-    ops: ClassVar[tuple[str, ...]] = OPS  # the operations that it has
+    ops: ClassVar[tuple[str, ...]] = OPS  # the operations of maps that it has
+    tasks: ClassVar[tuple[str, ...]] = ()  # the others, by the names of tasks.py
+    on_gpu: ClassVar[bool] = False  # whether its tasks are for tensors on a GPU, or for other arrays
     compiled: ClassVar[bool] = False  # True for our own kernels, which do in one pass what callers compose elsewhere
     takes_mask: ClassVar[bool] = False  # True where `forward` uses `mask` and `out`
     needs_saved: ClassVar[bool] = True  # False where `index_loss_grad` can do without what `index_loss` saves
@@ -162,6 +168,81 @@ class Engine(ABC):
     def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:
         """How the engine computes an operation on rows like x, in a few words, or None."""
         return None
+
+    # -- tasks, of which a caller gets the engine by `kernels.engine_of` -----------------------------------------------------------------
+
+    def refuse_task(self, op: str, task: Any, x: Any) -> str | None:
+        """Why the engine can't compute one of the operations of tasks.py on arrays like x; None if it can."""
+        return f"it has no {op}"
+
+    def decode(
+        self,
+        mapping: Mapping,
+        x: Array,
+        steps: tuple[Step, ...] = (),
+        *,
+        keep: bool = False,
+        left: bool = False,
+        in_place: bool = False,
+        u: Array | None = None,
+        given: Array | None = None,
+        log_p: bool = False,
+        entropy: bool = False,
+        tau: bool = False,
+    ) -> Decoded:
+        """One pass over rows whose classes are last, with up to `decode.MOST` steps.
+
+        Parameters
+        ----------
+        in_place
+            `left` is written into x, which is contiguous fp32 or fp64; nothing else may be asked for but `keep`.
+        u
+            Numbers from 0 to 1, float64 [..., draws]: a class is drawn for each.
+        given
+            Classes to use in place of draws, int64 [..., draws].
+        """
+        self._refused("decode")
+
+    def select(self, task: Selection, x: Array) -> Array | None:
+        """The ids of the k largest scores, as `selection.chosen` has them; None where it can't."""
+        self._refused("select")
+
+    def route(
+        self, task: Selection, x: Array, scoring: str, bias: Array | None, *, weights: bool, normalise: bool, factor: float
+    ) -> tuple[Array, Array] | None:  # fmt: skip
+        """A router in one kernel: ids and weights, [..., k] each, without a derivative; None where it has no such scoring.
+
+        scoring: "sigmoid", "sqrtsoftplus" or "softmax". bias: one number for each class. weights: whether they are asked for.
+        """
+        self._refused("route")
+
+    def sinkhorn(self, task: Sinkhorn, x: Array, g: Array | None = None) -> Array:
+        """P; with the gradient g of P that of the scores, for which P is iterated once more."""
+        self._refused("sinkhorn")
+
+    def sinkhorn_limit(self, task: Sinkhorn, x: Array, tolerance: float) -> tuple[Array, np.ndarray]:
+        """P once the sums of all rows are within the tolerance, or the iterations are over; and for each matrix what they lack, [...]."""
+        self._refused("sinkhorn_limit")
+
+    def linear_attention(
+        self, task: LinearAttention, q: Array, k: Array, v: Array, save: bool = False
+    ) -> tuple[Array, Array | None]:
+        """The output for q [..., heads * groups, L, D], k and v [..., heads, S, D or Dv]; with `save` the denominators, for its vjp."""
+        self._refused("linear_attention")
+
+    def linear_attention_vjp(
+        self, task: LinearAttention, q: Array, k: Array, v: Array, out: Array, below: Array, g: Array, wants_q: bool, wants_k: bool
+    ) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
+        """The gradients of q, k and v from the results of `linear_attention`; those of k and v are computed together."""
+        self._refused("linear_attention_vjp")
+
+    def add_products(self, out: Any, starts: Any, index: Any, value: Any, rows: Any) -> None:
+        """For an output layer: out[i] += sum of `value[e] rows[index[e]]` over e from starts[i] to starts[i + 1]."""
+        self._refused("add_products")
+
+    def scale(self, a: Any, g: Any) -> None:
+        """For an output layer: a *= g, for a contiguous array and a number on its device, without a pass over `a` if it is 1."""
+        self._refused("scale")
 
 
 class Segments(Protocol):

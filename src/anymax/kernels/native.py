@@ -1,7 +1,7 @@
 """The C++ engine (`anymax._engine`) for NumPy arrays and torch tensors on the CPU (JAX: the engine `xla`).
 
-It takes arrays of any strides, with the classes along any axis; csrc/doors/python/ lays them out. This file has its refusals, the functions
-that it calls in Python (memory, copies, threads), and the contract's operations, on rows whose classes are last.
+It takes arrays of any strides, with the classes along any axis; csrc/doors/python/ lays them out. This file has its refusals and
+the contract's operations, on rows whose classes are last; callbacks.py what it calls in Python.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 
 from .._array import Array, ask_torch, is_array, is_jax, is_torch, namespace, top, upcast
 from .._core.mapping import Mapping
-from . import choice, library
-from ._memory import LARGE, SMALLEST
-from .arrays import DTYPES, MEMORY, SIZES, arrays_of, dtype_of, empty_like, refuse_tensor, refuse_width, room_in, wide
+from . import callbacks, choice, decode, library
+from ._memory import SMALLEST
+from .arrays import DTYPES, SIZES, arrays_of, dtype_of, empty_like, refuse_tensor, refuse_width, room_in, wide
 from .compiled import Compiled
 from .engine import BELOW, Engine, IndexLoss
 from .library import get_num_threads as get_num_threads
@@ -26,10 +26,8 @@ from .library import set_num_threads as set_num_threads
 from .link import (
     CODES,
     KINDS,
-    MAPS,
     NEED_SCORES,
     SOFTMAX,
-    SPARSE,
     WITH_SLOPE,
     WITHOUT_LOSS,
     Link,
@@ -38,13 +36,12 @@ from .link import (
 )
 from .linked import found_link, link_of
 from .support import NonZeros, non_zeros_in
+from .tasks import DECODE, LINEAR_ATTENTION, SELECT, SINKHORN, SINKHORN_LIMIT, LinearAttention, Selection, Sinkhorn
 
-_BY_CODE = (*DTYPES, "int32")  # in the order of the codes of csrc/doors/python/arrays.hpp
-_SPARSE = frozenset(MAPS[kind] for kind in (*SPARSE, "bounded"))
 _AXES = 32  # the most axes of an array
 
 
-# -- the engine, and the functions that it calls in Python --------------------------------------------------------------------------
+# -- the engine ------------------------------------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=1)
@@ -53,8 +50,9 @@ def load() -> Compiled | str:
     engine = library.load()
     if not isinstance(engine, str):
         engine.bind({
-            "link_of": link_of, "forced": choice.quickest(), "pool": pool, "result": _result, "room": _room, "copied": _copied,
-            "store": _store, "bits": _bits, "ndarray": np.ndarray, "empty_like": np.empty_like, "smallest": SMALLEST,
+            "link_of": link_of, "forced": choice.quickest(), "pool": pool, "result": callbacks.result, "room": callbacks.room,
+            "copied": callbacks.copied, "store": callbacks.store, "bits": callbacks.bits, "ndarray": np.ndarray,
+            "empty_like": np.empty_like, "smallest": SMALLEST,
         })  # fmt: skip
     return engine
 
@@ -116,36 +114,6 @@ def refuse_array(x: Any) -> str | None:
     if x.dtype.name not in DTYPES or not x.dtype.isnative:
         return f"it takes float32, float64, float16 and bfloat16 in the machine's byte order, not {x.dtype}"
     return None
-
-
-def _copied(a: Array, shape: tuple[int, ...] | None) -> Array:
-    return arrays_of(a).copied(a, shape)
-
-
-def _store(out: Array, a: Array) -> None:
-    out[...] = a
-
-
-def _bits(a: np.ndarray) -> np.ndarray | None:
-    """A bfloat16 array as uint16, since NumPy's buffers have no code for bfloat16."""
-    return a.view(np.uint16) if a.dtype.name == "bfloat16" and a.dtype.isnative else None
-
-
-def _result(like: Array, code: int, zeros: bool) -> tuple[Array, int]:
-    """Memory for a result, and whether its pages are newly allocated: 0 no, 1 most likely, 2 yes, and they hold zeros.
-
-    Newly allocated memory costs more than the computation, so results up to LARGE bytes are recycled. For larger ones NumPy requests huge
-    pages, which torch does only if configured to. Those of `np.zeros` hold zeros already, so a sparse map need not write its zeros.
-    """
-    arrays, dtype, shape = arrays_of(like), dtype_of(like), tuple(like.shape)
-    fresh = math.prod(shape) * SIZES[dtype] > LARGE
-    if fresh and zeros and code in _SPARSE and arrays.is_contiguous(like) and shape[-1] > 2048:
-        return arrays.adopt(np.zeros(shape, MEMORY.get(dtype, dtype)), dtype), 2
-    return empty_like(like), int(fresh)
-
-
-def _room(x: Array, count: int, dtype: int) -> Array:
-    return room_in(arrays_of(x), (count,), _BY_CODE[dtype])
 
 
 # -- the engine's operations ------------------------------------------------------------------------------------------------------------
@@ -229,6 +197,7 @@ def _numbers(link: Link, x: Array, what: str) -> Array:
 class Native(Engine):
     name = "native"
     ops = ("forward", "log_forward", "vjp", "log_vjp", "index_loss", "threshold", "slope")
+    tasks = (DECODE, SELECT, SINKHORN, SINKHORN_LIMIT, LINEAR_ATTENTION)
     compiled = takes_mask = True
     needs_saved = False
 
@@ -366,6 +335,161 @@ class Native(Engine):
     def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:
         """The plan and the instruction set, such as "tile avx512" (csrc/plan.hpp)."""
         return engine_for(x).plan(_link(mapping, x), x, CODES[op]) if math.prod(x.shape) else None
+
+    def refuse_task(self, op: str, task: Any, x: Any) -> str | None:
+        if op not in self.tasks:
+            return super().refuse_task(op, task, x)
+        if reason := refuse_array(x):
+            return reason
+        if op == DECODE:
+            link = link_of(task)
+            if isinstance(link, str):
+                return link
+            if link.kind in NEED_SCORES:
+                return f"it samples only maps with a threshold, and {link.kind} has none"
+            if link.params is not None:
+                return "it takes one parameter of a map for all rows"
+            return "it takes rows of at least one class" if not x.ndim or not x.shape[-1] else None
+        if op == SELECT:
+            return None if x.ndim and 1 <= task[0] <= x.shape[-1] else "it chooses from 1 to all classes of rows"
+        if op == LINEAR_ATTENTION:
+            for a in task:
+                if reason := refuse_array(a):
+                    return reason
+            return None
+        return None if dtype_of(x) in _SINKHORN else f"it takes {' and '.join(_SINKHORN)}, not {x.dtype}"
+
+    def decode(
+        self,
+        mapping: Mapping,
+        x: Array,
+        steps: tuple[decode.Step, ...] = (),
+        *,
+        keep: bool = False,
+        left: bool = False,
+        in_place: bool = False,
+        u: Array | None = None,
+        given: Array | None = None,
+        log_p: bool = False,
+        entropy: bool = False,
+        tau: bool = False,
+    ) -> decode.Decoded:
+        framework = arrays_of(x)
+        x = framework.contiguous(x.detach() if is_torch(x) else x)
+        batch = tuple(x.shape[:-1])
+        table = np.array(
+            [[decode.STEPS[s.name], s.least, math.nan if is_array(s.value) else s.value] for s in steps], np.float64
+        )
+        values = None
+        if any(is_array(s.value) for s in steps):
+            each = [np.broadcast_to(decode.numbers(s), (*batch, 1)).reshape(-1) for s in steps]
+            values = np.ascontiguousarray(np.stack(each, axis=-1), dtype=np.float64)
+        index = chances = None
+        draws = (*batch, 0)
+        if u is not None:
+            u, draws = framework.contiguous(u), (*batch, u.shape[-1])
+            index = framework.empty(draws, "int64")
+        elif given is not None:
+            index, draws = framework.contiguous(given), (*batch, given.shape[-1])
+        if index is not None and (log_p or u is None):
+            chances = framework.empty(draws, "float64")
+        out = decode.Decoded(
+            framework.empty(tuple(x.shape), "bool") if keep else None,
+            x if in_place else empty_like(x) if left else None,
+            index,
+            chances,
+            framework.empty(batch, "float64") if entropy else None,
+            framework.empty(batch, "float64") if tau else None,
+        )
+        if not math.prod(batch):
+            return out
+        if not draws[-1]:
+            u = index = chances = None
+        made = engine_for(x).decode(
+            mapping, x, table.reshape(-1, 3), values, out.keep, u, index, chances, out.entropy, out.left, out.tau
+        )
+        return out if made is not None else _done(made, "a pass", x)
+
+    def select(self, task: Selection, x: Array) -> Array | None:
+        arrays, (k, groups) = arrays_of(x), task
+        index = room_in(arrays, (*x.shape[:-1], k), "int64")
+        if not math.prod(x.shape):
+            return index
+        made = engine_for(x).choose(arrays.contiguous(x), k, *groups, index)
+        return None if made is None else index
+
+    def sinkhorn(self, task: Sinkhorn, x: Array, g: Array | None = None) -> Array:
+        return _sinkhorn(task, x, g)
+
+    def sinkhorn_limit(self, task: Sinkhorn, x: Array, tolerance: float) -> tuple[Array, np.ndarray]:
+        left = np.zeros(tuple(x.shape[:-2]), np.float64)
+        return _sinkhorn(task, x, None, tolerance, left), left
+
+    def linear_attention(
+        self, task: LinearAttention, q: Array, k: Array, v: Array, save: bool = False
+    ) -> tuple[Array, Array | None]:
+        framework, dtype = arrays_of(q), dtype_of(q)
+        shape = tuple(q.shape[:-1])
+        out = room_in(framework, (*shape, v.shape[-1]), dtype)
+        below = room_in(framework, shape, dtype) if save else None
+        _linear(task, q, k, v, out, below)
+        return out, below
+
+    def linear_attention_vjp(
+        self, task: LinearAttention, q: Array, k: Array, v: Array, out: Array, below: Array, g: Array, wants_q: bool, wants_k: bool
+    ) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
+        framework = arrays_of(q)
+        dq = framework.empty_like(framework.contiguous(q)) if wants_q else None
+        dk, dv = (framework.empty_like(framework.contiguous(a)) if wants_k else None for a in (k, v))
+        _linear(task, q, k, v, out, below, framework.contiguous(g), dq, dk, dv)
+        return dq, dk, dv
+
+
+# -- the engine's tasks -----------------------------------------------------------------------------------------------------------------
+
+_SINKHORN = ("float32", "float64")
+
+
+def _sinkhorn(
+    task: Sinkhorn, x: Array, g: Array | None, tolerance: float = 0.0, left: np.ndarray | None = None
+) -> Array:
+    framework = arrays_of(x)
+    scores: Any = framework.contiguous(x.detach() if is_torch(x) else x)
+    g = None if g is None else framework.contiguous(g)
+    out = empty_like(scores)
+    if 0 not in x.shape:
+        rows, columns = (_sums(value, scores) for value in (task.rows, task.columns))
+        numbers = task.iterations, float(task.temperature), tolerance
+        made = engine_for(scores).sinkhorn(scores, rows, columns, g, out, *numbers, left)
+        return out if made is not None else _done(made, "Sinkhorn", scores)
+    return out
+
+
+def _sums(value: Array | None, x: Array) -> Array | None:
+    """The sums of all matrices, [n] where they have the same, or of each, in C order."""
+    if value is None:
+        return None
+    held: Any = value.detach() if is_torch(value) else value
+    framework, size = arrays_of(x), held.shape[-1]
+    if all(n == 1 for n in held.shape[:-1]):
+        return framework.contiguous(namespace(held).reshape(held, (size,)))
+    return framework.contiguous(framework.broadcast(held, (*x.shape[:-2], size)))
+
+
+def _linear(
+    task: LinearAttention, q: Array, k: Array, v: Array, out: Array, below: Array | None, *gradients: Array | None
+) -> None:
+    framework, lengths = arrays_of(q), task.lengths
+    if lengths is not None:
+        lengths = np.ascontiguousarray(np.clip(lengths, 0, k.shape[-2]), np.int64)
+    q, k, v = (framework.contiguous(a) for a in (q, k, v))
+    g, dq, dk, dv = gradients or (None,) * 4
+    threads = sys.modules["torch"].get_num_threads() if pool(is_torch(q)) else get_num_threads()
+    made = engine_for(q).linear(
+        q, k, v, out, lengths, below, g, dq, dk, dv, task.groups, task.causal, float(task.scale), threads
+    )
+    if made is None:
+        _done(made, "linear attention", q, k, v)
 
 
 ENGINE = Native()

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
-from .._array import Array, Namespace, compiling, decides, quiet, stop_gradient, top, upcast
+from .._array import Array, Namespace, decides, quiet, stop_gradient, top, upcast
 from .._core.rows import hide
 from .._random.draws import at, largest
 from .._random.truncation import group_keep
-from . import native, triton
-from .arrays import arrays_of, room_in
-from .choice import refuse_other
-
-
-class Groups(NamedTuple):
-    """Equal blocks of the classes: only the classes of the blocks with the largest sums are chosen from."""
-
-    count: int
-    keep: int  # how many of them are chosen from
-    most: int  # the sum of a group is that of so many of its largest scores
-
-
-_WHOLE = Groups(1, 1, 1)
+from . import engine_of
+from .arrays import arrays_of
+from .tasks import SELECT, WHOLE, Groups
 
 
 def chosen(x: Array, k: int, xp: Namespace, groups: Groups | None = None) -> Array:
@@ -33,7 +21,9 @@ def chosen(x: Array, k: int, xp: Namespace, groups: Groups | None = None) -> Arr
     x = stop_gradient(x)
     if groups is not None and groups.keep == groups.count:
         groups = None
-    if (index := _by_engine(x, k, groups)) is not None:
+    task = k, groups or WHOLE
+    engine = engine_of(SELECT, task, x)
+    if engine is not None and (index := engine.select(task, x)) is not None:
         return index
     x = upcast(x, xp)
     if groups is not None:
@@ -54,57 +44,11 @@ def masked_as(key: Array, rows: Array, xp: Namespace) -> Array:
 
 def chosen_mask(x: Array, k: int, xp: Namespace, groups: Groups | None = None) -> Array | None:
     """True at the k largest scores, and in a row with a NaN at all above -inf; None where no engine computes it."""
-    index = _by_engine(x, k, groups)
+    task = k, groups or WHOLE
+    engine = engine_of(SELECT, task, x)
+    index = engine and engine.select(task, x)
     if index is None:
         return None
     first = index[..., :1]
     mask = arrays_of(x).scattered(xp.where(index < 0, xp.where(first < 0, xp.zeros_like(first), first), index), x)
     return xp.where(first < 0, x != -math.inf, mask)
-
-
-def _by_engine(x: Array, k: int, groups: Groups | None) -> Array | None:
-    """The ids by the C++ engine or on a GPU by Triton; None where neither takes these arrays."""
-    if compiling():
-        return None
-    gpu = triton.router_of(x)
-    if gpu is not None and x.ndim and 1 <= k <= x.shape[-1] and gpu.takes(x, k, groups or _WHOLE):
-        return gpu.choose(x, k, groups or _WHOLE)[0]
-    if refuse_other(native.ENGINE.name) or native.refuse_array(x):
-        return None
-    if not x.ndim or not 1 <= k <= x.shape[-1]:
-        return None
-    arrays = arrays_of(x)
-    index = room_in(arrays, (*x.shape[:-1], k), "int64")
-    if not math.prod(x.shape):
-        return index
-    made = native.engine_for(x).choose(arrays.contiguous(x), k, *(groups or _WHOLE), index)
-    return None if made is None else index
-
-
-class Routed(NamedTuple):
-    """Ids and weights, [..., k] each."""
-
-    index: Array
-    weight: Array
-
-
-def routed(
-    x: Array,
-    k: int,
-    groups: Groups | None,
-    scoring: str,
-    bias: Array | None,
-    *,
-    weights: bool,
-    normalise: bool,
-    factor: float,
-) -> Routed | None:
-    """A router in one kernel on a GPU, without a derivative; None where there is none for these scores.
-
-    scoring: "sigmoid", "sqrtsoftplus" or "softmax". bias: one number for each class. weights: whether they are asked for.
-    """
-    if compiling() or (gpu := triton.router_of(x := stop_gradient(x))) is None:
-        return None
-    if scoring not in gpu.SCORINGS or not gpu.takes(x, k, groups or _WHOLE):
-        return None
-    return Routed(*gpu.choose(x, k, groups or _WHOLE, scoring, bias, weights, normalise, factor))

@@ -18,6 +18,8 @@ from .._array import recorded, wide_dtype
 from ..autodiff.torch import KINDS, traced
 from ..autodiff.torch_adapter import operation
 from ..kernels import decode
+from ..kernels.engine import Engine
+from ..kernels.tasks import DECODE
 from ..mappings import Softmax
 from .softmax_plain import LOWEST, Terms, at_classes, blocks, plain
 
@@ -97,10 +99,10 @@ def _others(s: Tensor, index: Tensor) -> Tensor:
     return s.masked_fill(at_classes(index, s, xp), -math.inf)
 
 
-def _in_one_pass(x: Tensor, index: Tensor, scale: float, entropy: bool) -> _RowTerms:
+def _in_one_pass(engine: Engine, x: Tensor, index: Tensor, scale: float, entropy: bool) -> _RowTerms:
     """By the engine in one pass."""
     dtype, steps = wide_dtype(x, torch), () if scale == 1.0 else (decode.Step("temperature", 1.0 / scale),)
-    result = decode.run(_SOFTMAX, x, steps, given=index.clamp(max=x.shape[-1] - 1), entropy=entropy, tau=True)
+    result = engine.decode(_SOFTMAX, x, steps, given=index.clamp(max=x.shape[-1] - 1), entropy=entropy, tau=True)
     tau = result.tau[..., None]
     none = tau == -math.inf
     high = torch.where(none, 0.0, tau).to(dtype)
@@ -112,8 +114,9 @@ def _in_one_pass(x: Tensor, index: Tensor, scale: float, entropy: bool) -> _RowT
 def _forward(x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) -> _RowTerms:
     lead, n = tuple(x.shape[:-1]), x.shape[-1]
     sizes = (1, 1, index.shape[-1], int(entropy), int(rest))
-    if not rest and scale > 0.0 and decode.refuse(_SOFTMAX, x) is None:
-        return _in_one_pass(x, index, scale, entropy)
+    engine = kernels.engine_of(DECODE, _SOFTMAX, x) if not rest and scale > 0.0 else None
+    if engine is not None:
+        return _in_one_pass(engine, x, index, scale, entropy)
     out = _RowTerms(*(torch.empty((*lead, size), dtype=wide_dtype(x, torch), device=x.device) for size in sizes))
     at_once = scale == 1.0 and x.is_contiguous() and kernels.compiled("index_loss", _SOFTMAX, x) is not None
     levels = _levels(x) if at_once and x.numel() else None

@@ -13,7 +13,8 @@ import torch
 
 from .._array import wide_dtype
 from ..autodiff.torch_adapter import operation
-from ..kernels import triton
+from ..kernels import engine_of
+from ..kernels.tasks import LAYER
 from .job import Job
 from .layer import Layer, dots
 from .torch_candidates import BlockSize, Bound, Candidates, OfTarget, Rule, collect
@@ -81,13 +82,13 @@ def candidates_back(
     if g is not None:
         row, place = (~(g == 0)).nonzero(as_tuple=True)
         value, cls = g[row, place], index[row, place].to(torch.int64)
-        gpu = triton.output_layer(x, weight)
+        engine = engine_of(LAYER, (weight,), x)
         if db is not None:
             db.index_add_(0, cls, value.to(db.dtype))
         if wants[0]:
-            dx = added_to_rows(dx, row, cls, value, x, weight, gpu)
+            dx = added_to_rows(dx, row, cls, value, x, weight, engine)
         if dw is not None:
-            add_to_classes(dw, row, cls, value, x, gpu)
+            add_to_classes(dw, row, cls, value, x, engine)
     return None if dx is None else dx.to(x.dtype), dw, None if db is None or bias is None else db.to(bias.dtype)
 
 

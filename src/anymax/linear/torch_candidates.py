@@ -17,7 +17,7 @@ import torch
 
 from .. import kernels
 from .._array import wide_dtype
-from ..kernels import decode
+from ..kernels.tasks import DECODE
 from ..likelihood.softmax_plain import LOWEST
 from ..mappings import Softmax
 from . import torch_sizes
@@ -270,8 +270,9 @@ def _collect(layer: Layer, target: Tensor | None, rule: Rule) -> Candidates:
 
 def logsumexp_entropy(s: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """logsumexp of each row and the entropy of its softmax, [rows, 1]; 0 for a row without classes."""
-    if decode.refuse(_SOFTMAX, s) is None:
-        result = decode.run(_SOFTMAX, s, entropy=True, tau=True)
+    engine = kernels.engine_of(DECODE, _SOFTMAX, s)
+    if engine is not None:
+        result = engine.decode(_SOFTMAX, s, entropy=True, tau=True)
         return result.tau[:, None].to(dtype), result.entropy[:, None].to(dtype)
     s = s.to(dtype)
     level = s.logsumexp(1, keepdim=True)

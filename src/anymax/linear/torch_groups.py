@@ -17,7 +17,8 @@ from .._array import modes, recorded, transformed, wide_dtype
 from ..autodiff.saving import params_of, with_params
 from ..autodiff.torch import KINDS
 from ..autodiff.torch_adapter import operation
-from ..kernels import triton
+from ..kernels import engine_of
+from ..kernels.tasks import LAYER
 from . import torch_sizes
 from .bridge import joined
 from .job import Job
@@ -131,9 +132,9 @@ def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, _Grad
 
 def _scale(a: Tensor, g: Tensor) -> None:
     """a *= g, a number, without a pass over `a` if it is 1. To read it on a GPU would wait."""
-    gpu = triton.output_layer(a) if a.is_contiguous() else None
-    if gpu is not None:
-        gpu.scale(a, g)
+    engine = engine_of(LAYER, (), a) if a.is_contiguous() else None
+    if engine is not None:
+        engine.scale(a, g)
     elif torch_sizes.on_gpu(a) or bool(g != 1):
         a.mul_(g)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import torch
 
+from ..kernels.engine import Engine
 from . import torch_sizes
 
 Tensor = torch.Tensor
@@ -38,12 +38,12 @@ def at_a_time(rows: Tensor, each: int = 1) -> int:
 
 
 def added_to_rows(
-    dx: Tensor | None, row: Tensor, cls: Tensor, value: Tensor, x: Tensor, weight: Tensor, gpu: Any
+    dx: Tensor | None, row: Tensor, cls: Tensor, value: Tensor, x: Tensor, weight: Tensor, engine: Engine | None
 ) -> Tensor:
     """dx, if there is one, plus the sparse matrix (row, cls, value) times the weight; the rows ascend."""
-    if gpu is not None:
+    if engine is not None:
         dx = torch.zeros(x.shape, dtype=x.dtype, device=x.device) if dx is None else dx
-        gpu.add_products(dx, starts(row, x.shape[0]), cls, value, weight)
+        engine.add_products(dx, starts(row, x.shape[0]), cls, value, weight)
         return dx
     if weight.dtype is not x.dtype:  # narrower: neither the factors nor the sums may be rounded to its dtype
         used, cls = torch.unique(cls, return_inverse=True)
@@ -52,12 +52,12 @@ def added_to_rows(
     return product if dx is None else dx.add_(product)
 
 
-def add_to_classes(dw: Tensor, row: Tensor, cls: Tensor, value: Tensor, x: Tensor, gpu: Any) -> None:
+def add_to_classes(dw: Tensor, row: Tensor, cls: Tensor, value: Tensor, x: Tensor, engine: Engine | None) -> None:
     """Add the transpose of the sparse matrix (row, cls, value) times the features to dw."""
     order = cls.argsort(stable=True)
     row, cls, value = row[order], cls[order], value[order]
-    if gpu is not None:
-        gpu.add_products(dw, starts(cls, dw.shape[0]), row, value, x)
+    if engine is not None:
+        engine.add_products(dw, starts(cls, dw.shape[0]), row, value, x)
         return
     for a, b in _whole(cls, at_a_time(x)):
         if dw.dtype == value.dtype:

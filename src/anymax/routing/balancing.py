@@ -29,7 +29,8 @@ from ..autodiff import bridge
 from ..autodiff.agreement import Agreement, fail_together
 from ..autodiff.choose_group import as_group
 from ..autodiff.group import Group
-from ..kernels.selection import Groups, chosen
+from ..kernels.selection import chosen
+from ..kernels.tasks import Groups
 from ..transforms.truncation import check_groups, fit_groups
 from .choice import eligible, read_router
 from .counting import loads

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple, TypedDict
 
-from .. import _array
+from .. import _array, kernels
 from .._array import (
     Array,
     Namespace,
-    compiling,
     decides,
     differentiates,
     eager,
-    is_torch,
     namespace,
     pick_axis,
     poison,
@@ -27,8 +25,8 @@ from .._core.shards import refuse as refuse_sharded
 from .._core.tables import Default, document
 from .._core.typing import AnyArray, Numbers
 from .._random.draws import at, check_k, largest
-from ..kernels.choice import asked
-from ..kernels.selection import chosen, masked_as, routed
+from ..kernels.selection import chosen, masked_as
+from ..kernels.tasks import ROUTE, WHOLE
 from ..sampling.most_probable import read_index
 from ..sampling.results import Invalid, check_invalid, support_of, validated
 from ..transforms.truncation import check_groups, fit_groups
@@ -217,12 +215,11 @@ def _in_one_kernel(
     call: Rows, scoring: Scoring, k: int, split: Any, bias: Any, by: Any, normalise: bool, factor: float, xp: Namespace
 ) -> Routes | None:
     """On a GPU: the experts by one kernel, and the weights too where no derivative is taken."""
-    if (
-        compiling()
-        or by is not None
-        or not is_torch(call.rows)
-        or (call.rows.device.type == "cpu" and asked() != "triton")
-    ):
+    if by is not None:
+        return None
+    task = k, split or WHOLE
+    engine = kernels.engine_of(ROUTE, task, call.rows)
+    if engine is None:
         return None
     if bias is not None:
         bias = per_expert(call, bias, "bias", xp)
@@ -230,13 +227,14 @@ def _in_one_kernel(
             return None  # it differs between tokens
         bias = bias.reshape(-1, bias.shape[-1])[0].contiguous() if call.rows.numel() else None
     alone = not differentiates(call.rows)
-    words = {"weights": alone, "normalise": normalise, "factor": factor}
-    routes = routed(call.rows, k, split, scoring.name, bias, **words)
+    rows = stop_gradient(call.rows)
+    routes = engine.route(task, rows, scoring.name, bias, weights=alone, normalise=normalise, factor=factor)
     if routes is None:
         return None
+    index, weight = routes
     if alone:
-        return Routes(routes.index, routes.weight)
-    return _weighed(upcast(call.rows, xp), routes.index, scoring, True, normalise, factor, xp)
+        return Routes(index, weight)
+    return _weighed(upcast(call.rows, xp), index, scoring, True, normalise, factor, xp)
 
 
 def _weighed(

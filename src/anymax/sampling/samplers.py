@@ -50,11 +50,10 @@ from .._random.draws import at, count_of, invert, uniforms
 from .._random.noises import Noise, draw
 from ..functional import apply
 from ..functional.draws import log_p_of_draw
-from ..kernels import decode
 from ..mappings import Softmax
 from ..transforms import noise as noisy
 from ..transforms import temperature as tempered
-from ..transforms.applying import cut_and_full, read_steps, transforms_along
+from ..transforms.applying import Pass, cut_and_full, read_steps, transforms_along
 from .results import DrawOptions, Invalid, Sample, SampleOptions, check_invalid, support_of, validated
 
 
@@ -362,7 +361,7 @@ def sample(
     outside = mapping.may_draw_none  # the last index is none of the classes
     parts = transforms_along(transform, axis, rows.ndim, "sample")
     read = None if return_support or outside else read_steps(parts, rows, axis, mapping)
-    parts, steps = (parts, ()) if read is None else read
+    parts = parts if read is None else read.parts
     cut = full = stop_gradient(rows)
     if parts:
         cut, full = cut_and_full("sample", parts, upcast(cut, xp), axis, return_log_prob)
@@ -375,7 +374,7 @@ def sample(
     if read is None:
         drawn = _by_inversion(mapping, cut, full, size, generator, return_log_prob, return_support, outside)
     else:
-        drawn = _in_one_pass(mapping, cut, full, steps, size, generator, return_log_prob)
+        drawn = _in_one_pass(read, mapping, cut, full, size, generator, return_log_prob)
     if invalid is not None:
         drawn = drawn._replace(index=validated("sample", drawn.index, call.rows, invalid, xp))
     if outside:  # which is no lost row
@@ -398,23 +397,23 @@ def _by_inversion(
 
 
 def _in_one_pass(
+    read: Pass,
     mapping: Mapping,
     cut: Array,
     full: Array,
-    steps: tuple[tuple[decode.Step, bool], ...],
     size: int,
     generator: Any,
     log_prob: bool,
 ) -> Sample:
     """Samples from the engine, [..., size]; the engine runs the transforms as steps."""
     xp = namespace(cut)
-    every = tuple(step for step, _ in steps)
-    drawn = decode.run(mapping, cut, every, u=uniforms(cut, size, generator, xp), log_p=log_prob)
+    every = tuple(step for step, _ in read.steps)
+    drawn = read.engine.decode(mapping, cut, every, u=uniforms(cut, size, generator, xp), log_p=log_prob)
     if not log_prob:
         return Sample(drawn.index)
-    without_cuts = tuple(step for step, truncates in steps if not truncates)
+    without_cuts = tuple(step for step, truncates in read.steps if not truncates)
     same = full is cut and len(without_cuts) == len(every)
-    full_log_p = drawn.log_p if same else decode.run(mapping, full, without_cuts, given=drawn.index).log_p
+    full_log_p = drawn.log_p if same else read.engine.decode(mapping, full, without_cuts, given=drawn.index).log_p
     wide = upcast(cut[..., :0], xp).dtype
     return Sample(drawn.index, xp.astype(drawn.log_p, wide), xp.astype(full_log_p, wide))
 

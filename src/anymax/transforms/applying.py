@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from .._array import Array, Namespace, compiling, from_last, namespace, stop_gradient, to_last, upcast
+from .._array import Array, Namespace, from_last, namespace, stop_gradient, to_last, upcast
 from .._random.generators import going_on
-from ..kernels import decode
+from ..kernels import decode, engine_of
+from ..kernels.engine import Engine
+from ..kernels.tasks import DECODE
 from .base import Composed, Transform, is_function, put_through
 
 
@@ -39,11 +41,18 @@ def _along(t: Any, axis: int, ndim: int, who: str) -> Callable[[Array], Array]:
     return dataclasses.replace(t, axis=axis)
 
 
-def read_steps(
-    parts: tuple[Any, ...], rows: Array, axis: int, mapping: Any
-) -> tuple[tuple[Any, ...], tuple[tuple[decode.Step, bool], ...]] | None:
-    """The transforms to call, and the ones after them as pairs (step of the engine, whether it truncates); None if the engine can't run."""
-    if compiling() or decode.refuse(mapping, rows) is not None:
+class Pass(NamedTuple):
+    """The transforms to call, and the ones after them as pairs (step of the engine, whether it truncates)."""
+
+    engine: Engine
+    parts: tuple[Any, ...]
+    steps: tuple[tuple[decode.Step, bool], ...]
+
+
+def read_steps(parts: tuple[Any, ...], rows: Array, axis: int, mapping: Any) -> Pass | None:
+    """What an engine does of the transforms, and which; None if there is no engine for these rows."""
+    engine = engine_of(DECODE, mapping, rows)
+    if engine is None:
         return None
     xp = namespace(rows)
     one, readable = upcast(rows[..., :1], xp), []
@@ -52,7 +61,8 @@ def read_steps(
         if not isinstance(t, Transform) or not t.is_step(one, params):
             break
         readable.insert(0, (t, params))
-    return parts[: len(parts) - len(readable)], tuple((t.as_step(one, params), t.truncates) for t, params in readable)
+    steps = tuple((t.as_step(one, params), t.truncates) for t, params in readable)
+    return Pass(engine, parts[: len(parts) - len(readable)], steps)
 
 
 def cut_and_full(who: str, parts: tuple[Any, ...], rows: Array, axis: int, both: bool) -> tuple[Array, Array]:

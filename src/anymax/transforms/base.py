@@ -57,7 +57,8 @@ from .._core.rows import hide
 from .._core.shards import sharded, transform_over_devices
 from .._core.tables import Default, Function, share_words
 from .._core.typing import ArrayT, Numbers
-from ..kernels import decode
+from ..kernels import decode, engine_of
+from ..kernels.tasks import DECODE
 from ..mappings import Softmax
 
 if TYPE_CHECKING:
@@ -286,15 +287,16 @@ def _cut(parts: list[Any], y: Array, xp: Namespace) -> Array:
 
 def _in_one_pass(parts: tuple[Transform, ...], rows: Array, axis: int, xp: Namespace) -> Array | None:
     """The engine's result for these truncations; None if it can't run all of them. The classes were at `axis` and are last."""
-    if _compiling() or decode.refuse(_SOFTMAX, rows, len(parts)) is not None:
+    engine = engine_of(DECODE, _SOFTMAX, rows) if len(parts) <= decode.MOST else None
+    if engine is None:
         return None
     params = [t.align(rows, axis, xp) for t in parts]
     if not all(t.is_step(rows, values) for t, values in zip(parts, params, strict=True)):
         return None
     steps = tuple(t.as_step(rows, values) for t, values in zip(parts, params, strict=True))
     if differentiates(rows):  # masked_fill passes on gradients
-        return rows.masked_fill(~decode.run(_SOFTMAX, rows, steps, keep=True).keep, -math.inf)
-    return decode.run(_SOFTMAX, rows, steps, left=True).left
+        return rows.masked_fill(~engine.decode(_SOFTMAX, rows, steps, keep=True).keep, -math.inf)
+    return engine.decode(_SOFTMAX, rows, steps, left=True).left
 
 
 def put_through(who: str, t: Callable[[Array], Array], x: Array, *, own: bool = False, reshapes: bool = False) -> Array:

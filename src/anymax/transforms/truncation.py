@@ -32,7 +32,8 @@ from .._core.rows import hide
 from .._core.typing import AnyArray, Numbers, Parameter
 from .._random.generators import listed, uniform
 from .._random.truncation import cutoff_keep, group_keep, topk_keep, topp_keep, typical_keep, xtc_keep
-from ..kernels.selection import Groups, chosen_mask, masked_as
+from ..kernels.selection import chosen_mask, masked_as
+from ..kernels.tasks import Groups
 from .base import Transform, brief, makes_transform, of_scores
 
 _MOST = 2**31 - 1  # positions are counted in 32 bits

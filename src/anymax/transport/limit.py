@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, Namespace, finish, is_torch
-from ..kernels import sinkhorn as kernel
+from .._array import Array, Namespace, finish
+from ..kernels import engine_of, tasks
 from . import plain
 from .problem import Problem
 
@@ -18,11 +18,12 @@ ROUNDS = 1000  # the most iterations of the engine; Newton's method of the array
 def limit(p: Problem, xp: Namespace) -> Array:
     """P at convergence, a constant."""
     x = xp.where(p.keep, p.z, -math.inf * xp.ones_like(p.z))
-    call = kernel.Call(x, p.rows[..., 0], p.columns[..., 0, :], ROUNDS, 1.0)
-    if (is_torch(x) and x.is_cuda) or kernel.refuse(call) is not None:
+    task = tasks.Sinkhorn(p.rows[..., 0], p.columns[..., 0, :], ROUNDS, 1.0)
+    engine = engine_of(tasks.SINKHORN_LIMIT, task, x)
+    if engine is None:
         return plain.limit(p, xp)
     tolerance = plain.tolerance(p.z)
-    found, left = kernel.converge(call, tolerance)
+    found, left = engine.sinkhorn_limit(task, x, tolerance)
     slow = np.nonzero(left.reshape(-1) > tolerance)[0]
     if len(slow):
         at: Any = xp.asarray(slow)

@@ -19,7 +19,7 @@ from .._array import (
 from .._core.matrix_map import MatrixMap
 from .._core.options import check_keywords
 from .._core.typing import ArrayT, Mask, Numbers, Parameter
-from ..kernels import sinkhorn as kernel
+from ..kernels import engine_of, tasks
 from . import plain
 from .limit import limit
 from .problem import Given, check_totals, problem, read
@@ -122,8 +122,9 @@ def _plan(given: Given, iterations: int | None, xp: Namespace) -> Array:
         return jax_sinkhorn.plan(given, iterations)
     if iterations is None:
         return limit(problem(given, xp, balanced=True), xp)
-    call = kernel.Call(given.x, given.rows, given.columns, iterations, given.temperature)
-    if kernel.refuse(call) is None:
+    task = tasks.Sinkhorn(given.rows, given.columns, iterations, given.temperature)
+    engine = engine_of(tasks.SINKHORN, task, given.x)
+    if engine is not None:
         check_totals(given, xp)
-        return kernel.forward(call)
+        return engine.sinkhorn(task, given.x)
     return plain.steps(problem(given, xp), iterations, xp)

@@ -15,7 +15,8 @@ import torch
 from .._array import modes, recorded, transformed
 from ..autodiff.torch_adapter import opaque, operation, plain_grads, traced_operation
 from ..autodiff.torch_graphs import outside_graphs
-from ..kernels import sinkhorn as kernel
+from ..kernels import engine_of
+from ..kernels.tasks import SINKHORN, Sinkhorn
 from . import plain
 from .assignment import assignment
 from .limit import limit
@@ -41,16 +42,17 @@ def plan(given: Given, iterations: int | None) -> Tensor:
 
 
 def _steps(given: Given, iterations: int) -> Tensor:
-    call = kernel.Call(given.x, given.rows, given.columns, iterations, given.temperature)
+    x, task = given.x, Sinkhorn(given.rows, given.columns, iterations, given.temperature)
     if not (transformed() or recorded(given.rows, given.columns) or torch.compiler.is_exporting()):
-        (*tensors, _, _), how = call, call[3:]
+        (*sums, _, _), how = task, task[2:]
         if torch.compiler.is_compiling() or modes():
             check_totals(given, xp)
-            return _traced(how, *tensors) if recorded(given.x) else torch.ops.anymax.sinkhorn(*call)
-        if kernel.refuse(call) is None:
+            return _traced(how, x, *sums) if recorded(x) else torch.ops.anymax.sinkhorn(x, *task)
+        engine = engine_of(SINKHORN, task, x)
+        if engine is not None:
             check_totals(given, xp)
-            return _eager(how, *tensors) if recorded(given.x) else kernel.forward(call)
-    return _plain(*call)
+            return _eager((engine, *how), x, *sums) if recorded(x) else engine.sinkhorn(task, x)
+    return _plain(x, *task)
 
 
 def _plain(x: Tensor, rows: Tensor | None, columns: Tensor | None, iterations: int, temperature: float) -> Tensor:
@@ -58,16 +60,19 @@ def _plain(x: Tensor, rows: Tensor | None, columns: Tensor | None, iterations: i
 
 
 def _eager_forward(how: Any, operands: Any, wants: Any) -> tuple[Tensor, tuple[()]]:
-    return kernel.forward(kernel.Call(*operands, *how)), ()
+    (x, *sums), (engine, *steps) = operands, how
+    return engine.sinkhorn(Sinkhorn(*sums, *steps), x), ()
 
 
 def _eager_backward(how: Any, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
-    call, (g,) = kernel.Call(*operands, *how), grads
-    return None if kernel.refuse(call._replace(x=g)) is not None else (kernel.vjp(call, g), None, None)
+    (x, *sums), (_, *steps), (g,) = operands, how, grads
+    task = Sinkhorn(*sums, *steps)
+    engine = engine_of(SINKHORN, task, g)
+    return None if engine is None else (engine.sinkhorn(task, x, g), None, None)
 
 
 def _eager_plain(how: Any, operands: Any, kept: Any) -> Tensor:
-    return _plain(*operands, *how)
+    return _plain(*operands, *how[1:])
 
 
 _eager = operation("Sinkhorn", _eager_forward, _eager_backward, _eager_plain)
@@ -85,17 +90,19 @@ _traced = traced_operation("TracedSinkhorn", _traced_run, _traced_backward)
 
 
 def _steps_op(x: Tensor, rows: Tensor | None, columns: Tensor | None, iterations: int, temperature: float) -> Tensor:
-    call = kernel.Call(x, rows, columns, iterations, temperature)
-    return (kernel.forward(call) if kernel.refuse(call) is None else _plain(*call)).contiguous()
+    task = Sinkhorn(rows, columns, iterations, temperature)
+    engine = engine_of(SINKHORN, task, x)
+    return (_plain(x, *task) if engine is None else engine.sinkhorn(task, x)).contiguous()
 
 
 def _vjp_op(
     x: Tensor, rows: Tensor | None, columns: Tensor | None, g: Tensor, iterations: int, temperature: float
 ) -> Tensor:
-    call = kernel.Call(x, rows, columns, iterations, temperature)
-    if kernel.refuse(call) is None:
-        return kernel.vjp(call, g)
-    (slope,) = plain_grads(lambda a: (_plain(a, *call[1:]),), (x,), (g,), (True,))
+    task = Sinkhorn(rows, columns, iterations, temperature)
+    engine = engine_of(SINKHORN, task, x)
+    if engine is not None:
+        return engine.sinkhorn(task, x, g)
+    (slope,) = plain_grads(lambda a: (_plain(a, *task),), (x,), (g,), (True,))
     assert slope is not None
     return slope.contiguous()
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from .._random.draws import uniforms
-from ..kernels import decode
+from ..kernels import decode, engine_of
+from ..kernels.tasks import DECODE
 from ..mappings import Softmax
 from ..sampling import samplers
 from ..sampling.results import validated
@@ -55,17 +56,20 @@ def apply_top_k_top_p(logits: Tensor, k: Tensor | None, p: Tensor | None, has_to
     steps = _steps(logits, k, p)
     if not steps or not logits.numel():
         return logits
-    if logits.requires_grad or decode.refuse(_SOFTMAX, logits) is not None:
+    engine = None if logits.requires_grad else engine_of(DECODE, _SOFTMAX, logits)
+    if engine is None:
         return compose(*_transforms(steps, logits.device))(logits)
     logits = logits.detach()
     if logits.dtype in (torch.float32, torch.float64) and logits.is_contiguous():
-        return decode.run(_SOFTMAX, logits, steps, in_place=True).left
+        return engine.decode(_SOFTMAX, logits, steps, in_place=True).left
     size = max(_BLOCK // logits.shape[-1], 1)
     for begin in range(0, logits.shape[0], size):
         rows = slice(begin, begin + size)
         part = logits[rows]
         own = part.to(torch.promote_types(part.dtype, torch.float32), memory_format=torch.contiguous_format, copy=True)
-        own = decode.run(_SOFTMAX, own, tuple(s._replace(value=_of(s.value, rows)) for s in steps), in_place=True).left
+        own = engine.decode(
+            _SOFTMAX, own, tuple(s._replace(value=_of(s.value, rows)) for s in steps), in_place=True
+        ).left
         part.copy_(own)
     return logits
 
@@ -107,8 +111,9 @@ def sample(
     source = None
     if generators:
         source = [generators.get(row) for row in range(logits.shape[0])]
-    if decode.refuse(_SOFTMAX, logits) is None:
-        index = decode.run(_SOFTMAX, logits, steps, u=uniforms(logits, 1, source, xp)).index[..., 0]
+    engine = engine_of(DECODE, _SOFTMAX, logits)
+    if engine is not None:
+        index = engine.decode(_SOFTMAX, logits, steps, u=uniforms(logits, 1, source, xp)).index[..., 0]
     else:
         transform = compose(*_transforms(steps, logits.device))
         index = samplers.sample(_SOFTMAX, logits.detach(), transform=transform, generator=source)

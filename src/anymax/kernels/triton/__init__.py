@@ -23,6 +23,7 @@ from ..choice import asked
 from ..engine import BELOW, Engine, IndexLoss
 from ..link import KINDS, SOFTMAX, SPARSE, Link
 from ..linked import found_link, link_of
+from ..tasks import LAYER, ROUTE, SELECT, SINKHORN, Selection, Sinkhorn
 from . import limits
 
 _MOST_SERVED = 1024
@@ -72,29 +73,6 @@ def refuse_attention(mapping: Mapping) -> str | None:
     return f"it has no kernel for {mapping.name}, but for {', '.join(known[:-1])} and {known[-1]}"
 
 
-def output_layer(*operands: Array | None) -> Any:
-    """The module with the kernels of output layers; None if they can't take these features, weight and bias."""
-    given = [a for a in operands if a is not None]
-    kind = given[0].device.type
-    if asked() not in (None, Triton.name) or (kind != "cuda" and not (kind == "cpu" and _interpreted())):
-        return None
-    if isinstance(load(), str) or any(arrays.refuse_tensor(a, kind, limits.DTYPES) is not None for a in given):
-        return None
-    return importlib.import_module(f"{__name__}.layer")
-
-
-def router_of(x: Array) -> Any:
-    """The module with the kernel of routers; None if it can't take these scores."""
-    if not is_torch(x) or asked() not in (None, Triton.name):
-        return None
-    kind = x.device.type
-    if (kind != "cuda" and not (kind == "cpu" and _interpreted())) or isinstance(load(), str):
-        return None
-    if arrays.refuse_tensor(x, kind, limits.DTYPES) is not None:
-        return None
-    return importlib.import_module(f"{__name__}.router")
-
-
 def prepared(mapping: Mapping) -> tuple[Any, Link]:
     launch, link = load(), triton_link(mapping)
     assert not isinstance(launch, str), launch
@@ -120,18 +98,26 @@ def _apart(mapping: Mapping, x: Array, mask: Array | None, out: Array) -> bool:
     return all(disjoint(out, a) for a in (read if same else [x, *read]))
 
 
+def _refuse_place(x: Any) -> str | None:
+    """Why the kernels can't take an array where it is; None if they can."""
+    if not is_torch(x):
+        if is_jax(x):
+            return "it takes torch; on a GPU, JAX compiles the formula itself"
+        return f"it takes torch tensors on a GPU, these scores are of {type(x).__module__.split('.')[0]}"
+    if x.device.type != "cuda" and not (x.device.type == "cpu" and _interpreted()):
+        return f"it takes tensors on a GPU (CUDA, ROCm), these are on {x.device}"
+    return None
+
+
 class Triton(Engine):
     name = "triton"
     ops = ("forward", "log_forward", "vjp", "log_vjp", "index_loss", "threshold", "slope")
-    compiled = takes_mask = True
+    tasks = (SELECT, ROUTE, SINKHORN, LAYER)
+    compiled = takes_mask = on_gpu = True
 
     def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
-        if not is_torch(x):
-            if is_jax(x):
-                return "it takes torch; on a GPU, JAX compiles the formula itself"
-            return f"it takes torch tensors on a GPU, these scores are of {type(x).__module__.split('.')[0]}"
-        if x.device.type != "cuda" and not (x.device.type == "cpu" and _interpreted()):
-            return f"it takes tensors on a GPU (CUDA, ROCm), these are on {x.device}"
+        if reason := _refuse_place(x):
+            return reason
         if op not in self.ops:
             return self.lacks(op)
         reason = refuse_map(op, mapping) or arrays.refuse_tensor(x, x.device.type, limits.DTYPES)
@@ -234,6 +220,64 @@ class Triton(Engine):
         out = launch.numbers(x, *x.shape[:-1], 1)
         launch.run("logsumexp", SOFTMAX, x, value=out)
         return out
+
+    def refuse_task(self, op: str, task: Any, x: Any) -> str | None:
+        if op not in self.tasks:
+            return super().refuse_task(op, task, x)
+        if reason := _refuse_place(x):
+            return reason
+        launch = load()
+        if isinstance(launch, str):
+            return launch
+        dtypes = limits.DTYPES if op != SINKHORN else ("float32",)
+        for a in (x, *task) if op == LAYER else (x,):
+            if reason := arrays.refuse_tensor(a, x.device.type, dtypes):
+                return reason
+        if op == LAYER:
+            return None
+        return _refuse_matrices(task, x) if op == SINKHORN else _refuse_rows(task, x)
+
+    def select(self, task: Selection, x: Array) -> Array:
+        return _part("router").choose(x, *task)[0]
+
+    def route(
+        self, task: Selection, x: Array, scoring: str, bias: Array | None, *, weights: bool, normalise: bool, factor: float
+    ) -> tuple[Array, Array] | None:  # fmt: skip
+        if scoring not in _part("router").SCORINGS:
+            return None
+        return _part("router").choose(x, *task, scoring, bias, weights, normalise, factor)
+
+    def sinkhorn(self, task: Sinkhorn, x: Array, g: Array | None = None) -> Array:
+        x, g = x.detach().contiguous(), None if g is None else g.contiguous()
+        return _part("sinkhorn_kernels").run(x, g, task.iterations, task.temperature)
+
+    def add_products(self, out: Any, starts: Any, index: Any, value: Any, rows: Any) -> None:
+        _part("layer").add_products(out, starts, index, value, rows)
+
+    def scale(self, a: Any, g: Any) -> None:
+        _part("layer").scale(a, g)
+
+
+def _part(name: str) -> Any:
+    """A module of this folder that loads Triton."""
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+def _refuse_rows(task: Selection, x: Array) -> str | None:
+    """Why the kernel of routers can't take these rows; None if it can."""
+    if not x.ndim or not 1 <= task[0] <= x.shape[-1]:
+        return "it chooses from 1 to all classes of rows"
+    router = _part("router")
+    if router.takes(x, *task):
+        return None
+    return f"it takes up to {router.MOST_CLASSES} classes, k and groups up to {router.MOST_CHOSEN}, group_by up to {router.MOST_ADDED}"
+
+
+def _refuse_matrices(task: Sinkhorn, x: Array) -> str | None:
+    """Why the kernels can't take these matrices; None if they can: many of 4 x 4, one a thread, as hyper-connections mix by."""
+    if tuple(x.shape[-2:]) != (4, 4):
+        return f"on a GPU it takes matrices of 4 x 4, not {x.shape[-2]} x {x.shape[-1]}"
+    return "on a GPU it takes equal sums" if task.rows is not None or task.columns is not None else None
 
 
 ENGINE = Triton()

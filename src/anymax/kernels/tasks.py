@@ -1,0 +1,50 @@
+"""The tasks of engines: operations beside p of a map and what follows from it, each with a name and options. `engine_of` has the engine."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .._array import Array
+
+# the operations; the arguments of `Engine.refuse_task` beside the array x
+DECODE = "decode"  # the map: a pass of truncations, draws and log-probabilities over rows
+SELECT, ROUTE = "select", "route"  # `Selection`
+SINKHORN, SINKHORN_LIMIT = "sinkhorn", "sinkhorn_limit"  # `Sinkhorn`
+LINEAR_ATTENTION, LAYER = (
+    "linear_attention",
+    "layer",
+)  # the other operands; x are the queries, or the rows of an output layer
+
+
+class Groups(NamedTuple):
+    """Equal blocks of the classes: only the classes of the blocks with the largest sums are chosen from."""
+
+    count: int
+    keep: int  # how many of them are chosen from
+    most: int  # the sum of a group is that of so many of its largest scores
+
+
+WHOLE = Groups(1, 1, 1)
+Selection = tuple[
+    int, Groups
+]  # how many of the largest scores of each row, from which classes; plain, as it is made often
+
+
+class Sinkhorn(NamedTuple):
+    """The sums of matrices [..., n, m] that are asked for, [..., n] and [..., m] (None: equal shares), and how often to iterate."""
+
+    rows: Array | None
+    columns: Array | None
+    iterations: int
+    temperature: float
+
+
+class LinearAttention(NamedTuple):
+    """The options of attention with Taylor softmax of order 2 in linear time."""
+
+    groups: int  # heads of q for each head of k and v
+    scale: float
+    causal: bool
+    lengths: np.ndarray | None  # how many keys of each head are real
