@@ -298,7 +298,7 @@ ELSEWHERE = {
     "target": lambda: A.sparsemax_loss(X, CLASSES.to("meta")),
     "target, a distribution": lambda: A.sparsemax_loss(X, torch.ones(3, 5, **META)),
     "weight": lambda: A.cross_entropy(X, CLASSES, weight=torch.ones(5, **META)),
-    "y": lambda: A.log_prob("softmax", X, CLASSES.to("meta")),
+    "target, of log p": lambda: A.log_prob("softmax", X, CLASSES.to("meta")),
     "target, a margin": lambda: A.margin_loss("softmax", X, CLASSES.to("meta")),
     "target, many labels": lambda: A.multilabel_softmax_loss(X, torch.ones(3, 5, **META)),
     "bias": lambda: A.routing.route(X, 2, bias=torch.ones(5, **META)),
