@@ -75,10 +75,6 @@ class Spec:
     parts: tuple[Part, ...]
     mapping: Mapping | None = None
 
-    @property
-    def needs_tokens(self) -> bool:
-        return any(part.tokens for part in self.parts)
-
     def shown(self) -> str:
         """What was asked for, shortly: the names, and the map."""
         words = [part.name for part in self.parts] + ([] if self.mapping is None else [repr(self.mapping)])
