@@ -67,7 +67,7 @@ class Layer:
     @property
     def seen_classes(self) -> int:
         """How many classes the caller gave."""
-        return self.classes - self.hides
+        return self.classes - 1 if self.hides else self.classes
 
     def refuse_with_sink(self, who: str, **options: Any) -> None:
         """Refuse what would act on the class that a map hides as on the others."""
