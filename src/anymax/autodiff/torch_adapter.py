@@ -39,23 +39,23 @@ def operation(
 
     Parameters
     ----------
-    name : str
+    name
         It names the function in the graph.
-    forward : callable
+    forward
         ``forward(how, operands, wants)`` returns the result, or a tuple of results, and the tensors to save beside the operands. `how` is
         anything but tensors, and each of `operands` a tensor or None.
-    backward : callable
+    backward
         ``backward(how, operands, kept, grads, wants)`` returns the gradients by the operands, or None where only the plain formula has
         them.
-    plain : callable, optional
+    plain
         ``plain(how, operands, kept)`` returns the results by operations that can be differentiated. Without it, `backward` takes
         batches of gradients, and its own derivative is taken.
-    of_map : bool
+    of_map
         The last operand is a map. Its tensors are saved, and may have gradients: in the place of the map, `backward` returns a function
         from the name of a parameter to its gradient for each row.
-    one_result : bool
+    one_result
         Only the first result has a gradient.
-    saves : int, optional
+    saves
         The number of the operands that are saved, but for the map; all, if it is not given. `backward` and `plain` get no others.
     """
 
@@ -174,13 +174,13 @@ def opaque(
 
     Parameters
     ----------
-    schema : str
+    schema
         That of the operation; exported programs hold it.
-    run : callable
+    run
         It computes the results: contiguous, and none of them an operand.
-    fake : callable
+    fake
         The results without values.
-    vmap : callable, optional
+    vmap
         The rule of `torch.library.register_vmap`.
     """
     name = schema.partition("(")[0]
@@ -204,13 +204,13 @@ def traced_operation(
 
     Parameters
     ----------
-    name : str
+    name
         It names the function in the graph.
-    run : callable
+    run
         ``run(how, *tensors)`` returns the result, or a tuple of results, of which the first has a gradient.
-    backward : callable
+    backward
         ``backward(how, saved, g, wants)`` returns the gradients by the tensors.
-    save : callable, optional
+    save
         ``save(how, tensors, result)`` returns the tensors to save, by default those of the call.
     """
 

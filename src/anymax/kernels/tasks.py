@@ -12,10 +12,8 @@ from .._array import Array
 DECODE = "decode"  # the map: a pass of truncations, draws and log-probabilities over rows
 SELECT, ROUTE = "select", "route"  # `Selection`
 SINKHORN, SINKHORN_LIMIT = "sinkhorn", "sinkhorn_limit"  # `Sinkhorn`
-LINEAR_ATTENTION, LAYER = (
-    "linear_attention",
-    "layer",
-)  # the other operands; x are the queries, or the rows of an output layer
+LINEAR_ATTENTION = "linear_attention"  # the other operands, beside the queries
+LAYER = "layer"  # the other operands, beside the rows of an output layer
 
 
 class Groups(NamedTuple):
@@ -27,9 +25,8 @@ class Groups(NamedTuple):
 
 
 WHOLE = Groups(1, 1, 1)
-Selection = tuple[
-    int, Groups
-]  # how many of the largest scores of each row, from which classes; plain, as it is made often
+# How many of the largest scores of each row, and from which classes; a plain tuple, since most calls make one.
+Selection = tuple[int, Groups]
 
 
 class Sinkhorn(NamedTuple):
