@@ -1,9 +1,11 @@
 """A classifier whose classes lie on several processes: torchrun --nproc-per-node 2 docs/many_machines.py"""
 
 import torch
+
+# before the group is made: an optimiser loads this part of torch, which would keep the group and its threads until the process ends
+import torch._dynamo
 import torch.distributed as dist
 
-# before the group is made: parts of torch that it loads hold on to an existing group
 import anymax.distributed
 
 CLASSES, FEATURES, ROWS, STEPS = 1000, 32, 64, 60
