@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, from_last, is_torch, namespace, to_last
+from .._array import Array, from_last, namespace, to_last
 from .._core.mapping import Mapping
 from . import native
 from .arrays import arrays_of, dtype_of, room_in, wide
-from .engine import IndexLoss, RaggedEngine, SegmentsAlong
+from .engine import IndexLoss, SegmentsEngine
 from .link import CODES, NEED_SCORES, WITH_SLOPE
 from .linked import found_link, link_of
 
@@ -59,34 +59,10 @@ def sort(index: np.ndarray, segments: int | None, threads_of_torch: bool) -> tup
     return -1, ptr, None if (index[1:] >= index[:-1]).all() else np.argsort(index, kind="stable")
 
 
-def _each_shape(x: Array, along: SegmentsAlong) -> tuple[int, ...]:
-    """The shape of one number for each segment and head: [segments, heads ...]."""
-    return (along.segments.num_segments, *(n for i, n in enumerate(x.shape) if i != along.axis))
-
-
-def _run(
-    op: str, mapping: Any, along: SegmentsAlong, operands: list[Any], index: Any, scale: Any, result: Any, saved: Any = None,
-    slope: Any = None,
-) -> None:  # fmt: skip
-    segments, axis = along
-    like = next(a for a in operands if a is not None)
-    link = found_link(mapping)
-    link = link if link.params is None else native.broadcast(link, like, _each_shape(like, along))
-    engine = native.engine_for(like)
-    index, scale = (None if a is None else arrays_of(a).contiguous(a) for a in (index, scale))
-    x, p, g, out = operands
-    made = engine.segments(
-        link, CODES[op], segments.ptr, segments.order, axis, x, p, g, out, index, scale, result, saved, slope
-    )
-    if made is None:
-        words = ", ".join(f"{dtype_of(a)} {tuple(a.shape)}" for a in operands if a is not None)
-        raise RuntimeError(f"the native engine can't compute {op} of segments on {words}")
-
-
 def _one_stride(a: Array, axis: int) -> bool:
     """True if one stride leads through the heads of an entry, and the address is aligned for the dtype."""
     axes = [i for i in range(a.ndim) if i != axis and a.shape[i] != 1]
-    steps = a.stride() if is_torch(a) else a.strides
+    steps = arrays_of(a).strides(a)
     return arrays_of(a).aligned(a) and all(steps[i] == steps[j] * a.shape[j] for i, j in itertools.pairwise(axes))
 
 
@@ -101,50 +77,75 @@ def _laid_out(operands: list[Any], axis: int) -> tuple[list[Any], int]:
     return [a if a is None or _one_stride(a, axis) else arrays_of(a).contiguous(a) for a in operands], axis
 
 
-def _entries(
-    op: str, mapping: Any, along: SegmentsAlong, x: Any, p: Any = None, g: Any = None, *, index: Any = None, scale: Any = None,
-    saved: Any = None,
-) -> Array:  # fmt: skip
-    """Runs an operation whose result has a number for each entry."""
-    lead = x if p is None else p
-    framework, dtype = arrays_of(lead), dtype_of(lead)
-    if g is not None and dtype_of(g) != dtype:
-        g = framework.cast(g, dtype, lead)
-    segments, axis = along
-    (x, p, g), at = _laid_out([x, p, g], axis)
-    lead = x if p is None else p
-    out = room_in(framework, tuple(lead.shape), dtype)
-    if math.prod(lead.shape):
-        _run(op, mapping, SegmentsAlong(segments, at), [x, p, g, out], index, scale, None, saved)
-    if at == axis:
-        return out
-    xp = namespace(out)
-    return from_last(to_last(out, at, xp), axis, xp)
+def _segments_first(a: Any) -> Any:
+    return from_last(a, 0, namespace(a)) if a is not None and a.ndim else a
 
 
-def _each(
-    op: str, mapping: Any, along: SegmentsAlong, operands: list[Any], index: Any = None, saved: Any = None, slope: bool = False
-) -> tuple[Array, Array | None]:  # fmt: skip
-    """Runs an operation with a number for each segment and head, [segments, heads ...]; `slope`: and the derivative of that, a loss."""
-    lead = next(a for a in operands if a is not None)
-    shape, dtype, framework = _each_shape(lead, along), wide(lead), arrays_of(lead)
-    result = room_in(framework, shape, dtype)
-    rise = room_in(framework, shape, dtype) if slope else None
-    if math.prod(shape):
-        operands, axis = _laid_out(operands, along.axis)
-        _run(op, mapping, SegmentsAlong(along.segments, axis), operands, index, None, result, saved, rise)
-    return result, rise
-
-
-def _scores(mapping: Mapping, x: Array | None) -> Array | None:
+def _scores(mapping: Mapping, x: Array) -> Array | None:
     """The scores, where a gradient needs them."""
     return x if found_link(mapping).kind in NEED_SCORES else None
 
 
-class NativeRagged(RaggedEngine):
+class NativeSegments(SegmentsEngine):
     """Its `saved` argument is p sorted by segment, [entries, heads], where the entries have an order; losses need none."""
 
+    name = native.ENGINE.name
     rows = native.ENGINE
+
+    def _run(
+        self, op: str, mapping: Mapping, axis: int, operands: list[Any], index: Any, scale: Any, result: Any, saved: Any,
+        slope: Any = None,
+    ) -> None:  # fmt: skip
+        (x, p, g, out), segments = operands, self.along.segments
+        like = x if p is None else p
+        link = found_link(mapping)
+        if link.params is not None:
+            link = link._replace(params=_segments_first(link.params))
+            link = native.broadcast(link, like, self._each_shape(like, axis))
+        index, scale = (None if a is None else arrays_of(a).contiguous(_segments_first(a)) for a in (index, scale))
+        made = native.engine_for(like).segments(
+            link, CODES[op], segments.ptr, segments.order, axis, x, p, g, out, index, scale, result, saved, slope
+        )
+        if made is None:
+            words = ", ".join(f"{dtype_of(a)} {tuple(a.shape)}" for a in operands if a is not None)
+            raise RuntimeError(f"the native engine can't compute {op} of segments on {words}")
+
+    def _each_shape(self, x: Array, axis: int) -> tuple[int, ...]:
+        """The shape of one number for each segment and head: [segments, heads ...]."""
+        return (self.along.segments.num_segments, *(n for i, n in enumerate(x.shape) if i != axis))
+
+    def _entries(
+        self, op: str, mapping: Mapping, x: Any, p: Any = None, g: Any = None, *, index: Any = None, scale: Any = None,
+        saved: Any = None,
+    ) -> Array:  # fmt: skip
+        """The result of an operation with a number for each entry."""
+        lead, axis = x if p is None else p, self.along.axis
+        framework, dtype = arrays_of(lead), dtype_of(lead)
+        if g is not None and dtype_of(g) != dtype:
+            g = framework.cast(g, dtype, lead)
+        (x, p, g), at = _laid_out([x, p, g], axis)
+        lead = x if p is None else p
+        out = room_in(framework, tuple(lead.shape), dtype)
+        if math.prod(lead.shape):
+            self._run(op, mapping, at, [x, p, g, out], index, scale, None, saved)
+        if at == axis:
+            return out
+        xp = namespace(out)
+        return from_last(to_last(out, at, xp), axis, xp)
+
+    def _each(
+        self, op: str, mapping: Mapping, operands: list[Any], index: Any = None, saved: Any = None, slope: bool = False
+    ) -> tuple[Array, Array | None]:
+        """The result of an operation with a number for each segment and head; `slope`: and the derivative of that, a loss."""
+        lead = next(a for a in operands if a is not None)
+        shape, dtype, framework = self._each_shape(lead, self.along.axis), wide(lead), arrays_of(lead)
+        result = room_in(framework, shape, dtype)
+        rise = room_in(framework, shape, dtype) if slope else None
+        if math.prod(shape):
+            operands, axis = _laid_out(operands, self.along.axis)
+            self._run(op, mapping, axis, operands, index, None, result, saved, rise)
+        xp = namespace(result)
+        return to_last(result, 0, xp), None if rise is None else to_last(rise, 0, xp)
 
     def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
         """It knows links alone; soft ranks, which the engine of rows has too, are none."""
@@ -155,50 +156,44 @@ class NativeRagged(RaggedEngine):
             return "it takes no segments of maps with upper bounds"
         return super().refuse(op, mapping, x)
 
-    def forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
-        return _entries("forward", mapping, along, x)
+    def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
+        return self._entries("forward", mapping, x)
 
-    def forward_saving(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> tuple[Array, Array | None]:
+    def forward_saving(
+        self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None
+    ) -> tuple[Array, Array | None]:
         saved = None
-        if along.segments.order is not None:
-            entries = x.shape[along.axis]
-            shape = (entries, math.prod(x.shape) // max(entries, 1))
-            saved = room_in(arrays_of(x), shape, dtype_of(x))
-        return _entries("forward", mapping, along, x, saved=saved), saved
+        if self.along.segments.order is not None:
+            entries = x.shape[self.along.axis]
+            saved = room_in(arrays_of(x), (entries, math.prod(x.shape) // max(entries, 1)), dtype_of(x))
+        return self._entries("forward", mapping, x, saved=saved), saved
 
-    def log_forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
-        return _entries("log_forward", mapping, along, x)
+    def log_forward(self, mapping: Mapping, x: Array) -> Array:
+        return self._entries("log_forward", mapping, x)
 
-    def vjp(
-        self, mapping: Mapping, x: Array | None, p: Array, g: Array, along: SegmentsAlong, saved: Any = None
-    ) -> Array:
-        return _entries("vjp", mapping, along, _scores(mapping, x), p, g, saved=saved)
+    def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
+        return self._entries("vjp", mapping, _scores(mapping, x), p, g, saved=saved)
 
-    def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, along: SegmentsAlong) -> Array:
-        return _entries("log_vjp", mapping, along, _scores(mapping, x), log_p, g)
+    def log_vjp(self, mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
+        return self._entries("log_vjp", mapping, _scores(mapping, x), log_p, g)
 
-    def slope(
-        self, mapping: Mapping, name: str, x: Array | None, p: Array, g: Array, along: SegmentsAlong, saved: Any = None
-    ) -> Array:
-        """`<g, dp/d name>` of each segment, [segments, heads ...], float32 or float64."""
+    def slope(self, mapping: Mapping, name: str, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
         native.refuse_parameter(mapping, found_link(mapping), name)
         g = arrays_of(p).cast(g, dtype_of(p), p) if dtype_of(g) != dtype_of(p) else g
-        return _each("slope", mapping, along, [None, p, g, None], saved=saved)[0]
+        return self._each("slope", mapping, [None, p, g, None], saved=saved)[0]
 
     def index_loss(
-        self, mapping: Mapping, x: Array, index: Array, along: SegmentsAlong, *, save: bool, slope: bool = False
+        self, mapping: Mapping, x: Array, index: Array, *, save: bool, slope: bool = False, **of_rows: Any
     ) -> IndexLoss:
         slope = slope and found_link(mapping).kind in WITH_SLOPE
-        value, rise = _each("index_loss", mapping, along, [x, None, None, None], index, slope=slope)
+        value, rise = self._each("index_loss", mapping, [x, None, None, None], index, slope=slope)
         return IndexLoss(value, None, slope=rise)
 
     def index_loss_grad(
-        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, along: SegmentsAlong
+        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, **of_rows: Any
     ) -> Array:
-        return _entries("index_loss_grad", mapping, along, x, index=index, scale=scale)
+        return self._entries("index_loss_grad", mapping, x, index=index, scale=scale)
 
-    def threshold(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
-        return _each("threshold", mapping, along, [x, None, None, None])[0]
-
-
-RAGGED = NativeRagged()
+    def threshold(self, mapping: Mapping, x: Array) -> Array:
+        """-inf for an empty segment, NaN for one with NaN or +inf."""
+        return self._each("threshold", mapping, [x, None, None, None])[0]

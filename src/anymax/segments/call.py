@@ -22,8 +22,8 @@ from .._array import (
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.shards import refuse as refuse_sharded
-from ..kernels import choose_ragged
-from ..kernels.engine import RaggedEngine, SegmentsAlong
+from ..autodiff import bridge
+from ..kernels.engine import SegmentsAlong
 from .layout import Segments, along, read
 from .padded import of_segments
 
@@ -85,24 +85,10 @@ class SegmentCall:
         out = from_last(out, self.axis, self.xp)
         return as_dtype(out, self.x.dtype, self.xp)
 
-    # -- the engine ---------------------------------------------------------------------------------------------------------------
-
-    def engine(self, op: str) -> RaggedEngine | None:
-        """The engine that computes an operation without padding; None if there is none."""
-        return choose_ragged(op, self.mapping, self.x) if self.segments.known else None
-
     @property
-    def segments_along(self) -> SegmentsAlong:
+    def along(self) -> SegmentsAlong:
         return SegmentsAlong(self.segments, self.axis)
 
-    @property
-    def segments_first(self) -> Mapping:
-        """The mapping with its parameters in the engine's layout, [segments, heads ...]."""
-        params = self.mapping.params()
-        return self.mapping.laid_out(**{k: from_last(v, 0, self.xp) for k, v in params.items() if v.ndim})
-
-    def moved(self, each: Array) -> Array:
-        """From [segments, heads ...] to the segments at the axis of the entries."""
-        axes = list(range(1, each.ndim))
-        axes.insert(self.axis, 0)
-        return self.xp.permute_dims(each, tuple(axes)) if self.axis else each
+    def unpadded(self, op: str, *place: Array) -> Array | None:
+        """The result of an operation of engines; None if none has it for segments, so that the rows must be padded."""
+        return bridge(self.x).segments(op, self.mapping, self.x, self.along, *place)

@@ -18,12 +18,11 @@ from .._core.mapping import Mapping
 from .._core.static import Static
 from ..autodiff.jax import BRIDGE as ROWS
 from ..autodiff.jax import shape_of_vector, static_of, with_zeros
+from ..kernels.engine import SegmentsAlong
 from ..kernels.jax_primitives import by_library, handler_attributes, is_zero, linear_primitive, link_for, to_front
 from ..kernels.link import Link
 from ..kernels.reference import ENGINE as reference
 from . import padded
-from .bridge import SegmentBridge
-from .call import SegmentCall
 from .layout import Segments
 
 # -- in plain operations; entries first, then heads; in parameters segments first ----------------------------------------------------------
@@ -42,13 +41,15 @@ def _plain(static: Static, params: dict[str, Array], x: Array, ptr: Array, order
     segments, mapping = _segments(ptr, order, x.shape[0]), _mapping(static, params.values())
     if mapping.is_softmax:
         return jnp.moveaxis(_softmax(segments, jnp.moveaxis(x, 0, -1)), -1, 0)
-    return padded.formula(segments, mapping, 0, ROWS.apply, x)
+    return padded.formula(SegmentsAlong(segments, 0), mapping, ROWS.apply, x)
 
 
 def _plain_product(x: Array, p: Array, v: Array, *more: Array, static: Static, transposed: bool) -> Array:
     *params, ptr, order = more
     function = reference.vjp if transposed else reference.jvp
-    return padded.formula(_segments(ptr, order, x.shape[0]), _mapping(static, params), 0, function, x, p, v)
+    return padded.formula(
+        SegmentsAlong(_segments(ptr, order, x.shape[0]), 0), _mapping(static, params), function, x, p, v
+    )
 
 
 def _softmax(segments: Segments, x: Array) -> Array:
@@ -151,7 +152,9 @@ def _moved_scores(
     """The change of the scores that does what a change of a parameter by v does, on padded rows."""
     segments = _segments(ptr, order, x.shape[0])
     change = lambda mapping, x, v: mapping.score_change(name, upcast(x, jnp), jnp) * v  # noqa: E731
-    moved = padded.formula(segments, _mapping(static, params.values()), 0, change, x, _of_entries(v, segments, index))
+    moved = padded.formula(
+        SegmentsAlong(segments, 0), _mapping(static, params.values()), change, x, _of_entries(v, segments, index)
+    )
     return moved.astype(x.dtype)
 
 
@@ -170,7 +173,7 @@ def _by_param(
     spread = lambda a: _of_entries(a, segments, index)  # noqa: E731
     if name not in static.mapping(params).learns_by_sums:
         change = lambda mapping, x, p, v: reference.param_jvp(mapping, name, x, p, v)  # noqa: E731
-        return padded.formula(segments, _mapping(static, params.values()), 0, change, x, p, spread(v))
+        return padded.formula(SegmentsAlong(segments, 0), _mapping(static, params.values()), change, x, p, spread(v))
     entries: Any = static.mapping({k: spread(a) for k, a in params.items()})  # a parameter has a number for each entry
     owned = (index < count).reshape(-1, *[1] * (p.ndim - 1))
     q = jnp.where(owned, upcast(p, jnp), 0.0)  # not NaN where an entry has no segment
@@ -194,27 +197,24 @@ _product = linear_primitive("anymax_segments_product", 2, shape_of_vector, _prod
 _compiled = jax.jit(_apply, static_argnums=(0,))
 
 
-class JaxSegments(SegmentBridge):
-    def apply(self, call: SegmentCall) -> Array | None:
-        mapping, x = call.mapping, call.x
-        if not x.size or not call.segments.num_segments or not kernels.choose("forward", mapping, x).compiled:
-            return from_last(_softmax(call.segments, call.rows), call.axis, jnp) if mapping.is_softmax else None
-        ptr, order = (call.segments.placed(name, x) for name in ("ptr", "order"))
-        order = jnp.zeros((0,), ptr.dtype) if order is None else order
-        x = jnp.moveaxis(x, call.axis, 0)
-        dtype = wide_name(x)
-        shape = (call.segments.num_segments, *x.shape[1:])
-        first = {k: from_last(a, 0, jnp) if a.ndim else a for k, a in mapping.params().items()}
-        params = {k: jnp.broadcast_to(a, shape).astype(dtype) for k, a in first.items()}
-        index = call.segments.placed("index", x) if params else jnp.zeros((0,), ptr.dtype)
-        x, *values, ptr, order, index = alike(x, *params.values(), ptr, order, index)
-        out = _compiled(static_of(mapping), dict(zip(params, values)), x, ptr, order, index)
-        return jnp.moveaxis(out, 0, call.axis)
-
-    def log(self, call: SegmentCall) -> Array | None:
-        if not call.mapping.is_softmax:
-            return None
-        return from_last(_log_softmax(call.segments, upcast(call.rows, jnp)), call.axis, jnp)
-
-
-BRIDGE = JaxSegments()
+def unpadded(op: str, mapping: Mapping, x: Array, along: SegmentsAlong, *place: Array) -> Array | None:
+    segments, axis = along
+    if op == "log_forward" and mapping.is_softmax:
+        return from_last(_log_softmax(segments, to_last(upcast(x, jnp), axis, jnp)), axis, jnp)
+    if op != "forward":
+        return None
+    if not x.size or not segments.num_segments or not kernels.choose("forward", mapping, x).compiled:
+        return (
+            from_last(_softmax(segments, to_last(upcast(x, jnp), axis, jnp)), axis, jnp) if mapping.is_softmax else None
+        )
+    ptr, order = (segments.placed(name, x) for name in ("ptr", "order"))
+    order = jnp.zeros((0,), ptr.dtype) if order is None else order
+    x = jnp.moveaxis(x, axis, 0)
+    dtype = wide_name(x)
+    shape = (segments.num_segments, *x.shape[1:])
+    first = {k: from_last(a, 0, jnp) if a.ndim else a for k, a in mapping.params().items()}
+    params = {k: jnp.broadcast_to(a, shape).astype(dtype) for k, a in first.items()}
+    index = segments.placed("index", x) if params else jnp.zeros((0,), ptr.dtype)
+    x, *values, ptr, order, index = alike(x, *params.values(), ptr, order, index)
+    out = _compiled(static_of(mapping), dict(zip(params, values)), x, ptr, order, index)
+    return jnp.moveaxis(out, 0, axis)

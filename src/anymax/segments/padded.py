@@ -27,6 +27,7 @@ from .._array import (
     without_autocast,
 )
 from .._core.mapping import Mapping
+from ..kernels.engine import SegmentsAlong
 from .layout import Segments
 
 _STEP = 2  # under a compiler each bucket is 2 ** _STEP times as wide as the one before
@@ -213,24 +214,26 @@ def each_row(
     return segments_of(rows, parts, empty)
 
 
-def formula(segments: Segments, mapping: Mapping, axis: int, function: Any, *arrays: Array) -> Array:
-    """Apply function(mapping, *rows) to arrays with the entries along `axis`: scores, padded with -inf, and others, padded with 0."""
-    x, verb = _verb(mapping, axis, function, arrays)
-    return from_last(by_rows(segments, x, verb, least=mapping.least_classes), axis, namespace(x))
+def formula(along: SegmentsAlong, mapping: Mapping, function: Any, *arrays: Array) -> Array:
+    """Apply function(mapping, *rows) to arrays with the entries along an axis: scores, padded with -inf, and others, padded with 0."""
+    x, verb = _verb(along, mapping, function, arrays)
+    return from_last(by_rows(along.segments, x, verb, least=mapping.least_classes), along.axis, namespace(x))
 
 
-def each_formula(segments: Segments, mapping: Mapping, axis: int, function: Any, *arrays: Array) -> Array:
+def each_formula(along: SegmentsAlong, mapping: Mapping, function: Any, *arrays: Array) -> Array:
     """`formula` for a function whose result is a number for each row, or several to add up: [..., segments], 0 for an empty segment."""
-    x, verb = _verb(mapping, axis, function, arrays)
+    x, verb = _verb(along, mapping, function, arrays)
     xp = namespace(x)
     one_each = lambda bucket, rows: xp.sum(verb(bucket, rows), axis=-1)  # noqa: E731
-    return each_row(segments, x, one_each, 0.0, least=mapping.least_classes)
+    return each_row(along.segments, x, one_each, 0.0, least=mapping.least_classes)
 
 
-def _verb(mapping: Mapping, axis: int, function: Any, arrays: Any) -> tuple[Array, Callable[[Bucket, Array], Array]]:
+def _verb(
+    along: SegmentsAlong, mapping: Mapping, function: Any, arrays: Any
+) -> tuple[Array, Callable[[Bucket, Array], Array]]:
     """(the first array, the entries last; the function on a bucket's rows of it and of the other arrays)."""
     xp, least = namespace(arrays[0]), mapping.least_classes
-    x, *others = (to_last(a, axis, xp) for a in arrays)
+    x, *others = (to_last(a, along.axis, xp) for a in arrays)
 
     def verb(bucket: Bucket, rows: Array) -> Array:
         return function(mapping_of(mapping, bucket), rows, *(of_bucket(a, bucket, 0.0, least) for a in others))

@@ -99,8 +99,8 @@ def apply_tensor(mapping: Mapping, x: Array, axis: int) -> Array:
 
 def _probabilities(call: SegmentCall) -> Array:
     """p, of the shape of the scores."""
-    out = bridge(call.x).segments.apply(call)
-    return formula(call.segments, call.mapping, call.axis, apply, call.scores) if out is None else out
+    out = call.unpadded("forward")
+    return formula(call.along, call.mapping, apply, call.scores) if out is None else out
 
 
 @check_keywords(HINTS)
@@ -122,15 +122,15 @@ def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Un
     if is_ragged(x):
         return tensors.apply("segment_log_apply", segment_log_apply, mapping, x, **options)
     call = SegmentCall.of("segment_log_apply", mapping, x, **options)
-    framework = bridge(call.x)
-    out = framework.segments.log(call)
+    out = call.unpadded("log_forward")
     if out is None:
+        of_rows = bridge(call.x)
 
         def log_p(mapping: Mapping, rows: Array) -> Array:
             over_all = Rows(rows, rows, mapping, rows.ndim - 1).over_all()
-            return over_all.seen(framework.log_p(over_all.mapping, over_all.rows))
+            return over_all.seen(of_rows.log_p(over_all.mapping, over_all.rows))
 
-        out = formula(call.segments, call.mapping, call.axis, log_p, upcast(call.x, call.xp))
+        out = formula(call.along, call.mapping, log_p, upcast(call.x, call.xp))
     return as_dtype(out, call.x.dtype, call.xp)
 
 
@@ -161,9 +161,9 @@ def segment_logsumexp(
     call = SegmentCall.of("segment_logsumexp", _SOFTMAX, x, **options)
     t: Any = call.one_each(_array.number(temperature), "temperature")
     plain = not is_array(t) and t == 1 and type(t) is not bool and not _array.differentiates(call.x)
-    out = bridge(call.x).segments.threshold(call) if plain else None
+    out = call.unpadded("threshold") if plain else None
     if out is not None and not bool(call.xp.any(call.xp.isnan(out))):
-        return _narrowed(call.moved(out), call)
+        return _narrowed(out, call)
 
     def verb(bucket: Bucket, rows: Array) -> Array:
         return logsumexp(rows, temperature=of_rows(t, bucket))
@@ -173,7 +173,7 @@ def segment_logsumexp(
 
 def _narrowed(out: Array, call: SegmentCall) -> Array:
     with quiet(out):
-        return as_dtype(out, call.x.dtype, call.xp)
+        return call.back(out)
 
 
 @check_keywords(HINTS)
@@ -205,9 +205,9 @@ def segment_threshold(
     if not call.mapping.has_threshold:
         raise TypeError(call.mapping.no_threshold())
     moves = any(_array.differentiates(a) for a in (call.x, *call.mapping.params().values()))
-    out = None if moves else bridge(call.x).segments.threshold(call)
+    out = None if moves else call.unpadded("threshold")
     if out is not None:
-        tau = _narrowed(call.moved(out), call)
+        tau = _narrowed(out, call)
     else:
 
         def verb(bucket: Bucket, rows: Array) -> Array:

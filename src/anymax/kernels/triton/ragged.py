@@ -10,20 +10,21 @@ import numpy as np
 
 from ..._array import Array
 from ..._core.mapping import Mapping
-from ..engine import IndexLoss, RaggedEngine, SegmentsAlong
+from ..engine import SLOPE, IndexLoss, SegmentsEngine
 from ..link import Link
 from . import ENGINE, prepared, triton_link
 
 _INTS = 2**31
 
 
-class TritonRagged(RaggedEngine):
+class TritonSegments(SegmentsEngine):
     """Gradients of p need no `saved` argument; those of losses need four numbers for each segment and head."""
 
+    name = ENGINE.name
     rows = ENGINE
 
-    def refuse(self, op: str, mapping: Mapping, x: Array) -> str | None:
-        reason = super().refuse(op, mapping, x)
+    def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
+        reason = self.lacks(op) if op == SLOPE else super().refuse(op, mapping, x)
         link = triton_link(mapping) if reason is None else None
         if isinstance(link, Link) and link.kind == "perturb_max":
             return "it has no kernel for segments of perturb_max"
@@ -31,55 +32,49 @@ class TritonRagged(RaggedEngine):
             return f"it takes fewer than {_INTS} scores in segments"
         return reason
 
-    def forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
-        kernels, link, *place = _call(mapping, x, along)
+    def place(self, mapping: Mapping, like: Array) -> tuple[Any, Link, Any, int]:
+        """(the module with the kernels, the link, the layout, the axis) of a call on scores like these."""
+        _, link = prepared(mapping)
+        kernels = importlib.import_module(f"{__package__}.segments")
+        segments, axis = self.along
+        groups = segments.cached("launches", like, lambda: _groups(kernels, segments.ptr))
+        order = segments.placed("order", like)
+        return kernels, link, kernels.Layout(segments.num_segments, segments.placed("ptr", like), groups, order), axis
+
+    def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
+        kernels, link, *place = self.place(mapping, x)
         return kernels.forward("p", link, x, *place)
 
-    def log_forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
-        kernels, link, *place = _call(mapping, x, along)
+    def log_forward(self, mapping: Mapping, x: Array) -> Array:
+        kernels, link, *place = self.place(mapping, x)
         return kernels.forward("log", link, x, *place)
 
-    def vjp(
-        self, mapping: Mapping, x: Array | None, p: Array, g: Array, along: SegmentsAlong, saved: Any = None
-    ) -> Array:
-        kernels, link, *place = _call(mapping, p, along)
+    def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
+        kernels, link, *place = self.place(mapping, p)
         return kernels.backward(link, False, x, p, g, *place)
 
-    def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, along: SegmentsAlong) -> Array:
-        kernels, link, *place = _call(mapping, log_p, along)
+    def log_vjp(self, mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
+        kernels, link, *place = self.place(mapping, log_p)
         return kernels.backward(link, True, x, log_p, g, *place)
 
     def index_loss(
-        self, mapping: Mapping, x: Array, index: Array, along: SegmentsAlong, *, save: bool, slope: bool = False
+        self, mapping: Mapping, x: Array, index: Array, *, save: bool, slope: bool = False, **of_rows: Any
     ) -> IndexLoss:
-        kernels, link, *place = _call(mapping, x, along)
+        kernels, link, *place = self.place(mapping, x)
         return IndexLoss(*kernels.loss(link, x, index, *place, save))
 
     def index_loss_grad(
-        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, along: SegmentsAlong
+        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, **of_rows: Any
     ) -> Array:
-        kernels, link, *place = _call(mapping, x, along)
+        kernels, link, *place = self.place(mapping, x)
         return kernels.loss_grad(link, x, index, scale, saved, *place)
 
-    def threshold(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
-        kernels, link, *place = _call(mapping, x, along)
+    def threshold(self, mapping: Mapping, x: Array) -> Array:
+        kernels, link, *place = self.place(mapping, x)
         return kernels.threshold(link, x, *place)
-
-
-def _call(mapping: Mapping, like: Array, along: SegmentsAlong) -> tuple[Any, Link, Any, int]:
-    """(the module with the kernels, the link, the layout, the axis) of a call on scores like these."""
-    _, link = prepared(mapping)
-    kernels = importlib.import_module(f"{__package__}.segments")
-    segments, axis = along
-    groups = segments.cached("launches", like, lambda: _groups(kernels, segments.ptr))
-    order = segments.placed("order", like)
-    return kernels, link, kernels.Layout(segments.num_segments, segments.placed("ptr", like), groups, order), axis
 
 
 def _groups(kernels: Any, ptr: np.ndarray) -> Any:
     """The launches, as NumPy arrays, which `Segments` moves to devices."""
     made = kernels.launches(sys.modules["torch"].tensor(ptr, device="cpu"))
     return tuple(kernels.Launch(ids.numpy(), longest) for ids, longest in made)
-
-
-RAGGED = TritonRagged()
