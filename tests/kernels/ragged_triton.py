@@ -121,8 +121,7 @@ def test_long_segments_in_place():
     want = by_segment(lambda row: am.apply(am.Sparsemax(), row), index, x)
     with long_ones():
         engine = ragged.TritonSegments(SegmentsAlong(am.Segments.of(lengths=LONG), 0))
-        _, link, layout, axis = engine.place(am.Sparsemax(), x)
-        entries = segments.Entries(link, x, layout, axis)
+        entries = engine.entries(am.Sparsemax(), x)
         entries.each(lambda cut: launch.run("p", entries.link, x, out=x, cut=cut))
     close(x, want, 2e-6)
 

@@ -32,46 +32,40 @@ class TritonSegments(SegmentsEngine):
             return f"it takes fewer than {_INTS} scores in segments"
         return reason
 
-    def place(self, mapping: Mapping, like: Array) -> tuple[Any, Link, Any, int]:
-        """(the module with the kernels, the link, the layout, the axis) of a call on scores like these."""
-        _, link = prepared(mapping)
+    def entries(self, mapping: Mapping, like: Array) -> Any:
+        """The entries of a call on scores like these, with the kernels for them."""
         kernels = importlib.import_module(f"{__package__}.segments")
         segments, axis = self.along
         groups = segments.cached("launches", like, lambda: _groups(kernels, segments.ptr))
-        order = segments.placed("order", like)
-        return kernels, link, kernels.Layout(segments.num_segments, segments.placed("ptr", like), groups, order), axis
+        ptr, order = (segments.placed(name, like) for name in ("ptr", "order"))
+        return kernels.Entries(
+            prepared(mapping)[1], like, kernels.Layout(segments.num_segments, ptr, groups, order), axis
+        )
 
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
-        kernels, link, *place = self.place(mapping, x)
-        return kernels.forward("p", link, x, *place)
+        return self.entries(mapping, x).forward("p", x)
 
     def log_forward(self, mapping: Mapping, x: Array) -> Array:
-        kernels, link, *place = self.place(mapping, x)
-        return kernels.forward("log", link, x, *place)
+        return self.entries(mapping, x).forward("log", x)
 
     def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
-        kernels, link, *place = self.place(mapping, p)
-        return kernels.backward(link, False, x, p, g, *place)
+        return self.entries(mapping, p).backward(False, x, p, g)
 
     def log_vjp(self, mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
-        kernels, link, *place = self.place(mapping, log_p)
-        return kernels.backward(link, True, x, log_p, g, *place)
+        return self.entries(mapping, log_p).backward(True, x, log_p, g)
 
     def index_loss(
         self, mapping: Mapping, x: Array, index: Array, *, save: bool, slope: bool = False, **of_rows: Any
     ) -> IndexLoss:
-        kernels, link, *place = self.place(mapping, x)
-        return IndexLoss(*kernels.loss(link, x, index, *place, save))
+        return IndexLoss(*self.entries(mapping, x).loss(x, index, save))
 
     def index_loss_grad(
         self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, **of_rows: Any
     ) -> Array:
-        kernels, link, *place = self.place(mapping, x)
-        return kernels.loss_grad(link, x, index, scale, saved, *place)
+        return self.entries(mapping, x).loss_grad(x, index, scale, saved)
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
-        kernels, link, *place = self.place(mapping, x)
-        return kernels.threshold(link, x, *place)
+        return self.entries(mapping, x).threshold(x)
 
 
 def _groups(kernels: Any, ptr: np.ndarray) -> Any:
