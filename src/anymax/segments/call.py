@@ -24,6 +24,7 @@ from .._core.names import as_mapping
 from .._core.shards import refuse as refuse_sharded
 from ..autodiff import bridge
 from ..kernels.engine import SegmentsAlong
+from . import tensors
 from .layout import Segments, along, read
 from .padded import of_segments
 
@@ -43,6 +44,7 @@ class SegmentCall:
         cls, who: str, mapping: Mapping | str, x: Any, *, index: Any = None, ptr: Any = None, lengths: Any = None,
         num_segments: Any = None, axis: Any = None, dim: Any = None,
     ) -> SegmentCall:  # fmt: skip
+        tensors.refuse(who, x)
         refuse_sharded(who, x, index=index, ptr=ptr, lengths=lengths)
         mapping, x = as_mapping(mapping, who), asarray(x)
         xp = namespace(x)

@@ -14,9 +14,8 @@ from ..kernels.link import LEFT_OUT
 from ..losses.formulas import fenchel_young
 from ..losses.options import EACH_ROW, LossOptions
 from ..losses.targets import result_dtype
-from . import tensors
 from .call import SegmentCall
-from .padded import Bucket, each_row, mapping_of, of_bucket
+from .padded import Bucket, each_formula, each_row, mapping_of
 from .verbs import HINTS, SegmentOptions
 
 
@@ -62,7 +61,6 @@ def segment_loss(
     >>> anymax.segment_loss("sparsemax", [2.0, 1.5, -1.0, 3.0, 0.0], [0, 4], lengths=[3, 2], reduction="none")
     array([0.0625, 3.    ])
     """
-    tensors.refuse("segment_loss", x)
     keywords = {"ignore_index": ignore_index, "reduction": reduction}
     wanted = LossOptions.read("segment_loss", None, keywords)
     call = SegmentCall.of("segment_loss", mapping, x, **options)
@@ -149,15 +147,10 @@ def _of_distributions(call: SegmentCall, target: Array) -> tuple[Array, Array]:
             f"segment_loss: target of {target.dtype} and shape {tuple(target.shape)}: expected the number of an entry for each segment "
             f"(integers of shape {call.shape}), or a distribution (floating point) of shape {tuple(call.x.shape)}"
         )
-    x = upcast(call.rows, xp)
-    y = _array.to_last(_array.as_dtype(target, x.dtype, xp), call.axis, xp)
-    least = call.mapping.least_classes
-
-    def verb(bucket: Bucket, rows: Array) -> Array:
-        share = of_bucket(y, bucket, 0.0, least)
-        return fenchel_young(mapping_of(call.mapping, bucket), rows, share, EACH_ROW)
-
-    value = _array.from_last(each_row(call.segments, x, verb, 0.0, least=least), call.axis, xp)
+    x = upcast(call.x, xp)
+    of_rows = lambda mapping, rows, y: fenchel_young(mapping, rows, y, EACH_ROW)[..., None]  # noqa: E731
+    value = each_formula(call.along, call.mapping, of_rows, x, _array.as_dtype(target, x.dtype, xp))
+    value = _array.from_last(value, call.axis, xp)
     full = call.segments.placed("lengths", value) > 0
     full = _at_axis(xp.astype(full, value.dtype), call.axis, value.ndim, xp)
     return value, xp.broadcast_to(full, value.shape)

@@ -7,13 +7,13 @@ import math
 from typing import Any, TypedDict, Unpack
 
 from .. import _array
-from .._array import Array, as_dtype, is_array, is_jax, is_ragged, is_torch, namespace, quiet, stop_gradient, upcast
+from .._array import Array, as_dtype, is_array, is_ragged, namespace, quiet, stop_gradient, upcast
 from .._core.mapping import Mapping, with_missing_mass
 from .._core.options import check_keywords
 from .._core.rows import Rows
 from .._core.tables import document
 from .._core.typing import ArrayT, Entropy, Numbers, Parameter
-from .._random.draws import count_of, invert
+from .._random.draws import count_of, invert, sum_dtype
 from .._random.generators import uniform
 from ..autodiff import bridge
 from ..functional import apply
@@ -157,7 +157,6 @@ def segment_logsumexp(
     >>> anymax.segment_logsumexp([2.0, 1.0, -1.0], lengths=[2, 0, 1]).round(3)
     array([ 2.313,   -inf, -1.   ])
     """
-    tensors.refuse("segment_logsumexp", x)
     call = SegmentCall.of("segment_logsumexp", _SOFTMAX, x, **options)
     t: Any = call.one_each(_array.number(temperature), "temperature")
     plain = not is_array(t) and t == 1 and type(t) is not bool and not _array.differentiates(call.x)
@@ -200,7 +199,6 @@ def segment_threshold(
     >>> tau, support
     (array([1.25, 8.  ]), array([2, 1]))
     """
-    tensors.refuse("segment_threshold", x)
     call = SegmentCall.of("segment_threshold", mapping, x, **options)
     if not call.mapping.has_threshold:
         raise TypeError(call.mapping.no_threshold())
@@ -250,7 +248,6 @@ def segment_support(p: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> A
     >>> anymax.segment_support(p, lengths=[3, 1])
     array([2, 1])
     """
-    tensors.refuse("segment_support", p)
     call = SegmentCall.of("segment_support", _SOFTMAX, p, **options)
     return _array.from_last(_counted(call.segments, stop_gradient(call.rows)), call.axis, call.xp)
 
@@ -285,7 +282,6 @@ def segment_entropy(
     >>> anymax.segment_entropy([0.5, 0.5, 1.0], lengths=[2, 1]).round(4)
     array([0.6931, 0.    ])
     """
-    tensors.refuse("segment_entropy", p)
     call = SegmentCall.of("segment_entropy", _SOFTMAX, p, **options)
     order = call.one_each(alpha, "alpha")
 
@@ -327,14 +323,13 @@ def segment_sample(
     >>> anymax.segment_sample("sparsemax", [2.0, 1.5, -1.0, 9.0], lengths=[3, 0, 1], generator=0)
     array([ 0, -1,  3])
     """
-    tensors.refuse("segment_sample", x)
     size = count_of(num_samples)
     call = SegmentCall.of("segment_sample", mapping, x, **options).constant()
     xp, mapping = call.xp, call.mapping
     mapping.check_draw("segment_sample")
     call = dataclasses.replace(call, x=upcast(call.x, xp))
     p = _array.to_last(_probabilities(call), call.axis, xp)
-    like = p if is_jax(p) or (is_torch(p) and p.device.type == "mps") else xp.astype(p, xp.float64)
+    like = xp.astype(p, sum_dtype(p, xp))
     u = uniform((*p.shape[:-1], call.segments.num_segments, size), like[..., :0], generator)
     rows, parts = rows_of(call.segments, p), []
     for bucket in rows.buckets:
