@@ -17,9 +17,9 @@ from .._array import Array, alike, as_dtype, from_last, stop_gradient, to_last, 
 from .._core.mapping import Mapping
 from .._core.static import Static
 from ..autodiff.jax import BRIDGE as ROWS
-from ..autodiff.jax import shape_of_vector, static_of, with_zeros
+from ..autodiff.jax import differentiate, shape_of_vector, static_of
 from ..kernels.engine import SegmentsAlong
-from ..kernels.jax_primitives import by_library, handler_attributes, is_zero, linear_primitive, link_for, to_front
+from ..kernels.jax_primitives import by_library, handler_attributes, linear_primitive, link_for, to_front
 from ..kernels.link import Link
 from ..kernels.reference import ENGINE as reference
 from . import padded
@@ -37,7 +37,7 @@ def _mapping(static: Static, params: Any) -> Mapping:
     return static.mapping({name: jnp.moveaxis(a, 0, -1) for name, a in zip(static.names, params)})
 
 
-def _plain(static: Static, params: dict[str, Array], x: Array, ptr: Array, order: Array) -> Array:
+def _plain(static: Static, params: dict[str, Array], x: Array, ptr: Array, order: Array, *index: Array) -> Array:
     segments, mapping = _segments(ptr, order, x.shape[0]), _mapping(static, params.values())
     if mapping.is_softmax:
         return jnp.moveaxis(_softmax(segments, jnp.moveaxis(x, 0, -1)), -1, 0)
@@ -124,38 +124,14 @@ def _apply(static: Static, params: dict[str, Array], x: Array, ptr: Array, order
     return _bind("forward", static, params.values(), (x,), ptr, order)
 
 
-@functools.partial(_apply.defjvp, symbolic_zeros=True)
-def _apply_rule(static: Static, primals: Any, tangents: Any) -> Any:
-    (params, x, ptr, order, index), (dparams, dx, _, _, _) = primals, tangents
-    mapping = static.mapping(params)
-    changes = {name: change for name, change in dparams.items() if not is_zero(change)}
-    if mapping.traced or not changes.keys() <= set(mapping.learns):
-        f = lambda params, x: _plain(static, params, x, ptr, order)  # noqa: E731
-        return jax.jvp(f, (params, x), with_zeros((dparams, dx), (params, x)))
-    p = _apply(static, params, x, ptr, order, index)
-    scores = x if mapping.needs_scores else p
-    if mapping.scales_scores:
-        for name, change in changes.items():
-            moved = _moved_scores(static, params, name, x, change, ptr, order, index)
-            dx = moved if is_zero(dx) else dx + moved
-        changes = {}
-    by_params = [_by_param(static, params, name, scores, p, v, ptr, order, index) for name, v in changes.items()]
-    if is_zero(dx):
-        return p, functools.reduce(jnp.add, by_params, jnp.zeros_like(p))
-    by_scores = _product(scores, p, dx, *params.values(), ptr, order, static=static, transposed=False)
-    return p, functools.reduce(jnp.add, by_params, by_scores)
-
-
 def _moved_scores(
-    static: Static, params: dict[str, Array], name: str, x: Array, v: Array, ptr: Array, order: Array, index: Array
+    static: Static, params: dict[str, Array], x: Array, name: str, v: Array, ptr: Array, order: Array, index: Array
 ) -> Array:
     """The change of the scores that does what a change of a parameter by v does, on padded rows."""
     segments = _segments(ptr, order, x.shape[0])
     change = lambda mapping, x, v: mapping.score_change(name, upcast(x, jnp), jnp) * v  # noqa: E731
-    moved = padded.formula(
-        SegmentsAlong(segments, 0), _mapping(static, params.values()), change, x, _of_entries(v, segments, index)
-    )
-    return moved.astype(x.dtype)
+    mapping, spread = _mapping(static, params.values()), _of_entries(v, segments, index)
+    return padded.formula(SegmentsAlong(segments, 0), mapping, change, x, spread).astype(x.dtype)
 
 
 def _of_entries(a: Array, segments: Segments, index: Array) -> Array:
@@ -163,9 +139,8 @@ def _of_entries(a: Array, segments: Segments, index: Array) -> Array:
     return a[jnp.minimum(index, max(segments.num_segments - 1, 0))]
 
 
-def _by_param(
-    static: Static, params: dict[str, Array], name: str, x: Array, p: Array, v: Array, ptr: Array, order: Array,
-    index: Array,
+def _moved(
+    static: Static, params: dict[str, Array], x: Array, p: Array, name: str, v: Array, ptr: Array, order: Array, index: Array
 ) -> Array:  # fmt: skip
     """The change of p where a parameter changes by v, [segments, heads ...], by sums over segments or on padded rows."""
     segments = _segments(ptr, order, p.shape[0])
@@ -194,6 +169,15 @@ def _product_value(x: Array, p: Array, v: Array, *more: Array, static: Static, t
 
 
 _product = linear_primitive("anymax_segments_product", 2, shape_of_vector, _product_value, _plain_product, _batch)
+
+
+def _by_scores(
+    static: Static, params: dict[str, Array], x: Array, p: Array, v: Array, ptr: Array, order: Array, index: Array
+) -> Array:
+    return _product(x, p, v, *params.values(), ptr, order, static=static, transposed=False)
+
+
+differentiate(_apply, _plain, _moved_scores, _moved, _by_scores)
 _compiled = jax.jit(_apply, static_argnums=(0,))
 
 
