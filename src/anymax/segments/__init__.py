@@ -3,7 +3,9 @@
 from collections.abc import Callable
 
 from .._array import Array
-from .bridge import unpadded as _plain
+from .._core.mapping import Mapping
+from ..kernels import choose_ragged
+from ..kernels.engine import SegmentsAlong
 from .layout import Segments
 from .loss import segment_loss
 from .verbs import (
@@ -32,4 +34,9 @@ def unpadded(framework: str) -> Callable[..., Array | None]:
         from . import jax  # late: only where jax is loaded already
 
         return jax.unpadded
-    return _plain
+    return _without_derivatives
+
+
+def _without_derivatives(op: str, mapping: Mapping, x: Array, along: SegmentsAlong, *place: Array) -> Array | None:
+    engine = choose_ragged(op, mapping, x, along)
+    return engine and engine.result(op, mapping, x, *place)
