@@ -148,8 +148,8 @@ def engine_of(op: str, task: Any, x: Array) -> Engine | None:
 
 def choose_ragged(op: str, mapping: Mapping, x: Array, along: SegmentsAlong) -> SegmentsEngine | None:
     """The engine that computes an operation on segments of arrays like x; None if there is none, so that rows must be padded."""
-    engines = (engine(along) for engine in RAGGED) if along.segments.known else ()
-    return next((engine for engine in engines if engine.refuse(op, mapping, x) is None), None)
+    able = (engine for kind in RAGGED if (engine := kind(along)).refuse(op, mapping, x) is None)
+    return next(able, None) if along.segments.known else None
 
 
 def choose(op: str, mapping: Mapping | str, x: AnyArray) -> Engine:

@@ -15,6 +15,7 @@ from .._array import (
     from_last,
     namespace,
     pick_axis,
+    quiet,
     stop_gradient,
     to_last,
     upcast,
@@ -84,8 +85,8 @@ class SegmentCall:
 
     def back(self, out: Array) -> Array:
         """Move the last axis back to that of the entries; convert to the dtype of the scores."""
-        out = from_last(out, self.axis, self.xp)
-        return as_dtype(out, self.x.dtype, self.xp)
+        with quiet(out):
+            return as_dtype(from_last(out, self.axis, self.xp), self.x.dtype, self.xp)
 
     @property
     def along(self) -> SegmentsAlong:

@@ -7,7 +7,7 @@ import math
 from typing import Any, TypedDict, Unpack
 
 from .. import _array
-from .._array import Array, as_dtype, is_array, is_ragged, namespace, quiet, stop_gradient, upcast
+from .._array import Array, as_dtype, is_array, is_ragged, namespace, stop_gradient, upcast
 from .._core.mapping import Mapping, with_missing_mass
 from .._core.options import check_keywords
 from .._core.rows import Rows
@@ -162,17 +162,12 @@ def segment_logsumexp(
     plain = not is_array(t) and t == 1 and type(t) is not bool and not _array.differentiates(call.x)
     out = call.unpadded("threshold") if plain else None
     if out is not None and not bool(call.xp.any(call.xp.isnan(out))):
-        return _narrowed(out, call)
+        return call.back(out)
 
     def verb(bucket: Bucket, rows: Array) -> Array:
         return logsumexp(rows, temperature=of_rows(t, bucket))
 
     return call.back(each_row(call.segments, call.rows, verb, -math.inf))
-
-
-def _narrowed(out: Array, call: SegmentCall) -> Array:
-    with quiet(out):
-        return call.back(out)
 
 
 @check_keywords(HINTS)
@@ -204,16 +199,14 @@ def segment_threshold(
         raise TypeError(call.mapping.no_threshold())
     moves = any(_array.differentiates(a) for a in (call.x, *call.mapping.params().values()))
     out = None if moves else call.unpadded("threshold")
-    if out is not None:
-        tau = _narrowed(out, call)
-    else:
+    if out is None:
 
         def verb(bucket: Bucket, rows: Array) -> Array:
             return threshold(mapping_of(call.mapping, bucket), rows).tau
 
-        tau = call.back(each_row(call.segments, call.rows, verb, -math.inf, least=call.mapping.least_classes))
+        out = each_row(call.segments, call.rows, verb, -math.inf, least=call.mapping.least_classes)
     p = _array.to_last(_probabilities(call.constant()), call.axis, call.xp)
-    return Threshold(tau, _array.from_last(_counted(call.segments, p), call.axis, call.xp))
+    return Threshold(call.back(out), _array.from_last(_counted(call.segments, p), call.axis, call.xp))
 
 
 def _counted(segments: Segments, p: Array) -> Array:
