@@ -13,6 +13,7 @@ import torch
 
 from .._array import modes, plain_backward, recorded, torch_exports, transformed, wide_dtype
 from .._core.mapping import Mapping
+from ..autodiff.torch import log_backward, log_forward
 from ..autodiff.torch_adapter import opaque, operation
 from ..autodiff.torch_operations import mapping_from, spec_of, traced_map
 from ..autodiff.torch_parameters import learns
@@ -86,18 +87,6 @@ def _apply_backward(engine: SegmentsEngine, operands: Any, saved: Any, grads: An
     return _vjp(*given) if wants[0] else None, lambda name: _slope(name, *given)
 
 
-def _log_forward(engine: SegmentsEngine, operands: Any, wants: Any) -> tuple[Tensor, Sequence[Tensor]]:
-    x, mapping = operands
-    log_p = engine.log_forward(mapping, x)
-    return log_p, (log_p,)
-
-
-def _log_backward(engine: SegmentsEngine, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
-    (x, mapping), (log_p,), (g,) = operands, kept, grads
-    of_vjp = None if any(wants[1:]) else choose_ragged("log_vjp", mapping, g, engine.along)
-    return of_vjp and (of_vjp.log_vjp(mapping, x, log_p, g), None)
-
-
 def _log_plain(engine: SegmentsEngine, operands: Any, kept: Any) -> Tensor:
     x, mapping = operands
     return padded.formula(engine.along, mapping, reference.log_forward, x)
@@ -146,7 +135,7 @@ def _loss_slopes(wanted: Any, mapping: Mapping, x: Tensor, place: Tensor, along:
 
 _RECORDED = {
     "forward": operation("SegmentApply", _apply_forward, _apply_backward, of_map=True, saves=0),
-    "log_forward": operation("SegmentLog", _log_forward, _log_backward, _log_plain, of_map=True),
+    "log_forward": operation("SegmentLog", log_forward, log_backward, _log_plain, of_map=True),
     "index_loss": operation("SegmentIndexLoss", _loss_forward, _loss_backward, of_map=True),
 }
 
