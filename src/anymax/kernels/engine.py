@@ -277,7 +277,10 @@ class SegmentsEngine(Engine):
     def index_loss(
         self, mapping: Mapping, x: Array, index: Array, *, save: bool, slope: bool = False, **of_rows: Any
     ) -> IndexLoss:
-        """The loss of each segment for the place of its target within it; 0 for one that is `LEFT_OUT`."""
+        """The loss of each segment for the place of its target within it; 0 for one that is `LEFT_OUT`.
+
+        `of_rows` are the options of `Engine.index_loss` that segments do not have.
+        """
 
     def result(self, op: str, mapping: Mapping, x: Array, *place: Array) -> Array:
         """The result of "forward", "log_forward", "threshold" or, with the place of each target, "index_loss"."""
