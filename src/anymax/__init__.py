@@ -146,10 +146,10 @@ def _apply_to_ragged(*given: Any, **options: Any) -> Any:
     return apply_tensor(*given, **options)
 
 
-def _segment_bridge(framework: str) -> Any:
+def _segments_unpadded(framework: str) -> Any:
     from . import segments  # late: as above
 
-    return segments.segment_bridge(framework)
+    return segments.unpadded(framework)
 
 
 def _layer_bridge(framework: str) -> Any:
@@ -165,7 +165,7 @@ providers.public_names = _public_names
 providers.apply_to_ragged = _apply_to_ragged
 providers.over_devices = _over_devices
 providers.layers_over_devices = _layers_over_devices
-providers.segment_bridge = _segment_bridge
+providers.segments_unpadded = _segments_unpadded
 providers.layer_bridge = _layer_bridge
 providers.softmax_terms = likelihood.softmax_terms
 providers.check()

@@ -16,6 +16,7 @@ from triton_place import DEVICE, REAL, WARNINGS
 torch = pytest.importorskip("torch")
 
 import anymax as am
+from anymax.kernels.engine import SegmentsAlong
 from anymax.kernels.triton import launch, plans, ragged, segments
 
 pytestmark = WARNINGS
@@ -119,8 +120,8 @@ def test_long_segments_in_place():
     x[5:8] = 9.0
     want = by_segment(lambda row: am.apply(am.Sparsemax(), row), index, x)
     with long_ones():
-        _, link, layout, axis = ragged._call(am.Sparsemax(), x, (am.Segments.of(lengths=LONG), 0))
-        entries = segments.Entries(link, x, layout, axis)
+        engine = ragged.TritonSegments(SegmentsAlong(am.Segments.of(lengths=LONG), 0))
+        entries = engine.entries(am.Sparsemax(), x)
         entries.each(lambda cut: launch.run("p", entries.link, x, out=x, cut=cut))
     close(x, want, 2e-6)
 
@@ -279,10 +280,11 @@ def test_no_entries():
 
 def test_what_it_refuses_is_served_by_padded_rows():
     x, mapping = scores(5), am.PerturbMax("logistic", nodes=16)
-    assert "perturb_max" in ragged.RAGGED.refuse("forward", mapping, x)
-    assert "float64" in ragged.RAGGED.refuse("forward", am.Sparsemax(), x.double())
+    engine = ragged.TritonSegments(SegmentsAlong(am.Segments.of(lengths=[3, 2]), 0))
+    assert "perturb_max" in engine.refuse("forward", mapping, x)
+    assert "float64" in engine.refuse("forward", am.Sparsemax(), x.double())
     with am.use("reference"):
-        assert "reference is asked for" in ragged.RAGGED.refuse("forward", am.Sparsemax(), x)
+        assert "reference is asked for" in engine.refuse("forward", am.Sparsemax(), x)
         want = am.segment_apply(mapping, x.double(), lengths=[3, 2])
     close(am.segment_apply(mapping, x, lengths=[3, 2]), want, 1e-3)
 

@@ -10,6 +10,7 @@ import pytest
 import anymax as am
 from anymax import kernels
 from anymax.kernels import native
+from anymax.kernels.engine import SegmentsAlong
 
 pytestmark = pytest.mark.skipif(isinstance(native.load(), str), reason="the library was not compiled")
 
@@ -325,6 +326,5 @@ def test_other_engines_say_that_they_have_no_kernel(kind):
 
 def test_segments_have_no_kernel_of_their_own():
     x = np.array([3.0, 1.0, 0.5, 2.0, 2.0])
-    assert (
-        kernels.ragged.RAGGED.refuse("forward", am.Bounded(0.6), x) == "it takes no segments of maps with upper bounds"
-    )
+    engine = kernels.ragged.NativeSegments(SegmentsAlong(am.Segments.of(lengths=[3, 2]), 0))
+    assert engine.refuse("forward", am.Bounded(0.6), x) == "it takes no segments of maps with upper bounds"

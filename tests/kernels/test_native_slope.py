@@ -14,6 +14,7 @@ from segment_cases import COUNT, ENTRIES, PTR, SHUFFLED, SORTED, compiled, each_
 from anymax import Budget, Entmax, NormMax, Segments, Softmax, Sparsemax, SparseSoftmax
 from anymax.kernels import link, native, ragged
 from anymax.kernels.engine import SegmentsAlong
+from anymax.kernels.link import LEFT_OUT
 
 pytestmark = compiled
 
@@ -268,24 +269,24 @@ def test_threads_change_nothing(kind, value):
 def test_slopes_of_segments(kind, value, heads, index):
     value = 1.0 if kind is Budget else value  # some segments have one entry
     x, g = scores(*heads), scores(*heads, seed=1)
-    mapping = kind(np.full((COUNT, *heads), value))
+    mapping = kind(np.full((*heads, COUNT), value))
     along = SegmentsAlong(Segments(PTR, np.argsort(index, kind="stable") if index is SHUFFLED else None, ENTRIES), 0)
-    engine = ragged.RAGGED
-    p, saved = engine.forward_saving(mapping, x, along)
-    got = engine.slope(mapping, NAME[kind], x, p, g, along, saved)
-    want = np.zeros((COUNT, *heads), np.float32)
+    engine = ragged.NativeSegments(along)
+    p, saved = engine.forward_saving(mapping, x)
+    got = engine.slope(mapping, NAME[kind], x, p, g, saved)
+    want = np.zeros((*heads, COUNT), np.float32)
     for s in range(COUNT):
         own = np.nonzero(index == s)[0]
         for head in np.ndindex(*heads):
             if len(own):
                 q, h = (np.ascontiguousarray(a[(own, *head)])[None] for a in (p, g))
-                want[(s, *head)] = ENGINE.slope(of_rows(kind, value, q), NAME[kind], q, q, h)[0, 0]
-    assert got.shape == (COUNT, *heads)
+                want[(*head, s)] = ENGINE.slope(of_rows(kind, value, q), NAME[kind], q, q, h)[0, 0]
+    assert got.shape == (*heads, COUNT)
     np.testing.assert_array_equal(got, want)
-    place = np.zeros((COUNT, *heads), np.int64)
-    place[[1, 6]] = -1  # those without an entry
-    loss = engine.index_loss(mapping, x, place, along, save=False, slope=True)
-    np.testing.assert_array_equal(loss.value, engine.index_loss(mapping, x, place, along, save=False).value)
+    place = np.zeros((*heads, COUNT), np.int64)
+    place[..., [1, 6]] = LEFT_OUT  # those without an entry
+    loss = engine.index_loss(mapping, x, place, save=False, slope=True)
+    np.testing.assert_array_equal(loss.value, engine.index_loss(mapping, x, place, save=False).value)
 
     def of_row(row):
         made = ENGINE.index_loss(
@@ -293,7 +294,7 @@ def test_slopes_of_segments(kind, value, heads, index):
         )
         return made.slope[0]
 
-    np.testing.assert_array_equal(loss.slope, each_segment(x, index, of_row, 0.0))
+    np.testing.assert_array_equal(np.moveaxis(loss.slope, -1, 0), each_segment(x, index, of_row, 0.0))
 
 
 def test_slopes_of_long_segments():
@@ -302,10 +303,11 @@ def test_slopes_of_long_segments():
     ptr, total = np.concatenate([[0], np.cumsum(lengths)]), int(lengths.sum())
     x, g = normal(1, total, dtype="float32")[:, 0], normal(1, total, seed=1, dtype="float32")[:, 0]
     along, mapping = SegmentsAlong(Segments(ptr, None, total), 0), Entmax(np.array([1.3, 1.4, 1.5, 1.6, 2.5]))
-    p = ragged.RAGGED.forward(mapping, x, along)
-    slope = ragged.RAGGED.slope(mapping, "alpha", x, p, g, along)
-    loss = ragged.RAGGED.index_loss(mapping, x, np.array([0, 1, -1, 2, -1]), along, save=False, slope=True)
-    for s, place in ((0, 0), (1, 1), (3, 2), (4, -1)):
+    engine = ragged.NativeSegments(along)
+    p = engine.forward(mapping, x)
+    slope = engine.slope(mapping, "alpha", x, p, g)
+    loss = engine.index_loss(mapping, x, np.array([0, 1, LEFT_OUT, 2, LEFT_OUT]), save=False, slope=True)
+    for s, place in ((0, 0), (1, 1), (3, 2), (4, LEFT_OUT)):
         own, alone = slice(ptr[s], ptr[s + 1]), Entmax(np.array([[mapping.alpha[s]]]))
         q, h, y = (a[own][None] for a in (p, g, x))
         np.testing.assert_array_equal(slope[s], ENGINE.slope(alone, "alpha", y, q, h)[0, 0])

@@ -19,6 +19,7 @@ import anymax as am
 from anymax import kernels
 from anymax._random.noises import find
 from anymax.kernels import triton as engine
+from anymax.kernels.engine import SegmentsAlong
 from anymax.kernels.link import KINDS, WITH_SLOPE, WITHOUT_LOG, WITHOUT_LOSS
 from anymax.kernels.triton import ragged
 
@@ -209,14 +210,15 @@ def test_ragged_rows_compile_ahead_of_time(monkeypatch, compiler):
     from anymax.kernels.triton import segments
 
     monkeypatch.setattr(segments, "_SPARE", 0)
-    calls, mapping, rows = recorded(monkeypatch), am.Softmax(), (am.Segments.of(lengths=[9, 0, 40_000]), 0)
-    x, t = torch.zeros(40_009, 2, dtype=torch.bfloat16), torch.zeros(3, 2, dtype=torch.int64)
-    ragged.RAGGED.forward(mapping, x, rows)
-    ragged.RAGGED.vjp(mapping, x, x, x, rows)
-    ragged.RAGGED.log_vjp(mapping, x, ragged.RAGGED.log_forward(mapping, x, rows), x, rows)
-    saved = ragged.RAGGED.index_loss(mapping, x, t, rows, save=True).saved
-    ragged.RAGGED.index_loss_grad(mapping, x, t, torch.ones(t.shape), saved, rows)
-    ragged.RAGGED.forward(am.Entmax(torch.full((3, 2), 1.4)), x, rows)
+    calls, mapping = recorded(monkeypatch), am.Softmax()
+    engine = ragged.TritonSegments(SegmentsAlong(am.Segments.of(lengths=[9, 0, 40_000]), 0))
+    x, t = torch.zeros(40_009, 2, dtype=torch.bfloat16), torch.zeros(2, 3, dtype=torch.int64)
+    engine.forward(mapping, x)
+    engine.vjp(mapping, x, x, x)
+    engine.log_vjp(mapping, x, engine.log_forward(mapping, x), x)
+    saved = engine.index_loss(mapping, x, t, save=True).saved
+    engine.index_loss_grad(mapping, x, t, torch.ones(t.shape), saved)
+    engine.forward(am.Entmax(torch.full((2, 3), 1.4)), x)
     assert all(one.options["RAGGED"] for one in calls)
     assert {one.options["WHOLE"] for one in calls} == {True, False}
     compile_all(calls, "sm_90")

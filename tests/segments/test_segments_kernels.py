@@ -11,7 +11,7 @@ import anymax
 from anymax import Segments, Sparsemax, SparseSoftmax, segment_apply
 from anymax.kernels import native
 from anymax.kernels.engine import SegmentsAlong
-from anymax.kernels.ragged import RAGGED
+from anymax.kernels.ragged import NativeSegments
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(isinstance(native.load(), str), reason="no engine")
@@ -77,9 +77,9 @@ def test_the_gradient_of_entries_apart_along_any_axis(axis):
 def test_what_is_kept_for_the_gradient_is_p_by_segment():
     index = Segments.of(np.array([1, 0, 1, 1, 0]))
     x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-    p, kept = RAGGED.forward_saving(Sparsemax(), x, SegmentsAlong(index, 0))
+    p, kept = NativeSegments(SegmentsAlong(index, 0)).forward_saving(Sparsemax(), x)
     np.testing.assert_array_equal(kept, p[index.order])
-    p, kept = RAGGED.forward_saving(Sparsemax(), x, SegmentsAlong(Segments.of(ptr=index.ptr), 0))
+    p, kept = NativeSegments(SegmentsAlong(Segments.of(ptr=index.ptr), 0)).forward_saving(Sparsemax(), x)
     assert kept is None
 
 
@@ -88,7 +88,7 @@ def test_what_is_kept_for_the_gradient_is_p_by_segment():
 def test_an_order_with_an_entry_out_of_range(heads, wrong):
     x, order = np.zeros((5, heads), np.float32), np.array([0, 1, wrong, 3, 4])
     with pytest.raises(Exception, match="their order name each entry"):
-        RAGGED.forward(Sparsemax(), x, SegmentsAlong(Segments(np.array([0, 2, 5]), order, 5), 0))
+        NativeSegments(SegmentsAlong(Segments(np.array([0, 2, 5]), order, 5), 0)).forward(Sparsemax(), x)
 
 
 # -- an index ----------------------------------------------------------------------------------------------------------

@@ -71,6 +71,7 @@ from .rows import (
     finite_scores,
     fit_axes,
     from_last,
+    joined,
     pick_axis,
     poison,
     positions,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, TypeVar
 
 from .convert import is_int, number, shown
-from .dtypes import is_floating
+from .dtypes import is_floating, without_autocast
 from .kinds import Array, Namespace, device_of, is_array, is_jax, is_torch, namespace
 
 _T = TypeVar("_T")
@@ -76,6 +77,14 @@ def wider(x: Array, size: int, fill: float, xp: Namespace) -> Array:
     """x with `size` entries along the last axis: those after its own are `fill`."""
     more = xp.full((*x.shape[:-1], size - x.shape[-1]), fill, dtype=x.dtype, **device_of(x))
     return xp.concat([x, more], axis=-1) if more.shape[-1] else x
+
+
+def joined(parts: list[Array]) -> Array:
+    """Concatenate along the last axis. torch can batch `cat` over gradients, but not `concat`."""
+    if is_torch(parts[0]):
+        with without_autocast(parts[0]):
+            return sys.modules["torch"].cat(parts, -1)
+    return namespace(parts[0]).concat(parts, axis=-1)
 
 
 def take(x: Array, index: Array, xp: Namespace) -> Array:

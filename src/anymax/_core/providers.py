@@ -36,8 +36,8 @@ class Providers:
     layers_over_devices: Callable[[], ModuleType]
     """Loads and returns the module that computes output layers of DTensors."""
 
-    segment_bridge: Callable[[str], Any]
-    """The bridge of `segments`, by the name of the framework."""
+    segments_unpadded: Callable[[str], Any]
+    """The operations of `segments`, by the name of the framework."""
 
     layer_bridge: Callable[[str], Any]
     """The bridge of `linear`, by the name of the framework."""

@@ -16,7 +16,6 @@ from ..kernels.reference import ENGINE as reference
 if TYPE_CHECKING:
     from ..likelihood.softmax_plain import Terms
     from ..linear.bridge import LayerBridge
-    from ..segments.bridge import SegmentBridge
 
 
 class Bridge(ABC):
@@ -96,9 +95,12 @@ class Bridge(ABC):
     # -- the parts of rooms above -------------------------------------------------------------------------------------------------
 
     @property
-    def segments(self) -> SegmentBridge:
-        """The operations on rows of unequal length."""
-        return providers.segment_bridge(self.framework)
+    def segments(self) -> Callable[..., Array | None]:
+        """A function of (op, mapping, x, along, *place): an operation of engines on the segments of x (`SegmentsEngine.result`).
+
+        None if no engine has it; the caller then pads the rows, whose operations have derivatives. Thresholds have no derivative.
+        """
+        return providers.segments_unpadded(self.framework)
 
     @property
     def layers(self) -> LayerBridge:

@@ -49,30 +49,57 @@ def _apply(static: Static, params: dict[str, Array], x: Array) -> Array:
     return kernels.choose("forward", mapping, x).forward(mapping, x)
 
 
-@functools.partial(_apply.defjvp, symbolic_zeros=True)
-def _apply_rule(static: Static, primals: Any, tangents: Any) -> Any:
-    (params, x), (dparams, dx) = primals, tangents
-    mapping = static.mapping(params)
-    changes = {name: change for name, change in dparams.items() if not is_zero(change)}
-    if mapping.traced or not changes.keys() <= set(mapping.learns):
-        f = lambda params, x: reference.differentiable(static.mapping(params), x)  # noqa: E731
-        return jax.jvp(f, primals, with_zeros(tangents, primals))
-    p = _apply(static, params, x)
-    engine = kernels.choose("vjp", mapping, x)
-    scores = x if mapping.needs_scores else p
-    if mapping.scales_scores:
-        for name, change in changes.items():
-            moved = (mapping.score_change(name, upcast(x, jnp), jnp) * change).astype(x.dtype)
-            dx = moved if is_zero(dx) else dx + moved
-        changes = {}
-    by_params = [_moved_by(name, scores, p, change, params, static) for name, change in changes.items()]
-    if is_zero(dx):
-        return p, functools.reduce(jnp.add, by_params, _zeros_like(p))
-    by_scores = _product(scores, p, dx, *_beside(x, params), static=static, engine=engine, transposed=False)
-    return p, functools.reduce(jnp.add, by_params, by_scores)
+def differentiate(apply: Any, plain: Any, moved_scores: Any, moved: Any, product: Any) -> None:
+    """Give apply(static, params, x, *place), which is p(x), its rule. `place` says where the rows lie; it has no derivative.
+
+    Parameters
+    ----------
+    plain
+        ``plain(static, params, x, *place)`` is p(x) by operations that JAX differentiates.
+    moved_scores
+        ``moved_scores(static, params, x, name, change, *place)`` is the change of the scores that does what one of a parameter does.
+    moved
+        ``moved(static, params, scores, p, name, change, *place)`` is the change of p where a parameter changes.
+    product
+        ``product(static, params, scores, p, dx, *place)`` is the change of p where the scores change.
+    """
+
+    def rule(static: Static, primals: Any, tangents: Any) -> Any:
+        (params, x, *place), (dparams, dx, *_) = primals, tangents
+        mapping = static.mapping(params)
+        changes = {name: change for name, change in dparams.items() if not is_zero(change)}
+        if mapping.traced or not changes.keys() <= set(mapping.learns):
+            f = lambda params, x: plain(static, params, x, *place)  # noqa: E731
+            return jax.jvp(f, (params, x), with_zeros((dparams, dx), (params, x)))
+        p = apply(static, params, x, *place)
+        scores = x if mapping.needs_scores else p
+        if mapping.scales_scores:
+            for name, change in changes.items():
+                by_name = moved_scores(static, params, x, name, change, *place)
+                dx = by_name if is_zero(dx) else dx + by_name
+            changes = {}
+        by_params = [moved(static, params, scores, p, name, change, *place) for name, change in changes.items()]
+        if is_zero(dx):
+            return p, functools.reduce(jnp.add, by_params, _zeros_like(p))
+        return p, functools.reduce(jnp.add, by_params, product(static, params, scores, p, dx, *place))
+
+    apply.defjvp(rule, symbolic_zeros=True)
+
+
+def _plain(static: Static, params: dict[str, Array], x: Array) -> Array:
+    return reference.differentiable(static.mapping(params), x)
+
+
+def _moved_scores(static: Static, params: dict[str, Array], x: Array, name: str, change: Array) -> Array:
+    return (static.mapping(params).score_change(name, upcast(x, jnp), jnp) * change).astype(x.dtype)
 
 
 # -- the Jacobian times a vector -------------------------------------------------------------------------------------
+
+
+def _by_scores(static: Static, params: dict[str, Array], x: Array, p: Array, dx: Array) -> Array:
+    engine = kernels.choose("vjp", static.mapping(params), x)
+    return _product(x, p, dx, *_beside(x, params), static=static, engine=engine, transposed=False)
 
 
 def _beside(x: Array, params: dict[str, Array]) -> list[Array]:
@@ -106,8 +133,7 @@ _product = linear_primitive("anymax_product", 2, shape_of_vector, _product_value
 # -- the derivative by a parameter, times its change -------------------------------------------------------------------
 
 
-def _moved_by(name: str, scores: Array, p: Array, change: Array, params: dict[str, Array], static: Static) -> Array:
-    """The change of p where a parameter changes."""
+def _moved_by(static: Static, params: dict[str, Array], scores: Array, p: Array, name: str, change: Array) -> Array:
     engine = kernels.choose("slope", static.mapping(params), p)
     size = p.shape[-1] if name in static.kind.per_class else 1
     change = jnp.broadcast_to(change, (*p.shape[:-1], size)).astype(wide_name(p))
@@ -138,6 +164,7 @@ def _moved_shape(
 
 
 _moved = linear_primitive("anymax_moved", 2, _moved_shape, _moved_value, _moved_plain)
+differentiate(_apply, _plain, _moved_scores, _moved_by, _by_scores)
 
 
 # -- the loss --------------------------------------------------------------------------------------------------------

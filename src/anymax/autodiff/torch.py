@@ -44,16 +44,15 @@ _quick_loss = native.ENGINE.quick_index_loss
 # -- operations with derivatives ----------------------------------------------------------------------------------------------
 
 
-def _log_forward(engine: Engine, operands: Any, wants: Any) -> tuple[Any, list[Any]]:
+def log_forward(engine: Engine, operands: Any, wants: Any) -> tuple[Any, list[Any]]:
     x, mapping = operands
     log_p = engine.log_forward(mapping, x)
     return log_p, [log_p]
 
 
-def _log_backward(_: Engine, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
+def log_backward(engine: Engine, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
     (x, mapping), (log_p,), (g,) = operands, kept, grads
-    engine = kernels.compiled("log_vjp", mapping, g)
-    return engine and (engine.log_vjp(mapping, x, log_p, g), None)
+    return None if engine.refuse("log_vjp", mapping, g) else (engine.log_vjp(mapping, x, log_p, g), None)
 
 
 def _log_plain(_: Engine, operands: Any, kept: Any) -> Any:
@@ -61,7 +60,7 @@ def _log_plain(_: Engine, operands: Any, kept: Any) -> Any:
     return reference.log_forward(mapping, x)
 
 
-_log = operation("Log", _log_forward, _log_backward, _log_plain, of_map=True)
+_log = operation("Log", log_forward, log_backward, _log_plain, of_map=True)
 
 
 class _LossCall(NamedTuple):

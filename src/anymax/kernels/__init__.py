@@ -19,7 +19,7 @@ from .._core.rows import prepare
 from .._core.typing import AnyArray, DType, Numbers
 from . import choice, framework, native, order, ragged, reference, tabled, triton, xla
 from .choice import asked, unlearned
-from .engine import OPS, SLOPE, Engine, RaggedEngine
+from .engine import OPS, SLOPE, Engine, SegmentsAlong, SegmentsEngine
 from .tasks import DECODE, LAYER, LINEAR_ATTENTION, ROUTE, SELECT, SINKHORN, SINKHORN_LIMIT
 from .triton import ragged as triton_ragged
 
@@ -32,7 +32,7 @@ ENGINES: tuple[Engine, ...] = (
     xla.ENGINE,
     reference.ENGINE,
 )
-RAGGED: tuple[RaggedEngine, ...] = (ragged.RAGGED, triton_ragged.RAGGED)
+RAGGED: tuple[type[SegmentsEngine], ...] = (ragged.NativeSegments, triton_ragged.TritonSegments)
 _OF_TASKS = {
     op: tuple(engine for engine in ENGINES if op in engine.tasks)
     for op in (DECODE, SELECT, ROUTE, SINKHORN, SINKHORN_LIMIT, LINEAR_ATTENTION, LAYER)
@@ -146,9 +146,10 @@ def engine_of(op: str, task: Any, x: Array) -> Engine | None:
     return None
 
 
-def choose_ragged(op: str, mapping: Mapping, x: Array) -> RaggedEngine | None:
+def choose_ragged(op: str, mapping: Mapping, x: Array, along: SegmentsAlong) -> SegmentsEngine | None:
     """The engine that computes an operation on segments of arrays like x; None if there is none, so that rows must be padded."""
-    return next((engine for engine in RAGGED if engine.refuse(op, mapping, x) is None), None)
+    able = (engine for kind in RAGGED if (engine := kind(along)).refuse(op, mapping, x) is None)
+    return next(able, None) if along.segments.known else None
 
 
 def choose(op: str, mapping: Mapping | str, x: AnyArray) -> Engine:

@@ -54,6 +54,11 @@ class Arrays(ABC):
 
     @staticmethod
     @abstractmethod
+    def strides(a: Any) -> tuple[int, ...]:
+        """How far apart entries lie along each axis, in bytes or in entries."""
+
+    @staticmethod
+    @abstractmethod
     def contiguous(a: Any) -> Any:
         """a in C order at an aligned address."""
 
@@ -97,6 +102,10 @@ class NumPyArrays(Arrays):
     @staticmethod
     def aligned(a: np.ndarray) -> bool:
         return a.flags.aligned
+
+    @staticmethod
+    def strides(a: np.ndarray) -> tuple[int, ...]:
+        return a.strides
 
     @staticmethod
     def contiguous(a: np.ndarray) -> np.ndarray:
@@ -150,6 +159,10 @@ class TorchArrays(Arrays):
     @staticmethod
     def aligned(a: Any) -> bool:
         return a.data_ptr() % a.element_size() == 0
+
+    @staticmethod
+    def strides(a: Any) -> tuple[int, ...]:
+        return a.stride()
 
     @staticmethod
     def contiguous(a: Any) -> Any:

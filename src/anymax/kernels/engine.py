@@ -1,10 +1,9 @@
-"""The contracts of engines: every operation that a caller may use, on rows of one length (`Engine`) and on segments (`RaggedEngine`)."""
+"""The contract of engines: every operation that a caller may use, on rows of one length or on segments (`SegmentsEngine`)."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -14,6 +13,9 @@ from .choice import refuse_other
 from .decode import Decoded, Step
 from .support import NonZeros
 from .tasks import LinearAttention, Selection, Sinkhorn
+
+if TYPE_CHECKING:
+    from ..segments.layout import Segments
 
 # the operations of `choose` and `explain`
 OPS = ("forward", "log_forward", "vjp", "log_vjp", "loss", "index_loss", "threshold")
@@ -245,22 +247,6 @@ class Engine(ABC):
         self._refused("scale")
 
 
-class Segments(Protocol):
-    """What an engine needs of `anymax.Segments`."""
-
-    ptr: Any
-    order: Any
-    num_segments: int
-
-    def placed(self, name: str, x: Array) -> Any:
-        """`ptr` or `order` as an array of x's kind, on its device."""
-        ...
-
-    def cached(self, name: Any, x: Array, make: Callable[[], Any]) -> Any:
-        """The result of `make()` as arrays of x's kind, on its device."""
-        ...
-
-
 class SegmentsAlong(NamedTuple):
     """The segments of a call, and the axis of their entries."""
 
@@ -268,62 +254,37 @@ class SegmentsAlong(NamedTuple):
     axis: int
 
 
-class RaggedEngine(ABC):
+class SegmentsEngine(Engine):
     """Computes the operations of maps on the segments of an array, without padding. `rows` is its engine for rows of one length.
 
-    A caller first calls `refuse`, or `kernels.choose_ragged`. The parameters of a map are numbers or arrays [segments, heads ...];
-    a result for each segment has this shape, too.
+    Callers get it from `kernels.choose_ragged`. Scores and probabilities have the entries along the axis of `along`; parameters of a
+    map, indices and results with a number for each segment have the segments last.
     """
 
     rows: ClassVar[Engine]
 
+    def __init__(self, along: SegmentsAlong) -> None:
+        self.along = along
+
     def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
-        """Why the engine can't compute an operation on segments of arrays like x; None if it can."""
-        if op == SLOPE and type(self).slope is RaggedEngine.slope:
-            return "it has no derivative by a parameter for segments"
         return refuse_other(self.rows.name) or self.rows.refuse(op, mapping, x)
 
     @abstractmethod
-    def forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
-        """p(x)."""
-
-    def forward_saving(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> tuple[Array, Any]:
-        """p(x), and the `saved` argument for `vjp`, or None."""
-        return self.forward(mapping, x, along), None
-
-    @abstractmethod
-    def log_forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
+    def log_forward(self, mapping: Mapping, x: Array) -> Array:
         """log p(x)."""
 
     @abstractmethod
-    def vjp(
-        self, mapping: Mapping, x: Array | None, p: Array, g: Array, along: SegmentsAlong, saved: Any = None
-    ) -> Array:
-        """J^T g. Maps with `needs_scores` need x."""
-
-    def slope(
-        self, mapping: Mapping, name: str, x: Array | None, p: Array, g: Array, along: SegmentsAlong, saved: Any = None
-    ) -> Array:
-        """`<g, dp / d parameter>` of each segment, float32 or float64. An engine without it refuses "slope": callers pad the rows."""
-        raise RuntimeError(f"the engine {self.rows.name} does not implement {SLOPE} of segments; pad the rows")
-
-    @abstractmethod
-    def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, along: SegmentsAlong) -> Array:
-        """`vjp` of log p."""
-
-    @abstractmethod
     def index_loss(
-        self, mapping: Mapping, x: Array, index: Array, along: SegmentsAlong, *, save: bool, slope: bool = False
+        self, mapping: Mapping, x: Array, index: Array, *, save: bool, slope: bool = False, **of_rows: Any
     ) -> IndexLoss:
-        """The loss of each segment for the place of its target within it; 0 for a place below 0. `save` and `slope` are as in
-        `Engine.index_loss`."""
+        """The loss of each segment for the place of its target within it; 0 for one that is `LEFT_OUT`.
 
-    @abstractmethod
-    def index_loss_grad(
-        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, along: SegmentsAlong
-    ) -> Array:
-        """`scale (p - y)`, with one scale per segment, from what `index_loss` saved."""
+        `of_rows` are the options of `Engine.index_loss` that segments do not have.
+        """
 
-    @abstractmethod
-    def threshold(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
-        """tau of each segment, float32 or float64; logsumexp for softmax; -inf for an empty segment, NaN for one with NaN or +inf."""
+    def result(self, op: str, mapping: Mapping, x: Array, *place: Array) -> Array:
+        """The result of "forward", "log_forward", "threshold" or, with the place of each target, "index_loss"."""
+        if op == "index_loss":
+            return self.index_loss(mapping, x, *place, save=False).value
+        method = {"forward": self.forward, "log_forward": self.log_forward, "threshold": self.threshold}[op]
+        return method(mapping, x)

@@ -49,6 +49,7 @@ WITH_SLOPE = ("entmax", "normmax", "budget", "bounded")  # the library has the d
 WITHOUT_LOG = tuple(name for name, kind in KINDS.items() if not kind.log)
 RANGES = {name: kind.range for name, kind in KINDS.items() if kind.parameter}
 NOISES = {"normal": 0, "logistic": 1, "uniform": 2, "laplace": 3, "gumbel": 4}
+LEFT_OUT = -2  # the index of a segment that is left out; -1 is the class that a map hides
 MOST_NODES = 4096
 MOST_CLASSES = 2**31 - 1025  # the longest row: ANYMAX_MOST_CLASSES of csrc/core/unit.h, which a test compares
 

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, from_last, is_torch, namespace, to_last
+from .._array import Array, from_last, namespace, to_last
 from .._core.mapping import Mapping
 from . import native
 from .arrays import arrays_of, dtype_of, room_in, wide
-from .engine import IndexLoss, RaggedEngine, SegmentsAlong
+from .engine import IndexLoss, SegmentsEngine
 from .link import CODES, NEED_SCORES, WITH_SLOPE
 from .linked import found_link, link_of
 
 MOST = 2**31 - 1  # the most segments: the engine counts them in 32 bits
+_FOR_EACH = ("index_loss", "slope", "threshold")  # the operations with a number for each segment
 
 
 class TooMany(ValueError):
@@ -59,34 +60,10 @@ def sort(index: np.ndarray, segments: int | None, threads_of_torch: bool) -> tup
     return -1, ptr, None if (index[1:] >= index[:-1]).all() else np.argsort(index, kind="stable")
 
 
-def _each_shape(x: Array, along: SegmentsAlong) -> tuple[int, ...]:
-    """The shape of one number for each segment and head: [segments, heads ...]."""
-    return (along.segments.num_segments, *(n for i, n in enumerate(x.shape) if i != along.axis))
-
-
-def _run(
-    op: str, mapping: Any, along: SegmentsAlong, operands: list[Any], index: Any, scale: Any, result: Any, saved: Any = None,
-    slope: Any = None,
-) -> None:  # fmt: skip
-    segments, axis = along
-    like = next(a for a in operands if a is not None)
-    link = found_link(mapping)
-    link = link if link.params is None else native.broadcast(link, like, _each_shape(like, along))
-    engine = native.engine_for(like)
-    index, scale = (None if a is None else arrays_of(a).contiguous(a) for a in (index, scale))
-    x, p, g, out = operands
-    made = engine.segments(
-        link, CODES[op], segments.ptr, segments.order, axis, x, p, g, out, index, scale, result, saved, slope
-    )
-    if made is None:
-        words = ", ".join(f"{dtype_of(a)} {tuple(a.shape)}" for a in operands if a is not None)
-        raise RuntimeError(f"the native engine can't compute {op} of segments on {words}")
-
-
 def _one_stride(a: Array, axis: int) -> bool:
     """True if one stride leads through the heads of an entry, and the address is aligned for the dtype."""
     axes = [i for i in range(a.ndim) if i != axis and a.shape[i] != 1]
-    steps = a.stride() if is_torch(a) else a.strides
+    steps = arrays_of(a).strides(a)
     return arrays_of(a).aligned(a) and all(steps[i] == steps[j] * a.shape[j] for i, j in itertools.pairwise(axes))
 
 
@@ -94,57 +71,59 @@ def _laid_out(operands: list[Any], axis: int) -> tuple[list[Any], int]:
     """The operands, copied where their heads have no single stride, and the axis of their entries, moved to the front from the middle."""
     lead = next(a for a in operands if a is not None)
     if 0 < axis < lead.ndim - 1:
-        xp = namespace(lead)
-        axes = (axis, *(i for i in range(lead.ndim) if i != axis))
+        axes, xp = (axis, *(i for i in range(lead.ndim) if i != axis)), namespace(lead)
         operands, axis = [None if a is None else xp.permute_dims(a, axes) for a in operands], 0
-        return [None if a is None else arrays_of(a).contiguous(a) for a in operands], 0
     return [a if a is None or _one_stride(a, axis) else arrays_of(a).contiguous(a) for a in operands], axis
 
 
-def _entries(
-    op: str, mapping: Any, along: SegmentsAlong, x: Any, p: Any = None, g: Any = None, *, index: Any = None, scale: Any = None,
-    saved: Any = None,
-) -> Array:  # fmt: skip
-    """Runs an operation whose result has a number for each entry."""
-    lead = x if p is None else p
-    framework, dtype = arrays_of(lead), dtype_of(lead)
-    if g is not None and dtype_of(g) != dtype:
-        g = framework.cast(g, dtype, lead)
-    segments, axis = along
-    (x, p, g), at = _laid_out([x, p, g], axis)
-    lead = x if p is None else p
-    out = room_in(framework, tuple(lead.shape), dtype)
-    if math.prod(lead.shape):
-        _run(op, mapping, SegmentsAlong(segments, at), [x, p, g, out], index, scale, None, saved)
-    if at == axis:
-        return out
-    xp = namespace(out)
-    return from_last(to_last(out, at, xp), axis, xp)
+def _segments_first(a: Any) -> Any:
+    return from_last(a, 0, namespace(a)) if a.ndim > 1 else a
 
 
-def _each(
-    op: str, mapping: Any, along: SegmentsAlong, operands: list[Any], index: Any = None, saved: Any = None, slope: bool = False
-) -> tuple[Array, Array | None]:  # fmt: skip
-    """Runs an operation with a number for each segment and head, [segments, heads ...]; `slope`: and the derivative of that, a loss."""
-    lead = next(a for a in operands if a is not None)
-    shape, dtype, framework = _each_shape(lead, along), wide(lead), arrays_of(lead)
-    result = room_in(framework, shape, dtype)
-    rise = room_in(framework, shape, dtype) if slope else None
-    if math.prod(shape):
-        operands, axis = _laid_out(operands, along.axis)
-        _run(op, mapping, SegmentsAlong(along.segments, axis), operands, index, None, result, saved, rise)
-    return result, rise
-
-
-def _scores(mapping: Mapping, x: Array | None) -> Array | None:
+def _scores(mapping: Mapping, x: Array) -> Array | None:
     """The scores, where a gradient needs them."""
     return x if found_link(mapping).kind in NEED_SCORES else None
 
 
-class NativeRagged(RaggedEngine):
+class NativeSegments(SegmentsEngine):
     """Its `saved` argument is p sorted by segment, [entries, heads], where the entries have an order; losses need none."""
 
+    name = native.ENGINE.name
     rows = native.ENGINE
+
+    def _run(
+        self, op: str, mapping: Mapping, x: Any, p: Any = None, g: Any = None, *, index: Any = None, scale: Any = None,
+        saved: Any = None, slope: bool = False,
+    ) -> tuple[Array, Array | None]:  # fmt: skip
+        """(the result: a number for each entry, or for each segment and head; the derivative of the latter, a loss, with `slope`)."""
+        segments, axis = self.along
+        lead, each = x if p is None else p, op in _FOR_EACH
+        framework, dtype = arrays_of(lead), dtype_of(lead)
+        shape = (segments.num_segments, *lead.shape[:axis], *lead.shape[axis + 1 :])
+        g = framework.cast(g, dtype, lead) if g is not None and dtype_of(g) != dtype else g
+        (x, p, g), at = _laid_out([x, p, g], axis)
+        lead = x if p is None else p
+        out = None if each else room_in(framework, tuple(lead.shape), dtype)
+        value = room_in(framework, shape, wide(lead)) if each else None
+        rise = room_in(framework, shape, wide(lead)) if slope else None
+        if math.prod(shape if each else lead.shape):
+            link = found_link(mapping)
+            if link.params is not None:
+                link = native.broadcast(link._replace(params=_segments_first(link.params)), lead, shape)
+            index = None if index is None else framework.contiguous(_segments_first(index))
+            scale = None if scale is None else framework.contiguous(_segments_first(scale))
+            made = native.engine_for(lead).segments(
+                link, CODES[op], segments.ptr, segments.order, at, x, p, g, out, index, scale, value, saved, rise
+            )
+            if made is None:
+                words = ", ".join(f"{dtype_of(a)} {tuple(a.shape)}" for a in (x, p, g, out) if a is not None)
+                raise RuntimeError(f"the native engine can't compute {op} of segments on {words}")
+        if out is not None and at == axis:
+            return out, None
+        xp = namespace(lead)
+        if out is not None:
+            return from_last(to_last(out, at, xp), axis, xp), None
+        return to_last(value, 0, xp), None if rise is None else to_last(rise, 0, xp)
 
     def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
         """It knows links alone; soft ranks, which the engine of rows has too, are none."""
@@ -155,50 +134,43 @@ class NativeRagged(RaggedEngine):
             return "it takes no segments of maps with upper bounds"
         return super().refuse(op, mapping, x)
 
-    def forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
-        return _entries("forward", mapping, along, x)
+    def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
+        return self._run("forward", mapping, x)[0]
 
-    def forward_saving(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> tuple[Array, Array | None]:
+    def forward_saving(
+        self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None
+    ) -> tuple[Array, Array | None]:
         saved = None
-        if along.segments.order is not None:
-            entries = x.shape[along.axis]
-            shape = (entries, math.prod(x.shape) // max(entries, 1))
-            saved = room_in(arrays_of(x), shape, dtype_of(x))
-        return _entries("forward", mapping, along, x, saved=saved), saved
+        if self.along.segments.order is not None:
+            entries = x.shape[self.along.axis]
+            saved = room_in(arrays_of(x), (entries, math.prod(x.shape) // max(entries, 1)), dtype_of(x))
+        return self._run("forward", mapping, x, saved=saved)[0], saved
 
-    def log_forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
-        return _entries("log_forward", mapping, along, x)
+    def log_forward(self, mapping: Mapping, x: Array) -> Array:
+        return self._run("log_forward", mapping, x)[0]
 
-    def vjp(
-        self, mapping: Mapping, x: Array | None, p: Array, g: Array, along: SegmentsAlong, saved: Any = None
-    ) -> Array:
-        return _entries("vjp", mapping, along, _scores(mapping, x), p, g, saved=saved)
+    def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
+        return self._run("vjp", mapping, _scores(mapping, x), p, g, saved=saved)[0]
 
-    def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, along: SegmentsAlong) -> Array:
-        return _entries("log_vjp", mapping, along, _scores(mapping, x), log_p, g)
+    def log_vjp(self, mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
+        return self._run("log_vjp", mapping, _scores(mapping, x), log_p, g)[0]
 
-    def slope(
-        self, mapping: Mapping, name: str, x: Array | None, p: Array, g: Array, along: SegmentsAlong, saved: Any = None
-    ) -> Array:
-        """`<g, dp/d name>` of each segment, [segments, heads ...], float32 or float64."""
+    def slope(self, mapping: Mapping, name: str, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
         native.refuse_parameter(mapping, found_link(mapping), name)
-        g = arrays_of(p).cast(g, dtype_of(p), p) if dtype_of(g) != dtype_of(p) else g
-        return _each("slope", mapping, along, [None, p, g, None], saved=saved)[0]
+        return self._run("slope", mapping, None, p, g, saved=saved)[0]
 
     def index_loss(
-        self, mapping: Mapping, x: Array, index: Array, along: SegmentsAlong, *, save: bool, slope: bool = False
+        self, mapping: Mapping, x: Array, index: Array, *, save: bool, slope: bool = False, **of_rows: Any
     ) -> IndexLoss:
         slope = slope and found_link(mapping).kind in WITH_SLOPE
-        value, rise = _each("index_loss", mapping, along, [x, None, None, None], index, slope=slope)
+        value, rise = self._run("index_loss", mapping, x, index=index, slope=slope)
         return IndexLoss(value, None, slope=rise)
 
     def index_loss_grad(
-        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, along: SegmentsAlong
+        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, **of_rows: Any
     ) -> Array:
-        return _entries("index_loss_grad", mapping, along, x, index=index, scale=scale)
+        return self._run("index_loss_grad", mapping, x, index=index, scale=scale)[0]
 
-    def threshold(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
-        return _each("threshold", mapping, along, [x, None, None, None])[0]
-
-
-RAGGED = NativeRagged()
+    def threshold(self, mapping: Mapping, x: Array) -> Array:
+        """-inf for an empty segment, NaN for one with NaN or +inf."""
+        return self._run("threshold", mapping, x)[0]

@@ -1,7 +1,11 @@
 """Maps, losses and samples of ragged rows (segments), one after another or in any order, as in graphs, sets and packed sequences."""
 
-from .bridge import BRIDGE as _PLAIN
-from .bridge import SegmentBridge
+from collections.abc import Callable
+
+from .._array import Array
+from .._core.mapping import Mapping
+from ..kernels import choose_ragged
+from ..kernels.engine import SegmentsAlong
 from .layout import Segments
 from .loss import segment_loss
 from .verbs import (
@@ -20,14 +24,19 @@ __all__ = [
 ]  # fmt: skip
 
 
-def segment_bridge(framework: str) -> SegmentBridge:
-    """The part for segments of a framework's bridge."""
+def unpadded(framework: str) -> Callable[..., Array | None]:
+    """The operations of engines on segments, with the derivatives of a framework."""
     if framework == "torch":
         from . import torch  # late: only where torch is loaded already
 
-        return torch.BRIDGE
+        return torch.unpadded
     if framework == "jax":
         from . import jax  # late: only where jax is loaded already
 
-        return jax.BRIDGE
-    return _PLAIN
+        return jax.unpadded
+    return _without_derivatives
+
+
+def _without_derivatives(op: str, mapping: Mapping, x: Array, along: SegmentsAlong, *place: Array) -> Array | None:
+    engine = choose_ragged(op, mapping, x, along)
+    return engine and engine.result(op, mapping, x, *place)

@@ -15,6 +15,7 @@ from .._array import (
     from_last,
     namespace,
     pick_axis,
+    quiet,
     stop_gradient,
     to_last,
     upcast,
@@ -22,8 +23,9 @@ from .._array import (
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.shards import refuse as refuse_sharded
-from ..kernels import choose_ragged
-from ..kernels.engine import RaggedEngine, SegmentsAlong
+from ..autodiff import bridge
+from ..kernels.engine import SegmentsAlong
+from . import tensors
 from .layout import Segments, along, read
 from .padded import of_segments
 
@@ -43,6 +45,7 @@ class SegmentCall:
         cls, who: str, mapping: Mapping | str, x: Any, *, index: Any = None, ptr: Any = None, lengths: Any = None,
         num_segments: Any = None, axis: Any = None, dim: Any = None,
     ) -> SegmentCall:  # fmt: skip
+        tensors.refuse(who, x)
         refuse_sharded(who, x, index=index, ptr=ptr, lengths=lengths)
         mapping, x = as_mapping(mapping, who), asarray(x)
         xp = namespace(x)
@@ -82,27 +85,13 @@ class SegmentCall:
 
     def back(self, out: Array) -> Array:
         """Move the last axis back to that of the entries; convert to the dtype of the scores."""
-        out = from_last(out, self.axis, self.xp)
-        return as_dtype(out, self.x.dtype, self.xp)
-
-    # -- the engine ---------------------------------------------------------------------------------------------------------------
-
-    def engine(self, op: str) -> RaggedEngine | None:
-        """The engine that computes an operation without padding; None if there is none."""
-        return choose_ragged(op, self.mapping, self.x) if self.segments.known else None
+        with quiet(out):
+            return as_dtype(from_last(out, self.axis, self.xp), self.x.dtype, self.xp)
 
     @property
-    def segments_along(self) -> SegmentsAlong:
+    def along(self) -> SegmentsAlong:
         return SegmentsAlong(self.segments, self.axis)
 
-    @property
-    def segments_first(self) -> Mapping:
-        """The mapping with its parameters in the engine's layout, [segments, heads ...]."""
-        params = self.mapping.params()
-        return self.mapping.laid_out(**{k: from_last(v, 0, self.xp) for k, v in params.items() if v.ndim})
-
-    def moved(self, each: Array) -> Array:
-        """From [segments, heads ...] to the segments at the axis of the entries."""
-        axes = list(range(1, each.ndim))
-        axes.insert(self.axis, 0)
-        return self.xp.permute_dims(each, tuple(axes)) if self.axis else each
+    def unpadded(self, op: str, *place: Array) -> Array | None:
+        """The result of an operation of engines; None if none has it for segments, so that the rows must be padded."""
+        return bridge(self.x).segments(op, self.mapping, self.x, self.along, *place)

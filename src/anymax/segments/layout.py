@@ -219,8 +219,7 @@ def _placed(value: Any, x: Array) -> Any:
 
 
 def _arange(n: int, like: Any) -> Any:
-    xp = namespace(like)
-    return xp.arange(n, device=like.device) if is_torch(like) else xp.arange(n)
+    return namespace(like).arange(n, **device_of(like))
 
 
 # -- from what a caller gives -------------------------------------------------------------------------------------------------------

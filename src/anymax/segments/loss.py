@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-import numpy as np
-
 from .. import _array
 from .._array import Array, counts, is_integer, known_any, upcast
 from .._core.mapping import Mapping
 from .._core.options import check_keywords
 from .._core.tables import document
 from .._core.typing import ArrayT, Numbers, Reduction
-from ..autodiff import bridge
+from ..kernels.link import LEFT_OUT
 from ..losses.formulas import fenchel_young
 from ..losses.options import EACH_ROW, LossOptions
 from ..losses.targets import result_dtype
-from . import tensors
 from .call import SegmentCall
-from .padded import Bucket, each_row, mapping_of, of_bucket
+from .padded import Bucket, each_formula, each_row, mapping_of
 from .verbs import HINTS, SegmentOptions
 
 
@@ -64,7 +61,6 @@ def segment_loss(
     >>> anymax.segment_loss("sparsemax", [2.0, 1.5, -1.0, 3.0, 0.0], [0, 4], lengths=[3, 2], reduction="none")
     array([0.0625, 3.    ])
     """
-    tensors.refuse("segment_loss", x)
     keywords = {"ignore_index": ignore_index, "reduction": reduction}
     wanted = LossOptions.read("segment_loss", None, keywords)
     call = SegmentCall.of("segment_loss", mapping, x, **options)
@@ -89,11 +85,9 @@ def _of_entries(call: SegmentCall, target: Array, ignore_index: int) -> tuple[Ar
         )
     ignored = target == ignore_index
     place, stray = _places(call, target, ignored)
-    by_engine = None
-    if call.mapping.sums_to_one:
-        first = xp.permute_dims(place, (axis, *(i for i in range(place.ndim) if i != axis)))
-        by_engine = bridge(call.x).segments.index_loss(call, _contiguous(first))
-    value = _by_rows(call, place) if by_engine is None else call.moved(by_engine)
+    place = _array.to_last(place, axis, xp)
+    value = call.unpadded("index_loss", place) if call.mapping.sums_to_one else None
+    value = _array.from_last(_by_rows(call, place) if value is None else value, axis, xp)
     value = _array.poison(value, stray, xp) if not _array.known(stray) else value
     return value, xp.astype(~ignored, value.dtype)
 
@@ -101,12 +95,11 @@ def _of_entries(call: SegmentCall, target: Array, ignore_index: int) -> tuple[Ar
 def _places(call: SegmentCall, target: Array, ignored: Array) -> tuple[Array, Array]:
     """(the place of each target within its segment; True where a target is no entry of its segment).
 
-    The place is `_left_out` for one that is ignored, and -1 for the class that the map hides.
+    The place is `LEFT_OUT` for one that is ignored, and -1 for the class that the map hides.
     """
     xp, segments, axis = call.xp, call.segments, call.axis
     n = segments.num_entries
-    hidden = (target == -1) & ~ignored if call.mapping.hides_a_class else None
-    none = ignored if hidden is None else ignored | hidden
+    none = ignored | (target == -1) if call.mapping.hides_a_class else ignored
     stray = ~none & ((target < 0) | (target >= n))
     _refuse(stray, target, f"the entries are 0 to {n - 1}" if n else "there are no entries", xp, axis)
     owner = place = xp.zeros_like(target)
@@ -118,22 +111,14 @@ def _places(call: SegmentCall, target: Array, ignored: Array) -> tuple[Array, Ar
     segment = xp.arange(segments.num_segments, dtype=target.dtype, **_array.device_of(target))
     apart = ~none & (owner != _at_axis(segment, axis, target.ndim, xp))
     _refuse(apart, target, "it is an entry of another segment", xp, axis)
-    place = xp.where(none, _left_out(call) * xp.ones_like(target), counts(place, xp))
-    return place if hidden is None else xp.where(hidden, -xp.ones_like(target), place), stray | apart
-
-
-def _left_out(call: SegmentCall) -> int:
-    """The place of a target that is left out, as engines take it; where -1 is the class that the map hides, another number."""
-    return -2 if call.mapping.hides_a_class else -1
+    left = LEFT_OUT * xp.ones_like(target)
+    left = left if none is ignored else xp.where(ignored, left, -xp.ones_like(target))
+    return xp.where(none, left, counts(place, xp)), stray | apart
 
 
 def _at_axis(each: Array, axis: int, ndim: int, xp: Any) -> Array:
     """One number for each segment, [segments], with the segments at an axis of ndim."""
     return xp.reshape(each, tuple(-1 if i == axis else 1 for i in range(ndim)))
-
-
-def _contiguous(a: Array) -> Array:
-    return np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a.contiguous() if _array.is_torch(a) else a
 
 
 def _refuse(wrong: Array, target: Array, why: str, xp: Any, axis: int) -> None:
@@ -144,16 +129,15 @@ def _refuse(wrong: Array, target: Array, why: str, xp: Any, axis: int) -> None:
 
 
 def _by_rows(call: SegmentCall, place: Array) -> Array:
+    """The loss of each segment, [..., segments]."""
     xp = call.xp
-    place = _array.to_last(place, call.axis, xp)
-    options = EACH_ROW._replace(ignore_index=_left_out(call))
+    options = EACH_ROW._replace(ignore_index=LEFT_OUT)
 
     def verb(bucket: Bucket, rows: Array) -> Array:
         each = xp.take(place, bucket.ids, axis=-1)
         return fenchel_young(mapping_of(call.mapping, bucket), rows, each, options)
 
-    value = each_row(call.segments, upcast(call.rows, xp), verb, 0.0, least=call.mapping.least_classes)
-    return _array.from_last(value, call.axis, xp)
+    return each_row(call.segments, upcast(call.rows, xp), verb, 0.0, least=call.mapping.least_classes)
 
 
 def _of_distributions(call: SegmentCall, target: Array) -> tuple[Array, Array]:
@@ -163,15 +147,10 @@ def _of_distributions(call: SegmentCall, target: Array) -> tuple[Array, Array]:
             f"segment_loss: target of {target.dtype} and shape {tuple(target.shape)}: expected the number of an entry for each segment "
             f"(integers of shape {call.shape}), or a distribution (floating point) of shape {tuple(call.x.shape)}"
         )
-    x = upcast(call.rows, xp)
-    y = _array.to_last(_array.as_dtype(target, x.dtype, xp), call.axis, xp)
-    least = call.mapping.least_classes
-
-    def verb(bucket: Bucket, rows: Array) -> Array:
-        share = of_bucket(y, bucket, 0.0, least)
-        return fenchel_young(mapping_of(call.mapping, bucket), rows, share, EACH_ROW)
-
-    value = _array.from_last(each_row(call.segments, x, verb, 0.0, least=least), call.axis, xp)
+    x = upcast(call.x, xp)
+    of_rows = lambda mapping, rows, y: fenchel_young(mapping, rows, y, EACH_ROW)[..., None]  # noqa: E731
+    value = each_formula(call.along, call.mapping, of_rows, x, _array.as_dtype(target, x.dtype, xp))
+    value = _array.from_last(value, call.axis, xp)
     full = call.segments.placed("lengths", value) > 0
     full = _at_axis(xp.astype(full, value.dtype), call.axis, value.ndim, xp)
     return value, xp.broadcast_to(full, value.shape)

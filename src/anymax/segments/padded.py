@@ -8,7 +8,6 @@ times the number of buckets.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,13 +19,14 @@ from .._array import (
     fit_axes,
     from_last,
     is_array,
-    is_torch,
+    joined,
     namespace,
     running_sum,
     to_last,
-    without_autocast,
+    wider,
 )
 from .._core.mapping import Mapping
+from ..kernels.engine import SegmentsAlong
 from .layout import Segments
 
 _STEP = 2  # under a compiler each bucket is 2 ** _STEP times as wide as the one before
@@ -126,14 +126,12 @@ def _traced(segments: Segments) -> PaddedRows:
 
 def of_bucket(x: Array, bucket: Bucket, fill: float, least: int = 1) -> Array:
     """[..., entries] as rows [..., rows, width], `fill` where a row has no entry; at least `least` wide."""
-    xp = namespace(x)
-    rows = xp.reshape(_take(x, bucket.entry), (*x.shape[:-1], bucket.valid.shape[0], bucket.width))
-    rows = xp.where(bucket.valid, rows, fill * xp.ones_like(rows) if fill else xp.zeros_like(rows))
-    if bucket.width >= least:
-        return rows
-    more = (*rows.shape[:-1], least - bucket.width)
-    one = fill * xp.ones_like(_first(rows, 1))
-    return _joined([rows, one.expand(more) if is_torch(one) else xp.broadcast_to(one, more)])
+    xp, entry, valid = namespace(x), bucket.entry, bucket.valid
+    if bucket.width < least:
+        entry = xp.reshape(wider(xp.reshape(entry, valid.shape), least, 0, xp), (-1,))
+        valid = wider(valid, least, False, xp)
+    rows = xp.reshape(_take(x, entry), (*x.shape[:-1], *valid.shape))
+    return xp.where(valid, rows, fill * xp.ones_like(rows) if fill else xp.zeros_like(rows))
 
 
 def _take(x: Array, index: Array) -> Array:
@@ -145,14 +143,6 @@ def _first(rows: Array, width: int) -> Array:
     return rows if rows.shape[-1] == width else rows[..., :width]
 
 
-def _joined(parts: list[Array]) -> Array:
-    """Concatenate along the last axis. torch can batch `cat` over gradients, but not `concat`."""
-    if is_torch(parts[0]):
-        with without_autocast(parts[0]):
-            return sys.modules["torch"].cat(parts, -1)
-    return namespace(parts[0]).concat(parts, axis=-1)
-
-
 def entries_of(rows: PaddedRows, parts: list[Array], x: Array, traced: bool) -> Array:
     """Rows [..., rows, width] of each bucket as entries [..., entries]; NaN for an entry without a segment."""
     xp = namespace(x)
@@ -162,14 +152,14 @@ def entries_of(rows: PaddedRows, parts: list[Array], x: Array, traced: bool) -> 
     ]
     if traced:
         flat.append(math.nan * xp.ones_like(flat[0][..., :1]))
-    return _take(_joined(flat) if len(flat) > 1 else flat[0], rows.place)
+    return _take(joined(flat) if len(flat) > 1 else flat[0], rows.place)
 
 
 def segments_of(rows: PaddedRows, parts: list[Array], empty: Any) -> Array:
     """Numbers [..., rows] of each bucket as [..., segments]; `empty` for a segment without entries."""
     one, xp = parts[0], namespace(parts[0])
     none = xp.full((*one.shape[:-1], 1), empty, dtype=one.dtype, **device_of(one))
-    return _take(_joined([*parts, none]), rows.row)
+    return _take(joined([*parts, none]), rows.row)
 
 
 def of_segments(value: Any, rows_axis: int, shape: tuple[int, ...], name: str) -> Any:
@@ -192,13 +182,6 @@ def mapping_of(mapping: Mapping, bucket: Bucket) -> Mapping:
     return mapping.laid_out(**{name: of_rows(value, bucket) for name, value in mapping.params().items()})
 
 
-def by_rows(segments: Segments, x: Array, verb: Callable[[Bucket, Array], Array], least: int = 1) -> Array:
-    """Apply verb(bucket, rows) -> rows to x [..., entries]; the result has the same shape."""
-    rows = rows_of(segments, x)
-    parts = [verb(bucket, of_bucket(x, bucket, -math.inf, least)) for bucket in rows.buckets]
-    return entries_of(rows, parts, x, not segments.known)
-
-
 def each_row(
     segments: Segments,
     x: Array,
@@ -213,26 +196,30 @@ def each_row(
     return segments_of(rows, parts, empty)
 
 
-def formula(segments: Segments, mapping: Mapping, axis: int, function: Any, *arrays: Array) -> Array:
-    """Apply function(mapping, *rows) to arrays with the entries along `axis`: scores, padded with -inf, and others, padded with 0."""
-    x, verb = _verb(mapping, axis, function, arrays)
-    return from_last(by_rows(segments, x, verb, least=mapping.least_classes), axis, namespace(x))
+def formula(along: SegmentsAlong, mapping: Mapping, function: Any, *arrays: Array) -> Array:
+    """Apply function(mapping, *rows) to arrays with the entries along an axis: scores, padded with -inf, and others, padded with 0."""
+    x, rows, parts = _by_rows(along, mapping, function, arrays)
+    return from_last(entries_of(rows, parts, x, not along.segments.known), along.axis, namespace(x))
 
 
-def each_formula(segments: Segments, mapping: Mapping, axis: int, function: Any, *arrays: Array) -> Array:
+def each_formula(along: SegmentsAlong, mapping: Mapping, function: Any, *arrays: Array) -> Array:
     """`formula` for a function whose result is a number for each row, or several to add up: [..., segments], 0 for an empty segment."""
-    x, verb = _verb(mapping, axis, function, arrays)
-    xp = namespace(x)
-    one_each = lambda bucket, rows: xp.sum(verb(bucket, rows), axis=-1)  # noqa: E731
-    return each_row(segments, x, one_each, 0.0, least=mapping.least_classes)
+    x, rows, parts = _by_rows(along, mapping, function, arrays)
+    return segments_of(rows, [namespace(x).sum(part, axis=-1) for part in parts], 0.0)
 
 
-def _verb(mapping: Mapping, axis: int, function: Any, arrays: Any) -> tuple[Array, Callable[[Bucket, Array], Array]]:
-    """(the first array, the entries last; the function on a bucket's rows of it and of the other arrays)."""
-    xp, least = namespace(arrays[0]), mapping.least_classes
-    x, *others = (to_last(a, axis, xp) for a in arrays)
-
-    def verb(bucket: Bucket, rows: Array) -> Array:
-        return function(mapping_of(mapping, bucket), rows, *(of_bucket(a, bucket, 0.0, least) for a in others))
-
-    return x, verb
+def _by_rows(
+    along: SegmentsAlong, mapping: Mapping, function: Any, arrays: tuple[Array, ...]
+) -> tuple[Array, PaddedRows, list[Array]]:
+    """(the first array, the entries last; the rows; the results of the function on those of each bucket)."""
+    x, *others = (to_last(a, along.axis, namespace(a)) for a in arrays)
+    rows, least = rows_of(along.segments, x), mapping.least_classes
+    parts = [
+        function(
+            mapping_of(mapping, bucket),
+            of_bucket(x, bucket, -math.inf, least),
+            *(of_bucket(a, bucket, 0.0, least) for a in others),
+        )
+        for bucket in rows.buckets
+    ]
+    return x, rows, parts

@@ -7,13 +7,13 @@ import math
 from typing import Any, TypedDict, Unpack
 
 from .. import _array
-from .._array import Array, as_dtype, is_array, is_jax, is_ragged, is_torch, namespace, quiet, stop_gradient, upcast
+from .._array import Array, as_dtype, is_array, is_ragged, namespace, stop_gradient, upcast
 from .._core.mapping import Mapping, with_missing_mass
 from .._core.options import check_keywords
 from .._core.rows import Rows
 from .._core.tables import document
 from .._core.typing import ArrayT, Entropy, Numbers, Parameter
-from .._random.draws import count_of, invert
+from .._random.draws import count_of, invert, sum_dtype
 from .._random.generators import uniform
 from ..autodiff import bridge
 from ..functional import apply
@@ -99,8 +99,8 @@ def apply_tensor(mapping: Mapping, x: Array, axis: int) -> Array:
 
 def _probabilities(call: SegmentCall) -> Array:
     """p, of the shape of the scores."""
-    out = bridge(call.x).segments.apply(call)
-    return formula(call.segments, call.mapping, call.axis, apply, call.scores) if out is None else out
+    out = call.unpadded("forward")
+    return formula(call.along, call.mapping, apply, call.scores) if out is None else out
 
 
 @check_keywords(HINTS)
@@ -122,15 +122,15 @@ def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Un
     if is_ragged(x):
         return tensors.apply("segment_log_apply", segment_log_apply, mapping, x, **options)
     call = SegmentCall.of("segment_log_apply", mapping, x, **options)
-    framework = bridge(call.x)
-    out = framework.segments.log(call)
+    out = call.unpadded("log_forward")
     if out is None:
+        of_rows = bridge(call.x)
 
         def log_p(mapping: Mapping, rows: Array) -> Array:
             over_all = Rows(rows, rows, mapping, rows.ndim - 1).over_all()
-            return over_all.seen(framework.log_p(over_all.mapping, over_all.rows))
+            return over_all.seen(of_rows.log_p(over_all.mapping, over_all.rows))
 
-        out = formula(call.segments, call.mapping, call.axis, log_p, upcast(call.x, call.xp))
+        out = formula(call.along, call.mapping, log_p, upcast(call.x, call.xp))
     return as_dtype(out, call.x.dtype, call.xp)
 
 
@@ -157,23 +157,17 @@ def segment_logsumexp(
     >>> anymax.segment_logsumexp([2.0, 1.0, -1.0], lengths=[2, 0, 1]).round(3)
     array([ 2.313,   -inf, -1.   ])
     """
-    tensors.refuse("segment_logsumexp", x)
     call = SegmentCall.of("segment_logsumexp", _SOFTMAX, x, **options)
     t: Any = call.one_each(_array.number(temperature), "temperature")
     plain = not is_array(t) and t == 1 and type(t) is not bool and not _array.differentiates(call.x)
-    out = bridge(call.x).segments.threshold(call) if plain else None
+    out = call.unpadded("threshold") if plain else None
     if out is not None and not bool(call.xp.any(call.xp.isnan(out))):
-        return _narrowed(call.moved(out), call)
+        return call.back(out)
 
     def verb(bucket: Bucket, rows: Array) -> Array:
         return logsumexp(rows, temperature=of_rows(t, bucket))
 
     return call.back(each_row(call.segments, call.rows, verb, -math.inf))
-
-
-def _narrowed(out: Array, call: SegmentCall) -> Array:
-    with quiet(out):
-        return as_dtype(out, call.x.dtype, call.xp)
 
 
 @check_keywords(HINTS)
@@ -200,22 +194,19 @@ def segment_threshold(
     >>> tau, support
     (array([1.25, 8.  ]), array([2, 1]))
     """
-    tensors.refuse("segment_threshold", x)
     call = SegmentCall.of("segment_threshold", mapping, x, **options)
     if not call.mapping.has_threshold:
         raise TypeError(call.mapping.no_threshold())
     moves = any(_array.differentiates(a) for a in (call.x, *call.mapping.params().values()))
-    out = None if moves else bridge(call.x).segments.threshold(call)
-    if out is not None:
-        tau = _narrowed(call.moved(out), call)
-    else:
+    out = None if moves else call.unpadded("threshold")
+    if out is None:
 
         def verb(bucket: Bucket, rows: Array) -> Array:
             return threshold(mapping_of(call.mapping, bucket), rows).tau
 
-        tau = call.back(each_row(call.segments, call.rows, verb, -math.inf, least=call.mapping.least_classes))
+        out = each_row(call.segments, call.rows, verb, -math.inf, least=call.mapping.least_classes)
     p = _array.to_last(_probabilities(call.constant()), call.axis, call.xp)
-    return Threshold(tau, _array.from_last(_counted(call.segments, p), call.axis, call.xp))
+    return Threshold(call.back(out), _array.from_last(_counted(call.segments, p), call.axis, call.xp))
 
 
 def _counted(segments: Segments, p: Array) -> Array:
@@ -250,7 +241,6 @@ def segment_support(p: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> A
     >>> anymax.segment_support(p, lengths=[3, 1])
     array([2, 1])
     """
-    tensors.refuse("segment_support", p)
     call = SegmentCall.of("segment_support", _SOFTMAX, p, **options)
     return _array.from_last(_counted(call.segments, stop_gradient(call.rows)), call.axis, call.xp)
 
@@ -285,7 +275,6 @@ def segment_entropy(
     >>> anymax.segment_entropy([0.5, 0.5, 1.0], lengths=[2, 1]).round(4)
     array([0.6931, 0.    ])
     """
-    tensors.refuse("segment_entropy", p)
     call = SegmentCall.of("segment_entropy", _SOFTMAX, p, **options)
     order = call.one_each(alpha, "alpha")
 
@@ -327,14 +316,13 @@ def segment_sample(
     >>> anymax.segment_sample("sparsemax", [2.0, 1.5, -1.0, 9.0], lengths=[3, 0, 1], generator=0)
     array([ 0, -1,  3])
     """
-    tensors.refuse("segment_sample", x)
     size = count_of(num_samples)
     call = SegmentCall.of("segment_sample", mapping, x, **options).constant()
     xp, mapping = call.xp, call.mapping
     mapping.check_draw("segment_sample")
     call = dataclasses.replace(call, x=upcast(call.x, xp))
     p = _array.to_last(_probabilities(call), call.axis, xp)
-    like = p if is_jax(p) or (is_torch(p) and p.device.type == "mps") else xp.astype(p, xp.float64)
+    like = xp.astype(p, sum_dtype(p, xp))
     u = uniform((*p.shape[:-1], call.segments.num_segments, size), like[..., :0], generator)
     rows, parts = rows_of(call.segments, p), []
     for bucket in rows.buckets:

@@ -10,20 +10,21 @@ import numpy as np
 
 from ..._array import Array
 from ..._core.mapping import Mapping
-from ..engine import IndexLoss, RaggedEngine, SegmentsAlong
+from ..engine import SLOPE, IndexLoss, SegmentsEngine
 from ..link import Link
 from . import ENGINE, prepared, triton_link
 
 _INTS = 2**31
 
 
-class TritonRagged(RaggedEngine):
+class TritonSegments(SegmentsEngine):
     """Gradients of p need no `saved` argument; those of losses need four numbers for each segment and head."""
 
+    name = ENGINE.name
     rows = ENGINE
 
-    def refuse(self, op: str, mapping: Mapping, x: Array) -> str | None:
-        reason = super().refuse(op, mapping, x)
+    def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
+        reason = self.lacks(op) if op == SLOPE else super().refuse(op, mapping, x)
         link = triton_link(mapping) if reason is None else None
         if isinstance(link, Link) and link.kind == "perturb_max":
             return "it has no kernel for segments of perturb_max"
@@ -31,55 +32,43 @@ class TritonRagged(RaggedEngine):
             return f"it takes fewer than {_INTS} scores in segments"
         return reason
 
-    def forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
-        kernels, link, *place = _call(mapping, x, along)
-        return kernels.forward("p", link, x, *place)
+    def entries(self, mapping: Mapping, like: Array) -> Any:
+        """The entries of a call on scores like these, with the kernels for them."""
+        kernels = importlib.import_module(f"{__package__}.segments")
+        segments, axis = self.along
+        groups = segments.cached("launches", like, lambda: _groups(kernels, segments.ptr))
+        ptr, order = (segments.placed(name, like) for name in ("ptr", "order"))
+        return kernels.Entries(
+            prepared(mapping)[1], like, kernels.Layout(segments.num_segments, ptr, groups, order), axis
+        )
 
-    def log_forward(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
-        kernels, link, *place = _call(mapping, x, along)
-        return kernels.forward("log", link, x, *place)
+    def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
+        return self.entries(mapping, x).forward("p", x)
 
-    def vjp(
-        self, mapping: Mapping, x: Array | None, p: Array, g: Array, along: SegmentsAlong, saved: Any = None
-    ) -> Array:
-        kernels, link, *place = _call(mapping, p, along)
-        return kernels.backward(link, False, x, p, g, *place)
+    def log_forward(self, mapping: Mapping, x: Array) -> Array:
+        return self.entries(mapping, x).forward("log", x)
 
-    def log_vjp(self, mapping: Mapping, x: Array | None, log_p: Array, g: Array, along: SegmentsAlong) -> Array:
-        kernels, link, *place = _call(mapping, log_p, along)
-        return kernels.backward(link, True, x, log_p, g, *place)
+    def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
+        return self.entries(mapping, p).backward(False, x, p, g)
+
+    def log_vjp(self, mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
+        return self.entries(mapping, log_p).backward(True, x, log_p, g)
 
     def index_loss(
-        self, mapping: Mapping, x: Array, index: Array, along: SegmentsAlong, *, save: bool, slope: bool = False
+        self, mapping: Mapping, x: Array, index: Array, *, save: bool, slope: bool = False, **of_rows: Any
     ) -> IndexLoss:
-        kernels, link, *place = _call(mapping, x, along)
-        return IndexLoss(*kernels.loss(link, x, index, *place, save))
+        return IndexLoss(*self.entries(mapping, x).loss(x, index, save))
 
     def index_loss_grad(
-        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, along: SegmentsAlong
+        self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, **of_rows: Any
     ) -> Array:
-        kernels, link, *place = _call(mapping, x, along)
-        return kernels.loss_grad(link, x, index, scale, saved, *place)
+        return self.entries(mapping, x).loss_grad(x, index, scale, saved)
 
-    def threshold(self, mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
-        kernels, link, *place = _call(mapping, x, along)
-        return kernels.threshold(link, x, *place)
-
-
-def _call(mapping: Mapping, like: Array, along: SegmentsAlong) -> tuple[Any, Link, Any, int]:
-    """(the module with the kernels, the link, the layout, the axis) of a call on scores like these."""
-    _, link = prepared(mapping)
-    kernels = importlib.import_module(f"{__package__}.segments")
-    segments, axis = along
-    groups = segments.cached("launches", like, lambda: _groups(kernels, segments.ptr))
-    order = segments.placed("order", like)
-    return kernels, link, kernels.Layout(segments.num_segments, segments.placed("ptr", like), groups, order), axis
+    def threshold(self, mapping: Mapping, x: Array) -> Array:
+        return self.entries(mapping, x).threshold(x)
 
 
 def _groups(kernels: Any, ptr: np.ndarray) -> Any:
     """The launches, as NumPy arrays, which `Segments` moves to devices."""
     made = kernels.launches(sys.modules["torch"].tensor(ptr, device="cpu"))
     return tuple(kernels.Launch(ids.numpy(), longest) for ids, longest in made)
-
-
-RAGGED = TritonRagged()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..link import NEED_SCORES, Link
+from ..link import LEFT_OUT, NEED_SCORES, Link
 from . import launch
 from .operands import Cut
 
@@ -63,7 +63,7 @@ class Entries:
         self.lead = tuple(n for i, n in enumerate(like.shape) if i != axis)
         self.count, self.heads = like.shape[axis], math.prod(self.lead)
         if link.params is not None:
-            params = torch.as_tensor(link.params).expand((layout.count, *self.lead))
+            params = torch.as_tensor(link.params).expand((*self.lead, layout.count)).movedim(-1, 0)
             link = link._replace(params=params.reshape(-1, self.heads))
         self.link = link
         self.shape, self.kind, self.device = tuple(like.shape), like.dtype, like.device
@@ -97,54 +97,49 @@ class Entries:
             flat.index_copy_(0, order, out)
         return result
 
+    def each_last(self, a: Tensor) -> Tensor:
+        """A number for each head of each segment, [..., segments], from [segments, heads]."""
+        return a.view(self.layout.count, *self.lead).movedim(0, -1)
+
     def numbers(self, *parts: int) -> Tensor:
         """An uninitialized fp32 tensor with a number for each head of each segment."""
         return torch.empty((*parts, self.layout.count, self.heads), dtype=torch.float32, device=self.device)
 
+    # -- the operations of the engine --------------------------------------------------------------------------------------------------
 
-def forward(mode: str, link: Link, x: Tensor, layout: Layout, axis: int) -> Tensor:
-    """p or, with mode "log", log p."""
-    entries = Entries(link, x, layout, axis)
-    rows = entries.rows(x)
-    return entries.written(lambda cut, out: launch.run(mode, entries.link, rows, out=out, cut=cut))
+    def forward(self, mode: str, x: Tensor) -> Tensor:
+        """p or, with mode "log", log p."""
+        rows = self.rows(x)
+        return self.written(lambda cut, out: launch.run(mode, self.link, rows, out=out, cut=cut))
 
+    def backward(self, logs: bool, x: Tensor, p: Tensor, g: Tensor) -> Tensor:
+        """J^T g of p, or of log p with `logs`."""
+        scores = self.rows(x) if self.link.kind in NEED_SCORES else None
+        rows, slopes = self.rows(p), self.rows(g)
+        return self.written(lambda cut, out: launch.backward(self.link, logs, scores, rows, slopes, out, cut=cut))
 
-def backward(link: Link, logs: bool, x: Tensor | None, p: Tensor, g: Tensor, layout: Layout, axis: int) -> Tensor:
-    """J^T g of p, or of log p with `logs`."""
-    entries = Entries(link, p, layout, axis)
-    scores = entries.rows(x) if x is not None and link.kind in NEED_SCORES else None
-    rows, slopes = entries.rows(p), entries.rows(g)
-    return entries.written(
-        lambda cut, out: launch.backward(entries.link, logs, scores, rows, slopes, out, cut=cut),
-    )
+    def loss(self, x: Tensor, index: Tensor, save: bool) -> tuple[Tensor, Tensor | None]:
+        """(the loss of one class of each segment, four numbers each for the gradient); segments with `LEFT_OUT` are left out."""
+        both = self.numbers(2)
+        state = both.new_empty((*both.shape[1:], 4)) if save else None
+        targets = {"index": _flat(index), "value": both, "state": state, "ignore": LEFT_OUT}
+        rows = self.rows(x)
+        if both.numel():
+            self.each(lambda cut: launch.run("loss", self.link, rows, cut=cut, **targets))
+        return self.each_last(both[0]), state
 
+    def loss_grad(self, x: Tensor, index: Tensor, scale: Tensor, state: Any) -> Tensor:
+        targets = {"index": _flat(index), "scale": _flat(scale.float()), "state": state, "ignore": LEFT_OUT}
+        rows = self.rows(x)
+        return self.written(lambda cut, out: launch.run("grad", self.link, rows, out=out, cut=cut, **targets))
 
-def loss(link: Link, x: Tensor, index: Tensor, layout: Layout, axis: int, save: bool) -> tuple[Tensor, Tensor | None]:
-    """(the loss of one class of each segment, four numbers each for the gradient); segments with a negative index are left out."""
-    entries = Entries(link, x, layout, axis)
-    both = entries.numbers(2)
-    state = both.new_empty((*both.shape[1:], 4)) if save else None
-    rows, index = entries.rows(x), index.reshape(-1)
-    if both.numel():
-        entries.each(
-            lambda cut: launch.run("loss", entries.link, rows, index=index, value=both, state=state, ignore=-1, cut=cut)
-        )
-    return both[0].view(layout.count, *entries.lead), state
-
-
-def loss_grad(link: Link, x: Tensor, index: Tensor, scale: Tensor, state: Any, layout: Layout, axis: int) -> Tensor:
-    entries = Entries(link, x, layout, axis)
-    rows, index, scale = entries.rows(x), index.reshape(-1), scale.float().reshape(-1)
-
-    def write(cut: Cut, out: Tensor) -> None:
-        launch.run("grad", entries.link, rows, out=out, index=index, scale=scale, state=state, ignore=-1, cut=cut)
-
-    return entries.written(write)
+    def threshold(self, x: Tensor) -> Tensor:
+        tau, rows = self.numbers(), self.rows(x)
+        if tau.numel():
+            self.each(lambda cut: launch.run("tau", self.link, rows, value=tau, cut=cut))
+        return self.each_last(tau)
 
 
-def threshold(link: Link, x: Tensor, layout: Layout, axis: int) -> Tensor:
-    entries = Entries(link, x, layout, axis)
-    tau, rows = entries.numbers(), entries.rows(x)
-    if tau.numel():
-        entries.each(lambda cut: launch.run("tau", entries.link, rows, value=tau, cut=cut))
-    return tau.view(layout.count, *entries.lead)
+def _flat(a: Tensor) -> Tensor:
+    """[segments * heads] from [..., segments]."""
+    return a.movedim(-1, 0).reshape(-1)
