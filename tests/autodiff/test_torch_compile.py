@@ -9,6 +9,8 @@ import pytest
 from cases import takes_an_index, whole
 from laws import close
 
+from anymax.functional.draws import one_draw
+
 torch = pytest.importorskip("torch")
 
 import anymax as A
@@ -70,7 +72,7 @@ def loss_of(name, smoothing=0.1):
     if mapping.facts.has_potential and takes_an_index(mapping):
         smoothing = 0.0 if "sparse_softmax" in name else smoothing
         return lambda x: A.fenchel_young(mapping, x, T, label_smoothing=smoothing)
-    if mapping.one_draw == "none":
+    if one_draw(mapping) == "none":
         return lambda x: A.accuracy_loss(mapping, x, T)
     return lambda x: A.smoothed_nll(mapping, x, T, epsilon=1e-3)
 

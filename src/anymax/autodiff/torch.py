@@ -21,7 +21,7 @@ import torch.utils.checkpoint
 
 from .. import kernels
 from .._array import from_last, modes, plain_backward, recorded, to_last, torch_exports, transformed
-from .._core.mapping import Mapping
+from .._core.mapping import Mapping, loss_learns, scales_scores
 from ..kernels import native
 from ..kernels.engine import BELOW, Engine, IndexLoss
 from ..kernels.link import Link
@@ -139,8 +139,8 @@ class _IndexLoss(torch.autograd.Function):
 
 def _slope_of_rows(mapping: Mapping, x: Tensor, index: Tensor, ignored: int, engine: Engine = reference) -> Tensor:
     """The derivative of each row's loss by the parameter, from p; by the reference it has derivatives where autograd records."""
-    (name,) = mapping.loss_learns
-    engine = engine if mapping.scales_scores else reference
+    (name,) = loss_learns(mapping)
+    engine = engine if scales_scores(mapping) else reference
     slope = engine.loss_slope(mapping, name, x, BRIDGE.apply(mapping, x)).squeeze(-1)
     return torch.where((index != ignored) & (index >= 0), slope, torch.zeros_like(slope))
 

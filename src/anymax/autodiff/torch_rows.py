@@ -13,7 +13,7 @@ import torch
 
 from .. import kernels
 from .._array import from_last, modes, plain_backward, to_last, transformed, upcast
-from .._core.mapping import Mapping
+from .._core.mapping import Mapping, scales_scores
 from ..kernels import native, triton
 from ..kernels.link import WITH_SLOPE, Link
 from ..kernels.linked import link_of
@@ -93,7 +93,7 @@ def _learned_backward(ctx: Any, mapping: Mapping, g: Tensor, p: Tensor, x: Tenso
     """The gradients of `Apply` by the scores and by the parameters."""
     axis = ctx.call[1]
     x, p, g, support = _restored(ctx, g, p, x, memory)
-    if mapping.scales_scores:  # both follow from J^T g
+    if scales_scores(mapping):  # both follow from J^T g
         wide = (upcast(a, xp) for a in (x, p, g))
         by_scores = _vjp(mapping, *wide)
         by_params = gradients(mapping, ctx.needs_input_grad[4:], lambda name: moved(mapping, name, x, by_scores))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .._array import Array, ask_torch, is_array, is_jax, is_torch, namespace, top, upcast
-from .._core.mapping import Mapping
+from .._core.mapping import Mapping, scales_scores
 from . import callbacks, choice, decode, library
 from ._memory import SMALLEST
 from .arrays import DTYPES, SIZES, arrays_of, dtype_of, empty_like, refuse_tensor, refuse_width, room_in, wide
@@ -243,7 +243,7 @@ class Native(Engine):
 
     def slope(self, mapping: Mapping, name: str, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
         """`<g, dp/d name>` of each row, [..., 1], float32 or float64; of each class, [..., n], by the bounds of `Bounded`."""
-        if mapping.scales_scores:
+        if scales_scores(mapping):
             return super().slope(mapping, name, x, p, g, saved)
         link = _link(mapping, p)
         refuse_parameter(mapping, link, name)

@@ -14,7 +14,7 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, device_of, namespace, quiet, upcast
-from .._core.mapping import Mapping
+from .._core.mapping import Mapping, no_threshold
 from .._core.options import check_keywords, check_options
 from .._core.shards import layer_over_devices
 from .._core.shards import refuse as refuse_sharded
@@ -242,7 +242,7 @@ def linear_threshold(
     who = "linear_threshold"
     layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
     if not layer.mapping.has_threshold:
-        raise TypeError(layer.mapping.no_threshold())
+        raise TypeError(no_threshold(layer.mapping))
     layer.refuse_with_sink(who, transform=transform)
     xp, per_row = namespace(layer.x), Thresholds(who, row_transforms(who, transform))
     job = Job(layer, per_row, chunk=check_chunk(who, chunk))

@@ -70,7 +70,7 @@ def over_all(formula: Callable[..., Array]) -> Callable[..., Array]:
 
     @functools.wraps(formula)
     def call(mapping: Mapping, scores: Any, target: Any, options: LossOptions, **more: Any) -> Array:
-        if mapping.hides_a_class:
+        if mapping.hidden is not None:
             mapping, scores, target, options = _with_all_classes(mapping, scores, target, options)
         return formula(mapping, scores, target, options, **more)
 

@@ -34,6 +34,8 @@ from .._array import (
 )
 from .._core.facts import Facts
 from .._core.mapping import Mapping, row_top
+from .._core.parameters import check_ranges
+from .._core.parts import Parts
 from .._core.rows import hide
 from .._core.typing import Parameter
 from .sparsemax import Sparsemax
@@ -62,7 +64,7 @@ class Fusedmax(Mapping):
 
     strength: Parameter = 0.1
 
-    loss_of_whole_target = True
+    parts = Parts(loss_of_whole_target=True)
     ranges: ClassVar[Ranges] = {"strength": NOT_NEGATIVE}
 
     name = "fusedmax"
@@ -70,7 +72,7 @@ class Fusedmax(Mapping):
     iterative = True
 
     def __post_init__(self) -> None:
-        self.check_ranges("the price of a difference", "strength")
+        check_ranges(self, "the price of a difference", "strength")
 
     @property
     def facts(self) -> Facts:

@@ -27,6 +27,7 @@ from .._array import (
 )
 from .._core.facts import Facts
 from .._core.mapping import Mapping, row_top
+from .._core.parameters import check_ranges
 from .._core.typing import Parameter
 from ._isotonic import of_block, starts_of_blocks
 
@@ -78,7 +79,7 @@ class Ranks(Mapping):
     ranges: ClassVar[Ranges] = {"strength": POSITIVE}
 
     def __post_init__(self) -> None:
-        self.check_ranges(HOW_SOFT, "strength")
+        check_ranges(self, HOW_SOFT, "strength")
         check_regularization("Ranks", self.regularization)
 
     @property

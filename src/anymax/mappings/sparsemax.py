@@ -6,6 +6,7 @@ import dataclasses
 
 from .._array import Array, Namespace, is_jax
 from .._core.facts import Facts
+from .._core.parts import SUMMED, Parts
 from .._core.separable import Separable
 from .._core.solve import sorted_power_threshold
 
@@ -27,14 +28,11 @@ class Sparsemax(Separable):
     name = "sparsemax"
     formula = "pᵢ = (xᵢ − τ)₊, the point of the simplex nearest to x"
     kernel = "sparsemax"
-    zero_below_threshold = True
+    parts = Parts(zeros_stay=True, zero_below_threshold=True, constant=SUMMED)  # type: ignore[assignment]
 
     @property
     def facts(self) -> Facts:
         return Facts(monotone=True, shift_invariant=True, sparse=True, has_potential=True, margin=1.0)
-
-    def as_entmax(self) -> float:
-        return 2.0
 
     def omega_terms(self, q: Array, xp: Namespace) -> Array:
         return 0.5 * q * (q - 1.0)  # 1/2 q^2 up to a constant on the simplex; no cancellation near a vertex

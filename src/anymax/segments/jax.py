@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import kernels
 from .._array import Array, alike, as_dtype, from_last, stop_gradient, to_last, upcast, wide_name
-from .._core.mapping import Mapping
+from .._core.mapping import Mapping, scales_scores
 from .._core.static import Static
 from ..autodiff.jax import BRIDGE as ROWS
 from ..autodiff.jax import shape_of_vector, static_of, with_zeros
@@ -133,7 +133,7 @@ def _apply_rule(static: Static, primals: Any, tangents: Any) -> Any:
         return jax.jvp(f, (params, x), with_zeros((dparams, dx), (params, x)))
     p = _apply(static, params, x, ptr, order, index)
     scores = x if mapping.needs_scores else p
-    if mapping.scales_scores:
+    if scales_scores(mapping):
         for name, change in changes.items():
             moved = _moved_scores(static, params, name, x, change, ptr, order, index)
             dx = moved if is_zero(dx) else dx + moved
@@ -168,7 +168,7 @@ def _by_param(
     segments = _segments(ptr, order, p.shape[0])
     count = segments.num_segments
     spread = lambda a: _of_entries(a, segments, index)  # noqa: E731
-    if name not in static.mapping(params).learns_by_sums:
+    if name not in static.mapping(params).parts.learns_by_sums:
         change = lambda mapping, x, p, v: reference.param_jvp(mapping, name, x, p, v)  # noqa: E731
         return padded.formula(segments, _mapping(static, params.values()), 0, change, x, p, spread(v))
     entries: Any = static.mapping({k: spread(a) for k, a in params.items()})  # a parameter has a number for each entry

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import _array
 from .._array import Array, counts, is_integer, known_any, upcast
-from .._core.mapping import Mapping
+from .._core.mapping import Mapping, no_potential
 from .._core.options import check_keywords
 from .._core.tables import document
 from .._core.typing import ArrayT, Numbers, Reduction
@@ -69,7 +69,7 @@ def segment_loss(
     wanted = LossOptions.read("segment_loss", None, keywords)
     call = SegmentCall.of("segment_loss", mapping, x, **options)
     if not call.mapping.facts.has_potential:
-        raise TypeError(call.mapping.no_potential())
+        raise TypeError(no_potential(call.mapping))
     target = _array.beside(target, call.x, "target", call.xp)
     dtype = result_dtype(call.x)
     if is_integer(target):
@@ -105,7 +105,7 @@ def _places(call: SegmentCall, target: Array, ignored: Array) -> tuple[Array, Ar
     """
     xp, segments, axis = call.xp, call.segments, call.axis
     n = segments.num_entries
-    hidden = (target == -1) & ~ignored if call.mapping.hides_a_class else None
+    hidden = (target == -1) & ~ignored if call.mapping.hidden is not None else None
     none = ignored if hidden is None else ignored | hidden
     stray = ~none & ((target < 0) | (target >= n))
     _refuse(stray, target, f"the entries are 0 to {n - 1}" if n else "there are no entries", xp, axis)
@@ -124,7 +124,7 @@ def _places(call: SegmentCall, target: Array, ignored: Array) -> tuple[Array, Ar
 
 def _left_out(call: SegmentCall) -> int:
     """The place of a target that is left out, as engines take it; where -1 is the class that the map hides, another number."""
-    return -2 if call.mapping.hides_a_class else -1
+    return -2 if call.mapping.hidden is not None else -1
 
 
 def _at_axis(each: Array, axis: int, ndim: int, xp: Any) -> Array:
