@@ -45,6 +45,8 @@ FAULTS = {
     Fault("an old meeting of two groups", "src/anymax/mappings/fusedmax.py",
           "if not apart[border] or seen != due[border]:",
           "if not apart[border]:", "fusedmax"),
+    Fault("how many numbers fusedmax holds", "src/anymax/mappings/fusedmax.py",
+          "return 4 * n", "return 2", "torch_compile"),
     Fault("the price of the target's own differences", "src/anymax/mappings/fusedmax.py",
           "rough = _variation(y, keep, xp) - _variation(held, keep, xp)",
           "rough = -_variation(held, keep, xp)", "fusedmax"),
