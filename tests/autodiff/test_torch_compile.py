@@ -67,8 +67,9 @@ def compiled(f, backend="aot_eager", **options):
 def test_how_many_numbers_are_held(name):
     """What a program takes for the result of `hold`, before it has values."""
     x = scores().numpy()
-    for n in (3, 6):
-        assert MAPS[name].hold(x[:, :n], np).shape == (3, MAPS[name].held_size(n))
+    with np.errstate(all="ignore"):  # as for formulas inside the library
+        for n in (3, 6):
+            assert MAPS[name].hold(x[:, :n], np).shape == (3, MAPS[name].held_size(n))
 
 
 def of(name):
