@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .. import _array
-from .._array import Array, Namespace, as_dtype, as_scalar, autocast_dtype, is_torch, namespace, quiet, upcast
+from .._array import Array, Namespace, as_dtype, as_scalar, autocast_dtype, namespace, quiet, upcast
 from .._core.options import check_keywords
 from .._core.tables import Function, read, rows, share_words
 from .._core.typing import Axes, LossKeywords, LossKind, Mask, Reduction, SampleKeywords, Weight
@@ -87,9 +87,7 @@ def class_weights(weight: Any, rows: Array, xp: Namespace) -> Array:
 
 def result_dtype(rows: Array) -> Any:
     """The dtype of the scores; under torch's autocast losses are fp32, as torch's own are."""
-    if is_torch(rows) and autocast_dtype(rows) is not None:
-        return upcast(rows, namespace(rows)).dtype
-    return rows.dtype
+    return rows.dtype if autocast_dtype(rows) is None else upcast(rows, namespace(rows)).dtype
 
 
 def cast(value: Array, dtype: Any) -> Array:
