@@ -101,7 +101,7 @@ def engines(mapping: Any) -> str:
     """Which compiled kernels a map has, and why not."""
     if mapping.kernel:
         return "CPU and GPU"
-    if mapping.hides_a_class:
+    if mapping.hidden is not None:
         return "those of the inner map"
     yours = any(callable(getattr(mapping, field.name)) for field in dataclasses.fields(mapping))
     return "none: the functions are yours" if yours else "none: its formulas run as they are"

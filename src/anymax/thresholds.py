@@ -17,7 +17,7 @@ from ._array import (
     stop_gradient,
     upcast,
 )
-from ._core.mapping import Mapping
+from ._core.mapping import Mapping, no_threshold
 from ._core.names import as_mapping
 from ._core.options import check_keywords
 from ._core.rows import Rows, as_one_class, hide, like_scores, prepare_axes
@@ -88,7 +88,7 @@ def threshold(
     """
     mapping = as_mapping(mapping, "threshold")
     if not mapping.has_threshold:
-        raise TypeError(mapping.no_threshold())
+        raise TypeError(no_threshold(mapping))
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
     if sharded(x):
         axis = _array.axis_or_all(axis, x.ndim)

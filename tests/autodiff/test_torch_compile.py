@@ -9,6 +9,8 @@ import pytest
 from cases import takes_an_index, whole
 from laws import close
 
+from anymax.functional.draws import one_draw
+
 torch = pytest.importorskip("torch")
 
 import anymax as A
@@ -61,6 +63,15 @@ def compiled(f, backend="aot_eager", **options):
     return torch.compile(f, fullgraph=True, backend=backend, **options)
 
 
+@pytest.mark.parametrize("name", [name for name, mapping in MAPS.items() if mapping.iterative])
+def test_how_many_numbers_are_held(name):
+    """What a program takes for the result of `hold`, before it has values."""
+    x = scores().numpy()
+    with np.errstate(all="ignore"):  # as for formulas inside the library
+        for n in (3, 6):
+            assert MAPS[name].hold(x[:, :n], np).shape == (3, MAPS[name].held_size(n))
+
+
 def of(name):
     return lambda x: A.apply(MAPS[name], x)
 
@@ -70,7 +81,7 @@ def loss_of(name, smoothing=0.1):
     if mapping.facts.has_potential and takes_an_index(mapping):
         smoothing = 0.0 if "sparse_softmax" in name else smoothing
         return lambda x: A.fenchel_young(mapping, x, T, label_smoothing=smoothing)
-    if mapping.one_draw == "none":
+    if one_draw(mapping) == "none":
         return lambda x: A.accuracy_loss(mapping, x, T)
     return lambda x: A.smoothed_nll(mapping, x, T, epsilon=1e-3)
 

@@ -68,7 +68,7 @@ def missing_places(kind, root=REPOSITORY):
     """The files that don't know a map, each with what it should say."""
     places = PLACES
     if kind.kernel and kind.kernel not in order.KERNELS:
-        places = places | WITH_A_KERNEL | ({} if kind.bounds_classes else WITH_NUMBERS_ALONE)
+        places = places | WITH_A_KERNEL | ({} if kind.per_class else WITH_NUMBERS_ALONE)
     out = []
     for file, pattern in places.items():
         words = {"C": kind.__name__, "N": kind.name, "K": kind.kernel}

@@ -13,6 +13,7 @@ from scipy import special, stats
 
 import anymax as A
 from anymax import Bounded, Budget, Elementwise, Ranks, Sink, Softmax, Softpick, sampling
+from anymax.functional.draws import may_draw_none
 
 D, INF, DRAWS = A.distributed, math.inf, 2000
 NONE = "gives each class a number of its own, and a row no distribution, so there is no single draw"
@@ -73,7 +74,7 @@ def of_found(found):
 
 
 def smoothed(f, m):
-    return -np.log((f(X)[:, 0] + 0.1) / (1 + 0.1 * ((X > -INF).sum(-1) + m.hides_a_class)))
+    return -np.log((f(X)[:, 0] + 0.1) / (1 + 0.1 * ((X > -INF).sum(-1) + (m.hidden is not None))))
 
 
 def divergence(p, q):
@@ -171,7 +172,7 @@ def asked(verb, ask, name, c):
     mapping, outcomes = MAPS[name]
     call = lambda: ask(mapping.replace(**{k: c(v) for k, v in mapping.params().items()}), c)  # noqa: E731
     words = NONE if outcomes is None else None
-    if words is None and verb.startswith("Categorical") and mapping.may_draw_none:
+    if words is None and verb.startswith("Categorical") and may_draw_none(mapping):
         words = "gives the classes no distribution: a draw may be none of them"
     if words is None:
         return call()

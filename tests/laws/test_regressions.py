@@ -54,7 +54,7 @@ def test_budget_loss_has_its_gradient_in_k(k, shape):
 def test_a_budget_of_another_shape_has_no_kernel_of_the_linear_one(shape):
     mapping, x = Budget(2, shape), np.array([3.0, 1.0, 0.5, -9.0])
     assert am.choose("forward", mapping, x).name == "reference"
-    assert not mapping.zero_below_threshold
+    assert not mapping.parts.zero_below_threshold
     assert mapping.formula != Budget.formula
     assert mapping.replace(shape="linear").kernel == "budget"
     assert (am.budget(x, 2, shape=shape) > 0).all()

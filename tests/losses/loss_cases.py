@@ -15,6 +15,7 @@ from cases import BY_ID, FIRST, Case, takes_an_index
 from kinds import KINDS
 
 import anymax as A
+from anymax.functional.draws import one_draw
 
 MORE = ("entmax-1.25", "entmax-0.9", "entmax-3", "normmax-1.5", "budget-1", "sparse_softmax-p0.9", "ratio-sigmoid")
 CASES = {c.id: c for c in (*FIRST, *(BY_ID[name] for name in MORE)) if takes_an_index(c.mapping)}
@@ -94,7 +95,7 @@ def stop_gradient_loss(case, x, y, p):
 def _losses():
     for name, m in MAPS.items():
         case, hidden = CASES[name], None
-        if m.hides_a_class:
+        if m.hidden is not None:
             case, hidden = next(c for c in BY_ID.values() if c.mapping == m.mapping), float(m.score)
         if m.facts.has_potential:
             formula = fenchel_young if case.omega is not None else None
@@ -102,9 +103,9 @@ def _losses():
             smooth = m.no_constant(smoothed=True) is None
             call = functools.partial(A.fenchel_young, m)
             yield f"fenchel_young-{name}", Loss(case, call, formula, False, soft, smooth, hidden)
-        if m.one_draw != "none" and (not m.facts.sparse or name.startswith("ratio")):
+        if one_draw(m) != "none" and (not m.facts.sparse or name.startswith("ratio")):
             yield f"nll-{name}", Loss(case, functools.partial(A.nll, m), nll, True, hidden=hidden)
-        if m.one_draw != "none":
+        if one_draw(m) != "none":
             call = functools.partial(A.smoothed_nll, m, epsilon=EPSILON)
             yield f"smoothed_nll-{name}", Loss(case, call, smoothed_nll, True, hidden=hidden)
         for formula in (accuracy_loss, stop_gradient_loss):

@@ -99,7 +99,7 @@ def test_every_map_of_the_library_is_on_the_page(maps):
 
     # Ratio, whose functions are the reader's, has its ready-made kinds there; a map without a link of the kernels, or with a bound for
     # each class, can't be on the page
-    linked = {kind for kind in CATALOGUE if kind.kernel and not kind.bounds_classes} - {anymax.Ranks}
+    linked = {kind for kind in CATALOGUE if kind.kernel and not kind.per_class} - {anymax.Ranks}
     assert {type(mapping) for mapping in made.values()} == linked | {anymax.Ratio, anymax.Sink}
     for key, mapping in made.items():
         assert maps[key]["potential"] == mapping.facts.has_potential, key

@@ -59,7 +59,9 @@ def floating(x: Array, xp: Namespace, name: str = "scores") -> Array:
 
 
 def autocast_dtype(x: Any) -> Any:
-    """The dtype to which torch's autocast converts a tensor beside `x`, None where it is off."""
+    """The dtype to which torch's autocast converts a tensor beside `x`, None where it is off, and for other arrays."""
+    if not is_torch(x):
+        return None
     torch, kind = sys.modules["torch"], x.device.type
     # these have no autocast, and an error in its place; torch.compile before torch 2.12 does not trace `is_autocast_available`
     on = kind not in ("meta", "lazy", "vulkan") and torch.is_autocast_enabled(kind)
@@ -68,7 +70,7 @@ def autocast_dtype(x: Any) -> Any:
 
 def without_autocast(x: Any) -> contextlib.AbstractContextManager:
     """A context in which torch's autocast changes no tensor beside `x`: the operands have the dtypes that they are to have."""
-    if not is_torch(x) or autocast_dtype(x) is None:
+    if autocast_dtype(x) is None:
         return contextlib.nullcontext()
     return sys.modules["torch"].autocast(x.device.type, enabled=False)
 
@@ -126,6 +128,16 @@ def as_dtype(x: Array, dtype: Any, xp: Namespace) -> Array:
 def narrow(x: Array) -> bool:
     """True for floats of at most 8 bits. Many of these have no infinity, so nothing is masked or summed in them."""
     return getattr(x.dtype, "itemsize", 4) == 1 and is_floating(x)
+
+
+def index_dtype(x: Array, xp: Namespace) -> Any:
+    """The dtype of positions in x: int64, and int32 in JAX, which may have no other."""
+    return xp.int32 if is_jax(x) else xp.int64
+
+
+def sum_dtype(x: Array, xp: Namespace) -> Any:
+    """The dtype for long sums whose differences count: float64, where the framework and the device have it."""
+    return x.dtype if is_jax(x) or (is_torch(x) and x.device.type == "mps") else xp.float64
 
 
 def counts(x: Array, xp: Namespace) -> Array:

@@ -135,7 +135,7 @@ def checked(q: Array, k: Array, v: Array, options: Options) -> tuple[AttentionCa
     if isinstance(mapping, Sink):
         if options.sink is not None:
             raise ValueError(f"attention: {mapping!r} has a sink, and sink= gives another; give one of them")
-        if mapping.hidden_has_own:
+        if mapping.bound is not None:
             raise TypeError(
                 f"attention: {mapping!r}: in attention the sink has the bound of the keys; leave bound= out"
             )

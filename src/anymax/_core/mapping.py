@@ -7,6 +7,7 @@ marks a masked entry. The verbs take care of axes, masks, dtypes, frameworks and
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
@@ -15,15 +16,11 @@ from .._array import (
     Array,
     Namespace,
     Ranges,
-    check_number,
     compiling,
     differentiates,
     dot,
     finite_scores,
     is_array,
-    is_number,
-    poison,
-    rows_out_of_range,
     stop_gradient,
     top,
     total,
@@ -31,26 +28,36 @@ from .._array import (
 )
 from .facts import Facts
 from .options import check_fields
-from .over_processes import OverProcesses
+from .parameters import one_a_row
+from .parts import Parts
 from .providers import providers
-from .typing import ApplyOptions, ArrayT, Axes, Draw, LossKind, Numbers
+from .typing import ApplyOptions, ArrayT, Axes, LossKind, Numbers
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from .separable import Separable
-
 
 _ONE = 1.0
 _MAKES_P = ("forward", "weights", "link")  # the methods from which p follows, of all kinds of maps
-# what describes one formula of p: a subclass that names no kernel inherits none of it, and has the defaults of `Mapping`
-_OF_P = (
-    "kernel", "formula", "as_softmax", "as_entmax", "exponents", "most_kept", "nucleus", "zero_below_threshold", "learns",
-    "loss_learns", "learns_by_sums", "score_change",
-)  # fmt: skip
+# what describes one formula of p: a subclass that names no kernel inherits none of it, and has what its family says
+_OF_P = ("kernel", "formula", "is_softmax", "parts", "learns", "score_change")
 
 
-class Mapping(OverProcesses, ABC):
+class Hidden(ABC):
+    """How the class joins the rows that a map hides."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def over_all(self, mapping: Any) -> Mapping:
+        """The map of all classes."""
+
+    @abstractmethod
+    def join(self, mapping: Any, x: Array, xp: Namespace) -> tuple[Mapping, Array]:
+        """(map, rows): the rows with one class more, the hidden one, at the end, and the map of all classes. For `Rows.over_all`."""
+
+
+class Mapping(ABC):
     """A map from scores to probabilities, the base class of every map. It is frozen data, checked at construction.
 
     Functions such as `apply`, `fenchel_young` and `attention` take one. To write your own map, derive from `Separable` or `RatioMap`,
@@ -73,12 +80,9 @@ class Mapping(OverProcesses, ABC):
     kernel: ClassVar[str | None] = None  # the name of a scalar link that compiled engines know
     traced: bool = False  # True if the derivative comes from automatic differentiation of `differentiable` alone
     iterative: bool = False  # True if `forward` iterates; `hold` gives the outcome of the iteration
-    most_kept: int | None = None  # only so many classes, those with the largest scores, have p > 0
-    may_vanish: bool = False  # True if a row of finite scores may have no probabilities at all, and p sums to 0
-    hides_a_class: ClassVar[bool] = False  # True if p is that of all but one class: `Rows.over_all` has it as the last
-    # True if Omega(y) does not exist for every y (see `no_constant`): the map's own loss leaves it out
-    omits_constant: ClassVar[bool] = False
-    hidden_has_own: bool = False  # True if the hidden class has other parameters than its score
+    is_softmax: bool = False  # True if p is the softmax of the scores, with temperature 1
+    parts: Parts = Parts()  # what follows from parts of a row
+    hidden: ClassVar[Hidden | None] = None  # if p is that of all but one class: how this class joins the rows
     # the parameter that JAX passes as an array, so that one compiled program fits all its values
     array_field: ClassVar[str | None] = None
     needs_scores: bool = True  # False if `vjp` needs p only, not x
@@ -87,10 +91,9 @@ class Mapping(OverProcesses, ABC):
     example: ClassVar[dict[str, Any]] = {}
     # the parameters that may vary along the classes; others have one value per row
     per_class: ClassVar[tuple[str, ...]] = ()
-    bounds_classes: ClassVar[bool] = False  # True if the caller gives each class an upper bound
-    # the parameters in which the derivatives of p, and of the loss, follow from p alone: `param_jvp`, `param_vjp`, `loss_slope`
+    # the parameters in which the derivatives of p follow from p alone, by `param_jvp` and `param_vjp`; and those of the loss, if the
+    # map has `loss_slope`
     learns: tuple[str, ...] = ()
-    loss_learns: tuple[str, ...] = ()
     # of the parameters that may be arrays: a row whose parameter is out of its range, and could not be read, becomes NaN
     ranges: ClassVar[Ranges] = {}
 
@@ -108,9 +111,10 @@ class Mapping(OverProcesses, ABC):
         members = cls.__dict__
         stale = [] if "kernel" in members else list(_OF_P)
         stale += ["log_forward"] if any(name in members for name in _MAKES_P) else []
+        family = next(base for base in cls.__mro__[1:] if inspect.isabstract(base))  # Separable, say
         for name in stale:
             if name not in members:
-                setattr(cls, name, getattr(Mapping, name))
+                setattr(cls, name, getattr(family, name))
 
     def __call__(self, x: ArrayT | Numbers, axis: Axes = -1, **options: Unpack[ApplyOptions]) -> ArrayT:
         """`apply(mapping, x, axis, ...)`: p(x) along the last axis, or along `axis`; the options are those of `apply`."""
@@ -153,11 +157,6 @@ class Mapping(OverProcesses, ABC):
         """
         return None
 
-    @property
-    def scales_scores(self) -> bool:
-        """True if the parameters of `learns` do what a change of the scores does."""
-        return type(self).score_change is not Mapping.score_change
-
     def loss_slope(self, name: str, x: Array, p: Array, xp: Namespace) -> Array:
         """The derivative of `loss`, which is `Omega*(x) - <x, y>`, by a parameter of `loss_learns`, with p = p(x); [..., 1] or [..., n]."""
         raise TypeError(f"{self.name} has no derivative of the loss by {name} in closed form")
@@ -186,24 +185,6 @@ class Mapping(OverProcesses, ABC):
         """How many numbers `hold` gives for a row of n classes."""
         return 2
 
-    def as_softmax(self) -> Any:
-        """The temperature T, a number or an array, if this map is `softmax(x / T)`; None if it is not a softmax."""
-        return None
-
-    @property
-    def is_softmax(self) -> bool:
-        """True if p is the softmax of the scores, with temperature 1."""
-        t = self.as_softmax()
-        return is_number(t) and t == 1
-
-    def as_entmax(self) -> Any:
-        """The alpha at which this map is alpha-entmax, a number or an array: 1 for softmax, 2 for sparsemax; None if it is not one."""
-        return None
-
-    def as_separable(self) -> Separable | None:
-        """This map, if it is `Separable`: its p is `link(x - tau)`."""
-        return None
-
     def ceiling(self, x: Array, xp: Namespace) -> Any:
         """The upper bound of p for each class: a number, or an array that broadcasts to rows; None if there is none below the sum."""
         return None
@@ -216,7 +197,7 @@ class Mapping(OverProcesses, ABC):
 
     def threshold(self, x: Array, xp: Namespace) -> Array:
         """tau, [..., 1]: one number per row, from which p follows."""
-        raise TypeError(self.no_threshold())
+        raise TypeError(no_threshold(self))
 
     def moving_threshold(self, x: Array, p: Array, xp: Namespace) -> Array:
         """A number, [..., 1], with the derivatives of tau by the scores and the parameters; it may differ from tau by a constant.
@@ -225,35 +206,27 @@ class Mapping(OverProcesses, ABC):
         """
         return self.threshold(x, xp)
 
-    def moving_potential(self, x: Array, p: Array, xp: Namespace) -> Array:
-        """The same for the potential Omega*(x), whose gradient is p."""
-        p0 = stop_gradient(p)
-        return self.loss(x, p, p0, xp) + dot(p0, finite_scores(x, xp)[0], xp)
-
     @property
     def has_threshold(self) -> bool:
         return type(self).threshold is not Mapping.threshold
-
-    def no_threshold(self) -> str:
-        having = [kind.name for kind in providers.catalogue if kind.threshold is not Mapping.threshold]
-        return f"{self.name} has no threshold; {', '.join(having[:-1])} and {having[-1]} have one"
 
     # -- the loss, which a map with a potential has -----------------------------------------------------------------------
 
     @property
     def own_loss(self) -> LossKind:
-        """The loss to train with, which `losses.verbs.loss_of_kind` computes: "nll" for a map that has no Fenchel-Young loss."""
-        if not self.facts.has_potential:
-            return "nll"
-        return "without_constant" if self.omits_constant else "fenchel_young"
+        """The loss to train with, which `losses.verbs.loss_of_kind` computes: "nll" for a map that has no Fenchel-Young loss.
+
+        It is "without_constant" for a map whose Omega(y) does not exist for every y, as `no_constant` says.
+        """
+        return "fenchel_young" if self.facts.has_potential else "nll"
 
     def omega(self, q: Array, xp: Namespace) -> Array:
         """The regulariser Omega(q), [..., 1], up to a constant that makes it 0 at a vertex."""
-        raise TypeError(self.no_potential())
+        raise TypeError(no_potential(self))
 
     def omega_slope(self, q: Array, xp: Namespace) -> Array:
         """The gradient of Omega at q, on its support."""
-        raise TypeError(self.no_potential())
+        raise TypeError(no_potential(self))
 
     def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
         """`Omega*(x) - <x, y>`, [..., 1], with p = p(x); the Fenchel-Young loss is this plus `constant(y)`.
@@ -283,12 +256,6 @@ class Mapping(OverProcesses, ABC):
         """The part of the loss that depends on the target only: Omega(y), which is 0 for a single class."""
         return self.omega(y, xp)
 
-    def no_potential(self) -> str:
-        return (
-            f"{self.name} has no Fenchel-Young loss, because its Jacobian is not symmetric; "
-            f"use anymax.{self.own_loss} with this mapping instead"
-        )
-
     def no_constant(self, smoothed: bool) -> str | None:
         """Why Omega(y) does not exist for a distribution y (`smoothed`: label smoothing made y one); None if it exists."""
         return None
@@ -296,31 +263,14 @@ class Mapping(OverProcesses, ABC):
     def check(self, n: int) -> None:
         """Raise an error if the map is not defined for rows of n classes."""
 
-    @property
-    def over_all(self) -> Mapping:
-        """The map of all classes, with the one that a map may hide."""
-        return self
-
-    def with_hidden(self, x: Array, xp: Namespace) -> tuple[Mapping, Array]:
-        """(map, rows): the rows with one class more, the hidden one, at the end, and the map of all classes. For `Rows.over_all`."""
-        raise TypeError(f"{self.name} hides no class")
-
-    def for_one_more(self, x: Array, bound: Any, xp: Namespace) -> Mapping:
-        """The map of rows like x with one class more, the last. `bound` is its own upper bound, if the map `bounds_classes`, or None."""
-        for name, value in self.params().items():
-            if value.ndim and value.shape[-1] != 1 and name in self.per_class:
-                raise TypeError(
-                    f"Sink(mapping={self.name}): {name} has one value for each class, and the sink has none; give one value for all classes"
-                )
-        return self
-
     # -- what p sums to ----------------------------------------------------------------------------------------------------
 
     def sums(self, keep: Array | None, xp: Namespace) -> tuple[Any, Any]:
         """(lowest, highest): p of a row sums to no less and no more; one object twice if the scores do not change the sum.
 
         `keep` is [..., n], False where a class is masked; None stands for rows with as many classes as needed. Each result is a number, or
-        an array [..., 1]. Losses refuse targets with other sums. A row without classes, or one of a map that `may_vanish`, may sum to 0.
+        an array [..., 1]. Losses refuse targets with other sums. A row without classes may sum to 0, and so may one whose
+        weights are all 0, of a `RatioMap`.
         """
         return _ONE, _ONE
 
@@ -328,35 +278,6 @@ class Mapping(OverProcesses, ABC):
     def sums_to_one(self) -> bool:
         """True if p of every row with classes, whichever of them are masked, sums to 1, so that it is a distribution."""
         return True
-
-    @property
-    def one_draw(self) -> Draw:
-        """How p gives the distribution of one draw from a row. What draws, and what has log p of a draw, follows it.
-
-        "p": by itself. "share": divided by its sum, which the scores do not change. "rest": by itself, and what it leaves of 1 is the
-        probability of none of the classes. "none": not at all, as `check_draw` says. For a map that hides a class it is said of p of
-        all classes, those of `over_all`; a draw of the hidden one is a draw of none.
-        """
-        whole = self.over_all
-        if whole.sums_to_one:
-            return "p"
-        lowest, highest = whole.sums(None, None)  # type: ignore[arg-type]  # without rows there is nothing to compute
-        if lowest is highest:
-            return "share"
-        return "none" if is_array(highest) or highest > 1.0 else "rest"
-
-    @property
-    def may_draw_none(self) -> bool:
-        """True if one draw from a row with classes may be none of them."""
-        return self.hides_a_class or self.one_draw == "rest"
-
-    def check_draw(self, who: str) -> None:
-        """Raise an error if p is not the distribution of one draw."""
-        if not self.sums_to_one and self.one_draw == "none":
-            raise ValueError(
-                f"{who}: {self!r} gives each class a number of its own, and a row no distribution, so there is no single draw; where each "
-                "number is a probability, draw each class by itself, as in random(p.shape) < p"
-            )
 
     @property
     def least_classes(self) -> int:
@@ -383,25 +304,6 @@ class Mapping(OverProcesses, ABC):
             return self.replace(**arrays)
         with unchecked():
             return self.replace(**arrays)
-
-    def check_ranges(self, hint: str, *names: str) -> None:
-        """An error for a parameter that is no number or real array, or is known to be out of its range; numbers become Python's.
-
-        `__post_init__` of a map calls it. hint: what the parameters are, or what else to do.
-        """
-        for name in names:
-            value = check_number(type(self).__name__, name, getattr(self, name), self.ranges[name], hint)
-            object.__setattr__(self, name, value)
-
-    def sound(self, x: Array, xp: Namespace) -> Array:
-        """The rows, NaN where a parameter is out of its range, so that p, its derivatives and all that follows from it are NaN, too."""
-        bad = self.lost()
-        return x if bad is None else poison(x, bad, xp)
-
-    def lost(self) -> Array | None:
-        """Where rows have a parameter out of its range, [..., 1] or of no dimension; None if it is known that none has."""
-        values = self.params()
-        return rows_out_of_range((values[name], allowed) for name, allowed in self.ranges.items() if name in values)
 
     def frozen(self) -> Self:
         """The same map with its parameters as constants for differentiation."""
@@ -435,14 +337,31 @@ class Mapping(OverProcesses, ABC):
         return hash((type(self), *(id(v) if is_array(v) else v for v in vars(self).values())))
 
 
-def one_a_row(value: Any, name: str) -> Any:
-    """`value`, in the layout of the rows, or an error if it varies along the classes."""
-    if is_array(value) and value.ndim and value.shape[-1] != 1:
-        raise ValueError(
-            f"{name} of shape {tuple(value.shape)} (classes last) varies along the classes; it must have size 1 there, one value for "
-            "each row"
-        )
-    return value
+def scales_scores(mapping: Mapping) -> bool:
+    """True if the parameters of `learns` do what a change of the scores does, `Mapping.score_change`."""
+    return type(mapping).score_change is not Mapping.score_change
+
+
+def loss_learns(mapping: Mapping) -> tuple[str, ...]:
+    """The parameters in which the derivative of the loss follows from p alone, `Mapping.loss_slope`."""
+    return mapping.learns if type(mapping).loss_slope is not Mapping.loss_slope else ()
+
+
+def no_threshold(mapping: Mapping) -> str:
+    having = [kind.name for kind in providers.catalogue if kind.threshold is not Mapping.threshold]
+    return f"{mapping.name} has no threshold; {', '.join(having[:-1])} and {having[-1]} have one"
+
+
+def no_potential(mapping: Mapping) -> str:
+    return (
+        f"{mapping.name} has no Fenchel-Young loss, because its Jacobian is not symmetric; "
+        f"use anymax.{mapping.own_loss} with this mapping instead"
+    )
+
+
+def over_all(mapping: Mapping) -> Mapping:
+    """The map of all classes, with the one that a map may hide."""
+    return mapping if mapping.hidden is None else mapping.hidden.over_all(mapping)
 
 
 def positive(p: Array) -> Array:

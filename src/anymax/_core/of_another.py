@@ -6,7 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .._array import Array, Ranges, is_array
-from .mapping import Mapping, one_a_row
+from .mapping import Mapping
+from .parameters import one_a_row
 
 if TYPE_CHECKING:
     from typing import Self

@@ -13,6 +13,7 @@ from .._array import (
     total,
 )
 from .mapping import Mapping
+from .parts import Parts
 
 
 class RatioMap(Mapping):
@@ -32,11 +33,7 @@ class RatioMap(Mapping):
     array([0.722, 0.235, 0.043])
     """
 
-    by_weights = True
-
-    @property
-    def may_vanish(self) -> bool:
-        return self.facts.sparse
+    parts = Parts(by_weights=True)
 
     @abstractmethod
     def weights(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:

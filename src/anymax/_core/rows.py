@@ -25,8 +25,9 @@ from .._array import (
     wider,
 )
 from .axes import Joined
-from .mapping import Mapping, one_a_row
+from .mapping import Mapping
 from .names import as_mapping
+from .parameters import one_a_row
 from .shards import refuse as refuse_sharded
 
 
@@ -53,7 +54,7 @@ class Rows(NamedTuple):
     @property
     def hides(self) -> bool:
         """True if the caller's map hides a class, for which an index of -1 stands. After `over_all` it is the last of `rows`."""
-        return self.caller is not None or self.mapping.hides_a_class
+        return self.caller is not None or self.mapping.hidden is not None
 
     def over_all(self, rows: Array | None = None) -> Rows:
         """These rows over all classes: one that the map hides becomes the last. Bridges take no map that hides one.
@@ -62,9 +63,9 @@ class Rows(NamedTuple):
         """
         rows = self.rows if rows is None else rows
         caller = self.mapping
-        if not caller.hides_a_class:
+        if caller.hidden is None:
             return self if rows is self.rows else self._replace(rows=rows)
-        mapping, rows = caller.with_hidden(rows, namespace(rows))
+        mapping, rows = caller.hidden.join(caller, rows, namespace(rows))
         return self._replace(rows=rows, mapping=mapping, caller=caller)
 
     def seen(self, of_all: Array) -> Array:

@@ -29,6 +29,8 @@ from .._array import (
     total,
 )
 from .mapping import Mapping, positive, row_top
+from .parameters import sound
+from .parts import SUMMED, Parts
 from .solve import Totals, below_ceilings, below_one_ceiling, root, totals
 
 _ONE_CLASS = np.ones((1, 1))
@@ -191,7 +193,7 @@ class Separable(Mapping):
 
     def _lost(self, like: Array, xp: Namespace) -> Array:
         """True for rows with a parameter out of its range, whose level is of no use."""
-        return xp.isnan(self.sound(xp.zeros(like.shape, dtype=xp.asarray(0.0).dtype, **device_of(like)), xp))
+        return xp.isnan(sound(self, xp.zeros(like.shape, dtype=xp.asarray(0.0).dtype, **device_of(like)), xp))
 
     def _below(self, most: Any, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
         """(anchor, level) for a link with a ceiling."""
@@ -333,14 +335,11 @@ class Separable(Mapping):
     def omega_slope(self, q: Array, xp: Namespace) -> Array:
         return self.slope(safe(q, q > 0, 1.0, xp), xp)
 
-    def as_separable(self) -> Separable:
-        return self
-
     # -- classes that lie on several processes ---------------------------------------------------------------------------
 
     @property
-    def zeros_stay(self) -> bool:  # type: ignore[override]
-        return self.facts.sparse
+    def parts(self) -> Parts:  # type: ignore[override]
+        return Parts(zeros_stay=self.facts.sparse, constant=SUMMED)
 
     def sums_suffice(self, x: Array, xp: Namespace) -> bool:
         """True where sums along the classes alone find the level of rows like x, by `search`."""
@@ -349,12 +348,6 @@ class Separable(Mapping):
     def level_to_tau(self, level: Array, xp: Namespace) -> Any:
         """`threshold` is `anchor - level` minus this."""
         return 0.0
-
-    def constant_terms(self, y: Array, xp: Namespace) -> list[Array] | None:
-        return [self.constant(y, xp)]
-
-    def constant_of(self, terms: list[Array], xp: Namespace) -> Array:
-        return xp.sum(terms[0], axis=0)
 
 
 def _brief(value: Any) -> str:

@@ -38,7 +38,7 @@ Reduction = Literal["mean", "sum", "none"]
 # "without_constant" is the Fenchel-Young loss without Omega(y), the constant of the target
 LossKind = Literal["fenchel_young", "without_constant", "nll"]
 Entropy = Literal["shannon", "renyi", "renyi2", "tsallis"]
-Draw = Literal["p", "share", "rest", "none"]  # `Mapping.one_draw` says what each means
+Draw = Literal["p", "share", "rest", "none"]  # `functional.draws.one_draw` says what each means
 
 
 class ApplyOptions(TypedDict, total=False):

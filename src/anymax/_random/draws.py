@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from .. import _array
-from .._array import Array, Namespace, decides, is_jax, is_torch, running_sum, stop_gradient, take
+from .._array import (
+    Array,
+    Namespace,
+    decides,
+    is_jax,
+    is_torch,
+    running_sum,
+    stop_gradient,
+    sum_dtype,
+    take,
+)
 from .generators import uniform
 from .truncation import topk_keep
 
@@ -37,11 +47,6 @@ def invert(p: Array, u: Array, xp: Namespace) -> Array:
     index = first_above(rank, xp.where(wanted < last, wanted, last), xp)
     dead = ~finite | (rank[..., -1:] == 0)
     return xp.where(dead, -xp.ones_like(index), index)
-
-
-def sum_dtype(p: Array, xp: Namespace) -> Any:
-    """The dtype in which probabilities are summed and compared with uniform numbers: fp64, except in JAX and on MPS."""
-    return p.dtype if is_jax(p) or (is_torch(p) and p.device.type == "mps") else xp.float64
 
 
 def first_above(ascending: Array, level: Array, xp: Namespace) -> Array:

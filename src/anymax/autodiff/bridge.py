@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ..linear.bridge import LayerBridge
 
 
+BRIDGES: dict[type, Bridge] = {}  # by the kinds of array that a loaded bridge names
+
+
 class Bridge(ABC):
     """Calls the engines for arrays of one framework, with its derivatives. `bridge(x)` chooses it.
 

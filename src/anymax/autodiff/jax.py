@@ -19,7 +19,7 @@ from jax.core import Tracer
 
 from .. import kernels
 from .._array import Array, alike, upcast, wide_name
-from .._core.mapping import Mapping
+from .._core.mapping import Mapping, loss_learns, scales_scores
 from .._core.static import Static
 from ..kernels import xla, xla_rows
 from ..kernels.engine import BELOW, Engine, slope_by_scale
@@ -27,7 +27,7 @@ from ..kernels.jax_primitives import is_zero, linear_primitive
 from ..kernels.link import Link
 from ..kernels.linked import link_of
 from ..kernels.reference import ENGINE as reference
-from .bridge import Bridge
+from .bridge import BRIDGES, Bridge
 
 
 def with_zeros(tangents: Any, primals: Any) -> Any:
@@ -73,7 +73,7 @@ def differentiate(apply: Any, plain: Any, moved_scores: Any, moved: Any, product
             return jax.jvp(f, (params, x), with_zeros((dparams, dx), (params, x)))
         p = apply(static, params, x, *place)
         scores = x if mapping.needs_scores else p
-        if mapping.scales_scores:
+        if scales_scores(mapping):
             for name, change in changes.items():
                 by_name = moved_scores(static, params, x, name, change, *place)
                 dx = by_name if is_zero(dx) else dx + by_name
@@ -185,7 +185,7 @@ def _loss_rule(static: Static, primals: Any, tangents: Any) -> Any:
     (params, x, y), (dparams, dx, dy) = primals, tangents
     mapping = static.mapping(params)
     changes = {name: change for name, change in dparams.items() if not is_zero(change)}
-    closed = changes.keys() <= set(mapping.loss_learns) and is_zero(dy)
+    closed = changes.keys() <= set(loss_learns(mapping)) and is_zero(dy)
     if static.kind.loss_from_scores or mapping.traced or not closed:
         return jax.jvp(functools.partial(_plain_loss, static), primals, with_zeros(tangents, primals))
     p = _apply(static, params, x)
@@ -218,7 +218,7 @@ def _index_rule(static: Static, primals: Any, tangents: Any) -> Any:
     (params, x, index), (dparams, dx, _) = primals, tangents
     mapping = static.mapping(params)
     changes = {name: change for name, change in dparams.items() if not is_zero(change)}
-    if not changes.keys() <= set(mapping.loss_learns):
+    if not changes.keys() <= set(loss_learns(mapping)):
         f = lambda params, x: _composed(static, params, x, index)  # noqa: E731
         change = jax.jvp(f, (params, x), with_zeros((dparams, dx), (params, x)))[1]
         value, tau = _index(static, params, x, index)
@@ -235,7 +235,7 @@ def _index_rule(static: Static, primals: Any, tangents: Any) -> Any:
 def _index_and_slopes(static: Static, names: tuple[str, ...], params: dict[str, Array], x: Array, index: Array) -> Any:
     """What `_index` gives, and the derivative of each row's loss by the parameters of these names."""
     mapping = static.mapping(params)
-    if names and not mapping.scales_scores:
+    if names and not scales_scores(mapping):
         return _index_and_slope(static, params, x, index)
     loss = _index(static, params, x, index)
     if not names:
@@ -408,3 +408,4 @@ class JaxBridge(Bridge):
 
 
 BRIDGE = JaxBridge()
+BRIDGES.update(dict.fromkeys(JaxBridge.kinds, BRIDGE))

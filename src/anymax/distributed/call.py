@@ -23,15 +23,17 @@ from .._array import (
     upcast,
     wider,
 )
-from .._core.mapping import Mapping, one_a_row
+from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import check_options
+from .._core.parameters import one_a_row, sound
 from .._core.rows import align_mask, aligned, hide
 from .._core.typing import Mask, SampleKeywords
 from ..autodiff.agreement import HERE, Agreement, Head, described, fail_together
 from ..autodiff.choose_group import as_group
 from ..autodiff.group import Group, Message
 from ..losses.options import LossOptions
+from ..mappings.sink import Sink
 from ..transforms.base import Transform, put_through
 from .shard import Places, Shard, Shards, columns_of, divided
 
@@ -175,7 +177,7 @@ class ShardedCall:
                     raise ValueError(f"{who}({name}={value}): expected a number from 0 on")
         if not group.strict and not is_torch(x) and start is not None:
             raise TypeError(f"{who}: in JAX the classes lie in the order of the axis; leave class_start= out")
-        return cls(agreement, mapping, x, check_axis(axis, x.ndim), mask, start, count, mapping.hides_a_class)
+        return cls(agreement, mapping, x, check_axis(axis, x.ndim), mask, start, count, mapping.hidden is not None)
 
     def constant(self) -> ShardedCall:
         """The call as a constant of differentiation."""
@@ -222,10 +224,10 @@ class ShardedCall:
         for t in self.transforms:
             learned = {k: self.group.vary_parameter(v) for k, v in t.params if is_array(v)}
             rows = put_through(self.who, t.replace(**learned), rows, own=True)
-        rows = mapping.sound(rows, xp)
+        rows = sound(mapping, rows, xp)
         shard = Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n, common, of_classes)
         if self.hides:
-            if of_classes or common.hidden_has_own:
+            if of_classes or (isinstance(common, Sink) and common.bound is not None):
                 raise TypeError(
                     f"{self.who}: {common!r}: over processes give one upper bound for all classes and the sink"
                 )

@@ -41,7 +41,7 @@ class ByCandidates(Method):
             self.head.append(total(shard.xp.astype(self.candidates, tau.dtype), shard.xp))
 
     def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
-        group, n, most_kept = self.shard.group, self.shard.rows.shape[-1], self.shard.mapping.most_kept
+        group, n, most_kept = self.shard.group, self.shard.rows.shape[-1], self.shard.parts.most_kept
         chosen = self.candidates & above(self.shard.rows, bound(shards), shards.xp)
         if group.strict:
             k = max(1, shards.most)
@@ -104,7 +104,7 @@ class ByNucleus(Method):
 
     def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
         shard, xp, part = self.shard, shards.xp, self.part
-        nucleus = shard.mapping.nucleus
+        nucleus = shard.parts.nucleus
         share = stop_gradient(part.e) * xp.exp(part.anchor - shards.high)
         z, level = (
             stop_gradient(log_sum(shards.highs, shards.head[1], shards.high, xp)[1]),
@@ -126,16 +126,17 @@ def find_candidates(shard: Shard) -> tuple[Array, Array]:
     """(the threshold of this process's classes alone, -inf if it bounds nothing; the classes above it)."""
     mapping, xp, rows = shard.mapping.frozen(), shard.xp, stop_gradient(shard.rows)
     nothing = -math.inf * xp.ones_like(rows[..., :1])
-    if mapping.zero_below_threshold:
-        k = mapping.full_up_to
+    parts = shard.parts
+    if parts.zero_below_threshold:
+        k = parts.full_up_to
         if not _array.is_array(k) and k >= rows.shape[-1]:
             return nothing, xp.isfinite(rows)
         tau = bridge(rows).threshold(mapping, rows)
         enough = total(xp.astype(xp.isfinite(rows), rows.dtype), xp) > k  # else each gets 1, and tau is arbitrary
         tau = xp.where(xp.isfinite(tau) & enough, tau, nothing)
         return tau, above(rows, tau, xp)
-    if mapping.most_kept is not None:
-        return nothing, topk_keep(rows, mapping.most_kept, xp) & xp.isfinite(rows)
+    if parts.most_kept is not None:
+        return nothing, topk_keep(rows, parts.most_kept, xp) & xp.isfinite(rows)
     return nothing, apply(mapping, rows) > 0
 
 

@@ -14,6 +14,7 @@ from .._random.draws import invert
 from ..autodiff import bridge
 from ..autodiff.group import jax
 from ..functional import apply, log_apply
+from ..functional.draws import one_draw
 from ..losses.formulas import fenchel_young
 from ..losses.options import EACH_ROW
 from ..mappings import Softmax
@@ -69,7 +70,7 @@ class Gathered(Solution):
 
     def fenchel_young(self, gap: Array, mass: Array, target: Callable[[], Array]) -> Array:
         mapping, z, high, xp = self.common, self.z, self.shards.high, self.xp
-        if mapping.loss_of_whole_target:
+        if mapping.parts.loss_of_whole_target:
             value = bridge(z).loss(mapping, z, self._of_all(target()))
             return value + xp.where(gap == math.inf, gap, xp.zeros_like(gap))  # the target is masked
         if not mapping.facts.shift_invariant:
@@ -93,7 +94,7 @@ class Gathered(Solution):
         xp, n = self.xp, self.z.shape[-1]
         p = apply(self.common, self.z)
         # what p leaves of 1 is the probability of none of the classes
-        index = invert(with_missing_mass(p, 1.0, xp) if self.common.one_draw == "rest" else p, u, xp)
+        index = invert(with_missing_mass(p, 1.0, xp) if one_draw(self.common) == "rest" else p, u, xp)
         index = xp.where(index < n, index, -xp.ones_like(index))
         ids = _array.counts(self._ids(), xp)
         classes = xp.take_along_axis(ids, xp.where(index < 0, xp.zeros_like(index), index), axis=-1)

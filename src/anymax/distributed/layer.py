@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from .. import _array
 from .._array import Array, Namespace, is_array, namespace, upcast
+from .._core.mapping import no_threshold, over_all
 from .._core.shards import refuse as refuse_sharded
 from ..autodiff import bridge
 from ..autodiff.agreement import Agreement, described, fail_together
@@ -136,7 +137,7 @@ def linear_loss(
     who = agreement.who
     read = LossOptions.read(who, weight, options)
     layer = _layer(arguments, of_layer)
-    mapping = layer.mapping.over_all
+    mapping = over_all(layer.mapping)
     hides = mapping is not layer.mapping
     more = FurtherLosses.read(who, mapping, hides, *further)
     xp, lead, n, rows = namespace(layer.x), layer.lead, layer.classes, layer.rows
@@ -196,7 +197,7 @@ def threshold(arguments: Arguments, agreement: Agreement, of_layer: LayerArgumen
     """tau of each row, and the number of classes with a probability."""
     layer = _layer(arguments, of_layer)
     if not layer.mapping.has_threshold:
-        raise TypeError(layer.mapping.no_threshold())
+        raise TypeError(no_threshold(layer.mapping))
     split, xp = SplitLayer.agreed(arguments, agreement, layer, of_layer), namespace(layer.x)
     tau, size = split.by_rows(0, lambda call, where: tuple(threshold_of_call(call)))
     return Threshold(upcast(xp.reshape(tau, layer.lead), xp), xp.reshape(size, layer.lead))

@@ -26,12 +26,13 @@ from .._array import (
     wider,
 )
 from .._core.classes import refuse_strays
-from .._core.mapping import Mapping, missing_mass
+from .._core.mapping import Mapping, missing_mass, no_potential
 from .._core.rows import hide
 from .._core.typing import LossKind
 from ..autodiff.agreement import Agreement
+from ..functional.draws import check_draw
 from ..losses.further import FurtherLosses, Levels
-from ..losses.options import LossOptions, class_weights
+from ..losses.options import LossOptions, class_weights, result_dtype
 from ..losses.targets import (
     Samples,
     each_row,
@@ -44,7 +45,6 @@ from ..losses.targets import (
     refuse_negative,
     refuse_one_class,
     refuse_sums,
-    result_dtype,
     room_below,
     smoothed,
 )
@@ -105,9 +105,9 @@ class Target(Columns, ABC):
     @staticmethod
     def of(call: ShardedCall, kind: LossKind, target: Any, options: LossOptions, further: FurtherLosses) -> Target:
         if kind == "nll":
-            call.mapping.check_draw(call.who)
+            check_draw(call.mapping, call.who)
         elif not call.mapping.facts.has_potential:
-            raise TypeError(call.mapping.no_potential())
+            raise TypeError(no_potential(call.mapping))
         xp = namespace(call.x)
         t = _array.beside(target, call.x, "target", xp)
         if call.group.strict and not call.agreement.agreed:
@@ -189,9 +189,9 @@ class Target(Columns, ABC):
         if self.kind != "fenchel_young" or not has_constant(mapping, self.indices, self.options):
             return sums
         y = self._smoothed(sums)
-        terms = mapping.constant_terms(y, xp)
-        if terms is not None:
-            return sums._replace(constant=tuple(terms), by_terms=True)
+        constant = mapping.parts.constant
+        if constant is not None:
+            return sums._replace(constant=tuple(constant.terms(mapping, y, xp)), by_terms=True)
         y = wider(y[..., : shards.shard.columns], shards.places.most, 0.0, xp)  # all processes send as many
         return sums._replace(constant=tuple(columns_of(y)))
 
@@ -229,7 +229,9 @@ class Target(Columns, ABC):
         shards, later = sums.shards, out.later
         mapping, xp = out.common, shards.xp
         if sums.by_terms:
-            return mapping.constant_of(later, xp)
+            constant = mapping.parts.constant
+            assert constant is not None
+            return constant.of(mapping, later, xp)
         return mapping.constant(shards.joined(xp.concat(later, axis=-1)), xp)
 
     def _check_sums(self, out: Solution, sums: TargetSums, left_out: Array) -> None:

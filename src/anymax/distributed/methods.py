@@ -24,13 +24,14 @@ def choose(shard: Shard) -> Method:
     a = exponents(mapping, shard.rows, shard.xp)
     if a is not None:
         return BySums(shard, a)
-    if mapping.each_alone:
+    parts = shard.parts
+    if parts.each_alone:
         return ByEach(shard)
-    if mapping.by_weights:
+    if parts.by_weights:
         return ByWeights(shard)
-    if mapping.nucleus is not None:
+    if parts.nucleus is not None:
         return ByNucleus(shard)
-    if mapping.zeros_stay:
+    if parts.zeros_stay:
         return ByCandidates(shard)
     separable = searchable(shard)
     return ByAll(shard) if separable is None else ByLevel(shard, separable)

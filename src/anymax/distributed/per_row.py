@@ -9,10 +9,12 @@ from typing import Any
 from .. import _array
 from .._array import Array, device_of, is_integer, namespace, stop_gradient, total
 from .._core.classes import refuse_strays
-from .._core.mapping import one_a_row
+from .._core.mapping import no_threshold
+from .._core.parameters import one_a_row
 from .._core.rows import aligned
 from .._random.draws import count_of, uniforms
 from ..autodiff.agreement import Agreement
+from ..functional.draws import check_draw
 from ..likelihood.softmax_plain import Terms, at_classes
 from ..thresholds import Threshold
 from .call import Arguments, ShardedCall
@@ -31,7 +33,7 @@ def threshold(arguments: Arguments, agreement: Agreement, keepdims: bool) -> Thr
 
 def threshold_of_call(call: ShardedCall, keepdims: bool = False) -> Threshold:
     if not call.mapping.has_threshold:
-        raise TypeError(call.mapping.no_threshold())
+        raise TypeError(no_threshold(call.mapping))
 
     def finish(out: Solution, _: None) -> Threshold:
         shards, shard, xp = out.shards, out.shards.shard, out.shards.xp
@@ -132,7 +134,7 @@ def terms_of_call(
 
     kept: the scores of the call are those of this part of a support. hidden: -1 is the class that the map hides, if it hides one.
     """
-    call.mapping.check_draw(call.who)
+    check_draw(call.mapping, call.who)
     hidden = hidden and call.hides
 
     def finish(out: Solution, places: tuple[Array, Array]) -> Terms:
@@ -198,7 +200,7 @@ class GivenClasses(Columns):
 
 def sample(arguments: Arguments, agreement: Agreement, generator: Any, num_samples: int | None) -> Array:
     call, size = arguments.call(agreement).constant(), count_of(num_samples)
-    call.mapping.check_draw("sample")
+    check_draw(call.mapping, "sample")
     agreement.say(num_samples=num_samples)
 
     def finish(out: Solution, _: None) -> Array:

@@ -8,6 +8,7 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, stop_gradient, total
+from .._core.mapping import no_potential, no_threshold
 from .shard import Shard, Shards
 from .solution import Method, Second, Solution
 
@@ -60,10 +61,10 @@ class Weights(Solution):
         return xp.where(self.shards.poisoned, math.nan, out)
 
     def tau(self) -> Array:
-        raise TypeError(self.shard.mapping.no_threshold())
+        raise TypeError(no_threshold(self.shard.mapping))
 
     def fenchel_young(self, gap: Array, mass: Array, target: Callable[[], Array]) -> Array:
-        raise TypeError(self.shard.mapping.no_potential())
+        raise TypeError(no_potential(self.shard.mapping))
 
     def nll(self, gap: Array, mass: Array, terms: Callable[[Array], Array]) -> Array:
         return self.xp.sum(self.later[0], axis=0) + self.xp.log(self.z) * mass

@@ -16,8 +16,8 @@ MANY = 4096  # candidates per row over all processes, above which thresholds are
 
 def searchable(shard: Shard) -> Separable | None:
     """The map if sums alone find its level: no ceiling, no steep edge, no other kind of search."""
-    mapping = shard.mapping.as_separable()
-    return mapping if mapping is not None and mapping.sums_suffice(shard.rows, shard.xp) else None
+    mapping = shard.mapping
+    return mapping if isinstance(mapping, Separable) and mapping.sums_suffice(shard.rows, shard.xp) else None
 
 
 def _constant(mapping: Separable) -> Separable:
@@ -56,8 +56,8 @@ class Level(Solution):
 
     def tau(self) -> Array:
         shard, xp, level = self.shard, self.xp, self.level
-        common = shard.common.as_separable()
-        assert common is not None
+        common = shard.common
+        assert isinstance(common, Separable)
         tau = self.shards.high - level - common.level_to_tau(level, xp)
         tau = xp.where(self.shards.empty, -math.inf * xp.ones_like(tau), tau)
         if not self._moves():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, as_dtype, stop_gradient, top
-from .._core.mapping import Mapping
+from .._core.mapping import Mapping, over_all
+from .._core.parts import Parts
 from .._core.rows import Rows, restore_axis
 from ..autodiff.group import Group
 
@@ -33,6 +35,10 @@ class Shard:
     hides: bool = False  # `seen` hides a class
     has_hidden: Any = False  # True on the process that has the hidden class
 
+    @functools.cached_property
+    def parts(self) -> Parts:
+        return self.mapping.parts
+
     def join_hidden(self, here: Any) -> None:
         """Make the class that `seen` hides the last of `rows`, masked where it is not `here`."""
         xp, n = self.xp, self.n
@@ -40,7 +46,7 @@ class Shard:
         rows = call.rows if n else call.rows[..., 1:]  # no masked class needs to represent no classes
         mine = _array.positions(rows, xp.int32, xp) < n
         self.rows = xp.where(mine | here, rows, -math.inf * xp.ones_like(rows))
-        self.mapping, self.common = call.mapping, self.seen.over_all
+        self.mapping, self.common = call.mapping, over_all(self.seen)
         self.hides, self.has_hidden = True, here
 
     @property

@@ -16,15 +16,17 @@ from .solution import Method, Second, Solution
 
 def exponents(mapping: Mapping, rows: Array, xp: Namespace) -> Array | None:
     """The a with p = softmax(a), -inf for a masked class; None if the map is not a softmax."""
-    temperature = mapping.as_softmax()
-    if temperature is not None:
-        return rows if mapping.is_softmax else divided(rows, like(temperature, rows, xp), xp)
-    return mapping.exponents(rows, xp)
+    if mapping.is_softmax:
+        return rows
+    parts = mapping.parts
+    if parts.temperature is not None:
+        return divided(rows, like(parts.temperature, rows, xp), xp)
+    return None if parts.exponents is None else parts.exponents(rows, xp)
 
 
 def size_of(mapping: Mapping, rows: Array, xp: Namespace) -> Any:
     """The factor of the loss: the temperature."""
-    temperature = mapping.as_softmax()
+    temperature = mapping.parts.temperature
     return 1.0 if temperature is None else like(temperature, rows, xp)
 
 

@@ -11,7 +11,7 @@ from .. import _array
 from .._array import Array, stop_gradient, total, xlogx
 from .._core.mapping import Mapping, missing_mass
 from .._random.draws import invert
-from ..functional.draws import sum_of
+from ..functional.draws import one_draw, sum_of
 from ..likelihood.softmax_plain import Terms, at_classes
 from .shard import Shard, Shards, columns_of
 
@@ -97,7 +97,7 @@ class Solution(ABC):
     def nll(self, gap: Array, mass: Array, terms: Callable[[Array], Array]) -> Array:
         """`-<y, log p>`, [..., 1]; gap and mass as in `fenchel_young`. `terms(log_p)` is the part of this process."""
         xp, log_p = self.xp, self.log_p()
-        if self.shard.mapping.one_draw != "share":
+        if one_draw(self.shard.mapping) != "share":
             return xp.sum(self.shards.stack(terms(log_p)), axis=0)
         p = xp.exp(xp.where(self.shards.poisoned, xp.zeros_like(log_p), log_p))
         both = xp.concat([terms(log_p), total(p, xp)], axis=-1)
@@ -130,7 +130,7 @@ class Solution(ABC):
         logs_at, lost, pull = (sums[..., i * m : (i + 1) * m] for i in range(3))
         mean, mass, *more = columns_of(sums[..., 3 * m :])
         h, others = more[0] if entropy else None, _array.log(more[-1], xp) if rest else None
-        draw = shard.mapping.one_draw
+        draw = one_draw(shard.mapping)
         if draw == "share":  # probabilities that sum to k, but one class is drawn
             mass = sum_of(mass, xp)
             logs_at, mean = logs_at - xp.log(mass), mean / stop_gradient(mass)

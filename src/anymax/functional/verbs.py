@@ -78,7 +78,7 @@ def _full_path(mapping: Mapping, x: Any, axis: Any, mask: Any, out: Any, dtype: 
     scores, rows, mapping, axis, keep = split(mapping, x, axis, mask, dtype, least=0)
     if not rows.shape[-1]:
         return _store(scores * scores, out)  # its derivatives have derivatives, as those of torch.softmax do
-    if mapping.hides_a_class:
+    if mapping.hidden is not None:
         call = Rows(scores, rows if keep is None else hide(rows, keep), mapping, axis).over_all()
         return _store(call.restore(bridge(call.rows).apply(call.mapping, call.rows)), out)
     framework = bridge(rows)

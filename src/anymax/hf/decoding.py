@@ -17,7 +17,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from .._core.mapping import Mapping
 from .._core.options import check_keywords
 from .._random.generators import global_source, going_on
-from ..functional.draws import log_p_of_draw
+from ..functional.draws import check_draw, log_p_of_draw
 from ..likelihood.terms import read
 from ..mappings import Softmax
 from ..sampling import samplers
@@ -49,7 +49,7 @@ def _chosen(who: str, transform: Any, mapping: Mapping | None) -> tuple[Any, Map
             f"{who}: transform must be a function scores -> scores such as anymax.topp(0.9), or a map such as anymax.Entmax(1.5); got "
             f"{transform!r}"
         )
-    mapping.check_draw(who)
+    check_draw(mapping, who)
     return transform, mapping
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .._array import Array, asarray, compiling
-from .._core.mapping import Mapping
+from .._core.mapping import Mapping, scales_scores
 from .._core.names import as_mapping
 from .._core.rows import prepare
 from .._core.typing import AnyArray, DType, Numbers
@@ -121,7 +121,7 @@ def _refusal(engine: Engine, op: str, mapping: Mapping, x: Any) -> str | None:
 
 def _asked_of_engines(op: str, mapping: Mapping) -> str:
     """The operation from which `op` follows: the derivative by a parameter that scales the scores from J^T g."""
-    return "vjp" if op == SLOPE and mapping.scales_scores else op
+    return "vjp" if op == SLOPE and scales_scores(mapping) else op
 
 
 def compiled(op: str, mapping: Mapping, x: Array) -> Engine | None:
@@ -263,7 +263,7 @@ def explain(mapping: Mapping | str, x: AnyArray | Numbers, *, verbose: bool = Fa
     """
     mapping = as_mapping(mapping, "explain")
     scores: Array = asarray(x)
-    if mapping.hides_a_class:  # the engines get rows over all classes
+    if mapping.hidden is not None:  # the engines get rows over all classes
         given = prepare(mapping, scores, -1, least=0).over_all()
         return dataclasses.replace(explain(given.mapping, given.rows, verbose=verbose), mapping=mapping)
     rows, plans = [], []

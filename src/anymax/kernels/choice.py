@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._array import recorded
-from .._core.mapping import Mapping
+from .._core.mapping import Mapping, loss_learns
 
 forced: contextvars.ContextVar[str | None] = contextvars.ContextVar("anymax_engine", default=None)
 # read once: os.environ is slow compared with a call of 1 us
@@ -38,7 +38,7 @@ def unlearned(op: str, mapping: Mapping, x: Any = None) -> str | None:
     values = mapping.params()
     if not recorded(*values.values()):
         return None
-    closed = mapping.loss_learns if op in ("loss", "index_loss") else mapping.learns
+    closed = loss_learns(mapping) if op in ("loss", "index_loss") else mapping.learns
     for name, value in values.items():
         if name not in closed and recorded(value):
             return f"its derivatives in p are those of the scores, and {name} of {mapping.name} has a gradient; plain operations have it"

@@ -21,6 +21,7 @@ from .._array import (
     upcast,
 )
 from .._core.mapping import Mapping
+from .._core.parameters import lost_rows, sound
 from .._core.separable import Separable
 from .engine import Engine
 
@@ -64,7 +65,7 @@ class Reference(Engine):
     def _unrounded(self, mapping: Mapping, x: Array, p: Array) -> Array:
         """p, computed again where half precision has rounded that of a map whose derivative asks which classes have their bound."""
         wide = upcast(x, namespace(x))
-        return self.differentiable(mapping, wide) if mapping.bounds_classes and wide.dtype != p.dtype else p
+        return self.differentiable(mapping, wide) if mapping.per_class and wide.dtype != p.dtype else p
 
     def loss_slope(self, mapping: Mapping, name: str, x: Array, p: Array) -> Array:
         """The derivative of `loss` by a parameter, float32 or float64; `Mapping.loss_slope`."""
@@ -74,20 +75,20 @@ class Reference(Engine):
 
     def loss(self, mapping: Mapping, x: Array, p: Array, y: Array) -> Array:
         out = _in_compute_dtype(mapping.loss, x, p, y)
-        bad = mapping.lost() if mapping.params() else None
+        bad = lost_rows(mapping) if mapping.params() else None
         return out if bad is None else poison(out, bad, namespace(out))
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
         xp = namespace(x)
         with quiet(x):
-            return mapping.threshold(mapping.sound(upcast(x, xp), xp), xp)
+            return mapping.threshold(sound(mapping, upcast(x, xp), xp), xp)
 
 
 def _of_sound(mapping: Mapping, method: Any, x: Array, *others: Array) -> Array:
     """A method of the map, whose result is NaN in rows with a parameter that is out of its range."""
     if not mapping.params():
         return _in_compute_dtype(method, x, *others)
-    return _in_compute_dtype(lambda x, *more: method(mapping.sound(x, more[-1]), *more), x, *others)
+    return _in_compute_dtype(lambda x, *more: method(sound(mapping, x, more[-1]), *more), x, *others)
 
 
 def _in_compute_dtype(method: Any, x: Array, *others: Array) -> Array:

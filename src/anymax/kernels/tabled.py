@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .._array import Array
-from .._core.mapping import Mapping
+from .._core.mapping import Mapping, no_threshold
 from .._core.ratio_map import RatioMap
 from . import native
 from .arrays import arrays_of, dtype_of, empty_like, room_in
@@ -51,7 +51,7 @@ class Tabled(Engine):
 
     def _refuse_ratio(self, op: str, mapping: RatioMap, x: Any) -> str | None:
         if op == "threshold":
-            return mapping.no_threshold()
+            return no_threshold(mapping)
         functions = any(callable(value) for value in mapping.constants().values())
         if functions and not made(mapping) and math.prod(x.shape) < FIRST and asked() != self.name:
             return f"it makes a table of functions in the first call of at least {FIRST} scores"

@@ -10,7 +10,7 @@ import numpy as np
 from jax.interpreters import mlir
 
 from .._array import Array, alike, upcast, wide_name
-from .._core.mapping import Mapping
+from .._core.mapping import Mapping, loss_learns
 from .._core.static import Static
 from .jax_primitives import by_library, handler_attributes, link_for
 from .link import Link
@@ -42,7 +42,7 @@ def _formula(*operands: Array, op: str, static: Static, link: Link) -> list[Arra
         return [value, value]
     if op == "index_loss_slope":
         value = plain_loss(mapping, x, p, others[0])
-        return [value, value, loss_slope(mapping, mapping.loss_learns[0], x, p, others[0])]
+        return [value, value, loss_slope(mapping, loss_learns(mapping)[0], x, p, others[0])]
     return [plain_slope(x, p, *others[1:])]
 
 

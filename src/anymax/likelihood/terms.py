@@ -27,7 +27,7 @@ from .._core.names import as_mapping
 from .._core.rows import Rows, prepare_axes
 from .._core.shards import refuse as refuse_sharded
 from ..autodiff import bridge
-from ..functional.draws import log_p_of_draw, sum_of
+from ..functional.draws import check_draw, log_p_of_draw, may_draw_none, one_draw, sum_of
 from ..inspection import entropy as entropy_of
 from ..mappings import Softmax
 from ..transforms import temperature as tempered
@@ -47,7 +47,7 @@ def read_scaled(
 ) -> tuple[Rows, float]:
     """`read` for scores that a temperature divides, and the factor by which the caller must still multiply the rows."""
     mapping = as_mapping(mapping, who)
-    mapping.check_draw(who)
+    check_draw(mapping, who)
     refuse_sharded(who, x)
     call = prepare_axes(mapping, x, axis, mask)
     rows, xp = call.rows, namespace(call.rows)
@@ -114,7 +114,7 @@ def _of_map(mapping: Mapping, rows: Array, index: Array, entropy: bool, rest: bo
         lost = inside & (value == -math.inf)
         moves = any(map(_array.differentiates, (s, *mapping.params().values())))
         pulled = moves and not (known(lost) and not bool(xp.any(lost)))
-        draw = mapping.one_draw
+        draw = one_draw(mapping)
         p = xp.exp(log_p) if p is None and (entropy or rest or pulled or draw == "share") else p
         if draw == "share":
             whole = sum_of(p, xp)
@@ -155,7 +155,7 @@ def kl_rows(mapping_p: Mapping, x: Array, mapping_q: Mapping, y: Array, xp: Name
 
 def refuse_draws_of_none(who: str, mapping: Mapping) -> None:
     """An error for a map from which a draw may be none of the classes."""
-    if mapping.may_draw_none:
+    if may_draw_none(mapping):
         raise ValueError(
             f"{who}: {mapping!r} gives the classes no distribution: a draw may be none of them; make its sink one of the classes"
         )

@@ -95,7 +95,7 @@ class Layer:
         }
         mapping = mapping.laid_out(**params) if params else mapping
         keep = _mask_of_rows(who, mask, x, (*lead, n), xp)
-        if hides := mapping.hides_a_class and not part:
+        if hides := mapping.hidden is not None and not part:
             mapping, weight, bias, keep = _with_sink(who, mapping, weight, bias, keep, xp)
         dtype = dtype_of_result(x, xp)
         return cls(xp.reshape(x, (math.prod(lead), features)), weight, bias, keep, mapping, lead, dtype, hides)

@@ -15,6 +15,7 @@ from .._core.shards import refuse as refuse_sharded
 from .._core.tables import document
 from .._core.typing import ArrayT, Mask, Numbers
 from ..autodiff import bridge
+from ..functional.draws import check_draw
 from ..likelihood.support import places_of, sized_support
 from ..likelihood.teacher import Direction, Tail, Teacher
 from ..likelihood.terms import terms_of
@@ -213,7 +214,7 @@ def _read(
 ) -> tuple[Layer, tuple[Callable[[Any], Any], ...]]:
     """The layer, at its temperature, and the transforms of its scores."""
     layer = Layer.of(who, x, weight, mapping, bias, mask)
-    layer.mapping.check_draw(who)
+    check_draw(layer.mapping, who)
     layer.refuse_with_sink(who, temperature=temperature, transform=transform)
     transforms = row_transforms(who, transform)
     if temperature is None:

@@ -158,10 +158,9 @@ def _candidate_bound(job: Job) -> Bound | None:
 
 def _bound(mapping: Mapping) -> Bound | None:
     """A function that gives, from any scores of the rows, a lower bound [rows, 1] of the scores that may have p > 0; or None."""
-    if mapping.most_kept is not None:
+    if mapping.parts.most_kept is not None:
         return _kth
-    separable = mapping.as_separable()
-    if separable is None or not mapping.facts.sparse or not mapping.sums_to_one:
+    if not isinstance(mapping, Separable) or not mapping.facts.sparse or not mapping.sums_to_one:
         return None
     params = [p for p in mapping.params().values() if not known(p)]
     if params:  # on a GPU, where reading them would wait
@@ -170,7 +169,7 @@ def _bound(mapping: Mapping) -> Bound | None:
     one = torch.ones(1) if one is None else one.detach()
     if mapping.ceiling(one, xp) is not None:
         return None
-    reach = _reach(separable, one)
+    reach = _reach(mapping, one)
     return _below_threshold if bool(((reach > 0) & (reach < math.inf)).all()) else None
 
 
@@ -193,7 +192,7 @@ def _below_threshold(value: Tensor, layer: Layer) -> Tensor:
 
 def _kth(s: Tensor, layer: Layer) -> Tensor:
     """A bound just below the k-th largest, so that all scores equal to it stay: the map keeps the first of them."""
-    k: Any = layer.mapping.most_kept
+    k: Any = layer.mapping.parts.most_kept
     if s.shape[1] < k:
         return torch.full((s.shape[0], 1), -math.inf, device=s.device)
     low = s.topk(k, dim=1).values[:, -1:]

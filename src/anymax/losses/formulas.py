@@ -8,16 +8,28 @@ from collections.abc import Callable
 from typing import Any
 
 from .._array import Array, dot, quiet, stop_gradient, total
-from .._core.mapping import Mapping
+from .._core.mapping import Mapping, no_potential
 from .._core.rows import hide
 from .._core.typing import LossKind
 from ..autodiff import bridge
-from ..functional.draws import log_p_of_draw, p_of_draw
-from .batch import Batch, over_all
+from ..functional.draws import check_draw, log_p_of_draw, p_of_draw
+from .batch import Batch, with_all_classes
 from .indices import index_loss
 from .margins import with_margin
 from .options import LossOptions, cast
 from .targets import has_constant, not_below_zero
+
+
+def over_all(formula: Callable[..., Array]) -> Callable[..., Array]:
+    """A formula that gets the class that a map hides as the last one."""
+
+    @functools.wraps(formula)
+    def call(mapping: Mapping, scores: Any, target: Any, options: LossOptions, **more: Any) -> Array:
+        if mapping.hidden is not None:
+            mapping, scores, target, options = with_all_classes(mapping, scores, target, options)
+        return formula(mapping, scores, target, options, **more)
+
+    return call
 
 
 def by_row(rows: Callable[[Batch], Array], weighted: bool = False) -> Callable[..., Array]:
@@ -33,7 +45,7 @@ def by_row(rows: Callable[[Batch], Array], weighted: bool = False) -> Callable[.
 
 
 def smoothed_nll(epsilon: float, batch: Batch) -> Array:
-    batch.mapping.check_draw("smoothed_nll")
+    check_draw(batch.mapping, "smoothed_nll")
     xp, p = batch.xp, p_of_draw(batch.mapping, batch.rows, batch.xp)
     n = total(xp.astype(batch.keep, p.dtype), xp)
     log_p = xp.log((p + epsilon) / (1.0 + n * epsilon))
@@ -55,11 +67,11 @@ def fenchel_young(
     mapping: Mapping, scores: Any, target: Any, options: LossOptions, with_constant: bool = True
 ) -> Array:
     """Omega*(x) + Omega(y) - <x, y>."""
-    if not mapping.facts.has_potential:
-        raise TypeError(mapping.no_potential())
     out = index_loss(mapping, scores, target, options)
     if out is not None:
         return out
+    if not mapping.facts.has_potential:
+        raise TypeError(no_potential(mapping))
     batch = Batch.of(mapping, scores, target, options)
     with_constant = with_constant and has_constant(mapping, batch.indices, options)
     mapping, x, y, xp = batch.mapping, batch.rows, batch.y, batch.xp
@@ -81,7 +93,7 @@ without_constant = functools.partial(fenchel_young, with_constant=False)
 @over_all
 def nll(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
     """-<y, log p>."""
-    mapping.check_draw("nll")
+    check_draw(mapping, "nll")
     out = index_loss(mapping, scores, target, options) if mapping.is_softmax else None  # there it is the same loss
     return nll_by_row(mapping, scores, target, options) if out is None else out
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .._array import Array, check_scalar, device_of, is_integer, namespace, stop_gradient, take
-from .._core.mapping import Mapping
+from .._core.mapping import Mapping, no_threshold
 from .._core.rows import hide
 from ..autodiff import bridge
 from ..thresholds import logsumexp
@@ -38,7 +38,7 @@ class FurtherLosses(NamedTuple):
             )
         )
         if out.z_loss and not mapping.has_threshold:
-            raise ValueError(f"{who}: z_loss= is the factor of tau squared, and {mapping.no_threshold()}")
+            raise ValueError(f"{who}: z_loss= is the factor of tau squared, and {no_threshold(mapping)}")
         if out.suppress and not mapping.facts.sparse:
             raise ValueError(
                 f"{who}: suppress= applies to maps that give classes probability 0, such as sparsemax; leave it out with {mapping!r}"

@@ -27,6 +27,8 @@ from .._array import (
     total,
 )
 from .._core.facts import Facts
+from .._core.parameters import check_ranges
+from .._core.parts import Parts
 from .._core.separable import Separable
 from .._core.solve import Totals, totals
 from .._core.typing import Parameter
@@ -72,11 +74,10 @@ class Bounded(Separable):
     ranges: ClassVar[Ranges] = {"upper": AT_LEAST_0, "alpha": Range(1.0, 2.0, "both")}
     needs_scores = True
     learns = ("upper", "alpha")
-    bounds_classes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self.check_ranges("the most that a class may get", "upper")
-        self.check_ranges("1 is softmax, 2 sparsemax", "alpha")
+        check_ranges(self, "the most that a class may get", "upper")
+        check_ranges(self, "1 is softmax, 2 sparsemax", "alpha")
 
     @property
     def facts(self) -> Facts:
@@ -90,16 +91,16 @@ class Bounded(Separable):
         return dataclasses.replace(free, monotone=one_a_row, sparse=sparse, margin=None)
 
     @property
-    def zeros_stay(self) -> bool:  # type: ignore[override]
-        return self._free.facts.sparse  # whatever the bounds of one process are
+    def parts(self) -> Parts:  # type: ignore[override]
+        return super().parts._replace(zeros_stay=self._free.facts.sparse)  # whatever the bounds of one process are
 
     @property
     def _free(self) -> Entmax:
         """The map without the bounds."""
         return _ENTMAX.laid_out(alpha=self.alpha) if is_array(self.alpha) else Entmax(self.alpha)
 
-    def for_one_more(self, x: Array, bound: Any, xp: Namespace) -> Bounded:
-        """The new class has the bound that is given, else that of all classes, or none where they differ."""
+    def with_a_class(self, x: Array, bound: Any, xp: Namespace) -> Bounded:
+        """The map of rows like x with one class more, the last. It has this bound, else that of all classes, or none where they differ."""
         u: Any = self.upper
         varies = is_array(u) and u.ndim > 0 and u.shape[-1] != 1
         if bound is None and not varies:

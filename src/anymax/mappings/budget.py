@@ -24,6 +24,8 @@ from .._array import (
     xlogx,
 )
 from .._core.facts import Facts
+from .._core.parameters import check_ranges
+from .._core.parts import SUMMED, Parts
 from .._core.separable import Separable
 from .._core.typing import Parameter
 
@@ -67,20 +69,17 @@ class Budget(Separable):
     name = "budget"
     formula = _FORMULAS["linear"]
     kernel = "budget"
-    zero_below_threshold = True
     array_field = "k"
     learns = ("k",)
-    loss_learns = ("k",)
-    learns_by_sums = ("k",)
     example: ClassVar[dict[str, Any]] = {"k": 2}
     ranges: ClassVar[Ranges] = {"k": NOT_NEGATIVE}
 
     def __post_init__(self) -> None:
-        self.check_ranges("the sum that the probabilities shall have", "k")
+        check_ranges(self, "the sum that the probabilities shall have", "k")
         if not isinstance(self.shape, str) or self.shape not in _FORMULAS:
             raise ValueError(f"Budget: shape must be one of {', '.join(map(repr, _FORMULAS))}, got {self.shape!r}")
         if self.shape != "linear":  # of what the class says of itself, this holds for "linear" only
-            for field, value in (("formula", _FORMULAS[self.shape]), ("kernel", None), ("zero_below_threshold", False)):
+            for field, value in (("formula", _FORMULAS[self.shape]), ("kernel", None)):
                 object.__setattr__(self, field, value)
 
     @property
@@ -92,8 +91,11 @@ class Budget(Separable):
         return not is_array(self.k) and self.k == 1.0  # the bound of one class is no less
 
     @property
-    def full_up_to(self) -> Any:  # type: ignore[override]
-        return self.k
+    def parts(self) -> Parts:  # type: ignore[override]
+        linear = self.shape == "linear"
+        return Parts(
+            zeros_stay=linear, zero_below_threshold=linear, full_up_to=self.k, learns_by_sums=("k",), constant=SUMMED
+        )
 
     @property
     def facts(self) -> Facts:

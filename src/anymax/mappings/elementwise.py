@@ -25,6 +25,8 @@ from .._core.facts import Facts
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.of_another import OfAnother
+from .._core.parameters import check_ranges
+from .._core.parts import PartedConstant, Parts
 from .._core.separable import Separable
 from .._core.typing import Parameter
 from .budget import Budget
@@ -45,6 +47,15 @@ _POINTS = [
     for node, weight in _GAUSS
     for sign in (-1, 1)
 ]
+
+
+def _sum_of_terms(mapping: Elementwise, y: Array, xp: Namespace) -> list[Array]:
+    return [total(mapping.terms(y, xp), xp)]
+
+
+def _omega_of_sums(mapping: Elementwise, sums: list[Array], xp: Namespace) -> Array:
+    summed = xp.sum(sums[0], axis=0)
+    return summed - mapping.terms(xp.ones_like(summed), xp)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,7 +87,7 @@ class Elementwise(OfAnother):
     tau: Parameter = 0.0
 
     needs_scores = False
-    each_alone = True
+    parts = Parts(each_alone=True, constant=PartedConstant(_sum_of_terms, _omega_of_sums))
     own_ranges: ClassVar[Ranges] = {"tau": FINITE}
 
     name = "elementwise"
@@ -85,20 +96,19 @@ class Elementwise(OfAnother):
     def __post_init__(self) -> None:
         word = self.mapping
         found = _WORDS[word] if isinstance(word, str) and word in _WORDS else as_mapping(word, "Elementwise")
-        if found.as_separable() is None:
+        if not isinstance(found, Separable):
             raise ValueError(
                 f'Elementwise(mapping={word!r}): it takes "sigmoid", "relu", or a map whose p is link(x - tau), such as '
                 f"Entmax(1.5), and {found.name} has no link"
             )
         object.__setattr__(self, "mapping", found)
-        self.check_ranges("the threshold of every class", "tau")
+        check_ranges(self, "the threshold of every class", "tau")
 
     @property
     def link_map(self) -> Separable:
         """The map whose link this is."""
-        found = self.inner.as_separable()
-        assert found is not None
-        return found
+        assert isinstance(self.mapping, Separable)
+        return self.mapping
 
     @property
     def facts(self) -> Facts:
@@ -151,7 +161,7 @@ class Elementwise(OfAnother):
 
     # -- the loss: of each class by itself -----------------------------------------------------------------------------------
 
-    def _terms(self, q: Array, xp: Namespace) -> Array:
+    def terms(self, q: Array, xp: Namespace) -> Array:
         """omega(q_i) with omega(0) = 0 and the derivative `slope`, the inverse of the link.
 
         `omega_terms` may lack a linear function of q, which changes no map whose p has a fixed sum.
@@ -167,14 +177,7 @@ class Elementwise(OfAnother):
     def omega(self, q: Array, xp: Namespace) -> Array:
         """The sum of omega over the classes, less omega(1), so that it is 0 for one class."""
         one = xp.ones_like(q[..., :1])
-        return total(self._terms(q, xp), xp) - self._terms(one, xp)
-
-    def constant_terms(self, y: Array, xp: Namespace) -> list[Array]:
-        return [total(self._terms(y, xp), xp)]
-
-    def constant_of(self, terms: list[Array], xp: Namespace) -> Array:
-        summed = xp.sum(terms[0], axis=0)
-        return summed - self._terms(xp.ones_like(summed), xp)
+        return total(self.terms(q, xp), xp) - self.terms(one, xp)
 
     def omega_slope(self, q: Array, xp: Namespace) -> Array:
         return self.link_map.omega_slope(q, xp)

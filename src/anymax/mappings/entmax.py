@@ -14,7 +14,6 @@ from .._array import (
     expm1_over,
     finite_scores,
     is_array,
-    is_jax,
     known,
     known_any,
     like,
@@ -25,10 +24,13 @@ from .._array import (
     power,
     psi,
     safe,
+    sorts_quickly,
     total,
 )
 from .._core.facts import Facts
 from .._core.mapping import positive, row_top
+from .._core.parameters import check_ranges
+from .._core.parts import SUMMED, Parts
 from .._core.separable import Separable
 from .._core.solve import Totals, anchored_power, pivot, root, sorted_power_threshold, totals
 from .._core.typing import Parameter
@@ -66,16 +68,13 @@ class Entmax(Separable):
     name = "entmax"
     formula = "pᵢ = ((α−1)(xᵢ − τ))₊^(1/(α−1))"
     kernel = "entmax"
-    zero_below_threshold = True
     array_field = "alpha"
     learns = ("alpha",)
-    loss_learns = ("alpha",)
-    learns_by_sums = ("alpha",)
     searches_by_sums = True  # up to alpha = 2
     ranges: ClassVar[Ranges] = {"alpha": POSITIVE}
 
     def __post_init__(self) -> None:
-        self.check_ranges("1 is softmax, 1.5 the usual choice, 2 sparsemax", "alpha")
+        check_ranges(self, "1 is softmax, 1.5 the usual choice, 2 sparsemax", "alpha")
 
     @property
     def facts(self) -> Facts:
@@ -92,8 +91,20 @@ class Entmax(Separable):
         alpha: Any = self.alpha
         return is_array(alpha) or alpha > 2
 
-    def as_entmax(self) -> Any:
-        return self.alpha
+    @property
+    def is_softmax(self) -> bool:  # type: ignore[override]
+        return self._at_one()
+
+    @property
+    def parts(self) -> Parts:  # type: ignore[override]
+        temperature = 1.0 if self._at_one() else None
+        return Parts(
+            zeros_stay=self.facts.sparse,
+            zero_below_threshold=True,
+            temperature=temperature,
+            learns_by_sums=("alpha",),
+            constant=SUMMED,
+        )
 
     def _c(self, x: Array, xp: Namespace) -> Any:
         return like(self.alpha, x, xp) - 1.0
@@ -164,7 +175,7 @@ class Entmax(Separable):
         if c == 0.0:
             return Softmax().closed(y, keep, xp)
         r = next((r for value, r in _SORTED.items() if abs(c - value) < 1e-15), None)
-        if r is None or is_jax(y):
+        if r is None or not sorts_quickly(y):
             return None
         z = xp.where(keep, c * y, -xp.ones_like(y))
         return -(1.0 + sorted_power_threshold(z, r, xp)) / c
@@ -260,9 +271,6 @@ class Entmax(Separable):
 
     def _at_one(self) -> bool:
         return not is_array(self.alpha) and self.alpha == 1
-
-    def as_softmax(self) -> float | None:
-        return 1.0 if self._at_one() else None
 
 
 def tsallis_terms(q: Array, alpha: Any, xp: Namespace) -> Array:

@@ -24,8 +24,16 @@ from .._array import (
 )
 from .._core.facts import Facts
 from .._core.mapping import Mapping, positive, row_top
+from .._core.parameters import check_ranges
+from .._core.parts import PartedConstant, Parts
 from .._core.solve import Totals, root, totals
 from .._core.typing import Parameter
+
+# the norm of all classes is that of the parts' norms
+_NORMS = PartedConstant(
+    lambda m, y, xp: [m.omega(y, xp) + 1.0],
+    lambda m, terms, xp: m.omega(xp.moveaxis(terms[0][..., 0], 0, -1), xp),
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,17 +61,15 @@ class NormMax(Mapping):
     name = "normmax"
     formula = "argmax ⟨p, x⟩ − ‖p‖_α"
     kernel = "normmax"
-    zero_below_threshold = True
+    parts = Parts(zeros_stay=True, zero_below_threshold=True, learns_by_sums=("alpha",), constant=_NORMS)
     array_field = "alpha"
     learns = ("alpha",)
-    loss_learns = ("alpha",)
-    learns_by_sums = ("alpha",)
     iterative = True
     needs_scores = False
     ranges: ClassVar[Ranges] = {"alpha": Range(1.0, math.inf)}
 
     def __post_init__(self) -> None:
-        self.check_ranges("the norm must be strictly convex", "alpha")
+        check_ranges(self, "the norm must be strictly convex", "alpha")
 
     @property
     def facts(self) -> Facts:
@@ -125,7 +131,8 @@ class NormMax(Mapping):
         return poison(tau, poisoned, xp)
 
     def moving_threshold(self, x: Array, p: Array, xp: Namespace) -> Array:
-        return self.moving_potential(x, p, xp)
+        p0 = stop_gradient(p)  # tau is the potential Omega*(x)
+        return self.loss(x, p, p0, xp) + dot(p0, finite_scores(x, xp)[0], xp)
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         """The Hessian of tau: `J = diag(w) - w p^T - p w^T + <w, 1> p p^T`, `w_i = p_i^(2-alpha) ||p||^(alpha-1) / (alpha-1)`."""
@@ -174,17 +181,6 @@ class NormMax(Mapping):
         alpha = like(self.alpha, q, xp)
         mass = total(power(q, alpha, xp), xp)
         return power(mass, 1.0 / alpha, xp) - 1.0
-
-    @property
-    def zeros_stay(self) -> bool:  # type: ignore[override]
-        return self.zero_below_threshold  # not of a map that changes this one
-
-    def constant_terms(self, y: Array, xp: Namespace) -> list[Array]:
-        return [self.omega(y, xp) + 1.0]
-
-    def constant_of(self, terms: list[Array], xp: Namespace) -> Array:
-        """The norm of the parts' norms."""
-        return self.omega(xp.moveaxis(terms[0][..., 0], 0, -1), xp)
 
     def omega_slope(self, q: Array, xp: Namespace) -> Array:
         """`(q / ||q||)^(alpha-1)`."""

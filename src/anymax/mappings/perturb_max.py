@@ -36,12 +36,17 @@ from .._array import (
 )
 from .._core.facts import Facts
 from .._core.mapping import Mapping, row_top
+from .._core.parameters import check_ranges
+from .._core.parts import PartedConstant, Parts
 from .._core.typing import Parameter
 from .._random.nodes import CHUNK, Chunk, Nodes, first, softplus
 from .._random.noises import Law, Noise, constant, draw, find
 
 _MOST_NODES = 10_000  # beyond, nothing is gained but time
 _FAR = 1e15  # a score this far below the top counts as masked; its square is finite in fp32
+
+
+_NOTHING = PartedConstant(lambda m, y, xp: [], lambda m, terms, xp: 0.0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,7 +86,6 @@ class PerturbMax(Mapping):
     kernel = "perturb_max"
     iterative = True
     learns = ("scale",)
-    loss_learns = ("scale",)
     ranges: ClassVar[Ranges] = {"scale": POSITIVE}
 
     noise: str | Noise = "normal"
@@ -90,7 +94,7 @@ class PerturbMax(Mapping):
 
     def __post_init__(self) -> None:
         find(self.noise)
-        self.check_ranges("for no noise at all use a hard argmax", "scale")
+        check_ranges(self, "for no noise at all use a hard argmax", "scale")
         q = number(self.nodes)
         if q is not None and (not is_int(q) or not 8 <= q <= _MOST_NODES):
             raise ValueError(
@@ -113,8 +117,13 @@ class PerturbMax(Mapping):
         margin = width * scale if bounded and scale is not None else None
         return Facts(monotone=True, shift_invariant=True, sparse=bounded, has_potential=True, margin=margin)
 
-    def as_softmax(self) -> Any:
-        return None if self._quadrature else self.scale
+    @property
+    def is_softmax(self) -> bool:  # type: ignore[override]
+        return not self._quadrature and not is_array(self.scale) and self.scale == 1
+
+    @property
+    def parts(self) -> Parts:  # type: ignore[override]
+        return Parts(temperature=None if self._quadrature else self.scale, constant=_NOTHING)
 
     # -- the contract -------------------------------------------------------------------------------------------------
 
@@ -197,9 +206,6 @@ class PerturbMax(Mapping):
     def constant(self, y: Array, xp: Namespace) -> Array:
         """0: the loss for a distribution y is the y-weighted mean of the losses of the classes, and no minimum is subtracted."""
         return xp.zeros_like(y[..., :1])
-
-    def constant_terms(self, y: Array, xp: Namespace) -> list[Array]:
-        return []
 
     def omega(self, q: Array, xp: Namespace) -> Array:
         raise TypeError("perturb_max: Omega has no closed form, it is the conjugate of expected_max(x); use loss(...)")

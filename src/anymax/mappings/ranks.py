@@ -27,6 +27,7 @@ from .._array import (
 )
 from .._core.facts import Facts
 from .._core.mapping import Mapping, row_top
+from .._core.parameters import check_ranges
 from .._core.typing import Parameter
 from ._isotonic import of_block, starts_of_blocks
 
@@ -78,7 +79,7 @@ class Ranks(Mapping):
     ranges: ClassVar[Ranges] = {"strength": POSITIVE}
 
     def __post_init__(self) -> None:
-        self.check_ranges(HOW_SOFT, "strength")
+        check_ranges(self, HOW_SOFT, "strength")
         check_regularization("Ranks", self.regularization)
 
     @property
@@ -216,7 +217,7 @@ class SoftSorted(Mapping):
         starts = starts_of_blocks(z, s, kept, None if self.regularization == "l2" else xp.exp(s), xp)
         return xp.concat([xp.astype(order, y.dtype), starts], axis=-1)
 
-    def held_size(self, n: int) -> int:
+    def held_size(self, n: Any) -> Any:
         return 2 * n
 
     def _ordered(self, x: Array, held: Array, xp: Namespace) -> tuple[Array, Array, Array]:

@@ -56,10 +56,6 @@ class Ratio(RatioMap):
         return Facts(monotone=self.monotone, shift_invariant=False, sparse=self.sparse, has_potential=False)
 
     @property
-    def may_vanish(self) -> bool:
-        return True
-
-    @property
     def traced(self) -> bool:
         """True if the derivative comes from automatic differentiation alone."""
         return self.du is None

@@ -8,7 +8,14 @@ import math
 from .._array import Array, Namespace, finish, finite_scores, stop_gradient, total
 from .._core.facts import Facts
 from .._core.mapping import row_top
+from .._core.parts import Parts
 from .._core.ratio_map import RatioMap
+
+
+def _exponents(x: Array, xp: Namespace) -> Array:
+    keep = x != -math.inf
+    a = log_weight(xp.where(keep, x, xp.zeros_like(x)), xp)
+    return xp.where(keep, a, -math.inf * xp.ones_like(a))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,6 +35,7 @@ class Sigsoftmax(RatioMap):
     name = "sigsoftmax"
     formula = "pᵢ ∝ exp(xᵢ) σ(xᵢ)"
     kernel = "sigsoftmax"
+    parts = Parts(by_weights=True, exponents=_exponents)
 
     @property
     def facts(self) -> Facts:
@@ -37,11 +45,6 @@ class Sigsoftmax(RatioMap):
         a = log_weight(x, xp)
         u = xp.exp(a - stop_gradient(row_top(a, keep, xp)))
         return u, u * (1.0 + 0.5 * (1.0 - xp.tanh(0.5 * x)))  # (log u)' = 1 + sigmoid(-x)
-
-    def exponents(self, x: Array, xp: Namespace) -> Array:
-        keep = x != -math.inf
-        a = log_weight(xp.where(keep, x, xp.zeros_like(x)), xp)
-        return xp.where(keep, a, -math.inf * xp.ones_like(a))
 
     def log_forward(self, x: Array, xp: Namespace) -> Array:
         y, keep, poisoned = finite_scores(x, xp)

@@ -18,13 +18,29 @@ from .._array import (
     without_autocast,
 )
 from .._core.facts import Facts
-from .._core.mapping import Mapping, with_missing_mass
+from .._core.mapping import Hidden, Mapping, with_missing_mass
 from .._core.names import as_mapping
 from .._core.of_another import OfAnother
+from .._core.parameters import check_ranges
 from .._core.rows import Rows
-from .._core.typing import Parameter
+from .._core.typing import LossKind, Parameter
+from .bounded import Bounded
 
 _SCORE = Range(-math.inf, math.inf, "low")  # -inf: no sink
+
+
+class _Hidden(Hidden):
+    def over_all(self, mapping: Sink) -> Mapping:
+        return mapping.inner
+
+    def join(self, mapping: Sink, x: Array, xp: Namespace) -> tuple[Mapping, Array]:
+        score = mapping.score if is_array(mapping.score) else mapping.score + xp.zeros_like(x[..., :1])
+        score = xp.broadcast_to(as_dtype(score, x.dtype, xp), (*x.shape[:-1], 1))
+        with without_autocast(x):  # which has no rule for arrays of fp16 beside bf16
+            return mapping.of_all(x, nan_outside(mapping.bound, AT_LEAST_0), xp), xp.concat([x, score], axis=-1)
+
+
+_HIDDEN = _Hidden()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,7 +79,7 @@ class Sink(OfAnother):
 
     name = "sink"
     formula = "pᵢ = P(x₁, …, xₙ, s)ᵢ for a map P"
-    hides_a_class: ClassVar[bool] = True
+    hidden: ClassVar[Hidden] = _HIDDEN
     own_ranges: ClassVar[Ranges] = {"score": _SCORE, "bound": AT_LEAST_0}
 
     def __post_init__(self) -> None:
@@ -75,27 +91,27 @@ class Sink(OfAnother):
                 f"{lowest:g} to {highest:g}; nest no sinks"
             )
         object.__setattr__(self, "mapping", inner)
-        self.check_ranges("the score of the class that is not given", "score")
+        check_ranges(self, "the score of the class that is not given", "score")
         if self.bound is not None:
-            if not inner.bounds_classes:
+            if not isinstance(inner, Bounded):
                 raise TypeError(
                     f"Sink(mapping={inner!r}, bound=...): only a map with upper bounds, such as Bounded(0.5), takes a bound of the sink"
                 )
-            self.check_ranges("the most that the sink may get", "bound")
+            check_ranges(self, "the most that the sink may get", "bound")
 
-    @property
-    def hidden_has_own(self) -> bool:  # type: ignore[override]
-        return self.bound is not None
-
-    @property
-    def over_all(self) -> Mapping:
-        return self.inner
-
-    def with_hidden(self, x: Array, xp: Namespace) -> tuple[Mapping, Array]:
-        score = self.score if is_array(self.score) else self.score + xp.zeros_like(x[..., :1])
-        score = xp.broadcast_to(as_dtype(score, x.dtype, xp), (*x.shape[:-1], 1))
-        with without_autocast(x):  # which has no rule for arrays of fp16 beside bf16
-            return self.inner.for_one_more(x, nan_outside(self.bound, AT_LEAST_0), xp), xp.concat([x, score], axis=-1)
+    def of_all(self, x: Array, bound: Any, xp: Namespace) -> Mapping:
+        """The map of rows like x with the sink as one class more, the last. bound: its upper bound, or None."""
+        inner = self.inner
+        if isinstance(inner, Bounded):
+            return inner.with_a_class(x, bound, xp)
+        for name in inner.per_class:
+            value: Any = getattr(inner, name)
+            if is_array(value) and value.ndim and value.shape[-1] != 1:
+                raise TypeError(
+                    f"Sink(mapping={inner.name}): {name} has one value for each class, and the sink has none; "
+                    "give one value for all classes"
+                )
+        return inner
 
     @property
     def facts(self) -> Facts:
@@ -107,8 +123,8 @@ class Sink(OfAnother):
     # -- sums --------------------------------------------------------------------------------------------------------------
 
     @property
-    def omits_constant(self) -> bool:  # type: ignore[override]
-        return self.inner.omits_constant
+    def own_loss(self) -> LossKind:
+        return self.inner.own_loss
 
     def sums(self, keep: Array | None, xp: Namespace) -> tuple[Any, Any]:
         """The sink takes at most its upper bound of the sum."""
@@ -121,7 +137,7 @@ class Sink(OfAnother):
 
     def _ceiling_of_sink(self, keep: Array, xp: Namespace) -> Any:
         like = xp.astype(keep, xp.result_type(xp.asarray(0.0).dtype, *(v.dtype for v in self.params().values())))
-        most = self.inner.for_one_more(like, self.bound, xp).ceiling(xp.concat([like, like[..., :1]], axis=-1), xp)
+        most = self.of_all(like, self.bound, xp).ceiling(xp.concat([like, like[..., :1]], axis=-1), xp)
         return most[..., -1:] if is_array(most) and most.ndim else most
 
     @property

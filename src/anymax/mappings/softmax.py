@@ -8,6 +8,7 @@ import math
 from .._array import Array, Namespace, dot, exp_and_rest, finish, finite_scores, stop_gradient, total, xlogx
 from .._core.facts import Facts
 from .._core.mapping import row_top
+from .._core.parts import SUMMED, Parts
 from .._core.separable import Separable
 
 
@@ -30,16 +31,12 @@ class Softmax(Separable):
     iterative = False
     needs_scores = False
     loss_from_scores = True
+    is_softmax = True
+    parts = Parts(temperature=1.0, constant=SUMMED)  # type: ignore[assignment]
 
     @property
     def facts(self) -> Facts:
         return Facts(monotone=True, shift_invariant=True, sparse=False, has_potential=True)
-
-    def as_softmax(self) -> float:
-        return 1.0
-
-    def as_entmax(self) -> float:
-        return 1.0
 
     def omega_terms(self, q: Array, xp: Namespace) -> Array:
         return xlogx(q, xp)

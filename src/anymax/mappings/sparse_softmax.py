@@ -26,8 +26,22 @@ from .._array import (
 )
 from .._core.facts import Facts
 from .._core.mapping import Mapping, row_top
-from .._core.typing import AnyArray, Parameter
+from .._core.parameters import check_ranges
+from .._core.parts import PartedConstant, Parts
+from .._core.typing import AnyArray, LossKind, Parameter
 from .._random.truncation import topk_keep, topp_keep
+
+
+def _sum_and_size(mapping: SparseSoftmax, y: Array, xp: Namespace) -> list[Array]:
+    return [total(xlogx(y, xp), xp), total(xp.astype(y > 0, y.dtype), xp)]
+
+
+def _omega_of_sums(mapping: SparseSoftmax, sums: list[Array], xp: Namespace) -> Array:
+    value, size = (xp.sum(each, axis=0) for each in sums)
+    return value if mapping.k is None else xp.where(size <= mapping.k, value, math.inf * xp.ones_like(value))
+
+
+_CONSTANT = PartedConstant(_sum_and_size, _omega_of_sums)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,7 +73,7 @@ class SparseSoftmax(Mapping):
     formula = "softmax over the k largest scores, or over the fewest that hold mass p"
     kernel = "sparse_softmax"
     loss_from_scores = True
-    omits_constant = True
+    own_loss: ClassVar[LossKind] = "without_constant"  # type: ignore[misc]
     array_field = "p"
     example: ClassVar[dict[str, Any]] = {"k": 2}
     needs_scores = False
@@ -74,9 +88,9 @@ class SparseSoftmax(Mapping):
             if not is_array(self.k):
                 what = "an integer, the number of classes to keep, or an array of them, one per row"
                 check_integer("SparseSoftmax", "k", self.k, what)
-            self.check_ranges("the number of classes to keep", "k")
+            check_ranges(self, "the number of classes to keep", "k")
         else:
-            self.check_ranges("the softmax mass to keep", "p")
+            check_ranges(self, "the softmax mass to keep", "p")
 
     @property
     def facts(self) -> Facts:
@@ -135,23 +149,9 @@ class SparseSoftmax(Mapping):
         return xp.where(size <= most, value, math.inf * xp.ones_like(value))
 
     @property
-    def most_kept(self) -> int | None:  # type: ignore[override]
-        return None if is_array(self.k) else self.k  # type: ignore[return-value]
-
-    @property
-    def zeros_stay(self) -> bool:  # type: ignore[override]
-        return self.most_kept is not None
-
-    @property
-    def nucleus(self) -> Any:  # type: ignore[override]
-        return self.p
-
-    def constant_terms(self, y: Array, xp: Namespace) -> list[Array]:
-        return [total(xlogx(y, xp), xp), total(xp.astype(y > 0, y.dtype), xp)]
-
-    def constant_of(self, terms: list[Array], xp: Namespace) -> Array:
-        value, size = (xp.sum(each, axis=0) for each in terms)
-        return value if self.k is None else xp.where(size <= self.k, value, math.inf * xp.ones_like(value))
+    def parts(self) -> Parts:  # type: ignore[override]
+        k: Any = None if is_array(self.k) else self.k
+        return Parts(zeros_stay=k is not None, most_kept=k, nucleus=self.p, constant=_CONSTANT)
 
     def no_constant(self, smoothed: bool) -> str | None:
         if self.k is not None:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from .._array import Array, Namespace, is_jax
+from .._array import (
+    Array,
+    Namespace,
+    sorts_quickly,
+)
 from .._core.facts import Facts
+from .._core.parts import SUMMED, Parts
 from .._core.separable import Separable
 from .._core.solve import sorted_power_threshold
 
@@ -27,14 +32,11 @@ class Sparsemax(Separable):
     name = "sparsemax"
     formula = "pᵢ = (xᵢ − τ)₊, the point of the simplex nearest to x"
     kernel = "sparsemax"
-    zero_below_threshold = True
+    parts = Parts(zeros_stay=True, zero_below_threshold=True, constant=SUMMED)  # type: ignore[assignment]
 
     @property
     def facts(self) -> Facts:
         return Facts(monotone=True, shift_invariant=True, sparse=True, has_potential=True, margin=1.0)
-
-    def as_entmax(self) -> float:
-        return 2.0
 
     def omega_terms(self, q: Array, xp: Namespace) -> Array:
         return 0.5 * q * (q - 1.0)  # 1/2 q^2 up to a constant on the simplex; no cancellation near a vertex
@@ -49,6 +51,6 @@ class Sparsemax(Separable):
         return xp.ones_like(q)
 
     def closed(self, y: Array, keep: Array, xp: Namespace) -> Array | None:
-        if is_jax(y):
-            return None  # on a CPU XLA's sort takes a hundred times as long as the generic solver
+        if not sorts_quickly(y):
+            return None
         return -sorted_power_threshold(xp.where(keep, y, -xp.ones_like(y)), 1, xp)

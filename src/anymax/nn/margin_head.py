@@ -123,7 +123,7 @@ class MarginHead(OfMapping):
     @property
     def _hides(self) -> bool:
         """True if -1 is a class, which the map hides."""
-        return self.mapping.hides_a_class
+        return self.mapping.hidden is not None
 
     @property
     def _classes(self) -> int:

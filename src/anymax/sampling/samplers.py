@@ -49,7 +49,7 @@ from .._core.typing import AnyArray, ArrayT, Axes, Numbers, Parameter
 from .._random.draws import at, count_of, invert, uniforms
 from .._random.noises import Noise, draw
 from ..functional import apply
-from ..functional.draws import log_p_of_draw
+from ..functional.draws import check_draw, log_p_of_draw, may_draw_none, one_draw
 from ..mappings import Softmax
 from ..transforms import noise as noisy
 from ..transforms import temperature as tempered
@@ -226,7 +226,7 @@ def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> A
         return call.seen(_corner(aligned, rows, apply(aligned, rows), -1, xp))
     if (corner := aligned.corner(rows, xp)) is not None:
         return corner
-    mapping.check_draw("gumbel_softmax")
+    check_draw(mapping, "gumbel_softmax")
     if (most := aligned.ceiling(rows, xp)) is None:
         first = xp.expand_dims(xp.argmax(p, axis=-1), axis=-1)
         return xp.astype((positions(p, first.dtype, xp) == first) & ~(p <= 0), p.dtype)
@@ -357,8 +357,8 @@ def sample(
     _check_classes("sample", call.rows, axis, invalid)
     call = call.with_a_class()
     rows, mapping, size = call.rows, call.mapping.frozen(), count_of(num_samples)
-    mapping.check_draw("sample")
-    outside = mapping.may_draw_none  # the last index is none of the classes
+    check_draw(mapping, "sample")
+    outside = may_draw_none(mapping)  # the last index is none of the classes
     parts = transforms_along(transform, axis, rows.ndim, "sample")
     read = None if return_support or outside else read_steps(parts, rows, axis, mapping)
     parts = parts if read is None else read.parts
@@ -389,7 +389,7 @@ def _by_inversion(
     """Samples by the inverse of the distribution function, [..., size]. outside: the last index is none of the classes, in no support."""
     xp = namespace(cut)
     p = stop_gradient(apply(mapping, upcast(cut, xp)))
-    p = with_missing_mass(p, 1.0, xp) if mapping.one_draw == "rest" else p
+    p = with_missing_mass(p, 1.0, xp) if one_draw(mapping) == "rest" else p
     index = invert(p, uniforms(p, size, generator, xp), xp)
     log_p = _log_prob(mapping, cut, index, xp) if log_prob else None
     full_log_p = log_p if full is cut or not log_prob else _log_prob(mapping, full, index, xp)

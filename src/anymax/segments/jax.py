@@ -142,7 +142,7 @@ def _moved_scores(static: Static, params: dict[str, Array], x: Array, name: str,
 
 def _moved(static: Static, params: dict[str, Array], x: Array, p: Array, name: str, v: Array, place: Place) -> Array:
     """By sums over segments, or on padded rows."""
-    if name not in static.mapping(params).learns_by_sums:
+    if name not in static.mapping(params).parts.learns_by_sums:
         change = lambda mapping, x, p, v: reference.param_jvp(mapping, name, x, p, v)  # noqa: E731
         return padded.formula(place.along(p), _mapping(static, params.values()), change, x, p, place.spread(v))
     entries: Any = static.mapping(

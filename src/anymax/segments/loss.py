@@ -6,14 +6,13 @@ from typing import Any, Unpack
 
 from .. import _array
 from .._array import Array, counts, is_integer, known_any, upcast
-from .._core.mapping import Mapping
+from .._core.mapping import Mapping, no_potential
 from .._core.options import check_keywords
 from .._core.tables import document
 from .._core.typing import ArrayT, Numbers, Reduction
 from ..kernels.link import LEFT_OUT
 from ..losses.formulas import fenchel_young
-from ..losses.options import EACH_ROW, LossOptions
-from ..losses.targets import result_dtype
+from ..losses.options import EACH_ROW, LossOptions, result_dtype
 from .call import SegmentCall
 from .padded import Bucket, each_formula, each_row, mapping_of
 from .verbs import HINTS, SegmentOptions
@@ -65,7 +64,7 @@ def segment_loss(
     wanted = LossOptions.read("segment_loss", None, keywords)
     call = SegmentCall.of("segment_loss", mapping, x, **options)
     if not call.mapping.facts.has_potential:
-        raise TypeError(call.mapping.no_potential())
+        raise TypeError(no_potential(call.mapping))
     target = _array.beside(target, call.x, "target", call.xp)
     dtype = result_dtype(call.x)
     if is_integer(target):
@@ -99,7 +98,7 @@ def _places(call: SegmentCall, target: Array, ignored: Array) -> tuple[Array, Ar
     """
     xp, segments, axis = call.xp, call.segments, call.axis
     n = segments.num_entries
-    none = ignored | (target == -1) if call.mapping.hides_a_class else ignored
+    none = ignored | (target == -1) if call.mapping.hidden is not None else ignored
     stray = ~none & ((target < 0) | (target >= n))
     _refuse(stray, target, f"the entries are 0 to {n - 1}" if n else "there are no entries", xp, axis)
     owner = place = xp.zeros_like(target)

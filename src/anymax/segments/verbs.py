@@ -7,16 +7,17 @@ import math
 from typing import Any, TypedDict, Unpack
 
 from .. import _array
-from .._array import Array, as_dtype, is_array, is_ragged, namespace, stop_gradient, upcast
-from .._core.mapping import Mapping, with_missing_mass
+from .._array import Array, as_dtype, is_array, is_ragged, namespace, stop_gradient, sum_dtype, upcast
+from .._core.mapping import Mapping, no_threshold, with_missing_mass
 from .._core.options import check_keywords
 from .._core.rows import Rows
 from .._core.tables import document
 from .._core.typing import ArrayT, Entropy, Numbers, Parameter
-from .._random.draws import count_of, invert, sum_dtype
+from .._random.draws import count_of, invert
 from .._random.generators import uniform
 from ..autodiff import bridge
 from ..functional import apply
+from ..functional.draws import check_draw, may_draw_none, one_draw
 from ..inspection import entropy
 from ..mappings import Softmax
 from ..thresholds import Threshold, logsumexp, threshold
@@ -196,7 +197,7 @@ def segment_threshold(
     """
     call = SegmentCall.of("segment_threshold", mapping, x, **options)
     if not call.mapping.has_threshold:
-        raise TypeError(call.mapping.no_threshold())
+        raise TypeError(no_threshold(call.mapping))
     moves = any(_array.differentiates(a) for a in (call.x, *call.mapping.params().values()))
     out = None if moves else call.unpadded("threshold")
     if out is None:
@@ -319,7 +320,7 @@ def segment_sample(
     size = count_of(num_samples)
     call = SegmentCall.of("segment_sample", mapping, x, **options).constant()
     xp, mapping = call.xp, call.mapping
-    mapping.check_draw("segment_sample")
+    check_draw(mapping, "segment_sample")
     call = dataclasses.replace(call, x=upcast(call.x, xp))
     p = _array.to_last(_probabilities(call), call.axis, xp)
     like = xp.astype(p, sum_dtype(p, xp))
@@ -327,8 +328,8 @@ def segment_sample(
     rows, parts = rows_of(call.segments, p), []
     for bucket in rows.buckets:
         row = of_bucket(p, bucket, 0.0)
-        if mapping.may_draw_none:
-            row = _with_none(call, bucket) if mapping.one_draw == "share" else with_missing_mass(row, 1.0, xp)
+        if may_draw_none(mapping):
+            row = _with_none(call, bucket) if one_draw(mapping) == "share" else with_missing_mass(row, 1.0, xp)
         drawn = invert(row, xp.take(u, bucket.ids, axis=-2), xp)
         drawn = xp.where(drawn >= bucket.width, -xp.ones_like(drawn), drawn)  # none of the entries
         table = xp.broadcast_to(xp.reshape(bucket.entry, (-1, bucket.width)), (*drawn.shape[:-1], bucket.width))

@@ -11,6 +11,7 @@ from .. import kernels
 from .._array import quiet
 from .._core.mapping import Mapping
 from ..functional import apply, log_apply, softmax
+from ..kernels.linked import link_of
 from ..losses.verbs import fenchel_young, nll
 from ..thresholds import logsumexp
 
@@ -114,7 +115,11 @@ class IndexLoss:
 
 def exponent_of(mapping: Mapping) -> float | None:
     """alpha - 1 for entmax, with softmax and sparsemax; None for other maps."""
-    alpha = mapping.as_entmax()
+    link = link_of(mapping)
+    if isinstance(link, str):
+        return None
+    own = link.param if link.params is None else link.params
+    alpha = {"softmax": 1.0, "sparsemax": 2.0, "entmax": own}.get(link.kind)
     return None if alpha is None else alpha - 1.0
 
 

@@ -15,6 +15,7 @@ from sklearn.base import BaseEstimator
 from .._array import is_int, number
 from .._core import names
 from .._core.mapping import Mapping
+from ..functional.draws import one_draw
 
 if TYPE_CHECKING:
     from typing import Self
@@ -59,7 +60,7 @@ def mapping_of(mapping: Any, alpha: Any, others: tuple[str, ...] = ()) -> Mappin
     if not found.sums_to_one:
         lowest, highest = found.sums(None, np)
         words = f"{lowest:g}" if lowest is highest else f"{lowest:g} to {highest:g}"
-        words += ", and to less where its upper bounds do" if found.one_draw == "share" and lowest == 1.0 else ""
+        words += ", and to less where its upper bounds do" if one_draw(found) == "share" and lowest == 1.0 else ""
         raise ValueError(f"mapping={found!r} sums to {words}; a classifier needs a map that sums to 1")
     return found
 

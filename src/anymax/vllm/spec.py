@@ -13,6 +13,7 @@ from .._array import is_int, number, shown
 from .._core import names
 from .._core.mapping import Mapping
 from .._core.spelling import bare, nearest
+from ..functional.draws import check_draw
 from ..transforms.base import Transform
 
 # the transforms whose parameters are numbers and words, and those that need the request's tokens
@@ -127,7 +128,7 @@ def read(given: Any) -> Spec:
             found = _part(entry)
             mapping = found if isinstance(found, Mapping) else None
             if mapping is not None:
-                mapping.check_draw("anymax")
+                check_draw(mapping, "anymax")
         except TypeError as error:
             raise ValueError(f"anymax: {_said(entry)}: {error}") from None
         if isinstance(found, Part):

@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from ..._array import Array, is_jax, is_torch, nan_outside
-from ..._core.mapping import Mapping
+from ..._core.mapping import Mapping, scales_scores
 from ..._random.nodes import NODES
 from .. import arrays
 from .._rows import disjoint
@@ -177,7 +177,7 @@ class Triton(Engine):
 
     def slope(self, mapping: Mapping, name: str, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
         """In fp32, from p alone: it does not need what a forward saved."""
-        if mapping.scales_scores:
+        if scales_scores(mapping):
             return super().slope(mapping, name, x, p, g, saved)
         launch, link = prepared(mapping)
         out = launch.numbers(p, *p.shape[:-1], 1)
