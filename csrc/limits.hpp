@@ -40,6 +40,9 @@ constexpr int64_t BACKWARD_BLOCK = 128;       // beyond, p, g and results of 16 
 constexpr int64_t SLOPES_TOGETHER = 1024;     // non-zeros of a row whose slope is found with others': all that is made of 8 of them stays in the second cache
 constexpr int64_t CLEARED_TOGETHER = 16384;   // bytes of rows that are set to 0 in one go
 constexpr int64_t EXPONENTIALS_KEPT = 262144;  // bytes of a row's exponentials that are kept rather than computed twice
+constexpr int64_t WEIGHED_AT_ONCE = 32;       // scores from which several levels are weighed at once for the end of a nucleus,
+constexpr int64_t GUESSED_FROM = 256;         // the first ones around a guess,
+constexpr int64_t SAMPLED = 512;              // from so many scores
 constexpr int64_t SORTED_MOST = 16;           // scores at the edge of a nucleus that are sorted
 
 // -- truncations and draws -----------------------------------------------------------------------------------------------------------------------

@@ -214,4 +214,10 @@ ANYMAX_INLINE void power_inside(vd *u, double e) {
     }
 }
 
+// Where a normal variable of mean 0 and deviation 1 is larger with a probability of q < 1/2, to three digits (Abramowitz and Stegun, 26.2.23).
+inline double normal_above(double q) {
+    const double t = ::sqrt(-2.0 * ::log(q));
+    return t - (2.515517 + t * (0.802853 + t * 0.010328)) / (1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308)));
+}
+
 }  // namespace ANYMAX_UNIT

@@ -182,9 +182,12 @@ ANYMAX_INLINE void emit(const Sink<C> &out, Scratch &scratch, const Team &team, 
 
 // The same where f(i) reads of the scratch memory e the i-th vector alone: results that do not go to the caller at once take its place.
 template <class C, class F>
-ANYMAX_INLINE void emit_over(const Sink<C> &out, C *e, F f) {
+ANYMAX_INLINE void emit_over(const Sink<C> &out, C *e, F f, const Team &team = Team{nullptr}) {
     C *const to = out.direct ? out.direct : e;
-    write(to, 0, out.n, out.direct && out.bypass, f);
+    if (out.n <= PIECE)
+        write(to, 0, out.n, out.direct && out.bypass, f);
+    else
+        emit_pieces(to, out.n, out.direct && out.bypass, team, f);
     if (!out.direct) deliver(out, (const C *)to);
 }
 

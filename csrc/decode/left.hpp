@@ -158,7 +158,7 @@ inline void nucleus(Left<C> &l, double share, int64_t least, Scratch &scratch) {
     C *e = scratch.take<C>(EXTRA, l.count + width<C>);
     if (!e) return;
     const double z = exp_sum<C, true>(l.value, 0, l.count, l.top, e);
-    const Nucleus<C> end = nucleus_end(l.value, e, l.count, reached<C>(share, l.count), z, l.top, scratch);
+    const Nucleus<C> end = nucleus_end(l.value, e, l.count, reached<C>(share, l.count), z, l.top, scratch, Team{nullptr});
     if (scratch.failed) return;
     if (least > 1) {
         int64_t kept = 0;
@@ -188,7 +188,7 @@ inline void typical(Left<C> &l, double share, int64_t least, Scratch &scratch) {
         nearest = larger(nearest, near[i]), farthest = near[i] < farthest ? near[i] : farthest;
     }
     C last = farthest;
-    if (share < 1.0) last = weigh_down(near, m.e, l.count, reached<C>(share, l.count), m.z, farthest, nearest + absolute(nearest) * C(1e-5) + C(1e-6), scratch).last;
+    if (share < 1.0) last = weigh_down(near, m.e, l.count, reached<C>(share, l.count) * m.z, m.z, 0.0, farthest, nearest + absolute(nearest) * C(1e-5) + C(1e-6), scratch).last;
     if (scratch.failed) return;
     if (least > 1 && count_from(near, l.count, last) < least) last = select(near, l.count, least < l.count ? least : l.count, 0, farthest, l.count, nearest);
     int64_t at = 0;

@@ -19,12 +19,6 @@ ANYMAX_INLINE vf below_largest(const Batch &b, int64_t cells, int64_t k, int tur
     return few ? least : low;
 }
 
-// Where a normal variable of mean 0 and deviation 1 is larger with a probability of q < 1/2, to three digits (Abramowitz and Stegun, 26.2.23).
-inline double normal_above(double q) {
-    const double t = ::sqrt(-2.0 * ::log(q));
-    return t - (2.515517 + t * (0.802853 + t * 0.010328)) / (1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308)));
-}
-
 // How many scores of the row reach a level: one bit each.
 ANYMAX_INLINE int32_t count_from(const float *x, int64_t n, vf level) {
     constexpr int64_t W = width<float>;

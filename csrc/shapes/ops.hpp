@@ -36,13 +36,13 @@ static bool swept(const anymax_call &call, int64_t row, Source source, const C *
 }
 
 template <class C>
-static bool weighed(const anymax_call &call, int64_t row, const C *x, const Sink<C> &out, Scratch &scratch) {
+static bool weighed(const anymax_call &call, int64_t row, const C *x, const Sink<C> &out, Scratch &scratch, const Team &team) {
     NucleusRow<C> nucleus;
-    if (!nucleus_row(x, call.n, call.param, nucleus, scratch)) return false;
+    if (!nucleus_row(x, call.n, call.param, nucleus, scratch, team)) return false;
     if (scratch.failed) return true;
-    if (!call.support.count) return emit_over(out, nucleus.e, nucleus), true;
+    if (!call.support.count) return emit_over(out, nucleus.e, nucleus, team), true;
     save_nucleus(call, row, nucleus, scratch);
-    return emit_over(out, nucleus.e, [&](int64_t i) ANYMAX_EACH { return load_or(nucleus.e, i, call.n, C(0)); }), true;
+    return emit_over(out, nucleus.e, [&](int64_t i) ANYMAX_EACH { return load_or(nucleus.e, i, call.n, C(0)); }, team), true;
 }
 
 // The row from all of it. False: its candidates are better.
@@ -55,7 +55,7 @@ static bool forward_dense(const anymax_call &call, int64_t row, Source source, L
         case POWER3: return swept<C, 3>(call, row, source, x, known, out, scratch, team);
         case POWER4: return swept<C, 4>(call, row, source, x, known, out, scratch, team);
         case LARGEST: return largest_dense(x, call.n, (int64_t)call.param, out, scratch);
-        case NUCLEUS: return weighed(call, row, x, out, scratch);
+        case NUCLEUS: return weighed(call, row, x, out, scratch, team);
         default: return false;
     }
 }
@@ -159,7 +159,7 @@ static double loss_row(const anymax_call &call, int64_t row, Source source, Link
         return aim == -inf64 ? inf64 : ((double)high - aim) + rest;
     }
     NucleusRow<C> nucleus;
-    if (link == NUCLEUS && source != CANDIDATES && nucleus_row(x, n, call.param, nucleus, scratch)) {
+    if (link == NUCLEUS && source != CANDIDATES && nucleus_row(x, n, call.param, nucleus, scratch, team)) {
         if (scratch.failed) return 0.0;
         if (call.support.count) save_nucleus(call, row, nucleus, scratch);
         value = ((double)nucleus.high - aim) + ::log1p(nucleus.mass - 1.0);
@@ -232,7 +232,7 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, Source sourc
     const Saved<C> saved = saved_row<C>(call, row);
     if (saved.count >= 0) return put_gradient(out, saved.index, saved.value, saved.count, t, scale, scratch, team);
     NucleusRow<C> nucleus;
-    if (link == NUCLEUS && source != CANDIDATES && nucleus_row(x, n, call.param, nucleus, scratch)) {
+    if (link == NUCLEUS && source != CANDIDATES && nucleus_row(x, n, call.param, nucleus, scratch, team)) {
         if (scratch.failed) return;
         const int64_t first = t / width<C> * width<C>;
         const double own = (double)nucleus(first)[t - first];
@@ -240,7 +240,7 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, Source sourc
         emit_over(out, nucleus.e, [&](int64_t i) ANYMAX_EACH {
             const vec<C> p = nucleus(i);
             return p == vec<C>{} ? p : p * by;
-        });
+        }, team);
         return put(out, t, (C)((own - 1.0) * (double)scale));
     }
     if (link.has_zeros()) {
