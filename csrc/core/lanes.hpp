@@ -1,5 +1,5 @@
-// Arithmetic on vectors that the language has no operator for: the larger of two, sums and maxima over the lanes, comparisons as bits, floats
-// as doubles and back.
+// Arithmetic on vectors that the language has no operator for: the larger of two, sums and maxima over the lanes, comparisons
+// as bits, floats as doubles and back.
 #pragma once
 
 #include "core/vectors.hpp"
@@ -66,7 +66,8 @@ ANYMAX_INLINE vf plus_from(vf sum, vf v, vf t) {
     return (vf)_mm512_mask_add_ps((__m512)sum, _mm512_cmp_ps_mask((__m512)v, (__m512)t, _CMP_GE_OQ), (__m512)sum, (__m512)v);
 }
 ANYMAX_INLINE vd plus_from(vd sum, vd v, vd t) {
-    return (vd)_mm512_mask_add_pd((__m512d)sum, _mm512_cmp_pd_mask((__m512d)v, (__m512d)t, _CMP_GE_OQ), (__m512d)sum, (__m512d)v);
+    return (vd)_mm512_mask_add_pd((__m512d)sum, _mm512_cmp_pd_mask((__m512d)v, (__m512d)t, _CMP_GE_OQ), (__m512d)sum,
+                                  (__m512d)v);
 }
 #else
 template <class V>

@@ -6,7 +6,8 @@
 
 namespace ANYMAX_UNIT {
 
-// Where the nucleus ends: the last of its scores, how many that are equal to it belong to it, whether those are all, and the exponentials of all of it.
+// Where the nucleus ends: the last of its scores, how many that are equal to it belong to it, whether those are all, and the
+// exponentials of all of it.
 template <class C>
 struct Nucleus {
     C last;
@@ -15,14 +16,16 @@ struct Nucleus {
     double mass;
 };
 
-// The fewest largest x whose weights e, with those of weight `beyond` that are larger than all, reach `goal`. All of x from low on, without high, are
-// asked, and reach `at_low` at most. By weighing what reaches a level, within a bracket that is copied out as soon as it holds little.
+// The fewest largest x whose weights e, with those of weight `beyond` that are larger than all, reach `goal`. All of x from low
+// on, without high, are asked, and reach `at_low` at most. By weighing what reaches a level, within a bracket that is copied
+// out as soon as it holds little.
 template <class C>
-inline Nucleus<C> weigh_down(const C *x, const C *e, int64_t n, double goal, double at_low, double beyond, C low, C high, Scratch &scratch) {
+inline Nucleus<C> weigh_down(const C *x, const C *e, int64_t n, double goal, double at_low, double beyond, C low, C high,
+                             Scratch &scratch) {
     constexpr int64_t W = width<C>;
     const Nucleus<C> failed{C(0), 0, false, 0.0};
-    double at_high = beyond;  // the mass of what reaches high
-    int64_t many = n, few = 0, above = 0;            // and the numbers of these
+    double at_high = beyond;               // the mass of what reaches high
+    int64_t many = n, few = 0, above = 0;  // and the numbers of these
     const C *a = x, *w = e;
     for (int turn = 0; many - few > SORTED_MOST && !neighbours(low, high); turn++) {
         C middle = between(low, high, turn < 24 ? turn : 40);
@@ -89,15 +92,19 @@ inline Nucleus<C> weigh_down(const C *x, const C *e, int64_t n, double goal, dou
     for (int64_t i = 0; i < count; i++) {
         total += (double)weight[i];
         equal = i > 0 && value[i] == value[i - 1] ? equal + 1 : 1;
-        if (total >= goal || i + 1 == count) return Nucleus<C>{value[i], equal, i + 1 == count || value[i + 1] < value[i], total};
+        if (total >= goal || i + 1 == count)
+            return Nucleus<C>{value[i], equal, i + 1 == count || value[i + 1] < value[i], total};
     }
     return Nucleus<C>{high, n, true, at_high};  // by rounding
 }
 
 // The fewest largest x whose e = exp(x - top) reach `mass` < 1 of their sum z.
 template <class C>
-inline Nucleus<C> nucleus_end(const C *x, const C *e, int64_t n, double mass, double z, C top, Scratch &scratch, const Team &team) {
-    const double goal = mass * z, left_out = (1.0 - mass) * z / (double)n;  // all classes of less than an n-th of what the nucleus leaves out are left out
+inline Nucleus<C> nucleus_end(const C *x, const C *e, int64_t n, double mass, double z, C top, Scratch &scratch,
+                              const Team &team) {
+    const double goal = mass * z,
+                 left_out = (1.0 - mass) * z /
+                            (double)n;  // all classes of less than an n-th of what the nucleus leaves out are left out
     if (n < WEIGHED_AT_ONCE || !(left_out > 1e-30)) {
         C low = top + (C)::log(left_out) - C(1e-3) - absolute(top) * C(1e-6);
         const C high = top + C(1e-3) + absolute(top) * C(1e-6), least = -largest_number<C>;
@@ -133,7 +140,9 @@ struct NucleusRow {
     double mass;  // the sum of the exponentials that stay
     vec<C> last, scale;
 
-    ANYMAX_INLINE vec<C> operator()(int64_t i) const { return load_or(x, i, n, -infinity<C>) >= last ? load_or(e, i, n, C(0)) * scale : vec<C>{}; }
+    ANYMAX_INLINE vec<C> operator()(int64_t i) const {
+        return load_or(x, i, n, -infinity<C>) >= last ? load_or(e, i, n, C(0)) * scale : vec<C>{};
+    }
 };
 
 // False where scores are no finite numbers, or all of the mass is asked for: its candidates serve it.

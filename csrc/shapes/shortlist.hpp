@@ -1,4 +1,5 @@
-// The few scores of a row among which a nucleus ends, found by weighing what reaches several levels of their exponentials at once.
+// The few scores of a row among which a nucleus ends, found by weighing what reaches several levels of their exponentials at
+// once.
 #pragma once
 
 #include "shapes/select.hpp"
@@ -55,7 +56,8 @@ inline void weigh(const C *e, int64_t begin, int64_t end, const C *level, double
 // A bracket of e in which the masses of the largest reach `goal`: those from high on don't, those from low on do.
 template <class C>
 struct Bracket {
-    static constexpr double DOUBT = sizeof(C) == 4 ? 0x1p-18 : 0x1p-46;  // how far sums, and the order of e beside that of the scores, may be off
+    static constexpr double DOUBT =
+        sizeof(C) == 4 ? 0x1p-18 : 0x1p-46;  // how far sums, and the order of e beside that of the scores, may be off
     C low, high;
     double goal;
 
@@ -97,7 +99,8 @@ struct Bracket {
     }
 };
 
-// Levels of e around the one that holds a share of their mass where log e, weighed by e, is normal: by its mean and deviation in a sample.
+// Levels of e around the one that holds a share of their mass where log e, weighed by e, is normal: by its mean and deviation
+// in a sample.
 template <class C>
 inline void levels_around(const C *x, const C *e, int64_t n, C top, double share, C *level) {
     constexpr int64_t W = width<C>, BLOCK = 4 * W;
@@ -113,7 +116,8 @@ inline void levels_around(const C *x, const C *e, int64_t n, C top, double share
         mass = widen_add(mass, a), first = widen_add(first, b), second = widen_add(second, c);
     }
     const double z = sum(mass), mean = sum(first) / z, variance = sum(second) / z - mean * mean;
-    const double deviation = ::sqrt(variance > 0.0 ? variance : 0.0), quantile = share < 0.5 ? normal_above(share) : -normal_above(1.0 - share);
+    const double deviation = ::sqrt(variance > 0.0 ? variance : 0.0),
+                 quantile = share < 0.5 ? normal_above(share) : -normal_above(1.0 - share);
     for (int j = 0; j < AROUND; j++) {
         const C y = (C)(mean + deviation * (quantile + 0.2 * j - 0.3));
         level[j] = y < C(0) ? y : C(0);
@@ -125,10 +129,11 @@ inline void levels_around(const C *x, const C *e, int64_t n, C top, double share
     }
 }
 
-// The few of the scores x, with e = exp(x - top), among which the largest hold `share` of the mass z; all e below `low` are surely less. What lies in
-// a bracket is copied out until it is little, or hardly less than before.
+// The few of the scores x, with e = exp(x - top), among which the largest hold `share` of the mass z; all e below `low` are
+// surely less. What lies in a bracket is copied out until it is little, or hardly less than before.
 template <class C>
-inline Shortlist<C> shortlist(const C *x, const C *e, int64_t n, C top, double share, double z, C low, Scratch &scratch, const Team &team) {
+inline Shortlist<C> shortlist(const C *x, const C *e, int64_t n, C top, double share, double z, C low, Scratch &scratch,
+                              const Team &team) {
     constexpr int64_t W = width<C>;
     const int64_t count = pieces_of(n);
     C *values = scratch.take<C>(SORTED, n + count * W), *weights = scratch.take<C>(WIDE, n + count * W);
