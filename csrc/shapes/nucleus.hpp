@@ -153,7 +153,8 @@ inline bool nucleus_row(const C *x, int64_t n, double mass, NucleusRow<C> &row, 
     C *e = scratch.take<C>(RESULT, n + width<C>);
     double *part = scratch.take<double>(PARTIAL, pieces_of(n)), z = 0.0;
     if (scratch.failed) return true;
-    pieces(team, n, [&](int64_t k, int64_t begin, int64_t stop) { part[k] = exp_sum<C, true>(x, begin, stop, high, e); });
+    const C top = high;
+    pieces(team, n, [&](int64_t k, int64_t begin, int64_t stop) { part[k] = exp_sum<C, true>(x, begin, stop, top, e); });
     for (int64_t k = 0; k < pieces_of(n); k++) z += part[k];
     const Nucleus<C> end = nucleus_end(x, e, n, mass, z, high, scratch, team);
     if (scratch.failed) return true;
