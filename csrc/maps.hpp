@@ -1,5 +1,6 @@
-// The maps: one row each. What a call may ask of a map is read here, and here alone a parameter such as alpha becomes a link: everything else
-// asks `link_of`. Without vectors, so that the doors can include it; all of it is internal to each file, since units are compiled with different flags.
+// The maps: one row each. What a call may ask of a map is read here, and here alone a parameter such as alpha becomes a link:
+// everything else asks `link_of`. Without vectors, so that the doors can include it; all of it is internal to each file, since
+// units are compiled with different flags.
 #pragma once
 
 #include <stdint.h>
@@ -43,15 +44,23 @@ static constexpr MapRow MAPS[ANYMAX_MAPS] = {
     {ANYMAX_BOUNDED, "bounded", CEILINGS, 1.0, 2.0, 0, true, false, 3, true},
 };
 
-static inline bool needs_scores(int32_t map) { return MAPS[map].family == RATIOS || MAPS[map].family == NOISES || MAPS[map].family == CEILINGS; }
+static inline bool needs_scores(int32_t map) {
+    return MAPS[map].family == RATIOS || MAPS[map].family == NOISES || MAPS[map].family == CEILINGS;
+}
 static inline bool has_loss(int32_t map) { return MAPS[map].family != RATIOS && MAPS[map].family != CEILINGS; }
-static inline bool is_sparse(int32_t map) { return MAPS[map].family == THRESHOLDS || MAPS[map].family == TRUNCATIONS || MAPS[map].family == CEILINGS; }
+static inline bool is_sparse(int32_t map) {
+    return MAPS[map].family == THRESHOLDS || MAPS[map].family == TRUNCATIONS || MAPS[map].family == CEILINGS;
+}
 
 // The nodes of perturb max where the caller has no wish.
-static inline int64_t nodes_of(int64_t asked, int32_t dtype) { return asked ? asked : dtype == ANYMAX_F64 ? ANYMAX_NODES_F64 : ANYMAX_NODES; }
+static inline int64_t nodes_of(int64_t asked, int32_t dtype) {
+    return asked ? asked : dtype == ANYMAX_F64 ? ANYMAX_NODES_F64 : ANYMAX_NODES;
+}
 
 // The product of two numbers that are not negative; the largest number where it is larger.
-static inline int64_t at_most_so_much(int64_t count, int64_t each) { return each && count > INT64_MAX / each ? INT64_MAX : count * each; }
+static inline int64_t at_most_so_much(int64_t count, int64_t each) {
+    return each && count > INT64_MAX / each ? INT64_MAX : count * each;
+}
 
 // The work of so many classes, softmax's is 1 each.
 static inline int64_t work_of(const anymax_call *call, int64_t classes) {
@@ -65,10 +74,10 @@ static inline bool in_range(const MapRow &map, double param) {
     return param >= map.least && param <= map.most && (!map.step || is_multiple(param, map.step));
 }
 
-// -- links -----------------------------------------------------------------------------------------------------------------------------------
+// -- links ------------------------------------------------------------------------------------------
 
-// Each family has an enumeration: a switch over a link's family, and then over its own, names what it must and nothing else, and one that forgets a link
-// does not compile. No two links have the same number.
+// Each family has an enumeration: a switch over a link's family, and then over its own, names what it must and nothing else,
+// and one that forgets a link does not compile. No two links have the same number.
 enum ExponentialLink {
     EXPONENTIAL  // softmax; entmax at alpha = 1
 };
@@ -110,7 +119,9 @@ struct Link {
     constexpr ThresholdLink threshold() const { return (ThresholdLink)code; }
     constexpr TruncationLink truncation() const { return (TruncationLink)code; }
     constexpr RatioLink ratio() const { return (RatioLink)code; }
-    constexpr bool has_zeros() const { return family == THRESHOLDS || family == TRUNCATIONS; }  // found as a support: non-zeros and their classes
+    constexpr bool has_zeros() const {
+        return family == THRESHOLDS || family == TRUNCATIONS;
+    }  // found as a support: non-zeros and their classes
 };
 
 struct LinkRow {
@@ -139,7 +150,8 @@ static constexpr LinkRow LINKS[] = {
     {BOUNDED, "bounded"},
 };
 constexpr bool in_order(int i = 0) { return i > BOUNDED || (LINKS[i].link == i && in_order(i + 1)); }
-static_assert(sizeof(LINKS) / sizeof(LinkRow) == BOUNDED + 1 && in_order(), "each link has its row, in the order of the enumerations");
+static_assert(sizeof(LINKS) / sizeof(LinkRow) == BOUNDED + 1 && in_order(),
+              "each link has its row, in the order of the enumerations");
 
 static inline Link link_of(int32_t map, double param) {
     const double c = param - 1.0;
@@ -153,7 +165,8 @@ static inline Link link_of(int32_t map, double param) {
             if (c == 0.5) return POWER2;
             if (c - 1.0 / 3.0 < 1e-15 && 1.0 / 3.0 - c < 1e-15) return POWER3;
             if (c == 0.25) return POWER4;
-            return c > 1.0 ? STEEP : c >= 0.02 ? CURVE : ANY_POWER;  // nearer to alpha = 1 floats lose the digits of u in its distance from 1
+            // nearer to alpha = 1 floats lose the digits of u in its distance from 1
+            return c > 1.0 ? STEEP : c >= 0.02 ? CURVE : ANY_POWER;
         case ANYMAX_NORMMAX: return c > 0.0 && c - c == 0.0 ? NORM : NO_LINK;
         case ANYMAX_BUDGET: return in_range(MAPS[ANYMAX_BUDGET], param) ? CAPPED : NO_LINK;
         case ANYMAX_TOPK: return in_range(MAPS[ANYMAX_TOPK], param) ? Link(LARGEST) : NO_LINK;

@@ -1,4 +1,5 @@
-// How the rows of a call are taken: one table of rules, the first that holds. What each rule gains over the next one is in csrc/README.md.
+// How the rows of a call are taken: one table of rules, the first that holds. What each rule gains over the next one is in
+// csrc/README.md.
 #pragma once
 
 #include <stdio.h>
@@ -15,23 +16,28 @@ constexpr bool PACKS = true;  // lanes can be moved by a mask, without which bat
 constexpr bool PACKS = false;
 #endif
 
-// -- limits in vectors; all others are in limits.hpp ----------------------------------------------------------------------------------------------
+// -- limits in vectors; all others are in limits.hpp ------------------------------------------------
 
-constexpr int64_t BATCH_PACKED = PACKS ? BATCH_MOST : 0, TILE_PACKED = PACKS ? TILE_MOST : 0, TILE_SQUARE_PACKED = PACKS ? TILE_SQUARE : 0;
+constexpr int64_t BATCH_PACKED = PACKS ? BATCH_MOST : 0, TILE_PACKED = PACKS ? TILE_MOST : 0,
+                  TILE_SQUARE_PACKED = PACKS ? TILE_SQUARE : 0;
 template <class C>
-constexpr int64_t LOG_TILE_MOST = (PACKS ? 8 : 4) * width<C>;  // log softmax and its gradient one row a lane; a longer row is as quick along itself
+constexpr int64_t LOG_TILE_MOST =
+    (PACKS ? 8 : 4) * width<C>;  // log softmax and its gradient one row a lane; a longer row is as quick along itself
 template <class C>
 constexpr int64_t COUNT_MOST = 128 * width<C>;  // the k largest among all of a row, by counting
 template <class C>
 constexpr int64_t BLOCKS_OF_16_FROM = 512 * width<C> + 1;  // a scan's cells are of 16 vectors in place of 4
 template <class C>
 constexpr int64_t COUNTED_IN_BITS = 32 * width<C>;  // beyond, in lanes
-constexpr int64_t SPEAKS_FROM = 16 * width<float>;  // the beginning of a row tells whether it has too many candidates for a batch
+constexpr int64_t SPEAKS_FROM =
+    16 * width<float>;  // the beginning of a row tells whether it has too many candidates for a batch
 constexpr int64_t FEW_VECTORS_FROM = 24 * width<float> + 1;  // a batch notes which vectors have candidates, where those are few
-constexpr int64_t ONE_GROUP = 12 * width<float>, TWO_GROUPS = 32 * width<float>;  // of cells, into which a batch of the links POWERS, CURVES and NORM divides a row
+constexpr int64_t ONE_GROUP = 12 * width<float>,
+                  TWO_GROUPS =
+                      32 * width<float>;  // of cells, into which a batch of the links POWERS, CURVES and NORM divides a row
 constexpr int64_t cell_groups(int64_t n) { return n <= ONE_GROUP ? 1 : n <= TWO_GROUPS ? 2 : 4; }
 
-// -- what a plan is: a grouping and a source; the output is the operation of the call --------------------------------------------------------------
+// -- what a plan is: a grouping and a source; the output is the operation of the call ---------------
 
 enum Grouping {
     TILE,   // as many rows as a vector has lanes, transposed: one row a lane
@@ -47,16 +53,16 @@ enum Source {
 constexpr const char *GROUPING_NAMES[] = {"tile", "batch", "row"};
 constexpr const char *SOURCE_NAMES[] = {"all classes", "all classes or candidates", "candidates", "saved support"};
 
-// -- traits of a call, one bit each, which a rule needs or refuses ---------------------------------------------------------------------------------
+// -- traits of a call, one bit each, which a rule needs or refuses ----------------------------------
 
 enum Trait : uint32_t {
-    SUPPORT = 1 << 0,  // there is a support, to be read or saved
-    TAU = 1 << 1,      // a loss whose threshold is wanted, too
-    SPACED = 1 << 2,   // classes that do not lie one after another in p, g or the result
-    HEADS = 1 << 3,    // as anymax_run_segments makes them: rows of several heads where they lie
-    MILD = 1 << 4,     // normmax: beyond, the exponent alpha / (alpha - 1) is near to 1
-    MIDDLING = 1 << 5, // normmax: below, 1 / (alpha - 1) times what floats leave out; above, a root
-    CURVED = 1 << 11,  // bounded: a link other than the exponential, in floats
+    SUPPORT = 1 << 0,   // there is a support, to be read or saved
+    TAU = 1 << 1,       // a loss whose threshold is wanted, too
+    SPACED = 1 << 2,    // classes that do not lie one after another in p, g or the result
+    HEADS = 1 << 3,     // as anymax_run_segments makes them: rows of several heads where they lie
+    MILD = 1 << 4,      // normmax: beyond, the exponent alpha / (alpha - 1) is near to 1
+    MIDDLING = 1 << 5,  // normmax: below, 1 / (alpha - 1) times what floats leave out; above, a root
+    CURVED = 1 << 11,   // bounded: a link other than the exponential, in floats
     // budgets and k beside n
     WITHIN = 1 << 6,
     SMALL_BUDGET = 1 << 7,
@@ -71,13 +77,14 @@ inline uint32_t traits_of(const anymax_call &c) {
     const auto is = [](bool holds, Trait trait) -> uint32_t { return holds ? trait : 0; };
     const bool spaced = c.out.cls != 1 || c.g.cls != 1 || (c.p.cls != 1 && !c.support.count);
     return is(c.support.count, SUPPORT) | is(c.op == ANYMAX_LOSS && c.tau, TAU) | is(spaced, SPACED) |
-           is(c.starts && c.inner > 1 && c.p.inner == 1 && c.g.inner == 1 && c.out.inner == 1, HEADS) | is(k < 51.0, MILD) | is(k >= 1.5 && k <= 2.0, MIDDLING) | is(k >= 1.02 && k <= 2.0, CURVED) |
-           is(k <= n, WITHIN) | is(k > 0.0 && k * 2.0 <= n && ::ceil(k) <= (double)(8 * width<float>), SMALL_BUDGET) |
-           is(k >= 1.0 && k <= (double)(BATCH_CANDIDATES_FEW / 2) && k * 2.0 <= n, FEW_LARGEST) | is(k < n && k * 8.0 >= n, MANY_LARGEST) |
-           is(k >= 1.0 && k < n && k * 14.0 >= n, COUNTED);
+           is(c.starts && c.inner > 1 && c.p.inner == 1 && c.g.inner == 1 && c.out.inner == 1, HEADS) | is(k < 51.0, MILD) |
+           is(k >= 1.5 && k <= 2.0, MIDDLING) | is(k >= 1.02 && k <= 2.0, CURVED) | is(k <= n, WITHIN) |
+           is(k > 0.0 && k * 2.0 <= n && ::ceil(k) <= (double)(8 * width<float>), SMALL_BUDGET) |
+           is(k >= 1.0 && k <= (double)(BATCH_CANDIDATES_FEW / 2) && k * 2.0 <= n, FEW_LARGEST) |
+           is(k < n && k * 8.0 >= n, MANY_LARGEST) | is(k >= 1.0 && k < n && k * 14.0 >= n, COUNTED);
 }
 
-// -- the rules -----------------------------------------------------------------------------------------------------------------------------------
+// -- the rules --------------------------------------------------------------------------------------
 
 constexpr uint32_t bit(int i) { return 1u << i; }
 template <class... R>
@@ -94,12 +101,15 @@ struct Rule {
 };
 
 constexpr int64_t ANY = INT64_MAX;
-constexpr uint32_t FORWARDS = bit(ANYMAX_FORWARD), VJPS = bit(ANYMAX_VJP), LOSSES = bit(ANYMAX_LOSS), GRADS = bit(ANYMAX_LOSS_GRAD), TAUS = bit(ANYMAX_THRESHOLD), SLOPES = bit(ANYMAX_SLOPE);
+constexpr uint32_t FORWARDS = bit(ANYMAX_FORWARD), VJPS = bit(ANYMAX_VJP), LOSSES = bit(ANYMAX_LOSS),
+                   GRADS = bit(ANYMAX_LOSS_GRAD), TAUS = bit(ANYMAX_THRESHOLD), SLOPES = bit(ANYMAX_SLOPE);
 constexpr uint32_t LOGS = bit(ANYMAX_LOG), LOG_VJPS = bit(ANYMAX_LOG_VJP);
-constexpr uint32_t F32 = bit(ANYMAX_F32), F64 = bit(ANYMAX_F64), FLOATS = bit(ANYMAX_F32, ANYMAX_BF16, ANYMAX_F16), ALL_TYPES = FLOATS | F64;
+constexpr uint32_t F32 = bit(ANYMAX_F32), F64 = bit(ANYMAX_F64), FLOATS = bit(ANYMAX_F32, ANYMAX_BF16, ANYMAX_F16),
+                   ALL_TYPES = FLOATS | F64;
 constexpr uint32_t POWERS = bit(POWER1, POWER2), CURVES = bit(POWER3, POWER4, CURVE);
 constexpr uint32_t SOLVED = POWERS | CURVES | bit(ANY_POWER, STEEP, NORM, CAPPED, LARGEST, NUCLEUS);
-constexpr uint32_t WEIGHED = bit(EXPONENTIAL) | POWERS | CURVES | bit(ANY_POWER, CAPPED, LARGEST, NUCLEUS);  // J^T g by weights of p that are finite
+constexpr uint32_t WEIGHED =
+    bit(EXPONENTIAL) | POWERS | CURVES | bit(ANY_POWER, CAPPED, LARGEST, NUCLEUS);  // J^T g by weights of p that are finite
 
 static constexpr Rule RULES[] = {
     // rows of one parameter, several at once
@@ -141,14 +151,20 @@ static constexpr Rule RULES[] = {
 
 static constexpr const Rule *LAST_RULE = RULES + sizeof(RULES) / sizeof(Rule) - 1;  // holds for any call
 
-constexpr const Rule *first_from(const Rule *rule, Grouping grouping) { return rule->grouping >= grouping ? rule : first_from(rule + 1, grouping); }
-constexpr bool all_from(const Rule *rule, Grouping grouping) { return rule->grouping == grouping && (rule == LAST_RULE || all_from(rule + 1, grouping)); }
+constexpr const Rule *first_from(const Rule *rule, Grouping grouping) {
+    return rule->grouping >= grouping ? rule : first_from(rule + 1, grouping);
+}
+constexpr bool all_from(const Rule *rule, Grouping grouping) {
+    return rule->grouping == grouping && (rule == LAST_RULE || all_from(rule + 1, grouping));
+}
 static constexpr const Rule *ROW_RULES = first_from(RULES, ROW);
 static_assert(all_from(ROW_RULES, ROW), "the rules for one row at a time come after the others");
 
-// Whether the rule holds for some length of row with these traits. Most rules are of another operation or link: one branch for all three.
+// Whether the rule holds for some length of row with these traits. Most rules are of another operation or link: one branch for
+// all three.
 ANYMAX_INLINE bool covers(const Rule &rule, const anymax_call &call, Link link, uint32_t traits) {
-    return ((rule.ops >> call.op) & (rule.links >> link) & (rule.types >> call.dtype) & 1) && !(rule.needs & ~traits) && !(rule.refuses & traits);
+    return ((rule.ops >> call.op) & (rule.links >> link) & (rule.types >> call.dtype) & 1) && !(rule.needs & ~traits) &&
+           !(rule.refuses & traits);
 }
 
 // The first rule of these that holds.
@@ -160,8 +176,10 @@ inline const Rule &first_of(const Rule *rule, const anymax_call &call, Link link
 
 struct Plan {
     const Rule &rule;
-    Link link;   // NO_LINK where each row goes by its parameter: such a call is never run as it is, `rows` makes a call of the rows of each parameter
-    bool outer;  // the call is run once for each outer row: its inner rows are the outer rows of that call, and what a row becomes does not depend on where it lies
+    Link link;   // NO_LINK where each row goes by its parameter: such a call is never run as it is, `rows` makes a call of the
+                 // rows of each parameter
+    bool outer;  // the call is run once for each outer row: its inner rows are the outer rows of that call, and what a row
+                 // becomes does not depend on where it lies
 };
 
 // True where the parameter of each row decides on its rule. Noises have one rule, whatever the scale of a row.
@@ -179,7 +197,8 @@ inline const char *plan_name(const anymax_call &call) {
     const Plan plan = plan_of(call);
     const Rule &rule = plan.rule;
     if (by_parameter(call)) return "each row by the rule of its parameter";
-    const char *const way = GROUPING_NAMES[rule.grouping], *const source = SOURCE_NAMES[rule.source], *const link = LINKS[plan.link].name;
+    const char *const way = GROUPING_NAMES[rule.grouping], *const source = SOURCE_NAMES[rule.source],
+                      *const link = LINKS[plan.link].name;
     if (rule.most == ANY)
         snprintf(text, sizeof text, "%s: %s (%s)", way, source, link);
     else
@@ -228,7 +247,7 @@ inline bool beside(const anymax_call &call) {
     return call.op == ANYMAX_VJP || (call.op == ANYMAX_FORWARD && call.x.inner == 1 && call.out.inner == 1);
 }
 
-// -- what is worth saving ------------------------------------------------------------------------------------------------------------------------
+// -- what is worth saving ---------------------------------------------------------------------------
 
 // anymax_saves: beyond a share of the row the support is hardly quicker than all of it, and small calls gain nothing.
 inline int64_t worth_saving(int32_t op, int32_t map, double param, int64_t rows, int64_t n) {

@@ -1,13 +1,13 @@
-// Random calls of the C ABI, each of them from a seed: every operation, map, dtype and layout, with operands in memory blocks of exactly
-// the size they need. Built with sanitizers by tools/sanitize.sh.
+// Random calls of the C ABI, each of them from a seed: every operation, map, dtype and layout, with operands in memory blocks
+// of exactly the size they need. Built with sanitizers by tools/sanitize.sh.
 //
 //   fuzz SEED                                                    one case again, in words
 //   fuzz [--from SEED] [--seconds N] [--calls N] [--step K]      cases SEED, SEED + K, ... until one of the limits is met
-//   fuzz --digests [--from SEED] [--calls N]                     a digest of each case's results, to compare two builds bit for bit
-//   fuzz --refused                                               calls that must be refused
-//   fuzz --threads [--seconds N]                                 eight threads call at once, beside others that change the settings
-//   fuzz --writers [--seconds N]                                 calls, while another thread writes to what they read as an index
-//   fuzz --fork                                                  a process that forks while its threads are at work
+//   fuzz --digests [--from SEED] [--calls N]                     a digest of each case's results, to compare two builds bit for
+//   bit fuzz --refused                                               calls that must be refused fuzz --threads [--seconds N]
+//   eight threads call at once, beside others that change the settings fuzz --writers [--seconds N] calls, while another thread
+//   writes to what they read as an index fuzz --fork                                                  a process that forks
+//   while its threads are at work
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -80,7 +80,7 @@ const char *const DTYPE[] = {"f32", "f64", "bf16", "f16"};
 constexpr double INF = __builtin_huge_val();
 const double NaN = __builtin_nan("");
 
-// -- what is said where something is wrong --------------------------------------------------------------------------------------------
+// -- what is said where something is wrong ----------------------------------------------------------
 
 char words[4096];  // the case in hand
 bool verbose = false;
@@ -111,7 +111,7 @@ void too_long(int) {
     _exit(3);
 }
 
-// -- random numbers ---------------------------------------------------------------------------------------------------------------------
+// -- random numbers ---------------------------------------------------------------------------------
 
 struct Random {
     uint64_t state;
@@ -138,7 +138,7 @@ struct Random {
     }
 };
 
-// -- numbers of each type ----------------------------------------------------------------------------------------------------------------
+// -- numbers of each type ---------------------------------------------------------------------------
 
 int64_t size_of(int32_t dtype) { return dtype == ANYMAX_F64 ? 8 : dtype == ANYMAX_F32 ? 4 : 2; }
 double largest_of(int32_t dtype) { return dtype == ANYMAX_F64 ? 1.7e308 : dtype == ANYMAX_F16 ? 65504.0 : 3.38e38; }
@@ -198,7 +198,7 @@ void encode(void *to, int32_t dtype, double v) {
     memcpy(to, &h, 2);
 }
 
-// -- operands, each in a block of its own ----------------------------------------------------------------------------------------------
+// -- operands, each in a block of its own -----------------------------------------------------------
 
 struct Block {
     char *data = nullptr;
@@ -219,7 +219,9 @@ struct Block {
         memset(data, byte, (size_t)bytes);
     }
     std::vector<char> copy() const { return std::vector<char>(data, data + size); }
-    bool is(const std::vector<char> &v) const { return (int64_t)v.size() == size && (size == 0 || memcmp(data, v.data(), v.size()) == 0); }
+    bool is(const std::vector<char> &v) const {
+        return (int64_t)v.size() == size && (size == 0 || memcmp(data, v.data(), v.size()) == 0);
+    }
 };
 
 struct Shape {
@@ -230,7 +232,9 @@ struct Shape {
 // Where the elements of an operand lie.
 struct Layout {
     int64_t outer, inner, cls, first, count;  // the first element's place, and how many places there are
-    int64_t at(const Shape &s, int64_t row, int64_t i) const { return first + row / s.inner * outer + row % s.inner * inner + i * cls; }
+    int64_t at(const Shape &s, int64_t row, int64_t i) const {
+        return first + row / s.inner * outer + row % s.inner * inner + i * cls;
+    }
 };
 
 enum { PLAIN, PADDED, ANY, TURNED };
@@ -272,20 +276,26 @@ struct Operand {
         block.make(l.count * item(), byte);
     }
     char *place(int64_t row, int64_t i) const { return block.data + layout.at(shape, row, i) * item(); }
-    double get(int64_t row, int64_t i) const { return dtype < 0 ? (double)(uint8_t)*place(row, i) : decode(place(row, i), dtype); }
+    double get(int64_t row, int64_t i) const {
+        return dtype < 0 ? (double)(uint8_t)*place(row, i) : decode(place(row, i), dtype);
+    }
     void set(int64_t row, int64_t i, double v) {
         if (dtype < 0)
             *place(row, i) = (char)(int)v;
         else
             encode(place(row, i), dtype, v);
     }
-    anymax_view view() const { return block.data ? anymax_view{block.data + layout.first * item(), layout.outer, layout.inner, layout.cls} : anymax_view{}; }
+    anymax_view view() const {
+        return block.data ? anymax_view{block.data + layout.first * item(), layout.outer, layout.inner, layout.cls}
+                          : anymax_view{};
+    }
     bool shared() const {
-        return (layout.outer == 0 && shape.outer > 1) || (layout.inner == 0 && shape.inner > 1) || (layout.cls == 0 && shape.n > 1);
+        return (layout.outer == 0 && shape.outer > 1) || (layout.inner == 0 && shape.inner > 1) ||
+               (layout.cls == 0 && shape.n > 1);
     }
 };
 
-// -- a case: all that a call reads ---------------------------------------------------------------------------------------------------------
+// -- a case: all that a call reads ------------------------------------------------------------------
 
 struct Case {
     int32_t op = 0, map = 0, dtype = 0, noise = 0;
@@ -293,10 +303,10 @@ struct Case {
     Shape shape{};
     double param = 0.0;
     std::vector<double> per_row;
-    bool wild = false;     // a parameter at the ends of its range: no law but that of memory
+    bool wild = false;  // a parameter at the ends of its range: no law but that of memory
     bool in_place = false;
-    bool junk = false;     // p or the support are not those of x
-    Operand x, p, g, mask, upper;  // upper: of ANYMAX_BOUNDED, in the wide dtype
+    bool junk = false;                                           // p or the support are not those of x
+    Operand x, p, g, mask, upper;                                // upper: of ANYMAX_BOUNDED, in the wide dtype
     Block params, index, scale, tau, s_index, s_value, s_count;  // those that are read
     bool saves = false, reads_support = false, with_tau = false, reads_tau = false, with_slope = false;
     bool by_bounds = false, by_param = true;  // what is wanted of ANYMAX_SLOPE
@@ -325,12 +335,14 @@ std::string difference(const Result &a, const Result &b, int64_t skip) {
         for (size_t i = 0; i < p.size() && where.empty(); i++)
             if (p[i] != q[i] && (int64_t)i / width != skip) {
                 char text[160];
-                snprintf(text, sizeof text, "%s of row %ld, place %ld, is %#lx, not %#lx", name, (long)i / width, (long)i % width, q[i], p[i]);
+                snprintf(text, sizeof text, "%s of row %ld, place %ld, is %#lx, not %#lx", name, (long)i / width,
+                         (long)i % width, q[i], p[i]);
                 where = text;
             }
         if (p.size() != q.size()) where = name;
     };
-    part("out", a.out, b.out, a.width), part("value", a.value, b.value, 1), part("tau", a.tau, b.tau, 1), part("slope", a.slope, b.slope, 1);
+    part("out", a.out, b.out, a.width), part("value", a.value, b.value, 1), part("tau", a.tau, b.tau, 1),
+        part("slope", a.slope, b.slope, 1);
     part("positions", a.positions, b.positions, a.width), part("support.count", a.count, b.count, 1);
     part("support.index", a.index, b.index, a.capacity), part("support.value", a.saved, b.saved, a.capacity);
     return where;
@@ -354,8 +366,8 @@ double number(uint64_t bits, int32_t dtype) { return bits == ~0ull ? NaN : decod
 
 struct How {
     int pool = 0, threads = 1;
-    int direct = 0;  // 1: the unit itself with all rows, told to bypass the caches; 2: and with a team
-    int64_t row = -1;  // this row alone
+    int direct = 0;        // 1: the unit itself with all rows, told to bypass the caches; 2: and with a team
+    int64_t row = -1;      // this row alone
     bool cleared = false;  // into zeros
 };
 
@@ -369,7 +381,8 @@ Result perform(const Case &c, const How &how) {
     anymax_call call;
     memset(&call, 0, sizeof call);
     call.op = c.op, call.map = c.map, call.dtype = c.dtype, call.noise = c.noise, call.nodes = c.nodes;
-    call.outer = shape.outer, call.inner = shape.inner, call.n = shape.n, call.param = c.op == ANYMAX_LARGEST ? (double)c.k : c.param;
+    call.outer = shape.outer, call.inner = shape.inner, call.n = shape.n,
+    call.param = c.op == ANYMAX_LARGEST ? (double)c.k : c.param;
     call.params = (const double *)c.params.data;
     call.x = c.x.view(), call.p = c.p.view(), call.g = c.g.view(), call.mask = c.mask.view(), call.upper = c.upper.view();
     call.index = (const int64_t *)c.index.data, call.scale = c.scale.data;
@@ -397,9 +410,11 @@ Result perform(const Case &c, const How &how) {
         s_index.make(rows * c.capacity * 4, 0xa5), s_value.make(rows * c.capacity * wide, 0xa5), s_count.make(rows * 4, 0xa5);
         call.support = anymax_support{(int32_t *)s_index.data, s_value.data, (int32_t *)s_count.data, c.capacity};
     }
-    if (c.reads_support) call.support = anymax_support{(int32_t *)c.s_index.data, c.s_value.data, (int32_t *)c.s_count.data, c.capacity};
+    if (c.reads_support)
+        call.support = anymax_support{(int32_t *)c.s_index.data, c.s_value.data, (int32_t *)c.s_count.data, c.capacity};
 
-    const Block *inputs[] = {&c.x.block, &c.p.block, &c.g.block, &c.mask.block, &c.params, &c.index, &c.scale, &c.tau, &c.s_index, &c.s_value, &c.s_count, &c.upper.block};
+    const Block *inputs[] = {&c.x.block, &c.p.block, &c.g.block, &c.mask.block, &c.params,  &c.index,
+                             &c.scale,   &c.tau,     &c.s_index, &c.s_value,    &c.s_count, &c.upper.block};
     std::vector<std::vector<char>> held;
     for (const Block *b : inputs) held.push_back(b->copy());
 
@@ -426,13 +441,16 @@ Result perform(const Case &c, const How &how) {
 #if defined(__SSE2__)
     const unsigned csr = _mm_getcsr() & 0xffc0u;
 #endif
-    int code = how.direct ? unit_in_use()->rows(&call, 0, call.outer * call.inner, 1, how.direct == 2 ? anymax_pool_run : nullptr) : anymax_run(&call);
+    int code = how.direct
+                   ? unit_in_use()->rows(&call, 0, call.outer * call.inner, 1, how.direct == 2 ? anymax_pool_run : nullptr)
+                   : anymax_run(&call);
     if (code) fail("the call was refused: %s", anymax_error(code));
 #if defined(__SSE2__)
     if ((_mm_getcsr() & 0xffc0u) != csr) fail("the rounding mode was changed");
 #endif
     for (size_t i = 0; i < held.size(); i++)
-        if (!inputs[i]->is(held[i])) fail("operand %zu of x, p, g, mask, params, index, scale, tau, support, upper was written to", i);
+        if (!inputs[i]->is(held[i]))
+            fail("operand %zu of x, p, g, mask, params, index, scale, tau, support, upper was written to", i);
 
     Result r;
     r.width = result.n, r.capacity = c.capacity > 0 ? c.capacity : 1;
@@ -445,7 +463,8 @@ Result perform(const Case &c, const How &how) {
             for (int64_t i = 0; i < result.n; i++) {
                 const char *at = out.place(row, i);
                 r.out.push_back(row_read(row) ? bits_of(at, c.dtype) : 0);
-                if (row_read(row)) memcpy(after.data() + (at - out.block.data), before.data() + (at - out.block.data), (size_t)size);
+                if (row_read(row))
+                    memcpy(after.data() + (at - out.block.data), before.data() + (at - out.block.data), (size_t)size);
             }
         if (after != before) fail("bytes beside the result were written to");
     }
@@ -455,11 +474,13 @@ Result perform(const Case &c, const How &how) {
     numbers(value, r.value);
     numbers(tau, r.tau);
     numbers(slope, r.slope);
-    for (int64_t i = 0; i < positions.size / 8; i++) r.positions.push_back(row_read(i / c.k) ? ((const uint64_t *)positions.data)[i] : 0);
+    for (int64_t i = 0; i < positions.size / 8; i++)
+        r.positions.push_back(row_read(i / c.k) ? ((const uint64_t *)positions.data)[i] : 0);
     if (c.saves)
         for (int64_t row = 0; row < rows; row++) {
             const int32_t count = ((const int32_t *)s_count.data)[row];
-            if (row_read(row) && (count < -1 || count > c.capacity)) fail("row %ld: a support of %d in a capacity of %ld", row, count, c.capacity);
+            if (row_read(row) && (count < -1 || count > c.capacity))
+                fail("row %ld: a support of %d in a capacity of %ld", row, count, c.capacity);
             r.count.push_back(row_read(row) ? (uint64_t)(int64_t)count : 0);
             for (int64_t i = 0; i < c.capacity; i++) {
                 const bool is = row_read(row) && i < count;
@@ -470,7 +491,7 @@ Result perform(const Case &c, const How &how) {
     return r;
 }
 
-// -- making a case -------------------------------------------------------------------------------------------------------------------------
+// -- making a case ----------------------------------------------------------------------------------
 
 enum Values { NORMAL, EQUAL, TIES, HUGE_ONES, TINY, OFFSET, WIDE, SORTED, PEAK, SPREADS };
 
@@ -520,19 +541,28 @@ double a_param(Random &random, int32_t map, int64_t n, bool &wild) {
         case ANYMAX_ENTMAX:
             if (random.chance(0.04)) return wild = true, random.pick({1e-300, 1e-3, 0.02, 40.0, 1e3, 1e300, 1.0 + 2.3e-16});
             return random.chance(0.25) ? pow(10.0, random.real(-1.0, 1.0))
-                                       : random.pick({1.0, 1.25, 4.0 / 3.0, 1.5, 2.0, 1.5, 2.0, 1.0 + 1e-9, 1.0 - 1e-9, 1.0 + 1e-3, 1.0 - 1e-3, 1.1, 1.3,
-                                                      1.7, 1.999, 2.001, 0.1, 0.5, 0.9, 2.5, 3.0, 5.0, 10.0});
+                                       : random.pick({1.0,        1.25,       4.0 / 3.0,  1.5, 2.0, 1.5, 2.0,   1.0 + 1e-9,
+                                                      1.0 - 1e-9, 1.0 + 1e-3, 1.0 - 1e-3, 1.1, 1.3, 1.7, 1.999, 2.001,
+                                                      0.1,        0.5,        0.9,        2.5, 3.0, 5.0, 10.0});
         case ANYMAX_BUDGET:
             if (random.chance(0.04)) return wild = true, random.pick({1e-300, 1e300, 9.3e18, 1e19});
-            return random.chance(0.4) ? random.real(0.01, count) : random.pick({1.0, 2.0, 3.0, 0.5, 1.5, 2.7, count, count - 0.5, count + 3.0, count / 2.0});
+            return random.chance(0.4)
+                       ? random.real(0.01, count)
+                       : random.pick({1.0, 2.0, 3.0, 0.5, 1.5, 2.7, count, count - 0.5, count + 3.0, count / 2.0});
         case ANYMAX_NORMMAX:
             if (random.chance(0.04)) return wild = true, random.pick({1.0 + 1e-15, 1.0 + 1e-9, 1e3, 1e299});
-            return random.chance(0.3) ? 1.0 + pow(10.0, random.real(-2.0, 1.0)) : random.pick({1.01, 1.1, 1.5, 2.0, 3.0, 4.0, 10.0});
-        case ANYMAX_TOPK: return floor(random.pick({1.0, 2.0, 3.0, 5.0, 8.0, 32.0, count / 2.0 + 1.0, count, count + 5.0, 2147483647.0, 2147483648.0, 4294967296.0, 9e15}));
+            return random.chance(0.3) ? 1.0 + pow(10.0, random.real(-2.0, 1.0))
+                                      : random.pick({1.01, 1.1, 1.5, 2.0, 3.0, 4.0, 10.0});
+        case ANYMAX_TOPK:
+            return floor(random.pick({1.0, 2.0, 3.0, 5.0, 8.0, 32.0, count / 2.0 + 1.0, count, count + 5.0, 2147483647.0,
+                                      2147483648.0, 4294967296.0, 9e15}));
         case ANYMAX_TOPP:
-            return random.chance(0.4) ? random.real(1e-3, 1.0) : random.pick({0.1, 0.5, 0.9, 0.99, 1.0, 1e-300, 1e-9, 1.0 - 1e-12});
+            return random.chance(0.4) ? random.real(1e-3, 1.0)
+                                      : random.pick({0.1, 0.5, 0.9, 0.99, 1.0, 1e-300, 1e-9, 1.0 - 1e-12});
         case ANYMAX_TAYLOR: return random.pick({2.0, 2.0, 4.0, 6.0, 8.0, 16.0, 64.0});
-        case ANYMAX_BOUNDED: return random.chance(0.3) ? random.real(1.0, 2.0) : random.pick({1.0, 1.0, 1.25, 1.3, 4.0 / 3.0, 1.5, 1.5, 2.0, 2.0, 1.0 + 1e-9});
+        case ANYMAX_BOUNDED:
+            return random.chance(0.3) ? random.real(1.0, 2.0)
+                                      : random.pick({1.0, 1.0, 1.25, 1.3, 4.0 / 3.0, 1.5, 1.5, 2.0, 2.0, 1.0 + 1e-9});
         case ANYMAX_PERTURB:
             if (random.chance(0.03)) return wild = true, random.pick({1e-300, 1e300, 1e-30, 1e30});
             return random.pick({0.1, 0.5, 1.0, 1.0, 3.0, 20.0});
@@ -565,8 +595,9 @@ int64_t a_length(Random &random, int32_t map) {
 }
 
 void describe(uint64_t seed, const Case &c, const std::vector<const char *> &said, const std::string &isa) {
-    int at = snprintf(words, sizeof words, "seed %llu: %s of %s, %s, by %s; outer %ld, inner %ld, n %ld; ", (unsigned long long)seed, OP[c.op], MAPS[c.map].name,
-                      DTYPE[c.dtype], isa.c_str(), (long)c.shape.outer, (long)c.shape.inner, (long)c.shape.n);
+    int at = snprintf(words, sizeof words, "seed %llu: %s of %s, %s, by %s; outer %ld, inner %ld, n %ld; ",
+                      (unsigned long long)seed, OP[c.op], MAPS[c.map].name, DTYPE[c.dtype], isa.c_str(), (long)c.shape.outer,
+                      (long)c.shape.inner, (long)c.shape.n);
     const auto add = [&](const char *form, auto... values) {
         if (at < (int)sizeof words) at += snprintf(words + at, sizeof words - (size_t)at, form, values...);
     };
@@ -581,7 +612,8 @@ void describe(uint64_t seed, const Case &c, const std::vector<const char *> &sai
         if (o.block.data) add("%s (%ld, %ld, %ld); ", name, (long)o.layout.outer, (long)o.layout.inner, (long)o.layout.cls);
     };
     strides("x", c.x), strides("p", c.p), strides("g", c.g), strides("mask", c.mask);
-    if (c.to_rows()) add("out (%ld, %ld, %ld)%s; ", (long)c.out.outer, (long)c.out.inner, (long)c.out.cls, c.in_place ? " in place" : "");
+    if (c.to_rows())
+        add("out (%ld, %ld, %ld)%s; ", (long)c.out.outer, (long)c.out.inner, (long)c.out.cls, c.in_place ? " in place" : "");
     if (c.saves || c.reads_support) add("support %ld %s; ", (long)c.capacity, c.saves ? "saved" : "read");
     if (c.with_tau || c.reads_tau) add("tau; ");
     if (c.junk) add("junk; ");
@@ -627,16 +659,20 @@ void keep_support(Case &c, const Result &r) {
 
 void make(Random &random, Case &c, std::vector<const char *> &said) {
     do {
-        c.op = random.chance(0.35) ? (int32_t)ANYMAX_FORWARD : (int32_t)random.below(ANYMAX_OPS), c.map = (int32_t)random.below(ANYMAX_MAPS);
+        c.op = random.chance(0.35) ? (int32_t)ANYMAX_FORWARD : (int32_t)random.below(ANYMAX_OPS),
+        c.map = (int32_t)random.below(ANYMAX_MAPS);
     } while (!has(c.op, c.map));
     if (c.op == ANYMAX_LARGEST) c.map = ANYMAX_TOPK;
     c.dtype = random.chance(0.5) ? (int32_t)random.below(2) : (int32_t)random.below(4);
     if (c.map == ANYMAX_PERTURB) {
         c.noise = (int32_t)random.below(5);
-        c.nodes = random.chance(0.02) ? random.pick<int64_t>({1, 500, 4096}) : random.pick<int64_t>({2, 3, 5, 8, 16, 32, 32, 64, 100});
+        c.nodes = random.chance(0.02) ? random.pick<int64_t>({1, 500, 4096})
+                                      : random.pick<int64_t>({2, 3, 5, 8, 16, 32, 32, 64, 100});
     }
     const int64_t n = a_length(random, c.map);
-    int64_t rows = random.chance(0.02) ? 0 : random.chance(0.3) ? 1 + random.below(70) : random.pick<int64_t>({1, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 70});
+    int64_t rows = random.chance(0.02)  ? 0
+                   : random.chance(0.3) ? 1 + random.below(70)
+                                        : random.pick<int64_t>({1, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 70});
     const double large = random.real();
     const int64_t room = large < 0.6 ? 1500 : large < 0.93 || c.map == ANYMAX_PERTURB ? 12000 : 90000;
     if (rows * n > room) rows = room / n > 0 ? room / n : random.chance(0.7) ? 1 : 2;
@@ -646,14 +682,21 @@ void make(Random &random, Case &c, std::vector<const char *> &said) {
     c.shape = Shape{inner > 0 ? (rows + inner - 1) / inner : rows, inner, n};
     rows = c.shape.rows();
     const bool tame = random.chance(0.3);  // as a framework would call it
-    const auto kind = [&] { return tame ? (int)PLAIN : random.chance(0.25) ? (int)PLAIN : random.chance(0.3) ? (int)TURNED : random.chance(0.3) ? (int)PADDED : (int)ANY; };
+    const auto kind = [&] {
+        return tame                  ? (int)PLAIN
+               : random.chance(0.25) ? (int)PLAIN
+               : random.chance(0.3)  ? (int)TURNED
+               : random.chance(0.3)  ? (int)PADDED
+                                     : (int)ANY;
+    };
 
     if (c.op == ANYMAX_LARGEST)
         c.k = random.chance(0.5) ? 1 + random.below(n) : std::min(n, random.pick<int64_t>({1, 2, 3, 10, n}));
     else
         c.param = a_param(random, c.map, n, c.wild);
     if (c.map == ANYMAX_ENTMAX && (c.op == ANYMAX_LOG || c.op == ANYMAX_LOG_VJP)) c.param = 1.0, c.wild = false;
-    if (takes_params(c.map) && c.op != ANYMAX_LARGEST && c.op != ANYMAX_LOG && c.op != ANYMAX_LOG_VJP && random.chance(0.25) && rows) {
+    if (takes_params(c.map) && c.op != ANYMAX_LARGEST && c.op != ANYMAX_LOG && c.op != ANYMAX_LOG_VJP && random.chance(0.25) &&
+        rows) {
         c.params.make(rows * 8, 0xff);
         const bool wild = random.chance(0.1);
         c.wild = false;
@@ -672,8 +715,13 @@ void make(Random &random, Case &c, std::vector<const char *> &said) {
         const double share = random.pick({0.2, 0.9, 1.0, 1.5, 3.0, 20.0}) / (double)n, holes = random.chance(0.3) ? 0.3 : 0.0;
         const bool alike = random.chance(0.3);
         for (int64_t r = 0; r < rows; r++)
-            for (int64_t i = 0; i < n; i++) c.upper.set(r, i, random.chance(holes) ? 0.0 : alike ? share : random.pick({share, 2.0 * share, share * random.real(), 1.0, 7.0}));
-        if (random.chance(0.03) && rows) c.wild = true, c.upper.set(random.below(rows), random.below(n), random.pick({NaN, -1.0, INF, -INF}));
+            for (int64_t i = 0; i < n; i++)
+                c.upper.set(r, i,
+                            random.chance(holes) ? 0.0
+                            : alike              ? share
+                                                 : random.pick({share, 2.0 * share, share * random.real(), 1.0, 7.0}));
+        if (random.chance(0.03) && rows)
+            c.wild = true, c.upper.set(random.below(rows), random.below(n), random.pick({NaN, -1.0, INF, -INF}));
     }
     if (random.chance(c.op == ANYMAX_FORWARD ? 0.3 : 0.15)) {
         c.mask.make(c.shape, -1, layout_of(random, c.shape, kind(), true));
@@ -682,17 +730,20 @@ void make(Random &random, Case &c, std::vector<const char *> &said) {
             for (int64_t i = 0; i < n; i++) c.mask.set(r, i, random.chance(share) ? (double)(1 + random.below(255)) : 0.0);
     }
     c.out = layout_of(random, c.result(), kind(), false);
-    if ((c.op == ANYMAX_FORWARD || c.op == ANYMAX_LOG) && !c.x.shared() && random.chance(0.15)) c.in_place = true, c.out = c.x.layout;
+    if ((c.op == ANYMAX_FORWARD || c.op == ANYMAX_LOG) && !c.x.shared() && random.chance(0.15))
+        c.in_place = true, c.out = c.x.layout;
     if (random.chance(0.4) && (c.op == ANYMAX_FORWARD || (c.op == ANYMAX_LOSS && (sparse(c.map) || random.chance(0.2)))))
         c.saves = true, c.capacity = random.pick<int64_t>({0, 1, 3, 16, 64, n, n + 2});
     if (c.op == ANYMAX_LOSS) c.with_tau = random.chance(0.5), c.with_slope = MAPS[c.map].slope && random.chance(0.5);
 
-    if (c.op == ANYMAX_SLOPE && c.map == ANYMAX_BOUNDED) c.by_bounds = random.chance(0.7), c.by_param = !c.by_bounds || random.chance(0.5);
+    if (c.op == ANYMAX_SLOPE && c.map == ANYMAX_BOUNDED)
+        c.by_bounds = random.chance(0.7), c.by_param = !c.by_bounds || random.chance(0.5);
 
     if (c.op == ANYMAX_VJP || c.op == ANYMAX_LOG_VJP || c.op == ANYMAX_SLOPE) {
         Case f;
         borrow_scores(c, f, c.op == ANYMAX_LOG_VJP ? ANYMAX_LOG : ANYMAX_FORWARD);
-        if (c.op != ANYMAX_LOG_VJP && random.chance(0.4)) f.saves = true, c.capacity = f.capacity = random.pick<int64_t>({0, 1, 3, 16, 64, n, n + 2});
+        if (c.op != ANYMAX_LOG_VJP && random.chance(0.4))
+            f.saves = true, c.capacity = f.capacity = random.pick<int64_t>({0, 1, 3, 16, 64, n, n + 2});
         const Result p = perform(f, How{-1, 1, 0, -1});
         if (f.saves) keep_support(c, p);
         c.p.make(c.shape, c.dtype, layout_of(random, c.shape, kind(), random.chance(0.3)));
@@ -711,7 +762,9 @@ void make(Random &random, Case &c, std::vector<const char *> &said) {
         const bool holes = random.chance(0.3) && !c.g.shared() && !c.junk && !c.reads_support;
         for (int64_t r = 0; r < rows; r++)
             for (int64_t i = 0; i < n; i++) {
-                const bool out = needs_scores(c.map) ? c.score(r, i) == -INF : c.op == ANYMAX_LOG_VJP ? c.p.get(r, i) == -INF : c.p.get(r, i) == 0.0;
+                const bool out = needs_scores(c.map)      ? c.score(r, i) == -INF
+                                 : c.op == ANYMAX_LOG_VJP ? c.p.get(r, i) == -INF
+                                                          : c.p.get(r, i) == 0.0;
                 const double v = random.normal() * sigma;
                 c.g.set(r, i, holes && out ? random.pick({NaN, INF, -INF}) : v);
             }
@@ -728,7 +781,8 @@ void make(Random &random, Case &c, std::vector<const char *> &said) {
     if (c.op == ANYMAX_LOSS_GRAD) {
         const int64_t wide = size_of(c.wide());
         c.scale.make(rows * wide, 0);
-        for (int64_t r = 0; r < rows; r++) encode(c.scale.data + r * wide, c.wide(), random.pick({1.0, 0.25, -1.0, random.normal(), 0.0}));
+        for (int64_t r = 0; r < rows; r++)
+            encode(c.scale.data + r * wide, c.wide(), random.pick({1.0, 0.25, -1.0, random.normal(), 0.0}));
         if (random.chance(0.5)) {
             Case f;
             borrow_scores(c, f, ANYMAX_LOSS);
@@ -747,10 +801,10 @@ void make(Random &random, Case &c, std::vector<const char *> &said) {
     }
 }
 
-// -- the laws --------------------------------------------------------------------------------------------------------------------------------
+// -- the laws ---------------------------------------------------------------------------------------
 
 struct Row {
-    bool bad = false;  // NaN or +inf
+    bool bad = false;               // NaN or +inf
     int64_t count = 0, first = -1;  // entries that are not masked, the place of the largest
     double top = -INF, bottom = INF;
 };
@@ -787,8 +841,13 @@ void check_forward(const Case &c, const Result &got) {
         const auto p = [&](int64_t i) { return number(got.out[r * n + i], c.dtype); };
         for (int64_t i = 0; i < n; i++) {
             const double v = p(i);
-            if (row.bad ? v == v && !c.wild : row.count == 0 ? v != 0.0 && !c.wild : !c.wild && (!(v >= 0.0) || !(v <= 1.0 + slack(c, 0))))
-                fail("row %ld, class %ld: p = %g where %s", r, i, v, row.bad ? "all are to be NaN" : row.count == 0 ? "all are to be 0" : "it is to be in [0, 1]");
+            if (row.bad          ? v == v && !c.wild
+                : row.count == 0 ? v != 0.0 && !c.wild
+                                 : !c.wild && (!(v >= 0.0) || !(v <= 1.0 + slack(c, 0))))
+                fail("row %ld, class %ld: p = %g where %s", r, i, v,
+                     row.bad          ? "all are to be NaN"
+                     : row.count == 0 ? "all are to be 0"
+                                      : "it is to be in [0, 1]");
             if (!row.bad && !c.wild && c.score(r, i) == -INF && v != 0.0) fail("row %ld, class %ld is masked: p = %g", r, i, v);
         }
         if (row.bad || row.count == 0 || c.wild) continue;
@@ -800,10 +859,14 @@ void check_forward(const Case &c, const Result &got) {
         double room = 0.0;
         for (int64_t i = 0; i < n && c.map == ANYMAX_BOUNDED; i++) {
             if (c.score(r, i) > -INF) room += c.bound(r, i);
-            if (p(i) > c.bound(r, i) * (1.0 + (c.dtype == ANYMAX_BF16 ? 5e-3 : 1e-3 * (c.dtype == ANYMAX_F16))) + (c.dtype == ANYMAX_F16 ? 6e-8 : 0.0))
+            if (p(i) > c.bound(r, i) * (1.0 + (c.dtype == ANYMAX_BF16 ? 5e-3 : 1e-3 * (c.dtype == ANYMAX_F16))) +
+                           (c.dtype == ANYMAX_F16 ? 6e-8 : 0.0))
                 fail("row %ld, class %ld: p = %.17g above its bound, %.17g", r, i, p(i), c.bound(r, i));
         }
-        const double goal = c.map == ANYMAX_BOUNDED ? std::min(room, 1.0) : c.map == ANYMAX_BUDGET ? std::min(param, (double)row.count) : c.map == ANYMAX_RELU && row.top <= 0.0 ? 0.0 : 1.0;
+        const double goal = c.map == ANYMAX_BOUNDED                  ? std::min(room, 1.0)
+                            : c.map == ANYMAX_BUDGET                 ? std::min(param, (double)row.count)
+                            : c.map == ANYMAX_RELU && row.top <= 0.0 ? 0.0
+                                                                     : 1.0;
         const double more = c.map == ANYMAX_PERTURB ? 1e-6 : 0.0;
         if (!(fabs(sum - goal) <= (slack(c, n) + more) * goal)) fail("row %ld adds up to %.17g, not %.17g", r, sum, goal);
         if (c.map == ANYMAX_TOPK && (double)inside > param) fail("row %ld has %ld classes of at most %g", r, inside, param);
@@ -812,14 +875,15 @@ void check_forward(const Case &c, const Result &got) {
             std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return c.score(r, a) < c.score(r, b); });
             const double ulp = c.dtype == ANYMAX_F64 ? 0x1p-52 : c.dtype == ANYMAX_F32 ? 0x1p-23 : 0.0;
             const double least = c.dtype == ANYMAX_F64 ? 1e-307 : 1e-37;
-            const bool exact = c.softmax(r) || c.map == ANYMAX_SPARSEMAX || c.map == ANYMAX_BUDGET || c.map == ANYMAX_TOPK || c.map == ANYMAX_TOPP;
+            const bool exact = c.softmax(r) || c.map == ANYMAX_SPARSEMAX || c.map == ANYMAX_BUDGET || c.map == ANYMAX_TOPK ||
+                               c.map == ANYMAX_TOPP;
             int64_t most = -1, next = -1;
             for (int64_t k = 0; k < n; k++) {
                 const int64_t i = order[(size_t)k];
                 if (k > 0 && c.score(r, i) > c.score(r, order[(size_t)k - 1])) most = next;
                 if (most >= 0 && p(i) < p(most) * (1.0 - (exact ? 1.01 : 16.0) * ulp) - least)
-                    fail("row %ld: class %ld has score %.17g and p %.17g, class %ld score %.17g and p %.17g", r, i, c.score(r, i), p(i), most,
-                         c.score(r, most), p(most));
+                    fail("row %ld: class %ld has score %.17g and p %.17g, class %ld score %.17g and p %.17g", r, i,
+                         c.score(r, i), p(i), most, c.score(r, most), p(most));
                 if (next < 0 || p(i) > p(next)) next = i;
             }
         }
@@ -836,10 +900,12 @@ void check_forward(const Case &c, const Result &got) {
             uint64_t as = 0;
             const double v = number(got.saved[r * got.capacity + k], c.wide());
             encode(&as, c.dtype, v);
-            if (as != got.out[r * n + i] && !(v == 0.0)) fail("row %ld, class %lu: %g in the support, %g in the row", r, i, v, number(got.out[r * n + i], c.dtype));
+            if (as != got.out[r * n + i] && !(v == 0.0))
+                fail("row %ld, class %lu: %g in the support, %g in the row", r, i, v, number(got.out[r * n + i], c.dtype));
         }
         for (int64_t i = 0; i < n; i++)
-            if (!listed[(size_t)i] && number(got.out[r * n + i], c.dtype) != 0.0) fail("row %ld: class %ld is not in the support", r, i);
+            if (!listed[(size_t)i] && number(got.out[r * n + i], c.dtype) != 0.0)
+                fail("row %ld: class %ld is not in the support", r, i);
     }
 }
 
@@ -871,7 +937,9 @@ void check_vjp(const Case &c, const Result &got) {
             if (c.op == ANYMAX_LOG_VJP) p = exp(p);
             bad = bad || p != p;
             mass += p;
-            const double power = c.map == ANYMAX_NORMMAX || (c.map == ANYMAX_ENTMAX && !c.softmax(r)) ? 2.0 - alpha : sparse(c.map) ? 0.0 : 1.0;
+            const double power = c.map == ANYMAX_NORMMAX || (c.map == ANYMAX_ENTMAX && !c.softmax(r)) ? 2.0 - alpha
+                                 : sparse(c.map)                                                      ? 0.0
+                                                                                                      : 1.0;
             const double s = p > 0.0 ? pow(p, power) : 0.0;
             sense += s, steepest = std::max(steepest, s);
             if (p > 0.0) most_g = std::max(most_g, fabs(g));
@@ -885,10 +953,12 @@ void check_vjp(const Case &c, const Result &got) {
         for (int64_t i = 0; i < n; i++) {
             const double v = number(got.out[r * n + i], c.dtype);
             if (!(fabs(v) < INF)) fail("row %ld, class %ld: a derivative of %g", r, i, v);
-            if (c.op == ANYMAX_VJP && c.map < ANYMAX_TAYLOR && !c.reads_support && c.p.get(r, i) == 0.0 && v != 0.0) fail("row %ld, class %ld: %g outside the support", r, i, v);
+            if (c.op == ANYMAX_VJP && c.map < ANYMAX_TAYLOR && !c.reads_support && c.p.get(r, i) == 0.0 && v != 0.0)
+                fail("row %ld, class %ld: %g outside the support", r, i, v);
         }
         if (needs_scores(c.map)) continue;
-        double bound = (slack(c, n) + (c.map == ANYMAX_BUDGET ? 0.0 : fabs(mass - 1.0))) * (size + most_g * std::max(sense, 1.0));
+        double bound =
+            (slack(c, n) + (c.map == ANYMAX_BUDGET ? 0.0 : fabs(mass - 1.0))) * (size + most_g * std::max(sense, 1.0));
         if (c.map == ANYMAX_NORMMAX) bound *= std::max(1.0, 1.0 / (alpha - 1.0)) * 4.0;
         if (c.dtype == ANYMAX_F16) bound += (double)n * 3e-8;  // its numbers end at 6e-8
         if (steepest > 1e6 && (alpha > 2.0)) continue;
@@ -898,14 +968,16 @@ void check_vjp(const Case &c, const Result &got) {
 
 // The derivative by alpha or k as the formulas say it, in long doubles.
 void check_slope(const Case &c, const Result &got) {
-    if (c.junk || c.wild || (c.reads_support && c.dtype > ANYMAX_F64)) return;  // what such a support holds has more digits than p
+    if (c.junk || c.wild || (c.reads_support && c.dtype > ANYMAX_F64))
+        return;  // what such a support holds has more digits than p
     const int64_t n = c.shape.n;
     if (c.map == ANYMAX_BOUNDED && c.dtype > ANYMAX_F64) return;  // nor does p tell which classes have their bounds
     for (int64_t r = 0; r < c.shape.rows(); r++) {
         const double v = c.by_param ? number(got.value[r], c.wide()) : 0.0, alpha = c.param_of(r);
         const auto at_bound = [&](int64_t i) { return c.map == ANYMAX_BOUNDED && c.p.get(r, i) >= c.bound(r, i); };
         const long double by = (long double)alpha - 1.0L;
-        long double s_sum = 0, s_g = 0, size_g = 0, least = 1, power = 0, power_log = 0, most = 0, free = 0, free_g = 0, mass = 0;
+        long double s_sum = 0, s_g = 0, size_g = 0, least = 1, power = 0, power_log = 0, most = 0, free = 0, free_g = 0,
+                    mass = 0;
         bool bad = false, any = false;
         for (int64_t i = 0; i < n; i++) {
             const long double p = c.p.get(r, i), g = c.g.get(r, i);
@@ -923,12 +995,16 @@ void check_slope(const Case &c, const Result &got) {
             const bool full = at_bound(i) && c.upper.get(r, i) <= 1.0;
             if (bad ? d == d : !full && d != 0.0) fail("row %ld, class %ld: a slope of %g by its bound", r, i, d);
             const long double want = g - (any ? s_g / s_sum : 0), size = fabsl(want) + fabs(g) + (any ? size_g / s_sum : 0);
-            if (!bad && full && least > (c.dtype == ANYMAX_F64 ? 1e-200L : 1e-37L) && fabsl(d - want) > (c.dtype == ANYMAX_F64 ? 1e-11L : 2e-6L) * size)
+            if (!bad && full && least > (c.dtype == ANYMAX_F64 ? 1e-200L : 1e-37L) &&
+                fabsl(d - want) > (c.dtype == ANYMAX_F64 ? 1e-11L : 2e-6L) * size)
                 fail("row %ld, class %ld: a slope of %.9g by its bound, not %.9Lg", r, i, d, want);
         }
-        if (!c.by_param || bad || !any || least < (c.dtype == ANYMAX_F64 ? 1e-200L : 1e-37L) || fabsl(mass - 1) > 0.1L * (c.map != ANYMAX_BUDGET && c.map != ANYMAX_BOUNDED) || alpha > 12.0) continue;
+        if (!c.by_param || bad || !any || least < (c.dtype == ANYMAX_F64 ? 1e-200L : 1e-37L) ||
+            fabsl(mass - 1) > 0.1L * (c.map != ANYMAX_BUDGET && c.map != ANYMAX_BOUNDED) || alpha > 12.0)
+            continue;
         long double want = 0, size = 0, rounding = 1e-30L;
-        const long double mean = s_g / s_sum, norm = powl(power, 1.0L / alpha), rise = norm / alpha * (power_log / power - logl(norm)) * powl(norm, by);
+        const long double mean = s_g / s_sum, norm = powl(power, 1.0L / alpha),
+                          rise = norm / alpha * (power_log / power - logl(norm)) * powl(norm, by);
         for (int64_t i = 0; i < n && c.map != ANYMAX_BUDGET; i++) {
             const long double p = c.p.get(r, i), l = p > 0 ? logl(p) : 0, z = -by * l;
             if (!(p > 0) || at_bound(i)) continue;
@@ -936,10 +1012,12 @@ void check_slope(const Case &c, const Result &got) {
                                   : by >= 0.5L            ? p * (1 - by * l) / (by * by)
                                   : fabsl(z) < 1e-4L      ? -p * l * l * (0.5L + z / 6 + z * z / 24)
                                                           : -p * (expm1l(z) - z) / (by * by);
-            want += d * (c.g.get(r, i) - mean), size += fabsl(d) * (fabsl(c.g.get(r, i) - mean)), rounding += 1e-15L * fabsl(d * mean);
+            want += d * (c.g.get(r, i) - mean), size += fabsl(d) * (fabsl(c.g.get(r, i) - mean)),
+                rounding += 1e-15L * fabsl(d * mean);
         }
         if (c.map == ANYMAX_BUDGET) want = free > 0 ? free_g / free : 0, size = fabsl(want) + (free > 0 ? 1 : 0) * 100;
-        if (!(fabsl(v - want) <= (c.dtype == ANYMAX_F64 ? 1e-9L : 1e-5L) * size + rounding)) fail("row %ld: a slope of %.9g, not %.9Lg, of %.9Lg", r, v, want, size);
+        if (!(fabsl(v - want) <= (c.dtype == ANYMAX_F64 ? 1e-9L : 1e-5L) * size + rounding))
+            fail("row %ld: a slope of %.9g, not %.9Lg, of %.9Lg", r, v, want, size);
     }
 }
 
@@ -952,7 +1030,11 @@ void check_loss(const Case &c, const Result &got) {
             const double slope = number(got.slope[r], c.wide());
             if (t < 0 && slope != 0.0) fail("row %ld is left out: slope %g", r, slope);
             if (t >= c.shape.n && slope == slope) fail("row %ld, target %ld: slope %g", r, t, slope);
-            if (t >= 0 && t < c.shape.n && !c.wild && (row.bad ? slope == slope : row.count == 0 ? slope != 0.0 : slope != slope)) fail("row %ld: slope %g", r, slope);
+            if (t >= 0 && t < c.shape.n && !c.wild &&
+                (row.bad          ? slope == slope
+                 : row.count == 0 ? slope != 0.0
+                                  : slope != slope))
+                fail("row %ld: slope %g", r, slope);
         }
         if (t < 0 && v != 0.0) fail("row %ld is left out: loss %g", r, v);
         if (t >= c.shape.n && v == v) fail("row %ld, target %ld: loss %g", r, t, v);
@@ -961,7 +1043,8 @@ void check_loss(const Case &c, const Result &got) {
         if (row.bad) continue;
         if (c.score(r, t) == -INF && v != INF) fail("row %ld: loss %g of a masked target", r, v);
         if (c.score(r, t) > -INF && row.top - row.bottom < 1e30 && !(v < INF)) fail("row %ld: loss %g", r, v);
-        if (c.score(r, t) > -INF && v + 1e-6 + 1e-6 * (row.top - row.bottom) < (row.top - c.score(r, t)) - 1.0 && c.map != ANYMAX_PERTURB && c.map != ANYMAX_BUDGET)
+        if (c.score(r, t) > -INF && v + 1e-6 + 1e-6 * (row.top - row.bottom) < (row.top - c.score(r, t)) - 1.0 &&
+            c.map != ANYMAX_PERTURB && c.map != ANYMAX_BUDGET)
             fail("row %ld: loss %g of a target that is %g below the top", r, v, row.top - c.score(r, t));
     }
 }
@@ -983,7 +1066,8 @@ void check_loss_grad(const Case &c, const Result &got) {
         const double scale = decode(c.scale.data + r * size_of(c.wide()), c.wide());
         for (int64_t i = 0; i < n; i++) {
             const double v = number(got.out[r * n + i], c.dtype);
-            if (t < 0 ? v != 0.0 : (t >= n || (row.bad && !c.wild)) && v == v) fail("row %ld, class %ld, target %ld: gradient %g", r, i, t, v);
+            if (t < 0 ? v != 0.0 : (t >= n || (row.bad && !c.wild)) && v == v)
+                fail("row %ld, class %ld, target %ld: gradient %g", r, i, t, v);
             if (t < 0 || t >= n || row.bad || c.wild) continue;
             const double want = scale * (number(p.out[r * n + i], f.dtype) - (i == t ? 1.0 : 0.0));
             const double bound = (c.dtype == ANYMAX_F64 ? 1e-12 : c.dtype == ANYMAX_F32 ? 2e-5 : slack(c, 0)) * fabs(scale);
@@ -1009,7 +1093,8 @@ void check_threshold(const Case &c, const Result &got) {
             if (!(fabs(want - tau) <= digits * 4.0)) fail("row %ld: logsumexp %.17g, not %.17g", r, tau, want);
         } else if (c.map == ANYMAX_SPARSEMAX) {
             for (int64_t i = 0; i < n; i++) sum += std::max(c.score(r, i) - tau, 0.0);
-            if (!(fabs((double)sum - 1.0) <= digits * (double)n * 4.0)) fail("row %ld: above the threshold %.17g there is %.17g", r, tau, (double)sum);
+            if (!(fabs((double)sum - 1.0) <= digits * (double)n * 4.0))
+                fail("row %ld: above the threshold %.17g there is %.17g", r, tau, (double)sum);
         }
     }
 }
@@ -1020,7 +1105,8 @@ void check_largest(const Case &c, const Result &got) {
     for (int64_t r = 0; r < c.shape.rows(); r++) {
         const Row row = look(c, r);
         std::iota(order.begin(), order.end(), 0);
-        if (!row.bad) std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return c.score(r, a) > c.score(r, b); });
+        if (!row.bad)
+            std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return c.score(r, a) > c.score(r, b); });
         for (int64_t i = 0; i < k; i++) {
             const int64_t at = (int64_t)got.positions[r * k + i];
             const double v = number(got.out[r * k + i], c.dtype);
@@ -1044,7 +1130,7 @@ void check(const Case &c, const Result &got) {
     }
 }
 
-// -- the same again, otherwise -----------------------------------------------------------------------------------------------------------------
+// -- the same again, otherwise ----------------------------------------------------------------------
 
 int64_t made[ANYMAX_OPS][ANYMAX_MAPS], calls = 0;
 
@@ -1078,7 +1164,8 @@ void again(Random &random, Case &c, const Result &first) {
         const How how{0, 2, (int)random.below(3), -1, true};
         compare(first, counted(c, how), -1, "written into zeros");
     }
-    // The nucleus may end a class sooner or later where its mass is p but for rounding, and polynomials of high order lose digits below 0.
+    // The nucleus may end a class sooner or later where its mass is p but for rounding, and polynomials of high order lose
+    // digits below 0.
     const bool alike = c.map != ANYMAX_TOPP && !(c.map == ANYMAX_TAYLOR && c.param > 16.0);
     if (c.op == ANYMAX_FORWARD && !c.wild && alike && random.chance(0.2)) {
         const std::string isa = anymax_isa();
@@ -1087,7 +1174,9 @@ void again(Random &random, Case &c, const Result &first) {
             const Result got = counted(c, How{-1, 1, 0, -1});
             for (size_t i = 0; i < got.out.size(); i++) {
                 const double a = number(first.out[i], c.dtype), b = number(got.out[i], c.dtype);
-                if (!(fabs(a - b) <= 8.0 * slack(c, 0)) && !(a != a && b != b)) fail("row %ld, class %ld: %.17g by %s, %.17g by %s", (long)i / c.shape.n, (long)i % c.shape.n, a, isa.c_str(), b, other.c_str());
+                if (!(fabs(a - b) <= 8.0 * slack(c, 0)) && !(a != a && b != b))
+                    fail("row %ld, class %ld: %.17g by %s, %.17g by %s", (long)i / c.shape.n, (long)i % c.shape.n, a,
+                         isa.c_str(), b, other.c_str());
             }
         }
         anymax_set_isa(isa.c_str());
@@ -1100,7 +1189,8 @@ void again(Random &random, Case &c, const Result &first) {
             for (size_t i = 0; i < v.size(); i++)
                 if ((int64_t)i / width != row) v[i] = 0;
         };
-        keep(want.out, want.width), keep(want.value, 1), keep(want.tau, 1), keep(want.slope, 1), keep(want.positions, want.width), keep(want.count, 1);
+        keep(want.out, want.width), keep(want.value, 1), keep(want.tau, 1), keep(want.slope, 1),
+            keep(want.positions, want.width), keep(want.count, 1);
         keep(want.index, want.capacity), keep(want.saved, want.capacity);
         compare(want, one, -1, "the row alone");
     }
@@ -1112,7 +1202,9 @@ void again(Random &random, Case &c, const Result &first) {
 }
 
 void short_calls(const Case &c, const Result &first, Random &random) {
-    if (c.shape.rows() == 0 || c.shape.inner != 1 || c.mask.block.data || !c.per_row.empty() || c.in_place || c.map == ANYMAX_PERTURB || c.map == ANYMAX_BOUNDED) return;
+    if (c.shape.rows() == 0 || c.shape.inner != 1 || c.mask.block.data || !c.per_row.empty() || c.in_place ||
+        c.map == ANYMAX_PERTURB || c.map == ANYMAX_BOUNDED)
+        return;
     if ((c.op != ANYMAX_FORWARD && c.op != ANYMAX_LOG) || c.saves) return;
     if (c.x.layout.outer != c.shape.n || c.x.layout.cls != 1 || c.out.outer != c.shape.n || c.out.cls != 1) return;
     const int64_t code = c.op | c.map << 8 | c.dtype << 16 | random.below(2) << 24;
@@ -1127,7 +1219,8 @@ void short_calls(const Case &c, const Result &first, Random &random) {
     if (said) fail("the short call was refused: %s", anymax_error(said));
     for (int64_t r = 0; r < c.shape.rows(); r++)
         for (int64_t i = 0; i < c.shape.n; i++)
-            if (bits_of(out.place(r, i), c.dtype) != first.out[r * c.shape.n + i]) fail("the short call differs in row %ld, class %ld", r, i);
+            if (bits_of(out.place(r, i), c.dtype) != first.out[r * c.shape.n + i])
+                fail("the short call differs in row %ld, class %ld", r, i);
 }
 
 // What XLA lends: threads that take a task now, or a queue that is emptied when the call is over; it may refuse one.
@@ -1176,7 +1269,9 @@ struct Lender {
     static xla_error *create(xla_error_args *a) { fail("XLA is told: %s", a->message); }
 };
 
-bool known_to_xla(const Case &c) { return c.op == ANYMAX_FORWARD && c.map != ANYMAX_BOUNDED && !c.mask.block.data && !c.saves && c.shape.rows() > 0; }
+bool known_to_xla(const Case &c) {
+    return c.op == ANYMAX_FORWARD && c.map != ANYMAX_BOUNDED && !c.mask.block.data && !c.saves && c.shape.rows() > 0;
+}
 
 // A forward pass as XLA calls for it.
 void by_xla(const Case &c, const Result &want, Lender &lender) {
@@ -1186,9 +1281,11 @@ void by_xla(const Case &c, const Result &want, Lender &lender) {
     out.make(c.shape, c.dtype, plain.out, 0xa5);
     int64_t dims[2] = {c.shape.rows(), c.shape.n}, rows[1] = {c.shape.rows()};
     const int32_t dtypes[] = {XLA_F32, XLA_F64, XLA_BF16, XLA_F16};
-    xla_buffer x{sizeof x, nullptr, dtypes[c.dtype], plain.x.block.data, 2, dims}, p{sizeof p, nullptr, dtypes[c.dtype], out.block.data, 2, dims};
+    xla_buffer x{sizeof x, nullptr, dtypes[c.dtype], plain.x.block.data, 2, dims},
+        p{sizeof p, nullptr, dtypes[c.dtype], out.block.data, 2, dims};
     xla_buffer params{sizeof params, nullptr, XLA_F64, plain.params.data, 1, rows};
-    int32_t buffers[] = {XLA_IS_BUFFER, XLA_IS_BUFFER}, scalars[] = {XLA_IS_SCALAR, XLA_IS_SCALAR, XLA_IS_SCALAR, XLA_IS_SCALAR, XLA_IS_SCALAR, XLA_IS_SCALAR};
+    int32_t buffers[] = {XLA_IS_BUFFER, XLA_IS_BUFFER},
+            scalars[] = {XLA_IS_SCALAR, XLA_IS_SCALAR, XLA_IS_SCALAR, XLA_IS_SCALAR, XLA_IS_SCALAR, XLA_IS_SCALAR};
     void *operands[] = {&x, &params}, *results[] = {&p};
     int64_t values[] = {c.map, c.nodes, c.noise, c.op, 0, c.params.data ? 1 : 0};
     memcpy(&values[4], &c.param, 8);
@@ -1198,16 +1295,24 @@ void by_xla(const Case &c, const Result &want, Lender &lender) {
     for (int i = 0; i < 6; i++) name[i] = &names[i], scalar[i] = xla_scalar{XLA_S64, &values[i]}, items[i] = &scalar[i];
     xla_api api;
     memset(&api, 0, sizeof api);
-    api.size = sizeof api, api.error_create = Lender::create, api.error_destroy = Lender::destroy, api.schedule = Lender::schedule, api.threads = Lender::threads;
-    xla_call call{sizeof call, nullptr, &api, (xla_context *)&lender, XLA_EXECUTE, {sizeof(xla_list), nullptr, c.params.data ? 2 : 1, buffers, operands},
-                  {sizeof(xla_list), nullptr, 1, buffers, results}, {sizeof(xla_attributes), nullptr, 6, scalars, name, items}};
+    api.size = sizeof api, api.error_create = Lender::create, api.error_destroy = Lender::destroy,
+    api.schedule = Lender::schedule, api.threads = Lender::threads;
+    xla_call call{sizeof call,
+                  nullptr,
+                  &api,
+                  (xla_context *)&lender,
+                  XLA_EXECUTE,
+                  {sizeof(xla_list), nullptr, c.params.data ? 2 : 1, buffers, operands},
+                  {sizeof(xla_list), nullptr, 1, buffers, results},
+                  {sizeof(xla_attributes), nullptr, 6, scalars, name, items}};
     if (anymax_xla(&call)) fail("XLA's call was refused");
     for (int64_t r = 0; r < c.shape.rows(); r++)
         for (int64_t i = 0; i < c.shape.n; i++)
-            if (bits_of(out.place(r, i), c.dtype) != want.out[r * c.shape.n + i]) fail("XLA's call differs in row %ld, class %ld", r, i);
+            if (bits_of(out.place(r, i), c.dtype) != want.out[r * c.shape.n + i])
+                fail("XLA's call differs in row %ld, class %ld", r, i);
 }
 
-// -- linear attention ------------------------------------------------------------------------------------------------------------------------
+// -- linear attention -------------------------------------------------------------------------------
 
 // Random heads and their gradients, against the whole matrix in doubles; and the same bits however the work is shared out.
 template <class C>
@@ -1217,22 +1322,25 @@ void linear_heads(Random &random, const std::string &isa) {
     const int64_t most = random.chance(0.1) ? 400 : 30;
     c.dtype = sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, c.causal = random.chance(0.5);
     c.heads = 1 + random.below(3), c.groups = 1 + random.below(2), c.queries = random.below(most), c.keys = random.below(most);
-    c.d = random.below(random.chance(0.2) ? 70 : 12), c.dv = random.below(random.chance(0.2) ? 70 : 20), c.scale = random.real(-1.0, 1.0);
+    c.d = random.below(random.chance(0.2) ? 70 : 12), c.dv = random.below(random.chance(0.2) ? 70 : 20),
+    c.scale = random.real(-1.0, 1.0);
     Block q, k, v, lengths;
     const auto made_of = [&](Block &to, int64_t count) {
         to.make(count * (int64_t)sizeof(C), 0);
         for (int64_t i = 0; i < count; i++) ((C *)to.data)[i] = (C)random.normal();
     };
     made_of(q, c.heads * c.groups * c.queries * c.d), made_of(k, c.heads * c.keys * c.d), made_of(v, c.heads * c.keys * c.dv);
-    const int64_t lost = c.queries && c.d && random.chance(0.3) ? random.below(c.heads * c.groups * c.queries) : -1;  // a query that is poisoned
+    const int64_t lost =
+        c.queries && c.d && random.chance(0.3) ? random.below(c.heads * c.groups * c.queries) : -1;  // a query that is poisoned
     if (lost >= 0) ((C *)q.data)[lost * c.d + random.below(c.d)] = (C)random.pick({NaN, INF});
     lengths.make(c.heads * 8, 0);
     for (int64_t h = 0; h < c.heads; h++) ((int64_t *)lengths.data)[h] = random.below(c.keys + 1);
     c.q = q.data, c.k = k.data, c.v = v.data;
     if (random.chance(0.3)) c.lengths = (const int64_t *)lengths.data;
-    snprintf(words + strlen(words), sizeof words - strlen(words), "; linear attention by %s, %s: %ld heads, %ld groups, %ld queries, %ld keys, d %ld, dv %ld%s%s",
-             isa.c_str(), DTYPE[c.dtype], (long)c.heads, (long)c.groups, (long)c.queries, (long)c.keys, (long)c.d, (long)c.dv, c.causal ? ", causal" : "",
-             c.lengths ? ", with lengths" : "");
+    snprintf(words + strlen(words), sizeof words - strlen(words),
+             "; linear attention by %s, %s: %ld heads, %ld groups, %ld queries, %ld keys, d %ld, dv %ld%s%s", isa.c_str(),
+             DTYPE[c.dtype], (long)c.heads, (long)c.groups, (long)c.queries, (long)c.keys, (long)c.d, (long)c.dv,
+             c.causal ? ", causal" : "", c.lengths ? ", with lengths" : "");
     Block first;
     for (int turn = 0; turn < 3; turn++) {
         Block out;
@@ -1244,7 +1352,8 @@ void linear_heads(Random &random, const std::string &isa) {
         if (turn && !first.is(out.copy())) fail("the work was shared out, and the result differs");
         if (!turn) first = std::move(out);
         if (!turn)
-            for (int64_t i = 0; i < first.size / (int64_t)sizeof(C); i++) digest_of(bits_of(first.data + i * (int64_t)sizeof(C), c.dtype));
+            for (int64_t i = 0; i < first.size / (int64_t)sizeof(C); i++)
+                digest_of(bits_of(first.data + i * (int64_t)sizeof(C), c.dtype));
     }
     // The gradients of sums of out g, in doubles, each with the sum of the magnitudes of what it adds up.
     const int64_t rows = c.heads * c.groups * c.queries;
@@ -1258,7 +1367,8 @@ void linear_heads(Random &random, const std::string &isa) {
     for (int turn = 0; turn < 2; turn++) {
         Block now[3];
         for (int i = 0; i < 3; i++) now[i].make(sizes[i], 0x5a);
-        c.dq = now[0].data, c.dk = now[1].data, c.dv_ = now[2].data, c.pool = turn ? 0 : -1, c.threads = turn ? (int32_t)(1 + random.below(4)) : 1;
+        c.dq = now[0].data, c.dk = now[1].data, c.dv_ = now[2].data, c.pool = turn ? 0 : -1,
+        c.threads = turn ? (int32_t)(1 + random.below(4)) : 1;
         anymax_set_num_threads(c.threads);
         calls++;
         if (const int code = anymax_linear_vjp(&c)) fail("the gradient was refused: %s", anymax_error(code));
@@ -1267,14 +1377,16 @@ void linear_heads(Random &random, const std::string &isa) {
             if (!turn) made[i] = std::move(now[i]);
         }
         for (int i = 0; !turn && i < 3; i++)
-            for (int64_t j = 0; j < sizes[i] / (int64_t)sizeof(C); j++) digest_of(bits_of(made[i].data + j * (int64_t)sizeof(C), c.dtype));
+            for (int64_t j = 0; j < sizes[i] / (int64_t)sizeof(C); j++)
+                digest_of(bits_of(made[i].data + j * (int64_t)sizeof(C), c.dtype));
     }
     std::vector<double> want[3], size[3];
     for (int i = 0; i < 3; i++) want[i].resize((size_t)sizes[i] / sizeof(C)), size[i].resize((size_t)sizes[i] / sizeof(C));
     const auto at = [](const void *data, int64_t i) { return (double)((const C *)data)[i]; };
     const double digits = sizeof(C) == 8 ? 1e-13 : 1e-5;
     for (int64_t row = 0; row < rows; row++) {
-        const int64_t h = row / (c.groups * c.queries), there = c.lengths ? c.lengths[h] : c.keys, seen = c.causal && row % c.queries < there ? row % c.queries + 1 : there;
+        const int64_t h = row / (c.groups * c.queries), there = c.lengths ? c.lengths[h] : c.keys,
+                      seen = c.causal && row % c.queries < there ? row % c.queries + 1 : there;
         std::vector<double> sum((size_t)c.dv), big((size_t)c.dv), s((size_t)seen), steep((size_t)seen);
         double total = 0.0, most = 0.0;
         for (int64_t l = 0; l < seen; l++) {
@@ -1283,48 +1395,60 @@ void linear_heads(Random &random, const std::string &isa) {
                 const double product = c.scale * at(c.q, row * c.d + i) * at(c.k, key * c.d + i);
                 s[(size_t)l] += product, steep[(size_t)l] += fabs(product);
             }
-            const double w = 1.0 + s[(size_t)l] * (1.0 + 0.5 * s[(size_t)l]), all = 1.0 + steep[(size_t)l] * (1.0 + 0.5 * steep[(size_t)l]);
+            const double w = 1.0 + s[(size_t)l] * (1.0 + 0.5 * s[(size_t)l]),
+                         all = 1.0 + steep[(size_t)l] * (1.0 + 0.5 * steep[(size_t)l]);
             total += w, most += all;
-            for (int64_t e = 0; e < c.dv; e++) sum[(size_t)e] += w * at(c.v, key * c.dv + e), big[(size_t)e] += all * fabs(at(c.v, key * c.dv + e));
+            for (int64_t e = 0; e < c.dv; e++)
+                sum[(size_t)e] += w * at(c.v, key * c.dv + e), big[(size_t)e] += all * fabs(at(c.v, key * c.dv + e));
         }
         double mean = 0.0, mean_big = 0.0;  // of g out
         for (int64_t e = 0; e < c.dv; e++) {
             const double got = at(first.data, row * c.dv + e), mine = seen ? sum[(size_t)e] / total : 0.0;
-            if (row == lost ? seen && !std::isnan(got) : !(fabs(got - mine) <= digits * (big[(size_t)e] + fabs(mine) * most) / (seen ? total : 1.0)))
+            if (row == lost ? seen && !std::isnan(got)
+                            : !(fabs(got - mine) <= digits * (big[(size_t)e] + fabs(mine) * most) / (seen ? total : 1.0)))
                 fail("row %ld, value %ld: %.9g, and not %.9g", (long)row, (long)e, got, mine);
-            mean += mine * at(c.g, row * c.dv + e), mean_big += (seen ? (big[(size_t)e] + fabs(mine) * most) / total : 0.0) * fabs(at(c.g, row * c.dv + e));
+            mean += mine * at(c.g, row * c.dv + e),
+                mean_big += (seen ? (big[(size_t)e] + fabs(mine) * most) / total : 0.0) * fabs(at(c.g, row * c.dv + e));
         }
         for (int64_t l = 0; l < seen; l++) {
             const int64_t key = h * c.keys + l;
-            const double w = 1.0 + s[(size_t)l] * (1.0 + 0.5 * s[(size_t)l]), all = 1.0 + steep[(size_t)l] * (1.0 + 0.5 * steep[(size_t)l]), over = most / total;
+            const double w = 1.0 + s[(size_t)l] * (1.0 + 0.5 * s[(size_t)l]),
+                         all = 1.0 + steep[(size_t)l] * (1.0 + 0.5 * steep[(size_t)l]), over = most / total;
             double dw = -mean, dw_big = mean_big;
             for (int64_t e = 0; e < c.dv; e++) {
                 const double by = at(c.g, row * c.dv + e), value = at(c.v, key * c.dv + e);
                 dw += by * value, dw_big += fabs(by * value);
-                want[2][(size_t)(key * c.dv + e)] += w / total * by, size[2][(size_t)(key * c.dv + e)] += all / total * over * fabs(by);
+                want[2][(size_t)(key * c.dv + e)] += w / total * by,
+                    size[2][(size_t)(key * c.dv + e)] += all / total * over * fabs(by);
             }
-            const double ds = dw / total * (1.0 + s[(size_t)l]) * c.scale, ds_big = dw_big / total * over * (1.0 + steep[(size_t)l]) * fabs(c.scale);
+            const double ds = dw / total * (1.0 + s[(size_t)l]) * c.scale,
+                         ds_big = dw_big / total * over * (1.0 + steep[(size_t)l]) * fabs(c.scale);
             for (int64_t i = 0; i < c.d; i++) {
-                want[0][(size_t)(row * c.d + i)] += ds * at(c.k, key * c.d + i), size[0][(size_t)(row * c.d + i)] += ds_big * fabs(at(c.k, key * c.d + i));
-                want[1][(size_t)(key * c.d + i)] += ds * at(c.q, row * c.d + i), size[1][(size_t)(key * c.d + i)] += ds_big * fabs(at(c.q, row * c.d + i));
+                want[0][(size_t)(row * c.d + i)] += ds * at(c.k, key * c.d + i),
+                    size[0][(size_t)(row * c.d + i)] += ds_big * fabs(at(c.k, key * c.d + i));
+                want[1][(size_t)(key * c.d + i)] += ds * at(c.q, row * c.d + i),
+                    size[1][(size_t)(key * c.d + i)] += ds_big * fabs(at(c.q, row * c.d + i));
             }
         }
     }
     for (int i = 0; i < 3; i++)
         for (size_t j = 0; j < want[i].size(); j++)
-            if (!std::isnan(want[i][j]) && lost < 0 && !(fabs(at(made[i].data, (int64_t)j) - want[i][j]) <= 4.0 * digits * (1e-3 * (size[i][j] > 0.0) + size[i][j])))
+            if (!std::isnan(want[i][j]) && lost < 0 &&
+                !(fabs(at(made[i].data, (int64_t)j) - want[i][j]) <= 4.0 * digits * (1e-3 * (size[i][j] > 0.0) + size[i][j])))
                 fail("gradient %d, entry %ld: %.9g, and not %.9g", i, (long)j, at(made[i].data, (int64_t)j), want[i][j]);
 }
 
-// -- truncations and draws ----------------------------------------------------------------------------------------------------------------------
+// -- truncations and draws --------------------------------------------------------------------------
 
-// Random rows, steps and a map: what is left is never empty where a row has a class, holds what is drawn, is as many as the k largest say, and is
-// the same however the work is shared out and whatever a neighbour holds.
+// Random rows, steps and a map: what is left is never empty where a row has a class, holds what is drawn, is as many as the k
+// largest say, and is the same however the work is shared out and whatever a neighbour holds.
 void decoded(Random &random, const std::string &isa) {
     anymax_decode_call c;
     memset(&c, 0, sizeof c);
-    c.dtype = (int32_t)random.below(4), c.rows = 1 + random.below(6), c.n = 1 + random.below(random.chance(0.2) ? 20000 : 300), c.draws = 1 + random.below(3);
-    c.stride = c.n, c.map = random.pick({(int32_t)ANYMAX_SOFTMAX, (int32_t)ANYMAX_SOFTMAX, (int32_t)ANYMAX_SPARSEMAX, (int32_t)ANYMAX_ENTMAX, (int32_t)ANYMAX_TOPP});
+    c.dtype = (int32_t)random.below(4), c.rows = 1 + random.below(6), c.n = 1 + random.below(random.chance(0.2) ? 20000 : 300),
+    c.draws = 1 + random.below(3);
+    c.stride = c.n, c.map = random.pick({(int32_t)ANYMAX_SOFTMAX, (int32_t)ANYMAX_SOFTMAX, (int32_t)ANYMAX_SPARSEMAX,
+                                         (int32_t)ANYMAX_ENTMAX, (int32_t)ANYMAX_TOPP});
     c.param = c.map == ANYMAX_ENTMAX ? random.real(1.01, 2.5) : 0.9;
     Block x, u;
     x.make(c.rows * c.n * size_of(c.dtype), 0), u.make(c.rows * c.draws * 8, 0);
@@ -1335,17 +1459,22 @@ void decoded(Random &random, const std::string &isa) {
     }
     const int64_t lost = random.chance(0.2) ? random.below(c.rows) : -1;
     if (lost >= 0) encode(x.data + (lost * c.n + random.below(c.n)) * size_of(c.dtype), c.dtype, NaN);
-    for (int64_t i = 0; i < c.rows * c.draws; i++) ((double *)u.data)[i] = random.chance(0.1) ? 0.0 : random.chance(0.1) ? 1.0 - 0x1p-53 : random.real();
+    for (int64_t i = 0; i < c.rows * c.draws; i++)
+        ((double *)u.data)[i] = random.chance(0.1) ? 0.0 : random.chance(0.1) ? 1.0 - 0x1p-53 : random.real();
     std::vector<anymax_step> steps((size_t)random.below(5));
     int64_t most = c.n;
     for (anymax_step &step : steps) {
-        step.kind = (int32_t)random.below(ANYMAX_STEPS), step.least = (int32_t)(random.chance(0.3) ? random.below(8) : 1), step.value = random.real(1e-6, 1.0);
+        step.kind = (int32_t)random.below(ANYMAX_STEPS), step.least = (int32_t)(random.chance(0.3) ? random.below(8) : 1),
+        step.value = random.real(1e-6, 1.0);
         if (step.kind == ANYMAX_TEMPERATURE) step.value = random.chance(0.1) ? 0.0 : random.real(0.1, 3.0);
-        if (step.kind == ANYMAX_LARGEST_SCORES) step.value = (double)(1 + random.below(c.n)), most = std::min<int64_t>(most, std::max<int64_t>((int64_t)step.value, step.least));
+        if (step.kind == ANYMAX_LARGEST_SCORES)
+            step.value = (double)(1 + random.below(c.n)),
+            most = std::min<int64_t>(most, std::max<int64_t>((int64_t)step.value, step.least));
         if (step.kind == ANYMAX_DEVIATIONS) step.value *= 4.0;
     }
     c.steps = steps.data(), c.count = (int64_t)steps.size(), c.x = x.data, c.u = (const double *)u.data;
-    snprintf(words + strlen(words), sizeof words - strlen(words), "; %ld steps by %s, %s: %ld rows of %ld", (long)c.count, isa.c_str(), DTYPE[c.dtype], (long)c.rows, (long)c.n);
+    snprintf(words + strlen(words), sizeof words - strlen(words), "; %ld steps by %s, %s: %ld rows of %ld", (long)c.count,
+             isa.c_str(), DTYPE[c.dtype], (long)c.rows, (long)c.n);
     Block keep, index, log_p;
     for (int turn = 0; turn < 2; turn++) {
         Block k, i, l;
@@ -1354,18 +1483,20 @@ void decoded(Random &random, const std::string &isa) {
         anymax_set_num_threads(turn ? (int)(1 + random.below(4)) : 1);
         calls++;
         if (const int code = anymax_decode(&c)) fail("the draw was refused: %s", anymax_error(code));
-        if (turn && (!keep.is(k.copy()) || !index.is(i.copy()) || !log_p.is(l.copy()))) fail("the work was shared out, and the draws differ");
+        if (turn && (!keep.is(k.copy()) || !index.is(i.copy()) || !log_p.is(l.copy())))
+            fail("the work was shared out, and the draws differ");
         if (!turn) keep = std::move(k), index = std::move(i), log_p = std::move(l);
     }
     for (int64_t r = 0; r < c.rows; r++) {
         int64_t left = 0, live = 0;
         for (int64_t i = 0; i < c.n; i++) {
-            const bool there = decode(x.data + (r * c.n + i) * size_of(c.dtype), c.dtype) != -INF, kept = keep.data[r * c.n + i] == 1;
+            const bool there = decode(x.data + (r * c.n + i) * size_of(c.dtype), c.dtype) != -INF,
+                       kept = keep.data[r * c.n + i] == 1;
             if (keep.data[r * c.n + i] & ~1) fail("row %ld: a byte that is no truth value", (long)r);
             if (kept && !there) fail("row %ld keeps a class of -inf", (long)r);
             left += kept, live += there;
         }
-        if (r != lost && (live ? left < 1 : left) ) fail("row %ld of %ld classes has %ld left", (long)r, (long)live, (long)left);
+        if (r != lost && (live ? left < 1 : left)) fail("row %ld of %ld classes has %ld left", (long)r, (long)live, (long)left);
         if (r != lost && left > most) fail("row %ld has %ld left, and not at most %ld", (long)r, (long)left, (long)most);
         for (int64_t d = r * c.draws; d < (r + 1) * c.draws; d++) {
             const int64_t drawn = ((int64_t *)index.data)[d];
@@ -1374,15 +1505,17 @@ void decoded(Random &random, const std::string &isa) {
                 if (drawn != -1) fail("row %ld has no class to draw, and %ld was", (long)r, (long)drawn);
                 continue;
             }
-            if (drawn < 0 || drawn >= c.n || keep.data[r * c.n + drawn] != 1) fail("row %ld: the class %ld is not left, and was drawn", (long)r, (long)drawn);
+            if (drawn < 0 || drawn >= c.n || keep.data[r * c.n + drawn] != 1)
+                fail("row %ld: the class %ld is not left, and was drawn", (long)r, (long)drawn);
             if (!(log_of <= 1e-6) || log_of == -INF) fail("row %ld: log p %g", (long)r, log_of);
         }
     }
 }
 
-// -- ragged rows ----------------------------------------------------------------------------------------------------------------------------
+// -- ragged rows ------------------------------------------------------------------------------------
 
-// Random segments, heads, layouts and orders: each row is what a call of it alone makes, to the last bit, however many threads share the work.
+// Random segments, heads, layouts and orders: each row is what a call of it alone makes, to the last bit, however many threads
+// share the work.
 void ragged(Random &random, const std::string &isa) {
     anymax_call c;
     memset(&c, 0, sizeof c);
@@ -1393,14 +1526,22 @@ void ragged(Random &random, const std::string &isa) {
     if (has_loss(c.map)) ops.insert(ops.end(), {ANYMAX_LOSS, ANYMAX_LOSS_GRAD, ANYMAX_THRESHOLD});
     if (map.slope) ops.insert(ops.end(), {ANYMAX_SLOPE, ANYMAX_LOSS});
     c.op = ops[(size_t)random.below((int64_t)ops.size())];
-    c.param = c.map == ANYMAX_TAYLOR ? 2.0 : c.map == ANYMAX_TOPK ? (double)(1 + random.below(6)) : c.map == ANYMAX_TOPP ? 0.9 : c.map == ANYMAX_BUDGET || c.map == ANYMAX_PERTURB ? 1.0 : random.pick({1.5, 2.0, 1.25, random.real(1.05, 3.0)});
+    c.param = c.map == ANYMAX_TAYLOR                              ? 2.0
+              : c.map == ANYMAX_TOPK                              ? (double)(1 + random.below(6))
+              : c.map == ANYMAX_TOPP                              ? 0.9
+              : c.map == ANYMAX_BUDGET || c.map == ANYMAX_PERTURB ? 1.0
+                                                                  : random.pick({1.5, 2.0, 1.25, random.real(1.05, 3.0)});
     c.noise = (int32_t)random.below(5), c.nodes = 32;
-    c.outer = random.below(14), c.inner = random.pick({(int64_t)1, (int64_t)1, (int64_t)2, (int64_t)3, (int64_t)4, (int64_t)8, (int64_t)17});
+    c.outer = random.below(14),
+    c.inner = random.pick({(int64_t)1, (int64_t)1, (int64_t)2, (int64_t)3, (int64_t)4, (int64_t)8, (int64_t)17});
     const int64_t size = size_of(c.dtype), wide = c.dtype == ANYMAX_F64 ? 8 : 4, heads = c.inner, rows = c.outer * heads;
     std::vector<int64_t> ptr = {0};
     const int64_t usual = 1 + random.below(c.map == ANYMAX_PERTURB ? 12 : 70);
     for (int64_t s = 0; s < c.outer; s++)
-        ptr.push_back(ptr.back() + (random.chance(0.2) ? 0 : random.chance(0.5) ? usual : random.chance(0.1) && c.map != ANYMAX_PERTURB ? random.below(3000) : random.below(usual + 20)));
+        ptr.push_back(ptr.back() + (random.chance(0.2)                              ? 0
+                                    : random.chance(0.5)                            ? usual
+                                    : random.chance(0.1) && c.map != ANYMAX_PERTURB ? random.below(3000)
+                                                                                    : random.below(usual + 20)));
     c.n = ptr.back();
     std::vector<int64_t> order((size_t)c.n);
     std::iota(order.begin(), order.end(), 0);
@@ -1412,17 +1553,22 @@ void ragged(Random &random, const std::string &isa) {
     Block x, p, g, out, index, scale, result, slope, params;
     for (Block *b : {&x, &p, &g}) {
         b->make(places * size, 0);
-        for (int64_t i = 0; i < places; i++) encode(b->data + i * size, c.dtype, random.chance(0.03) && b == &x ? -INF : random.normal() * 2.0);
+        for (int64_t i = 0; i < places; i++)
+            encode(b->data + i * size, c.dtype, random.chance(0.03) && b == &x ? -INF : random.normal() * 2.0);
     }
-    out.make(places * size, 0xa5), index.make(rows * 8, 0), scale.make(rows * wide, 0), result.make(rows * wide, 0xa5), slope.make(rows * wide, 0xa5), params.make(rows * 8, 0);
+    out.make(places * size, 0xa5), index.make(rows * 8, 0), scale.make(rows * wide, 0), result.make(rows * wide, 0xa5),
+        slope.make(rows * wide, 0xa5), params.make(rows * 8, 0);
     for (int64_t r = 0; r < rows; r++) {
         const int64_t n = ptr[(size_t)(r / heads) + 1] - ptr[(size_t)(r / heads)];
         ((int64_t *)index.data)[r] = n && random.chance(0.9) ? random.below(n) : -1;
         encode(scale.data + r * wide, wide == 8 ? ANYMAX_F64 : ANYMAX_F32, random.real(0.1, 2.0));
-        ((double *)params.data)[r] = c.map == ANYMAX_TOPP ? random.real(0.3, 1.0) : c.map == ANYMAX_BUDGET ? 1.0 : random.pick({1.5, 2.0, random.real(1.05, 3.0)});
+        ((double *)params.data)[r] = c.map == ANYMAX_TOPP     ? random.real(0.3, 1.0)
+                                     : c.map == ANYMAX_BUDGET ? 1.0
+                                                              : random.pick({1.5, 2.0, random.real(1.05, 3.0)});
     }
     const auto view = [&](Block &b) { return anymax_view{b.data, 0, inner, cls}; };
-    const bool backward = c.op == ANYMAX_VJP || c.op == ANYMAX_LOG_VJP || c.op == ANYMAX_SLOPE, to_rows = c.op != ANYMAX_LOSS && c.op != ANYMAX_THRESHOLD && c.op != ANYMAX_SLOPE;
+    const bool backward = c.op == ANYMAX_VJP || c.op == ANYMAX_LOG_VJP || c.op == ANYMAX_SLOPE,
+               to_rows = c.op != ANYMAX_LOSS && c.op != ANYMAX_THRESHOLD && c.op != ANYMAX_SLOPE;
     c.params = row_params && c.op != ANYMAX_LOG && c.op != ANYMAX_LOG_VJP ? (const double *)params.data : nullptr;
     if (c.op != ANYMAX_SLOPE) c.x = view(x);
     if (backward) c.p = view(p), c.g = view(g);
@@ -1437,10 +1583,13 @@ void ragged(Random &random, const std::string &isa) {
     Block kept, nothing;
     if (segments.order && (c.op == ANYMAX_FORWARD || c.op == ANYMAX_VJP || c.op == ANYMAX_SLOPE) && random.chance(0.5)) {
         kept.make(c.n * heads * size, 0xa5), segments.kept = kept.data;
-        for (int64_t i = 0; c.op != ANYMAX_FORWARD && i < c.n * heads; i++) memcpy(kept.data + i * size, p.data + (order[(size_t)(i / heads)] * cls + i % heads * inner) * size, (size_t)size);
+        for (int64_t i = 0; c.op != ANYMAX_FORWARD && i < c.n * heads; i++)
+            memcpy(kept.data + i * size, p.data + (order[(size_t)(i / heads)] * cls + i % heads * inner) * size, (size_t)size);
         if (c.op != ANYMAX_FORWARD) nothing.make(places * size, 0), c.p = view(nothing);
     }
-    snprintf(words + strlen(words), sizeof words - strlen(words), "; segments by %s, op %d, map %d, %s: %ld of %ld heads, %ld entries", isa.c_str(), c.op, c.map, DTYPE[c.dtype], (long)c.outer, (long)heads, (long)c.n);
+    snprintf(words + strlen(words), sizeof words - strlen(words),
+             "; segments by %s, op %d, map %d, %s: %ld of %ld heads, %ld entries", isa.c_str(), c.op, c.map, DTYPE[c.dtype],
+             (long)c.outer, (long)heads, (long)c.n);
     c.pool = random.chance(0.5) ? 0 : -1;
     anymax_set_num_threads((int)(1 + random.below(4)));
     calls++;
@@ -1453,8 +1602,10 @@ void ragged(Random &random, const std::string &isa) {
         const int32_t kind = wide == 8 ? ANYMAX_F64 : ANYMAX_F32;
         if (!n) {
             const double empty = c.op == ANYMAX_THRESHOLD ? -INF : 0.0;
-            if (!to_rows && decode(each, kind) != empty) fail("segment %ld has no entry and the number %g", (long)s, decode(each, kind));
-            if (c.slope && decode(slope.data + r * wide, kind) != 0.0) fail("segment %ld has no entry and the slope %g", (long)s, decode(slope.data + r * wide, kind));
+            if (!to_rows && decode(each, kind) != empty)
+                fail("segment %ld has no entry and the number %g", (long)s, decode(each, kind));
+            if (c.slope && decode(slope.data + r * wide, kind) != 0.0)
+                fail("segment %ld has no entry and the slope %g", (long)s, decode(slope.data + r * wide, kind));
             continue;
         }
         Block rx, rp, rg, rout;
@@ -1476,17 +1627,25 @@ void ragged(Random &random, const std::string &isa) {
         if (one.slope) one.slope = own_slope;
         calls++;
         if (const int code = anymax_run(&one)) fail("row %ld alone was refused: %s", (long)r, anymax_error(code));
-        if (!to_rows && bits_of(each, kind) != bits_of(number, kind)) fail("row %ld is %.9g, and alone %.9g", (long)r, decode(each, kind), decode(number, kind));
-        if (c.slope && bits_of(slope.data + r * wide, kind) != bits_of(own_slope, kind)) fail("the slope of row %ld is %.9g, and alone %.9g", (long)r, decode(slope.data + r * wide, kind), decode(own_slope, kind));
+        if (!to_rows && bits_of(each, kind) != bits_of(number, kind))
+            fail("row %ld is %.9g, and alone %.9g", (long)r, decode(each, kind), decode(number, kind));
+        if (c.slope && bits_of(slope.data + r * wide, kind) != bits_of(own_slope, kind))
+            fail("the slope of row %ld is %.9g, and alone %.9g", (long)r, decode(slope.data + r * wide, kind),
+                 decode(own_slope, kind));
         for (int64_t k = 0; to_rows && k < n; k++) {
             written[(size_t)place(k)] = true;
             const char *got = out.data + place(k) * size;
-            if (segments.kept && c.op == ANYMAX_FORWARD && memcmp(kept.data + ((first + k) * heads + h) * size, got, (size_t)size)) fail("entry %ld of row %ld is kept as another", (long)k, (long)r);
-            if (bits_of(got, c.dtype) != bits_of(rout.data + k * size, c.dtype)) fail("entry %ld of row %ld is %.9g, and alone %.9g", (long)k, (long)r, decode(got, c.dtype), decode(rout.data + k * size, c.dtype));
+            if (segments.kept && c.op == ANYMAX_FORWARD &&
+                memcmp(kept.data + ((first + k) * heads + h) * size, got, (size_t)size))
+                fail("entry %ld of row %ld is kept as another", (long)k, (long)r);
+            if (bits_of(got, c.dtype) != bits_of(rout.data + k * size, c.dtype))
+                fail("entry %ld of row %ld is %.9g, and alone %.9g", (long)k, (long)r, decode(got, c.dtype),
+                     decode(rout.data + k * size, c.dtype));
         }
     }
     for (int64_t i = 0; i < places * size; i++)
-        if (!written[(size_t)(i / size)] && out.data[i] != (char)0xa5) fail("byte %ld between the entries was written", (long)i);
+        if (!written[(size_t)(i / size)] && out.data[i] != (char)0xa5)
+            fail("byte %ld between the entries was written", (long)i);
     // what must be refused
     if (c.outer && c.n && rows) {
         std::vector<int64_t> wrong = ptr;
@@ -1501,7 +1660,7 @@ void ragged(Random &random, const std::string &isa) {
     }
 }
 
-// -- orders, choices, Sinkhorn, tables, an index -------------------------------------------------------------------------------------------
+// -- orders, choices, Sinkhorn, tables, an index ----------------------------------------------------
 
 // `to` becomes what `call` writes to it, the same bits by one thread and by several.
 template <class F>
@@ -1533,11 +1692,14 @@ template <class C>
 void ordered(Random &random, const std::string &isa) {
     anymax_order_call c;
     memset(&c, 0, sizeof c);
-    c.dtype = sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, c.rows = random.below(6), c.n = 1 + random.below(random.chance(0.1) ? 5000 : 300);
-    c.sorted = random.chance(0.5), c.descending = random.chance(0.5), c.kl = random.chance(0.5), c.strength = pow(10.0, random.real(-3.0, 2.0));
+    c.dtype = sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, c.rows = random.below(6),
+    c.n = 1 + random.below(random.chance(0.1) ? 5000 : 300);
+    c.sorted = random.chance(0.5), c.descending = random.chance(0.5), c.kl = random.chance(0.5),
+    c.strength = pow(10.0, random.real(-3.0, 2.0));
     const int64_t rows = c.rows, n = c.n, lost = rows && random.chance(0.2) ? random.below(rows) : -1;
-    snprintf(words + strlen(words), sizeof words - strlen(words), "; an order by %s, %s: %ld rows of %ld, sorted %d, descending %d, kl %d, strength %g", isa.c_str(),
-             DTYPE[c.dtype], (long)rows, (long)n, c.sorted, c.descending, c.kl, c.strength);
+    snprintf(words + strlen(words), sizeof words - strlen(words),
+             "; an order by %s, %s: %ld rows of %ld, sorted %d, descending %d, kl %d, strength %g", isa.c_str(), DTYPE[c.dtype],
+             (long)rows, (long)n, c.sorted, c.descending, c.kl, c.strength);
     Block x, order, out, g, back;
     random_rows<C>(random, x, rows, n, lost), random_rows<C>(random, g, rows, n, -1);
     for (int64_t i = 0; i < rows * n; i++)
@@ -1552,7 +1714,8 @@ void ordered(Random &random, const std::string &isa) {
     c.order = random.chance(0.5) ? (int32_t *)order.data : nullptr;
     twice(random, out, x.size, "an order", [&](char *to, int pool) { return c.out = to, c.pool = pool, anymax_order(&c); });
     c.order = (int32_t *)order.data, c.p = out.data, c.g = g.data;
-    twice(random, back, x.size, "its gradient", [&](char *to, int pool) { return c.out = to, c.pool = pool, anymax_order_vjp(&c); });
+    twice(random, back, x.size, "its gradient",
+          [&](char *to, int pool) { return c.out = to, c.pool = pool, anymax_order_vjp(&c); });
     const auto at = [n](const Block &b, int64_t r, int64_t i) { return (double)((const C *)b.data)[r * n + i]; };
     for (int64_t r = 0; r < rows; r++) {
         std::vector<char> named((size_t)n);
@@ -1562,7 +1725,8 @@ void ordered(Random &random, const std::string &isa) {
             const uint32_t i = (uint32_t)c.order[r * n + j] & 0x7fffffffu;
             if (i >= (uint64_t)n || named[i]++) fail("row %ld: the order names class %u", (long)r, i);
             if (r == lost) {
-                if (at(out, r, j) == at(out, r, j) || at(back, r, j) == at(back, r, j)) fail("row %ld is poisoned, and has a number", (long)r);
+                if (at(out, r, j) == at(out, r, j) || at(back, r, j) == at(back, r, j))
+                    fail("row %ld is poisoned, and has a number", (long)r);
                 continue;
             }
             const double v = at(x, r, j), p = at(out, r, j);
@@ -1572,11 +1736,14 @@ void ordered(Random &random, const std::string &isa) {
         }
         if (c.order[r * n] >= 0) fail("row %ld: the first block does not begin at its first place", (long)r);
         if (r == lost || c.kl) continue;
-        const double want = c.sorted ? sum_of_x : 0.5 * (double)there * ((double)there + 1.0), size = c.sorted ? most * (double)n + (double)(n * n) / c.strength : (double)(n * n);
-        if (!(fabs(sum - want) <= (sizeof(C) == 8 ? 1e-9 : 1e-4) * (1.0 + size))) fail("row %ld adds up to %g, not %g", (long)r, sum, want);
+        const double want = c.sorted ? sum_of_x : 0.5 * (double)there * ((double)there + 1.0),
+                     size = c.sorted ? most * (double)n + (double)(n * n) / c.strength : (double)(n * n);
+        if (!(fabs(sum - want) <= (sizeof(C) == 8 ? 1e-9 : 1e-4) * (1.0 + size)))
+            fail("row %ld adds up to %g, not %g", (long)r, sum, want);
         for (int64_t j = 1; j < n && !c.sorted; j++) {
             const int64_t a = c.order[r * n + j - 1] & 0x7fffffff, b = c.order[r * n + j] & 0x7fffffff;
-            if (at(x, r, b) > -INF && at(out, r, b) > at(out, r, a) * (1.0 + 1e-5) + 1e-5) fail("row %ld: class %ld ranks above class %ld", (long)r, (long)b, (long)a);
+            if (at(x, r, b) > -INF && at(out, r, b) > at(out, r, a) * (1.0 + 1e-5) + 1e-5)
+                fail("row %ld: class %ld ranks above class %ld", (long)r, (long)b, (long)a);
         }
     }
     if (!rows) return;
@@ -1592,18 +1759,25 @@ void chosen(Random &random, const std::string &isa) {
     anymax_choice_call c;
     memset(&c, 0, sizeof c);
     c.dtype = (int32_t)random.below(4), c.rows = random.below(6), c.groups = random.pick<int64_t>({1, 1, 2, 8});
-    c.n = c.groups * (1 + random.below(40)), c.kept = 1 + random.below(c.groups), c.most = 1 + random.below(c.n / c.groups), c.k = 1 + random.below(c.n);
-    snprintf(words + strlen(words), sizeof words - strlen(words), "; a choice by %s, %s: %ld rows of %ld, k %ld, %ld of %ld groups, by %ld", isa.c_str(), DTYPE[c.dtype],
+    c.n = c.groups * (1 + random.below(40)), c.kept = 1 + random.below(c.groups), c.most = 1 + random.below(c.n / c.groups),
+    c.k = 1 + random.below(c.n);
+    snprintf(words + strlen(words), sizeof words - strlen(words),
+             "; a choice by %s, %s: %ld rows of %ld, k %ld, %ld of %ld groups, by %ld", isa.c_str(), DTYPE[c.dtype],
              (long)c.rows, (long)c.n, (long)c.k, (long)c.kept, (long)c.groups, (long)c.most);
     Block x, index;
     const int64_t size = size_of(c.dtype);
     x.make(c.rows * c.n * size, 0);
     for (int64_t i = 0; i < c.rows * c.n; i++) {
         const double v = random.normal() * 3.0;
-        encode(x.data + i * size, c.dtype, random.chance(0.02) ? -INF : random.chance(0.001) ? NaN : random.chance(0.3) ? floor(v) : v);
+        encode(x.data + i * size, c.dtype,
+               random.chance(0.02)    ? -INF
+               : random.chance(0.001) ? NaN
+               : random.chance(0.3)   ? floor(v)
+                                      : v);
     }
     c.x = x.data;
-    twice(random, index, c.rows * c.k * 8, "a choice", [&](char *to, int pool) { return c.index = (int64_t *)to, c.pool = pool, anymax_choose(&c); });
+    twice(random, index, c.rows * c.k * 8, "a choice",
+          [&](char *to, int pool) { return c.index = (int64_t *)to, c.pool = pool, anymax_choose(&c); });
     for (int64_t r = 0; r < c.rows; r++) {
         const auto score = [&](int64_t i) { return decode(x.data + (r * c.n + i) * size, c.dtype); };
         std::vector<int64_t> order;
@@ -1616,8 +1790,10 @@ void chosen(Random &random, const std::string &isa) {
         std::vector<char> named((size_t)c.n);
         for (int64_t j = 0; j < c.k; j++) {
             const int64_t i = ((const int64_t *)index.data)[r * c.k + j];
-            if (i < -1 || i >= c.n || (i >= 0 && (bad || score(i) == -INF || named[(size_t)i]++))) fail("row %ld: class %ld was chosen", (long)r, (long)i);
-            if (c.groups == 1 && i != order[(size_t)j]) fail("row %ld: choice %ld is %ld, not %ld", (long)r, (long)j, (long)i, (long)order[(size_t)j]);
+            if (i < -1 || i >= c.n || (i >= 0 && (bad || score(i) == -INF || named[(size_t)i]++)))
+                fail("row %ld: class %ld was chosen", (long)r, (long)i);
+            if (c.groups == 1 && i != order[(size_t)j])
+                fail("row %ld: choice %ld is %ld, not %ld", (long)r, (long)j, (long)i, (long)order[(size_t)j]);
         }
     }
 }
@@ -1627,11 +1803,13 @@ template <class C>
 void transported(Random &random, const std::string &isa) {
     anymax_sinkhorn_call c;
     memset(&c, 0, sizeof c);
-    c.dtype = sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, c.count = random.below(40), c.n = 1 + random.below(12), c.m = 1 + random.below(12);
+    c.dtype = sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, c.count = random.below(40), c.n = 1 + random.below(12),
+    c.m = 1 + random.below(12);
     if (random.chance(0.1)) c.count = 1 + random.below(2), c.n = 1 + random.below(150), c.m = 1 + random.below(150);
     c.iterations = 1 + random.below(6), c.temperature = random.pick({0.3, 1.0, 10.0});
     const int64_t entries = c.n * c.m, lost = c.count && random.chance(0.2) ? random.below(c.count) : -1;
-    snprintf(words + strlen(words), sizeof words - strlen(words), "; Sinkhorn by %s, %s: %ld matrices of %ld x %ld, %ld iterations", isa.c_str(), DTYPE[c.dtype], (long)c.count,
+    snprintf(words + strlen(words), sizeof words - strlen(words),
+             "; Sinkhorn by %s, %s: %ld matrices of %ld x %ld, %ld iterations", isa.c_str(), DTYPE[c.dtype], (long)c.count,
              (long)c.n, (long)c.m, (long)c.iterations);
     Block x, rows, g, out, left;
     x.make(c.count * entries * (int64_t)sizeof(C), 0), rows.make(c.n * (int64_t)sizeof(C), 0), left.make(c.count * 8, 0);
@@ -1647,7 +1825,8 @@ void transported(Random &random, const std::string &isa) {
             double sum = 0.0;
             for (int64_t i = 0; i < c.n; i++) sum += (double)((C *)out.data)[k * entries + i * c.m + j];
             const double want = (c.rows ? total : (double)c.n) / (double)c.m;
-            if (k == lost ? sum == sum : !(fabs(sum - want) <= (sizeof(C) == 8 ? 1e-10 : 1e-4) * want)) fail("matrix %ld, column %ld: %g, not %g", (long)k, (long)j, sum, want);
+            if (k == lost ? sum == sum : !(fabs(sum - want) <= (sizeof(C) == 8 ? 1e-10 : 1e-4) * want))
+                fail("matrix %ld, column %ld: %g, not %g", (long)k, (long)j, sum, want);
         }
     random_rows<C>(random, g, c.count, entries, -1);
     for (int64_t i = 0; i < c.count * entries; i++)
@@ -1656,7 +1835,8 @@ void transported(Random &random, const std::string &isa) {
     c.out = out.data, c.pool = 0;
     if (const int code = anymax_sinkhorn(&c)) fail("Sinkhorn's gradient: refused: %s", anymax_error(code));
     for (int64_t i = 0; i < c.count * entries; i++)
-        if (i / entries != lost && !(fabs((double)((C *)out.data)[i]) < INF)) fail("matrix %ld: a derivative of %g", (long)(i / entries), (double)((C *)out.data)[i]);
+        if (i / entries != lost && !(fabs((double)((C *)out.data)[i]) < INF))
+            fail("matrix %ld: a derivative of %g", (long)(i / entries), (double)((C *)out.data)[i]);
 }
 
 // The link max(t, 0), which is that of sparsemax, as a table; and s = p, which gives the gradient of softmax.
@@ -1682,11 +1862,14 @@ void by_table(Random &random, const std::string &isa) {
     c.rows = random.below(6), c.n = 1 + random.below(random.chance(0.1) ? 3000 : 200), c.mass = c.most = 1.0;
     c.link = anymax_table{cells.data(), (int64_t)cells.size() / 4, SHIFT, 1, 0.0, 1.0, 1.0, low, high, 0.0f, high};
     const int64_t lost = c.rows && random.chance(0.2) ? random.below(c.rows) : -1, size = size_of(c.dtype);
-    snprintf(words + strlen(words), sizeof words - strlen(words), "; a table by %s, %s: %ld rows of %ld", isa.c_str(), DTYPE[c.dtype], (long)c.rows, (long)c.n);
+    snprintf(words + strlen(words), sizeof words - strlen(words), "; a table by %s, %s: %ld rows of %ld", isa.c_str(),
+             DTYPE[c.dtype], (long)c.rows, (long)c.n);
     Block scores, x, g, out, tau;
     random_rows<float>(random, scores, c.rows, c.n, lost);
     x.make(c.rows * c.n * size, 0), g.make(x.size, 0), tau.make(c.rows * 4, 0x5a);
-    for (int64_t i = 0; i < c.rows * c.n; i++) encode(x.data + i * size, c.dtype, (double)((float *)scores.data)[i]), encode(g.data + i * size, c.dtype, random.normal());
+    for (int64_t i = 0; i < c.rows * c.n; i++)
+        encode(x.data + i * size, c.dtype, (double)((float *)scores.data)[i]),
+            encode(g.data + i * size, c.dtype, random.normal());
     c.x = x.data, c.tau = random.chance(0.5) ? (float *)tau.data : nullptr;
     twice(random, out, x.size, "a table", [&](char *to, int pool) { return c.out = to, c.pool = pool, anymax_tabled(&c); });
     const double loose = c.dtype == ANYMAX_F32 ? 1e-4 : 2e-2;
@@ -1694,34 +1877,42 @@ void by_table(Random &random, const std::string &isa) {
     for (int64_t r = 0; r < c.rows; r++) {
         double sum = 0.0;
         bool bad = false, any = false;
-        for (int64_t i = r * c.n; i < (r + 1) * c.n; i++) bad = bad || !(at(x, i) < INF), any = any || at(x, i) > -INF, sum += at(out, i);
+        for (int64_t i = r * c.n; i < (r + 1) * c.n; i++)
+            bad = bad || !(at(x, i) < INF), any = any || at(x, i) > -INF, sum += at(out, i);
         if (bad ? sum == sum : !(fabs(sum - (double)any) <= loose)) fail("row %ld adds up to %g", (long)r, sum);
     }
     const Block p = std::move(out);
     Block back;
     c.x = p.data, c.g = g.data, c.tau = nullptr;
-    twice(random, back, x.size, "a table's gradient", [&](char *to, int pool) { return c.out = to, c.pool = pool, anymax_tabled(&c); });
+    twice(random, back, x.size, "a table's gradient",
+          [&](char *to, int pool) { return c.out = to, c.pool = pool, anymax_tabled(&c); });
     for (int64_t r = 0; r < c.rows; r++) {
         double mass = 0.0, mean = 0.0;
         for (int64_t i = r * c.n; i < (r + 1) * c.n; i++) mass += at(p, i), mean += at(p, i) * at(g, i);
         for (int64_t i = r * c.n; i < (r + 1) * c.n && mass > 0.5; i++)
-            if (!(fabs(at(back, i) - at(p, i) * (at(g, i) - mean / mass)) <= 4.0 * loose)) fail("row %ld: a derivative of %g", (long)r, at(back, i));
+            if (!(fabs(at(back, i) - at(p, i) * (at(g, i) - mean / mass)) <= 4.0 * loose))
+                fail("row %ld: a derivative of %g", (long)r, at(back, i));
     }
 }
 
 // An index is sorted as std::stable_sort does it, and its first entry out of range is named.
 void indexed(Random &random) {
-    const int64_t count = random.below(random.chance(0.1) ? 300000 : 300), segments = 1 + random.below(random.chance(0.5) ? 5 : 400);
+    const int64_t count = random.below(random.chance(0.1) ? 300000 : 300),
+                  segments = 1 + random.below(random.chance(0.5) ? 5 : 400);
     std::vector<int64_t> index((size_t)count), ptr((size_t)segments + 1, 7), order((size_t)count, 7), want((size_t)count);
     for (int64_t &s : index) s = random.below(segments);
     const bool in_order = random.chance(0.4);
     if (in_order) std::sort(index.begin(), index.end());
     int64_t stray = -1;
-    if (count && random.chance(0.2)) stray = random.below(count), index[(size_t)stray] = random.pick<int64_t>({-1, segments, INT64_MAX, INT64_MIN});
-    snprintf(words + strlen(words), sizeof words - strlen(words), "; an index of %ld entries and %ld segments, in order %d, stray %ld", (long)count, (long)segments, in_order, (long)stray);
+    if (count && random.chance(0.2))
+        stray = random.below(count), index[(size_t)stray] = random.pick<int64_t>({-1, segments, INT64_MAX, INT64_MIN});
+    snprintf(words + strlen(words), sizeof words - strlen(words),
+             "; an index of %ld entries and %ld segments, in order %d, stray %ld", (long)count, (long)segments, in_order,
+             (long)stray);
     anymax_set_num_threads((int)(1 + random.below(4)));
     calls++;
-    const int64_t done = anymax_sort_segments(index.data(), count, segments, ptr.data(), order.data(), random.chance(0.5) ? 0 : -1);
+    const int64_t done =
+        anymax_sort_segments(index.data(), count, segments, ptr.data(), order.data(), random.chance(0.5) ? 0 : -1);
     if (stray >= 0) {
         if (done != -1 - stray) fail("entry %ld is out of range, and the answer is %ld", (long)stray, (long)done);
         return;
@@ -1747,7 +1938,8 @@ void one_case(uint64_t seed, const std::vector<std::string> &units) {
     make(random, c, said);
     describe(seed, c, said, isa);
     if (verbose) printf("%s\n", words);
-    if (getenv("FUZZROW")) for (int64_t i = 0, r = atoi(getenv("FUZZROW")); i < c.shape.n; i++) printf("%.17g\n", c.score(r, i));
+    if (getenv("FUZZROW"))
+        for (int64_t i = 0, r = atoi(getenv("FUZZROW")); i < c.shape.n; i++) printf("%.17g\n", c.score(r, i));
     made[c.op][c.map]++;
     const Result got = counted(c, How{random.chance(0.5) ? 0 : -1, 1 + (int)random.below(3), 0, -1});
     digest_of(got);
@@ -1771,7 +1963,7 @@ void one_case(uint64_t seed, const std::vector<std::string> &units) {
     words[0] = 0;
 }
 
-// -- calls that must be refused ------------------------------------------------------------------------------------------------------------
+// -- calls that must be refused ---------------------------------------------------------------------
 
 void refused() {
     const int64_t rows = 3, n = 40, k = 5;
@@ -1781,14 +1973,19 @@ void refused() {
     for (int32_t op = 0; op < ANYMAX_OPS; op++)
         for (int32_t map = 0; map < ANYMAX_MAPS; map++)
             for (int32_t dtype = 0; dtype < 4; dtype++) {
-                std::vector<char> out = outputs(), value = outputs(), tau = outputs(), positions = outputs(), s_index = outputs(), s_value = outputs(),
-                                  s_count = outputs();
+                std::vector<char> out = outputs(), value = outputs(), tau = outputs(), positions = outputs(),
+                                  s_index = outputs(), s_value = outputs(), s_count = outputs();
                 std::vector<int64_t> index((size_t)rows, 1);
                 std::vector<double> params((size_t)rows, 1.5);
                 anymax_call good;
                 memset(&good, 0, sizeof good);
-                good.op = op, good.map = map, good.dtype = dtype, good.outer = rows, good.inner = 1, good.n = n, good.nodes = 16;
-                good.param = op == ANYMAX_LARGEST ? (double)k : map == ANYMAX_TOPP ? 0.5 : map == ANYMAX_TOPK ? 3.0 : map == ANYMAX_TAYLOR ? 2.0 : 1.5;
+                good.op = op, good.map = map, good.dtype = dtype, good.outer = rows, good.inner = 1, good.n = n,
+                good.nodes = 16;
+                good.param = op == ANYMAX_LARGEST   ? (double)k
+                             : map == ANYMAX_TOPP   ? 0.5
+                             : map == ANYMAX_TOPK   ? 3.0
+                             : map == ANYMAX_TAYLOR ? 2.0
+                                                    : 1.5;
                 if (op == ANYMAX_LOG || op == ANYMAX_LOG_VJP) good.param = map == ANYMAX_ENTMAX ? 1.0 : good.param;
                 const anymax_view view{bytes.data(), n, 0, 1};
                 good.x = good.p = good.g = good.upper = view;
@@ -1814,7 +2011,8 @@ void refused() {
                     refuse(good, "nothing else wrong");
                     continue;
                 }
-                if (op == ANYMAX_LARGEST && map != ANYMAX_TOPK && map != ANYMAX_SOFTMAX) continue;  // `param` is k and the map's at once
+                if (op == ANYMAX_LARGEST && map != ANYMAX_TOPK && map != ANYMAX_SOFTMAX)
+                    continue;  // `param` is k and the map's at once
                 with("an operation below all", [](anymax_call &c) { c.op = -1; });
                 with("an operation above all", [](anymax_call &c) { c.op = ANYMAX_OPS; });
                 with("a map below all", [](anymax_call &c) { c.map = -1; });
@@ -1830,23 +2028,28 @@ void refused() {
                 with("fewer than no rows, twice", [](anymax_call &c) { c.outer = c.inner = -1; });
                 with("too many rows", [](anymax_call &c) { c.outer = INT64_MAX; });
                 with("too many rows, in two", [](anymax_call &c) { c.outer = c.inner = (int64_t)1 << 33; });
-                if (op != ANYMAX_VJP && op != ANYMAX_LOG_VJP && op != ANYMAX_SLOPE) with("no x", [](anymax_call &c) { c.x.data = nullptr; });
-                if ((op == ANYMAX_VJP || op == ANYMAX_SLOPE) && needs_scores(map)) with("no x", [](anymax_call &c) { c.x.data = nullptr; });
+                if (op != ANYMAX_VJP && op != ANYMAX_LOG_VJP && op != ANYMAX_SLOPE)
+                    with("no x", [](anymax_call &c) { c.x.data = nullptr; });
+                if ((op == ANYMAX_VJP || op == ANYMAX_SLOPE) && needs_scores(map))
+                    with("no x", [](anymax_call &c) { c.x.data = nullptr; });
                 if (op == ANYMAX_VJP || op == ANYMAX_LOG_VJP || op == ANYMAX_SLOPE) {
                     with("no p", [](anymax_call &c) { c.p.data = nullptr; });
                     with("no g", [](anymax_call &c) { c.g.data = nullptr; });
                 }
-                if (op != ANYMAX_LOSS && op != ANYMAX_THRESHOLD && op != ANYMAX_SLOPE) with("no out", [](anymax_call &c) { c.out.data = nullptr; });
+                if (op != ANYMAX_LOSS && op != ANYMAX_THRESHOLD && op != ANYMAX_SLOPE)
+                    with("no out", [](anymax_call &c) { c.out.data = nullptr; });
                 if (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD) with("no index", [](anymax_call &c) { c.index = nullptr; });
-                if (op == ANYMAX_LOSS || op == ANYMAX_SLOPE) with("no value", [](anymax_call &c) { c.value = nullptr, c.out.data = nullptr; });
+                if (op == ANYMAX_LOSS || op == ANYMAX_SLOPE)
+                    with("no value", [](anymax_call &c) { c.value = nullptr, c.out.data = nullptr; });
                 if (op == ANYMAX_LOSS && !MAPS[map].slope) with("a slope", [&](anymax_call &c) { c.slope = positions.data(); });
                 if (op == ANYMAX_LOSS_GRAD) with("no scale", [](anymax_call &c) { c.scale = nullptr; });
                 if (op == ANYMAX_THRESHOLD) with("no tau", [](anymax_call &c) { c.tau = nullptr; });
                 if (op == ANYMAX_LARGEST) with("no positions", [](anymax_call &c) { c.positions = nullptr; });
-                if (map == ANYMAX_ENTMAX || map == ANYMAX_BUDGET || map == ANYMAX_NORMMAX || map == ANYMAX_TOPK || map == ANYMAX_TOPP || map == ANYMAX_TAYLOR ||
-                    map == ANYMAX_PERTURB || op == ANYMAX_LARGEST)
+                if (map == ANYMAX_ENTMAX || map == ANYMAX_BUDGET || map == ANYMAX_NORMMAX || map == ANYMAX_TOPK ||
+                    map == ANYMAX_TOPP || map == ANYMAX_TAYLOR || map == ANYMAX_PERTURB || op == ANYMAX_LARGEST)
                     for (double v : {NaN, INF, -INF, 0.0, -0.0, -1.0, -1e300})
-                        if (v != 0.0 || map != ANYMAX_BUDGET || op == ANYMAX_LARGEST) with("a parameter out of range", [v](anymax_call &c) { c.param = v; });
+                        if (v != 0.0 || map != ANYMAX_BUDGET || op == ANYMAX_LARGEST)
+                            with("a parameter out of range", [v](anymax_call &c) { c.param = v; });
                 if (map == ANYMAX_BOUNDED) with("no bounds", [](anymax_call &c) { c.upper.data = nullptr; });
                 if (map == ANYMAX_BOUNDED) with("alpha > 2", [](anymax_call &c) { c.param = 2.5; });
                 if (map == ANYMAX_NORMMAX) with("alpha = 1", [](anymax_call &c) { c.param = 1.0; });
@@ -1868,11 +2071,13 @@ void refused() {
                     with("no such noise", [](anymax_call &c) { c.noise = -1; });
                 }
                 if (!takes_params(map)) with("parameters of rows", [&](anymax_call &c) { c.params = params.data(); });
-                if (op == ANYMAX_FORWARD || op == ANYMAX_LOSS || op == ANYMAX_VJP || op == ANYMAX_LOSS_GRAD || op == ANYMAX_SLOPE) {
+                if (op == ANYMAX_FORWARD || op == ANYMAX_LOSS || op == ANYMAX_VJP || op == ANYMAX_LOSS_GRAD ||
+                    op == ANYMAX_SLOPE) {
                     const anymax_support support{(int32_t *)s_index.data(), s_value.data(), (int32_t *)s_count.data(), n};
                     with("a support without indices", [&](anymax_call &c) { c.support = support, c.support.index = nullptr; });
                     with("a support without values", [&](anymax_call &c) { c.support = support, c.support.value = nullptr; });
-                    with("a support of less than nothing", [&](anymax_call &c) { c.support = support, c.support.capacity = -1; });
+                    with("a support of less than nothing",
+                         [&](anymax_call &c) { c.support = support, c.support.capacity = -1; });
                 }
                 if (op == ANYMAX_VJP || op == ANYMAX_LOSS_GRAD || op == ANYMAX_SLOPE) {
                     std::vector<int32_t> at((size_t)(rows * n), 0), held((size_t)rows, 2);
@@ -1880,7 +2085,8 @@ void refused() {
                     const auto changed = [&](const char *what, auto change) {
                         const std::vector<int32_t> index_then = at, count_then = held;
                         change();
-                        with(what, [&](anymax_call &c) { c.support = anymax_support{at.data(), bytes.data(), held.data(), n}; });
+                        with(what,
+                             [&](anymax_call &c) { c.support = anymax_support{at.data(), bytes.data(), held.data(), n}; });
                         at = index_then, held = count_then;
                     };
                     changed("a support beyond its row", [&] { at[(size_t)n + 1] = (int32_t)n; });
@@ -1896,12 +2102,34 @@ void refused() {
                 if (anymax_run(&empty) != 0) fail("a call of no rows was refused");
             }
     snprintf(words, sizeof words, "calls without a call");
-    if (anymax_run(nullptr) == 0 || anymax_decode(nullptr) == 0 || anymax_run_segments(nullptr, nullptr) == 0) fail("nothing was served");
+    if (anymax_run(nullptr) == 0 || anymax_decode(nullptr) == 0 || anymax_run_segments(nullptr, nullptr) == 0)
+        fail("nothing was served");
     if (anymax_rows(0, nullptr, nullptr, 1, 1, 0.0) == 0) fail("nothing was served");
-    for (int64_t code : {(int64_t)ANYMAX_VJP, (int64_t)ANYMAX_LOSS, (int64_t)ANYMAX_LARGEST, (int64_t)255, (int64_t)200 << 8, (int64_t)9 << 16, (int64_t)-1, INT64_MIN})
-        if (anymax_rows(code, bytes.data(), bytes.data(), 1, n, 1.5) == 0) fail("the short call with code %ld was served", (long)code);
-    const anymax_linear_call fine{ANYMAX_F32, 0, -1, 1, 1, 1, rows, rows, n, n, 1.0, bytes.data(), bytes.data(), bytes.data(), bytes.data(),
-                                  nullptr, bytes.data(), bytes.data(), bytes.data(), bytes.data(), bytes.data()};
+    for (int64_t code : {(int64_t)ANYMAX_VJP, (int64_t)ANYMAX_LOSS, (int64_t)ANYMAX_LARGEST, (int64_t)255, (int64_t)200 << 8,
+                         (int64_t)9 << 16, (int64_t)-1, INT64_MIN})
+        if (anymax_rows(code, bytes.data(), bytes.data(), 1, n, 1.5) == 0)
+            fail("the short call with code %ld was served", (long)code);
+    const anymax_linear_call fine{ANYMAX_F32,
+                                  0,
+                                  -1,
+                                  1,
+                                  1,
+                                  1,
+                                  rows,
+                                  rows,
+                                  n,
+                                  n,
+                                  1.0,
+                                  bytes.data(),
+                                  bytes.data(),
+                                  bytes.data(),
+                                  bytes.data(),
+                                  nullptr,
+                                  bytes.data(),
+                                  bytes.data(),
+                                  bytes.data(),
+                                  bytes.data(),
+                                  bytes.data()};
     const int64_t stray[] = {rows + 1}, negative[] = {-1};
     const auto unfit = [&](const char *what, auto change) {
         anymax_linear_call bad = fine;
@@ -1925,43 +2153,57 @@ void refused() {
     unfit("no g", [](anymax_linear_call &c) { c.g = nullptr; });
     unfit("no dv", [](anymax_linear_call &c) { c.dv_ = nullptr; });
     if (anymax_linear(nullptr) == 0 || anymax_linear_vjp(nullptr) == 0) fail("nothing was served");
-    const auto refuse_each = [&](const char *what, const auto &fine, int (*run)(decltype(&fine)), std::initializer_list<void (*)(std::remove_const_t<std::remove_reference_t<decltype(fine)>> &)> changes) {
-        for (const auto change : changes) {
-            auto bad = fine;
-            change(bad);
-            snprintf(words, sizeof words, "%s, changed", what), count++;
-            if (run(&bad) == 0) fail("the call was served");
-        }
-        if (run(nullptr) == 0) fail("nothing was served");
-    };
+    const auto refuse_each =
+        [&](const char *what, const auto &fine, int (*run)(decltype(&fine)),
+            std::initializer_list<void (*)(std::remove_const_t<std::remove_reference_t<decltype(fine)>> &)> changes) {
+            for (const auto change : changes) {
+                auto bad = fine;
+                change(bad);
+                snprintf(words, sizeof words, "%s, changed", what), count++;
+                if (run(&bad) == 0) fail("the call was served");
+            }
+            if (run(nullptr) == 0) fail("nothing was served");
+        };
     std::vector<int32_t> in_order((size_t)(rows * n), INT32_MIN);
     std::vector<int64_t> places((size_t)(rows * n));
     using Order = anymax_order_call;
-    const Order an_order{ANYMAX_F32, -1, 1, 1, 0, rows, n, 1.0, bytes.data(), in_order.data(), bytes.data(), bytes.data(), bytes.data()};
+    const Order an_order{ANYMAX_F32,   -1,           1,           1, 0, rows, n, 1.0, bytes.data(), in_order.data(),
+                         bytes.data(), bytes.data(), bytes.data()};
     for (const auto run : {anymax_order, anymax_order_vjp})
         refuse_each("an order", an_order, run,
-                    {[](Order &c) { c.dtype = ANYMAX_BF16; }, [](Order &c) { c.rows = -1; }, [](Order &c) { c.n = 0; }, [](Order &c) { c.n = INT64_MAX; },
-                     [](Order &c) { c.rows = INT64_MAX; }, [](Order &c) { c.strength = 0.0; }, [](Order &c) { c.strength = NaN; },
-                     [](Order &c) { c.strength = INF; }, [](Order &c) { c.x = nullptr; }, [](Order &c) { c.out = nullptr; }});
+                    {[](Order &c) { c.dtype = ANYMAX_BF16; }, [](Order &c) { c.rows = -1; }, [](Order &c) { c.n = 0; },
+                     [](Order &c) { c.n = INT64_MAX; }, [](Order &c) { c.rows = INT64_MAX; },
+                     [](Order &c) { c.strength = 0.0; }, [](Order &c) { c.strength = NaN; }, [](Order &c) { c.strength = INF; },
+                     [](Order &c) { c.x = nullptr; }, [](Order &c) { c.out = nullptr; }});
     using Choice = anymax_choice_call;
-    refuse_each("a choice", Choice{ANYMAX_F32, -1, rows, n, bytes.data(), 3, 4, 2, 2, places.data()}, anymax_choose,
-                {[](Choice &c) { c.dtype = 4; }, [](Choice &c) { c.rows = -1; }, [](Choice &c) { c.n = 0; }, [](Choice &c) { c.k = 0; }, [](Choice &c) { c.k = 41; },
-                 [](Choice &c) { c.groups = 3; }, [](Choice &c) { c.groups = 0; }, [](Choice &c) { c.kept = 5; }, [](Choice &c) { c.kept = 0; },
-                 [](Choice &c) { c.most = 11; }, [](Choice &c) { c.most = 0; }, [](Choice &c) { c.x = nullptr; }, [](Choice &c) { c.index = nullptr; }});
+    refuse_each(
+        "a choice", Choice{ANYMAX_F32, -1, rows, n, bytes.data(), 3, 4, 2, 2, places.data()}, anymax_choose,
+        {[](Choice &c) { c.dtype = 4; }, [](Choice &c) { c.rows = -1; }, [](Choice &c) { c.n = 0; }, [](Choice &c) { c.k = 0; },
+         [](Choice &c) { c.k = 41; }, [](Choice &c) { c.groups = 3; }, [](Choice &c) { c.groups = 0; },
+         [](Choice &c) { c.kept = 5; }, [](Choice &c) { c.kept = 0; }, [](Choice &c) { c.most = 11; },
+         [](Choice &c) { c.most = 0; }, [](Choice &c) { c.x = nullptr; }, [](Choice &c) { c.index = nullptr; }});
     using Sinkhorn = anymax_sinkhorn_call;
-    refuse_each("Sinkhorn", Sinkhorn{ANYMAX_F32, -1, 1, rows, n, 3, 1.0, bytes.data(), nullptr, nullptr, 0, 0, nullptr, bytes.data(), 0.0, nullptr}, anymax_sinkhorn,
-                {[](Sinkhorn &c) { c.dtype = ANYMAX_F16; }, [](Sinkhorn &c) { c.count = -1; }, [](Sinkhorn &c) { c.n = 0; }, [](Sinkhorn &c) { c.m = INT64_MAX; },
-                 [](Sinkhorn &c) { c.rows_step = -1; }, [](Sinkhorn &c) { c.iterations = 0; }, [](Sinkhorn &c) { c.temperature = NaN; },
-                 [](Sinkhorn &c) { c.tolerance = -1.0; }, [](Sinkhorn &c) { c.tolerance = 0.1; }, [](Sinkhorn &c) { c.x = nullptr; }, [](Sinkhorn &c) { c.out = nullptr; }});
+    refuse_each(
+        "Sinkhorn",
+        Sinkhorn{ANYMAX_F32, -1, 1, rows, n, 3, 1.0, bytes.data(), nullptr, nullptr, 0, 0, nullptr, bytes.data(), 0.0, nullptr},
+        anymax_sinkhorn,
+        {[](Sinkhorn &c) { c.dtype = ANYMAX_F16; }, [](Sinkhorn &c) { c.count = -1; }, [](Sinkhorn &c) { c.n = 0; },
+         [](Sinkhorn &c) { c.m = INT64_MAX; }, [](Sinkhorn &c) { c.rows_step = -1; }, [](Sinkhorn &c) { c.iterations = 0; },
+         [](Sinkhorn &c) { c.temperature = NaN; }, [](Sinkhorn &c) { c.tolerance = -1.0; },
+         [](Sinkhorn &c) { c.tolerance = 0.1; }, [](Sinkhorn &c) { c.x = nullptr; }, [](Sinkhorn &c) { c.out = nullptr; }});
     using Tabled = anymax_tabled_call;
     const anymax_table table{(const float *)bytes.data(), 16, 20, 1, 0.0, 1.0, 1.0, 1.0f, 2.0f, 0.0f, 1.0f};
-    refuse_each("a table", Tabled{ANYMAX_F32, -1, rows, n, 1.0, 1.0, table, bytes.data(), nullptr, bytes.data(), nullptr}, anymax_tabled,
-                {[](Tabled &c) { c.dtype = ANYMAX_F64; }, [](Tabled &c) { c.n = 0; }, [](Tabled &c) { c.rows = INT64_MAX; }, [](Tabled &c) { c.mass = 0.0; },
-                 [](Tabled &c) { c.most = NaN; }, [](Tabled &c) { c.link.cells = nullptr; }, [](Tabled &c) { c.link.count = 1; }, [](Tabled &c) { c.link.shift = 30; },
-                 [](Tabled &c) { c.link.sign = 0; }, [](Tabled &c) { c.link.low = 0.0f; }, [](Tabled &c) { c.link.high = (float)INF; }, [](Tabled &c) { c.x = nullptr; }});
+    refuse_each(
+        "a table", Tabled{ANYMAX_F32, -1, rows, n, 1.0, 1.0, table, bytes.data(), nullptr, bytes.data(), nullptr},
+        anymax_tabled,
+        {[](Tabled &c) { c.dtype = ANYMAX_F64; }, [](Tabled &c) { c.n = 0; }, [](Tabled &c) { c.rows = INT64_MAX; },
+         [](Tabled &c) { c.mass = 0.0; }, [](Tabled &c) { c.most = NaN; }, [](Tabled &c) { c.link.cells = nullptr; },
+         [](Tabled &c) { c.link.count = 1; }, [](Tabled &c) { c.link.shift = 30; }, [](Tabled &c) { c.link.sign = 0; },
+         [](Tabled &c) { c.link.low = 0.0f; }, [](Tabled &c) { c.link.high = (float)INF; }, [](Tabled &c) { c.x = nullptr; }});
     for (int code = -300; code < 300; code++)
         if (!anymax_error(code) || !anymax_error(code)[0]) fail("code %d has no words", code);
-    if (anymax_set_isa(nullptr) == 0 || anymax_set_isa("") == 0 || anymax_set_isa("none") == 0) fail("an instruction set that is none was chosen");
+    if (anymax_set_isa(nullptr) == 0 || anymax_set_isa("") == 0 || anymax_set_isa("none") == 0)
+        fail("an instruction set that is none was chosen");
     for (int threads : {INT32_MIN, -1, 0, 1, 7, 100000, INT32_MAX}) {
         anymax_set_num_threads(threads);
         if (anymax_get_num_threads() < 1 || anymax_get_num_threads() > 1024) fail("%d threads", anymax_get_num_threads());
@@ -1972,7 +2214,7 @@ void refused() {
     printf("refused: %d calls\n", count);
 }
 
-// -- threads ---------------------------------------------------------------------------------------------------------------------------------
+// -- threads ----------------------------------------------------------------------------------------
 
 struct Known {
     Case c;
@@ -1990,7 +2232,8 @@ void known_cases(std::vector<Known> &all, size_t large, size_t small, uint64_t s
         const Case &c = known.c;
         const int64_t elements = c.shape.rows() * c.shape.n;
         size_t &has = elements >= 32768 ? has_large : has_small;
-        if (has >= (elements >= 32768 ? large : small) || elements > 400000 || (c.map == ANYMAX_PERTURB && c.nodes > 32)) continue;
+        if (has >= (elements >= 32768 ? large : small) || elements > 400000 || (c.map == ANYMAX_PERTURB && c.nodes > 32))
+            continue;
         if (elements > 50000 && long_ones++ >= 4) continue;
         has++;
         describe(seed, c, said, anymax_isa());
@@ -2027,10 +2270,14 @@ void threads(double seconds, uint64_t seed) {
                 by_xla(known.c, known.want, lender);
                 continue;
             }
-            const Result got = perform(known.c, How{random.chance(0.2) ? 1 : random.chance(0.1) ? -1 : 0, 1 + (int)random.below(4), 0, -1});
+            const Result got = perform(known.c, How{random.chance(0.2)   ? 1
+                                                    : random.chance(0.1) ? -1
+                                                                         : 0,
+                                                    1 + (int)random.below(4), 0, -1});
             const std::string where = difference(known.want, got, -1);
             if (!where.empty())
-                fail("%s of %s, %s, n %ld, beside other threads: %s", OP[known.c.op], MAPS[known.c.map].name, DTYPE[known.c.dtype], (long)known.c.shape.n, where.c_str());
+                fail("%s of %s, %s, n %ld, beside other threads: %s", OP[known.c.op], MAPS[known.c.map].name,
+                     DTYPE[known.c.dtype], (long)known.c.shape.n, where.c_str());
         }
     };
     std::vector<std::thread> team;
@@ -2049,7 +2296,7 @@ void threads(double seconds, uint64_t seed) {
     printf("threads: %ld calls by 8 threads (%s)\n", (long)done.load(), isa.c_str());
 }
 
-// -- another thread that writes ----------------------------------------------------------------------------------------------------------------
+// -- another thread that writes ---------------------------------------------------------------------
 
 // What is read as an index, while another thread writes to it: whatever comes out, no memory is touched but that of the call.
 void writers(double seconds) {
@@ -2106,7 +2353,8 @@ void writers(double seconds) {
         memset(&d, 0, sizeof d);
         const anymax_step step{ANYMAX_LARGEST_SCORES, 1, 5.0};
         std::vector<uint8_t> keep(COUNT);
-        d.pool = -1, d.rows = ROWS, d.n = d.stride = N, d.x = x.data(), d.steps = &step, d.count = 1, d.values = values.data(), d.keep = keep.data();
+        d.pool = -1, d.rows = ROWS, d.n = d.stride = N, d.x = x.data(), d.steps = &step, d.count = 1, d.values = values.data(),
+        d.keep = keep.data();
         served += anymax_decode(&d) == 0;
     }
     over = true;
@@ -2115,13 +2363,14 @@ void writers(double seconds) {
     printf("writers: %ld rounds of 5 calls, %ld calls served\n", (long)done, (long)served);
 }
 
-// -- fork ------------------------------------------------------------------------------------------------------------------------------------
+// -- fork -------------------------------------------------------------------------------------------
 
 void forks(int times, uint64_t seed) {
     std::vector<Known> all;
     known_cases(all, 12, 4, seed);
     anymax_set_num_threads(4);
-    // The pool is at work while the process forks. Its threads have all begun and ask for no memory: a sanitizer's allocator is not made for that.
+    // The pool is at work while the process forks. Its threads have all begun and ask for no memory: a sanitizer's allocator is
+    // not made for that.
     struct Spin {
         std::atomic<bool> over{false};
         std::atomic<int> busy{0};
@@ -2151,7 +2400,8 @@ void forks(int times, uint64_t seed) {
     spin.over = true;
     other.join();
     for (const Known &known : all)
-        if (!difference(known.want, perform(known.c, How{0, 3, 0, -1}), -1).empty()) fail("the parent's results differ after its children's");
+        if (!difference(known.want, perform(known.c, How{0, 3, 0, -1}), -1).empty())
+            fail("the parent's results differ after its children's");
     printf("fork: %d children\n", times);
 }
 
@@ -2216,6 +2466,7 @@ int main(int count, char **argument) {
         if (digests) printf("%llu %016llx\n", (unsigned long long)seed, (unsigned long long)digest);
     }
     if (table) say_counts();
-    printf("fuzz: %ld cases, %ld calls, from seed %llu in steps of %llu\n", (long)cases, (long)calls, (unsigned long long)from, (unsigned long long)step);
+    printf("fuzz: %ld cases, %ld calls, from seed %llu in steps of %llu\n", (long)cases, (long)calls, (unsigned long long)from,
+           (unsigned long long)step);
     return 0;
 }

@@ -1,4 +1,5 @@
-/* Softmax, sparsemax and a refused call through the C ABI, under every instruction set of this machine; exits 0 where all is well. */
+/* Softmax, sparsemax and a refused call through the C ABI, under every instruction set of this machine; exits 0 where all is
+ * well. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-// What the families of kernels give each other, each compiled once for an instruction set: rows, batch, tile, backward, perturb,
-// decode, tabled, linear and transport, each a file in units/.
+// What the families of kernels give each other, each compiled once for an instruction set: rows, batch, tile, backward,
+// perturb, decode, tabled, linear and transport, each a file in units/.
 #pragma once
 
 #include "core/unit.h"
@@ -22,9 +22,12 @@ struct Plan;  // plan.hpp
 
 // The rows of a call whose plan says so; each leaves single rows to by_rows where it cannot serve them.
 template <class C>
-void run_tiles(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch);
-void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch);
-void run_backward(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch);
+void run_tiles(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team,
+               Scratch &scratch);
+void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team,
+                 Scratch &scratch);
+void run_backward(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team,
+                  Scratch &scratch);
 
 // Of perturb max; what they are is said in perturb.hpp.
 int64_t perturb_work(int64_t n, int64_t nodes);

@@ -5,7 +5,8 @@
 
 namespace ANYMAX_UNIT {
 
-// exp(x) within 1.5 ulp up to 88; 0 below the smallest normal number. NaN stays NaN: the clip lets it through, as its second operand.
+// exp(x) within 1.5 ulp up to 88; 0 below the smallest normal number. NaN stays NaN: the clip lets it through, as its second
+// operand.
 ANYMAX_INLINE vf exp(vf x) {
     vf clipped = larger(all<vf>(-87.33654f), smaller(all<vf>(88.37626f), x));
     vf shifted = clipped * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to an integer in the low bits
@@ -43,8 +44,9 @@ ANYMAX_INLINE vd exp(vd x) {
     return x < -708.0 ? vd{} : y;
 }
 
-// exp(x) of K vectors at once, for x <= 0 (no NaN): 0 below -88.03, and between that and -87.33, the logarithm of the smallest normal number, no more
-// than this number. Interleaved, because each step of one vector waits for the step before: twice as fast.
+// exp(x) of K vectors at once, for x <= 0 (no NaN): 0 below -88.03, and between that and -87.33, the logarithm of the smallest
+// normal number, no more than this number. Interleaved, because each step of one vector waits for the step before: twice as
+// fast.
 template <int K>
 ANYMAX_INLINE void exp_below(vf *x) {  // 2^k 2^f by the minimax polynomial of degree 6
 #if defined(__AVX512DQ__)
@@ -154,8 +156,9 @@ ANYMAX_INLINE vf quick_root2(vf x) {
 }
 ANYMAX_INLINE vd quick_root2(vd x) { return root2(x); }
 
-// x^(2/3) within 2 ulp, of normal x > 0: x over its cube root, which is guessed from the exponent and improved by a cubic and by one step of Newton
-// (the first three constants are those of Moroz, Samotyy, Walczyk and Cieslinski, "Fast calculation of cube and inverse cube roots", 2021).
+// x^(2/3) within 2 ulp, of normal x > 0: x over its cube root, which is guessed from the exponent and improved by a cubic and
+// by one step of Newton (the first three constants are those of Moroz, Samotyy, Walczyk and Cieslinski, "Fast calculation of
+// cube and inverse cube roots", 2021).
 ANYMAX_INLINE vf quick_two_thirds(vf x) {
     const vf third = __builtin_convertvector((vi)x, vf) * (1.0f / 3.0f);
     vf y = (vf)(0x548c2b4b - __builtin_convertvector(third, vi));
@@ -166,8 +169,8 @@ ANYMAX_INLINE vf quick_two_thirds(vf x) {
     return w + w * c * (1.0f / 3.0f);
 }
 
-// u^e of K vectors in (0, 1], in place, by logarithm and exponential: without their special cases, and as exact as a float result needs
-// (1e-6 in floats, 3e-9 e in doubles).
+// u^e of K vectors in (0, 1], in place, by logarithm and exponential: without their special cases, and as exact as a float
+// result needs (1e-6 in floats, 3e-9 e in doubles).
 template <int K>
 ANYMAX_INLINE void power_inside(vf *u, double e) {
     vf k[K], s[K];
@@ -185,7 +188,8 @@ ANYMAX_INLINE void power_inside(vf *u, double e) {
 }
 template <int K>
 ANYMAX_INLINE void power_inside(vd *u, double e) {
-    const ul one = (ul)all<vd>(1.0), shift = one - (ul)all<vd>(0.70710678118654752), magic = (ul)all<vd>(4503599627370496.0);  // 2^52
+    const ul one = (ul)all<vd>(1.0), shift = one - (ul)all<vd>(0.70710678118654752),
+             magic = (ul)all<vd>(4503599627370496.0);  // 2^52
     vd k[K], s[K];
     for (int j = 0; j < K; j++) {
         const ul b = (ul)u[j], n = (b + shift) >> 52;  // the exponent of the nearest power of two, biased
@@ -212,6 +216,13 @@ ANYMAX_INLINE void power_inside(vd *u, double e) {
         q = q * f + 1.0;
         u[j] = (vd)((ul)q + ((ul)shifted << 52));
     }
+}
+
+// Where a normal variable of mean 0 and deviation 1 is larger with a probability of q < 1/2, to three digits (Abramowitz and
+// Stegun, 26.2.23).
+inline double normal_above(double q) {
+    const double t = ::sqrt(-2.0 * ::log(q));
+    return t - (2.515517 + t * (0.802853 + t * 0.010328)) / (1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308)));
 }
 
 }  // namespace ANYMAX_UNIT

@@ -17,7 +17,8 @@ ANYMAX_INLINE float from_f16(uint16_t h) {
 #else
     const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, body = h & 0x7fffu;
     if (body >= 0x7c00u) return bits_as<float>(sign | 0x7f800000u | body << 13);
-    return bits_as<float>(sign | bits_as<uint32_t>(bits_as<float>(body << 13) * 5.192296858534828e33f));  // 2^112: the difference of the exponents' biases
+    return bits_as<float>(sign | bits_as<uint32_t>(bits_as<float>(body << 13) *
+                                                   5.192296858534828e33f));  // 2^112: the difference of the exponents' biases
 #endif
 }
 ANYMAX_INLINE uint16_t to_f16(float f) {
@@ -29,7 +30,9 @@ ANYMAX_INLINE uint16_t to_f16(float f) {
     u &= 0x7fffffffu;
     if (u > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
     if (u >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);
-    if (u < 0x38800000u) return (uint16_t)(sign | (bits_as<uint32_t>(bits_as<float>(u) + 0.5f) - 0x3f000000u));  // subnormal: the addition rounds
+    if (u < 0x38800000u)
+        return (uint16_t)(sign |
+                          (bits_as<uint32_t>(bits_as<float>(u) + 0.5f) - 0x3f000000u));  // subnormal: the addition rounds
     u += 0xfffu + ((u >> 13) & 1);
     return (uint16_t)(sign | ((u - 0x38000000u) >> 13));
 #endif

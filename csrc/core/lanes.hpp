@@ -1,5 +1,5 @@
-// Arithmetic on vectors that the language has no operator for: the larger of two, sums and maxima over the lanes, comparisons as bits, floats
-// as doubles and back.
+// Arithmetic on vectors that the language has no operator for: the larger of two, sums and maxima over the lanes, comparisons
+// as bits, floats as doubles and back.
 #pragma once
 
 #include "core/vectors.hpp"
@@ -51,6 +51,30 @@ ANYMAX_INLINE uint32_t bits_from(vf a, vf b) {
     return bits(a >= b);
 #endif
 }
+
+ANYMAX_INLINE uint32_t bits_from(vd a, vd b) {
+#if defined(__AVX512F__)
+    return (uint32_t)_mm512_cmp_pd_mask((__m512d)a, (__m512d)b, _CMP_GE_OQ);
+#else
+    return bits(a >= b);
+#endif
+}
+
+// sum + v in the lanes where v >= t.
+#if defined(__AVX512F__)
+ANYMAX_INLINE vf plus_from(vf sum, vf v, vf t) {
+    return (vf)_mm512_mask_add_ps((__m512)sum, _mm512_cmp_ps_mask((__m512)v, (__m512)t, _CMP_GE_OQ), (__m512)sum, (__m512)v);
+}
+ANYMAX_INLINE vd plus_from(vd sum, vd v, vd t) {
+    return (vd)_mm512_mask_add_pd((__m512d)sum, _mm512_cmp_pd_mask((__m512d)v, (__m512d)t, _CMP_GE_OQ), (__m512d)sum,
+                                  (__m512d)v);
+}
+#else
+template <class V>
+ANYMAX_INLINE V plus_from(V sum, V v, V t) {
+    return sum + (v >= t ? v : V{});
+}
+#endif
 
 // All lanes joined, the upper half with the lower one, and so on.
 #if defined(__AVX512F__)

@@ -9,7 +9,8 @@
 // In each unit its own, as all that units compile; in a door, which has no unit, that of this name.
 namespace ANYMAX_UNIT {
 
-// One piece, which only grows, aligned to a cache line. What is beyond the numbers asked for may be read and written by whole vectors.
+// One piece, which only grows, aligned to a cache line. What is beyond the numbers asked for may be read and written by whole
+// vectors.
 struct Room {
     static constexpr int64_t LINE = 64, BEYOND = 2 * LINE;
     void *data = nullptr;
@@ -52,7 +53,12 @@ struct Arena {
     }
 };
 
-enum Slot { STAGED, STAGED_P, STAGED_G, TRANSPOSED, RESULT, CELLS, VALUES, INDICES, WIDE, EXTRA, SORTED, PARTIAL, WORK, BATCH_IN, BATCH_OUT, LEFT_SCORES, LEFT_CLASSES, LEFT_SUMS, LEFT_KEYS, SLOTS };
+// clang-format off
+enum Slot {
+    STAGED, STAGED_P, STAGED_G, TRANSPOSED, RESULT, CELLS, VALUES, INDICES, WIDE, EXTRA,
+    SORTED, PARTIAL, WORK, BATCH_IN, BATCH_OUT, LEFT_SCORES, LEFT_CLASSES, LEFT_SUMS, LEFT_KEYS, SLOTS
+};
+// clang-format on
 
 // Rooms by their uses.
 template <int COUNT>

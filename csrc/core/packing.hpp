@@ -18,7 +18,7 @@ ANYMAX_INLINE void store_within(scalar<V> *to, int64_t i, int64_t n, V v) {
 
 template <class C>
 ANYMAX_INLINE bool every(ints<C> m) {
-    return bits(m) == (uint32_t)((1ull << width<C>) - 1);
+    return bits(m) == (uint32_t)~(~0ull << width<C>);
 }
 
 // The largest finite number.
@@ -26,7 +26,8 @@ template <class C>
 constexpr C largest_number = C(sizeof(C) == 4 ? 3.4028234663852886e38 : 1.7976931348623157e308);
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// By marks: the lanes that are marked, in order; of doubles as two floats each; and of each lane how many marked ones come before it.
+// By marks: the lanes that are marked, in order; of doubles as two floats each; and of each lane how many marked ones come
+// before it.
 struct LaneTables {
     uint8_t packed[256][8] = {}, halves[16][8] = {}, spread[256][8] = {};
     constexpr LaneTables() {
@@ -58,7 +59,8 @@ ANYMAX_INLINE int64_t append(vf v, vi m, int32_t first, float *values, int32_t *
     uint32_t b = bits(m);
 #if defined(__AVX512F__)
     __mmask16 k = (__mmask16)b;
-    __m512i iota = _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32(first));
+    __m512i iota =
+        _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32(first));
     _mm512_storeu_ps(values + at, _mm512_maskz_compress_ps(k, (__m512)v));
     _mm512_storeu_si512(indices + at, _mm512_maskz_compress_epi32(k, iota));
 #elif defined(__AVX2__)
@@ -87,7 +89,8 @@ ANYMAX_INLINE int64_t append(vd v, vl m, int32_t first, double *values, int32_t 
     return at + __builtin_popcount(b);
 }
 
-// The marked lanes of the vector that begins at i, with their indices, behind `at` others; -1 where there are more than `capacity`.
+// The marked lanes of the vector that begins at i, with their indices, behind `at` others; -1 where there are more than
+// `capacity`.
 ANYMAX_INLINE int64_t append_within(vf v, vi mark, int64_t i, int32_t *index, float *value, int64_t at, int64_t capacity) {
     if (at + width<float> <= capacity) return append(v, mark, (int32_t)i, value, index, at);
     const uint32_t marked = bits(mark);
@@ -137,8 +140,8 @@ ANYMAX_INLINE vf unpack(vi m, uint32_t b, const float *from) {
 
 // -- transposition
 
-// Rows one a lane, and back. Eight by eight floats are transposed in registers where the compiler has the means; elsewhere one by one.
-// row(r) is where row r lies.
+// Rows one a lane, and back. Eight by eight floats are transposed in registers where the compiler has the means; elsewhere one
+// by one. row(r) is where row r lies.
 template <class C, class R>
 ANYMAX_INLINE void lanes_of_rows(C *to, int64_t rows, int64_t n, R row) {
     constexpr int64_t W = width<C>;
@@ -162,12 +165,18 @@ template <class T, class F>
 ANYMAX_INLINE void transpose8(T to, F from) {
     __m256 r[8];
     for (int64_t j = 0; j < 8; j++) r[j] = _mm256_loadu_ps(from(j));
-    __m256 a0 = _mm256_unpacklo_ps(r[0], r[1]), a1 = _mm256_unpackhi_ps(r[0], r[1]), a2 = _mm256_unpacklo_ps(r[2], r[3]), a3 = _mm256_unpackhi_ps(r[2], r[3]);
-    __m256 a4 = _mm256_unpacklo_ps(r[4], r[5]), a5 = _mm256_unpackhi_ps(r[4], r[5]), a6 = _mm256_unpacklo_ps(r[6], r[7]), a7 = _mm256_unpackhi_ps(r[6], r[7]);
-    __m256 b0 = _mm256_shuffle_ps(a0, a2, 0x44), b1 = _mm256_shuffle_ps(a0, a2, 0xee), b2 = _mm256_shuffle_ps(a1, a3, 0x44), b3 = _mm256_shuffle_ps(a1, a3, 0xee);
-    __m256 b4 = _mm256_shuffle_ps(a4, a6, 0x44), b5 = _mm256_shuffle_ps(a4, a6, 0xee), b6 = _mm256_shuffle_ps(a5, a7, 0x44), b7 = _mm256_shuffle_ps(a5, a7, 0xee);
-    r[0] = _mm256_permute2f128_ps(b0, b4, 0x20), r[1] = _mm256_permute2f128_ps(b1, b5, 0x20), r[2] = _mm256_permute2f128_ps(b2, b6, 0x20), r[3] = _mm256_permute2f128_ps(b3, b7, 0x20);
-    r[4] = _mm256_permute2f128_ps(b0, b4, 0x31), r[5] = _mm256_permute2f128_ps(b1, b5, 0x31), r[6] = _mm256_permute2f128_ps(b2, b6, 0x31), r[7] = _mm256_permute2f128_ps(b3, b7, 0x31);
+    __m256 a0 = _mm256_unpacklo_ps(r[0], r[1]), a1 = _mm256_unpackhi_ps(r[0], r[1]), a2 = _mm256_unpacklo_ps(r[2], r[3]),
+           a3 = _mm256_unpackhi_ps(r[2], r[3]);
+    __m256 a4 = _mm256_unpacklo_ps(r[4], r[5]), a5 = _mm256_unpackhi_ps(r[4], r[5]), a6 = _mm256_unpacklo_ps(r[6], r[7]),
+           a7 = _mm256_unpackhi_ps(r[6], r[7]);
+    __m256 b0 = _mm256_shuffle_ps(a0, a2, 0x44), b1 = _mm256_shuffle_ps(a0, a2, 0xee), b2 = _mm256_shuffle_ps(a1, a3, 0x44),
+           b3 = _mm256_shuffle_ps(a1, a3, 0xee);
+    __m256 b4 = _mm256_shuffle_ps(a4, a6, 0x44), b5 = _mm256_shuffle_ps(a4, a6, 0xee), b6 = _mm256_shuffle_ps(a5, a7, 0x44),
+           b7 = _mm256_shuffle_ps(a5, a7, 0xee);
+    r[0] = _mm256_permute2f128_ps(b0, b4, 0x20), r[1] = _mm256_permute2f128_ps(b1, b5, 0x20),
+    r[2] = _mm256_permute2f128_ps(b2, b6, 0x20), r[3] = _mm256_permute2f128_ps(b3, b7, 0x20);
+    r[4] = _mm256_permute2f128_ps(b0, b4, 0x31), r[5] = _mm256_permute2f128_ps(b1, b5, 0x31),
+    r[6] = _mm256_permute2f128_ps(b2, b6, 0x31), r[7] = _mm256_permute2f128_ps(b3, b7, 0x31);
     for (int64_t j = 0; j < 8; j++) _mm256_storeu_ps(to(j), r[j]);
 }
 template <class R>
@@ -177,7 +186,8 @@ ANYMAX_INLINE void lanes_of_rows(float *to, int64_t rows, int64_t n, R row) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8)
         for (int64_t half = 0; half < W; half += 8)
-            transpose8([&](int64_t j) ANYMAX_EACH { return to + (i + j) * W + half; }, [&](int64_t j) ANYMAX_EACH { return row(half + j) + i; });
+            transpose8([&](int64_t j) ANYMAX_EACH { return to + (i + j) * W + half; },
+                       [&](int64_t j) ANYMAX_EACH { return row(half + j) + i; });
     for (; i < n; i++)
         for (int64_t r = 0; r < W; r++) to[i * W + r] = row(r)[i];
 }
@@ -188,7 +198,8 @@ ANYMAX_INLINE void rows_of_lanes(const float *from, int64_t rows, int64_t n, R r
     int64_t i = 0;
     for (; i + 8 <= n; i += 8)
         for (int64_t half = 0; half < W; half += 8)
-            transpose8([&](int64_t j) ANYMAX_EACH { return row(half + j) + i; }, [&](int64_t j) ANYMAX_EACH { return from + (i + j) * W + half; });
+            transpose8([&](int64_t j) ANYMAX_EACH { return row(half + j) + i; },
+                       [&](int64_t j) ANYMAX_EACH { return from + (i + j) * W + half; });
     for (; i < n; i++)
         for (int64_t r = 0; r < W; r++) row(r)[i] = from[i * W + r];
 }

@@ -1,5 +1,5 @@
-// Where rows lie and where their results go. Every kernel reads a contiguous row of C = float or double and is told where to put its result by a
-// `Sink`; what depends on the caller's layout and dtype is settled here.
+// Where rows lie and where their results go. Every kernel reads a contiguous row of C = float or double and is told where to
+// put its result by a `Sink`; what depends on the caller's layout and dtype is settled here.
 #pragma once
 
 #include "core/packing.hpp"
@@ -19,14 +19,15 @@ ANYMAX_INLINE bool is_type(int32_t dtype) {
 
 template <class C>
 struct Sink {
-    void *row;         // the caller's row
-    int64_t step;      // its stride
-    int32_t dtype;     // its type
-    C *direct;         // the row itself where it is contiguous and of type C, else NULL
-    bool bypass;       // write around the caches (non-temporal stores)
+    void *row;      // the caller's row
+    int64_t step;   // its stride
+    int32_t dtype;  // its type
+    C *direct;      // the row itself where it is contiguous and of type C, else NULL
+    bool bypass;    // write around the caches (non-temporal stores)
     int64_t n;
-    const C *next = nullptr;  // the row of scores that is read after this one, NULL where it may be there already or is not known
-    bool cleared = false;     // it holds zeros already
+    const C *next =
+        nullptr;           // the row of scores that is read after this one, NULL where it may be there already or is not known
+    bool cleared = false;  // it holds zeros already
 };
 // A row of C, side by side.
 template <class C>
@@ -65,12 +66,20 @@ ANYMAX_INLINE void put_each(void *row, int32_t dtype, int64_t n, P place, F f) {
 }
 template <class C>
 ANYMAX_INLINE void put(const Sink<C> &out, int64_t i, C v) {
-    put_each(out.row, out.dtype, 1, [=, &out](int64_t) ANYMAX_EACH { return i * out.step; }, [=](int64_t) ANYMAX_EACH { return v; });
+    put_each(
+        out.row, out.dtype, 1, [=, &out](int64_t) ANYMAX_EACH { return i * out.step; }, [=](int64_t) ANYMAX_EACH { return v; });
 }
 
 template <class C>
 inline Sink<C> sink_at(const anymax_call &call, char *row, int64_t n, bool bypass) {
-    return Sink<C>{row, call.out.cls, call.dtype, is_type<C>(call.dtype) && call.out.cls == 1 ? (C *)row : nullptr, bypass && call.out.cls == 1, n, nullptr, call.fresh == 2};
+    return Sink<C>{row,
+                   call.out.cls,
+                   call.dtype,
+                   is_type<C>(call.dtype) && call.out.cls == 1 ? (C *)row : nullptr,
+                   bypass && call.out.cls == 1,
+                   n,
+                   nullptr,
+                   call.fresh == 2};
 }
 
 // The entries before the first that lies where a vector may be written around the caches, `most` if there are no more.
@@ -96,7 +105,9 @@ inline void zero_bytes(char *p, int64_t bytes, bool bypass) {
 
 template <class C>
 inline void fill(const Sink<C> &out, C v) {
-    put_each(out.row, out.dtype, out.n, [step = out.step](int64_t i) ANYMAX_EACH { return i * step; }, [=](int64_t) ANYMAX_EACH { return v; });
+    put_each(
+        out.row, out.dtype, out.n, [step = out.step](int64_t i) ANYMAX_EACH { return i * step; },
+        [=](int64_t) ANYMAX_EACH { return v; });
 }
 
 template <class C>
@@ -105,17 +116,19 @@ inline void zeros(const Sink<C> &out, const Team &team) {
     int64_t size = anymax_item(out.dtype);
     if (out.step == 1) {
         if (out.n <= PIECE) return zero_bytes((char *)out.row, out.n * size, out.bypass);
-        pieces(team, out.n, [&](int64_t, int64_t b, int64_t e) { zero_bytes((char *)out.row + b * size, (e - b) * size, out.bypass); });
+        pieces(team, out.n,
+               [&](int64_t, int64_t b, int64_t e) { zero_bytes((char *)out.row + b * size, (e - b) * size, out.bypass); });
         return;
     }
     fill(out, C(0));
 }
 
-// True where the largest score of a row is no finite number, and its results are written: NaN, or `empty` where no class is left.
+// True where the largest score of a row is no finite number, and its results are written: NaN, or `empty` where no class is
+// left.
 template <class C>
 inline bool settled(const Sink<C> &out, C high, bool sound, C empty, const Team &team) {
     if (sound && high > -infinity<C>) return false;
-    sound && empty == C(0) ? zeros(out, team) : fill(out, sound ? empty : not_a_number<C>);
+    sound &&empty == C(0) ? zeros(out, team) : fill(out, sound ? empty : not_a_number<C>);
     return true;
 }
 
@@ -148,18 +161,26 @@ ANYMAX_INLINE void write(C *to, int64_t begin, int64_t end, bool bypass, F f) {
 template <class C>
 inline void deliver(const Sink<C> &out, const C *from) {
     const int64_t n = out.n, step = out.step;
-    if (step != 1) return put_each(out.row, out.dtype, n, [=](int64_t i) ANYMAX_EACH { return i * step; }, [=](int64_t i) ANYMAX_EACH { return from[i]; });
+    if (step != 1)
+        return put_each(
+            out.row, out.dtype, n, [=](int64_t i) ANYMAX_EACH { return i * step; },
+            [=](int64_t i) ANYMAX_EACH { return from[i]; });
     int64_t done = 0;
 #if defined(__F16C__)
     uint16_t *const to = (uint16_t *)out.row;
     if (out.dtype == ANYMAX_F16 && sizeof(C) == 4)
-        for (; done + 8 <= n; done += 8) _mm_storeu_si128((__m128i *)(to + done), _mm256_cvtps_ph(_mm256_loadu_ps((const float *)from + done), 0));
+        for (; done + 8 <= n; done += 8)
+            _mm_storeu_si128((__m128i *)(to + done), _mm256_cvtps_ph(_mm256_loadu_ps((const float *)from + done), 0));
 #endif
-    put_each(out.row, out.dtype, n - done, [=](int64_t i) ANYMAX_EACH { return done + i; }, [=](int64_t i) ANYMAX_EACH { return from[done + i]; });
+    put_each(
+        out.row, out.dtype, n - done, [=](int64_t i) ANYMAX_EACH { return done + i; },
+        [=](int64_t i) ANYMAX_EACH { return from[done + i]; });
 }
 
 // The largest number that a dtype rounds to 0.
-inline double vanishing(int32_t dtype) { return dtype == ANYMAX_F16 ? 0x1p-25 : dtype == ANYMAX_BF16 ? 0x1p-134 : dtype == ANYMAX_F32 ? 0x1p-150 : 0.0; }
+inline double vanishing(int32_t dtype) {
+    return dtype == ANYMAX_F16 ? 0x1p-25 : dtype == ANYMAX_BF16 ? 0x1p-134 : dtype == ANYMAX_F32 ? 0x1p-150 : 0.0;
+}
 
 // A long row in pieces. By value: what f has seen of its caller stays in the caller's registers.
 template <class C, class F>
@@ -167,8 +188,8 @@ __attribute__((noinline)) void emit_pieces(C *to, int64_t n, bool bypass, const 
     pieces(team, n, [=](int64_t, int64_t begin, int64_t end) { write(to, begin, end, bypass, f); });
 }
 
-// A dense row f(i) to the caller, through scratch where its layout or type is not C's. Of rows that may be the caller's own f(i) reads the i-th vector
-// alone, for results may take their place; and nothing of the scratch memory RESULT.
+// A dense row f(i) to the caller, through scratch where its layout or type is not C's. Of rows that may be the caller's own
+// f(i) reads the i-th vector alone, for results may take their place; and nothing of the scratch memory RESULT.
 template <class C, class F>
 ANYMAX_INLINE void emit(const Sink<C> &out, Scratch &scratch, const Team &team, F f) {
     C *const to = out.direct ? out.direct : scratch.take<C>(RESULT, out.n);
@@ -180,16 +201,20 @@ ANYMAX_INLINE void emit(const Sink<C> &out, Scratch &scratch, const Team &team, 
     if (!out.direct) deliver(out, (const C *)to);
 }
 
-// The same where f(i) reads of the scratch memory e the i-th vector alone: results that do not go to the caller at once take its place.
+// The same where f(i) reads of the scratch memory e the i-th vector alone: results that do not go to the caller at once take
+// its place.
 template <class C, class F>
-ANYMAX_INLINE void emit_over(const Sink<C> &out, C *e, F f) {
+ANYMAX_INLINE void emit_over(const Sink<C> &out, C *e, F f, const Team &team = Team{nullptr}) {
     C *const to = out.direct ? out.direct : e;
-    write(to, 0, out.n, out.direct && out.bypass, f);
+    if (out.n <= PIECE)
+        write(to, 0, out.n, out.direct && out.bypass, f);
+    else
+        emit_pieces(to, out.n, out.direct && out.bypass, team, f);
     if (!out.direct) deliver(out, (const C *)to);
 }
 
-// A row of zeros but for `count` entries in order, around the caches: a line that was written so is slow to touch again, so the row is made
-// a piece at a time beside it.
+// A row of zeros but for `count` entries in order, around the caches: a line that was written so is slow to touch again, so the
+// row is made a piece at a time beside it.
 template <class C, class V>
 inline void spread_bypass(C *to, int64_t n, const int32_t *index, const V *value, int64_t count, const Team &team) {
     constexpr int64_t STEP = SPREAD_CHUNK / sizeof(C), W = width<C>;
@@ -215,7 +240,9 @@ inline void spread(const Sink<C> &out, const int32_t *index, const double *value
     if (out.direct)
         for (int64_t i = 0; i < count; i++) out.direct[index[i]] = (C)value[i];
     else
-        put_each(out.row, out.dtype, count, [=, step = out.step](int64_t i) ANYMAX_EACH { return index[i] * step; }, [=](int64_t i) ANYMAX_EACH { return (C)value[i]; });
+        put_each(
+            out.row, out.dtype, count, [=, step = out.step](int64_t i) ANYMAX_EACH { return index[i] * step; },
+            [=](int64_t i) ANYMAX_EACH { return (C)value[i]; });
 }
 
 // -- the rows of a call
@@ -250,7 +277,8 @@ ANYMAX_INLINE void lanes_beside(const anymax_call &call, const anymax_view &v, i
     constexpr int64_t W = width<C>;
     for (int64_t k = 0; IN && count < W && k < n; k++) store(lanes + k * W, vec<C>{});
     for (int64_t j = 0; j < count;) {
-        const int64_t o = (r + j) / call.inner, i = r + j - o * call.inner, part = call.inner - i < count - j ? call.inner - i : count - j;
+        const int64_t o = (r + j) / call.inner, i = r + j - o * call.inner,
+                      part = call.inner - i < count - j ? call.inner - i : count - j;
         C *const own = (C *)at(call, v, sizeof(C), o, i), *const lane = lanes + j;
         IN ? copy_beside(lane, W, (const C *)own, v.cls, n, part) : copy_beside(own, v.cls, (const C *)lane, W, n, part);
         j += part;
@@ -269,7 +297,9 @@ inline void transpose_in(const void *from, int64_t step, int32_t dtype, int64_t 
 }
 template <class C>
 inline void transpose_out(const C *from, int64_t rows, int64_t n, void *to, int64_t step, int32_t dtype) {
-    for (int64_t k = 0; k < n; k++) put_each((char *)to + k * step * anymax_item(dtype), dtype, rows, [](int64_t r) ANYMAX_EACH { return r; }, [=](int64_t r) ANYMAX_EACH { return from[r * n + k]; });
+    for (int64_t k = 0; k < n; k++)
+        put_each((char *)to + k * step * anymax_item(dtype), dtype, rows, [](int64_t r) ANYMAX_EACH { return r; },
+                 [=](int64_t r) ANYMAX_EACH { return from[r * n + k]; });
 }
 
 inline bool adjacent_rows(const anymax_view &v, int64_t n) { return n > 1 && v.inner == 1 && (v.cls > 1 || v.cls < -1); }
@@ -289,7 +319,8 @@ inline void stage_in(C *to, const void *row, int64_t step, int32_t dtype, const 
 #if defined(__F16C__)
         const uint16_t *from = (const uint16_t *)row;
         if (dtype == ANYMAX_F16 && step == 1 && sizeof(C) == 4)
-            for (; done + 8 <= n; done += 8) _mm256_storeu_ps((float *)to + done, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + done))));
+            for (; done + 8 <= n; done += 8)
+                _mm256_storeu_ps((float *)to + done, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + done))));
 #endif
         with_numbers<C>(row, dtype, [=](auto number) ANYMAX_EACH {
             if (step == 1)
@@ -305,7 +336,8 @@ inline void stage_in(C *to, const void *row, int64_t step, int32_t dtype, const 
 
 // `row` itself where nothing is to be done.
 template <class C>
-ANYMAX_INLINE const C *stage(const void *row, int64_t step, int32_t dtype, const uint8_t *mask, int64_t mask_step, int64_t n, Scratch &scratch, Slot slot) {
+ANYMAX_INLINE const C *stage(const void *row, int64_t step, int32_t dtype, const uint8_t *mask, int64_t mask_step, int64_t n,
+                             Scratch &scratch, Slot slot) {
     if (is_type<C>(dtype) && step == 1 && !mask) return (const C *)row;
     C *to = scratch.take<C>(slot, n);
     if (to) stage_in(to, row, step, dtype, mask, mask_step, n);
@@ -316,7 +348,8 @@ ANYMAX_INLINE const C *stage(const void *row, int64_t step, int32_t dtype, const
 inline anymax_call inner_rows(anymax_call call, int64_t o) {
     anymax_view *const views[] = {&call.x, &call.p, &call.g, &call.out, &call.mask};
     for (anymax_view *v : views)
-        if (v->data) *v = anymax_view{(void *)at(call, *v, v == &call.mask ? 1 : anymax_item(call.dtype), o, 0), v->inner, 0, v->cls};
+        if (v->data)
+            *v = anymax_view{(void *)at(call, *v, v == &call.mask ? 1 : anymax_item(call.dtype), o, 0), v->inner, 0, v->cls};
     anymax_skip_rows(&call, o * call.inner);
     if (call.sizes) call.sizes += o * call.inner;
     call.outer = call.inner, call.inner = 1, call.starts = nullptr;

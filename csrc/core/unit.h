@@ -4,7 +4,18 @@
 
 #include "anymax.h"
 
-enum { ANYMAX_OK = 0, ANYMAX_BAD_CALL = 1, ANYMAX_BAD_DTYPE = 2, ANYMAX_BAD_MAP = 3, ANYMAX_BAD_SHAPE = 4, ANYMAX_BAD_POINTER = 5, ANYMAX_NO_MEMORY = 6, ANYMAX_BAD_PARAM = 7, ANYMAX_BAD_SUPPORT = 8, ANYMAX_BAD_SEGMENTS = 9 };
+enum {
+    ANYMAX_OK = 0,
+    ANYMAX_BAD_CALL = 1,
+    ANYMAX_BAD_DTYPE = 2,
+    ANYMAX_BAD_MAP = 3,
+    ANYMAX_BAD_SHAPE = 4,
+    ANYMAX_BAD_POINTER = 5,
+    ANYMAX_NO_MEMORY = 6,
+    ANYMAX_BAD_PARAM = 7,
+    ANYMAX_BAD_SUPPORT = 8,
+    ANYMAX_BAD_SEGMENTS = 9
+};
 
 /* Classes of a row, at most: their indices and the lanes beyond the last fit into 32 bits. */
 #define ANYMAX_MOST_CLASSES (INT32_MAX - 1024)
@@ -18,7 +29,8 @@ typedef struct {
     /* The rows [begin, end) of a call; `team` splits a single long row, NULL: the caller alone. */
     int (*rows)(const anymax_call *call, int64_t begin, int64_t end, int bypass, anymax_parallel team);
     const char *(*plan)(const anymax_call *call);
-    /* The lengths of rows that may be served together, each of a length of its own (sizes), in order; how many spans of them there are. */
+    /* The lengths of rows that may be served together, each of a length of its own (sizes), in order; how many spans of them
+     * there are. */
     int (*uneven)(const anymax_call *call, anymax_span spans[ANYMAX_SPANS]);
     /* 1: a call whose rows begin at `starts`, several inner ones side by side, is best served so. */
     int (*beside)(const anymax_call *call);

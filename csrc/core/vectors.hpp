@@ -1,5 +1,6 @@
-// Vectors, and how they are read and written, through the compiler's extensions: one source for SSE2, AVX2, AVX-512, NEON and WebAssembly. No library header but C's, so
-// that no inline function compiled for one instruction set can be linked into the code of another.
+// Vectors, and how they are read and written, through the compiler's extensions: one source for SSE2, AVX2, AVX-512, NEON and
+// WebAssembly. No library header but C's, so that no inline function compiled for one instruction set can be linked into the
+// code of another.
 #pragma once
 
 #include <math.h>
@@ -85,7 +86,7 @@ ANYMAX_INLINE To bits_as(From from) {
     return to;
 }
 
-// -- memory ---------------------------------------------------------------------------------------------------------------
+// -- memory -----------------------------------------------------------------------------------------
 
 template <class C>
 ANYMAX_INLINE vec<C> load(const C *p) {
@@ -144,8 +145,12 @@ ANYMAX_INLINE vf load_part(const float *p, int64_t count, float fill) {
 ANYMAX_INLINE vd load_part(const double *p, int64_t count, double fill) {
     return (vd)_mm512_mask_loadu_pd(_mm512_set1_pd(fill), (__mmask8)((1u << count) - 1), p);
 }
-ANYMAX_INLINE void store_part(float *p, vf v, int64_t count) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << count) - 1), (__m512)v); }
-ANYMAX_INLINE void store_part(double *p, vd v, int64_t count) { _mm512_mask_storeu_pd(p, (__mmask8)((1u << count) - 1), (__m512d)v); }
+ANYMAX_INLINE void store_part(float *p, vf v, int64_t count) {
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << count) - 1), (__m512)v);
+}
+ANYMAX_INLINE void store_part(double *p, vd v, int64_t count) {
+    _mm512_mask_storeu_pd(p, (__mmask8)((1u << count) - 1), (__m512d)v);
+}
 #elif defined(__AVX2__)
 static const int32_t first_lanes[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
 ANYMAX_INLINE vf load_part(const float *p, int64_t count, float fill) {

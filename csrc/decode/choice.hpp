@@ -37,9 +37,11 @@ inline C sum_of_largest(const C *v, int64_t n, int64_t most, C *best) {
 
 // The scores of the groups that are kept, side by side in the row's order, and how many: part j of them is group which[j].
 template <class C>
-inline int64_t of_kept_groups(const anymax_choice_call &call, const C *x, const C *&kept, const int32_t *&which, Scratch &scratch) {
+inline int64_t of_kept_groups(const anymax_choice_call &call, const C *x, const C *&kept, const int32_t *&which,
+                              Scratch &scratch) {
     const int64_t size = call.n / call.groups;
-    C *sums = scratch.take<C>(LEFT_KEYS, call.groups), *best = scratch.take<C>(EXTRA, call.most), *to = scratch.take<C>(LEFT_SCORES, call.kept * size + width<C>);
+    C *sums = scratch.take<C>(LEFT_KEYS, call.groups), *best = scratch.take<C>(EXTRA, call.most),
+      *to = scratch.take<C>(LEFT_SCORES, call.kept * size + width<C>);
     int32_t *part = scratch.take<int32_t>(LEFT_CLASSES, call.groups);
     if (scratch.failed) return 0;
     for (int64_t g = 0; g < call.groups; g++) sums[g] = sum_of_largest(x + g * size, size, call.most, best), part[g] = 0;
@@ -82,7 +84,8 @@ template <class C>
 inline void choose_row(const anymax_choice_call &call, int64_t row, Scratch &scratch) {
     const int64_t k = call.k, size = call.n / call.groups;
     int64_t *index = call.index + row * k, n = call.n;
-    const C *x = stage<C>((const char *)call.x + row * n * anymax_item(call.dtype), 1, call.dtype, nullptr, 0, n, scratch, STAGED);
+    const C *x =
+        stage<C>((const char *)call.x + row * n * anymax_item(call.dtype), 1, call.dtype, nullptr, 0, n, scratch, STAGED);
     if (scratch.failed) return;
     bool nan = false;
     if (!scan_top(x, n).sound)

@@ -44,7 +44,8 @@ inline int64_t turn(const Wheel<T> &wheel, double u) {
         running += (double)wheel.weight[i], last = i;
         if (running > goal) return i;
     }
-    for (int64_t i = begin; last < 0 && i-- > 0;) last = wheel.weight[i] > T(0) ? i : -1;  // sums of the same, rounded otherwise
+    for (int64_t i = begin; last < 0 && i-- > 0;)
+        last = wheel.weight[i] > T(0) ? i : -1;  // sums of the same, rounded otherwise
     return last;
 }
 
@@ -59,13 +60,15 @@ inline C *exponentials(const Left<C> &l, Scratch &scratch) {
     }
     C *e = l.weight;
     const vec<C> last = splat(l.end.last);
-    write(e, 0, l.count, false, [&](int64_t i) ANYMAX_EACH { return load_or(l.value, i, l.count, -infinity<C>) >= last ? load_or(e, i, l.count, C(0)) : vec<C>{}; });
+    write(e, 0, l.count, false, [&](int64_t i) ANYMAX_EACH {
+        return load_or(l.value, i, l.count, -infinity<C>) >= last ? load_or(e, i, l.count, C(0)) : vec<C>{};
+    });
     leave_spare(l.value, l.count, l.end, e);
     return e;
 }
 
-// What is asked of a row: classes drawn, by draw(u), or given, and log_of(i) of each, by their places among `count` entries; `index` are the classes
-// of the entries, in order (NULL: they are the places).
+// What is asked of a row: classes drawn, by draw(u), or given, and log_of(i) of each, by their places among `count` entries;
+// `index` are the classes of the entries, in order (NULL: they are the places).
 template <class F, class G>
 inline void answers(const anymax_decode_call &call, int64_t row, int64_t count, const int32_t *index, F draw, G log_of) {
     for (int64_t d = row * call.draws; d < (row + 1) * call.draws; d++) {
@@ -90,8 +93,9 @@ inline void no_answers(const anymax_decode_call &call, int64_t row, bool sound) 
     if (call.tau) call.tau[row] = sound ? -inf64 : not_a_number<double>;
 }
 
-// Which classes are left: inside(i) of all of the row, or the entries of a list. Of a row without a number all but those of -inf. `to` may be the
-// memory that value(i) reads: each is read before it is written; the values of a list are read first, into `held`.
+// Which classes are left: inside(i) of all of the row, or the entries of a list. Of a row without a number all but those of
+// -inf. `to` may be the memory that value(i) reads: each is read before it is written; the values of a list are read first,
+// into `held`.
 template <class T, class F, class G>
 inline void mark(T *to, int64_t n, T out, const int32_t *index, int64_t count, F inside, G value, T *held) {
     if (!to) return;
@@ -156,10 +160,12 @@ inline void decode_row(const anymax_decode_call &call, int64_t row, Link link, S
         const double total = e ? w.total() : exp_sum<C, false>(l.value, 0, l.count, l.top, nullptr), log_total = ::log(total);
         if (call.tau) call.tau[row] = (double)l.top + l.offset + log_total;
         if (call.entropy) call.entropy[row] = log_total - drift_of(l, e) / total;
-        return answers(call, row, l.count, l.index, [&](double u) { return turn(w, u); }, [&](int64_t i) {
-            const bool in = l.ended ? e[i] > C(0) : l.value[i] > -infinity<C>;
-            return in ? (double)l.value[i] - (double)l.top - log_total : -inf64;
-        });
+        return answers(
+            call, row, l.count, l.index, [&](double u) { return turn(w, u); },
+            [&](int64_t i) {
+                const bool in = l.ended ? e[i] > C(0) : l.value[i] > -infinity<C>;
+                return in ? (double)l.value[i] - (double)l.top - log_total : -inf64;
+            });
     }
     settle(l, scratch);
     const int32_t *classes = nullptr;
@@ -178,15 +184,19 @@ inline void decode_row(const anymax_decode_call &call, int64_t row, Link link, S
     const Wheel<double> w = wheel(found.p, found.count, scratch);
     int32_t *index = classes ? (int32_t *)classes : scratch.take<int32_t>(LEFT_CLASSES, found.count);
     if (scratch.failed) return;
-    for (int64_t i = 0; i < found.count; i++) index[i] = classes ? classes[found.index[i]] : found.index[i];  // in order: none is read after it was written
-    const double total = w.total();  // of a budget k, and one of its classes is drawn
+    for (int64_t i = 0; i < found.count; i++)
+        index[i] = classes ? classes[found.index[i]] : found.index[i];  // in order: none is read after it was written
+    const double total = w.total();                                     // of a budget k, and one of its classes is drawn
     if (call.tau) call.tau[row] = found.tau + l.offset;
     if (call.entropy) {
         double entropy = 0.0;
-        for (int64_t i = 0; i < found.count; i++) entropy -= found.p[i] > 0.0 ? found.p[i] / total * ::log(found.p[i] / total) : 0.0;
+        for (int64_t i = 0; i < found.count; i++)
+            entropy -= found.p[i] > 0.0 ? found.p[i] / total * ::log(found.p[i] / total) : 0.0;
         call.entropy[row] = entropy;
     }
-    answers(call, row, found.count, index, [&](double u) { return turn(w, u); }, [&](int64_t i) { return found.p[i] > 0.0 ? ::log(found.p[i] / total) : -inf64; });
+    answers(
+        call, row, found.count, index, [&](double u) { return turn(w, u); },
+        [&](int64_t i) { return found.p[i] > 0.0 ? ::log(found.p[i] / total) : -inf64; });
 }
 
 }  // namespace ANYMAX_UNIT

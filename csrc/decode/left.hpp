@@ -12,10 +12,10 @@ struct Left {
     int32_t *index;  // their classes; NULL: all of the row
     int64_t count;
     C top;
-    double scale;    // by which the scores are still to be multiplied: one over the temperatures so far
-    double offset;   // what was taken from them, as they are here
-    Scan<C> cells;   // of all of the row
-    bool ended;      // all of the row is here, but only what `end` leaves of it counts; its exponentials are `weight`
+    double scale;   // by which the scores are still to be multiplied: one over the temperatures so far
+    double offset;  // what was taken from them, as they are here
+    Scan<C> cells;  // of all of the row
+    bool ended;     // all of the row is here, but only what `end` leaves of it counts; its exponentials are `weight`
     Nucleus<C> end;
     C *weight;
 };
@@ -53,7 +53,8 @@ inline void warm(Left<C> &l, Scratch &scratch) {
     C *to = l.own ? l.own : scratch.take<C>(LEFT_SCORES, l.count + width<C>);
     if (!to) return;
     const vec<C> high = splat(l.top), scale = splat((C)l.scale);
-    write(to, 0, l.count, false, [&](int64_t i) ANYMAX_EACH { return (load_or(l.value, i, l.count, -infinity<C>) - high) * scale; });
+    write(to, 0, l.count, false,
+          [&](int64_t i) ANYMAX_EACH { return (load_or(l.value, i, l.count, -infinity<C>) - high) * scale; });
     l.offset = (l.offset + (double)l.top) * l.scale;
     l.value = l.own = to, l.top = C(0), l.scale = 1.0;
     if (!l.index) l.cells = scan(to, l.count, scratch, Team{nullptr});
@@ -91,8 +92,8 @@ inline void filter(Left<C> &l, const Candidates<C> &c, F in) {
     become(l, c, at);
 }
 
-// Those not deeper below the largest than `deep`, all of which are `bound` or more; where they are fewer than `least`, the `least` largest, or all
-// that are not below the last of these (`alike`).
+// Those not deeper below the largest than `deep`, all of which are `bound` or more; where they are fewer than `least`, the
+// `least` largest, or all that are not below the last of these (`alike`).
 template <class C>
 inline void keep(Left<C> &l, C bound, C deep, int64_t least, bool alike, Scratch &scratch) {
     Candidates<C> c = copied_out(l, bound, scratch);
@@ -158,7 +159,7 @@ inline void nucleus(Left<C> &l, double share, int64_t least, Scratch &scratch) {
     C *e = scratch.take<C>(EXTRA, l.count + width<C>);
     if (!e) return;
     const double z = exp_sum<C, true>(l.value, 0, l.count, l.top, e);
-    const Nucleus<C> end = nucleus_end(l.value, e, l.count, reached<C>(share, l.count), z, l.top, scratch);
+    const Nucleus<C> end = nucleus_end(l.value, e, l.count, reached<C>(share, l.count), z, l.top, scratch, Team{nullptr});
     if (scratch.failed) return;
     if (least > 1) {
         int64_t kept = 0;
@@ -172,7 +173,8 @@ inline void nucleus(Left<C> &l, double share, int64_t least, Scratch &scratch) {
     l.count = keep_first(l.own, l.index, l.count, end.last, end.equal);
 }
 
-// Those whose -log p is nearest to its mean, the entropy, up to a share of the mass; equally near ones together. Meister et al. 2023.
+// Those whose -log p is nearest to its mean, the entropy, up to a share of the mass; equally near ones together. Meister et al.
+// 2023.
 template <class C>
 inline void typical(Left<C> &l, double share, int64_t least, Scratch &scratch) {
     const Candidates<C> c = copied_out(l, -infinity<C>, scratch);
@@ -188,9 +190,13 @@ inline void typical(Left<C> &l, double share, int64_t least, Scratch &scratch) {
         nearest = larger(nearest, near[i]), farthest = near[i] < farthest ? near[i] : farthest;
     }
     C last = farthest;
-    if (share < 1.0) last = weigh_down(near, m.e, l.count, reached<C>(share, l.count), m.z, farthest, nearest + absolute(nearest) * C(1e-5) + C(1e-6), scratch).last;
+    if (share < 1.0)
+        last = weigh_down(near, m.e, l.count, reached<C>(share, l.count) * m.z, m.z, 0.0, farthest,
+                          nearest + absolute(nearest) * C(1e-5) + C(1e-6), scratch)
+                   .last;
     if (scratch.failed) return;
-    if (least > 1 && count_from(near, l.count, last) < least) last = select(near, l.count, least < l.count ? least : l.count, 0, farthest, l.count, nearest);
+    if (least > 1 && count_from(near, l.count, last) < least)
+        last = select(near, l.count, least < l.count ? least : l.count, 0, farthest, l.count, nearest);
     int64_t at = 0;
     C high = -infinity<C>;
     for (int64_t i = 0; i < l.count; i++) {
@@ -252,7 +258,8 @@ template <class C>
 inline void take(Left<C> &l, const anymax_step &step, double value, Scratch &scratch) {
     const int64_t least = step.least;
     settle(l, scratch);
-    if (step.kind == ANYMAX_LARGEST_SCORES) return largest(l, value > (double)least ? (value < 9e15 ? (int64_t)value : INT64_MAX) : least, scratch);
+    if (step.kind == ANYMAX_LARGEST_SCORES)
+        return largest(l, value > (double)least ? (value < 9e15 ? (int64_t)value : INT64_MAX) : least, scratch);
     if (step.kind == ANYMAX_TEMPERATURE) {
         if (l.scale / value <= (double)largest_number<C>)
             l.scale /= value;
@@ -266,7 +273,8 @@ inline void take(Left<C> &l, const anymax_step &step, double value, Scratch &scr
         case ANYMAX_NUCLEUS_MASS: return nucleus(l, value, least, scratch);
         case ANYMAX_SHARE_OF_LARGEST: return within(l, -::log(value), least, false, scratch);
         case ANYMAX_DEVIATIONS: return within(l, deviations(l, value), least, true, scratch);
-        case ANYMAX_LEAST_SHARE: return within(l, -::log(value * exp_sum<C, false>(l.value, 0, l.count, l.top, nullptr)), least, true, scratch);
+        case ANYMAX_LEAST_SHARE:
+            return within(l, -::log(value * exp_sum<C, false>(l.value, 0, l.count, l.top, nullptr)), least, true, scratch);
         case ANYMAX_ETA: {
             const Mass<C> m = mass_of(l, scratch);
             const double eta = ::sqrt(value) * ::exp(-m.entropy);

@@ -17,7 +17,7 @@
 #include <stdio.h>
 #endif
 
-// -- the units that were built, the best first --------------------------------------------------------------------------------
+// -- the units that were built, the best first ------------------------------------------------------
 
 namespace {
 
@@ -73,8 +73,8 @@ const Entry *entry() {
     return e;
 }
 
-// Bytes of the largest cache of a core, as the system describes the first of them (in use or not, all are taken to be alike); 0 where it does
-// not. sysconf says on some machines what the caches of all dies hold together, of which a core sees its own.
+// Bytes of the largest cache of a core, as the system describes the first of them (in use or not, all are taken to be alike); 0
+// where it does not. sysconf says on some machines what the caches of all dies hold together, of which a core sees its own.
 int64_t described_cache() {
     int64_t largest = 0;
 #if defined(__linux__)
@@ -102,9 +102,10 @@ int64_t cache_size() {
     return size;
 }
 
-// -- sharing out ----------------------------------------------------------------------------------------------------------------------
+// -- sharing out ------------------------------------------------------------------------------------
 
-// The saved support of these rows, before anything is read or written by its indices: it may have gone through other hands since it was saved.
+// The saved support of these rows, before anything is read or written by its indices: it may have gone through other hands
+// since it was saved.
 bool in_order(const anymax_call *call, int64_t begin, int64_t end) {
     const anymax_support &s = call->support;
     if (!s.count || (call->op != ANYMAX_VJP && call->op != ANYMAX_LOSS_GRAD && call->op != ANYMAX_SLOPE)) return true;
@@ -122,7 +123,9 @@ int rows_of(const anymax_unit *unit, const anymax_call *call, int64_t begin, int
     return in_order(call, begin, end) ? unit->rows(call, begin, end, bypass, team) : ANYMAX_BAD_SUPPORT;
 }
 
-bool writes_rows(int32_t op) { return op == ANYMAX_FORWARD || op == ANYMAX_LOG || op == ANYMAX_VJP || op == ANYMAX_LOG_VJP || op == ANYMAX_LOSS_GRAD; }
+bool writes_rows(int32_t op) {
+    return op == ANYMAX_FORWARD || op == ANYMAX_LOG || op == ANYMAX_VJP || op == ANYMAX_LOG_VJP || op == ANYMAX_LOSS_GRAD;
+}
 
 int execute(const anymax_call *call, anymax_parallel run) {
     const Entry *e = entry();
@@ -131,13 +134,15 @@ int execute(const anymax_call *call, anymax_parallel run) {
     const int64_t least = call->op == ANYMAX_LOSS_GRAD ? BYPASS_GRADIENT_FROM : BYPASS_FROM;
     const int bypass = !call->fresh && writes_rows(call->op) && elements * size >= cache_size() / 4 * 3 && n * size >= least;
     if (!run || work_of(call, elements) < ALONE_MOST) return rows_of(e->unit, call, 0, rows, bypass, nullptr);
-    if (n >= (rows == 1 ? SHARED_ALONE : SHARED_ROW) && rows < ROWS_FEW) return rows_of(e->unit, call, 0, rows, bypass, run);  // the threads share each row
+    if (n >= (rows == 1 ? SHARED_ALONE : SHARED_ROW) && rows < ROWS_FEW)
+        return rows_of(e->unit, call, 0, rows, bypass, run);  // the threads share each row
     int64_t grain = grain_of(work_of(call, n));
     if (call->inner > 1 || grain > ROWS_AT_ONCE / 2) {  // transposed, or solved, so many at once
         const int64_t groups = (grain + ROWS_AT_ONCE / 2) / ROWS_AT_ONCE;
         grain = (groups ? groups : 1) * ROWS_AT_ONCE;
     }
-    return share(run, rows, grain, [=](int64_t begin, int64_t end) { return rows_of(e->unit, call, begin, end, bypass, nullptr); });
+    return share(run, rows, grain,
+                 [=](int64_t begin, int64_t end) { return rows_of(e->unit, call, begin, end, bypass, nullptr); });
 }
 
 }  // namespace
@@ -153,15 +158,19 @@ int check_map(const anymax_call *c) {
     if (c->outer == 0 || c->inner == 0) return ANYMAX_OK;
     const MapRow &map = MAPS[c->map];
     if (c->params ? !map.per_row : !in_range(map, c->param)) return ANYMAX_BAD_PARAM;
-    if (c->map == ANYMAX_PERTURB && (c->nodes < 1 || c->nodes > NODES_MOST || c->noise < 0 || c->noise > ANYMAX_GUMBEL)) return ANYMAX_BAD_PARAM;
+    if (c->map == ANYMAX_PERTURB && (c->nodes < 1 || c->nodes > NODES_MOST || c->noise < 0 || c->noise > ANYMAX_GUMBEL))
+        return ANYMAX_BAD_PARAM;
     switch (c->op) {
         case ANYMAX_LOG:
-        case ANYMAX_LOG_VJP: return map.log || (!c->params && link_of(c->map, c->param) == EXPONENTIAL) ? ANYMAX_OK : ANYMAX_BAD_MAP;
+        case ANYMAX_LOG_VJP:
+            return map.log || (!c->params && link_of(c->map, c->param) == EXPONENTIAL) ? ANYMAX_OK : ANYMAX_BAD_MAP;
         case ANYMAX_LOSS: return has_loss(c->map) && (!c->slope || map.slope) ? ANYMAX_OK : ANYMAX_BAD_MAP;
         case ANYMAX_LOSS_GRAD:
         case ANYMAX_THRESHOLD: return has_loss(c->map) ? ANYMAX_OK : ANYMAX_BAD_MAP;
         case ANYMAX_SLOPE: return map.slope ? ANYMAX_OK : ANYMAX_BAD_MAP;
-        case ANYMAX_LARGEST: return !c->params && c->param >= 1.0 && c->param <= (double)c->n && is_multiple(c->param, 1) ? ANYMAX_OK : ANYMAX_BAD_PARAM;
+        case ANYMAX_LARGEST:
+            return !c->params && c->param >= 1.0 && c->param <= (double)c->n && is_multiple(c->param, 1) ? ANYMAX_OK
+                                                                                                         : ANYMAX_BAD_PARAM;
         default: return ANYMAX_OK;
     }
 }
@@ -177,7 +186,9 @@ int check_operands(const anymax_call *c) {
         case ANYMAX_VJP:
         case ANYMAX_LOG_VJP: there = given; break;
         case ANYMAX_LOSS: there = x && c->index && c->value; break;
-        case ANYMAX_SLOPE: there = c->p.data && c->g.data && (x || !needs_scores(c->map)) && (c->value || (out && c->map == ANYMAX_BOUNDED)); break;
+        case ANYMAX_SLOPE:
+            there = c->p.data && c->g.data && (x || !needs_scores(c->map)) && (c->value || (out && c->map == ANYMAX_BOUNDED));
+            break;
         case ANYMAX_LOSS_GRAD: there = x && out && c->index && c->scale; break;
         case ANYMAX_THRESHOLD: there = x && c->tau; break;
         case ANYMAX_LARGEST: there = x && out && c->positions; break;
@@ -204,10 +215,12 @@ extern "C" int anymax_run(const anymax_call *call) {
 
 extern "C" int anymax_rows(int64_t code, const void *x, void *out, int64_t rows, int64_t n, double param) {
     anymax_call c{};
-    c.op = (int32_t)(code & 255), c.map = (int32_t)(code >> 8 & 255), c.dtype = (int32_t)(code >> 16 & 255), c.pool = (int32_t)(code >> 24 & 1);
+    c.op = (int32_t)(code & 255), c.map = (int32_t)(code >> 8 & 255), c.dtype = (int32_t)(code >> 16 & 255),
+    c.pool = (int32_t)(code >> 24 & 1);
     if (code >> 25 || (c.op != ANYMAX_FORWARD && c.op != ANYMAX_LOG)) return ANYMAX_BAD_CALL;
     c.outer = rows, c.inner = 1, c.n = n, c.param = param;
-    if (c.map == ANYMAX_BUDGET && !(c.param <= (double)n)) return ANYMAX_BAD_PARAM;  // no mask may have left fewer classes: the caller's mistake
+    if (c.map == ANYMAX_BUDGET && !(c.param <= (double)n))
+        return ANYMAX_BAD_PARAM;  // no mask may have left fewer classes: the caller's mistake
     c.x = anymax_view{(void *)x, n, 0, 1};
     c.out = anymax_view{out, n, 0, 1};
     return anymax_run(&c);
@@ -221,7 +234,9 @@ static int check(const anymax_linear_call *call) {
         if (size < 0 || size > INT32_MAX) return ANYMAX_BAD_SHAPE;
     if (call->d > HEAD_MOST || call->dv > VALUES_MOST) return ANYMAX_BAD_SHAPE;
     const bool queries = call->heads && call->groups && call->queries, keys = call->heads && call->keys;
-    if ((queries && ((call->dv && !call->out) || (call->d && !call->q))) || (keys && ((call->dv && !call->v) || (call->d && !call->k)))) return ANYMAX_BAD_POINTER;
+    if ((queries && ((call->dv && !call->out) || (call->d && !call->q))) ||
+        (keys && ((call->dv && !call->v) || (call->d && !call->k))))
+        return ANYMAX_BAD_POINTER;
     for (int64_t h = 0; call->lengths && h < call->heads; h++)
         if (call->lengths[h] < 0 || call->lengths[h] > call->keys) return ANYMAX_BAD_SHAPE;
     return ANYMAX_OK;
@@ -244,7 +259,7 @@ extern "C" int anymax_linear_vjp(const anymax_linear_call *call) {
     return entry()->unit->linear_vjp(&c, parallel_of(call->pool));
 }
 
-// -- truncations and draws ---------------------------------------------------------------------------------------------------------
+// -- truncations and draws --------------------------------------------------------------------------
 
 static int check(const anymax_decode_call *call) {
     if (!call || !entry() || !entry()->unit->decode) return ANYMAX_BAD_CALL;
@@ -252,11 +267,16 @@ static int check(const anymax_decode_call *call) {
     if (!in_range(MAPS[call->map], call->param)) return ANYMAX_BAD_PARAM;
     if (call->dtype < ANYMAX_F32 || call->dtype > ANYMAX_F16) return ANYMAX_BAD_DTYPE;
     if (call->left && call->dtype > ANYMAX_F64) return ANYMAX_BAD_DTYPE;
-    if (call->rows < 0 || call->n < 1 || call->n > ANYMAX_MOST_CLASSES || call->draws < 0 || call->count < 0 || call->count > STEPS_MOST) return ANYMAX_BAD_SHAPE;
+    if (call->rows < 0 || call->n < 1 || call->n > ANYMAX_MOST_CLASSES || call->draws < 0 || call->count < 0 ||
+        call->count > STEPS_MOST)
+        return ANYMAX_BAD_SHAPE;
     if (call->rows && call->rows > INT64_MAX / 16 / (call->n > call->draws ? call->n : call->draws)) return ANYMAX_BAD_SHAPE;
     if (!call->rows) return ANYMAX_OK;
-    if (!call->x || (call->count && !call->steps) || (call->draws && (call->given ? call->log_p == nullptr : !call->u || !call->index))) return ANYMAX_BAD_POINTER;
-    if (call->left == call->x && (call->draws || call->entropy || call->tau || call->stride != call->n)) return ANYMAX_BAD_POINTER;
+    if (!call->x || (call->count && !call->steps) ||
+        (call->draws && (call->given ? call->log_p == nullptr : !call->u || !call->index)))
+        return ANYMAX_BAD_POINTER;
+    if (call->left == call->x && (call->draws || call->entropy || call->tau || call->stride != call->n))
+        return ANYMAX_BAD_POINTER;
     for (int64_t k = 0; k < call->count; k++) {
         if (!is_step(call->steps[k].kind) || call->steps[k].least < 0) return ANYMAX_BAD_CALL;
         const StepRow &step = STEPS[call->steps[k].kind];
@@ -274,7 +294,8 @@ extern "C" int anymax_decode(const anymax_decode_call *call) {
     const anymax_unit *unit = entry()->unit;
     const int64_t row = work_of_row(call);
     const bool large = call->rows > 1 && at_most_so_much(call->rows, row) >= ALONE_MOST;
-    return share(large ? parallel_of(call->pool) : nullptr, call->rows, grain_of(row), [=](int64_t begin, int64_t end) { return unit->decode(call, begin, end); });
+    return share(large ? parallel_of(call->pool) : nullptr, call->rows, grain_of(row),
+                 [=](int64_t begin, int64_t end) { return unit->decode(call, begin, end); });
 }
 
 static int check(const anymax_choice_call *call) {
@@ -282,7 +303,8 @@ static int check(const anymax_choice_call *call) {
     if (call->dtype < ANYMAX_F32 || call->dtype > ANYMAX_F16) return ANYMAX_BAD_DTYPE;
     const int64_t n = call->n;
     if (call->rows < 0 || n < 1 || n > ANYMAX_MOST_CLASSES || call->rows > INT64_MAX / 16 / n) return ANYMAX_BAD_SHAPE;
-    if (call->k < 1 || call->k > n || call->groups < 1 || n % call->groups || call->kept < 1 || call->kept > call->groups) return ANYMAX_BAD_PARAM;
+    if (call->k < 1 || call->k > n || call->groups < 1 || n % call->groups || call->kept < 1 || call->kept > call->groups)
+        return ANYMAX_BAD_PARAM;
     if (call->most < 1 || call->most > n / call->groups) return ANYMAX_BAD_PARAM;
     return call->rows && (!call->x || !call->index) ? ANYMAX_BAD_POINTER : ANYMAX_OK;
 }
@@ -293,17 +315,21 @@ extern "C" int anymax_choose(const anymax_choice_call *call) {
     const anymax_unit *unit = entry()->unit;
     const int64_t row = at_most_so_much(call->n, CHOICE_COST);
     const bool large = call->rows > 1 && at_most_so_much(call->rows, row) >= ALONE_MOST;
-    return share(large ? parallel_of(call->pool) : nullptr, call->rows, grain_of(row), [=](int64_t begin, int64_t end) { return unit->choose(call, begin, end); });
+    return share(large ? parallel_of(call->pool) : nullptr, call->rows, grain_of(row),
+                 [=](int64_t begin, int64_t end) { return unit->choose(call, begin, end); });
 }
 
-// -- Sinkhorn --------------------------------------------------------------------------------------------------------------------------
+// -- Sinkhorn ---------------------------------------------------------------------------------------
 
 static int check(const anymax_sinkhorn_call *call) {
     if (!call || !entry() || !entry()->unit->transport) return ANYMAX_BAD_CALL;
     if (call->dtype != ANYMAX_F32 && call->dtype != ANYMAX_F64) return ANYMAX_BAD_DTYPE;
-    if (call->count < 0 || call->n < 1 || call->m < 1 || call->n > INT32_MAX || call->m > INT32_MAX || call->rows_step < 0 || call->columns_step < 0) return ANYMAX_BAD_SHAPE;
+    if (call->count < 0 || call->n < 1 || call->m < 1 || call->n > INT32_MAX || call->m > INT32_MAX || call->rows_step < 0 ||
+        call->columns_step < 0)
+        return ANYMAX_BAD_SHAPE;
     if (call->n > INT64_MAX / 64 / call->m || call->count > INT64_MAX / 64 / (call->n * call->m)) return ANYMAX_BAD_SHAPE;
-    if (call->iterations < 1 || call->iterations > INT32_MAX || !(call->temperature > 0.0 && call->temperature <= DBL_MAX)) return ANYMAX_BAD_PARAM;
+    if (call->iterations < 1 || call->iterations > INT32_MAX || !(call->temperature > 0.0 && call->temperature <= DBL_MAX))
+        return ANYMAX_BAD_PARAM;
     if (!(call->tolerance >= 0.0) || (call->tolerance > 0.0 && call->g)) return ANYMAX_BAD_PARAM;
     return call->count && (!call->x || !call->out || (call->tolerance > 0.0 && !call->left)) ? ANYMAX_BAD_POINTER : ANYMAX_OK;
 }
@@ -312,17 +338,22 @@ extern "C" int anymax_sinkhorn(const anymax_sinkhorn_call *call) {
     const int code = check(call);
     if (code || !call->count) return code;
     const anymax_unit *unit = entry()->unit;
-    const int64_t one = at_most_so_much(call->n * call->m, 2 * call->iterations + 2), work = call->g ? at_most_so_much(one, 3) : one;
+    const int64_t one = at_most_so_much(call->n * call->m, 2 * call->iterations + 2),
+                  work = call->g ? at_most_so_much(one, 3) : one;
     const bool large = call->count > 1 && at_most_so_much(call->count, work) >= ALONE_MOST;
-    const int64_t grain = (grain_of(work) + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE * ROWS_AT_ONCE;  // as many as are computed together
+    const int64_t grain =
+        (grain_of(work) + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE * ROWS_AT_ONCE;  // as many as are computed together
     const bool few = call->count < 2 * ROWS_AT_ONCE;
-    return share(large ? parallel_of(call->pool) : nullptr, call->count, few ? 1 : grain, [=](int64_t begin, int64_t end) { return unit->transport(call, begin, end); });
+    return share(large ? parallel_of(call->pool) : nullptr, call->count, few ? 1 : grain,
+                 [=](int64_t begin, int64_t end) { return unit->transport(call, begin, end); });
 }
 
-// -- a link as a table -----------------------------------------------------------------------------------------------------------------
+// -- a link as a table ------------------------------------------------------------------------------
 
 static bool sound(const anymax_table &t) {
-    if (!t.cells || t.shift < 8 || t.shift > 23 || !(t.low > 0.0f) || !(t.scale > 0.0) || !(t.low < t.high) || !(t.high <= 3.4e38f) || (t.sign != 1 && t.sign != -1)) return false;
+    if (!t.cells || t.shift < 8 || t.shift > 23 || !(t.low > 0.0f) || !(t.scale > 0.0) || !(t.low < t.high) ||
+        !(t.high <= 3.4e38f) || (t.sign != 1 && t.sign != -1))
+        return false;
     uint32_t low, high;
     memcpy(&low, &t.low, sizeof low), memcpy(&high, &t.high, sizeof high);
     return (int64_t)((high - 1) >> t.shift) - (int64_t)(low >> t.shift) < t.count;
@@ -330,8 +361,11 @@ static bool sound(const anymax_table &t) {
 
 static bool sound(const anymax_weights &w) {
     const double size = (double)w.high > -(double)w.low ? (double)w.high : -(double)w.low;
-    if (!w.weights || w.above < 1 || w.beneath < 1 || w.above > INT32_MAX / 8 || w.beneath > INT32_MAX / 8 || !(w.low < 0.0f) || !(w.high > 0.0f) || !(size <= 3.4e38) || !(w.lost <= w.low) || !(w.gone >= w.high)) return false;
-    if (w.per > 0.0f) return w.per <= 1024.0f && (double)w.high * w.per <= (double)w.above && -(double)w.low * w.per <= (double)w.beneath;
+    if (!w.weights || w.above < 1 || w.beneath < 1 || w.above > INT32_MAX / 8 || w.beneath > INT32_MAX / 8 || !(w.low < 0.0f) ||
+        !(w.high > 0.0f) || !(size <= 3.4e38) || !(w.lost <= w.low) || !(w.gone >= w.high))
+        return false;
+    if (w.per > 0.0f)
+        return w.per <= 1024.0f && (double)w.high * w.per <= (double)w.above && -(double)w.low * w.per <= (double)w.beneath;
     if (w.shift < 8 || w.shift > 23 || !(w.least > 0.0f) || !(w.least < w.high) || !(w.least < -w.low)) return false;
     const float sides[] = {w.high, -w.low};
     uint32_t least, most[2];
@@ -343,10 +377,12 @@ static bool sound(const anymax_weights &w) {
 static int check(const anymax_tabled_call *call) {
     if (!call || !entry() || !entry()->unit->tabled) return ANYMAX_BAD_CALL;
     if (call->dtype < ANYMAX_F32 || call->dtype > ANYMAX_F16 || call->dtype == ANYMAX_F64) return ANYMAX_BAD_DTYPE;
-    if (call->rows < 0 || call->n < 1 || call->n > TABLED_CLASSES || call->rows > INT64_MAX / 16 / call->n) return ANYMAX_BAD_SHAPE;
+    if (call->rows < 0 || call->n < 1 || call->n > TABLED_CLASSES || call->rows > INT64_MAX / 16 / call->n)
+        return ANYMAX_BAD_SHAPE;
     if (const anymax_weights *const ratio = call->ratio) {
         if (!sound(*ratio)) return ANYMAX_BAD_PARAM;
-        return call->rows && (!call->x || !call->out || !call->left || (call->g && !ratio->slopes)) ? ANYMAX_BAD_POINTER : ANYMAX_OK;
+        return call->rows && (!call->x || !call->out || !call->left || (call->g && !ratio->slopes)) ? ANYMAX_BAD_POINTER
+                                                                                                    : ANYMAX_OK;
     }
     if (!sound(call->link) || !(call->mass > 0.0) || !(call->most > 0.0)) return ANYMAX_BAD_PARAM;
     return call->rows && (!call->x || (call->g && !call->out)) ? ANYMAX_BAD_POINTER : ANYMAX_OK;
@@ -358,7 +394,8 @@ extern "C" int anymax_tabled(const anymax_tabled_call *call) {
     const anymax_unit *unit = entry()->unit;
     const int64_t row = at_most_so_much(call->n, TABLED_COST);
     const bool large = call->rows > 1 && at_most_so_much(call->rows, row) >= ALONE_MOST;
-    return share(large ? parallel_of(call->pool) : nullptr, call->rows, grain_of(row), [=](int64_t begin, int64_t end) { return unit->tabled(call, begin, end); });
+    return share(large ? parallel_of(call->pool) : nullptr, call->rows, grain_of(row),
+                 [=](int64_t begin, int64_t end) { return unit->tabled(call, begin, end); });
 }
 
 extern "C" const char *anymax_error(int code) {
@@ -371,8 +408,11 @@ extern "C" const char *anymax_error(int code) {
         case ANYMAX_BAD_POINTER: return "an operand is missing";
         case ANYMAX_NO_MEMORY: return "out of memory";
         case ANYMAX_BAD_PARAM: return "the map's parameter is out of range";
-        case ANYMAX_BAD_SUPPORT: return "the saved support has changed since it was saved: its classes are not those of its rows";
-        case ANYMAX_BAD_SEGMENTS: return "the segments are not those of the entries: their bounds must ascend from 0 to the number of entries, and their order name each entry";
+        case ANYMAX_BAD_SUPPORT:
+            return "the saved support has changed since it was saved: its classes are not those of its rows";
+        case ANYMAX_BAD_SEGMENTS:
+            return "the segments are not those of the entries: their bounds must ascend from 0 to the number of entries, and "
+                   "their order name each entry";
         default: return "unknown error";
     }
 }

@@ -1,5 +1,6 @@
-// A small pool of threads: made at the first call that needs it, and again in a forked child. It serves one call at a time. A call that comes while
-// it is busy, or from one of its own threads, runs on its caller's thread alone: so there are never more threads at work than callers and pool.
+// A small pool of threads: made at the first call that needs it, and again in a forked child. It serves one call at a time. A
+// call that comes while it is busy, or from one of its own threads, runs on its caller's thread alone: so there are never more
+// threads at work than callers and pool.
 #include "doors/pool.h"
 
 #if defined(ANYMAX_NO_THREADS)
@@ -34,9 +35,10 @@ extern "C" void anymax_set_num_threads(int) {}
 
 namespace {
 
-// Starts a thread that runs body(argument); false where the system refuses one (a limit on processes or memory). std::thread reports that by an
-// exception, and this library is compiled without exceptions.
-template <void (*body)(void *)> bool start(void *argument) {
+// Starts a thread that runs body(argument); false where the system refuses one (a limit on processes or memory). std::thread
+// reports that by an exception, and this library is compiled without exceptions.
+template <void (*body)(void *)>
+bool start(void *argument) {
 #if defined(_WIN32)
     const uintptr_t thread = _beginthreadex(
         nullptr, 0,
@@ -97,9 +99,10 @@ struct Job {
     }
 };
 
-// Waits a short while without sleeping: calls come in series, and to be woken takes longer than a small call does. Other threads may have the core
-// meanwhile.
-template <class F> void spin_until(F ready) {
+// Waits a short while without sleeping: calls come in series, and to be woken takes longer than a small call does. Other
+// threads may have the core meanwhile.
+template <class F>
+void spin_until(F ready) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(SPIN);
     while (!ready() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
 }
@@ -113,7 +116,8 @@ struct Pool {
     std::atomic<uint64_t> call_number{0};
     std::atomic<int> active{0}, begun{0};
     int needed = 0, made = 0;
-    bool open = false;  // there may be work left; a thread that wakes after that sleeps again, and the caller does not wait for it
+    bool open =
+        false;  // there may be work left; a thread that wakes after that sleeps again, and the caller does not wait for it
 
     void loop(int me) {
         inside = true;
@@ -165,7 +169,8 @@ std::atomic<int> limit{0};
 std::atomic<Pool *> pool{nullptr};
 
 #if !defined(_WIN32)
-// A forked child has none of its parent's threads, and one of those may have held the pool's locks: the child leaves that pool and makes a new one.
+// A forked child has none of its parent's threads, and one of those may have held the pool's locks: the child leaves that pool
+// and makes a new one.
 void forget() {
     pool.store(nullptr);
     inside = false;

@@ -1,6 +1,7 @@
-// Ragged rows. Segments whose lengths a kernel takes together go through it in order, others by length, as the rows of one call: where they lie, or staged
-// side by side (heads); long ones one by one. Where an order says that entries lie apart, those of some segments at a time are brought side by side
-// first. Threads share the entries. What a row becomes depends on the row alone, so all of this changes no bit of a result.
+// Ragged rows. Segments whose lengths a kernel takes together go through it in order, others by length, as the rows of one
+// call: where they lie, or staged side by side (heads); long ones one by one. Where an order says that entries lie apart, those
+// of some segments at a time are brought side by side first. Threads share the entries. What a row becomes depends on the row
+// alone, so all of this changes no bit of a result.
 #include <atomic>
 
 #include "doors/pool.h"
@@ -9,7 +10,7 @@
 
 namespace {
 
-// -- rows of one call ------------------------------------------------------------------------------------------------------------------------
+// -- rows of one call -------------------------------------------------------------------------------
 
 bool rows_lie_dense(const anymax_call &call) {
     return call.inner == 1 && each_operand(call, [](const anymax_view &v, int) { return v.cls == 1; });
@@ -17,11 +18,14 @@ bool rows_lie_dense(const anymax_call &call) {
 
 // True where the entries of all operands are as far apart, and their heads side by side.
 bool heads_lie_alike(const anymax_call &call) {
-    return call.inner > 1 && each_operand(call, [&](const anymax_view &v, int) { return v.inner == 1 && v.cls == call.out.cls; });
+    return call.inner > 1 &&
+           each_operand(call, [&](const anymax_view &v, int) { return v.inner == 1 && v.cls == call.out.cls; });
 }
 
 // What has one number a row and is written, if there is such.
-void *result_of(const anymax_call &call) { return call.op == ANYMAX_LOSS || call.op == ANYMAX_SLOPE ? call.value : call.op == ANYMAX_THRESHOLD ? call.tau : nullptr; }
+void *result_of(const anymax_call &call) {
+    return call.op == ANYMAX_LOSS || call.op == ANYMAX_SLOPE ? call.value : call.op == ANYMAX_THRESHOLD ? call.tau : nullptr;
+}
 // And beside it.
 void *slope_of(const anymax_call &call) { return call.op == ANYMAX_LOSS ? call.slope : nullptr; }
 
@@ -30,7 +34,8 @@ int serve_group(const Work &w, const Group &g, Stage &stage) {
     const int64_t heads = call.inner, rows = g.count * heads, numbers = rows * g.n;
     const bool dense = rows_lie_dense(call);
     anymax_call c = call;
-    int64_t *const starts = stage.take<int64_t>(STARTS, g.count), *const sizes = g.uneven ? stage.take<int64_t>(SIZES, g.count) : nullptr;
+    int64_t *const starts = stage.take<int64_t>(STARTS, g.count), *const sizes =
+                                                                      g.uneven ? stage.take<int64_t>(SIZES, g.count) : nullptr;
     if (stage.failed) return ANYMAX_NO_MEMORY;
     c.outer = g.count, c.n = g.n, c.fresh = 0, c.starts = starts, c.sizes = sizes;
     if (dense || (heads_lie_alike(call) && w.unit->beside(&c))) {
@@ -38,7 +43,8 @@ int serve_group(const Work &w, const Group &g, Stage &stage) {
         for (int64_t j = 0; j < g.count; j++) starts[j] = w.from(g.segment(j)) * step;
         for (int64_t j = 0; g.uneven && j < g.count; j++) sizes[j] = w.length(g.segment(j));
     } else {
-        const bool beside = (call.op == ANYMAX_FORWARD || call.op == ANYMAX_LOG) && heads > 1 && call.x.inner == 1 && call.out.inner == 1;
+        const bool beside =
+            (call.op == ANYMAX_FORWARD || call.op == ANYMAX_LOG) && heads > 1 && call.x.inner == 1 && call.out.inner == 1;
         c.starts = nullptr, c.outer = beside ? 1 : rows, c.inner = beside ? rows : 1;
         const anymax_view like = beside ? anymax_view{nullptr, 0, 1, rows} : anymax_view{nullptr, g.n, 0, 1};
         each_operand(c, [&](anymax_view &v, int i) {
@@ -53,11 +59,16 @@ int serve_group(const Work &w, const Group &g, Stage &stage) {
         if (staged) move_each<true>(w, g, (void *)own, staged, size);
         return staged;
     };
-    c.params = (const double *)each(PARAMS, call.params, 8), c.index = (const int64_t *)each(TARGETS, call.index, 8), c.scale = each(SCALES, call.scale, w.wide);
+    c.params = (const double *)each(PARAMS, call.params, 8), c.index = (const int64_t *)each(TARGETS, call.index, 8),
+    c.scale = each(SCALES, call.scale, w.wide);
     void *const result = result_of(call), *const slope = slope_of(call);
-    char *const made = result ? stage.take<char>(RESULTS, rows * w.wide) : nullptr, *const slopes = slope ? stage.take<char>(LOSS_SLOPES, rows * w.wide) : nullptr;
+    char *const made = result ? stage.take<char>(RESULTS, rows * w.wide) : nullptr, *const slopes =
+                                                                                        slope ? stage.take<char>(LOSS_SLOPES,
+                                                                                                                 rows * w.wide)
+                                                                                              : nullptr;
     if (stage.failed) return ANYMAX_NO_MEMORY;
-    c.value = call.op == ANYMAX_THRESHOLD ? nullptr : made, c.tau = call.op == ANYMAX_THRESHOLD ? made : nullptr, c.slope = slopes;
+    c.value = call.op == ANYMAX_THRESHOLD ? nullptr : made, c.tau = call.op == ANYMAX_THRESHOLD ? made : nullptr,
+    c.slope = slopes;
     const int code = w.unit->rows(&c, 0, rows, 0, nullptr);
     if (code) return code;
     if (call.out.data && !c.starts) move_group<false>(w, g, call.out, (char *)c.out.data, c.inner > 1);
@@ -82,7 +93,9 @@ void serve_empty(const Work &w, int64_t s) {
     void *const results[] = {result_of(call), slope_of(call)};
     for (void *const to : results)
         for (int64_t r = s * call.inner; to && r < (s + 1) * call.inner; r++) {
-            const double v = call.op == ANYMAX_THRESHOLD ? -__builtin_inf() : call.op == ANYMAX_SLOPE || call.index[r] < 0 ? 0.0 : __builtin_nan("");
+            const double v = call.op == ANYMAX_THRESHOLD                    ? -__builtin_inf()
+                             : call.op == ANYMAX_SLOPE || call.index[r] < 0 ? 0.0
+                                                                            : __builtin_nan("");
             if (w.wide == 8)
                 ((double *)to)[r] = v;
             else
@@ -90,8 +103,8 @@ void serve_empty(const Work &w, int64_t s) {
         }
 }
 
-// Brings the entries of segments into the cache, in order, before they are taken by length. Reads and no prefetches, which are dropped where a page is
-// not known yet. Not where one is long: it is read in order anyway.
+// Brings the entries of segments into the cache, in order, before they are taken by length. Reads and no prefetches, which are
+// dropped where a page is not known yet. Not where one is long: it is read in order anyway.
 void bring(const Work &w, int64_t begin, int64_t end) {
     const anymax_call &call = *w.call;
     const int64_t first = w.from(begin), count = w.from(end) - first, heads = call.inner;
@@ -153,7 +166,7 @@ int serve(const Work &w, int64_t begin, int64_t end, Stage &stage) {
     return ANYMAX_OK;
 }
 
-// -- entries in another order ----------------------------------------------------------------------------------------------------------------
+// -- entries in another order -----------------------------------------------------------------------
 
 // Segments whose entries lie in another order; a team for a single long one.
 int serve_ordered(const Work &w, int64_t begin, int64_t end, Stage &stage, anymax_parallel team) {
@@ -162,13 +175,16 @@ int serve_ordered(const Work &w, int64_t begin, int64_t end, Stage &stage, anyma
     anymax_call c = *w.call;
     const auto moves = [&](bool in, const anymax_view &v, void *staged) {
         const Moves m{segments.order, v, (char *)staged, first, heads, w.call->n, w.size};
-        return share(team, last - first, SEGMENTS_CHUNK, [&](int64_t from, int64_t to) { return in ? m.run<true>(first + from, first + to) : m.run<false>(first + from, first + to); });
+        return share(team, last - first, SEGMENTS_CHUNK, [&](int64_t from, int64_t to) {
+            return in ? m.run<true>(first + from, first + to) : m.run<false>(first + from, first + to);
+        });
     };
     const int holds = w.call->op == ANYMAX_FORWARD ? 3 : 1;  // which of them `kept` is: out or p
     int code = ANYMAX_OK;
     each_operand(c, [&](anymax_view &v, int i) {
         const bool kept = segments.kept && i == holds;
-        char *const staged = kept ? (char *)segments.kept + first * bytes : stage.take<char>(ORDERED + i, (last - first) * bytes);
+        char *const staged =
+            kept ? (char *)segments.kept + first * bytes : stage.take<char>(ORDERED + i, (last - first) * bytes);
         code = !staged ? ANYMAX_NO_MEMORY : i < 3 && !kept ? moves(true, v, staged) : ANYMAX_OK;
         v = anymax_view{staged, 0, 1, heads};
         return code == ANYMAX_OK;
@@ -181,7 +197,7 @@ int serve_ordered(const Work &w, int64_t begin, int64_t end, Stage &stage, anyma
     return code || !w.call->out.data ? code : moves(false, w.call->out, c.out.data);
 }
 
-// -- sharing out -----------------------------------------------------------------------------------------------------------------------------
+// -- sharing out ------------------------------------------------------------------------------------
 
 // The first segment that begins at this entry or later.
 int64_t first_from(const Work &w, int64_t entry) {
@@ -221,17 +237,22 @@ void find_alike(Work &w) {
     anymax_span spans[ANYMAX_SPANS];
     const int count = w.unit->uneven(&c, spans);
     for (int i = 0; i < count; i++)
-        for (int64_t n = spans[i].from; n <= spans[i].to && n <= SEGMENT_SHORT_MOST; n++) w.alike[n] = (int16_t)spans[i].from, w.uneven[n] = true;
+        for (int64_t n = spans[i].from; n <= spans[i].to && n <= SEGMENT_SHORT_MOST; n++)
+            w.alike[n] = (int16_t)spans[i].from, w.uneven[n] = true;
 }
 
 }  // namespace
 
 extern "C" int anymax_run_segments_by(const anymax_call *call, const anymax_segments *segments, anymax_parallel run) {
     if (!call || !segments || !segments->ptr) return ANYMAX_BAD_CALL;
-    if (call->op == ANYMAX_LARGEST || call->map == ANYMAX_BOUNDED || call->mask.data || call->support.count) return ANYMAX_BAD_CALL;
-    if (segments->kept && (!segments->order || (call->op != ANYMAX_FORWARD && call->op != ANYMAX_VJP && call->op != ANYMAX_SLOPE))) return ANYMAX_BAD_CALL;
+    if (call->op == ANYMAX_LARGEST || call->map == ANYMAX_BOUNDED || call->mask.data || call->support.count)
+        return ANYMAX_BAD_CALL;
+    if (segments->kept &&
+        (!segments->order || (call->op != ANYMAX_FORWARD && call->op != ANYMAX_VJP && call->op != ANYMAX_SLOPE)))
+        return ANYMAX_BAD_CALL;
     if (call->outer < 0 || call->outer > INT32_MAX || call->inner < 0 || call->n < 0) return ANYMAX_BAD_SHAPE;
-    if (call->inner && (call->n > INT64_MAX / 16 / call->inner || call->outer > INT64_MAX / 16 / call->inner)) return ANYMAX_BAD_SHAPE;
+    if (call->inner && (call->n > INT64_MAX / 16 / call->inner || call->outer > INT64_MAX / 16 / call->inner))
+        return ANYMAX_BAD_SHAPE;
     anymax_call row = *call;
     row.outer = 1, row.inner = 1, row.n = 1;
     int code = check_map(&row);
@@ -239,13 +260,17 @@ extern "C" int anymax_run_segments_by(const anymax_call *call, const anymax_segm
     if (!ascending(*segments, call->outer, call->n)) return ANYMAX_BAD_SEGMENTS;
     if (!call->outer || !call->inner) return ANYMAX_OK;
     if (call->n && (code = check_operands(call))) return code;
-    if ((call->op == ANYMAX_LOSS && !(call->value && call->index)) || (call->op == ANYMAX_THRESHOLD && !call->tau) || (call->op == ANYMAX_SLOPE && !call->value)) return ANYMAX_BAD_POINTER;
-    const int64_t chunk = SEGMENTS_CHUNK / call->inner > SEGMENTS_CHUNK_LEAST ? SEGMENTS_CHUNK / call->inner : SEGMENTS_CHUNK_LEAST;
+    if ((call->op == ANYMAX_LOSS && !(call->value && call->index)) || (call->op == ANYMAX_THRESHOLD && !call->tau) ||
+        (call->op == ANYMAX_SLOPE && !call->value))
+        return ANYMAX_BAD_POINTER;
+    const int64_t chunk =
+        SEGMENTS_CHUNK / call->inner > SEGMENTS_CHUNK_LEAST ? SEGMENTS_CHUNK / call->inner : SEGMENTS_CHUNK_LEAST;
     Work w{call, segments, unit_in_use(), anymax_item(call->dtype), anymax_wide(call->dtype), chunk, 0, run != nullptr, {}, {}};
     find_alike(w);
     Stage &stage = own_stage();
     for (int64_t s = 0; w.shared && call->n >= SHARED_ROW && s < call->outer; s++)
-        if (w.long_one(s) && (code = segments->order ? serve_ordered(w, s, s + 1, stage, run) : serve_in_place(w, s, run))) return code;
+        if (w.long_one(s) && (code = segments->order ? serve_ordered(w, s, s + 1, stage, run) : serve_in_place(w, s, run)))
+            return code;
     stage.leave();
     if (work_of(call, call->n * call->inner) < ALONE_MOST) run = nullptr;
     if (run && call->n / chunk < 15) {  // a chunk for each thread at least, where the entries are few
@@ -259,7 +284,7 @@ extern "C" int anymax_run_segments(const anymax_call *call, const anymax_segment
     return anymax_run_segments_by(call, segments, call ? parallel_of(call->pool) : nullptr);
 }
 
-// -- from an index ---------------------------------------------------------------------------------------------------------------------------
+// -- from an index ----------------------------------------------------------------------------------
 
 namespace {
 
@@ -306,7 +331,8 @@ int64_t sorted(const T *index, int64_t count, int64_t segments, T *ptr, T *order
     Bounds<T> bounds{index, count, segments, strays ? segments : segments - 1, ptr};
     const int64_t grain = 2 * ALONE_MOST;
     if (count)
-        share(count > grain ? run : nullptr, count, grain, [&](int64_t begin, int64_t end) { return bounds.run(begin, end), ANYMAX_OK; });
+        share(count > grain ? run : nullptr, count, grain,
+              [&](int64_t begin, int64_t end) { return bounds.run(begin, end), ANYMAX_OK; });
     else
         bounds.fill(0, segments, 0);
     if (!bounds.out_of_order.load()) return count;
@@ -336,12 +362,15 @@ int64_t sorted(const T *index, int64_t count, int64_t segments, T *ptr, T *order
 
 }  // namespace
 
-extern "C" int64_t anymax_sort_segments(const int64_t *index, int64_t count, int64_t segments, int64_t *ptr, int64_t *order, int32_t pool) {
+extern "C" int64_t anymax_sort_segments(const int64_t *index, int64_t count, int64_t segments, int64_t *ptr, int64_t *order,
+                                        int32_t pool) {
     return sorted(index, count, segments, ptr, order, false, parallel_of(pool));
 }
-extern "C" int64_t anymax_sort_strays(const int64_t *index, int64_t count, int64_t segments, int64_t *ptr, int64_t *order, anymax_parallel run) {
+extern "C" int64_t anymax_sort_strays(const int64_t *index, int64_t count, int64_t segments, int64_t *ptr, int64_t *order,
+                                      anymax_parallel run) {
     return sorted(index, count, segments, ptr, order, true, run);
 }
-extern "C" int64_t anymax_sort_strays_32(const int32_t *index, int64_t count, int64_t segments, int32_t *ptr, int32_t *order, anymax_parallel run) {
+extern "C" int64_t anymax_sort_strays_32(const int32_t *index, int64_t count, int64_t segments, int32_t *ptr, int32_t *order,
+                                         anymax_parallel run) {
     return sorted(index, count, segments, ptr, order, true, run);
 }

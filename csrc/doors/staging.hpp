@@ -12,10 +12,10 @@ struct Work {
     const anymax_call *call;
     const anymax_segments *segments;
     const anymax_unit *unit;
-    int64_t size, wide;  // bytes of a number, and of one that a row has
-    int64_t chunk;       // entries of a chunk
-    int64_t first;       // the entry that lies first
-    bool shared;         // the longest ones are served already, by all threads
+    int64_t size, wide;                     // bytes of a number, and of one that a row has
+    int64_t chunk;                          // entries of a chunk
+    int64_t first;                          // the entry that lies first
+    bool shared;                            // the longest ones are served already, by all threads
     int16_t alike[SEGMENT_SHORT_MOST + 1];  // of each length the least that is served with it,
     bool uneven[SEGMENT_SHORT_MOST + 1];    // and whether others are
 
@@ -24,7 +24,12 @@ struct Work {
     bool long_one(int64_t s) const { return shared && length(s) >= SHARED_ROW; }
 };
 
-enum Staged { STARTS, SIZES, PARAMS, TARGETS, SCALES, RESULTS, LOSS_SLOPES, SORTED, ROWS, ORDERED = ROWS + 4, STAGES = ORDERED + 4 };  // ROWS: x, p, g and out; ORDERED: from another order
+// ROWS: x, p, g and out; ORDERED: the same from another order.
+// clang-format off
+enum Staged {
+    STARTS, SIZES, PARAMS, TARGETS, SCALES, RESULTS, LOSS_SLOPES, SORTED, ROWS, ORDERED = ROWS + 4, STAGES = ORDERED + 4
+};
+// clang-format on
 typedef ANYMAX_UNIT::Rooms<STAGES> Stage;
 
 // Kept by each thread from call to call: what the system gives anew is slower to come than what is done in it.
@@ -46,7 +51,7 @@ bool each_operand(Call &call, F f) {
     return true;
 }
 
-// -- entries to staged rows, and back --------------------------------------------------------------------------------------------------------
+// -- entries to staged rows, and back ---------------------------------------------------------------
 
 // Segments that are served together: which, and the most entries of one.
 struct Group {
@@ -79,7 +84,8 @@ void move_heads(const Work &w, const Group &g, const anymax_view &v, T *staged) 
     for (int64_t j = 0; j < g.count; j++) {
         T *const row = staged + j * heads * n, *const own = (T *)v.data + w.from(g.segment(j)) * v.cls;
         for (int64_t k = 0; k < n; k++)
-            for (int64_t h = 0; h < heads; h++) IN ? (void)(row[h * n + k] = own[k * v.cls + h * inner]) : (void)(own[k * v.cls + h * inner] = row[h * n + k]);
+            for (int64_t h = 0; h < heads; h++)
+                IN ? (void)(row[h * n + k] = own[k * v.cls + h * inner]) : (void)(own[k * v.cls + h * inner] = row[h * n + k]);
     }
 }
 
@@ -115,7 +121,7 @@ void move_each(const Work &w, const Group &g, void *own, char *staged, int64_t s
     for (int64_t j = 0; j < g.count; j++) move<IN>(staged + j * bytes, (char *)own + g.segment(j) * bytes, (size_t)bytes);
 }
 
-// -- entries in another order ------------------------------------------------------------------------------------------------------------------
+// -- entries in another order -----------------------------------------------------------------------
 
 // The entries [begin, end) of the order to memory where they lie side by side with all heads, or back.
 struct Moves {
@@ -128,7 +134,8 @@ struct Moves {
     template <bool IN, int BYTES>
     int pieces(int64_t begin, int64_t end) const {
         // what each turn reads must not wait for what the one before wrote: so nothing is read of *this
-        const int64_t bytes = BYTES ? BYTES : heads * size, step = view.cls * size, count = end - begin, ahead = count - ENTRIES_AHEAD, *const places = order + begin;
+        const int64_t bytes = BYTES ? BYTES : heads * size, step = view.cls * size, count = end - begin,
+                      ahead = count - ENTRIES_AHEAD, *const places = order + begin;
         const uint64_t most = (uint64_t)entries;
         char *const own = (char *)view.data, *const row = staged + (begin - this->begin) * bytes;
         bool out = false;
@@ -146,8 +153,11 @@ struct Moves {
         for (int64_t k = begin; k < end; k++) {
             const uint64_t e = (uint64_t)order[k];
             out |= e >= (uint64_t)entries;
-            T *const own = (T *)view.data + (int64_t)(e < (uint64_t)entries ? e : 0) * view.cls, *const row = (T *)staged + (k - this->begin) * heads;
-            for (int64_t h = 0; h < heads; h++) IN ? (void)(row[h] = own[h * view.inner]) : (void)(own[h * view.inner] = row[h]);
+            T *const own = (T *)view.data + (int64_t)(e < (uint64_t)entries ? e : 0) * view.cls, *const row =
+                                                                                                     (T *)staged +
+                                                                                                     (k - this->begin) * heads;
+            for (int64_t h = 0; h < heads; h++)
+                IN ? (void)(row[h] = own[h * view.inner]) : (void)(own[h * view.inner] = row[h]);
         }
         return out ? ANYMAX_BAD_SEGMENTS : ANYMAX_OK;
     }

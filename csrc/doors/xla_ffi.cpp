@@ -8,9 +8,9 @@
 //
 // With the attribute per_row = 1 one more operand follows, the parameter of each row, float or double.
 //
-// Ragged rows have one attribute more, `segments`. 1: the operands of the operation (forward, vjp), [entries, heads], the parameters
-// [segments, heads] if there are, ptr, order -> out; `order` is empty where the entries lie in order, and entries before ptr[0] or from the last
-// bound on become NaN. 2: index -> ptr, order, where entries of the index [segments] come last.
+// Ragged rows have one attribute more, `segments`. 1: the operands of the operation (forward, vjp), [entries, heads], the
+// parameters [segments, heads] if there are, ptr, order -> out; `order` is empty where the entries lie in order, and entries
+// before ptr[0] or from the last bound on become NaN. 2: index -> ptr, order, where entries of the index [segments] come last.
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,12 +38,13 @@ xla_error *refuse(const xla_call *call, int32_t code, const char *sentence) {
     return call->api->error_create(&args);
 }
 
-// -- XLA's threads --------------------------------------------------------------------------------------------------
+// -- XLA's threads ----------------------------------------------------------------------------------
 
 #if !defined(ANYMAX_NO_THREADS)
 
-// The pieces of [begin, end), which the caller works on together with those of XLA's threads that begin before all is done. The handler runs on
-// such a thread itself, so it must never wait for a task to begin: it waits only for pieces that another thread has begun.
+// The pieces of [begin, end), which the caller works on together with those of XLA's threads that begin before all is done. The
+// handler runs on such a thread itself, so it must never wait for a task to begin: it waits only for pieces that another thread
+// has begun.
 struct Share {
     anymax_task task;
     void *context;
@@ -96,7 +97,9 @@ int by_xla(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *co
     int64_t helpers = (call ? lent_threads(call) : 0) - 1;
     if (helpers > parts - 1) helpers = parts - 1;
     Share *share = nullptr;
-    if (helpers > 0) share = new (std::nothrow) Share{task, context, end, anymax_piece(end - begin, grain, helpers + 1), {begin}, {end - begin}, {1}};
+    if (helpers > 0)
+        share = new (std::nothrow)
+            Share{task, context, end, anymax_piece(end - begin, grain, helpers + 1), {begin}, {end - begin}, {1}};
     if (!share) {
         if (end > begin) task(begin, end, context);
         return 0;
@@ -134,8 +137,8 @@ auto with_threads(const xla_call *, F f) {
 
 #endif
 
-// XLA gets results of this size from the system at each run of a program, and for the system to clear and map them page by page can take longer
-// than the kernel: large pages are asked for. True for such memory.
+// XLA gets results of this size from the system at each run of a program, and for the system to clear and map them page by page
+// can take longer than the kernel: large pages are asked for. True for such memory.
 bool newly_mapped(void *data, int64_t bytes) {
     if (bytes < NEWLY_MAPPED_FROM) return false;
 #if defined(MADV_HUGEPAGE)
@@ -148,7 +151,7 @@ bool newly_mapped(void *data, int64_t bytes) {
     return true;
 }
 
-// -- what a call says -----------------------------------------------------------------------------------------------
+// -- what a call says -------------------------------------------------------------------------------
 
 // The eight bytes of an attribute, an integer or a double.
 bool attribute(const xla_call *call, const char *name, int64_t *to) {
@@ -215,9 +218,13 @@ struct Numbers {
 typedef Numbers<int64_t, int32_t> Wholes;
 typedef Numbers<double, float> Reals;
 
-xla_error *refuse_form(const xla_call *call) { return refuse(call, XLA_INVALID_ARGUMENT, "the call does not have the form that this version of the library knows"); }
+xla_error *refuse_form(const xla_call *call) {
+    return refuse(call, XLA_INVALID_ARGUMENT, "the call does not have the form that this version of the library knows");
+}
 
-xla_error *refuse_code(const xla_call *call, int code) { return refuse(call, code == ANYMAX_BAD_SEGMENTS ? XLA_INVALID_ARGUMENT : XLA_INTERNAL, anymax_error(code)); }
+xla_error *refuse_code(const xla_call *call, int code) {
+    return refuse(call, code == ANYMAX_BAD_SEGMENTS ? XLA_INVALID_ARGUMENT : XLA_INTERNAL, anymax_error(code));
+}
 
 // The operands and results of a call.
 struct Buffers {
@@ -231,7 +238,8 @@ struct Buffers {
         for (int64_t i = 0; i < outputs; i++) all &= (out[i] = buffer(call->results, i)) != nullptr;
         return all;
     }
-    // The operands with classes, as views like this one; of two inputs of a product with the Jacobian, or of a slope, none is x.
+    // The operands with classes, as views like this one; of two inputs of a product with the Jacobian, or of a slope, none is
+    // x.
     void lay_out(anymax_call &c, int64_t inputs, bool to_rows, const anymax_view &like) const {
         const auto view = [&](const xla_buffer *b) { return anymax_view{b->data, like.outer, like.inner, like.cls}; };
         if (to_rows) c.out = view(out[0]);
@@ -241,20 +249,24 @@ struct Buffers {
     }
 };
 
-// -- ragged rows ----------------------------------------------------------------------------------------------------
+// -- ragged rows ------------------------------------------------------------------------------------
 
 xla_error *serve_sort(const xla_call *call) {
     Buffers b;
     if (!b.read(call, 1, 2)) return refuse_form(call);
     const xla_buffer *index = b.in[0], *ptr = b.out[0], *order = b.out[1];
     const int64_t count = size_of(index), segments = size_of(ptr) - 1;
-    if (!whole(index) || ptr->dtype != index->dtype || order->dtype != index->dtype || size_of(order) != count || segments < 0) return refuse_form(call);
+    if (!whole(index) || ptr->dtype != index->dtype || order->dtype != index->dtype || size_of(order) != count || segments < 0)
+        return refuse_form(call);
     const int64_t done = with_threads(call, [&](anymax_parallel run) {
-        return wide(index) ? anymax_sort_strays((const int64_t *)index->data, count, segments, (int64_t *)ptr->data, (int64_t *)order->data, run)
-                           : anymax_sort_strays_32((const int32_t *)index->data, count, segments, (int32_t *)ptr->data, (int32_t *)order->data, run);
+        return wide(index) ? anymax_sort_strays((const int64_t *)index->data, count, segments, (int64_t *)ptr->data,
+                                                (int64_t *)order->data, run)
+                           : anymax_sort_strays_32((const int32_t *)index->data, count, segments, (int32_t *)ptr->data,
+                                                   (int32_t *)order->data, run);
     });
     if (done < 0) return refuse_code(call, ANYMAX_BAD_SEGMENTS);
-    for (int64_t e = 0; e < done; e++) wide(index) ? (void)(((int64_t *)order->data)[e] = e) : (void)(((int32_t *)order->data)[e] = (int32_t)e);
+    for (int64_t e = 0; e < done; e++)
+        wide(index) ? (void)(((int64_t *)order->data)[e] = e) : (void)(((int32_t *)order->data)[e] = (int32_t)e);
     return nullptr;
 }
 
@@ -268,20 +280,26 @@ bool in_order(const xla_buffer *places) {
 xla_error *serve_segments(const xla_call *call, anymax_call c, int64_t per_row) {
     const int64_t given = call->operands.count - 2 - per_row;
     Buffers b;
-    if ((c.op == ANYMAX_FORWARD ? given != 1 : c.op != ANYMAX_VJP || (given != 2 && given != 3)) || !b.read(call, given + per_row + 2, 1)) return refuse_form(call);
-    const xla_buffer *x = b.in[0], *out = b.out[0], *own_params = b.in[given], *ptr = b.in[given + per_row], *order = b.in[given + per_row + 1];
+    if ((c.op == ANYMAX_FORWARD ? given != 1 : c.op != ANYMAX_VJP || (given != 2 && given != 3)) ||
+        !b.read(call, given + per_row + 2, 1))
+        return refuse_form(call);
+    const xla_buffer *x = b.in[0], *out = b.out[0], *own_params = b.in[given], *ptr = b.in[given + per_row],
+                     *order = b.in[given + per_row + 1];
     const int64_t size = size_of(x), entries = x->rank ? x->dims[0] : 0, segments = size_of(ptr) - 1;
     int64_t heads = 1;
     for (int64_t i = 1; i < x->rank; i++) heads *= x->dims[i];
     c.dtype = dtype_of(x->dtype);
-    bool alike = c.dtype >= 0 && x->rank >= 1 && whole(ptr) && whole(order) && segments >= 0 && out->dtype == x->dtype && size_of(out) == size;
+    bool alike = c.dtype >= 0 && x->rank >= 1 && whole(ptr) && whole(order) && segments >= 0 && out->dtype == x->dtype &&
+                 size_of(out) == size;
     for (int64_t i = 1; i < given; i++) alike &= b.in[i]->dtype == x->dtype && size_of(b.in[i]) == size;
     if (per_row) alike &= real(own_params) && size_of(own_params) == segments * heads;
     if (!alike || (size_of(order) && size_of(order) != entries)) return refuse_form(call);
     Wholes bounds, places;
     Reals params;
     // two segments more take the entries of none
-    if (!bounds.make(segments + 3) || (per_row && !params.make((segments + 2) * heads)) || (!in_order(order) && !places.read(order))) return refuse_code(call, ANYMAX_NO_MEMORY);
+    if (!bounds.make(segments + 3) || (per_row && !params.make((segments + 2) * heads)) ||
+        (!in_order(order) && !places.read(order)))
+        return refuse_code(call, ANYMAX_NO_MEMORY);
     bounds.own[0] = 0, bounds.own[segments + 2] = entries;
     for (int64_t s = 0; s <= segments; s++) bounds.own[s + 1] = Wholes::at(ptr, s);
     for (int64_t r = 0; per_row && r < (segments + 2) * heads; r++) {
@@ -292,23 +310,30 @@ xla_error *serve_segments(const xla_call *call, anymax_call c, int64_t per_row) 
     b.lay_out(c, given, true, anymax_view{nullptr, 0, 1, heads});
     newly_mapped(out->data, size * anymax_item(c.dtype));
     const anymax_segments from{bounds.data, places.data, nullptr};
-    if (const int code = with_threads(call, [&](anymax_parallel run) { return anymax_run_segments_by(&c, &from, run); })) return refuse_code(call, code);
+    if (const int code = with_threads(call, [&](anymax_parallel run) { return anymax_run_segments_by(&c, &from, run); }))
+        return refuse_code(call, code);
     const size_t bytes = (size_t)(heads * anymax_item(c.dtype));
     for (int64_t k = 0; k < entries; k++) {
         if (k == bounds.own[1]) k = bounds.own[segments + 1];
-        if (k < entries) memset((char *)out->data + (size_t)(places.data ? places.data[k] : k) * bytes, 0xff, bytes);  // NaN in every dtype
+        if (k < entries)
+            memset((char *)out->data + (size_t)(places.data ? places.data[k] : k) * bytes, 0xff, bytes);  // NaN in every dtype
     }
     return nullptr;
 }
 
-// -- rows of one length ---------------------------------------------------------------------------------------------
+// -- rows of one length -----------------------------------------------------------------------------
 
 xla_error *serve_rows(const xla_call *call, anymax_call c, int64_t per_row) {
-    const bool loss = c.op == ANYMAX_LOSS, gradient = c.op == ANYMAX_LOSS_GRAD, slope = c.op == ANYMAX_SLOPE, to_rows = !loss && !slope && c.op != ANYMAX_THRESHOLD;
-    const int64_t given = call->operands.count - per_row, inputs = c.op == ANYMAX_VJP ? (given == 2 ? 2 : 3) : gradient ? 4 : loss || slope ? 2 : 1;
+    const bool loss = c.op == ANYMAX_LOSS, gradient = c.op == ANYMAX_LOSS_GRAD, slope = c.op == ANYMAX_SLOPE,
+               to_rows = !loss && !slope && c.op != ANYMAX_THRESHOLD;
+    const int64_t given = call->operands.count - per_row, inputs = c.op == ANYMAX_VJP ? (given == 2 ? 2 : 3)
+                                                                   : gradient         ? 4
+                                                                   : loss || slope    ? 2
+                                                                                      : 1;
     const int64_t outputs = loss ? (call->results.count == 3 ? 3 : 2) : 1;  // the third of a loss is its slope
     Buffers b;
-    if (c.op < 0 || (c.op > ANYMAX_THRESHOLD && !slope) || c.op == ANYMAX_LOG_VJP || !b.read(call, inputs + per_row, outputs)) return refuse_form(call);
+    if (c.op < 0 || (c.op > ANYMAX_THRESHOLD && !slope) || c.op == ANYMAX_LOG_VJP || !b.read(call, inputs + per_row, outputs))
+        return refuse_form(call);
     const xla_buffer *x = b.in[0], *targets = loss ? b.in[1] : gradient ? b.in[2] : nullptr, *own_params = b.in[inputs];
     c.dtype = dtype_of(x->dtype);
     if (c.dtype < 0) return refuse(call, XLA_INVALID_ARGUMENT, "scores must be float16, bfloat16, float32 or float64");

@@ -1,7 +1,9 @@
-// The backward of forward.hpp. With g^ = (g / Z, -<g, out> / Z) for a query, Z its denominator, and v^ = (v, 1) for a key, the gradients are
-//   dv = sum over queries of w g^,   dq = scale * sum over keys of <g^, v^> u k,   dk = sum over queries of <g^, v^> u (scale q),
-// with w and u as in forward.hpp. All three need sums of one kind over the other side, of a_i a_j b, which are made first; for dq and dk they are
-// stored transposed, [dv + 1, j] for each i.
+// The backward of forward.hpp. With g^ = (g / Z, -<g, out> / Z) for a query, Z its denominator, and v^ = (v, 1) for a key, the
+// gradients are
+//   dv = sum over queries of w g^,   dq = scale * sum over keys of <g^, v^> u k,   dk = sum over queries of <g^, v^> u (scale
+//   q),
+// with w and u as in forward.hpp. All three need sums of one kind over the other side, of a_i a_j b, which are made first; for
+// dq and dk they are stored transposed, [dv + 1, j] for each i.
 #pragma once
 
 #include "linear/forward.hpp"
@@ -12,21 +14,24 @@ template <class C>
 class LinearVJP : LinearHead<C> {
     friend LinearHead<C>;
     typedef LinearHead<C> Base;
-    using Base::BLOCK, Base::CHUNK, Base::D, Base::Dp, Base::L, Base::Vp, Base::W, Base::call, Base::d, Base::dv, Base::empty, Base::failed, Base::from, Base::keys, Base::to, Base::v;
+    using Base::BLOCK, Base::CHUNK, Base::D, Base::Dp, Base::L, Base::Vp, Base::W, Base::call, Base::d, Base::dv, Base::empty,
+        Base::failed, Base::from, Base::keys, Base::to, Base::v;
 
-    const int64_t B, Bp;          // entries of g^ and v^
+    const int64_t B, Bp;  // entries of g^ and v^
     const C *const out, *const below, *const g;
     C *const dq, *const dk, *const dv_;
     C *transposed;  // the sums of a_i a_j b over a side, [B, Dp - first(i)] for each i
-    C *sums;    // the same of the queries, [pairs, Vp], for dv
+    C *sums;        // the same of the queries, [pairs, Vp], for dv
 
     struct Work {
         C *a, *b, *scaled, *a_transposed, *b_transposed;     // of a chunk of one side
         C *row_a, *row_b, *row_da, *row_db, *share, *pairs;  // of a block of the other side
         C *u, *t;                                            // of a tile of rows and a chunk
         void take(const LinearVJP &l, Arena &arena) {
-            arena.take(CHUNK * l.Dp, a, scaled), arena.take(CHUNK * l.Bp, b), arena.take(CHUNK * l.D, a_transposed), arena.take(CHUNK * l.B, b_transposed);
-            arena.take(CHUNK * TILE_ROWS, u, t), arena.take(BLOCK * l.Dp, row_a, row_da, share, pairs), arena.take(BLOCK * l.Bp, row_b), arena.take(BLOCK * l.Vp, row_db);
+            arena.take(CHUNK * l.Dp, a, scaled), arena.take(CHUNK * l.Bp, b), arena.take(CHUNK * l.D, a_transposed),
+                arena.take(CHUNK * l.B, b_transposed);
+            arena.take(CHUNK * TILE_ROWS, u, t), arena.take(BLOCK * l.Dp, row_a, row_da, share, pairs),
+                arena.take(BLOCK * l.Bp, row_b), arena.take(BLOCK * l.Vp, row_db);
         }
     };
 
@@ -36,7 +41,8 @@ class LinearVJP : LinearHead<C> {
         return B * (W * (whole * Dp - W * (whole * (whole - 1) / 2)) + (i - whole * W) * (Dp - whole * W));
     }
 
-    // Rows of a side: of a query a = (scale q, 1) and b = g^, where `at` counts through all groups; of a key a = (k, 1) and b = v^.
+    // Rows of a side: of a query a = (scale q, 1) and b = g^, where `at` counts through all groups; of a key a = (k, 1) and b =
+    // v^.
     void side_in(bool queries, int64_t at, C *a, C *b) const {
         if (!queries) {
             this->key_in(at, a);
@@ -65,7 +71,8 @@ class LinearVJP : LinearHead<C> {
                 this->each_of(begin, end, [&](int64_t i) {
                     const int64_t low = first(i), wide = Dp - low;
                     for (int64_t l = 0; l < count; l++)
-                        for (int64_t j = low; j < Dp; j += W) store(w.scaled + l * Dp + j, load(w.a + l * Dp + j) * splat(w.a[l * Dp + i]));
+                        for (int64_t j = low; j < Dp; j += W)
+                            store(w.scaled + l * Dp + j, load(w.a + l * Dp + j) * splat(w.a[l * Dp + i]));
                     product(w.b, 1, Bp, B, w.scaled + low, Dp, count, wide / W, transposed + transposed_before(i), wide, add);
                 });
             }
@@ -90,7 +97,8 @@ class LinearVJP : LinearHead<C> {
                 const C *a = w.row_a + m * Dp, *h = w.share + m * Dp;
                 C *da = w.row_da + m * Dp;
                 const vec<C> by = splat(a[i]), head = load(h);
-                const vec<C> after = place > splat(C(i - low)) ? head : vec<C>{}, from_i = place == splat(C(i - low)) ? head : after;
+                const vec<C> after = place > splat(C(i - low)) ? head : vec<C>{},
+                             from_i = place == splat(C(i - low)) ? head : after;
                 store(da + low, load(da + low) + by * from_i);
                 vec<C> dot = load(a + low) * after;
                 for (int64_t j = low + W; j < Dp; j += W) {
@@ -103,8 +111,8 @@ class LinearVJP : LinearHead<C> {
         }
     }
 
-    // Adds the pairs within the step: of a block of queries, the first of them the `own`-th of the step, with the keys up to each one's own, which are
-    // in w; or of a block of keys with the queries from each one's own on.
+    // Adds the pairs within the step: of a block of queries, the first of them the `own`-th of the step, with the keys up to
+    // each one's own, which are in w; or of a block of keys with the queries from each one's own on.
     void from_step(bool queries, int64_t own, int64_t count, const Work &w) const {
         const int64_t there = to - from;
         for (int64_t m = 0; m < count; m += TILE_ROWS) {
@@ -125,16 +133,19 @@ class LinearVJP : LinearHead<C> {
             const auto add = [&](int64_t row, int64_t rows, int64_t begin, int64_t end) {
                 if (begin >= end) return;
                 const int64_t tile = row - m;
-                product(w.t + tile * CHUNK + begin, CHUNK, 1, rows, w.a + begin * Dp, Dp, end - begin, Dp / W, w.row_da + row * Dp, Dp, true);
-                if (!queries) product(w.u + tile * CHUNK + begin, CHUNK, 1, rows, w.b + begin * Bp, Bp, end - begin, Vp / W, w.row_db + row * Vp, Vp, true);
+                product(w.t + tile * CHUNK + begin, CHUNK, 1, rows, w.a + begin * Dp, Dp, end - begin, Dp / W,
+                        w.row_da + row * Dp, Dp, true);
+                if (!queries)
+                    product(w.u + tile * CHUNK + begin, CHUNK, 1, rows, w.b + begin * Bp, Bp, end - begin, Vp / W,
+                            w.row_db + row * Vp, Vp, true);
             };
             add(m, rows, begin, end);
             for (int64_t r = 0; r < rows; r++) queries ? add(m + r, 1, at, at + r + 1) : add(m + r, 1, at + r, at + rows);
         }
     }
 
-    // The gradients of the queries [start, start + rows) of each group, or of such keys: of pairs with all that is in the sums and, where `causal`, with
-    // some of the step.
+    // The gradients of the queries [start, start + rows) of each group, or of such keys: of pairs with all that is in the sums
+    // and, where `causal`, with some of the step.
     void answer(bool queries, int64_t begin, int64_t end, int64_t start, int64_t rows, bool causal, const Work &w) const {
         this->each_block(begin, end, rows, [&](int64_t group, int64_t own, int64_t count) {
             const int64_t row = group * L + start + own;  // keys have one group
@@ -163,21 +174,29 @@ class LinearVJP : LinearHead<C> {
     void add_to_sums_shared(bool queries, int64_t begin, int64_t end, anymax_parallel team) {
         if (begin >= end) return;
         from = begin, to = end;
-        this->each_task(this, this->units(), team, [&](int64_t first, int64_t last, const Work &w) { add_to_sums(queries, first, last, w); });
+        this->each_task(this, this->units(), team,
+                        [&](int64_t first, int64_t last, const Work &w) { add_to_sums(queries, first, last, w); });
         empty = false;
     }
     void answer_shared(bool queries, int64_t start, int64_t rows, bool causal, anymax_parallel team) {
         if (rows <= 0) return;
         from = start, to = start + rows;
-        this->each_task(this, (queries ? call.groups : 1) * this->tiles_of(rows), team,
-                    [&](int64_t begin, int64_t end, const Work &w) { answer(queries, begin, end, start, rows, causal, w); });
+        this->each_task(
+            this, (queries ? call.groups : 1) * this->tiles_of(rows), team,
+            [&](int64_t begin, int64_t end, const Work &w) { answer(queries, begin, end, start, rows, causal, w); });
     }
 
   public:
     LinearVJP(const anymax_linear_call &call, int64_t head)
-        : Base(call, head), B(dv + 1), Bp(this->padded(B)), out((const C *)call.out + head * call.groups * L * dv),
-          below((const C *)call.below + head * call.groups * L), g((const C *)call.g + head * call.groups * L * dv), dq((C *)call.dq + head * call.groups * L * d),
-          dk((C *)call.dk + head * call.keys * d), dv_((C *)call.dv_ + head * call.keys * dv) {}
+        : Base(call, head),
+          B(dv + 1),
+          Bp(this->padded(B)),
+          out((const C *)call.out + head * call.groups * L * dv),
+          below((const C *)call.below + head * call.groups * L),
+          g((const C *)call.g + head * call.groups * L * dv),
+          dq((C *)call.dq + head * call.groups * L * d),
+          dk((C *)call.dk + head * call.keys * d),
+          dv_((C *)call.dv_ + head * call.keys * dv) {}
 
     int run(Room &room, anymax_parallel team) {
         const int64_t size = transposed_before(D), both = !call.causal ? 0 : keys < L ? keys : L;
@@ -194,7 +213,8 @@ class LinearVJP : LinearHead<C> {
             answer_shared(true, both, L - both, false, team);
         }
         if (call.dk) {
-            if (Vp > dv) memset(sums, 0, (size_t)(this->pairs_before(D) * Vp) * sizeof(C));  // the padding after dv is summed too
+            if (Vp > dv)
+                memset(sums, 0, (size_t)(this->pairs_before(D) * Vp) * sizeof(C));  // the padding after dv is summed too
             empty = true;
             add_to_sums_shared(true, both, L, team);
             for (int64_t at = (both - 1) / CHUNK * CHUNK; both && at >= 0; at -= CHUNK) {

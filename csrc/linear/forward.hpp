@@ -1,6 +1,6 @@
-// Attention with Taylor softmax of order 2 in linear time. With u = <(scale q, 1), (k, 1)> the weight of a key is 1 + s + s^2/2 = (u^2 + 1)/2,
-// and u^2 is a sum over pairs (i, j) of entries. So the sums over the keys of k_i k_j v are made first, once for each pair i <= j, and a query needs
-// these sums alone, whatever the length.
+// Attention with Taylor softmax of order 2 in linear time. With u = <(scale q, 1), (k, 1)> the weight of a key is 1 + s + s^2/2
+// = (u^2 + 1)/2, and u^2 is a sum over pairs (i, j) of entries. So the sums over the keys of k_i k_j v are made first, once for
+// each pair i <= j, and a query needs these sums alone, whatever the length.
 #pragma once
 
 #include "core/rows.hpp"
@@ -16,9 +16,11 @@ constexpr int TILE_VECTORS = 2;
 #endif
 constexpr int TILE_ROWS = 6;
 
-// One tile of a product of matrices, whose sums stay in registers: to[m, :] = (where `add`: +=) the sum over t < count of a[m am + t at] b[t, :].
+// One tile of a product of matrices, whose sums stay in registers: to[m, :] = (where `add`: +=) the sum over t < count of a[m
+// am + t at] b[t, :].
 template <class C, int M, int N>
-static void product_tile(const C *a, int64_t am, int64_t at, const C *b, int64_t bs, int64_t count, C *to, int64_t ts, bool add) {
+static void product_tile(const C *a, int64_t am, int64_t at, const C *b, int64_t bs, int64_t count, C *to, int64_t ts,
+                         bool add) {
     constexpr int64_t W = width<C>;
     vec<C> sum[M][N];
 #pragma GCC unroll 8
@@ -46,19 +48,24 @@ static void product_tile(const C *a, int64_t am, int64_t at, const C *b, int64_t
 }
 
 template <class C, int M>
-static void product_rows(const C *a, int64_t am, int64_t at, const C *b, int64_t bs, int64_t count, int64_t vectors, C *to, int64_t ts, bool add) {
+static void product_rows(const C *a, int64_t am, int64_t at, const C *b, int64_t bs, int64_t count, int64_t vectors, C *to,
+                         int64_t ts, bool add) {
     constexpr int64_t W = width<C>;
     int64_t n = 0;
-    for (; n + TILE_VECTORS <= vectors; n += TILE_VECTORS) product_tile<C, M, TILE_VECTORS>(a, am, at, b + n * W, bs, count, to + n * W, ts, add);
-    if (TILE_VECTORS > 2 && n + 2 <= vectors) product_tile<C, M, 2>(a, am, at, b + n * W, bs, count, to + n * W, ts, add), n += 2;
+    for (; n + TILE_VECTORS <= vectors; n += TILE_VECTORS)
+        product_tile<C, M, TILE_VECTORS>(a, am, at, b + n * W, bs, count, to + n * W, ts, add);
+    if (TILE_VECTORS > 2 && n + 2 <= vectors)
+        product_tile<C, M, 2>(a, am, at, b + n * W, bs, count, to + n * W, ts, add), n += 2;
     if (n < vectors) product_tile<C, M, 1>(a, am, at, b + n * W, bs, count, to + n * W, ts, add);
 }
 
 // The same for any number of rows, and of vectors in a row of b.
 template <class C>
-static void product(const C *a, int64_t am, int64_t at, int64_t rows, const C *b, int64_t bs, int64_t count, int64_t vectors, C *to, int64_t ts, bool add) {
+static void product(const C *a, int64_t am, int64_t at, int64_t rows, const C *b, int64_t bs, int64_t count, int64_t vectors,
+                    C *to, int64_t ts, bool add) {
     int64_t m = 0;
-    for (; m + TILE_ROWS <= rows; m += TILE_ROWS) product_rows<C, TILE_ROWS>(a + m * am, am, at, b, bs, count, vectors, to + m * ts, ts, add);
+    for (; m + TILE_ROWS <= rows; m += TILE_ROWS)
+        product_rows<C, TILE_ROWS>(a + m * am, am, at, b, bs, count, vectors, to + m * ts, ts, add);
     const C *rest = a + m * am;
     C *last = to + m * ts;
     switch (rows - m) {
@@ -70,13 +77,14 @@ static void product(const C *a, int64_t am, int64_t at, int64_t rows, const C *b
     }
 }
 
-// One head of keys and values and the queries of all groups that see it: what forward and backward have in common. Queries (scale q, 1) and keys
-// (k, 1) are rows of D = d + 1 entries, padded with zeros to whole vectors. Causal calls go in steps of CHUNK positions: what lies before the step is
-// in the sums, pairs within the step are computed one by one.
+// One head of keys and values and the queries of all groups that see it: what forward and backward have in common. Queries
+// (scale q, 1) and keys (k, 1) are rows of D = d + 1 entries, padded with zeros to whole vectors. Causal calls go in steps of
+// CHUNK positions: what lies before the step is in the sums, pairs within the step are computed one by one.
 template <class C>
 class LinearHead {
   protected:
-    static constexpr int64_t W = width<C>, CHUNK = 24 * TILE_ROWS, BLOCK = 8 * TILE_ROWS;  // positions of a step; rows that a task serves at once
+    static constexpr int64_t W = width<C>, CHUNK = 24 * TILE_ROWS,
+                             BLOCK = 8 * TILE_ROWS;  // positions of a step; rows that a task serves at once
     static_assert(CHUNK % W == 0, "a chunk consists of whole vectors");
 
     const anymax_linear_call &call;
@@ -88,8 +96,16 @@ class LinearHead {
     int failed = ANYMAX_OK;
 
     LinearHead(const anymax_linear_call &call, int64_t head)
-        : call(call), d(call.d), dv(call.dv), D(d + 1), Dp(padded(D)), Vp(padded(dv)), L(call.queries), q((const C *)call.q + head * call.groups * L * d),
-          k((const C *)call.k + head * call.keys * d), v((const C *)call.v + head * call.keys * dv),
+        : call(call),
+          d(call.d),
+          dv(call.dv),
+          D(d + 1),
+          Dp(padded(D)),
+          Vp(padded(dv)),
+          L(call.queries),
+          q((const C *)call.q + head * call.groups * L * d),
+          k((const C *)call.k + head * call.keys * d),
+          v((const C *)call.v + head * call.keys * dv),
           keys(keys_of(call, head)) {}
 
     // Those that `lengths` says are there, of those that are: it was checked, but another thread may have written to it since.
@@ -112,7 +128,8 @@ class LinearHead {
         row_in(q + l * d, d, (C)call.scale, to, Dp);
         to[d] = C(1);
     }
-    static void transpose(const C *rows, int64_t count, int64_t entries, int64_t step, C *to) {  // [count, step] -> [entries, CHUNK]
+    static void transpose(const C *rows, int64_t count, int64_t entries, int64_t step,
+                          C *to) {  // [count, step] -> [entries, CHUNK]
         for (int64_t l = 0; l < count; l++)
             for (int64_t i = 0; i < entries; i++) to[i * CHUNK + l] = rows[l * step + i];
     }
@@ -120,7 +137,8 @@ class LinearHead {
     // Where the sums over rows a of a_i a_j b begin, [pairs, Vp], for each i <= j.
     int64_t pairs_before(int64_t i) const { return i * D - i * (i - 1) / 2; }
 
-    // result = the sum over pairs i <= j of a_i a_j sums_ij, half of it where i = j < d: that is of (u^2 + 1) / 2 b over all rows b in the sums.
+    // result = the sum over pairs i <= j of a_i a_j sums_ij, half of it where i = j < d: that is of (u^2 + 1) / 2 b over all
+    // rows b in the sums.
     void add_values(const C *rows, int64_t count, const C *sums, C *pairs, C *result) const {
         for (int64_t i = 0; i < D; i++) {
             for (int64_t m = 0; m < count; m++) {
@@ -165,16 +183,17 @@ class LinearHead {
     template <class Head, class Task>
     static void each_task(Head *me, int64_t units, anymax_parallel team, const Task &task) {
         const int64_t threads = me->call.threads > 1 ? me->call.threads : 1, parts = 4 * threads;
-        const int code = share(threads > 1 ? team : nullptr, units, (units + parts - 1) / parts, [&](int64_t begin, int64_t end) {
-            typename Head::Work w;
-            Arena size{nullptr, 0};
-            w.take(*me, size);
-            Arena arena{task_memory().take<char>(size.used), 0};
-            w.take(*me, arena);
-            if (arena.base) task(begin, end, w);
-            task_memory().leave();
-            return arena.base ? ANYMAX_OK : ANYMAX_NO_MEMORY;
-        });
+        const int code =
+            share(threads > 1 ? team : nullptr, units, (units + parts - 1) / parts, [&](int64_t begin, int64_t end) {
+                typename Head::Work w;
+                Arena size{nullptr, 0};
+                w.take(*me, size);
+                Arena arena{task_memory().take<char>(size.used), 0};
+                w.take(*me, arena);
+                if (arena.base) task(begin, end, w);
+                task_memory().leave();
+                return arena.base ? ANYMAX_OK : ANYMAX_NO_MEMORY;
+            });
         if (code) me->failed = code;
     }
 };
@@ -183,7 +202,8 @@ template <class C>
 class Linear : LinearHead<C> {
     friend LinearHead<C>;
     typedef LinearHead<C> Base;
-    using Base::BLOCK, Base::CHUNK, Base::D, Base::Dp, Base::L, Base::Vp, Base::W, Base::call, Base::d, Base::dv, Base::empty, Base::failed, Base::from, Base::keys, Base::to, Base::v;
+    using Base::BLOCK, Base::CHUNK, Base::D, Base::Dp, Base::L, Base::Vp, Base::W, Base::call, Base::d, Base::dv, Base::empty,
+        Base::failed, Base::from, Base::keys, Base::to, Base::v;
 
     C *sums, *gram;  // over the keys so far: [pairs, Vp] of k_i k_j v, and [D, Dp] of k_i k_j
     C *const out, *const below;
@@ -192,7 +212,8 @@ class Linear : LinearHead<C> {
     struct Work {
         C *keys, *values, *scaled, *transposed, *queries, *pairs, *result, *weights, *below;
         void take(const Linear &l, Arena &arena) {
-            arena.take(CHUNK * l.Dp, keys), arena.take(CHUNK * l.Vp, values, scaled), arena.take(CHUNK * l.D, transposed), arena.take(CHUNK * TILE_ROWS, weights);
+            arena.take(CHUNK * l.Dp, keys), arena.take(CHUNK * l.Vp, values, scaled), arena.take(CHUNK * l.D, transposed),
+                arena.take(CHUNK * TILE_ROWS, weights);
             arena.take(BLOCK * l.Dp, queries, pairs), arena.take(BLOCK * l.Vp, result), arena.take(BLOCK, below);
         }
     };
@@ -212,7 +233,8 @@ class Linear : LinearHead<C> {
             keys_in(w, at, count);
             this->each_of(begin, end, [&](int64_t i) {
                 for (int64_t l = 0; l < count; l++)
-                    for (int64_t e = 0; e < Vp; e += W) store(w.scaled + l * Vp + e, load(w.values + l * Vp + e) * splat(w.keys[l * Dp + i]));
+                    for (int64_t e = 0; e < Vp; e += W)
+                        store(w.scaled + l * Vp + e, load(w.values + l * Vp + e) * splat(w.keys[l * Dp + i]));
                 product(w.keys + i, 1, Dp, D - i, w.scaled, Vp, count, Vp / W, sums + this->pairs_before(i) * Vp, Vp, add);
                 product(w.keys + i, 1, Dp, 1, w.keys, Dp, count, Dp / W, gram + i * Dp, Dp, add);
             });
@@ -230,11 +252,13 @@ class Linear : LinearHead<C> {
         this->add_values(w.queries, count, sums, w.pairs, w.result);
     }
 
-    // Adds to them the keys of the step. A query sees the keys up to its own; that of the first query in w is the key `first` of the step.
+    // Adds to them the keys of the step. A query sees the keys up to its own; that of the first query in w is the key `first`
+    // of the step.
     void from_step(int64_t first, int64_t count, const Work &w) const {
         const int64_t there = to - from;
         for (int64_t m = 0; m < count; m += TILE_ROWS) {
-            const int64_t rows = count - m < TILE_ROWS ? count - m : TILE_ROWS, all = first + m;  // all rows of the tile see the first `all` keys
+            const int64_t rows = count - m < TILE_ROWS ? count - m : TILE_ROWS,
+                          all = first + m;  // all rows of the tile see the first `all` keys
             const int64_t seen = all + rows < there ? all + rows : there;
             product(w.queries + m * Dp, Dp, 1, rows, w.transposed, CHUNK, D, (seen + W - 1) / W, w.weights, CHUNK, false);
             for (int64_t r = 0; r < rows; r++) {
@@ -251,7 +275,8 @@ class Linear : LinearHead<C> {
             }
             product(w.weights, CHUNK, 1, rows, w.values, Vp, all, Vp / W, w.result + m * Vp, Vp, true);
             for (int64_t r = 0; r < rows; r++)
-                product(w.weights + r * CHUNK + all, CHUNK, 1, 1, w.values + all * Vp, Vp, r + 1 < seen - all ? r + 1 : seen - all, Vp / W, w.result + (m + r) * Vp, Vp, true);
+                product(w.weights + r * CHUNK + all, CHUNK, 1, 1, w.values + all * Vp, Vp,
+                        r + 1 < seen - all ? r + 1 : seen - all, Vp / W, w.result + (m + r) * Vp, Vp, true);
         }
     }
 
@@ -263,8 +288,8 @@ class Linear : LinearHead<C> {
         }
     }
 
-    // The results of the queries [first, first + rows) of each group: they see the keys in the sums and, where `causal`, those of the step up to their
-    // own.
+    // The results of the queries [first, first + rows) of each group: they see the keys in the sums and, where `causal`, those
+    // of the step up to their own.
     void answer(int64_t begin, int64_t end, int64_t first, int64_t rows, bool causal, const Work &w) const {
         if (causal) {
             keys_in(w, from, to - from);
@@ -289,12 +314,15 @@ class Linear : LinearHead<C> {
         empty = false;
     }
     void answer_shared(int64_t first, int64_t rows, bool causal, anymax_parallel team) {
-        this->each_task(this, call.groups * this->tiles_of(rows), team, [&](int64_t begin, int64_t end, const Work &w) { answer(begin, end, first, rows, causal, w); });
+        this->each_task(this, call.groups * this->tiles_of(rows), team,
+                        [&](int64_t begin, int64_t end, const Work &w) { answer(begin, end, first, rows, causal, w); });
     }
 
   public:
     Linear(const anymax_linear_call &call, int64_t head)
-        : Base(call, head), out((C *)call.out + head * call.groups * L * dv), below(call.below ? (C *)call.below + head * call.groups * L : nullptr) {}
+        : Base(call, head),
+          out((C *)call.out + head * call.groups * L * dv),
+          below(call.below ? (C *)call.below + head * call.groups * L : nullptr) {}
 
     int run(Room &room, anymax_parallel team) {
         const int64_t size = this->pairs_before(D) * Vp;

@@ -16,7 +16,9 @@ struct Curve {
         const double q = ::floor((exponent - 1.0) * 4.0 + 0.5);
         if (q >= 0.0 && q <= 256.0 && fabs((exponent - 1.0) * 4.0 - q) <= 1e-13 * exponent) quarters = (int32_t)q;
     }
-    bool swept() const { return slope < 0.4 && (quarters == 8 || quarters == 12); }  // entmax 4/3 and 5/4: `sweep_root` has them
+    bool swept() const {
+        return slope < 0.4 && (quarters == 8 || quarters == 12);
+    }  // entmax 4/3 and 5/4: `sweep_root` has them
 
     // u^(r-1) of K vectors in [0, 1], in their place.
     template <int K, class V>
@@ -70,7 +72,8 @@ struct Curve {
     template <class V>
     ANYMAX_INLINE V steps(V s0, V s1) const {  // of many rows
         const V l = log(s0);
-        const V difference = s0 - s0 * exp(l * scalar<V>(-1.0 / r)), part = s0 * l * scalar<V>(1.0 / r);  // near 1 the difference would cancel
+        const V difference = s0 - s0 * exp(l * scalar<V>(-1.0 / r)),
+                part = s0 * l * scalar<V>(1.0 / r);  // near 1 the difference would cancel
         return (absolute(l) < scalar<V>(sizeof(scalar<V>) == 4 ? 3e-4 : 1e-8) ? part : difference) / s1;
     }
     ANYMAX_INLINE double reach(double level) const { return -level / slope; }
@@ -122,19 +125,18 @@ inline Curve curve_of(Link link, double param) {
 }
 inline Finish finish_of(Link link) { return link == NORM ? NORMMAX_FINISH : ENTMAX_FINISH; }
 
-// Any slope c and exponent r: entmax (r = 1/c) and normmax (c = 1). Near alpha = 1 `level` is that of y itself, u = 1 + c (y + level), lest the
-// digits of u be lost in its distance from 1.
+// Any slope c and exponent r: entmax (r = 1/c) and normmax (c = 1). Near alpha = 1 `level` is that of y itself, u = 1 + c (y +
+// level), lest the digits of u be lost in its distance from 1.
 struct AnyPower {
     double slope, r;
     bool near;
     double start;
     bool whole;
 
-    AnyPower(double c, double exponent)
-        : slope(c), r(exponent), near(c < 0.3), start(near ? 0.0 : 1.0), whole(c > 0.0) {}
+    AnyPower(double c, double exponent) : slope(c), r(exponent), near(c < 0.3), start(near ? 0.0 : 1.0), whole(c > 0.0) {}
 
-    // Near alpha = 1 as P (1 + c y / base)^r, with P and base those of the maximum: in a flat row over many classes the level is large and y
-    // small, and their sum would round away what tells the classes apart.
+    // Near alpha = 1 as P (1 + c y / base)^r, with P and base those of the maximum: in a flat row over many classes the level
+    // is large and y small, and their sum would round away what tells the classes apart.
     struct At {
         double slope, r, level, base, log_p;
         bool near;

@@ -1,4 +1,5 @@
-// Bounded: p = min(f(x - tau), u), f a link of entmax (power.hpp, any_power.hpp). What lies below its bound is free: it has the rate of f; a full one has none.
+// Bounded: p = min(f(x - tau), u), f a link of entmax (power.hpp, any_power.hpp). What lies below its bound is free: it has the
+// rate of f; a full one has none.
 #pragma once
 
 #include "links/any_power.hpp"
@@ -17,7 +18,9 @@ struct BoundedCurve {
         C level;
         template <int K, class V>
         ANYMAX_INLINE void terms(const V *y, V *value, V *rate) const {
-            for (int j = 0; j < K; j++) value[j] = rate[j] = smaller(larger(y[j] * (scalar<V>)curve.slope + (scalar<V>)level, V{}), all<V>(scalar<V>(1)));
+            for (int j = 0; j < K; j++)
+                value[j] = rate[j] =
+                    smaller(larger(y[j] * (scalar<V>)curve.slope + (scalar<V>)level, V{}), all<V>(scalar<V>(1)));
             curve.rates<K>(rate);
             for (int j = 0; j < K; j++) value[j] *= rate[j];
         }
@@ -111,7 +114,9 @@ inline double bounded_step(const Power<R> &, const BoundedSums &s, double mass) 
     if (R == 2) return (s.free - sqrt(s.free * mass)) / s.rate;
     return -s.free * ::expm1(::log(mass / s.free) / R) / s.rate;
 }
-inline double bounded_step(const BoundedCurve &link, const BoundedSums &s, double mass) { return -s.free * ::expm1(::log(mass / s.free) / link.r) / s.rate; }
+inline double bounded_step(const BoundedCurve &link, const BoundedSums &s, double mass) {
+    return -s.free * ::expm1(::log(mass / s.free) / link.r) / s.rate;
+}
 inline double bounded_step(const AnyPower &link, const BoundedSums &s, double mass) {
     const double fall = -s.free * ::expm1(::log(mass / s.free) / link.r) / s.rate;
     return link.near ? fall / link.slope : fall;
@@ -119,11 +124,15 @@ inline double bounded_step(const AnyPower &link, const BoundedSums &s, double ma
 
 // The level at which y, or more, has f = 0, and that at which y has f = 1.
 template <int R>
-inline double level_of_none(const Power<R> &, double y) { return -y / R; }
+inline double level_of_none(const Power<R> &, double y) {
+    return -y / R;
+}
 inline double level_of_none(const BoundedCurve &link, double y) { return -link.curve.slope * y; }
 inline double level_of_none(const AnyPower &link, double y) { return link.near ? -1.0 / link.slope - y : -link.slope * y; }
 template <class L>
-inline double level_of_all(const L &link, double y) { return level_of_none(link, y) + (level_of_none(link, 0.0) < 0.0 ? -level_of_none(link, 0.0) : 1.0); }
+inline double level_of_all(const L &link, double y) {
+    return level_of_none(link, y) + (level_of_none(link, 0.0) < 0.0 ? -level_of_none(link, 0.0) : 1.0);
+}
 
 // Of a bracket; of a very wide one by its logarithm.
 inline double bounded_middle(double low, double high) {
@@ -132,15 +141,18 @@ inline double bounded_middle(double low, double high) {
 }
 
 struct BoundedRoot {
-    double level, next, low, sure;  // `next`: where Newton's step from there leads; `low`: the last one where the sum was 1 at most, `sure`: and surely more
+    double level, next, low, sure;  // `next`: where Newton's step from there leads; `low`: the last one where the sum was 1 at
+                                    // most, `sure`: and surely more
     BoundedSums sums;
     bool reached;  // the sum was no less than 1 at the first level
 };
 
-// A level of y(i) where the sum is within `enough` of 1, between `low`, where it is 1 at most, and `high`, where it is no less: Newton's steps, which the
-// bounds may lead astray, within the bracket. falls: the first level is worth going on from only where it is not too low.
+// A level of y(i) where the sum is within `enough` of 1, between `low`, where it is 1 at most, and `high`, where it is no less:
+// Newton's steps, which the bounds may lead astray, within the bracket. falls: the first level is worth going on from only
+// where it is not too low.
 template <class V, class L, class U, class Y>
-inline BoundedRoot bounded_root(const L &link, const U &bound, int64_t count, double level, double low, double high, double enough, int turns, bool falls, Y y) {
+inline BoundedRoot bounded_root(const L &link, const U &bound, int64_t count, double level, double low, double high,
+                                double enough, int turns, bool falls, Y y) {
     BoundedSums s{};
     double next = level, sure = high;
     for (int turn = 0; turn < turns; turn++) {
@@ -149,11 +161,13 @@ inline BoundedRoot bounded_root(const L &link, const U &bound, int64_t count, do
         if (falls && turn == 0 && excess < 0.0) return BoundedRoot{level, next, low, sure, s, false};
         (excess > 0.0 ? high : low) = level;
         if (excess > 1e-5) sure = level;
-        const double newton = mass > 0.0 && s.rate > 0.0 && s.free > 0.0 ? level - bounded_step(link, s, mass) : not_a_number<double>;
+        const double newton =
+            mass > 0.0 && s.rate > 0.0 && s.free > 0.0 ? level - bounded_step(link, s, mass) : not_a_number<double>;
         next = newton > low && newton < high ? newton : level;
         if (fabs(excess) <= enough) break;
         next = newton;
-        if (next == level || (fabs(excess) <= 1e-9 && fabs(next - level) <= 4e-16 * fabs(level))) break;  // bounded_values does the rest
+        if (next == level || (fabs(excess) <= 1e-9 && fabs(next - level) <= 4e-16 * fabs(level)))
+            break;  // bounded_values does the rest
         if (!(next > low && next < high) || (turn >= 12 && turn % 2)) next = bounded_middle(low, high);
         if (!(next > low && next < high)) break;
         level = next;

@@ -30,7 +30,8 @@ ANYMAX_INLINE vd share(vd t, vd lost) {
 
 // -- one row, in doubles
 
-// Of y in whole vectors the level in [0, 1] where clip(y + level, 0, 1) sums to k, but for `lost` of the terms that lie between.
+// Of y in whole vectors the level in [0, 1] where clip(y + level, 0, 1) sums to k, but for `lost` of the terms that lie
+// between.
 struct Filled {
     double level;
     vd lost;
@@ -45,7 +46,8 @@ inline Filled budget_level(const double *y, int64_t count, double k) {
         int64_t full = 0, inside = 0;
         for (int64_t i = 0; i < count;) {  // sums of blocks: a long row rounds no more than a short one
             vd block{};
-            for (const int64_t end = i + 64 * width<double> < count ? i + 64 * width<double> : count; i < end; i += width<double>) {
+            for (const int64_t end = i + 64 * width<double> < count ? i + 64 * width<double> : count; i < end;
+                 i += width<double>) {
                 vd t = load(y + i) + level;
                 vl in = (t > vd{}) & (t < ALMOST_ALL), whole = t >= ALMOST_ALL;
                 block += in ? t : vd{};
@@ -83,7 +85,8 @@ ANYMAX_INLINE void clip_step(V v, ClipSums<V> &s) {
 #if defined(__AVX512F__)
 ANYMAX_INLINE void clip_step(vf v, ClipSums<vf> &s) {
     const __m512 one = _mm512_set1_ps(1.0f);
-    const __mmask16 above = _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), _CMP_GT_OQ), full = _mm512_cmp_ps_mask((__m512)v, one, _CMP_GE_OQ);
+    const __mmask16 above = _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), _CMP_GT_OQ),
+                    full = _mm512_cmp_ps_mask((__m512)v, one, _CMP_GE_OQ);
     s.part = (vf)_mm512_mask_add_ps((__m512)s.part, _mm512_kandn(full, above), (__m512)s.part, (__m512)v);
     s.inside = (vf)_mm512_mask_add_ps((__m512)s.inside, above, (__m512)s.inside, one);
     s.full = (vf)_mm512_mask_add_ps((__m512)s.full, full, (__m512)s.full, one);
@@ -109,8 +112,8 @@ ANYMAX_INLINE ClipSums<V> clip_sums(int64_t n, V tau, F x) {
     return s;
 }
 
-// Newton's steps within a bracket [low, high] of tau, until no sum is off by more than `fine` of k. Where `asked` is 0 a lane has no row, or one that is
-// served by itself: the others do not wait for it.
+// Newton's steps within a bracket [low, high] of tau, until no sum is off by more than `fine` of k. Where `asked` is 0 a lane
+// has no row, or one that is served by itself: the others do not wait for it.
 template <class V, class F>
 ANYMAX_INLINE ClipSums<V> clip_root(int64_t n, V &tau, V low, V high, V k, V asked, scalar<V> fine, int turns, F x) {
     ClipSums<V> s{};
@@ -130,22 +133,26 @@ ANYMAX_INLINE ClipSums<V> clip_root(int64_t n, V &tau, V low, V high, V k, V ask
 }
 
 constexpr float FLOAT_RANGE = 1e4f;  // scores further apart are solved row by row, in doubles
-// The shares of a budget of k among scores one row a lane: of tau in floats, and then in doubles, all relative to an origin near to it. It lies between
-// the edge and the largest score.
+// The shares of a budget of k among scores one row a lane: of tau in floats, and then in doubles, all relative to an origin
+// near to it. It lies between the edge and the largest score.
 inline void share_out(const vf *v, vf *out, int64_t n, vf origin, vf edge, vf top, vf asked, double k) {
     vf tau = splat(-0.5f);
-    clip_root<vf>(n, tau, edge - origin, top - origin, splat((float)k), asked, 1e-5f, 24, [&](int64_t i) ANYMAX_EACH { return v[i] - origin; });
+    clip_root<vf>(n, tau, edge - origin, top - origin, splat((float)k), asked, 1e-5f, 24,
+                  [&](int64_t i) ANYMAX_EACH { return v[i] - origin; });
     for (int upper = 0; upper < 2; upper++) {
         auto half = [&](vf u) { return upper ? high(u) : low(u); };
         auto x = [&](int64_t i) ANYMAX_EACH { return half(v[i]) - half(origin); };  // exact
         vd at = half(tau);
-        const vd lost = left_over(clip_root<vd>(n, at, half(edge) - half(origin), half(top) - half(origin), all<vd>(k), half(asked), 1e-12, 100, x), k);
+        const vd lost = left_over(
+            clip_root<vd>(n, at, half(edge) - half(origin), half(top) - half(origin), all<vd>(k), half(asked), 1e-12, 100, x),
+            k);
         for (int64_t i = 0; i < n; i++) store_narrow((float *)(out + i) + upper * width<float> / 2, share(x(i) - at, lost));
     }
 }
 inline void share_out(const vd *v, vd *out, int64_t n, vd origin, vd edge, vd top, vd asked, double k) {
     vd at = all<vd>(-0.5);
-    clip_root<vd>(n, at, edge - origin, top - origin, all<vd>(k), asked, 1e-12, 100, [&](int64_t i) ANYMAX_EACH { return v[i] - origin; });
+    clip_root<vd>(n, at, edge - origin, top - origin, all<vd>(k), asked, 1e-12, 100,
+                  [&](int64_t i) ANYMAX_EACH { return v[i] - origin; });
     const vd nearer = origin + at;  // what is rounded of differences from there is less than a share's last digit
     auto x = [&](int64_t i) ANYMAX_EACH { return v[i] - nearer; };
     at = at - (nearer - origin);  // nothing, but for an origin whose last digit is more than that

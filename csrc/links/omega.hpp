@@ -1,5 +1,5 @@
-// Omega, which makes the loss of a target with the score `aim` of the probabilities: sum p (x - aim) - Omega(p). Of entmax it is a sum over the classes, of
-// normmax a function of one.
+// Omega, which makes the loss of a target with the score `aim` of the probabilities: sum p (x - aim) - Omega(p). Of entmax it
+// is a sum over the classes, of normmax a function of one.
 #pragma once
 
 #include "core/packing.hpp"
@@ -26,7 +26,8 @@ struct Omega {
     ThresholdLink link;
     double alpha, powers;  // the sum of p^alpha
     EntmaxOmega entmax;
-    Omega(ThresholdLink l, double param) : link(l), alpha(l == POWER1 || l == CAPPED ? 2.0 : param), powers(0.0), entmax(alpha) {}
+    Omega(ThresholdLink l, double param)
+        : link(l), alpha(l == POWER1 || l == CAPPED ? 2.0 : param), powers(0.0), entmax(alpha) {}
     // -Omega / p, or that of the class alone where it is no sum.
     double own(double p) {
         switch (link) {

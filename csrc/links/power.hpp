@@ -1,7 +1,7 @@
 // Links of the threshold maps: p = link(y + level) with y = x - max(x), as scalar functions over a vector type.
 //
-// With u = slope * y + level, clipped at 0, a row solves sum u^r = 1. `at(level).terms` gives value = u^r and rate = u^(r-1); `step` is Newton's on the
-// r-norm of u, which is convex: from a level that is too high it never overshoots.
+// With u = slope * y + level, clipped at 0, a row solves sum u^r = 1. `at(level).terms` gives value = u^r and rate = u^(r-1);
+// `step` is Newton's on the r-norm of u, which is convex: from a level that is too high it never overshoots.
 #pragma once
 
 #include "links/omega.hpp"
@@ -12,7 +12,8 @@ struct Sums2 {
     double s0, s1;  // of value, of rate
 };
 
-// p from value and rate: of entmax, less what their sum is above 1, to first order; of normmax the rates alone, divided by their sum.
+// p from value and rate: of entmax, less what their sum is above 1, to first order; of normmax the rates alone, divided by
+// their sum.
 enum Finish { ENTMAX_FINISH, NORMMAX_FINISH };
 ANYMAX_INLINE vd finished(Finish finish, vd value, vd rate, vd lost, vd share) {
     return finish == NORMMAX_FINISH ? rate * share : larger(value - rate * lost, vd{});

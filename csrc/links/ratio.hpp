@@ -1,5 +1,5 @@
-// Ratio maps: p = u(x) / sum u. Each has a file, whose struct gives `weight`, u(x) up to a factor of the row, and `slope`, u'(x) up to the same one;
-// and a line here.
+// Ratio maps: p = u(x) / sum u. Each has a file, whose struct gives `weight`, u(x) up to a factor of the row, and `slope`,
+// u'(x) up to the same one; and a line here.
 #pragma once
 
 #include "links/relu.hpp"

@@ -23,9 +23,7 @@ struct SigmoidWeight {
         return (x < vec<C>{} ? splat(C(1)) : e) / (e + C(1)) + C(1);
     }
     ANYMAX_INLINE vec<C> slope(vec<C> x) const { return weight(x) * log_slope(x); }
-    ANYMAX_INLINE vec<C> logarithm(vec<C> x) const {
-        return bent(x) - log1p(exp(-absolute(x)));
-    }
+    ANYMAX_INLINE vec<C> logarithm(vec<C> x) const { return bent(x) - log1p(exp(-absolute(x))); }
 };
 
 }  // namespace ANYMAX_UNIT

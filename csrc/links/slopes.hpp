@@ -1,5 +1,6 @@
-// What the parameter of a map moves, class by class: entmax' p by its alpha at a fixed level, and Omega by the alpha of entmax and normmax. With c = alpha - 1 and
-// l = log p all of it is a power series in c l, so that alpha = 1 is a parameter as any other.
+// What the parameter of a map moves, class by class: entmax' p by its alpha at a fixed level, and Omega by the alpha of entmax
+// and normmax. With c = alpha - 1 and l = log p all of it is a power series in c l, so that alpha = 1 is a parameter as any
+// other.
 #pragma once
 
 #include "core/packing.hpp"
@@ -47,7 +48,8 @@ ANYMAX_INLINE V bend_near(V z) {
     for (int k = DEGREE - 1; k >= 0; k--) y = y * z + C(OVER_FACTORIALS.of[k]);
     return y;
 }
-// log p, of p that may be 0: no less than that of the smallest number, or nearly. In floats without the special cases of `log`; within 3e-7 of itself.
+// log p, of p that may be 0: no less than that of the smallest number, or nearly. In floats without the special cases of `log`;
+// within 3e-7 of itself.
 ANYMAX_INLINE vf log_of(vf p) {
     const ui b = (ui)p;
     const vi n = (vi)(b - (ui)all<vf>(0.70710678f)) >> 23;
@@ -72,9 +74,9 @@ ANYMAX_INLINE void by_size(V z, N near, F far, V &a, V &b) {
 // 1 / c, 0 where c is so small that every c l is near to 0.
 inline double over(double c) { return c > 1e-15 || c < -1e-15 ? 1.0 / c : 0.0; }
 
-// Of entmax' p its rate in the level, s = p^(1 - c) up to a factor of the row, and r, the derivative by alpha at a fixed level up to a multiple of s. What is 0
-// has neither; NaN gives NaN. LATE: r in the form that doesn't grow as p falls, from c = 1/2 on. `lowest`: of log p, where p^(1 - c) would grow without
-// bound; else 0.
+// Of entmax' p its rate in the level, s = p^(1 - c) up to a factor of the row, and r, the derivative by alpha at a fixed level
+// up to a multiple of s. What is 0 has neither; NaN gives NaN. LATE: r in the form that doesn't grow as p falls, from c = 1/2
+// on. `lowest`: of log p, where p^(1 - c) would grow without bound; else 0.
 template <bool LATE>
 struct EntmaxRise {
     double c, lowest;

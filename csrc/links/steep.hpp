@@ -1,4 +1,5 @@
-// Above alpha = 2 the link of entmax is infinitely steep at the edge of the support: the row is anchored at its smallest supported score.
+// Above alpha = 2 the link of entmax is infinitely steep at the edge of the support: the row is anchored at its smallest
+// supported score.
 #pragma once
 
 #include "core/packing.hpp"

@@ -29,7 +29,8 @@ inline C taylor_scale(const C *x, int64_t n, int order, C *coefficient) {
         scale *= s;
         if (j > 0) factorial /= j;
     }
-    for (int j = 0; j <= order; j++) coefficient[j] = (C)(term[j] / whole);  // at most 1 at the largest score: 1/64! is no float
+    for (int j = 0; j <= order; j++)
+        coefficient[j] = (C)(term[j] / whole);  // at most 1 at the largest score: 1/64! is no float
     return inverse;
 }
 

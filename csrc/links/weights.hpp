@@ -7,7 +7,16 @@
 namespace ANYMAX_UNIT {
 
 // The weight of a class, s = 1 / omega''(p) = dp/dt of a separable map: p^exponent for p > 0. NaN stays NaN.
-enum Weighing { PLAIN, BELOW, OWN, ROOT, ROOTS, THIRDS, ROUGH, POWER };  // 1; 1 where p < 1; p; p^1/2; p^3/4; p^2/3; any power for results in floats; any power
+enum Weighing {
+    PLAIN,   // 1
+    BELOW,   // 1 where p < 1
+    OWN,     // p
+    ROOT,    // p^1/2
+    ROOTS,   // p^3/4
+    THIRDS,  // p^2/3
+    ROUGH,   // any power, for results in floats
+    POWER    // any power
+};
 
 template <int F>
 struct Weigh {
@@ -80,7 +89,8 @@ struct Sensitivity {
         }
         steep = exponent < 0.0;
         form = l == CAPPED ? BELOW : exponent == 0.0 ? PLAIN : exponent == 1.0 ? OWN : exponent == 0.5 ? ROOT : POWER;
-        if (form == POWER && single && !steep && exponent < 1.0) form = exponent == 0.75 ? ROOTS : ::fabs(exponent * 3.0 - 2.0) < 1e-7 ? THIRDS : ROUGH;
+        if (form == POWER && single && !steep && exponent < 1.0)
+            form = exponent == 0.75 ? ROOTS : ::fabs(exponent * 3.0 - 2.0) < 1e-7 ? THIRDS : ROUGH;
     }
     static double of_threshold(ThresholdLink l, double param) {
         switch (l) {

@@ -1,9 +1,12 @@
-// Soft ranks and soft sorting: the projection on a permutahedron by isotonic regression (pool adjacent violators) of a sorted row.
+// Soft ranks and soft sorting: the projection on a permutahedron by isotonic regression (pool adjacent violators) of a sorted
+// row.
 //
-// Ranks project the scores z = x / strength on the orderings of w = m, m - 1, ..., 1; soft sorting projects z = (m, ..., 1) / strength on the
-// orderings of w = x. Both are found in descending order: v = isotonic(z - w) is constant on blocks, and within a block [a, b)
+// Ranks project the scores z = x / strength on the orderings of w = m, m - 1, ..., 1; soft sorting projects z = (m, ..., 1) /
+// strength on the orderings of w = x. Both are found in descending order: v = isotonic(z - w) is constant on blocks, and within
+// a block [a, b)
 //
-//     l2: z_j - v, v = mean z - mean w        kl: z_j - v, v = lse z - lse w, where w is log m, ..., log 1 for ranks, which are exp(z_j - v)
+//     l2: z_j - v, v = mean z - mean w        kl: z_j - v, v = lse z - lse w, where w is log m, ..., log 1 for ranks, which are
+//     exp(z_j - v)
 //
 // mean and lse (logsumexp) are those of the block. Blondel et al. 2020 have the mathematics.
 #pragma once
@@ -18,7 +21,8 @@ namespace ANYMAX_UNIT {
 constexpr uint32_t FIRST_OF_BLOCK = 0x80000000u;  // the bit in `order` of a block's first place
 constexpr double WITHOUT_LOGARITHMS = 600.0;      // the exponentials of numbers from 0 down to minus this are far from 0
 
-// A block, whose value falls from one to the next. l2: a = sum z - w, b = its size, v = a / b; kl: a = sum exp(z), b = sum exp(w), v = log(a / b).
+// A block, whose value falls from one to the next. l2: a = sum z - w, b = its size, v = a / b; kl: a = sum exp(z), b = sum
+// exp(w), v = log(a / b).
 struct Block {
     double a, b;
     int64_t start;
@@ -36,7 +40,8 @@ struct LogBlock {
 };
 
 // The arrays of a row that a thread works with.
-template <class T> struct OrderRow {
+template <class T>
+struct OrderRow {
     using Item = typename ItemOf<T>::type;
     Item *first = nullptr, *second = nullptr;
     double *z = nullptr, *w = nullptr, *logarithm = nullptr;
@@ -61,7 +66,8 @@ template <class T> struct OrderRow {
 };
 
 // Blocks of places 0 ... m - 1, from terms(j, a, b), so that a / b falls; how many there are. The start of one more is m.
-template <class Terms> int64_t pooled(Block *block, int64_t m, Terms terms) {
+template <class Terms>
+int64_t pooled(Block *block, int64_t m, Terms terms) {
     if (!m) return block[0].start = 0;
     Block last{0.0, 0.0, 0};
     terms(0, last.a, last.b);
@@ -101,7 +107,8 @@ inline int64_t pooled_in_logarithms(LogBlock *block, const double *z, const doub
 }
 
 // One operation on rows; the pointers are those of the first.
-template <class T> struct OrderCall {
+template <class T>
+struct OrderCall {
     const anymax_order_call *call;
     const T *x, *p, *g;
     T *out;
@@ -123,7 +130,8 @@ template <class T> struct OrderCall {
         }
         const bool descending = call->descending;
         if (masked)  // such a class comes last, whichever way the others are sorted
-            for (int64_t i = 0; i < n; i++) row.first[i] = OrderRow<T>::Item::of(x[i] == MASKED || descending ? x[i] + (T)0 : (T)0 - x[i], (uint32_t)i);
+            for (int64_t i = 0; i < n; i++)
+                row.first[i] = OrderRow<T>::Item::of(x[i] == MASKED || descending ? x[i] + (T)0 : (T)0 - x[i], (uint32_t)i);
         else if (descending)
             for (int64_t i = 0; i < n; i++) row.first[i] = OrderRow<T>::Item::of(x[i] + (T)0, (uint32_t)i);  // -0 is 0
         else
@@ -135,12 +143,15 @@ template <class T> struct OrderCall {
         if (!order) return;
         for (int64_t j = 0; j < n; j++) order[j] = (int32_t)item[j].place();
         const bool logarithms = call->kl && row.in_logarithms[0].start == 1;
-        for (int64_t k = 0, a; (a = logarithms ? row.in_logarithms[k + 1].start : row.block[k].start) < m; k++) order[a] |= (int32_t)FIRST_OF_BLOCK;
+        for (int64_t k = 0, a; (a = logarithms ? row.in_logarithms[k + 1].start : row.block[k].start) < m; k++)
+            order[a] |= (int32_t)FIRST_OF_BLOCK;
         for (int64_t j = m; j < n; j++) order[j] |= (int32_t)FIRST_OF_BLOCK;
     }
 
-    // z and w of kl, from their numbers at place 0 down, and its blocks. f(a, b, exponentials, v): for each block, with exp(v) where there are exponentials
-    template <class F> void each_block(OrderRow<T> &row, int64_t m, F f) const {
+    // z and w of kl, from their numbers at place 0 down, and its blocks. f(a, b, exponentials, v): for each block, with exp(v)
+    // where there are exponentials
+    template <class F>
+    void each_block(OrderRow<T> &row, int64_t m, F f) const {
         row.in_logarithms[0].start = 0;
         int64_t rises = 0;  // where they are few, a block of one place needs no exponential
         for (int64_t j = 1; j < m; j++) rises += row.z[j] - row.z[j - 1] >= row.w[j] - row.w[j - 1];
@@ -152,18 +163,22 @@ template <class T> struct OrderCall {
             else
                 for (int64_t j = 0; j < m; j++) row.w[j] = (double)(m - j);  // exactly
             const int64_t count = pooled(row.block, m, [&row](int64_t j, double &a, double &b) { a = row.z[j], b = row.w[j]; });
-            for (int64_t k = 0; k < count; k++) f(row.block[k].start, row.block[k + 1].start, true, row.block[k].a / row.block[k].b);
+            for (int64_t k = 0; k < count; k++)
+                f(row.block[k].start, row.block[k + 1].start, true, row.block[k].a / row.block[k].b);
             return;
         }
         row.in_logarithms[0].start = 1;  // the blocks begin behind
         const int64_t count = pooled_in_logarithms(row.in_logarithms + 1, row.z, row.w, m);
-        for (int64_t k = 1; k <= count; k++) f(row.in_logarithms[k].start, row.in_logarithms[k + 1].start, false, row.in_logarithms[k].value);
+        for (int64_t k = 1; k <= count; k++)
+            f(row.in_logarithms[k].start, row.in_logarithms[k + 1].start, false, row.in_logarithms[k].value);
     }
 
     // Blocks end at a gap of n in l2, and of log n in kl: a larger one counts as that, so that no numbers are large.
-    template <class Item> void ranks(OrderRow<T> &row, const Item *item, const T *x, T *out, int64_t m) const {
+    template <class Item>
+    void ranks(OrderRow<T> &row, const Item *item, const T *x, T *out, int64_t m) const {
         if (!m) return nothing(row);
-        const double sign = call->descending ? 1.0 : -1.0, scale = sign * fmin(1.0 / call->strength, 1e300), widest = call->kl ? log((double)m) + 2.0 : (double)m + 1.0;
+        const double sign = call->descending ? 1.0 : -1.0, scale = sign * fmin(1.0 / call->strength, 1e300),
+                     widest = call->kl ? log((double)m) + 2.0 : (double)m + 1.0;
         double *const z = row.z;
         double above = (double)x[item[0].place()], at = 0.0;
         const auto next = [&](int64_t j) {
@@ -172,7 +187,8 @@ template <class T> struct OrderCall {
             return z[j] = at;
         };
         if (!call->kl) {
-            const int64_t count = pooled(row.block, m, [&](int64_t j, double &a, double &b) { a = next(j) - (double)(m - j), b = 1.0; });
+            const int64_t count =
+                pooled(row.block, m, [&](int64_t j, double &a, double &b) { a = next(j) - (double)(m - j), b = 1.0; });
             for (int64_t k = 0; k < count; k++) {
                 const int64_t a = row.block[k].start, b = row.block[k + 1].start;
                 if (b - a == 1) {
@@ -180,7 +196,8 @@ template <class T> struct OrderCall {
                     continue;
                 }
                 // not z - v, which may be the difference of large numbers
-                const double first = z[a], shift = (double)m - 0.5 * (double)(a + b - 1) - sum_of(a, b, [=](int64_t j) { return z[j] - first; }) / (double)(b - a);
+                const double first = z[a], shift = (double)m - 0.5 * (double)(a + b - 1) -
+                                                   sum_of(a, b, [=](int64_t j) { return z[j] - first; }) / (double)(b - a);
                 for (int64_t j = a; j < b; j++) out[item[j].place()] = (T)((z[j] - first) + shift);
             }
             return;
@@ -196,9 +213,11 @@ template <class T> struct OrderCall {
         });
     }
 
-    template <class Item> void sorted_scores(OrderRow<T> &row, const Item *item, const T *x, T *out, int64_t m) const {
+    template <class Item>
+    void sorted_scores(OrderRow<T> &row, const Item *item, const T *x, T *out, int64_t m) const {
         if (!m) return nothing(row);
-        const double sign = call->descending ? 1.0 : -1.0, gap = fmin(1.0 / call->strength, 1e280), top = sign * (double)x[item[0].place()];
+        const double sign = call->descending ? 1.0 : -1.0, gap = fmin(1.0 / call->strength, 1e280),
+                     top = sign * (double)x[item[0].place()];
         const auto alone = [=](int64_t j) { out[j] = x[item[j].place()]; };
         if (!call->kl) {
             const int64_t count = pooled(row.block, m, [=](int64_t j, double &a, double &b) {
@@ -211,7 +230,8 @@ template <class T> struct OrderCall {
                     continue;
                 }
                 const double first = (double)x[item[a].place()], middle = 0.5 * (double)(a + b - 1);
-                const double mean = first + sum_of(a, b, [=](int64_t j) { return (double)x[item[j].place()] - first; }) / (double)(b - a);
+                const double mean =
+                    first + sum_of(a, b, [=](int64_t j) { return (double)x[item[j].place()] - first; }) / (double)(b - a);
                 for (int64_t j = a; j < b; j++) out[j] = (T)(mean + sign * ((middle - (double)j) * gap));
             }
             return;
@@ -252,7 +272,8 @@ template <class T> struct OrderCall {
     static uint32_t place(int32_t entry) { return (uint32_t)entry & ~FIRST_OF_BLOCK; }
 
     // The sum of f(j) over a block, in four parts that need not wait for each other.
-    template <class F> static double sum_of(int64_t a, int64_t b, F f) {
+    template <class F>
+    static double sum_of(int64_t a, int64_t b, F f) {
         double s0 = 0.0, s1 = 0.0, s2 = 0.0, s3 = 0.0;
         for (; a + 4 <= b; a += 4) s0 += f(a), s1 += f(a + 1), s2 += f(a + 2), s3 += f(a + 3);
         for (; a < b; a++) s0 += f(a);
@@ -266,7 +287,8 @@ template <class T> struct OrderCall {
             out[i] = p[i] == 0 || g[i] - g[i] == 0 ? (T)0 : (T)NAN;
         } else if (call->kl) {
             const double size = sum_of(a, b, [=](int64_t j) { return (double)p[place(order[j])]; });
-            const double mean = sum_of(a, b, [=](int64_t j) { return (double)p[place(order[j])] * (double)g[place(order[j])]; }) / size;
+            const double mean =
+                sum_of(a, b, [=](int64_t j) { return (double)p[place(order[j])] * (double)g[place(order[j])]; }) / size;
             for (int64_t j = a; j < b; j++) {
                 const uint32_t i = place(order[j]);
                 out[i] = (T)((double)p[i] * (((double)g[i] - mean) * scale));

@@ -36,12 +36,20 @@ struct Item64 {
         return Item64{u >> 63 ? u : u ^ 0x7fffffffffffffffull, place};
     }
 };
-template <class T> struct ItemOf;
-template <> struct ItemOf<float> { using type = Item32; };
-template <> struct ItemOf<double> { using type = Item64; };
+template <class T>
+struct ItemOf;
+template <>
+struct ItemOf<float> {
+    using type = Item32;
+};
+template <>
+struct ItemOf<double> {
+    using type = Item64;
+};
 
 // Insertion: true if it took no more than `most` moves, else the items are left in some order.
-template <class Item> bool inserted(Item *a, int64_t n, int64_t most) {
+template <class Item>
+bool inserted(Item *a, int64_t n, int64_t most) {
     for (int64_t i = 1; i < n; i++) {
         if (!a[i].before(a[i - 1])) continue;
         const Item item = a[i];
@@ -55,7 +63,8 @@ template <class Item> bool inserted(Item *a, int64_t n, int64_t most) {
 }
 
 // Sorts by the digits from LOWEST on; the items are in the one that is returned.
-template <int LOWEST, class Item> Item *by_digits(Item *a, Item *b, int64_t n) {
+template <int LOWEST, class Item>
+Item *by_digits(Item *a, Item *b, int64_t n) {
     uint32_t counts[Item::DIGITS][256] = {};
     for (int64_t i = 0; i < n; i++)
         for (int d = LOWEST; d < Item::DIGITS; d++) counts[d][a[i].digit(d)]++;
@@ -73,8 +82,10 @@ template <int LOWEST, class Item> Item *by_digits(Item *a, Item *b, int64_t n) {
     return a;
 }
 
-// Sorts `a`, with `b` as scratch memory of the same size; the sorted items are in the one that is returned. Equal numbers keep their order.
-template <class Item> Item *sorted(Item *a, Item *b, int64_t n) {
+// Sorts `a`, with `b` as scratch memory of the same size; the sorted items are in the one that is returned. Equal numbers keep
+// their order.
+template <class Item>
+Item *sorted(Item *a, Item *b, int64_t n) {
     if (n <= INSERTED_MOST) {
         inserted(a, n, INT64_MAX);
         return a;

@@ -12,12 +12,11 @@ constexpr int64_t BLOCK = 128;  // scores or points at once
 template <class E>
 struct Columns {
     E *zh, *zl;  // z = zh + zl: in floats zh is a multiple of 2^-8 and zl the remainder, in doubles zl is not used
-    E *w, *wg;   // how many scores a point stands for, and the sum of their g; 0 for the top score, whose part is added separately, and for padding
+    E *w, *wg;   // how many scores a point stands for, and the sum of their g; 0 for the top score, whose part is added
+                 // separately, and for padding
     E *a0, *a1;  // the results
 
-    void take(Arena &arena, int64_t count) {
-        arena.take(count, zh, zl, w, wg, a0, a1);
-    }
+    void take(Arena &arena, int64_t count) { arena.take(count, zh, zl, w, wg, a0, a1); }
     Columns from(int64_t k) const { return Columns{zh + k, zl + k, w + k, wg + k, a0 + k, a1 + k}; }
 };
 

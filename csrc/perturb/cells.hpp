@@ -1,6 +1,6 @@
-// A long row, summed up. For one node, log F(u - z) and h(u - z) are smooth functions of z: the scores of a cell of the z axis act through their
-// moments, that is as K weighted points, the cell's Chebyshev points. A result that is known at these points is a polynomial of degree K - 1 on
-// the cell. The cost is O(n) + O(cells K nodes) in place of O(n nodes).
+// A long row, summed up. For one node, log F(u - z) and h(u - z) are smooth functions of z: the scores of a cell of the z axis
+// act through their moments, that is as K weighted points, the cell's Chebyshev points. A result that is known at these points
+// is a polynomial of degree K - 1 on the cell. The cost is O(n) + O(cells K nodes) in place of O(n nodes).
 #pragma once
 
 #include "perturb/blocks.hpp"
@@ -22,9 +22,12 @@ constexpr double cell_breadth(int64_t n) {
 }
 // How far below the first node a score may be that has a probability.
 template <int N>
-constexpr double node_depth = N == ANYMAX_NORMAL ? 8.0 : N == ANYMAX_LOGISTIC ? 31.0 : 0.0;
+constexpr double node_depth = N == ANYMAX_NORMAL     ? 8.0
+                              : N == ANYMAX_LOGISTIC ? 31.0
+                                                     : 0.0;
 
-// The cells are of equal width in s = y (y + 2 bend), y = origin - z: in normal noise narrower where scores are far below, as h is steeper there.
+// The cells are of equal width in s = y (y + 2 bend), y = origin - z: in normal noise narrower where scores are far below, as h
+// is steeper there.
 template <int N, class E>
 struct Cells {
     static constexpr int K = points_a_cell<E>;
@@ -32,16 +35,16 @@ struct Cells {
     Row<E> row;
     static constexpr double bend = N == ANYMAX_NORMAL ? 4.0 : 0.0;
 
-    double origin, breadth, per;        // per: 1 / breadth
-    int64_t cells, points;              // points: of all cells that are not empty, padded to whole vectors
-    int64_t *cell_of;                   // of the scores that were located last; `cells` for those that are in none
-    E *t_of;                            // their places in their cells, in [-1, 1]
-    E *value, *value1;                  // and the polynomials there
-    double *moments, *moments1;         // of each cell: the sums of t^k, and of g t^k
-    float *sums, *sums1;                // in floats, their latest terms, each twice: one for the even scores and one for the odd ones, because a cell that
-                                        // gets score after score waits for its own sums (1.4 times as long)
-    int64_t *filled, filled_count;      // the cells that are not empty
-    int64_t top_cell;                   // of the top score
+    double origin, breadth, per;  // per: 1 / breadth
+    int64_t cells, points;        // points: of all cells that are not empty, padded to whole vectors
+    int64_t *cell_of;             // of the scores that were located last; `cells` for those that are in none
+    E *t_of;                      // their places in their cells, in [-1, 1]
+    E *value, *value1;            // and the polynomials there
+    double *moments, *moments1;   // of each cell: the sums of t^k, and of g t^k
+    float *sums, *sums1;  // in floats, their latest terms, each twice: one for the even scores and one for the odd ones,
+                          // because a cell that gets score after score waits for its own sums (1.4 times as long)
+    int64_t *filled, filled_count;  // the cells that are not empty
+    int64_t top_cell;               // of the top score
     E top_t;
     Columns<E> at;  // the points
 

@@ -6,8 +6,8 @@
 namespace ANYMAX_UNIT {
 namespace perturb {
 
-// K Chebyshev points; fit: the Chebyshev coefficients of a function from its values there; power[k][j]: the coefficient of t^j in Chebyshev's k-th
-// polynomial.
+// K Chebyshev points; fit: the Chebyshev coefficients of a function from its values there; power[k][j]: the coefficient of t^j
+// in Chebyshev's k-th polynomial.
 template <int K>
 struct Chebyshev {
     double point[K], fit[K][K], power[K][K];
@@ -51,7 +51,8 @@ typedef double d4 __attribute__((vector_size(32)));
 // to[k] += t^k, weighted[k] += g t^k: k < 8 in floats, k < 16 in doubles.
 template <bool G>
 ANYMAX_INLINE void add_powers(float *to, float *weighted, float t, float g) {
-    constexpr i8 odd = {0, -1, 0, -1, 0, -1, 0, -1}, second = {0, 0, -1, -1, 0, 0, -1, -1}, upper = {0, 0, 0, 0, -1, -1, -1, -1};
+    constexpr i8 odd = {0, -1, 0, -1, 0, -1, 0, -1}, second = {0, 0, -1, -1, 0, 0, -1, -1},
+                 upper = {0, 0, 0, 0, -1, -1, -1, -1};
     const f8 one = {1, 1, 1, 1, 1, 1, 1, 1};
     const float t2 = t * t, t4 = t2 * t2;
     f8 p = odd ? t - f8{} : one;

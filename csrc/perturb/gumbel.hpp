@@ -28,7 +28,8 @@ struct Gumbel {
         for (int64_t i = 0; i < row.n; i += width<double>) s += exp(load_z(row, i)) * load_g(row, i);
         const double middle = sum(s) / (1.0 + rest);
         for (int64_t i = 0; i < row.n; i += width<double>)
-            store_narrow_within(out, i, row.n, where_p(row, i, exp(load_z(row, i)) / (1.0 + rest) * (load_g(row, i) - middle) * row.inv));
+            store_narrow_within(out, i, row.n,
+                                where_p(row, i, exp(load_z(row, i)) / (1.0 + rest) * (load_g(row, i) - middle) * row.inv));
     }
     double excess() { return ::log1p(rest); }
 };

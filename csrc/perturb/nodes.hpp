@@ -1,5 +1,5 @@
-// The quadrature rule of a row: where it begins and ends, its nodes and weights, and what is known at each node. The rule is that of
-// mappings/perturb_max.py: trapezoid points for smooth noises, panels of Gauss points for those with kinks.
+// The quadrature rule of a row: where it begins and ends, its nodes and weights, and what is known at each node. The rule is
+// that of mappings/perturb_max.py: trapezoid points for smooth noises, panels of Gauss points for those with kinks.
 #pragma once
 
 #include "core/memory.hpp"
@@ -14,10 +14,11 @@ constexpr int64_t PANEL = 8;   // Gauss nodes a panel
 
 constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// -- the two ends ------------------------------------------------------------------------------------------------------------------
+// -- the two ends -----------------------------------------------------------------------------------
 
-// Candidates for the ends: where they would be for k = n^(j/32) equal scores, 33 lower ends and then 33 upper ones. They depend on n, not on the
-// row's scores, and to find them takes up to five times as long as a row of 10 classes: each thread keeps those of its last call.
+// Candidates for the ends: where they would be for k = n^(j/32) equal scores, 33 lower ends and then 33 upper ones. They depend
+// on n, not on the row's scores, and to find them takes up to five times as long as a row of 10 classes: each thread keeps
+// those of its last call.
 struct Ends {
     int64_t n;
     int noise;
@@ -44,8 +45,8 @@ inline const Ends &ends_for(int noise, int64_t n, double mass) {
     return kept;
 }
 
-// Two binary searches at once. log_g(u, v, lu, lv) sets lu and lv to log G(u) and log G(v); log_g_low becomes log G(low), or 0 where the search did
-// not evaluate it.
+// Two binary searches at once. log_g(u, v, lu, lv) sets lu and lv to log G(u) and log G(v); log_g_low becomes log G(low), or 0
+// where the search did not evaluate it.
 template <class F>
 ANYMAX_INLINE void find_ends(const Ends &table, double &low, double &high, double &log_g_low, F log_g) {
     int a = 0, b = 65;
@@ -63,19 +64,19 @@ ANYMAX_INLINE void find_ends(const Ends &table, double &low, double &high, doubl
     high = table.at[b];
 }
 
-// -- the rule ----------------------------------------------------------------------------------------------------------------------
+// -- the rule ---------------------------------------------------------------------------------------
 
-constexpr double GAUSS[PANEL] = {-0.9602898564975362,  -0.7966664774136267, -0.525532409916329, -0.18343464249564978,
+constexpr double GAUSS[PANEL] = {-0.9602898564975362, -0.7966664774136267, -0.525532409916329, -0.18343464249564978,
                                  0.18343464249564978, 0.525532409916329,   0.7966664774136267, 0.9602898564975362};
 constexpr double GAUSS_WEIGHT[PANEL] = {0.10122853629037706, 0.22238103445337443, 0.3137066458778869,  0.36268378337836166,
                                         0.36268378337836166, 0.3137066458778869,  0.22238103445337443, 0.10122853629037706};
-// The integral from -1 to t of each node's Lagrange polynomial, divided by the node's weight, as a polynomial: GAUSS_PART[k] are the coefficients
-// of t^k.
+// The integral from -1 to t of each node's Lagrange polynomial, divided by the node's weight, as a polynomial: GAUSS_PART[k]
+// are the coefficients of t^k.
 constexpr double GAUSS_PART[PANEL + 1][PANEL] = {
     {1.0024143862437296, 0.9950230144390204, 1.012282805557396, 0.9359682237671803, 0.06403177623282374, -0.012282805557396248,
      0.0049769855609799185, -0.002414386243731914},
-    {-0.17656317564076235, 0.31106839282925597, -0.5588505827456023, 1.7205419467537033, 1.7205419467536838, -0.5588505827455995,
-     0.31106839282924, -0.17656317564075907},
+    {-0.17656317564076235, 0.31106839282925597, -0.5588505827456023, 1.7205419467537033, 1.7205419467536838,
+     -0.5588505827455995, 0.31106839282924, -0.17656317564075907},
     {0.09193222986064332, -0.19523125526701735, 0.5316994463144137, -4.689795567907782, 4.689795567907766, -0.5316994463144226,
      0.1952312552670194, -0.09193222986064675},
     {2.0549355515872265, -3.569447239770723, 6.031717102591245, -3.602119944322314, -3.6021199443222724, 6.031717102591219,
@@ -92,19 +93,19 @@ constexpr double GAUSS_PART[PANEL + 1][PANEL] = {
      -5.695383180093648, 3.896664300583557},
 };
 
-// Any rule of at most 2 * nodes nodes, whose panels may be cut at KINKS places, has at most so many nodes, and so many edges of panels. Arrays are
-// read and written by whole vectors.
+// Any rule of at most 2 * nodes nodes, whose panels may be cut at KINKS places, has at most so many nodes, and so many edges of
+// panels. Arrays are read and written by whole vectors.
 constexpr int64_t most_nodes(int64_t nodes) { return round_up((2 * nodes + KINKS) * PANEL, 16) + 16; }
 constexpr int64_t most_edges(int64_t nodes) { return round_up(2 * nodes + 2 * KINKS + 2, 16); }
 
 struct Nodes {
-    int64_t count, first;       // before `first` the sums are not needed
-    double *u, *w;              // places and weights
-    double *top_log, *top_h;    // log F and h of the top score
-    double *rest_log;           // sums over all other scores: of log F,
-    double *rest_h, *rest_hg;   // of h and, for a gradient g, of h g
-    double *c0, *c1;            // the result is the sum over the nodes of c0 h, and of c1 h
-    double *edges;              // of the panels: panel i lies between edges[i] and edges[i + 1]
+    int64_t count, first;      // before `first` the sums are not needed
+    double *u, *w;             // places and weights
+    double *top_log, *top_h;   // log F and h of the top score
+    double *rest_log;          // sums over all other scores: of log F,
+    double *rest_h, *rest_hg;  // of h and, for a gradient g, of h g
+    double *c0, *c1;           // the result is the sum over the nodes of c0 h, and of c1 h
+    double *edges;             // of the panels: panel i lies between edges[i] and edges[i + 1]
 
     void take(Arena &arena, int64_t nodes) {
         arena.take(most_nodes(nodes), u, w, top_log, top_h, rest_log, rest_h, rest_hg, c0, c1);
@@ -129,7 +130,8 @@ inline void trapezoid(Nodes &at, double low, double high, int64_t count) {
     at.finish();
 }
 
-// Panels of equal width from low to high, cut once more at each kink (the highest scores, descending). Panels of width 0 are left out.
+// Panels of equal width from low to high, cut once more at each kink (the highest scores, descending). Panels of width 0 are
+// left out.
 inline void panels(Nodes &at, double low, double high, int64_t cuts, const double *kinks, int64_t count) {
     int64_t k = 0, j = count, panel = 0;
     double left = low, right;
@@ -155,7 +157,7 @@ inline void panels(Nodes &at, double low, double high, int64_t cuts, const doubl
     at.finish();
 }
 
-// -- E max(z + eps) - E eps = INT F(u) - G(u) du, F that of the top score ---------------------------------------------------------------
+// -- E max(z + eps) - E eps = INT F(u) - G(u) du, F that of the top score ---------------------------
 
 constexpr double NOTHING = -50.0;  // log(G / F) where G is nothing beside F
 

@@ -7,8 +7,10 @@
 namespace ANYMAX_UNIT {
 namespace perturb {
 
-constexpr double WHOLE = 6755399441055744.0;  // 1.5 * 2^52: adding and subtracting it rounds to whole numbers, which then are the low bits
-constexpr double DEEPEST = 1e4;  // a score so far below the top one has probability 0 for every noise; none is taken to be further below
+constexpr double WHOLE =
+    6755399441055744.0;  // 1.5 * 2^52: adding and subtracting it rounds to whole numbers, which then are the low bits
+constexpr double DEEPEST =
+    1e4;  // a score so far below the top one has probability 0 for every noise; none is taken to be further below
 
 // 2 atanh(s) for |s| <= 1/3.
 ANYMAX_INLINE vf atanh2(vf s) {
@@ -65,8 +67,8 @@ ANYMAX_INLINE vf exp_square(vf a, vf b, vf v) {
 }
 ANYMAX_INLINE vd exp_square(vd a, vd, vd) { return exp(a * a * -0.5); }
 
-// 1 - F(x) = exp(-x^2 / 2) num / den of the normal law, x >= 0. In fp32 a rational minimax fit (2e-9 up to x = 9, still good beyond), in fp64
-// the series of _noises.py.
+// 1 - F(x) = exp(-x^2 / 2) num / den of the normal law, x >= 0. In fp32 a rational minimax fit (2e-9 up to x = 9, still good
+// beyond), in fp64 the series of _noises.py.
 ANYMAX_INLINE void mills(vf x, vf &num, vf &den) {
     num = x * 0.3989568028f + 4.1245367238f;
     num = num * x + 19.247281345f;
@@ -80,11 +82,11 @@ ANYMAX_INLINE void mills(vf x, vf &num, vf &den) {
 }
 ANYMAX_INLINE void mills(vd x, vd &num, vd &den) {
     constexpr double series[24] = {
-        1.2375126308378275,      -0.14024059858554697,   0.0035854154854790257, 0.0822767384901452,      -0.10880393014244462,
-        0.09230432116037748,     -0.05869339857664935,   0.028362277418956364,  -0.009746579683265203,   0.001755625852895578,
-        0.0002937143780446766,   -0.0002901540805420362, 5.1646529742613335e-05, 2.2384239158309724e-05, -1.143804803494536e-05,
-        -9.735599024300036e-07,  1.7419821605685549e-06, -5.721822408015812e-08, -2.4857126394415325e-07, 2.3263504032644517e-08,
-        3.197926733604639e-08,   -3.744208176587683e-09, -2.623107459747668e-09, 3.11143001991097e-10,
+        1.2375126308378275,     -0.14024059858554697,   0.0035854154854790257,  0.0822767384901452,      -0.10880393014244462,
+        0.09230432116037748,    -0.05869339857664935,   0.028362277418956364,   -0.009746579683265203,   0.001755625852895578,
+        0.0002937143780446766,  -0.0002901540805420362, 5.1646529742613335e-05, 2.2384239158309724e-05,  -1.143804803494536e-05,
+        -9.735599024300036e-07, 1.7419821605685549e-06, -5.721822408015812e-08, -2.4857126394415325e-07, 2.3263504032644517e-08,
+        3.197926733604639e-08,  -3.744208176587683e-09, -2.623107459747668e-09, 3.11143001991097e-10,
     };
     vd w = x * 0.70710678118654752;
     vd r = (w - 3.75) / (w + 3.75);
@@ -110,8 +112,8 @@ ANYMAX_INLINE vd scaled(vd y, vd h, vd &k) {
 template <int N>
 constexpr double unit = N == ANYMAX_NORMAL ? 0.3989422804014327 : 1.0;
 
-// log F(v) and h(v) / unit<N> at v = a + b: in fp32, a is a multiple of 2^-8 and b the remainder, so that v^2 and v keep their digits; in fp64
-// b is 0. UPPER: all v >= 0, up to a rounding. It saves a sixth of the time of normal noise.
+// log F(v) and h(v) / unit<N> at v = a + b: in fp32, a is a multiple of 2^-8 and b the remainder, so that v^2 and v keep their
+// digits; in fp64 b is 0. UPPER: all v >= 0, up to a rounding. It saves a sixth of the time of normal noise.
 template <int N, bool UPPER, class V>
 ANYMAX_INLINE void law(V a, V b, V &l, V &h) {
     typedef scalar<V> S;

@@ -27,8 +27,8 @@ ANYMAX_INLINE void with_solver(const anymax_call &call, const Row<C> &row, doubl
     }
 }
 
-// While it lives, results below the smallest normal number are set to 0. Far from a node h is such a number, and they are slow: without this normal
-// and Laplace noise take a fifth longer.
+// While it lives, results below the smallest normal number are set to 0. Far from a node h is such a number, and they are slow:
+// without this normal and Laplace noise take a fifth longer.
 struct Flush {
 #if defined(__SSE2__)
     unsigned kept = _mm_getcsr();
@@ -39,15 +39,16 @@ struct Flush {
 
 }  // namespace perturb
 
-// Doubles of scratch memory that the functions below need, `work`, aligned to a cache line: as many as the solver with the longest arrays takes.
+// Doubles of scratch memory that the functions below need, `work`, aligned to a cache line: as many as the solver with the
+// longest arrays takes.
 int64_t perturb_work(int64_t n, int64_t nodes) {
     Arena arena{nullptr, 0};
     perturb::Solver<ANYMAX_LAPLACE, double>().take(arena, n, perturb::at_least(nodes));
     return arena.used / 8;
 }
 
-// p(x), for the call's noise, scale and nodes; x is finite but for -inf (masked classes: probability 0), one class at least is finite. tau, where it is
-// not NULL, becomes E max(x + noise).
+// p(x), for the call's noise, scale and nodes; x is finite but for -inf (masked classes: probability 0), one class at least is
+// finite. tau, where it is not NULL, becomes E max(x + noise).
 template <class C>
 void perturb_forward(const anymax_call &call, const C *x, int64_t n, C *p, double *tau, double *work) {
     [[maybe_unused]] const perturb::Flush flush;

@@ -1,6 +1,6 @@
-// Normal, logistic and Laplace noise: p, its gradient and E max of one row. Its scores are summed up in cells, or taken one by one where that is
-// cheaper: in short rows, and where they are far apart. For Laplace noise, whose h has a kink at 0, the scores above the first node are always
-// taken one by one.
+// Normal, logistic and Laplace noise: p, its gradient and E max of one row. Its scores are summed up in cells, or taken one by
+// one where that is cheaper: in short rows, and where they are far apart. For Laplace noise, whose h has a kink at 0, the
+// scores above the first node are always taken one by one.
 #pragma once
 
 #include "perturb/cells.hpp"
@@ -129,8 +129,8 @@ struct Solver {
         return pos;
     }
 
-    // f(block, how many scores are in it) for the scores that are taken one by one. The cache serves their blocks first, and serves the same blocks
-    // each time.
+    // f(block, how many scores are in it) for the scores that are taken one by one. The cache serves their blocks first, and
+    // serves the same blocks each time.
     template <class F>
     ANYMAX_INLINE void each_single(int64_t nodes, F f) {
         cache.used = 0;
@@ -163,7 +163,8 @@ struct Solver {
     // -- results
 
     void weigh() {
-        for (int64_t q = 0; q < at.count; q += width<double>) store(at.c0 + q, load(at.w + q) * exp(load(at.top_log + q) + load(at.rest_log + q)));
+        for (int64_t q = 0; q < at.count; q += width<double>)
+            store(at.c0 + q, load(at.w + q) * exp(load(at.top_log + q) + load(at.rest_log + q)));
     }
 
     // p is divided by the sum of what was found, so that its own is 1.
@@ -207,7 +208,8 @@ struct Solver {
     }
     // A polynomial may be below 0 by its rounding.
     static void divide(const E *from, E *to, int64_t n, double norm) {
-        for (int64_t j = 0; j < n; j += width<double>) store_narrow_within(to, j, n, larger(load_wide_or(from, j, n, 0.0), vd{}) / norm);
+        for (int64_t j = 0; j < n; j += width<double>)
+            store_narrow_within(to, j, n, larger(load_wide_or(from, j, n, 0.0), vd{}) / norm);
     }
 
     // f(pos, m): the m scores from pos on are located in the cells.
@@ -260,9 +262,7 @@ struct Solver {
             finish(out, pos, m);
         });
     }
-    E gradient(int64_t i, E a0, E a1) const {
-        return (E)where_p(row, i, (one_g(row, i) * (double)a0 - (double)a1) * row.inv);
-    }
+    E gradient(int64_t i, E a0, E a1) const { return (E)where_p(row, i, (one_g(row, i) * (double)a0 - (double)a1) * row.inv); }
     void finish(E *out, int64_t pos, int64_t m) {
         for (int64_t j = 0; j < m; j += width<double>) {
             const vd v = (load_g(row, pos + j) * load_wide(cells.value + j) - load_wide(cells.value1 + j)) * row.inv;

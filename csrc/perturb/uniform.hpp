@@ -7,8 +7,9 @@
 namespace ANYMAX_UNIT {
 namespace perturb {
 
-// On [-1, 0]: F(v) = 1 + v. Only the scores above the first node have a part in p, and those are few, so that all is done in doubles for floats
-// too. The support of a score ends inside a panel; the weights of that panel's nodes are the integrals of its polynomial over the support.
+// On [-1, 0]: F(v) = 1 + v. Only the scores above the first node have a part in p, and those are few, so that all is done in
+// doubles for floats too. The support of a score ends inside a panel; the weights of that panel's nodes are the integrals of
+// its polynomial over the support.
 template <class C>
 struct Uniform {
     Row<C> row;
@@ -37,16 +38,17 @@ struct Uniform {
                 for (int64_t k = 0; k < W; k++) ties_g += same >> k & 1 ? v[k] : 0.0;
             }
         }
-        find_ends(ends_for(ANYMAX_UNIFORM, row.n, mass_outside<C>(count)), low, high, log_g_low, [&](double a, double b, double &la, double &lb) {
-            la = (ties - 1.0) * ::log1p(a);
-            lb = (ties - 1.0) * ::log1p(b);
-            each(a < b ? a : b, [&](int64_t m, double) {
-                la += log_product(m, a);
-                lb += log_product(m, b);
-            });
-            la += ::log1p(a);
-            lb += ::log1p(b);
-        });
+        find_ends(ends_for(ANYMAX_UNIFORM, row.n, mass_outside<C>(count)), low, high, log_g_low,
+                  [&](double a, double b, double &la, double &lb) {
+                      la = (ties - 1.0) * ::log1p(a);
+                      lb = (ties - 1.0) * ::log1p(b);
+                      each(a < b ? a : b, [&](int64_t m, double) {
+                          la += log_product(m, a);
+                          lb += log_product(m, b);
+                      });
+                      la += ::log1p(a);
+                      lb += ::log1p(b);
+                  });
         kink_count = highest(row, kinks);
     }
 
@@ -61,8 +63,8 @@ struct Uniform {
         }
     }
 
-    // f(m, the highest z) for blocks of the scores above `cut` and below the top: m of them in z, g and index; after them -DEEPEST up to a multiple of the
-    // vector.
+    // f(m, the highest z) for blocks of the scores above `cut` and below the top: m of them in z, g and index; after them
+    // -DEEPEST up to a multiple of the vector.
     template <class F>
     ANYMAX_INLINE void each(double cut, F f) {
         constexpr int64_t W = width<double>;
@@ -93,7 +95,8 @@ struct Uniform {
         }
     }
 
-    // log prod (1 + min(u - z, 0)): of the product, or where that is close to 1, log1p of its difference from 1, which is summed up separately.
+    // log prod (1 + min(u - z, 0)): of the product, or where that is close to 1, log1p of its difference from 1, which is
+    // summed up separately.
     double log_product(int64_t m, double u) {
         vd out{};
         for (int64_t j = 0; j < m;) {

@@ -45,11 +45,12 @@ inline void vjp_support(const F &weigh, bool steep, const double *p, double *g, 
     }
     for (int64_t i = 0; i < count; i += W) b += load(weight + i) == vd{} ? vd{} : load(weight + i) * load(g + i);
     const double mean = mean_of<F>(sum(a), sum(b));
-    for (int64_t i = 0; i < count; i += W) store(g + i, load(weight + i) == vd{} ? vd{} : load(weight + i) * (load(g + i) - mean));
+    for (int64_t i = 0; i < count; i += W)
+        store(g + i, load(weight + i) == vd{} ? vd{} : load(weight + i) * (load(g + i) - mean));
 }
 
-// What lies at the `count` first of these indices, 0 in the lanes beyond. In registers: a vector that is read from numbers just written one by one
-// has to wait for them, and with them for the zeros of the row before.
+// What lies at the `count` first of these indices, 0 in the lanes beyond. In registers: a vector that is read from numbers just
+// written one by one has to wait for them, and with them for the zeros of the row before.
 ANYMAX_INLINE vd gathered(const void *row, int64_t step, int32_t dtype, const int32_t *index, int64_t count) {
     constexpr int64_t W = width<double>;
 #if defined(__AVX512F__)
@@ -77,7 +78,8 @@ ANYMAX_INLINE vf gathered(const float *row, const int32_t *index, int64_t count)
 }
 // The dense form. What is 0 takes no part: not even an infinite g there.
 template <class C, class F>
-inline void vjp_dense(const F &weigh, const C *p, const C *g, int64_t n, const Sink<C> &out, Scratch &scratch, const Team &team) {
+inline void vjp_dense(const F &weigh, const C *p, const C *g, int64_t n, const Sink<C> &out, Scratch &scratch,
+                      const Team &team) {
     constexpr int64_t W = width<C>;
     C *weight = F::expensive ? scratch.take<C>(EXTRA, n + W) : nullptr;
     if (scratch.failed) return;
@@ -109,10 +111,11 @@ inline void vjp_dense(const F &weigh, const C *p, const C *g, int64_t n, const S
 
 // J^T g from the non-zeros of p.
 template <class C>
-inline void vjp_found(const Sensitivity &s, const int32_t *index, const C *value, int64_t count, const void *g, int64_t g_step, int32_t dtype,
-                      const Sink<C> &out, Scratch &scratch, const Team &team) {
+inline void vjp_found(const Sensitivity &s, const int32_t *index, const C *value, int64_t count, const void *g, int64_t g_step,
+                      int32_t dtype, const Sink<C> &out, Scratch &scratch, const Team &team) {
     constexpr int64_t W = width<double>;
-    double *w = scratch.take<double>(WIDE, count + W), *h = scratch.take<double>(EXTRA, count + W), *q = scratch.take<double>(SORTED, count + W);
+    double *w = scratch.take<double>(WIDE, count + W), *h = scratch.take<double>(EXTRA, count + W),
+           *q = scratch.take<double>(SORTED, count + W);
     if (scratch.failed) return;
     for (int64_t i = 0; i < count; i += W) {
         store(h + i, gathered(g, g_step, dtype, index + i, count - i));
@@ -129,7 +132,8 @@ inline void vjp_found(const Sensitivity &s, const int32_t *index, const C *value
 
 // Zeros for the rows from r on whose supports are saved, as many as are cleared in one go; and the row after them.
 inline int64_t clear_rows(const anymax_call &call, int64_t r, int64_t end, const Team &team) {
-    const int64_t n = call.n, bytes = n * (int64_t)sizeof(float), last = call.out.outer == n && 2 * bytes <= CLEARED_TOGETHER ? r + CLEARED_TOGETHER / bytes : r + 1;
+    const int64_t n = call.n, bytes = n * (int64_t)sizeof(float),
+                  last = call.out.outer == n && 2 * bytes <= CLEARED_TOGETHER ? r + CLEARED_TOGETHER / bytes : r + 1;
     float *out = (float *)call.out.data + r * call.out.outer;
     int64_t after = r + 1;
     while (after < end && after < last && call.support.count[after] >= 0) after++;
@@ -142,12 +146,14 @@ inline int64_t clear_rows(const anymax_call &call, int64_t r, int64_t end, const
 
 // J^T g of rows of floats side by side, from their saved supports.
 template <class F>
-inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, int64_t end, bool bypass, Scratch &scratch, const Team &team) {
+inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, int64_t end, bool bypass, Scratch &scratch,
+                      const Team &team) {
     constexpr int64_t W = width<float>;
     const anymax_support &s = call.support;
     const int64_t n = call.n;
     const bool clear = call.fresh == 2, over = call.out.data == call.g.data;  // in place: a row's zeros come once its g is read
-    float *weight = scratch.take<float>(BATCH_IN, s.capacity + W), *h = scratch.take<float>(BATCH_OUT, s.capacity + W);  // pieces that `by_rows` has no use for
+    float *weight = scratch.take<float>(BATCH_IN, s.capacity + W),
+          *h = scratch.take<float>(BATCH_OUT, s.capacity + W);  // pieces that `by_rows` has no use for
     if (scratch.failed) return;
     for (int64_t r = begin, cleared = begin; r < end; r++) {
         saved_ahead<float>(call, r, end);
@@ -188,9 +194,11 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
     }
 }
 
-// The dense form of short rows of floats, as many in turn as a vector has lanes, so that no row waits for its own sums across lanes.
+// The dense form of short rows of floats, as many in turn as a vector has lanes, so that no row waits for its own sums across
+// lanes.
 template <bool NORM, class F>
-inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int64_t begin, int64_t end, bool bypass, Scratch &scratch) {
+inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int64_t begin, int64_t end, bool bypass,
+                      Scratch &scratch) {
     constexpr int64_t W = width<float>;
     const int64_t n = call.n, step = (n + W - 1) / W * W + W;
     float *const weight = F::expensive ? scratch.take<float>(EXTRA, W * step) : nullptr;
@@ -200,7 +208,8 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
     const int64_t block = n > BACKWARD_BLOCK && W > 8 ? 8 : W;  // rows whose p, g and results stay in the first cache
     for (int64_t first = begin; first < end; first += block) {
         const int64_t count = end - first < block ? end - first : block;
-        const bool ahead = bypass && !call.starts && end - first >= 2 * block && call.p.outer == n && call.g.outer == n;  // nearer than memory it would cost more
+        const bool ahead = bypass && !call.starts && end - first >= 2 * block && call.p.outer == n &&
+                           call.g.outer == n;     // nearer than memory it would cost more
         vf rate[W], dot[W], power[W], centre[W];  // sums of w, w g; and for normmax of p^alpha, p g
         float mean[W], norm[W], total[W];
         for (int64_t r = 0; r < W; r++) rate[r] = dot[r] = power[r] = centre[r] = vf{};
@@ -229,7 +238,8 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
         }
         const vf weighted = sums(dot);
         if (NORM) {
-            const vf middle = sums(centre), scale = exp(log(sums(power)) * (float)((alpha - 1.0) / alpha)) * (float)(1.0 / (alpha - 1.0));
+            const vf middle = sums(centre),
+                     scale = exp(log(sums(power)) * (float)((alpha - 1.0) / alpha)) * (float)(1.0 / (alpha - 1.0));
             store(mean, middle), store(norm, scale), store(total, scale * (weighted - middle * sums(rate)));
         } else {
             store(mean, mean_of<F>(F::own ? vf{} : sums(rate), weighted));
@@ -243,7 +253,8 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
                 __builtin_prefetch(g + block * n + i);
             }
             write(row(call.out, first + r), 0, size, bypass, [&](int64_t i) ANYMAX_EACH {
-                const vf w = F::expensive ? load(weight + r * step + i) : weigh(load_or(p, i, size, 0.0f)), v = w * (load_or(g, i, size, 0.0f) - m);
+                const vf w = F::expensive ? load(weight + r * step + i) : weigh(load_or(p, i, size, 0.0f)),
+                         v = w * (load_or(g, i, size, 0.0f) - m);
                 return w == vf{} ? vf{} : NORM ? rounded(v * norm[r]) - load_or(p, i, size, 0.0f) * total[r] : v;
             });
         }
@@ -280,10 +291,11 @@ inline void vjp_beside(const F &weigh, const anymax_call &call, int64_t begin, i
 
 // J^T g of a map whose backward needs p alone. `p` is staged; g is read where p is not 0.
 template <class C>
-inline void vjp_row(const Sensitivity &s, const C *p, const void *g, int64_t g_step, int32_t dtype, int64_t n, const Sink<C> &out, Scratch &scratch,
-                    const Team &team) {
+inline void vjp_row(const Sensitivity &s, const C *p, const void *g, int64_t g_step, int32_t dtype, int64_t n,
+                    const Sink<C> &out, Scratch &scratch, const Team &team) {
     const bool may = !s.steep && s.link != NORM;
-    bool dense = may && (s.link == EXPONENTIAL || n < (bit(s.link) & (CURVES | bit(ANY_POWER)) ? WORTH_SEEKING_WIDE : WORTH_SEEKING));
+    bool dense =
+        may && (s.link == EXPONENTIAL || n < (bit(s.link) & (CURVES | bit(ANY_POWER)) ? WORTH_SEEKING_WIDE : WORTH_SEEKING));
     Candidates<C> c{nullptr, nullptr, 0};
     if (!dense) {
         const int64_t many = many_nonzeros(n);

@@ -1,5 +1,6 @@
-// Rows of middling length, as many at once as a vector has lanes. Each row is read along itself, as memory likes it; the little that is left of it,
-// its cells and then its candidates, is transposed and solved one row a lane, so that no step waits for a sum across lanes.
+// Rows of middling length, as many at once as a vector has lanes. Each row is read along itself, as memory likes it; the little
+// that is left of it, its cells and then its candidates, is transposed and solved one row a lane, so that no step waits for a
+// sum across lanes.
 #pragma once
 
 #include "shapes/lanes.hpp"
@@ -12,30 +13,31 @@ struct Batch {
     float *out[W];
     int64_t n[W];           // the length of each
     const float *ahead;     // the scores of as many rows that come next, one after another; NULL where that is not known
-    bool cached;           // where it is: results are written to the caches
+    bool cached;            // where it is: results are written to the caches
     float top[W], edge[W];  // of each row: its maximum, and a bound that its candidates lie above
     int64_t count[W];       // its candidates; -1: the row is served by itself
     int64_t most;           // the largest of these counts, in eights
     uint32_t few;           // one bit a row, 1 where few of its vectors have candidates: `hit` then says which
-    uint64_t hit[W][BATCH_MOST / W / 64];  // of each row one bit a vector: 1 where it has candidates; of SUPPORTS, once the row is written, where p is not 0
-    uint32_t wanted;        // one bit a row, 0: a loss or gradient whose target is no class
+    uint64_t hit[W][BATCH_MOST / W / 64];  // of each row one bit a vector: 1 where it has candidates; of SUPPORTS, once the row
+                                           // is written, where p is not 0
+    uint32_t wanted;                       // one bit a row, 0: a loss or gradient whose target is no class
     int64_t target[W];
     const float *scale;
-    alignas(64) float aim[W];            // the targets' scores
-    alignas(64) double loss[W], tau[W];  // losses and thresholds, where they are wanted
-    int64_t step;                      // from one row of candidates to the next
+    alignas(64) float aim[W];                                // the targets' scores
+    alignas(64) double loss[W], tau[W];                      // losses and thresholds, where they are wanted
+    int64_t step;                                            // from one row of candidates to the next
     alignas(64) float side[W * (BATCH_CANDIDATES + 4 * W)];  // rows of cells, rows of candidates, rows of their probabilities
-    alignas(64) vf transposed[BATCH_CANDIDATES];                 // cells and candidates, one row a lane
+    alignas(64) vf transposed[BATCH_CANDIDATES];             // cells and candidates, one row a lane
     alignas(64) vf other[BATCH_CANDIDATES];                  // and what is found of them
     alignas(64) vd value[BATCH_CANDIDATES + 1], rate[BATCH_CANDIDATES + 1];
 };
 
-// What a batch gives: probabilities, with what their supports are saved from or without; losses and thresholds, the probabilities of the candidates then lie
-// in `side`; or the gradients of losses.
+// What a batch gives: probabilities, with what their supports are saved from or without; losses and thresholds, the
+// probabilities of the candidates then lie in `side`; or the gradients of losses.
 enum Output { PROBABILITIES, SUPPORTS, LOSS, GRADIENT };
 
-// Asks for the scores of a row that comes next, and for the place of a row's results: a few at a time beside work, since no more than a dozen lines
-// are under way at once.
+// Asks for the scores of a row that comes next, and for the place of a row's results: a few at a time beside work, since no
+// more than a dozen lines are under way at once.
 ANYMAX_INLINE void ask_ahead(const Batch &b, int64_t r, int64_t n) {
     for (int64_t i = 0; b.ahead && i < n; i += 16) __builtin_prefetch(b.ahead + r * n + i, 0, 2);
 }
@@ -69,7 +71,8 @@ ANYMAX_INLINE bool cells_of(const float *x, int64_t n, float *to) {
     return fine == full;
 }
 
-// The cells of all rows, transposed, and how many a row has. Rows without a finite maximum are marked, and those that are not wanted.
+// The cells of all rows, transposed, and how many a row has. Rows without a finite maximum are marked, and those that are not
+// wanted.
 ANYMAX_INLINE int64_t batch_cells(Batch &b, int64_t rows, int64_t n, int64_t groups) {
     constexpr int64_t W = width<float>;
     const int64_t cells = groups * W;
@@ -92,14 +95,16 @@ ANYMAX_INLINE int64_t batch_cells(Batch &b, int64_t rows, int64_t n, int64_t gro
     vf high = b.transposed[0];
     for (int64_t j = 1; j < cells; j++) high = larger(high, b.transposed[j]);
     store(b.top, high);
-    for (uint32_t out = ~(bits_above(high, splat(-inf32)) & b.wanted) & (uint32_t)((1ull << W) - 1); out; out &= out - 1) b.count[__builtin_ctz(out)] = -1;
+    for (uint32_t out = ~(bits_above(high, splat(-inf32)) & b.wanted) & (uint32_t)((1ull << W) - 1); out; out &= out - 1)
+        b.count[__builtin_ctz(out)] = -1;
     return cells;
 }
 
 // True where so many of the vectors of `size` entries are marked that to ask each costs more than to take them all.
 ANYMAX_INLINE bool crowd(uint64_t hit, int64_t size) { return __builtin_popcountll(hit) * 2 * width<float> > size; }
 
-// Which entries of a vector are candidates, and what is kept of them: x - top where that is above the edge, x there, or x from the edge on.
+// Which entries of a vector are candidates, and what is kept of them: x - top where that is above the edge, x there, or x from
+// the edge on.
 enum Keeping { BELOW_TOP, SCORES, SCORES_FROM };
 template <Keeping K>
 ANYMAX_INLINE uint32_t candidates(vf v, vf high, vf edge) {
@@ -134,7 +139,8 @@ ANYMAX_INLINE int64_t keep_all(const float *x, int64_t n, vf high, vf edge, floa
 }
 // First which vectors have any, and then those. Apart from the rest, which pays for its registers where it is inlined.
 template <Keeping K>
-__attribute__((noinline)) static int64_t keep_few(const float *x, int64_t n, vf high, vf edge, float *to, int64_t limit, uint64_t *hits) {
+__attribute__((noinline)) static int64_t keep_few(const float *x, int64_t n, vf high, vf edge, float *to, int64_t limit,
+                                                  uint64_t *hits) {
     constexpr int64_t W = width<float>;
     int64_t at = 0;
     for (int64_t i = 0; i < n && at <= limit; i += 64 * W) {
@@ -148,7 +154,8 @@ __attribute__((noinline)) static int64_t keep_few(const float *x, int64_t n, vf 
             at = keep_all<K>(x + i, end - i, high, edge, to, at, limit);
             continue;
         }
-        for (; hit && at <= limit; hit &= hit - 1) at += keep<K>(load_or(x, i + __builtin_ctzll(hit) * W, n, -inf32), high, edge, to + at);
+        for (; hit && at <= limit; hit &= hit - 1)
+            at += keep<K>(load_or(x, i + __builtin_ctzll(hit) * W, n, -inf32), high, edge, to + at);
     }
     return at;
 }
@@ -168,7 +175,8 @@ ANYMAX_INLINE void batch_collect(Batch &b, int64_t n, int64_t limit, uint32_t fe
         if (b.count[r] >= 0) {
             const float *x = b.x[r];
             const vf high = splat(b.top[r]), edge = splat(b.edge[r]);
-            at = few >> r & 1 ? keep_few<K>(x, b.n[r], high, edge, to, limit, b.hit[r]) : keep_all<K>(x, b.n[r], high, edge, to, 0, limit);
+            at = few >> r & 1 ? keep_few<K>(x, b.n[r], high, edge, to, limit, b.hit[r])
+                              : keep_all<K>(x, b.n[r], high, edge, to, 0, limit);
             b.count[r] = at <= limit ? at : -1;
             if (at > limit) at = 0;
         }
@@ -258,7 +266,8 @@ ANYMAX_INLINE uint32_t keep_found(Batch &b, int64_t rows) {
     return served(b, rows);
 }
 
-// Of the candidates of a row, whose probabilities lie in `side`, those above `least`: how many they are, -1 where there are more than `capacity`.
+// Of the candidates of a row, whose probabilities lie in `side`, those above `least`: how many they are, -1 where there are
+// more than `capacity`.
 template <Keeping K>
 static int64_t batch_keep(const Batch &b, int64_t r, int64_t n, float least, int32_t *index, float *value, int64_t capacity) {
     constexpr int64_t W = width<float>;
@@ -279,8 +288,10 @@ static int64_t batch_keep(const Batch &b, int64_t r, int64_t n, float least, int
     return at;
 }
 
-// The probabilities of a row of results above `least`, from the vectors that have any: how many there are, -1 where there are more than `capacity`.
-static int64_t batch_support(const uint64_t *hits, const float *p, int64_t n, float least, int32_t *index, float *value, int64_t capacity) {
+// The probabilities of a row of results above `least`, from the vectors that have any: how many there are, -1 where there are
+// more than `capacity`.
+static int64_t batch_support(const uint64_t *hits, const float *p, int64_t n, float least, int32_t *index, float *value,
+                             int64_t capacity) {
     const vf none = splat(least);
     int64_t at = 0;
     each_hit(hits, n, [&](int64_t i) ANYMAX_EACH {
@@ -293,7 +304,8 @@ static int64_t batch_support(const uint64_t *hits, const float *p, int64_t n, fl
 
 // Zeros, and the vectors that have candidates.
 template <Keeping K>
-__attribute__((noinline)) static void write_few_candidates(float *to, const float *x, int64_t n, vf high, vf edge, const uint64_t *hits, const float *from) {
+__attribute__((noinline)) static void write_few_candidates(float *to, const float *x, int64_t n, vf high, vf edge,
+                                                           const uint64_t *hits, const float *from) {
     memset(to, 0, (size_t)n * sizeof(float));
     each_hit(hits, n, [&](int64_t i) ANYMAX_EACH {
         const vf v = load_or(x, i, n, -inf32);
@@ -302,7 +314,8 @@ __attribute__((noinline)) static void write_few_candidates(float *to, const floa
     });
 }
 
-// The results of all candidates, which lie in `other` one row a lane, to their rows. One bit a row: 0 where it is served by itself.
+// The results of all candidates, which lie in `other` one row a lane, to their rows. One bit a row: 0 where it is served by
+// itself.
 template <Keeping K, Output OUT>
 ANYMAX_INLINE uint32_t write_found(Batch &b, int64_t rows, int64_t n, bool bypass) {
     scatter_lanes((const float *)b.other, b.side, width<float>, b.most, b.step);

@@ -14,7 +14,8 @@ ANYMAX_INLINE vf batch_level(Batch &b, int64_t rows, int64_t n, const Curve &cur
     vf level = smaller(curve_level(curve, b.transposed, cells, splat(1.0f), 3) * (1.0f + 2e-5f), splat(1.0f));
     const vf edge = level * (float)(-1.0 / curve.slope);
     store(b.edge, edge);
-    batch_collect<SCORES>(b, n, curve.swept() ? BATCH_CANDIDATES_SWEPT : BATCH_CANDIDATES, few_vectors(b.transposed, cells, edge, n));
+    batch_collect<SCORES>(b, n, curve.swept() ? BATCH_CANDIDATES_SWEPT : BATCH_CANDIDATES,
+                          few_vectors(b.transposed, cells, edge, n));
     for (int64_t j = 0; j < b.most; j++) b.other[j] = b.transposed[j] - top;
     return curve_level(curve, b.other, b.most, level, 40);
 }
@@ -29,7 +30,8 @@ static uint32_t batch_curve(Batch &b, int64_t rows, int64_t n, const Curve &curv
     for (int h = 0; h < 2; h++) {
         const vd top = part(high, h), aim = part(aims, h);
         vd lost, share, power{}, loss{};
-        const vd root = curve_finish(curve, b.transposed, top, most, h != 0, part(level, h), finish, b.value, b.rate, lost, share);
+        const vd root =
+            curve_finish(curve, b.transposed, top, most, h != 0, part(level, h), finish, b.value, b.rate, lost, share);
         for (int64_t i = 0; i < most; i++) {
             const vd p = finished(finish, b.value[i], b.rate[i], lost, share);
             store_narrow((float *)(b.other + i) + h * width<double>, p);
@@ -66,7 +68,8 @@ static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool b
     const int64_t cells = batch_cells(b, rows, n, groups);
     const vf lowest = below_largest(b, cells, rank, 8);
     vf tau = splat(-0.5f);  // of the cells alone, which is no larger than the row's
-    const ClipSums<vf> s = clip_root<vf>(cells, tau, splat(-1.0f), load(b.top) - lowest, splat((float)k), lanes_asked(b), 1e-5f, 24, [&](int64_t i) ANYMAX_EACH { return b.transposed[i] - lowest; });
+    const ClipSums<vf> s = clip_root<vf>(cells, tau, splat(-1.0f), load(b.top) - lowest, splat((float)k), lanes_asked(b), 1e-5f,
+                                         24, [&](int64_t i) ANYMAX_EACH { return b.transposed[i] - lowest; });
     const vf slack = absolute(lowest) * 1e-6f + (float)(k * 2e-5) + 1e-5f;
     const vi near = absolute(s.excess(splat((float)k))) <= (float)(k * 1e-5);
     const vf edge = lowest - slack + (near ? larger(tau, splat(-1.0f)) : splat(-1.0f));

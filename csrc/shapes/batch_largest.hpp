@@ -19,12 +19,6 @@ ANYMAX_INLINE vf below_largest(const Batch &b, int64_t cells, int64_t k, int tur
     return few ? least : low;
 }
 
-// Where a normal variable of mean 0 and deviation 1 is larger with a probability of q < 1/2, to three digits (Abramowitz and Stegun, 26.2.23).
-inline double normal_above(double q) {
-    const double t = ::sqrt(-2.0 * ::log(q));
-    return t - (2.515517 + t * (0.802853 + t * 0.010328)) / (1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308)));
-}
-
 // How many scores of the row reach a level: one bit each.
 ANYMAX_INLINE int32_t count_from(const float *x, int64_t n, vf level) {
     constexpr int64_t W = width<float>;
@@ -43,15 +37,17 @@ ANYMAX_INLINE int32_t count_from(const float *x, int64_t n, vf level) {
     return above;
 }
 
-// Of short rows, by counting along the row how many scores reach a level. The first level is that of a normal distribution of the row's mean and
-// deviation, and so is the slope of the next steps. Wherever they lead, a row is served only where a count is k itself.
+// Of short rows, by counting along the row how many scores reach a level. The first level is that of a normal distribution of
+// the row's mean and deviation, and so is the slope of the next steps. Wherever they lead, a row is served only where a count
+// is k itself.
 static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool bypass) {
     constexpr int64_t W = width<float>;
     const int64_t vectors = (n + W - 1) / W;
     const double q = ((double)k - 0.5) / (double)n, quantile = q < 0.5 ? normal_above(q) : -normal_above(1.0 - q);
-    const float z0 = (float)quantile, dense = (float)(0.3989422804 * ::exp(-0.5 * quantile * quantile) * (double)n), each = 1.0f / (float)n;
+    const float z0 = (float)quantile, dense = (float)(0.3989422804 * ::exp(-0.5 * quantile * quantile) * (double)n),
+                each = 1.0f / (float)n;
     alignas(64) float at[W], above[W] = {};  // rows that are not asked have 0 above any level
-    vf part[3][W];  // of each row the lanes' maxima, sums and sums of squares
+    vf part[3][W];                           // of each row the lanes' maxima, sums and sums of squares
     for (int64_t r = 0; r < W; r++) {
         const float *x = b.x[r < rows ? r : 0];
         const vf center = splat(at[r] = x[0]);
@@ -64,16 +60,19 @@ static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool
         part[0][r] = most, part[1][r] = s1, part[2][r] = s2;
     }
     const vf top = across(part[0], [](vf u, vf v) { return larger(u, v); });
-    const vf mean = sums(part[1]) * each, deviation = root2(larger(sums(part[2]) * each - mean * mean, vf{})), center = load(at);
+    const vf mean = sums(part[1]) * each, deviation = root2(larger(sums(part[2]) * each - mean * mean, vf{})),
+             center = load(at);
     store(b.top, top);
     const float want = (float)k;
     const vf step = deviation * (1.0f / dense);
     vf low = center + mean - deviation * ::sqrtf((float)n), high = top, middle = center + mean + deviation * z0;
     vf at_low = splat((float)n), at_high = splat(1.0f);
     vi found{};
-    uint32_t left = bits(deviation < inf32) & bits(deviation > 0.0f) & (uint32_t)((1ull << rows) - 1);  // neither is true of NaN
+    uint32_t left =
+        bits(deviation < inf32) & bits(deviation > 0.0f) & (uint32_t)((1ull << rows) - 1);  // neither is true of NaN
     for (int turn = 0; turn < 24 && left; turn++) {
-        const vf between = low + (high - low) * (turn % 4 == 3 ? splat(0.5f) : (at_low - want + 0.5f) / (at_low - at_high + 0.25f));
+        const vf between =
+            low + (high - low) * (turn % 4 == 3 ? splat(0.5f) : (at_low - want + 0.5f) / (at_low - at_high + 0.25f));
         middle = ((middle > low) & (middle < high)) ? middle : between;
         store(at, middle);
         for (uint32_t go = left; go; go &= go - 1) {
@@ -126,7 +125,8 @@ static vi batch_kth(Batch &b, int64_t rows, int64_t n, int64_t k, vf &low) {
     low = below_largest(b, cells, k, 5);
     store(b.edge, low);
     batch_collect<SCORES_FROM>(b, n, BATCH_CANDIDATES_FEW, 0);
-    if (bits(low == splat(-largest_number<float>))) {  // no bound: the lowest candidate is one; the lanes end in -inf, which are none
+    if (bits(low ==
+             splat(-largest_number<float>))) {  // no bound: the lowest candidate is one; the lanes end in -inf, which are none
         vf least = high;
         for (int64_t j = 0; j < b.most; j++) least = smaller(least, b.transposed[j] > -inf32 ? b.transposed[j] : least);
         low = larger(low, least);
@@ -143,7 +143,9 @@ static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool
     const uint32_t exact = bits(batch_kth(b, rows, n, k, low));
     const vf high = load(b.top);
     if constexpr (OUT == LOSS)
-        lanes_softmax_loss<float>(b.most, [&](int64_t i) ANYMAX_EACH { return b.transposed[i] >= low ? b.transposed[i] - high : splat(-inf32); }, high, load(b.aim), b.loss, b.tau);
+        lanes_softmax_loss<float>(
+            b.most, [&](int64_t i) ANYMAX_EACH { return b.transposed[i] >= low ? b.transposed[i] - high : splat(-inf32); },
+            high, load(b.aim), b.loss, b.tau);
     lanes_softmax<float>(b.transposed, b.most, low, high);
     scatter_lanes((const float *)b.transposed, b.side, width<float>, b.most, b.step);
     const uint32_t done = served(b, rows) & exact;

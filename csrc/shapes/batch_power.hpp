@@ -7,7 +7,8 @@ namespace ANYMAX_UNIT {
 
 // Zeros, and the vectors that have candidates.
 template <int R>
-__attribute__((noinline)) static void write_few(float *to, const float *x, int64_t n, vf high, vf level, vf lost, const uint64_t *hits) {
+__attribute__((noinline)) static void write_few(float *to, const float *x, int64_t n, vf high, vf level, vf lost,
+                                                const uint64_t *hits) {
     constexpr int64_t W = width<float>;
     auto value = [&](vf v) ANYMAX_EACH { return power_value<float, R>(v - high, level, lost); };
     for (int64_t i = 0; i < n; i += 64 * W) {
@@ -43,7 +44,8 @@ ANYMAX_INLINE Rooted batch_root(Batch &b, int64_t rows, int64_t n) {
     return s;
 }
 
-// The target's own part of scale (p - y), from 1 - p: the sum of the others' probabilities, which keeps the digits of a small one.
+// The target's own part of scale (p - y), from 1 - p: the sum of the others' probabilities, which keeps the digits of a small
+// one.
 template <int R>
 ANYMAX_INLINE vf sum_of_others(const Batch &b, const Rooted &s) {
     const vf below = load(b.aim) - s.high;
@@ -67,7 +69,8 @@ static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool bypass) {
     const Rooted s = batch_root<R, OUT == LOSS ? SCORES : BELOW_TOP>(b, rows, n);
     if constexpr (OUT == LOSS) {
         for (int h = 0; h < 2; h++)
-            power_loss<float, R>(b.transposed, b.most, s.high, s.level, load(b.aim), h, b.value, b.loss, b.tau, (float *)b.other + h * width<double>);
+            power_loss<float, R>(b.transposed, b.most, s.high, s.level, load(b.aim), h, b.value, b.loss, b.tau,
+                                 (float *)b.other + h * width<double>);
         return keep_found(b, rows);
     }
     float at[W], less[W], own[W];
@@ -83,10 +86,11 @@ static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool bypass) {
         const vf m = splat(b.top[r]), l = splat(at[r]), off = splat(less[r]);
         if constexpr (OUT == GRADIENT) {
             const vf by = splat(b.scale[r]);
-            transform<true>(b.out[r], x, n, false, [&](vf v) ANYMAX_EACH {  // not around the caches: the target's own is written once more
-                const vf p = power_value<float, R>(v - m, l, off);
-                return p == vf{} ? vf{} : p * by;
-            });
+            transform<true>(b.out[r], x, n, false,
+                            [&](vf v) ANYMAX_EACH {  // not around the caches: the target's own is written once more
+                                const vf p = power_value<float, R>(v - m, l, off);
+                                return p == vf{} ? vf{} : p * by;
+                            });
             b.out[r][b.target[r]] = -own[r] * b.scale[r];
             continue;
         }

@@ -15,7 +15,7 @@ struct Bounds {
     const C *each;  // one a class, or NULL
     C one;          // one for all
     C mean;
-    bool sound;     // none is below 0, or NaN
+    bool sound;  // none is below 0, or NaN
     // Those above 1 act as 1.
     ANYMAX_INLINE C of(int64_t i) const { return smaller_bound(each ? each[i] : one); }
     static ANYMAX_INLINE C smaller_bound(C u) { return u < C(1) ? u : C(1); }
@@ -53,8 +53,9 @@ inline Bounds<C> bounds_of(const anymax_call &call, int64_t row, bool checked, S
 
 // -- alpha = 1: min(s e, u) of the exponentials e, filled up as s grows
 
-// The scale at which the terms sum to 1, from below: Newton's steps on a concave sum never overshoot, and what is full stays so. A class of an infinite
-// e is full from the start. before: how many are full where the scale is from, if it was made of all others. `infinity` where all classes of an e above 0 are full and don't sum to 1.
+// The scale at which the terms sum to 1, from below: Newton's steps on a concave sum never overshoot, and what is full stays
+// so. A class of an infinite e is full from the start. before: how many are full where the scale is from, if it was made of all
+// others. `infinity` where all classes of an e above 0 are full and don't sum to 1.
 template <class C, bool EACH>
 inline double filled_scale(const C *e, const Bounds<C> &u, int64_t n, double scale, int64_t before = -1) {
     constexpr int64_t W = width<C>;
@@ -85,14 +86,21 @@ inline double filled_scale(const C *e, const Bounds<C> &u, int64_t n, double sca
 }
 
 template <class C, bool EACH>
-inline void filled_row(const C *x, int64_t n, const Bounds<C> &u, C high, const Sink<C> &out, Scratch &scratch, const Team &team) {
+inline void filled_row(const C *x, int64_t n, const Bounds<C> &u, C high, const Sink<C> &out, Scratch &scratch,
+                       const Team &team) {
     constexpr int64_t W = width<C>;
     C *const e = scratch.take<C>(RESULT, n);
     if (!e) return;
     double scale = 1.0 / exp_sum<C, true>(x, 0, n, high, e);
     if (EACH || !((C)scale < u.one)) scale = filled_scale<C, EACH>(e, u, n, scale, 0);  // the largest has e = 1
-    while (scale > (sizeof(C) == 4 ? 1e12 : 1e100)) {  // the free ones lie far below: their exponentials once more, from the largest of them
-        const vec<C> by = splat((C)(scale < 1e30 ? scale : sizeof(C) == 4 ? 1e30 : scale < 1e290 ? scale : 1e290)), none = splat(-infinity<C>);
+    while (scale > (sizeof(C) == 4
+                        ? 1e12
+                        : 1e100)) {  // the free ones lie far below: their exponentials once more, from the largest of them
+        const vec<C> by = splat((C)(scale < 1e30     ? scale
+                                    : sizeof(C) == 4 ? 1e30
+                                    : scale < 1e290  ? scale
+                                                     : 1e290)),
+                     none = splat(-infinity<C>);
         vec<C> top = none;
         const bool whole = scale == inf64;
         for (int64_t i = 0; i < n; i += W) {
@@ -126,7 +134,8 @@ inline void filled_row(const C *x, int64_t n, const Bounds<C> &u, C high, const 
 
 // -- above alpha = 1: by candidates
 
-// A bound, less the top, that tau is surely not below in a row with `most` for all classes: by the maxima of its blocks, to which the whole row only adds.
+// A bound, less the top, that tau is surely not below in a row with `most` for all classes: by the maxima of its blocks, to
+// which the whole row only adds.
 template <class C, class L>
 inline C bounded_floor(const L &link, const Scan<C> &s, double alpha, double most) {
     const int64_t needed = (int64_t)::ceil(1.0 / most), cells = s.count * width<C>;
@@ -136,7 +145,8 @@ inline C bounded_floor(const L &link, const Scan<C> &s, double alpha, double mos
     const vec<C> top = splat(s.top);
     const auto climb = [&](const C *cells, int64_t count, int turns) {
         for (int turn = 0; turn < turns; turn++) {
-            const BoundedSums sums = bounded_sums<vec<C>>(link, OneBound<C>{(C)most}, count, level, [&](int64_t i) ANYMAX_EACH { return load(cells + i) - top; });
+            const BoundedSums sums = bounded_sums<vec<C>>(link, OneBound<C>{(C)most}, count, level,
+                                                          [&](int64_t i) ANYMAX_EACH { return load(cells + i) - top; });
             const double excess = sums.excess(), mass = 1.0 - sums.full;
             if (excess > 0.0) bound = larger(bound, link.tau(level));
             (excess > 0.0 ? high : low) = level;
@@ -151,7 +161,8 @@ inline C bounded_floor(const L &link, const Scan<C> &s, double alpha, double mos
     if (needed * 4 <= used * width<C>) climb((const C *)few, used * width<C>, 4);
     if (bound == -inf64) {  // from the score that so many reach as it takes to be full
         const C reached = needed == 1 ? s.top : reached_by(s, needed);
-        if (!((double)reached - (double)s.top > -1e4)) return -infinity<C>;  // of no use, where classes are masked or lie far apart
+        if (!((double)reached - (double)s.top > -1e4))
+            return -infinity<C>;                                   // of no use, where classes are masked or lie far apart
         const double c = alpha - 1.0, reach = ::pow(most, c) / c;  // x - tau of a class that is just full
         bound = ((double)reached - (double)s.top) - reach, level = level_of_none(link, bound), high = level;
         climb((const C *)few, used * width<C>, 4);
@@ -178,7 +189,8 @@ inline double bounded_scores(const C *value, C anchor, double *y, int64_t count)
     return lowest;
 }
 
-// How near to 1 a sum of p comes; the rest is made good to first order. In sparsemax what is not 0 has all of its weight in the gradient.
+// How near to 1 a sum of p comes; the rest is made good to first order. In sparsemax what is not 0 has all of its weight in the
+// gradient.
 template <class C, class L>
 constexpr double BOUNDED_ENOUGH = sizeof(C) == 4 ? 5e-7 : 0x1p-52;
 template <class C>
@@ -198,12 +210,15 @@ inline int64_t bounded_thinned(Candidates<C> &c, C *most, C anchor, C threshold)
     return count;
 }
 
-// p of the candidates as doubles, from a level that is surely not too low; of `all` classes one has nothing to be sure of. NULL: it is too low, and they
-// are not all of the support. bound: of the first ones of `most`, their bounds, if they are not all alike.
+// p of the candidates as doubles, from a level that is surely not too low; of `all` classes one has nothing to be sure of.
+// NULL: it is too low, and they are not all of the support. bound: of the first ones of `most`, their bounds, if they are not
+// all alike.
 template <class C, class L, class U>
-inline double *bounded_solve(const L &link, const U &bound, Candidates<C> &c, C *most, C anchor, double level, bool all, Scratch &scratch) {
+inline double *bounded_solve(const L &link, const U &bound, Candidates<C> &c, C *most, C anchor, double level, bool all,
+                             Scratch &scratch) {
     constexpr double enough = BOUNDED_ENOUGH<C, L>;
-    const double none = level_of_none(link, 0.0), lowest = larger((double)lowest_of(c.value, c.count) - (double)anchor, FURTHEST);
+    const double none = level_of_none(link, 0.0),
+                 lowest = larger((double)lowest_of(c.value, c.count) - (double)anchor, FURTHEST);
     double high = all ? level_of_all(link, lowest) : level;
     if (!(level < high)) level = high;
     high += 1e-12 * (1.0 + fabs(high));
@@ -225,7 +240,8 @@ inline double *bounded_solve(const L &link, const U &bound, Candidates<C> &c, C 
     const auto scores = [=](int64_t i) ANYMAX_EACH { return load(y + i); };
     BoundedRoot root = bounded_root<vd>(link, bound, count, level, none, high, enough, 400, !all, scores);
     if (!root.reached) return nullptr;
-    for (int64_t again = 0; fabs(root.level) > 16.0 && again < count; again++) {  // far below the anchor digits are lost: once more, from the largest free one
+    for (int64_t again = 0; fabs(root.level) > 16.0 && again < count;
+         again++) {  // far below the anchor digits are lost: once more, from the largest free one
         C next = -infinity<C>;
         const auto at = link.at(root.low);
         for (int64_t i = 0; i < count; i += width<double>) {
@@ -238,7 +254,8 @@ inline double *bounded_solve(const L &link, const U &bound, Candidates<C> &c, C 
         if (next == anchor || next == -infinity<C>) break;
         const double moved = root.level + (level_of_none(link, (double)anchor - (double)next) - none);
         const double furthest = level_of_all(link, bounded_scores((const C *)c.value, next, y, count));
-        root = bounded_root<vd>(link, bound, count, moved > none && moved < furthest ? moved : 0.5 * (none + furthest), none, furthest + 1e-12 * (1.0 + fabs(furthest)), enough, 400, false, scores);
+        root = bounded_root<vd>(link, bound, count, moved > none && moved < furthest ? moved : 0.5 * (none + furthest), none,
+                                furthest + 1e-12 * (1.0 + fabs(furthest)), enough, 400, false, scores);
         anchor = next;
     }
     bounded_values(link, bound, root, y, count);
@@ -247,10 +264,12 @@ inline double *bounded_solve(const L &link, const U &bound, Candidates<C> &c, C 
 
 // The support of a row with finite scores.
 template <class C, class L>
-static Support<C> bounded_support(const L &link, double alpha, const C *x, int64_t n, const Bounds<C> &u, const Scan<C> &s, Scratch &scratch) {
+static Support<C> bounded_support(const L &link, double alpha, const C *x, int64_t n, const Bounds<C> &u, const Scan<C> &s,
+                                  Scratch &scratch) {
     double guess = u.each ? 0.5 * (double)u.mean : (double)u.one;
     for (int attempt = 0;; attempt++, guess *= 0.25) {
-        const C bound = attempt < 4 && guess * (double)n > 1.5 ? bounded_floor(link, s, alpha, guess < 1.0 ? guess : 1.0) : -infinity<C>;
+        const C bound =
+            attempt < 4 && guess * (double)n > 1.5 ? bounded_floor(link, s, alpha, guess < 1.0 ? guess : 1.0) : -infinity<C>;
         const bool every_class = bound == -infinity<C>;
         Candidates<C> c = every_class ? collect_from(x, n, s, bound, scratch) : collect(x, n, s, bound, scratch);
         C *const most = u.each ? scratch.take<C>(EXTRA, c.count + 2 * width<C>) : nullptr;
@@ -277,7 +296,8 @@ static Support<C> bounded_support(const L &link, double alpha, const C *x, int64
         C anchor = s.top;
         if (u.each) {
             vec<C> high = splat(-infinity<C>);
-            for (int64_t i = 0; i < c.count; i += width<C>) high = larger(high, load_or((const C *)c.value, i, c.count, -infinity<C>));
+            for (int64_t i = 0; i < c.count; i += width<C>)
+                high = larger(high, load_or((const C *)c.value, i, c.count, -infinity<C>));
             anchor = highest_lane(high);
         }
         const double level = level_of_none(link, every_class ? -1.0 : ((double)s.top - (double)anchor) + (double)bound);
@@ -288,7 +308,8 @@ static Support<C> bounded_support(const L &link, double alpha, const C *x, int64
 }
 
 template <class C>
-static void bounded_row(const anymax_call &call, int64_t row, const C *x, const Sink<C> &out, Scratch &scratch, const Team &team) {
+static void bounded_row(const anymax_call &call, int64_t row, const C *x, const Sink<C> &out, Scratch &scratch,
+                        const Team &team) {
     const int64_t n = call.n;
     const double c = call.param - 1.0;
     const Bounds<C> u = bounds_of<C>(call, row, false, scratch);
@@ -297,7 +318,8 @@ static void bounded_row(const anymax_call &call, int64_t row, const C *x, const 
     if (c == 0.0) {
         const auto [high, sound] = scan_top(x, n);
         if (settled(out, high, sound, C(0), team)) return;
-        return u.each ? filled_row<C, true>(x, n, u, high, out, scratch, team) : filled_row<C, false>(x, n, u, high, out, scratch, team);
+        return u.each ? filled_row<C, true>(x, n, u, high, out, scratch, team)
+                      : filled_row<C, false>(x, n, u, high, out, scratch, team);
     }
     const Scan<C> s = scan(x, n, scratch, team);
     if (scratch.failed || settled(out, s.top, s.sound, C(0), team)) return;
@@ -329,7 +351,8 @@ inline Sensitivity bounded_weight(const anymax_call &call) {
 
 // From all of p; `free` takes it with 0 for what is full, but for softmax, whose weights are p.
 template <class C, bool EACH>
-static void bounded_vjp(const anymax_call &call, const Bounds<C> &u, const C *p, C *free, const void *g, const Sink<C> &out, Scratch &scratch, const Team &team) {
+static void bounded_vjp(const anymax_call &call, const Bounds<C> &u, const C *p, C *free, const void *g, const Sink<C> &out,
+                        Scratch &scratch, const Team &team) {
     constexpr int64_t W = width<C>;
     const int64_t n = call.n;
     const auto inside = [=](int64_t i) ANYMAX_EACH {
@@ -358,10 +381,11 @@ static void bounded_vjp(const anymax_call &call, const Bounds<C> &u, const C *p,
     });
 }
 
-// J^T g: that of entmax among the classes between 0 and their bounds. p shows them, and so does a saved support; but p that was rounded to half precision
-// does not, and such a row is solved again.
+// J^T g: that of entmax among the classes between 0 and their bounds. p shows them, and so does a saved support; but p that was
+// rounded to half precision does not, and such a row is solved again.
 template <class C>
-static void bounded_vjp_row(const anymax_call &call, int64_t row, const C *x, const C *p, const void *g, const Sink<C> &out, Scratch &scratch, const Team &team) {
+static void bounded_vjp_row(const anymax_call &call, int64_t row, const C *x, const C *p, const void *g, const Sink<C> &out,
+                            Scratch &scratch, const Team &team) {
     constexpr int64_t W = width<C>;
     const int64_t n = call.n;
     const Saved<C> saved = saved_row<C>(call, row);
@@ -375,9 +399,11 @@ static void bounded_vjp_row(const anymax_call &call, int64_t row, const C *x, co
     if (scratch.failed) return;
     if (saved.count >= 0) {
         for (int64_t i = 0; i < saved.count; i++) free[i] = saved.value[i] >= u.of(saved.index[i]) ? C(0) : saved.value[i];
-        return vjp_found(bounded_weight<C>(call), saved.index, (const C *)free, saved.count, g, call.g.cls, call.dtype, out, scratch, team);
+        return vjp_found(bounded_weight<C>(call), saved.index, (const C *)free, saved.count, g, call.g.cls, call.dtype, out,
+                         scratch, team);
     }
-    u.each ? bounded_vjp<C, true>(call, u, p, free, g, out, scratch, team) : bounded_vjp<C, false>(call, u, p, free, g, out, scratch, team);
+    u.each ? bounded_vjp<C, true>(call, u, p, free, g, out, scratch, team)
+           : bounded_vjp<C, false>(call, u, p, free, g, out, scratch, team);
 }
 
 }  // namespace ANYMAX_UNIT

@@ -8,7 +8,8 @@ namespace ANYMAX_UNIT {
 
 // g_i - mean of a class that has its bound, 0 of the others. A bound above 1 is none.
 template <class C, bool EACH>
-static void bounds_vjp(const Bounds<C> &u, const C *p, const C *g, C mean, int64_t n, const Sink<C> &out, Scratch &scratch, const Team &team) {
+static void bounds_vjp(const Bounds<C> &u, const C *p, const C *g, C mean, int64_t n, const Sink<C> &out, Scratch &scratch,
+                       const Team &team) {
     const vec<C> by = splat(mean), one = splat(u.mean);
     emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH {
         const vec<C> most = EACH ? load_or(u.each, i, n, C(0)) : one;
@@ -26,10 +27,12 @@ inline bool some_have_none(const Bounds<C> &u, int64_t n) {
     return bits(none) != 0;
 }
 
-// Writes call.value[row], the product of g with the derivative by alpha, and `out`, that by the bounds, as far as they are wanted. The classes that
-// are free are those between 0 and their bounds. A saved support tells them as p does; half precision has rounded p, and such a row is solved again.
+// Writes call.value[row], the product of g with the derivative by alpha, and `out`, that by the bounds, as far as they are
+// wanted. The classes that are free are those between 0 and their bounds. A saved support tells them as p does; half precision
+// has rounded p, and such a row is solved again.
 template <class C>
-static void bounded_slope_row(const anymax_call &call, int64_t row, const C *x, const C *p, const void *g, const Sink<C> &out, Scratch &scratch, const Team &team) {
+static void bounded_slope_row(const anymax_call &call, int64_t row, const C *x, const C *p, const void *g, const Sink<C> &out,
+                              Scratch &scratch, const Team &team) {
     constexpr int64_t W = width<C>;
     const int64_t n = call.n;
     const Saved<C> saved = saved_row<C>(call, row);
@@ -41,7 +44,8 @@ static void bounded_slope_row(const anymax_call &call, int64_t row, const C *x, 
     }
     const Bounds<C> u = bounds_of<C>(call, row, true, scratch);
     const C *h = stage<C>(g, call.g.cls, call.dtype, nullptr, 0, n, scratch, STAGED_G);
-    C *const q = scratch.take<C>(VALUES, n + 2 * W), *const d = scratch.take<C>(EXTRA, n + 2 * W), *const made = scratch.take<C>(WIDE, 2 * (n + 2 * W));
+    C *const q = scratch.take<C>(VALUES, n + 2 * W), *const d = scratch.take<C>(EXTRA, n + 2 * W),
+             *const made = scratch.take<C>(WIDE, 2 * (n + 2 * W));
     C *const free = scratch.take<C>(SORTED, n + W);
     if (scratch.failed) return;
     int64_t count = 0;
@@ -87,7 +91,8 @@ static void bounded_slope_row(const anymax_call &call, int64_t row, const C *x, 
         for (int64_t i = 0; i < saved.count; i++) free[saved.index[i]] = saved.value[i];
         p = free;
     }
-    u.each ? bounds_vjp<C, true>(u, p, h, mean, n, out, scratch, team) : bounds_vjp<C, false>(u, p, h, mean, n, out, scratch, team);
+    u.each ? bounds_vjp<C, true>(u, p, h, mean, n, out, scratch, team)
+           : bounds_vjp<C, false>(u, p, h, mean, n, out, scratch, team);
 }
 
 }  // namespace ANYMAX_UNIT

@@ -47,7 +47,8 @@ static Support<C> steep_row(double c, const C *x, int64_t n, Scratch &scratch, c
 template <class C>
 static Support<C> budget_row(double k, const C *x, int64_t n, Scratch &scratch, const Team &team) {
     Scan<C> s = scan(x, n, scratch, team);
-    if (scratch.failed || !s.sound || s.top == -infinity<C> || k != k) return poisoned<C>(s.sound && k == k, s.top != -infinity<C>);
+    if (scratch.failed || !s.sound || s.top == -infinity<C> || k != k)
+        return poisoned<C>(s.sound && k == k, s.top != -infinity<C>);
     int64_t place = k < (double)n ? (int64_t)::ceil(k) : n;
     if (place < 1) place = 1;
     const C reached = reached_by(s, place);
@@ -55,7 +56,8 @@ static Support<C> budget_row(double k, const C *x, int64_t n, Scratch &scratch, 
     if (reached != -infinity<C>) {
         const C slack = C(1e-6) * (C(1) + (reached < 0 ? -reached : reached));
         bound = reached - C(1) - slack;
-        if (s.block == 16 && cells_above(s, bound - s.top) * 2 > s.count * width<C>) {  // of a long row of much alike scores: by all its cells
+        if (s.block == 16 &&
+            cells_above(s, bound - s.top) * 2 > s.count * width<C>) {  // of a long row of much alike scores: by all its cells
             const int64_t cells = s.count * width<C>;
             double *y = scratch.take<double>(WIDE, cells);
             if (!y) return poisoned<C>(true, false);
@@ -106,7 +108,8 @@ static Support<C> truncated(TruncationLink link, double param, const C *x, int64
 }
 
 template <class C>
-static Support<C> above_threshold(ThresholdLink link, double param, const C *x, int64_t n, Scratch &scratch, const Team &team, Scan<C> *known) {
+static Support<C> above_threshold(ThresholdLink link, double param, const C *x, int64_t n, Scratch &scratch, const Team &team,
+                                  Scan<C> *known) {
     const double c = param - 1.0;
     switch (link) {
         case POWER1: return threshold_row(Power<1>(), x, n, ENTMAX_FINISH, known, scratch, team);
@@ -129,7 +132,8 @@ static Support<C> above_threshold(ThresholdLink link, double param, const C *x, 
 
 // The non-zeros of a row of a map that has zeros.
 template <class C>
-static Support<C> support_of(Link link, double param, const C *x, int64_t n, Scratch &scratch, const Team &team, Scan<C> *known = nullptr) {
+static Support<C> support_of(Link link, double param, const C *x, int64_t n, Scratch &scratch, const Team &team,
+                             Scan<C> *known = nullptr) {
     if (link.family == TRUNCATIONS) return truncated(link.truncation(), param, x, n, scratch, team);
     return above_threshold(link.threshold(), param, x, n, scratch, team, known);
 }

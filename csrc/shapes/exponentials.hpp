@@ -5,8 +5,8 @@
 
 namespace ANYMAX_UNIT {
 
-// sum exp(x - high) over [begin, end), blocks summed in C and then as doubles; with `keep`, the exponentials too. high is at least every x. `next`,
-// in step with x, is asked for meanwhile.
+// sum exp(x - high) over [begin, end), blocks summed in C and then as doubles; with `keep`, the exponentials too. high is at
+// least every x. `next`, in step with x, is asked for meanwhile.
 template <class C, bool KEEP>
 inline double exp_sum(const C *x, int64_t begin, int64_t end, C high, C *keep, const C *next = nullptr) {
     constexpr int64_t W = width<C>;
@@ -74,7 +74,8 @@ struct Sums {
     bool sound;
 };
 
-// The maximum and the sum of exponentials in one reading from memory: chunks that stay in the first cache, rescaled when the maximum rises.
+// The maximum and the sum of exponentials in one reading from memory: chunks that stay in the first cache, rescaled when the
+// maximum rises.
 template <class C>
 inline Sums<C> running(const C *x, int64_t begin, int64_t end) {
     constexpr int64_t CHUNK = EXPONENTIALS_CHUNK / sizeof(C);
@@ -154,7 +155,8 @@ inline double rest_of(const C *x, int64_t n, C top) {
     return sum(more) + (double)tied;
 }
 
-// log sum exp(x); with `rest` and `top` also log sum exp(x - top), where 1 + rest keeps the digits of a small loss, and the maximum.
+// log sum exp(x); with `rest` and `top` also log sum exp(x - top), where 1 + rest keeps the digits of a small loss, and the
+// maximum.
 template <class C>
 inline double lse_row(const C *x, int64_t n, double *rest, C *top, Scratch &scratch, const Team &team) {
     const Sums<C> s = sums(x, n, scratch, team);

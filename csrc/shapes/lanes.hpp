@@ -24,15 +24,17 @@ ANYMAX_INLINE void count_step(vf v, vf middle, vf &count, vf &under) {
 }
 #endif
 
-// The level t of each lane for which `want` of v (n, in eights) are >= t; where there is none within `turns` turns (ties), `low` is the best that has
-// more. Levels are guessed until at most three entries are missing; those are taken one by one, each as the largest below the last. The guess is where
-// the logarithm of the count would be that of `want` on a straight line (log(a / b) as 2 (a - b) / (a + b)), for counts fall off like that in a tail;
-// an end of the bracket that stays while the other one moves twice counts half.
+// The level t of each lane for which `want` of v (n, in eights) are >= t; where there is none within `turns` turns (ties),
+// `low` is the best that has more. Levels are guessed until at most three entries are missing; those are taken one by one, each
+// as the largest below the last. The guess is where the logarithm of the count would be that of `want` on a straight line
+// (log(a / b) as 2 (a - b) / (a + b)), for counts fall off like that in a tail; an end of the bracket that stays while the
+// other one moves twice counts half.
 template <class C>
 ANYMAX_INLINE ints<C> lanes_count(const vec<C> *v, int64_t n, vec<C> want, vec<C> &low, vec<C> at_low, vec<C> high, int turns) {
     vec<C> at_high = splat(C(1)), below = high, less_low = splat(C(1)), less_high = less_low;
     const ints<C> never = ~(low < high);
-    ints<C> found = at_low == want, known{}, rose{};  // known: `high` has been counted, and `below` is the largest under it; rose: `low` was the last to move
+    ints<C> found = at_low == want, known{},
+            rose{};  // known: `high` has been counted, and `below` is the largest under it; rose: `low` was the last to move
     for (int turn = 0; turn < turns && !every<C>(found | never); turn++) {
         const vec<C> from = at_low + C(0.75), to = at_high - C(0.25);
         const vec<C> a = (from - want) * (want + to) * less_low, b = (want - to) * (from + want) * less_high;
@@ -78,7 +80,8 @@ ANYMAX_INLINE void lanes_softmax(vec<C> *v, int64_t n, vec<C> low, vec<C> high) 
     for (int64_t i = 0; i < n; i++) v[i] = v[i] * scale;
 }
 
-// log sum exp(y) of each lane, where y is at most 0 and once 0 or more: log1p of the rest, which keeps the digits of a small one. In doubles.
+// log sum exp(y) of each lane, where y is at most 0 and once 0 or more: log1p of the rest, which keeps the digits of a small
+// one. In doubles.
 template <class C, class F>
 ANYMAX_INLINE void lanes_log_sum(int64_t n, F y_of, vd *out) {
     constexpr int PARTS = sizeof(C) == 4 ? 2 : 1;
@@ -171,10 +174,11 @@ ANYMAX_INLINE vec<C> power_value(vec<C> y, vec<C> level, vec<C> lost) {
     return Power<R>::p(larger(y * C(Power<R>::slope) + level, vec<C>{}), lost, level);
 }
 
-// Of the lanes of part h the losses for the class with the score `aim`, sum p (x - aim) less Omega, and tau: in doubles, from the level that was found.
-// p goes to every vector of `to`, in the type of the scores, if that is not NULL; u takes as many.
+// Of the lanes of part h the losses for the class with the score `aim`, sum p (x - aim) less Omega, and tau: in doubles, from
+// the level that was found. p goes to every vector of `to`, in the type of the scores, if that is not NULL; u takes as many.
 template <class C, int R>
-inline void power_loss(const vec<C> *x, int64_t n, vec<C> high, vec<C> level, vec<C> aim, int h, vd *u, double *value, double *tau, C *to) {
+inline void power_loss(const vec<C> *x, int64_t n, vec<C> high, vec<C> level, vec<C> aim, int h, vd *u, double *value,
+                       double *tau, C *to) {
     const vd top = part(high, h), at = part(level, h), target = part(aim, h);
     vd s0{}, s1{}, sum{};
     for (int64_t i = 0; i < n; i++) {
@@ -194,12 +198,14 @@ inline void power_loss(const vec<C> *x, int64_t n, vec<C> high, vec<C> level, ve
 
 // -- entmax of any alpha, normmax
 
-// The level of each lane, as near as floats come, from one that is not too low. A lane that is there stays, whatever the others do.
+// The level of each lane, as near as floats come, from one that is not too low. A lane that is there stays, whatever the others
+// do.
 ANYMAX_INLINE vf curve_level(const Curve &curve, const vf *v, int64_t n, vf level, int turns) {
     vi go = level == level;
     for (int turn = 0; turn < turns && bits(go); turn++) {
         vf s0{}, s1{};
-        curve_sums(curve, n, n, level, [&](int64_t i) ANYMAX_EACH { return v[i]; }, [&](vf a, vf b) ANYMAX_EACH { s0 += a, s1 += b; });
+        curve_sums(
+            curve, n, n, level, [&](int64_t i) ANYMAX_EACH { return v[i]; }, [&](vf a, vf b) ANYMAX_EACH { s0 += a, s1 += b; });
         const vf fall = curve.steps(s0, s1);
         go &= (fall > vf{}) & (fall < level);
         level = go ? level - fall : level;
@@ -208,14 +214,18 @@ ANYMAX_INLINE vf curve_level(const Curve &curve, const vf *v, int64_t n, vf leve
     return level;
 }
 
-// From such levels to the rows', in doubles, of half the lanes: the terms there, and what makes p of them (finished). Returns the level.
-ANYMAX_INLINE vd curve_finish(const Curve &curve, const vf *x, vd top, int64_t n, bool upper, vd level, Finish finish, vd *value, vd *rate, vd &lost,
-                              vd &share) {
+// From such levels to the rows', in doubles, of half the lanes: the terms there, and what makes p of them (finished). Returns
+// the level.
+ANYMAX_INLINE vd curve_finish(const Curve &curve, const vf *x, vd top, int64_t n, bool upper, vd level, Finish finish,
+                              vd *value, vd *rate, vd &lost, vd &share) {
     const double enough = finish == NORMMAX_FINISH ? 1e-11 : ENOUGH;
     CurveTerms s{};
     for (int turn = 0; turn < 40; turn++) {
         // x less its maximum would be rounded in floats
-        s = curve_terms(curve, n, level, [&](int64_t i) ANYMAX_EACH { return i < n ? (upper ? high(x[i]) : low(x[i])) - top : all<vd>(-inf64); }, value, rate);
+        s = curve_terms(
+            curve, n, level,
+            [&](int64_t i) ANYMAX_EACH { return i < n ? (upper ? high(x[i]) : low(x[i])) - top : all<vd>(-inf64); }, value,
+            rate);
         const vd next = level - curve.steps(s.s0, s.s1);
         const vl go = (absolute(s.s0 - 1.0) > enough) & (next > 0.0) & (next != level);
         if (!bits(go)) break;

@@ -6,8 +6,8 @@
 
 namespace ANYMAX_UNIT {
 
-// From the probabilities of the row, with zeros among them or without; budget's from its threshold. Apart from its callers, which would pay for its registers
-// where no slope is wanted.
+// From the probabilities of the row, with zeros among them or without; budget's from its threshold. Apart from its callers,
+// which would pay for its registers where no slope is wanted.
 template <class C>
 __attribute__((noinline)) static double loss_slope(Link link, double param, const C *p, int64_t count, double tau) {
     switch (moving_of(link)) {

@@ -1,12 +1,13 @@
 // Softmax over the nucleus, the fewest largest entries that hold a share of the mass.
 #pragma once
 
-#include "shapes/select.hpp"
+#include "shapes/shortlist.hpp"
 #include "shapes/support.hpp"
 
 namespace ANYMAX_UNIT {
 
-// Where the nucleus ends: the last of its scores, how many that are equal to it belong to it, whether those are all, and the exponentials of all of it.
+// Where the nucleus ends: the last of its scores, how many that are equal to it belong to it, whether those are all, and the
+// exponentials of all of it.
 template <class C>
 struct Nucleus {
     C last;
@@ -15,15 +16,16 @@ struct Nucleus {
     double mass;
 };
 
-// The fewest largest x whose weights e reach `mass` < 1 of their sum z; all of x from low on, without high, are asked. By weighing what reaches a
-// level, within a bracket that is copied out as soon as it holds little.
+// The fewest largest x whose weights e, with those of weight `beyond` that are larger than all, reach `goal`. All of x from low
+// on, without high, are asked, and reach `at_low` at most. By weighing what reaches a level, within a bracket that is copied
+// out as soon as it holds little.
 template <class C>
-inline Nucleus<C> weigh_down(const C *x, const C *e, int64_t n, double mass, double z, C low, C high, Scratch &scratch) {
+inline Nucleus<C> weigh_down(const C *x, const C *e, int64_t n, double goal, double at_low, double beyond, C low, C high,
+                             Scratch &scratch) {
     constexpr int64_t W = width<C>;
-    const double goal = mass * z;
     const Nucleus<C> failed{C(0), 0, false, 0.0};
-    double at_low = z, at_high = 0.0, beyond = 0.0;  // the mass of what reaches low (at most), and high; and of what lies above all that is in a
-    int64_t many = n, few = 0, above = 0;            // and the numbers of these
+    double at_high = beyond;               // the mass of what reaches high
+    int64_t many = n, few = 0, above = 0;  // and the numbers of these
     const C *a = x, *w = e;
     for (int turn = 0; many - few > SORTED_MOST && !neighbours(low, high); turn++) {
         C middle = between(low, high, turn < 24 ? turn : 40);
@@ -90,19 +92,33 @@ inline Nucleus<C> weigh_down(const C *x, const C *e, int64_t n, double mass, dou
     for (int64_t i = 0; i < count; i++) {
         total += (double)weight[i];
         equal = i > 0 && value[i] == value[i - 1] ? equal + 1 : 1;
-        if (total >= goal || i + 1 == count) return Nucleus<C>{value[i], equal, i + 1 == count || value[i + 1] < value[i], total};
+        if (total >= goal || i + 1 == count)
+            return Nucleus<C>{value[i], equal, i + 1 == count || value[i + 1] < value[i], total};
     }
     return Nucleus<C>{high, n, true, at_high};  // by rounding
 }
 
-// The same of e = exp(x - top).
+// The fewest largest x whose e = exp(x - top) reach `mass` < 1 of their sum z.
 template <class C>
-inline Nucleus<C> nucleus_end(const C *x, const C *e, int64_t n, double mass, double z, C top, Scratch &scratch) {
-    // All classes of less than an n-th of what the nucleus leaves out are left out.
-    C low = top + (C)::log((1.0 - mass) * z / (double)n) - C(1e-3) - absolute(top) * C(1e-6);
-    const C high = top + C(1e-3) + absolute(top) * C(1e-6), least = -largest_number<C>;
-    if (low < least) low = least;
-    return weigh_down(x, e, n, mass, z, low, high, scratch);
+inline Nucleus<C> nucleus_end(const C *x, const C *e, int64_t n, double mass, double z, C top, Scratch &scratch,
+                              const Team &team) {
+    const double goal = mass * z,
+                 left_out = (1.0 - mass) * z /
+                            (double)n;  // all classes of less than an n-th of what the nucleus leaves out are left out
+    if (n < WEIGHED_AT_ONCE || !(left_out > 1e-30)) {
+        C low = top + (C)::log(left_out) - C(1e-3) - absolute(top) * C(1e-6);
+        const C high = top + C(1e-3) + absolute(top) * C(1e-6), least = -largest_number<C>;
+        return weigh_down(x, e, n, goal, z, 0.0, low < least ? least : low, high, scratch);
+    }
+    const Shortlist<C> few = shortlist(x, e, n, top, mass, z, (C)(left_out * (1.0 - 1e-5)), scratch, team);
+    if (scratch.failed) return Nucleus<C>{C(0), 0, false, 0.0};
+    double inside = 0.0;
+    C low = infinity<C>, high = -infinity<C>;
+    for (int64_t i = 0; i < few.n; i++) {
+        inside += (double)few.e[i];
+        low = few.x[i] < low ? few.x[i] : low, high = larger(high, few.x[i]);
+    }
+    return weigh_down(few.x, few.e, few.n, goal, few.beyond + inside, few.beyond, low, unrank<C>(rank(high) + 1), scratch);
 }
 
 // 0 in e for the scores that are equal to the last, but too many.
@@ -124,18 +140,23 @@ struct NucleusRow {
     double mass;  // the sum of the exponentials that stay
     vec<C> last, scale;
 
-    ANYMAX_INLINE vec<C> operator()(int64_t i) const { return load_or(x, i, n, -infinity<C>) >= last ? load_or(e, i, n, C(0)) * scale : vec<C>{}; }
+    ANYMAX_INLINE vec<C> operator()(int64_t i) const {
+        return load_or(x, i, n, -infinity<C>) >= last ? load_or(e, i, n, C(0)) * scale : vec<C>{};
+    }
 };
 
 // False where scores are no finite numbers, or all of the mass is asked for: its candidates serve it.
 template <class C>
-inline bool nucleus_row(const C *x, int64_t n, double mass, NucleusRow<C> &row, Scratch &scratch) {
+inline bool nucleus_row(const C *x, int64_t n, double mass, NucleusRow<C> &row, Scratch &scratch, const Team &team) {
     const auto [high, sound] = scan_top(x, n);
     if (!(mass < 1.0) || !sound || high == -infinity<C>) return false;
     C *e = scratch.take<C>(RESULT, n + width<C>);
-    if (!e) return true;
-    const double z = exp_sum<C, true>(x, 0, n, high, e);
-    const Nucleus<C> end = nucleus_end(x, e, n, mass, z, high, scratch);
+    double *part = scratch.take<double>(PARTIAL, pieces_of(n)), z = 0.0;
+    if (scratch.failed) return true;
+    const C top = high;
+    pieces(team, n, [&](int64_t k, int64_t begin, int64_t stop) { part[k] = exp_sum<C, true>(x, begin, stop, top, e); });
+    for (int64_t k = 0; k < pieces_of(n); k++) z += part[k];
+    const Nucleus<C> end = nucleus_end(x, e, n, mass, z, high, scratch, team);
     if (scratch.failed) return true;
     row = NucleusRow<C>{x, e, n, high, end.mass, splat(end.last), splat((C)(1.0 / end.mass))};
     leave_spare(x, n, end, e);
@@ -154,7 +175,7 @@ inline Kept<C> nucleus_row(const C *x, int64_t n, double mass, Scratch &scratch,
     kept.value = c.value, kept.index = c.index, kept.count = c.count;
     const double z = exp_sum<C, true>(c.value, 0, c.count, s.top, e);
     if (mass >= 1.0) return kept;
-    const Nucleus<C> end = nucleus_end(c.value, e, c.count, mass, z, s.top, scratch);
+    const Nucleus<C> end = nucleus_end(c.value, e, c.count, mass, z, s.top, scratch, team);
     if (!scratch.failed) kept.count = keep_first(c.value, c.index, c.count, end.last, end.equal);
     return kept;
 }

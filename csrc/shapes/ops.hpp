@@ -18,7 +18,8 @@ static void perturb_probabilities(const anymax_call &call, const C *x, int64_t n
 
 // Sparsemax and entmax 3/2, 4/3, 5/4 from all of a row that is short, or mostly support. False: its candidates are better.
 template <class C, int R>
-static bool swept(const anymax_call &call, int64_t row, Source source, const C *x, Scan<C> &known, const Sink<C> &out, Scratch &scratch, const Team &team) {
+static bool swept(const anymax_call &call, int64_t row, Source source, const C *x, Scan<C> &known, const Sink<C> &out,
+                  Scratch &scratch, const Team &team) {
     const int64_t n = call.n;
     const Scan<C> s = scanned(x, n, &known, scratch, team);
     if (scratch.failed || !s.sound || s.top == -infinity<C>) return false;
@@ -29,40 +30,42 @@ static bool swept(const anymax_call &call, int64_t row, Source source, const C *
     const Edge edge = sweep_root<C, R>(x, n, s.top, Power<R>().tau(level));
     C *to = out.direct && (out.direct != x || !call.support.count) ? out.direct : scratch.take<C>(RESULT, n);
     if (!to) return true;
-    pieces(team, n, [&](int64_t, int64_t b, int64_t e) { sweep_write<C, R>(to, x, b, e, n, s.top, edge, out.bypass && to == out.direct); });
+    pieces(team, n, [&](int64_t, int64_t b, int64_t e) {
+        sweep_write<C, R>(to, x, b, e, n, s.top, edge, out.bypass && to == out.direct);
+    });
     if (call.support.count) save_nonzeros(call, row, to, scratch);
     if (to != out.direct) deliver(out, (const C *)to);
     return true;
 }
 
 template <class C>
-static bool weighed(const anymax_call &call, int64_t row, const C *x, const Sink<C> &out, Scratch &scratch) {
+static bool weighed(const anymax_call &call, int64_t row, const C *x, const Sink<C> &out, Scratch &scratch, const Team &team) {
     NucleusRow<C> nucleus;
-    if (!nucleus_row(x, call.n, call.param, nucleus, scratch)) return false;
+    if (!nucleus_row(x, call.n, call.param, nucleus, scratch, team)) return false;
     if (scratch.failed) return true;
-    if (!call.support.count) return emit_over(out, nucleus.e, nucleus), true;
+    if (!call.support.count) return emit_over(out, nucleus.e, nucleus, team), true;
     save_nucleus(call, row, nucleus, scratch);
-    return emit_over(out, nucleus.e, [&](int64_t i) ANYMAX_EACH { return load_or(nucleus.e, i, call.n, C(0)); }), true;
+    return emit_over(out, nucleus.e, [&](int64_t i) ANYMAX_EACH { return load_or(nucleus.e, i, call.n, C(0)); }, team), true;
 }
 
 // The row from all of it. False: its candidates are better.
 template <class C>
-static bool forward_dense(const anymax_call &call, int64_t row, Source source, Link link, const C *x, Scan<C> &known, const Sink<C> &out, Scratch &scratch,
-                          const Team &team) {
+static bool forward_dense(const anymax_call &call, int64_t row, Source source, Link link, const C *x, Scan<C> &known,
+                          const Sink<C> &out, Scratch &scratch, const Team &team) {
     switch (link) {
         case POWER1: return swept<C, 1>(call, row, source, x, known, out, scratch, team);
         case POWER2: return swept<C, 2>(call, row, source, x, known, out, scratch, team);
         case POWER3: return swept<C, 3>(call, row, source, x, known, out, scratch, team);
         case POWER4: return swept<C, 4>(call, row, source, x, known, out, scratch, team);
         case LARGEST: return largest_dense(x, call.n, (int64_t)call.param, out, scratch);
-        case NUCLEUS: return weighed(call, row, x, out, scratch);
+        case NUCLEUS: return weighed(call, row, x, out, scratch, team);
         default: return false;
     }
 }
 
 template <class C>
-static void forward_row(const anymax_call &call, int64_t row, Source source, Link link, const C *x, const Sink<C> &out, Scratch &scratch,
-                        const Team &team) {
+static void forward_row(const anymax_call &call, int64_t row, Source source, Link link, const C *x, const Sink<C> &out,
+                        Scratch &scratch, const Team &team) {
     const int64_t n = call.n;
     if (call.support.count) call.support.count[row] = -1;
     if (link == EXPONENTIAL) return softmax_row(x, n, out, false, scratch, team);
@@ -78,7 +81,8 @@ static void forward_row(const anymax_call &call, int64_t row, Source source, Lin
     }
     const auto [high, sound] = scan_top(x, n);
     if (settled(out, high, sound, C(0), team)) return;
-    if (link.family == RATIOS) return with_ratio(link.ratio(), call.param, x, n, high, [&](const auto &u) { ratio_row(x, n, u, out, scratch); });
+    if (link.family == RATIOS)
+        return with_ratio(link.ratio(), call.param, x, n, high, [&](const auto &u) { ratio_row(x, n, u, out, scratch); });
     C *p = out.direct && out.direct != x ? out.direct : scratch.take<C>(RESULT, n);
     if (!p) return;
     perturb_probabilities(call, x, n, p, nullptr, scratch);
@@ -102,18 +106,22 @@ static void log_row(const anymax_call &call, Link link, const C *x, const Sink<C
             return v > -infinity<C> ? u.logarithm(v) - l : splat(-infinity<C>);
         });
     }
-    Kept<C> kept = link == LARGEST ? largest_row(x, n, (int64_t)call.param, scratch, team) : nucleus_row(x, n, call.param, scratch, team);
+    Kept<C> kept =
+        link == LARGEST ? largest_row(x, n, (int64_t)call.param, scratch, team) : nucleus_row(x, n, call.param, scratch, team);
     if (scratch.failed) return;
     if (settled(out, kept.top, kept.sound, -infinity<C>, team)) return;
     const C l = (C)::log(exponentials(kept));
     for (int64_t i = 0; i < kept.count; i++) kept.value[i] = (C)(x[kept.index[i]] - kept.top) - l;
     fill(out, -infinity<C>);  // x may lie there: it is not read from here on
-    put_each(out.row, out.dtype, kept.count, [=, step = out.step](int64_t i) ANYMAX_EACH { return kept.index[i] * step; }, [=](int64_t i) ANYMAX_EACH { return kept.value[i]; });
+    put_each(
+        out.row, out.dtype, kept.count, [=, step = out.step](int64_t i) ANYMAX_EACH { return kept.index[i] * step; },
+        [=](int64_t i) ANYMAX_EACH { return kept.value[i]; });
 }
 
 // For log p: g - p sum g over the classes that have a probability; sigsoftmax multiplies by (log u)' = 1 + sigmoid(-x).
 template <class C>
-static void log_vjp_row(const anymax_call &call, const C *x, const C *log_p, const C *g, const Sink<C> &out, Scratch &scratch, const Team &team) {
+static void log_vjp_row(const anymax_call &call, const C *x, const C *log_p, const C *g, const Sink<C> &out, Scratch &scratch,
+                        const Team &team) {
     const int64_t n = call.n;
     constexpr int64_t W = width<C>;
     vd wide{};
@@ -145,7 +153,8 @@ static double tau_row(const anymax_call &call, Link link, const C *x, Scratch &s
 
 // The loss for a target class: Omega*(x) - x_t, as sum p_j (x_j - x_t) - Omega(p), where nothing large cancels.
 template <class C>
-static double loss_row(const anymax_call &call, int64_t row, Source source, Link link, const C *x, int64_t t, Scratch &scratch, const Team &team) {
+static double loss_row(const anymax_call &call, int64_t row, Source source, Link link, const C *x, int64_t t, Scratch &scratch,
+                       const Team &team) {
     const int64_t n = call.n;
     const double aim = (double)x[t];
     double value = 0.0;
@@ -159,7 +168,7 @@ static double loss_row(const anymax_call &call, int64_t row, Source source, Link
         return aim == -inf64 ? inf64 : ((double)high - aim) + rest;
     }
     NucleusRow<C> nucleus;
-    if (link == NUCLEUS && source != CANDIDATES && nucleus_row(x, n, call.param, nucleus, scratch)) {
+    if (link == NUCLEUS && source != CANDIDATES && nucleus_row(x, n, call.param, nucleus, scratch, team)) {
         if (scratch.failed) return 0.0;
         if (call.support.count) save_nucleus(call, row, nucleus, scratch);
         value = ((double)nucleus.high - aim) + ::log1p(nucleus.mass - 1.0);
@@ -171,7 +180,8 @@ static double loss_row(const anymax_call &call, int64_t row, Source source, Link
         save_support(call, row, found);
         if (call.tau) ((C *)call.tau)[row] = (C)found.tau;
         if (!found.sound) return not_a_number<double>;
-        if (call.slope) ((C *)call.slope)[row] = found.any ? (C)loss_slope(link, call.param, found.p, found.count, found.tau) : C(0);
+        if (call.slope)
+            ((C *)call.slope)[row] = found.any ? (C)loss_slope(link, call.param, found.p, found.count, found.tau) : C(0);
         if (!found.any) return inf64;
         if (link.family == TRUNCATIONS) {
             C *const kept = scratch.take<C>(EXTRA, found.count), high = -infinity<C>;
@@ -202,7 +212,8 @@ static double loss_row(const anymax_call &call, int64_t row, Source source, Link
 
 // scale (p - y), of the p > 0 at the indices.
 template <class C, class P>
-static void put_gradient(const Sink<C> &out, const int32_t *index, const P *p, int64_t count, int64_t t, C scale, Scratch &scratch, const Team &team) {
+static void put_gradient(const Sink<C> &out, const int32_t *index, const P *p, int64_t count, int64_t t, C scale,
+                         Scratch &scratch, const Team &team) {
     double *scaled = scratch.take<double>(EXTRA, count + 8);
     if (!scaled) return;
     for (int64_t i = 0; i < count; i++) scaled[i] = (double)p[i] * (double)scale;
@@ -213,8 +224,8 @@ static void put_gradient(const Sink<C> &out, const int32_t *index, const P *p, i
 
 // scale (p - y) for a target class.
 template <class C>
-static void loss_gradient_row(const anymax_call &call, int64_t row, Source source, Link link, const C *x, int64_t t, C scale, const Sink<C> &out, Scratch &scratch,
-                              const Team &team) {
+static void loss_gradient_row(const anymax_call &call, int64_t row, Source source, Link link, const C *x, int64_t t, C scale,
+                              const Sink<C> &out, Scratch &scratch, const Team &team) {
     const int64_t n = call.n;
     if (link == EXPONENTIAL) {
         const auto [high, sound] = scan_top(x, n);
@@ -232,15 +243,18 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, Source sourc
     const Saved<C> saved = saved_row<C>(call, row);
     if (saved.count >= 0) return put_gradient(out, saved.index, saved.value, saved.count, t, scale, scratch, team);
     NucleusRow<C> nucleus;
-    if (link == NUCLEUS && source != CANDIDATES && nucleus_row(x, n, call.param, nucleus, scratch)) {
+    if (link == NUCLEUS && source != CANDIDATES && nucleus_row(x, n, call.param, nucleus, scratch, team)) {
         if (scratch.failed) return;
         const int64_t first = t / width<C> * width<C>;
         const double own = (double)nucleus(first)[t - first];
         const vec<C> by = splat(scale);
-        emit_over(out, nucleus.e, [&](int64_t i) ANYMAX_EACH {
-            const vec<C> p = nucleus(i);
-            return p == vec<C>{} ? p : p * by;
-        });
+        emit_over(
+            out, nucleus.e,
+            [&](int64_t i) ANYMAX_EACH {
+                const vec<C> p = nucleus(i);
+                return p == vec<C>{} ? p : p * by;
+            },
+            team);
         return put(out, t, (C)((own - 1.0) * (double)scale));
     }
     if (link.has_zeros()) {
@@ -263,8 +277,8 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, Source sourc
 }
 
 template <class C>
-static void vjp_any(const anymax_call &call, int64_t row, Link link, const C *x, const C *p, const void *g, const Sink<C> &out, Scratch &scratch,
-                    const Team &team) {
+static void vjp_any(const anymax_call &call, int64_t row, Link link, const C *x, const C *p, const void *g, const Sink<C> &out,
+                    Scratch &scratch, const Team &team) {
     const int64_t n = call.n;
     if (link == BOUNDED) return bounded_vjp_row(call, row, x, p, g, out, scratch, team);
     if (needs_scores(call.map)) {
@@ -272,7 +286,9 @@ static void vjp_any(const anymax_call &call, int64_t row, Link link, const C *x,
         if (settled(out, high, sound && link != NO_LINK, C(0), team)) return;
         const C *h = stage<C>(g, call.g.cls, call.dtype, nullptr, 0, n, scratch, STAGED_G);
         if (!h) return;
-        if (link.family == RATIOS) return with_ratio(link.ratio(), call.param, x, n, high, [&](const auto &u) { ratio_vjp_row(u, x, p, h, n, out, scratch, team); });
+        if (link.family == RATIOS)
+            return with_ratio(link.ratio(), call.param, x, n, high,
+                              [&](const auto &u) { ratio_vjp_row(u, x, p, h, n, out, scratch, team); });
         C *to = scratch.take<C>(RESULT, n);
         double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
         if (scratch.failed) return;
@@ -281,7 +297,8 @@ static void vjp_any(const anymax_call &call, int64_t row, Link link, const C *x,
     }
     const Sensitivity s(link, call.param, sizeof(C) == 4);
     const Saved<C> saved = saved_row<C>(call, row);
-    if (saved.count >= 0) return vjp_found(s, saved.index, saved.value, saved.count, g, call.g.cls, call.dtype, out, scratch, team);
+    if (saved.count >= 0)
+        return vjp_found(s, saved.index, saved.value, saved.count, g, call.g.cls, call.dtype, out, scratch, team);
     vjp_row(s, p, g, call.g.cls, call.dtype, n, out, scratch, team);
 }
 
@@ -313,8 +330,8 @@ static void largest_of(const anymax_call &call, int64_t row, const C *x, Sink<C>
 
 // Row r, which is (o, i), by its operation; the rows of its task end at `end`.
 template <class C>
-static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, int64_t end, Source source, Link link, const C *x, const Sink<C> &out,
-                    Scratch &scratch, const Team &team) {
+static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, int64_t end, Source source, Link link, const C *x,
+                    const Sink<C> &out, Scratch &scratch, const Team &team) {
     const int64_t n = call.n, size = anymax_item(call.dtype);
     switch (call.op) {
         case ANYMAX_FORWARD: forward_row(call, r, source, link, x, out, scratch, team); break;
@@ -322,7 +339,9 @@ static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, in
         case ANYMAX_VJP: {
             if (call.support.count) saved_ahead<C>(call, r, end);
             const bool saved = saved_row<C>(call, r).count >= 0 && (link == BOUNDED || !needs_scores(call.map));
-            const C *p = saved ? nullptr : stage<C>(at(call, call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
+            const C *p = saved
+                             ? nullptr
+                             : stage<C>(at(call, call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
             if (saved || p) vjp_any(call, r, link, x, p, at(call, call.g, size, o, i), out, scratch, team);
             break;
         }
@@ -360,7 +379,9 @@ static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, in
         }
         case ANYMAX_SLOPE: {  // of BOUNDED; the others' rows go together
             if (call.support.count) saved_ahead<C>(call, r, end);
-            const C *p = saved_row<C>(call, r).count >= 0 ? nullptr : stage<C>(at(call, call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
+            const C *p = saved_row<C>(call, r).count >= 0
+                             ? nullptr
+                             : stage<C>(at(call, call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
             if (!scratch.failed) bounded_slope_row(call, r, x, p, at(call, call.g, size, o, i), out, scratch, team);
             break;
         }

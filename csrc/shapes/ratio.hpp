@@ -39,7 +39,8 @@ inline void ratio_row(const C *x, int64_t n, const U &u, const Sink<C> &out, Scr
 
 // u'/Z (g - <p, g>).
 template <class C, class U>
-inline void ratio_vjp_row(const U &u, const C *x, const C *p, const C *g, int64_t n, const Sink<C> &out, Scratch &scratch, const Team &team) {
+inline void ratio_vjp_row(const U &u, const C *x, const C *p, const C *g, int64_t n, const Sink<C> &out, Scratch &scratch,
+                          const Team &team) {
     C *e = scratch.take<C>(EXTRA, n);
     if (!e) return;
     const double z = weight_sum(x, n, u, e);

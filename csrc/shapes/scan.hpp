@@ -162,8 +162,8 @@ struct Candidates {
     int64_t count;
 };
 
-// All entries where inside(vector) marks their lanes, as it marks those of the cells that have one. ASK: no vectors are taken without asking, not even of a
-// short row, whose cells have told already.
+// All entries where inside(vector) marks their lanes, as it marks those of the cells that have one. ASK: no vectors are taken
+// without asking, not even of a short row, whose cells have told already.
 template <bool ASK, class C, class F>
 inline Candidates<C> collect_where(const C *x, int64_t n, const Scan<C> &s, Scratch &scratch, F inside) {
     constexpr int64_t W = width<C>;
@@ -206,8 +206,8 @@ inline Candidates<C> collect_from(const C *x, int64_t n, const Scan<C> &s, C bou
     return collect_where<false>(x, n, s, scratch, [=](vec<C> v) ANYMAX_EACH { return v >= limit; });
 }
 
-// The probabilities above `least` of a row; NaN counts as one. Where there are more than `limit` it stops, with a count above that; if `spread`, also
-// where there would be more if they went on as they began.
+// The probabilities above `least` of a row; NaN counts as one. Where there are more than `limit` it stops, with a count above
+// that; if `spread`, also where there would be more if they went on as they began.
 template <class C>
 inline Candidates<C> nonzeros(const C *p, int64_t n, C least, int64_t limit, Scratch &scratch, bool spread = false) {
     constexpr int64_t W = width<C>;

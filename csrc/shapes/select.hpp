@@ -47,7 +47,8 @@ template <class C>
 ANYMAX_INLINE bool neighbours(C low, C high) {
     return (uint64_t)rank(high) - (uint64_t)rank(low) <= 1;
 }
-// A number between two that are no neighbours: their mean at first, then the one halfway in the order of all numbers, which ends.
+// A number between two that are no neighbours: their mean at first, then the one halfway in the order of all numbers, which
+// ends.
 template <class C>
 ANYMAX_INLINE C between(C low, C high, int turn) {
     if (turn < 40) {
@@ -58,8 +59,8 @@ ANYMAX_INLINE C between(C low, C high, int turn) {
     return unrank<C>((int64_t)(a + (b - a) / 2));
 }
 
-// A value t with k <= #(v >= t) <= k + slack; the k-th largest itself where ties allow no other. #(v >= low) = at_low >= k must hold, none is NaN.
-// By counting: the next t is where a straight line through the counts meets k, now and then the middle.
+// A value t with k <= #(v >= t) <= k + slack; the k-th largest itself where ties allow no other. #(v >= low) = at_low >= k must
+// hold, none is NaN. By counting: the next t is where a straight line through the counts meets k, now and then the middle.
 template <class C>
 inline C select(const C *v, int64_t n, int64_t k, int64_t slack, C low, int64_t at_low, C high) {
     int64_t at_high = count_from(v, n, high);
@@ -160,7 +161,8 @@ inline Kept<C> largest_row(const C *x, int64_t n, int64_t k, Scratch &scratch, c
 
 constexpr int64_t SORTED_BY_INSERTION = 24;  // the most entries
 
-// to(place, value, index) of what is kept, the largest first, equal ones by their place in the row, in whose order they are here. They are moved.
+// to(place, value, index) of what is kept, the largest first, equal ones by their place in the row, in whose order they are
+// here. They are moved.
 template <class C, class F>
 inline void in_order(Kept<C> &kept, F to) {
     C *v = kept.value;
@@ -204,7 +206,8 @@ inline double exponentials(Kept<C> &kept) {
     return exp_sum<C, true>(kept.value, 0, kept.count, kept.top, kept.value);
 }
 
-// Softmax over the k largest of a short row of which they are a large part, without candidates. False where ties, or the shape, ask for candidates.
+// Softmax over the k largest of a short row of which they are a large part, without candidates. False where ties, or the shape,
+// ask for candidates.
 template <class C>
 inline bool largest_dense(const C *x, int64_t n, int64_t k, const Sink<C> &out, Scratch &scratch) {
     constexpr int64_t W = width<C>;

@@ -153,7 +153,8 @@ template <class C>
 static void slope_rows(const anymax_call &call, Link link, int64_t begin, int64_t end, Scratch &scratch) {
     constexpr int64_t W = width<C>, ROWS = 8;
     const Moving moving = moving_of(link);
-    const bool wide = sizeof(C) == 4 && call.param > 2.0 && moving != BY_BUDGET;  // powers of p that grow as p falls leave the range of floats
+    const bool wide = sizeof(C) == 4 && call.param > 2.0 &&
+                      moving != BY_BUDGET;  // powers of p that grow as p falls leave the range of floats
     C *const value = (C *)call.value;
     if (moving == UNMOVED) {
         for (int64_t r = begin; r < end; r++) value[r] = not_a_number<C>;
@@ -162,7 +163,9 @@ static void slope_rows(const anymax_call &call, Link link, int64_t begin, int64_
     for (int64_t r = begin, stop; r < end; r = stop) {
         int64_t most = 0;  // classes of these rows
         for (stop = r; stop < end && stop < r + ROWS; stop++) {
-            const int64_t saved = saved_row<C>(call, stop).count, n = saved >= 0 ? saved : call.sizes ? call.sizes[stop] : call.n;
+            const int64_t saved = saved_row<C>(call, stop).count, n = saved >= 0   ? saved
+                                                                      : call.sizes ? call.sizes[stop]
+                                                                                   : call.n;
             if (n > SLOPES_TOGETHER && stop > r) break;
             if (n > most) most = n;
             if (n > SLOPES_TOGETHER) {
@@ -171,7 +174,8 @@ static void slope_rows(const anymax_call &call, Link link, int64_t begin, int64_
             }
         }
         const int64_t step = (most + W - 1) / W * W + W, count = stop - r;
-        C *const p = scratch.take<C>(VALUES, count * step), *const g = scratch.take<C>(EXTRA, count * step), *const made = scratch.take<C>(WIDE, 2 * count * step);
+        C *const p = scratch.take<C>(VALUES, count * step), *const g = scratch.take<C>(EXTRA, count * step),
+                 *const made = scratch.take<C>(WIDE, 2 * count * step);
         if (scratch.failed) return;
         Moves<C> rows[ROWS];
         double slopes[ROWS];
@@ -179,7 +183,8 @@ static void slope_rows(const anymax_call &call, Link link, int64_t begin, int64_
             if (call.support.count) saved_ahead<C>(call, r + k, end);
             C *const at = made + 2 * k * step;
             rows[k] = Moves<C>{p + k * step, g + k * step, at, at + step, 0, 0.0, 0.0};
-            rows[k].count = moved_classes(call, r + k, call.sizes ? call.sizes[r + k] : call.n, p + k * step, g + k * step, scratch);
+            rows[k].count =
+                moved_classes(call, r + k, call.sizes ? call.sizes[r + k] : call.n, p + k * step, g + k * step, scratch);
         }
         if (scratch.failed) return;
         for (int64_t k = 0; k < count && moving == BY_BUDGET; k++) slopes[k] = mean_inside(rows[k].p, rows[k].g, rows[k].count);
@@ -188,7 +193,9 @@ static void slope_rows(const anymax_call &call, Link link, int64_t begin, int64_
             const Moves<C> &row = rows[k];
             double *const more = scratch.take<double>(SORTED, 4 * step);
             if (!more) return;
-            for (int64_t i = 0; i < row.count; i += D) store(more + i, load_wide_or(row.p, i, row.count, 0.0)), store(more + step + i, load_wide_or(row.g, i, row.count, 0.0));
+            for (int64_t i = 0; i < row.count; i += D)
+                store(more + i, load_wide_or(row.p, i, row.count, 0.0)),
+                    store(more + step + i, load_wide_or(row.g, i, row.count, 0.0));
             Moves<double> in_doubles{more, more + step, more + 2 * step, more + 3 * step, row.count, 0.0, 0.0};
             slopes_of(moving, call.param, &in_doubles, 1, slopes + k);
         }

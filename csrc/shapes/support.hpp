@@ -75,7 +75,8 @@ template <class C>
 ANYMAX_INLINE void saved_ahead(const anymax_call &call, int64_t row, int64_t end) {
     if (row + SAVED_AHEAD >= end) return;
     const anymax_support &s = call.support;
-    const int64_t far = (row + SAVED_AHEAD) * s.capacity, next = row + SAVED_AHEAD / 2, near = next * s.capacity, o = next / call.inner, i = next - o * call.inner;
+    const int64_t far = (row + SAVED_AHEAD) * s.capacity, next = row + SAVED_AHEAD / 2, near = next * s.capacity,
+                  o = next / call.inner, i = next - o * call.inner;
     __builtin_prefetch(s.index + far);
     __builtin_prefetch((const C *)s.value + far);
     const int64_t size = anymax_item(call.dtype);

@@ -6,11 +6,13 @@
 
 namespace ANYMAX_UNIT {
 
-// Where u is 0, tau = top + below: as the number of type C nearest to it, from which u is measured without losing a digit, and the rest.
+// Where u is 0, tau = top + below: as the number of type C nearest to it, from which u is measured without losing a digit, and
+// the rest.
 template <class C, int R>
 struct Ground {
     C near, rest;
-    Ground(C top, double below) : near((C)((double)top + below)), rest((C)(Power<R>::slope * (((double)near - (double)top) - below))) {}
+    Ground(C top, double below)
+        : near((C)((double)top + below)), rest((C)(Power<R>::slope * (((double)near - (double)top) - below))) {}
 };
 
 // Sums of value and rate at a threshold.
@@ -77,7 +79,7 @@ inline Edge sweep_root(const C *x, int64_t n, C top, double below) {
     for (int turn = 0; turn < 60; turn++) {
         s = sweep<C, R>(x, n, Ground<C, R>(top, below));
         double fall = link.step(s.s0, s.s1), mean = s.s0 / s.s1;  // of u: one class may stand far above a shelf of many
-        if (fabs(fall) <= enough * mean) break;  // one step more, to first order, is in `lost`
+        if (fabs(fall) <= enough * mean) break;                   // one step more, to first order, is in `lost`
         double next = below + fall * R;
         if (!(next < 0.0) || next == below) break;
         below = next;

@@ -7,7 +7,8 @@
 
 namespace ANYMAX_UNIT {
 
-// A level that is surely not below the row's: three Newton steps on the maxima of disjoint sets of entries, which the whole row only adds to.
+// A level that is surely not below the row's: three Newton steps on the maxima of disjoint sets of entries, which the whole row
+// only adds to.
 template <class C, class L>
 inline C level_of_cells(const L &link, const Scan<C> &s) {
     vec<C> a[CELL_VECTORS];
@@ -86,7 +87,8 @@ inline double *widen(const Candidates<C> &c, C top, Scratch &scratch) {
     double *y = scratch.take<double>(WIDE, c.count + W);
     if (!y) return y;
     const double high = (double)top;
-    for (int64_t i = 0; i < c.count; i += W) store(y + i, load_wide(c.value + i) - high);  // reads beyond the end: scratch, overwritten below
+    for (int64_t i = 0; i < c.count; i += W)
+        store(y + i, load_wide(c.value + i) - high);  // reads beyond the end: scratch, overwritten below
     int64_t whole = (c.count + W - 1) / W * W;
     for (int64_t i = c.count; i < whole; i++) y[i] = -1e300;
     return y;
@@ -111,8 +113,9 @@ inline Sums2 row_sums(const Curve &curve, const float *x, int64_t count, float t
     constexpr int64_t W = width<float>;
     const vf high = splat(top);
     vd wide0{}, wide1{};
-    curve_sums(curve, count / W, (count + W - 1) / W, splat(level), [&](int64_t i) ANYMAX_EACH { return load(x + i * W) - high; },
-               [&](vf s0, vf s1) ANYMAX_EACH { wide0 = widen_add(wide0, s0), wide1 = widen_add(wide1, s1); });
+    curve_sums(
+        curve, count / W, (count + W - 1) / W, splat(level), [&](int64_t i) ANYMAX_EACH { return load(x + i * W) - high; },
+        [&](vf s0, vf s1) ANYMAX_EACH { wide0 = widen_add(wide0, s0), wide1 = widen_add(wide1, s1); });
     return Sums2{sum(wide0), sum(wide1)};
 }
 
@@ -132,8 +135,10 @@ inline double *curve_root(const Curve &curve, Candidates<float> &c, float top, d
     const double enough = finish == NORMMAX_FINISH ? 1e-11 : ENOUGH;
     Sums2 s{};
     for (int turn = 0; turn < 40; turn++) {
-        const CurveTerms t = curve_terms(curve, (c.count + W - 1) / W * 2, splat(level), [&](int64_t i) ANYMAX_EACH { return load_wide(c.value + i * width<double>) - (double)top; },
-                                         (vd *)value, (vd *)rate);
+        const CurveTerms t = curve_terms(
+            curve, (c.count + W - 1) / W * 2, splat(level),
+            [&](int64_t i) ANYMAX_EACH { return load_wide(c.value + i * width<double>) - (double)top; }, (vd *)value,
+            (vd *)rate);
         s = Sums2{sum(t.s0), sum(t.s1)};
         if (fabs(s.s0 - 1.0) <= enough) break;
         const double next = level - curve.step(s.s0, s.s1);
@@ -178,8 +183,8 @@ static Sums2 sums_of_cells(const AnyPower &link, const Scan<C> &s, double level)
     return Sums2{sum(wide0), sum(wide1)};
 }
 
-// Where to begin on a row: a level that is surely not too low, and the bound that all of the support lies above. A few of the cells tell enough where the
-// support is small; of a long row of much alike scores they all do.
+// Where to begin on a row: a level that is surely not too low, and the bound that all of the support lies above. A few of the
+// cells tell enough where the support is small; of a long row of much alike scores they all do.
 template <class C, class L>
 static C bound_of(const L &link, const Scan<C> &s, double &level) {
     const double margin = sizeof(C) == 4 ? 2e-5 : 1e-12;
@@ -207,7 +212,8 @@ static C bound_of(const L &link, const Scan<C> &s, double &level) {
 }
 
 template <class C, class L>
-static Support<C> threshold_row(const L &link, const C *x, int64_t n, Finish finish, Scan<C> *known, Scratch &scratch, const Team &team) {
+static Support<C> threshold_row(const L &link, const C *x, int64_t n, Finish finish, Scan<C> *known, Scratch &scratch,
+                                const Team &team) {
     const Scan<C> s = scanned(x, n, known, scratch, team);
     if (scratch.failed || !s.sound || s.top == -infinity<C>) return poisoned<C>(s.sound, s.top != -infinity<C>);
     C bound = -infinity<C>;
@@ -223,7 +229,8 @@ static Support<C> threshold_row(const L &link, const C *x, int64_t n, Finish fin
 }
 
 template <class C>
-static Support<C> curve_row(double slope, double r, const C *x, int64_t n, Finish finish, Scan<C> *known, Scratch &scratch, const Team &team) {
+static Support<C> curve_row(double slope, double r, const C *x, int64_t n, Finish finish, Scan<C> *known, Scratch &scratch,
+                            const Team &team) {
     if constexpr (sizeof(C) == 4) {
         const Curve curve(slope, r);
         const Scan<C> s = scanned(x, n, known, scratch, team);

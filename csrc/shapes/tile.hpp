@@ -92,8 +92,8 @@ inline void tile_largest(Tile<C> &t, int64_t n, int64_t k) {
     tile_softmax(t, n, [&](int64_t i, vec<C> e) ANYMAX_EACH { return keep[i] ? e : vec<C>{}; });
 }
 
-// The k largest of longer rows by counting. One bit a lane, 0 where ties or masked entries ask for a row by itself: what becomes of a row does not depend
-// on its neighbours.
+// The k largest of longer rows by counting. One bit a lane, 0 where ties or masked entries ask for a row by itself: what
+// becomes of a row does not depend on its neighbours.
 template <class C>
 inline uint32_t tile_count(Tile<C> &t, int64_t n, int64_t k) {
     prepare(t, n);
@@ -169,7 +169,7 @@ inline uint32_t tile_budget(Tile<C> &t, int64_t n, double k) {
     vec<C> low = t.v[0], high = low;
     ints<C> sound = low == low;
     for (int64_t i = 0; i < n; i++) {
-        sound &= (t.v[i] < infinity<C>) & (t.v[i] > -infinity<C>);
+        sound &= (t.v[i] < infinity<C>)&(t.v[i] > -infinity<C>);
         low = smaller(low, t.v[i]), high = larger(high, t.v[i]);
     }
     sound &= high - low < (C)FLOAT_RANGE;
@@ -177,14 +177,15 @@ inline uint32_t tile_budget(Tile<C> &t, int64_t n, double k) {
     for (int64_t i = 0; i < n; i++) t.v[i] = sound ? t.v[i] : vec<C>{};
     for (int64_t i = n; i < whole; i++) t.v[i] = splat(-infinity<C>);
     low = sound ? low : vec<C>{}, high = sound ? high : vec<C>{};
-    share_out(t.v, t.v, whole, low, low - C(1) - (absolute(low) + C(1)) * (sizeof(C) == 4 ? C(1e-6) : C(1e-14)), high, sound ? splat(C(1)) : vec<C>{}, k);
+    share_out(t.v, t.v, whole, low, low - C(1) - (absolute(low) + C(1)) * (sizeof(C) == 4 ? C(1e-6) : C(1e-14)), high,
+              sound ? splat(C(1)) : vec<C>{}, k);
     return bits(sound);
 }
 
 // What the rows of a tile become; one bit a lane, 0 where the row is to be served by itself.
 template <class C>
 inline uint32_t tile_map(Tile<C> &t, Link link, double param, int64_t n) {
-    constexpr uint32_t all_lanes = (1u << width<C>) - 1;
+    constexpr uint32_t all_lanes = ~(~0u << width<C>);
     switch (link.family) {
         case EXPONENTIALS: return tile_softmax(t, n), all_lanes;
         case THRESHOLDS:

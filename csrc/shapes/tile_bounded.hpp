@@ -39,7 +39,11 @@ struct TilePower {
     }
     template <class V>
     ANYMAX_INLINE V root(V share) const {  // share^(1 / r), less 1
-        return (R == 1 ? share : R == 2 ? root2(share) : R == 4 ? root2(root2(share)) : exp(log(share) * scalar<V>(1.0 / R))) - scalar<V>(1);
+        return (R == 1   ? share
+                : R == 2 ? root2(share)
+                : R == 4 ? root2(root2(share))
+                         : exp(log(share) * scalar<V>(1.0 / R))) -
+               scalar<V>(1);
     }
     template <class V>
     static ANYMAX_INLINE V least(V level) {
@@ -101,10 +105,12 @@ ANYMAX_INLINE TileBoundedSums<V> tile_bounded_sums(const L &link, int64_t n, V l
     return s;
 }
 
-// Newton's steps on the r-norm of what is free, within a bracket, until no sum is off by more than `enough`, or a step leads nowhere. From a sum that is
-// off by `last` or less a lane takes one step more; the sums are those before it. Lanes that are not asked for don't hold up the others.
+// Newton's steps on the r-norm of what is free, within a bracket, until no sum is off by more than `enough`, or a step leads
+// nowhere. From a sum that is off by `last` or less a lane takes one step more; the sums are those before it. Lanes that are
+// not asked for don't hold up the others.
 template <class V, class L, class Y, class U, class K, class M>
-ANYMAX_INLINE TileBoundedSums<V> tile_bounded_root(const L &link, int64_t n, V &level, V low, V high, M asked, scalar<V> enough, scalar<V> last, int turns, Y y, U u, K keep) {
+ANYMAX_INLINE TileBoundedSums<V> tile_bounded_root(const L &link, int64_t n, V &level, V low, V high, M asked, scalar<V> enough,
+                                                   scalar<V> last, int turns, Y y, U u, K keep) {
     typedef scalar<V> C;
     TileBoundedSums<V> s{};
     for (int turn = 0; turn < turns; turn++) {
@@ -114,7 +120,9 @@ ANYMAX_INLINE TileBoundedSums<V> tile_bounded_root(const L &link, int64_t n, V &
         const auto some = (mass > V{}) & (s.rate > V{}) & (s.free > V{});
         const V share = some ? mass / s.free : all<V>(C(1));
         V next = level + (some ? s.free * link.root(share) / s.rate : V{});
-        next = some & (next > low) & (next < high) & (turn < 12 || turn % 2 == 0 ? level == level : level != level) ? next : low + (high - low) * C(0.5);
+        next = some & (next > low) & (next < high) & (turn < 12 || turn % 2 == 0 ? level == level : level != level)
+                   ? next
+                   : low + (high - low) * C(0.5);
         asked &= (absolute(excess) > enough) & (next != level);
         if (!bits(asked)) break;
         level = asked ? next : level;
@@ -123,7 +131,8 @@ ANYMAX_INLINE TileBoundedSums<V> tile_bounded_root(const L &link, int64_t n, V &
     return s;
 }
 
-// One bit a lane, 0 where the row is served by itself: one with NaN, whose bounds leave no more than 1, or hardly more, or whose scores lie far apart.
+// One bit a lane, 0 where the row is served by itself: one with NaN, whose bounds leave no more than 1, or hardly more, or
+// whose scores lie far apart.
 template <class L>
 inline uint32_t tile_bounded(Tile<float> &t, int64_t n, const L &link, const TileBounds &bounds) {
     const vf none = splat(-inf32);
@@ -148,12 +157,17 @@ inline uint32_t tile_bounded(Tile<float> &t, int64_t n, const L &link, const Til
         int64_t cells = 0;
         for (int64_t i = 0; i < n; i += 8, cells++) {
             cell[cells] = none, most[cells] = vf{};
-            for (int64_t j = i; j < i + 8 && j < n; j++) cell[cells] = larger(cell[cells], y[j]), most[cells] = larger(most[cells], bounds.at(j));
+            for (int64_t j = i; j < i + 8 && j < n; j++)
+                cell[cells] = larger(cell[cells], y[j]), most[cells] = larger(most[cells], bounds.at(j));
         }
-        const auto s = tile_bounded_root<vf>(link, cells, at, vf{}, high_level, sound, 0.05f, 0.05f, 5, [&](int64_t i) ANYMAX_EACH { return cell[i]; }, [&](int64_t i) ANYMAX_EACH { return most[i]; }, nothing);
+        const auto s = tile_bounded_root<vf>(
+            link, cells, at, vf{}, high_level, sound, 0.05f, 0.05f, 5, [&](int64_t i) ANYMAX_EACH { return cell[i]; },
+            [&](int64_t i) ANYMAX_EACH { return most[i]; }, nothing);
         level = absolute(s.excess()) < 0.5f ? at : level;
     }
-    tile_bounded_root<vf>(link, n, level, vf{}, high_level, sound, 1e-6f, 3e-4f, 24, [&](int64_t i) ANYMAX_EACH { return y[i]; }, [&](int64_t i) ANYMAX_EACH { return bounds.at(i); }, nothing);
+    tile_bounded_root<vf>(
+        link, n, level, vf{}, high_level, sound, 1e-6f, 3e-4f, 24, [&](int64_t i) ANYMAX_EACH { return y[i]; },
+        [&](int64_t i) ANYMAX_EACH { return bounds.at(i); }, nothing);
     for (int upper = 0; upper < 2; upper++) {
         const auto half = [&](vf v) ANYMAX_EACH { return upper ? high(v) : low(v); };
         vd value[TILE_MOST], rate[TILE_MOST], x[TILE_MOST], most[TILE_MOST], at = half(level);
@@ -162,7 +176,8 @@ inline uint32_t tile_bounded(Tile<float> &t, int64_t n, const L &link, const Til
         for (int64_t i = 0; i < (bounds.alike ? 1 : n); i++) most[i] = half(bounds.at(i));
         const auto bound = [&](int64_t i) ANYMAX_EACH { return most[bounds.alike ? 0 : i]; };
         const vl asked = half(sound ? splat(1.0f) : vf{}) > 0.0;
-        const auto s = tile_bounded_root<vd>(link, n, at, vd{}, half(high_level), asked, L::least(vd{} + 1.0)[0] > 0.0 ? 0x1p-50 : ENOUGH, 0.0, 60,
+        const auto s = tile_bounded_root<vd>(
+            link, n, at, vd{}, half(high_level), asked, L::least(vd{} + 1.0)[0] > 0.0 ? 0x1p-50 : ENOUGH, 0.0, 60,
             [&](int64_t i) ANYMAX_EACH { return x[i]; }, bound,
             [&](int64_t i, vd v, vd k) ANYMAX_EACH { value[i] = v, rate[i] = k; });
         const vd excess = s.excess(), lost = s.rate > vd{} ? excess / s.rate : vd{}, tiny = L::least(at);
@@ -170,7 +185,8 @@ inline uint32_t tile_bounded(Tile<float> &t, int64_t n, const L &link, const Til
         for (int64_t i = 0; i < n; i++) {
             const vd u = bound(i), p = value[i] - rate[i] * lost;
             const vl inside = (value[i] < u * NEARLY_FULL) & (p < u);
-            store_narrow((float *)(t.v + i) + upper * width<double>, x[i] > -inf64 ? (inside ? (p > tiny ? p : vd{}) : u) : vd{});
+            store_narrow((float *)(t.v + i) + upper * width<double>,
+                         x[i] > -inf64 ? (inside ? (p > tiny ? p : vd{}) : u) : vd{});
         }
         store_narrow((float *)&level + upper * width<double>, there ? all<vd>(1.0) : vd{});
     }

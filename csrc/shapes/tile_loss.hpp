@@ -1,5 +1,5 @@
-// Losses of few classes, one row a lane: as many rows as a vector has lanes are transposed, and none waits for a sum across lanes. Nothing is saved
-// for the backward, which is as quick to do again.
+// Losses of few classes, one row a lane: as many rows as a vector has lanes are transposed, and none waits for a sum across
+// lanes. Nothing is saved for the backward, which is as quick to do again.
 #pragma once
 
 #include "shapes/loss_slope.hpp"
@@ -22,15 +22,20 @@ struct TileLoss {
 template <class C>
 inline void loss_softmax(Tile<C> &t, int64_t n, TileLoss<C> &f) {
     prepare(t, n);
-    lanes_softmax_loss<C>(n, [&](int64_t i) ANYMAX_EACH { return i < n ? t.v[i] : splat(-infinity<C>); }, t.high, load(f.aim), f.value, f.tau);
+    lanes_softmax_loss<C>(
+        n, [&](int64_t i) ANYMAX_EACH { return i < n ? t.v[i] : splat(-infinity<C>); }, t.high, load(f.aim), f.value, f.tau);
     if (!f.slopes) return;
     vec<C> less;
-    for (int h = 0; h < TileLoss<C>::PARTS; h++) store_narrow((C *)&less + h * width<double>, load(f.tau + h * width<double>) - part(t.high, h));
+    for (int h = 0; h < TileLoss<C>::PARTS; h++)
+        store_narrow((C *)&less + h * width<double>, load(f.tau + h * width<double>) - part(t.high, h));
     const EntmaxOmegaRise rise{0.0};
-    lanes_loss_slope<C>(n, 1.0, [&](int64_t i) ANYMAX_EACH {
-        const vec<C> l = larger(t.v[i] - less, splat(C(-1000)));
-        return rise.of(exp(l), l);
-    }, f.slope);
+    lanes_loss_slope<C>(
+        n, 1.0,
+        [&](int64_t i) ANYMAX_EACH {
+            const vec<C> l = larger(t.v[i] - less, splat(C(-1000)));
+            return rise.of(exp(l), l);
+        },
+        f.slope);
 }
 
 // Sparsemax (R = 1) and entmax 3/2 (R = 2).
@@ -43,9 +48,13 @@ inline void loss_power(Tile<C> &t, int64_t n, TileLoss<C> &f) {
     tile_root<C, R>(t.v, n, level, unused);
     vd u[TILE_MOST];
     C *const p = f.slopes ? (C *)t.v : nullptr;
-    for (int h = 0; h < TileLoss<C>::PARTS; h++) power_loss<C, R>(x, n, t.high, level, load(f.aim), h, u, f.value, f.tau, p ? p + h * width<double> : p);
+    for (int h = 0; h < TileLoss<C>::PARTS; h++)
+        power_loss<C, R>(x, n, t.high, level, load(f.aim), h, u, f.value, f.tau, p ? p + h * width<double> : p);
     const EntmaxOmegaRise rise{1.0 / R};
-    if (p) lanes_loss_slope<C>(n, 1.0 + rise.c, [&](int64_t i) ANYMAX_EACH { return bits(t.v[i] > vec<C>{}) ? rise.of(t.v[i]) : vec<C>{}; }, f.slope);
+    if (p)
+        lanes_loss_slope<C>(
+            n, 1.0 + rise.c, [&](int64_t i) ANYMAX_EACH { return bits(t.v[i] > vec<C>{}) ? rise.of(t.v[i]) : vec<C>{}; },
+            f.slope);
 }
 
 // The values and thresholds of rows, or their thresholds alone (targets of none).

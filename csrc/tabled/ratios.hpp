@@ -10,8 +10,8 @@ class TabledRatios {
     const anymax_tabled_call &call;
     const anymax_weights &of;
 
-    // Where scores stand in the tables: four times the number of a cell, and the place in it. There are scores beyond the cells; one of 0 has numbers
-    // of its own, and those that are `none` are 0.
+    // Where scores stand in the tables: four times the number of a cell, and the place in it. There are scores beyond the
+    // cells; one of 0 has numbers of its own, and those that are `none` are 0.
     struct Place {
         vi cell, beyond, zero, none;
         vf u;

@@ -15,10 +15,13 @@ class TabledRows {
     const double edge;        // where a rising table begins
     double power = 1.0;       // of t - edge, as which the link rises, by its slope at the end
     int64_t known_count = -1;
-    double even_low = 0.0, even_high = 0.0;  // arguments of the link next to that of an even share of the mass among `known_count`
+    double even_low = 0.0,
+           even_high = 0.0;  // arguments of the link next to that of an even share of the mass among `known_count`
 
     // The argument of the link at the beginning of cell c, and its value there.
-    double argument(int64_t c) const { return call.link.sign * ((double)bits_as<float>((uint32_t)((link.first + c) << link.shift)) - call.link.offset); }
+    double argument(int64_t c) const {
+        return call.link.sign * ((double)bits_as<float>((uint32_t)((link.first + c) << link.shift)) - call.link.offset);
+    }
     double value(int64_t c) const { return (double)link.cells[4 * c]; }
 
     void find_even(int64_t count) {
@@ -40,7 +43,7 @@ class TabledRows {
         const float *x;
         int64_t n;
         float anchor;
-        float *kept = nullptr;  // of a link with an edge: the scores that may be above it, in x, too,
+        float *kept = nullptr;     // of a link with an edge: the scores that may be above it, in x, too,
         int32_t *index = nullptr;  // and which they are
 
         // Keeps those of `x` that are above the edge at this level; in place.
@@ -100,10 +103,12 @@ class TabledRows {
         double level, change;
     };
     Found solve(Row &row, double low, double high, float *p, float *rates) const {
-        // From above Newton's method descends, best where a power makes of the sum what is nearly linear. Without an edge, that of the logarithm ascends
-        // from below. Between an edge and ceilings it goes either way; of usual scores few classes are full.
+        // From above Newton's method descends, best where a power makes of the sum what is nearly linear. Without an edge, that
+        // of the logarithm ascends from below. Between an edge and ceilings it goes either way; of usual scores few classes are
+        // full.
         const bool rises = call.link.sign > 0, convex = rises && !capped;
-        // What a sum of rounded numbers can't tell; and where the link has no edge, what a step along the rates sets right: it is short, then.
+        // What a sum of rounded numbers can't tell; and where the link has no edge, what a step along the rates sets right: it
+        // is short, then.
         const double least = 0x1p-24 * (mass < 4.0 * most ? mass : 4.0 * most), enough = rises ? 2.0 * least : 1e-5 * mass;
         const double short_step = 1e-3 * call.link.scale;
         double level = convex ? high : rises ? low + 0.2 * (high - low) : low, step = high - low;
@@ -180,9 +185,11 @@ class TabledRows {
         Row row{x, n, b.high};
         double low = even_low, high = even_high - ((double)b.low - (double)b.high);
         if (capped) {
-            // The threshold may be far below the maximum. Without an anchor nothing is lost of scores of a usual size, since levels are doubles.
+            // The threshold may be far below the maximum. Without an anchor nothing is lost of scores of a usual size, since
+            // levels are doubles.
             const bool usual = b.high < 0x1p20f && b.low > -0x1p20f;
-            row.anchor = usual ? 0.0f : ranked(x, n, (int64_t)::ceil(mass / most) - 1 < b.count ? (int64_t)::ceil(mass / most) - 1 : b.count - 1);
+            const int64_t full = (int64_t)::ceil(mass / most) - 1;
+            row.anchor = usual ? 0.0f : ranked(x, n, full < b.count ? full : b.count - 1);
             low = even_low - ((double)b.high - row.anchor), high = even_high - ((double)b.low - row.anchor);
         } else if (high > call.link.end) {
             high = call.link.end;
@@ -205,7 +212,9 @@ class TabledRows {
             zeros(*out, alone);
             const int32_t *const index = row.index;
             for (int64_t i = 0; i < row.n; i += width<float>) store(p + i, ending(p, rates, i, change));
-            put_each(out->row, out->dtype, row.n, [=](int64_t i) ANYMAX_EACH { return (int64_t)index[i]; }, [=](int64_t i) ANYMAX_EACH { return p[i]; });
+            put_each(
+                out->row, out->dtype, row.n, [=](int64_t i) ANYMAX_EACH { return (int64_t)index[i]; },
+                [=](int64_t i) ANYMAX_EACH { return p[i]; });
         }
         return (double)row.anchor - f.level - f.change;
     }
@@ -248,7 +257,13 @@ class TabledRows {
 
   public:
     explicit TabledRows(const anymax_tabled_call &call)
-        : call(call), link(call.link), sign(all<vf>((float)call.link.sign)), mass(call.mass), most(call.most), capped(call.most < call.mass), edge((double)link.low - call.link.offset) {
+        : call(call),
+          link(call.link),
+          sign(all<vf>((float)call.link.sign)),
+          mass(call.mass),
+          most(call.most),
+          capped(call.most < call.mass),
+          edge((double)link.low - call.link.offset) {
         if (call.link.sign < 0 || capped) return;
         const vf last = all<vf>(link.high);
         const double rises = (double)link.at(last).rate[0] * ((double)link.high - (double)link.low) / (double)link.above;

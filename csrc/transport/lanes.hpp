@@ -1,12 +1,13 @@
-// Sinkhorn of many small matrices, one a lane: factors of rows and columns of fixed entries, exp(x / temperature) less the largest of their row.
+// Sinkhorn of many small matrices, one a lane: factors of rows and columns of fixed entries, exp(x / temperature) less the
+// largest of their row.
 #pragma once
 
 #include "core/packing.hpp"
 
 namespace ANYMAX_UNIT {
 
-// How far below the largest of its row an entry may lie, so that neither factors nor their products leave the range of the numbers. Sums that are
-// given lie within 1 / SUMS_WITHIN and SUMS_WITHIN.
+// How far below the largest of its row an entry may lie, so that neither factors nor their products leave the range of the
+// numbers. Sums that are given lie within 1 / SUMS_WITHIN and SUMS_WITHIN.
 template <class C>
 constexpr C ENTRY_REACH = C(sizeof(C) == 4 ? 25.0 : 200.0);
 constexpr double SUMS_WITHIN = 1e5;
@@ -23,7 +24,8 @@ ANYMAX_INLINE vf over(vf a, vf b) {
 }
 #endif
 
-// Matrices [n, m]; SIDE: n and m where they are known to the compiler and equal, else 0. All arrays hold a vector for each entry.
+// Matrices [n, m]; SIDE: n and m where they are known to the compiler and equal, else 0. All arrays hold a vector for each
+// entry.
 template <class C, int SIDE>
 class SmallMatrices {
     typedef vec<C> V;
@@ -81,8 +83,10 @@ class SmallMatrices {
         return ~bits(near) & (uint32_t)((1ull << count) - 1);
     }
     // The sums: those of matrix l at rows + l * step. Which matrices have some that are out of range, as bits.
-    ANYMAX_INLINE uint32_t read_sums(const C *of_rows, int64_t rows_step, const C *of_columns, int64_t columns_step, int64_t count) {
-        const ints<C> good = read_sums(of_rows, rows_step, rows, n(), count) & read_sums(of_columns, columns_step, columns, m(), count);
+    ANYMAX_INLINE uint32_t read_sums(const C *of_rows, int64_t rows_step, const C *of_columns, int64_t columns_step,
+                                     int64_t count) {
+        const ints<C> good =
+            read_sums(of_rows, rows_step, rows, n(), count) & read_sums(of_columns, columns_step, columns, m(), count);
         if (!of_columns) share(rows, n(), columns, m());
         if (!of_rows && of_columns) share(columns, m(), rows, n());
         return ~bits(good) & (uint32_t)((1ull << count) - 1);
@@ -110,8 +114,8 @@ class SmallMatrices {
         finish(u);
     }
 
-    // The same until the rows of every matrix have their sums within the tolerance; `left` is what they lack. A matrix that is done does not change
-    // any more, so it does not depend on the others.
+    // The same until the rows of every matrix have their sums within the tolerance; `left` is what they lack. A matrix that is
+    // done does not change any more, so it does not depend on the others.
     ANYMAX_INLINE void converge(int64_t iterations, C tolerance, double *left, int64_t count) {
         V u[SMALL_SIDE], v[SMALL_SIDE], by_row[SMALL_SIDE], most = all<V>(C(1));
         for (int64_t j = 0; j < m(); j++) v[j] = all<V>(C(1));
@@ -137,11 +141,12 @@ class SmallMatrices {
         for (int64_t l = 0; l < count; l++) left[l] = (double)most[l];
     }
 
-    // The gradient of the scores from that of P. The factors of all iterations go to `past`, [iterations, n + m]; then the iterations backwards:
-    // s and t are what a column's and a row's factor pass on, and `work` gathers the part of each entry.
+    // The gradient of the scores from that of P. The factors of all iterations go to `past`, [iterations, n + m]; then the
+    // iterations backwards: s and t are what a column's and a row's factor pass on, and `work` gathers the part of each entry.
     ANYMAX_INLINE void backward(const C *g, int64_t count, int64_t iterations, C temperature, V *past) {
         const int64_t size = n() * m(), step = n() + m();
-        V ones[SMALL_SIDE], of_rows[SMALL_SIDE], of_columns[SMALL_SIDE], s[SMALL_SIDE], t[SMALL_SIDE], by_row[SMALL_SIDE], by_column[SMALL_SIDE];
+        V ones[SMALL_SIDE], of_rows[SMALL_SIDE], of_columns[SMALL_SIDE], s[SMALL_SIDE], t[SMALL_SIDE], by_row[SMALL_SIDE],
+            by_column[SMALL_SIDE];
         for (int64_t j = 0; j < m(); j++) ones[j] = all<V>(C(1)), by_column[j] = C(1) / columns[j], of_columns[j] = V{};
         for (int64_t i = 0; i < n(); i++) by_row[i] = C(1) / rows[i];
         const V *v = ones;

@@ -1,5 +1,6 @@
-// Sinkhorn of one matrix of any size and any scores. Entries exp(z + f + g) are computed for potentials f of rows and g of columns, and then scaled by
-// factors of rows and columns; where a factor leaves its range, it goes to the potentials and the entries are computed again.
+// Sinkhorn of one matrix of any size and any scores. Entries exp(z + f + g) are computed for potentials f of rows and g of
+// columns, and then scaled by factors of rows and columns; where a factor leaves its range, it goes to the potentials and the
+// entries are computed again.
 #pragma once
 
 #include "core/memory.hpp"
@@ -17,8 +18,8 @@ class OneMatrix {
     static constexpr int64_t W = width<C>;
     const int64_t n, m, wide;  // wide: m in whole vectors, filled with entries of 0
     C *z, *entries, *part, *rows, *columns, *f, *g, *u, *v, *sums, *s, *before, *of_rows, *of_columns;
-    C *past;  // of each iteration f + log u [n] and g + log v [wide], and u and v themselves
-    int64_t epochs = 0;  // how often entries were computed
+    C *past;               // of each iteration f + log u [n] and g + log v [wide], and u and v themselves
+    int64_t epochs = 0;    // how often entries were computed
     C most = infinity<C>;  // the largest change of a factor of rows, by which its sum was wrong before
 
     ANYMAX_INLINE C *history(int64_t k) const { return past + k * 2 * (n + wide); }
@@ -77,7 +78,8 @@ class OneMatrix {
             g[j] = there ? g[j] + logarithm(before[j]) : C(0);
         }
         for (int64_t i = 0; i < n; i++)
-            for (int64_t j = 0; j < wide; j += W) store(entries + i * wide + j, load(entries + i * wide + j) * load(before + j));
+            for (int64_t j = 0; j < wide; j += W)
+                store(entries + i * wide + j, load(entries + i * wide + j) * load(before + j));
     }
 
     static bool beyond(C factor) { return !(factor < FACTOR_REACH<C> && factor > C(1) / FACTOR_REACH<C>); }
@@ -140,7 +142,8 @@ class OneMatrix {
     void back_by_factors(int64_t iterations) {
         for (int64_t e = 0; e < n * wide; e += W) store(part + e, V{});
         for (int64_t k = iterations - 1; k >= 0; k--) {
-            const C *const a = history(k) + n + wide, *const b = a + n, *const old = k ? history(k - 1) + n + wide + n : nullptr;
+            const C *const a = history(k) + n + wide, *const b = a + n,
+                           *const old = k ? history(k - 1) + n + wide + n : nullptr;
             for (int64_t j = 0; j < wide; j++) {
                 s[j] = columns[j] > C(0) ? of_columns[j] * b[j] / columns[j] : C(0);
                 before[j] = old ? old[j] : C(1);
@@ -225,7 +228,8 @@ class OneMatrix {
             if (wrong > C(0)) return false;
             for (int64_t j = 0; j < wide; j++) {
                 const bool kept = j < m && high > -infinity<C> && columns[j] > C(0) && x[i * m + j] > -infinity<C>;
-                const C below = kept ? (x[i * m + j] - high) / temperature : -infinity<C>, lowest = C(sizeof(C) == 4 ? -1e30 : -1e300);
+                const C below = kept ? (x[i * m + j] - high) / temperature : -infinity<C>,
+                        lowest = C(sizeof(C) == 4 ? -1e30 : -1e300);
                 z[i * wide + j] = !kept ? -infinity<C> : below > lowest ? below : lowest;
                 if (kept) sums[j] = C(1);
             }
@@ -261,7 +265,8 @@ class OneMatrix {
         }
         epochs == 1 ? back_by_factors(iterations) : back_by_logs(iterations);
         for (int64_t i = 0; i < n; i++)
-            for (int64_t j = 0; j < m; j++) out[i * m + j] = z[i * wide + j] > -infinity<C> ? (out[i * m + j] - part[i * wide + j]) / temperature : C(0);
+            for (int64_t j = 0; j < m; j++)
+                out[i * m + j] = z[i * wide + j] > -infinity<C> ? (out[i * m + j] - part[i * wide + j]) / temperature : C(0);
     }
 };
 

@@ -5,12 +5,14 @@
 
 namespace ANYMAX_UNIT {
 
-// Rows of halves, or with classes that don't lie one after another: as many in turn as a vector has lanes, as floats side by side. f(call, rows).
+// Rows of halves, or with classes that don't lie one after another: as many in turn as a vector has lanes, as floats side by
+// side. f(call, rows).
 template <class F>
 static void staged_rows(const anymax_call &call, int64_t begin, int64_t end, Scratch &scratch, F f) {
     constexpr int64_t W = width<float>;
     const int64_t n = call.n, size = anymax_item(call.dtype);
-    float *const p = scratch.take<float>(STAGED_P, W * n), *const g = scratch.take<float>(STAGED_G, W * n), *const result = scratch.take<float>(BATCH_OUT, W * n);
+    float *const p = scratch.take<float>(STAGED_P, W * n), *const g = scratch.take<float>(STAGED_G, W * n),
+                 *const result = scratch.take<float>(BATCH_OUT, W * n);
     if (scratch.failed) return;
     anymax_call block = call;
     block.dtype = ANYMAX_F32, block.starts = block.sizes = nullptr;
@@ -25,11 +27,13 @@ static void staged_rows(const anymax_call &call, int64_t begin, int64_t end, Scr
         }
         f(block, count);
         for (int64_t j = 0; j < count; j++)
-            deliver(sink_at<float>(call, (char *)at(call, call.out, size, r + j, 0), call.sizes ? call.sizes[r + j] : n, false), (const float *)result + j * n);
+            deliver(sink_at<float>(call, (char *)at(call, call.out, size, r + j, 0), call.sizes ? call.sizes[r + j] : n, false),
+                    (const float *)result + j * n);
     }
 }
 
-void run_backward(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch) {
+void run_backward(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team,
+                  Scratch &scratch) {
     const bool lie = call.dtype == ANYMAX_F32 && call.p.cls == 1 && call.g.cls == 1 && call.out.cls == 1;
     Sensitivity(plan.link, call.param, true).with([&](auto weigh) {
         if (plan.rule.source == SAVED) return vjp_saved(weigh, call, begin, end, bypass, scratch, team);

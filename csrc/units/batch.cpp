@@ -18,7 +18,8 @@ inline uint32_t solve_batch(Batch &b, const Plan &plan, double param, int64_t ro
                 case POWER4:
                 case CURVE:
                 case NORM:
-                    if constexpr (OUT != GRADIENT) return batch_curve<OUT>(b, rows, n, curve_of(link, param), param, finish_of(link), bypass);
+                    if constexpr (OUT != GRADIENT)
+                        return batch_curve<OUT>(b, rows, n, curve_of(link, param), param, finish_of(link), bypass);
                     return 0;
                 case CAPPED:
                     if constexpr (OUT == PROBABILITIES || OUT == SUPPORTS) return batch_budget<OUT>(b, rows, n, param, bypass);
@@ -73,7 +74,8 @@ static Batch *batch_memory(Scratch &scratch) {
 }
 
 // Of losses, the derivatives by the parameter of the rows that are done.
-__attribute__((noinline)) static void slopes_of_losses(const Batch &b, const anymax_call &call, Link link, int64_t r, uint32_t done) {
+__attribute__((noinline)) static void slopes_of_losses(const Batch &b, const anymax_call &call, Link link, int64_t r,
+                                                       uint32_t done) {
     for (; done; done &= done - 1) {
         const int64_t j = __builtin_ctz(done);
         ((float *)call.slope)[r + j] = (float)loss_slope(link, call.param, b.side + j * b.step, b.count[j], b.tau[j]);
@@ -81,14 +83,19 @@ __attribute__((noinline)) static void slopes_of_losses(const Batch &b, const any
 }
 
 // What a row becomes depends on the row alone, and so does whether the batch leaves it.
-void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch) {
+void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team,
+                 Scratch &scratch) {
     if (!PACKS) return;  // nobody calls, and nothing is compiled
     constexpr int64_t W = width<float>;
     const anymax_support &to = call.support;
-    const Output output = call.op == ANYMAX_LOSS ? LOSS : call.op == ANYMAX_LOSS_GRAD ? GRADIENT : to.count ? SUPPORTS : PROBABILITIES;
+    const Output output = call.op == ANYMAX_LOSS        ? LOSS
+                          : call.op == ANYMAX_LOSS_GRAD ? GRADIENT
+                          : to.count                    ? SUPPORTS
+                                                        : PROBABILITIES;
     const int64_t n = call.n, size = anymax_item(call.dtype), inner = call.inner;
     const float least = (float)vanishing(call.dtype);
-    const bool writes = output != LOSS, direct_x = call.dtype == ANYMAX_F32 && call.x.cls == 1 && !call.mask.data, direct_out = call.dtype == ANYMAX_F32 && call.out.cls == 1;
+    const bool writes = output != LOSS, direct_x = call.dtype == ANYMAX_F32 && call.x.cls == 1 && !call.mask.data,
+               direct_out = call.dtype == ANYMAX_F32 && call.out.cls == 1;
     float *staged = direct_x ? nullptr : scratch.take<float>(BATCH_IN, W * n);
     float *results = direct_out || !writes ? nullptr : scratch.take<float>(BATCH_OUT, W * n);
     if (scratch.failed) return;
@@ -98,20 +105,24 @@ void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64
     for (int64_t r = begin; r < end && !scratch.failed; r += W) {
         const int64_t count = end - r < W ? end - r : W;
         const bool together = inner > 1 && r / inner == (r + count - 1) / inner;  // rows side by side are transposed in one go
-        const bool transpose_x = together && adjacent_rows(call.x, n) && !call.mask.data, transpose_result = writes && together && adjacent_rows(call.out, n);
+        const bool transpose_x = together && adjacent_rows(call.x, n) && !call.mask.data,
+                   transpose_result = writes && together && adjacent_rows(call.out, n);
         char *out[W];
         if (transpose_x) transpose_in(row_at(call, call.x, size, r), call.x.cls, call.dtype, count, n, staged);
         for (int64_t j = 0; j < count; j++) {
             const char *row = row_at(call, call.x, size, r + j);
             b.n[j] = call.sizes ? call.sizes[r + j] : n;
             if (!direct_x && !transpose_x)
-                stage_in(staged + j * n, row, call.x.cls, call.dtype, call.mask.data ? (const uint8_t *)row_at(call, call.mask, 1, r + j) : nullptr, call.mask.cls, b.n[j]);
+                stage_in(staged + j * n, row, call.x.cls, call.dtype,
+                         call.mask.data ? (const uint8_t *)row_at(call, call.mask, 1, r + j) : nullptr, call.mask.cls, b.n[j]);
             b.x[j] = direct_x ? (const float *)row : staged + j * n;
             if (!writes) continue;
             out[j] = (char *)row_at(call, call.out, size, r + j);
             b.out[j] = direct_out ? (float *)out[j] : results + j * n;
         }
-        b.ahead = direct_x && inner == 1 && !call.starts && call.x.outer == n && n <= BATCH_AHEAD && end - r >= 2 * W ? b.x[0] + W * n : nullptr;
+        b.ahead = direct_x && inner == 1 && !call.starts && call.x.outer == n && n <= BATCH_AHEAD && end - r >= 2 * W
+                      ? b.x[0] + W * n
+                      : nullptr;
         b.cached = b.ahead && direct_out && !bypass && output <= SUPPORTS;
         b.wanted = ~0u;
         if (output > SUPPORTS) aim_at(b, call, r, count);
@@ -127,7 +138,7 @@ void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64
             if (!to.count) continue;
             int32_t *const index = to.index + (r + j) * to.capacity;
             float *const value = (float *)to.value + (r + j) * to.capacity;
-            const int64_t found = output == SUPPORTS    ? batch_support(b.hit[j], b.out[j], n, least, index, value, to.capacity)
+            const int64_t found = output == SUPPORTS ? batch_support(b.hit[j], b.out[j], n, least, index, value, to.capacity)
                                   : plan.link == LARGEST ? batch_keep<SCORES_FROM>(b, j, n, least, index, value, to.capacity)
                                                          : batch_keep<SCORES>(b, j, n, least, index, value, to.capacity);
             to.count[r + j] = (int32_t)found;

@@ -1,5 +1,5 @@
-// The way of each call, and single rows in any layout. This and the other files of units/ are compiled once for each instruction set, with its own
-// flags and -DANYMAX_UNIT=<name>.
+// The way of each call, and single rows in any layout. This and the other files of units/ are compiled once for each
+// instruction set, with its own flags and -DANYMAX_UNIT=<name>.
 #include "shapes/ops.hpp"
 #include "shapes/slope.hpp"
 
@@ -16,8 +16,10 @@ void by_rows(const anymax_call &given, int64_t begin, int64_t end, bool bypass, 
     int64_t n = call.n;
     const int64_t size = anymax_item(call.dtype), inner = call.inner;
     const bool reads_x = call.x.data != nullptr;
-    const bool to_rows = call.op == ANYMAX_FORWARD || call.op == ANYMAX_LOG || call.op == ANYMAX_VJP || call.op == ANYMAX_LOG_VJP || call.op == ANYMAX_LOSS_GRAD;
-    const bool transpose_x = reads_x && inner > 1 && adjacent_rows(call.x, n) && !call.mask.data, transpose_result = to_rows && inner > 1 && adjacent_rows(call.out, n);
+    const bool to_rows = call.op == ANYMAX_FORWARD || call.op == ANYMAX_LOG || call.op == ANYMAX_VJP ||
+                         call.op == ANYMAX_LOG_VJP || call.op == ANYMAX_LOSS_GRAD;
+    const bool transpose_x = reads_x && inner > 1 && adjacent_rows(call.x, n) && !call.mask.data,
+               transpose_result = to_rows && inner > 1 && adjacent_rows(call.out, n);
     C *transposed = nullptr, *result = nullptr;
     int64_t first = 0, held = 0;  // the rows that `transposed` and `result` hold
     Link link = link_of(call.map, call.param);
@@ -52,7 +54,8 @@ void by_rows(const anymax_call &given, int64_t begin, int64_t end, bool bypass, 
         if (call.out.data) {
             char *row = (char *)at(call, call.out, size, o, i);
             out = sink_at<C>(call, row, n, bypass);
-            if (out.bypass && out.direct && inner == 1 && r + 1 < end && x == (const C *)at(call, call.x, size, o, 0)) out.next = (const C *)at(call, call.x, size, o + 1, 0);
+            if (out.bypass && out.direct && inner == 1 && r + 1 < end && x == (const C *)at(call, call.x, size, o, 0))
+                out.next = (const C *)at(call, call.x, size, o + 1, 0);
             if (transpose_result) {
                 C *to = result + (r - first) * n;
                 out = sink_of(to, n, false);
@@ -110,8 +113,8 @@ static int rows_alike(const anymax_call &call, int64_t begin, int64_t end, bool 
     return code;
 }
 
-// Rows with parameters of their own: those in turn with the same one are rows of a call with that, where it decides on the rule. What a row becomes
-// depends on its own alone.
+// Rows with parameters of their own: those in turn with the same one are rows of a call with that, where it decides on the
+// rule. What a row becomes depends on its own alone.
 static int rows(const anymax_call *call, int64_t begin, int64_t end, int bypass, anymax_parallel team) {
     if (!by_parameter(*call)) return rows_alike(*call, begin, end, bypass != 0, Team{team});
     anymax_call alike = *call;

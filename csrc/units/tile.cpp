@@ -26,9 +26,12 @@ struct Lanes {
     void in(Tile<C> &t, int64_t r, int64_t count) const {
         C *lanes = (C *)t.v;
         if (direct) {
-            if (call.starts) return lanes_of_rows(lanes, count, n, [&](int64_t j) ANYMAX_EACH { return (const C *)at(call, view, size, r + j, 0); });
+            if (call.starts)
+                return lanes_of_rows(lanes, count, n,
+                                     [&](int64_t j) ANYMAX_EACH { return (const C *)at(call, view, size, r + j, 0); });
             const C *x = (const C *)at(call, view, size, r, 0);
-            for (int64_t i = 0; view.outer == n && i < count * n * size; i += 64) __builtin_prefetch((const char *)(x + count * n) + i, 0, 2);
+            for (int64_t i = 0; view.outer == n && i < count * n * size; i += 64)
+                __builtin_prefetch((const char *)(x + count * n) + i, 0, 2);
             return gather_lanes(lanes, x, count, n, view.outer);
         }
         if (beside) return lanes_beside<true>(call, view, r, count, n, lanes);
@@ -42,7 +45,8 @@ struct Lanes {
     // But for `others`: those may be the very scores, and are still to be read.
     void out(const Tile<C> &t, int64_t r, int64_t count, uint32_t others) const {
         const C *lanes = (const C *)t.v;
-        if (direct && !others && call.starts) return rows_of_lanes(lanes, count, n, [&](int64_t j) ANYMAX_EACH { return (C *)at(call, view, size, r + j, 0); });
+        if (direct && !others && call.starts)
+            return rows_of_lanes(lanes, count, n, [&](int64_t j) ANYMAX_EACH { return (C *)at(call, view, size, r + j, 0); });
         if (direct && !others) return scatter_lanes(lanes, (C *)at(call, view, size, r, 0), count, n, view.outer);
         if (beside && !others) return lanes_beside<false>(call, view, r, count, n, (C *)lanes);
         C rows[width<C> * TILE_MOST];
@@ -54,7 +58,9 @@ struct Lanes {
             if (step == 1)
                 deliver(Sink<C>{row, 1, call.dtype, nullptr, false, n}, rows + j * n);
             else
-                put_each(row, call.dtype, n, [=](int64_t k) ANYMAX_EACH { return k * step; }, [=](int64_t k) ANYMAX_EACH { return lanes[k * width<C> + j]; });
+                put_each(
+                    row, call.dtype, n, [=](int64_t k) ANYMAX_EACH { return k * step; },
+                    [=](int64_t k) ANYMAX_EACH { return lanes[k * width<C> + j]; });
         }
     }
 };
@@ -108,7 +114,8 @@ static void log_gradient_rows(const anymax_call &call, int64_t begin, int64_t en
 }
 
 template <class C>
-void run_tiles(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch) {
+void run_tiles(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team,
+               Scratch &scratch) {
     if (call.op == ANYMAX_LOG_VJP) return log_gradient_rows<C>(call, begin, end);
     if (call.op != ANYMAX_FORWARD && call.op != ANYMAX_LOG) return loss_rows<C>(call, plan.link, begin, end);
     const Lanes<C> lanes(call, call.x), out(call, call.out);

@@ -1,5 +1,6 @@
-// What the explorer's page asks of the kernels: rows of scores in, numbers to draw out, all in double precision. The maps are those of
-// anymax.h, and three ratio maps, p_i = u(x_i) / sum u, which have no kernel. Every function returns 0 or a code of `explorer_error`.
+// What the explorer's page asks of the kernels: rows of scores in, numbers to draw out, all in double precision. The maps are
+// those of anymax.h, and three ratio maps, p_i = u(x_i) / sum u, which have no kernel. Every function returns 0 or a code of
+// `explorer_error`.
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -21,7 +22,9 @@ struct Map {
     double param;
     bool ratio() const { return kind >= SQUARE && kind <= RELU; }
     bool has_potential() const { return !ratio() && kind != ANYMAX_TAYLOR && kind != ANYMAX_SIGSOFTMAX; }
-    bool has_log() const { return kind == ANYMAX_SOFTMAX || kind == ANYMAX_TOPK || kind == ANYMAX_TOPP || kind == ANYMAX_SIGSOFTMAX; }
+    bool has_log() const {
+        return kind == ANYMAX_SOFTMAX || kind == ANYMAX_TOPK || kind == ANYMAX_TOPP || kind == ANYMAX_SIGSOFTMAX;
+    }
 };
 
 template <class T>
@@ -120,7 +123,8 @@ int loss(const Map &map, const double *x, int64_t rows, int64_t n, int64_t targe
     return 0;
 }
 
-// What the map sees: x / T - tilt log(1 + i), the logarithm of a prior that falls as 1 / (1 + i)^tilt; less the margin at the target.
+// What the map sees: x / T - tilt log(1 + i), the logarithm of a prior that falls as 1 / (1 + i)^tilt; less the margin at the
+// target.
 void transform(double *x, int64_t n, double temperature, double tilt, int64_t target, double margin) {
     for (int64_t i = 0; i < n; i++)
         if (x[i] != -INF) x[i] = x[i] / temperature + -tilt * log((double)(i + 1));
@@ -129,7 +133,8 @@ void transform(double *x, int64_t n, double temperature, double tilt, int64_t ta
 
 }  // namespace
 
-EXPORT void explorer_scores(const double *x, int32_t n, double temperature, double tilt, int32_t target, double margin, double *out) {
+EXPORT void explorer_scores(const double *x, int32_t n, double temperature, double tilt, int32_t target, double margin,
+                            double *out) {
     memcpy(out, x, (size_t)n * sizeof *x);
     transform(out, n, temperature, tilt, target, margin);
 }
@@ -147,8 +152,8 @@ EXPORT int explorer_threshold(int32_t kind, int32_t noise, double param, const d
 }
 
 // dp_i / dx_j for the m classes `which`, [m, m], by the backward kernel.
-EXPORT int explorer_jacobian(int32_t kind, int32_t noise, double param, const double *x, const double *p, int32_t n, const int32_t *which,
-                             int32_t m, double *out) {
+EXPORT int explorer_jacobian(int32_t kind, int32_t noise, double param, const double *x, const double *p, int32_t n,
+                             const int32_t *which, int32_t m, double *out) {
     Memory<double> g((int64_t)m * n), rows((int64_t)m * n);
     if (!g || !rows) return NO_MEMORY;
     memset(g, 0, (size_t)m * n * sizeof(double));
@@ -164,7 +169,8 @@ EXPORT int explorer_loss(int32_t kind, int32_t noise, double param, const double
 }
 
 // The gradient of that loss: p - y, or -(row of the Jacobian) / p of the target.
-EXPORT int explorer_gradient(int32_t kind, int32_t noise, double param, const double *x, int32_t n, int32_t target, double *out) {
+EXPORT int explorer_gradient(int32_t kind, int32_t noise, double param, const double *x, int32_t n, int32_t target,
+                             double *out) {
     const Map map{kind, noise, param};
     if (kind == ANYMAX_BUDGET && param != 1.0) return NO_LOSS;
     if (map.has_potential()) {
@@ -207,9 +213,10 @@ EXPORT int explorer_largest(const double *x, int32_t n, int32_t k, int32_t *whic
     return 0;
 }
 
-// Two classes with the scores (t, 0), t from `from` to `to` in m steps: the probability of the first, and its loss with the margin.
-EXPORT int explorer_two(int32_t kind, int32_t noise, double param, double from, double to, int32_t m, double temperature, double tilt,
-                        double margin, double *p, double *losses) {
+// Two classes with the scores (t, 0), t from `from` to `to` in m steps: the probability of the first, and its loss with the
+// margin.
+EXPORT int explorer_two(int32_t kind, int32_t noise, double param, double from, double to, int32_t m, double temperature,
+                        double tilt, double margin, double *p, double *losses) {
     const Map map{kind, noise, param};
     Memory<double> x(2 * (int64_t)m), both(2 * (int64_t)m);
     if (!x || !both) return NO_MEMORY;
@@ -226,17 +233,22 @@ EXPORT int explorer_two(int32_t kind, int32_t noise, double param, double from, 
 EXPORT int explorer_classic(int32_t which, double from, double to, int32_t m, double *out) {
     for (int32_t i = 0; i < m; i++) {
         const double t = from + (to - from) * (double)i / (double)(m - 1), gap = t < 1.0 ? 1.0 - t : 0.0;
-        if (which == HINGE) out[i] = gap;
-        else if (which == LOGISTIC) out[i] = log1p(exp(-fabs(t))) + (t < 0.0 ? -t : 0.0);
-        else if (which == MODIFIED_HUBER) out[i] = t >= -1.0 ? gap * gap : -4.0 * t;
-        else if (which == HARD_SIGMOID) out[i] = t <= -1.0 ? 0.0 : t >= 1.0 ? 1.0 : 0.5 * (t + 1.0);
-        else return NO_CURVE;
+        if (which == HINGE)
+            out[i] = gap;
+        else if (which == LOGISTIC)
+            out[i] = log1p(exp(-fabs(t))) + (t < 0.0 ? -t : 0.0);
+        else if (which == MODIFIED_HUBER)
+            out[i] = t >= -1.0 ? gap * gap : -4.0 * t;
+        else if (which == HARD_SIGMOID)
+            out[i] = t <= -1.0 ? 0.0 : t >= 1.0 ? 1.0 : 0.5 * (t + 1.0);
+        else
+            return NO_CURVE;
     }
     return 0;
 }
 
-// Three classes over the plane of scores that sum to 0, `size` by `size` points within `extent` of the origin, the top row first: of the rows
-// [first, last) what is to be coloured, and how many classes have a probability above 0.
+// Three classes over the plane of scores that sum to 0, `size` by `size` points within `extent` of the origin, the top row
+// first: of the rows [first, last) what is to be coloured, and how many classes have a probability above 0.
 EXPORT int explorer_simplex(int32_t kind, int32_t noise, double param, double extent, int32_t size, int32_t first, int32_t last,
                             double temperature, double tilt, int32_t heat, float *value, uint8_t *support) {
     const Map map{kind, noise, param};

@@ -5,9 +5,10 @@
 #include "anymax.h"
 #include "wasm/door.hpp"
 
-// `out` is what the operation writes: n numbers a row, or one for ANYMAX_LOSS and ANYMAX_THRESHOLD. What an operation does not read may be NULL.
-EXPORT int rows_run(int32_t op, int32_t map, int32_t dtype, int32_t noise, double param, int32_t rows, int32_t n, const void *x, const void *p, const void *g,
-                    const int64_t *index, const void *scale, void *out) {
+// `out` is what the operation writes: n numbers a row, or one for ANYMAX_LOSS and ANYMAX_THRESHOLD. What an operation does not
+// read may be NULL.
+EXPORT int rows_run(int32_t op, int32_t map, int32_t dtype, int32_t noise, double param, int32_t rows, int32_t n, const void *x,
+                    const void *p, const void *g, const int64_t *index, const void *scale, void *out) {
     const auto view = [n](const void *data) { return anymax_view{(void *)data, n, 0, 1}; };
     anymax_call c;
     memset(&c, 0, sizeof c);

@@ -396,3 +396,19 @@ def test_a_budget_of_scores_of_any_size_is_spent(k, offset):
     for n in (100, 165, 1000):
         x = (np.random.default_rng(n).normal(size=(3, n)) + offset).astype("float32")
         np.testing.assert_allclose(am.budget(x, k).sum(-1), k, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+@pytest.mark.parametrize("rows", ["normal", "far apart", "ties", "sorted"])
+@pytest.mark.parametrize("p", [0.3, 0.9, 0.999])
+def test_where_a_long_nucleus_ends(p, rows, kind):
+    """In a row of three pieces; by sums in doubles, of which a sum of the engine may be a rounding error away."""
+    x = np.random.default_rng(5).standard_normal(150_000)
+    x = {"normal": x, "far apart": 4 * x, "ties": np.round(x, 2), "sorted": np.sort(x)}[rows].astype(kind)
+    kept = np.flatnonzero(ENGINE.forward(am.SparseSoftmax(p=p), x[None])[0])
+    order = np.argsort(-x, kind="stable")
+    upto = np.cumsum(np.exp((x - x.max()).astype("float64"))[order])
+    error = {"float32": 3e-6, "float64": 1e-12}[kind] * upto[-1]
+    assert set(kept) == set(order[: len(kept)])
+    assert upto[len(kept) - 1] >= p * upto[-1] - error
+    assert upto[len(kept) - 2] < p * upto[-1] + error

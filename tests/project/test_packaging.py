@@ -95,7 +95,11 @@ def test_package_says_that_it_is_typed():
 
 def test_pins_agree():
     pyproject, hooks = read("pyproject.toml"), read(".pre-commit-config.yaml")
-    for tool, repository in (("ruff", "ruff-pre-commit"), ("pyright", "pyright-python")):
+    for tool, repository in (
+        ("ruff", "ruff-pre-commit"),
+        ("clang-format", "mirrors-clang-format"),
+        ("pyright", "pyright-python"),
+    ):
         pin = re.search(rf'"{tool}(?:\[\w+\])?==([\d.]+)"', pyproject)
         rev = re.search(rf"{repository}\n\s+rev: v([\d.]+)", hooks)
         assert pin[1] == rev[1], tool

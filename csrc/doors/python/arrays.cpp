@@ -7,7 +7,7 @@ std::atomic<int64_t> smallest{INT64_MAX};
 
 namespace {
 
-// -- DLPack's exchange API, as dlpack.h 1.3 has it ----------------------------------------------------------------------------
+// -- DLPack's exchange API, as dlpack.h 1.3 has it --------------------------------------------------
 
 struct Tensor {  // DLTensor
     void *data;
@@ -42,7 +42,7 @@ int dtype_of(const Tensor &t) {
     }
 }
 
-// -- numbers out of objects -----------------------------------------------------------------------------------------------------
+// -- numbers out of objects -------------------------------------------------------------------------
 
 bool number(Ref object, long long &value) {
     if (!object) return false;
@@ -86,11 +86,14 @@ Kind kind_of(PyObject *a) {
 bool ordinary() {
     static PyObject *const level_name = name_of("_current_level");
     long long level = 0;
-    if (!zero(ask(bound.modes)) || !number(Ref(PyObject_GetItem(bound.forward_ad, level_name)), level) || level >= 0 || ask(bound.tracing).get() != Py_False) return false;
-    return zero(ask(bound.functions)) || ask(bound.included, bound.before).get() == Py_False;  // a mode before dispatch comes with one of functions
+    if (!zero(ask(bound.modes)) || !number(Ref(PyObject_GetItem(bound.forward_ad, level_name)), level) || level >= 0 ||
+        ask(bound.tracing).get() != Py_False)
+        return false;
+    return zero(ask(bound.functions)) ||
+           ask(bound.included, bound.before).get() == Py_False;  // a mode before dispatch comes with one of functions
 }
 
-// -- opening ----------------------------------------------------------------------------------------------------------------------
+// -- opening ----------------------------------------------------------------------------------------
 
 void Array::close() {
     if (open) PyBuffer_Release(&buffer);
@@ -107,7 +110,8 @@ bool Array::from_buffer(PyObject *a, int flags) {
     open = true;
     const char *letter = buffer.format;
     if (letter && letter[0] == '=') letter++;  // of an array that is not aligned
-    if (!letter || !letter[0] || letter[1] || buffer.ndim > AXES) return false;  // more than a letter: another byte order, or no number
+    if (!letter || !letter[0] || letter[1] || buffer.ndim > AXES)
+        return false;  // more than a letter: another byte order, or no number
     const Py_ssize_t size = buffer.itemsize;
     if (dtype == OTHER) switch (letter[0]) {
             case 'f': dtype = ANYMAX_F32; break;
@@ -144,7 +148,8 @@ bool Array::from_exchange(PyObject *a) {
 // For a torch without the exchange API.
 bool Array::from_attributes(PyObject *a) {
     if (!is_true(Ref(PyObject_GetAttrString(a, "is_cpu")))) return false;
-    const Ref layout(PyObject_GetAttrString(a, "layout")), kind(PyObject_GetAttrString(a, "dtype")), sizes(PyObject_GetAttrString(a, "shape"));
+    const Ref layout(PyObject_GetAttrString(a, "layout")), kind(PyObject_GetAttrString(a, "dtype")),
+        sizes(PyObject_GetAttrString(a, "shape"));
     if (layout.get() != bound.strided || !kind || !sizes) return false;
     PyObject *const known[] = {bound.f32, bound.f64, bound.bf16, bound.f16, bound.i32, bound.i64, bound.boolean};
     for (int i = 0; i < 7; i++)
@@ -153,7 +158,8 @@ bool Array::from_attributes(PyObject *a) {
     if (dtype == OTHER || axes < 0 || axes > AXES) return false;
     long long address;
     ndim = (int)axes;
-    if (!numbers(again(sizes.get()), shape, ndim) || !numbers(Ref(PyObject_CallMethod(a, "stride", nullptr)), strides, ndim)) return false;
+    if (!numbers(again(sizes.get()), shape, ndim) || !numbers(Ref(PyObject_CallMethod(a, "stride", nullptr)), strides, ndim))
+        return false;
     if (!number(Ref(PyObject_CallMethod(a, "data_ptr", nullptr)), address)) return false;
     data = (char *)(intptr_t)address, count = 1;
     for (int i = 0; i < ndim; i++) count *= shape[i];
@@ -183,7 +189,7 @@ bool Array::read_dense(Kind kind, PyObject *a, int wanted, int64_t numbers, bool
     return read(kind, a, writable) && dtype == wanted && dense() && (numbers < 0 || count == numbers);
 }
 
-// -- comparing --------------------------------------------------------------------------------------------------------------------
+// -- comparing --------------------------------------------------------------------------------------
 
 bool Array::dense() const {
     if (!count) return true;  // nothing is read, whatever the strides are
@@ -193,7 +199,9 @@ bool Array::dense() const {
     return aligned;
 }
 
-bool Array::same_shape(const Array &other) const { return ndim == other.ndim && !memcmp(shape, other.shape, sizeof(int64_t) * (size_t)ndim); }
+bool Array::same_shape(const Array &other) const {
+    return ndim == other.ndim && !memcmp(shape, other.shape, sizeof(int64_t) * (size_t)ndim);
+}
 
 bool Array::same_place(const Array &other) const {
     if (data != other.data || dtype != other.dtype || !same_shape(other)) return false;

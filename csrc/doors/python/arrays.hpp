@@ -5,7 +5,7 @@
 #include "anymax.h"
 #include "doors/python/objects.hpp"
 
-constexpr int AXES = 32;                                                                // more are not served
+constexpr int AXES = 32;                                                               // more are not served
 constexpr int INTS = ANYMAX_F16 + 1, LONGS = INTS + 1, BOOLS = LONGS + 1, OTHER = -1;  // dtypes beside those of the engine
 
 enum Kind { NEITHER, NUMPY, TORCH };
@@ -32,11 +32,14 @@ class Array {
     ~Array() { close(); }
     void close();
     // False, with no error set, where the numbers are not plainly there: another kind of array, another device, a lazy tensor.
-    bool read(Kind kind, PyObject *a, bool writable = false, bool ours = false);  // ours: made by a call of ours, and no lazy one
+    bool read(Kind kind, PyObject *a, bool writable = false,
+              bool ours = false);  // ours: made by a call of ours, and no lazy one
     // The same of an array in C order of this dtype, with so many numbers; less than 0: with any number.
     bool read_dense(Kind kind, PyObject *a, int wanted, int64_t numbers, bool writable = false);
     PyObject *get() const { return object.get(); }
-    int64_t item() const { return dtype == ANYMAX_F64 || dtype == LONGS ? 8 : dtype == ANYMAX_F32 || dtype == INTS ? 4 : dtype == BOOLS ? 1 : 2; }
+    int64_t item() const {
+        return dtype == ANYMAX_F64 || dtype == LONGS ? 8 : dtype == ANYMAX_F32 || dtype == INTS ? 4 : dtype == BOOLS ? 1 : 2;
+    }
     bool dense() const;  // in C order
     bool same_shape(const Array &other) const;
     bool same_place(const Array &other) const;

@@ -19,12 +19,15 @@ bool integer(PyObject *object, int64_t &value) {
 
 PyObject *answer(int code, const char *what, PyObject *kind, int64_t n, PyObject *result) {
     if (code < 0) return nullptr;
-    if (code == ANYMAX_NO_MEMORY) return PyErr_Format(PyExc_MemoryError, "the native engine ran out of memory on rows of %lld classes", (long long)n);
+    if (code == ANYMAX_NO_MEMORY)
+        return PyErr_Format(PyExc_MemoryError, "the native engine ran out of memory on rows of %lld classes", (long long)n);
     if (code) return PyErr_Format(PyExc_RuntimeError, "the native engine refused %s of %S: %s", what, kind, anymax_error(code));
     return again(result).give();
 }
 
-bool beside(Array &array, Kind kind, PyObject *a, int wanted, int64_t numbers, bool writable) { return a == Py_None || array.read_dense(kind, a, wanted, numbers, writable); }
+bool beside(Array &array, Kind kind, PyObject *a, int wanted, int64_t numbers, bool writable) {
+    return a == Py_None || array.read_dense(kind, a, wanted, numbers, writable);
+}
 
 bool served(Kind kind, PyObject *mapping) {
     if (kind == NEITHER || (kind == TORCH && !ordinary())) return false;
@@ -40,8 +43,11 @@ PyObject *forward(int op, PyObject *const *args, int64_t capacity, Ref &memory) 
     Rows r(kind_of(args[1]));
     GivenMap link;
     Array support, params;
-    if (!served(r.kind, args[0]) || !link.read(args[0]) || !r.lead(args[1], args[2], &r.call.x) || !r.link(link, op, params)) return none();
-    if (!r.bounds(link) || (args[3] != Py_None && !r.mask(args[3])) || (capacity && !r.save(capacity, args[1], support, memory))) return none();
+    if (!served(r.kind, args[0]) || !link.read(args[0]) || !r.lead(args[1], args[2], &r.call.x) || !r.link(link, op, params))
+        return none();
+    if (!r.bounds(link) || (args[3] != Py_None && !r.mask(args[3])) ||
+        (capacity && !r.save(capacity, args[1], support, memory)))
+        return none();
     if (!r.write(args[4], op == ANYMAX_FORWARD)) return none();
     return r.answer(link);
 }
@@ -51,10 +57,14 @@ PyObject *backward(int op, PyObject *const *args, PyObject *number = Py_None) {
     Rows r(kind_of(args[2]));
     GivenMap link;
     Array support, params, sum;
-    if (!served(r.kind, args[0]) || !link.read(args[0]) || !r.lead(args[2], args[4], &r.call.p) || !r.link(link, op, params)) return none();
-    if (!r.beside(args[3], &r.call.g) || (args[1] != Py_None && !r.beside(args[1], &r.call.x)) || !r.bounds(link)) return none();
+    if (!served(r.kind, args[0]) || !link.read(args[0]) || !r.lead(args[2], args[4], &r.call.p) || !r.link(link, op, params))
+        return none();
+    if (!r.beside(args[3], &r.call.g) || (args[1] != Py_None && !r.beside(args[1], &r.call.x)) || !r.bounds(link))
+        return none();
     const bool slope = number != Py_None;
-    if (slope && (!MAPS[link.map].slope || !sum.read(r.kind, number, true) || sum.count != 1 || (sum.dtype != ANYMAX_F32 && sum.dtype != ANYMAX_F64))) return none();
+    if (slope && (!MAPS[link.map].slope || !sum.read(r.kind, number, true) || sum.count != 1 ||
+                  (sum.dtype != ANYMAX_F32 && sum.dtype != ANYMAX_F64)))
+        return none();
     if (!r.support(args[5], support) || !r.write(Py_None, op == ANYMAX_VJP)) return none();
     if (!slope) return r.answer(link);
     Each slopes(r, sum, true);
@@ -69,7 +79,7 @@ PyObject *backward(int op, PyObject *const *args, PyObject *number = Py_None) {
 
 }  // namespace
 
-// -- the engine's words -------------------------------------------------------------------------------------------------------------
+// -- the engine's words -----------------------------------------------------------------------------
 
 bool GivenMap::read(PyObject *mapping) {
     static PyObject *const found_before = name_of("_link");

@@ -1,5 +1,6 @@
-// The functions of anymax._engine that work on arrays, as METH_FASTCALL has them. They answer None, with nothing written, where an argument is
-// out of the ordinary and Python is to see to it: another kind of array or dtype, shapes that don't fit, a mode of torch that looks on.
+// The functions of anymax._engine that work on arrays, as METH_FASTCALL has them. They answer None, with nothing written, where
+// an argument is out of the ordinary and Python is to see to it: another kind of array or dtype, shapes that don't fit, a mode
+// of torch that looks on.
 #ifndef ANYMAX_PYTHON_CALLS_HPP
 #define ANYMAX_PYTHON_CALLS_HPP
 
@@ -15,7 +16,7 @@ struct GivenMap {
     int32_t map = 0, noise = 0;
     double param = 0.0;
     int64_t nodes = 0;
-    bool chosen = false;  // it was given as such, and not found for a mapping
+    bool chosen = false;                          // it was given as such, and not found for a mapping
     PyObject *kind = nullptr, *params = nullptr;  // borrowed of the tuple; params: None, or one number a row
     PyObject *upper = nullptr;                    // the same; bounds of the classes: None, a number, or an array
     bool read(PyObject *mapping_or_link);
@@ -44,7 +45,8 @@ ANYMAX_CALL(call_ratio);
 ANYMAX_CALL(call_plan);
 ANYMAX_CALL(call_sinkhorn);
 
-// What a function gives back where the engine's code is 0; an error else, with `what`, `kind` and `n` in its sentence. Below 0: it is set.
+// What a function gives back where the engine's code is 0; an error else, with `what`, `kind` and `n` in its sentence. Below 0:
+// it is set.
 PyObject *answer(int code, const char *what, PyObject *kind, int64_t n, PyObject *result = Py_True);
 // An argument beside the scores, as Array::read_dense has it; None: there is none.
 bool beside(Array &array, Kind kind, PyObject *a, int wanted, int64_t numbers, bool writable = false);
@@ -58,7 +60,8 @@ inline float float_of(double v) {
 }
 
 // engine(pool) with the interpreter let go where the call is large.
-template <class F> int without_lock(Kind kind, int64_t work, F engine) {
+template <class F>
+int without_lock(Kind kind, int64_t work, F engine) {
     if (work <= INTERPRETER_KEPT) return engine(0);
     const Ref which = ask(bound.pool, kind == TORCH ? Py_True : Py_False);
     if (!which) return -1;

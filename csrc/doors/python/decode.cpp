@@ -2,31 +2,42 @@
 #include "decode/steps.hpp"
 #include "doors/python/rows.hpp"
 
-// (mapping, x, steps, values, keep, u, index, log_p, entropy, left, tau) -> True. All in C order; steps [count, 3] of NumPy: kind, least, value; values
-// [rows, count] of NumPy or None; keep bool like x; u, index and log_p [rows, draws]: without u the classes of index are given; entropy and tau [rows]; left like x
+// (mapping, x, steps, values, keep, u, index, log_p, entropy, left, tau) -> True. All in C order; steps [count, 3] of NumPy:
+// kind, least, value; values [rows, count] of NumPy or None; keep bool like x; u, index and log_p [rows, draws]: without u the
+// classes of index are given; entropy and tau [rows]; left like x
 ANYMAX_CALL(call_decode) {
     if (!arguments(count, 11)) return nullptr;
     const Kind kind = kind_of(args[1]);
     GivenMap link;
     Array x, steps, values, keep, u, index, log_p, entropy, left, tau;
-    if (kind == NEITHER || !link.read(args[0]) || link.params != Py_None || !x.read(kind, args[1]) || x.dtype > ANYMAX_F16 || !x.dense() || x.ndim < 1) return none();
+    if (kind == NEITHER || !link.read(args[0]) || link.params != Py_None || !x.read(kind, args[1]) || x.dtype > ANYMAX_F16 ||
+        !x.dense() || x.ndim < 1)
+        return none();
     anymax_decode_call call{};
     const int64_t n = x.shape[x.ndim - 1], rows = n ? x.count / n : 0;
-    if (!steps.read_dense(NUMPY, args[2], ANYMAX_F64, -1) || steps.ndim != 2 || steps.shape[1] != 3 || steps.shape[0] > STEPS_MOST) return none();
+    if (!steps.read_dense(NUMPY, args[2], ANYMAX_F64, -1) || steps.ndim != 2 || steps.shape[1] != 3 ||
+        steps.shape[0] > STEPS_MOST)
+        return none();
     call.count = steps.shape[0];
-    if (!beside(values, NUMPY, args[3], ANYMAX_F64, rows * call.count) || !beside(keep, kind, args[4], BOOLS, x.count, true)) return none();
+    if (!beside(values, NUMPY, args[3], ANYMAX_F64, rows * call.count) || !beside(keep, kind, args[4], BOOLS, x.count, true))
+        return none();
     if (!beside(index, kind, args[6], LONGS, -1, args[5] != Py_None)) return none();
-    if (!beside(u, kind, args[5], ANYMAX_F64, index.count) || !beside(log_p, kind, args[7], ANYMAX_F64, index.count, true)) return none();
+    if (!beside(u, kind, args[5], ANYMAX_F64, index.count) || !beside(log_p, kind, args[7], ANYMAX_F64, index.count, true))
+        return none();
     if (!beside(left, kind, args[9], x.dtype, x.count, true)) return none();
-    if (!beside(entropy, kind, args[8], ANYMAX_F64, rows, true) || !beside(tau, kind, args[10], ANYMAX_F64, rows, true) || (rows && index.count % rows)) return none();
+    if (!beside(entropy, kind, args[8], ANYMAX_F64, rows, true) || !beside(tau, kind, args[10], ANYMAX_F64, rows, true) ||
+        (rows && index.count % rows))
+        return none();
     anymax_step list[STEPS_MOST];
     for (int64_t k = 0; k < call.count; k++) {
         const double *step = (const double *)steps.data + 3 * k;
         list[k] = anymax_step{integer_of(step[0]), integer_of(step[1]), step[2]};
     }
-    call.map = link.map, call.param = link.param, call.dtype = x.dtype, call.rows = rows, call.n = n, call.stride = n, call.x = x.data;
+    call.map = link.map, call.param = link.param, call.dtype = x.dtype, call.rows = rows, call.n = n, call.stride = n,
+    call.x = x.data;
     call.steps = list, call.values = (const double *)values.data, call.keep = (uint8_t *)keep.data, call.left = left.data;
-    call.u = (const double *)u.data, call.log_p = (double *)log_p.data, call.entropy = (double *)entropy.data, call.tau = (double *)tau.data, call.draws = rows ? index.count / rows : 0;
+    call.u = (const double *)u.data, call.log_p = (double *)log_p.data, call.entropy = (double *)entropy.data,
+    call.tau = (double *)tau.data, call.draws = rows ? index.count / rows : 0;
     if (u.data)
         call.index = (int64_t *)index.data;
     else

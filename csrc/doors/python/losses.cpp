@@ -22,7 +22,9 @@ struct Loss {
     Ref copy;
     int64_t counted = 0;
     bool open(Rows &r, int op, PyObject *const *args, int64_t ignored) {
-        if (!served(r.kind, args[0]) || !link.read(args[0]) || !r.lead(args[1], args[4], &r.call.x) || !r.rows || !r.link(link, op, params)) return false;
+        if (!served(r.kind, args[0]) || !link.read(args[0]) || !r.lead(args[1], args[4], &r.call.x) || !r.rows ||
+            !r.link(link, op, params))
+            return false;
         if (!r.each(args[2], LONGS, index, copy) || !classes(index, r.n, ignored, counted)) return false;
         r.call.index = (const int64_t *)index.data;
         return true;
@@ -31,9 +33,9 @@ struct Loss {
 
 }  // namespace
 
-// (mapping, x, index, value, axis, ignored, reduction, save[, slope]) -> (how many rows count, what loss_grad wants of it or None).
-// reduction 0: a value a row, 1: their sum, 2: their mean; slope: one a row, as anymax_call has it, where it has
-// no axes their sum, or None
+// (mapping, x, index, value, axis, ignored, reduction, save[, slope]) -> (how many rows count, what loss_grad wants of it or
+// None). reduction 0: a value a row, 1: their sum, 2: their mean; slope: one a row, as anymax_call has it, where it has no axes
+// their sum, or None
 ANYMAX_CALL(call_loss) {
     int64_t ignored, reduction;
     if ((count != 9 && !arguments(count, 8)) || !integer(args[5], ignored) || !integer(args[6], reduction)) return nullptr;
@@ -58,7 +60,8 @@ ANYMAX_CALL(call_loss) {
     return PyTuple_Pack(2, counted.get(), memory ? memory.get() : Py_None);
 }
 
-// (mapping, x, index, scale, axis, factor, what loss has saved or None) -> factor scale (p - y); scale is one a row, or one for all
+// (mapping, x, index, scale, axis, factor, what loss has saved or None) -> factor scale (p - y); scale is one a row, or one for
+// all
 ANYMAX_CALL(call_loss_grad) {
     if (!arguments(count, 7)) return nullptr;
     Rows r(kind_of(args[1]));
@@ -84,15 +87,19 @@ ANYMAX_CALL(call_loss_grad) {
     return r.answer(loss.link);
 }
 
-// (mapping, x or None, p, g, axis, the support or None, value) -> True: <g, dp/dparam> of each row. Of bounded, with None for the value: -> the same by the
-// bound of each class
+// (mapping, x or None, p, g, axis, the support or None, value) -> True: <g, dp/dparam> of each row. Of bounded, with None for
+// the value: -> the same by the bound of each class
 ANYMAX_CALL(call_slope) {
     if (!arguments(count, 7)) return nullptr;
     Rows r(kind_of(args[2]));
     GivenMap link;
     Array support, params, value;
-    if (!served(r.kind, args[0]) || !link.read(args[0]) || !MAPS[link.map].slope || !r.lead(args[2], args[4], &r.call.p) || !r.link(link, ANYMAX_SLOPE, params)) return none();
-    if (!r.beside(args[3], &r.call.g) || (args[1] != Py_None && !r.beside(args[1], &r.call.x)) || !r.bounds(link) || !r.support(args[5], support)) return none();
+    if (!served(r.kind, args[0]) || !link.read(args[0]) || !MAPS[link.map].slope || !r.lead(args[2], args[4], &r.call.p) ||
+        !r.link(link, ANYMAX_SLOPE, params))
+        return none();
+    if (!r.beside(args[3], &r.call.g) || (args[1] != Py_None && !r.beside(args[1], &r.call.x)) || !r.bounds(link) ||
+        !r.support(args[5], support))
+        return none();
     if (args[6] == Py_None && link.map == ANYMAX_BOUNDED) return r.write(Py_None, false) ? r.answer(link) : none();
     if (!value.read_dense(r.kind, args[6], wide_of(r), r.rows, true)) return none();
     r.call.value = value.data;
@@ -111,16 +118,20 @@ ANYMAX_CALL(call_threshold) {
     return answer(r.run(), "the threshold", link.kind, r.n);
 }
 
-// (mapping, x, code of the operation) -> the name of the way that its rows take, and the instruction set: anymax_plan. None: no such call
+// (mapping, x, code of the operation) -> the name of the way that its rows take, and the instruction set: anymax_plan. None: no
+// such call
 ANYMAX_CALL(call_plan) {
     int64_t op;
     if (!arguments(count, 3) || !integer(args[2], op)) return nullptr;
     Rows r(kind_of(args[1]));
     GivenMap link;
     Array params;
-    if (!link.read(args[0]) || !r.lead(args[1], Py_None, &r.call.x) || !r.link(link, (int)op, params) || !r.bounds(link) || !r.lay_out()) return none();
+    if (!link.read(args[0]) || !r.lead(args[1], Py_None, &r.call.x) || !r.link(link, (int)op, params) || !r.bounds(link) ||
+        !r.lay_out())
+        return none();
     r.call.p = r.call.g = r.call.out = r.call.x;
-    r.call.value = (void *)r.call.x.data, r.call.scale = r.call.value, r.call.index = (const int64_t *)r.call.value;  // asked whether they are there
+    r.call.value = (void *)r.call.x.data, r.call.scale = r.call.value,
+    r.call.index = (const int64_t *)r.call.value;  // asked whether they are there
     const char *plan = anymax_plan(&r.call);
     return plan ? PyUnicode_FromString(plan) : none();
 }
@@ -138,8 +149,10 @@ ANYMAX_CALL(call_largest) {
     if (!value.read_dense(kind, args[2], x.dtype, numbers, true)) return none();
     if (!positions.read_dense(kind, args[3], LONGS, numbers, true)) return none();
     anymax_call call{};
-    call.op = ANYMAX_LARGEST, call.map = ANYMAX_TOPK, call.dtype = x.dtype, call.param = k, call.outer = rows, call.inner = 1, call.n = n;
-    call.x = anymax_view{x.data, n, 0, 1}, call.out = anymax_view{value.data, (int64_t)k, 0, 1}, call.positions = (int64_t *)positions.data;
+    call.op = ANYMAX_LARGEST, call.map = ANYMAX_TOPK, call.dtype = x.dtype, call.param = k, call.outer = rows, call.inner = 1,
+    call.n = n;
+    call.x = anymax_view{x.data, n, 0, 1}, call.out = anymax_view{value.data, (int64_t)k, 0, 1},
+    call.positions = (int64_t *)positions.data;
     const int code = without_lock(kind, x.count, [&](int pool) {
         call.pool = pool;
         return anymax_run(&call);
@@ -147,15 +160,16 @@ ANYMAX_CALL(call_largest) {
     return answer(code, "the largest scores", Py_None, n);
 }
 
-// (q, k, v, out, lengths, below, g, dq, dk, dv, groups, causal, scale, threads) -> True, of the backward where there is g; all in C order, lengths of
-// NumPy, and None for what there is not
+// (q, k, v, out, lengths, below, g, dq, dk, dv, groups, causal, scale, threads) -> True, of the backward where there is g; all
+// in C order, lengths of NumPy, and None for what there is not
 ANYMAX_CALL(call_linear) {
     if (!arguments(count, 14)) return nullptr;
     const Kind kind = kind_of(args[0]);
     Array a[10];
     for (int i = 0; i < 10; i++) {
         if (args[i] == Py_None) continue;
-        if (!a[i].read(i == 4 ? NUMPY : kind, args[i], i == 3 || (i > 6) || (i == 5 && args[6] == Py_None)) || !a[i].dense()) return none();
+        if (!a[i].read(i == 4 ? NUMPY : kind, args[i], i == 3 || (i > 6) || (i == 5 && args[6] == Py_None)) || !a[i].dense())
+            return none();
         if (a[i].dtype != (i == 4 ? LONGS : a[0].dtype)) return none();
     }
     const Array &q = a[0], &k = a[1], &v = a[2];
@@ -163,15 +177,19 @@ ANYMAX_CALL(call_linear) {
     anymax_linear_call call{};
     int64_t threads;
     if (!integer(args[10], call.groups) || !integer(args[13], threads)) return none();
-    call.dtype = q.dtype, call.causal = PyObject_IsTrue(args[11]), call.scale = PyFloat_AsDouble(args[12]), call.threads = (int32_t)threads;
+    call.dtype = q.dtype, call.causal = PyObject_IsTrue(args[11]), call.scale = PyFloat_AsDouble(args[12]),
+    call.threads = (int32_t)threads;
     call.heads = 1;
     for (int i = 0; i < k.ndim - 2; i++) call.heads *= k.shape[i];
-    call.queries = q.shape[q.ndim - 2], call.d = q.shape[q.ndim - 1], call.keys = k.shape[k.ndim - 2], call.dv = v.shape[v.ndim - 1];
+    call.queries = q.shape[q.ndim - 2], call.d = q.shape[q.ndim - 1], call.keys = k.shape[k.ndim - 2],
+    call.dv = v.shape[v.ndim - 1];
     const int64_t queries = call.heads * call.groups * call.queries, keys = call.heads * call.keys;
-    const int64_t sizes[] = {queries * call.d, keys * call.d, keys * call.dv, queries * call.dv, call.heads, queries, queries * call.dv, queries * call.d, keys * call.d, keys * call.dv};
+    const int64_t sizes[] = {queries * call.d, keys * call.d,     keys * call.dv,   queries * call.dv, call.heads,
+                             queries,          queries * call.dv, queries * call.d, keys * call.d,     keys * call.dv};
     for (int i = 0; i < 10; i++)
         if (args[i] != Py_None && a[i].count != sizes[i]) return none();
-    call.q = q.data, call.k = k.data, call.v = v.data, call.out = a[3].data, call.lengths = (const int64_t *)a[4].data, call.below = a[5].data;
+    call.q = q.data, call.k = k.data, call.v = v.data, call.out = a[3].data, call.lengths = (const int64_t *)a[4].data,
+    call.below = a[5].data;
     call.g = a[6].data, call.dq = a[7].data, call.dk = a[8].data, call.dv_ = a[9].data;
     const bool backward = args[6] != Py_None;
     const int code = without_lock(kind, INTERPRETER_KEPT + 1, [&](int pool) {

@@ -46,7 +46,8 @@ PyObject *bind(PyObject *, PyObject *functions) {
         if (PyObject *object = PyDict_GetItemString(given, place.name)) place.place->keep(object);
     if (PyObject *bytes = PyDict_GetItemString(given, "smallest")) smallest.store(PyLong_AsLongLong(bytes));
     if (PyErr_Occurred()) return nullptr;
-    if (PyObject *capsule = PyDict_GetItemString(given, "exchange")) return PyBool_FromLong(bind_exchange(capsule == Py_None ? nullptr : capsule));
+    if (PyObject *capsule = PyDict_GetItemString(given, "exchange"))
+        return PyBool_FromLong(bind_exchange(capsule == Py_None ? nullptr : capsule));
     return PyBool_FromLong(0);
 }
 
@@ -56,9 +57,11 @@ PyObject *borrow_pool(PyObject *, PyObject *path) {
     if (!bytes) return nullptr;
     void *run = nullptr;
 #if defined(_WIN32)
-    if (HMODULE library = GetModuleHandleA(PyBytes_AsString(bytes.get()))) run = (void *)GetProcAddress(library, "torch_parallel_for");
+    if (HMODULE library = GetModuleHandleA(PyBytes_AsString(bytes.get())))
+        run = (void *)GetProcAddress(library, "torch_parallel_for");
 #else
-    if (void *library = dlopen(PyBytes_AsString(bytes.get()), RTLD_LAZY | RTLD_LOCAL)) run = dlsym(library, "torch_parallel_for");
+    if (void *library = dlopen(PyBytes_AsString(bytes.get()), RTLD_LAZY | RTLD_LOCAL))
+        run = dlsym(library, "torch_parallel_for");
 #endif
     if (run) anymax_set_parallel((anymax_parallel)run);
     return PyBool_FromLong(run != nullptr);
@@ -123,7 +126,11 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-int fill(PyObject *module) { return PyModule_AddIntConstant(module, "ABI", anymax_abi()) || PyModule_AddIntConstant(module, "SMALL", INTERPRETER_KEPT) ? -1 : 0; }
+int fill(PyObject *module) {
+    return PyModule_AddIntConstant(module, "ABI", anymax_abi()) || PyModule_AddIntConstant(module, "SMALL", INTERPRETER_KEPT)
+               ? -1
+               : 0;
+}
 
 PyModuleDef_Slot slots[] = {
     {Py_mod_exec, (void *)fill},
@@ -133,7 +140,15 @@ PyModuleDef_Slot slots[] = {
     {0, nullptr},
 };
 
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "anymax._engine", "The kernels in C++; anymax.kernels.native calls them.", 0, methods, slots, nullptr, nullptr, nullptr};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                          "anymax._engine",
+                          "The kernels in C++; anymax.kernels.native calls them.",
+                          0,
+                          methods,
+                          slots,
+                          nullptr,
+                          nullptr,
+                          nullptr};
 
 }  // namespace
 

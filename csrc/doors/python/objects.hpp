@@ -38,27 +38,30 @@ inline Ref again(PyObject *borrowed) {
     return Ref(borrowed);
 }
 
-// The functions and types that calls need, by the names under which Python hands them over (`bind`). They are kept to the end of the process.
-#define ANYMAX_OF_ENGINE(X)                                                                                                                             \
-    X(link_of)  /* (mapping) -> Link, or the sentence that says why there is none */                                                                   \
-    X(forced)   /* () -> the name of the engine that is asked for, or None */                                                                          \
-    X(pool)     /* (tensors) -> 1: torch's threads serve a call, 0: our own */                                                                         \
-    X(result)   /* (x, link code, zeros) -> (an array like x, of kept memory where it is large; see anymax_call.fresh) */                              \
-    X(room)     /* (x, count, dtype of arrays.hpp) -> an array of so many numbers of x's kind */                                                         \
-    X(copied)   /* (array, shape) -> the same numbers, broadcast, in C order and aligned */                                                            \
-    X(store)    /* (out, array): out[...] = array */                                                                                                   \
-    X(bits)     /* (array of bfloat16) -> the same memory as uint16 */                                                                                 \
+// The functions and types that calls need, by the names under which Python hands them over (`bind`). They are kept to the end
+// of the process.
+// clang-format off
+#define ANYMAX_OF_ENGINE(X)                                                                                           \
+    X(link_of)  /* (mapping) -> Link, or the sentence that says why there is none */                                  \
+    X(forced)   /* () -> the name of the engine that is asked for, or None */                                         \
+    X(pool)     /* (tensors) -> 1: torch's threads serve a call, 0: our own */                                        \
+    X(result)   /* (x, link code, zeros) -> (an array like x, of kept memory where it is large; see anymax_call.fresh) */\
+    X(room)     /* (x, count, dtype of arrays.hpp) -> an array of so many numbers of x's kind */                      \
+    X(copied)   /* (array, shape) -> the same numbers, broadcast, in C order and aligned */                           \
+    X(store)    /* (out, array): out[...] = array */                                                                  \
+    X(bits)     /* (array of bfloat16) -> the same memory as uint16 */                                                \
     X(ndarray) X(empty_like)
-#define ANYMAX_OF_TORCH(X)                                                                                                                              \
-    X(tensor) X(parameter) X(torch_empty_like)                                                                                                         \
-    X(modes)    /* () -> how many dispatch modes are on */                                                                                             \
-    X(functions) /* () -> how many modes of functions are on */                                                                                        \
-    X(included) /* (key) -> whether dispatch has it */                                                                                                 \
-    X(before)   /* the key of modes before dispatch */                                                                                                 \
-    X(tracing)  /* () -> whether torch.jit traces */                                                                                                   \
-    X(forward_ad) /* the names of the module; `_current_level` is below 0 outside of forward mode */                                                      \
-    X(is_neg)   /* (tensor) -> whether it has a lazy minus sign */                                                                                     \
+#define ANYMAX_OF_TORCH(X)                                                                                            \
+    X(tensor) X(parameter) X(torch_empty_like)                                                                        \
+    X(modes)    /* () -> how many dispatch modes are on */                                                            \
+    X(functions) /* () -> how many modes of functions are on */                                                       \
+    X(included) /* (key) -> whether dispatch has it */                                                                \
+    X(before)   /* the key of modes before dispatch */                                                                \
+    X(tracing)  /* () -> whether torch.jit traces */                                                                  \
+    X(forward_ad) /* the names of the module; `_current_level` is below 0 outside of forward mode */                  \
+    X(is_neg)   /* (tensor) -> whether it has a lazy minus sign */                                                    \
     X(strided) X(f32) X(f64) X(bf16) X(f16) X(i32) X(i64) X(boolean)
+// clang-format on
 
 // A reference that is never given back, so that a call may use it while another thread hands over a new one.
 class Kept {
@@ -80,7 +83,8 @@ extern std::atomic<int64_t> smallest;  // bytes of a result that `result` finds 
 
 // A call of Python.
 inline Ref ask(PyObject *function) { return Ref(PyObject_CallNoArgs(function)); }
-template <class... T> Ref ask(PyObject *function, const T &...arguments) {
+template <class... T>
+Ref ask(PyObject *function, const T &...arguments) {
     return Ref(PyObject_CallFunctionObjArgs(function, (PyObject *)arguments..., nullptr));
 }
 

@@ -30,7 +30,8 @@ ANYMAX_CALL(call_order) {
     Array x, out, order;
     if (!read(call, args[3], args[4])) return nullptr;
     if (kind == NEITHER || !x.read(kind, args[0]) || !rows_of(call, x)) return none();
-    if (!out.read_dense(kind, args[1], x.dtype, x.count, true) || !beside(order, kind, args[2], INTS, x.count, true)) return none();
+    if (!out.read_dense(kind, args[1], x.dtype, x.count, true) || !beside(order, kind, args[2], INTS, x.count, true))
+        return none();
     call.x = x.data, call.out = out.data, call.order = (int32_t *)order.data;
     const int code = without_lock(kind, x.count * WORK, [&](int pool) {
         call.pool = pool;
@@ -48,7 +49,8 @@ ANYMAX_CALL(call_order_vjp) {
     if (!read(call, args[5], args[6])) return nullptr;
     if (kind == NEITHER || !p.read(kind, args[1]) || !rows_of(call, p)) return none();
     if (!beside(x, kind, args[0], p.dtype, p.count) || !g.read_dense(kind, args[2], p.dtype, p.count)) return none();
-    if (!order.read_dense(kind, args[3], INTS, p.count) || !out.read_dense(kind, args[4], p.dtype, p.count, true)) return none();
+    if (!order.read_dense(kind, args[3], INTS, p.count) || !out.read_dense(kind, args[4], p.dtype, p.count, true))
+        return none();
     call.x = x.data, call.p = p.data, call.g = g.data, call.order = (int32_t *)order.data, call.out = out.data;
     const int code = without_lock(kind, p.count * WORK, [&](int pool) {
         call.pool = pool;

@@ -69,14 +69,15 @@ bool Rows::write(PyObject *given, bool zeros) {
             if (shape[i] > 1 && !o.array.strides[i]) return false;  // rows on top of each other
         result = again(given);
         bool free = o.array.aligned && (!per_row || o.array.disjoint(*per_row));  // to be written while the others are read
-        for (int i = 0; i < used && free; i++) free = o.array.disjoint(operands[i].array) || (o.array.same_place(operands[i].array));
+        for (int i = 0; i < used && free; i++)
+            free = o.array.disjoint(operands[i].array) || (o.array.same_place(operands[i].array));
         if (!free && !stand_in(o)) return false;
     }
     o.view = &call.out, out = &o, used++;
     return spread(o);
 }
 
-// -- what goes beside the rows ----------------------------------------------------------------------------------------------------
+// -- what goes beside the rows ----------------------------------------------------------------------
 
 bool Rows::batch_is(const Array &a) const {
     if (a.ndim != ndim - 1) return false;
@@ -122,8 +123,9 @@ bool Rows::save(int64_t capacity, PyObject *x, Array &array, Ref &memory) {
 
 bool Rows::link(const GivenMap &l, int op, Array &params) {
     call.op = op, call.map = l.map, call.noise = l.noise, call.param = l.param, call.nodes = nodes_of(l.nodes, dtype);
-    if (l.params == Py_None) return !(l.map == ANYMAX_BUDGET && !(l.param <= (double)n));  // the caller's mistake, which `Mapping.check` words
-    if (!l.chosen) return false;  // Python is to cast it, and a gradient may be asked for
+    if (l.params == Py_None)
+        return !(l.map == ANYMAX_BUDGET && !(l.param <= (double)n));  // the caller's mistake, which `Mapping.check` words
+    if (!l.chosen) return false;                                      // Python is to cast it, and a gradient may be asked for
     if (!params.read_dense(kind, l.params, ANYMAX_F64, -1) || params.ndim != ndim || axis != ndim - 1) return false;
     for (int i = 0; i < ndim; i++)
         if (params.shape[i] != (i == axis ? 1 : shape[i])) return false;
@@ -149,7 +151,7 @@ bool Rows::bounds(const GivenMap &l) {
     return spread(o);
 }
 
-// -- two strides for the rows and one for the classes -----------------------------------------------------------------------------
+// -- two strides for the rows and one for the classes -----------------------------------------------
 
 // The axes of the rows, as few as the strides of all operands allow, or of one of them.
 int Rows::merged(Axis *axes, int only) const {
@@ -192,7 +194,8 @@ bool Rows::replace(Operand &o) {
 bool Rows::lay_out() {
     Axis axes[AXES];
     int count = merged(axes, -1);
-    for (int attempt = 0; count > 2 && attempt < 2; attempt++) {  // those that alone have too many; then all, which then lie alike
+    for (int attempt = 0; count > 2 && attempt < 2;
+         attempt++) {  // those that alone have too many; then all, which then lie alike
         for (int k = 0; k < used; k++) {
             Axis own[AXES];
             if (merged(own, k) > (attempt ? 0 : 2) && !replace(operands[k])) return false;
@@ -205,7 +208,8 @@ bool Rows::lay_out() {
     if (outer.size == 1) {
         outer = inner, inner = Axis{1, {}};
         bool sideways = false;  // rows side by side are transposed in groups
-        for (int k = 0; k < used; k++) sideways |= operands[k].view != &call.upper && operands[k].strides[axis] != 1 && outer.steps[k] == 1;
+        for (int k = 0; k < used; k++)
+            sideways |= operands[k].view != &call.upper && operands[k].strides[axis] != 1 && outer.steps[k] == 1;
         if (sideways && n > 1) inner = outer, outer = Axis{1, {}};
     }
     call.outer = outer.size, call.inner = inner.size;

@@ -47,8 +47,9 @@ class Rows {
     // A number a row, in C order; `copy` holds it where it had to be made.
     bool each(PyObject *a, int wanted, Array &array, Ref &copy);
     bool in_order(PyObject *a, Array &array, Ref &copy);  // makes such a copy of what was read where it has to
-    bool support(PyObject *memory, Array &array);                // None: there is none
-    bool save(int64_t capacity, PyObject *x, Array &array, Ref &memory);  // memory for a support of so many non-zeros a row, or less than 0: of what pays
+    bool support(PyObject *memory, Array &array);         // None: there is none
+    bool save(int64_t capacity, PyObject *x, Array &array,
+              Ref &memory);  // memory for a support of so many non-zeros a row, or less than 0: of what pays
     bool link(const GivenMap &l, int op, Array &params);
     bool bounds(const GivenMap &l);  // of the classes, where the map has them
     bool lay_out();
@@ -97,7 +98,8 @@ class Each {
 PyObject *none();  // None, or the error that is set
 bool arguments(Py_ssize_t count, Py_ssize_t wanted);
 bool integer(PyObject *object, int64_t &value);
-// True where the engine may serve arrays of this kind now. A link was chosen already; a mapping is served where no other engine is asked for.
+// True where the engine may serve arrays of this kind now. A link was chosen already; a mapping is served where no other engine
+// is asked for.
 bool served(Kind kind, PyObject *mapping);
 
 #endif

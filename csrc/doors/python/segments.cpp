@@ -27,9 +27,10 @@ struct Entries {
 
 }  // namespace
 
-// (link, op, ptr, order, axis, x, p, g, out, index, scale, result, kept[, slope]) -> True. ptr [segments + 1] and order [entries] or None: int64 of NumPy; x, p, g and
-// out: entries along the axis, those that the operation has; index [segments, heads] int64, scale and result the same, as wide as it is computed; kept
-// [entries, heads], as anymax_segments has it; slope as the result, beside that of a loss
+// (link, op, ptr, order, axis, x, p, g, out, index, scale, result, kept[, slope]) -> True. ptr [segments + 1] and order
+// [entries] or None: int64 of NumPy; x, p, g and out: entries along the axis, those that the operation has; index [segments,
+// heads] int64, scale and result the same, as wide as it is computed; kept [entries, heads], as anymax_segments has it; slope
+// as the result, beside that of a loss
 ANYMAX_CALL(call_segments) {
     if (count != 14 && !arguments(count, 13)) return nullptr;
     int64_t op, axis;
@@ -39,14 +40,16 @@ ANYMAX_CALL(call_segments) {
     GivenMap link;
     Entries x, p, g, out;
     Array ptr, order, params, index, scale, result, kept, slope;
-    if (kind == NEITHER || axis < 0 || !link.read(args[0]) || !ptr.read_dense(NUMPY, args[2], LONGS, -1) || ptr.count < 1) return none();
+    if (kind == NEITHER || axis < 0 || !link.read(args[0]) || !ptr.read_dense(NUMPY, args[2], LONGS, -1) || ptr.count < 1)
+        return none();
     anymax_call call{};
     struct {
         Entries &entries;
         PyObject *given;
         anymax_view &view;
         bool writable;
-    } const operands[] = {{x, args[5], call.x, false}, {p, args[6], call.p, false}, {g, args[7], call.g, false}, {out, args[8], call.out, true}};
+    } const operands[] = {
+        {x, args[5], call.x, false}, {p, args[6], call.p, false}, {g, args[7], call.g, false}, {out, args[8], call.out, true}};
     const Array *like = nullptr;
     for (const auto &o : operands) {
         if (o.given == Py_None) continue;
@@ -60,11 +63,14 @@ ANYMAX_CALL(call_segments) {
     for (int i = 0; i < like->ndim; i++) heads *= i == axis ? 1 : like->shape[i];
     const int wide = like->dtype == ANYMAX_F64 ? ANYMAX_F64 : ANYMAX_F32;
     const int64_t rows = segments * heads;
-    if (!beside(order, NUMPY, args[3], LONGS, entries) || !beside(params, kind, link.params, ANYMAX_F64, rows) || !beside(index, kind, args[9], LONGS, rows)) return none();
+    if (!beside(order, NUMPY, args[3], LONGS, entries) || !beside(params, kind, link.params, ANYMAX_F64, rows) ||
+        !beside(index, kind, args[9], LONGS, rows))
+        return none();
     if (!beside(scale, kind, args[10], wide, rows) || !beside(result, kind, args[11], wide, rows, true)) return none();
     if (count == 14 && !beside(slope, kind, args[13], wide, rows, true)) return none();
     if (!beside(kept, kind, args[12], like->dtype, entries * heads, true)) return none();
-    call.op = (int32_t)op, call.map = link.map, call.noise = link.noise, call.param = link.param, call.nodes = nodes_of(link.nodes, wide), call.dtype = like->dtype;
+    call.op = (int32_t)op, call.map = link.map, call.noise = link.noise, call.param = link.param,
+    call.nodes = nodes_of(link.nodes, wide), call.dtype = like->dtype;
     call.outer = segments, call.inner = heads, call.n = entries;
     call.params = (const double *)params.data, call.index = (const int64_t *)index.data, call.scale = scale.data;
     (op == ANYMAX_THRESHOLD ? call.tau : call.value) = result.data, call.slope = slope.data;
@@ -81,10 +87,13 @@ ANYMAX_CALL(call_sort_segments) {
     if (!arguments(count, 4)) return nullptr;
     Array index, ptr, order;
     if (!index.read_dense(NUMPY, args[0], LONGS, -1) || index.ndim != 1) return none();
-    if (!ptr.read_dense(NUMPY, args[1], LONGS, -1, true) || ptr.count < 1 || !beside(order, NUMPY, args[2], LONGS, index.count, true)) return none();
+    if (!ptr.read_dense(NUMPY, args[1], LONGS, -1, true) || ptr.count < 1 ||
+        !beside(order, NUMPY, args[2], LONGS, index.count, true))
+        return none();
     int64_t sorted = 0;
     const int code = without_lock(args[3] == Py_True ? TORCH : NUMPY, index.count, [&](int pool) {
-        sorted = anymax_sort_segments((const int64_t *)index.data, index.count, ptr.count - 1, (int64_t *)ptr.data, (int64_t *)order.data, pool);
+        sorted = anymax_sort_segments((const int64_t *)index.data, index.count, ptr.count - 1, (int64_t *)ptr.data,
+                                      (int64_t *)order.data, pool);
         return 0;
     });
     return code ? nullptr : PyLong_FromLongLong(sorted);

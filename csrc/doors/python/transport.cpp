@@ -10,8 +10,9 @@ static bool sums(Array &array, Kind kind, PyObject *a, int dtype, int64_t count,
     return array.count == size || array.count == count * size;
 }
 
-// (x, rows, columns, g, out, iterations, temperature, tolerance, left) -> True. All in C order and of one dtype; x, g and out [..., n, m]; without g out
-// becomes P, with it the gradient of x; with a tolerance above 0 `left` is written, an array of NumPy
+// (x, rows, columns, g, out, iterations, temperature, tolerance, left) -> True. All in C order and of one dtype; x, g and out
+// [..., n, m]; without g out becomes P, with it the gradient of x; with a tolerance above 0 `left` is written, an array of
+// NumPy
 ANYMAX_CALL(call_sinkhorn) {
     if (!arguments(count, 9)) return nullptr;
     const Kind kind = kind_of(args[0]);
@@ -21,13 +22,16 @@ ANYMAX_CALL(call_sinkhorn) {
     call.dtype = x.dtype, call.n = x.shape[x.ndim - 2], call.m = x.shape[x.ndim - 1];
     if (!call.n || !call.m) return none();
     call.count = x.count / (call.n * call.m);
-    if (!sums(rows, kind, args[1], x.dtype, call.count, call.n, call.rows_step) || !sums(columns, kind, args[2], x.dtype, call.count, call.m, call.columns_step)) return none();
+    if (!sums(rows, kind, args[1], x.dtype, call.count, call.n, call.rows_step) ||
+        !sums(columns, kind, args[2], x.dtype, call.count, call.m, call.columns_step))
+        return none();
     if (!beside(g, kind, args[3], x.dtype, x.count) || !out.read_dense(kind, args[4], x.dtype, x.count, true)) return none();
     if (!beside(left, NUMPY, args[8], ANYMAX_F64, call.count, true)) return none();
     if (!integer(args[5], call.iterations)) return nullptr;
     call.temperature = PyFloat_AsDouble(args[6]), call.tolerance = PyFloat_AsDouble(args[7]);
     if (PyErr_Occurred()) return nullptr;
-    call.x = x.data, call.rows = rows.data, call.columns = columns.data, call.g = g.data, call.out = out.data, call.left = (double *)left.data;
+    call.x = x.data, call.rows = rows.data, call.columns = columns.data, call.g = g.data, call.out = out.data,
+    call.left = (double *)left.data;
     const int code = without_lock(kind, at_most_so_much(x.count, call.iterations), [&](int pool) {
         call.pool = pool;
         return anymax_sinkhorn(&call);
