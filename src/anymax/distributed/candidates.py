@@ -13,13 +13,12 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, like, stop_gradient, total
-from .._core.separable import Separable
 from .._random.truncation import topk_keep, topp_keep
-from ..autodiff import bridge
 from ..autodiff.group import jax
 from ..functional import apply
+from ..functional.ways import bound_of, searchable
 from .gathered import Gathered, gather
-from .search import MANY, Level, searchable
+from .search import MANY, Level
 from .shard import Shard, Shards
 from .softmax import Part, log_sum
 from .solution import Method, Second, Solution
@@ -42,7 +41,7 @@ class ByCandidates(Method):
 
     def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
         group, n, most_kept = self.shard.group, self.shard.rows.shape[-1], self.shard.parts.most_kept
-        chosen = self.candidates & above(self.shard.rows, bound(shards), shards.xp)
+        chosen = self.candidates & (self.shard.rows > bound(shards))
         if group.strict:
             k = max(1, shards.most)
             k = k if k <= COUNT else largest(shards, chosen)
@@ -58,8 +57,8 @@ class ByCandidates(Method):
 
     def _gathered_or_searched(self, shards: Shards, chosen: Array, k: int, many: bool, second: Second) -> Solution:
         """With k classes of each process; if these are `many`, the level is searched instead, if it can be."""
-        mapping = searchable(self.shard) if many else None
-        if mapping is None:
+        mapping: Any = self.shard.mapping
+        if not many or not searchable(mapping, self.shard.rows, shards.xp):
             return gather(shards, chosen, k, second)
         tau = bound(shards)
         shift = mapping.frozen().level_to_tau(tau, shards.xp)
@@ -69,11 +68,13 @@ class ByCandidates(Method):
 class ByLevel(Method):
     """All classes, or a search if these are many. `head` has the threshold of this process's classes, in terms of the level."""
 
-    def __init__(self, shard: Shard, mapping: Separable) -> None:
-        self.shard, self.a, self.mapping = shard, shard.rows, mapping
+    mapping: Any
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard, self.a, self.mapping = shard, shard.rows, shard.mapping
         xp, rows = shard.xp, stop_gradient(shard.rows)
         y, keep, _ = _array.finite_scores(rows, xp)
-        anchor, level = mapping.frozen().solve(y, keep, xp)
+        anchor, level = self.mapping.frozen().solve(y, keep, xp)
         known = xp.any(keep, axis=-1, keepdims=True) & xp.isfinite(level)
         self.head = [shard.high(), xp.where(known, anchor - level, -math.inf * xp.ones_like(rows[..., :1]))]
 
@@ -123,27 +124,14 @@ def gather_all(shards: Shards, second: Second) -> Gathered:
 
 
 def find_candidates(shard: Shard) -> tuple[Array, Array]:
-    """(the threshold of this process's classes alone, -inf if it bounds nothing; the classes above it)."""
-    mapping, xp, rows = shard.mapping.frozen(), shard.xp, stop_gradient(shard.rows)
-    nothing = -math.inf * xp.ones_like(rows[..., :1])
-    parts = shard.parts
-    if parts.zero_below_threshold:
-        k = parts.full_up_to
-        if not _array.is_array(k) and k >= rows.shape[-1]:
-            return nothing, xp.isfinite(rows)
-        tau = bridge(rows).threshold(mapping, rows)
-        enough = total(xp.astype(xp.isfinite(rows), rows.dtype), xp) > k  # else each gets 1, and tau is arbitrary
-        tau = xp.where(xp.isfinite(tau) & enough, tau, nothing)
-        return tau, above(rows, tau, xp)
-    if parts.most_kept is not None:
-        return nothing, topk_keep(rows, parts.most_kept, xp) & xp.isfinite(rows)
-    return nothing, apply(mapping, rows) > 0
-
-
-def above(rows: Array, tau: Array, xp: Namespace) -> Array:
-    """Scores above the threshold, or below it by no more than rounding."""
-    size = 1.0 + xp.where(tau == -math.inf, xp.zeros_like(tau), xp.abs(tau))
-    return (rows > tau - 32.0 * float(xp.finfo(rows.dtype).eps) * size) & (rows < math.inf)
+    """(the bound of this process's classes alone, -inf if it bounds nothing; the classes above it that may have a probability)."""
+    mapping, xp, rows, most = shard.mapping.frozen(), shard.xp, stop_gradient(shard.rows), shard.parts.most_kept
+    if most is not None:
+        return -math.inf * xp.ones_like(rows[..., :1]), topk_keep(rows, most, xp) & xp.isfinite(rows)
+    low = bound_of(mapping, rows, xp)
+    low = xp.where(xp.isfinite(low), low, -math.inf * xp.ones_like(low))
+    kept = (rows > low) & (rows < math.inf)
+    return low, kept if shard.parts.zero_below_threshold else kept & (apply(mapping, rows) > 0)
 
 
 def fullest(chosen: Array, xp: Namespace) -> Array:

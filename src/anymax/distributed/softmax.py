@@ -14,14 +14,15 @@ from .shard import Shard, Shards, divided, highest
 from .solution import Method, Second, Solution
 
 
-def exponents(mapping: Mapping, rows: Array, xp: Namespace) -> Array | None:
-    """The a with p = softmax(a), -inf for a masked class; None if the map is not a softmax."""
-    if mapping.is_softmax:
+def exponents(shard: Shard) -> Array:
+    """The a with p = softmax(a), -inf for a masked class."""
+    rows, xp, parts = shard.rows, shard.xp, shard.parts
+    if shard.mapping.is_softmax:
         return rows
-    parts = mapping.parts
     if parts.temperature is not None:
         return divided(rows, like(parts.temperature, rows, xp), xp)
-    return None if parts.exponents is None else parts.exponents(rows, xp)
+    assert parts.exponents is not None
+    return parts.exponents(rows, xp)
 
 
 def size_of(mapping: Mapping, rows: Array, xp: Namespace) -> Any:
@@ -53,9 +54,9 @@ class Part:
 class BySums(Method):
     """The maximum and the sum of each process are combined."""
 
-    def __init__(self, shard: Shard, a: Array) -> None:
-        self.shard, self.a = shard, a
-        self.part = Part.of(a, shard.xp)
+    def __init__(self, shard: Shard) -> None:
+        self.shard, self.a = shard, exponents(shard)
+        self.part = Part.of(self.a, shard.xp)
         self.head = [self.part.high, self.part.rest]
 
     def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:

@@ -17,14 +17,14 @@ from ..kernels import engine_of
 from ..kernels.tasks import LAYER
 from .job import Job
 from .layer import Layer, dots
-from .torch_candidates import BlockSize, Bound, Candidates, OfTarget, Rule, collect
+from .torch_candidates import BlockSize, Bound, Candidates, OfTarget, Rule, collect, of_map
 from .torch_groups import runs_eagerly
 from .torch_products import add_to_classes, added_to_rows, at_a_time
 
 Tensor = torch.Tensor
 
 
-def candidates_of(job: Job, bound: Bound, of_target: OfTarget = OfTarget.USED) -> Candidates:
+def candidates_of(job: Job, bound: Bound = of_map, of_target: OfTarget = OfTarget.USED) -> Candidates:
     """The candidates of each row, without a gradient."""
     layer, n = job.layer, job.layer.classes
     most = n if layer.rows * n <= 1 << 18 else max(64, n * layer.x.element_size() // 160)

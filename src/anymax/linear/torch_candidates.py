@@ -13,10 +13,12 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import array_api_compat.torch as xp
 import torch
 
 from .. import kernels
 from .._array import wide_dtype
+from ..functional.ways import bound_of
 from ..kernels.tasks import DECODE
 from ..likelihood.softmax_plain import LOWEST
 from ..mappings import Softmax
@@ -31,6 +33,11 @@ _GROUP = 64  # neighbouring scores that are skipped together if their maximum is
 
 
 Bound = Callable[[Tensor, Layer], Tensor]
+
+
+def of_map(s: Tensor, layer: Layer) -> Tensor:
+    """A lower bound [rows, 1] of the scores that may have a probability, from any scores of the rows."""
+    return bound_of(layer.mapping, s, xp)
 
 
 class BlockSize(NamedTuple):

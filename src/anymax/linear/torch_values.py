@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,19 +11,17 @@ import array_api_compat.torch as xp
 import torch
 
 from .._array import known, wide_dtype
-from .._core.mapping import Mapping
 from .._core.separable import Separable
-from ..autodiff.torch import BRIDGE
+from ..functional.ways import Way, way_of
 from ..likelihood.terms import terms_of
 from ..losses.targets import smoothed, weighted
 from ..mappings import Softmax
 from ..thresholds import tau_of
 from . import torch_sizes
 from .job import Job
-from .layer import Layer
 from .per_row import PerRow, RowLoss, RowTerms
 from .torch_candidate_scores import candidates_of, scores_of
-from .torch_candidates import Bound, Candidates, OfTarget
+from .torch_candidates import Candidates, OfTarget
 from .torch_groups import by_rows, rows_ahead, runs_eagerly
 from .torch_softmax import of_softmax
 
@@ -56,10 +53,8 @@ def way(job: Job) -> Callable[[Job], Tensor] | None:
         return None
     if layer.mapping.is_softmax:
         return _terms_of_softmax if terms else _of_softmax
-    bound = _candidate_bound(job)
-    if bound is None or (terms and job.target is not None and job.target.shape[1] > 1):
-        return None
-    return functools.partial(_of_candidates, bound)
+    several = terms and job.target is not None and job.target.shape[1] > 1
+    return _of_candidates if not several and _keeps_candidates(job) else None
 
 
 def holds_no_rows(job: Job) -> bool:
@@ -102,10 +97,9 @@ def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
         keep = layer.unmasked_classes(xp)
         size = size if keep is None else keep.expand(layer.rows, -1).sum(1)
         return tau_of(_SOFTMAX, two, xp)[:, 0], size
-    bound = _candidate_bound(job)
-    if bound is None:
+    if not _keeps_candidates(job):
         return None
-    candidates = candidates_of(job, bound)
+    candidates = candidates_of(job)
     s = scores_of(layer, candidates, None)[0] if layer.recorded() else candidates.value
     tau, size = job.per_row.of_candidates(layer.mapping, s, None)
     full = candidates.full.nonzero(as_tuple=True)[0]
@@ -151,61 +145,31 @@ def _terms_of_softmax(job: Job) -> Tensor:
 # -- sparse maps ---------------------------------------------------------------------------------------------------------------------
 
 
-def _candidate_bound(job: Job) -> Bound | None:
-    """`_bound` where candidates take less time than all scores, else None."""
-    return None if _three_products(job) else _bound(job.layer.mapping)
-
-
-def _bound(mapping: Mapping) -> Bound | None:
-    """A function that gives, from any scores of the rows, a lower bound [rows, 1] of the scores that may have p > 0; or None."""
+def _keeps_candidates(job: Job) -> bool:
+    """True if candidates take less time than all scores, and a row has few of them: they lie within a known distance of its maximum."""
+    mapping = job.layer.mapping
+    if _three_products(job) or way_of(mapping, job.layer.x, xp) is not Way.CANDIDATES or not mapping.sums_to_one:
+        return False
     if mapping.parts.most_kept is not None:
-        return _kth
-    if not isinstance(mapping, Separable) or not mapping.facts.sparse or not mapping.sums_to_one:
-        return None
-    params = [p for p in mapping.params().values() if not known(p)]
-    if params:  # on a GPU, where reading them would wait
-        return None
-    one = next((torch.ones_like(p) for p in mapping.params().values()), None)
-    one = torch.ones(1) if one is None else one.detach()
-    if mapping.ceiling(one, xp) is not None:
-        return None
-    reach = _reach(mapping, one)
-    return _below_threshold if bool(((reach > 0) & (reach < math.inf)).all()) else None
-
-
-def _reach(mapping: Separable, one: Tensor) -> Tensor:
-    """How far below the largest score of its row a class with p > 0 can be."""
+        return True
+    if not isinstance(mapping, Separable) or not all(
+        map(known, mapping.params().values())
+    ):  # reading them on a GPU would wait
+        return False
     mapping = mapping.frozen()
-    return mapping.slope(one, xp) - mapping.slope(0.0 * one, xp)
+    one = torch.ones_like(next(iter(mapping.params().values()), torch.ones(1)))
+    if mapping.ceiling(one, xp) is not None:
+        return False
+    reach = mapping.slope(one, xp) - mapping.slope(0.0 * one, xp)
+    return bool(((reach > 0) & (reach < math.inf)).all())
 
 
-def _slack(x: Tensor) -> Tensor:
-    """A margin for the rounding errors of a bound."""
-    return 64.0 * float(torch.finfo(x.dtype).eps) * (1.0 + x.abs())
-
-
-def _below_threshold(value: Tensor, layer: Layer) -> Tensor:
-    """The threshold of these scores, less rounding: it is at most that of all classes, since more classes only raise it."""
-    tau = BRIDGE.threshold(layer.mapping, value)
-    return tau - _slack(tau)
-
-
-def _kth(s: Tensor, layer: Layer) -> Tensor:
-    """A bound just below the k-th largest, so that all scores equal to it stay: the map keeps the first of them."""
-    k: Any = layer.mapping.parts.most_kept
-    if s.shape[1] < k:
-        return torch.full((s.shape[0], 1), -math.inf, device=s.device)
-    low = s.topk(k, dim=1).values[:, -1:]
-    low = low if low.dtype == torch.float64 else low.to(torch.float32)
-    return low - _slack(low)
-
-
-def _of_candidates(bound: Bound, job: Job) -> Tensor:
+def _of_candidates(job: Job) -> Tensor:
     per_class = job
     if isinstance(job.per_row, RowTerms):
         assert job.target is not None
         per_class = dataclasses.replace(job, target=job.target[:, 0].clamp(min=0))
-    candidates = candidates_of(per_class, bound, OfTarget.USED if job.per_row.margin is None else OfTarget.LOWERED)
+    candidates = candidates_of(per_class, of_target=OfTarget.USED if job.per_row.margin is None else OfTarget.LOWERED)
     if not bool(candidates.full.any()):
         return _of_scores(job, candidates)
     full, rest = (part.nonzero(as_tuple=True)[0] for part in (candidates.full, ~candidates.full))
