@@ -13,15 +13,13 @@ from .._core.mapping import Mapping
 from .._core.typing import LossKind
 from ..likelihood.terms import terms_of
 from ..losses.formulas import FORMULAS
-from ..losses.further import FurtherLosses, Levels, levels
+from ..losses.further import NO_MORE, FurtherLosses, Levels, levels
 from ..losses.indices import loss_of_rows
 from ..losses.margins import nearest_centers
 from ..losses.options import EACH_ROW, LossOptions
 from ..losses.targets import counted_weight, weighted
 from ..thresholds import tau_and_support, tau_of
 from ..transforms.base import Transform, put_through
-
-NO_MORE = FurtherLosses()
 
 
 @dataclasses.dataclass(frozen=True)
