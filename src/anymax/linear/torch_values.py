@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import array_api_compat.torch as xp
 import torch
 
 from .._array import known, wide_dtype
+from .._core.mapping import Mapping
 from .._core.separable import Separable
 from ..functional.ways import Way, way_of
 from ..likelihood.terms import terms_of
@@ -39,15 +40,13 @@ def values(job: Job) -> Tensor:
 def way(job: Job) -> Callable[[Job], Tensor] | None:
     """How to compute the job without all scores of a row: softmax in blocks, a sparse map from candidates; None if there is no such way."""
     layer, per_row, terms = job.layer, job.per_row, isinstance(job.per_row, RowTerms)
-    each_row = (
-        per_row.options.smoothing and layer.keep is not None and layer.keep.shape[0] != 1
-    )  # smoothed over classes of its own
+    smoothing = per_row.options.smoothing
     if (
         per_row.transforms
         or per_row.further.suppress
         or per_row.sub_centers > 1
-        or each_row
-        or per_row.options.smoothing == 1.0  # no share for the target, whose loss may be infinite
+        or (smoothing and layer.keep is not None and layer.keep.shape[0] != 1)  # over classes of each row
+        or smoothing == 1.0  # no share for the target, whose loss may be infinite
         or not runs_eagerly(layer, job.class_weight)
     ):
         return None
@@ -114,18 +113,10 @@ def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
 
 def _of_softmax(job: Job) -> Tensor:
     assert job.target is not None
-    per_row, class_weight = job.per_row, job.class_weight
     free = _unmasked(job)
-    u = free if free is None or class_weight is None else free * class_weight
+    u = free if free is None or job.class_weight is None else free * job.class_weight
     two, even, _ = of_softmax(job, u, least=least_of(job))
-    if per_row.margin is not None:
-        two = torch.cat([_with_margin(two[:, :1], per_row), two[:, 1:]], 1)
-    value = _weighted(job, per_row.of_candidates(_SOFTMAX, two, torch.zeros_like(job.target)))
-    if free is not None and u is not None:
-        level = tau_of(_SOFTMAX, two, xp)[:, 0]  # not from the target's loss, which is infinite for a masked class
-        of_all = u.sum() * torch.where(level == -math.inf, 0, level) - even
-        value = smoothed(per_row.options, _SOFTMAX, value, of_all, free.sum(), 1.0, xp)
-    return _with_further(job, value, two)
+    return _loss(job, _SOFTMAX, two, torch.zeros_like(job.target), _Even(even, free, u))
 
 
 def _terms_of_softmax(job: Job) -> Tensor:
@@ -135,9 +126,8 @@ def _terms_of_softmax(job: Job) -> Tensor:
     value, _, of_others = of_softmax(job, None, entropy=per_row.entropy)
     at = torch.where(target < 0, target, torch.arange(target.shape[1], device=target.device))
     terms = terms_of(_SOFTMAX, value, at, xp, entropy=per_row.entropy, rest=per_row.entropy or per_row.rest)
-    if (
-        terms.entropy is not None and terms.rest is not None
-    ):  # of the choice between targets and others, and among the others
+    # of the choice between targets and others, and among the others
+    if terms.entropy is not None and terms.rest is not None:
         terms = terms._replace(entropy=terms.entropy + torch.exp(terms.rest) * of_others)
     return (terms if per_row.rest else terms._replace(rest=None)).columns(xp)
 
@@ -152,9 +142,8 @@ def _keeps_candidates(job: Job) -> bool:
         return False
     if mapping.parts.most_kept is not None:
         return True
-    if not isinstance(mapping, Separable) or not all(
-        map(known, mapping.params().values())
-    ):  # reading them on a GPU would wait
+    # to read parameters on a GPU would wait
+    if not isinstance(mapping, Separable) or not all(map(known, mapping.params().values())):
         return False
     mapping = mapping.frozen()
     one = torch.ones_like(next(iter(mapping.params().values()), torch.ones(1)))
@@ -183,35 +172,45 @@ def _of_candidates(job: Job) -> Tensor:
 
 def _of_scores(job: Job, candidates: Candidates) -> Tensor:
     assert candidates.at is not None
-    per_row, free = job.per_row, _unmasked(job)
+    mapping, free = job.layer.mapping, _unmasked(job)
     s, even = scores_of(job.layer, candidates, free)
-    at = candidates.at[:, None]
-    if isinstance(per_row, RowTerms):
+    if isinstance(job.per_row, RowTerms):
         assert job.target is not None
-        return per_row.of_candidates(job.layer.mapping, s, torch.where(job.target < 0, -1, at))
-    of_target = s.gather(1, at)
+        return job.per_row.of_candidates(mapping, s, torch.where(job.target < 0, -1, candidates.at[:, None]))
+    return _loss(job, mapping, s, candidates.at, _Even(even, free, free))
+
+
+# -- the loss of a short row -----------------------------------------------------------------------------------------------------------
+
+
+class _Even(NamedTuple):
+    """The even part of a smoothed target."""
+
+    scores: Tensor  # <scores, u> of each row
+    free: Tensor | None  # a 1 for each unmasked class, and 0 for the others; None without label smoothing
+    u: Tensor | None  # `free`, times the class weights where these are inside the loss
+
+
+def _loss(job: Job, mapping: Mapping, s: Tensor, at: Tensor, even: _Even) -> Tensor:
+    """The loss of each row from a short row `s`, whose map is that of all scores: the candidates, or softmax's target and logsumexp of the
+    others. at: the place of the target. `way` leaves out `suppress`."""
+    per_row, target, class_weight, place = job.per_row, job.target, job.class_weight, at[:, None]
+    assert target is not None
+    assert isinstance(per_row, RowLoss)
+    of_target = s.gather(1, place)
     if per_row.margin is not None:
-        s = s.scatter(1, at, _with_margin(of_target, per_row))
-    value = per_row.of_candidates(job.layer.mapping, s, candidates.at)
-    value = _weighted(job, value if free is None else _smoothed(job, value, of_target[:, 0], even, free.sum()))
-    return _with_further(job, value, s)
-
-
-# -- helpers of both ---------------------------------------------------------------------------------------------------------------
-
-
-def _weighted(job: Job, value: Tensor) -> Tensor:
-    """The value times the class weight of its target."""
-    return value if job.class_weight is None else weighted(value, job.class_weight[job.target], xp)
-
-
-def _with_further(job: Job, value: Tensor, s: Tensor) -> Tensor:
-    """The value with the term of tau squared, from scores that contain the support of each row; `way` leaves out `suppress`."""
-    per_row, target = job.per_row, job.target
-    if target is None or not isinstance(per_row, RowLoss) or not per_row.further:
-        return value
-    tau = lambda: tau_of(job.layer.mapping, s, xp)[:, 0]  # noqa: E731
-    return value + per_row.more(target, job.class_weight, tau)
+        s = s.scatter(1, place, _with_margin(of_target, per_row))
+    value, tau = per_row.of_candidates(mapping, s, at), lambda: tau_of(mapping, s, xp)[:, 0]
+    inside = mapping.is_softmax  # the class weights are inside -<y, log p>, and multiply other losses
+    if even.free is not None and not inside:
+        value = _smoothed(job, value, of_target[:, 0], even.scores, even.free.sum())
+    if class_weight is not None:
+        value = weighted(value, class_weight[target], xp)
+    if even.free is not None and even.u is not None and inside:
+        level = tau()  # not from the target's loss, which is infinite for a masked class
+        of_all = even.u.sum() * torch.where(level == -math.inf, 0, level) - even.scores
+        value = smoothed(per_row.options, mapping, value, of_all, even.free.sum(), 1.0, xp)
+    return value + per_row.more(target, class_weight, tau) if per_row.further else value
 
 
 def _with_margin(score: Tensor, per_row: PerRow) -> Tensor:
