@@ -15,7 +15,7 @@ from processes import together
 import anymax as A
 from anymax import distributed as D
 from anymax._core.names import as_mapping
-from anymax.linear.per_row import loss_of
+from anymax.linear.job import loss_of
 from anymax.losses.verbs import loss_of_kind
 from anymax.transforms import compose, softcap, temperature
 

@@ -286,16 +286,15 @@ def test_verbs_of_rows_out_of_the_ordinary(verb, layout, name):
 @pytest.mark.parametrize("name", ["sparsemax", "entmax15", "top 500"])
 def test_rows_of_a_large_support_are_computed_from_all_of_their_scores(name):
     torch, free, y = torch_operands(**LAYOUTS["large supports"][0])
-    from anymax.linear import torch_candidate_scores
-    from anymax.linear.job import Job
+    from anymax.linear import torch_candidates
+    from anymax.linear.job import Job, RowLoss
     from anymax.linear.layer import Layer
-    from anymax.linear.per_row import RowLoss
 
     with torch.no_grad():
         _large_support(free, y)
     mapping = SparseSoftmax(k=500) if name == "top 500" else MAPS[name]
     layer = Layer.of("test", *free[:2], mapping, None, None)
-    held = torch_candidate_scores.candidates_of(Job(layer, RowLoss(), y))
+    held = torch_candidates.candidates_of(Job(layer, RowLoss(), y))
     assert held.full.any()
     assert name == "top 500" or not held.full.all()
 

@@ -229,7 +229,7 @@ def test_log_p_of_an_output_layer_gives_a_parameter_the_gradient_of_finite_diffe
 
 
 def test_only_the_parameters_that_are_wanted_are_differentiated(monkeypatch):
-    from anymax.linear.per_row import RowLoss
+    from anymax.linear.job import RowLoss
 
     seen, call = [], RowLoss.__call__
 

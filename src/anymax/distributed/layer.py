@@ -24,8 +24,8 @@ from ..linear.arguments import (
     temperature_of_rows,
 )
 from ..linear.bridge import joined
+from ..linear.job import loss_of
 from ..linear.layer import Layer, check_chunk
-from ..linear.per_row import loss_of
 from ..losses.further import FurtherLosses
 from ..losses.options import LossOptions
 from ..losses.targets import holds_indices

@@ -56,7 +56,7 @@ class LayerBridge(ABC):
 
 def in_turn(job: Job) -> Any:
     """The result for all rows, one group after another, in plain operations."""
-    return joined([job.part(where).result() for where in job.layer.groups(rows_at_a_time(job.layer, job.chunk))])
+    return joined([part.result() for _, part in job.parts(rows_at_a_time(job.layer, job.chunk))])
 
 
 def joined(parts: list[Any]) -> Any:

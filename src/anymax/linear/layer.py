@@ -127,17 +127,27 @@ class Layer:
         )
         return dataclasses.replace(self.with_operands(x, weight, None), keep=keep)
 
-    def part(self, where: Any) -> Layer:
-        """Some of the rows: a slice, or their indices."""
-        x, keep, params = self.by_row()
+    def part(self, where: Any, by_row: ByRow | None = None) -> Layer:
+        """Some of the rows: a slice, or their indices. by_row: the result of `by_row`, for many parts."""
+        x, keep, params = self.by_row() if by_row is None else by_row
         keep = self.keep if keep is None else keep[where, ...]
         mapping = self.mapping.laid_out(**{k: v[where, ...] for k, v in params.items()}) if params else self.mapping
         return dataclasses.replace(self, x=x[where, ...], keep=keep, mapping=mapping)
 
-    def groups(self, step: int) -> Iterator[slice]:
+    def groups(self, step: int) -> list[slice]:
         """Where the rows are, `step` at a time; one group without rows if there are none."""
-        for i in range(0, max(self.rows, 1), step):
-            yield slice(i, min(i + step, self.rows))
+        rows = self.rows
+        return [slice(i, min(i + step, rows)) for i in range(0, max(rows, 1), step)]
+
+    def parts(self, step: int) -> Iterator[tuple[slice, Layer]]:
+        """`groups`, and the part of each."""
+        groups = self.groups(step)
+        if len(groups) == 1:
+            yield groups[0], self
+            return
+        by_row = self.by_row()
+        for where in groups:
+            yield where, self.part(where, by_row)
 
     def constant(self) -> Layer:
         """The layer as a constant of differentiation."""

@@ -18,11 +18,9 @@ from ..likelihood.terms import terms_of
 from ..losses.targets import smoothed, weighted
 from ..mappings import Softmax
 from ..thresholds import tau_of
-from . import torch_sizes
-from .job import Job
-from .per_row import PerRow, RowLoss, RowTerms
-from .torch_candidate_scores import candidates_of, scores_of
-from .torch_candidates import Candidates, OfTarget
+from . import torch_blocks
+from .job import Job, PerRow, RowLoss, RowTerms
+from .torch_candidates import Candidates, OfTarget, candidates_of, scores_of
 from .torch_groups import by_rows, rows_ahead, runs_eagerly
 from .torch_softmax import of_softmax
 
@@ -56,16 +54,17 @@ def way(job: Job) -> Callable[[Job], Tensor] | None:
     return _of_candidates if not several and _keeps_candidates(job) else None
 
 
-def holds_no_rows(job: Job) -> bool:
-    """True if `way` is to be preferred to all scores of some rows, with a gradient in the forward pass."""
-    x = job.layer.x
-    full_precision, gpu = x.dtype is wide_dtype(x, xp), torch_sizes.on_gpu(x)
+def rows_to_hold(job: Job) -> int | None:
+    """How many rows of scores to hold at a time, with a gradient in the forward pass; None where there is none, or `way` is quicker."""
+    step, x = rows_ahead(job), job.layer.x
+    if step is None:
+        return None
+    full_precision, gpu = x.dtype is wide_dtype(x, xp), torch_blocks.on_gpu(x)
     if job.layer.mapping.is_softmax:
         holds_rows = (full_precision or gpu) and not least_of(job)
     else:
-        rows = rows_ahead(job) if full_precision and not gpu else None
-        holds_rows = rows is not None and rows * job.layer.classes <= torch_sizes.sizes_of(x).group
-    return not holds_rows and way(job) is not None
+        holds_rows = full_precision and not gpu and step * job.layer.classes <= torch_blocks.sizes_of(x).group
+    return step if holds_rows or way(job) is None else None
 
 
 def _three_products(job: Job) -> bool:
@@ -76,7 +75,7 @@ def _three_products(job: Job) -> bool:
     165 TFLOP/s, torch's products at 700 to 800. That is why scores come from torch's products on a GPU too.
     """
     x = job.layer.x
-    return torch_sizes.on_gpu(x) and x.dtype is not wide_dtype(x, xp) and job.chunk is None
+    return torch_blocks.on_gpu(x) and x.dtype is not wide_dtype(x, xp) and job.chunk is None
 
 
 def least_of(job: Job) -> float:
