@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-from .._array import Array, as_dtype, dot, dtype_name, is_array, is_torch, namespace, safe, take, upcast
+from .._array import Array, as_dtype, dot, is_array, namespace, safe, take, upcast
 from .._core.mapping import Mapping
 from .._core.typing import LossKind
 from ..likelihood.terms import terms_of
@@ -75,31 +75,29 @@ class RowLoss(PerRow):
 
     def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Array:
         assert target is not None
-        value = self._in_half_precision(mapping, scores, target, class_weight)
-        if value is not None:
-            return value
-        s = self.transformed(upcast(scores, namespace(scores)))
-        s = nearest_centers(s, self.sub_centers, -1)
+        s, xp = scores, namespace(scores)
+        if self.transforms or self.sub_centers > 1 or self.margin is not None or self.further or mapping.params():
+            s = nearest_centers(self.transformed(upcast(s, xp)), self.sub_centers, -1)
         if self.margin is not None:
             s = self.scale * self.margin(s / self.scale, target, -1)
-        value = _loss(mapping, s, target, self.options._replace(weight=class_weight))
+        value = self._by_engine(mapping, s, target, class_weight)
+        if value is None:
+            s = upcast(s, xp)
+            value = _loss(mapping, s, target, self.options._replace(weight=class_weight))
         if not self.further:
             return value
         plain = value if class_weight is None and not self.options.smoothing else None
         tau, parts = lambda: _tau(mapping, s, target, plain), lambda: levels(mapping, s, target)
         return value + self.more(target, class_weight, tau, parts)
 
-    def _in_half_precision(self, mapping: Mapping, s: Array, target: Array, class_weight: Array | None) -> Array | None:
-        """The loss of half-precision scores without a copy in fp32, by an engine that computes in fp32; None where there is none."""
-        if not is_torch(s) or dtype_name(s) not in ("bfloat16", "float16") or target.ndim > 1:
+    def _by_engine(self, mapping: Mapping, s: Array, target: Array, class_weight: Array | None) -> Array | None:
+        """The loss by an engine, in fp32 or fp64 without a copy of the scores; None where there is none."""
+        if target.ndim > 1 or self.options.smoothing or not (mapping.is_softmax or mapping.facts.has_potential):
             return None
-        if self.transforms or self.margin is not None or self.options.smoothing or self.further:
-            return None
-        if (loss_of(mapping) == "nll" and not mapping.is_softmax) or mapping.params():
-            return None
-        value, xp = loss_of_rows(mapping, s, target), namespace(s)
+        value = loss_of_rows(mapping, s, target)
         if value is None or class_weight is None:
             return value
+        xp = namespace(s)
         return weighted(value, counted_weight(target, target < 0, class_weight, value.dtype, xp), xp)
 
     def more(
