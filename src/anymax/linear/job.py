@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-from .._array import Array, as_dtype, dot, is_array, namespace, safe, take, upcast
+from .._array import Array, Namespace, as_dtype, dot, is_array, namespace, safe, take, upcast, wide_dtype
 from .._core.mapping import Mapping
 from .._core.typing import LossKind
 from ..likelihood.terms import terms_of
@@ -75,29 +75,32 @@ class RowLoss(PerRow):
 
     def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Array:
         assert target is not None
-        s, xp = scores, namespace(scores)
-        if self.transforms or self.sub_centers > 1 or self.margin is not None or self.further or mapping.params():
+        s, xp, further = scores, namespace(scores), bool(self.further)
+        if self.transforms or self.sub_centers > 1 or self.margin is not None or further:
             s = nearest_centers(self.transformed(upcast(s, xp)), self.sub_centers, -1)
         if self.margin is not None:
             s = self.scale * self.margin(s / self.scale, target, -1)
-        value = self._by_engine(mapping, s, target, class_weight)
+        value = self._by_engine(mapping, s, target, class_weight, xp)
         if value is None:
             s = upcast(s, xp)
             value = _loss(mapping, s, target, self.options._replace(weight=class_weight))
-        if not self.further:
+        if not further:
             return value
         plain = value if class_weight is None and not self.options.smoothing else None
         tau, parts = lambda: _tau(mapping, s, target, plain), lambda: levels(mapping, s, target)
         return value + self.more(target, class_weight, tau, parts)
 
-    def _by_engine(self, mapping: Mapping, s: Array, target: Array, class_weight: Array | None) -> Array | None:
+    def _by_engine(
+        self, mapping: Mapping, s: Array, target: Array, class_weight: Array | None, xp: Namespace
+    ) -> Array | None:
         """The loss by an engine, in fp32 or fp64 without a copy of the scores; None where there is none."""
         if target.ndim > 1 or self.options.smoothing or not (mapping.is_softmax or mapping.facts.has_potential):
+            return None
+        if s.dtype != wide_dtype(s, xp) and mapping.params():  # whose gradient would be rounded
             return None
         value = loss_of_rows(mapping, s, target)
         if value is None or class_weight is None:
             return value
-        xp = namespace(s)
         return weighted(value, counted_weight(target, target < 0, class_weight, value.dtype, xp), xp)
 
     def more(

@@ -154,7 +154,7 @@ def _slopes(job: Job, g: Tensor, db: Tensor | None, dparams: list[Tensor | None]
             s.requires_grad_()
             free = [
                 value.detach().requires_grad_(d is not None)
-                for value, d in zip(params_of(piece.layer.mapping), dparams, strict=True)
+                for value, d in zip(params_of(piece.layer.mapping) if dparams else (), dparams, strict=True)
             ]
             value = _first(job.per_row(with_params(piece.layer.mapping, free), s, piece.target, job.class_weight))
             free = [value for value in free if value.requires_grad]
