@@ -33,9 +33,8 @@ from ..thresholds import Threshold
 from ..transforms.base import Transform, check_range
 from .call import Arguments, ShardedCall, message_of
 from .losses import Loss, losses_of_call, target_is
-from .per_row import GivenClasses, terms_of_call, threshold_of_call
+from .per_row import GivenClasses, SupportPart, terms_of_call, threshold_of_call
 from .shard import Places
-from .support import SupportPart
 
 _SCORES = 1 << 22  # scores that a process holds at a time
 _INSTEAD = "give mask=, or the classes that it leaves as support= where there is one"

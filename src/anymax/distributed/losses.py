@@ -52,8 +52,8 @@ from ..losses.targets import (
 from .call import Arguments, ShardedCall
 from .methods import solve
 from .shard import Shard, Shards, columns_of
-from .softmax import Part, logsumexp, size_of
 from .solution import Columns, Solution
+from .sums import Part, logsumexp, size_of
 
 _EVERYWHERE = " over all processes"
 
