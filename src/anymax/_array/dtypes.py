@@ -59,7 +59,9 @@ def floating(x: Array, xp: Namespace, name: str = "scores") -> Array:
 
 
 def autocast_dtype(x: Any) -> Any:
-    """The dtype to which torch's autocast converts a tensor beside `x`, None where it is off."""
+    """The dtype to which torch's autocast converts a tensor beside `x`, None where it is off, and for other arrays."""
+    if not is_torch(x):
+        return None
     torch, kind = sys.modules["torch"], x.device.type
     # these have no autocast, and an error in its place; torch.compile before torch 2.12 does not trace `is_autocast_available`
     on = kind not in ("meta", "lazy", "vulkan") and torch.is_autocast_enabled(kind)
@@ -68,7 +70,7 @@ def autocast_dtype(x: Any) -> Any:
 
 def without_autocast(x: Any) -> contextlib.AbstractContextManager:
     """A context in which torch's autocast changes no tensor beside `x`: the operands have the dtypes that they are to have."""
-    if not is_torch(x) or autocast_dtype(x) is None:
+    if autocast_dtype(x) is None:
         return contextlib.nullcontext()
     return sys.modules["torch"].autocast(x.device.type, enabled=False)
 

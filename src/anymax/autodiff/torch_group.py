@@ -35,6 +35,12 @@ class TorchGroup(Group):
     def mine(self, stacked: Tensor, block: Any) -> Tensor:
         return stacked[block]
 
+    def largest(self, a: Tensor, k: int) -> Tensor:
+        return a.topk(k, dim=-1).indices
+
+    def put(self, a: Tensor, places: Tensor, values: Tensor) -> Tensor:
+        return a.scatter(-1, places, values)
+
     # -- what communicates ---------------------------------------------------------------------------------------------------
 
     def gathered(self, a: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from .._array import (
     compiling,
     floating,
     is_array,
-    is_torch,
     namespace,
     pick_axis,
     stop_gradient,
@@ -175,7 +174,7 @@ class ShardedCall:
                 _array.check_integer(who, name, value, "a number of classes, or None")
                 if value < 0:
                     raise ValueError(f"{who}({name}={value}): expected a number from 0 on")
-        if not group.strict and not is_torch(x) and start is not None:
+        if not group.strict and start is not None:
             raise TypeError(f"{who}: in JAX the classes lie in the order of the axis; leave class_start= out")
         return cls(agreement, mapping, x, check_axis(axis, x.ndim), mask, start, count, mapping.hidden is not None)
 

@@ -17,6 +17,10 @@ PIECE = 1 << 20  # features gathered at once
 class LayerBridge(ABC):
     """How a framework computes an output layer."""
 
+    takes_narrow_weights: bool = (
+        False  # the weight may be narrower than the features: its classes are converted a part at a time
+    )
+
     @abstractmethod
     def by_rows(self, job: Job) -> Any:
         """The result for all rows, a group at a time, with its gradient."""

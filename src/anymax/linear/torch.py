@@ -36,6 +36,8 @@ def _outside_autocast(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TorchLayers(LayerBridge):
+    takes_narrow_weights = True
+
     @_outside_autocast
     def by_rows(self, job: Job) -> Any:
         return torch_groups.by_rows(job)

@@ -21,7 +21,6 @@ from .._array import (
     autocast_dtype,
     is_array,
     is_integer,
-    is_torch,
     known,
     known_any,
     namespace,
@@ -283,6 +282,6 @@ def each_row(options: LossOptions, value: Array, samples: Samples, *, weighs: bo
 
 def result_dtype(rows: Array) -> Any:
     """The dtype of the scores; under torch's autocast losses are fp32, as torch's own are."""
-    if is_torch(rows) and autocast_dtype(rows) is not None:
+    if autocast_dtype(rows) is not None:
         return upcast(rows, namespace(rows)).dtype
     return rows.dtype
