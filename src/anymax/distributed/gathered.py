@@ -14,8 +14,7 @@ from .._random.draws import invert
 from ..autodiff import bridge
 from ..functional import apply, log_apply
 from ..functional.draws import one_draw
-from ..losses.formulas import fenchel_young
-from ..losses.options import EACH_ROW
+from ..losses.formulas import loss_of_class
 from ..mappings import Softmax
 from ..thresholds import Threshold, threshold
 from .shard import Shards, columns_of
@@ -85,7 +84,7 @@ class Gathered(Solution):
         dead = ~xp.isfinite(stop_gradient(top))
         z = xp.where(dead, xp.zeros_like(z), z)  # a row without classes, or with NaN, gets its value at the end
         top = xp.where(dead, xp.zeros_like(top), top)
-        value = fenchel_young(mapping, z, first, EACH_ROW)[..., None]
+        value = loss_of_class("fenchel_young", mapping, z, first)[..., None]
         value = xp.where(dead, xp.zeros_like(value), value)
         return value + (top - stop_gradient(top)) + gap
 
@@ -139,7 +138,8 @@ def gather(shards: Shards, chosen: Array, k: int, second: Second, whole: bool = 
     """
     xp = shards.xp
     places, values = _places_of(shards, chosen, k)
-    params, names = shards.shard.mapping.params(), shards.shard.of_classes
+    names = shards.shard.of_classes
+    params = shards.shard.mapping.params() if names else {}
     of_classes = [xp.take_along_axis(xp.broadcast_to(params[name], chosen.shape), places, axis=-1) for name in names]
     stacked = shards.stack(xp.concat([values, *of_classes, *second()], axis=-1))
     blocks, later = (

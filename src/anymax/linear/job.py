@@ -8,13 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-from .._array import Array, Namespace, as_dtype, dot, is_array, namespace, safe, take, upcast, wide_dtype
+from .._array import Array, as_dtype, dot, is_array, namespace, safe, take, upcast, wide_dtype
 from .._core.mapping import Mapping
 from .._core.typing import LossKind
 from ..likelihood.terms import terms_of
-from ..losses.formulas import FORMULAS
+from ..losses.formulas import FORMULAS, loss_of_class
 from ..losses.further import NO_MORE, FurtherLosses, Levels, levels
-from ..losses.indices import loss_of_rows
 from ..losses.margins import nearest_centers
 from ..losses.options import EACH_ROW, LossOptions
 from ..losses.targets import counted_weight, weighted
@@ -80,28 +79,20 @@ class RowLoss(PerRow):
             s = nearest_centers(self.transformed(upcast(s, xp)), self.sub_centers, -1)
         if self.margin is not None:
             s = self.scale * self.margin(s / self.scale, target, -1)
-        value = self._by_engine(mapping, s, target, class_weight, xp)
-        if value is None:
-            s = upcast(s, xp)
-            value = _loss(mapping, s, target, self.options._replace(weight=class_weight))
+        kind = loss_of(mapping)
+        if target.ndim > 1 or self.options.smoothing:
+            value = FORMULAS[kind](mapping, upcast(s, xp), target, self.options._replace(weight=class_weight))
+        else:
+            # a parameter's gradient is not to be rounded
+            s = upcast(s, xp) if s.dtype != wide_dtype(s, xp) and mapping.params() else s
+            value = loss_of_class(kind, mapping, s, target)
+            if class_weight is not None:
+                value = weighted(value, counted_weight(target, target < 0, class_weight, value.dtype, xp), xp)
         if not further:
             return value
         plain = value if class_weight is None and not self.options.smoothing else None
         tau, parts = lambda: _tau(mapping, s, target, plain), lambda: levels(mapping, s, target)
         return value + self.more(target, class_weight, tau, parts)
-
-    def _by_engine(
-        self, mapping: Mapping, s: Array, target: Array, class_weight: Array | None, xp: Namespace
-    ) -> Array | None:
-        """The loss by an engine, in fp32 or fp64 without a copy of the scores; None where there is none."""
-        if target.ndim > 1 or self.options.smoothing or not (mapping.is_softmax or mapping.facts.has_potential):
-            return None
-        if s.dtype != wide_dtype(s, xp) and mapping.params():  # whose gradient would be rounded
-            return None
-        value = loss_of_rows(mapping, s, target)
-        if value is None or class_weight is None:
-            return value
-        return weighted(value, counted_weight(target, target < 0, class_weight, value.dtype, xp), xp)
 
     def more(
         self,
@@ -122,7 +113,7 @@ class RowLoss(PerRow):
 
     def of_candidates(self, mapping: Mapping, s: Array, at: Any) -> Array:
         """The loss without smoothing, margin and class weights."""
-        return _loss(mapping, s, at, EACH_ROW)
+        return loss_of_class(loss_of(mapping), mapping, s, at)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,10 +179,6 @@ def _tau(mapping: Mapping, s: Array, target: Array, plain: Array | None) -> Arra
     if not mapping.is_softmax or target.ndim > 1:
         return tau_of(mapping, s, xp)[:, 0]
     score = take(s, xp.where(target < 0, xp.zeros_like(target), target)[:, None], xp)[:, 0]
-    plain = _loss(mapping, s, target, EACH_ROW) if plain is None else plain
+    plain = loss_of_class("nll", mapping, s, target) if plain is None else plain
     known = ~(score == -math.inf)
     return xp.where(known, safe(plain, known, 0.0, xp) + safe(score, known, 0.0, xp), xp.zeros_like(score))
-
-
-def _loss(mapping: Mapping, s: Array, target: Any, options: LossOptions) -> Array:
-    return FORMULAS[loss_of(mapping)](mapping, s, target, options)
