@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import math
 
@@ -30,7 +29,7 @@ from linear_cases import (
     tolerance,
     torch_operands,
 )
-from own_maps import Squares
+from own_maps import Moved
 
 import anymax as A
 from anymax import Budget, Softmax, SparseSoftmax
@@ -297,20 +296,6 @@ def test_rows_of_a_large_support_are_computed_from_all_of_their_scores(name):
     held = torch_candidates.candidates_of(Job(layer, RowLoss(), y))
     assert held.full.any()
     assert name == "top 500" or not held.full.all()
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Moved(Squares):
-    """Sparsemax, whose tau is larger by 1: a class has a probability also somewhat below it."""
-
-    def omega_terms(self, q, xp):
-        return super().omega_terms(q, xp) - q
-
-    def link(self, t, xp):
-        return super().link(t + 1.0, xp)
-
-    def slope(self, q, xp):
-        return q - 1.0
 
 
 def test_a_map_of_ones_own_may_have_probabilities_below_its_threshold():
