@@ -63,6 +63,15 @@ def compiled(f, backend="aot_eager", **options):
     return torch.compile(f, fullgraph=True, backend=backend, **options)
 
 
+@pytest.mark.parametrize("name", [name for name, mapping in MAPS.items() if mapping.iterative])
+def test_how_many_numbers_are_held(name):
+    """What a program takes for the result of `hold`, before it has values."""
+    x = scores().numpy()
+    with np.errstate(all="ignore"):  # as for formulas inside the library
+        for n in (3, 6):
+            assert MAPS[name].hold(x[:, :n], np).shape == (3, MAPS[name].held_size(n))
+
+
 def of(name):
     return lambda x: A.apply(MAPS[name], x)
 

@@ -92,6 +92,8 @@ def test_an_engine_has_no_task_that_it_does_not_name():
 def no_library(monkeypatch):
     """As where no compiler was at hand."""
     monkeypatch.setattr(kernels.native, "load", lambda: "there is no compiled library here")
+    for name in list(vars(kernels.native.ENGINE)):  # the library's functions
+        monkeypatch.delattr(kernels.native.ENGINE, name)
     monkeypatch.setattr(verbs, "_QUICK", {})
     monkeypatch.setattr(kernels.xla.ENGINE, "refuse", lambda op, mapping, x: "there is no compiled library here")
 

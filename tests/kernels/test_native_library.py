@@ -241,6 +241,8 @@ def test_a_threadpoolctl_too_old_to_be_told_of_a_library_is_left_alone(tmp_path)
 def test_without_a_library(monkeypatch):
     sentence = "it was not compiled when anymax was installed"
     monkeypatch.setattr(native, "load", lambda: sentence)
+    for name in list(vars(native.ENGINE)):  # the library's functions
+        monkeypatch.delattr(native.ENGINE, name)
     monkeypatch.setattr(verbs, "_QUICK", {})
     x = torch.randn(4, 5)
     assert sentence in str(am.explain(am.Sparsemax(), x, verbose=True))

@@ -117,6 +117,14 @@ def adopt(value: Any, x: Array, xp: Namespace) -> Array:
     return xp.asarray(value, device=x.device)
 
 
+def on_host(x: Any) -> np.ndarray:
+    """The values of any array, on any device, as NumPy's; those of half precision that NumPy lacks in fp32."""
+    if is_torch(x):
+        x = x.detach().cpu()
+        x = x.float() if x.is_floating_point() and x.element_size() < 4 else x
+    return np.asarray(x)
+
+
 def like(value: Any, x: Array, xp: Namespace) -> Any:
     """A parameter in the dtype of `x`: arrays are cast, Python numbers stay, since they adopt any dtype."""
     if not is_array(value):

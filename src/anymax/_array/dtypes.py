@@ -130,6 +130,16 @@ def narrow(x: Array) -> bool:
     return getattr(x.dtype, "itemsize", 4) == 1 and is_floating(x)
 
 
+def index_dtype(x: Array, xp: Namespace) -> Any:
+    """The dtype of positions in x: int64, and int32 in JAX, which may have no other."""
+    return xp.int32 if is_jax(x) else xp.int64
+
+
+def sum_dtype(x: Array, xp: Namespace) -> Any:
+    """The dtype for long sums whose differences count: float64, where the framework and the device have it."""
+    return x.dtype if is_jax(x) or (is_torch(x) and x.device.type == "mps") else xp.float64
+
+
 def counts(x: Array, xp: Namespace) -> Array:
     """`x` as int64, to count and index classes; JAX without x64 would warn of int64 and gets its widest integer.
 

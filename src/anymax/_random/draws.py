@@ -9,14 +9,24 @@ from typing import Any
 import numpy as np
 
 from .. import _array
-from .._array import Array, Namespace, decides, is_jax, is_torch, running_sum, stop_gradient, take
+from .._array import (
+    Array,
+    Namespace,
+    decides,
+    is_jax,
+    is_torch,
+    running_sum,
+    stop_gradient,
+    sum_dtype,
+    take,
+)
 from .generators import uniform
 from .truncation import topk_keep
 
 
 def uniforms(p: Array, size: int, generator: Any, xp: Namespace) -> Array:
     """`size` numbers in (0, 1) for each row of p: row i, in C order, has the numbers i * size, ... of the generator."""
-    return uniform((*p.shape[:-1], size), xp.astype(p[..., :1], _wide(p, xp)), generator)
+    return uniform((*p.shape[:-1], size), xp.astype(p[..., :1], sum_dtype(p, xp)), generator)
 
 
 def invert(p: Array, u: Array, xp: Namespace) -> Array:
@@ -24,7 +34,7 @@ def invert(p: Array, u: Array, xp: Namespace) -> Array:
 
     A class of probability 0 is never drawn. A row with NaN or +inf has no class.
     """
-    upto = running_sum(p, xp, _wide(p, xp))
+    upto = running_sum(p, xp, sum_dtype(p, xp))
     index = first_above(upto, u * upto[..., -1:], xp)
     finite = upto[..., -1:] < math.inf  # and no NaN
     if decides(p) and bool(xp.all((xp.take_along_axis(p, index, axis=-1) > 0) & finite)):
@@ -37,11 +47,6 @@ def invert(p: Array, u: Array, xp: Namespace) -> Array:
     index = first_above(rank, xp.where(wanted < last, wanted, last), xp)
     dead = ~finite | (rank[..., -1:] == 0)
     return xp.where(dead, -xp.ones_like(index), index)
-
-
-def _wide(p: Array, xp: Namespace) -> Any:
-    """The dtype in which probabilities are summed and compared with uniform numbers: fp64, except in JAX and on MPS."""
-    return p.dtype if is_jax(p) or (is_torch(p) and p.device.type == "mps") else xp.float64
 
 
 def first_above(ascending: Array, level: Array, xp: Namespace) -> Array:

@@ -15,7 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, Namespace, is_double, is_torch, log, namespace, quiet, safe
+from .._array import (
+    Array,
+    Namespace,
+    device_of,
+    is_double,
+    log,
+    namespace,
+    quiet,
+    safe,
+)
 from .generators import normal, uniform
 
 _LOG2, _HALF_LOG_2PI, _ROOT_HALF = math.log(2.0), 0.5 * math.log(2.0 * math.pi), math.sqrt(0.5)
@@ -60,9 +69,7 @@ def log_sigmoids(v: Array, xp: Namespace) -> tuple[Array, Array]:
 
 def constant(values: Any, like: Array, xp: Namespace) -> Array:
     """Numbers as an array of the kind, dtype and device of `like`."""
-    if is_torch(like):
-        return xp.asarray(values, dtype=like.dtype, device=like.device)
-    return xp.asarray(values, dtype=like.dtype)
+    return xp.asarray(values, dtype=like.dtype, **device_of(like))
 
 
 class Law(ABC):

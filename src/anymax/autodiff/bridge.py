@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ..segments.bridge import SegmentBridge
 
 
+BRIDGES: dict[type, Bridge] = {}  # by the kinds of array that a loaded bridge names
+
+
 class Bridge(ABC):
     """Calls the engines for arrays of one framework, with its derivatives. `bridge(x)` chooses it.
 

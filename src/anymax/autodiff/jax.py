@@ -27,7 +27,7 @@ from ..kernels.jax_primitives import is_zero, linear_primitive
 from ..kernels.link import Link
 from ..kernels.linked import link_of
 from ..kernels.reference import ENGINE as reference
-from .bridge import Bridge
+from .bridge import BRIDGES, Bridge
 
 
 def with_zeros(tangents: Any, primals: Any) -> Any:
@@ -381,3 +381,4 @@ class JaxBridge(Bridge):
 
 
 BRIDGE = JaxBridge()
+BRIDGES.update(dict.fromkeys(JaxBridge.kinds, BRIDGE))

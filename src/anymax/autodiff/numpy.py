@@ -11,7 +11,7 @@ from .._array import Array
 from .._core.mapping import Mapping
 from ..kernels import native
 from ..kernels.engine import BELOW
-from .bridge import Bridge
+from .bridge import BRIDGES, Bridge
 
 _FLOATS = frozenset(map(np.dtype, ("float32", "float64", "float16")))  # a set is searched quickly
 
@@ -51,3 +51,4 @@ class NumpyBridge(Bridge):
 
 
 BRIDGE = NumpyBridge()
+BRIDGES.update(dict.fromkeys(NumpyBridge.kinds, BRIDGE))

@@ -7,6 +7,7 @@ other difference is an error. The library checks that indices lie within their r
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -18,12 +19,8 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 _c: Any = torch._C
-_hooks = getattr(_c._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
-
-
-def hooked() -> bool:
-    """True if hooks get the saved tensors. Then no support is saved: it holds floats among indices, and a hook may round them."""
-    return _hooks(False) is not None
+# the hooks that get the saved tensors, or None. Then no support is saved: it holds floats among indices, and a hook may round them
+hooked = functools.partial(getattr(_c._autograd, "_top_saved_tensors_default_hooks", lambda _: None), False)
 
 
 class As(NamedTuple):

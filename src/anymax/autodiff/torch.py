@@ -22,23 +22,21 @@ import torch.utils.checkpoint
 from .. import kernels
 from .._array import from_last, modes, plain_backward, recorded, to_last, torch_exports, transformed
 from .._core.mapping import Mapping, loss_learns, scales_scores
-from ..kernels import native
-from ..kernels.engine import BELOW, Engine, IndexLoss
-from ..kernels.link import Link
+from ..kernels.engine import BELOW, REDUCTIONS, Engine, IndexLoss
+from ..kernels.link import WITHOUT_LOSS, Link
 from ..kernels.linked import link_of
 from ..kernels.reference import ENGINE as reference
-from .bridge import Bridge
+from .bridge import BRIDGES, Bridge
 from .saving import As, hooked, params_of, restored, with_params
 from .torch_adapter import operation
 from .torch_operations import spec_of, traced_forward
 from .torch_parameters import gradients, learns, needs_plain, traced
-from .torch_rows import GPU, KINDS, WIDE, Apply, number_of, on_gpu, once, quick, quick_without_library, untraced, wrote
+from .torch_rows import CPU, GPU, KINDS, WIDE, Apply, number_of, on_gpu, once, quick, untraced, wrote
 
 Tensor = torch.Tensor
 
 _compiling = torch.compiler.is_compiling
 _grad, _functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
-_quick_loss = native.ENGINE.quick_index_loss
 
 
 # -- operations with derivatives ----------------------------------------------------------------------------------------------
@@ -232,7 +230,7 @@ class TorchBridge(Bridge):
         return Apply.apply(x, output, mapping, -1, *params_of(mapping))
 
     def quick(self) -> Any:
-        return quick_without_library if isinstance(native.load(), str) else quick
+        return quick
 
     def compiling(self) -> Any:
         return torch.compiler.is_dynamo_compiling
@@ -287,19 +285,23 @@ class TorchBridge(Bridge):
         if _compiling() or type(x) not in KINDS or type(index) is not Tensor:
             return None
         wants = _grad() and x.requires_grad
-        if x.is_cpu and index.dtype is torch.int64 and x.dtype in WIDE and not (wants and _functorch()):
-            value = torch.empty(index.shape if reduction == "none" else (), dtype=WIDE[x.dtype], device="cpu")
-            save = wants and not hooked()
-            link: Any = link_of(mapping)
-            number = number_of(mapping, link, x) if wants and type(link) is Link and link.params is not None else None
-            slope = None if number is None else torch.empty_like(value)
-            saved = _quick_loss(number or mapping, x, index, value, axis, ignored, reduction, save, slope)
-            if saved is not None:
-                if not wants:
+        link: Any = link_of(mapping)
+        if (
+            x.is_cpu and index.dtype is torch.int64 and x.dtype in WIDE and not (wants and _functorch())
+            and type(link) is Link and link.kind not in WITHOUT_LOSS
+        ):  # fmt: skip
+            number = number_of(mapping, link, x) if wants and link.params is not None else None
+            if number is not None or link.params is None:
+                value = torch.empty(index.shape if reduction == "none" else (), dtype=WIDE[x.dtype], device="cpu")
+                slope = None if number is None else torch.empty_like(value)
+                how = REDUCTIONS[reduction], wants and not hooked()
+                saved = CPU.quick_index_loss(number or mapping, x, index, value, axis, ignored, *how, slope)
+                if saved is not None and not wants:
                     return value
-                call = _LossCall(mapping, native.ENGINE, axis, ignored, reduction, number)
-                loss = IndexLoss(value, saved[1], saved[0], slope)
-                return _IndexLoss.apply(x, index, loss, call, *(() if number is None else (link.params,)))
+                if saved is not None:
+                    call = _LossCall(mapping, CPU, axis, ignored, reduction, number)
+                    loss = IndexLoss(value, saved[1], saved[0], slope)
+                    return _IndexLoss.apply(x, index, loss, call, *(() if number is None else (link.params,)))
         if on_gpu(x) and x.numel() and untraced() and GPU.quick("index_loss", mapping, x):
             engine: Any = GPU
         else:
@@ -327,3 +329,4 @@ class TorchBridge(Bridge):
 
 
 BRIDGE = TorchBridge()
+BRIDGES.update(dict.fromkeys(TorchBridge.kinds, BRIDGE))

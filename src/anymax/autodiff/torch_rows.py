@@ -28,9 +28,9 @@ _grad, _functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_ac
 KINDS = (torch.Tensor, torch.nn.Parameter)  # the kinds of array that `quick` takes
 WIDE = {torch.float64: torch.float64, **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float32)}
 _HALVES = (torch.float16, torch.bfloat16)
-_engine: Any = None if isinstance(native.load(), str) else native.engine_for(torch.empty(0, device="cpu"))
-_forward = _engine and _engine.forward
-GPU = triton.ENGINE
+CPU, GPU = native.ENGINE, triton.ENGINE
+if not isinstance(native.load(), str):
+    native.engine_for(torch.empty(0, device="cpu"))
 _tracing = torch._C._get_tracing_state
 
 
@@ -55,15 +55,15 @@ class Apply(torch.autograd.Function):
         (g,), (p, x, memory, *params), (mapping, axis) = grads, ctx.saved_tensors, ctx.call
         if ctx.number is not None and not _grad():
             number = torch.empty_like(params[0]) if ctx.needs_input_grad[4] else None
-            out = _engine.vjp(ctx.number, None, p, g, axis, memory, number)
+            out = CPU.quick_vjp(ctx.number, None, p, g, axis, memory, number)
             if out is not None:
                 return out, None, None, None, number
         if params:
             mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
             if any(ctx.needs_input_grad[4:]):
                 return _learned_backward(ctx, mapping, g, p, x, memory)
-        if _engine is not None and ctx.support is None and not _grad():
-            out = _engine.vjp(mapping, x, p, g, axis, memory)
+        if ctx.support is None and not _grad():
+            out = CPU.quick_vjp(mapping, x, p, g, axis, memory)
             if out is not None:
                 return out, *(None,) * (3 + len(params))
         if on_gpu(p) and (memory is None or As.of(memory) == ctx.was):
@@ -177,7 +177,7 @@ def quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) ->
             return None
         if link.params is not None:
             return _quick_learned(mapping, link, x, axis, mask)
-        output = _engine.forward_saving(mapping, x, axis, mask, None, -1)
+        output = CPU.quick_saving(mapping, x, axis, mask, None, -1)
         if output is None:
             return None
         if output[1] is not None and hooked():
@@ -185,10 +185,10 @@ def quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) ->
         params = () if link.upper is None else params_of(mapping)
         return Apply.apply(x, output, mapping, -1 if axis is None else axis, *params)
     if out is None:
-        return _forward(mapping, x, axis, mask, None)
+        return CPU.quick_forward(mapping, x, axis, mask, None)
     if type(out) is not Tensor or out.requires_grad or (out.is_inference() and not torch.is_inference_mode_enabled()):
         return None
-    return wrote(_forward(mapping, x, axis, mask, out))
+    return wrote(CPU.quick_forward(mapping, x, axis, mask, out))
 
 
 def number_of(mapping: Mapping, link: Link, x: Tensor) -> Link | None:
@@ -204,14 +204,10 @@ def _quick_learned(mapping: Mapping, link: Link, x: Tensor, axis: int | None, ma
     number = number_of(mapping, link, x)
     if number is None or not x.ndim or hooked():
         return None
-    output = _engine.forward_saving(number, x, axis, mask, None, -1)
+    output = CPU.quick_saving(number, x, axis, mask, None, -1)
     if output is None:
         return None
     return Apply.apply(x, (*output, number), mapping, -1 if axis is None else axis, link.params)
-
-
-def quick_without_library(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -> Tensor | None:
-    return None if x.is_cpu else quick_on_gpu(mapping, x, axis, mask, out)
 
 
 def wrote(out: Tensor | None) -> Tensor | None:

@@ -32,7 +32,7 @@ from .._core.typing import LossKind
 from ..autodiff.agreement import Agreement
 from ..functional.draws import check_draw
 from ..losses.further import NO_MORE, FurtherLosses, Levels
-from ..losses.options import LossOptions, class_weights
+from ..losses.options import LossOptions, class_weights, result_dtype
 from ..losses.targets import (
     Samples,
     each_row,
@@ -45,7 +45,6 @@ from ..losses.targets import (
     refuse_negative,
     refuse_one_class,
     refuse_sums,
-    result_dtype,
     room_below,
     smoothed,
 )

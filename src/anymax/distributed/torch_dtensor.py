@@ -21,8 +21,8 @@ from .._array import check_axis, is_array, is_integer
 from .._core.mapping import Mapping
 from .._core.typing import LossKind
 from ..autodiff.torch_graphs import outside_graphs
-from ..losses.options import LossOptions, class_weights
-from ..losses.targets import counted_weight, result_dtype
+from ..losses.options import LossOptions, class_weights, result_dtype
+from ..losses.targets import counted_weight
 from ..transforms.base import Transform
 from . import verbs
 from .call import ShardKeywords

@@ -69,6 +69,11 @@ class Arrays(ABC):
 
     @staticmethod
     @abstractmethod
+    def viewed(a: Any, dtype: str) -> Any:
+        """The bytes of a as numbers of another dtype."""
+
+    @staticmethod
+    @abstractmethod
     def scattered(index: Any, like: Any) -> Any:
         """Booleans in the shape of `like`, True at index [..., k] of its last axis."""
 
@@ -110,6 +115,10 @@ class NumPyArrays(Arrays):
     @staticmethod
     def copied(a: np.ndarray, shape: tuple[int, ...] | None) -> np.ndarray:
         return np.array(a if shape is None else np.broadcast_to(a, shape), order="C")
+
+    @staticmethod
+    def viewed(a: np.ndarray, dtype: str) -> np.ndarray:
+        return a.view(dtype)
 
     @staticmethod
     def scattered(index: np.ndarray, like: np.ndarray) -> np.ndarray:
@@ -166,6 +175,10 @@ class TorchArrays(Arrays):
     def copied(a: Any, shape: tuple[int, ...] | None) -> Any:
         a = a.detach()
         return (a if shape is None else a.expand(shape)).clone(memory_format=sys.modules["torch"].contiguous_format)
+
+    @staticmethod
+    def viewed(a: Any, dtype: str) -> Any:
+        return a.view(getattr(sys.modules["torch"], dtype))
 
     @staticmethod
     def scattered(index: Any, like: Any) -> Any:

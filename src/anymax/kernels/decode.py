@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array import is_torch
+from .._array import (
+    on_host,
+)
 
 STEPS = {
     "temperature": 0, "topk": 1, "topp": 2, "minp": 3, "topnsigma": 4, "epsilon_cutoff": 5, "eta": 6, "typical": 7, "xtc": 8,
@@ -38,5 +40,5 @@ class Decoded(NamedTuple):
 
 def numbers(step: Step) -> np.ndarray:
     """The value of a step in float64."""
-    value = np.asarray(step.value.detach().cpu() if is_torch(step.value) else step.value, dtype=np.float64)
+    value = on_host(step.value).astype(np.float64)
     return np.maximum(value, _LEAST_SHARE) if step.name in _SHARES else value

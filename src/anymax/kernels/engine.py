@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol
@@ -18,6 +19,7 @@ from .tasks import LinearAttention, Selection, Sinkhorn
 # the operations of `choose` and `explain`
 OPS = ("forward", "log_forward", "vjp", "log_vjp", "loss", "index_loss", "threshold")
 SLOPE = "slope"  # the operation of maps whose arrays of parameters may be learned
+REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
 BELOW = -(2**63)  # `ignored` of an index loss: leave out rows with any index below 0
 
 
@@ -40,6 +42,7 @@ def slope_by_scale(mapping: Mapping, name: str, x: Array, p: Array, lowest: Arra
     x, p = upcast(x, xp), upcast(p, xp)
     change = mapping.score_change(name, x, xp)
     assert change is not None, mapping
+    lowest = xp.where(lowest == math.inf, xp.zeros_like(lowest), lowest)  # a row without classes
     return lowest[..., None] / like(mapping.params()[name], x, xp) + dot(p, change, xp)
 
 
@@ -147,10 +150,35 @@ class Engine(ABC):
         """`factor scale (p - y)`, with one scale or one per row, from what `index_loss` saved; None where it can't."""
         return None
 
+    # -- arrays as the user and autograd give them, which nobody has checked: None for an unusual call, and by default for all -------------
+
+    def quick_forward(self, mapping: Any, x: Array, axis: int | None, mask: Any, out: Array | None, /) -> Array | None:
+        """p(x) along any axis."""
+        return None
+
+    def quick_saving(
+        self, mapping: Any, x: Array, axis: int | None, mask: Any, out: Array | None, capacity: int, /
+    ) -> tuple[Array, Array | None] | None:
+        """`quick_forward`, and the memory of what `quick_vjp` reads."""
+        return None
+
+    def quick_vjp(
+        self, mapping: Any, x: Array | None, p: Array, g: Array, axis: int, saved: Array | None, number: Array | None = None, /
+    ) -> Array | None:  # fmt: skip
+        """J^T g. Writes to `number` the derivative by a parameter that is one number for all rows."""
+        return None
+
+    def quick_index_loss(
+        self, mapping: Any, x: Array, index: Array, value: Array, axis: int, ignored: int, reduction: int, save: bool,
+        slope: Array | None = None, /
+    ) -> tuple[int, Array | None] | None:  # fmt: skip
+        """`index_loss`: writes `value`, and returns the count and what it saved. The reductions are those of `REDUCTIONS`."""
+        return None
+
     def quick_loss_grad(
-        self, mapping: Mapping, x: Array, index: Array, scale: Array, axis: int, factor: float, saved: Any, /
+        self, mapping: Any, x: Array, index: Array, scale: Array, axis: int, factor: float, saved: Any, /
     ) -> Array | None:
-        """`index_loss_grad` of tensors that nobody has checked; None for an unusual call, and by default for all."""
+        """`index_loss_grad`."""
         return None
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:

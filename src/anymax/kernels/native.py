@@ -19,7 +19,7 @@ from . import callbacks, choice, decode, library
 from ._memory import SMALLEST
 from .arrays import DTYPES, SIZES, arrays_of, dtype_of, empty_like, refuse_tensor, refuse_width, room_in, wide
 from .compiled import Compiled
-from .engine import BELOW, Engine, IndexLoss
+from .engine import BELOW, REDUCTIONS, Engine, IndexLoss
 from .library import get_num_threads as get_num_threads
 from .library import pool
 from .library import set_num_threads as set_num_threads
@@ -29,7 +29,6 @@ from .link import (
     NEED_SCORES,
     SOFTMAX,
     WITH_SLOPE,
-    WITHOUT_LOSS,
     Link,
     out_of_range,
     refuse_link,
@@ -54,6 +53,12 @@ def load() -> Compiled | str:
             "copied": callbacks.copied, "store": callbacks.store, "bits": callbacks.bits, "ndarray": np.ndarray,
             "empty_like": np.empty_like, "smallest": SMALLEST,
         })  # fmt: skip
+        quick = {
+            "quick_forward": engine.forward, "quick_saving": engine.forward_saving, "quick_vjp": engine.vjp,
+            "quick_index_loss": engine.loss, "quick_loss_grad": engine.loss_grad,
+        }  # fmt: skip
+        for name, function in quick.items():  # the library's own functions, so that Python calls nothing between
+            setattr(ENGINE, name, function)
     return engine
 
 
@@ -184,9 +189,6 @@ def refuse_parameter(mapping: Mapping, link: Link, name: str) -> None:
         raise ValueError(f"the native engine has the derivatives by {known}, not by {name} of {mapping.name}")
 
 
-REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
-
-
 def _numbers(link: Link, x: Array, what: str) -> Array:
     """tau of each row, [..., 1]."""
     tau = room_in(arrays_of(x), (*x.shape[:-1], 1), wide(x))
@@ -285,33 +287,6 @@ class Native(Engine):
     ) -> Array | None:  # fmt: skip
         scale = arrays_of(x).cast(scale, wide(x), x) if dtype_of(scale) != wide(x) else scale
         return engine_for(x).loss_grad(_link(mapping, x), x, index, scale, axis, factor, saved)
-
-    def quick_index_loss(
-        self, mapping: Mapping | Link, x: Array, index: Array, value: Array, axis: int, ignored: int, reduction: str, save: bool,
-        slope: Array | None = None, /
-    ) -> tuple[int, Array | None] | None:  # fmt: skip
-        """`index_loss` of a torch tensor on the CPU that nobody has checked: writes `value`, and returns the count and what it saved.
-
-        None for an unusual call, for which the caller chooses an engine.
-        """
-        engine, link = load(), mapping if isinstance(mapping, Link) else link_of(mapping)
-        if isinstance(engine, str) or isinstance(link, str) or link.params is not None or link.kind in WITHOUT_LOSS:
-            return None
-        return engine.loss(mapping, x, index, value, axis, ignored, REDUCTIONS[reduction], save, slope)
-
-    def quick_loss_grad(
-        self,
-        mapping: Mapping | Link,
-        x: Array,
-        index: Array,
-        scale: Array,
-        axis: int,
-        factor: float,
-        saved: Array | None,
-        /,
-    ) -> Array | None:
-        engine = load()
-        return None if isinstance(engine, str) else engine.loss_grad(mapping, x, index, scale, axis, factor, saved)
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
         return _numbers(_link(mapping, x), x, "a threshold")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import NamedTuple
 
-from .._array import Array, is_torch
-from .arrays import wide
+from .._array import Array
+from .arrays import arrays_of, wide
 
 
 class NonZeros(NamedTuple):
@@ -25,8 +24,7 @@ class NonZeros(NamedTuple):
     def value(self) -> Array:
         part = self.memory[: self.rows * self.capacity * self.words]
         name = "float64" if self.words == 2 else "float32"
-        part = part.view(getattr(sys.modules["torch"], name) if is_torch(part) else name)
-        return part.reshape(self.rows, self.capacity)
+        return arrays_of(part).viewed(part, name).reshape(self.rows, self.capacity)
 
     @property
     def index(self) -> Array:

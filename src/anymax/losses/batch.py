@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 from .. import _array
@@ -15,7 +13,7 @@ from .._core.classes import class_indices, refuse_strays
 from .._core.mapping import Mapping, row_top
 from .._core.rows import join, prepare
 from ..autodiff import bridge
-from .options import LossOptions, class_weights
+from .options import LossOptions, class_weights, result_dtype
 from .targets import (
     Samples,
     ask_for_axis,
@@ -27,7 +25,6 @@ from .targets import (
     refuse_negative,
     refuse_one_class,
     refuse_sums,
-    result_dtype,
     smoothed,
 )
 
@@ -42,7 +39,7 @@ def one_axis(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -
     return mapping, joined.scores, target, options._replace(axis=-1, mask=mask)
 
 
-def _with_all_classes(
+def with_all_classes(
     mapping: Mapping, scores: Any, target: Any, options: LossOptions
 ) -> tuple[Mapping, Any, Any, LossOptions]:
     """The map, scores and target with the class that the map hides as the last one: the index -1, and what a distribution leaves."""
@@ -63,18 +60,6 @@ def _with_all_classes(
         weight = xp.concat([weight, xp.ones_like(weight[:1])])
     over_all = call.over_all()
     return over_all.mapping, over_all.rows, t, options._replace(axis=-1, mask=None, weight=weight)
-
-
-def over_all(formula: Callable[..., Array]) -> Callable[..., Array]:
-    """A formula that gets the class that a map hides as the last one."""
-
-    @functools.wraps(formula)
-    def call(mapping: Mapping, scores: Any, target: Any, options: LossOptions, **more: Any) -> Array:
-        if mapping.hidden is not None:
-            mapping, scores, target, options = _with_all_classes(mapping, scores, target, options)
-        return formula(mapping, scores, target, options, **more)
-
-    return call
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,11 +13,23 @@ from .._core.rows import hide
 from .._core.typing import LossKind
 from ..autodiff import bridge
 from ..functional.draws import check_draw, log_p_of_draw, p_of_draw
-from .batch import Batch, over_all
+from .batch import Batch, with_all_classes
 from .indices import index_loss, loss_of_rows
 from .margins import with_margin
 from .options import EACH_ROW, LossOptions, cast
 from .targets import has_constant, not_below_zero
+
+
+def over_all(formula: Callable[..., Array]) -> Callable[..., Array]:
+    """A formula that gets the class that a map hides as the last one."""
+
+    @functools.wraps(formula)
+    def call(mapping: Mapping, scores: Any, target: Any, options: LossOptions, **more: Any) -> Array:
+        if mapping.hidden is not None:
+            mapping, scores, target, options = with_all_classes(mapping, scores, target, options)
+        return formula(mapping, scores, target, options, **more)
+
+    return call
 
 
 def by_row(rows: Callable[[Batch], Array], weighted: bool = False) -> Callable[..., Array]:
@@ -55,11 +67,11 @@ def fenchel_young(
     mapping: Mapping, scores: Any, target: Any, options: LossOptions, with_constant: bool = True
 ) -> Array:
     """Omega*(x) + Omega(y) - <x, y>."""
-    if not mapping.facts.has_potential:
-        raise TypeError(no_potential(mapping))
     out = index_loss(mapping, scores, target, options)
     if out is not None:
         return out
+    if not mapping.facts.has_potential:
+        raise TypeError(no_potential(mapping))
     batch = Batch.of(mapping, scores, target, options)
     with_constant = with_constant and has_constant(mapping, batch.indices, options)
     mapping, x, y, xp = batch.mapping, batch.rows, batch.y, batch.xp

@@ -11,17 +11,19 @@ from .._core.classes import class_indices
 from .._core.mapping import Mapping
 from .._core.rows import prepare
 from ..autodiff import bridge
+from ..kernels.link import WITHOUT_LOSS
 from ..kernels.linked import link_of
-from .options import LossOptions, cast, class_weights
-from .targets import ask_for_axis, counted_weight, result_dtype, weighted
+from .options import LossOptions, cast, class_weights, result_dtype
+from .targets import ask_for_axis, counted_weight, weighted
 
 
 def index_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array | None:
     """The Fenchel-Young loss; None if the general formula must compute it, or must report a wrong target."""
     link = link_of(mapping)
-    if isinstance(link, str) or options.smoothing or not mapping.sums_to_one:
+    if isinstance(link, str) or link.kind in WITHOUT_LOSS or options.smoothing or not mapping.sums_to_one:
         return None
-    if is_torch(scores) != is_torch(target) or not (is_torch(scores) or (is_array(scores) and is_array(target))):
+    of_torch = is_torch(scores)
+    if of_torch != is_torch(target) or not (of_torch or (is_array(scores) and is_array(target))):
         return None
     if not is_integer(target):
         return None
@@ -32,10 +34,10 @@ def index_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions)
     plain = options.weight is None and ignored < 0
     if plain and options.mask is None and (link.params is None or not link.params.ndim) and framework.reduces(scores):
         value = framework.index_loss(mapping, scores, target, axis, ignored, reduction)  # without moving the axis
-        return value if value is None else cast(value, result_dtype(scores))
+        return value if value is None or value.dtype == result_dtype(scores) else cast(value, result_dtype(scores))
     call = prepare(mapping, scores, axis, options.mask)
     rows, mapping = call.rows, call.mapping
-    if tuple(target.shape) != tuple(rows.shape[:-1]) or (is_torch(rows) and target.device != rows.device):
+    if tuple(target.shape) != tuple(rows.shape[:-1]) or (of_torch and target.device != rows.device):
         return None
     if plain and framework.reduces(rows):
         value = framework.index_loss(mapping, rows, target, -1, ignored, reduction)

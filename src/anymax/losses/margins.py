@@ -48,8 +48,8 @@ from .._array import (
 from .._core.mapping import Mapping
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, ArrayT, Numbers
-from .options import LossOptions
-from .targets import ask_for_axis, result_dtype
+from .options import LossOptions, result_dtype
+from .targets import ask_for_axis
 
 TOLERANCE = 1e-2  # how far rounding, also to bf16, may push a cosine out of [-1, 1]
 

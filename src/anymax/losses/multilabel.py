@@ -11,8 +11,7 @@ from .._core.rows import hide, prepare_axes
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import ArrayT, Axes, Mask, Numbers, Reduction, Target, Weight
 from ..mappings import Softmax
-from .options import LossOptions, class_weights, is_loss
-from .targets import result_dtype
+from .options import LossOptions, class_weights, is_loss, result_dtype
 
 
 @is_loss

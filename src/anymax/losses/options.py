@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .. import _array
-from .._array import Array, Namespace, as_dtype, as_scalar, namespace, quiet
+from .._array import Array, Namespace, as_dtype, as_scalar, autocast_dtype, namespace, quiet, upcast
 from .._core.options import check_keywords
 from .._core.tables import Function, read, rows, share_words
 from .._core.typing import Axes, LossKeywords, LossKind, Mask, Reduction, SampleKeywords, Weight
@@ -83,6 +83,11 @@ def class_weights(weight: Any, rows: Array, xp: Namespace) -> Array:
             f"weight of shape {tuple(weight.shape)}: expected one factor for each of the {rows.shape[-1]} classes{hint}"
         )
     return as_dtype(weight, rows.dtype, xp)
+
+
+def result_dtype(rows: Array) -> Any:
+    """The dtype of the scores; under torch's autocast losses are fp32, as torch's own are."""
+    return rows.dtype if autocast_dtype(rows) is None else upcast(rows, namespace(rows)).dtype
 
 
 def cast(value: Array, dtype: Any) -> Array:

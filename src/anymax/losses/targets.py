@@ -18,7 +18,6 @@ from .._array import (
     Array,
     Namespace,
     as_dtype,
-    autocast_dtype,
     is_array,
     is_integer,
     known,
@@ -26,7 +25,6 @@ from .._array import (
     namespace,
     stop_gradient,
     total,
-    upcast,
 )
 from .._core.mapping import Mapping, with_missing_mass
 from .options import LossOptions
@@ -278,10 +276,3 @@ def each_row(options: LossOptions, value: Array, samples: Samples, *, weighs: bo
         value = weighted(value, samples.weight, xp)
     norm = samples.weight if options.weight is not None and samples.indices else xp.astype(~ignored, value.dtype)
     return xp.squeeze(value, axis=-1), xp.squeeze(norm, axis=-1)
-
-
-def result_dtype(rows: Array) -> Any:
-    """The dtype of the scores; under torch's autocast losses are fp32, as torch's own are."""
-    if autocast_dtype(rows) is not None:
-        return upcast(rows, namespace(rows)).dtype
-    return rows.dtype

@@ -20,14 +20,17 @@ from .._array import (
     dot,
     finish,
     finite_scores,
+    index_dtype,
     is_array,
     is_jax,
     is_torch,
     like,
     loop,
+    on_host,
     positions,
     running_sum,
     stop_gradient,
+    sum_dtype,
     take,
     top,
     total,
@@ -99,6 +102,9 @@ class Fusedmax(Mapping):
         first, last, mean, sign = _groups(y, total(xp.astype(keep, y.dtype), xp), strength, xp)
         return xp.concat([first, last, _pull(first, last, sign, xp), mean], axis=-1)
 
+    def held_size(self, n: Any) -> Any:
+        return 4 * n
+
     def _denoised(self, x: Array, keep: Array, held: Array, xp: Namespace) -> Array:
         """The scores after total variation denoising, with the groups as constants."""
         n = x.shape[-1]
@@ -116,8 +122,7 @@ class Fusedmax(Mapping):
         order = _order(keep, xp)
         first, last = held[..., :n], held[..., n : 2 * n]
         y = take(xp.where(keep, x, xp.zeros_like(x)), order, xp)
-        wide = y.dtype if is_jax(y) else xp.float64  # a sum over a group is a difference of two running sums
-        sums = running_sum(y, xp, wide)
+        sums = running_sum(y, xp, sum_dtype(y, xp))  # a sum over a group is a difference of two of them
         ends, before = take(sums, _index(last, xp), xp), _index(first, xp) - 1
         start = take(sums, xp.where(before < 0, xp.zeros_like(before), before), xp)
         start = xp.where(before < 0, xp.zeros_like(start), start)
@@ -171,7 +176,7 @@ class Fusedmax(Mapping):
 def _order(keep: Array, xp: Namespace) -> Array:
     """The places of the kept classes in their order, and then those of the others."""
     n = keep.shape[-1]
-    place = positions(keep, xp.int32 if is_jax(keep) else xp.int64, xp)
+    place = positions(keep, index_dtype(keep, xp), xp)
     return xp.argsort(xp.where(keep, place, place + n), axis=-1)
 
 
@@ -180,7 +185,7 @@ def _inverse(order: Array, xp: Namespace) -> Array:
 
 
 def _index(place: Array, xp: Namespace) -> Array:
-    return xp.astype(place, xp.int32 if is_jax(place) else xp.int64)
+    return xp.astype(place, index_dtype(place, xp))
 
 
 def _variation(q: Array, keep: Array, xp: Namespace) -> Array:
@@ -251,7 +256,7 @@ def _groups(y: Array, count: Array, strength: Array, xp: Namespace) -> tuple[Arr
 
 def _groups_by_rows(y: Array, count: Array, strength: Array, xp: Namespace) -> tuple[Array, ...]:
     """The same, row by row with a queue of the meetings, for values that can be read: n log n steps, where the above takes n^2."""
-    rows, counts, strengths = (_numpy(a) for a in (y, count, strength))
+    rows, counts, strengths = (on_host(a) for a in (y, count, strength))
     shape, n = rows.shape, rows.shape[-1]
     rows = rows.reshape(-1, n)
     first, last, mean, sign = np.empty_like(rows), np.empty_like(rows), np.empty_like(rows), np.zeros_like(rows)
@@ -303,7 +308,3 @@ def _starts(row: list[float], sign: list[float], strength: float) -> list[int]:
         if c < n - 1:
             look(c)
     return [0, *(b + 1 for b in range(n - 1) if apart[b])] if n else []
-
-
-def _numpy(a: Array) -> np.ndarray:
-    return a.detach().cpu().numpy() if is_torch(a) else np.asarray(a)

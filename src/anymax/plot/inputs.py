@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from .._array import on_host
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from ..mappings import Entmax, NormMax, PerturbMax, Sigsoftmax, Softmax, Sparsemax, Taylor
-from . import style
 
 Maps = Mapping | str | Iterable[Mapping | str]  # a map or its name, or several
 
@@ -36,11 +36,11 @@ def some_maps(who: str, mappings: Maps | None, default: Sequence[Mapping]) -> li
 
 def row_of(who: str, x: Any) -> np.ndarray:
     """One row of scores; an error in the name of `who` for more."""
-    x = style.numbers(x).astype(float)
+    x = on_host(x).astype(float)
     if x.ndim != 1:
         raise ValueError(f"plot.{who} draws one row of scores, got an array of shape {x.shape}; choose a row")
     return x
 
 
 def _plain(mapping: Mapping) -> Mapping:
-    return mapping.replace(**{name: style.numbers(value) for name, value in mapping.params().items()})
+    return mapping.replace(**{name: on_host(value) for name, value in mapping.params().items()})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._array import on_host
 from .._core.mapping import Mapping
 from .._core.tables import document, documented_like
 from .._core.typing import AnyArray, Numbers
@@ -43,7 +44,7 @@ def bars(mappings: Maps | None = None, x: AnyArray | Numbers | None = None, *, a
     """
     maps = some_maps("bars", mappings, THREE)
     x = row_of("bars", (2.0, 1.4, 0.6, -1.0) if x is None else x)
-    rows = [style.numbers(apply(mapping, x)) for mapping in maps]
+    rows = [on_host(apply(mapping, x)) for mapping in maps]
     ax = style.axes(ax)
     width = 0.8 / len(maps)
     for i, (mapping, p) in enumerate(zip(maps, rows, strict=True)):
@@ -87,7 +88,7 @@ def simplex(mapping: Mapping | str, *, extent: float = 3.0, resolution: int = 30
     basis = np.array([[1.0, -1.0, 0.0], [-1.0, -1.0, 2.0]]) / np.sqrt([[2.0], [6.0]])  # orthonormal, both sum to 0
     side = np.linspace(-extent, extent, resolution)
     plane = np.stack(np.meshgrid(side, side), axis=-1)  # [row, column, 2]
-    p = style.numbers(apply(mapping, plane @ basis))
+    p = on_host(apply(mapping, plane @ basis))
     image = ax.pcolormesh(
         side, side, p.max(axis=-1), cmap=SEQUENTIAL, vmin=1 / 3, vmax=1.0, shading="auto", rasterized=True
     )
@@ -155,7 +156,7 @@ def jacobian(
     """
     (mapping,) = maps_of(mapping, ())
     x = row_of("jacobian", x)
-    j = style.numbers(_jacobian(mapping, x))
+    j = on_host(_jacobian(mapping, x))
     ax = style.axes(ax)
     bound = float(np.abs(j).max()) or 1.0 if bound is None else bound
     ax.set_facecolor("white")

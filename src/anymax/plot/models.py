@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._array import on_host
 from .._core.tables import document, documented_like
 from .._core.typing import AnyArray, Numbers
 from . import style
@@ -58,7 +59,7 @@ def attention(
     >>> ax.get_title()
     '0% exact zeros'
     """
-    w = style.numbers(weights).astype(float)
+    w = on_host(weights).astype(float)
     if not w.size:
         raise ValueError(f"plot.attention: there are no weights to draw, got shape {w.shape}")
     if w.ndim not in (2, 3):
@@ -81,7 +82,7 @@ def _seen(mask: Any, w: np.ndarray) -> np.ndarray:
     """True where a query may attend, in the shape of the weights."""
     if mask is None:
         return np.ones(w.shape, dtype=bool)
-    mask = style.numbers(mask)
+    mask = on_host(mask)
     if mask.dtype.kind not in "bf":
         raise TypeError(f"plot.attention: mask must be boolean (True = keep) or real (-inf = masked), got {mask.dtype}")
     keep = mask if mask.dtype.kind == "b" else mask != -np.inf
@@ -157,7 +158,7 @@ def support_histogram(p: AnyArray | Numbers | dict[str, Any], *, ax: Axes | None
     """
     groups = p if isinstance(p, dict) else {"": p}
     ax = style.axes(ax)
-    sizes = {name: (style.numbers(q) > 0).sum(axis=-1).ravel() for name, q in groups.items()}
+    sizes = {name: (on_host(q) > 0).sum(axis=-1).ravel() for name, q in groups.items()}
     most = max((int(s.max()) for s in sizes.values() if s.size), default=1)
     step = 1 if most <= 60 else -(-most // 40)
     bars = -(-most // step)
@@ -248,7 +249,7 @@ def reliability(
     >>> confidence.round(3), accuracy.round(3), share, round(error, 3)
     (array([0.   , 0.767]), array([0.   , 0.667]), array([0., 1.]), 0.1)
     """
-    p, y = style.numbers(p).astype(float), style.numbers(y)
+    p, y = on_host(p).astype(float), on_host(y)
     if p.ndim != 2 or y.shape != p.shape[:1]:
         raise ValueError(f"calibration: expected p [rows, classes] and y [rows], got shapes {p.shape} and {y.shape}")
     sure, hit = p.max(axis=-1), p.argmax(axis=-1) == y

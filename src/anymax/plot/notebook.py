@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .._array import is_array
+from .._array import is_array, on_host
 from .._core.mapping import Mapping
 from .._core.names import function_name
-from .style import numbers
 from .two_classes import curve, rivals
 from .words import distinguishing
 
@@ -103,7 +102,7 @@ def _value(value: Any) -> str:
 def _known(value: Any) -> np.ndarray | None:
     """The numbers of an array; None for a tracer, which has none."""
     try:
-        return numbers(value)
+        return on_host(value)
     except Exception:  # each framework raises its own
         return None
 
@@ -149,7 +148,7 @@ def _each(mapping: Mapping) -> list[Mapping]:
     arrays = mapping.params()
     if not arrays:
         return [mapping]
-    rows = np.stack([a.ravel() for a in np.broadcast_arrays(*(numbers(a) for a in arrays.values()))], axis=-1)
+    rows = np.stack([a.ravel() for a in np.broadcast_arrays(*(on_host(a) for a in arrays.values()))], axis=-1)
     rows = np.unique(rows.astype(float), axis=0)
     shown = rows[np.unique(np.linspace(0, len(rows) - 1, _LINES).round().astype(int))]
     return [mapping.replace(**dict(zip(arrays, row.tolist()))) for row in shown]

@@ -9,10 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict
 
-import numpy as np
-
-from .._array import is_torch
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -25,14 +21,6 @@ WEIGHTS = ("#D6E6F4", "#4A90C4", "#08306B")  # the larger, the darker; all diffe
 ZERO = "#F2F2F2"  # the ground of weights that are exactly 0, which is also hatched,
 MASKED = "#E9D8B4"  # and of those that a mask leaves out
 BESIDE = "#8A8A8A"  # of the curve of softmax beside that of a map; visible on light and dark grounds
-
-
-def numbers(x: Any) -> np.ndarray:
-    """Any array, on any device, as a NumPy array that matplotlib can draw."""
-    if is_torch(x):
-        x = x.detach().cpu()
-        x = x.float() if x.is_floating_point() and x.element_size() < 4 else x
-    return np.asarray(x)
 
 
 def pyplot() -> Any:

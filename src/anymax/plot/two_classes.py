@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._array import on_host
 from .._core.mapping import Mapping
 from .._core.tables import document
 from .._core.typing import AnyArray, Numbers
@@ -85,7 +86,7 @@ def curve(mapping: Mapping, t: np.ndarray, others: tuple[float, ...]) -> np.ndar
     array([0.  , 0.5 , 0.75])
     """
     scores = np.concatenate([t[:, None], np.broadcast_to(others, (len(t), len(others)))], axis=-1)
-    return style.numbers(_applied(mapping, scores))[:, 0]
+    return on_host(_applied(mapping, scores))[:, 0]
 
 
 def _applied(mapping: Mapping, scores: np.ndarray) -> Any:
@@ -129,7 +130,7 @@ def curves(mappings: Maps | None = None, *, t: AnyArray | Numbers | None = None,
     ['softmax', 'sparsemax']
     """
     maps = some_maps("curves", mappings, USUAL)
-    grid = np.linspace(-4.0, 4.0, 801) if t is None else style.numbers(t).astype(float)
+    grid = np.linspace(-4.0, 4.0, 801) if t is None else on_host(t).astype(float)
     others = rivals(maps)
     lines = [curve(mapping, grid, others) for mapping in maps]
     ax = style.axes(ax)
@@ -178,7 +179,7 @@ def losses(
     ['hinge', 'logistic', 'squared', 'modified Huber', 'sparsemax']
     """
     maps = maps_of(mappings, THREE)
-    grid = np.linspace(-3.0, 3.0, 601) if t is None else style.numbers(t).astype(float)
+    grid = np.linspace(-3.0, 3.0, 601) if t is None else on_host(t).astype(float)
     others = rivals(maps) if maps else (0.0,)
     found = [_lead_loss(mapping, others) for mapping in maps]
     ax = style.axes(ax)
@@ -233,7 +234,7 @@ def _lead_loss(mapping: Mapping, others: tuple[float, ...]) -> Callable[[np.ndar
         base = np.array([*others, 0.0][: n - targets])
         lead = np.broadcast_to(t[:, None] + (others[0] if others else 0.0), (len(t), targets))
         scores = np.concatenate([lead, np.broadcast_to(base, (len(t), n - targets))], axis=-1)
-        return style.numbers(
+        return on_host(
             verbs.loss_of_kind(mapping.own_loss, mapping, scores, np.broadcast_to(y, scores.shape), reduction="none")
         )
 

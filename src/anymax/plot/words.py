@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from .._array import is_array
+from .._array import is_array, on_host
 from .._core.mapping import Mapping
 from .._core.names import function_name
-from . import style
 
 
 def label(mapping: Mapping) -> str:
@@ -37,7 +36,7 @@ def label(mapping: Mapping) -> str:
     words = [mapping.name]
     for name, value in distinguishing(mapping):
         if is_array(value):
-            words.append(f"{name}={np.round(style.numbers(value), 3).tolist()}")
+            words.append(f"{name}={np.round(on_host(value), 3).tolist()}")
         elif isinstance(value, Mapping):
             words.append(label(value))
         elif callable(value):

@@ -14,8 +14,7 @@ from .._core.tables import document
 from .._core.typing import ArrayT, Numbers, Reduction
 from ..autodiff import bridge
 from ..losses.formulas import fenchel_young
-from ..losses.options import EACH_ROW, LossOptions
-from ..losses.targets import result_dtype
+from ..losses.options import EACH_ROW, LossOptions, result_dtype
 from . import tensors
 from .call import SegmentCall
 from .padded import Bucket, each_row, mapping_of, of_bucket
