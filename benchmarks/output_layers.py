@@ -152,7 +152,7 @@ def parts(case: Case) -> dict[str, float]:
     import torch
 
     from anymax.linear.layer import Layer
-    from anymax.linear.torch_candidates import BlockSize, ScoreBlocks
+    from anymax.linear.torch_blocks import BlockSize, ScoreBlocks
 
     x, weight, y = operands(case.shape[1], case.distribution, case.dtype)
     of = Layer.of("benchmark", x.detach(), weight.detach(), MAPS[case.map], None, None)

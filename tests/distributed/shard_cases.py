@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from own_maps import Moved
 from processes import together
 
 import anymax as A
 from anymax import distributed as D
 from anymax._core.names import as_mapping
-from anymax.linear.per_row import loss_of
+from anymax.linear.job import loss_of
 from anymax.losses.verbs import loss_of_kind
 from anymax.transforms import compose, softcap, temperature
 
@@ -213,7 +214,7 @@ OF_ONE = {
     "softmax": A.Softmax(), "sparsemax": A.Sparsemax(), "entmax15": A.Entmax(1.5), "entmax3": A.Entmax(3.0), "entmax07": A.Entmax(0.7),
     "entmax1": A.Entmax(1.0), "budget": A.Budget(k=7), "normmax": A.NormMax(2.0), "taylor": A.Taylor(2), "sigsoftmax": A.Sigsoftmax(),
     "relu": A.Ratio.relu(), "topk": A.SparseSoftmax(k=4), "topp": A.SparseSoftmax(p=0.8),
-    "gumbel": A.PerturbMax("gumbel", scale=0.7), "normal": A.PerturbMax("normal"), "softpick": A.Softpick(),
+    "gumbel": A.PerturbMax("gumbel", scale=0.7), "normal": A.PerturbMax("normal"), "softpick": A.Softpick(), "moved": Moved(),
 }  # fmt: skip
 MAPS = {name: Map(lambda mapping=mapping: mapping) for name, mapping in OF_ONE.items()} | {
     "of no family": Map(Warm, exact(0.8)), "softplus": Map(Softplus, exact(1.3)), "normmax, learned": Map(A.NormMax, exact(2.3)),

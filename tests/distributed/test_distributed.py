@@ -34,7 +34,7 @@ from shard_cases import (
 
 import anymax as A
 from anymax import distributed as D
-from anymax.distributed import candidates
+from anymax.distributed import methods
 
 # -- each verb of each map ------------------------------------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ def test_each_verb(verb, name, cut):
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("name", [name for verb, name in CELLS if verb == "threshold"])
 def test_thresholds_that_are_searched_for_with_sums(name, cut, monkeypatch):
-    monkeypatch.setattr(candidates, "MANY", 8)
+    monkeypatch.setattr(methods, "MANY", 8)
     held(*scores_case("threshold", name), CUTS[cut])
 
 

@@ -36,8 +36,8 @@ from shard_cases import (
 import anymax as A
 from anymax import distributed as D
 from anymax._array import namespace
-from anymax.distributed import candidates
-from anymax.distributed.support import SupportPart
+from anymax.distributed import methods
+from anymax.distributed.per_row import SupportPart
 from anymax.linear.layer import Layer
 
 CUT = LAYER_CUTS["20-0-17"]
@@ -68,7 +68,7 @@ def test_each_verb(verb, name, cut):
 @pytest.mark.parametrize("cut", LAYER_CUTS)
 @pytest.mark.parametrize(("verb", "name"), [(verb, name) for verb, name in LAYER_CELLS if verb.startswith("tau")])
 def test_levels_that_are_searched_for_with_sums(verb, name, cut, monkeypatch):
-    monkeypatch.setattr(candidates, "MANY", 8)
+    monkeypatch.setattr(methods, "MANY", 8)
     held(*layer_case(verb, name), LAYER_CUTS[cut])
 
 
@@ -255,7 +255,7 @@ def test_a_row_without_classes_has_no_further_loss(name):
 @pytest.mark.parametrize("many", [False, True], ids=["gathered", "searched"])
 def test_the_support_is_that_of_all_classes(many, monkeypatch):
     if many:
-        monkeypatch.setattr(candidates, "MANY", 8)
+        monkeypatch.setattr(methods, "MANY", 8)
 
     def f(here, x, w, b):
         return tuple(here.call("linear_threshold", x, w, "entmax15", linear_bias=b, mask=here.part(KEEP)))

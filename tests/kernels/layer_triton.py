@@ -17,7 +17,7 @@ from anymax.kernels import engine_of
 from anymax.kernels.tasks import LAYER
 from anymax.kernels.triton import ENGINE
 from anymax.kernels.triton import layer as gpu
-from anymax.linear import torch_products, torch_sizes
+from anymax.linear import torch_blocks, torch_products
 
 pytestmark = WARNINGS
 
@@ -30,11 +30,11 @@ EPS = {"float32": 2.0**-23, "bfloat16": 2.0**-8 if REAL else 2.0**-7, "float16":
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch):
     """Few classes a block, so that there are several."""
-    monkeypatch.setattr(torch_sizes, "GPU", torch_sizes.GPU._replace(small=ROWS, block=ROWS * 64))
+    monkeypatch.setattr(torch_blocks, "GPU", torch_blocks.GPU._replace(small=ROWS, block=ROWS * 64))
     if REAL:
         yield
         return
-    monkeypatch.setattr(torch_sizes, "on_gpu", lambda x: True)
+    monkeypatch.setattr(torch_blocks, "on_gpu", lambda x: True)
     with am.use("triton"):
         yield
 

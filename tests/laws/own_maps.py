@@ -216,6 +216,22 @@ class Bent(Squares):
         return max(t, mp.mpf(0)) + max(t - mp.mpf(0.3), mp.mpf(0))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Moved(Squares):
+    """Sparsemax, whose tau is larger by 1: a class has a probability also somewhat below it."""
+
+    name = "moved"
+
+    def omega_terms(self, q, xp):
+        return super().omega_terms(q, xp) - q
+
+    def link(self, t, xp):
+        return super().link(t + 1.0, xp)
+
+    def slope(self, q, xp):
+        return q - 1.0
+
+
 WITH_A_TABLE = (
     Squares(), Exps(), Powers(1.5), Powers(1.1), Powers(1.9), Sigmoids(3.0), Sigmoids(1.0), Sigmoids(0.5), Laplaces(3.0), Caps(3.0),
     Caps(2.5, 0.75), Tails(),

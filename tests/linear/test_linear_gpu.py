@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import anymax as am
-from anymax.linear import layer, torch_candidate_scores, torch_groups, torch_sizes, torch_softmax
+from anymax.linear import layer, torch_blocks, torch_candidates, torch_groups, torch_softmax
 
 ROWS, FEATURES, CLASSES = 40, 24, 90
 MAPS = {"softmax": am.Softmax(), "sparsemax": am.Sparsemax(), "entmax15": am.Entmax(1.5)}
@@ -23,10 +23,10 @@ maps, dtypes = pytest.mark.parametrize("name", MAPS), pytest.mark.parametrize("d
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch):
     """Small sizes, so that there are several groups, parts of them and blocks."""
-    monkeypatch.setattr(torch_sizes, "on_gpu", lambda x: True)
+    monkeypatch.setattr(torch_blocks, "on_gpu", lambda x: True)
     monkeypatch.setattr(layer, "on_cpu", lambda x: False)
     small = {"small": CLASSES, "group": CLASSES, "piece": 7 * CLASSES, "block": ROWS * 32}
-    monkeypatch.setattr(torch_sizes, "GPU", torch_sizes.GPU._replace(**small))
+    monkeypatch.setattr(torch_blocks, "GPU", torch_blocks.GPU._replace(**small))
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def ways(monkeypatch):
     for module, name in (
         (torch_groups, "_gradient"),
         (torch_softmax, "_others_back"),
-        (torch_candidate_scores, "candidates_back"),
+        (torch_candidates, "candidates_back"),
         (torch_softmax, "candidates_back"),
     ):
         compute = getattr(module, name)
@@ -276,7 +276,7 @@ def peak(call):
 def test_the_memory_above_weight_and_gradients_is_that_of_the_weight(name, dtype, rows, monkeypatch):
     """It is twice as much in half precision if there are more rows than features, since the gradient of the weight is summed in fp32;
     where the CPU has products of bf16, torch packs the weight for them, too."""
-    monkeypatch.setattr(torch_sizes, "GPU", torch_sizes.GPU._replace(piece=1 << 13, block=1 << 13, gathered=1 << 13))
+    monkeypatch.setattr(torch_blocks, "GPU", torch_blocks.GPU._replace(piece=1 << 13, block=1 << 13, gathered=1 << 13))
     features, classes = 64, 3000
     x, weight, bias = (
         torch.randn(*shape).div(4).to(DTYPES[dtype]).requires_grad_()

@@ -29,6 +29,7 @@ from linear_cases import (
     tolerance,
     torch_operands,
 )
+from own_maps import Moved
 
 import anymax as A
 from anymax import Budget, Softmax, SparseSoftmax
@@ -284,18 +285,29 @@ def test_verbs_of_rows_out_of_the_ordinary(verb, layout, name):
 @pytest.mark.parametrize("name", ["sparsemax", "entmax15", "top 500"])
 def test_rows_of_a_large_support_are_computed_from_all_of_their_scores(name):
     torch, free, y = torch_operands(**LAYOUTS["large supports"][0])
-    from anymax.linear import torch_candidate_scores, torch_values
-    from anymax.linear.job import Job
+    from anymax.linear import torch_candidates
+    from anymax.linear.job import Job, RowLoss
     from anymax.linear.layer import Layer
-    from anymax.linear.per_row import RowLoss
 
     with torch.no_grad():
         _large_support(free, y)
     mapping = SparseSoftmax(k=500) if name == "top 500" else MAPS[name]
     layer = Layer.of("test", *free[:2], mapping, None, None)
-    held = torch_candidate_scores.candidates_of(Job(layer, RowLoss(), y), torch_values._bound(mapping))
+    held = torch_candidates.candidates_of(Job(layer, RowLoss(), y))
     assert held.full.any()
     assert name == "top 500" or not held.full.all()
+
+
+def test_a_map_of_ones_own_may_have_probabilities_below_its_threshold():
+    _, free, y = torch_operands()
+    scores = free[0] @ free[1].T
+    close(
+        A.linear_loss(*free[:2], y, Moved(), chunk=9).detach(),
+        A.fenchel_young(Moved(), scores, y).detach(),
+        1e-10,
+    )
+    for got, want in zip(A.linear.linear_threshold(*free[:2], Moved(), chunk=9), A.threshold(Moved(), scores)):
+        close(got.detach(), want.detach(), 1e-10)
 
 
 @pytest.mark.parametrize("name", QUICK)

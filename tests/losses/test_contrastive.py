@@ -85,7 +85,7 @@ def test_is_the_multiple_negatives_ranking_loss():
 def test_gradients_with_a_learned_temperature(name, reduction, held, negatives, monkeypatch):
     torch = pytest.importorskip("torch")
     from anymax.linear import torch_contrastive
-    from anymax.linear.torch_candidates import BlockSize
+    from anymax.linear.torch_blocks import BlockSize
 
     monkeypatch.setattr(torch_contrastive, "_SIZE", BlockSize(4, 3))  # several blocks, and a diagonal across them
     monkeypatch.setattr(torch_contrastive, "_SAVED", held)

@@ -229,7 +229,7 @@ def test_log_p_of_an_output_layer_gives_a_parameter_the_gradient_of_finite_diffe
 
 
 def test_only_the_parameters_that_are_wanted_are_differentiated(monkeypatch):
-    from anymax.linear.per_row import RowLoss
+    from anymax.linear.job import RowLoss
 
     seen, call = [], RowLoss.__call__
 
@@ -265,10 +265,10 @@ def test_shards_give_a_parameter_the_gradient_of_one_process(many, each, monkeyp
     from processes import together
 
     from anymax import distributed
-    from anymax.distributed import candidates
+    from anymax.distributed import methods
 
     if many:
-        monkeypatch.setattr(candidates, "MANY", 0)
+        monkeypatch.setattr(methods, "MANY", 0)
     x, g = torch.tensor(_scores(3, 20)), torch.tensor(_scores(3, 20, seed=1))
     target = torch.tensor([2, -100, 17])
     at = torch.tensor(_sizes(anymax.Entmax, 1.3, 3)[:, None] if each else 1.3, dtype=torch.float64)

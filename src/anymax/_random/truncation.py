@@ -44,7 +44,7 @@ def topk_keep(x: Array, k: Any, xp: Namespace) -> Array:
     if is_array(k) or k >= n:
         return x != -math.inf
     x = stop_gradient(x)
-    return _first(x, _kth(x, k, xp), k, xp)
+    return _first(x, kth_largest(x, k, xp), k, xp)
 
 
 def group_keep(x: Array, count: int, keep: int, most: int, xp: Namespace) -> Array:
@@ -287,7 +287,7 @@ def _sound(x: Array, found: _Probabilities, xp: Namespace) -> Array:
 def _largest(x: Array, found: _Probabilities, k: int, xp: Namespace) -> Array:
     """True at the k largest entries and at all that are equal to the last of these."""
     y = _sound(x, found, xp)
-    return y >= _kth(y, min(k, x.shape[-1]), xp)
+    return y >= kth_largest(y, min(k, x.shape[-1]), xp)
 
 
 def _mass(mass: Array, xp: Namespace) -> Array:
@@ -344,7 +344,7 @@ def _rising(x: Array, m: int, xp: Namespace) -> Array:
     return x.sort(dim=-1).indices if is_torch(x) else xp.argsort(x, axis=-1)
 
 
-def _kth(x: Array, k: int, xp: Namespace) -> Array:
+def kth_largest(x: Array, k: int, xp: Namespace) -> Array:
     """The k-th largest entry of each row, by the framework's selection if it has one."""
     if k == 1:
         return top(x, xp)

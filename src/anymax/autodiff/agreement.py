@@ -53,14 +53,15 @@ class Head(NamedTuple):
     def coded(self) -> list[float]:
         """As numbers that fp32 can hold; the mark is added on the device."""
         two = (self.size, self.start or 0, self.count, self.most, self.split, self.digest)
-        return [float(self.sends), float(self.start is not None), *(float(d) for v in two for d in divmod(v, _BASE))]
+        return [float(self.sends), float(self.start is not None), *[float(d) for v in two for d in divmod(v, _BASE)]]
 
     @classmethod
     def read(cls, row: list[float]) -> Head:
-        sends, has_start, *digits, mark = (int(v) for v in row)
-        size, start, count, most, split, digest = (
+        sends, has_start, *digits, mark = map(int, row)
+        # as `coded` wrote them
+        size, start, count, most, split, digest = [
             a * _BASE + b for a, b in zip(digits[::2], digits[1::2], strict=True)
-        )  # as `coded` wrote them
+        ]
         return cls(sends, size, start if has_start else None, count, most, split, digest, mark)
 
 
@@ -92,9 +93,9 @@ class Agreement:
 
     def say_mapping(self, mapping: Mapping, of_classes: Collection[str] = ()) -> None:
         """of_classes: its parameters that may have one value for each class of this process."""
-        kinds = (int, float, str, type, type(None))
-        fixed = {k: repr(v) for k, v in mapping.constants().items() if isinstance(v, kinds)}
-        fixed |= {k: v.__qualname__ for k, v in mapping.constants().items() if inspect.isfunction(v)}
+        kinds, constants = (int, float, str, type, type(None)), mapping.constants()
+        fixed = {k: repr(v) for k, v in constants.items() if isinstance(v, kinds)}
+        fixed |= {k: v.__qualname__ for k, v in constants.items() if inspect.isfunction(v)}
         self.say(map=f"{mapping.name}({', '.join(f'{k}={v}' for k, v in fixed.items())})")
         for name, value in mapping.params().items():
             learned = "learned values" if differentiates(value) else "values"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -105,7 +106,7 @@ class Bridge(ABC):
         """
         return providers.segments_unpadded(self.framework)
 
-    @property
+    @functools.cached_property
     def layers(self) -> LayerBridge:
         """The operations on output layers, whose scores are computed a part at a time."""
         return providers.layer_bridge(self.framework)

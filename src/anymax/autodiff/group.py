@@ -71,9 +71,19 @@ class Group(ABC):
         """The texts of all processes, by two collectives; only a strict group has it."""
         raise TypeError(f"{type(self).__name__} is not strict: its processes can't exchange messages, only results")
 
+    # -- operations that frameworks name differently ---------------------------------------------------------------------------
+
     @abstractmethod
     def mine(self, stacked: Array, block: Any) -> Array:
         """stacked[block], for the block of this process."""
+
+    @abstractmethod
+    def largest(self, a: Array, k: int) -> Array:
+        """The places of the k largest entries along the last axis, in any order."""
+
+    @abstractmethod
+    def put(self, a: Array, places: Array, values: Array) -> Array:
+        """A copy with the values at their places along the last axis."""
 
 
 def jax() -> Any:

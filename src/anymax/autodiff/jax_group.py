@@ -40,6 +40,12 @@ class JaxGroup(Group):
     def mine(self, stacked: Any, block: Any) -> Any:
         return jax.lax.dynamic_index_in_dim(stacked, self.rank, keepdims=False)
 
+    def largest(self, a: Any, k: int) -> Any:
+        return jax.lax.top_k(a, k)[1]
+
+    def put(self, a: Any, places: Any, values: Any) -> Any:
+        return jnp.put_along_axis(a, places, values, axis=-1, inplace=False)
+
 
 def _varies(rank: Any) -> bool:
     """True if shard_map tracks which values vary over the devices (check_vma), and uses that to transpose."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .._array import shown
+from .._array import differentiates, shown
 from .group import Expected, Group, Message
 
 Tensor = torch.Tensor
@@ -27,13 +27,19 @@ class TorchGroup(Group):
     strict = True
 
     def stack(self, a: Tensor) -> Tensor:
-        return _Stack.apply(a, self)
+        return _Stack.apply(a, self) if differentiates(a) else self.gathered(a)
 
     def vary(self, a: Tensor) -> Tensor:
-        return _Vary.apply(a, self)
+        return _Vary.apply(a, self) if differentiates(a) else a
 
     def mine(self, stacked: Tensor, block: Any) -> Tensor:
         return stacked[block]
+
+    def largest(self, a: Tensor, k: int) -> Tensor:
+        return a.topk(k, dim=-1).indices
+
+    def put(self, a: Tensor, places: Tensor, values: Tensor) -> Tensor:
+        return a.scatter(-1, places, values)
 
     # -- what communicates ---------------------------------------------------------------------------------------------------
 

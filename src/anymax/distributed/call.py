@@ -15,7 +15,6 @@ from .._array import (
     compiling,
     floating,
     is_array,
-    is_torch,
     namespace,
     pick_axis,
     stop_gradient,
@@ -175,7 +174,7 @@ class ShardedCall:
                 _array.check_integer(who, name, value, "a number of classes, or None")
                 if value < 0:
                     raise ValueError(f"{who}({name}={value}): expected a number from 0 on")
-        if not group.strict and not is_torch(x) and start is not None:
+        if not group.strict and start is not None:
             raise TypeError(f"{who}: in JAX the classes lie in the order of the axis; leave class_start= out")
         return cls(agreement, mapping, x, check_axis(axis, x.ndim), mask, start, count, mapping.hidden is not None)
 
@@ -206,13 +205,14 @@ class ShardedCall:
         n = rows.shape[-1]
         if self.mask is not None and n:
             rows = hide(rows, align_mask(rows, _array.beside(self.mask, x, "mask", xp), axis, xp))
-        of_classes = tuple(k for k, v in self.mapping.params().items() if self._along(k, v) and self._varies(v))
-        params = {k: aligned(v, rows, axis, f"{self.mapping.name}: {k}") for k, v in self.mapping.params().items()}
+        arrays = self.mapping.params()
+        of_classes = tuple(k for k, v in arrays.items() if self._along(k, v) and self._varies(v))
+        params = {k: aligned(v, rows, axis, f"{self.mapping.name}: {k}") for k, v in arrays.items()}
         if not n:  # one masked class represents no classes
             rows = wider(rows, 1, -math.inf, xp)
             params = {k: wider(v, 1, 0.0, xp) if k in of_classes else v for k, v in params.items()}
         common = self.mapping.laid_out(**params)
-        for name, value in common.params().items():
+        for name, value in params.items():
             common.check_width(name, value)
         temperature = one_a_row(aligned(self.temperature, rows, axis, "temperature"), "temperature")
         temperature = _array.nan_outside(temperature, _array.ABOVE_0)

@@ -12,11 +12,9 @@ from .._array import Array, Namespace, stop_gradient, wider
 from .._core.mapping import Mapping, with_missing_mass
 from .._random.draws import invert
 from ..autodiff import bridge
-from ..autodiff.group import jax
 from ..functional import apply, log_apply
 from ..functional.draws import one_draw
-from ..losses.formulas import fenchel_young
-from ..losses.options import EACH_ROW
+from ..losses.formulas import loss_of_class
 from ..mappings import Softmax
 from ..thresholds import Threshold, threshold
 from .shard import Shards, columns_of
@@ -86,7 +84,7 @@ class Gathered(Solution):
         dead = ~xp.isfinite(stop_gradient(top))
         z = xp.where(dead, xp.zeros_like(z), z)  # a row without classes, or with NaN, gets its value at the end
         top = xp.where(dead, xp.zeros_like(top), top)
-        value = fenchel_young(mapping, z, first, EACH_ROW)[..., None]
+        value = loss_of_class("fenchel_young", mapping, z, first)[..., None]
         value = xp.where(dead, xp.zeros_like(value), value)
         return value + (top - stop_gradient(top)) + gap
 
@@ -116,7 +114,7 @@ class Gathered(Solution):
         if self.k > n:
             mine = mine[..., :n]
         out = fill * xp.ones_like(shard.rows) if fill else xp.zeros_like(shard.rows)
-        return _put(stop_gradient(out), self.places[..., :n], mine, xp)
+        return group.put(stop_gradient(out), self.places[..., :n], mine)
 
     def _of_all(self, mine: Array) -> Array:
         """Entries of all classes, in the order of z, from those in the layout of this process's rows."""
@@ -140,7 +138,8 @@ def gather(shards: Shards, chosen: Array, k: int, second: Second, whole: bool = 
     """
     xp = shards.xp
     places, values = _places_of(shards, chosen, k)
-    params, names = shards.shard.mapping.params(), shards.shard.of_classes
+    names = shards.shard.of_classes
+    params = shards.shard.mapping.params() if names else {}
     of_classes = [xp.take_along_axis(xp.broadcast_to(params[name], chosen.shape), places, axis=-1) for name in names]
     stacked = shards.stack(xp.concat([values, *of_classes, *second()], axis=-1))
     blocks, later = (
@@ -160,24 +159,16 @@ def _places_of(shards: Shards, chosen: Array, k: int) -> tuple[Array, Array]:
     xp, rows, n = shard.xp, shard.rows, shard.rows.shape[-1]
     masked = -math.inf * xp.ones_like(rows[..., :1])
     if k >= n:
-        places = xp.broadcast_to(_array.positions(rows, xp.int64 if _array.is_torch(rows) else None, xp), rows.shape)
+        places = xp.broadcast_to(_array.positions(rows, None, xp), rows.shape)
         values = xp.where(chosen, rows, masked)
         if k > n:
             values = xp.concat([values, xp.broadcast_to(masked, (*rows.shape[:-1], k - n))], axis=-1)
             places = wider(places, k, 0, xp)
         return places, values
     key = xp.where(chosen, stop_gradient(rows), masked)
-    places = key.topk(k, dim=-1).indices if _array.is_torch(rows) else jax().lax.top_k(key, k)[1]
-    places = xp.sort(places, axis=-1)
+    places = xp.sort(shard.group.largest(key, k), axis=-1)
     there = xp.take_along_axis(chosen, places, axis=-1)
     return places, xp.where(there, xp.take_along_axis(rows, places, axis=-1), masked)
-
-
-def _put(out: Array, places: Array, values: Array, xp: Namespace) -> Array:
-    """`out` with the values at their places along the last axis."""
-    if _array.is_torch(out):
-        return out.scatter(-1, places, values)
-    return xp.put_along_axis(out, places, values, axis=-1, inplace=False)
 
 
 def _side_by_side(stacked: Array, xp: Namespace) -> Array:

@@ -24,18 +24,17 @@ from ..linear.arguments import (
     temperature_of_rows,
 )
 from ..linear.bridge import joined
+from ..linear.job import loss_of
 from ..linear.layer import Layer, check_chunk
-from ..linear.per_row import loss_of
 from ..losses.further import FurtherLosses
 from ..losses.options import LossOptions
 from ..losses.targets import holds_indices
 from ..thresholds import Threshold
 from ..transforms.base import Transform, check_range
 from .call import Arguments, ShardedCall, message_of
-from .losses import is_bounded, losses_of_call, target_is, width
-from .per_row import GivenClasses, terms_of_call, threshold_of_call
+from .losses import Loss, losses_of_call, target_is
+from .per_row import GivenClasses, SupportPart, terms_of_call, threshold_of_call
 from .shard import Places
-from .support import SupportPart
 
 _SCORES = 1 << 22  # scores that a process holds at a time
 _INSTEAD = "give mask=, or the classes that it leaves as support= where there is one"
@@ -138,8 +137,7 @@ def linear_loss(
     read = LossOptions.read(who, weight, options)
     layer = _layer(arguments, of_layer)
     mapping = over_all(layer.mapping)
-    hides = mapping is not layer.mapping
-    more = FurtherLosses.read(who, mapping, hides, *further)
+    more = FurtherLosses.read(who, mapping, mapping is not layer.mapping, *further)
     xp, lead, n, rows = namespace(layer.x), layer.lead, layer.classes, layer.rows
     refuse_sharded(who, None, target=target)
     target = _array.beside(target, layer.x, "target", xp)
@@ -150,11 +148,8 @@ def linear_loss(
         target_is(agreement, target, xp)
     split = SplitLayer.agreed(arguments, agreement, layer, of_layer)
     target = xp.reshape(target, (rows, n) if soft else (rows,))
-    kind = loss_of(mapping)
-    value, norm = split.by_rows(
-        width(read, is_bounded(layer.mapping, kind, layer.x, xp), soft and hides),
-        lambda call, where: losses_of_call(call, kind, target[where, ...], read, more),
-    )
+    loss = Loss.of(loss_of(mapping), read, layer.mapping, layer.x, target, more)
+    value, norm = split.by_rows(loss.width, lambda call, where: losses_of_call(call, loss, target[where, ...]))
     return read.reduce(xp.reshape(value, lead), xp.reshape(norm, lead), layer.dtype, xp)
 
 

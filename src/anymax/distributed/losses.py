@@ -31,7 +31,7 @@ from .._core.rows import hide
 from .._core.typing import LossKind
 from ..autodiff.agreement import Agreement
 from ..functional.draws import check_draw
-from ..losses.further import FurtherLosses, Levels
+from ..losses.further import NO_MORE, FurtherLosses, Levels
 from ..losses.options import LossOptions, class_weights, result_dtype
 from ..losses.targets import (
     Samples,
@@ -51,20 +51,32 @@ from ..losses.targets import (
 from .call import Arguments, ShardedCall
 from .methods import solve
 from .shard import Shard, Shards, columns_of
-from .softmax import Part, logsumexp, size_of
 from .solution import Columns, Solution
+from .sums import Part, logsumexp, size_of
 
 _EVERYWHERE = " over all processes"
 
 
-def width(options: LossOptions, bounded: bool, shares: bool) -> int:
-    """How many numbers per row each process sends first. shares: a class that the map hides has what a distribution leaves."""
-    return 4 + (3 + bounded if options.smoothing else 0) + 2 * shares
+class Loss(NamedTuple):
+    """Which loss a call computes, read once."""
 
+    kind: LossKind
+    options: LossOptions
+    further: FurtherLosses
+    bounded: bool  # targets above the upper bounds of classes are refused
+    shares: bool  # a class that the map hides has what a distribution leaves
 
-def is_bounded(mapping: Mapping, kind: LossKind, x: Array, xp: Namespace) -> bool:
-    """True if targets above the upper bounds of classes are refused."""
-    return kind != "nll" and mapping.ceiling(x, xp) is not None
+    @classmethod
+    def of(
+        cls, kind: LossKind, options: LossOptions, mapping: Mapping, x: Array, target: Array, further: FurtherLosses = NO_MORE
+    ) -> Loss:  # fmt: skip
+        bounded = kind != "nll" and mapping.ceiling(x, namespace(x)) is not None
+        return cls(kind, options, further, bounded, mapping.hidden is not None and not is_integer(target))
+
+    @property
+    def width(self) -> int:
+        """How many numbers per row each process sends first."""
+        return 4 + (3 + self.bounded if self.options.smoothing else 0) + 2 * self.shares
 
 
 class TargetPart(NamedTuple):
@@ -93,27 +105,18 @@ class TargetSums(NamedTuple):
 class Target(Columns, ABC):
     """The target of a loss as this process knows it. The class weights belong inside the sums of `nll`; they multiply other losses."""
 
-    def __init__(
-        self, call: ShardedCall, kind: LossKind, t: Array, options: LossOptions, further: FurtherLosses, xp: Namespace
-    ) -> None:
-        self.call, self.kind, self.t, self.options, self.further = call, kind, t, options, further
-        self.nll, self.hides = kind == "nll", call.hides
-        self.shares = self.hides and not self.indices  # the hidden class has what a distribution leaves
-        self.bounded = is_bounded(call.mapping, kind, call.x, xp)
-        self.count = width(options, self.bounded, self.shares)
+    def __init__(self, call: ShardedCall, loss: Loss, t: Array) -> None:
+        self.call, self.t, self.count, self.hides = call, t, loss.width, call.hides
+        self.kind, self.options, self.further, self.bounded, self.shares = loss
+        self.nll = loss.kind == "nll"
 
     @staticmethod
-    def of(call: ShardedCall, kind: LossKind, target: Any, options: LossOptions, further: FurtherLosses) -> Target:
-        if kind == "nll":
+    def of(call: ShardedCall, loss: Loss, target: Array) -> Target:
+        if loss.kind == "nll":
             check_draw(call.mapping, call.who)
         elif not call.mapping.facts.has_potential:
             raise TypeError(no_potential(call.mapping))
-        xp = namespace(call.x)
-        t = _array.beside(target, call.x, "target", xp)
-        if call.group.strict and not call.agreement.agreed:
-            call.agreement.say(**options.words())
-            target_is(call.agreement, t, xp)
-        return (ClassIndices if is_integer(t) else Distributions)(call, kind, t, options, further, xp)
+        return (ClassIndices if is_integer(target) else Distributions)(call, loss, target)
 
     @abstractmethod
     def _sums(
@@ -376,14 +379,16 @@ def loss(
     arguments: Arguments, agreement: Agreement, kind: LossKind, target: Any, weight: Any, keywords: dict[str, Any]
 ) -> Array:
     call = arguments.call(agreement, classes_last=False)
-    options = LossOptions.read(arguments.who, weight, keywords)
-    columns = Target.of(call, kind, target, options, FurtherLosses())
+    options, xp = LossOptions.read(arguments.who, weight, keywords), namespace(call.x)
+    target = _array.beside(target, call.x, "target", xp)
+    if call.group.strict:
+        agreement.say(**options.words())
+        target_is(agreement, target, xp)
+    columns = Target.of(call, Loss.of(kind, options, call.mapping, call.x, target), target)
     return solve(call, columns.loss, columns)
 
 
-def losses_of_call(
-    call: ShardedCall, kind: LossKind, target: Any, options: LossOptions, further: FurtherLosses
-) -> tuple[Array, Array]:
+def losses_of_call(call: ShardedCall, loss: Loss, target: Array) -> tuple[Array, Array]:
     """(the loss of each row, what it counts in a mean)."""
-    columns = Target.of(call, kind, target, options, further)
+    columns = Target.of(call, loss, target)
     return solve(call, columns.each_row, columns)

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _array
-from .._array import Array, device_of, is_integer, namespace, stop_gradient, total
+from .._array import Array, Namespace, counts, device_of, is_integer, namespace, stop_gradient, take, total, upcast
 from .._core.classes import refuse_strays
 from .._core.mapping import no_threshold
 from .._core.parameters import one_a_row
-from .._core.rows import aligned
+from .._core.rows import aligned, with_a_class
 from .._random.draws import count_of, uniforms
+from ..autodiff import bridge
 from ..autodiff.agreement import Agreement
 from ..functional.draws import check_draw
 from ..likelihood.softmax_plain import Terms, at_classes
+from ..likelihood.support import padded, place_among, sized_support
+from ..linear.layer import Layer
 from ..thresholds import Threshold
 from .call import Arguments, ShardedCall
 from .methods import solve
 from .shard import Shard, Shards, columns_of
-from .softmax import Part, Sums
 from .solution import Columns, Solution
-from .support import SupportPart
+from .sums import Part, Sums
 
 # -- thresholds ------------------------------------------------------------------------------------------------------------------
 
@@ -229,3 +231,49 @@ class Uniforms(Columns):
         high = shard.xp.astype(u, a.dtype)
         low = shard.xp.astype(u - shard.xp.astype(high, u.dtype), a.dtype)
         return [*columns_of(high), *columns_of(low)], None
+
+
+# -- the support of rows, of which each process gathers the scores of its own classes ------------------------------------------------
+
+
+class SupportPart(NamedTuple):
+    """The classes of each row's support that lie on this process, and the row's own class among them."""
+
+    classes: Array  # [rows, width + 1], by their places on this process; the last one is empty
+    there: Array  # True where there is one
+    here: Array  # [rows, 1], True if the row's own class lies on this process
+    at: Array  # [rows, 1], its place in `classes`: the last one if it is not in the support
+    count: int  # of the classes of all processes
+    width: int  # of the widest support of a row over all processes, and 1 more
+
+    @classmethod
+    def of(
+        cls, who: str, layer: Layer, index: Array, support: Any, start: Any, count: int, known: bool, xp: Namespace
+    ) -> SupportPart:
+        """index: [rows, 1], counted over all processes. start: this process's first class. known: it is a number, as in torch."""
+        n, (ids, offsets) = layer.classes, sized_support(who, layer.x, layer.rows, count, support, xp)
+        # the same on all processes, as are its errors
+        classes, there = padded(who, (layer.rows,), count, ids, offsets, xp)
+        width = classes.shape[-1]
+        classes, local = classes - start, index - start
+        there = there & (classes >= 0) & (classes < n)
+        if known:  # the classes of this process come first, and no more columns are gathered than it needs
+            most = int(xp.max(total(counts(there, xp), xp))) if layer.rows else 0
+            first = xp.argsort(~there, axis=-1, stable=True)[:, : most + 1]
+            classes, there = take(classes, first, xp), take(there, first, xp)
+        at = place_among(classes, there, local, xp)
+        return cls(
+            xp.where(there, classes, xp.zeros_like(classes)), there, (local >= 0) & (local < n), at, count, width
+        )
+
+    def part(self, where: slice) -> SupportPart:
+        """The part of these rows."""
+        rows = (self.classes[where, ...], self.there[where, ...], self.here[where, ...], self.at[where, ...])
+        return SupportPart(*rows, self.count, self.width)
+
+    def scores(self, layer: Layer, xp: Namespace) -> Array:
+        """The scores of these classes, -inf where there is none; no other row of the weight has a gradient."""
+        if not layer.classes:
+            return with_a_class(upcast(layer.scores(), xp))
+        s = bridge(layer.x).layers.gathered(layer, self.classes)
+        return xp.where(self.there, s, -xp.inf * xp.ones_like(s))

@@ -8,16 +8,10 @@ from collections.abc import Callable
 from .. import _array
 from .._array import Array, Namespace, differentiates, stop_gradient, total
 from .._core.separable import Separable
-from .shard import Shard, Shards, columns_of
+from .shard import Shards, columns_of
 from .solution import Solution
 
 MANY = 4096  # candidates per row over all processes, above which thresholds are searched by sums over the processes
-
-
-def searchable(shard: Shard) -> Separable | None:
-    """The map if sums alone find its level: no ceiling, no steep edge, no other kind of search."""
-    mapping = shard.mapping
-    return mapping if isinstance(mapping, Separable) and mapping.sums_suffice(shard.rows, shard.xp) else None
 
 
 def _constant(mapping: Separable) -> Separable:

@@ -54,6 +54,9 @@ class Method(ABC):
     most: int = 0  # how many candidates the fullest row has, if the method counts them
 
     @abstractmethod
+    def __init__(self, shard: Shard) -> None: ...
+
+    @abstractmethod
     def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
         """`finish(solution)`, after the further collectives."""
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from .. import _array
-from .._array import check_axis, is_array, is_integer, is_torch
+from .._array import check_axis, is_array, is_integer
 from .._core.mapping import Mapping
 from .._core.typing import LossKind
 from ..autodiff.torch_graphs import outside_graphs
@@ -49,7 +49,7 @@ def _tuple_of(axes: Any, x: DTensor) -> tuple[int, ...]:
 
 def as_tensor(a: Any, device: Any) -> Tensor:
     """A torch tensor, or an array or list as one on this device."""
-    return a if is_torch(a) else torch.as_tensor(np.asarray(a), device=device)
+    return a if isinstance(a, Tensor) else torch.as_tensor(np.asarray(a), device=device)
 
 
 def whole_tensor(a: Any, device: Any) -> Tensor:
@@ -104,7 +104,7 @@ class Layout:
 
         `learns`: `a` is a parameter, whose gradients arrive already added up along the classes.
         """
-        if not is_array(a) or (a.ndim == 0 and not is_torch(a)):
+        if not is_array(a) or (a.ndim == 0 and not isinstance(a, Tensor)):
             return a
         a = self.everywhere(as_tensor(a, self.mesh.device_type))
         self.refuse_partial(name, a)

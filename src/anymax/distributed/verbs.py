@@ -1,10 +1,9 @@
 """The verbs of `anymax.distributed` but those of output layers (`layer_verbs`), and how the files of this room work together.
 
 A call goes this way: `call` reads its arguments, and gives one process the class that a map hides; `methods` chooses a `Method` for the
-map (`softmax`, `each`, `ratio`, `candidates`); in the first collective each process sends what the method and the verb need, and
-`agreement` compares the calls; the method then gives a `Solution` (also in `gathered` and `search`), from which the verb takes its result
-(`losses`, `per_row`, `layer`). Both contracts are in `solution`. `group` has the two operations that communicate, `torch` and `jax` have
-them for each framework.
+map (those that gather no class are in `sums`); in the first collective each process sends what the method and the verb need, and
+`agreement` compares the calls; the method then gives a `Solution` (in `sums`, `gathered` and `search`), from which the verb takes its
+result (`losses`, `per_row`, `layer`). Both contracts are in `solution`. `autodiff/group.py` has the two operations that communicate.
 """
 
 from __future__ import annotations

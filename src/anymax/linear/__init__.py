@@ -1,11 +1,10 @@
 """Output layers: losses, log-probabilities and thresholds of `x @ weight.T + bias`, whose scores are never held all at once.
 
-`layer` holds the operands and computes scores for some rows at a time; `per_row` says what to compute from them; a `job` is both with the
-targets; `bridge` loops over the rows, `torch` and `jax` with a gradient. torch has four methods:
+`layer` holds the operands and computes scores for some rows at a time; a `job` says what to compute from them, with the targets; `bridge`
+loops over the rows, `torch` and `jax` with a gradient. torch has four methods:
 
 - softmax: logsumexp, a block of classes at a time (`torch_softmax`);
-- a sparse separable map, or top-k: each row keeps a few candidates (`torch_candidates`), and the gradient of their scores is a sparse
-  product (`torch_candidate_scores`);
+- a sparse separable map, or top-k: each row keeps a few candidates, whose gradient is a sparse product (`torch_candidates`);
 - any other map: a group of rows at a time (`torch_groups`);
 - inside torch.compile: these three as opaque operations (`torch_compiled`).
 

@@ -24,6 +24,8 @@ HINTS = {
 
 def row_transforms(who: str, transform: Any) -> tuple[Callable[[Any], Any], ...]:
     """The transforms of the scores; those that can't be computed for some rows at a time are refused."""
+    if transform is None:
+        return ()
     parts = transforms_along(transform, 1, 2, who)
     for t in parts:
         if isinstance(t, Transform) and t.random:

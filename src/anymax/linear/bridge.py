@@ -17,6 +17,10 @@ PIECE = 1 << 20  # features gathered at once
 class LayerBridge(ABC):
     """How a framework computes an output layer."""
 
+    takes_narrow_weights: bool = (
+        False  # the weight may be narrower than the features: its classes are converted a part at a time
+    )
+
     @abstractmethod
     def by_rows(self, job: Job) -> Any:
         """The result for all rows, a group at a time, with its gradient."""
@@ -56,7 +60,7 @@ class LayerBridge(ABC):
 
 def in_turn(job: Job) -> Any:
     """The result for all rows, one group after another, in plain operations."""
-    return joined([job.part(where).result() for where in job.layer.groups(rows_at_a_time(job.layer, job.chunk))])
+    return joined([part.result() for _, part in job.parts(rows_at_a_time(job.layer, job.chunk))])
 
 
 def joined(parts: list[Any]) -> Any:

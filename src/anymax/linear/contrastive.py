@@ -12,9 +12,8 @@ from .._array import (
     as_dtype,
     check_flag,
     device_of,
-    is_jax,
-    is_torch,
     namespace,
+    on_cpu,
     upcast,
     without_autocast,
 )
@@ -174,9 +173,7 @@ class Pairs(NamedTuple):
             t = _array.nan_outside(_array.beside(t, a, "temperature", xp), _array.ABOVE_0)
             t = as_dtype(xp.reshape(t, ()), features.dtype, xp)
         scaled = features / t
-        if is_jax(a) or (
-            is_torch(a) and a.device.type != "cpu"
-        ):  # elsewhere products of half precision are computed in fp32
+        if not on_cpu(a):  # there products of half precision are computed in fp32
             scaled = as_dtype(scaled, a.dtype, xp)
         more = 0 if negatives is None else negatives.shape[0]
         apart = processes if arguments.negatives is None else 1  # the processes that have negatives of their own

@@ -14,9 +14,8 @@ from .._array import Array
 from .._core.static import Static
 from ..autodiff.jax import static_of
 from .bridge import PIECE, LayerBridge
-from .job import Job
+from .job import Job, PerRow
 from .layer import ByRow, Layer, dots, rows_at_a_time
-from .per_row import PerRow
 
 
 class _Shared(NamedTuple):

@@ -17,8 +17,6 @@ from .._array import (
     autocast_dtype,
     floating,
     is_array,
-    is_jax,
-    is_torch,
     namespace,
     on_cpu,
     recorded,
@@ -31,6 +29,7 @@ from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.rows import Rows, aligned
 from .._core.shards import refuse as refuse_sharded
+from ..autodiff import bridge
 
 _GROUP = 1 << 22  # scores of a group of rows
 
@@ -127,17 +126,27 @@ class Layer:
         )
         return dataclasses.replace(self.with_operands(x, weight, None), keep=keep)
 
-    def part(self, where: Any) -> Layer:
-        """Some of the rows: a slice, or their indices."""
-        x, keep, params = self.by_row()
+    def part(self, where: Any, by_row: ByRow | None = None) -> Layer:
+        """Some of the rows: a slice, or their indices. by_row: the result of `by_row`, for many parts."""
+        x, keep, params = self.by_row() if by_row is None else by_row
         keep = self.keep if keep is None else keep[where, ...]
         mapping = self.mapping.laid_out(**{k: v[where, ...] for k, v in params.items()}) if params else self.mapping
         return dataclasses.replace(self, x=x[where, ...], keep=keep, mapping=mapping)
 
-    def groups(self, step: int) -> Iterator[slice]:
+    def groups(self, step: int) -> list[slice]:
         """Where the rows are, `step` at a time; one group without rows if there are none."""
-        for i in range(0, max(self.rows, 1), step):
-            yield slice(i, min(i + step, self.rows))
+        rows = self.rows
+        return [slice(i, min(i + step, rows)) for i in range(0, max(rows, 1), step)]
+
+    def parts(self, step: int) -> Iterator[tuple[slice, Layer]]:
+        """`groups`, and the part of each."""
+        groups = self.groups(step)
+        if len(groups) == 1:
+            yield groups[0], self
+            return
+        by_row = self.by_row()
+        for where in groups:
+            yield where, self.part(where, by_row)
 
     def constant(self) -> Layer:
         """The layer as a constant of differentiation."""
@@ -150,7 +159,7 @@ class Layer:
 
     def unmasked_classes(self, xp: Namespace) -> Array | None:
         """Which classes are not masked, [1 or rows, classes]; None: all of them."""
-        if self.bias is None or is_jax(self.bias):
+        if self.bias is None:
             return self.keep
         free = self.bias != -math.inf
         if bool(xp.all(free)):
@@ -210,7 +219,7 @@ def dtype_of_result(x: Array, xp: Namespace) -> Any:
 def _dtype_of_product(xp: Namespace, operands: tuple[Array | None, ...]) -> Any:
     """The dtype of torch's autocast if it is on, else the widest of the operands."""
     arrays = [a for a in operands if a is not None]
-    autocast = autocast_dtype(arrays[0]) if is_torch(arrays[0]) else None
+    autocast = autocast_dtype(arrays[0])
     if autocast is not None and arrays[0].dtype != xp.float64:
         return autocast
     return widest(xp, *arrays)
@@ -219,9 +228,9 @@ def _dtype_of_product(xp: Namespace, operands: tuple[Array | None, ...]) -> Any:
 def _in_dtype_of_product(
     x: Array, weight: Array, bias: Array | None, xp: Namespace, part: bool
 ) -> tuple[Array, Array, Array | None]:
-    """The operands as `one_dtype` gives them; but on torch's CPU a narrower weight stays as it is, and its classes are converted a part
+    """The operands as `one_dtype` gives them; but on a CPU a narrower weight may stay as it is, and its classes are converted a part
     at a time. part: the classes are on several processes; then a few rows at a time add to one gradient of the weight, in fp32."""
-    if part or not is_torch(x) or not on_cpu(x):
+    if part or not on_cpu(x) or not bridge(x).layers.takes_narrow_weights:
         return one_dtype(xp, x, weight, bias)
     dtype = _dtype_of_product(xp, (x, weight, bias))
     weight = weight if autocast_dtype(x) is None else as_dtype(weight, dtype, xp)

@@ -29,9 +29,8 @@ from .arguments import (
     row_transforms,
     with_temperature,
 )
-from .job import Job
+from .job import Job, RowTerms
 from .layer import Layer, check_chunk
-from .per_row import RowTerms
 from .verbs import linear_loss
 
 _SOFTMAX = Softmax()

@@ -10,12 +10,13 @@ import torch
 
 from .._array import autocast_dtype, compiling, exporting, without_autocast
 from ..autodiff.torch_graphs import outside_graphs
-from . import torch_candidate_scores, torch_contrastive, torch_groups, torch_values
+from . import torch_contrastive, torch_groups, torch_values
 from .bridge import LayerBridge
 from .job import Job
 from .layer import Layer
-from .torch_candidates import BlockSize
-from .torch_groups import rows_ahead, rows_of_group, rows_with_a_class, runs_eagerly, total, with_a_class
+from .torch_blocks import BlockSize
+from .torch_candidates import gathered
+from .torch_groups import rows_ahead, rows_of_group, rows_with_a_class, runs_eagerly, with_a_class
 
 Tensor = torch.Tensor
 
@@ -35,13 +36,15 @@ def _outside_autocast(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TorchLayers(LayerBridge):
+    takes_narrow_weights = True
+
     @_outside_autocast
     def by_rows(self, job: Job) -> Any:
         return torch_groups.by_rows(job)
 
     @_outside_autocast
     def gathered(self, layer: Layer, classes: Tensor) -> Tensor:
-        return torch_candidate_scores.gathered(layer, classes)
+        return gathered(layer, classes)
 
     @_outside_autocast
     def values(self, job: Job, out: Tensor) -> Tensor:
@@ -56,10 +59,14 @@ class TorchLayers(LayerBridge):
 
     @_outside_autocast
     def total(self, job: Job, out: Tensor, factor: Tensor) -> Tensor | None:
-        if not runs_eagerly(job.layer) or torch_values.holds_no_rows(job):
+        step = torch_values.rows_to_hold(job)
+        if step is None:
             return None
         rows = rows_with_a_class(out)
-        return total(job if rows is None else job.part(rows), factor)
+        if rows is not None:
+            job = job.part(rows)
+            step = rows_ahead(job)
+        return None if step is None else torch_groups.total(job, step, factor)
 
     @_outside_autocast
     def both_ways(self, a: Tensor, b: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor] | None:
@@ -67,7 +74,7 @@ class TorchLayers(LayerBridge):
 
     def plan(self, job: Job, indices: bool, total: bool) -> str:
         layer = job.layer
-        rows = rows_ahead(job) if total and indices and not torch_values.holds_no_rows(job) else None
+        rows = torch_values.rows_to_hold(job) if total and indices else None
         if rows is not None:
             return f"all {layer.classes} scores of {rows} rows at a time, with their gradient in the forward pass"
         if not indices or torch_values.way(job) is None:
@@ -85,8 +92,8 @@ class TorchLayers(LayerBridge):
 
     @_outside_autocast
     def thresholds(self, job: Job) -> tuple[Tensor, Tensor]:
-        thresholds = torch_values.thresholds(job)
-        return self.by_rows(job) if thresholds is None else thresholds
+        of_rows = torch_values.thresholds(job)
+        return self.by_rows(job) if of_rows is None else of_rows
 
 
 BRIDGE = TorchLayers()

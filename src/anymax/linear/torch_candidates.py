@@ -4,114 +4,40 @@ A candidate is a class that may have a probability above 0. The threshold of som
 since more classes only raise it. So a score below it can be dropped. Each row appends its scores above the bound, block by block; after
 1, 2, 4, 8, ... blocks, and when memory is full, the bound is computed again from these candidates. At the end they contain the support,
 and the map of them is the map of the row.
+
+The scores of the candidates are a function of features, weight and bias, whose gradient is a sparse product. The gradient of the gradient
+holds all scores: it uses plain operations.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import array_api_compat.torch as xp
 import torch
 
-from .. import kernels
 from .._array import wide_dtype
-from ..kernels.tasks import DECODE
-from ..likelihood.softmax_plain import LOWEST
-from ..mappings import Softmax
-from . import torch_sizes
-from .layer import Layer
+from ..autodiff.torch_adapter import operation
+from ..functional.ways import bound_of
+from ..kernels import engine_of
+from ..kernels.tasks import LAYER
+from .job import Job
+from .layer import Layer, dots
+from .torch_blocks import GROUP, BlockSize, ScoreBlocks, logsumexp, sizes_of
+from .torch_groups import runs_eagerly
+from .torch_products import add_to_classes, added_to_rows, at_a_time
 
 Tensor = torch.Tensor
-
-_SOFTMAX = Softmax()
-
-_GROUP = 64  # neighbouring scores that are skipped together if their maximum is below the bound
-
 
 Bound = Callable[[Tensor, Layer], Tensor]
 
 
-class BlockSize(NamedTuple):
-    """How many rows and classes a block of scores has."""
-
-    rows: int
-    classes: int
-
-    @classmethod
-    def of(cls, layer: Layer, chunk: int | None) -> BlockSize:
-        rows, n, sizes = layer.rows, layer.classes, torch_sizes.sizes_of(layer.x)
-        tile = min(rows, sizes.block_rows)
-        if chunk is not None:
-            return cls(max(tile, 1), min(chunk, n))
-        if rows * n <= max(sizes.small, min(layer.weight.numel() // sizes.share, sizes.little)):
-            return cls(
-                max(rows, 1), n
-            )  # each block makes threads wait for each other, which takes long on a busy machine
-        wanted = min(rows * n // sizes.block_share, sizes.block) // tile
-        return cls(tile, min(n, max(_GROUP, min(wanted // _GROUP * _GROUP, sizes.block_classes))))
-
-    def tiles(self, layer: Layer) -> Iterator[slice]:
-        for i in range(0, layer.rows, self.rows):
-            yield slice(i, min(i + self.rows, layer.rows))
-
-    def buffer(self, layer: Layer) -> Tensor:
-        """Memory for one block of the layer's scores."""
-        return layer.x.new_empty(min(layer.rows, self.rows) * self.classes, dtype=layer.x.dtype)
-
-    def parts(self, layer: Layer) -> Iterator[tuple[int, int]]:
-        for a in range(0, layer.classes, self.classes):
-            yield a, min(a + self.classes, layer.classes)
-
-
-class ScoreBlocks:
-    """The scores of some rows, block by block, in a buffer that all blocks share.
-
-    target: a class of each row, [rows], or several, [rows, m]; -1 means none.
-    """
-
-    def __init__(
-        self, layer: Layer, blocks: BlockSize, target: Tensor | None = None, buffer: Tensor | None = None
-    ) -> None:
-        self.layer, self.buffer = layer, blocks.buffer(layer) if buffer is None else buffer
-        self.converted = (
-            (0, 0),
-            layer.weight[:0],
-        )  # the part of the weight that was last used, in the dtype of the product
-        self.order = self.sorted = torch.empty(0)
-        if target is not None:
-            self.several = target.shape[1] if target.ndim > 1 else 1
-            self.sorted, self.order = target.reshape(-1).sort()
-            self.ends = dict(
-                zip(
-                    (edges := [0, *(b for _, b in blocks.parts(layer))]),
-                    torch.searchsorted(self.sorted, torch.tensor(edges, device=target.device)).tolist(),
-                )
-            )
-
-    def block(self, a: int, b: int, new: bool = False) -> Tensor:
-        """The scores of the classes a to b, in the dtype of the product. new: in newly allocated memory, not in the buffer."""
-        layer, size = self.layer, self.layer.rows * (b - a)
-        s = (self.buffer.new_empty(size) if new else self.buffer[:size]).view(layer.rows, b - a)
-        torch.mm(layer.x, self.weight(a, b).t(), out=s)
-        if layer.bias is not None:
-            s += layer.bias[a:b]
-        if layer.keep is not None:
-            s.masked_fill_(~layer.keep[:, a:b], -math.inf)
-        return s
-
-    def weight(self, a: int, b: int) -> Tensor:
-        """The weight of the classes a to b, in the dtype of the product."""
-        if self.converted[0] != (a, b):
-            self.converted = (a, b), self.layer.weight[a:b].to(self.layer.x.dtype)
-        return self.converted[1]
-
-    def targets(self, a: int, b: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The rows that have a target among the classes a to b, which of their targets it is, and its place among these classes."""
-        i, j = self.ends[a], self.ends[b]
-        order = self.order[i:j]
-        return order // self.several, order % self.several, self.sorted[i:j] - a
+def of_map(s: Tensor, layer: Layer) -> Tensor:
+    """A lower bound [rows, 1] of the scores that may have a probability, from any scores of the rows."""
+    return bound_of(layer.mapping, s, xp)
 
 
 class Candidates(NamedTuple):
@@ -212,8 +138,8 @@ class _CandidateRows:
 def collect(layer: Layer, target: Tensor | None, rule: Rule) -> Candidates:
     """The candidates of each row."""
     parts = []
-    for tile in rule.blocks.tiles(layer):
-        parts.append(_collect(layer.part(tile), None if target is None else target[tile], rule))
+    for tile, part in layer.parts(rule.blocks.rows):
+        parts.append(_collect(part, None if target is None else target[tile], rule))
     if len(parts) == 1:
         return parts[0]
     width = max(p.value.shape[1] for p in parts)
@@ -268,31 +194,11 @@ def _collect(layer: Layer, target: Tensor | None, rule: Rule) -> Candidates:
     return candidates.result(at, rest)
 
 
-def logsumexp_entropy(s: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """logsumexp of each row and the entropy of its softmax, [rows, 1]; 0 for a row without classes."""
-    engine = kernels.engine_of(DECODE, _SOFTMAX, s)
-    if engine is not None:
-        result = engine.decode(_SOFTMAX, s, entropy=True, tau=True)
-        return result.tau[:, None].to(dtype), result.entropy[:, None].to(dtype)
-    s = s.to(dtype)
-    level = s.logsumexp(1, keepdim=True)
-    below = (s - torch.where(level == -math.inf, 0.0, level)).clamp_(min=LOWEST)
-    return level, -(below.exp() * below).sum(1, keepdim=True)
-
-
-def logsumexp(s: Tensor, dtype: torch.dtype) -> Tensor:
-    """logsumexp of each row, [rows, 1]."""
-    engine = kernels.compiled("threshold", _SOFTMAX, s)
-    if engine is not None:
-        return engine.threshold(_SOFTMAX, s).to(dtype)
-    return s.to(dtype).logsumexp(1, keepdim=True)
-
-
 def _below_target(layer: Layer, target: Tensor, dtype: torch.dtype) -> Tensor:
     """A lower bound of the target's score, [rows, 1], -inf if it is masked; in a trained model it is among the largest of its row."""
     score = torch.empty((layer.rows, 1), dtype=dtype, device=layer.x.device)
     size = torch.empty_like(score)
-    step = max(1, torch_sizes.sizes_of(layer.x).products // max(layer.x.shape[1], 1))
+    step = max(1, sizes_of(layer.x).products // max(layer.x.shape[1], 1))
     for i in range(0, layer.rows, step):
         terms = layer.x[i : i + step].to(dtype) * layer.weight[target[i : i + step]]
         torch.sum(terms, 1, keepdim=True, out=score[i : i + step])
@@ -307,15 +213,15 @@ def _below_target(layer: Layer, target: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _above(s: Tensor, low: Tensor) -> Tensor:
-    """The places, ascending, of scores above the bound of their row, or NaN; groups of `_GROUP` whose maximum is not above are skipped."""
+    """The places, ascending, of scores above the bound of their row, or NaN; groups of `GROUP` whose maximum is not above are skipped."""
     rows, n = s.shape
-    if n % _GROUP:
+    if n % GROUP:
         return (~(s <= low)).view(-1).nonzero()[:, 0]
-    by_group = s.view(rows, n // _GROUP, _GROUP)
+    by_group = s.view(rows, n // GROUP, GROUP)
     groups = (~(by_group.amax(2) <= low)).view(-1).nonzero()[:, 0]
-    inside = ~(by_group.view(-1, _GROUP)[groups] <= low[groups // (n // _GROUP)])
+    inside = ~(by_group.view(-1, GROUP)[groups] <= low[groups // (n // GROUP)])
     part, place = inside.nonzero(as_tuple=True)
-    return groups[part] * _GROUP + place
+    return groups[part] * GROUP + place
 
 
 def _rounded_down(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -323,3 +229,118 @@ def _rounded_down(x: Tensor, dtype: torch.dtype) -> Tensor:
         return x
     y = x.to(dtype)
     return torch.where(y.to(x.dtype) > x, torch.nextafter(y, torch.full_like(y, -math.inf)), y)
+
+
+def candidates_of(job: Job, bound: Bound = of_map, of_target: OfTarget = OfTarget.USED) -> Candidates:
+    """The candidates of each row, without a gradient."""
+    layer, n = job.layer, job.layer.classes
+    most = n if layer.rows * n <= 1 << 18 else max(64, n * layer.x.element_size() // 160)
+    with torch.no_grad():
+        return collect(layer.constant(), job.target, Rule(BlockSize.of(layer, job.chunk), bound, most, of_target))
+
+
+def scores_of(layer: Layer, candidates: Candidates, u: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The scores of the candidates, with their gradient, and <scores, u>."""
+    s, even = _scores(None, layer.x, layer.weight, layer.bias, candidates.index, u, candidates.value)
+    if layer.keep is not None or layer.bias is not None:  # a masked target is among them, and has no gradient
+        s = s.masked_fill(candidates.value == -math.inf, -math.inf)
+    return s, even
+
+
+def gathered(layer: Layer, classes: Tensor) -> Tensor:
+    """The scores of these classes of each row, [rows, width], fp32 or fp64."""
+    free = layer.constant() if runs_eagerly(layer) else layer
+    step = at_a_time(layer.x, classes.shape[1]) if free is not layer else max(1, layer.rows)
+    value = torch.cat([dots(free.x[at], free.weight, free.bias, classes[at], xp) for at in free.groups(step)])
+    if free is layer or not layer.recorded():
+        return value
+    return _scores(None, layer.x, layer.weight, layer.bias, classes, None, value)[0]
+
+
+# -- the scores of the candidates, with their gradient ------------------------------------------------------------------------------------
+
+
+def _forward(_: None, operands: Any, wants: Any) -> tuple[tuple[Tensor, Tensor], Any]:
+    """The scores of the candidates, `value`, and <scores, u> for a vector u over all classes."""
+    x, weight, bias, _, u, value = operands
+    even, mean = weighted_scores(value, x, weight, bias, u)
+    return (value, even), (mean,)
+
+
+def _backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
+    (x, weight, bias, index, u), (mean,), (g, g_even) = operands, kept, grads
+    return *candidates_back(wants, g, g_even, index, x, weight, bias, u, mean), None, None, None
+
+
+def candidates_back(
+    wants: Any, g: Tensor | None, g_even: Tensor | None, index: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None,
+    u: Tensor | None, mean: Tensor | None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """The gradients by x, weight and bias: g is that of the scores of the classes `index`, most of it 0, g_even that of <scores, u>."""
+    dx = None
+    dw = torch.zeros_like(weight) if wants[1] else None
+    db = torch.zeros(weight.shape[0], dtype=wide_dtype(x, torch), device=x.device) if wants[2] else None
+    if u is not None and mean is not None and g_even is not None:
+        dx = torch.outer(g_even, mean) if wants[0] else None
+        if dw is not None:
+            _add_outer(dw, u, g_even @ x.to(u.dtype))
+        if db is not None:
+            db.addcmul_(u, g_even.sum())
+    if g is not None:
+        row, place = (~(g == 0)).nonzero(as_tuple=True)
+        value, cls = g[row, place], index[row, place].to(torch.int64)
+        engine = engine_of(LAYER, (weight,), x)
+        if db is not None:
+            db.index_add_(0, cls, value.to(db.dtype))
+        if wants[0]:
+            dx = added_to_rows(dx, row, cls, value, x, weight, engine)
+        if dw is not None:
+            add_to_classes(dw, row, cls, value, x, engine)
+    return None if dx is None else dx.to(x.dtype), dw, None if db is None or bias is None else db.to(bias.dtype)
+
+
+def weighted_scores(
+    value: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, u: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """<scores, u> of each row, and `u @ weight`; an empty tensor and None if u is None."""
+    if u is None:
+        return value.new_zeros(0), None
+    mean = _mixed(weight, u)
+    even = x.to(mean.dtype) @ mean
+    return even if bias is None else even + torch.where(u == 0, 0, bias.to(u.dtype)) @ u, mean
+
+
+def _mixed(weight: Tensor, u: Tensor) -> Tensor:
+    """`u @ weight`, a part of the classes at a time if the weight is in half precision."""
+    if weight.dtype == u.dtype:
+        return u @ weight
+    out = torch.zeros(weight.shape[1], dtype=u.dtype, device=u.device)
+    step = at_a_time(weight)
+    for a in range(0, weight.shape[0], step):
+        out += u[a : a + step] @ weight[a : a + step].to(u.dtype)
+    return out
+
+
+def _add_outer(dw: Tensor, u: Tensor, v: Tensor) -> None:
+    if dw.dtype == u.dtype:
+        dw.addr_(u, v)
+        return
+    step = at_a_time(dw)
+    for a in range(0, dw.shape[0], step):
+        dw[a : a + step] += torch.outer(u[a : a + step], v).to(dw.dtype)
+
+
+def _plain(_: None, operands: Any, kept: Any) -> tuple[Tensor, Tensor]:
+    x, weight, bias, index, u = operands
+    dtype = wide_dtype(x, torch)
+    index = index.to(torch.int64)
+    x, weight = x.to(dtype), weight.to(dtype)
+    value = (x[:, None, :] * weight[index]).sum(-1)
+    value = value if bias is None else value + bias.to(dtype)[index]
+    if u is None:
+        return value, value.new_zeros(0)
+    even = x @ (u @ weight)
+    return value, even if bias is None else even + (torch.where(u == 0, 0, bias.to(dtype)) * u).sum()
+
+
+_scores = operation("CandidateScores", _forward, _backward, _plain, saves=5)

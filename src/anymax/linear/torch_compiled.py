@@ -17,9 +17,8 @@ from ..losses.further import FurtherLosses
 from ..losses.options import EACH_ROW
 from ..transforms.softcap import cap_of, softcap
 from . import torch_values
-from .job import Job
+from .job import Job, PerRow, RowLoss, RowTerms
 from .layer import Layer
-from .per_row import PerRow, RowLoss, RowTerms
 from .torch_groups import with_a_class
 
 Tensor = torch.Tensor

@@ -18,7 +18,7 @@ from .._array import wide_dtype
 from ..autodiff.torch_adapter import operation
 from ..mappings import Softmax
 from .layer import Layer
-from .torch_candidates import BlockSize, ScoreBlocks, logsumexp
+from .torch_blocks import BlockSize, ScoreBlocks, logsumexp
 from .torch_groups import runs_eagerly
 
 Tensor = torch.Tensor
@@ -91,8 +91,8 @@ def _tiles(a: Tensor, b: Tensor, keep: Tensor | None) -> Iterator[tuple[slice, S
     """Some rows at a time, and the blocks of their scores."""
     layer = _layer(a, b, keep)
     buffer = _SIZE.buffer(layer)
-    for tile in _SIZE.tiles(layer):
-        yield tile, ScoreBlocks(layer.part(tile), _SIZE, None, buffer)
+    for tile, part in layer.parts(_SIZE.rows):
+        yield tile, ScoreBlocks(part, _SIZE, None, buffer)
 
 
 def _diagonal(s: Tensor, tile: slice, i: int, j: int) -> tuple[slice, Tensor]:

@@ -19,7 +19,7 @@ from ..autodiff.torch import KINDS
 from ..autodiff.torch_adapter import operation
 from ..kernels import engine_of
 from ..kernels.tasks import LAYER
-from . import torch_sizes
+from . import torch_blocks
 from .bridge import joined
 from .job import Job
 from .layer import Layer, rows_at_a_time
@@ -107,11 +107,11 @@ def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, _Grad
     db = torch.zeros(weight.shape[0], dtype=dtype, device=x.device) if wants[2] else None
     dparams = [torch.zeros_like(p) if want else None for p, want in zip(params, wants[len(wants) - len(params) :])]
     total = torch.zeros((), dtype=dtype, device=x.device)
-    for where in layer.groups(step):
-        part = job.part(where)
+    sparse = layer.mapping.facts.sparse
+    for where, part in job.parts(step):
         ds, value = _slopes(part, g[where] if g.ndim else g, db, [_part(d, where) for d in dparams])
         total += value
-        entries = entries_of(ds) if layer.mapping.facts.sparse and ds.dtype is dtype else None
+        entries = entries_of(ds) if sparse and ds.dtype is dtype else None
         if entries is None:
             if dx is not None:
                 dx[where] = ds @ weight.to(ds.dtype)
@@ -135,7 +135,7 @@ def _scale(a: Tensor, g: Tensor) -> None:
     engine = engine_of(LAYER, (), a) if a.is_contiguous() else None
     if engine is not None:
         engine.scale(a, g)
-    elif torch_sizes.on_gpu(a) or bool(g != 1):
+    elif torch_blocks.on_gpu(a) or bool(g != 1):
         a.mul_(g)
 
 
@@ -154,19 +154,18 @@ def _slopes(job: Job, g: Tensor, db: Tensor | None, dparams: list[Tensor | None]
             s.requires_grad_()
             free = [
                 value.detach().requires_grad_(d is not None)
-                for value, d in zip(params_of(piece.layer.mapping), dparams, strict=True)
+                for value, d in zip(params_of(piece.layer.mapping) if dparams else (), dparams, strict=True)
             ]
             value = _first(job.per_row(with_params(piece.layer.mapping, free), s, piece.target, job.class_weight))
             free = [value for value in free if value.requires_grad]
             scale = (g[where] if g.ndim else g).to(value.dtype)
             slope, *rest = torch.autograd.grad(value, [s, *free], scale.expand_as(value), allow_unused=True)
         total = total + (scale * value.detach()).sum()
-        with torch.no_grad():
-            ds[where] = 0.0 if slope is None else slope
-            if piece.layer.keep is not None:
-                ds[where].masked_fill_(~piece.layer.keep, 0)
-            if db is not None:
-                db += ds[where].sum(0, dtype=db.dtype)
+        ds[where] = 0.0 if slope is None else slope
+        if piece.layer.keep is not None:
+            ds[where].masked_fill_(~piece.layer.keep, 0)
+        if db is not None:
+            db += ds[where].sum(0, dtype=db.dtype)
         for dparam, d in zip((d for d in dparams if d is not None), rest):
             if d is not None:
                 (dparam[where] if dparam.ndim else dparam).add_(d)
@@ -174,16 +173,15 @@ def _slopes(job: Job, g: Tensor, db: Tensor | None, dparams: list[Tensor | None]
 
 
 def _scores(layer: Layer) -> Tensor:
-    """The scores of some rows, before the mask, in memory that the caller may write to."""
-    with torch.no_grad():
-        s = layer.x @ layer.weight.to(layer.x.dtype).t()
-        return s if layer.bias is None else s.add_(layer.bias)
+    """The scores of some rows, before the mask, in memory that the caller may write to; nothing here is recorded."""
+    s = layer.x @ layer.weight.to(layer.x.dtype).t()
+    return s if layer.bias is None else s.add_(layer.bias)
 
 
 def _pieces(job: Job, s: Tensor) -> Iterator[tuple[slice, Job, Tensor]]:
     """The pieces of some rows: where they are, their part of the job, and of the scores `s`, in which masked classes become -inf."""
-    for where in job.layer.groups(max(1, torch_sizes.sizes_of(s).piece // job.layer.classes)):
-        piece, part = job.part(where), s[where]
+    for where, piece in job.parts(max(1, torch_blocks.sizes_of(s).piece // job.layer.classes)):
+        part = s[where]
         if piece.layer.keep is not None:
             part.masked_fill_(~piece.layer.keep, -math.inf)
         yield where, piece, part
@@ -192,8 +190,7 @@ def _pieces(job: Job, s: Tensor) -> Iterator[tuple[slice, Job, Tensor]]:
 def _results(job: Job, step: int) -> Any:
     """The results of all rows, from the scores of `step` rows at a time."""
     parts = []
-    for where in job.layer.groups(step):
-        part = job.part(where)
+    for _, part in job.parts(step):
         for _, piece, s in _pieces(part, _scores(part.layer)):
             parts.append(job.per_row(piece.layer.mapping, s, piece.target, job.class_weight))
     return joined(parts)
@@ -204,7 +201,7 @@ def _with_product(dw: Tensor | None, ds: Tensor, x: Tensor, dtype: torch.dtype) 
     if ds.dtype is dtype:
         return ds.t() @ x if dw is None else dw.addmm_(ds.t(), x)
     dw = torch.zeros((ds.shape[1], x.shape[1]), dtype=dtype, device=x.device) if dw is None else dw
-    step = max(1, torch_sizes.sizes_of(x).piece // max(x.shape[1], 1))
+    step = max(1, torch_blocks.sizes_of(x).piece // max(x.shape[1], 1))
     for a in range(0, ds.shape[1], step):
         dw[a : a + step] += ds[:, a : a + step].t() @ x
     return dw
@@ -270,34 +267,34 @@ def by_rows(job: Job) -> Any:
 
 def rows_of_group(job: Job) -> int:
     """How many rows `by_rows` takes at a time; on a GPU the rows of scores may take as much memory as the weight."""
-    layer, group = job.layer, torch_sizes.sizes_of(job.layer.x).group
-    return rows_at_a_time(layer, job.chunk, max(group, layer.weight.numel()) if torch_sizes.on_gpu(layer.x) else group)
+    layer, group = job.layer, torch_blocks.sizes_of(job.layer.x).group
+    return rows_at_a_time(layer, job.chunk, max(group, layer.weight.numel()) if torch_blocks.on_gpu(layer.x) else group)
 
 
-def total(job: Job, factor: Tensor) -> Tensor | None:
-    """The factor times the sum of the results of all rows, with a gradient that the forward pass computes.
-
-    None where there is no gradient to compute, where too few rows of scores fit into memory, or where the caller says `chunk`.
-    """
-    step = rows_ahead(job)
-    return None if step is None else _ahead(_Ahead(job, step, factor), *_operands(job))
+def total(job: Job, step: int, factor: Tensor) -> Tensor:
+    """The factor times the sum of the results of all rows, with a gradient that the forward pass computes. step: `rows_ahead`."""
+    return _ahead(_Ahead(job, step, factor), *_operands(job))
 
 
 def rows_ahead(job: Job) -> int | None:
-    """How many rows `total` takes at a time; None as there."""
+    """How many rows `total` takes at a time.
+
+    None where there is no gradient to compute, where too few rows of scores fit into memory, or where the caller says `chunk`.
+    """
     layer = job.layer
-    if job.chunk is not None or not layer.rows or not runs_eagerly(layer, job.target, job.class_weight):
+    rows = layer.rows
+    if job.chunk is not None or not rows or not runs_eagerly(layer, job.target, job.class_weight):
         return None
     if not layer.recorded() or _learns(job):
         return None
     if layer.weight.dtype is torch.float16:  # too narrow for a gradient before the caller's factor
         return None
     # rows of scores in as much memory as the weight, or in a share of it, unless that is little
-    features, n, sizes = layer.x.shape[1], layer.classes, torch_sizes.sizes_of(layer.x)
+    features, n, sizes = layer.x.shape[1], layer.classes, torch_blocks.sizes_of(layer.x)
     step = max(features // sizes.share, min(features, sizes.little // n), sizes.small // n)
-    if step < min(layer.rows, _LEAST_ROWS):
+    if step < min(rows, _LEAST_ROWS):
         return None
-    return -(-layer.rows // -(-layer.rows // step))  # groups of the same size
+    return -(-rows // -(-rows // step))  # groups of the same size
 
 
 def _learns(job: Job) -> bool:

@@ -7,7 +7,7 @@ import itertools
 import torch
 
 from ..kernels.engine import Engine
-from . import torch_sizes
+from . import torch_blocks
 
 Tensor = torch.Tensor
 
@@ -17,7 +17,7 @@ _GROUP = 32  # neighbouring entries that are skipped together if all are 0
 
 def entries_of(dense: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     """(row, column, value) of the entries that are not 0, where a sparse product takes less time; None on a GPU, which would wait."""
-    if torch_sizes.on_gpu(dense):
+    if torch_blocks.on_gpu(dense):
         return None
     most, flat = dense.numel() // _SPARSE, dense.view(-1)
     even = flat[: flat.shape[0] // _GROUP * _GROUP].view(-1, _GROUP)
@@ -34,7 +34,7 @@ def entries_of(dense: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
 
 def at_a_time(rows: Tensor, each: int = 1) -> int:
     """How many rows of features, or groups of `each` rows, to gather or compute at a time."""
-    return max(1, torch_sizes.sizes_of(rows).gathered // max(each * rows.shape[1], 1))
+    return max(1, torch_blocks.sizes_of(rows).gathered // max(each * rows.shape[1], 1))
 
 
 def added_to_rows(

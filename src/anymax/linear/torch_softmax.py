@@ -14,17 +14,10 @@ from .._array import wide_dtype
 from ..autodiff.torch_adapter import operation
 from ..likelihood.softmax_plain import LOWEST, at_classes
 from ..mappings import Softmax
-from . import torch_sizes
 from .job import Job
 from .layer import Layer
-from .torch_candidate_scores import candidates_back, candidates_of, weighted_scores
-from .torch_candidates import (
-    BlockSize,
-    OfTarget,
-    ScoreBlocks,
-    logsumexp,
-    logsumexp_entropy,
-)
+from .torch_blocks import BlockSize, ScoreBlocks, logsumexp, logsumexp_entropy, sizes_of
+from .torch_candidates import OfTarget, candidates_back, candidates_of, weighted_scores
 
 Tensor = torch.Tensor
 
@@ -126,8 +119,8 @@ def others_of(layer: Layer, target: Tensor, blocks: BlockSize, entropy: bool) ->
     dtype, (rows, m) = wide_dtype(layer.x, torch), target.shape
     value = torch.full((rows, m + 1), -math.inf, dtype=dtype, device=layer.x.device)
     h = value.new_zeros((rows, int(entropy)))
-    for tile in blocks.tiles(layer):
-        part, out = layer.part(tile), value[tile]
+    for tile, part in layer.parts(blocks.rows):
+        out = value[tile]
         scores = ScoreBlocks(part, blocks, target[tile])
         levels, entropies = [], []
         for a, b in blocks.parts(part):
@@ -201,15 +194,15 @@ def _others_back(layer: Layer, target: Tensor, of: _Slopes, blocks: BlockSize, w
     dx = torch.zeros(x.shape, dtype=dtype, device=x.device) if wants[0] else None
     dw = torch.empty_like(weight) if wants[1] else None
     db = torch.zeros(weight.shape[0], dtype=dtype, device=x.device) if wants[2] else None
-    tiles = list(blocks.tiles(layer))
+    tiles = list(layer.parts(blocks.rows))
     buffer = blocks.buffer(layer)
     half = buffer.dtype is not dtype
-    step = torch_sizes.sizes_of(x).converted if half else max(layer.rows, 1)
-    scores = [ScoreBlocks(layer.part(tile), blocks, target[tile], buffer) for tile in tiles]
-    parts = [of.part(tile) for tile in tiles]
+    step = sizes_of(x).converted if half else max(layer.rows, 1)
+    scores = [ScoreBlocks(part, blocks, target[tile], buffer) for tile, part in tiles]
+    parts = [of.part(tile) for tile, _ in tiles]
     for a, b in blocks.parts(layer):
         sums = None
-        for tile, block, part in zip(tiles, scores, parts):
+        for (tile, _), block, part in zip(tiles, scores, parts):
             d = part.block(block, a, b, step)
             if db is not None:
                 db[a:b] += d.sum(0, dtype=dtype)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import array_api_compat.torch as xp
 import torch
@@ -14,17 +13,14 @@ import torch
 from .._array import known, wide_dtype
 from .._core.mapping import Mapping
 from .._core.separable import Separable
-from ..autodiff.torch import BRIDGE
+from ..functional.ways import Way, way_of
 from ..likelihood.terms import terms_of
 from ..losses.targets import smoothed, weighted
 from ..mappings import Softmax
 from ..thresholds import tau_of
-from . import torch_sizes
-from .job import Job
-from .layer import Layer
-from .per_row import PerRow, RowLoss, RowTerms
-from .torch_candidate_scores import candidates_of, scores_of
-from .torch_candidates import Bound, Candidates, OfTarget
+from . import torch_blocks
+from .job import Job, PerRow, RowLoss, RowTerms
+from .torch_candidates import Candidates, OfTarget, candidates_of, scores_of
 from .torch_groups import by_rows, rows_ahead, runs_eagerly
 from .torch_softmax import of_softmax
 
@@ -42,36 +38,33 @@ def values(job: Job) -> Tensor:
 def way(job: Job) -> Callable[[Job], Tensor] | None:
     """How to compute the job without all scores of a row: softmax in blocks, a sparse map from candidates; None if there is no such way."""
     layer, per_row, terms = job.layer, job.per_row, isinstance(job.per_row, RowTerms)
-    each_row = (
-        per_row.options.smoothing and layer.keep is not None and layer.keep.shape[0] != 1
-    )  # smoothed over classes of its own
+    smoothing = per_row.options.smoothing
     if (
         per_row.transforms
         or per_row.further.suppress
         or per_row.sub_centers > 1
-        or each_row
-        or per_row.options.smoothing == 1.0  # no share for the target, whose loss may be infinite
+        or (smoothing and layer.keep is not None and layer.keep.shape[0] != 1)  # over classes of each row
+        or smoothing == 1.0  # no share for the target, whose loss may be infinite
         or not runs_eagerly(layer, job.class_weight)
     ):
         return None
     if layer.mapping.is_softmax:
         return _terms_of_softmax if terms else _of_softmax
-    bound = _candidate_bound(job)
-    if bound is None or (terms and job.target is not None and job.target.shape[1] > 1):
+    several = terms and job.target is not None and job.target.shape[1] > 1
+    return _of_candidates if not several and _keeps_candidates(job) else None
+
+
+def rows_to_hold(job: Job) -> int | None:
+    """How many rows of scores to hold at a time, with a gradient in the forward pass; None where there is none, or `way` is quicker."""
+    step, x = rows_ahead(job), job.layer.x
+    if step is None:
         return None
-    return functools.partial(_of_candidates, bound)
-
-
-def holds_no_rows(job: Job) -> bool:
-    """True if `way` is to be preferred to all scores of some rows, with a gradient in the forward pass."""
-    x = job.layer.x
-    full_precision, gpu = x.dtype is wide_dtype(x, xp), torch_sizes.on_gpu(x)
+    full_precision, gpu = x.dtype is wide_dtype(x, xp), torch_blocks.on_gpu(x)
     if job.layer.mapping.is_softmax:
         holds_rows = (full_precision or gpu) and not least_of(job)
     else:
-        rows = rows_ahead(job) if full_precision and not gpu else None
-        holds_rows = rows is not None and rows * job.layer.classes <= torch_sizes.sizes_of(x).group
-    return not holds_rows and way(job) is not None
+        holds_rows = full_precision and not gpu and step * job.layer.classes <= torch_blocks.sizes_of(x).group
+    return step if holds_rows or way(job) is None else None
 
 
 def _three_products(job: Job) -> bool:
@@ -82,7 +75,7 @@ def _three_products(job: Job) -> bool:
     165 TFLOP/s, torch's products at 700 to 800. That is why scores come from torch's products on a GPU too.
     """
     x = job.layer.x
-    return torch_sizes.on_gpu(x) and x.dtype is not wide_dtype(x, xp) and job.chunk is None
+    return torch_blocks.on_gpu(x) and x.dtype is not wide_dtype(x, xp) and job.chunk is None
 
 
 def least_of(job: Job) -> float:
@@ -102,10 +95,9 @@ def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
         keep = layer.unmasked_classes(xp)
         size = size if keep is None else keep.expand(layer.rows, -1).sum(1)
         return tau_of(_SOFTMAX, two, xp)[:, 0], size
-    bound = _candidate_bound(job)
-    if bound is None:
+    if not _keeps_candidates(job):
         return None
-    candidates = candidates_of(job, bound)
+    candidates = candidates_of(job)
     s = scores_of(layer, candidates, None)[0] if layer.recorded() else candidates.value
     tau, size = job.per_row.of_candidates(layer.mapping, s, None)
     full = candidates.full.nonzero(as_tuple=True)[0]
@@ -120,18 +112,10 @@ def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
 
 def _of_softmax(job: Job) -> Tensor:
     assert job.target is not None
-    per_row, class_weight = job.per_row, job.class_weight
     free = _unmasked(job)
-    u = free if free is None or class_weight is None else free * class_weight
+    u = free if free is None or job.class_weight is None else free * job.class_weight
     two, even, _ = of_softmax(job, u, least=least_of(job))
-    if per_row.margin is not None:
-        two = torch.cat([_with_margin(two[:, :1], per_row), two[:, 1:]], 1)
-    value = _weighted(job, per_row.of_candidates(_SOFTMAX, two, torch.zeros_like(job.target)))
-    if free is not None and u is not None:
-        level = tau_of(_SOFTMAX, two, xp)[:, 0]  # not from the target's loss, which is infinite for a masked class
-        of_all = u.sum() * torch.where(level == -math.inf, 0, level) - even
-        value = smoothed(per_row.options, _SOFTMAX, value, of_all, free.sum(), 1.0, xp)
-    return _with_further(job, value, two)
+    return _loss(job, _SOFTMAX, two, torch.zeros_like(job.target), _Even(even, free, u))
 
 
 def _terms_of_softmax(job: Job) -> Tensor:
@@ -141,9 +125,8 @@ def _terms_of_softmax(job: Job) -> Tensor:
     value, _, of_others = of_softmax(job, None, entropy=per_row.entropy)
     at = torch.where(target < 0, target, torch.arange(target.shape[1], device=target.device))
     terms = terms_of(_SOFTMAX, value, at, xp, entropy=per_row.entropy, rest=per_row.entropy or per_row.rest)
-    if (
-        terms.entropy is not None and terms.rest is not None
-    ):  # of the choice between targets and others, and among the others
+    # of the choice between targets and others, and among the others
+    if terms.entropy is not None and terms.rest is not None:
         terms = terms._replace(entropy=terms.entropy + torch.exp(terms.rest) * of_others)
     return (terms if per_row.rest else terms._replace(rest=None)).columns(xp)
 
@@ -151,61 +134,30 @@ def _terms_of_softmax(job: Job) -> Tensor:
 # -- sparse maps ---------------------------------------------------------------------------------------------------------------------
 
 
-def _candidate_bound(job: Job) -> Bound | None:
-    """`_bound` where candidates take less time than all scores, else None."""
-    return None if _three_products(job) else _bound(job.layer.mapping)
-
-
-def _bound(mapping: Mapping) -> Bound | None:
-    """A function that gives, from any scores of the rows, a lower bound [rows, 1] of the scores that may have p > 0; or None."""
+def _keeps_candidates(job: Job) -> bool:
+    """True if candidates take less time than all scores, and a row has few of them: they lie within a known distance of its maximum."""
+    mapping = job.layer.mapping
+    if _three_products(job) or way_of(mapping, job.layer.x, xp) is not Way.CANDIDATES or not mapping.sums_to_one:
+        return False
     if mapping.parts.most_kept is not None:
-        return _kth
-    if not isinstance(mapping, Separable) or not mapping.facts.sparse or not mapping.sums_to_one:
-        return None
-    params = [p for p in mapping.params().values() if not known(p)]
-    if params:  # on a GPU, where reading them would wait
-        return None
-    one = next((torch.ones_like(p) for p in mapping.params().values()), None)
-    one = torch.ones(1) if one is None else one.detach()
-    if mapping.ceiling(one, xp) is not None:
-        return None
-    reach = _reach(mapping, one)
-    return _below_threshold if bool(((reach > 0) & (reach < math.inf)).all()) else None
-
-
-def _reach(mapping: Separable, one: Tensor) -> Tensor:
-    """How far below the largest score of its row a class with p > 0 can be."""
+        return True
+    # to read parameters on a GPU would wait
+    if not isinstance(mapping, Separable) or not all(map(known, mapping.params().values())):
+        return False
     mapping = mapping.frozen()
-    return mapping.slope(one, xp) - mapping.slope(0.0 * one, xp)
+    one = torch.ones_like(next(iter(mapping.params().values()), torch.ones(1)))
+    if mapping.ceiling(one, xp) is not None:
+        return False
+    reach = mapping.slope(one, xp) - mapping.slope(0.0 * one, xp)
+    return bool(((reach > 0) & (reach < math.inf)).all())
 
 
-def _slack(x: Tensor) -> Tensor:
-    """A margin for the rounding errors of a bound."""
-    return 64.0 * float(torch.finfo(x.dtype).eps) * (1.0 + x.abs())
-
-
-def _below_threshold(value: Tensor, layer: Layer) -> Tensor:
-    """The threshold of these scores, less rounding: it is at most that of all classes, since more classes only raise it."""
-    tau = BRIDGE.threshold(layer.mapping, value)
-    return tau - _slack(tau)
-
-
-def _kth(s: Tensor, layer: Layer) -> Tensor:
-    """A bound just below the k-th largest, so that all scores equal to it stay: the map keeps the first of them."""
-    k: Any = layer.mapping.parts.most_kept
-    if s.shape[1] < k:
-        return torch.full((s.shape[0], 1), -math.inf, device=s.device)
-    low = s.topk(k, dim=1).values[:, -1:]
-    low = low if low.dtype == torch.float64 else low.to(torch.float32)
-    return low - _slack(low)
-
-
-def _of_candidates(bound: Bound, job: Job) -> Tensor:
+def _of_candidates(job: Job) -> Tensor:
     per_class = job
     if isinstance(job.per_row, RowTerms):
         assert job.target is not None
         per_class = dataclasses.replace(job, target=job.target[:, 0].clamp(min=0))
-    candidates = candidates_of(per_class, bound, OfTarget.USED if job.per_row.margin is None else OfTarget.LOWERED)
+    candidates = candidates_of(per_class, of_target=OfTarget.USED if job.per_row.margin is None else OfTarget.LOWERED)
     if not bool(candidates.full.any()):
         return _of_scores(job, candidates)
     full, rest = (part.nonzero(as_tuple=True)[0] for part in (candidates.full, ~candidates.full))
@@ -219,35 +171,45 @@ def _of_candidates(bound: Bound, job: Job) -> Tensor:
 
 def _of_scores(job: Job, candidates: Candidates) -> Tensor:
     assert candidates.at is not None
-    per_row, free = job.per_row, _unmasked(job)
+    mapping, free = job.layer.mapping, _unmasked(job)
     s, even = scores_of(job.layer, candidates, free)
-    at = candidates.at[:, None]
-    if isinstance(per_row, RowTerms):
+    if isinstance(job.per_row, RowTerms):
         assert job.target is not None
-        return per_row.of_candidates(job.layer.mapping, s, torch.where(job.target < 0, -1, at))
-    of_target = s.gather(1, at)
+        return job.per_row.of_candidates(mapping, s, torch.where(job.target < 0, -1, candidates.at[:, None]))
+    return _loss(job, mapping, s, candidates.at, _Even(even, free, free))
+
+
+# -- the loss of a short row -----------------------------------------------------------------------------------------------------------
+
+
+class _Even(NamedTuple):
+    """The even part of a smoothed target."""
+
+    scores: Tensor  # <scores, u> of each row
+    free: Tensor | None  # a 1 for each unmasked class, and 0 for the others; None without label smoothing
+    u: Tensor | None  # `free`, times the class weights where these are inside the loss
+
+
+def _loss(job: Job, mapping: Mapping, s: Tensor, at: Tensor, even: _Even) -> Tensor:
+    """The loss of each row from a short row `s`, whose map is that of all scores: the candidates, or softmax's target and logsumexp of the
+    others. at: the place of the target. `way` leaves out `suppress`."""
+    per_row, target, class_weight, place = job.per_row, job.target, job.class_weight, at[:, None]
+    assert target is not None
+    assert isinstance(per_row, RowLoss)
+    of_target = s.gather(1, place)
     if per_row.margin is not None:
-        s = s.scatter(1, at, _with_margin(of_target, per_row))
-    value = per_row.of_candidates(job.layer.mapping, s, candidates.at)
-    value = _weighted(job, value if free is None else _smoothed(job, value, of_target[:, 0], even, free.sum()))
-    return _with_further(job, value, s)
-
-
-# -- helpers of both ---------------------------------------------------------------------------------------------------------------
-
-
-def _weighted(job: Job, value: Tensor) -> Tensor:
-    """The value times the class weight of its target."""
-    return value if job.class_weight is None else weighted(value, job.class_weight[job.target], xp)
-
-
-def _with_further(job: Job, value: Tensor, s: Tensor) -> Tensor:
-    """The value with the term of tau squared, from scores that contain the support of each row; `way` leaves out `suppress`."""
-    per_row, target = job.per_row, job.target
-    if target is None or not isinstance(per_row, RowLoss) or not per_row.further:
-        return value
-    tau = lambda: tau_of(job.layer.mapping, s, xp)[:, 0]  # noqa: E731
-    return value + per_row.more(target, job.class_weight, tau)
+        s = s.scatter(1, place, _with_margin(of_target, per_row))
+    value, tau = per_row.of_candidates(mapping, s, at), lambda: tau_of(mapping, s, xp)[:, 0]
+    inside = mapping.is_softmax  # the class weights are inside -<y, log p>, and multiply other losses
+    if even.free is not None and not inside:
+        value = _smoothed(job, value, of_target[:, 0], even.scores, even.free.sum())
+    if class_weight is not None:
+        value = weighted(value, class_weight[target], xp)
+    if even.free is not None and even.u is not None and inside:
+        level = tau()  # not from the target's loss, which is infinite for a masked class
+        of_all = even.u.sum() * torch.where(level == -math.inf, 0, level) - even.scores
+        value = smoothed(per_row.options, mapping, value, of_all, even.free.sum(), 1.0, xp)
+    return value + per_row.more(target, class_weight, tau) if per_row.further else value
 
 
 def _with_margin(score: Tensor, per_row: PerRow) -> Tensor:

@@ -28,9 +28,8 @@ from ..losses.targets import complete_target, counted_weight, holds_indices
 from ..mappings import Softmax
 from ..thresholds import Threshold
 from .arguments import HINTS, class_of_each_row, row_transforms
-from .job import Job
+from .job import Job, PerRow, RowLoss, Thresholds
 from .layer import Layer, check_chunk
-from .per_row import PerRow, RowLoss, Thresholds
 
 _SOFTMAX = Softmax()
 _HINTS = HINTS | {

@@ -7,16 +7,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .._array import Array, dot, quiet, stop_gradient, total
+from .._array import Array, dot, namespace, quiet, stop_gradient, total, upcast
 from .._core.mapping import Mapping, no_potential
 from .._core.rows import hide
 from .._core.typing import LossKind
 from ..autodiff import bridge
 from ..functional.draws import check_draw, log_p_of_draw, p_of_draw
 from .batch import Batch, with_all_classes
-from .indices import index_loss
+from .indices import index_loss, loss_of_rows
 from .margins import with_margin
-from .options import LossOptions, cast
+from .options import EACH_ROW, LossOptions, cast
 from .targets import has_constant, not_below_zero
 
 
@@ -107,6 +107,12 @@ nll_by_row = by_row(minus_log_p, weighted=True)
 FORMULAS: dict[LossKind, Callable[..., Array]] = {
     "fenchel_young": fenchel_young, "without_constant": without_constant, "nll": nll,
 }  # fmt: skip
+
+
+def loss_of_class(kind: LossKind, mapping: Mapping, rows: Array, index: Array) -> Array:
+    """The loss of each row, [...], in fp32 or fp64; index: a class of each row that has been checked, -1 for none, with the loss 0."""
+    value = loss_of_rows(mapping, rows, index) if kind != "nll" or mapping.is_softmax else None
+    return FORMULAS[kind](mapping, upcast(rows, namespace(rows)), index, EACH_ROW) if value is None else value
 
 
 def margin_loss(margin: Any, scale: Any, mapping: Mapping, cosines: Any, target: Any, options: LossOptions) -> Array:

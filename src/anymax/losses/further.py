@@ -72,6 +72,9 @@ class FurtherLosses(NamedTuple):
         return more
 
 
+NO_MORE = FurtherLosses()
+
+
 def levels(mapping: Mapping, s: Array, target: Array) -> Levels:
     """Those of scores [rows, n] in fp32 or fp64, for class indices [rows]; the last two are equal in a row without classes."""
     xp = namespace(s)

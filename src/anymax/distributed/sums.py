@@ -1,4 +1,9 @@
-"""Softmax, and maps that are a softmax of other scores: one collective combines the maximum and the sum of each process."""
+"""Methods that gather no class.
+
+- a softmax, also of other scores: one collective combines the maximum and the sum of each process;
+- `p_i = u(x_i) / sum u`: one collective finds the largest weight, another the sum;
+- maps that compute each class by itself: no process needs the scores of another, and a loss is the sum of its parts.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +12,25 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .._array import Array, Namespace, device_of, exp_and_rest, like, stop_gradient, top
-from .._core.mapping import Mapping
+from .. import _array
+from .._array import Array, Namespace, device_of, exp_and_rest, like, stop_gradient, top, total
+from .._core.mapping import Mapping, no_potential, no_threshold
+from ..autodiff import bridge
+from ..functional import apply, log_apply
 from ..likelihood.softmax_plain import Terms
 from .shard import Shard, Shards, divided, highest
 from .solution import Method, Second, Solution
 
 
-def exponents(mapping: Mapping, rows: Array, xp: Namespace) -> Array | None:
-    """The a with p = softmax(a), -inf for a masked class; None if the map is not a softmax."""
-    if mapping.is_softmax:
+def exponents(shard: Shard) -> Array:
+    """The a with p = softmax(a), -inf for a masked class."""
+    rows, xp, parts = shard.rows, shard.xp, shard.parts
+    if shard.mapping.is_softmax:
         return rows
-    parts = mapping.parts
     if parts.temperature is not None:
         return divided(rows, like(parts.temperature, rows, xp), xp)
-    return None if parts.exponents is None else parts.exponents(rows, xp)
+    assert parts.exponents is not None
+    return parts.exponents(rows, xp)
 
 
 def size_of(mapping: Mapping, rows: Array, xp: Namespace) -> Any:
@@ -53,9 +62,9 @@ class Part:
 class BySums(Method):
     """The maximum and the sum of each process are combined."""
 
-    def __init__(self, shard: Shard, a: Array) -> None:
-        self.shard, self.a = shard, a
-        self.part = Part.of(a, shard.xp)
+    def __init__(self, shard: Shard) -> None:
+        self.shard, self.a = shard, exponents(shard)
+        self.part = Part.of(self.a, shard.xp)
         self.head = [self.part.high, self.part.rest]
 
     def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
@@ -137,3 +146,100 @@ def log_sum(highs: Array, rests: Array, high: Array, xp: Namespace) -> tuple[Arr
     one = xp.where(place == first, xp.zeros_like(share), share)
     rest = xp.sum(xp.where(finite, one + share * rests, xp.zeros_like(share)), axis=0)
     return xp.log1p(rest), 1.0 + rest
+
+
+# -- a ratio -------------------------------------------------------------------------------------------------------------------------
+
+
+class ByWeights(Method):
+    """`head` has the score with the largest weight."""
+
+    mapping: Any
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard, self.a = shard, shard.rows
+        xp, rows, self.mapping = shard.xp, shard.rows, shard.mapping
+        keep = xp.isfinite(rows)
+        y = stop_gradient(xp.where(keep, rows, xp.zeros_like(rows)))
+        u = self.mapping.frozen().weights(y, keep, xp)[0]
+        u = xp.where(keep, u, -xp.ones_like(u))
+        best = xp.take_along_axis(y, xp.argmax(stop_gradient(u), axis=-1, keepdims=True), axis=-1)
+        best = xp.where(xp.any(keep, axis=-1, keepdims=True), best, -math.inf * xp.ones_like(best))
+        self.head = [shard.high(), best]
+
+    def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
+        """`weights` may scale a row freely, so the row gets the best score of each process added, and the weights are relative to those."""
+        xp, rows = shards.xp, self.shard.rows
+        best = xp.moveaxis(stop_gradient(shards.head[1])[..., 0], 0, -1)  # [..., size]
+        both = xp.concat([rows, xp.broadcast_to(best, (*rows.shape[:-1], best.shape[-1]))], axis=-1)
+        keep = xp.isfinite(both)
+        u = self.mapping.weights(xp.where(keep, both, xp.zeros_like(both)), keep, xp)[0]
+        u = xp.where(keep, u, xp.zeros_like(u))
+        n = rows.shape[-1]
+        largest = stop_gradient(xp.max(u[..., n:], axis=-1, keepdims=True))
+        v = u[..., :n] / xp.where(largest > 0, largest, xp.ones_like(largest))
+        z, *later = shards.collect([total(v, xp), *second(v)])
+        z = xp.sum(z, axis=0)
+        return finish(Weights(shards, later, v, xp.where(z == 0, xp.ones_like(z), z)))
+
+
+class Weights(Solution):
+    """p is v / z; the columns of the second collective are the `terms` of v, if the loss is `nll`."""
+
+    def __init__(self, shards: Shards, later: list[Array], v: Array, z: Array) -> None:
+        super().__init__(shards, later)
+        self.v, self.z = v, z
+
+    def p(self) -> Array:
+        return self.xp.where(self.shards.poisoned, math.nan, self.v / self.shard.group.vary(self.z))
+
+    def log_p(self) -> Array:
+        xp = self.xp
+        out = _array.log(self.v, xp) - xp.log(self.shard.group.vary(self.z))
+        return xp.where(self.shards.poisoned, math.nan, out)
+
+    def tau(self) -> Array:
+        raise TypeError(no_threshold(self.shard.mapping))
+
+    def fenchel_young(self, gap: Array, mass: Array, target: Callable[[], Array]) -> Array:
+        raise TypeError(no_potential(self.shard.mapping))
+
+    def nll(self, gap: Array, mass: Array, terms: Callable[[Array], Array]) -> Array:
+        return self.xp.sum(self.later[0], axis=0) + self.xp.log(self.z) * mass
+
+
+# -- each class by itself ------------------------------------------------------------------------------------------------------------
+
+
+class ByEach(Method):
+    """`head` has the maximum alone, which says whether a row has classes and whether it is sound."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard, self.a = shard, shard.rows
+        self.head = [shard.high(), shard.xp.zeros_like(shard.rows[..., :1])]
+
+    def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
+        return finish(Each(shards, shards.collect(second())))
+
+
+class Each(Solution):
+    """p of this process's classes follows from their scores."""
+
+    def p(self) -> Array:
+        return self.xp.where(self.shards.poisoned, math.nan, apply(self.shard.mapping, self.shard.rows))
+
+    def log_p(self) -> Array:
+        return self.xp.where(self.shards.poisoned, math.nan, log_apply(self.shard.mapping, self.shard.rows))
+
+    def tau(self) -> Array:
+        xp = self.xp
+        tau = self.shard.common.threshold(xp.zeros_like(self.shards.high), xp)
+        return xp.where(self.shards.empty, -math.inf * xp.ones_like(tau), tau)
+
+    def fenchel_young(self, gap: Array, mass: Array, target: Callable[[], Array]) -> Array:
+        """The sum of the processes' losses, in each of which Omega is 0 for one class, and so less than 0 for none."""
+        xp, shard = self.xp, self.shard
+        part = bridge(shard.rows).loss(shard.mapping, shard.rows, target())
+        of_none = shard.common.omega(xp.zeros_like(self.shards.high), xp)
+        value = xp.sum(self.shards.stack(part), axis=0) + (shard.group.size - 1) * of_none
+        return value + xp.where(gap == math.inf, gap, xp.zeros_like(gap))  # the target is masked
