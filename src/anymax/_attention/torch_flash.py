@@ -203,11 +203,11 @@ def attend(call: AttentionCall, seed: Tensor | None) -> Tensor:
         -1 if s.right is None else s.right, s.offset, call.dropout_p, "slopes" in s.arrays, "sink" in s.arrays,
     )  # fmt: skip
     names, tensors = " ".join(arrays), tuple(arrays.values())
-    opaque = torch.compiler.is_compiling() or modes()
+    traced = torch.compiler.is_compiling() or modes()
     wants = recorded(q, k, v, *tensors)
-    if opaque and wants:
+    if traced and wants:
         out = _traced((job, names), q, k, v, *tensors)[0]
-    elif opaque:
+    elif traced:
         out = torch.ops.anymax.attention(q, k, v, tensors, names, *job, False)[0]
     elif wants:
         out = _eager((job, s.mapping, names), q, k, v, *tensors)
