@@ -21,8 +21,7 @@ def torch_loaded() -> Any:
 
 
 def is_torch(x: Any) -> bool:
-    torch = torch_loaded()
-    return torch is not None and isinstance(x, torch.Tensor)
+    return isinstance(x, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
 def is_ragged(x: Any) -> bool:

@@ -49,6 +49,8 @@ def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int
 
 
 def one_framework(who: str, q: Array, k: Array, v: Array) -> None:
+    if type(q) is type(k) is type(v):
+        return
     if len({(is_torch(a), is_jax(a)) for a in (q, k, v)}) > 1:
         kinds = ["torch" if is_torch(a) else "JAX" if is_jax(a) else "NumPy" for a in (q, k, v)]
         raise TypeError(
@@ -93,6 +95,8 @@ def _scores_shape(who: str, q: Array, k: Array, groups: int) -> tuple[int, ...]:
     a, b = list(q.shape[:-2]), list(k.shape[:-2])
     if groups > 1:
         b[-1] = a[-1]
+    if a == b:
+        return (*a, q.shape[-2], k.shape[-2])
     rank = max(len(a), len(b))
     a, b = [1] * (rank - len(a)) + a, [1] * (rank - len(b)) + b
     if any(m != n and 1 not in (m, n) for m, n in zip(a, b)):
@@ -105,7 +109,8 @@ def _check_values(who: str, v: Array, shape: tuple[int, ...], groups: int) -> No
     lead = list(shape[:-2])
     if groups > 1:
         lead[-1] //= groups
-    fit_axes(v, (*lead, *v.shape[-2:]), f"{who}: v", f", as scores of shape {shape} need it", "")
+    if lead != list(v.shape[:-2]):
+        fit_axes(v, (*lead, *v.shape[-2:]), f"{who}: v", f", as scores of shape {shape} need it", "")
 
 
 # -- arrays beside them -----------------------------------------------------------------------------------------------------
