@@ -42,6 +42,7 @@ from .dtypes import (
     without_autocast,
 )
 from .kinds import Array, Namespace, device_of, is_array, is_jax, is_ragged, is_torch, namespace, torch_loaded
+from .places import descending, kth_largest, largest_at, positions, smallest, sums_at, take
 from .ranges import (
     ABOVE_0,
     AT_LEAST_0,
@@ -67,7 +68,6 @@ from .ranges import (
 from .rows import (
     axis_or_all,
     check_axis,
-    descending,
     dot,
     exp_and_rest,
     finish,
@@ -76,10 +76,9 @@ from .rows import (
     from_last,
     pick_axis,
     poison,
-    positions,
+    running_dtype,
     running_sum,
     sorts_quickly,
-    take,
     to_last,
     top,
     total,

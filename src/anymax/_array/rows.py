@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from .convert import is_int, number, shown
 from .dtypes import is_floating
 from .kinds import Array, Namespace, device_of, is_array, is_jax, is_torch, namespace
+from .places import positions
 
 _T = TypeVar("_T")
 
@@ -65,36 +66,15 @@ def from_last(x: Array, axis: int, xp: Namespace) -> Array:
     return x if axes[-1] == x.ndim - 1 else xp.permute_dims(x, tuple(axes))
 
 
-def positions(x: Array, dtype: Any, xp: Namespace) -> Array:
-    """0, 1, ... along the last axis, [1, ..., n], with the rank of `x`, since JAX may be set to forbid rank promotion."""
-    n = x.shape[-1]
-    place = device_of(x)
-    return xp.reshape(xp.arange(n, dtype=dtype, **place), (1,) * (x.ndim - 1) + (n,))
-
-
 def wider(x: Array, size: int, fill: float, xp: Namespace) -> Array:
     """x with `size` entries along the last axis: those after its own are `fill`."""
     more = xp.full((*x.shape[:-1], size - x.shape[-1]), fill, dtype=x.dtype, **device_of(x))
     return xp.concat([x, more], axis=-1) if more.shape[-1] else x
 
 
-def take(x: Array, index: Array, xp: Namespace) -> Array:
-    """x[..., index], m entries a row: index is [..., m], with the leading axes of x."""
-    if is_torch(x):
-        return x.gather(-1, index)  # torch.take_along_dim pins the sizes of an exported graph
-    return xp.take_along_axis(x, index, axis=-1)
-
-
 def sorts_quickly(x: Array) -> bool:
     """False for JAX: on a CPU XLA's sort takes a hundred times as long as a few passes over a row."""
     return not is_jax(x)
-
-
-def descending(x: Array, xp: Namespace) -> Array:
-    """Each row sorted in descending order."""
-    if is_torch(x):
-        return x.sort(-1, descending=True).values  # the standard's stable sort can't be exported to ONNX
-    return xp.flip(xp.sort(x, axis=-1), axis=-1)
 
 
 def running_sum(x: Array, xp: Namespace, dtype: Any = None, axis: int = -1) -> Array:
@@ -106,6 +86,11 @@ def running_sum(x: Array, xp: Namespace, dtype: Any = None, axis: int = -1) -> A
         if is_torch(x)
         else xp.cumulative_sum(xp.astype(x, dtype), axis=axis, dtype=dtype)
     )
+
+
+def running_dtype(x: Array, xp: Namespace) -> Any:
+    """The dtype of running sums whose ends matter. NumPy adds one by one: fp64 keeps the rounding of 100,000 terms from moving an end."""
+    return x.dtype if is_torch(x) or is_jax(x) else xp.float64
 
 
 def total(x: Array, xp: Namespace) -> Array:
