@@ -22,7 +22,9 @@ from .convert import (
 )
 from .dtypes import (
     as_dtype,
+    as_written,
     asked_for,
+    autocast,
     autocast_dtype,
     counts,
     default_float,
@@ -41,7 +43,18 @@ from .dtypes import (
     widest,
     without_autocast,
 )
-from .kinds import Array, Namespace, device_of, is_array, is_jax, is_ragged, is_torch, namespace, torch_loaded
+from .kinds import (
+    Array,
+    Namespace,
+    device_of,
+    framework,
+    is_array,
+    is_jax,
+    is_ragged,
+    is_torch,
+    namespace,
+    torch_loaded,
+)
 from .places import descending, kth_largest, largest_at, positions, smallest, sums_at, take
 from .ranges import (
     ABOVE_0,
@@ -105,6 +118,7 @@ from .tracing import (
     plain_number,
     quiet,
     recorded,
+    repeat,
     stop_gradient,
     torch_exports,
     transformed,

@@ -68,22 +68,20 @@ def sums_at(index: Array, weight: Array | None, n: int, xp: Namespace) -> Array:
     An index that is none of the places, such as -1, names none.
     """
     lead, rows = tuple(index.shape[:-1]), math.prod(index.shape[:-1])
-    index = _or_n(index, n, xp)
+    index, counted = _or_n(index, n, xp), weight is None
+    weight = xp.ones_like(index) if weight is None else weight
     if is_torch(index):
-        weight = index.new_ones(()).expand(index.shape) if weight is None else weight
         return weight.new_zeros((*lead, n + 1)).scatter_add(-1, index, weight)[..., :n]
     if isinstance(index, np.ndarray) or is_jax(index):
-        flat = xp.reshape(index + (n + 1) * xp.reshape(xp.arange(rows, dtype=index.dtype), (*lead, 1)), (-1,))
-        weight, size = None if weight is None else xp.reshape(weight, (-1,)), rows * (n + 1)
+        first = (n + 1) * xp.reshape(xp.arange(rows, dtype=index.dtype), (*lead, 1))
+        flat, size, weight = xp.reshape(first + index, (-1,)), rows * (n + 1), xp.reshape(weight, (-1,))
         if is_jax(index):
-            weight = xp.ones_like(flat) if weight is None else weight
             out = xp.zeros(size, weight.dtype).at[flat].add(weight)
         else:
-            out = np.bincount(flat, weight, minlength=size)
-            out = out if weight is None else out.astype(weight.dtype)
+            out = np.bincount(flat, None if counted else weight, minlength=size).astype(weight.dtype)
         return xp.reshape(out, (*lead, n + 1))[..., :n]
-    weight = xp.ones_like(index) if weight is None else weight  # the standard has no scatter
-    out, places = xp.zeros((*lead, n), dtype=weight.dtype), positions(xp.zeros((*lead, n)), index.dtype, xp)
+    out = xp.zeros((*lead, n), dtype=weight.dtype)  # the standard has no scatter
+    places = positions(out, index.dtype, xp)
     for i in range(index.shape[-1]):
         out = out + xp.where(places == index[..., i : i + 1], weight[..., i : i + 1], xp.zeros_like(out))
     return out

@@ -9,13 +9,13 @@ from .._array import (
     beside,
     check_scalar,
     dense,
+    device_of,
     dtype_name,
     fit_axes,
+    framework,
     is_array,
     is_floating,
     is_integer,
-    is_jax,
-    is_torch,
     like,
     namespace,
     narrow,
@@ -38,7 +38,7 @@ def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int
         raise TypeError(
             f"{who}: q, k and v must be real floating-point arrays of 16 bits or more, got {q.dtype}; convert them first"
         )
-    if is_torch(q) and not q.device == k.device == v.device:
+    if not device_of(q) == device_of(k) == device_of(v):
         raise ValueError(f"{who}: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     same_features(who, q, k)
     same_length(who, k, v)
@@ -51,8 +51,8 @@ def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int
 def one_framework(who: str, q: Array, k: Array, v: Array) -> None:
     if type(q) is type(k) is type(v):
         return
-    if len({(is_torch(a), is_jax(a)) for a in (q, k, v)}) > 1:
-        kinds = ["torch" if is_torch(a) else "JAX" if is_jax(a) else "NumPy" for a in (q, k, v)]
+    kinds = [framework(a) for a in (q, k, v)]
+    if len({*kinds}) > 1:
         raise TypeError(
             f"{who}: q, k and v must be of one framework, got arrays of {kinds[0]}, {kinds[1]} and {kinds[2]}"
         )

@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Any, Literal, Unpack, overload
 
 from .. import kernels
-from .._array import Array, Namespace, as_dtype, beside, check_scalar, fit_axes, is_array, like, namespace, upcast
+from .._array import (
+    Array,
+    Namespace,
+    as_dtype,
+    as_written,
+    beside,
+    check_scalar,
+    fit_axes,
+    is_array,
+    like,
+    namespace,
+    upcast,
+)
 from .._core.mapping import Mapping
 from .._core.options import check_keywords
 from .._core.tables import document, documented_like
@@ -128,9 +140,9 @@ def attention(
         mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator, need_weights=need_weights, **options
     )
     asked = implementations.named(given.implementation)
-    call, plain = checked(q, k, v, given)
+    call = checked(q, k, v, given)
     xp, dtype = namespace(call.q), call.q.dtype
-    with plain:
+    with as_written(call.q):
         out, p = implementations.choose(call, asked).run(call)
         if given.mix is not None:
             out, p = _mixed(call, out, p, given.mix, xp)
@@ -196,8 +208,8 @@ def explain_attention(
         mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator, need_weights=need_weights, **options
     )
     asked = implementations.named(given.implementation)
-    call, plain = checked(q, k, v, given)
-    with plain:
+    call = checked(q, k, v, given)
+    with as_written(call.q):
         chosen, refusals = implementations.explained(call, asked)
     return kernels.Explanation(call.scores.mapping, (("attention", chosen.name, refusals),), verbose=True)
 
