@@ -166,14 +166,14 @@ def _scores(q: Array, shape: tuple[int, ...], mapping: Mapping, options: Options
     if options.bias is not None:
         arrays["bias"] = fitting.real(options.bias, "bias")
     if options.mask is not None:
-        given = beside(options.mask, q, "mask", xp)
-        if is_boolean(given):
-            arrays["keep"] = fitting.array(given, "mask")
-        elif is_floating(given):
-            arrays["additive"] = fitting.real(given, "mask")
+        mask = beside(options.mask, q, "mask", xp)
+        if is_boolean(mask):
+            arrays["keep"] = fitting.array(mask, "mask")
+        elif is_floating(mask):
+            arrays["additive"] = fitting.real(mask, "mask")
         else:
             raise TypeError(
-                f"attention: mask must be boolean (True = keep) or real (added to the scores), got {dtype_name(given)}"
+                f"attention: mask must be boolean (True = keep) or real (added to the scores), got {dtype_name(mask)}"
             )
     if options.alibi is not None and options.alibi is not False:
         own = options.alibi is True

@@ -255,8 +255,8 @@ def _fills_gpu(call: AttentionCall) -> bool:
     if not is_torch(call.q) or not call.q.is_cuda:
         return False
     *batch, rows, keys = call.scores.shape
-    few = rows <= 16 and math.prod(batch) < 128 and keys > 1024
-    return not (few and _tracked(call) and math.prod(call.scores.shape) <= _MATRIX)
+    small = rows <= 16 and math.prod(batch) < 128 and keys > 1024
+    return not (small and _tracked(call) and math.prod(call.scores.shape) <= _MATRIX)
 
 
 def _large(call: AttentionCall) -> bool:

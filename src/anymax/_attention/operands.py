@@ -172,10 +172,10 @@ class Fitting(NamedTuple):
         value = beside(value, self.q, name, xp)
         if not is_integer(value):
             raise TypeError(f"{self.who}: {name} must be integers, got {dtype_name(value)}")
-        batch, given = self.shape[:-3], tuple(value.shape)
-        if len(given) > len(batch) or any(a != 1 and a != b for a, b in zip(given, batch[len(batch) - len(given) :])):
+        batch, lead = self.shape[:-3], tuple(value.shape)
+        if len(lead) > len(batch) or any(a != 1 and a != b for a, b in zip(lead, batch[len(batch) - len(lead) :])):
             raise ValueError(
-                f"{self.who}: {name} must have one number for each batch, shape {batch}, or be a single one, got shape {given}"
+                f"{self.who}: {name} must have one number for each batch, shape {batch}, or be a single one, got shape {lead}"
             )
-        tail = min(3, len(self.shape)) if given else len(self.shape)
-        return self.array(xp.reshape(value, (*given, *(1,) * tail)), name)
+        tail = min(3, len(self.shape)) if lead else len(self.shape)
+        return self.array(xp.reshape(value, (*lead, *(1,) * tail)), name)

@@ -112,8 +112,8 @@ def _rows_of(mapping: RatioMap) -> Callable[[np.ndarray], Pair]:
 
     def of(x: Any) -> Pair:
         xp = namespace(x)
-        made = mapping.weights(x, xp.ones_like(x) > 0, xp)
-        u, du = (np.broadcast_to(np.asarray(a, np.float64), np.shape(x)) for a in made)
+        weights = mapping.weights(x, xp.ones_like(x) > 0, xp)
+        u, du = (np.broadcast_to(np.asarray(a, np.float64), np.shape(x)) for a in weights)
         return u, du
 
     def rows(x: np.ndarray) -> Pair:
