@@ -86,7 +86,10 @@ class Rows:
         sampled: bool = True,
         options: dict[str, Any] | None = None,
     ) -> None:
-        """As `cut`, with several parameters: name -> (field, a value for each row, the value that changes nothing)."""
+        """The transform `make(**params)` for the rows that are not `off`, as in `cut`.
+
+        params: name -> (field, a value for each row, the value that changes nothing).
+        """
         skip = [o or (g and sampled) for o, g in zip(off, self.greedy, strict=True)]
         if all(skip):
             return

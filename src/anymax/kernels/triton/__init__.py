@@ -208,7 +208,7 @@ class Triton(Engine):
         return launch.loss_grad(link, x, index, scale, saved, ignored, axis, factor)
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
-        """It is NaN for a row with NaN or +inf."""
+        """tau of each row; NaN for a row with NaN or +inf."""
         launch, link = prepared(mapping)
         tau = launch.numbers(x, *x.shape[:-1], 1)
         launch.run("tau", link, x, value=tau)
