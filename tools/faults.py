@@ -219,6 +219,8 @@ FAULTS = {
     Fault("perturb max's learned scale in a loss", "src/anymax/kernels/engine.py",
           "return lowest[..., None] / like(mapping.params()[name], x, xp) + dot(p, change, xp)",
           "return lowest[..., None] + dot(p, change, xp)", "perturb_max torch_parameters"),
+    Fault("a learned scale and a row without classes", "src/anymax/kernels/engine.py",
+          "xp.where(lowest == math.inf, xp.zeros_like(lowest), lowest)", "lowest", "perturb_max"),
     Fault("perturb max's product with the Jacobian", "src/anymax/mappings/perturb_max.py",
           "slope = g * sum_h - total(c.h * g, xp)",
           "slope = g * sum_h", "perturb_max law_jacobian"),

@@ -188,6 +188,21 @@ def test_a_learned_scale_of_few_digits(dtype):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-6 if dtype == torch.float32 else 4e-3)
 
 
+@pytest.mark.parametrize("noise", ["normal", "gumbel", "uniform"])
+def test_a_learned_scale_and_a_row_without_classes(noise):
+    """Its loss is infinite, and no part of the gradient where it is left out."""
+    x = torch.tensor([[1.0, 2.0, 0.0], [-math.inf] * 3], dtype=torch.float64)
+    grads = []
+    for rows in (x, x[:1]):
+        scale = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+        value = A.fenchel_young(
+            PerturbMax(noise, scale=scale), rows, torch.tensor([0, 1])[: len(rows)], reduction="none"
+        )
+        assert value[1:].isposinf().all()
+        grads.append(torch.autograd.grad(value[0], scale)[0])
+    torch.testing.assert_close(*grads)
+
+
 @compiled
 @pytest.mark.whole
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own

@@ -128,6 +128,7 @@ def test_the_signature_has_the_options_that_type_checkers_see(name):
 X, Y = np.array([[2.0, 1.0, -1.0], [0.3, 0.1, 0.2], [0.0, 4.0, 1.0]]), np.array([0, -100, 2])
 GIVEN = {
     "mapping": anymax.Softmax(), "x": X, "p": np.eye(3), "scores": X, "cosines": np.tanh(X), "target": Y, "k": 2,
+    "linear_weight": np.eye(3),
 }  # fmt: skip
 
 

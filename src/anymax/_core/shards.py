@@ -10,6 +10,7 @@ from typing import Any, TypeGuard, TypeVar, cast
 
 from .names import as_mapping
 from .providers import providers
+from .tables import show_options
 
 # verbs that refuse DTensors but exist in anymax.distributed
 _APART = ("sample",)
@@ -45,6 +46,8 @@ def layer_over_devices(*of_rows: str) -> Callable[[F], F]:
     """
 
     def decorate(verb: F) -> F:
+        show_options(verb)
+
         @functools.wraps(verb)
         def call(*args: Any, **options: Any) -> Any:
             operands = (*args[:2], options.get("x"), options.get("linear_weight"))

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from .._core.mapping import Mapping
 from .._core.options import check_keywords
 from .._core.tables import document, documented_like
-from .._core.typing import ArrayT, Mask, Reduction
+from .._core.typing import ArrayT, Mask, SampleKeywords
 from ..likelihood.teacher import Direction, Tail
 from ..linear.arguments import HINTS
 from ..linear.likelihoods import linear_log_prob_entropy as linear_log_prob_entropy_of_one
@@ -29,6 +29,10 @@ _LOSS_HINTS = _HINTS | {
 }
 
 
+class _LossKeywords(SampleKeywords, ShardKeywords, total=False):
+    pass
+
+
 @check_keywords(_LOSS_HINTS, bias="linear_bias")
 @documented_like(ShardedLossKeywords)
 def linear_loss(
@@ -39,15 +43,12 @@ def linear_loss(
     *,
     linear_bias: Any = None,
     weight: Any = None,
-    reduction: Reduction = "mean",
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
     mask: Mask = None,
     transform: Callable[[Any], Any] | None = None,
     chunk: int | None = None,
     suppress: float = 0.0,
     z_loss: float = 0.0,
-    **options: Unpack[ShardKeywords],
+    **options: Unpack[_LossKeywords],
 ) -> ArrayT:
     """The loss of a map on the scores `x @ linear_weight.T` of an output layer whose classes are split over processes.
 
@@ -83,8 +84,9 @@ def linear_loss(
     tensor(0.0625)
     >>> dist.destroy_process_group()
     """
-    arguments = Arguments.of("linear_loss", mapping, x, mask=mask, **options)
-    of_loss = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+    given: dict[str, Any] = {**options}
+    of_loss = {name: given.pop(name) for name in SampleKeywords.__annotations__ if name in given}
+    arguments = Arguments.of("linear_loss", mapping, x, mask=mask, **given)
     of_layer = LayerArguments(linear_weight, linear_bias, chunk, transform)
     return eagerly(layer.linear_loss, arguments, of_layer, target, weight, (z_loss, suppress), of_loss)
 
@@ -275,5 +277,11 @@ def linear_topk_kl(
 
 
 document(
-    globals(), linear_log_prob, linear_loss, linear_loss_of_one, linear_log_prob_entropy_of_one, linear_topk_kl_of_one
+    globals(),
+    linear_log_prob,
+    linear_loss,
+    linear_loss_of_one,
+    linear_log_prob_entropy_of_one,
+    linear_topk_kl_of_one,
+    ShardKeywords,
 )

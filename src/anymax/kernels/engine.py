@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol
@@ -41,6 +42,7 @@ def slope_by_scale(mapping: Mapping, name: str, x: Array, p: Array, lowest: Arra
     x, p = upcast(x, xp), upcast(p, xp)
     change = mapping.score_change(name, x, xp)
     assert change is not None, mapping
+    lowest = xp.where(lowest == math.inf, xp.zeros_like(lowest), lowest)  # a row without classes
     return lowest[..., None] / like(mapping.params()[name], x, xp) + dot(p, change, xp)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 from .. import _array
 from .._array import Array, device_of, namespace, quiet, upcast
@@ -19,7 +19,7 @@ from .._core.options import check_keywords, check_options
 from .._core.shards import layer_over_devices
 from .._core.shards import refuse as refuse_sharded
 from .._core.tables import document, documented_like
-from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
+from .._core.typing import ArrayT, LossKeywords, Mask, Numbers, SampleKeywords, Target, Weight
 from ..autodiff import bridge
 from ..losses.further import FurtherLosses
 from ..losses.margins import as_margin
@@ -48,15 +48,13 @@ def linear_loss(
     *,
     linear_bias: Any = None,
     weight: Weight = None,
-    reduction: Reduction = "mean",
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
     mask: Mask = None,
     transform: Callable[[Any], Any] | None = None,
     chunk: int | None = None,
     least: float = 0.0,
     suppress: float = 0.0,
     z_loss: float = 0.0,
+    **options: Unpack[SampleKeywords],
 ) -> ArrayT:
     """The loss of a map on the scores `x @ linear_weight.T + linear_bias` of an output layer, computed in blocks of scores.
 
@@ -84,12 +82,6 @@ def linear_loss(
         One number per class, added to the scores.
     weight
         One factor for each class, as in torch: a mean then weights each sample by the factor of its target.
-    reduction
-        "mean" over the samples, their "sum", or "none" for one value per sample.
-    ignore_index
-        The class index of samples that are left out; a mean does not count them.
-    label_smoothing
-        The share of the target, from 0 to 1, that is spread evenly over the unmasked classes.
     mask
         Booleans that broadcast to the scores, [..., classes] or [classes], True = keep.
     transform
@@ -125,11 +117,11 @@ def linear_loss(
     >>> anymax.linear_loss(x, weight, [0, 1], anymax.Sparsemax()), anymax.linear_loss(x, weight, [0, 1]).round(3)
     (np.float64(0.0), np.float64(0.275))
     """
-    layer, options, per_row, chunk = _read(
-        "linear_loss", x, linear_weight, mapping, linear_bias=linear_bias, weight=weight, reduction=reduction, ignore_index=ignore_index,
-        label_smoothing=label_smoothing, mask=mask, transform=transform, chunk=chunk, least=least, suppress=suppress, z_loss=z_loss,
+    layer, read, per_row, chunk = _read(
+        "linear_loss", x, linear_weight, mapping, linear_bias=linear_bias, weight=weight, mask=mask, transform=transform, chunk=chunk,
+        least=least, suppress=suppress, z_loss=z_loss, **options,
     )  # fmt: skip
-    return _loss(layer, target, options, per_row, chunk)
+    return _loss(layer, target, read, per_row, chunk)
 
 
 @check_keywords(_HINTS, bias="linear_bias")
@@ -300,4 +292,4 @@ def _job(
     )
 
 
-document(globals(), linear_loss)
+document(globals(), linear_loss, LossKeywords)

@@ -34,7 +34,7 @@ def index_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions)
     plain = options.weight is None and ignored < 0
     if plain and options.mask is None and (link.params is None or not link.params.ndim) and framework.reduces(scores):
         value = framework.index_loss(mapping, scores, target, axis, ignored, reduction)  # without moving the axis
-        return value if value is None else cast(value, result_dtype(scores))
+        return value if value is None or value.dtype == result_dtype(scores) else cast(value, result_dtype(scores))
     call = prepare(mapping, scores, axis, options.mask)
     rows, mapping = call.rows, call.mapping
     if tuple(target.shape) != tuple(rows.shape[:-1]) or (of_torch and target.device != rows.device):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from .._attention.call import AttentionOptions
 from .._core.elsewhere import answering
 from .._core.tables import document
+from .._core.typing import LossKeywords
 from .adaptive_scale import AdaptiveScale
 from .attention import Attention
 from .attention_pool import AttentionPool
@@ -45,7 +46,7 @@ for _kind in (
 ):  # fmt: skip
     _kind.__module__ = __name__  # the public path, by which pickles find them
 
-document(globals(), OfMapping, AttentionOptions)
+document(globals(), OfMapping, AttentionOptions, LossKeywords)
 
 
 def __dir__() -> list[str]:

@@ -22,12 +22,6 @@ class OfMapping(nn.Module):
     ----------
     dropout
         The share of the weights that is set to 0 in training.
-    ignore_index
-        Samples with this target are left out.
-    reduction
-        "mean", "sum" or "none".
-    label_smoothing
-        The share of each target that is spread evenly over all classes, from 0 to 1.
     learn
         The name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
     bounds

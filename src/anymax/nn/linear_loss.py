@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from .. import linear
 from .._core.mapping import Mapping
-from .._core.typing import Reduction
+from .._core.options import check_keywords
+from .._core.typing import SampleKeywords
 from .base import OfMapping, check_sizes, class_weight_of, or_softmax
 
 
@@ -59,6 +60,7 @@ class LinearLoss(OfMapping):
     class_weight: Tensor | None
     bias: nn.Parameter | None
 
+    @check_keywords()
     def __init__(
         self,
         in_features: int,
@@ -67,9 +69,6 @@ class LinearLoss(OfMapping):
         bias: bool = False,
         *,
         weight: Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: Reduction = "mean",
-        label_smoothing: float = 0.0,
         chunk: int | None = None,
         least: float = 0.0,
         suppress: float = 0.0,
@@ -78,6 +77,7 @@ class LinearLoss(OfMapping):
         bounds: tuple[float, float] = (1.0, 2.0),
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
+        **options: Unpack[SampleKeywords],
     ) -> None:
         check_sizes("LinearLoss", in_features=in_features, num_classes=num_classes)
         super().__init__(or_softmax(mapping), learn, bounds)
@@ -86,10 +86,7 @@ class LinearLoss(OfMapping):
         self.register_parameter("bias", nn.Parameter(torch.empty(num_classes, **factory_kwargs)) if bias else None)
         self.register_buffer("class_weight", class_weight_of(weight))
         self.chunk = chunk
-        self.options: dict[str, Any] = {
-            "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing, "least": least,
-            "suppress": suppress, "z_loss": z_loss,
-        }  # fmt: skip
+        self.options: dict[str, Any] = {"least": least, "suppress": suppress, "z_loss": z_loss, **options}
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import Tensor
 
 from .. import functional
 from .._core.mapping import Mapping
 from .._core.options import check_keywords
-from .._core.typing import Axes, Reduction
+from .._core.typing import Axes, SampleKeywords
 from ..losses.verbs import loss_of_kind
 from .base import OfMapping, class_weight_of
 
@@ -109,21 +109,14 @@ class Loss(OfMapping):
         mapping: Mapping | str,
         weight: Tensor | None = None,
         *,
-        ignore_index: int = -100,
-        reduction: Reduction = "mean",
-        label_smoothing: float = 0.0,
         dim: Axes = None,
         learn: str | None = None,
         bounds: tuple[float, float] = (1.0, 2.0),
+        **options: Unpack[SampleKeywords],
     ) -> None:
         super().__init__(mapping, learn, bounds)
         self.register_buffer("weight", class_weight_of(weight))
-        self.options: dict[str, Any] = {
-            "ignore_index": ignore_index,
-            "reduction": reduction,
-            "label_smoothing": label_smoothing,
-            "axis": dim,
-        }
+        self.options: dict[str, Any] = {"axis": dim, **options}
 
     def forward(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of scores [N, classes, ...].
