@@ -68,22 +68,22 @@ def sums_at(index: Array, weight: Array | None, n: int, xp: Namespace) -> Array:
     An index that is none of the places, such as -1, names none.
     """
     lead, rows = tuple(index.shape[:-1]), math.prod(index.shape[:-1])
-    index, counted = _or_n(index, n, xp), weight is None
-    weight = xp.ones_like(index) if weight is None else weight
+    index = _or_n(index, n, xp)
+    values: Array = xp.ones_like(index) if weight is None else weight
     if is_torch(index):
-        return weight.new_zeros((*lead, n + 1)).scatter_add(-1, index, weight)[..., :n]
+        return values.new_zeros((*lead, n + 1)).scatter_add(-1, index, values)[..., :n]
     if isinstance(index, np.ndarray) or is_jax(index):
         first = (n + 1) * xp.reshape(xp.arange(rows, dtype=index.dtype), (*lead, 1))
-        flat, size, weight = xp.reshape(first + index, (-1,)), rows * (n + 1), xp.reshape(weight, (-1,))
+        flat, size, values = xp.reshape(first + index, (-1,)), rows * (n + 1), xp.reshape(values, (-1,))
         if is_jax(index):
-            out = xp.zeros(size, weight.dtype).at[flat].add(weight)
+            out = xp.zeros(size, values.dtype).at[flat].add(values)
         else:
-            out = np.bincount(flat, None if counted else weight, minlength=size).astype(weight.dtype)
+            out = np.bincount(flat, None if weight is None else values, minlength=size).astype(values.dtype)
         return xp.reshape(out, (*lead, n + 1))[..., :n]
-    out = xp.zeros((*lead, n), dtype=weight.dtype)  # the standard has no scatter
+    out = xp.zeros((*lead, n), dtype=values.dtype)  # the standard has no scatter
     places = positions(out, index.dtype, xp)
     for i in range(index.shape[-1]):
-        out = out + xp.where(places == index[..., i : i + 1], weight[..., i : i + 1], xp.zeros_like(out))
+        out = out + xp.where(places == index[..., i : i + 1], values[..., i : i + 1], xp.zeros_like(out))
     return out
 
 
