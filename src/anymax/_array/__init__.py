@@ -55,7 +55,7 @@ from .kinds import (
     namespace,
     torch_loaded,
 )
-from .places import descending, kth_largest, largest_at, positions, smallest, sums_at, take
+from .places import descending, largest_at, positions, smallest, sums_at, take
 from .ranges import (
     ABOVE_0,
     AT_LEAST_0,
@@ -87,6 +87,7 @@ from .rows import (
     finite_scores,
     fit_axes,
     from_last,
+    kth_largest,
     pick_axis,
     poison,
     running_dtype,

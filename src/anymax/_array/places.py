@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any
 
 import numpy as np
@@ -46,17 +45,6 @@ def smallest(x: Array, m: int, xp: Namespace) -> Array:
         index = np.argpartition(x, m - 1, axis=-1)[..., :m]
         return np.take_along_axis(index, np.argsort(np.take_along_axis(x, index, axis=-1), axis=-1), axis=-1)
     return xp.argsort(x, axis=-1)[..., :m]
-
-
-def kth_largest(x: Array, k: int, xp: Namespace) -> Array:
-    """The k-th largest entry of each row, [..., 1], by the framework's selection if it has one."""
-    if is_torch(x):
-        return x.topk(k, dim=-1).values[..., -1:]
-    if is_jax(x):
-        return sys.modules["jax"].lax.top_k(x, k)[0][..., -1:]
-    if isinstance(x, np.ndarray):
-        return np.partition(x, x.shape[-1] - k, axis=-1)[..., -k, None]
-    return descending(x, xp)[..., k - 1 : k]
 
 
 # -- sums by place -------------------------------------------------------------------------------------------------------------------

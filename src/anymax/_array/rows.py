@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, TypeVar
+
+import numpy as np
 
 from .convert import is_int, number, shown
 from .dtypes import is_floating
 from .kinds import Array, Namespace, device_of, is_array, is_jax, is_torch, namespace
-from .places import positions
+from .places import descending, positions
 
 _T = TypeVar("_T")
 
@@ -113,6 +116,19 @@ def top(x: Array, xp: Namespace) -> Array:
         return high
     # XLA's maximum of many rows loses NaN on a CPU (JAX 0.10, openxla/xla#21461)
     return poison(high, xp.any(xp.isnan(x), axis=-1, keepdims=True), xp)
+
+
+def kth_largest(x: Array, k: int, xp: Namespace) -> Array:
+    """The k-th largest entry of each row, [..., 1], by the framework's selection if it has one."""
+    if k == 1:
+        return top(x, xp)
+    if is_torch(x):
+        return x.topk(k, dim=-1).values[..., -1:]
+    if is_jax(x):
+        return sys.modules["jax"].lax.top_k(x, k)[0][..., -1:]
+    if isinstance(x, np.ndarray):
+        return np.partition(x, x.shape[-1] - k, axis=-1)[..., -k, None]
+    return descending(x, xp)[..., k - 1 : k]
 
 
 def exp_and_rest(s: Array, below: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:

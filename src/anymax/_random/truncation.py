@@ -44,7 +44,7 @@ def topk_keep(x: Array, k: Any, xp: Namespace) -> Array:
     if is_array(k) or k >= n:
         return x != -math.inf
     x = stop_gradient(x)
-    return _first(x, _kth(x, k, xp), k, xp)
+    return _first(x, kth_largest(x, k, xp), k, xp)
 
 
 def group_keep(x: Array, count: int, keep: int, most: int, xp: Namespace) -> Array:
@@ -285,7 +285,7 @@ def _sound(x: Array, found: _Probabilities, xp: Namespace) -> Array:
 def _largest(x: Array, found: _Probabilities, k: int, xp: Namespace) -> Array:
     """True at the k largest entries and at all that are equal to the last of these."""
     y = _sound(x, found, xp)
-    return y >= _kth(y, min(k, x.shape[-1]), xp)
+    return y >= kth_largest(y, min(k, x.shape[-1]), xp)
 
 
 def _mass(mass: Array, xp: Namespace) -> Array:
@@ -314,10 +314,6 @@ def _most(some: Array, xp: Namespace) -> int:
         return n
     most = int(xp.max(_number(some, xp)))
     return max(most, 1) if 8 * most < n else n
-
-
-def _kth(x: Array, k: int, xp: Namespace) -> Array:
-    return top(x, xp) if k == 1 else kth_largest(x, k, xp)
 
 
 def _first(x: Array, edge: Array, count: Any, xp: Namespace) -> Array:
