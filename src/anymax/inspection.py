@@ -247,6 +247,7 @@ def _probabilities(who: str, p: Any) -> tuple[Array, Namespace]:
     return floats(p, "p")
 
 
+@check_keywords()
 def facts(mapping: Mapping | str) -> Facts:
     """The properties of a map: whether it is monotone, shift-invariant and sparse, and whether it has a Fenchel-Young loss, and its margin.
 

@@ -87,7 +87,7 @@ WRONG = (
         (lambda: am.cross_entropy(X, Y, labels=Y), "labels= is another name of target, which is given too"),
         (lambda: am.cross_entropy(X, Y, None, 2), "cross_entropy takes 3 without a name (scores, target, weight), got 4"),
         (lambda: am.sparsemax_loss(X, Y, temperature=2), "sparsemax_loss has no option 'temperature' (divide the scores by it)"),
-        (lambda: am.sparsemax_loss(X, Y, k=3), "sparsemax_loss has no option 'k' (it belongs to the map"),
+        (lambda: am.sparsemax_loss(X, Y, k=3), "sparsemax_loss has no option 'k' (leave it out, since any number of"),
         (lambda: am.fenchel_young("entmax", X, Y, alpha=1.3), "(it belongs to the map, as in anymax.Entmax(alpha=1.3))"),
         (lambda: am.entmax_loss(X, Y, alfa=1.3), "entmax_loss has no option 'alfa' (did you mean alpha=?); its options are weight, alpha"),
         (lambda: am.multilabel_softmax_loss(X, KEEP, pos_weight=2), "no option 'pos_weight' (say weight=, one factor for each class)"),

@@ -61,6 +61,41 @@ def test_y_is_another_name_of_the_target_over_processes(one_process):
         torch.testing.assert_close(got, want)
 
 
+def word_for_a_map(path):
+    return next((name for name in ("mapping", "scoring") if name in parameters(path)), None)
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in PUBLIC if word_for_a_map(p) and not p.startswith("anymax.distributed") and p != "anymax.choose"]
+)
+def test_other_words_for_a_map_are_answered_with_the_word_of_the_function(path):
+    word = word_for_a_map(path)
+    for other in {"map", "mapping", "scoring"} - {word}:
+        with pytest.raises(TypeError, match=f"has no option '{other}' \\(say {word}=\\)"):
+            PUBLIC[path](**{other: "softmax"})
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: am.soft_permutation("softmax", X),
+            r"got ndarray of shape \(2, 3\); write soft_permutation\(x, mapping\)",
+        ),
+        (lambda: am.gumbel_softmax(X, mapping=X), r"write gumbel_softmax\(x, mapping=...\)"),
+        (lambda: am.linear_attention(X, X, X, 2), r"got 2; write linear_attention\(q, k, v, mapping\)"),
+        (lambda: am.routing.route(X, "softmax", 2), r"got 2; write route\(scores, k, scoring\)"),
+        (lambda: am.routing.route_support("entmax15", X), r"write route_support\(scores, scoring\)"),
+        (lambda: am.sampling.top(X, 2, "softmax"), "^top: .*; the mapping comes first, the scores after it"),
+        (lambda: am.apply(2, X), "^apply: .* got 2$"),
+        (lambda: am.sparsemax(X, mapping="softmax"), "anymax.apply and anymax.fenchel_young take any map"),
+    ],
+)
+def test_where_a_map_stands(call, words):
+    with pytest.raises(TypeError, match=words):
+        call()
+
+
 @pytest.mark.parametrize("path", [p for p in PUBLIC if "chunk" in parameters(p)])
 def test_a_chunk_counts_classes(path):
     words = entries(sections(PUBLIC[path].__doc__)["Parameters"])["chunk"]

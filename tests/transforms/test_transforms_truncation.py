@@ -12,7 +12,20 @@ from scipy.special import softmax as scipy_softmax
 from transform_cases import INF, scores
 
 import anymax as A
-from anymax.transforms import epsilon_cutoff, eta, mink, minp, pless, toph, topk, topnsigma, topp, typical, xtc
+from anymax.transforms import (
+    adaptive,
+    epsilon_cutoff,
+    eta,
+    mink,
+    minp,
+    pless,
+    toph,
+    topk,
+    topnsigma,
+    topp,
+    typical,
+    xtc,
+)
 
 
 def order(row):
@@ -281,6 +294,16 @@ def test_a_number_to_keep_beyond_all_classes_keeps_all(kind):
             mink(0, many),
         ):
             assert back(cut(x)).tolist() == [[0.0, 1.0, 3.0]]
+
+
+@every_kind
+def test_of_many_classes_transformers_counts_the_hundred_largest(kind):
+    x = np.random.default_rng(0).normal(size=(3, 300)).astype(np.float32)
+    left = back(adaptive.toph_of_transformers(0.5)(KINDS[kind](x)))
+    for row, got in zip(x, left, strict=True):
+        q = scipy_softmax(np.sort(row)[::-1][:100].astype(np.float64))
+        terms = np.cumsum(-q * np.log(q))
+        assert np.isfinite(got).sum() == (terms <= 0.5 * terms[-1]).sum()
 
 
 @every_kind

@@ -22,7 +22,9 @@ from .convert import (
 )
 from .dtypes import (
     as_dtype,
+    as_written,
     asked_for,
+    autocast,
     autocast_dtype,
     counts,
     default_float,
@@ -41,7 +43,19 @@ from .dtypes import (
     widest,
     without_autocast,
 )
-from .kinds import Array, Namespace, device_of, is_array, is_jax, is_ragged, is_torch, namespace, torch_loaded
+from .kinds import (
+    Array,
+    Namespace,
+    device_of,
+    framework,
+    is_array,
+    is_jax,
+    is_ragged,
+    is_torch,
+    namespace,
+    torch_loaded,
+)
+from .places import descending, largest_at, positions, smallest, sums_at, take
 from .ranges import (
     ABOVE_0,
     AT_LEAST_0,
@@ -67,7 +81,6 @@ from .ranges import (
 from .rows import (
     axis_or_all,
     check_axis,
-    descending,
     dot,
     exp_and_rest,
     finish,
@@ -75,12 +88,12 @@ from .rows import (
     fit_axes,
     from_last,
     joined,
+    kth_largest,
     pick_axis,
     poison,
-    positions,
+    running_dtype,
     running_sum,
     sorts_quickly,
-    take,
     to_last,
     top,
     total,
@@ -107,6 +120,7 @@ from .tracing import (
     plain_number,
     quiet,
     recorded,
+    repeat,
     stop_gradient,
     torch_exports,
     transformed,

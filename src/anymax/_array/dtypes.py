@@ -68,11 +68,23 @@ def autocast_dtype(x: Any) -> Any:
     return torch.get_autocast_dtype(kind) if on else None
 
 
+def autocast(x: Any) -> Any:
+    """A tensor of up to 32 bits in the dtype of torch's autocast, as torch's own functions take it; anything else is returned unchanged."""
+    dtype = autocast_dtype(x)
+    return x if dtype is None or not x.is_floating_point() or is_double(x) else x.to(dtype)
+
+
 def without_autocast(x: Any) -> contextlib.AbstractContextManager:
     """A context in which torch's autocast changes no tensor beside `x`: the operands have the dtypes that they are to have."""
     if autocast_dtype(x) is None:
         return contextlib.nullcontext()
     return sys.modules["torch"].autocast(x.device.type, enabled=False)
+
+
+def as_written(x: Array) -> contextlib.AbstractContextManager:
+    """A context in which operations on `x` mean what is written: torch's autocast is off, and JAX may promote ranks even if the user
+    has forbidden it (jax_numpy_rank_promotion)."""
+    return sys.modules["jax"].numpy_rank_promotion("allow") if is_jax(x) else without_autocast(x)
 
 
 def widest(xp: Namespace, *arrays: Array) -> Any:

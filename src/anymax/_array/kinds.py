@@ -34,6 +34,15 @@ def is_jax(x: Any) -> bool:
     return isinstance(x, getattr(sys.modules.get("jax"), "Array", ()))
 
 
+def framework(x: Any) -> str:
+    """The framework of an array, for errors and to compare: "torch", "JAX", "NumPy", or the package of another library."""
+    if is_torch(x):
+        return "torch"
+    if is_jax(x):
+        return "JAX"
+    return "NumPy" if isinstance(x, np.ndarray) else type(x).__module__.partition(".")[0]
+
+
 def is_array(x: Any) -> bool:
     """True for an array with a dtype and a shape, False for numbers (NumPy's scalars too), lists and None."""
     if isinstance(x, (int, float, str)):  # first, since torch.compile(dynamic=True) turns numbers into symbols

@@ -6,9 +6,12 @@ import math
 import sys
 from typing import Any, TypeVar
 
+import numpy as np
+
 from .convert import is_int, number, shown
 from .dtypes import is_floating, without_autocast
 from .kinds import Array, Namespace, device_of, is_array, is_jax, is_torch, namespace
+from .places import descending, positions
 
 _T = TypeVar("_T")
 
@@ -66,13 +69,6 @@ def from_last(x: Array, axis: int, xp: Namespace) -> Array:
     return x if axes[-1] == x.ndim - 1 else xp.permute_dims(x, tuple(axes))
 
 
-def positions(x: Array, dtype: Any, xp: Namespace) -> Array:
-    """0, 1, ... along the last axis, [1, ..., n], with the rank of `x`, since JAX may be set to forbid rank promotion."""
-    n = x.shape[-1]
-    place = device_of(x)
-    return xp.reshape(xp.arange(n, dtype=dtype, **place), (1,) * (x.ndim - 1) + (n,))
-
-
 def wider(x: Array, size: int, fill: float, xp: Namespace) -> Array:
     """x with `size` entries along the last axis: those after its own are `fill`."""
     more = xp.full((*x.shape[:-1], size - x.shape[-1]), fill, dtype=x.dtype, **device_of(x))
@@ -87,23 +83,9 @@ def joined(parts: list[Array]) -> Array:
     return namespace(parts[0]).concat(parts, axis=-1)
 
 
-def take(x: Array, index: Array, xp: Namespace) -> Array:
-    """x[..., index], m entries a row: index is [..., m], with the leading axes of x."""
-    if is_torch(x):
-        return x.gather(-1, index)  # torch.take_along_dim pins the sizes of an exported graph
-    return xp.take_along_axis(x, index, axis=-1)
-
-
 def sorts_quickly(x: Array) -> bool:
     """False for JAX: on a CPU XLA's sort takes a hundred times as long as a few passes over a row."""
     return not is_jax(x)
-
-
-def descending(x: Array, xp: Namespace) -> Array:
-    """Each row sorted in descending order."""
-    if is_torch(x):
-        return x.sort(-1, descending=True).values  # the standard's stable sort can't be exported to ONNX
-    return xp.flip(xp.sort(x, axis=-1), axis=-1)
 
 
 def running_sum(x: Array, xp: Namespace, dtype: Any = None, axis: int = -1) -> Array:
@@ -115,6 +97,11 @@ def running_sum(x: Array, xp: Namespace, dtype: Any = None, axis: int = -1) -> A
         if is_torch(x)
         else xp.cumulative_sum(xp.astype(x, dtype), axis=axis, dtype=dtype)
     )
+
+
+def running_dtype(x: Array, xp: Namespace) -> Any:
+    """The dtype of running sums whose ends matter. NumPy adds one by one: fp64 keeps the rounding of 100,000 terms from moving an end."""
+    return x.dtype if is_torch(x) or is_jax(x) else xp.float64
 
 
 def total(x: Array, xp: Namespace) -> Array:
@@ -137,6 +124,19 @@ def top(x: Array, xp: Namespace) -> Array:
         return high
     # XLA's maximum of many rows loses NaN on a CPU (JAX 0.10, openxla/xla#21461)
     return poison(high, xp.any(xp.isnan(x), axis=-1, keepdims=True), xp)
+
+
+def kth_largest(x: Array, k: int, xp: Namespace) -> Array:
+    """The k-th largest entry of each row, [..., 1], by the framework's selection if it has one."""
+    if k == 1:
+        return top(x, xp)
+    if is_torch(x):
+        return x.topk(k, dim=-1).values[..., -1:]
+    if is_jax(x):
+        return sys.modules["jax"].lax.top_k(x, k)[0][..., -1:]
+    if isinstance(x, np.ndarray):
+        return np.partition(x, x.shape[-1] - k, axis=-1)[..., -k, None]
+    return descending(x, xp)[..., k - 1 : k]
 
 
 def exp_and_rest(s: Array, below: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -181,6 +182,15 @@ def quiet(x: Array) -> contextlib.AbstractContextManager:
     if is_torch(x):
         return contextlib.nullcontext()
     return sys.modules["jax"].numpy_rank_promotion("allow") if is_jax(x) else np.errstate(all="ignore")
+
+
+def repeat(body: Callable[[Array], Array], state: Array, count: int) -> Array:
+    """`state = body(state)`, so many times; one loop in a program of JAX, whatever the count."""
+    if is_jax(state):
+        return sys.modules["jax"].lax.fori_loop(0, count, lambda _, s: body(s), state)
+    for _ in range(count):
+        state = body(state)
+    return state
 
 
 def loop(cond: Any, body: Any, state: tuple, limit: int, traced: int) -> tuple:

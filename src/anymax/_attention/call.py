@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import sys
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from .._array import (
     Array,
-    autocast_dtype,
+    autocast,
     beside,
     check_flag,
     check_scalar,
@@ -23,14 +22,10 @@ from .._array import (
     is_boolean,
     is_floating,
     is_int,
-    is_jax,
     is_number,
-    is_torch,
     known,
     namespace,
     number,
-    quiet,
-    torch_loaded,
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
@@ -123,8 +118,8 @@ class AttentionCall(NamedTuple):
     need_weights: bool
 
 
-def checked(q: Array, k: Array, v: Array, options: Options) -> tuple[AttentionCall, Any]:
-    """The checked call, and the context manager to run it in."""
+def checked(q: Array, k: Array, v: Array, options: Options) -> AttentionCall:
+    """The checked call, with q, k and v in the dtype of torch's autocast, as torch's own attention has them."""
     if is_array(options.mapping):
         raise TypeError("attention: after q, k and v comes the map; give a mask as mask=")
     if isinstance(options.mask, (int, float)):
@@ -143,14 +138,14 @@ def checked(q: Array, k: Array, v: Array, options: Options) -> tuple[AttentionCa
     for name in ("is_causal", "enable_gqa", "need_weights"):
         check_flag("attention", name, getattr(options, name))
     dropout_p = operands.check_dropout("attention", "dropout_p", number(options.dropout_p))
-    q, k, v, plain = _lower(*(in_memory(a, name) for a, name in ((q, "q"), (k, "k"), (v, "v"))))
+    q, k, v = (autocast(in_memory(a, name)) for a, name in ((q, "q"), (k, "k"), (v, "v")))
     groups, shape = operands.check("attention", q, k, v, options.enable_gqa)
     if is_causal_bias(options.mask):
         options = _without_causal_bias(options, q, shape)
     scores = _scores(q, shape, mapping, options)
     if shape[-1]:
         mapping.check(shape[-1] + (options.sink is not None))
-    return AttentionCall(q, k, v, scores, groups, float(dropout_p), options.generator, options.need_weights), plain
+    return AttentionCall(q, k, v, scores, groups, float(dropout_p), options.generator, options.need_weights)
 
 
 def _scores(q: Array, shape: tuple[int, ...], mapping: Mapping, options: Options) -> Scores:
@@ -171,14 +166,14 @@ def _scores(q: Array, shape: tuple[int, ...], mapping: Mapping, options: Options
     if options.bias is not None:
         arrays["bias"] = fitting.real(options.bias, "bias")
     if options.mask is not None:
-        given = beside(options.mask, q, "mask", xp)
-        if is_boolean(given):
-            arrays["keep"] = fitting.array(given, "mask")
-        elif is_floating(given):
-            arrays["additive"] = fitting.real(given, "mask")
+        mask = beside(options.mask, q, "mask", xp)
+        if is_boolean(mask):
+            arrays["keep"] = fitting.array(mask, "mask")
+        elif is_floating(mask):
+            arrays["additive"] = fitting.real(mask, "mask")
         else:
             raise TypeError(
-                f"attention: mask must be boolean (True = keep) or real (added to the scores), got {dtype_name(given)}"
+                f"attention: mask must be boolean (True = keep) or real (added to the scores), got {dtype_name(mask)}"
             )
     if options.alibi is not None and options.alibi is not False:
         own = options.alibi is True
@@ -234,7 +229,7 @@ def _in_range(name: str, value: Array, shape: tuple[int, ...]) -> None:
         )
 
 
-# -- torch's causal biases and autocast -------------------------------------------------------------------------------------
+# -- torch's causal biases --------------------------------------------------------------------------------------------------
 
 
 def is_causal_bias(mask: Any) -> bool:
@@ -267,15 +262,3 @@ def _without_causal_bias(options: Options, q: Array, shape: tuple[int, ...]) -> 
         return dataclasses.replace(options, mask=None, is_causal=True, offset=offset_of(mask))
     # a mask, since the caller's window or ALiBi counts positions from the caller's offset
     return dataclasses.replace(options, mask=kept_by(mask, q.device))
-
-
-def _lower(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array, Any]:
-    """q, k, v in autocast's dtype, as in torch's own attention, and a context that turns autocast off. For JAX see `quiet`."""
-    torch = torch_loaded()
-    if torch is None or not all(is_torch(a) for a in (q, k, v)):
-        return q, k, v, quiet(q) if is_jax(q) else contextlib.nullcontext()
-    dtype = autocast_dtype(q)
-    if dtype is None:
-        return q, k, v, contextlib.nullcontext()
-    q, k, v = (a.to(dtype) if a.is_floating_point() and a.dtype != torch.float64 else a for a in (q, k, v))
-    return q, k, v, torch.autocast(q.device.type, enabled=False)

@@ -41,7 +41,10 @@ _KEYS, _TRACKED_KEYS = 512, 1024
 
 
 class Implementation(NamedTuple):
-    """`run(call)` returns the output and, where the call needs it, the matrix; `slow` is the sentence where `pays` is False."""
+    """`run(call)` returns the output and, where the call needs it, the matrix; `slow` is the sentence where `pays` is False.
+
+    `pays` is asked first, also about calls that it refuses.
+    """
 
     name: str
     refuse: Callable[[AttentionCall], str | None]
@@ -231,7 +234,7 @@ def _linear(call: AttentionCall) -> tuple[Array, Any]:
 
 def _empty(call: AttentionCall) -> bool:
     """True where there are no scores: the output is empty or 0."""
-    return any(n == 0 for n in call.scores.shape)
+    return 0 in call.scores.shape
 
 
 def _always(call: AttentionCall) -> bool:
@@ -249,16 +252,21 @@ def _tracked(call: AttentionCall) -> bool:
 def _fills_gpu(call: AttentionCall) -> bool:
     """False for few queries against a long cache with gradients: those kernels do not split the keys, so few processors would work,
     their matrix is small, and read by all."""
+    if not is_torch(call.q) or not call.q.is_cuda:
+        return False
     *batch, rows, keys = call.scores.shape
-    few = rows <= 16 and math.prod(batch) < 128 and keys > 1024
-    return call.q.device.type == "cuda" and not (few and _tracked(call) and math.prod(call.scores.shape) <= _MATRIX)
+    small = rows <= 16 and math.prod(batch) < 128 and keys > 1024
+    return not (small and _tracked(call) and math.prod(call.scores.shape) <= _MATRIX)
 
 
 def _large(call: AttentionCall) -> bool:
+    if not eager(call.q):  # a trace may have sizes that must not be compared
+        return False
     count = math.prod(call.scores.shape)
     return count > _MATRIX or (count > _FEW and call.scores.shape[-1] >= (_TRACKED_KEYS if _tracked(call) else _KEYS))
 
 
+REFERENCE = Implementation("reference", lambda call: None, _always, _reference)
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Implementation("sdpa", _refuse_sdpa, _always, _sdpa),
     Implementation(
@@ -270,7 +278,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     ),
     Implementation("blockwise", _refuse_blocks, _large, _blocks, "so few scores are faster as one matrix"),
     Implementation("linear", _refuse_linear, _never, _linear, "it rounds differently; name it to use it"),
-    Implementation("reference", lambda call: None, _always, _reference),
+    REFERENCE,
 )
 
 
@@ -294,11 +302,10 @@ def choose(call: AttentionCall, asked: Implementation | None) -> Implementation:
         reason = asked.refuse(call)
         if reason is not None:
             raise ValueError(f"attention: implementation {asked.name!r} can't take this call: {reason}")
-    if _empty(call) or (asked is None and eager(call.q) and kernels.asked() == "reference"):
-        return IMPLEMENTATIONS[-1]
-    if asked is not None:
-        return asked
-    return next(one for one in IMPLEMENTATIONS if one.refuse(call) is None and one.pays(call))
+    chosen = asked or next(one for one in IMPLEMENTATIONS if one.pays(call) and one.refuse(call) is None)
+    if chosen is REFERENCE or _empty(call) or (asked is None and eager(call.q) and kernels.asked() == "reference"):
+        return REFERENCE
+    return chosen
 
 
 def explained(call: AttentionCall, asked: Implementation | None) -> tuple[Implementation, tuple[tuple[str, str], ...]]:

@@ -9,13 +9,13 @@ from .._array import (
     beside,
     check_scalar,
     dense,
+    device_of,
     dtype_name,
     fit_axes,
+    framework,
     is_array,
     is_floating,
     is_integer,
-    is_jax,
-    is_torch,
     like,
     namespace,
     narrow,
@@ -38,7 +38,7 @@ def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int
         raise TypeError(
             f"{who}: q, k and v must be real floating-point arrays of 16 bits or more, got {q.dtype}; convert them first"
         )
-    if is_torch(q) and not q.device == k.device == v.device:
+    if not device_of(q) == device_of(k) == device_of(v):
         raise ValueError(f"{who}: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     same_features(who, q, k)
     same_length(who, k, v)
@@ -49,8 +49,10 @@ def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int
 
 
 def one_framework(who: str, q: Array, k: Array, v: Array) -> None:
-    if len({(is_torch(a), is_jax(a)) for a in (q, k, v)}) > 1:
-        kinds = ["torch" if is_torch(a) else "JAX" if is_jax(a) else "NumPy" for a in (q, k, v)]
+    if type(q) is type(k) is type(v):
+        return
+    kinds = [framework(a) for a in (q, k, v)]
+    if len({*kinds}) > 1:
         raise TypeError(
             f"{who}: q, k and v must be of one framework, got arrays of {kinds[0]}, {kinds[1]} and {kinds[2]}"
         )
@@ -93,6 +95,8 @@ def _scores_shape(who: str, q: Array, k: Array, groups: int) -> tuple[int, ...]:
     a, b = list(q.shape[:-2]), list(k.shape[:-2])
     if groups > 1:
         b[-1] = a[-1]
+    if a == b:
+        return (*a, q.shape[-2], k.shape[-2])
     rank = max(len(a), len(b))
     a, b = [1] * (rank - len(a)) + a, [1] * (rank - len(b)) + b
     if any(m != n and 1 not in (m, n) for m, n in zip(a, b)):
@@ -105,7 +109,8 @@ def _check_values(who: str, v: Array, shape: tuple[int, ...], groups: int) -> No
     lead = list(shape[:-2])
     if groups > 1:
         lead[-1] //= groups
-    fit_axes(v, (*lead, *v.shape[-2:]), f"{who}: v", f", as scores of shape {shape} need it", "")
+    if lead != list(v.shape[:-2]):
+        fit_axes(v, (*lead, *v.shape[-2:]), f"{who}: v", f", as scores of shape {shape} need it", "")
 
 
 # -- arrays beside them -----------------------------------------------------------------------------------------------------
@@ -167,10 +172,10 @@ class Fitting(NamedTuple):
         value = beside(value, self.q, name, xp)
         if not is_integer(value):
             raise TypeError(f"{self.who}: {name} must be integers, got {dtype_name(value)}")
-        batch, given = self.shape[:-3], tuple(value.shape)
-        if len(given) > len(batch) or any(a != 1 and a != b for a, b in zip(given, batch[len(batch) - len(given) :])):
+        batch, lead = self.shape[:-3], tuple(value.shape)
+        if len(lead) > len(batch) or any(a != 1 and a != b for a, b in zip(lead, batch[len(batch) - len(lead) :])):
             raise ValueError(
-                f"{self.who}: {name} must have one number for each batch, shape {batch}, or be a single one, got shape {given}"
+                f"{self.who}: {name} must have one number for each batch, shape {batch}, or be a single one, got shape {lead}"
             )
-        tail = min(3, len(self.shape)) if given else len(self.shape)
-        return self.array(xp.reshape(value, (*given, *(1,) * tail)), name)
+        tail = min(3, len(self.shape)) if lead else len(self.shape)
+        return self.array(xp.reshape(value, (*lead, *(1,) * tail)), name)

@@ -21,14 +21,15 @@ from .._array import (
     check_flag,
     device_of,
     eager,
+    framework,
     in_memory,
     is_array,
     is_int,
     is_integer,
-    is_jax,
-    is_torch,
     namespace,
     number,
+    on_cpu,
+    on_host,
     shown,
 )
 from .._core.mapping import Mapping
@@ -214,11 +215,10 @@ class _Job:
         if self.offset is None:
             offsets = k_lengths - q_lengths
         else:
-            offset = self.offset.detach().cpu() if is_torch(self.offset) else self.offset
-            offsets = np.broadcast_to(np.asarray(offset, dtype=np.int64), q_lengths.shape)
+            offsets = np.broadcast_to(on_host(self.offset).astype(np.int64), q_lengths.shape)
         batches, row, rows = [], np.zeros(self.at_q.num_entries, np.int64), 0
         # for JAX each new shape is expensive, and on a GPU each call
-        many = is_jax(self.q) or (is_torch(self.q) and self.q.device.type != "cpu")
+        many = framework(self.q) == "JAX" or not on_cpu(self.q)
         alone = (q_lengths * k_lengths >= _ALONE) & (not many)
         for ids in _alike(alone, q_lengths, k_lengths):
             width = int(q_lengths[ids].max())
@@ -349,7 +349,7 @@ def _operand(a: Any, name: str) -> Array:
 
 def _bounds(name: str, value: Any, a: Array, what: str) -> Segments:
     at = read_one("attention_varlen", name, value)
-    if is_jax(at.ptr) and not is_jax(a):
+    if framework(at.ptr) == "JAX" != framework(a):
         raise TypeError(
             f"attention_varlen: {name} is traced by JAX, and {what} is of another framework; make {what} an array of JAX"
         )

@@ -267,11 +267,11 @@ def _recorded_forward(job: _Job, operands: Any, wants: Any) -> tuple[Tensor, Any
     q, k, v, *arrays = operands
     # the sparse backward has gradients of q, k, v and of parameters whose derivative follows from p
     learned = [name for name, wanted in zip(job.names, wants[3:]) if wanted]
-    alone = set(learned) <= job.follows_from_p and not job.scores.mapping.needs_scores
-    alone = alone and job.scores.softcap is None and job.scores.transform is None and "scale" not in job.names
-    alone = alone and not job.scores.mapping.per_class and not hooked()
-    out, few = _forward(job, q, k, v, arrays, alone)
-    return out, list(itertools.chain(*(pair or (None, None) for pair in few)))
+    sparse = set(learned) <= job.follows_from_p and not job.scores.mapping.needs_scores
+    sparse = sparse and job.scores.softcap is None and job.scores.transform is None and "scale" not in job.names
+    sparse = sparse and not job.scores.mapping.per_class and not hooked()
+    out, non_zeros = _forward(job, q, k, v, arrays, sparse)
+    return out, list(itertools.chain(*(pair or (None, None) for pair in non_zeros)))
 
 
 def _backward(job: _Job, tensors: Any, kept: Any, grads: Any, wants: Any) -> Any:
@@ -342,9 +342,9 @@ def _again(job: _Job, tensors: Sequence[Tensor], g: Tensor, wants: Sequence[bool
                 job, block, q[block.heads, :, block.rows], k[block.heads, block.keys], v[block.heads, block.keys], parts
             )
         # a batch of gradients can't be indexed as g[...]
-        own = g.narrow(0, block.heads.start, o.shape[0]).narrow(2, block.rows.start, o.shape[2])
-        found = torch.autograd.grad(o, inputs, own, create_graph=create_graph, allow_unused=True)
-        total = [b if a is None else a if b is None else a + b for a, b in zip(total, found)]
+        of_block = g.narrow(0, block.heads.start, o.shape[0]).narrow(2, block.rows.start, o.shape[2])
+        gradients_of_block = torch.autograd.grad(o, inputs, of_block, create_graph=create_graph, allow_unused=True)
+        total = [b if a is None else a if b is None else a + b for a, b in zip(total, gradients_of_block)]
     gradients = iter(total)
     return [next(gradients) if w else None for w in wants]
 

@@ -47,12 +47,12 @@ def _attention_fake(
 def _backward(q: Tensor, k: Tensor, v: Tensor, arrays: list[Tensor], names: str, *rest: Any) -> list[Tensor]:
     *call, out, state, lists, counts, flags, g, wants = rest
     job = kernels.Job(*call)
-    held = _held(job, q, k, v, state, lists, counts, flags)
-    found = kernels.backward(job, q, k, v, _named(names, arrays), out, held, g, set(wants.split()))
-    return [found[n] for n in wants.split()]
+    saved = _restored(job, q, k, v, state, lists, counts, flags)
+    gradients = kernels.backward(job, q, k, v, _named(names, arrays), out, saved, g, set(wants.split()))
+    return [gradients[n] for n in wants.split()]
 
 
-def _held(job: kernels.Job, q: Tensor, k: Tensor, v: Tensor, *parts: Tensor) -> kernels.Saved:
+def _restored(job: kernels.Job, q: Tensor, k: Tensor, v: Tensor, *parts: Tensor) -> kernels.Saved:
     """The tensors that the forward pass saved, checked, since kernels read them by address; the kernels check the block numbers."""
     _, sizes = kernels.sizes(job, q, k, v, True)
     return kernels.Saved(*(restored(a, As(dtype, shape, q.device)) for a, (shape, dtype) in zip(parts, sizes.values())))
@@ -77,17 +77,17 @@ opaque(f"attention_backward({_CALL}, {_SAVED}, Tensor g, str wants) -> Tensor[]"
 
 def _eager_forward(how: Any, operands: Any, wants: Any) -> tuple[Tensor, Any]:
     (job, _, names), (q, k, v, *arrays) = how, operands
-    out, held = kernels.forward(job, q, k, v, _named(names, arrays), True)
-    return out, (out, *held)
+    out, saved = kernels.forward(job, q, k, v, _named(names, arrays), True)
+    return out, (out, *saved)
 
 
 def _eager_backward(how: Any, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
-    (job, _, names), (q, k, v, *arrays), (out, *held) = how, operands, kept
-    each = ("q", "k", "v", *names.split())
-    wanted = {n for n, want in zip(each, wants) if want}
-    held = _held(job, q, k, v, *held)
-    found = kernels.backward(job, q, k, v, _named(names, arrays), out, held, grads[0], wanted)
-    return [found[n] if n in wanted else None for n in each]
+    (job, _, names), (q, k, v, *arrays), (out, *saved) = how, operands, kept
+    inputs = ("q", "k", "v", *names.split())
+    wanted = {n for n, want in zip(inputs, wants) if want}
+    saved = _restored(job, q, k, v, *saved)
+    gradients = kernels.backward(job, q, k, v, _named(names, arrays), out, saved, grads[0], wanted)
+    return [gradients[n] if n in wanted else None for n in inputs]
 
 
 def _eager_plain(how: Any, operands: Any, kept: Any) -> Tensor:
@@ -114,13 +114,13 @@ def _traced_save(how: Any, tensors: Any, result: Any) -> Any:
 
 def _traced_backward(how: Any, saved: Any, g: Tensor, wants: Any) -> Any:
     (job, names), (q, k, v, *rest) = how, saved
-    each = ("q", "k", "v", *names.split())
-    wanted = [n for n, want in zip(each, wants) if want]
-    found = torch.ops.anymax.attention_backward(
+    inputs = ("q", "k", "v", *names.split())
+    wanted = [n for n, want in zip(inputs, wants) if want]
+    gradients = torch.ops.anymax.attention_backward(
         q, k, v, rest[:-5], names, *job, *rest[-5:], g.contiguous(), " ".join(wanted)
     )
-    found = dict(zip(wanted, found))
-    return [found.get(n) for n in each]
+    gradients = dict(zip(wanted, gradients))
+    return [gradients.get(n) for n in inputs]
 
 
 _traced = traced_operation("TracedAttention", _traced_run, _traced_backward, _traced_save)
@@ -203,11 +203,11 @@ def attend(call: AttentionCall, seed: Tensor | None) -> Tensor:
         -1 if s.right is None else s.right, s.offset, call.dropout_p, "slopes" in s.arrays, "sink" in s.arrays,
     )  # fmt: skip
     names, tensors = " ".join(arrays), tuple(arrays.values())
-    opaque = torch.compiler.is_compiling() or modes()
+    traced = torch.compiler.is_compiling() or modes()
     wants = recorded(q, k, v, *tensors)
-    if opaque and wants:
+    if traced and wants:
         out = _traced((job, names), q, k, v, *tensors)[0]
-    elif opaque:
+    elif traced:
         out = torch.ops.anymax.attention(q, k, v, tensors, names, *job, False)[0]
     elif wants:
         out = _eager((job, s.mapping, names), q, k, v, *tensors)

@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Any, Literal, Unpack, overload
 
 from .. import kernels
-from .._array import Array, Namespace, as_dtype, beside, check_scalar, fit_axes, is_array, like, namespace, upcast
+from .._array import (
+    Array,
+    Namespace,
+    as_dtype,
+    as_written,
+    beside,
+    check_scalar,
+    fit_axes,
+    is_array,
+    like,
+    namespace,
+    upcast,
+)
 from .._core.mapping import Mapping
 from .._core.options import check_keywords
 from .._core.tables import document, documented_like
@@ -124,16 +136,16 @@ def attention(
     array([[1.],
            [5.]])
     """
-    given = Options(
+    arguments = Options(
         mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator, need_weights=need_weights, **options
     )
-    asked = implementations.named(given.implementation)
-    call, plain = checked(q, k, v, given)
+    asked = implementations.named(arguments.implementation)
+    call = checked(q, k, v, arguments)
     xp, dtype = namespace(call.q), call.q.dtype
-    with plain:
+    with as_written(call.q):
         out, p = implementations.choose(call, asked).run(call)
-        if given.mix is not None:
-            out, p = _mixed(call, out, p, given.mix, xp)
+        if arguments.mix is not None:
+            out, p = _mixed(call, out, p, arguments.mix, xp)
     out = as_dtype(out, dtype, xp)
     if not need_weights:
         return out
@@ -192,12 +204,12 @@ def explain_attention(
                   (blockwise refuses: it takes torch tensors; XLA fuses the formula on its own, and NumPy has the reference)
                   (linear refuses: only Taylor softmax of order 2 has features of finite size, not sparsemax)
     """
-    given = Options(
+    arguments = Options(
         mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator, need_weights=need_weights, **options
     )
-    asked = implementations.named(given.implementation)
-    call, plain = checked(q, k, v, given)
-    with plain:
+    asked = implementations.named(arguments.implementation)
+    call = checked(q, k, v, arguments)
+    with as_written(call.q):
         chosen, refusals = implementations.explained(call, asked)
     return kernels.Explanation(call.scores.mapping, (("attention", chosen.name, refusals),), verbose=True)
 

@@ -7,9 +7,10 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .._array import compiling, is_array, is_int, shown
+from .._array import compiling, is_array, is_int, is_number, shown
 from .mapping import Mapping
 from .matrix_map import MatrixMap
+from .options import place_of_map
 from .providers import providers
 from .spelling import LONGEST, bare, nearest
 
@@ -29,22 +30,20 @@ class UnknownMap(ValueError):
     """No map has this name."""
 
 
-def as_mapping(mapping: Any, who: str = "", place: str = "the mapping comes first, the scores after it") -> Mapping:
+def as_mapping(mapping: Any, who: str = "", place: str = "") -> Mapping:
     """The map itself, or the map that a name means; for anything else an error that begins with `who`.
 
     Parameters
     ----------
     place
-        The hint to give if an array stands where the map should be.
+        The hint to give if an array stands where the map should be; by default where the map of `who` stands.
     """
     if isinstance(mapping, Mapping):
         return mapping
     if isinstance(mapping, str):
         return named(mapping)
-    begin = f"{who}: " if who else ""
-    raise TypeError(
-        f"{begin}expected a mapping such as anymax.Sparsemax(), or a name such as 'sparsemax', got {_description(mapping, place)}"
-    )
+    begin, got = f"{who}: " if who else "", _description(mapping, place or place_of_map(who))
+    raise TypeError(f"{begin}expected a mapping such as anymax.Sparsemax(), or a name such as 'sparsemax', got {got}")
 
 
 def _description(thing: Any, place: str) -> str:
@@ -57,7 +56,9 @@ def _description(thing: Any, place: str) -> str:
             f"{shown(thing)}, a map of matrices, along two axes; call it: {type(thing).__name__}(...)(x, axes=(-2, -1))"
         )
     if is_array(thing):
-        return f"{type(thing).__name__} of shape {tuple(thing.shape)}; {place}"
+        return f"{shown(thing)}; {place or 'the mapping comes first, the scores after it'}"
+    if is_number(thing) and place:
+        return f"{thing!r}; {place}"
     name = getattr(thing, "__name__", None)
     if callable(thing) and isinstance(name, str) and not isinstance(thing, type):
         map_name = _spelled(ALIASES.get(name, name).partition(":")[0])

@@ -12,6 +12,7 @@ from .spelling import nearest
 from .tables import Function, show_options
 
 _ELSEWHERE = (  # an option, its names in other libraries, and what to write after `option=`
+    ("mapping", "map activation scoring", ""),
     ("target", "labels y", ""),
     ("weight", "weights class_weight pos_weight", ", one factor for each class"),
     ("label_smoothing", "smoothing", ""),
@@ -50,7 +51,7 @@ _ELSEWHERE = (  # an option, its names in other libraries, and what to write aft
     ("k", "num_experts_per_tok", ""),
     ("groups", "n_group num_group", ""),
     ("keep_groups", "topk_group", ""),
-    ("scoring", "scoring_func", ""),
+    ("scoring", "scoring_func mapping map", ""),
     ("bias", "e_score_correction_bias expert_bias", ""),
     ("norm_topk_prob", "renormalize", ""),
     ("routed_scaling_factor", "route_scale", ""),
@@ -61,6 +62,7 @@ _ELSEWHERE = (  # an option, its names in other libraries, and what to write aft
 )
 
 _INSTEAD = {  # options of other libraries that we have not, and what to do
+    "mapping": "anymax.apply and anymax.fenchel_young take any map",
     "k": "leave it out, since any number of classes may have a probability",
     "n_iter": "leave it out, since the answer is exact",
     "ensure_sum_one": "leave it out, since it always is",
@@ -76,6 +78,26 @@ _INSTEAD = {  # options of other libraries that we have not, and what to do
     "average_attn_weights": "need_weights=True gives the weights of each head; average them",
     "num_heads": "q, k and v have the shape [batch, heads, length, features]; anymax.nn.Attention splits heads",
 }
+
+
+_PLACES: dict[
+    str, str
+] = {}  # what to write, by the name of each function that takes a map; "" where the map comes first
+
+
+def place_of_map(who: str) -> str:
+    """Where the map stands among the arguments of a function, for an error; "" where it comes first."""
+    return _PLACES.get(who, "")
+
+
+def _note_place(who: str, takes: tuple[str, ...], without_a_name: int, required: tuple[str, ...]) -> None:
+    """Note where the map of a function stands. Of two functions with one name the first counts, that of `import anymax`."""
+    for name in ("mapping", "scoring"):
+        if name in takes:
+            place = takes.index(name)
+            named = place >= without_a_name
+            arguments = (*(required if named else takes[:place]), f"{name}=..." if named else name)
+            _PLACES.setdefault(who, f"write {who}({', '.join(arguments)})" if place else "")
 
 
 def option_names(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -212,6 +234,7 @@ def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Ca
         least = len(required)
         takes = names[bound:]
         optional = tuple(name for name in takes if name not in required)
+        _note_place(who, takes, most - bound, required[bound:])
 
         def renamed(args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
             out = {}

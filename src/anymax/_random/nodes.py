@@ -113,7 +113,7 @@ class Nodes:
         Under a heavy tail G is not small at a score far below the highest, and f is as sharp there as at the highest. Of two scores'
         quantiles at one place those of the nearer score count; of all that count, equally many fall into each panel.
         """
-        count, tops = self.count(z), descending(z, xp)[..., : min(_BUMPS, z.shape[-1])]
+        count, tops = self.count(z), descending(z, xp, _BUMPS)
         flat = (*z.shape[:-1], tops.shape[-1] * (count + 1))
         a, b = (math.asinh(y / _STEEP) for y in (math.log(deep), math.log(z.shape[-1]) - math.log(self.tail(z))))
         y = [_STEEP * math.sinh(a + (b - a) * i / count) for i in range(count + 1)]
@@ -155,7 +155,7 @@ class Nodes:
         """Gauss nodes between these edges, [..., panels + 1], and the kinks of the highest scores."""
         law, low, high, all_edges = self.law, edges[..., :1], edges[..., -1:], [edges]
         for kink in law.kinks + law.edges[1:]:
-            at = descending(z, xp)[..., : min(_KINKS, z.shape[-1])] + kink
+            at = descending(z, xp, _KINKS) + kink
             at = xp.where(at > low, at, low)
             all_edges.append(xp.where(at < high, at, high))
         ends = first(xp.sort(xp.concat(all_edges, axis=-1), axis=-1), xp)[..., None]  # [panels + 1, ..., 1]

@@ -7,10 +7,7 @@ row with a NaN or +inf (in top-k: a NaN) keeps all other entries, so that its us
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from .._array import (
     Array,
@@ -18,13 +15,16 @@ from .._array import (
     decides,
     descending,
     finite_scores,
+    index_dtype,
     is_array,
-    is_jax,
-    is_torch,
+    kth_largest,
     like,
     positions,
+    running_dtype,
     running_sum,
+    smallest,
     stop_gradient,
+    take,
     top,
     total,
     wider,
@@ -39,8 +39,8 @@ def topk_keep(x: Array, k: Any, xp: Namespace) -> Array:
         k = stop_gradient(like(k, x, xp))
         k = xp.astype(xp.where(k < n, xp.where(k > 1, k, xp.ones_like(k)), n * xp.ones_like(k)), xp.int32)
         k = xp.broadcast_to(k, (*x.shape[:-1], 1))
-        place = xp.astype(k - 1, xp.int64) if is_torch(x) else k - 1
-        return _first(x, xp.take_along_axis(_falling(x, n, xp), place, axis=-1), k, xp)
+        place = xp.astype(k - 1, index_dtype(x, xp))
+        return _first(x, take(descending(x, xp), place, xp), k, xp)
     if is_array(k) or k >= n:
         return x != -math.inf
     x = stop_gradient(x)
@@ -55,7 +55,7 @@ def group_keep(x: Array, count: int, keep: int, most: int, xp: Namespace) -> Arr
     """
     *lead, n = x.shape
     y = xp.reshape(stop_gradient(x), (*lead, count, n // count))
-    best = top(y, xp) if most == 1 else _falling(y, most, xp)[..., :most]
+    best = top(y, xp) if most == 1 else descending(y, xp, most)
     kept = xp.expand_dims(topk_keep(_sum_of_group(best, xp), keep, xp), axis=-1)
     return xp.reshape(xp.broadcast_to(kept, y.shape), x.shape)
 
@@ -78,10 +78,10 @@ def group_levels(x: Array, count: int, keep: int, most: int, xp: Namespace) -> A
     It lies in the middle between what the last group that is kept and the first that is not need. There are more groups than are kept.
     """
     y = xp.reshape(x, (*x.shape[:-1], count, x.shape[-1] // count))
-    best = _falling(y, min(most + 1, y.shape[-1]), xp)[..., : most + 1]
+    best = descending(y, xp, most + 1)
     best = best if best.shape[-1] > most else wider(best, most + 1, -math.inf, xp)
     sums = xp.expand_dims(_sum_of_group(best[..., :most], xp), axis=-1)
-    ranked = _falling(sums[..., 0], keep + 1, xp)
+    ranked = descending(sums[..., 0], xp, keep + 1)
     last, after = ranked[..., keep - 1 : keep], ranked[..., keep : keep + 1]
     middle = xp.expand_dims(xp.where(after > -math.inf, 0.5 * (last + after), after), axis=-1)
     inside = y >= best[..., most - 1 : most]  # among those that are added
@@ -111,7 +111,7 @@ def topp_keep(x: Array, p: Any, xp: Namespace, min_keep: int = 1, mass: Array | 
     level, z = _share(p, e, xp), _mass(e, xp) if mass is None else mass
     # a kept entry and those after it have more than 1 - p of the mass: at most n entries, none above this one
     some = (e * x.shape[-1] >= 0.99 * (1.0 - level) * xp.astype(z, e.dtype)) & (e > 0) & ~strange
-    s = _falling(y, max(_most(some, xp), min_keep) if mass is None else x.shape[-1], xp)
+    s = descending(y, xp, max(_most(some, xp), min_keep) if mass is None else None)
     inside = _before(xp.exp(s - high), level, z, xp)
     if min_keep > 1:
         inside = inside | (positions(s, xp.int32, xp) < min_keep)
@@ -128,7 +128,7 @@ def typical_keep(x: Array, mass: Any, xp: Namespace, min_keep: int = 1) -> Array
     found = _probabilities(x, xp)
     far = xp.abs(found.log_p + found.entropy(xp))
     far = xp.where(found.live, far, math.inf * xp.ones_like(far))
-    order = _rising(far, _most(found.live, xp), xp)
+    order = smallest(far, _most(found.live, xp), xp)
     near, p = (xp.take_along_axis(a, order, axis=-1) for a in (far, found.p))
     level = _share(mass, p, xp)
     inside = _before(p, level, _mass(found.p, xp), xp)
@@ -193,10 +193,10 @@ def toph_keep(x: Array, share: Any, xp: Namespace, min_keep: int = 1) -> Array:
     found = _probabilities(x, xp)
     y = _sound(x, found, xp)
     high = top(y, xp)
-    s = _falling(y, max(_most(found.p > 0, xp), min(min_keep, x.shape[-1])), xp)
+    s = descending(y, xp, max(_most(found.p > 0, xp), min(min_keep, x.shape[-1])))
     z = xp.where(s == -math.inf, xp.zeros_like(s), s - xp.where(high == -math.inf, xp.zeros_like(high), high))
     e = xp.where(s == -math.inf, xp.zeros_like(s), xp.exp(z))
-    wide = _wide(e, xp)
+    wide = running_dtype(e, xp)
     mass = running_sum(e, xp, wide)
     mass = xp.where(mass > 0, mass, xp.ones_like(mass))
     entropy = xp.log(mass) - running_sum(e * z, xp, wide) / mass
@@ -213,13 +213,13 @@ def toph_hundred_keep(x: Array, share: Any, xp: Namespace) -> Array:
     p is the softmax of these. At least the largest is kept, and all entries if the share is above 1.
     """
     found = _probabilities(x, xp)
-    s = _falling(_sound(x, found, xp), min(100, x.shape[-1]), xp)
+    s = descending(_sound(x, found, xp), xp, 100)
     live = s != -math.inf
     z = xp.where(live, s - xp.where(live[..., :1], s[..., :1], xp.zeros_like(s[..., :1])), xp.zeros_like(s))
     e = xp.where(live, xp.exp(z), xp.zeros_like(s))
     mass = total(e, xp)
     mass = xp.where(mass > 0, mass, xp.ones_like(mass))
-    upto = running_sum(e / mass * (xp.log(mass) - z), xp, _wide(e, xp))
+    upto = running_sum(e / mass * (xp.log(mass) - z), xp, running_dtype(e, xp))
     level = stop_gradient(like(share, x, xp))
     inside = (live & (upto <= like(level, upto, xp) * upto[..., -1:])) | (positions(s, xp.int32, xp) < 1)
     edge = xp.min(xp.where(inside, s, math.inf * xp.ones_like(s)), axis=-1, keepdims=True)
@@ -233,7 +233,7 @@ def mink_keep(x: Array, tau: Any, xp: Namespace, min_keep: int = 1) -> Array:
     n = x.shape[-1]
     found = _probabilities(x, xp)
     y = _sound(x, found, xp)
-    s = _falling(y, n, xp)
+    s = descending(y, xp)
     half = 0.5 * xp.where(s == -math.inf, xp.zeros_like(s), s)  # a difference of two halves does not overflow
     place = positions(s, s.dtype, xp)
     last = s[..., 1:] == -math.inf
@@ -249,9 +249,7 @@ def mink_keep(x: Array, tau: Any, xp: Namespace, min_keep: int = 1) -> Array:
     fewest = xp.where(level < n * spread, xp.floor(level / xp.where(spread > 0, spread, xp.ones_like(spread))), flat)
     count = xp.where(fewest > count, fewest, count)
     least = float(min(min_keep, n))
-    count = xp.astype(
-        xp.where(count > least, count, least * xp.ones_like(count)), xp.int64 if is_torch(x) else xp.int32
-    )
+    count = xp.astype(xp.where(count > least, count, least * xp.ones_like(count)), index_dtype(x, xp))
     kept = _first(y, xp.take_along_axis(s, count - 1, axis=-1), xp.astype(count, xp.int32), xp)
     return (kept | found.strange) & found.live
 
@@ -292,12 +290,7 @@ def _largest(x: Array, found: _Probabilities, k: int, xp: Namespace) -> Array:
 
 def _mass(mass: Array, xp: Namespace) -> Array:
     """The row's sum, [..., 1]."""
-    return xp.sum(mass, axis=-1, keepdims=True, dtype=_wide(mass, xp))
-
-
-def _wide(x: Array, xp: Namespace) -> Any:
-    """The dtype of sums. NumPy adds one by one: fp64 keeps the rounding of 100,000 terms from moving the end of the nucleus."""
-    return x.dtype if is_torch(x) or is_jax(x) else xp.float64
+    return xp.sum(mass, axis=-1, keepdims=True, dtype=running_dtype(mass, xp))
 
 
 def _before(mass: Array, level: Any, whole: Array, xp: Namespace) -> Array:
@@ -321,40 +314,6 @@ def _most(some: Array, xp: Namespace) -> int:
         return n
     most = int(xp.max(_number(some, xp)))
     return max(most, 1) if 8 * most < n else n
-
-
-def _falling(x: Array, m: int, xp: Namespace) -> Array:
-    """The m largest entries of each row, sorted, the largest first; in JAX the others follow."""
-    n = x.shape[-1]
-    if m < n and is_torch(x):
-        return x.topk(m, dim=-1).values
-    if m < n and isinstance(x, np.ndarray):
-        return descending(np.partition(x, n - m, axis=-1)[..., n - m :], xp)
-    # the array API's sort is stable, which torch's ONNX exporter can't translate
-    return x.sort(dim=-1, descending=True).values if is_torch(x) else descending(x, xp)
-
-
-def _rising(x: Array, m: int, xp: Namespace) -> Array:
-    """The indices of the m smallest entries of each row, the smallest first."""
-    if m < x.shape[-1] and is_torch(x):
-        return x.topk(m, dim=-1, largest=False).indices
-    if m < x.shape[-1] and isinstance(x, np.ndarray):
-        some = np.argpartition(x, m - 1, axis=-1)[..., :m]
-        return np.take_along_axis(some, np.argsort(np.take_along_axis(x, some, axis=-1), axis=-1), axis=-1)
-    return x.sort(dim=-1).indices if is_torch(x) else xp.argsort(x, axis=-1)
-
-
-def kth_largest(x: Array, k: int, xp: Namespace) -> Array:
-    """The k-th largest entry of each row, by the framework's selection if it has one."""
-    if k == 1:
-        return top(x, xp)
-    if is_torch(x):
-        return x.topk(k, dim=-1).values[..., -1:]
-    if is_jax(x):
-        return sys.modules["jax"].lax.top_k(x, k)[0][..., -1:]
-    if isinstance(x, np.ndarray):
-        return np.partition(x, x.shape[-1] - k, axis=-1)[..., -k, None]
-    return descending(x, xp)[..., k - 1 : k]
 
 
 def _first(x: Array, edge: Array, count: Any, xp: Namespace) -> Array:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
+from .._core.options import check_keywords
 from .case import BrokenLaw, Case
 from .on_frameworks import frameworks, parameters, traced
 from .on_numpy import (
@@ -28,6 +29,7 @@ LAWS: tuple[Callable[[Case], None], ...] = (
 )  # fmt: skip
 
 
+@check_keywords()
 def check_mapping(mapping: Mapping, *, n: int = 7, seed: int = 0) -> tuple[str, ...]:
     """Tests your own map numerically against the laws that every map obeys.
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import enum
 import math
 
-from .._array import Array, Namespace, is_array, total, upcast
+from .._array import Array, Namespace, is_array, kth_largest, total, upcast
 from .._core.mapping import Mapping
 from .._core.separable import Separable
-from .._random.truncation import kth_largest
 from ..autodiff import bridge
 
 

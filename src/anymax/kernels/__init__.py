@@ -15,6 +15,7 @@ from typing import Any
 from .._array import Array, asarray, compiling
 from .._core.mapping import Mapping, scales_scores
 from .._core.names import as_mapping
+from .._core.options import check_keywords
 from .._core.rows import prepare
 from .._core.typing import AnyArray, DType, Numbers
 from . import choice, framework, native, order, ragged, reference, tabled, triton, xla
@@ -236,6 +237,7 @@ class Explanation:
     __repr__ = __str__
 
 
+@check_keywords()
 def explain(mapping: Mapping | str, x: AnyArray | Numbers, *, verbose: bool = False) -> Explanation:
     """Which engine computes each operation of a map on scores like x, and why the engines before it do not.
 

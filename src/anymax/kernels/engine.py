@@ -141,9 +141,9 @@ class Engine(ABC):
 
     def loss_slope(self, mapping: Mapping, name: str, x: Array, p: Array) -> Array:
         """The derivative of each row's loss by a parameter that scales the scores, [..., 1], with p = p(x)."""
-        made = self.index_loss(mapping, x, namespace(x).argmax(x, axis=-1), save=False)
-        assert made is not None, mapping
-        return slope_by_scale(mapping, name, x, p, made.value)
+        loss = self.index_loss(mapping, x, namespace(x).argmax(x, axis=-1), save=False)
+        assert loss is not None, mapping
+        return slope_by_scale(mapping, name, x, p, loss.value)
 
     def index_loss_grad(
         self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, *, axis: int = -1, ignored: int = BELOW,

@@ -16,9 +16,9 @@ def link_of(mapping: Mapping) -> Link | str:
     except AttributeError:
         if not isinstance(mapping, Mapping):
             return "it takes maps"
-        found = _find(mapping)
-        object.__setattr__(mapping, "_link", found)
-        return found
+        link = _find(mapping)
+        object.__setattr__(mapping, "_link", link)
+        return link
 
 
 def found_link(mapping: Mapping) -> Link:

@@ -225,8 +225,8 @@ class Native(Engine):
         self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None, capacity: int = -1
     ) -> tuple[Array, NonZeros | None]:
         """p(x), and up to `capacity` non-zeros a row; below 0 the engine chooses, and saves none for a dense map or a small call."""
-        made = engine_for(x).forward_saving(_link(mapping, x), x, -1, mask, out, capacity)
-        p, memory = _done(made, "p(x)", x, mask, out)
+        answer = engine_for(x).forward_saving(_link(mapping, x), x, -1, mask, out, capacity)
+        p, memory = _done(answer, "p(x)", x, mask, out)
         return p, None if memory is None else non_zeros_in(memory, p, -1)
 
     def forward_learning(self, mapping: Mapping, x: Array, mask: Array | None = None) -> tuple[Array, NonZeros | None]:
@@ -278,8 +278,8 @@ class Native(Engine):
         rows = tuple(n for i, n in enumerate(x.shape) if i != axis % x.ndim)
         value = room_in(arrays, () if reduction != "none" else rows, wide(x))
         rise = room_in(arrays, rows, wide(x)) if slope and link.kind in WITH_SLOPE else None
-        made = engine_for(x).loss(link, x, index, value, axis, ignored, REDUCTIONS[reduction], save, rise)
-        return made and IndexLoss(value, made[1], made[0], rise)
+        answer = engine_for(x).loss(link, x, index, value, axis, ignored, REDUCTIONS[reduction], save, rise)
+        return answer and IndexLoss(value, answer[1], answer[0], rise)
 
     def index_loss_grad(
         self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Array | None, *, axis: int = -1, ignored: int = BELOW,
@@ -380,18 +380,18 @@ class Native(Engine):
             return out
         if not draws[-1]:
             u = index = chances = None
-        made = engine_for(x).decode(
+        done = engine_for(x).decode(
             mapping, x, table.reshape(-1, 3), values, out.keep, u, index, chances, out.entropy, out.left, out.tau
         )
-        return out if made is not None else _done(made, "a pass", x)
+        return out if done is not None else _done(done, "a pass", x)
 
     def select(self, task: Selection, x: Array) -> Array | None:
         arrays, (k, groups) = arrays_of(x), task
         index = room_in(arrays, (*x.shape[:-1], k), "int64")
         if not math.prod(x.shape):
             return index
-        made = engine_for(x).choose(arrays.contiguous(x), k, *groups, index)
-        return None if made is None else index
+        done = engine_for(x).choose(arrays.contiguous(x), k, *groups, index)
+        return None if done is None else index
 
     def sinkhorn(self, task: Sinkhorn, x: Array, g: Array | None = None) -> Array:
         return _sinkhorn(task, x, g)
@@ -435,8 +435,8 @@ def _sinkhorn(
     if 0 not in x.shape:
         rows, columns = (_sums(value, scores) for value in (task.rows, task.columns))
         numbers = task.iterations, float(task.temperature), tolerance
-        made = engine_for(scores).sinkhorn(scores, rows, columns, g, out, *numbers, left)
-        return out if made is not None else _done(made, "Sinkhorn", scores)
+        done = engine_for(scores).sinkhorn(scores, rows, columns, g, out, *numbers, left)
+        return out if done is not None else _done(done, "Sinkhorn", scores)
     return out
 
 
@@ -444,11 +444,11 @@ def _sums(value: Array | None, x: Array) -> Array | None:
     """The sums of all matrices, [n] where they have the same, or of each, in C order."""
     if value is None:
         return None
-    held: Any = value.detach() if is_torch(value) else value
-    framework, size = arrays_of(x), held.shape[-1]
-    if all(n == 1 for n in held.shape[:-1]):
-        return framework.contiguous(namespace(held).reshape(held, (size,)))
-    return framework.contiguous(framework.broadcast(held, (*x.shape[:-2], size)))
+    sums: Any = value.detach() if is_torch(value) else value
+    framework, size = arrays_of(x), sums.shape[-1]
+    if all(n == 1 for n in sums.shape[:-1]):
+        return framework.contiguous(namespace(sums).reshape(sums, (size,)))
+    return framework.contiguous(framework.broadcast(sums, (*x.shape[:-2], size)))
 
 
 def _linear(
@@ -460,11 +460,11 @@ def _linear(
     q, k, v = (framework.contiguous(a) for a in (q, k, v))
     g, dq, dk, dv = gradients or (None,) * 4
     threads = sys.modules["torch"].get_num_threads() if pool(is_torch(q)) else get_num_threads()
-    made = engine_for(q).linear(
+    done = engine_for(q).linear(
         q, k, v, out, lengths, below, g, dq, dk, dv, task.groups, task.causal, float(task.scale), threads
     )
-    if made is None:
-        _done(made, "linear attention", q, k, v)
+    if done is None:
+        _done(done, "linear attention", q, k, v)
 
 
 ENGINE = Native()

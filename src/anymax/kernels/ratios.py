@@ -44,7 +44,7 @@ class Weights(NamedTuple):
     """u as csrc/anymax.h describes it in `anymax_weights`."""
 
     cells: np.ndarray  # float32 [cells, 4], of u
-    slopes: np.ndarray | None  # the same of u', or None
+    slopes: np.ndarray | None  # float32 [cells, 4], of u', or None
     no_slopes: str  # why there are none
     numbers: np.ndarray  # float64: above, low, high, lost, gone, per, least, shift, and u and u' at 0
     said: np.ndarray  # `_said` of the map
@@ -112,8 +112,8 @@ def _rows_of(mapping: RatioMap) -> Callable[[np.ndarray], Pair]:
 
     def of(x: Any) -> Pair:
         xp = namespace(x)
-        made = mapping.weights(x, xp.ones_like(x) > 0, xp)
-        u, du = (np.broadcast_to(np.asarray(a, np.float64), np.shape(x)) for a in made)
+        weights = mapping.weights(x, xp.ones_like(x) > 0, xp)
+        u, du = (np.broadcast_to(np.asarray(a, np.float64), np.shape(x)) for a in weights)
         return u, du
 
     def rows(x: np.ndarray) -> Pair:
@@ -186,7 +186,7 @@ def _even(beside: Callable[[np.ndarray], Pair], slopes: bool) -> Any:
 
 
 def _octaves(beside: Callable[[np.ndarray], Pair], slopes: bool) -> Any:
-    """The same with cells that are a share of |x|, for a u that falls to 0 at 0."""
+    """What `_even` gives, with cells whose width is a share of |x|, for a u that falls to 0 at 0."""
     worst, best = "", None
     for first in LEAST:
         for cells in OCTAVE:

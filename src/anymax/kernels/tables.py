@@ -53,11 +53,11 @@ def tables_of(mapping: Mapping) -> Tables | Weights | str:
         return mapping._tables
     except AttributeError:
         try:
-            found = _made_once(mapping)
+            tables = _made_once(mapping)
         except TypeError:  # a field that is not hashable
-            found = _made(mapping)
-        object.__setattr__(mapping, "_tables", found)
-        return found
+            tables = _made(mapping)
+        object.__setattr__(mapping, "_tables", tables)
+        return tables
 
 
 def made(mapping: Mapping) -> bool:

@@ -102,6 +102,7 @@ def is_loss(function: Function) -> Function:
     """Decorate a loss: its docstring gets the words that all losses share, and torch's and TensorFlow's names are taken, too."""
     names = function.__code__.co_varnames
     scores = names[names.index("target") - 1]
-    function = check_keywords(_HINTS, input=scores, logits=scores, labels="target")(function)
+    hints = _HINTS if "mapping" in names else None
+    function = check_keywords(hints, input=scores, logits=scores, labels="target")(function)
     share_words(function, LossKeywords)
     return function

@@ -120,10 +120,10 @@ class Bounded(Separable):
         return xp.where(p < most, p, most + xp.zeros_like(p))
 
     def slope(self, q: Array, xp: Namespace) -> Array:
-        some = ~(q <= 0)
+        positive = ~(q <= 0)
         least = xp.zeros_like(q) - self.level_to_tau(q, xp)  # at 0: -1 / (alpha - 1), for softmax -infinity
         least = xp.where(least < 0, least, -math.inf * xp.ones_like(q))
-        return xp.where(some, self._free.slope(safe(q, some, 1.0, xp), xp), least)
+        return xp.where(positive, self._free.slope(safe(q, positive, 1.0, xp), xp), least)
 
     def curvature(self, q: Array, xp: Namespace) -> Array:
         return self._free.curvature(q, xp)
@@ -143,8 +143,8 @@ class Bounded(Separable):
     def solve(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
         most = self.ceiling(x, xp)
         most = stop_gradient(most) if is_array(most) else most * xp.ones_like(x[..., :1])
-        some = most > 0
-        return self._below(safe(most, some, 1.0, xp), x, keep & some, xp)
+        positive = most > 0
+        return self._below(safe(most, positive, 1.0, xp), x, keep & positive, xp)
 
     def at(self, x: Array, anchor: Array, level: Array, xp: Namespace) -> Array:
         c: Any = self.alpha

@@ -95,13 +95,13 @@ class Elementwise(OfAnother):
 
     def __post_init__(self) -> None:
         word = self.mapping
-        found = _WORDS[word] if isinstance(word, str) and word in _WORDS else as_mapping(word, "Elementwise")
-        if not isinstance(found, Separable):
+        link_map = _WORDS[word] if isinstance(word, str) and word in _WORDS else as_mapping(word, "Elementwise")
+        if not isinstance(link_map, Separable):
             raise ValueError(
                 f'Elementwise(mapping={word!r}): it takes "sigmoid", "relu", or a map whose p is link(x - tau), such as '
-                f"Entmax(1.5), and {found.name} has no link"
+                f"Entmax(1.5), and {link_map.name} has no link"
             )
-        object.__setattr__(self, "mapping", found)
+        object.__setattr__(self, "mapping", link_map)
         check_ranges(self, "the threshold of every class", "tau")
 
     @property
@@ -155,9 +155,9 @@ class Elementwise(OfAnother):
         return g * self.link_map.sensitivity(p, xp)
 
     def threshold(self, x: Array, xp: Namespace) -> Array:
-        some = xp.any(x > -math.inf, axis=-1, keepdims=True)
+        unmasked = xp.any(x > -math.inf, axis=-1, keepdims=True)
         tau = -self._from_tau(xp.zeros_like(x[..., :1]), xp)
-        return poison(xp.where(some, tau, -math.inf * xp.ones_like(tau)), finite_scores(x, xp)[2], xp)
+        return poison(xp.where(unmasked, tau, -math.inf * xp.ones_like(tau)), finite_scores(x, xp)[2], xp)
 
     # -- the loss: of each class by itself -----------------------------------------------------------------------------------
 

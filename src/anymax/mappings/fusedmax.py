@@ -255,7 +255,7 @@ def _groups(y: Array, count: Array, strength: Array, xp: Namespace) -> tuple[Arr
 
 
 def _groups_by_rows(y: Array, count: Array, strength: Array, xp: Namespace) -> tuple[Array, ...]:
-    """The same, row by row with a queue of the meetings, for values that can be read: n log n steps, where the above takes n^2."""
+    """The groups of `_groups` where values can be read, row by row with a queue of the meetings: n log n steps in place of n^2."""
     rows, counts, strengths = (on_host(a) for a in (y, count, strength))
     shape, n = rows.shape, rows.shape[-1]
     rows = rows.reshape(-1, n)

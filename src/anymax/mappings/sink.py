@@ -132,8 +132,8 @@ class Sink(OfAnother):
         bound = None if keep is None else self._ceiling_of_sink(keep, xp)
         if bound is None:
             return 0.0, most
-        left = most - bound
-        return (xp.where(left > 0, left, xp.zeros_like(left)) if is_array(left) else max(0.0, left)), most
+        rest = most - bound
+        return (xp.where(rest > 0, rest, xp.zeros_like(rest)) if is_array(rest) else max(0.0, rest)), most
 
     def _ceiling_of_sink(self, keep: Array, xp: Namespace) -> Any:
         like = xp.astype(keep, xp.result_type(xp.asarray(0.0).dtype, *(v.dtype for v in self.params().values())))

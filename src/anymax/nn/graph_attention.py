@@ -74,7 +74,7 @@ class GraphAttention(OfMapping):
     res: nn.Linear | None
     bias: Tensor | None
 
-    @check_keywords({"activation": "say mapping="})
+    @check_keywords()
     def __init__(
         self,
         in_channels: int | tuple[int, int],

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .._core.mapping import Mapping
+from .._core.options import check_keywords
 from ..mappings import Softmax
 from ..routing import Routes, balance, route
 from ..routing.scoring import EACH
@@ -55,6 +56,7 @@ class Router(OfMapping):
     bias: nn.Parameter | None
     e_score_correction_bias: Tensor | None
 
+    @check_keywords()
     def __init__(
         self,
         in_features: int,

@@ -16,6 +16,7 @@ from .._array import (
     quiet,
     running_sum,
     stop_gradient,
+    sums_at,
     top,
     upcast,
 )
@@ -33,7 +34,6 @@ from ..kernels.selection import chosen
 from ..kernels.tasks import Groups
 from ..transforms.truncation import check_groups, fit_groups
 from .choice import eligible, read_router
-from .counting import loads
 
 Method = Literal["quantile", "sign"]
 SENT = 512  # the numbers of each expert that a process sends
@@ -192,7 +192,7 @@ class _Batch(NamedTuple):
     def by_sign(self, b: Array, step: Any) -> Array:
         key, xp = self.key, self.xp
         index = xp.reshape(chosen(key + b, self.k, xp, self.split), (-1,))
-        load = xp.astype(loads(index, key.shape[-1], xp), key.dtype)
+        load = xp.astype(sums_at(index, None, key.shape[-1], xp), key.dtype)
         if self.full:
             room = key.shape[0] * xp.ones_like(load)
         else:

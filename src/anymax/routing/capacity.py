@@ -6,10 +6,20 @@ import math
 from typing import Any, NamedTuple
 
 from .. import _array
-from .._array import Array, asarray, counts, device_of, is_floating, is_integer, namespace, running_sum, stop_gradient
+from .._array import (
+    Array,
+    asarray,
+    counts,
+    device_of,
+    is_floating,
+    is_integer,
+    namespace,
+    running_sum,
+    stop_gradient,
+    sums_at,
+)
 from .._core.classes import known_index
 from .._core.options import check_keywords
-from .counting import loads
 
 
 class Capacity(NamedTuple):
@@ -83,7 +93,7 @@ def limit_capacity(index: Any, capacity: int, num_experts: int, *, priority: Any
     place = xp.reshape(place, tuple(index.shape))
     keep = (index >= 0) & (place < capacity)
     dropped = xp.any(index >= 0, axis=-1) & ~xp.any(keep, axis=-1)
-    load = loads(xp.reshape(index, (-1,)), num_experts, xp)
+    load = sums_at(xp.reshape(index, (-1,)), None, num_experts, xp)
     return Capacity(keep, xp.where(keep, place, -xp.ones_like(place)), dropped, load)
 
 
@@ -95,7 +105,7 @@ def _sorted(a: Array, xp: Any) -> Array:
 def _places(experts: Array, n: int, xp: Any) -> Array:
     """How many entries before each one have its expert."""
     order = _sorted(xp.where(experts < 0, n * xp.ones_like(experts), experts), xp)
-    load = loads(experts, n, xp)
+    load = sums_at(experts, None, n, xp)
     starts = xp.concat([running_sum(load, xp) - load, xp.sum(load, keepdims=True)])
     ranked = xp.take(experts, order, axis=0)
     ranked = xp.where(ranked < 0, n * xp.ones_like(ranked), ranked)

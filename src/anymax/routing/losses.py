@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 from .. import _array
-from .._array import Array, Namespace, is_integer, poison, stop_gradient, upcast
+from .._array import Array, Namespace, is_integer, poison, stop_gradient, sums_at, upcast
 from .._core.classes import known_index
 from .._core.mapping import Mapping
 from .._core.options import check_keywords
 from .._core.typing import AnyArray, Numbers
 from ..thresholds import logsumexp
 from .choice import read_router
-from .counting import loads
 
 Per = Literal["batch", "sequence"]
 
@@ -124,7 +123,7 @@ def _counted(index: Any, rows: Array, keep: Array | None, lead: tuple[int, ...],
     index = _array.counts(index, xp)
     index = index if keep is None else xp.where(keep, index, -xp.ones_like(index))
     index, stray = known_index("load_balancing_loss: index", index, n, xp)
-    counted = xp.astype(loads(xp.reshape(index, (*lead, -1)), n, xp), rows.dtype)
+    counted = xp.astype(sums_at(xp.reshape(index, (*lead, -1)), None, n, xp), rows.dtype)
     if stray is not None:
         counted = poison(counted, xp.any(xp.reshape(stray, (*lead, -1)), axis=-1, keepdims=True), xp)
     return counted, index.shape[-1]

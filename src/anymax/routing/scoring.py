@@ -40,7 +40,7 @@ class Scoring(NamedTuple):
     def read(cls, who: str, scoring: Mapping | str) -> Scoring:
         if isinstance(scoring, str) and scoring in EACH:
             return cls(EACH[scoring], _SOFTMAX)
-        return cls(None, as_mapping(scoring, who, "scoring follows the scores and k"))
+        return cls(None, as_mapping(scoring, who))
 
     @property
     def name(self) -> str:

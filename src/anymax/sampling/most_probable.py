@@ -20,6 +20,7 @@ from .._array import (
 )
 from .._core.classes import known_index
 from .._core.mapping import Mapping
+from .._core.names import as_mapping
 from .._core.options import check_keywords
 from .._core.rows import prepare_axes
 from .._core.shards import refuse as refuse_sharded
@@ -92,7 +93,7 @@ def top(
     check_invalid("top", invalid)
     if invalid is not None and index is not None:
         raise ValueError("top: invalid= is about classes that are chosen, and index= gives them; leave one of them out")
-    call = prepare_axes(mapping, x, pick_axis(axis, dim), mask)
+    call = prepare_axes(as_mapping(mapping, "top"), x, pick_axis(axis, dim), mask)
     xp = namespace(call.rows)
     rows = upcast(call.rows, xp)
     if transform is not None:

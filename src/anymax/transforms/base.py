@@ -30,15 +30,14 @@ from .._array import (
     entries_out_of_range,
     floating,
     floats,
+    framework,
     from_last,
     in_range,
     is_array,
     is_boolean,
     is_floating,
     is_integer,
-    is_jax,
     is_number,
-    is_torch,
     like,
     namespace,
     narrow,
@@ -306,7 +305,7 @@ def put_through(who: str, t: Callable[[Array], Array], x: Array, *, own: bool = 
     """
     xp = namespace(x)
     out = t(x if own or isinstance(t, (Transform, Composed)) else duplicate(x, xp))
-    fits = is_array(out) and _kind(out) == _kind(x) and (is_floating(out) or is_integer(out))
+    fits = is_array(out) and framework(out) == framework(x) and (is_floating(out) or is_integer(out))
     if not fits or not (reshapes or tuple(out.shape) == tuple(x.shape)):
         got = f" of {dtype_name(out)} {tuple(out.shape)}" if is_array(out) else ""
         raise ValueError(
@@ -314,10 +313,6 @@ def put_through(who: str, t: Callable[[Array], Array], x: Array, *, own: bool = 
             f"gave {type(out).__name__}{got}"
         )
     return as_dtype(out, x.dtype, xp)
-
-
-def _kind(x: Array) -> tuple[bool, bool, bool]:
-    return is_torch(x), is_jax(x), isinstance(x, np.ndarray)
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------------------

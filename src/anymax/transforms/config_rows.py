@@ -86,29 +86,32 @@ class Rows:
         sampled: bool = True,
         options: dict[str, Any] | None = None,
     ) -> None:
-        """As `cut`, with several parameters: name -> (field, a value for each row, the value that changes nothing)."""
+        """The transform `make(**params)` for the rows that are not `off`, as in `cut`.
+
+        params: name -> (field, a value for each row, the value that changes nothing).
+        """
         skip = [o or (g and sampled) for o, g in zip(off, self.greedy, strict=True)]
         if all(skip):
             return
-        some = skip.index(False)
+        first = skip.index(False)
         checked, final = {}, {}
         for key, (_, values, neutral) in params.items():
-            alike = all(v == values[some] for v in values) and not any(skip)
+            alike = all(v == values[first] for v in values) and not any(skip)
             # a value of the transform's own range where the row is off, then the neutral one, which can be outside of it
             checked[key] = (
-                values[some]
+                values[first]
                 if alike
-                else as_column([values[some] if s else v for v, s in zip(values, skip, strict=True)])
+                else as_column([values[first] if s else v for v, s in zip(values, skip, strict=True)])
             )
             final[key] = (
                 checked[key] if alike else as_column([neutral if s else v for v, s in zip(values, skip, strict=True)])
             )
         try:
-            made = make(**checked, **(options or {}))
+            transform = make(**checked, **(options or {}))
         except (TypeError, ValueError) as error:
             names = ", ".join(dict.fromkeys(field for field, _, _ in params.values()))
             raise type(error)(f"from_config: {names}: {error}") from None
-        self.add(dataclasses.replace(made.replace(**final), with_neutral=True) if any(skip) else made)
+        self.add(dataclasses.replace(transform.replace(**final), with_neutral=True) if any(skip) else transform)
 
     def sequences(self, biases: list[dict[tuple[int, ...], float]]) -> tuple[tuple[tuple[int, ...], ...], Any]:
         """The sequences of all rows and their biases: a tuple if the rows agree; else an array [rows, sequences], 0 for none."""
@@ -127,8 +130,8 @@ def below(tokens: Any, least: list[int], member: np.ndarray[Any, Any]) -> Any:
     """-inf where a row has fewer than `least` classes and `member` [rows, sequences] is True, else 0: [..., sequences]."""
     xp = namespace(tokens)
     count = xp.sum(xp.astype(tokens >= 0, tokens.dtype), axis=-1, keepdims=True)
-    few, some = (as_column(least), member) if len(least) > 1 else (np.asarray(least), member[0])
-    short = (count < adopt(few, tokens, xp)) & adopt(some, tokens, xp)
+    bound, belongs = (as_column(least), member) if len(least) > 1 else (np.asarray(least), member[0])
+    short = (count < adopt(bound, tokens, xp)) & adopt(belongs, tokens, xp)
     return xp.where(short, adopt(np.asarray(-np.inf), tokens, xp), adopt(np.asarray(0.0), tokens, xp))
 
 

@@ -170,7 +170,7 @@ def _system(order: Any, configs: list[Any]) -> System:
         if order not in SYSTEMS:
             raise ValueError(f"from_config: order must be {', '.join(map(repr, SYSTEMS))}, got {order!r}")
         return SYSTEMS[order]
-    found = []
+    systems = []
     for config in configs:
         names = [k.__name__ for k in type(config).__mro__]
         system = next(
@@ -180,13 +180,13 @@ def _system(order: Any, configs: list[Any]) -> System:
             raise TypeError(
                 f"from_config: say order=, whose config {type(config).__name__} is: {', '.join(map(repr, SYSTEMS))}"
             )
-        if system not in found:
-            found.append(system)
-    if len(found) > 1:
+        if system not in systems:
+            systems.append(system)
+    if len(systems) > 1:
         raise ValueError(
-            f"from_config: the configs are of {' and '.join(found)}, whose orders differ; give those of one system"
+            f"from_config: the configs are of {' and '.join(systems)}, whose orders differ; give those of one system"
         )
-    return SYSTEMS[found[0]]
+    return SYSTEMS[systems[0]]
 
 
 def _near(name: str, known: Any) -> str:

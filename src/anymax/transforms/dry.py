@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any, ClassVar
-
-import numpy as np
 
 from .._array import (
     NOT_NEGATIVE,
@@ -16,14 +13,11 @@ from .._array import (
     Ranges,
     counts,
     decides,
-    device_of,
     is_array,
     is_int,
-    is_jax,
-    is_torch,
+    largest_at,
     number,
     pick_axis,
-    positions,
 )
 from .._core.typing import Parameter
 from .base import Transform, makes_transform, on_kept
@@ -114,7 +108,7 @@ class _Dry(Transform):
         follows = tokens[..., 1:]
         for b in sequence_breakers:
             follows = xp.where(follows == b, -xp.ones_like(follows), follows)
-        most = _most(follows, length, x, xp)
+        most = largest_at(follows, xp.astype(length, x.dtype), x.shape[-1], xp)
         costs = most >= allowed_length
         over = xp.where(costs, most - allowed_length, xp.zeros_like(most))
         most_power = 0.5 * math.log(float(xp.finfo(x.dtype).max))  # a penalty is finite, and does not mask
@@ -144,28 +138,3 @@ def _repeated(tokens: Array, breakers: tuple[int, ...], xp: Namespace) -> Array:
             break
         length = length + xp.astype(alike, length.dtype)
     return length
-
-
-def _most(index: Array, value: Array, x: Array, xp: Namespace) -> Array:
-    """For each class the largest value at the places where `index` [..., length] names it, at least 0; -1 names none."""
-    lead, n = tuple(index.shape[:-1]), x.shape[-1]
-    value = xp.astype(value, x.dtype)
-    if is_torch(x):
-        out = xp.zeros((*lead, n + 1), dtype=x.dtype, device=device_of(x)["device"])
-        return out.scatter_reduce(-1, xp.where(index < 0, n * xp.ones_like(index), index), value, "amax")[..., :n]
-    rows = math.prod(lead)
-    flat = xp.reshape(xp.where(index < 0, n * xp.ones_like(index), index), (rows, index.shape[-1]))
-    value = xp.reshape(value, (rows, index.shape[-1]))
-    if is_jax(x):
-        jnp = sys.modules["jax"].numpy
-        out = jnp.zeros((rows, n + 1), x.dtype).at[jnp.arange(rows)[:, None], flat].max(value)
-    elif isinstance(x, np.ndarray):
-        out = np.zeros((rows, n + 1), x.dtype)
-        np.maximum.at(out, (np.arange(rows)[:, None], flat), value)
-    else:  # the standard has no scatter
-        out = xp.zeros((rows, n + 1), dtype=x.dtype)
-        classes = positions(out, flat.dtype, xp)
-        for i in range(flat.shape[-1]):
-            here = (classes == flat[:, i : i + 1]) & (value[:, i : i + 1] > out)
-            out = xp.where(here, value[:, i : i + 1], out)
-    return xp.reshape(out[:, :n], (*lead, n))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._array import UNIT, as_dtype, asarray, floats, is_torch, nan_outside, upcast
+from .._array import UNIT, as_dtype, asarray, floats, nan_outside, upcast
 from .._core.typing import ArrayT, Numbers, Parameter
 from .base import as_parameter, check_range
 
@@ -36,7 +36,7 @@ def mix(p: ArrayT | Numbers, prior: Any, weight: Parameter) -> ArrayT:
     probabilities, xp = floats(p, "p")
     check_range("mix", "weight", weight, UNIT)
     q = upcast(probabilities, xp)
-    other = as_parameter(prior if is_torch(prior) else asarray(prior, "prior"), q, xp)
+    other = as_parameter(asarray(prior, "prior"), q, xp)
     share = nan_outside(as_parameter(weight, q, xp), UNIT)
     out = (1.0 - share) * q + share * other
     return as_dtype(out, probabilities.dtype, xp)

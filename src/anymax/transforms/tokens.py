@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,14 +22,13 @@ from .._array import (
     dtype_name,
     is_int,
     is_integer,
-    is_jax,
     is_number,
-    is_torch,
     known_any,
     namespace,
     number,
     pick_axis,
     positions,
+    sums_at,
 )
 from .._core.classes import PADDING
 from .._core.rows import hide
@@ -87,7 +85,7 @@ class _RepetitionPenalty(Transform):
     def rows(self, x: Array, xp: Namespace, tokens: Array, penalty: Any, presence: Any, frequency: Any) -> Array:
         n = x.shape[-1]
         tokens = tokens_beside("repetition_penalty", tokens, x, xp)
-        count = _sums(counts(tokens, xp), None, n, x, xp)
+        count = xp.astype(sums_at(counts(tokens, xp), None, n, xp), x.dtype)
         seen = count > 0
 
         def move(y: Array) -> Array:
@@ -137,7 +135,7 @@ class _LogitBias(Transform):
                 )
             classes = adopt(np.asarray([c for c, _ in bias], np.int64), x, xp)
             values = adopt(np.asarray([v for _, v in bias], np.float64), x, xp)
-            bias = _sums(counts(classes, xp), xp.astype(values, x.dtype), n, x, xp)
+            bias = sums_at(counts(classes, xp), xp.astype(values, x.dtype), n, xp)
         return on_kept(x, lambda y: y + bias, xp)
 
 
@@ -214,7 +212,7 @@ class _SequenceBias(Transform):
         values = adopt(np.asarray(bias, np.float64), x, xp) if isinstance(bias, tuple) else from_numpy(bias, x, xp)
         values = xp.where(matches, xp.astype(values, x.dtype), xp.zeros(matches.shape, dtype=x.dtype, **device_of(x)))
         last = counts(adopt(np.asarray([words[-1] for words in sequences], np.int64), x, xp), xp)
-        added = _sums(xp.broadcast_to(last, matches.shape), values, n, x, xp)
+        added = sums_at(xp.broadcast_to(last, matches.shape), values, n, xp)
         return on_kept(x, lambda y: y + added, xp)
 
 
@@ -228,7 +226,7 @@ class _Allowed(Transform):
 
     def rows(self, x: Array, xp: Namespace, classes: Array) -> Array:
         classes = counts(tokens_beside("allowed", classes, x, xp), xp)
-        listed = _sums(classes, None, x.shape[-1], x, xp) > 0
+        listed = sums_at(classes, None, x.shape[-1], xp) > 0
         return hide(x, xp.broadcast_to(listed | ~xp.any(listed, axis=-1, keepdims=True), x.shape))
 
 
@@ -293,28 +291,3 @@ def tokens_beside(who: str, tokens: Array, x: Array, xp: Namespace) -> Array:
             f"{who}: a token is out of range for {n} classes; tokens are 0 to {n - 1}, and {PADDING}, or -1, where a row has fewer"
         )
     return tokens
-
-
-def _sums(index: Array, weight: Array | None, n: int, x: Array, xp: Namespace) -> Array:
-    """For each class the sum of the weights (1 by default) at the places where `index` [..., length] names it; below 0 it names none."""
-    lead = tuple(index.shape[:-1])
-    rows = math.prod(lead)
-    if not (is_torch(x) or is_jax(x) or isinstance(x, np.ndarray)):  # the standard has no scatter-add
-        ones = xp.ones(index.shape, dtype=x.dtype) if weight is None else weight
-        out, classes = xp.zeros((*lead, n), dtype=x.dtype), positions(xp.zeros((*lead, n)), index.dtype, xp)
-        for i in range(index.shape[-1]):
-            out = out + xp.where(classes == index[..., i : i + 1], ones[..., i : i + 1], xp.zeros_like(out))
-        return out
-    flat = xp.reshape(index, (rows, index.shape[-1]))
-    on_device = device_of(x)
-    start = (n + 1) * xp.arange(rows, dtype=index.dtype, **on_device)
-    flat = xp.reshape(start[:, None] + xp.where((flat >= 0) & (flat < n), flat, n * xp.ones_like(flat)), (-1,))
-    ones = xp.ones(flat.shape, dtype=x.dtype, **on_device) if weight is None else xp.reshape(weight, (-1,))
-    size = rows * (n + 1)
-    if is_torch(x):
-        out = xp.zeros(size, dtype=x.dtype, **on_device).index_add(0, flat, ones)
-    elif is_jax(x):
-        out = sys.modules["jax"].numpy.zeros(size, x.dtype).at[flat].add(ones)
-    else:
-        out = np.bincount(flat, ones, minlength=size).astype(x.dtype)
-    return xp.reshape(out, (*lead, n + 1))[..., :n]

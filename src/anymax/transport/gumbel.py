@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._array import Array, as_dtype, asarray, check_flag, floating, is_jax, is_torch, namespace, stop_gradient, upcast
+from .._array import as_dtype, asarray, check_flag, floating, namespace, stop_gradient, upcast
 from .._core.options import check_keywords
 from .._core.typing import ArrayT, Mask, Numbers, Parameter
 from ..transforms import noise
-from .assignment import assignment
 from .problem import read
-from .sinkhorn import Sinkhorn
+from .sinkhorn import Sinkhorn, by_framework
 
 
 @check_keywords(key="generator", seed="generator")
@@ -71,19 +70,6 @@ def gumbel_sinkhorn(
                 f"gumbel_sinkhorn(hard=True): a permutation needs as many rows as columns, got {square.x.shape[-2]} and "
                 f"{square.x.shape[-1]}; leave hard out, or pad the scores with a constant"
             )
-        corner = layout.restore(_assigned(square.x), xp)
+        corner = layout.restore(by_framework(square.x).assigned(square.x), xp)
         p = corner + (p - stop_gradient(p))  # the bracket is exactly 0
     return as_dtype(p, given.dtype, xp)
-
-
-def _assigned(x: Array) -> Array:
-    """`assignment` of matrices of any kind."""
-    if is_torch(x):
-        from . import torch_sinkhorn  # late: torch is loaded already
-
-        return torch_sinkhorn.assigned(x)
-    if is_jax(x):
-        from . import jax_sinkhorn  # late: JAX is loaded already
-
-        return jax_sinkhorn.assigned(x)
-    return namespace(x).asarray(assignment(x), dtype=x.dtype)

@@ -7,11 +7,10 @@ columns have theirs. The last half step is a softmax along the columns, so their
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections.abc import Callable
 
-from .._array import Array, Namespace, device_of, finish, is_double, is_jax, known_largest, loop, stop_gradient
+from .._array import Array, Namespace, device_of, finish, is_double, known_largest, loop, repeat, stop_gradient
 from .problem import Problem
 
 POTENTIALS, FACTORS, NEWTON = 2000, 100, 100  # the most rounds of each phase of `limit`
@@ -44,22 +43,13 @@ def _potential(p: Problem, other: Array, axis: int, xp: Namespace) -> Array:
     return xp.where(there, xp.log(xp.where(there, mass, xp.ones_like(mass))) - high - xp.log(sums), xp.zeros_like(high))
 
 
-def _repeated(body: Callable[[Array], Array], state: Array, count: int) -> Array:
-    """`body` repeated; one loop in a program of JAX, whatever the count."""
-    if is_jax(state):
-        return sys.modules["jax"].lax.fori_loop(0, count, lambda _, s: body(s), state)
-    for _ in range(count):
-        state = body(state)
-    return state
-
-
 def steps(p: Problem, iterations: int, xp: Namespace) -> Array:
     """P after so many steps, in operations that can be differentiated."""
 
     def step(g: Array) -> Array:
         return _potential(p, _potential(p, g, -1, xp), -2, xp)
 
-    g = _repeated(step, xp.zeros_like(p.z[..., :1, :]), iterations - 1)
+    g = repeat(step, xp.zeros_like(p.z[..., :1, :]), iterations - 1)
     e, sums, _ = _sum_of_exp(p, _potential(p, g, -1, xp), -2, xp)
     return finish(p.columns * e / sums, p.keep, p.poisoned, xp)
 

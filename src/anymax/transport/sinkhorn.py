@@ -8,21 +8,16 @@ from typing import Any
 from .._array import (
     POSITIVE,
     Array,
-    Namespace,
     check_integer,
     check_number,
-    is_jax,
-    is_torch,
     namespace,
     quiet,
 )
 from .._core.matrix_map import MatrixMap
 from .._core.options import check_keywords
 from .._core.typing import ArrayT, Mask, Numbers, Parameter
-from ..kernels import engine_of, tasks
-from . import plain
-from .limit import limit
-from .problem import Given, check_totals, problem, read
+from ..autodiff import bridge
+from .problem import read
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,24 +102,16 @@ class Sinkhorn(MatrixMap):
         given, layout = read("Sinkhorn", x, axes, rows, columns, mask, self.temperature)
         xp = namespace(given.x)
         with quiet(given.x):
-            return layout.restore(_plan(given, self.iterations, xp), xp)
+            return layout.restore(by_framework(given.x).plan(given, self.iterations), xp)
 
 
-def _plan(given: Given, iterations: int | None, xp: Namespace) -> Array:
-    """P by what the framework of the scores has for it."""
-    if is_torch(given.x):
-        from . import torch_sinkhorn  # late: torch is loaded already
-
-        return torch_sinkhorn.plan(given, iterations)
-    if is_jax(given.x):
-        from . import jax_sinkhorn  # late: JAX is loaded already
-
-        return jax_sinkhorn.plan(given, iterations)
-    if iterations is None:
-        return limit(problem(given, xp, balanced=True), xp)
-    task = tasks.Sinkhorn(given.rows, given.columns, iterations, given.temperature)
-    engine = engine_of(tasks.SINKHORN, task, given.x)
-    if engine is not None:
-        check_totals(given, xp)
-        return engine.sinkhorn(task, given.x)
-    return plain.steps(problem(given, xp), iterations, xp)
+def by_framework(x: Array) -> Any:
+    """The module that has `plan` and `assigned` for the framework of x."""
+    name = bridge(x).framework
+    if name == "torch":
+        from . import torch_sinkhorn as module  # late: torch is loaded already
+    elif name == "jax":
+        from . import jax_sinkhorn as module  # late: JAX is loaded already
+    else:
+        from . import numpy_sinkhorn as module  # late: beside the others
+    return module

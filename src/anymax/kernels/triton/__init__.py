@@ -208,7 +208,7 @@ class Triton(Engine):
         return launch.loss_grad(link, x, index, scale, saved, ignored, axis, factor)
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
-        """It is NaN for a row with NaN or +inf."""
+        """tau of each row; NaN for a row with NaN or +inf."""
         launch, link = prepared(mapping)
         tau = launch.numbers(x, *x.shape[:-1], 1)
         launch.run("tau", link, x, value=tau)
@@ -310,9 +310,9 @@ def warm_up(mapping: Mapping, shape: tuple[int, ...], dtype: Any, device: Any) -
         if has("index_loss"):
             index = torch.zeros(shape[:-1], dtype=torch.int64, device=device)
             for save in (False, True):
-                made = ENGINE.index_loss(mapping, x, index, save=save, ignored=-100, reduction="mean")
-            assert made is not None
-            for scale in (made.value, made.value.expand(shape[:-1])):
-                ENGINE.index_loss_grad(mapping, x, index, scale, made.saved, ignored=-100)
+                loss = ENGINE.index_loss(mapping, x, index, save=save, ignored=-100, reduction="mean")
+            assert loss is not None
+            for scale in (loss.value, loss.value.expand(shape[:-1])):
+                ENGINE.index_loss_grad(mapping, x, index, scale, loss.saved, ignored=-100)
         if has("threshold"):
             ENGINE.threshold(mapping, x)
