@@ -213,6 +213,24 @@ def test_monotone_holds_for_all_classes_alike():
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Underflowing(am.RatioMap):
+    """Dense, but far below 0 all of its weights round to 0."""
+
+    name = "underflowing"
+    facts = am.Facts(monotone=True, shift_invariant=False, sparse=False, has_potential=False)
+
+    def weights(self, x, keep, xp):
+        u = 0.5 + 0.5 * xp.tanh(0.5 * x)
+        return u, u * (1.0 - u)
+
+
+def test_a_dense_map_gives_no_row_of_zeros():
+    (distribution,) = (law for law in LAWS if law.__name__ == "distribution")
+    with pytest.raises(BrokenLaw, match="p sums to what"):
+        distribution(Case(Underflowing(), 7, 0))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Kinked(am.RatioMap):
     """`exp(|s| x)`, normalised: its derivative in s jumps at 0."""
 

@@ -21,6 +21,7 @@ from shard_cases import (
     Cut,
     Here,
     Map,
+    N,
     exact,
     held,
     indices,
@@ -232,6 +233,13 @@ def test_the_classes_need_not_be_in_the_order_of_the_ranks(name, counted):
         same(p, want[0][:, place])
         same(value, want[1])
         assert torch.equal(drawn, want[2])
+
+
+@pytest.mark.parametrize("one", [A.Elementwise(A.Entmax(1.5)), A.Fusedmax(0.2)], ids=["of each", "fusedmax"])
+def test_a_class_derived_from_a_map_without_a_kernel_has_its_loss(one):
+    mapping = type("Derived", (type(one),), {"name": "derived"})(*vars(one).values())
+    x, y = numbers(0, 3, N), A.apply(mapping, numbers(1, 3, N))
+    held(lambda here, x: here.call("fenchel_young", mapping, x, here.part(y), axis=-1), [(x, -1)], TWO)
 
 
 @pytest.mark.parametrize("name", OF_ONE)

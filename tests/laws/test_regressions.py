@@ -1,5 +1,6 @@
 """Defects that reviews found, each held by the smallest case that shows it."""
 
+import abc
 import copy
 import math
 
@@ -82,6 +83,21 @@ def test_the_map_of_a_repeated_call_is_made_once(call):
     call(x)
     now = verbs._cached_map.cache_info()
     assert (now.misses, now.hits) == (made.misses, made.hits + 1)
+
+
+def test_a_map_may_derive_from_an_abstract_class_that_is_no_map():
+    class Named(abc.ABC):
+        @abc.abstractmethod
+        def title(self): ...
+
+    class Titled(Named, am.Sparsemax):
+        name = "titled"
+
+        def title(self):
+            return self.name
+
+    np.testing.assert_array_equal(am.apply(Titled(), [2.0, 1.5, -1.0]), [0.75, 0.25, 0.0])
+    assert Titled().kernel is None
 
 
 @pytest.mark.parametrize("shape", ["sigmoid", "laplace"])

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _ONE = 1.0
 _MAKES_P = ("forward", "weights", "link")  # the methods from which p follows, of all kinds of maps
 # what describes one formula of p: a subclass that names no kernel inherits none of it, and has what its family says
-_OF_P = ("kernel", "formula", "is_softmax", "parts", "learns", "score_change")
+_OF_P = ("formula", "is_softmax", "parts", "learns", "score_change")
 
 
 class Hidden(ABC):
@@ -109,12 +109,18 @@ class Mapping(ABC):
         """
         super().__init_subclass__(**options)
         members = cls.__dict__
-        stale = [] if "kernel" in members else list(_OF_P)
-        stale += ["log_forward"] if any(name in members for name in _MAKES_P) else []
-        family = next(base for base in cls.__mro__[1:] if inspect.isabstract(base))  # Separable, say
-        for name in stale:
+        stale: dict[str, Any] = {}
+        if "kernel" not in members:
+            bases = (base for base in cls.__mro__[1:] if issubclass(base, Mapping) and inspect.isabstract(base))
+            family = next(bases)  # Separable, say
+            stale = {name: getattr(family, name) for name in _OF_P} | {"kernel": None}
+            if cls.kernel is None:  # the class that it derives from has said `parts` of its own formulas
+                del stale["parts"]
+        if any(name in members for name in _MAKES_P):
+            stale["log_forward"] = Mapping.log_forward
+        for name, value in stale.items():
             if name not in members:
-                setattr(cls, name, getattr(family, name))
+                setattr(cls, name, value)
 
     def __call__(self, x: ArrayT | Numbers, axis: Axes = -1, **options: Unpack[ApplyOptions]) -> ArrayT:
         """`apply(mapping, x, axis, ...)`: p(x) along the last axis, or along `axis`; the options are those of `apply`."""
@@ -270,7 +276,7 @@ class Mapping(ABC):
 
         `keep` is [..., n], False where a class is masked; None stands for rows with as many classes as needed. Each result is a number, or
         an array [..., 1]. Losses refuse targets with other sums. A row without classes may sum to 0, and so may one whose
-        weights are all 0, of a `RatioMap`.
+        weights are all 0, of a sparse `RatioMap`.
         """
         return _ONE, _ONE
 

@@ -19,7 +19,10 @@ SUMMED = PartedConstant(lambda m, y, xp: [m.constant(y, xp)], lambda m, terms, x
 
 
 class Parts(NamedTuple):
-    """The defaults are right for every map, whose classes are then gathered; better values reduce communication."""
+    """The defaults are right for a map whose loss follows from that of a class; its classes are then gathered.
+
+    `each_alone` and `loss_of_whole_target` say that a loss follows otherwise. All others only reduce communication.
+    """
 
     zeros_stay: bool = False  # True if p_i = 0 stays 0 when classes are added
     zero_below_threshold: bool = False  # True if p_i > 0 exactly where x_i > `threshold`
@@ -34,7 +37,6 @@ class Parts(NamedTuple):
     exponents: Callable[[Array, Namespace], Array] | None = None
     # the parameters of `learns` for which `param_jvp` takes `totals` and is otherwise computed class by class
     learns_by_sums: tuple[str, ...] = ()
-    loss_of_whole_target: bool = (
-        False  # True if `loss` is `Omega*(x) - <x, y>` plus a term in y, so that it needs all of y
-    )
+    # True if `loss` is `Omega*(x) - <x, y>` plus a term in y, so that it needs all of y
+    loss_of_whole_target: bool = False
     constant: PartedConstant | None = None  # None if `constant` needs all of y

@@ -9,17 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import _array
-from .._array import (
-    Array,
-    Namespace,
-    decides,
-    is_jax,
-    is_torch,
-    running_sum,
-    stop_gradient,
-    sum_dtype,
-    take,
-)
+from .._array import Array, Namespace, decides, is_jax, is_torch, running_sum, stop_gradient, sum_dtype, take
 from .generators import uniform
 from .truncation import topk_keep
 

@@ -15,16 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .._array import (
-    Array,
-    Namespace,
-    device_of,
-    is_double,
-    log,
-    namespace,
-    quiet,
-    safe,
-)
+from .._array import Array, Namespace, device_of, is_double, log, namespace, quiet, safe
 from .generators import normal, uniform
 
 _LOG2, _HALF_LOG_2PI, _ROOT_HALF = math.log(2.0), 0.5 * math.log(2.0 * math.pi), math.sqrt(0.5)

@@ -15,6 +15,7 @@ from .._core.ratio_map import RatioMap
 from .._core.separable import Separable
 from ..inspection import jacobian
 from ..losses.verbs import fenchel_young, nll
+from ..mappings import Ratio
 from .case import BrokenLaw, Case, near, need
 
 _SPREADS = (0.02, 1.0, 30.0)
@@ -35,6 +36,7 @@ def distribution(case: Case) -> None:
     bounded = (
         np.max(case.mapping.sums(None, np)[1]) < math.inf or case.mapping.ceiling(np.ones((1, case.n)), np) is not None
     )
+    vanishes = isinstance(case.mapping, Ratio) or (isinstance(case.mapping, RatioMap) and case.mapping.facts.sparse)
     for dtype, atol in ((np.float64, 1e-9), (np.float32, 1e-4)):
         far = (0.0, -800.0, 800.0, 1e5, -1e5, 3e38 if dtype is np.float32 else 1e300) if bounded else (0.0, -5.0, 5.0)
         for n in case.widths:
@@ -50,7 +52,7 @@ def distribution(case: Case) -> None:
                 sums = p.sum(-1, dtype=np.float64)
                 low, high = (np.reshape(a, (-1,)) * np.ones(3) for a in case.mapping.sums(np.isfinite(x), np))
                 want = np.clip(sums, low, high)
-                if isinstance(case.mapping, RatioMap):  # all weights may be 0
+                if vanishes:  # all weights may be 0
                     want = np.where(sums == 0, 0.0, want)
                 near(sums, want, atol * float(np.max(np.abs(want), initial=1.0)), f"p sums to what sums() says {where}")
     kept = np.concatenate(

@@ -17,9 +17,8 @@ PIECE = 1 << 20  # features gathered at once
 class LayerBridge(ABC):
     """How a framework computes an output layer."""
 
-    takes_narrow_weights: bool = (
-        False  # the weight may be narrower than the features: its classes are converted a part at a time
-    )
+    # True if the weight may be narrower than the features: its classes are converted a part at a time
+    takes_narrow_weights: bool = False
 
     @abstractmethod
     def by_rows(self, job: Job) -> Any:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .._array import (
-    Array,
-    Namespace,
-    sorts_quickly,
-)
+from .._array import Array, Namespace, sorts_quickly
 from .._core.facts import Facts
 from .._core.parts import SUMMED, Parts
 from .._core.separable import Separable
