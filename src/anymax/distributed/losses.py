@@ -76,7 +76,7 @@ class Loss(NamedTuple):
     @property
     def width(self) -> int:
         """How many numbers per row each process sends first."""
-        return 4 + (3 + self.bounded if self.options.smoothing else 0) + 2 * self.shares
+        return 4 + (3 + self.bounded if self.options.label_smoothing else 0) + 2 * self.shares
 
 
 class TargetPart(NamedTuple):
@@ -142,14 +142,14 @@ class Target(Columns, ABC):
         keep, inside = a != -math.inf, w if self.nll else None
         holds_indices(self.t, self.call.x.shape, shard.axis, part=True)
         columns, part = self._sums(shard, a, anchor, keep, w, inside)
-        if options.smoothing:
+        if options.label_smoothing:
             free = xp.astype(keep, a.dtype)
             count, gap = total(free, xp), xp.where(keep, anchor - a, xp.zeros_like(a))
             if inside is None:
                 columns += [total(gap, xp), count, count]
             else:
                 columns += [total(free * inside * gap, xp), total(free * inside, xp), count]
-        if self.bounded and options.smoothing:
+        if self.bounded and options.label_smoothing:
             columns.append(room_below(options, self._here(part, shard), keep, shard.mapping, xp))
         elif self.bounded:
             y, poisoned = self._here(part, shard), xp.any(~(a < math.inf), axis=-1, keepdims=True)
@@ -176,7 +176,7 @@ class Target(Columns, ABC):
             zero = xp.zeros_like(rest)
             gap = gap + xp.where(rest > 0, rest * xp.where(rest > 0, gap_there, zero), zero)
             mass, whole, sample = mass + rest, whole + rest, sample + rest
-        if self.options.smoothing:
+        if self.options.label_smoothing:
             free = stop_gradient(xp.sum(extra[6], axis=0))
             mix = functools.partial(smoothed, self.options, mapping, count=free, sums=whole, xp=xp)
             even_gap, even_mass = summed(4)
@@ -211,7 +211,7 @@ class Target(Columns, ABC):
     def _smoothed(self, sums: TargetSums) -> Array:
         shard, xp = sums.shards.shard, sums.shards.xp
         y = self._here(sums.part, shard)
-        if not self.options.smoothing:
+        if not self.options.label_smoothing:
             return y
         whole = shard.group.vary(sums.whole) if differentiates(y) else stop_gradient(sums.whole)
         free = xp.astype(shard.rows != -math.inf, y.dtype)

@@ -80,7 +80,7 @@ class RowLoss(PerRow):
         if self.margin is not None:
             s = self.scale * self.margin(s / self.scale, target, -1)
         kind = loss_of(mapping)
-        if target.ndim > 1 or self.options.smoothing:
+        if target.ndim > 1 or self.options.label_smoothing:
             value = FORMULAS[kind](mapping, upcast(s, xp), target, self.options._replace(weight=class_weight))
         else:
             # a parameter's gradient is not to be rounded
@@ -90,7 +90,7 @@ class RowLoss(PerRow):
                 value = weighted(value, counted_weight(target, target < 0, class_weight, value.dtype, xp), xp)
         if not further:
             return value
-        plain = value if class_weight is None and not self.options.smoothing else None
+        plain = value if class_weight is None and not self.options.label_smoothing else None
         tau, parts = lambda: _tau(mapping, s, target, plain), lambda: levels(mapping, s, target)
         return value + self.more(target, class_weight, tau, parts)
 

@@ -38,7 +38,7 @@ def values(job: Job) -> Tensor:
 def way(job: Job) -> Callable[[Job], Tensor] | None:
     """How to compute the job without all scores of a row: softmax in blocks, a sparse map from candidates; None if there is no such way."""
     layer, per_row, terms = job.layer, job.per_row, isinstance(job.per_row, RowTerms)
-    smoothing = per_row.options.smoothing
+    smoothing = per_row.options.label_smoothing
     if (
         per_row.transforms
         or per_row.further.suppress
@@ -222,7 +222,7 @@ def _with_margin(score: Tensor, per_row: PerRow) -> Tensor:
 def _unmasked(job: Job) -> Tensor | None:
     """A 1 for each unmasked class, and 0 for the others; None without label smoothing."""
     layer = job.layer
-    if not job.per_row.options.smoothing:
+    if not job.per_row.options.label_smoothing:
         return None
     free = layer.unmasked_classes(xp)
     dtype = wide_dtype(layer.x, xp)

@@ -172,7 +172,7 @@ def _read(
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
     further = FurtherLosses.read(who, layer.mapping, layer.hides, z_loss, suppress)
-    each = EACH_ROW._replace(smoothing=float(options.smoothing))
+    each = EACH_ROW._replace(label_smoothing=float(options.label_smoothing))
     per_row = RowLoss(who, row_transforms(who, transform), each, least=float(least), further=further)
     return layer, options, per_row, check_chunk(who, chunk)
 
@@ -252,6 +252,7 @@ def _loss(layer: Layer, target: Any, options: LossOptions, per_row: PerRow, chun
             value = layers.by_rows(job)
         else:
             if options.reduction != "none":
+                # what a loss of 1 adds to the result
                 factor = options.reduce(xp.ones_like(norm[:1]), norm, norm.dtype, xp)
                 total = layers.total(job, out, factor)
                 if total is not None:
