@@ -149,7 +149,7 @@ def linear_loss(
     split = SplitLayer.agreed(arguments, agreement, layer, of_layer)
     target = xp.reshape(target, (rows, n) if soft else (rows,))
     loss = Loss.of(loss_of(mapping), read, layer.mapping, layer.x, target, more)
-    value, norm = split.by_rows(loss.width, lambda call, where: losses_of_call(call, loss, target[where, ...]))
+    value, norm = split.by_rows(len(loss.sent), lambda call, where: losses_of_call(call, loss, target[where, ...]))
     return read.reduce(xp.reshape(value, lead), xp.reshape(norm, lead), layer.dtype, xp)
 
 

@@ -57,6 +57,26 @@ from .sums import Part, logsumexp, size_of
 _EVERYWHERE = " over all processes"
 
 
+class TargetColumns(NamedTuple):
+    """What each process says first of the target of its classes, as columns [..., 1]; None for what the loss does not need.
+
+    a: the exponents, or the scores. anchor: their maximum on this process. w: the class weights, 1 where they multiply the loss itself.
+    """
+
+    gap: Array  # <w y, anchor - a>
+    mass: Array  # <w y, 1>
+    whole: Array  # <y, 1>
+    sample: Array  # <y, w> with the class weights of any loss; <y, 1> without
+    even_gap: Any = None  # with label smoothing: `gap` and `mass` with 1 at each unmasked class in place of y
+    even_mass: Any = None
+    free: Any = None  # the number of these classes
+    room: Any = None  # how much smoothing may give each of them, if p has upper bounds
+    hidden_gap: Any = (
+        None  # with a share of the hidden class that is yet to be known: `gap` and `mass` with 1 there in place of y
+    )
+    hidden_mass: Any = None
+
+
 class Loss(NamedTuple):
     """Which loss a call computes, read once."""
 
@@ -74,9 +94,12 @@ class Loss(NamedTuple):
         return cls(kind, options, further, bounded, mapping.hidden is not None and not is_integer(target))
 
     @property
-    def width(self) -> int:
-        """How many numbers per row each process sends first."""
-        return 4 + (3 + self.bounded if self.options.label_smoothing else 0) + 2 * self.shares
+    def sent(self) -> tuple[str, ...]:
+        """The fields of `TargetColumns` that each process sends."""
+        names: tuple[str, ...] = ("gap", "mass", "whole", "sample")
+        if self.options.label_smoothing:
+            names += ("even_gap", "even_mass", "free", *(("room",) if self.bounded else ()))
+        return names + (("hidden_gap", "hidden_mass") if self.shares else ())
 
 
 class TargetPart(NamedTuple):
@@ -106,9 +129,9 @@ class Target(Columns, ABC):
     """The target of a loss as this process knows it. The class weights belong inside the sums of `nll`; they multiply other losses."""
 
     def __init__(self, call: ShardedCall, loss: Loss, t: Array) -> None:
-        self.call, self.t, self.count, self.hides = call, t, loss.width, call.hides
+        self.call, self.t, self.sent, self.hides = call, t, loss.sent, call.hides
         self.kind, self.options, self.further, self.bounded, self.shares = loss
-        self.nll = loss.kind == "nll"
+        self.nll, self.count = loss.kind == "nll", len(self.sent)
 
     @staticmethod
     def of(call: ShardedCall, loss: Loss, target: Array) -> Target:
@@ -121,8 +144,8 @@ class Target(Columns, ABC):
     @abstractmethod
     def _sums(
         self, shard: Shard, a: Array, anchor: Array, keep: Array, w: Array | None, inside: Array | None
-    ) -> tuple[list[Array], TargetPart]:
-        """(this process's <w y, anchor - a>, <w y, 1>, <y, 1> and <y, w>, [..., 1]; its part). inside: w where it is inside the loss."""
+    ) -> tuple[TargetColumns, TargetPart]:
+        """The columns that every loss needs. inside: w where it is inside the loss."""
 
     @abstractmethod
     def _check(self, part: TargetPart, shards: Shards, whole: Array) -> Array:
@@ -133,8 +156,6 @@ class Target(Columns, ABC):
         """y, like the rows."""
 
     def first(self, shard: Shard, a: Array, anchor: Array) -> tuple[list[Array], TargetPart]:
-        """`_sums`; with smoothing also the first two for 1 in place of y, over the unmasked classes, the number of these, and, if p has an
-        upper bound, how far the target of the highest class stays below it."""
         xp, options, w = shard.xp, self.options, None
         if options.weight is not None:
             w = class_weights(options.weight, shard.rows[..., : shard.n], xp)
@@ -144,46 +165,46 @@ class Target(Columns, ABC):
         columns, part = self._sums(shard, a, anchor, keep, w, inside)
         if options.label_smoothing:
             free = xp.astype(keep, a.dtype)
-            count, gap = total(free, xp), xp.where(keep, anchor - a, xp.zeros_like(a))
-            if inside is None:
-                columns += [total(gap, xp), count, count]
-            else:
-                columns += [total(free * inside * gap, xp), total(free * inside, xp), count]
+            of_class = free if inside is None else free * inside
+            even = total(of_class * xp.where(keep, anchor - a, xp.zeros_like(a)), xp), total(of_class, xp)
+            columns = columns._replace(even_gap=even[0], even_mass=even[1], free=total(free, xp))
         if self.bounded and options.label_smoothing:
-            columns.append(room_below(options, self._here(part, shard), keep, shard.mapping, xp))
+            room = room_below(options, self._here(part, shard), keep, shard.mapping, xp)
+            columns = columns._replace(room=room)
         elif self.bounded:
             y, poisoned = self._here(part, shard), xp.any(~(a < math.inf), axis=-1, keepdims=True)
             refuse_above(y, shard.mapping, xp, left_out=(y > 0) & ~keep | part.ignored | poisoned)
-        return columns + (self._of_hidden(shard, a, anchor) if self.shares else []), part
-
-    def _of_hidden(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
-        """The first two columns for 1 at the hidden class in place of y, where its share of the target is yet to be known."""
-        raise TypeError("class indices have no share")
+        if self.shares:
+            gap, mass = _of_hidden(shard, a, anchor)
+            columns = columns._replace(hidden_gap=gap, hidden_mass=mass)
+        return [getattr(columns, name) for name in self.sent], part
 
     def summed(self, shards: Shards, state: TargetPart) -> TargetSums:
-        xp, extra, mapping, part = shards.xp, shards.extra, shards.shard.mapping, state
+        xp, mapping, part = shards.xp, shards.shard.mapping, state
+        said = TargetColumns(**dict(zip(self.sent, shards.extra)))
         below = shards.high[None, ...] - shards.anchors
 
-        def summed(i: int) -> tuple[Array, Array]:
-            return xp.sum(extra[i] + extra[i + 1] * below, axis=0), xp.sum(extra[i + 1], axis=0)
+        def summed(gap: Array, mass: Array) -> tuple[Array, Array]:
+            """Both over all classes, with the gap below the maximum of the row."""
+            return xp.sum(gap + mass * below, axis=0), xp.sum(mass, axis=0)
 
-        gap, mass = summed(0)
-        whole, sample, free, rest = xp.sum(extra[2], axis=0), xp.sum(extra[3], axis=0), None, None
+        gap, mass = summed(said.gap, said.mass)
+        whole, sample, free, rest = xp.sum(said.whole, axis=0), xp.sum(said.sample, axis=0), None, None
         stray = self._check(part, shards, whole)
         if self.shares:
-            gap_there, _ = summed(self.count - 2)
-            part, rest = self._complete_part(part, shards, whole)
+            gap_there, _ = summed(said.hidden_gap, said.hidden_mass)
+            part, rest = _complete(part, shards, whole)
             zero = xp.zeros_like(rest)
             gap = gap + xp.where(rest > 0, rest * xp.where(rest > 0, gap_there, zero), zero)
             mass, whole, sample = mass + rest, whole + rest, sample + rest
         if self.options.label_smoothing:
-            free = stop_gradient(xp.sum(extra[6], axis=0))
+            free = stop_gradient(xp.sum(said.free, axis=0))
             mix = functools.partial(smoothed, self.options, mapping, count=free, sums=whole, xp=xp)
-            even_gap, even_mass = summed(4)
+            even_gap, even_mass = summed(said.even_gap, said.even_mass)
             gap, mass = mix(gap, even_gap), mix(mass, even_mass)
             rest = rest if rest is None else mix(rest, xp.ones_like(rest))
             if self.bounded:
-                above = mix(0.0, xp.ones_like(whole)) > xp.min(extra[7], axis=0)
+                above = mix(0.0, xp.ones_like(whole)) > xp.min(said.room, axis=0)
                 left_out = part.ignored | stray | shards.poisoned | (gap == math.inf)
                 refuse_more_than_room(above & ~left_out, mapping, xp)
         if rest is not None and not self.nll:
@@ -201,10 +222,6 @@ class Target(Columns, ABC):
     def second(self, state: TargetSums, v: Array | None = None) -> list[Array]:
         # a ratio map has no loss but `nll`
         return list(state.constant) if v is None else [self._terms(state, _array.log(v, state.shards.xp))]
-
-    def _complete_part(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
-        """(the part with the share of the hidden class, which completes the sum of a distribution; this share)."""
-        raise TypeError("class indices have no share")
 
     # -- the target of this process's classes as a distribution ------------------------------------------------------------------
 
@@ -286,7 +303,7 @@ class ClassIndices(Target):
 
     def _sums(
         self, shard: Shard, a: Array, anchor: Array, keep: Array, w: Array | None, inside: Array | None
-    ) -> tuple[list[Array], TargetPart]:
+    ) -> tuple[TargetColumns, TargetPart]:
         xp, one = shard.xp, shard.xp.ones_like(anchor)
         t = _array.counts(self.t, xp)[..., None]
         ignored = t == self.options.ignore_index
@@ -296,7 +313,7 @@ class ClassIndices(Target):
         gap = anchor - xp.where(here & kept, xp.take_along_axis(a, at, axis=-1), anchor)
         wy = y if inside is None else y * inside[at]
         gap = xp.where(here & ~kept & (wy > 0), math.inf * one, gap * wy)
-        return [gap, wy, y, y if w is None else y * w[at]], TargetPart(t, w, ignored)
+        return TargetColumns(gap, wy, y, y if w is None else y * w[at]), TargetPart(t, w, ignored)
 
     def _check(self, part: TargetPart, shards: Shards, whole: Array) -> Array:
         ignore_index = self.options.ignore_index
@@ -321,7 +338,7 @@ class Distributions(Target):
 
     def _sums(
         self, shard: Shard, a: Array, anchor: Array, keep: Array, w: Array | None, inside: Array | None
-    ) -> tuple[list[Array], TargetPart]:
+    ) -> tuple[TargetColumns, TargetPart]:
         xp, t = shard.xp, self.t
         refuse_negative(t, shard.seen.sums(None, xp) if self._has_sums else None, xp, _EVERYWHERE)
         y = _array.to_last(as_dtype(t, shard.rows.dtype, xp), shard.axis, xp)
@@ -330,8 +347,9 @@ class Distributions(Target):
         ignored = xp.zeros(lead, dtype=xp.bool, **device_of(shard.rows))  # common: it does not depend on the rows
         wy = y if inside is None else y * inside
         gap = xp.where(keep, anchor - xp.where(keep, a, anchor), math.inf * xp.ones_like(a))
-        columns = [dot(wy, gap, xp), total(wy, xp), total(y, xp), total(y, xp) if w is None else dot(y, w, xp)]
-        return columns, TargetPart(y, w, ignored)
+        whole = total(y, xp)
+        sample = whole if w is None else dot(y, w, xp)
+        return TargetColumns(dot(wy, gap, xp), total(wy, xp), whole, sample), TargetPart(y, w, ignored)
 
     def _check(self, part: TargetPart, shards: Shards, whole: Array) -> Array:
         seen, xp = shards.shard.seen, shards.xp
@@ -345,22 +363,26 @@ class Distributions(Target):
         if lowest is not highest or out.common.ceiling(out.shard.rows, out.xp) is not None:
             refuse_sums(sums.whole, out.sums(), out.xp, _EVERYWHERE, left_out | (sums.gap == math.inf))
 
-    def _of_hidden(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
-        xp, score = shard.xp, a[..., -1:]
-        here = (xp.zeros_like(score) == 0) & shard.has_hidden
-        keep = score != -math.inf
-        gap = xp.where(keep, anchor - xp.where(keep, score, anchor), math.inf * xp.ones_like(score))
-        return [xp.where(here, gap, xp.zeros_like(gap)), xp.astype(here, a.dtype)]
-
-    def _complete_part(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
-        shard, xp, y = shards.shard, shards.xp, part.y
-        rest = missing_mass(whole, shard.mapping.sums(None, xp)[1], xp)
-        share = shard.group.vary(rest) if differentiates(y) else stop_gradient(rest)
-        here = (_array.positions(y, xp.int32, xp) == shard.n) & shard.has_hidden
-        return part._replace(y=xp.where(here, share, y)), rest
-
     def _here(self, part: TargetPart, shard: Shard) -> Array:
         return part.y
+
+
+def _of_hidden(shard: Shard, a: Array, anchor: Array) -> tuple[Array, Array]:
+    """`gap` and `mass` of this process with 1 at the hidden class in place of y."""
+    xp, score = shard.xp, a[..., -1:]
+    here = (xp.zeros_like(score) == 0) & shard.has_hidden
+    keep = score != -math.inf
+    gap = xp.where(keep, anchor - xp.where(keep, score, anchor), math.inf * xp.ones_like(score))
+    return xp.where(here, gap, xp.zeros_like(gap)), xp.astype(here, a.dtype)
+
+
+def _complete(part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
+    """(the part with the share of the hidden class, which completes the sum of a distribution; this share)."""
+    shard, xp, y = shards.shard, shards.xp, part.y
+    rest = missing_mass(whole, shard.mapping.sums(None, xp)[1], xp)
+    share = shard.group.vary(rest) if differentiates(y) else stop_gradient(rest)
+    here = (_array.positions(y, xp.int32, xp) == shard.n) & shard.has_hidden
+    return part._replace(y=xp.where(here, share, y)), rest
 
 
 # -- the losses ------------------------------------------------------------------------------------------------------------------------
