@@ -129,15 +129,16 @@ def linear_loss(
     of_layer: LayerArguments,
     target: Any,
     weight: Any,
-    further: tuple[Any, Any],
+    z_loss: Any,
+    suppress: Any,
     options: dict[str, Any],
 ) -> Any:
-    """The loss of the scores `x @ linear_weight.T`. further: the fields of `FurtherLosses`."""
+    """The loss of the scores `x @ linear_weight.T`."""
     who = agreement.who
     read = LossOptions.read(who, weight, options)
     layer = _layer(arguments, of_layer)
     mapping = over_all(layer.mapping)
-    more = FurtherLosses.read(who, mapping, mapping is not layer.mapping, *further)
+    more = FurtherLosses.read(who, mapping, mapping is not layer.mapping, z_loss, suppress)
     xp, lead, n, rows = namespace(layer.x), layer.lead, layer.classes, layer.rows
     refuse_sharded(who, None, target=target)
     target = _array.beside(target, layer.x, "target", xp)

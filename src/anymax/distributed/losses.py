@@ -169,18 +169,18 @@ class Target(Columns, ABC):
             even = total(of_class * xp.where(keep, anchor - a, xp.zeros_like(a)), xp), total(of_class, xp)
             columns = columns._replace(even_gap=even[0], even_mass=even[1], free=total(free, xp))
         if self.bounded and options.label_smoothing:
-            room = room_below(options, self._here(part, shard), keep, shard.mapping, xp)
+            room = room_below(options, self._here(part, shard), keep, shard.local, xp)
             columns = columns._replace(room=room)
         elif self.bounded:
             y, poisoned = self._here(part, shard), xp.any(~(a < math.inf), axis=-1, keepdims=True)
-            refuse_above(y, shard.mapping, xp, left_out=(y > 0) & ~keep | part.ignored | poisoned)
+            refuse_above(y, shard.local, xp, left_out=(y > 0) & ~keep | part.ignored | poisoned)
         if self.shares:
             gap, mass = _of_hidden(shard, a, anchor)
             columns = columns._replace(hidden_gap=gap, hidden_mass=mass)
         return [getattr(columns, name) for name in self.sent], part
 
     def summed(self, shards: Shards, state: TargetPart) -> TargetSums:
-        xp, mapping, part = shards.xp, shards.shard.mapping, state
+        xp, mapping, part = shards.xp, shards.shard.local, state
         said = TargetColumns(**dict(zip(self.sent, shards.extra)))
         below = shards.high[None, ...] - shards.anchors
 
@@ -208,7 +208,7 @@ class Target(Columns, ABC):
                 left_out = part.ignored | stray | shards.poisoned | (gap == math.inf)
                 refuse_more_than_room(above & ~left_out, mapping, xp)
         if rest is not None and not self.nll:
-            refuse_above(rest, shards.shard.common, xp)
+            refuse_above(rest, shards.shard.shared, xp)
         sums = TargetSums(part, shards, gap, mass, whole, sample, stray, free)
         if self.kind != "fenchel_young" or not has_constant(mapping, self.indices, self.options):
             return sums
@@ -232,7 +232,7 @@ class Target(Columns, ABC):
             return y
         whole = shard.group.vary(sums.whole) if differentiates(y) else stop_gradient(sums.whole)
         free = xp.astype(shard.rows != -math.inf, y.dtype)
-        return smoothed(self.options, shard.mapping, y, free, sums.free, whole, xp)
+        return smoothed(self.options, shard.local, y, free, sums.free, whole, xp)
 
     def _terms(self, sums: TargetSums, log_p: Array) -> Array:
         """-<w y, log p> of this process's classes."""
@@ -247,7 +247,7 @@ class Target(Columns, ABC):
     def _constant(self, sums: TargetSums, out: Solution) -> Array:
         """Omega(y) from the parts of all processes."""
         shards, later = sums.shards, out.later
-        mapping, xp = out.common, shards.xp
+        mapping, xp = out.shared, shards.xp
         if sums.by_terms:
             constant = mapping.parts.constant
             assert constant is not None
@@ -274,8 +274,8 @@ class Target(Columns, ABC):
                 self._check_sums(out, sums, ignored | poisoned)
             value = out.fenchel_young(sums.gap, sums.mass, functools.partial(self._smoothed, sums))
             value = value + self._constant(sums, out) if out.later else value
-            terms = lambda: (sums.gap, sums.mass, size_of(shard.common, shard.rows[..., :1], xp))  # noqa: E731
-            value = not_below_zero(shard.common, value, ~(poisoned | ignored), terms, shards.count, xp)
+            terms = lambda: (sums.gap, sums.mass, size_of(shard.shared, shard.rows[..., :1], xp))  # noqa: E731
+            value = not_below_zero(shard.shared, value, ~(poisoned | ignored), terms, shards.count, xp)
         if self.further:
             more = self.further.of(shards.empty, out.tau, lambda: self._levels(out, sums))
             # the weights multiply the whole loss of other maps in `each_row`
@@ -307,7 +307,7 @@ class ClassIndices(Target):
         xp, one = shard.xp, shard.xp.ones_like(anchor)
         t = _array.counts(self.t, xp)[..., None]
         ignored = t == self.options.ignore_index
-        here, at = shard.place(t, self.call.first(shard), self.hides)
+        here, at = shard.place(t, self.hides)
         here = here & ~ignored
         y, kept = xp.astype(here, shard.rows.dtype), xp.take_along_axis(keep, at, axis=-1)
         gap = anchor - xp.where(here & kept, xp.take_along_axis(a, at, axis=-1), anchor)
@@ -319,11 +319,11 @@ class ClassIndices(Target):
         ignore_index = self.options.ignore_index
         stray = refuse_strays("target", part.y, shards.count, ignore_index, shards.xp, hides=self.hides)
         if not self.nll:
-            refuse_one_class(shards.shard.mapping)
+            refuse_one_class(shards.shard.local)
         return stray
 
     def _here(self, part: TargetPart, shard: Shard) -> Array:
-        here, at = shard.place(part.y, self.call.first(shard), self.hides)
+        here, at = shard.place(part.y, self.hides)
         places = _array.positions(shard.rows, at.dtype, shard.xp)
         return shard.xp.astype((places == at) & here & ~part.ignored, shard.rows.dtype)
 
@@ -340,7 +340,7 @@ class Distributions(Target):
         self, shard: Shard, a: Array, anchor: Array, keep: Array, w: Array | None, inside: Array | None
     ) -> tuple[TargetColumns, TargetPart]:
         xp, t = shard.xp, self.t
-        refuse_negative(t, shard.seen.sums(None, xp) if self._has_sums else None, xp, _EVERYWHERE)
+        refuse_negative(t, shard.caller.sums(None, xp) if self._has_sums else None, xp, _EVERYWHERE)
         y = _array.to_last(as_dtype(t, shard.rows.dtype, xp), shard.axis, xp)
         y = wider(y, shard.rows.shape[-1], 0.0, xp)
         lead = (*shard.rows.shape[:-1], 1)
@@ -352,15 +352,15 @@ class Distributions(Target):
         return TargetColumns(dot(wy, gap, xp), total(wy, xp), whole, sample), TargetPart(y, w, ignored)
 
     def _check(self, part: TargetPart, shards: Shards, whole: Array) -> Array:
-        seen, xp = shards.shard.seen, shards.xp
+        mapping, xp = shards.shard.caller, shards.xp
         # upper bounds may sum to less: `_check_sums` knows
-        if self._has_sums and (self.hides or seen.ceiling(shards.shard.rows, xp) is None):
-            refuse_sums(whole, seen.sums(None, xp), xp, _EVERYWHERE)
+        if self._has_sums and (self.hides or mapping.ceiling(shards.shard.rows, xp) is None):
+            refuse_sums(whole, mapping.sums(None, xp), xp, _EVERYWHERE)
         return shards.xp.zeros_like(part.ignored)
 
     def _check_sums(self, out: Solution, sums: TargetSums, left_out: Array) -> None:
-        lowest, highest = out.common.sums(None, out.xp)
-        if lowest is not highest or out.common.ceiling(out.shard.rows, out.xp) is not None:
+        lowest, highest = out.shared.sums(None, out.xp)
+        if lowest is not highest or out.shared.ceiling(out.shard.rows, out.xp) is not None:
             refuse_sums(sums.whole, out.sums(), out.xp, _EVERYWHERE, left_out | (sums.gap == math.inf))
 
     def _here(self, part: TargetPart, shard: Shard) -> Array:
@@ -379,7 +379,7 @@ def _of_hidden(shard: Shard, a: Array, anchor: Array) -> tuple[Array, Array]:
 def _complete(part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
     """(the part with the share of the hidden class, which completes the sum of a distribution; this share)."""
     shard, xp, y = shards.shard, shards.xp, part.y
-    rest = missing_mass(whole, shard.mapping.sums(None, xp)[1], xp)
+    rest = missing_mass(whole, shard.local.sums(None, xp)[1], xp)
     share = shard.group.vary(rest) if differentiates(y) else stop_gradient(rest)
     here = (_array.positions(y, xp.int32, xp) == shard.n) & shard.has_hidden
     return part._replace(y=xp.where(here, share, y)), rest
