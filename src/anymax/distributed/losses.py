@@ -31,8 +31,8 @@ from .._core.rows import hide
 from .._core.typing import LossKind
 from ..autodiff.agreement import Agreement
 from ..functional.draws import check_draw
-from ..losses.further import NO_MORE, FurtherLosses, Levels
 from ..losses.options import LossOptions, class_weights, result_dtype
+from ..losses.penalties import NO_PENALTIES, LogSums, RowPenalties
 from ..losses.targets import (
     Samples,
     each_row,
@@ -82,16 +82,16 @@ class Loss(NamedTuple):
 
     kind: LossKind
     options: LossOptions
-    further: FurtherLosses
+    penalties: RowPenalties
     bounded: bool  # targets above the upper bounds of classes are refused
     shares: bool  # a class that the map hides has what a distribution leaves
 
     @classmethod
     def of(
-        cls, kind: LossKind, options: LossOptions, mapping: Mapping, x: Array, target: Array, further: FurtherLosses = NO_MORE
+        cls, kind: LossKind, options: LossOptions, mapping: Mapping, x: Array, target: Array, penalties: RowPenalties = NO_PENALTIES
     ) -> Loss:  # fmt: skip
         bounded = kind != "nll" and mapping.ceiling(x, namespace(x)) is not None
-        return cls(kind, options, further, bounded, mapping.hidden is not None and not is_integer(target))
+        return cls(kind, options, penalties, bounded, mapping.hidden is not None and not is_integer(target))
 
     @property
     def sent(self) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ class Target(Columns, ABC):
 
     def __init__(self, call: ShardedCall, loss: Loss, t: Array) -> None:
         self.call, self.t, self.sent, self.hides = call, t, loss.sent, call.hides
-        self.kind, self.options, self.further, self.bounded, self.shares = loss
+        self.kind, self.options, self.penalties, self.bounded, self.shares = loss
         self.nll, self.count = loss.kind == "nll", len(self.sent)
 
     @staticmethod
@@ -276,15 +276,15 @@ class Target(Columns, ABC):
             value = value + self._constant(sums, out) if out.later else value
             terms = lambda: (sums.gap, sums.mass, size_of(shard.shared, shard.rows[..., :1], xp))  # noqa: E731
             value = not_below_zero(shard.shared, value, ~(poisoned | ignored), terms, shards.count, xp)
-        if self.further:
-            more = self.further.of(shards.empty, out.tau, lambda: self._levels(out, sums))
+        if self.penalties:
+            penalty = self.penalties.of(shards.empty, out.tau, lambda: self._log_sums(out, sums))
             # the weights multiply the whole loss of other maps in `each_row`
-            value = value + (more * sums.sample if self.nll and self.options.weight is not None else more)
+            value = value + (penalty * sums.sample if self.nll and self.options.weight is not None else penalty)
         samples = Samples(poisoned, ignored, sums.sample, self.indices)
         return each_row(self.options, value, samples, weighs=self.nll)
 
-    def _levels(self, out: Solution, sums: TargetSums) -> Levels:
-        """What `FurtherLosses` needs of each row, by one collective."""
+    def _log_sums(self, out: Solution, sums: TargetSums) -> LogSums:
+        """What `RowPenalties` needs of each row, by one collective."""
         shards, a, xp = sums.shards, out.shard.rows, out.xp
         here = self._here(sums.part, out.shard) > 0
         counts = (stop_gradient(out.p()) != 0) | here

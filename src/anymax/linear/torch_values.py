@@ -41,7 +41,7 @@ def way(job: Job) -> Callable[[Job], Tensor] | None:
     smoothing = per_row.options.label_smoothing
     if (
         per_row.transforms
-        or per_row.further.suppress
+        or per_row.penalties.suppress
         or per_row.sub_centers > 1
         or (smoothing and layer.keep is not None and layer.keep.shape[0] != 1)  # over classes of each row
         or smoothing == 1.0  # no share for the target, whose loss may be infinite
@@ -209,7 +209,7 @@ def _loss(job: Job, mapping: Mapping, s: Tensor, at: Tensor, even: _Even) -> Ten
         level = tau()  # not from the target's loss, which is infinite for a masked class
         of_all = even.u.sum() * torch.where(level == -math.inf, 0, level) - even.scores
         value = smoothed(per_row.options, mapping, value, of_all, even.free.sum(), 1.0, xp)
-    return value + per_row.more(target, class_weight, tau) if per_row.further else value
+    return value + per_row.penalty(target, class_weight, tau) if per_row.penalties else value
 
 
 def _with_margin(score: Tensor, per_row: PerRow) -> Tensor:
