@@ -128,5 +128,6 @@ def test_an_option_is_the_same_wherever_it_is_spelled_out(table):
 def test_records_have_the_options_of_their_tables():
     theirs = [row.default for name, row in tables.rows(LossKeywords).items() if name != "dim"]
     assert [*LossOptions._field_defaults.values()] == [None, *theirs]  # of the weight, and of the others in this order
+    assert {*LossOptions().words()} == {"weight", *SampleKeywords.__annotations__}  # processes compare these
     record = {field.name: field.default for field in dataclasses.fields(AttentionRecord) if field.kw_only}
     assert record == {"need_weights": False} | {n: row.default for n, row in tables.rows(AttentionOptions).items()}

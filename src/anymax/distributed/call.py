@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypedDict
 from .. import _array
 from .._array import (
     Array,
+    Namespace,
     asarray,
     check_axis,
     compiling,
@@ -35,6 +36,8 @@ from ..losses.options import LossOptions
 from ..mappings.sink import Sink
 from ..transforms.base import Transform, put_through
 from .shard import Places, Shard, Shards, columns_of, divided
+
+_EACH, _ONE = 1, 2  # a parameter has one value for each class, or one for all classes
 
 
 class ShardKeywords(TypedDict, total=False):
@@ -148,7 +151,7 @@ class Arguments(NamedTuple):
         return ShardedCall.of(agreement, self.mapping, self.x, axis, self.mask, self.class_start, self.class_count)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class ShardedCall:
     """The arguments of a verb, checked; nothing is computed yet."""
 
@@ -190,49 +193,53 @@ class ShardedCall:
     def group(self) -> Group:
         return self.agreement.group
 
-    def first(self, shard: Shard) -> Any:
-        """The index of this process's first class, for columns with `indices`."""
-        return shard.n * self.group.rank if self.start is None else self.start
-
-    def _rows(self) -> Shard:
+    def shard(self) -> Shard:
         """This process's scores and the map, aligned to each other."""
         x = asarray(self.x)
         xp = namespace(x)
         x = floating(x, xp)
-        axis = self.axis
-        rows = to_last(x, axis, xp)
-        dtype, rows = rows.dtype, upcast(rows, xp)
-        n = rows.shape[-1]
+        rows = to_last(x, self.axis, xp)
+        dtype, n = rows.dtype, rows.shape[-1]
+        rows = upcast(rows, xp)
         if self.mask is not None and n:
-            rows = hide(rows, align_mask(rows, _array.beside(self.mask, x, "mask", xp), axis, xp))
-        arrays = self.mapping.params()
-        of_classes = tuple(k for k, v in arrays.items() if self._along(k, v) and self._varies(v))
-        params = {k: aligned(v, rows, axis, f"{self.mapping.name}: {k}") for k, v in arrays.items()}
-        if not n:  # one masked class represents no classes
-            rows = wider(rows, 1, -math.inf, xp)
-            params = {k: wider(v, 1, 0.0, xp) if k in of_classes else v for k, v in params.items()}
-        common = self.mapping.laid_out(**params)
-        for name, value in params.items():
-            common.check_width(name, value)
-        temperature = one_a_row(aligned(self.temperature, rows, axis, "temperature"), "temperature")
-        temperature = _array.nan_outside(temperature, _array.ABOVE_0)
-        # parameters vary from here on; only those of `common` and `seen` are common
-        varied = {k: v if k in of_classes else self.group.vary_parameter(v) for k, v in params.items()}
-        mapping = common.laid_out(**varied)
-        if is_array(temperature) or temperature != 1.0:
-            rows = divided(rows, self.group.vary_parameter(temperature), xp)
+            rows = hide(rows, align_mask(rows, _array.beside(self.mask, x, "mask", xp), self.axis, xp))
+        local, shared, of_classes = self._maps(rows)
+        rows = rows if n else wider(rows, 1, -math.inf, xp)  # one masked class represents no classes
+        rows, temperature = self._divided(rows, xp)
         for t in self.transforms:
             learned = {k: self.group.vary_parameter(v) for k, v in t.params if is_array(v)}
             rows = put_through(self.who, t.replace(**learned), rows, own=True)
-        rows = sound(mapping, rows, xp)
-        shard = Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n, common, of_classes)
-        if self.hides:
-            if of_classes or (isinstance(common, Sink) and common.bound is not None):
-                raise TypeError(
-                    f"{self.who}: {common!r}: over processes give one upper bound for all classes and the sink"
-                )
-            shard.join_hidden(self._has_hidden(n))
-        return shard
+        rows = sound(local, rows, xp)
+        first = n * self.group.rank if self.start is None else self.start
+        shard = Shard(self.group, local, shared, shared, temperature, rows, xp, self.axis, dtype, n, first, of_classes)
+        if not self.hides:
+            return shard
+        if of_classes or (isinstance(shared, Sink) and shared.bound is not None):
+            raise TypeError(f"{self.who}: {shared!r}: over processes give one upper bound for all classes and the sink")
+        return shard.with_hidden(self._has_hidden(n))
+
+    def _maps(self, rows: Array) -> tuple[Mapping, Mapping, tuple[str, ...]]:
+        """(`Shard.local`, `Shard.shared`, `Shard.of_classes`), with the parameters aligned to the rows."""
+        params = self.mapping.params()
+        if not params:
+            return self.mapping, self.mapping, ()
+        of_classes = tuple(k for k, v in params.items() if self._along(k, v) and self._varies(v))
+        params = {k: aligned(v, rows, self.axis, f"{self.mapping.name}: {k}") for k, v in params.items()}
+        if not rows.shape[-1]:
+            params |= {k: wider(params[k], 1, 0.0, namespace(rows)) for k in of_classes}
+        shared = self.mapping.laid_out(**params)
+        for name, value in params.items():
+            shared.check_width(name, value)
+        varied = {k: v if k in of_classes else self.group.vary_parameter(v) for k, v in params.items()}
+        return shared.laid_out(**varied), shared, of_classes
+
+    def _divided(self, rows: Array, xp: Namespace) -> tuple[Array, Any]:
+        """(the rows divided by the temperature; this: a number, or one value per row, NaN where it is not above 0)."""
+        if isinstance(self.temperature, (int, float)) and self.temperature == 1.0:
+            return rows, self.temperature
+        temperature = one_a_row(aligned(self.temperature, rows, self.axis, "temperature"), "temperature")
+        temperature = _array.nan_outside(temperature, _array.ABOVE_0)
+        return divided(rows, self.group.vary_parameter(temperature), xp), temperature
 
     def _along(self, name: str, value: Array) -> bool:
         """True for a parameter of the map that has the axis of the classes, and may have one value for each."""
@@ -245,27 +252,25 @@ class ShardedCall:
 
     @property
     def _split(self) -> int:
-        """For each such parameter a digit of base 4: 1 if it has one value for each class, 2 if one for all, 0 if either may be true."""
+        """Two bits for each such parameter: `_EACH` or `_ONE`, or 0 if either may be true."""
         out = 0
-        for name in reversed(self.mapping.per_class):
+        for i, name in enumerate(self.mapping.per_class):
             value = self.mapping.params().get(name)
-            mine = 0
             if value is not None and self._along(name, value) and self.x.shape[self.axis] != 1:
-                mine = 1 if self._varies(value) else 2
-            out = 4 * out + mine
+                out |= (_EACH if self._varies(value) else _ONE) << 2 * i
         return out
 
-    def _common_after_all(self, heads: list[Head]) -> list[str]:
+    def _with_one_value(self, heads: list[Head]) -> list[str]:
         """The parameters that have one value for all classes, as a process with more than one class, or with none, knows."""
         out = []
         for i, name in enumerate(self.mapping.per_class):
-            said = {head.split // 4**i % 4 for head in heads}
-            if {1, 2} <= said:
+            said = {head.split >> 2 * i & 3 for head in heads}
+            if {_EACH, _ONE} <= said:
                 raise ValueError(
                     f"{self.agreement.name}: {name} of {self.mapping.name} has one value for each class on some processes, and one for all "
                     "classes on others; give all processes their part of it, or all of them the same number"
                 )
-            if 2 in said:
+            if _ONE in said:
                 out.append(name)
         return out
 
@@ -275,14 +280,16 @@ class ShardedCall:
             return self.group.rank == self.group.size - 1
         return n > 0 and self.start + n == self.count
 
-    def shard(self, columns: int, indices: bool) -> Shard:
-        """This process's rows. columns: how many [..., 1] it sends in the first collective. indices: `first` will be called."""
-        if self.group.strict:
-            self._describe()
-            last_unknown = self.hides and self.start is not None and self.count is None
-            if (indices and self.start is None) or last_unknown:
-                self._find_start(columns)
-        return self._rows()
+    def placed(self, columns: int, indices: bool) -> ShardedCall:
+        """The call with the place of this process's classes, as far as it must be known before the first collective.
+
+        columns: how many [..., 1] the process sends there. indices: `Shard.first` will be read.
+        """
+        if not self.group.strict:
+            return self
+        self._describe()
+        last_unknown = self.hides and self.start is not None and self.count is None
+        return self._found(columns) if (indices and self.start is None) or last_unknown else self
 
     def first_collective(self, shard: Shard, head: list[Array], extra: list[Array], most: int) -> Shards:
         """The first collective: columns [..., 1], those of the method and those of the verb, and the candidates of the fullest row."""
@@ -293,8 +300,9 @@ class ShardedCall:
         stacked, heads = self.agreement.exchange(columns, self._head(shard.n, most))
         assert stacked is not None
         places = self._places(heads)
-        shard.make_common(self._common_after_all(heads))
-        shard.seen.check(sum(places.sizes))
+        names = self._with_one_value(heads)
+        shard = shard.with_one_value(names) if names else shard
+        shard.caller.check(sum(places.sizes))
         most = max(head.most for head in heads)
         return Shards(shard, places, columns_of(places.in_order(stacked)), width=len(head), most=most)
 
@@ -321,18 +329,16 @@ class ShardedCall:
     def _head(self, size: int, most: int = 0) -> Head:
         return Head(HERE, size, self.start, self.count or 0, most, self._split)
 
-    def _find_start(self, columns: int) -> None:
-        """Find this process's first class, and how many there are, as far as the caller does not give them, by a collective.
+    def _found(self, columns: int) -> ShardedCall:
+        """The call with this process's first class, and how many there are, as a collective says unless the caller does.
 
         After it all calls are known.
         """
         _, heads = self.agreement.exchange(None, self._head(self.x.shape[self.axis]))
         sizes = [head.size for head in heads]
-        if self.start is None:
-            self.start = sum(sizes[: self.group.rank])
-        if self.count is None:
-            self.count = sum(sizes)
         self.agreement.message = message_of(math.prod(self.lead), columns, self.x)
+        start = sum(sizes[: self.group.rank]) if self.start is None else self.start
+        return dataclasses.replace(self, start=start, count=sum(sizes) if self.count is None else self.count)
 
     def _places(self, heads: list[Head]) -> Places:
         """Where the classes lie, as the processes say; an error if the shards do not follow each other."""

@@ -25,35 +25,31 @@ class Gathered(Solution):
     """The scores of the gathered classes are the same on every process."""
 
     def __init__(
-        self, shards: Shards, later: list[Array], z: Array, places: Array, k: int, whole: bool, of_classes: dict[str, Array]
+        self, shards: Shards, later: list[Array], z: Array, places: Array, k: int, whole: bool, local: Mapping, shared: Mapping
     ) -> None:  # fmt: skip
         super().__init__(shards, later)
         self.z = z  # [..., processes * k], common; -inf where a process has fewer classes than k
         self.places = places  # [..., k], where this process's gathered classes lie in its rows
         self.k = k  # 0 if z has all classes in place
         self.whole = whole  # True if z has all classes
-        shard, vary = shards.shard, shards.shard.group.vary_parameter
-        self.common: Mapping = shard.common.laid_out(**of_classes)  # the map of z, for what all processes compute
-        # the same for this process's classes: the gradients of its parameters add up over the processes
-        self.mapping: Mapping = shard.mapping.laid_out(**{name: vary(v) for name, v in of_classes.items()})
+        self.local, self.shared = local, shared  # the map of z, as in `Shard`
 
     def softmax_over(self, keep: Array) -> Gathered:
         """The problem of the softmax over some of the gathered classes instead."""
-        self.common = self.mapping = Softmax()
-        self.z = self.xp.where(keep, self.z, -math.inf * self.xp.ones_like(self.z))
-        return self
+        z, softmax = self.xp.where(keep, self.z, -math.inf * self.xp.ones_like(self.z)), Softmax()
+        return Gathered(self.shards, self.later, z, self.places, self.k, self.whole, softmax, softmax)
 
     def p(self) -> Array:
-        out = self._spread(apply(self.mapping, self.shard.group.vary(self.z)), 0.0)
+        out = self._spread(apply(self.local, self.shard.group.vary(self.z)), 0.0)
         return self.xp.where(self.shards.poisoned, math.nan, out)
 
     def log_p(self) -> Array:
-        out = self._spread(log_apply(self.mapping, self.shard.group.vary(self.z)), -math.inf)
+        out = self._spread(log_apply(self.local, self.shard.group.vary(self.z)), -math.inf)
         return self.xp.where(self.shards.poisoned, math.nan, out)
 
     @functools.cached_property
     def _threshold(self) -> Threshold[Array]:
-        return threshold(self.common, self.z, keepdims=True)
+        return threshold(self.shared, self.z, keepdims=True)
 
     def tau(self) -> Array:
         return self._threshold.tau
@@ -63,11 +59,11 @@ class Gathered(Solution):
 
     def sums(self) -> tuple[Any, Any]:
         # where upper bounds decide the sum each class has its own, and is a candidate
-        exact = self.whole or self.common.ceiling(self.z, self.xp) is not None
-        return self.common.sums(self.z > -math.inf, self.xp) if exact else super().sums()
+        exact = self.whole or self.shared.ceiling(self.z, self.xp) is not None
+        return self.shared.sums(self.z > -math.inf, self.xp) if exact else super().sums()
 
     def fenchel_young(self, gap: Array, mass: Array, target: Callable[[], Array]) -> Array:
-        mapping, z, high, xp = self.common, self.z, self.shards.high, self.xp
+        mapping, z, high, xp = self.shared, self.z, self.shards.high, self.xp
         if mapping.parts.loss_of_whole_target:
             value = bridge(z).loss(mapping, z, self._of_all(target()))
             return value + xp.where(gap == math.inf, gap, xp.zeros_like(gap))  # the target is masked
@@ -90,9 +86,9 @@ class Gathered(Solution):
 
     def draw(self, u: Array) -> Array:
         xp, n = self.xp, self.z.shape[-1]
-        p = apply(self.common, self.z)
+        p = apply(self.shared, self.z)
         # what p leaves of 1 is the probability of none of the classes
-        index = invert(with_missing_mass(p, 1.0, xp) if one_draw(self.common) == "rest" else p, u, xp)
+        index = invert(with_missing_mass(p, 1.0, xp) if one_draw(self.shared) == "rest" else p, u, xp)
         index = xp.where(index < n, index, -xp.ones_like(index))
         ids = _array.counts(self._ids(), xp)
         classes = xp.take_along_axis(ids, xp.where(index < 0, xp.zeros_like(index), index), axis=-1)
@@ -136,21 +132,21 @@ def gather(shards: Shards, chosen: Array, k: int, second: Second, whole: bool = 
 
     whole: `chosen` and k stand for all classes of every process.
     """
-    xp = shards.xp
+    xp, shard = shards.xp, shards.shard
     places, values = _places_of(shards, chosen, k)
-    names = shards.shard.of_classes
-    params = shards.shard.mapping.params() if names else {}
+    names = shard.of_classes
+    params = shard.local.params() if names else {}
     of_classes = [xp.take_along_axis(xp.broadcast_to(params[name], chosen.shape), places, axis=-1) for name in names]
     stacked = shards.stack(xp.concat([values, *of_classes, *second()], axis=-1))
     blocks, later = (
         [stacked[..., i * k : (i + 1) * k] for i in range(1 + len(names))],
         stacked[..., (1 + len(names)) * k :],
     )
-    bare = whole and shards.shard.group.strict  # no padding, since a map may ask how many classes there are
+    bare = whole and shard.group.strict  # no padding, since a map may ask how many classes there are
     z, *of_classes = (shards.joined(a) if bare else _side_by_side(a, xp) for a in blocks)
-    return Gathered(
-        shards, columns_of(later), z, places, 0 if bare else k, whole, dict(zip(names, of_classes, strict=True))
-    )
+    shared = shard.shared.laid_out(**dict(zip(names, of_classes, strict=True)))
+    local = shard.local.laid_out(**{name: shard.group.vary_parameter(a) for name, a in zip(names, of_classes)})
+    return Gathered(shards, columns_of(later), z, places, 0 if bare else k, whole, local, shared)
 
 
 def _places_of(shards: Shards, chosen: Array, k: int) -> tuple[Array, Array]:

@@ -26,8 +26,8 @@ from ..linear.arguments import (
 from ..linear.bridge import joined
 from ..linear.job import loss_of
 from ..linear.layer import Layer, check_chunk
-from ..losses.further import FurtherLosses
 from ..losses.options import LossOptions
+from ..losses.penalties import RowPenalties
 from ..losses.targets import holds_indices
 from ..thresholds import Threshold
 from ..transforms.base import Transform, check_range
@@ -129,27 +129,28 @@ def linear_loss(
     of_layer: LayerArguments,
     target: Any,
     weight: Any,
-    further: tuple[Any, Any],
+    z_loss: Any,
+    suppress: Any,
     options: dict[str, Any],
 ) -> Any:
-    """The loss of the scores `x @ linear_weight.T`. further: the fields of `FurtherLosses`."""
+    """The loss of the scores `x @ linear_weight.T`."""
     who = agreement.who
     read = LossOptions.read(who, weight, options)
     layer = _layer(arguments, of_layer)
     mapping = over_all(layer.mapping)
-    more = FurtherLosses.read(who, mapping, mapping is not layer.mapping, *further)
+    penalties = RowPenalties.read(who, mapping, mapping is not layer.mapping, z_loss, suppress)
     xp, lead, n, rows = namespace(layer.x), layer.lead, layer.classes, layer.rows
     refuse_sharded(who, None, target=target)
     target = _array.beside(target, layer.x, "target", xp)
     soft = not holds_indices(target, (*lead, n), -1, f"{who}: target", part=True)
-    more.need_indices(who, target)
+    penalties.need_indices(who, target)
     if agreement.group.strict:
-        agreement.say(**read.words(), **more._asdict())
+        agreement.say(**read.words(), **penalties._asdict())
         target_is(agreement, target, xp)
     split = SplitLayer.agreed(arguments, agreement, layer, of_layer)
     target = xp.reshape(target, (rows, n) if soft else (rows,))
-    loss = Loss.of(loss_of(mapping), read, layer.mapping, layer.x, target, more)
-    value, norm = split.by_rows(loss.width, lambda call, where: losses_of_call(call, loss, target[where, ...]))
+    loss = Loss.of(loss_of(mapping), read, layer.mapping, layer.x, target, penalties)
+    value, norm = split.by_rows(len(loss.sent), lambda call, where: losses_of_call(call, loss, target[where, ...]))
     return read.reduce(xp.reshape(value, lead), xp.reshape(norm, lead), layer.dtype, xp)
 
 

@@ -88,7 +88,7 @@ def linear_loss(
     of_loss = {name: given.pop(name) for name in SampleKeywords.__annotations__ if name in given}
     arguments = Arguments.of("linear_loss", mapping, x, mask=mask, **given)
     of_layer = LayerArguments(linear_weight, linear_bias, chunk, transform)
-    return eagerly(layer.linear_loss, arguments, of_layer, target, weight, (z_loss, suppress), of_loss)
+    return eagerly(layer.linear_loss, arguments, of_layer, target, weight, z_loss, suppress, of_loss)
 
 
 @check_keywords(_HINTS, bias="linear_bias")

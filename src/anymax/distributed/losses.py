@@ -31,8 +31,8 @@ from .._core.rows import hide
 from .._core.typing import LossKind
 from ..autodiff.agreement import Agreement
 from ..functional.draws import check_draw
-from ..losses.further import NO_MORE, FurtherLosses, Levels
 from ..losses.options import LossOptions, class_weights, result_dtype
+from ..losses.penalties import NO_PENALTIES, LogSums, RowPenalties
 from ..losses.targets import (
     Samples,
     each_row,
@@ -57,26 +57,49 @@ from .sums import Part, logsumexp, size_of
 _EVERYWHERE = " over all processes"
 
 
+class TargetColumns(NamedTuple):
+    """What each process says first of the target of its classes, as columns [..., 1]; None for what the loss does not need.
+
+    a: the exponents, or the scores. anchor: their maximum on this process. w: the class weights, 1 where they multiply the loss itself.
+    """
+
+    gap: Array  # <w y, anchor - a>
+    mass: Array  # <w y, 1>
+    whole: Array  # <y, 1>
+    sample: Array  # <y, w> with the class weights of any loss; <y, 1> without
+    even_gap: Any = None  # with label smoothing: `gap` and `mass` with 1 at each unmasked class in place of y
+    even_mass: Any = None
+    free: Any = None  # the number of these classes
+    room: Any = None  # how much smoothing may give each of them, if p has upper bounds
+    hidden_gap: Any = (
+        None  # with a share of the hidden class that is yet to be known: `gap` and `mass` with 1 there in place of y
+    )
+    hidden_mass: Any = None
+
+
 class Loss(NamedTuple):
     """Which loss a call computes, read once."""
 
     kind: LossKind
     options: LossOptions
-    further: FurtherLosses
+    penalties: RowPenalties
     bounded: bool  # targets above the upper bounds of classes are refused
     shares: bool  # a class that the map hides has what a distribution leaves
 
     @classmethod
     def of(
-        cls, kind: LossKind, options: LossOptions, mapping: Mapping, x: Array, target: Array, further: FurtherLosses = NO_MORE
+        cls, kind: LossKind, options: LossOptions, mapping: Mapping, x: Array, target: Array, penalties: RowPenalties = NO_PENALTIES
     ) -> Loss:  # fmt: skip
         bounded = kind != "nll" and mapping.ceiling(x, namespace(x)) is not None
-        return cls(kind, options, further, bounded, mapping.hidden is not None and not is_integer(target))
+        return cls(kind, options, penalties, bounded, mapping.hidden is not None and not is_integer(target))
 
     @property
-    def width(self) -> int:
-        """How many numbers per row each process sends first."""
-        return 4 + (3 + self.bounded if self.options.smoothing else 0) + 2 * self.shares
+    def sent(self) -> tuple[str, ...]:
+        """The fields of `TargetColumns` that each process sends."""
+        names: tuple[str, ...] = ("gap", "mass", "whole", "sample")
+        if self.options.label_smoothing:
+            names += ("even_gap", "even_mass", "free", *(("room",) if self.bounded else ()))
+        return names + (("hidden_gap", "hidden_mass") if self.shares else ())
 
 
 class TargetPart(NamedTuple):
@@ -106,9 +129,9 @@ class Target(Columns, ABC):
     """The target of a loss as this process knows it. The class weights belong inside the sums of `nll`; they multiply other losses."""
 
     def __init__(self, call: ShardedCall, loss: Loss, t: Array) -> None:
-        self.call, self.t, self.count, self.hides = call, t, loss.width, call.hides
-        self.kind, self.options, self.further, self.bounded, self.shares = loss
-        self.nll = loss.kind == "nll"
+        self.call, self.t, self.sent, self.hides = call, t, loss.sent, call.hides
+        self.kind, self.options, self.penalties, self.bounded, self.shares = loss
+        self.nll, self.count = loss.kind == "nll", len(self.sent)
 
     @staticmethod
     def of(call: ShardedCall, loss: Loss, target: Array) -> Target:
@@ -121,8 +144,8 @@ class Target(Columns, ABC):
     @abstractmethod
     def _sums(
         self, shard: Shard, a: Array, anchor: Array, keep: Array, w: Array | None, inside: Array | None
-    ) -> tuple[list[Array], TargetPart]:
-        """(this process's <w y, anchor - a>, <w y, 1>, <y, 1> and <y, w>, [..., 1]; its part). inside: w where it is inside the loss."""
+    ) -> tuple[TargetColumns, TargetPart]:
+        """The columns that every loss needs. inside: w where it is inside the loss."""
 
     @abstractmethod
     def _check(self, part: TargetPart, shards: Shards, whole: Array) -> Array:
@@ -133,8 +156,6 @@ class Target(Columns, ABC):
         """y, like the rows."""
 
     def first(self, shard: Shard, a: Array, anchor: Array) -> tuple[list[Array], TargetPart]:
-        """`_sums`; with smoothing also the first two for 1 in place of y, over the unmasked classes, the number of these, and, if p has an
-        upper bound, how far the target of the highest class stays below it."""
         xp, options, w = shard.xp, self.options, None
         if options.weight is not None:
             w = class_weights(options.weight, shard.rows[..., : shard.n], xp)
@@ -142,52 +163,52 @@ class Target(Columns, ABC):
         keep, inside = a != -math.inf, w if self.nll else None
         holds_indices(self.t, self.call.x.shape, shard.axis, part=True)
         columns, part = self._sums(shard, a, anchor, keep, w, inside)
-        if options.smoothing:
+        if options.label_smoothing:
             free = xp.astype(keep, a.dtype)
-            count, gap = total(free, xp), xp.where(keep, anchor - a, xp.zeros_like(a))
-            if inside is None:
-                columns += [total(gap, xp), count, count]
-            else:
-                columns += [total(free * inside * gap, xp), total(free * inside, xp), count]
-        if self.bounded and options.smoothing:
-            columns.append(room_below(options, self._here(part, shard), keep, shard.mapping, xp))
+            of_class = free if inside is None else free * inside
+            even = total(of_class * xp.where(keep, anchor - a, xp.zeros_like(a)), xp), total(of_class, xp)
+            columns = columns._replace(even_gap=even[0], even_mass=even[1], free=total(free, xp))
+        if self.bounded and options.label_smoothing:
+            room = room_below(options, self._here(part, shard), keep, shard.local, xp)
+            columns = columns._replace(room=room)
         elif self.bounded:
             y, poisoned = self._here(part, shard), xp.any(~(a < math.inf), axis=-1, keepdims=True)
-            refuse_above(y, shard.mapping, xp, left_out=(y > 0) & ~keep | part.ignored | poisoned)
-        return columns + (self._of_hidden(shard, a, anchor) if self.shares else []), part
-
-    def _of_hidden(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
-        """The first two columns for 1 at the hidden class in place of y, where its share of the target is yet to be known."""
-        raise TypeError("class indices have no share")
+            refuse_above(y, shard.local, xp, left_out=(y > 0) & ~keep | part.ignored | poisoned)
+        if self.shares:
+            gap, mass = _of_hidden(shard, a, anchor)
+            columns = columns._replace(hidden_gap=gap, hidden_mass=mass)
+        return [getattr(columns, name) for name in self.sent], part
 
     def summed(self, shards: Shards, state: TargetPart) -> TargetSums:
-        xp, extra, mapping, part = shards.xp, shards.extra, shards.shard.mapping, state
+        xp, mapping, part = shards.xp, shards.shard.local, state
+        said = TargetColumns(**dict(zip(self.sent, shards.extra)))
         below = shards.high[None, ...] - shards.anchors
 
-        def summed(i: int) -> tuple[Array, Array]:
-            return xp.sum(extra[i] + extra[i + 1] * below, axis=0), xp.sum(extra[i + 1], axis=0)
+        def summed(gap: Array, mass: Array) -> tuple[Array, Array]:
+            """Both over all classes, with the gap below the maximum of the row."""
+            return xp.sum(gap + mass * below, axis=0), xp.sum(mass, axis=0)
 
-        gap, mass = summed(0)
-        whole, sample, free, rest = xp.sum(extra[2], axis=0), xp.sum(extra[3], axis=0), None, None
+        gap, mass = summed(said.gap, said.mass)
+        whole, sample, free, rest = xp.sum(said.whole, axis=0), xp.sum(said.sample, axis=0), None, None
         stray = self._check(part, shards, whole)
         if self.shares:
-            gap_there, _ = summed(self.count - 2)
-            part, rest = self._complete_part(part, shards, whole)
+            gap_there, _ = summed(said.hidden_gap, said.hidden_mass)
+            part, rest = _complete(part, shards, whole)
             zero = xp.zeros_like(rest)
             gap = gap + xp.where(rest > 0, rest * xp.where(rest > 0, gap_there, zero), zero)
             mass, whole, sample = mass + rest, whole + rest, sample + rest
-        if self.options.smoothing:
-            free = stop_gradient(xp.sum(extra[6], axis=0))
+        if self.options.label_smoothing:
+            free = stop_gradient(xp.sum(said.free, axis=0))
             mix = functools.partial(smoothed, self.options, mapping, count=free, sums=whole, xp=xp)
-            even_gap, even_mass = summed(4)
+            even_gap, even_mass = summed(said.even_gap, said.even_mass)
             gap, mass = mix(gap, even_gap), mix(mass, even_mass)
             rest = rest if rest is None else mix(rest, xp.ones_like(rest))
             if self.bounded:
-                above = mix(0.0, xp.ones_like(whole)) > xp.min(extra[7], axis=0)
+                above = mix(0.0, xp.ones_like(whole)) > xp.min(said.room, axis=0)
                 left_out = part.ignored | stray | shards.poisoned | (gap == math.inf)
                 refuse_more_than_room(above & ~left_out, mapping, xp)
         if rest is not None and not self.nll:
-            refuse_above(rest, shards.shard.common, xp)
+            refuse_above(rest, shards.shard.shared, xp)
         sums = TargetSums(part, shards, gap, mass, whole, sample, stray, free)
         if self.kind != "fenchel_young" or not has_constant(mapping, self.indices, self.options):
             return sums
@@ -202,20 +223,16 @@ class Target(Columns, ABC):
         # a ratio map has no loss but `nll`
         return list(state.constant) if v is None else [self._terms(state, _array.log(v, state.shards.xp))]
 
-    def _complete_part(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
-        """(the part with the share of the hidden class, which completes the sum of a distribution; this share)."""
-        raise TypeError("class indices have no share")
-
     # -- the target of this process's classes as a distribution ------------------------------------------------------------------
 
     def _smoothed(self, sums: TargetSums) -> Array:
         shard, xp = sums.shards.shard, sums.shards.xp
         y = self._here(sums.part, shard)
-        if not self.options.smoothing:
+        if not self.options.label_smoothing:
             return y
         whole = shard.group.vary(sums.whole) if differentiates(y) else stop_gradient(sums.whole)
         free = xp.astype(shard.rows != -math.inf, y.dtype)
-        return smoothed(self.options, shard.mapping, y, free, sums.free, whole, xp)
+        return smoothed(self.options, shard.local, y, free, sums.free, whole, xp)
 
     def _terms(self, sums: TargetSums, log_p: Array) -> Array:
         """-<w y, log p> of this process's classes."""
@@ -230,7 +247,7 @@ class Target(Columns, ABC):
     def _constant(self, sums: TargetSums, out: Solution) -> Array:
         """Omega(y) from the parts of all processes."""
         shards, later = sums.shards, out.later
-        mapping, xp = out.common, shards.xp
+        mapping, xp = out.shared, shards.xp
         if sums.by_terms:
             constant = mapping.parts.constant
             assert constant is not None
@@ -257,17 +274,17 @@ class Target(Columns, ABC):
                 self._check_sums(out, sums, ignored | poisoned)
             value = out.fenchel_young(sums.gap, sums.mass, functools.partial(self._smoothed, sums))
             value = value + self._constant(sums, out) if out.later else value
-            terms = lambda: (sums.gap, sums.mass, size_of(shard.common, shard.rows[..., :1], xp))  # noqa: E731
-            value = not_below_zero(shard.common, value, ~(poisoned | ignored), terms, shards.count, xp)
-        if self.further:
-            more = self.further.of(shards.empty, out.tau, lambda: self._levels(out, sums))
+            terms = lambda: (sums.gap, sums.mass, size_of(shard.shared, shard.rows[..., :1], xp))  # noqa: E731
+            value = not_below_zero(shard.shared, value, ~(poisoned | ignored), terms, shards.count, xp)
+        if self.penalties:
+            penalty = self.penalties.of(shards.empty, out.tau, lambda: self._log_sums(out, sums))
             # the weights multiply the whole loss of other maps in `each_row`
-            value = value + (more * sums.sample if self.nll and self.options.weight is not None else more)
+            value = value + (penalty * sums.sample if self.nll and self.options.weight is not None else penalty)
         samples = Samples(poisoned, ignored, sums.sample, self.indices)
         return each_row(self.options, value, samples, weighs=self.nll)
 
-    def _levels(self, out: Solution, sums: TargetSums) -> Levels:
-        """What `FurtherLosses` needs of each row, by one collective."""
+    def _log_sums(self, out: Solution, sums: TargetSums) -> LogSums:
+        """What `RowPenalties` needs of each row, by one collective."""
         shards, a, xp = sums.shards, out.shard.rows, out.xp
         here = self._here(sums.part, out.shard) > 0
         counts = (stop_gradient(out.p()) != 0) | here
@@ -286,27 +303,27 @@ class ClassIndices(Target):
 
     def _sums(
         self, shard: Shard, a: Array, anchor: Array, keep: Array, w: Array | None, inside: Array | None
-    ) -> tuple[list[Array], TargetPart]:
+    ) -> tuple[TargetColumns, TargetPart]:
         xp, one = shard.xp, shard.xp.ones_like(anchor)
         t = _array.counts(self.t, xp)[..., None]
         ignored = t == self.options.ignore_index
-        here, at = shard.place(t, self.call.first(shard), self.hides)
+        here, at = shard.place(t, self.hides)
         here = here & ~ignored
         y, kept = xp.astype(here, shard.rows.dtype), xp.take_along_axis(keep, at, axis=-1)
         gap = anchor - xp.where(here & kept, xp.take_along_axis(a, at, axis=-1), anchor)
         wy = y if inside is None else y * inside[at]
         gap = xp.where(here & ~kept & (wy > 0), math.inf * one, gap * wy)
-        return [gap, wy, y, y if w is None else y * w[at]], TargetPart(t, w, ignored)
+        return TargetColumns(gap, wy, y, y if w is None else y * w[at]), TargetPart(t, w, ignored)
 
     def _check(self, part: TargetPart, shards: Shards, whole: Array) -> Array:
         ignore_index = self.options.ignore_index
         stray = refuse_strays("target", part.y, shards.count, ignore_index, shards.xp, hides=self.hides)
         if not self.nll:
-            refuse_one_class(shards.shard.mapping)
+            refuse_one_class(shards.shard.local)
         return stray
 
     def _here(self, part: TargetPart, shard: Shard) -> Array:
-        here, at = shard.place(part.y, self.call.first(shard), self.hides)
+        here, at = shard.place(part.y, self.hides)
         places = _array.positions(shard.rows, at.dtype, shard.xp)
         return shard.xp.astype((places == at) & here & ~part.ignored, shard.rows.dtype)
 
@@ -321,46 +338,51 @@ class Distributions(Target):
 
     def _sums(
         self, shard: Shard, a: Array, anchor: Array, keep: Array, w: Array | None, inside: Array | None
-    ) -> tuple[list[Array], TargetPart]:
+    ) -> tuple[TargetColumns, TargetPart]:
         xp, t = shard.xp, self.t
-        refuse_negative(t, shard.seen.sums(None, xp) if self._has_sums else None, xp, _EVERYWHERE)
+        refuse_negative(t, shard.caller.sums(None, xp) if self._has_sums else None, xp, _EVERYWHERE)
         y = _array.to_last(as_dtype(t, shard.rows.dtype, xp), shard.axis, xp)
         y = wider(y, shard.rows.shape[-1], 0.0, xp)
         lead = (*shard.rows.shape[:-1], 1)
         ignored = xp.zeros(lead, dtype=xp.bool, **device_of(shard.rows))  # common: it does not depend on the rows
         wy = y if inside is None else y * inside
         gap = xp.where(keep, anchor - xp.where(keep, a, anchor), math.inf * xp.ones_like(a))
-        columns = [dot(wy, gap, xp), total(wy, xp), total(y, xp), total(y, xp) if w is None else dot(y, w, xp)]
-        return columns, TargetPart(y, w, ignored)
+        whole = total(y, xp)
+        sample = whole if w is None else dot(y, w, xp)
+        return TargetColumns(dot(wy, gap, xp), total(wy, xp), whole, sample), TargetPart(y, w, ignored)
 
     def _check(self, part: TargetPart, shards: Shards, whole: Array) -> Array:
-        seen, xp = shards.shard.seen, shards.xp
+        mapping, xp = shards.shard.caller, shards.xp
         # upper bounds may sum to less: `_check_sums` knows
-        if self._has_sums and (self.hides or seen.ceiling(shards.shard.rows, xp) is None):
-            refuse_sums(whole, seen.sums(None, xp), xp, _EVERYWHERE)
+        if self._has_sums and (self.hides or mapping.ceiling(shards.shard.rows, xp) is None):
+            refuse_sums(whole, mapping.sums(None, xp), xp, _EVERYWHERE)
         return shards.xp.zeros_like(part.ignored)
 
     def _check_sums(self, out: Solution, sums: TargetSums, left_out: Array) -> None:
-        lowest, highest = out.common.sums(None, out.xp)
-        if lowest is not highest or out.common.ceiling(out.shard.rows, out.xp) is not None:
+        lowest, highest = out.shared.sums(None, out.xp)
+        if lowest is not highest or out.shared.ceiling(out.shard.rows, out.xp) is not None:
             refuse_sums(sums.whole, out.sums(), out.xp, _EVERYWHERE, left_out | (sums.gap == math.inf))
-
-    def _of_hidden(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
-        xp, score = shard.xp, a[..., -1:]
-        here = (xp.zeros_like(score) == 0) & shard.has_hidden
-        keep = score != -math.inf
-        gap = xp.where(keep, anchor - xp.where(keep, score, anchor), math.inf * xp.ones_like(score))
-        return [xp.where(here, gap, xp.zeros_like(gap)), xp.astype(here, a.dtype)]
-
-    def _complete_part(self, part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
-        shard, xp, y = shards.shard, shards.xp, part.y
-        rest = missing_mass(whole, shard.mapping.sums(None, xp)[1], xp)
-        share = shard.group.vary(rest) if differentiates(y) else stop_gradient(rest)
-        here = (_array.positions(y, xp.int32, xp) == shard.n) & shard.has_hidden
-        return part._replace(y=xp.where(here, share, y)), rest
 
     def _here(self, part: TargetPart, shard: Shard) -> Array:
         return part.y
+
+
+def _of_hidden(shard: Shard, a: Array, anchor: Array) -> tuple[Array, Array]:
+    """`gap` and `mass` of this process with 1 at the hidden class in place of y."""
+    xp, score = shard.xp, a[..., -1:]
+    here = (xp.zeros_like(score) == 0) & shard.has_hidden
+    keep = score != -math.inf
+    gap = xp.where(keep, anchor - xp.where(keep, score, anchor), math.inf * xp.ones_like(score))
+    return xp.where(here, gap, xp.zeros_like(gap)), xp.astype(here, a.dtype)
+
+
+def _complete(part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
+    """(the part with the share of the hidden class, which completes the sum of a distribution; this share)."""
+    shard, xp, y = shards.shard, shards.xp, part.y
+    rest = missing_mass(whole, shard.local.sums(None, xp)[1], xp)
+    share = shard.group.vary(rest) if differentiates(y) else stop_gradient(rest)
+    here = (_array.positions(y, xp.int32, xp) == shard.n) & shard.has_hidden
+    return part._replace(y=xp.where(here, share, y)), rest
 
 
 # -- the losses ------------------------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ class ByCandidates(Method):
     """A class with p = 0 keeps it when classes are added. `head` has the threshold of this process's classes; in JAX also their number."""
 
     def __init__(self, shard: Shard) -> None:
-        self.shard, self.a = shard, shard.rows
+        self.a = shard.rows
         tau, self.candidates = find_candidates(shard)
         self.head = [shard.high(), tau]
         if shard.group.strict:
@@ -42,8 +42,9 @@ class ByCandidates(Method):
             self.head.append(total(shard.xp.astype(self.candidates, tau.dtype), shard.xp))
 
     def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
-        group, n, most_kept = self.shard.group, self.shard.rows.shape[-1], self.shard.parts.most_kept
-        chosen = self.candidates & (self.shard.rows > bound(shards))
+        shard = shards.shard
+        group, n, most_kept = shard.group, shard.rows.shape[-1], shard.parts.most_kept
+        chosen = self.candidates & (shard.rows > bound(shards))
         if group.strict:
             k = max(1, shards.most)
             k = k if k <= COUNT else largest(shards, chosen)
@@ -59,30 +60,28 @@ class ByCandidates(Method):
 
     def _gathered_or_searched(self, shards: Shards, chosen: Array, k: int, many: bool, second: Second) -> Solution:
         """With k classes of each process; if these are `many`, the level is searched instead, if it can be."""
-        mapping: Any = self.shard.mapping
-        if not many or not searchable(mapping, self.shard.rows, shards.xp):
+        local: Any = shards.shard.local
+        if not many or not searchable(local, shards.shard.rows, shards.xp):
             return gather(shards, chosen, k, second)
         tau = bound(shards)
-        shift = mapping.frozen().level_to_tau(tau, shards.xp)
-        return Level(mapping, shards, shards.collect(second()), None if _array.is_array(shift) else tau + shift)
+        shift = local.frozen().level_to_tau(tau, shards.xp)
+        return Level(shards, shards.collect(second()), None if _array.is_array(shift) else tau + shift)
 
 
 class ByLevel(Method):
     """All classes, or a search if these are many. `head` has the threshold of this process's classes, in terms of the level."""
 
-    mapping: Any
-
     def __init__(self, shard: Shard) -> None:
-        self.shard, self.a, self.mapping = shard, shard.rows, shard.mapping
-        xp, rows = shard.xp, stop_gradient(shard.rows)
+        local: Any = shard.local
+        xp, self.a, rows = shard.xp, shard.rows, stop_gradient(shard.rows)
         y, keep, _ = _array.finite_scores(rows, xp)
-        anchor, level = self.mapping.frozen().solve(y, keep, xp)
+        anchor, level = local.frozen().solve(y, keep, xp)
         known = xp.any(keep, axis=-1, keepdims=True) & xp.isfinite(level)
         self.head = [shard.high(), xp.where(known, anchor - level, -math.inf * xp.ones_like(rows[..., :1]))]
 
     def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
         if shards.count > MANY:
-            return finish(Level(self.mapping, shards, shards.collect(second()), bound(shards)))
+            return finish(Level(shards, shards.collect(second()), bound(shards)))
         return finish(gather_all(shards, second))
 
 
@@ -90,7 +89,7 @@ class ByAll(Method):
     """All classes are gathered, for a map of which nothing else is known."""
 
     def __init__(self, shard: Shard) -> None:
-        self.shard, self.a = shard, shard.rows
+        self.a = shard.rows
         self.head = [shard.high(), -math.inf * shard.xp.ones_like(shard.rows[..., :1])]
 
     def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
@@ -101,12 +100,12 @@ class ByNucleus(Method):
     """The classes that can be in the nucleus: a class qualifies if n such classes would hold at least 1 - p of the mass."""
 
     def __init__(self, shard: Shard) -> None:
-        self.shard, self.a = shard, shard.rows
+        self.a = shard.rows
         self.part = Part.of(shard.rows, shard.xp)
         self.head = [self.part.high, self.part.rest]
 
     def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
-        shard, xp, part = self.shard, shards.xp, self.part
+        shard, xp, part = shards.shard, shards.xp, self.part
         nucleus = shard.parts.nucleus
         share = stop_gradient(part.e) * xp.exp(part.anchor - shards.high)
         z, level = (
@@ -127,7 +126,7 @@ def gather_all(shards: Shards, second: Second) -> Gathered:
 
 def find_candidates(shard: Shard) -> tuple[Array, Array]:
     """(the bound of this process's classes alone, -inf if it bounds nothing; the classes above it that may have a probability)."""
-    mapping, xp, rows, most = shard.mapping.frozen(), shard.xp, stop_gradient(shard.rows), shard.parts.most_kept
+    mapping, xp, rows, most = shard.local.frozen(), shard.xp, stop_gradient(shard.rows), shard.parts.most_kept
     if most is not None:
         return -math.inf * xp.ones_like(rows[..., :1]), topk_keep(rows, most, xp) & xp.isfinite(rows)
     low = bound_of(mapping, rows, xp)
@@ -167,9 +166,10 @@ _METHODS: dict[Way, type[Method]] = {
 
 def solve(call: ShardedCall, finish: Callable[[Any, Any], Any], columns: Columns = _NONE) -> Any:
     """`finish(solution, state)` for the rows of a call; `columns` are what the verb adds to the collectives, and give the state."""
-    shard = call.shard(2 + columns.count, columns.indices)
+    call = call.placed(2 + columns.count, columns.indices)
+    shard = call.shard()
     xp = shard.xp
-    method = _METHODS[way_of(shard.mapping, shard.rows, xp)](shard)
+    method = _METHODS[way_of(shard.local, shard.rows, xp)](shard)
     high = method.head[0]
     anchor = xp.where(xp.isfinite(high), high, xp.zeros_like(high))
     sent, state = columns.first(shard, method.a, anchor)

@@ -175,7 +175,7 @@ class GivenClasses(Columns):
     def first(self, shard: Shard, a: Array, anchor: Array) -> tuple[list[Array], tuple[Array, Array]]:
         xp = shard.xp
         if self.kept is None:
-            here, at = shard.place(self.index, self.call.first(shard), self.hidden)
+            here, at = shard.place(self.index, self.hidden)
         else:
             here, at = self.kept.here & (self.index >= 0), self.kept.at
             at = xp.where(here, at, xp.zeros_like(at))

@@ -24,18 +24,21 @@ def _constant(mapping: Separable) -> Separable:
 class Level(Solution):
     """The level of each row, from which p follows: its threshold is `shards.high - level`, for a map with a shift minus this."""
 
-    def __init__(self, mapping: Separable, shards: Shards, later: list[Array], tau: Array | None) -> None:
+    local: Separable
+
+    def __init__(self, shards: Shards, later: list[Array], tau: Array | None) -> None:
         """tau: a bound from the processes' own thresholds, in terms of the level; the largest of them is below the common one."""
         super().__init__(shards, later)
-        xp, self.mapping = shards.xp, mapping
+        assert isinstance(shards.shard.local, Separable)
+        xp, self.local = shards.xp, shards.shard.local
         rows = stop_gradient(shards.shard.rows)
         keep = xp.isfinite(rows)
         y = xp.where(keep, rows - shards.high, xp.zeros_like(rows))
         start = None if tau is None else xp.where(tau > -math.inf, shards.high - tau, xp.zeros_like(shards.high))
-        self.level = _constant(mapping).search(y, keep, xp, start, self._summed)
+        self.level = _constant(self.local).search(y, keep, xp, start, self._summed)
 
     def p(self) -> Array:
-        shard, shards, xp, mapping = self.shard, self.shards, self.xp, self.mapping
+        shard, shards, xp, mapping = self.shard, self.shards, self.xp, self.local
         y, keep, _ = _array.finite_scores(shard.rows, xp)
         keep = keep & xp.isfinite(shard.rows)
         if self._moves():
@@ -50,13 +53,13 @@ class Level(Solution):
 
     def tau(self) -> Array:
         shard, xp, level = self.shard, self.xp, self.level
-        common = shard.common
+        common = shard.shared
         assert isinstance(common, Separable)
         tau = self.shards.high - level - common.level_to_tau(level, xp)
         tau = xp.where(self.shards.empty, -math.inf * xp.ones_like(tau), tau)
         if not self._moves():
             return tau
-        mean = self.mapping.moving_mean(shard.rows, self.p(), xp, self._known_sums)
+        mean = self.local.moving_mean(shard.rows, self.p(), xp, self._known_sums)
         return tau + (mean - stop_gradient(mean))
 
     def fenchel_young(self, gap: Array, mass: Array, target: Callable[[], Array]) -> Array:
@@ -64,12 +67,12 @@ class Level(Solution):
         p = self.p()
         x = xp.where(xp.isfinite(shard.rows), shard.rows - shards.high, xp.zeros_like(shard.rows))
         p = xp.where(shards.poisoned, xp.zeros_like(p), p)
-        part = self.mapping.loss(x, p, xp.zeros_like(p), xp)
+        part = self.local.loss(x, p, xp.zeros_like(p), xp)
         return xp.sum(shards.stack(part), axis=0) + gap
 
     def _moves(self) -> bool:
         """True if a derivative in the scores or the map's parameters is taken, or may be."""
-        return differentiates(self.shard.rows) or any(differentiates(v) for v in self.mapping.params().values())
+        return differentiates(self.shard.rows) or any(differentiates(v) for v in self.local.params().values())
 
     def _known_sums(self, parts: list[Array], xp: Namespace) -> list[Array]:
         """Sums over the classes of all processes, several in one collective, for a result that all processes have."""

@@ -15,14 +15,17 @@ from .._core.rows import Rows, restore_axis
 from ..autodiff.group import Group
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Shard:
     """The scores of this process with the classes last, in the dtype to compute in; masked classes are -inf."""
 
     group: Group
-    mapping: Mapping  # for this process's classes: the gradients of its parameters are added up
-    common: Mapping  # for what all processes compute from common values
-    temperature: Any  # common
+    # The map, twice: what a process computes of its own classes, it computes by `local`, so that the gradients of the parameters are
+    # added up over the processes; what all compute from the same values, they compute by `shared`. Both have a class that `caller` hides.
+    local: Mapping
+    shared: Mapping
+    caller: Mapping  # the caller's map, shared too
+    temperature: Any  # shared
     rows: Array
     xp: Any
     axis: int
@@ -30,35 +33,37 @@ class Shard:
     # How many classes the caller sees here. `rows` has one class more, the last, if the map hides one: its score is on one process, and
     # masked on the others. Without it one masked class represents no classes.
     n: int
-    seen: Mapping  # the caller's map, common; `mapping` and `common` are those of all classes, with a hidden one
-    of_classes: tuple[str, ...] = ()  # the parameters with one value for each class of this process, also in `common`
-    hides: bool = False  # `seen` hides a class
+    first: Any  # the index of the first of them
+    of_classes: tuple[str, ...] = ()  # the parameters with one value for each class of this process, also in `shared`
+    hides: bool = False  # `caller` hides a class
     has_hidden: Any = False  # True on the process that has the hidden class
 
     @functools.cached_property
     def parts(self) -> Parts:
-        return self.mapping.parts
+        return self.local.parts
 
-    def join_hidden(self, here: Any) -> None:
-        """Make the class that `seen` hides the last of `rows`, masked where it is not `here`."""
+    def with_hidden(self, here: Any) -> Shard:
+        """The shard with the class that the map hides as the last of `rows`, masked where it is not `here`."""
         xp, n = self.xp, self.n
-        call = Rows(self.rows, self.rows, self.mapping, -1).over_all()
+        call = Rows(self.rows, self.rows, self.local, -1).over_all()
         rows = call.rows if n else call.rows[..., 1:]  # no masked class needs to represent no classes
         mine = _array.positions(rows, xp.int32, xp) < n
-        self.rows = xp.where(mine | here, rows, -math.inf * xp.ones_like(rows))
-        self.mapping, self.common = call.mapping, over_all(self.seen)
-        self.hides, self.has_hidden = True, here
+        rows = xp.where(mine | here, rows, -math.inf * xp.ones_like(rows))
+        shared = over_all(self.caller)
+        return dataclasses.replace(self, rows=rows, local=call.mapping, shared=shared, hides=True, has_hidden=here)
 
     @property
     def columns(self) -> int:
         """How many classes of `rows` are classes."""
         return self.n + self.hides
 
-    def make_common(self, names: list[str]) -> None:
-        """Take these parameters as one value for all classes, since on other processes they are."""
-        for name in set(names) & set(self.of_classes):
-            self.mapping = self.mapping.replace(**{name: self.group.vary_parameter(self.mapping.params()[name])})
-        self.of_classes = tuple(name for name in self.of_classes if name not in names)
+    def with_one_value(self, names: list[str]) -> Shard:
+        """The shard with these parameters as one value for all classes, since on other processes they are."""
+        params = {
+            name: self.group.vary_parameter(self.local.params()[name]) for name in names if name in self.of_classes
+        }
+        of_classes = tuple(name for name in self.of_classes if name not in names)
+        return dataclasses.replace(self, local=self.local.replace(**params), of_classes=of_classes)
 
     def high(self) -> Array:
         """The maximum of each row, [..., 1], a constant."""
@@ -74,12 +79,12 @@ class Shard:
         value = restore_axis(value, self.axis)
         return value if keepdims else self.xp.squeeze(value, axis=self.axis)
 
-    def place(self, index: Array, first: Any, hidden: bool) -> tuple[Array, Array]:
+    def place(self, index: Array, hidden: bool) -> tuple[Array, Array]:
         """(True where the class of an index is on this process, its place in `rows`, which is 0 elsewhere).
 
-        first: the index of this process's first class. hidden: -1 is the class that the map hides.
+        hidden: -1 is the class that the map hides.
         """
-        xp, at = self.xp, index - first
+        xp, at = self.xp, index - self.first
         here = (index >= 0) & (at >= 0) & (at < self.n)
         return self.place_hidden(index, here, at) if hidden else (here, xp.where(here, at, xp.zeros_like(at)))
 

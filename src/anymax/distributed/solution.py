@@ -48,7 +48,6 @@ Second = Callable[..., list[Array]]
 class Method(ABC):
     """A method for one call, before the first collective."""
 
-    shard: Shard
     a: Array  # the exponents if p is a softmax of them, else the scores
     head: list[Array]  # the columns that the method itself sends first: the maximum of `a`, then what each method says
     most: int = 0  # how many candidates the fullest row has, if the method counts them
@@ -66,7 +65,7 @@ class Solution(ABC):
 
     def __init__(self, shards: Shards, later: list[Array]) -> None:
         self.shards, self.shard, self.xp = shards, shards.shard, shards.xp
-        self.common: Mapping = shards.shard.common
+        self.shared: Mapping = shards.shard.shared
         self.later = later  # the columns of the second collective, each [size, ..., 1] in the order of the classes
 
     @abstractmethod
@@ -90,7 +89,7 @@ class Solution(ABC):
 
     def sums(self) -> tuple[Any, Any]:
         """(lowest, highest) of the sums of p, as far as this process knows the rows."""
-        return self.common.sums(None, self.xp)
+        return self.shared.sums(None, self.xp)
 
     def support(self) -> Array:
         """How many classes have a probability above 0, [..., 1]."""
@@ -100,7 +99,7 @@ class Solution(ABC):
     def nll(self, gap: Array, mass: Array, terms: Callable[[Array], Array]) -> Array:
         """`-<y, log p>`, [..., 1]; gap and mass as in `fenchel_young`. `terms(log_p)` is the part of this process."""
         xp, log_p = self.xp, self.log_p()
-        if one_draw(self.shard.mapping) != "share":
+        if one_draw(self.shard.local) != "share":
             return xp.sum(self.shards.stack(terms(log_p)), axis=0)
         p = xp.exp(xp.where(self.shards.poisoned, xp.zeros_like(log_p), log_p))
         both = xp.concat([terms(log_p), total(p, xp)], axis=-1)
@@ -133,7 +132,7 @@ class Solution(ABC):
         logs_at, lost, pull = (sums[..., i * m : (i + 1) * m] for i in range(3))
         mean, mass, *more = columns_of(sums[..., 3 * m :])
         h, others = more[0] if entropy else None, _array.log(more[-1], xp) if rest else None
-        draw = one_draw(shard.mapping)
+        draw = one_draw(shard.local)
         if draw == "share":  # probabilities that sum to k, but one class is drawn
             mass = sum_of(mass, xp)
             logs_at, mean = logs_at - xp.log(mass), mean / stop_gradient(mass)

@@ -25,7 +25,7 @@ from .solution import Method, Second, Solution
 def exponents(shard: Shard) -> Array:
     """The a with p = softmax(a), -inf for a masked class."""
     rows, xp, parts = shard.rows, shard.xp, shard.parts
-    if shard.mapping.is_softmax:
+    if shard.local.is_softmax:
         return rows
     if parts.temperature is not None:
         return divided(rows, like(parts.temperature, rows, xp), xp)
@@ -63,7 +63,7 @@ class BySums(Method):
     """The maximum and the sum of each process are combined."""
 
     def __init__(self, shard: Shard) -> None:
-        self.shard, self.a = shard, exponents(shard)
+        self.a = exponents(shard)
         self.part = Part.of(self.a, shard.xp)
         self.head = [self.part.high, self.part.rest]
 
@@ -97,7 +97,7 @@ class Sums(Solution):
 
     def fenchel_young(self, gap: Array, mass: Array, target: Callable[[], Array]) -> Array:
         shard = self.shard
-        return (self.log_z * mass + gap) * size_of(shard.common, shard.rows[..., :1], shard.xp)
+        return (self.log_z * mass + gap) * size_of(shard.shared, shard.rows[..., :1], shard.xp)
 
     def nll(self, gap: Array, mass: Array, terms: Callable[[Array], Array]) -> Array:
         return self.log_z * mass + gap
@@ -154,14 +154,13 @@ def log_sum(highs: Array, rests: Array, high: Array, xp: Namespace) -> tuple[Arr
 class ByWeights(Method):
     """`head` has the score with the largest weight."""
 
-    mapping: Any
-
     def __init__(self, shard: Shard) -> None:
-        self.shard, self.a = shard, shard.rows
-        xp, rows, self.mapping = shard.xp, shard.rows, shard.mapping
+        local: Any = shard.local
+        xp, rows = shard.xp, shard.rows
+        self.a = rows
         keep = xp.isfinite(rows)
         y = stop_gradient(xp.where(keep, rows, xp.zeros_like(rows)))
-        u = self.mapping.frozen().weights(y, keep, xp)[0]
+        u = local.frozen().weights(y, keep, xp)[0]
         u = xp.where(keep, u, -xp.ones_like(u))
         best = xp.take_along_axis(y, xp.argmax(stop_gradient(u), axis=-1, keepdims=True), axis=-1)
         best = xp.where(xp.any(keep, axis=-1, keepdims=True), best, -math.inf * xp.ones_like(best))
@@ -169,11 +168,12 @@ class ByWeights(Method):
 
     def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
         """`weights` may scale a row freely, so the row gets the best score of each process added, and the weights are relative to those."""
-        xp, rows = shards.xp, self.shard.rows
+        local: Any = shards.shard.local
+        xp, rows = shards.xp, shards.shard.rows
         best = xp.moveaxis(stop_gradient(shards.head[1])[..., 0], 0, -1)  # [..., size]
         both = xp.concat([rows, xp.broadcast_to(best, (*rows.shape[:-1], best.shape[-1]))], axis=-1)
         keep = xp.isfinite(both)
-        u = self.mapping.weights(xp.where(keep, both, xp.zeros_like(both)), keep, xp)[0]
+        u = local.weights(xp.where(keep, both, xp.zeros_like(both)), keep, xp)[0]
         u = xp.where(keep, u, xp.zeros_like(u))
         n = rows.shape[-1]
         largest = stop_gradient(xp.max(u[..., n:], axis=-1, keepdims=True))
@@ -199,10 +199,10 @@ class Weights(Solution):
         return xp.where(self.shards.poisoned, math.nan, out)
 
     def tau(self) -> Array:
-        raise TypeError(no_threshold(self.shard.mapping))
+        raise TypeError(no_threshold(self.shard.local))
 
     def fenchel_young(self, gap: Array, mass: Array, target: Callable[[], Array]) -> Array:
-        raise TypeError(no_potential(self.shard.mapping))
+        raise TypeError(no_potential(self.shard.local))
 
     def nll(self, gap: Array, mass: Array, terms: Callable[[Array], Array]) -> Array:
         return self.xp.sum(self.later[0], axis=0) + self.xp.log(self.z) * mass
@@ -215,7 +215,7 @@ class ByEach(Method):
     """`head` has the maximum alone, which says whether a row has classes and whether it is sound."""
 
     def __init__(self, shard: Shard) -> None:
-        self.shard, self.a = shard, shard.rows
+        self.a = shard.rows
         self.head = [shard.high(), shard.xp.zeros_like(shard.rows[..., :1])]
 
     def solve(self, shards: Shards, second: Second, finish: Callable[[Any], Any]) -> Any:
@@ -226,20 +226,20 @@ class Each(Solution):
     """p of this process's classes follows from their scores."""
 
     def p(self) -> Array:
-        return self.xp.where(self.shards.poisoned, math.nan, apply(self.shard.mapping, self.shard.rows))
+        return self.xp.where(self.shards.poisoned, math.nan, apply(self.shard.local, self.shard.rows))
 
     def log_p(self) -> Array:
-        return self.xp.where(self.shards.poisoned, math.nan, log_apply(self.shard.mapping, self.shard.rows))
+        return self.xp.where(self.shards.poisoned, math.nan, log_apply(self.shard.local, self.shard.rows))
 
     def tau(self) -> Array:
         xp = self.xp
-        tau = self.shard.common.threshold(xp.zeros_like(self.shards.high), xp)
+        tau = self.shard.shared.threshold(xp.zeros_like(self.shards.high), xp)
         return xp.where(self.shards.empty, -math.inf * xp.ones_like(tau), tau)
 
     def fenchel_young(self, gap: Array, mass: Array, target: Callable[[], Array]) -> Array:
         """The sum of the processes' losses, in each of which Omega is 0 for one class, and so less than 0 for none."""
         xp, shard = self.xp, self.shard
-        part = bridge(shard.rows).loss(shard.mapping, shard.rows, target())
-        of_none = shard.common.omega(xp.zeros_like(self.shards.high), xp)
+        part = bridge(shard.rows).loss(shard.local, shard.rows, target())
+        of_none = shard.shared.omega(xp.zeros_like(self.shards.high), xp)
         value = xp.sum(self.shards.stack(part), axis=0) + (shard.group.size - 1) * of_none
         return value + xp.where(gap == math.inf, gap, xp.zeros_like(gap))  # the target is masked

@@ -274,27 +274,23 @@ def _loss(
             like = layout.local.new_empty(layout.shape[axis])
             w = class_weights(w, like, _array.namespace(like))
             each = each._replace(weight=w[layout.start : layout.start + layout.local.shape[axis]])
-        value = verb(mapping, layout.local, t, **each.keywords(), **layout.shard)
+        value = verb(mapping, layout.local, t, **each._asdict(), **layout.shard)
     return layout.per_row(value) if options.reduction == "none" else reduced(layout, value, t, w, options)
 
 
 def reduced(layout: Layout, value: Tensor, t: Tensor, w: Any, options: LossOptions) -> DTensor:
     """The sum or mean of the losses of this device's rows and all others. w: class weights, of all classes."""
-    mesh, indices = layout.mesh, is_integer(t)
-    w = None if w is None else torch.cat([w, w.new_ones(1)])  # the last one for a class that a map hides
-    rows = layout.of_rows()
-    summed = [Partial() if isinstance(p, Shard) else WHOLE for p in rows]
+    mesh, xp = layout.mesh, _array.namespace(value)
+    summed = [Partial() if isinstance(p, Shard) else WHOLE for p in layout.of_rows()]
     dtype, value = result_dtype(value), value if value.dtype == torch.float64 else value.float()
-    out = value.sum()
-    if options.reduction == "mean":
+    norm = None  # of all rows
+    if options.reduction == "mean" and is_integer(t):
+        w = None if w is None else torch.cat([w, w.new_ones(1)])  # the last one for a class that a map hides
+        index = _array.counts(t, xp)
+        counted = counted_weight(index, index == options.ignore_index, w, value.dtype, xp)
+        total = DTensor.from_local(counted.sum(), mesh, summed, run_check=False)
+        norm = total.redistribute(placements=[WHOLE] * mesh.ndim).to_local()
+    elif options.reduction == "mean":
         count = math.prod([n for i, n in enumerate(layout.shape) if i not in layout.axes])
-        if indices:
-            xp = _array.namespace(value)
-            index = _array.counts(t, xp)
-            counted = counted_weight(index, index == options.ignore_index, w, value.dtype, xp)
-            total = DTensor.from_local(counted.sum(), mesh, summed, run_check=False)
-            norm = total.redistribute(placements=[WHOLE] * mesh.ndim).to_local()
-        else:
-            norm = torch.full((), float(count), dtype=value.dtype, device=value.device)
-        out = out / torch.where(norm == 0, torch.ones_like(norm), norm)
-    return DTensor.from_local(out.to(dtype), mesh, summed, run_check=False)
+        norm = torch.full((), float(count), dtype=value.dtype, device=value.device)
+    return DTensor.from_local(options.reduce(value, norm, dtype, xp), mesh, summed, run_check=False)

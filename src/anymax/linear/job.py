@@ -13,9 +13,9 @@ from .._core.mapping import Mapping
 from .._core.typing import LossKind
 from ..likelihood.terms import terms_of
 from ..losses.formulas import FORMULAS, loss_of_class
-from ..losses.further import NO_MORE, FurtherLosses, Levels, levels
 from ..losses.margins import nearest_centers
 from ..losses.options import EACH_ROW, LossOptions
+from ..losses.penalties import NO_PENALTIES, LogSums, RowPenalties, log_sums
 from ..losses.targets import counted_weight, weighted
 from ..thresholds import tau_and_support, tau_of
 from ..transforms.base import Transform, put_through
@@ -33,7 +33,7 @@ class PerRow(ABC):
     scale: float = 1.0  # of the cosines that the margin takes
     sub_centers: int = 1  # scores of each class, next to each other, of which the largest counts
     least: float = 0.0  # softmax may leave out the gradient of classes below this probability
-    further: FurtherLosses = NO_MORE
+    penalties: RowPenalties = NO_PENALTIES
 
     def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Any:
         """Compute them from all scores of the rows; a class index of -1 means no class."""
@@ -74,13 +74,13 @@ class RowLoss(PerRow):
 
     def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Array:
         assert target is not None
-        s, xp, further = scores, namespace(scores), bool(self.further)
-        if self.transforms or self.sub_centers > 1 or self.margin is not None or further:
+        s, xp, penalties = scores, namespace(scores), bool(self.penalties)
+        if self.transforms or self.sub_centers > 1 or self.margin is not None or penalties:
             s = nearest_centers(self.transformed(upcast(s, xp)), self.sub_centers, -1)
         if self.margin is not None:
             s = self.scale * self.margin(s / self.scale, target, -1)
         kind = loss_of(mapping)
-        if target.ndim > 1 or self.options.smoothing:
+        if target.ndim > 1 or self.options.label_smoothing:
             value = FORMULAS[kind](mapping, upcast(s, xp), target, self.options._replace(weight=class_weight))
         else:
             # a parameter's gradient is not to be rounded
@@ -88,28 +88,28 @@ class RowLoss(PerRow):
             value = loss_of_class(kind, mapping, s, target)
             if class_weight is not None:
                 value = weighted(value, counted_weight(target, target < 0, class_weight, value.dtype, xp), xp)
-        if not further:
+        if not penalties:
             return value
-        plain = value if class_weight is None and not self.options.smoothing else None
-        tau, parts = lambda: _tau(mapping, s, target, plain), lambda: levels(mapping, s, target)
-        return value + self.more(target, class_weight, tau, parts)
+        plain = value if class_weight is None and not self.options.label_smoothing else None
+        tau, parts = lambda: _tau(mapping, s, target, plain), lambda: log_sums(mapping, s, target)
+        return value + self.penalty(target, class_weight, tau, parts)
 
-    def more(
+    def penalty(
         self,
         target: Array,
         class_weight: Array | None,
         tau: Callable[[], Array],
-        levels: Callable[[], Levels] | None = None,
+        log_sums: Callable[[], LogSums] | None = None,
     ) -> Array:
-        """The further losses of rows, times the class weights of their targets."""
+        """The penalties of rows, times the class weights of their targets."""
         none = target.ndim == 1 and target < 0
-        more = self.further.of(none, tau, levels)
+        penalty = self.penalties.of(none, tau, log_sums)
         if class_weight is None:
-            return more
-        xp = namespace(more)
+            return penalty
+        xp = namespace(penalty)
         if target.ndim > 1:
-            return more * dot(as_dtype(target, more.dtype, xp), class_weight, xp)[:, 0]
-        return more * counted_weight(target, none, class_weight, more.dtype, xp)
+            return penalty * dot(as_dtype(target, penalty.dtype, xp), class_weight, xp)[:, 0]
+        return penalty * counted_weight(target, none, class_weight, penalty.dtype, xp)
 
     def of_candidates(self, mapping: Mapping, s: Array, at: Any) -> Array:
         """The loss without smoothing, margin and class weights."""

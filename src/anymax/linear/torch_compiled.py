@@ -13,8 +13,8 @@ import torch
 from .._array import wide_dtype
 from ..autodiff.torch_adapter import opaque, traced_operation
 from ..autodiff.torch_operations import mapping_from, spec_of
-from ..losses.further import FurtherLosses
 from ..losses.options import EACH_ROW
+from ..losses.penalties import RowPenalties
 from ..transforms.softcap import cap_of, softcap
 from . import torch_values
 from .job import Job, PerRow, RowLoss, RowTerms
@@ -32,7 +32,7 @@ def values(job: Job) -> Tensor | None:
     if spec is None or cap is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
         return None
     tensors = layer.x, layer.weight, layer.bias, layer.keep, job.target, job.class_weight
-    how = spec, [per_row.options.smoothing, *per_row.further], cap, _name_of(per_row), chunk
+    how = spec, [per_row.options.label_smoothing, *per_row.penalties], cap, _name_of(per_row), chunk
     # torch.compile can't trace an autograd function without a gradient
     return _traced(how, *tensors) if layer.recorded() else _run(how, *tensors)
 
@@ -46,7 +46,7 @@ def _values(
     per_row = (
         RowTerms(who, transforms, entropy="entropy" in terms, rest="rest" in terms)
         if terms
-        else RowLoss(who, transforms, EACH_ROW._replace(smoothing=loss[0]), further=FurtherLosses(*loss[1:]))
+        else RowLoss(who, transforms, EACH_ROW._replace(label_smoothing=loss[0]), penalties=RowPenalties(*loss[1:]))
     )
     job = Job(layer, per_row, index, class_weight, None if chunk < 0 else chunk)
     return with_a_class(job, per_row.empty_rows(index), torch_values.values)

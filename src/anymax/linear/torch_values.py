@@ -38,10 +38,10 @@ def values(job: Job) -> Tensor:
 def way(job: Job) -> Callable[[Job], Tensor] | None:
     """How to compute the job without all scores of a row: softmax in blocks, a sparse map from candidates; None if there is no such way."""
     layer, per_row, terms = job.layer, job.per_row, isinstance(job.per_row, RowTerms)
-    smoothing = per_row.options.smoothing
+    smoothing = per_row.options.label_smoothing
     if (
         per_row.transforms
-        or per_row.further.suppress
+        or per_row.penalties.suppress
         or per_row.sub_centers > 1
         or (smoothing and layer.keep is not None and layer.keep.shape[0] != 1)  # over classes of each row
         or smoothing == 1.0  # no share for the target, whose loss may be infinite
@@ -209,7 +209,7 @@ def _loss(job: Job, mapping: Mapping, s: Tensor, at: Tensor, even: _Even) -> Ten
         level = tau()  # not from the target's loss, which is infinite for a masked class
         of_all = even.u.sum() * torch.where(level == -math.inf, 0, level) - even.scores
         value = smoothed(per_row.options, mapping, value, of_all, even.free.sum(), 1.0, xp)
-    return value + per_row.more(target, class_weight, tau) if per_row.further else value
+    return value + per_row.penalty(target, class_weight, tau) if per_row.penalties else value
 
 
 def _with_margin(score: Tensor, per_row: PerRow) -> Tensor:
@@ -222,7 +222,7 @@ def _with_margin(score: Tensor, per_row: PerRow) -> Tensor:
 def _unmasked(job: Job) -> Tensor | None:
     """A 1 for each unmasked class, and 0 for the others; None without label smoothing."""
     layer = job.layer
-    if not job.per_row.options.smoothing:
+    if not job.per_row.options.label_smoothing:
         return None
     free = layer.unmasked_classes(xp)
     dtype = wide_dtype(layer.x, xp)

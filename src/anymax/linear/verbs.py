@@ -21,9 +21,9 @@ from .._core.shards import refuse as refuse_sharded
 from .._core.tables import document, documented_like
 from .._core.typing import ArrayT, LossKeywords, Mask, Numbers, SampleKeywords, Target, Weight
 from ..autodiff import bridge
-from ..losses.further import FurtherLosses
 from ..losses.margins import as_margin
 from ..losses.options import EACH_ROW, LossOptions, cast, class_weights
+from ..losses.penalties import RowPenalties
 from ..losses.targets import complete_target, counted_weight, holds_indices
 from ..mappings import Softmax
 from ..thresholds import Threshold
@@ -171,9 +171,9 @@ def _read(
     least = _array.check_scalar(f"{who}: least", least, lambda v: 0 <= v < 1, "a probability, from 0 to below 1")
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
-    further = FurtherLosses.read(who, layer.mapping, layer.hides, z_loss, suppress)
-    each = EACH_ROW._replace(smoothing=float(options.smoothing))
-    per_row = RowLoss(who, row_transforms(who, transform), each, least=float(least), further=further)
+    penalties = RowPenalties.read(who, layer.mapping, layer.hides, z_loss, suppress)
+    each = EACH_ROW._replace(label_smoothing=float(options.label_smoothing))
+    per_row = RowLoss(who, row_transforms(who, transform), each, least=float(least), penalties=penalties)
     return layer, options, per_row, check_chunk(who, chunk)
 
 
@@ -252,6 +252,7 @@ def _loss(layer: Layer, target: Any, options: LossOptions, per_row: PerRow, chun
             value = layers.by_rows(job)
         else:
             if options.reduction != "none":
+                # what a loss of 1 adds to the result
                 factor = options.reduce(xp.ones_like(norm[:1]), norm, norm.dtype, xp)
                 total = layers.total(job, out, factor)
                 if total is not None:
@@ -278,7 +279,7 @@ def _job(
         index, out = class_of_each_row(who, target, layer, options.ignore_index, xp)
         norm = counted_weight(index, out, class_weight, one.dtype, xp)
         return Job(all_scores, per_row, index, class_weight, chunk), out, norm
-    per_row.further.need_indices(who, target)
+    per_row.penalties.need_indices(who, target)
     if per_row.margin is not None:
         raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
     y = xp.reshape(target, (layer.rows, layer.seen_classes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from .. import _array
@@ -20,7 +19,7 @@ from .targets import ask_for_axis, counted_weight, weighted
 def index_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array | None:
     """The Fenchel-Young loss; None if the general formula must compute it, or must report a wrong target."""
     link = link_of(mapping)
-    if isinstance(link, str) or link.kind in WITHOUT_LOSS or options.smoothing or not mapping.sums_to_one:
+    if isinstance(link, str) or link.kind in WITHOUT_LOSS or options.label_smoothing or not mapping.sums_to_one:
         return None
     of_torch = is_torch(scores)
     if of_torch != is_torch(target) or not (of_torch or (is_array(scores) and is_array(target))):
@@ -64,11 +63,8 @@ def _each_row(mapping: Mapping, rows: Array, target: Array, options: LossOptions
     if value is None:
         return None
     class_weight = None if options.weight is None else class_weights(options.weight, upcast(rows, xp), xp)
-    if class_weight is None and known(left_out) and not bool(xp.any(left_out)):
-        if options.reduction == "mean" and math.prod(value.shape):
-            return cast(xp.mean(value), dtype)
-        return cast(value if options.reduction == "none" else xp.sum(value), dtype)
-    norm = counted_weight(index, index < 0, class_weight, value.dtype, xp)
+    every = class_weight is None and known(left_out) and not bool(xp.any(left_out))
+    norm = None if every else counted_weight(index, index < 0, class_weight, value.dtype, xp)
     if class_weight is not None:
         with quiet(value):
             value = weighted(value, norm, xp)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from .. import _array
 from .._array import Array, Namespace, as_dtype, as_scalar, autocast_dtype, namespace, quiet, upcast
 from .._core.options import check_keywords
 from .._core.tables import Function, read, rows, share_words
-from .._core.typing import Axes, LossKeywords, LossKind, Mask, Reduction, SampleKeywords, Weight
+from .._core.typing import Axes, LossKeywords, LossKind, Mask, Reduction, Weight
 
 _TABLE = rows(LossKeywords)
-_DEFAULTS = {name: _TABLE[name].default for name in ("mask", *SampleKeywords.__annotations__)}  # in the fields' order
 _HINTS = {
     "alpha": "it belongs to the map, as in anymax.Entmax(alpha=1.3)",
     "k": "it belongs to the map, as in anymax.SparseSoftmax(k=8)",
@@ -26,7 +26,7 @@ class LossOptions(NamedTuple):
     mask: Mask = None
     ignore_index: int = -100
     reduction: Reduction = "mean"
-    smoothing: float = 0.0  # label_smoothing
+    label_smoothing: float = 0.0
 
     @classmethod
     def read(cls, who: str, weight: Any, keywords: dict[str, Any]) -> LossOptions:
@@ -37,31 +37,28 @@ class LossOptions(NamedTuple):
         axis = options.pop("axis", None)
         if "dim" in options:
             axis = _array.pick_axis(axis, options.pop("dim"), None)
-        return cls(weight, axis, *(_DEFAULTS | options).values())
+        return cls(weight, axis, **options)
 
     def class_axis(self, x: Array) -> Any:
         """The axis of the classes of scores x, or the axes."""
         return self.axis if self.axis is not None else 1 if x.ndim > 1 else 0
 
-    def keywords(self) -> dict[str, Any]:
-        """The options as a caller gives them."""
-        fields = self._asdict()
-        return fields | {"label_smoothing": fields.pop("smoothing")}
-
     def words(self) -> dict[str, Any]:
-        """What processes must agree on, and how an error tells it."""
-        weight = "not given" if self.weight is None else "given"
-        return {
-            "weight": weight, "ignore_index": self.ignore_index, "reduction": repr(self.reduction), "label_smoothing": self.smoothing,
-        }  # fmt: skip
+        """What processes must agree on, and how an error tells it: all fields but those of each process's own scores."""
+        words = dict(zip(self._fields, self))
+        del words["axis"], words["mask"]
+        return words | {"weight": "not given" if self.weight is None else "given", "reduction": repr(self.reduction)}
 
-    def reduce(self, value: Array, norm: Array, dtype: Any, xp: Namespace) -> Array:
-        """Apply the reduction to the losses of all samples; a mean divides by the sum of `norm`."""
-        if self.reduction == "mean":
+    def reduce(self, value: Array, norm: Array | None, dtype: Any, xp: Namespace) -> Array:
+        """Apply the reduction to the losses of all samples. A mean divides by the sum of `norm`; None is 1 for each sample."""
+        if self.reduction == "none":
+            return cast(value, dtype)
+        count, value = math.prod(value.shape), xp.sum(value)
+        if self.reduction == "mean" and norm is None:
+            value = value / max(count, 1)
+        elif self.reduction == "mean":
             weight = xp.sum(norm)
-            value = xp.sum(value) / xp.where(weight == 0, xp.ones_like(weight), weight)
-        elif self.reduction == "sum":
-            value = xp.sum(value)
+            value = value / xp.where(weight == 0, xp.ones_like(weight), weight)
         return cast(value, dtype)
 
 

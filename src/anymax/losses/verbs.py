@@ -26,6 +26,9 @@ from .batch import one_axis
 from .margins import of_nearest_centers
 from .options import LossOptions, is_loss, name_of_kind
 
+Formula = Callable[..., Array]
+"""`formula(mapping, scores, target, options)`, as in `formulas`."""
+
 _SOFTMAX, _SPARSEMAX, _ENTMAX15 = Softmax(), Sparsemax(), Entmax(1.5)
 
 
@@ -47,7 +50,7 @@ def fenchel_young(
     >>> anymax.fenchel_young(anymax.Sparsemax(), [[2.0, 1.5, -1.0], [3.0, 0.0, 0.0]], [0, 0])
     np.float64(0.03125)
     """
-    return _loss("fenchel_young", formulas.fenchel_young, mapping, scores, target, weight, options)
+    return _loss("fenchel_young", "fenchel_young", mapping, scores, target, weight, options)
 
 
 @is_loss
@@ -68,7 +71,7 @@ def nll(
     >>> anymax.nll(anymax.Sigsoftmax(), [[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(0.278)
     """
-    return _loss("nll", formulas.nll, mapping, scores, target, weight, options)
+    return _loss("nll", "nll", mapping, scores, target, weight, options)
 
 
 @is_loss
@@ -203,7 +206,7 @@ def cross_entropy(
     >>> anymax.cross_entropy([[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(0.349)
     """
-    return _loss("cross_entropy", formulas.nll, _SOFTMAX, scores, target, weight, options)
+    return _loss("cross_entropy", "nll", _SOFTMAX, scores, target, weight, options)
 
 
 @is_loss
@@ -220,7 +223,7 @@ def sparsemax_loss(
     >>> anymax.sparsemax_loss([[2.0, 1.5, -1.0]], [0])
     np.float64(0.0625)
     """
-    return _loss("sparsemax_loss", formulas.fenchel_young, _SPARSEMAX, scores, target, weight, options)
+    return _loss("sparsemax_loss", "fenchel_young", _SPARSEMAX, scores, target, weight, options)
 
 
 @is_loss
@@ -246,7 +249,7 @@ def entmax_loss(
     >>> anymax.entmax_loss([[2.0, 1.0, -1.0]], [0], alpha=1.5).round(3)
     np.float64(0.062)
     """
-    return _loss("entmax_loss", formulas.fenchel_young, Entmax(alpha), scores, target, weight, options)
+    return _loss("entmax_loss", "fenchel_young", Entmax(alpha), scores, target, weight, options)
 
 
 @is_loss
@@ -262,7 +265,7 @@ def entmax15_loss(
     >>> anymax.entmax15_loss([[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(0.062)
     """
-    return _loss("entmax15_loss", formulas.fenchel_young, _ENTMAX15, scores, target, weight, options)
+    return _loss("entmax15_loss", "fenchel_young", _ENTMAX15, scores, target, weight, options)
 
 
 @is_loss
@@ -292,7 +295,7 @@ def sparse_softmax_loss(
     np.float64(0.313)
     """
     mapping = SparseSoftmax(k=k, p=p)
-    return _loss("sparse_softmax_loss", formulas.without_constant, mapping, scores, target, weight, options)
+    return _loss("sparse_softmax_loss", "without_constant", mapping, scores, target, weight, options)
 
 
 @is_loss
@@ -313,7 +316,7 @@ def taylor_softmax_loss(
     >>> anymax.taylor_softmax_loss([[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(0.47)
     """
-    return _loss("taylor_softmax_loss", formulas.nll, Taylor(order), scores, target, weight, options)
+    return _loss("taylor_softmax_loss", "nll", Taylor(order), scores, target, weight, options)
 
 
 @is_loss
@@ -339,7 +342,7 @@ def normmax_loss(
     >>> anymax.normmax_loss([[2.0, 1.8, -1.0]], [0]).round(3)
     np.float64(0.2)
     """
-    return _loss("normmax_loss", formulas.fenchel_young, NormMax(alpha), scores, target, weight, options)
+    return _loss("normmax_loss", "fenchel_young", NormMax(alpha), scores, target, weight, options)
 
 
 @is_loss
@@ -372,30 +375,30 @@ def perturb_max_loss(
     np.float64(0.203)
     """
     mapping = PerturbMax(noise, nodes=nodes, scale=scale)
-    return _loss("perturb_max_loss", formulas.fenchel_young, mapping, scores, target, weight, options)
+    return _loss("perturb_max_loss", "fenchel_young", mapping, scores, target, weight, options)
 
 
 def loss_of_kind(kind: LossKind, mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Any:
     """The loss of a kind, such as `mapping.own_loss`."""
-    return _loss(name_of_kind(kind), formulas.FORMULAS[kind], mapping, scores, target, weight, options)
+    return _loss(name_of_kind(kind), kind, mapping, scores, target, weight, options)
 
 
 def _loss(
-    who: str, formula: Callable[..., Array], mapping: Any, scores: Any, target: Any, weight: Any, keywords: Any
+    who: str, which: LossKind | Formula, mapping: Any, scores: Any, target: Any, weight: Any, keywords: Any
 ) -> Any:
-    """`formula(mapping, scores, target, options)` with the options of the caller.
+    """A loss of one of the kinds, or of a formula, with the options of the caller.
 
     All losses pass DTensors on here.
     """
+    kind, formula = (None, which) if callable(which) else (which, formulas.FORMULAS[which])
     mapping, options = as_mapping(mapping, who), LossOptions.read(who, weight, keywords)
     if sharded(scores):
         whole = functools.partial(_along, formula)
-        kind = next((kind for kind, its in formulas.FORMULAS.items() if its is formula), None)
         return over_devices().loss(who, kind, whole, mapping, scores, target, options)
     return _along(formula, mapping, scores, target, options)
 
 
-def _along(formula: Callable[..., Array], mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
+def _along(formula: Formula, mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
     """Apply a formula to scores that are not a DTensor, along one axis or several."""
     if isinstance(options.axis, (tuple, list)):
         mapping, scores, target, options = one_axis(mapping, scores, target, options)

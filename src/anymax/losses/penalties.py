@@ -13,11 +13,11 @@ from .._core.rows import hide
 from ..autodiff import bridge
 from ..thresholds import logsumexp
 
-Levels = tuple[Array, Array, Array]
+LogSums = tuple[Array, Array, Array]
 """The score of the target of each row, and logsumexp of all classes and of those that have a probability or are the target."""
 
 
-class FurtherLosses(NamedTuple):
+class RowPenalties(NamedTuple):
     """The factors; false if all are 0."""
 
     z_loss: float = 0.0
@@ -27,7 +27,7 @@ class FurtherLosses(NamedTuple):
         return any(self)
 
     @classmethod
-    def read(cls, who: str, mapping: Mapping, hides: bool, z_loss: Any, suppress: Any) -> FurtherLosses:
+    def read(cls, who: str, mapping: Mapping, hides: bool, z_loss: Any, suppress: Any) -> RowPenalties:
         """The factors, checked. hides: the caller's map hides one of the classes of this map."""
         out = cls(
             *(
@@ -54,28 +54,28 @@ class FurtherLosses(NamedTuple):
         if self.suppress and not is_integer(target):
             raise TypeError(f"{who}: target: suppress= needs class indices of an integer dtype, got {target.dtype}")
 
-    def of(self, none: Any, tau: Callable[[], Array], levels: Callable[[], Levels] | None = None) -> Array:
-        """Their sum for each row, 0 where `none` is True. tau: may be -inf in a row without classes. levels: needed for `suppress`."""
-        more: Any = 0.0
+    def of(self, none: Any, tau: Callable[[], Array], log_sums: Callable[[], LogSums] | None = None) -> Array:
+        """Their sum for each row, 0 where `none` is True. tau: may be -inf in a row without classes. log_sums: needed for `suppress`."""
+        penalty: Any = 0.0
         if self.z_loss:
             t = tau()
             xp = namespace(t)
             t = xp.where(none | (t == -math.inf), xp.zeros_like(t), t)
-            more = self.z_loss * t * t
+            penalty = self.z_loss * t * t
         if self.suppress:
-            assert levels is not None
-            score, whole, kept = levels()
+            assert log_sums is not None
+            score, whole, kept = log_sums()
             xp = namespace(score)
             share = xp.exp(stop_gradient(score - whole))
             value = (1.0 - share) * (whole - kept)
-            more = more + self.suppress * xp.where(none, xp.zeros_like(value), value)
-        return more
+            penalty = penalty + self.suppress * xp.where(none, xp.zeros_like(value), value)
+        return penalty
 
 
-NO_MORE = FurtherLosses()
+NO_PENALTIES = RowPenalties()
 
 
-def levels(mapping: Mapping, s: Array, target: Array) -> Levels:
+def log_sums(mapping: Mapping, s: Array, target: Array) -> LogSums:
     """Those of scores [rows, n] in fp32 or fp64, for class indices [rows]; the last two are equal in a row without classes."""
     xp = namespace(s)
     index = xp.where(target < 0, xp.zeros_like(target), target)[:, None]
