@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import array_api_compat.torch as xp
 import torch
 
-from .._array import known, wide_dtype
+from .._array import wide_dtype
 from .._core.mapping import Mapping
-from .._core.separable import Separable
-from ..functional.ways import Way, way_of
 from ..likelihood.terms import terms_of
 from ..losses.targets import smoothed, weighted
 from ..mappings import Softmax
 from ..thresholds import tau_of
-from . import torch_blocks
 from .job import Job, PerRow, RowLoss, RowTerms
 from .torch_candidates import Candidates, OfTarget, candidates_of, scores_of
-from .torch_groups import by_rows, rows_ahead, runs_eagerly
+from .torch_groups import by_rows
+from .torch_methods import LayerMethod, choose
 from .torch_softmax import of_softmax
 
 Tensor = torch.Tensor
@@ -31,72 +28,28 @@ _SOFTMAX = Softmax()
 
 def values(job: Job) -> Tensor:
     """The result for each row of an eager call."""
-    compute = way(job)
-    return by_rows(job) if compute is None or not job.layer.rows else compute(job)
-
-
-def way(job: Job) -> Callable[[Job], Tensor] | None:
-    """How to compute the job without all scores of a row: softmax in blocks, a sparse map from candidates; None if there is no such way."""
-    layer, per_row, terms = job.layer, job.per_row, isinstance(job.per_row, RowTerms)
-    smoothing = per_row.options.smoothing
-    if (
-        per_row.transforms
-        or per_row.further.suppress
-        or per_row.sub_centers > 1
-        or (smoothing and layer.keep is not None and layer.keep.shape[0] != 1)  # over classes of each row
-        or smoothing == 1.0  # no share for the target, whose loss may be infinite
-        or not runs_eagerly(layer, job.class_weight)
-    ):
-        return None
-    if layer.mapping.is_softmax:
-        return _terms_of_softmax if terms else _of_softmax
-    several = terms and job.target is not None and job.target.shape[1] > 1
-    return _of_candidates if not several and _keeps_candidates(job) else None
-
-
-def rows_to_hold(job: Job) -> int | None:
-    """How many rows of scores to hold at a time, with a gradient in the forward pass; None where there is none, or `way` is quicker."""
-    step, x = rows_ahead(job), job.layer.x
-    if step is None:
-        return None
-    full_precision, gpu = x.dtype is wide_dtype(x, xp), torch_blocks.on_gpu(x)
-    if job.layer.mapping.is_softmax:
-        holds_rows = (full_precision or gpu) and not least_of(job)
-    else:
-        holds_rows = full_precision and not gpu and step * job.layer.classes <= torch_blocks.sizes_of(x).group
-    return step if holds_rows or way(job) is None else None
-
-
-def _three_products(job: Job) -> bool:
-    """True if all three products of all scores take less time than one of them and the candidates: in half precision on a GPU.
-
-    Measured on an H200 in bf16, with 4,096 rows and features and 32,000 classes: from all scores, with torch's cross-entropy, the loss and
-    its gradients take 4.5 ms. They took 9.5 to 15.5 ms with Triton kernels that computed scores and used them at once: these multiplied at
-    165 TFLOP/s, torch's products at 700 to 800. That is why scores come from torch's products on a GPU too.
-    """
-    x = job.layer.x
-    return torch_blocks.on_gpu(x) and x.dtype is not wide_dtype(x, xp) and job.chunk is None
-
-
-def least_of(job: Job) -> float:
-    """The option `least`, 0 where it saves no time."""
-    return 0.0 if _three_products(job) else job.per_row.least
+    method = choose(job)
+    if method is LayerMethod.GROUPS:
+        return by_rows(job)
+    if method is LayerMethod.CANDIDATES:
+        return _of_candidates(job)
+    if isinstance(job.per_row, RowTerms):
+        return _terms_of_softmax(job)
+    return _of_softmax(job, job.per_row.least if method is LayerMethod.LIKELY else 0.0)
 
 
 def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
-    """(tau, the size of the support) of each row; None as in `values`."""
-    layer = job.layer
-    if not runs_eagerly(layer) or not layer.rows or job.per_row.transforms:
+    """(tau, the size of the support) of each row; None if all scores are needed."""
+    layer, method = job.layer, choose(job)
+    if method is LayerMethod.GROUPS:
         return None
-    if layer.mapping.is_softmax:
+    if method is LayerMethod.SOFTMAX:
         first = torch.zeros(layer.rows, dtype=torch.int64, device=layer.x.device)
         two = of_softmax(dataclasses.replace(job, target=first), None)[0]
         size = torch.full_like(first, layer.classes)
         keep = layer.unmasked_classes(xp)
         size = size if keep is None else keep.expand(layer.rows, -1).sum(1)
         return tau_of(_SOFTMAX, two, xp)[:, 0], size
-    if not _keeps_candidates(job):
-        return None
     candidates = candidates_of(job)
     s = scores_of(layer, candidates, None)[0] if layer.recorded() else candidates.value
     tau, size = job.per_row.of_candidates(layer.mapping, s, None)
@@ -110,11 +63,11 @@ def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
 # -- softmax -------------------------------------------------------------------------------------------------------------------------
 
 
-def _of_softmax(job: Job) -> Tensor:
+def _of_softmax(job: Job, least: float) -> Tensor:
     assert job.target is not None
     free = _unmasked(job)
     u = free if free is None or job.class_weight is None else free * job.class_weight
-    two, even, _ = of_softmax(job, u, least=least_of(job))
+    two, even, _ = of_softmax(job, u, least=least)
     return _loss(job, _SOFTMAX, two, torch.zeros_like(job.target), _Even(even, free, u))
 
 
@@ -132,24 +85,6 @@ def _terms_of_softmax(job: Job) -> Tensor:
 
 
 # -- sparse maps ---------------------------------------------------------------------------------------------------------------------
-
-
-def _keeps_candidates(job: Job) -> bool:
-    """True if candidates take less time than all scores, and a row has few of them: they lie within a known distance of its maximum."""
-    mapping = job.layer.mapping
-    if _three_products(job) or way_of(mapping, job.layer.x, xp) is not Way.CANDIDATES or not mapping.sums_to_one:
-        return False
-    if mapping.parts.most_kept is not None:
-        return True
-    # to read parameters on a GPU would wait
-    if not isinstance(mapping, Separable) or not all(map(known, mapping.params().values())):
-        return False
-    mapping = mapping.frozen()
-    one = torch.ones_like(next(iter(mapping.params().values()), torch.ones(1)))
-    if mapping.ceiling(one, xp) is not None:
-        return False
-    reach = mapping.slope(one, xp) - mapping.slope(0.0 * one, xp)
-    return bool(((reach > 0) & (reach < math.inf)).all())
 
 
 def _of_candidates(job: Job) -> Tensor:
@@ -192,7 +127,7 @@ class _Even(NamedTuple):
 
 def _loss(job: Job, mapping: Mapping, s: Tensor, at: Tensor, even: _Even) -> Tensor:
     """The loss of each row from a short row `s`, whose map is that of all scores: the candidates, or softmax's target and logsumexp of the
-    others. at: the place of the target. `way` leaves out `suppress`."""
+    others. at: the place of the target. `choose` leaves out `suppress`."""
     per_row, target, class_weight, place = job.per_row, job.target, job.class_weight, at[:, None]
     assert target is not None
     assert isinstance(per_row, RowLoss)
