@@ -51,7 +51,7 @@ class TorchLayers(LayerBridge):
         if runs_eagerly(job.layer):
             return with_a_class(job, out, torch_values.values)
         value = None
-        if compiling() and not (job.per_row.margin is not None or exporting(job.layer.x)):
+        if compiling() and not exporting(job.layer.x):
             from . import torch_compiled  # late: it registers operations, which takes 10 ms
 
             value = torch_compiled.values(job)

@@ -9,12 +9,15 @@ import array_api_compat.torch as xp
 import torch
 
 from .._array import known, wide_dtype
+from .._core.mapping import Mapping
 from .._core.separable import Separable
 from ..functional.ways import Way, way_of
 from . import torch_blocks
-from .job import Job, RowTerms
+from .job import Job, RowLoss, RowTerms
 from .torch_blocks import BlockSize, sizes_of
 from .torch_groups import learns, rows_of_group, runs_eagerly
+
+Tensor = torch.Tensor
 
 # fewer rows in a group do not pay: adding up the weight's gradient takes longer than computing the scores again
 _LEAST_ROWS = 24
@@ -48,31 +51,30 @@ class LayerMethod(enum.Enum):
 def choose(job: Job, ahead: int | None = None) -> LayerMethod:
     """The method that takes least time. ahead: the result of `rows_ahead`, if the caller wants no more than the sum of all results."""
     layer, per_row = job.layer, job.per_row
-    x, softmax, smoothing = layer.x, layer.mapping.is_softmax, per_row.options.smoothing
-    likely = bool(per_row.least) and not _three_products(job)
+    x, softmax = layer.x, layer.mapping.is_softmax
+    full_precision, gpu = x.dtype is wide_dtype(x, torch), torch_blocks.on_gpu(x)
+    # All three products of all scores take less time than one of them and the candidates. Measured on an H200 in bf16, with 4,096 rows
+    # and features and 32,000 classes: from all scores, with torch's cross-entropy, the loss and its gradients take 4.5 ms. They took 9.5
+    # to 15.5 ms with Triton kernels that computed scores and used them at once: these multiplied at 165 TFLOP/s, torch's products at 700
+    # to 800. That is why scores come from torch's products on a GPU too.
+    three_products = gpu and not full_precision and job.chunk is None
+    likely = isinstance(per_row, RowLoss) and bool(per_row.least) and not three_products
     all_scores = LayerMethod.GROUPS
     if ahead is not None:
-        all_scores, full_precision, gpu = LayerMethod.AHEAD, x.dtype is wide_dtype(x, torch), torch_blocks.on_gpu(x)
+        all_scores = LayerMethod.AHEAD
         if softmax:
             least_time = (full_precision or gpu) and not likely
         else:
             least_time = full_precision and not gpu and ahead * layer.classes <= sizes_of(x).group
         if least_time:
             return all_scores
-    if (
-        not layer.rows
-        or per_row.transforms
-        or per_row.further.suppress
-        or per_row.sub_centers > 1
-        or (smoothing and layer.keep is not None and layer.keep.shape[0] != 1)  # over classes of each row
-        or smoothing == 1.0  # no share for the target, whose loss may be infinite
-        or not runs_eagerly(layer, job.class_weight)
-    ):
+    if not layer.rows or per_row.needs_all_scores(layer) or not runs_eagerly(layer, job.class_weight):
         return all_scores
     if softmax:
         return LayerMethod.LIKELY if likely else LayerMethod.SOFTMAX
     several = isinstance(per_row, RowTerms) and job.target is not None and job.target.shape[1] > 1
-    return LayerMethod.CANDIDATES if not several and _keeps_candidates(job) else all_scores
+    candidates = not several and not three_products and _few_candidates(layer.mapping, x)
+    return LayerMethod.CANDIDATES if candidates else all_scores
 
 
 def rows_ahead(job: Job) -> int | None:
@@ -96,21 +98,9 @@ def rows_ahead(job: Job) -> int | None:
     return -(-rows // -(-rows // step))  # groups of the same size
 
 
-def _three_products(job: Job) -> bool:
-    """True if all three products of all scores take less time than one of them and the candidates: in half precision on a GPU.
-
-    Measured on an H200 in bf16, with 4,096 rows and features and 32,000 classes: from all scores, with torch's cross-entropy, the loss and
-    its gradients take 4.5 ms. They took 9.5 to 15.5 ms with Triton kernels that computed scores and used them at once: these multiplied at
-    165 TFLOP/s, torch's products at 700 to 800. That is why scores come from torch's products on a GPU too.
-    """
-    x = job.layer.x
-    return torch_blocks.on_gpu(x) and x.dtype is not wide_dtype(x, torch) and job.chunk is None
-
-
-def _keeps_candidates(job: Job) -> bool:
-    """True if candidates take less time than all scores, and a row has few of them: they lie within a known distance of its maximum."""
-    mapping = job.layer.mapping
-    if _three_products(job) or way_of(mapping, job.layer.x, xp) is not Way.CANDIDATES or not mapping.sums_to_one:
+def _few_candidates(mapping: Mapping, x: Tensor) -> bool:
+    """True if a row has few candidates: they lie within a known distance of its maximum, or the map keeps a number of classes."""
+    if way_of(mapping, x, xp) is not Way.CANDIDATES or not mapping.sums_to_one:
         return False
     if mapping.parts.most_kept is not None:
         return True

@@ -28,7 +28,7 @@ from ..losses.targets import complete_target, counted_weight, holds_indices
 from ..mappings import Softmax
 from ..thresholds import Threshold
 from .arguments import HINTS, class_of_each_row, row_transforms
-from .job import Job, PerRow, RowLoss, Thresholds
+from .job import Job, RowLoss, Thresholds
 from .layer import Layer, check_chunk
 
 _SOFTMAX = Softmax()
@@ -244,7 +244,7 @@ def linear_threshold(
 # -- the loss of all rows ------------------------------------------------------------------------------------------------------------
 
 
-def _loss(layer: Layer, target: Any, options: LossOptions, per_row: PerRow, chunk: int | None) -> Any:
+def _loss(layer: Layer, target: Any, options: LossOptions, per_row: RowLoss, chunk: int | None) -> Any:
     xp, layers = namespace(layer.x), bridge(layer.x).layers
     with quiet(layer.x):
         job, out, norm = _job(layer, target, options, per_row, chunk)
@@ -262,7 +262,7 @@ def _loss(layer: Layer, target: Any, options: LossOptions, per_row: PerRow, chun
 
 
 def _job(
-    layer: Layer, target: Any, options: LossOptions, per_row: PerRow, chunk: int | None
+    layer: Layer, target: Any, options: LossOptions, per_row: RowLoss, chunk: int | None
 ) -> tuple[Job, Array | None, Array]:
     """The job, the rows that have no class, and what each row counts in a mean; None for rows if the targets are distributions."""
     who, xp, class_weight = per_row.who, namespace(layer.x), options.weight
