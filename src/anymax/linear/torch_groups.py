@@ -90,11 +90,6 @@ def _of_operands(gradient: _Gradient, operands: Any) -> tuple[Any, ...]:
     return dx, dw, db, *(None,) * (len(operands) - 4), lambda _: next(each)
 
 
-def _first(value: Any) -> Tensor:
-    """The part of a result that has a gradient."""
-    return value[0] if isinstance(value, tuple) else value
-
-
 def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, _Gradient]:
     """The sum of g times the results, g for each row or for all, and its gradient, a group of rows at a time."""
     layer = job.layer
@@ -154,7 +149,8 @@ def _slopes(job: Job, g: Tensor, db: Tensor | None, dparams: list[Tensor | None]
                 value.detach().requires_grad_(d is not None)
                 for value, d in zip(params_of(piece.layer.mapping) if dparams else (), dparams, strict=True)
             ]
-            value = _first(job.per_row(with_params(piece.layer.mapping, free), s, piece.target, job.class_weight))
+            value = job.per_row(with_params(piece.layer.mapping, free), s, piece.target, job.class_weight)
+            value = value[0] if isinstance(value, tuple) else value  # the other has no gradient
             free = [value for value in free if value.requires_grad]
             scale = (g[where] if g.ndim else g).to(value.dtype)
             slope, *rest = torch.autograd.grad(value, [s, *free], scale.expand_as(value), allow_unused=True)

@@ -27,7 +27,7 @@ from ..losses.options import EACH_ROW, LossOptions, cast, class_weights
 from ..losses.targets import complete_target, counted_weight, holds_indices
 from ..mappings import Softmax
 from ..thresholds import Threshold
-from .arguments import HINTS, class_of_each_row, row_transforms
+from .arguments import HINTS, LayerArguments, class_of_each_row, row_transforms
 from .job import Job, RowLoss, Thresholds
 from .layer import Layer, check_chunk
 
@@ -116,11 +116,9 @@ def linear_loss(
     >>> anymax.linear_loss(x, weight, [0, 1], anymax.Sparsemax()), anymax.linear_loss(x, weight, [0, 1]).round(3)
     (np.float64(0.0), np.float64(0.275))
     """
-    layer, read, per_row, chunk = _read(
-        "linear_loss", x, linear_weight, mapping, linear_bias=linear_bias, weight=weight, mask=mask, transform=transform, chunk=chunk,
-        least=least, suppress=suppress, z_loss=z_loss, **options,
-    )  # fmt: skip
-    return _loss(layer, target, read, per_row, chunk)
+    arguments = LayerArguments("linear_loss", x, linear_weight, mapping, linear_bias, mask, transform, chunk)
+    layer, read, per_row = _read(arguments, weight, least, suppress, z_loss, options)
+    return _loss(layer, target, read, per_row, check_chunk("linear_loss", chunk))
 
 
 @check_keywords(_HINTS, bias="linear_bias")
@@ -155,17 +153,19 @@ def explain_linear_loss(
     who, parameters = "explain_linear_loss", inspect.signature(linear_loss).parameters.values()
     allowed = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     options = allowed | check_options(who, tuple(allowed), options)
-    layer, read, per_row, chunk = _read(who, x, linear_weight, mapping, **options)
-    job, out, _ = _job(layer, target, read, per_row, chunk)
+    bias, mask, transform, chunk = (options.pop(name) for name in ("linear_bias", "mask", "transform", "chunk"))
+    weight, least, suppress, z_loss = (options.pop(name) for name in ("weight", "least", "suppress", "z_loss"))
+    arguments = LayerArguments(who, x, linear_weight, mapping, bias, mask, transform, chunk)
+    layer, read, per_row = _read(arguments, weight, least, suppress, z_loss, options)
+    job, out, _ = _job(layer, target, read, per_row, check_chunk(who, chunk))
     return bridge(layer.x).layers.plan(job, indices=out is not None, total=read.reduction != "none")
 
 
 def _read(
-    who: str, x: Any, linear_weight: Any, mapping: Any, *, linear_bias: Any, weight: Any, mask: Any, transform: Any, chunk: Any,
-    least: Any, suppress: Any, z_loss: Any, **keywords: Any,
-) -> tuple[Layer, LossOptions, RowLoss, int | None]:  # fmt: skip
+    arguments: LayerArguments, weight: Any, least: Any, suppress: Any, z_loss: Any, keywords: Any
+) -> tuple[Layer, LossOptions, RowLoss]:
     """The layer, and what to compute, from the arguments of `linear_loss`."""
-    layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
+    who, transform, layer = arguments.who, arguments.transform, arguments.layer()
     layer.refuse_with_sink(who, transform=transform, weight=weight)
     options = LossOptions.read(who, weight, keywords)
     least = _array.check_scalar(f"{who}: least", least, lambda v: 0 <= v < 1, "a probability, from 0 to below 1")
@@ -174,7 +174,7 @@ def _read(
     further = FurtherLosses.read(who, layer.mapping, layer.hides, z_loss, suppress)
     each = EACH_ROW._replace(smoothing=float(options.smoothing))
     per_row = RowLoss(who, row_transforms(who, transform), each, least=float(least), further=further)
-    return layer, options, per_row, check_chunk(who, chunk)
+    return layer, options, per_row
 
 
 def margin_linear_loss(
