@@ -151,7 +151,7 @@ def test_no_field_of_a_loss_is_lost_in_a_compiled_layer():
     from anymax.losses.options import EACH_ROW
 
     told = {
-        "who": "f", "transforms": (A.transforms.softcap(2.0),), "least": 0.1, "options": EACH_ROW._replace(smoothing=0.1),
+        "who": "f", "transforms": (A.transforms.softcap(2.0),), "min_probability": 0.1, "options": EACH_ROW._replace(smoothing=0.1),
         "further": FurtherLosses(0.1, 0.2),
     }  # fmt: skip
     plain = {"margin": A.margins.AM(0.1), "scale": 2.0, "sub_centers": 2}
@@ -167,7 +167,7 @@ def test_no_field_of_a_loss_is_lost_in_a_compiled_layer():
             assert numbers is None, name
         else:
             assert numbers is not None, name
-            assert LossNumbers(*numbers).per_row(loss.who, loss.transforms, loss.least) == loss
+            assert LossNumbers(*numbers).per_row(loss.who, loss.transforms, loss.min_probability) == loss
 
 
 @pytest.mark.whole

@@ -79,10 +79,10 @@ class ShortRow(NamedTuple):
     """Beside some scores of each row, whose map is that of all: candidates, or softmax's target and logsumexp of the others."""
 
     at: Array  # [rows], the place of the target's score
-    # for label smoothing: sums over all unmasked classes, softmax's times their class weights
-    score: Array  # of the scores of each row
-    weight: Any = 0.0  # of ones
-    count: Any = 0.0  # how many they are
+    # for label smoothing
+    score: Array  # the sum of all unmasked scores of each row, softmax's times the class weights
+    weight: Any = 0.0  # the sum of these weights
+    count: Any = 0.0  # the number of unmasked classes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +93,7 @@ class RowLoss(PerRow):
     margin: Callable[..., Any] | None = None
     scale: float = 1.0  # of the cosines that the margin takes
     sub_centers: int = 1  # scores of each class, next to each other, of which the largest counts
-    least: float = 0.0  # softmax may leave out the gradient of classes below this probability
+    min_probability: float = 0.0  # softmax may leave out the gradient of classes below this probability
     further: FurtherLosses = NO_MORE
 
     def needs_all_scores(self, layer: Layer) -> bool:
@@ -156,8 +156,8 @@ class RowLoss(PerRow):
         value = value + smoothed(self.options, mapping, 0.0, n * score - short.score, n, 1.0, xp)
         if mapping.own_loss == "fenchel_young":
             ones = xp.ones_like(value[:, None])
-            most, least = (smoothed(self.options, mapping, q, ones, n, 1.0, xp) for q in (1.0, 0.0))
-            value = value + (mapping.omega(most, xp) + (n - 1) * mapping.omega(least, xp))[:, 0]
+            of_target, of_other = (smoothed(self.options, mapping, q, ones, n, 1.0, xp) for q in (1.0, 0.0))
+            value = value + (mapping.omega(of_target, xp) + (n - 1) * mapping.omega(of_other, xp))[:, 0]
         return value + stop_gradient(xp.where(value < 0, -value, zeros))
 
     def more(
@@ -223,15 +223,15 @@ class Job:
     class_weight: Array | None = None  # [classes]
     chunk: int | None = None  # as the caller says
 
-    def part(self, rows: Any, layer: Layer | None = None) -> Job:
+    def rows_at(self, rows: Any, layer: Layer | None = None) -> Job:
         """The job for some of the rows: a slice, or their indices. layer: its part, if it is known."""
         target = None if self.target is None else self.target[rows, ...]
-        return dataclasses.replace(self, layer=self.layer.part(rows) if layer is None else layer, target=target)
+        return dataclasses.replace(self, layer=self.layer.rows_at(rows) if layer is None else layer, target=target)
 
     def parts(self, step: int) -> Iterator[tuple[slice, Job]]:
         """The job for `step` rows at a time, and where these are."""
         for where, layer in self.layer.parts(step):
-            yield where, self if layer is self.layer else self.part(where, layer)
+            yield where, self if layer is self.layer else self.rows_at(where, layer)
 
     def result(self) -> Any:
         """All rows at once, from all of their scores."""

@@ -64,7 +64,7 @@ class TorchLayers(LayerBridge):
             return None
         rows = rows_with_a_class(out)
         if rows is not None:
-            job = job.part(rows)
+            job = job.rows_at(rows)
             step = rows_ahead(job)
         return None if step is None else torch_groups.total(job, step, factor)
 

@@ -240,7 +240,7 @@ def with_a_class(job: Job, out: Tensor, compute: Callable[[Job], Tensor]) -> Ten
     rows = rows_with_a_class(out)
     if rows is None:
         return compute(job)
-    value = compute(job.part(rows))
+    value = compute(job.rows_at(rows))
     return value.new_zeros((job.layer.rows, *value.shape[1:])).index_copy(0, rows, value)
 
 

@@ -58,7 +58,7 @@ def choose(job: Job, ahead: int | None = None) -> LayerMethod:
     # to 15.5 ms with Triton kernels that computed scores and used them at once: these multiplied at 165 TFLOP/s, torch's products at 700
     # to 800. That is why scores come from torch's products on a GPU too.
     three_products = gpu and not full_precision and job.chunk is None
-    likely = isinstance(per_row, RowLoss) and bool(per_row.least) and not three_products
+    likely = isinstance(per_row, RowLoss) and bool(per_row.min_probability) and not three_products
     all_scores = LayerMethod.GROUPS
     if ahead is not None:
         all_scores = LayerMethod.AHEAD

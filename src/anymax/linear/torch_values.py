@@ -33,7 +33,7 @@ def values(job: Job) -> Tensor:
     if isinstance(job.per_row, RowTerms):
         return _terms_of_softmax(job, job.per_row)
     assert isinstance(job.per_row, RowLoss)
-    return _loss_of_softmax(job, job.per_row, job.per_row.least if method is LayerMethod.LIKELY else 0.0)
+    return _loss_of_softmax(job, job.per_row, job.per_row.min_probability if method is LayerMethod.LIKELY else 0.0)
 
 
 def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
@@ -54,7 +54,7 @@ def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
     tau, size = job.per_row.of_candidates(layer.mapping, s, None)
     full = candidates.full.nonzero(as_tuple=True)[0]
     if full.shape[0]:
-        of_full = by_rows(job.part(full))
+        of_full = by_rows(job.rows_at(full))
         tau, size = (a.index_copy(0, full, b) for a, b in zip((tau, size), of_full))
     return tau, size
 
@@ -62,14 +62,13 @@ def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
 # -- softmax -------------------------------------------------------------------------------------------------------------------------
 
 
-def _loss_of_softmax(job: Job, per_row: RowLoss, least: float) -> Tensor:
+def _loss_of_softmax(job: Job, per_row: RowLoss, min_probability: float) -> Tensor:
     assert job.target is not None
     unmasked = _unmasked(job.layer, per_row)
-    weights = unmasked if unmasked is None or job.class_weight is None else unmasked * job.class_weight
-    s, score, _ = of_softmax(job, weights, least=least)
-    return per_row(
-        _SOFTMAX, s, job.target, job.class_weight, _short(torch.zeros_like(job.target), score, weights, unmasked)
-    )
+    shares = unmasked if unmasked is None or job.class_weight is None else unmasked * job.class_weight
+    s, score, _ = of_softmax(job, shares, min_probability=min_probability)
+    short = _short(torch.zeros_like(job.target), score, shares, unmasked)
+    return per_row(_SOFTMAX, s, job.target, job.class_weight, short)
 
 
 def _terms_of_softmax(job: Job, per_row: RowTerms) -> Tensor:
@@ -98,10 +97,10 @@ def _of_candidates(job: Job) -> Tensor:
     if not bool(candidates.full.any()):
         return _of_scores(job, candidates)
     full, rest = (part.nonzero(as_tuple=True)[0] for part in (candidates.full, ~candidates.full))
-    dense = by_rows(job.part(full))
+    dense = by_rows(job.rows_at(full))
     if not rest.shape[0]:
         return dense
-    sparse = _of_scores(job.part(rest), candidates.part(rest))
+    sparse = _of_scores(job.rows_at(rest), candidates.rows_at(rest))
     value = sparse.new_zeros((job.layer.rows, *sparse.shape[1:]))
     return value.index_copy(0, full, dense).index_copy(0, rest, sparse)
 
@@ -122,11 +121,11 @@ def _of_scores(job: Job, candidates: Candidates) -> Tensor:
 # -- both ----------------------------------------------------------------------------------------------------------------------------
 
 
-def _short(at: Tensor, score: Tensor, weights: Tensor | None, unmasked: Tensor | None) -> ShortRow:
-    """The short rows whose target is at the place `at`. score: <all scores, weights> of each row."""
-    if weights is None or unmasked is None:
+def _short(at: Tensor, score: Tensor, shares: Tensor | None, unmasked: Tensor | None) -> ShortRow:
+    """The short rows whose target is at the place `at`. score: <all scores, shares> of each row."""
+    if shares is None or unmasked is None:
         return ShortRow(at, score)
-    return ShortRow(at, score, weights.sum(), unmasked.sum())
+    return ShortRow(at, score, shares.sum(), unmasked.sum())
 
 
 def _unmasked(layer: Layer, per_row: RowLoss) -> Tensor | None:

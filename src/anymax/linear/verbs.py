@@ -173,7 +173,7 @@ def _read(
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
     further = FurtherLosses.read(who, layer.mapping, layer.hides, z_loss, suppress)
     each = EACH_ROW._replace(smoothing=float(options.smoothing))
-    per_row = RowLoss(who, row_transforms(who, transform), each, least=float(least), further=further)
+    per_row = RowLoss(who, row_transforms(who, transform), each, min_probability=float(least), further=further)
     return layer, options, per_row
 
 
