@@ -19,7 +19,7 @@ from .._core.options import check_keywords, check_options
 from .._core.shards import layer_over_devices
 from .._core.shards import refuse as refuse_sharded
 from .._core.tables import document, documented_like
-from .._core.typing import ArrayT, LossKeywords, Mask, Numbers, SampleKeywords, Target, Weight
+from .._core.typing import ArrayT, LossKeywords, Mask, Numbers, Reduction, SampleKeywords, Target, Weight
 from ..autodiff import bridge
 from ..losses.further import FurtherLosses
 from ..losses.margins import as_margin
@@ -185,10 +185,12 @@ def margin_linear_loss(
     margin: Any,
     scale: float,
     sub_centers: int = 1,
-    **keywords: Any,
+    *,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
 ) -> Array:
     """`margin_loss` of the cosines `x @ centres.T` of rows of length 1, of which each class has `sub_centers`."""
-    options = LossOptions.read("margin_loss", None, keywords)
+    options = LossOptions.read("margin_loss", None, {"ignore_index": ignore_index, "reduction": reduction})
     layer = Layer.of("margin_loss", scale * x, centres, mapping, None, None)
     layer.refuse_with_sink("margin_loss", margin=margin)
     per_row = RowLoss("margin_loss", margin=as_margin(margin), scale=scale, sub_centers=sub_centers)
