@@ -115,7 +115,7 @@ def test_each_process_reads_the_rows_of_its_classes_only():
 
 
 def test_a_process_gathers_as_many_columns_as_its_fullest_row_needs():
-    layer = Layer.of("support", X, WEIGHT[:20], "softmax", None, None, part=True)
+    layer = Layer.of("support", X, WEIGHT[:20], "softmax", None, None, of_shard=True)
     part = SupportPart.of("support", layer, TARGET.reshape(-1, 1), SUPPORT, 0, N, True, namespace(X))
     assert part.classes.shape == (6, 4)  # 20, 4, 7, 19 and 36, of which 4, 7 and 19 are here, and an empty place
     assert part.width == 6

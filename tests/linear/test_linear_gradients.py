@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from laws import close
@@ -138,6 +140,34 @@ def test_torch_compile(name, monkeypatch):
     want = A.linear_loss(*free[:2], y, MAPS[name], linear_bias=free[2], label_smoothing=0.1)
     same(loss(*free), want, free, 1e-5)
     assert len(calls) == 2
+
+
+def test_no_field_of_a_loss_is_lost_in_a_compiled_layer():
+    """An operation is told of it, or plain operations compute the loss. A further field fails here until it is in one of the lists."""
+    pytest.importorskip("torch")
+    from anymax.linear.job import RowLoss
+    from anymax.linear.torch_compiled import LossNumbers
+    from anymax.losses.further import FurtherLosses
+    from anymax.losses.options import EACH_ROW
+
+    told = {
+        "who": "f", "transforms": (A.transforms.softcap(2.0),), "min_probability": 0.1, "options": EACH_ROW._replace(smoothing=0.1),
+        "further": FurtherLosses(0.1, 0.2),
+    }  # fmt: skip
+    plain = {"margin": A.margins.AM(0.1), "scale": 2.0, "sub_centers": 2}
+    assert {*told, *plain} == {f.name for f in dataclasses.fields(RowLoss)}
+    losses = {name: RowLoss(**{name: value}) for name, value in (told | plain).items()}
+    losses |= {name: RowLoss(further=FurtherLosses(**{name: 0.1})) for name in FurtherLosses._fields}
+    options = {"weight": 1, "axis": 0, "mask": 1, "ignore_index": 0, "reduction": "sum"}
+    assert {*options, "smoothing"} == set(EACH_ROW._fields)
+    losses |= {name: RowLoss(options=EACH_ROW._replace(**{name: value})) for name, value in options.items()}
+    for name, loss in losses.items():
+        numbers = LossNumbers.of(loss)
+        if name in plain or name in options:
+            assert numbers is None, name
+        else:
+            assert numbers is not None, name
+            assert LossNumbers(*numbers).per_row(loss.who, loss.transforms, loss.min_probability) == loss
 
 
 @pytest.mark.whole

@@ -109,7 +109,7 @@ class SplitLayer:
             part = Agreement(who, shared, layer.x, message)
 
             def result() -> Any:
-                these = layer.part(where)
+                these = layer.rows_at(where)
                 scores = these.scores() if kept is None else kept.part(where).scores(these, xp)
                 call = ShardedCall.of(part, these.mapping, scores, -1, None, start, count)
                 per_row = is_array(self.temperature) and self.temperature.ndim
@@ -242,7 +242,7 @@ def _terms(
 
 def _layer(arguments: Arguments, of_layer: LayerArguments) -> Layer:
     return Layer.of(
-        arguments.who, arguments.x, of_layer.weight, arguments.mapping, of_layer.bias, arguments.mask, part=True
+        arguments.who, arguments.x, of_layer.weight, arguments.mapping, of_layer.bias, arguments.mask, of_shard=True
     )
 
 

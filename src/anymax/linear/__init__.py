@@ -8,8 +8,8 @@ loops over the rows, `torch` and `jax` with a gradient. torch has four methods:
 - any other map: a group of rows at a time (`torch_groups`);
 - inside torch.compile: these three as opaque operations (`torch_compiled`).
 
-`torch_values` computes the results from what the first two give. In `contrastive` the weight is the other side of pairs, and
-`torch_contrastive` has the blocks of both directions.
+`torch_methods` chooses one. `torch_values` computes the results from what the first two give. In `contrastive` the weight is the other side
+of pairs, and `torch_contrastive` has the blocks of both directions.
 """
 
 from .bridge import BRIDGE as _PLAIN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _array
 from .._array import Array, Namespace, as_dtype, differentiates, is_array, is_integer, namespace, upcast
@@ -20,6 +20,24 @@ HINTS = {
     "input": "say x=",
     "softcap": "give it as transform=, as in transform=anymax.transforms.softcap(30.0)",
 }
+
+
+class LayerArguments(NamedTuple):
+    """The arguments that the verbs of output layers share, not yet checked."""
+
+    who: str  # the verb
+    x: Any
+    linear_weight: Any
+    mapping: Any
+    linear_bias: Any
+    mask: Any
+    transform: Any
+    chunk: Any
+    temperature: Any = None
+
+    def layer(self) -> Layer:
+        """The operands, before a temperature."""
+        return Layer.of(self.who, self.x, self.linear_weight, self.mapping, self.linear_bias, self.mask)
 
 
 def row_transforms(who: str, transform: Any) -> tuple[Callable[[Any], Any], ...]:

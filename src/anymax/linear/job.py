@@ -6,17 +6,28 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from .._array import Array, as_dtype, dot, is_array, namespace, safe, take, upcast, wide_dtype
+from .._array import (
+    Array,
+    Namespace,
+    as_dtype,
+    dot,
+    is_array,
+    namespace,
+    safe,
+    stop_gradient,
+    take,
+    upcast,
+    wide_dtype,
+)
 from .._core.mapping import Mapping
 from .._core.typing import LossKind
 from ..likelihood.terms import terms_of
 from ..losses.formulas import FORMULAS, loss_of_class
 from ..losses.margins import nearest_centers
 from ..losses.options import EACH_ROW, LossOptions
-from ..losses.penalties import NO_PENALTIES, LogSums, RowPenalties, log_sums
-from ..losses.targets import counted_weight, weighted
+from ..losses.targets import counted_weight, smoothed, weighted
 from ..thresholds import tau_and_support, tau_of
 from ..transforms.base import Transform, put_through
 from .layer import Layer
@@ -28,20 +39,14 @@ class PerRow(ABC):
 
     who: str = ""
     transforms: tuple[Callable[[Any], Any], ...] = ()  # of the scores
-    options: LossOptions = EACH_ROW  # this and the following are for a loss
-    margin: Callable[..., Any] | None = None
-    scale: float = 1.0  # of the cosines that the margin takes
-    sub_centers: int = 1  # scores of each class, next to each other, of which the largest counts
-    least: float = 0.0  # softmax may leave out the gradient of classes below this probability
-    penalties: RowPenalties = NO_PENALTIES
-
-    def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Any:
-        """Compute them from all scores of the rows; a class index of -1 means no class."""
-        return self.of_candidates(mapping, self.transformed(upcast(scores, namespace(scores))), target)
 
     @abstractmethod
-    def of_candidates(self, mapping: Mapping, s: Array, at: Any) -> Any:
-        """Compute them from scores in fp32 or fp64 that contain the support of each row and, at the place `at`, its target's."""
+    def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Any:
+        """Compute them from all scores of the rows; a class index of -1 means no class."""
+
+    def needs_all_scores(self, layer: Layer) -> bool:
+        """True if no part of the scores of a row gives the result, whatever the map."""
+        return bool(self.transforms)
 
     def empty_rows(self, target: Array) -> Array:
         """The rows [rows] that have no class, and the result 0."""
@@ -69,30 +74,90 @@ class PerRow(ABC):
         return dataclasses.replace(self, transforms=transforms)
 
 
+class ShortRow(NamedTuple):
+    """Beside some scores of each row, whose map is that of all: candidates, or softmax's target and logsumexp of the others."""
+
+    at: Array  # [rows], the place of the target's score
+    # for label smoothing
+    score: Array  # the sum of all unmasked scores of each row, softmax's times the class weights
+    weight: Any = 0.0  # the sum of these weights
+    count: Any = 0.0  # the number of unmasked classes
+
+
+@dataclasses.dataclass(frozen=True)
 class RowLoss(PerRow):
     """Computes the loss of each row."""
 
-    def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Array:
+    options: LossOptions = EACH_ROW
+    margin: Callable[..., Any] | None = None
+    scale: float = 1.0  # of the cosines that the margin takes
+    sub_centers: int = 1  # scores of each class, next to each other, of which the largest counts
+    min_probability: float = 0.0  # softmax may leave out the gradient of classes below this probability
+    further: FurtherLosses = NO_MORE
+
+    def needs_all_scores(self, layer: Layer) -> bool:
+        smoothing, keep = self.options.smoothing, layer.keep
+        return bool(
+            self.transforms
+            or self.further.suppress
+            or self.sub_centers > 1
+            or (smoothing and keep is not None and keep.shape[0] != 1)  # over classes of each row
+            or smoothing == 1.0  # no share for the target, whose loss may be infinite
+        )
+
+    def __call__(
+        self,
+        mapping: Mapping,
+        scores: Array,
+        target: Array | None,
+        class_weight: Array | None,
+        short: ShortRow | None = None,
+    ) -> Array:
+        """short: the scores are those of short rows."""
         assert target is not None
-        s, xp, penalties = scores, namespace(scores), bool(self.penalties)
-        if self.transforms or self.sub_centers > 1 or self.margin is not None or penalties:
+        s, xp, further, smoothing = scores, namespace(scores), bool(self.further), self.options.smoothing
+        at = target if short is None else short.at
+        if short is None and (self.transforms or self.sub_centers > 1 or self.margin is not None or further):
             s = nearest_centers(self.transformed(upcast(s, xp)), self.sub_centers, -1)
         if self.margin is not None:
-            s = self.scale * self.margin(s / self.scale, target, -1)
-        kind = loss_of(mapping)
-        if target.ndim > 1 or self.options.label_smoothing:
+            s = self.scale * self.margin(s / self.scale, at, -1)
+        kind, plain = loss_of(mapping), None
+        if target.ndim > 1 or (smoothing and short is None):
             value = FORMULAS[kind](mapping, upcast(s, xp), target, self.options._replace(weight=class_weight))
         else:
             # a parameter's gradient is not to be rounded
             s = upcast(s, xp) if s.dtype != wide_dtype(s, xp) and mapping.params() else s
-            value = loss_of_class(kind, mapping, s, target)
+            value = loss_of_class(kind, mapping, s, at)
+            weighs = short is not None and smoothing and mapping.is_softmax
+            if short is not None and smoothing and not weighs:
+                value = self._smoothed(mapping, value, s, short, xp)
             if class_weight is not None:
                 value = weighted(value, counted_weight(target, target < 0, class_weight, value.dtype, xp), xp)
-        if not penalties:
+            elif short is None:
+                plain = value
+            if short is not None and weighs:  # class weights are inside -<y, log p>, and multiply other losses
+                value = self._smoothed_nll(mapping, value, s, short, xp)
+        if not further:
             return value
-        plain = value if class_weight is None and not self.options.label_smoothing else None
-        tau, parts = lambda: _tau(mapping, s, target, plain), lambda: log_sums(mapping, s, target)
-        return value + self.penalty(target, class_weight, tau, parts)
+        tau = (lambda: _tau(mapping, s, target, plain)) if short is None else (lambda: tau_of(mapping, s, xp)[:, 0])
+        return value + self.more(target, class_weight, tau, lambda: levels(mapping, s, target))
+
+    def _smoothed_nll(self, mapping: Mapping, value: Array, s: Array, short: ShortRow, xp: Namespace) -> Array:
+        """-<y, log p> of the smoothed target y, from that of a class."""
+        level = tau_of(mapping, s, xp)[:, 0]  # not from the target's loss, which is infinite for a masked class
+        of_ones = short.weight * xp.where(level == -math.inf, xp.zeros_like(level), level) - short.score
+        return smoothed(self.options, mapping, value, of_ones, short.count, 1.0, xp)
+
+    def _smoothed(self, mapping: Mapping, value: Array, s: Array, short: ShortRow, xp: Namespace) -> Array:
+        """The loss of the smoothed target y, from that of a class: <scores, y> is linear in y, and Omega has two kinds of terms."""
+        n, zeros, score = short.count, xp.zeros_like(value), take(s, short.at[:, None], xp)[:, 0]
+        score = xp.where(score == -math.inf, zeros, score)  # a masked target's loss is infinite already
+        value = value + smoothed(self.options, mapping, 0.0, n * score - short.score, n, 1.0, xp)
+        if mapping.own_loss == "fenchel_young":
+            ones = xp.ones_like(value[:, None])
+            of_target, of_other = (smoothed(self.options, mapping, q, ones, n, 1.0, xp) for q in (1.0, 0.0))
+            value = value + (mapping.omega(of_target, xp) + (n - 1) * mapping.omega(of_other, xp))[:, 0]
+        return value + stop_gradient(xp.where(value < 0, -value, zeros))
 
     def penalty(
         self,
@@ -111,13 +176,20 @@ class RowLoss(PerRow):
             return penalty * dot(as_dtype(target, penalty.dtype, xp), class_weight, xp)[:, 0]
         return penalty * counted_weight(target, none, class_weight, penalty.dtype, xp)
 
-    def of_candidates(self, mapping: Mapping, s: Array, at: Any) -> Array:
-        """The loss without smoothing, margin and class weights."""
-        return loss_of_class(loss_of(mapping), mapping, s, at)
+
+class OfSupport(PerRow):
+    """Computes what follows from the scores of a row's support alone."""
+
+    def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Any:
+        return self.of_candidates(mapping, self.transformed(upcast(scores, namespace(scores))), target)
+
+    @abstractmethod
+    def of_candidates(self, mapping: Mapping, s: Array, at: Any) -> Any:
+        """Compute it from scores in fp32 or fp64 that contain the support of each row and, at the place `at`, its target's."""
 
 
 @dataclasses.dataclass(frozen=True)
-class RowTerms(PerRow):
+class RowTerms(OfSupport):
     """Computes log p of the classes `target` [rows, m], and on request the entropy and log p of all other classes: a column for each."""
 
     entropy: bool = False
@@ -132,7 +204,7 @@ class RowTerms(PerRow):
         return terms_of(mapping, s, at, xp, entropy=self.entropy, rest=self.rest).columns(xp)
 
 
-class Thresholds(PerRow):
+class Thresholds(OfSupport):
     """Computes tau and the size of the support for each row."""
 
     def of_candidates(self, mapping: Mapping, s: Array, at: Any) -> tuple[Array, Array]:
@@ -150,15 +222,15 @@ class Job:
     class_weight: Array | None = None  # [classes]
     chunk: int | None = None  # as the caller says
 
-    def part(self, rows: Any, layer: Layer | None = None) -> Job:
+    def rows_at(self, rows: Any, layer: Layer | None = None) -> Job:
         """The job for some of the rows: a slice, or their indices. layer: its part, if it is known."""
         target = None if self.target is None else self.target[rows, ...]
-        return dataclasses.replace(self, layer=self.layer.part(rows) if layer is None else layer, target=target)
+        return dataclasses.replace(self, layer=self.layer.rows_at(rows) if layer is None else layer, target=target)
 
     def parts(self, step: int) -> Iterator[tuple[slice, Job]]:
         """The job for `step` rows at a time, and where these are."""
         for where, layer in self.layer.parts(step):
-            yield where, self if layer is self.layer else self.part(where, layer)
+            yield where, self if layer is self.layer else self.rows_at(where, layer)
 
     def result(self) -> Any:
         """All rows at once, from all of their scores."""

@@ -77,24 +77,24 @@ class Layer:
             )
 
     @classmethod
-    def of(cls, who: str, x: Any, weight: Any, mapping: Any, bias: Any, mask: Any, part: bool = False) -> Layer:
-        """part: other processes have more classes, so that this one may have few or none; a class that the map hides joins the scores."""
+    def of(cls, who: str, x: Any, weight: Any, mapping: Any, bias: Any, mask: Any, of_shard: bool = False) -> Layer:
+        """of_shard: other processes have more classes, so this one may have few or none. A class that the map hides joins the scores."""
         if isinstance(x, (str, Mapping)):
             raise TypeError(f"{who}: expected features first, got {x!r}; the mapping comes after the target")
         mapping = as_mapping(mapping, who, "the mapping belongs here; a bias is linear_bias=")
         refuse_sharded(who, x, linear_weight=weight, linear_bias=bias)
-        x, weight, bias = _operands(who, x, weight, bias, part)
+        x, weight, bias = _operands(who, x, weight, bias, of_shard)
         xp, lead, (n, features) = namespace(x), tuple(x.shape[:-1]), weight.shape
-        if not part:
+        if not of_shard:
             mapping.check(n)
-        x, weight, bias = _in_dtype_of_product(x, weight, bias, xp, part)
+        x, weight, bias = _in_dtype_of_product(x, weight, bias, xp, of_shard)
         params = {
             k: _one_a_row(aligned(v, x[..., :1], x.ndim - 1, f"{mapping.name}: {k}"), lead, f"{mapping.name}: {k}", xp)
             for k, v in mapping.params().items()
         }
         mapping = mapping.laid_out(**params) if params else mapping
         keep = _mask_of_rows(who, mask, x, (*lead, n), xp)
-        if hides := mapping.hidden is not None and not part:
+        if hides := mapping.hidden is not None and not of_shard:
             mapping, weight, bias, keep = _with_sink(who, mapping, weight, bias, keep, xp)
         dtype = dtype_of_result(x, xp)
         return cls(xp.reshape(x, (math.prod(lead), features)), weight, bias, keep, mapping, lead, dtype, hides)
@@ -126,7 +126,7 @@ class Layer:
         )
         return dataclasses.replace(self.with_operands(x, weight, None), keep=keep)
 
-    def part(self, where: Any, by_row: ByRow | None = None) -> Layer:
+    def rows_at(self, where: Any, by_row: ByRow | None = None) -> Layer:
         """Some of the rows: a slice, or their indices. by_row: the result of `by_row`, for many parts."""
         x, keep, params = self.by_row() if by_row is None else by_row
         keep = self.keep if keep is None else keep[where, ...]
@@ -146,7 +146,7 @@ class Layer:
             return
         by_row = self.by_row()
         for where in groups:
-            yield where, self.part(where, by_row)
+            yield where, self.rows_at(where, by_row)
 
     def constant(self) -> Layer:
         """The layer as a constant of differentiation."""
@@ -176,21 +176,21 @@ class Layer:
         return s if self.keep is None else xp.where(self.keep, s, -math.inf * xp.ones_like(s))
 
 
-def _operands(who: str, x: Any, weight: Any, bias: Any, part: bool) -> tuple[Array, Array, Array | None]:
+def _operands(who: str, x: Any, weight: Any, bias: Any, of_shard: bool) -> tuple[Array, Array, Array | None]:
     """x, weight and bias as arrays of one kind and device, and of shapes that fit each other."""
     x = asarray(x, "x")
     xp = namespace(x)
     x = floating(x, xp, "x")
     weight = floating(_array.beside(weight, x, "linear_weight", xp), xp, "linear_weight")
     if x.ndim < 1 or weight.ndim != 2 or weight.shape[-1] != x.shape[-1]:
-        whose = "this process's part of " if part else ""
+        whose = "this process's part of " if of_shard else ""
         order = "; the weight comes before the target" if weight.ndim == 1 else ""
         raise ValueError(
             f"{who}: expected features [..., features] and {whose}a linear_weight [classes, features], got {tuple(x.shape)} and "
             f"{tuple(weight.shape)}{order}"
         )
     n = weight.shape[0]
-    if n == 0 and not part:
+    if n == 0 and not of_shard:
         raise ValueError(
             f"{who}: a linear_weight of shape {tuple(weight.shape)} has no classes; at least one is needed"
         )
@@ -226,11 +226,11 @@ def _dtype_of_product(xp: Namespace, operands: tuple[Array | None, ...]) -> Any:
 
 
 def _in_dtype_of_product(
-    x: Array, weight: Array, bias: Array | None, xp: Namespace, part: bool
+    x: Array, weight: Array, bias: Array | None, xp: Namespace, of_shard: bool
 ) -> tuple[Array, Array, Array | None]:
     """The operands as `one_dtype` gives them; but on a CPU a narrower weight may stay as it is, and its classes are converted a part
-    at a time. part: the classes are on several processes; then a few rows at a time add to one gradient of the weight, in fp32."""
-    if part or not on_cpu(x) or not bridge(x).layers.takes_narrow_weights:
+    at a time. of_shard: the classes are on several processes; then a few rows at a time add to one gradient of the weight, in fp32."""
+    if of_shard or not on_cpu(x) or not bridge(x).layers.takes_narrow_weights:
         return one_dtype(xp, x, weight, bias)
     dtype = _dtype_of_product(xp, (x, weight, bias))
     weight = weight if autocast_dtype(x) is None else as_dtype(weight, dtype, xp)

@@ -23,6 +23,7 @@ from ..mappings import Softmax
 from .arguments import (
     FULL_WITHOUT_SUPPORT,
     HINTS,
+    LayerArguments,
     check_support,
     class_of_each_row,
     indices_of_rows,
@@ -83,9 +84,8 @@ def linear_log_prob(
     """
     who = "linear_log_prob"
     check_support(who, support, mask, transform)
-    tokens = _Tokens.of(
-        who, x, linear_weight, target, mapping, linear_bias, mask, temperature, transform, chunk, support, entropy=False
-    )
+    arguments = LayerArguments(who, x, linear_weight, mapping, linear_bias, mask, transform, chunk, temperature)
+    tokens = _Tokens.of(arguments, target, support, entropy=False)
     return tokens.all()[0] if support is None else tokens.over(support)[0]
 
 
@@ -133,9 +133,8 @@ def linear_log_prob_entropy(
     if full and support is None:
         raise ValueError(f"{who}: {FULL_WITHOUT_SUPPORT}")
     check_support(who, support, mask, transform)
-    tokens = _Tokens.of(
-        who, x, linear_weight, target, mapping, linear_bias, mask, temperature, transform, chunk, support, entropy=True
-    )
+    arguments = LayerArguments(who, x, linear_weight, mapping, linear_bias, mask, transform, chunk, temperature)
+    tokens = _Tokens.of(arguments, target, support, entropy=True)
     if support is None:
         return tokens.all()
     kept = tokens.over(support)
@@ -196,7 +195,8 @@ def linear_topk_kl(
     array([0.0302])
     """
     who = "linear_topk_kl"
-    layer, transforms = _read(who, x, linear_weight, mapping, linear_bias, mask, temperature, transform)
+    arguments = LayerArguments(who, x, linear_weight, mapping, linear_bias, mask, transform, chunk, temperature)
+    layer, transforms = _read(arguments)
     xp, lead, n = namespace(layer.x), layer.lead, layer.seen_classes
     refuse_sharded(who, None, ids=ids, teacher_log_p=teacher_log_p)
     teacher = Teacher.read(who, layer.x, lead, n, -1, ids, teacher_log_p, tail, direction, xp)
@@ -208,11 +208,10 @@ def linear_topk_kl(
     return teacher.of_columns(xp.reshape(columns, (*lead, columns.shape[-1])), xp)
 
 
-def _read(
-    who: str, x: Any, weight: Any, mapping: Any, bias: Any, mask: Any, temperature: Any, transform: Any
-) -> tuple[Layer, tuple[Callable[[Any], Any], ...]]:
+def _read(arguments: LayerArguments) -> tuple[Layer, tuple[Callable[[Any], Any], ...]]:
     """The layer, at its temperature, and the transforms of its scores."""
-    layer = Layer.of(who, x, weight, mapping, bias, mask)
+    who, temperature, transform = arguments.who, arguments.temperature, arguments.transform
+    layer = arguments.layer()
     check_draw(layer.mapping, who)
     layer.refuse_with_sink(who, temperature=temperature, transform=transform)
     transforms = row_transforms(who, transform)
@@ -232,15 +231,12 @@ class _Tokens:
     chunk: int | None
 
     @classmethod
-    def of(
-        cls, who: str, x: Any, weight: Any, target: Any, mapping: Any, bias: Any, mask: Any, temperature: Any, transform: Any,
-        chunk: Any, support: Any, *, entropy: bool,
-    ) -> _Tokens:  # fmt: skip
-        layer, transforms = _read(who, x, weight, mapping, bias, mask, temperature, transform)
+    def of(cls, arguments: LayerArguments, target: Any, support: Any, *, entropy: bool) -> _Tokens:
+        who, (layer, transforms) = arguments.who, _read(arguments)
         layer.refuse_with_sink(who, support=support)
         xp = namespace(layer.x)
         index, _ = class_of_each_row(who, indices_of_rows(who, target, layer, xp), layer, None, xp)
-        return cls(layer, index, RowTerms(who, transforms, entropy=entropy), check_chunk(who, chunk))
+        return cls(layer, index, RowTerms(who, transforms, entropy=entropy), check_chunk(who, arguments.chunk))
 
     def all(self) -> tuple[Any, Any]:
         """log p and the entropy over all classes."""

@@ -1,4 +1,4 @@
-"""torch: chooses how to compute an output layer: from candidates, by rows or blocks, or as opaque operations for torch.compile."""
+"""torch: an output layer by the method that `torch_methods` chooses, or as opaque operations for torch.compile."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from . import torch_contrastive, torch_groups, torch_values
 from .bridge import LayerBridge
 from .job import Job
 from .layer import Layer
-from .torch_blocks import BlockSize
 from .torch_candidates import gathered
-from .torch_groups import rows_ahead, rows_of_group, rows_with_a_class, runs_eagerly, with_a_class
+from .torch_groups import rows_with_a_class, runs_eagerly, with_a_class
+from .torch_methods import LayerMethod, choose, rows_ahead
 
 Tensor = torch.Tensor
 
@@ -51,7 +51,7 @@ class TorchLayers(LayerBridge):
         if runs_eagerly(job.layer):
             return with_a_class(job, out, torch_values.values)
         value = None
-        if compiling() and not (job.per_row.margin is not None or exporting(job.layer.x)):
+        if compiling() and not exporting(job.layer.x):
             from . import torch_compiled  # late: it registers operations, which takes 10 ms
 
             value = torch_compiled.values(job)
@@ -59,12 +59,12 @@ class TorchLayers(LayerBridge):
 
     @_outside_autocast
     def total(self, job: Job, out: Tensor, factor: Tensor) -> Tensor | None:
-        step = torch_values.rows_to_hold(job)
-        if step is None:
+        step = rows_ahead(job)
+        if step is None or choose(job, step) is not LayerMethod.AHEAD:
             return None
         rows = rows_with_a_class(out)
         if rows is not None:
-            job = job.part(rows)
+            job = job.rows_at(rows)
             step = rows_ahead(job)
         return None if step is None else torch_groups.total(job, step, factor)
 
@@ -73,19 +73,8 @@ class TorchLayers(LayerBridge):
         return None if compiling() else torch_contrastive.both_ways(a, b, keep)
 
     def plan(self, job: Job, indices: bool, total: bool) -> str:
-        layer = job.layer
-        rows = torch_values.rows_to_hold(job) if total and indices else None
-        if rows is not None:
-            return f"all {layer.classes} scores of {rows} rows at a time, with their gradient in the forward pass"
-        if not indices or torch_values.way(job) is None:
-            return f"all {layer.classes} scores of {rows_of_group(job)} rows at a time, computed again for the gradient"
-        blocks = BlockSize.of(layer, job.chunk)
-        block = f"the scores of {blocks.classes} classes and {blocks.rows} rows at a time"
-        if layer.mapping.is_softmax and torch_values.least_of(job):
-            return f"{block}; if few classes of each row are above least=, only these have a gradient, else all, computed again"
-        if layer.mapping.is_softmax:
-            return f"{block}, computed again for the gradient"
-        return f"{block}; each row keeps those that may have a probability, and only these have a gradient"
+        ahead = rows_ahead(job) if total and indices else None
+        return (choose(job, ahead) if indices else LayerMethod.GROUPS).words(job, ahead)
 
     def outside_graphs(self, f: Callable[..., Any], *args: Any) -> Any:
         return outside_graphs(f, *args) if compiling() else f(*args)

@@ -6,7 +6,6 @@ Parts are small on a CPU, to stay in its cache, and large on a GPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -83,9 +82,10 @@ class BlockSize(NamedTuple):
         """Memory for one block of the layer's scores."""
         return layer.x.new_empty(min(layer.rows, self.rows) * self.classes, dtype=layer.x.dtype)
 
-    def parts(self, layer: Layer) -> Iterator[tuple[int, int]]:
-        for a in range(0, layer.classes, self.classes):
-            yield a, min(a + self.classes, layer.classes)
+    def parts(self, layer: Layer) -> list[tuple[int, int]]:
+        """Where the blocks of classes begin and end."""
+        n = layer.classes
+        return [(a, min(a + self.classes, n)) for a in range(0, n, self.classes)]
 
 
 class ScoreBlocks:

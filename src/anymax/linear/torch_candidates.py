@@ -49,7 +49,7 @@ class Candidates(NamedTuple):
     full: Tensor  # [rows], True if there were too many scores to keep: the row has no result
     others: Tensor | None = None  # [rows, 1], logsumexp of all scores but the target's, if requested
 
-    def part(self, rows: Tensor) -> Candidates:
+    def rows_at(self, rows: Tensor) -> Candidates:
         """The candidates of the rows with these indices."""
         return Candidates(*(None if a is None else a[rows] for a in self))  # type: ignore[arg-type]
 
@@ -239,12 +239,12 @@ def candidates_of(job: Job, bound: Bound = of_map, of_target: OfTarget = OfTarge
         return collect(layer.constant(), job.target, Rule(BlockSize.of(layer, job.chunk), bound, most, of_target))
 
 
-def scores_of(layer: Layer, candidates: Candidates, u: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The scores of the candidates, with their gradient, and <scores, u>."""
-    s, even = _scores(None, layer.x, layer.weight, layer.bias, candidates.index, u, candidates.value)
+def scores_of(layer: Layer, candidates: Candidates, shares: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The scores of the candidates, with their gradient, and <all scores, shares> for a factor of each class, those of label smoothing."""
+    s, shared_score = _scores(None, layer.x, layer.weight, layer.bias, candidates.index, shares, candidates.value)
     if layer.keep is not None or layer.bias is not None:  # a masked target is among them, and has no gradient
         s = s.masked_fill(candidates.value == -math.inf, -math.inf)
-    return s, even
+    return s, shared_score
 
 
 def gathered(layer: Layer, classes: Tensor) -> Tensor:
@@ -261,31 +261,31 @@ def gathered(layer: Layer, classes: Tensor) -> Tensor:
 
 
 def _forward(_: None, operands: Any, wants: Any) -> tuple[tuple[Tensor, Tensor], Any]:
-    """The scores of the candidates, `value`, and <scores, u> for a vector u over all classes."""
-    x, weight, bias, _, u, value = operands
-    even, mean = weighted_scores(value, x, weight, bias, u)
-    return (value, even), (mean,)
+    """The scores of the candidates, `value`, and <scores, shares>."""
+    x, weight, bias, _, shares, value = operands
+    shared_score, mixed = weighted_scores(value, x, weight, bias, shares)
+    return (value, shared_score), (mixed,)
 
 
 def _backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
-    (x, weight, bias, index, u), (mean,), (g, g_even) = operands, kept, grads
-    return *candidates_back(wants, g, g_even, index, x, weight, bias, u, mean), None, None, None
+    (x, weight, bias, index, shares), (mixed,), (g, g_shared) = operands, kept, grads
+    return *candidates_back(wants, g, g_shared, index, x, weight, bias, shares, mixed), None, None, None
 
 
 def candidates_back(
-    wants: Any, g: Tensor | None, g_even: Tensor | None, index: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None,
-    u: Tensor | None, mean: Tensor | None,
+    wants: Any, g: Tensor | None, g_shared: Tensor | None, index: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None,
+    shares: Tensor | None, mixed: Tensor | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """The gradients by x, weight and bias: g is that of the scores of the classes `index`, most of it 0, g_even that of <scores, u>."""
+    """The gradients by x, weight and bias. g: that of the scores of the classes `index`, mostly 0; g_shared: that of <scores, shares>."""
     dx = None
     dw = torch.zeros_like(weight) if wants[1] else None
     db = torch.zeros(weight.shape[0], dtype=wide_dtype(x, torch), device=x.device) if wants[2] else None
-    if u is not None and mean is not None and g_even is not None:
-        dx = torch.outer(g_even, mean) if wants[0] else None
+    if shares is not None and mixed is not None and g_shared is not None:
+        dx = torch.outer(g_shared, mixed) if wants[0] else None
         if dw is not None:
-            _add_outer(dw, u, g_even @ x.to(u.dtype))
+            _add_outer(dw, shares, g_shared @ x.to(shares.dtype))
         if db is not None:
-            db.addcmul_(u, g_even.sum())
+            db.addcmul_(shares, g_shared.sum())
     if g is not None:
         row, place = (~(g == 0)).nonzero(as_tuple=True)
         value, cls = g[row, place], index[row, place].to(torch.int64)
@@ -300,47 +300,51 @@ def candidates_back(
 
 
 def weighted_scores(
-    value: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, u: Tensor | None
+    value: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, shares: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """<scores, u> of each row, and `u @ weight`; an empty tensor and None if u is None."""
-    if u is None:
+    """<scores, shares> of each row, and `shares @ weight`; an empty tensor and None without shares."""
+    if shares is None:
         return value.new_zeros(0), None
-    mean = _mixed(weight, u)
-    even = x.to(mean.dtype) @ mean
-    return even if bias is None else even + torch.where(u == 0, 0, bias.to(u.dtype)) @ u, mean
+    mixed = _mixed(weight, shares)
+    shared_score = x.to(mixed.dtype) @ mixed
+    if bias is not None:
+        shared_score = shared_score + torch.where(shares == 0, 0, bias.to(shares.dtype)) @ shares
+    return shared_score, mixed
 
 
-def _mixed(weight: Tensor, u: Tensor) -> Tensor:
-    """`u @ weight`, a part of the classes at a time if the weight is in half precision."""
-    if weight.dtype == u.dtype:
-        return u @ weight
-    out = torch.zeros(weight.shape[1], dtype=u.dtype, device=u.device)
+def _mixed(weight: Tensor, shares: Tensor) -> Tensor:
+    """`shares @ weight`, a part of the classes at a time if the weight is in half precision."""
+    if weight.dtype == shares.dtype:
+        return shares @ weight
+    out = torch.zeros(weight.shape[1], dtype=shares.dtype, device=shares.device)
     step = at_a_time(weight)
     for a in range(0, weight.shape[0], step):
-        out += u[a : a + step] @ weight[a : a + step].to(u.dtype)
+        out += shares[a : a + step] @ weight[a : a + step].to(shares.dtype)
     return out
 
 
-def _add_outer(dw: Tensor, u: Tensor, v: Tensor) -> None:
-    if dw.dtype == u.dtype:
-        dw.addr_(u, v)
+def _add_outer(dw: Tensor, shares: Tensor, v: Tensor) -> None:
+    if dw.dtype == shares.dtype:
+        dw.addr_(shares, v)
         return
     step = at_a_time(dw)
     for a in range(0, dw.shape[0], step):
-        dw[a : a + step] += torch.outer(u[a : a + step], v).to(dw.dtype)
+        dw[a : a + step] += torch.outer(shares[a : a + step], v).to(dw.dtype)
 
 
 def _plain(_: None, operands: Any, kept: Any) -> tuple[Tensor, Tensor]:
-    x, weight, bias, index, u = operands
+    x, weight, bias, index, shares = operands
     dtype = wide_dtype(x, torch)
     index = index.to(torch.int64)
     x, weight = x.to(dtype), weight.to(dtype)
     value = (x[:, None, :] * weight[index]).sum(-1)
     value = value if bias is None else value + bias.to(dtype)[index]
-    if u is None:
+    if shares is None:
         return value, value.new_zeros(0)
-    even = x @ (u @ weight)
-    return value, even if bias is None else even + (torch.where(u == 0, 0, bias.to(dtype)) * u).sum()
+    shared_score = x @ (shares @ weight)
+    if bias is not None:
+        shared_score = shared_score + (torch.where(shares == 0, 0, bias.to(dtype)) * shares).sum()
+    return value, shared_score
 
 
 _scores = operation("CandidateScores", _forward, _backward, _plain, saves=5)

@@ -6,7 +6,8 @@ opaque operation must know the sizes of its results.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,15 +25,35 @@ from .torch_groups import with_a_class
 Tensor = torch.Tensor
 
 
+class LossNumbers(NamedTuple):
+    """What an operation is told of a loss."""
+
+    smoothing: float = 0.0
+    z_loss: float = 0.0
+    suppress: float = 0.0
+
+    @classmethod
+    def of(cls, per_row: RowLoss) -> LossNumbers | None:
+        """Those of a loss; None if they do not say all of it."""
+        numbers = cls(per_row.options.smoothing, per_row.further.z_loss, per_row.further.suppress)
+        # the gradient of an operation is exact, so `min_probability` has no meaning
+        return numbers if numbers.per_row(per_row.who, per_row.transforms, per_row.min_probability) == per_row else None
+
+    def per_row(self, who: str, transforms: tuple[Callable[[Any], Any], ...], min_probability: float = 0.0) -> RowLoss:
+        options, further = EACH_ROW._replace(smoothing=self.smoothing), FurtherLosses(self.z_loss, self.suppress)
+        return RowLoss(who, transforms, options, min_probability=min_probability, further=further)
+
+
 def values(job: Job) -> Tensor | None:
-    """The result for each row; None for a user's map, one with tensors, or a transform but a soft cap, which need plain operations."""
+    """The result for each row; None for what needs plain operations: a user's map, one with tensors, a transform but a soft cap, or a loss
+    that `LossNumbers` can't say."""
     layer, per_row, chunk = job.layer, job.per_row, -1 if job.chunk is None else job.chunk
     spec = None if layer.mapping.params() else spec_of(layer.mapping)
-    cap = cap_of(per_row.transforms)
-    if spec is None or cap is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
+    cap, loss = cap_of(per_row.transforms), LossNumbers.of(per_row) if isinstance(per_row, RowLoss) else LossNumbers()
+    if spec is None or cap is None or loss is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
         return None
     tensors = layer.x, layer.weight, layer.bias, layer.keep, job.target, job.class_weight
-    how = spec, [per_row.options.label_smoothing, *per_row.penalties], cap, _name_of(per_row), chunk
+    how = spec, list(loss), cap, _name_of(per_row), chunk
     # torch.compile can't trace an autograd function without a gradient
     return _traced(how, *tensors) if layer.recorded() else _run(how, *tensors)
 
@@ -46,7 +67,7 @@ def _values(
     per_row = (
         RowTerms(who, transforms, entropy="entropy" in terms, rest="rest" in terms)
         if terms
-        else RowLoss(who, transforms, EACH_ROW._replace(label_smoothing=loss[0]), penalties=RowPenalties(*loss[1:]))
+        else LossNumbers(*loss).per_row(who, transforms)
     )
     job = Job(layer, per_row, index, class_weight, None if chunk < 0 else chunk)
     return with_a_class(job, per_row.empty_rows(index), torch_values.values)

@@ -28,8 +28,6 @@ from .torch_products import add_to_classes, added_to_rows, entries_of
 Tensor = torch.Tensor
 
 _Gradient = list[Tensor | None]  # by x, weight, bias and the tensors of the map
-# fewer rows in a group do not pay: adding up the weight's gradient takes longer than computing the scores again
-_LEAST_ROWS = 24
 
 
 def _groups_forward(how: tuple[Job, int], operands: Any, wants: Any) -> tuple[Any, tuple[()]]:
@@ -92,11 +90,6 @@ def _of_operands(gradient: _Gradient, operands: Any) -> tuple[Any, ...]:
     return dx, dw, db, *(None,) * (len(operands) - 4), lambda _: next(each)
 
 
-def _first(value: Any) -> Tensor:
-    """The part of a result that has a gradient."""
-    return value[0] if isinstance(value, tuple) else value
-
-
 def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, _Gradient]:
     """The sum of g times the results, g for each row or for all, and its gradient, a group of rows at a time."""
     layer = job.layer
@@ -156,7 +149,8 @@ def _slopes(job: Job, g: Tensor, db: Tensor | None, dparams: list[Tensor | None]
                 value.detach().requires_grad_(d is not None)
                 for value, d in zip(params_of(piece.layer.mapping) if dparams else (), dparams, strict=True)
             ]
-            value = _first(job.per_row(with_params(piece.layer.mapping, free), s, piece.target, job.class_weight))
+            value = job.per_row(with_params(piece.layer.mapping, free), s, piece.target, job.class_weight)
+            value = value[0] if isinstance(value, tuple) else value  # the other has no gradient
             free = [value for value in free if value.requires_grad]
             scale = (g[where] if g.ndim else g).to(value.dtype)
             slope, *rest = torch.autograd.grad(value, [s, *free], scale.expand_as(value), allow_unused=True)
@@ -246,7 +240,7 @@ def with_a_class(job: Job, out: Tensor, compute: Callable[[Job], Tensor]) -> Ten
     rows = rows_with_a_class(out)
     if rows is None:
         return compute(job)
-    value = compute(job.part(rows))
+    value = compute(job.rows_at(rows))
     return value.new_zeros((job.layer.rows, *value.shape[1:])).index_copy(0, rows, value)
 
 
@@ -260,7 +254,7 @@ def by_rows(job: Job) -> Any:
         return job.result()
     if not layer.recorded():
         return _results(job, rows_of_group(job))
-    if not layer.rows or _learns(job):
+    if not layer.rows or learns(job):
         return job.result()
     return _groups((job, rows_of_group(job)), *_operands(job))
 
@@ -272,32 +266,11 @@ def rows_of_group(job: Job) -> int:
 
 
 def total(job: Job, step: int, factor: Tensor) -> Tensor:
-    """The factor times the sum of the results of all rows, with a gradient that the forward pass computes. step: `rows_ahead`."""
+    """The factor times the sum of the results of all rows, with a gradient that the forward pass computes. step: how many at a time."""
     return _ahead(_Ahead(job, step, factor), *_operands(job))
 
 
-def rows_ahead(job: Job) -> int | None:
-    """How many rows `total` takes at a time.
-
-    None where there is no gradient to compute, where too few rows of scores fit into memory, or where the caller says `chunk`.
-    """
-    layer = job.layer
-    rows = layer.rows
-    if job.chunk is not None or not rows or not runs_eagerly(layer, job.target, job.class_weight):
-        return None
-    if not layer.recorded() or _learns(job):
-        return None
-    if layer.weight.dtype is torch.float16:  # too narrow for a gradient before the caller's factor
-        return None
-    # rows of scores in as much memory as the weight, or in a share of it, unless that is little
-    features, n, sizes = layer.x.shape[1], layer.classes, torch_blocks.sizes_of(layer.x)
-    step = max(features // sizes.share, min(features, sizes.little // n), sizes.small // n)
-    if step < min(rows, _LEAST_ROWS):
-        return None
-    return -(-rows // -(-rows // step))  # groups of the same size
-
-
-def _learns(job: Job) -> bool:
+def learns(job: Job) -> bool:
     """True if the transforms, or functions among them, have tensors that require a gradient; a row of zeros shows it."""
     if not job.per_row.transforms:
         return False

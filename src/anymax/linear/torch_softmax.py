@@ -25,44 +25,45 @@ _SOFTMAX = Softmax()
 
 
 def of_softmax(
-    job: Job, u: Tensor | None, *, entropy: bool = False, least: float = 0.0
+    job: Job, shares: Tensor | None, *, entropy: bool = False, min_probability: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The targets' scores and logsumexp of all others, [rows, m + 1]; <scores, u>; and on request the entropy of the others, [rows, 1].
+    """The targets' scores and logsumexp of all others, [rows, m + 1]; <scores, shares>; and on request the entropy of the others,
+    [rows, 1]. shares: a factor for each class, those of label smoothing.
 
-    Classes with a probability below `least` may have no gradient.
+    Classes with a probability below `min_probability` may have no gradient.
     """
     layer, target = job.layer, job.target
     assert target is not None
-    if least and layer.recorded():
+    if min_probability and layer.recorded():
         dtype = wide_dtype(layer.x, torch)
-        bound = lambda s, layer: logsumexp(s, dtype) + (math.log(least) - 1e-4)  # noqa: E731
+        bound = lambda s, layer: logsumexp(s, dtype) + (math.log(min_probability) - 1e-4)  # noqa: E731
         value, index, at, full, others = candidates_of(job, bound, OfTarget.APART)
         if not bool(full.any()):
-            two, even = _likely(None, *_operands(layer, target, u), value, index, at, others)
-            return two, even, even
+            target_and_rest, shared_score = _likely(None, *_operands(layer, target, shares), value, index, at, others)
+            return target_and_rest, shared_score, shared_score
     target = target if target.ndim == 2 else target[:, None]
-    return _others((BlockSize.of(layer, job.chunk), entropy), *_operands(layer, target, u))
+    return _others((BlockSize.of(layer, job.chunk), entropy), *_operands(layer, target, shares))
 
 
-def _operands(layer: Layer, target: Tensor, u: Tensor | None) -> tuple[Tensor | None, ...]:
-    return layer.x, layer.weight, layer.bias, layer.keep, target, u
+def _operands(layer: Layer, target: Tensor, shares: Tensor | None) -> tuple[Tensor | None, ...]:
+    return layer.x, layer.weight, layer.bias, layer.keep, target, shares
 
 
 def _others_forward(how: tuple[BlockSize, bool], operands: Any, wants: Any) -> tuple[tuple[Tensor, ...], Any]:
-    """The scores of the targets of each row and logsumexp of all others, [rows, m + 1]; <scores, u> for a vector u over all classes; the
+    """The scores of the targets of each row and logsumexp of all others, [rows, m + 1]; <scores, shares>; the
     entropy of the softmax of the others."""
-    x, weight, bias, keep, target, u = operands
+    x, weight, bias, keep, target, shares = operands
     value, h = others_of(_layer(x, weight, bias, keep), target, *how)
-    even, _ = weighted_scores(value, x, weight, bias, u)
-    return (value, even, h), (value, h)
+    shared_score, _ = weighted_scores(value, x, weight, bias, shares)
+    return (value, shared_score, h), (value, h)
 
 
 def _others_backward(how: tuple[BlockSize, bool], operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
-    (x, weight, bias, keep, target, u), (value, h), (g, g_even, g_h) = operands, kept, grads
+    (x, weight, bias, keep, target, shares), (value, h), (g, g_shared, g_h) = operands, kept, grads
     g = torch.zeros_like(value) if g is None else g.masked_fill(value == -math.inf, 0)  # a masked class has none
     if g_h is not None:  # the gradient of the entropy is -q (log q + entropy)
         g = torch.cat([g[:, :-1], g[:, -1:] - g_h * h], 1)
-    slopes = _Slopes(value, g, g_h, u, g_even)
+    slopes = _Slopes(value, g, g_h, shares, g_shared)
     return *_others_back(_layer(x, weight, bias, keep), target, slopes, how[0], wants), None, None, None
 
 
@@ -71,19 +72,19 @@ def _others_plain(how: tuple[BlockSize, bool], operands: Any, kept: Any) -> tupl
 
 
 def _plain(
-    x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, target: Tensor, u: Tensor | None, entropy: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, target: Tensor, shares: Tensor | None, entropy: bool
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     s = _layer(x, weight, bias, keep).scores().to(wide_dtype(x, torch))
     there = target >= 0
     of_target = torch.where(there, s.gather(1, target.clamp(min=0)), -math.inf)
     s = s.masked_fill(at_classes(torch.where(there, target, s.shape[1]), s, torch), -math.inf)
     level = s.logsumexp(1, keepdim=True)
-    even = s.new_zeros(0) if u is None else (torch.where(u == 0, 0, s) * u).sum(1)
+    shared_score = s.new_zeros(0) if shares is None else (torch.where(shares == 0, 0, s) * shares).sum(1)
     h = s.new_zeros((s.shape[0], 0))
     if entropy:
         below = (s - torch.where(level == -math.inf, math.inf, level)).clamp(min=LOWEST)
         h = -(below.exp() * below).sum(1, keepdim=True)
-    return torch.cat([of_target, level], 1), even, h
+    return torch.cat([of_target, level], 1), shared_score, h
 
 
 _others = operation("SoftmaxOthers", _others_forward, _others_backward, _others_plain)
@@ -91,23 +92,24 @@ _others = operation("SoftmaxOthers", _others_forward, _others_backward, _others_
 
 def _likely_forward(_: None, operands: Any, wants: Any) -> tuple[tuple[Tensor, Tensor], Any]:
     """`_others_forward` with a gradient for the candidates only."""
-    x, weight, bias, _keep, _target, u, value, _index, at, others = operands
-    two = torch.cat([value.gather(1, at[:, None]), others], 1)
-    even, mean = weighted_scores(two, x, weight, bias, u)
-    return (two, even), (two, mean)
+    x, weight, bias, _keep, _target, shares, value, _index, at, others = operands
+    target_and_rest = torch.cat([value.gather(1, at[:, None]), others], 1)
+    shared_score, mixed = weighted_scores(target_and_rest, x, weight, bias, shares)
+    return (target_and_rest, shared_score), (target_and_rest, mixed)
 
 
 def _likely_backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
-    (x, weight, bias, _keep, _target, u, value, index, at), (two, mean), (g, g_even) = operands, kept, grads
+    x, weight, bias, _keep, _target, shares, value, index, at = operands
+    (target_and_rest, mixed), (g, g_shared) = kept, grads
     if g is not None:
-        g_target = g[:, :1].masked_fill(two[:, :1] == -math.inf, 0)
-        g = ((value - _level(two)).exp_() * g[:, 1:]).scatter_(1, at[:, None], g_target)
-    return *candidates_back(wants, g, g_even, index, x, weight, bias, u, mean), *(None,) * 7
+        g_target = g[:, :1].masked_fill(target_and_rest[:, :1] == -math.inf, 0)
+        g = ((value - _level(target_and_rest)).exp_() * g[:, 1:]).scatter_(1, at[:, None], g_target)
+    return *candidates_back(wants, g, g_shared, index, x, weight, bias, shares, mixed), *(None,) * 7
 
 
 def _likely_plain(_: None, operands: Any, kept: Any) -> tuple[Tensor, Tensor]:
-    x, weight, bias, keep, target, u, *_candidates = operands
-    return _plain(x, weight, bias, keep, target[:, None], u, entropy=False)[:2]
+    x, weight, bias, keep, target, shares, *_candidates = operands
+    return _plain(x, weight, bias, keep, target[:, None], shares, entropy=False)[:2]
 
 
 _likely = operation("SoftmaxCandidates", _likely_forward, _likely_backward, _likely_plain, saves=9)
@@ -154,14 +156,14 @@ class _Slopes(NamedTuple):
     value: Tensor  # the result of `_others`
     g: Tensor  # [rows, m + 1]
     mix: Tensor | None  # [rows, 1]
-    u: Tensor | None
-    g_even: Tensor | None
+    shares: Tensor | None
+    g_shared: Tensor | None
 
-    def part(self, rows: slice) -> _Slopes:
+    def rows_at(self, rows: slice) -> _Slopes:
         """The part of these rows."""
-        value, g, mix, u, g_even = self
-        mix, g_even = (None if a is None else a[rows] for a in (mix, g_even))
-        return _Slopes(value[rows], g[rows], mix, u, g_even)
+        value, g, mix, shares, g_shared = self
+        mix, g_shared = (None if a is None else a[rows] for a in (mix, g_shared))
+        return _Slopes(value[rows], g[rows], mix, shares, g_shared)
 
     def block(self, scores: ScoreBlocks, a: int, b: int, step: int) -> Tensor:
         """The gradient in the scores of the classes a to b, in the dtype of the product, `step` rows at a time."""
@@ -170,7 +172,7 @@ class _Slopes(NamedTuple):
         d[row, place] = -math.inf
         for i in range(0, d.shape[0], step):
             rows = slice(i, i + step)
-            self.part(rows).change(d[rows], a, b)
+            self.rows_at(rows).change(d[rows], a, b)
         d[row, place] += self.g[row, column].to(d.dtype)
         return d
 
@@ -182,8 +184,8 @@ class _Slopes(NamedTuple):
         else:
             q = log_q.exp()
             q.mul_(log_q.clamp_(min=LOWEST).mul_(-self.mix).add_(self.g[:, -1:]))
-        if self.u is not None and self.g_even is not None:
-            q.addr_(self.g_even, self.u[a:b])
+        if self.shares is not None and self.g_shared is not None:
+            q.addr_(self.g_shared, self.shares[a:b])
         if q.data_ptr() != d.data_ptr():
             d.copy_(q)
 
@@ -199,7 +201,7 @@ def _others_back(layer: Layer, target: Tensor, of: _Slopes, blocks: BlockSize, w
     half = buffer.dtype is not dtype
     step = sizes_of(x).converted if half else max(layer.rows, 1)
     scores = [ScoreBlocks(part, blocks, target[tile], buffer) for tile, part in tiles]
-    parts = [of.part(tile) for tile, _ in tiles]
+    parts = [of.rows_at(tile) for tile, _ in tiles]
     for a, b in blocks.parts(layer):
         sums = None
         for (tile, _), block, part in zip(tiles, scores, parts):

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import array_api_compat.torch as xp
 import torch
 
-from .._array import known, wide_dtype
-from .._core.mapping import Mapping
-from .._core.separable import Separable
-from ..functional.ways import Way, way_of
+from .._array import wide_dtype
 from ..likelihood.terms import terms_of
-from ..losses.targets import smoothed, weighted
 from ..mappings import Softmax
 from ..thresholds import tau_of
-from . import torch_blocks
-from .job import Job, PerRow, RowLoss, RowTerms
+from .job import Job, RowLoss, RowTerms, ShortRow, Thresholds
+from .layer import Layer
 from .torch_candidates import Candidates, OfTarget, candidates_of, scores_of
-from .torch_groups import by_rows, rows_ahead, runs_eagerly
+from .torch_groups import by_rows
+from .torch_methods import LayerMethod, choose
 from .torch_softmax import of_softmax
 
 Tensor = torch.Tensor
@@ -31,78 +25,36 @@ _SOFTMAX = Softmax()
 
 def values(job: Job) -> Tensor:
     """The result for each row of an eager call."""
-    compute = way(job)
-    return by_rows(job) if compute is None or not job.layer.rows else compute(job)
-
-
-def way(job: Job) -> Callable[[Job], Tensor] | None:
-    """How to compute the job without all scores of a row: softmax in blocks, a sparse map from candidates; None if there is no such way."""
-    layer, per_row, terms = job.layer, job.per_row, isinstance(job.per_row, RowTerms)
-    smoothing = per_row.options.label_smoothing
-    if (
-        per_row.transforms
-        or per_row.penalties.suppress
-        or per_row.sub_centers > 1
-        or (smoothing and layer.keep is not None and layer.keep.shape[0] != 1)  # over classes of each row
-        or smoothing == 1.0  # no share for the target, whose loss may be infinite
-        or not runs_eagerly(layer, job.class_weight)
-    ):
-        return None
-    if layer.mapping.is_softmax:
-        return _terms_of_softmax if terms else _of_softmax
-    several = terms and job.target is not None and job.target.shape[1] > 1
-    return _of_candidates if not several and _keeps_candidates(job) else None
-
-
-def rows_to_hold(job: Job) -> int | None:
-    """How many rows of scores to hold at a time, with a gradient in the forward pass; None where there is none, or `way` is quicker."""
-    step, x = rows_ahead(job), job.layer.x
-    if step is None:
-        return None
-    full_precision, gpu = x.dtype is wide_dtype(x, xp), torch_blocks.on_gpu(x)
-    if job.layer.mapping.is_softmax:
-        holds_rows = (full_precision or gpu) and not least_of(job)
-    else:
-        holds_rows = full_precision and not gpu and step * job.layer.classes <= torch_blocks.sizes_of(x).group
-    return step if holds_rows or way(job) is None else None
-
-
-def _three_products(job: Job) -> bool:
-    """True if all three products of all scores take less time than one of them and the candidates: in half precision on a GPU.
-
-    Measured on an H200 in bf16, with 4,096 rows and features and 32,000 classes: from all scores, with torch's cross-entropy, the loss and
-    its gradients take 4.5 ms. They took 9.5 to 15.5 ms with Triton kernels that computed scores and used them at once: these multiplied at
-    165 TFLOP/s, torch's products at 700 to 800. That is why scores come from torch's products on a GPU too.
-    """
-    x = job.layer.x
-    return torch_blocks.on_gpu(x) and x.dtype is not wide_dtype(x, xp) and job.chunk is None
-
-
-def least_of(job: Job) -> float:
-    """The option `least`, 0 where it saves no time."""
-    return 0.0 if _three_products(job) else job.per_row.least
+    method = choose(job)
+    if method is LayerMethod.GROUPS:
+        return by_rows(job)
+    if method is LayerMethod.CANDIDATES:
+        return _of_candidates(job)
+    if isinstance(job.per_row, RowTerms):
+        return _terms_of_softmax(job, job.per_row)
+    assert isinstance(job.per_row, RowLoss)
+    return _loss_of_softmax(job, job.per_row, job.per_row.min_probability if method is LayerMethod.LIKELY else 0.0)
 
 
 def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
-    """(tau, the size of the support) of each row; None as in `values`."""
-    layer = job.layer
-    if not runs_eagerly(layer) or not layer.rows or job.per_row.transforms:
+    """(tau, the size of the support) of each row; None if all scores are needed."""
+    layer, method = job.layer, choose(job)
+    if method is LayerMethod.GROUPS:
         return None
-    if layer.mapping.is_softmax:
+    if method is LayerMethod.SOFTMAX:
         first = torch.zeros(layer.rows, dtype=torch.int64, device=layer.x.device)
-        two = of_softmax(dataclasses.replace(job, target=first), None)[0]
+        s = of_softmax(dataclasses.replace(job, target=first), None)[0]
         size = torch.full_like(first, layer.classes)
         keep = layer.unmasked_classes(xp)
         size = size if keep is None else keep.expand(layer.rows, -1).sum(1)
-        return tau_of(_SOFTMAX, two, xp)[:, 0], size
-    if not _keeps_candidates(job):
-        return None
+        return tau_of(_SOFTMAX, s, xp)[:, 0], size
+    assert isinstance(job.per_row, Thresholds)
     candidates = candidates_of(job)
     s = scores_of(layer, candidates, None)[0] if layer.recorded() else candidates.value
     tau, size = job.per_row.of_candidates(layer.mapping, s, None)
     full = candidates.full.nonzero(as_tuple=True)[0]
     if full.shape[0]:
-        of_full = by_rows(job.part(full))
+        of_full = by_rows(job.rows_at(full))
         tau, size = (a.index_copy(0, full, b) for a, b in zip((tau, size), of_full))
     return tau, size
 
@@ -110,17 +62,17 @@ def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
 # -- softmax -------------------------------------------------------------------------------------------------------------------------
 
 
-def _of_softmax(job: Job) -> Tensor:
+def _loss_of_softmax(job: Job, per_row: RowLoss, min_probability: float) -> Tensor:
     assert job.target is not None
-    free = _unmasked(job)
-    u = free if free is None or job.class_weight is None else free * job.class_weight
-    two, even, _ = of_softmax(job, u, least=least_of(job))
-    return _loss(job, _SOFTMAX, two, torch.zeros_like(job.target), _Even(even, free, u))
+    unmasked = _unmasked(job.layer, per_row)
+    shares = unmasked if unmasked is None or job.class_weight is None else unmasked * job.class_weight
+    s, score, _ = of_softmax(job, shares, min_probability=min_probability)
+    short = _short(torch.zeros_like(job.target), score, shares, unmasked)
+    return per_row(_SOFTMAX, s, job.target, job.class_weight, short)
 
 
-def _terms_of_softmax(job: Job) -> Tensor:
-    per_row, target = job.per_row, job.target
-    assert isinstance(per_row, RowTerms)
+def _terms_of_softmax(job: Job, per_row: RowTerms) -> Tensor:
+    target = job.target
     assert target is not None
     value, _, of_others = of_softmax(job, None, entropy=per_row.entropy)
     at = torch.where(target < 0, target, torch.arange(target.shape[1], device=target.device))
@@ -134,110 +86,52 @@ def _terms_of_softmax(job: Job) -> Tensor:
 # -- sparse maps ---------------------------------------------------------------------------------------------------------------------
 
 
-def _keeps_candidates(job: Job) -> bool:
-    """True if candidates take less time than all scores, and a row has few of them: they lie within a known distance of its maximum."""
-    mapping = job.layer.mapping
-    if _three_products(job) or way_of(mapping, job.layer.x, xp) is not Way.CANDIDATES or not mapping.sums_to_one:
-        return False
-    if mapping.parts.most_kept is not None:
-        return True
-    # to read parameters on a GPU would wait
-    if not isinstance(mapping, Separable) or not all(map(known, mapping.params().values())):
-        return False
-    mapping = mapping.frozen()
-    one = torch.ones_like(next(iter(mapping.params().values()), torch.ones(1)))
-    if mapping.ceiling(one, xp) is not None:
-        return False
-    reach = mapping.slope(one, xp) - mapping.slope(0.0 * one, xp)
-    return bool(((reach > 0) & (reach < math.inf)).all())
-
-
 def _of_candidates(job: Job) -> Tensor:
-    per_class = job
+    per_class, of_target = job, OfTarget.USED
     if isinstance(job.per_row, RowTerms):
         assert job.target is not None
         per_class = dataclasses.replace(job, target=job.target[:, 0].clamp(min=0))
-    candidates = candidates_of(per_class, of_target=OfTarget.USED if job.per_row.margin is None else OfTarget.LOWERED)
+    elif isinstance(job.per_row, RowLoss) and job.per_row.margin is not None:
+        of_target = OfTarget.LOWERED
+    candidates = candidates_of(per_class, of_target=of_target)
     if not bool(candidates.full.any()):
         return _of_scores(job, candidates)
     full, rest = (part.nonzero(as_tuple=True)[0] for part in (candidates.full, ~candidates.full))
-    dense = by_rows(job.part(full))
+    dense = by_rows(job.rows_at(full))
     if not rest.shape[0]:
         return dense
-    sparse = _of_scores(job.part(rest), candidates.part(rest))
+    sparse = _of_scores(job.rows_at(rest), candidates.rows_at(rest))
     value = sparse.new_zeros((job.layer.rows, *sparse.shape[1:]))
     return value.index_copy(0, full, dense).index_copy(0, rest, sparse)
 
 
 def _of_scores(job: Job, candidates: Candidates) -> Tensor:
-    assert candidates.at is not None
-    mapping, free = job.layer.mapping, _unmasked(job)
-    s, even = scores_of(job.layer, candidates, free)
-    if isinstance(job.per_row, RowTerms):
+    layer, per_row, at = job.layer, job.per_row, candidates.at
+    assert at is not None
+    if isinstance(per_row, RowTerms):
         assert job.target is not None
-        return job.per_row.of_candidates(mapping, s, torch.where(job.target < 0, -1, candidates.at[:, None]))
-    return _loss(job, mapping, s, candidates.at, _Even(even, free, free))
-
-
-# -- the loss of a short row -----------------------------------------------------------------------------------------------------------
-
-
-class _Even(NamedTuple):
-    """The even part of a smoothed target."""
-
-    scores: Tensor  # <scores, u> of each row
-    free: Tensor | None  # a 1 for each unmasked class, and 0 for the others; None without label smoothing
-    u: Tensor | None  # `free`, times the class weights where these are inside the loss
-
-
-def _loss(job: Job, mapping: Mapping, s: Tensor, at: Tensor, even: _Even) -> Tensor:
-    """The loss of each row from a short row `s`, whose map is that of all scores: the candidates, or softmax's target and logsumexp of the
-    others. at: the place of the target. `way` leaves out `suppress`."""
-    per_row, target, class_weight, place = job.per_row, job.target, job.class_weight, at[:, None]
-    assert target is not None
+        s, _ = scores_of(layer, candidates, None)
+        return per_row.of_candidates(layer.mapping, s, torch.where(job.target < 0, -1, at[:, None]))
     assert isinstance(per_row, RowLoss)
-    of_target = s.gather(1, place)
-    if per_row.margin is not None:
-        s = s.scatter(1, place, _with_margin(of_target, per_row))
-    value, tau = per_row.of_candidates(mapping, s, at), lambda: tau_of(mapping, s, xp)[:, 0]
-    inside = mapping.is_softmax  # the class weights are inside -<y, log p>, and multiply other losses
-    if even.free is not None and not inside:
-        value = _smoothed(job, value, of_target[:, 0], even.scores, even.free.sum())
-    if class_weight is not None:
-        value = weighted(value, class_weight[target], xp)
-    if even.free is not None and even.u is not None and inside:
-        level = tau()  # not from the target's loss, which is infinite for a masked class
-        of_all = even.u.sum() * torch.where(level == -math.inf, 0, level) - even.scores
-        value = smoothed(per_row.options, mapping, value, of_all, even.free.sum(), 1.0, xp)
-    return value + per_row.penalty(target, class_weight, tau) if per_row.penalties else value
+    unmasked = _unmasked(layer, per_row)
+    s, score = scores_of(layer, candidates, unmasked)
+    return per_row(layer.mapping, s, job.target, job.class_weight, _short(at, score, unmasked, unmasked))
 
 
-def _with_margin(score: Tensor, per_row: PerRow) -> Tensor:
-    """The target's score with its margin."""
-    margin: Any = per_row.margin
-    cosines = score / per_row.scale
-    return per_row.scale * margin(cosines, (cosines[:, 0] * 0).to(torch.int64), -1)
+# -- both ----------------------------------------------------------------------------------------------------------------------------
 
 
-def _unmasked(job: Job) -> Tensor | None:
+def _short(at: Tensor, score: Tensor, shares: Tensor | None, unmasked: Tensor | None) -> ShortRow:
+    """The short rows whose target is at the place `at`. score: <all scores, shares> of each row."""
+    if shares is None or unmasked is None:
+        return ShortRow(at, score)
+    return ShortRow(at, score, shares.sum(), unmasked.sum())
+
+
+def _unmasked(layer: Layer, per_row: RowLoss) -> Tensor | None:
     """A 1 for each unmasked class, and 0 for the others; None without label smoothing."""
-    layer = job.layer
-    if not job.per_row.options.label_smoothing:
+    if not per_row.options.smoothing:
         return None
     free = layer.unmasked_classes(xp)
     dtype = wide_dtype(layer.x, xp)
     return torch.ones(layer.classes, dtype=dtype, device=layer.x.device) if free is None else free[0].to(dtype)
-
-
-def _smoothed(job: Job, value: Tensor, score: Tensor, even: Tensor, n: Tensor) -> Tensor:
-    """The Fenchel-Young loss of the smoothed target from that of a class: <scores, y> is linear in y, and Omega has two kinds of terms.
-
-    even: the sum of the scores of the n unmasked classes.
-    """
-    options, mapping = job.per_row.options, job.layer.mapping
-    score = torch.where(score == -math.inf, 0, score)  # a masked target's loss is infinite already
-    value = value + smoothed(options, mapping, 0.0, n * score - even, n, 1.0, xp)
-    if mapping.own_loss == "fenchel_young":
-        most, least = (smoothed(options, mapping, q, torch.ones_like(value[:, None]), n, 1.0, xp) for q in (1.0, 0.0))
-        value = value + (mapping.omega(most, xp) + (n - 1) * mapping.omega(least, xp))[:, 0]
-    return value + torch.where(value < 0, -value, torch.zeros_like(value)).detach()

@@ -19,7 +19,7 @@ from .._core.options import check_keywords, check_options
 from .._core.shards import layer_over_devices
 from .._core.shards import refuse as refuse_sharded
 from .._core.tables import document, documented_like
-from .._core.typing import ArrayT, LossKeywords, Mask, Numbers, SampleKeywords, Target, Weight
+from .._core.typing import ArrayT, LossKeywords, Mask, Numbers, Reduction, SampleKeywords, Target, Weight
 from ..autodiff import bridge
 from ..losses.margins import as_margin
 from ..losses.options import EACH_ROW, LossOptions, cast, class_weights
@@ -27,8 +27,8 @@ from ..losses.penalties import RowPenalties
 from ..losses.targets import complete_target, counted_weight, holds_indices
 from ..mappings import Softmax
 from ..thresholds import Threshold
-from .arguments import HINTS, class_of_each_row, row_transforms
-from .job import Job, PerRow, RowLoss, Thresholds
+from .arguments import HINTS, LayerArguments, class_of_each_row, row_transforms
+from .job import Job, RowLoss, Thresholds
 from .layer import Layer, check_chunk
 
 _SOFTMAX = Softmax()
@@ -116,11 +116,9 @@ def linear_loss(
     >>> anymax.linear_loss(x, weight, [0, 1], anymax.Sparsemax()), anymax.linear_loss(x, weight, [0, 1]).round(3)
     (np.float64(0.0), np.float64(0.275))
     """
-    layer, read, per_row, chunk = _read(
-        "linear_loss", x, linear_weight, mapping, linear_bias=linear_bias, weight=weight, mask=mask, transform=transform, chunk=chunk,
-        least=least, suppress=suppress, z_loss=z_loss, **options,
-    )  # fmt: skip
-    return _loss(layer, target, read, per_row, chunk)
+    arguments = LayerArguments("linear_loss", x, linear_weight, mapping, linear_bias, mask, transform, chunk)
+    layer, read, per_row = _read(arguments, weight, least, suppress, z_loss, options)
+    return _loss(layer, target, read, per_row, check_chunk("linear_loss", chunk))
 
 
 @check_keywords(_HINTS, bias="linear_bias")
@@ -155,26 +153,28 @@ def explain_linear_loss(
     who, parameters = "explain_linear_loss", inspect.signature(linear_loss).parameters.values()
     allowed = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     options = allowed | check_options(who, tuple(allowed), options)
-    layer, read, per_row, chunk = _read(who, x, linear_weight, mapping, **options)
-    job, out, _ = _job(layer, target, read, per_row, chunk)
+    bias, mask, transform, chunk = (options.pop(name) for name in ("linear_bias", "mask", "transform", "chunk"))
+    weight, least, suppress, z_loss = (options.pop(name) for name in ("weight", "least", "suppress", "z_loss"))
+    arguments = LayerArguments(who, x, linear_weight, mapping, bias, mask, transform, chunk)
+    layer, read, per_row = _read(arguments, weight, least, suppress, z_loss, options)
+    job, out, _ = _job(layer, target, read, per_row, check_chunk(who, chunk))
     return bridge(layer.x).layers.plan(job, indices=out is not None, total=read.reduction != "none")
 
 
 def _read(
-    who: str, x: Any, linear_weight: Any, mapping: Any, *, linear_bias: Any, weight: Any, mask: Any, transform: Any, chunk: Any,
-    least: Any, suppress: Any, z_loss: Any, **keywords: Any,
-) -> tuple[Layer, LossOptions, RowLoss, int | None]:  # fmt: skip
+    arguments: LayerArguments, weight: Any, least: Any, suppress: Any, z_loss: Any, keywords: Any
+) -> tuple[Layer, LossOptions, RowLoss]:
     """The layer, and what to compute, from the arguments of `linear_loss`."""
-    layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
+    who, transform, layer = arguments.who, arguments.transform, arguments.layer()
     layer.refuse_with_sink(who, transform=transform, weight=weight)
     options = LossOptions.read(who, weight, keywords)
     least = _array.check_scalar(f"{who}: least", least, lambda v: 0 <= v < 1, "a probability, from 0 to below 1")
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
-    penalties = RowPenalties.read(who, layer.mapping, layer.hides, z_loss, suppress)
-    each = EACH_ROW._replace(label_smoothing=float(options.label_smoothing))
-    per_row = RowLoss(who, row_transforms(who, transform), each, least=float(least), penalties=penalties)
-    return layer, options, per_row, check_chunk(who, chunk)
+    further = FurtherLosses.read(who, layer.mapping, layer.hides, z_loss, suppress)
+    each = EACH_ROW._replace(smoothing=float(options.smoothing))
+    per_row = RowLoss(who, row_transforms(who, transform), each, min_probability=float(least), further=further)
+    return layer, options, per_row
 
 
 def margin_linear_loss(
@@ -185,10 +185,12 @@ def margin_linear_loss(
     margin: Any,
     scale: float,
     sub_centers: int = 1,
-    **keywords: Any,
+    *,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
 ) -> Array:
     """`margin_loss` of the cosines `x @ centres.T` of rows of length 1, of which each class has `sub_centers`."""
-    options = LossOptions.read("margin_loss", None, keywords)
+    options = LossOptions.read("margin_loss", None, {"ignore_index": ignore_index, "reduction": reduction})
     layer = Layer.of("margin_loss", scale * x, centres, mapping, None, None)
     layer.refuse_with_sink("margin_loss", margin=margin)
     per_row = RowLoss("margin_loss", margin=as_margin(margin), scale=scale, sub_centers=sub_centers)
@@ -244,7 +246,7 @@ def linear_threshold(
 # -- the loss of all rows ------------------------------------------------------------------------------------------------------------
 
 
-def _loss(layer: Layer, target: Any, options: LossOptions, per_row: PerRow, chunk: int | None) -> Any:
+def _loss(layer: Layer, target: Any, options: LossOptions, per_row: RowLoss, chunk: int | None) -> Any:
     xp, layers = namespace(layer.x), bridge(layer.x).layers
     with quiet(layer.x):
         job, out, norm = _job(layer, target, options, per_row, chunk)
@@ -263,7 +265,7 @@ def _loss(layer: Layer, target: Any, options: LossOptions, per_row: PerRow, chun
 
 
 def _job(
-    layer: Layer, target: Any, options: LossOptions, per_row: PerRow, chunk: int | None
+    layer: Layer, target: Any, options: LossOptions, per_row: RowLoss, chunk: int | None
 ) -> tuple[Job, Array | None, Array]:
     """The job, the rows that have no class, and what each row counts in a mean; None for rows if the targets are distributions."""
     who, xp, class_weight = per_row.who, namespace(layer.x), options.weight
