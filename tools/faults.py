@@ -1387,7 +1387,7 @@ FAULTS = {
           "return xp.reshape(xp.broadcast_to(value, (*lead, 1)), (-1, 1))",
           "return xp.reshape(xp.broadcast_to(value, (*lead, 1)) * 0 + value.reshape(-1)[0], (-1, 1))", "linear_gradients"),
     Fault("label smoothing in a compiled output layer", "src/anymax/linear/torch_compiled.py",
-          "EACH_ROW._replace(smoothing=self.smoothing)",
+          "EACH_ROW._replace(label_smoothing=self.smoothing)",
           "EACH_ROW", "linear_gradients"),
     Fault("the bias's gradient of a compiled output layer", "src/anymax/linear/torch_compiled.py",
           "return dx, dw, None if saved[2] is None else db, None, None, None",

@@ -147,19 +147,19 @@ def test_no_field_of_a_loss_is_lost_in_a_compiled_layer():
     pytest.importorskip("torch")
     from anymax.linear.job import RowLoss
     from anymax.linear.torch_compiled import LossNumbers
-    from anymax.losses.further import FurtherLosses
     from anymax.losses.options import EACH_ROW
+    from anymax.losses.penalties import RowPenalties
 
     told = {
-        "who": "f", "transforms": (A.transforms.softcap(2.0),), "min_probability": 0.1, "options": EACH_ROW._replace(smoothing=0.1),
-        "further": FurtherLosses(0.1, 0.2),
+        "who": "f", "transforms": (A.transforms.softcap(2.0),), "min_probability": 0.1, "options": EACH_ROW._replace(label_smoothing=0.1),
+        "penalties": RowPenalties(0.1, 0.2),
     }  # fmt: skip
     plain = {"margin": A.margins.AM(0.1), "scale": 2.0, "sub_centers": 2}
     assert {*told, *plain} == {f.name for f in dataclasses.fields(RowLoss)}
     losses = {name: RowLoss(**{name: value}) for name, value in (told | plain).items()}
-    losses |= {name: RowLoss(further=FurtherLosses(**{name: 0.1})) for name in FurtherLosses._fields}
+    losses |= {name: RowLoss(penalties=RowPenalties(**{name: 0.1})) for name in RowPenalties._fields}
     options = {"weight": 1, "axis": 0, "mask": 1, "ignore_index": 0, "reduction": "sum"}
-    assert {*options, "smoothing"} == set(EACH_ROW._fields)
+    assert {*options, "label_smoothing"} == set(EACH_ROW._fields)
     losses |= {name: RowLoss(options=EACH_ROW._replace(**{name: value})) for name, value in options.items()}
     for name, loss in losses.items():
         numbers = LossNumbers.of(loss)

@@ -17,8 +17,9 @@ PIECE = 1 << 20  # features gathered at once
 class LayerBridge(ABC):
     """How a framework computes an output layer."""
 
-    # True if the weight may be narrower than the features: its classes are converted a part at a time
-    takes_narrow_weights: bool = False
+    takes_narrow_weights: bool = (
+        False  # the weight may be narrower than the features: its classes are converted a part at a time
+    )
 
     @abstractmethod
     def by_rows(self, job: Job) -> Any:

@@ -27,6 +27,7 @@ from ..likelihood.terms import terms_of
 from ..losses.formulas import FORMULAS, loss_of_class
 from ..losses.margins import nearest_centers
 from ..losses.options import EACH_ROW, LossOptions
+from ..losses.penalties import NO_PENALTIES, LogSums, RowPenalties, log_sums
 from ..losses.targets import counted_weight, smoothed, weighted
 from ..thresholds import tau_and_support, tau_of
 from ..transforms.base import Transform, put_through
@@ -93,13 +94,13 @@ class RowLoss(PerRow):
     scale: float = 1.0  # of the cosines that the margin takes
     sub_centers: int = 1  # scores of each class, next to each other, of which the largest counts
     min_probability: float = 0.0  # softmax may leave out the gradient of classes below this probability
-    further: FurtherLosses = NO_MORE
+    penalties: RowPenalties = NO_PENALTIES
 
     def needs_all_scores(self, layer: Layer) -> bool:
-        smoothing, keep = self.options.smoothing, layer.keep
+        smoothing, keep = self.options.label_smoothing, layer.keep
         return bool(
             self.transforms
-            or self.further.suppress
+            or self.penalties.suppress
             or self.sub_centers > 1
             or (smoothing and keep is not None and keep.shape[0] != 1)  # over classes of each row
             or smoothing == 1.0  # no share for the target, whose loss may be infinite
@@ -115,9 +116,9 @@ class RowLoss(PerRow):
     ) -> Array:
         """short: the scores are those of short rows."""
         assert target is not None
-        s, xp, further, smoothing = scores, namespace(scores), bool(self.further), self.options.smoothing
+        s, xp, penalties, smoothing = scores, namespace(scores), bool(self.penalties), self.options.label_smoothing
         at = target if short is None else short.at
-        if short is None and (self.transforms or self.sub_centers > 1 or self.margin is not None or further):
+        if short is None and (self.transforms or self.sub_centers > 1 or self.margin is not None or penalties):
             s = nearest_centers(self.transformed(upcast(s, xp)), self.sub_centers, -1)
         if self.margin is not None:
             s = self.scale * self.margin(s / self.scale, at, -1)
@@ -137,10 +138,10 @@ class RowLoss(PerRow):
                 plain = value
             if short is not None and weighs:  # class weights are inside -<y, log p>, and multiply other losses
                 value = self._smoothed_nll(mapping, value, s, short, xp)
-        if not further:
+        if not penalties:
             return value
         tau = (lambda: _tau(mapping, s, target, plain)) if short is None else (lambda: tau_of(mapping, s, xp)[:, 0])
-        return value + self.more(target, class_weight, tau, lambda: levels(mapping, s, target))
+        return value + self.penalty(target, class_weight, tau, lambda: log_sums(mapping, s, target))
 
     def _smoothed_nll(self, mapping: Mapping, value: Array, s: Array, short: ShortRow, xp: Namespace) -> Array:
         """-<y, log p> of the smoothed target y, from that of a class."""

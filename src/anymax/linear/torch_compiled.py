@@ -35,13 +35,13 @@ class LossNumbers(NamedTuple):
     @classmethod
     def of(cls, per_row: RowLoss) -> LossNumbers | None:
         """Those of a loss; None if they do not say all of it."""
-        numbers = cls(per_row.options.smoothing, per_row.further.z_loss, per_row.further.suppress)
+        numbers = cls(per_row.options.label_smoothing, per_row.penalties.z_loss, per_row.penalties.suppress)
         # the gradient of an operation is exact, so `min_probability` has no meaning
         return numbers if numbers.per_row(per_row.who, per_row.transforms, per_row.min_probability) == per_row else None
 
     def per_row(self, who: str, transforms: tuple[Callable[[Any], Any], ...], min_probability: float = 0.0) -> RowLoss:
-        options, further = EACH_ROW._replace(smoothing=self.smoothing), FurtherLosses(self.z_loss, self.suppress)
-        return RowLoss(who, transforms, options, min_probability=min_probability, further=further)
+        options, penalties = EACH_ROW._replace(label_smoothing=self.smoothing), RowPenalties(self.z_loss, self.suppress)
+        return RowLoss(who, transforms, options, min_probability=min_probability, penalties=penalties)
 
 
 def values(job: Job) -> Tensor | None:

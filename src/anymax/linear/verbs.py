@@ -171,9 +171,9 @@ def _read(
     least = _array.check_scalar(f"{who}: least", least, lambda v: 0 <= v < 1, "a probability, from 0 to below 1")
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
-    further = FurtherLosses.read(who, layer.mapping, layer.hides, z_loss, suppress)
-    each = EACH_ROW._replace(smoothing=float(options.smoothing))
-    per_row = RowLoss(who, row_transforms(who, transform), each, min_probability=float(least), further=further)
+    penalties = RowPenalties.read(who, layer.mapping, layer.hides, z_loss, suppress)
+    each = EACH_ROW._replace(label_smoothing=float(options.label_smoothing))
+    per_row = RowLoss(who, row_transforms(who, transform), each, min_probability=float(least), penalties=penalties)
     return layer, options, per_row
 
 
@@ -254,7 +254,6 @@ def _loss(layer: Layer, target: Any, options: LossOptions, per_row: RowLoss, chu
             value = layers.by_rows(job)
         else:
             if options.reduction != "none":
-                # what a loss of 1 adds to the result
                 factor = options.reduce(xp.ones_like(norm[:1]), norm, norm.dtype, xp)
                 total = layers.total(job, out, factor)
                 if total is not None:

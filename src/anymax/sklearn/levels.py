@@ -93,7 +93,7 @@ def _spread(count: int) -> np.ndarray:
 
 
 def _cuts(ranks: np.ndarray, scales: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Levels between neighbouring ranks, how many labels each level chooses, and the order in which labels are chosen."""
+    """LogSums between neighbouring ranks, how many labels each level chooses, and the order in which labels are chosen."""
     flat = ranks.reshape(-1).astype(np.float64)
     order = np.argsort(-flat, kind="stable")
     fall = flat[order]
