@@ -32,6 +32,7 @@ TEACHER = np.log(np.array([[0.5, 0.3], [0.6, 0.1], [0.2, 0.7]]))
 SHARES = np.random.default_rng(1).dirichlet(np.ones(CLASSES), ROWS)
 # "apart": so far that one class has all of p, and a draw is no chance
 SCORES = {"scores": X, "shares": SHARES, "apart": 20.0 * X}
+IDENTITY = np.eye(CLASSES)  # the weight of a layer whose features are the scores
 CLASS_WEIGHT = np.linspace(0.5, 2.0, CLASSES)
 
 

@@ -11,6 +11,7 @@ from grid import (
     CLASSES,
     EACH,
     GRID,
+    IDENTITY,
     LAYERS,
     LAYOUTS,
     LIKELY,
@@ -71,8 +72,8 @@ def _call(row, layout, kind, x, value, after, part=slice(None), **place):
     else:
         before = (row.make(value),)
     scores = [x]
-    if layout in LAYERS:  # the products of these features with the weight are the scores
-        scores.append(MAKERS[kind](np.eye(CLASSES)[part]))
+    if layout in LAYERS:
+        scores.append(MAKERS[kind](IDENTITY[part]))
         return function(*scores, *after, *before, **options)
     return function(*before, *scores, *after, **options)
 
