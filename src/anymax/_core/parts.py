@@ -34,7 +34,6 @@ class Parts(NamedTuple):
     exponents: Callable[[Array, Namespace], Array] | None = None
     # the parameters of `learns` for which `param_jvp` takes `totals` and is otherwise computed class by class
     learns_by_sums: tuple[str, ...] = ()
-    loss_of_whole_target: bool = (
-        False  # True if `loss` is `Omega*(x) - <x, y>` plus a term in y, so that it needs all of y
-    )
+    # True if `loss` is `Omega*(x) - <x, y>` plus a term in y, so that it needs all of y
+    loss_of_whole_target: bool = False
     constant: PartedConstant | None = None  # None if `constant` needs all of y

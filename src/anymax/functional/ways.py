@@ -68,9 +68,8 @@ def bound_of(mapping: Mapping, rows: Array, xp: Namespace) -> Array:
     bound = _less_rounding(bound, xp)
     if not is_array(full) and not full:
         return bound
-    enough = (
-        total(xp.astype(xp.isfinite(rows), rows.dtype), xp) > full
-    )  # else each has its upper bound, and tau is arbitrary
+    # else each has its upper bound, and tau is arbitrary
+    enough = total(xp.astype(xp.isfinite(rows), rows.dtype), xp) > full
     return xp.where(enough, bound, _nothing(rows, xp))
 
 

@@ -33,9 +33,8 @@ _ANCHORS = (1.0, 0.5, 2.0, -1.0, 0.0, -2.0)  # the score beside which u is taken
 _BETWEEN = np.array([0.0, 0.1, 0.26, 0.5, 0.63, 0.87, 0.999])
 _AT_ONCE = 256  # cells that are made at once, up to the first that misses
 _FAR = np.concatenate([np.linspace(0.1, 3.9, 12), np.geomspace(4.3, 0.99 * FARTHEST, 24)])
-_ASKED = np.concatenate(
-    [-_FAR[::-1], _FAR]
-)  # the scores that each call asks for again: near 0, and up to the ends of a table
+# the scores that each call asks for again: near 0, and up to the ends of a table
+_ASKED = np.concatenate([-_FAR[::-1], _FAR])
 
 Pair = tuple[np.ndarray, np.ndarray]
 

@@ -18,10 +18,9 @@ from .ratios import Weights
 from .reference import ENGINE as reference
 from .tables import Table, Tables, forget, made, refuse_map, tables_of
 
-LEAST = 4096  # entries of a call that are worth it,
-FIRST = (
-    1 << 18
-)  # and of one that are worth to make the tables of functions, which are new ones in each call where people write them there
+LEAST = 4096  # the fewest scores for which a table pays
+# the same for a map that holds a function: a lambda in the call needs a new table each time
+FIRST = 1 << 18
 LONGEST = 1 << 20  # TABLED_CLASSES of csrc/limits.hpp, which a test compares
 
 

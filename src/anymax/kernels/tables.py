@@ -270,10 +270,8 @@ def _fitted(
     first, last = int(bits[0]) >> shift, (int(bits[1]) - 1) >> shift
     starts = (np.arange(first, last + 2, dtype=np.int64) << shift).astype(np.int32).view(np.float32).astype(np.float64)
     start, width = starts[:-1, None], np.diff(starts)[:, None]
-    begin, end = (
-        np.maximum(start, low),
-        np.minimum(start + width, high),
-    )  # of the first and last cell only a part is used
+    # of the first and last cell only a part is used
+    begin, end = np.maximum(start, low), np.minimum(start + width, high)
 
     def values(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         v = begin + (end - begin) * at

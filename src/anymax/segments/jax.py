@@ -145,9 +145,8 @@ def _moved(static: Static, params: dict[str, Array], x: Array, p: Array, name: s
     if name not in static.mapping(params).parts.learns_by_sums:
         change = lambda mapping, x, p, v: reference.param_jvp(mapping, name, x, p, v)  # noqa: E731
         return padded.formula(place.along(p), _mapping(static, params.values()), change, x, p, place.spread(v))
-    entries: Any = static.mapping(
-        {k: place.spread(a) for k, a in params.items()}
-    )  # a parameter has a number for each entry
+    # a parameter has a number for each entry
+    entries: Any = static.mapping({k: place.spread(a) for k, a in params.items()})
     index, count = place.index, place.ptr.shape[0] - 1
     owned = (index < count).reshape(-1, *[1] * (p.ndim - 1))
     q = jnp.where(owned, upcast(p, jnp), 0.0)  # not NaN where an entry has no segment
