@@ -20,7 +20,7 @@ from ..kernels.linked import link_of
 from ..kernels.reference import ENGINE as reference
 from ..kernels.support import non_zeros_in
 from .saving import As, hooked, params_of, restored, with_params
-from .torch_parameters import gradients, moved
+from .torch_parameters import gradients, slope_from_vjp
 
 Tensor = torch.Tensor
 
@@ -35,11 +35,22 @@ _tracing = torch._C._get_tracing_state
 
 
 class Apply(torch.autograd.Function):
-    """p(x), computed by an engine; never under a functorch transform."""
+    """p(x), computed by an engine; never under a functorch transform.
+
+    Written out, and not by `operation`, for the calls that take the least time: `python -m benchmarks --only ^overhead`.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, output: tuple[Any, ...], mapping: Mapping, axis: int, *params: Tensor) -> Tensor:
-        p, support, ctx.number = output if len(output) == 3 else (*output, None)
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        output: tuple[Tensor, Any],  # p, and what the engine saved: a tensor, or a tuple with one
+        mapping: Mapping,
+        axis: int,
+        number: Link | None,  # the link with the parameter as a number, in a quick call
+        *params: Tensor,
+    ) -> Tensor:
+        (p, support), ctx.number = output, number
         memory, ctx.support = support, None  # the C++ engine's memory, in a quick call
         if support is not None and not isinstance(support, Tensor):
             memory, ctx.support = support.memory, support._replace(memory=None)
@@ -54,25 +65,25 @@ class Apply(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,), (p, x, memory, *params), (mapping, axis) = grads, ctx.saved_tensors, ctx.call
         if ctx.number is not None and not _grad():
-            number = torch.empty_like(params[0]) if ctx.needs_input_grad[4] else None
+            number = torch.empty_like(params[0]) if ctx.needs_input_grad[5] else None
             out = CPU.quick_vjp(ctx.number, None, p, g, axis, memory, number)
             if out is not None:
-                return out, None, None, None, number
+                return out, None, None, None, None, number
         if params:
             mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
-            if any(ctx.needs_input_grad[4:]):
+            if any(ctx.needs_input_grad[5:]):
                 return _learned_backward(ctx, mapping, g, p, x, memory)
         if ctx.support is None and not _grad():
             out = CPU.quick_vjp(mapping, x, p, g, axis, memory)
             if out is not None:
-                return out, *(None,) * (3 + len(params))
+                return out, *(None,) * (4 + len(params))
         if on_gpu(p) and (memory is None or As.of(memory) == ctx.was):
             support = None if memory is None or ctx.support is None else ctx.support._replace(memory=memory)
             out = _quick_vjp(mapping, axis, p if x is None else x, p, g, support)
             if out is not None:
-                return out, *(None,) * (3 + len(params))
+                return out, *(None,) * (4 + len(params))
         x, p, g, support = _restored(ctx, g, p, x, memory)
-        return from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp), *(None,) * (3 + len(params))
+        return from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp), *(None,) * (4 + len(params))
 
 
 def _restored(ctx: Any, g: Tensor, p: Tensor, x: Tensor | None, memory: Any) -> tuple[Tensor, Tensor, Tensor, Any]:
@@ -96,12 +107,14 @@ def _learned_backward(ctx: Any, mapping: Mapping, g: Tensor, p: Tensor, x: Tenso
     if scales_scores(mapping):  # both follow from J^T g
         wide = (upcast(a, xp) for a in (x, p, g))
         by_scores = _vjp(mapping, *wide)
-        by_params = gradients(mapping, ctx.needs_input_grad[4:], lambda name: moved(mapping, name, x, by_scores))
+        by_params = gradients(
+            mapping, ctx.needs_input_grad[5:], lambda name: slope_from_vjp(mapping, name, x, by_scores)
+        )
         out = from_last(by_scores.to(x.dtype), axis % p.ndim, xp) if ctx.needs_input_grad[0] else None
-        return out, None, None, None, *by_params
+        return out, None, None, None, None, *by_params
     out = from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp) if ctx.needs_input_grad[0] else None
-    by_params = gradients(mapping, ctx.needs_input_grad[4:], lambda name: _slope(mapping, name, x, p, g, support))
-    return out, None, None, None, *by_params
+    by_params = gradients(mapping, ctx.needs_input_grad[5:], lambda name: _slope(mapping, name, x, p, g, support))
+    return out, None, None, None, None, *by_params
 
 
 def _slope(mapping: Mapping, name: str, x: Tensor, p: Tensor, g: Tensor, support: Any = None) -> Tensor:
@@ -140,7 +153,7 @@ def quick_on_gpu(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: 
         if not wants:
             return GPU.forward(mapping, x)
         output = (GPU.forward(mapping, x), None) if hooked() else GPU.forward_saving(mapping, x)
-        return Apply.apply(x, output, mapping, -1)
+        return Apply.apply(x, output, mapping, -1, None)
     if wants or type(out) is not Tensor or out.requires_grad or out.is_inference():
         return None
     alike = (
@@ -183,7 +196,7 @@ def quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) ->
         if output[1] is not None and hooked():
             output = output[0], None
         params = () if link.upper is None else params_of(mapping)
-        return Apply.apply(x, output, mapping, -1 if axis is None else axis, *params)
+        return Apply.apply(x, output, mapping, -1 if axis is None else axis, None, *params)
     if out is None:
         return CPU.quick_forward(mapping, x, axis, mask, None)
     if type(out) is not Tensor or out.requires_grad or (out.is_inference() and not torch.is_inference_mode_enabled()):
@@ -207,7 +220,7 @@ def _quick_learned(mapping: Mapping, link: Link, x: Tensor, axis: int | None, ma
     output = CPU.quick_saving(number, x, axis, mask, None, -1)
     if output is None:
         return None
-    return Apply.apply(x, (*output, number), mapping, -1 if axis is None else axis, link.params)
+    return Apply.apply(x, output, mapping, -1 if axis is None else axis, number, link.params)
 
 
 def wrote(out: Tensor | None) -> Tensor | None:

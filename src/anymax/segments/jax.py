@@ -134,7 +134,7 @@ def _apply(static: Static, params: dict[str, Array], x: Array, segments: Segment
     return _bind("forward", static, params.values(), (x,), segments.ptr, segments.order)
 
 
-def _moved_scores(
+def _score_change(
     static: Static, params: dict[str, Array], x: Array, name: str, v: Array, segments: SegmentOperands
 ) -> Array:
     change = lambda mapping, x, v: mapping.score_change(name, upcast(x, jnp), jnp) * v  # noqa: E731
@@ -142,7 +142,7 @@ def _moved_scores(
     return padded.formula(segments.along(x), mapping, change, x, segments.spread(v)).astype(x.dtype)
 
 
-def _moved(
+def _param_jvp(
     static: Static, params: dict[str, Array], x: Array, p: Array, name: str, v: Array, segments: SegmentOperands
 ) -> Array:
     """By sums over segments, or on padded rows."""
@@ -180,7 +180,7 @@ def _by_scores(
     return _product(x, p, dx, *params.values(), segments.ptr, segments.order, static=static, transposed=False)
 
 
-differentiate(_apply, _plain, _moved_scores, _moved, _by_scores)
+differentiate(_apply, _plain, _score_change, _param_jvp, _by_scores)
 _compiled = jax.jit(_apply, static_argnums=(0,))
 
 
