@@ -233,8 +233,8 @@ class TorchBridge(Bridge):
             return engine.forward(mapping, x, mask)
         with torch.no_grad():
             saving = engine.forward_learning if learning else engine.forward_saving
-            output = (engine.forward(mapping, x, mask), None) if hooked() else saving(mapping, x, mask)
-        return Apply.apply(x, output, mapping, -1, None, *params_of(mapping))
+            p, support = (engine.forward(mapping, x, mask), None) if hooked() else saving(mapping, x, mask)
+        return Apply.apply(x, (p, support, None), mapping, -1, *params_of(mapping))
 
     def quick(self) -> Any:
         return quick

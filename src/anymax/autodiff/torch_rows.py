@@ -34,6 +34,11 @@ if not isinstance(native.load(), str):
 _tracing = torch._C._get_tracing_state
 
 
+# of a call that autograd records: p; what the engine saved, a tensor or a tuple with one; in a quick call whose parameter is one number,
+# the link with this number
+Output = tuple[Tensor, Any, Link | None]
+
+
 class Apply(torch.autograd.Function):
     """p(x), computed by an engine; never under a functorch transform.
 
@@ -41,16 +46,8 @@ class Apply(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        output: tuple[Tensor, Any],  # p, and what the engine saved: a tensor, or a tuple with one
-        mapping: Mapping,
-        axis: int,
-        number: Link | None,  # the link with the parameter as a number, in a quick call
-        *params: Tensor,
-    ) -> Tensor:
-        (p, support), ctx.number = output, number
+    def forward(ctx: Any, x: Tensor, output: Output, mapping: Mapping, axis: int, *params: Tensor) -> Tensor:
+        p, support, ctx.number = output
         memory, ctx.support = support, None  # the C++ engine's memory, in a quick call
         if support is not None and not isinstance(support, Tensor):
             memory, ctx.support = support.memory, support._replace(memory=None)
@@ -65,25 +62,25 @@ class Apply(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,), (p, x, memory, *params), (mapping, axis) = grads, ctx.saved_tensors, ctx.call
         if ctx.number is not None and not _grad():
-            number = torch.empty_like(params[0]) if ctx.needs_input_grad[5] else None
+            number = torch.empty_like(params[0]) if ctx.needs_input_grad[4] else None
             out = CPU.quick_vjp(ctx.number, None, p, g, axis, memory, number)
             if out is not None:
-                return out, None, None, None, None, number
+                return out, None, None, None, number
         if params:
             mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
-            if any(ctx.needs_input_grad[5:]):
+            if any(ctx.needs_input_grad[4:]):
                 return _learned_backward(ctx, mapping, g, p, x, memory)
         if ctx.support is None and not _grad():
             out = CPU.quick_vjp(mapping, x, p, g, axis, memory)
             if out is not None:
-                return out, *(None,) * (4 + len(params))
+                return out, *(None,) * (3 + len(params))
         if on_gpu(p) and (memory is None or As.of(memory) == ctx.was):
             support = None if memory is None or ctx.support is None else ctx.support._replace(memory=memory)
             out = _quick_vjp(mapping, axis, p if x is None else x, p, g, support)
             if out is not None:
-                return out, *(None,) * (4 + len(params))
+                return out, *(None,) * (3 + len(params))
         x, p, g, support = _restored(ctx, g, p, x, memory)
-        return from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp), *(None,) * (4 + len(params))
+        return from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp), *(None,) * (3 + len(params))
 
 
 def _restored(ctx: Any, g: Tensor, p: Tensor, x: Tensor | None, memory: Any) -> tuple[Tensor, Tensor, Tensor, Any]:
@@ -108,13 +105,13 @@ def _learned_backward(ctx: Any, mapping: Mapping, g: Tensor, p: Tensor, x: Tenso
         wide = (upcast(a, xp) for a in (x, p, g))
         by_scores = _vjp(mapping, *wide)
         by_params = gradients(
-            mapping, ctx.needs_input_grad[5:], lambda name: slope_from_vjp(mapping, name, x, by_scores)
+            mapping, ctx.needs_input_grad[4:], lambda name: slope_from_vjp(mapping, name, x, by_scores)
         )
         out = from_last(by_scores.to(x.dtype), axis % p.ndim, xp) if ctx.needs_input_grad[0] else None
-        return out, None, None, None, None, *by_params
+        return out, None, None, None, *by_params
     out = from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp) if ctx.needs_input_grad[0] else None
-    by_params = gradients(mapping, ctx.needs_input_grad[5:], lambda name: _slope(mapping, name, x, p, g, support))
-    return out, None, None, None, None, *by_params
+    by_params = gradients(mapping, ctx.needs_input_grad[4:], lambda name: _slope(mapping, name, x, p, g, support))
+    return out, None, None, None, *by_params
 
 
 def _slope(mapping: Mapping, name: str, x: Tensor, p: Tensor, g: Tensor, support: Any = None) -> Tensor:
@@ -152,8 +149,8 @@ def quick_on_gpu(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: 
     if out is None:
         if not wants:
             return GPU.forward(mapping, x)
-        output = (GPU.forward(mapping, x), None) if hooked() else GPU.forward_saving(mapping, x)
-        return Apply.apply(x, output, mapping, -1, None)
+        p, support = (GPU.forward(mapping, x), None) if hooked() else GPU.forward_saving(mapping, x)
+        return Apply.apply(x, (p, support, None), mapping, -1)
     if wants or type(out) is not Tensor or out.requires_grad or out.is_inference():
         return None
     alike = (
@@ -193,10 +190,11 @@ def quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) ->
         output = CPU.quick_saving(mapping, x, axis, mask, None, -1)
         if output is None:
             return None
-        if output[1] is not None and hooked():
-            output = output[0], None
+        p, support = output
+        if support is not None and hooked():
+            support = None
         params = () if link.upper is None else params_of(mapping)
-        return Apply.apply(x, output, mapping, -1 if axis is None else axis, None, *params)
+        return Apply.apply(x, (p, support, None), mapping, -1 if axis is None else axis, *params)
     if out is None:
         return CPU.quick_forward(mapping, x, axis, mask, None)
     if type(out) is not Tensor or out.requires_grad or (out.is_inference() and not torch.is_inference_mode_enabled()):
@@ -220,7 +218,7 @@ def _quick_learned(mapping: Mapping, link: Link, x: Tensor, axis: int | None, ma
     output = CPU.quick_saving(number, x, axis, mask, None, -1)
     if output is None:
         return None
-    return Apply.apply(x, output, mapping, -1 if axis is None else axis, number, link.params)
+    return Apply.apply(x, (*output, number), mapping, -1 if axis is None else axis, link.params)
 
 
 def wrote(out: Tensor | None) -> Tensor | None:

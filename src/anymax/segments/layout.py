@@ -59,7 +59,8 @@ class Segments:
     def __init__(self, ptr: Any, order: Any, num_entries: int, index: Any = None) -> None:
         self.ptr, self.order = ptr, order
         self.num_segments, self.num_entries = ptr.shape[0] - 1, num_entries
-        # by name and device: as `ptr` is, under None, and as arrays of other kinds
+        # by name and device: as `ptr` is, under None, and as arrays of other kinds; functools.cached_property has a lock in Python 3.11,
+        # which torch.compile can't trace
         self._cache: dict[tuple[Any, str | None], Any] = {} if index is None else {("index", None): index}
 
     @staticmethod
@@ -108,7 +109,9 @@ class Segments:
     @property
     def index(self) -> Any:
         """The segment of each entry, [num_entries]; under a compiler num_segments for an entry without a segment."""
-        return self._once("index", self._find_index)
+        if ("index", None) not in self._cache:
+            self._cache["index", None] = self._find_index()
+        return self._cache["index", None]
 
     def _find_index(self) -> Any:
         if isinstance(self.ptr, np.ndarray):
@@ -131,9 +134,13 @@ class Segments:
     @property
     def inverse(self) -> Any:
         """The place of each entry in `order`, [num_entries]; None if `order` is None."""
-        return None if self.order is None else self._once("inverse", self._find_inverse)
+        if ("inverse", None) not in self._cache:
+            self._cache["inverse", None] = self._find_inverse()
+        return self._cache["inverse", None]
 
     def _find_inverse(self) -> Any:
+        if self.order is None:
+            return None
         if isinstance(self.order, np.ndarray):
             out = np.empty_like(self.order)
             out[self.order] = np.arange(self.num_entries)
@@ -145,16 +152,12 @@ class Segments:
     @property
     def rank(self) -> Any:
         """The place of each entry within its segment, [num_entries]."""
-        return self._once("rank", self._find_rank)
+        if ("rank", None) not in self._cache:
+            self._cache["rank", None] = self._find_rank()
+        return self._cache["rank", None]
 
     def _find_rank(self) -> Any:
         return (np.arange(self.num_entries) if self.order is None else self.inverse) - self.ptr[self.index]
-
-    def _once(self, name: Any, find: Callable[[], Any]) -> Any:
-        """`find()`, computed once; `functools.cached_property` has a lock in Python 3.11, which torch.compile can't trace."""
-        if (name, None) not in self._cache:
-            self._cache[name, None] = find()
-        return self._cache[name, None]
 
     def ptr_of(self, x: Array) -> Any:
         """`ptr` as an array of x's kind, on its device."""
@@ -181,11 +184,10 @@ class Segments:
         if not self.known:
             return make()
         device = str(x.device) if is_torch(x) else "jax" if is_jax(x) else None
-        value = self._once(name, make)
-        if device is None:
-            return value
+        if (name, None) not in self._cache:
+            self._cache[name, None] = make()
         if (name, device) not in self._cache:
-            value = _as_array(value, x)
+            value = _as_array(self._cache[name, None], x)
             if not eager(x) and is_torch(x):
                 return value
             self._cache[name, device] = value
