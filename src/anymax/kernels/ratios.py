@@ -39,23 +39,32 @@ _ASKED = np.concatenate([-_FAR[::-1], _FAR])
 Pair = tuple[np.ndarray, np.ndarray]
 
 
+class WeightNumbers(NamedTuple):
+    """The numbers of weights in the order of `anymax_weights` in csrc/anymax.h, which says what each is."""
+
+    above: int
+    low: float  # the lowest score that has a cell
+    high: float
+    lost: float
+    gone: float
+    per: float
+    least: float
+    shift: float
+    at_zero: float
+    slope_at_zero: float
+
+    def packed(self) -> np.ndarray:
+        return np.array(self, np.float64)
+
+
 class Weights(NamedTuple):
     """u as csrc/anymax.h describes it in `anymax_weights`."""
 
     cells: np.ndarray  # float32 [cells, 4], of u
     slopes: np.ndarray | None  # float32 [cells, 4], of u', or None
     no_slopes: str  # why there are none
-    numbers: np.ndarray  # float64: above, low, high, lost, gone, per, least, shift, and u and u' at 0
+    numbers: np.ndarray  # `WeightNumbers.packed`
     said: np.ndarray  # `_said` of the map
-
-    @property
-    def low(self) -> float:
-        """The lowest score that has a cell."""
-        return float(self.numbers[1])
-
-    @property
-    def high(self) -> float:
-        return float(self.numbers[2])
 
     def stand(self, mapping: RatioMap) -> bool:
         """True if the map still says what it said when they were made."""
@@ -97,8 +106,8 @@ def weights_of(mapping: RatioMap) -> Weights | str:
     why = "" if slopes else "it has no derivative of u, so that the framework differentiates u itself"
     (low, high, *rest), gone = numbers, [_gone(beside, sign, slopes) for sign in (-1.0, 1.0)]
     ends = low, high, min(-gone[0], low), max(gone[1], high)
-    numbers = np.array([len(above), *ends, *rest, at_zero[0][0], at_zero[1][0]])
-    return Weights(cells, tilted, why, numbers, _said(mapping))
+    packed = WeightNumbers(len(above), *ends, *rest, at_zero[0][0], at_zero[1][0]).packed()
+    return Weights(cells, tilted, why, packed, _said(mapping))
 
 
 def _said(mapping: RatioMap) -> np.ndarray:
