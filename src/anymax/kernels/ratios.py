@@ -104,9 +104,11 @@ def weights_of(mapping: RatioMap) -> Weights | str:
     cells = np.concatenate([above, beneath])
     tilted = np.concatenate([d_above, d_beneath]) if slopes else None
     why = "" if slopes else "it has no derivative of u, so that the framework differentiates u itself"
-    (low, high, *rest), gone = numbers, [_gone(beside, sign, slopes) for sign in (-1.0, 1.0)]
-    ends = low, high, min(-gone[0], low), max(gone[1], high)
-    packed = WeightNumbers(len(above), *ends, *rest, at_zero[0][0], at_zero[1][0]).packed()
+    (low, high, per, least, shift), gone = numbers, [_gone(beside, sign, slopes) for sign in (-1.0, 1.0)]
+    packed = WeightNumbers(
+        len(above), low, high, lost=min(-gone[0], low), gone=max(gone[1], high), per=per, least=least, shift=shift,
+        at_zero=at_zero[0][0], slope_at_zero=at_zero[1][0],
+    ).packed()  # fmt: skip
     return Weights(cells, tilted, why, packed, _said(mapping))
 
 
