@@ -103,9 +103,8 @@ class Transform(ABC):
     random: ClassVar[bool] = False  # True if it adds random numbers
     elementwise: ClassVar[bool] = False  # True if it changes each score by itself
     step: ClassVar[str | None] = None  # the engine's equivalent step (kernels/decode.py)
-    ranges: ClassVar[
-        dict[str, Range]
-    ] = {}  # of its numbers: the rows of one that is out of range, and could not be read, become NaN
+    # of its numbers: the rows of one that is out of range, and could not be read, become NaN
+    ranges: ClassVar[dict[str, Range]] = {}
 
     @abstractmethod
     def rows(self, x: Array, xp: Namespace, **params: Any) -> Array:
