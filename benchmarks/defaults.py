@@ -181,9 +181,8 @@ def report_of_classes(names: list[str], found: dict[tuple[str, float], np.ndarra
     lines: list[str] = []
     for C in (1.0, *(C for C in PENALTIES_OF_CLASSES if C != 1)):
         table = np.stack([found[name, C] for name in MAPS])  # [maps, sets, 4]
-        places = np.stack([[ranks(table[:, s, m]) for m in range(3)] for s in range(len(names))]).mean(
-            axis=0
-        )  # [3, maps]
+        # [3, maps]
+        places = np.stack([[ranks(table[:, s, m]) for m in range(3)] for s in range(len(names))]).mean(axis=0)
         lines += [
             f"C = {C:g}: mean ranks over {len(names)} sets; 1 is the best of {len(MAPS)}. Seconds are of all fits.",
             "",

@@ -45,9 +45,8 @@ def heads(shape: tuple[int, ...], reach: float | None) -> tuple[Any, Any, Any]:
     place = torch.arange(length, device=DEVICE.kind, dtype=torch.float64)[:, None]
     phase = place * torch.linspace(0, math.pi / (reach * length), d // 2, device=DEVICE.kind, dtype=torch.float64)
     waves = torch.cat([phase.cos(), phase.sin()], -1).float()
-    q, k = (
-        waves * math.sqrt(16 * d**0.5 / (d // 2)) + 0.1 * draw(shape) for _ in range(2)
-    )  # a score of 16 at a query's own place
+    # a score of 16 at a query's own place
+    q, k = (waves * math.sqrt(16 * d**0.5 / (d // 2)) + 0.1 * draw(shape) for _ in range(2))
     return tuple(a.to(torch.bfloat16) for a in (q, k, draw(shape)))  # type: ignore[return-value]
 
 

@@ -104,16 +104,12 @@ LOGISTIC = "logistic regression"
 MEASURES = ("micro-F1", "macro-F1", "equal sets", "F1 of rows")  # the first three count
 COUNT = 3
 TIMES, SETS_IN_TIME, TIE = 2.0, 0.9, 0.2
-SHOWN = (
-    "softmax, C = 0.3, f1_micro, 5 folds",
-    "1.5-entmax, support, C = 0.3, f1_micro",
-    "sigmoid, C = 0.3, f1_micro",
-)  # beside the winner; the first was the default before
+# beside the winner; the first was the default before
+SHOWN = ("softmax, C = 0.3, f1_micro, 5 folds", "1.5-entmax, support, C = 0.3, f1_micro", "sigmoid, C = 0.3, f1_micro")
 MOST, ROWS, FEATURES = 1500, 1200, 1000
 
-Data = tuple[
-    str, np.ndarray, np.ndarray, np.ndarray, np.ndarray
-]  # name; features and labels to train; the same to test
+# name; features and labels to train; the same to test
+Data = tuple[str, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def kept(path: Path) -> tuple[Any, np.ndarray, np.ndarray]:

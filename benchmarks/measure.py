@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_CROWDED = (
-    0.08  # share of the machine that others may use while cases are timed whose rounds can't be judged one by one
-)
+# share of the machine that others may use while cases are timed whose rounds can't be judged one by one
+_CROWDED = 0.08
 _SETTLED = 0.003  # the standard error of a ratio at which a case has been measured well enough
 _SHORT = 0.03  # seconds; what takes longer goes through more memory than caches hold
 _ROUNDS = 400

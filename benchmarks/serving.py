@@ -85,9 +85,8 @@ def run(case: Case) -> Workload:
     def check() -> str | None:
         """We keep the same classes, but for ties and the edge of the mass, and draw only these."""
         given = None if k is None else k.clone()
-        kept = (
-            functions[TRUNCATED](x.float(), given, p, allow_cpu_sync=True) > -torch.inf
-        )  # in half precision its sums are far off
+        # in half precision its sums are far off
+        kept = functions[TRUNCATED](x.float(), given, p, allow_cpu_sync=True) > -torch.inf
         ours = vllm.apply_top_k_top_p(x.clone(), k, p) > -torch.inf
         edge = x.masked_fill(~ours, torch.inf).amin(-1, keepdim=True)  # of equal scores there, vLLM keeps all with k
         wrong = int(((kept != ours) & (x != edge)).sum())

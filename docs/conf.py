@@ -135,9 +135,8 @@ def setup(app):
     assets.write(generated)
     search.write(generated / "static")
     build.write(generated)
-    app.connect(
-        "autodoc-process-docstring", docstrings.process, priority=400
-    )  # before napoleon's, at 500
+    # before napoleon's, at 500
+    app.connect("autodoc-process-docstring", docstrings.process, priority=400)
     app.connect("autodoc-process-signature", docstrings.signature)
     # the search index forgets the entries of pages that are not written again
     app.connect("env-updated", lambda app, env: sorted(env.found_docs))

@@ -180,6 +180,7 @@ class Encoder(nn.Module):
         return x
 
 
+# BERT's names and ours, the longer first
 _PLACES = {
     "embeddings.word_embeddings.weight": "embeddings.words.weight",
     "embeddings.position_embeddings.weight": "embeddings.places.weight",
@@ -191,7 +192,7 @@ _PLACES = {
     "intermediate.dense": "up",
     "output.dense": "down",
     "output.LayerNorm": "last_norm",
-}  # BERT's names and ours, the longer first
+}
 
 
 def pretrained(folder: Path) -> Encoder:

@@ -49,12 +49,8 @@ TUNING = 10_000  # seeds from here on choose, and are never tested
 RATE, TIE = (1e-2, 3.0), 0.5  # where the search begins, and its step; points of accuracy
 KEYS, VALUES, WIDTH = 512, 64, 32  # of exact recall: how many there are, and the width of a value
 BATCH, QUERIES = 32, 16  # contexts in a batch, and queries of each
-NOISY_KEYS, FEATURES, NOISE, SPREAD = (
-    16,
-    8,
-    1.0,
-    1.5,
-)  # of noisy recall; SPREAD: of the log prior before it is normalised
+# of noisy recall; SPREAD: of the log prior before it is normalised
+NOISY_KEYS, FEATURES, NOISE, SPREAD = 16, 8, 1.0, 1.5
 SIZES = (16, 64, 256, 1024, 4096)
 ASKED = (16, 256, 4096)
 STEP = 2 ** (1 / 16)  # between scales

@@ -47,13 +47,8 @@ FIGURES = {
     "unsure": "coverage of the least confident fifth", "sure": "of the most confident fifth",
     "gap": "distance of a class's coverage from that asked, points",
 }  # fmt: skip
-WEIGHTS = (
-    0.0,
-    1e-3,
-    1e-2,
-    0.1,
-    1.0,
-)  # of the rank, in RAPS; probabilities sum to 1, and so from 1 on the rank alone decides
+# of the rank, in RAPS; probabilities sum to 1, and so from 1 on the rank alone decides
+WEIGHTS = (0.0, 1e-3, 1e-2, 0.1, 1.0)
 C_START, C_STEP, TIE = 16.0, 4.0, 1e-3
 
 

@@ -95,9 +95,8 @@ def network(name: str, code: str) -> Any:
             self.out = torch.nn.Linear(WIDTH, WIDTH, bias=False)
             self.wide, self.narrow = torch.nn.Linear(WIDTH, 2 * WIDTH), torch.nn.Linear(2 * WIDTH, WIDTH)
             self.adaptive = nn.AdaptiveScale(WIDTH, HEADS, only=range(local, HEADS)) if name == ADAPTIVE else None
-            start = torch.full(
-                (HEADS - local, 1, 1), 1.0 / math.log(LONGEST)
-            )  # softmax, at the end of training's lengths
+            # softmax, at the end of training's lengths
+            start = torch.full((HEADS - local, 1, 1), 1.0 / math.log(LONGEST))
             self.beta = torch.nn.Parameter(start) if name == SCALABLE else None
 
         def transform(self, h: torch.Tensor) -> Any:

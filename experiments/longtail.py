@@ -42,17 +42,11 @@ EXPERIMENT = Experiment(
     options={"--fashion-mnist": _images.OPTION},
     free=("--fashion-mnist",),
 )  # fmt: skip
-RATIO, MOST, HELD = (
-    100.0,
-    5000,
-    500,
-)  # the largest class over the smallest, its images, and those of a class that choose
+# the largest class over the smallest, its images, and those of a class that choose
+RATIO, MOST, HELD = 100.0, 5000, 500
 TUNING = 10_000  # seeds from here on choose, and are never tested
-RATE, STRENGTH, TIE = (
-    (1e-3, 3.0),
-    (1.0, 2**0.5),
-    0.1,
-)  # where the searches begin, and their steps; points of balanced error
+# where the searches begin, and their steps; points of balanced error
+RATE, STRENGTH, TIE = (1e-3, 3.0), (1.0, 2**0.5), 0.1
 # balanced accuracy of softmax on CIFAR-10-LT of the same ratio, from the README of the authors' program
 PUBLISHED = {"bare": 71.36, "post hoc": 77.32, "trained": 77.89}
 

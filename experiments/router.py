@@ -35,10 +35,8 @@ EXPERIMENT = Experiment(
     needs=("matplotlib", "scipy", "sklearn", "torch"),
 )  # fmt: skip
 EXPERTS, K, HIDDEN, FEATURES = 16, 2, 16, 100
-LOSS_WEIGHT, SIGN_STEP = (
-    0.01,
-    0.01,
-)  # Switch's weight of its loss; ten times DeepSeek-V3's step, as training is so much shorter
+# Switch's weight of its loss; ten times DeepSeek-V3's step, as training is so much shorter
+LOSS_WEIGHT, SIGN_STEP = 0.01, 0.01
 NEARLY = 0.1  # an expert with less than this part of the mean load has nearly no work
 
 

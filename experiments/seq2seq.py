@@ -61,13 +61,14 @@ EXPERIMENT = Experiment(
     },
 )  # fmt: skip
 SOFT, HALF, SPARSE = Softmax(), Entmax(1.5), Sparsemax()
+# in the attention and in the output
 PAIRS: dict[str, tuple[Mapping, Mapping]] = {
     "softmax": (SOFT, SOFT),
     "1.5-entmax attention": (HALF, SOFT),
     "1.5-entmax output": (SOFT, HALF),
     "1.5-entmax": (HALF, HALF),
     "sparsemax": (SPARSE, SPARSE),
-}  # in the attention and in the output
+}
 BEAM = 5
 FIGURES = {
     "words right %": "of the test words, by a beam of 5",

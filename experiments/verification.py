@@ -35,10 +35,8 @@ from ._statistics import difference, exact, over_seeds
 
 WANG, DENG, OURS = "Wang et al. 2018, Additive margin softmax", "Deng et al. 2019, ArcFace", "this project's question"
 FILE = "verification/omniglot_small.npz"
-HALVES = (
-    ("Japanese_(katakana)", "Latin", "Greek", "Early_Aramaic"),
-    ("Sanskrit", "Korean", "Tagalog", "Balinese"),
-)  # the last of each chooses scale and margin
+# the last of each chooses scale and margin
+HALVES = (("Japanese_(katakana)", "Latin", "Greek", "Early_Aramaic"), ("Sanskrit", "Korean", "Tagalog", "Balinese"))
 EXPERIMENT = Experiment(
     "verification",
     "Margin softmax: verifying characters of unseen alphabets",
@@ -106,6 +104,7 @@ class Method(NamedTuple):
         return Setting(self.mapping, scale, self.margin(margin))
 
 
+# smaller scales for sparse maps: from a lead of 1 / (scale (alpha - 1)) on their losses are 0, and nothing is learned
 METHODS = {
     "softmax": Method(Softmax()),
     "cosine softmax": Method(Softmax(), 8.0),
@@ -114,12 +113,9 @@ METHODS = {
     "entmax 1.5": Method(Entmax(1.5), 2.0),
     "sparsemax": Method(Sparsemax(), 1.0),
     "AM entmax 1.5": Method(Entmax(1.5), 2.0, MARGINS),
-}  # smaller scales for sparse maps: from a lead of 1 / (scale (alpha - 1)) on their losses are 0, and nothing is learned
-CHOSEN = {
-    "am_chosen": ("AM softmax",),
-    "arc_chosen": ("ArcFace",),
-    "both_chosen": ("AM entmax 1.5", "AM softmax"),
-}  # whose margins each claim is of
+}
+# whose margins each claim is of
+CHOSEN = {"am_chosen": ("AM softmax",), "arc_chosen": ("ArcFace",), "both_chosen": ("AM entmax 1.5", "AM softmax")}
 
 
 class Curve(NamedTuple):
@@ -148,9 +144,8 @@ def curve(scores: np.ndarray, true: np.ndarray) -> Curve:
     last = np.append(np.flatnonzero(np.diff(scores)), len(scores) - 1)
     tar, far = hits[last] / hits[-1], (last + 1 - hits[last]) / (len(scores) - hits[-1])
     far, tar = np.append(0.0, far), np.append(0.0, tar)
-    flat = (tar[1:-1] == tar[:-2]) & (
-        tar[1:-1] == tar[2:]
-    )  # inside of a level stretch: a million points that say nothing
+    # inside of a level stretch: a million points that say nothing
+    flat = (tar[1:-1] == tar[:-2]) & (tar[1:-1] == tar[2:])
     corners = np.concatenate([[True], ~flat, [True]])
     return Curve(far[corners], tar[corners])
 

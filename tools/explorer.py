@@ -29,9 +29,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CSRC, PAGE = ROOT / "csrc", ROOT / "src" / "anymax" / "explorer"
 INDEX = PAGE / "index.html"
-RECORD = (
-    ROOT / "tools" / "explorer-kernels.json"
-)  # the digests of the kernels and of the sources that they were compiled from
+# the digests of the kernels and of the sources that they were compiled from
+RECORD = ROOT / "tools" / "explorer-kernels.json"
 UNITS = (
     *sorted(f"units/{p.name}" for p in CSRC.glob("units/*.cpp")),
     "doors/abi.cpp",
@@ -137,10 +136,8 @@ def compile_kernels() -> bytes:
         result = f"{folder}/anymax.wasm"
         exports = [f"-Wl,--export={name}" for name in ("malloc", "free", *exported())]
         linked = ["-mexec-model=reactor", "-Wl,--no-entry", "-Wl,--gc-sections", "-Wl,--strip-all"]
-        linked += [
-            "-Wl,--stack-first",
-            "-Wl,-z,stack-size=1048576",
-        ]  # an overflow traps, and does not run into the data
+        # an overflow traps, and does not run into the data
+        linked += ["-Wl,--stack-first", "-Wl,-z,stack-size=1048576"]
         run(*clang, "--target=wasm32-wasi", *linked, *exports, *objects, "-o", result)
         if shutil.which("wasm-opt"):
             run("wasm-opt", "-O2", "--enable-simd", "--enable-bulk-memory", "--strip-producers", result, "-o", result)

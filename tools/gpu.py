@@ -130,9 +130,8 @@ def check(args: argparse.Namespace) -> Iterator[Job]:
 
     def outside(words: list[str], told: str) -> dict[str, Any]:
         path = os.pathsep.join(sys.path)
-        free = (
-            {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if "sanitizer" in words[0] else {}
-        )  # torch's cache would hide a fault
+        # torch's cache would hide a fault
+        free = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if "sanitizer" in words[0] else {}
         done = subprocess.run(
             words, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **free, "PYTHONPATH": path}, check=False
         )
@@ -184,14 +183,8 @@ def parity(args: argparse.Namespace) -> Iterator[Job]:
                 elif report.when == "call" or report.skipped:
                     count[report.outcome] += 1
 
-        words = [
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-W",
-            "default",
-            f"--rootdir={ROOT}",
-        ]  # that machine's torch has warnings of its own
+        # that machine's torch has warnings of its own
+        words = ["-q", "-p", "no:cacheprovider", "-W", "default", f"--rootdir={ROOT}"]
         pytest.main([*words, *(str(ROOT / i) for i in ids)], [Plugin()])
         return {"ok": not failed and bool(count["passed"] + count["skipped"]), **count, "failed": failed}
 
@@ -277,9 +270,8 @@ def main() -> None:
     if args.keep:
         keep(args.folder)
         return
-    os.environ.setdefault(
-        "TRITON_CACHE_AUTOTUNING", "1"
-    )  # what a peer's tuning found in one process serves in the next
+    # what a peer's tuning found in one process serves in the next
+    os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if args.dry:
         os.environ["TRITON_INTERPRET"] = "1"

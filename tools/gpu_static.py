@@ -106,9 +106,8 @@ def figures(made: Any) -> dict[str, int]:
             return subprocess.run([path, *words, str(cubin)], capture_output=True, text=True, check=True).stdout
 
         usage = tool(knobs.nvidia.cuobjdump.path, "-res-usage")
-        code = instructions(
-            tool(knobs.nvidia.nvdisasm.path, "-c", "-ndf")
-        )  # without an analysis that nothing of this needs
+        # without an analysis that nothing of this needs
+        code = instructions(tool(knobs.nvidia.nvdisasm.path, "-c", "-ndf"))
 
     def used(name: str) -> int:
         return int(re.search(rf"{name}:(\d+)", usage)[1])  # type: ignore[index]

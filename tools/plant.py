@@ -36,12 +36,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "tools" / "plant-results.jsonl"
 SOURCES = {"src": "*.py", "csrc": "*.[ch]*", "packaging": "*.[pm][yj]*"}
 SEEN = ("short", "whole", "neither", "open")  # open: the short battery does not see it, and the whole one was not asked
-PRELOADED = (
-    "jax",
-    "torch",
-    "scipy.special",
-    "mpmath",
-)  # once, for all children; nothing that brings a plugin of pytest
+# once, for all children; nothing that brings a plugin of pytest
+PRELOADED = ("jax", "torch", "scipy.special", "mpmath")
 NOT_FOR_ONE_SET = "tests/kernels/test_native_library.py::test_an_instruction_set_by_the_environment"
 
 

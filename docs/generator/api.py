@@ -100,17 +100,8 @@ RESULTS = {  # page -> types that its functions return or raise, and functions t
     "inspection": ("kernels.Explanation",),
     "contract": ("contract.BrokenLaw",),
 }
-MODULES = (
-    "distributed",
-    "margins",
-    "nn",
-    "routing",
-    "hf",
-    "vllm",
-    "numpyro",
-    "sklearn",
-    "plot",
-)  # modules whose own names are public
+# modules whose own names are public
+MODULES = ("distributed", "margins", "nn", "routing", "hf", "vllm", "numpyro", "sklearn", "plot")
 
 
 def names() -> dict[str, list[str]]:

@@ -12,10 +12,8 @@ from . import text
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 ACCURACY = RESULTS / "accuracy"
-NAMES = {
-    "entmax": ("entmax15", "entmax 4/3", "entmax 1.25"),
-    "softmax": ("softmax", "cross_entropy"),
-}  # as the benchmarks call them
+# as the benchmarks call them
+NAMES = {"entmax": ("entmax15", "entmax 4/3", "entmax 1.25"), "softmax": ("softmax", "cross_entropy")}
 NONE = "No benchmark has been saved yet."
 
 

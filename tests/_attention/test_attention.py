@@ -169,9 +169,8 @@ def test_alibi_slopes_are_those_of_the_paper():
     assert torch.equal(A.attention(Q, K, V, alibi=True), named)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
-)  # torch's own, in forward mode
+# torch's own, in forward mode
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("mapping", [Softmax(), Entmax(1.5)], ids=repr)
 def test_vmap_and_forward_mode(mapping):
     f = lambda q: A.attention(q, K[0], V[0], mapping, is_causal=True)  # noqa: E731

@@ -27,10 +27,8 @@ pytestmark = [
 ]
 
 H, D, DV = 4, 6, 5
-CU_Q, CU_K = (
-    [0, 3, 3, 10, 11, 30, 34],
-    [0, 5, 7, 7, 20, 41, 48],
-)  # one has no queries, one no keys; two are of one class
+# one has no queries, one no keys; two are of one class
+CU_Q, CU_K = [0, 3, 3, 10, 11, 30, 34], [0, 5, 7, 7, 20, 41, 48]
 TOTAL_Q, TOTAL_K, SEQUENCES = CU_Q[-1], CU_K[-1], len(CU_Q) - 1
 MAPS = [Softmax(), Sparsemax(), Entmax(1.3), SparseSoftmax(k=3), Taylor(2)]
 by_map = pytest.mark.parametrize("mapping", MAPS, ids=repr)

@@ -232,13 +232,8 @@ def test_an_array(name, kind):
 
 # -- where they can't -----------------------------------------------------------------------------------------------------------------
 
-OF_TWO_ROWS = (
-    "repetition_penalty",
-    "dry",
-    "noise",
-    "xtc",
-    "gumbel_softmax",
-)  # tokens of two rows, or draws, which vmap does not split
+# tokens of two rows, or draws, which vmap does not split
+OF_TWO_ROWS = ("repetition_penalty", "dry", "noise", "xtc", "gumbel_softmax")
 
 
 def holds(row, out, value):

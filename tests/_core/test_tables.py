@@ -90,10 +90,8 @@ def test_checks(check, right, wrong, error, words):
 
 # -- functions that spell an option out ----------------------------------------------------------------------------------------------
 
-OTHERWISE = {
-    ("attention_varlen", "offset"),
-    ("attention", "ax"),
-}  # each sequence's end; several Axes, one for each head
+# each sequence's end; several Axes, one for each head
+OTHERWISE = {("attention_varlen", "offset"), ("attention", "ax")}
 
 
 for room in ("distributed", "plot", "routing"):  # the others are there

@@ -219,9 +219,8 @@ def test_export(name):
     for rows in (2, 3, 11):
         x = scores(10, (rows, 5))
         torch.testing.assert_close(program.module()(x), model(x), rtol=1e-5, atol=2e-6)
-    assert not [
-        n for n in program.graph.nodes if "anymax" in str(n.target) and n.op == "call_function"
-    ]  # plain operations only
+    # plain operations only
+    assert not [n for n in program.graph.nodes if "anymax" in str(n.target) and n.op == "call_function"]
 
 
 @pytest.mark.whole

@@ -86,15 +86,10 @@ REFUSE = {
 }  # fmt: skip
 
 
-LOSSES = {name for name in JOINS if name.endswith("loss")} | {
-    "nll",
-    "smoothed_nll",
-    "fenchel_young",
-    "cross_entropy",
-}  # None is 1 there
-ALL = sorted(
-    JOINS.keys() - LOSSES - {"log_prob", "log_prob_entropy", "topk_kl"}
-)  # these take classes of the shape of the rows
+# None is 1 there
+LOSSES = {name for name in JOINS if name.endswith("loss")} | {"nll", "smoothed_nll", "fenchel_young", "cross_entropy"}
+# these take classes of the shape of the rows
+ALL = sorted(JOINS.keys() - LOSSES - {"log_prob", "log_prob_entropy", "topk_kl"})
 
 
 def verbs():

@@ -17,9 +17,8 @@ from anymax.mappings.ranks import SoftSorted
 
 INF = math.inf
 pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"
-    ),  # torch's own, in forward AD
+    # torch's own, in forward AD
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),  # and in Dynamo
 ]
 every_kind = pytest.mark.parametrize("kind", KINDS)

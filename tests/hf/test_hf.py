@@ -45,9 +45,8 @@ def given_to(model, padding):
 
 
 # model, map, padding; sliding windows with either padding and with none
-LOGITS = [
-    (model, name, "usual") for model in MODELS if model != "gpt_oss" for name in MAPS
-]  # whose router calls softmax too
+# whose router calls softmax too
+LOGITS = [(model, name, "usual") for model in MODELS if model != "gpt_oss" for name in MAPS]
 LOGITS += [(model, "sparsemax", padding) for model in ("mistral", "qwen2") for padding in ("left", "right", "none")]
 LOGITS += [("whisper", "sparsemax", "none")]
 LOGITS_IN_SHORT = [

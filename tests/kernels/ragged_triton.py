@@ -198,10 +198,8 @@ def test_losses_and_thresholds(name, long):
     t[0] = -100
     with long_ones() if long else contextlib.nullcontext():
         value = am.segment_loss(mapping, x, t, lengths=lengths, reduction="none")
-        made = [
-            value.grad_fn,
-            *(parent for parent, _ in value.grad_fn.next_functions),
-        ]  # a GPU's rows of NaN are set after it
+        # a GPU's rows of NaN are set after it
+        made = [value.grad_fn, *(parent for parent, _ in value.grad_fn.next_functions)]
         assert "SegmentIndexLossBackward" in [type(function).__name__ for function in made]
         (got,) = torch.autograd.grad(
             (value * (1.0 + torch.arange(value.numel(), device=DEVICE).view_as(value))).sum(), x

@@ -274,9 +274,8 @@ def test_the_derivatives_of_rows_that_are_lost_and_of_bounds_that_are_none():
         assert np.isnan(by_alpha[0]).all()
         assert not by_upper[1].any()
         assert not by_alpha[1].any()
-        np.testing.assert_allclose(
-            by_upper[3], [0.0, 1.0, 3.0], atol=1e-6
-        )  # the first class takes what the others leave
+        # the first class takes what the others leave
+        np.testing.assert_allclose(by_upper[3], [0.0, 1.0, 3.0], atol=1e-6)
         if alpha == 2.0:
             assert p[2].tolist() == [1.0, 0.0, 0.0]
             assert not by_upper[2].any()

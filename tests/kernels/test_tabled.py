@@ -347,9 +347,9 @@ def test_a_table_out_of_range_is_refused_by_the_library():
     assert engine.tabled(link.cells.astype(float), link.numbers, x, None, p, None) is None
     with pytest.raises(RuntimeError, match="parameter is out of range"):
         engine.tabled(link.cells[:-1].copy(), link.numbers, x, None, p, None)
-    for i, value in ((0, 3.0), (1, 0.0), (3, -1.0), (4, np.inf), (8, np.nan), (9, 0.0), (10, 0.0)):
-        numbers = link.numbers.copy()
-        numbers[i] = value
+    wrong = {"shift": 3.0, "sign": 0.0, "low": -1.0, "high": np.inf, "mass": np.nan, "most": 0.0, "scale": 0.0}
+    for name, value in wrong.items():
+        numbers = tables.TableNumbers(*link.numbers)._replace(**{name: value}).packed()
         with pytest.raises(RuntimeError, match="parameter is out of range"):
             engine.tabled(link.cells, numbers, x, None, p, None)
 

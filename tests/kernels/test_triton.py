@@ -198,9 +198,8 @@ def test_rows_that_begin_anywhere_are_read_in_packs(name, n, rows, monkeypatch, 
         assert one.options["SHIFT"] == (1 if rows == 8 else 2)
         found = gpu_static.figures(compiled("sm_90", one))
         assert found["wide_loads"] > 0
-        if rows == 8 and not one.options.get(
-            "PARTS"
-        ):  # else the last row, or what is known of parts, is read number by number
+        # else the last row, or what is known of parts, is read number by number
+        if rows == 8 and not one.options.get("PARTS"):
             assert found["wide_loads"] == found["loads"]
 
 

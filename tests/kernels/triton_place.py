@@ -46,9 +46,8 @@ if INTERPRETED:
     if hasattr(interpreter, "_LangPatchScope"):  # older ones patch by other means
         interpreter._patch_lang = patched_once(interpreter._patch_lang)
 
-    if not hasattr(
-        InterpreterBuilder, "get_bf16"
-    ):  # Triton 3.7's interpreter knows no constant of bfloat16; its compiler does
+    # Triton 3.7's interpreter knows no constant of bfloat16; its compiler does
+    if not hasattr(InterpreterBuilder, "get_bf16"):
 
         def get_bf16(self, value):
             return self.create_fp_trunc(self.get_fp32(value), triton.language.bfloat16)

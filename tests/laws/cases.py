@@ -24,18 +24,15 @@ class Case:
     oracle: Callable  # row -> list of mpmath numbers
     ulps: float = 4.0  # worst error in fp32, in ulps of the largest probability
     ulps64: float = 8.0
-    tv: tuple[float, float] | None = (
-        None  # instead, for a quadrature: the measured total variation error in fp32 and fp64
-    )
+    # instead, for a quadrature: the measured total variation error in fp32 and fp64
+    tv: tuple[float, float] | None = None
     kkt: Callable | None = None  # (row, p) -> residual
     omega: Callable | None = None  # p -> the regulariser, up to a constant
     mass: float = 1.0  # the sum of p, or its upper bound
-    between: Callable | None = (
-        None  # number of classes -> (lowest, highest) sum of p, where the sum is not the mass in every row
-    )
-    target: Callable | None = (
-        None  # number of classes -> a vertex as a target, where it is not the first classes up to the mass
-    )
+    # number of classes -> (lowest, highest) sum of p, where the sum is not the mass in every row
+    between: Callable | None = None
+    # number of classes -> a vertex as a target, where it is not the first classes up to the mass
+    target: Callable | None = None
     potential: bool = True  # a convex loss exists
     soft_loss: bool = True  # its loss is 0 at a target that is not one class
     cold: tuple | None = None  # p of [2, 1] as the temperature falls to 0, where that is not the largest score's

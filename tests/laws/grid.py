@@ -19,7 +19,8 @@ import anymax as A
 from anymax import distributed, linear, segments
 
 ROWS, CLASSES = 3, 6
-LAYOUTS = {"rows": A, "segments": segments, "layer": linear, "shards": distributed}
+LAYOUTS = {"rows": A, "segments": segments, "layer": linear, "shards": distributed, "layer on shards": distributed}
+LAYERS, SHARDED = ("layer", "layer on shards"), ("shards", "layer on shards")
 PARAMETERS = ("number", "array", "learned", "learned array")
 KINDS = ("numpy", "torch", "jax")
 HOW = ("eager", "compiled")
@@ -29,24 +30,27 @@ TARGET = np.array([int(np.argmax(X[0])), 2, 4])
 LIKELY = np.argsort(-X, -1)[:, :2]  # classes that no map here gives zero
 TEACHER = np.log(np.array([[0.5, 0.3], [0.6, 0.1], [0.2, 0.7]]))
 SHARES = np.random.default_rng(1).dirichlet(np.ones(CLASSES), ROWS)
-SCORES = {
-    "scores": X,
-    "shares": SHARES,
-    "apart": 20.0 * X,
-}  # so far apart that one class has all of p: a draw is no chance
+# "apart": so far that one class has all of p, and a draw is no chance
+SCORES = {"scores": X, "shares": SHARES, "apart": 20.0 * X}
+IDENTITY = np.eye(CLASSES)  # the weight of a layer whose features are the scores
 CLASS_WEIGHT = np.linspace(0.5, 2.0, CLASSES)
 
 
 class Row(NamedTuple):
     """A verb that the grid asks about."""
 
-    names: dict[str, str]  # layout -> the name of the verb there
+    names: dict[str, str]  # layout -> the name of the verb there; an output layer's verb has the same name on shards
     make: Any = A.Entmax  # the map of a parameter, or the name of the keyword that takes it
     value: float = 1.4  # of the parameter
     arguments: tuple[str, ...] = ()  # after the scores: names in `operands`
     options: Mapping[str, Any] = MappingProxyType({})  # of the verb, by keyword
     smooth: bool = True  # it has derivatives by the scores
     scores: str = "scores"  # in `SCORES`
+
+    @property
+    def layouts(self) -> dict[str, str]:
+        """`names` with the layers on shards."""
+        return self.names | ({"layer on shards": self.names["layer"]} if "layer" in self.names else {})
 
 
 def _everywhere(name: str, **more: str) -> dict[str, str]:
@@ -89,6 +93,22 @@ GRID = {
 }  # fmt: skip
 
 
+# row -> what its options say, in plain operations: f(the verb without the options at a target, the value of its parameter)
+PLAINLY = {
+    "fenchel_young, label_smoothing": lambda loss, _: loss(0.8 * np.eye(CLASSES)[TARGET] + 0.2 / CLASSES),
+    "fenchel_young, weight": lambda loss, _: CLASS_WEIGHT[TARGET] * loss(TARGET),
+    "fenchel_young, mean": lambda loss, _: np.mean(loss(TARGET)),
+    "nll, label_smoothing": lambda loss, _: (
+        0.9 * loss(LIKELY[:, 0]) + 0.1 * np.mean([loss(np.full(ROWS, c)) for c in range(CLASSES)], 0)
+    ),
+    "entropy": lambda _, alpha: (1.0 - np.sum(SHARES**alpha, -1)) / (alpha * (alpha - 1.0)),
+    "logsumexp": lambda _, t: t * np.log(np.sum(np.exp(X / t), -1)),
+    "topk_kl": lambda _, t: np.sum(
+        np.exp(TEACHER) * (TEACHER - np.take_along_axis(X / t - np.log(np.sum(np.exp(X / t), -1, keepdims=True)), LIKELY, -1)), -1
+    ),
+}  # fmt: skip
+
+
 APART = {("segments", "segment_support"): "a count of classes, where the verb of rows gives a mask"}
 
 
@@ -112,14 +132,16 @@ def cells() -> list[Cell]:
     every = (
         Cell(name, *rest)
         for name, row in GRID.items()
-        for rest in itertools.product(row.names, KINDS, PARAMETERS if row.make else PARAMETERS[:1], HOW)
+        for rest in itertools.product(row.layouts, KINDS, PARAMETERS if row.make else PARAMETERS[:1], HOW)
     )
     return [c for c in every if c.kind != "numpy" or (c.how == "eager" and not c.parameter.startswith("learned"))]
 
 
+NO_PROCESSES = (TypeError, "expected this process's part of the scores, a torch tensor with group= or a JAX array")
+
 # (row, layout, kind, parameter, how), "" for any -> (error, words); the first that fits counts
 REFUSED: dict[tuple[str, str, str, str, str], tuple[type[Exception], str]] = {
-    ("", "shards", "numpy", "", ""): (TypeError, "expected this process's part of the scores, a torch tensor with group= or a JAX array"),
+    ("", "shards", "numpy", "", ""): NO_PROCESSES, ("", "layer on shards", "numpy", "", ""): NO_PROCESSES,
     ("fenchel_young, label_smoothing", "segments", "", "", ""): (TypeError, "no option 'label_smoothing'.*target as a distribution"),
     ("fenchel_young, score of a sink", "layer", "", "array", ""): (ValueError, "a sink has one score for all rows"),
     ("fenchel_young, score of a sink", "layer", "", "learned array", ""): (ValueError, "a sink has one score for all rows"),

@@ -14,7 +14,7 @@ import pytest
 def _torch(a):
     import torch
 
-    return torch.tensor(np.asarray(a))
+    return torch.as_tensor(np.array(a))  # `torch.tensor` warns under torch.compile
 
 
 def _jax(a):

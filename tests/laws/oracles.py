@@ -543,10 +543,8 @@ def _taut_string(y, strength):
     low[n] = high[n] = sums[n]
     out, at, height = [], 0, sums[0]
     while at < n:
-        steepest, flattest = (
-            None,
-            None,
-        )  # the largest slope below all upper ends so far, and the smallest above all lower ones
+        # the largest slope below all upper ends so far, and the smallest above all lower ones
+        steepest, flattest = None, None
         for j in range(at + 1, n + 1):
             up, down = (high[j] - height) / (j - at), (low[j] - height) / (j - at)
             if steepest is not None and down > steepest[0]:  # the string bends down at an upper end

@@ -90,9 +90,8 @@ def neg_tsallis(p, alpha):
     if alpha == 1:
         return neg_shannon(p)
     q = p[p > 0]
-    return float(
-        (q * np.expm1((alpha - 1.0) * np.log(q))).sum() / (alpha * (alpha - 1.0))
-    )  # (sum p^alpha - sum p) / ...
+    # (sum p^alpha - sum p) / ...
+    return float((q * np.expm1((alpha - 1.0) * np.log(q))).sum() / (alpha * (alpha - 1.0)))
 
 
 def fenchel_young(p, omega, x, y):

@@ -9,15 +9,21 @@ from grid import (
     APART,
     CLASS_WEIGHT,
     CLASSES,
+    EACH,
     GRID,
+    IDENTITY,
+    LAYERS,
     LAYOUTS,
     LIKELY,
+    PLAINLY,
     REFUSED,
     ROWS,
     SCORES,
+    SHARDED,
     SHARES,
     TARGET,
     TEACHER,
+    X,
     cells,
     refusal,
 )
@@ -43,7 +49,7 @@ def _x64(kind):
 def one_group(request):
     """A default group of this process alone, for classes on processes in a program of torch."""
     cell = request.node.callspec.params["cell"]
-    if cell.layout == "shards" and (cell.kind, cell.how) == ("torch", "compiled"):
+    if cell.layout in SHARDED and (cell.kind, cell.how) == ("torch", "compiled"):
         request.getfixturevalue("one_process")
 
 
@@ -58,7 +64,7 @@ def _operands(row, layout="rows", kind="numpy", some=slice(None)):
 
 def _call(row, layout, kind, x, value, after, part=slice(None), **place):
     """The verb of a layout at a value of its parameter, for a part of the classes; where one class has all of p a draw is no chance."""
-    function = getattr(LAYOUTS[layout], row.names[layout])
+    function = getattr(LAYOUTS[layout], row.layouts[layout])
     changed = {"weight": lambda: MAKERS[kind](CLASS_WEIGHT[part]), "generator": lambda: generator(kind)}
     options = {name: changed[name]() if name in changed else option for name, option in row.options.items()} | place
     if row.make is None or isinstance(row.make, str):
@@ -66,8 +72,8 @@ def _call(row, layout, kind, x, value, after, part=slice(None), **place):
     else:
         before = (row.make(value),)
     scores = [x]
-    if layout == "layer":  # the products of these features with the weight are the scores
-        scores.append(MAKERS[kind](np.eye(CLASSES)))
+    if layout in LAYERS:
+        scores.append(MAKERS[kind](IDENTITY[part]))
         return function(*scores, *after, *before, **options)
     return function(*before, *scores, *after, **options)
 
@@ -88,6 +94,8 @@ def _on_rows(row, x, values):
             _list(_call(single, "rows", "numpy", x[i : i + 1], float(values[i]), _operands(row, some=slice(i, i + 1))))
             for i in range(ROWS)
         ]
+    if any(np.ndim(part) == 0 for parts in each for part in parts):
+        raise ValueError('a row of the grid whose verb sums over rows must say its reduction: EACH, or "mean"')
     found = [np.concatenate([np.asarray(part) for part in parts]) for parts in zip(*each)]
     return [np.mean(found[0])] if mean else found
 
@@ -135,8 +143,8 @@ def _numbers(name, each):
 def _function(cell, row):
     if cell.layout == "segments":
         return functools.partial(_segments, cell, row)
-    if cell.layout == "shards":
-        return functools.partial(_mesh, row) if cell.kind == "jax" else functools.partial(_processes, row)
+    if cell.layout in SHARDED:
+        return functools.partial(_mesh if cell.kind == "jax" else _processes, cell, row)
     return lambda x, value: _list(_call(row, cell.layout, cell.kind, x, value, _operands(row, cell.layout, cell.kind)))
 
 
@@ -148,50 +156,56 @@ def _segments(cell, row, x, value):
     return [part.reshape(x.shape) if part.shape == (x.shape[0] * x.shape[1],) else part for part in found]
 
 
-def _mesh(row, x, value):
+def _mesh(cell, row, x, value):
     """The classes on an axis of a mesh that has one device."""
     import jax
     from jax.sharding import Mesh, PartitionSpec
 
     own, every = PartitionSpec(None, "classes"), PartitionSpec()
-    made = row.names["shards"] in PARTED
+
+    def one(x, value):
+        return tuple(_list(_call(row, cell.layout, "jax", x, value, _operands(row, kind="jax"), axis_name="classes")))
+
     f = jax.shard_map(
-        lambda x, value: tuple(_list(_call(row, "shards", "jax", x, value, _operands(row, kind="jax"), axis_name="classes"))),
-        mesh=Mesh(np.array(jax.devices()[:1]), ("classes",)), in_specs=(own, every), out_specs=own if made else every,
-        check_vma=False,
+        one, mesh=Mesh(np.array(jax.devices()[:1]), ("classes",)), in_specs=(every if cell.layout in LAYERS else own, every),
+        out_specs=own if row.layouts[cell.layout] in PARTED else every, check_vma=False,
     )  # fmt: skip
     return list(f(x, value))
 
 
-def _processes(row, x, value):
+def _processes(cell, row, x, value):
     """The classes on a default group of one process."""
-    return _list(_call(row, "shards", "torch", x, value, _operands(row, kind="torch")))
+    return _list(_call(row, cell.layout, "torch", x, value, _operands(row, kind="torch")))
 
 
 def _threads(cell, row, value):
     """(values, the derivatives of `_sum` by the scores and by the parameter) with the classes on two processes."""
     ends, learns = np.cumsum((0, *SIZES)), cell.parameter.startswith("learned")
+    parted = row.layouts[cell.layout] in PARTED
 
     def one(group):
         part = slice(ends[group.rank], ends[group.rank + 1])
-        x, own = torch.tensor(SCORES[row.scores][:, part], requires_grad=row.smooth), value
+        scores = SCORES[row.scores] if cell.layout in LAYERS else SCORES[row.scores][:, part]
+        x, own = torch.tensor(scores, requires_grad=row.smooth), value
         if learns:
             own = value.detach().clone().requires_grad_()
         after = [a[:, part] if name == "shares" else a for name, a in zip(row.arguments, _operands(row, kind="torch"))]
-        found = _list(_call(row, "shards", "torch", x, own, after, part, group=group))
+        found = _list(_call(row, cell.layout, "torch", x, own, after, part, group=group))
         if row.smooth:
-            weights = [w[:, part] if row.names["shards"] in PARTED else w for w in _weights(_expected(cell)[0])]
+            weights = [w[:, part] if parted else w for w in _weights(_expected(cell)[0])]
             _total(found, [torch.tensor(w) for w in weights], torch).backward()
         return [part.detach() for part in found], x.grad, own.grad if learns else None
 
     found = together(len(SIZES), one)
-    values = [
-        torch.cat(parts, -1) if row.names["shards"] in PARTED else parts[0] for parts in zip(*(f[0] for f in found))
-    ]
-    for other in found[1:]:  # each process has the derivative by the parameter
+    values = [torch.cat(parts, -1) if parted else parts[0] for parts in zip(*(f[0] for f in found))]
+    for other in found[1:]:  # each process has the derivative by the parameter, and by the features of a layer
         if learns:
             torch.testing.assert_close(found[0][2], other[2])
-    return values, torch.cat([f[1] for f in found], -1) if row.smooth else None, found[0][2]
+        if cell.layout in LAYERS:
+            torch.testing.assert_close(found[0][1], other[1])
+    if cell.layout in LAYERS or not row.smooth:
+        return values, found[0][1], found[0][2]
+    return values, torch.cat([f[1] for f in found], -1), found[0][2]
 
 
 def _total(found, weights, xp):
@@ -222,14 +236,13 @@ def _computed(cell, row):
     if cell.kind == "torch":
         if learns:
             value.requires_grad_()
-        if cell.layout == "shards" and cell.how == "eager":
+        if cell.layout in SHARDED and cell.how == "eager":
             return _threads(cell, row, value)
         x = torch.tensor(SCORES[row.scores], requires_grad=row.smooth)
         if cell.how == "compiled":
             torch.compiler.reset()  # the programs of other cells count against a limit
-            f = torch.compile(
-                f, backend="aot_eager", fullgraph=cell.layout != "shards"
-            )  # these communicate outside of graphs
+            # processes communicate outside of graphs
+            f = torch.compile(f, backend="aot_eager", fullgraph=cell.layout not in SHARDED)
         found = f(x, value)
         if row.smooth:
             _total(found, weights, torch).backward()
@@ -268,9 +281,8 @@ def _rare(cell):
 
 @pytest.mark.weekly(lambda cell: _rare(cell))
 @pytest.mark.whole(lambda cell: not _brief(cell))
-@pytest.mark.filterwarnings(
-    "ignore:.*should not be instantiated:DeprecationWarning", "ignore:The .grad attribute"
-)  # of torch.compile
+# both warnings are those of torch.compile
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning", "ignore:The .grad attribute")
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if not refusal(cell)], ids=lambda cell: cell.id)
 def test_served(cell, one_group):
     row = GRID[cell.row]
@@ -299,11 +311,55 @@ def test_refused(cell, one_group):
         _computed(cell, GRID[cell.row])
 
 
+# "each row by itself" and where a draw begins have no formula
+NEUTRAL = {("reduction", "none"), ("generator", 0)}
+
+
+def _keywords(row):
+    """The keywords that the oracle of a row passes on: an option that the verb ignores would be right in every cell."""
+    return [n for n, v in row.options.items() if (n, v) not in NEUTRAL] + (
+        [row.make] if isinstance(row.make, str) else []
+    )
+
+
+def test_every_option_has_a_formula():
+    assert PLAINLY.keys() == {name for name, row in GRID.items() if _keywords(row)}
+
+
+@pytest.mark.parametrize("name", PLAINLY)
+def test_an_option_does_what_it_says(name):
+    """The values of a row from its formula, which calls the verb without the options, if at all."""
+    row = GRID[name]
+    plain = row._replace(options={n: v for n, v in row.options.items() if n not in _keywords(row)} | EACH)
+
+    def loss(target):
+        return _call(plain, "rows", "numpy", X, row.value, [target])
+
+    np.testing.assert_allclose(_numbers(name, False)[0][0], PLAINLY[name](loss, row.value), rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", [name for name, row in GRID.items() if row.make and row.smooth])
+def test_a_parameter_changes_the_result(name):
+    assert np.abs(_numbers(name, False)[2]).max() > 1e-3
+
+
+def test_a_row_that_sums_says_so():
+    row = GRID["fenchel_young, mean"]._replace(options={})
+    with pytest.raises(ValueError, match="must say its reduction"):
+        _on_rows(row, X, _values(row, False))
+
+
 def test_every_verb_of_a_layout_has_a_row():
     """A verb that `layout_cases` has in two layouts and more is asked about in each of them."""
-    asked = {(layout, name) for row in GRID.values() for layout, name in row.names.items()}
+    asked = {(layout, name) for row in GRID.values() for layout, name in row.layouts.items()}
     for name, verb in VERBS.items():
-        there = {"rows": name, "segments": verb.segments, "layer": verb.layer, "shards": verb.shards}
+        there = {
+            "rows": name,
+            "segments": verb.segments,
+            "layer": verb.layer,
+            "shards": verb.shards,
+            "layer on shards": verb.layer,
+        }
         there = {layout: n for layout, n in there.items() if n and (layout, n) not in APART}
         if len(there) > 1:
             assert there.items() <= asked, f"no row of the grid asks for {sorted(set(there.items()) - asked)}"

@@ -54,9 +54,8 @@ def test_p_is_that_of_bisection(kind, alpha):
         np.testing.assert_allclose(got, want, atol=atol)
         assert (got <= v).all()
         np.testing.assert_allclose(back(am.apply(am.Bounded(0.3, alpha), c(y))), exact(y, 0.3, alpha), atol=atol)
-        each = back(
-            am.apply(am.Bounded(c(v[0]), c(np.full((12, 1), alpha, dtype))), c(y))
-        )  # bounds of classes, for all rows
+        # bounds of classes, for all rows
+        each = back(am.apply(am.Bounded(c(v[0]), c(np.full((12, 1), alpha, dtype))), c(y)))
         np.testing.assert_allclose(each, exact(y, v[0], alpha), atol=3 * atol)
 
 

@@ -319,9 +319,8 @@ def plainly(model, name, code, tokens, queries):
                     gamma = 2.0 * torch.tanh(raw[..., raw.shape[-1] // 2 + place, None])
                     scores = scores * (1.0 + beta * grown**gamma)
             scores = torch.where(far >= 0, scores, -torch.inf)
-            scores = torch.where(
-                torch.arange(n)[:, None] == 0, torch.where(far == 0, 0.0, -torch.inf), scores
-            )  # one key
+            # one key
+            scores = torch.where(torch.arange(n)[:, None] == 0, torch.where(far == 0, 0.0, -torch.inf), scores)
             p = anymax.entmax15(scores) if name.endswith("entmax") else torch.softmax(scores, -1)
             out.append(p @ v)
         x = x + torch.cat(out, -1) @ layer.out.weight.T

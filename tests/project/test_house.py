@@ -248,7 +248,7 @@ def test_a_bridge_and_its_parts_have_one_contract(framework):
     for part in (bridge, bridge.layers):
         for name, contract, own in overridden(part):
             assert own == contract, f"{framework}: {name}"
-    assert list(inspect.signature(bridge.segments).parameters) == ["op", "mapping", "x", "along", "place"]
+    assert list(inspect.signature(bridge.segments).parameters) == ["op", "mapping", "x", "along", "target_rank"]
     parameters = inspect.signature(bridge.terms).parameters
     named = {name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
     assert (list(parameters)[:2], named - {"xp"}) == (["x", "index"], {"scale", "entropy", "rest"})

@@ -80,9 +80,8 @@ def test_segments_have_the_derivative_of_finite_differences(kind, value, layout,
         if verb == "loss":
             return anymax.segment_loss(kind(a), x, make(target), index=segments, axis=axis)
         p = anymax.segment_apply(kind(a), x, index=segments, axis=axis)
-        assert (
-            make is np.asarray or not p.requires_grad or type(p.grad_fn).__name__ == "SegmentApplyBackward"
-        )  # by the engine
+        # by the engine
+        assert make is np.asarray or not p.requires_grad or type(p.grad_fn).__name__ == "SegmentApplyBackward"
         return (p * make(g)).sum()
 
     a, scores, fixed = (torch.tensor(v, requires_grad=True) for v in (at, x, x))
@@ -155,9 +154,8 @@ def test_segments_of_an_engine_that_is_asked_for():
         p = anymax.segment_apply(anymax.Entmax(a), x, lengths=LENGTHS)
         assert type(p.grad_fn).__name__ == "SegmentApplyBackward"
         score = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
-        anymax.segment_apply(
-            anymax.Sink(anymax.Entmax(1.5), score=score), x, lengths=LENGTHS
-        )  # the wider rows are native
+        # the wider rows are native
+        anymax.segment_apply(anymax.Sink(anymax.Entmax(1.5), score=score), x, lengths=LENGTHS)
     with anymax.use("reference"):
         q = anymax.segment_apply(anymax.Entmax(a), x, lengths=LENGTHS)
         assert type(q.grad_fn).__name__ != "SegmentApplyBackward"

@@ -71,9 +71,8 @@ def test_a_class_enters_the_support_at_its_temperature(alpha):
         for factor, inside in ((1 + 1e-6, True), (1 - 1e-6, False)):
             p = am.entmax(z[rows] / (reached[rows, j, None] * factor), alpha=alpha)
             np.testing.assert_array_equal(p[:, j] > 0, inside)
-    np.testing.assert_allclose(
-        levels.entering(alpha - 1, z + 1e6), reached, rtol=1e-4, atol=1e-7
-    )  # offsets do not matter
+    # offsets do not matter
+    np.testing.assert_allclose(levels.entering(alpha - 1, z + 1e6), reached, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("c", [0.25, 0.5, 1.0])

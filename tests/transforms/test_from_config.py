@@ -233,9 +233,8 @@ def test_a_batch_of_vllm(kind):
     tolerance = 1e-5 if kind == "jax" else 1e-12  # fp32
     same(back(made(KINDS[kind](X))).astype(np.float64), want, tolerance)
     assert made.left == {"seed": "give generator= to the sampler", "stop_token_ids": "it ends the text"}
-    for x, c, t, o, row in (
-        zip(X, REQUESTS, tokens, OUTPUT, want) if kind != "jax" else ()
-    ):  # each row is a program of its own there
+    # each row is a program of its own there
+    for x, c, t, o, row in zip(X, REQUESTS, tokens, OUTPUT, want) if kind != "jax" else ():
         same(back(from_config(c, tokens=t, output=o)(KINDS[kind](x))).astype(np.float64), row, tolerance)
 
 

@@ -69,9 +69,8 @@ def top_n_sigma(cur, c, tokens, chance):
     s = np.array([s for _, s in cur if s > -INF])
     if c["top_n_sigma"] <= 0:
         return cur
-    return [
-        (i, v if v >= s.max() - c["top_n_sigma"] * s.std() else -INF) for i, v in cur
-    ]  # masked, and still a candidate
+    # masked, and still a candidate
+    return [(i, v if v >= s.max() - c["top_n_sigma"] * s.std() else -INF) for i, v in cur]
 
 
 def top_k(cur, c, tokens, chance):
@@ -202,9 +201,8 @@ def test_the_default_chain(case, engine):
     with am.use(engine) if engine else contextlib.nullcontext():
         got = made(X)
     want = np.stack([chain(x, CASES[case], t, u) for x, t, u in zip(X, TOKENS.tolist(), CHANCES)])
-    if (
-        "dynamic" in case
-    ):  # llama.cpp leaves the score of a single class as it is, and ours is divided by the lowest temperature
+    # llama.cpp leaves the score of a single class as it is, and ours is divided by the lowest temperature
+    if "dynamic" in case:
         got, want = (np.where(np.isneginf(a), a, a - a.max(-1, keepdims=True)) for a in (got, want))
     same(got, want)
 

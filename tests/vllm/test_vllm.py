@@ -261,9 +261,8 @@ def test_rows_of_one_kind_go_through_one_call(case, monkeypatch):
     x[:, 3] = -math.inf
     ours, y = served(requests, x)
     assert sorted(seen) == sizes
-    assert (
-        sorted(len(group.rows) for group in ours._batch._groups[1]) == sizes
-    )  # none that failed and went on row by row
+    # none that failed and went on row by row
+    assert sorted(len(group.rows) for group in ours._batch._groups[1]) == sizes
     for i, name in enumerate(requests):
         close(y[i], wanted(name, x[i]))
 

@@ -97,34 +97,7 @@ class Mapping(ABC):
     # of the parameters that may be arrays: a row whose parameter is out of its range, and could not be read, becomes NaN
     ranges: ClassVar[Ranges] = {}
 
-    def __new__(cls, *args: Any, **fields: Any) -> Self:
-        if fields:
-            check_fields(cls, fields)
-        return object.__new__(cls)
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """A kernel holds for the class that names it: a subclass may have another p, so it runs its own methods.
-
-        If a subclass overrides the method that gives p, but not `log_forward`, its log p is the logarithm of that p.
-        """
-        super().__init_subclass__(**options)
-        members = cls.__dict__
-        stale: dict[str, Any] = {}
-        if "kernel" not in members:
-            bases = (base for base in cls.__mro__[1:] if issubclass(base, Mapping) and inspect.isabstract(base))
-            family = next(bases)  # Separable, say
-            stale = {name: getattr(family, name) for name in _OF_P} | {"kernel": None}
-            if cls.kernel is None:  # the class that it derives from has said `parts` of its own formulas
-                del stale["parts"]
-        if any(name in members for name in _MAKES_P):
-            stale["log_forward"] = Mapping.log_forward
-        for name, value in stale.items():
-            if name not in members:
-                setattr(cls, name, value)
-
-    def __call__(self, x: ArrayT | Numbers, axis: Axes = -1, **options: Unpack[ApplyOptions]) -> ArrayT:
-        """`apply(mapping, x, axis, ...)`: p(x) along the last axis, or along `axis`; the options are those of `apply`."""
-        return providers.call(self.name, self, x, axis, options)
+    # -- a map must give -----------------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -137,6 +110,8 @@ class Mapping(ABC):
     @abstractmethod
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         """J^T g, from plain operations on x, p and g, so that it can be differentiated again."""
+
+    # -- a map may give: derivatives, where its own are quicker or more exact ------------------------------------------
 
     def jvp(self, x: Array, p: Array, v: Array, xp: Namespace) -> Array:
         """J v; the same as `vjp` for a map with a potential, whose Jacobian is symmetric."""
@@ -199,7 +174,7 @@ class Mapping(ABC):
         """The limit of p as the scores are scaled up; None if the largest scores get the whole sum there, each up to its `ceiling`."""
         return None
 
-    # -- the threshold ---------------------------------------------------------------------------------------------------
+    # -- a map may give: the threshold ---------------------------------------------------------------------------------
 
     def threshold(self, x: Array, xp: Namespace) -> Array:
         """tau, [..., 1]: one number per row, from which p follows."""
@@ -216,7 +191,7 @@ class Mapping(ABC):
     def has_threshold(self) -> bool:
         return type(self).threshold is not Mapping.threshold
 
-    # -- the loss, which a map with a potential has -----------------------------------------------------------------------
+    # -- a map may give: the loss, where it has a potential ------------------------------------------------------------
 
     @property
     def own_loss(self) -> LossKind:
@@ -269,7 +244,7 @@ class Mapping(ABC):
     def check(self, n: int) -> None:
         """Raise an error if the map is not defined for rows of n classes."""
 
-    # -- what p sums to ----------------------------------------------------------------------------------------------------
+    # -- a map may give: what p sums to --------------------------------------------------------------------------------
 
     def sums(self, keep: Array | None, xp: Namespace) -> tuple[Any, Any]:
         """(lowest, highest): p of a row sums to no less and no more; one object twice if the scores do not change the sum.
@@ -290,7 +265,36 @@ class Mapping(ABC):
         """How many classes a row needs for its probabilities to reach their sum; in a row with fewer each class gets 1."""
         return 1
 
-    # -- data ---------------------------------------------------------------------------------------------------------
+    # -- the library asks; a map inherits these ------------------------------------------------------------------------
+
+    def __new__(cls, *args: Any, **fields: Any) -> Self:
+        if fields:
+            check_fields(cls, fields)
+        return object.__new__(cls)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A kernel holds for the class that names it: a subclass may have another p, so it runs its own methods.
+
+        If a subclass overrides the method that gives p, but not `log_forward`, its log p is the logarithm of that p.
+        """
+        super().__init_subclass__(**options)
+        members = cls.__dict__
+        stale: dict[str, Any] = {}
+        if "kernel" not in members:
+            bases = (base for base in cls.__mro__[1:] if issubclass(base, Mapping) and inspect.isabstract(base))
+            family = next(bases)  # Separable, say
+            stale = {name: getattr(family, name) for name in _OF_P} | {"kernel": None}
+            if cls.kernel is None:  # the class that it derives from has said `parts` of its own formulas
+                del stale["parts"]
+        if any(name in members for name in _MAKES_P):
+            stale["log_forward"] = Mapping.log_forward
+        for name, value in stale.items():
+            if name not in members:
+                setattr(cls, name, value)
+
+    def __call__(self, x: ArrayT | Numbers, axis: Axes = -1, **options: Unpack[ApplyOptions]) -> ArrayT:
+        """`apply(mapping, x, axis, ...)`: p(x) along the last axis, or along `axis`; the options are those of `apply`."""
+        return providers.call(self.name, self, x, axis, options)
 
     def check_width(self, name: str, value: Array) -> None:
         """An error if a parameter, in the layout of the rows, varies along the classes and is not in `per_class`."""

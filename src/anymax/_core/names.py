@@ -19,7 +19,7 @@ LONGEST_SPEC = 1000  # characters of a name with its parameters
 DEEPEST = 4  # maps in each other, as the two of "sink:mapping=sparsemax"
 
 # names that people try as a map, and what does it here
-_ELSEWHERE = {
+_MAPS_ELSEWHERE = {
     **dict.fromkeys(("topk", "topksoftmax"), "'sparse_softmax:k=50'"),
     **dict.fromkeys(("topp", "nucleus"), "'sparse_softmax:p=0.9'"),
     **dict.fromkeys(("argmax", "hardmax"), "anymax.softmax(anymax.temperature(0)(x))"),
@@ -120,8 +120,8 @@ def _advice(name: str) -> str:
     takes = list(fields(kind)) if kind else []
     if call and takes:
         return f" (write '{kind}:{call[2] or takes[0]}={call[3]}')"
-    if bare(name) in _ELSEWHERE:
-        return f" (write {_ELSEWHERE[bare(name)]})"
+    if bare(name) in _MAPS_ELSEWHERE:
+        return f" (write {_MAPS_ELSEWHERE[bare(name)]})"
     near = nearest(name, (*names(), *ALIASES))
     return f" (did you mean {near!r}?)" if near else ""
 

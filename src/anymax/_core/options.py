@@ -11,7 +11,7 @@ from .._array import is_array
 from .spelling import nearest
 from .tables import Function, show_options
 
-_ELSEWHERE = (  # an option, its names in other libraries, and what to write after `option=`
+_OPTIONS_ELSEWHERE = (  # an option, its names in other libraries, and what to write after `option=`
     ("mapping", "map activation scoring", ""),
     ("target", "labels y", ""),
     ("weight", "weights class_weight pos_weight", ", one factor for each class"),
@@ -80,9 +80,8 @@ _INSTEAD = {  # options of other libraries that we have not, and what to do
 }
 
 
-_PLACES: dict[
-    str, str
-] = {}  # what to write, by the name of each function that takes a map; "" where the map comes first
+# what to write, by the name of each function that takes a map; "" where the map comes first
+_PLACES: dict[str, str] = {}
 
 
 def place_of_map(who: str) -> str:
@@ -130,7 +129,9 @@ def _unknown_option(
     who: str, takes: tuple[str, ...], name: str, hints: dict[str, str], options: tuple[str, ...] = ()
 ) -> TypeError:
     """The error; hints: the advice of `who`, before that of all; options: those of `takes` that may be left out."""
-    elsewhere = (f"say {ours}={how}" for ours, theirs, how in _ELSEWHERE if ours in takes and name in theirs.split())
+    elsewhere = (
+        f"say {ours}={how}" for ours, theirs, how in _OPTIONS_ELSEWHERE if ours in takes and name in theirs.split()
+    )
     near = nearest(name, takes)
     hint = (
         hints.get(name)
@@ -213,7 +214,7 @@ def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Ca
     Parameters
     ----------
     hints
-        Advice for a keyword, before that of `_ELSEWHERE` and `_INSTEAD`; under "", advice for too many values without a name.
+        Advice for a keyword, before that of `_OPTIONS_ELSEWHERE` and `_INSTEAD`; under "", advice for too many values without a name.
     aliases
         The names that other libraries use for its parameters; their values are passed on under our name.
 

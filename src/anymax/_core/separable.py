@@ -228,9 +228,8 @@ class Separable(Mapping):
 
     def moving_threshold(self, x: Array, p: Array, xp: Namespace) -> Array:
         tau = self.moving_mean(x, p, xp)
-        if (
-            self.ceiling(x, xp) is not None
-        ):  # a row whose classes all have 0 or their ceiling moves with the lowest of the latter
+        # a row whose classes all have 0 or their ceiling moves with the lowest of the latter
+        if self.ceiling(x, xp) is not None:
             p0 = stop_gradient(p)
             free = xp.any(~(self.sensitivity(p0, xp) <= 0), axis=-1, keepdims=True)
             lowest = -top(xp.where(p0 > 0, -x, -math.inf * xp.ones_like(x)), xp)

@@ -125,9 +125,8 @@ def below_ceilings(
     share = 0.5 + 0.5 * mass / xp.where(nonempty, total(room, xp), xp.ones_like(lowest))
     share = xp.where(opened & (share < 1.0), share, xp.ones_like(share))
     ends = slope(share * most, xp)
-    order = xp.argsort(
-        -xp.where(keep, x - ends, -infinite), axis=-1
-    )  # by the threshold at which a class gets its share
+    # by the threshold at which a class gets its share
+    order = xp.argsort(-xp.where(keep, x - ends, -infinite), axis=-1)
     full = running_sum(xp.take_along_axis(share * room, order, axis=-1), xp)
     rank = xp.sum(counts(full < mass, xp), axis=-1, keepdims=True)
     last = xp.where(nonempty, count, xp.ones_like(count)) - 1

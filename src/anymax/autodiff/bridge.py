@@ -100,7 +100,7 @@ class Bridge(ABC):
 
     @property
     def segments(self) -> Callable[..., Array | None]:
-        """A function of (op, mapping, x, along, *place): an operation of engines on the segments of x (`SegmentsEngine.result`).
+        """A function of (op, mapping, x, along, *target_rank): an operation of engines on the segments of x (`SegmentsEngine.result`).
 
         None if no engine has it; the caller then pads the rows, whose operations have derivatives. Thresholds have no derivative.
         """

@@ -49,39 +49,39 @@ def _apply(static: Static, params: dict[str, Array], x: Array) -> Array:
     return kernels.choose("forward", mapping, x).forward(mapping, x)
 
 
-def differentiate(apply: Any, plain: Any, moved_scores: Any, moved: Any, product: Any) -> None:
-    """Give apply(static, params, x, *place), which is p(x), its rule. `place` says where the rows lie; it has no derivative.
+def differentiate(apply: Any, plain: Any, score_change: Any, param_jvp: Any, product: Any) -> None:
+    """Give apply(static, params, x, *layout), which is p(x), its rule. `layout` says where the rows lie; it has no derivative.
 
     Parameters
     ----------
     plain
-        ``plain(static, params, x, *place)`` is p(x) by operations that JAX differentiates.
-    moved_scores
-        ``moved_scores(static, params, x, name, change, *place)`` is the change of the scores that does what one of a parameter does.
-    moved
-        ``moved(static, params, scores, p, name, change, *place)`` is the change of p where a parameter changes.
+        ``plain(static, params, x, *layout)`` is p(x) by operations that JAX differentiates.
+    score_change
+        ``score_change(static, params, x, name, change, *layout)`` is the change of the scores that does what one of a parameter does.
+    param_jvp
+        ``param_jvp(static, params, scores, p, name, change, *layout)`` is the change of p where a parameter changes.
     product
-        ``product(static, params, scores, p, dx, *place)`` is the change of p where the scores change.
+        ``product(static, params, scores, p, dx, *layout)`` is the change of p where the scores change.
     """
 
     def rule(static: Static, primals: Any, tangents: Any) -> Any:
-        (params, x, *place), (dparams, dx, *_) = primals, tangents
+        (params, x, *layout), (dparams, dx, *_) = primals, tangents
         mapping = static.mapping(params)
         changes = {name: change for name, change in dparams.items() if not is_zero(change)}
         if mapping.traced or not changes.keys() <= set(mapping.learns):
-            f = lambda params, x: plain(static, params, x, *place)  # noqa: E731
+            f = lambda params, x: plain(static, params, x, *layout)  # noqa: E731
             return jax.jvp(f, (params, x), with_zeros((dparams, dx), (params, x)))
-        p = apply(static, params, x, *place)
+        p = apply(static, params, x, *layout)
         scores = x if mapping.needs_scores else p
         if scales_scores(mapping):
             for name, change in changes.items():
-                by_name = moved_scores(static, params, x, name, change, *place)
+                by_name = score_change(static, params, x, name, change, *layout)
                 dx = by_name if is_zero(dx) else dx + by_name
             changes = {}
-        by_params = [moved(static, params, scores, p, name, change, *place) for name, change in changes.items()]
+        by_params = [param_jvp(static, params, scores, p, name, change, *layout) for name, change in changes.items()]
         if is_zero(dx):
             return p, functools.reduce(jnp.add, by_params, _zeros_like(p))
-        return p, functools.reduce(jnp.add, by_params, product(static, params, scores, p, dx, *place))
+        return p, functools.reduce(jnp.add, by_params, product(static, params, scores, p, dx, *layout))
 
     apply.defjvp(rule, symbolic_zeros=True)
 
@@ -90,7 +90,7 @@ def _plain(static: Static, params: dict[str, Array], x: Array) -> Array:
     return reference.differentiable(static.mapping(params), x)
 
 
-def _moved_scores(static: Static, params: dict[str, Array], x: Array, name: str, change: Array) -> Array:
+def _score_change(static: Static, params: dict[str, Array], x: Array, name: str, change: Array) -> Array:
     return (static.mapping(params).score_change(name, upcast(x, jnp), jnp) * change).astype(x.dtype)
 
 
@@ -133,28 +133,28 @@ _product = linear_primitive("anymax_product", 2, shape_of_vector, _product_value
 # -- the derivative by a parameter, times its change -------------------------------------------------------------------
 
 
-def _moved_by(static: Static, params: dict[str, Array], scores: Array, p: Array, name: str, change: Array) -> Array:
+def _param_jvp(static: Static, params: dict[str, Array], scores: Array, p: Array, name: str, change: Array) -> Array:
     engine = kernels.choose("slope", static.mapping(params), p)
     size = p.shape[-1] if name in static.kind.per_class else 1
     change = jnp.broadcast_to(change, (*p.shape[:-1], size)).astype(wide_name(p))
     together = alike(scores, p, change, *_beside(p, params))
-    return _moved(*together, static=static, engine=engine, name=name, transposed=False)
+    return _param_product(*together, static=static, engine=engine, name=name, transposed=False)
 
 
-def _moved_value(
+def _param_value(
     x: Array, p: Array, v: Array, *params: Array, static: Static, engine: Engine, name: str, transposed: bool
 ) -> Array:
     mapping = static.mapping_of(params)
     return (engine.slope if transposed else reference.param_jvp)(mapping, name, x, p, v)
 
 
-def _moved_plain(
+def _param_plain(
     x: Array, p: Array, v: Array, *params: Array, static: Static, engine: Engine, name: str, transposed: bool
 ) -> Array:
-    return _moved_value(x, p, v, *params, static=static, engine=reference, name=name, transposed=transposed)
+    return _param_value(x, p, v, *params, static=static, engine=reference, name=name, transposed=transposed)
 
 
-def _moved_shape(
+def _param_shape(
     x: Any, p: Any, v: Any, *others: Any, static: Static, name: str, transposed: bool, **facts: Any
 ) -> Any:
     if not transposed:
@@ -163,8 +163,8 @@ def _moved_shape(
     return p.update(shape=(*p.shape[:-1], size), dtype=jnp.dtype(wide_name(p)), weak_type=False)
 
 
-_moved = linear_primitive("anymax_moved", 2, _moved_shape, _moved_value, _moved_plain)
-differentiate(_apply, _plain, _moved_scores, _moved_by, _by_scores)
+_param_product = linear_primitive("anymax_param_product", 2, _param_shape, _param_value, _param_plain)
+differentiate(_apply, _plain, _score_change, _param_jvp, _by_scores)
 
 
 # -- the loss --------------------------------------------------------------------------------------------------------

@@ -73,7 +73,10 @@ class _LossCall(NamedTuple):
 
 
 class _IndexLoss(torch.autograd.Function):
-    """The loss of class indices, computed by an engine: one pass forward, one backward."""
+    """The loss of class indices, computed by an engine: one pass forward, one backward.
+
+    Written out, and not by `operation`, for the calls that take the least time: `python -m benchmarks --only 'loss|learned'`.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, loss: IndexLoss, call: _LossCall, *params: Tensor) -> Tensor:
@@ -83,9 +86,10 @@ class _IndexLoss(torch.autograd.Function):
             memory, ctx.lanes = memory.memory, memory._replace(memory=None)
         ctx.call, ctx.scores, ctx.index = call, (x.dtype, x.shape), index.dtype
         ctx.was = None if memory is None else As.of(memory)
-        ctx.counted = type(count) is Tensor  # on a GPU: the gradient is divided by it
+        # a mean divides the gradient by the rows that count: a tensor on a GPU, else as part of a factor
+        ctx.counted = type(count) is Tensor
         ctx.factor = 1.0 / max(count or 0, 1) if call.reduction == "mean" and not ctx.counted else 1.0
-        ctx.learns = slope is not None
+        ctx.learns = slope is not None  # the engine gave the derivative by the parameter
         ctx.save_for_backward(
             x, index, memory, *((count,) if ctx.counted else ()), *((slope,) if ctx.learns else ()), *params
         )
@@ -99,39 +103,43 @@ class _IndexLoss(torch.autograd.Function):
         mapping, engine, axis, ignored, _, number = ctx.call
         g, factor = g / params.pop(0) if ctx.counted else g, ctx.factor
         slope: Any = params.pop(0) if ctx.learns else None
-        none = (None,) * (3 + len(params))
-        if number is not None and not _grad():
-            out = engine.quick_loss_grad(number, x, index, g, axis, factor, memory) if ctx.needs_input_grad[0] else None
-            if out is not None or not ctx.needs_input_grad[0]:
+        by_scores: Any = None
+        if number is not None and not _grad():  # a quick call, whose parameter is one number
+            if ctx.needs_input_grad[0]:
+                by_scores = engine.quick_loss_grad(number, x, index, g, axis, factor, memory)
+            if by_scores is not None or not ctx.needs_input_grad[0]:
                 each, dtype = slope * (g * factor if factor != 1.0 else g), ctx.params_as[0].dtype
-                return out, None, None, None, each.sum(dtype=dtype) if each.ndim else each.to(dtype)
+                return by_scores, None, None, None, each.sum(dtype=dtype) if each.ndim else each.to(dtype)
+        by_params: Any = (None,) * len(params)
         if params:
             mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
         if slope is not None:
             slope = _slope_of_rows(mapping, to_last(x, axis % x.ndim, xp), index, ignored) if _grad() else slope
             by_row = (slope * (g * factor)).unsqueeze(-1)
-            none = (None, None, None, *gradients(mapping, ctx.needs_input_grad[4:], lambda name: by_row))
-            if not ctx.needs_input_grad[0]:
-                return None, *none
-        if not _grad():
-            out = engine.quick_loss_grad(mapping, x, index, g, axis, factor, memory)
-            if out is None and on_gpu(x) and memory is not None and As.of(memory) == ctx.was:
-                kept = memory if ctx.lanes is None else ctx.lanes._replace(memory=memory)
-                out = _quick_slope(ctx, mapping, x, index, g, kept)
-            if out is not None:
-                return out, *none
-        axis = axis % len(ctx.scores[1])
-        x = restored(x, As(ctx.scores[0], ctx.scores[1], g.device))
-        batch = torch.Size([n for i, n in enumerate(x.shape) if i != axis])
-        index = restored(index, As(ctx.index, batch, g.device))
-        memory = None if memory is None else restored(memory, ctx.was)
-        memory = memory if ctx.lanes is None else ctx.lanes._replace(memory=memory)
-        out = None
-        if not plain_backward(g) and engine.refuse("vjp", mapping, g) is None:
-            out = engine.index_loss_grad(mapping, x, index, g, memory, axis=axis, ignored=ignored, factor=factor)
-        if out is None:
-            out = _plain_slope(mapping, x, index, g * factor, axis, ignored)
-        return out, *none
+            by_params = gradients(mapping, ctx.needs_input_grad[4:], lambda name: by_row)
+        if ctx.needs_input_grad[0]:
+            if not _grad():
+                by_scores = engine.quick_loss_grad(mapping, x, index, g, axis, factor, memory)
+                if by_scores is None and on_gpu(x) and memory is not None and As.of(memory) == ctx.was:
+                    kept = memory if ctx.lanes is None else ctx.lanes._replace(memory=memory)
+                    by_scores = _quick_slope(ctx, mapping, x, index, g, kept)
+            if by_scores is None:
+                by_scores = _restored_slope(ctx, mapping, x, index, memory, g)
+        return by_scores, None, None, None, *by_params
+
+
+def _restored_slope(ctx: Any, mapping: Mapping, x: Tensor, index: Tensor, memory: Tensor | None, g: Tensor) -> Tensor:
+    """The gradient of `_IndexLoss` of tensors that a hook may have changed, and of one through which derivatives are taken."""
+    engine, ignored, axis, factor = ctx.call.engine, ctx.call.ignored, ctx.call.axis % len(ctx.scores[1]), ctx.factor
+    x = restored(x, As(ctx.scores[0], ctx.scores[1], g.device))
+    batch = torch.Size([n for i, n in enumerate(x.shape) if i != axis])
+    index = restored(index, As(ctx.index, batch, g.device))
+    out = None
+    if not plain_backward(g) and engine.refuse("vjp", mapping, g) is None:
+        kept = None if memory is None else restored(memory, ctx.was)
+        kept = kept if ctx.lanes is None else ctx.lanes._replace(memory=kept)
+        out = engine.index_loss_grad(mapping, x, index, g, kept, axis=axis, ignored=ignored, factor=factor)
+    return _plain_slope(mapping, x, index, g * factor, axis, ignored) if out is None else out
 
 
 def _slope_of_rows(mapping: Mapping, x: Tensor, index: Tensor, ignored: int, engine: Engine = reference) -> Tensor:
@@ -225,8 +233,8 @@ class TorchBridge(Bridge):
             return engine.forward(mapping, x, mask)
         with torch.no_grad():
             saving = engine.forward_learning if learning else engine.forward_saving
-            output = (engine.forward(mapping, x, mask), None) if hooked() else saving(mapping, x, mask)
-        return Apply.apply(x, output, mapping, -1, *params_of(mapping))
+            p, support = (engine.forward(mapping, x, mask), None) if hooked() else saving(mapping, x, mask)
+        return Apply.apply(x, (p, support, None), mapping, -1, *params_of(mapping))
 
     def quick(self) -> Any:
         return quick

@@ -18,9 +18,8 @@ class TorchGroup(Group):
     """The processes of a `ProcessGroup`."""
 
     def __init__(self, group: Any) -> None:
-        self.name: str = (
-            group.group_name
-        )  # not the group itself: a graph that outlives the group must not keep its threads running
+        # not the group itself: a graph that outlives the group must not keep its threads running
+        self.name: str = group.group_name
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.expected = _EXPECTED.setdefault(group, first_expected())
 

@@ -43,7 +43,7 @@ def gradients(mapping: Mapping, wanted: Iterable[bool], slope: Callable[[str], T
     return [_summed(slope(name), value) if want else None for (name, value), want in zip(tensors, wanted, strict=True)]
 
 
-def moved(mapping: Mapping, name: str, x: Tensor, by_scores: Tensor) -> Tensor:
+def slope_from_vjp(mapping: Mapping, name: str, x: Tensor, by_scores: Tensor) -> Tensor:
     """`<g, dp / d parameter>` of each row, from J^T g, for a map that `scales_scores`."""
     change = mapping.score_change(name, upcast(x, xp), xp)
     assert change is not None, name

@@ -20,7 +20,7 @@ from ..kernels.linked import link_of
 from ..kernels.reference import ENGINE as reference
 from ..kernels.support import non_zeros_in
 from .saving import As, hooked, params_of, restored, with_params
-from .torch_parameters import gradients, moved
+from .torch_parameters import gradients, slope_from_vjp
 
 Tensor = torch.Tensor
 
@@ -34,12 +34,20 @@ if not isinstance(native.load(), str):
 _tracing = torch._C._get_tracing_state
 
 
+# of a call that autograd records: p; what the engine saved, a tensor or a tuple with one; in a quick call whose parameter is one number,
+# the link with this number
+Output = tuple[Tensor, Any, Link | None]
+
+
 class Apply(torch.autograd.Function):
-    """p(x), computed by an engine; never under a functorch transform."""
+    """p(x), computed by an engine; never under a functorch transform.
+
+    Written out, and not by `operation`, for the calls that take the least time: `python -m benchmarks --only ^overhead`.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, output: tuple[Any, ...], mapping: Mapping, axis: int, *params: Tensor) -> Tensor:
-        p, support, ctx.number = output if len(output) == 3 else (*output, None)
+    def forward(ctx: Any, x: Tensor, output: Output, mapping: Mapping, axis: int, *params: Tensor) -> Tensor:
+        p, support, ctx.number = output
         memory, ctx.support = support, None  # the C++ engine's memory, in a quick call
         if support is not None and not isinstance(support, Tensor):
             memory, ctx.support = support.memory, support._replace(memory=None)
@@ -96,7 +104,9 @@ def _learned_backward(ctx: Any, mapping: Mapping, g: Tensor, p: Tensor, x: Tenso
     if scales_scores(mapping):  # both follow from J^T g
         wide = (upcast(a, xp) for a in (x, p, g))
         by_scores = _vjp(mapping, *wide)
-        by_params = gradients(mapping, ctx.needs_input_grad[4:], lambda name: moved(mapping, name, x, by_scores))
+        by_params = gradients(
+            mapping, ctx.needs_input_grad[4:], lambda name: slope_from_vjp(mapping, name, x, by_scores)
+        )
         out = from_last(by_scores.to(x.dtype), axis % p.ndim, xp) if ctx.needs_input_grad[0] else None
         return out, None, None, None, *by_params
     out = from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp) if ctx.needs_input_grad[0] else None
@@ -139,8 +149,8 @@ def quick_on_gpu(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: 
     if out is None:
         if not wants:
             return GPU.forward(mapping, x)
-        output = (GPU.forward(mapping, x), None) if hooked() else GPU.forward_saving(mapping, x)
-        return Apply.apply(x, output, mapping, -1)
+        p, support = (GPU.forward(mapping, x), None) if hooked() else GPU.forward_saving(mapping, x)
+        return Apply.apply(x, (p, support, None), mapping, -1)
     if wants or type(out) is not Tensor or out.requires_grad or out.is_inference():
         return None
     alike = (
@@ -180,10 +190,11 @@ def quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) ->
         output = CPU.quick_saving(mapping, x, axis, mask, None, -1)
         if output is None:
             return None
-        if output[1] is not None and hooked():
-            output = output[0], None
+        p, support = output
+        if support is not None and hooked():
+            support = None
         params = () if link.upper is None else params_of(mapping)
-        return Apply.apply(x, output, mapping, -1 if axis is None else axis, *params)
+        return Apply.apply(x, (p, support, None), mapping, -1 if axis is None else axis, *params)
     if out is None:
         return CPU.quick_forward(mapping, x, axis, mask, None)
     if type(out) is not Tensor or out.requires_grad or (out.is_inference() and not torch.is_inference_mode_enabled()):

@@ -55,9 +55,8 @@ def distribution(case: Case) -> None:
                 if vanishes:  # all weights may be 0
                     want = np.where(sums == 0, 0.0, want)
                 near(sums, want, atol * float(np.max(np.abs(want), initial=1.0)), f"p sums to what sums() says {where}")
-    kept = np.concatenate(
-        [np.ones((1, case.n), bool), np.eye(case.n, dtype=bool)]
-    )  # all classes, and each of them alone
+    # all classes, and each of them alone
+    kept = np.concatenate([np.ones((1, case.n), bool), np.eye(case.n, dtype=bool)])
     sums = [np.max(a) for one in kept for a in case.mapping.sums(one[None], np)]
     need(case.mapping.sums_to_one == all(a == 1.0 for a in sums), "sums_to_one agrees with sums()")
 

@@ -305,14 +305,14 @@ class SegmentsEngine(Engine):
     def index_loss(
         self, mapping: Mapping, x: Array, index: Array, *, save: bool, slope: bool = False, **of_rows: Any
     ) -> IndexLoss:
-        """The loss of each segment for the place of its target within it; 0 for one that is `LEFT_OUT`.
+        """The loss of each segment for the rank of its target, its place within the segment; 0 for one that is `LEFT_OUT`.
 
         `of_rows` are the options of `Engine.index_loss` that segments do not have.
         """
 
-    def result(self, op: str, mapping: Mapping, x: Array, *place: Array) -> Array:
-        """The result of "forward", "log_forward", "threshold" or, with the place of each target, "index_loss"."""
+    def result(self, op: str, mapping: Mapping, x: Array, *target_rank: Array) -> Array:
+        """The result of "forward", "log_forward", "threshold" or, with the rank of each target in its segment, "index_loss"."""
         if op == "index_loss":
-            return self.index_loss(mapping, x, *place, save=False).value
+            return self.index_loss(mapping, x, *target_rank, save=False).value
         method = {"forward": self.forward, "log_forward": self.log_forward, "threshold": self.threshold}[op]
         return method(mapping, x)

@@ -138,9 +138,8 @@ def _link(mapping: Mapping, x: Array) -> Link:
     if link.params is None:
         return link
     number = one_for_all(link)
-    more = (
-        number is not None and number.kind == "budget" and number.param > x.shape[-1]
-    )  # each class gets 1 of an array
+    # each class gets 1 of an array
+    more = number is not None and number.kind == "budget" and number.param > x.shape[-1]
     return broadcast(link, x, (*x.shape[:-1], 1)) if number is None or more else number
 
 
@@ -149,9 +148,8 @@ def one_for_all(link: Link) -> Link | None:
     if math.prod(link.params.shape) != 1:
         return None
     value = link.params.item()
-    return (
-        None if out_of_range(link.kind, value) else Link(*link[:2], value, None, *link[4:])
-    )  # sooner than by `_replace`
+    # sooner than by `_replace`
+    return None if out_of_range(link.kind, value) else Link(*link[:2], value, None, *link[4:])
 
 
 def _done(answer: Any, what: str, *arrays: Array | None) -> Any:

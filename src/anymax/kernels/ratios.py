@@ -33,11 +33,28 @@ _ANCHORS = (1.0, 0.5, 2.0, -1.0, 0.0, -2.0)  # the score beside which u is taken
 _BETWEEN = np.array([0.0, 0.1, 0.26, 0.5, 0.63, 0.87, 0.999])
 _AT_ONCE = 256  # cells that are made at once, up to the first that misses
 _FAR = np.concatenate([np.linspace(0.1, 3.9, 12), np.geomspace(4.3, 0.99 * FARTHEST, 24)])
-_ASKED = np.concatenate(
-    [-_FAR[::-1], _FAR]
-)  # the scores that each call asks for again: near 0, and up to the ends of a table
+# the scores that each call asks for again: near 0, and up to the ends of a table
+_ASKED = np.concatenate([-_FAR[::-1], _FAR])
 
 Pair = tuple[np.ndarray, np.ndarray]
+
+
+class WeightNumbers(NamedTuple):
+    """The numbers of weights in the order of `anymax_weights` in csrc/anymax.h, which says what each is."""
+
+    above: int
+    low: float  # the lowest score that has a cell
+    high: float
+    lost: float
+    gone: float
+    per: float
+    least: float
+    shift: float
+    at_zero: float
+    slope_at_zero: float
+
+    def packed(self) -> np.ndarray:
+        return np.array(self, np.float64)
 
 
 class Weights(NamedTuple):
@@ -46,17 +63,8 @@ class Weights(NamedTuple):
     cells: np.ndarray  # float32 [cells, 4], of u
     slopes: np.ndarray | None  # float32 [cells, 4], of u', or None
     no_slopes: str  # why there are none
-    numbers: np.ndarray  # float64: above, low, high, lost, gone, per, least, shift, and u and u' at 0
+    numbers: np.ndarray  # `WeightNumbers.packed`
     said: np.ndarray  # `_said` of the map
-
-    @property
-    def low(self) -> float:
-        """The lowest score that has a cell."""
-        return float(self.numbers[1])
-
-    @property
-    def high(self) -> float:
-        return float(self.numbers[2])
 
     def stand(self, mapping: RatioMap) -> bool:
         """True if the map still says what it said when they were made."""
@@ -96,10 +104,12 @@ def weights_of(mapping: RatioMap) -> Weights | str:
     cells = np.concatenate([above, beneath])
     tilted = np.concatenate([d_above, d_beneath]) if slopes else None
     why = "" if slopes else "it has no derivative of u, so that the framework differentiates u itself"
-    (low, high, *rest), gone = numbers, [_gone(beside, sign, slopes) for sign in (-1.0, 1.0)]
-    ends = low, high, min(-gone[0], low), max(gone[1], high)
-    numbers = np.array([len(above), *ends, *rest, at_zero[0][0], at_zero[1][0]])
-    return Weights(cells, tilted, why, numbers, _said(mapping))
+    (low, high, per, least, shift), gone = numbers, [_gone(beside, sign, slopes) for sign in (-1.0, 1.0)]
+    packed = WeightNumbers(
+        len(above), low, high, lost=min(-gone[0], low), gone=max(gone[1], high), per=per, least=least, shift=shift,
+        at_zero=at_zero[0][0], slope_at_zero=at_zero[1][0],
+    ).packed()  # fmt: skip
+    return Weights(cells, tilted, why, packed, _said(mapping))
 
 
 def _said(mapping: RatioMap) -> np.ndarray:

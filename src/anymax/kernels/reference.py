@@ -25,9 +25,8 @@ from .._core.parameters import lost_rows, sound
 from .._core.separable import Separable
 from .engine import Engine
 
-BLOCK = (
-    65536  # scores of the rows that are solved at a time: what a solver reads again and again fits into a second cache
-)
+# scores of the rows that are solved at a time: what a solver reads again and again fits into a second cache
+BLOCK = 65536
 
 
 class Reference(Engine):

@@ -14,14 +14,13 @@ from . import native
 from .arrays import arrays_of, dtype_of, empty_like, room_in
 from .choice import asked
 from .engine import Engine
-from .ratios import Weights
+from .ratios import WeightNumbers, Weights
 from .reference import ENGINE as reference
 from .tables import Table, Tables, forget, made, refuse_map, tables_of
 
-LEAST = 4096  # entries of a call that are worth it,
-FIRST = (
-    1 << 18
-)  # and of one that are worth to make the tables of functions, which are new ones in each call where people write them there
+LEAST = 4096  # the fewest scores for which a table pays
+# the same for a map that holds a function: a lambda in the call needs a new table each time
+FIRST = 1 << 18
 LONGEST = 1 << 20  # TABLED_CLASSES of csrc/limits.hpp, which a test compares
 
 
@@ -107,7 +106,8 @@ class Tabled(Engine):
     def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:
         if isinstance(mapping, RatioMap):
             w = _weights(mapping)
-            return f"a table of {len(w.cells)} cells from {w.low:g} to {w.high:g} {native.isa()}"
+            numbers = WeightNumbers(*w.numbers)
+            return f"a table of {len(w.cells)} cells from {numbers.low:g} to {numbers.high:g} {native.isa()}"
         tables = _tables(mapping)
         table = tables.slopes if op == "vjp" else tables.link
         assert isinstance(table, Table), table

@@ -33,11 +33,30 @@ _BETWEEN = np.array([0.0, 0.1, 0.26, 0.5, 0.63, 0.87, 1.0])
 Function = Callable[[np.ndarray], np.ndarray]
 
 
+class TableNumbers(NamedTuple):
+    """The numbers of a table in the order of `anymax_table` in csrc/anymax.h, which says what each is."""
+
+    shift: int
+    sign: int
+    offset: float
+    low: float
+    high: float
+    below: float
+    above: float
+    end: float
+    mass: float
+    most: float
+    scale: float
+
+    def packed(self) -> np.ndarray:
+        return np.array(self, np.float64)
+
+
 class Table(NamedTuple):
     """A function as csrc/anymax.h describes it in `anymax_table`."""
 
     cells: np.ndarray  # float32 [count, 4]
-    numbers: np.ndarray  # float64: shift, sign, offset, low, high, below, above, end, mass, most, scale
+    numbers: np.ndarray  # `TableNumbers.packed`
 
 
 class Tables(NamedTuple):
@@ -160,7 +179,7 @@ def _tables(mapping: Separable) -> Tables | str:
     if isinstance(found, str):
         return f"a table of its link {found}"
     if opened:
-        found.numbers[7] = math.inf
+        found = found._replace(numbers=TableNumbers(*found.numbers)._replace(end=math.inf).packed())
     return Tables(found, _slopes(mapping, mass, most))
 
 
@@ -186,7 +205,10 @@ def _slopes(mapping: Separable, mass: float, most: float) -> Table | str:
     for cells in CELLS[:3]:
         found = _fitted(sensitivity, 1, 0.0, low, largest, cells, error)
         if not isinstance(found, str):
-            return Table(found, np.array([_shift(cells), 1, 0.0, low, largest, 0.0, above, largest, mass, most, 1.0]))
+            numbers = TableNumbers(
+                _shift(cells), 1, offset=0.0, low=low, high=largest, below=0.0, above=above, end=largest, mass=mass, most=most, scale=1.0
+            )  # fmt: skip
+            return Table(found, numbers.packed())
         worst = found
     return f"a table of its 1 / omega'' {worst}"
 
@@ -207,8 +229,10 @@ def _rising(link: Function, edge: float, end: float, mass: float, most: float) -
             found = _fitted(link, 1, offset, low, low + span, cells, error)
             if not isinstance(found, str):
                 scale = largest / _steepest(found, low, cells)
-                numbers = [_shift(cells), 1, offset, low, low + span, 0.0, largest, end, mass, most, scale]
-                return Table(found, np.array(numbers))
+                numbers = TableNumbers(
+                    _shift(cells), 1, offset, low, low + span, below=0.0, above=largest, end=end, mass=mass, most=most, scale=scale
+                )  # fmt: skip
+                return Table(found, numbers.packed())
             worst = found
     return worst
 
@@ -240,8 +264,10 @@ def _falling(link: Function, half: float, end: float, mass: float, most: float) 
             found = _fitted(link, -1, offset, low, high, cells, error_far)
             if not isinstance(found, str):
                 scale = largest / _steepest(found, low, cells)
-                numbers = [_shift(cells), -1, offset, low, high, largest, 0.0, end, mass, most, scale]
-                return Table(found, np.array(numbers))
+                numbers = TableNumbers(
+                    _shift(cells), -1, offset, low, high, below=largest, above=0.0, end=end, mass=mass, most=most, scale=scale
+                )  # fmt: skip
+                return Table(found, numbers.packed())
             worst = found
     return worst
 
@@ -270,10 +296,8 @@ def _fitted(
     first, last = int(bits[0]) >> shift, (int(bits[1]) - 1) >> shift
     starts = (np.arange(first, last + 2, dtype=np.int64) << shift).astype(np.int32).view(np.float32).astype(np.float64)
     start, width = starts[:-1, None], np.diff(starts)[:, None]
-    begin, end = (
-        np.maximum(start, low),
-        np.minimum(start + width, high),
-    )  # of the first and last cell only a part is used
+    # of the first and last cell only a part is used
+    begin, end = np.maximum(start, low), np.minimum(start + width, high)
 
     def values(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         v = begin + (end - begin) * at

@@ -97,9 +97,8 @@ class Teacher(NamedTuple):
                 value = total(divergences(t, student, xp), xp)
             if rest is not None:
                 others = 1.0 - sums
-                if (
-                    reverse
-                ):  # the student has a tail, so that the teacher's must not be empty: it is at least the rounding error
+                # the student has a tail, so that the teacher's must not be empty: it is at least the rounding error
+                if reverse:
                     others = xp.where(others > noise, others, noise)
                     value = value + divergences(rest, xp.log(others), xp)
                 else:  # if the teacher gives all classes, `others` is 0

@@ -153,9 +153,8 @@ class Budget(Separable):
         """`d Omega* / dk = tau`, plus 1/2 for "linear", whose Omega is 0 at the vertices by half of the sum."""
         x, keep, _ = finite_scores(x, xp)
         tau = self._threshold_beside(x, keep, p, like(self.k, x, xp), xp)
-        tau = xp.where(
-            xp.any(keep, axis=-1, keepdims=True), tau, xp.zeros_like(tau)
-        )  # a row without classes has no price
+        # a row without classes has no price
+        tau = xp.where(xp.any(keep, axis=-1, keepdims=True), tau, xp.zeros_like(tau))
         return tau + 0.5 if self.shape == "linear" else tau
 
     def omega_slope(self, q: Array, xp: Namespace) -> Array:

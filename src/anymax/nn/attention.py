@@ -139,9 +139,8 @@ class Attention(OfMapping):
     def _register_weights(self, bias: bool, add_bias_kv: bool, sink: bool, factory_kwargs: dict[str, Any]) -> None:
         inner, embed_dim = self.kv_heads * self.head_dim, self.embed_dim
         self._packed = self.kdim == self.vdim == embed_dim
-        self._qkv_same_embed_dim = (
-            self._packed and inner == embed_dim
-        )  # what torch's code asks a module whose weights it reads
+        # what torch's code asks a module whose weights it reads
+        self._qkv_same_embed_dim = self._packed and inner == embed_dim
         shapes = {
             "in_proj_weight": (embed_dim + 2 * inner, embed_dim), "q_proj_weight": (embed_dim, embed_dim),
             "k_proj_weight": (inner, self.kdim), "v_proj_weight": (inner, self.vdim),

@@ -133,7 +133,7 @@ class AttentionPool(OfMapping):
         rows = read("AttentionPool", index, ptr, lengths, num_segments)
         weights = segment_apply(self.mapping, scores, index=rows)
         entries = x if weights.ndim == 1 else x[:, None]
-        out = weighted_sums(entries, weights.to(x.dtype), rows.placed("index", x), rows.num_segments)
+        out = weighted_sums(entries, weights.to(x.dtype), rows.index_of(x), rows.num_segments)
         return (out, weights) if return_attention_weights else out
 
     def extra_repr(self) -> str:

@@ -117,9 +117,8 @@ def _heat(
         grounds.append(Patch(label="masked", facecolor=style.MASKED, edgecolor="#C4C4C4"))
     bar = ax.figure.colorbar(image, ax=ax, label="weight", shrink=1.0 - 0.12 * len(grounds), anchor=(0.0, 1.0))
     if grounds:
-        below = bar.ax.transAxes + ScaledTranslation(
-            0.0, -8.0 / 72.0, ax.figure.dpi_scale_trans
-        )  # clear of the number 0.0
+        # clear of the number 0.0
+        below = bar.ax.transAxes + ScaledTranslation(0.0, -8.0 / 72.0, ax.figure.dpi_scale_trans)
         bar.ax.legend(
             handles=grounds, loc="upper left", bbox_to_anchor=(0.0, 0.0), bbox_transform=below, frameon=False, fontsize="small",
             handlelength=1.2, handleheight=1.0, handletextpad=0.5, labelspacing=0.3, borderpad=0.0, borderaxespad=0.0,

@@ -130,9 +130,8 @@ def legend(ax: Axes, entries: int) -> None:
     down += sum(mpl.rcParams[key] for key in ("xtick.major.size", "xtick.major.pad", "axes.labelpad"))
     small = FontProperties(size="small")
     names = [TextPath((0.0, 0.0), name, prop=small) for name in ax.get_legend_handles_labels()[1] if name.strip()]
-    widest = max((name.get_extents().width for name in names), default=0.0) + 4.8 * points(
-        "small"
-    )  # with its line and a space
+    # with its line and a space
+    widest = max((name.get_extents().width for name in names), default=0.0) + 4.8 * points("small")
     wide = ax.bbox.width / ax.figure.dpi  # inches, also in a subfigure
     columns = min(entries, max(1, int(72.0 * wide / widest)))
     below_axes = ax.transAxes + ScaledTranslation(0.0, -down / 72.0, ax.figure.dpi_scale_trans)

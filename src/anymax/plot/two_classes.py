@@ -217,17 +217,14 @@ CLASSIC: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def _lead_loss(mapping: Mapping, others: tuple[float, ...]) -> Callable[[np.ndarray], np.ndarray]:
     """The loss of one row as a function of the lead of the target, or of k targets together if the probabilities sum to k."""
     n = 1 + len(others)
-    y, targets = (
-        mapping.corner(np.arange(n, 0.0, -1.0)[None], np),
-        1,
-    )  # of a map with a target of its own, the first class leads
+    # of a map with a target of its own, the first class leads
+    y, targets = mapping.corner(np.arange(n, 0.0, -1.0)[None], np), 1
     if y is None:
         low, high = (float(np.max(a)) for a in mapping.sums(np.ones((1, n), bool), np))
         mass, most = min(max(1.0, low), high), mapping.ceiling(np.ones((1, n)), np)
         most = 1.0 if most is None else np.max(most)
-        y = np.clip(mass - most * np.arange(n), 0.0, most)[
-            None
-        ]  # k labels; if k is not an integer, also a part of the next one
+        # k labels; if k is not an integer, also a part of the next one
+        y = np.clip(mass - most * np.arange(n), 0.0, most)[None]
         targets = max(1, int(mass))
 
     def f(t: np.ndarray) -> np.ndarray:

@@ -82,9 +82,8 @@ def limit_capacity(index: Any, capacity: int, num_experts: int, *, priority: Any
                 f"limit_capacity: priority must have the shape {tuple(lead)}, one number a token, got {tuple(priority.shape)}"
             )
         priority = xp.reshape(priority, (tokens,))
-        order = _sorted(
-            -priority if is_floating(priority) else ~counts(priority, xp), xp
-        )  # the negative of an integer may not exist
+        # the negative of an integer may not exist
+        order = _sorted(-priority if is_floating(priority) else ~counts(priority, xp), xp)
         flat = xp.take(flat, order, axis=0)
     by_choice = xp.reshape(xp.permute_dims(flat, (1, 0)), (-1,))  # all first choices, then all second ones
     place = xp.permute_dims(xp.reshape(_places(by_choice, num_experts, xp), (k, tokens)), (1, 0))

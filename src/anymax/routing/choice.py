@@ -202,9 +202,8 @@ def _with_others(place: Array, weight: Array, rows: Array, invalid: Invalid, xp:
     k, ids = place.shape[-1], _array.positions(rows, place.dtype, xp)
     taken = xp.any(xp.expand_dims(place, axis=-1) == xp.expand_dims(ids, axis=-2), axis=-2)
     scores = stop_gradient(rows)
-    low = xp.finfo(rows.dtype).min * xp.ones_like(
-        scores
-    )  # for those that are masked, which come before those that are taken
+    # for those that are masked, which come before those that are taken
+    low = xp.finfo(rows.dtype).min * xp.ones_like(scores)
     left = largest(hide(xp.where(scores > low, scores, low), ~taken), k, xp)
     at_left = _array.positions(place, place.dtype, xp) - xp.sum(xp.astype(~none, place.dtype), axis=-1, keepdims=True)
     others = at(left, at_left, xp)

@@ -37,6 +37,8 @@ def unpadded(framework: str) -> Callable[..., Array | None]:
     return _without_derivatives
 
 
-def _without_derivatives(op: str, mapping: Mapping, x: Array, along: SegmentsAlong, *place: Array) -> Array | None:
+def _without_derivatives(
+    op: str, mapping: Mapping, x: Array, along: SegmentsAlong, *target_rank: Array
+) -> Array | None:
     engine = choose_ragged(op, mapping, x, along)
-    return engine and engine.result(op, mapping, x, *place)
+    return engine and engine.result(op, mapping, x, *target_rank)

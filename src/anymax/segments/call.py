@@ -92,6 +92,9 @@ class SegmentCall:
     def along(self) -> SegmentsAlong:
         return SegmentsAlong(self.segments, self.axis)
 
-    def unpadded(self, op: str, *place: Array) -> Array | None:
-        """The result of an operation of engines; None if none has it for segments, so that the rows must be padded."""
-        return bridge(self.x).segments(op, self.mapping, self.x, self.along, *place)
+    def unpadded(self, op: str, *target_rank: Array) -> Array | None:
+        """The result of an operation of engines; None if none has it for segments, so that the rows must be padded.
+
+        "index_loss" takes the rank of each target in its segment, [..., segments].
+        """
+        return bridge(self.x).segments(op, self.mapping, self.x, self.along, *target_rank)

@@ -26,7 +26,7 @@ from . import padded
 from .layout import Segments
 
 
-class Place(NamedTuple):
+class SegmentOperands(NamedTuple):
     """The segments of entries along the first axis, as operands of a program."""
 
     ptr: Array
@@ -50,17 +50,17 @@ def _mapping(static: Static, params: Any) -> Mapping:
     return static.mapping({name: jnp.moveaxis(a, 0, -1) for name, a in zip(static.names, params)})
 
 
-def _plain(static: Static, params: dict[str, Array], x: Array, place: Place) -> Array:
+def _plain(static: Static, params: dict[str, Array], x: Array, segments: SegmentOperands) -> Array:
     mapping = _mapping(static, params.values())
     if mapping.is_softmax:
-        return _softmax(place.along(x), x)
-    return padded.formula(place.along(x), mapping, ROWS.apply, x)
+        return _softmax(segments.along(x), x)
+    return padded.formula(segments.along(x), mapping, ROWS.apply, x)
 
 
 def _plain_product(x: Array, p: Array, v: Array, *more: Array, static: Static, transposed: bool) -> Array:
     *params, ptr, order = more
     function = reference.vjp if transposed else reference.jvp
-    return padded.formula(Place(ptr, order).along(x), _mapping(static, params), function, x, p, v)
+    return padded.formula(SegmentOperands(ptr, order).along(x), _mapping(static, params), function, x, p, v)
 
 
 def _softmax(along: SegmentsAlong, x: Array) -> Array:
@@ -77,7 +77,7 @@ def _log_softmax(along: SegmentsAlong, x: Array) -> Array:
 def _terms(along: SegmentsAlong, x: Array) -> tuple[Array, Array, Array, Any]:
     """Scores minus the maximum of their segment, their exponentials, the sums of these, and the segment of each entry; entries first."""
     segments, x = along.segments, jnp.moveaxis(upcast(x, jnp), along.axis, 0)
-    index, count = segments.placed("index", x), segments.num_segments + 1  # the last one for entries without a segment
+    index, count = segments.index_of(x), segments.num_segments + 1  # the last one for entries without a segment
     high = stop_gradient(jax.ops.segment_max(x, index, count))
     high = jnp.where(high > -jnp.inf, high, 0.0)  # 0 if empty or all masked; also for NaN, which x itself keeps
     high = high.at[-1].set(jnp.nan)
@@ -100,7 +100,7 @@ def _formula(*operands: Array, op: str, static: Static, link: Link) -> list[Arra
     count = len(arrays) - len(static.names)
     x, params = arrays[0], arrays[count:]
     if op == "forward":
-        return [_plain(static, dict(zip(static.names, params)), x, Place(ptr, order))]
+        return [_plain(static, dict(zip(static.names, params)), x, SegmentOperands(ptr, order))]
     return [_plain_product(x, *arrays[count - 2 : count], *params, ptr, order, static=static, transposed=True)]
 
 
@@ -130,32 +130,36 @@ _engine = by_library(
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _apply(static: Static, params: dict[str, Array], x: Array, place: Place) -> Array:
-    return _bind("forward", static, params.values(), (x,), place.ptr, place.order)
+def _apply(static: Static, params: dict[str, Array], x: Array, segments: SegmentOperands) -> Array:
+    return _bind("forward", static, params.values(), (x,), segments.ptr, segments.order)
 
 
-def _moved_scores(static: Static, params: dict[str, Array], x: Array, name: str, v: Array, place: Place) -> Array:
+def _score_change(
+    static: Static, params: dict[str, Array], x: Array, name: str, v: Array, segments: SegmentOperands
+) -> Array:
     change = lambda mapping, x, v: mapping.score_change(name, upcast(x, jnp), jnp) * v  # noqa: E731
     mapping = _mapping(static, params.values())
-    return padded.formula(place.along(x), mapping, change, x, place.spread(v)).astype(x.dtype)
+    return padded.formula(segments.along(x), mapping, change, x, segments.spread(v)).astype(x.dtype)
 
 
-def _moved(static: Static, params: dict[str, Array], x: Array, p: Array, name: str, v: Array, place: Place) -> Array:
+def _param_jvp(
+    static: Static, params: dict[str, Array], x: Array, p: Array, name: str, v: Array, segments: SegmentOperands
+) -> Array:
     """By sums over segments, or on padded rows."""
     if name not in static.mapping(params).parts.learns_by_sums:
         change = lambda mapping, x, p, v: reference.param_jvp(mapping, name, x, p, v)  # noqa: E731
-        return padded.formula(place.along(p), _mapping(static, params.values()), change, x, p, place.spread(v))
+        return padded.formula(segments.along(p), _mapping(static, params.values()), change, x, p, segments.spread(v))
     # a parameter has a number for each entry
-    entries: Any = static.mapping({k: place.spread(a) for k, a in params.items()})
-    index, count = place.index, place.ptr.shape[0] - 1
+    entries: Any = static.mapping({k: segments.spread(a) for k, a in params.items()})
+    index, count = segments.index, segments.ptr.shape[0] - 1
     owned = (index < count).reshape(-1, *[1] * (p.ndim - 1))
     q = jnp.where(owned, upcast(p, jnp), 0.0)  # not NaN where an entry has no segment
 
     def totals(parts: list[Array], xp: Any) -> list[Array]:
-        is_sorted = not place.order.shape[0]
-        return [place.spread(jax.ops.segment_sum(a, index, count, indices_are_sorted=is_sorted)) for a in parts]
+        is_sorted = not segments.order.shape[0]
+        return [segments.spread(jax.ops.segment_sum(a, index, count, indices_are_sorted=is_sorted)) for a in parts]
 
-    change = entries.param_jvp(name, q, q, place.spread(v), jnp, totals)
+    change = entries.param_jvp(name, q, q, segments.spread(v), jnp, totals)
     return as_dtype(change, p.dtype, jnp)
 
 
@@ -170,15 +174,17 @@ def _product_value(x: Array, p: Array, v: Array, *more: Array, static: Static, t
 _product = linear_primitive("anymax_segments_product", 2, shape_of_vector, _product_value, _plain_product, _batch)
 
 
-def _by_scores(static: Static, params: dict[str, Array], x: Array, p: Array, dx: Array, place: Place) -> Array:
-    return _product(x, p, dx, *params.values(), place.ptr, place.order, static=static, transposed=False)
+def _by_scores(
+    static: Static, params: dict[str, Array], x: Array, p: Array, dx: Array, segments: SegmentOperands
+) -> Array:
+    return _product(x, p, dx, *params.values(), segments.ptr, segments.order, static=static, transposed=False)
 
 
-differentiate(_apply, _plain, _moved_scores, _moved, _by_scores)
+differentiate(_apply, _plain, _score_change, _param_jvp, _by_scores)
 _compiled = jax.jit(_apply, static_argnums=(0,))
 
 
-def unpadded(op: str, mapping: Mapping, x: Array, along: SegmentsAlong, *place: Array) -> Array | None:
+def unpadded(op: str, mapping: Mapping, x: Array, along: SegmentsAlong, *target_rank: Array) -> Array | None:
     there = op == "forward" and x.size and along.segments.num_segments
     if there and kernels.choose("forward", mapping, x).compiled:
         return _by_engine(mapping, x, along)
@@ -188,14 +194,14 @@ def unpadded(op: str, mapping: Mapping, x: Array, along: SegmentsAlong, *place: 
 
 def _by_engine(mapping: Mapping, x: Array, along: SegmentsAlong) -> Array:
     segments, axis = along
-    ptr, order = (segments.placed(name, x) for name in ("ptr", "order"))
+    ptr, order = segments.ptr_of(x), segments.order_of(x)
     order = jnp.zeros((0,), ptr.dtype) if order is None else order
     x = jnp.moveaxis(x, axis, 0)
     dtype = wide_name(x)
     shape = (segments.num_segments, *x.shape[1:])
     first = {k: from_last(a, 0, jnp) if a.ndim else a for k, a in mapping.params().items()}
     params = {k: jnp.broadcast_to(a, shape).astype(dtype) for k, a in first.items()}
-    index = segments.placed("index", x) if params else jnp.zeros((0,), ptr.dtype)
+    index = segments.index_of(x) if params else jnp.zeros((0,), ptr.dtype)
     x, *values, ptr, order, index = alike(x, *params.values(), ptr, order, index)
-    out = _compiled(static_of(mapping), dict(zip(params, values)), x, Place(ptr, order, index))
+    out = _compiled(static_of(mapping), dict(zip(params, values)), x, SegmentOperands(ptr, order, index))
     return jnp.moveaxis(out, 0, axis)

@@ -30,18 +30,6 @@ from .._core.options import check_keywords
 from ..kernels import ragged
 
 
-class _once(property):
-    """A cached property. That of functools has a lock in Python 3.11, which torch.compile can't trace."""
-
-    def __init__(self, find: Callable[[Any], Any]) -> None:
-        def get(self: Segments) -> Any:
-            if find.__name__ not in self._found:
-                self._found[find.__name__] = find(self)
-            return self._found[find.__name__]
-
-        super().__init__(get, doc=find.__doc__)
-
-
 class Segments:
     """Which entries belong to which segment: created by `Segments.of`, accepted wherever an index is.
 
@@ -71,8 +59,9 @@ class Segments:
     def __init__(self, ptr: Any, order: Any, num_entries: int, index: Any = None) -> None:
         self.ptr, self.order = ptr, order
         self.num_segments, self.num_entries = ptr.shape[0] - 1, num_entries
-        self._found: dict[str, Any] = {} if index is None else {"index": index}
-        self._as: dict[Any, Any] = {}  # what `cached` returned, by name and place
+        # by name and device: as `ptr` is, under None, and as arrays of other kinds; functools.cached_property has a lock in Python 3.11,
+        # which torch.compile can't trace
+        self._cache: dict[tuple[Any, str | None], Any] = {} if index is None else {("index", None): index}
 
     @staticmethod
     @check_keywords(
@@ -117,9 +106,14 @@ class Segments:
         """How many entries each segment has, [num_segments]."""
         return self.ptr[1:] - self.ptr[:-1]
 
-    @_once
+    @property
     def index(self) -> Any:
         """The segment of each entry, [num_entries]; under a compiler num_segments for an entry without a segment."""
+        if ("index", None) not in self._cache:
+            self._cache["index", None] = self._find_index()
+        return self._cache["index", None]
+
+    def _find_index(self) -> Any:
         if isinstance(self.ptr, np.ndarray):
             out = np.repeat(np.arange(self.num_segments), self.lengths)
             if self.order is None:
@@ -137,9 +131,14 @@ class Segments:
         out = xp.where(each < self.ptr[0], self.num_segments * xp.ones_like(out), out)
         return out if self.order is None else out[self.inverse]
 
-    @_once
+    @property
     def inverse(self) -> Any:
         """The place of each entry in `order`, [num_entries]; None if `order` is None."""
+        if ("inverse", None) not in self._cache:
+            self._cache["inverse", None] = self._find_inverse()
+        return self._cache["inverse", None]
+
+    def _find_inverse(self) -> Any:
         if self.order is None:
             return None
         if isinstance(self.order, np.ndarray):
@@ -150,29 +149,49 @@ class Segments:
             return self.order.at[self.order].set(_arange(self.num_entries, self.order).astype(self.order.dtype))
         return namespace(self.order).argsort(self.order)
 
-    @_once
+    @property
     def rank(self) -> Any:
         """The place of each entry within its segment, [num_entries]."""
-        place = np.arange(self.num_entries) if self.order is None else self.inverse
-        return place - self.ptr[self.index]
+        if ("rank", None) not in self._cache:
+            self._cache["rank", None] = self._find_rank()
+        return self._cache["rank", None]
 
-    def placed(self, name: str, x: Array) -> Any:
-        """`ptr`, `order`, `index`, `inverse` or `rank` as an array of x's kind, on its device."""
-        return self.cached(name, x, lambda: getattr(self, name))
+    def _find_rank(self) -> Any:
+        return (np.arange(self.num_entries) if self.order is None else self.inverse) - self.ptr[self.index]
 
-    def cached(self, name: Any, x: Array, make: Any) -> Any:
+    def ptr_of(self, x: Array) -> Any:
+        """`ptr` as an array of x's kind, on its device."""
+        return self.cached("ptr", x, lambda: self.ptr)
+
+    def order_of(self, x: Array) -> Any:
+        """`order` as an array of x's kind, on its device; None if the entries are sorted."""
+        return self.cached("order", x, lambda: self.order)
+
+    def index_of(self, x: Array) -> Any:
+        """`index` as an array of x's kind, on its device."""
+        return self.cached("index", x, lambda: self.index)
+
+    def rank_of(self, x: Array) -> Any:
+        """`rank` as an array of x's kind, on its device."""
+        return self.cached("rank", x, lambda: self.rank)
+
+    def lengths_of(self, x: Array) -> Any:
+        """`lengths` as an array of x's kind, on its device."""
+        return self.cached("lengths", x, lambda: self.lengths)
+
+    def cached(self, name: Any, x: Array, make: Callable[[], Any]) -> Any:
         """The result of `make()`, its NumPy arrays as arrays of x's kind on its device; cached unless something is traced."""
         if not self.known:
             return make()
-        place = str(x.device) if is_torch(x) else "jax" if is_jax(x) else None
-        if (name, None) not in self._as:
-            self._as[name, None] = make()
-        if (name, place) not in self._as:
-            value = _placed(self._as[name, None], x)
+        device = str(x.device) if is_torch(x) else "jax" if is_jax(x) else None
+        if (name, None) not in self._cache:
+            self._cache[name, None] = make()
+        if (name, device) not in self._cache:
+            value = _as_array(self._cache[name, None], x)
             if not eager(x) and is_torch(x):
                 return value
-            self._as[name, place] = value
-        return self._as[name, place]
+            self._cache[name, device] = value
+        return self._cache[name, device]
 
     def spread(self, values: Any, axis: int = 0) -> Any:
         """Give all entries the value of their segment, such as a temperature or a weight.
@@ -200,20 +219,20 @@ class Segments:
             raise ValueError(
                 f"values of shape {tuple(values.shape)}: expected {self.num_segments} along axis {axis}, one for each segment"
             )
-        return namespace(values).take(values, self.placed("index", values), axis=axis)
+        return namespace(values).take(values, self.index_of(values), axis=axis)
 
     def __repr__(self) -> str:
         return f"Segments(num_segments={self.num_segments}, num_entries={self.num_entries})"
 
 
-def _placed(value: Any, x: Array) -> Any:
+def _as_array(value: Any, x: Array) -> Any:
     if isinstance(value, np.ndarray):
         if not (is_torch(x) or is_jax(x)):
             return value
         with on_constants(x):
             return namespace(x).asarray(np.ascontiguousarray(value), **device_of(x))
     if isinstance(value, tuple):
-        parts = [_placed(part, x) for part in value]
+        parts = [_as_array(part, x) for part in value]
         return tuple(parts) if type(value) is tuple else type(value)(*parts)
     return value
 

@@ -83,36 +83,37 @@ def _of_entries(call: SegmentCall, target: Array, ignore_index: int) -> tuple[Ar
             f"or a distribution (floating point) of shape {tuple(call.x.shape)}"
         )
     ignored = target == ignore_index
-    place, stray = _places(call, target, ignored)
-    place = _array.to_last(place, axis, xp)
-    value = call.unpadded("index_loss", place) if call.mapping.sums_to_one else None
-    value = _array.from_last(_by_rows(call, place) if value is None else value, axis, xp)
+    target_rank, stray = _target_rank(call, target, ignored)
+    target_rank = _array.to_last(target_rank, axis, xp)
+    value = call.unpadded("index_loss", target_rank) if call.mapping.sums_to_one else None
+    value = _array.from_last(_by_rows(call, target_rank) if value is None else value, axis, xp)
     value = _array.poison(value, stray, xp) if not _array.known(stray) else value
     return value, xp.astype(~ignored, value.dtype)
 
 
-def _places(call: SegmentCall, target: Array, ignored: Array) -> tuple[Array, Array]:
-    """(the place of each target within its segment; True where a target is no entry of its segment).
+def _target_rank(call: SegmentCall, target: Array, ignored: Array) -> tuple[Array, Array]:
+    """(the rank of each target, its place within its segment; True where a target is no entry of its segment).
 
-    The place is `LEFT_OUT` for one that is ignored, and -1 for the class that the map hides.
+    The rank is `LEFT_OUT` for one that is ignored, and -1 for the class that the map hides.
     """
     xp, segments, axis = call.xp, call.segments, call.axis
     n = segments.num_entries
     none = ignored | (target == -1) if call.mapping.hidden is not None else ignored
     stray = ~none & ((target < 0) | (target >= n))
     _refuse(stray, target, f"the entries are 0 to {n - 1}" if n else "there are no entries", xp, axis)
-    owner = place = xp.zeros_like(target)
+    owner = rank = xp.zeros_like(target)
     if n:
         flat = xp.reshape(xp.where(none | stray, xp.zeros_like(target), target), (-1,))
-        owner, place = (
-            xp.reshape(xp.take(segments.placed(name, target), flat, axis=0), target.shape) for name in ("index", "rank")
+        owner, rank = (
+            xp.reshape(xp.take(of_entries, flat, axis=0), target.shape)
+            for of_entries in (segments.index_of(target), segments.rank_of(target))
         )
     segment = xp.arange(segments.num_segments, dtype=target.dtype, **_array.device_of(target))
     apart = ~none & (owner != _at_axis(segment, axis, target.ndim, xp))
     _refuse(apart, target, "it is an entry of another segment", xp, axis)
     left = LEFT_OUT * xp.ones_like(target)
     left = left if none is ignored else xp.where(ignored, left, -xp.ones_like(target))
-    return xp.where(none, left, counts(place, xp)), stray | apart
+    return xp.where(none, left, counts(rank, xp)), stray | apart
 
 
 def _at_axis(each: Array, axis: int, ndim: int, xp: Any) -> Array:
@@ -127,13 +128,13 @@ def _refuse(wrong: Array, target: Array, why: str, xp: Any, axis: int) -> None:
         raise IndexError(f"segment_loss: target[{said}] is {int(target[at])}, for segment {at[axis]}: {why}")
 
 
-def _by_rows(call: SegmentCall, place: Array) -> Array:
+def _by_rows(call: SegmentCall, target_rank: Array) -> Array:
     """The loss of each segment, [..., segments]."""
     xp = call.xp
     options = EACH_ROW._replace(ignore_index=LEFT_OUT)
 
     def verb(bucket: Bucket, rows: Array) -> Array:
-        each = xp.take(place, bucket.ids, axis=-1)
+        each = xp.take(target_rank, bucket.ids, axis=-1)
         return fenchel_young(mapping_of(call.mapping, bucket), rows, each, options)
 
     return each_row(call.segments, upcast(call.rows, xp), verb, 0.0, least=call.mapping.least_classes)
@@ -150,7 +151,7 @@ def _of_distributions(call: SegmentCall, target: Array) -> tuple[Array, Array]:
     of_rows = lambda mapping, rows, y: fenchel_young(mapping, rows, y, EACH_ROW)[..., None]  # noqa: E731
     value = each_formula(call.along, call.mapping, of_rows, x, _array.as_dtype(target, x.dtype, xp))
     value = _array.from_last(value, call.axis, xp)
-    full = call.segments.placed("lengths", value) > 0
+    full = call.segments.lengths_of(value) > 0
     full = _at_axis(xp.astype(full, value.dtype), call.axis, value.ndim, xp)
     return value, xp.broadcast_to(full, value.shape)
 

@@ -36,8 +36,8 @@ class Bucket(NamedTuple):
     """Segments of similar length, padded to rows of one length."""
 
     ids: Any  # [rows]: the segment; any for an unused row
-    entry: Any  # [rows * width]: the entry; any for an unused place
-    valid: Any  # [rows, width]: whether the place has an entry
+    entry: Any  # [rows * width]: the entry; any for an unused slot
+    valid: Any  # [rows, width]: whether the slot has an entry
     width: int
 
 
@@ -45,8 +45,8 @@ class PaddedRows(NamedTuple):
     """All segments as rows of a few lengths, and the indices that lead back."""
 
     buckets: tuple[Bucket, ...]
-    place: Any  # [entries]: the place of each entry in the concatenated buckets
-    row: Any  # [segments]: the row of each segment in the concatenated buckets; one past the last if empty
+    slot_of_entry: Any  # [entries]: in the concatenated buckets
+    row_of_segment: Any  # [segments]: in the concatenated buckets; one past the last if empty
 
 
 def rows_of(segments: Segments, x: Array) -> PaddedRows:
@@ -56,10 +56,10 @@ def rows_of(segments: Segments, x: Array) -> PaddedRows:
 
 def _known(segments: Segments) -> PaddedRows:
     lengths, ptr = segments.lengths, segments.ptr
-    place = np.zeros(segments.num_entries, np.int64)
+    slot = np.zeros(segments.num_entries, np.int64)
     row = np.zeros(segments.num_segments, np.int64)
     exponent = np.frexp(np.maximum(lengths, 1) - 0.5)[1]  # of the least power of two that is not below the length
-    buckets, places, rows = [], 0, 0
+    buckets, slots, rows = [], 0, 0
     for each in np.unique(exponent[lengths > 0]):
         ids = np.nonzero((exponent == each) & (lengths > 0))[0]
         width = int(lengths[ids].max())
@@ -67,12 +67,12 @@ def _known(segments: Segments) -> PaddedRows:
         valid = at < lengths[ids][:, None]
         entry = np.where(valid, ptr[ids][:, None] + at, 0)
         entry = entry if segments.order is None else np.where(valid, segments.order[entry], 0)
-        place[entry[valid]] = places + np.arange(entry.size).reshape(entry.shape)[valid]
+        slot[entry[valid]] = slots + np.arange(entry.size).reshape(entry.shape)[valid]
         row[ids] = rows + np.arange(ids.size)
         buckets.append(Bucket(ids, entry.reshape(-1), valid, width))
-        places, rows = places + entry.size, rows + ids.size
+        slots, rows = slots + entry.size, rows + ids.size
     row[lengths == 0] = rows
-    return PaddedRows(tuple(buckets) or (_no_rows(place, row),), place, row)
+    return PaddedRows(tuple(buckets) or (_no_rows(slot, row),), slot, row)
 
 
 def _no_rows(entry: Any, ids: Any) -> Bucket:
@@ -84,41 +84,54 @@ def _no_rows(entry: Any, ids: Any) -> Bucket:
 def _traced(segments: Segments) -> PaddedRows:
     ptr, n, count = segments.ptr, segments.num_entries, segments.num_segments
     xp = namespace(ptr)
-    place_of = device_of(ptr)
-
-    def upto(size: int) -> Array:
-        return xp.arange(size, dtype=ptr.dtype, **place_of)
-
-    lengths, each = ptr[1:] - ptr[:-1], upto(n)
-    owner = xp.searchsorted(ptr[1:], each, side="right")  # the segments of the sorted entries
+    lengths, each = ptr[1:] - ptr[:-1], _upto(n, ptr)  # [segments], [entries]
+    # of the sorted entries, [entries]: the segment, whether there is one, the place within it
+    owner = xp.searchsorted(ptr[1:], each, side="right")
     inside = (each >= ptr[0]) & (owner < count)
     owner = xp.where(inside, owner, xp.zeros_like(owner))
     rank = each - ptr[owner]
-    place, row = xp.zeros_like(each), xp.zeros_like(ptr[1:])
-    buckets, places, rows, width, least = [], 0, 0, 1, 1
+    slot, row = xp.zeros_like(each), xp.zeros_like(ptr[1:])  # [entries], [segments]: as in `PaddedRows`
+    buckets, slots, rows = [], 0, 0  # how many slots and rows the buckets have so far
+    for least, width, most in _widths(n, count):
+        mine = (lengths >= least) & (lengths <= width)  # [segments]: in this bucket
+        within = running_sum(mine, xp, ptr.dtype) - 1  # [segments]: the row in this bucket
+        buckets.append(_traced_bucket(segments, mine, width, most))
+        slot = xp.where(mine[owner], slots + within[owner] * width + rank, slot)
+        row = xp.where(mine, rows + within, row)
+        slots, rows = slots + most * width, rows + most
+    slot = xp.where(inside, slot, slots * xp.ones_like(slot))  # past the last slot: without a segment
+    row = xp.where(lengths > 0, row, rows * xp.ones_like(row))
+    buckets = tuple(buckets) or (_no_rows(slot, row),)
+    return PaddedRows(buckets, slot if segments.order is None else slot[segments.inverse], row)
+
+
+def _widths(n: int, count: int) -> list[tuple[int, int, int]]:
+    """The buckets of n entries in unknown segments: (the least length, the greatest one, how many rows are possible)."""
+    out, least, width = [], 1, 1
     while count and n:
-        most = min(count, n // least)
-        mine = (lengths >= least) & (lengths <= width)
-        slot = running_sum(mine, xp, ptr.dtype) - 1
-        ids = xp.sort(xp.where(mine, upto(count), count * xp.ones_like(slot)))[:most]
-        there = ids < count
-        ids = xp.where(there, ids, xp.zeros_like(ids))
-        at = upto(width)
-        valid = there[:, None] & (at[None, :] < lengths[ids][:, None])
-        entry = xp.where(valid, ptr[ids][:, None] + at[None, :], xp.zeros_like(ptr[:1]))
-        entry = xp.reshape(entry, (-1,))
-        entry = entry if segments.order is None else segments.order[entry]
-        place = xp.where(mine[owner], places + slot[owner] * width + rank, place)
-        row = xp.where(mine, rows + slot, row)
-        buckets.append(Bucket(ids, entry, valid, width))
-        places, rows = places + most * width, rows + most
+        out.append((least, width, min(count, n // least)))
         if width >= n:
             break
         least, width = width + 1, min(width << _STEP, n)
-    place = xp.where(inside, place, places * xp.ones_like(place))  # past the last place: without a segment
-    row = xp.where(lengths > 0, row, rows * xp.ones_like(row))
-    buckets = tuple(buckets) or (_no_rows(place, row),)
-    return PaddedRows(buckets, place if segments.order is None else place[segments.inverse], row)
+    return out
+
+
+def _traced_bucket(segments: Segments, mine: Array, width: int, most: int) -> Bucket:
+    """The segments where `mine`, [segments], is True, as `most` rows; those past the last segment are unused."""
+    ptr, count = segments.ptr, segments.num_segments
+    xp = namespace(ptr)
+    ids = xp.sort(xp.where(mine, _upto(count, ptr), count * xp.ones_like(ptr[1:])))[:most]  # [rows]
+    used = ids < count
+    ids = xp.where(used, ids, xp.zeros_like(ids))
+    at = _upto(width, ptr)
+    valid = used[:, None] & (at[None, :] < (ptr[1:] - ptr[:-1])[ids][:, None])  # [rows, width]
+    entry = xp.where(valid, ptr[ids][:, None] + at[None, :], xp.zeros_like(ptr[:1]))
+    entry = xp.reshape(entry, (-1,))  # [rows * width]
+    return Bucket(ids, entry if segments.order is None else segments.order[entry], valid, width)
+
+
+def _upto(size: int, ptr: Array) -> Array:
+    return namespace(ptr).arange(size, dtype=ptr.dtype, **device_of(ptr))
 
 
 # -- entries to rows, and back -----------------------------------------------------------------------------------------------------
@@ -152,14 +165,14 @@ def entries_of(rows: PaddedRows, parts: list[Array], x: Array, traced: bool) -> 
     ]
     if traced:
         flat.append(math.nan * xp.ones_like(flat[0][..., :1]))
-    return _take(joined(flat) if len(flat) > 1 else flat[0], rows.place)
+    return _take(joined(flat) if len(flat) > 1 else flat[0], rows.slot_of_entry)
 
 
 def segments_of(rows: PaddedRows, parts: list[Array], empty: Any) -> Array:
     """Numbers [..., rows] of each bucket as [..., segments]; `empty` for a segment without entries."""
     one, xp = parts[0], namespace(parts[0])
     none = xp.full((*one.shape[:-1], 1), empty, dtype=one.dtype, **device_of(one))
-    return _take(joined([*parts, none]), rows.row)
+    return _take(joined([*parts, none]), rows.row_of_segment)
 
 
 def of_segments(value: Any, rows_axis: int, shape: tuple[int, ...], name: str) -> Any:

@@ -31,7 +31,7 @@ Tensor = torch.Tensor
 # -- the operations: None where the engines refuse ------------------------------------------------------------------------------
 
 
-def unpadded(op: str, mapping: Mapping, x: Tensor, along: SegmentsAlong, *place: Tensor) -> Tensor | None:
+def unpadded(op: str, mapping: Mapping, x: Tensor, along: SegmentsAlong, *target_rank: Tensor) -> Tensor | None:
     if torch.compiler.is_compiling() and not torch_exports():
         return _opaque(mapping, x, along) if op == "forward" else None
     if modes() or transformed() or unlearned(op, mapping, x) is not None:
@@ -40,8 +40,8 @@ def unpadded(op: str, mapping: Mapping, x: Tensor, along: SegmentsAlong, *place:
     if engine is None:
         return None
     if op in _RECORDED and (recorded(x) or learns(mapping)):
-        return _RECORDED[op](engine, x, *place, mapping)
-    return engine.result(op, mapping, x, *place)
+        return _RECORDED[op](engine, x, *target_rank, mapping)
+    return engine.result(op, mapping, x, *target_rank)
 
 
 # -- derivatives of eager calls ---------------------------------------------------------------------------------------------------
@@ -93,42 +93,42 @@ def _log_plain(engine: SegmentsEngine, operands: Any, kept: Any) -> Tensor:
 
 
 def _loss_forward(engine: SegmentsEngine, operands: Any, wants: Any) -> tuple[Tensor, Sequence[Tensor | None]]:
-    x, place, mapping = operands
-    loss = engine.index_loss(mapping, x, place, save=True, slope=any(wants[2:]))
-    slopes = _loss_slopes(wants[2:], mapping, x, place, engine.along) if loss.slope is None else [loss.slope]
+    x, target_rank, mapping = operands
+    loss = engine.index_loss(mapping, x, target_rank, save=True, slope=any(wants[2:]))
+    slopes = _loss_slopes(wants[2:], mapping, x, target_rank, engine.along) if loss.slope is None else [loss.slope]
     return loss.value, (loss.saved, *slopes)
 
 
 def _loss_backward(engine: SegmentsEngine, operands: Any, saved: Any, grads: Any, wants: Any) -> Any:
-    (x, place, mapping), (kept, *slopes), (g,) = operands, saved, grads
+    (x, target_rank, mapping), (kept, *slopes), (g,) = operands, saved, grads
     if slopes and torch.is_grad_enabled():
-        slopes = _loss_slopes(wants[2:], mapping, x, place, engine.along)
+        slopes = _loss_slopes(wants[2:], mapping, x, target_rank, engine.along)
     each = iter(slopes)
     by_scores = None
     if wants[0] and (plain_backward(g) or engine.refuse("vjp", mapping, g) is not None):
-        by_scores = _loss_by_scores(mapping, x, place, g, engine.along)
+        by_scores = _loss_by_scores(mapping, x, target_rank, g, engine.along)
     elif wants[0]:
-        by_scores = engine.index_loss_grad(mapping, x, place, g, kept)
+        by_scores = engine.index_loss_grad(mapping, x, target_rank, g, kept)
     return by_scores, None, lambda _: next(each) * g
 
 
-def _loss_by_scores(mapping: Mapping, x: Tensor, place: Tensor, g: Tensor, along: SegmentsAlong) -> Tensor:
+def _loss_by_scores(mapping: Mapping, x: Tensor, target_rank: Tensor, g: Tensor, along: SegmentsAlong) -> Tensor:
     """The gradient of a loss, `g (p - y)`, in plain operations."""
     p = _p(mapping, x, along).movedim(along.axis, -1)
-    index, rank = (along.segments.placed(name, x) for name in ("index", "rank"))
-    target = place.index_select(-1, index)
+    index, rank = along.segments.index_of(x), along.segments.rank_of(x)
+    target = target_rank.index_select(-1, index)
     p_y = g.to(p.dtype).index_select(-1, index) * (p - (rank == target).to(p.dtype))
     return torch.where(target >= 0, p_y, torch.zeros_like(p)).movedim(-1, along.axis)
 
 
-def _loss_slopes(wanted: Any, mapping: Mapping, x: Tensor, place: Tensor, along: SegmentsAlong) -> list[Tensor]:
+def _loss_slopes(wanted: Any, mapping: Mapping, x: Tensor, target_rank: Tensor, along: SegmentsAlong) -> list[Tensor]:
     """The derivatives of a loss by those of the tensors of `params_of` that are wanted, [..., segments]; autograd records them."""
     names = [name for name, value in mapping.params().items() if isinstance(value, Tensor)]
 
     def slope(name: str) -> Tensor:
         of_rows = lambda mapping, x, p: reference.loss_slope(mapping, name, x, p)  # noqa: E731
         each = padded.each_formula(along, mapping, of_rows, x, _p(mapping, x, along))
-        return torch.where(place >= 0, each, torch.zeros_like(each))
+        return torch.where(target_rank >= 0, each, torch.zeros_like(each))
 
     return [slope(name) for name, want in zip(names, wanted, strict=True) if want]
 
@@ -147,7 +147,7 @@ def _opaque(mapping: Mapping, x: Tensor, along: SegmentsAlong) -> Tensor | None:
     spec = spec_of(mapping)
     if spec is None or transformed() or unlearned("forward", mapping, x) is not None:
         return None
-    ptr, order = (along.segments.placed(name, x) for name in ("ptr", "order"))
+    ptr, order = along.segments.ptr_of(x), along.segments.order_of(x)
     params = list(mapping.params().values())
     if recorded(x) or learns(mapping):
         return _traced((mapping.needs_scores, spec, along.axis), x, ptr, order, *params)
@@ -174,11 +174,11 @@ def _vjp_op(
 
 @torch.no_grad()
 def _slope_op(
-    x: Tensor, p: Tensor, g: Tensor, ptr: Tensor, order: Tensor | None, params: list[Tensor], spec: str, axis: int, place: int
+    x: Tensor, p: Tensor, g: Tensor, ptr: Tensor, order: Tensor | None, params: list[Tensor], spec: str, axis: int, number: int
 ) -> Tensor:  # fmt: skip
-    """`<g, dp / d parameter>` of each segment for the parameter at this place."""
+    """`<g, dp / d parameter>` of each segment for the parameter of this number in `Mapping.params`."""
     mapping = mapping_from(spec, params)
-    return _slope(list(mapping.params())[place], mapping, x, p, g, _along(x, ptr, order, axis)).contiguous()
+    return _slope(list(mapping.params())[number], mapping, x, p, g, _along(x, ptr, order, axis)).contiguous()
 
 
 def _slope_fake(x: Tensor, p: Tensor, g: Tensor, ptr: Tensor, *others: Any) -> Tensor:
@@ -190,7 +190,7 @@ def _slope_fake(x: Tensor, p: Tensor, g: Tensor, ptr: Tensor, *others: Any) -> T
 _OPERANDS = "Tensor x, Tensor p, Tensor g, Tensor ptr, Tensor? order, Tensor[] params, str spec, int axis"
 opaque("segments(Tensor x, Tensor ptr, Tensor? order, Tensor[] params, str spec, int axis) -> Tensor", _forward_op)
 opaque(f"segments_vjp({_OPERANDS}) -> Tensor", _vjp_op)
-opaque(f"segments_slope({_OPERANDS}, int place) -> Tensor", _slope_op, _slope_fake)
+opaque(f"segments_slope({_OPERANDS}, int number) -> Tensor", _slope_op, _slope_fake)
 
 _ops = torch.ops.anymax
 _traced = traced_map("TracedSegments", _ops.segments, _ops.segments_vjp, _ops.segments_slope, layout=2)  # ptr and order

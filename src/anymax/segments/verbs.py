@@ -319,29 +319,33 @@ def segment_sample(
     """
     size = count_of(num_samples)
     call = SegmentCall.of("segment_sample", mapping, x, **options).constant()
-    xp, mapping = call.xp, call.mapping
-    check_draw(mapping, "segment_sample")
+    xp = call.xp
+    check_draw(call.mapping, "segment_sample")
     call = dataclasses.replace(call, x=upcast(call.x, xp))
-    p = _array.to_last(_probabilities(call), call.axis, xp)
+    p = _array.to_last(_probabilities(call), call.axis, xp)  # [..., entries]
     like = xp.astype(p, sum_dtype(p, xp))
     u = uniform((*p.shape[:-1], call.segments.num_segments, size), like[..., :0], generator)
-    rows, parts = rows_of(call.segments, p), []
-    for bucket in rows.buckets:
-        row = of_bucket(p, bucket, 0.0)
-        if may_draw_none(mapping):
-            row = _with_none(call, bucket) if one_draw(mapping) == "share" else with_missing_mass(row, 1.0, xp)
-        drawn = invert(row, xp.take(u, bucket.ids, axis=-2), xp)
-        drawn = xp.where(drawn >= bucket.width, -xp.ones_like(drawn), drawn)  # none of the entries
-        table = xp.broadcast_to(xp.reshape(bucket.entry, (-1, bucket.width)), (*drawn.shape[:-1], bucket.width))
-        classes = xp.take_along_axis(table, xp.where(drawn < 0, xp.zeros_like(drawn), drawn), axis=-1)
-        parts.append(xp.where(drawn < 0, -xp.ones_like(classes), classes))
-    each = [_array.to_last(part, part.ndim - 2, xp) for part in parts]  # [..., samples, rows]
-    out = segments_of(rows, each, -1)
-    out = _array.to_last(out, out.ndim - 2, xp)  # the samples last
+    rows = rows_of(call.segments, p)
+    drawn = [_drawn(call, p, u, bucket) for bucket in rows.buckets]
+    out = segments_of(rows, [_array.to_last(part, part.ndim - 2, xp) for part in drawn], -1)  # [..., samples, segments]
+    out = _array.to_last(out, out.ndim - 2, xp)  # [..., segments, samples]
     last = out.ndim - 1
     if num_samples is None:
         return _array.from_last(out[..., 0], call.axis, xp)
     return _array.from_last(xp.permute_dims(out, (last, *range(last))), call.axis + 1, xp)
+
+
+def _drawn(call: SegmentCall, p: Array, u: Array, bucket: Bucket) -> Array:
+    """The entries that u [..., segments, samples] draws from p [..., entries], [..., rows, samples]; -1 for none of them."""
+    xp, mapping = call.xp, call.mapping
+    row = of_bucket(p, bucket, 0.0)  # [..., rows, width]
+    if may_draw_none(mapping):
+        row = _with_none(call, bucket) if one_draw(mapping) == "share" else with_missing_mass(row, 1.0, xp)
+    drawn = invert(row, xp.take(u, bucket.ids, axis=-2), xp)  # [..., rows, samples]
+    drawn = xp.where(drawn >= bucket.width, -xp.ones_like(drawn), drawn)  # none of the entries
+    table = xp.broadcast_to(xp.reshape(bucket.entry, (-1, bucket.width)), (*drawn.shape[:-1], bucket.width))
+    entries = xp.take_along_axis(table, xp.where(drawn < 0, xp.zeros_like(drawn), drawn), axis=-1)
+    return xp.where(drawn < 0, -xp.ones_like(entries), entries)
 
 
 def _with_none(call: SegmentCall, bucket: Bucket) -> Array:

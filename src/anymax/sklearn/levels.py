@@ -114,9 +114,8 @@ class _Score(NamedTuple):
     """A score of sets of labels."""
 
     score: Callable[[Any, Any], float]  # of two indicator matrices
-    along: Callable[
-        [np.ndarray, np.ndarray], np.ndarray
-    ]  # of (truth, order), after each label that is chosen in this order
+    # of (truth, order), after each label that is chosen in this order
+    along: Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def _running(truth: np.ndarray, order: np.ndarray, axis: int | None) -> tuple[Any, Any, Any, Any]:

@@ -97,16 +97,14 @@ class Transform(ABC):
 
     name: ClassVar[str]  # the name of the factory
     aligned: ClassVar[tuple[str, ...]] = ()  # the parameters that broadcast to the scores; others are passed unchanged
-    whole: ClassVar[bool] = (
-        False  # True if it needs all rows at once, since what it draws for a row depends on the row's index
-    )
+    # True if it needs all rows at once, since what it draws for a row depends on the row's index
+    whole: ClassVar[bool] = False
     truncates: ClassVar[bool] = False  # True if it masks classes by their scores and does not change the others
     random: ClassVar[bool] = False  # True if it adds random numbers
     elementwise: ClassVar[bool] = False  # True if it changes each score by itself
     step: ClassVar[str | None] = None  # the engine's equivalent step (kernels/decode.py)
-    ranges: ClassVar[
-        dict[str, Range]
-    ] = {}  # of its numbers: the rows of one that is out of range, and could not be read, become NaN
+    # of its numbers: the rows of one that is out of range, and could not be read, become NaN
+    ranges: ClassVar[dict[str, Range]] = {}
 
     @abstractmethod
     def rows(self, x: Array, xp: Namespace, **params: Any) -> Array:

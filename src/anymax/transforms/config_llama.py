@@ -195,9 +195,8 @@ def _xtc(rows: Rows) -> None:
 def _temperature(rows: Rows) -> None:
     T, spread = rows.column("temp"), rows.column("dynatemp_range")
     if any(d > 0 for d in spread):
-        greedy = [
-            t + max(d, 0.0) <= 0 for t, d in zip(T, spread, strict=True)
-        ]  # a temperature below 0 is that of the largest
+        # a temperature below 0 is that of the largest
+        greedy = [t + max(d, 0.0) <= 0 for t, d in zip(T, spread, strict=True)]
         params = {
             "low": ("temp", [max(0.0, t - max(d, 0.0)) for t, d in zip(T, spread, strict=True)], 1.0),
             "high": ("dynatemp_range", [t + max(d, 0.0) for t, d in zip(T, spread, strict=True)], 1.0),

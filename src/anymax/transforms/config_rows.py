@@ -153,9 +153,8 @@ class System(NamedTuple):
 
     name: str
     does: dict[str, Any]
-    cannot: dict[
-        str, tuple[Any, str]
-    ]  # fields that change the draw in a way that a transform of scores can't, with the reason
+    # fields that change the draw in a way that a transform of scores can't, with the reason
+    cannot: dict[str, tuple[Any, str]]
     elsewhere: dict[str, tuple[Any, str]]  # fields that are not about scores; without a reason: internal ones
     build: Callable[[Rows, list[dict[str, Any]]], None]
     aliases: dict[str, str]

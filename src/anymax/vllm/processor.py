@@ -14,10 +14,8 @@ from .batch import LOG, Batch, Request
 from .spec import Spec, read
 
 KEY = "anymax"  # in `SamplingParams.extra_args`
-INTERFACES = (
-    "vllm.v1.worker.gpu.sample.logits_processor",
-    "vllm.v1.sample.logits_processor",
-)  # of its runners, V2 and V1
+# of its runners, V2 and V1
+INTERFACES = ("vllm.v1.worker.gpu.sample.logits_processor", "vllm.v1.sample.logits_processor")
 
 
 class Processor:
@@ -89,9 +87,8 @@ class Processor:
         length = int(ends.max())
         tokens = self._states.all_token_ids.gpu[slots, :length].long()
         drafts = ctx.expanded_local_pos.long()
-        for back in range(
-            int(drafts.max()) if len(drafts) else 0
-        ):  # a draft is the input of its row, and of none before
+        # a draft is the input of its row, and of none before
+        for back in range(int(drafts.max()) if len(drafts) else 0):
             rows_of_drafts = torch.nonzero(drafts > back).flatten()
             tokens[rows_of_drafts, ends[rows_of_drafts] - 1 - back] = ctx.input_ids[rows_of_drafts - back].long()
         column = torch.arange(length, device=device)

@@ -22,9 +22,8 @@ DEVICE = "cuda" if REAL else "cpu"
 
 def pytest_configure(config: Any) -> None:
     config.addinivalue_line("markers", "kernels_ci: a test for the continuous integration of kernels")
-    config.addinivalue_line(
-        "filterwarnings", "ignore::RuntimeWarning:triton.*"
-    )  # of the interpreter, for -inf - -inf and the like
+    # of the interpreter, for -inf - -inf and the like
+    config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning:triton.*")
 
 
 def load() -> Any:

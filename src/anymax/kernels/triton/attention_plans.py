@@ -16,9 +16,8 @@ class BlockPlan:
     warps: int
     stages: int
     part: int = 0  # queries that the gradient kernel of keys and values takes at a time, a divisor of M; 0: all
-    registers: int = (
-        0  # the most of a thread in that kernel and the forward, so that three programs fit a processor; 0: no limit
-    )
+    # the most of a thread in that kernel and the forward, so that three programs fit a processor; 0: no limit
+    registers: int = 0
 
 
 forced_blocks: list[BlockPlan] = []  # set by the tuner and the tests

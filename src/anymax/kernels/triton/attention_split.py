@@ -90,10 +90,8 @@ def attention_parts(Q, K, V, SCORES, TOPS, SUMS, PARTIAL, BIAS_, ADD_, KEEP_, PA
     q = tl.load(at_q + cols, mask=there & (cols < d), other=0.0)
     acc = tl.zeros([M, E], tl.float32)
     extreme = tl.full([M, 1], float("-inf"), tl.float32)  # the maximum; for a budget the lowest score
-    amount, lost = (
-        tl.zeros([M, 1], tl.float32),
-        tl.zeros([M, 1], tl.float32),
-    )  # the sum; for a budget the number of scores
+    # the sum; for a budget the number of scores
+    amount, lost = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32)
     if LINK == "budget":
         extreme = -extreme
     unit, factor = units(scale, FOLD)
@@ -190,9 +188,8 @@ def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, PARAM, RANGES, HEADS, head
         tl.debug_barrier()  # the list is complete
         s0, lost, s1 = tl.zeros([1, 1], tl.float32), tl.zeros([1, 1], tl.float32), tl.zeros([1, 1], RATE)
         size = tl.zeros([1, 1], tl.float32)
-        for first in range(
-            0, live * N, C
-        ):  # scores in one row, like the maxima: another shape would have another layout and spill registers
+        # scores in one row, like the maxima: another shape would have another layout and spill registers
+        for first in range(0, live * N, C):
             t = first + tl.arange(0, C)[None, :]
             n = tl.load(mine + t // N, mask=t < live * N, other=0).to(tl.int64)
             x = tl.load(at_scores + n * N + t % N, mask=t < live * N, other=float("-inf"))

@@ -43,9 +43,8 @@ THREADS = 4  # threads for a row of few classes, whose sums then take two shuffl
 FAMILIES = {
     "dense": Family(2048, 32768, ((65536, 8, 8), (math.inf, 4, 16))),
     "separable": Family(2048, 16384, ((32768, 8, 8), (math.inf, 8, 16))),
-    "halves": Family(
-        2048, 32768, ((math.inf, 8, 16),), most=8
-    ),  # threshold maps of power 2 to 4 in half precision, whose loop is short
+    # threshold maps of power 2 to 4 in half precision, whose loop is short
+    "halves": Family(2048, 32768, ((math.inf, 8, 16),), most=8),
     "logarithmic": Family(1024, 16384, ((math.inf, 2, 16),)),  # threshold maps whose power is not 1, 2, 3 or 4
     "truncated": Family(2048, 16384, ((math.inf, 4, 16),), paired=2),
     "nucleus": Family(1024, 16384, ((math.inf, 2, 16),), two=8192),
@@ -55,11 +54,8 @@ FAMILIES = {
 LONGEST_TILE = max(family.whole for family in FAMILIES.values())
 SHIFTED = 512  # unaligned rows with at least so many classes are read in packs of 16 bytes, in spite of their two ends
 VERY_LONG, CROWD = 131_072, 128  # rows longer than VERY_LONG are cut in parts if there are at most CROWD
-PART = (
-    16,
-    512,
-    8,
-)  # K, L and warps of a part; 16 to 32 parts have at most 16,384 lanes, from which one program solves the row
+# K, L and warps of a part; 16 to 32 parts have at most 16,384 lanes, from which one program solves the row
+PART = (16, 512, 8)
 LONG_BACKWARD, ROUND = 32_768, 264  # in the backward: rows from LONG_BACKWARD on, fewer than twice the multiprocessors
 PERTURBED = 4096  # the widest tile of perturb max
 LANED = ("separable", "halves", "logarithmic", "truncated", "nucleus")  # kernels that solve a row from its lanes

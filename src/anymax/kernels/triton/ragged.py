@@ -37,7 +37,7 @@ class TritonSegments(SegmentsEngine):
         kernels = importlib.import_module(f"{__package__}.segments")
         segments, axis = self.along
         groups = segments.cached("launches", like, lambda: _groups(kernels, segments.ptr))
-        ptr, order = (segments.placed(name, like) for name in ("ptr", "order"))
+        ptr, order = segments.ptr_of(like), segments.order_of(like)
         return kernels.Entries(
             prepared(mapping)[1], like, kernels.Layout(segments.num_segments, ptr, groups, order), axis
         )

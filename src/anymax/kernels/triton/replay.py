@@ -82,9 +82,8 @@ def repeated(key: Hashable, given: tuple[Tensor | None, ...], call: Callable[[],
 class _Launch(NamedTuple):
     run: Callable[..., None]  # launches the compiled kernel with these arguments
     args: list[Any]  # None for addresses
-    addresses: tuple[
-        tuple[int, int, int], ...
-    ]  # for each address its argument, the tensor of the call, and bytes from its beginning
+    # for each address its argument, the tensor of the call, and bytes from its beginning
+    addresses: tuple[tuple[int, int, int], ...]
 
 
 class _Kept(NamedTuple):

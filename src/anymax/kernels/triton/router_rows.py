@@ -78,9 +78,8 @@ def router_rows(
             stays = stays | (group == first)
             sums = tl.where(group == first, float("-inf"), sums)
         key = tl.where(stays, key, float("-inf"))
-    CHOSEN_ALONE: tl.constexpr = (
-        SCORING == "softmax" and NORM
-    )  # softmax of all, normalised, is softmax of the chosen scores
+    # softmax of all, normalised, is softmax of the chosen scores
+    CHOSEN_ALONE: tl.constexpr = SCORING == "softmax" and NORM
     taken = tl.where(live, x, 0.0) if CHOSEN_ALONE else value
     lanes = tl.arange(0, K)[None, :]
     found = tl.full([1, K], -1, tl.int32)

@@ -430,9 +430,8 @@ def read_lanes(
     lane = tl.load(mine + slots, mask=slots < count, other=0)
     within = tl.arange(0, DEPTH)[None, :, None] * L + lane % L
     cols = (lane // L) * span + within
-    ok = (
-        (slots < count) & (within < span) & (cols >= 0) & there(at, cols)
-    )  # a hook may have changed a list that was saved
+    # a hook may have changed a list that was saved
+    ok = (slots < count) & (within < span) & (cols >= 0) & there(at, cols)
     x = tl.load(X + xo + step(cols, xc, INT64), mask=ok, other=float("-inf")).to(tl.float32)
     if MASKED:
         keep = tl.load(M + mo + step(cols, mc, INT64), mask=ok, other=0)

@@ -119,9 +119,8 @@ def _call(who: str, x: Tensor, mask: Tensor | None, words: Words, logs: bool, di
         words = words._replace(params=words.params.expand(*x.shape[:dim], 1, *x.shape[dim:][1:]).movedim(dim, -1))
     learns = x.requires_grad and torch.is_grad_enabled()
     if torch.compiler.is_compiling():
-        if (
-            mask is not None and words.kind in NEED_SCORES
-        ):  # the gradient reads the scores, which then say what is masked
+        # the gradient reads the scores, which then say what is masked
+        if mask is not None and words.kind in NEED_SCORES:
             rows, mask = rows.masked_fill(~mask, -torch.inf), None
         out = _Opaque.apply(rows, mask, *words, logs)
     elif learns:
