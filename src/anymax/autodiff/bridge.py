@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -106,10 +105,15 @@ class Bridge(ABC):
         """
         return providers.segments_unpadded(self.framework)
 
-    @functools.cached_property
+    _layers: LayerBridge | None = None
+
+    @property
     def layers(self) -> LayerBridge:
         """The operations on output layers, whose scores are computed a part at a time."""
-        return providers.layer_bridge(self.framework)
+        # functools.cached_property has a lock in Python 3.11, which torch.compile can't trace
+        if self._layers is None:
+            self._layers = providers.layer_bridge(self.framework)
+        return self._layers
 
     @property
     def terms(self) -> Callable[..., Terms]:

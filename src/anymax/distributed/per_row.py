@@ -212,9 +212,8 @@ def sample(arguments: Arguments, agreement: Agreement, generator: Any, num_sampl
         u = xp.concat(u, axis=-1) if u else xp.zeros((*shard.rows.shape[:-1], 0), dtype=dtype, **device_of(shard.rows))
         u = xp.where(u < 1.0, u, (1.0 - float(xp.finfo(dtype).eps)) * xp.ones_like(u))
         index = out.draw(u)
-        index = xp.where(
-            shards.poisoned | (index >= shards.count), -xp.ones_like(index), index
-        )  # the hidden class is the last
+        # the hidden class is the last
+        index = xp.where(shards.poisoned | (index >= shards.count), -xp.ones_like(index), index)
         return index[..., 0] if num_samples is None else xp.moveaxis(index, -1, 0)
 
     return solve(call, finish, Uniforms(size, generator))

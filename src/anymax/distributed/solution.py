@@ -162,9 +162,8 @@ class Solution(ABC):
         one = 1.0 - float(xp.finfo(u.dtype).eps)
         inside = xp.where(inside < 0, xp.zeros_like(inside), xp.where(inside < one, inside, one * xp.ones_like(inside)))
         index = _array.counts(invert(p, inside, xp), xp)
-        number = xp.where(
-            here & (index >= 0), index + shards.places.start + 1, xp.zeros_like(index)
-        )  # 0 on all other processes
+        # 0 on all other processes
+        number = xp.where(here & (index >= 0), index + shards.places.start + 1, xp.zeros_like(index))
         return xp.max(shards.stack(number), axis=0) - 1
 
     def masses(self, p: Array, dtype: Any) -> Array:

@@ -72,9 +72,8 @@ class BlockSize(NamedTuple):
         if chunk is not None:
             return cls(max(tile, 1), min(chunk, n))
         if rows * n <= max(sizes.small, min(layer.weight.numel() // sizes.share, sizes.little)):
-            return cls(
-                max(rows, 1), n
-            )  # each block makes threads wait for each other, which takes long on a busy machine
+            # each block makes threads wait for each other, which takes long on a busy machine
+            return cls(max(rows, 1), n)
         wanted = min(rows * n // sizes.block_share, sizes.block) // tile
         return cls(tile, min(n, max(GROUP, min(wanted // GROUP * GROUP, sizes.block_classes))))
 
@@ -98,10 +97,8 @@ class ScoreBlocks:
         self, layer: Layer, blocks: BlockSize, target: Tensor | None = None, buffer: Tensor | None = None
     ) -> None:
         self.layer, self.buffer = layer, blocks.buffer(layer) if buffer is None else buffer
-        self.converted = (
-            (0, 0),
-            layer.weight[:0],
-        )  # the part of the weight that was last used, in the dtype of the product
+        # the part of the weight that was last used, in the dtype of the product
+        self.converted = (0, 0), layer.weight[:0]
         self.order = self.sorted = torch.empty(0)
         if target is not None:
             self.several = target.shape[1] if target.ndim > 1 else 1
