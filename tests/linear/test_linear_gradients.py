@@ -151,7 +151,7 @@ def test_no_field_of_a_loss_is_lost_in_a_compiled_layer():
     from anymax.losses.penalties import RowPenalties
 
     told = {
-        "who": "f", "transforms": (A.transforms.softcap(2.0),), "min_probability": 0.1, "options": EACH_ROW._replace(label_smoothing=0.1),
+        "who": "f", "transforms": (A.transforms.softcap(2.0),), "min_probability": 0.1, "options": EACH_ROW._replace(smoothing=0.1),
         "penalties": RowPenalties(0.1, 0.2),
     }  # fmt: skip
     plain = {"margin": A.margins.AM(0.1), "scale": 2.0, "sub_centers": 2}
@@ -159,7 +159,7 @@ def test_no_field_of_a_loss_is_lost_in_a_compiled_layer():
     losses = {name: RowLoss(**{name: value}) for name, value in (told | plain).items()}
     losses |= {name: RowLoss(penalties=RowPenalties(**{name: 0.1})) for name in RowPenalties._fields}
     options = {"weight": 1, "axis": 0, "mask": 1, "ignore_index": 0, "reduction": "sum"}
-    assert {*options, "label_smoothing"} == set(EACH_ROW._fields)
+    assert {*options, "smoothing"} == set(EACH_ROW._fields)
     losses |= {name: RowLoss(options=EACH_ROW._replace(**{name: value})) for name, value in options.items()}
     for name, loss in losses.items():
         numbers = LossNumbers.of(loss)
@@ -167,7 +167,8 @@ def test_no_field_of_a_loss_is_lost_in_a_compiled_layer():
             assert numbers is None, name
         else:
             assert numbers is not None, name
-            assert LossNumbers(*numbers).per_row(loss.who, loss.transforms, loss.min_probability) == loss
+            again = LossNumbers.unpacked(numbers.packed())
+            assert again.per_row(loss.who, loss.transforms, loss.min_probability) == loss
 
 
 @pytest.mark.whole

@@ -111,9 +111,10 @@ class Bridge(ABC):
     def layers(self) -> LayerBridge:
         """The operations on output layers, whose scores are computed a part at a time."""
         # functools.cached_property has a lock in Python 3.11, which torch.compile can't trace
-        if self._layers is None:
-            self._layers = providers.layer_bridge(self.framework)
-        return self._layers
+        layers = self._layers
+        if layers is None:
+            layers = self._layers = providers.layer_bridge(self.framework)
+        return layers
 
     @property
     def terms(self) -> Callable[..., Terms]:

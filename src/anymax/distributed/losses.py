@@ -97,7 +97,7 @@ class Loss(NamedTuple):
     def sent(self) -> tuple[str, ...]:
         """The fields of `TargetColumns` that each process sends."""
         names: tuple[str, ...] = ("gap", "mass", "whole", "sample")
-        if self.options.label_smoothing:
+        if self.options.smoothing:
             names += ("even_gap", "even_mass", "free", *(("room",) if self.bounded else ()))
         return names + (("hidden_gap", "hidden_mass") if self.shares else ())
 
@@ -163,12 +163,12 @@ class Target(Columns, ABC):
         keep, inside = a != -math.inf, w if self.nll else None
         holds_indices(self.t, self.call.x.shape, shard.axis, part=True)
         columns, part = self._sums(shard, a, anchor, keep, w, inside)
-        if options.label_smoothing:
+        if options.smoothing:
             free = xp.astype(keep, a.dtype)
             of_class = free if inside is None else free * inside
             even = total(of_class * xp.where(keep, anchor - a, xp.zeros_like(a)), xp), total(of_class, xp)
             columns = columns._replace(even_gap=even[0], even_mass=even[1], free=total(free, xp))
-        if self.bounded and options.label_smoothing:
+        if self.bounded and options.smoothing:
             room = room_below(options, self._here(part, shard), keep, shard.local, xp)
             columns = columns._replace(room=room)
         elif self.bounded:
@@ -197,7 +197,7 @@ class Target(Columns, ABC):
             zero = xp.zeros_like(rest)
             gap = gap + xp.where(rest > 0, rest * xp.where(rest > 0, gap_there, zero), zero)
             mass, whole, sample = mass + rest, whole + rest, sample + rest
-        if self.options.label_smoothing:
+        if self.options.smoothing:
             free = stop_gradient(xp.sum(said.free, axis=0))
             mix = functools.partial(smoothed, self.options, mapping, count=free, sums=whole, xp=xp)
             even_gap, even_mass = summed(said.even_gap, said.even_mass)
@@ -228,7 +228,7 @@ class Target(Columns, ABC):
     def _smoothed(self, sums: TargetSums) -> Array:
         shard, xp = sums.shards.shard, sums.shards.xp
         y = self._here(sums.part, shard)
-        if not self.options.label_smoothing:
+        if not self.options.smoothing:
             return y
         whole = shard.group.vary(sums.whole) if differentiates(y) else stop_gradient(sums.whole)
         free = xp.astype(shard.rows != -math.inf, y.dtype)

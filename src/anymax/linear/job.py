@@ -97,7 +97,7 @@ class RowLoss(PerRow):
     penalties: RowPenalties = NO_PENALTIES
 
     def needs_all_scores(self, layer: Layer) -> bool:
-        smoothing, keep = self.options.label_smoothing, layer.keep
+        smoothing, keep = self.options.smoothing, layer.keep
         return bool(
             self.transforms
             or self.penalties.suppress
@@ -116,7 +116,7 @@ class RowLoss(PerRow):
     ) -> Array:
         """short: the scores are those of short rows."""
         assert target is not None
-        s, xp, penalties, smoothing = scores, namespace(scores), bool(self.penalties), self.options.label_smoothing
+        s, xp, penalties, smoothing = scores, namespace(scores), bool(self.penalties), self.options.smoothing
         at = target if short is None else short.at
         if short is None and (self.transforms or self.sub_centers > 1 or self.margin is not None or penalties):
             s = nearest_centers(self.transformed(upcast(s, xp)), self.sub_centers, -1)

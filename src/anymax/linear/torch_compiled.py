@@ -15,7 +15,7 @@ from .._array import wide_dtype
 from ..autodiff.torch_adapter import opaque, traced_operation
 from ..autodiff.torch_operations import mapping_from, spec_of
 from ..losses.options import EACH_ROW
-from ..losses.penalties import RowPenalties
+from ..losses.penalties import NO_PENALTIES, RowPenalties
 from ..transforms.softcap import cap_of, softcap
 from . import torch_values
 from .job import Job, PerRow, RowLoss, RowTerms
@@ -29,19 +29,25 @@ class LossNumbers(NamedTuple):
     """What an operation is told of a loss."""
 
     smoothing: float = 0.0
-    z_loss: float = 0.0
-    suppress: float = 0.0
+    penalties: RowPenalties = NO_PENALTIES
 
     @classmethod
     def of(cls, per_row: RowLoss) -> LossNumbers | None:
         """Those of a loss; None if they do not say all of it."""
-        numbers = cls(per_row.options.label_smoothing, per_row.penalties.z_loss, per_row.penalties.suppress)
+        numbers = cls(per_row.options.smoothing, per_row.penalties)
         # the gradient of an operation is exact, so `min_probability` has no meaning
         return numbers if numbers.per_row(per_row.who, per_row.transforms, per_row.min_probability) == per_row else None
 
     def per_row(self, who: str, transforms: tuple[Callable[[Any], Any], ...], min_probability: float = 0.0) -> RowLoss:
-        options, penalties = EACH_ROW._replace(label_smoothing=self.smoothing), RowPenalties(self.z_loss, self.suppress)
-        return RowLoss(who, transforms, options, min_probability=min_probability, penalties=penalties)
+        options = EACH_ROW._replace(smoothing=self.smoothing)
+        return RowLoss(who, transforms, options, min_probability=min_probability, penalties=self.penalties)
+
+    def packed(self) -> list[float]:
+        return [self.smoothing, *self.penalties]
+
+    @classmethod
+    def unpacked(cls, numbers: list[float]) -> LossNumbers:
+        return cls(numbers[0], RowPenalties(*numbers[1:]))
 
 
 def values(job: Job) -> Tensor | None:
@@ -53,7 +59,7 @@ def values(job: Job) -> Tensor | None:
     if spec is None or cap is None or loss is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
         return None
     tensors = layer.x, layer.weight, layer.bias, layer.keep, job.target, job.class_weight
-    how = spec, list(loss), cap, _name_of(per_row), chunk
+    how = spec, loss.packed(), cap, _name_of(per_row), chunk
     # torch.compile can't trace an autograd function without a gradient
     return _traced(how, *tensors) if layer.recorded() else _run(how, *tensors)
 
@@ -67,7 +73,7 @@ def _values(
     per_row = (
         RowTerms(who, transforms, entropy="entropy" in terms, rest="rest" in terms)
         if terms
-        else LossNumbers(*loss).per_row(who, transforms)
+        else LossNumbers.unpacked(loss).per_row(who, transforms)
     )
     job = Job(layer, per_row, index, class_weight, None if chunk < 0 else chunk)
     return with_a_class(job, per_row.empty_rows(index), torch_values.values)

@@ -130,7 +130,7 @@ def _short(at: Tensor, score: Tensor, shares: Tensor | None, unmasked: Tensor | 
 
 def _unmasked(layer: Layer, per_row: RowLoss) -> Tensor | None:
     """A 1 for each unmasked class, and 0 for the others; None without label smoothing."""
-    if not per_row.options.label_smoothing:
+    if not per_row.options.smoothing:
         return None
     free = layer.unmasked_classes(xp)
     dtype = wide_dtype(layer.x, xp)

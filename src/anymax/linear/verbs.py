@@ -172,7 +172,7 @@ def _read(
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
     penalties = RowPenalties.read(who, layer.mapping, layer.hides, z_loss, suppress)
-    each = EACH_ROW._replace(label_smoothing=float(options.label_smoothing))
+    each = EACH_ROW._replace(smoothing=float(options.smoothing))
     per_row = RowLoss(who, row_transforms(who, transform), each, min_probability=float(least), penalties=penalties)
     return layer, options, per_row
 

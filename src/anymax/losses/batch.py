@@ -106,7 +106,7 @@ class Batch:
         if class_weight is not None:
             with quiet(rows):
                 sample_weight = dot(y, class_weight, xp)
-        if options.label_smoothing:
+        if options.smoothing:
             free = xp.astype(keep, rows.dtype)
             y = smoothed(options, mapping, y, free, total(free, xp), total(y, xp), xp)
         return cls(xp, mapping, rows, keep, poisoned, y, indices, ignored, class_weight, sample_weight, options, dtype)

@@ -19,7 +19,7 @@ from .targets import ask_for_axis, counted_weight, weighted
 def index_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array | None:
     """The Fenchel-Young loss; None if the general formula must compute it, or must report a wrong target."""
     link = link_of(mapping)
-    if isinstance(link, str) or link.kind in WITHOUT_LOSS or options.label_smoothing or not mapping.sums_to_one:
+    if isinstance(link, str) or link.kind in WITHOUT_LOSS or options.smoothing or not mapping.sums_to_one:
         return None
     of_torch = is_torch(scores)
     if of_torch != is_torch(target) or not (of_torch or (is_array(scores) and is_array(target))):

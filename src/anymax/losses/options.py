@@ -26,7 +26,7 @@ class LossOptions(NamedTuple):
     mask: Mask = None
     ignore_index: int = -100
     reduction: Reduction = "mean"
-    label_smoothing: float = 0.0
+    smoothing: float = 0.0  # label_smoothing
 
     @classmethod
     def read(cls, who: str, weight: Any, keywords: dict[str, Any]) -> LossOptions:
@@ -37,7 +37,7 @@ class LossOptions(NamedTuple):
         axis = options.pop("axis", None)
         if "dim" in options:
             axis = _array.pick_axis(axis, options.pop("dim"), None)
-        return cls(weight, axis, **options)
+        return cls(weight, axis, smoothing=options.pop("label_smoothing", 0.0), **options)
 
     def class_axis(self, x: Array) -> Any:
         """The axis of the classes of scores x, or the axes."""
@@ -47,6 +47,7 @@ class LossOptions(NamedTuple):
         """What processes must agree on, and how an error tells it: all fields but those of each process's own scores."""
         words = dict(zip(self._fields, self))
         del words["axis"], words["mask"]
+        words["label_smoothing"] = words.pop("smoothing")
         return words | {"weight": "not given" if self.weight is None else "given", "reduction": repr(self.reduction)}
 
     def reduce(self, value: Array, norm: Array | None, dtype: Any, xp: Namespace) -> Array:

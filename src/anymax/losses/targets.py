@@ -115,7 +115,7 @@ def refuse_above(y: Array, mapping: Mapping, xp: Namespace, left_out: Any = Fals
 
 def room_below(options: LossOptions, y: Array, keep: Array, mapping: Mapping, xp: Namespace) -> Array:
     """How much label smoothing may give each class of these, of which others are elsewhere, so that none is above its bound, [..., 1]."""
-    room = 1.01 * mapping.ceiling(y, xp) - (1.0 - options.label_smoothing) * y
+    room = 1.01 * mapping.ceiling(y, xp) - (1.0 - options.smoothing) * y
     return -_array.top(stop_gradient(xp.where(keep, -room, -math.inf * xp.ones_like(y))), xp)
 
 
@@ -206,14 +206,14 @@ def smoothed(
     """
     even = of_ones / xp.where(count > 0, count, xp.ones_like(count))
     even = even if mapping.sums_to_one else sums * even
-    return (1.0 - options.label_smoothing) * of_target + options.label_smoothing * even
+    return (1.0 - options.smoothing) * of_target + options.smoothing * even
 
 
 def has_constant(mapping: Mapping, indices: bool, options: LossOptions) -> bool:
     """Whether Omega(y) is a part of the loss: it is 0 for a single class. An error if the map has none for such a target."""
-    if indices and not options.label_smoothing:
+    if indices and not options.smoothing:
         return False
-    refused = mapping.no_constant(options.label_smoothing > 0)
+    refused = mapping.no_constant(options.smoothing > 0)
     if refused is not None:
         raise ValueError(refused)
     return True
