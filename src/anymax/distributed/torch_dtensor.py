@@ -274,7 +274,7 @@ def _loss(
             like = layout.local.new_empty(layout.shape[axis])
             w = class_weights(w, like, _array.namespace(like))
             each = each._replace(weight=w[layout.start : layout.start + layout.local.shape[axis]])
-        value = verb(mapping, layout.local, t, **each._asdict(), **layout.shard)
+        value = verb(mapping, layout.local, t, **each.keywords(), **layout.shard)
     return layout.per_row(value) if options.reduction == "none" else reduced(layout, value, t, w, options)
 
 

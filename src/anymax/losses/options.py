@@ -43,11 +43,16 @@ class LossOptions(NamedTuple):
         """The axis of the classes of scores x, or the axes."""
         return self.axis if self.axis is not None else 1 if x.ndim > 1 else 0
 
+    def keywords(self) -> dict[str, Any]:
+        """The options as a caller gives them."""
+        fields = self._asdict()
+        fields["label_smoothing"] = fields.pop("smoothing")
+        return fields
+
     def words(self) -> dict[str, Any]:
         """What processes must agree on, and how an error tells it: all fields but those of each process's own scores."""
-        words = dict(zip(self._fields, self))
+        words = self.keywords()
         del words["axis"], words["mask"]
-        words["label_smoothing"] = words.pop("smoothing")
         return words | {"weight": "not given" if self.weight is None else "given", "reduction": repr(self.reduction)}
 
     def reduce(self, value: Array, norm: Array | None, dtype: Any, xp: Namespace) -> Array:
