@@ -2,7 +2,8 @@
 
 import torch
 
-# before the group is made: an optimiser loads this part of torch, which would keep the group and its threads until the process ends
+# before the group is made: an optimiser loads this part of torch,
+# which would keep the group and its threads until the process ends
 import torch._dynamo
 import torch.distributed as dist
 

@@ -103,6 +103,7 @@ def ragged_cases() -> Iterator[Case]:
     import torch
 
     import anymax as am
+    from anymax.kernels.engine import SegmentsAlong
     from anymax.kernels.triton import ragged
 
     for longest in (16, 40_000):
@@ -114,10 +115,10 @@ def ragged_cases() -> Iterator[Case]:
         ):
 
             def both(mapping: Any = mapping, lengths: Any = lengths) -> None:
-                rows = (am.Segments.of(lengths=lengths), 0)
+                engine = ragged.TritonSegments(SegmentsAlong(am.Segments.of(lengths=lengths), 0))
                 x = torch.zeros((int(lengths.sum()), 8), dtype=torch.bfloat16)
-                ragged.RAGGED.forward(mapping, x, rows)
-                ragged.RAGGED.vjp(mapping, x, x, x, rows)
+                engine.forward(mapping, x)
+                engine.vjp(mapping, x, x, x)
 
             yield Case(f"ragged/{name} up to {longest} x 8 heads", both, False)
 

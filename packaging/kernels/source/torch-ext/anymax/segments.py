@@ -8,7 +8,7 @@ import torch
 
 from ._kernels.link import NEED_SCORES
 from ._kernels.triton import segments
-from ._kernels.triton.segments import Layout
+from ._kernels.triton.segments import Entries, Layout
 from ._links import Words, check, link_of, words_of
 from .rows import _axis, once
 
@@ -25,10 +25,18 @@ def segment_layout(lengths: Any, device: Any = "cuda") -> Layout:
     return Layout(len(lengths), ptr.to(device), groups)
 
 
+def _entries(words: Words, x: Tensor, layout: Layout, dim: int) -> Entries:
+    link = link_of(words)
+    if link.params is not None:  # the kernels take the segments last
+        lead = [n for i, n in enumerate(x.shape) if i != dim]
+        link = link._replace(params=torch.as_tensor(link.params).expand((layout.count, *lead)).movedim(0, -1))
+    return Entries(link, x, layout, dim)
+
+
 class _Segments(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, words: Words, layout: Layout, dim: int) -> Tensor:
-        p = segments.forward("p", link_of(words), x, layout, dim)
+        p = _entries(words, x, layout, dim).forward("p", x)
         ctx.call = words, layout, dim
         ctx.save_for_backward(p, x if words.kind in NEED_SCORES else None)
         return p
@@ -38,7 +46,7 @@ class _Segments(torch.autograd.Function):
         once()
         p, x = ctx.saved_tensors
         words, layout, dim = ctx.call
-        return segments.backward(link_of(words), False, x, p, grads[0], layout, dim), None, None, None
+        return _entries(words, p, layout, dim).backward(False, x, p, grads[0]), None, None, None
 
 
 def segment_apply(
@@ -64,4 +72,4 @@ def segment_apply(
     dim = _axis("segment_apply", x, dim)
     if x.requires_grad and torch.is_grad_enabled():
         return _Segments.apply(x, words, layout, dim)
-    return segments.forward("p", link_of(words), x, layout, dim)
+    return _entries(words, x, layout, dim).forward("p", x)
