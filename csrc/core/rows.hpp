@@ -190,6 +190,7 @@ __attribute__((noinline)) void emit_pieces(C *to, int64_t n, bool bypass, const 
 
 // A dense row f(i) to the caller, through scratch where its layout or type is not C's. Of rows that may be the caller's own
 // f(i) reads the i-th vector alone, for results may take their place; and nothing of the scratch memory RESULT.
+// f captures by value: what it has by reference is read from memory again for each vector (softmax took 1.06 to 1.18 as long).
 template <class C, class F>
 ANYMAX_INLINE void emit(const Sink<C> &out, Scratch &scratch, const Team &team, F f) {
     C *const to = out.direct ? out.direct : scratch.take<C>(RESULT, out.n);

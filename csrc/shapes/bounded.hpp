@@ -126,7 +126,7 @@ inline void filled_row(const C *x, int64_t n, const Bounds<C> &u, C high, const 
         scale = filled_scale<C, EACH>(e, u, n, 1e-30 / sum(total));
     }
     const vec<C> by = splat((C)scale);
-    emit_over(out, e, [&](int64_t i) ANYMAX_EACH {
+    emit_over(out, e, [=](int64_t i) ANYMAX_EACH {
         const vec<C> v = load_or(e, i, n, C(0)) * by, most = bounds_at<C, EACH>(u, i, n);
         return v < most ? v : most;
     });

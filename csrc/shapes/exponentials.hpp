@@ -126,7 +126,7 @@ inline void softmax_row(const C *x, int64_t n, const Sink<C> &out, bool logarith
         C *e = inplace ? out.direct : scratch.take<C>(RESULT, n);
         if (!e) return;
         const vec<C> scale = splat((C)(1.0 / exp_sum<C, true>(x, 0, n, high, e, out.next)));
-        return emit_over(out, e, [&](int64_t i) ANYMAX_EACH { return load_or(e, i, n, C(0)) * scale; });
+        return emit_over(out, e, [=](int64_t i) ANYMAX_EACH { return load_or(e, i, n, C(0)) * scale; });
     }
     const Sums<C> s = sums(x, n, scratch, team);
     if (settled(out, s.top, s.sound, logarithm ? -infinity<C> : C(0), team)) return;

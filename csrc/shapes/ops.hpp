@@ -45,7 +45,9 @@ static bool weighed(const anymax_call &call, int64_t row, const C *x, const Sink
     if (scratch.failed) return true;
     if (!call.support.count) return emit_over(out, nucleus.e, nucleus, team), true;
     save_nucleus(call, row, nucleus, scratch);
-    return emit_over(out, nucleus.e, [&](int64_t i) ANYMAX_EACH { return load_or(nucleus.e, i, call.n, C(0)); }, team), true;
+    const C *const e = nucleus.e;
+    const int64_t n = call.n;
+    return emit_over(out, nucleus.e, [=](int64_t i) ANYMAX_EACH { return load_or(e, i, n, C(0)); }, team), true;
 }
 
 // The row from all of it. False: its candidates are better.
@@ -250,7 +252,7 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, Source sourc
         const vec<C> by = splat(scale);
         emit_over(
             out, nucleus.e,
-            [&](int64_t i) ANYMAX_EACH {
+            [=](int64_t i) ANYMAX_EACH {
                 const vec<C> p = nucleus(i);
                 return p == vec<C>{} ? p : p * by;
             },

@@ -34,7 +34,7 @@ inline void ratio_row(const C *x, int64_t n, const U &u, const Sink<C> &out, Scr
     if (!e) return;
     double z = weight_sum(x, n, u, e);
     const vec<C> scale = splat((C)(z > 0.0 ? 1.0 / z : 0.0));
-    emit_over(out, e, [&](int64_t i) ANYMAX_EACH { return load_or(e, i, n, C(0)) * scale; });
+    emit_over(out, e, [=](int64_t i) ANYMAX_EACH { return load_or(e, i, n, C(0)) * scale; });
 }
 
 // u'/Z (g - <p, g>).

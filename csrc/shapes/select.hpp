@@ -241,7 +241,7 @@ inline bool largest_dense(const C *x, int64_t n, int64_t k, const Sink<C> &out, 
         store_part(e + i, v, n - i < W ? n - i : W);
     }
     const vec<C> scale = splat((C)(1.0 / sum(wide)));
-    emit_over(out, e, [&](int64_t i) ANYMAX_EACH { return load_or(e, i, n, C(0)) * scale; });
+    emit_over(out, e, [=](int64_t i) ANYMAX_EACH { return load_or(e, i, n, C(0)) * scale; });
     return true;
 }
 

@@ -345,6 +345,26 @@ def test_a_planted_long_file_is_seen(tmp_path):
     assert long_files(tmp_path) == {"csrc/all.hpp"}
 
 
+EMITTED = re.compile(r"\bemit(?:_over|_pieces)?\((?:[^;{}]|\n)*?(\[[^\]]*\])\(int64_t")
+
+
+def emitted_by_reference(text):
+    """How lambdas that write a row capture, but for those by value (core/rows.hpp says why)."""
+    return [capture for capture in EMITTED.findall(text) if "&" in capture]
+
+
+@pytest.mark.skipif(not (REPOSITORY / "csrc").exists(), reason="only in the repository")
+def test_what_writes_a_row_captures_by_value():
+    texts = {path: path.read_text() for path in (REPOSITORY / "csrc").rglob("*.hpp")}
+    assert sum(len(EMITTED.findall(text)) for text in texts.values()) >= 8
+    assert not {path.name for path, text in texts.items() if emitted_by_reference(text)}
+
+
+def test_a_planted_capture_by_reference_is_seen():
+    assert emitted_by_reference("emit_over(\n    out, e,\n    [&](int64_t i) ANYMAX_EACH { return e[i]; });") == ["[&]"]
+    assert not emitted_by_reference("emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH { return e[i]; });")
+
+
 NAMED_TUPLE = ("_replace", "_asdict", "_fields", "_make")  # public methods of a NamedTuple
 
 
