@@ -51,7 +51,7 @@ inline void ratio_vjp_row(const U &u, const C *x, const C *p, const C *g, int64_
         dot = widen_add(dot, v == vec<C>{} ? vec<C>{} : v * h);
     }
     const vec<C> mean = splat((C)sum(dot)), scale = splat((C)(z > 0.0 ? 1.0 / z : 0.0));
-    emit(out, scratch, team, [=, &u](int64_t i) ANYMAX_EACH {
+    emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH {
         vec<C> d = u.slope(load_or(x, i, n, -infinity<C>)) * scale;
         d = load_or(p, i, n, C(0)) == vec<C>{} ? vec<C>{} : d;
         return d == vec<C>{} ? vec<C>{} : d * (load_or(g, i, n, C(0)) - mean);
