@@ -285,7 +285,8 @@ def _job(
         raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
     y = xp.reshape(target, (layer.rows, layer.seen_classes))
     if layer.hides:
-        y = complete_target(y, (0.0, 1.0), xp)
+        _, most = layer.mapping.sums(None, xp)
+        y = complete_target(y, (0.0, most), xp)
     return (
         Job(all_scores, per_row, y, class_weight, chunk),
         None,
