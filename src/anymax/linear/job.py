@@ -206,10 +206,10 @@ class RowTerms(OfSupport):
 
 
 class Thresholds(OfSupport):
-    """Computes tau and the size of the support for each row."""
+    """Computes tau and the size of the support for each row. A target is a class that does not count."""
 
     def of_candidates(self, mapping: Mapping, s: Array, at: Any) -> tuple[Array, Array]:
-        tau, size = tau_and_support(mapping, s, namespace(s))
+        tau, size = tau_and_support(mapping, s, namespace(s), None if at is None else at[:, None])
         return tau[:, 0], size[:, 0]
 
 

@@ -44,14 +44,14 @@ def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
     if method is LayerMethod.SOFTMAX:
         first = torch.zeros(layer.rows, dtype=torch.int64, device=layer.x.device)
         s = of_softmax(dataclasses.replace(job, target=first), None)[0]
-        size = torch.full_like(first, layer.classes)
+        size = torch.full_like(first, layer.seen_classes)
         keep = layer.unmasked_classes(xp)
-        size = size if keep is None else keep.expand(layer.rows, -1).sum(1)
+        size = size if keep is None else keep[:, : layer.seen_classes].expand(layer.rows, -1).sum(1)
         return tau_of(_SOFTMAX, s, xp)[:, 0], size
     assert isinstance(job.per_row, Thresholds)
     candidates = candidates_of(job)
     s = scores_of(layer, candidates, None)[0] if layer.recorded() else candidates.value
-    tau, size = job.per_row.of_candidates(layer.mapping, s, None)
+    tau, size = job.per_row.of_candidates(layer.mapping, s, candidates.at)
     full = candidates.full.nonzero(as_tuple=True)[0]
     if full.shape[0]:
         of_full = by_rows(job.rows_at(full))

@@ -238,7 +238,7 @@ def linear_threshold(
         raise TypeError(no_threshold(layer.mapping))
     layer.refuse_with_sink(who, transform=transform)
     xp, per_row = namespace(layer.x), Thresholds(who, row_transforms(who, transform))
-    job = Job(layer, per_row, chunk=check_chunk(who, chunk))
+    job = Job(layer, per_row, layer.hidden_class(xp), chunk=check_chunk(who, chunk))
     tau, size = bridge(layer.x).layers.thresholds(job)
     return Threshold(layer.as_given(tau, xp), layer.as_given(size, xp))
 
