@@ -203,7 +203,7 @@ FURTHER = {"fusedmax": A.Fusedmax(), "elementwise": A.Elementwise(), "bounded": 
 @pytest.mark.whole(lambda name, way: way == "jax" and name != "sparsemax")
 @pytest.mark.parametrize("way", GRADIENTS)
 @pytest.mark.parametrize("name", [*SOFT, *FURTHER])
-def test_a_masked_class_has_no_gradient_whatever_its_target(name, way):
+def test_a_masked_class_has_no_gradient_whatever_its_share(name, way):
     """The loss is infinite, and the other classes have p - y."""
     mapping = (SOFT | FURTHER)[name]
     x, y = torch.tensor(MASKED, requires_grad=True), torch.tensor(SHARES)

@@ -77,8 +77,9 @@ def fenchel_young(
     mapping, x, y, xp = batch.mapping, batch.rows, batch.y, batch.xp
     masked = xp.any((y > 0) & ~batch.keep, axis=-1, keepdims=True)
     batch.check_sums(masked)
-    if not decides(masked) or bool(xp.any(masked)):
-        x = hide(x, batch.keep)  # no gradient at a masked class, whatever its target
+    shared = not batch.indices or options.smoothing  # engines give a masked class index the gradient -1
+    if shared and (not decides(masked) or bool(xp.any(masked))):
+        x = hide(x, batch.keep)  # no gradient at a masked class, whatever its share
     value = bridge(x).loss(mapping, x, y)  # Omega*(x) - <x, y>, whose gradient is p - y
     with quiet(x):
         if with_constant:
