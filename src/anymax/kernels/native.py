@@ -152,11 +152,11 @@ def one_for_all(link: Link) -> Link | None:
     return None if out_of_range(link.kind, value) else Link(*link[:2], value, None, *link[4:])
 
 
-def _done(answer: Any, what: str, *arrays: Array | None) -> Any:
+def done(answer: Any, what: str, *arrays: Array | None, engine: str = "the native engine") -> Any:
     """The engine's answer; an error if it is None, for arrays that `refuse` did not check."""
     if answer is None:
         words = ", ".join(f"{dtype_of(a)} {tuple(a.shape)}" for a in arrays if a is not None)
-        raise RuntimeError(f"the native engine can't compute {what} on {words}")
+        raise RuntimeError(f"{engine} can't compute {what} on {words}")
     return answer
 
 
@@ -176,8 +176,8 @@ def _backward(log: bool, mapping: Mapping, x: Array, p: Array, g: Array, saved: 
     g = _gradient(mapping, scores, x, p, g)
     engine = engine_for(p)
     if log:
-        return _done(engine.log_vjp(link, scores, p, g, -1, None), "log_vjp", scores, p, g)
-    return _done(engine.vjp(link, scores, p, g, -1, saved and saved.memory), "vjp", scores, p, g)
+        return done(engine.log_vjp(link, scores, p, g, -1, None), "log_vjp", scores, p, g)
+    return done(engine.vjp(link, scores, p, g, -1, saved and saved.memory), "vjp", scores, p, g)
 
 
 def refuse_parameter(mapping: Mapping, link: Link, name: str) -> None:
@@ -190,7 +190,7 @@ def refuse_parameter(mapping: Mapping, link: Link, name: str) -> None:
 def _numbers(link: Link, x: Array, what: str) -> Array:
     """tau of each row, [..., 1]."""
     tau = room_in(arrays_of(x), (*x.shape[:-1], 1), wide(x))
-    _done(engine_for(x).threshold(link, x, tau), what, x)
+    done(engine_for(x).threshold(link, x, tau), what, x)
     return tau
 
 
@@ -214,7 +214,7 @@ class Native(Engine):
         return next((reason for a in given if (reason := refuse_tensor(a))), None)
 
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
-        return _done(engine_for(x).forward(_link(mapping, x), x, -1, mask, out), "p(x)", x, mask, out)
+        return done(engine_for(x).forward(_link(mapping, x), x, -1, mask, out), "p(x)", x, mask, out)
 
     def write(self, mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
         return engine_for(x).forward(_link(mapping, x), x, -1, mask, out) is not None
@@ -224,7 +224,7 @@ class Native(Engine):
     ) -> tuple[Array, NonZeros | None]:
         """p(x), and up to `capacity` non-zeros a row; below 0 the engine chooses, and saves none for a dense map or a small call."""
         answer = engine_for(x).forward_saving(_link(mapping, x), x, -1, mask, out, capacity)
-        p, memory = _done(answer, "p(x)", x, mask, out)
+        p, memory = done(answer, "p(x)", x, mask, out)
         return p, None if memory is None else non_zeros_in(memory, p, -1)
 
     def forward_learning(self, mapping: Mapping, x: Array, mask: Array | None = None) -> tuple[Array, NonZeros | None]:
@@ -236,7 +236,7 @@ class Native(Engine):
         return self.forward_saving(mapping, x, out=out)
 
     def log_forward(self, mapping: Mapping, x: Array) -> Array:
-        return _done(engine_for(x).log_forward(_link(mapping, x), x, -1, None, None), "log p(x)", x)
+        return done(engine_for(x).log_forward(_link(mapping, x), x, -1, None, None), "log p(x)", x)
 
     def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
         return _backward(False, mapping, x, p, g, saved)
@@ -256,7 +256,7 @@ class Native(Engine):
         else:
             value = room_in(arrays_of(p), (*p.shape[:-1], 1), wide(p))
         g = _gradient(mapping, scores, x, p, g)
-        made = _done(engine_for(p).slope(link, scores, p, g, -1, memory, value), f"the derivative by {name}", p, g)
+        made = done(engine_for(p).slope(link, scores, p, g, -1, memory, value), f"the derivative by {name}", p, g)
         return made if value is None else value
 
     def log_vjp(self, mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
@@ -275,9 +275,9 @@ class Native(Engine):
         index = arrays.cast(index, "int64", x) if dtype_of(index) != "int64" else index
         rows = tuple(n for i, n in enumerate(x.shape) if i != axis % x.ndim)
         value = room_in(arrays, () if reduction != "none" else rows, wide(x))
-        rise = room_in(arrays, rows, wide(x)) if slope and link.kind in WITH_SLOPE else None
-        answer = engine_for(x).loss(link, x, index, value, axis, ignored, REDUCTIONS[reduction], save, rise)
-        return answer and IndexLoss(value, answer[1], answer[0], rise)
+        loss_slope = room_in(arrays, rows, wide(x)) if slope and link.kind in WITH_SLOPE else None
+        answer = engine_for(x).loss(link, x, index, value, axis, ignored, REDUCTIONS[reduction], save, loss_slope)
+        return answer and IndexLoss(value, answer[1], answer[0], loss_slope)
 
     def index_loss_grad(
         self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Array | None, *, axis: int = -1, ignored: int = BELOW,
@@ -302,7 +302,7 @@ class Native(Engine):
         if not 1 <= k <= n:
             raise ValueError(f"k must be from 1 to the number of classes, {n}, got {k!r}")
         value, positions = room_in(arrays, (*batch, k), dtype_of(x)), room_in(arrays, (*batch, k), "int64")
-        _done(engine_for(x).largest(arrays.contiguous(x), k, value, positions), "the largest scores", x)
+        done(engine_for(x).largest(arrays.contiguous(x), k, value, positions), "the largest scores", x)
         return value, positions
 
     def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:
@@ -381,7 +381,7 @@ class Native(Engine):
         done = engine_for(x).decode(
             mapping, x, table.reshape(-1, 3), values, out.keep, u, index, chances, out.entropy, out.left, out.tau
         )
-        return out if done is not None else _done(done, "a pass", x)
+        return out if done is not None else done(done, "a pass", x)
 
     def select(self, task: Selection, x: Array) -> Array | None:
         arrays, (k, groups) = arrays_of(x), task
@@ -434,7 +434,7 @@ def _sinkhorn(
         rows, columns = (_sums(value, scores) for value in (task.rows, task.columns))
         numbers = task.iterations, float(task.temperature), tolerance
         done = engine_for(scores).sinkhorn(scores, rows, columns, g, out, *numbers, left)
-        return out if done is not None else _done(done, "Sinkhorn", scores)
+        return out if done is not None else done(done, "Sinkhorn", scores)
     return out
 
 
@@ -462,7 +462,7 @@ def _linear(
         q, k, v, out, lengths, below, g, dq, dk, dv, task.groups, task.causal, float(task.scale), threads
     )
     if done is None:
-        _done(done, "linear attention", q, k, v)
+        done(done, "linear attention", q, k, v)
 
 
 ENGINE = Native()

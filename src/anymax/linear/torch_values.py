@@ -65,9 +65,9 @@ def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
 def _loss_of_softmax(job: Job, per_row: RowLoss, min_probability: float) -> Tensor:
     assert job.target is not None
     unmasked = _unmasked(job.layer, per_row)
-    shares = unmasked if unmasked is None or job.class_weight is None else unmasked * job.class_weight
-    s, score, _ = of_softmax(job, shares, min_probability=min_probability)
-    short = _short(torch.zeros_like(job.target), score, shares, unmasked)
+    class_factors = unmasked if unmasked is None or job.class_weight is None else unmasked * job.class_weight
+    s, score, _ = of_softmax(job, class_factors, min_probability=min_probability)
+    short = _short(torch.zeros_like(job.target), score, class_factors, unmasked)
     return per_row(_SOFTMAX, s, job.target, job.class_weight, short)
 
 
@@ -121,11 +121,11 @@ def _of_scores(job: Job, candidates: Candidates) -> Tensor:
 # -- both ----------------------------------------------------------------------------------------------------------------------------
 
 
-def _short(at: Tensor, score: Tensor, shares: Tensor | None, unmasked: Tensor | None) -> ShortRow:
-    """The short rows whose target is at the place `at`. score: <all scores, shares> of each row."""
-    if shares is None or unmasked is None:
+def _short(at: Tensor, score: Tensor, class_factors: Tensor | None, unmasked: Tensor | None) -> ShortRow:
+    """The short rows whose target is at the place `at`. score: <all scores, class_factors> of each row."""
+    if class_factors is None or unmasked is None:
         return ShortRow(at, score)
-    return ShortRow(at, score, shares.sum(), unmasked.sum())
+    return ShortRow(at, score, class_factors.sum(), unmasked.sum())
 
 
 def _unmasked(layer: Layer, per_row: RowLoss) -> Tensor | None:
