@@ -152,11 +152,16 @@ def one_for_all(link: Link) -> Link | None:
     return None if out_of_range(link.kind, value) else Link(*link[:2], value, None, *link[4:])
 
 
-def done(answer: Any, what: str, *arrays: Array | None, engine: str = "the native engine") -> Any:
-    """The engine's answer; an error if it is None, for arrays that `refuse` did not check."""
+def not_computed(what: str, *arrays: Array | None, engine: str = "the native engine") -> RuntimeError:
+    """The error for arrays that an engine answers with None, since `refuse` did not check them."""
+    words = ", ".join(f"{dtype_of(a)} {tuple(a.shape)}" for a in arrays if a is not None)
+    return RuntimeError(f"{engine} can't compute {what} on {words}")
+
+
+def _done(answer: Any, what: str, *arrays: Array | None) -> Any:
+    """The engine's answer; an error if it is None."""
     if answer is None:
-        words = ", ".join(f"{dtype_of(a)} {tuple(a.shape)}" for a in arrays if a is not None)
-        raise RuntimeError(f"{engine} can't compute {what} on {words}")
+        raise not_computed(what, *arrays)
     return answer
 
 
@@ -176,8 +181,8 @@ def _backward(log: bool, mapping: Mapping, x: Array, p: Array, g: Array, saved: 
     g = _gradient(mapping, scores, x, p, g)
     engine = engine_for(p)
     if log:
-        return done(engine.log_vjp(link, scores, p, g, -1, None), "log_vjp", scores, p, g)
-    return done(engine.vjp(link, scores, p, g, -1, saved and saved.memory), "vjp", scores, p, g)
+        return _done(engine.log_vjp(link, scores, p, g, -1, None), "log_vjp", scores, p, g)
+    return _done(engine.vjp(link, scores, p, g, -1, saved and saved.memory), "vjp", scores, p, g)
 
 
 def refuse_parameter(mapping: Mapping, link: Link, name: str) -> None:
@@ -190,7 +195,7 @@ def refuse_parameter(mapping: Mapping, link: Link, name: str) -> None:
 def _numbers(link: Link, x: Array, what: str) -> Array:
     """tau of each row, [..., 1]."""
     tau = room_in(arrays_of(x), (*x.shape[:-1], 1), wide(x))
-    done(engine_for(x).threshold(link, x, tau), what, x)
+    _done(engine_for(x).threshold(link, x, tau), what, x)
     return tau
 
 
@@ -214,7 +219,7 @@ class Native(Engine):
         return next((reason for a in given if (reason := refuse_tensor(a))), None)
 
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
-        return done(engine_for(x).forward(_link(mapping, x), x, -1, mask, out), "p(x)", x, mask, out)
+        return _done(engine_for(x).forward(_link(mapping, x), x, -1, mask, out), "p(x)", x, mask, out)
 
     def write(self, mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
         return engine_for(x).forward(_link(mapping, x), x, -1, mask, out) is not None
@@ -224,7 +229,7 @@ class Native(Engine):
     ) -> tuple[Array, NonZeros | None]:
         """p(x), and up to `capacity` non-zeros a row; below 0 the engine chooses, and saves none for a dense map or a small call."""
         answer = engine_for(x).forward_saving(_link(mapping, x), x, -1, mask, out, capacity)
-        p, memory = done(answer, "p(x)", x, mask, out)
+        p, memory = _done(answer, "p(x)", x, mask, out)
         return p, None if memory is None else non_zeros_in(memory, p, -1)
 
     def forward_learning(self, mapping: Mapping, x: Array, mask: Array | None = None) -> tuple[Array, NonZeros | None]:
@@ -236,7 +241,7 @@ class Native(Engine):
         return self.forward_saving(mapping, x, out=out)
 
     def log_forward(self, mapping: Mapping, x: Array) -> Array:
-        return done(engine_for(x).log_forward(_link(mapping, x), x, -1, None, None), "log p(x)", x)
+        return _done(engine_for(x).log_forward(_link(mapping, x), x, -1, None, None), "log p(x)", x)
 
     def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
         return _backward(False, mapping, x, p, g, saved)
@@ -256,7 +261,7 @@ class Native(Engine):
         else:
             value = room_in(arrays_of(p), (*p.shape[:-1], 1), wide(p))
         g = _gradient(mapping, scores, x, p, g)
-        made = done(engine_for(p).slope(link, scores, p, g, -1, memory, value), f"the derivative by {name}", p, g)
+        made = _done(engine_for(p).slope(link, scores, p, g, -1, memory, value), f"the derivative by {name}", p, g)
         return made if value is None else value
 
     def log_vjp(self, mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
@@ -302,7 +307,7 @@ class Native(Engine):
         if not 1 <= k <= n:
             raise ValueError(f"k must be from 1 to the number of classes, {n}, got {k!r}")
         value, positions = room_in(arrays, (*batch, k), dtype_of(x)), room_in(arrays, (*batch, k), "int64")
-        done(engine_for(x).largest(arrays.contiguous(x), k, value, positions), "the largest scores", x)
+        _done(engine_for(x).largest(arrays.contiguous(x), k, value, positions), "the largest scores", x)
         return value, positions
 
     def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:
@@ -378,10 +383,12 @@ class Native(Engine):
             return out
         if not draws[-1]:
             u = index = chances = None
-        done = engine_for(x).decode(
+        answer = engine_for(x).decode(
             mapping, x, table.reshape(-1, 3), values, out.keep, u, index, chances, out.entropy, out.left, out.tau
         )
-        return out if done is not None else done(done, "a pass", x)
+        if answer is None:
+            raise not_computed("a pass", x)
+        return out
 
     def select(self, task: Selection, x: Array) -> Array | None:
         arrays, (k, groups) = arrays_of(x), task
@@ -433,8 +440,9 @@ def _sinkhorn(
     if 0 not in x.shape:
         rows, columns = (_sums(value, scores) for value in (task.rows, task.columns))
         numbers = task.iterations, float(task.temperature), tolerance
-        done = engine_for(scores).sinkhorn(scores, rows, columns, g, out, *numbers, left)
-        return out if done is not None else done(done, "Sinkhorn", scores)
+        answer = engine_for(scores).sinkhorn(scores, rows, columns, g, out, *numbers, left)
+        if answer is None:
+            raise not_computed("Sinkhorn", scores)
     return out
 
 
@@ -458,11 +466,11 @@ def _linear(
     q, k, v = (framework.contiguous(a) for a in (q, k, v))
     g, dq, dk, dv = gradients or (None,) * 4
     threads = sys.modules["torch"].get_num_threads() if pool(is_torch(q)) else get_num_threads()
-    done = engine_for(q).linear(
+    answer = engine_for(q).linear(
         q, k, v, out, lengths, below, g, dq, dk, dv, task.groups, task.causal, float(task.scale), threads
     )
-    if done is None:
-        done(done, "linear attention", q, k, v)
+    if answer is None:
+        raise not_computed("linear attention", q, k, v)
 
 
 ENGINE = Native()

@@ -54,7 +54,8 @@ class SoftOrder(Engine):
         scores = x if KERNELS[str(mapping.kernel)] else None
         engine = native.engine_for(p)
         answer = engine.order_vjp(scores, p, g, arrays.contiguous(order.memory), out, float(strength), how)
-        native.done(answer, mapping.name, p, g, engine=_ENGINE)
+        if answer is None:
+            raise native.not_computed(mapping.name, p, g, engine=_ENGINE)
         return as_dtype(out, dtype, xp)
 
     def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:
@@ -75,7 +76,8 @@ def _forward(mapping: Mapping, x: Array, order: Order | None) -> Array:
     out = empty_like(rows)
     strength, how = _options(mapping)
     answer = native.engine_for(x).order(rows, out, order and order.memory, float(strength), how)
-    native.done(answer, mapping.name, x, engine=_ENGINE)
+    if answer is None:
+        raise native.not_computed(mapping.name, x, engine=_ENGINE)
     return as_dtype(out, x.dtype, xp)
 
 

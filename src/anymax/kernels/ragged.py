@@ -115,7 +115,8 @@ class NativeSegments(SegmentsEngine):
             answer = native.engine_for(lead).segments(
                 link, CODES[op], segments.ptr, segments.order, at, x, p, g, out, index, scale, value, saved, loss_slope
             )
-            native.done(answer, f"{op} of segments", x, p, g, out)
+            if answer is None:
+                raise native.not_computed(f"{op} of segments", x, p, g, out)
         if out is not None and at == axis:
             return out, None
         xp = namespace(lead)

@@ -91,7 +91,8 @@ class Tabled(Engine):
         w, n = _weights(mapping), x.shape[-1]
         left = np.empty(math.prod(x.shape[:-1]), bool)
         answer = native.engine_for(x).ratio(w.cells, w.slopes, w.numbers, x, g, out, left)
-        native.done(answer, mapping.name, x, g, engine=_ENGINE)
+        if answer is None:
+            raise native.not_computed(mapping.name, x, g, engine=_ENGINE)
         if left.any():
             at = np.flatnonzero(left)
             rows = x.reshape(-1, n)[at]
@@ -129,7 +130,8 @@ def _weights(mapping: RatioMap) -> Weights:
 
 def _run(table: Table, x: Array, g: Array | None, out: Array | None, tau: Array | None) -> None:
     answer = native.engine_for(x).tabled(table.cells, table.numbers, x, g, out, tau)
-    native.done(answer, "rows", x, g, engine=_ENGINE)
+    if answer is None:
+        raise native.not_computed("rows", x, g, engine=_ENGINE)
 
 
 ENGINE = Tabled()
