@@ -221,9 +221,9 @@ def runs_eagerly(layer: Layer, *others: Any) -> bool:
     """True for eager calls on plain tensors, without tracing, if none of `others` requires a gradient."""
     if torch.compiler.is_compiling() or not untraced():
         return False
-    tensors = [a for a in (layer.x, layer.weight, layer.bias, layer.keep, *others) if a is not None]
-    if any(type(a) not in KINDS or a.layout is not torch.strided or a.is_meta for a in tensors):
-        return False
+    for a in (layer.x, layer.weight, layer.bias, layer.keep, *others):
+        if a is not None and (type(a) not in KINDS or a.layout is not torch.strided or a.is_meta):
+            return False
     return not recorded(*others)
 
 

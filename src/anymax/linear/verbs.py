@@ -173,7 +173,7 @@ def _read(
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
     penalties = RowPenalties.read(who, layer.mapping, layer.hides, z_loss, suppress)
-    each = EACH_ROW._replace(smoothing=float(options.smoothing))
+    each = EACH_ROW._replace(smoothing=float(options.smoothing)) if options.smoothing else EACH_ROW
     per_row = RowLoss(who, row_transforms(who, transform), each, min_probability=float(least), penalties=penalties)
     return layer, options, per_row
 
@@ -270,8 +270,7 @@ def _loss(layer: Layer, target: Any, options: LossOptions, per_row: RowLoss, chu
                 if total is not None:
                     return cast(total, layer.dtype)
             value = layers.values(job, without_class)
-    value, counted = (xp.reshape(part, layer.lead) for part in (value, counted))
-    return options.reduce(value, counted, layer.dtype, xp)
+    return options.reduce(xp.reshape(value, layer.lead), xp.reshape(counted, layer.lead), layer.dtype, xp)
 
 
 def _loss_job(layer: Layer, target: Any, options: LossOptions, per_row: RowLoss, chunk: int | None) -> LossJob:
