@@ -15,6 +15,7 @@ from ._array import (
     pick_axis,
     quiet,
     stop_gradient,
+    take,
     upcast,
 )
 from ._core.mapping import Mapping, no_threshold
@@ -136,10 +137,12 @@ def tau_of(mapping: Mapping, rows: Array, xp: Any) -> Array:
         return tau + as_dtype(moving - stop_gradient(moving), tau.dtype, xp)
 
 
-def tau_and_support(mapping: Mapping, rows: Array, xp: Any) -> tuple[Array, Array]:
-    """`tau_of`, and how many classes have a probability, [..., 1] each."""
+def tau_and_support(mapping: Mapping, rows: Array, xp: Any, hidden: Array | None = None) -> tuple[Array, Array]:
+    """`tau_of`, and how many classes have a probability, [..., 1] each. hidden: the place of a class that does not count, [..., 1]."""
     p = bridge(rows).apply(mapping.frozen(), stop_gradient(rows))
-    return tau_of(mapping, rows, xp), _support_size(p, xp)
+    size = _support_size(p, xp)
+    size = size if hidden is None else size - xp.astype(take(p, hidden, xp) > 0, size.dtype)
+    return tau_of(mapping, rows, xp), size
 
 
 @check_keywords()

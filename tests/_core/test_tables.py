@@ -74,10 +74,10 @@ def test_a_function_shows_the_options_of_its_table():
 @pytest.mark.parametrize(
     ("check", "right", "wrong", "error", "words"),
     [
-        (OneOf("sum", "none", total="sum"), "none", "total", ValueError, "a must be 'sum' or 'none', got 'total'; it is called 'sum' here"),
-        (OneOf("sum", "none"), "sum", 3, ValueError, "a must be 'sum' or 'none', got 3"),
+        (OneOf("sum", "none", all="sum"), "none", "all", ValueError, "verb: a must be 'sum' or 'none', got 'all'; it is called 'sum' here"),
+        (OneOf("sum", "none"), "sum", 3, ValueError, "verb: a must be 'sum' or 'none', got 3"),
         (Integer("a place"), -100, 2.0, TypeError, "verb(a=2.0): a must be an integer, a place"),
-        (Between(0, 1), 0.5, 1.5, ValueError, "a must be a number from 0 to 1, got 1.5"),
+        (Between(0, 1), 0.5, 1.5, ValueError, "verb: a must be a number from 0 to 1, got 1.5"),
     ],
 )  # fmt: skip
 def test_checks(check, right, wrong, error, words):

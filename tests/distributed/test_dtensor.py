@@ -167,6 +167,36 @@ def test_every_placement_on_a_mesh_of_four():
     right(4, PLACED)
 
 
+HALVES = """
+import anymax as A
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+mesh = init_device_mesh("cpu", (1,))
+g = torch.Generator().manual_seed(0)
+t = torch.arange(4) % 3
+def whole(v):
+    return v.full_tensor() if hasattr(v, "full_tensor") else v
+for dtype, weights in ((torch.bfloat16, [0.3, 1.1, 0.7]), (torch.float16, [7e4, 1e5, 1.0])):
+    x, W = torch.randn(4, 5, generator=g).to(dtype), torch.randn(3, 5, generator=g).to(dtype)
+    w, scores = torch.tensor(weights), (x @ W.T).float().to(dtype)
+    split = [distribute_tensor(v, mesh, [p]) for v, p in ((x, Replicate()), (W, Shard(0)), (scores, Shard(1)))]
+    for reduction in ("sum", "mean", "none"):
+        for mapping in ("softmax", "entmax15"):
+            want = A.linear_loss(x, W, t, mapping, weight=w, reduction=reduction)
+            got = whole(A.linear_loss(*split[:2], t, mapping, weight=w, reduction=reduction))
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+        want, got = (
+            whole(A.cross_entropy(s, t, w / w.max(), reduction=reduction)).float() for s in (scores, split[2])
+        )
+        torch.testing.assert_close(got, want, rtol=2.0**-10, atol=0.0)
+print("right")
+dist.destroy_process_group()
+"""
+
+
+def test_class_weights_keep_their_digits_beside_halves():
+    right(1, HALVES)
+
+
 MANY = """
 import torch
 import torch.distributed as dist

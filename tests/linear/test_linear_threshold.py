@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kinds import KINDS, back
 from laws import close
-from linear_cases import CLASSES, MAPS, ROWS, dense, made, same, torch_operands
+from linear_cases import CLASSES, MAPS, ROWS, dense, made, operands, same, torch_operands
 
 import anymax as A
 from anymax import Bounded, Budget, Elementwise, Entmax, NormMax, Sink, Softmax, Sparsemax
@@ -49,9 +49,31 @@ def test_the_gradient_of_tau_of_a_layer_is_that_of_all_scores(name):
         got = A.linear.linear_threshold(*free[:2], THRESHOLDS[name], linear_bias=free[2], **options)
         s = free[0] @ free[1].T + free[2]
         want = A.threshold(THRESHOLDS[name], s if transform is None else transform(s), mask=mask)
-        assert name == "sink" or (got.support == want.support).all()  # here the sink counts
+        assert (got.support == want.support).all()
         assert mask is None or name == "sink" or got.tau[3] == want.tau[3] == -float("inf")
         same(got.tau, want.tau, free, 1e-10)
+
+
+@pytest.mark.whole(lambda inner: inner not in ("softmax", "sparsemax", "budget"))
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("inner", ["softmax", "sparsemax", "entmax15", "topk", "normmax", "budget", "bounded"])
+def test_the_sink_is_no_class_of_the_support(kind, inner):
+    """In each way of torch, whether the sink has a probability or not, and with every class of a row masked."""
+    x, weight, bias, *_ = operands()
+    keep = np.random.default_rng(2).random((ROWS, CLASSES)) < 0.5
+    keep[3] = False
+    make = KINDS[kind]
+    s = make(x @ weight.T + bias)
+    for score in (0.5, 30.0, -np.inf):
+        mapping = Sink(THRESHOLDS[inner], score)
+        for mask, chunk in ((None, None), (keep, None), (keep[0], 16)):
+            mask = None if mask is None else make(mask)
+            got = A.linear.linear_threshold(
+                *map(make, (x, weight)), mapping, linear_bias=make(bias), mask=mask, chunk=chunk
+            )
+            want = A.threshold(mapping, s, mask=mask)
+            np.testing.assert_array_equal(back(got.support), back(want.support))
+            np.testing.assert_allclose(back(got.tau), back(want.tau), rtol=1e-5, atol=1e-5)
 
 
 def test_the_gradient_of_tau_is_p_or_the_sensitivities():

@@ -25,6 +25,7 @@ from loss_cases import (
     rng,
     tolerance,
 )
+from processes import together
 
 import anymax as A
 from anymax import Softmax, Sparsemax, kernels
@@ -154,6 +155,66 @@ def test_a_masked_target_has_a_gradient_in_jax(name):
     value, g = jax.value_and_grad(lambda v: A.fenchel_young(MAPS[name], v, np.array([0, 2, 1])))(jax.numpy.asarray(x))
     assert value == math.inf
     assert not np.isnan(g).any()
+
+
+SHARES = readonly(np.array([[0.5, 0.3, 0.2, 0.0], [0.1, 0.2, 0.3, 0.4]]))
+MASKED = readonly(np.array([[0.4, -math.inf, 1.0, -0.5], [0.2, 0.3, -0.4, 0.1]]))
+
+
+def summed(m, x, y, **options):
+    return A.fenchel_young(m, x, y, reduction="sum", **options)
+
+
+def of_torch(loss, **options):
+    return lambda m, x, y: torch.autograd.grad(loss(m, x, y), x, **options)[0].detach()
+
+
+def of_jax(m, x, y):
+    jax = pytest.importorskip("jax")
+    x, y = (jax.numpy.asarray(back(a)) for a in (x, y))
+    return torch.tensor(back(jax.grad(lambda x: summed(m, x, y))(x)))
+
+
+def of_shards(m, x, y):
+    def part(group):
+        at = slice(2 * group.rank, 2 * group.rank + 2)
+        free = x[:, at].detach().requires_grad_()
+        value = A.distributed.fenchel_young(m, free, y[:, at], axis=-1, reduction="sum", group=group)
+        return torch.autograd.grad(value, free)[0]
+
+    return torch.cat(together(2, part), 1)
+
+
+GRADIENTS = {
+    "rows": of_torch(summed),
+    "a mask": of_torch(lambda m, x, y: summed(m, x.clamp(min=-9), y, mask=x.isfinite())),
+    "segments": of_torch(lambda m, x, y: A.segment_loss(m, x.flatten(), y.flatten(), lengths=[4, 4], reduction="sum")),
+    "layer": of_torch(lambda m, x, y: A.linear_loss(x.clamp(min=-9), EYE, y, m, mask=x.isfinite(), reduction="sum")),
+    "shards": of_shards,
+    "derivatives of it": of_torch(summed, create_graph=True),
+    "torch.func": lambda m, x, y: torch.func.grad(lambda x: summed(m, x, y))(x.detach()),
+    "a target that learns": of_torch(lambda m, x, y: summed(m, x, y.clone().requires_grad_())),
+    "jax": of_jax,
+}
+EYE = torch.eye(4, dtype=torch.float64)
+FURTHER = {"fusedmax": A.Fusedmax(), "elementwise": A.Elementwise(), "bounded": A.Bounded(0.9)}
+
+
+@pytest.mark.whole(lambda name, way: way == "jax" and name != "sparsemax")
+@pytest.mark.parametrize("way", GRADIENTS)
+@pytest.mark.parametrize("name", [*SOFT, *FURTHER])
+def test_a_masked_class_has_no_gradient_whatever_its_share(name, way):
+    """The loss is infinite, and the other classes have p - y."""
+    mapping = (SOFT | FURTHER)[name]
+    x, y = torch.tensor(MASKED, requires_grad=True), torch.tensor(SHARES)
+    got = GRADIENTS[way](mapping, x, y)
+    want = (A.apply(mapping, x.detach()) - y) * x.isfinite()
+    assert got[0, 1] == 0.0
+    if way == "layer" and (mapping.is_softmax or name == "sink-softmax"):
+        return  # the cross-entropy, which leaves the masked class out
+    if isinstance(mapping, A.PerturbMax) and way in ("torch.func", "a target that learns"):
+        got, want = got[1], want[1]  # the formula, in which the target of a masked class moves the maximum
+    torch.testing.assert_close(got.double(), want, rtol=0.0, atol=tolerance(way))
 
 
 # -- cross_entropy is torch's --------------------------------------------------------------------------------------------------

@@ -230,6 +230,23 @@ def test_output_layers(inner):
     torch.testing.assert_close(am.linear_log_prob(x, w, y, mapping), am.log_prob(mapping, x @ w.T, y))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [2, 1.6, np.array([[2.0], [1.2]])], ids=str)
+def test_a_target_of_an_output_layer_sums_to_what_the_map_does(kind, k):
+    """The sink has what is left of this sum, as in the loss of scores."""
+    make, rng = KINDS[kind], np.random.default_rng(3)
+    x, w = rng.standard_normal((2, 5)), rng.standard_normal((3, 5))
+    y = np.array([[1.0, 0.6, 0.0], [0.0, 0.3, 0.9]])
+    mapping = am.Sink(am.Budget(make(k) if isinstance(k, np.ndarray) else k), 0.3)
+    for reduction in ("mean", "none"):
+        want = am.fenchel_young(mapping, make(x @ w.T), make(y), reduction=reduction)
+        got = am.linear_loss(make(x), make(w), make(y), mapping, reduction=reduction)
+        np.testing.assert_allclose(back(got), back(want), rtol=2e-6, atol=1e-7)
+    for wrong in ([[1.0, 1.0, 1.0], [0.0, 0.3, 0.9]], [[-0.1, 1.0, 0.6], [0.0, 0.3, 0.9]]):
+        with pytest.raises(ValueError, match="expected rows of non-negative numbers"):
+            am.linear_loss(x, w, wrong, am.Sink(am.Budget(2)))
+
+
 W = np.random.default_rng(1).standard_normal((4, 4))
 SUPPORT = np.tile([0, 1, 2], 5), np.arange(0, 16, 3)  # the first three classes of each row
 BY_INDEX = {  # what takes class indices: of the scores x, or of an output layer with the scores x @ W

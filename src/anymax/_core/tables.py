@@ -40,7 +40,7 @@ class OneOf:
         *others, last = map(repr, self.values)
         ours = self.elsewhere.get(value) if isinstance(value, str) else None
         hint = f"; it is called {ours!r} here" if ours else ""
-        raise ValueError(f"{name} must be {', '.join(others)} or {last}, got {value!r}{hint}")
+        raise ValueError(f"{who}: {name} must be {', '.join(others)} or {last}, got {value!r}{hint}")
 
 
 class Integer:
@@ -61,7 +61,7 @@ class Between:
 
     def __call__(self, who: str, name: str, value: Any) -> Any:
         words = f"a number from {self.low} to {self.high}"
-        return check_scalar(name, value, lambda v: self.low <= v <= self.high, words)
+        return check_scalar(f"{who}: {name}", value, lambda v: self.low <= v <= self.high, words)
 
 
 class Row(NamedTuple):

@@ -80,13 +80,13 @@ class Agreement:
         self.who, self.group, self.x, self.name = who, group, x, f"anymax.{room}{who}"
         self.words: dict[str, str] = {"verb": who}  # what must be the same on every process
         self.same: dict[str, Array] = {}  # arrays that must be the same on every process, by name
-        self.message = message  # of the next collective, once all know it
-        self.open = group.strict and group.size > 1  # True until the others have heard from this process
+        self._message = message  # of the next collective, once all know it
+        self._open = group.strict and group.size > 1  # True until the others have heard from this process
 
     @property
     def agreed(self) -> bool:
         """True once all processes know each other's calls."""
-        return self.message is not None
+        return self._message is not None
 
     def say(self, **words: Any) -> None:
         self.words |= {k.replace("_", " "): v if isinstance(v, str) else repr(v) for k, v in words.items()}
@@ -107,7 +107,7 @@ class Agreement:
         group, xp = self.group, namespace(self.x)
         expected: Expected = group.expected
         actual = None if payload is None else Message(payload.numel(), payload.dtype)
-        message = actual if actual is not None and group.size == 1 else self.message or expected.next()
+        message = actual if actual is not None and group.size == 1 else self._message or expected.next()
         sends = NOTHING if actual is None else HERE if actual == message else FOLLOWS
         head = head._replace(sends=sends, digest=zlib.crc32(json.dumps(self.words).encode()))
         marked = None if self.agreed or not self.same else mark(xp.concat([_bits(a) for a in self.same.values()]))
@@ -123,12 +123,22 @@ class Agreement:
             self._different_entries()
         if payload is None:
             return None, heads
-        self.open = False
-        if actual is not None and actual != self.message:
+        self._open = False
+        if actual is not None and actual != self._message:
             expected.came(actual)
         if sends == FOLLOWS:
             stacked = group.stack(xp.reshape(payload, (-1,)))
         return xp.reshape(stacked, (group.size, *payload.shape)), heads
+
+    def compare(self, head: Head) -> list[Head]:
+        """The heads of all processes, before any data; raise if the calls differ. Later this process tells no other that it fails."""
+        _, heads = self.exchange(None, head)
+        self._open = False
+        return heads
+
+    def expect(self, message: Message) -> None:
+        """All processes know the message of the next collective."""
+        self._message = message
 
     def settle(self, size: int = 0) -> list[int]:
         """Compare the calls of a verb that sends its data later; return the size that each process gives, by rank.
@@ -137,16 +147,14 @@ class Agreement:
         """
         if not self.group.strict:
             return [size] * self.group.size
-        heads = self.exchange(None, Head(HERE, size))[1]
-        self.open = False
-        return [head.size for head in heads]
+        return [head.size for head in self.compare(Head(HERE, size))]
 
     def failed(self, error: Exception) -> None:
         """Tell the others, if they have not heard from this process yet, and raise the error that all of them raise."""
-        if not self.open:
+        if not self._open:
             return
-        self.open = False
-        _, heads = self._send(None, self.message or self.group.expected.next(), Head(FAILED), None)
+        self._open = False
+        _, heads = self._send(None, self._message or self.group.expected.next(), Head(FAILED), None)
         self._failures(heads, error)
 
     def _send(self, payload: Array | None, message: Message, head: Head, marked: Any) -> tuple[Array, list[Head]]:
@@ -163,7 +171,7 @@ class Agreement:
         """Raise the errors of the processes that failed; return if all failed alike, since each then raises its own."""
         if all(h.sends != FAILED for h in heads):
             return
-        self.open = False
+        self._open = False
         texts = self.group.texts("" if error is None else f"{type(error).__name__}\n{self.name}\n{error}", self.x)
         said = {i: text.split("\n", 2) for i, text in enumerate(texts) if text}
         if len(said) == len(heads) and len(set(texts)) == 1:
@@ -175,7 +183,7 @@ class Agreement:
 
     def _differences(self) -> None:
         """Raise an error that says how the calls differ."""
-        self.open = False
+        self._open = False
         each = [json.loads(text) for text in self.group.texts(json.dumps(self.words), self.x)]
         names = [name for name in each[0] if any(words.get(name) != each[0][name] for words in each)]
         names += sorted({name for words in each for name in words if name not in each[0]})
@@ -187,7 +195,7 @@ class Agreement:
 
     def _different_entries(self) -> None:
         """Raise an error that names the first entry that differs between the processes."""
-        self.open = False
+        self._open = False
         for name, mine in self.same.items():
             each = self.group.gathered(_bits(mine))
             differs = (each != each[:1]).any(0)

@@ -317,9 +317,7 @@ class ShardedCall:
     def agree(self, size: int) -> Places:
         """Compare the calls, and find where the classes lie, if there is nothing else to agree on."""
         self._describe()
-        places = self._places(self.agreement.exchange(None, self._head(size))[1])
-        self.agreement.open = False
-        return places
+        return self._places(self.agreement.compare(self._head(size)))
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -336,13 +334,13 @@ class ShardedCall:
         """
         _, heads = self.agreement.exchange(None, self._head(self.x.shape[self.axis]))
         sizes = [head.size for head in heads]
-        self.agreement.message = message_of(math.prod(self.lead), columns, self.x)
+        self.agreement.expect(message_of(math.prod(self.lead), columns, self.x))
         start = sum(sizes[: self.group.rank]) if self.start is None else self.start
         return dataclasses.replace(self, start=start, count=sum(sizes) if self.count is None else self.count)
 
     def _places(self, heads: list[Head]) -> Places:
         """Where the classes lie, as the processes say; an error if the shards do not follow each other."""
-        who = f"anymax.distributed.{self.who}"
+        who = self.agreement.name
         sizes = [head.size for head in heads]
         starts = [sum(sizes[:i]) if head.start is None else head.start for i, head in enumerate(heads)]
         # empty shards come first among those that start together

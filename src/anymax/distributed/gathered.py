@@ -10,6 +10,7 @@ from typing import Any
 from .. import _array
 from .._array import Array, Namespace, stop_gradient, wider
 from .._core.mapping import Mapping, with_missing_mass
+from .._core.rows import hide
 from .._random.draws import invert
 from ..autodiff import bridge
 from ..functional import apply, log_apply
@@ -65,8 +66,9 @@ class Gathered(Solution):
     def fenchel_young(self, gap: Array, mass: Array, target: Callable[[], Array]) -> Array:
         mapping, z, high, xp = self.shared, self.z, self.shards.high, self.xp
         if mapping.parts.loss_of_whole_target:
+            z = hide(z, z != -math.inf)  # no gradient at a masked class, whatever its target
             value = bridge(z).loss(mapping, z, self._of_all(target()))
-            return value + xp.where(gap == math.inf, gap, xp.zeros_like(gap))  # the target is masked
+            return value + stop_gradient(xp.where(gap == math.inf, gap, xp.zeros_like(gap)))  # the target is masked
         if not mapping.facts.shift_invariant:
             return bridge(z).loss(mapping, z, xp.zeros_like(z)) + gap - high * mass
         # a class index sums to 1 and is up to 1, and p is not: Omega*(x - M) itself

@@ -41,8 +41,8 @@ _INSTEAD = "give mask=, or the classes that it leaves as support= where there is
 _PARTS = 16  # parts in a JAX program, which contains the code of each part
 
 
-class LayerArguments(NamedTuple):
-    """The arguments that all verbs of output layers share, beside those of `Arguments`; not yet checked."""
+class LayerOperands(NamedTuple):
+    """The operands and options that all verbs of output layers share, beside those of `Arguments`; not yet checked."""
 
     weight: Any
     bias: Any
@@ -65,7 +65,7 @@ class SplitLayer:
     chunk: int | None  # how many classes to compute at a time, if the caller says it
 
     @classmethod
-    def agreed(cls, arguments: Arguments, agreement: Agreement, layer: Layer, of_layer: LayerArguments) -> SplitLayer:
+    def agreed(cls, arguments: Arguments, agreement: Agreement, layer: Layer, of_layer: LayerOperands) -> SplitLayer:
         """The first collective of a call, in which the processes compare what the caller has told `agreement`."""
         who, shared, n = agreement.who, agreement.group, layer.classes
         chunk = check_chunk(who, of_layer.chunk)
@@ -126,7 +126,7 @@ class SplitLayer:
 def linear_loss(
     arguments: Arguments,
     agreement: Agreement,
-    of_layer: LayerArguments,
+    of_layer: LayerOperands,
     target: Any,
     weight: Any,
     z_loss: Any,
@@ -157,7 +157,7 @@ def linear_loss(
 def log_prob(
     arguments: Arguments,
     agreement: Agreement,
-    of_layer: LayerArguments,
+    of_layer: LayerOperands,
     target: Any,
     entropy: bool,
     support: Any = None,
@@ -189,7 +189,7 @@ def log_prob(
     return pairs
 
 
-def threshold(arguments: Arguments, agreement: Agreement, of_layer: LayerArguments) -> Threshold:
+def threshold(arguments: Arguments, agreement: Agreement, of_layer: LayerOperands) -> Threshold:
     """tau of each row, and the number of classes with a probability."""
     layer = _layer(arguments, of_layer)
     if not layer.mapping.has_threshold:
@@ -202,7 +202,7 @@ def threshold(arguments: Arguments, agreement: Agreement, of_layer: LayerArgumen
 def topk_kl(
     arguments: Arguments,
     agreement: Agreement,
-    of_layer: LayerArguments,
+    of_layer: LayerOperands,
     ids: Any,
     teacher_log_p: Any,
     tail: Any,
@@ -240,7 +240,7 @@ def _terms(
     return split.by_rows(GivenClasses.width(index.shape[-1], **wanted), of_rows, kept)
 
 
-def _layer(arguments: Arguments, of_layer: LayerArguments) -> Layer:
+def _layer(arguments: Arguments, of_layer: LayerOperands) -> Layer:
     return Layer.of(
         arguments.who, arguments.x, of_layer.weight, arguments.mapping, of_layer.bias, arguments.mask, of_shard=True
     )

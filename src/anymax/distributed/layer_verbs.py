@@ -17,7 +17,7 @@ from ..linear.verbs import linear_loss as linear_loss_of_one
 from ..thresholds import Threshold
 from . import layer
 from .call import Arguments, ShardedLossKeywords, ShardKeywords, eagerly
-from .layer import LayerArguments
+from .layer import LayerOperands
 
 _HINTS = HINTS | {
     "least": "leave it out: over several processes the gradient is always exact",
@@ -87,7 +87,7 @@ def linear_loss(
     given: dict[str, Any] = {**options}
     of_loss = {name: given.pop(name) for name in SampleKeywords.__annotations__ if name in given}
     arguments = Arguments.of("linear_loss", mapping, x, mask=mask, **given)
-    of_layer = LayerArguments(linear_weight, linear_bias, chunk, transform)
+    of_layer = LayerOperands(linear_weight, linear_bias, chunk, transform)
     return eagerly(layer.linear_loss, arguments, of_layer, target, weight, z_loss, suppress, of_loss)
 
 
@@ -123,7 +123,7 @@ def linear_threshold(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("linear_threshold", mapping, x, mask=mask, **options)
-    return eagerly(layer.threshold, arguments, LayerArguments(linear_weight, linear_bias, chunk, transform))
+    return eagerly(layer.threshold, arguments, LayerOperands(linear_weight, linear_bias, chunk, transform))
 
 
 @check_keywords(_HINTS, bias="linear_bias")
@@ -174,7 +174,7 @@ def linear_log_prob(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("linear_log_prob", mapping, x, mask=mask, **options)
-    of_layer = LayerArguments(linear_weight, linear_bias, chunk, transform, temperature)
+    of_layer = LayerOperands(linear_weight, linear_bias, chunk, transform, temperature)
     return eagerly(layer.log_prob, arguments, of_layer, target, False, support)[0][0]
 
 
@@ -216,7 +216,7 @@ def linear_log_prob_entropy(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("linear_log_prob_entropy", mapping, x, mask=mask, **options)
-    of_layer = LayerArguments(linear_weight, linear_bias, chunk, transform, temperature)
+    of_layer = LayerOperands(linear_weight, linear_bias, chunk, transform, temperature)
     pairs = eagerly(layer.log_prob, arguments, of_layer, target, True, support, full)
     return tuple(pairs) if full else pairs[0]
 
@@ -272,7 +272,7 @@ def linear_topk_kl(
     >>> dist.destroy_process_group()
     """
     arguments = Arguments.of("linear_topk_kl", mapping, x, mask=mask, **options)
-    of_layer = LayerArguments(linear_weight, linear_bias, chunk, transform, temperature)
+    of_layer = LayerOperands(linear_weight, linear_bias, chunk, transform, temperature)
     return eagerly(layer.topk_kl, arguments, of_layer, ids, teacher_log_p, tail, direction)
 
 

@@ -65,14 +65,14 @@ class TargetColumns(NamedTuple):
 
     gap: Array  # <w y, anchor - a>
     mass: Array  # <w y, 1>
-    whole: Array  # <y, 1>
-    sample: Array  # <y, w> with the class weights of any loss; <y, 1> without
+    target_sum: Array  # <y, 1>
+    target_weight: Array  # <y, w> with the class weights of any loss; <y, 1> without
     even_gap: Any = None  # with label smoothing: `gap` and `mass` with 1 at each unmasked class in place of y
     even_mass: Any = None
     free: Any = None  # the number of these classes
     room: Any = None  # how much smoothing may give each of them, if p has upper bounds
     hidden_gap: Any = (
-        None  # with a share of the hidden class that is yet to be known: `gap` and `mass` with 1 there in place of y
+        None  # with a share of the hidden class, yet to be known: `gap` and `mass` with 1 there in place of y
     )
     hidden_mass: Any = None
 
@@ -84,7 +84,7 @@ class Loss(NamedTuple):
     options: LossOptions
     penalties: RowPenalties
     bounded: bool  # targets above the upper bounds of classes are refused
-    shares: bool  # a class that the map hides has what a distribution leaves
+    has_hidden_share: bool  # a class that the map hides has what a distribution leaves
 
     @classmethod
     def of(
@@ -96,10 +96,10 @@ class Loss(NamedTuple):
     @property
     def sent(self) -> tuple[str, ...]:
         """The fields of `TargetColumns` that each process sends."""
-        names: tuple[str, ...] = ("gap", "mass", "whole", "sample")
+        names: tuple[str, ...] = ("gap", "mass", "target_sum", "target_weight")
         if self.options.smoothing:
             names += ("even_gap", "even_mass", "free", *(("room",) if self.bounded else ()))
-        return names + (("hidden_gap", "hidden_mass") if self.shares else ())
+        return names + (("hidden_gap", "hidden_mass") if self.has_hidden_share else ())
 
 
 class TargetPart(NamedTuple):
@@ -117,8 +117,8 @@ class TargetSums(NamedTuple):
     shards: Shards
     gap: Array  # <w y, M - a>, with M the maximum of the exponents (or scores) a; y is smoothed in this and the next
     mass: Array  # <w y, 1>
-    whole: Array  # <y, 1>
-    sample: Array  # <y, w>, or <y, 1> without weights
+    target_sum: Array  # <y, 1>
+    target_weight: Array  # <y, w>, or <y, 1> without weights
     stray: Array  # True for an index that is not a class
     free: Any = None  # the number of unmasked classes, with label smoothing
     constant: tuple[Array, ...] = ()  # this process's part of Omega(y), for the second collective
@@ -130,7 +130,7 @@ class Target(Columns, ABC):
 
     def __init__(self, call: ShardedCall, loss: Loss, t: Array) -> None:
         self.call, self.t, self.sent, self.hides = call, t, loss.sent, call.hides
-        self.kind, self.options, self.penalties, self.bounded, self.shares = loss
+        self.kind, self.options, self.penalties, self.bounded, self.has_hidden_share = loss
         self.nll, self.count = loss.kind == "nll", len(self.sent)
 
     @staticmethod
@@ -148,7 +148,7 @@ class Target(Columns, ABC):
         """The columns that every loss needs. inside: w where it is inside the loss."""
 
     @abstractmethod
-    def _check(self, part: TargetPart, shards: Shards, whole: Array) -> Array:
+    def _check(self, part: TargetPart, shards: Shards, target_sum: Array) -> Array:
         """Refuse a target that is out of range over all processes; return `stray`."""
 
     @abstractmethod
@@ -174,42 +174,45 @@ class Target(Columns, ABC):
         elif self.bounded:
             y, poisoned = self._here(part, shard), xp.any(~(a < math.inf), axis=-1, keepdims=True)
             refuse_above(y, shard.local, xp, left_out=(y > 0) & ~keep | part.ignored | poisoned)
-        if self.shares:
+        if self.has_hidden_share:
             gap, mass = _of_hidden(shard, a, anchor)
             columns = columns._replace(hidden_gap=gap, hidden_mass=mass)
         return [getattr(columns, name) for name in self.sent], part
 
     def summed(self, shards: Shards, state: TargetPart) -> TargetSums:
         xp, mapping, part = shards.xp, shards.shard.local, state
-        said = TargetColumns(**dict(zip(self.sent, shards.extra)))
+        columns = TargetColumns(**dict(zip(self.sent, shards.extra)))
         below = shards.high[None, ...] - shards.anchors
 
-        def summed(gap: Array, mass: Array) -> tuple[Array, Array]:
+        def over_processes(gap: Array, mass: Array) -> tuple[Array, Array]:
             """Both over all classes, with the gap below the maximum of the row."""
             return xp.sum(gap + mass * below, axis=0), xp.sum(mass, axis=0)
 
-        gap, mass = summed(said.gap, said.mass)
-        whole, sample, free, rest = xp.sum(said.whole, axis=0), xp.sum(said.sample, axis=0), None, None
-        stray = self._check(part, shards, whole)
-        if self.shares:
-            gap_there, _ = summed(said.hidden_gap, said.hidden_mass)
-            part, rest = _complete(part, shards, whole)
-            zero = xp.zeros_like(rest)
-            gap = gap + xp.where(rest > 0, rest * xp.where(rest > 0, gap_there, zero), zero)
-            mass, whole, sample = mass + rest, whole + rest, sample + rest
+        gap, mass = over_processes(columns.gap, columns.mass)
+        target_sum, target_weight = xp.sum(columns.target_sum, axis=0), xp.sum(columns.target_weight, axis=0)
+        free = hidden_share = None
+        stray = self._check(part, shards, target_sum)
+        if self.has_hidden_share:
+            gap_there, _ = over_processes(columns.hidden_gap, columns.hidden_mass)
+            part, hidden_share = _complete(part, shards, target_sum)
+            zero, there = xp.zeros_like(hidden_share), hidden_share > 0
+            gap = gap + xp.where(there, hidden_share * xp.where(there, gap_there, zero), zero)
+            mass = mass + hidden_share
+            target_sum, target_weight = target_sum + hidden_share, target_weight + hidden_share
         if self.options.smoothing:
-            free = stop_gradient(xp.sum(said.free, axis=0))
-            mix = functools.partial(smoothed, self.options, mapping, count=free, sums=whole, xp=xp)
-            even_gap, even_mass = summed(said.even_gap, said.even_mass)
+            free = stop_gradient(xp.sum(columns.free, axis=0))
+            mix = functools.partial(smoothed, self.options, mapping, count=free, sums=target_sum, xp=xp)
+            even_gap, even_mass = over_processes(columns.even_gap, columns.even_mass)
             gap, mass = mix(gap, even_gap), mix(mass, even_mass)
-            rest = rest if rest is None else mix(rest, xp.ones_like(rest))
+            if hidden_share is not None:
+                hidden_share = mix(hidden_share, xp.ones_like(hidden_share))
             if self.bounded:
-                above = mix(0.0, xp.ones_like(whole)) > xp.min(said.room, axis=0)
+                above = mix(0.0, xp.ones_like(target_sum)) > xp.min(columns.room, axis=0)
                 left_out = part.ignored | stray | shards.poisoned | (gap == math.inf)
                 refuse_more_than_room(above & ~left_out, mapping, xp)
-        if rest is not None and not self.nll:
-            refuse_above(rest, shards.shard.shared, xp)
-        sums = TargetSums(part, shards, gap, mass, whole, sample, stray, free)
+        if hidden_share is not None and not self.nll:
+            refuse_above(hidden_share, shards.shard.shared, xp)
+        sums = TargetSums(part, shards, gap, mass, target_sum, target_weight, stray, free)
         if self.kind != "fenchel_young" or not has_constant(mapping, self.indices, self.options):
             return sums
         y = self._smoothed(sums)
@@ -230,9 +233,9 @@ class Target(Columns, ABC):
         y = self._here(sums.part, shard)
         if not self.options.smoothing:
             return y
-        whole = shard.group.vary(sums.whole) if differentiates(y) else stop_gradient(sums.whole)
+        target_sum = shard.group.vary(sums.target_sum) if differentiates(y) else stop_gradient(sums.target_sum)
         free = xp.astype(shard.rows != -math.inf, y.dtype)
-        return smoothed(self.options, shard.local, y, free, sums.free, whole, xp)
+        return smoothed(self.options, shard.local, y, free, sums.free, target_sum, xp)
 
     def _terms(self, sums: TargetSums, log_p: Array) -> Array:
         """-<w y, log p> of this process's classes."""
@@ -279,8 +282,8 @@ class Target(Columns, ABC):
         if self.penalties:
             penalty = self.penalties.of(shards.empty, out.tau, lambda: self._log_sums(out, sums))
             # the weights multiply the whole loss of other maps in `each_row`
-            value = value + (penalty * sums.sample if self.nll and self.options.weight is not None else penalty)
-        samples = Samples(poisoned, ignored, sums.sample, self.indices)
+            value = value + (penalty * sums.target_weight if self.nll and self.options.weight is not None else penalty)
+        samples = Samples(poisoned, ignored, sums.target_weight, self.indices)
         return each_row(self.options, value, samples, weighs=self.nll)
 
     def _log_sums(self, out: Solution, sums: TargetSums) -> LogSums:
@@ -315,7 +318,7 @@ class ClassIndices(Target):
         gap = xp.where(here & ~kept & (wy > 0), math.inf * one, gap * wy)
         return TargetColumns(gap, wy, y, y if w is None else y * w[at]), TargetPart(t, w, ignored)
 
-    def _check(self, part: TargetPart, shards: Shards, whole: Array) -> Array:
+    def _check(self, part: TargetPart, shards: Shards, target_sum: Array) -> Array:
         ignore_index = self.options.ignore_index
         stray = refuse_strays("target", part.y, shards.count, ignore_index, shards.xp, hides=self.hides)
         if not self.nll:
@@ -347,21 +350,22 @@ class Distributions(Target):
         ignored = xp.zeros(lead, dtype=xp.bool, **device_of(shard.rows))  # common: it does not depend on the rows
         wy = y if inside is None else y * inside
         gap = xp.where(keep, anchor - xp.where(keep, a, anchor), math.inf * xp.ones_like(a))
-        whole = total(y, xp)
-        sample = whole if w is None else dot(y, w, xp)
-        return TargetColumns(dot(wy, gap, xp), total(wy, xp), whole, sample), TargetPart(y, w, ignored)
+        target_sum = total(y, xp)
+        target_weight = target_sum if w is None else dot(y, w, xp)
+        columns = TargetColumns(dot(wy, gap, xp), total(wy, xp), target_sum, target_weight)
+        return columns, TargetPart(y, w, ignored)
 
-    def _check(self, part: TargetPart, shards: Shards, whole: Array) -> Array:
+    def _check(self, part: TargetPart, shards: Shards, target_sum: Array) -> Array:
         mapping, xp = shards.shard.caller, shards.xp
         # upper bounds may sum to less: `_check_sums` knows
         if self._has_sums and (self.hides or mapping.ceiling(shards.shard.rows, xp) is None):
-            refuse_sums(whole, mapping.sums(None, xp), xp, _EVERYWHERE)
+            refuse_sums(target_sum, mapping.sums(None, xp), xp, _EVERYWHERE)
         return shards.xp.zeros_like(part.ignored)
 
     def _check_sums(self, out: Solution, sums: TargetSums, left_out: Array) -> None:
         lowest, highest = out.shared.sums(None, out.xp)
         if lowest is not highest or out.shared.ceiling(out.shard.rows, out.xp) is not None:
-            refuse_sums(sums.whole, out.sums(), out.xp, _EVERYWHERE, left_out | (sums.gap == math.inf))
+            refuse_sums(sums.target_sum, out.sums(), out.xp, _EVERYWHERE, left_out | (sums.gap == math.inf))
 
     def _here(self, part: TargetPart, shard: Shard) -> Array:
         return part.y
@@ -376,13 +380,13 @@ def _of_hidden(shard: Shard, a: Array, anchor: Array) -> tuple[Array, Array]:
     return xp.where(here, gap, xp.zeros_like(gap)), xp.astype(here, a.dtype)
 
 
-def _complete(part: TargetPart, shards: Shards, whole: Array) -> tuple[TargetPart, Array]:
+def _complete(part: TargetPart, shards: Shards, target_sum: Array) -> tuple[TargetPart, Array]:
     """(the part with the share of the hidden class, which completes the sum of a distribution; this share)."""
     shard, xp, y = shards.shard, shards.xp, part.y
-    rest = missing_mass(whole, shard.local.sums(None, xp)[1], xp)
-    share = shard.group.vary(rest) if differentiates(y) else stop_gradient(rest)
+    hidden_share = missing_mass(target_sum, shard.local.sums(None, xp)[1], xp)
+    mine = shard.group.vary(hidden_share) if differentiates(y) else stop_gradient(hidden_share)
     here = (_array.positions(y, xp.int32, xp) == shard.n) & shard.has_hidden
-    return part._replace(y=xp.where(here, share, y)), rest
+    return part._replace(y=xp.where(here, mine, y)), hidden_share
 
 
 # -- the losses ------------------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 from .. import _array
 from .._array import Array, Namespace, device_of, exp_and_rest, like, stop_gradient, top, total
 from .._core.mapping import Mapping, no_potential, no_threshold
+from .._core.rows import hide
 from ..autodiff import bridge
 from ..functional import apply, log_apply
 from ..likelihood.softmax_plain import Terms
@@ -239,7 +240,8 @@ class Each(Solution):
     def fenchel_young(self, gap: Array, mass: Array, target: Callable[[], Array]) -> Array:
         """The sum of the processes' losses, in each of which Omega is 0 for one class, and so less than 0 for none."""
         xp, shard = self.xp, self.shard
-        part = bridge(shard.rows).loss(shard.local, shard.rows, target())
+        x = hide(shard.rows, shard.rows != -math.inf)  # no gradient at a masked class, whatever its target
+        part = bridge(x).loss(shard.local, x, target())
         of_none = shard.shared.omega(xp.zeros_like(self.shards.high), xp)
         value = xp.sum(self.shards.stack(part), axis=0) + (shard.group.size - 1) * of_none
-        return value + xp.where(gap == math.inf, gap, xp.zeros_like(gap))  # the target is masked
+        return value + stop_gradient(xp.where(gap == math.inf, gap, xp.zeros_like(gap)))  # the target is masked

@@ -148,6 +148,10 @@ class Layout:
             params[name] = self.local_part(value, f"{mapping.name}: {name}", learns=not (along and alone))
         return mapping.replace(**params)
 
+    def class_weights(self, w: Tensor) -> Tensor:
+        """The weights of all classes, in their own dtype; an error unless there is one for each class."""
+        return class_weights(w, w.new_empty((1, self.shape[self.axes[0]])), torch)
+
     def per_class(self, p: Tensor) -> DTensor:
         """A result with the shape of the scores."""
         return self._dtensor(p, self.places, tuple(self.shape))
@@ -271,8 +275,7 @@ def _loss(
     else:
         assert verb is not None
         if w is not None:
-            like = layout.local.new_empty(layout.shape[axis])
-            w = class_weights(w, like, _array.namespace(like))
+            w = layout.class_weights(w)
             each = each._replace(weight=w[layout.start : layout.start + layout.local.shape[axis]])
         value = verb(mapping, layout.local, t, **each.keywords(), **layout.shard)
     return layout.per_row(value) if options.reduction == "none" else reduced(layout, value, t, w, options)

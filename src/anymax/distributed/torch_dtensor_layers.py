@@ -18,7 +18,7 @@ from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from ..autodiff.torch_graphs import outside_graphs
 from ..likelihood.support import read_support
-from ..losses.options import LossOptions, class_weights
+from ..losses.options import LossOptions
 from ..transforms import Composed, Transform
 from . import layer_verbs
 from .torch_dtensor import WHOLE, Layout, as_tensor, reduced, split_axis, whole_tensor
@@ -129,8 +129,7 @@ def _loss(layout: LayerLayout, run: Any, mapping: Mapping, target: Any, keywords
     )
     w = keywords.pop("weight", None)
     if w is not None:
-        like = layout.local.new_empty((1, layout.shape[-1]))
-        w = class_weights(whole_tensor(w, layout.mesh.device_type), like, torch)
+        w = layout.class_weights(whole_tensor(w, layout.mesh.device_type))
         first = 0 if layout.along is None else layout.start
         keywords["weight"] = w[first : first + layout.weight.shape[0]]
     value = run(t, **(keywords | {"reduction": "none"}))

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 SMALLEST = 1 << 19  # bytes; the allocator recycles smaller pieces itself
-MANY = SMALLEST // 8  # SMALLEST in numbers of 8 bytes
 LARGE = 32 << 20  # bytes; larger results are newly allocated each time, in huge pages
 LINE = 64
 HUGE = 2 << 20  # bytes of a huge page; NumPy requests huge pages for arrays of twice that size or more

@@ -152,11 +152,16 @@ def one_for_all(link: Link) -> Link | None:
     return None if out_of_range(link.kind, value) else Link(*link[:2], value, None, *link[4:])
 
 
+def not_computed(what: str, *arrays: Array | None, engine: str = "the native engine") -> RuntimeError:
+    """The error for arrays that an engine answers with None, since `refuse` did not check them."""
+    words = ", ".join(f"{dtype_of(a)} {tuple(a.shape)}" for a in arrays if a is not None)
+    return RuntimeError(f"{engine} can't compute {what} on {words}")
+
+
 def _done(answer: Any, what: str, *arrays: Array | None) -> Any:
-    """The engine's answer; an error if it is None, for arrays that `refuse` did not check."""
+    """The engine's answer; an error if it is None."""
     if answer is None:
-        words = ", ".join(f"{dtype_of(a)} {tuple(a.shape)}" for a in arrays if a is not None)
-        raise RuntimeError(f"the native engine can't compute {what} on {words}")
+        raise not_computed(what, *arrays)
     return answer
 
 
@@ -275,9 +280,9 @@ class Native(Engine):
         index = arrays.cast(index, "int64", x) if dtype_of(index) != "int64" else index
         rows = tuple(n for i, n in enumerate(x.shape) if i != axis % x.ndim)
         value = room_in(arrays, () if reduction != "none" else rows, wide(x))
-        rise = room_in(arrays, rows, wide(x)) if slope and link.kind in WITH_SLOPE else None
-        answer = engine_for(x).loss(link, x, index, value, axis, ignored, REDUCTIONS[reduction], save, rise)
-        return answer and IndexLoss(value, answer[1], answer[0], rise)
+        loss_slope = room_in(arrays, rows, wide(x)) if slope and link.kind in WITH_SLOPE else None
+        answer = engine_for(x).loss(link, x, index, value, axis, ignored, REDUCTIONS[reduction], save, loss_slope)
+        return answer and IndexLoss(value, answer[1], answer[0], loss_slope)
 
     def index_loss_grad(
         self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Array | None, *, axis: int = -1, ignored: int = BELOW,
@@ -378,10 +383,12 @@ class Native(Engine):
             return out
         if not draws[-1]:
             u = index = chances = None
-        done = engine_for(x).decode(
+        answer = engine_for(x).decode(
             mapping, x, table.reshape(-1, 3), values, out.keep, u, index, chances, out.entropy, out.left, out.tau
         )
-        return out if done is not None else _done(done, "a pass", x)
+        if answer is None:
+            raise not_computed("a pass", x)
+        return out
 
     def select(self, task: Selection, x: Array) -> Array | None:
         arrays, (k, groups) = arrays_of(x), task
@@ -433,8 +440,9 @@ def _sinkhorn(
     if 0 not in x.shape:
         rows, columns = (_sums(value, scores) for value in (task.rows, task.columns))
         numbers = task.iterations, float(task.temperature), tolerance
-        done = engine_for(scores).sinkhorn(scores, rows, columns, g, out, *numbers, left)
-        return out if done is not None else _done(done, "Sinkhorn", scores)
+        answer = engine_for(scores).sinkhorn(scores, rows, columns, g, out, *numbers, left)
+        if answer is None:
+            raise not_computed("Sinkhorn", scores)
     return out
 
 
@@ -458,11 +466,11 @@ def _linear(
     q, k, v = (framework.contiguous(a) for a in (q, k, v))
     g, dq, dk, dv = gradients or (None,) * 4
     threads = sys.modules["torch"].get_num_threads() if pool(is_torch(q)) else get_num_threads()
-    done = engine_for(q).linear(
+    answer = engine_for(q).linear(
         q, k, v, out, lengths, below, g, dq, dk, dv, task.groups, task.causal, float(task.scale), threads
     )
-    if done is None:
-        _done(done, "linear attention", q, k, v)
+    if answer is None:
+        raise not_computed("linear attention", q, k, v)
 
 
 ENGINE = Native()

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 from .._array import Array, as_dtype, is_array, namespace, upcast
 from .._core.mapping import Mapping
 from . import native
-from .arrays import arrays_of, dtype_of, empty_like, room_in
+from .arrays import arrays_of, empty_like, room_in
 from .engine import Engine
 
 # the kernels of this engine, and whether they give the sorted scores rather than their ranks
 KERNELS = {"ranks": False, "soft_sort": True}
+_ENGINE = "the engine of soft order"
 
 
 class Order(NamedTuple):
@@ -52,7 +53,9 @@ class SoftOrder(Engine):
         strength, how = _options(mapping)
         scores = x if KERNELS[str(mapping.kernel)] else None
         engine = native.engine_for(p)
-        _done(engine.order_vjp(scores, p, g, arrays.contiguous(order.memory), out, float(strength), how), mapping, p, g)
+        answer = engine.order_vjp(scores, p, g, arrays.contiguous(order.memory), out, float(strength), how)
+        if answer is None:
+            raise native.not_computed(mapping.name, p, g, engine=_ENGINE)
         return as_dtype(out, dtype, xp)
 
     def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:
@@ -72,14 +75,10 @@ def _forward(mapping: Mapping, x: Array, order: Order | None) -> Array:
     rows = arrays_of(x).contiguous(upcast(x, xp))
     out = empty_like(rows)
     strength, how = _options(mapping)
-    _done(native.engine_for(x).order(rows, out, order and order.memory, float(strength), how), mapping, x)
-    return as_dtype(out, x.dtype, xp)
-
-
-def _done(answer: Any, mapping: Mapping, *arrays: Array) -> None:
+    answer = native.engine_for(x).order(rows, out, order and order.memory, float(strength), how)
     if answer is None:
-        words = ", ".join(f"{dtype_of(a)} {tuple(a.shape)}" for a in arrays)
-        raise RuntimeError(f"the engine of soft order can't compute {mapping.name} on {words}")
+        raise native.not_computed(mapping.name, x, engine=_ENGINE)
+    return as_dtype(out, x.dtype, xp)
 
 
 ENGINE = SoftOrder()

@@ -105,25 +105,24 @@ class NativeSegments(SegmentsEngine):
         lead = x if p is None else p
         out = None if each else room_in(framework, tuple(lead.shape), dtype)
         value = room_in(framework, shape, wide(lead)) if each else None
-        rise = room_in(framework, shape, wide(lead)) if slope else None
+        loss_slope = room_in(framework, shape, wide(lead)) if slope else None
         if math.prod(shape if each else lead.shape):
             link = found_link(mapping)
             if link.params is not None:
                 link = native.broadcast(link._replace(params=_segments_first(link.params)), lead, shape)
             index = None if index is None else framework.contiguous(_segments_first(index))
             scale = None if scale is None else framework.contiguous(_segments_first(scale))
-            made = native.engine_for(lead).segments(
-                link, CODES[op], segments.ptr, segments.order, at, x, p, g, out, index, scale, value, saved, rise
+            answer = native.engine_for(lead).segments(
+                link, CODES[op], segments.ptr, segments.order, at, x, p, g, out, index, scale, value, saved, loss_slope
             )
-            if made is None:
-                words = ", ".join(f"{dtype_of(a)} {tuple(a.shape)}" for a in (x, p, g, out) if a is not None)
-                raise RuntimeError(f"the native engine can't compute {op} of segments on {words}")
+            if answer is None:
+                raise native.not_computed(f"{op} of segments", x, p, g, out)
         if out is not None and at == axis:
             return out, None
         xp = namespace(lead)
         if out is not None:
             return from_last(to_last(out, at, xp), axis, xp), None
-        return to_last(value, 0, xp), None if rise is None else to_last(rise, 0, xp)
+        return to_last(value, 0, xp), None if loss_slope is None else to_last(loss_slope, 0, xp)
 
     def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
         """It knows links alone; soft ranks, which the engine of rows has too, are none."""
@@ -163,8 +162,8 @@ class NativeSegments(SegmentsEngine):
         self, mapping: Mapping, x: Array, index: Array, *, save: bool, slope: bool = False, **of_rows: Any
     ) -> IndexLoss:
         slope = slope and found_link(mapping).kind in WITH_SLOPE
-        value, rise = self._run("index_loss", mapping, x, index=index, slope=slope)
-        return IndexLoss(value, None, slope=rise)
+        value, loss_slope = self._run("index_loss", mapping, x, index=index, slope=slope)
+        return IndexLoss(value, None, slope=loss_slope)
 
     def index_loss_grad(
         self, mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, **of_rows: Any

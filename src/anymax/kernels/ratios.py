@@ -20,14 +20,14 @@ from .cubics import NODES, through
 
 PER = (8, 16, 32, 64)  # cells of a unit, where they are of equal width
 OCTAVE = (16, 32, 64, 128, 256)  # cells of an octave, where u falls to 0 at 0
-MOST = 4096  # cells of equal width on either side of 0, 64 KB;
-MOST_OCTAVES = 8192  # of the others, of which few are used at once
+MOST = 4096  # cells of equal width on either side of 0: 64 KB
+MOST_OCTAVES = 8192  # cells of octaves, of which few are used at once
 FARTHEST = 128.0  # scores beyond this have no cell
 NEAREST = 4.0  # a table that ends before this is not worth it
 LEAST = (-24, -16, -12)  # the first octave: a smaller |x| above 0 has no cell
-WEIGHT = 1.5e-7  # the largest relative error of u,
-SLOPE = 2e-7  # and that of u', of which that of u is left aside
-SMALLEST, LARGEST = 2.0**-100, 2.0**100  # of u, lest sums in fp32 leave its range
+WEIGHT = 1.5e-7  # the largest relative error of u
+SLOPE = 2e-7  # the largest error of u', relative to |u'| + |u| / 2
+SMALLEST, LARGEST = 2.0**-100, 2.0**100  # the values of u that have a cell: their sums stay in the range of fp32
 AGREED = 1e-9  # how far u in a row of many may be from u in a row of two, relative to u
 _ANCHORS = (1.0, 0.5, 2.0, -1.0, 0.0, -2.0)  # the score beside which u is taken: the first that has a u above 0
 _BETWEEN = np.array([0.0, 0.1, 0.26, 0.5, 0.63, 0.87, 0.999])

@@ -18,6 +18,7 @@ from .ratios import WeightNumbers, Weights
 from .reference import ENGINE as reference
 from .tables import Table, Tables, forget, made, refuse_map, tables_of
 
+_ENGINE = "the engine of tables"
 LEAST = 4096  # the fewest scores for which a table pays
 # the same for a map that holds a function: a lambda in the call needs a new table each time
 FIRST = 1 << 18
@@ -89,8 +90,9 @@ class Tabled(Engine):
         """p, or with `g` J^T g. Rows with a score that has no cell are the reference's."""
         w, n = _weights(mapping), x.shape[-1]
         left = np.empty(math.prod(x.shape[:-1]), bool)
-        if native.engine_for(x).ratio(w.cells, w.slopes, w.numbers, x, g, out, left) is None:
-            raise RuntimeError(f"the engine of tables can't compute {dtype_of(x)} {tuple(x.shape)}")
+        answer = native.engine_for(x).ratio(w.cells, w.slopes, w.numbers, x, g, out, left)
+        if answer is None:
+            raise native.not_computed(mapping.name, x, g, engine=_ENGINE)
         if left.any():
             at = np.flatnonzero(left)
             rows = x.reshape(-1, n)[at]
@@ -127,8 +129,9 @@ def _weights(mapping: RatioMap) -> Weights:
 
 
 def _run(table: Table, x: Array, g: Array | None, out: Array | None, tau: Array | None) -> None:
-    if native.engine_for(x).tabled(table.cells, table.numbers, x, g, out, tau) is None:
-        raise RuntimeError(f"the engine of tables can't compute {dtype_of(x)} {tuple(x.shape)}")
+    answer = native.engine_for(x).tabled(table.cells, table.numbers, x, g, out, tau)
+    if answer is None:
+        raise native.not_computed("rows", x, g, engine=_ENGINE)
 
 
 ENGINE = Tabled()

@@ -24,8 +24,8 @@ from .ratios import Weights, weights_of
 CELLS = (32, 64, 128, 256, 512)  # in each octave; more are tried where fewer miss
 MOST = 8192  # cells of a table: 128 KB, which fit into a second-level cache
 SHARE = 2.0**-20  # of the mass: the share of each class in the longest row, if all are equal
-EXACT = 2e-8  # the largest relative error of a link's table where p is above that share,
-TAIL = 1e-4  # and below it
+EXACT = 2e-8  # the largest relative error of a link's table where p is above `SHARE`
+TAIL = 1e-4  # the same where p is below it
 SLOPE = 1e-7  # the largest relative error of a table of slopes
 SMALLEST = 2.0**-126  # the smallest normal number of fp32
 _BETWEEN = np.array([0.0, 0.1, 0.26, 0.5, 0.63, 0.87, 1.0])

@@ -53,8 +53,8 @@ class Xla(Engine):
         if not plain:
             return None
         if slope and found_link(mapping).kind in WITH_SLOPE:
-            value, tau, rise = _bind("index_loss_slope", mapping, x, index)
-            return IndexLoss(value, tau, slope=rise)
+            value, tau, loss_slope = _bind("index_loss_slope", mapping, x, index)
+            return IndexLoss(value, tau, slope=loss_slope)
         return IndexLoss(*_bind("index_loss", mapping, x, index))
 
     def index_loss_grad(

@@ -29,11 +29,11 @@ class LayerBridge(ABC):
     def gathered(self, layer: Layer, classes: Array) -> Array:
         """The scores of `classes` of each row, [rows, width], fp32 or fp64; no other row of the weight is read."""
 
-    def values(self, job: Job, out: Array) -> Array:
-        """A number for the target class of each row; 0 in the rows of `out`, which have no class."""
+    def values(self, job: Job, without_class: Array) -> Array:
+        """A number for the target class of each row; 0 in the rows `without_class`, a boolean for each."""
         return self.by_rows(job)
 
-    def total(self, job: Job, out: Array, factor: Array) -> Array | None:
+    def total(self, job: Job, without_class: Array, factor: Array) -> Array | None:
         """`factor` times the sum of `values`, if its gradient is best computed with it; else None."""
         return None
 

@@ -19,7 +19,6 @@ from .._array import (
     stop_gradient,
     take,
     upcast,
-    wide_dtype,
 )
 from .._core.mapping import Mapping
 from .._core.typing import LossKind
@@ -116,32 +115,43 @@ class RowLoss(PerRow):
     ) -> Array:
         """short: the scores are those of short rows."""
         assert target is not None
-        s, xp, penalties, smoothing = scores, namespace(scores), bool(self.penalties), self.options.smoothing
-        at = target if short is None else short.at
-        if short is None and (self.transforms or self.sub_centers > 1 or self.margin is not None or penalties):
+        s, xp, at = scores, namespace(scores), target if short is None else short.at
+        if short is None and (self.transforms or self.sub_centers > 1 or self.margin is not None or self.penalties):
             s = nearest_centers(self.transformed(upcast(s, xp)), self.sub_centers, -1)
         if self.margin is not None:
             s = self.scale * self.margin(s / self.scale, at, -1)
-        kind, plain = loss_of(mapping), None
-        if target.ndim > 1 or (smoothing and short is None):
-            value = FORMULAS[kind](mapping, upcast(s, xp), target, self.options._replace(weight=class_weight))
+        if short is None:
+            value, plain = self._of_all_scores(mapping, s, target, class_weight, xp)
         else:
-            # a parameter's gradient is not to be rounded
-            s = upcast(s, xp) if s.dtype != wide_dtype(s, xp) and mapping.params() else s
-            value = loss_of_class(kind, mapping, s, at)
-            weighs = short is not None and smoothing and mapping.is_softmax
-            if short is not None and smoothing and not weighs:
-                value = self._smoothed(mapping, value, s, short, xp)
-            if class_weight is not None:
-                value = weighted(value, counted_weight(target, target < 0, class_weight, value.dtype, xp), xp)
-            elif short is None:
-                plain = value
-            if short is not None and weighs:  # class weights are inside -<y, log p>, and multiply other losses
-                value = self._smoothed_nll(mapping, value, s, short, xp)
-        if not penalties:
+            value, plain = self._of_short_row(mapping, s, target, class_weight, short, xp), None
+        if not self.penalties:
             return value
         tau = (lambda: _tau(mapping, s, target, plain)) if short is None else (lambda: tau_of(mapping, s, xp)[:, 0])
         return value + self.penalty(target, class_weight, tau, lambda: log_sums(mapping, s, target))
+
+    def _of_all_scores(
+        self, mapping: Mapping, s: Array, target: Array, class_weight: Array | None, xp: Namespace
+    ) -> tuple[Array, Array | None]:
+        """(the loss of each row; the same before class weights, where it is that of a class index without smoothing)."""
+        kind = loss_of(mapping)
+        if target.ndim > 1 or self.options.smoothing:
+            return FORMULAS[kind](mapping, upcast(s, xp), target, self.options._replace(weight=class_weight)), None
+        # a parameter's gradient is not to be rounded
+        value = loss_of_class(kind, mapping, upcast(s, xp) if mapping.params() else s, target)
+        if class_weight is None:
+            return value, value
+        return weighted(value, counted_weight(target, target < 0, class_weight, value.dtype, xp), xp), None
+
+    def _of_short_row(
+        self, mapping: Mapping, s: Array, target: Array, class_weight: Array | None, short: ShortRow, xp: Namespace
+    ) -> Array:
+        """The loss of each row, of a class index. Class weights are inside softmax's -<y, log p>, and multiply other losses."""
+        value, smoothing = loss_of_class(loss_of(mapping), mapping, s, short.at), self.options.smoothing
+        if smoothing and not mapping.is_softmax:
+            value = self._smoothed(mapping, value, s, short, xp)
+        if class_weight is not None:
+            value = weighted(value, counted_weight(target, target < 0, class_weight, value.dtype, xp), xp)
+        return self._smoothed_nll(mapping, value, s, short, xp) if smoothing and mapping.is_softmax else value
 
     def _smoothed_nll(self, mapping: Mapping, value: Array, s: Array, short: ShortRow, xp: Namespace) -> Array:
         """-<y, log p> of the smoothed target y, from that of a class."""
@@ -206,10 +216,10 @@ class RowTerms(OfSupport):
 
 
 class Thresholds(OfSupport):
-    """Computes tau and the size of the support for each row."""
+    """Computes tau and the size of the support for each row. A target is a class that does not count."""
 
     def of_candidates(self, mapping: Mapping, s: Array, at: Any) -> tuple[Array, Array]:
-        tau, size = tau_and_support(mapping, s, namespace(s))
+        tau, size = tau_and_support(mapping, s, namespace(s), None if at is None else at[:, None])
         return tau[:, 0], size[:, 0]
 
 

@@ -68,6 +68,13 @@ class Layer:
         """How many classes the caller gave."""
         return self.classes - 1 if self.hides else self.classes
 
+    def hidden_class(self, xp: Namespace) -> Array | None:
+        """The class that the caller's map hides, for each row; None without one."""
+        if not self.hides:
+            return None
+        last = xp.full((self.rows,), self.classes - 1, dtype=xp.int32, **_array.device_of(self.x))
+        return _array.counts(last, xp)
+
     def refuse_with_sink(self, who: str, **options: Any) -> None:
         """Refuse what would act on the class that a map hides as on the others."""
         names = [name for name, value in options.items() if value is not None]

@@ -47,9 +47,9 @@ class TorchLayers(LayerBridge):
         return gathered(layer, classes)
 
     @_outside_autocast
-    def values(self, job: Job, out: Tensor) -> Tensor:
+    def values(self, job: Job, without_class: Tensor) -> Tensor:
         if runs_eagerly(job.layer):
-            return with_a_class(job, out, torch_values.values)
+            return with_a_class(job, without_class, torch_values.values)
         value = None
         if compiling() and not exporting(job.layer.x):
             from . import torch_compiled  # late: it registers operations, which takes 10 ms
@@ -58,11 +58,11 @@ class TorchLayers(LayerBridge):
         return self.by_rows(job) if value is None else value
 
     @_outside_autocast
-    def total(self, job: Job, out: Tensor, factor: Tensor) -> Tensor | None:
+    def total(self, job: Job, without_class: Tensor, factor: Tensor) -> Tensor | None:
         step = rows_ahead(job)
         if step is None or choose(job, step) is not LayerMethod.AHEAD:
             return None
-        rows = rows_with_a_class(out)
+        rows = rows_with_a_class(without_class)
         if rows is not None:
             job = job.rows_at(rows)
             step = rows_ahead(job)

@@ -239,12 +239,14 @@ def candidates_of(job: Job, bound: Bound = of_map, of_target: OfTarget = OfTarge
         return collect(layer.constant(), job.target, Rule(BlockSize.of(layer, job.chunk), bound, most, of_target))
 
 
-def scores_of(layer: Layer, candidates: Candidates, shares: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The scores of the candidates, with their gradient, and <all scores, shares> for a factor of each class, those of label smoothing."""
-    s, shared_score = _scores(None, layer.x, layer.weight, layer.bias, candidates.index, shares, candidates.value)
+def scores_of(layer: Layer, candidates: Candidates, class_factors: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The scores of the candidates, with their gradient, and <all scores, class_factors>, the factors of label smoothing."""
+    s, weighted_score = _scores(
+        None, layer.x, layer.weight, layer.bias, candidates.index, class_factors, candidates.value
+    )
     if layer.keep is not None or layer.bias is not None:  # a masked target is among them, and has no gradient
         s = s.masked_fill(candidates.value == -math.inf, -math.inf)
-    return s, shared_score
+    return s, weighted_score
 
 
 def gathered(layer: Layer, classes: Tensor) -> Tensor:
@@ -261,31 +263,31 @@ def gathered(layer: Layer, classes: Tensor) -> Tensor:
 
 
 def _forward(_: None, operands: Any, wants: Any) -> tuple[tuple[Tensor, Tensor], Any]:
-    """The scores of the candidates, `value`, and <scores, shares>."""
-    x, weight, bias, _, shares, value = operands
-    shared_score, mixed = weighted_scores(value, x, weight, bias, shares)
-    return (value, shared_score), (mixed,)
+    """The scores of the candidates, `value`, and <scores, class_factors>."""
+    x, weight, bias, _, class_factors, value = operands
+    weighted_score, mixed = weighted_scores(value, x, weight, bias, class_factors)
+    return (value, weighted_score), (mixed,)
 
 
 def _backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
-    (x, weight, bias, index, shares), (mixed,), (g, g_shared) = operands, kept, grads
-    return *candidates_back(wants, g, g_shared, index, x, weight, bias, shares, mixed), None, None, None
+    (x, weight, bias, index, class_factors), (mixed,), (g, g_weighted) = operands, kept, grads
+    return *candidates_back(wants, g, g_weighted, index, x, weight, bias, class_factors, mixed), None, None, None
 
 
 def candidates_back(
-    wants: Any, g: Tensor | None, g_shared: Tensor | None, index: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None,
-    shares: Tensor | None, mixed: Tensor | None,
+    wants: Any, g: Tensor | None, g_weighted: Tensor | None, index: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None,
+    class_factors: Tensor | None, mixed: Tensor | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """The gradients by x, weight and bias. g: that of the scores of the classes `index`, mostly 0; g_shared: that of <scores, shares>."""
+    """The gradients by x, weight and bias. g: that of the scores of the classes `index`, mostly 0; g_weighted: of the weighted score."""
     dx = None
     dw = torch.zeros_like(weight) if wants[1] else None
     db = torch.zeros(weight.shape[0], dtype=wide_dtype(x, torch), device=x.device) if wants[2] else None
-    if shares is not None and mixed is not None and g_shared is not None:
-        dx = torch.outer(g_shared, mixed) if wants[0] else None
+    if class_factors is not None and mixed is not None and g_weighted is not None:
+        dx = torch.outer(g_weighted, mixed) if wants[0] else None
         if dw is not None:
-            _add_outer(dw, shares, g_shared @ x.to(shares.dtype))
+            _add_outer(dw, class_factors, g_weighted @ x.to(class_factors.dtype))
         if db is not None:
-            db.addcmul_(shares, g_shared.sum())
+            db.addcmul_(class_factors, g_weighted.sum())
     if g is not None:
         row, place = (~(g == 0)).nonzero(as_tuple=True)
         value, cls = g[row, place], index[row, place].to(torch.int64)
@@ -300,51 +302,53 @@ def candidates_back(
 
 
 def weighted_scores(
-    value: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, shares: Tensor | None
+    value: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, class_factors: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """<scores, shares> of each row, and `shares @ weight`; an empty tensor and None without shares."""
-    if shares is None:
+    """<scores, class_factors> of each row, and `class_factors @ weight`; an empty tensor and None without factors."""
+    if class_factors is None:
         return value.new_zeros(0), None
-    mixed = _mixed(weight, shares)
-    shared_score = x.to(mixed.dtype) @ mixed
+    mixed = _mixed(weight, class_factors)
+    weighted_score = x.to(mixed.dtype) @ mixed
     if bias is not None:
-        shared_score = shared_score + torch.where(shares == 0, 0, bias.to(shares.dtype)) @ shares
-    return shared_score, mixed
+        weighted_score = (
+            weighted_score + torch.where(class_factors == 0, 0, bias.to(class_factors.dtype)) @ class_factors
+        )
+    return weighted_score, mixed
 
 
-def _mixed(weight: Tensor, shares: Tensor) -> Tensor:
-    """`shares @ weight`, a part of the classes at a time if the weight is in half precision."""
-    if weight.dtype == shares.dtype:
-        return shares @ weight
-    out = torch.zeros(weight.shape[1], dtype=shares.dtype, device=shares.device)
+def _mixed(weight: Tensor, class_factors: Tensor) -> Tensor:
+    """`class_factors @ weight`, a part of the classes at a time if the weight is in half precision."""
+    if weight.dtype == class_factors.dtype:
+        return class_factors @ weight
+    out = torch.zeros(weight.shape[1], dtype=class_factors.dtype, device=class_factors.device)
     step = at_a_time(weight)
     for a in range(0, weight.shape[0], step):
-        out += shares[a : a + step] @ weight[a : a + step].to(shares.dtype)
+        out += class_factors[a : a + step] @ weight[a : a + step].to(class_factors.dtype)
     return out
 
 
-def _add_outer(dw: Tensor, shares: Tensor, v: Tensor) -> None:
-    if dw.dtype == shares.dtype:
-        dw.addr_(shares, v)
+def _add_outer(dw: Tensor, class_factors: Tensor, v: Tensor) -> None:
+    if dw.dtype == class_factors.dtype:
+        dw.addr_(class_factors, v)
         return
     step = at_a_time(dw)
     for a in range(0, dw.shape[0], step):
-        dw[a : a + step] += torch.outer(shares[a : a + step], v).to(dw.dtype)
+        dw[a : a + step] += torch.outer(class_factors[a : a + step], v).to(dw.dtype)
 
 
 def _plain(_: None, operands: Any, kept: Any) -> tuple[Tensor, Tensor]:
-    x, weight, bias, index, shares = operands
+    x, weight, bias, index, class_factors = operands
     dtype = wide_dtype(x, torch)
     index = index.to(torch.int64)
     x, weight = x.to(dtype), weight.to(dtype)
     value = (x[:, None, :] * weight[index]).sum(-1)
     value = value if bias is None else value + bias.to(dtype)[index]
-    if shares is None:
+    if class_factors is None:
         return value, value.new_zeros(0)
-    shared_score = x @ (shares @ weight)
+    weighted_score = x @ (class_factors @ weight)
     if bias is not None:
-        shared_score = shared_score + (torch.where(shares == 0, 0, bias.to(dtype)) * shares).sum()
-    return value, shared_score
+        weighted_score = weighted_score + (torch.where(class_factors == 0, 0, bias.to(dtype)) * class_factors).sum()
+    return value, weighted_score
 
 
 _scores = operation("CandidateScores", _forward, _backward, _plain, saves=5)

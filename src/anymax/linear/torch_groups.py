@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from .._array import modes, recorded, transformed, wide_dtype
+from .._array import recorded, wide_dtype
 from ..autodiff.saving import params_of, with_params
-from ..autodiff.torch import KINDS
 from ..autodiff.torch_adapter import operation
+from ..autodiff.torch_rows import KINDS, untraced
 from ..kernels import engine_of
 from ..kernels.tasks import LAYER
 from . import torch_blocks
@@ -102,7 +102,7 @@ def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, _Grad
     total = torch.zeros((), dtype=dtype, device=x.device)
     sparse = layer.mapping.facts.sparse
     for where, part in job.parts(step):
-        ds, value = _slopes(part, g[where] if g.ndim else g, db, [_part(d, where) for d in dparams])
+        ds, value = _score_gradients(part, g[where] if g.ndim else g, db, [_part(d, where) for d in dparams])
         total += value
         entries = entries_of(ds) if sparse and ds.dtype is dtype else None
         if entries is None:
@@ -137,7 +137,7 @@ def _part(each: Tensor | None, rows: slice) -> Tensor | None:
     return each if each is None or not each.ndim else each[rows]
 
 
-def _slopes(job: Job, g: Tensor, db: Tensor | None, dparams: list[Tensor | None]) -> tuple[Tensor, Tensor]:
+def _score_gradients(job: Job, g: Tensor, db: Tensor | None, dparams: list[Tensor | None]) -> tuple[Tensor, Tensor]:
     """The gradient in the scores of some rows, and the sum of g times their results; adds the gradients by bias and parameters, None for
     a parameter without."""
     ds = _scores(job.layer)  # a piece at a time becomes its gradient
@@ -219,25 +219,25 @@ def _with(job: Job, operands: Any) -> Job:
 
 def runs_eagerly(layer: Layer, *others: Any) -> bool:
     """True for eager calls on plain tensors, without tracing, if none of `others` requires a gradient."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or modes() or transformed():
+    if torch.compiler.is_compiling() or not untraced():
         return False
-    tensors = [a for a in (layer.x, layer.weight, layer.bias, layer.keep, *others) if a is not None]
-    if any(type(a) not in KINDS or a.layout is not torch.strided or a.is_meta for a in tensors):
-        return False
+    for a in (layer.x, layer.weight, layer.bias, layer.keep, *others):
+        if a is not None and (type(a) not in KINDS or a.layout is not torch.strided or a.is_meta):
+            return False
     return not recorded(*others)
 
 
-def rows_with_a_class(out: Tensor) -> Tensor | None:
-    """The indices of the rows that are not in `out`; None if these are all.
+def rows_with_a_class(without_class: Tensor) -> Tensor | None:
+    """The indices of the other rows; None if these are all.
 
     A GPU makes the caller wait here, once a call. That costs less than to compute the rows of a batch that have no target.
     """
-    return (~out).nonzero(as_tuple=True)[0] if bool(out.any()) else None
+    return (~without_class).nonzero(as_tuple=True)[0] if bool(without_class.any()) else None
 
 
-def with_a_class(job: Job, out: Tensor, compute: Callable[[Job], Tensor]) -> Tensor:
-    """`compute(job)` for the rows that are not in `out`, and 0 for the others, which are not computed."""
-    rows = rows_with_a_class(out)
+def with_a_class(job: Job, without_class: Tensor, compute: Callable[[Job], Tensor]) -> Tensor:
+    """`compute(job)` for the rows that have a class, and 0 for the others, which are not computed."""
+    rows = rows_with_a_class(without_class)
     if rows is None:
         return compute(job)
     value = compute(job.rows_at(rows))
@@ -254,7 +254,7 @@ def by_rows(job: Job) -> Any:
         return job.result()
     if not layer.recorded():
         return _results(job, rows_of_group(job))
-    if not layer.rows or learns(job):
+    if not layer.rows or transforms_learn(job):
         return job.result()
     return _groups((job, rows_of_group(job)), *_operands(job))
 
@@ -270,7 +270,7 @@ def total(job: Job, step: int, factor: Tensor) -> Tensor:
     return _ahead(_Ahead(job, step, factor), *_operands(job))
 
 
-def learns(job: Job) -> bool:
+def transforms_learn(job: Job) -> bool:
     """True if the transforms, or functions among them, have tensors that require a gradient; a row of zeros shows it."""
     if not job.per_row.transforms:
         return False

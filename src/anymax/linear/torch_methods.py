@@ -15,7 +15,7 @@ from ..functional.ways import Way, way_of
 from . import torch_blocks
 from .job import Job, RowLoss, RowTerms
 from .torch_blocks import BlockSize, sizes_of
-from .torch_groups import learns, rows_of_group, runs_eagerly
+from .torch_groups import rows_of_group, runs_eagerly, transforms_learn
 
 Tensor = torch.Tensor
 
@@ -86,7 +86,7 @@ def rows_ahead(job: Job) -> int | None:
     rows = layer.rows
     if job.chunk is not None or not rows or not runs_eagerly(layer, job.target, job.class_weight):
         return None
-    if not layer.recorded() or learns(job):
+    if not layer.recorded() or transforms_learn(job):
         return None
     if layer.weight.dtype is torch.float16:  # too narrow for a gradient before the caller's factor
         return None

@@ -25,10 +25,10 @@ _SOFTMAX = Softmax()
 
 
 def of_softmax(
-    job: Job, shares: Tensor | None, *, entropy: bool = False, min_probability: float = 0.0
+    job: Job, class_factors: Tensor | None, *, entropy: bool = False, min_probability: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The targets' scores and logsumexp of all others, [rows, m + 1]; <scores, shares>; and on request the entropy of the others,
-    [rows, 1]. shares: a factor for each class, those of label smoothing.
+    """The targets' scores and logsumexp of all others, [rows, m + 1]; <scores, class_factors>; and on request the entropy of the others,
+    [rows, 1]. class_factors: a factor for each class, those of label smoothing.
 
     Classes with a probability below `min_probability` may have no gradient.
     """
@@ -39,32 +39,34 @@ def of_softmax(
         bound = lambda s, layer: logsumexp(s, dtype) + (math.log(min_probability) - 1e-4)  # noqa: E731
         value, index, at, full, others = candidates_of(job, bound, OfTarget.APART)
         if not bool(full.any()):
-            target_and_rest, shared_score = _likely(None, *_operands(layer, target, shares), value, index, at, others)
-            return target_and_rest, shared_score, shared_score
+            target_and_rest, weighted_score = _likely(
+                None, *_operands(layer, target, class_factors), value, index, at, others
+            )
+            return target_and_rest, weighted_score, weighted_score
     target = target if target.ndim == 2 else target[:, None]
-    return _others((BlockSize.of(layer, job.chunk), entropy), *_operands(layer, target, shares))
+    return _others((BlockSize.of(layer, job.chunk), entropy), *_operands(layer, target, class_factors))
 
 
-def _operands(layer: Layer, target: Tensor, shares: Tensor | None) -> tuple[Tensor | None, ...]:
-    return layer.x, layer.weight, layer.bias, layer.keep, target, shares
+def _operands(layer: Layer, target: Tensor, class_factors: Tensor | None) -> tuple[Tensor | None, ...]:
+    return layer.x, layer.weight, layer.bias, layer.keep, target, class_factors
 
 
 def _others_forward(how: tuple[BlockSize, bool], operands: Any, wants: Any) -> tuple[tuple[Tensor, ...], Any]:
-    """The scores of the targets of each row and logsumexp of all others, [rows, m + 1]; <scores, shares>; the
+    """The scores of the targets of each row and logsumexp of all others, [rows, m + 1]; <scores, class_factors>; the
     entropy of the softmax of the others."""
-    x, weight, bias, keep, target, shares = operands
+    x, weight, bias, keep, target, class_factors = operands
     value, h = others_of(_layer(x, weight, bias, keep), target, *how)
-    shared_score, _ = weighted_scores(value, x, weight, bias, shares)
-    return (value, shared_score, h), (value, h)
+    weighted_score, _ = weighted_scores(value, x, weight, bias, class_factors)
+    return (value, weighted_score, h), (value, h)
 
 
 def _others_backward(how: tuple[BlockSize, bool], operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
-    (x, weight, bias, keep, target, shares), (value, h), (g, g_shared, g_h) = operands, kept, grads
+    (x, weight, bias, keep, target, class_factors), (value, h), (g, g_weighted, g_h) = operands, kept, grads
     g = torch.zeros_like(value) if g is None else g.masked_fill(value == -math.inf, 0)  # a masked class has none
     if g_h is not None:  # the gradient of the entropy is -q (log q + entropy)
         g = torch.cat([g[:, :-1], g[:, -1:] - g_h * h], 1)
-    slopes = _Slopes(value, g, g_h, shares, g_shared)
-    return *_others_back(_layer(x, weight, bias, keep), target, slopes, how[0], wants), None, None, None
+    gradient = _ScoreGradient(value, g, g_h, class_factors, g_weighted)
+    return *_others_back(_layer(x, weight, bias, keep), target, gradient, how[0], wants), None, None, None
 
 
 def _others_plain(how: tuple[BlockSize, bool], operands: Any, kept: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,19 +74,21 @@ def _others_plain(how: tuple[BlockSize, bool], operands: Any, kept: Any) -> tupl
 
 
 def _plain(
-    x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, target: Tensor, shares: Tensor | None, entropy: bool
+    x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, target: Tensor, class_factors: Tensor | None, entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     s = _layer(x, weight, bias, keep).scores().to(wide_dtype(x, torch))
     there = target >= 0
     of_target = torch.where(there, s.gather(1, target.clamp(min=0)), -math.inf)
     s = s.masked_fill(at_classes(torch.where(there, target, s.shape[1]), s, torch), -math.inf)
     level = s.logsumexp(1, keepdim=True)
-    shared_score = s.new_zeros(0) if shares is None else (torch.where(shares == 0, 0, s) * shares).sum(1)
+    weighted_score = (
+        s.new_zeros(0) if class_factors is None else (torch.where(class_factors == 0, 0, s) * class_factors).sum(1)
+    )
     h = s.new_zeros((s.shape[0], 0))
     if entropy:
         below = (s - torch.where(level == -math.inf, math.inf, level)).clamp(min=LOWEST)
         h = -(below.exp() * below).sum(1, keepdim=True)
-    return torch.cat([of_target, level], 1), shared_score, h
+    return torch.cat([of_target, level], 1), weighted_score, h
 
 
 _others = operation("SoftmaxOthers", _others_forward, _others_backward, _others_plain)
@@ -92,24 +96,24 @@ _others = operation("SoftmaxOthers", _others_forward, _others_backward, _others_
 
 def _likely_forward(_: None, operands: Any, wants: Any) -> tuple[tuple[Tensor, Tensor], Any]:
     """`_others_forward` with a gradient for the candidates only."""
-    x, weight, bias, _keep, _target, shares, value, _index, at, others = operands
+    x, weight, bias, _keep, _target, class_factors, value, _index, at, others = operands
     target_and_rest = torch.cat([value.gather(1, at[:, None]), others], 1)
-    shared_score, mixed = weighted_scores(target_and_rest, x, weight, bias, shares)
-    return (target_and_rest, shared_score), (target_and_rest, mixed)
+    weighted_score, mixed = weighted_scores(target_and_rest, x, weight, bias, class_factors)
+    return (target_and_rest, weighted_score), (target_and_rest, mixed)
 
 
 def _likely_backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
-    x, weight, bias, _keep, _target, shares, value, index, at = operands
-    (target_and_rest, mixed), (g, g_shared) = kept, grads
+    x, weight, bias, _keep, _target, class_factors, value, index, at = operands
+    (target_and_rest, mixed), (g, g_weighted) = kept, grads
     if g is not None:
         g_target = g[:, :1].masked_fill(target_and_rest[:, :1] == -math.inf, 0)
         g = ((value - _level(target_and_rest)).exp_() * g[:, 1:]).scatter_(1, at[:, None], g_target)
-    return *candidates_back(wants, g, g_shared, index, x, weight, bias, shares, mixed), *(None,) * 7
+    return *candidates_back(wants, g, g_weighted, index, x, weight, bias, class_factors, mixed), *(None,) * 7
 
 
 def _likely_plain(_: None, operands: Any, kept: Any) -> tuple[Tensor, Tensor]:
-    x, weight, bias, keep, target, shares, *_candidates = operands
-    return _plain(x, weight, bias, keep, target[:, None], shares, entropy=False)[:2]
+    x, weight, bias, keep, target, class_factors, *_candidates = operands
+    return _plain(x, weight, bias, keep, target[:, None], class_factors, entropy=False)[:2]
 
 
 _likely = operation("SoftmaxCandidates", _likely_forward, _likely_backward, _likely_plain, saves=9)
@@ -150,20 +154,20 @@ def _level(value: Tensor) -> Tensor:
     return torch.where(level == -math.inf, math.inf, level)
 
 
-class _Slopes(NamedTuple):
+class _ScoreGradient(NamedTuple):
     """What the gradient in the scores of some rows depends on: it is g for the targets, and q (g - mix log q) for the others."""
 
     value: Tensor  # the result of `_others`
     g: Tensor  # [rows, m + 1]
     mix: Tensor | None  # [rows, 1]
-    shares: Tensor | None
-    g_shared: Tensor | None
+    class_factors: Tensor | None
+    g_weighted: Tensor | None
 
-    def rows_at(self, rows: slice) -> _Slopes:
+    def rows_at(self, rows: slice) -> _ScoreGradient:
         """The part of these rows."""
-        value, g, mix, shares, g_shared = self
-        mix, g_shared = (None if a is None else a[rows] for a in (mix, g_shared))
-        return _Slopes(value[rows], g[rows], mix, shares, g_shared)
+        value, g, mix, class_factors, g_weighted = self
+        mix, g_weighted = (None if a is None else a[rows] for a in (mix, g_weighted))
+        return _ScoreGradient(value[rows], g[rows], mix, class_factors, g_weighted)
 
     def block(self, scores: ScoreBlocks, a: int, b: int, step: int) -> Tensor:
         """The gradient in the scores of the classes a to b, in the dtype of the product, `step` rows at a time."""
@@ -184,13 +188,15 @@ class _Slopes(NamedTuple):
         else:
             q = log_q.exp()
             q.mul_(log_q.clamp_(min=LOWEST).mul_(-self.mix).add_(self.g[:, -1:]))
-        if self.shares is not None and self.g_shared is not None:
-            q.addr_(self.g_shared, self.shares[a:b])
+        if self.class_factors is not None and self.g_weighted is not None:
+            q.addr_(self.g_weighted, self.class_factors[a:b])
         if q.data_ptr() != d.data_ptr():
             d.copy_(q)
 
 
-def _others_back(layer: Layer, target: Tensor, of: _Slopes, blocks: BlockSize, wants: Any) -> list[Tensor | None]:
+def _others_back(
+    layer: Layer, target: Tensor, of: _ScoreGradient, blocks: BlockSize, wants: Any
+) -> list[Tensor | None]:
     """The gradients of `_others` by x, weight and bias, a block of scores at a time."""
     x, weight, bias, dtype = layer.x, layer.weight, layer.bias, of.value.dtype
     dx = torch.zeros(x.shape, dtype=dtype, device=x.device) if wants[0] else None

@@ -44,14 +44,14 @@ def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
     if method is LayerMethod.SOFTMAX:
         first = torch.zeros(layer.rows, dtype=torch.int64, device=layer.x.device)
         s = of_softmax(dataclasses.replace(job, target=first), None)[0]
-        size = torch.full_like(first, layer.classes)
+        size = torch.full_like(first, layer.seen_classes)
         keep = layer.unmasked_classes(xp)
-        size = size if keep is None else keep.expand(layer.rows, -1).sum(1)
+        size = size if keep is None else keep[:, : layer.seen_classes].expand(layer.rows, -1).sum(1)
         return tau_of(_SOFTMAX, s, xp)[:, 0], size
     assert isinstance(job.per_row, Thresholds)
     candidates = candidates_of(job)
     s = scores_of(layer, candidates, None)[0] if layer.recorded() else candidates.value
-    tau, size = job.per_row.of_candidates(layer.mapping, s, None)
+    tau, size = job.per_row.of_candidates(layer.mapping, s, candidates.at)
     full = candidates.full.nonzero(as_tuple=True)[0]
     if full.shape[0]:
         of_full = by_rows(job.rows_at(full))
@@ -65,9 +65,9 @@ def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
 def _loss_of_softmax(job: Job, per_row: RowLoss, min_probability: float) -> Tensor:
     assert job.target is not None
     unmasked = _unmasked(job.layer, per_row)
-    shares = unmasked if unmasked is None or job.class_weight is None else unmasked * job.class_weight
-    s, score, _ = of_softmax(job, shares, min_probability=min_probability)
-    short = _short(torch.zeros_like(job.target), score, shares, unmasked)
+    class_factors = unmasked if unmasked is None or job.class_weight is None else unmasked * job.class_weight
+    s, score, _ = of_softmax(job, class_factors, min_probability=min_probability)
+    short = _short(torch.zeros_like(job.target), score, class_factors, unmasked)
     return per_row(_SOFTMAX, s, job.target, job.class_weight, short)
 
 
@@ -121,11 +121,11 @@ def _of_scores(job: Job, candidates: Candidates) -> Tensor:
 # -- both ----------------------------------------------------------------------------------------------------------------------------
 
 
-def _short(at: Tensor, score: Tensor, shares: Tensor | None, unmasked: Tensor | None) -> ShortRow:
-    """The short rows whose target is at the place `at`. score: <all scores, shares> of each row."""
-    if shares is None or unmasked is None:
+def _short(at: Tensor, score: Tensor, class_factors: Tensor | None, unmasked: Tensor | None) -> ShortRow:
+    """The short rows whose target is at the place `at`. score: <all scores, class_factors> of each row."""
+    if class_factors is None or unmasked is None:
         return ShortRow(at, score)
-    return ShortRow(at, score, shares.sum(), unmasked.sum())
+    return ShortRow(at, score, class_factors.sum(), unmasked.sum())
 
 
 def _unmasked(layer: Layer, per_row: RowLoss) -> Tensor | None:

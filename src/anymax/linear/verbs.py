@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from .. import _array
 from .._array import Array, device_of, namespace, quiet, upcast
@@ -157,8 +157,9 @@ def explain_linear_loss(
     weight, least, suppress, z_loss = (options.pop(name) for name in ("weight", "least", "suppress", "z_loss"))
     arguments = LayerArguments(who, x, linear_weight, mapping, bias, mask, transform, chunk)
     layer, read, per_row = _read(arguments, weight, least, suppress, z_loss, options)
-    job, out, _ = _job(layer, target, read, per_row, check_chunk(who, chunk))
-    return bridge(layer.x).layers.plan(job, indices=out is not None, total=read.reduction != "none")
+    loss = _loss_job(layer, target, read, per_row, check_chunk(who, chunk))
+    indices = loss.without_class is not None
+    return bridge(layer.x).layers.plan(loss.job, indices=indices, total=read.reduction != "none")
 
 
 def _read(
@@ -172,7 +173,7 @@ def _read(
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
     penalties = RowPenalties.read(who, layer.mapping, layer.hides, z_loss, suppress)
-    each = EACH_ROW._replace(smoothing=float(options.smoothing))
+    each = EACH_ROW._replace(smoothing=float(options.smoothing)) if options.smoothing else EACH_ROW
     per_row = RowLoss(who, row_transforms(who, transform), each, min_probability=float(least), penalties=penalties)
     return layer, options, per_row
 
@@ -238,7 +239,7 @@ def linear_threshold(
         raise TypeError(no_threshold(layer.mapping))
     layer.refuse_with_sink(who, transform=transform)
     xp, per_row = namespace(layer.x), Thresholds(who, row_transforms(who, transform))
-    job = Job(layer, per_row, chunk=check_chunk(who, chunk))
+    job = Job(layer, per_row, layer.hidden_class(xp), chunk=check_chunk(who, chunk))
     tau, size = bridge(layer.x).layers.thresholds(job)
     return Threshold(layer.as_given(tau, xp), layer.as_given(size, xp))
 
@@ -246,51 +247,55 @@ def linear_threshold(
 # -- the loss of all rows ------------------------------------------------------------------------------------------------------------
 
 
+class LossJob(NamedTuple):
+    """The job of a loss, and what its targets say of the rows."""
+
+    job: Job
+    without_class: (
+        Array | None
+    )  # [rows], True where the class index is to be left out; None if the targets are distributions
+    counted: Array  # [rows], what each row counts in a mean
+
+
 def _loss(layer: Layer, target: Any, options: LossOptions, per_row: RowLoss, chunk: int | None) -> Any:
     xp, layers = namespace(layer.x), bridge(layer.x).layers
     with quiet(layer.x):
-        job, out, norm = _job(layer, target, options, per_row, chunk)
-        if out is None:
+        job, without_class, counted = _loss_job(layer, target, options, per_row, chunk)
+        if without_class is None:
             value = layers.by_rows(job)
         else:
             if options.reduction != "none":
-                factor = options.reduce(xp.ones_like(norm[:1]), norm, norm.dtype, xp)
-                total = layers.total(job, out, factor)
+                factor = options.reduce(xp.ones_like(counted[:1]), counted, counted.dtype, xp)
+                total = layers.total(job, without_class, factor)
                 if total is not None:
                     return cast(total, layer.dtype)
-            value = layers.values(job, out)
-    value, norm = (xp.reshape(part, layer.lead) for part in (value, norm))
-    return options.reduce(value, norm, layer.dtype, xp)
+            value = layers.values(job, without_class)
+    return options.reduce(xp.reshape(value, layer.lead), xp.reshape(counted, layer.lead), layer.dtype, xp)
 
 
-def _job(
-    layer: Layer, target: Any, options: LossOptions, per_row: RowLoss, chunk: int | None
-) -> tuple[Job, Array | None, Array]:
-    """The job, the rows that have no class, and what each row counts in a mean; None for rows if the targets are distributions."""
+def _loss_job(layer: Layer, target: Any, options: LossOptions, per_row: RowLoss, chunk: int | None) -> LossJob:
     who, xp, class_weight = per_row.who, namespace(layer.x), options.weight
     refuse_sharded(who, None, target=target)
     target = _array.beside(target, layer.x, "target", xp)
     all_scores = layer
     if per_row.sub_centers > 1:  # below, the layer stands for its classes
         layer = layer.with_operands(layer.x, layer.weight[:: per_row.sub_centers, ...], None)
-    one = upcast(layer.weight[:1, :1], xp)
+    wide_like = upcast(layer.weight[:1, :1], xp)
     if class_weight is not None:
-        class_weight = class_weights(class_weight, xp.broadcast_to(one, (1, layer.classes)), xp)
+        class_weight = class_weights(class_weight, xp.broadcast_to(wide_like, (1, layer.classes)), xp)
     if holds_indices(target, (*layer.lead, layer.seen_classes), -1, f"{who}: target"):
-        index, out = class_of_each_row(who, target, layer, options.ignore_index, xp)
-        norm = counted_weight(index, out, class_weight, one.dtype, xp)
-        return Job(all_scores, per_row, index, class_weight, chunk), out, norm
+        index, without_class = class_of_each_row(who, target, layer, options.ignore_index, xp)
+        counted = counted_weight(index, without_class, class_weight, wide_like.dtype, xp)
+        return LossJob(Job(all_scores, per_row, index, class_weight, chunk), without_class, counted)
     per_row.penalties.need_indices(who, target)
     if per_row.margin is not None:
         raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
     y = xp.reshape(target, (layer.rows, layer.seen_classes))
     if layer.hides:
-        y = complete_target(y, (0.0, 1.0), xp)
-    return (
-        Job(all_scores, per_row, y, class_weight, chunk),
-        None,
-        xp.ones((layer.rows,), dtype=one.dtype, **device_of(one)),
-    )
+        _, most = layer.mapping.sums(None, xp)
+        y = complete_target(y, (0.0, most), xp)
+    counted = xp.ones((layer.rows,), dtype=wide_like.dtype, **device_of(wide_like))
+    return LossJob(Job(all_scores, per_row, y, class_weight, chunk), None, counted)
 
 
 document(globals(), linear_loss, LossKeywords)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .._array import Array, dot, namespace, quiet, stop_gradient, total, upcast
+from .._array import Array, decides, dot, namespace, quiet, stop_gradient, total, upcast
 from .._core.mapping import Mapping, no_potential
 from .._core.rows import hide
 from .._core.typing import LossKind
@@ -77,6 +77,9 @@ def fenchel_young(
     mapping, x, y, xp = batch.mapping, batch.rows, batch.y, batch.xp
     masked = xp.any((y > 0) & ~batch.keep, axis=-1, keepdims=True)
     batch.check_sums(masked)
+    shared = not batch.indices or options.smoothing  # engines give a masked class index the gradient -1
+    if shared and (not decides(masked) or bool(xp.any(masked))):
+        x = hide(x, batch.keep)  # no gradient at a masked class, whatever its share
     value = bridge(x).loss(mapping, x, y)  # Omega*(x) - <x, y>, whose gradient is p - y
     with quiet(x):
         if with_constant:

@@ -200,7 +200,7 @@ class PerturbMax(Mapping):
         lost = xp.any(~keep & (y > 0), axis=-1, keepdims=True)
         gap = -dot(y, xp.where(keep, z, xp.zeros_like(z)), xp)
         out = scale * (gap + self._excess(z, xp))
-        out = xp.where(lost, math.inf * xp.ones_like(out), out)
+        out = out + xp.where(lost, math.inf * xp.ones_like(out), xp.zeros_like(out))
         return poison(out, poisoned, xp)
 
     def constant(self, y: Array, xp: Namespace) -> Array:

@@ -27,7 +27,7 @@ from ..autodiff import bridge
 from ..kernels.engine import SegmentsAlong
 from . import tensors
 from .layout import Segments, along, read
-from .padded import of_segments
+from .padded import segments_last
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class SegmentCall:
         if not _array.is_array(value):
             return value
         value = _array.like(value, upcast(self.x[:0], self.xp), self.xp)
-        return of_segments(value, self.axis, self.shape, name)
+        return segments_last(value, self.axis, self.shape, name)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from ..kernels.link import LEFT_OUT
 from ..losses.formulas import fenchel_young
 from ..losses.options import EACH_ROW, LossOptions, result_dtype
 from .call import SegmentCall
-from .padded import Bucket, each_formula, each_row, mapping_of
+from .padded import Bucket, bucket_mapping, each_formula, each_row
 from .verbs import HINTS, SegmentOptions
 
 
@@ -135,7 +135,7 @@ def _by_rows(call: SegmentCall, target_rank: Array) -> Array:
 
     def verb(bucket: Bucket, rows: Array) -> Array:
         each = xp.take(target_rank, bucket.ids, axis=-1)
-        return fenchel_young(mapping_of(call.mapping, bucket), rows, each, options)
+        return fenchel_young(bucket_mapping(call.mapping, bucket), rows, each, options)
 
     return each_row(call.segments, upcast(call.rows, xp), verb, 0.0, least=call.mapping.least_classes)
 

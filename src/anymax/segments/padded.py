@@ -49,7 +49,7 @@ class PaddedRows(NamedTuple):
     row_of_segment: Any  # [segments]: in the concatenated buckets; one past the last if empty
 
 
-def rows_of(segments: Segments, x: Array) -> PaddedRows:
+def padded_rows(segments: Segments, x: Array) -> PaddedRows:
     """The rows, as arrays of x's kind on its device."""
     return segments.cached("rows", x, lambda: _known(segments) if segments.known else _traced(segments))
 
@@ -137,7 +137,7 @@ def _upto(size: int, ptr: Array) -> Array:
 # -- entries to rows, and back -----------------------------------------------------------------------------------------------------
 
 
-def of_bucket(x: Array, bucket: Bucket, fill: float, least: int = 1) -> Array:
+def bucket_rows(x: Array, bucket: Bucket, fill: float, least: int = 1) -> Array:
     """[..., entries] as rows [..., rows, width], `fill` where a row has no entry; at least `least` wide."""
     xp, entry, valid = namespace(x), bucket.entry, bucket.valid
     if bucket.width < least:
@@ -156,7 +156,7 @@ def _first(rows: Array, width: int) -> Array:
     return rows if rows.shape[-1] == width else rows[..., :width]
 
 
-def entries_of(rows: PaddedRows, parts: list[Array], x: Array, traced: bool) -> Array:
+def join_entries(rows: PaddedRows, parts: list[Array], x: Array, traced: bool) -> Array:
     """Rows [..., rows, width] of each bucket as entries [..., entries]; NaN for an entry without a segment."""
     xp = namespace(x)
     flat = [
@@ -168,14 +168,14 @@ def entries_of(rows: PaddedRows, parts: list[Array], x: Array, traced: bool) -> 
     return _take(joined(flat) if len(flat) > 1 else flat[0], rows.slot_of_entry)
 
 
-def segments_of(rows: PaddedRows, parts: list[Array], empty: Any) -> Array:
+def join_segments(rows: PaddedRows, parts: list[Array], empty: Any) -> Array:
     """Numbers [..., rows] of each bucket as [..., segments]; `empty` for a segment without entries."""
     one, xp = parts[0], namespace(parts[0])
     none = xp.full((*one.shape[:-1], 1), empty, dtype=one.dtype, **device_of(one))
     return _take(joined([*parts, none]), rows.row_of_segment)
 
 
-def of_segments(value: Any, rows_axis: int, shape: tuple[int, ...], name: str) -> Any:
+def segments_last(value: Any, rows_axis: int, shape: tuple[int, ...], name: str) -> Any:
     """A value that broadcasts to `shape`, which has the segments along `rows_axis`, with the segments moved last."""
     if not is_array(value) or not value.ndim:
         return value
@@ -183,16 +183,16 @@ def of_segments(value: Any, rows_axis: int, shape: tuple[int, ...], name: str) -
     return to_last(value, rows_axis, namespace(value))
 
 
-def of_rows(value: Any, bucket: Bucket) -> Any:
+def bucket_values(value: Any, bucket: Bucket) -> Any:
     """The numbers for a bucket's rows, [..., rows, 1], of one with the segments last; a single number is returned unchanged."""
     if not is_array(value) or not value.ndim:
         return value
     return namespace(value).expand_dims(value if value.shape[-1] == 1 else _take(value, bucket.ids), axis=-1)
 
 
-def mapping_of(mapping: Mapping, bucket: Bucket) -> Mapping:
+def bucket_mapping(mapping: Mapping, bucket: Bucket) -> Mapping:
     """The mapping with parameters for the rows of a bucket."""
-    return mapping.laid_out(**{name: of_rows(value, bucket) for name, value in mapping.params().items()})
+    return mapping.laid_out(**{name: bucket_values(value, bucket) for name, value in mapping.params().items()})
 
 
 def each_row(
@@ -204,21 +204,21 @@ def each_row(
     least: int = 1,
 ) -> Array:
     """Apply verb(bucket, rows) -> [..., rows] to x [..., entries]; the result is [..., segments]."""
-    rows = rows_of(segments, x)
-    parts = [verb(bucket, of_bucket(x, bucket, fill, least)) for bucket in rows.buckets]
-    return segments_of(rows, parts, empty)
+    rows = padded_rows(segments, x)
+    parts = [verb(bucket, bucket_rows(x, bucket, fill, least)) for bucket in rows.buckets]
+    return join_segments(rows, parts, empty)
 
 
 def formula(along: SegmentsAlong, mapping: Mapping, function: Any, *arrays: Array) -> Array:
     """Apply function(mapping, *rows) to arrays with the entries along an axis: scores, padded with -inf, and others, padded with 0."""
     x, rows, parts = _by_rows(along, mapping, function, arrays)
-    return from_last(entries_of(rows, parts, x, not along.segments.known), along.axis, namespace(x))
+    return from_last(join_entries(rows, parts, x, not along.segments.known), along.axis, namespace(x))
 
 
 def each_formula(along: SegmentsAlong, mapping: Mapping, function: Any, *arrays: Array) -> Array:
     """`formula` for a function whose result is a number for each row, or several to add up: [..., segments], 0 for an empty segment."""
     x, rows, parts = _by_rows(along, mapping, function, arrays)
-    return segments_of(rows, [namespace(x).sum(part, axis=-1) for part in parts], 0.0)
+    return join_segments(rows, [namespace(x).sum(part, axis=-1) for part in parts], 0.0)
 
 
 def _by_rows(
@@ -226,12 +226,12 @@ def _by_rows(
 ) -> tuple[Array, PaddedRows, list[Array]]:
     """(the first array, the entries last; the rows; the results of the function on those of each bucket)."""
     x, *others = (to_last(a, along.axis, namespace(a)) for a in arrays)
-    rows, least = rows_of(along.segments, x), mapping.least_classes
+    rows, least = padded_rows(along.segments, x), mapping.least_classes
     parts = [
         function(
-            mapping_of(mapping, bucket),
-            of_bucket(x, bucket, -math.inf, least),
-            *(of_bucket(a, bucket, 0.0, least) for a in others),
+            bucket_mapping(mapping, bucket),
+            bucket_rows(x, bucket, -math.inf, least),
+            *(bucket_rows(a, bucket, 0.0, least) for a in others),
         )
         for bucket in rows.buckets
     ]

@@ -24,7 +24,7 @@ from ..thresholds import Threshold, logsumexp, threshold
 from . import tensors
 from .call import SegmentCall
 from .layout import Segments
-from .padded import Bucket, each_row, formula, mapping_of, of_bucket, of_rows, rows_of, segments_of
+from .padded import Bucket, bucket_mapping, bucket_rows, bucket_values, each_row, formula, join_segments, padded_rows
 
 
 class SegmentOptions(TypedDict, total=False):
@@ -125,11 +125,10 @@ def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Un
     call = SegmentCall.of("segment_log_apply", mapping, x, **options)
     out = call.unpadded("log_forward")
     if out is None:
-        of_rows = bridge(call.x)
 
         def log_p(mapping: Mapping, rows: Array) -> Array:
             over_all = Rows(rows, rows, mapping, rows.ndim - 1).over_all()
-            return over_all.seen(of_rows.log_p(over_all.mapping, over_all.rows))
+            return over_all.seen(bridge(call.x).log_p(over_all.mapping, over_all.rows))
 
         out = formula(call.along, call.mapping, log_p, upcast(call.x, call.xp))
     return as_dtype(out, call.x.dtype, call.xp)
@@ -166,7 +165,7 @@ def segment_logsumexp(
         return call.back(out)
 
     def verb(bucket: Bucket, rows: Array) -> Array:
-        return logsumexp(rows, temperature=of_rows(t, bucket))
+        return logsumexp(rows, temperature=bucket_values(t, bucket))
 
     return call.back(each_row(call.segments, call.rows, verb, -math.inf))
 
@@ -203,7 +202,7 @@ def segment_threshold(
     if out is None:
 
         def verb(bucket: Bucket, rows: Array) -> Array:
-            return threshold(mapping_of(call.mapping, bucket), rows).tau
+            return threshold(bucket_mapping(call.mapping, bucket), rows).tau
 
         out = each_row(call.segments, call.rows, verb, -math.inf, least=call.mapping.least_classes)
     p = _array.to_last(_probabilities(call.constant()), call.axis, call.xp)
@@ -280,7 +279,7 @@ def segment_entropy(
     order = call.one_each(alpha, "alpha")
 
     def verb(bucket: Bucket, rows: Array) -> Array:
-        return entropy(rows, kind, of_rows(order, bucket))
+        return entropy(rows, kind, bucket_values(order, bucket))
 
     return call.back(each_row(call.segments, call.rows, verb, 0.0, fill=0.0))
 
@@ -325,9 +324,11 @@ def segment_sample(
     p = _array.to_last(_probabilities(call), call.axis, xp)  # [..., entries]
     like = xp.astype(p, sum_dtype(p, xp))
     u = uniform((*p.shape[:-1], call.segments.num_segments, size), like[..., :0], generator)
-    rows = rows_of(call.segments, p)
+    rows = padded_rows(call.segments, p)
     drawn = [_drawn(call, p, u, bucket) for bucket in rows.buckets]
-    out = segments_of(rows, [_array.to_last(part, part.ndim - 2, xp) for part in drawn], -1)  # [..., samples, segments]
+    out = join_segments(
+        rows, [_array.to_last(part, part.ndim - 2, xp) for part in drawn], -1
+    )  # [..., samples, segments]
     out = _array.to_last(out, out.ndim - 2, xp)  # [..., segments, samples]
     last = out.ndim - 1
     if num_samples is None:
@@ -338,7 +339,7 @@ def segment_sample(
 def _drawn(call: SegmentCall, p: Array, u: Array, bucket: Bucket) -> Array:
     """The entries that u [..., segments, samples] draws from p [..., entries], [..., rows, samples]; -1 for none of them."""
     xp, mapping = call.xp, call.mapping
-    row = of_bucket(p, bucket, 0.0)  # [..., rows, width]
+    row = bucket_rows(p, bucket, 0.0)  # [..., rows, width]
     if may_draw_none(mapping):
         row = _with_none(call, bucket) if one_draw(mapping) == "share" else with_missing_mass(row, 1.0, xp)
     drawn = invert(row, xp.take(u, bucket.ids, axis=-2), xp)  # [..., rows, samples]
@@ -350,8 +351,8 @@ def _drawn(call: SegmentCall, p: Array, u: Array, bucket: Bucket) -> Array:
 
 def _with_none(call: SegmentCall, bucket: Bucket) -> Array:
     """p of rows over all classes, where the entries don't say what the sum is."""
-    scores = of_bucket(call.rows, bucket, -math.inf, call.mapping.least_classes)
-    over_all = Rows(scores, scores, mapping_of(call.mapping, bucket), scores.ndim - 1).over_all()
+    scores = bucket_rows(call.rows, bucket, -math.inf, call.mapping.least_classes)
+    over_all = Rows(scores, scores, bucket_mapping(call.mapping, bucket), scores.ndim - 1).over_all()
     return apply(over_all.mapping, over_all.rows)
 
 
