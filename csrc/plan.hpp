@@ -10,7 +10,7 @@
 
 namespace ANYMAX_UNIT {
 
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(ANYMAX_BYTES)
 constexpr bool PACKS = true;  // lanes can be moved by a mask, without which batches gain nothing
 #else
 constexpr bool PACKS = false;
