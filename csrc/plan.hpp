@@ -10,7 +10,7 @@
 
 namespace ANYMAX_UNIT {
 
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(ANYMAX_BYTES)
 constexpr bool PACKS = true;  // lanes can be moved by a mask, without which batches gain nothing
 #else
 constexpr bool PACKS = false;
@@ -18,6 +18,7 @@ constexpr bool PACKS = false;
 
 // -- limits in vectors; all others are in limits.hpp ------------------------------------------------
 
+constexpr int64_t BATCH_LARGEST = width<float> > 4 ? BATCH_CANDIDATES_FEW / 2 : 8;  // as many scores of a row at most
 constexpr int64_t BATCH_PACKED = PACKS ? BATCH_MOST : 0, TILE_PACKED = PACKS ? TILE_MOST : 0,
                   TILE_SQUARE_PACKED = PACKS ? TILE_SQUARE : 0;
 template <class C>
@@ -80,8 +81,8 @@ inline uint32_t traits_of(const anymax_call &c) {
            is(c.starts && c.inner > 1 && c.p.inner == 1 && c.g.inner == 1 && c.out.inner == 1, HEADS) | is(k < 51.0, MILD) |
            is(k >= 1.5 && k <= 2.0, MIDDLING) | is(k >= 1.02 && k <= 2.0, CURVED) | is(k <= n, WITHIN) |
            is(k > 0.0 && k * 2.0 <= n && ::ceil(k) <= (double)(8 * width<float>), SMALL_BUDGET) |
-           is(k >= 1.0 && k <= (double)(BATCH_CANDIDATES_FEW / 2) && k * 2.0 <= n, FEW_LARGEST) |
-           is(k < n && k * 8.0 >= n, MANY_LARGEST) | is(k >= 1.0 && k < n && k * 14.0 >= n, COUNTED);
+           is(k >= 1.0 && k <= (double)BATCH_LARGEST && k * 2.0 <= n, FEW_LARGEST) | is(k < n && k * 8.0 >= n, MANY_LARGEST) |
+           is(k >= 1.0 && k < n && k * 14.0 >= n, COUNTED);
 }
 
 // -- the rules --------------------------------------------------------------------------------------

@@ -27,6 +27,18 @@ ANYMAX_INLINE uint32_t bits(vl m) { return (uint32_t)_mm512_movepi64_mask((__m51
 #elif defined(ANYMAX_X86)
 ANYMAX_INLINE uint32_t bits(vi m) { return (uint32_t)ANYMAX_X86(movemask_ps)((xf)m); }
 ANYMAX_INLINE uint32_t bits(vl m) { return (uint32_t)ANYMAX_X86(movemask_pd)((xd)m); }
+#elif defined(__aarch64__)
+ANYMAX_INLINE uint32_t bits(vi m) {
+    const uint32x4_t weights = {1, 2, 4, 8};
+    return vaddvq_u32(vandq_u32((uint32x4_t)m, weights));
+}
+ANYMAX_INLINE uint32_t bits(vl m) {
+    const uint64x2_t weights = {1, 2};
+    return (uint32_t)vaddvq_u64(vandq_u64((uint64x2_t)m, weights));
+}
+#elif defined(__wasm_simd128__)
+ANYMAX_INLINE uint32_t bits(vi m) { return wasm_i32x4_bitmask((v128_t)m); }
+ANYMAX_INLINE uint32_t bits(vl m) { return wasm_i64x2_bitmask((v128_t)m); }
 #else
 template <class M>
 ANYMAX_INLINE uint32_t bits(M m) {

@@ -13,6 +13,10 @@
 #include <immintrin.h>
 #elif defined(__SSE2__)
 #include <emmintrin.h>  // a tenth of the former's time to compile
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#elif defined(__wasm_simd128__)
+#include <wasm_simd128.h>
 #endif
 
 #if defined(__AVX512F__)
@@ -21,6 +25,10 @@
 #define ANYMAX_VECTOR 32
 #else
 #define ANYMAX_VECTOR 16
+#endif
+
+#if defined(__aarch64__) || defined(__wasm_simd128__)
+#define ANYMAX_BYTES 1  // a vector's bytes can be moved by a table, in which a number beyond them gives 0
 #endif
 
 #define ANYMAX_INLINE inline __attribute__((always_inline))

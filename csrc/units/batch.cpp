@@ -67,7 +67,11 @@ inline void aim_at(Batch &b, const anymax_call &call, int64_t r, int64_t count) 
 
 // One a thread, kept: too large for the stack of some, and for taking anew at each call.
 static Batch *batch_memory(Scratch &scratch) {
+#if defined(ANYMAX_NO_THREADS)
+    static Room memory;
+#else
     static thread_local Room memory;
+#endif
     Batch *const batch = (Batch *)memory.take<char>(sizeof(Batch));
     scratch.failed |= !batch;
     return batch;
