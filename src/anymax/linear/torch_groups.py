@@ -153,8 +153,9 @@ def _score_gradients(job: Job, g: Tensor, db: Tensor | None, dparams: list[Tenso
             value = value[0] if isinstance(value, tuple) else value  # the other has no gradient
             free = [value for value in free if value.requires_grad]
             scale = (g[where] if g.ndim else g).to(value.dtype)
-            slope, *rest = torch.autograd.grad(value, [s, *free], scale.expand_as(value), allow_unused=True)
-        total = total + (scale * value.detach()).sum()
+            weighted = (scale * value).sum()  # a number: with a gradient given to it torch.autograd.grad loads sympy
+            slope, *rest = torch.autograd.grad(weighted, [s, *free], allow_unused=True)
+        total = total + weighted.detach()
         ds[where] = 0.0 if slope is None else slope
         if piece.layer.keep is not None:
             ds[where].masked_fill_(~piece.layer.keep, 0)
