@@ -339,7 +339,7 @@ def call(name, options, make, **more):
 
 
 def in_blocks(monkeypatch, sizes):
-    for constant, value in zip(("_BLOCK", "_ROWS", "_KEYS"), sizes):
+    for constant, value in zip(("BLOCK", "_ROWS", "_KEYS"), sizes):
         monkeypatch.setattr(torch_blockwise, constant, value)
 
 

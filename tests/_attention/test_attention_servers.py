@@ -62,6 +62,41 @@ def test_explain_attention_names_who_serves(case):
     assert words.items() <= said.items()
 
 
+LONGER = torch.zeros(1, 2048, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "server"),
+    [
+        ({"window": (128, 0)}, "blockwise"),
+        ({"window": (128, 128)}, "blockwise"),
+        ({"window": (256, 900), "is_causal": True}, "blockwise"),
+        ({"window": (900, 0)}, "sdpa"),
+        ({"window": (128, None)}, "sdpa"),
+        ({"is_causal": True}, "sdpa"),
+        ({"lengths": torch.tensor([100])}, "sdpa"),
+        ({"window": (128, 0), "need_weights": True}, "reference"),
+    ],
+    ids=str,
+)
+def test_blocks_skip_what_a_window_hides(options, server):
+    q = LONGER[None]
+    assert told(q, q, q, **options)[0] == server
+    if options == {"window": (128, 0)}:
+        assert (
+            told(q, q, q, **options)[1]["sdpa"]
+            == "it would compute the scores that the window hides, which blocks skip"
+        )
+        short = q[..., :1024, :]
+        assert told(short, short, short, **options)[0] == "sdpa"
+
+
+def test_a_window_in_blocks_is_that_of_torch():
+    q, k, v = torch.randn(3, 1, 2, 2048, 8, generator=torch.Generator().manual_seed(0))
+    own = A.attention(q, k, v, window=(100, 0))
+    torch.testing.assert_close(own, A.attention(q, k, v, window=(100, 0), implementation="sdpa"), rtol=1e-5, atol=1e-6)
+
+
 def test_linear_attention_serves_where_it_is_named():
     assert "name it to use it" in told(Q, K, V, mapping=Taylor(2), is_causal=True)[1]["linear"]
 
@@ -141,7 +176,7 @@ BESIDE = {
 @pytest.mark.parametrize("name", SPARSE)
 def test_sparse_blocks(name, option, monkeypatch):
     """Rows long enough for the non-zeros to be kept: the output and all gradients, also by a number of the map, are sums over them."""
-    monkeypatch.setattr(torch_blockwise, "_BLOCK", 3 * 300 * 128)
+    monkeypatch.setattr(torch_blockwise, "BLOCK", 3 * 300 * 128)
     seen, inner = [], torch_blockwise._sparse_backward
     monkeypatch.setattr(torch_blockwise, "_sparse_backward", lambda *a: (seen.append(1), inner(*a)))
     g = torch.Generator().manual_seed(1)

@@ -25,6 +25,7 @@ from ..transforms import Composed, Transform
 from ..transforms.base import put_through
 
 MASKED = -math.inf
+BLOCK = 1 << 20  # scores in a block of the blockwise implementation: 4 MB
 ADDED = ("bias", "additive")  # arrays that are added to the scores, in this order; the second is a mask of numbers
 
 

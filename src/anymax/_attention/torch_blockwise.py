@@ -24,11 +24,10 @@ from ..autodiff.torch import BRIDGE as bridge
 from ..autodiff.torch_adapter import operation
 from ..kernels.support import NonZeros
 from .call import AttentionCall
-from .scores import ADDED, Scores, outer, tile
+from .scores import ADDED, BLOCK, Scores, outer, tile
 
 Tensor = torch.Tensor
 
-_BLOCK = 1 << 20  # scores in a block: 4 MB
 _ROWS = 32  # the fewest in a block: fewer would not be faster
 _KEYS = 256  # the fewest in a block
 _FEW = 8  # a block is sparse where each query keeps at most one key in 8
@@ -55,8 +54,8 @@ class _Job:
         rows, keys = self.scores.shape[-2:]
         heads = math.prod(self.lead)
         whole = self.groups * rows * keys
-        together = max(1, min(heads, _BLOCK // max(whole, 1)))
-        height = rows if whole <= _BLOCK else max(_ROWS, _BLOCK // (self.groups * keys))
+        together = max(1, min(heads, BLOCK // max(whole, 1)))
+        height = rows if whole <= BLOCK else max(_ROWS, BLOCK // (self.groups * keys))
         out = []
         for g, row in itertools.product(range(0, heads, together), range(0, rows, height)):
             stop = min(rows, row + height)
