@@ -120,7 +120,7 @@ struct AnyPower {
         static constexpr int TOTALS = 2;
         static constexpr bool DEAR = true;
         template <class>
-        static constexpr int AT_ONCE = 2;
+        static constexpr int AT_ONCE = 1;
         double slope, r, level, base, log_p;
         bool near;
         ANYMAX_INLINE void term(vd y, vd &value, vd &rate) const {

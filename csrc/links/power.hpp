@@ -85,8 +85,8 @@ struct Power {
         return EntmaxOmega(1.0 + slope).own(1.0 - (R == 1 ? p : root2(p)));
     }
 
-    // `terms` of K vectors at once; how many sums are taken of them, how many vectors are, and whether eight one after another
-    // would be much code.
+    // The terms of K vectors: as many as are best taken AT_ONCE. They make so many TOTALS. DEAR: eight vectors, one after the
+    // other, would be much code.
     template <class N>
     struct At {
         static constexpr int TOTALS = 2;

@@ -120,7 +120,7 @@ template <class C, int R>
 ANYMAX_INLINE vec<C> tile_level(const vec<C> *cell, int64_t cells) {
     const Power<R> link;
     vec<C> level = splat(C(1));
-    solve(lane_view(cells, cell), link, level, level > C(0), 3, [&](const auto &s, vec<C> at) ANYMAX_EACH {
+    solve(lane_view(cells, cell), link, level, Everyone(), 3, [&](const auto &s, vec<C> at) ANYMAX_EACH {
         const vec<C> fall = link.fall(s.value(), s.rate());
         return Step<vec<C>>{at - fall, fall > vec<C>{}, fall > vec<C>{}};
     });
@@ -132,7 +132,7 @@ template <class C, int R>
 ANYMAX_INLINE void tile_root(const vec<C> *v, int64_t n, vec<C> &level, vec<C> &lost) {
     const Power<R> link;
     const C fine = R == 1 ? (sizeof(C) == 4 ? C(1.5e-7) : C(3e-16)) : sizeof(C) == 4 ? C(5e-5) : C(1e-8);
-    const auto s = solve(lane_view(n, v), link, level, level == level, 60, [&](const auto &sums, vec<C> at) ANYMAX_EACH {
+    const auto s = solve(lane_view(n, v), link, level, Everyone(), 60, [&](const auto &sums, vec<C> at) ANYMAX_EACH {
         const vec<C> fall = link.fall(sums.value(), sums.rate());
         return Step<vec<C>>{at - fall, fall > at * fine, fall > at * fine};
     });
@@ -190,8 +190,8 @@ ANYMAX_INLINE void curve_finish(const Curve &curve, const View &view, N &level, 
         const Mask<N> go = (absolute(s.value() - 1.0) > enough) & (next > 0.0) & (next != at);
         return Step<N>{next, go, go};
     };
-    const auto s = solve(view, curve, level, level == level, 40, rule,
-                         [=](int64_t i, vd v, vd k) ANYMAX_EACH { value[i] = v, rate[i] = k; });
+    const auto s =
+        solve(view, curve, level, Everyone(), 40, rule, [=](int64_t i, vd v, vd k) ANYMAX_EACH { value[i] = v, rate[i] = k; });
     lost = (s.value() - 1.0) / s.rate(), share = 1.0 / s.rate();
     level = level - lost / curve.r;
 }

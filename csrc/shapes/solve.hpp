@@ -29,24 +29,35 @@ struct Step {
     N next;
     Mask<N> go, on;  // whether a level goes there, and whether it then asks for the sums again
 };
+struct Everyone {};  // who asks, where `go` alone says who goes on
+template <class M>
+constexpr bool ALL = false;
+template <>
+constexpr bool ALL<Everyone> = true;
 
 // From `level` as a rule says, which is told the sums at a level and the level; gives the sums that it was told last. A lane
 // that is there stays, whatever the others do, and doesn't hold them up.
-template <class View, class Link, class N, class Rule, class F>
-ANYMAX_INLINE auto solve(const View &view, const Link &link, N &level, Mask<N> asked, int turns, Rule &&rule, F keep) {
+template <class View, class Link, class N, class M, class Rule, class F>
+ANYMAX_INLINE auto solve(const View &view, const Link &link, N &level, M asked, int turns, Rule &&rule, F keep) {
     decltype(totals(view, link.at(level), keep)) sums{};
-    for (int turn = 0; turn < turns && any(asked); turn++) {
+    for (int turn = 0; turn < turns; turn++) {
         sums = totals(view, link.at(level), keep);
         const Step<N> step = rule(sums, level);
-        asked &= step.go;
-        if (!any(asked)) break;
-        level = asked ? step.next : level;
-        asked &= step.on;
+        if constexpr (ALL<M>) {
+            if (!any(step.go)) break;
+            level = step.go ? step.next : level;
+        } else {
+            asked &= step.go;
+            if (!any(asked)) break;
+            level = asked ? step.next : level;
+            asked &= step.on;
+            if (!any(asked)) break;
+        }
     }
     return sums;
 }
-template <class View, class Link, class N, class Rule>
-ANYMAX_INLINE auto solve(const View &view, const Link &link, N &level, Mask<N> asked, int turns, Rule &&rule) {
+template <class View, class Link, class N, class M, class Rule>
+ANYMAX_INLINE auto solve(const View &view, const Link &link, N &level, M asked, int turns, Rule &&rule) {
     return solve(view, link, level, asked, turns, rule, Nothing());
 }
 

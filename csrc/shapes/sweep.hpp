@@ -45,7 +45,7 @@ inline Edge sweep_root(const C *x, int64_t n, C top, double level) {
         const bool go = fabs(fall) > enough * s.value() / s.rate() && next > 0.0 && next != at;
         return Step<double>{next, go, go};
     };
-    auto s = solve(RowAsItLies<C, vec<C>>(x, n), Grounded<C, R>{(double)top}, level, true, 60, rule);
+    auto s = solve(RowAsItLies<C, vec<C>>(x, n), Grounded<C, R>{(double)top}, level, Everyone(), 60, rule);
     // a third power of a float would have three of its roundings
     if constexpr (R > 2 && sizeof(C) == 4)
         s = totals(RowAsItLies<C, vd>(x, n), Ground<double, R>((double)top, link.tau(level)), Nothing());
