@@ -112,13 +112,14 @@ ANYMAX_INLINE Totals<V, At::TOTALS> totals(const LaneView<V, F> &view, const At 
 template <class View, class At, class K>
 ANYMAX_INLINE Totals<double, At::TOTALS> totals(const View &view, const At &at, K keep) {
     typedef typename View::Vector V;
+    constexpr int STEP = At::template AT_ONCE<V> == 1 ? 1 : 4;
     Totals<vd, At::TOTALS> total{};
     const int64_t count = view.count, whole = view.whole();
     for (int64_t i = 0; i < count;) {
         Totals<V, At::TOTALS> sums[2]{};
-        for (const int64_t end = i + 32 < whole ? i + 32 : whole; i + 4 <= end; i += 4)
-            add_vectors<4>(view, at, i, sums, false, keep);
-        for (; i < count && i + 4 > whole; i++) {
+        for (const int64_t end = i + 32 < whole ? i + 32 : whole; i + STEP <= end; i += STEP)
+            add_vectors<STEP>(view, at, i, sums, false, keep);
+        for (; i < count && i + STEP > whole; i++) {
             const V y = view.last(i);
             add_terms<1>(at, i, &y, sums, false, keep);
         }
