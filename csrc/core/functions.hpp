@@ -145,6 +145,8 @@ ANYMAX_INLINE vd root2(vd x) {
 }
 #endif
 
+ANYMAX_INLINE double root2(double x) { return ::sqrt(x); }
+
 // The root within 2 ulp, of x > 0 (0 and infinity give NaN).
 ANYMAX_INLINE vf quick_root2(vf x) {
 #if defined(__AVX512F__)
@@ -218,11 +220,12 @@ ANYMAX_INLINE void power_inside(vd *u, double e) {
     }
 }
 
-// Where a normal variable of mean 0 and deviation 1 is larger with a probability of q < 1/2, to three digits (Abramowitz and
-// Stegun, 26.2.23).
-inline double normal_above(double q) {
-    const double t = ::sqrt(-2.0 * ::log(q));
+// Where a normal variable of mean 0 and deviation 1 is larger with a probability of exp(-depth) <= 1/2, to three digits
+// (Abramowitz and Stegun, 26.2.23); and with one of q.
+inline double normal_at_depth(double depth) {
+    const double t = ::sqrt(2.0 * depth);
     return t - (2.515517 + t * (0.802853 + t * 0.010328)) / (1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308)));
 }
+inline double normal_above(double q) { return q < 0.5 ? normal_at_depth(-::log(q)) : -normal_at_depth(-::log(1.0 - q)); }
 
 }  // namespace ANYMAX_UNIT

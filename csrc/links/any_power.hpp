@@ -46,78 +46,57 @@ struct Curve {
         for (int j = 0; j < K; j++) u[j] = u[j] > V{} ? v[j] : V{};
     }
 
-    // u of K vectors, and its rates.
-    template <int K, class V>
-    ANYMAX_INLINE void terms(const V *y, V level, V *u, V *rate) const {
-        for (int j = 0; j < K; j++) rate[j] = u[j] = larger(y[j] * (scalar<V>)slope + level, V{});
-        rates<K>(rate);
-    }
-
-    template <class C>
+    template <class N, bool CLIPPED>
     struct At {
-        const Curve &curve;
-        C level;
+        static constexpr int TOTALS = 2;
+        static constexpr bool DEAR = true;
         template <class V>
-        ANYMAX_INLINE void terms(V y, V &value, V &rate) const {
-            V u;
-            curve.terms<1>(&y, all<V>((scalar<V>)level), &u, &rate);
-            value = u * rate;
+        static constexpr int AT_ONCE = sizeof(scalar<V>) == 8 ? 2 : 4;
+        const Curve &curve;
+        N level;
+        template <int K, class V>
+        ANYMAX_INLINE void terms(const V *y, V *value, V *rate) const {
+            for (int j = 0; j < K; j++) {
+                value[j] = larger(y[j] * (scalar<V>)curve.slope + broadcast<V>(level), V{});
+                if (CLIPPED) value[j] = smaller(value[j], all<V>(scalar<V>(1)));
+                rate[j] = value[j];
+            }
+            curve.rates<K>(rate);
+            for (int j = 0; j < K; j++) value[j] *= rate[j];
         }
     };
-    template <class C>
-    ANYMAX_INLINE At<C> at(C level) const {
-        return At<C>{*this, level};
+    template <class N>
+    ANYMAX_INLINE At<N, false> at(N level) const {
+        return At<N, false>{*this, level};
     }
-    ANYMAX_INLINE double step(double s0, double s1) const { return -s0 * ::expm1(-::log(s0) / r) / s1; }
+    template <class N>
+    ANYMAX_INLINE N fall(N s0, N s1, N goal) const {
+        if constexpr (sizeof(N) == sizeof(double)) {
+            return -s0 * ::expm1(-::log(s0 / goal) / r) / s1;
+        } else {
+            typedef scalar<N> C;
+            const N l = log(s0 / goal);
+            const N difference = s0 - s0 * exp(l * C(-1.0 / r)), part = s0 * l * C(1.0 / r);  // near 1 the difference cancels
+            return (absolute(l) < C(sizeof(C) == 4 ? 3e-4 : 1e-8) ? part : difference) / s1;
+        }
+    }
+    template <class N>
+    ANYMAX_INLINE N fall(N s0, N s1) const {
+        return fall(s0, s1, N{} + 1);
+    }
+    double level_of(double y) const { return -slope * y; }
     template <class V>
-    ANYMAX_INLINE V steps(V s0, V s1) const {  // of many rows
-        const V l = log(s0);
-        const V difference = s0 - s0 * exp(l * scalar<V>(-1.0 / r)),
-                part = s0 * l * scalar<V>(1.0 / r);  // near 1 the difference would cancel
-        return (absolute(l) < scalar<V>(sizeof(scalar<V>) == 4 ? 3e-4 : 1e-8) ? part : difference) / s1;
+    static ANYMAX_INLINE V least(V) {
+        return V{};
     }
     ANYMAX_INLINE double reach(double level) const { return -level / slope; }
     ANYMAX_INLINE double tau(double level) const { return -level / slope; }
-    bool near_one() const { return false; }
+    static constexpr bool near_one() { return false; }
+    static constexpr bool QUICK = false, whole = true;
 };
 
 // How far from 1 a sum of p may be: what it takes to be 1 is made good to first order in the result.
 constexpr double ENOUGH = 2e-6;
-
-// add(value, rate) of `count` vectors y(i), of the first `whole` of them the sums of four.
-template <class F, class G>
-ANYMAX_INLINE void curve_sums(const Curve &curve, int64_t whole, int64_t count, vf level, F y, G add) {
-    int64_t i = 0;
-    for (; i + 4 <= whole; i += 4) {
-        vf v[4], u[4], rate[4], s0{}, s1{};
-        for (int j = 0; j < 4; j++) v[j] = y(i + j);
-        curve.terms<4>(v, level, u, rate);
-        for (int j = 0; j < 4; j++) s0 += u[j] * rate[j], s1 += rate[j];
-        add(s0, s1);
-    }
-    for (; i < count; i++) {
-        vf v = y(i), u, rate;
-        curve.terms<1>(&v, level, &u, &rate);
-        add(u * rate, rate);
-    }
-}
-
-// The sums in doubles, and their terms; beyond `count` y is asked for one vector more where that is odd.
-struct CurveTerms {
-    vd s0, s1;
-};
-template <class F>
-ANYMAX_INLINE CurveTerms curve_terms(const Curve &curve, int64_t count, vd level, F y, vd *value, vd *rate) {
-    CurveTerms s{};
-    for (int64_t i = 0; i < count; i += 2) {
-        const vd v[2] = {y(i), y(i + 1)};
-        vd u[2];
-        curve.terms<2>(v, level, u, rate + i);
-        value[i] = u[0] * rate[i], value[i + 1] = u[1] * rate[i + 1];
-        s.s0 += value[i] + value[i + 1], s.s1 += rate[i] + rate[i + 1];
-    }
-    return s;
-}
 
 // A link of entmax below alpha = 2, or normmax, of floats.
 inline Curve curve_of(Link link, double param) {
@@ -138,9 +117,13 @@ struct AnyPower {
     // Near alpha = 1 as P (1 + c y / base)^r, with P and base those of the maximum: in a flat row over many classes the level
     // is large and y small, and their sum would round away what tells the classes apart.
     struct At {
+        static constexpr int TOTALS = 2;
+        static constexpr bool DEAR = true;
+        template <class>
+        static constexpr int AT_ONCE = 1;
         double slope, r, level, base, log_p;
         bool near;
-        ANYMAX_INLINE void terms(vd y, vd &value, vd &rate) const {
+        ANYMAX_INLINE void term(vd y, vd &value, vd &rate) const {
             if (near) {
                 vd w = larger(y * (slope / base), all<vd>(-1.0));
                 vd u = w + 1.0;
@@ -153,22 +136,28 @@ struct AnyPower {
                 value = u * rate;
             }
         }
-        ANYMAX_INLINE void terms(vf y, vf &value, vf &rate) const {
+        ANYMAX_INLINE void term(vf y, vf &value, vf &rate) const {
             vd v0, v1, k0, k1;
-            terms(low(y), v0, k0);
-            terms(high(y), v1, k1);
+            term(low(y), v0, k0);
+            term(high(y), v1, k1);
             value = join(v0, v1);
             rate = join(k0, k1);
+        }
+        template <int K, class V>
+        ANYMAX_INLINE void terms(const V *y, V *value, V *rate) const {
+            for (int j = 0; j < K; j++) term(y[j], value[j], rate[j]);
         }
     };
     At at(double level) const {
         return At{slope, r, level, near ? 1.0 + slope * level : 1.0, near ? ::log1p(slope * level) * r : 0.0, near};
     }
     bool near_one() const { return near; }
-    double step(double s0, double s1) const {
-        double fall = -s0 * ::expm1(-::log(s0) / r) / s1;
+    static constexpr bool QUICK = false;
+    double fall(double s0, double s1, double goal = 1.0) const {
+        const double fall = -s0 * ::expm1(-::log(s0 / goal) / r) / s1;
         return near ? fall / slope : fall;
     }
+    double level_of(double y) const { return near ? -1.0 / slope - y : -slope * y; }
     double reach(double level) const {
         if (slope <= 0.0) return -inf64;
         return near ? -1.0 / slope - level : -level / slope;

@@ -168,8 +168,7 @@ inline double level(int noise, double depth) {
     }
     const bool upper = depth < 0.6931471805599453;
     if (upper) depth = -::log(-::expm1(-depth));
-    const double r = ::sqrt(2.0 * depth);
-    double v = (2.515517 + r * (0.802853 + r * 0.010328)) / (1.0 + r * (1.432788 + r * (0.189269 + r * 0.001308))) - r;
+    double v = -normal_at_depth(depth);
     for (int i = 0; i < 2; i++) {
         vd l, h;
         law<ANYMAX_NORMAL, false>(all<vd>(v), vd{}, l, h);

@@ -1,7 +1,6 @@
 // Entmax of any alpha below 2, normmax and budget in batches: forward and losses.
 #pragma once
 
-#include "links/capped.hpp"
 #include "shapes/batch_largest.hpp"
 
 namespace ANYMAX_UNIT {
@@ -11,13 +10,14 @@ ANYMAX_INLINE vf batch_level(Batch &b, int64_t rows, int64_t n, const Curve &cur
     const int64_t cells = batch_cells(b, rows, n, cell_groups(n));
     const vf top = load(b.top);
     for (int64_t j = 0; j < cells; j++) b.transposed[j] = b.transposed[j] - top;
-    vf level = smaller(curve_level(curve, b.transposed, cells, splat(1.0f), 3) * (1.0f + 2e-5f), splat(1.0f));
+    vf level = curve_level_of_cells(curve, b.transposed, cells);
     const vf edge = level * (float)(-1.0 / curve.slope);
     store(b.edge, edge);
     batch_collect<SCORES>(b, n, curve.swept() ? BATCH_CANDIDATES_SWEPT : BATCH_CANDIDATES,
                           few_vectors(b.transposed, cells, edge, n));
     for (int64_t j = 0; j < b.most; j++) b.other[j] = b.transposed[j] - top;
-    return curve_level(curve, b.other, b.most, level, 40);
+    curve_level(curve, lane_view(b.most, (const vf *)b.other), level, 40);
+    return level;
 }
 
 // A loss is sum p (x - aim) less Omega.
@@ -25,13 +25,14 @@ template <Output OUT>
 static uint32_t batch_curve(Batch &b, int64_t rows, int64_t n, const Curve &curve, double alpha, Finish finish, bool bypass) {
     const vf level = batch_level(b, rows, n, curve), high = load(b.top), aims = load(b.aim);
     const int64_t most = b.most;
+    const vf *const x = b.transposed;
     const double c = alpha - 1.0;
     const EntmaxOmega omega(alpha);
     for (int h = 0; h < 2; h++) {
         const vd top = part(high, h), aim = part(aims, h);
-        vd lost, share, power{}, loss{};
-        const vd root =
-            curve_finish(curve, b.transposed, top, most, h != 0, part(level, h), finish, b.value, b.rate, lost, share);
+        vd lost, share, power{}, loss{}, root = part(level, h);
+        curve_finish(curve, lane_view<vd>(most, [=](int64_t i) ANYMAX_EACH { return part(x[i], h) - top; }), root, finish,
+                     b.value, b.rate, lost, share);
         for (int64_t i = 0; i < most; i++) {
             const vd p = finished(finish, b.value[i], b.rate[i], lost, share);
             store_narrow((float *)(b.other + i) + h * width<double>, p);
@@ -67,19 +68,19 @@ static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool b
     while (groups < 16 && groups * W < 2 * rank && groups * 2 * W <= n) groups *= 2;
     const int64_t cells = batch_cells(b, rows, n, groups);
     const vf lowest = below_largest(b, cells, rank, 8);
-    vf tau = splat(-0.5f);  // of the cells alone, which is no larger than the row's
-    const ClipSums<vf> s = clip_root<vf>(cells, tau, splat(-1.0f), load(b.top) - lowest, splat((float)k), lanes_asked(b), 1e-5f,
-                                         24, [&](int64_t i) ANYMAX_EACH { return b.transposed[i] - lowest; });
-    const vf slack = absolute(lowest) * 1e-6f + (float)(k * 2e-5) + 1e-5f;
-    const vi near = absolute(s.excess(splat((float)k))) <= (float)(k * 1e-5);
-    const vf edge = lowest - slack + (near ? larger(tau, splat(-1.0f)) : splat(-1.0f));
     const vf top = load(b.top);
+    vf level = splat(0.5f);  // of the cells alone, whose tau is no larger than the row's
+    const auto s = clip_root<vf>(cells, level, lowest - top, splat(1.0f), k, lanes_asked(b), 1e-5, 24,
+                                 [&](int64_t i) ANYMAX_EACH { return b.transposed[i] - lowest; });
+    const vf slack = absolute(lowest) * 1e-6f + (float)(k * 2e-5) + 1e-5f;
+    const vi near = absolute(s.excess((float)k)) <= (float)(k * 1e-5);
+    const vf edge = lowest - slack - (near ? smaller(level, splat(1.0f)) : splat(1.0f));
     store(b.edge, edge);
     const uint32_t few = few_vectors(b.transposed, cells, edge, n), far = bits(~(top - lowest < FLOAT_RANGE));
     for (int64_t r = 0; r < W; r++)
         if (far >> r & 1) b.count[r] = -1;
     batch_collect<SCORES_FROM>(b, n, BATCH_CANDIDATES, few);
-    share_out(b.transposed, b.other, b.most, lowest, edge, top, lanes_asked(b), k);
+    share_out<float>(b.transposed, b.other, b.most, lowest, edge, top, lanes_asked(b), k);
     return write_found<SCORES_FROM, OUT>(b, rows, n, bypass);
 }
 

@@ -43,7 +43,7 @@ ANYMAX_INLINE int32_t count_from(const float *x, int64_t n, vf level) {
 static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool bypass) {
     constexpr int64_t W = width<float>;
     const int64_t vectors = (n + W - 1) / W;
-    const double q = ((double)k - 0.5) / (double)n, quantile = q < 0.5 ? normal_above(q) : -normal_above(1.0 - q);
+    const double q = ((double)k - 0.5) / (double)n, quantile = normal_above(q);
     const float z0 = (float)quantile, dense = (float)(0.3989422804 * ::exp(-0.5 * quantile * quantile) * (double)n),
                 each = 1.0f / (float)n;
     alignas(64) float at[W], above[W] = {};  // rows that are not asked have 0 above any level

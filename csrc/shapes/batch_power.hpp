@@ -35,7 +35,7 @@ ANYMAX_INLINE Rooted batch_root(Batch &b, int64_t rows, int64_t n) {
     const int64_t cells = batch_cells(b, rows, n, cell_groups(n));
     const vf high = load(b.top);
     for (int64_t j = 0; j < cells; j++) b.transposed[j] = b.transposed[j] - high;
-    Rooted s{high, tile_level<float, R>(b.transposed, cells, 3), vf{}};
+    Rooted s{high, tile_level<float, R>(b.transposed, cells), vf{}};
     const vf edge = s.level * -(float)R;
     store(b.edge, edge);
     batch_collect<K>(b, n, BATCH_CANDIDATES_FEW, few_vectors(b.transposed, cells, edge, n));

@@ -4,6 +4,7 @@
 #include "links/bounded.hpp"
 #include "shapes/backward.hpp"
 #include "shapes/select.hpp"
+#include "shapes/solve.hpp"
 #include "shapes/support.hpp"
 
 namespace ANYMAX_UNIT {
@@ -140,34 +141,34 @@ template <class C, class L>
 inline C bounded_floor(const L &link, const Scan<C> &s, double alpha, double most) {
     const int64_t needed = (int64_t)::ceil(1.0 / most), cells = s.count * width<C>;
     if (needed > cells) return -infinity<C>;
-    const double none = level_of_none(link, 0.0);
-    double bound = -inf64, level = level_of_all(link, 0.0), low = none, high = level_of_none(link, -1e4);
-    const vec<C> top = splat(s.top);
-    const auto climb = [&](const C *cells, int64_t count, int turns) {
-        for (int turn = 0; turn < turns; turn++) {
-            const BoundedSums sums = bounded_sums<vec<C>>(link, OneBound<C>{(C)most}, count, level,
-                                                          [&](int64_t i) ANYMAX_EACH { return load(cells + i) - top; });
-            const double excess = sums.excess(), mass = 1.0 - sums.full;
-            if (excess > 0.0) bound = larger(bound, link.tau(level));
-            (excess > 0.0 ? high : low) = level;
-            const double next = mass > 0.0 && sums.rate > 0.0 ? level - bounded_step(link, sums, mass * 1.03) : low;
-            level = next > low && next < high ? next : bounded_middle(low, high);
-            if (excess > 0.0 && excess < 0.1) break;
-        }
-        low = none;
+    const double none = link.level_of(0.0);
+    double bound = -inf64, level = level_of_all(link, 0.0), high = link.level_of(-1e4);
+    const OneBound<C> all{(C)most};
+    const auto climb = [&](const C *from, int64_t vectors, int turns) {
+        Bracketed<double, L> rule{link, none, high, 1.0, 0.0, 0.0};
+        const auto steps = [&](const auto &s, double at) {
+            const double excess = s.excess(1.0), mass = 1.0 - s.full();
+            if (excess > 0.0) bound = larger(bound, link.tau(at));
+            (excess > 0.0 ? rule.high : rule.low) = at;
+            const double next = at - link.fall(s.value(), s.rate(), mass * 1.03);
+            const bool on = !(excess > 0.0 && excess < 0.1);
+            return Step<double>{next > rule.low && next < rule.high ? next : mass > 0.0 ? rule.middle() : rule.low, true, on};
+        };
+        solve(row_below(from, vectors, s.top), under(link, all), level, true, turns, steps);
+        high = rule.high;
     };
     vec<C> few[CELL_VECTORS];
     const int used = few_cells(s, few);
-    if (needed * 4 <= used * width<C>) climb((const C *)few, used * width<C>, 4);
+    if (needed * 4 <= used * width<C>) climb((const C *)few, used, 4);
     if (bound == -inf64) {  // from the score that so many reach as it takes to be full
         const C reached = needed == 1 ? s.top : reached_by(s, needed);
         if (!((double)reached - (double)s.top > -1e4))
             return -infinity<C>;                                   // of no use, where classes are masked or lie far apart
         const double c = alpha - 1.0, reach = ::pow(most, c) / c;  // x - tau of a class that is just full
-        bound = ((double)reached - (double)s.top) - reach, level = level_of_none(link, bound), high = level;
-        climb((const C *)few, used * width<C>, 4);
+        bound = ((double)reached - (double)s.top) - reach, level = link.level_of(bound), high = level;
+        climb((const C *)few, used, 4);
     }
-    if (used < s.count) climb(s.cells, cells, 2);
+    if (used < s.count) climb(s.cells, s.count, 2);
     return (C)(bound - (1e-5 * (1.0 + fabs(bound))));
 }
 
@@ -216,49 +217,64 @@ inline int64_t bounded_thinned(Candidates<C> &c, C *most, C anchor, C threshold)
 template <class C, class L, class U>
 inline double *bounded_solve(const L &link, const U &bound, Candidates<C> &c, C *most, C anchor, double level, bool all,
                              Scratch &scratch) {
+    typedef Bracketed<double, L> Rule;
+    constexpr int64_t W = width<double>;
     constexpr double enough = BOUNDED_ENOUGH<C, L>;
-    const double none = level_of_none(link, 0.0),
-                 lowest = larger((double)lowest_of(c.value, c.count) - (double)anchor, FURTHEST);
+    const double none = link.level_of(0.0), lowest = larger((double)lowest_of(c.value, c.count) - (double)anchor, FURTHEST);
+    const auto terms = under(link, bound);
     double high = all ? level_of_all(link, lowest) : level;
     if (!(level < high)) level = high;
     high += 1e-12 * (1.0 + fabs(high));
     if (sizeof(C) == 4 && fabs(high) < 1e4) {  // first in floats
-        for (int64_t i = c.count; i < (c.count + width<C> - 1) / width<C> * width<C>; i++) c.value[i] = -infinity<C>;
-        const vec<C> at = splat(anchor);
-        const auto narrow = [=, value = (const C *)c.value](int64_t i) ANYMAX_EACH { return load(value + i) - at; };
-        const BoundedRoot root = bounded_root<vec<C>>(link, bound, c.count, level, none, high, 3e-4, 12, !all, narrow);
-        if (!root.reached) return nullptr;
-        const double tau = link.tau(root.sure);
-        level = root.next;
+        const int64_t vectors = (c.count + width<C> - 1) / width<C>;
+        for (int64_t i = c.count; i < vectors * width<C>; i++) c.value[i] = -infinity<C>;
+        Rule rule{link, none, high, 1.0, 3e-4, 0.0, !all};
+        const double first = level;
+        const auto s = solve(row_below((const C *)c.value, vectors, anchor), terms, level, true, 12, rule);
+        if (!all && level == first && s.excess(1.0) < 0.0) return nullptr;
+        const double tau = link.tau(rule.sure);
+        level = rule.newton;
         c.count = bounded_thinned(c, most, anchor, (C)(tau - 1e-5 * (1.0 + fabs(tau))));
         all = true;
     }
-    double *const y = scratch.take<double>(WIDE, c.count + 2 * width<double>);
+    double *const y = scratch.take<double>(WIDE, c.count + 2 * W);
     if (!y) return y;
-    const int64_t count = c.count;
-    bounded_scores((const C *)c.value, anchor, y, count);
-    const auto scores = [=](int64_t i) ANYMAX_EACH { return load(y + i); };
-    BoundedRoot root = bounded_root<vd>(link, bound, count, level, none, high, enough, 400, !all, scores);
-    if (!root.reached) return nullptr;
-    for (int64_t again = 0; fabs(root.level) > 16.0 && again < count;
-         again++) {  // far below the anchor digits are lost: once more, from the largest free one
-        C next = -infinity<C>;
-        const auto at = link.at(root.low);
-        for (int64_t i = 0; i < count; i += width<double>) {
+    const int64_t vectors = (c.count + W - 1) / W;
+    bounded_scores((const C *)c.value, anchor, y, c.count);
+    Rule rule{link, none, high, 1.0, enough, 0.0, !all};
+    const double first = level;
+    auto s = solve(row_of_doubles(y, vectors), terms, level, true, 400, rule);
+    if (!all && level == first && s.excess(1.0) < 0.0) return nullptr;
+    const auto each = [&](double at_level, auto use) {  // use(i, value, rate, bound) of each vector
+        const auto at = link.at(at_level);
+        for (int64_t i = 0; i < vectors; i++) {
+            const vd from = load(y + i * W);
             vd v, k;
-            at.terms(load(y + i), v, k);
-            const uint32_t inside = bits(v < bound.template at<vd>(i) * NEARLY_FULL);
-            for (int64_t j = i; j < i + width<double> && j < count; j++)
-                if (inside >> (j - i) & 1) next = larger(next, c.value[j]);
+            at.template terms<1>(&from, &v, &k);
+            use(i, v, k, bound.template at<vd>(i));
         }
+    };
+    for (int64_t again = 0; fabs(level) > 16.0 && again < c.count; again++) {  // far below the anchor digits are lost: once
+        C next = -infinity<C>;                                                 // more, from the largest free one
+        each(rule.low, [&](int64_t i, vd v, vd, vd u) {
+            const uint32_t inside = bits(v < u * NEARLY_FULL);
+            for (int64_t j = i * W; j < (i + 1) * W && j < c.count; j++)
+                if (inside >> (j - i * W) & 1) next = larger(next, c.value[j]);
+        });
         if (next == anchor || next == -infinity<C>) break;
-        const double moved = root.level + (level_of_none(link, (double)anchor - (double)next) - none);
-        const double furthest = level_of_all(link, bounded_scores((const C *)c.value, next, y, count));
-        root = bounded_root<vd>(link, bound, count, moved > none && moved < furthest ? moved : 0.5 * (none + furthest), none,
-                                furthest + 1e-12 * (1.0 + fabs(furthest)), enough, 400, false, scores);
+        const double moved = level + (link.level_of((double)anchor - (double)next) - none),
+                     furthest = level_of_all(link, bounded_scores((const C *)c.value, next, y, c.count));
+        level = moved > none && moved < furthest ? moved : 0.5 * (none + furthest);
+        rule = Rule{link, none, furthest + 1e-12 * (1.0 + fabs(furthest)), 1.0, enough, 0.0};
+        s = solve(row_of_doubles(y, vectors), terms, level, true, 400, rule);
         anchor = next;
     }
-    bounded_values(link, bound, root, y, count);
+    const double lost = s.rate() > 0.0 ? s.excess(1.0) / s.rate() : 0.0, least = L::least(fabs(level));
+    each(level, [&](int64_t i, vd v, vd k, vd u) ANYMAX_EACH {
+        const vd p = v - k * lost;
+        const vl inside = (v < u * NEARLY_FULL) & (p < u);
+        store(y + i * W, inside ? (p > least ? p : vd{}) : u);
+    });
     return y;
 }
 
@@ -300,7 +316,7 @@ static Support<C> bounded_support(const L &link, double alpha, const C *x, int64
                 high = larger(high, load_or((const C *)c.value, i, c.count, -infinity<C>));
             anchor = highest_lane(high);
         }
-        const double level = level_of_none(link, every_class ? -1.0 : ((double)s.top - (double)anchor) + (double)bound);
+        const double level = link.level_of(every_class ? -1.0 : ((double)s.top - (double)anchor) + (double)bound);
         const double *const p = u.each ? bounded_solve(link, EachBound<C>{most}, c, most, anchor, level, every_class, scratch)
                                        : bounded_solve(link, OneBound<C>{u.one}, c, most, anchor, level, every_class, scratch);
         if (p || scratch.failed) return Support<C>{c.index, p, p ? c.count : 0, -inf64, true, true};

@@ -1,7 +1,6 @@
 // The support of a row, of every map that has zeros.
 #pragma once
 
-#include "links/capped.hpp"
 #include "links/steep.hpp"
 #include "shapes/nucleus.hpp"
 #include "shapes/select.hpp"
@@ -43,6 +42,17 @@ static Support<C> steep_row(double c, const C *x, int64_t n, Scratch &scratch, c
     return Support<C>{k.index, y, k.count, (double)s.top + tau, true, true};
 }
 
+// Of y the level in [0, 1] where clip(y + level, 0, 1) sums to k, and what each share between 0 and 1 then has too much.
+inline double budget_level(const double *y, int64_t count, double k, vd &lost) {
+    const Clip link;
+    // a level of 1 itself is that of a row whose k largest scores lie 1 and more above the others
+    Bracketed<double, Clip> rule{link, 0.0, 1.0 + 0x1p-52, k, k * 0x1p-53, 0.0};
+    double level = 0.5;
+    const auto s = solve(row_of_doubles(y, (count + width<double> - 1) / width<double>), link, level, true, 200, rule);
+    lost = all<vd>(left_over(s, k));
+    return level;
+}
+
 // clip(y + level, 0, 1) that sums to k: the anchor is the ceil(k)-th largest score, where the level lies in [0, 1].
 template <class C>
 static Support<C> budget_row(double k, const C *x, int64_t n, Scratch &scratch, const Team &team) {
@@ -62,7 +72,8 @@ static Support<C> budget_row(double k, const C *x, int64_t n, Scratch &scratch, 
             double *y = scratch.take<double>(WIDE, cells);
             if (!y) return poisoned<C>(true, false);
             for (int64_t i = 0; i < cells; i += width<double>) store(y + i, load_wide(s.cells + i) - (double)reached);
-            bound = larger(bound, reached - (C)(budget_level(y, cells, k).level * (1.0 + 1e-6)) - slack);
+            vd lost;
+            bound = larger(bound, reached - (C)(budget_level(y, cells, k, lost) * (1.0 + 1e-6)) - slack);
         }
     }
     Candidates<C> c = collect_from(x, n, s, bound, scratch);
@@ -82,7 +93,8 @@ static Support<C> budget_row(double k, const C *x, int64_t n, Scratch &scratch, 
         for (int64_t i = 0; i < count; i++) y[i] = 1.0;
         return Support<C>{c.index, y, count, (double)lowest_of(c.value, count) - 1.0, true, true};
     }
-    const auto [level, lost] = budget_level(y, count, k);
+    vd lost;
+    const double level = budget_level(y, count, k, lost);
     for (int64_t i = 0; i < count; i += width<double>) store(y + i, share(load(y + i) + level, lost));
     return Support<C>{c.index, y, count, (double)anchor - level, true, true};
 }
@@ -111,19 +123,26 @@ template <class C>
 static Support<C> above_threshold(ThresholdLink link, double param, const C *x, int64_t n, Scratch &scratch, const Team &team,
                                   Scan<C> *known) {
     const double c = param - 1.0;
+    const auto solved = [&](const auto &l) { return threshold_row(l, x, n, ENTMAX_FINISH, known, scratch, team); };
+    const auto curved = [&](double slope, double r, Finish finish) {
+        if constexpr (sizeof(C) == 4)
+            return threshold_row(Curve(slope, r), x, n, finish, known, scratch, team);
+        else
+            return threshold_row(AnyPower(slope, r), x, n, finish, known, scratch, team);
+    };
     switch (link) {
-        case POWER1: return threshold_row(Power<1>(), x, n, ENTMAX_FINISH, known, scratch, team);
-        case POWER2: return threshold_row(Power<2>(), x, n, ENTMAX_FINISH, known, scratch, team);
+        case POWER1: return solved(Power<1>());
+        case POWER2: return solved(Power<2>());
         case POWER3:
-            if (sizeof(C) == 8) return threshold_row(Power<3>(), x, n, ENTMAX_FINISH, known, scratch, team);
-            return curve_row(c, 1.0 / c, x, n, ENTMAX_FINISH, known, scratch, team);
+            if constexpr (sizeof(C) == 8) return solved(Power<3>());
+            return curved(c, 1.0 / c, ENTMAX_FINISH);
         case POWER4:
-            if (sizeof(C) == 8) return threshold_row(Power<4>(), x, n, ENTMAX_FINISH, known, scratch, team);
-            return curve_row(c, 1.0 / c, x, n, ENTMAX_FINISH, known, scratch, team);
-        case CURVE: return curve_row(c, 1.0 / c, x, n, ENTMAX_FINISH, known, scratch, team);
-        case ANY_POWER: return threshold_row(AnyPower(c, 1.0 / c), x, n, ENTMAX_FINISH, known, scratch, team);
+            if constexpr (sizeof(C) == 8) return solved(Power<4>());
+            return curved(c, 1.0 / c, ENTMAX_FINISH);
+        case CURVE: return curved(c, 1.0 / c, ENTMAX_FINISH);
+        case NORM: return curved(1.0, param / c, NORMMAX_FINISH);
+        case ANY_POWER: return solved(AnyPower(c, 1.0 / c));
         case STEEP: return steep_row(c, x, n, scratch, team);
-        case NORM: return curve_row(1.0, param / c, x, n, NORMMAX_FINISH, known, scratch, team);
         case CAPPED: return budget_row(param, x, n, scratch, team);
         case NO_LINK: break;  // without a number that is one, a row is as one with NaN
     }

@@ -3,7 +3,9 @@
 
 #include "core/rows.hpp"
 #include "links/any_power.hpp"
+#include "links/capped.hpp"
 #include "plan.hpp"
+#include "shapes/solve.hpp"
 
 namespace ANYMAX_UNIT {
 
@@ -113,60 +115,28 @@ ANYMAX_INLINE void lanes_softmax_loss(int64_t n, F y_of, vec<C> high, vec<C> aim
 
 // -- sparsemax and entmax 3/2
 
-template <class C, int R>
-struct TileSums {
-    vec<C> s0, s1;
-};
-
-template <class C, int R>
-ANYMAX_INLINE TileSums<C, R> tile_sums(const vec<C> *v, int64_t n, vec<C> level) {
-    TileSums<C, R> s{};
-    int64_t i = 0;
-    auto term = [&](vec<C> y, vec<C> &s0, vec<C> &s1) ANYMAX_EACH {
-        const vec<C> u = larger(y * C(Power<R>::slope) + level, vec<C>{}), rate = Power<R>::rate(u);
-        s0 += Power<R>::value(u, rate), s1 += rate;
-    };
-    for (; i + 8 <= n; i += 8) {  // sums of eight, then the sum of them: the rounding of one long sum would show
-        vec<C> a0{}, a1{}, b0{}, b1{};
-        for (int64_t j = 0; j < 8; j += 2) {
-            term(v[i + j], a0, a1);
-            term(v[i + j + 1], b0, b1);
-        }
-        s.s0 += a0 + b0, s.s1 += a1 + b1;
-    }
-    for (; i < n; i++) term(v[i], s.s0, s.s1);
-    return s;
-}
-
-template <class C, int R>
-ANYMAX_INLINE vec<C> tile_fall(const TileSums<C, R> &s) {
-    return (R == 2 ? (s.s0 - root2(s.s0)) : (s.s0 - C(1)) * C(Power<R>::slope)) / s.s1;
-}
-
 // A level that is surely not too low, from the maxima of disjoint sets of a row's entries.
 template <class C, int R>
-ANYMAX_INLINE vec<C> tile_level(const vec<C> *cell, int64_t cells, int turns) {
+ANYMAX_INLINE vec<C> tile_level(const vec<C> *cell, int64_t cells) {
+    const Power<R> link;
     vec<C> level = splat(C(1));
-    for (int turn = 0; turn < turns; turn++) {
-        vec<C> fall = tile_fall(tile_sums<C, R>(cell, cells, level));
-        level = fall > vec<C>{} ? level - fall : level;
-    }
+    solve(lane_view(cells, cell), link, level, Everyone(), 3, [&](const auto &s, vec<C> at) ANYMAX_EACH {
+        const vec<C> fall = link.fall(s.value(), s.rate());
+        return Step<vec<C>>{at - fall, fall > vec<C>{}, fall > vec<C>{}};
+    });
     return smaller(level * (C(1) + (sizeof(C) == 4 ? C(1.2e-6) : C(2.4e-15))), splat(C(1)));
 }
 
 // From such a level to the row's, but for `lost`, which is made good to first order in the result.
 template <class C, int R>
 ANYMAX_INLINE void tile_root(const vec<C> *v, int64_t n, vec<C> &level, vec<C> &lost) {
+    const Power<R> link;
     const C fine = R == 1 ? (sizeof(C) == 4 ? C(1.5e-7) : C(3e-16)) : sizeof(C) == 4 ? C(5e-5) : C(1e-8);
-    TileSums<C, R> s{};
-    for (int turn = 0; turn < 60; turn++) {
-        s = tile_sums<C, R>(v, n, level);
-        vec<C> fall = tile_fall(s);
-        ints<C> go = fall > level * fine;
-        if (!bits(go)) break;
-        level = go ? level - fall : level;
-    }
-    lost = (s.s0 - C(1)) / s.s1;
+    const auto s = solve(lane_view(n, v), link, level, Everyone(), 60, [&](const auto &sums, vec<C> at) ANYMAX_EACH {
+        const vec<C> fall = link.fall(sums.value(), sums.rate());
+        return Step<vec<C>>{at - fall, fall > at * fine, fall > at * fine};
+    });
+    lost = (s.value() - C(1)) / s.rate();
 }
 
 template <class C, int R>
@@ -177,8 +147,8 @@ ANYMAX_INLINE vec<C> power_value(vec<C> y, vec<C> level, vec<C> lost) {
 // Of the lanes of part h the losses for the class with the score `aim`, sum p (x - aim) less Omega, and tau: in doubles, from
 // the level that was found. p goes to every vector of `to`, in the type of the scores, if that is not NULL; u takes as many.
 template <class C, int R>
-inline void power_loss(const vec<C> *x, int64_t n, vec<C> high, vec<C> level, vec<C> aim, int h, vd *u, double *value,
-                       double *tau, C *to) {
+ANYMAX_INLINE void power_loss(const vec<C> *x, int64_t n, vec<C> high, vec<C> level, vec<C> aim, int h, vd *u, double *value,
+                              double *tau, C *to) {
     const vd top = part(high, h), at = part(level, h), target = part(aim, h);
     vd s0{}, s1{}, sum{};
     for (int64_t i = 0; i < n; i++) {
@@ -198,41 +168,65 @@ inline void power_loss(const vec<C> *x, int64_t n, vec<C> high, vec<C> level, ve
 
 // -- entmax of any alpha, normmax
 
-// The level of each lane, as near as floats come, from one that is not too low. A lane that is there stays, whatever the others
-// do.
-ANYMAX_INLINE vf curve_level(const Curve &curve, const vf *v, int64_t n, vf level, int turns) {
-    vi go = level == level;
-    for (int turn = 0; turn < turns && bits(go); turn++) {
-        vf s0{}, s1{};
-        curve_sums(
-            curve, n, n, level, [&](int64_t i) ANYMAX_EACH { return v[i]; }, [&](vf a, vf b) ANYMAX_EACH { s0 += a, s1 += b; });
-        const vf fall = curve.steps(s0, s1);
-        go &= (fall > vf{}) & (fall < level);
-        level = go ? level - fall : level;
-        go &= fall * (float)curve.r > level * 3e-4f;  // the next step is its square
-    }
-    return level;
+// The level, as near as floats come, from one that is not too low.
+template <class View, class N>
+ANYMAX_INLINE void curve_level(const Curve &curve, const View &view, N &level, int turns) {
+    solve(view, curve, level, level == level, turns, Descent<N, Curve>{curve, (Number<N>)(3e-4 / curve.r)});
+}
+// That of a few cells, which is surely not too low.
+ANYMAX_INLINE vf curve_level_of_cells(const Curve &curve, const vf *cell, int64_t cells) {
+    vf level = splat(1.0f);
+    curve_level(curve, lane_view(cells, cell), level, 3);
+    return smaller(level * (1.0f + 2e-5f), splat(1.0f));
 }
 
-// From such levels to the rows', in doubles, of half the lanes: the terms there, and what makes p of them (finished). Returns
-// the level.
-ANYMAX_INLINE vd curve_finish(const Curve &curve, const vf *x, vd top, int64_t n, bool upper, vd level, Finish finish,
-                              vd *value, vd *rate, vd &lost, vd &share) {
+// From such a level to the row's, in doubles: the terms there, and what makes p of them (finished).
+template <class View, class N>
+ANYMAX_INLINE void curve_finish(const Curve &curve, const View &view, N &level, Finish finish, vd *value, vd *rate, N &lost,
+                                N &share) {
     const double enough = finish == NORMMAX_FINISH ? 1e-11 : ENOUGH;
-    CurveTerms s{};
-    for (int turn = 0; turn < 40; turn++) {
-        // x less its maximum would be rounded in floats
-        s = curve_terms(
-            curve, n, level,
-            [&](int64_t i) ANYMAX_EACH { return i < n ? (upper ? high(x[i]) : low(x[i])) - top : all<vd>(-inf64); }, value,
-            rate);
-        const vd next = level - curve.steps(s.s0, s.s1);
-        const vl go = (absolute(s.s0 - 1.0) > enough) & (next > 0.0) & (next != level);
-        if (!bits(go)) break;
-        level = go ? next : level;
+    const auto rule = [&](const auto &s, N at) ANYMAX_EACH {
+        const N next = at - curve.fall(s.value(), s.rate());
+        const Mask<N> go = (absolute(s.value() - 1.0) > enough) & (next > 0.0) & (next != at);
+        return Step<N>{next, go, go};
+    };
+    const auto s =
+        solve(view, curve, level, Everyone(), 40, rule, [=](int64_t i, vd v, vd k) ANYMAX_EACH { value[i] = v, rate[i] = k; });
+    lost = (s.value() - 1.0) / s.rate(), share = 1.0 / s.rate();
+    level = level - lost / curve.r;
+}
+
+// -- budget
+
+// The level of each lane, until no sum is off by more than `fine` of k. Where `asked` is 0 a lane has no row, or one that is
+// served by itself.
+template <class V, class F>
+ANYMAX_INLINE Totals<V, 3> clip_root(int64_t n, V &level, V low, V high, double k, V asked, double fine, int turns, F y) {
+    typedef scalar<V> C;
+    const Clip link;
+    Bracketed<V, Clip> rule{link, low, high, (C)k, (C)(k * fine), C(0)};
+    return solve(lane_view<V>(n, y), link, level, asked > V{}, turns, rule);
+}
+
+constexpr float FLOAT_RANGE = 1e4f;  // scores further apart are solved row by row, in doubles
+// The shares of a budget of k among scores one row a lane, all relative to an origin near to tau, which lies between the edge
+// and the largest score: the level first in the type of the scores, then in doubles.
+template <class C>
+inline void share_out(const vec<C> *v, vec<C> *out, int64_t n, vec<C> origin, vec<C> edge, vec<C> top, vec<C> asked, double k) {
+    constexpr bool NARROW = sizeof(C) == 4;
+    vec<C> level = splat(C(0.5));
+    clip_root<vec<C>>(n, level, origin - top, origin - edge, k, asked, NARROW ? 1e-5 : 1e-12, NARROW ? 24 : 100,
+                      [=](int64_t i) ANYMAX_EACH { return v[i] - origin; });
+    for (int h = 0; h < (NARROW ? 2 : 1); h++) {
+        // differences of floats are exact; of doubles what is rounded of those from tau is less than a share's last digit
+        const vd far = part(origin, h), from = NARROW ? far : far - part(level, h);
+        const auto y = [=](int64_t i) ANYMAX_EACH { return part(v[i], h) - from; };
+        vd at = part(level, h) + (from - far);
+        const auto s = clip_root<vd>(n, at, from - part(top, h), from - part(edge, h), k, part(asked, h),
+                                     NARROW ? 1e-12 : 1e-15, NARROW ? 100 : 20, y);
+        const vd lost = left_over(s, k);
+        for (int64_t i = 0; i < n; i++) store_narrow((C *)(out + i) + h * width<double>, share(y(i) + at, lost));
     }
-    lost = (s.s0 - 1.0) / s.s1, share = 1.0 / s.s1;
-    return level - lost / curve.r;
 }
 
 }  // namespace ANYMAX_UNIT

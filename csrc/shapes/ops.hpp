@@ -27,7 +27,7 @@ static bool swept(const anymax_call &call, int64_t row, Source source, const C *
     C bound = bound_of(Power<R>(), s, level);
     known.level = level;
     if (source == EITHER && !crowded(s, bound)) return false;
-    const Edge edge = sweep_root<C, R>(x, n, s.top, Power<R>().tau(level));
+    const Edge edge = sweep_root<C, R>(x, n, s.top, level);
     C *to = out.direct && (out.direct != x || !call.support.count) ? out.direct : scratch.take<C>(RESULT, n);
     if (!to) return true;
     pieces(team, n, [&](int64_t, int64_t b, int64_t e) {

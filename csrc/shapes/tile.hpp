@@ -1,7 +1,6 @@
 // Short rows: as many as a vector has lanes are transposed, solved in step, and transposed back.
 #pragma once
 
-#include "links/capped.hpp"
 #include "shapes/lanes.hpp"
 
 namespace ANYMAX_UNIT {
@@ -125,7 +124,7 @@ ANYMAX_INLINE vec<C> first_level(const Tile<C> &t, int64_t n) {
     if (n < CELLS_FROM) return splat(C(1));
     vec<C> cell[TILE_MOST / 8];
     const int64_t cells = tile_cells(t, n, cell);
-    return tile_level<C, R>(cell, cells, 3);
+    return tile_level<C, R>(cell, cells);
 }
 
 template <class C, int R>
@@ -149,15 +148,16 @@ __attribute__((noinline)) inline void tile_curve(Tile<float> &t, int64_t n, cons
     if (n >= CELLS_FROM) {
         vf cell[TILE_MOST / 8];
         const int64_t cells = tile_cells(t, n, cell);
-        level = smaller(curve_level(curve, cell, cells, level, 3) * (1.0f + 2e-5f), splat(1.0f));
+        level = curve_level_of_cells(curve, cell, cells);
     }
-    level = curve_level(curve, t.v, n, level, 40);
-    vd value[2][TILE_MOST + 1], rate[TILE_MOST + 1];
-    for (int upper = 0; upper < 2; upper++) {
-        const vd top = upper ? high(t.high) : low(t.high);
-        vd lost, share;
-        curve_finish(curve, x, top, n, upper != 0, upper ? high(level) : low(level), finish, value[upper], rate, lost, share);
-        for (int64_t i = 0; i < n; i++) value[upper][i] = finished(finish, value[upper][i], rate[i], lost, share);
+    curve_level(curve, lane_view(n, (const vf *)t.v), level, 40);
+    vd value[2][TILE_MOST], rate[TILE_MOST];
+    for (int h = 0; h < 2; h++) {
+        const vd top = part(t.high, h);  // x less its maximum would be rounded in floats
+        vd lost, share, at = part(level, h);
+        curve_finish(curve, lane_view<vd>(n, [&](int64_t i) ANYMAX_EACH { return part(x[i], h) - top; }), at, finish, value[h],
+                     rate, lost, share);
+        for (int64_t i = 0; i < n; i++) value[h][i] = finished(finish, value[h][i], rate[i], lost, share);
     }
     for (int64_t i = 0; i < n; i++) t.v[i] = t.any ? join(value[0][i], value[1][i]) : vf{};
     conclude(t, n);
@@ -177,8 +177,8 @@ inline uint32_t tile_budget(Tile<C> &t, int64_t n, double k) {
     for (int64_t i = 0; i < n; i++) t.v[i] = sound ? t.v[i] : vec<C>{};
     for (int64_t i = n; i < whole; i++) t.v[i] = splat(-infinity<C>);
     low = sound ? low : vec<C>{}, high = sound ? high : vec<C>{};
-    share_out(t.v, t.v, whole, low, low - C(1) - (absolute(low) + C(1)) * (sizeof(C) == 4 ? C(1e-6) : C(1e-14)), high,
-              sound ? splat(C(1)) : vec<C>{}, k);
+    share_out<C>(t.v, t.v, whole, low, low - C(1) - (absolute(low) + C(1)) * (sizeof(C) == 4 ? C(1e-6) : C(1e-14)), high,
+                 sound ? splat(C(1)) : vec<C>{}, k);
     return bits(sound);
 }
 
