@@ -147,7 +147,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
     L: tl.constexpr = TILE.L
     mine = rows_of(PTR, IDS, slots, n, d1, d2, TILE)
     row, valid = mine.row, mine.valid
-    at, to = operand(mine, X, x0, x1, x2, xc, M, m0, m1, m2, mc, TILE), output(mine, OUT, o0, o1, o2, oc, TILE)
+    at = operand(mine, X, x0, x1, x2, xc, M, m0, m1, m2, mc, TILE)
     if FORM.PER_ROW:
         par = tl.load(PARAMS + row, mask=valid, other=1.0)
     else:
@@ -171,7 +171,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             x = tops
         else:
             FILL: tl.constexpr = 0.0 if FEW.FEW > 0 and MODE == "p" and not FEW.LATE else None
-            x, tops, top, bad = survey(at, to, FILL, TILE)
+            x, tops, top, bad = survey(at, output(mine, OUT, o0, o1, o2, oc, TILE), FILL, TILE)
             cells = tops
         bad = bad | (sound == 0)
         empty = top == float("-inf")
@@ -203,6 +203,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
     c, r = slope_and_power(par, FORM)
     solved = Solved(a, s0, s1, s2, s3, c, r, high)
     if MODE == "p" or MODE == "grad" or MODE == "write":
+        to = output(mine, OUT, o0, o1, o2, oc, TILE)
         goal = wanted(INDEX, SCALE, row, ignore, tl.program_id(1) * span, span, at, bad, MODE, EACH)
         if TILE.WHOLE:
             finish(to, 0, shares(x, solved, FORM), goal, at, MODE, TILE)

@@ -135,7 +135,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
     L: tl.constexpr = TILE.L
     mine = rows_of(PTR, IDS, slots, n, d1, d2, TILE)
     row, valid = mine.row, mine.valid
-    at, to = operand(mine, X, x0, x1, x2, xc, M, m0, m1, m2, mc, TILE), output(mine, OUT, o0, o1, o2, oc, TILE)
+    at = operand(mine, X, x0, x1, x2, xc, M, m0, m1, m2, mc, TILE)
     if PER_ROW:
         par = tl.load(PARAMS + row, mask=valid, other=1.0)
     else:
@@ -158,7 +158,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             x = tops
         else:
             FILL: tl.constexpr = NOTHING if FEW.FEW > 0 and WRITES and not FEW.LATE else None
-            x, tops, top, bad = survey(at, to, FILL, TILE)
+            x, tops, top, bad = survey(at, output(mine, OUT, o0, o1, o2, oc, TILE), FILL, TILE)
             cells = tops
         bad = bad | (par != par)
         empty = top == float("-inf")
@@ -199,6 +199,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         z = z.to(tl.float32)
     kept = Kept(top, edge, last, 1.0 / z, log_z)
     if WRITES or MODE == "grad" or MODE == "write":
+        to = output(mine, OUT, o0, o1, o2, oc, TILE)
         goal = wanted(INDEX, SCALE, row, ignore, tl.program_id(1) * span, span, at, bad, MODE, EACH)
         if TILE.WHOLE:
             finish(to, 0, emit(x, lanes(0, TILE.K, TILE.L), kept, LOGS), goal, at, MODE, TILE)
