@@ -113,6 +113,16 @@ def lanes_reach(lanes, extra, top, bound, c, FORM: tl.constexpr, VIEW: tl.conste
 
 
 @triton.jit
+def noticed(x, lanes, lowest, number, FORM: tl.constexpr):
+    """The lane maxima, and for a budget the lowest score and the number of scores, after a tile."""
+    if FORM.LINK == "budget":
+        here = x > float("-inf")
+        lowest = tl.minimum(lowest, tl.min(tl.where(here, x, float("inf")), 1, keep_dims=True))
+        number += row_sum(tl.where(here, 1.0, 0.0))
+    return tl.maximum(lanes, x, propagate_nan=tl.PropagateNan.ALL), lowest, number
+
+
+@triton.jit
 def either(a, b):
     return a | b
 
@@ -299,11 +309,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
             )
             tl.store(mine + t, n.to(LISTS.dtype.element_ty), mask=t < longest)
             _, _, x, _ = score_tile(q, queries, keys_, n, i, i0, at, terms, M, N, D, VIEW)
-            lanes = tl.maximum(lanes, x, propagate_nan=tl.PropagateNan.ALL)
-            if FORM.LINK == "budget":
-                here = x > float("-inf")
-                lowest = tl.minimum(lowest, tl.min(tl.where(here, x, float("inf")), 1, keep_dims=True))
-                number += row_sum(tl.where(here, 1.0, 0.0))
+            lanes, lowest, number = noticed(x, lanes, lowest, number, FORM)
         top = tl.maximum(top, row_max(lanes))
         if FORM.LINK != "budget":
             bound = tl.maximum(bound, top - reach)
@@ -338,11 +344,8 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
             for t in range(size):
                 n = tl.load(new + t).to(tl.int32)
                 _, _, x, _ = score_tile(q, queries, keys_, n, i, i0, at, terms, M, N, D, VIEW, True)
-                lanes = tl.maximum(lanes, x, propagate_nan=tl.PropagateNan.ALL)
+                lanes, lowest, number = noticed(x, lanes, lowest, number, FORM)
                 if FORM.LINK == "budget":
-                    here = x > float("-inf")
-                    lowest = tl.minimum(lowest, tl.min(tl.where(here, x, float("inf")), 1, keep_dims=True))
-                    number += row_sum(tl.where(here, 1.0, 0.0))
                     bits |= bit << t
                 else:
                     bits |= tl.where(row_max(x) < bound, 0, bit << t)

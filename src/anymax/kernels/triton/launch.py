@@ -121,11 +121,8 @@ class _Forward:
         self.steps = (*rows.sizes, *self.read, *rows.steps("out"))
         self.numbers = (*self.steps, ignore)
         scale = targets["scale"]
-        self.options = {
-            "MODE": mode,
-            "SAVE": targets["state"] is not None,
-            "EACH": scale is not None and scale.ndim > 0,
-        }
+        each = scale is not None and scale.ndim > 0
+        self.options = {"MODE": mode, "SAVE": targets["state"] is not None, "EACH": each}
 
 
 def run(
@@ -246,13 +243,8 @@ def _solve(job: _Forward, keep_lanes: bool, known: Lanes | None) -> Lanes | None
     pointers = (*job.tensors, params, *targets, lists, counts, tops, *rows.bounds)
     call(solver.kernel, pointers, numbers, options, warps=SOLVING)
     if job.writes:
-        call(
-            solver.kernel,
-            pointers,
-            numbers,
-            {**options, "MODE": "write", "FEW": few._replace(KEEP=False), "SAVE": False},
-            parts,
-        )
+        options |= {"MODE": "write", "FEW": few._replace(KEEP=False), "SAVE": False}
+        call(solver.kernel, pointers, numbers, options, parts)
     return saved
 
 

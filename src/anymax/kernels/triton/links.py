@@ -121,7 +121,7 @@ def share_of(x, a, b, k, r, FORM: tl.constexpr, FINE: tl.constexpr):
     "power": u = slope (x - a) + b with a the maximum, value u^P. "budget": u = (x - a) + b, clipped to [0, 1]; a is the edge. "edge": the
     same u, unclipped above, with a the fp32 number nearest to tau, so that u keeps its digits near 0, and value u^r. "any": value
     b (1 + w)^r with w = k (x - a), where b is the probability of the maximum a; FINE uses log1p, else the device's logarithm. The rate is
-    u^(r-1), and 1 within the clip of "budget"; for "any" it is value / (1 + w).
+    u^(r-1), and 1 within the clip of "budget"; for "any" it is value / (1 + w). "steep": as in `steep`, where k is q and r is c.
     """
     if FORM.LINK == "any":
         w = (x - a) * k
@@ -140,6 +140,8 @@ def share_of(x, a, b, k, r, FORM: tl.constexpr, FINE: tl.constexpr):
         rate = power(u, r - 1.0)
     elif FORM.LINK == "budget":
         value, rate = capped((x - a) + b)
+    elif FORM.LINK == "steep":
+        value, rate = steep(x, a, b, k, r, 1.0 / r)
     else:
         value, rate = whole_power(tl.maximum((x - a) * FORM.SLOPE + b, 0.0), FORM.P)
     return value, rate

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .links import expm1, log1p, share_of, steep
+from .links import expm1, log1p, share_of
 from .policy import aimed, class_of, finish, finish_empty, finish_gathered, lose, recall, remember, wanted
 from .search import kth
 from .thresholds import descent, fitted, positive_power, slope_and_power, solve
@@ -59,7 +59,7 @@ class Solved(NamedTuple):
 def emit(x, row, FORM: tl.constexpr):
     """p of a tile."""
     if FORM.LINK == "steep":
-        p, rate = steep(x, row.a, positive_power(row.s1, row.c), row.s1, row.c, 1.0 / row.c)
+        p, rate = share_of(x, row.a, positive_power(row.s1, row.c), row.s1, row.c, FORM, FORM.EXACT)
     else:
         p, rate = share_of(x, row.a, row.s1, fitted(row.s0, row.s1, row.c, row.r, FORM), row.r, FORM, FORM.EXACT)
     if FORM.NORM:

@@ -171,6 +171,18 @@ def by_budget(p, g, many, dot):
 
 
 @triton.jit
+def by_map(p, inside, g, c, low, a0, a1, high, powers, logs, tied, dot, b0, b1, MAP: tl.constexpr, FORM: tl.constexpr,
+           STEEP: tl.constexpr):  # fmt: skip
+    if MAP == "entmax":
+        low, a0, a1, b0, b1 = by_entmax(p, inside, g, c, low, a0, a1, b0, b1, FORM, STEEP)
+    elif MAP == "budget":
+        a0, a1 = by_budget(p, g, a0, a1)
+    else:
+        return by_norm(p, inside, g, c, low, a0, a1, high, powers, logs, tied, dot, b0, b1, STEEP)
+    return low, a0, a1, high, powers, logs, tied, dot, b0, b1
+
+
+@triton.jit
 def slope_rows(P, G, OUT, PARAMS, rows, n, span, d1, d2, p0, p1, p2, pc, g0, g1, g2, gc, param,
                MAP: tl.constexpr, FORM: tl.constexpr, STEEP: tl.constexpr, PER_ROW: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """Writes OUT [rows]; `param` is alpha - 1, or each row's in PARAMS (PER_ROW). A row with NaN in p or with an alpha out of its range is
@@ -194,25 +206,15 @@ def slope_rows(P, G, OUT, PARAMS, rows, n, span, d1, d2, p0, p1, p2, pc, g0, g1,
     a0, a1, b0, b1, powers, logs, tied, dot = none, none, none, none, none, none, none, none
     if TILE.WHOLE:
         p, inside, g = pair(pa, ga, 0, V, TILE)
-        if MAP == "entmax":
-            low, a0, a1, b0, b1 = by_entmax(p, inside, g, c, low, a0, a1, b0, b1, FORM, STEEP)
-        elif MAP == "normmax":
-            low, a0, a1, high, powers, logs, tied, dot, b0, b1 = by_norm(
-                p, inside, g, c, low, a0, a1, high, powers, logs, tied, dot, b0, b1, STEEP
-            )
-        else:
-            a0, a1 = by_budget(p, g, a0, a1)
+        low, a0, a1, high, powers, logs, tied, dot, b0, b1 = by_map(
+            p, inside, g, c, low, a0, a1, high, powers, logs, tied, dot, b0, b1, MAP, FORM, STEEP
+        )
     else:
         for begin in range(0, pa.n, TILE.K * TILE.L):
             p, inside, g = pair(pa, ga, begin, V, TILE)
-            if MAP == "entmax":
-                low, a0, a1, b0, b1 = by_entmax(p, inside, g, c, low, a0, a1, b0, b1, FORM, STEEP)
-            elif MAP == "normmax":
-                low, a0, a1, high, powers, logs, tied, dot, b0, b1 = by_norm(
-                    p, inside, g, c, low, a0, a1, high, powers, logs, tied, dot, b0, b1, STEEP
-                )
-            else:
-                a0, a1 = by_budget(p, g, a0, a1)
+            low, a0, a1, high, powers, logs, tied, dot, b0, b1 = by_map(
+                p, inside, g, c, low, a0, a1, high, powers, logs, tied, dot, b0, b1, MAP, FORM, STEEP
+            )
     if MAP == "entmax":
         out = of_entmax(c, low, a0, a1, b0, b1, STEEP)
     elif MAP == "normmax":

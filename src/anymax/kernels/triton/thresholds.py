@@ -13,8 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .links import bent, ground, log1p, share_of, steep
-from .search import kth
+from .links import bent, ground, log1p, share_of
+from .search import kth, probe
 from .tile import any_of, fetch, largest, per_lane, smallest, total, wide
 
 
@@ -188,40 +188,13 @@ def reach(x, tops, m, low, c, r, at, TILE: tl.constexpr):
 
 
 @triton.jit
-def steep_sums(x, tops, anchor, base, q, c, r, at, TILE: tl.constexpr, FINE: tl.constexpr):
-    """The sums of p and of dp/dq, and the size of the support."""
-    if TILE.WHOLE:
-        p, rate = steep(x, anchor, base, q, c, r)
-        size = total(tl.where(x >= anchor, 1.0, 0.0))
-        if FINE:
-            s0, s1 = wide(p), wide(rate)
-        else:
-            s0, s1 = total(p), total(rate)
-    else:
-        live = tops >= anchor
-        t0 = tl.zeros_like(tops)
-        t1 = tl.zeros_like(tops)
-        count = tl.zeros_like(tops)
-        if FINE:
-            t0, t1 = t0.to(tl.float64), t1.to(tl.float64)
-        for begin in range(0, at.n, TILE.K * TILE.L):
-            v = fetch(at, begin, live, TILE, True)
-            p, rate = steep(v, anchor, base, q, c, r)
-            t0 += tl.sum(p, 1, keep_dims=True).to(t0.dtype)
-            t1 += tl.sum(rate, 1, keep_dims=True).to(t1.dtype)
-            count += tl.sum(tl.where(v >= anchor, 1.0, 0.0), 1, keep_dims=True)
-        s0, s1, size = total(t0), total(t1), total(count)
-    return s0, s1, size
-
-
-@triton.jit
 def positive_power(q, c):
     """q^c, and about 0 for q = 0."""
     return tl.exp2(c * tl.log2(tl.maximum(q, 1.2e-38)))
 
 
 @triton.jit
-def anchored(x, tops, top, live, c, at, TILE: tl.constexpr):
+def anchored(x, tops, top, live, c, at, FORM: tl.constexpr, TILE: tl.constexpr):
     """(anchor, q, lost): the smallest supported score and its probability. A score is supported if the scores above it have a mass below 1
     with the threshold at that score; such scores lie within 1/c of the maximum."""
     r = 1.0 / c
@@ -240,17 +213,16 @@ def anchored(x, tops, top, live, c, at, TILE: tl.constexpr):
         low = tl.where(go & (inside == 0), m, low)
         go = go & (next_ > low)
         turn += 1
-    _, _, size = steep_sums(x, tops, anchor, anchor * 0.0, anchor * 0.0, c, r, at, TILE, False)
-    q = 1.0 / tl.maximum(size, 1.0)
+    q = 1.0 / tl.maximum(probe(x, tops, top, anchor, at, "count", TILE), 1.0)
     go = live
     turn = 0
     while any_of(go) & (turn < 60):
-        s0, s1, _ = steep_sums(x, tops, anchor, positive_power(q, c), q, c, r, at, TILE, False)
+        s0, s1 = sums(x, tops, anchor, positive_power(q, c), q, c, at, FORM, TILE, False)
         excess = s0 - 1.0
         q = tl.where(go, q - tl.minimum(over(excess, s1), 0.999 * q), q)
         go = go & (tl.abs(excess) > 1e-6) & (q > 1e-30)
         turn += 1
-    s0, s1, _ = steep_sums(x, tops, anchor, positive_power(q, c), q, c, r, at, TILE, True)
+    s0, s1 = sums(x, tops, anchor, positive_power(q, c), q, c, at, FORM, TILE, True)
     return anchor, q, over((s0 - 1.0).to(tl.float32), s1.to(tl.float32))
 
 
@@ -275,7 +247,7 @@ def solve(x, tops, a, top, live, param, at, FORM: tl.constexpr, TILE: tl.constex
         s0, s1, s2 = bracketed(x, tops, top, live, param, at, FORM, TILE)
         s3 = s2 * 0.0
     elif FORM.LINK == "steep":
-        s0, s1, s2 = anchored(x, tops, top, live, param, at, TILE)
+        s0, s1, s2 = anchored(x, tops, top, live, param, at, FORM, TILE)
         s3 = s2 * 0.0
     elif FORM.LINK == "edge":
         s0, s1, s2, norm = edged(x, tops, top, live, r, at, FORM, TILE)
