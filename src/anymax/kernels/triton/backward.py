@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .links import sensitivity, taylor
+from .links import over, sensitivity, taylor
 from .tile import (
     alone,
     as_scalar,
@@ -21,6 +21,7 @@ from .tile import (
     lanes,
     largest,
     output,
+    parameter,
     per_lane,
     put,
     read_lanes,
@@ -79,6 +80,12 @@ def parts(p, g, anchor, e, SENSE: tl.constexpr):
 
 
 @triton.jit
+def pulled(p, s, h, SENSE: tl.constexpr):
+    """What `dot` sums."""
+    return h if SENSE == "log" else (p * h if SENSE == "norm" else s * h)
+
+
+@triton.jit
 def slope_of(x, p, scale, share, SENSE: tl.constexpr, ORDER: tl.constexpr):
     """u'(x) / Z of a ratio map."""
     if SENSE == "taylor":
@@ -103,10 +110,9 @@ def few_lanes(
     held = ok & ((p <= 0.0) == 0)
     g = tl.where(held, g, 0.0)
     s, h = parts(p, g, 0.0, 1.0 - c, SENSE)
-    rate, dot = wide(s).to(tl.float32), wide(s * h).to(tl.float32)
+    rate, dot = wide(s).to(tl.float32), wide(pulled(p, s, h, SENSE)).to(tl.float32)
     norm, cross = rate, rate
     if SENSE == "norm":
-        dot = wide(p * h).to(tl.float32)
         norm = wide(lifted(p, c)).to(tl.float32)
         cross = wide(s * (h - dot)).to(tl.float32)
     out = product(p, p, s, h, rate, dot, norm, cross, c, 1.0, 1.0, SENSE, 0)
@@ -131,7 +137,7 @@ def backward_parts(P, G, SUMS, COUNT, rows, n, span, d1, d2, p0, p1, p2, pc, g0,
             p, g = pair(pa, ga, begin, SENSE, True, TILE)
             s, h = parts(p, g, 0.0, e, SENSE)
             rate += tl.sum(s, 1, keep_dims=True).to(tl.float64)
-            dot += tl.sum(h if SENSE == "log" else s * h, 1, keep_dims=True).to(tl.float64)
+            dot += tl.sum(pulled(p, s, h, SENSE), 1, keep_dims=True).to(tl.float64)
         to = SUMS + (mine.row.to(tl.int64) * FEW.PARTS + tl.program_id(1)) * 2
         tl.store(to, total(rate))
         tl.store(to + 1, total(dot))
@@ -157,7 +163,7 @@ def all_lanes(xa, pa, ga, to, SUMS, row, first, part, c, SENSE: tl.constexpr, OR
             scale = 1.0 / tl.maximum(0.25 * largest(tl.abs(sound)), 1.0)
             u, _ = taylor(sound, scale, ORDER)
             z = summed(tl.where(x > float("-inf"), u, 0.0), EXACT)
-            share = tl.where(z > 0.0, 1.0 / tl.where(z > 0.0, z, 1.0), 0.0)
+            share = over(1.0, z)
         if STEEP:
             s, _ = parts(p, g, anchor, e, SENSE)
             most = largest(s)
@@ -165,8 +171,7 @@ def all_lanes(xa, pa, ga, to, SUMS, row, first, part, c, SENSE: tl.constexpr, OR
             peak = smallest(tl.where((s == most) & there(pa, cols, TILE.SHIFT), cols, n))
             anchor = total(tl.where(cols == peak, g, 0.0))
         s, h = parts(p, g, anchor, e, SENSE)
-        rate = summed(s, EXACT)
-        dot = summed(h if SENSE == "log" else (p * h if SENSE == "norm" else s * h), EXACT)
+        rate, dot = summed(s, EXACT), summed(pulled(p, s, h, SENSE), EXACT)
         norm, cross = rate, rate
         if SENSE == "norm":
             norm = summed(lifted(p, c), EXACT)
@@ -203,8 +208,7 @@ def all_lanes(xa, pa, ga, to, SUMS, row, first, part, c, SENSE: tl.constexpr, OR
                 p, g = pair(pa, ga, begin, SENSE, True, TILE)
                 s, h = parts(p, g, anchor, e, SENSE)
                 rate_ += tl.sum(s, 1, keep_dims=True).to(tl.float64)
-                more = h if SENSE == "log" else (p * h if SENSE == "norm" else s * h)
-                dot_ += tl.sum(more, 1, keep_dims=True).to(tl.float64)
+                dot_ += tl.sum(pulled(p, s, h, SENSE), 1, keep_dims=True).to(tl.float64)
                 if SENSE == "norm":
                     norm_ += tl.sum(lifted(p, c), 1, keep_dims=True).to(tl.float64)
                 if SENSE == "taylor":
@@ -215,7 +219,7 @@ def all_lanes(xa, pa, ga, to, SUMS, row, first, part, c, SENSE: tl.constexpr, OR
             rate, dot, norm = total(rate_).to(tl.float32), total(dot_).to(tl.float32), total(norm_).to(tl.float32)
         cross = rate
         if SENSE == "taylor":
-            share = tl.where(norm > 0.0, 1.0 / tl.where(norm > 0.0, norm, 1.0), 0.0)
+            share = over(1.0, norm)
         if SENSE == "norm":
             cross_ = per_lane(0.0, TILE, tl.float64)
             for begin in range(0, n, TILE.K * TILE.L):
@@ -246,10 +250,7 @@ def backward_rows(X, P, G, OUT, PARAMS, LIST, COUNT, SUMS, PTR, IDS,
     mine = rows_of(PTR, IDS, slots, n, d1, d2, TILE)
     xa, pa = alone(mine, X, x0, x1, x2, xc, TILE), alone(mine, P, p0, p1, p2, pc, TILE)
     ga, to = alone(mine, G, g0, g1, g2, gc, TILE), output(mine, OUT, o0, o1, o2, oc, TILE)
-    if PER_ROW:
-        c = tl.load(PARAMS + mine.row, mask=mine.valid, other=1.0)
-    else:
-        c = tl.zeros(mine.row.shape, tl.float32) + param
+    c = parameter(PARAMS, param, mine, PER_ROW)
     first = tl.program_id(1) * part
     few: tl.constexpr = 1
     if FEW.FEW > 0:

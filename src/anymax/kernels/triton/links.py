@@ -37,6 +37,12 @@ def quick_exp(x):
 
 
 @triton.jit
+def over(a, b):
+    """a / b, or 0 where b is not positive."""
+    return tl.where(b > 0.0, a / tl.where(b > 0.0, b, 1.0), 0.0)
+
+
+@triton.jit
 def log1p(w):
     """log(1 + w) to 2 ulp for w > -1; a GPU's own logarithm has few digits near 1. `1 + w = 2^k m` with m in [0.7, 1.42). The rounding
     error of 1 + w goes into f = m - 1; log(1 + f) = 2 artanh(f / (2 + f))."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .links import law
-from .tile import alone, fetch, operand, output, per_class, per_lane, put, rows_of, survey, total, wide
+from .links import law, over
+from .tile import alone, fetch, operand, output, parameter, per_class, per_lane, put, rows_of, survey, total, wide
 
 FAR_BELOW = tl.constexpr(-1e15)
 LEAST_SCALE = tl.constexpr(1e-37)  # its reciprocal is a float
@@ -91,7 +91,7 @@ def perturb_rows(X, M, P, G, OUT, NODES, SCALES,
     pa, ga = alone(mine, P, p0, p1, p2, pc, PLAIN), alone(mine, G, g0, g1, g2, gc, PLAIN)
     x, _, top, bad = survey(at, to, None, TILE)
     if PER_ROW:
-        scale = tl.load(SCALES + row, mask=valid, other=1.0)
+        scale = parameter(SCALES, scale, mine, PER_ROW)
         bad = bad | (scale != scale)
         scale = tl.where(scale == scale, tl.maximum(scale, LEAST_SCALE), 1.0)
     top = tl.where((top == float("-inf")) | bad, 0.0, top)
@@ -135,7 +135,7 @@ def perturb_rows(X, M, P, G, OUT, NODES, SCALES,
             if BACK:
                 tl.store(weights + 2 * i + 1, (mass * total(a2)).to(tl.float32), mask=valid)
         norm += mass * sum_h
-    share = tl.where(norm > 0.0, 1.0 / tl.where(norm > 0.0, norm, 1.0), 0.0).to(tl.float32)
+    share = over(1.0, norm).to(tl.float32)
     if BACK:
         share = share / scale
     if TILE.WHOLE:

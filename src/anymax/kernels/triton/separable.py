@@ -29,6 +29,7 @@ from .tile import (
     gather,
     operand,
     output,
+    parameter,
     per_lane,
     read_lanes,
     rows_of,
@@ -148,10 +149,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
     mine = rows_of(PTR, IDS, slots, n, d1, d2, TILE)
     row, valid = mine.row, mine.valid
     at = operand(mine, X, x0, x1, x2, xc, M, m0, m1, m2, mc, TILE)
-    if FORM.PER_ROW:
-        par = tl.load(PARAMS + row, mask=valid, other=1.0)
-    else:
-        par = tl.zeros(row.shape, tl.float32) + param
+    par = parameter(PARAMS, param, mine, FORM.PER_ROW)
     sound = par == par
     if FORM.PER_ROW and not FORM.NORM and FORM.LINK != "budget":
         sound = par > -1.0

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import alone, fetch, largest, rows_of, smallest, total
+from .tile import alone, fetch, largest, parameter, rows_of, smallest, total
 
 LN_2 = tl.constexpr(0.6931471805599453)
 BELOW_ALL = tl.constexpr(-1e4)  # the logarithm of no number
@@ -188,12 +188,8 @@ def slope_rows(P, G, OUT, PARAMS, rows, n, span, d1, d2, p0, p1, p2, pc, g0, g1,
     """Writes OUT [rows]; `param` is alpha - 1, or each row's in PARAMS (PER_ROW). A row with NaN in p or with an alpha out of its range is
     NaN, one of zeros 0. STEEP: alpha may be above 2. FORM: as `link_rate` takes it."""
     mine = rows_of(P, P, rows, n, d1, d2, TILE)
-    row, valid = mine.row, mine.valid
     pa, ga = alone(mine, P, p0, p1, p2, pc, TILE), alone(mine, G, g0, g1, g2, gc, TILE)
-    if PER_ROW:
-        c = tl.load(PARAMS + row, mask=valid, other=1.0)
-    else:
-        c = tl.zeros(row.shape, tl.float32) + param
+    c = parameter(PARAMS, param, mine, PER_ROW)
     bad = (c > (0.0 if MAP == "normmax" else -1.0)) == 0
     c = tl.where(bad, 1.0, tl.minimum(c, FLAT))
     R: tl.constexpr = TILE.R
@@ -222,4 +218,4 @@ def slope_rows(P, G, OUT, PARAMS, rows, n, span, d1, d2, p0, p1, p2, pc, g0, g1,
     else:
         many = total(a0)
         out = total(a1) / tl.where(many == 0.0, 1.0, many)
-    tl.store(OUT + row, tl.where(bad, float("nan"), out.to(tl.float32)), mask=valid)
+    tl.store(OUT + mine.row, tl.where(bad, float("nan"), out.to(tl.float32)), mask=mine.valid)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .links import bent, ground, log1p, share_of
+from .links import bent, ground, log1p, over, share_of
 from .search import kth, probe
 from .tile import any_of, fetch, largest, per_lane, smallest, total, wide
 
@@ -49,12 +49,6 @@ def sums(x, tops, a, b, k, r, at, FORM: tl.constexpr, TILE: tl.constexpr, FINE: 
             t1 += tl.sum(rate, 1, keep_dims=True).to(t1.dtype)
         s0, s1 = total(t0), total(t1)
     return s0, s1
-
-
-@triton.jit
-def over(a, b):
-    """a / b, or 0 where b is not positive."""
-    return tl.where(b > 0.0, a / tl.where(b > 0.0, b, 1.0), 0.0)
 
 
 @triton.jit

@@ -178,6 +178,15 @@ def first_of(rows, s0, s1, s2, sc, TILE: tl.constexpr):
 
 
 @triton.jit
+def parameter(PARAMS, param, rows, PER_ROW: tl.constexpr):
+    """The parameter of each row: `param`, or its own."""
+    if PER_ROW:
+        return tl.load(PARAMS + rows.row, mask=rows.valid, other=1.0)
+    else:
+        return tl.zeros(rows.row.shape, tl.float32) + param
+
+
+@triton.jit
 def step(cols, stride, INT64: tl.constexpr):
     """The offset of each class within its row; INT64: it may exceed 2^31, so it is computed in 64 bits."""
     if INT64:

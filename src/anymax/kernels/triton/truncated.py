@@ -25,6 +25,7 @@ from .tile import (
     lanes,
     operand,
     output,
+    parameter,
     per_lane,
     read_lanes,
     rows_of,
@@ -136,10 +137,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
     mine = rows_of(PTR, IDS, slots, n, d1, d2, TILE)
     row, valid = mine.row, mine.valid
     at = operand(mine, X, x0, x1, x2, xc, M, m0, m1, m2, mc, TILE)
-    if PER_ROW:
-        par = tl.load(PARAMS + row, mask=valid, other=1.0)
-    else:
-        par = tl.zeros(row.shape, tl.float32) + param
+    par = parameter(PARAMS, param, mine, PER_ROW)
     WRITES: tl.constexpr = MODE == "p" or MODE == "log"
     NOTHING: tl.constexpr = float("-inf") if LOGS else 0.0
     small: tl.constexpr = False
