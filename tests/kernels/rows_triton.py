@@ -762,9 +762,9 @@ def test_the_gradient_of_a_loss_from_the_lanes_that_it_found(case, form):
         saved = engine.ENGINE.index_loss(mapped(case), x, t, save=True, ignored=-100).saved
         grad = lambda state: engine.ENGINE.index_loss_grad(mapped(case), x, t, scale, state, ignored=-100)  # noqa: E731
         got, want = grad(saved), grad(saved.state)
-        counts = saved.memory[saved.first + 5 * saved.few :]
+        counts = saved.memory[saved.first + 5 * saved.few.FEW :]
         if not REAL:
-            assert (counts[:3] <= saved.few).any()
+            assert (counts[:3] <= saved.few.FEW).any()
         spoilt = saved.memory.clone()
         spoilt[saved.first :] = -(2**30)  # what a hook may give back leads out of no memory
         assert grad(saved._replace(memory=spoilt)).shape == x.shape

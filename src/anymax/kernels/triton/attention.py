@@ -350,12 +350,10 @@ def _common(
         job.offset, max(job.left, 0), max(job.right, 0), float(job.scale), float(job.softcap or 1.0), float(job.param),
         float(job.dropout_p),
     )  # fmt: skip
-    options = {
-        "FORM": Form(_link(job, q), job.power, 1.0 / job.power, PER_ROW=param is not None),
-        "VIEW": View(
-            job.causal, job.left >= 0, job.right >= 0, ranges is not None, job.softcap > 0.0, job.alibi, job.sink,
-            *(a is not None for a in four), job.dropout_p > 0.0, _folds(job, arrays),
-        ),
-        "D": _features(q), "E": _features(v),
-    }  # fmt: skip
-    return common, options
+    form = Form(_link(job, q), job.power, 1.0 / job.power, PER_ROW=param is not None)
+    bias, add, keep = (a is not None for a in four)
+    view = View(
+        job.causal, job.left >= 0, job.right >= 0, ranges is not None, job.softcap > 0.0, job.alibi, job.sink, bias, add, keep,
+        job.dropout_p > 0.0, _folds(job, arrays),
+    )  # fmt: skip
+    return common, {"FORM": form, "VIEW": view, "D": _features(q), "E": _features(v)}
